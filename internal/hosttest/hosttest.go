@@ -1,0 +1,129 @@
+// Package hosttest serves tests that need a real host: root, a kernel, and the
+// promise that nothing is left behind.
+package hosttest
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+)
+
+// Root skips t unless SANDBOXD_TEST=root is set; then a missing prerequisite
+// is a failure, not a skip.
+func Root(t testing.TB) {
+	t.Helper()
+	if os.Getenv("SANDBOXD_TEST") != "root" {
+		t.Skip("needs root and SANDBOXD_TEST=root")
+	}
+	if os.Geteuid() != 0 {
+		t.Fatal("SANDBOXD_TEST=root is set, but this is not root")
+	}
+}
+
+// Leaks notes what the host holds for inst and checks, when t ends, that
+// nothing was added: links, namespaces, mounts, cgroups, chains, sets, loop
+// devices, processes. It hangs on the constructor of every environment, so
+// that nobody forgets it. Call it before anything that registers a Cleanup
+// which removes things.
+func Leaks(t testing.TB, inst instance.Instance) {
+	t.Helper()
+	before := Held(inst)
+	t.Cleanup(func() {
+		deadline := time.Now().Add(5 * time.Second)
+		var extra []string
+		for {
+			extra = added(before, Held(inst))
+			if len(extra) == 0 {
+				return
+			}
+			if time.Now().After(deadline) {
+				break
+			}
+			time.Sleep(50 * time.Millisecond) // the kernel frees links and loop devices late, without an event
+		}
+		t.Errorf("left on the host:\n%s", strings.Join(extra, "\n"))
+	})
+}
+
+func added(before, after []string) (extra []string) {
+	had := map[string]bool{}
+	for _, s := range before {
+		had[s] = true
+	}
+	for _, s := range after {
+		if !had[s] {
+			extra = append(extra, s)
+		}
+	}
+	return extra
+}
+
+// Held lists everything on the host that carries a name of inst, one per line,
+// sorted.
+func Held(inst instance.Instance) []string {
+	var held []string
+	links, _ := filepath.Glob("/sys/class/net/" + inst.LinkPrefix() + "*")
+	for _, l := range links {
+		held = append(held, "link "+filepath.Base(l))
+	}
+	run, state := inst.RunDir(), inst.StateDir()
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		if f := strings.Fields(line); len(f) > 4 && (under(f[4], run) || under(f[4], state)) {
+			held = append(held, "mount "+f[4])
+		}
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		groups, _ := filepath.Glob(pattern + inst.CgroupRoot() + "/*")
+		for _, g := range groups {
+			if fi, err := os.Stat(g); err == nil && fi.IsDir() {
+				held = append(held, "cgroup "+g)
+			}
+		}
+	}
+	for _, table := range []string{"raw", "mangle", "nat", "filter"} {
+		for line := range bytes.Lines(output("iptables", "-w", "-t", table, "-S")) {
+			if bytes.Contains(line, []byte(inst.Chain(""))) {
+				held = append(held, "rule "+table+" "+strings.TrimSpace(string(line)))
+			}
+		}
+	}
+	for line := range bytes.Lines(output("ipset", "list", "-n")) {
+		if bytes.HasPrefix(line, []byte(inst.Set(""))) {
+			held = append(held, "set "+strings.TrimSpace(string(line)))
+		}
+	}
+	held = append(held, processes(run, state)...)
+	sort.Strings(held)
+	return held
+}
+
+func under(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+
+func output(name string, args ...string) []byte {
+	out, _ := exec.Command(name, args...).Output()
+	return out
+}
+
+// processes lists processes whose arguments name a directory of the instance.
+func processes(dirs ...string) (held []string) {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, p := range lines {
+		b, _ := os.ReadFile(p)
+		args := strings.Split(strings.TrimRight(string(b), "\x00"), "\x00")
+		for _, a := range args {
+			if under(strings.TrimPrefix(a, "--root="), dirs[0]) || under(a, dirs[1]) {
+				held = append(held, "process "+filepath.Base(filepath.Dir(p))+" "+strings.Join(args, " "))
+				break
+			}
+		}
+	}
+	return held
+}
