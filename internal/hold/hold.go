@@ -4,7 +4,7 @@
 package hold
 
 import (
-	_ "github.com/BurntSushi/toml"
+	_ "github.com/pelletier/go-toml/v2"
 	_ "github.com/bmatcuk/doublestar/v4"
 	_ "github.com/containerd/cgroups/v3"
 	_ "github.com/containerd/cgroups/v3/cgroup1"

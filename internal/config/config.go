@@ -1,0 +1,317 @@
+// Package config reads the daemon's one configuration file.
+//
+// The defaults are a file too, default.toml, embedded and printed by
+// `sandboxd config init`: value and reason stand beside each other there. A
+// user's file is read over it, strictly.
+package config
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+)
+
+//go:embed default.toml
+var defaults []byte
+
+// Insecure is what listen.insecure must say to serve TCP without a key.
+const Insecure = "anyone who can connect may run code"
+
+// Config is the configuration of a daemon, as default.toml describes it.
+type Config struct {
+	InstanceName string  `toml:"instance"`
+	StateDir     string  `toml:"state_dir"`
+	RunDir       string  `toml:"run_dir"`
+	LibexecDir   string  `toml:"libexec_dir"`
+	RecipesDir   string  `toml:"recipes_dir"`
+	Listen       Listen  `toml:"listen"`
+	Storage      Storage `toml:"storage"`
+	Network      Network `toml:"network"`
+	Runtime      Runtime `toml:"runtime"`
+	Defaults     Guest   `toml:"defaults"`
+	Limits       Limits  `toml:"limits"`
+	Log          Log     `toml:"log"`
+
+	// Instance is InstanceName, checked.
+	Instance instance.Instance `toml:"-"`
+}
+
+// Listen says where the API is served and to whom.
+type Listen struct {
+	Socket        string `toml:"socket"`
+	SocketGroup   string `toml:"socket_group"`
+	TCP           string `toml:"tcp"`
+	APIKeyFile    string `toml:"api_key_file"`
+	Insecure      string `toml:"insecure"`
+	PublicAddress string `toml:"public_address"`
+}
+
+// Storage is the pool that holds what sandboxes write.
+type Storage struct {
+	Pool     string `toml:"pool"`
+	PoolSize Size   `toml:"pool_size"`
+}
+
+// Network is the addresses of sandboxes and their resolvers.
+type Network struct {
+	AddressPool string   `toml:"address_pool"`
+	Upstreams   []string `toml:"upstreams"`
+
+	Pool      netip.Prefix     `toml:"-"` // AddressPool, checked
+	Resolvers []netip.AddrPort `toml:"-"` // Upstreams, checked
+}
+
+// Runtime is how sandboxes are started.
+type Runtime struct {
+	Default       string   `toml:"default"`
+	RunscHeadroom Size     `toml:"runsc_headroom"`
+	StartTimeout  Duration `toml:"start_timeout"`
+}
+
+// Guest is what a sandbox gets that asks for nothing.
+type Guest struct {
+	Memory  Size   `toml:"memory"`
+	CPU     CPU    `toml:"cpu"`
+	Pids    int64  `toml:"pids"`
+	Disk    Size   `toml:"disk"`
+	Network string `toml:"network"`
+}
+
+// Limits bound the host's load.
+type Limits struct {
+	MaxSandboxes int      `toml:"max_sandboxes"`
+	MaxTimeout   Duration `toml:"max_timeout"`
+	RetainEnded  Duration `toml:"retain_ended"`
+}
+
+// Log is how much the daemon says.
+type Log struct {
+	Level string `toml:"level"`
+}
+
+// Default returns the text of the default configuration.
+func Default() []byte { return defaults }
+
+// Load reads path over the defaults; an empty path is the defaults alone.
+// The error names every problem at once.
+func Load(path string) (*Config, error) {
+	c := &Config{}
+	if err := decode(defaults, "default.toml", c); err != nil {
+		return nil, err
+	}
+	if path != "" {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("read configuration: %w", err)
+		}
+		if err := decode(b, path, c); err != nil {
+			return nil, err
+		}
+	}
+	if err := c.validate(); err != nil {
+		return nil, fmt.Errorf("configuration %s:\n%w", path, err)
+	}
+	return c, nil
+}
+
+func decode(b []byte, name string, c *Config) error {
+	err := toml.NewDecoder(strings.NewReader(string(b))).DisallowUnknownFields().Decode(c)
+	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok {
+		return fmt.Errorf("configuration %s: unknown key; `sandboxd config init` prints all there are:\n%s", name, strict.String())
+	}
+	if bad, ok := errors.AsType[*toml.DecodeError](err); ok {
+		return fmt.Errorf("configuration %s:\n%s", name, bad.String())
+	}
+	if err != nil {
+		return fmt.Errorf("configuration %s: %w", name, err)
+	}
+	return nil
+}
+
+// validate fills what derives from the instance and reports every problem.
+func (c *Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
+
+	var err error
+	if c.Instance, err = instance.Parse(c.InstanceName); err != nil {
+		return err // everything below derives from it
+	}
+	if c.StateDir == "" {
+		c.StateDir = c.Instance.StateDir()
+	}
+	if c.RunDir == "" {
+		c.RunDir = c.Instance.RunDir()
+	}
+	if c.Listen.Socket == "" {
+		c.Listen.Socket = filepath.Join(c.RunDir, "sandboxd.sock")
+	}
+	for name, dir := range map[string]string{
+		"state_dir": c.StateDir, "run_dir": c.RunDir, "libexec_dir": c.LibexecDir,
+		"recipes_dir": c.RecipesDir, "listen.socket": c.Listen.Socket,
+	} {
+		if !filepath.IsAbs(dir) {
+			bad("%s = %q: want an absolute path", name, dir)
+		}
+	}
+	if within(c.LibexecDir, c.StateDir) || within(c.StateDir, c.LibexecDir) {
+		bad("libexec_dir %s and state_dir %s lie in each other: keep them apart", c.LibexecDir, c.StateDir)
+	}
+	c.validateListen(bad)
+	c.validateNetwork(bad)
+	switch c.Storage.Pool {
+	case "auto", "btrfs-loop", "plain":
+	default:
+		bad("storage.pool = %q: want auto, btrfs-loop or plain", c.Storage.Pool)
+	}
+	if c.Storage.PoolSize < 256<<20 {
+		bad("storage.pool_size = %d: want at least 256Mi", c.Storage.PoolSize)
+	}
+	if c.Runtime.Default != "runsc" && c.Runtime.Default != "runc" {
+		bad("runtime.default = %q: want runsc or runc", c.Runtime.Default)
+	}
+	if c.Runtime.StartTimeout <= 0 {
+		bad("runtime.start_timeout: want more than 0")
+	}
+	if c.Defaults.Memory < 64<<20 || c.Defaults.CPU <= 0 || c.Defaults.Pids <= 0 || c.Defaults.Disk < 0 {
+		bad("defaults: want memory ≥ 64Mi, cpu > 0, pids > 0, disk ≥ 0")
+	}
+	switch c.Defaults.Network {
+	case "none", "rules", "open":
+	default:
+		bad("defaults.network = %q: want none, rules or open", c.Defaults.Network)
+	}
+	if n := c.Limits.MaxSandboxes; n < 1 || n > instance.MaxSlots {
+		bad("limits.max_sandboxes = %d: want 1 to %d", n, instance.MaxSlots)
+	}
+	switch c.Log.Level {
+	case "debug", "info", "warn", "error":
+	default:
+		bad("log.level = %q: want debug, info, warn or error", c.Log.Level)
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Config) validateListen(bad func(string, ...any)) {
+	l := c.Listen
+	if l.Insecure != "" && l.Insecure != Insecure {
+		bad("listen.insecure: to serve TCP without a key it must say %q", Insecure)
+	}
+	if l.TCP == "" {
+		return
+	}
+	if _, err := netip.ParseAddrPort(l.TCP); err != nil {
+		bad("listen.tcp = %q: want address:port, as 127.0.0.1:8080", l.TCP)
+	}
+	if l.APIKeyFile == "" && l.Insecure == "" {
+		bad("listen.tcp needs listen.api_key_file, because whoever reaches it may run code; make one with: (umask 077; openssl rand -hex 32 >/etc/sandboxd/api-key)")
+	}
+}
+
+func (c *Config) validateNetwork(bad func(string, ...any)) {
+	n := &c.Network
+	n.Pool = c.Instance.Pool()
+	if n.AddressPool != "" {
+		p, err := netip.ParsePrefix(n.AddressPool)
+		if err != nil || !p.Addr().Is4() || p.Bits() > 20 {
+			bad("network.address_pool = %q: want an IPv4 prefix of at most /20", n.AddressPool)
+		}
+		n.Pool = p.Masked()
+	}
+	for _, s := range n.Upstreams {
+		if a, err := netip.ParseAddr(s); err == nil {
+			n.Resolvers = append(n.Resolvers, netip.AddrPortFrom(a, 53))
+		} else if ap, err := netip.ParseAddrPort(s); err == nil {
+			n.Resolvers = append(n.Resolvers, ap)
+		} else {
+			bad("network.upstreams: %q: want an address or address:port", s)
+		}
+	}
+}
+
+// APIKeys reads the API keys, one in each line; none if no file is named.
+func (c *Config) APIKeys() ([]string, error) {
+	if c.Listen.APIKeyFile == "" {
+		return nil, nil
+	}
+	fi, err := os.Stat(c.Listen.APIKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("read API keys: %w", err)
+	}
+	if fi.Mode().Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("read API keys: %s may be read by others (mode %04o): chmod 600 it", c.Listen.APIKeyFile, fi.Mode().Perm())
+	}
+	b, err := os.ReadFile(c.Listen.APIKeyFile)
+	if err != nil {
+		return nil, fmt.Errorf("read API keys: %w", err)
+	}
+	keys := strings.Fields(string(b))
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("read API keys: %s is empty", c.Listen.APIKeyFile)
+	}
+	return keys, nil
+}
+
+func within(path, dir string) bool {
+	rel, err := filepath.Rel(dir, path)
+	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
+}
+
+// Size is a number of bytes, written as "512Mi".
+type Size int64
+
+// UnmarshalText reads a whole number with an optional Ki, Mi, Gi or Ti.
+func (s *Size) UnmarshalText(b []byte) error {
+	text, unit := string(b), int64(1)
+	for suffix, u := range map[string]int64{"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40} {
+		if t, ok := strings.CutSuffix(text, suffix); ok {
+			text, unit = t, u
+		}
+	}
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 || n > (1<<62)/unit {
+		return fmt.Errorf("size %q: want a whole number with Ki, Mi, Gi or Ti", b)
+	}
+	*s = Size(n * unit)
+	return nil
+}
+
+// CPU is thousandths of a core, written as "500m", "1" or "0.5".
+type CPU int64
+
+// UnmarshalText reads cores, or thousandths of one with the suffix m.
+func (c *CPU) UnmarshalText(b []byte) error {
+	text, unit := string(b), 1000.0
+	if t, ok := strings.CutSuffix(text, "m"); ok {
+		text, unit = t, 1
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(f > 0) || f*unit > 1e6 {
+		return fmt.Errorf("cpu %q: want cores as 1 or 0.5, or thousandths as 500m", b)
+	}
+	*c = CPU(f * unit)
+	return nil
+}
+
+// Duration is a time.Duration, written as "90s".
+type Duration time.Duration
+
+// UnmarshalText reads Go's form of a duration.
+func (d *Duration) UnmarshalText(b []byte) error {
+	v, err := time.ParseDuration(string(b))
+	if err != nil || v < 0 {
+		return fmt.Errorf("duration %q: want one as 90s, 30m or 1h", b)
+	}
+	*d = Duration(v)
+	return nil
+}
