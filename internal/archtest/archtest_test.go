@@ -1,0 +1,212 @@
+// Package archtest holds the house rules that a compiler does not: who may
+// import whom, which package alone may touch a dependency, and how large a
+// file or a function may grow. Each rule says its reason.
+package archtest
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/sandboxd/sandboxd/"
+
+// layers lists the packages of the plan from the ground up; an import must
+// point to a lower layer. Packages of one layer do not know one another, so
+// that each can be read, tested and replaced alone. A path stands for what is
+// below it too, the longest match counts.
+var layers = [][]string{
+	0: {"internal/instance", "internal/keylock", "internal/cleanup", "internal/failpoint", "pkg/errs"},
+	1: {"pkg/sandbox/record", "internal/hosttest"},
+	2: {"pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image", "pkg/agent", "pkg/store"},
+	3: {"pkg/sandbox"},
+	4: {"pkg/expiry"},
+	5: {"pkg/api", "api"},
+	6: {"pkg/client", "internal/config"},
+	7: {"internal/daemon"},
+	8: {"cmd", "test"},
+}
+
+// walls names, for a dependency, the only packages that may import it.
+var walls = []struct {
+	dep     string
+	allowed []string
+	reason  string
+}{
+	{"github.com/vishvananda/netlink", []string{"pkg/netns", "pkg/egress"}, "links and sets are changed in one place each"},
+	{"github.com/coreos/go-iptables", []string{"pkg/egress"}, "one owner of the chains"},
+	{"github.com/containerd/cgroups", []string{"pkg/cgroups"}, "two libraries never write one cgroup"},
+	{"go.etcd.io/bbolt", []string{"pkg/store"}, "one owner of the schema"},
+	{"github.com/opencontainers/runc", []string{"cmd/sandboxd-runc"}, "libcontainer is cgo, and its init re-executes the binary that links it"},
+	{"github.com/spf13/cobra", []string{"cmd/sandboxctl", "cmd/sandboxd"}, "flags are the programs' business"},
+	{"github.com/miekg/dns", []string{"pkg/egress"}, "hostile DNS is parsed in one place"},
+	{"gvisor.dev/gvisor", nil, "tools/runsc holds the only pin"},
+}
+
+// sandboxctl must stay a client: what it can do, any client can.
+var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent"}
+
+const (
+	maxFile     = 500 // lines
+	maxFunction = 95  // lines
+	maxManager  = 20  // exported methods
+)
+
+type source struct {
+	dir, path string // relative to the module
+	file      *ast.File
+	set       *token.FileSet
+}
+
+func sources(t *testing.T) (all []source) {
+	t.Helper()
+	root := "../.."
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(root, p)
+		if d.IsDir() && (strings.HasPrefix(d.Name(), ".") && p != root || rel == "build" || rel == "tools" || d.Name() == "testdata") {
+			return filepath.SkipDir
+		}
+		if !strings.HasSuffix(p, ".go") {
+			return nil
+		}
+		set := token.NewFileSet()
+		f, err := parser.ParseFile(set, p, nil, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		all = append(all, source{filepath.Dir(rel), rel, f, set})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) < 20 {
+		t.Fatalf("found only %d files: archtest looks in the wrong place", len(all))
+	}
+	return all
+}
+
+func (s source) test() bool { return strings.HasSuffix(s.path, "_test.go") }
+
+func covers(rule, dir string) bool { return dir == rule || strings.HasPrefix(dir, rule+"/") }
+
+// layerOf returns the layer and the rule that a package falls under.
+func layerOf(dir string) (layer int, rule string) {
+	layer = -1
+	for l, rules := range layers {
+		for _, r := range rules {
+			if covers(r, dir) && len(r) > len(rule) {
+				layer, rule = l, r
+			}
+		}
+	}
+	return layer, rule
+}
+
+func TestLayers(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test() || s.dir == "internal/archtest" || s.dir == "internal/hold" {
+			continue
+		}
+		from, fromRule := layerOf(s.dir)
+		if from < 0 {
+			t.Errorf("%s: package %s stands in no layer; name it in archtest", s.path, s.dir)
+			continue
+		}
+		for _, imp := range s.file.Imports {
+			dep, ok := strings.CutPrefix(strings.Trim(imp.Path.Value, `"`), module)
+			if !ok {
+				continue
+			}
+			to, toRule := layerOf(dep)
+			if to > from || to == from && toRule != fromRule {
+				t.Errorf("%s (layer %d) imports %s (layer %d): imports point down, and neighbours do not know one another", s.path, from, dep, to)
+			}
+		}
+	}
+}
+
+func TestWalls(t *testing.T) {
+	for _, s := range sources(t) {
+		for _, imp := range s.file.Imports {
+			path := strings.Trim(imp.Path.Value, `"`)
+			for _, w := range walls {
+				if !covers(w.dep, path) || s.test() || s.dir == "internal/hold" {
+					continue
+				}
+				if !slices.ContainsFunc(w.allowed, func(a string) bool { return covers(a, s.dir) }) {
+					t.Errorf("%s imports %s: only %v may, because %s", s.path, path, w.allowed, w.reason)
+				}
+			}
+		}
+	}
+}
+
+func TestClientOnly(t *testing.T) {
+	for _, s := range sources(t) {
+		if !covers("cmd/sandboxctl", s.dir) && !covers("pkg/client", s.dir) || s.test() {
+			continue
+		}
+		for _, imp := range s.file.Imports {
+			dep, ok := strings.CutPrefix(strings.Trim(imp.Path.Value, `"`), module)
+			if ok && !slices.ContainsFunc(clientOnly, func(a string) bool { return dep == a }) && !covers(s.dir, dep) {
+				t.Errorf("%s imports %s: a client talks to the daemon through %v only", s.path, dep, clientOnly)
+			}
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	methods := 0
+	for _, s := range sources(t) {
+		if s.test() {
+			continue
+		}
+		if n := s.set.File(s.file.Pos()).LineCount(); n > maxFile {
+			t.Errorf("%s has %d lines, more than %d: look for the seam", s.path, n, maxFile)
+		}
+		for _, d := range s.file.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			if n := s.set.Position(f.End()).Line - s.set.Position(f.Pos()).Line + 1; n > maxFunction {
+				t.Errorf("%s: %s has %d lines, more than %d", s.path, f.Name.Name, n, maxFunction)
+			}
+			if s.dir == "pkg/sandbox" && f.Recv != nil && f.Name.IsExported() && receiver(f) == "Manager" {
+				methods++
+			}
+		}
+	}
+	if methods > maxManager {
+		t.Errorf("sandbox.Manager has %d exported methods, more than %d: what is not order, state or recovery lives in a package that calls it", methods, maxManager)
+	}
+}
+
+func receiver(f *ast.FuncDecl) string {
+	e := f.Recv.List[0].Type
+	if p, ok := e.(*ast.StarExpr); ok {
+		e = p.X
+	}
+	if id, ok := e.(*ast.Ident); ok {
+		return id.Name
+	}
+	return ""
+}
+
+func TestNames(t *testing.T) {
+	for _, s := range sources(t) {
+		switch strings.TrimSuffix(s.file.Name.Name, "_test") {
+		case "util", "utils", "common", "helpers", "types", "misc":
+			t.Errorf("%s: package %s says nothing; name it after what it provides", s.path, s.file.Name.Name)
+		}
+	}
+}

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# The development daemon: instance d, own directories, a Unix socket, TCP on
+# loopback with a key. `dev.sh up|down|pid|env`.
+set -euo pipefail
+
+top=$(cd "$(dirname "$0")/.." && pwd)
+bin=$top/build/bin
+dev=$top/build/dev
+port=${SANDBOXD_DEV_PORT:-8080}
+socket=/run/sandboxd-d/sandboxd.sock
+
+running() { [ -s "$dev/pid" ] && kill -0 "$(cat "$dev/pid")" 2>/dev/null; }
+
+configure() {
+  mkdir -p "$dev"
+  [ -s "$dev/api-key" ] || (umask 077; head -c 16 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$dev/api-key")
+  cat >"$dev/config.toml" <<TOML
+instance = "d"
+libexec_dir = "$bin"
+recipes_dir = "$top/rootfs"
+[listen]
+socket_group = "root"
+tcp = "127.0.0.1:$port"
+api_key_file = "$dev/api-key"
+[storage]
+pool_size = "${SANDBOXD_DEV_POOL:-8Gi}"
+TOML
+}
+
+case ${1:-} in
+up)
+  running && { echo "the development daemon runs already, pid $(cat "$dev/pid")"; exit 0; }
+  [ -x "$bin/sandboxd" ] || { echo "dev-up: $bin/sandboxd is missing: run make build" >&2; exit 1; }
+  configure
+  "$bin/sandboxd" serve --config "$dev/config.toml" --detach --pid-file "$dev/pid" --log-file "$dev/sandboxd.log"
+  echo "sandboxd runs: pid $(cat "$dev/pid"), unix://$socket, http://127.0.0.1:$port, log $dev/sandboxd.log"
+  ;;
+down)
+  if running; then
+    pid=$(cat "$dev/pid")
+    kill -TERM "$pid"
+    tail --pid="$pid" -f /dev/null
+  fi
+  rm -f "$dev/pid"
+  [ ! -s "$dev/config.toml" ] || "$bin/sandboxd" teardown --config "$dev/config.toml"
+  ;;
+pid)
+  running || { echo "dev-pid: the development daemon does not run: make dev-up" >&2; exit 1; }
+  cat "$dev/pid"
+  ;;
+env)
+  configure
+  echo "export SANDBOXD_HOST=unix://$socket"
+  echo "export OPEN_SANDBOX_DOMAIN=127.0.0.1:$port"
+  echo "export OPEN_SANDBOX_API_KEY=$(cat "$dev/api-key")"
+  echo "export PATH=$bin:\$PATH"
+  ;;
+*)
+  echo "usage: $0 up|down|pid|env" >&2
+  exit 2
+  ;;
+esac
