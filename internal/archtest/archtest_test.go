@@ -22,7 +22,7 @@ const module = "github.com/sandboxd/sandboxd/"
 // below it too, the longest match counts.
 var layers = [][]string{
 	0: {"internal/instance", "internal/keylock", "internal/cleanup", "internal/failpoint", "pkg/errs"},
-	1: {"pkg/sandbox/record", "internal/hosttest"},
+	1: {"pkg/sandbox/record", "internal/hosttest", "internal/daemontest"},
 	2: {"pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image", "pkg/agent", "pkg/store"},
 	3: {"pkg/sandbox"},
 	4: {"pkg/expiry"},

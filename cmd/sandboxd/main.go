@@ -1,0 +1,143 @@
+// Command sandboxd is the daemon. It runs untrusted code in sandboxes on one
+// Linux host and serves the OpenSandbox API; see ARCHITECTURE.md.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/daemon"
+)
+
+var version = "unknown" // set by the linker
+
+func main() {
+	daemon.Reexec() // does not return in a helper child
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := command().ExecuteContext(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxd:", err)
+		if errors.As(err, new(usageError)) {
+			os.Exit(2)
+		}
+		os.Exit(1)
+	}
+}
+
+type usageError struct{ error }
+
+func command() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "sandboxd",
+		Short:         "run untrusted code in sandboxes on this host",
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
+	root.AddCommand(serveCommand(), configCommand(), teardownCommand())
+	return root
+}
+
+// configFlag adds --config to cmd; its value is empty for the defaults alone.
+func configFlag(cmd *cobra.Command) *string {
+	path := "/etc/sandboxd/config.toml"
+	if _, err := os.Stat(path); err != nil {
+		path = ""
+	}
+	return cmd.Flags().String("config", path, "configuration file")
+}
+
+func serveCommand() *cobra.Command {
+	var d detached
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "run the daemon until SIGTERM; sandboxes keep running",
+		Args:  cobra.NoArgs,
+	}
+	path := configFlag(cmd)
+	cmd.Flags().BoolVar(&d.on, "detach", false, "return when the API answers, and go on in the background")
+	cmd.Flags().StringVar(&d.pidFile, "pid-file", "", "with --detach: write the pid here")
+	cmd.Flags().StringVar(&d.logFile, "log-file", "", "with --detach: append the log here")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if d.on {
+			return d.start(*path)
+		}
+		cfg, err := config.Load(*path)
+		if err != nil {
+			return err
+		}
+		return daemon.Run(cmd.Context(), cfg, version, announceReady)
+	}
+	return cmd
+}
+
+func teardownCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "teardown",
+		Short: "end all sandboxes and give back everything the instance holds on this host, but images and configuration",
+		Args:  cobra.NoArgs,
+	}
+	path := configFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := config.Load(*path)
+		if err != nil {
+			return err
+		}
+		return daemon.Teardown(cmd.Context(), cfg)
+	}
+	return cmd
+}
+
+func configCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "print or check the configuration"}
+	initCmd := &cobra.Command{
+		Use:     "init [FILE]",
+		Short:   "write the default configuration, each value with its reason",
+		Example: "  sandboxd config init /etc/sandboxd/config.toml",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				_, err := cmd.OutOrStdout().Write(config.Default())
+				return err
+			}
+			f, err := os.OpenFile(args[0], os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+			if errors.Is(err, os.ErrExist) {
+				return fmt.Errorf("config init: %s exists and is left alone; name another file", args[0])
+			}
+			if err != nil {
+				return fmt.Errorf("config init: %w", err)
+			}
+			_, err = f.Write(config.Default())
+			return errors.Join(err, f.Close())
+		},
+	}
+	check := &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "read a configuration as the daemon would and report every problem",
+		Args:  cobra.MaximumNArgs(1),
+	}
+	path := configFlag(check)
+	check.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 1 {
+			*path = args[0]
+		}
+		cfg, err := config.Load(*path)
+		if err == nil && cfg.Listen.TCP != "" {
+			_, err = cfg.APIKeys()
+		}
+		if err == nil {
+			fmt.Fprintln(cmd.OutOrStdout(), "ok")
+		}
+		return err
+	}
+	cmd.AddCommand(initCmd, check)
+	return cmd
+}

@@ -1,0 +1,228 @@
+// Package daemontest runs the real daemon for end-to-end tests: started as a
+// process, killed as a process, asked through its sockets.
+//
+// All tests share the state directory of instance "t", so that images are
+// built once; packages that use it must not run at the same time (go test
+// -p 1), which a lock makes sure of.
+package daemontest
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/failpoint"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/instance"
+)
+
+// Instance is the instance of test daemons.
+const Instance = instance.Instance('t')
+
+// Key is the API key of test daemons.
+const Key = "key-of-a-test-daemon"
+
+// Daemon is one test daemon; it may be stopped and started again.
+type Daemon struct {
+	Socket string // path of the Unix socket
+	TCP    string // address of the TCP listener
+	Config string // path of the configuration file
+
+	t    testing.TB
+	cmd  *exec.Cmd
+	done chan struct{}
+	log  *buffer
+}
+
+// Bin returns the path of a program that make build made.
+func Bin(name string) string {
+	dir := os.Getenv("SANDBOXD_BIN")
+	if dir == "" {
+		dir = filepath.Join(root(), "build", "bin")
+	}
+	return filepath.Join(dir, name)
+}
+
+// root is the top of the checkout.
+func root() string {
+	_, file, _, _ := runtime.Caller(0)
+	return filepath.Join(filepath.Dir(file), "..", "..")
+}
+
+// New starts a daemon with the given additions to its configuration, and at
+// the end of the test stops it, tears the instance down and checks that
+// nothing is left on the host. It needs root (hosttest.Root).
+func New(t testing.TB, config ...string) *Daemon {
+	t.Helper()
+	hosttest.Root(t)
+	if _, err := os.Stat(Bin("sandboxd")); err != nil {
+		t.Fatalf("the daemon is not built: run make build (%v)", err)
+	}
+	lock(t)
+	dir := t.TempDir()
+	d := &Daemon{
+		t:      t,
+		Socket: filepath.Join(Instance.RunDir(), "sandboxd.sock"),
+		TCP:    freePort(t),
+		Config: filepath.Join(dir, "config.toml"),
+		log:    &buffer{},
+	}
+	key := filepath.Join(dir, "key")
+	must(t, os.WriteFile(key, []byte(Key+"\n"), 0o600))
+	text := fmt.Sprintf(`instance = %q
+libexec_dir = %q
+recipes_dir = %q
+[listen]
+socket_group = "root"
+tcp = %q
+api_key_file = %q
+[storage]
+pool_size = "4Gi"
+[log]
+level = "debug"
+`, Instance, Bin(""), filepath.Join(root(), "rootfs"), d.TCP, key)
+	must(t, os.WriteFile(d.Config, []byte(text+strings.Join(config, "\n")), 0o600))
+
+	d.teardown() // what a killed test run may have left
+	hosttest.Leaks(t, Instance)
+	t.Cleanup(func() {
+		d.Stop()
+		d.teardown()
+		if t.Failed() {
+			t.Logf("the daemon said:\n%s", d.Log())
+		}
+	})
+	d.Start()
+	return d
+}
+
+// Start starts the daemon and returns when it serves.
+func (d *Daemon) Start(env ...string) {
+	d.t.Helper()
+	if err := d.TryStart(env...); err != nil {
+		d.t.Fatalf("start the daemon: %v; it said:\n%s", err, d.Log())
+	}
+}
+
+// TryStart is Start for daemons that may refuse.
+func (d *Daemon) TryStart(env ...string) error {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	cmd := exec.Command(Bin("sandboxd"), "serve", "--config", d.Config)
+	cmd.Stdout, cmd.Stderr = d.log, d.log
+	cmd.ExtraFiles = []*os.File{w}
+	cmd.Env = append(append(os.Environ(), "SANDBOXD_READY_FD=3"), env...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	// A descendant that keeps the log open must not hold up Wait.
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil {
+		w.Close()
+		return err
+	}
+	w.Close()
+	done := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(done) }()
+	d.cmd, d.done = cmd, done
+	said, _ := io.ReadAll(io.LimitReader(r, 8))
+	if string(said) != "READY=1\n" {
+		<-done
+		return fmt.Errorf("it ended before it served: %v", cmd.ProcessState)
+	}
+	return nil
+}
+
+// StartArmed starts the daemon with a failpoint, as "up:cgroup=kill".
+func (d *Daemon) StartArmed(point string) error {
+	return d.TryStart(failpoint.Env + "=" + point)
+}
+
+// Pid is the daemon's.
+func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
+
+// Kill kills the daemon with SIGKILL.
+func (d *Daemon) Kill() {
+	_ = d.cmd.Process.Signal(syscall.SIGKILL)
+	<-d.done
+}
+
+// Stop asks the daemon to end, and waits until it did.
+func (d *Daemon) Stop() {
+	if d.cmd == nil {
+		return
+	}
+	_ = d.cmd.Process.Signal(syscall.SIGTERM)
+	select {
+	case <-d.done:
+	case <-time.After(30 * time.Second):
+		d.t.Error("the daemon did not end within 30 s of SIGTERM")
+		d.Kill()
+	}
+}
+
+// Ended is closed when the daemon's process is gone.
+func (d *Daemon) Ended() <-chan struct{} { return d.done }
+
+// Log is what the daemon has said so far.
+func (d *Daemon) Log() string { return d.log.String() }
+
+func (d *Daemon) teardown() {
+	out, err := exec.Command(Bin("sandboxd"), "teardown", "--config", d.Config).CombinedOutput()
+	if err != nil {
+		d.t.Errorf("teardown: %v\n%s", err, out)
+	}
+}
+
+// lock keeps two test processes from one instance.
+func lock(t testing.TB) {
+	t.Helper()
+	f, err := os.OpenFile("/run/lock/sandboxd-test", os.O_CREATE|os.O_RDWR, 0o600)
+	must(t, err)
+	must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
+	t.Cleanup(func() { f.Close() })
+}
+
+func freePort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// buffer is a bytes.Buffer that a process writes while a test reads.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
