@@ -4,4 +4,4 @@
 // sandboxd's. `make build` compiles gvisor.dev/gvisor/runsc at this pin.
 package runsc
 
-import _ "gvisor.dev/gvisor/runsc/cli" // the pin
+import _ "gvisor.dev/gvisor/runsc/cli/maincli" // the pin

@@ -1,0 +1,72 @@
+package oci
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Write makes the bundle dir (0700) and puts spec into it as config.json
+// (0600), whole or not at all. A second Write replaces the first.
+func Write(dir string, spec *specs.Spec) error {
+	b, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encode spec of bundle %s: %w", dir, err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("make bundle: %w", err)
+	}
+	return WriteFile(dir, "config.json", b, 0o600)
+}
+
+// WriteFile puts one more file into the bundle dir, whole or not at all, as the
+// resolv.conf that Config binds. What a guest reads needs mode 0644.
+//
+// It does not sync: a bundle lies in /run and dies with the host.
+func WriteFile(dir, name string, data []byte, mode fs.FileMode) error {
+	path := filepath.Join(dir, name)
+	tmp := path + ".new"
+	if err := os.WriteFile(tmp, data, mode); err != nil {
+		return fmt.Errorf("write bundle file: %w", err)
+	}
+	// Neither umask nor a leftover of another mode decides.
+	if err := os.Chmod(tmp, mode); err != nil {
+		return fmt.Errorf("write bundle file: %w", err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return fmt.Errorf("write bundle file: %w", err)
+	}
+	return nil
+}
+
+// Remove removes the bundle dir and the files in it. It never descends: a root
+// file system that somebody mounted below the bundle survives, and is an error.
+// No bundle is no error.
+func Remove(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove bundle: %w", err)
+	}
+	for _, e := range entries {
+		if e.IsDir() {
+			return fmt.Errorf("remove bundle %s: it holds the directory %s, which no bundle does; remove it by hand if it is nobody's", dir, e.Name())
+		}
+	}
+	for _, e := range entries {
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove bundle: %w", err)
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove bundle: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,219 @@
+// Package oci turns a Config into an OCI runtime spec and keeps it as a bundle.
+//
+// NewSpec is a pure function: the same Config gives the same spec, for gVisor's
+// runsc and for runc. What a sandbox may do (capabilities, no_new_privs,
+// seccomp, masked paths, rlimits, mounts) is decided here and nowhere else.
+//
+// What surprises: Config has no field for any of that. No request of a client
+// can reach a capability, a hook, an annotation, a sysctl or a mount, because
+// there is nothing to put it into. A property test holds that line.
+//
+// Sources: the OCI runtime spec (github.com/opencontainers/runtime-spec),
+// capabilities(7), seccomp(2), kernel fs/coredump.c.
+package oci
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// The runtimes that NewSpec knows.
+const (
+	Runsc = "runsc"
+	Runc  = "runc"
+)
+
+// AgentDir is where a sandbox finds the agent: a read-only bind mount of
+// Config.AgentDir, so that the agent never comes from a guest's own disk.
+const AgentDir = "/opt/opensandbox"
+
+// AgentPath is PID 1 of every sandbox.
+const AgentPath = AgentDir + "/sandbox-agent"
+
+// OOMScoreAdj is what every process of a sandbox starts with: the kernel kills
+// guests before anything of the host. Only the floor that it also sets (for a
+// starter with CAP_SYS_RESOURCE) keeps a guest from lowering it.
+const OOMScoreAdj = 500
+
+// MaxNoFile is the limit of open files where the host allows that many.
+const MaxNoFile = 65536
+
+// Config is everything a runtime spec is made from. Paths are host paths,
+// absolute. It holds paths, not the packages they come from.
+type Config struct {
+	ID       string // of the sandbox
+	Hostname string // inside; empty: ID
+
+	RootFS   string // the mounted root file system
+	ReadOnly bool   // mount it read-only
+
+	NetNS  string // network namespace to join
+	UserNS string // runc: user namespace to join, which owns NetNS; empty: the host's. runsc: not used
+	// CgroupsPath is the leaf that the runtime's processes stand in, relative to
+	// the cgroup root, as "/sandboxd-d/<id>/run". It exists already.
+	CgroupsPath string
+
+	// Files of the host, bound read-only to the same names in /etc. Empty: the
+	// image's own.
+	ResolvConf   string
+	Hosts        string
+	HostnameFile string
+
+	AgentDir string   // directory that holds sandbox-agent, bound to AgentDir
+	Env      []string // of PID 1, KEY=VALUE
+
+	MemoryBytes int64  // what the guest is told it has; enforced by pkg/cgroups
+	CPUMillis   int64  // thousandths of a core; enforced by pkg/cgroups
+	Pids        int64  // runsc: RLIMIT_NPROC, which the sentry enforces; runc: pkg/cgroups
+	NoFile      uint64 // RLIMIT_NOFILE; 0: MaxNoFile. More than the starter's own hard limit fails the start
+}
+
+// NewSpec makes the spec of one sandbox for runtime, Runsc or Runc. It panics
+// on any other name: names from requests are checked long before.
+func NewSpec(runtimeName string, c Config) *specs.Spec {
+	return newSpec(runtimeName, runtime.GOARCH, c)
+}
+
+func newSpec(name, goarch string, c Config) *specs.Spec {
+	if name != Runsc && name != Runc {
+		panic(fmt.Sprintf("oci: no runtime %q", name))
+	}
+	if c.Hostname == "" {
+		c.Hostname = c.ID
+	}
+	if c.NoFile == 0 {
+		c.NoFile = MaxNoFile
+	}
+	s := &specs.Spec{
+		Version:  "1.0.2", // the newest that both runtimes understand in full
+		Hostname: c.Hostname,
+		Root:     &specs.Root{Path: c.RootFS, Readonly: c.ReadOnly},
+		Process:  process(c),
+		Mounts:   mounts(name, c),
+		Linux: &specs.Linux{
+			CgroupsPath:   c.CgroupsPath,
+			MaskedPaths:   maskedPaths,
+			ReadonlyPaths: readonlyPaths,
+			Namespaces: []specs.LinuxNamespace{
+				{Type: specs.PIDNamespace},
+				{Type: specs.IPCNamespace},
+				{Type: specs.UTSNamespace},
+				{Type: specs.MountNamespace},
+				{Type: specs.NetworkNamespace, Path: c.NetNS},
+			},
+		},
+	}
+	if name == Runsc {
+		runscOnly(s, c)
+	} else {
+		runcOnly(s, c, goarch)
+	}
+	return s
+}
+
+// process is PID 1: the agent, as guest root.
+func process(c Config) *specs.Process {
+	score := OOMScoreAdj
+	// Three equal sets. Inheritable and ambient stay empty: nothing the agent
+	// execs as another user keeps a capability.
+	caps := &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities}
+	return &specs.Process{
+		Args:            []string{AgentPath},
+		Cwd:             "/",
+		Env:             append([]string{defaultPath}, c.Env...),
+		Capabilities:    caps,
+		NoNewPrivileges: true,
+		OOMScoreAdj:     &score,
+		Rlimits: []specs.POSIXRlimit{
+			// Exactly 1: a crash pipes guest data into the host's root-owned
+			// core_pattern helper at 0 too; fs/coredump.c stops only at 1.
+			{Type: "RLIMIT_CORE", Soft: 1, Hard: 1},
+			{Type: "RLIMIT_MEMLOCK", Soft: 64 << 10, Hard: 64 << 10},
+			{Type: "RLIMIT_NOFILE", Soft: c.NoFile, Hard: c.NoFile},
+		},
+	}
+}
+
+const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// runscOnly adds what only gVisor takes. The sentry filters itself: an OCI
+// seccomp profile would only run inside it, and a user namespace adds nothing.
+func runscOnly(s *specs.Spec, c Config) {
+	if c.Pids > 0 {
+		n := uint64(c.Pids)
+		s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NPROC", Soft: n, Hard: n})
+	}
+	// Not for any cgroup, which runsc is told to leave alone: sandboxd's sentry
+	// reads MemTotal and the number of CPUs from here (tools/runsc).
+	r := &specs.LinuxResources{}
+	if c.MemoryBytes > 0 {
+		r.Memory = &specs.LinuxMemory{Limit: &c.MemoryBytes}
+	}
+	if c.CPUMillis > 0 {
+		quota, period := c.CPUMillis*100, uint64(100_000)
+		r.CPU = &specs.LinuxCPU{Quota: &quota, Period: &period}
+	}
+	s.Linux.Resources = r
+}
+
+// runcOnly adds what stands between a guest and the kernel of the host.
+func runcOnly(s *specs.Spec, c Config, goarch string) {
+	// Memory, CPU and pids belong to pkg/cgroups; two writers of one limit is one too many.
+	s.Linux.Resources = &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
+	s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
+	if c.UserNS != "" {
+		// By path and without mappings: libcontainer reads them from the
+		// namespace, and refuses to be told.
+		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: c.UserNS})
+	}
+	s.Linux.Seccomp = seccomp(goarch)
+}
+
+// capabilities is Docker's list without NET_RAW, MKNOD and AUDIT_WRITE, with
+// SYS_CHROOT, which apt and sshd call and which is harmless behind pivot_root.
+// ping works without NET_RAW through net.ipv4.ping_group_range.
+var capabilities = []string{
+	"CAP_CHOWN",
+	"CAP_DAC_OVERRIDE",
+	"CAP_FOWNER",
+	"CAP_FSETID",
+	"CAP_KILL",
+	"CAP_NET_BIND_SERVICE",
+	"CAP_SETFCAP",
+	"CAP_SETGID",
+	"CAP_SETPCAP",
+	"CAP_SETUID",
+	"CAP_SYS_CHROOT",
+}
+
+// maskedPaths is Docker's list and what else of /proc and /sys tells about the
+// host. runsc's /proc is its own; there the list costs nothing.
+var maskedPaths = []string{
+	"/proc/acpi",
+	"/proc/asound",
+	"/proc/interrupts",
+	"/proc/kcore",
+	"/proc/key-users",
+	"/proc/keys",
+	"/proc/kpagecount",
+	"/proc/kpageflags",
+	"/proc/latency_stats",
+	"/proc/sched_debug",
+	"/proc/scsi",
+	"/proc/timer_list",
+	"/proc/timer_stats",
+	"/sys/class/dmi",
+	"/sys/devices/virtual/dmi",
+	"/sys/devices/virtual/powercap",
+	"/sys/firmware",
+}
+
+var readonlyPaths = []string{
+	"/proc/bus",
+	"/proc/fs",
+	"/proc/irq",
+	"/proc/sys",
+	"/proc/sysrq-trigger",
+}

@@ -1,0 +1,166 @@
+package oci
+
+import (
+	"encoding/json"
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"testing/quick"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+var update = flag.Bool("update", false, "rewrite testdata")
+
+var sample = Config{
+	ID:           "rabcdefghijk",
+	Hostname:     "lab",
+	RootFS:       "/run/sandboxd-r/rabcdefghijk/rootfs",
+	NetNS:        "/run/sandboxd-r/ns/rabcdefghijk.net",
+	UserNS:       "/run/sandboxd-r/ns/rabcdefghijk.user",
+	CgroupsPath:  "/sandboxd-r/rabcdefghijk/run",
+	ResolvConf:   "/run/sandboxd-r/bundles/rabcdefghijk/resolv.conf",
+	Hosts:        "/run/sandboxd-r/bundles/rabcdefghijk/hosts",
+	HostnameFile: "/run/sandboxd-r/bundles/rabcdefghijk/hostname",
+	AgentDir:     "/usr/libexec/sandboxd/agent",
+	Env:          []string{"LANG=C.UTF-8"},
+	MemoryBytes:  512 << 20,
+	CPUMillis:    1500,
+	Pids:         256,
+}
+
+func TestGolden(t *testing.T) {
+	for _, name := range []string{Runsc, Runc} {
+		got, err := json.MarshalIndent(newSpec(name, "amd64", sample), "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, '\n')
+		path := filepath.Join("testdata", name+".json")
+		if *update {
+			if err := os.WriteFile(path, got, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got) != string(want) {
+			t.Errorf("spec for %s differs from %s; go test ./pkg/oci -update, and read the diff", name, path)
+		}
+	}
+}
+
+// Whatever a Config says, what a sandbox may do is the same.
+func TestNoFieldReachesWhatASandboxMay(t *testing.T) {
+	for _, name := range []string{Runsc, Runc} {
+		want := newSpec(name, "amd64", Config{})
+		same := func(c Config) bool {
+			s := newSpec(name, "amd64", c)
+			return reflect.DeepEqual(s.Process.Capabilities, want.Process.Capabilities) &&
+				s.Process.NoNewPrivileges &&
+				reflect.DeepEqual(s.Process.Args, []string{AgentPath}) &&
+				reflect.DeepEqual(s.Process.User, specs.User{}) &&
+				*s.Process.OOMScoreAdj == OOMScoreAdj &&
+				reflect.DeepEqual(s.Process.Rlimits[0], specs.POSIXRlimit{Type: "RLIMIT_CORE", Soft: 1, Hard: 1}) &&
+				reflect.DeepEqual(s.Linux.Seccomp, want.Linux.Seccomp) &&
+				reflect.DeepEqual(s.Linux.MaskedPaths, want.Linux.MaskedPaths) &&
+				reflect.DeepEqual(s.Linux.ReadonlyPaths, want.Linux.ReadonlyPaths) &&
+				reflect.DeepEqual(s.Linux.Resources.Devices, want.Linux.Resources.Devices) &&
+				s.Hooks == nil && s.Annotations == nil && s.Linux.Sysctl == nil && s.Linux.Devices == nil &&
+				sameMounts(s.Mounts, want.Mounts)
+		}
+		if err := quick.Check(same, nil); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// sameMounts: every mount is one of ours, and those that Config adds are
+// read-only files of the host in /etc.
+func sameMounts(got, ours []specs.Mount) bool {
+	known := map[string]specs.Mount{}
+	for _, m := range ours {
+		known[m.Destination] = m
+	}
+	for _, m := range got {
+		switch k, ok := known[m.Destination]; {
+		case ok && m.Destination == AgentDir:
+			k.Source = m.Source
+			if !reflect.DeepEqual(m, k) {
+				return false
+			}
+		case ok && reflect.DeepEqual(m, k):
+		case filepath.Dir(m.Destination) == "/etc" && m.Options[1] == "ro":
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+func TestSpecIsPure(t *testing.T) {
+	a, b := NewSpec(Runc, sample), NewSpec(Runc, sample)
+	if !reflect.DeepEqual(a, b) {
+		t.Error("two specs of one Config differ")
+	}
+	if len(sample.Env) != 1 {
+		t.Error("Config was changed")
+	}
+}
+
+func TestBundle(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "b", "rabc")
+	for range 2 {
+		if err := Write(dir, NewSpec(Runsc, sample)); err != nil {
+			t.Fatal(err)
+		}
+		if err := WriteFile(dir, "hosts", []byte("127.0.0.1 localhost\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		mode(t, dir, 0o700)
+		mode(t, filepath.Join(dir, "config.json"), 0o600)
+		mode(t, filepath.Join(dir, "hosts"), 0o644)
+	}
+	for range 2 {
+		if err := Remove(dir); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			t.Fatalf("bundle still there: %v", err)
+		}
+	}
+}
+
+func TestRemoveNeverDescends(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(dir, "rootfs"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	keep := filepath.Join(dir, "rootfs", "precious")
+	if err := os.WriteFile(keep, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := Remove(dir); err == nil {
+		t.Error("no error for a bundle with a directory in it")
+	}
+	if _, err := os.Stat(keep); err != nil {
+		t.Error(err)
+	}
+}
+
+func mode(t *testing.T, path string, want fs.FileMode) {
+	t.Helper()
+	fi, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fi.Mode().Perm() != want {
+		t.Errorf("%s has mode %o, want %o", path, fi.Mode().Perm(), want)
+	}
+}

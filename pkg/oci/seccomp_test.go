@@ -1,0 +1,134 @@
+package oci
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// errnoOf runs the rules as libcontainer and libseccomp do: the conditions of
+// one rule are ANDed, any rule that matches decides. 0 is allowed.
+func errnoOf(t *testing.T, name string, args ...uint64) uint {
+	t.Helper()
+	var full [6]uint64
+	copy(full[:], args)
+	var errno uint
+	for _, r := range seccomp("amd64").Syscalls {
+		if !slices.Contains(r.Names, name) {
+			continue
+		}
+		seen := map[uint]bool{}
+		match := true
+		for _, a := range r.Args {
+			if seen[a.Index] {
+				t.Fatalf("%s: two conditions on argument %d: libcontainer would OR them", name, a.Index)
+			}
+			seen[a.Index] = true
+			v := full[a.Index]
+			switch a.Op {
+			case specs.OpMaskedEqual:
+				match = match && v&a.Value == a.ValueTwo
+			case specs.OpNotEqual:
+				match = match && v != a.Value
+			case specs.OpGreaterEqual:
+				match = match && v >= a.Value
+			default:
+				t.Fatalf("%s: operator %s is not interpreted here", name, a.Op)
+			}
+		}
+		if match {
+			if errno != 0 && errno != *r.ErrnoRet {
+				t.Errorf("%s%x: two rules with different errors", name, args)
+			}
+			errno = *r.ErrnoRet
+		}
+	}
+	return errno
+}
+
+func TestSeccompArguments(t *testing.T) {
+	const high = 1 << 32 // bits that the kernel does not look at
+	for _, c := range []struct {
+		name string
+		args []uint64
+		want uint
+	}{
+		{"read", nil, 0},
+		{"chroot", nil, 0},
+		{"ptrace", nil, 0},
+		{"unshare", nil, ePERM},
+		{"clone3", nil, eNOSYS},
+		{"clone", []uint64{0x11}, 0},          // fork
+		{"clone", []uint64{0x3d0f00}, 0},      // a thread
+		{"clone", []uint64{0x80 | 0x4000}, 0}, // 0x80 is no namespace here
+		{"clone", []uint64{0x10000011}, ePERM},
+		{"clone", []uint64{0x7e020000}, ePERM},
+		{"socket", []uint64{1, 1, 0}, 0},
+		{"socket", []uint64{2, 1, 6}, 0},
+		{"socket", []uint64{2, 1, 262}, 0}, // MPTCP
+		{"socket", []uint64{2, 1, 256}, ePROTONOSUPPORT},
+		{"socket", []uint64{10, 2, 17}, 0},
+		{"socket", []uint64{16, 3, 0}, 0},
+		{"socket", []uint64{16, 3, 15}, ePROTONOSUPPORT},
+		{"socket", []uint64{16, 3, 12}, ePROTONOSUPPORT},
+		{"socket", []uint64{high | 17, 3, 0}, eAFNOSUPPORT},
+		{"socket", []uint64{17, 3, 0}, eAFNOSUPPORT},
+		{"socket", []uint64{38, 5, 0}, eAFNOSUPPORT},
+		{"socket", []uint64{40, 1, 0}, eAFNOSUPPORT},
+		{"socket", []uint64{3, 1, 0}, eAFNOSUPPORT},
+		{"socket", []uint64{9, 1, 0}, eAFNOSUPPORT},
+		{"socket", []uint64{15, 1, 0}, eAFNOSUPPORT},
+		{"socketpair", []uint64{1, 1, 0}, 0},
+		{"socketpair", []uint64{30, 1, 0}, eAFNOSUPPORT},
+		{"ioctl", []uint64{0, 0x5401}, 0}, // TCGETS
+		{"ioctl", []uint64{0, tiocsti}, ePERM},
+		{"ioctl", []uint64{0, high | tiocsti}, ePERM},
+		{"ioctl", []uint64{0, fsIocFssetxattr}, ePERM},
+		{"setrlimit", []uint64{7, 1}, 0},
+		{"setrlimit", []uint64{high | rlimitCore, 1}, ePERM},
+		{"prlimit64", []uint64{0, rlimitCore, 0, 1}, 0}, // reads
+		{"prlimit64", []uint64{0, rlimitCore, 1, 0}, ePERM},
+		{"prlimit64", []uint64{0, 7, 1, 0}, 0},
+	} {
+		if got := errnoOf(t, c.name, c.args...); got != c.want {
+			t.Errorf("%s%#x: errno %d, want %d", c.name, c.args, got, c.want)
+		}
+	}
+}
+
+func TestPersonality(t *testing.T) {
+	check := func(v uint64) {
+		t.Helper()
+		want := uint(ePERM)
+		if low := uint32(v); low == 0 || low == 8 || low == 0xffffffff {
+			want = 0
+		}
+		if got := errnoOf(t, "personality", v); got != want {
+			t.Errorf("personality(%#x): errno %d, want %d", v, got, want)
+		}
+	}
+	for v := range uint64(300) {
+		check(v)
+	}
+	for i := range 32 {
+		check(1 << i)
+		check(1<<i | 8)
+		check(0xffffffff &^ (1 << i))
+		check(0xffffffff << i)
+		check(0xffffffff >> i)
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		check(r.Uint64())
+	}
+}
+
+func TestEveryArchitectureIsOne(t *testing.T) {
+	for _, arch := range []string{"amd64", "arm64"} {
+		if n := len(seccomp(arch).Architectures); n != 1 {
+			t.Errorf("%s: %d architectures; each costs milliseconds in every start and opens an ABI", arch, n)
+		}
+	}
+}
