@@ -315,3 +315,12 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	*d = Duration(v)
 	return nil
 }
+
+// Addr is the address of the sandbox in slot: the pool without its first two,
+// so that none ends in .0 of the pool itself.
+func (c *Config) Addr(slot int) netip.Addr {
+	a := c.Network.Pool.Addr().As4()
+	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
+	n += uint32(slot) + 2
+	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
+}

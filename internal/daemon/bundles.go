@@ -1,0 +1,109 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/pkg/cgroups"
+	"github.com/sandboxd/sandboxd/pkg/netns"
+	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot"
+)
+
+var _ sandbox.Bundles = (*bundles)(nil)
+
+// bundles writes OCI bundles below <run>/bundles: the one place where a record
+// and the places of its resources become a runtime spec.
+type bundles struct {
+	cfg     *config.Config
+	disks   *snapshot.Store
+	ns      *netns.Manager
+	cgroups *cgroups.Tree
+	noFile  uint64 // the most open files a process of ours may be given
+}
+
+func newBundles(cfg *config.Config, disks *snapshot.Store, ns *netns.Manager, cg *cgroups.Tree) (*bundles, error) {
+	b := &bundles{cfg: cfg, disks: disks, ns: ns, cgroups: cg, noFile: oci.MaxNoFile}
+	var own unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err != nil {
+		return nil, fmt.Errorf("read the limit of open files: %w", err)
+	}
+	b.noFile = min(b.noFile, own.Max)
+	if err := os.MkdirAll(b.dir(""), 0o700); err != nil {
+		return nil, fmt.Errorf("make the directory of bundles: %w", err)
+	}
+	return b, nil
+}
+
+func (b *bundles) dir(id string) string { return filepath.Join(b.cfg.RunDir, "bundles", id) }
+
+// Write makes the bundle of r.
+func (b *bundles) Write(_ context.Context, r *record.Record) error {
+	dir := b.dir(r.ID)
+	hostname := r.ID
+	if r.Spec.Name != "" {
+		hostname = r.Spec.Name
+	}
+	c := oci.Config{
+		ID:           r.ID,
+		Hostname:     hostname,
+		RootFS:       b.disks.RootfsDir(r.ID),
+		NetNS:        b.ns.NetPath(r.ID),
+		CgroupsPath:  b.cgroups.CgroupsPath(r.ID),
+		ResolvConf:   filepath.Join(dir, "resolv.conf"),
+		Hosts:        filepath.Join(dir, "hosts"),
+		HostnameFile: filepath.Join(dir, "hostname"),
+		AgentDir:     filepath.Join(b.cfg.LibexecDir, "agent"),
+		MemoryBytes:  r.Spec.MemoryBytes,
+		CPUMillis:    r.Spec.CPUMillis,
+		Pids:         r.Spec.Pids,
+		NoFile:       b.noFile,
+	}
+	if ownUsers(r) {
+		c.UserNS = b.ns.UserPath(r.ID)
+	}
+	if err := oci.Write(dir, oci.NewSpec(r.Spec.Runtime, c)); err != nil {
+		return err
+	}
+	// ndots:1 and no search list: one question for a name, not five.
+	files := map[string]string{
+		"resolv.conf": fmt.Sprintf("nameserver %s\noptions ndots:1\n", b.cfg.Instance.Gateway()),
+		"hosts":       fmt.Sprintf("127.0.0.1 localhost\n%s %s\n", b.cfg.Addr(r.Slot), hostname),
+		"hostname":    hostname + "\n",
+	}
+	for name, text := range files {
+		if err := oci.WriteFile(dir, name, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Remove removes the bundle of id.
+func (b *bundles) Remove(_ context.Context, id string) error { return oci.Remove(b.dir(id)) }
+
+// List returns the ids that have a bundle.
+func (b *bundles) List(context.Context) (ids []string, err error) {
+	entries, err := os.ReadDir(b.dir(""))
+	if err != nil {
+		return nil, fmt.Errorf("list bundles: %w", err)
+	}
+	for _, e := range entries {
+		if record.IsID(e.Name()) {
+			ids = append(ids, e.Name())
+		}
+	}
+	return ids, nil
+}
+
+// ownUsers reports whether the guest ids of r are host ids of its own: under
+// runc the host's kernel is the wall, so root inside must be nobody outside.
+// gVisor's guest ids never reach the host's kernel.
+func ownUsers(r *record.Record) bool { return r.Spec.Runtime == oci.Runc }
