@@ -1,0 +1,186 @@
+package store
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Insert adds a new record and sets r.Slot to the slot that has been free for
+// longest, in one transaction. It fails with errs.Exists when the id or the
+// name is taken, and with errs.Exhausted when every slot is in use.
+func (db *DB) Insert(ctx context.Context, r *record.Record) error {
+	n := own(*r)
+	err := db.commit(ctx, func(tx *bbolt.Tx) error {
+		boxes, names := tx.Bucket(bucketBoxes), tx.Bucket(bucketNames)
+		if boxes.Get([]byte(n.ID)) != nil {
+			return refusal{errs.New(errs.Exists, "sandbox %s exists", n.ID)}
+		}
+		if n.Spec.Name != "" {
+			if id := names.Get([]byte(n.Spec.Name)); id != nil {
+				return refusal{errs.New(errs.Exists, "the name %q belongs to sandbox %s; delete that one, or choose another name", n.Spec.Name, id)}
+			}
+		}
+		slot, err := takeSlot(tx, n.ID)
+		if err != nil {
+			return err
+		}
+		n.Slot = slot
+		return write(tx, n)
+	}, func() { db.remember(n) })
+	if err != nil {
+		return fmt.Errorf("insert sandbox %s: %w", r.ID, err)
+	}
+	r.Slot = n.Slot
+	return nil
+}
+
+// Put replaces the record r.ID. Its slot and name never change. The name of a
+// record that is being deleted is free at once; its slot only after Delete.
+func (db *DB) Put(ctx context.Context, r record.Record) error {
+	r = own(r)
+	err := db.commit(ctx, func(tx *bbolt.Tx) error {
+		if tx.Bucket(bucketBoxes).Get([]byte(r.ID)) == nil {
+			return refusal{errs.New(errs.NotFound, "no sandbox %s", r.ID)}
+		}
+		return write(tx, r)
+	}, func() { db.remember(r) })
+	if err != nil {
+		return fmt.Errorf("put sandbox %s as %s: %w", r.ID, r.State, err)
+	}
+	return nil
+}
+
+// Delete removes the record id, which may be unreadable, and puts its slot at
+// the end of the queue. It is no error if there is none.
+func (db *DB) Delete(ctx context.Context, id string) error {
+	err := db.commit(ctx, func(tx *bbolt.Tx) error { return erase(tx, id) }, func() {
+		if r, ok := db.boxes[id]; ok && db.names[r.Spec.Name] == id {
+			delete(db.names, r.Spec.Name)
+		}
+		delete(db.boxes, id)
+		delete(db.bad, id)
+	})
+	if err != nil {
+		return fmt.Errorf("delete record of sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+// own copies what a caller might still write into.
+func own(r record.Record) record.Record {
+	r.Spec.Labels = maps.Clone(r.Spec.Labels)
+	r.Spec.Env = maps.Clone(r.Spec.Env)
+	r.Spec.Network.Rules = slices.Clone(r.Spec.Network.Rules)
+	return r
+}
+
+func write(tx *bbolt.Tx, r record.Record) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	if err := tx.Bucket(bucketBoxes).Put([]byte(r.ID), b); err != nil || r.Spec.Name == "" {
+		return err
+	}
+	names, name := tx.Bucket(bucketNames), []byte(r.Spec.Name)
+	if r.State != record.Deleting {
+		return names.Put(name, []byte(r.ID))
+	}
+	return dropName(names, name, r.ID)
+}
+
+// dropName frees a name unless another record has taken it by now.
+func dropName(names *bbolt.Bucket, name []byte, id string) error {
+	if string(names.Get(name)) != id {
+		return nil
+	}
+	return names.Delete(name)
+}
+
+func erase(tx *bbolt.Tx, id string) error {
+	boxes := tx.Bucket(bucketBoxes)
+	v := boxes.Get([]byte(id))
+	if v == nil {
+		return nil
+	}
+	var r record.Record
+	if err := json.Unmarshal(v, &r); err == nil {
+		if r.Spec.Name != "" {
+			if err := dropName(tx.Bucket(bucketNames), []byte(r.Spec.Name), id); err != nil {
+				return err
+			}
+		}
+	} else if err := dropAll(tx.Bucket(bucketNames), id); err != nil {
+		return err
+	}
+	if err := freeSlots(tx, id); err != nil {
+		return err
+	}
+	return boxes.Delete([]byte(id))
+}
+
+// dropAll frees the names of an unreadable record: they are looked up backward.
+func dropAll(names *bbolt.Bucket, id string) error {
+	c := names.Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		if string(v) == id {
+			return c.Delete()
+		}
+	}
+	return nil
+}
+
+// takeSlot moves the head of the queue to id.
+func takeSlot(tx *bbolt.Tx, id string) (int, error) {
+	free, slots := tx.Bucket(bucketFree), tx.Bucket(bucketSlots)
+	k, slot := free.Cursor().First()
+	if k == nil {
+		return 0, refusal{errs.New(errs.Exhausted, "all address slots of this host are in use; delete a sandbox (sandboxctl ps) and try again")}
+	}
+	// bbolt's keys and values are valid only until the next write.
+	k, slot = slices.Clone(k), slices.Clone(slot)
+	if err := free.Delete(k); err != nil {
+		return 0, err
+	}
+	return int(binary.BigEndian.Uint16(slot)), slots.Put(slot, []byte(id))
+}
+
+// freeSlots puts the slots of id at the end of the queue. There is one, but a
+// record that can not be read does not say which.
+func freeSlots(tx *bbolt.Tx, id string) error {
+	c := tx.Bucket(bucketSlots).Cursor()
+	var mine [][]byte
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		if string(v) == id {
+			mine = append(mine, slices.Clone(k))
+		}
+	}
+	for _, slot := range mine {
+		if err := tx.Bucket(bucketSlots).Delete(slot); err != nil {
+			return err
+		}
+		if err := enqueue(tx, slot); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enqueue puts a slot at the end of the queue of free ones.
+func enqueue(tx *bbolt.Tx, slot []byte) error {
+	free := tx.Bucket(bucketFree)
+	seq, err := free.NextSequence()
+	if err != nil {
+		return err
+	}
+	return free.Put(binary.BigEndian.AppendUint64(nil, seq), slot)
+}

@@ -1,0 +1,141 @@
+package store
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+)
+
+// migrations bring a file forward: migrations[n] turns schema n into n+1. Each
+// runs in the transaction that also writes the new number.
+var migrations = map[int]func(*bbolt.Tx) error{
+	0: func(tx *bbolt.Tx) error { // an empty file
+		for _, b := range [][]byte{bucketBoxes, bucketNames, bucketSlots, bucketFree, bucketImages} {
+			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
+				return err
+			}
+		}
+		return tx.Bucket(bucketMeta).Put(keyPool, []byte(newPoolID()))
+	},
+}
+
+// checkSchema refuses a file from the future. It only reads: a file that is
+// refused stays as it was, to the byte.
+func (db *DB) checkSchema() error {
+	err := db.bolt.View(func(tx *bbolt.Tx) error {
+		v, err := schema(tx)
+		if err == nil && v > Schema {
+			err = fmt.Errorf("it has schema %d and this sandboxd knows none above %d, so a newer sandboxd wrote it; start that one, or move the file away", v, Schema)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("state file %s: %w", db.path, err)
+	}
+	return nil
+}
+
+// prepare migrates, and brings the queue of free slots up to the number of
+// slots there are now.
+func (db *DB) prepare(slots int) error {
+	err := db.bolt.Update(func(tx *bbolt.Tx) error {
+		meta, err := tx.CreateBucketIfNotExists(bucketMeta)
+		if err != nil {
+			return err
+		}
+		v, err := schema(tx)
+		if err != nil {
+			return err
+		}
+		for ; v < Schema; v++ {
+			if err := migrations[v](tx); err != nil {
+				return fmt.Errorf("migrate from schema %d: %w", v, err)
+			}
+		}
+		if err := meta.Put(keySchema, []byte(strconv.Itoa(Schema))); err != nil {
+			return err
+		}
+		db.poolID = string(meta.Get(keyPool))
+		return queueSlots(tx, slots)
+	})
+	if err != nil {
+		return db.explain(fmt.Errorf("prepare: %w", err))
+	}
+	return nil
+}
+
+func schema(tx *bbolt.Tx) (int, error) {
+	meta := tx.Bucket(bucketMeta)
+	if meta == nil {
+		return 0, nil
+	}
+	v := meta.Get(keySchema)
+	if v == nil {
+		return 0, nil
+	}
+	n, err := strconv.Atoi(string(v))
+	if err != nil {
+		return 0, fmt.Errorf("its schema is %q, not a number", v)
+	}
+	return n, nil
+}
+
+// queueSlots makes every slot below n either in use or queued, once, and takes
+// those from n on out of the queue.
+func queueSlots(tx *bbolt.Tx, n int) error {
+	known := map[int]bool{}
+	c := tx.Bucket(bucketSlots).Cursor()
+	for k, _ := c.First(); k != nil; k, _ = c.Next() {
+		known[int(binary.BigEndian.Uint16(k))] = true
+	}
+	var drop [][]byte
+	c = tx.Bucket(bucketFree).Cursor()
+	for k, v := c.First(); k != nil; k, v = c.Next() {
+		slot := int(binary.BigEndian.Uint16(v))
+		if known[slot] || slot >= n {
+			drop = append(drop, append([]byte(nil), k...))
+		}
+		known[slot] = true
+	}
+	for _, k := range drop {
+		if err := tx.Bucket(bucketFree).Delete(k); err != nil {
+			return err
+		}
+	}
+	for slot := range n {
+		if known[slot] {
+			continue
+		}
+		if err := enqueue(tx, binary.BigEndian.AppendUint16(nil, uint16(slot))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// holder says which process has the file locked, as far as /proc/locks
+// (proc_locks(5)) knows: "1: FLOCK ADVISORY WRITE 1234 fe:00:131 0 EOF".
+func holder(path string) string {
+	fi, err := os.Stat(path)
+	if err != nil {
+		return "pid unknown"
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return "pid unknown"
+	}
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
+	locks, _ := os.ReadFile("/proc/locks")
+	for line := range strings.Lines(string(locks)) {
+		if f := strings.Fields(line); len(f) > 5 && f[1] == "FLOCK" && f[5] == file {
+			return "pid " + f[4]
+		}
+	}
+	return "pid unknown"
+}

@@ -1,0 +1,452 @@
+package store
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// open opens a store that t closes.
+func openTest(t testing.TB, path string, o Options) *DB {
+	t.Helper()
+	db, err := Open(path, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() }) //nolint:errcheck // closed twice by some tests
+	return db
+}
+
+func newPath(t testing.TB) string { return filepath.Join(t.TempDir(), "sandboxd.db") }
+
+func insert(t testing.TB, db *DB, id, name string) record.Record {
+	t.Helper()
+	r := record.Record{ID: id, State: record.Creating, Spec: record.Spec{Name: name}}
+	if err := db.Insert(t.Context(), &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestReopen(t *testing.T) {
+	path := newPath(t)
+	db := openTest(t, path, Options{})
+	r := insert(t, db, "daaaaaaaaaaa", "lab")
+	code := 3
+	r.State, r.Reason, r.ExitCode, r.LastOutput = record.Ended, record.Exited, &code, "bye\n"
+	r.Created = time.Now().Round(0).UTC()
+	r.Spec.Labels = map[string]string{"team": "a"}
+	if err := db.Put(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	pool := db.PoolID()
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Fatalf("mode %v, %v; want 0600", fi.Mode(), err)
+	}
+
+	db = openTest(t, path, Options{})
+	if db.PoolID() != pool || pool == "" {
+		t.Fatalf("pool id %q became %q", pool, db.PoolID())
+	}
+	for _, key := range []string{"daaaaaaaaaaa", "lab"} {
+		got, ok, err := db.Get(t.Context(), key)
+		if err != nil || !ok || !reflect.DeepEqual(got, r) {
+			t.Fatalf("Get(%s) = %+v, %v, %v; want %+v", key, got, ok, err, r)
+		}
+	}
+	if list, err := db.List(t.Context()); err != nil || len(list) != 1 {
+		t.Fatalf("List = %v, %v", list, err)
+	}
+}
+
+func TestNames(t *testing.T) {
+	db := openTest(t, newPath(t), Options{})
+	ctx := t.Context()
+	a := insert(t, db, "daaaaaaaaaaa", "lab")
+	b := record.Record{ID: "dbbbbbbbbbbb", Spec: record.Spec{Name: "lab"}}
+	if err := db.Insert(ctx, &b); !errs.Is(err, errs.Exists) {
+		t.Fatalf("taken name: %v", err)
+	}
+	same := record.Record{ID: a.ID}
+	if err := db.Insert(ctx, &same); !errs.Is(err, errs.Exists) {
+		t.Fatalf("taken id: %v", err)
+	}
+	// A sandbox that is being deleted gives its name away ...
+	a.State = record.Deleting
+	if err := db.Put(ctx, a); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, _ := db.Get(ctx, "lab"); ok {
+		t.Fatal("a name leads to a sandbox that is being deleted")
+	}
+	if err := db.Insert(ctx, &b); err != nil {
+		t.Fatal(err)
+	}
+	// ... and does not take it back when it goes.
+	for range 2 {
+		if err := db.Delete(ctx, a.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, ok, _ := db.Get(ctx, "lab"); !ok || got.ID != b.ID {
+		t.Fatalf("lab is %v, want %s", got.ID, b.ID)
+	}
+	if err := db.Put(ctx, a); !errs.Is(err, errs.NotFound) {
+		t.Fatalf("put of a deleted record: %v", err)
+	}
+}
+
+func TestSlots(t *testing.T) {
+	path := newPath(t)
+	db := openTest(t, path, Options{Slots: 3})
+	ctx := t.Context()
+	for i, id := range []string{"a", "b", "c"} {
+		if r := insert(t, db, id, ""); r.Slot != i {
+			t.Fatalf("%s got slot %d, want %d", id, r.Slot, i)
+		}
+	}
+	d := record.Record{ID: "d"}
+	if err := db.Insert(ctx, &d); !errs.Is(err, errs.Exhausted) {
+		t.Fatalf("no slot left: %v", err)
+	}
+	for _, id := range []string{"b", "a"} {
+		if err := db.Delete(ctx, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The queue survives, and grows at its end.
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	db = openTest(t, path, Options{Slots: 4})
+	for i, want := range []int{1, 0, 3} {
+		if r := insert(t, db, fmt.Sprint("e", i), ""); r.Slot != want {
+			t.Fatalf("got slot %d, want %d: least recently used first", r.Slot, want)
+		}
+	}
+}
+
+func TestImages(t *testing.T) {
+	db := openTest(t, newPath(t), Options{})
+	ctx := t.Context()
+	img := record.Image{Name: "python", Tag: "latest", Digest: "sha256:1", Layers: []string{"sha256:2"}}
+	if err := db.PutImage(ctx, img); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok, err := db.GetImage(ctx, "python", "latest"); err != nil || !ok || !reflect.DeepEqual(got, img) {
+		t.Fatalf("got %+v, %v, %v", got, ok, err)
+	}
+	if _, ok, err := db.GetImage(ctx, "python", "3"); err != nil || ok {
+		t.Fatalf("unknown tag: %v, %v", ok, err)
+	}
+	if list, err := db.ListImages(ctx); err != nil || len(list) != 1 {
+		t.Fatalf("list: %v, %v", list, err)
+	}
+	for range 2 {
+		if err := db.DeleteImage(ctx, "python", "latest"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if list, _ := db.ListImages(ctx); len(list) != 0 {
+		t.Fatalf("deleted image is still listed: %v", list)
+	}
+}
+
+// edit writes into a closed store behind its back.
+func edit(t *testing.T, path string, f func(*bbolt.Tx) error) {
+	t.Helper()
+	b, err := bbolt.Open(path, 0o600, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Close() //nolint:errcheck // Update synced
+	if err := b.Update(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNewerSchema(t *testing.T) {
+	path := newPath(t)
+	openTest(t, path, Options{}).Close() //nolint:errcheck // nothing written
+	edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Put(keySchema, []byte("99")) })
+	before, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = Open(path, Options{})
+	if err == nil || !strings.Contains(err.Error(), "schema 99") || !strings.Contains(err.Error(), "newer sandboxd") {
+		t.Fatalf("got %v", err)
+	}
+	if after, _ := os.ReadFile(path); !bytes.Equal(before, after) {
+		t.Fatal("a refused file was changed")
+	}
+}
+
+func TestUnreadableRecord(t *testing.T) {
+	path := newPath(t)
+	db := openTest(t, path, Options{Slots: 2})
+	insert(t, db, "daaaaaaaaaaa", "lab")
+	insert(t, db, "dbbbbbbbbbbb", "")
+	db.Close() //nolint:errcheck // nothing more to write
+	edit(t, path, func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketBoxes).Put([]byte("daaaaaaaaaaa"), []byte(`{"id":"daaa`))
+	})
+	var log bytes.Buffer
+	db = openTest(t, path, Options{Slots: 2, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if !strings.Contains(log.String(), "daaaaaaaaaaa") {
+		t.Errorf("the log does not name it:\n%s", &log)
+	}
+	ctx := t.Context()
+	if bad, err := db.Unreadable(ctx); err != nil || !reflect.DeepEqual(bad, []string{"daaaaaaaaaaa"}) {
+		t.Fatalf("Unreadable = %v, %v", bad, err)
+	}
+	if list, _ := db.List(ctx); len(list) != 1 || list[0].ID != "dbbbbbbbbbbb" {
+		t.Fatalf("List = %v", list)
+	}
+	c := record.Record{ID: "dccccccccccc", Spec: record.Spec{Name: "lab"}}
+	if err := db.Insert(ctx, &c); !errs.Is(err, errs.Exists) {
+		t.Fatalf("the unreadable record lost its name: %v", err)
+	}
+	c.Spec.Name = ""
+	if err := db.Insert(ctx, &c); !errs.Is(err, errs.Exhausted) {
+		t.Fatalf("the unreadable record lost its slot: %v", err)
+	}
+	if err := db.Delete(ctx, "daaaaaaaaaaa"); err != nil {
+		t.Fatal(err)
+	}
+	c.Spec.Name = "lab"
+	if err := db.Insert(ctx, &c); err != nil || c.Slot != 0 {
+		t.Fatalf("after its deletion: slot %d, %v", c.Slot, err)
+	}
+}
+
+func TestDamagedFile(t *testing.T) {
+	path := newPath(t)
+	openTest(t, path, Options{}).Close() //nolint:errcheck // nothing written
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, spoil := range map[string]func([]byte) []byte{
+		"both metas zero":  func(b []byte) []byte { clear(b[:2*4096]); return b },
+		"text":             func([]byte) []byte { return []byte(strings.Repeat("hello\n", 4096)) },
+		"pages overwitten": func(b []byte) []byte { copy(b[2*4096:], bytes.Repeat([]byte{0xff}, 20*4096)); return b },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPath(t)
+			if err := os.WriteFile(p, spoil(bytes.Clone(b)), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			_, err := Open(p, Options{Wait: 50 * time.Millisecond})
+			if err == nil || !strings.Contains(err.Error(), "damaged") {
+				t.Fatalf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestSecondOpen(t *testing.T) {
+	path := newPath(t)
+	openTest(t, path, Options{})
+	_, err := Open(path, Options{Wait: 20 * time.Millisecond})
+	if err == nil || !strings.Contains(err.Error(), "another sandboxd") || !strings.Contains(err.Error(), fmt.Sprint("pid ", os.Getpid())) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestClosed(t *testing.T) {
+	db := openTest(t, newPath(t), Options{})
+	db.Close() //nolint:errcheck // nothing written
+	if err := db.Insert(t.Context(), &record.Record{ID: "a"}); !errs.Is(err, errs.Unavailable) {
+		t.Fatalf("got %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	db2 := openTest(t, newPath(t), Options{})
+	db2.Close() //nolint:errcheck // nothing written
+	if err := db2.Delete(ctx, "a"); err == nil {
+		t.Fatal("no error")
+	}
+}
+
+// TestGroups has many writers at once: each is alone in what it sees, and one
+// that is refused takes nobody down.
+func TestGroups(t *testing.T) {
+	db := openTest(t, newPath(t), Options{})
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	slots, taken := map[int]string{}, 0
+	for i := range 64 {
+		wg.Go(func() {
+			r := record.Record{ID: fmt.Sprintf("d%011d", i)}
+			if i%8 == 0 {
+				r.Spec.Name = "lab"
+			}
+			err := db.Insert(t.Context(), &r)
+			mu.Lock()
+			defer mu.Unlock()
+			switch {
+			case errs.Is(err, errs.Exists):
+				taken++
+			case err != nil:
+				t.Error(err)
+			case slots[r.Slot] != "":
+				t.Errorf("slot %d belongs to %s and %s", r.Slot, slots[r.Slot], r.ID)
+			default:
+				slots[r.Slot] = r.ID
+			}
+		})
+	}
+	wg.Wait()
+	if taken != 7 || len(slots) != 57 {
+		t.Fatalf("%d refused, %d slots; want 7 and 57", taken, len(slots))
+	}
+}
+
+// TestFailedGroup fails the whole transaction by the fault of one of its parts.
+func TestFailedGroup(t *testing.T) {
+	db := openTest(t, newPath(t), Options{})
+	broken := errors.New("broken")
+	var then []string
+	part := func(name string, err error) *change {
+		return &change{done: make(chan struct{}), then: func() { then = append(then, name) }, do: func(tx *bbolt.Tx) error {
+			if err != nil {
+				return err
+			}
+			return tx.Bucket(bucketImages).Put([]byte(name), []byte("{}"))
+		}}
+	}
+	group := []*change{part("a", nil), part("b", broken), part("c", nil)}
+	db.run(group)
+	if group[0].err != nil || !errors.Is(group[1].err, broken) || group[2].err != nil {
+		t.Fatalf("errors: %v, %v, %v", group[0].err, group[1].err, group[2].err)
+	}
+	if !reflect.DeepEqual(then, []string{"a", "c"}) {
+		t.Fatalf("took effect: %v", then)
+	}
+}
+
+// TestKill kills a writer at a random moment, ten times over: what it said was
+// written is there.
+func TestKill(t *testing.T) {
+	if path := os.Getenv("STORE_TEST_WRITER"); path != "" {
+		writeForEver(t, path)
+	}
+	path := newPath(t)
+	acked := map[string]bool{}
+	for round := range 5 {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
+		cmd.Env = append(os.Environ(), "STORE_TEST_WRITER="+path, fmt.Sprint("STORE_TEST_ROUND=", round))
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(out)
+		for n := 0; lines.Scan(); n++ {
+			if id, ok := strings.CutPrefix(lines.Text(), "wrote "); ok {
+				acked[id] = true
+			}
+			if n == 10+7*round {
+				cmd.Process.Kill() //nolint:errcheck // it may be gone
+			}
+		}
+		cmd.Wait() //nolint:errcheck // killed
+		db := openTest(t, path, Options{})
+		for id := range acked {
+			if _, ok, _ := db.Get(t.Context(), id); !ok {
+				t.Fatalf("round %d: %s was acknowledged and is lost", round, id)
+			}
+		}
+		db.Close() //nolint:errcheck // nothing written
+	}
+	t.Logf("%d records", len(acked))
+}
+
+func writeForEver(t *testing.T, path string) {
+	db, err := Open(path, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; ; i++ {
+		r := record.Record{ID: fmt.Sprintf("d%s%010d", os.Getenv("STORE_TEST_ROUND"), i)}
+		if err := db.Insert(t.Context(), &r); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Println("wrote", r.ID)
+	}
+}
+
+func BenchmarkInsertDelete(b *testing.B) {
+	for _, reserve := range []int64{-1, 0} {
+		b.Run(fmt.Sprintf("reserve=%d", reserve), func(b *testing.B) {
+			db := openTest(b, newPath(b), Options{Reserve: reserve})
+			for i := 0; b.Loop(); i++ {
+				r := record.Record{ID: fmt.Sprint(i)}
+				if err := db.Insert(b.Context(), &r); err != nil {
+					b.Fatal(err)
+				}
+				if err := db.Delete(b.Context(), r.ID); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkInsertParallel8(b *testing.B) {
+	db := openTest(b, newPath(b), Options{})
+	b.SetParallelism(4)
+	var mu sync.Mutex
+	n := 0
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			mu.Lock()
+			n++
+			r := record.Record{ID: fmt.Sprint(n)}
+			mu.Unlock()
+			if err := db.Insert(b.Context(), &r); err != nil {
+				b.Fatal(err)
+			}
+			if err := db.Delete(b.Context(), r.ID); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func BenchmarkList200(b *testing.B) {
+	db := openTest(b, newPath(b), Options{})
+	for i := range 200 {
+		r := record.Record{ID: fmt.Sprint(i)}
+		if err := db.Insert(b.Context(), &r); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for b.Loop() {
+		if l, err := db.List(b.Context()); err != nil || len(l) != 200 {
+			b.Fatal(err)
+		}
+	}
+}
