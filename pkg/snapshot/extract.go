@@ -1,0 +1,310 @@
+package snapshot
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"golang.org/x/sys/unix"
+)
+
+// Bounds of one layer. The least that honest images stay far below.
+const (
+	maxName       = 4096
+	maxComponent  = 255
+	maxEntries    = 2 << 20
+	maxLayerBytes = 64 << 30
+	maxOpenDirs   = 256 // descriptors kept for parents
+)
+
+// extractor unpacks one tar below a directory. Every name is walked from root
+// by descriptor, through directories only: no link in the tar is ever followed.
+type extractor struct {
+	root  int
+	dirs  map[string]int // open parents; "." is not in it
+	late  []lateTime
+	n     int
+	bytes int64
+}
+
+// lateTime is the time of a directory, set when nothing is written into it any more.
+type lateTime struct {
+	name string
+	at   time.Time
+}
+
+func (x *extractor) close() {
+	for _, fd := range x.dirs {
+		unix.Close(fd)
+	}
+	clear(x.dirs)
+}
+
+func (x *extractor) extract(r io.Reader) error {
+	tr := tar.NewReader(r)
+	for {
+		h, err := tr.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return errs.Wrap(err, errs.Invalid, "the layer is no valid tar")
+		}
+		if x.n++; x.n > maxEntries {
+			return errs.New(errs.Invalid, "the layer has more than %d entries", maxEntries)
+		}
+		if h.Typeflag == tar.TypeXGlobalHeader {
+			continue
+		}
+		name, err := cleanName(h.Name)
+		if err != nil {
+			return err
+		}
+		if name == "." || madeByRuntime(name) {
+			continue
+		}
+		if err := x.entry(name, h, tr); err != nil {
+			return fmt.Errorf("unpack %s: %w", name, err)
+		}
+	}
+	for _, d := range slices.Backward(x.late) {
+		if err := x.setDirTime(d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// cleanName returns a name as a relative path, or refuses it.
+func cleanName(name string) (string, error) {
+	bad := func(why string) (string, error) {
+		return "", errs.New(errs.Invalid, "the layer names a file %.80q: %s", name, why)
+	}
+	if name == "" || len(name) > maxName {
+		return bad("empty or too long")
+	}
+	if strings.HasPrefix(name, "/") {
+		return bad("absolute")
+	}
+	if strings.ContainsRune(name, 0) {
+		return bad("contains a zero byte")
+	}
+	for c := range strings.SplitSeq(name, "/") {
+		if c == ".." {
+			return bad("leaves the layer")
+		}
+		if len(c) > maxComponent {
+			return bad("a component is too long")
+		}
+	}
+	return path.Clean(name), nil
+}
+
+// madeByRuntime reports whether the runtime makes what has this name.
+func madeByRuntime(name string) bool {
+	top, below, _ := strings.Cut(name, "/")
+	return below != "" && (top == "dev" || top == "proc" || top == "sys")
+}
+
+func (x *extractor) entry(name string, h *tar.Header, content io.Reader) error {
+	if len(x.dirs) >= maxOpenDirs {
+		x.close() // here only: below, an entry holds up to two of them
+	}
+	parent, err := x.parent(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	base := path.Base(name)
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return x.dir(parent, base, name, h)
+	case tar.TypeReg:
+		return x.file(parent, base, h, content)
+	case tar.TypeSymlink:
+		err := replacing(parent, base, func() error { return unix.Symlinkat(h.Linkname, parent, base) })
+		if err != nil {
+			return err
+		}
+		return setOwnerAndTime(parent, base, h)
+	case tar.TypeLink:
+		return x.link(parent, base, h.Linkname)
+	}
+	return errs.New(errs.Invalid, "the layer holds %s, which is no file, directory or link (type %q)", name, h.Typeflag)
+}
+
+// parent returns a descriptor of a directory, made if the tar did not.
+func (x *extractor) parent(name string) (int, error) {
+	if name == "." {
+		return x.root, nil
+	}
+	if fd, ok := x.dirs[name]; ok {
+		return fd, nil
+	}
+	flags := unix.O_RDONLY | unix.O_DIRECTORY
+	fd, err := openBeneath(x.root, name, flags)
+	if errors.Is(err, unix.ENOENT) {
+		up, err := x.parent(path.Dir(name))
+		if err != nil {
+			return -1, err
+		}
+		if err := unix.Mkdirat(up, path.Base(name), 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
+			return -1, err
+		}
+		if fd, err = openBeneath(x.root, name, flags); err != nil {
+			return -1, err
+		}
+	} else if err != nil {
+		return -1, err
+	}
+	x.dirs[name] = fd
+	return fd, nil
+}
+
+// replacing makes something where a tar may have put another before: the last wins.
+func replacing(parent int, base string, make func() error) error {
+	err := make()
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	if err := unix.Unlinkat(parent, base, 0); err != nil {
+		return err
+	}
+	return make()
+}
+
+func (x *extractor) dir(parent int, base, name string, h *tar.Header) error {
+	if err := unix.Mkdirat(parent, base, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	fd, err := unix.Openat(parent, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err // of a file or link by that name too
+	}
+	defer unix.Close(fd)
+	x.late = append(x.late, lateTime{name, h.ModTime})
+	return setMeta(fd, h)
+}
+
+func (x *extractor) setDirTime(d lateTime) error {
+	parent, err := x.parent(path.Dir(d.name))
+	if err != nil {
+		return err
+	}
+	return setTime(parent, path.Base(d.name), d.at)
+}
+
+func (x *extractor) file(parent int, base string, h *tar.Header, content io.Reader) error {
+	if h.Size > maxLayerBytes-x.bytes {
+		return errs.New(errs.Invalid, "the layer holds more than %d bytes", int64(maxLayerBytes))
+	}
+	var fd int
+	err := replacing(parent, base, func() (err error) {
+		fd, err = unix.Openat(parent, base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	f := os.NewFile(uintptr(fd), base)
+	defer f.Close()
+	n, err := io.Copy(f, content)
+	x.bytes += n
+	if err != nil {
+		return err
+	}
+	if err := setMeta(fd, h); err != nil {
+		return err
+	}
+	if err := setTime(parent, base, h.ModTime); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// link makes a hard link to a regular file that came before in this layer.
+func (x *extractor) link(parent int, base, target string) error {
+	target, err := cleanName(target)
+	if err != nil {
+		return err
+	}
+	from, err := x.parent(path.Dir(target))
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(from, path.Base(target), &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return fmt.Errorf("hard link to %s: %w", target, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return errs.New(errs.Invalid, "the layer has a hard link to %s, which is no regular file", target)
+	}
+	return replacing(parent, base, func() error { return unix.Linkat(from, path.Base(target), parent, base, 0) })
+}
+
+// setMeta gives an open file or directory owner, extended attributes and mode,
+// in the order in which none undoes another: chown clears capabilities and setuid.
+func setMeta(fd int, h *tar.Header) error {
+	if err := checkOwner(h); err != nil {
+		return err
+	}
+	if err := unix.Fchown(fd, h.Uid, h.Gid); err != nil {
+		return &fs.PathError{Op: "fchown", Path: h.Name, Err: err}
+	}
+	for k, v := range h.PAXRecords {
+		name, ok := strings.CutPrefix(k, "SCHILY.xattr.")
+		if !ok || !keepXattr(name) {
+			continue
+		}
+		if err := unix.Fsetxattr(fd, name, []byte(v), 0); err != nil {
+			return &fs.PathError{Op: "set " + name, Path: h.Name, Err: err}
+		}
+	}
+	if err := unix.Fchmod(fd, uint32(h.Mode)&0o7777); err != nil {
+		return &fs.PathError{Op: "fchmod", Path: h.Name, Err: err}
+	}
+	return nil
+}
+
+// keepXattr is the list of attributes that mean something inside and nothing
+// outside. trusted.* would speak to overlayfs.
+func keepXattr(name string) bool {
+	switch name {
+	case "security.capability", "system.posix_acl_access", "system.posix_acl_default":
+		return true
+	}
+	return strings.HasPrefix(name, "user.") && !strings.HasPrefix(name, "user.overlay.")
+}
+
+// checkOwner refuses ids that no sandbox can map.
+func checkOwner(h *tar.Header) error {
+	if h.Uid < 0 || h.Uid > 65535 || h.Gid < 0 || h.Gid > 65535 {
+		return errs.New(errs.Invalid, "the layer gives %.80q to %d:%d; ids end at 65535", h.Name, h.Uid, h.Gid)
+	}
+	return nil
+}
+
+func setOwnerAndTime(parent int, base string, h *tar.Header) error {
+	if err := checkOwner(h); err != nil {
+		return err
+	}
+	if err := unix.Fchownat(parent, base, h.Uid, h.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return &fs.PathError{Op: "fchownat", Path: h.Name, Err: err}
+	}
+	return setTime(parent, base, h.ModTime)
+}
+
+func setTime(parent int, base string, at time.Time) error {
+	ts := unix.NsecToTimespec(at.UnixNano())
+	if err := unix.UtimesNanoAt(parent, base, []unix.Timespec{ts, ts}, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return &fs.PathError{Op: "utimensat", Path: base, Err: err}
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package snapshot
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// scaffoldName carries a version: a new set of mount points is a new layer, so
+// that running sandboxes keep theirs.
+const scaffoldName = "scaffold-v1"
+
+// scaffold is every mount point of a sandbox, in an order that makes parents
+// first. Directories merge with the image's, and the topmost gives owner and
+// mode: these are Debian's. Files hide the image's, also where those are links.
+var scaffold = []struct {
+	path string
+	mode fs.FileMode
+}{
+	{"proc", fs.ModeDir | 0o555},
+	{"sys", fs.ModeDir | 0o555},
+	{"dev", fs.ModeDir | 0o755},
+	{"run", fs.ModeDir | 0o755},
+	{"tmp", fs.ModeDir | fs.ModeSticky | 0o777},
+	{"opt", fs.ModeDir | 0o755},
+	{"opt/opensandbox", fs.ModeDir | 0o755},
+	{"etc", fs.ModeDir | 0o755},
+	{"etc/resolv.conf", 0o644},
+	{"etc/hosts", 0o644},
+	{"etc/hostname", 0o644},
+}
+
+// makeScaffold makes the layer that holds every mount point, unless it is
+// there. Were they made in the upper, they would show as changes of the guest,
+// and a read-only root could not start.
+func (s *Store) makeScaffold() error {
+	final := filepath.Join(s.layerDir, scaffoldName)
+	if ok, err := exists(final); ok || err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp(s.layerDir, newPrefix)
+	if err != nil {
+		return err
+	}
+	defer removeTree(dir) //nolint:errcheck // renamed away, or cleared at the next Open
+	for _, e := range scaffold {
+		p := filepath.Join(dir, e.path)
+		if e.mode.IsDir() {
+			err = os.Mkdir(p, 0o700)
+		} else {
+			err = os.WriteFile(p, nil, 0o600)
+		}
+		if err == nil {
+			err = os.Chmod(p, e.mode) // whatever the umask
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, e := range scaffold {
+		if err := os.Chtimes(filepath.Join(dir, e.path), time.Unix(0, 0), time.Unix(0, 0)); err != nil {
+			return err
+		}
+	}
+	return finishLayer(dir, final)
+}
+
+// finishLayer puts a whole layer on disk, then under its name. Another who was
+// faster with the same layer is fine.
+func finishLayer(dir, final string) error {
+	if err := errors.Join(os.Chmod(dir, 0o755), os.Chtimes(dir, time.Unix(0, 0), time.Unix(0, 0))); err != nil {
+		return err
+	}
+	if err := withDir(dir, unix.Syncfs); err != nil {
+		return err
+	}
+	if err := os.Rename(dir, final); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	return withDir(filepath.Dir(final), unix.Fsync)
+}

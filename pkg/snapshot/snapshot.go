@@ -1,0 +1,262 @@
+// Package snapshot keeps the files of sandboxes: image layers, and for every
+// sandbox a disk, the writable upper of an overlay over those layers.
+//
+//	<state>/layers/<hex>     one image layer, named by the sha256 of its tar; never changes
+//	<state>/layers/scaffold-v1  topmost lower of every overlay: the mount points
+//	<state>/pool.img         a btrfs, allocated in full, mounted by loop at ...
+//	<state>/pool/<id>        ... a disk: a subvolume with the upper u and the work directory w
+//	<state>/pool/id          random name of the pool; the store of records keeps it too
+//	<state>/pool/lost+found  disks nobody owns, for 24 h
+//	<run>/<id>/rootfs        disk and layers, mounted
+//
+// Files on disk carry guest ids, 0..65535, always. Upper and lowers reach the
+// overlay as idmapped clones, so a layer depends on neither slot nor runtime
+// and a disk moves between them.
+//
+// What surprises: two subvolumes of one btrfs must never meet in one overlay.
+// Both count inodes from 256, overlayfs shows both under one st_dev, and who
+// goes by (dev, ino), as gVisor does, opens the wrong file. Therefore image
+// layers lie on the file system of the state directory and only uppers in the
+// pool.
+//
+// The state directory must not lie below the directory of a binary that
+// libcontainer seals: its overlay would have overlapping lowers, and each start
+// would copy the binary instead.
+package snapshot
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"golang.org/x/sys/unix"
+)
+
+// The kinds of pool.
+const (
+	PoolAuto      = "auto"       // btrfs-loop; says what is missing where that can not be
+	PoolBtrfsLoop = "btrfs-loop" // limits bytes
+	PoolPlain     = "plain"      // a directory; limits nothing, so only by name
+)
+
+// Config says where files live.
+type Config struct {
+	Instance  instance.Instance
+	StateDir  string // survives a reboot; 0700
+	RunDir    string // <RunDir>/<id>/rootfs; all above it must be traversable by every guest
+	Pool      string // PoolAuto, PoolBtrfsLoop or PoolPlain
+	PoolBytes int64  // size of a new pool file; an existing one keeps its size
+
+	// UserNS opens the user namespace of a sandbox that has its own users. The
+	// caller of UserNS closes the file.
+	UserNS func(id string) (*os.File, error)
+	// IdentityUserNS maps 0..65535 to itself and nothing else: what idmaps the
+	// files of sandboxes without own users. Without it gVisor's guests could
+	// chown to ids that no other mount can show.
+	IdentityUserNS *os.File
+
+	// AttachedClones mounts the way Linux 6.1 needs it. It is found out by
+	// trying; tests force it.
+	AttachedClones bool
+}
+
+// Store keeps layers, disks and mounts of one instance. Its methods may be
+// called at the same time for different ids.
+type Store struct {
+	cfg      Config
+	pool     driver
+	poolDir  string
+	layerDir string
+	poolID   string
+	attached bool // mount as Linux 6.1 needs it
+
+	mu        sync.Mutex
+	releasing map[string][]chan struct{} // detached overlays the kernel still writes back
+
+	trash chan struct{} // held by who empties the trash
+	bg    sync.WaitGroup
+}
+
+// A driver is one kind of pool. Paths are absolute and below the pool.
+type driver interface {
+	kind() string
+	describe() string
+	// open makes the pool usable at dir, making it first if need be.
+	open(ctx context.Context, dir string) error
+	// create makes the directory of a disk and limits it to bytes, 0 for no limit.
+	create(path string, bytes int64) error
+	// destroy removes a disk and all that is in it; absent is fine.
+	destroy(path string) error
+	usage(path string) (used, limit int64, err error)
+	// sweep removes what destroyed disks left inside the file system.
+	sweep(ctx context.Context) error
+	// close takes the pool out of use; a mount outlives processes otherwise.
+	close() error
+	// overlayOptions are what an overlay with its upper here needs.
+	overlayOptions() [][2]string
+}
+
+// Open makes the pool and the directories usable, making them at first use,
+// mounting the pool after a reboot, and finding it mounted after a restart.
+// It clears away what a killed import left.
+func Open(ctx context.Context, cfg Config) (*Store, error) {
+	if cfg.IdentityUserNS == nil || cfg.UserNS == nil {
+		return nil, errors.New("open snapshot store: UserNS and IdentityUserNS must be set")
+	}
+	s := &Store{
+		cfg:       cfg,
+		poolDir:   filepath.Join(cfg.StateDir, "pool"),
+		layerDir:  filepath.Join(cfg.StateDir, "layers"),
+		releasing: map[string][]chan struct{}{},
+		trash:     make(chan struct{}, 1),
+	}
+	image := filepath.Join(cfg.StateDir, "pool.img")
+	switch cfg.Pool {
+	case PoolAuto, PoolBtrfsLoop, "":
+		s.pool = &btrfsLoop{image: image, bytes: cfg.PoolBytes}
+	case PoolPlain:
+		s.pool = &plain{image: image}
+	default:
+		return nil, fmt.Errorf("pool %q: want %s, %s or %s", cfg.Pool, PoolAuto, PoolBtrfsLoop, PoolPlain)
+	}
+	for _, d := range []struct {
+		path string
+		mode fs.FileMode
+	}{{cfg.StateDir, 0o700}, {s.poolDir, 0o700}, {s.layerDir, 0o700}, {cfg.RunDir, 0o711}} {
+		if err := os.MkdirAll(d.path, d.mode); err != nil {
+			return nil, fmt.Errorf("open snapshot store: %w", err)
+		}
+	}
+	if err := s.pool.open(ctx, s.poolDir); err != nil {
+		return nil, fmt.Errorf("open storage pool %s: %w", s.poolDir, err)
+	}
+	if err := s.prepare(); err != nil {
+		return nil, fmt.Errorf("open snapshot store %s: %w", cfg.StateDir, err)
+	}
+	return s, nil
+}
+
+// prepare makes what a pool and a layer directory hold beside disks and layers.
+func (s *Store) prepare() error {
+	for _, d := range []string{"lost+found", ".trash"} {
+		if err := os.Mkdir(filepath.Join(s.poolDir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	var err error
+	if s.poolID, err = readOrMakeID(s.poolDir); err != nil {
+		return err
+	}
+	left, err := filepath.Glob(filepath.Join(s.layerDir, newPrefix+"*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range left {
+		if err := removeTree(dir); err != nil {
+			return fmt.Errorf("remove leftover of an import: %w", err)
+		}
+	}
+	if err := s.makeScaffold(); err != nil {
+		return fmt.Errorf("make scaffold layer: %w", err)
+	}
+	if s.attached = s.cfg.AttachedClones; !s.attached {
+		s.attached = !s.detachedClonesWork()
+	}
+	s.bg.Go(s.emptyTrash)
+	return nil
+}
+
+// readOrMakeID returns the random name of the pool, drawing it at first use.
+func readOrMakeID(dir string) (string, error) {
+	path := filepath.Join(dir, "id")
+	b, err := os.ReadFile(path)
+	if err == nil {
+		return strings.TrimSpace(string(b)), nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	var r [16]byte
+	_, _ = rand.Read(r[:]) // never fails since Go 1.24
+	id := hex.EncodeToString(r[:])
+	if err := writeDurably(path, []byte(id+"\n")); err != nil {
+		return "", fmt.Errorf("name the pool: %w", err)
+	}
+	return id, nil
+}
+
+// writeDurably writes a small file beside and renames it into place; when it
+// returns, the file is on disk.
+func writeDurably(path string, b []byte) error {
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return err
+	}
+	d, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// PoolID is the random name of the pool. A store of records that remembers
+// another one belongs to other disks: then nothing may be swept.
+func (s *Store) PoolID() string { return s.poolID }
+
+// PoolKind is PoolBtrfsLoop or PoolPlain.
+func (s *Store) PoolKind() string { return s.pool.kind() }
+
+// Limits reports whether the pool can limit the bytes of a disk.
+func (s *Store) Limits() bool { return s.pool.kind() != PoolPlain }
+
+// Describe says in one line, for people, where files live and how overlays are
+// mounted.
+func (s *Store) Describe() string {
+	how := "detached clones"
+	if s.attached {
+		how = "attached clones (kernel before 6.15)"
+	}
+	return s.pool.describe() + "; overlays of " + how
+}
+
+// PoolSpace returns the free and the total bytes of the pool.
+func (s *Store) PoolSpace() (free, total int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.poolDir, &st); err != nil {
+		return 0, 0, fmt.Errorf("statfs %s: %w", s.poolDir, err)
+	}
+	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
+}
+
+// Close waits for work in the background. Pool and root file systems stay
+// mounted: sandboxes outlive the daemon.
+func (s *Store) Close() error {
+	s.bg.Wait()
+	return nil
+}
+
+// UnmountPool is Close, and takes the pool out of use: for the end of a
+// development daemon, and for tests. It fails with EBUSY while a root file
+// system is mounted.
+func (s *Store) UnmountPool() error {
+	s.bg.Wait()
+	if err := s.pool.close(); err != nil {
+		return fmt.Errorf("unmount storage pool %s: %w", s.poolDir, err)
+	}
+	return nil
+}
