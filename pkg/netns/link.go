@@ -1,0 +1,230 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	vns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// guestLink is what a guest calls its one interface.
+const guestLink = "eth0"
+
+// The two ends of every link. No two links share a segment, so the addresses
+// may be the same everywhere; a guest restored elsewhere finds its gateway.
+var (
+	hostMAC  = net.HardwareAddr{2, 0, 0, 0, 0, 1}
+	guestMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
+)
+
+// dumpTries is how often a listing that changed under the kernel's hands is
+// asked for again (ErrDumpInterrupted).
+const dumpTries = 8
+
+// Attach links id to the host under addr and configures both ends.
+//
+// It may be called again, and must be after runsc ran in the namespace: runsc
+// takes address and routes out of it.
+func (m *Manager) Attach(ctx context.Context, id string, addr netip.Addr) error {
+	if err := m.check(id); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("attach %s: %w", Link(id), err)
+	}
+	if err := m.attach(id, addr); err != nil {
+		return fmt.Errorf("attach %s to netns %s as %s: %w", Link(id), id, addr, err)
+	}
+	return nil
+}
+
+func (m *Manager) attach(id string, addr netip.Addr) error {
+	if !addr.Is4() {
+		return errors.New("not an IPv4 address")
+	}
+	host, err := m.host()
+	if err != nil {
+		return err
+	}
+	ns, err := vns.GetFromPath(m.NetPath(id))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	guest, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("enter: %w", err)
+	}
+	defer guest.Close()
+
+	outer, inner, err := m.pair(host, guest, ns, Link(id))
+	if err != nil {
+		return err
+	}
+	if err := m.setUpHost(host, outer, addr); err != nil {
+		return err
+	}
+	return m.setUpGuest(guest, inner, addr)
+}
+
+// pair returns both ends of the link called name, made if need be.
+func (m *Manager) pair(host, guest *netlink.Handle, ns vns.NsHandle, name string) (outer, inner netlink.Link, err error) {
+	if m.reap.cancel(name) {
+		// Detach was here and its work is not done: finish it first.
+		if err := m.deleteLink(host, name); err != nil {
+			return nil, nil, err
+		}
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.HardwareAddr, attrs.MTU = name, hostMAC, int(m.mtu.Load())
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName, veth.PeerHardwareAddr, veth.PeerMTU = guestLink, guestMAC, uint32(attrs.MTU)
+	veth.PeerNamespace = netlink.NsFd(ns)
+	err = host.LinkAdd(veth)
+	if errors.Is(err, unix.EEXIST) {
+		if outer, inner, err = existing(host, guest, name); outer != nil || err != nil {
+			return outer, inner, err
+		}
+		// A link of that name that leads elsewhere is a remainder.
+		if err := m.deleteLink(host, name); err != nil {
+			return nil, nil, err
+		}
+		err = host.LinkAdd(veth)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("make veth: %w", err)
+	}
+	if outer, err = host.LinkByName(name); err != nil {
+		return nil, nil, err
+	}
+	if inner, err = guest.LinkByName(guestLink); err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", guestLink, err)
+	}
+	return outer, inner, nil
+}
+
+// existing returns the ends of the link called name if it leads into guest,
+// and nothing if it leads elsewhere.
+func existing(host, guest *netlink.Handle, name string) (outer, inner netlink.Link, err error) {
+	outer, err = host.LinkByName(name)
+	if isGone(err) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	inner, err = guest.LinkByName(guestLink)
+	if isGone(err) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	// IFLA_LINK of either end is the index of the other.
+	if inner.Attrs().ParentIndex != outer.Attrs().Index || outer.Attrs().ParentIndex != inner.Attrs().Index {
+		return nil, nil, nil
+	}
+	return outer, inner, nil
+}
+
+func (m *Manager) setUpHost(h *netlink.Handle, l netlink.Link, addr netip.Addr) error {
+	if err := writeSysctls(hostLink, l.Attrs().Name); err != nil {
+		return err
+	}
+	if err := h.LinkSetUp(l); err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
+	index := l.Attrs().Index
+	// Nobody asks by ARP and nobody would answer.
+	if err := h.NeighSet(neighbour(index, addr, guestMAC)); err != nil {
+		return fmt.Errorf("host neighbour: %w", err)
+	}
+	err := h.RouteReplace(&netlink.Route{
+		LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: single(addr), Src: m.Gateway.AsSlice(),
+	})
+	if err != nil {
+		return fmt.Errorf("host route: %w (did Setup give lo the address %s?)", err, m.Gateway)
+	}
+	return nil
+}
+
+func (m *Manager) setUpGuest(h *netlink.Handle, l netlink.Link, addr netip.Addr) error {
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("guest lo: %w", err)
+	}
+	if err := h.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("guest lo up: %w", err)
+	}
+	if err := h.AddrReplace(l, &netlink.Addr{IPNet: single(addr)}); err != nil {
+		return fmt.Errorf("guest address: %w", err)
+	}
+	if err := h.LinkSetUp(l); err != nil {
+		return fmt.Errorf("guest up: %w", err)
+	}
+	index := l.Attrs().Index
+	if err := h.NeighSet(neighbour(index, m.Gateway, hostMAC)); err != nil {
+		return fmt.Errorf("guest neighbour: %w", err)
+	}
+	for _, r := range []netlink.Route{
+		{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: single(m.Gateway)},
+		{LinkIndex: index, Scope: netlink.SCOPE_UNIVERSE, Gw: m.Gateway.AsSlice()},
+	} {
+		if err := h.RouteReplace(&r); err != nil {
+			return fmt.Errorf("guest route: %w", err)
+		}
+	}
+	return nil
+}
+
+func neighbour(index int, addr netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
+	return &netlink.Neigh{
+		LinkIndex: index, Family: unix.AF_INET, State: netlink.NUD_PERMANENT,
+		IP: addr.AsSlice(), HardwareAddr: mac,
+	}
+}
+
+func single(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}
+}
+
+// ListLinks lists the IDs of this instance that have a host link, those that
+// are on their way out included.
+func (m *Manager) ListLinks(context.Context) ([]string, error) {
+	h, err := m.host()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	links, err := listLinks(h)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	var ids []string
+	for _, l := range links {
+		if id, ok := strings.CutPrefix(l.Attrs().Name, Link("")); ok && m.check(id) == nil {
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+func listLinks(h *netlink.Handle) (links []netlink.Link, err error) {
+	for range dumpTries {
+		links, err = h.LinkList()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return links, err
+		}
+	}
+	return links, err
+}
+
+func isGone(err error) bool {
+	_, gone := errors.AsType[netlink.LinkNotFoundError](err)
+	return gone || errors.Is(err, unix.ENODEV)
+}

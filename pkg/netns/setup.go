@@ -1,0 +1,173 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Setup makes the host ready for links: the gateway address on lo, an
+// unreachable route for the pool, forwarding where replies arrive. It may run
+// at any time and does nothing twice; the daemon calls it at start and with
+// every sweep, so that an uplink that appears later is served too.
+//
+// Forwarding is switched on per link, where the kernel asks for it: on the
+// link a packet comes in by. That is every sandbox link (Attach) and every
+// link by which replies may arrive, that is, one that has routes. The global
+// net.ipv4.ip_forward, which would make the host a router between all its
+// networks and for links to come, is not touched. What Setup switched on it
+// never switches off: somebody else may rely on it by then.
+func (m *Manager) Setup(ctx context.Context) error {
+	if err := m.setup(); err != nil {
+		return fmt.Errorf("set up the host's network for instance %s: %w", m.inst, err)
+	}
+	return ctx.Err()
+}
+
+func (m *Manager) setup() error {
+	if err := os.MkdirAll(m.dir, 0o700); err != nil {
+		return err
+	}
+	h, err := m.host()
+	if err != nil {
+		return err
+	}
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	if err := h.LinkSetUp(lo); err != nil {
+		return fmt.Errorf("lo up: %w", err)
+	}
+	if err := h.AddrReplace(lo, &netlink.Addr{IPNet: single(m.Gateway)}); err != nil {
+		return fmt.Errorf("gateway %s on lo: %w", m.Gateway, err)
+	}
+	// Without it, what the daemon sends to a sandbox that is not there, its
+	// token included, would leave by the default route.
+	if err := h.RouteReplace(m.poolRoute()); err != nil {
+		return fmt.Errorf("unreachable route to %s: %w", m.Pool, err)
+	}
+	return m.openUplinks(h)
+}
+
+func (m *Manager) poolRoute() *netlink.Route {
+	return &netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: ipNet(m.Pool), Priority: 1 << 20}
+}
+
+// openUplinks enables forwarding on links with routes, and notes their
+// smallest MTU: a guest with a greater one would depend on path MTU discovery.
+func (m *Manager) openUplinks(h *netlink.Handle) error {
+	indexes, err := routedLinks(h)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	mtu := 0
+	for index := range indexes {
+		l, err := h.LinkByIndex(index)
+		if isGone(err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		a := l.Attrs()
+		if a.Flags&net.FlagLoopback != 0 || strings.HasPrefix(a.Name, Link("")) {
+			continue
+		}
+		if mtu == 0 || a.MTU < mtu {
+			mtu = a.MTU
+		}
+		if err := m.forward(a.Name); err != nil {
+			return err
+		}
+	}
+	m.mtu.Store(int32(min(mtu, 1500)))
+	return nil
+}
+
+func (m *Manager) forward(link string) error {
+	name := "net/ipv4/conf/" + link + "/forwarding"
+	was, err := os.ReadFile(procSys + name)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // the link went away
+	}
+	if err != nil {
+		return err
+	}
+	if strings.TrimSpace(string(was)) == "1" {
+		return nil
+	}
+	if err := writeSysctls([]sysctl{{name, "1", true}}, ""); err != nil {
+		return err
+	}
+	if m.Log != nil {
+		m.Log.Info("forwarding switched on", "link", link, "sysctl", name,
+			"reason", "replies to sandboxes arrive by this link")
+	}
+	return nil
+}
+
+// routedLinks lists the indexes of links that unicast IPv4 routes lead out by.
+func routedLinks(h *netlink.Handle) (map[int]bool, error) {
+	var routes []netlink.Route
+	var err error
+	for range dumpTries {
+		routes, err = h.RouteList(nil, netlink.FAMILY_V4)
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	indexes := map[int]bool{}
+	for _, r := range routes {
+		if r.Type != unix.RTN_UNICAST {
+			continue
+		}
+		indexes[r.LinkIndex] = true
+		for _, hop := range r.MultiPath {
+			indexes[hop.LinkIndex] = true
+		}
+	}
+	delete(indexes, 0)
+	return indexes, nil
+}
+
+// Purge undoes Setup, but for forwarding. It is for uninstalling and for tests;
+// links and namespaces must be gone by then. Absent is success.
+func (m *Manager) Purge(ctx context.Context) error {
+	h, err := m.host()
+	if err != nil {
+		return err
+	}
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	errs := []error{ctx.Err()}
+	if err := h.AddrDel(lo, &netlink.Addr{IPNet: single(m.Gateway)}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		errs = append(errs, fmt.Errorf("gateway: %w", err))
+	}
+	if err := h.RouteDel(m.poolRoute()); err != nil && !errors.Is(err, unix.ESRCH) {
+		errs = append(errs, fmt.Errorf("pool route: %w", err))
+	}
+	if err := os.Remove(m.dir); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("purge the host's network of instance %s: %w", m.inst, err)
+	}
+	return nil
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Masked().Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

@@ -1,0 +1,112 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// A sysctl is a file below /proc/sys and what is written to it.
+type sysctl struct {
+	name, value string
+	optional    bool // a kernel without the file is fine
+}
+
+// guestNet is written inside a new network namespace, before there is a link;
+// "default" is what a link then starts with.
+//
+// IPv6 is blocked (egress.md §11). A kernel without IPv6 has no file for it.
+// Unprivileged ping needs no capability once every group may use it.
+var guestNet = []sysctl{
+	{"net/ipv6/conf/all/disable_ipv6", "1", true},
+	{"net/ipv6/conf/default/disable_ipv6", "1", true},
+	{"net/ipv4/ping_group_range", "0 65535", false},
+	{"net/ipv4/conf/all/accept_redirects", "0", false},
+	{"net/ipv4/conf/default/accept_redirects", "0", false},
+	{"net/ipv4/conf/default/send_redirects", "0", false},
+	{"net/ipv4/conf/default/rp_filter", "1", false},
+	{"net/ipv4/conf/default/arp_ignore", "2", false},
+	{"net/ipv4/conf/default/arp_announce", "2", false},
+}
+
+// guestUser limits what one sandbox may take of what the kernel counts by user
+// (hardening.md §2.2). User and network namespaces: none, it has the ones it
+// needs. The others: a runtime makes one of each when it starts, and the one
+// of the start before is freed late, so 1 would fail every second time.
+var guestUser = []sysctl{
+	{"user/max_inotify_instances", "64", false},
+	{"user/max_inotify_watches", "65536", false},
+	{"user/max_user_namespaces", "0", false},
+	{"user/max_net_namespaces", "0", false},
+	{"user/max_mnt_namespaces", "8", false},
+	{"user/max_pid_namespaces", "8", false},
+	{"user/max_ipc_namespaces", "8", false},
+	{"user/max_uts_namespaces", "8", false},
+	{"user/max_cgroup_namespaces", "8", false},
+}
+
+// hostLink is written for the host end of a link, before it is up.
+var hostLink = []sysctl{
+	{"net/ipv6/conf/%s/disable_ipv6", "1", true},
+	{"net/ipv6/conf/%s/accept_ra", "0", true},
+	{"net/ipv4/conf/%s/rp_filter", "1", false},
+	{"net/ipv4/conf/%s/accept_redirects", "0", false},
+	{"net/ipv4/conf/%s/accept_source_route", "0", false},
+	{"net/ipv4/conf/%s/send_redirects", "0", false},
+	{"net/ipv4/conf/%s/proxy_arp", "0", false},
+	{"net/ipv4/conf/%s/route_localnet", "0", false},
+	{"net/ipv4/conf/%s/arp_ignore", "2", false},
+	{"net/ipv4/conf/%s/arp_announce", "2", false},
+	{"net/ipv4/conf/%s/forwarding", "1", false},
+}
+
+const procSys = "/proc/sys/"
+
+// guestSteps is guestNet and guestUser for a child of withChild to write.
+func guestSteps() []step {
+	steps := make([]step, 0, len(guestNet)+len(guestUser))
+	for _, list := range [][]sysctl{guestNet, guestUser} {
+		for _, s := range list {
+			steps = append(steps, newStep(procSys+s.name, s.value, s.optional))
+		}
+	}
+	return steps
+}
+
+// writeGuestSysctls writes guestNet. Preconditions: the thread is locked, in
+// the namespace that is meant.
+func writeGuestSysctls() error { return writeSysctls(guestNet, "") }
+
+// writeSysctls writes list, with link for every %s.
+func writeSysctls(list []sysctl, link string) error {
+	for _, s := range list {
+		name := s.name
+		if link != "" {
+			name = fmt.Sprintf(name, link)
+		}
+		err := writeFile(procSys+name, []byte(s.value))
+		if s.optional && errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("set %s = %s: %w", name, s.value, err)
+		}
+	}
+	return nil
+}
+
+// writeFile writes a file of /proc, which must exist, in one write. It asks the
+// kernel for nothing else: an Attach writes eleven of them.
+func writeFile(path string, data []byte) error {
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(fd)
+	if _, err := unix.Write(fd, data); err != nil {
+		return &fs.PathError{Op: "write", Path: path, Err: err}
+	}
+	return nil
+}
