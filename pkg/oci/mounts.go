@@ -2,19 +2,13 @@ package oci
 
 import "github.com/opencontainers/runtime-spec/specs-go"
 
-// Mount points that a root file system must offer, for the scaffold layer below
-// every image: both runtimes make missing ones, but then they show in the
-// guest's own layer, and a read-only root fails.
-var (
-	ScaffoldDirs  = []string{"/dev", "/etc", "/opt", AgentDir, "/proc", "/run", "/sys"}
-	ScaffoldFiles = []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf"}
-)
-
 // mounts are what stands in a sandbox beside its root file system.
 //
 // Not mounted: cgroup, because nothing to write to is no release_agent and no
 // limit lifted (and 2.5 ms saved), and mqueue, which mq_open(3) does not need.
-// /tmp lies on the root file system, i.e. within the disk limit.
+// /tmp lies on the root file system, i.e. within the disk limit. Missing mount
+// points would be made by the runtime, in the guest's own layer: pkg/snapshot's
+// scaffold layer holds them all.
 func mounts(name string, c Config) []specs.Mount {
 	tmpfs := func(options ...string) []string {
 		if name == Runsc {

@@ -1,0 +1,17 @@
+package oci
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// HostNoFile is the Config.NoFile that this process may give: MaxNoFile, or its
+// own hard limit where that is lower and CAP_SYS_RESOURCE may be missing.
+func HostNoFile() (uint64, error) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 0, fmt.Errorf("read RLIMIT_NOFILE: %w", err)
+	}
+	return min(MaxNoFile, l.Max), nil
+}

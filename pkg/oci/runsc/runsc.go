@@ -1,0 +1,235 @@
+// Package runsc starts sandboxes on gVisor.
+//
+// It starts, forgets and lists; it does not kill. A sandbox on gVisor is five
+// or six host processes in one cgroup, and the cgroup kills them: `runsc kill`
+// and `runsc delete` would each cost another process start to do the same
+// worse. What is left after that are three files below Config.Root, and Forget
+// removes them.
+//
+// What surprises: whatever runsc has on its own stdin, stdout and stderr
+// becomes the guest's. So its words reach us through --log, a file in the
+// bundle, and the other two are /dev/null.
+package runsc
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/oci"
+)
+
+// Config says which runsc to drive, and where.
+type Config struct {
+	Binary string                 // runsc, absolute
+	Root   string                 // its state; on a tmpfs, as nothing in it outlives a boot
+	Bundle func(id string) string // directory of a sandbox's config.json
+
+	// StartInCgroup starts cmd in the cgroup leaf of id. All of gVisor's
+	// processes stay there: it runs with --ignore-cgroups.
+	StartInCgroup func(id string, cmd *exec.Cmd) error
+
+	Platform string // "systrap" if empty
+	// NoDirectFS makes the gofer, not the sentry, open files: 10 ms more for
+	// every start and one more wall before a hostile file system.
+	NoDirectFS bool
+	DebugLog   string // directory for gVisor's debug logs; empty: none
+}
+
+// A Driver starts sandboxes on gVisor. It keeps nothing in memory, so any
+// daemon can forget what another one started.
+type Driver struct {
+	c    Config
+	null *os.File
+}
+
+// New checks c and makes its Root.
+func New(c Config) (*Driver, error) {
+	if c.Platform == "" {
+		c.Platform = "systrap"
+	}
+	if _, err := exec.LookPath(c.Binary); err != nil {
+		return nil, fmt.Errorf("find runsc at %s (make build puts it into build/bin): %w", c.Binary, err)
+	}
+	// 12 characters of id and "runsc-.sock"; longer, and runsc puts the socket elsewhere.
+	if n := len(c.Root) + len("/runsc-abcdefghijkl.sock"); n >= 108 {
+		return nil, fmt.Errorf("runsc root %s: too long for a unix socket by %d bytes; choose a shorter run_dir", c.Root, n-107)
+	}
+	if err := os.MkdirAll(c.Root, 0o700); err != nil {
+		return nil, fmt.Errorf("make runsc root: %w", err)
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return nil, err
+	}
+	return &Driver{c: c, null: null}, nil
+}
+
+// Start returns when the init of id runs, or with runsc's own words why not.
+// stdin becomes PID 1's; Start does not close it. If ctx ends first, processes
+// may be left in the cgroup of id: kill that, then Forget.
+func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
+	bundle := d.c.Bundle(id)
+	log := filepath.Join(bundle, "runsc.log")
+	if err := os.Remove(log); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("start %s on runsc: %w", id, err)
+	}
+	cmd := exec.CommandContext(ctx, d.c.Binary, d.args(log, "run", "--detach", "--bundle="+bundle, id)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, d.null, d.null
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+	if err := d.c.StartInCgroup(id, cmd); err != nil {
+		return fmt.Errorf("start %s: start runsc in its cgroup: %w", id, err)
+	}
+	limitErr := restrain(cmd.Process.Pid)
+	if err := cmd.Wait(); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("start %s on runsc: %w", id, context.Cause(ctx))
+		}
+		return fmt.Errorf("start %s on runsc: %s", id, words(log, err))
+	}
+	if limitErr != nil {
+		return fmt.Errorf("start %s on runsc: %w", id, limitErr)
+	}
+	return nil
+}
+
+// restrain sets what all of gVisor's processes inherit from the first, which
+// needs milliseconds before it makes the second.
+func restrain(pid int) error {
+	// At exactly 1 no crash of the sentry reaches the host's core_pattern helper (pkg/oci).
+	core := unix.Rlimit{Cur: 1, Max: 1}
+	if err := unix.Prlimit(pid, unix.RLIMIT_CORE, &core, nil); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("set RLIMIT_CORE: %w", err)
+	}
+	// runsc gives it to the sentry alone, not to the gofer and the guest's stubs.
+	err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), strconv.AppendInt(nil, oci.OOMScoreAdj, 10), 0)
+	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("set oom_score_adj: %w", err)
+	}
+	return nil
+}
+
+// args are the flags of every runsc command, then those of one.
+func (d *Driver) args(log string, command ...string) []string {
+	args := []string{
+		"--root=" + d.c.Root,
+		"--log=" + log,
+		"--log-format=json",
+		"--platform=" + d.c.Platform,
+		"--network=sandbox",
+		"--overlay2=none", // the upper is a directory of the host: cp, diff, limits and snapshots are one code path
+		"--host-uds=none",
+		"--host-fifo=none",
+		"--net-raw=false",
+		"--iouring=false",
+		"--ignore-cgroups", // pkg/cgroups made and limited the leaf; this saves 16 ms
+		"--host-settings=ignore",
+		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // one binary, no gvisor-bin/ beside it
+	}
+	if d.c.NoDirectFS {
+		args = append(args, "--directfs=false")
+	}
+	if d.c.DebugLog != "" {
+		args = append(args, "--debug", "--debug-log="+d.c.DebugLog+"/")
+	}
+	return append(args, command...)
+}
+
+// words is what runsc logged before it failed with err.
+func words(log string, err error) string {
+	f, openErr := os.Open(log)
+	if openErr != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	var all []string
+	for dec := json.NewDecoder(io.LimitReader(f, 8<<10)); ; { // values, without lines between them
+		var entry struct {
+			Msg string `json:"msg"`
+		}
+		if dec.Decode(&entry) != nil {
+			break
+		}
+		if entry.Msg != "" {
+			all = append(all, entry.Msg)
+		}
+	}
+	if len(all) == 0 {
+		return err.Error()
+	}
+	return strings.Join(all, "; ")
+}
+
+// Forget removes what runsc remembers of id, whose processes must be dead.
+// Nothing to forget is no error.
+//
+// It is what `runsc delete` does after its process start and its waiting, for
+// containers without a cgroup, hooks and overlay of gVisor's own
+// (gvisor.dev/gvisor/runsc/container, Destroy).
+func (d *Driver) Forget(_ context.Context, id string) error {
+	name := id + "_sandbox:" + id
+	var failed error
+	// The state goes last: while it is there, List names id.
+	for _, f := range []string{"runsc-" + id + ".sock", name + ".lock", name + ".state"} {
+		if err := os.Remove(filepath.Join(d.c.Root, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			failed = errors.Join(failed, fmt.Errorf("forget %s: %w", id, err))
+		}
+	}
+	return failed
+}
+
+// List returns the ids that runsc remembers, also those whose start was cut
+// short.
+func (d *Driver) List(context.Context) ([]string, error) {
+	entries, err := os.ReadDir(d.c.Root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list runsc's sandboxes: %w", err)
+	}
+	seen := map[string]bool{}
+	var ids []string
+	for _, e := range entries {
+		id, _, ok := strings.Cut(e.Name(), "_sandbox:")
+		if !ok {
+			id, ok = strings.CutPrefix(strings.TrimSuffix(e.Name(), ".sock"), "runsc-")
+		}
+		if ok && !seen[id] {
+			seen[id] = true
+			ids = append(ids, id)
+		}
+	}
+	return ids, nil
+}
+
+// Close gives back what all sandboxes of Root share: the empty network
+// namespace of their gofers. Running sandboxes keep theirs; the next Start
+// makes another.
+func (d *Driver) Close() error {
+	path := filepath.Join(d.c.Root, "null-netns")
+	for {
+		// Starts that race pin theirs one on top of the other.
+		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if err != nil {
+			return fmt.Errorf("unmount %s: %w", path, err)
+		}
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return d.null.Close()
+}

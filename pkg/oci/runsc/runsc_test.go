@@ -1,0 +1,23 @@
+package runsc_test
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
+	"github.com/sandboxd/sandboxd/pkg/oci/runtimetest"
+)
+
+func open(t testing.TB, h *runtimetest.Host) runtimetest.Runtime {
+	t.Helper()
+	d, err := runsc.New(runsc.Config{
+		Binary: filepath.Join(h.Bin, "runsc"), Root: h.Root, Bundle: h.Bundle, StartInCgroup: h.StartInCgroup,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestConformance(t *testing.T) { runtimetest.Run(t, oci.Runsc, open) }

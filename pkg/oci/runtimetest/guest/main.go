@@ -1,0 +1,150 @@
+// Command guest is PID 1 of the sandboxes that runtimetest starts. It reads
+// questions from stdin, one line of JSON each, and answers there too: stdin is
+// a socket, stdout is /dev/null as for every sandbox.
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+func main() {
+	in := bufio.NewReader(os.Stdin)
+	for {
+		line, err := in.ReadString('\n')
+		if err != nil {
+			select {} // init lives on; the cgroup ends it
+		}
+		var answer any
+		switch q := strings.TrimSpace(line); q {
+		case "ping":
+			answer = "pong"
+		case "report":
+			answer = report()
+		case "exit":
+			os.Exit(3)
+		default:
+			answer = "unknown question " + q
+		}
+		b, err := json.Marshal(answer)
+		if err != nil {
+			b = []byte(strconv.Quote(err.Error()))
+		}
+		os.Stdin.Write(append(b, '\n')) //nolint:errcheck // nobody left to tell
+	}
+}
+
+func report() map[string]string {
+	r := map[string]string{"cpus": strconv.Itoa(runtime.NumCPU())}
+	for _, f := range []string{
+		"/proc/self/status", "/proc/self/limits", "/proc/self/uid_map", "/proc/self/mountinfo", "/proc/meminfo", "/proc/self/oom_score_adj",
+		"/etc/resolv.conf", "/etc/hosts", "/etc/hostname",
+	} {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			r[f] = err.Error()
+			continue
+		}
+		r[f] = string(b)
+	}
+	r["hostname"], _ = os.Hostname()
+	r["env"] = strings.Join(os.Environ(), "\n")
+	r["cwd"], _ = os.Getwd()
+	r["pid"] = strconv.Itoa(os.Getpid())
+	fds, _ := filepath.Glob("/proc/self/fd/*")
+	for _, fd := range fds {
+		to, _ := os.Readlink(fd)
+		r["fds"] += filepath.Base(fd) + " " + to + "\n"
+	}
+	for _, n := range []string{"null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm"} {
+		if _, err := os.Stat("/dev/" + n); err != nil {
+			r["dev"] += err.Error() + "\n"
+		}
+	}
+	for _, p := range []string{"/proc/kcore", "/proc/keys", "/proc/interrupts", "/proc/timer_list", "/sys/firmware", "/sys/class/dmi"} {
+		if readable(p) {
+			r["unmasked"] += p + " "
+		}
+	}
+	for _, p := range []string{"/sys/kernel/mm/transparent_hugepage/enabled", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/opt/opensandbox/sandbox-agent"} {
+		if fd, err := unix.Open(p, unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
+			unix.Close(fd)
+			r["writable"] += p + " "
+		}
+	}
+	if err := os.WriteFile("/tmp/new", []byte("x"), 0o600); err != nil {
+		r["rootfs"] = err.Error()
+	}
+	for name, p := range probes {
+		if errno := p(); errno != 0 {
+			r["sys."+name] = unix.ErrnoName(errno)
+		} else {
+			r["sys."+name] = "ok"
+		}
+	}
+	return r
+}
+
+// readable reports whether p is a file with something in it or a directory with an entry.
+func readable(p string) bool {
+	if entries, err := os.ReadDir(p); err == nil {
+		return len(entries) > 0
+	}
+	f, err := os.Open(p)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	n, _ := f.Read(make([]byte, 1))
+	return n > 0
+}
+
+func call(nr uintptr, args ...uintptr) unix.Errno {
+	var a [6]uintptr
+	copy(a[:], args)
+	_, _, errno := unix.RawSyscall6(nr, a[0], a[1], a[2], a[3], a[4], a[5])
+	return errno
+}
+
+// probes try what a sandbox must not; arguments are such that success harms nobody.
+var probes = map[string]func() unix.Errno{
+	"unshare":  func() unix.Errno { return call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER) },
+	"setns":    func() unix.Errno { return call(unix.SYS_SETNS, ^uintptr(0), 0) },
+	"clone3":   func() unix.Errno { return call(unix.SYS_CLONE3, 0, 0) },
+	"clonens":  func() unix.Errno { return call(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_THREAD) }, // EINVAL if it got through
+	"mount":    func() unix.Errno { return call(unix.SYS_MOUNT, 0, 0, 0, 0, 0) },
+	"fsopen":   func() unix.Errno { return call(unix.SYS_FSOPEN, 0, 0) },
+	"bpf":      func() unix.Errno { return call(unix.SYS_BPF, 0, 0, 0) },
+	"io_uring": func() unix.Errno { return call(unix.SYS_IO_URING_SETUP, 0, 0) },
+	"keyctl":   func() unix.Errno { return call(unix.SYS_KEYCTL, 0, 0, 0) },
+	"perf":     func() unix.Errno { return call(unix.SYS_PERF_EVENT_OPEN, 0, 0, 0, 0) },
+	"reboot":   func() unix.Errno { return call(unix.SYS_REBOOT, 1, 2, 3, 0) },
+	"vsock":    func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM, 0) },
+	"alg":      func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_ALG, unix.SOCK_SEQPACKET, 0) },
+	"packet":   func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_PACKET, unix.SOCK_RAW, 0) },
+	"netfilter": func() unix.Errno {
+		return call(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_NETFILTER)
+	},
+	"route":   func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE) },
+	"inet":    func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0) },
+	"tiocsti": func() unix.Errno { return call(unix.SYS_IOCTL, ^uintptr(0), 1<<32|unix.TIOCSTI, 0) },
+	"core": func() unix.Errno {
+		err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: 1})
+		errno, _ := err.(unix.Errno)
+		return errno
+	},
+	"chroot": func() unix.Errno { return errnoOf(unix.Chroot("/")) },
+	"mknod":  func() unix.Errno { return errnoOf(unix.Mknod("/tmp/dev", unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5)))) },
+}
+
+func errnoOf(err error) unix.Errno {
+	errno, _ := err.(unix.Errno)
+	return errno
+}

@@ -1,0 +1,331 @@
+package runtimetest
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/oci"
+)
+
+// Open makes the runtime under test on h.
+type Open func(t testing.TB, h *Host) Runtime
+
+// Run runs the suite against runtime name, oci.Runsc or oci.Runc.
+func Run(t *testing.T, name string, open Open) {
+	h := NewHost(t, name)
+	rt := open(t, h)
+	t.Cleanup(func() { must(t, rt.Close()) })
+
+	t.Run("Report", func(t *testing.T) { testReport(t, h, rt) })
+	t.Run("ReadOnly", func(t *testing.T) { testReadOnly(t, h, rt) })
+	t.Run("BadEntrypoint", func(t *testing.T) { testBadEntrypoint(t, h, rt) })
+	t.Run("MissingRootFS", func(t *testing.T) { testMissingRootFS(t, h, rt) })
+	t.Run("TwoOfOneID", func(t *testing.T) { testTwoOfOneID(t, h, rt) })
+	t.Run("ForgetAndList", func(t *testing.T) { testForgetAndList(t, h, rt) })
+	t.Run("InitExits", func(t *testing.T) { testInitExits(t, h, rt) })
+	t.Run("Canceled", func(t *testing.T) { testCanceled(t, h, rt) })
+	t.Run("EightAtOnce", func(t *testing.T) { testEightAtOnce(t, h, rt) })
+	t.Run("AnotherDaemon", func(t *testing.T) { testAnotherDaemon(t, h, rt, open) })
+}
+
+// testReport asks the sandbox what it is and compares with hardening.md §2.
+func testReport(t *testing.T, h *Host, rt Runtime) {
+	b := h.NewBox(t, rt)
+	must(t, b.Start(t.Context()))
+	var r map[string]string
+	must(t, b.Ask("report", &r))
+
+	// CHOWN DAC_OVERRIDE FOWNER FSETID KILL SETGID SETUID SETPCAP NET_BIND_SERVICE SYS_CHROOT SETFCAP
+	const caps = "00000000800405fb"
+	status := fields(r["/proc/self/status"])
+	for key, want := range map[string]string{
+		"CapInh": "0000000000000000", "CapPrm": caps, "CapEff": caps, "CapBnd": caps, "CapAmb": "0000000000000000",
+		"NoNewPrivs": "1",
+	} {
+		if got := status[key]; got != want && !(h.runtime == oci.Runsc && key == "NoNewPrivs" && got == "") {
+			t.Errorf("status %s = %q, want %q", key, got, want)
+		}
+	}
+	for key, want := range map[string]string{
+		"hostname": "lab", "pid": "1", "cwd": "/", "dev": "", "unmasked": "", "rootfs": "",
+		"/etc/resolv.conf": "# resolv.conf of sandboxd\n", "/etc/hosts": "# hosts of sandboxd\n", "/etc/hostname": "# hostname of sandboxd\n",
+	} {
+		if got := r[key]; got != want {
+			t.Errorf("%s = %q, want %q", key, got, want)
+		}
+	}
+	if !slices.Contains(strings.Split(r["env"], "\n"), "ANSWER=42") {
+		t.Errorf("env lacks ANSWER=42: %q", r["env"])
+	}
+	core, _ := find(r["/proc/self/limits"], "Max core file size")
+	if f := strings.Fields(core); len(f) < 6 || f[4] != "1" || f[5] != "1" {
+		t.Errorf("core limit is %q, want exactly 1", core)
+	}
+	for pid, score := range b.scores(t) {
+		if score != "500" {
+			t.Errorf("host process %s of the sandbox has oom_score_adj %s, want 500", pid, score)
+		}
+	}
+	if h.runtime == oci.Runsc {
+		reportRunsc(t, r)
+	} else {
+		reportRunc(t, b, r, status)
+	}
+	for _, name := range []string{"route", "inet", "chroot"} {
+		if got := r["sys."+name]; got != "ok" {
+			t.Errorf("%s: %s, want it allowed", name, got)
+		}
+	}
+}
+
+func reportRunsc(t *testing.T, r map[string]string) {
+	t.Helper()
+	// The host is behind the sentry: what counts is that nothing reaches it.
+	for _, name := range []string{"bpf", "io_uring", "alg", "vsock", "perf", "reboot", "mknod"} {
+		if got := r["sys."+name]; got == "ok" {
+			t.Errorf("%s: allowed", name)
+		}
+	}
+	if strings.Contains(r["writable"], "/opt/") {
+		t.Errorf("writable: %s", r["writable"])
+	}
+}
+
+func reportRunc(t *testing.T, b *Box, r, status map[string]string) {
+	t.Helper()
+	want := map[string]string{
+		"unshare": "EPERM", "setns": "EPERM", "clone3": "ENOSYS", "clonens": "EPERM", "mount": "EPERM", "fsopen": "EPERM",
+		"bpf": "EPERM", "io_uring": "ENOSYS", "keyctl": "EPERM", "perf": "EPERM", "reboot": "EPERM",
+		"vsock": "EAFNOSUPPORT", "alg": "EAFNOSUPPORT", "packet": "EAFNOSUPPORT", "netfilter": "EPROTONOSUPPORT",
+		"tiocsti": "EPERM", "core": "EPERM", "mknod": "EPERM",
+	}
+	for name, errno := range want {
+		if got := r["sys."+name]; got != errno {
+			t.Errorf("%s: %s, want %s", name, got, errno)
+		}
+	}
+	if status["Seccomp"] != "2" || status["Seccomp_filters"] != "1" {
+		t.Errorf("seccomp mode %s with %s filters, want 2 with 1", status["Seccomp"], status["Seccomp_filters"])
+	}
+	if f := strings.Fields(r["/proc/self/uid_map"]); len(f) != 3 || f[0] != "0" || f[2] != "65536" || f[1] == "0" {
+		t.Errorf("uid_map is %q, want 65536 ids of its own", r["/proc/self/uid_map"])
+	}
+	if got := r["writable"]; got != "" {
+		t.Errorf("writable: %s", got)
+	}
+	for _, m := range []struct{ dst, options string }{
+		{"/proc", "nosuid,nodev,noexec"}, {"/sys", "ro,nosuid,nodev,noexec"}, {"/run", "nosuid,nodev,noexec"},
+		{"/dev/shm", "nosuid,nodev,noexec"}, {"/opt/opensandbox", "ro,nosuid,nodev"}, {"/etc/hosts", "ro,nosuid,nodev,noexec"},
+		{"/proc/sys", "ro"}, {"/proc/sysrq-trigger", "ro"},
+	} {
+		line, ok := find(r["/proc/self/mountinfo"], " "+m.dst+" ")
+		if !ok {
+			t.Errorf("%s is no mount", m.dst)
+			continue
+		}
+		options := strings.Split(strings.Fields(line)[5], ",")
+		for _, o := range strings.Split(m.options, ",") {
+			if !slices.Contains(options, o) {
+				t.Errorf("%s is mounted %v, want %s", m.dst, options, o)
+			}
+		}
+	}
+	if _, ok := find(r["/proc/self/mountinfo"], " cgroup"); ok {
+		t.Error("a cgroup file system is mounted")
+	}
+	for line := range strings.Lines(r["fds"]) {
+		fd, to, _ := strings.Cut(strings.TrimSpace(line), " ")
+		ok := to == "/dev/null" || strings.HasPrefix(to, "socket:") && fd == "0" || strings.HasPrefix(to, "anon_inode:") || strings.HasPrefix(to, "/proc/1/fd")
+		if !ok {
+			t.Errorf("PID 1 of %s holds descriptor %s to %s", b.ID, fd, to)
+		}
+	}
+}
+
+func testReadOnly(t *testing.T, h *Host, rt Runtime) {
+	b := h.NewBox(t, rt)
+	b.Config.ReadOnly = true
+	must(t, b.Start(t.Context()))
+	var r map[string]string
+	must(t, b.Ask("report", &r))
+	if !strings.Contains(r["rootfs"], "read-only") {
+		t.Errorf("write to a read-only root: %q", r["rootfs"])
+	}
+}
+
+func testBadEntrypoint(t *testing.T, h *Host, rt Runtime) {
+	b := h.NewBox(t, rt)
+	b.Config.AgentDir = t.TempDir()
+	must(t, os.Chmod(b.Config.AgentDir, 0o755))
+	err := b.Start(t.Context())
+	says(t, err, b.ID, oci.AgentPath, "no such file")
+	if err := os.WriteFile(filepath.Join(b.Config.AgentDir, "sandbox-agent"), []byte("#!"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b.Kill(t)
+	must(t, rt.Forget(t.Context(), b.ID))
+	remakeLeaf(t, b)
+	says(t, b.Start(t.Context()), b.ID, oci.AgentPath, "permission denied")
+}
+
+func testMissingRootFS(t *testing.T, h *Host, rt Runtime) {
+	b := h.NewBox(t, rt)
+	b.Config.RootFS = filepath.Join(h.dir, "nowhere")
+	says(t, b.Start(t.Context()), b.ID, "no such file")
+}
+
+func testTwoOfOneID(t *testing.T, h *Host, rt Runtime) {
+	b := h.NewBox(t, rt)
+	must(t, b.Start(t.Context()))
+	says(t, b.Start(t.Context()), b.ID)
+	var pong string
+	if err := b.Ask("ping", &pong); err != nil {
+		t.Errorf("the first of two did not survive the second: %v", err)
+	}
+}
+
+func testForgetAndList(t *testing.T, h *Host, rt Runtime) {
+	ctx := t.Context()
+	b := h.NewBox(t, rt)
+	listed(t, rt, b.ID, false)
+	must(t, rt.Forget(ctx, b.ID)) // what never was
+	must(t, b.Start(ctx))
+	listed(t, rt, b.ID, true)
+	b.Kill(t)
+	listed(t, rt, b.ID, true)
+	for range 2 {
+		must(t, rt.Forget(ctx, b.ID))
+		listed(t, rt, b.ID, false)
+	}
+	left, err := filepath.Glob(filepath.Join(h.Root, "*"+b.ID+"*"))
+	must(t, err)
+	if len(left) > 0 {
+		t.Errorf("left in %s: %v", h.Root, left)
+	}
+	// The same id may start again.
+	remakeLeaf(t, b)
+	must(t, b.Start(ctx))
+	var pong string
+	must(t, b.Ask("ping", &pong))
+}
+
+func testInitExits(t *testing.T, h *Host, rt Runtime) {
+	b := h.NewBox(t, rt)
+	must(t, b.Start(t.Context()))
+	if err := b.Ask("exit", new(string)); err == nil {
+		t.Error("an answer from the dead")
+	}
+	b.AwaitDead(t)
+}
+
+func testCanceled(t *testing.T, h *Host, rt Runtime) {
+	b := h.NewBox(t, rt)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Millisecond)
+	defer cancel()
+	if err := b.Start(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("start under a context that ended: %v", err)
+	}
+	// Whatever was left: Remove, by Cleanup, must clear it.
+}
+
+func testEightAtOnce(t *testing.T, h *Host, rt Runtime) {
+	var all sync.WaitGroup
+	boxes := make([]*Box, 8)
+	for i := range boxes {
+		boxes[i] = h.NewBox(t, rt)
+	}
+	for _, b := range boxes {
+		all.Go(func() {
+			if err := b.Start(t.Context()); err != nil {
+				t.Error(err)
+				return
+			}
+			var pong string
+			if err := b.Ask("ping", &pong); err != nil || pong != "pong" {
+				t.Errorf("%s says %q, %v", b.ID, pong, err)
+			}
+		})
+	}
+	all.Wait()
+	ids, err := rt.List(t.Context())
+	must(t, err)
+	if len(ids) != len(boxes) {
+		t.Errorf("listed %v, want %d", ids, len(boxes))
+	}
+}
+
+// testAnotherDaemon: sandboxes outlive the driver that started them, and its
+// successor lists and forgets them.
+func testAnotherDaemon(t *testing.T, h *Host, rt Runtime, open Open) {
+	first := open(t, h)
+	b := h.NewBox(t, rt)
+	b.rt = first
+	must(t, b.Start(t.Context()))
+	must(t, first.Close())
+	b.rt = rt
+	var pong string
+	must(t, b.Ask("ping", &pong))
+	listed(t, rt, b.ID, true)
+	b.Remove(t)
+	listed(t, rt, b.ID, false)
+}
+
+// remakeLeaf makes the cgroup leaf again: a runtime may take it away when its
+// start fails, and Linux 6.18 kills whatever is cloned into a cgroup that
+// cgroup.kill was ever written to (the clone is compared with the count of
+// kills of its parent's cgroup).
+func remakeLeaf(t *testing.T, b *Box) {
+	t.Helper()
+	for _, m := range hierarchies(t) {
+		rmdir(t, filepath.Join(m, leaf(b.ID)))
+		must(t, os.MkdirAll(filepath.Join(m, leaf(b.ID)), 0o755))
+	}
+}
+
+func listed(t *testing.T, rt Runtime, id string, want bool) {
+	t.Helper()
+	ids, err := rt.List(context.Background())
+	must(t, err)
+	if slices.Contains(ids, id) != want {
+		t.Errorf("List says %v; want %s in it: %v", ids, id, want)
+	}
+}
+
+func says(t *testing.T, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("no error")
+	}
+	t.Log(err)
+	for _, w := range words {
+		if !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(w)) {
+			t.Errorf("error %q does not say %q", err, w)
+		}
+	}
+}
+
+// fields reads the "Key:\tvalue" lines of a /proc status file.
+func fields(s string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(s) {
+		k, v, _ := strings.Cut(line, ":")
+		m[k] = strings.TrimSpace(v)
+	}
+	return m
+}
+
+func find(s, part string) (string, bool) {
+	for line := range strings.Lines(s) {
+		if strings.Contains(line, part) {
+			return line, true
+		}
+	}
+	return "", false
+}
