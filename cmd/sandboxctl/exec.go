@@ -1,0 +1,256 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// execFlags are how a command is run, in run and exec.
+type execFlags struct {
+	workdir, user    string
+	interactive, tty bool
+	timeout          time.Duration
+}
+
+func (e *execFlags) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVarP(&e.workdir, "workdir", "w", "", "directory to run in (default: the image's)")
+	f.StringVarP(&e.user, "user", "u", "", "user to run as: NAME or UID, and :GROUP or :GID (default: the image's)")
+	f.BoolVarP(&e.interactive, "interactive", "i", false, "pass standard input on")
+	f.BoolVarP(&e.tty, "tty", "t", false, "a terminal (comes with a later release)")
+	f.DurationVar(&e.timeout, "timeout", 0, "kill the command after this time, as 30s; the exit status is 124 then")
+	_ = f.MarkHidden("tty")
+}
+
+func (e *execFlags) check() error {
+	if e.tty {
+		return errs.New(errs.Unsupported, "-t: terminals come with a later release; -i alone passes standard input on")
+	}
+	if e.timeout < 0 {
+		return errs.New(errs.Invalid, "--timeout %s is negative", e.timeout)
+	}
+	return nil
+}
+
+func (e *execFlags) command(argv []string, env map[string]string) client.Command {
+	return client.Command{Argv: argv, Dir: e.workdir, Env: env, Timeout: e.timeout, Stdin: e.interactive}
+}
+
+func newExec(c *cli) *cobra.Command {
+	var (
+		e             execFlags
+		env, envFiles []string
+		detach        bool
+	)
+	cmd := &cobra.Command{
+		Use:   "exec [flags] SANDBOX [--] COMMAND [ARG...]",
+		Short: "Run a command in a sandbox",
+		Long: `Run a command in a sandbox. The exit status is as for run.
+
+With --detach it prints the command's id, and the command goes on by itself:
+see sandboxctl command.`,
+		Args: cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := flagsFirst(cmd, args); err != nil {
+				return err
+			}
+			if err := e.check(); err != nil {
+				return err
+			}
+			argv := afterDash(args[1:])
+			if len(argv) == 0 {
+				return errs.New(errs.Invalid, "no command; as in: sandboxctl exec %s -- uname -a", args[0])
+			}
+			vars, err := environment(env, envFiles)
+			if err != nil {
+				return err
+			}
+			cl, err := c.connect()
+			if err != nil {
+				return err
+			}
+			command := e.command(argv, flat(vars))
+			if detach {
+				return background(cmd.Context(), cl, args[0], command, e.user)
+			}
+			sig := catchSignals()
+			defer sig.stop()
+			return execute(cl, sig, args[0], command, e.user, os.Stdin)
+		},
+	}
+	cmd.Flags().SetInterspersed(false)
+	e.flags(cmd)
+	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on")
+	cmd.Flags().StringArrayVar(&envFiles, "env-file", nil, "file of NAME=VALUE lines")
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "print the command's id and leave it running")
+	return cmd
+}
+
+func background(ctx context.Context, cl *client.Client, sandbox string, command client.Command, user string) error {
+	if command.Stdin {
+		return errs.New(errs.Invalid, "-d and -i exclude one another: nobody would feed a command that is left alone")
+	}
+	command.Background = true
+	if err := setUser(ctx, cl, sandbox, &command, user); err != nil {
+		return err
+	}
+	p, err := cl.Start(ctx, sandbox, command)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	_, err = fmt.Println(p.ID)
+	return err
+}
+
+func setUser(ctx context.Context, cl *client.Client, sandbox string, command *client.Command, user string) (err error) {
+	if user != "" {
+		command.UID, command.GID, err = cl.LookupUser(ctx, sandbox, user)
+	}
+	return err
+}
+
+// signals passes signals on to a command. The second Ctrl-C ends everything.
+type signals struct {
+	ch     chan os.Signal
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+func catchSignals() *signals {
+	s := &signals{ch: make(chan os.Signal, 8)}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	signal.Notify(s.ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	return s
+}
+
+func (s *signals) stop() {
+	signal.Stop(s.ch)
+	s.cancel()
+}
+
+// pending reports whether a signal has come that nobody has taken.
+func (s *signals) pending() bool { return len(s.ch) > 0 }
+
+var signalNames = map[os.Signal]string{
+	syscall.SIGINT: "SIGINT", syscall.SIGTERM: "SIGTERM", syscall.SIGHUP: "SIGHUP", syscall.SIGQUIT: "SIGQUIT",
+}
+
+// forward sends each signal to p until done; the second of a kind gives up.
+func (s *signals) forward(p *client.Process, done <-chan struct{}) {
+	seen := map[os.Signal]bool{}
+	for {
+		select {
+		case <-done:
+			return
+		case got := <-s.ch:
+			if seen[got] {
+				s.cancel()
+				return
+			}
+			seen[got] = true
+			go p.Signal(s.ctx, signalNames[got]) //nolint:errcheck // a command that ended meanwhile needs none
+		}
+	}
+}
+
+// execute runs a command to its end and returns its exit status as an error.
+func execute(cl *client.Client, sig *signals, sandbox string, command client.Command, user string, stdin io.Reader) error {
+	ctx := sig.ctx
+	if err := setUser(ctx, cl, sandbox, &command, user); err != nil {
+		return err
+	}
+	p, err := cl.Start(ctx, sandbox, command)
+	if err != nil {
+		return err
+	}
+	done := make(chan struct{})
+	defer close(done)
+	go sig.forward(p, done)
+	if command.Stdin {
+		go p.SendStdin(ctx, stdin) //nolint:errcheck // a command may end before its input does
+	}
+	exit, err := p.Wait(os.Stdout, os.Stderr)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return status{code: 130}
+	case errors.Is(err, client.ErrLost):
+		return autopsy(cl, sandbox, err)
+	case errors.Is(err, syscall.EPIPE):
+		return status{code: 141} // as a shell says of a writer whose reader left
+	case err != nil:
+		return err
+	}
+	return outcome(cl, sandbox, command, exit)
+}
+
+// outcome says how a command ended.
+func outcome(cl *client.Client, sandbox string, command client.Command, exit client.Exit) error {
+	switch {
+	case exit.TimedOut:
+		return status{exitTimeout, fmt.Sprintf("the command was killed: it ran longer than --timeout %s", command.Timeout)}
+	case exit.Error != "":
+		hint := "is it installed in the image?"
+		if exit.Code != exitNotFound {
+			hint = "is it executable?"
+		}
+		return status{exit.Code, fmt.Sprintf("cannot run %q in sandbox %s: %s; %s", command.Argv[0], sandbox, printable(exit.Error, false), hint)}
+	case exit.Signal == "SIGKILL":
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		text := "the command was killed by SIGKILL"
+		if u, err := cl.Stats(ctx, sandbox); err == nil && u.OOMKills > 0 {
+			text = fmt.Sprintf("the command was killed: the sandbox went over its memory limit of %s; give it more with --memory", bytesOf(u.MemoryLimitBytes))
+		}
+		return status{exitKilled, text}
+	case exit.Code != 0:
+		return status{code: exit.Code}
+	}
+	return nil
+}
+
+// autopsy finds out why a command's stream broke: most often because its
+// sandbox has ended, which the daemon may notice a moment later than we do.
+func autopsy(cl *client.Client, sandbox string, lost error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		sb, err := cl.Get(ctx, sandbox)
+		switch {
+		case errs.Is(err, errs.NotFound):
+			return status{exitKilled, fmt.Sprintf("sandbox %s was removed, or its timeout passed, while the command ran", sandbox)}
+		case err == nil && sb.Status.Reason == "expired":
+			return status{exitTimeout, fmt.Sprintf("the timeout of sandbox %s passed while the command ran", sandbox)}
+		case err == nil && sb.Status.Reason == "oom":
+			limit := ""
+			if sb.Sandboxd != nil {
+				limit = " of " + bytesOf(sb.Sandboxd.MemoryBytes)
+			}
+			return status{exitKilled, fmt.Sprintf("killed: sandbox %s went over its memory limit%s; give it more with --memory", sandbox, limit)}
+		case err == nil && (sb.Status.State == client.Failed || sb.Status.State == client.Terminated):
+			return status{exitKilled, fmt.Sprintf("killed: sandbox %s ended while the command ran (%s) %s", sandbox, sb.Status.Reason, printable(sb.Status.Message, false))}
+		}
+		select {
+		case <-ctx.Done():
+			return errs.Wrap(lost, errs.Unavailable, "the connection to the command broke, and its sandbox %s still seems to run; was the daemon restarted? A command that must outlive that is started with exec -d", sandbox)
+		case <-tick.C:
+		}
+	}
+}
+
+// trimSignal takes SIG off, so that both INT and SIGINT work.
+func trimSignal(s string) string { return "SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG") }

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+func newPause(c *cli) *cobra.Command {
+	return verb(c, "pause SANDBOX...", "Freeze all processes of sandboxes", (*client.Client).Pause)
+}
+
+// verb makes a command that does one thing to every sandbox named and prints
+// the names it did it to, as docker does.
+func verb(c *cli, use, short string, f func(*client.Client, context.Context, string) error) *cobra.Command {
+	return &cobra.Command{
+		Use:   use,
+		Short: short,
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.connect()
+			if err != nil {
+				return err
+			}
+			return each(args, func(id string) error {
+				if err := f(cl, cmd.Context(), id); err != nil {
+					return err
+				}
+				_, err := fmt.Println(id)
+				return err
+			})
+		},
+	}
+}

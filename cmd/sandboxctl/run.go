@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func newRun(c *cli) *cobra.Command {
+	var (
+		s      spec
+		e      execFlags
+		rm     bool
+		detach bool
+	)
+	cmd := &cobra.Command{
+		Use:   "run [flags] IMAGE [--] COMMAND [ARG...]",
+		Short: "Run a command in a sandbox of its own, which is destroyed afterwards",
+		Long: `Run a command in a sandbox of its own, which is destroyed afterwards.
+
+The exit status is the command's; 124 if it ran into --timeout, 125 if
+sandboxctl or the daemon failed, 126 or 127 if the command can not be run or
+does not exist, 137 if it was killed (the reason is on stderr). Ctrl-C goes to
+the command; a second one destroys the sandbox at once.`,
+		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
+  sandboxctl run --runtime runc --memory 256Mi base uname -a
+  tar c . | sandboxctl run -i base -- sh -c 'tar x && ls'`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := flagsFirst(cmd, args); err != nil {
+				return err
+			}
+			if err := e.check(); err != nil {
+				return err
+			}
+			command := argv(s.entrypoint, args[1:])
+			if len(command) == 0 {
+				return errs.New(errs.Invalid, "no command: images here have none of their own; as in: sandboxctl run %s -- sh -c 'echo hello'", args[0])
+			}
+			r, err := s.request(args[0])
+			if err != nil {
+				return err
+			}
+			if detach {
+				return c.create(cmd.Context(), r, command, e.timeout, true, output{format: "table"})
+			}
+			return c.run(r, e, command, rm)
+		},
+	}
+	cmd.Flags().SetInterspersed(false)
+	s.flags(cmd)
+	e.flags(cmd)
+	cmd.Flags().BoolVar(&rm, "rm", true, "destroy the sandbox afterwards")
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "create the sandbox with the command as its entrypoint and print its id")
+	return cmd
+}
+
+// cleanup bounds how long the end of a run may take.
+const cleanup = 30 * time.Second
+
+// run makes a sandbox, runs the command, and destroys the sandbox whatever
+// happens. Three requests over one connection; the last begins the moment the
+// exit status is known.
+func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool) (err error) {
+	cl, err := c.connect()
+	if err != nil {
+		return err
+	}
+	sig := catchSignals()
+	defer sig.stop()
+	r.Extensions[client.ExtIdle] = "true"
+	if rm {
+		r.Extensions[client.ExtOneShot] = "true"
+		if e.timeout > 0 { // a net for the case that this process is killed
+			r.Extensions[client.ExtTimeout] = seconds(e.timeout + 5*time.Minute)
+		}
+	}
+	// Not to be cut short by Ctrl-C: without the answer nobody knows what to destroy.
+	sb, err := cl.Create(context.Background(), r, true)
+	if err != nil {
+		return err
+	}
+	if rm {
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.Background(), cleanup)
+			defer cancel()
+			derr := cl.Delete(ctx, sb.ID)
+			if derr != nil && !errs.Is(derr, errs.NotFound) {
+				err = errs.Wrap(derr, errs.Internal, "sandbox %s could not be destroyed; try `sandboxctl rm %s`", sb.ID, sb.ID)
+			}
+		}()
+	}
+	if sb.Status.State != client.Running {
+		return errs.New(errs.Internal, "the sandbox failed (%s): %s", sb.Status.Reason, sb.Status.Message)
+	}
+	if sig.pending() {
+		return status{code: 130}
+	}
+	// Env went to the sandbox, where all of its processes see it.
+	return execute(cl, sig, sb.ID, e.command(command, nil), e.user, os.Stdin)
+}

@@ -1,0 +1,377 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// create answers when the intent is durable, and with ?wait=true or "Prefer:
+// wait" when the sandbox runs or has failed.
+func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
+	wait, err := wantsWait(r)
+	if err != nil {
+		return err
+	}
+	var req wire.CreateRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	spec, err := s.toSpec(&req)
+	if err != nil {
+		return err
+	}
+	spec.Image, err = s.images.Resolve(r.Context(), req.Image.URI)
+	if errs.Is(err, errs.NotFound) {
+		return errs.Wire(err, "IMAGE::NOT_FOUND")
+	}
+	if err != nil {
+		return fmt.Errorf("resolve image %q: %w", clip(req.Image.URI, 200), err)
+	}
+	rec, err := s.sandboxes.Create(r.Context(), spec)
+	if err != nil {
+		return fmt.Errorf("create a sandbox of %s: %w", spec.Image.Ref(), err)
+	}
+	infoOf(r).sandbox = rec.ID
+	if wait {
+		id := rec.ID
+		if rec, err = s.sandboxes.Await(r.Context(), id); err != nil {
+			return fmt.Errorf("wait for sandbox %s: %w", id, err)
+		}
+		if t := serverTiming(s.sandboxes.Steps(id)); t != "" {
+			w.Header().Set("Server-Timing", t)
+		}
+		w.Header().Set("Preference-Applied", "wait")
+	}
+	out := toWire(rec)
+	out.Image = nil // the create answer of OpenSandbox has none
+	writeJSON(w, http.StatusAccepted, out)
+	return nil
+}
+
+func wantsWait(r *http.Request) (bool, error) {
+	for _, p := range r.Header.Values("Prefer") {
+		for part := range strings.SplitSeq(p, ",") {
+			if name, _, _ := strings.Cut(strings.TrimSpace(part), "="); strings.EqualFold(name, "wait") {
+				return true, nil
+			}
+		}
+	}
+	v := r.URL.Query().Get("wait")
+	if v == "" {
+		return false, nil
+	}
+	b, err := parseBool(v)
+	if err != nil {
+		return false, invalid("wait %q: want true or false", clip(v, 20))
+	}
+	return b, nil
+}
+
+// parseBool also takes Python's True and False.
+func parseBool(v string) (bool, error) { return strconv.ParseBool(strings.ToLower(v)) }
+
+// serverTiming writes steps as in https://www.w3.org/TR/server-timing, in milliseconds.
+func serverTiming(steps []Step) string {
+	var b strings.Builder
+	for _, st := range steps {
+		if b.Len() > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%s;dur=%.3f", st.Name, float64(st.Took)/float64(time.Millisecond))
+	}
+	return b.String()
+}
+
+// toSpec checks all of a request but the image's existence.
+func (s *Server) toSpec(req *wire.CreateRequest) (record.Spec, error) {
+	spec := record.Spec{
+		Entrypoint: req.Entrypoint, Labels: req.Metadata, ResourceLimits: req.ResourceLimits,
+		Extensions: req.Extensions, Runtime: s.cfg.Runtime,
+	}
+	if err := refuse(req); err != nil {
+		return spec, err
+	}
+	for _, check := range []func() error{
+		func() error { return checkLabels(req.Metadata) },
+		func() error { return s.applyLimits(&spec, req.ResourceLimits) },
+		func() error { return applyEnv(&spec, req.Env) },
+		func() error { return applyPlatform(&spec, req.Platform) },
+		func() error { return s.applyPolicy(&spec, req.NetworkPolicy) },
+		func() error { return s.applyExtensions(&spec, req) },
+		func() error { return s.applyTimeout(&spec, req) },
+		func() error { return checkEntrypoint(req) },
+	} {
+		if err := check(); err != nil {
+			return spec, err
+		}
+	}
+	return spec, nil
+}
+
+// refuse says no to what this release can not do, and to what never makes sense.
+func refuse(req *wire.CreateRequest) error {
+	switch {
+	case req.Extensions[wire.ExtPool] != "":
+		return errs.Wire(errs.New(errs.Unsupported, "extensions.poolRef: a single host has no pools; leave it out and name an image"), "SANDBOX::UNSUPPORTED_POOL_REF")
+	case req.Image != nil && req.SnapshotID != "":
+		return invalid("image and snapshotId are both given; a sandbox starts from one of them")
+	case req.SnapshotID != "":
+		return errs.Wire(errs.New(errs.Unsupported, "snapshotId: snapshots come with a later release; start from an image"), "SNAPSHOT::NOT_IMPLEMENTED")
+	case req.Image == nil:
+		return invalid("image is missing; send {\"image\":{\"uri\":\"python\"}} (`sandboxctl image ls` lists what there is)")
+	case strings.TrimSpace(req.Image.URI) == "":
+		return invalid("image.uri is empty; send the name of an image (`sandboxctl image ls` lists what there is)")
+	case len(req.Image.URI) > 512:
+		return invalid("image.uri has %d characters; no image here has a name longer than 512", len(req.Image.URI))
+	case req.SecureAccess:
+		return invalid("secureAccess is for OpenSandbox's Kubernetes gateway; here every endpoint has a token already, so leave it out")
+	case len(req.Volumes) > 0:
+		return errs.Wire(errs.New(errs.Unsupported, "volumes come with a later release; put files in through the files API"), "VOLUME::UNSUPPORTED_BACKEND")
+	case req.CredentialProxy != nil && req.CredentialProxy.Enabled:
+		return errs.Wire(errs.New(errs.Unsupported, "credentialProxy comes with a later release; leave it out"), "SANDBOX::INVALID_PARAMETER")
+	}
+	return nil
+}
+
+func checkEntrypoint(req *wire.CreateRequest) error {
+	idle := req.Extensions[wire.ExtIdle] == "true"
+	if len(req.Entrypoint) == 0 {
+		if idle {
+			return nil
+		}
+		return errs.Wire(invalid("entrypoint is missing; send the command to run, as [\"tail\",\"-f\",\"/dev/null\"], or extension %s=true for none", wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
+	}
+	total := 0
+	for i, a := range req.Entrypoint {
+		total += len(a) + 1
+		if strings.ContainsRune(a, 0) {
+			return errs.Wire(invalid("entrypoint[%d] holds a NUL byte, which no argument can", i), "DOCKER::INVALID_ENTRYPOINT")
+		}
+	}
+	switch {
+	case idle:
+		return invalid("both an entrypoint and extension %s=true are given; leave one out", wire.ExtIdle)
+	case req.Entrypoint[0] == "":
+		return errs.Wire(invalid("entrypoint[0] is empty; it names the program to run"), "DOCKER::INVALID_ENTRYPOINT")
+	case total > 128<<10 || len(req.Entrypoint) > 4096:
+		return errs.Wire(invalid("entrypoint has %d arguments of %d bytes; at most 4096 of 131072 fit", len(req.Entrypoint), total), "DOCKER::INVALID_ENTRYPOINT")
+	}
+	return nil
+}
+
+func applyEnv(spec *record.Spec, env map[string]*string) error {
+	if len(env) > maxEnv {
+		return invalid("env has %d variables; at most %d are taken", len(env), maxEnv)
+	}
+	total := 0
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		v := env[k]
+		switch {
+		case v == nil: // Python's SDK sends null for "not set"
+			continue
+		case k == "" || strings.ContainsAny(k, "=\x00"):
+			return invalid("env: %q can not be the name of a variable; it must not be empty nor hold = or NUL", clip(k, 80))
+		case strings.ContainsRune(*v, 0):
+			return invalid("env: the value of %q holds a NUL byte, which no variable can", clip(k, 80))
+		}
+		if total += len(k) + len(*v) + 2; total > maxEnvBytes {
+			return invalid("env is larger than %d KiB in all; put the data into a file", maxEnvBytes>>10)
+		}
+		if spec.Env == nil {
+			spec.Env = map[string]string{}
+		}
+		spec.Env[k] = *v
+	}
+	return nil
+}
+
+func applyPlatform(spec *record.Spec, p *wire.Platform) error {
+	switch {
+	case p == nil:
+		return nil
+	case p.OS == "" || p.Arch == "":
+		return invalid("platform needs both os and arch, as {\"os\":\"linux\",\"arch\":\"%s\"}", runtime.GOARCH)
+	case p.OS != "linux" || p.Arch != runtime.GOARCH:
+		return invalid("platform %s/%s can not run here; this host is linux/%s", clip(p.OS, 20), clip(p.Arch, 20), runtime.GOARCH)
+	}
+	spec.Platform = map[string]string{"os": p.OS, "arch": p.Arch}
+	return nil
+}
+
+func (s *Server) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error {
+	ext, has := req.Extensions[wire.ExtTimeout]
+	switch {
+	case has && req.Timeout != nil:
+		return invalid("timeout and extension %s are both given; leave one out", wire.ExtTimeout)
+	case has:
+		d, err := time.ParseDuration(ext)
+		if err != nil || d < time.Second {
+			return invalid("extension %s %q: want a duration of at least 1s, as 90s or 30m", wire.ExtTimeout, clip(ext, 40))
+		}
+		spec.Timeout = d
+	case req.Timeout != nil:
+		n := *req.Timeout
+		if n < 60 {
+			return invalid("timeout %d: want at least 60 seconds, or none for a sandbox that lives until it is deleted (extension %s takes shorter ones)", n, wire.ExtTimeout)
+		}
+		if n > int64(100*365*24*time.Hour/time.Second) {
+			return invalid("timeout %d is more than a hundred years; leave it out for a sandbox that lives until it is deleted", n)
+		}
+		spec.Timeout = time.Duration(n) * time.Second
+	}
+	if s.cfg.MaxTimeout > 0 && spec.Timeout > s.cfg.MaxTimeout {
+		return invalid("timeout of %s is longer than this host allows; the longest is %s", spec.Timeout, s.cfg.MaxTimeout)
+	}
+	if spec.Timeout > 100*365*24*time.Hour {
+		return invalid("a timeout of %s is more than a hundred years; leave it out for a sandbox that lives until it is deleted", spec.Timeout)
+	}
+	return nil
+}
+
+// applyPolicy translates OpenSandbox's networkPolicy. An absent default is
+// deny, so {} denies all.
+func (s *Server) applyPolicy(spec *record.Spec, p *wire.NetworkPolicy) error {
+	spec.Network.Mode = s.cfg.Network
+	if p == nil {
+		return nil
+	}
+	switch p.DefaultAction {
+	case "", "deny":
+		spec.Network.Mode = record.NetworkRules
+	case "allow":
+		spec.Network.Mode = record.NetworkOpen
+	default:
+		return invalid("networkPolicy.defaultAction %q: want allow or deny", clip(p.DefaultAction, 20))
+	}
+	if len(p.Egress) > maxRules {
+		return invalid("networkPolicy has %d rules; at most %d are kept for a sandbox", len(p.Egress), maxRules)
+	}
+	for i, r := range p.Egress {
+		if r.Action != "allow" && r.Action != "deny" {
+			return invalid("networkPolicy.egress[%d].action %q: want allow or deny", i, clip(r.Action, 20))
+		}
+		prefix, err := parsePrefix(r.Target)
+		if err != nil {
+			return invalid("networkPolicy.egress[%d].target: %s", i, err.Error())
+		}
+		spec.Network.Rules = append(spec.Network.Rules, record.Rule{Allow: r.Action == "allow", Prefix: prefix})
+	}
+	raw, err := json.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("keep networkPolicy: %w", err)
+	}
+	spec.NetworkPolicy = raw
+	return nil
+}
+
+// applyExtensions reads what is ours of extensions, and checks what we know.
+func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) error {
+	if len(req.Extensions) > 64 {
+		return invalid("extensions has %d entries; at most 64 are kept", len(req.Extensions))
+	}
+	for _, k := range slices.Sorted(maps.Keys(req.Extensions)) {
+		v := req.Extensions[k]
+		var err error
+		switch k {
+		case wire.ExtName:
+			spec.Name, err = v, checkName(v)
+		case wire.ExtRuntime:
+			spec.Runtime = v
+			if !slices.Contains(s.cfg.Runtimes, v) {
+				err = invalid("extension %s %q is not a runtime of this host; there are: %s", k, clip(v, 40), strings.Join(s.cfg.Runtimes, ", "))
+			}
+		case wire.ExtOneShot:
+			spec.OneShot, err = extBool(k, v)
+		case wire.ExtIdle:
+			_, err = extBool(k, v)
+		case wire.ExtRenew:
+			_, err = renewSeconds(v)
+		case wire.ExtNetwork, wire.ExtAllow, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
+		default:
+			if strings.HasPrefix(k, "sandboxd.") {
+				err = invalid("extension %q is unknown; ours are name, runtime, network, allow, timeout, oneshot and idle, each after \"sandboxd.\"", clip(k, 60))
+			} else if len(k)+len(v) > 4096 {
+				err = invalid("extension %q is longer than 4096 bytes", clip(k, 60))
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return s.applyNetworkExtensions(spec, req)
+}
+
+func (s *Server) applyNetworkExtensions(spec *record.Spec, req *wire.CreateRequest) error {
+	mode, hasMode := req.Extensions[wire.ExtNetwork]
+	allow, hasAllow := req.Extensions[wire.ExtAllow]
+	if !hasMode && !hasAllow {
+		return nil
+	}
+	if req.NetworkPolicy != nil {
+		return invalid("networkPolicy and the extensions %s or %s are both given; say it in one place", wire.ExtNetwork, wire.ExtAllow)
+	}
+	if hasMode {
+		switch m := record.NetworkMode(mode); m {
+		case record.NetworkNone, record.NetworkRules, record.NetworkOpen:
+			spec.Network.Mode = m
+		default:
+			return invalid("extension %s %q: want none, rules or open", wire.ExtNetwork, clip(mode, 20))
+		}
+	} else if spec.Network.Mode == record.NetworkNone {
+		spec.Network.Mode = record.NetworkRules // asking for a rule asks for the mode that has rules
+	}
+	if !hasAllow || strings.TrimSpace(allow) == "" {
+		return nil
+	}
+	if spec.Network.Mode == record.NetworkNone {
+		return invalid("extension %s has rules, but %s is none, which allows nothing; use rules", wire.ExtAllow, wire.ExtNetwork)
+	}
+	for text := range strings.SplitSeq(allow, ",") {
+		if len(spec.Network.Rules) == maxRules {
+			return invalid("extension %s has more than %d rules", wire.ExtAllow, maxRules)
+		}
+		rule, err := s.cfg.ParseRule(strings.TrimSpace(text))
+		if err != nil {
+			return errs.Wrap(err, errs.Invalid, "extension %s: rule %q: %s", wire.ExtAllow, clip(text, 80), clip(err.Error(), 300))
+		}
+		rule.Allow = true
+		spec.Network.Rules = append(spec.Network.Rules, rule)
+	}
+	return nil
+}
+
+func extBool(k, v string) (bool, error) {
+	switch v {
+	case "true":
+		return true, nil
+	case "false":
+		return false, nil
+	}
+	return false, invalid("extension %s %q: want true or false", k, clip(v, 20))
+}
+
+// renewSeconds reads access.renew.extend.seconds.
+func renewSeconds(v string) (time.Duration, error) {
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 300 || n > 86400 || strings.HasPrefix(v, "+") {
+		return 0, invalid("extension %s %q: want whole seconds from 300 to 86400", wire.ExtRenew, clip(v, 20))
+	}
+	return time.Duration(n) * time.Second, nil
+}
+
+// detached is ctx for what goes on when the request has ended.
+func detached(r *http.Request, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(r.Context()), d)
+}

@@ -1,0 +1,102 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Limits of a request (hardening.md §3, row "API").
+const (
+	maxBody     = 16 << 20
+	maxDepth    = 100
+	maxEnv      = 1000
+	maxEnvBytes = 1 << 20
+	maxLabels   = 64
+	maxRules    = 4096
+)
+
+// decode reads one JSON value of bounded size and depth. Unknown fields are
+// ignored, as OpenSandbox does; wrong types are not.
+func decode(w http.ResponseWriter, r *http.Request, v any) error {
+	tooLarge := func() error {
+		return withStatus(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
+			"the body is larger than %d MiB; put data into the sandbox through its files API instead", maxBody>>20)
+	}
+	if r.ContentLength > maxBody {
+		w.Header().Set("Connection", "close") // else net/http would read on to keep the connection
+		return tooLarge()
+	}
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return tooLarge()
+	}
+	if err != nil {
+		return errs.Wrap(err, errs.Invalid, "the body could not be read to its end; send it again")
+	}
+	return unmarshal(b, v)
+}
+
+func unmarshal(b []byte, v any) error {
+	if !shallow(b) {
+		return invalid("the JSON body is nested deeper than %d levels; no request needs that", maxDepth)
+	}
+	err := json.Unmarshal(b, v)
+	if err == nil {
+		return nil
+	}
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		field := e.Field
+		if field == "" {
+			field = "the body"
+		}
+		return invalid("%s: got a JSON %s where a %s is wanted", clip(field, 80), clip(e.Value, 40), jsonName(e.Type.Kind().String()))
+	}
+	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
+		if len(b) == 0 {
+			return invalid("the body is empty; a JSON object is wanted")
+		}
+		return invalid("the body is not JSON: %s, at byte %d", clip(e.Error(), 80), e.Offset)
+	}
+	return invalid("the body is not JSON of the wanted shape")
+}
+
+// jsonName says what JSON calls a kind of Go.
+func jsonName(kind string) string {
+	switch kind {
+	case "int64", "int", "float64":
+		return "whole number"
+	case "map", "struct", "ptr":
+		return "JSON object"
+	case "slice":
+		return "JSON array"
+	case "bool":
+		return "boolean"
+	}
+	return kind
+}
+
+// shallow reports whether b nests at most maxDepth deep.
+func shallow(b []byte) bool {
+	depth, inString, escaped := 0, false, false
+	for _, c := range b {
+		switch {
+		case escaped:
+			escaped = false
+		case inString:
+			escaped, inString = c == '\\', c != '"'
+		case c == '"':
+			inString = true
+		case c == '{' || c == '[':
+			if depth++; depth > maxDepth {
+				return false
+			}
+		case c == '}' || c == ']':
+			depth--
+		}
+	}
+	return true
+}

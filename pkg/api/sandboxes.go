@@ -1,0 +1,325 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// sandboxRoutes finds what stands under /sandboxes; seg[0] is "sandboxes".
+func (s *Server) sandboxRoutes(seg []string, v1 bool) (route, map[string]handler) {
+	if len(seg) == 1 {
+		return route{name: "/sandboxes"}, map[string]handler{http.MethodPost: s.create, http.MethodGet: s.list}
+	}
+	id := unescape(seg[1])
+	// with hands the record on, after the one look-up every route needs.
+	with := func(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
+		return func(w http.ResponseWriter, r *http.Request) error {
+			rec, err := s.lookup(r, id)
+			if err != nil {
+				return err
+			}
+			return f(w, r, rec)
+		}
+	}
+	rt := route{name: "/sandboxes/{id}"}
+	if len(seg) == 2 {
+		return rt, map[string]handler{
+			http.MethodGet:    with(s.get),
+			http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, id) },
+		}
+	}
+	rt.name += "/" + seg[2]
+	if len(seg) == 3 {
+		switch seg[2] {
+		case "metadata":
+			return rt, only(http.MethodPatch, with(s.patchMetadata))
+		case "pause":
+			return rt, only(http.MethodPost, with(s.pause))
+		case "resume":
+			return rt, only(http.MethodPost, with(s.resume))
+		case "renew-expiration":
+			return rt, only(http.MethodPost, with(s.renew))
+		case "stats":
+			return rt, only(http.MethodGet, with(s.usage))
+		case "inspect":
+			return rt, only(http.MethodGet, with(s.inspect))
+		case "logs":
+			return rt, only(http.MethodGet, with(s.logs))
+		case "snapshots":
+			return notYet(rt.name, http.StatusNotImplemented, "SNAPSHOT::NOT_IMPLEMENTED", "snapshots come with a later release")
+		}
+	}
+	if len(seg) == 4 {
+		switch seg[2] {
+		case "endpoints":
+			rt.name += "/{port}"
+			return rt, only(http.MethodGet, with(func(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+				return s.endpoint(w, r, rec, seg[3], v1)
+			}))
+		case "diagnostics":
+			return notYet(rt.name+"/{kind}", http.StatusNotImplemented, "DIAGNOSTICS_NOT_IMPLEMENTED",
+				"diagnostics come with a later release; GET /v1/sandboxes/{id}/logs, /stats and /inspect are there now")
+		}
+	}
+	return route{}, nil
+}
+
+// notFound is what every look-up of a missing sandbox answers.
+func notFound(idOrName string) error {
+	return errs.New(errs.NotFound, "Sandbox %s not found: no sandbox here has this id or name; it may have been deleted or have expired (`sandboxctl ps -a` lists what there is)", clip(idOrName, 80))
+}
+
+// lookup finds a sandbox by id or name. What is being deleted is gone already,
+// and what can be neither id nor name never reaches anything below this.
+func (s *Server) lookup(r *http.Request, idOrName string) (record.Record, error) {
+	if !record.IsID(idOrName) && !isName(idOrName) {
+		return record.Record{}, notFound(idOrName)
+	}
+	rec, err := s.sandboxes.Get(r.Context(), idOrName)
+	switch {
+	case errs.Is(err, errs.NotFound):
+		return rec, notFound(idOrName)
+	case err != nil:
+		return rec, fmt.Errorf("look up sandbox %s: %w", idOrName, err)
+	case rec.State == record.Deleting:
+		infoOf(r).sandbox = rec.ID
+		return rec, notFound(idOrName)
+	}
+	infoOf(r).sandbox = rec.ID
+	return rec, nil
+}
+
+func (s *Server) get(w http.ResponseWriter, _ *http.Request, rec record.Record) error {
+	writeJSON(w, http.StatusOK, toWire(rec))
+	return nil
+}
+
+// delete looks up by itself: of two deletes at once, both may succeed.
+func (s *Server) delete(w http.ResponseWriter, r *http.Request, idOrName string) error {
+	if !record.IsID(idOrName) && !isName(idOrName) {
+		return notFound(idOrName)
+	}
+	rec, err := s.sandboxes.Get(r.Context(), idOrName)
+	if errs.Is(err, errs.NotFound) {
+		return notFound(idOrName)
+	}
+	if err != nil {
+		return fmt.Errorf("look up sandbox %s: %w", idOrName, err)
+	}
+	infoOf(r).sandbox = rec.ID
+	// Who hangs up during a delete has still asked for it.
+	if err := s.sandboxes.Delete(context.WithoutCancel(r.Context()), rec.ID); err != nil && !errs.Is(err, errs.NotFound) {
+		return fmt.Errorf("delete sandbox %s: %w", rec.ID, err)
+	}
+	writeEmpty(w, http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) pause(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	if err := s.sandboxes.Pause(context.WithoutCancel(r.Context()), rec.ID); err != nil {
+		return fmt.Errorf("pause sandbox %s: %w", rec.ID, wireIf(err, errs.WrongState, "DOCKER::SANDBOX_NOT_RUNNING"))
+	}
+	writeEmpty(w, http.StatusAccepted)
+	return nil
+}
+
+func (s *Server) resume(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	if err := s.sandboxes.Resume(context.WithoutCancel(r.Context()), rec.ID); err != nil {
+		return fmt.Errorf("resume sandbox %s: %w", rec.ID, wireIf(err, errs.WrongState, "DOCKER::SANDBOX_NOT_PAUSED"))
+	}
+	writeEmpty(w, http.StatusAccepted)
+	return nil
+}
+
+// wireIf gives err the wire code if it has the code.
+func wireIf(err error, code errs.Code, wireCode string) error {
+	if errs.Is(err, code) {
+		return errs.Wire(err, wireCode)
+	}
+	return err
+}
+
+func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	var body struct {
+		ExpiresAt string `json:"expiresAt"`
+	}
+	if err := decode(w, r, &body); err != nil {
+		return err
+	}
+	t, err := parseTime(body.ExpiresAt)
+	if err != nil {
+		return errs.Wire(invalid("expiresAt %q is not a time; send RFC 3339, as 2030-01-02T15:04:05Z", clip(body.ExpiresAt, 60)), "DOCKER::INVALID_EXPIRATION")
+	}
+	now := time.Now()
+	switch {
+	case !t.After(now):
+		return errs.Wire(invalid("expiresAt %s is not in the future (the daemon's clock says %s); send a later time, or delete the sandbox",
+			t.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
+	case t.After(now.AddDate(100, 0, 0)):
+		return errs.Wire(invalid("expiresAt %s is more than a hundred years ahead; create the sandbox without a timeout to keep it until it is deleted",
+			t.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
+	case rec.Expires.IsZero():
+		return errs.Wire(errs.New(errs.WrongState, "sandbox %s has no timeout and lives until it is deleted; there is nothing to renew", rec.ID), "DOCKER::INVALID_EXPIRATION")
+	}
+	rec, err = s.sandboxes.Renew(context.WithoutCancel(r.Context()), rec.ID, t)
+	if err != nil {
+		return fmt.Errorf("renew sandbox %s: %w", rec.ID, err)
+	}
+	writeJSON(w, http.StatusOK, wire.Renewal{ExpiresAt: rec.Expires.UTC()})
+	return nil
+}
+
+// parseTime reads RFC 3339; a time without a zone is UTC.
+func parseTime(v string) (time.Time, error) {
+	t, err := time.Parse(time.RFC3339Nano, v)
+	if err != nil {
+		t, err = time.Parse("2006-01-02T15:04:05.999999999", v)
+	}
+	return t, err
+}
+
+func (s *Server) patchMetadata(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	var patch map[string]*string
+	if err := decode(w, r, &patch); err != nil {
+		return err
+	}
+	if err := checkPatch(rec.Spec.Labels, patch); err != nil {
+		return err
+	}
+	if len(patch) > 0 {
+		var err error
+		if rec, err = s.sandboxes.PatchLabels(context.WithoutCancel(r.Context()), rec.ID, patch); err != nil {
+			return fmt.Errorf("patch metadata of sandbox %s: %w", rec.ID, err)
+		}
+	}
+	writeJSON(w, http.StatusOK, toWire(rec))
+	return nil
+}
+
+// filter is what GET /sandboxes selects by.
+type filter struct {
+	states   []string // lower case; any of them
+	labels   map[string]string
+	page     int
+	pageSize int
+}
+
+func parseFilter(rawQuery string) (filter, error) {
+	f := filter{page: 1, pageSize: 20}
+	q, err := url.ParseQuery(rawQuery)
+	if err != nil {
+		return f, invalid("the query string does not parse; percent-encode its values")
+	}
+	for _, st := range q["state"] {
+		if len(f.states) == 32 {
+			return f, invalid("more than 32 states; there are only eight")
+		}
+		f.states = append(f.states, strings.ToLower(st))
+	}
+	for _, m := range q["metadata"] {
+		if f.labels, err = parseLabelFilter(m, f.labels); err != nil {
+			return f, err
+		}
+	}
+	for _, p := range []struct {
+		key string
+		max int
+		to  *int
+	}{{"page", 1 << 30, &f.page}, {"pageSize", 200, &f.pageSize}} {
+		v := q.Get(p.key)
+		if v == "" {
+			continue
+		}
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 1 || n > p.max {
+			return f, invalid("%s %q: want a whole number from 1 to %d", p.key, clip(v, 40), p.max)
+		}
+		*p.to = n
+	}
+	return f, nil
+}
+
+// parseLabelFilter reads k=v&k2=v2 whose keys and values are form-encoded once
+// more (some SDKs encode once, some twice; decoding again suits both).
+func parseLabelFilter(m string, into map[string]string) (map[string]string, error) {
+	if m == "" {
+		return into, nil
+	}
+	if into == nil {
+		into = map[string]string{}
+	}
+	for pair := range strings.SplitSeq(m, "&") {
+		k, v, ok := strings.Cut(pair, "=")
+		key, err := url.QueryUnescape(k)
+		val, err2 := url.QueryUnescape(v)
+		if !ok || err != nil || err2 != nil || key == "" {
+			return nil, errs.Wire(invalid("metadata filter %q: want key=value pairs joined by &, each percent-encoded", clip(pair, 80)), "INVALID_METADATA_FORMAT")
+		}
+		if len(into) == maxLabels {
+			return nil, errs.Wire(invalid("metadata filter: more than %d pairs; no sandbox has that many", maxLabels), "INVALID_METADATA_FORMAT")
+		}
+		into[key] = val
+	}
+	return into, nil
+}
+
+func (f filter) match(rec *record.Record) bool {
+	if rec.State == record.Deleting {
+		return false
+	}
+	if len(f.states) > 0 && !slices.Contains(f.states, strings.ToLower(stateOf(rec))) {
+		return false
+	}
+	for k, v := range f.labels {
+		if have, ok := rec.Spec.Labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
+	f, err := parseFilter(r.URL.RawQuery)
+	if err != nil {
+		return err
+	}
+	all, err := s.sandboxes.List(r.Context())
+	if err != nil {
+		return fmt.Errorf("list sandboxes: %w", err)
+	}
+	hit := all[:0:0]
+	for i := range all {
+		if f.match(&all[i]) {
+			hit = append(hit, all[i])
+		}
+	}
+	slices.SortFunc(hit, func(a, b record.Record) int {
+		if c := b.Created.Compare(a.Created); c != 0 {
+			return c
+		}
+		return strings.Compare(a.ID, b.ID)
+	})
+	total := len(hit)
+	out := wire.List{Items: []wire.Sandbox{}, Pagination: wire.Pagination{
+		Page: f.page, PageSize: f.pageSize, TotalItems: total, TotalPages: (total + f.pageSize - 1) / f.pageSize,
+	}}
+	out.Pagination.HasNextPage = f.page < out.Pagination.TotalPages
+	if f.page <= out.Pagination.TotalPages {
+		from := (f.page - 1) * f.pageSize
+		for i := range hit[from:min(from+f.pageSize, total)] {
+			out.Items = append(out.Items, toWire(hit[from+i]))
+		}
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}

@@ -1,0 +1,254 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Command is what to run in a sandbox. Argv is run without a shell.
+type Command struct {
+	Argv       []string
+	Dir        string            // default: the image's WORKDIR
+	Env        map[string]string // over that of image and sandbox
+	UID, GID   *int64            // default: the image's USER; GID needs UID
+	Timeout    time.Duration     // the whole tree is killed after it; 0: never
+	Stdin      bool              // Process.SendStdin will be called
+	Background bool              // keep on when this client leaves; output by CommandLogs
+}
+
+// Exit says how a command ended.
+type Exit struct {
+	Code     int    // 128+n after signal n; 126, 127: could not be started
+	Signal   string // "SIGKILL", or empty
+	TimedOut bool
+	Error    string // why it could not be started
+}
+
+// Process is a command that was started.
+type Process struct {
+	ID string // what CommandLogs and Signal know it by
+
+	c       *Client
+	sandbox string
+	body    io.ReadCloser
+	frames  *agent.FrameReader
+}
+
+func agentPath(idOrName, rest string) string {
+	return sandboxPath(idOrName, "/proxy/"+strconv.Itoa(agent.Port)+rest)
+}
+
+// Start starts a command. Its output waits until Wait is called; a command in
+// the foreground is killed or not, as the agent likes, when ctx ends.
+func (c *Client) Start(ctx context.Context, idOrName string, cmd Command) (*Process, error) {
+	body := agent.CommandRequest{
+		Argv: cmd.Argv, Cwd: cmd.Dir, Envs: cmd.Env, UID: cmd.UID, GID: cmd.GID,
+		Stdin: cmd.Stdin, Background: cmd.Background, Timeout: cmd.Timeout.Milliseconds(),
+	}
+	resp, err := c.stream(ctx, request{
+		method: http.MethodPost, path: agentPath(idOrName, "/command"), json: body,
+		header: http.Header{"Accept": {agent.FramesType}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	p := &Process{c: c, sandbox: idOrName, body: resp.Body, frames: agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10))}
+	if err := p.first(resp.Header.Get("Content-Type")); err != nil {
+		resp.Body.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *Process) first(contentType string) error {
+	if contentType != agent.FramesType {
+		return errs.New(errs.Internal, "the agent of sandbox %s answers %q, not frames; it is of another release or not an agent", p.sandbox, contentType)
+	}
+	_, payload, err := p.frames.Next()
+	if err != nil {
+		return errs.Wrap(err, errs.Unavailable, "the agent of sandbox %s hung up before the command began; look at it with `sandboxctl inspect %s`", p.sandbox, p.sandbox)
+	}
+	first, err := agent.ParseInit(payload)
+	if err != nil {
+		return errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", p.sandbox)
+	}
+	p.ID = first.ID
+	return nil
+}
+
+// ErrLost is returned by Wait when the stream ended before the command did:
+// the sandbox, the daemon or the connection died under it.
+var ErrLost = errors.New("the connection to the command broke before the command ended")
+
+// Wait copies output until the command ends. It returns as soon as the exit
+// is known. An error of a writer ends it, too.
+func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
+	defer p.body.Close()
+	for {
+		stream, payload, err := p.frames.Next()
+		if err != nil {
+			return Exit{}, fmt.Errorf("%w (%w)", ErrLost, err)
+		}
+		switch stream {
+		case agent.FrameStdout:
+			_, err = stdout.Write(payload)
+		case agent.FrameStderr:
+			_, err = stderr.Write(payload)
+		case agent.FrameEnd:
+			e, err := agent.ParseExit(payload)
+			if err != nil {
+				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end", p.sandbox)
+			}
+			return Exit{Code: e.ExitCode, Signal: e.Signal, TimedOut: e.TimedOut, Error: e.Error}, nil
+		}
+		if err != nil {
+			return Exit{}, fmt.Errorf("write the command's output: %w", err)
+		}
+	}
+}
+
+// Close lets go of a command that nobody will Wait for.
+func (p *Process) Close() error { return p.body.Close() }
+
+// SendStdin feeds the command until r ends, which is the end of its standard input.
+func (p *Process) SendStdin(ctx context.Context, r io.Reader) error {
+	return p.c.do(ctx, request{
+		method: http.MethodPost, path: agentPath(p.sandbox, "/command/"+p.ID+"/stdin"), body: r,
+		header: http.Header{"Content-Type": {"application/octet-stream"}},
+	}, nil)
+}
+
+// Signal sends a signal, by name as "SIGINT", to the command's process group.
+func (p *Process) Signal(ctx context.Context, name string) error {
+	return p.c.SignalCommand(ctx, p.sandbox, p.ID, name)
+}
+
+// SignalCommand is Process.Signal for a command known by its id.
+func (c *Client) SignalCommand(ctx context.Context, idOrName, command, name string) error {
+	if err := checkCommandID(command); err != nil {
+		return err
+	}
+	return c.do(ctx, request{
+		method: http.MethodPost, path: agentPath(idOrName, "/command/"+command+"/signal"),
+		query: url.Values{"signal": {name}},
+	}, nil)
+}
+
+// CommandStatus is what the agent knows of a command.
+type CommandStatus = agent.CommandStatus
+
+// CommandStatus returns the state of a command.
+func (c *Client) CommandStatus(ctx context.Context, idOrName, command string) (st CommandStatus, err error) {
+	if err := checkCommandID(command); err != nil {
+		return st, err
+	}
+	err = c.do(ctx, request{method: http.MethodGet, path: agentPath(idOrName, "/command/status/"+command)}, &st)
+	return st, err
+}
+
+// CommandLogs copies the output of a background command since cursor to w and
+// returns the cursor for the next call; 0 is the start.
+func (c *Client) CommandLogs(ctx context.Context, idOrName, command string, cursor int64, w io.Writer) (int64, error) {
+	if err := checkCommandID(command); err != nil {
+		return cursor, err
+	}
+	r := request{method: http.MethodGet, path: agentPath(idOrName, "/command/"+command+"/logs")}
+	if cursor > 0 {
+		r.query = url.Values{"cursor": {strconv.FormatInt(cursor, 10)}}
+	}
+	resp, err := c.stream(ctx, r)
+	if err != nil {
+		return cursor, err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		return cursor, fmt.Errorf("copy the logs of command %s: %w", command, err)
+	}
+	next, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64)
+	if err != nil || next < cursor {
+		return cursor, errs.New(errs.Internal, "the agent of sandbox %s gave no cursor with the logs", idOrName)
+	}
+	return next, nil
+}
+
+func checkCommandID(id string) error {
+	if !agent.IsCommandID(id) {
+		return errs.New(errs.Invalid, "%q is not the id of a command; `sandboxctl exec -d` prints it", id)
+	}
+	return nil
+}
+
+// LookupUser finds uid and gid of USER[:GROUP], by number or by name in the
+// sandbox's own /etc/passwd and /etc/group.
+func (c *Client) LookupUser(ctx context.Context, idOrName, spec string) (uid, gid *int64, err error) {
+	user, group, hasGroup := strings.Cut(spec, ":")
+	if n, ok := number(user); ok {
+		uid = &n
+	} else {
+		row, err := c.lookupName(ctx, idOrName, "/etc/passwd", user, 4)
+		if err != nil {
+			return nil, nil, err
+		}
+		u, ok1 := number(row[2])
+		g, ok2 := number(row[3])
+		if !ok1 || !ok2 {
+			return nil, nil, errs.New(errs.Invalid, "user %q has no numbers in /etc/passwd of sandbox %s", user, idOrName)
+		}
+		uid, gid = &u, &g
+	}
+	if !hasGroup {
+		return uid, gid, nil
+	}
+	if n, ok := number(group); ok {
+		return uid, &n, nil
+	}
+	row, err := c.lookupName(ctx, idOrName, "/etc/group", group, 3)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, ok := number(row[2])
+	if !ok {
+		return nil, nil, errs.New(errs.Invalid, "group %q has no number in /etc/group of sandbox %s", group, idOrName)
+	}
+	return uid, &g, nil
+}
+
+func number(s string) (int64, bool) {
+	n, err := strconv.ParseInt(s, 10, 64)
+	return n, err == nil && n >= 0 && n < 1<<32-1
+}
+
+// lookupName finds the line of name in a colon-separated file of at least min fields.
+func (c *Client) lookupName(ctx context.Context, idOrName, file, name string, fields int) ([]string, error) {
+	rc, err := c.Download(ctx, idOrName, file)
+	if err != nil {
+		return nil, fmt.Errorf("look up %q: %w", name, err)
+	}
+	defer rc.Close()
+	sc := bufio.NewScanner(io.LimitReader(rc, 4<<20))
+	for sc.Scan() {
+		if row := strings.Split(sc.Text(), ":"); row[0] == name && len(row) >= fields {
+			return row, nil
+		}
+	}
+	return nil, errs.New(errs.Invalid, "%s of sandbox %s does not know %q; use a number", file, idOrName, name)
+}
+
+// Interrupt ends a command: SIGTERM to its process group, and SIGKILL after three seconds.
+func (c *Client) Interrupt(ctx context.Context, idOrName, command string) error {
+	if err := checkCommandID(command); err != nil {
+		return err
+	}
+	return c.do(ctx, request{method: http.MethodDelete, path: agentPath(idOrName, "/command"), query: url.Values{"id": {command}}}, nil)
+}

@@ -1,0 +1,261 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func sandboxPath(idOrName, rest string) string {
+	return "/sandboxes/" + url.PathEscape(idOrName) + rest
+}
+
+// Create asks for a sandbox. With wait it returns when the sandbox runs or has
+// failed, which Status.State tells: a failed one is not an error here.
+func (c *Client) Create(ctx context.Context, r CreateRequest, wait bool) (Sandbox, error) {
+	sb, _, err := c.CreateTimed(ctx, r, wait)
+	return sb, err
+}
+
+// CreateTimed is Create that also returns how long each step took, as the
+// Server-Timing header has it, if wait is set.
+func (c *Client) CreateTimed(ctx context.Context, r CreateRequest, wait bool) (sb Sandbox, timing string, err error) {
+	req := request{method: http.MethodPost, path: "/sandboxes", json: r}
+	if wait {
+		req.query = url.Values{"wait": {"true"}}
+	}
+	h, err := c.exchange(ctx, req, &sb)
+	if err != nil {
+		return sb, "", err
+	}
+	return sb, h.Get("Server-Timing"), nil
+}
+
+// Get returns one sandbox; one that does not exist is errs.NotFound.
+func (c *Client) Get(ctx context.Context, idOrName string) (sb Sandbox, err error) {
+	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "")}, &sb)
+	return sb, err
+}
+
+// Filter selects sandboxes; what is empty selects all.
+type Filter struct {
+	States   []string          // any of them
+	Metadata map[string]string // all of them
+}
+
+// List returns the sandboxes that match, newest first.
+func (c *Client) List(ctx context.Context, f Filter) ([]Sandbox, error) {
+	q := url.Values{"pageSize": {"200"}}
+	for _, s := range f.States {
+		q.Add("state", s)
+	}
+	if len(f.Metadata) > 0 {
+		m := url.Values{}
+		for k, v := range f.Metadata {
+			m.Set(k, v)
+		}
+		q.Set("metadata", m.Encode())
+	}
+	var all []Sandbox
+	seen := map[string]bool{} // pages shift when sandboxes come and go between two requests
+	for page := 1; ; page++ {
+		q.Set("page", strconv.Itoa(page))
+		var l wire.List
+		if err := c.do(ctx, request{method: http.MethodGet, path: "/sandboxes", query: q}, &l); err != nil {
+			return nil, err
+		}
+		for _, sb := range l.Items {
+			if !seen[sb.ID] {
+				seen[sb.ID] = true
+				all = append(all, sb)
+			}
+		}
+		if !l.Pagination.HasNextPage || len(l.Items) == 0 {
+			return all, nil
+		}
+	}
+}
+
+// Delete destroys a sandbox. When it returns, its processes are dead.
+func (c *Client) Delete(ctx context.Context, idOrName string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, "")}, nil)
+}
+
+// Pause freezes all processes of a sandbox.
+func (c *Client) Pause(ctx context.Context, idOrName string) error {
+	return c.do(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "/pause")}, nil)
+}
+
+// Resume undoes Pause.
+func (c *Client) Resume(ctx context.Context, idOrName string) error {
+	return c.do(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "/resume")}, nil)
+}
+
+// Renew sets when a sandbox expires and returns that time.
+func (c *Client) Renew(ctx context.Context, idOrName string, expires time.Time) (time.Time, error) {
+	var out wire.Renewal
+	err := c.do(ctx, request{
+		method: http.MethodPost, path: sandboxPath(idOrName, "/renew-expiration"),
+		json: wire.Renewal{ExpiresAt: expires.UTC()},
+	}, &out)
+	return out.ExpiresAt, err
+}
+
+// PatchMetadata sets metadata, and removes what is nil.
+func (c *Client) PatchMetadata(ctx context.Context, idOrName string, patch map[string]*string) (sb Sandbox, err error) {
+	if patch == nil {
+		patch = map[string]*string{}
+	}
+	err = c.do(ctx, request{method: http.MethodPatch, path: sandboxPath(idOrName, "/metadata"), json: patch}, &sb)
+	return sb, err
+}
+
+// Endpoint says where a port of a sandbox is reached from outside, and with which headers.
+func (c *Client) Endpoint(ctx context.Context, idOrName string, port uint16) (e Endpoint, err error) {
+	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port))}, &e)
+	return e, err
+}
+
+// Inspect returns all there is to know of a sandbox but its secrets.
+func (c *Client) Inspect(ctx context.Context, idOrName string) (i Inspection, err error) {
+	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/inspect")}, &i)
+	return i, err
+}
+
+// Stats measures a sandbox.
+func (c *Client) Stats(ctx context.Context, idOrName string) (u Usage, err error) {
+	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/stats")}, &u)
+	return u, err
+}
+
+// Logs reads the output of the entrypoint, with follow until it ends.
+func (c *Client) Logs(ctx context.Context, idOrName string, follow bool) (io.ReadCloser, error) {
+	r := request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs")}
+	if follow {
+		r.query = url.Values{"follow": {"true"}}
+	}
+	resp, err := c.stream(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+// Version asks the daemon what it is.
+func (c *Client) Version(ctx context.Context) (v Version, err error) {
+	err = c.do(ctx, request{method: http.MethodGet, path: "/version"}, &v)
+	return v, err
+}
+
+// maxEvent bounds a line of an event or build stream.
+const maxEvent = 1 << 20
+
+// Events yields what happens on the daemon until ctx ends or the loop breaks.
+// The last thing it yields is an error, if one ended it.
+func (c *Client) Events(ctx context.Context) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		resp, err := c.stream(ctx, request{method: http.MethodGet, path: "/events"})
+		if err != nil {
+			yield(Event{}, err)
+			return
+		}
+		defer resp.Body.Close()
+		for ev, err := range parseEvents(resp.Body) {
+			if err != nil {
+				err = c.lost(ctx, err)
+			}
+			if !yield(ev, err) {
+				return
+			}
+		}
+	}
+}
+
+// parseEvents reads server-sent events (WHATWG HTML §9.2.6) whose data is one
+// line of JSON; it does not need the other fields.
+func parseEvents(r io.Reader) iter.Seq2[Event, error] {
+	return func(yield func(Event, error) bool) {
+		sc := bufio.NewScanner(r)
+		sc.Buffer(nil, maxEvent)
+		for sc.Scan() {
+			data, ok := strings.CutPrefix(sc.Text(), "data:")
+			if !ok {
+				continue
+			}
+			var ev Event
+			if err := json.Unmarshal([]byte(data), &ev); err != nil {
+				yield(Event{}, fmt.Errorf("decode an event: %w", err))
+				return
+			}
+			if !yield(ev, nil) {
+				return
+			}
+		}
+		err := sc.Err()
+		if err == nil {
+			err = io.ErrUnexpectedEOF // an event stream has no end of its own
+		}
+		yield(Event{}, err)
+	}
+}
+
+// Images lists the images of the host.
+func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
+	var l wire.ImageList
+	err := c.do(ctx, request{method: http.MethodGet, path: "/images"}, &l)
+	return l.Items, err
+}
+
+// RemoveImage removes name[:tag] or a digest.
+func (c *Client) RemoveImage(ctx context.Context, ref string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: "/images/" + url.PathEscape(ref)}, nil)
+}
+
+// BuildImage makes the image of a recipe and calls progress for each line of the build.
+func (c *Client) BuildImage(ctx context.Context, name string, progress func(line string)) (ImageInfo, error) {
+	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/build", json: wire.BuildRequest{Name: name}})
+	if err != nil {
+		return ImageInfo{}, err
+	}
+	defer resp.Body.Close()
+	im, err := parseBuild(resp.Body, progress)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = c.lost(ctx, err)
+	}
+	return im, err
+}
+
+func parseBuild(r io.Reader, progress func(string)) (ImageInfo, error) {
+	sc := bufio.NewScanner(r)
+	sc.Buffer(nil, maxEvent)
+	for sc.Scan() {
+		var l wire.BuildLine
+		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
+			return ImageInfo{}, fmt.Errorf("decode a line of the build: %w", err)
+		}
+		switch {
+		case l.Error != nil:
+			return ImageInfo{}, errs.Wire(errs.New(errs.Internal, "%s", l.Error.Message), l.Error.Code)
+		case l.Image != nil:
+			return *l.Image, nil
+		default:
+			progress(l.Line)
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return ImageInfo{}, err
+	}
+	return ImageInfo{}, io.ErrUnexpectedEOF
+}
