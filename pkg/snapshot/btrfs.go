@@ -40,10 +40,6 @@ func (b *btrfsLoop) describe() string {
 	return fmt.Sprintf("%s: %s, %d MiB, qgroup limits", PoolBtrfsLoop, b.image, size>>20)
 }
 
-// Overlay numbers the files of upper and lowers apart by high inode bits that
-// btrfs never reaches, and shows all under one st_dev, for life.
-func (b *btrfsLoop) overlayOptions() [][2]string { return [][2]string{{"xino", "on"}} }
-
 func (b *btrfsLoop) open(ctx context.Context, dir string) error {
 	b.dir = dir
 	mounted, err := isMountPoint(dir)

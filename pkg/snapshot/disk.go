@@ -19,6 +19,12 @@ import (
 // strayFor is how long a disk without a record is kept.
 const strayFor = 24 * time.Hour
 
+// Directories of a pool beside the disks.
+const (
+	lostDir  = "lost+found" // strays, as ID-UNIXTIME
+	trashDir = ".trash"     // what is being destroyed
+)
+
 func (s *Store) diskDir(id string) (string, error) {
 	if !record.IsID(id) {
 		return "", fmt.Errorf("disk %q: not an id", id)
@@ -55,34 +61,20 @@ func (s *Store) createFailed(id string, err error) error {
 	return fmt.Errorf("create disk %s: %w", id, err)
 }
 
-// DeleteDisk removes the disk of id; absent is fine. On btrfs the space comes
-// back soon after; in a plain pool the tree is renamed away and removed in the
-// background.
+// DeleteDisk removes the disk of id; absent is fine. It is renamed away and
+// destroyed in the background: dropping what is dirty in the page cache takes
+// 3 ms for 20 MB. The space comes back soon after.
 func (s *Store) DeleteDisk(_ context.Context, id string) error {
 	dir, err := s.diskDir(id)
 	if err != nil {
 		return err
 	}
-	if s.Limits() {
-		if err := s.pool.destroy(dir); err != nil {
-			return fmt.Errorf("delete disk %s: %w", id, err)
-		}
-		return nil
-	}
-	if err := s.throwAway(dir); err != nil {
-		return fmt.Errorf("delete disk %s: %w", id, err)
-	}
-	return nil
-}
-
-// throwAway renames a directory into the trash; absent is fine.
-func (s *Store) throwAway(dir string) error {
-	to := filepath.Join(s.poolDir, ".trash", filepath.Base(dir)+"-"+strconv.FormatInt(time.Now().UnixNano(), 36))
-	if err := os.Rename(dir, to); err != nil {
+	// Ids are never used twice, so this name is free.
+	if err := os.Rename(dir, filepath.Join(s.poolDir, trashDir, id)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
-		return err
+		return fmt.Errorf("delete disk %s: %w", id, err)
 	}
 	s.bg.Go(s.emptyTrash)
 	return nil
@@ -99,7 +91,7 @@ func (s *Store) removeTrash(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	dir := filepath.Join(s.poolDir, ".trash")
+	dir := filepath.Join(s.poolDir, trashDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -128,7 +120,7 @@ func (s *Store) ListDisks(context.Context) ([]string, error) {
 
 // diskDirs lists the disks of a pool, strays included.
 func diskDirs(pool string) (dirs []string, err error) {
-	for _, in := range []string{pool, filepath.Join(pool, "lost+found")} {
+	for _, in := range []string{pool, filepath.Join(pool, lostDir)} {
 		entries, err := os.ReadDir(in)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
@@ -149,7 +141,7 @@ func (s *Store) MoveStray(_ context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	to := filepath.Join(s.poolDir, "lost+found", id+"-"+strconv.FormatInt(time.Now().Unix(), 10))
+	to := filepath.Join(s.poolDir, lostDir, id+"-"+strconv.FormatInt(time.Now().Unix(), 10))
 	if err := os.Rename(dir, to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("move stray disk %s: %w", id, err)
 	}
@@ -159,7 +151,7 @@ func (s *Store) MoveStray(_ context.Context, id string) error {
 // Sweep removes strays older than 24 h, what a killed daemon left in the
 // trash, and what destroyed disks left inside the pool.
 func (s *Store) Sweep(ctx context.Context) error {
-	dir := filepath.Join(s.poolDir, "lost+found")
+	dir := filepath.Join(s.poolDir, lostDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("sweep storage pool: %w", err)

@@ -61,18 +61,16 @@ func (s *Store) mount(id string, m Mount) error {
 		defer users.Close()
 	}
 	o := overlay{
-		source:  "sandboxd-" + id,
-		target:  target,
-		disk:    disk,
-		userns:  int(users.Fd()),
-		options: s.pool.overlayOptions(),
-		private: filepath.Join(filepath.Dir(target), clonesDir),
+		source:   "sandboxd-" + id,
+		target:   target,
+		disk:     disk,
+		userns:   int(users.Fd()),
+		volatile: m.Volatile,
+		private:  filepath.Join(filepath.Dir(target), clonesDir),
+		later:    s.bg.Go,
 	}
 	if m.OwnUsers {
 		o.root = int(m.UIDBase)
-	}
-	if m.Volatile {
-		o.options = append(o.options, [2]string{"volatile", ""})
 	}
 	o.lowers = append(o.lowers, filepath.Join(s.layerDir, scaffoldName))
 	for i := len(m.Layers) - 1; i >= 0; i-- {

@@ -19,20 +19,22 @@ const clonesDir = "clones"
 
 // overlay is one mount to be made.
 type overlay struct {
-	source  string
-	target  string
-	disk    string      // holds u and w
-	lowers  []string    // topmost first
-	userns  int         // idmaps disk and lowers
-	root    int         // host id of guest root: what the overlay acts as
-	options [][2]string // beside those that are always set
-	private string      // 0700, for attached clones
+	source   string
+	target   string
+	disk     string   // holds u and w
+	lowers   []string // topmost first
+	userns   int      // idmaps disk and lowers
+	root     int      // host id of guest root: what the overlay acts as
+	volatile bool
+	private  string       // 0700, for attached clones
+	later    func(func()) // runs in the background
 }
 
-// always is written out because other kernels have other defaults. index=on
-// refuses a copied or snapshotted upper, the other two need lowers in step
-// with it.
-var always = [][2]string{{"index", "off"}, {"metacopy", "off"}, {"redirect_dir", "off"}}
+// options are written out because other kernels have other defaults. index=on
+// refuses a copied or snapshotted upper; metacopy and redirect_dir need lowers
+// in step with it. xino=on would show all files under one st_dev, but the
+// kernel logs each such mount, on the console of some hosts.
+var options = [][2]string{{"index", "off"}, {"metacopy", "off"}, {"redirect_dir", "off"}, {"xino", "off"}}
 
 // mountFlags: nothing in a guest's tree ever means anything to the host.
 const mountFlags = unix.MS_NOSUID | unix.MS_NODEV
@@ -62,10 +64,14 @@ func (o *overlay) mountDetached() error {
 // configure makes the file system, without a mount yet.
 func (o *overlay) configure() (fsfd int, err error) {
 	var clones []int
+	// The overlay has mounts of its own by then. Each close waits for the kernel
+	// to take a mount down, which nobody else need wait for.
 	defer func() {
-		for _, fd := range clones {
-			unix.Close(fd) // the overlay has mounts of its own by now
-		}
+		o.later(func() {
+			for _, fd := range clones {
+				unix.Close(fd)
+			}
+		})
 	}()
 	fsfd, err = unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -76,7 +82,7 @@ func (o *overlay) configure() (fsfd int, err error) {
 			unix.Close(fsfd)
 		}
 	}()
-	options := [][2]string{{"source", o.source}}
+	set := [][2]string{{"source", o.source}}
 	for _, dir := range append(append([]string(nil), o.lowers...), o.disk) {
 		fd, err := clone(dir, o.userns)
 		if err != nil {
@@ -84,13 +90,16 @@ func (o *overlay) configure() (fsfd int, err error) {
 		}
 		clones = append(clones, fd)
 		if len(clones) <= len(o.lowers) {
-			options = append(options, [2]string{"lowerdir+", procFD(fd)})
+			set = append(set, [2]string{"lowerdir+", procFD(fd)})
 		}
 	}
 	disk := procFD(clones[len(clones)-1])
-	options = append(options, [2]string{"upperdir", disk + "/u"}, [2]string{"workdir", disk + "/w"})
-	options = append(append(options, always...), o.options...)
-	for _, kv := range options {
+	set = append(set, [2]string{"upperdir", disk + "/u"}, [2]string{"workdir", disk + "/w"})
+	set = append(set, options...)
+	if o.volatile {
+		set = append(set, [2]string{"volatile"})
+	}
+	for _, kv := range set {
 		if kv[1] == "" {
 			err = unix.FsconfigSetFlag(fsfd, kv[0])
 		} else {
@@ -128,8 +137,11 @@ func (o *overlay) mountAttached() (err error) {
 		return err
 	}
 	data := "lowerdir=" + strings.Join(names, ":") + ",upperdir=d/u,workdir=d/w"
-	for _, kv := range append(append([][2]string(nil), always...), o.options...) {
-		data += "," + strings.TrimSuffix(kv[0]+"="+kv[1], "=")
+	for _, kv := range options {
+		data += "," + kv[0] + "=" + kv[1]
+	}
+	if o.volatile {
+		data += ",volatile"
 	}
 	if len(data) >= os.Getpagesize() {
 		return fmt.Errorf("%d layers do not fit into the options of one mount: this kernel is too old for so many", len(o.lowers))
@@ -302,7 +314,7 @@ func (s *Store) detachedClonesWork() bool {
 			return false
 		}
 	}
-	o := overlay{source: "sandboxd-probe", disk: dir, lowers: []string{filepath.Join(dir, "l")}, userns: int(s.cfg.IdentityUserNS.Fd())}
+	o := overlay{source: "sandboxd-probe", disk: dir, lowers: []string{filepath.Join(dir, "l")}, userns: int(s.cfg.IdentityUserNS.Fd()), later: s.bg.Go}
 	fsfd, err := o.configure()
 	if err != nil {
 		return false

@@ -22,9 +22,6 @@ func (p *plain) describe() string {
 	return fmt.Sprintf("%s: %s, NO limit of disks: one sandbox can fill the host", PoolPlain, p.dir)
 }
 
-// Upper and lowers are one file system with one inode space.
-func (p *plain) overlayOptions() [][2]string { return nil }
-
 func (p *plain) open(_ context.Context, dir string) error {
 	p.dir = dir
 	mounted, err := isMountPoint(dir)

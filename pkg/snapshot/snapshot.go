@@ -100,8 +100,6 @@ type driver interface {
 	sweep(ctx context.Context) error
 	// close takes the pool out of use; a mount outlives processes otherwise.
 	close() error
-	// overlayOptions are what an overlay with its upper here needs.
-	overlayOptions() [][2]string
 }
 
 // Open makes the pool and the directories usable, making them at first use,
@@ -146,7 +144,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 
 // prepare makes what a pool and a layer directory hold beside disks and layers.
 func (s *Store) prepare() error {
-	for _, d := range []string{"lost+found", ".trash"} {
+	for _, d := range []string{lostDir, trashDir} {
 		if err := os.Mkdir(filepath.Join(s.poolDir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
