@@ -1,0 +1,90 @@
+// Command sandboxd-runc starts runc containers for sandboxd. It is the one
+// binary that links libcontainer, and so the one with cgo.
+//
+// It is a launcher (pkg/oci/launch): the daemon keeps one running and asks it
+// over a socket to start sandboxes, many at once. Nothing else about a
+// container needs libcontainer: pkg/cgroups kills it, pkg/oci/runc forgets and
+// lists it.
+//
+// What surprises: "runc init", the first process of every container, is this
+// binary executed again, from a sealed copy in memory, with the argument
+// "init". Every start pays for what package init functions do here.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime/debug"
+
+	_ "github.com/opencontainers/cgroups/devices" // teaches libcontainer device rules
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/exeseal"
+	_ "github.com/opencontainers/runc/libcontainer/nsenter" // enters the namespaces before Go starts
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/oci/launch"
+)
+
+var version = "unknown" // set by the Makefile
+
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == "init" {
+		libcontainer.Init() // does not return
+	}
+}
+
+func main() {
+	var err error
+	switch {
+	case len(os.Args) == 2 && os.Args[1] == "--version":
+		fmt.Println("sandboxd-runc", version)
+	case len(os.Args) == 3 && os.Args[1] == "launch":
+		err = run(os.Args[2])
+	default:
+		err = errors.New("usage: sandboxd-runc launch ROOT (started by sandboxd, with a socket as descriptor 3)")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "sandboxd-runc:", err)
+		os.Exit(1)
+	}
+}
+
+// run launches sandboxes, with their state below root, until the daemon has
+// closed the socket.
+func run(root string) error {
+	if err := seal(); err != nil {
+		return err
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	debug.SetGCPercent(400) // a few MiB, all of it short-lived
+	l := launcher{root: root, null: null}
+	return launch.Serve(l.start)
+}
+
+// seal executes this binary again from a sealed copy in memory, once, so that
+// libcontainer need not make one for every start. A guest that finds it through
+// /proc/<pid>/exe can not write to it (CVE-2019-5736).
+func seal() error {
+	if exeseal.IsSelfExeCloned() {
+		return nil
+	}
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return err
+	}
+	defer self.Close()
+	fi, err := self.Stat()
+	if err != nil {
+		return err
+	}
+	sealed, err := exeseal.CloneBinary(self, fi.Size(), "sandboxd-runc", os.TempDir())
+	if err != nil {
+		return fmt.Errorf("seal own binary: %w", err)
+	}
+	err = unix.Exec(fmt.Sprintf("/proc/self/fd/%d", sealed.Fd()), os.Args, os.Environ())
+	return fmt.Errorf("execute sealed binary: %w", err)
+}

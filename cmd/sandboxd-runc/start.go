@@ -1,0 +1,107 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/runc/libcontainer/specconv"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// maxSpec bounds config.json; ours have about 20 KiB.
+const maxSpec = 1 << 20
+
+type launcher struct {
+	root string
+	null *os.File
+}
+
+// start starts the sandbox of bundle and returns when its init has executed
+// PID 1. The init is a child of this process from then on.
+func (l launcher) start(id, bundle string, stdin *os.File) (err error) {
+	spec, err := readSpec(bundle)
+	if err != nil {
+		return err
+	}
+	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: id, Spec: spec})
+	if err != nil {
+		return fmt.Errorf("convert spec: %w", err)
+	}
+	process, err := newProcess(spec.Process)
+	if err != nil {
+		return fmt.Errorf("convert spec: %w", err)
+	}
+	process.Stdin, process.Stdout, process.Stderr = stdin, l.null, l.null
+	c, err := libcontainer.Create(l.root, id, config)
+	if err != nil {
+		return fmt.Errorf("create container: %w", err)
+	}
+	if err := c.Run(process); err != nil {
+		// Its init is dead or will be: it reads from us.
+		if destroyErr := c.Destroy(); destroyErr != nil {
+			err = errors.Join(err, destroyErr)
+		}
+		return fmt.Errorf("run container: %w", err)
+	}
+	go process.Wait() //nolint:errcheck // reaps it; what it died of is the agent's to tell
+	return nil
+}
+
+func readSpec(bundle string) (*specs.Spec, error) {
+	f, err := os.Open(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return nil, fmt.Errorf("read spec: %w", err)
+	}
+	defer f.Close()
+	spec := &specs.Spec{}
+	if err := json.NewDecoder(io.LimitReader(f, maxSpec)).Decode(spec); err != nil {
+		return nil, fmt.Errorf("read spec %s: %w", f.Name(), err)
+	}
+	if spec.Process == nil || spec.Root == nil || spec.Linux == nil {
+		return nil, fmt.Errorf("read spec %s: process, root or linux is missing", f.Name())
+	}
+	return spec, nil
+}
+
+// newProcess takes over what pkg/oci puts into a spec. libcontainer keeps this
+// half of the conversion in runc's own main package.
+func newProcess(p *specs.Process) (*libcontainer.Process, error) {
+	process := &libcontainer.Process{
+		Init:            true,
+		Args:            p.Args,
+		Env:             p.Env,
+		UID:             int(p.User.UID),
+		GID:             int(p.User.GID),
+		Cwd:             p.Cwd,
+		NoNewPrivileges: &p.NoNewPrivileges,
+		LogLevel:        "2", // errors
+	}
+	if c := p.Capabilities; c != nil {
+		process.Capabilities = &configs.Capabilities{
+			Bounding: c.Bounding, Effective: c.Effective, Permitted: c.Permitted, Inheritable: c.Inheritable, Ambient: c.Ambient,
+		}
+	}
+	for _, r := range p.Rlimits {
+		number, ok := rlimits[r.Type]
+		if !ok {
+			return nil, fmt.Errorf("rlimit %s is not known here", r.Type)
+		}
+		process.Rlimits = append(process.Rlimits, configs.Rlimit{Type: number, Soft: r.Soft, Hard: r.Hard})
+	}
+	return process, nil
+}
+
+// rlimits are those that pkg/oci sets.
+var rlimits = map[string]int{
+	"RLIMIT_CORE":    unix.RLIMIT_CORE,
+	"RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,
+	"RLIMIT_NOFILE":  unix.RLIMIT_NOFILE,
+	"RLIMIT_NPROC":   unix.RLIMIT_NPROC,
+}

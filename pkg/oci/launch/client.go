@@ -1,0 +1,249 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// patience is how long a start that nobody waits for may go on before its
+// launcher is killed. Starts take tens of milliseconds, on a loaded host seconds.
+const patience = 10 * time.Second
+
+// A Client keeps one launcher running and asks it to start sandboxes.
+type Client struct {
+	command func() *exec.Cmd
+
+	mu     sync.Mutex
+	live   *process // nil: none runs
+	closed bool
+}
+
+// New returns a Client whose launchers are made by command, and starts the
+// first, so that a launcher that can not run is known at once.
+func New(command func() *exec.Cmd) (*Client, error) {
+	c := &Client{command: command}
+	if _, err := c.launcher(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// A process is one launcher in its life.
+type process struct {
+	cmd  *exec.Cmd
+	conn *net.UnixConn
+	dead chan struct{} // closed when it has ended and err is set
+	err  error
+
+	mu      sync.Mutex
+	seq     uint64
+	waiting map[uint64]chan string
+}
+
+// errUnsent marks a request that no launcher has read.
+var errUnsent = errors.New("the launcher has ended")
+
+// Start asks the launcher to start id from bundle and returns when PID 1 runs,
+// or with the runtime's own words why not. stdin becomes PID 1's; Start does
+// not close it. A launcher that died is replaced before anybody notices, unless
+// it died with this start in hand: that is an error, and what it made of id may
+// be there.
+func (c *Client) Start(ctx context.Context, id, bundle string, stdin *os.File) error {
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	for range 3 {
+		p, err := c.launcher()
+		if err != nil {
+			return err
+		}
+		err = p.start(ctx, Request{ID: id, Bundle: bundle}, stdin)
+		if !errors.Is(err, errUnsent) {
+			return err
+		}
+		c.forget(p)
+	}
+	return errors.New("the launcher ends as soon as it is started; its last words are in the daemon's log")
+}
+
+// Pid is the process id of the launcher that runs, or 0.
+func (c *Client) Pid() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.live == nil {
+		return 0
+	}
+	return c.live.cmd.Process.Pid
+}
+
+// Close ends the launcher and waits for it. Sandboxes live on.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	p := c.live
+	c.live, c.closed = nil, true
+	c.mu.Unlock()
+	if p == nil {
+		return nil
+	}
+	p.conn.Close()
+	select {
+	case <-p.dead:
+	case <-time.After(patience):
+		p.cmd.Process.Kill() //nolint:errcheck // it is gone, then
+		<-p.dead
+	}
+	return nil
+}
+
+// launcher returns the one that runs, or starts one.
+func (c *Client) launcher() (*process, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, errors.New("the launcher was closed")
+	}
+	if c.live == nil {
+		p, err := spawn(c.command())
+		if err != nil {
+			return nil, err
+		}
+		c.live = p
+	}
+	return c.live, nil
+}
+
+func (c *Client) forget(p *process) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.live == p {
+		c.live = nil
+	}
+}
+
+func spawn(cmd *exec.Cmd) (*process, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("start launcher: socketpair: %w", err)
+	}
+	near, far := os.NewFile(uintptr(pair[0]), "launcher"), os.NewFile(uintptr(pair[1]), "launcher's")
+	defer near.Close()
+	defer far.Close()
+	conn, err := net.FileConn(near)
+	if err != nil {
+		return nil, fmt.Errorf("start launcher: %w", err)
+	}
+	cmd.ExtraFiles = []*os.File{far} // descriptor 3
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setpgid = true // ^C at a daemon in a terminal ends it by the socket, in order
+	if err := cmd.Start(); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("start launcher: %w", err)
+	}
+	p := &process{cmd: cmd, conn: conn.(*net.UnixConn), dead: make(chan struct{}), waiting: map[uint64]chan string{}}
+	go p.listen()
+	return p, nil
+}
+
+// listen hands out replies until the launcher ends.
+func (p *process) listen() {
+	b := make([]byte, maxPacket)
+	for {
+		n, err := p.conn.Read(b)
+		if n == 0 || err != nil {
+			break
+		}
+		var r Reply
+		if json.Unmarshal(b[:n], &r) != nil {
+			break // it is not what we started
+		}
+		p.mu.Lock()
+		answer := p.waiting[r.Seq]
+		delete(p.waiting, r.Seq)
+		p.mu.Unlock()
+		if answer != nil {
+			answer <- r.Err
+		}
+	}
+	p.conn.Close() // it ends, if it has not yet
+	p.err = p.cmd.Wait()
+	close(p.dead)
+}
+
+// start sends req and waits for the answer.
+func (p *process) start(ctx context.Context, req Request, stdin *os.File) error {
+	answer := make(chan string, 1)
+	p.mu.Lock()
+	p.seq++
+	req.Seq = p.seq
+	p.waiting[req.Seq] = answer
+	p.mu.Unlock()
+	b, err := json.Marshal(req)
+	if err != nil {
+		return err
+	}
+	if len(b) > maxPacket {
+		return fmt.Errorf("request of %d bytes, at most %d fit", len(b), maxPacket)
+	}
+	// The descriptor is borrowed: Fd() would make the caller's file blocking.
+	raw, err := stdin.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("stdin of %s: %w", req.ID, err)
+	}
+	var sendErr error
+	if err := raw.Control(func(fd uintptr) {
+		_, _, sendErr = p.conn.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil)
+	}); err != nil {
+		return fmt.Errorf("stdin of %s: %w", req.ID, err)
+	}
+	if sendErr != nil {
+		return fmt.Errorf("%w: %w", errUnsent, sendErr)
+	}
+	return p.await(ctx, answer)
+}
+
+func (p *process) await(ctx context.Context, answer chan string) error {
+	select {
+	case words := <-answer:
+		return asError(words)
+	case <-p.dead:
+		return p.lost(answer)
+	case <-ctx.Done():
+	}
+	select {
+	case <-answer: // settled; whether it runs or not, the caller tears it down
+	case <-p.dead:
+	case <-time.After(patience):
+		p.cmd.Process.Kill() //nolint:errcheck // it is gone, then
+		<-p.dead
+	}
+	return context.Cause(ctx)
+}
+
+// lost is why a launcher that ended did not answer; it may have, just before.
+func (p *process) lost(answer chan string) error {
+	select {
+	case words := <-answer:
+		return asError(words)
+	default:
+		return fmt.Errorf("the launcher ended during the start: %v", p.cmd.ProcessState)
+	}
+}
+
+func asError(words string) error {
+	if words == "" {
+		return nil
+	}
+	return errors.New(words)
+}

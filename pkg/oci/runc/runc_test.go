@@ -1,0 +1,59 @@
+package runc_test
+
+import (
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/oci/runc"
+	"github.com/sandboxd/sandboxd/pkg/oci/runtimetest"
+)
+
+func open(t testing.TB, h *runtimetest.Host) runtimetest.Runtime {
+	t.Helper()
+	d, err := runc.New(runc.Config{Binary: filepath.Join(h.Bin, "sandboxd-runc"), Root: h.Root, Bundle: h.Bundle})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func TestConformance(t *testing.T) { runtimetest.Run(t, oci.Runc, open) }
+
+// Sandboxes outlive the launcher that started them, and the next start finds
+// another one.
+func TestLauncherDies(t *testing.T) {
+	h := runtimetest.NewHost(t, oci.Runc)
+	d := open(t, h).(*runc.Driver)
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	first := h.NewBox(t, d)
+	if err := first.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before := d.Pid()
+	if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	second := h.NewBox(t, d)
+	// The kill may come while the first request is already in the dead one's hands.
+	if err := second.Start(t.Context()); err != nil {
+		t.Logf("start beside the kill: %v", err)
+	} else if d.Pid() == before {
+		t.Error("the launcher survived SIGKILL")
+	}
+	third := h.NewBox(t, d)
+	if err := third.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range []*runtimetest.Box{first, third} {
+		var pong string
+		if err := b.Ask("ping", &pong); err != nil || pong != "pong" {
+			t.Errorf("%s says %q, %v", b.ID, pong, err)
+		}
+	}
+}
