@@ -12,8 +12,11 @@ import (
 // live in the packages named; internal/daemon adapts them; tests put one fake
 // host behind all of these.
 //
-// Every unmaking verb succeeds when there is nothing to unmake, and needs
-// nothing but the ID. Every List returns the IDs that hold one.
+// Every making verb may find its work half done or done, and may be cancelled
+// half way. Every unmaking verb succeeds when there is nothing to unmake, and
+// needs nothing but the ID. Every List returns the IDs that hold one, and may
+// return what is no ID at all: the Manager sorts that out. All of them give up
+// when their context ends. Records are read, never written.
 type (
 	// Namespaces makes the user and network namespace of a sandbox. (netns)
 	Namespaces interface {
@@ -45,13 +48,18 @@ type (
 		Kill(ctx context.Context, id string) error // returns when empty
 		Remove(ctx context.Context, id string) error
 		List(ctx context.Context) ([]string, error)
-		// Watch closes the channel when the last process of id is gone, or ctx ends.
+		// Watch closes the channel when the last process of id is gone, at once
+		// if there is none, or when ctx ends.
 		Watch(ctx context.Context, id string) (<-chan struct{}, error)
 	}
 	// Network links a sandbox to the host. (netns)
 	Network interface {
 		Attach(ctx context.Context, id string, addr netip.Addr) error
+		// Detach cuts a sandbox off. The link itself may go a little later.
 		Detach(ctx context.Context, id string) error
+		// Gone waits until the link is gone: only then may another sandbox
+		// have the address.
+		Gone(ctx context.Context, id string) error
 		ListLinks(ctx context.Context) ([]string, error)
 	}
 	// Egress decides what a sandbox may reach. (egress)
@@ -88,14 +96,40 @@ type (
 	// Store persists records. Insert, Put and Delete are durable before they return. (store)
 	Store interface {
 		// Insert allocates r.Slot, least recently used first, and checks that
-		// r.ID and r.Spec.Name are free, in one transaction.
+		// r.ID and r.Spec.Name are free, in one transaction. A record that is
+		// Deleting holds its slot, but no name.
 		Insert(ctx context.Context, r *record.Record) error
 		Put(ctx context.Context, r record.Record) error
 		Get(ctx context.Context, idOrName string) (r record.Record, ok bool, err error)
 		Delete(ctx context.Context, id string) error
 		List(ctx context.Context) ([]record.Record, error)
+		// Unreadable lists the IDs of records that List leaves out because they
+		// are damaged. What they hold is nobody's stray.
+		Unreadable(ctx context.Context) ([]string, error)
 	}
 )
+
+// Deps are the neighbours of a Manager. All are needed.
+type Deps struct {
+	Namespaces Namespaces
+	Disks      Disks
+	Rootfs     Rootfs
+	Cgroups    Cgroups
+	Network    Network
+	Egress     Egress
+	Bundles    Bundles
+	Agents     Agents
+	Store      Store
+	Runtimes   map[string]RuntimeKind // by the name that Spec.Runtime has
+}
+
+// RuntimeKind is a runtime and how it wants its surroundings.
+type RuntimeKind struct {
+	Runtime       Runtime
+	OwnUsers      bool  // guest ids are mapped by a user namespace of the sandbox (runc)
+	OOMGroup      bool  // losing one process to the OOM killer is losing all (runsc)
+	HeadroomBytes int64 // memory of the runtime itself, on top of the guest's
+}
 
 // Mount says how to mount a root file system.
 type Mount struct {
@@ -119,5 +153,6 @@ type CgroupLimits struct {
 type Obituary struct {
 	ExitCode   int
 	Signal     string // "SIGKILL", or empty
+	Message    string // why the entrypoint could not start, or empty; ≤ 1 KiB, hostile
 	LastOutput string // ≤ 8 KiB, hostile
 }

@@ -1,0 +1,555 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// host is a whole fake machine: what survives when the daemon dies.
+type host struct {
+	mu      sync.Mutex
+	things  map[string]bool // "cgroup/daaaaaaaaaaa", and "process/…", "frozen/…"
+	dead    map[string]chan struct{}
+	records map[string]record.Record
+	free    []int // slots, least recently used first
+	deaths  map[string]Obituary
+	ooms    map[string]uint64
+	strays  []string // disks in lost+found
+	bad     []string // unreadable records
+	bootID  string
+	born    int // sandboxes ever
+
+	early []string // things seen on the host without a record
+	calls []string // names of all calls so far, "cgroup.Create a"
+	fault fault
+	block map[string]chan struct{} // calls that wait until it is closed, or ctx ends
+}
+
+// A fault strikes at one call.
+type fault struct {
+	call string
+	mode mode
+	hit  bool
+}
+
+type mode int
+
+const (
+	errBefore   mode = iota // the call does nothing and fails
+	errAfter                // the call works, yet reports failure
+	crashBefore             // the daemon dies before the call
+	crashAfter              // the daemon dies after the call
+)
+
+func (m mode) String() string {
+	return [...]string{"error before", "error after", "death before", "death after"}[m]
+}
+
+var (
+	errInjected = errors.New("injected")
+	errDead     = errors.New("this daemon is dead")
+)
+
+func newHost() *host {
+	h := &host{
+		things:  map[string]bool{},
+		dead:    map[string]chan struct{}{},
+		records: map[string]record.Record{},
+		deaths:  map[string]Obituary{},
+		ooms:    map[string]uint64{},
+		block:   map[string]chan struct{}{},
+		bootID:  "boot-1",
+	}
+	for i := range 100 {
+		h.free = append(h.free, i)
+	}
+	return h
+}
+
+// incarnation is one daemon on the host. Once dead, whatever it still does has
+// no effect and fails: just as if it were not there.
+type incarnation struct {
+	*host
+	dead       bool            // guarded by host.mu
+	registered map[string]bool // what this daemon's egress has in memory
+	runtime    string
+}
+
+// do is every call a daemon makes to the outside.
+func (d *incarnation) do(ctx context.Context, name, id string, effect func() error) error {
+	h := d.host
+	h.mu.Lock()
+	call := strings.TrimSpace(name + " " + id)
+	if gate := h.block[call]; gate != nil {
+		h.mu.Unlock()
+		select {
+		case <-gate:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		h.mu.Lock()
+	}
+	defer h.mu.Unlock()
+	if d.dead {
+		return errDead
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	h.calls = append(h.calls, call)
+	defer h.checkWriteAhead()
+	n := 0
+	for _, c := range h.calls {
+		if c == call {
+			n++
+		}
+	}
+	if h.fault.call != fmt.Sprintf("%s #%d", call, n) {
+		return effect()
+	}
+	h.fault.hit = true
+	switch h.fault.mode {
+	case errBefore:
+		return errInjected
+	case errAfter:
+		return errors.Join(effect(), errInjected)
+	case crashBefore:
+		d.dead = true
+	default:
+		effect() //nolint:errcheck // nobody is there to hear
+		d.dead = true
+	}
+	return errDead
+}
+
+// checkWriteAhead holds at every moment, not only after recovery.
+func (h *host) checkWriteAhead() {
+	for t := range h.things {
+		_, id, _ := strings.Cut(t, "/")
+		if _, ok := h.records[id]; !ok && strings.HasPrefix(id, "d") && !strings.Contains(id, "ghost") {
+			h.early = append(h.early, t)
+		}
+	}
+}
+
+// make and unmake are the effects of all resources. unmake refuses what can
+// not be taken from under a living process.
+func (d *incarnation) make(ctx context.Context, kind, id string) error {
+	return d.do(ctx, kind+".make", id, func() error {
+		d.things[kind+"/"+id] = true
+		return nil
+	})
+}
+
+func (d *incarnation) unmake(ctx context.Context, kind, id string) error {
+	return d.do(ctx, kind+".unmake", id, func() error {
+		if d.things["process/"+id] {
+			return fmt.Errorf("%s of %s is busy", kind, id)
+		}
+		delete(d.things, kind+"/"+id)
+		return nil
+	})
+}
+
+func (d *incarnation) list(ctx context.Context, kind string) (ids []string, err error) {
+	err = d.do(ctx, kind+".list", "", func() error {
+		for t := range d.things {
+			if id, ok := strings.CutPrefix(t, kind+"/"); ok {
+				ids = append(ids, id)
+			}
+		}
+		return nil
+	})
+	return ids, err
+}
+
+// die ends the processes of id, with mu held.
+func (h *host) die(id string) {
+	if !h.things["process/"+id] {
+		return
+	}
+	delete(h.things, "process/"+id)
+	delete(h.things, "frozen/"+id)
+	close(h.dead[id])
+	delete(h.dead, id)
+}
+
+// exit has the sandbox end by itself.
+func (h *host) exit(id string, o Obituary) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.things["process/"+id] {
+		h.deaths[id] = o
+		h.die(id)
+	}
+}
+
+// shoot kills the sandbox from outside: nobody writes an obituary.
+func (h *host) shoot(id string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.die(id)
+}
+
+// reboot leaves what is on disks.
+func (h *host) reboot() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for t := range h.things {
+		if !strings.HasPrefix(t, "disk/") {
+			delete(h.things, t)
+		}
+	}
+	clear(h.dead)
+	h.bootID = "boot-2"
+}
+
+type (
+	fakeNamespaces struct{ *incarnation }
+	fakeDisks      struct{ *incarnation }
+	fakeRootfs     struct{ *incarnation }
+	fakeCgroups    struct{ *incarnation }
+	fakeNetwork    struct{ *incarnation }
+	fakeEgress     struct{ *incarnation }
+	fakeBundles    struct{ *incarnation }
+	fakeRuntime    struct {
+		*incarnation
+		name string
+	}
+	fakeAgents struct{ *incarnation }
+	fakeStore  struct{ *incarnation }
+)
+
+func (f fakeNamespaces) CreateNamespaces(ctx context.Context, id string, _ bool, _ uint32) error {
+	return f.make(ctx, "namespaces", id)
+}
+func (f fakeNamespaces) DeleteNamespaces(ctx context.Context, id string) error {
+	return f.unmake(ctx, "namespaces", id)
+}
+func (f fakeNamespaces) ListNamespaces(ctx context.Context) ([]string, error) {
+	return f.list(ctx, "namespaces")
+}
+
+func (f fakeDisks) CreateDisk(ctx context.Context, id string, _ int64) error {
+	return f.make(ctx, "disk", id)
+}
+func (f fakeDisks) DeleteDisk(ctx context.Context, id string) error { return f.unmake(ctx, "disk", id) }
+func (f fakeDisks) ListDisks(ctx context.Context) ([]string, error) { return f.list(ctx, "disk") }
+func (f fakeDisks) MoveStray(ctx context.Context, id string) error {
+	return f.do(ctx, "disk.MoveStray", id, func() error {
+		if f.things["disk/"+id] {
+			delete(f.things, "disk/"+id)
+			f.strays = append(f.strays, id)
+		}
+		return nil
+	})
+}
+
+func (f fakeRootfs) Mount(ctx context.Context, id string, _ Mount) error {
+	return f.make(ctx, "rootfs", id)
+}
+func (f fakeRootfs) Unmount(ctx context.Context, id string) error     { return f.unmake(ctx, "rootfs", id) }
+func (f fakeRootfs) ListMounts(ctx context.Context) ([]string, error) { return f.list(ctx, "rootfs") }
+
+func (f fakeCgroups) Create(ctx context.Context, id string, _ CgroupLimits) error {
+	return f.make(ctx, "cgroup", id)
+}
+func (f fakeCgroups) Remove(ctx context.Context, id string) error { return f.unmake(ctx, "cgroup", id) }
+func (f fakeCgroups) List(ctx context.Context) ([]string, error)  { return f.list(ctx, "cgroup") }
+func (f fakeCgroups) Populated(id string) (ok bool, err error) {
+	err = f.do(context.Background(), "cgroup.Populated", id, func() error {
+		ok = f.things["process/"+id]
+		return nil
+	})
+	return ok, err
+}
+func (f fakeCgroups) OOMKills(id string) (n uint64, err error) {
+	err = f.do(context.Background(), "cgroup.OOMKills", id, func() error {
+		n = f.ooms[id]
+		return nil
+	})
+	return n, err
+}
+func (f fakeCgroups) Freeze(ctx context.Context, id string) error { return f.make(ctx, "frozen", id) }
+func (f fakeCgroups) Thaw(ctx context.Context, id string) error {
+	return f.do(ctx, "frozen.unmake", id, func() error {
+		delete(f.things, "frozen/"+id)
+		return nil
+	})
+}
+func (f fakeCgroups) Kill(ctx context.Context, id string) error {
+	return f.do(ctx, "cgroup.Kill", id, func() error {
+		f.die(id)
+		return nil
+	})
+}
+func (f fakeCgroups) Watch(ctx context.Context, id string) (<-chan struct{}, error) {
+	out := make(chan struct{})
+	err := f.do(ctx, "cgroup.Watch", id, func() error {
+		dead := f.host.dead[id]
+		if dead == nil {
+			close(out)
+			return nil
+		}
+		go func() {
+			defer close(out)
+			select {
+			case <-dead:
+			case <-ctx.Done():
+			}
+		}()
+		return nil
+	})
+	return out, err
+}
+
+func (f fakeNetwork) Attach(ctx context.Context, id string, _ netip.Addr) error {
+	return f.make(ctx, "network", id)
+}
+func (f fakeNetwork) Detach(ctx context.Context, id string) error     { return f.unmake(ctx, "network", id) }
+func (f fakeNetwork) ListLinks(ctx context.Context) ([]string, error) { return f.list(ctx, "network") }
+func (f fakeNetwork) Gone(ctx context.Context, id string) error {
+	return f.do(ctx, "network.Gone", id, func() error { return nil })
+}
+
+func (f fakeEgress) Register(ctx context.Context, id string, _ netip.Addr, _ record.Network) error {
+	return f.do(ctx, "egress.make", id, func() error {
+		f.things["egress/"+id] = true
+		f.registered[id] = true
+		return nil
+	})
+}
+func (f fakeEgress) Unregister(ctx context.Context, id string) error {
+	return f.unmake(ctx, "egress", id)
+}
+func (f fakeEgress) ListRegistered(ctx context.Context) ([]string, error) {
+	return f.list(ctx, "egress")
+}
+
+func (f fakeBundles) Write(ctx context.Context, r *record.Record) error {
+	return f.make(ctx, "bundle", r.ID)
+}
+func (f fakeBundles) Remove(ctx context.Context, id string) error { return f.unmake(ctx, "bundle", id) }
+func (f fakeBundles) List(ctx context.Context) ([]string, error)  { return f.list(ctx, "bundle") }
+
+func (f fakeRuntime) Start(ctx context.Context, id string, _ *os.File) error {
+	return f.do(ctx, f.name+".Start", id, func() error {
+		for _, kind := range []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle"} {
+			if !f.things[kind+"/"+id] {
+				return fmt.Errorf("no %s for %s", kind, id)
+			}
+		}
+		f.things[f.name+"/"+id] = true
+		f.things["process/"+id] = true
+		f.host.dead[id] = make(chan struct{})
+		return nil
+	})
+}
+func (f fakeRuntime) Forget(ctx context.Context, id string) error { return f.unmake(ctx, f.name, id) }
+func (f fakeRuntime) List(ctx context.Context) ([]string, error)  { return f.list(ctx, f.name) }
+
+func (f fakeAgents) Bootstrap(r *record.Record) (file *os.File, err error) {
+	err = f.do(context.Background(), "agent.Bootstrap", r.ID, func() error {
+		file, err = os.Open(os.DevNull)
+		return err
+	})
+	return file, err
+}
+func (f fakeAgents) Ready(ctx context.Context, r *record.Record) error {
+	return f.do(ctx, "agent.Ready", r.ID, func() error {
+		if !f.things["process/"+r.ID] {
+			return errors.New("connection refused")
+		}
+		return nil
+	})
+}
+func (f fakeAgents) Obituary(ctx context.Context, id string) (o Obituary, ok bool) {
+	if f.do(ctx, "agent.Obituary", id, func() error { o, ok = f.deaths[id]; return nil }) != nil {
+		return Obituary{}, false
+	}
+	return o, ok
+}
+
+func (f fakeStore) Insert(ctx context.Context, r *record.Record) error {
+	return f.do(ctx, "store.Insert", r.ID, func() error {
+		for _, other := range f.records {
+			if other.Spec.Name != "" && other.Spec.Name == r.Spec.Name && other.State != record.Deleting {
+				return errs.New(errs.Exists, "name")
+			}
+		}
+		r.Slot, f.free = f.free[0], f.free[1:]
+		f.records[r.ID] = *r
+		return nil
+	})
+}
+func (f fakeStore) Put(ctx context.Context, r record.Record) error {
+	return f.do(ctx, "store.Put "+string(r.State), r.ID, func() error {
+		if _, ok := f.records[r.ID]; !ok {
+			return errs.New(errs.NotFound, "no sandbox %s", r.ID)
+		}
+		f.records[r.ID] = r
+		return nil
+	})
+}
+func (f fakeStore) Get(ctx context.Context, idOrName string) (r record.Record, ok bool, err error) {
+	err = f.do(ctx, "store.Get", idOrName, func() error {
+		if r, ok = f.records[idOrName]; ok {
+			return nil
+		}
+		for _, other := range f.records {
+			if other.Spec.Name == idOrName && other.State != record.Deleting {
+				r, ok = other, true
+			}
+		}
+		return nil
+	})
+	return r, ok, err
+}
+func (f fakeStore) Delete(ctx context.Context, id string) error {
+	return f.do(ctx, "store.Delete", id, func() error {
+		if r, ok := f.records[id]; ok {
+			f.free = append(f.free, r.Slot)
+		}
+		delete(f.records, id)
+		return nil
+	})
+}
+func (f fakeStore) List(ctx context.Context) (out []record.Record, err error) {
+	err = f.do(ctx, "store.List", "", func() error {
+		for _, r := range f.records {
+			out = append(out, r)
+		}
+		return nil
+	})
+	return out, err
+}
+func (f fakeStore) Unreadable(ctx context.Context) (ids []string, err error) {
+	err = f.do(ctx, "store.Unreadable", "", func() error {
+		ids = slices.Clone(f.bad)
+		return nil
+	})
+	return ids, err
+}
+
+// boot starts a daemon on h. It is closed, not killed, when t ends.
+func (h *host) boot(t testing.TB, change ...func(*Config)) (*Manager, *incarnation) {
+	t.Helper()
+	d := &incarnation{host: h, registered: map[string]bool{}}
+	n := 0
+	c := Config{
+		Instance: instance.Instance('d'),
+		Addr:     func(slot int) netip.Addr { return netip.AddrFrom4([4]byte{10, 163, 0, byte(slot)}) },
+		BootID:   h.bootID,
+		Log:      slog.New(slog.DiscardHandler),
+		NewToken: func() string { n++; return fmt.Sprint("token-", n) },
+	}
+	for _, f := range change {
+		f(&c)
+	}
+	m, err := New(Deps{
+		Namespaces: fakeNamespaces{d}, Disks: fakeDisks{d}, Rootfs: fakeRootfs{d}, Cgroups: fakeCgroups{d},
+		Network: fakeNetwork{d}, Egress: fakeEgress{d}, Bundles: fakeBundles{d}, Agents: fakeAgents{d}, Store: fakeStore{d},
+		Runtimes: map[string]RuntimeKind{
+			"runsc": {Runtime: fakeRuntime{d, "runsc"}, OOMGroup: true, HeadroomBytes: 64 << 20},
+			"runc":  {Runtime: fakeRuntime{d, "runc"}, OwnUsers: true},
+		},
+	}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.newID = func() string { // so that calls have the same names in every history
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.born++
+		return "d" + strings.Repeat(string(rune('a'+h.born-1)), record.IDLen-1)
+	}
+	return m, d
+}
+
+func stop(t testing.TB, m *Manager) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	if err := m.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+var kinds = []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runc", "process"}
+
+// wrong says in what host and store do not agree, or nothing. It holds after
+// every recovery.
+func (h *host) wrong(d *incarnation) (out []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range h.early {
+		out = append(out, "held without a record: "+e)
+	}
+	want, slots := map[string]bool{}, map[int]string{}
+	for id, r := range h.records {
+		if slots[r.Slot] != "" || slices.Contains(h.free, r.Slot) {
+			out = append(out, fmt.Sprintf("slot %d belongs to %s and another", r.Slot, id))
+		}
+		slots[r.Slot] = id
+		switch r.State {
+		case record.Running, record.Paused:
+			for _, k := range kinds {
+				want[k+"/"+id] = true
+			}
+			if r.State == record.Paused {
+				want["frozen/"+id] = true
+			}
+			if !d.registered[id] {
+				out = append(out, "this daemon's egress does not know "+id)
+			}
+		case record.Ended:
+			want["disk/"+id] = true
+			if r.Reason == "" || r.Message == "" {
+				out = append(out, fmt.Sprintf("%s ended with reason %q, message %q", id, r.Reason, r.Message))
+			}
+		default:
+			out = append(out, fmt.Sprintf("%s is still %s", id, r.State))
+		}
+	}
+	for k := range want {
+		_, id, _ := strings.Cut(k, "/")
+		failed := h.records[id].Reason == record.CreateFailed // may have failed before the disk
+		if !h.things[k] && !(failed && strings.HasPrefix(k, "disk/")) {
+			out = append(out, "missing "+k)
+		}
+	}
+	for k := range h.things {
+		if !want[k] {
+			out = append(out, "leaked "+k)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func (h *host) String() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var s []string
+	for id, r := range h.records {
+		s = append(s, fmt.Sprintf("%s: %s %s", id, r.State, r.Reason))
+	}
+	for t := range h.things {
+		s = append(s, t)
+	}
+	slices.Sort(s)
+	return strings.Join(s, "\n")
+}

@@ -1,0 +1,266 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"maps"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+func newToken() string { return rand.Text() }
+
+// with runs f on the current record of a sandbox, alone. The wait for the lock
+// ends with ctx; what f does must not.
+func (m *Manager) with(ctx context.Context, op, idOrName string, f func(*record.Record) error) (record.Record, error) {
+	if !m.enter() {
+		return record.Record{}, errClosing
+	}
+	defer m.work.Done()
+	r, err := m.Get(ctx, idOrName)
+	if err != nil {
+		return r, err
+	}
+	unlock, err := m.locks.Lock(ctx, r.ID)
+	if err != nil {
+		return r, fmt.Errorf("%s %s: another operation on it goes on: %w", op, r.ID, err)
+	}
+	defer unlock()
+	if r, err = m.Get(ctx, r.ID); err != nil {
+		return r, err
+	}
+	if err := f(&r); err != nil {
+		return r, fmt.Errorf("%s %s: %w", op, r.ID, err)
+	}
+	return r, nil
+}
+
+// Pause freezes all processes of a sandbox. Its timeout runs on.
+func (m *Manager) Pause(ctx context.Context, idOrName string) error {
+	return m.shift(ctx, "pause", idOrName, record.Running, m.life.pause)
+}
+
+// Resume lets the processes of a paused sandbox go on.
+func (m *Manager) Resume(ctx context.Context, idOrName string) error {
+	return m.shift(ctx, "resume", idOrName, record.Paused, m.life.resume)
+}
+
+// shift is an operation that needs a sandbox in one state. A creation that
+// goes on is not waited for.
+func (m *Manager) shift(ctx context.Context, op, idOrName string, from record.State, f func(context.Context, *record.Record) error) error {
+	r, err := m.Get(ctx, idOrName)
+	if err != nil {
+		return err
+	}
+	if r.State == record.Creating {
+		return wrongState(&r, from)
+	}
+	start := time.Now()
+	_, err = m.with(ctx, op, r.ID, func(r *record.Record) error {
+		if r.State != from {
+			return wrongState(r, from)
+		}
+		err := f(ctx, r)
+		m.life.log(ctx, op, r, start, nil, err)
+		return err
+	})
+	return err
+}
+
+// Renew lets a sandbox expire at another time, which must be in the future.
+// One that never expires stays so: it is errs.WrongState.
+func (m *Manager) Renew(ctx context.Context, idOrName string, expires time.Time) (record.Record, error) {
+	return m.with(ctx, "renew", idOrName, func(r *record.Record) error {
+		switch {
+		case r.Expires.IsZero():
+			return errs.Wire(errs.New(errs.WrongState, "sandbox %s has no timeout: it stays until it is deleted, and there is nothing to renew", r.ID), "DOCKER::INVALID_EXPIRATION")
+		case !expires.After(now()):
+			return errs.Wire(errs.New(errs.Invalid, "expiresAt %s is not in the future", expires.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
+		}
+		return m.amend(ctx, r, EventRenewed, func(r *record.Record) { r.Expires = expires.Round(0).UTC() })
+	})
+}
+
+// PatchLabels sets the labels given and removes those that are nil (RFC 7396).
+func (m *Manager) PatchLabels(ctx context.Context, idOrName string, patch map[string]*string) (record.Record, error) {
+	return m.with(ctx, "label", idOrName, func(r *record.Record) error {
+		labels := maps.Clone(r.Spec.Labels) // records are shared: never written into
+		if labels == nil {
+			labels = map[string]string{}
+		}
+		for k, v := range patch {
+			if v == nil {
+				delete(labels, k)
+			} else {
+				labels[k] = *v
+			}
+		}
+		return m.amend(ctx, r, EventLabels, func(r *record.Record) { r.Spec.Labels = labels })
+	})
+}
+
+// amend makes a change that is no transition durable.
+func (m *Manager) amend(ctx context.Context, r *record.Record, event string, change func(*record.Record)) error {
+	n := *r
+	change(&n)
+	if err := m.life.put(ctx, n); err != nil {
+		return err
+	}
+	*r = n
+	m.life.bus.publish(event, r)
+	return nil
+}
+
+// Delete ends a sandbox and returns when its processes are dead and its ID is
+// unknown; what is left of it on the host goes within a second, and only then
+// may its address have another owner. A creation that goes on is cut short. Of
+// several at once all succeed; one that failed half way can be tried again.
+func (m *Manager) Delete(ctx context.Context, idOrName string) error {
+	return m.remove(ctx, "delete", idOrName, func(*record.Record) bool { return true })
+}
+
+// Expire is Delete for a sandbox whose Deadline has passed. It does nothing to
+// another, and nothing while Config.NoSweep holds.
+func (m *Manager) Expire(ctx context.Context, id string) error {
+	if m.life.cfg.NoSweep != "" {
+		return nil
+	}
+	err := m.remove(ctx, "expire", id, func(r *record.Record) bool { return isDue(m.life.due(r)) })
+	if errs.Is(err, errs.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// remove erases a sandbox if want says so, also under its lock.
+func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*record.Record) bool) error {
+	r, err := m.find(ctx, idOrName)
+	if err != nil || !want(&r) {
+		return err
+	}
+	if !m.enter() {
+		return errClosing
+	}
+	m.mu.Lock()
+	if v := m.lives[r.ID]; v != nil && r.State == record.Creating {
+		v.abort(errDeleted)
+	}
+	m.mu.Unlock()
+	dead := make(chan error, 2) // nobody may be there to read either
+	go func() {
+		defer m.work.Done()
+		dead <- m.removeLocked(context.WithoutCancel(ctx), op, r.ID, want, func() { dead <- nil })
+	}()
+	select {
+	case err := <-dead:
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", op, r.ID, err)
+		}
+		return nil
+	case <-ctx.Done(): // it goes on
+		return context.Cause(ctx)
+	}
+}
+
+// removeLocked waits for the lock and erases. It calls dead at most once.
+func (m *Manager) removeLocked(ctx context.Context, op, id string, want func(*record.Record) bool, dead func()) error {
+	start := time.Now()
+	unlock, err := m.locks.Lock(m.ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	r, err := m.find(ctx, id)
+	if errs.Is(err, errs.NotFound) {
+		return nil // of two at once, the other was first
+	}
+	if err != nil || !want(&r) {
+		return err
+	}
+	steps, err := m.life.erase(ctx, &r, func() {
+		m.bury(id, errDeleted)
+		dead()
+	})
+	m.life.log(ctx, op, &r, start, steps, err)
+	return err
+}
+
+// enter says that an operation begins, which Close waits for. It reports
+// false when none may begin any more; else the caller owes m.work.Done.
+func (m *Manager) enter() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return false
+	}
+	m.work.Add(1)
+	return true
+}
+
+// bear notes a sandbox that is about to have processes.
+func (m *Manager) bear(id string) *vita {
+	v := &vita{id: id, ready: make(chan struct{})}
+	v.ctx, v.cancel = context.WithCancelCause(m.ctx)
+	v.creation, v.abort = context.WithCancelCause(v.ctx)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lives[id] = v
+	return v
+}
+
+// bury forgets a sandbox that has, or is about to have, no processes.
+func (m *Manager) bury(id string, why error) {
+	m.mu.Lock()
+	v := m.lives[id]
+	delete(m.lives, id)
+	m.mu.Unlock()
+	if v != nil {
+		v.cancel(why)
+	}
+}
+
+// watch has an observer notice when the last process of a running sandbox dies.
+func (m *Manager) watch(v *vita) {
+	gone, err := m.life.Cgroups.Watch(v.ctx, v.id)
+	if err != nil {
+		m.life.cfg.Log.Error("can not watch a sandbox; the sweep will notice its end up to a minute late", "sandbox", v.id, "err", err)
+		return
+	}
+	m.eyes.Go(func() {
+		<-gone
+		if v.ctx.Err() == nil {
+			m.died(v.id)
+		}
+	})
+}
+
+// died ends a sandbox whose processes are gone.
+func (m *Manager) died(id string) {
+	start := time.Now()
+	unlock, err := m.locks.Lock(m.ctx, id)
+	if err != nil {
+		return // the next daemon will notice
+	}
+	defer unlock()
+	ctx := context.WithoutCancel(m.ctx)
+	r, err := m.find(ctx, id)
+	if err != nil {
+		if !errs.Is(err, errs.NotFound) {
+			m.life.cfg.Log.Error("can not end a dead sandbox", "sandbox", id, "err", err)
+		}
+		return
+	}
+	if !live(r.State) {
+		return
+	}
+	m.bury(id, errEnded)
+	if alive, err := m.life.Cgroups.Populated(id); err != nil || alive {
+		m.life.cfg.Log.Error("the watch of a sandbox broke; the sweep takes over", "sandbox", id, "err", err)
+		return
+	}
+	err = m.life.end(ctx, &r, m.life.autopsy(ctx, &r))
+	m.life.log(ctx, "end", &r, start, nil, err)
+}

@@ -1,0 +1,272 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+const (
+	sweepEvery = time.Minute
+	// sweepers bounds how many sandboxes are reconciled at once, so that a
+	// wedged one delays no other and a reboot with hundreds no API.
+	sweepers = 8
+)
+
+// Run calls Recover every minute until ctx ends.
+func (m *Manager) Run(ctx context.Context) error {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if err := m.Recover(ctx); err != nil && ctx.Err() == nil {
+				m.life.cfg.Log.Error("sweep", "err", strings.ReplaceAll(err.Error(), "\n", "; "))
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Recover brings host and store into agreement: it finishes what a dead daemon
+// began, ends what died without one, takes up what lives, and releases what no
+// record names. It runs before the API opens, and every minute while sandboxes
+// come and go; what another operation is at, it leaves to that.
+//
+// The host is listed before the store. A record is written before the first
+// resource it names, so whatever is held without a record was left behind; in
+// the other order a sandbox born between the two lists would look like a stray.
+//
+// An error to list anything stops it before it has touched anything. Errors
+// with single sandboxes are joined; the next run tries again.
+func (m *Manager) Recover(ctx context.Context) error {
+	if !m.enter() {
+		return errClosing
+	}
+	defer m.work.Done()
+	held, err := m.held(ctx)
+	if err != nil {
+		return fmt.Errorf("recover: %w", err)
+	}
+	records, err := m.life.Store.List(ctx)
+	if err != nil {
+		return fmt.Errorf("recover: list the store: %w", err)
+	}
+	unreadable, err := m.life.Store.Unreadable(ctx)
+	if err != nil {
+		return fmt.Errorf("recover: list the store: %w", err)
+	}
+	for _, id := range unreadable {
+		delete(held, id)
+	}
+	var todo []func() error
+	for _, r := range records {
+		kinds := held[r.ID]
+		delete(held, r.ID)
+		todo = append(todo, func() error { return m.reconcile(ctx, r.ID, kinds) })
+	}
+	if m.life.cfg.NoSweep == "" {
+		for id := range held {
+			todo = append(todo, func() error { return m.releaseStray(ctx, id) })
+		}
+	} else if len(held) > 0 {
+		m.life.cfg.Log.Warn("things without a record are left alone", "count", len(held), "reason", m.life.cfg.NoSweep)
+	}
+	return inParallel(todo)
+}
+
+// held lists by ID which rows of the table are held on the host. What is not
+// an ID of this instance is somebody else's.
+func (m *Manager) held(ctx context.Context) (map[string][]string, error) {
+	held := map[string][]string{}
+	for _, row := range m.life.rows {
+		if row.held == nil {
+			continue
+		}
+		ids, err := m.list(ctx, row)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", row.name, err)
+		}
+		for _, id := range ids {
+			if record.IsID(id) && strings.HasPrefix(id, m.life.cfg.Instance.String()) {
+				held[id] = append(held[id], row.name)
+			}
+		}
+	}
+	return held, nil
+}
+
+func (m *Manager) list(ctx context.Context, row resource) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, row.limit)
+	defer cancel()
+	return row.held(ctx)
+}
+
+func inParallel(todo []func() error) error {
+	var (
+		wg   sync.WaitGroup
+		errs = make([]error, len(todo))
+		sem  = make(chan struct{}, sweepers)
+	)
+	for i, f := range todo {
+		sem <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-sem }()
+			errs[i] = f()
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// reconcile brings one record and its part of the host into agreement. kinds
+// are the rows that were held a moment ago.
+func (m *Manager) reconcile(ctx context.Context, id string, kinds []string) error {
+	unlock, ok := m.locks.TryLock(id)
+	if !ok {
+		return nil // whoever holds it knows better
+	}
+	defer unlock()
+	r, ok, err := m.life.Store.Get(ctx, id)
+	if err != nil || !ok {
+		return err
+	}
+	if err := m.heal(ctx, &r, kinds); err != nil {
+		return fmt.Errorf("recover %s, which is %s: %w", id, r.State, err)
+	}
+	return nil
+}
+
+// heal is the table of recovery, whole.
+func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) error {
+	start := time.Now()
+	may := m.life.cfg.NoSweep == ""
+	switch {
+	case r.State == record.Deleting, isDue(m.life.due(r)):
+		if !may {
+			return nil
+		}
+		steps, err := m.life.erase(ctx, r, func() { m.bury(r.ID, errDeleted) })
+		m.life.log(ctx, "recover: erase", r, start, steps, err)
+		return err
+	case r.State == record.Ended:
+		return m.tidy(ctx, r, kinds)
+	}
+	d, dead, err := m.examine(ctx, r)
+	if err != nil {
+		return err
+	}
+	if !dead {
+		return m.adopt(ctx, r)
+	}
+	m.bury(r.ID, errEnded)
+	err = m.life.end(ctx, r, d)
+	m.life.log(ctx, "recover: end", r, start, nil, err)
+	return err
+}
+
+// examine says whether a sandbox is dead, or has to die, and of what.
+func (m *Manager) examine(ctx context.Context, r *record.Record) (d death, dead bool, err error) {
+	switch {
+	case r.State == record.Stopping && r.Reason != "":
+		return death{r.Reason, r.Message, r.ExitCode, r.LastOutput}, true, nil
+	case r.State == record.Creating:
+		d := death{reason: record.CreateFailed, message: "could not be created: sandboxd stopped in the middle; create it again"}
+		if r.BootID != m.life.cfg.BootID {
+			d.message = "could not be created: the host went down in the middle; create it again"
+		}
+		return d, true, nil
+	case r.BootID != m.life.cfg.BootID:
+		return death{reason: record.HostReboot, message: "the host went down while it was " + string(r.State) + "; its disk is kept"}, true, nil
+	}
+	alive, err := m.life.Cgroups.Populated(r.ID)
+	if err != nil || alive && r.State != record.Stopping {
+		return death{}, false, err
+	}
+	return m.life.autopsy(ctx, r), true, nil
+}
+
+// adopt takes up a sandbox that lives: it finishes what was intended, lets it
+// reach what it may reach, and watches it. One that this Manager watches
+// already needs the first only.
+func (m *Manager) adopt(ctx context.Context, r *record.Record) error {
+	m.mu.Lock()
+	known := m.lives[r.ID] != nil
+	m.mu.Unlock()
+	if !known {
+		if err := m.registerAgain(ctx, r); err != nil {
+			return err
+		}
+		v := m.bear(r.ID)
+		close(v.ready)
+		m.watch(v)
+	}
+	switch r.State {
+	case record.Pausing:
+		return m.life.pause(ctx, r)
+	case record.Resuming:
+		return m.life.resume(ctx, r)
+	}
+	return nil
+}
+
+// registerAgain tells a new daemon's egress what the old one's knew.
+func (m *Manager) registerAgain(ctx context.Context, r *record.Record) error {
+	for _, row := range m.life.rows {
+		if row.name == "egress" {
+			_, err := step(context.WithoutCancel(ctx), "up:", row, row.up, r)
+			return err
+		}
+	}
+	return nil
+}
+
+// tidy releases what an ended sandbox should not hold.
+func (m *Manager) tidy(ctx context.Context, r *record.Record, kinds []string) error {
+	var rows []resource
+	for _, row := range m.life.fleeting() {
+		for _, kind := range kinds {
+			if kind == row.name {
+				rows = append(rows, row)
+			}
+		}
+	}
+	if len(rows) == 0 {
+		return nil
+	}
+	if err := m.life.kill(ctx, r.ID); err != nil {
+		return err
+	}
+	_, err := release(context.WithoutCancel(ctx), rows, r)
+	return err
+}
+
+// releaseStray takes away what is held without a record. A disk may be all
+// that somebody has left of a lost store: it is moved aside, not deleted.
+func (m *Manager) releaseStray(ctx context.Context, id string) error {
+	unlock, ok := m.locks.TryLock(id)
+	if !ok {
+		return nil
+	}
+	defer unlock()
+	start := time.Now()
+	r := &record.Record{ID: id}
+	if err := m.life.kill(ctx, id); err != nil {
+		return fmt.Errorf("release stray %s: %w", id, err)
+	}
+	steps, err := release(context.WithoutCancel(ctx), m.life.fleeting(), r)
+	if err == nil {
+		err = bounded(ctx, stepLimit, "down:disk", func(ctx context.Context) error { return m.life.Disks.MoveStray(ctx, id) })
+	}
+	m.life.log(ctx, "recover: release stray", r, start, steps, err)
+	if err != nil {
+		return fmt.Errorf("release stray %s: %w", id, err)
+	}
+	return nil
+}

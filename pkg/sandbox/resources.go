@@ -1,0 +1,343 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/failpoint"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// A resource is one kind of thing a sandbox holds on the host.
+//
+// up may fail half way. down must succeed when up never ran, ran half way or
+// ran twice, and must need nothing but the ID. held lists who holds one. down
+// and held may be nil.
+type resource struct {
+	name string
+	// after names the rows that this one stands on: up waits for them, and
+	// their down waits for this one's. Rows that do not stand on one another
+	// come up at the same time.
+	after []string
+	// keep marks what an ended sandbox still holds.
+	keep  bool
+	limit time.Duration // of up, and of down
+	up    func(context.Context, *record.Record) error
+	down  func(context.Context, *record.Record) error
+	held  func(context.Context) ([]string, error)
+}
+
+// Limits of one step. They are far above what a healthy host needs (all steps
+// together take some 50 ms): they are there so that a wedged one ends.
+const (
+	stepLimit  = 15 * time.Second
+	startLimit = 30 * time.Second // runtime and agent: a cold page cache, a busy host
+)
+
+// resources is what a sandbox is made of, by danger: the cgroup, which kills
+// everything, before any process; the default-deny chain before any packet.
+// A row added here is rolled back, deleted, recovered, swept, timed and
+// fault-tested like the others.
+func resources(d Deps, c Config) []resource {
+	owner := func(r *record.Record) bool { return d.Runtimes[r.Spec.Runtime].OwnUsers }
+	uids := func(r *record.Record) uint32 { return c.Instance.UIDBase(r.Slot) }
+	rows := []resource{
+		{
+			name: "namespaces",
+			up: func(ctx context.Context, r *record.Record) error {
+				return d.Namespaces.CreateNamespaces(ctx, r.ID, owner(r), uids(r))
+			},
+			down: func(ctx context.Context, r *record.Record) error { return d.Namespaces.DeleteNamespaces(ctx, r.ID) },
+			held: func(ctx context.Context) ([]string, error) { return d.Namespaces.ListNamespaces(ctx) },
+		},
+		{
+			name: "disk", keep: true,
+			up: func(ctx context.Context, r *record.Record) error {
+				return d.Disks.CreateDisk(ctx, r.ID, r.Spec.DiskBytes)
+			},
+			down: func(ctx context.Context, r *record.Record) error { return d.Disks.DeleteDisk(ctx, r.ID) },
+			held: func(ctx context.Context) ([]string, error) { return d.Disks.ListDisks(ctx) },
+		},
+		{
+			name: "rootfs", after: []string{"namespaces", "disk"},
+			up: func(ctx context.Context, r *record.Record) error {
+				return d.Rootfs.Mount(ctx, r.ID, Mount{
+					Layers:   r.Spec.Image.Layers,
+					OwnUsers: owner(r),
+					UIDBase:  uids(r),
+					Volatile: r.Spec.OneShot,
+				})
+			},
+			down: func(ctx context.Context, r *record.Record) error { return d.Rootfs.Unmount(ctx, r.ID) },
+			held: func(ctx context.Context) ([]string, error) { return d.Rootfs.ListMounts(ctx) },
+		},
+		{
+			name: "cgroup",
+			up: func(ctx context.Context, r *record.Record) error {
+				k := d.Runtimes[r.Spec.Runtime]
+				return d.Cgroups.Create(ctx, r.ID, CgroupLimits{
+					MemoryBytes:   r.Spec.MemoryBytes,
+					CPUMillis:     r.Spec.CPUMillis,
+					Pids:          r.Spec.Pids,
+					OOMGroup:      k.OOMGroup,
+					HeadroomBytes: k.HeadroomBytes,
+				})
+			},
+			down: func(ctx context.Context, r *record.Record) error { return d.Cgroups.Remove(ctx, r.ID) },
+			held: func(ctx context.Context) ([]string, error) { return d.Cgroups.List(ctx) },
+		},
+		{
+			name: "network", after: []string{"namespaces"},
+			up: func(ctx context.Context, r *record.Record) error {
+				return d.Network.Attach(ctx, r.ID, c.Addr(r.Slot))
+			},
+			down: func(ctx context.Context, r *record.Record) error { return d.Network.Detach(ctx, r.ID) },
+			held: func(ctx context.Context) ([]string, error) { return d.Network.ListLinks(ctx) },
+		},
+		{
+			name: "egress", after: []string{"network"},
+			up: func(ctx context.Context, r *record.Record) error {
+				return d.Egress.Register(ctx, r.ID, c.Addr(r.Slot), r.Spec.Network)
+			},
+			down: func(ctx context.Context, r *record.Record) error { return d.Egress.Unregister(ctx, r.ID) },
+			held: func(ctx context.Context) ([]string, error) { return d.Egress.ListRegistered(ctx) },
+		},
+		{
+			name: "bundle",
+			up:   func(ctx context.Context, r *record.Record) error { return d.Bundles.Write(ctx, r) },
+			down: func(ctx context.Context, r *record.Record) error { return d.Bundles.Remove(ctx, r.ID) },
+			held: func(ctx context.Context) ([]string, error) { return d.Bundles.List(ctx) },
+		},
+		{
+			name: "runtime", after: []string{"rootfs", "cgroup", "egress", "bundle"}, limit: startLimit,
+			up:   func(ctx context.Context, r *record.Record) error { return startRuntime(ctx, d, r) },
+			down: func(ctx context.Context, r *record.Record) error { return forgetRuntime(ctx, d, r) },
+			held: func(ctx context.Context) ([]string, error) { return listRuntimes(ctx, d) },
+		},
+		{
+			name: "agent", after: []string{"runtime"}, limit: startLimit,
+			up: func(ctx context.Context, r *record.Record) error { return awaitAgent(ctx, d, r) },
+		},
+	}
+	for i := range rows {
+		if rows[i].limit == 0 {
+			rows[i].limit = stepLimit
+		}
+	}
+	return rows
+}
+
+func startRuntime(ctx context.Context, d Deps, r *record.Record) error {
+	stdin, err := d.Agents.Bootstrap(r)
+	if err != nil {
+		return fmt.Errorf("bootstrap: %w", err)
+	}
+	defer stdin.Close() //nolint:errcheck // only read from
+	return d.Runtimes[r.Spec.Runtime].Runtime.Start(ctx, r.ID, stdin)
+}
+
+// forgetRuntime kills whatever is left in the cgroup and has the runtime
+// forget it. A stray has no record, so any runtime may know it.
+func forgetRuntime(ctx context.Context, d Deps, r *record.Record) error {
+	if err := d.Cgroups.Kill(ctx, r.ID); err != nil {
+		return fmt.Errorf("kill: %w", err)
+	}
+	if k, ok := d.Runtimes[r.Spec.Runtime]; ok {
+		return k.Runtime.Forget(ctx, r.ID)
+	}
+	var errs []error
+	for name, k := range d.Runtimes {
+		if err := k.Runtime.Forget(ctx, r.ID); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func listRuntimes(ctx context.Context, d Deps) (ids []string, err error) {
+	for name, k := range d.Runtimes {
+		l, err := k.Runtime.List(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		ids = append(ids, l...)
+	}
+	return ids, nil
+}
+
+// errDied is why nobody waits any longer for the agent of a dead sandbox.
+var errDied = errors.New("its processes ended before its agent answered")
+
+// awaitAgent waits until the agent answers, the sandbox is dead, or ctx ends.
+func awaitAgent(ctx context.Context, d Deps, r *record.Record) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	gone, err := d.Cgroups.Watch(ctx, r.ID)
+	if err != nil {
+		return fmt.Errorf("watch: %w", err)
+	}
+	go func() {
+		<-gone // also when ctx ends; then this cancels nothing
+		cancel(errDied)
+	}()
+	if err := d.Agents.Ready(ctx, r); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return errors.Join(cause, err)
+		}
+		return err
+	}
+	return nil
+}
+
+// A Step is how long one row took to come up or to go away.
+type Step struct {
+	Name string
+	Took time.Duration
+}
+
+// acquire brings all rows up, each as soon as what it stands on is up. After
+// the first error, which it returns, it starts no more of them and cancels
+// those that run. The steps are in the order of the table.
+func acquire(ctx context.Context, rows []resource, r *record.Record) ([]Step, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	steps := make([]Step, len(rows))
+	var (
+		mu    sync.Mutex
+		first error
+	)
+	walk(rows, func(i, j int) bool { return standsOn(rows[i], rows[j]) }, func(i int) {
+		if ctx.Err() != nil {
+			return
+		}
+		var err error
+		steps[i], err = step(ctx, "up:", rows[i], rows[i].up, r)
+		if err == nil {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if first == nil {
+			first = err
+			cancel(err)
+		}
+	})
+	if first == nil && ctx.Err() != nil {
+		first = context.Cause(ctx)
+	}
+	return done(steps), first
+}
+
+// release takes rows away, each as soon as what stands on it is away. It does
+// not stop at an error, so that one stuck mount keeps nothing else, and
+// returns all of them.
+func release(ctx context.Context, rows []resource, r *record.Record) ([]Step, error) {
+	steps := make([]Step, len(rows))
+	errs := make([]error, len(rows))
+	walk(rows, func(i, j int) bool { return standsOn(rows[j], rows[i]) }, func(i int) {
+		if rows[i].down != nil {
+			steps[i], errs[i] = step(ctx, "down:", rows[i], rows[i].down, r)
+		}
+	})
+	return done(steps), errors.Join(errs...)
+}
+
+// walk does every row once, at the same time as others but after those that
+// it waits for.
+func walk(rows []resource, waits func(i, j int) bool, do func(i int)) {
+	ready := make([]chan struct{}, len(rows))
+	for i := range ready {
+		ready[i] = make(chan struct{})
+	}
+	var wg sync.WaitGroup
+	for i := range rows {
+		wg.Go(func() {
+			defer close(ready[i])
+			for j := range rows {
+				if waits(i, j) {
+					<-ready[j]
+				}
+			}
+			do(i)
+		})
+	}
+	wg.Wait()
+}
+
+func standsOn(a, b resource) bool {
+	for _, name := range a.after {
+		if name == b.name {
+			return true
+		}
+	}
+	return false
+}
+
+// step does one row: bounded, timed, with its name in the error and a
+// failpoint on either side.
+func step(ctx context.Context, verb string, row resource, f func(context.Context, *record.Record) error, r *record.Record) (Step, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, row.limit, tooLong(row.limit))
+	defer cancel()
+	start := time.Now()
+	err := pass(verb+row.name, func() error { return f(ctx, r) })
+	s := Step{Name: row.name, Took: time.Since(start)}
+	if err != nil {
+		return s, &stepError{row.name, errors.Join(err, context.Cause(ctx))}
+	}
+	return s, nil
+}
+
+// stepError carries the name of the step for what a client may read.
+type stepError struct {
+	step string
+	err  error
+}
+
+func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
+func (e *stepError) Unwrap() error { return e.err }
+
+// pass does f between two failpoints.
+func pass(name string, f func() error) error {
+	if err := failpoint.Pass(name); err != nil {
+		return err
+	}
+	if err := f(); err != nil {
+		return err
+	}
+	return failpoint.Pass("after:" + name)
+}
+
+// done drops the steps that were never taken.
+func done(steps []Step) []Step {
+	taken := steps[:0]
+	for _, s := range steps {
+		if s.Name != "" {
+			taken = append(taken, s)
+		}
+	}
+	return taken
+}
+
+// FailpointNames lists every failpoint of this package, for tests that kill
+// the daemon at each of them.
+func FailpointNames() []string {
+	names := []string{"store:insert", "store:delete", "kill", "freeze", "thaw", "gone"}
+	for s := range next {
+		names = append(names, "store:put:"+string(s))
+	}
+	for _, row := range resources(Deps{}, Config{}) {
+		names = append(names, "up:"+row.name)
+		if row.down != nil {
+			names = append(names, "down:"+row.name)
+		}
+	}
+	for _, n := range names[:len(names):len(names)] {
+		names = append(names, "after:"+n)
+	}
+	slices.Sort(names)
+	return names
+}

@@ -1,0 +1,44 @@
+package sandbox
+
+import (
+	"slices"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// next is the whole life of a sandbox; what it does not list is refused.
+//
+// Creating needs no Stopping on the way to Ended: it is an intent itself, and
+// its recovery ends the sandbox too. From Pausing and Resuming there is a way
+// back for a freezer that refused.
+var next = map[record.State][]record.State{
+	record.Creating: {record.Running, record.Stopping, record.Ended, record.Deleting},
+	record.Running:  {record.Pausing, record.Stopping, record.Deleting},
+	record.Pausing:  {record.Paused, record.Running, record.Stopping, record.Deleting},
+	record.Paused:   {record.Resuming, record.Stopping, record.Deleting},
+	record.Resuming: {record.Running, record.Paused, record.Stopping, record.Deleting},
+	record.Stopping: {record.Ended, record.Deleting},
+	record.Ended:    {record.Deleting},
+	record.Deleting: {},
+}
+
+func allowed(from, to record.State) bool { return slices.Contains(next[from], to) }
+
+// live reports whether a sandbox in state s may have processes that are to
+// stay alive.
+func live(s record.State) bool {
+	switch s {
+	case record.Running, record.Pausing, record.Paused, record.Resuming:
+		return true
+	}
+	return false
+}
+
+func notFound(idOrName string) error {
+	return errs.New(errs.NotFound, "no sandbox %q; sandboxctl ps lists those there are", idOrName)
+}
+
+func wrongState(r *record.Record, want record.State) error {
+	return errs.New(errs.WrongState, "sandbox %s is %s, not %s", r.ID, r.State, want)
+}
