@@ -1,0 +1,144 @@
+// Package agent is the channel between the daemon and PID 1 of a sandbox: the
+// wire types, the bootstrap line, the obituary and the daemon's client. The
+// other end is agent/server.
+//
+//	daemon                                  sandbox-agent, PID 1
+//	Bootstrap.File ── stdin, one JSON line ─▶ reads it, starts the entrypoint
+//	Client.Ready   ── GET /ping ───────────▶ answers once exec is possible
+//	Client         ── HTTP/1.1, token ─────▶ OpenSandbox's execd API
+//	ParseObituary  ◀─ files in the upper ─── how the entrypoint ended
+//
+// The surprise: the agent is guest code from its first accept. Whoever replaced
+// PID 1 speaks through this package, so everything that decodes here is bounded
+// in size and time, and nothing an agent says is a path, a length to allocate
+// or a reason to trust.
+//
+// # What is spoken
+//
+// OpenSandbox's execd API (HTTP/1.1 on TCP port 44772, header
+// X-EXECD-ACCESS-TOKEN on everything), and these extensions of ours:
+//
+//   - POST /command takes argv (a list) instead of command (a shell line), and
+//     "stdin": true. A command with stdin reads what POST /command/{id}/stdin
+//     carries, until that body ends; without it, standard input is /dev/null.
+//   - POST /command/{id}/signal?signal=SIGINT signals its process group.
+//   - The entrypoint is a command with the id "entrypoint": status and logs
+//     work, interrupting it is refused.
+//   - GET /ping answers with X-Sandboxd-Agent-Protocol.
+//   - POST /command with Accept: application/vnd.sandboxd.frames answers raw
+//     frames instead of events, so that output arrives byte for byte.
+//
+// # Frames
+//
+// A frame is one byte of stream number, four bytes of big-endian length (at
+// most 1 MiB) and that many bytes:
+//
+//	0  control: JSON {"id":"…"} as the first frame, later empty ones as keep-alive
+//	1  standard output
+//	2  standard error
+//	3  exit: JSON [FrameExit], the last frame of a foreground command
+//
+// A background command gets the first control frame and the end of the body.
+// A body that ends without an exit frame says that the connection broke, not
+// that the command ended.
+package agent
+
+// Numbers and names of the channel.
+const (
+	// Port is where the agent listens, the port of OpenSandbox's execd.
+	Port = 44772
+	// Protocol is spoken by this release; MinProtocol is the oldest it still
+	// serves: an agent lives as long as its sandbox, over daemon upgrades.
+	Protocol    = 1
+	MinProtocol = 1
+
+	ProtocolHeader = "X-Sandboxd-Agent-Protocol"
+	TokenHeader    = "X-EXECD-ACCESS-TOKEN" //nolint:gosec // the header's name
+	CursorHeader   = "EXECD-COMMANDS-TAIL-CURSOR"
+
+	// FramesType is the media type that asks for frames instead of events.
+	FramesType = "application/vnd.sandboxd.frames"
+
+	// MaxBootstrap bounds the bootstrap line, in bytes.
+	MaxBootstrap = 2 << 20
+	// MaxJSON bounds a JSON request body, in bytes.
+	MaxJSON = 16 << 20
+
+	// EntrypointID is the command id of the sandbox's entrypoint.
+	EntrypointID = "entrypoint"
+)
+
+// CommandRequest is the body of POST /command.
+type CommandRequest struct {
+	Command    string            `json:"command,omitempty"` // run as bash -c, or sh -c
+	Argv       []string          `json:"argv,omitempty"`    // instead of Command; no shell
+	Cwd        string            `json:"cwd,omitempty"`     // ~ and $VAR are expanded
+	Background bool              `json:"background,omitempty"`
+	Timeout    int64             `json:"timeout,omitempty"` // ms; 0: none
+	UID        *int64            `json:"uid,omitempty"`
+	GID        *int64            `json:"gid,omitempty"` // needs UID
+	Envs       map[string]string `json:"envs,omitempty"`
+	Stdin      bool              `json:"stdin,omitempty"`
+}
+
+// Event is one event of a command's stream. Empty fields are left out.
+type Event struct {
+	Type          string      `json:"type"` // init ping stdout stderr error execution_complete
+	Text          string      `json:"text,omitempty"`
+	ExecutionTime int64       `json:"execution_time,omitempty"` // ms
+	Timestamp     int64       `json:"timestamp"`                // Unix ms
+	Error         *EventError `json:"error,omitempty"`
+}
+
+// EventError says how a command failed. SDKs take the exit code from Value.
+type EventError struct {
+	Name      string   `json:"ename"`
+	Value     string   `json:"evalue"` // exit code; "-1" if a signal ended it
+	Traceback []string `json:"traceback"`
+}
+
+// CommandStatus is the reply of GET /command/status/{id}. Times are RFC 3339.
+type CommandStatus struct {
+	ID         string `json:"id"`
+	Content    string `json:"content"`
+	Running    bool   `json:"running"`
+	ExitCode   *int   `json:"exit_code,omitempty"`
+	Error      string `json:"error,omitempty"`
+	StartedAt  string `json:"started_at"`
+	FinishedAt string `json:"finished_at,omitempty"`
+}
+
+// FileInfo describes a file; symbolic links are not followed. Times are
+// RFC 3339 with nanoseconds, Created is the inode's change time.
+type FileInfo struct {
+	Path     string `json:"path"`
+	Type     string `json:"type"` // file directory symlink other
+	Size     int64  `json:"size"`
+	Modified string `json:"modified_at"`
+	Created  string `json:"created_at"`
+	Owner    string `json:"owner"` // name, or number if the guest knows none
+	Group    string `json:"group"`
+	Mode     int    `json:"mode"` // decimal digits are the octal mode: 644
+}
+
+// FileMode asks for owner, group and mode of a file; zero leaves as is.
+type FileMode struct {
+	Owner string `json:"owner,omitempty"`
+	Group string `json:"group,omitempty"`
+	Mode  int    `json:"mode,omitempty"` // as in FileInfo
+}
+
+// Metrics is what the sandbox uses of its own limits.
+type Metrics struct {
+	CPUCount  float64 `json:"cpu_count"`
+	CPUPct    float64 `json:"cpu_used_pct"` // 0..100 of CPUCount
+	MemTotal  float64 `json:"mem_total_mib"`
+	MemUsed   float64 `json:"mem_used_mib"`
+	Timestamp int64   `json:"timestamp"` // Unix ms
+}
+
+// Error is the body of every reply that is not a success.
+type Error struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}

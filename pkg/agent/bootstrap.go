@@ -1,0 +1,108 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Bootstrap is all the agent must know before it listens. It reaches PID 1 as
+// one line of JSON on standard input, never by the environment or a file: what
+// runs in the sandbox later can read those.
+type Bootstrap struct {
+	Protocol   int               `json:"protocol"`
+	Token      string            `json:"token"`
+	Hostname   string            `json:"hostname,omitempty"`   // HOSTNAME of what runs inside
+	Env        map[string]string `json:"env,omitempty"`        // on top of the process environment, which is the image's
+	Entrypoint []string          `json:"entrypoint,omitempty"` // none: the sandbox lives until it is killed
+	Workdir    string            `json:"workdir,omitempty"`    // default cwd; "" is /
+	User       string            `json:"user,omitempty"`       // docker's user[:group], names or numbers of the guest; "" is root
+	Limits     Limits            `json:"limits"`
+	// OutputLimit bounds the output of all commands kept inside the sandbox, in
+	// bytes; 0 is 256 MiB. A fourth of Limits.DiskBytes bounds it as well.
+	OutputLimit int64 `json:"outputLimit,omitempty"`
+}
+
+// Limits are what the sandbox may use; zero is unlimited. The agent only
+// reports them, the host enforces.
+type Limits struct {
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+	CPUMillis   int64 `json:"cpuMillis,omitempty"` // thousandths of a core
+	DiskBytes   int64 `json:"diskBytes,omitempty"`
+}
+
+// Line returns b as the line PID 1 reads.
+func (b *Bootstrap) Line() ([]byte, error) {
+	line, err := json.Marshal(b)
+	if err != nil {
+		return nil, fmt.Errorf("encode the agent's bootstrap: %w", err)
+	}
+	if len(line) >= MaxBootstrap {
+		return nil, fmt.Errorf("the agent's bootstrap has %d bytes, %d are possible: give fewer or shorter environment variables", len(line), MaxBootstrap-1)
+	}
+	return append(line, '\n'), nil
+}
+
+// File returns a sealed memory file that reads as [Bootstrap.Line], to be the
+// standard input of PID 1. It has no name on any file system. The caller closes it.
+func (b *Bootstrap) File() (*os.File, error) {
+	line, err := b.Line()
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate("sandboxd-bootstrap", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	if err != nil {
+		return nil, fmt.Errorf("make a memory file for the agent's bootstrap: %w", err)
+	}
+	f := os.NewFile(uintptr(fd), "bootstrap")
+	if _, err = f.Write(line); err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err == nil {
+		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+	}
+	if err != nil {
+		f.Close()
+		return nil, fmt.Errorf("fill the memory file of the agent's bootstrap: %w", err)
+	}
+	return f, nil
+}
+
+// ReadBootstrap reads one line of at most MaxBootstrap bytes from r. It reads
+// byte-exactly no further than a reader that ends after the line.
+func ReadBootstrap(r io.Reader) (Bootstrap, error) {
+	var b Bootstrap
+	var line []byte
+	buf := make([]byte, 8<<10)
+	for {
+		n, err := r.Read(buf)
+		line = append(line, buf[:n]...)
+		if i := bytes.IndexByte(line, '\n'); i >= 0 {
+			line = line[:i]
+			break
+		}
+		if len(line) >= MaxBootstrap {
+			return b, fmt.Errorf("read bootstrap from standard input: no end of line within %d bytes", MaxBootstrap)
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return b, fmt.Errorf("read bootstrap from standard input: %w", err)
+		}
+	}
+	if err := json.Unmarshal(line, &b); err != nil {
+		return b, fmt.Errorf("read bootstrap from standard input: %d bytes that are not the JSON line the daemon sends: %w", len(line), err)
+	}
+	if b.Protocol < MinProtocol || b.Protocol > Protocol {
+		return b, fmt.Errorf("bootstrap speaks protocol %d, this agent speaks %d to %d: daemon and agent are of different releases", b.Protocol, MinProtocol, Protocol)
+	}
+	if b.Token == "" {
+		return b, fmt.Errorf("bootstrap carries no token: an agent without one would be open to the whole sandbox")
+	}
+	return b, nil
+}

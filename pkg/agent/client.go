@@ -1,0 +1,222 @@
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Bounds of what a client takes from an agent.
+const (
+	maxReplyHeader = 64 << 10
+	dialTimeout    = 5 * time.Second
+	// An idle connection costs the agent about 12 KiB. Shorter than the agent's
+	// own 120 s, so that the side which may retry is the one that closes.
+	idleTimeout = 90 * time.Second
+	// How long a connection made by Ready may wait for its first request.
+	spareAge = 5 * time.Second
+)
+
+// Client talks to one agent. It keeps connections; Close lets go of them.
+type Client struct {
+	dial      func(context.Context) (net.Conn, error)
+	token     string
+	transport *http.Transport
+
+	mu      sync.Mutex
+	spare   net.Conn // made and proven by Ready
+	spareAt time.Time
+}
+
+// New returns a client that dials with dial and proves itself with token.
+func New(dial func(ctx context.Context) (net.Conn, error), token string) *Client {
+	c := &Client{dial: dial, token: token}
+	c.transport = &http.Transport{
+		Proxy:                  nil, // never by way of anybody's environment
+		DialContext:            c.connect,
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    4,
+		IdleConnTimeout:        idleTimeout,
+		MaxResponseHeaderBytes: maxReplyHeader,
+		ExpectContinueTimeout:  time.Second,
+	}
+	return c
+}
+
+// Close closes idle connections; those in use close when their reply ends.
+func (c *Client) Close() {
+	if s := c.takeSpare(); s != nil {
+		s.Close()
+	}
+	c.transport.CloseIdleConnections()
+}
+
+// RoundTripper forwards requests to the agent and nowhere else: scheme and host
+// of a request are ignored, its path, headers and body go as they are, the
+// agent's token is set over whatever the request carried. So the caller must
+// have authorised the request. Reply headers are bounded by 64 KiB, bodies are
+// not: they stream. Upgrades work as with [http.Transport].
+func (c *Client) RoundTripper() http.RoundTripper { return roundTripper{c} }
+
+type roundTripper struct{ c *Client }
+
+func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	r2 := r.WithContext(r.Context()) // a shallow copy: round trippers must not change their request
+	u := *r.URL
+	u.Scheme, u.Host, u.User = "http", "sandbox", nil
+	r2.URL = &u
+	r2.Header = r.Header.Clone()
+	if r2.Header == nil {
+		r2.Header = http.Header{}
+	}
+	r2.Header.Set(TokenHeader, t.c.token)
+	return t.c.transport.RoundTrip(r2)
+}
+
+// CloseIdleConnections makes [http.Client.CloseIdleConnections] work.
+func (t roundTripper) CloseIdleConnections() { t.c.Close() }
+
+func (c *Client) connect(ctx context.Context, _, _ string) (net.Conn, error) {
+	if s := c.takeSpare(); s != nil {
+		return s, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return c.dial(ctx)
+}
+
+func (c *Client) takeSpare() net.Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	s := c.spare
+	c.spare = nil
+	if s != nil && time.Since(c.spareAt) > spareAge {
+		s.Close()
+		return nil
+	}
+	return s
+}
+
+// errNotReady is an answer that a later attempt may better.
+var errNotReady = errors.New("agent is not ready")
+
+// Ready blocks until the agent answers, which it does once commands can run, or
+// ctx ends. It connects anew every 1 to 20 ms, each attempt with a deadline of
+// its own: while a guest boots, connections are refused or, where the packets
+// meet a link that is not up yet, time out, and the kernel would repeat a lost
+// SYN after a second only. An agent that refuses the token or speaks a foreign
+// protocol is an error at once.
+func (c *Client) Ready(ctx context.Context) error {
+	backoff, attempt := time.Millisecond, 20*time.Millisecond
+	for {
+		conn, err := c.tryDial(ctx, attempt)
+		if err == nil {
+			err = c.ping(ctx, conn)
+			if err == nil {
+				c.keep(conn)
+				return nil
+			}
+			conn.Close()
+			if errs.CodeOf(err) != errs.Internal {
+				return err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("wait for the agent: %w; last attempt: %w", context.Cause(ctx), err)
+		case <-time.After(backoff):
+		}
+		backoff = min(backoff*3/2, 20*time.Millisecond)
+		attempt = min(attempt*3/2, 500*time.Millisecond)
+	}
+}
+
+// Ping asks once whether the agent answers.
+func (c *Client) Ping(ctx context.Context) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sandbox/ping", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.RoundTripper().RoundTrip(r)
+	if err != nil {
+		return fmt.Errorf("ping the agent: %w", err)
+	}
+	defer resp.Body.Close()
+	io.CopyN(io.Discard, resp.Body, 4<<10) //nolint:errcheck // only so that the connection can be kept
+	return checkPing(resp)
+}
+
+func (c *Client) tryDial(ctx context.Context, limit time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return c.dial(ctx)
+}
+
+// ping asks over conn. The request is written by hand, so that a connection
+// with nothing left to read can be handed to the transport afterwards.
+func (c *Client) ping(ctx context.Context, conn net.Conn) error {
+	deadline := time.Now().Add(5 * time.Second)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	conn.SetDeadline(deadline) //nolint:errcheck // then reads fail as well
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := io.WriteString(conn, "GET /ping HTTP/1.1\r\nHost: sandbox\r\n"+TokenHeader+": "+c.token+"\r\n\r\n"); err != nil {
+		return fmt.Errorf("ping the agent: %w", err)
+	}
+	br := bufio.NewReader(&io.LimitedReader{R: conn, N: maxReplyHeader})
+	resp, err := http.ReadResponse(br, nil)
+	if err != nil {
+		return fmt.Errorf("ping the agent: %w", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+	if err != nil {
+		return fmt.Errorf("ping the agent: %w", err)
+	}
+	if err := checkPing(resp); err != nil {
+		return err
+	}
+	if resp.Close || br.Buffered() > 0 || len(bytes.TrimSpace(body)) > 0 {
+		return errNotReady // answers, but not as an agent does: never reuse this connection
+	}
+	if !stop() {
+		return context.Cause(ctx)
+	}
+	return conn.SetDeadline(time.Time{})
+}
+
+func checkPing(resp *http.Response) error {
+	switch {
+	case resp.StatusCode == http.StatusUnauthorized:
+		return errs.New(errs.Denied, "the agent refused its token: something else answers on port %d of this sandbox", Port)
+	case resp.StatusCode != http.StatusOK:
+		return fmt.Errorf("%w: status %d", errNotReady, resp.StatusCode)
+	}
+	h := resp.Header.Get(ProtocolHeader)
+	p, err := strconv.Atoi(h)
+	if err != nil || p < MinProtocol || p > Protocol {
+		return errs.New(errs.Unsupported, "the agent speaks protocol %.16q, this daemon speaks %d to %d: remove the sandbox, or run the daemon it was made by", h, MinProtocol, Protocol)
+	}
+	return nil
+}
+
+func (c *Client) keep(conn net.Conn) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.spare != nil {
+		c.spare.Close()
+	}
+	c.spare, c.spareAt = conn, time.Now()
+}

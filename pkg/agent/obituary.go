@@ -1,0 +1,64 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where a dying agent writes, relative to the root of the guest. The obituary
+// is renamed into place after the output, so whoever sees the first can read
+// the second. Both were writable by the guest: open them with O_NOFOLLOW, as
+// regular files, and read no more than the limits.
+const (
+	StateDir     = "/.sandboxd" // in the guest; 0700 root, made by the agent
+	ObituaryFile = ".sandboxd/obituary.json"
+	OutputFile   = ".sandboxd/last-output"
+
+	MaxObituary   = 4 << 10
+	MaxLastOutput = 8 << 10
+)
+
+// Obituary says how the entrypoint ended.
+type Obituary struct {
+	ExitCode int    `json:"exitCode"`          // 0..255; 128+n after signal n; 126, 127: could not start
+	Signal   string `json:"signal,omitempty"`  // "SIGKILL", or empty
+	Message  string `json:"message,omitempty"` // why it could not start, for people; hostile
+}
+
+// ParseObituary decodes what may be an obituary. Its fields are in range and
+// Message is at most 1 KiB of printable text afterwards; whether they are true
+// only the guest knows.
+func ParseObituary(b []byte) (Obituary, error) {
+	var o Obituary
+	if len(b) > MaxObituary {
+		return o, fmt.Errorf("obituary has %d bytes, at most %d are read", len(b), MaxObituary)
+	}
+	if err := json.Unmarshal(b, &o); err != nil {
+		return Obituary{}, fmt.Errorf("decode obituary: %w", err)
+	}
+	if o.ExitCode < 0 || o.ExitCode > 255 {
+		return Obituary{}, fmt.Errorf("obituary has exit code %d", o.ExitCode)
+	}
+	if o.Signal != "" && unix.SignalNum(o.Signal) == 0 {
+		return Obituary{}, errors.New("obituary has an unknown signal")
+	}
+	o.Message = printable(o.Message, 1<<10)
+	return o, nil
+}
+
+// printable returns at most limit bytes of s, with controls and what is not
+// UTF-8 replaced by spaces.
+func printable(s string, limit int) string {
+	s = s[:min(len(s), limit)] // half a rune becomes a space below
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 || r == utf8.RuneError {
+			return ' '
+		}
+		return r
+	}, s)
+}

@@ -1,0 +1,237 @@
+package server
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// runCommand is POST /command.
+func (s *Server) runCommand(w http.ResponseWriter, r *http.Request) error {
+	var req agent.CommandRequest
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	l, err := s.prepare(&req)
+	if err != nil {
+		return err
+	}
+	if s.stopping.Load() {
+		return fail(http.StatusServiceUnavailable, runtimeFail, "the sandbox is ending: its entrypoint has exited")
+	}
+	content := req.Command
+	if content == "" {
+		content = strings.Join(req.Argv, " ")
+	}
+	pipes := 2
+	if req.Background {
+		pipes = 1 // one pipe keeps the order of both streams
+	}
+	c, ends, err := s.newCommand(newID(), content, pipes)
+	if err != nil {
+		return fail(http.StatusInternalServerError, runtimeFail, "make pipes for a command: %v", err)
+	}
+	reply := newStream(w, wantsFrames(r))
+	if !req.Background {
+		c.sink = reply
+	}
+	timeout := time.Duration(min(req.Timeout, 1<<62/int64(time.Millisecond))) * time.Millisecond
+	startErr := s.launch(c, l, timeout, req.Stdin, ends)
+	// The process runs while the first events are on their way.
+	reply.begin(c.id)
+	if startErr != nil {
+		reply.finish(c.started, c.end)
+		return nil
+	}
+	c.begin()
+	if req.Background {
+		reply.background()
+		return nil
+	}
+	reply.follow(r, c)
+	return nil
+}
+
+func wantsFrames(r *http.Request) bool {
+	return strings.Contains(r.Header.Get("Accept"), agent.FramesType)
+}
+
+// follow sends the output of c until its end, or until the client is gone.
+func (s *stream) follow(r *http.Request, c *command) {
+	s.flush()
+	t := time.NewTicker(pingEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-c.flushed:
+			s.finish(c.started, c.end)
+			s.release()
+			return
+		case <-t.C:
+			s.ping()
+		case <-r.Context().Done():
+			s.detach()
+			return
+		}
+	}
+}
+
+// interruptCommand is DELETE /command.
+func (s *Server) interruptCommand(w http.ResponseWriter, r *http.Request) error {
+	id := r.URL.Query().Get("id")
+	if id == "" {
+		return fail(http.StatusBadRequest, noQuery, "the query parameter id is missing: which command is to be interrupted?")
+	}
+	if id == agent.EntrypointID {
+		return fail(http.StatusInternalServerError, runtimeFail, "the entrypoint is the sandbox: delete the sandbox, or signal the entrypoint")
+	}
+	c := s.commands.get(id)
+	if c == nil {
+		return fail(http.StatusInternalServerError, runtimeFail, "no command has the id %.64q", id)
+	}
+	if c.proc == nil || s.interrupt(r.Context(), c) != nil {
+		return fail(http.StatusInternalServerError, runtimeFail, "command %s has ended already", id)
+	}
+	return ok(w)
+}
+
+func (s *Server) withCommand(id string, h func(w http.ResponseWriter, r *http.Request, c *command) error) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		c := s.commands.get(id)
+		if c == nil {
+			return fail(http.StatusNotFound, badBody, "no command has the id %.64q; of finished ones the last %d are remembered", id, rememberFinished)
+		}
+		return h(w, r, c)
+	}
+}
+
+func (s *Server) commandStatus(w http.ResponseWriter, _ *http.Request, c *command) error {
+	return writeJSON(w, http.StatusOK, c.status())
+}
+
+// commandLogs is GET /command/{id}/logs. The cursor is the number of a byte of
+// the output; what the ring has forgotten is skipped.
+func (s *Server) commandLogs(w http.ResponseWriter, r *http.Request, c *command) error {
+	off := int64(0)
+	if q := r.URL.Query().Get("cursor"); q != "" {
+		var err error
+		if off, err = strconv.ParseInt(q, 10, 64); err != nil || off < 0 {
+			return fail(http.StatusBadRequest, badBody, "cursor %.32q is not a number of bytes", q)
+		}
+	}
+	from, end := c.out.Range()
+	off = max(off, from)
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set(agent.CursorHeader, strconv.FormatInt(max(end, off), 10))
+	if off >= end || r.Method == http.MethodHead {
+		return ok(w)
+	}
+	b := make([]byte, min(end-off, 64<<10))
+	for off < end {
+		n, at := c.out.ReadAt(b[:min(end-off, int64(len(b)))], off)
+		if n == 0 {
+			break
+		}
+		off = at + int64(n)
+		if extra := off - end; extra > 0 {
+			n -= int(min(extra, int64(n)))
+		}
+		if _, err := w.Write(b[:n]); err != nil {
+			break
+		}
+	}
+	return nil
+}
+
+// commandStdin is POST /command/{id}/stdin: the body becomes the command's
+// standard input, which ends where the body ends, or where it breaks off: a
+// command whose client is gone would wait forever.
+func (s *Server) commandStdin(w http.ResponseWriter, r *http.Request, c *command) error {
+	if c.stdin == nil {
+		return fail(http.StatusBadRequest, badBody, `command %s reads /dev/null: start it with "stdin": true`, c.id)
+	}
+	if c.stdinBusy.Swap(true) {
+		return fail(http.StatusConflict, runtimeFail, "the standard input of command %s was or is being sent by another request", c.id)
+	}
+	defer c.stdin.Close()
+	rc := http.NewResponseController(w)
+	rc.EnableFullDuplex() //nolint:errcheck // only saves waiting for the rest of the body
+	over := make(chan struct{})
+	defer close(over)
+	go func() { // the client may be a terminal at which nobody types: wake the read
+		select {
+		case <-c.proc.done:
+			rc.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // then it reads on in vain
+		case <-over:
+		}
+	}()
+	_, err := io.Copy(onlyWriter{c.stdin}, r.Body)
+	switch {
+	case err == nil:
+	case !c.alive(), errors.Is(err, syscall.EPIPE), errors.Is(err, os.ErrClosed):
+		w.Header().Set("Connection", "close") // the command wants no more: the rest of the body is nobody's
+	default:
+		return fail(http.StatusBadRequest, badBody, "the standard input of command %s broke off: %v", c.id, err)
+	}
+	return ok(w)
+}
+
+// onlyWriter hides the file's ReadFrom: it would splice from a connection whose
+// reads must stay interruptible.
+type onlyWriter struct{ io.Writer }
+
+func (c *command) alive() bool {
+	select {
+	case <-c.proc.done:
+		return false
+	default:
+		return true
+	}
+}
+
+// signalCommand is POST /command/{id}/signal.
+func (s *Server) signalCommand(w http.ResponseWriter, r *http.Request, c *command) error {
+	name := r.URL.Query().Get("signal")
+	if name == "" {
+		return fail(http.StatusBadRequest, noQuery, "the query parameter signal is missing, as in signal=SIGINT")
+	}
+	sig := signalNumber(name)
+	if sig == 0 {
+		return fail(http.StatusBadRequest, badBody, "%.32q is not a signal; use a name as SIGINT, or its number", name)
+	}
+	if c.proc == nil || s.reaper.signal(c.proc, sig, true) != nil {
+		return fail(http.StatusConflict, runtimeFail, "command %s has ended already", c.id)
+	}
+	return ok(w)
+}
+
+// signalNumber takes SIGINT, INT and 2; 0 is none of them.
+func signalNumber(name string) syscall.Signal {
+	if n, err := strconv.Atoi(name); err == nil {
+		if n < 1 || n > 64 {
+			return 0
+		}
+		return syscall.Signal(n)
+	}
+	name = strings.ToUpper(name)
+	if !strings.HasPrefix(name, "SIG") {
+		name = "SIG" + name
+	}
+	return unix.SignalNum(name)
+}
+
+func signalName(sig syscall.Signal) string {
+	if n := unix.SignalName(sig); n != "" {
+		return n
+	}
+	return "signal " + strconv.Itoa(int(sig))
+}

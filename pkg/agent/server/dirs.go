@@ -1,0 +1,204 @@
+package server
+
+import (
+	"bufio"
+	"encoding/json"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/bmatcuk/doublestar/v4"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// makeDirs is POST /directories. The mode applies to a directory that is new,
+// not to those above it, which are 0755.
+func (s *Server) makeDirs(w http.ResponseWriter, r *http.Request) error {
+	var req map[string]agent.FileMode
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	for _, asked := range sortedKeys(req) {
+		p, err := s.resolve(asked)
+		if err != nil {
+			return err
+		}
+		a, err := s.attributes(req[asked])
+		if err != nil {
+			return err
+		}
+		created, err := s.mkdirAll(p, attributes{a.uid, a.gid, -1}.or(s.ownerOfNew()))
+		if err == nil && created && a.mode >= 0 {
+			err = attributes{-1, -1, a.mode}.apply(p)
+		}
+		if err != nil {
+			return fail(http.StatusInternalServerError, runtimeFail, "make directory %s: %v", p, err)
+		}
+	}
+	return ok(w)
+}
+
+// removeDirs is DELETE /directories: rm -rf.
+func (s *Server) removeDirs(w http.ResponseWriter, r *http.Request) error {
+	_, resolved, err := s.paths(r)
+	if err != nil {
+		return err
+	}
+	for _, p := range resolved {
+		if p == "/" {
+			return fail(http.StatusBadRequest, badFile, "refused to delete /: delete the sandbox instead")
+		}
+	}
+	for _, p := range resolved {
+		if err := os.RemoveAll(p); err != nil {
+			return fsFail("delete "+p, err)
+		}
+	}
+	return ok(w)
+}
+
+// listDir is GET /directories/list.
+func (s *Server) listDir(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	root, err := s.existing(q.Get("path"))
+	if err != nil {
+		return err
+	}
+	depth := 1
+	if d := q.Get("depth"); d != "" {
+		if depth, err = strconv.Atoi(d); err != nil || depth < 0 {
+			return fail(http.StatusBadRequest, badFile, "depth is %.32q: it counts levels from 0", d)
+		}
+	}
+	if fi, err := os.Lstat(root); err != nil || !fi.IsDir() {
+		return fail(http.StatusBadRequest, badFile, "list %s: not a directory (a symbolic link to one does not count)", root)
+	}
+	if depth > 0 {
+		if _, err := os.ReadDir(root); err != nil {
+			return fsFail("list "+root, err)
+		}
+	}
+	out := newList(w)
+	s.walk(root, func(path string, d fs.DirEntry, level int) error {
+		if level > depth {
+			return fs.SkipDir
+		}
+		s.emit(out, path, d)
+		if d.IsDir() && level == depth {
+			return fs.SkipDir
+		}
+		return nil
+	})
+	return out.end()
+}
+
+// searchFiles is GET /files/search. A pattern without a slash matches base
+// names, as in execd; one with a slash the path below the root.
+func (s *Server) searchFiles(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	root, err := s.existing(q.Get("path"))
+	if err != nil {
+		return err
+	}
+	pattern := orElse(q.Get("pattern"), "**")
+	if !doublestar.ValidatePattern(pattern) {
+		return fail(http.StatusBadRequest, badFile, "pattern %.128q is malformed", pattern)
+	}
+	wholePath := strings.Contains(pattern, "/")
+	pattern = strings.TrimPrefix(pattern, "/")
+	out := newList(w)
+	s.walk(root, func(path string, d fs.DirEntry, _ int) error {
+		if r.Context().Err() != nil {
+			return fs.SkipAll
+		}
+		if d.IsDir() {
+			return nil
+		}
+		name := d.Name()
+		if wholePath {
+			name = strings.TrimPrefix(strings.TrimPrefix(path, root), "/")
+		}
+		if doublestar.MatchUnvalidated(pattern, name) {
+			s.emit(out, path, d)
+		}
+		return nil
+	})
+	return out.end()
+}
+
+// existing resolves a path that must be there.
+func (s *Server) existing(asked string) (string, error) {
+	if asked == "" {
+		return "", fail(http.StatusBadRequest, noQuery, "the query parameter path is missing")
+	}
+	p, err := s.resolve(asked)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Lstat(p); err != nil {
+		return "", fsFail("read directory", err)
+	}
+	return p, nil
+}
+
+// walk visits what lies below root, in lexical order, with its level from 1. It
+// follows no links, skips what can not be read, our own files, and, unless root
+// lies in them, /proc and /sys, which are no files but questions.
+func (s *Server) walk(root string, visit func(path string, d fs.DirEntry, level int) error) {
+	base := strings.Count(strings.TrimSuffix(root, "/"), "/")
+	filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error { //nolint:errcheck // visit's only
+		if path == root {
+			return nil
+		}
+		if err != nil {
+			return fs.SkipDir
+		}
+		if path == "/proc" || path == "/sys" || path == s.stateDir || strings.HasPrefix(d.Name(), draftPrefix) {
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		return visit(path, d, strings.Count(path, "/")-base)
+	})
+}
+
+func (s *Server) emit(out *list, path string, d fs.DirEntry) {
+	if fi, err := d.Info(); err == nil { // else it went meanwhile
+		out.add(s.fileInfo(path, fi))
+	}
+}
+
+// A list is a JSON array that is sent while it is made.
+type list struct {
+	w *bufio.Writer
+	n int
+}
+
+func newList(w http.ResponseWriter) *list {
+	w.Header().Set("Content-Type", "application/json")
+	l := &list{w: bufio.NewWriterSize(w, 32<<10)}
+	l.w.WriteByte('[') //nolint:errcheck // sticky
+	return l
+}
+
+func (l *list) add(v any) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return // strings and numbers always encode
+	}
+	if l.n++; l.n > 1 {
+		l.w.WriteByte(',') //nolint:errcheck // sticky
+	}
+	l.w.Write(b) //nolint:errcheck // sticky
+}
+
+func (l *list) end() error {
+	l.w.WriteByte(']') //nolint:errcheck // sticky
+	l.w.Flush()        //nolint:errcheck // the client is gone
+	return nil
+}

@@ -1,0 +1,389 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// resolve makes an absolute path of what a client names: relative ones start at
+// the working directory of the image, ~ is the home of its user.
+func (s *Server) resolve(path string) (string, error) {
+	switch {
+	case path == "":
+		return "", fail(http.StatusBadRequest, badFile, "the path is empty")
+	case strings.IndexByte(path, 0) >= 0:
+		return "", fail(http.StatusBadRequest, badFile, "the path holds a NUL byte")
+	case path == "~" || strings.HasPrefix(path, "~/"):
+		path = s.env["HOME"] + path[1:]
+	}
+	if !filepath.IsAbs(path) {
+		path = filepath.Join(s.workdir, path)
+	}
+	return filepath.Clean(path), nil
+}
+
+// paths returns the paths of the query, as asked and resolved.
+func (s *Server) paths(r *http.Request) (asked, resolved []string, err error) {
+	asked = r.URL.Query()["path"]
+	if len(asked) == 0 {
+		return nil, nil, fail(http.StatusBadRequest, noQuery, "the query parameter path is missing")
+	}
+	for _, p := range asked {
+		q, err := s.resolve(p)
+		if err != nil {
+			return nil, nil, err
+		}
+		resolved = append(resolved, q)
+	}
+	return asked, resolved, nil
+}
+
+func (s *Server) fileInfo(path string, fi fs.FileInfo) agent.FileInfo {
+	info := agent.FileInfo{
+		Path:     path,
+		Type:     "other",
+		Size:     fi.Size(),
+		Modified: fi.ModTime().Format(time.RFC3339Nano),
+	}
+	switch {
+	case fi.Mode().IsRegular():
+		info.Type = "file"
+	case fi.IsDir():
+		info.Type = "directory"
+	case fi.Mode()&fs.ModeSymlink != 0:
+		info.Type = "symlink"
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		info.Created = time.Unix(st.Ctim.Sec, st.Ctim.Nsec).Format(time.RFC3339Nano) //nolint:unconvert // int32 elsewhere
+		info.Owner, info.Group = s.accounts.userName(st.Uid), s.accounts.groupName(st.Gid)
+		info.Mode = digits(st.Mode)
+	}
+	return info
+}
+
+// digits writes the octal permission as a decimal number: 0644 is 644.
+func digits(mode uint32) int {
+	mode &= 0o7777
+	return int(mode>>9&7)*1000 + int(mode>>6&7)*100 + int(mode>>3&7)*10 + int(mode&7)
+}
+
+// fromDigits is digits backwards.
+func fromDigits(n int) (uint32, error) {
+	if n < 0 || n > 7777 {
+		return 0, fmt.Errorf("mode %d: not an octal permission as 644 or 4755", n)
+	}
+	mode, shift := uint32(0), 0
+	for m := n; m > 0; m /= 10 {
+		if m%10 > 7 {
+			return 0, fmt.Errorf("mode %d: not an octal permission as 644 or 4755", n)
+		}
+		mode |= uint32(m%10) << shift
+		shift += 3
+	}
+	return mode, nil
+}
+
+// filesInfo is GET /files/info.
+func (s *Server) filesInfo(w http.ResponseWriter, r *http.Request) error {
+	asked, resolved, err := s.paths(r)
+	if err != nil {
+		return err
+	}
+	infos := make(map[string]agent.FileInfo, len(asked))
+	for i, p := range resolved {
+		fi, err := os.Lstat(p)
+		if err != nil {
+			return fsFail("describe a file", err)
+		}
+		infos[asked[i]] = s.fileInfo(p, fi)
+	}
+	return writeJSON(w, http.StatusOK, infos)
+}
+
+// removeFiles is DELETE /files.
+func (s *Server) removeFiles(w http.ResponseWriter, r *http.Request) error {
+	_, resolved, err := s.paths(r)
+	if err != nil {
+		return err
+	}
+	for _, p := range resolved {
+		if err := unix.Unlink(p); err != nil && !missing(err) {
+			if fi, statErr := os.Lstat(p); statErr == nil && fi.IsDir() {
+				return fail(http.StatusInternalServerError, runtimeFail, "delete %s: is a directory; use DELETE /directories", p)
+			}
+			return fsFail("delete "+p, err)
+		}
+	}
+	return ok(w)
+}
+
+func missing(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
+}
+
+// permissions is POST /files/permissions.
+func (s *Server) permissions(w http.ResponseWriter, r *http.Request) error {
+	var req map[string]agent.FileMode
+	if err := readJSON(w, r, &req); err != nil {
+		return err
+	}
+	for _, asked := range sortedKeys(req) {
+		p, err := s.resolve(asked)
+		if err != nil {
+			return err
+		}
+		a, err := s.attributes(req[asked])
+		if err != nil {
+			return err
+		}
+		if err := a.apply(p); err != nil {
+			return fsFail("set permissions of "+p, err)
+		}
+	}
+	return ok(w)
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// attributes are resolved owner, group and mode; -1 leaves as is.
+type attributes struct{ uid, gid, mode int }
+
+// attributes resolves m with the guest's own accounts.
+func (s *Server) attributes(m agent.FileMode) (attributes, error) {
+	a := attributes{-1, -1, -1}
+	if m.Owner != "" {
+		uid, err := s.accounts.uid(m.Owner)
+		if err != nil {
+			return a, fail(http.StatusInternalServerError, runtimeFail, "owner: %v", err)
+		}
+		a.uid = int(uid)
+	}
+	if m.Group != "" {
+		gid, err := s.accounts.gid(m.Group)
+		if err != nil {
+			return a, fail(http.StatusInternalServerError, runtimeFail, "group: %v", err)
+		}
+		a.gid = int(gid)
+	}
+	if m.Mode != 0 {
+		mode, err := fromDigits(m.Mode)
+		if err != nil {
+			return a, fail(http.StatusBadRequest, badBody, "%v", err)
+		}
+		a.mode = int(mode)
+	}
+	return a, nil
+}
+
+// or fills what a leaves open from b.
+func (a attributes) or(b attributes) attributes {
+	if a.uid < 0 {
+		a.uid = b.uid
+	}
+	if a.gid < 0 {
+		a.gid = b.gid
+	}
+	if a.mode < 0 {
+		a.mode = b.mode
+	}
+	return a
+}
+
+// apply sets a on path; links are followed. The owner comes first, because
+// changing it clears setuid.
+func (a attributes) apply(path string) error {
+	if a.uid >= 0 || a.gid >= 0 {
+		if err := os.Chown(path, a.uid, a.gid); err != nil {
+			return err
+		}
+	}
+	if a.mode >= 0 {
+		return os.NewSyscallError("chmod", unix.Chmod(path, uint32(a.mode)))
+	}
+	if a.uid < 0 && a.gid < 0 {
+		_, err := os.Stat(path) // nothing to set, but the file must be there
+		return err
+	}
+	return nil
+}
+
+// ownerOfNew is whom new files belong to: the user of the image.
+func (s *Server) ownerOfNew() attributes {
+	return attributes{uid: int(s.user.uid), gid: int(s.user.gid), mode: -1}
+}
+
+// chown gives path to uid and gid, unless they are this process's own, as which
+// it was made.
+func (a attributes) chown(path string) error {
+	if a.uid == os.Geteuid() && a.gid == os.Getegid() {
+		return nil
+	}
+	return os.Lchown(path, a.uid, a.gid)
+}
+
+// makeParents makes the missing directories of path, for the image's user.
+func (s *Server) makeParents(path string) error {
+	_, err := s.mkdirAll(filepath.Dir(path), s.ownerOfNew())
+	return err
+}
+
+// mkdirAll makes dir and what is missing above it, owned as a says and 0755. It
+// reports whether dir itself is new.
+func (s *Server) mkdirAll(dir string, a attributes) (created bool, err error) {
+	fi, err := os.Stat(dir)
+	if err == nil {
+		if !fi.IsDir() {
+			return false, &fs.PathError{Op: "mkdir", Path: dir, Err: unix.ENOTDIR}
+		}
+		return false, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	if parent := filepath.Dir(dir); parent != dir {
+		if _, err := s.mkdirAll(parent, a); err != nil {
+			return false, err
+		}
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		if errors.Is(err, fs.ErrExist) { // made by another meanwhile, or a dangling link
+			fi, err2 := os.Stat(dir)
+			if err2 == nil && fi.IsDir() {
+				return false, nil
+			}
+		}
+		return false, err
+	}
+	if err := unix.Chmod(dir, 0o755); err != nil { // whatever the umask
+		return true, err
+	}
+	return true, a.chown(dir)
+}
+
+// A move is one item of POST /files/mv.
+type move struct {
+	Src  string `json:"src"`
+	Dest string `json:"dest"`
+}
+
+// moveFiles is POST /files/mv.
+func (s *Server) moveFiles(w http.ResponseWriter, r *http.Request) error {
+	var moves []move
+	if err := readJSON(w, r, &moves); err != nil {
+		return err
+	}
+	for _, m := range moves {
+		if err := s.moveFile(m); err != nil {
+			return err
+		}
+	}
+	return ok(w)
+}
+
+func (s *Server) moveFile(m move) error {
+	src, err := s.resolve(m.Src)
+	if err != nil {
+		return err
+	}
+	dest, err := s.resolve(m.Dest)
+	if err != nil {
+		return err
+	}
+	fi, err := os.Lstat(src)
+	if err != nil {
+		return fsFail("move "+src, err)
+	}
+	if err := s.makeParents(dest); err != nil {
+		return fail(http.StatusInternalServerError, runtimeFail, "move %s to %s: %v", src, dest, err)
+	}
+	err = unix.Renameat2(unix.AT_FDCWD, src, unix.AT_FDCWD, dest, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // a file system without it
+		if _, statErr := os.Lstat(dest); statErr == nil {
+			err = unix.EEXIST
+		} else {
+			err = os.Rename(src, dest)
+		}
+	}
+	if errors.Is(err, unix.EXDEV) {
+		err = s.moveAcross(src, dest, fi)
+	}
+	if err != nil {
+		return fail(http.StatusInternalServerError, runtimeFail, "move %s to %s: %v", src, dest, err)
+	}
+	return nil
+}
+
+// moveAcross moves a regular file to another file system, by copy.
+func (s *Server) moveAcross(src, dest string, fi fs.FileInfo) error {
+	if _, err := os.Lstat(dest); err == nil {
+		return unix.EEXIST
+	}
+	if !fi.Mode().IsRegular() {
+		return errors.New("source and destination are different file systems, over which only regular files move: use cp -a and rm")
+	}
+	in, err := openRegular(src)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	d, err := s.newDraft(dest)
+	if err != nil {
+		return err
+	}
+	defer d.discard()
+	if _, err := io.Copy(d.f, in); err != nil {
+		return err
+	}
+	a := attributes{-1, -1, -1}
+	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
+		a = attributes{int(st.Uid), int(st.Gid), int(st.Mode & 0o7777)}
+	}
+	if err := d.commit(a); err != nil {
+		return err
+	}
+	os.Chtimes(dest, time.Time{}, fi.ModTime()) //nolint:errcheck // as far as it goes
+	return os.Remove(src)
+}
+
+// openRegular opens a regular file for reading; it does not hang on a FIFO.
+func openRegular(path string) (*os.File, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		unix.Close(fd)
+		return nil, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		unix.Close(fd)
+		kind := "not a regular file"
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			kind = "a directory"
+		}
+		return nil, fail(http.StatusBadRequest, badFile, "%s is %s", path, kind)
+	}
+	unix.SetNonblock(fd, false) //nolint:errcheck // means nothing for regular files but to the poller
+	return os.NewFile(uintptr(fd), path), nil
+}

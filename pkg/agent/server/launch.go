@@ -1,0 +1,257 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// maxArg is what Linux takes as one argument of a program (MAX_ARG_STRLEN).
+const maxArg = 128<<10 - 1
+
+// A launch is a request made ready to start. If its first way fails to execute,
+// shell, where there is one, is the second.
+type launch struct {
+	way
+	shell *way
+	dir   string
+	cred  *syscall.Credential
+}
+
+type way struct {
+	path string
+	argv []string
+	env  []string
+}
+
+// prepare checks a request and resolves all its names. Its errors are the
+// client's, and of status 400.
+func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
+	bad := func(format string, args ...any) error {
+		return fail(http.StatusBadRequest, badBody, format, args...)
+	}
+	if err := checkRequest(req); err != nil {
+		return nil, bad("%v", err)
+	}
+	id, err := s.identityFor(req)
+	if err != nil {
+		return nil, bad("%v", err)
+	}
+	env, err := s.commandEnv(req, id)
+	if err != nil {
+		return nil, bad("%v", err)
+	}
+	dir, physical, err := s.workingDir(req.Cwd, env)
+	if err != nil {
+		return nil, bad("%v", err)
+	}
+	l := &launch{dir: dir, cred: credential(id)}
+	if len(req.Argv) > 0 {
+		l.way = way{path: req.Argv[0], argv: req.Argv, env: environ(env)}
+		if !strings.Contains(l.path, "/") {
+			l.path = lookPath(l.path, env["PATH"])
+		}
+		return l, nil
+	}
+	sh := findShell(env["PATH"])
+	if w, ok := words(req.Command); ok {
+		if path, environ, ok := direct(w, env, physical); ok {
+			l.way = way{path: path, argv: w, env: environ}
+		}
+	}
+	if sh != "" {
+		l.shell = &way{path: sh, argv: []string{filepath.Base(sh), "-c", req.Command}, env: environ(env)}
+	}
+	if l.argv == nil {
+		if l.shell == nil {
+			return nil, bad("this image has neither bash nor sh: give the program and its arguments as argv")
+		}
+		l.way, l.shell = *l.shell, nil
+	}
+	return l, nil
+}
+
+func checkRequest(req *agent.CommandRequest) error {
+	switch {
+	case req.Command == "" && len(req.Argv) == 0:
+		return errors.New("command is missing")
+	case req.Command != "" && len(req.Argv) > 0:
+		return errors.New("command and argv exclude each other")
+	case len(req.Argv) > 0 && req.Argv[0] == "":
+		return errors.New("argv[0] is empty: it names the program")
+	case len(req.Command) > maxArg:
+		return fmt.Errorf("command has %d bytes, the kernel takes %d: upload it as a file and run that", len(req.Command), maxArg)
+	case strings.IndexByte(req.Command+req.Cwd, 0) >= 0:
+		return errors.New("command or cwd contains a NUL byte")
+	case req.Timeout < 0:
+		return fmt.Errorf("timeout is %d ms: it must be at least 1, or absent", req.Timeout)
+	case req.GID != nil && req.UID == nil:
+		return errors.New("gid needs uid")
+	case req.Stdin && req.Background:
+		return errors.New("a background command reads /dev/null: stdin and background exclude each other")
+	}
+	for _, a := range req.Argv {
+		if len(a) > maxArg || strings.IndexByte(a, 0) >= 0 {
+			return fmt.Errorf("an argument holds a NUL byte or more than %d bytes", maxArg)
+		}
+	}
+	for k, v := range req.Envs {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.IndexByte(v, 0) >= 0 {
+			return fmt.Errorf("envs: %.64q is no name or value of an environment variable", k)
+		}
+	}
+	for _, id := range []*int64{req.UID, req.GID} {
+		if id != nil && (*id < 0 || *id >= 1<<32-1) {
+			return fmt.Errorf("%d is no user or group id", *id)
+		}
+	}
+	return nil
+}
+
+// identityFor returns whom the command runs as: USER, or uid with the group and
+// groups the guest gives it, or gid alone.
+func (s *Server) identityFor(req *agent.CommandRequest) (identity, error) {
+	if req.UID == nil {
+		return s.user, nil
+	}
+	spec := strconv.FormatInt(*req.UID, 10)
+	if req.GID != nil {
+		spec += ":" + strconv.FormatInt(*req.GID, 10)
+	}
+	return s.accounts.resolve(spec)
+}
+
+// commandEnv stacks: image and sandbox; HOME of another user; the file named by
+// EXECD_ENVS, read anew each time; the request.
+func (s *Server) commandEnv(req *agent.CommandRequest, id identity) (map[string]string, error) {
+	env := maps.Clone(s.env)
+	if id.uid != s.user.uid {
+		env["HOME"] = id.home
+	}
+	if path := orElse(req.Envs["EXECD_ENVS"], env["EXECD_ENVS"]); path != "" {
+		if err := addEnvFile(env, path); err != nil {
+			return nil, err
+		}
+	}
+	maps.Copy(env, req.Envs)
+	return env, nil
+}
+
+// addEnvFile adds KEY=VALUE lines; $VAR in a value is what is known so far. A
+// missing file has no lines.
+func addEnvFile(env map[string]string, path string) error {
+	f, err := openRegular(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the environment file of EXECD_ENVS: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, 1<<20))
+	if err != nil {
+		return fmt.Errorf("read the environment file of EXECD_ENVS: %w", err)
+	}
+	for line := range strings.Lines(string(b)) {
+		k, v, ok := strings.Cut(strings.TrimSpace(line), "=")
+		if !ok || k == "" || k[0] == '#' || strings.IndexByte(line, 0) >= 0 {
+			continue
+		}
+		env[k] = os.Expand(v, func(name string) string { return env[name] })
+	}
+	return nil
+}
+
+// workingDir expands and checks cwd. It returns the directory as named, to
+// change into, and without symbolic links, to be PWD.
+func (s *Server) workingDir(cwd string, env map[string]string) (dir, physical string, err error) {
+	if cwd == "" {
+		cwd = s.workdir
+	} else if cwd, err = expandPath(cwd, env); err != nil {
+		return "", "", err
+	}
+	if !filepath.IsAbs(cwd) {
+		cwd = filepath.Join(s.workdir, cwd)
+	}
+	fd, err := unix.Open(cwd, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", "", fmt.Errorf("cwd %q: %w", cwd, err)
+	}
+	defer unix.Close(fd)
+	physical, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil {
+		physical, err = filepath.EvalSymlinks(cwd)
+	}
+	return cwd, physical, err
+}
+
+// expandPath replaces a leading ~ and every $VAR. An unknown variable is an error.
+func expandPath(path string, env map[string]string) (string, error) {
+	if path == "~" || strings.HasPrefix(path, "~/") {
+		path = env["HOME"] + path[1:]
+	}
+	var missing string
+	path = os.Expand(path, func(name string) string {
+		v, ok := env[name]
+		if !ok {
+			missing = name
+		}
+		return v
+	})
+	if missing != "" {
+		return "", fmt.Errorf("cwd names the variable %s, which is not set in the sandbox", missing)
+	}
+	if path == "" {
+		return "", errors.New("cwd is empty after its variables were expanded")
+	}
+	return path, nil
+}
+
+// start executes l, by its second way if the first can not be executed.
+func (r *reaper) start(l *launch, files [3]uintptr) (*process, error) {
+	spec := spawnSpec{path: l.path, argv: l.argv, env: l.env, dir: l.dir, cred: l.cred, files: files}
+	p, err := r.spawn(spec)
+	if err != nil && l.shell != nil {
+		spec.path, spec.argv, spec.env = l.shell.path, l.shell.argv, l.shell.env
+		p, err = r.spawn(spec)
+	}
+	return p, err
+}
+
+// whyNot says why a program could not be started, and the exit code a shell
+// would give: 127 not found, 126 found but not executable.
+func whyNot(what, name, path, dir, envPath string, err error) (string, int) {
+	switch {
+	case path == "":
+		return fmt.Sprintf("%s %q: no such file in the image's PATH (%s)", what, name, envPath), 127
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR):
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(dir, path)
+		}
+		if _, statErr := os.Stat(path); statErr == nil {
+			return fmt.Sprintf("%s %q: the file is there, but not the interpreter or loader it names", what, name), 127
+		}
+		return fmt.Sprintf("%s %q: no such file in the image", what, name), 127
+	case errors.Is(err, syscall.EACCES):
+		if fi, statErr := os.Stat(path); statErr == nil && fi.IsDir() {
+			return fmt.Sprintf("%s %q: is a directory", what, name), 126
+		}
+		return fmt.Sprintf("%s %q: not executable for its user, or the working directory %s is closed to it", what, name, dir), 126
+	case errors.Is(err, syscall.ENOEXEC):
+		return fmt.Sprintf("%s %q: not a program of this architecture, or a script without #!", what, name), 126
+	case errors.Is(err, syscall.EAGAIN):
+		return fmt.Sprintf("%s %q: the sandbox has no process left (its pids limit)", what, name), 126
+	}
+	return fmt.Sprintf("%s %q: %v", what, name, err), 126
+}

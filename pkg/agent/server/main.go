@@ -1,0 +1,256 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// Options are what a test may set otherwise; the zero value is for PID 1.
+type Options struct {
+	Listen   string // "" is every IPv4 address, agent.Port
+	StateDir string // "" is agent.StateDir
+}
+
+// stopGrace is between SIGTERM and SIGKILL for the entrypoint.
+const stopGrace = 10 * time.Second
+
+// Main is the life of the agent. It returns the exit code of the process, which
+// is that of the entrypoint. It reads the bootstrap line from standard input;
+// what goes wrong before the agent listens is one line on standard error.
+// Afterwards standard input, output and error are the null device.
+func Main(o Options) int {
+	tune()
+	s, ln, err := boot(o)
+	if err != nil {
+		return o.fatal(err, 1)
+	}
+	if code, err := s.startEntrypoint(); err != nil {
+		s.bury(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
+		return o.fatal(err, code)
+	}
+	if err := detachStdio(1, 2); err != nil {
+		return o.fatal(err, 1)
+	}
+	s.ready.Store(true)
+	time.AfterFunc(time.Second, debug.FreeOSMemory) // what only starting needed
+	go s.serve(ln)
+	return s.live()
+}
+
+// fatal says why the agent does not start, in one line.
+func (o Options) fatal(err error, code int) int {
+	fmt.Fprintf(os.Stderr, "sandbox-agent: %s\n", strings.Join(strings.Fields(err.Error()), " "))
+	return code
+}
+
+// tune keeps the agent small: there is one in every sandbox, and it is idle.
+func tune() {
+	// Whatever the runtime left open is nobody's business in the sandbox.
+	unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) //nolint:errcheck // an old kernel: Go's own are close-on-exec anyway
+	debug.SetGCPercent(50)
+	if runtime.GOMAXPROCS(0) > 2 {
+		runtime.GOMAXPROCS(2)
+	}
+	if os.Getpid() != 1 {
+		// As PID 1 the agent inherits orphans; elsewhere, in tests, it asks for them.
+		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) //nolint:errcheck // then orphans are not ours to reap
+	}
+}
+
+func boot(o Options) (*Server, net.Listener, error) {
+	b, err := agent.ReadBootstrap(os.Stdin)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := detachStdio(0); err != nil {
+		return nil, nil, err
+	}
+	s, err := New(Config{Bootstrap: b, StateDir: o.StateDir, Environ: os.Environ()})
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := s.prepareEntrypoint(b.Entrypoint); err != nil {
+		return nil, nil, err
+	}
+	addr := o.Listen
+	if addr == "" {
+		addr = fmt.Sprintf("0.0.0.0:%d", agent.Port)
+	}
+	ln, err := net.Listen("tcp4", addr)
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	return s, ln, nil
+}
+
+// detachStdio puts the null device in place of fds.
+func detachStdio(fds ...int) error {
+	null, err := unix.Open(os.DevNull, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the null device: %w", err)
+	}
+	defer unix.Close(null)
+	for _, fd := range fds {
+		if err := unix.Dup3(null, fd, 0); err != nil {
+			return fmt.Errorf("let go of file descriptor %d: %w", fd, err)
+		}
+	}
+	return nil
+}
+
+// serve answers until the process ends.
+func (s *Server) serve(ln net.Listener) {
+	srv := &http.Server{
+		Handler:           s,
+		ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:       120 * time.Second,
+		MaxHeaderBytes:    64 << 10,
+	}
+	if err := srv.Serve(ln); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		s.bury(agent.Obituary{ExitCode: 1, Message: "the agent can not accept connections: " + err.Error()}, nil) //nolint:errcheck // nobody is left to tell
+		os.Exit(1)
+	}
+}
+
+// prepareEntrypoint resolves the entrypoint and makes its working directory.
+func (s *Server) prepareEntrypoint(argv []string) error {
+	if err := os.MkdirAll(s.workdir, 0o755); err != nil {
+		return fmt.Errorf("make the working directory of the image: %w", err)
+	}
+	if len(argv) == 0 {
+		return nil
+	}
+	c, ends, err := s.newCommand(agent.EntrypointID, strings.Join(argv, " "), 1)
+	if err != nil {
+		return fmt.Errorf("make a pipe for the entrypoint: %w", err)
+	}
+	s.entrypoint, s.start = c, start{argv: argv, ends: ends}
+	return nil
+}
+
+type start struct {
+	argv []string
+	ends []int
+}
+
+// startEntrypoint starts it as the image's user. On failure it returns the exit
+// code a shell would have and a text that says what to mend.
+func (s *Server) startEntrypoint() (int, error) {
+	c := s.entrypoint
+	if c == nil {
+		return 0, nil
+	}
+	argv := s.start.argv
+	l := &launch{way: way{path: argv[0], argv: argv, env: environ(s.env)}, dir: s.workdir, cred: credential(s.user)}
+	if !strings.Contains(l.path, "/") {
+		l.path = lookPath(l.path, s.env["PATH"])
+	}
+	if err := s.launch(c, l, 0, false, s.start.ends); err != nil {
+		return c.end.code, err
+	}
+	c.begin()
+	return 0, nil
+}
+
+// live waits for the end: of the entrypoint, or by a signal.
+func (s *Server) live() int {
+	signals := make(chan os.Signal, 8)
+	// Handled rather than ignored: children would inherit being ignored.
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
+	var ended <-chan struct{}
+	if s.entrypoint != nil {
+		ended = s.entrypoint.done
+	}
+	for {
+		select {
+		case <-ended:
+			return s.end(s.entrypoint.end)
+		case sig := <-signals:
+			if sig != unix.SIGTERM && sig != unix.SIGINT {
+				continue // for a shell that talks to everybody, as kill -HUP -1
+			}
+			if s.entrypoint == nil {
+				n := sig.(syscall.Signal)
+				return s.end(ending{code: 128 + int(n), signal: n})
+			}
+			s.stop(sig.(syscall.Signal))
+		}
+	}
+}
+
+// stop asks the entrypoint to end, and ends it if it does not.
+func (s *Server) stop(sig syscall.Signal) {
+	p := s.entrypoint.proc
+	s.reaper.signal(p, sig, false)                                                   //nolint:errcheck // gone is what is wanted
+	time.AfterFunc(stopGrace, func() { s.reaper.signal(p, syscall.SIGKILL, false) }) //nolint:errcheck // as above
+}
+
+// end writes the obituary, kills the rest, and returns the exit code.
+func (s *Server) end(e ending) int {
+	s.stopping.Store(true)
+	o := agent.Obituary{ExitCode: e.code}
+	if e.signal != 0 {
+		o.Signal = signalName(e.signal)
+	}
+	var last []byte
+	if s.entrypoint != nil {
+		last = s.entrypoint.out.Tail(agent.MaxLastOutput)
+	}
+	if s.bury(o, last) != nil {
+		s.commands.dropAll() // the disk is full, perhaps of old output
+		s.bury(o, last)      //nolint:errcheck // the exit code remains
+	}
+	killDescendants(2 * time.Second)
+	return e.code
+}
+
+// bury writes what the daemon reads from the disk of a dead sandbox: the last
+// output, then, in one step, the obituary.
+func (s *Server) bury(o agent.Obituary, last []byte) error {
+	o.Message = o.Message[:min(len(o.Message), 1<<10)]
+	b, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	output := filepath.Join(s.stateDir, filepath.Base(agent.OutputFile))
+	obituary := filepath.Join(s.stateDir, filepath.Base(agent.ObituaryFile))
+	if err := writeSync(output, last); err != nil {
+		return err
+	}
+	if err := writeSync(obituary+".new", b); err != nil {
+		return err
+	}
+	if err := os.Rename(obituary+".new", obituary); err != nil {
+		return err
+	}
+	d, err := os.Open(s.stateDir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+func writeSync(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
+}

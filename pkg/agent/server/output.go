@@ -1,0 +1,260 @@
+package server
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+)
+
+// Limits of kept output, in bytes.
+const (
+	outputInMemory  = 64 << 10  // of one command; the rest goes to its file
+	outputMemory    = 2 << 20   // of all finished commands together
+	outputOfCommand = 16 << 20  // ring of one command
+	outputOfAll     = 256 << 20 // files of all commands together
+	outputStep      = 256 << 10 // by which a file's share grows
+)
+
+// outputs keeps the books over all kept output.
+type outputs struct {
+	dir   string
+	limit int64 // bytes of files, together
+	// pressed is called when less than a fourth of limit is left; it must not
+	// wait, since the caller holds a ring.
+	pressed func()
+
+	mu     sync.Mutex
+	inFile int64 // reserved
+}
+
+// reserve asks for n more bytes of file.
+func (o *outputs) reserve(n int64) bool {
+	o.mu.Lock()
+	fits := o.inFile+n <= o.limit
+	if fits {
+		o.inFile += n
+	}
+	o.mu.Unlock()
+	if !fits || o.tight() {
+		o.pressed()
+	}
+	return fits
+}
+
+// tight reports whether less than a fourth of the limit is left.
+func (o *outputs) tight() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.inFile > o.limit/4*3
+}
+
+func (o *outputs) release(n int64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.inFile -= n
+}
+
+// ring keeps the last output of one command, addressed by the number of the
+// byte since the start. A short output stays in memory; a longer one moves to a
+// file that wraps at 16 MiB, or earlier where the sandbox's share or the disk
+// is used up. Nothing is lost silently: from, the oldest byte kept, tells.
+type ring struct {
+	books *outputs
+	name  string
+
+	mu       sync.Mutex
+	mem      []byte
+	file     *os.File
+	reserved int64 // of books
+	end      int64 // bytes written ever
+	from     int64 // oldest byte kept
+	size     int64 // the ring wraps here; 0: has not been decided, so nothing has wrapped
+	dropped  bool
+}
+
+// Write appends b. It never fails: what can not be kept is forgotten.
+func (r *ring) Write(b []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.dropped {
+		r.end += int64(len(b))
+		r.from = r.end
+		return len(b), nil
+	}
+	if r.file == nil && r.size == 0 {
+		if len(r.mem)+len(b) <= outputInMemory {
+			r.mem = append(r.mem, b...)
+			r.end += int64(len(b))
+			return len(b), nil
+		}
+		r.spill()
+	}
+	for rest := b; len(rest) > 0; {
+		rest = rest[r.put(rest):]
+	}
+	return len(b), nil
+}
+
+// spill moves what is in memory to a file. Where that fails, the memory is the
+// ring, as big as it may get.
+func (r *ring) spill() {
+	if !r.books.reserve(outputStep) {
+		r.wrapInMemory()
+		return
+	}
+	r.reserved = outputStep
+	f, err := os.OpenFile(filepath.Join(r.books.dir, r.name), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err == nil {
+		if _, err = f.WriteAt(r.mem, 0); err != nil {
+			f.Close()
+			os.Remove(f.Name())
+		}
+	}
+	if err != nil {
+		r.books.release(r.reserved)
+		r.reserved = 0
+		r.wrapInMemory()
+		return
+	}
+	r.file, r.mem = f, nil
+}
+
+func (r *ring) wrapInMemory() {
+	r.size = outputInMemory
+	r.mem = slices.Grow(r.mem, outputInMemory-len(r.mem))[:outputInMemory]
+}
+
+// put stores a part of b in one piece and returns its length; 0 asks to be
+// called again, at most once.
+func (r *ring) put(b []byte) int {
+	if r.size == 0 && r.end+int64(len(b)) > r.reserved {
+		r.grow(int64(len(b)))
+	}
+	pos, room := r.end, int64(len(b))
+	if r.size > 0 {
+		pos = r.end % r.size
+		room = r.size - pos
+	}
+	b = b[:min(int64(len(b)), room)]
+	if r.file == nil {
+		copy(r.mem[pos:], b)
+	} else if _, err := r.file.WriteAt(b, pos); err != nil {
+		if r.size == 0 && r.end > 0 { // the disk is full: what is there becomes the ring
+			r.size = r.end
+			return 0
+		}
+		r.drop()
+		r.end += int64(len(b))
+		r.from = r.end
+		return len(b)
+	}
+	r.end += int64(len(b))
+	if r.size > 0 {
+		r.from = max(r.from, r.end-r.size)
+	}
+	return len(b)
+}
+
+// grow raises the file's share so that n more bytes fit, or decides where it wraps.
+func (r *ring) grow(n int64) {
+	want := min((r.end+n+outputStep-1)/outputStep*outputStep, outputOfCommand)
+	if want > r.reserved && r.books.reserve(want-r.reserved) {
+		r.reserved = want
+	}
+	if r.end+n > r.reserved {
+		r.size = r.reserved
+	}
+}
+
+// drop forgets everything and frees it. The caller holds mu.
+func (r *ring) drop() {
+	r.dropped, r.mem, r.from = true, nil, r.end
+	if r.file != nil {
+		r.file.Close()
+		os.Remove(r.file.Name())
+		r.file = nil
+	}
+	r.books.release(r.reserved)
+	r.reserved = 0
+}
+
+// Drop forgets everything and frees it.
+func (r *ring) Drop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.dropped {
+		r.drop()
+	}
+}
+
+// Settle gives back what a finished output needs no longer; with toFile its
+// memory too. It returns how many bytes of memory remain.
+func (r *ring) Settle(toFile bool) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if toFile && r.file == nil && r.size == 0 && !r.dropped && len(r.mem) > 0 {
+		if r.spill(); r.file == nil {
+			r.drop() // no room for it anywhere: the oldest goes
+		}
+	}
+	r.mem = slices.Clip(r.mem)
+	if cap(r.mem)-len(r.mem) > 1<<10 {
+		r.mem = slices.Clone(r.mem)
+	}
+	return int64(len(r.mem))
+}
+
+// Range returns the numbers of the oldest byte kept and of the next to come.
+func (r *ring) Range() (from, end int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.from, r.end
+}
+
+// InFile returns the bytes of file reserved for r.
+func (r *ring) InFile() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.reserved
+}
+
+// ReadAt copies output from byte number off into b and returns how much, and
+// the number of the byte it begins with, which is later than off if the ring
+// has moved on.
+func (r *ring) ReadAt(b []byte, off int64) (n int, at int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at = max(off, r.from)
+	if at >= r.end || r.dropped {
+		return 0, r.end
+	}
+	pos, room := at, r.end-at
+	if r.size > 0 {
+		pos = at % r.size
+		room = min(room, r.size-pos)
+	}
+	b = b[:min(int64(len(b)), room)]
+	if r.file == nil {
+		return copy(b, r.mem[pos:]), at
+	}
+	n, _ = r.file.ReadAt(b, pos)
+	return n, at
+}
+
+// Tail returns the last n bytes, or what is left of them.
+func (r *ring) Tail(n int) []byte {
+	_, end := r.Range()
+	off := max(end-int64(n), 0)
+	var out []byte
+	b := make([]byte, n)
+	for off < end && len(out) < n {
+		m, at := r.ReadAt(b[:n-len(out)], off)
+		if m == 0 {
+			break
+		}
+		out = append(out, b[:m]...)
+		off = at + int64(m)
+	}
+	return out
+}

@@ -1,0 +1,104 @@
+package server
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// rememberFinished bounds the commands that are known after their end.
+const rememberFinished = 1000
+
+// registry knows the commands of this sandbox: all that run, and the last
+// thousand that do not.
+type registry struct {
+	books    *outputs
+	evicting atomic.Bool
+
+	mu     sync.Mutex
+	byID   map[string]*command
+	old    []*command // finished, oldest first
+	memory map[*command]int64
+	inUse  int64 // sum of memory
+}
+
+func newRegistry(dir string, limit int64) *registry {
+	g := &registry{byID: map[string]*command{}, memory: map[*command]int64{}}
+	g.books = &outputs{dir: dir, limit: limit, pressed: g.pressed}
+	return g
+}
+
+func (g *registry) newRing(id string) *ring { return &ring{books: g.books, name: id} }
+
+func (g *registry) add(c *command) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.byID[c.id] = c
+}
+
+func (g *registry) get(id string) *command {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.byID[id]
+}
+
+// finished notes that c has ended, and forgets what is too much: the oldest
+// command beyond the thousandth, memory of outputs beyond 2 MiB.
+func (g *registry) finished(c *command) {
+	kept := c.out.Settle(false)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.old = append(g.old, c)
+	g.memory[c] = kept
+	g.inUse += kept
+	for len(g.old) > rememberFinished {
+		first := g.old[0]
+		g.old[0] = nil
+		g.old = g.old[1:]
+		delete(g.byID, first.id)
+		g.inUse -= g.memory[first]
+		delete(g.memory, first)
+		first.out.Drop()
+	}
+	for i := 0; g.inUse > outputMemory && i < len(g.old); i++ {
+		if m := g.memory[g.old[i]]; m > 0 {
+			now := g.old[i].out.Settle(true)
+			g.inUse += now - m
+			g.memory[g.old[i]] = now
+		}
+	}
+}
+
+// pressed frees files of finished commands, oldest first, until a fourth of the
+// limit is free. It runs beside the command that pressed, which holds locks.
+func (g *registry) pressed() {
+	if g.evicting.Swap(true) {
+		return
+	}
+	go func() {
+		defer g.evicting.Store(false)
+		g.mu.Lock()
+		old := append([]*command(nil), g.old...)
+		g.mu.Unlock()
+		for _, c := range old {
+			if !g.books.tight() {
+				return
+			}
+			if c.out.InFile() > 0 {
+				c.out.Drop()
+			}
+		}
+	}()
+}
+
+// dropAll frees the output of every command but the entrypoint.
+func (g *registry) dropAll() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, c := range g.byID {
+		if c.id != agent.EntrypointID {
+			c.out.Drop()
+		}
+	}
+}

@@ -1,0 +1,361 @@
+// Package server is the agent: PID 1 of a sandbox, and OpenSandbox's execd API
+// over the processes and files around it.
+//
+//	cmd/sandbox-agent ─ Main ─ bootstrap line ─ listen ─ entrypoint ─ serve ─ obituary
+//	                                              │
+//	   HTTP ─ Server ─┬─ commands ─ reaper        │  every child of this process
+//	                  │      └─ output rings      │  is started and waited for
+//	                  ├─ files, directories       │  by the one reaper
+//	                  ├─ metrics
+//	                  └─ proxy to 127.0.0.1
+//
+// The surprise: a process that holds a Server must neither start nor wait for
+// children in any other way (no os/exec): the reaper takes all of them, as PID 1
+// has to.
+//
+// The code runs as root of the guest, inside, so a path a client names is
+// resolved by the guest's own kernel and reaches nothing but the guest.
+package server
+
+import (
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// Config is what a Server is made of.
+type Config struct {
+	Bootstrap agent.Bootstrap
+	StateDir  string   // "" is agent.StateDir; wiped by New
+	Environ   []string // the image's environment, as KEY=VALUE
+}
+
+// Server answers for one sandbox. Make it with New.
+type Server struct {
+	token    [sha256.Size]byte
+	limits   agent.Limits
+	stateDir string
+	workdir  string
+	user     identity
+	env      map[string]string
+	accounts *accounts
+	reaper   *reaper
+	commands *registry
+	devNull  *os.File
+	ready    atomic.Bool
+	stopping atomic.Bool // the entrypoint ended: nothing new is started
+
+	entrypoint *command // nil without one
+	start      start    // what it is started from
+	cpu        cpuMeter
+	proxyOnce  sync.Once
+	proxy      http.Handler
+}
+
+// New makes a Server. It resolves the user, empties the state directory and
+// starts nothing. An error says what of the bootstrap can not work.
+func New(c Config) (*Server, error) {
+	b := c.Bootstrap
+	s := &Server{
+		token:    sha256.Sum256([]byte(b.Token)),
+		limits:   b.Limits,
+		stateDir: c.StateDir,
+		workdir:  b.Workdir,
+		accounts: &accounts{passwdFile: "/etc/passwd", groupFile: "/etc/group"},
+		reaper:   theReaper(),
+	}
+	if s.stateDir == "" {
+		s.stateDir = agent.StateDir
+	}
+	if s.workdir == "" {
+		s.workdir = "/"
+	}
+	if !filepath.IsAbs(s.workdir) {
+		return nil, fmt.Errorf("working directory %q of the image is not absolute", s.workdir)
+	}
+	outputDir := filepath.Join(s.stateDir, "output")
+	if err := makeStateDir(s.stateDir, outputDir); err != nil {
+		return nil, err
+	}
+	var err error
+	if s.user, err = s.accounts.resolve(b.User); err != nil {
+		return nil, fmt.Errorf("USER of the image: %w", err)
+	}
+	s.env = baseEnv(c.Environ, b, s.user)
+	if s.devNull, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+		return nil, fmt.Errorf("open the null device: %w", err)
+	}
+	limit := b.OutputLimit
+	if limit <= 0 {
+		limit = outputOfAll
+	}
+	if d := b.Limits.DiskBytes / 4; d > 0 {
+		limit = min(limit, d)
+	}
+	s.commands = newRegistry(outputDir, limit)
+	s.cpu.read(s.cpuCount())
+	return s, nil
+}
+
+// makeStateDir makes the agent's own directory afresh: what a snapshot or an
+// earlier life left there is about other processes.
+func makeStateDir(dir, output string) error {
+	if err := os.RemoveAll(dir); err != nil {
+		return fmt.Errorf("empty the agent's directory: %w", err)
+	}
+	for _, d := range []string{dir, output} {
+		if err := os.Mkdir(d, 0o700); err != nil {
+			return fmt.Errorf("make the agent's directory (the root file system must be writable): %w", err)
+		}
+	}
+	return nil
+}
+
+func baseEnv(image []string, b agent.Bootstrap, user identity) map[string]string {
+	env := map[string]string{
+		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME": user.home,
+	}
+	if b.Hostname != "" {
+		env["HOSTNAME"] = b.Hostname
+	}
+	for _, kv := range image {
+		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
+			env[k] = v
+		}
+	}
+	maps.Copy(env, b.Env)
+	return env
+}
+
+// An apiError is an error with its place in the protocol.
+type apiError struct {
+	status  int
+	code    string
+	message string
+}
+
+func (e *apiError) Error() string { return e.message }
+
+// The error codes of execd that are used here.
+const (
+	badBody     = "INVALID_REQUEST_BODY"
+	badFile     = "INVALID_FILE"
+	badContent  = "INVALID_FILE_CONTENT"
+	badMetadata = "INVALID_FILE_METADATA"
+	noQuery     = "MISSING_QUERY"
+	noFile      = "FILE_NOT_FOUND"
+	runtimeFail = "RUNTIME_ERROR"
+	unsupported = "NOT_SUPPORTED"
+)
+
+func fail(status int, code, format string, args ...any) error {
+	return &apiError{status, code, fmt.Sprintf(format, args...)}
+}
+
+// fsFail gives an error of the file system its place: missing is 404, all else 500.
+func fsFail(what string, err error) error {
+	if e, ok := errors.AsType[*apiError](err); ok {
+		return e
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return fail(http.StatusNotFound, noFile, "%s: %v", what, err)
+	}
+	return fail(http.StatusInternalServerError, runtimeFail, "%s: %v", what, err)
+}
+
+// ServeHTTP answers one request. Nothing is answered without the token, /ping
+// included.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	sum := sha256.Sum256([]byte(r.Header.Get(agent.TokenHeader)))
+	if subtle.ConstantTimeCompare(sum[:], s.token[:]) != 1 {
+		writeError(w, fail(http.StatusUnauthorized, "UNAUTHORIZED", "this sandbox wants its token in the header %s", agent.TokenHeader))
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, "/proxy/") {
+		s.serveProxy(w, r)
+		return
+	}
+	h, err := s.route(r)
+	if err == nil {
+		err = h(w, r)
+	}
+	if err != nil {
+		writeError(w, err)
+	}
+}
+
+// A handler answers a request, or returns an error before it wrote anything.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+func (s *Server) route(r *http.Request) (handler, error) {
+	path := r.URL.Path
+	methods := s.fixedRoutes(path)
+	if methods == nil {
+		methods = s.commandRoutes(path)
+	}
+	if methods == nil {
+		return nil, fail(http.StatusNotFound, unsupported, "this agent has no %s", path)
+	}
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	h := methods[method]
+	if h == nil {
+		return nil, fail(http.StatusMethodNotAllowed, unsupported, "this agent has no %s %s", r.Method, path)
+	}
+	return h, nil
+}
+
+func (s *Server) fixedRoutes(path string) map[string]handler {
+	switch path {
+	case "/ping":
+		return map[string]handler{"GET": s.ping}
+	case "/command":
+		return map[string]handler{"POST": s.runCommand, "DELETE": s.interruptCommand}
+	case "/files":
+		return map[string]handler{"DELETE": s.removeFiles}
+	case "/files/info":
+		return map[string]handler{"GET": s.filesInfo}
+	case "/files/permissions":
+		return map[string]handler{"POST": s.permissions}
+	case "/files/mv":
+		return map[string]handler{"POST": s.moveFiles}
+	case "/files/search":
+		return map[string]handler{"GET": s.searchFiles}
+	case "/files/replace":
+		return map[string]handler{"POST": s.replaceFiles}
+	case "/files/upload":
+		return map[string]handler{"POST": s.upload}
+	case "/files/download":
+		return map[string]handler{"GET": s.download}
+	case "/directories":
+		return map[string]handler{"POST": s.makeDirs, "DELETE": s.removeDirs}
+	case "/directories/list":
+		return map[string]handler{"GET": s.listDir}
+	case "/metrics":
+		return map[string]handler{"GET": s.metrics}
+	case "/metrics/watch":
+		return map[string]handler{"GET": s.watchMetrics}
+	}
+	return nil
+}
+
+func (s *Server) commandRoutes(path string) map[string]handler {
+	rest, ok := strings.CutPrefix(path, "/command/")
+	if !ok {
+		return nil
+	}
+	if id, ok := strings.CutPrefix(rest, "status/"); ok && id != "" && !strings.Contains(id, "/") {
+		return map[string]handler{"GET": s.withCommand(id, s.commandStatus)}
+	}
+	id, verb, _ := strings.Cut(rest, "/")
+	switch verb {
+	case "logs":
+		return map[string]handler{"GET": s.withCommand(id, s.commandLogs)}
+	case "stdin":
+		return map[string]handler{"POST": s.withCommand(id, s.commandStdin)}
+	case "signal":
+		return map[string]handler{"POST": s.withCommand(id, s.signalCommand)}
+	}
+	return nil
+}
+
+func (s *Server) ping(w http.ResponseWriter, _ *http.Request) error {
+	if !s.ready.Load() || s.stopping.Load() {
+		return fail(http.StatusServiceUnavailable, runtimeFail, "the sandbox can not run commands now")
+	}
+	w.Header().Set(agent.ProtocolHeader, strconv.Itoa(agent.Protocol))
+	return ok(w)
+}
+
+// ok is the success that says nothing. The length keeps JavaScript SDKs from
+// parsing it.
+func ok(w http.ResponseWriter) error {
+	w.Header().Set("Content-Length", "0")
+	w.WriteHeader(http.StatusOK)
+	return nil
+}
+
+func writeError(w http.ResponseWriter, err error) {
+	e, isAPI := errors.AsType[*apiError](err)
+	if !isAPI {
+		e = &apiError{http.StatusInternalServerError, runtimeFail, err.Error()}
+	}
+	w.Header().Del("Content-Disposition")
+	w.Header().Del("Content-Length")
+	writeJSON(w, e.status, agent.Error{Code: e.code, Message: e.message}) //nolint:errcheck // the client is gone
+}
+
+func writeJSON(w http.ResponseWriter, status int, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
+	w.WriteHeader(status)
+	w.Write(b) //nolint:errcheck // the client is gone
+	return nil
+}
+
+// readJSON decodes the body of r, of at most 16 MiB, into v.
+func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, agent.MaxJSON))
+	if err != nil {
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return fail(http.StatusRequestEntityTooLarge, badBody, "the request body exceeds %d MiB; send files by POST /files/upload", agent.MaxJSON>>20)
+		}
+		return fail(http.StatusBadRequest, badBody, "read the request body: %v", err)
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fail(http.StatusBadRequest, badBody, "the request body is not the JSON this call takes: %v", err)
+	}
+	return nil
+}
+
+// credential returns what a child that is to run as id must change, or nil.
+func credential(id identity) *syscall.Credential {
+	if int(id.uid) == os.Geteuid() && int(id.gid) == os.Getegid() {
+		have, err := os.Getgroups()
+		if err == nil && sameGroups(have, id) {
+			return nil
+		}
+	}
+	return &syscall.Credential{Uid: id.uid, Gid: id.gid, Groups: id.groups}
+}
+
+// sameGroups reports whether groups are those of id; its first group may or may
+// not be among the others.
+func sameGroups(groups []int, id identity) bool {
+	if os.Geteuid() != 0 {
+		return true // who is not root can not change them
+	}
+	want := map[int]bool{}
+	for _, g := range id.groups {
+		want[int(g)] = true
+	}
+	delete(want, int(id.gid))
+	have := map[int]bool{}
+	for _, g := range groups {
+		have[g] = true
+	}
+	delete(have, int(id.gid))
+	return maps.Equal(want, have)
+}

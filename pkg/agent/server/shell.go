@@ -1,0 +1,149 @@
+package server
+
+import (
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// A shell line of nothing but plain words needs no shell: `bash -c 'ls /tmp'`
+// ends as execve("/bin/ls") in the very process bash ran in. Doing that at once
+// saves the start of bash, 10 ms under gVisor, and is the same to see: pid,
+// process group, parent, signals, exit code, and the three variables bash
+// exports (PWD, SHLVL, _). Whatever might mean more than itself to a shell goes
+// to the shell, and so does what can not be found or executed, because then the
+// message and the 126 or 127 are the shell's to give.
+
+// words splits line into words that mean only themselves, or reports false.
+func words(line string) ([]string, bool) {
+	for i := range len(line) {
+		c := line[i]
+		switch {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9':
+		case strings.IndexByte(" ./_-=:,+@%", c) >= 0:
+		default:
+			return nil, false
+		}
+	}
+	w := strings.Fields(line)
+	if len(w) == 0 {
+		return nil, false
+	}
+	first := w[0]
+	if strings.ContainsAny(first, "=%") || shellOwn[first] {
+		return nil, false // an assignment, a job, or the shell's own
+	}
+	if first == "echo" {
+		for _, a := range w[1:] {
+			if a[0] == '-' {
+				return nil, false // options differ between builtin and coreutils
+			}
+		}
+	}
+	return w, true
+}
+
+// shellOwn is what bash or dash execute themselves, but for three builtins
+// whose twins in coreutils do the same with plain words: true, false, echo.
+var shellOwn = func() map[string]bool {
+	m := map[string]bool{}
+	for _, w := range strings.Fields(`
+		. : [ alias bg bind break builtin caller cd chdir command compgen complete compopt continue declare dirs
+		disown enable eval exec exit export fc fg getopts hash help history jobs kill let local logout
+		mapfile popd printf pushd pwd read readarray readonly return set shift shopt source suspend test
+		times trap type typeset ulimit umask unalias unset wait
+		if then else elif fi case esac for select while until do done in function time coproc`) {
+		m[w] = true
+	}
+	return m
+}()
+
+// quirks are variables that change what bash does or that bash changes.
+var quirks = []string{
+	"ENV", "SHELLOPTS", "POSIXLY_CORRECT", "OLDPWD", "PWD", "UID", "EUID", "PPID", "SECONDS", "RANDOM", "SRANDOM",
+	"EPOCHSECONDS", "EPOCHREALTIME", "LINENO", "DIRSTACK", "GROUPS", "FUNCNAME", "HISTCMD", "IFS", "OPTIND", "_",
+}
+
+// direct returns the program and its environment for plain words, or reports
+// false if the shell must do it. dir is the physical working directory.
+func direct(argv []string, env map[string]string, dir string) (path string, environ []string, ok bool) {
+	for k := range env {
+		if strings.HasPrefix(k, "BASH") {
+			return "", nil, false // BASH_ENV, BASHOPTS, exported functions
+		}
+	}
+	for _, q := range quirks {
+		if _, set := env[q]; set {
+			return "", nil, false
+		}
+	}
+	level, err := strconv.Atoi(orElse(env["SHLVL"], "0"))
+	if err != nil || level < 0 || level > 998 {
+		return "", nil, false
+	}
+	path = argv[0]
+	if !strings.Contains(path, "/") {
+		if path = lookPath(path, env["PATH"]); path == "" {
+			return "", nil, false
+		}
+	}
+	environ = make([]string, 0, len(env)+3)
+	for k, v := range env {
+		if k != "SHLVL" {
+			environ = append(environ, k+"="+v)
+		}
+	}
+	return path, append(environ, "PWD="+dir, "SHLVL="+strconv.Itoa(level), "_="+path), true
+}
+
+func orElse(s, otherwise string) string {
+	if s == "" {
+		return otherwise
+	}
+	return s
+}
+
+// lookPath returns the first file named name in the directories of path that
+// anybody may execute, or "". It gives up at a relative directory.
+func lookPath(name, path string) string {
+	for dir := range strings.SplitSeq(path, ":") {
+		if !filepath.IsAbs(dir) {
+			return ""
+		}
+		p := dir + "/" + name
+		if executable(p) {
+			return p
+		}
+	}
+	return ""
+}
+
+func executable(path string) bool {
+	fi, err := os.Stat(path)
+	return err == nil && fi.Mode().IsRegular() && fi.Mode().Perm()&0o111 != 0
+}
+
+// findShell returns bash, else sh, else "".
+func findShell(path string) string {
+	for _, name := range []string{"bash", "sh"} {
+		if p := lookPath(name, path); p != "" {
+			return p
+		}
+		if p := "/bin/" + name; executable(p) {
+			return p
+		}
+	}
+	return ""
+}
+
+// environ returns env as KEY=VALUE, sorted.
+func environ(env map[string]string) []string {
+	out := make([]string, 0, len(env))
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		out = append(out, k+"="+env[k])
+	}
+	return out
+}
