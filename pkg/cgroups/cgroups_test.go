@@ -1,0 +1,235 @@
+package cgroups
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// The hosts that there are, as their mountinfo shows them.
+const (
+	unifiedHost = `22 1 8:1 / / rw,relatime - ext4 /dev/root rw
+30 22 0:26 / /sys/fs/cgroup rw,nosuid,nodev,noexec,relatime shared:9 - cgroup2 cgroup2 rw,nsdelegate,memory_recursiveprot
+`
+	// The development machines: one controller each, an empty v2 tree.
+	hybridHost = `31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
+32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
+33 31 0:30 / /sys/fs/cgroup/cpuacct rw,relatime - cgroup cgroup rw,cpuacct
+35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
+37 31 0:34 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
+39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
+40 31 0:37 / /sys/fs/cgroup/systemd rw,relatime - cgroup cgroup rw,name=systemd
+41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw
+99 31 0:32 /docker/abc /run/x/memory rw,relatime - cgroup cgroup rw,memory
+`
+	// systemd.unified_cgroup_hierarchy=0 systemd.legacy_systemd_cgroup_controller
+	legacyHost = `25 24 0:22 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
+27 25 0:25 / /sys/fs/cgroup/systemd rw shared:9 - cgroup cgroup rw,xattr,release_agent=/lib/systemd/systemd-cgroups-agent,name=systemd
+28 25 0:26 / /sys/fs/cgroup/cpu,cpuacct rw shared:10 - cgroup cgroup rw,cpu,cpuacct
+29 25 0:27 / /sys/fs/cgroup/memory rw shared:11 - cgroup cgroup rw,memory
+30 25 0:28 / /sys/fs/cgroup/pids rw shared:12 - cgroup cgroup rw,pids
+31 25 0:29 / /sys/fs/cgroup/freezer rw shared:13 - cgroup cgroup rw,freezer
+`
+)
+
+func describe(lay *layout) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s:", lay.mode())
+	for _, c := range []string{"memory", "pids", "cpu", "cpuacct", "freezer"} {
+		if h := lay.of[c]; h != nil {
+			fmt.Fprintf(&b, " %s=%s", c, h.mount)
+		}
+	}
+	b.WriteString("; made in")
+	for _, h := range lay.ours {
+		b.WriteString(" " + h.mount)
+	}
+	fmt.Fprintf(&b, "; removed from %d", len(lay.all))
+	return b.String()
+}
+
+func TestLayout(t *testing.T) {
+	const at = "/sys/fs/cgroup"
+	for _, tt := range []struct{ name, mounts, offered, want string }{
+		{"unified", unifiedHost, "cpuset cpu io memory hugetlb pids rdma misc", "unified: memory=@ pids=@ cpu=@; made in @; removed from 1"},
+		{"hybrid", hybridHost, "", "hybrid: memory=@/memory pids=@/pids cpu=@/cpu; made in @/memory @/pids @/cpu @/unified; removed from 7"},
+		{"hybrid, pids on v2", hybridHost, "pids", "hybrid: memory=@/memory pids=@/unified cpu=@/cpu; made in @/memory @/cpu @/unified; removed from 7"},
+		{"legacy", legacyHost, "", "legacy: memory=@/memory pids=@/pids cpu=@/cpu,cpuacct cpuacct=@/cpu,cpuacct freezer=@/freezer; " +
+			"made in @/freezer @/cpu,cpuacct @/memory @/pids; removed from 5"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			lay, err := newLayout(parseMounts(tt.mounts), strings.Fields(tt.offered))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := describe(lay), strings.ReplaceAll(tt.want, "@", at); got != want {
+				t.Errorf("got  %s\nwant %s", got, want)
+			}
+		})
+	}
+}
+
+func TestLayoutNamesWhatIsMissing(t *testing.T) {
+	_, err := newLayout(parseMounts(unifiedHost), []string{"cpu", "pids"})
+	if err == nil || !strings.Contains(err.Error(), "no controller memory") {
+		t.Errorf("without memory: %v", err)
+	}
+	if _, err = newLayout(parseMounts("1 1 8:1 / / rw - ext4 /dev/root rw\n"), nil); err == nil || !strings.Contains(err.Error(), "mount -t cgroup2") {
+		t.Errorf("without cgroups: %v", err)
+	}
+}
+
+// TestWrites is what is known of v2 on a host that has none: each write, in
+// order, for the flavours of hosts.
+func TestWrites(t *testing.T) {
+	all := Limits{MemoryBytes: 64 << 20, HeadroomBytes: 64 << 20, CPUMillis: 100, Pids: 256, OOMGroup: true}
+	for _, tt := range []struct {
+		name   string
+		l      Limits
+		f      flavour
+		rising bool
+		want   string
+	}{
+		{"v2 outer", all, flavour{v2: true, swap: true}, false, `
+memory.max=134217728
+memory.swap.max=0
+memory.oom.group=1
+pids.max=256
+cpu.max=10000 100000`},
+		{"v2 leaf", all.told(), flavour{v2: true, swap: true}, false, `
+memory.max=67108864
+memory.swap.max=0
+memory.oom.group=1
+pids.max=256
+cpu.max=10000 100000`},
+		{"v2 unlimited, no swap", Limits{HeadroomBytes: 64 << 20}, flavour{v2: true}, false, `
+memory.max=max
+memory.oom.group=0
+pids.max=max
+cpu.max=max 100000`},
+		{"v2 least cpu", Limits{CPUMillis: 1}, flavour{v2: true}, false, `
+memory.max=max
+memory.oom.group=0
+pids.max=max
+cpu.max=1000 100000`},
+		{"v1 outer", all, flavour{swap: true}, false, `
+memory.limit_in_bytes=134217728
+memory.memsw.limit_in_bytes=134217728
+pids.max=256
+cpu.cfs_quota_us=10000`},
+		{"v1 rising", all, flavour{swap: true}, true, `
+memory.memsw.limit_in_bytes=134217728
+memory.limit_in_bytes=134217728
+pids.max=256
+cpu.cfs_quota_us=10000`},
+		{"v1 unlimited, swap not accounted", Limits{}, flavour{}, false, `
+memory.limit_in_bytes=-1
+memory.swappiness=0
+pids.max=max
+cpu.cfs_quota_us=-1`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var got string
+			for _, c := range needed {
+				for _, w := range tt.l.writes(c, tt.f, tt.rising) {
+					got += "\n" + w.file + "=" + w.value
+				}
+			}
+			if got != tt.want {
+				t.Errorf("got%s\nwant%s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestAbsurdLimits(t *testing.T) {
+	for _, l := range []Limits{
+		{MemoryBytes: -1},
+		{CPUMillis: -1},
+		{Pids: -1},
+		{HeadroomBytes: -1},
+		{MemoryBytes: 1 << 62, HeadroomBytes: 1 << 62},
+		{CPUMillis: 1 << 40},
+		{Pids: 1 << 23},
+	} {
+		if err := l.check(); !errs.Is(err, errs.Invalid) {
+			t.Errorf("%+v: %v", l, err)
+		}
+	}
+	if err := (Limits{}).check(); err != nil {
+		t.Errorf("unlimited: %v", err)
+	}
+}
+
+func TestIDs(t *testing.T) {
+	tree := &Tree{inst: 'g', root: "sandboxd-g"}
+	for id, ok := range map[string]bool{
+		"gaaaaaaaaaa2":  true,
+		"daaaaaaaaaa2":  false, // another instance's
+		"gaaaaaaaaaaa2": false,
+		"g/../../../x2": false,
+		"g..........2":  false,
+		"":              false,
+	} {
+		if err := tree.check(id); (err == nil) != ok {
+			t.Errorf("%q: %v", id, err)
+		}
+	}
+	if got, want := tree.CgroupsPath("gaaaaaaaaaa2"), "/sandboxd-g/gaaaaaaaaaa2/run"; got != want {
+		t.Errorf("cgroupsPath %s, want %s", got, want)
+	}
+}
+
+func TestRootIsClean(t *testing.T) {
+	for _, root := range []string{"/x", "x/", "a/../b", "..", "."} {
+		if _, err := open(Config{Instance: instance.Instance('g'), Root: root}, &layout{}); err == nil {
+			t.Errorf("root %q was taken", root)
+		}
+	}
+}
+
+func TestFields(t *testing.T) {
+	const text = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
+	if n, ok := field(text, "oom_kill"); n != 3 || !ok {
+		t.Error(n, ok)
+	}
+	if _, ok := field(text, "oom"); ok {
+		t.Error("found a prefix")
+	}
+	for in, want := range map[string]int64{"max 100000\n": 1<<63 - 1, "-1\n": 1<<63 - 1, "5000 100000": 5000} {
+		if n, err := parseLimit(in); n != want || err != nil {
+			t.Errorf("%q: %d %v", in, n, err)
+		}
+	}
+}
+
+// TestNeverTheMainThread: the main thread must not enter a sandbox.
+func TestNeverTheMainThread(t *testing.T) {
+	seen := make(chan int, 64)
+	var wait []chan error
+	for range 64 {
+		done := make(chan error, 1)
+		wait = append(wait, done)
+		go func() {
+			done <- onThread(func() (bool, error) { seen <- gettid(); return false, nil })
+		}()
+	}
+	for _, w := range wait {
+		if err := <-w; err != nil {
+			t.Error(err)
+		}
+	}
+	close(seen)
+	var tids []int
+	for tid := range seen {
+		tids = append(tids, tid)
+	}
+	if slices.Contains(tids, os.Getpid()) {
+		t.Error("ran on the main thread")
+	}
+}

@@ -1,0 +1,170 @@
+package cgroups
+
+import (
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Limits are the limits of a whole sandbox; zero is unlimited.
+type Limits struct {
+	MemoryBytes int64 // what the guest is told; swap is not lent
+	CPUMillis   int64 // thousandths of a CPU; less than 10 counts as 10, the kernel's floor
+	Pids        int64 // tasks, threads included
+	// OOMGroup lets one OOM kill all (a sentry can not lose a part). cgroup v1
+	// has no such switch: there the kernel kills one process, and the sandbox
+	// ends because that was its sentry or agent.
+	OOMGroup bool
+	// HeadroomBytes is the runtime's own need on top of MemoryBytes.
+	HeadroomBytes int64
+}
+
+// The bounds of what a limit may say. More is a slip of units.
+const (
+	maxMemory = 1 << 50 // 1 PiB
+	maxCPU    = 1 << 20 // about a thousand CPUs; the kernel refuses quotas a little above
+	maxPids   = 1 << 22 // PID_MAX_LIMIT; pids.max of v1 refuses more
+
+	// period is the kernel's default period of a CPU quota, and what runtimes
+	// use. It is written where a file wants both.
+	period    = 100_000 // µs
+	minMillis = 10      // 1 ms in a period, min_cfs_quota_period
+)
+
+func (l Limits) check() error {
+	for _, x := range []struct {
+		name     string
+		v, bound int64
+		unit     string
+	}{
+		{"memory", l.MemoryBytes, maxMemory, "bytes"},
+		{"memory head-room", l.HeadroomBytes, maxMemory, "bytes"},
+		{"cpu", l.CPUMillis, maxCPU, "thousandths of a CPU"},
+		{"pids", l.Pids, maxPids, "tasks"},
+	} {
+		if x.v < 0 || x.v > x.bound {
+			return errs.New(errs.Invalid, "limit of %s is %d: want 0 (unlimited) to %d %s", x.name, x.v, x.bound, x.unit)
+		}
+	}
+	return nil
+}
+
+// enforced is the memory limit with head-room; 0 is unlimited.
+func (l Limits) enforced() int64 {
+	if l.MemoryBytes == 0 {
+		return 0
+	}
+	return l.MemoryBytes + l.HeadroomBytes
+}
+
+// told is l for the leaf of a sandbox whose runtime still has to read what its
+// guest may have.
+func (l Limits) told() Limits {
+	l.HeadroomBytes = 0
+	return l
+}
+
+// A write is one line written to one file of one cgroup.
+type write struct{ file, value string }
+
+// A flavour says which files a host has, beyond v1 or v2.
+type flavour struct {
+	v2   bool
+	swap bool // swap is accounted: memory.swap.max, memory.memsw.limit_in_bytes
+}
+
+// writes lists, in order, what makes ctrl of one cgroup obey l. It is pure, so
+// that v2 is tested on hosts without v2. rising says that no limit gets lower:
+// v1 wants memory ≤ memory+swap to hold after each single write.
+//
+// Sources: Documentation/admin-guide/cgroup-v2.rst ("cpu.max", "memory.max",
+// "memory.oom.group", "memory.swap.max", "pids.max"); cgroup-v1/memory.rst §8.
+func (l Limits) writes(ctrl string, f flavour, rising bool) []write {
+	switch ctrl {
+	case "memory":
+		if f.v2 {
+			return l.memoryV2(f)
+		}
+		return l.memoryV1(f, rising)
+	case "pids":
+		return []write{{"pids.max", orMax(l.Pids)}}
+	case "cpu":
+		quota := max(l.CPUMillis, minMillis) * (period / 1000)
+		switch {
+		case f.v2 && l.CPUMillis == 0:
+			return []write{{"cpu.max", "max " + itoa(period)}}
+		case f.v2:
+			return []write{{"cpu.max", itoa(quota) + " " + itoa(period)}}
+		case l.CPUMillis == 0:
+			return []write{{"cpu.cfs_quota_us", "-1"}}
+		default:
+			return []write{{"cpu.cfs_quota_us", itoa(quota)}} // the period is its default
+		}
+	}
+	return nil
+}
+
+func (l Limits) memoryV2(f flavour) []write {
+	w := []write{{"memory.max", orMax(l.enforced())}}
+	if f.swap {
+		w = append(w, write{"memory.swap.max", "0"})
+	}
+	group := "0"
+	if l.OOMGroup {
+		group = "1"
+	}
+	return append(w, write{"memory.oom.group", group})
+}
+
+func (l Limits) memoryV1(f flavour, rising bool) []write {
+	value := "-1"
+	if n := l.enforced(); n > 0 {
+		value = itoa(n)
+	}
+	limit, both := write{"memory.limit_in_bytes", value}, write{"memory.memsw.limit_in_bytes", value}
+	switch {
+	case !f.swap:
+		// Without swap accounting there is no limit to swap, only this.
+		return []write{limit, {"memory.swappiness", "0"}}
+	case rising:
+		return []write{both, limit}
+	default:
+		return []write{limit, both}
+	}
+}
+
+// current is the file of a controller that tells whether a limit rises.
+func current(ctrl string, v2 bool) string {
+	switch {
+	case ctrl == "pids":
+		return "pids.max"
+	case ctrl == "cpu" && v2:
+		return "cpu.max"
+	case ctrl == "cpu":
+		return "cpu.cfs_quota_us"
+	case v2:
+		return "memory.max"
+	default:
+		return "memory.limit_in_bytes"
+	}
+}
+
+// parseLimit reads the first field of a limit file; "max" and -1 are MaxInt64.
+func parseLimit(s string) (int64, error) {
+	s, _, _ = strings.Cut(strings.TrimSpace(s), " ")
+	if s == "max" || s == "-1" {
+		return math.MaxInt64, nil
+	}
+	return strconv.ParseInt(s, 10, 64)
+}
+
+func orMax(n int64) string {
+	if n == 0 {
+		return "max"
+	}
+	return itoa(n)
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }

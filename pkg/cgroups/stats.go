@@ -1,0 +1,182 @@
+package cgroups
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/cgroups/v3/cgroup1"
+	v1 "github.com/containerd/cgroups/v3/cgroup1/stats"
+	"github.com/containerd/cgroups/v3/cgroup2"
+)
+
+// Usage is what a sandbox has used, its runtime's own processes included.
+type Usage struct {
+	MemoryBytes     uint64 // now, page cache included
+	MemoryPeakBytes uint64 // the most since the start
+	CPUMicros       uint64 // µs of CPU since the start
+	ThrottledMicros uint64 // µs that tasks stood still because of the CPU limit
+	Pids            uint64 // tasks now
+	OOMKills        uint64 // processes killed at the memory limit
+}
+
+// stats reads counters through containerd/cgroups, each from the hierarchy
+// that has it.
+type stats struct {
+	lay                      *layout
+	memory, pids, cpu, usage v1Stat // nil where v2 serves
+}
+
+type v1Stat interface {
+	Stat(path string, m *v1.Metrics) error
+}
+
+func newStats(lay *layout) *stats {
+	s := &stats{lay: lay}
+	parent := func(ctrl string) string { // checkLinks made sure that <parent>/<ctrl> is the mount
+		h := lay.of[ctrl]
+		if h == nil || h.v2 {
+			return ""
+		}
+		return filepath.Dir(h.mount)
+	}
+	if p := parent("memory"); p != "" {
+		s.memory = cgroup1.NewMemory(p, cgroup1.IgnoreModules("memsw", "kmem", "kmem.tcp"))
+	}
+	if p := parent("pids"); p != "" {
+		s.pids = cgroup1.NewPids(p)
+	}
+	if p := parent("cpu"); p != "" {
+		s.cpu = cgroup1.NewCpu(p)
+	}
+	if p := parent("cpuacct"); p != "" {
+		s.usage = cgroup1.NewCpuacct(p)
+	}
+	return s
+}
+
+// read fills u from group, a path below the mounts such as "/sandboxd-a/<id>".
+func (s *stats) read(group string, u *Usage) error {
+	m := v1.Metrics{CPU: &v1.CPUStat{Throttling: &v1.Throttle{}, Usage: &v1.CPUUsage{}}}
+	for _, c := range []v1Stat{s.memory, s.pids, s.cpu, s.usage} {
+		if c == nil {
+			continue
+		}
+		if err := c.Stat(group, &m); err != nil {
+			return err
+		}
+	}
+	u.CPUMicros, u.ThrottledMicros = m.CPU.Usage.Total/1000, m.CPU.Throttling.ThrottledTime/1000
+	if m.Memory != nil {
+		u.MemoryBytes, u.MemoryPeakBytes = m.Memory.Usage.Usage, m.Memory.Usage.Max
+	}
+	if m.Pids != nil {
+		u.Pids = m.Pids.Current
+	}
+	if s.lay.v2 == nil {
+		return nil
+	}
+	// Every v2 cgroup counts its CPU time, also one without the controller: so
+	// a hybrid host needs no group in cpuacct.
+	mask := cgroup2.StatCPU
+	if s.memory == nil {
+		mask |= cgroup2.StatMemory
+	}
+	if s.pids == nil {
+		mask |= cgroup2.StatPids
+	}
+	g, err := cgroup2.Load(group, cgroup2.WithMountpoint(s.lay.v2.mount))
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(s.lay.v2.mount + group); err != nil {
+		return err // the library reads zeros from a group that is gone
+	}
+	m2, err := g.StatFiltered(mask)
+	if err != nil {
+		return err
+	}
+	u.CPUMicros = m2.CPU.UsageUsec
+	if s.cpu == nil {
+		u.ThrottledMicros = m2.CPU.ThrottledUsec
+	}
+	if s.memory == nil {
+		u.MemoryBytes, u.MemoryPeakBytes = m2.Memory.Usage, m2.Memory.MaxUsage
+	}
+	if s.pids == nil {
+		u.Pids = m2.Pids.Current
+	}
+	return nil
+}
+
+// throttled reads how long the tasks of group stood still.
+func (s *stats) throttled(group string) (uint64, error) {
+	if s.cpu != nil {
+		m := v1.Metrics{CPU: &v1.CPUStat{Throttling: &v1.Throttle{}}}
+		err := s.cpu.Stat(group, &m)
+		return m.CPU.Throttling.ThrottledTime / 1000, err
+	}
+	text, err := readFile(s.lay.v2.mount + group + "/cpu.stat")
+	n, _ := field(text, "throttled_usec")
+	return n, err
+}
+
+// Usage reads the counters of id (0.1 ms). An id without cgroups is
+// fs.ErrNotExist.
+func (t *Tree) Usage(id string) (Usage, error) {
+	var u Usage
+	if err := t.check(id); err != nil {
+		return u, err
+	}
+	group := "/" + t.root + "/" + id
+	err := t.stats.read(group, &u)
+	if err == nil {
+		// Both levels have the same quota: it bites on whichever runs dry first.
+		var below uint64
+		below, err = t.stats.throttled(group + "/" + leaf)
+		u.ThrottledMicros = max(u.ThrottledMicros, below)
+	}
+	if err == nil {
+		u.OOMKills, err = t.OOMKills(id)
+	}
+	if gone(err) {
+		err = fs.ErrNotExist
+	}
+	if err != nil {
+		return Usage{}, fmt.Errorf("read usage of %s: %w", id, err)
+	}
+	return u, nil
+}
+
+// OOMKills counts the processes of id that the kernel killed at its memory
+// limit; an id without cgroups has 0. It must be asked before Remove. One file
+// (v1: two) of 3 µs, because a death waits for it; the library reads all of a
+// controller's.
+func (t *Tree) OOMKills(id string) (uint64, error) {
+	if err := t.check(id); err != nil {
+		return 0, err
+	}
+	h := t.layout.of["memory"]
+	files := []string{t.dir(h, id) + "/memory.events"} // counts what is below, too
+	if !h.v2 {
+		// v1 counts a kill in the cgroup of the victim, whose limit ever was hit.
+		files = []string{t.dir(h, id) + "/memory.oom_control", t.leafIn(h, id) + "/memory.oom_control"}
+	}
+	var sum uint64
+	for _, f := range files {
+		text, err := readFile(f)
+		if gone(err) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("count OOM kills of %s: %w", id, err)
+		}
+		n, ok := field(text, "oom_kill")
+		if !ok {
+			return 0, fmt.Errorf("count OOM kills of %s: no oom_kill in %s", id, f)
+		}
+		sum += n
+	}
+	return sum, nil
+}

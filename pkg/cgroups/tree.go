@@ -1,0 +1,356 @@
+package cgroups
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"sort"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// leaf is the cgroup below <id> that all processes are in: v2 lets a cgroup
+// have controllers below it, or processes, not both.
+const leaf = "run"
+
+// Config says where a Tree grows.
+type Config struct {
+	Instance instance.Instance
+	// Root is the cgroup below which all sandboxes live, relative to the mounts,
+	// without slashes at its ends: Instance.CgroupRoot() if empty. It may be
+	// nested, as "sandboxd.slice/sandboxes", and must hold no process.
+	Root string
+	// Patience bounds how long Freeze, Kill and Remove wait for the kernel
+	// where their context has no earlier end: 10 s if zero.
+	Patience time.Duration
+}
+
+// A Tree is the cgroups of one instance. All methods may be called at once; a
+// caller that creates, starts, kills and removes one ID keeps these in order.
+type Tree struct {
+	inst     instance.Instance
+	root     string
+	patience time.Duration
+	layout   *layout
+	flavours map[string]flavour
+	control  control
+	stats    *stats
+	door     *door
+}
+
+// control is what is done to the processes of a group as a whole. dir is the
+// group in the hierarchy that the control works on.
+type control interface {
+	populated(dir string) (bool, error)
+	frozen(dir string) (bool, error)
+	freeze(ctx context.Context, dir string) error
+	thaw(dir string) error
+	kill(ctx context.Context, dir string) error // returns when empty
+	// watch closes the channel when dir is empty or gone, or ctx ends.
+	watch(ctx context.Context, dir string) (<-chan struct{}, error)
+	// removed tells that dir was removed.
+	removed(dir string)
+	close() error
+}
+
+// Open finds the host's cgroups and makes the root. It fails on a host that
+// lacks a controller, naming it. Close stops the watching and changes nothing
+// on the host.
+func Open(c Config) (*Tree, error) {
+	lay, err := detect()
+	if err != nil {
+		return nil, err
+	}
+	return open(c, lay)
+}
+
+func open(c Config, lay *layout) (*Tree, error) {
+	if c.Root == "" {
+		c.Root = c.Instance.CgroupRoot()
+	}
+	if path.Clean("/"+c.Root) != "/"+c.Root {
+		return nil, fmt.Errorf("open cgroups: root %q: want a clean relative path such as %s", c.Root, c.Instance.CgroupRoot())
+	}
+	if c.Patience == 0 {
+		c.Patience = 10 * time.Second
+	}
+	t := &Tree{inst: c.Instance, root: c.Root, patience: c.Patience, layout: lay}
+	if err := t.makeRoot(); err != nil {
+		return nil, err
+	}
+	t.flavours = map[string]flavour{}
+	for _, ctrl := range needed {
+		t.flavours[ctrl] = flavour{v2: lay.of[ctrl].v2}
+	}
+	swap := flavour{v2: t.flavours["memory"].v2}
+	file := t.rootDir(lay.of["memory"]) + "/memory.memsw.limit_in_bytes"
+	if swap.v2 {
+		file = t.rootDir(lay.of["memory"]) + "/memory.swap.max"
+	}
+	swap.swap = unix.Access(file, unix.F_OK) == nil
+	t.flavours["memory"] = swap
+
+	t.stats = newStats(lay)
+	var err error
+	if t.door, err = newDoor(lay); err != nil {
+		return nil, err
+	}
+	if lay.v2 == nil {
+		t.control = &freezer{}
+		return t, nil
+	}
+	if t.control, err = newUnified(); err != nil {
+		t.door.close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// Close stops what Open started. Groups and processes stay.
+func (t *Tree) Close() error {
+	t.door.close()
+	return t.control.close()
+}
+
+// Mode is "unified", "hybrid" or "legacy": all on v2, a v2 tree without all
+// controllers, no v2 tree.
+func (t *Tree) Mode() string { return t.layout.mode() }
+
+// CgroupsPath is the leaf as the OCI runtime spec wants it (config-linux,
+// "cgroupsPath"). It is absolute, hence relative to the mount of each
+// hierarchy; libcontainer's fs manager then joins <mount>/<path> in every v1
+// hierarchy and, on a hybrid host, in /sys/fs/cgroup/unified. Those it finds
+// here are this leaf; those it makes (devices, cpuset, freezer, ...) get the
+// same name, so that Remove finds them. runsc does the same with a shorter
+// list and takes a group that exists as it is.
+func (t *Tree) CgroupsPath(id string) string {
+	return "/" + t.root + "/" + id + "/" + leaf
+}
+
+func (t *Tree) rootDir(h *hierarchy) string           { return h.mount + "/" + t.root }
+func (t *Tree) dir(h *hierarchy, id string) string    { return t.rootDir(h) + "/" + id }
+func (t *Tree) leafIn(h *hierarchy, id string) string { return t.dir(h, id) + "/" + leaf }
+
+// controlled is the group that control works on.
+func (t *Tree) controlled(id string) string {
+	if t.layout.v2 != nil {
+		return t.dir(t.layout.v2, id)
+	}
+	return t.dir(t.layout.of["freezer"], id)
+}
+
+// check keeps whatever is no ID of this instance away from paths.
+func (t *Tree) check(id string) error {
+	if !record.IsID(id) || id[0] != byte(t.inst) {
+		return errs.New(errs.Invalid, "%q is not the id of a sandbox of instance %s", id, t.inst)
+	}
+	return nil
+}
+
+func (t *Tree) makeRoot() error {
+	if err := delegate(t.layout, t.root); err != nil {
+		return err
+	}
+	for _, h := range t.layout.ours {
+		if err := os.MkdirAll(t.rootDir(h), 0o755); err != nil {
+			return fmt.Errorf("make cgroup root: %w", err)
+		}
+	}
+	return nil
+}
+
+// Create makes the cgroups of id and writes its limits; the leaf is told
+// MemoryBytes, see Lift. An ID is never used twice, so one that has cgroups
+// already is an error (fs.ErrExist). What a failed Create leaves, Remove takes.
+//
+// 0.26 ms p50, of which mkdir is 0.2, memory's alone 0.14. Walking the path
+// anew for each file costs 1 µs; held directory descriptors would save that
+// and go stale when somebody removes the root.
+func (t *Tree) Create(ctx context.Context, id string, l Limits) error {
+	if err := errors.Join(t.check(id), l.check()); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("create cgroup of %s: %w", id, context.Cause(ctx))
+	}
+	err := t.create(id, l)
+	if errors.Is(err, fs.ErrNotExist) {
+		// The root is gone: RemoveRoot of another process, or an operator.
+		if err = t.makeRoot(); err == nil {
+			err = errors.Join(t.removeAll(ctx, id), t.create(id, l))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("create cgroup of %s: %w", id, err)
+	}
+	return nil
+}
+
+func (t *Tree) create(id string, l Limits) error {
+	ctrls := t.layout.onV2()
+	for _, h := range t.layout.ours {
+		if err := mkdir(t.dir(h, id)); err != nil {
+			return err
+		}
+		if h.v2 && len(ctrls) > 0 {
+			if err := enable(t.dir(h, id), ctrls); err != nil {
+				return err
+			}
+		}
+		if err := mkdir(t.leafIn(h, id)); err != nil {
+			return err
+		}
+	}
+	for _, c := range needed {
+		if err := t.write(c, t.dir(t.layout.of[c], id), l, false); err != nil {
+			return err
+		}
+		if err := t.write(c, t.leafIn(t.layout.of[c], id), l.told(), false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write makes ctrl of one cgroup obey l.
+func (t *Tree) write(ctrl, dir string, l Limits, rising bool) error {
+	for _, w := range l.writes(ctrl, t.flavours[ctrl], rising) {
+		if err := writeFile(dir+"/"+w.file, w.value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Update changes the limits of id, which may be running: its leaf is lifted as
+// by Lift. A memory limit below what is in use is refused on v1; on v2 the
+// kernel takes it and reclaims, and kills if it must.
+func (t *Tree) Update(ctx context.Context, id string, l Limits) error {
+	if err := errors.Join(t.check(id), l.check()); err != nil {
+		return err
+	}
+	for _, c := range needed {
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("update cgroup of %s: %w", id, context.Cause(ctx))
+		}
+		err := t.update(c, id, l)
+		if errors.Is(err, unix.EBUSY) {
+			return errs.Wrap(err, errs.WrongState, "sandbox %s: it uses more memory than the new limit of %d bytes: free some or stop it first", id, l.MemoryBytes)
+		}
+		if err != nil {
+			return fmt.Errorf("update cgroup of %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// update writes both levels in the order in which the leaf never asks for more
+// than the outer has: v1 refuses a CPU quota above the parent's.
+func (t *Tree) update(ctrl, id string, l Limits) error {
+	h, f := t.layout.of[ctrl], t.flavours[ctrl]
+	writes := l.writes(ctrl, f, true)
+	file := current(ctrl, f.v2)
+	text, err := readFile(t.dir(h, id) + "/" + file)
+	if err != nil {
+		return err
+	}
+	now, err := parseLimit(text)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", file, err)
+	}
+	want := now
+	for _, w := range writes {
+		if w.file == file {
+			if want, err = parseLimit(w.value); err != nil {
+				return err
+			}
+		}
+	}
+	rising := want >= now
+	dirs := []string{t.dir(h, id), t.leafIn(h, id)}
+	if !rising {
+		dirs[0], dirs[1] = dirs[1], dirs[0]
+	}
+	for _, d := range dirs {
+		if err := t.write(ctrl, d, l, rising); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Lift gives the processes of id the runtime's head-room: the memory limit of
+// the leaf becomes that of <id>. It is called once the runtime has read what
+// the guest is told (runsc: when its start has returned). Until then the limit
+// is the guest's own, which is the safe side; with no HeadroomBytes it changes
+// nothing.
+func (t *Tree) Lift(id string) error {
+	if err := t.check(id); err != nil {
+		return err
+	}
+	h, f := t.layout.of["memory"], t.flavours["memory"]
+	text, err := readFile(t.dir(h, id) + "/" + current("memory", f.v2))
+	if err != nil {
+		return fmt.Errorf("lift cgroup of %s: %w", id, err)
+	}
+	files := []string{"memory.max"}
+	if !f.v2 {
+		files = []string{"memory.limit_in_bytes"}
+		if f.swap {
+			files = []string{"memory.memsw.limit_in_bytes", "memory.limit_in_bytes"}
+		}
+	}
+	for _, file := range files {
+		if err := writeFile(t.leafIn(h, id)+"/"+file, strings.TrimSpace(text)); err != nil {
+			return fmt.Errorf("lift cgroup of %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// List returns the IDs of this instance that have a cgroup in any hierarchy,
+// sorted: also those of which only what a runtime made is left.
+func (t *Tree) List(ctx context.Context) ([]string, error) {
+	seen := map[string]bool{}
+	for _, h := range t.layout.all {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("list cgroups: %w", context.Cause(ctx))
+		}
+		entries, err := os.ReadDir(t.rootDir(h))
+		if err != nil && !gone(err) {
+			return nil, fmt.Errorf("list cgroups: %w", err)
+		}
+		for _, e := range entries {
+			if e.IsDir() && t.check(e.Name()) == nil {
+				seen[e.Name()] = true
+			}
+		}
+	}
+	ids := make([]string, 0, len(seen))
+	for id := range seen {
+		ids = append(ids, id)
+	}
+	sort.Strings(ids)
+	return ids, nil
+}
+
+// RemoveRoot removes the root in every hierarchy, for uninstalling. It fails
+// while a sandbox has a cgroup.
+func (t *Tree) RemoveRoot() error {
+	var errs []error
+	for _, h := range t.layout.all {
+		if err := unix.Rmdir(t.rootDir(h)); err != nil && !gone(err) {
+			errs = append(errs, &fs.PathError{Op: "remove cgroup", Path: t.rootDir(h), Err: err})
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,115 @@
+package cgroups
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+)
+
+// unified controls groups through the v2 tree. The kernel reports each change
+// of "populated" and "frozen" in cgroup.events by an inotify event, but no
+// second one within 10 ms of the last (CGROUP_FILE_NOTIFY_MIN_INTV): a group
+// that is killed that soon after its start is seen empty up to 10 ms late.
+type unified struct{ *watcher }
+
+func newUnified() (*unified, error) {
+	w, err := newWatcher()
+	if err != nil {
+		return nil, err
+	}
+	return &unified{w}, nil
+}
+
+// events is the content of cgroup.events; gone when there is no such cgroup.
+type events struct{ populated, frozen, gone bool }
+
+func (e events) empty() bool    { return !e.populated }
+func (e events) isFrozen() bool { return e.frozen }
+
+func readEvents(dir string) (events, error) {
+	text, err := readFile(dir + "/cgroup.events")
+	if gone(err) {
+		return events{gone: true}, nil
+	}
+	if err != nil {
+		return events{}, err
+	}
+	populated, ok1 := field(text, "populated")
+	frozen, ok2 := field(text, "frozen")
+	if !ok1 || !ok2 {
+		return events{}, fmt.Errorf("read %s/cgroup.events: %q has not both populated and frozen", dir, text)
+	}
+	return events{populated: populated == 1, frozen: frozen == 1}, nil
+}
+
+func (*unified) populated(dir string) (bool, error) {
+	e, err := readEvents(dir)
+	return e.populated, err
+}
+
+// frozen is true when dir is to be frozen and all in it has stopped. The event
+// alone lags behind a thaw.
+func (*unified) frozen(dir string) (bool, error) {
+	e, err := readEvents(dir)
+	if err != nil || !e.frozen {
+		return false, err
+	}
+	asked, err := readFile(dir + "/cgroup.freeze")
+	if gone(err) {
+		return false, nil
+	}
+	return strings.TrimSpace(asked) == "1", err
+}
+
+func (u *unified) freeze(ctx context.Context, dir string) error {
+	if err := writeFile(dir+"/cgroup.freeze", "1"); err != nil {
+		return err
+	}
+	if err := u.await(ctx, dir, events.isFrozen); err != nil {
+		return err
+	}
+	if e, err := readEvents(dir); err != nil || e.gone {
+		return errors.Join(err, fs.ErrNotExist)
+	}
+	return nil
+}
+
+func (*unified) thaw(dir string) error {
+	if err := writeFile(dir+"/cgroup.freeze", "0"); err != nil && !gone(err) {
+		return err
+	}
+	return nil
+}
+
+// kill sends SIGKILL to all of dir, frozen or not, and to what they fork
+// meanwhile (cgroup-v2.rst, "cgroup.kill").
+func (u *unified) kill(ctx context.Context, dir string) error {
+	err := writeFile(dir+"/cgroup.kill", "1")
+	if gone(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return u.await(ctx, dir, events.empty)
+}
+
+func (u *unified) watch(ctx context.Context, dir string) (<-chan struct{}, error) {
+	return u.wait(ctx, dir, events.empty)
+}
+
+// await is wait, to the end; it returns why ctx ended.
+func (u *unified) await(ctx context.Context, dir string, met func(events) bool) error {
+	ch, err := u.wait(ctx, dir, met)
+	if err != nil {
+		return err
+	}
+	<-ch
+	// Both may have come: what was waited for counts.
+	if e, err := readEvents(dir); err == nil && (e.gone || met(e)) {
+		return nil
+	}
+	return context.Cause(ctx)
+}
