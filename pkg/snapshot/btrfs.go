@@ -124,11 +124,17 @@ func (b *btrfsLoop) make(ctx context.Context) (err error) {
 			return fmt.Errorf("set nocow on %s: %w", tmp, err)
 		}
 	}
-	if err := unix.Fallocate(int(f.Fd()), 0, 0, b.bytes); err != nil {
-		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) {
-			return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, pool_size is %d MiB: lower pool_size or free space",
-				int64(st.Bavail)*st.Bsize>>20, b.bytes>>20)
-		}
+	// Asked first: fallocate takes all there is before it finds that it is too little.
+	free := int64(st.Bavail) * st.Bsize
+	if free >= b.bytes {
+		err = unix.Fallocate(int(f.Fd()), 0, 0, b.bytes)
+	} else {
+		err = unix.ENOSPC
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) {
+		return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, pool_size is %d MiB: lower pool_size or free space", free>>20, b.bytes>>20)
+	}
+	if err != nil {
 		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, tmp, err)
 	}
 	// single: the disk below answers for the blocks, as for any file of it.
