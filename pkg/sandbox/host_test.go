@@ -111,13 +111,7 @@ func (d *incarnation) do(ctx context.Context, name, id string, effect func() err
 	}
 	h.calls = append(h.calls, call)
 	defer h.checkWriteAhead()
-	n := 0
-	for _, c := range h.calls {
-		if c == call {
-			n++
-		}
-	}
-	if h.fault.call != fmt.Sprintf("%s #%d", call, n) {
+	if !strings.HasPrefix(h.fault.call, call+" #") || h.fault.call != numbered(h.calls)[len(h.calls)-1] {
 		return effect()
 	}
 	h.fault.hit = true
@@ -319,7 +313,9 @@ func (f fakeCgroups) Watch(ctx context.Context, id string) (<-chan struct{}, err
 func (f fakeNetwork) Attach(ctx context.Context, id string, _ netip.Addr) error {
 	return f.make(ctx, "network", id)
 }
-func (f fakeNetwork) Detach(ctx context.Context, id string) error     { return f.unmake(ctx, "network", id) }
+func (f fakeNetwork) Detach(ctx context.Context, id string) error {
+	return f.unmake(ctx, "network", id)
+}
 func (f fakeNetwork) ListLinks(ctx context.Context) ([]string, error) { return f.list(ctx, "network") }
 func (f fakeNetwork) Gone(ctx context.Context, id string) error {
 	return f.do(ctx, "network.Gone", id, func() error { return nil })

@@ -1,0 +1,536 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// bubble runs f with a fresh host and a daemon on it, in a time of its own.
+// Afterwards host and store must agree.
+func bubble(t *testing.T, f func(t *testing.T, h *host, m *Manager)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, d := h.boot(t)
+		f(t, h, m)
+		synctest.Wait()
+		stop(t, m)
+		if w := h.wrong(d); len(w) > 0 && !t.Failed() {
+			t.Errorf("host and store do not agree:\n%s\nhost:\n%s", strings.Join(w, "\n"), h)
+		}
+	})
+}
+
+func spec() record.Spec { return record.Spec{Runtime: "runc", MemoryBytes: 64 << 20} }
+
+func mustCreate(t *testing.T, m *Manager, s record.Spec) record.Record {
+	t.Helper()
+	r, err := m.Create(t.Context(), s)
+	if err == nil {
+		r, err = m.Await(t.Context(), r.ID)
+	}
+	if err != nil || r.State != record.Running {
+		t.Fatalf("create: %v, state %q: %s", err, r.State, r.Message)
+	}
+	return r
+}
+
+func wantCode(t *testing.T, err error, code errs.Code) {
+	t.Helper()
+	if !errs.Is(err, code) {
+		t.Fatalf("got %v, want %s", err, code)
+	}
+}
+
+// gate makes a call wait; the returned function lets it go on.
+func (h *host) gate(call string) (open func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	g := make(chan struct{})
+	h.block[call] = g
+	return func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		delete(h.block, call)
+		close(g)
+	}
+}
+
+const first, second = "daaaaaaaaaaa", "dbbbbbbbbbbb"
+
+func TestCreateIsAsynchronous(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		open := h.gate("agent.Ready " + first)
+		ctx, hangUp := context.WithCancel(t.Context())
+		s := spec()
+		s.Timeout = time.Hour
+		r, err := m.Create(ctx, s)
+		if err != nil || r.State != record.Creating || r.Token == "" || !r.Expires.Equal(now().Add(time.Hour)) {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		hangUp() // no longer matters
+
+		short, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		if r, err := m.Await(short, r.ID); !errors.Is(err, context.DeadlineExceeded) || r.State != record.Creating {
+			t.Fatalf("await: %s, %v", r.State, err)
+		}
+		if m.Steps(r.ID) != nil {
+			t.Fatal("steps of a creation that goes on")
+		}
+		wantCode(t, m.Pause(t.Context(), r.ID), errs.WrongState) // at once
+
+		open()
+		if r, err := m.Await(t.Context(), r.ID); err != nil || r.State != record.Running {
+			t.Fatalf("await: %s, %v", r.State, err)
+		}
+		var names []string
+		for _, s := range m.Steps(r.ID) {
+			names = append(names, s.Name)
+		}
+		if want := []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runtime", "agent"}; !slices.Equal(names, want) {
+			t.Fatalf("steps %v, want %v", names, want)
+		}
+	})
+}
+
+func TestCreateRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		for _, s := range []record.Spec{
+			{Runtime: "kata"},
+			{Runtime: "runc", Name: "a/b"},
+			{Runtime: "runc", Name: "aaaaaaaaaaaa"}, // an ID
+			{Runtime: "runc", Name: strings.Repeat("x", 64)},
+		} {
+			_, err := m.Create(t.Context(), s)
+			wantCode(t, err, errs.Invalid)
+		}
+		if h.String() != "" {
+			t.Fatalf("left:\n%s", h)
+		}
+		// A store that says no and did it nevertheless.
+		h.fault = fault{call: "store.Insert " + first + " #1", mode: errAfter}
+		if _, err := m.Create(t.Context(), spec()); !errors.Is(err, errInjected) {
+			t.Fatalf("got %v", err)
+		}
+		if h.String() != "" {
+			t.Fatalf("left:\n%s", h)
+		}
+		// A client that hung up before anything was durable.
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := m.Create(ctx, spec()); !errors.Is(err, context.Canceled) {
+			t.Fatalf("got %v", err)
+		}
+	})
+}
+
+func TestCreateFails(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		h.fault = fault{call: "network.make " + first + " #1", mode: errAfter}
+		r, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err = m.Await(t.Context(), r.ID)
+		if err != nil || r.State != record.Ended || r.Reason != record.CreateFailed || r.OK() {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		if !strings.Contains(r.Message, "step network") || strings.Contains(r.Message, "injected") {
+			t.Fatalf("message %q: want the step, and not what only the log may say", r.Message)
+		}
+		if got := slices.Sorted(maps.Keys(h.things)); len(got) > 1 {
+			t.Fatalf("holds %v", got)
+		}
+		select {
+		case <-m.Done(r.ID):
+		default:
+			t.Fatal("Done is open")
+		}
+	})
+}
+
+func TestEntrypointNotFound(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		h.gate("agent.Ready " + first) // never answers
+		r, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		h.exit(r.ID, Obituary{ExitCode: 127, Message: `"nginx" is not in the image`, LastOutput: "x"})
+		start := time.Now()
+		r, err = m.Await(t.Context(), r.ID)
+		if err != nil || r.Reason != record.CreateFailed || *r.ExitCode != 127 || r.LastOutput != "x" {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		if !strings.Contains(r.Message, `"nginx" is not in the image`) {
+			t.Fatalf("message %q", r.Message)
+		}
+		if d := time.Since(start); d > time.Second {
+			t.Fatalf("it took %v to notice", d)
+		}
+	})
+}
+
+func TestStepThatHangs(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		h.gate("rootfs.make " + first)
+		r, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		mustCreate(t, m, spec()) // is not held up
+		start := time.Now()
+		r, err = m.Await(t.Context(), r.ID)
+		if err != nil || r.Reason != record.CreateFailed || !strings.Contains(r.Message, "longer than 15s") {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		if d := time.Since(start); d != stepLimit {
+			t.Fatalf("gave up after %v", d)
+		}
+	})
+}
+
+func TestDeleteDuringCreate(t *testing.T) {
+	for _, call := range []string{"disk.make ", "network.make ", "runc.Start ", "agent.Ready "} {
+		bubble(t, func(t *testing.T, h *host, m *Manager) {
+			h.gate(call + first)
+			r, err := m.Create(t.Context(), spec())
+			if err != nil {
+				t.Fatal(err)
+			}
+			awaited := make(chan error)
+			go func() {
+				_, err := m.Await(t.Context(), r.ID)
+				awaited <- err
+			}()
+			synctest.Wait()
+			start := time.Now()
+			if err := m.Delete(t.Context(), r.ID); err != nil {
+				t.Fatal(err)
+			}
+			if d := time.Since(start); d > 0 {
+				t.Fatalf("%s: delete waited %v", call, d)
+			}
+			wantCode(t, <-awaited, errs.NotFound)
+			_, err = m.Get(t.Context(), r.ID)
+			wantCode(t, err, errs.NotFound)
+			synctest.Wait()
+			if h.String() != "" {
+				t.Fatalf("%s left:\n%s", call, h)
+			}
+		})
+	}
+}
+
+func TestDeleteAnswersWhenDead(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		s := spec()
+		s.Name = "lab"
+		r := mustCreate(t, m, s)
+		open := h.gate("network.Gone " + r.ID) // the link takes its time
+		if err := m.Delete(t.Context(), "lab"); err != nil {
+			t.Fatal(err)
+		}
+		if h.things["process/"+r.ID] {
+			t.Fatal("delete answered before the processes were dead")
+		}
+		<-m.Done(r.ID)
+		for _, key := range []string{r.ID, "lab"} {
+			_, err := m.Get(t.Context(), key)
+			wantCode(t, err, errs.NotFound)
+		}
+		if l, err := m.List(t.Context()); err != nil || len(l) != 0 {
+			t.Fatalf("list: %v, %v", l, err)
+		}
+		next := mustCreate(t, m, s) // the name is free
+		synctest.Wait()
+		if _, ok := h.records[r.ID]; !ok || next.Slot == r.Slot {
+			t.Fatal("the address may be given away while a link has it")
+		}
+		open()
+		synctest.Wait()
+		if len(h.records) != 1 {
+			t.Fatalf("records:\n%s", h)
+		}
+		wantCode(t, m.Delete(t.Context(), r.ID), errs.NotFound)
+		wantCode(t, m.Delete(t.Context(), "nobody"), errs.NotFound)
+	})
+}
+
+func TestTwoDeletes(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		r := mustCreate(t, m, spec())
+		open := h.gate("cgroup.Kill " + r.ID)
+		got := make(chan error)
+		for range 2 {
+			go func() { got <- m.Delete(t.Context(), r.ID) }()
+			synctest.Wait()
+		}
+		open()
+		for range 2 {
+			if err := <-got; err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+// TestUnkillable has a process that does not die: it keeps what it stands on,
+// holds up nobody, and can be deleted once it can be killed.
+func TestUnkillable(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		r := mustCreate(t, m, spec())
+		open := h.gate("cgroup.Kill " + r.ID)
+		start := time.Now()
+		if err := m.Delete(t.Context(), r.ID); err == nil || !strings.Contains(err.Error(), "kill") {
+			t.Fatalf("got %v", err)
+		}
+		if d := time.Since(start); d != killLimit {
+			t.Fatalf("gave up after %v", d)
+		}
+		if !h.things["rootfs/"+r.ID] || !h.things["egress/"+r.ID] {
+			t.Fatalf("a living process lost what it stands on:\n%s", h)
+		}
+		mustCreate(t, m, spec())
+		open()
+		if err := m.Delete(t.Context(), r.ID); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestHungUpDelete(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		r := mustCreate(t, m, spec())
+		open := h.gate("cgroup.Kill " + r.ID)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := m.Delete(ctx, r.ID); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("got %v", err)
+		}
+		open()
+		synctest.Wait()
+		if h.String() != "" {
+			t.Fatalf("left:\n%s", h)
+		}
+	})
+}
+
+func TestDeaths(t *testing.T) {
+	for name, c := range map[string]struct {
+		die     func(h *host, id string)
+		reason  record.Reason
+		ok      bool
+		message string
+	}{
+		"exit 0":     {func(h *host, id string) { h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
+		"exit 3":     {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 3}) }, record.Exited, false, "code 3"},
+		"not found":  {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 127, Message: "no such file"}) }, record.Exited, false, "no such file"},
+		"signal":     {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 137, Signal: "SIGKILL"}) }, record.Killed, false, "SIGKILL"},
+		"shot":       {func(h *host, id string) { h.shoot(id) }, record.RuntimeCrash, false, "runc"},
+		"oom":        {func(h *host, id string) { h.ooms[id] = 1; h.shoot(id) }, record.OOM, false, "64 MiB"},
+		"oom, 137":   {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{ExitCode: 137}) }, record.OOM, false, "64 MiB"},
+		"oom beside": {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T, h *host, m *Manager) {
+				ctx, cancel := context.WithCancel(t.Context())
+				events := m.Subscribe(ctx)
+				r := mustCreate(t, m, spec())
+				c.die(h, r.ID)
+				synctest.Wait()
+				<-m.Done(r.ID)
+				r, err := m.Get(t.Context(), r.ID)
+				if err != nil || r.State != record.Ended || r.Reason != c.reason || r.OK() != c.ok || !strings.Contains(r.Message, c.message) {
+					t.Fatalf("%+v, %v", r, err)
+				}
+				cancel()
+				var got []string
+				for e := range events {
+					got = append(got, e.Type)
+				}
+				if want := []string{"creating", "running", "stopping", "ended"}; !slices.Equal(got, want) {
+					t.Fatalf("events %v, want %v", got, want)
+				}
+				wantCode(t, m.Pause(t.Context(), r.ID), errs.WrongState)
+			})
+		})
+	}
+}
+
+func TestPauseAndExpiry(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		ctx := t.Context()
+		s := spec()
+		s.Timeout = time.Hour
+		r := mustCreate(t, m, s)
+		wantCode(t, m.Resume(ctx, r.ID), errs.WrongState)
+		if err := m.Pause(ctx, r.ID); err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, m.Pause(ctx, r.ID), errs.WrongState)
+		_, err := m.Renew(ctx, r.ID, now())
+		wantCode(t, err, errs.Invalid)
+		if r, err = m.Renew(ctx, r.ID, now().Add(2*time.Hour)); err != nil || !m.Deadline(r).Equal(now().Add(2*time.Hour)) {
+			t.Fatalf("%v, %v", r.Expires, err)
+		}
+		time.Sleep(time.Hour + time.Second)
+		if err := m.Expire(ctx, r.ID); err != nil { // it was renewed
+			t.Fatal(err)
+		}
+		if _, err := m.Get(ctx, r.ID); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		if err := m.Expire(ctx, r.ID); err != nil { // runs while paused
+			t.Fatal(err)
+		}
+		_, err = m.Get(ctx, r.ID)
+		wantCode(t, err, errs.NotFound)
+		if err := m.Expire(ctx, r.ID); err != nil {
+			t.Fatal(err)
+		}
+		for_ever := mustCreate(t, m, spec())
+		_, err = m.Renew(ctx, for_ever.ID, now().Add(time.Hour))
+		wantCode(t, err, errs.WrongState)
+	})
+}
+
+func TestFreezerRefuses(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		r := mustCreate(t, m, spec())
+		h.fault = fault{call: "frozen.make " + r.ID + " #1", mode: errAfter}
+		if err := m.Pause(t.Context(), r.ID); !errors.Is(err, errInjected) {
+			t.Fatalf("got %v", err)
+		}
+		if r, _ := m.Get(t.Context(), r.ID); r.State != record.Running || h.things["frozen/"+r.ID] {
+			t.Fatalf("state %s:\n%s", r.State, h)
+		}
+	})
+}
+
+func TestPatchLabels(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		s := spec()
+		s.Labels = map[string]string{"team": "a", "env": "x"}
+		r := mustCreate(t, m, s)
+		b := "b"
+		got, err := m.PatchLabels(t.Context(), r.ID, map[string]*string{"team": &b, "env": nil, "none": nil})
+		if err != nil || !maps.Equal(got.Spec.Labels, map[string]string{"team": "b"}) {
+			t.Fatalf("%v, %v", got.Spec.Labels, err)
+		}
+		if !maps.Equal(r.Spec.Labels, map[string]string{"team": "a", "env": "x"}) {
+			t.Fatalf("an older record changed: %v", r.Spec.Labels)
+		}
+	})
+}
+
+func TestSlowSubscriber(t *testing.T) {
+	var b bus
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ch := b.subscribe(ctx)
+	for i := range 2 * eventBuffer {
+		b.publish(fmt.Sprint(i), &record.Record{})
+	}
+	var last Event
+	for range eventBuffer {
+		last = <-ch
+	}
+	if last.Type != EventLost || len(ch) != 0 {
+		t.Fatalf("after a full buffer: %q, %d more; want the word that events are lost", last.Type, len(ch))
+	}
+	b.publish("again", &record.Record{})
+	if e := <-ch; e.Type != "again" {
+		t.Fatalf("got %q", e.Type)
+	}
+}
+
+func TestClose(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		open := h.gate("agent.Ready " + first)
+		r, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan error)
+		go func() { closed <- m.Close(t.Context()) }()
+		synctest.Wait()
+		_, err = m.Create(t.Context(), spec())
+		wantCode(t, err, errs.Unavailable)
+		open()
+		if err := <-closed; err != nil {
+			t.Fatal(err)
+		}
+		if got := h.records[r.ID].State; got != record.Running {
+			t.Fatalf("what was in flight is %s", got)
+		}
+	})
+}
+
+// TestRecoverWhileBusy runs the sweep against a daemon at work. It must never
+// take a young sandbox for a stray.
+func TestRecoverWhileBusy(t *testing.T) {
+	h := newHost()
+	m, d := h.boot(t)
+	m.newID = func() string { return record.NewID(m.life.cfg.Instance) }
+	ctx := t.Context()
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for i := range 20 {
+				r, err := m.Create(ctx, spec())
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if rand.IntN(2) == 0 {
+					if _, err := m.Await(ctx, r.ID); err != nil {
+						t.Error(err)
+					}
+				}
+				if i%4 > 0 {
+					if err := m.Delete(ctx, r.ID); err != nil {
+						t.Error(err)
+					}
+				} else if r, err := m.Await(ctx, r.ID); err != nil || r.State != record.Running {
+					t.Errorf("%s is %s: %s, %v", r.ID, r.State, r.Message, err)
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { wg.Wait(); close(done) }()
+	for n := 0; ; n++ {
+		select {
+		case <-done:
+			stop(t, m)
+			if w := h.wrong(d); len(w) > 0 {
+				t.Fatalf("host and store do not agree:\n%s", strings.Join(w, "\n"))
+			}
+			if len(h.strays) > 0 {
+				t.Fatalf("disks in lost+found: %v", h.strays)
+			}
+			t.Logf("%d sweeps over %d sandboxes", n, len(h.records))
+			return
+		default:
+			if err := m.Recover(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}

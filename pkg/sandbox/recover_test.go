@@ -1,0 +1,261 @@
+package sandbox
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// reincarnate kills the daemon and starts another.
+func reincarnate(t *testing.T, h *host, m *Manager, change ...func(*Config)) (*Manager, *incarnation) {
+	t.Helper()
+	stop(t, m)
+	m, d := h.boot(t, change...)
+	if err := m.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+	return m, d
+}
+
+func agree(t *testing.T, h *host, d *incarnation) {
+	t.Helper()
+	if w := h.wrong(d); len(w) > 0 {
+		t.Fatalf("host and store do not agree:\n%s\nhost:\n%s", strings.Join(w, "\n"), h)
+	}
+}
+
+// TestRestart has sandboxes live, and die, while no daemon does.
+func TestRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, _ := h.boot(t)
+		lives, dies, paused := mustCreate(t, m, spec()), mustCreate(t, m, spec()), mustCreate(t, m, spec())
+		if err := m.Pause(t.Context(), paused.ID); err != nil {
+			t.Fatal(err)
+		}
+		stop(t, m)
+		h.exit(dies.ID, Obituary{ExitCode: 7, LastOutput: "alone"})
+
+		m, d := reincarnate(t, h, m)
+		agree(t, h, d)
+		if r, err := m.Get(t.Context(), dies.ID); err != nil || r.State != record.Ended || *r.ExitCode != 7 || r.LastOutput != "alone" {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		if r, _ := m.Get(t.Context(), paused.ID); r.State != record.Paused {
+			t.Fatalf("the paused one is %s", r.State)
+		}
+		// The survivor is watched by the new daemon.
+		h.exit(lives.ID, Obituary{})
+		synctest.Wait()
+		if r, _ := m.Get(t.Context(), lives.ID); r.State != record.Ended {
+			t.Fatalf("nobody saw it end: %s", r.State)
+		}
+		agree(t, h, d)
+		stop(t, m)
+	})
+}
+
+func TestReboot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, _ := h.boot(t)
+		running, paused, ended := mustCreate(t, m, spec()), mustCreate(t, m, spec()), mustCreate(t, m, spec())
+		if err := m.Pause(t.Context(), paused.ID); err != nil {
+			t.Fatal(err)
+		}
+		h.exit(ended.ID, Obituary{})
+		synctest.Wait()
+		h.gate("agent.Ready dddddddddddd")
+		creating, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		h.mu.Lock()
+		for id := range h.dead { // the dead daemon must not see its sandboxes die
+			h.dead[id] = make(chan struct{})
+		}
+		h.mu.Unlock()
+		h.reboot()
+		m2, d := h.boot(t)
+		if err := m2.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		agree(t, h, d)
+		for id, want := range map[string]record.Reason{
+			running.ID: record.HostReboot, paused.ID: record.HostReboot,
+			ended.ID: record.Exited, creating.ID: record.CreateFailed,
+		} {
+			if r, err := m2.Get(t.Context(), id); err != nil || r.State != record.Ended || r.Reason != want {
+				t.Errorf("%s: %s %s, %v; want %s", id, r.State, r.Reason, err, want)
+			}
+			if !h.things["disk/"+id] {
+				t.Errorf("%s lost its disk", id)
+			}
+		}
+		stop(t, m2)
+		m.cancel(errClosing)
+		stop(t, m)
+	})
+}
+
+func TestStrays(t *testing.T) {
+	strays := []string{"disk/dghostaaaaaa", "rootfs/dghostaaaaaa", "network/dghostaaaaaa", "runsc/dghostaaaaaa", "network/dghostbbbbbb"}
+	foreign := []string{"disk/eghostaaaaaa", "network/eghostaaaaaa", "cgroup/dghost", "disk/lost+found", "disk/dghostXXXXXX"}
+	plant := func(h *host) {
+		for _, s := range slices.Concat(strays, foreign) {
+			h.things[s] = true
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, _ := h.boot(t)
+		mustCreate(t, m, spec())
+		plant(h)
+		m, _ = reincarnate(t, h, m, func(c *Config) { c.NoSweep = "the pool belongs to another store" })
+		for _, s := range strays {
+			if !h.things[s] {
+				t.Errorf("%s was swept in spite of NoSweep", s)
+			}
+		}
+		m, d := reincarnate(t, h, m)
+		for _, s := range strays {
+			if h.things[s] {
+				t.Errorf("%s is still there", s)
+			}
+		}
+		if !slices.Equal(h.strays, []string{"dghostaaaaaa"}) {
+			t.Errorf("in lost+found: %v", h.strays)
+		}
+		for _, s := range foreign {
+			if !h.things[s] {
+				t.Errorf("%s is somebody else's, and was swept", s)
+			}
+			delete(h.things, s)
+		}
+		agree(t, h, d)
+		stop(t, m)
+	})
+}
+
+func TestUnreadableIsNoStray(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.bad = []string{"dghostaaaaaa"}
+		h.things["disk/dghostaaaaaa"] = true
+		h.things["network/dghostaaaaaa"] = true
+		m, _ := h.boot(t)
+		if err := m.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if len(h.things) != 2 {
+			t.Fatalf("holds only:\n%s", h)
+		}
+		stop(t, m)
+	})
+}
+
+// TestSweep is what the minute brings: ended sandboxes go when they were kept
+// for long enough, expired ones when their timer was missed, and an ended one
+// that holds more than its disk is tidied.
+func TestSweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, d := h.boot(t)
+		ended := mustCreate(t, m, spec())
+		s := spec()
+		s.Timeout = 30 * time.Minute
+		expires := mustCreate(t, m, s)
+		h.exit(ended.ID, Obituary{})
+		synctest.Wait()
+		h.things["network/"+ended.ID] = true
+
+		start := time.Now()
+		ctx := t.Context()
+		go m.Run(ctx) //nolint:errcheck // ends with ctx
+		time.Sleep(sweepEvery + time.Second)
+		agree(t, h, d)
+		time.Sleep(30 * time.Minute)
+		if _, ok := h.records[expires.ID]; ok {
+			t.Errorf("%s is %s %v after its time", expires.ID, h.records[expires.ID].State, time.Since(start))
+		}
+		if _, ok := h.records[ended.ID]; !ok {
+			t.Error("an ended sandbox was not kept")
+		}
+		time.Sleep(30 * time.Minute)
+		if h.String() != "" {
+			t.Errorf("left after an hour:\n%s", h)
+		}
+		stop(t, m)
+	})
+}
+
+// TestListFails sweeps nothing when it can not see everything.
+func TestListFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.things["network/dghostaaaaaa"] = true
+		m, _ := h.boot(t)
+		for _, call := range []string{"namespaces.list #1", "egress.list #1", "store.List #1", "store.Unreadable #1"} {
+			h.calls, h.fault = nil, fault{call: call, mode: errBefore}
+			if err := m.Recover(t.Context()); err == nil {
+				t.Errorf("%s failed and nobody said so", call)
+			}
+			if !h.things["network/dghostaaaaaa"] {
+				t.Fatalf("swept, although %s failed", call)
+			}
+		}
+		stop(t, m)
+	})
+}
+
+func TestFailpointNames(t *testing.T) {
+	names := FailpointNames()
+	for _, want := range []string{
+		"up:namespaces", "after:up:namespaces", "down:disk", "up:agent", "after:up:agent",
+		"store:insert", "store:put:running", "after:store:put:deleting", "store:delete", "kill", "gone", "freeze", "thaw",
+	} {
+		if !slices.Contains(names, want) {
+			t.Errorf("no %q in %v", want, names)
+		}
+	}
+	if slices.Contains(names, "down:agent") {
+		t.Error("down:agent is never passed")
+	}
+	if len(slices.Compact(slices.Clone(names))) != len(names) {
+		t.Errorf("twice: %v", names)
+	}
+}
+
+// TestTable checks what the order by danger promises.
+func TestTable(t *testing.T) {
+	rows := resources(Deps{}, Config{Instance: instance.Instance('d')})
+	at := map[string]int{}
+	for i, row := range rows {
+		for _, name := range row.after {
+			if j, ok := at[name]; !ok || j >= i {
+				t.Errorf("%s stands on %s, which does not come before it", row.name, name)
+			}
+		}
+		at[row.name] = i
+	}
+	var under func(name string) []string
+	under = func(name string) (all []string) {
+		for _, n := range rows[at[name]].after {
+			all = append(all, n)
+			all = append(all, under(n)...)
+		}
+		return all
+	}
+	for _, need := range []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle"} {
+		if !slices.Contains(under("runtime"), need) {
+			t.Errorf("a process may run before there is a %s", need)
+		}
+	}
+}
