@@ -1,0 +1,247 @@
+package image
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"golang.org/x/sys/unix"
+)
+
+// stopTime is how long mmdebstrap may take to clean up once it is told to stop.
+const stopTime = 10 * time.Second
+
+// tidy removes from a finished tree what tells the build host and its hour:
+// names, logs, backups and caches. What apt and mmdebstrap remove by themselves
+// is not repeated.
+const tidy = `set -e
+cd "$1"
+rm -f etc/hostname etc/resolv.conf etc/machine-id var/lib/dbus/machine-id
+rm -f etc/passwd- etc/group- etc/shadow- etc/gshadow- etc/subuid- etc/subgid-
+rm -f var/lib/dpkg/*-old var/cache/debconf/*-old var/cache/ldconfig/aux-cache
+rm -rf var/lib/apt/lists/* var/cache/apt/* run/*
+find var/log -type f -delete
+find var/tmp -mindepth 1 -delete`
+
+// Build makes the image name:latest from the recipe of that name and returns
+// its record once it can be used. What is done is told to progress, line by line.
+//
+// Two builds of one day (UTC) from equal packages have equal digests: times
+// later than the day's first second are set to it. Cancelling ctx ends the
+// build within 10 s and leaves nothing.
+//
+// It fails with errs.Unsupported where mmdebstrap or a source of the suite is
+// missing, and with errs.Unavailable, naming the last words of mmdebstrap, if
+// that fails: more often than not by the network.
+func (s *Store) Build(ctx context.Context, name string, progress io.Writer) (record.Image, error) {
+	r, err := s.recipe(name)
+	if err != nil {
+		return record.Image{}, err
+	}
+	select {
+	case s.build <- struct{}{}:
+		defer func() { <-s.build }()
+	case <-ctx.Done():
+		return record.Image{}, ctx.Err()
+	}
+	i, err := s.buildRecipe(ctx, name, r, progress)
+	if err != nil {
+		return record.Image{}, fmt.Errorf("build image %s: %w", name, err)
+	}
+	return i, nil
+}
+
+func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, progress io.Writer) (i record.Image, err error) {
+	mmdebstrap, err := exec.LookPath("mmdebstrap")
+	if err != nil {
+		return i, errs.Wrap(err, errs.Unsupported, "mmdebstrap, which builds images, is missing on this host: apt-get install mmdebstrap")
+	}
+	if r.Suite == "" {
+		if r.Suite, err = hostSuite(); err != nil {
+			return i, err
+		}
+	}
+	sources, err := aptSources(os.DirFS("/etc/apt"), r.Suite)
+	if err != nil {
+		return i, err
+	}
+	tmp, err := os.MkdirTemp(s.cfg.TempDir, name+"-")
+	if err != nil {
+		return i, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
+	if err := os.Chmod(tmp, 0o755); err != nil { // apt fetches as a user of its own
+		return i, err
+	}
+
+	s.naming.RLock()
+	defer s.naming.RUnlock()
+	day := time.Now().UTC().Truncate(24 * time.Hour)
+	fmt.Fprintf(progress, "building %s from %s (%s), %d packages\n", name, r.Suite, r.Variant, len(r.Packages))
+	cmd := exec.CommandContext(ctx, mmdebstrap, r.arguments()...)
+	cmd.Stdin = strings.NewReader(sources)
+	cmd.Env = append([]string{
+		"PATH=" + os.Getenv("PATH"), "HOME=/root", "LC_ALL=C.UTF-8", "TMPDIR=" + tmp,
+		"SOURCE_DATE_EPOCH=" + strconv.FormatInt(day.Unix(), 10),
+	}, aptProxies(ctx)...)
+	i = record.Image{Name: name, Tag: DefaultTag, Created: time.Now().UTC(), Config: r.config()}
+	digest, n, err := s.importOutput(ctx, cmd, progress)
+	if err != nil {
+		return i, err
+	}
+	i.Layers, i.Bytes = []string{digest}, n
+	if i.Digest, err = digestOf(i.Layers, i.Config); err != nil {
+		return i, err
+	}
+	if err := s.cfg.DB.PutImage(ctx, i); err != nil {
+		return i, err
+	}
+	fmt.Fprintf(progress, "built %s, %d MiB, %s\n", i.Ref(), n>>20, i.Digest)
+	return i, nil
+}
+
+// aptProxies are the proxies of the host's apt, as environment: mmdebstrap does
+// not read the host's apt.conf, and as an option they would stay in the image.
+func aptProxies(ctx context.Context) (env []string) {
+	for _, scheme := range []string{"http", "https"} {
+		v := os.Getenv(scheme + "_proxy")
+		if v == "" {
+			out, err := exec.CommandContext(ctx, "apt-config", "shell", "v", "Acquire::"+scheme+"::Proxy").Output()
+			if err != nil {
+				continue // then there is no apt to ask
+			}
+			_, v, _ = strings.Cut(strings.TrimSpace(string(out)), "=")
+			v = strings.Trim(v, "'")
+		}
+		if v != "" && v != "DIRECT" {
+			env = append(env, scheme+"_proxy="+v)
+		}
+	}
+	if v := os.Getenv("no_proxy"); v != "" {
+		env = append(env, "no_proxy="+v)
+	}
+	return env
+}
+
+// arguments are those of mmdebstrap(1): a tar on standard output, sources on
+// standard input.
+func (r *Recipe) arguments() []string {
+	a := []string{"--mode=root", "--format=tar", "--variant=" + r.Variant}
+	if len(r.Packages) > 0 {
+		a = append(a, "--include="+strings.Join(r.Packages, ","))
+	}
+	for _, p := range r.Exclude {
+		a = append(a, "--dpkgopt=path-exclude="+p)
+	}
+	for _, p := range r.Include {
+		a = append(a, "--dpkgopt=path-include="+p)
+	}
+	for _, h := range append(append([]string(nil), r.Hooks...), tidy) {
+		a = append(a, "--customize-hook="+h)
+	}
+	return append(a, r.Suite, "-", "-")
+}
+
+// importOutput runs mmdebstrap and imports the tar it writes. A tar counts only
+// if mmdebstrap ended well.
+func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Writer) (digest string, n int64, err error) {
+	// The parent-death signal is sent when this thread ends, so it may not end before.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	cmd.SysProcAttr = &unix.SysProcAttr{
+		Setpgid:      true, // one signal reaches apt and dpkg too
+		Pdeathsig:    unix.SIGTERM,
+		Unshareflags: unix.CLONE_NEWNS, // no mount of it is ever seen by, or left to, the host
+	}
+	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
+	cmd.WaitDelay = stopTime
+	words := &lastWords{w: progress}
+	cmd.Stderr = words
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", 0, err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", 0, fmt.Errorf("start mmdebstrap: %w", err)
+	}
+	end := &endOfProcess{r: out, wait: func() error {
+		if err := cmd.Wait(); err != nil {
+			return errs.Wrap(err, errs.Unavailable, "mmdebstrap failed: %s", words.tail())
+		}
+		return nil
+	}}
+	var mark int64
+	digest, n, err = s.cfg.Layers.ImportLayer(ctx, end, func(read int64) {
+		if read-mark >= 50<<20 {
+			mark = read
+			fmt.Fprintf(progress, "imported %d MiB\n", read>>20)
+		}
+	})
+	if err == nil {
+		return digest, n, nil
+	}
+	if !end.waited { // the import failed first: nobody reads any more
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGTERM)
+		_, _ = io.Copy(io.Discard, out)
+		_ = cmd.Wait()
+	}
+	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // what ignored the first; none is the rule
+	return "", 0, errors.Join(ctx.Err(), err)
+}
+
+// endOfProcess reads a pipe and, instead of its end, gives the end of the
+// process: an import of half a tar then fails before it is named.
+type endOfProcess struct {
+	r      io.Reader
+	wait   func() error
+	waited bool
+	err    error
+}
+
+func (e *endOfProcess) Read(p []byte) (int, error) {
+	if e.waited {
+		return 0, e.err
+	}
+	n, err := e.r.Read(p)
+	if err == nil || n > 0 {
+		return n, nil
+	}
+	e.waited, e.err = true, e.wait()
+	if e.err == nil {
+		e.err = err // io.EOF
+	}
+	return 0, e.err
+}
+
+// lastWords passes output on and keeps its end, for an error.
+type lastWords struct {
+	w   io.Writer
+	end []byte
+}
+
+const keptWords = 2048
+
+func (l *lastWords) Write(p []byte) (int, error) {
+	l.end = append(l.end, p...)
+	if len(l.end) > 2*keptWords {
+		l.end = append([]byte(nil), l.end[len(l.end)-keptWords:]...)
+	}
+	_, _ = l.w.Write(p) // who watches may go away
+	return len(p), nil
+}
+
+// tail is the last three lines.
+func (l *lastWords) tail() string {
+	lines := bytes.Split(bytes.TrimSpace(l.end), []byte("\n"))
+	return string(bytes.Join(lines[max(0, len(lines)-3):], []byte(" / ")))
+}

@@ -1,0 +1,131 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Recipe is a recipe.toml; rootfs/README.md describes the keys for authors.
+type Recipe struct {
+	Suite    string   `toml:"suite"`    // default: the host's
+	Variant  string   `toml:"variant"`  // default: minbase
+	Packages []string `toml:"packages"` // installed without what they recommend
+	Exclude  []string `toml:"exclude"`  // dpkg path-exclude
+	Include  []string `toml:"include"`  // dpkg path-include
+	Hooks    []string `toml:"hooks"`    // shell, on the host, $1 is the root
+	Env      []string `toml:"env"`
+	Workdir  string   `toml:"workdir"`
+	User     string   `toml:"user"`
+}
+
+var (
+	recipeForm  = regexp.MustCompile(`^[a-z0-9]+(?:[._-][a-z0-9]+)*$`)
+	packageForm = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]*(?::[a-z0-9]+)?$`) // Debian policy §5.6.7
+	wordForm    = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*$`)
+)
+
+// Recipes returns the names of the recipes of this host.
+func (s *Store) Recipes() ([]string, error) {
+	found, err := filepath.Glob(filepath.Join(s.cfg.RecipesDir, "*", "recipe.toml"))
+	if err != nil {
+		return nil, fmt.Errorf("list recipes: %w", err)
+	}
+	var names []string
+	for _, p := range found {
+		names = append(names, filepath.Base(filepath.Dir(p)))
+	}
+	return names, nil
+}
+
+// recipe reads the recipe of a name. It fails with errs.Invalid or errs.NotFound.
+func (s *Store) recipe(name string) (Recipe, error) {
+	var r Recipe
+	if !recipeForm.MatchString(name) {
+		return r, errs.New(errs.Invalid, "recipe %.80q: want a name of lower-case letters, digits, '.', '_' and '-'", name)
+	}
+	file := filepath.Join(s.cfg.RecipesDir, name, "recipe.toml")
+	meta, err := toml.DecodeFile(file, &r)
+	if errors.Is(err, fs.ErrNotExist) {
+		names, _ := s.Recipes()
+		return r, errs.Wrap(err, errs.NotFound, "there is no recipe %q; there are: %s", name, strings.Join(names, ", "))
+	}
+	if err != nil {
+		return r, errs.New(errs.Invalid, "recipe %s: %v", name, err)
+	}
+	if unknown := meta.Undecoded(); len(unknown) > 0 {
+		return r, errs.New(errs.Invalid, "recipe %s: unknown key %q", name, unknown[0].String())
+	}
+	if r.Variant == "" {
+		r.Variant = "minbase"
+	}
+	if r.User == "" {
+		r.User = "root"
+	}
+	if r.Workdir == "" {
+		r.Workdir = "/"
+	}
+	if err := r.check(); err != nil {
+		return r, errs.New(errs.Invalid, "recipe %s: %v", name, err)
+	}
+	return r, nil
+}
+
+// check reports all that is wrong with a recipe.
+func (r *Recipe) check() error {
+	var all []error
+	bad := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
+	if r.Suite != "" && !wordForm.MatchString(r.Suite) {
+		bad("suite %q is no suite", r.Suite)
+	}
+	if !wordForm.MatchString(r.Variant) {
+		bad("variant %q is no variant", r.Variant)
+	}
+	for _, p := range r.Packages {
+		if !packageForm.MatchString(p) {
+			bad("%q is no package", p)
+		}
+	}
+	for _, p := range append(slices.Clone(r.Exclude), r.Include...) {
+		if !strings.HasPrefix(p, "/") || strings.ContainsAny(p, "\n'") {
+			bad("%q is no absolute path", p)
+		}
+	}
+	for _, e := range r.Env {
+		if k, _, ok := strings.Cut(e, "="); !ok || k == "" || strings.ContainsRune(e, 0) {
+			bad("env %q is not KEY=VALUE", e)
+		}
+	}
+	if !path.IsAbs(r.Workdir) || path.Clean(r.Workdir) != r.Workdir {
+		bad("workdir %q is no clean absolute path", r.Workdir)
+	}
+	return errors.Join(all...)
+}
+
+func (r *Recipe) config() record.ImageConfig {
+	return record.ImageConfig{Env: r.Env, Workdir: r.Workdir, User: r.User}
+}
+
+// hostSuite is the suite of the host.
+func hostSuite() (string, error) {
+	b, err := os.ReadFile("/etc/os-release")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "VERSION_CODENAME="); ok {
+			return strings.Trim(v, `"'`), nil
+		}
+	}
+	return "", errs.New(errs.Unsupported, "/etc/os-release names no VERSION_CODENAME: write suite = \"…\" into the recipe")
+}
