@@ -37,7 +37,7 @@ func statusOf(r *record.Record) wire.Status {
 		st.Reason = string(r.Reason)
 	}
 	if !r.Changed.IsZero() {
-		t := r.Changed.UTC()
+		t := micros(r.Changed)
 		st.LastTransitionAt = &t
 	}
 	return st
@@ -53,7 +53,7 @@ func toWire(r record.Record) wire.Sandbox {
 		Metadata:   r.Spec.Labels,
 		Extensions: r.Spec.Extensions,
 		Entrypoint: r.Spec.Entrypoint,
-		CreatedAt:  r.Created.UTC(),
+		CreatedAt:  micros(r.Created),
 		Sandboxd: &wire.Info{
 			Name: r.Spec.Name, Runtime: r.Spec.Runtime, ImageDigest: r.Spec.Image.Digest,
 			MemoryBytes: r.Spec.MemoryBytes, CPUMillis: r.Spec.CPUMillis, Pids: r.Spec.Pids, DiskBytes: r.Spec.DiskBytes,
@@ -64,11 +64,14 @@ func toWire(r record.Record) wire.Sandbox {
 		out.Entrypoint = []string{}
 	}
 	if !r.Expires.IsZero() {
-		t := r.Expires.UTC()
+		t := micros(r.Expires)
 		out.ExpiresAt = &t
 	}
 	return out
 }
+
+// micros is t as OpenSandbox writes times; not every parser takes nanoseconds.
+func micros(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
 
 func imageURI(i record.Image) string {
 	if i.Name == "" {

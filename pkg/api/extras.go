@@ -116,7 +116,8 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record)
 	if _, err := s.reachable(r.Context(), rec, wire.AgentPort); err != nil {
 		return err
 	}
-	cursor, err := s.copyLogs(w, r, rec, "")
+	out := &tail{w: w}
+	cursor, err := s.copyLogs(out, r, rec, "")
 	if err != nil || !follow {
 		return err
 	}
@@ -133,16 +134,46 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record)
 		case <-tick.C:
 		}
 		now, err := s.sandboxes.Get(r.Context(), rec.ID)
-		if err != nil || now.State == record.Ended || now.State == record.Deleting {
+		switch {
+		case err != nil || now.State == record.Deleting:
 			return nil //nolint:nilerr // its end is the end of its logs
-		}
-		if now.State != record.Running {
+		case now.State == record.Ended:
+			io.WriteString(w, out.missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
+			return nil
+		case now.State != record.Running:
 			continue
 		}
-		if cursor, err = s.copyLogs(w, r, rec, cursor); err != nil {
-			return nil //nolint:nilerr // it ended between two looks
+		if next, err := s.copyLogs(out, r, rec, cursor); err == nil {
+			cursor = next
+		} // else it is about to end, and the next look tells
+	}
+}
+
+// tail remembers the end of what it passed on.
+type tail struct {
+	w    io.Writer
+	last []byte
+}
+
+// maxTail is how much an ended sandbox remembers of its output.
+const maxTail = 8 << 10
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.last = append(t.last, b...)
+	if n := len(t.last) - maxTail; n > 0 {
+		t.last = append(t.last[:0], t.last[n:]...)
+	}
+	return t.w.Write(b)
+}
+
+// missing is what of the last output was written between the last look and the end.
+func (t *tail) missing(final string) string {
+	for n := min(len(final), len(t.last)); n > 0; n-- {
+		if string(t.last[len(t.last)-n:]) == final[:n] {
+			return final[n:]
 		}
 	}
+	return final
 }
 
 // copyLogs copies what the entrypoint wrote since cursor.

@@ -175,7 +175,7 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record
 	if err != nil {
 		return fmt.Errorf("renew sandbox %s: %w", rec.ID, err)
 	}
-	writeJSON(w, http.StatusOK, wire.Renewal{ExpiresAt: rec.Expires.UTC()})
+	writeJSON(w, http.StatusOK, wire.Renewal{ExpiresAt: micros(rec.Expires)})
 	return nil
 }
 

@@ -1,0 +1,388 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// fake is a daemon without a host: sandboxes are records, the agent is a
+// handler of the test. The real ones are tested end to end.
+type fake struct {
+	mu     sync.Mutex
+	recs   map[string]record.Record
+	hold   chan struct{} // if set, creations last until it is closed
+	fail   error         // of the next Create, Pause, …
+	failed bool          // creations end as Failed
+	events chan wire.Event
+
+	agent http.Handler // what 44772 answers
+	app   net.Listener // what every other port answers; nil: refused
+	build func(io.Writer) (record.Image, error)
+}
+
+func (f *fake) get(idOrName string) (record.Record, bool) {
+	for _, r := range f.recs {
+		if r.ID == idOrName || r.Spec.Name == idOrName && idOrName != "" {
+			return r, true
+		}
+	}
+	return record.Record{}, false
+}
+
+func (f *fake) Create(_ context.Context, s record.Spec) (record.Record, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fail != nil {
+		return record.Record{}, f.fail
+	}
+	if _, taken := f.get(s.Name); taken && s.Name != "" {
+		return record.Record{}, errs.New(errs.Exists, "the name %s is taken; remove that sandbox or choose another", s.Name)
+	}
+	r := record.Record{ID: record.NewID('t'), State: record.Creating, Spec: s, Token: "agent-token", Created: time.Now(), Changed: time.Now()}
+	if s.Timeout > 0 {
+		r.Expires = r.Created.Add(s.Timeout)
+	}
+	f.recs[r.ID] = r
+	if f.hold == nil {
+		f.finishLocked(r.ID)
+	}
+	return r, nil
+}
+
+func (f *fake) finishLocked(id string) {
+	r := f.recs[id]
+	r.State = record.Running
+	if f.failed {
+		r.State, r.Reason, r.Message = record.Ended, record.CreateFailed, "entrypoint /nope: no such file or directory"
+	}
+	f.recs[id] = r
+}
+
+func (f *fake) Await(ctx context.Context, id string) (record.Record, error) {
+	f.mu.Lock()
+	hold := f.hold
+	f.mu.Unlock()
+	if hold != nil {
+		select {
+		case <-ctx.Done():
+			return record.Record{}, ctx.Err()
+		case <-hold:
+		}
+		f.mu.Lock()
+		f.finishLocked(id)
+		f.mu.Unlock()
+	}
+	return f.Get(ctx, id)
+}
+
+func (f *fake) Get(_ context.Context, id string) (record.Record, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if r, ok := f.get(id); ok {
+		return r, nil
+	}
+	return record.Record{}, errs.New(errs.NotFound, "no sandbox %s", id)
+}
+
+func (f *fake) List(context.Context) (all []record.Record, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, r := range f.recs {
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+func (f *fake) Delete(_ context.Context, id string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.recs, id)
+	return nil
+}
+
+func (f *fake) change(id string, from, to record.State) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.recs[id]
+	if r.State != from {
+		return errs.New(errs.WrongState, "sandbox %s is %s, not %s", id, r.State, from)
+	}
+	r.State = to
+	f.recs[id] = r
+	return nil
+}
+
+func (f *fake) set(id string, change func(*record.Record)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.recs[id]
+	change(&r)
+	f.recs[id] = r
+}
+
+func (f *fake) Pause(_ context.Context, id string) error {
+	return f.change(id, record.Running, record.Paused)
+}
+
+func (f *fake) Resume(_ context.Context, id string) error {
+	return f.change(id, record.Paused, record.Running)
+}
+
+func (f *fake) Renew(ctx context.Context, id string, t time.Time) (record.Record, error) {
+	f.set(id, func(r *record.Record) { r.Expires = t })
+	return f.Get(ctx, id)
+}
+
+func (f *fake) PatchLabels(ctx context.Context, id string, patch map[string]*string) (record.Record, error) {
+	f.set(id, func(r *record.Record) {
+		labels := map[string]string{}
+		for k, v := range r.Spec.Labels {
+			labels[k] = v
+		}
+		for k, v := range patch {
+			if delete(labels, k); v != nil {
+				labels[k] = *v
+			}
+		}
+		r.Spec.Labels = labels
+	})
+	return f.Get(ctx, id)
+}
+
+func (f *fake) Steps(string) []Step {
+	return []Step{{"rootfs", 1500 * time.Microsecond}, {"runtime", 20 * time.Millisecond}}
+}
+
+func (f *fake) Subscribe(context.Context) <-chan wire.Event { return f.events }
+
+// fakeImages is the images of fake.
+type fakeImages struct{ *fake }
+
+func pythonImage() record.Image {
+	return record.Image{Name: "python", Tag: "latest", Digest: "sha256:" + strings.Repeat("a", 64), Layers: []string{"sha256:" + strings.Repeat("b", 64)}, Bytes: 1 << 27, Created: time.Now()}
+}
+
+func (f fakeImages) Resolve(_ context.Context, uri string) (record.Image, error) {
+	if uri != "python" && uri != "python:latest" {
+		return record.Image{}, errs.New(errs.NotFound, "image %q is not on this host; `sandboxctl image ls` lists what is", uri)
+	}
+	return pythonImage(), nil
+}
+
+func (f fakeImages) List(context.Context) ([]record.Image, error) {
+	return []record.Image{pythonImage()}, nil
+}
+
+func (f fakeImages) Build(_ context.Context, name string, w io.Writer) (record.Image, error) {
+	if name != "python" {
+		return record.Image{}, errs.New(errs.NotFound, "there is no recipe %q", name)
+	}
+	return f.build(w)
+}
+
+func (f fakeImages) Remove(_ context.Context, ref string) error {
+	if ref != "python:latest" {
+		return errs.New(errs.NotFound, "image %q is not on this host", ref)
+	}
+	return nil
+}
+
+// fakeAgents reaches the handlers of fake.
+type fakeAgents struct{ *fake }
+
+func (f fakeAgents) Transport(r record.Record) http.RoundTripper {
+	return roundTripper(func(req *http.Request) (*http.Response, error) {
+		req = req.Clone(req.Context())
+		req.Header.Set(wire.HeaderAgentToken, r.Token)
+		w := httptest.NewRecorder()
+		f.agent.ServeHTTP(w, req)
+		return w.Result(), nil
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+func (f fakeAgents) Dial(ctx context.Context, _ record.Record, _ uint16) (net.Conn, error) {
+	if f.app == nil {
+		return nil, &net.OpError{Op: "dial", Err: fmt.Errorf("connection refused at 10.163.0.4")}
+	}
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp", f.app.Addr().String())
+}
+
+type fakeStats struct{}
+
+func (fakeStats) Usage(context.Context, string) (wire.Usage, error) {
+	return wire.Usage{MemoryBytes: 1 << 20, CPUMicros: 12345, Pids: 3}, nil
+}
+
+const testKey = "key-of-a-test"
+
+// world is a server on a socket and the fake behind it.
+type world struct {
+	*fake
+	t      testing.TB
+	s      *Server
+	url    string
+	log    *syncBuffer
+	public bool
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func newWorld(t testing.TB, change ...func(*Config)) *world {
+	t.Helper()
+	f := &fake{recs: map[string]record.Record{}, events: make(chan wire.Event, 8)}
+	f.agent = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("X-Seen-Token", r.Header.Get(wire.HeaderAgentToken))
+		w.Header().Set("Content-Length", "0")
+	})
+	w := &world{fake: f, t: t, log: &syncBuffer{}}
+	cfg := Config{
+		APIKeys: []string{testKey}, Secret: []byte("secret"), Log: slog.New(slog.NewJSONHandler(w.log, nil)),
+		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
+		Host:    func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
+	}
+	for _, c := range change {
+		c(&cfg)
+	}
+	w.s = New(cfg, f, fakeImages{f}, fakeAgents{f}, fakeStats{})
+	w.url = w.serve("tcp", "127.0.0.1:0", Listener{})
+	t.Cleanup(w.s.Close)
+	return w
+}
+
+// serve opens another listener on the same server.
+func (w *world) serve(network, addr string, l Listener) string {
+	w.t.Helper()
+	ln, err := net.Listen(network, addr)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	hs := w.s.HTTPServer(l)
+	go hs.Serve(ln) //nolint:errcheck // ends with Close
+	w.t.Cleanup(func() { hs.Close() })
+	return "http://" + ln.Addr().String()
+}
+
+// answer is a response read to its end.
+type answer struct {
+	*http.Response
+	body []byte
+}
+
+func (a answer) error(t testing.TB) wire.Error {
+	t.Helper()
+	var e wire.Error
+	if err := json.Unmarshal(a.body, &e); err != nil || e.Code == "" || e.Message == "" {
+		t.Fatalf("status %d without an error body: %q", a.StatusCode, a.body)
+	}
+	return e
+}
+
+func (a answer) sandbox(t testing.TB) (sb wire.Sandbox) {
+	t.Helper()
+	if err := json.Unmarshal(a.body, &sb); err != nil {
+		t.Fatalf("%v in %s", err, a.body)
+	}
+	return sb
+}
+
+// do sends a request with the API key (unless headers hold another) and
+// validates what goes and comes against the documents.
+func (w *world) do(method, path, body string, headers ...string) answer {
+	w.t.Helper()
+	var rd io.Reader
+	if body != "" {
+		rd = strings.NewReader(body)
+	}
+	req, err := http.NewRequest(method, w.url+path, rd)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	req.Header.Set(wire.HeaderAPIKey, testKey)
+	for i := 0; i < len(headers); i += 2 {
+		req.Header.Set(headers[i], headers[i+1])
+		if headers[i+1] == "" {
+			req.Header.Del(headers[i])
+		}
+	}
+	resp, err := noRedirect.Do(req)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if resp.Header.Get(wire.HeaderRequestID) == "" {
+		w.t.Errorf("%s %s: no %s", method, path, wire.HeaderRequestID)
+	}
+	validate(w.t, req, body, resp, b)
+	return answer{resp, b}
+}
+
+var noRedirect = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+
+const createBody = `{"image":{"uri":"python"},"entrypoint":["tail","-f","/dev/null"],"timeout":600,"env":{},"resourceLimits":{"cpu":"1","memory":"2Gi"},"metadata":{"team":"t1"},"extensions":{},"secureAccess":false}`
+
+// create makes a sandbox from createBody.
+func (w *world) create() wire.Sandbox {
+	w.t.Helper()
+	a := w.do("POST", "/v1/sandboxes", createBody)
+	if a.StatusCode != http.StatusAccepted {
+		w.t.Fatalf("create: %d %s", a.StatusCode, a.body)
+	}
+	return a.sandbox(w.t)
+}
+
+// specs is where the shared documents lie, beside the checkout; empty if not there.
+func specs(t testing.TB) string {
+	dir := filepath.Join("..", "..", "..", "shared", "specs")
+	if _, err := os.Stat(dir); err == nil {
+		return dir
+	}
+	if os.Getenv("CI") == "true" {
+		t.Fatalf("%s is missing: CI validates against it", dir)
+	}
+	return ""
+}
