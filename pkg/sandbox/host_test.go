@@ -85,7 +85,6 @@ type incarnation struct {
 	*host
 	dead       bool            // guarded by host.mu
 	registered map[string]bool // what this daemon's egress has in memory
-	runtime    string
 }
 
 // do is every call a daemon makes to the outside.
@@ -444,13 +443,12 @@ func (f fakeStore) Unreadable(ctx context.Context) (ids []string, err error) {
 func (h *host) boot(t testing.TB, change ...func(*Config)) (*Manager, *incarnation) {
 	t.Helper()
 	d := &incarnation{host: h, registered: map[string]bool{}}
-	n := 0
 	c := Config{
 		Instance: instance.Instance('d'),
 		Addr:     func(slot int) netip.Addr { return netip.AddrFrom4([4]byte{10, 163, 0, byte(slot)}) },
 		BootID:   h.bootID,
 		Log:      slog.New(slog.DiscardHandler),
-		NewToken: func() string { n++; return fmt.Sprint("token-", n) },
+		NewToken: func() string { return "token" },
 	}
 	for _, f := range change {
 		f(&c)
