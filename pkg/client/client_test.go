@@ -1,0 +1,339 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func serve(t testing.TB, h http.HandlerFunc) *Client {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	c, err := New(s.URL+"/v1/", "key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func TestNew(t *testing.T) {
+	for host, base := range map[string]string{
+		"unix:///run/s.sock": "http://sandboxd", "tcp://127.0.0.1:8080": "http://127.0.0.1:8080", "127.0.0.1:8080": "http://127.0.0.1:8080",
+		"https://h/": "https://h", "http://h:1/v1": "http://h:1", "https://h/prefix/v1/": "https://h/prefix",
+		"unix://": "", "ftp://h": "", "http://": "", "http://u:p@h": "", "http://h?x": "",
+	} {
+		c, err := New(host, "")
+		if base == "" {
+			if !errs.Is(err, errs.Invalid) {
+				t.Errorf("%q: %v", host, err)
+			}
+		} else if err != nil || c.base != base {
+			t.Errorf("%q: %v, %v", host, c, err)
+		}
+	}
+}
+
+func TestFromEnv(t *testing.T) {
+	for _, c := range []struct{ host, domain, protocol, want string }{
+		{"", "", "", DefaultHost},
+		{"", "h:1", "", "http://h:1"},
+		{"", "h:1", "https", "https://h:1"},
+		{"", "http://h:1", "https", "http://h:1"},
+		{"tcp://a:1", "h:1", "", "tcp://a:1"},
+	} {
+		t.Setenv("SANDBOXD_HOST", c.host)
+		t.Setenv("OPEN_SANDBOX_DOMAIN", c.domain)
+		t.Setenv("OPEN_SANDBOX_PROTOCOL", c.protocol)
+		if got, err := FromEnv(); err != nil || got.host != c.want {
+			t.Errorf("%+v: %v %v", c, got, err)
+		}
+	}
+}
+
+func TestErrors(t *testing.T) {
+	status, body := 0, ""
+	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(status)
+		io.WriteString(w, body) //nolint:errcheck // read below
+	})
+	for _, x := range []struct {
+		status int
+		body   string
+		code   errs.Code
+		says   string
+	}{
+		{404, `{"code":"X","message":"no such thing"}`, errs.NotFound, "no such thing"},
+		{409, `{"code":"SANDBOX::ALREADY_EXISTS","message":"taken"}`, errs.Exists, "taken"},
+		{409, `{"code":"Y","message":"paused"}`, errs.WrongState, "paused"},
+		{400, `{"code":"SANDBOX::API_NOT_SUPPORTED","message":"no"}`, errs.Unsupported, "no"},
+		{502, `<html>bad gateway</html>`, errs.Unavailable, "502"},
+		{503, ``, errs.Unavailable, "503"},
+		{401, `unauthorized`, errs.Denied, "unauthorized"},
+		{418, `{}`, errs.Internal, "{}"},
+		{500, `{"code":"Z","message":"` + strings.Repeat("x", 1<<20), errs.Internal, "xxx"},
+		{200, `not json`, errs.Internal, "not what this client expects"},
+		{307, ``, errs.Internal, "307"},
+	} {
+		status, body = x.status, x.body
+		_, err := c.Get(t.Context(), "lab")
+		if !errs.Is(err, x.code) || !strings.Contains(err.Error(), x.says) {
+			t.Errorf("%d: %s: %.200v", x.status, errs.CodeOf(err), err)
+		}
+	}
+	gone, err := New("unix:///nonexistent/s", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gone.Version(t.Context()); !errs.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "make dev-up") {
+		t.Errorf("no daemon: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := c.Version(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+}
+
+const commandID = "0123456789abcdef0123456789abcdef"
+
+func frames(parts ...any) []byte {
+	b := agent.AppendFrame(nil, agent.FrameControl, []byte(`{"id":"`+commandID+`"}`))
+	for i := 0; i < len(parts); i += 2 {
+		b = agent.AppendFrame(b, byte(parts[i].(int)), []byte(parts[i+1].(string)))
+	}
+	return b
+}
+
+func TestExec(t *testing.T) {
+	var got agent.CommandRequest
+	stdin := make(chan string, 1)
+	signals := make(chan string, 1)
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		switch strings.TrimPrefix(r.URL.Path, "/v1/sandboxes/lab/proxy/44772") {
+		case "/command":
+			if err := json.NewDecoder(r.Body).Decode(&got); err != nil || r.Header.Get(wire.HeaderAPIKey) != "key" || r.Header.Get("Accept") != agent.FramesType {
+				t.Errorf("%v %v", err, r.Header)
+			}
+			w.Header().Set("Content-Type", agent.FramesType)
+			w.Write(frames()) //nolint:errcheck // read below
+			http.NewResponseController(w).Flush()
+			in := <-stdin
+			w.Write(frames(1, "out:"+in, 0, "", 2, "err\x1b", 3, `{"exit_code":7,"signal":"SIG\u001bX"}`)[len(frames()):]) //nolint:errcheck // without a second init
+		case "/command/" + commandID + "/stdin":
+			b, _ := io.ReadAll(r.Body)
+			stdin <- string(b)
+		case "/command/" + commandID + "/signal":
+			signals <- r.URL.Query().Get("signal")
+		default:
+			http.NotFound(w, r)
+		}
+	})
+	uid := int64(5)
+	p, err := c.Start(t.Context(), "lab", Command{Argv: []string{"a", "b"}, Dir: "/d", Env: map[string]string{"E": "f"}, UID: &uid, Timeout: 1500 * time.Millisecond, Stdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.ID != commandID || got.Command != "" || strings.Join(got.Argv, " ") != "a b" || got.Cwd != "/d" || got.Envs["E"] != "f" || *got.UID != 5 || got.Timeout != 1500 || !got.Stdin {
+		t.Errorf("%s %+v", p.ID, got)
+	}
+	if err := p.Signal(t.Context(), "SIGINT"); err != nil || <-signals != "SIGINT" {
+		t.Error(err)
+	}
+	if err := p.SendStdin(t.Context(), strings.NewReader("in")); err != nil {
+		t.Error(err)
+	}
+	var out, errw bytes.Buffer
+	exit, err := p.Wait(&out, &errw)
+	if err != nil || exit.Code != 7 || out.String() != "out:in" || errw.String() != "err\x1b" || strings.Contains(exit.Signal, "\x1b") {
+		t.Errorf("%+v %v %q %q", exit, err, &out, &errw)
+	}
+}
+
+// TestHostileAgent: what answers in a sandbox may be anything.
+func TestHostileAgent(t *testing.T) {
+	typ, body := agent.FramesType, []byte(nil)
+	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", typ)
+		w.Write(body) //nolint:errcheck // read below
+	})
+	for name, b := range map[string][]byte{
+		"nothing": nil, "noise": []byte("hello world"), "wrong id": agent.AppendFrame(nil, 0, []byte(`{"id":"../../x"}`)),
+		"huge": {0, 0xff, 0xff, 0xff, 0xff, 1}, "output first": agent.AppendFrame(nil, 1, []byte("x")),
+	} {
+		body = b
+		if _, err := c.Start(t.Context(), "lab", Command{Argv: []string{"x"}}); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	for name, b := range map[string][]byte{
+		"cut off": frames(1, "x"), "bad exit": frames(3, `{"exit_code":99999}`), "no exit": frames(3, `[]`), "unknown stream": append(frames(), 9, 0, 0, 0, 0),
+	} {
+		body = b
+		p, err := c.Start(t.Context(), "lab", Command{Argv: []string{"x"}})
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if _, err := p.Wait(io.Discard, io.Discard); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	typ, body = "text/html", frames()
+	if _, err := c.Start(t.Context(), "lab", Command{Argv: []string{"x"}}); err == nil {
+		t.Error("text/html: no error")
+	}
+	if _, err := c.CommandLogs(t.Context(), "lab", "../x", 0, io.Discard); !errs.Is(err, errs.Invalid) {
+		t.Errorf("a command id that is a path: %v", err)
+	}
+}
+
+func TestFiles(t *testing.T) {
+	got := map[string]string{}
+	var modes []float64
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		switch strings.TrimPrefix(r.URL.Path, "/v1/sandboxes/lab/proxy/44772") {
+		case "/files/upload":
+			mr, err := r.MultipartReader()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			for {
+				meta, err := mr.NextPart()
+				if err == io.EOF {
+					return
+				}
+				var m struct {
+					Path string
+					Mode float64
+				}
+				if err != nil || json.NewDecoder(meta).Decode(&m) != nil || meta.FileName() == "" {
+					return // the client broke off
+				}
+				part, err := mr.NextPart()
+				if err != nil {
+					return
+				}
+				b, err := io.ReadAll(part)
+				if err != nil {
+					return
+				}
+				got[m.Path] = string(b)
+				modes = append(modes, m.Mode)
+			}
+		case "/files/download":
+			switch r.URL.Query().Get("path") {
+			case "/etc/passwd":
+				fmt.Fprintln(w, "root:x:0:0::/root:/bin/sh\nbad:x\nweb:x:33:34::/:/bin/sh")
+			case "/etc/group":
+				fmt.Fprintln(w, "root:x:0:\nmail:x:8:")
+			default:
+				w.WriteHeader(404)
+				io.WriteString(w, `{"code":"FILE_NOT_FOUND","message":"no such file"}`) //nolint:errcheck // read below
+			}
+		case "/files/info":
+			fmt.Fprintf(w, `{"/a":{"path":"/a","type":"file","size":3,"mode":644}}`)
+		default:
+			http.NotFound(w, r)
+		}
+	})
+	text := func(s string) func() (io.ReadCloser, error) {
+		return func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(s)), nil }
+	}
+	big := strings.Repeat("0123456789", 200_000)
+	if err := c.Put(t.Context(), "lab", []Upload{{"/a", 644, text("one")}, {"/b c", 755, text(big)}}); err != nil {
+		t.Fatal(err)
+	}
+	if got["/a"] != "one" || got["/b c"] != big || fmt.Sprint(modes) != "[644 755]" {
+		t.Errorf("%d files, modes %v", len(got), modes)
+	}
+	if err := c.Put(t.Context(), "lab", []Upload{{"/x", 644, func() (io.ReadCloser, error) { return nil, errors.New("disk on fire") }}}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
+		t.Errorf("a source that fails: %v", err)
+	}
+	if fi, err := c.Stat(t.Context(), "lab", "/a"); err != nil || fi.Size != 3 {
+		t.Errorf("%+v %v", fi, err)
+	}
+	if _, err := c.Stat(t.Context(), "lab", "/other"); err == nil {
+		t.Error("an answer about another file was believed")
+	}
+	if _, err := c.Download(t.Context(), "lab", "/none"); !errs.Is(err, errs.NotFound) {
+		t.Errorf("%v", err)
+	}
+	for spec, want := range map[string]string{
+		"7": "7 -1", "7:8": "7 8", "web": "33 34", "web:mail": "33 8", "web:9": "33 9", "bad": "err", "nobody": "err", "-1": "err", "web:none": "err", "99999999999": "err",
+	} {
+		u, g, err := c.LookupUser(t.Context(), "lab", spec)
+		s := "err"
+		if err == nil {
+			s = fmt.Sprint(*u, " ", -1)
+			if g != nil {
+				s = fmt.Sprint(*u, " ", *g)
+			}
+		}
+		if s != want {
+			t.Errorf("user %q: %s, want %s (%v)", spec, s, want, err)
+		}
+	}
+}
+
+func TestStreams(t *testing.T) {
+	var seen []string
+	for ev, err := range parseEvents(strings.NewReader(": alive\n\nevent: running\ndata: {\"type\":\"running\",\"id\":\"x\"}\n\ndata:{\"type\":\"ended\"}\n\n")) {
+		seen = append(seen, ev.Type)
+		if err != nil {
+			seen = append(seen, err.Error())
+		}
+	}
+	if fmt.Sprint(seen) != "[running ended  unexpected EOF]" {
+		t.Errorf("%q", seen)
+	}
+	var lines []string
+	im, err := parseBuild(strings.NewReader("{\"line\":\"a\"}\n{\"line\":\"b\"}\n{\"image\":{\"name\":\"python\"}}\n"), func(s string) { lines = append(lines, s) })
+	if err != nil || im.Name != "python" || fmt.Sprint(lines) != "[a b]" {
+		t.Errorf("%+v %v %v", im, err, lines)
+	}
+	if _, err := parseBuild(strings.NewReader("{\"line\":\"a\"}\n{\"error\":{\"code\":\"C\",\"message\":\"m\"}}\n"), func(string) {}); err == nil || err.Error() != "m" {
+		t.Errorf("%v", err)
+	}
+	if _, err := parseBuild(strings.NewReader("{\"line\":\"a\"}\n"), func(string) {}); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%v", err)
+	}
+}
+
+func FuzzStreams(f *testing.F) {
+	f.Add([]byte("data: {\"id\":\"x\"}\n\n"))
+	f.Add([]byte("{\"line\":\"x\"}\n{\"image\":{}}\n"))
+	f.Add(frames(1, "x", 3, `{"exit_code":1}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		ended := false
+		for _, err := range parseEvents(bytes.NewReader(b)) {
+			if ended {
+				t.Fatal("an event after the error")
+			}
+			ended = err != nil
+		}
+		if !ended {
+			t.Fatal("a stream that ended without an error")
+		}
+		parseBuild(bytes.NewReader(b), func(string) {}) //nolint:errcheck // it must not panic
+		p := &Process{body: io.NopCloser(bytes.NewReader(b)), frames: agent.NewFrameReader(bytes.NewReader(b))}
+		if p.first(agent.FramesType) == nil {
+			if e, err := p.Wait(io.Discard, io.Discard); err == nil && (e.Code < 0 || e.Code > 255) {
+				t.Fatalf("%+v", e)
+			}
+		}
+	})
+}
