@@ -226,7 +226,7 @@ func (s *Server) interrupt(ctx context.Context, c *command) error {
 	if err := s.reaper.signal(c.proc, syscall.SIGTERM, true); err != nil {
 		return err
 	}
-	t := time.NewTimer(interruptGrace)
+	t := time.NewTimer(s.grace)
 	defer t.Stop()
 	select {
 	case <-c.proc.done:

@@ -34,6 +34,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
@@ -60,8 +61,9 @@ type Server struct {
 	ready    atomic.Bool
 	stopping atomic.Bool // the entrypoint ended: nothing new is started
 
-	entrypoint *command // nil without one
-	start      start    // what it is started from
+	entrypoint *command      // nil without one
+	start      start         // what it is started from
+	grace      time.Duration // interruptGrace, but in tests
 	cpu        cpuMeter
 	proxyOnce  sync.Once
 	proxy      http.Handler
@@ -78,6 +80,7 @@ func New(c Config) (*Server, error) {
 		workdir:  b.Workdir,
 		accounts: &accounts{passwdFile: "/etc/passwd", groupFile: "/etc/group"},
 		reaper:   theReaper(),
+		grace:    interruptGrace,
 	}
 	if s.stateDir == "" {
 		s.stateDir = agent.StateDir

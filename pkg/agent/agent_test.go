@@ -1,0 +1,160 @@
+package agent
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+)
+
+func TestBootstrapRoundTrip(t *testing.T) {
+	b := Bootstrap{Protocol: Protocol, Token: "secret", Env: map[string]string{"A": "ä\nb"}, Entrypoint: []string{"tail", "-f"}, User: "nobody:nogroup"}
+	f, err := b.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.Write([]byte("x")); err == nil {
+		t.Error("the bootstrap file is not sealed")
+	}
+	got, err := ReadBootstrap(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Token != "secret" || got.Env["A"] != "ä\nb" || got.User != b.User {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestBootstrapRefuses(t *testing.T) {
+	for name, in := range map[string]string{
+		"nothing":   "",
+		"garbage":   "hello\n",
+		"no token":  `{"protocol":1}` + "\n",
+		"protocol":  `{"protocol":9,"token":"t"}` + "\n",
+		"cut":       `{"protocol":1,"tok`,
+		"too long":  strings.Repeat(" ", MaxBootstrap+1),
+		"wrong env": `{"protocol":1,"token":"t","env":[1]}` + "\n",
+	} {
+		if _, err := ReadBootstrap(strings.NewReader(in)); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	big := Bootstrap{Env: map[string]string{"A": strings.Repeat("a", MaxBootstrap)}}
+	if _, err := big.File(); err == nil {
+		t.Error("a bootstrap that PID 1 would refuse was written")
+	}
+}
+
+func TestObituary(t *testing.T) {
+	good, _ := json.Marshal(Obituary{ExitCode: 137, Signal: "SIGKILL", Message: "a\x1b[2Jb\u009bc"})
+	o, err := ParseObituary(good)
+	if err != nil || o.ExitCode != 137 || o.Message != "a [2Jb c" {
+		t.Errorf("got %+v, %v", o, err)
+	}
+	for _, bad := range []string{"", "{", "[]", `{"exitCode":-1}`, `{"exitCode":256}`, `{"exitCode":1e9}`, `{"signal":"rm -rf"}`, `{"message":"` + strings.Repeat("x", MaxObituary) + `"}`} {
+		if o, err := ParseObituary([]byte(bad)); err == nil {
+			t.Errorf("%.40q: accepted as %+v", bad, o)
+		}
+	}
+}
+
+func TestFrames(t *testing.T) {
+	id := strings.Repeat("ab", 16)
+	big := bytes.Repeat([]byte{0, 0xff, '\n'}, MaxFrame/3)
+	body := AppendFrame(nil, FrameControl, []byte(`{"id":"`+id+`"}`))
+	body = AppendFrame(body, FrameStdout, big)
+	body = AppendFrame(body, FrameControl, nil)
+	body = AppendFrame(body, FrameStderr, []byte("e"))
+	body = AppendFrame(body, FrameEnd, []byte(`{"exit_code":7}`))
+	f := NewFrameReader(bytes.NewReader(body))
+	_, p, err := f.Next()
+	if i, e := ParseInit(p); err != nil || e != nil || i.ID != id {
+		t.Fatal(i, err, e)
+	}
+	if s, p, err := f.Next(); s != FrameStdout || !bytes.Equal(p, big) || err != nil {
+		t.Fatal(s, len(p), err)
+	}
+	for _, want := range []byte{FrameControl, FrameStderr} {
+		if s, _, err := f.Next(); s != want || err != nil {
+			t.Fatal(s, err)
+		}
+	}
+	_, p, err = f.Next()
+	if x, e := ParseExit(p); err != nil || e != nil || x.ExitCode != 7 {
+		t.Fatal(x, err, e)
+	}
+	if _, _, err := f.Next(); err != io.EOF {
+		t.Fatal(err)
+	}
+
+	for cut := range 60 { // wherever the connection breaks, it is no good end
+		f := NewFrameReader(bytes.NewReader(body[:cut]))
+		var err error
+		for err == nil {
+			_, _, err = f.Next()
+		}
+		if cut != FrameHeader+41 && err == io.EOF {
+			t.Errorf("cut after %d bytes: %v", cut, err)
+		}
+	}
+	for name, in := range map[string][]byte{
+		"huge":            {0, 0xff, 0xff, 0xff, 0xff},
+		"unknown stream":  {4, 0, 0, 0, 0},
+		"first is output": {1, 0, 0, 0, 0},
+		"after the end":   {0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 1, 0, 0, 0, 0},
+	} {
+		f := NewFrameReader(bytes.NewReader(in))
+		var err error
+		for err == nil {
+			_, _, err = f.Next()
+		}
+		if errors.Is(err, io.EOF) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func FuzzFrames(f *testing.F) {
+	f.Add(AppendFrame(AppendFrame(nil, 0, []byte(`{"id":"entrypoint"}`)), 3, []byte(`{"exit_code":0}`)))
+	f.Add([]byte{0, 0, 16, 0, 0})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		fr := NewFrameReader(bytes.NewReader(b))
+		total := 0
+		for {
+			s, p, err := fr.Next()
+			if err != nil {
+				return
+			}
+			total += len(p) + FrameHeader
+			if s > FrameEnd || total > len(b) {
+				t.Fatalf("stream %d, %d bytes out of %d", s, total, len(b))
+			}
+			switch s {
+			case FrameControl:
+				if i, err := ParseInit(p); err == nil && !IsCommandID(i.ID) {
+					t.Fatal(i)
+				}
+			case FrameEnd:
+				if x, err := ParseExit(p); err == nil && (x.ExitCode < 0 || x.ExitCode > 255) {
+					t.Fatal(x)
+				}
+			}
+		}
+	})
+}
+
+func FuzzObituary(f *testing.F) {
+	f.Add([]byte(`{"exitCode":137,"signal":"SIGKILL","message":"x"}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		o, err := ParseObituary(b)
+		if err != nil {
+			return
+		}
+		if o.ExitCode < 0 || o.ExitCode > 255 || len(o.Message) > 3<<10 || strings.ContainsAny(o.Message+o.Signal, "\x1b\n\x00") {
+			t.Fatalf("%+v", o)
+		}
+	})
+}

@@ -1,0 +1,145 @@
+package agent
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func dialer(addr string, dials *atomic.Int32) func(context.Context) (net.Conn, error) {
+	return func(ctx context.Context) (net.Conn, error) {
+		dials.Add(1)
+		return (&net.Dialer{}).DialContext(ctx, "tcp", addr)
+	}
+}
+
+// pretend is an agent that answers each connection with reply.
+func pretend(t *testing.T, reply string) string {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ln.Close() })
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				http.ReadRequest(bufio.NewReader(c)) //nolint:errcheck // whatever it says
+				io.WriteString(c, reply)             //nolint:errcheck // as above
+			}()
+		}
+	}()
+	return ln.Addr().String()
+}
+
+func TestReadyWaitsAndKeepsItsConnection(t *testing.T) {
+	var up atomic.Bool
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get(TokenHeader) != "tok" {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		if !up.Swap(true) {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set(ProtocolHeader, "1")
+	}))
+	defer srv.Close()
+	var dials, refused atomic.Int32
+	real := dialer(srv.Listener.Addr().String(), &dials)
+	c := New(func(ctx context.Context) (net.Conn, error) {
+		if refused.Add(1) < 5 {
+			return nil, fmt.Errorf("connection refused")
+		}
+		return real(ctx)
+	}, "tok")
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := c.Ready(ctx); err != nil {
+		t.Fatal(err)
+	}
+	n := dials.Load()
+	for range 3 {
+		if err := c.Ping(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if dials.Load() != n {
+		t.Errorf("%d connections after the agent was ready, want none", dials.Load()-n)
+	}
+}
+
+func TestReadyRefusesAtOnce(t *testing.T) {
+	for reply, code := range map[string]errs.Code{
+		"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n":                                             errs.Denied,
+		"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n":                                                       errs.Unsupported,
+		"HTTP/1.1 200 OK\r\nX-Sandboxd-Agent-Protocol: 99\r\nContent-Length: 0\r\n\r\n":                      errs.Unsupported,
+		"HTTP/1.1 200 OK\r\nX-Sandboxd-Agent-Protocol: " + strings.Repeat("9", 999) + "\r\n\r\n":             errs.Unsupported,
+		"HTTP/1.1 401 x\r\nContent-Length: 99999999999\r\nX: y\r\n\r\n" + strings.Repeat("lies", 4<<10) + "": errs.Denied,
+	} {
+		var dials atomic.Int32
+		err := New(dialer(pretend(t, reply), &dials), "t").Ready(t.Context())
+		if errs.CodeOf(err) != code {
+			t.Errorf("%.60q: %v", reply, err)
+		}
+	}
+}
+
+func TestReadyEndsWithItsContext(t *testing.T) {
+	for _, reply := range []string{"", "garbage\r\n\r\n", "HTTP/1.1 503 no\r\n\r\n", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("a", 1<<20),
+		"HTTP/1.1 200 OK\r\nX-Sandboxd-Agent-Protocol: 1\r\nContent-Length: 5\r\n\r\nhello"} {
+		var dials atomic.Int32
+		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
+		begin := time.Now()
+		err := New(dialer(pretend(t, reply), &dials), "t").Ready(ctx)
+		cancel()
+		if err == nil || time.Since(begin) > time.Second {
+			t.Errorf("%.30q: %v after %v", reply, err, time.Since(begin))
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
+	defer cancel()
+	hang := func(ctx context.Context) (net.Conn, error) { <-ctx.Done(); return nil, ctx.Err() }
+	if err := New(hang, "t").Ready(ctx); err == nil {
+		t.Error("ready without an agent")
+	}
+}
+
+func TestRoundTripperBoundsAndToken(t *testing.T) {
+	addr := pretend(t, "HTTP/1.1 200 OK\r\nX: "+strings.Repeat("a", 1<<20)+"\r\n\r\n")
+	var dials atomic.Int32
+	r, _ := http.NewRequest(http.MethodGet, "http://169.254.169.254/files/info", nil)
+	if _, err := New(dialer(addr, &dials), "t").RoundTripper().RoundTrip(r); err == nil {
+		t.Error("a megabyte of header was taken")
+	}
+	var got string
+	srv := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Get(TokenHeader) }))
+	defer srv.Close()
+	c := New(dialer(srv.Listener.Addr().String(), &dials), "mine")
+	defer c.Close()
+	r.Header.Set(TokenHeader, "forged")
+	resp, err := c.RoundTripper().RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if got != "mine" || r.Header.Get(TokenHeader) != "forged" || r.URL.Host != "169.254.169.254" {
+		t.Errorf("token %q; the request was changed: %v", got, r)
+	}
+}

@@ -1,0 +1,488 @@
+package server
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+func TestCommandStream(t *testing.T) {
+	e := newEnv(t)
+	for command, want := range map[string]string{
+		"true":                        "complete",
+		"false":                       "error CommandExecError 1 exit status 1",
+		"echo hello world":            "stdout \"hello world\"\ncomplete",
+		"exit 7":                      "error CommandExecError 7 exit status 7",
+		"echo err >&2; exit 2":        "stderr \"err\"\nerror CommandExecError 2 exit status 2",
+		"printf 'a\\n\\nb'":           "stdout \"a\"\nstdout \"\\n\"\nstdout \"b\"\ncomplete",
+		"printf 'a\\rb\\r\\nc\\n'":    "stdout \"a\"\nstdout \"b\"\nstdout \"c\"\ncomplete",
+		"printf 'x\\377y<&>\\033\\n'": "stdout \"x\ufffdy\\u003c\\u0026\\u003e\\u001b\"\ncomplete",
+		"kill -9 $$":                  "error CommandExecError -1 signal: killed",
+		"kill -TERM $$":               "error CommandExecError -1 signal: terminated",
+		"nosuchprogram-x":             "stderr \"bash: line 1: nosuchprogram-x: command not found\"\nerror CommandExecError 127 exit status 127",
+		"if":                          "stderr \"bash: -c: line 2: syntax error: unexpected end of file\"\nerror CommandExecError 2 exit status 2",
+		"cat":                         "complete", // stdin is /dev/null
+		"sleep 300 & echo $?":         "stdout \"0\"\ncomplete",
+	} {
+		if got := e.events(agent.CommandRequest{Command: command}); got != want {
+			t.Errorf("%s:\n%s\nwant\n%s", command, got, want)
+		}
+	}
+	killDescendants(time.Second)
+}
+
+func TestCommandArgv(t *testing.T) {
+	e := newEnv(t)
+	if got := e.events(agent.CommandRequest{Argv: []string{"echo", "$HOME *", "b  c"}}); got != "stdout \"$HOME * b  c\"\ncomplete" {
+		t.Error(got)
+	}
+	for _, argv := range [][]string{{"nosuchprogram-x"}, {"/etc/passwd"}, {"/nope/x"}, {"/tmp"}} {
+		got := e.events(agent.CommandRequest{Argv: argv})
+		if !strings.HasPrefix(got, "error CommandExecError start ") || !strings.Contains(got, argv[0]) {
+			t.Error(got)
+		}
+	}
+}
+
+func TestCommandBadInput(t *testing.T) {
+	e := newEnv(t)
+	file := e.dir + "/file"
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, body := range []string{
+		"", "{", "[]", "null", `"x"`, "{}", `{"command":""}`, `{"command":5}`, `{"command":"a","argv":["a"]}`, `{"argv":[]}`, `{"argv":[""]}`,
+		`{"command":"a","cwd":"/nope"}`, `{"command":"a","cwd":"` + file + `"}`, `{"command":"a","cwd":"$NOPE/x"}`, `{"command":"a","cwd":"a\u0000b"}`,
+		`{"command":"a","gid":5}`, `{"command":"a","uid":-1}`, `{"command":"a","uid":4294967295}`, `{"command":"a","uid":1.5}`, `{"command":"a","uid":5,"gid":-5}`,
+		`{"command":"a","timeout":-1}`, `{"command":"a","envs":{"":"x"}}`, `{"command":"a","envs":{"A=B":"x"}}`, `{"command":"a","envs":{"A":"\u0000"}}`,
+		`{"command":"a\u0000b"}`, `{"argv":["a\u0000b"]}`, `{"command":"a","stdin":true,"background":true}`,
+		`{"command":"` + strings.Repeat("a", maxArg+1) + `"}`, `{"command":"a","envs":{"EXECD_ENVS":"/tmp"}}`,
+	} {
+		e.call(http.StatusBadRequest, "POST", "/command", body)
+	}
+}
+
+func TestCommandEnvironment(t *testing.T) {
+	e := newEnvWith(t, agent.Bootstrap{Env: map[string]string{"FROM": "boot", "X": "1"}, Hostname: "box"})
+	envs := e.dir + "/envs"
+	if err := os.WriteFile(envs, []byte("# no\nX=2\nY=$FROM-y\nbroken\n=z\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := e.events(agent.CommandRequest{Command: `echo "$FROM $X $Y $HOSTNAME $Z $LC_ALL"`, Envs: map[string]string{"EXECD_ENVS": envs, "Z": "z"}})
+	if got != "stdout \"boot 2 boot-y box z C\"\ncomplete" {
+		t.Error(got)
+	}
+	if err := os.Mkdir(e.dir+"/sub", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for cwd, want := range map[string]string{"": e.dir, "sub": e.dir + "/sub", "$D": "/usr", "${D}/bin": "/usr/bin", "~": "/tmp", "~/": "/tmp"} {
+		got := e.events(agent.CommandRequest{Command: "pwd", Cwd: cwd, Envs: map[string]string{"D": "/usr", "HOME": "/tmp"}})
+		if got != "stdout "+strconv.Quote(want)+"\ncomplete" {
+			t.Errorf("cwd %q: %s", cwd, got)
+		}
+	}
+}
+
+func TestWords(t *testing.T) {
+	for line, want := range map[string]bool{
+		"true": true, "ls -la /tmp": true, "  python3   x.py --a=b ": true, "dd if=a of=b": true, "./run": true, "echo a b": true, "/bin/echo -n": true, "a.b_c-d:e,f+g@h %i": true,
+		"": false, "   ": false, "a b\n": false, "a\tb": false, "ls *": false, "ls ?": false, "ls [a]": false, "echo $A": false, "echo ~": false, "echo 'a'": false, `echo "a"`: false, `a\ b`: false,
+		"a|b": false, "a;b": false, "a&": false, "a>b": false, "a<b": false, "(a)": false, "{a,b}": false, "a#b": false, "!a": false, "`a`": false, "a^b": false, "ä": false, "a\x00": false,
+		"A=b": false, "A=b c": false, "%1": false, "echo -n a": false, "cd /": false, ". x": false, ": x": false, "test a": false, "kill 1": false, "pwd": false, "exec ls": false, "if": false, "time ls": false,
+		"coproc ls": false, "printf a": false, "export A": false, "local": false, "wait": false, "source x": false, "function f": false, "then": false, "ulimit": false,
+	} {
+		if _, ok := words(line); ok != want {
+			t.Errorf("%q: %v", line, ok)
+		}
+	}
+}
+
+// TestDirectIsLikeTheShell runs plain lines both ways; quotes force the shell.
+func TestDirectIsLikeTheShell(t *testing.T) {
+	e := newEnv(t)
+	if err := os.Symlink("/usr", e.dir+"/link"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(e.dir+"/noshebang", []byte("echo script $0\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(e.dir+"/notexec", []byte("x\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, envs := range []map[string]string{nil, {"SHLVL": "5"}, {"PWD": "/nope"}, {"OLDPWD": "/usr"}, {"PATH": "/nope:/bin:/usr/bin"}, {"PATH": "bin:/bin"}, {"PATH": ""}, {"BASH_ENV": "/nope"},
+		{"BASH_FUNC_ls%%": "() { echo mine; }"}, {"_": "x"}, {"SHLVL": "x"}} {
+		for _, cwd := range []string{"", "link"} {
+			for _, line := range []string{"env", "ls -d /usr", "false", "echo a", "./noshebang", "./notexec", "./nope", "nope-x a", "/", "ps -o pid=,pgid=,sid=,args= -C ps"} {
+				first, rest, _ := strings.Cut(line, " ")
+				quoted := "'" + first + "' " + rest
+				a := e.run(agent.CommandRequest{Command: line, Envs: envs, Cwd: cwd})
+				b := e.run(agent.CommandRequest{Command: quoted, Envs: envs, Cwd: cwd})
+				if a != b {
+					t.Errorf("%q with %v in %q:\n%s\nthrough the shell:\n%s", line, envs, cwd, a, b)
+				}
+			}
+		}
+	}
+}
+
+// run returns the sorted events of a command, pids left out.
+func (e *env) run(req agent.CommandRequest) string {
+	lines := strings.Split(e.events(req), "\n")
+	for i, l := range lines {
+		if f := strings.Fields(strings.Trim(strings.TrimPrefix(l, "stdout "), `"`)); len(f) > 3 && f[3] == "ps" {
+			lines[i] = fmt.Sprint("ps ", f[0] == f[1], f[1] == f[2])
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+// TestTimeoutKillsTheTree starts descendants that try to get away.
+func TestTimeoutKillsTheTree(t *testing.T) {
+	e := newEnv(t)
+	mark := fmt.Sprintf("77.%09d", time.Now().UnixNano()%1e9)
+	script := strings.ReplaceAll(`
+		sleep MARK &
+		setsid sleep MARK &
+		(setsid env -i sh -c 'sleep MARK & sleep MARK' &)
+		set -m; (setsid sh -c '(setsid sleep MARK &) ; exit' &)
+		echo started; sleep MARK`, "MARK", mark)
+	got := e.events(agent.CommandRequest{Command: script, Timeout: 400})
+	want := "stdout \"started\"\nerror CommandExecError -1 signal: killed|command timed out after 400ms"
+	if got != want {
+		t.Errorf("%s\nwant\n%s", got, want)
+	}
+	deadline := time.Now().Add(2 * time.Second)
+	for len(sleepers(mark)) > 0 && time.Now().Before(deadline) {
+		time.Sleep(5 * time.Millisecond) // killed, but perhaps not gone
+	}
+	if left := sleepers(mark); len(left) > 0 {
+		t.Errorf("survived the timeout: %v", left)
+	}
+	if got := e.events(agent.CommandRequest{Command: "setsid sleep " + mark + " & sleep 0.05", Timeout: 60_000}); got != "complete" {
+		t.Error(got)
+	}
+	if len(sleepers(mark)) != 1 {
+		t.Error("what a command left in the background must live on when it ends in time")
+	}
+	killDescendants(time.Second)
+}
+
+func sleepers(mark string) (pids []int) {
+	for _, p := range scan() {
+		b, _ := readSmall("/proc/" + strconv.Itoa(p.pid) + "/cmdline")
+		if p.state != 'Z' && bytes.Contains(b, []byte("sleep\x00"+mark)) {
+			pids = append(pids, p.pid)
+		}
+	}
+	return pids
+}
+
+// TestReaper runs many short commands beside many orphans and wants every exit
+// code, and no zombie.
+func TestReaper(t *testing.T) {
+	e := newEnv(t)
+	var wg sync.WaitGroup
+	for w := range 8 {
+		wg.Go(func() {
+			for i := range 25 {
+				code := (w*25 + i) % 100
+				req := agent.CommandRequest{Command: fmt.Sprintf("(true &); (sleep 0.01 &); exit %d", code)}
+				want := fmt.Sprintf("error CommandExecError %d exit status %d", code, code)
+				if i%2 == 0 {
+					req, want = agent.CommandRequest{Command: "false"}, "error CommandExecError 1 exit status 1"
+				} else if code == 0 {
+					want = "complete"
+				}
+				if got := e.events(req); got != want {
+					t.Errorf("%s: %s", req.Command, got)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		var left []procStat
+		for _, p := range scan() {
+			if p.ppid == os.Getpid() {
+				left = append(left, p)
+			}
+		}
+		if len(left) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left: %+v", left)
+		}
+		time.Sleep(5 * time.Millisecond) // the reaper tells nobody of orphans
+	}
+}
+
+func TestBackgroundAndLogs(t *testing.T) {
+	e := newEnv(t)
+	out := e.call(200, "POST", "/command", agent.CommandRequest{Command: "echo one; echo two >&2; sleep 0.2; printf three", Background: true})
+	if got := e.plain(out); got != "complete" {
+		t.Error(got)
+	}
+	id := e.id(out)
+	e.await(id)
+	resp, logs := e.send(e.request("GET", "/command/"+id+"/logs", nil))
+	if logs != "one\ntwo\nthree" || resp.Header.Get(agent.CursorHeader) != "13" || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
+		t.Errorf("%q %v", logs, resp.Header)
+	}
+	if resp, logs := e.send(e.request("GET", "/command/"+id+"/logs?cursor=4", nil)); logs != "two\nthree" || resp.Header.Get(agent.CursorHeader) != "13" {
+		t.Errorf("%q", logs)
+	}
+	for _, cursor := range []string{"13", "99"} {
+		if resp, logs := e.send(e.request("GET", "/command/"+id+"/logs?cursor="+cursor, nil)); logs != "" || resp.Header.Get(agent.CursorHeader) != cursor {
+			t.Errorf("cursor %s: %q %s", cursor, logs, resp.Header.Get(agent.CursorHeader))
+		}
+	}
+	e.call(400, "GET", "/command/"+id+"/logs?cursor=-1", nil)
+	e.call(400, "GET", "/command/"+id+"/logs?cursor=x", nil)
+	e.call(500, "DELETE", "/command?id="+id, nil) // it has ended
+	e.call(409, "POST", "/command/"+id+"/signal?signal=INT", nil)
+}
+
+// await waits for the end of a command and returns its status.
+func (e *env) await(id string) (st agent.CommandStatus) {
+	e.Helper()
+	c := e.s.commands.get(id)
+	if c == nil {
+		e.Fatalf("command %s is not known", id)
+	}
+	select {
+	case <-c.done:
+	case <-time.After(10 * time.Second):
+		e.Fatal("the command does not end")
+	}
+	if err := json.Unmarshal([]byte(e.call(200, "GET", "/command/status/"+id, nil)), &st); err != nil || st.Running || st.ExitCode == nil || st.FinishedAt == "" {
+		e.Errorf("%+v, %v", st, err)
+	}
+	return st
+}
+
+func TestStatus(t *testing.T) {
+	e := newEnv(t)
+	for command, want := range map[string]string{"true": "0 ", "exit 3": "3 exit status 3", "kill -9 $$": "-1 signal: killed"} {
+		st := e.await(e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: command})))
+		if got := fmt.Sprint(*st.ExitCode, " ", st.Error); got != want || st.Content != command {
+			t.Errorf("%s: %s %+v", command, got, st)
+		}
+	}
+	st := e.await(e.id(e.call(200, "POST", "/command", agent.CommandRequest{Argv: []string{"/nope/x", "y"}})))
+	if *st.ExitCode != 127 || st.Error == "" || st.Content != "/nope/x y" {
+		t.Errorf("%+v", st)
+	}
+}
+
+// open starts a command and returns its id and the rest of its stream.
+func (e *env) open(ctx context.Context, req agent.CommandRequest, frames bool) (string, *bufio.Reader) {
+	e.Helper()
+	b, _ := json.Marshal(req)
+	r := e.request("POST", "/command", bytes.NewReader(b)).WithContext(ctx)
+	if frames {
+		r.Header.Set("Accept", agent.FramesType)
+	}
+	resp, err := e.http.Client().Do(r)
+	if err != nil {
+		e.Fatal(err)
+	}
+	e.Cleanup(func() { resp.Body.Close() })
+	br := bufio.NewReader(resp.Body)
+	if frames {
+		return "", br
+	}
+	first, err := br.ReadString('\n')
+	if err != nil {
+		e.Fatal(err)
+	}
+	return e.id(first), br
+}
+
+func TestClientDisconnects(t *testing.T) {
+	e := newEnv(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	id, _ := e.open(ctx, agent.CommandRequest{Command: "echo before; sleep 0.3; echo after; exit 4"}, false)
+	cancel()
+	if st := e.await(id); *st.ExitCode != 4 {
+		t.Errorf("%+v", st)
+	}
+	if logs := e.call(200, "GET", "/command/"+id+"/logs", nil); logs != "before\nafter\n" {
+		t.Errorf("%q", logs)
+	}
+}
+
+// TestStuckClient hangs up on a command that is blocked by a full connection.
+func TestStuckClient(t *testing.T) {
+	e := newEnv(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	id, _ := e.open(ctx, agent.CommandRequest{Command: "head -c 30000000 /dev/zero; exit 5"}, false)
+	time.Sleep(50 * time.Millisecond) // let it fill the connection; any state will do
+	cancel()
+	if st := e.await(id); *st.ExitCode != 5 {
+		t.Errorf("%+v", st)
+	}
+	from, end := e.s.commands.get(id).out.Range()
+	if end != 30000000 || end-from != outputOfCommand {
+		t.Errorf("kept %d to %d", from, end)
+	}
+}
+
+func TestSlowReaderLosesNothing(t *testing.T) {
+	e := newEnv(t)
+	_, br := e.open(t.Context(), agent.CommandRequest{Command: "seq 1 700000; seq 5 >&2; exit 9"}, true)
+	time.Sleep(100 * time.Millisecond) // the command blocks meanwhile
+	sum, want := sha256.New(), sha256.New()
+	for i := 1; i <= 700000; i++ {
+		fmt.Fprintln(want, i)
+	}
+	fr := agent.NewFrameReader(br)
+	var stderr []byte
+	for {
+		s, p, err := fr.Next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch s {
+		case agent.FrameStdout:
+			sum.Write(p)
+		case agent.FrameStderr:
+			stderr = append(stderr, p...)
+		case agent.FrameEnd:
+			if x, err := agent.ParseExit(p); err != nil || x.ExitCode != 9 {
+				t.Error(x, err)
+			}
+		}
+	}
+	if !bytes.Equal(sum.Sum(nil), want.Sum(nil)) || string(stderr) != "1\n2\n3\n4\n5\n" {
+		t.Error("output differs")
+	}
+}
+
+func TestInterrupt(t *testing.T) {
+	e := newEnv(t)
+	id, br := e.open(t.Context(), agent.CommandRequest{Command: "sleep 300 & wait"}, false)
+	e.call(200, "DELETE", "/command?id="+id, nil)
+	if rest, _ := io.ReadAll(br); !strings.Contains(string(rest), "signal: terminated") {
+		t.Errorf("%q", rest)
+	}
+	e.s.grace = 50 * time.Millisecond
+	id, br = e.open(t.Context(), agent.CommandRequest{Command: "trap '' TERM; echo deaf; while :; do sleep 300; done"}, false)
+	for line := ""; !strings.Contains(line, "deaf"); {
+		var err error
+		if line, err = br.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.call(200, "DELETE", "/command?id="+id, nil)
+	if rest, _ := io.ReadAll(br); !strings.Contains(string(rest), "signal: killed") {
+		t.Errorf("%q", rest)
+	}
+}
+
+func TestSignal(t *testing.T) {
+	e := newEnv(t)
+	id, br := e.open(t.Context(), agent.CommandRequest{Command: "trap 'echo got; exit 6' INT; echo set; while :; do sleep 0.01; done"}, false)
+	for line := ""; !strings.Contains(line, "set"); {
+		var err error
+		if line, err = br.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.call(400, "POST", "/command/"+id+"/signal", nil)
+	e.call(400, "POST", "/command/"+id+"/signal?signal=SIGNOPE", nil)
+	e.call(400, "POST", "/command/"+id+"/signal?signal=0", nil)
+	e.call(400, "POST", "/command/"+id+"/signal?signal=65", nil)
+	e.call(200, "POST", "/command/"+id+"/signal?signal=int", nil)
+	if rest, _ := io.ReadAll(br); !strings.Contains(string(rest), `"got"`) || !strings.Contains(string(rest), `"evalue":"6"`) {
+		t.Errorf("%q", rest)
+	}
+}
+
+func TestStdin(t *testing.T) {
+	e := newEnv(t)
+	id, br := e.open(t.Context(), agent.CommandRequest{Argv: []string{"sha256sum"}, Stdin: true}, false)
+	data := bytes.Repeat([]byte("0123456789\n"), 300_000)
+	e.call(200, "POST", "/command/"+id+"/stdin", string(data))
+	if rest, _ := io.ReadAll(br); !strings.Contains(string(rest), fmt.Sprintf("%x", sha256.Sum256(data))) {
+		t.Errorf("%q", rest)
+	}
+	e.call(409, "POST", "/command/"+id+"/stdin", "more")
+
+	// A command that ends while nobody types ends the upload too.
+	id, br = e.open(t.Context(), agent.CommandRequest{Argv: []string{"head", "-c1"}, Stdin: true}, false)
+	pr, pw := io.Pipe()
+	defer pw.Close()
+	go io.WriteString(pw, "x") //nolint:errcheck // the server hangs up
+	resp, err := e.http.Client().Do(e.request("POST", "/command/"+id+"/stdin", pr))
+	if err == nil {
+		resp.Body.Close()
+	}
+	if rest, _ := io.ReadAll(br); !strings.Contains(string(rest), "execution_complete") {
+		t.Errorf("%q", rest)
+	}
+	id = e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: "true"}))
+	e.call(400, "POST", "/command/"+id+"/stdin", "x")
+}
+
+func TestForgetsTheOldest(t *testing.T) {
+	e := newEnv(t)
+	var ids []string
+	for range rememberFinished + 5 {
+		c, ends, err := e.s.newCommand(newID(), "x", 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		closeAll(ends)
+		c.out.Write([]byte("x"))     //nolint:errcheck // never fails
+		e.s.notStarted(c, "no", 126) //nolint:errcheck // its own text
+		ids = append(ids, c.id)
+	}
+	e.call(404, "GET", "/command/status/"+ids[4], nil)
+	e.call(200, "GET", "/command/status/"+ids[5], nil)
+	if n := len(e.s.commands.byID); n != rememberFinished {
+		t.Errorf("%d are remembered", n)
+	}
+}
+
+// TestOtherUsers needs root to become somebody else; hosts run CI as root.
+func TestOtherUsers(t *testing.T) {
+	e := newEnv(t)
+	uid, gid := int64(os.Getuid()), int64(os.Getgid())
+	if uid == 0 {
+		uid, gid = 65534, 65533
+	}
+	got := e.events(agent.CommandRequest{Command: "id -u; id -g; id -G", UID: &uid, GID: &gid, Cwd: "/"})
+	if uid == 65534 && got != "stdout \"65534\"\nstdout \"65533\"\nstdout \"65533\"\ncomplete" {
+		t.Error(got)
+	}
+	if os.Getuid() == 0 {
+		dir := t.TempDir()
+		if err := os.Chmod(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		got := e.events(agent.CommandRequest{Command: "true", UID: &uid, Cwd: dir})
+		if !strings.Contains(got, "closed to it") {
+			t.Errorf("a working directory the user may not enter: %s", got)
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// all reads a ring from off in pieces.
+func (r *ring) all(off int64) []byte {
+	var out []byte
+	b := make([]byte, 10_007)
+	for {
+		n, at := r.ReadAt(b, off)
+		if n == 0 {
+			return out
+		}
+		out = append(out, b[:n]...)
+		off = at + int64(n)
+	}
+}
+
+// TestRing compares rings in all places with the tail of what was written.
+func TestRing(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for name, c := range map[string]struct {
+		limit, kept int64
+		total       int
+		dir         bool
+	}{
+		"memory":              {1 << 30, 40_000, 40_000, true},
+		"file":                {1 << 30, 3_000_000, 3_000_000, true},
+		"wrapped file":        {1 << 30, outputOfCommand, 40_000_000, true},
+		"no budget at all":    {1000, outputInMemory, 1_000_000, true},
+		"small budget":        {600 << 10, 512 << 10, 3_000_000, true},
+		"no directory":        {1 << 30, outputInMemory, 1_000_000, false},
+		"no directory, short": {1 << 30, 30_000, 30_000, false},
+	} {
+		dir := t.TempDir()
+		if !c.dir {
+			dir += "/nope"
+		}
+		books := &outputs{dir: dir, limit: c.limit, pressed: func() {}}
+		r := &ring{books: books, name: "x"}
+		var want []byte
+		for len(want) < c.total {
+			b := make([]byte, min(1+rnd.IntN(32<<10), c.total-len(want)))
+			for i := range b {
+				b[i] = byte(rnd.Uint32())
+			}
+			r.Write(b) //nolint:errcheck // never fails
+			want = append(want, b...)
+		}
+		from, end := r.Range()
+		if end != int64(c.total) || end-from != c.kept {
+			t.Errorf("%s: keeps %d to %d, want the last %d", name, from, end, c.kept)
+		}
+		if got := r.all(0); !bytes.Equal(got, want[from:]) {
+			t.Errorf("%s: content differs", name)
+		}
+		if got := r.Tail(8 << 10); !bytes.Equal(got, want[len(want)-len(got):]) || len(got) != 8<<10 {
+			t.Errorf("%s: tail of %d bytes differs", name, len(got))
+		}
+		r.Settle(true)
+		if got := r.all(0); c.dir && !bytes.Equal(got, want[from:]) {
+			t.Errorf("%s: content differs after it was settled", name)
+		}
+		r.Drop()
+		r.Drop()
+		r.Write([]byte("late")) //nolint:errcheck // never fails
+		if f, e := r.Range(); f != e || len(r.all(0)) != 0 || books.inFile != 0 {
+			t.Errorf("%s: dropped, but %d to %d, %d reserved", name, f, e, books.inFile)
+		}
+		if left, _ := os.ReadDir(dir); len(left) != 0 {
+			t.Errorf("%s: left %v", name, left)
+		}
+	}
+}
+
+// TestOutputsMakeRoom lets many commands write more than all may keep.
+func TestOutputsMakeRoom(t *testing.T) {
+	g := newRegistry(t.TempDir(), 4<<20)
+	var last *command
+	for range 20 {
+		last = &command{id: newID(), out: nil, done: make(chan struct{})}
+		last.out = g.newRing(last.id)
+		g.add(last)
+		last.out.Write(make([]byte, 1<<20)) //nolint:errcheck // never fails
+		g.finished(last)
+		for g.evicting.Load() {
+			time.Sleep(time.Millisecond) // it runs beside
+		}
+	}
+	if g.books.inFile > g.books.limit {
+		t.Errorf("%d bytes of files, %d are allowed", g.books.inFile, g.books.limit)
+	}
+	if from, end := last.out.Range(); from != 0 || end != 1<<20 {
+		t.Errorf("the newest output keeps only %d to %d", from, end)
+	}
+	for range 100 {
+		c := &command{id: newID(), done: make(chan struct{})}
+		c.out = g.newRing(c.id)
+		c.out.Write(make([]byte, outputInMemory)) //nolint:errcheck // never fails
+		g.finished(c)
+	}
+	if g.inUse > outputMemory {
+		t.Errorf("finished commands hold %d bytes of memory", g.inUse)
+	}
+}
+
+func split(chunks ...string) (lines []string) {
+	var l splitter
+	emit := func(b []byte) { lines = append(lines, string(b)) }
+	for _, c := range chunks {
+		l.feed([]byte(c), emit)
+	}
+	l.end(emit)
+	return lines
+}
+
+func TestSplitter(t *testing.T) {
+	for in, want := range map[string]string{
+		"":                 "",
+		"a":                "a",
+		"a\n":              "a",
+		"a\nb":             "a|b",
+		"\n":               "\n",
+		"\n\n":             "\n|\n",
+		"a\r\nb":           "a|b",
+		"a\r|\nb":          "a|b",
+		"a\r|b":            "a|b",
+		"a\r\r\n":          "a|\n",
+		"10%\r20%\r30%\n":  "10%|20%|30%",
+		"a|b|c\nd":         "abc|d",
+		"|a|\r|\n|\n|b|\r": "a|\n|b",
+	} {
+		if got := strings.Join(split(strings.Split(in, "|")...), "|"); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+	long := strings.Repeat("ä", maxLine)
+	got := split("x"+long[:maxLine-1], long[maxLine-1:]+"\nend\n")
+	if strings.Join(got[:len(got)-1], "") != "x"+long || got[len(got)-1] != "end" {
+		t.Error("a long line is not the sum of its parts")
+	}
+	for _, l := range got {
+		if len(l) > maxLine || !utf8.ValidString(l) {
+			t.Errorf("a part of %d bytes is too long or cut within a character", len(l))
+		}
+	}
+}
+
+func FuzzEvents(f *testing.F) {
+	f.Add([]byte("a\n\"\\\x00\xff\u2028\U0001F600<>"), byte(3))
+	f.Fuzz(func(t *testing.T, b []byte, cut byte) {
+		var got string
+		if err := json.Unmarshal(appendQuoted(nil, b), &got); err != nil {
+			t.Fatal(err)
+		}
+		if want := strings.ToValidUTF8(string(b), "\x00"); len([]rune(got)) < len([]rune(want)) {
+			t.Fatalf("%q of %q", got, b)
+		}
+		want, _ := json.Marshal(string(b)) // replaces what is not UTF-8 alike
+		var same string
+		if json.Unmarshal(want, &same); got != same { //nolint:errcheck // it made it itself
+			t.Fatalf("%q, encoding/json says %q", got, same)
+		}
+		n := min(int(cut), len(b))
+		if a, c := split(string(b)), split(string(b[:n]), string(b[n:])); strings.Join(a, "|") != strings.Join(c, "|") {
+			t.Fatalf("%q, cut after %d: %q", a, n, c)
+		}
+	})
+}
+
+func FuzzStat(f *testing.F) {
+	f.Add([]byte("12 (a) b) S 1 2 3 0 0 0 0 0 0 0 5 6 7 8 0 0"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if s, ok := parseStat(b); ok && (s.pid <= 0 || s.ppid < 0) {
+			t.Fatalf("%+v", s)
+		}
+	})
+}

@@ -1,0 +1,331 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+func TestMain(m *testing.M) {
+	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) //nolint:errcheck // TestReaper fails then
+	os.Exit(m.Run())
+}
+
+// env is a server with a client and a directory to play in.
+type env struct {
+	*testing.T
+	s    *Server
+	http *httptest.Server
+	dir  string
+}
+
+func newEnv(t *testing.T) *env { return newEnvWith(t, agent.Bootstrap{}) }
+
+func newEnvWith(t *testing.T, b agent.Bootstrap) *env {
+	t.Helper()
+	b.Token = "tok"
+	if b.User == "" {
+		b.User = "" + itoa(os.Getuid()) + ":" + itoa(os.Getgid())
+	}
+	dir := t.TempDir()
+	b.Workdir = orElse(b.Workdir, dir)
+	s, err := New(Config{Bootstrap: b, StateDir: filepath.Join(t.TempDir(), "state"), Environ: []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.ready.Store(true)
+	h := httptest.NewServer(s)
+	t.Cleanup(h.Close)
+	return &env{t, s, h, dir}
+}
+
+func itoa(n int) string { b, _ := json.Marshal(n); return string(b) }
+
+// request makes a request with the token.
+func (e *env) request(method, path string, body io.Reader) *http.Request {
+	e.Helper()
+	r, err := http.NewRequestWithContext(e.Context(), method, e.http.URL+path, body)
+	if err != nil {
+		e.Fatal(err)
+	}
+	r.Header.Set(agent.TokenHeader, "tok")
+	return r
+}
+
+func (e *env) send(r *http.Request) (*http.Response, string) {
+	e.Helper()
+	resp, err := e.http.Client().Do(r)
+	if err != nil {
+		e.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		e.Fatal(err)
+	}
+	return resp, string(b)
+}
+
+// call sends v as JSON, or v itself if it is a string, and wants a status.
+func (e *env) call(want int, method, path string, v any) string {
+	e.Helper()
+	var body io.Reader
+	switch v := v.(type) {
+	case nil:
+	case string:
+		body = strings.NewReader(v)
+	default:
+		b, err := json.Marshal(v)
+		if err != nil {
+			e.Fatal(err)
+		}
+		body = bytes.NewReader(b)
+	}
+	resp, got := e.send(e.request(method, path, body))
+	if resp.StatusCode != want {
+		e.Errorf("%s %.80s %.80v: status %d, want %d: %.200s", method, path, v, resp.StatusCode, want, got)
+	}
+	if want >= 400 {
+		var x agent.Error
+		if err := json.Unmarshal([]byte(got), &x); err != nil || x.Code == "" || x.Message == "" {
+			e.Errorf("%s %.80s: the error %.200q has no code and message", method, path, got)
+		}
+	} else if got == "" && resp.ContentLength != 0 {
+		e.Errorf("%s %.80s: an empty reply without Content-Length: 0", method, path)
+	}
+	return got
+}
+
+// events runs a command and returns what its stream says, without times and
+// pings, one event a line.
+func (e *env) events(req agent.CommandRequest) string {
+	e.Helper()
+	out := e.call(http.StatusOK, "POST", "/command", req)
+	return e.plain(out)
+}
+
+func (e *env) plain(out string) string {
+	e.Helper()
+	if !strings.HasSuffix(out, "}\n\n") {
+		e.Errorf("the stream does not end with a blank line: %q", out)
+	}
+	var lines []string
+	for i, chunk := range strings.Split(strings.TrimSuffix(out, "\n\n"), "\n\n") {
+		var ev agent.Event
+		if err := json.Unmarshal([]byte(chunk), &ev); err != nil || strings.Contains(chunk, "\n") {
+			e.Errorf("event %q: %v", chunk, err)
+		}
+		if ev.Timestamp == 0 {
+			e.Errorf("event %q has no timestamp", chunk)
+		}
+		switch {
+		case (i == 0) != (ev.Type == "init"), (i == 1) && ev.Type != "ping":
+			e.Errorf("event %d is %s", i, ev.Type)
+		case ev.Type == "init" && !agent.IsCommandID(ev.Text):
+			e.Errorf("init: %q is no id", ev.Text)
+		case ev.Type == "error":
+			lines = append(lines, "error "+ev.Error.Name+" "+ev.Error.Value+" "+strings.Join(ev.Error.Traceback, "|"))
+		case ev.Type == "stdout", ev.Type == "stderr":
+			b, _ := json.Marshal(ev.Text)
+			lines = append(lines, ev.Type+" "+string(b))
+		case ev.Type == "execution_complete":
+			lines = append(lines, "complete")
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// id returns the command id of a stream.
+func (e *env) id(stream string) string {
+	e.Helper()
+	var ev agent.Event
+	line, _, _ := strings.Cut(stream, "\n")
+	if err := json.Unmarshal([]byte(line), &ev); err != nil || ev.Type != "init" {
+		e.Fatalf("%q is no stream", stream)
+	}
+	return ev.Text
+}
+
+func TestTokenGuardsEverything(t *testing.T) {
+	e := newEnv(t)
+	for _, path := range []string{"/ping", "/command", "/files/info?path=/", "/proxy/80/", "/nope", "//", "/proxy/44772/ping"} {
+		for _, token := range []string{"", "wrong", "to", "tokk", "TOK", "tok,tok"} {
+			r := e.request("GET", path, nil)
+			r.Header.Set(agent.TokenHeader, token)
+			if resp, body := e.send(r); resp.StatusCode != 401 || !strings.Contains(body, `"code"`) {
+				t.Errorf("%s with token %q: %d %s", path, token, resp.StatusCode, body)
+			}
+		}
+	}
+}
+
+func TestPing(t *testing.T) {
+	e := newEnv(t)
+	resp, body := e.send(e.request("GET", "/ping", nil))
+	if resp.StatusCode != 200 || body != "" || resp.ContentLength != 0 || resp.Header.Get(agent.ProtocolHeader) != "1" {
+		t.Errorf("%v %q", resp, body)
+	}
+	e.s.ready.Store(false)
+	e.call(http.StatusServiceUnavailable, "GET", "/ping", nil)
+}
+
+func TestRoutes(t *testing.T) {
+	e := newEnv(t)
+	e.call(404, "GET", "/", nil)
+	e.call(404, "POST", "/session", "{}")
+	e.call(404, "GET", "/command/", nil)
+	e.call(404, "GET", "/command/x/y/z", nil)
+	e.call(405, "PUT", "/command", "{}")
+	e.call(405, "POST", "/ping", nil)
+	e.call(404, "GET", "/command/status/nope", nil)
+	e.call(404, "GET", "/command/nope/logs", nil)
+	e.call(404, "POST", "/command/nope/signal?signal=INT", nil)
+	e.call(400, "DELETE", "/command", nil)
+	e.call(500, "DELETE", "/command?id=nope", nil)
+	e.call(500, "DELETE", "/command?id=entrypoint", nil)
+}
+
+func TestHugeBody(t *testing.T) {
+	e := newEnv(t)
+	body := `{"command":"` + strings.Repeat("a", agent.MaxJSON) + `"}`
+	for _, path := range []string{"/command", "/files/mv", "/directories", "/files/replace", "/files/permissions"} {
+		resp, err := e.http.Client().Do(e.request("POST", path, strings.NewReader(body)))
+		if err != nil {
+			continue // the server may hang up on it before all was sent
+		}
+		resp.Body.Close()
+		if resp.StatusCode != http.StatusRequestEntityTooLarge {
+			t.Errorf("%s: status %d", path, resp.StatusCode)
+		}
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	e := newEnvWith(t, agent.Bootstrap{Limits: agent.Limits{MemoryBytes: 64 << 20, CPUMillis: 100}})
+	for range 2 {
+		var m agent.Metrics
+		if err := json.Unmarshal([]byte(e.call(200, "GET", "/metrics", nil)), &m); err != nil {
+			t.Fatal(err)
+		}
+		if m.CPUCount != 0.1 || m.MemTotal != 64 || m.MemUsed <= 0 || m.MemUsed > m.MemTotal || m.CPUPct < 0 || m.CPUPct > 100 || m.Timestamp == 0 {
+			t.Errorf("%+v", m)
+		}
+	}
+	resp, err := e.http.Client().Do(e.request("GET", "/metrics/watch", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var m agent.Metrics
+	if err := json.NewDecoder(resp.Body).Decode(&m); err != nil || m.MemTotal != 64 {
+		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+func TestProxy(t *testing.T) {
+	e := newEnv(t)
+	var seen *http.Request
+	var body string
+	back := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		seen, body = r, string(b)
+		if r.Header.Get("Upgrade") == "chat" {
+			c, rw, _ := w.(http.Hijacker).Hijack()
+			defer c.Close()
+			io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: chat\r\n\r\n") //nolint:errcheck // a test
+			line, _ := rw.ReadString('\n')
+			io.WriteString(c, "you said "+line) //nolint:errcheck // a test
+			return
+		}
+		w.WriteHeader(418)
+		io.WriteString(w, "tea") //nolint:errcheck // a test
+	}))
+	defer back.Close()
+	port := back.URL[strings.LastIndex(back.URL, ":")+1:]
+	resp, got := e.send(e.request("DELETE", "/proxy/"+port+"/a//b%2Fc?q=1&q=2", strings.NewReader("[1]")))
+	if resp.StatusCode != 418 || got != "tea" || body != "[1]" || seen.URL.EscapedPath() != "/a//b%2Fc" || seen.URL.RawQuery != "q=1&q=2" || seen.Header.Get(agent.TokenHeader) != "" {
+		t.Errorf("%d %q %q %v", resp.StatusCode, got, body, seen.URL)
+	}
+	if e.send(e.request("GET", "/proxy/"+port, nil)); seen.URL.Path != "/" {
+		t.Errorf("path %q", seen.URL.Path)
+	}
+	r := e.request("GET", "/proxy/"+port+"/ws", nil)
+	r.Header.Set("Connection", "Upgrade")
+	r.Header.Set("Upgrade", "chat")
+	up, err := e.http.Client().Do(r)
+	if err != nil || up.StatusCode != 101 {
+		t.Fatal(up, err)
+	}
+	rw := up.Body.(io.ReadWriteCloser)
+	defer rw.Close()
+	io.WriteString(rw, "hello\n") //nolint:errcheck // a test
+	if b, _ := io.ReadAll(rw); string(b) != "you said hello\n" {
+		t.Errorf("%q", b)
+	}
+	e.call(400, "GET", "/proxy/0/", nil)
+	e.call(400, "GET", "/proxy/65536/", nil)
+	e.call(400, "GET", "/proxy/+80/", nil)
+	e.call(400, "GET", "/proxy/44772/ping", nil)
+	back.Close()
+	e.call(502, "GET", "/proxy/"+port+"/", nil)
+}
+
+func TestAccounts(t *testing.T) {
+	dir := t.TempDir()
+	a := &accounts{passwdFile: dir + "/passwd", groupFile: dir + "/group"}
+	if id, err := a.resolve(""); err != nil || id.uid != 0 || id.home != "/root" {
+		t.Errorf("an image without accounts: %+v, %v", id, err)
+	}
+	write := func(name, text string) {
+		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("passwd", "# comment\nroot:x:0:0:root:/root:/bin/sh\napp:x:1000:100:App:/home/app:/bin/sh\nbad:x:no:no::/:\nshort:x\n1000000:x:7:7::/n:\n")
+	write("group", "root:x:0:\nusers:x:100:\ndocker:x:999:app,other\nvideo:x:44:other\n")
+	for spec, want := range map[string]identity{
+		"app":          {uid: 1000, gid: 100, groups: []uint32{999}, name: "app", home: "/home/app"},
+		"1000":         {uid: 1000, gid: 100, groups: []uint32{999}, name: "app", home: "/home/app"},
+		"app:docker":   {uid: 1000, gid: 999, name: "app", home: "/home/app"},
+		"app:55":       {uid: 1000, gid: 55, name: "app", home: "/home/app"},
+		"4242":         {uid: 4242, gid: 0, home: "/"},
+		"4242:users":   {uid: 4242, gid: 100, home: "/"},
+		":users":       {uid: 0, gid: 100, name: "root", home: "/root"},
+		"1000000":      {uid: 7, gid: 7, name: "1000000", home: "/n"},
+		"":             {uid: 0, gid: 0, name: "root", home: "/root"},
+		"root:":        {uid: 0, gid: 0, name: "root", home: "/root"},
+		"nobody":       {},
+		"bad":          {},
+		"app:nogroup":  {},
+		"4294967295":   {},
+		"-1":           {},
+		"app:app:app":  {},
+		"99999999999":  {},
+		"app\x00":      {},
+		"app:99999999": {uid: 1000, gid: 99999999, name: "app", home: "/home/app"},
+	} {
+		id, err := a.resolve(spec)
+		if bad := want.home == ""; bad != (err != nil) {
+			t.Errorf("%q: %+v, %v", spec, id, err)
+		} else if !bad && (id.uid != want.uid || id.gid != want.gid || id.name != want.name || id.home != want.home || len(id.groups) != len(want.groups)) {
+			t.Errorf("%q: %+v, want %+v", spec, id, want)
+		}
+	}
+	if a.userName(1000) != "app" || a.userName(5) != "5" || a.groupName(999) != "docker" {
+		t.Error("names")
+	}
+	write("passwd", "new:x:1000:1000::/:/bin/sh\nmore:x:5:5::/:\n")
+	if a.userName(1000) != "new" {
+		t.Error("a changed passwd is not read again")
+	}
+}
