@@ -19,7 +19,6 @@ import (
 var version = "unknown" // set by the linker
 
 func main() {
-	daemon.Reexec() // does not return in a helper child
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := command().ExecuteContext(ctx); err != nil {

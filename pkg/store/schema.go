@@ -21,7 +21,7 @@ var migrations = map[int]func(*bbolt.Tx) error{
 				return err
 			}
 		}
-		return tx.Bucket(bucketMeta).Put(keyPool, []byte(newPoolID()))
+		return nil
 	},
 }
 

@@ -25,7 +25,6 @@ package store
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -234,9 +233,21 @@ func (db *DB) Close() error {
 	return db.bolt.Close()
 }
 
-// PoolID is the random id that this store shares with its storage pool. If the
-// pool has another one, nothing must be swept.
+// PoolID is the random id of the storage pool that this store belongs to, or
+// empty. If the pool has another one, nothing must be swept.
 func (db *DB) PoolID() string { return db.poolID }
+
+// SetPoolID ties this store to a storage pool. It must run before other calls.
+func (db *DB) SetPoolID(ctx context.Context, id string) error {
+	err := db.commit(ctx, func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketMeta).Put(keyPool, []byte(id))
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("remember storage pool %s: %w", id, err)
+	}
+	db.poolID = id
+	return nil
+}
 
 // Unreadable lists the ids of records that are in the file and can not be
 // read. Nothing of theirs may be taken for a stray.
@@ -267,6 +278,3 @@ func (db *DB) List(context.Context) ([]record.Record, error) {
 	}
 	return list, nil
 }
-
-// newPoolID draws the id that ties a store to a storage pool.
-func newPoolID() string { return rand.Text() }

@@ -55,7 +55,12 @@ func TestReopen(t *testing.T) {
 	if err := db.Put(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	pool := db.PoolID()
+	if db.PoolID() != "" {
+		t.Fatalf("a new store belongs to pool %q", db.PoolID())
+	}
+	if err := db.SetPoolID(t.Context(), "p1"); err != nil {
+		t.Fatal(err)
+	}
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -64,8 +69,8 @@ func TestReopen(t *testing.T) {
 	}
 
 	db = openTest(t, path, Options{})
-	if db.PoolID() != pool || pool == "" {
-		t.Fatalf("pool id %q became %q", pool, db.PoolID())
+	if db.PoolID() != "p1" {
+		t.Fatalf("pool id p1 became %q", db.PoolID())
 	}
 	for _, key := range []string{"daaaaaaaaaaa", "lab"} {
 		got, ok, err := db.Get(t.Context(), key)

@@ -1,0 +1,161 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot"
+)
+
+var (
+	_ sandbox.Agents = (*agents)(nil)
+	_ api.Agents     = (*agents)(nil)
+)
+
+const dialTimeout = 5 * time.Second
+
+// agents reaches PID 1 of every sandbox, by one pooled client each.
+type agents struct {
+	cfg   *config.Config
+	disks *snapshot.Store
+
+	mu      sync.Mutex
+	clients map[string]*agent.Client // by sandbox ID
+}
+
+func newAgents(cfg *config.Config, disks *snapshot.Store) *agents {
+	return &agents{cfg: cfg, disks: disks, clients: map[string]*agent.Client{}}
+}
+
+// Bootstrap returns the line that PID 1 of r reads.
+func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
+	env := map[string]string{}
+	for _, kv := range r.Spec.Image.Config.Env {
+		if k, v, ok := strings.Cut(kv, "="); ok {
+			env[k] = v
+		}
+	}
+	for k, v := range r.Spec.Env {
+		env[k] = v
+	}
+	hostname := r.ID
+	if r.Spec.Name != "" {
+		hostname = r.Spec.Name
+	}
+	b := agent.Bootstrap{
+		Protocol:   agent.Protocol,
+		Token:      r.Token,
+		Hostname:   hostname,
+		Env:        env,
+		Entrypoint: r.Spec.Entrypoint,
+		Workdir:    r.Spec.Image.Config.Workdir,
+		User:       r.Spec.Image.Config.User,
+		Limits: agent.Limits{
+			MemoryBytes: r.Spec.MemoryBytes,
+			CPUMillis:   r.Spec.CPUMillis,
+			DiskBytes:   r.Spec.DiskBytes,
+		},
+	}
+	return b.File()
+}
+
+// client returns the pooled client of r.
+func (a *agents) client(r *record.Record) *agent.Client {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.clients[r.ID]
+	if c == nil {
+		addr := netip.AddrPortFrom(a.cfg.Addr(r.Slot), agent.Port)
+		c = agent.New(func(ctx context.Context) (net.Conn, error) { return dial(ctx, addr) }, r.Token)
+		a.clients[r.ID] = c
+	}
+	return c
+}
+
+// forget drops the client of a sandbox that is gone.
+func (a *agents) forget(id string) {
+	a.mu.Lock()
+	c := a.clients[id]
+	delete(a.clients, id)
+	a.mu.Unlock()
+	if c != nil {
+		c.Close()
+	}
+}
+
+func dial(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
+	var d net.Dialer
+	return d.DialContext(ctx, "tcp4", addr.String())
+}
+
+// Ready blocks until the agent of r answers, or ctx ends.
+func (a *agents) Ready(ctx context.Context, r *record.Record) error { return a.client(r).Ready(ctx) }
+
+// Transport returns pooled connections to the agent of r.
+func (a *agents) Transport(r record.Record) http.RoundTripper { return a.client(&r).RoundTripper() }
+
+// Dial connects to a port inside r: at its address first, and if nobody
+// listens there through the agent, which reaches loopback.
+func (a *agents) Dial(ctx context.Context, r record.Record, port uint16) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return dial(ctx, netip.AddrPortFrom(a.cfg.Addr(r.Slot), port))
+}
+
+// Logs reads what the entrypoint of a running sandbox has written.
+func (a *agents) Logs(ctx context.Context, r record.Record, follow bool) (io.ReadCloser, error) {
+	url := "http://sandbox/command/" + agent.EntrypointID + "/logs?follow=" + strconv.FormatBool(follow)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := a.client(&r).RoundTripper().RoundTrip(req)
+	if err != nil {
+		return nil, errs.Wrap(err, errs.Unavailable, "read the log of sandbox %s: its agent does not answer; see `sandboxctl inspect %s`", r.ID, r.ID)
+	}
+	if resp.StatusCode != http.StatusOK {
+		resp.Body.Close()
+		if len(r.Spec.Entrypoint) == 0 {
+			return http.NoBody, nil // nobody to say anything
+		}
+		return nil, fmt.Errorf("read the log of sandbox %s: its agent answers %s", r.ID, resp.Status)
+	}
+	return resp.Body, nil
+}
+
+// Obituary reads what the agent of a dead sandbox left on its disk.
+func (a *agents) Obituary(ctx context.Context, id string) (sandbox.Obituary, bool) {
+	b, err := a.disks.ReadFile(ctx, id, agent.ObituaryFile, agent.MaxObituary)
+	if err != nil {
+		return sandbox.Obituary{}, false
+	}
+	o, err := agent.ParseObituary(b)
+	if err != nil {
+		return sandbox.Obituary{}, false
+	}
+	output, err := a.disks.ReadFile(ctx, id, agent.OutputFile, agent.MaxLastOutput)
+	if err != nil {
+		output = nil // it wrote nothing
+	}
+	return sandbox.Obituary{
+		ExitCode:   o.ExitCode,
+		Signal:     o.Signal,
+		Message:    o.Message,
+		LastOutput: strings.ToValidUTF8(string(output), "\uFFFD"),
+	}, true
+}
