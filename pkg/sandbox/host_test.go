@@ -210,6 +210,32 @@ func (h *host) reboot() {
 	h.bootID = "boot-2"
 }
 
+func (h *host) has(thing string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.things[thing]
+}
+
+// plant puts a thing on the host that no daemon made.
+func (h *host) plant(thing string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.things[thing] = true
+}
+
+func (h *host) remove(thing string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.things, thing)
+}
+
+func (h *host) record(id string) (record.Record, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r, ok := h.records[id]
+	return r, ok
+}
+
 type (
 	fakeNamespaces struct{ *incarnation }
 	fakeDisks      struct{ *incarnation }

@@ -238,15 +238,19 @@ func (l *life) fleeting() (rows []resource) {
 	return rows
 }
 
-// erase is the one teardown: DELETE, expiry, and the recovery of either. It
-// calls dead once the ID is unknown and the processes are dead; links and disk
-// follow. An error leaves the sandbox Deleting, and the sweep goes on.
-func (l *life) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
-	if r.State != record.Deleting {
-		if err := l.set(ctx, r, record.Deleting); err != nil {
-			return nil, err
-		}
+// condemn makes the end of a sandbox durable, and its ID unknown.
+func (l *life) condemn(ctx context.Context, r *record.Record) error {
+	if r.State == record.Deleting {
+		return nil
 	}
+	return l.set(ctx, r, record.Deleting)
+}
+
+// erase is the one teardown: DELETE, expiry, and the recovery of either. It
+// calls dead once the processes are dead; links and disk follow. An error
+// leaves the sandbox Deleting, and the sweep goes on.
+// Preconditions: r is condemned.
+func (l *life) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
 	if err := l.kill(ctx, r.ID); err != nil {
 		return nil, err
 	}

@@ -151,8 +151,8 @@ func TestCreateFails(t *testing.T) {
 		if !strings.Contains(r.Message, "step network") || strings.Contains(r.Message, "injected") {
 			t.Fatalf("message %q: want the step, and not what only the log may say", r.Message)
 		}
-		if got := slices.Sorted(maps.Keys(h.things)); len(got) > 1 {
-			t.Fatalf("holds %v", got)
+		if got := h.String(); strings.Count(got, "\n") > 1 {
+			t.Fatalf("holds:\n%v", got)
 		}
 		select {
 		case <-m.Done(r.ID):
@@ -245,7 +245,7 @@ func TestDeleteAnswersWhenDead(t *testing.T) {
 		if err := m.Delete(t.Context(), "lab"); err != nil {
 			t.Fatal(err)
 		}
-		if h.things["process/"+r.ID] {
+		if h.has("process/" + r.ID) {
 			t.Fatal("delete answered before the processes were dead")
 		}
 		<-m.Done(r.ID)
@@ -258,7 +258,7 @@ func TestDeleteAnswersWhenDead(t *testing.T) {
 		}
 		next := mustCreate(t, m, s) // the name is free
 		synctest.Wait()
-		if _, ok := h.records[r.ID]; !ok || next.Slot == r.Slot {
+		if _, ok := h.record(r.ID); !ok || next.Slot == r.Slot {
 			t.Fatal("the address may be given away while a link has it")
 		}
 		open()
@@ -302,7 +302,7 @@ func TestUnkillable(t *testing.T) {
 		if d := time.Since(start); d != killLimit {
 			t.Fatalf("gave up after %v", d)
 		}
-		if !h.things["rootfs/"+r.ID] || !h.things["egress/"+r.ID] {
+		if !h.has("rootfs/"+r.ID) || !h.has("egress/"+r.ID) {
 			t.Fatalf("a living process lost what it stands on:\n%s", h)
 		}
 		mustCreate(t, m, spec())
@@ -417,7 +417,7 @@ func TestFreezerRefuses(t *testing.T) {
 		if err := m.Pause(t.Context(), r.ID); !errors.Is(err, errInjected) {
 			t.Fatalf("got %v", err)
 		}
-		if r, _ := m.Get(t.Context(), r.ID); r.State != record.Running || h.things["frozen/"+r.ID] {
+		if r, _ := m.Get(t.Context(), r.ID); r.State != record.Running || h.has("frozen/"+r.ID) {
 			t.Fatalf("state %s:\n%s", r.State, h)
 		}
 	})
@@ -476,8 +476,8 @@ func TestClose(t *testing.T) {
 		if err := <-closed; err != nil {
 			t.Fatal(err)
 		}
-		if got := h.records[r.ID].State; got != record.Running {
-			t.Fatalf("what was in flight is %s", got)
+		if got, _ := h.record(r.ID); got.State != record.Running {
+			t.Fatalf("what was in flight is %s", got.State)
 		}
 	})
 }

@@ -180,12 +180,18 @@ func (m *Manager) removeLocked(ctx context.Context, op, id string, want func(*re
 	if err != nil || !want(&r) {
 		return err
 	}
-	steps, err := m.life.erase(ctx, &r, func() {
-		m.bury(id, errDeleted)
-		dead()
-	})
+	steps, err := m.erase(ctx, &r, dead)
 	m.life.log(ctx, op, &r, start, steps, err)
 	return err
+}
+
+// erase is life's, for a sandbox that may be watched and streamed into.
+func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
+	if err := m.life.condemn(ctx, r); err != nil {
+		return nil, err
+	}
+	m.bury(r.ID, errDeleted)
+	return m.life.erase(ctx, r, dead)
 }
 
 // enter says that an operation begins, which Close waits for. It reports

@@ -152,7 +152,7 @@ func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) er
 		if !may {
 			return nil
 		}
-		steps, err := m.life.erase(ctx, r, func() { m.bury(r.ID, errDeleted) })
+		steps, err := m.erase(ctx, r, func() {})
 		m.life.log(ctx, "recover: erase", r, start, steps, err)
 		return err
 	case r.State == record.Ended:

@@ -95,7 +95,7 @@ func TestReboot(t *testing.T) {
 			if r, err := m2.Get(t.Context(), id); err != nil || r.State != record.Ended || r.Reason != want {
 				t.Errorf("%s: %s %s, %v; want %s", id, r.State, r.Reason, err, want)
 			}
-			if !h.things["disk/"+id] {
+			if !h.has("disk/" + id) {
 				t.Errorf("%s lost its disk", id)
 			}
 		}
@@ -110,7 +110,7 @@ func TestStrays(t *testing.T) {
 	foreign := []string{"disk/eghostaaaaaa", "network/eghostaaaaaa", "cgroup/dghost", "disk/lost+found", "disk/dghostXXXXXX"}
 	plant := func(h *host) {
 		for _, s := range slices.Concat(strays, foreign) {
-			h.things[s] = true
+			h.plant(s)
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
@@ -120,13 +120,13 @@ func TestStrays(t *testing.T) {
 		plant(h)
 		m, _ = reincarnate(t, h, m, func(c *Config) { c.NoSweep = "the pool belongs to another store" })
 		for _, s := range strays {
-			if !h.things[s] {
+			if !h.has(s) {
 				t.Errorf("%s was swept in spite of NoSweep", s)
 			}
 		}
 		m, d := reincarnate(t, h, m)
 		for _, s := range strays {
-			if h.things[s] {
+			if h.has(s) {
 				t.Errorf("%s is still there", s)
 			}
 		}
@@ -134,10 +134,10 @@ func TestStrays(t *testing.T) {
 			t.Errorf("in lost+found: %v", h.strays)
 		}
 		for _, s := range foreign {
-			if !h.things[s] {
+			if !h.has(s) {
 				t.Errorf("%s is somebody else's, and was swept", s)
 			}
-			delete(h.things, s)
+			h.remove(s)
 		}
 		agree(t, h, d)
 		stop(t, m)
@@ -148,13 +148,13 @@ func TestUnreadableIsNoStray(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
 		h.bad = []string{"dghostaaaaaa"}
-		h.things["disk/dghostaaaaaa"] = true
-		h.things["network/dghostaaaaaa"] = true
+		h.plant("disk/dghostaaaaaa")
+		h.plant("network/dghostaaaaaa")
 		m, _ := h.boot(t)
 		if err := m.Recover(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if len(h.things) != 2 {
+		if strings.Count(h.String(), "\n") != 1 {
 			t.Fatalf("holds only:\n%s", h)
 		}
 		stop(t, m)
@@ -174,7 +174,7 @@ func TestSweep(t *testing.T) {
 		expires := mustCreate(t, m, s)
 		h.exit(ended.ID, Obituary{})
 		synctest.Wait()
-		h.things["network/"+ended.ID] = true
+		h.plant("network/" + ended.ID)
 
 		start := time.Now()
 		ctx := t.Context()
@@ -182,10 +182,10 @@ func TestSweep(t *testing.T) {
 		time.Sleep(sweepEvery + time.Second)
 		agree(t, h, d)
 		time.Sleep(30 * time.Minute)
-		if _, ok := h.records[expires.ID]; ok {
-			t.Errorf("%s is %s %v after its time", expires.ID, h.records[expires.ID].State, time.Since(start))
+		if _, ok := h.record(expires.ID); ok {
+			t.Errorf("%s is %s %v after its time", expires.ID, "there", time.Since(start))
 		}
-		if _, ok := h.records[ended.ID]; !ok {
+		if _, ok := h.record(ended.ID); !ok {
 			t.Error("an ended sandbox was not kept")
 		}
 		time.Sleep(30 * time.Minute)
@@ -200,14 +200,14 @@ func TestSweep(t *testing.T) {
 func TestListFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
-		h.things["network/dghostaaaaaa"] = true
+		h.plant("network/dghostaaaaaa")
 		m, _ := h.boot(t)
 		for _, call := range []string{"namespaces.list #1", "egress.list #1", "store.List #1", "store.Unreadable #1"} {
 			h.calls, h.fault = nil, fault{call: call, mode: errBefore}
 			if err := m.Recover(t.Context()); err == nil {
 				t.Errorf("%s failed and nobody said so", call)
 			}
-			if !h.things["network/dghostaaaaaa"] {
+			if !h.has("network/dghostaaaaaa") {
 				t.Fatalf("swept, although %s failed", call)
 			}
 		}
