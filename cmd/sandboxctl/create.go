@@ -56,7 +56,7 @@ func (c *cli) create(ctx context.Context, r client.CreateRequest, entrypoint []s
 		r.Extensions[client.ExtIdle] = "true"
 	}
 	if timeout != 0 {
-		r.Extensions[client.ExtTimeout] = seconds(timeout)
+		r.Extensions[client.ExtTimeout] = timeout.String()
 	}
 	sb, err := cl.Create(ctx, r, wait)
 	if err != nil {

@@ -72,6 +72,7 @@ func table(w io.Writer, header []string, rows [][]string) error {
 // printable escapes what would steer a terminal: control characters, ESC among
 // them, and direction overrides. Lines are kept if lines is set.
 func printable(s string, lines bool) string {
+	s = strings.ToValidUTF8(s, "\ufffd") // some terminals take a lone 0x9b for ESC [
 	if strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {
 		return s
 	}

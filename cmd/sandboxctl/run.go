@@ -77,7 +77,7 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 	if rm {
 		r.Extensions[client.ExtOneShot] = "true"
 		if e.timeout > 0 { // a net for the case that this process is killed
-			r.Extensions[client.ExtTimeout] = seconds(e.timeout + 5*time.Minute)
+			r.Extensions[client.ExtTimeout] = (e.timeout + 5*time.Minute).String()
 		}
 	}
 	// Not to be cut short by Ctrl-C: without the answer nobody knows what to destroy.

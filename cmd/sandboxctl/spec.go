@@ -6,7 +6,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -177,6 +176,3 @@ func flagsFirst(cmd *cobra.Command, args []string) error {
 	}
 	return nil
 }
-
-// seconds writes d for the extension sandboxd.timeout.
-func seconds(d time.Duration) string { return d.String() }

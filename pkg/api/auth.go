@@ -54,6 +54,7 @@ func (s *Server) HTTPServer(l Listener) *http.Server {
 		IdleTimeout:       120 * time.Second,
 		MaxHeaderBytes:    64 << 10,
 		ConnState:         conns.state,
+		ErrorLog:          s.quiet,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			p := &peer{actor: c.RemoteAddr().String(), public: l.PublicPorts}
 			if uc, ok := c.(*net.UnixConn); ok {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -17,6 +18,7 @@ const (
 	maxEnvBytes = 1 << 20
 	maxLabels   = 64
 	maxRules    = 4096
+	bodyTime    = time.Minute // to send a body of maxBody
 )
 
 // decode reads one JSON value of bounded size and depth. Unknown fields are
@@ -30,7 +32,10 @@ func decode(w http.ResponseWriter, r *http.Request, v any) error {
 		w.Header().Set("Connection", "close") // else net/http would read on to keep the connection
 		return tooLarge()
 	}
+	rc := http.NewResponseController(w)
+	rc.SetReadDeadline(time.Now().Add(bodyTime)) //nolint:errcheck // a recorder in a test has none
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	rc.SetReadDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return tooLarge()
 	}

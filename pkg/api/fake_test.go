@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	openapi "github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -241,11 +242,10 @@ const testKey = "key-of-a-test"
 // world is a server on a socket and the fake behind it.
 type world struct {
 	*fake
-	t      testing.TB
-	s      *Server
-	url    string
-	log    *syncBuffer
-	public bool
+	t   testing.TB
+	s   *Server
+	url string
+	log *syncBuffer
 }
 
 type syncBuffer struct {
@@ -276,6 +276,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	cfg := Config{
 		APIKeys: []string{testKey}, Secret: []byte("secret"), Log: slog.New(slog.NewJSONHandler(w.log, nil)),
 		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
+		OpenAPI: openapi.JSON,
 		Host:    func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
 	}
 	for _, c := range change {

@@ -23,7 +23,6 @@ import (
 	"sync"
 	"time"
 
-	openapi "github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -67,6 +66,7 @@ type Config struct {
 	Host func(record.Record) map[string]string
 
 	Version wire.Version
+	OpenAPI []byte       // answers /openapi.json (api.JSON)
 	Log     *slog.Logger // default: slog.Default()
 }
 
@@ -255,7 +255,7 @@ func (s *Server) plainRoutes(name string, v1 bool) (route, map[string]handler) {
 		rt.open = true
 		return rt, only(http.MethodGet, func(w http.ResponseWriter, _ *http.Request) error {
 			w.Header().Set("Content-Type", "application/json")
-			w.Write(openapi.JSON) //nolint:errcheck // a client that left needs no answer
+			w.Write(s.cfg.OpenAPI) //nolint:errcheck // a client that left needs no answer
 			return nil
 		})
 	case "version":

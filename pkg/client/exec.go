@@ -94,7 +94,14 @@ var ErrLost = errors.New("the connection to the command broke before the command
 // Wait copies output until the command ends. It returns as soon as the exit
 // is known. An error of a writer ends it, too.
 func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
-	defer p.body.Close()
+	keep := false // the rest of the body: there should be none
+	defer func() {
+		if keep {
+			go p.drain()
+			return
+		}
+		p.body.Close()
+	}()
 	for {
 		stream, payload, err := p.frames.Next()
 		if err != nil {
@@ -106,6 +113,7 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 		case agent.FrameStderr:
 			_, err = stderr.Write(payload)
 		case agent.FrameEnd:
+			keep = true
 			e, err := agent.ParseExit(payload)
 			if err != nil {
 				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end", p.sandbox)
@@ -116,6 +124,15 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 			return Exit{}, fmt.Errorf("write the command's output: %w", err)
 		}
 	}
+}
+
+// drain reads the end of the body, so that its connection ends well or serves
+// again. Who does not end within a second is cut off.
+func (p *Process) drain() {
+	t := time.AfterFunc(time.Second, func() { p.body.Close() })
+	defer t.Stop()
+	io.CopyN(io.Discard, p.body, 1<<10) //nolint:errcheck // whatever comes, it is over
+	p.body.Close()
 }
 
 // Close lets go of a command that nobody will Wait for.
