@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
@@ -89,13 +90,33 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 		}
 	}
 	for _, r := range p.Rlimits {
-		number, ok := rlimits[r.Type]
-		if !ok {
-			return nil, fmt.Errorf("rlimit %s is not known here", r.Type)
+		if err := takeOver(r); err != nil {
+			return nil, err
 		}
-		process.Rlimits = append(process.Rlimits, configs.Rlimit{Type: number, Soft: r.Soft, Hard: r.Hard})
 	}
 	return process, nil
+}
+
+// takeOver makes r a limit of this process, which its children inherit.
+// libcontainer would set it on the init from outside instead, and for a process
+// of another user namespace that needs CAP_SYS_RESOURCE, which not every host
+// has (prlimit(2)). Limits are the same for all sandboxes of a host.
+func takeOver(r specs.POSIXRlimit) error {
+	number, ok := rlimits[r.Type]
+	if !ok {
+		return fmt.Errorf("rlimit %s is not known here", r.Type)
+	}
+	want := unix.Rlimit{Cur: r.Soft, Max: r.Hard}
+	var have unix.Rlimit
+	if err := unix.Getrlimit(number, &have); err != nil || have == want {
+		return err
+	}
+	// syscall's, not x/sys's raw one: Go gives children its own idea of NOFILE
+	// until it is told otherwise this way.
+	if err := syscall.Setrlimit(number, (*syscall.Rlimit)(&want)); err != nil {
+		return fmt.Errorf("set %s from %d:%d to %d:%d: %w", r.Type, have.Cur, have.Max, r.Soft, r.Hard, err)
+	}
+	return nil
 }
 
 // rlimits are those that pkg/oci sets.

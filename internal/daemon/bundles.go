@@ -6,8 +6,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/netns"
@@ -30,12 +28,11 @@ type bundles struct {
 }
 
 func newBundles(cfg *config.Config, disks *snapshot.Store, ns *netns.Manager, cg *cgroups.Tree) (*bundles, error) {
-	b := &bundles{cfg: cfg, disks: disks, ns: ns, cgroups: cg, noFile: oci.MaxNoFile}
-	var own unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &own); err != nil {
-		return nil, fmt.Errorf("read the limit of open files: %w", err)
+	n, err := oci.HostNoFile()
+	if err != nil {
+		return nil, err
 	}
-	b.noFile = min(b.noFile, own.Max)
+	b := &bundles{cfg: cfg, disks: disks, ns: ns, cgroups: cg, noFile: n}
 	if err := os.MkdirAll(b.dir(""), 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of bundles: %w", err)
 	}

@@ -25,6 +25,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/expiry"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
@@ -354,6 +355,9 @@ func (d *Daemon) background(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		if err := expiry.Run(ctx, d.manager, d.log); err != nil && ctx.Err() == nil {
+			d.log.Error("timeouts are no longer watched; the sweep still ends what expired, up to a minute late", "err", err)
+		}
 	}()
 	go d.forgetClients(ctx)
 	tick := time.NewTicker(sweepEvery)
