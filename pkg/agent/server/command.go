@@ -121,7 +121,11 @@ func (s *Server) launch(c *command, l *launch, timeout time.Duration, withStdin 
 		c.proc, err = s.reaper.start(l, files)
 	}
 	if err != nil {
-		msg, code := whyNot("start", l.argv[0], l.path, l.dir, pathOf(l.env), err)
+		what := "start"
+		if c.id == agent.EntrypointID {
+			what = agent.EntrypointID
+		}
+		msg, code := whyNot(what, l.argv[0], l.path, l.dir, pathOf(l.env), err)
 		return s.notStarted(c, msg, code)
 	}
 	s.commands.add(c)

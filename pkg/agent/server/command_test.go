@@ -126,6 +126,9 @@ func TestDirectIsLikeTheShell(t *testing.T) {
 	for _, envs := range []map[string]string{nil, {"SHLVL": "5"}, {"PWD": "/nope"}, {"OLDPWD": "/usr"}, {"PATH": "/nope:/bin:/usr/bin"}, {"PATH": "bin:/bin"}, {"PATH": ""}, {"BASH_ENV": "/nope"},
 		{"BASH_FUNC_ls%%": "() { echo mine; }"}, {"_": "x"}, {"SHLVL": "x"}} {
 		for _, cwd := range []string{"", "link"} {
+			if cwd != "" && envs != nil {
+				continue
+			}
 			for _, line := range []string{"env", "ls -d /usr", "false", "echo a", "./noshebang", "./notexec", "./nope", "nope-x a", "/", "ps -o pid=,pgid=,sid=,args= -C ps"} {
 				first, rest, _ := strings.Cut(line, " ")
 				quoted := "'" + first + "' " + rest

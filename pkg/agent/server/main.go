@@ -35,6 +35,9 @@ const stopGrace = 10 * time.Second
 // Afterwards standard input, output and error are the null device.
 func Main(o Options) int {
 	tune()
+	signals := make(chan os.Signal, 8)
+	// Handled rather than ignored: children would inherit being ignored.
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 	s, ln, err := boot(o)
 	if err != nil {
 		return o.fatal(err, 1)
@@ -49,7 +52,7 @@ func Main(o Options) int {
 	s.ready.Store(true)
 	time.AfterFunc(time.Second, debug.FreeOSMemory) // what only starting needed
 	go s.serve(ln)
-	return s.live()
+	return s.live(signals)
 }
 
 // fatal says why the agent does not start, in one line.
@@ -168,10 +171,7 @@ func (s *Server) startEntrypoint() (int, error) {
 }
 
 // live waits for the end: of the entrypoint, or by a signal.
-func (s *Server) live() int {
-	signals := make(chan os.Signal, 8)
-	// Handled rather than ignored: children would inherit being ignored.
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
+func (s *Server) live(signals <-chan os.Signal) int {
 	var ended <-chan struct{}
 	if s.entrypoint != nil {
 		ended = s.entrypoint.done

@@ -1,0 +1,295 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// The test binary is the agent too: it runs as a child, which is no PID 1 but
+// adopts orphans like one.
+func TestMain(m *testing.M) {
+	if os.Getenv("BE_THE_AGENT") != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+type box struct {
+	*testing.T
+	cmd    *exec.Cmd
+	stderr bytes.Buffer
+	state  string
+	addr   string
+	*agent.Client
+}
+
+// start runs the agent with line, or b, on standard input.
+func start(t *testing.T, b agent.Bootstrap, line string) *box {
+	t.Helper()
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := &box{T: t, addr: ln.Addr().String(), state: filepath.Join(t.TempDir(), "state")}
+	ln.Close() // the port is free, and will be for a moment
+	b.Protocol, b.Token = agent.Protocol, "secret-token"
+	if b.User == "" {
+		b.User = fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid())
+	}
+	stdin, err := b.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	x.cmd = exec.Command(os.Args[0], "-listen", x.addr, "-state-dir", x.state)
+	x.cmd.Env = []string{"BE_THE_AGENT=1", "PATH=" + os.Getenv("PATH"), "FROM_IMAGE=yes"}
+	x.cmd.Stdin, x.cmd.Stderr = stdin, &x.stderr
+	if line != "" {
+		x.cmd.Stdin = strings.NewReader(line)
+	}
+	if err := x.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		x.cmd.Process.Kill() //nolint:errcheck // most have ended
+		x.cmd.Wait()         //nolint:errcheck // waited for already
+	})
+	x.Client = agent.New(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", x.addr)
+	}, b.Token)
+	t.Cleanup(x.Close)
+	return x
+}
+
+func (x *box) ready() {
+	x.Helper()
+	ctx, cancel := context.WithTimeout(x.Context(), 10*time.Second)
+	defer cancel()
+	if err := x.Ready(ctx); err != nil {
+		x.Fatalf("%v; it said: %s", err, x.stderr.String())
+	}
+}
+
+// run runs a command and returns its output, both streams, and exit code.
+func (x *box) run(command string) (string, int) {
+	x.Helper()
+	body, _ := json.Marshal(agent.CommandRequest{Command: command})
+	r, _ := http.NewRequestWithContext(x.Context(), "POST", "http://sandbox/command", bytes.NewReader(body))
+	r.Header.Set("Accept", agent.FramesType)
+	resp, err := x.RoundTripper().RoundTrip(r)
+	if err != nil {
+		x.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var out []byte
+	for fr := agent.NewFrameReader(resp.Body); ; {
+		s, p, err := fr.Next()
+		switch {
+		case err != nil:
+			x.Fatalf("%s: %v", command, err)
+		case s == agent.FrameEnd:
+			e, err := agent.ParseExit(p)
+			if err != nil {
+				x.Fatal(err)
+			}
+			return string(out), e.ExitCode
+		case s != agent.FrameControl:
+			out = append(out, p...)
+		}
+	}
+}
+
+// ended waits for the agent's end and returns what it left.
+func (x *box) ended(wantCode int) (agent.Obituary, string) {
+	x.Helper()
+	timer := time.AfterFunc(15*time.Second, func() { x.cmd.Process.Kill() }) //nolint:errcheck // then the code is wrong
+	err := x.cmd.Wait()
+	timer.Stop()
+	code := 0
+	if e, ok := errors.AsType[*exec.ExitError](err); ok {
+		code = e.ExitCode()
+	}
+	if code != wantCode {
+		x.Errorf("the agent exited with %d, want %d; it said: %s", code, wantCode, x.stderr.String())
+	}
+	b, err := os.ReadFile(filepath.Join(x.state, filepath.Base(agent.ObituaryFile)))
+	if err != nil {
+		x.Fatal(err)
+	}
+	o, err := agent.ParseObituary(b)
+	if err != nil {
+		x.Fatal(err)
+	}
+	last, _ := os.ReadFile(filepath.Join(x.state, filepath.Base(agent.OutputFile)))
+	return o, string(last)
+}
+
+func TestLifeAndDeath(t *testing.T) {
+	dir := t.TempDir()
+	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "echo hello from $FROM_BOOT $FROM_IMAGE; while [ ! -e $0/stop ]; do sleep 0.01; done; exit 42", dir}, Env: map[string]string{"FROM_BOOT": "boot"}}, "")
+	x.ready()
+	if out, code := x.run("echo $FROM_BOOT $FROM_IMAGE; exit 3"); out != "boot yes\n" || code != 3 {
+		t.Errorf("%q %d", out, code)
+	}
+	x.awaitLogs("hello from boot yes\n")
+	pid := x.cmd.Process.Pid
+	for _, f := range []string{"environ", "cmdline"} {
+		if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, f)); err != nil || bytes.Contains(b, []byte("secret")) {
+			t.Errorf("%s holds the token, or: %v", f, err)
+		}
+	}
+	if out, _ := x.run("env"); strings.Contains(out, "secret") {
+		t.Error("a command sees the token")
+	}
+	for fd := range 3 {
+		if to, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd)); to != "/dev/null" {
+			t.Errorf("fd %d of the agent is %s, %v", fd, to, err)
+		}
+	}
+	if out, _ := x.run("ls /proc/self/fd"); out != "0\n1\n2\n3\n" { // 3 is ls reading the directory
+		t.Errorf("a command has the descriptors %q", out)
+	}
+	// The entrypoint ends; whoever is still there ends with it.
+	mark := fmt.Sprintf("88.%09d", time.Now().UnixNano()%1e9)
+	x.run("setsid sleep " + mark + " >/dev/null 2>&1 & (setsid env -i sleep " + mark + " &)")
+	x.run("touch " + dir + "/stop")
+	o, last := x.ended(42)
+	if o.ExitCode != 42 || o.Signal != "" || o.Message != "" || last != "hello from boot yes\n" {
+		t.Errorf("%+v %q", o, last)
+	}
+	if out, _ := exec.Command("pgrep", "-f", "sleep "+mark).Output(); len(out) > 0 {
+		t.Errorf("survived the sandbox: %s", out)
+	}
+}
+
+// awaitLogs waits until the entrypoint has said want.
+func (x *box) awaitLogs(want string) {
+	x.Helper()
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		r, _ := http.NewRequestWithContext(x.Context(), "GET", "http://sandbox/command/entrypoint/logs", nil)
+		resp, err := x.RoundTripper().RoundTrip(r)
+		if err != nil {
+			x.Fatal(err)
+		}
+		b, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if string(b) == want {
+			return
+		}
+		if time.Now().After(deadline) {
+			x.Fatalf("the entrypoint said %q, want %q", b, want)
+		}
+		time.Sleep(time.Millisecond) // logs are polled
+	}
+}
+
+func TestEntrypointThatCanNotStart(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{"plain": "x", "noshebang": "echo hi", "badloader": "#!/nope/x\n"} {
+		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	os.Chmod(dir+"/plain", 0o644) //nolint:errcheck // the case fails then
+	for _, c := range []struct {
+		argv []string
+		code int
+		says string
+	}{
+		{[]string{"nosuchprogram-x", "arg"}, 127, `entrypoint "nosuchprogram-x": no such file in the image's PATH`},
+		{[]string{"/nope/foo"}, 127, `entrypoint "/nope/foo": no such file in the image`},
+		{[]string{dir + "/plain"}, 126, "not executable"},
+		{[]string{dir}, 126, "is a directory"},
+		{[]string{dir + "/noshebang"}, 126, "without #!"},
+		{[]string{dir + "/badloader"}, 127, "not the interpreter"},
+		{[]string{""}, 127, "no such file"},
+	} {
+		x := start(t, agent.Bootstrap{Entrypoint: c.argv}, "")
+		o, _ := x.ended(c.code)
+		said := x.stderr.String()
+		if o.ExitCode != c.code || !strings.Contains(o.Message, c.says) || !strings.Contains(said, c.says) || strings.Count(said, "\n") != 1 {
+			t.Errorf("%q: %+v; %q", c.argv, o, said)
+		}
+	}
+}
+
+func TestBootErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		b    agent.Bootstrap
+		line string
+		says string
+	}{
+		"no line":    {line: "\n", says: "bootstrap"},
+		"no JSON":    {line: "hello\n", says: "bootstrap"},
+		"no token":   {line: `{"protocol":1}` + "\n", says: "token"},
+		"protocol":   {line: `{"protocol":7,"token":"x"}` + "\n", says: "protocol 7"},
+		"user":       {b: agent.Bootstrap{User: "nosuchuser-x"}, says: "nosuchuser-x"},
+		"workdir":    {b: agent.Bootstrap{Workdir: "/dev/null/x"}, says: "working directory"},
+		"workdir, 2": {b: agent.Bootstrap{Workdir: "rel"}, says: "not absolute"},
+	} {
+		x := start(t, c.b, c.line)
+		err := x.cmd.Wait()
+		said := x.stderr.String()
+		if err == nil || !strings.Contains(said, c.says) || strings.Count(said, "\n") != 1 {
+			t.Errorf("%s: %v; %q", name, err, said)
+		}
+	}
+}
+
+func TestSignals(t *testing.T) {
+	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "trap 'echo term; exit 5' TERM; echo up; while :; do sleep 0.01; done"}}, "")
+	x.ready()
+	x.awaitLogs("up\n")
+	x.cmd.Process.Signal(syscall.SIGHUP)  //nolint:errcheck // it must survive this
+	x.cmd.Process.Signal(syscall.SIGQUIT) //nolint:errcheck // and this
+	if _, code := x.run("true"); code != 0 {
+		t.Error(code)
+	}
+	x.cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // seen below
+	if o, last := x.ended(5); o.ExitCode != 5 || last != "up\nterm\n" {
+		t.Errorf("%+v %q", o, last)
+	}
+
+	x = start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "seq 1 100000; kill -9 $$"}}, "")
+	if o, last := x.ended(137); o.ExitCode != 137 || o.Signal != "SIGKILL" || len(last) != agent.MaxLastOutput || !strings.HasSuffix(last, "\n100000\n") {
+		t.Errorf("%+v, %d bytes", o, len(last))
+	}
+
+	x = start(t, agent.Bootstrap{}, "") // without an entrypoint it lives until told
+	x.ready()
+	x.cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // seen below
+	if o, _ := x.ended(143); o.ExitCode != 143 || o.Signal != "SIGTERM" {
+		t.Errorf("%+v", o)
+	}
+}
+
+func TestRunsAsTheUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		return // only root can become somebody else
+	}
+	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "id -u; id -g; id -G; echo $HOME; sleep 100"}, User: "daemon", Workdir: "/"}, "")
+	x.ready()
+	out, code := x.run("id -u; id -g; id -G; echo $HOME; pwd")
+	if out != "1\n1\n1\n/usr/sbin\n/\n" || code != 0 {
+		t.Errorf("%q %d", out, code)
+	}
+	if _, code := x.run("ls " + x.state); code == 0 {
+		t.Error("a command of another user can read the agent's directory")
+	}
+}
