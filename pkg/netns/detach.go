@@ -158,23 +158,16 @@ func (r *reaper) enlist(m *Manager, name string, index int) error {
 
 // run ends when nobody waits any more.
 func (r *reaper) run(m *Manager, updates <-chan netlink.LinkUpdate, done chan<- struct{}) {
-	defer func() {
-		close(done)
-		if updates != nil {
-			go func() { // its sender may be stuck on us
-				for range updates {
-				}
-			}()
-		}
-	}()
+	defer unsubscribe(updates, done)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	heard := updates
 	for {
 		select {
-		case u, ok := <-updates:
+		case u, ok := <-heard:
 			if !ok {
 				// The kernel had more to say than we could hear: from here on, look.
-				updates = nil
+				heard = nil
 				r.look(m)
 			} else if u.Header.Type == unix.RTM_DELLINK {
 				r.see(u.Attrs().Name)
@@ -189,11 +182,20 @@ func (r *reaper) run(m *Manager, updates <-chan netlink.LinkUpdate, done chan<- 
 		if !any {
 			return
 		}
-		if updates == nil {
+		if heard == nil {
 			next = min(next, 20*time.Millisecond)
 		}
 		timer.Reset(next)
 	}
+}
+
+// unsubscribe ends a LinkSubscribe, whose sender may be stuck on us.
+func unsubscribe(updates <-chan netlink.LinkUpdate, done chan<- struct{}) {
+	close(done)
+	go func() {
+		for range updates {
+		}
+	}()
 }
 
 // see marks the link called name as gone.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	vns "github.com/vishvananda/netns"
@@ -26,6 +27,10 @@ var (
 // dumpTries is how often a listing that changed under the kernel's hands is
 // asked for again (ErrDumpInterrupted).
 const dumpTries = 8
+
+// carrierTimeout bounds the wait for the kernel's link watch: some 0.1 ms, or
+// up to a second where host and guest number the two ends alike.
+const carrierTimeout = 3 * time.Second
 
 // Attach links id to the host under addr and configures both ends.
 //
@@ -67,10 +72,61 @@ func (m *Manager) attach(id string, addr netip.Addr) error {
 	if err != nil {
 		return err
 	}
+	// The end that is up first has no carrier then, and stays without a queue
+	// until the kernel's link watch comes round to it; what is sent before is
+	// lost, and a lost SYN is a second. So both go up early, and the first is
+	// looked at last.
+	if err := writeSysctls(hostLink, outer.Attrs().Name); err != nil {
+		return err
+	}
+	if err := guest.LinkSetUp(inner); err != nil {
+		return fmt.Errorf("guest up: %w", err)
+	}
+	if err := host.LinkSetUp(outer); err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
 	if err := m.setUpHost(host, outer, addr); err != nil {
 		return err
 	}
-	return m.setUpGuest(guest, inner, addr)
+	if err := m.setUpGuest(guest, inner, addr); err != nil {
+		return err
+	}
+	return carries(guest, ns, inner.Attrs().Index)
+}
+
+// carries waits until the link of that index in ns can send.
+func carries(h *netlink.Handle, ns vns.NsHandle, index int) error {
+	running := func() (bool, error) {
+		l, err := h.LinkByIndex(index)
+		return err == nil && l.Attrs().RawFlags&unix.IFF_RUNNING != 0, err
+	}
+	if ok, err := running(); ok || err != nil {
+		return err
+	}
+	updates, done := make(chan netlink.LinkUpdate, 16), make(chan struct{})
+	err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
+		Namespace: &ns, ErrorCallback: func(error) {},
+	})
+	if err != nil {
+		return fmt.Errorf("watch guest link: %w", err)
+	}
+	defer unsubscribe(updates, done)
+	timeout := time.NewTimer(carrierTimeout)
+	defer timeout.Stop()
+	for {
+		// Again after the subscription, and after every event: they say less than the link.
+		if ok, err := running(); ok || err != nil {
+			return err
+		}
+		select {
+		case _, ok := <-updates:
+			if !ok {
+				return errors.New("watch guest link: the kernel lost events")
+			}
+		case <-timeout.C:
+			return fmt.Errorf("no carrier after %v", carrierTimeout)
+		}
+	}
 }
 
 // pair returns both ends of the link called name, made if need be.
@@ -134,12 +190,6 @@ func existing(host, guest *netlink.Handle, name string) (outer, inner netlink.Li
 }
 
 func (m *Manager) setUpHost(h *netlink.Handle, l netlink.Link, addr netip.Addr) error {
-	if err := writeSysctls(hostLink, l.Attrs().Name); err != nil {
-		return err
-	}
-	if err := h.LinkSetUp(l); err != nil {
-		return fmt.Errorf("up: %w", err)
-	}
 	index := l.Attrs().Index
 	// Nobody asks by ARP and nobody would answer.
 	if err := h.NeighSet(neighbour(index, addr, guestMAC)); err != nil {
@@ -164,9 +214,6 @@ func (m *Manager) setUpGuest(h *netlink.Handle, l netlink.Link, addr netip.Addr)
 	}
 	if err := h.AddrReplace(l, &netlink.Addr{IPNet: single(addr)}); err != nil {
 		return fmt.Errorf("guest address: %w", err)
-	}
-	if err := h.LinkSetUp(l); err != nil {
-		return fmt.Errorf("guest up: %w", err)
 	}
 	index := l.Attrs().Index
 	if err := h.NeighSet(neighbour(index, m.Gateway, hostMAC)); err != nil {

@@ -431,3 +431,36 @@ func TestForeignNames(t *testing.T) {
 		t.Error("attach with an IPv6 address worked")
 	}
 }
+
+// TestAttachedCarries: what is sent right after Attach arrives. A SYN that is
+// lost shows as a second.
+func TestAttachedCarries(t *testing.T) {
+	m := newManager(t)
+	for round := range 5 {
+		var wg sync.WaitGroup
+		for i := range 10 {
+			i += 10 * round
+			wg.Go(func() {
+				if err := errors.Join(
+					m.CreateNamespaces(t.Context(), id(i), false, 0),
+					m.Attach(t.Context(), id(i), addr(i)),
+				); err != nil {
+					t.Error(err)
+					return
+				}
+				start := time.Now()
+				// Nobody listens, and the guest's kernel says so.
+				_, err := net.DialTimeout("tcp", netip.AddrPortFrom(addr(i), 44772).String(), 3*time.Second)
+				if d := time.Since(start); !errors.Is(err, unix.ECONNREFUSED) || d > 500*time.Millisecond {
+					t.Errorf("the first packet was answered after %v: %v", d, err)
+				}
+			})
+		}
+		wg.Wait()
+		for i := range 10 { // deletions make the link watch wait for its lock
+			if err := errors.Join(m.Detach(t.Context(), id(10*round+i)), m.DeleteNamespaces(t.Context(), id(10*round+i))); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}

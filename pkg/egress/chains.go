@@ -1,0 +1,377 @@
+package egress
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/coreos/go-iptables/iptables"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+)
+
+// The marks of a verdict. Three bits are ours; the rest of a packet's mark is
+// left to others.
+const (
+	markAllow = 0x1000000
+	markDeny  = 0x2000000
+	markMask  = 0x7000000
+)
+
+// dnsPort is where the resolver listens, on the gateway.
+const dnsPort = 15353
+
+// xtablesWait is how many seconds to wait for the lock of iptables.
+const xtablesWait = 5
+
+// rulesOf is a rule set as text: table, chain, rules as iptables -S prints
+// them, without "-A CHAIN".
+type rulesOf map[string]map[string][]string
+
+// tables in the order in which a packet meets them. They are filled and hooked
+// in this order, too: what is not marked yet is dropped in filter.
+var tables = []string{"raw", "mangle", "nat", "filter"}
+
+// wanted returns the chains, and the jumps to them from the built-in chains.
+//
+// Chains exist in two generations, so that new text is complete before it is
+// hooked in and the old is unhooked after that: iptables can not replace a
+// chain at once. All text is in the normal form of iptables -S, so that it can
+// be compared with what the kernel has.
+func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generation int) (chains, hooks rulesOf) {
+	suffix := ""
+	if generation > 0 {
+		suffix = "-B"
+	}
+	r := strings.NewReplacer(
+		"LINKS", i.LinkMatch(), // this instance's
+		"SRC", i.Set("src"),
+		"NUMBER", fmt.Sprint(i.Queue()),
+		"GATEWAY", gateway.String(),
+		"POOL", pool.Masked().String(),
+		"ALLOW", fmt.Sprintf("0x%x/0x%x", markAllow, markMask),
+		"DENIED", fmt.Sprintf("0x%x/0x%x", markDeny, markMask),
+		"UNMARKED", fmt.Sprintf("0x0/0x%x", markMask),
+		"DNSPORT", fmt.Sprint(dnsPort),
+		"@", i.Chain(""), // @RAW is the chain RAW
+		"$", suffix,
+		"LIMIT", i.Set("limit")+strings.ToLower(suffix), // a hashlimit table: the first rule to name it gives it its limits
+	)
+	return expand(r, chainText), expand(r, hookText)
+}
+
+func expand(r *strings.Replacer, text string) rulesOf {
+	out := rulesOf{}
+	table := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+			out[table] = map[string][]string{}
+		case line != "":
+			f := strings.Fields(r.Replace(line)) // -A CHAIN rule
+			out[table][f[1]] = append(out[table][f[1]], strings.Join(f[2:], " "))
+		}
+	}
+	return out
+}
+
+// chainText is egress.md §2 without names in rules, proxies and remembered
+// flows. NFLOG is for whoever wants to look: tcpdump -i nflog:NUMBER.
+const chainText = `
+*raw
+-A @RAW$ -m set ! --match-set SRC src,src -m limit --limit 10/sec --limit-burst 20 -j NFLOG --nflog-prefix spoof --nflog-group NUMBER
+-A @RAW$ -m set ! --match-set SRC src,src -j DROP
+-A @RAW$ -m addrtype --dst-type BROADCAST,MULTICAST -j DROP
+*mangle
+-A @PRE$ -j MARK --set-xmark UNMARKED
+-A @PRE$ -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN
+-A @PRE$ -m conntrack --ctstate INVALID -j DROP
+-A @PRE$ -p udp -m udp --dport 53 -m hashlimit --hashlimit-above 200/sec --hashlimit-burst 400 --hashlimit-mode srcip --hashlimit-name LIMIT-dns -j DROP
+-A @PRE$ -p udp -m udp --dport 53 -j RETURN
+-A @PRE$ -p tcp -m tcp --dport 53 -j RETURN
+-A @PRE$ -d GATEWAY/32 -j RETURN
+-A @PRE$ -m connlimit --connlimit-above 1024 --connlimit-mask 32 --connlimit-saddr -j MARK --set-xmark DENIED
+-A @PRE$ -m hashlimit --hashlimit-above 200/sec --hashlimit-burst 1000 --hashlimit-mode srcip --hashlimit-name LIMIT-new -j MARK --set-xmark DENIED
+-A @PRE$ -m mark --mark DENIED -j RETURN
+-A @PRE$ -j NFQUEUE --queue-num NUMBER --queue-bypass
+*nat
+-A @NAT$ -p udp -m udp --dport 53 -j DNAT --to-destination GATEWAY:DNSPORT
+-A @NAT$ -p tcp -m tcp --dport 53 -j DNAT --to-destination GATEWAY:DNSPORT
+*filter
+-A @DENY$ -m hashlimit --hashlimit-upto 20/sec --hashlimit-burst 50 --hashlimit-mode srcip --hashlimit-name LIMIT-log -j NFLOG --nflog-prefix deny --nflog-group NUMBER
+-A @DENY$ -p tcp -j REJECT --reject-with tcp-reset
+-A @DENY$ -j REJECT --reject-with icmp-port-unreachable
+-A @FORWARD$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A @FORWARD$ -o sb-+ -j @DENY$
+-A @FORWARD$ -d 169.254.0.0/16 -j @DENY$
+-A @FORWARD$ -m mark --mark ALLOW -j ACCEPT
+-A @FORWARD$ -m mark --mark UNMARKED -j DROP
+-A @FORWARD$ -j @DENY$
+-A @BACK$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A @BACK$ -j DROP
+-A @INPUT$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A @INPUT$ -d GATEWAY/32 -p udp -m udp --dport DNSPORT -m conntrack --ctstate DNAT -j ACCEPT
+-A @INPUT$ -d GATEWAY/32 -p tcp -m tcp --dport DNSPORT -m conntrack --ctstate DNAT -j ACCEPT
+-A @INPUT$ -j @DENY$
+`
+
+// hookText: last in a table is first in its chain.
+const hookText = `
+*raw
+-A PREROUTING -i LINKS -j @RAW$
+*mangle
+-A PREROUTING -i LINKS -j @PRE$
+*nat
+-A PREROUTING -i LINKS -j @NAT$
+-A POSTROUTING -s POOL ! -o sb-+ -j MASQUERADE
+*filter
+-A INPUT -i LINKS -j @INPUT$
+-A FORWARD ! -i LINKS -o LINKS -j @BACK$
+-A FORWARD -i LINKS -j @FORWARD$
+`
+
+// hook6Text drops IPv6 both ways.
+const hook6Text = `
+*raw
+-A PREROUTING -i LINKS -j DROP
+*filter
+-A OUTPUT -o LINKS -j DROP
+`
+
+// chains keeps the chains of an instance in the kernel.
+type chains struct {
+	inst    instance.Instance
+	pool    netip.Prefix
+	gateway netip.Addr
+	log     *slog.Logger
+	v4, v6  *iptables.IPTables // v6 is nil where the host has none
+
+	foreign sync.Once // the warning about another family of tables
+
+	// installed is what iptables printed right after an install: another
+	// version may print a rule in another form than ours.
+	installed rulesOf
+	// moves counts how often the hooks were put in front again.
+	moves int
+}
+
+// maxMoves is when to stop putting the hooks in front: somebody else insists, too.
+const maxMoves = 3
+
+func newChains(i instance.Instance, pool netip.Prefix, gateway netip.Addr, log *slog.Logger) (*chains, error) {
+	c := &chains{inst: i, pool: pool, gateway: gateway, log: log}
+	var err error
+	if c.v4, err = iptables.New(iptables.IPFamily(iptables.ProtocolIPv4), iptables.Timeout(xtablesWait)); err != nil {
+		return nil, fmt.Errorf("iptables: %w: install the Debian package iptables", err)
+	}
+	c.v6, err = iptables.New(iptables.IPFamily(iptables.ProtocolIPv6), iptables.Timeout(xtablesWait))
+	if err == nil {
+		_, err = c.v6.ListChains("raw")
+	}
+	if err != nil {
+		c.v6 = nil
+		log.Warn("ip6tables does not work here: IPv6 of sandboxes is blocked by disable_ipv6 on their links alone", "err", err)
+	}
+	return c, nil
+}
+
+// save reads all rules at once.
+func (c *chains) save() (rulesOf, error) {
+	cmd := exec.Command("iptables-save")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return nil, fmt.Errorf("iptables-save: %w: %s", err, strings.TrimSpace(stderr.String()))
+	}
+	if strings.Contains(stdout.String()+stderr.String(), "tables present") {
+		c.foreign.Do(func() {
+			c.log.Warn("this host has rules of both iptables-legacy and iptables-nft: one that drops in the other family wins over what sandboxd accepts")
+		})
+	}
+	return parseSave(stdout.String()), nil
+}
+
+func parseSave(text string) rulesOf {
+	out := rulesOf{}
+	table := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		switch {
+		case strings.HasPrefix(line, "*"):
+			table = line[1:]
+			out[table] = map[string][]string{}
+		case strings.HasPrefix(line, ":"):
+			name, _, _ := strings.Cut(line[1:], " ")
+			out[table][name] = nil
+		case strings.HasPrefix(line, "-A "):
+			name, rule, _ := strings.Cut(line[3:], " ")
+			out[table][name] = append(out[table][name], strings.Join(strings.Fields(rule), " "))
+		}
+	}
+	return out
+}
+
+// ours cuts from all what belongs to the instance, hooks included and in the
+// position they have among the rules of others: behind is how many rules that
+// are not of sandboxd stand before the last hook of a chain.
+func (c *chains) ours(all rulesOf) (mine rulesOf, behind int) {
+	mine = rulesOf{}
+	mark := c.inst.Chain("")
+	masquerade := "-s " + c.pool.Masked().String() + " "
+	for table, chains := range all {
+		mine[table] = map[string][]string{}
+		for name, rules := range chains {
+			if strings.HasPrefix(name, mark) {
+				mine[table][name] = rules
+				continue
+			}
+			foreign := 0
+			for _, r := range rules {
+				switch {
+				case strings.Contains(r, "-j "+mark), strings.HasPrefix(r, masquerade):
+					mine[table][name] = append(mine[table][name], r)
+					behind += foreign
+				case !strings.Contains(r, "-j SANDBOXD-") && name != "POSTROUTING":
+					foreign++
+				}
+			}
+		}
+	}
+	return mine, behind
+}
+
+// equal compares what is mine, chains without rules included.
+func equal(a, b rulesOf) bool {
+	for _, t := range tables {
+		if len(a[t]) != len(b[t]) {
+			return false
+		}
+		for name, rules := range a[t] {
+			other, ok := b[t][name]
+			if !ok || !slices.Equal(rules, other) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// merged is all that an instance has of one generation.
+func (c *chains) merged(generation int) rulesOf {
+	chains, hooks := wanted(c.inst, c.pool, c.gateway, generation)
+	for table, h := range hooks {
+		for name, rules := range h {
+			// Inserted one by one at the top, the last comes first.
+			rules = slices.Clone(rules)
+			slices.Reverse(rules)
+			chains[table][name] = rules
+		}
+	}
+	return chains
+}
+
+// standing reports whether what is in the kernel is what should be.
+func (c *chains) standing() (bool, error) {
+	all, err := c.save()
+	if err != nil {
+		return false, err
+	}
+	mine, behind := c.ours(all)
+	if behind > 0 {
+		if c.moves++; c.moves <= maxMoves {
+			return false, nil
+		}
+		if c.moves == maxMoves+1 {
+			c.log.Warn("another program keeps its iptables rules in front of sandboxd's; one that accepts a packet of a sandbox lets it out unasked", "rules", behind)
+		}
+	}
+	if c.installed != nil {
+		return equal(mine, c.installed), nil
+	}
+	for g := range 2 {
+		if equal(mine, c.merged(g)) {
+			c.installed = mine
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// hooked reports whether packets meet the chains of a generation, all of them.
+func (c *chains) hooked(mine rulesOf, generation int) bool {
+	chains, hooks := wanted(c.inst, c.pool, c.gateway, generation)
+	for table, h := range hooks {
+		for name, rules := range h {
+			for _, r := range rules {
+				if !slices.Contains(mine[table][name], r) {
+					return false
+				}
+			}
+		}
+	}
+	for table, cs := range chains {
+		for name := range cs {
+			if len(mine[table][name]) == 0 {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// install makes the chains stand. Where a generation is hooked the other is
+// built, hooked in front of it, and only then the old one is taken away.
+func (c *chains) install() error {
+	all, err := c.save()
+	if err != nil {
+		return err
+	}
+	mine, _ := c.ours(all)
+	generation := 0
+	if c.hooked(mine, 0) {
+		generation = 1
+	}
+	// Remainders of an install that was cut short.
+	if err := c.remove(mine, generation); err != nil {
+		return err
+	}
+	chains, hooks := wanted(c.inst, c.pool, c.gateway, generation)
+	for _, table := range tables {
+		if err := c.fill(table, chains[table]); err != nil {
+			return err
+		}
+	}
+	for _, table := range tables {
+		for name, rules := range hooks[table] {
+			for _, r := range rules {
+				if !strings.Contains(r, c.inst.Chain("")) && slices.Contains(mine[table][name], r) {
+					continue // MASQUERADE: one is enough, anywhere
+				}
+				if err := c.v4.Insert(table, name, 1, strings.Fields(r)...); err != nil {
+					return fmt.Errorf("hook into %s %s: %w", table, name, err)
+				}
+			}
+		}
+	}
+	if err := c.remove(mine, 1-generation); err != nil {
+		return err
+	}
+	if err := c.install6(); err != nil {
+		return err
+	}
+	if all, err = c.save(); err != nil {
+		return err
+	}
+	c.installed, _ = c.ours(all)
+	if !equal(c.installed, c.merged(generation)) {
+		c.log.Info("this iptables prints rules in another form; they are installed anew at every start")
+	}
+	return nil
+}

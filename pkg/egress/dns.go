@@ -1,0 +1,326 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+const (
+	dnsInFlight = 64              // queries of one sandbox under way; more get SERVFAIL
+	dnsConns    = 16              // TCP connections of one sandbox; more are closed
+	dnsTimeout  = 2 * time.Second // for an answer, over all upstreams
+	dnsIdle     = 5 * time.Second // of a TCP connection
+	dnsUDPSize  = 1232            // what we tell upstreams, and at most send: no fragments (DNS flag day 2020)
+
+	resolvConf = "/etc/resolv.conf"
+)
+
+// dnsBudget is what a sandbox uses of the resolver.
+type dnsBudget struct {
+	queries, conns atomic.Int32
+}
+
+func take(n *atomic.Int32, limit int32) bool {
+	if n.Add(1) > limit {
+		n.Add(-1)
+		return false
+	}
+	return true
+}
+
+// The resolver answers what sandboxes send to port 53, whatever server they
+// meant: it arrives here by DNAT. For a sandbox with an open network it asks
+// the upstreams; any other is refused at once, since in this release its rules
+// know no names. It keeps no cache: the upstream does.
+type resolver struct {
+	e         *Engine
+	log       *slog.Logger
+	fixed     bool // upstreams are configured, not those of resolv.conf
+	upstreams atomic.Pointer[[]netip.AddrPort]
+	servers   []*dns.Server
+	done      sync.WaitGroup
+}
+
+func newResolver(e *Engine) (*resolver, error) {
+	r := &resolver{e: e, log: e.log, fixed: len(e.cfg.Upstreams) > 0}
+	r.upstreams.Store(&e.cfg.Upstreams)
+	r.refresh()
+	addr := netip.AddrPortFrom(e.cfg.Gateway, dnsPort).String()
+	// The gateway's address may come to lo after this.
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
+		}), err)
+	}}
+	ctx := context.Background() // only a name would take time
+	pc, err := lc.ListenPacket(ctx, "udp4", addr)
+	if err != nil {
+		return nil, fmt.Errorf("resolver: %w (another daemon with this gateway?)", err)
+	}
+	l, err := lc.Listen(ctx, "tcp4", addr)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("resolver: %w", err), pc.Close())
+	}
+	idle := func() time.Duration { return dnsIdle }
+	r.servers = []*dns.Server{
+		{PacketConn: pc, Handler: r, UDPSize: 4096},
+		{Listener: &budgetListener{Listener: l, e: e}, Handler: r, ReadTimeout: dnsTimeout, WriteTimeout: dnsTimeout, IdleTimeout: idle},
+	}
+	return r, nil
+}
+
+func (r *resolver) serve() {
+	for _, s := range r.servers {
+		r.done.Go(func() {
+			if err := s.ActivateAndServe(); err != nil && !errors.Is(err, net.ErrClosed) {
+				r.log.Error("resolver ended: sandboxes resolve no names until the daemon is restarted", "err", err)
+			}
+		})
+	}
+}
+
+func (r *resolver) close() error {
+	for _, s := range r.servers {
+		if s.PacketConn != nil {
+			s.PacketConn.Close()
+		}
+		if s.Listener != nil {
+			s.Listener.Close()
+		}
+	}
+	r.done.Wait()
+	return nil
+}
+
+// refresh reads resolv.conf again, unless the upstreams are configured.
+func (r *resolver) refresh() {
+	if r.fixed {
+		return
+	}
+	conf, err := dns.ClientConfigFromFile(resolvConf)
+	if err != nil {
+		if !errors.Is(err, os.ErrNotExist) {
+			r.log.Warn("nameservers not read", "err", err)
+		}
+		return
+	}
+	var list []netip.AddrPort
+	for _, s := range conf.Servers {
+		if a, err := netip.ParseAddr(s); err == nil {
+			list = append(list, netip.AddrPortFrom(a, 53))
+		}
+	}
+	if len(list) > 0 {
+		r.upstreams.Store(&list)
+	}
+}
+
+// ServeDNS answers one query.
+func (r *resolver) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
+	from, err := netip.ParseAddrPort(w.RemoteAddr().String())
+	if err != nil {
+		return
+	}
+	s := r.e.lookup(from.Addr().Unmap())
+	start := time.Now()
+	m := r.respond(s, q)
+	_, isUDP := w.RemoteAddr().(*net.UDPAddr)
+	limit := dns.MaxMsgSize
+	if isUDP {
+		limit = dns.MinMsgSize
+		if opt := q.IsEdns0(); opt != nil {
+			limit = min(max(int(opt.UDPSize()), dns.MinMsgSize), dnsUDPSize)
+		}
+	}
+	m.Truncate(limit)
+	if err := w.WriteMsg(m); err != nil {
+		r.log.Debug("dns answer not sent", "err", err)
+	}
+	if s != nil && len(q.Question) == 1 && r.log.Enabled(context.Background(), slog.LevelDebug) {
+		r.log.Debug("dns", "sandbox", s.id, "name", q.Question[0].Name, "type", dns.TypeToString[q.Question[0].Qtype],
+			"rcode", dns.RcodeToString[m.Rcode], "answers", len(m.Answer), "dur", time.Since(start))
+	}
+}
+
+// respond makes the answer to q.
+func (r *resolver) respond(s *sandbox, q *dns.Msg) *dns.Msg {
+	m := new(dns.Msg)
+	m.SetReply(q)
+	m.RecursionAvailable = true
+	if opt := q.IsEdns0(); opt != nil {
+		m.SetEdns0(dnsUDPSize, false) // without options: no cookies, no client subnet
+	}
+	fail := func(rcode int) *dns.Msg {
+		m.Rcode = rcode
+		return m
+	}
+	if q.Opcode != dns.OpcodeQuery || q.Response {
+		return fail(dns.RcodeNotImplemented)
+	}
+	if len(q.Question) != 1 {
+		return fail(dns.RcodeFormatError)
+	}
+	if s == nil || s.policy.Load().mode != record.NetworkOpen {
+		return fail(dns.RcodeRefused)
+	}
+	question := q.Question[0]
+	switch {
+	case question.Qclass != dns.ClassINET:
+		return fail(dns.RcodeRefused)
+	case question.Qtype == dns.TypeANY, question.Qtype == dns.TypeAXFR, question.Qtype == dns.TypeIXFR:
+		return fail(dns.RcodeRefused)
+	case question.Qtype == dns.TypeAAAA, question.Qtype == dns.TypeHTTPS, question.Qtype == dns.TypeSVCB:
+		return m // no data: IPv6 is blocked, and the other two carry addresses
+	}
+	if !take(&s.dns.queries, dnsInFlight) {
+		return fail(dns.RcodeServerFailure)
+	}
+	defer s.dns.queries.Add(-1)
+	a, err := r.forward(question)
+	if err != nil {
+		r.log.Debug("dns upstream", "sandbox", s.id, "err", err)
+		return fail(dns.RcodeServerFailure)
+	}
+	m.Rcode = a.Rcode
+	m.AuthenticatedData = false
+	m.Answer = r.filter(s, a.Answer)
+	m.Ns = r.filter(s, a.Ns)
+	return m
+}
+
+// forward asks the upstreams in turn, by UDP and, where that is too short, TCP.
+func (r *resolver) forward(question dns.Question) (*dns.Msg, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), dnsTimeout)
+	defer cancel()
+	upstreams := *r.upstreams.Load()
+	if len(upstreams) == 0 {
+		return nil, fmt.Errorf("no nameserver is known: %s names none and none is configured", resolvConf)
+	}
+	var errs []error
+	for i, u := range upstreams {
+		left := time.Duration(len(upstreams) - i)
+		deadline, _ := ctx.Deadline()
+		try, stop := context.WithTimeout(ctx, time.Until(deadline)/left)
+		a, err := ask(try, u, question)
+		stop()
+		if err == nil {
+			return a, nil
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", u, err))
+	}
+	return nil, errors.Join(errs...)
+}
+
+// ask sends a query of our own making: a fresh id and port, the letters of the
+// name in random case, nothing else of what the guest sent.
+func ask(ctx context.Context, upstream netip.AddrPort, question dns.Question) (*dns.Msg, error) {
+	q := new(dns.Msg)
+	q.SetQuestion(randomCase(question.Name), question.Qtype)
+	q.SetEdns0(dnsUDPSize, false)
+	for _, network := range []string{"udp", "tcp"} {
+		c := dns.Client{Net: network, UDPSize: dnsUDPSize, Timeout: dnsTimeout}
+		a, _, err := c.ExchangeContext(ctx, q, upstream.String())
+		if err != nil {
+			return nil, err
+		}
+		if len(a.Question) != 1 || a.Question[0].Qtype != question.Qtype || !strings.EqualFold(a.Question[0].Name, question.Name) {
+			return nil, errors.New("answer to another question")
+		}
+		if network == "udp" && a.Truncated {
+			continue
+		}
+		for _, section := range [][]dns.RR{a.Answer, a.Ns} {
+			for _, rr := range section {
+				if h := rr.Header(); strings.EqualFold(h.Name, question.Name) {
+					h.Name = question.Name // in the guest's letters again
+				}
+			}
+		}
+		return a, nil
+	}
+	return nil, errors.New("truncated over TCP")
+}
+
+// randomCase makes an answer harder to forge (0x20 encoding).
+func randomCase(name string) string {
+	b := []byte(name)
+	for i, c := range b {
+		if ('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z') && rand.IntN(2) == 0 {
+			b[i] = c ^ 0x20
+		}
+	}
+	return string(b)
+}
+
+// filter takes out what must not be believed of a public name: addresses of the
+// host and its networks (rebinding), and IPv6. A private address stays if a
+// rule names it.
+func (r *resolver) filter(s *sandbox, rrs []dns.RR) []dns.RR {
+	p := s.policy.Load()
+	var out []dns.RR
+	for _, rr := range rrs {
+		switch rr := rr.(type) {
+		case *dns.AAAA, *dns.HTTPS, *dns.SVCB:
+			continue
+		case *dns.A:
+			a, ok := netip.AddrFromSlice(rr.A.To4())
+			if !ok || r.e.blocks(a) != "" || containing(private, a) != "" && !p.names(a) {
+				continue
+			}
+		}
+		out = append(out, rr)
+	}
+	return out
+}
+
+// budgetListener closes connections beyond what a sandbox may have: this port
+// is not under connlimit.
+type budgetListener struct {
+	net.Listener
+	e *Engine
+}
+
+// Accept returns the next connection that is within budget.
+func (l *budgetListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		from, err := netip.ParseAddrPort(c.RemoteAddr().String())
+		if err == nil {
+			if s := l.e.lookup(from.Addr().Unmap()); s != nil && take(&s.dns.conns, dnsConns) {
+				return &budgetConn{Conn: c, give: sync.OnceFunc(func() { s.dns.conns.Add(-1) })}, nil
+			}
+		}
+		c.Close()
+	}
+}
+
+type budgetConn struct {
+	net.Conn
+	give func()
+}
+
+// Close closes the connection and gives its place to another.
+func (c *budgetConn) Close() error {
+	c.give()
+	return c.Conn.Close()
+}

@@ -1,0 +1,329 @@
+// Package egress decides what a sandbox may reach.
+//
+// The kernel asks once for each new flow, in Go, and carries the answer for the
+// rest of it:
+//
+//	sb-<id> ─▶ raw       source address belongs to that link?   else drop
+//	           mangle    first packet of a flow: NFQUEUE ──▶ Engine: hard blocks,
+//	              │                                 ◀── mark    then rules, then mode
+//	           nat       port 53, whatever the server ──▶ the resolver of the Engine
+//	           filter    to the host: that resolver only, else refused
+//	              │      elsewhere: mark ALLOW ─▶ out, masqueraded
+//	              ▼                 mark DENY  ─▶ refused at once (RST, port unreachable)
+//	                                no mark    ─▶ dropped
+//
+// The chains are static and match every link of the instance; a sandbox is one
+// entry, address and link, in the set SRC. Without it nothing a sandbox sends
+// passes, so registering is what opens and unregistering is the kill switch.
+//
+// What surprises: everything keeps standing when the daemon is gone. The queue
+// then has no reader and lets packets by without a mark, established flows pass
+// by conntrack, and a flow without a mark is dropped in FORWARD: what was open
+// goes on and nothing new opens. Nothing is remembered to make it otherwise;
+// a SYN that is dropped is sent again and answered after the restart.
+//
+// The kernel rules repeat the blocks that no policy may open (the host, other
+// sandboxes, link-local), so that an error in Go can not open them.
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Config says for whom an Engine decides. Only Instance is needed.
+type Config struct {
+	Instance instance.Instance
+	// Pool holds the addresses of all sandboxes; Gateway is the host's address
+	// towards them and that of the resolver. Zero: those of the instance.
+	Pool    netip.Prefix
+	Gateway netip.Addr
+	// Upstreams are asked for names, in this order. Empty: the nameservers of
+	// /etc/resolv.conf, as they are at the time.
+	Upstreams []netip.AddrPort
+	Logger    *slog.Logger // nil: discard
+	// OnDeny, if not nil, hears of denied flows, one call at a time and outside
+	// the packet path; at most 100 a second for each sandbox, and some may be
+	// lost under load.
+	OnDeny func(Denial)
+}
+
+// Denial is a flow that was refused.
+type Denial struct {
+	ID    string         // of the sandbox
+	Proto string         // "tcp", "udp", "icmp", or a number
+	Dst   netip.AddrPort // port 0 where the protocol has none
+	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
+}
+
+// Engine is the egress of one instance.
+type Engine struct {
+	cfg    Config
+	log    *slog.Logger
+	sets   *netlink.Handle
+	chains *chains
+	queue  *queue
+	dns    *resolver
+	flows  *flusher
+	stop   context.CancelFunc
+	done   sync.WaitGroup
+
+	hosts   atomic.Pointer[map[netip.Addr]bool] // addresses of this host
+	held    []*heldLink                         // down until the chains stand; of open and guard only
+	denials chan Denial
+
+	mu     sync.RWMutex
+	byID   map[string]*sandbox
+	byAddr map[netip.Addr]*sandbox
+}
+
+// sandbox is one registered source.
+type sandbox struct {
+	id     string
+	addr   netip.Addr
+	policy atomic.Pointer[policy]
+	dns    dnsBudget
+	deny   rate // only the reader of the queue touches it
+}
+
+// Open makes the packet layer stand and starts to decide. It fails if the host
+// lacks what it needs, with the name of the package or kernel module; nothing
+// is open then. Sandboxes that were registered before stay so in the kernel
+// and must be registered again before new flows of theirs can open.
+func Open(ctx context.Context, cfg Config) (*Engine, error) {
+	if !cfg.Pool.IsValid() {
+		cfg.Pool = cfg.Instance.Pool()
+	}
+	if !cfg.Gateway.IsValid() {
+		cfg.Gateway = cfg.Instance.Gateway()
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	e := &Engine{
+		cfg: cfg, log: cfg.Logger,
+		byID: map[string]*sandbox{}, byAddr: map[netip.Addr]*sandbox{},
+		denials: make(chan Denial, 1024),
+	}
+	if err := e.open(ctx); err != nil {
+		return nil, errors.Join(fmt.Errorf("open egress of instance %s: %w", cfg.Instance, err), e.Close())
+	}
+	return e, nil
+}
+
+// open follows egress.md §12: sets, chains that refer to them, resolver, queue.
+func (e *Engine) open(ctx context.Context) (err error) {
+	if e.sets, err = netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE); err != nil {
+		return err
+	}
+	if err := e.createSet(); err != nil {
+		return err
+	}
+	if e.chains, err = newChains(e.cfg.Instance, e.cfg.Pool, e.cfg.Gateway, e.log); err != nil {
+		return err
+	}
+	if err := e.refreshHosts(); err != nil {
+		return err
+	}
+	if err := e.restore(ctx); err != nil {
+		return err
+	}
+	if e.dns, err = newResolver(e); err != nil {
+		return err
+	}
+	if e.queue, err = openQueue(ctx, e.cfg.Instance.Queue()); err != nil {
+		return err
+	}
+	if e.flows, err = newFlusher(e.log); err != nil {
+		return err
+	}
+	run, stop := context.WithCancel(context.WithoutCancel(ctx))
+	e.stop = stop
+	e.done.Go(func() { e.serveQueue(run) })
+	e.done.Go(func() { e.tellDenials(run) })
+	e.done.Go(func() { e.guard(run) })
+	e.done.Go(func() { e.flows.run(run) })
+	e.dns.serve()
+	return nil
+}
+
+// Close stops deciding. Chains and sets stay, closed: established flows go on
+// and nothing new opens. It may be called twice.
+func (e *Engine) Close() error {
+	var errs []error
+	if e.stop != nil {
+		e.stop()
+	}
+	if e.queue != nil {
+		errs = append(errs, e.queue.close())
+	}
+	if e.dns != nil {
+		errs = append(errs, e.dns.close())
+	}
+	e.done.Wait()
+	if e.sets != nil {
+		e.sets.Close()
+	}
+	e.stop, e.queue, e.dns = nil, nil, nil
+	return errors.Join(errs...)
+}
+
+// Register lets the sandbox id send from addr by its link, under the policy n.
+// Calling it again replaces the policy, for new flows.
+//
+// The policy is in force before the first packet passes.
+func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n record.Network) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("register %s: %w", id, err)
+	}
+	p, err := compile(n)
+	if err != nil {
+		return err
+	}
+	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
+		return fmt.Errorf("register %s: address %s is not of the pool %s", id, addr, e.cfg.Pool)
+	}
+	if err := e.publish(id, addr, p); err != nil {
+		return err
+	}
+	if err := e.addSource(id, addr); err != nil {
+		return fmt.Errorf("register %s as %s: %w", id, addr, err)
+	}
+	return nil
+}
+
+func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if other := e.byAddr[addr]; other != nil && other.id != id {
+		return fmt.Errorf("register %s: address %s belongs to %s", id, addr, other.id)
+	}
+	s := e.byID[id]
+	if s == nil || s.addr != addr {
+		if s != nil {
+			delete(e.byAddr, s.addr)
+		}
+		s = &sandbox{id: id, addr: addr}
+		e.byID[id], e.byAddr[addr] = s, s
+	}
+	s.policy.Store(p)
+	return nil
+}
+
+// Unregister cuts id off, established flows from it included, and forgets its
+// policy. Its conntrack entries follow; Gone waits for that. Absent is success.
+func (e *Engine) Unregister(ctx context.Context, id string) error {
+	e.mu.Lock()
+	s := e.byID[id]
+	e.mu.Unlock()
+	var addrs []netip.Addr
+	if s != nil {
+		addrs = append(addrs, s.addr)
+	} else {
+		// Registered by a daemon before this one.
+		sources, err := e.sources()
+		if err != nil {
+			return fmt.Errorf("unregister %s: %w", id, err)
+		}
+		for _, src := range sources {
+			if src.id == id {
+				addrs = append(addrs, src.addr)
+			}
+		}
+	}
+	for _, a := range addrs {
+		if err := e.delSource(id, a); err != nil {
+			return fmt.Errorf("unregister %s: %w", id, err)
+		}
+	}
+	e.mu.Lock()
+	if s != nil && e.byID[id] == s {
+		delete(e.byID, id)
+		delete(e.byAddr, s.addr)
+	}
+	e.mu.Unlock()
+	e.flows.forget(id, addrs)
+	return nil
+}
+
+// Gone waits until no trace of the flows of id is left, or ctx ends. Until then
+// its address must not be given to another, who would get the replies.
+func (e *Engine) Gone(ctx context.Context, id string) error {
+	select {
+	case <-e.flows.gone(id):
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of the flows of %s: %w", id, ctx.Err())
+	}
+}
+
+// ListRegistered lists the IDs that may send.
+func (e *Engine) ListRegistered(context.Context) ([]string, error) {
+	sources, err := e.sources()
+	if err != nil {
+		return nil, fmt.Errorf("list registered: %w", err)
+	}
+	ids := make([]string, 0, len(sources))
+	for _, s := range sources {
+		ids = append(ids, s.id)
+	}
+	return ids, nil
+}
+
+// lookup returns the sandbox that has addr, or nil.
+func (e *Engine) lookup(addr netip.Addr) *sandbox {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return e.byAddr[addr]
+}
+
+// deniedPerSecond bounds what one sandbox can have the daemon say about it.
+const deniedPerSecond = 100
+
+// rate counts in whole seconds.
+type rate struct {
+	second int64
+	n      int
+}
+
+func (r *rate) allow(now time.Time, limit int) bool {
+	if s := now.Unix(); s != r.second {
+		r.second, r.n = s, 0
+	}
+	r.n++
+	return r.n <= limit
+}
+
+// tell passes a denial on, if it may and can.
+func (e *Engine) tell(s *sandbox, f flow, why string) {
+	if e.cfg.OnDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
+		return
+	}
+	select {
+	case e.denials <- Denial{ID: s.id, Proto: protoName(f.proto), Dst: netip.AddrPortFrom(f.dst, f.port), Rule: why}:
+	default:
+	}
+}
+
+func (e *Engine) tellDenials(ctx context.Context) {
+	for {
+		select {
+		case d := <-e.denials:
+			e.cfg.OnDeny(d)
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,186 @@
+package egress
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// ParseRule reads an allow rule as people write it:
+//
+//	CIDR[:PORT[-PORT]][/PROTO]      1.2.3.4   203.0.113.0/24:443   1.2.3.4:53/udp
+//
+// It takes one spelling of everything: no leading zeros, no host bits, no names
+// and no IPv6. The error says what to write instead.
+func ParseRule(s string) (record.Rule, error) {
+	r := record.Rule{Allow: true}
+	bad := func(format string, args ...any) (record.Rule, error) {
+		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: "+format+"; write CIDR[:port[-port]][/proto], as 203.0.113.0/24:443/tcp", append([]any{s}, args...)...)
+	}
+	rest := s
+	// What follows the last slash is a protocol unless it starts as a number.
+	if i := strings.LastIndexByte(rest, '/'); i >= 0 && (i+1 == len(rest) || !isDigit(rest[i+1])) {
+		r.Proto, rest = rest[i+1:], rest[:i]
+		if _, ok := protocols[r.Proto]; !ok {
+			return bad("protocol %q is not tcp, udp or icmp", r.Proto)
+		}
+	}
+	if strings.Count(rest, ":") > 1 || strings.ContainsAny(rest, "[]") {
+		return record.Rule{}, errIPv6(s)
+	}
+	target, ports, hasPorts := strings.Cut(rest, ":")
+	if hasPorts {
+		if r.Proto == "icmp" {
+			return bad("icmp has no ports")
+		}
+		first, last, isRange := strings.Cut(ports, "-")
+		if !isRange {
+			last = first
+		}
+		for i, p := range []string{first, last} {
+			n, ok := parsePort(p)
+			if !ok {
+				return bad("port %q is not a number from 1 to 65535", p)
+			}
+			r.Ports[i] = n
+		}
+		if r.Ports[0] > r.Ports[1] {
+			return bad("ports %s run backwards", ports)
+		}
+	}
+	p, err := parseTarget(target)
+	if err != nil {
+		return record.Rule{}, err
+	}
+	if p != p.Masked() {
+		return bad("%s has bits beyond its mask: is %s meant, or %s?", p, p.Masked(), p.Addr())
+	}
+	r.Prefix = p
+	return r, nil
+}
+
+func isDigit(c byte) bool { return '0' <= c && c <= '9' }
+
+func parsePort(s string) (uint16, bool) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	return uint16(n), err == nil && n > 0 && s[0] != '0'
+}
+
+// parseTarget reads an IPv4 address or CIDR. netip takes neither octal nor hex,
+// nor fewer than four numbers, which other programs would read as something else.
+func parseTarget(s string) (netip.Prefix, error) {
+	if strings.Contains(s, ":") {
+		return netip.Prefix{}, errIPv6(s)
+	}
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return p, nil
+	}
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	if isName(s) {
+		return netip.Prefix{}, errs.New(errs.Unsupported, "network rule for %q: names in rules come in a later release; give an address", s)
+	}
+	return netip.Prefix{}, errs.New(errs.Invalid, "network rule for %q: not an IPv4 address or CIDR, as 203.0.113.7 or 203.0.113.0/24", s)
+}
+
+// isName reports whether s looks like a domain name: its last label does not
+// start as a number does, or it would be an odd spelling of an address.
+func isName(s string) bool {
+	if s == "" || strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.*") != "" {
+		return false
+	}
+	s = strings.TrimSuffix(s, ".")
+	last := s[strings.LastIndexByte(s, '.')+1:]
+	return last != "" && !isDigit(last[0])
+}
+
+func errIPv6(s string) error {
+	return errs.New(errs.Unsupported, "network rule %q: IPv6 is blocked in this release; give an IPv4 address", s)
+}
+
+// networkPolicy is OpenSandbox's NetworkPolicy, with ports and protocol of our
+// own. Unknown fields are refused.
+type networkPolicy struct {
+	DefaultAction string `json:"defaultAction"`
+	Egress        []struct {
+		Action   string            `json:"action"`
+		Target   string            `json:"target"`
+		Ports    []json.RawMessage `json:"ports"`    // 443 or "8000-8100"; absent: all
+		Protocol string            `json:"protocol"` // absent: all
+	} `json:"egress"`
+}
+
+// FromPolicy reads an OpenSandbox networkPolicy. An absent defaultAction is
+// deny, also in {}, as in OpenSandbox's code.
+func FromPolicy(data []byte) (record.Network, error) {
+	var p networkPolicy
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&p); err != nil {
+		return record.Network{}, errs.Wrap(err, errs.Invalid, "networkPolicy is not {defaultAction, egress: [{action, target, ports, protocol}]}: %s", err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return record.Network{}, errs.New(errs.Invalid, "networkPolicy has something after its end")
+	}
+	var n record.Network
+	switch p.DefaultAction {
+	case "", "deny":
+		n.Mode = record.NetworkRules
+	case "allow":
+		n.Mode = record.NetworkOpen
+	default:
+		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.defaultAction %q: want allow or deny", p.DefaultAction)
+	}
+	if len(p.Egress) > maxRules {
+		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress has %d rules; at most %d are taken", len(p.Egress), maxRules)
+	}
+	for i, e := range p.Egress {
+		if e.Action != "allow" && e.Action != "deny" {
+			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].action %q: want allow or deny", i, e.Action)
+		}
+		prefix, err := parseTarget(e.Target)
+		if err != nil {
+			return record.Network{}, err
+		}
+		r := record.Rule{Allow: e.Action == "allow", Prefix: prefix.Masked(), Proto: e.Protocol}
+		if len(e.Ports) == 0 {
+			n.Rules = append(n.Rules, r)
+		}
+		for _, raw := range e.Ports {
+			if r.Ports, err = parsePorts(raw); err != nil {
+				return record.Network{}, errs.Wrap(err, errs.Invalid, "networkPolicy.egress[%d].ports: %s is neither a port nor a range as \"8000-8100\"", i, raw)
+			}
+			n.Rules = append(n.Rules, r)
+		}
+	}
+	_, err := compile(n)
+	return n, err
+}
+
+func parsePorts(raw json.RawMessage) (ports [2]uint16, err error) {
+	text := string(raw)
+	if raw[0] == '"' {
+		if err := json.Unmarshal(raw, &text); err != nil {
+			return ports, err
+		}
+	}
+	first, last, isRange := strings.Cut(text, "-")
+	if !isRange {
+		last = first
+	}
+	for i, s := range []string{first, last} {
+		n, ok := parsePort(s)
+		if !ok {
+			return ports, strconv.ErrSyntax
+		}
+		ports[i] = n
+	}
+	return ports, nil
+}

@@ -1,0 +1,187 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+const linkPrefix = "sb-"
+
+// source is an entry of the set of those who may send.
+type source struct {
+	id   string
+	addr netip.Addr
+}
+
+func (e *Engine) src() string { return e.cfg.Instance.Set("src") }
+
+// createSet makes the set, or keeps the one there is with what it holds.
+func (e *Engine) createSet() error {
+	err := e.sets.IpsetCreate(e.src(), "hash:net,iface", netlink.IpsetCreateOptions{Replace: true})
+	if err != nil {
+		return fmt.Errorf("make ipset %s: %w: the kernel needs the modules ip_set and ip_set_hash_netiface (modprobe ip_set_hash_netiface; Debian has them in linux-image-amd64, not in its cloud-less minimal builds)", e.src(), err)
+	}
+	return nil
+}
+
+func entry(id string, a netip.Addr) *netlink.IPSetEntry {
+	return &netlink.IPSetEntry{IP: a.AsSlice(), CIDR: 32, IFace: linkPrefix + id, Replace: true}
+}
+
+func (e *Engine) addSource(id string, a netip.Addr) error {
+	return e.sets.IpsetAdd(e.src(), entry(id, a))
+}
+
+func (e *Engine) delSource(id string, a netip.Addr) error {
+	err := e.sets.IpsetDel(e.src(), entry(id, a))
+	if errors.Is(err, nl.IPSetError(nl.IPSET_ERR_EXIST)) {
+		return nil // the library's word for absent
+	}
+	return err
+}
+
+func (e *Engine) sources() ([]source, error) {
+	set, err := e.sets.IpsetList(e.src())
+	if err != nil {
+		return nil, fmt.Errorf("list ipset %s: %w", e.src(), err)
+	}
+	var out []source
+	for _, entry := range set.Entries {
+		id, ok := strings.CutPrefix(entry.IFace, linkPrefix)
+		addr, isAddr := netip.AddrFromSlice(entry.IP.To4())
+		if ok && isAddr {
+			out = append(out, source{id, addr})
+		}
+	}
+	return out, nil
+}
+
+// flushTries is how often a conntrack table that changed while it was read is
+// read again; what is missed then ends by its own timeout.
+const flushTries = 5
+
+// The flusher deletes the conntrack entries of those who are gone. It walks the
+// whole table for that, some 6 ms, so it does so in the background and once for
+// all who wait.
+type flusher struct {
+	log     *slog.Logger
+	handle  *netlink.Handle
+	wake    chan struct{}
+	mu      sync.Mutex
+	pending map[string]*leaving // by sandbox id
+}
+
+type leaving struct {
+	addrs []netip.Addr
+	taken bool // a flush is under way and knows only the addrs of now
+	done  chan struct{}
+}
+
+func newFlusher(log *slog.Logger) (*flusher, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, err
+	}
+	return &flusher{log: log, handle: h, wake: make(chan struct{}, 1), pending: map[string]*leaving{}}, nil
+}
+
+func (f *flusher) forget(id string, addrs []netip.Addr) {
+	if len(addrs) == 0 {
+		return
+	}
+	f.mu.Lock()
+	if l := f.pending[id]; l != nil && !l.taken {
+		l.addrs = append(l.addrs, addrs...)
+	} else {
+		f.pending[id] = &leaving{addrs: addrs, done: make(chan struct{})}
+	}
+	f.mu.Unlock()
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// gone returns a channel that is closed when nothing of id is pending.
+func (f *flusher) gone(id string) <-chan struct{} {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if l := f.pending[id]; l != nil {
+		return l.done
+	}
+	done := make(chan struct{})
+	close(done)
+	return done
+}
+
+func (f *flusher) run(ctx context.Context) {
+	defer f.handle.Close()
+	for {
+		select {
+		case <-f.wake:
+			f.flush()
+		case <-ctx.Done():
+			f.flush() // what was promised
+			return
+		}
+	}
+}
+
+// from matches flows that one of the addresses opened, or that were opened to it.
+type from map[netip.Addr]bool
+
+func (m from) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	src, _ := netip.AddrFromSlice(flow.Forward.SrcIP.To4())
+	dst, _ := netip.AddrFromSlice(flow.Forward.DstIP.To4())
+	return m[src] || m[dst]
+}
+
+func (f *flusher) flush() {
+	f.mu.Lock()
+	batch := maps.Clone(f.pending)
+	addrs := from{}
+	for _, l := range batch {
+		l.taken = true
+		for _, a := range l.addrs {
+			addrs[a] = true
+		}
+	}
+	f.mu.Unlock()
+	if len(batch) == 0 {
+		return
+	}
+	start := time.Now()
+	var n uint
+	var err error
+	for range flushTries {
+		var more uint
+		more, err = f.handle.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(unix.AF_INET), addrs)
+		n += more
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		f.log.Warn("conntrack entries of ended sandboxes stay until they time out", "addresses", len(addrs), "err", err)
+	}
+	f.log.Debug("conntrack flushed", "addresses", len(addrs), "flows", n, "dur", time.Since(start))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, l := range batch {
+		close(l.done)
+		if f.pending[id] == l {
+			delete(f.pending, id)
+		}
+	}
+}

@@ -1,0 +1,401 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	vns "github.com/vishvananda/netns"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+const inst = instance.Instance('e')
+
+// outsideAddrs are where the outside answers, beside 198.51.100.2.
+var outsideAddrs = []string{
+	"203.0.113.1", "203.0.113.2", "203.0.113.3", "203.0.113.53",
+	"10.98.0.1", "10.99.0.1", "192.168.7.7", "169.254.169.254",
+}
+
+// A world is the private "host" that TestMain made, an outside behind its one
+// uplink, and sandboxes. What listens outside answers with what it was sent.
+//
+//	guest ── sb-<id> [host 198.51.100.1] up0 ── 198.51.100.2 [outside]
+//	                 also 192.0.2.99                203.0.113.1-3, 10.98.0.1, 10.99.0.1, 192.168.7.7, 169.254.169.254
+type world struct {
+	t       testing.TB
+	outside vns.NsHandle
+	guests  map[string]vns.NsHandle
+
+	mu     sync.Mutex
+	denied []Denial
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	hosttest.Root(t)
+	hosttest.Leaks(t, inst)
+	w := &world{t: t, guests: map[string]vns.NsHandle{}}
+	t.Cleanup(func() {
+		for id, ns := range w.guests {
+			w.try("ip", "link", "del", "sb-"+id)
+			ns.Close()
+		}
+		for range 2 {
+			if err := Purge(context.Background(), inst); err != nil {
+				t.Error(err)
+			}
+		}
+		w.try("ip", "link", "del", "up0")
+		w.try("ip", "addr", "del", inst.Gateway().String()+"/32", "dev", "lo")
+		w.try("ip", "addr", "del", "192.0.2.99/32", "dev", "lo")
+		w.outside.Close()
+	})
+	w.outside = w.newNS()
+	for _, c := range []string{
+		"link set lo up",
+		"addr replace " + inst.Gateway().String() + "/32 dev lo",
+		"addr replace 192.0.2.99/32 dev lo",
+		"link add up0 type veth peer name eth0 netns NS",
+		"addr add 198.51.100.1/24 dev up0",
+		"link set up0 up",
+		"route replace default via 198.51.100.2",
+	} {
+		w.ip(w.outside, c)
+	}
+	w.write("net/ipv4/conf/up0/forwarding", "1")
+	// The kernel answers one host with six ICMP errors and then one a second.
+	// Here one guest is refused dozens of times.
+	w.write("net/ipv4/icmp_ratelimit", "0")
+	w.in(w.outside, func() {
+		for _, c := range []string{
+			"link set lo up", "addr add 198.51.100.2/24 dev eth0", "link set eth0 up",
+			"route add default via 198.51.100.1",
+		} {
+			w.run("ip", strings.Fields(c)...)
+		}
+		for _, a := range outsideAddrs {
+			w.run("ip", "addr", "add", a+"/32", "dev", "lo")
+		}
+		w.carries("eth0")
+	})
+	w.carries("up0")
+	for _, port := range []int{80, 443, 8080} {
+		for _, a := range append(outsideAddrs, "198.51.100.2") {
+			w.serve(w.outside, a, port)
+		}
+	}
+	return w
+}
+
+func (w *world) newNS() vns.NsHandle {
+	w.t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	here, err := vns.Get()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer here.Close()
+	ns, err := vns.New()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if err := vns.Set(here); err != nil {
+		w.t.Fatal(err)
+	}
+	return ns
+}
+
+// in runs f on a thread in ns; sockets made there stay there.
+func (w *world) in(ns vns.NsHandle, f func()) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	here, err := vns.Get()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer here.Close()
+	if err := vns.Set(ns); err != nil {
+		w.t.Fatal(err)
+	}
+	defer func() {
+		if err := vns.Set(here); err != nil {
+			panic(err)
+		}
+	}()
+	f()
+}
+
+func (w *world) run(name string, args ...string) string {
+	w.t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		w.t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func (w *world) try(name string, args ...string) { _ = exec.Command(name, args...).Run() }
+
+// ip runs ip on the host; NS in args is ns.
+func (w *world) ip(ns vns.NsHandle, args string) {
+	w.t.Helper()
+	args = strings.ReplaceAll(args, "NS", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(ns)))
+	w.run("ip", strings.Fields(args)...)
+}
+
+// carries waits until link does: until the kernel's link watch has run, what is
+// sent there is lost.
+func (w *world) carries(link string) {
+	w.t.Helper()
+	for range 3000 {
+		if strings.Contains(w.run("ip", "link", "show", "dev", link), "state UP") {
+			return
+		}
+		time.Sleep(time.Millisecond)
+	}
+	w.t.Fatalf("%s does not come up", link)
+}
+
+func (w *world) write(sysctl, value string) {
+	w.t.Helper()
+	if err := os.WriteFile("/proc/sys/"+sysctl, []byte(value), 0); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func id(i int) string {
+	return fmt.Sprintf("egress%c%c%c%c%c%c", 'a'+i/26/26%26, 'a'+i/26%26, 'a'+i%26, 'x', 'y', 'z')
+}
+
+func addr(i int) netip.Addr {
+	a := inst.Pool().Addr().As4()
+	a[2], a[3] = byte((i+2)>>8), byte(i+2)
+	return netip.AddrFrom4(a)
+}
+
+// guest links a sandbox, as pkg/netns does, and serves on port 80 in it.
+func (w *world) guest(i int) string {
+	w.t.Helper()
+	id, a, gw := id(i), addr(i), inst.Gateway().String()
+	ns := w.newNS()
+	w.guests[id] = ns
+	link := "sb-" + id
+	w.ip(ns, "link add "+link+" address 02:00:00:00:00:01 type veth peer name eth0 address 02:00:00:00:00:02 netns NS")
+	w.write("net/ipv6/conf/"+link+"/disable_ipv6", "1")
+	w.write("net/ipv4/conf/"+link+"/rp_filter", "1")
+	w.write("net/ipv4/conf/"+link+"/forwarding", "1")
+	w.in(ns, func() { w.run("ip", "link", "set", "eth0", "up") })
+	for _, c := range []string{
+		"link set " + link + " up",
+		"neigh replace " + a.String() + " lladdr 02:00:00:00:00:02 dev " + link + " nud permanent",
+		"route replace " + a.String() + "/32 dev " + link + " src " + gw,
+	} {
+		w.run("ip", strings.Fields(c)...)
+	}
+	w.in(ns, func() {
+		w.write("net/ipv6/conf/all/disable_ipv6", "1")
+		for _, c := range []string{
+			"link set lo up", "addr add " + a.String() + "/32 dev eth0",
+			"neigh add " + gw + " lladdr 02:00:00:00:00:01 dev eth0 nud permanent",
+			"route add " + gw + " dev eth0 scope link", "route add default via " + gw,
+		} {
+			w.run("ip", strings.Fields(c)...)
+		}
+		w.carries("eth0")
+	})
+	w.carries(link)
+	w.serve(ns, a.String(), 80)
+	return id
+}
+
+// serve echoes on port, TCP and UDP.
+func (w *world) serve(ns vns.NsHandle, at string, port int) {
+	w.t.Helper()
+	at = fmt.Sprintf("%s:%d", at, port)
+	w.in(ns, func() {
+		l, err := net.Listen("tcp4", at)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		pc, err := net.ListenPacket("udp4", at)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(func() { l.Close(); pc.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() { defer c.Close(); io.Copy(c, c) }() //nolint:errcheck // the other side says
+			}
+		}()
+		go func() {
+			buf := make([]byte, 2048)
+			for {
+				n, from, err := pc.ReadFrom(buf)
+				if errors.Is(err, net.ErrClosed) {
+					return
+				}
+				if err == nil {
+					pc.WriteTo(buf[:n], from) //nolint:errcheck // likewise
+				}
+			}
+		}()
+	})
+}
+
+// open opens an Engine that the test closes.
+func (w *world) open() *Engine {
+	w.t.Helper()
+	e, err := Open(w.t.Context(), Config{
+		Instance:  inst,
+		Upstreams: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.53:53")},
+		Logger:    slog.New(slog.NewTextHandler(w.t.Output(), nil)),
+		OnDeny: func(d Denial) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.denied = append(w.denied, d)
+		},
+	})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			w.t.Error(err)
+		}
+	})
+	return e
+}
+
+// sandbox links and registers a guest.
+func (w *world) sandbox(e *Engine, i int, n record.Network) string {
+	w.t.Helper()
+	id := w.guest(i)
+	for range 2 {
+		if err := e.Register(w.t.Context(), id, addr(i), n); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	return id
+}
+
+// dial connects from id and sends a word there and back.
+func (w *world) dial(id, network, to string, timeout time.Duration) (c net.Conn, err error) {
+	w.in(w.guests[id], func() { c, err = net.DialTimeout(network, to, timeout) })
+	if err != nil {
+		return nil, err
+	}
+	if err := echo(c, timeout); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+func echo(c net.Conn, timeout time.Duration) error {
+	c.SetDeadline(time.Now().Add(timeout)) //nolint:errcheck // shows in the read
+	if _, err := c.Write([]byte("word")); err != nil {
+		return err
+	}
+	buf := make([]byte, 4)
+	_, err := io.ReadFull(c, buf)
+	return err
+}
+
+// ask sends a DNS query from id.
+func (w *world) ask(id, network, server, name string, typ uint16) (*dns.Msg, error) {
+	var c net.Conn
+	var err error
+	w.in(w.guests[id], func() { c, err = net.DialTimeout(network, server, time.Second) })
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	q := new(dns.Msg)
+	q.SetQuestion(name, typ)
+	client := dns.Client{Net: network, Timeout: 3 * time.Second}
+	a, _, err := client.ExchangeWithConn(q, &dns.Conn{Conn: c})
+	return a, err
+}
+
+// upstream is a name server outside, at 203.0.113.53. What it returns says
+// which names it was asked for.
+func (w *world) upstream() func() map[string]bool {
+	var mu sync.Mutex
+	asked := map[string]bool{}
+	handler := dns.HandlerFunc(func(rw dns.ResponseWriter, q *dns.Msg) {
+		name := strings.ToLower(q.Question[0].Name)
+		mu.Lock()
+		asked[name] = true
+		mu.Unlock()
+		m := new(dns.Msg)
+		m.SetReply(q)
+		add := func(addrs ...string) {
+			for _, a := range addrs {
+				rr, err := dns.NewRR(q.Question[0].Name + " 60 IN A " + a)
+				if err != nil {
+					panic(err)
+				}
+				m.Answer = append(m.Answer, rr)
+			}
+		}
+		switch name {
+		case "one.test.":
+			add("203.0.113.1")
+		case "rebind.test.":
+			add("203.0.113.2", "127.0.0.1", "10.98.0.1", "10.99.0.1", "169.254.169.254", "198.51.100.1", "192.0.2.99",
+				inst.Gateway().String(), addr(1).String(), "0.0.0.0", "100.64.0.1", "192.168.7.7")
+		case "many.test.":
+			for range 100 {
+				add("203.0.113.1")
+			}
+		case "silent.test.":
+			return
+		default:
+			m.Rcode = dns.RcodeNameError
+		}
+		if _, isUDP := rw.RemoteAddr().(*net.UDPAddr); isUDP {
+			m.Truncate(dns.MinMsgSize)
+		}
+		rw.WriteMsg(m) //nolint:errcheck // the other side says
+	})
+	w.in(w.outside, func() {
+		l, err := net.Listen("tcp4", "203.0.113.53:53")
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		pc, err := net.ListenPacket("udp4", "203.0.113.53:53")
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.t.Cleanup(func() { l.Close(); pc.Close() })
+		go (&dns.Server{Listener: l, Handler: handler}).ActivateAndServe()    //nolint:errcheck // ends with the test
+		go (&dns.Server{PacketConn: pc, Handler: handler}).ActivateAndServe() //nolint:errcheck // likewise
+	})
+	return func() map[string]bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return maps.Clone(asked)
+	}
+}
