@@ -136,7 +136,9 @@ func aptProxies(ctx context.Context) (env []string) {
 // arguments are those of mmdebstrap(1): a tar on standard output, sources on
 // standard input.
 func (r *Recipe) arguments() []string {
-	a := []string{"--mode=root", "--format=tar", "--variant=" + r.Variant}
+	// force-unsafe-io stays in the image: what dpkg would sync, a sandbox's disk
+	// does not promise.
+	a := []string{"--mode=root", "--format=tar", "--variant=" + r.Variant, "--dpkgopt=force-unsafe-io"}
 	if len(r.Packages) > 0 {
 		a = append(a, "--include="+strings.Join(r.Packages, ","))
 	}

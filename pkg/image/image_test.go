@@ -22,7 +22,6 @@ type memory struct {
 	images map[string]record.Image
 	layers map[string]bool
 	used   map[string]bool
-	names  []string // of the files in the last tar
 }
 
 func (m *memory) PutImage(_ context.Context, i record.Image) error {

@@ -1,6 +1,7 @@
 package snapshot_test
 
 import (
+	"path/filepath"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
@@ -18,3 +19,12 @@ func attached(c *snapshot.Config) { c.AttachedClones = true }
 func TestBtrfsLoopAsLinux61(t *testing.T) { snapshottest.Run(t, snapshot.PoolBtrfsLoop, attached) }
 
 func TestPlainAsLinux61(t *testing.T) { snapshottest.Run(t, snapshot.PoolPlain, attached) }
+
+// On a host whose own disk is btrfs, layers are in one and uppers in another.
+func TestOnBtrfs(t *testing.T) {
+	host := snapshottest.New(t, snapshot.PoolBtrfsLoop, func(c *snapshot.Config) { c.PoolBytes = 1 << 30 })
+	snapshottest.Run(t, snapshot.PoolAuto, func(c *snapshot.Config) {
+		c.StateDir = filepath.Join(host.Config.StateDir, "pool", "state")
+		c.PoolBytes = 256 << 20
+	})
+}
