@@ -153,9 +153,9 @@ func orElse(s, other string) string {
 
 // forward copies request and answer, unbuffered, for as long as bytes flow.
 func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Record, port uint16, rest string) {
-	transport := http.RoundTripper(s.ports)
-	if port == wire.AgentPort {
-		transport = s.agents.Transport(rec)
+	transport := s.agents.Transport(rec)
+	if port != wire.AgentPort {
+		transport = &portTripper{direct: s.ports, agent: transport, port: port}
 	}
 	path, err := url.PathUnescape(rest)
 	if err != nil {
@@ -191,6 +191,9 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 			s.fail(w, r, unreachable(err, rec.ID, port))
 		},
 	}
+	// An app may answer before it has read all; HTTP/1 servers of Go would
+	// wait for the rest first. What can not do both, as HTTP/2, need not.
+	http.NewResponseController(w).EnableFullDuplex() //nolint:errcheck // see above
 	p.ServeHTTP(w, r)
 }
 
@@ -250,37 +253,6 @@ func unreachable(err error, id string, port uint16) error {
 	return &httpError{http.StatusBadGateway, errs.Wire(e, "GENERAL::UNKNOWN_ERROR")}
 }
 
-// portTransport connects to ports other than the agent's. The host of a URL
-// is a sandbox id here; ids are never used twice, so no pooled connection can
-// reach the wrong one.
-func (s *Server) portTransport() *http.Transport {
-	return &http.Transport{
-		Proxy: nil,
-		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-			id, portText, err := net.SplitHostPort(addr)
-			if err != nil {
-				return nil, err
-			}
-			port, err := parsePort(portText)
-			if err != nil {
-				return nil, err
-			}
-			ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-			defer cancel()
-			rec, err := s.sandboxes.Get(ctx, id)
-			if err != nil {
-				return nil, err
-			}
-			return s.agents.Dial(ctx, rec, port)
-		},
-		DisableCompression:     true,
-		MaxIdleConnsPerHost:    4,
-		MaxIdleConns:           1024,
-		IdleConnTimeout:        30 * time.Second,
-		MaxResponseHeaderBytes: 64 << 10,
-	}
-}
-
 // cutQuery takes the first value of key out of a raw query and leaves all
 // else as it is: what does not parse is the sandbox's business.
 func cutQuery(raw, key string) (value, rest string) {
@@ -298,42 +270,4 @@ func cutQuery(raw, key string) (value, rest string) {
 		keep = append(keep, pair)
 	}
 	return value, strings.Join(keep, "&")
-}
-
-// renewOnAccess moves the expiry of a sandbox made with ExtRenew, at most once
-// in renewEvery, without making the request wait.
-func (s *Server) renewOnAccess(r *http.Request, rec record.Record) {
-	v, ok := rec.Spec.Extensions[wire.ExtRenew]
-	if !ok || rec.Expires.IsZero() {
-		return
-	}
-	extend, err := renewSeconds(v)
-	now := time.Now()
-	until := now.Add(extend)
-	if err != nil || !until.After(rec.Expires) {
-		return
-	}
-	s.renewMu.Lock()
-	due := now.Sub(s.renewed[rec.ID]) >= renewEvery
-	if due {
-		if len(s.renewed) > 4096 { // forget the dead
-			for id, at := range s.renewed {
-				if now.Sub(at) >= renewEvery {
-					delete(s.renewed, id)
-				}
-			}
-		}
-		s.renewed[rec.ID] = now
-	}
-	s.renewMu.Unlock()
-	if !due {
-		return
-	}
-	ctx, cancel := detached(r, time.Minute)
-	go func() {
-		defer cancel()
-		if _, err := s.sandboxes.Renew(ctx, rec.ID, until); err != nil {
-			s.cfg.Log.Warn("renew on access", "sandbox", rec.ID, "err", err)
-		}
-	}()
 }

@@ -501,3 +501,26 @@ func TestPanic(t *testing.T) {
 		t.Error(a.Status)
 	}
 }
+
+// TestLoopbackPort: what listens inside on 127.0.0.1 only is reached through the agent.
+func TestLoopbackPort(t *testing.T) {
+	w := newWorld(t)
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.Close()
+	w.app = ln // refuses
+	w.agent = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		fmt.Fprintf(rw, "%s %s %s %s", r.Method, r.Host, r.URL.RequestURI(), b)
+	})
+	sb := w.create()
+	at := "/sandboxes/" + sb.ID + "/proxy/8000"
+	if a := w.do("POST", at+"/a%2Fb?q=1", "body"); string(a.body) != "POST localhost:8000 /proxy/8000/a%2Fb?q=1 body" {
+		t.Errorf("%s", a.body)
+	}
+	if a := w.do("GET", at, ""); string(a.body) != "GET localhost:8000 /proxy/8000/ " {
+		t.Errorf("%s", a.body)
+	}
+}

@@ -1,0 +1,108 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// portTripper reaches a port of a sandbox: at the sandbox's address, and where
+// that is refused through the agent, because most development servers listen
+// on 127.0.0.1 only (architecture.md, decision 7).
+type portTripper struct {
+	direct, agent http.RoundTripper
+	port          uint16
+}
+
+func (p *portTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	body := r.Body
+	first := r.Clone(r.Context())
+	if body != nil && body != http.NoBody {
+		first.Body = io.NopCloser(body) // a dial that fails must not close it
+	}
+	resp, err := p.direct.RoundTrip(first)
+	if err == nil || !errors.Is(err, syscall.ECONNREFUSED) {
+		return resp, err
+	}
+	second := r.Clone(r.Context())
+	prefix := "/proxy/" + strconv.Itoa(int(p.port))
+	second.URL.Path, second.URL.RawPath = prefix+r.URL.Path, prefix+r.URL.EscapedPath()
+	return p.agent.RoundTrip(second)
+}
+
+// portTransport connects to ports other than the agent's. The host of a URL
+// is a sandbox id here; ids are never used twice, so no pooled connection can
+// reach the wrong one.
+func (s *Server) portTransport() *http.Transport {
+	return &http.Transport{
+		Proxy: nil,
+		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+			id, portText, err := net.SplitHostPort(addr)
+			if err != nil {
+				return nil, err
+			}
+			port, err := parsePort(portText)
+			if err != nil {
+				return nil, err
+			}
+			ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+			defer cancel()
+			rec, err := s.sandboxes.Get(ctx, id)
+			if err != nil {
+				return nil, err
+			}
+			return s.agents.Dial(ctx, rec, port)
+		},
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    4,
+		MaxIdleConns:           1024,
+		IdleConnTimeout:        30 * time.Second,
+		MaxResponseHeaderBytes: 64 << 10,
+	}
+}
+
+// renewOnAccess moves the expiry of a sandbox made with ExtRenew, at most once
+// in renewEvery, without making the request wait.
+func (s *Server) renewOnAccess(r *http.Request, rec record.Record) {
+	v, ok := rec.Spec.Extensions[wire.ExtRenew]
+	if !ok || rec.Expires.IsZero() {
+		return
+	}
+	extend, err := renewSeconds(v)
+	now := time.Now()
+	until := now.Add(extend)
+	if err != nil || !until.After(rec.Expires) {
+		return
+	}
+	s.renewMu.Lock()
+	due := now.Sub(s.renewed[rec.ID]) >= renewEvery
+	if due {
+		if len(s.renewed) > 4096 { // forget the dead
+			for id, at := range s.renewed {
+				if now.Sub(at) >= renewEvery {
+					delete(s.renewed, id)
+				}
+			}
+		}
+		s.renewed[rec.ID] = now
+	}
+	s.renewMu.Unlock()
+	if !due {
+		return
+	}
+	ctx, cancel := detached(r, time.Minute)
+	go func() {
+		defer cancel()
+		if _, err := s.sandboxes.Renew(ctx, rec.ID, until); err != nil {
+			s.cfg.Log.Warn("renew on access", "sandbox", rec.ID, "err", err)
+		}
+	}()
+}
