@@ -33,14 +33,13 @@ const (
 // suspend or a step of the clock.
 func now() time.Time { return time.Now().Round(0).UTC() }
 
-func tooLong(limit time.Duration) error {
-	return errs.New(errs.Unavailable, "it took longer than %v; the host may be overloaded", limit)
-}
+// errTooLong is why a call was given up; the log says how long it took.
+var errTooLong = errs.New(errs.Unavailable, "it took too long; the host may be overloaded")
 
 // bounded runs one call under a deadline and between its failpoints, cut loose
 // from the cancellation of ctx.
 func bounded(ctx context.Context, limit time.Duration, name string, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, tooLong(limit))
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errTooLong)
 	defer cancel()
 	err := pass(name, func() error { return f(ctx) })
 	if err != nil {

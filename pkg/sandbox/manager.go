@@ -220,7 +220,7 @@ func (m *Manager) insert(ctx context.Context, r *record.Record) error {
 
 // provision brings a sandbox from Creating to Running, or to its end.
 func (m *Manager) provision(v *vita, r *record.Record) {
-	ctx, cancel := context.WithTimeoutCause(v.creation, createLimit, tooLong(createLimit))
+	ctx, cancel := context.WithTimeoutCause(v.creation, createLimit, errTooLong)
 	defer cancel()
 	start := time.Now()
 	var err error
@@ -230,7 +230,7 @@ func (m *Manager) provision(v *vita, r *record.Record) {
 	case err == nil:
 		m.watch(v)
 	case errors.Is(cause, errDeleted), errors.Is(cause, errClosing):
-		// Whoever cancelled erases it, or the next daemon ends it.
+		err = cause // whoever cancelled erases it, or the next daemon ends it
 	default:
 		err = errors.Join(err, m.life.fail(ctx, r, err))
 		m.bury(v.id, errEnded)

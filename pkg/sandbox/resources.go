@@ -280,7 +280,7 @@ func standsOn(a, b resource) bool {
 // step does one row: bounded, timed, with its name in the error and a
 // failpoint on either side.
 func step(ctx context.Context, verb string, row resource, f func(context.Context, *record.Record) error, r *record.Record) (Step, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, row.limit, tooLong(row.limit))
+	ctx, cancel := context.WithTimeoutCause(ctx, row.limit, errTooLong)
 	defer cancel()
 	start := time.Now()
 	err := pass(verb+row.name, func() error { return f(ctx, r) })
