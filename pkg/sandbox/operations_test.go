@@ -48,8 +48,8 @@ func TestPauseAndExpiry(t *testing.T) {
 		if err := m.Expire(ctx, r.ID); err != nil {
 			t.Fatal(err)
 		}
-		for_ever := mustCreate(t, m, spec())
-		_, err = m.Renew(ctx, for_ever.ID, now().Add(time.Hour))
+		eternal := mustCreate(t, m, spec())
+		_, err = m.Renew(ctx, eternal.ID, now().Add(time.Hour))
 		wantCode(t, err, errs.WrongState)
 	})
 }

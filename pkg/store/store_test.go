@@ -252,9 +252,9 @@ func TestDamagedFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, spoil := range map[string]func([]byte) []byte{
-		"both metas zero":  func(b []byte) []byte { clear(b[:2*4096]); return b },
-		"text":             func([]byte) []byte { return []byte(strings.Repeat("hello\n", 4096)) },
-		"pages overwitten": func(b []byte) []byte { copy(b[2*4096:], bytes.Repeat([]byte{0xff}, 20*4096)); return b },
+		"both metas zero":   func(b []byte) []byte { clear(b[:2*4096]); return b },
+		"text":              func([]byte) []byte { return []byte(strings.Repeat("hello\n", 4096)) },
+		"pages overwritten": func(b []byte) []byte { copy(b[2*4096:], bytes.Repeat([]byte{0xff}, 20*4096)); return b },
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPath(t)
@@ -350,7 +350,7 @@ func TestFailedGroup(t *testing.T) {
 	}
 }
 
-// TestKill kills a writer at a random moment, ten times over: what it said was
+// TestKill kills a writer at five moments: what it said was
 // written is there.
 func TestKill(t *testing.T) {
 	if path := os.Getenv("STORE_TEST_WRITER"); path != "" {
