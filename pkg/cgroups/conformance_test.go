@@ -4,14 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -67,6 +66,8 @@ func conformance(t *testing.T, lay *layout) {
 		{"kill the frozen", testKillFrozen},
 		{"remove the populated", testPopulated},
 		{"what runtimes leave", testRuntimeLeftovers},
+		{"libcontainer", testLibcontainer},
+		{"oom group", testOOMGroup},
 		{"watch", testWatch},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -90,16 +91,21 @@ func newEnv(t *testing.T, lay *layout, root string) *env {
 		t.Fatal(err)
 	}
 	e := &env{Tree: tree, t: t, ctx: context.Background()}
+	e.must(e.sweep()) // what a killed run left
 	t.Cleanup(func() {
-		ids, err := tree.List(e.ctx)
-		for _, id := range ids {
-			err = errors.Join(err, tree.Kill(e.ctx, id), tree.Remove(e.ctx, id))
-		}
-		if err = errors.Join(err, tree.RemoveRoot(), tree.Close()); err != nil {
+		if err := errors.Join(e.sweep(), tree.RemoveRoot(), tree.Close()); err != nil {
 			t.Error(err)
 		}
 	})
 	return e
+}
+
+func (e *env) sweep() error {
+	ids, err := e.List(e.ctx)
+	for _, id := range ids {
+		err = errors.Join(err, e.Kill(e.ctx, id), e.Remove(e.ctx, id))
+	}
+	return err
 }
 
 func (e *env) must(err error) {
@@ -192,8 +198,9 @@ func testForeign(t *testing.T, e *env) {
 
 func testNested(t *testing.T, e *env) {
 	const parent = "sandboxd-g-test.slice"
+	holdParent(t, e, parent)
 	n := newEnv(t, e.layout, parent+"/sandboxes")
-	t.Cleanup(func() { // after those that n registers for its own processes, before n's root: order by hand
+	t.Cleanup(func() {
 		for _, h := range e.layout.all {
 			_ = unix.Rmdir(h.mount + "/" + parent + "/sandboxes")
 			if err := unix.Rmdir(h.mount + "/" + parent); err != nil && !gone(err) {
@@ -208,6 +215,30 @@ func testNested(t *testing.T, e *env) {
 	}
 	n.must(n.Kill(n.ctx, id))
 	n.must(n.Remove(n.ctx, id))
+}
+
+// holdParent: v2 gives no controllers below a cgroup that holds a process.
+func holdParent(t *testing.T, e *env, parent string) {
+	if len(e.layout.onV2()) == 0 {
+		return
+	}
+	dir := e.layout.v2.mount + "/" + parent
+	e.must(mkdir(dir))
+	fd, err := openRaw(dir, unix.O_PATH)
+	e.must(err)
+	defer unix.Close(fd) //nolint:errcheck // a path
+	cmd := exec.Command("/bin/sleep", "1000")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: fd}
+	e.must(cmd.Start())
+	tree, err := open(Config{Instance: inst, Root: parent + "/sandboxes"}, e.layout)
+	if err == nil {
+		e.must(tree.Close())
+	}
+	if err == nil || !strings.Contains(err.Error(), "hold no processes") {
+		t.Errorf("open below a cgroup with a process: %v", err)
+	}
+	e.must(cmd.Process.Kill())
+	_ = cmd.Wait()
 }
 
 func testNothing(t *testing.T, e *env) {
@@ -273,290 +304,4 @@ func testStart(t *testing.T, e *env) {
 	e.must(e.Thaw(e.ctx, id))
 	e.must(e.Kill(e.ctx, id))
 	e.must(e.Remove(e.ctx, id))
-}
-
-// hog is a script that holds n MiB of memory and says so.
-func hog(n int) string {
-	return fmt.Sprintf(`x=$(head -c %d /dev/zero | tr '\0' x) && echo held ${#x}`, n<<20)
-}
-
-func (e *env) output(id, script string) string {
-	e.t.Helper()
-	var out bytes.Buffer
-	cmd := exec.Command("/bin/sh", "-c", script)
-	cmd.Stdout, cmd.Stderr = &out, &out
-	e.must(e.Start(id, cmd))
-	_ = cmd.Wait() // killed, perhaps
-	return out.String()
-}
-
-func testMemory(t *testing.T, e *env) {
-	const limit = 24 << 20
-	id := e.create(Limits{MemoryBytes: limit})
-	if out := e.output(id, hog(2)); !strings.Contains(out, "held 2097152") {
-		t.Fatalf("below the limit: %s", out)
-	}
-	if n, err := e.OOMKills(id); n != 0 || err != nil {
-		t.Fatal("oom kills before:", n, err)
-	}
-	if out := e.output(id, hog(64)); strings.Contains(out, "held") {
-		t.Fatalf("above the limit: %s", out)
-	}
-	u := e.usage(id)
-	n, err := e.OOMKills(id)
-	e.must(err)
-	if n == 0 || u.OOMKills != n {
-		t.Errorf("oom kills %d, in usage %d", n, u.OOMKills)
-	}
-	if u.MemoryPeakBytes < limit/2 || u.MemoryPeakBytes > limit {
-		t.Errorf("peak %d of %d", u.MemoryPeakBytes, limit)
-	}
-}
-
-func testHeadroom(t *testing.T, e *env) {
-	id := e.create(Limits{MemoryBytes: 24 << 20, HeadroomBytes: 104 << 20})
-	if out := e.output(id, hog(24)); strings.Contains(out, "held") {
-		t.Errorf("above what is told, before Lift: %s", out)
-	}
-	for range 2 {
-		e.must(e.Lift(id))
-	}
-	if out := e.output(id, hog(24)); !strings.Contains(out, "held") {
-		t.Errorf("within the head-room, after Lift: %s", out)
-	}
-	if out := e.output(id, hog(256)); strings.Contains(out, "held") {
-		t.Errorf("above the head-room: %s", out)
-	}
-}
-
-func testCPU(t *testing.T, e *env) {
-	id := e.create(Limits{CPUMillis: 200})
-	for range 4 {
-		e.sh(id, "while :; do :; done")
-	}
-	a := e.usage(id)
-	start := time.Now()
-	time.Sleep(time.Second) // what a second of wall clock may cost
-	b := e.usage(id)
-	share := float64(b.CPUMicros-a.CPUMicros) / float64(time.Since(start).Microseconds())
-	if share > 0.3 || share < 0.05 {
-		t.Errorf("4 spinners used %.3f CPUs, limit 0.2", share)
-	}
-	if b.ThrottledMicros == 0 {
-		t.Error("never throttled")
-	}
-}
-
-func testPids(t *testing.T, e *env) {
-	id := e.create(Limits{Pids: 10})
-	out := e.output(id, "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do sleep 1000 >/dev/null 2>&1 & done")
-	if !strings.Contains(out, "fork") {
-		t.Errorf("15 forks with 10 pids: %q", out)
-	}
-	if u := e.usage(id); u.Pids > 10 {
-		t.Errorf("%d pids", u.Pids)
-	}
-}
-
-func testUpdate(t *testing.T, e *env) {
-	id := e.create(Limits{MemoryBytes: 64 << 20, CPUMillis: 500, Pids: 20})
-	steps := []Limits{
-		{MemoryBytes: 128 << 20, HeadroomBytes: 32 << 20, CPUMillis: 1500, Pids: 30},
-		{MemoryBytes: 32 << 20, CPUMillis: 100, Pids: 5},
-		{},
-		{MemoryBytes: 48 << 20, CPUMillis: 300, Pids: 20},
-	}
-	for _, l := range steps {
-		for range 2 {
-			e.must(e.Update(e.ctx, id, l))
-		}
-		for _, c := range needed {
-			h := e.layout.of[c]
-			f := e.flavours[c]
-			for _, w := range l.writes(c, f, true) {
-				for _, d := range []string{e.dir(h, id), e.leafIn(h, id)} {
-					got, err := readFile(d + "/" + w.file)
-					e.must(err)
-					got = strings.TrimSpace(got)
-					if unlimited := w.value == "-1" && len(got) >= 19; got != w.value && !unlimited {
-						t.Errorf("%s/%s is %s, want %s", d, w.file, got, w.value)
-					}
-				}
-			}
-		}
-	}
-	if err := e.Update(e.ctx, id, Limits{CPUMillis: -5}); !errs.Is(err, errs.Invalid) {
-		t.Errorf("negative: %v", err)
-	}
-}
-
-func testFreeze(t *testing.T, e *env) {
-	id := e.create(Limits{})
-	e.must(e.Freeze(e.ctx, id)) // the empty freezes, too
-	e.must(e.Thaw(e.ctx, id))
-	e.sh(id, "while :; do :; done")
-	e.sh(id, "while :; do sleep 0.001; done")
-	for range 3 {
-		for range 2 {
-			e.must(e.Freeze(e.ctx, id))
-		}
-		if yes, err := e.Frozen(id); !yes || err != nil {
-			t.Fatal("frozen:", yes, err)
-		}
-		before := e.usage(id).CPUMicros
-		time.Sleep(30 * time.Millisecond) // in which nothing may happen
-		if after := e.usage(id).CPUMicros; after != before {
-			t.Errorf("used %d µs while frozen", after-before)
-		}
-		for range 2 {
-			e.must(e.Thaw(e.ctx, id))
-		}
-		if yes, err := e.Frozen(id); yes || err != nil {
-			t.Fatal("frozen after thaw:", yes, err)
-		}
-		e.until("work after thaw", func() bool { return e.usage(id).CPUMicros > before })
-	}
-	ctx, cancel := context.WithCancelCause(e.ctx)
-	cancel(errors.New("hung up"))
-	if err := e.Freeze(ctx, id); err != nil && !strings.Contains(err.Error(), "hung up") {
-		t.Errorf("freeze with a dead context: %v", err)
-	}
-	e.must(e.Thaw(e.ctx, id))
-}
-
-func testForkBomb(t *testing.T, e *env) {
-	id := e.create(Limits{Pids: 300})
-	e.sh(id, "f() { f | f & }; f 2>/dev/null; wait")
-	e.until("a hundred processes", func() bool { return e.usage(id).Pids > 100 })
-	for range 2 {
-		e.must(e.Kill(e.ctx, id))
-	}
-	if yes, err := e.Populated(id); yes || err != nil {
-		t.Error("populated after kill:", yes, err)
-	}
-	e.must(e.Remove(e.ctx, id))
-}
-
-func testKillFrozen(t *testing.T, e *env) {
-	id := e.create(Limits{})
-	e.sh(id, "while :; do sleep 0.001; done")
-	e.must(e.Freeze(e.ctx, id))
-	e.must(e.Kill(e.ctx, id))
-	if yes, err := e.Populated(id); yes || err != nil {
-		t.Error("populated after kill:", yes, err)
-	}
-}
-
-func testPopulated(t *testing.T, e *env) {
-	id := e.create(Limits{})
-	cmd := e.sh(id, "exec sleep 1000")
-	if yes, err := e.Populated(id); !yes || err != nil {
-		t.Error("populated:", yes, err)
-	}
-	err := e.Remove(e.ctx, id)
-	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), fmt.Sprintf("in there: %d (s", cmd.Process.Pid)) {
-		t.Errorf("remove: %v", err)
-	}
-	for _, h := range e.layout.ours {
-		if _, err := os.Stat(e.leafIn(h, id)); err != nil {
-			t.Errorf("a refused remove removed: %v", err)
-		}
-	}
-	e.must(e.Kill(e.ctx, id))
-	for range 2 {
-		e.must(e.Remove(e.ctx, id))
-	}
-}
-
-// testRuntimeLeftovers: runtimes make the leaf in hierarchies we have no use
-// for, rule below it, freeze with the v1 freezer, and die half way.
-func testRuntimeLeftovers(t *testing.T, e *env) {
-	id := e.create(Limits{})
-	for _, h := range e.layout.all {
-		e.must(os.MkdirAll(e.leafIn(h, id)+"/sub/deeper", 0o755))
-		e.must(os.MkdirAll(e.dir(h, id)+"/beside", 0o755))
-	}
-	stray := exec.Command("/bin/sleep", "1000")
-	frozen := exec.Command("/bin/sleep", "1000")
-	e.must(e.Start(id, frozen))
-	e.must(stray.Start())
-	for _, c := range []*exec.Cmd{stray, frozen} {
-		go func() { _ = c.Wait() }()
-	}
-	for _, h := range e.layout.all {
-		if slices.Contains(h.names, "memory") { // the first that libcontainer enters, nearly
-			e.must(writeFile(e.leafIn(h, id)+"/cgroup.procs", itoa(int64(stray.Process.Pid))))
-		}
-		if slices.Contains(h.names, "freezer") && e.layout.v2 != nil {
-			e.must(writeFile(e.leafIn(h, id)+"/cgroup.procs", itoa(int64(frozen.Process.Pid))))
-			e.must(writeFile(e.leafIn(h, id)+"/freezer.state", "FROZEN"))
-		}
-	}
-	if e.layout.mode() == "unified" {
-		e.must(stray.Process.Kill()) // no second hierarchy to be caught in
-	}
-	e.must(e.Kill(e.ctx, id))
-	e.must(e.Remove(e.ctx, id))
-	if err := unix.Kill(stray.Process.Pid, 0); err == nil {
-		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", stray.Process.Pid))
-		if !bytes.Contains(comm, []byte(") Z ")) {
-			t.Errorf("the stray lives: %s", comm)
-		}
-	}
-	// A leftover with no group of ours is listed and removed as well.
-	other := record.NewID(inst)
-	h := e.layout.all[0]
-	e.must(os.MkdirAll(e.leafIn(h, other), 0o755))
-	ids, err := e.List(e.ctx)
-	e.must(err)
-	if !slices.Equal(ids, []string{other}) {
-		t.Errorf("list %v, want %s", ids, other)
-	}
-	e.must(e.Remove(e.ctx, other))
-}
-
-func testWatch(t *testing.T, e *env) {
-	const n = 100
-	before := runtime.NumGoroutine()
-	var ids []string
-	var chans []<-chan struct{}
-	for range n {
-		id := e.create(Limits{})
-		cmd := exec.Command("/bin/sleep", "1000")
-		e.must(e.Start(id, cmd))
-		ch, err := e.Watch(e.ctx, id)
-		e.must(err)
-		t.Cleanup(func() { e.must(e.Kill(e.ctx, id)); _ = cmd.Wait() })
-		ids, chans = append(ids, id), append(chans, ch)
-	}
-	if more := runtime.NumGoroutine() - before; e.layout.v2 != nil && more > 2 {
-		t.Errorf("%d goroutines more for %d watches", more, n)
-	}
-	ctx, cancel := context.WithCancel(e.ctx)
-	ended, err := e.Watch(ctx, ids[0])
-	e.must(err)
-	open := func(ch <-chan struct{}) bool {
-		select {
-		case <-ch:
-			return false
-		default:
-			return true
-		}
-	}
-	if !open(ended) || !open(chans[0]) {
-		t.Fatal("closed too soon")
-	}
-	cancel()
-	<-ended
-	for i, id := range ids {
-		if !open(chans[i]) {
-			t.Fatalf("watch %d closed before its kill", i)
-		}
-		e.must(e.Kill(e.ctx, id))
-		<-chans[i]
-		e.must(e.Remove(e.ctx, id))
-	}
-	empty, err := e.Watch(e.ctx, e.create(Limits{}))
-	e.must(err)
-	<-empty
 }

@@ -1,0 +1,148 @@
+package cgroups
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// hog is a script that holds n MiB of memory and says so.
+func hog(n int) string {
+	return fmt.Sprintf(`x=$(head -c %d /dev/zero | tr '\0' x) && echo held ${#x}`, n<<20)
+}
+
+func (e *env) output(id, script string) string {
+	e.t.Helper()
+	var out bytes.Buffer
+	cmd := exec.Command("/bin/sh", "-c", script)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	e.must(e.Start(id, cmd))
+	_ = cmd.Wait() // killed, perhaps
+	return out.String()
+}
+
+func testMemory(t *testing.T, e *env) {
+	const limit = 24 << 20
+	id := e.create(Limits{MemoryBytes: limit})
+	if out := e.output(id, hog(2)); !strings.Contains(out, "held 2097152") {
+		t.Fatalf("below the limit: %s", out)
+	}
+	if n, err := e.OOMKills(id); n != 0 || err != nil {
+		t.Fatal("oom kills before:", n, err)
+	}
+	if out := e.output(id, hog(64)); strings.Contains(out, "held") {
+		t.Fatalf("above the limit: %s", out)
+	}
+	u := e.usage(id)
+	n, err := e.OOMKills(id)
+	e.must(err)
+	if n == 0 || u.OOMKills != n {
+		t.Errorf("oom kills %d, in usage %d", n, u.OOMKills)
+	}
+	if u.MemoryPeakBytes < limit/2 || u.MemoryPeakBytes > limit {
+		t.Errorf("peak %d of %d", u.MemoryPeakBytes, limit)
+	}
+}
+
+func testHeadroom(t *testing.T, e *env) {
+	id := e.create(Limits{MemoryBytes: 24 << 20, HeadroomBytes: 104 << 20})
+	if out := e.output(id, hog(24)); strings.Contains(out, "held") {
+		t.Errorf("above what is told, before Lift: %s", out)
+	}
+	for range 2 {
+		e.must(e.Lift(id))
+	}
+	if out := e.output(id, hog(24)); !strings.Contains(out, "held") {
+		t.Errorf("within the head-room, after Lift: %s", out)
+	}
+	if out := e.output(id, hog(160)); strings.Contains(out, "held") {
+		t.Errorf("above the head-room: %s", out)
+	}
+}
+
+// testOOMGroup: on v2 one OOM ends all; v1 has nothing of the kind, and the
+// rest lives on.
+func testOOMGroup(t *testing.T, e *env) {
+	id := e.create(Limits{MemoryBytes: 24 << 20, HeadroomBytes: 8 << 20, OOMGroup: true})
+	e.must(e.Lift(id))
+	e.sh(id, "exec sleep 1000")
+	gone, err := e.Watch(e.ctx, id)
+	e.must(err)
+	if out := e.output(id, hog(64)); strings.Contains(out, "held") {
+		t.Fatalf("above the limit: %s", out)
+	}
+	if e.flavours["memory"].v2 {
+		<-gone
+	} else if yes, err := e.Populated(id); !yes || err != nil {
+		t.Error("populated:", yes, err)
+	}
+	if n, err := e.OOMKills(id); n == 0 || err != nil {
+		t.Error("oom kills:", n, err)
+	}
+}
+
+func testCPU(t *testing.T, e *env) {
+	id := e.create(Limits{CPUMillis: 200})
+	for range 4 {
+		e.sh(id, "while :; do :; done")
+	}
+	a := e.usage(id)
+	start := time.Now()
+	time.Sleep(time.Second) // what a second of wall clock may cost
+	b := e.usage(id)
+	share := float64(b.CPUMicros-a.CPUMicros) / float64(time.Since(start).Microseconds())
+	if share > 0.3 || share < 0.05 {
+		t.Errorf("4 spinners used %.3f CPUs, limit 0.2", share)
+	}
+	if b.ThrottledMicros == 0 {
+		t.Error("never throttled")
+	}
+}
+
+func testPids(t *testing.T, e *env) {
+	id := e.create(Limits{Pids: 10})
+	out := e.output(id, "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15; do sleep 1000 >/dev/null 2>&1 & done")
+	if !strings.Contains(out, "fork") {
+		t.Errorf("15 forks with 10 pids: %q", out)
+	}
+	if u := e.usage(id); u.Pids > 10 {
+		t.Errorf("%d pids", u.Pids)
+	}
+}
+
+func testUpdate(t *testing.T, e *env) {
+	id := e.create(Limits{MemoryBytes: 64 << 20, CPUMillis: 500, Pids: 20})
+	steps := []Limits{
+		{MemoryBytes: 128 << 20, HeadroomBytes: 32 << 20, CPUMillis: 1500, Pids: 30},
+		{MemoryBytes: 32 << 20, CPUMillis: 100, Pids: 5},
+		{},
+		{MemoryBytes: 48 << 20, CPUMillis: 300, Pids: 20},
+	}
+	for _, l := range steps {
+		for range 2 {
+			e.must(e.Update(e.ctx, id, l))
+		}
+		for _, c := range needed {
+			h := e.layout.of[c]
+			f := e.flavours[c]
+			for _, w := range l.writes(c, f, true) {
+				for _, d := range []string{e.dir(h, id), e.leafIn(h, id)} {
+					got, err := readFile(d + "/" + w.file)
+					e.must(err)
+					got = strings.TrimSpace(got)
+					if unlimited := w.value == "-1" && len(got) >= 19; got != w.value && !unlimited {
+						t.Errorf("%s/%s is %s, want %s", d, w.file, got, w.value)
+					}
+				}
+			}
+		}
+	}
+	if err := e.Update(e.ctx, id, Limits{CPUMillis: -5}); !errs.Is(err, errs.Invalid) {
+		t.Errorf("negative: %v", err)
+	}
+}
