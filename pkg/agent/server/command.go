@@ -252,7 +252,7 @@ type pump struct {
 	drained chan struct{} // closed when all that was written before the process died was carried
 }
 
-var buffers = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
+var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
 // hurry tells a pump that the process is dead: it takes what is in the pipe and
 // waits for more in the background only.

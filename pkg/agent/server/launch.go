@@ -21,10 +21,11 @@ import (
 const maxArg = 128<<10 - 1
 
 // A launch is a request made ready to start. If its first way fails to execute,
-// shell, where there is one, is the second.
+// shell, where there is one, finds the second; looking for it costs a dozen
+// system calls, so it is not done before.
 type launch struct {
 	way
-	shell *way
+	shell func() *way
 	dir   string
 	cred  *syscall.Credential
 }
@@ -56,7 +57,10 @@ func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
 	if err != nil {
 		return nil, bad("%v", err)
 	}
-	l := &launch{dir: dir, cred: credential(id)}
+	l := &launch{dir: dir, cred: s.userCred}
+	if req.UID != nil {
+		l.cred = credential(id)
+	}
 	if len(req.Argv) > 0 {
 		l.way = way{path: req.Argv[0], argv: req.Argv, env: environ(env)}
 		if !strings.Contains(l.path, "/") {
@@ -64,21 +68,24 @@ func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
 		}
 		return l, nil
 	}
-	sh := findShell(env["PATH"])
+	shell := func() *way {
+		sh := findShell(env["PATH"])
+		if sh == "" {
+			return nil
+		}
+		return &way{path: sh, argv: []string{filepath.Base(sh), "-c", req.Command}, env: environ(env)}
+	}
 	if w, ok := words(req.Command); ok {
 		if path, environ, ok := direct(w, env, physical); ok {
-			l.way = way{path: path, argv: w, env: environ}
+			l.way, l.shell = way{path: path, argv: w, env: environ}, shell
+			return l, nil
 		}
 	}
-	if sh != "" {
-		l.shell = &way{path: sh, argv: []string{filepath.Base(sh), "-c", req.Command}, env: environ(env)}
+	w := shell()
+	if w == nil {
+		return nil, bad("this image has neither bash nor sh: give the program and its arguments as argv")
 	}
-	if l.argv == nil {
-		if l.shell == nil {
-			return nil, bad("this image has neither bash nor sh: give the program and its arguments as argv")
-		}
-		l.way, l.shell = *l.shell, nil
-	}
+	l.way = *w
 	return l, nil
 }
 
@@ -223,8 +230,10 @@ func (r *reaper) start(l *launch, files [3]uintptr) (*process, error) {
 	spec := spawnSpec{path: l.path, argv: l.argv, env: l.env, dir: l.dir, cred: l.cred, files: files}
 	p, err := r.spawn(spec)
 	if err != nil && l.shell != nil {
-		spec.path, spec.argv, spec.env = l.shell.path, l.shell.argv, l.shell.env
-		p, err = r.spawn(spec)
+		if w := l.shell(); w != nil {
+			spec.path, spec.argv, spec.env = w.path, w.argv, w.env
+			p, err = r.spawn(spec)
+		}
 	}
 	return p, err
 }

@@ -159,7 +159,7 @@ func (s *Server) startEntrypoint() (int, error) {
 		return 0, nil
 	}
 	argv := s.start.argv
-	l := &launch{way: way{path: argv[0], argv: argv, env: environ(s.env)}, dir: s.workdir, cred: credential(s.user)}
+	l := &launch{way: way{path: argv[0], argv: argv, env: environ(s.env)}, dir: s.workdir, cred: s.userCred}
 	if !strings.Contains(l.path, "/") {
 		l.path = lookPath(l.path, s.env["PATH"])
 	}

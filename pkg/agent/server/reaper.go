@@ -96,15 +96,20 @@ func (r *reaper) spawn(s spawnSpec) (*process, error) {
 	return p, nil
 }
 
-// mark sets the limit that children inherit, and returns it, or 0 where the
-// hard limit is too low for a marker.
-func mark(marker uint64) uint64 {
+// hardRSS is the hard RLIMIT_RSS of this process.
+var hardRSS = sync.OnceValue(func() uint64 {
 	var lim unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_RSS, &lim) != nil {
 		return 0
 	}
-	lim.Cur = marker
-	if lim.Max < marker || unix.Setrlimit(unix.RLIMIT_RSS, &lim) != nil {
+	return lim.Max
+})
+
+// mark sets the limit that children inherit, and returns it, or 0 where the
+// hard limit is too low for a marker.
+func mark(marker uint64) uint64 {
+	hard := hardRSS()
+	if hard < marker || unix.Setrlimit(unix.RLIMIT_RSS, &unix.Rlimit{Cur: marker, Max: hard}) != nil {
 		return 0
 	}
 	return marker

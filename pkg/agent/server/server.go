@@ -53,6 +53,7 @@ type Server struct {
 	stateDir string
 	workdir  string
 	user     identity
+	userCred *syscall.Credential // what a child must change to be user
 	env      map[string]string
 	accounts *accounts
 	reaper   *reaper
@@ -99,6 +100,7 @@ func New(c Config) (*Server, error) {
 	if s.user, err = s.accounts.resolve(b.User); err != nil {
 		return nil, fmt.Errorf("USER of the image: %w", err)
 	}
+	s.userCred = credential(s.user)
 	s.env = baseEnv(c.Environ, b, s.user)
 	if s.devNull, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		return nil, fmt.Errorf("open the null device: %w", err)
