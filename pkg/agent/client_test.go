@@ -102,8 +102,10 @@ func TestReadyRefusesAtOnce(t *testing.T) {
 }
 
 func TestReadyEndsWithItsContext(t *testing.T) {
-	for _, reply := range []string{"", "garbage\r\n\r\n", "HTTP/1.1 503 no\r\n\r\n", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("a", 1<<20),
-		"HTTP/1.1 200 OK\r\nX-Sandboxd-Agent-Protocol: 1\r\nContent-Length: 5\r\n\r\nhello"} {
+	for _, reply := range []string{
+		"", "garbage\r\n\r\n", "HTTP/1.1 503 no\r\n\r\n", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("a", 1<<20),
+		"HTTP/1.1 200 OK\r\nX-Sandboxd-Agent-Protocol: 1\r\nContent-Length: 5\r\n\r\nhello",
+	} {
 		var dials atomic.Int32
 		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
 		begin := time.Now()

@@ -123,8 +123,19 @@ func TestDirectIsLikeTheShell(t *testing.T) {
 	if err := os.WriteFile(e.dir+"/notexec", []byte("x\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, envs := range []map[string]string{nil, {"SHLVL": "5"}, {"PWD": "/nope"}, {"OLDPWD": "/usr"}, {"PATH": "/nope:/bin:/usr/bin"}, {"PATH": "bin:/bin"}, {"PATH": ""}, {"BASH_ENV": "/nope"},
-		{"BASH_FUNC_ls%%": "() { echo mine; }"}, {"_": "x"}, {"SHLVL": "x"}} {
+	for _, envs := range []map[string]string{
+		nil,
+		{"SHLVL": "5"},
+		{"PWD": "/nope"},
+		{"OLDPWD": "/usr"},
+		{"PATH": "/nope:/bin:/usr/bin"},
+		{"PATH": "bin:/bin"},
+		{"PATH": ""},
+		{"BASH_ENV": "/nope"},
+		{"BASH_FUNC_ls%%": "() { echo mine; }"},
+		{"_": "x"},
+		{"SHLVL": "x"},
+	} {
 		for _, cwd := range []string{"", "link"} {
 			if cwd != "" && envs != nil {
 				continue
