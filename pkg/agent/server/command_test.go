@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -95,74 +94,6 @@ func TestCommandEnvironment(t *testing.T) {
 			t.Errorf("cwd %q: %s", cwd, got)
 		}
 	}
-}
-
-func TestWords(t *testing.T) {
-	for line, want := range map[string]bool{
-		"true": true, "ls -la /tmp": true, "  python3   x.py --a=b ": true, "dd if=a of=b": true, "./run": true, "echo a b": true, "/bin/echo -n": true, "a.b_c-d:e,f+g@h %i": true,
-		"": false, "   ": false, "a b\n": false, "a\tb": false, "ls *": false, "ls ?": false, "ls [a]": false, "echo $A": false, "echo ~": false, "echo 'a'": false, `echo "a"`: false, `a\ b`: false,
-		"a|b": false, "a;b": false, "a&": false, "a>b": false, "a<b": false, "(a)": false, "{a,b}": false, "a#b": false, "!a": false, "`a`": false, "a^b": false, "ä": false, "a\x00": false,
-		"A=b": false, "A=b c": false, "%1": false, "echo -n a": false, "cd /": false, ". x": false, ": x": false, "test a": false, "kill 1": false, "pwd": false, "exec ls": false, "if": false, "time ls": false,
-		"coproc ls": false, "printf a": false, "export A": false, "local": false, "wait": false, "source x": false, "function f": false, "then": false, "ulimit": false,
-	} {
-		if _, ok := words(line); ok != want {
-			t.Errorf("%q: %v", line, ok)
-		}
-	}
-}
-
-// TestDirectIsLikeTheShell runs plain lines both ways; quotes force the shell.
-func TestDirectIsLikeTheShell(t *testing.T) {
-	e := newEnv(t)
-	if err := os.Symlink("/usr", e.dir+"/link"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(e.dir+"/noshebang", []byte("echo script $0\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(e.dir+"/notexec", []byte("x\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	for _, envs := range []map[string]string{
-		nil,
-		{"SHLVL": "5"},
-		{"PWD": "/nope"},
-		{"OLDPWD": "/usr"},
-		{"PATH": "/nope:/bin:/usr/bin"},
-		{"PATH": "bin:/bin"},
-		{"PATH": ""},
-		{"BASH_ENV": "/nope"},
-		{"BASH_FUNC_ls%%": "() { echo mine; }"},
-		{"_": "x"},
-		{"SHLVL": "x"},
-	} {
-		for _, cwd := range []string{"", "link"} {
-			if cwd != "" && envs != nil {
-				continue
-			}
-			for _, line := range []string{"env", "ls -d /usr", "false", "echo a", "./noshebang", "./notexec", "./nope", "nope-x a", "/", "ps -o pid=,pgid=,sid=,args= -C ps"} {
-				first, rest, _ := strings.Cut(line, " ")
-				quoted := "'" + first + "' " + rest
-				a := e.run(agent.CommandRequest{Command: line, Envs: envs, Cwd: cwd})
-				b := e.run(agent.CommandRequest{Command: quoted, Envs: envs, Cwd: cwd})
-				if a != b {
-					t.Errorf("%q with %v in %q:\n%s\nthrough the shell:\n%s", line, envs, cwd, a, b)
-				}
-			}
-		}
-	}
-}
-
-// run returns the sorted events of a command, pids left out.
-func (e *env) run(req agent.CommandRequest) string {
-	lines := strings.Split(e.events(req), "\n")
-	for i, l := range lines {
-		if f := strings.Fields(strings.Trim(strings.TrimPrefix(l, "stdout "), `"`)); len(f) > 3 && f[3] == "ps" {
-			lines[i] = fmt.Sprint("ps ", f[0] == f[1], f[1] == f[2])
-		}
-	}
-	slices.Sort(lines)
-	return strings.Join(lines, "\n")
 }
 
 // TestTimeoutKillsTheTree starts descendants that try to get away.
