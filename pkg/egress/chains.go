@@ -54,6 +54,7 @@ func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generati
 		"NUMBER", fmt.Sprint(i.Queue()),
 		"GATEWAY", gateway.String(),
 		"POOL", pool.Masked().String(),
+		"TAG", tag(i),
 		"ALLOW", fmt.Sprintf("0x%x/0x%x", markAllow, markMask),
 		"DENIED", fmt.Sprintf("0x%x/0x%x", markDeny, markMask),
 		"UNMARKED", fmt.Sprintf("0x0/0x%x", markMask),
@@ -64,6 +65,9 @@ func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generati
 	)
 	return expand(r, chainText), expand(r, hookText)
 }
+
+// tag marks the one rule of ours that jumps to no chain of ours.
+func tag(i instance.Instance) string { return i.Set("masquerade") }
 
 func expand(r *strings.Replacer, text string) rulesOf {
 	out := rulesOf{}
@@ -115,6 +119,7 @@ const chainText = `
 -A @FORWARD$ -m mark --mark UNMARKED -j DROP
 -A @FORWARD$ -j @DENY$
 -A @BACK$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+-A @BACK$ -i sb-+ -j @DENY$
 -A @BACK$ -j DROP
 -A @INPUT$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A @INPUT$ -d GATEWAY/32 -p udp -m udp --dport DNSPORT -m conntrack --ctstate DNAT -j ACCEPT
@@ -130,7 +135,7 @@ const hookText = `
 -A PREROUTING -i LINKS -j @PRE$
 *nat
 -A PREROUTING -i LINKS -j @NAT$
--A POSTROUTING -s POOL ! -o sb-+ -j MASQUERADE
+-A POSTROUTING -s POOL ! -o sb-+ -m comment --comment TAG -j MASQUERADE
 *filter
 -A INPUT -i LINKS -j @INPUT$
 -A FORWARD ! -i LINKS -o LINKS -j @BACK$
@@ -224,7 +229,7 @@ func parseSave(text string) rulesOf {
 func (c *chains) ours(all rulesOf) (mine rulesOf, behind int) {
 	mine = rulesOf{}
 	mark := c.inst.Chain("")
-	masquerade := "-s " + c.pool.Masked().String() + " "
+	tagged := "--comment " + tag(c.inst) + " "
 	for table, chains := range all {
 		mine[table] = map[string][]string{}
 		for name, rules := range chains {
@@ -235,7 +240,7 @@ func (c *chains) ours(all rulesOf) (mine rulesOf, behind int) {
 			foreign := 0
 			for _, r := range rules {
 				switch {
-				case strings.Contains(r, "-j "+mark), strings.HasPrefix(r, masquerade):
+				case strings.Contains(r, "-j "+mark), strings.Contains(r, tagged):
 					mine[table][name] = append(mine[table][name], r)
 					behind += foreign
 				case !strings.Contains(r, "-j SANDBOXD-") && name != "POSTROUTING":
@@ -361,6 +366,9 @@ func (c *chains) install() error {
 		}
 	}
 	if err := c.remove(mine, 1-generation); err != nil {
+		return err
+	}
+	if err := c.unmasquerade(mine, hooks["nat"]["POSTROUTING"]); err != nil {
 		return err
 	}
 	if err := c.install6(); err != nil {

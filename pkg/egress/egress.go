@@ -22,6 +22,10 @@
 // goes on and nothing new opens. Nothing is remembered to make it otherwise;
 // a SYN that is dropped is sent again and answered after the restart.
 //
+// Refusals come at once, but the kernel sends one host six ICMP errors and then
+// one a second (net.ipv4.icmp_ratelimit): a guest that is refused UDP flows
+// faster than that sees some of them time out. TCP resets have no such limit.
+//
 // The kernel rules repeat the blocks that no policy may open (the host, other
 // sandboxes, link-local), so that an error in Go can not open them.
 package egress

@@ -7,15 +7,16 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/miekg/dns"
 	vns "github.com/vishvananda/netns"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
 // rulesNow is what iptables-save says of the instance, and little else.
@@ -357,6 +358,59 @@ func TestTwoDaemons(t *testing.T) {
 	}
 }
 
+// TestTwoInstances: side by side, apart, and one goes without the other.
+func TestTwoInstances(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	here := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+
+	const other = instance.Instance('n')
+	id, a := "ninstanceaaa", other.Pool().Addr().Next().Next()
+	w.run("ip", "addr", "replace", other.Gateway().String()+"/32", "dev", "lo")
+	defer w.try("ip", "addr", "del", other.Gateway().String()+"/32", "dev", "lo")
+	o, err := Open(t.Context(), Config{Instance: other})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.link(id, a, other.Gateway().String())
+	// It names the pool of the first, which for it is a private range like any.
+	if err := o.Register(t.Context(), id, a, rules(t, "rules", "203.0.113.1:443", inst.Pool().String())); err != nil {
+		t.Fatal(err)
+	}
+	w.allowed(id, "tcp", "203.0.113.1:443")
+	w.allowed(here, "tcp", "203.0.113.1:443")
+	w.refused(id, "tcp", addr(0).String()+":80")
+	w.refused(here, "tcp", a.String()+":80")
+
+	if err := errors.Join(o.Unregister(t.Context(), id), o.Close(), Purge(t.Context(), other)); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := e.chains.standing(); err != nil || !ok {
+		t.Errorf("purging %s changed %s: %v", other, inst, err)
+	}
+	w.allowed(here, "tcp", "203.0.113.1:443")
+	if left := hosttest.Held(other); len(left) != 1 { // the link
+		t.Errorf("left of %s: %v", other, left)
+	}
+}
+
+// TestOtherPool: a daemon that is given another pool takes the old one's rule away.
+func TestOtherPool(t *testing.T) {
+	w := newWorld(t)
+	if err := w.open().Close(); err != nil {
+		t.Fatal(err)
+	}
+	e, err := Open(t.Context(), Config{Instance: inst, Pool: netip.MustParsePrefix("10.200.0.0/24")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	got := rulesNow(w)
+	if strings.Count(got, "MASQUERADE") != 1 || !strings.Contains(got, "-s 10.200.0.0/24 ") {
+		t.Errorf("masquerading:\n%s", got)
+	}
+}
+
 func TestManySandboxesOneRule(t *testing.T) {
 	w := newWorld(t)
 	e := w.open()
@@ -371,144 +425,6 @@ func TestManySandboxesOneRule(t *testing.T) {
 	}
 	if ids, err := e.ListRegistered(t.Context()); err != nil || len(ids) != many {
 		t.Errorf("%d registered, %v", len(ids), err)
-	}
-}
-
-// TestOperator: chains flushed, changed, or pushed back by others.
-func TestOperator(t *testing.T) {
-	w := newWorld(t)
-	e := w.open()
-	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
-	c, err := w.dial(id, "tcp", "203.0.113.1:443", time.Second)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	for name, commands := range map[string][]string{
-		"flush filter":       {"-F"},
-		"flush all":          {"-F", "-t nat -F", "-t mangle -F", "-t raw -F"},
-		"flush and delete":   {"-F", "-X", "-t mangle -F", "-t mangle -X"},
-		"one rule more":      {"-A " + inst.Chain("BACK") + " -j ACCEPT"},
-		"one rule less":      {"-t raw -D " + inst.Chain("RAW") + " 2"},
-		"one in front of us": {"-I FORWARD -j ACCEPT"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for _, c := range commands {
-				for i := range 2 { // one may be in the other generation's chain
-					out, err := exec.Command("iptables", strings.Fields(c)...).CombinedOutput()
-					if err == nil {
-						break
-					}
-					if i == 1 || !strings.Contains(c, inst.Chain("")) {
-						t.Fatalf("%s: %s", c, out)
-					}
-					c = strings.NewReplacer(inst.Chain("BACK"), inst.Chain("BACK")+"-B", inst.Chain("RAW"), inst.Chain("RAW")+"-B").Replace(c)
-				}
-			}
-			e.check(t.Context())
-			ok, err := e.chains.standing()
-			if err != nil || !ok {
-				t.Errorf("the chains do not stand: %v\n%s", err, rulesNow(w))
-			}
-			if err := echo(c, time.Second); err != nil {
-				t.Errorf("an established flow: %v", err)
-			}
-			w.allowed(id, "tcp", "203.0.113.1:443")
-			w.refused(id, "tcp", "203.0.113.1:80")
-			w.run("iptables", "-t", "filter", "-S")
-		})
-	}
-	w.try("iptables", "-D", "FORWARD", "-j", "ACCEPT")
-}
-
-// TestFlood: a sandbox that opens as fast as it can is answered, but not for
-// ever, and its neighbour does not feel it.
-func TestFlood(t *testing.T) {
-	w := newWorld(t)
-	e := w.open()
-	bad := w.sandbox(e, 0, rules(t, "none"))
-	good := w.sandbox(e, 1, rules(t, "rules", "203.0.113.1:443"))
-	for range 3000 {
-		w.in(w.guests[bad], func() {
-			if c, err := net.DialTimeout("tcp", "203.0.113.1:443", time.Second); err == nil {
-				c.Close()
-				t.Error("denied flow opened")
-			}
-		})
-	}
-	w.allowed(good, "tcp", "203.0.113.1:443")
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if n := len(w.denied); n == 0 || n > 10*deniedPerSecond {
-		t.Errorf("told of %d denials", n)
-	}
-}
-
-func TestDNS(t *testing.T) {
-	w := newWorld(t)
-	asked := w.upstream()
-	e := w.open()
-	open := w.sandbox(e, 0, rules(t, "open", "10.98.0.0/16:80"))
-	ruled := w.sandbox(e, 1, rules(t, "rules", "203.0.113.0/24"))
-	none := w.sandbox(e, 2, rules(t, "none"))
-	for _, c := range []struct {
-		id, network, name string
-		typ               uint16
-		rcode             int
-		want              string // data of the answers
-	}{
-		{open, "udp", "one.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1"},
-		{open, "tcp", "one.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1"},
-		{open, "udp", "one.test.", dns.TypeAAAA, dns.RcodeSuccess, ""},
-		{open, "udp", "one.test.", dns.TypeHTTPS, dns.RcodeSuccess, ""},
-		{open, "udp", "one.test.", dns.TypeANY, dns.RcodeRefused, ""},
-		{open, "udp", "absent.test.", dns.TypeA, dns.RcodeNameError, ""},
-		{open, "udp", "silent.test.", dns.TypeA, dns.RcodeServerFailure, ""},
-		{open, "tcp", "many.test.", dns.TypeA, dns.RcodeSuccess, strings.TrimSpace(strings.Repeat("203.0.113.1 ", 100))},
-		// Rebinding: everything of the host and its networks goes, but what a rule names.
-		{open, "udp", "rebind.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.2 10.98.0.1"},
-		{ruled, "udp", "one.test.", dns.TypeA, dns.RcodeRefused, ""},
-		{ruled, "tcp", "one.test.", dns.TypeA, dns.RcodeRefused, ""},
-		{none, "udp", "one.test.", dns.TypeA, dns.RcodeRefused, ""},
-	} {
-		// Whatever server it asks, one it may not reach included.
-		for _, server := range []string{"8.8.8.8:53", inst.Gateway().String() + ":53", "10.99.0.1:53"} {
-			start := time.Now()
-			a, err := w.ask(c.id, c.network, server, c.name, c.typ)
-			if err != nil {
-				t.Errorf("%s %s %s @%s: %v", c.network, c.name, dns.TypeToString[c.typ], server, err)
-				continue
-			}
-			var got []string
-			for _, rr := range a.Answer {
-				got = append(got, strings.TrimPrefix(rr.String(), rr.Header().String()))
-			}
-			if a.Rcode != c.rcode || strings.Join(got, " ") != c.want {
-				t.Errorf("%s %s %s @%s: %s %v; want %s %s", c.network, c.name, dns.TypeToString[c.typ], server,
-					dns.RcodeToString[a.Rcode], got, dns.RcodeToString[c.rcode], c.want)
-			}
-			if d := time.Since(start); c.rcode == dns.RcodeRefused && d > deniedWithin {
-				t.Errorf("refused after %v", d)
-			}
-			if c.name == "silent.test." {
-				break // once is two seconds
-			}
-		}
-	}
-	// Too long for UDP: truncated, so that the guest comes back by TCP.
-	if a, err := w.ask(open, "udp", "8.8.8.8:53", "many.test.", dns.TypeA); err != nil || !a.Truncated {
-		t.Errorf("100 addresses by UDP: %v, %v", a, err)
-	}
-	for name := range asked() {
-		if strings.HasPrefix(name, "refused") {
-			t.Errorf("the upstream was asked for %s", name)
-		}
-	}
-	if _, err := w.ask(ruled, "udp", "8.8.8.8:53", "refused.test.", dns.TypeA); err != nil {
-		t.Error(err)
-	}
-	if asked()["refused.test."] {
-		t.Error("a query of a sandbox without names reached the upstream")
 	}
 }
 

@@ -40,7 +40,7 @@ func (e *Engine) check(ctx context.Context) {
 	}
 	e.dns.refresh()
 	if err := e.restore(ctx); err != nil {
-		e.log.Error("the chains of sandboxd do not stand; the links of its sandboxes stay down until they do", "err", err)
+		e.log.Error("the chains of sandboxd could not be seen to stand; links of sandboxes that were taken down stay so, and this is tried again", "err", err)
 	}
 }
 

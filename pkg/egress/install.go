@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -38,7 +39,7 @@ func (c *chains) fill(table string, chains map[string][]string) error {
 // chains.
 func (c *chains) remove(mine rulesOf, generation int) error {
 	chains, _ := wanted(c.inst, c.pool, c.gateway, generation)
-	return c.removeChains(c.v4, mine, func(table, name string) bool {
+	return c.removeChains(mine, func(table, name string) bool {
 		_, ok := chains[table][name]
 		return ok
 	})
@@ -46,7 +47,7 @@ func (c *chains) remove(mine rulesOf, generation int) error {
 
 // removeChains takes away the chains that which chooses, with all jumps to them
 // from elsewhere.
-func (c *chains) removeChains(ipt *iptables.IPTables, mine rulesOf, which func(table, name string) bool) error {
+func (c *chains) removeChains(mine rulesOf, which func(table, name string) bool) error {
 	for _, table := range tables {
 		var names []string
 		for name, rules := range mine[table] {
@@ -59,20 +60,34 @@ func (c *chains) removeChains(ipt *iptables.IPTables, mine rulesOf, which func(t
 				if strings.HasPrefix(name, c.inst.Chain("")) || !which(table, target) {
 					continue
 				}
-				if err := ipt.DeleteIfExists(table, name, strings.Fields(r)...); err != nil {
+				if err := c.v4.DeleteIfExists(table, name, strings.Fields(r)...); err != nil {
 					return fmt.Errorf("unhook from %s %s: %w", table, name, err)
 				}
 			}
 		}
 		for _, name := range names { // empty first: they refer to one another
-			if err := ipt.ClearChain(table, name); err != nil {
+			if err := c.v4.ClearChain(table, name); err != nil {
 				return fmt.Errorf("clear %s %s: %w", table, name, err)
 			}
 		}
 		for _, name := range names {
-			if err := ipt.DeleteChain(table, name); err != nil {
+			if err := c.v4.DeleteChain(table, name); err != nil {
 				return fmt.Errorf("delete %s %s: %w", table, name, err)
 			}
+		}
+	}
+	return nil
+}
+
+// unmasquerade takes away the rules that mine has under the tag, but for those
+// of keep: the pool may have been another.
+func (c *chains) unmasquerade(mine rulesOf, keep []string) error {
+	for _, r := range mine["nat"]["POSTROUTING"] {
+		if slices.Contains(keep, r) {
+			continue
+		}
+		if err := c.v4.DeleteIfExists("nat", "POSTROUTING", strings.Fields(r)...); err != nil {
+			return fmt.Errorf("unhook from nat POSTROUTING: %w", err)
 		}
 	}
 	return nil
@@ -113,23 +128,17 @@ func purge(i instance.Instance) error {
 	if err != nil {
 		return fmt.Errorf("iptables: %w", err)
 	}
-	c := &chains{inst: i, pool: i.Pool(), gateway: i.Gateway(), v4: v4}
+	c := &chains{inst: i, v4: v4, log: slog.New(slog.DiscardHandler)}
 	all, err := c.save()
 	if err != nil {
 		return err
 	}
 	mine, _ := c.ours(all)
-	if err := c.removeChains(v4, mine, func(_, name string) bool { return strings.HasPrefix(name, i.Chain("")) }); err != nil {
+	if err := c.removeChains(mine, func(_, name string) bool { return strings.HasPrefix(name, i.Chain("")) }); err != nil {
 		return err
 	}
-	for name, rules := range mine["nat"] {
-		for _, r := range rules {
-			if strings.HasSuffix(r, "-j MASQUERADE") {
-				if err := v4.DeleteIfExists("nat", name, strings.Fields(r)...); err != nil {
-					return err
-				}
-			}
-		}
+	if err := c.unmasquerade(mine, nil); err != nil {
+		return err
 	}
 	if v6, err := iptables.New(iptables.IPFamily(iptables.ProtocolIPv6), iptables.Timeout(xtablesWait)); err == nil {
 		for table, chains := range hooks6(i) {

@@ -191,10 +191,15 @@ func addr(i int) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// guest links a sandbox, as pkg/netns does, and serves on port 80 in it.
+// guest links the i-th sandbox, as pkg/netns does, and serves on port 80 in it.
 func (w *world) guest(i int) string {
 	w.t.Helper()
-	id, a, gw := id(i), addr(i), inst.Gateway().String()
+	w.link(id(i), addr(i), inst.Gateway().String())
+	return id(i)
+}
+
+func (w *world) link(id string, a netip.Addr, gw string) {
+	w.t.Helper()
 	ns := w.newNS()
 	w.guests[id] = ns
 	link := "sb-" + id
@@ -223,7 +228,6 @@ func (w *world) guest(i int) string {
 	})
 	w.carries(link)
 	w.serve(ns, a.String(), 80)
-	return id
 }
 
 // serve echoes on port, TCP and UDP.

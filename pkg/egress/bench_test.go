@@ -1,0 +1,118 @@
+package egress
+
+import (
+	"context"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// quantiles reports p50 and p90 in microseconds.
+func quantiles(b *testing.B, what string, d []time.Duration) {
+	slices.Sort(d)
+	b.ReportMetric(float64(d[len(d)/2])/1e3, what+"-p50-us")
+	b.ReportMetric(float64(d[len(d)*9/10])/1e3, what+"-p90-us")
+}
+
+func timed(b *testing.B, to *[]time.Duration, f func() error) {
+	start := time.Now()
+	if err := f(); err != nil {
+		b.Fatal(err)
+	}
+	*to = append(*to, time.Since(start))
+}
+
+// BenchmarkRegister has 500 neighbours with ten rules each.
+func BenchmarkRegister(b *testing.B) {
+	w := newWorld(b)
+	e := w.open()
+	n := rules(b, "rules", "203.0.113.0/24:443", "1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4", "1.0.0.5", "1.0.0.6", "1.0.0.7", "1.0.0.8", "1.0.0.9")
+	ctx := context.Background()
+	for i := range 500 {
+		if err := e.Register(ctx, id(i), addr(i), n); err != nil {
+			b.Fatal(err)
+		}
+	}
+	var register, unregister, gone []time.Duration
+	for b.Loop() {
+		timed(b, &register, func() error { return e.Register(ctx, id(500), addr(500), n) })
+		timed(b, &unregister, func() error { return e.Unregister(ctx, id(500)) })
+		timed(b, &gone, func() error { return e.Gone(ctx, id(500)) })
+	}
+	quantiles(b, "register", register)
+	quantiles(b, "unregister", unregister)
+	quantiles(b, "gone", gone)
+}
+
+// BenchmarkNewFlow connects from a guest to the outside: without any rules, and
+// asked for by the queue. Run it with -benchtime 600x: one source may open
+// 1,000 flows at once.
+func BenchmarkNewFlow(b *testing.B) {
+	for _, c := range []struct {
+		name    string
+		engine  bool
+		network record.Network
+		to      string
+	}{
+		{"bare", false, record.Network{}, "203.0.113.1:443"},
+		{"allowed", true, rules(b, "rules", "203.0.113.1:443"), "203.0.113.1:443"},
+		{"denied", true, rules(b, "rules"), "203.0.113.1:443"},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			w := newWorld(b)
+			var guest string
+			if c.engine {
+				guest = w.sandbox(w.open(), 0, c.network)
+			} else {
+				guest = w.guest(0)
+				w.run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", inst.Pool().String(), "-j", "MASQUERADE")
+				defer w.run("iptables", "-t", "nat", "-F", "POSTROUTING")
+			}
+			var took []time.Duration
+			w.in(w.guests[guest], func() {
+				for b.Loop() {
+					start := time.Now()
+					conn, err := net.Dial("tcp", c.to)
+					took = append(took, time.Since(start))
+					if (err == nil) == (c.name == "denied") {
+						b.Fatal(err)
+					}
+					if err == nil {
+						conn.Close()
+					}
+				}
+			})
+			quantiles(b, "connect", took)
+		})
+	}
+}
+
+// BenchmarkOpen: the chains are there already, or not.
+func BenchmarkOpen(b *testing.B) {
+	for _, purge := range []bool{true, false} {
+		b.Run(map[bool]string{true: "first", false: "again"}[purge], func(b *testing.B) {
+			w := newWorld(b)
+			var open []time.Duration
+			for b.Loop() {
+				var e *Engine
+				timed(b, &open, func() (err error) {
+					e, err = Open(context.Background(), Config{Instance: inst})
+					return err
+				})
+				if err := e.Close(); err != nil {
+					b.Fatal(err)
+				}
+				if purge {
+					if err := Purge(context.Background(), inst); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+			_ = w
+			quantiles(b, "open", open)
+		})
+	}
+}

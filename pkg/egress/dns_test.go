@@ -1,0 +1,77 @@
+package egress
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+func TestDNS(t *testing.T) {
+	w := newWorld(t)
+	asked := w.upstream()
+	e := w.open()
+	open := w.sandbox(e, 0, rules(t, "open", "10.98.0.0/16:80"))
+	ruled := w.sandbox(e, 1, rules(t, "rules", "203.0.113.0/24"))
+	none := w.sandbox(e, 2, rules(t, "none"))
+	for _, c := range []struct {
+		id, network, name string
+		typ               uint16
+		rcode             int
+		want              string // data of the answers
+	}{
+		{open, "udp", "one.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1"},
+		{open, "tcp", "one.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1"},
+		{open, "udp", "one.test.", dns.TypeAAAA, dns.RcodeSuccess, ""},
+		{open, "udp", "one.test.", dns.TypeHTTPS, dns.RcodeSuccess, ""},
+		{open, "udp", "one.test.", dns.TypeANY, dns.RcodeRefused, ""},
+		{open, "udp", "absent.test.", dns.TypeA, dns.RcodeNameError, ""},
+		{open, "udp", "silent.test.", dns.TypeA, dns.RcodeServerFailure, ""},
+		{open, "tcp", "many.test.", dns.TypeA, dns.RcodeSuccess, strings.TrimSpace(strings.Repeat("203.0.113.1 ", 100))},
+		// Rebinding: everything of the host and its networks goes, but what a rule names.
+		{open, "udp", "rebind.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.2 10.98.0.1"},
+		{ruled, "udp", "one.test.", dns.TypeA, dns.RcodeRefused, ""},
+		{ruled, "tcp", "one.test.", dns.TypeA, dns.RcodeRefused, ""},
+		{none, "udp", "one.test.", dns.TypeA, dns.RcodeRefused, ""},
+	} {
+		// Whatever server it asks, one it may not reach included.
+		for _, server := range []string{"8.8.8.8:53", inst.Gateway().String() + ":53", "10.99.0.1:53"} {
+			start := time.Now()
+			a, err := w.ask(c.id, c.network, server, c.name, c.typ)
+			if err != nil {
+				t.Errorf("%s %s %s @%s: %v", c.network, c.name, dns.TypeToString[c.typ], server, err)
+				continue
+			}
+			var got []string
+			for _, rr := range a.Answer {
+				got = append(got, strings.TrimPrefix(rr.String(), rr.Header().String()))
+			}
+			if a.Rcode != c.rcode || strings.Join(got, " ") != c.want {
+				t.Errorf("%s %s %s @%s: %s %v; want %s %s", c.network, c.name, dns.TypeToString[c.typ], server,
+					dns.RcodeToString[a.Rcode], got, dns.RcodeToString[c.rcode], c.want)
+			}
+			if d := time.Since(start); c.rcode == dns.RcodeRefused && d > deniedWithin {
+				t.Errorf("refused after %v", d)
+			}
+			if c.name == "silent.test." {
+				break // once is two seconds
+			}
+		}
+	}
+	// Too long for UDP: truncated, so that the guest comes back by TCP.
+	if a, err := w.ask(open, "udp", "8.8.8.8:53", "many.test.", dns.TypeA); err != nil || !a.Truncated {
+		t.Errorf("100 addresses by UDP: %v, %v", a, err)
+	}
+	for name := range asked() {
+		if strings.HasPrefix(name, "refused") {
+			t.Errorf("the upstream was asked for %s", name)
+		}
+	}
+	if _, err := w.ask(ruled, "udp", "8.8.8.8:53", "refused.test.", dns.TypeA); err != nil {
+		t.Error(err)
+	}
+	if asked()["refused.test."] {
+		t.Error("a query of a sandbox without names reached the upstream")
+	}
+}
