@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -54,7 +55,7 @@ func (s *Store) Build(ctx context.Context, name string, progress io.Writer) (rec
 	case <-ctx.Done():
 		return record.Image{}, ctx.Err()
 	}
-	i, err := s.buildRecipe(ctx, name, r, progress)
+	i, err := s.buildRecipe(ctx, name, r, &oneAtATime{w: progress})
 	if err != nil {
 		return record.Image{}, fmt.Errorf("build image %s: %w", name, err)
 	}
@@ -223,6 +224,18 @@ func (e *endOfProcess) Read(p []byte) (int, error) {
 		e.err = err // io.EOF
 	}
 	return 0, e.err
+}
+
+// oneAtATime orders what mmdebstrap and the import say at the same time.
+type oneAtATime struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (o *oneAtATime) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.w.Write(p)
 }
 
 // lastWords passes output on and keeps its end, for an error.
