@@ -3,7 +3,6 @@ package cgroups
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -205,31 +204,29 @@ func delegate(lay *layout, root string) error {
 		}
 	}
 	_, err := cgroup2.NewManager(lay.v2.mount, "/"+root, &res)
-	// The library keeps the last of its errors only. Whether every level
-	// offers every controller says more, and is what counts.
+	// The library keeps the last of its errors only, and takes the root away
+	// with it. Whether every level offers every controller says more, and is
+	// what counts.
 	dir := lay.v2.mount
 	for name := range strings.SplitSeq(root, "/") {
 		dir += "/" + name
 		has, rerr := controllers(dir)
-		if rerr != nil {
-			return errors.Join(fmt.Errorf("delegate cgroup %s: %w", dir, rerr), err)
+		if rerr != nil && !gone(rerr) {
+			return fmt.Errorf("delegate cgroup %s: %w", dir, rerr)
 		}
 		for _, c := range ctrls {
-			if !slices.Contains(has, c) {
-				return fmt.Errorf("delegate cgroup %s: controller %s is missing (there: %s): its parent must have it in cgroup.subtree_control "+
-					"and hold no processes of its own; under systemd the unit needs Delegate=memory pids cpu: %w",
-					dir, c, strings.Join(has, " "), cause(err))
+			if slices.Contains(has, c) {
+				continue
 			}
+			if err == nil {
+				err = errors.New("not offered")
+			}
+			return fmt.Errorf("delegate cgroup %s: it has no controller %s (only: %q): its parent must have that in cgroup.subtree_control "+
+				"and hold no processes of its own; under systemd the unit needs Delegate=memory pids cpu: %w",
+				dir, c, strings.Join(has, " "), err)
 		}
 	}
 	return enable(dir, ctrls)
-}
-
-func cause(err error) error {
-	if err == nil {
-		return fs.ErrNotExist
-	}
-	return err
 }
 
 // enable lets the children of dir have controllers. Enabling again is free.
