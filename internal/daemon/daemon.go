@@ -40,6 +40,11 @@ import (
 // sweepEvery is how often the recovery runs in peace.
 const sweepEvery = time.Minute
 
+// runscHostPids is how many host tasks one gVisor sandbox may have: threads of
+// the sentry, and a stub for each address space. 20,000 forks inside stopped at
+// it and took the sandbox with them, not the host (hardening.md §3).
+const runscHostPids = 4096
+
 // shutdownLimit is how long requests in flight may take to end after SIGTERM.
 const shutdownLimit = 10 * time.Second
 
@@ -282,7 +287,12 @@ func (d *Daemon) openManager() error {
 		Agents:     d.agents,
 		Store:      d.store,
 		Runtimes: map[string]sandbox.RuntimeKind{
-			oci.Runsc: {Runtime: gvisor, OOMGroup: true, HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom)},
+			oci.Runsc: {
+				Runtime:       lifted{gvisor, d.cgroups},
+				OOMGroup:      true,
+				HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
+				HostPids:      runscHostPids,
+			},
 			oci.Runc:  {Runtime: d.runc, OwnUsers: true},
 		},
 	}, sandbox.Config{

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	openapi "github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -50,6 +51,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		NoDisk:       !d.disks.Limits(),
 		ParseRule:    egress.ParseRule,
 		Host:         d.hostNames,
+		OpenAPI:      openapi.JSON,
 		Version: wire.Version{
 			Version: version, Go: runtime.Version(), Instance: d.cfg.Instance.String(),
 			Runtimes: []string{oci.Runsc, oci.Runc},

@@ -129,6 +129,9 @@ type RuntimeKind struct {
 	OwnUsers      bool  // guest ids are mapped by a user namespace of the sandbox (runc)
 	OOMGroup      bool  // losing one process to the OOM killer is losing all (runsc)
 	HeadroomBytes int64 // memory of the runtime itself, on top of the guest's
+	// HostPids replaces Spec.Pids as the limit of host tasks, if not 0. gVisor
+	// keeps Spec.Pids itself; on the host its sentry must always find a task.
+	HostPids int64
 }
 
 // Mount says how to mount a root file system.

@@ -79,10 +79,14 @@ func resources(d Deps, c Config) []resource {
 			name: "cgroup",
 			up: func(ctx context.Context, r *record.Record) error {
 				k := d.Runtimes[r.Spec.Runtime]
+				pids := r.Spec.Pids
+				if k.HostPids > 0 {
+					pids = k.HostPids
+				}
 				return d.Cgroups.Create(ctx, r.ID, CgroupLimits{
 					MemoryBytes:   r.Spec.MemoryBytes,
 					CPUMillis:     r.Spec.CPUMillis,
-					Pids:          r.Spec.Pids,
+					Pids:          pids,
 					OOMGroup:      k.OOMGroup,
 					HeadroomBytes: k.HeadroomBytes,
 				})
