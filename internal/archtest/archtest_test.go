@@ -22,8 +22,8 @@ const module = "github.com/sandboxd/sandboxd/"
 // below it too, the longest match counts.
 var layers = [][]string{
 	0: {"internal/instance", "internal/keylock", "internal/cleanup", "internal/failpoint", "pkg/errs"},
-	1: {"pkg/sandbox/record", "internal/hosttest", "internal/daemontest"},
-	2: {"pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image", "pkg/agent", "pkg/store"},
+	1: {"pkg/sandbox/record", "internal/hosttest"},
+	2: {"internal/daemontest", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image", "pkg/agent", "pkg/store"},
 	3: {"pkg/sandbox"},
 	4: {"pkg/expiry"},
 	5: {"pkg/api", "api"},
@@ -49,7 +49,7 @@ var walls = []struct {
 }
 
 // sandboxctl must stay a client: what it can do, any client can.
-var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent"}
+var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent", "pkg/api/wire"}
 
 const (
 	maxFile     = 500 // lines
