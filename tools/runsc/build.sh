@@ -5,16 +5,17 @@
 # a checksum that differs means that one of the three differs. The script asks
 # for the recorded toolchain itself (Go fetches it if need be).
 #
-#   build.sh --record    build and rewrite the line of this platform; after a bump of the pin
+#   build.sh --record    compile the seccomp filters, build, and rewrite the line
+#                        of this platform; after a bump of the pin
 set -eu
 cd "$(dirname "$0")"
 sums=$PWD/runsc.sha256
 say() { echo "tools/runsc: $*" >&2; }
 
 case ${1-} in
-'' | -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+'' | -h | --help) sed -n '2,9s/^# \{0,1\}//p' "$(basename "$0")" >&2; exit 2 ;;
 --record) record=1 out=$(mktemp) ;;
-*) record= out=$1 ;;
+*) record='' out=$1 ;;
 esac
 case $out in /*) ;; *) out=$OLDPWD/$out ;; esac
 
@@ -25,30 +26,34 @@ line=$(grep "  $os/$arch  " "$sums" 2>/dev/null || true)
 if [ -z "$record" ]; then
 	if [ -z "$line" ]; then
 		say "no checksum is recorded for $os/$arch in $sums."
-		say "To trust this machine's build: tools/runsc/build.sh --record, and commit the file."
+		say "To trust this machine's build: tools/runsc/build.sh --record, and commit what it writes."
 		exit 1
 	fi
+	# shellcheck disable=SC2086 # its fields
 	set -- $line
 	want=$1 tool=$3
 	if [ "$4" != "$pin" ]; then
 		say "go.mod pins gVisor $pin, but $sums was recorded for $4."
-		say "After a bump on purpose: tools/runsc/build.sh --record, and commit the file."
+		say "After a bump on purpose: tools/runsc/build.sh --record, and commit what it writes."
 		exit 1
 	fi
 else
 	tool=$(go env GOVERSION)
 fi
 
-export GOTOOLCHAIN="$tool" CGO_ENABLED=0 GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOEXPERIMENT= GOWORK=off
+export GOTOOLCHAIN="$tool" CGO_ENABLED=0 GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOEXPERIMENT='' GOWORK=off
 if ! have=$(go env GOVERSION 2>&1); then
 	say "Go toolchain $tool, with which the checksum was recorded, can not be had: $have"
 	exit 1
 fi
 tmp=$out.tmp.$$
 trap 'rm -f "$tmp"' EXIT
+if [ -n "$record" ] && [ -e "filters_$arch.go" ]; then
+	say "compiling the seccomp filters (a minute)"
+	go run ./precompile "filters_$arch.go"
+fi
 go build -trimpath -buildvcs=false -o "$tmp" \
-	-ldflags="-s -w -buildid= -X gvisor.dev/gvisor/runsc/version.version=$pin" \
-	gvisor.dev/gvisor/runsc
+	-ldflags="-s -w -buildid= -X gvisor.dev/gvisor/runsc/version.version=$pin+sandboxd" .
 got=$(sha256sum "$tmp" | cut -d' ' -f1)
 if [ -n "$record" ]; then
 	{ grep -v "  $os/$arch  " "$sums" 2>/dev/null || true; echo "$got  $os/$arch  $tool  $pin"; } | sort -k2 >"$sums.new"

@@ -57,3 +57,5 @@ func TestLauncherDies(t *testing.T) {
 		}
 	}
 }
+
+func BenchmarkStart(b *testing.B) { runtimetest.Bench(b, oci.Runc, open) }

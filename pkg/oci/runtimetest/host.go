@@ -303,23 +303,27 @@ func (b *Box) AwaitDead(t testing.TB) {
 	}
 }
 
-// scores returns oom_score_adj of every host process of the sandbox.
-func (b *Box) scores(t testing.TB) map[string]string {
+// hostSide returns what the kernel says of every host process of the sandbox:
+// the fields of its status, and oom_score_adj.
+func (b *Box) hostSide(t testing.TB) map[string]map[string]string {
 	t.Helper()
 	_, v2, err := mounts()
 	must(t, err)
 	pids, err := os.ReadFile(filepath.Join(v2, leaf(b.ID), "cgroup.procs"))
 	must(t, err)
-	scores := map[string]string{}
+	all := map[string]map[string]string{}
 	for _, pid := range strings.Fields(string(pids)) {
-		if s, err := os.ReadFile("/proc/" + pid + "/oom_score_adj"); err == nil {
-			scores[pid] = strings.TrimSpace(string(s))
+		status, err := os.ReadFile("/proc/" + pid + "/status")
+		score, scoreErr := os.ReadFile("/proc/" + pid + "/oom_score_adj")
+		if err == nil && scoreErr == nil { // else it has just ended
+			all[pid] = fields(string(status))
+			all[pid]["oom_score_adj"] = strings.TrimSpace(string(score))
 		}
 	}
-	if len(scores) == 0 {
+	if len(all) == 0 {
 		t.Errorf("%s has no process in its cgroup", b.ID)
 	}
-	return scores
+	return all
 }
 
 // Remove ends the sandbox and gives back all that NewBox made.

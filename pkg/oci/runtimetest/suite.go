@@ -68,9 +68,12 @@ func testReport(t *testing.T, h *Host, rt Runtime) {
 	if f := strings.Fields(core); len(f) < 6 || f[4] != "1" || f[5] != "1" {
 		t.Errorf("core limit is %q, want exactly 1", core)
 	}
-	for pid, score := range b.scores(t) {
-		if score != "500" {
-			t.Errorf("host process %s of the sandbox has oom_score_adj %s, want 500", pid, score)
+	for pid, p := range b.hostSide(t) {
+		if p["oom_score_adj"] != "500" {
+			t.Errorf("host process %s %s has oom_score_adj %s, want 500", pid, p["Name"], p["oom_score_adj"])
+		}
+		if p["Seccomp"] != "2" {
+			t.Errorf("host process %s %s has seccomp mode %s, want a filter", pid, p["Name"], p["Seccomp"])
 		}
 	}
 	if h.runtime == oci.Runsc {
@@ -87,6 +90,10 @@ func testReport(t *testing.T, h *Host, rt Runtime) {
 
 func reportRunsc(t *testing.T, r map[string]string) {
 	t.Helper()
+	// The guest sees its limit, not the host. (Under runc /proc/meminfo is the host's.)
+	if got := fields(r["/proc/meminfo"])["MemTotal"]; got != "262144 kB" {
+		t.Errorf("MemTotal is %s, want the 256 MiB of the spec", got)
+	}
 	// The host is behind the sentry: what counts is that nothing reaches it.
 	for _, name := range []string{"bpf", "io_uring", "alg", "vsock", "perf", "reboot", "mknod"} {
 		if got := r["sys."+name]; got == "ok" {
