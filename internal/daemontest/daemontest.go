@@ -2,12 +2,13 @@
 // process, killed as a process, asked through its sockets.
 //
 // All tests share the state directory of instance "t", so that images are
-// built once; packages that use it must not run at the same time (go test
-// -p 1), which a lock makes sure of.
+// built once; a lock keeps packages that use one instance from running at the
+// same time.
 package daemontest
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"net"
@@ -26,8 +27,18 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// Instance is the instance of test daemons.
+// Instance is the instance of test daemons, unless Options say otherwise.
 const Instance = instance.Instance('t')
+
+// Options are what a test may want otherwise. The zero Options is what New uses.
+type Options struct {
+	Instance instance.Instance // 't' if zero
+	StateDir string            // the instance's own if empty
+	Pool     string            // "auto" if empty
+	PoolSize string            // "4Gi" if empty
+	Wrap     []string          // a command that runs the daemon, as prlimit(1)
+	Config   []string          // lines after the [log] table of the configuration
+}
 
 // Key is the API key of test daemons.
 const Key = "key-of-a-test-daemon"
@@ -38,7 +49,11 @@ type Daemon struct {
 	TCP    string // address of the TCP listener
 	Config string // path of the configuration file
 
+	Instance instance.Instance
+	StateDir string
+
 	t    testing.TB
+	wrap []string
 	cmd  *exec.Cmd
 	done chan struct{}
 	log  *buffer
@@ -64,37 +79,41 @@ func root() string {
 // nothing is left on the host. It needs root (hosttest.Root).
 func New(t testing.TB, config ...string) *Daemon {
 	t.Helper()
+	return NewWith(t, Options{Config: config})
+}
+
+// NewWith is New for tests that want something else, too.
+func NewWith(t testing.TB, o Options) *Daemon {
+	t.Helper()
+	d := Prepare(t, o)
+	d.Start()
+	return d
+}
+
+// Prepare is NewWith without the start.
+func Prepare(t testing.TB, o Options) *Daemon {
+	t.Helper()
 	hosttest.Root(t)
 	if _, err := os.Stat(Bin("sandboxd")); err != nil {
 		t.Fatalf("the daemon is not built: run make build (%v)", err)
 	}
-	lock(t)
-	dir := t.TempDir()
-	d := &Daemon{
-		t:      t,
-		Socket: filepath.Join(Instance.RunDir(), "sandboxd.sock"),
-		TCP:    freePort(t),
-		Config: filepath.Join(dir, "config.toml"),
-		log:    &buffer{},
+	if o.Instance == 0 {
+		o.Instance = Instance
 	}
-	key := filepath.Join(dir, "key")
-	must(t, os.WriteFile(key, []byte(Key+"\n"), 0o600))
-	text := fmt.Sprintf(`instance = %q
-libexec_dir = %q
-recipes_dir = %q
-[listen]
-socket_group = "root"
-tcp = %q
-api_key_file = %q
-[storage]
-pool_size = "4Gi"
-[log]
-level = "debug"
-`, Instance, Bin(""), filepath.Join(root(), "rootfs"), d.TCP, key)
-	must(t, os.WriteFile(d.Config, []byte(text+strings.Join(config, "\n")), 0o600))
-
+	lock(t, o.Instance)
+	d := &Daemon{
+		t:        t,
+		Instance: o.Instance,
+		StateDir: cmp.Or(o.StateDir, o.Instance.StateDir()),
+		Socket:   filepath.Join(o.Instance.RunDir(), "sandboxd.sock"),
+		TCP:      freePort(t),
+		Config:   filepath.Join(t.TempDir(), "config.toml"),
+		wrap:     o.Wrap,
+		log:      &buffer{},
+	}
+	d.configure(o)
 	d.teardown() // what a killed test run may have left
-	hosttest.Leaks(t, Instance)
+	hosttest.Leaks(t, d.Instance)
 	t.Cleanup(func() {
 		d.Stop()
 		d.teardown()
@@ -102,8 +121,29 @@ level = "debug"
 			t.Logf("the daemon said:\n%s", d.Log())
 		}
 	})
-	d.Start()
 	return d
+}
+
+func (d *Daemon) configure(o Options) {
+	d.t.Helper()
+	key := filepath.Join(filepath.Dir(d.Config), "key")
+	must(d.t, os.WriteFile(key, []byte(Key+"\n"), 0o600))
+	text := fmt.Sprintf(`instance = %q
+state_dir = %q
+libexec_dir = %q
+recipes_dir = %q
+[listen]
+socket_group = "root"
+tcp = %q
+api_key_file = %q
+[storage]
+pool = %q
+pool_size = %q
+[log]
+level = "debug"
+`, d.Instance, d.StateDir, Bin(""), filepath.Join(root(), "rootfs"), d.TCP, key,
+		cmp.Or(o.Pool, "auto"), cmp.Or(o.PoolSize, "4Gi"))
+	must(d.t, os.WriteFile(d.Config, []byte(text+strings.Join(o.Config, "\n")), 0o600))
 }
 
 // Start starts the daemon and returns when it serves.
@@ -121,7 +161,8 @@ func (d *Daemon) TryStart(env ...string) error {
 		return err
 	}
 	defer r.Close()
-	cmd := exec.Command(Bin("sandboxd"), "serve", "--config", d.Config)
+	argv := append(append([]string(nil), d.wrap...), Bin("sandboxd"), "serve", "--config", d.Config)
+	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = d.log, d.log
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Env = append(append(os.Environ(), "SANDBOXD_READY_FD=3"), env...)
@@ -186,9 +227,9 @@ func (d *Daemon) teardown() {
 }
 
 // lock keeps two test processes from one instance.
-func lock(t testing.TB) {
+func lock(t testing.TB, inst instance.Instance) {
 	t.Helper()
-	f, err := os.OpenFile("/run/lock/sandboxd-test", os.O_CREATE|os.O_RDWR, 0o600)
+	f, err := os.OpenFile("/run/lock/sandboxd-test-"+inst.String(), os.O_CREATE|os.O_RDWR, 0o600)
 	must(t, err)
 	must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
 	t.Cleanup(func() { f.Close() })

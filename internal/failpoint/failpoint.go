@@ -28,9 +28,9 @@ func init() { arm(os.Getenv(Env)) }
 func arm(s string) {
 	point, act, _ := strings.Cut(s, "=")
 	n := int64(1)
-	if p, count, ok := strings.Cut(point, ":"); ok {
-		if v, err := strconv.ParseInt(count, 10, 64); err == nil {
-			point, n = p, v
+	if i := strings.LastIndexByte(point, ':'); i >= 0 {
+		if v, err := strconv.ParseInt(point[i+1:], 10, 64); err == nil {
+			point, n = point[:i], v
 		}
 	}
 	name, action = point, act

@@ -98,10 +98,48 @@ func Held(inst instance.Instance) []string {
 	for line := range bytes.Lines(output("ipset", "list", "-n")) {
 		if bytes.HasPrefix(line, []byte(inst.Set(""))) {
 			held = append(held, "set "+strings.TrimSpace(string(line)))
+			for member := range strings.Lines(string(output("ipset", "list", strings.TrimSpace(string(line)), "-o", "save"))) {
+				if strings.HasPrefix(member, "add ") {
+					held = append(held, "entry "+memberOf(member))
+				}
+			}
 		}
 	}
+	held = append(held, files(inst)...)
+	held = append(held, loops(state)...)
 	held = append(held, processes(run, state)...)
 	sort.Strings(held)
+	return held
+}
+
+// memberOf is "set address" of "add set address timeout 3": what a set counts
+// down changes all the time.
+func memberOf(line string) string {
+	f := strings.Fields(line)
+	return strings.Join(f[1:min(3, len(f))], " ")
+}
+
+// files lists what is called after a sandbox of inst in its run directory
+// (namespace pins, bundles, mount points, states of runtimes) and its pool.
+func files(inst instance.Instance) (held []string) {
+	id := inst.String() + strings.Repeat("[a-z2-7]", 11) + "*"
+	for _, dir := range []string{inst.RunDir(), inst.RunDir() + "/*", inst.StateDir() + "/pool"} {
+		found, _ := filepath.Glob(filepath.Join(dir, id))
+		for _, f := range found {
+			held = append(held, "file "+f)
+		}
+	}
+	return held
+}
+
+// loops lists loop devices over files below dir.
+func loops(dir string) (held []string) {
+	found, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	for _, f := range found {
+		if b, _ := os.ReadFile(f); under(strings.TrimSpace(string(b)), dir) {
+			held = append(held, "loop device over "+strings.TrimSpace(string(b)))
+		}
+	}
 	return held
 }
 
