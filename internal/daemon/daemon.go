@@ -107,7 +107,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (d *Daemon,
 		return nil, err
 	}
 	d.ns = netns.New(cfg.Instance, cfg.RunDir)
-	d.ns.Pool = cfg.Network.Pool
+	d.ns.Pool, d.ns.Log = cfg.Network.Pool, log
 	if err := d.openStorage(ctx); err != nil {
 		return nil, err
 	}
@@ -281,7 +281,7 @@ func (d *Daemon) openManager() error {
 		Disks:      d.disks,
 		Rootfs:     rootfs{d.disks},
 		Cgroups:    cgroupTree{d.cgroups},
-		Network:    d.ns,
+		Network:    links{d.ns, d.egress},
 		Egress:     d.egress,
 		Bundles:    bundles,
 		Agents:     d.agents,
@@ -378,11 +378,17 @@ func (d *Daemon) background(ctx context.Context) {
 			<-done
 			return
 		case <-tick.C:
-			if err := errors.Join(d.manager.Recover(ctx), d.disks.Sweep(ctx), d.images.Sweep(ctx)); err != nil && ctx.Err() == nil {
+			if err := d.sweep(ctx); err != nil && ctx.Err() == nil {
 				d.log.Error("sweep", "err", err)
 			}
 		}
 	}
+}
+
+// sweep is what heals a host in peace: uplinks that came late, sandboxes that
+// are not as their records say, what deleted disks and layers left.
+func (d *Daemon) sweep(ctx context.Context) error {
+	return errors.Join(d.ns.Setup(ctx), d.manager.Recover(ctx), d.disks.Sweep(ctx), d.images.Sweep(ctx))
 }
 
 // forgetClients drops the connections to agents of sandboxes that are gone.

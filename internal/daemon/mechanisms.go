@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
+	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
@@ -37,6 +39,17 @@ func (l lifted) Start(ctx context.Context, id string, stdin *os.File) error {
 	return l.cgroups.Lift(id)
 }
 
+// links is netns, with the flows of an address counted as part of its link.
+type links struct {
+	*netns.Manager
+	flows *egress.Engine
+}
+
+// Gone waits until nothing of the sandbox is left at its address.
+func (l links) Gone(ctx context.Context, id string) error {
+	return errors.Join(l.flows.Gone(ctx, id), l.Manager.Gone(ctx, id))
+}
+
 type rootfs struct{ *snapshot.Store }
 
 func (s rootfs) Mount(ctx context.Context, id string, m sandbox.Mount) error {
@@ -46,6 +59,7 @@ func (s rootfs) Mount(ctx context.Context, id string, m sandbox.Mount) error {
 var (
 	_ sandbox.Cgroups = cgroupTree{}
 	_ sandbox.Rootfs  = rootfs{}
+	_ sandbox.Network = links{}
 	_ sandbox.Disks   = (*snapshot.Store)(nil)
 	_ api.Stats       = (*stats)(nil)
 )
