@@ -128,8 +128,12 @@ func reportRunc(t *testing.T, b *Box, r, status map[string]string) {
 		t.Errorf("writable: %s", got)
 	}
 	for _, m := range []struct{ dst, options string }{
-		{"/proc", "nosuid,nodev,noexec"}, {"/sys", "ro,nosuid,nodev,noexec"}, {"/run", "nosuid,nodev,noexec"},
-		{"/dev/shm", "nosuid,nodev,noexec"}, {"/opt/opensandbox", "ro,nosuid,nodev"}, {"/etc/hosts", "ro,nosuid,nodev,noexec"},
+		{"/proc", "nosuid,nodev,noexec"},
+		{"/sys", "ro,nosuid,nodev,noexec"},
+		{"/run", "nosuid,nodev,noexec"},
+		{"/dev/shm", "nosuid,nodev,noexec"},
+		{"/opt/opensandbox", "ro,nosuid,nodev"},
+		{"/etc/hosts", "ro,nosuid,nodev,noexec"},
 		{"/proc/sys", "ro"},
 	} {
 		line, ok := find(r["/proc/self/mountinfo"], " "+m.dst+" ")
