@@ -131,6 +131,7 @@ type death struct {
 	message string
 	code    *int
 	output  string
+	ran     bool // its entrypoint ran, for however short a time
 }
 
 func (d death) write(r *record.Record) {
@@ -151,6 +152,7 @@ func (l *life) autopsy(ctx context.Context, r *record.Record) death {
 	if left {
 		code := o.ExitCode
 		d.code = &code
+		d.ran = o.Message == ""
 	}
 	switch {
 	case ooms > 0 && (!left || o.ExitCode != 0):
@@ -181,6 +183,11 @@ func (l *life) fail(ctx context.Context, r *record.Record, err error) error {
 		return errors.Join(kerr, l.set(ctx, r, record.Stopping, d.write))
 	}
 	d := l.autopsy(ctx, r)
+	if d.ran && errors.Is(err, errDied) {
+		// It came up and ended before anybody could ask its agent; that nobody
+		// did must not make another end of it.
+		return l.end(ctx, r, d)
+	}
 	said := d.message
 	d.message = clientText(err)
 	if d.code != nil || d.reason == record.OOM {

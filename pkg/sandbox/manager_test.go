@@ -181,6 +181,22 @@ func TestEntrypointNotFound(t *testing.T) {
 	})
 }
 
+func TestEntrypointFasterThanAgent(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		h.gate("agent.Ready " + first) // never answers
+		r, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		h.exit(r.ID, Obituary{LastOutput: "x"})
+		r, err = m.Await(t.Context(), r.ID)
+		if err != nil || r.State != record.Ended || r.Reason != record.Exited || !r.OK() || r.LastOutput != "x" {
+			t.Fatalf("%+v, %v", r, err)
+		}
+	})
+}
+
 func TestStepThatHangs(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		h.gate("rootfs.make " + first)

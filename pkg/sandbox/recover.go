@@ -175,7 +175,7 @@ func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) er
 func (m *Manager) examine(ctx context.Context, r *record.Record) (d death, dead bool, err error) {
 	switch {
 	case r.State == record.Stopping && r.Reason != "":
-		return death{r.Reason, r.Message, r.ExitCode, r.LastOutput}, true, nil
+		return death{reason: r.Reason, message: r.Message, code: r.ExitCode, output: r.LastOutput}, true, nil
 	case r.State == record.Creating:
 		d := death{reason: record.CreateFailed, message: "could not be created: sandboxd stopped in the middle; create it again"}
 		if r.BootID != m.life.cfg.BootID {
