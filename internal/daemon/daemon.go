@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -93,8 +94,8 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 }
 
 // open opens everything below the API.
-func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (d *Daemon, err error) {
-	d = &Daemon{cfg: cfg, log: log}
+func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon, err error) {
+	d := &Daemon{cfg: cfg, log: log}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.Close())
@@ -146,6 +147,16 @@ func (d *Daemon) directories() error {
 			return fmt.Errorf("make directory: %w", err)
 		}
 	}
+	return d.lockInstance()
+}
+
+// lockWait is how long the lock of a dead daemon may stay held: a child that it
+// was starting when it was killed holds it until it executes its program.
+const lockWait = 5 * time.Second
+
+// lockInstance takes the lock of the instance, and refuses at once if another
+// daemon lives.
+func (d *Daemon) lockInstance() error {
 	path := filepath.Join(d.cfg.RunDir, "lock")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -153,9 +164,17 @@ func (d *Daemon) directories() error {
 	}
 	d.lock = f
 	d.onClose(f.Close)
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		holder, _ := os.ReadFile(path)
-		return fmt.Errorf("another sandboxd (pid %.20s) runs as instance %q on this host: stop it, or give this one another instance in its configuration", holder, d.cfg.Instance)
+	deadline := time.Now().Add(lockWait)
+	for unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		holder, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("read the lock of instance %s: %w", d.cfg.Instance, err)
+		}
+		pid, err := strconv.Atoi(string(holder))
+		if err != nil || unix.Kill(pid, 0) == nil || time.Now().After(deadline) {
+			return fmt.Errorf("another sandboxd (pid %.20s) runs as instance %q on this host: stop it, or give this one another instance in its configuration", holder, d.cfg.Instance)
+		}
+		time.Sleep(5 * time.Millisecond) // nothing tells of the end of a process that is not ours
 	}
 	if err := f.Truncate(0); err != nil {
 		return fmt.Errorf("write the lock: %w", err)
