@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Measures the programs in build/bin beside their baselines: writes
+# build/bench.json and prints a table. Arguments go to test/bench, as -quick.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+[ "$(id -u)" -eq 0 ] || { echo "bench: sandboxd makes namespaces, cgroups and firewall rules, so this needs root" >&2; exit 1; }
+go build -trimpath -o build/bench-tool ./test/bench
+exec build/bench-tool -bin build/bin -recipes rootfs -out build/bench.json "$@"

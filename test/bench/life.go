@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/oci"
+)
+
+// pick returns v[0] for runc, v[1] for runsc.
+func pick[T any](runtime string, runc, runsc T) T {
+	if runtime == oci.Runc {
+		return runc
+	}
+	return runsc
+}
+
+// launched names the baseline of a start.
+func launched(runtime string) string {
+	return pick(runtime, "libcontainer in a running launcher, to the agent's first answer", "runsc run --detach, to the agent's first answer")
+}
+
+// coldCreate: from the request to the first byte of echo, against the bare
+// runtime from its start to the agent's first answer.
+func coldCreate(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		ours := func() (float64, error) {
+			start := time.Now()
+			sb, timing, err := b.cl.CreateTimed(ctx, request(rt), true)
+			if err != nil {
+				return 0, err
+			}
+			created := time.Since(start)
+			at, err := b.exec(ctx, sb.ID, "echo", "hello")
+			if err != nil {
+				return 0, err
+			}
+			if b.verbose {
+				fmt.Fprintf(os.Stderr, "%s created %.1f first byte %.1f: %s\n", rt, ms(created), ms(at.Sub(start)), timing)
+			}
+			return ms(at.Sub(start)), b.drop(ctx, sb.ID)
+		}
+		theirs := func() (float64, error) {
+			x, err := b.bare.prepare(ctx, rt)
+			if err != nil {
+				return 0, err
+			}
+			start := time.Now()
+			err = x.start(ctx)
+			took := ms(time.Since(start))
+			return took, errors.Join(err, x.remove(ctx), settle(x.id))
+		}
+		a, c, err := turns(b.times(pick(rt, 40, 25), pick(rt, 6, 4)), 2, ours, theirs)
+		if err != nil {
+			return err
+		}
+		b.add(row("cold_create_first_command", rt, "ms", a, launched(rt), c, goal{maxRatio: pick(rt, 1.25, 1.15)}))
+	}
+	return nil
+}
+
+// deletion: from the request to 204, against what the runtimes offer; and
+// what is left of it a second later.
+func deletion(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		var remains []float64
+		ours := func() (float64, error) {
+			sb, err := b.create(ctx, rt)
+			if err != nil {
+				return 0, err
+			}
+			start := time.Now()
+			err = b.cl.Delete(ctx, sb.ID)
+			took := time.Since(start)
+			if err != nil {
+				return 0, err
+			}
+			time.Sleep(time.Second - took) // the goal says one second
+			remains = append(remains, float64(len(left(sb.ID))))
+			return ms(took), settle(sb.ID)
+		}
+		theirs := func() (float64, error) {
+			x, err := b.bare.prepare(ctx, rt)
+			if err != nil {
+				return 0, err
+			}
+			if err := x.start(ctx); err != nil {
+				return 0, errors.Join(err, x.remove(ctx))
+			}
+			end := pick(rt, x.kill, x.runscDelete)
+			start := time.Now()
+			err = end(ctx)
+			took := ms(time.Since(start))
+			return took, errors.Join(err, x.remove(ctx), settle(x.id))
+		}
+		a, c, err := turns(b.times(20, 2), 1, ours, theirs)
+		if err != nil {
+			return err
+		}
+		name := pick(rt, "kill of the cgroup, libcontainer's state removed", "runsc delete -force")
+		b.add(row("delete", rt, "ms", a, name, c, goal{maxP50: pick(rt, 5.0, 15.0)}))
+		r := row("delete_left_after_1s", rt, "things", remains, "", nil, goal{})
+		b.add(r)
+		if percentile(remains, 100) > 0 {
+			fmt.Fprintf(os.Stderr, "bench: delete on %s left up to %.0f things for more than a second\n", rt, percentile(remains, 100))
+		}
+	}
+	return nil
+}
+
+const (
+	burstSize    = 50
+	burstClients = 8
+)
+
+// burst: 50 creations by 8 clients.
+func burst(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		ours := func() (float64, error) {
+			ids := make([]string, burstSize)
+			rate, err := inParallel(func(i int) error {
+				sb, err := b.create(ctx, rt)
+				ids[i] = sb.ID
+				return err
+			})
+			return rate, errors.Join(err, b.dropAll(ctx, ids))
+		}
+		theirs := func() (float64, error) {
+			boxes := make([]*box, burstSize)
+			_, err := inParallel(func(i int) (err error) {
+				boxes[i], err = b.bare.prepare(ctx, rt)
+				return err
+			})
+			var rate float64
+			if err == nil {
+				rate, err = inParallel(func(i int) error { return boxes[i].start(ctx) })
+			}
+			_, removeErr := inParallel(func(i int) error { return boxes[i].remove(ctx) })
+			return rate, errors.Join(err, removeErr)
+		}
+		a, c, err := turns(b.times(pick(rt, 6, 3), 1), 0, ours, theirs)
+		if err != nil {
+			return err
+		}
+		b.add(row("burst_50", rt, "creates/s", a, launched(rt)+", environments made before", c, goal{minRatio: 0.85}))
+	}
+	return nil
+}
+
+// inParallel does 0..burstSize-1 by burstClients and returns how many a second.
+func inParallel(do func(i int) error) (rate float64, err error) {
+	next := make(chan int)
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex
+		errz []error
+	)
+	start := time.Now()
+	for range burstClients {
+		wg.Go(func() {
+			for i := range next {
+				if err := do(i); err != nil {
+					mu.Lock()
+					errz = append(errz, err)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	for i := range burstSize {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	return burstSize / time.Since(start).Seconds(), errors.Join(errz...)
+}
+
+// dropAll deletes sandboxes and waits until all of them are gone.
+func (b *bench) dropAll(ctx context.Context, ids []string) error {
+	var errz []error
+	for _, id := range ids {
+		if id != "" {
+			errz = append(errz, b.cl.Delete(ctx, id))
+		}
+	}
+	for _, id := range ids {
+		if id != "" {
+			errz = append(errz, settle(id))
+		}
+	}
+	return errors.Join(errz...)
+}

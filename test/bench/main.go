@@ -1,0 +1,195 @@
+// Command bench measures sandboxd beside what it is built on and what it
+// competes with, in one run on one machine, and writes build/bench.json.
+//
+// It starts a daemon of its own (instance b) and, for the baselines, drives
+// the runtimes itself with the daemon's own packages (instance y). What
+// surprises: the two take turns, call by call. A machine that is busy, or that
+// the neighbours of a virtual machine slow down, slows both, so that ratios
+// hold where absolute numbers do not.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/oci"
+)
+
+// bench is one run.
+type bench struct {
+	*daemon
+	bare    *bare
+	quick   bool
+	verbose bool
+	report  Report
+}
+
+var runtimes = []string{oci.Runc, oci.Runsc}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) (err error) {
+	b := &bench{}
+	bin := flag.String("bin", "build/bin", "directory of the programs to measure")
+	recipes := flag.String("recipes", "rootfs", "directory of image recipes")
+	out := flag.String("out", "build/bench.json", "file to write")
+	only := flag.String("run", "", "regular expression: the rows to measure")
+	flag.BoolVar(&b.quick, "quick", false, "few repetitions: a smoke test of the bench, not numbers to quote")
+	flag.BoolVar(&b.verbose, "v", false, "say how long each step took")
+	flag.Parse()
+	if os.Geteuid() != 0 {
+		return errors.New("sandboxd makes namespaces, cgroups and firewall rules, so this needs root")
+	}
+	for _, p := range []*string{bin, recipes, out} {
+		if *p, err = filepath.Abs(*p); err != nil {
+			return err
+		}
+	}
+	want, err := regexp.Compile(*only)
+	if err != nil {
+		return fmt.Errorf("-run: %w", err)
+	}
+	b.report.Machine = machine("")
+	b.daemon, err = startDaemon(ctx, *bin, *recipes, filepath.Join(filepath.Dir(*out), "bench"))
+	if b.daemon == nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.stop(), leaks()) }()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.closeBare()) }()
+	if err := b.prepare(ctx); err != nil {
+		return err
+	}
+	if err := b.measure(ctx, want); err != nil {
+		return err
+	}
+	b.report.Machine.LoadAfter = load()
+	b.report.print(os.Stdout)
+	return b.report.write(*out)
+}
+
+// prepare opens the ground of the baselines, on the layers of the daemon's
+// image, and lets each runtime run once: the first start reads from disk.
+func (b *bench) prepare(ctx context.Context) error {
+	v, err := b.cl.Version(ctx)
+	if err != nil {
+		return err
+	}
+	b.report.Machine.Version = v.Version
+	sb, err := b.create(ctx, oci.Runc)
+	if err != nil {
+		return err
+	}
+	in, err := b.cl.Inspect(ctx, sb.ID)
+	if err != nil {
+		return err
+	}
+	if err := b.drop(ctx, sb.ID); err != nil {
+		return err
+	}
+	layers := slices.Clone(in.Layers)
+	if b.bare, err = openBare(ctx, b.bin, filepath.Join(inst.StateDir(), "layers"), layers); err != nil {
+		return fmt.Errorf("prepare the baselines: %w", err)
+	}
+	b.report.Machine.Cgroups = b.bare.groups.Mode()
+	return nil
+}
+
+func (b *bench) closeBare() error {
+	if b.bare == nil {
+		return nil
+	}
+	return b.bare.close(context.Background())
+}
+
+// A suite measures some rows.
+type suite struct {
+	name string
+	do   func(context.Context, *bench) error
+}
+
+var suites = []suite{
+	{"create_at_200 list_200 daemon_rss", manySandboxes}, // first: of a daemon that has done nothing yet
+	{"cold_create_first_command", coldCreate},
+	{"run_once", runOnce},
+	{"exec_true", execTrue},
+	{"delete", deletion},
+	{"burst_50", burst},
+	{"idle_memory", idleMemory},
+	{"file_put_100MB file_get_100MB", files},
+}
+
+func (b *bench) measure(ctx context.Context, want *regexp.Regexp) error {
+	for _, s := range suites {
+		if !want.MatchString(s.name) {
+			continue
+		}
+		start := time.Now()
+		if err := s.do(ctx, b); err != nil {
+			return fmt.Errorf("%s: %w", s.name, err)
+		}
+		fmt.Fprintf(os.Stderr, "bench: %s took %s\n", s.name, time.Since(start).Round(100*time.Millisecond))
+	}
+	return nil
+}
+
+func (b *bench) add(r Result) { b.report.Results = append(b.report.Results, r) }
+
+// times is how often to repeat: quick is for a smoke test.
+func (b *bench) times(full, quick int) int {
+	if b.quick {
+		return quick
+	}
+	return full
+}
+
+// drop deletes a sandbox and waits until all of it is gone.
+func (b *bench) drop(ctx context.Context, id string) error {
+	if err := b.cl.Delete(ctx, id); err != nil {
+		return err
+	}
+	return settle(id)
+}
+
+// turns calls ours and theirs n times each, taking turns and changing who goes
+// first, after some rounds to warm up. Both return what they measured.
+func turns(n, warm int, ours, theirs func() (float64, error)) (a, c []float64, err error) {
+	for i := range n + warm {
+		order := []func() (float64, error){ours, theirs}
+		into := []*[]float64{&a, &c}
+		if i%2 == 1 {
+			slices.Reverse(order)
+			slices.Reverse(into)
+		}
+		for k, f := range order {
+			v, err := f()
+			if err != nil {
+				return nil, nil, err
+			}
+			if i >= warm {
+				*into[k] = append(*into[k], v)
+			}
+		}
+	}
+	return a, c, nil
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

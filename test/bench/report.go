@@ -1,0 +1,186 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Result is one row. Values are in Unit; Ratio is P50 over BaselineP50, so
+// for times less is better and for rates more. Rows without a baseline leave
+// the last three at zero.
+type Result struct {
+	Name        string  `json:"name"`
+	Runtime     string  `json:"runtime"`
+	Unit        string  `json:"unit"`
+	N           int     `json:"n"`
+	P50         float64 `json:"p50"`
+	P90         float64 `json:"p90"`
+	Baseline    string  `json:"baseline"`
+	BaselineP50 float64 `json:"baseline_p50"`
+	Ratio       float64 `json:"ratio"`
+
+	goal goal
+}
+
+// Machine is where and when the numbers were taken.
+type Machine struct {
+	Time        time.Time `json:"time"`
+	Kernel      string    `json:"kernel"`
+	Arch        string    `json:"arch"`
+	CPU         string    `json:"cpu"`
+	CPUs        int       `json:"cpus"`
+	MemoryBytes int64     `json:"memory_bytes"`
+	Go          string    `json:"go"`
+	Version     string    `json:"sandboxd"`
+	Cgroups     string    `json:"cgroups"`
+	LoadBefore  string    `json:"load_before"`
+	LoadAfter   string    `json:"load_after"`
+}
+
+// Report is bench.json.
+type Report struct {
+	Machine Machine  `json:"machine"`
+	Results []Result `json:"results"`
+}
+
+// A goal bounds a row. Zero bounds nothing; either of the two suffices if any
+// is set, else both must hold.
+type goal struct {
+	maxP50, maxRatio float64
+	minP50, minRatio float64
+	any              bool
+}
+
+func (g goal) String() string {
+	var parts []string
+	add := func(format string, v float64) {
+		if v != 0 {
+			parts = append(parts, fmt.Sprintf(format, v))
+		}
+	}
+	add("≤ %.4g", g.maxP50)
+	add("≥ %.4g", g.minP50)
+	add("≤ %.3g×", g.maxRatio)
+	add("≥ %.3g×", g.minRatio)
+	if g.any {
+		return strings.Join(parts, " or ")
+	}
+	return strings.Join(parts, ", ")
+}
+
+// verdict is "ok" or "MISS", or empty without a goal.
+func (r *Result) verdict() string {
+	var checks []bool
+	add := func(bound float64, ok bool) {
+		if bound != 0 {
+			checks = append(checks, ok)
+		}
+	}
+	g := r.goal
+	add(g.maxP50, r.P50 <= g.maxP50)
+	add(g.minP50, r.P50 >= g.minP50)
+	add(g.maxRatio, r.Ratio <= g.maxRatio)
+	add(g.minRatio, r.Ratio >= g.minRatio)
+	switch {
+	case len(checks) == 0:
+		return ""
+	case g.any && slices.Contains(checks, true), !g.any && !slices.Contains(checks, false):
+		return "ok"
+	}
+	return "MISS"
+}
+
+// percentile is the nearest-rank percentile of values, which it sorts.
+func percentile(values []float64, p float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return values[max(0, int(math.Ceil(p/100*float64(len(values))))-1)]
+}
+
+func row(name, runtimeName, unit string, ours []float64, baseline string, theirs []float64, g goal) Result {
+	r := Result{
+		Name: name, Runtime: runtimeName, Unit: unit, N: len(ours), Baseline: baseline, goal: g,
+		P50: round(percentile(ours, 50)), P90: round(percentile(ours, 90)), BaselineP50: round(percentile(theirs, 50)),
+	}
+	if r.BaselineP50 > 0 {
+		r.Ratio = round(r.P50 / r.BaselineP50)
+	}
+	return r
+}
+
+// round keeps four digits: more are noise.
+func round(v float64) float64 {
+	if v == 0 {
+		return 0
+	}
+	scale := math.Pow(10, 3-math.Floor(math.Log10(math.Abs(v))))
+	return math.Round(v*scale) / scale
+}
+
+func (r *Report) write(path string) error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(b, '\n'), 0o644)
+}
+
+func (r *Report) print(w io.Writer) {
+	m := r.Machine
+	fmt.Fprintf(w, "\nsandboxd %s, %s, Linux %s, %d CPUs (%s), load %s before, %s after\n\n", m.Version, m.Go, m.Kernel, m.CPUs, m.CPU, m.LoadBefore, m.LoadAfter)
+	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(tw, "NAME\tRUNTIME\tUNIT\tN\tP50\tP90\tBASELINE\tITS P50\tRATIO\tGOAL\t")
+	for i := range r.Results {
+		x := &r.Results[i]
+		base, ratio := "-", "-"
+		if x.BaselineP50 > 0 {
+			base, ratio = fmt.Sprintf("%.4g", x.BaselineP50), fmt.Sprintf("%.3g", x.Ratio)
+		}
+		name := x.Baseline
+		if name == "" {
+			name = "-"
+		}
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%.4g\t%.4g\t%s\t%s\t%s\t%s\t%s\n", x.Name, x.Runtime, x.Unit, x.N, x.P50, x.P90, name, base, ratio, x.goal, x.verdict())
+	}
+	tw.Flush() //nolint:errcheck // a table for a person
+}
+
+func machine(version string) Machine {
+	m := Machine{Time: time.Now().UTC(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(), Version: version, LoadBefore: load()}
+	var u unix.Utsname
+	if unix.Uname(&u) == nil {
+		m.Kernel = unix.ByteSliceToString(u.Release[:])
+	}
+	var si unix.Sysinfo_t
+	if unix.Sysinfo(&si) == nil {
+		m.MemoryBytes = int64(si.Totalram) * int64(si.Unit)
+	}
+	b, _ := os.ReadFile("/proc/cpuinfo")
+	for line := range strings.Lines(string(b)) {
+		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "model name" {
+			m.CPU = strings.TrimSpace(v)
+			break
+		}
+	}
+	return m
+}
+
+func load() string {
+	b, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return "?"
+	}
+	return strings.Fields(string(b))[0]
+}
