@@ -1,13 +1,9 @@
 package main
 
 import (
-	"io"
 	"os"
-	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 func newCommand(c *cli) *cobra.Command {
@@ -30,35 +26,19 @@ func newCommandLogs(c *cli) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			cursor, err := cl.CommandLogs(cmd.Context(), args[0], args[1], 0, os.Stdout)
-			if err != nil || !follow {
+			if follow {
+				err = cl.FollowCommand(cmd.Context(), args[0], args[1], 0, os.Stdout)
+				if cmd.Context().Err() != nil {
+					return cmd.Context().Err()
+				}
 				return err
 			}
-			return followCommand(cmd, cl, args[0], args[1], cursor, os.Stdout)
+			_, err = cl.CommandLogs(cmd.Context(), args[0], args[1], 0, os.Stdout)
+			return err
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "until the command ends")
 	return cmd
-}
-
-// followCommand copies output until the command has ended and all is copied.
-func followCommand(cmd *cobra.Command, cl *client.Client, sandbox, id string, cursor int64, w io.Writer) error {
-	tick := time.NewTicker(250 * time.Millisecond) // the agent has no way to wait for output
-	defer tick.Stop()
-	for {
-		st, err := cl.CommandStatus(cmd.Context(), sandbox, id) // before the output, so that none is missed
-		if err != nil {
-			return err
-		}
-		if cursor, err = cl.CommandLogs(cmd.Context(), sandbox, id, cursor, w); err != nil || !st.Running {
-			return err
-		}
-		select {
-		case <-cmd.Context().Done():
-			return cmd.Context().Err()
-		case <-tick.C:
-		}
-	}
 }
 
 func newCommandStatus(c *cli) *cobra.Command {

@@ -22,6 +22,8 @@
 //     "stdin": true. A command with stdin reads what POST /command/{id}/stdin
 //     carries, until that body ends; without it, standard input is /dev/null.
 //   - POST /command/{id}/signal?signal=SIGINT signals its process group.
+//   - GET /command/{id}/logs?follow=true goes on until the command has ended;
+//     its cursor header is the number of the first byte it sends.
 //   - The entrypoint is a command with the id "entrypoint": status and logs
 //     work, interrupting it is refused.
 //   - GET /ping answers with X-Sandboxd-Agent-Protocol.

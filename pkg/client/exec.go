@@ -199,6 +199,26 @@ func (c *Client) CommandLogs(ctx context.Context, idOrName, command string, curs
 	return next, nil
 }
 
+// FollowCommand copies the output of a background command since cursor to w, as
+// it comes, until the command has ended or ctx has.
+func (c *Client) FollowCommand(ctx context.Context, idOrName, command string, cursor int64, w io.Writer) error {
+	if err := checkCommandID(command); err != nil {
+		return err
+	}
+	resp, err := c.stream(ctx, request{
+		method: http.MethodGet, path: agentPath(idOrName, "/command/"+command+"/logs"),
+		query: url.Values{"cursor": {strconv.FormatInt(cursor, 10)}, "follow": {"true"}},
+	})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		return fmt.Errorf("follow the logs of command %s: %w", command, err)
+	}
+	return nil
+}
+
 func checkCommandID(id string) error {
 	if !agent.IsCommandID(id) {
 		return errs.New(errs.Invalid, "%q is not the id of a command; `sandboxctl exec -d` prints it", id)

@@ -10,9 +10,11 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -176,6 +178,69 @@ func TestReaper(t *testing.T) {
 		}
 		time.Sleep(5 * time.Millisecond) // the reaper tells nobody of orphans
 	}
+}
+
+// TestFollowLogs: every chunk arrives while the command still runs, because the
+// command waits for what the reader does with it.
+func TestFollowLogs(t *testing.T) {
+	e := newEnv(t)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	feed, err := os.OpenFile(fifo, os.O_RDWR, 0) // both ways, so that no open waits for the other side
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer feed.Close()
+	id := e.id(e.call(200, "POST", "/command", agent.CommandRequest{
+		Command: "echo one; read x <" + fifo + "; echo $x; read x <" + fifo, Background: true,
+	}))
+	resp, err := http.DefaultClient.Do(e.request("GET", "/command/"+id+"/logs?follow=true&cursor=1", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got := resp.Header.Get(agent.CursorHeader); got != "1" {
+		t.Errorf("cursor %s", got)
+	}
+	lines := bufio.NewReader(resp.Body)
+	for _, want := range []string{"ne\n", "two\n"} {
+		if got, err := lines.ReadString('\n'); got != want {
+			t.Fatalf("%q %v, want %q", got, err, want)
+		}
+		if _, err := feed.WriteString("two\n"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if rest, err := io.ReadAll(lines); len(rest) > 0 || err != nil { // it ends with the command
+		t.Errorf("%q %v", rest, err)
+	}
+	if logs := e.call(200, "GET", "/command/"+id+"/logs?follow=true", nil); logs != "one\ntwo\n" {
+		t.Errorf("of a command that has ended: %q", logs)
+	}
+	e.call(400, "GET", "/command/"+id+"/logs?follow=x", nil)
+}
+
+// TestFollowLogsClientLeaves: a reader that hangs up ends its request, not the command.
+func TestFollowLogsClientLeaves(t *testing.T) {
+	e := newEnv(t)
+	id := e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: "echo one; sleep 60", Background: true}))
+	ctx, cancel := context.WithCancel(t.Context())
+	resp, err := http.DefaultClient.Do(e.request("GET", "/command/"+id+"/logs?follow=true", nil).WithContext(ctx))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 4)
+	if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != "one\n" {
+		t.Errorf("%q %v", b, err)
+	}
+	cancel()
+	resp.Body.Close()
+	if st := e.call(200, "GET", "/command/status/"+id, nil); !strings.Contains(st, `"running":true`) {
+		t.Error(st)
+	}
+	e.call(200, "DELETE", "/command?id="+id, nil)
 }
 
 func TestBackgroundAndLogs(t *testing.T) {

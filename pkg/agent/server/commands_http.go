@@ -119,37 +119,83 @@ func (s *Server) commandStatus(w http.ResponseWriter, _ *http.Request, c *comman
 }
 
 // commandLogs is GET /command/{id}/logs. The cursor is the number of a byte of
-// the output; what the ring has forgotten is skipped.
+// the output; what the ring has forgotten is skipped. With follow=true the
+// reply goes on as the output does, until the command has ended; its cursor
+// header then tells the number of its first byte.
 func (s *Server) commandLogs(w http.ResponseWriter, r *http.Request, c *command) error {
+	q := r.URL.Query()
 	off := int64(0)
-	if q := r.URL.Query().Get("cursor"); q != "" {
+	if q := q.Get("cursor"); q != "" {
 		var err error
 		if off, err = strconv.ParseInt(q, 10, 64); err != nil || off < 0 {
 			return fail(http.StatusBadRequest, badBody, "cursor %.32q is not a number of bytes", q)
 		}
 	}
+	follow := false
+	if q := q.Get("follow"); q != "" {
+		var err error
+		if follow, err = strconv.ParseBool(q); err != nil {
+			return fail(http.StatusBadRequest, badBody, "follow %.32q is neither true nor false", q)
+		}
+	}
 	from, end := c.out.Range()
 	off = max(off, from)
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if follow && r.Method != http.MethodHead {
+		w.Header().Set(agent.CursorHeader, strconv.FormatInt(off, 10))
+		c.followLogs(w, r, off)
+		return nil
+	}
 	w.Header().Set(agent.CursorHeader, strconv.FormatInt(max(end, off), 10))
 	if off >= end || r.Method == http.MethodHead {
 		return ok(w)
 	}
-	b := make([]byte, min(end-off, 64<<10))
+	c.copyLogs(w, off, end) //nolint:errcheck // the client is gone
+	return nil
+}
+
+// copyLogs writes the output between two byte numbers, as far as it is kept,
+// and returns the number after the last.
+func (c *command) copyLogs(w io.Writer, off, end int64) (int64, error) {
+	bp := buffers.Get().(*[]byte)
+	defer buffers.Put(bp)
+	b := *bp
 	for off < end {
 		n, at := c.out.ReadAt(b[:min(end-off, int64(len(b)))], off)
-		if n == 0 {
+		n = int(min(int64(n), end-at)) // at is later than end if the ring has moved on
+		if n <= 0 {
 			break
-		}
-		off = at + int64(n)
-		if extra := off - end; extra > 0 {
-			n -= int(min(extra, int64(n)))
 		}
 		if _, err := w.Write(b[:n]); err != nil {
-			break
+			return off, err
+		}
+		off = at + int64(n)
+	}
+	return max(off, end), nil
+}
+
+// followLogs writes output as it comes, until the command has ended and all is
+// written, or the client is gone. It holds no buffer while it waits.
+func (c *command) followLogs(w http.ResponseWriter, r *http.Request, off int64) {
+	rc := http.NewResponseController(w)
+	for over := false; ; {
+		grown := c.out.Grown() // before the read, so that none is missed
+		_, end := c.out.Range()
+		var err error
+		if off, err = c.copyLogs(w, off, max(off, end)); err != nil || over {
+			return
+		}
+		if rc.Flush() != nil {
+			return
+		}
+		select {
+		case <-grown:
+		case <-c.flushed:
+			over = true
+		case <-r.Context().Done():
+			return
 		}
 	}
-	return nil
 }
 
 // commandStdin is POST /command/{id}/stdin: the body becomes the command's

@@ -71,12 +71,17 @@ type ring struct {
 	from     int64 // oldest byte kept
 	size     int64 // the ring wraps here; 0: has not been decided, so nothing has wrapped
 	dropped  bool
+	grown    chan struct{} // closed by the next Write; nil while nobody waits for one
 }
 
 // Write appends b. It never fails: what can not be kept is forgotten.
 func (r *ring) Write(b []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.grown != nil {
+		close(r.grown)
+		r.grown = nil
+	}
 	if r.dropped {
 		r.end += int64(len(b))
 		r.from = r.end
@@ -210,6 +215,17 @@ func (r *ring) Range() (from, end int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.from, r.end
+}
+
+// Grown returns a channel that the next Write closes. Asked for before a read,
+// it misses nothing.
+func (r *ring) Grown() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.grown == nil {
+		r.grown = make(chan struct{})
+	}
+	return r.grown
 }
 
 // InFile returns the bytes of file reserved for r.
