@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -116,23 +117,16 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record)
 	if _, err := s.reachable(r.Context(), rec, wire.AgentPort); err != nil {
 		return err
 	}
-	out := &tail{w: w}
-	cursor, err := s.copyLogs(out, r, rec, "")
+	out := &tail{w: w, rc: http.NewResponseController(w)}
+	cursor, err := s.copyLogs(out, r, rec, 0, follow)
 	if err != nil || !follow {
 		return err
 	}
-	// The agent has no way to wait for output; a person does not see 250 ms.
-	tick := time.NewTicker(250 * time.Millisecond)
+	// The agent has said all: the sandbox is about to end, and the daemon to
+	// see it. A person does not see a tenth of a second.
+	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		if http.NewResponseController(w).Flush() != nil {
-			return nil
-		}
-		select {
-		case <-r.Context().Done():
-			return nil
-		case <-tick.C:
-		}
 		now, err := s.sandboxes.Get(r.Context(), rec.ID)
 		switch {
 		case err != nil || now.State == record.Deleting:
@@ -140,18 +134,25 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record)
 		case now.State == record.Ended:
 			io.WriteString(w, out.missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
 			return nil
-		case now.State != record.Running:
+		}
+		select {
+		case <-r.Context().Done():
+			return nil
+		case <-tick.C:
+		}
+		if now.State != record.Running {
 			continue
 		}
-		if next, err := s.copyLogs(out, r, rec, cursor); err == nil {
+		if next, err := s.copyLogs(out, r, rec, cursor, true); err == nil {
 			cursor = next
 		} // else it is about to end, and the next look tells
 	}
 }
 
-// tail remembers the end of what it passed on.
+// tail passes output on at once, and remembers the end of it.
 type tail struct {
 	w    io.Writer
+	rc   *http.ResponseController
 	last []byte
 }
 
@@ -163,7 +164,11 @@ func (t *tail) Write(b []byte) (int, error) {
 	if n := len(t.last) - maxTail; n > 0 {
 		t.last = append(t.last[:0], t.last[n:]...)
 	}
-	return t.w.Write(b)
+	n, err := t.w.Write(b)
+	if err == nil {
+		err = t.rc.Flush()
+	}
+	return n, err
 }
 
 // missing is what of the last output was written between the last look and the end.
@@ -176,15 +181,17 @@ func (t *tail) missing(final string) string {
 	return final
 }
 
-// copyLogs copies what the entrypoint wrote since cursor.
-func (s *Server) copyLogs(w io.Writer, r *http.Request, rec record.Record, cursor string) (string, error) {
+// copyLogs copies what the entrypoint wrote since byte number cursor, with
+// follow until it has ended, and returns the number to go on with.
+func (s *Server) copyLogs(w io.Writer, r *http.Request, rec record.Record, cursor int64, follow bool) (int64, error) {
+	q := url.Values{"cursor": {strconv.FormatInt(cursor, 10)}}
+	if follow {
+		q.Set("follow", "true")
+	}
 	req, err := http.NewRequestWithContext(r.Context(), http.MethodGet,
-		"http://sandbox/command/"+agent.EntrypointID+"/logs?cursor="+url.QueryEscape(cursor), nil)
+		"http://sandbox/command/"+agent.EntrypointID+"/logs?"+q.Encode(), nil)
 	if err != nil {
 		return cursor, err
-	}
-	if cursor == "" {
-		req.URL.RawQuery = ""
 	}
 	resp, err := s.agents.Transport(rec).RoundTrip(req)
 	if err != nil {
@@ -195,13 +202,18 @@ func (s *Server) copyLogs(w io.Writer, r *http.Request, rec record.Record, curso
 		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
 		return cursor, fmt.Errorf("logs of sandbox %s: the agent answers %d: %.200q", rec.ID, resp.StatusCode, b)
 	}
-	if next := resp.Header.Get(agent.CursorHeader); next != "" && len(next) < 32 {
-		cursor = next
+	next, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64)
+	if err != nil || next < 0 {
+		return cursor, errs.New(errs.Internal, "the agent of sandbox %s gave no cursor with the logs", rec.ID)
 	}
-	if _, err := io.Copy(w, io.LimitReader(resp.Body, maxLogs)); err != nil {
-		return cursor, fmt.Errorf("copy logs of sandbox %s: %w", rec.ID, err)
+	if !follow {
+		if _, err := io.Copy(w, io.LimitReader(resp.Body, maxLogs)); err != nil {
+			return cursor, fmt.Errorf("copy logs of sandbox %s: %w", rec.ID, err)
+		}
+		return next, nil
 	}
-	return cursor, nil
+	n, _ := io.Copy(w, resp.Body) // where it breaks off, the sandbox died or the client left: either ends logs well
+	return next + n, nil
 }
 
 // imageRoutes finds what stands under /images; seg[0] is "images".

@@ -461,9 +461,12 @@ func TestLogs(t *testing.T) {
 			http.NotFound(rw, r)
 			return
 		}
-		n := 0
+		n, first := 0, len(out)
 		fmt.Sscan(r.URL.Query().Get("cursor"), &n) //nolint:errcheck // none is 0
-		rw.Header().Set(agent.CursorHeader, fmt.Sprint(len(out)))
+		if r.URL.Query().Get("follow") == "true" {
+			first = n
+		}
+		rw.Header().Set(agent.CursorHeader, fmt.Sprint(first))
 		io.WriteString(rw, out[n:]) //nolint:errcheck // a recorder
 		looks <- struct{}{}
 	})
