@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -94,11 +95,24 @@ func boot(o Options) (*Server, net.Listener, error) {
 	if addr == "" {
 		addr = fmt.Sprintf("0.0.0.0:%d", agent.Port)
 	}
-	ln, err := net.Listen("tcp4", addr)
+	ln, err := listen(addr)
 	if err != nil {
 		return nil, nil, fmt.Errorf("listen on %s: %w", addr, err)
 	}
 	return s, ln, nil
+}
+
+// listen listens without SO_REUSEADDR, which Go sets. Where both sockets carry
+// it gVisor, unlike Linux, lets a second one listen on a narrower address: any
+// user of the sandbox could take the daemon's connections, token and all.
+func listen(addr string) (net.Listener, error) {
+	l := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		cerr := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
+		})
+		return errors.Join(cerr, err)
+	}}
+	return l.Listen(context.Background(), "tcp4", addr)
 }
 
 // detachStdio puts the null device in place of fds.
