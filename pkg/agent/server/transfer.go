@@ -114,7 +114,7 @@ func (s *Server) receive(p pending, part io.Reader, out *bufio.Writer) error {
 	}
 	defer d.discard()
 	src := &sourceErr{r: part}
-	out.Reset(d.f)
+	out.Reset(struct{ io.Writer }{d.f}) // not *os.File, whose ReadFrom would write each 4 KiB on its own
 	_, err = out.ReadFrom(src)
 	if src.err != nil {
 		return fail(http.StatusBadRequest, badContent, "the upload of %s broke off, nothing was changed: %v", path, src.err)
