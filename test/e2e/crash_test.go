@@ -1,0 +1,224 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/sandbox"
+)
+
+// unreachable are the steps that no life and no recovery takes, and why.
+var unreachable = map[string]string{
+	"store:put:creating": "a record is inserted as Creating; it is put so only if its labels change after its creation failed twice over",
+}
+
+// steps are all failpoints that can be passed.
+func steps() (names []string) {
+	for _, name := range sandbox.FailpointNames() {
+		if unreachable[strings.TrimPrefix(name, "after:")] == "" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// TestKillAtEveryStep kills the daemon at each of its steps, and has the next
+// one find a host that agrees with the store. A bystander lives through all of
+// it.
+func TestKillAtEveryStep(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	for _, runtime := range runtimes {
+		b := h.create(t, spec(runtime)).ID // the bystander
+		before := h.holds()
+		for _, point := range steps() {
+			t.Run(runtime+"/"+point, func(t *testing.T) {
+				h.Stop()
+				arm := point + "=kill"
+				if strings.HasSuffix(point, "up:egress") {
+					arm = point + ":2=kill" // the first pass is the bystander's, in the recovery
+				}
+				if err := h.StartArmed(arm); err != nil {
+					t.Fatalf("start: %v", err)
+				}
+				live(t.Context(), h, runtime)
+				select {
+				case <-h.Ended():
+				default:
+					t.Fatalf("a whole life never passed %s", point)
+				}
+				if err := h.TryStart(); err != nil {
+					t.Fatalf("start again: %v", err)
+				}
+				agree(t, h)
+				h.deleteAll(t, b)
+				h.holdsOnly(t, before)
+				h.answers(t, b)
+			})
+		}
+		h.deleteAll(t)
+	}
+}
+
+// TestErrorAtEveryStep has each step of a creation fail, before and after it
+// did its work: the create says so, the record too, and nothing is left.
+func TestErrorAtEveryStep(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	before := h.empty(t)
+	for _, runtime := range runtimes {
+		for _, point := range steps() {
+			step, ok := strings.CutPrefix(strings.TrimPrefix(point, "after:"), "up:")
+			if !ok {
+				continue
+			}
+			t.Run(runtime+"/"+point, func(t *testing.T) {
+				h.Stop()
+				if err := h.StartArmed(point + "=error"); err != nil {
+					t.Fatalf("start: %v", err)
+				}
+				sb, err := h.api.Create(t.Context(), spec(runtime), true)
+				if err != nil {
+					t.Fatalf("create: %v", err)
+				}
+				if s := sb.Status; s.State != client.Failed || s.Reason != "create_failed" || !strings.Contains(s.Message, "step "+step) {
+					t.Errorf("the sandbox is %+v", s)
+				}
+				agree(t, h)
+				h.deleteAll(t)
+				h.holdsOnly(t, before)
+				h.answers(t, h.create(t, spec(runtime)).ID) // the point is passed: the next one lives
+				h.deleteAll(t)
+				h.holdsOnly(t, before)
+			})
+		}
+	}
+}
+
+// TestKillInRecovery kills one daemon under a running, a paused and an ended
+// sandbox, a second one in the middle of recovering from that, and has a third
+// one finish.
+func TestKillInRecovery(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	before := h.empty(t)
+	for _, runtime := range runtimes {
+		for _, first := range []string{"up:agent", "after:kill", "freeze", "thaw"} {
+			for _, second := range recoveryOf(first) {
+				t.Run(runtime+"/"+first+"/"+second, func(t *testing.T) {
+					h.Stop()
+					if err := h.StartArmed(first + "=kill"); err != nil {
+						t.Fatalf("start: %v", err)
+					}
+					live(t.Context(), h, runtime)
+					if err := h.StartArmed(second + "=kill"); err == nil {
+						t.Errorf("recovery from a death at %s never passed %s", first, second)
+						h.Kill()
+					}
+					if err := h.TryStart(); err != nil {
+						t.Fatalf("start again: %v", err)
+					}
+					agree(t, h)
+					h.deleteAll(t)
+					h.holdsOnly(t, before)
+				})
+			}
+		}
+	}
+}
+
+// recoveryOf is what a daemon does at its start after one that died at a point
+// of live.
+func recoveryOf(point string) []string {
+	switch point {
+	case "up:agent": // a sandbox without a client
+		return []string{"kill", "after:down:runtime", "down:rootfs", "after:down:namespaces", "store:put:ended"}
+	case "after:kill": // the first that is killed is B, which ended by itself
+		return []string{"kill", "down:network", "after:store:put:ended"}
+	case "freeze":
+		return []string{"up:egress", "freeze", "store:put:paused"}
+	default: // thaw
+		return []string{"after:up:egress", "thaw", "store:put:running"}
+	}
+}
+
+// live takes one sandbox through everything that can happen to one, and a
+// second one to an end of its own. It goes on until the daemon is dead.
+func live(ctx context.Context, h host, runtime string) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	var a, b client.Sandbox
+	for _, step := range []func() error{
+		func() (err error) { a, err = h.api.Create(ctx, spec(runtime), true); return err },
+		func() error { _, err := h.exec(ctx, a.ID, "true"); return err },
+		func() error { return h.api.Pause(ctx, a.ID) },
+		func() error { return h.api.Resume(ctx, a.ID) },
+		func() (err error) {
+			b, err = h.api.Create(ctx, spec(runtime, "sh", "-c", "sleep 0.1; exit 3"), true)
+			return err
+		},
+		func() error { return h.ended(ctx, b.ID) },
+		func() error { return h.api.Delete(ctx, a.ID) },
+		func() error { return h.api.Delete(ctx, b.ID) },
+		// What follows the answer to a delete may be what kills.
+		func() error { return h.erased(ctx) },
+	} {
+		if err := step(); err != nil {
+			break
+		}
+	}
+	select {
+	case <-h.Ended():
+	case <-time.After(time.Second):
+	}
+}
+
+// ended waits until a sandbox has ended.
+func (h host) ended(ctx context.Context, id string) error {
+	for {
+		sb, err := h.api.Get(ctx, id)
+		if err != nil || sb.Status.State == client.Failed || sb.Status.State == client.Terminated {
+			return err
+		}
+		select {
+		case <-h.Ended():
+			return fmt.Errorf("the daemon died")
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// erased waits until the daemon is dead or has had time to finish its deletes.
+func (h host) erased(context.Context) error {
+	select {
+	case <-h.Ended():
+	case <-time.After(time.Second):
+	}
+	return nil
+}
+
+// agree fails the test unless every record is in a state that lasts, and what
+// is said to run does.
+func agree(t *testing.T, h host) {
+	t.Helper()
+	all, err := h.api.List(t.Context(), client.Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sb := range all {
+		switch sb.Status.State {
+		case client.Running:
+			h.answers(t, sb.ID)
+		case client.Paused:
+			if err := h.api.Resume(t.Context(), sb.ID); err != nil {
+				t.Errorf("resume %s: %v", sb.ID, err)
+			}
+			h.answers(t, sb.ID)
+		case client.Terminated, client.Failed:
+		default:
+			t.Errorf("after the recovery sandbox %s is %+v", sb.ID, sb.Status)
+		}
+	}
+}

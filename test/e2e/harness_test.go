@@ -1,0 +1,251 @@
+// Package e2e_test drives the real daemon as users do: as a process, through
+// its sockets, on both runtimes. Nothing in it knows how the daemon works but
+// the names of its failpoints and what it leaves on the host.
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// runtimes are what every story is told on.
+var runtimes = []string{"runc", "runsc"}
+
+// settles is how long the kernel may take to let go of what a dead sandbox held.
+const settles = 5 * time.Second
+
+// A host is a test daemon and a client of it.
+type host struct {
+	*daemontest.Daemon
+	api *client.Client
+}
+
+// newHost starts the daemon of instance t with the image base in it.
+func newHost(t *testing.T, o daemontest.Options) host {
+	t.Helper()
+	h := connect(t, daemontest.NewWith(t, o))
+	ensureImage(t, h, "base")
+	return h
+}
+
+// connect returns a client of a daemon's Unix socket, which need not be there yet.
+func connect(t testing.TB, d *daemontest.Daemon) host {
+	t.Helper()
+	c, err := client.New("unix://"+d.Socket, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return host{d, c}
+}
+
+// ensureImage builds an image unless the state directory has it from an earlier run.
+func ensureImage(t testing.TB, h host, name string) {
+	t.Helper()
+	all, err := h.api.Images(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if slices.ContainsFunc(all, func(i client.ImageInfo) bool { return i.Name == name }) {
+		return
+	}
+	var last string
+	if _, err := h.api.BuildImage(t.Context(), name, func(line string) { last = line }); err != nil {
+		t.Fatalf("build image %s: %v (%s)", name, err, last)
+	}
+}
+
+// spec is a sandbox of base that idles, or runs an entrypoint.
+func spec(runtime string, entrypoint ...string) client.CreateRequest {
+	r := client.CreateRequest{
+		Image:          &client.Image{URI: "base"},
+		Entrypoint:     entrypoint,
+		ResourceLimits: map[string]string{"memory": "256Mi", "cpu": "1"},
+		Extensions:     map[string]string{client.ExtRuntime: runtime},
+	}
+	if len(entrypoint) == 0 {
+		r.Extensions[client.ExtIdle] = "true"
+	}
+	return r
+}
+
+// create makes a sandbox that must run.
+func (h host) create(t testing.TB, r client.CreateRequest) client.Sandbox {
+	t.Helper()
+	sb, err := h.api.Create(t.Context(), r, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sb.Status.State != client.Running {
+		t.Fatalf("created sandbox %s is %+v", sb.ID, sb.Status)
+	}
+	return sb
+}
+
+// exec runs a command to its end and returns what it wrote to stdout.
+func (h host) exec(ctx context.Context, id string, argv ...string) (string, error) {
+	p, err := h.api.Start(ctx, id, client.Command{Argv: argv})
+	if err != nil {
+		return "", err
+	}
+	var out, errw bytes.Buffer
+	exit, err := p.Wait(&out, &errw)
+	if err == nil && exit.Code != 0 {
+		err = fmt.Errorf("%v exited with %d: %s%s", argv, exit.Code, errw.String(), exit.Error)
+	}
+	return out.String(), err
+}
+
+// answers fails the test unless a sandbox runs commands.
+func (h host) answers(t testing.TB, id string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if out, err := h.exec(ctx, id, "echo", "here"); err != nil || out != "here\n" {
+		t.Errorf("sandbox %s does not answer: %q, %v", id, out, err)
+	}
+}
+
+// awaitState waits for a sandbox to be in a state, at most within limit.
+func (h host) awaitState(t testing.TB, id, state string, limit time.Duration) client.Sandbox {
+	t.Helper()
+	var sb client.Sandbox
+	eventually(t, limit, func() (err error) {
+		if sb, err = h.api.Get(t.Context(), id); err == nil && sb.Status.State != state {
+			err = fmt.Errorf("sandbox %s is %+v, not %s", id, sb.Status, state)
+		}
+		return err
+	})
+	return sb
+}
+
+// sandboxes finds an ID.
+var sandboxes = regexp.MustCompile(`\b[a-z2-7]{12}\b`)
+
+// deleteAll deletes every sandbox but those named.
+func (h host) deleteAll(t testing.TB, but ...string) {
+	t.Helper()
+	all, err := h.api.List(t.Context(), client.Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sb := range all {
+		if slices.Contains(but, sb.ID) {
+			continue
+		}
+		if err := h.api.Delete(t.Context(), sb.ID); err != nil {
+			t.Errorf("delete %s, which was %s: %v", sb.ID, sb.Status.State, err)
+		}
+	}
+}
+
+// gone fails the test unless a sandbox does not exist.
+func (h host) gone(t testing.TB, id string) {
+	t.Helper()
+	if _, err := h.api.Get(t.Context(), id); !errs.Is(err, errs.NotFound) {
+		t.Errorf("sandbox %s is still known: %v", id, err)
+	}
+}
+
+// holds lists what the host holds for the instance. Process ids are left out:
+// a daemon starts its helpers anew.
+func (h host) holds() []string {
+	all := hosttest.Held(h.Instance)
+	for i, line := range all {
+		if rest, ok := strings.CutPrefix(line, "process "); ok {
+			_, args, _ := strings.Cut(rest, " ")
+			all[i] = "process " + args
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// empty lists what the host holds for the instance without any sandbox, once
+// each runtime has been used: the first use leaves what others share.
+func (h host) empty(t testing.TB) []string {
+	t.Helper()
+	for _, runtime := range runtimes {
+		h.create(t, spec(runtime))
+	}
+	h.deleteAll(t)
+	var held []string
+	eventually(t, settles, func() error {
+		held = h.holds()
+		if i := slices.IndexFunc(held, sandboxes.MatchString); i >= 0 {
+			return fmt.Errorf("the host holds %s", held[i])
+		}
+		return nil
+	})
+	return held
+}
+
+// holdsOnly fails the test unless the host comes to hold what it held before:
+// nothing more, and of sandboxes nothing less.
+func (h host) holdsOnly(t testing.TB, before []string) {
+	t.Helper()
+	eventually(t, settles, func() error {
+		var diff []string
+		now := h.holds()
+		for _, line := range now {
+			if !slices.Contains(before, line) {
+				diff = append(diff, "more: "+line)
+			}
+		}
+		for _, line := range before {
+			if sandboxes.MatchString(line) && !slices.Contains(now, line) {
+				diff = append(diff, "less: "+line)
+			}
+		}
+		if len(diff) == 0 {
+			return nil
+		}
+		return errors.New("the host holds\n" + strings.Join(diff, "\n"))
+	})
+}
+
+// eventually tries f until it succeeds, at most for limit, and fails the test
+// with its last error.
+func eventually(t testing.TB, limit time.Duration, f func() error) {
+	t.Helper()
+	deadline := time.Now().Add(limit)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Errorf("after %v: %v", limit, err)
+			return
+		}
+		time.Sleep(10 * time.Millisecond) // what is waited for is looked at from outside
+	}
+}
+
+// sandboxctl runs the command line tool against the daemon.
+func (h host) sandboxctl(t testing.TB, args ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), daemontest.Bin("sandboxctl"), args...)
+	cmd.Env = append(os.Environ(), "SANDBOXD_HOST=unix://"+h.Socket)
+	var out, errw bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errw
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return out.String(), errw.String(), cmd.ProcessState.ExitCode()
+}
