@@ -167,6 +167,9 @@ func (c *Config) validate() error {
 	if within(c.LibexecDir, c.StateDir) || within(c.StateDir, c.LibexecDir) {
 		bad("libexec_dir %s and state_dir %s lie in each other: keep them apart", c.LibexecDir, c.StateDir)
 	}
+	if within(c.RunDir, c.StateDir) || within(c.StateDir, c.RunDir) {
+		bad("run_dir %s and state_dir %s lie in each other: keep them apart, because one is cleared and one is kept", c.RunDir, c.StateDir)
+	}
 	c.validateListen(bad)
 	c.validateNetwork(bad)
 	switch c.Storage.Pool {

@@ -35,9 +35,9 @@ func TestDefault(t *testing.T) {
 
 func TestBad(t *testing.T) {
 	for text, want := range map[string]string{
-		"colour = 1":              "colour",
-		"[listen]\nsokcet = '/x'": "sokcet",
-		"instance = 'AB'":         "one character",
+		"colour = 1":                                                 "colour",
+		"[listen]\nsokcet = '/x'":                                    "sokcet",
+		"instance = 'AB'":                                            "one character",
 		"instance = 'd'\n[listen]\ntcp = '[::1]:1'":                  "api_key_file",
 		"[listen]\ntcp = '127.0.0.1:1'\ninsecure = 'yes'":            "anyone who can connect",
 		"[listen]\ntcp = 'localhost'\ninsecure = '" + Insecure + "'": "address:port",
@@ -49,6 +49,7 @@ func TestBad(t *testing.T) {
 		"[limits]\nmax_sandboxes = 3000":                             "2000",
 		"[limits]\nretain_ended = '-1s'":                             "duration",
 		"[storage]\npool = 'zfs'":                                    "zfs",
+		"run_dir = '/srv/sb'\nstate_dir = '/srv/sb/state'":           "lie in each other",
 		"state_dir = 'here'":                                         "absolute",
 		"state_dir = '/usr/libexec/sandboxd/state'":                  "apart",
 		"[network]\naddress_pool = '10.0.0.0/24'":                    "/20",

@@ -2,13 +2,12 @@ package daemon
 
 import (
 	"context"
-	"fmt"
-	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
-	"strconv"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,7 +15,6 @@ import (
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api"
-	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
@@ -98,6 +96,18 @@ func (a *agents) forget(id string) {
 	}
 }
 
+// forgetAllBut drops the clients of all sandboxes that keep does not hold on to.
+func (a *agents) forgetAllBut(keep func(id string) bool) {
+	a.mu.Lock()
+	ids := slices.Collect(maps.Keys(a.clients))
+	a.mu.Unlock()
+	for _, id := range ids {
+		if !keep(id) {
+			a.forget(id)
+		}
+	}
+}
+
 func dial(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
 	var d net.Dialer
 	return d.DialContext(ctx, "tcp4", addr.String())
@@ -109,33 +119,12 @@ func (a *agents) Ready(ctx context.Context, r *record.Record) error { return a.c
 // Transport returns pooled connections to the agent of r.
 func (a *agents) Transport(r record.Record) http.RoundTripper { return a.client(&r).RoundTripper() }
 
-// Dial connects to a port inside r: at its address first, and if nobody
-// listens there through the agent, which reaches loopback.
+// Dial connects to a port of r. One that listens on loopback only refuses; the
+// API then goes through the agent.
 func (a *agents) Dial(ctx context.Context, r record.Record, port uint16) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	return dial(ctx, netip.AddrPortFrom(a.cfg.Addr(r.Slot), port))
-}
-
-// Logs reads what the entrypoint of a running sandbox has written.
-func (a *agents) Logs(ctx context.Context, r record.Record, follow bool) (io.ReadCloser, error) {
-	url := "http://sandbox/command/" + agent.EntrypointID + "/logs?follow=" + strconv.FormatBool(follow)
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return nil, err
-	}
-	resp, err := a.client(&r).RoundTripper().RoundTrip(req)
-	if err != nil {
-		return nil, errs.Wrap(err, errs.Unavailable, "read the log of sandbox %s: its agent does not answer; see `sandboxctl inspect %s`", r.ID, r.ID)
-	}
-	if resp.StatusCode != http.StatusOK {
-		resp.Body.Close()
-		if len(r.Spec.Entrypoint) == 0 {
-			return http.NoBody, nil // nobody to say anything
-		}
-		return nil, fmt.Errorf("read the log of sandbox %s: its agent answers %s", r.ID, resp.Status)
-	}
-	return resp.Body, nil
 }
 
 // Obituary reads what the agent of a dead sandbox left on its disk.

@@ -11,13 +11,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,7 +53,6 @@ const shutdownLimit = 10 * time.Second
 type Daemon struct {
 	cfg     *config.Config
 	log     *slog.Logger
-	lock    *os.File
 	disks   *snapshot.Store
 	store   *store.DB
 	ns      *netns.Manager
@@ -104,7 +103,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	if err := checkHost(cfg); err != nil {
 		return nil, err
 	}
-	if err := d.directories(); err != nil {
+	if err := d.claim(); err != nil {
 		return nil, err
 	}
 	d.ns = netns.New(cfg.Instance, cfg.RunDir)
@@ -134,53 +133,20 @@ func (d *Daemon) Close() error {
 	return errors.Join(errs...)
 }
 
-// directories makes state and run directory and takes the lock of the instance.
-func (d *Daemon) directories() error {
-	for dir, mode := range map[string]os.FileMode{
-		d.cfg.StateDir: 0o700,
-		d.cfg.RunDir:   0o711, // guests' mapped root passes through to its own root file system
-	} {
-		if err := os.MkdirAll(dir, mode); err != nil {
-			return fmt.Errorf("make directory: %w", err)
-		}
-		if err := os.Chmod(dir, mode); err != nil {
-			return fmt.Errorf("make directory: %w", err)
-		}
-	}
-	return d.lockInstance()
-}
-
-// lockWait is how long the lock of a dead daemon may stay held: a child that it
-// was starting when it was killed holds it until it executes its program.
-const lockWait = 5 * time.Second
-
-// lockInstance takes the lock of the instance, and refuses at once if another
-// daemon lives.
-func (d *Daemon) lockInstance() error {
-	path := filepath.Join(d.cfg.RunDir, "lock")
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+// claim takes locks and directories.
+func (d *Daemon) claim() error {
+	locks, err := claim(d.cfg)
 	if err != nil {
-		return fmt.Errorf("open the lock of instance %s: %w", d.cfg.Instance, err)
+		return err
 	}
-	d.lock = f
-	d.onClose(f.Close)
-	deadline := time.Now().Add(lockWait)
-	for unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
-		holder, err := os.ReadFile(path)
-		if err != nil {
-			return fmt.Errorf("read the lock of instance %s: %w", d.cfg.Instance, err)
+	d.onClose(func() error {
+		var errs []error
+		for _, f := range locks {
+			errs = append(errs, f.Close())
 		}
-		pid, err := strconv.Atoi(string(holder))
-		if err != nil || unix.Kill(pid, 0) == nil || time.Now().After(deadline) {
-			return fmt.Errorf("another sandboxd (pid %.20s) runs as instance %q on this host: stop it, or give this one another instance in its configuration", holder, d.cfg.Instance)
-		}
-		time.Sleep(5 * time.Millisecond) // nothing tells of the end of a process that is not ours
-	}
-	if err := f.Truncate(0); err != nil {
-		return fmt.Errorf("write the lock: %w", err)
-	}
-	_, err = fmt.Fprint(f, os.Getpid())
-	return err
+		return errors.Join(errs...)
+	})
+	return nil
 }
 
 // openStorage mounts the pool and opens the store, and ties one to the other.
@@ -208,6 +174,9 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		return err
 	}
 	d.onClose(d.store.Close)
+	if err := d.keepAddresses(ctx); err != nil {
+		return err
+	}
 	if err := d.tiePool(ctx); err != nil {
 		return err
 	}
@@ -219,6 +188,30 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		InUse:      d.layerInUse,
 	})
 	return err
+}
+
+// keepAddresses refuses another address pool while sandboxes have addresses of
+// the old one: an address follows from pool and slot, and is stored nowhere else.
+func (d *Daemon) keepAddresses(ctx context.Context) error {
+	path, now := filepath.Join(d.cfg.StateDir, "address-pool"), d.cfg.Network.Pool.String()
+	was, err := os.ReadFile(path)
+	if err == nil && string(was) == now {
+		return nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("read the address pool of the last start: %w", err)
+	}
+	all, err := d.store.List(ctx)
+	if err != nil {
+		return err
+	}
+	if len(was) > 0 && len(all) > 0 {
+		return fmt.Errorf("network.address_pool was %s and is now %s, but %d sandboxes have addresses of the first: set it back, delete them, and then change it", was, now, len(all))
+	}
+	if err := os.WriteFile(path+".new", []byte(now), 0o600); err != nil {
+		return fmt.Errorf("remember the address pool: %w", err)
+	}
+	return os.Rename(path+".new", path)
 }
 
 // tiePool makes a new store belong to the pool, if nothing in the pool can
@@ -312,7 +305,7 @@ func (d *Daemon) openManager() error {
 				HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
 				HostPids:      runscHostPids,
 			},
-			oci.Runc:  {Runtime: d.runc, OwnUsers: true},
+			oci.Runc: {Runtime: d.runc, OwnUsers: true},
 		},
 	}, sandbox.Config{
 		Instance: d.cfg.Instance,
@@ -413,8 +406,14 @@ func (d *Daemon) sweep(ctx context.Context) error {
 // forgetClients drops the connections to agents of sandboxes that are gone.
 func (d *Daemon) forgetClients(ctx context.Context) {
 	for e := range d.manager.Subscribe(ctx) {
-		if e.Type == sandbox.EventDeleted || e.Type == "ended" {
+		switch e.Type {
+		case sandbox.EventDeleted, string(record.Ended):
 			d.agents.forget(e.ID)
+		case sandbox.EventLost:
+			d.agents.forgetAllBut(func(id string) bool {
+				_, err := d.manager.Get(ctx, id)
+				return err == nil
+			})
 		}
 	}
 }
@@ -431,7 +430,11 @@ func checkHost(cfg *config.Config) error {
 			errs = append(errs, fmt.Errorf("%s can not be executed (%w): set libexec_dir to where sandboxd's programs are", p, err))
 		}
 	}
-	for program, pkg := range map[string]string{"iptables": "iptables", "mkfs.btrfs": "btrfs-progs"} {
+	programs := map[string]string{"iptables": "iptables"}
+	if cfg.Storage.Pool != snapshot.PoolPlain {
+		programs["mkfs.btrfs"] = "btrfs-progs"
+	}
+	for program, pkg := range programs {
 		if _, err := exec.LookPath(program); err != nil {
 			errs = append(errs, fmt.Errorf("%s is missing: apt-get install %s", program, pkg))
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
@@ -84,7 +85,8 @@ func (s *stats) Usage(_ context.Context, id string) (wire.Usage, error) {
 		Pids:            int64(c.Pids),
 		OOMKills:        int64(c.OOMKills),
 	}
-	if u.DiskBytes, _, err = s.disks.Usage(id); err != nil {
+	u.DiskBytes, _, err = s.disks.Usage(id)
+	if err != nil && !errs.Is(err, errs.Unsupported) { // a pool that can not limit does not count
 		return wire.Usage{}, err
 	}
 	// The host's end of the link: what it receives, the sandbox has sent.

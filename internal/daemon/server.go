@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"sync"
 	"time"
 
 	openapi "github.com/sandboxd/sandboxd/api"
@@ -57,7 +58,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 			Runtimes: []string{oci.Runsc, oci.Runc},
 		},
 		Log: d.log,
-	}, &admitted{d.manager, d.cfg.Limits.MaxSandboxes}, d.images, d.agents, &stats{d.cgroups, d.disks}), nil
+	}, &admitted{Manager: d.manager, max: d.cfg.Limits.MaxSandboxes}, d.images, d.agents, &stats{d.cgroups, d.disks}), nil
 }
 
 // hostNames says what r is called on this host.
@@ -98,18 +99,38 @@ var (
 type admitted struct {
 	*sandbox.Manager
 	max int
+
+	mu    sync.Mutex
+	going int // creates that are not in the list yet, or just came into it
 }
 
 // Create refuses what would be one sandbox too many.
 func (a *admitted) Create(ctx context.Context, s record.Spec) (record.Record, error) {
-	all, err := a.List(ctx)
-	if err != nil {
+	if err := a.enter(ctx); err != nil {
 		return record.Record{}, err
 	}
-	if len(all) >= a.max {
-		return record.Record{}, errs.New(errs.Exhausted, "create a sandbox: this host has its %d (limits.max_sandboxes); delete some, ended ones with `sandboxctl rm` too", a.max)
-	}
+	defer a.leave()
 	return a.Manager.Create(ctx, s)
+}
+
+func (a *admitted) enter(ctx context.Context) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all, err := a.List(ctx)
+	if err != nil {
+		return err
+	}
+	if len(all)+a.going >= a.max {
+		return errs.New(errs.Exhausted, "create a sandbox: this host has its %d (limits.max_sandboxes); delete some, ended ones with `sandboxctl rm` too", a.max)
+	}
+	a.going++
+	return nil
+}
+
+func (a *admitted) leave() {
+	a.mu.Lock()
+	a.going--
+	a.mu.Unlock()
 }
 
 // Steps returns the steps of a creation in the API's words.

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
+	"path/filepath"
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/pkg/egress"
@@ -16,6 +18,9 @@ import (
 // directory, the mount of the pool. The state directory stays, images in it.
 // It refuses while a daemon of the instance runs.
 func Teardown(ctx context.Context, cfg *config.Config) error {
+	if _, err := os.Stat(filepath.Join(cfg.StateDir, "sandboxd.db")); errors.Is(err, fs.ErrNotExist) {
+		return nil // no daemon of this configuration ever ran: nothing to open, nothing to take away
+	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	d, err := open(ctx, cfg, log)
 	if err != nil {
@@ -25,19 +30,10 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())
 	}
-	lock := d.lock
-	d.close = d.close[1:] // the lock is let go of last
-	defer lock.Close()
+	locks := d.close[0] // let go of last
+	d.close = d.close[1:]
+	defer locks() //nolint:errcheck // the process ends
 	if err := d.Close(); err != nil {
-		return fmt.Errorf("teardown: %w", err)
-	}
-	err = errors.Join(
-		egress.Purge(ctx, cfg.Instance),
-		d.ns.Purge(ctx),
-		d.cgroups.RemoveRoot(),
-		d.disks.UnmountPool(),
-	)
-	if err != nil {
 		return fmt.Errorf("teardown: %w", err)
 	}
 	// A mount that is still there would be emptied, not removed.
@@ -45,8 +41,15 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 	if err == nil && len(mounts) > 0 {
 		err = fmt.Errorf("%s still holds the mounts of %v", cfg.RunDir, mounts)
 	}
+	err = errors.Join(
+		err,
+		egress.Purge(ctx, cfg.Instance),
+		d.ns.Purge(ctx),
+		d.cgroups.RemoveRoot(),
+		d.disks.UnmountPool(),
+	)
 	if err == nil {
-		err = os.RemoveAll(cfg.RunDir)
+		err = removeRunDir(cfg.RunDir)
 	}
 	if err != nil {
 		return fmt.Errorf("teardown: %w", err)

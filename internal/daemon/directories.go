@@ -1,0 +1,116 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/config"
+)
+
+// marker is in every directory that is sandboxd's. The one in the state
+// directory is also its lock.
+const marker = "lock"
+
+// claim takes the locks of the instance and of the state directory, and makes
+// both directories. The locks last until the process ends or they are closed.
+func claim(cfg *config.Config) (locks []*os.File, err error) {
+	defer func() {
+		if err != nil {
+			for _, f := range locks {
+				err = errors.Join(err, f.Close())
+			}
+			locks = nil
+		}
+	}()
+	// Links, chains, sets and cgroups of an instance are the host's: its lock
+	// can not be in a directory that a configuration may move.
+	take := func(path, what string) error {
+		f, err := lockFile(path, what)
+		if err == nil {
+			locks = append(locks, f)
+		}
+		return err
+	}
+	if err := take(fmt.Sprintf("/run/sandboxd-%s.lock", cfg.Instance), fmt.Sprintf("runs as instance %q on this host", cfg.Instance)); err != nil {
+		return locks, err
+	}
+	if err := ownDirectory("state_dir", cfg.StateDir, 0o700); err != nil {
+		return locks, err
+	}
+	if err := take(filepath.Join(cfg.StateDir, marker), "keeps its state in "+cfg.StateDir); err != nil {
+		return locks, err
+	}
+	// Guests' mapped roots pass through to their own root file systems.
+	if err := ownDirectory("run_dir", cfg.RunDir, 0o711); err != nil {
+		return locks, err
+	}
+	return locks, os.WriteFile(filepath.Join(cfg.RunDir, marker), nil, 0o600)
+}
+
+// ownDirectory makes dir, and refuses one that holds something and is not
+// sandboxd's: it would change its mode, and a teardown removes from it.
+func ownDirectory(key, dir string, mode os.FileMode) error {
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return fmt.Errorf("make %s: %w", key, err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", key, err)
+	}
+	ours, foreign := false, ""
+	for _, e := range entries {
+		switch e.Name() {
+		case marker, "sandboxd.db":
+			ours = true
+		case "lost+found": // of a file system made for us
+		default:
+			foreign = e.Name()
+		}
+	}
+	if !ours && foreign != "" {
+		return fmt.Errorf("%s = %s is not empty (%s) and not sandboxd's: name a directory of its own", key, dir, foreign)
+	}
+	if err := os.Chmod(dir, mode); err != nil {
+		return fmt.Errorf("make %s: %w", key, err)
+	}
+	return nil
+}
+
+// lockFile takes an fcntl(2) lock on path. Unlike one of flock(2), it is not
+// held by a child between fork and exec, so it ends with the process at once.
+func lockFile(path, what string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock: %w", err)
+	}
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_SETLK, &lock); err != nil {
+		holder := unix.Flock_t{Type: unix.F_WRLCK}
+		_ = unix.FcntlFlock(f.Fd(), unix.F_GETLK, &holder)
+		f.Close()
+		return nil, fmt.Errorf("another sandboxd (pid %d) %s: stop it, or give this one another instance and directories in its configuration", holder.Pid, what)
+	}
+	return f, nil
+}
+
+// runEntries are what a daemon makes in its run directory.
+var runEntries = []string{"bundles", "ns", "runsc", "runc", marker, "sandboxd.sock"}
+
+// removeRunDir removes the run directory of a daemon without sandboxes. It
+// names what it does not know instead of removing it.
+func removeRunDir(dir string) error {
+	for _, e := range runEntries {
+		if err := os.RemoveAll(filepath.Join(dir, e)); err != nil {
+			return fmt.Errorf("remove run_dir: %w", err)
+		}
+	}
+	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove run_dir: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,60 @@
+package daemon
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestOwnDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	for range 2 { // made, then found empty
+		if err := ownDirectory("state_dir", dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "letters"), []byte("dear"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := ownDirectory("state_dir", dir, 0o700)
+	if err == nil || !strings.Contains(err.Error(), "letters") {
+		t.Fatalf("somebody else's directory: %v", err)
+	}
+	if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != 0o755 {
+		t.Fatalf("its mode was changed to %v (%v)", fi.Mode(), err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, marker), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := ownDirectory("state_dir", dir, 0o700); err != nil {
+		t.Fatalf("our own: %v", err)
+	}
+}
+
+func TestRemoveRunDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	if err := removeRunDir(dir); err != nil {
+		t.Fatalf("absent: %v", err)
+	}
+	for _, d := range []string{"bundles/x", "ns", "letters"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := removeRunDir(dir); err == nil {
+		t.Fatal("a directory with something unknown in it was removed")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "letters")); err != nil {
+		t.Fatalf("what is not ours is gone: %v", err)
+	}
+	if err := os.Remove(filepath.Join(dir, "letters")); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeRunDir(dir); err != nil {
+		t.Fatal(err)
+	}
+}
