@@ -36,6 +36,9 @@ type (
 		PatchLabels(ctx context.Context, id string, patch map[string]*string) (record.Record, error)
 		// Steps says how long each step of the creation took, in order.
 		Steps(id string) []Step
+		// Done is closed when the sandbox has ended: what streams from it will
+		// not end by itself, since its link is gone without a word.
+		Done(id string) <-chan struct{}
 		// Subscribe sends what happens until ctx ends. A slow reader loses events, not the daemon.
 		Subscribe(ctx context.Context) <-chan wire.Event
 	}

@@ -188,7 +188,9 @@ func (s *Server) copyLogs(w io.Writer, r *http.Request, rec record.Record, curso
 	if follow {
 		q.Set("follow", "true")
 	}
-	req, err := http.NewRequestWithContext(r.Context(), http.MethodGet,
+	ctx, cancel := s.untilEnd(r.Context(), rec.ID)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
 		"http://sandbox/command/"+agent.EntrypointID+"/logs?"+q.Encode(), nil)
 	if err != nil {
 		return cursor, err

@@ -33,6 +33,7 @@ type fake struct {
 	fail   error         // of the next Create, Pause, …
 	failed bool          // creations end as Failed
 	events chan wire.Event
+	done   chan struct{} // closed: every sandbox has ended
 
 	agent http.Handler // what 44772 answers
 	app   net.Listener // what every other port answers; nil: refused
@@ -171,6 +172,8 @@ func (f *fake) PatchLabels(ctx context.Context, id string, patch map[string]*str
 func (f *fake) Steps(string) []Step {
 	return []Step{{"rootfs", 1500 * time.Microsecond}, {"runtime", 20 * time.Millisecond}}
 }
+
+func (f *fake) Done(string) <-chan struct{} { return f.done }
 
 func (f *fake) Subscribe(context.Context) <-chan wire.Event { return f.events }
 

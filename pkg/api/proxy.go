@@ -194,7 +194,35 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 	// An app may answer before it has read all; HTTP/1 servers of Go would
 	// wait for the rest first. What can not do both, as HTTP/2, need not.
 	http.NewResponseController(w).EnableFullDuplex() //nolint:errcheck // see above
-	p.ServeHTTP(w, r)
+	ctx, cancel := s.untilEnd(r.Context(), rec.ID)
+	defer cancel()
+	p.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// drainTime is how long the last words of a sandbox that has ended may take
+// to arrive.
+const drainTime = time.Second
+
+// untilEnd is a context for bytes from a sandbox: it ends soon after the
+// sandbox has. Its link is gone then, and no packet says so.
+func (s *Server) untilEnd(ctx context.Context, id string) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := s.sandboxes.Done(id)
+	go func() {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return
+		}
+		t := time.NewTimer(drainTime)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, cancel
 }
 
 // buffers are what answers are copied through.

@@ -353,6 +353,35 @@ func TestProxyStreams(t *testing.T) {
 	}
 }
 
+func TestProxyEndsWithSandbox(t *testing.T) {
+	left := make(chan struct{})
+	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		io.WriteString(rw, "tick\n")           //nolint:errcheck // read below
+		http.NewResponseController(rw).Flush() //nolint:errcheck // it can
+		<-r.Context().Done()                   // as a peer behind a link that is gone
+		close(left)
+	}))
+	defer app.Close()
+	w := newWorld(t)
+	w.app, w.done = app.Listener, make(chan struct{})
+	sb := w.create()
+	req, err := http.NewRequest("GET", w.url+"/sandboxes/"+sb.ID+"/proxy/8000/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(wire.HeaderAPIKey, testKey)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	close(w.done)
+	if b, err := io.ReadAll(resp.Body); string(b) != "tick\n" || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%q, %v", b, err)
+	}
+	<-left
+}
+
 func TestEgressAPI(t *testing.T) {
 	w := newWorld(t)
 	sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"networkPolicy":{"egress":[{"action":"allow","target":"203.0.113.0/24"},{"action":"deny","target":"1.2.3.4"}]}}`).sandbox(t)
