@@ -1,0 +1,194 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// A process of a sandbox, as the host sees it.
+type process struct {
+	pid   int
+	argv0 string
+	inner int // its pid in its own namespace
+}
+
+// processesOf lists the processes in the cgroup of a sandbox.
+func processesOf(t *testing.T, id string) (list []process) {
+	t.Helper()
+	found, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range found {
+		b, err := os.ReadFile(dir + "/cgroup")
+		if err != nil || !bytes.Contains(b, []byte("/"+id)) {
+			continue
+		}
+		var p process
+		p.pid, _ = strconv.Atoi(filepath.Base(dir))
+		b, _ = os.ReadFile(dir + "/cmdline")
+		p.argv0, _, _ = strings.Cut(string(b), "\x00")
+		b, _ = os.ReadFile(dir + "/status")
+		for line := range strings.Lines(string(b)) {
+			if f := strings.Fields(line); len(f) > 1 && f[0] == "NSpid:" {
+				p.inner, _ = strconv.Atoi(f[len(f)-1])
+			}
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+// heart is the process that a sandbox can not live without: PID 1 under runc,
+// the sentry under runsc.
+func heart(t *testing.T, runtime, id string) int {
+	t.Helper()
+	all := processesOf(t, id)
+	i := slices.IndexFunc(all, func(p process) bool {
+		if runtime == "runsc" {
+			return strings.Contains(p.argv0, "runsc-sandbox")
+		}
+		return p.inner == 1
+	})
+	if i < 0 {
+		t.Fatalf("sandbox %s has no heart among %+v", id, all)
+	}
+	return all[i].pid
+}
+
+// TestKilledFromOutside has somebody on the host kill what a sandbox runs in.
+func TestKilledFromOutside(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	before := h.empty(t)
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			sb := h.create(t, spec(runtime, "sleep", "1000"))
+			p, err := h.api.Start(t.Context(), sb.ID, client.Command{Argv: []string{"sleep", "1000"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := syscall.Kill(heart(t, runtime, sb.ID), syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			got := h.awaitState(t, sb.ID, client.Failed, 2*time.Second)
+			if got.Status.Reason != "runtime_crash" || got.Status.Message == "" {
+				t.Errorf("%+v", got.Status)
+			}
+			if _, err := p.Wait(new(bytes.Buffer), new(bytes.Buffer)); err == nil {
+				t.Error("the command that ran in it is said to have ended well")
+			}
+			// Its disk is all that is left.
+			h.holdsOnly(t, append(slices.Clone(before), "file "+filepath.Join(h.StateDir, "pool", sb.ID)))
+			h.deleteAll(t)
+			h.holdsOnly(t, before)
+		})
+	}
+}
+
+// TestAgentStopped has an agent that does not answer any more: nobody waits
+// for it longer than they want to, and deleting does not need it.
+func TestAgentStopped(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	before := h.empty(t)
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			sb, other := h.create(t, spec(runtime)), h.create(t, spec(runtime))
+			if err := syscall.Kill(heart(t, runtime, sb.ID), syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			if out, err := h.exec(ctx, sb.ID, "true"); err == nil {
+				t.Errorf("a stopped agent answered %q", out)
+			}
+			h.answers(t, other.ID)
+			start := time.Now()
+			if err := h.api.Delete(t.Context(), sb.ID); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(start); took > 2*time.Second {
+				t.Errorf("the delete took %v", took)
+			}
+			h.deleteAll(t)
+			h.holdsOnly(t, before)
+		})
+	}
+}
+
+// TestRestartUnderStoppedAgent starts a daemon while an agent does not answer:
+// the others are not held up, and it can be deleted.
+func TestRestartUnderStoppedAgent(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			sb, other := h.create(t, spec(runtime)), h.create(t, spec(runtime))
+			if err := syscall.Kill(heart(t, runtime, sb.ID), syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			h.Kill()
+			start := time.Now()
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(start); took > 2*time.Second {
+				t.Errorf("the start took %v", took)
+			}
+			h.answers(t, other.ID)
+			h.deleteAll(t)
+		})
+	}
+}
+
+// TestHelpersKilled kills the processes that a daemon keeps for its runtimes:
+// sandboxes live, and new ones can be made.
+func TestHelpersKilled(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			sb := h.create(t, spec(runtime))
+			pids := helpers(t, h.Pid())
+			if len(pids) == 0 {
+				t.Fatal("the daemon has no helpers")
+			}
+			for _, pid := range pids {
+				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+					t.Error(err)
+				}
+			}
+			h.answers(t, sb.ID)
+			h.answers(t, h.create(t, spec(runtime)).ID)
+			h.deleteAll(t)
+		})
+	}
+}
+
+// helpers lists the children of the daemon that are in no sandbox.
+func helpers(t *testing.T, daemon int) (pids []int) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", daemon))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, task := range tasks {
+		b, _ := os.ReadFile(task)
+		for _, f := range strings.Fields(string(b)) {
+			group, _ := os.ReadFile("/proc/" + f + "/cgroup")
+			if pid, err := strconv.Atoi(f); err == nil && !sandboxes.Match(group) {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}

@@ -1,0 +1,229 @@
+package e2e_test
+
+import (
+	"bytes"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// numbers is a command that writes n numbered lines, in 20 portions over about
+// four seconds.
+func numbers(n int) []string {
+	return []string{"bash", "-c", fmt.Sprintf(`for i in $(seq 0 19); do seq $((i*%d+1)) $(((i+1)*%d)); sleep 0.2; done`, n/20, n/20)}
+}
+
+// numbered is what numbers writes.
+func numbered(n int) string {
+	var b strings.Builder
+	for i := 1; i <= n; i++ {
+		fmt.Fprintln(&b, i)
+	}
+	return b.String()
+}
+
+// TestRestartLosesNoOutput kills the daemon under commands that write: they go
+// on, and every byte of theirs can be read afterwards.
+func TestRestartLosesNoOutput(t *testing.T) {
+	const lines = 200_000
+	want := numbered(lines)
+	h := newHost(t, daemontest.Options{})
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			sb := h.create(t, spec(runtime))
+			ctx := t.Context()
+			back, err := h.api.Start(ctx, sb.ID, client.Command{Argv: numbers(lines), Background: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			back.Close()
+			fore, err := h.api.Start(ctx, sb.ID, client.Command{Argv: numbers(lines)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var seen bytes.Buffer
+			cut := make(chan error, 1)
+			go func() {
+				_, err := fore.Wait(&seen, &seen)
+				cut <- err
+			}()
+			time.Sleep(time.Second) // in the middle of it
+			h.Kill()
+			if err := <-cut; err == nil {
+				t.Fatal("the command in the foreground ended before the daemon was killed")
+			}
+			time.Sleep(500 * time.Millisecond) // they write while nobody is there
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(want, seen.String()) || seen.Len() == 0 {
+				t.Errorf("the stream up to the death of the daemon has %d bytes and is not the beginning of the output", seen.Len())
+			}
+			for name, id := range map[string]string{"background": back.ID, "foreground": fore.ID} {
+				eventually(t, 20*time.Second, func() error {
+					st, err := h.api.CommandStatus(ctx, sb.ID, id)
+					if err == nil && st.Running {
+						err = fmt.Errorf("command %s still runs", id)
+					}
+					return err
+				})
+				st, err := h.api.CommandStatus(ctx, sb.ID, id)
+				if err != nil || st.ExitCode == nil || *st.ExitCode != 0 {
+					t.Errorf("%s: %+v, %v", name, st, err)
+				}
+				var got bytes.Buffer
+				if _, err := h.api.CommandLogs(ctx, sb.ID, id, 0, &got); err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+				if got.String() != want {
+					t.Errorf("%s: %d bytes of output, want %d; the first line that differs is %q", name, got.Len(), len(want), difference(got.String(), want))
+				}
+			}
+			h.deleteAll(t)
+		})
+	}
+}
+
+// difference is the first line of got that is not in its place in want.
+func difference(got, want string) string {
+	w := strings.Split(want, "\n")
+	for i, line := range strings.Split(got, "\n") {
+		if i >= len(w) || line != w[i] {
+			return fmt.Sprintf("%d: %s", i+1, line)
+		}
+	}
+	return ""
+}
+
+// TestTimeoutAcrossRestart has a timeout met to the second although the daemon
+// was killed and away for one, and at once by a daemon that was away for longer.
+func TestTimeoutAcrossRestart(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			r := spec(runtime)
+			r.Extensions[client.ExtTimeout] = "3s"
+			sb := h.create(t, r)
+			h.Kill()
+			time.Sleep(time.Second)
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
+			}
+			h.answers(t, sb.ID)
+			time.Sleep(time.Until(*sb.ExpiresAt) - 300*time.Millisecond)
+			h.answers(t, sb.ID)
+			eventually(t, time.Until(sb.ExpiresAt.Add(time.Second)), func() error { return h.unknown(t, sb.ID) })
+
+			r.Extensions[client.ExtTimeout] = "2s"
+			away := h.create(t, r)
+			h.Kill()
+			time.Sleep(time.Until(away.ExpiresAt.Add(500 * time.Millisecond)))
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
+			}
+			if err := h.unknown(t, away.ID); err != nil {
+				t.Errorf("expired while the daemon was away: %v", err)
+			}
+		})
+	}
+}
+
+// unknown is nil if a sandbox does not exist.
+func (h host) unknown(t testing.TB, id string) error {
+	sb, err := h.api.Get(t.Context(), id)
+	if errs.Is(err, errs.NotFound) {
+		return nil
+	}
+	return fmt.Errorf("sandbox %s is still known: %+v, %w", id, sb.Status, err)
+}
+
+// TestEndWhileAway has entrypoints end while no daemon is there: the next one
+// knows how, and what they said last.
+func TestEndWhileAway(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			well := h.create(t, spec(runtime, "sh", "-c", "sleep 1; echo done"))
+			ill := h.create(t, spec(runtime, "sh", "-c", "sleep 1; echo broken >&2; exit 7"))
+			shot := h.create(t, spec(runtime, "sh", "-c", "sleep 1; kill -9 $$"))
+			h.Kill()
+			time.Sleep(2 * time.Second)
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
+			}
+			for _, c := range []struct {
+				id, state, reason, says string
+				code                    int
+			}{
+				{well.ID, client.Terminated, "exited", "done\n", 0},
+				{ill.ID, client.Failed, "exited", "broken\n", 7},
+				{shot.ID, client.Failed, "killed", "", 137},
+			} {
+				i, err := h.api.Inspect(t.Context(), c.id)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if s := i.Status; s.State != c.state || s.Reason != c.reason || i.LastOutput != c.says {
+					t.Errorf("%+v, last output %q; want %s, %s, %q", s, i.LastOutput, c.state, c.reason, c.says)
+				}
+				if code := i.Sandboxd.ExitCode; code == nil || *code != c.code {
+					t.Errorf("%s: exit code %v, want %d", c.id, code, c.code)
+				}
+			}
+			h.deleteAll(t)
+		})
+	}
+}
+
+// TestPauseSurvivesRestart finds a paused sandbox paused: not a tick passed in it.
+func TestPauseSurvivesRestart(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			sb := h.create(t, spec(runtime))
+			ctx := t.Context()
+			p, err := h.api.Start(ctx, sb.ID, client.Command{Argv: []string{"sh", "-c", "while :; do echo; sleep 0.05; done"}, Background: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p.Close()
+			size := func() (n int64) {
+				var b bytes.Buffer
+				if _, err := h.api.CommandLogs(ctx, sb.ID, p.ID, 0, &b); err != nil {
+					t.Fatal(err)
+				}
+				return int64(b.Len())
+			}
+			if err := h.api.Pause(ctx, sb.ID); err != nil {
+				t.Fatal(err)
+			}
+			h.Kill()
+			time.Sleep(time.Second)
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
+			}
+			if sb, err := h.api.Get(ctx, sb.ID); err != nil || sb.Status.State != client.Paused {
+				t.Fatalf("%+v, %v", sb.Status, err)
+			}
+			if err := h.api.Resume(ctx, sb.ID); err != nil {
+				t.Fatal(err)
+			}
+			n := size()
+			if n > 15 {
+				t.Errorf("%d ticks passed in a sandbox that was paused for a second", n)
+			}
+			eventually(t, 2*time.Second, func() error {
+				if now := size(); now <= n {
+					return fmt.Errorf("no tick after the resume: %d of %d", now, n)
+				}
+				return nil
+			})
+			h.deleteAll(t)
+		})
+	}
+}
