@@ -227,7 +227,12 @@ func (d *Daemon) tiePool(ctx context.Context) error {
 	return d.store.SetPoolID(ctx, d.disks.PoolID())
 }
 
+// layerInUse is also true of every layer while a record can not be read: it
+// may name any of them.
 func (d *Daemon) layerInUse(layer string) bool {
+	if bad, err := d.store.Unreadable(context.Background()); err != nil || len(bad) > 0 {
+		return true
+	}
 	all, err := d.store.List(context.Background())
 	return err != nil || slices.ContainsFunc(all, func(r record.Record) bool {
 		return slices.Contains(r.Spec.Image.Layers, layer)

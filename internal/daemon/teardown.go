@@ -62,9 +62,16 @@ func (d *Daemon) deleteAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
+	ids, err := d.store.Unreadable(ctx)
+	if err != nil {
+		return err
+	}
 	for _, r := range all {
-		errs = append(errs, d.manager.Delete(ctx, r.ID))
+		ids = append(ids, r.ID)
+	}
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, d.manager.Delete(ctx, id))
 	}
 	return errors.Join(errs...)
 }

@@ -245,6 +245,7 @@ func (f fakeStore) Delete(ctx context.Context, id string) error {
 			f.free = append(f.free, r.Slot)
 		}
 		delete(f.records, id)
+		f.bad = slices.DeleteFunc(f.bad, func(b string) bool { return b == id })
 		return nil
 	})
 }

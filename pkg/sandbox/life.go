@@ -255,7 +255,7 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 // erase is the one teardown: DELETE, expiry, and the recovery of either. It
 // calls dead once the processes are dead; links and disk follow. An error
 // leaves the sandbox Deleting, and the sweep goes on.
-// Preconditions: r is condemned.
+// Preconditions: r is condemned, or an ID whose record can not be read.
 func (l *life) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
 	if err := l.kill(ctx, r.ID); err != nil {
 		return nil, err

@@ -383,3 +383,28 @@ func TestDeaths(t *testing.T) {
 		})
 	}
 }
+
+// TestDeleteUnreadable has the owner give up what nobody can read any more.
+func TestDeleteUnreadable(t *testing.T) {
+	const id = "dghostaaaaaa"
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		h.bad = []string{id}
+		for _, kind := range []string{"disk/", "network/", "runsc/", "process/"} {
+			h.plant(kind + id)
+		}
+		h.mu.Lock()
+		h.dead[id] = make(chan struct{})
+		h.mu.Unlock()
+		if err := m.Expire(t.Context(), id); err != nil || len(h.bad) == 0 {
+			t.Fatalf("expired, without a known time: %v", err)
+		}
+		if err := m.Delete(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if h.String() != "" || len(h.bad) > 0 {
+			t.Fatalf("left, unreadable %v:\n%s", h.bad, h)
+		}
+		wantCode(t, m.Delete(t.Context(), id), errs.NotFound)
+	})
+}

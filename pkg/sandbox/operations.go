@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -117,7 +118,10 @@ func (m *Manager) amend(ctx context.Context, r *record.Record, event string, cha
 // Delete ends a sandbox and returns when its processes are dead and its ID is
 // unknown; what is left of it on the host goes within a second, and only then
 // may its address have another owner. A creation that goes on is cut short. Of
-// several at once all succeed; one that failed half way can be tried again.
+// several at once all succeed; one whose kill failed can be tried again, by ID.
+//
+// A record that can not be read is deleted too, by its ID, with all that its
+// sandbox holds. Nothing else ever takes that away.
 func (m *Manager) Delete(ctx context.Context, idOrName string) error {
 	return m.remove(ctx, "delete", idOrName, func(*record.Record) bool { return true })
 }
@@ -137,7 +141,7 @@ func (m *Manager) Expire(ctx context.Context, id string) error {
 
 // remove erases a sandbox if want says so, also under its lock.
 func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*record.Record) bool) error {
-	r, err := m.find(ctx, idOrName)
+	r, err := m.findRemains(ctx, idOrName)
 	if err != nil || !want(&r) {
 		return err
 	}
@@ -173,7 +177,7 @@ func (m *Manager) removeLocked(ctx context.Context, op, id string, want func(*re
 		return err
 	}
 	defer unlock()
-	r, err := m.find(ctx, id)
+	r, err := m.findRemains(ctx, id)
 	if errs.Is(err, errs.NotFound) {
 		return nil // of two at once, the other was first
 	}
@@ -185,10 +189,29 @@ func (m *Manager) removeLocked(ctx context.Context, op, id string, want func(*re
 	return err
 }
 
+// findRemains is find for those who erase. Of a record that can not be read it
+// returns the ID alone, which is all that a teardown needs.
+func (m *Manager) findRemains(ctx context.Context, idOrName string) (record.Record, error) {
+	r, err := m.find(ctx, idOrName)
+	if !errs.Is(err, errs.NotFound) {
+		return r, err
+	}
+	bad, berr := m.life.Store.Unreadable(ctx)
+	if berr != nil {
+		return r, fmt.Errorf("get sandbox %q: %w", idOrName, berr)
+	}
+	if slices.Contains(bad, idOrName) {
+		return record.Record{ID: idOrName}, nil
+	}
+	return r, err
+}
+
 // erase is life's, for a sandbox that may be watched and streamed into.
 func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
-	if err := m.life.condemn(ctx, r); err != nil {
-		return nil, err
+	if r.State != "" { // else it can be read no better than written
+		if err := m.life.condemn(ctx, r); err != nil {
+			return nil, err
+		}
 	}
 	m.bury(r.ID, errDeleted)
 	return m.life.erase(ctx, r, dead)

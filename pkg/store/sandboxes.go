@@ -113,7 +113,7 @@ func erase(tx *bbolt.Tx, id string) error {
 		return nil
 	}
 	var r record.Record
-	if err := json.Unmarshal(v, &r); err == nil {
+	if err := json.Unmarshal(v, &r); err == nil && r.ID == id {
 		if r.Spec.Name != "" {
 			if err := dropName(tx.Bucket(bucketNames), []byte(r.Spec.Name), id); err != nil {
 				return err

@@ -207,13 +207,23 @@ func TestNewerSchema(t *testing.T) {
 }
 
 func TestUnreadableRecord(t *testing.T) {
+	for name, text := range map[string]string{
+		"cut short":      `{"id":"daaa`,
+		"another's":      `{"id":"dzzzzzzzzzzz","spec":{"name":"other"}}`,
+		"another's name": `{"spec":{"name":"other"}}`,
+	} {
+		t.Run(name, func(t *testing.T) { testUnreadable(t, text) })
+	}
+}
+
+func testUnreadable(t *testing.T, text string) {
 	path := newPath(t)
 	db := openTest(t, path, Options{Slots: 2})
 	insert(t, db, "daaaaaaaaaaa", "lab")
 	insert(t, db, "dbbbbbbbbbbb", "")
 	db.Close() //nolint:errcheck // nothing more to write
 	edit(t, path, func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketBoxes).Put([]byte("daaaaaaaaaaa"), []byte(`{"id":"daaa`))
+		return tx.Bucket(bucketBoxes).Put([]byte("daaaaaaaaaaa"), []byte(text))
 	})
 	var log bytes.Buffer
 	db = openTest(t, path, Options{Slots: 2, Log: slog.New(slog.NewTextHandler(&log, nil))})
