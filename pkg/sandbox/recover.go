@@ -148,10 +148,9 @@ func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) er
 	start := time.Now()
 	may := m.life.cfg.NoSweep == ""
 	switch {
-	case r.State == record.Deleting, isDue(m.life.due(r)):
-		if !may {
-			return nil
-		}
+	case r.State == record.Deleting && !may:
+		return nil
+	case r.State == record.Deleting, may && isDue(m.life.due(r)):
 		steps, err := m.erase(ctx, r, func() {})
 		m.life.log(ctx, "recover: erase", r, start, steps, err)
 		return err

@@ -144,6 +144,40 @@ func TestStrays(t *testing.T) {
 	})
 }
 
+// TestDueWithoutSweep has sandboxes past their time that may not be erased:
+// they are what they are, not forgotten.
+func TestDueWithoutSweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, _ := h.boot(t)
+		s := spec()
+		s.Timeout = time.Minute
+		lives, dies := mustCreate(t, m, s), mustCreate(t, m, s)
+		stop(t, m)
+		h.exit(dies.ID, Obituary{ExitCode: 7})
+		time.Sleep(time.Hour)
+
+		m, d := reincarnate(t, h, m, func(c *Config) { c.NoSweep = "the pool belongs to another store" })
+		agree(t, h, d)
+		if r, err := m.Get(t.Context(), dies.ID); err != nil || r.State != record.Ended || *r.ExitCode != 7 {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		h.exit(lives.ID, Obituary{ExitCode: 8})
+		synctest.Wait()
+		if r, err := m.Get(t.Context(), lives.ID); err != nil || r.State != record.Ended || *r.ExitCode != 8 {
+			t.Fatalf("nobody saw it end: %+v, %v", r, err)
+		}
+		agree(t, h, d)
+
+		m, d = reincarnate(t, h, m)
+		if h.String() != "" {
+			t.Fatalf("left when it may be swept:\n%s", h)
+		}
+		agree(t, h, d)
+		stop(t, m)
+	})
+}
+
 func TestUnreadableIsNoStray(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
