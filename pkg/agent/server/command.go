@@ -36,7 +36,7 @@ type command struct {
 	content string
 	started time.Time
 	out     *ring
-	proc    *process // nil: could not be started
+	proc    *process // nil: could not be started; see died
 	pumps   []*pump
 	sink    *stream // nil: in the background
 
@@ -132,11 +132,13 @@ func (s *Server) launch(c *command, l *launch, timeout time.Duration, withStdin 
 	var timer *time.Timer
 	if timeout > 0 {
 		timer = time.AfterFunc(timeout, func() {
-			c.timedOut.Store(true)
-			s.reaper.killTree(c.proc)
+			guarded(func() {
+				c.timedOut.Store(true)
+				s.reaper.killTree(c.proc)
+			})
 		})
 	}
-	go s.supervise(c, timer, timeout)
+	go guarded(func() { s.supervise(c, timer, timeout) })
 	return nil
 }
 
@@ -156,6 +158,7 @@ func (s *Server) notStarted(c *command, msg string, code int) error {
 	}
 	if c.stdin != nil {
 		c.stdin.Close()
+		c.stdin = nil
 	}
 	s.commands.add(c)
 	c.end = ending{code: code, err: msg, at: time.Now()}
@@ -169,7 +172,7 @@ func (s *Server) notStarted(c *command, msg string, code int) error {
 // first what must be said first.
 func (c *command) begin() {
 	for _, p := range c.pumps {
-		go p.run(c)
+		go guarded(func() { p.run(c) })
 	}
 }
 
@@ -215,6 +218,15 @@ func (c *command) waitDrained(limit <-chan time.Time) bool {
 	return true
 }
 
+// died returns a channel that is closed when no process of c's own is left: at
+// once if there never was one.
+func (c *command) died() <-chan struct{} {
+	if c.proc == nil {
+		return c.done
+	}
+	return c.proc.done
+}
+
 // running reports whether c has not ended.
 func (c *command) running() bool {
 	select {
@@ -233,13 +245,13 @@ func (s *Server) interrupt(ctx context.Context, c *command) error {
 	t := time.NewTimer(s.grace)
 	defer t.Stop()
 	select {
-	case <-c.proc.done:
+	case <-c.died():
 		return nil
 	case <-t.C:
 	}
 	s.reaper.killTree(c.proc)
 	select {
-	case <-c.proc.done:
+	case <-c.died():
 	case <-ctx.Done():
 	}
 	return nil

@@ -67,6 +67,7 @@ func wantsFrames(r *http.Request) bool {
 
 // follow sends the output of c until its end, or until the client is gone.
 func (s *stream) follow(r *http.Request, c *command) {
+	defer s.release() // also of a panic: the pumps must not write to a reply that is over
 	s.flush()
 	t := time.NewTicker(pingEvery)
 	defer t.Stop()
@@ -74,7 +75,6 @@ func (s *stream) follow(r *http.Request, c *command) {
 		select {
 		case <-c.flushed:
 			s.finish(c.started, c.end)
-			s.release()
 			return
 		case <-t.C:
 			s.ping()
@@ -98,7 +98,7 @@ func (s *Server) interruptCommand(w http.ResponseWriter, r *http.Request) error 
 	if c == nil {
 		return fail(http.StatusInternalServerError, runtimeFail, "no command has the id %.64q", id)
 	}
-	if c.proc == nil || s.interrupt(r.Context(), c) != nil {
+	if s.interrupt(r.Context(), c) != nil {
 		return fail(http.StatusInternalServerError, runtimeFail, "command %s has ended already", id)
 	}
 	return ok(w)
@@ -202,7 +202,10 @@ func (c *command) followLogs(w http.ResponseWriter, r *http.Request, off int64) 
 // standard input, which ends where the body ends, or where it breaks off: a
 // command whose client is gone would wait forever.
 func (s *Server) commandStdin(w http.ResponseWriter, r *http.Request, c *command) error {
-	if c.stdin == nil {
+	switch {
+	case c.stdin == nil && c.proc == nil:
+		return fail(http.StatusConflict, runtimeFail, "command %s could not be started, so nobody reads its standard input", c.id)
+	case c.stdin == nil:
 		return fail(http.StatusBadRequest, badBody, `command %s reads /dev/null: start it with "stdin": true`, c.id)
 	}
 	if c.stdinBusy.Swap(true) {
@@ -213,13 +216,13 @@ func (s *Server) commandStdin(w http.ResponseWriter, r *http.Request, c *command
 	rc.EnableFullDuplex() //nolint:errcheck // only saves waiting for the rest of the body
 	over := make(chan struct{})
 	defer close(over)
-	go func() { // the client may be a terminal at which nobody types: wake the read
+	go guarded(func() { // the client may be a terminal at which nobody types: wake the read
 		select {
-		case <-c.proc.done:
+		case <-c.died():
 			rc.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // then it reads on in vain
 		case <-over:
 		}
-	}()
+	})
 	_, err := io.Copy(onlyWriter{c.stdin}, r.Body)
 	switch {
 	case err == nil:
@@ -237,7 +240,7 @@ type onlyWriter struct{ io.Writer }
 
 func (c *command) alive() bool {
 	select {
-	case <-c.proc.done:
+	case <-c.died():
 		return false
 	default:
 		return true
@@ -254,7 +257,7 @@ func (s *Server) signalCommand(w http.ResponseWriter, r *http.Request, c *comman
 	if sig == 0 {
 		return fail(http.StatusBadRequest, badBody, "%.32q is not a signal; use a name as SIGINT, or its number", name)
 	}
-	if c.proc == nil || s.reaper.signal(c.proc, sig, true) != nil {
+	if s.reaper.signal(c.proc, sig, true) != nil {
 		return fail(http.StatusConflict, runtimeFail, "command %s has ended already", c.id)
 	}
 	return ok(w)

@@ -43,6 +43,7 @@ func Main(o Options) int {
 	if err != nil {
 		return o.fatal(err, 1)
 	}
+	onPanic = s.crashed
 	if code, err := s.startEntrypoint(); err != nil {
 		s.bury(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
 		return o.fatal(err, code)
@@ -52,7 +53,7 @@ func Main(o Options) int {
 	}
 	s.ready.Store(true)
 	time.AfterFunc(time.Second, debug.FreeOSMemory) // what only starting needed
-	go s.serve(ln)
+	go guarded(func() { s.serve(ln) })
 	return s.live(signals)
 }
 
@@ -260,8 +261,11 @@ func (s *Server) bury(o agent.Obituary, last []byte) error {
 	return d.Sync()
 }
 
+// writeSync makes a file anew: what stands there may be a FIFO of the guest's,
+// on which opening would hang for ever.
 func writeSync(path string, b []byte) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	os.Remove(path) //nolint:errcheck // opening fails then
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

@@ -49,7 +49,7 @@ type spawnSpec struct {
 // theReaper starts on first use: wait4 is per process, hence so is this.
 var theReaper = sync.OnceValue(func() *reaper {
 	r := &reaper{procs: map[int]*process{}, wake: make(chan struct{}, 1)}
-	go r.loop()
+	go guarded(r.loop)
 	return r
 })
 
@@ -169,11 +169,12 @@ func (r *reaper) take(pid int, p *process) {
 	}
 }
 
-// signal sends sig to p, or to its process group, unless p was reaped.
+// signal sends sig to p, or to its process group, unless p was reaped or, being
+// nil, never was.
 func (r *reaper) signal(p *process, sig syscall.Signal, group bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.procs[p.pid] != p {
+	if p == nil || r.procs[p.pid] != p {
 		return os.ErrProcessDone
 	}
 	pid := p.pid

@@ -76,7 +76,7 @@ func (g *registry) pressed() {
 	if g.evicting.Swap(true) {
 		return
 	}
-	go func() {
+	go guarded(func() {
 		defer g.evicting.Store(false)
 		g.mu.Lock()
 		old := append([]*command(nil), g.old...)
@@ -89,7 +89,7 @@ func (g *registry) pressed() {
 				c.out.Drop()
 			}
 		}
-	}()
+	})
 }
 
 // dropAll frees the output of every command but the entrypoint.
