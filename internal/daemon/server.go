@@ -51,6 +51,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Runtimes:     []string{oci.Runsc, oci.Runc},
 		NoDisk:       !d.disks.Limits(),
 		ParseRule:    egress.ParseRule,
+		ParsePolicy:  egress.FromPolicy,
 		Host:         d.hostNames,
 		OpenAPI:      openapi.JSON,
 		Version: wire.Version{

@@ -240,41 +240,22 @@ func (s *Server) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error 
 	return nil
 }
 
-// applyPolicy translates OpenSandbox's networkPolicy. An absent default is
-// deny, so {} denies all.
-func (s *Server) applyPolicy(spec *record.Spec, p *wire.NetworkPolicy) error {
+// applyPolicy takes OpenSandbox's networkPolicy. An absent default is deny, so
+// {} denies all; null is as good as absent.
+func (s *Server) applyPolicy(spec *record.Spec, raw json.RawMessage) error {
 	spec.Network.Mode = s.cfg.Network
-	if p == nil {
+	if !given(raw) {
 		return nil
 	}
-	switch p.DefaultAction {
-	case "", "deny":
-		spec.Network.Mode = record.NetworkRules
-	case "allow":
-		spec.Network.Mode = record.NetworkOpen
-	default:
-		return invalid("networkPolicy.defaultAction %q: want allow or deny", clip(p.DefaultAction, 20))
-	}
-	if len(p.Egress) > maxRules {
-		return invalid("networkPolicy has %d rules; at most %d are kept for a sandbox", len(p.Egress), maxRules)
-	}
-	for i, r := range p.Egress {
-		if r.Action != "allow" && r.Action != "deny" {
-			return invalid("networkPolicy.egress[%d].action %q: want allow or deny", i, clip(r.Action, 20))
-		}
-		prefix, err := parsePrefix(r.Target)
-		if err != nil {
-			return invalid("networkPolicy.egress[%d].target: %s", i, err.Error())
-		}
-		spec.Network.Rules = append(spec.Network.Rules, record.Rule{Allow: r.Action == "allow", Prefix: prefix})
-	}
-	raw, err := json.Marshal(p)
+	n, err := s.cfg.ParsePolicy(raw)
 	if err != nil {
-		return fmt.Errorf("keep networkPolicy: %w", err)
+		return errs.New(errs.CodeOf(err), "networkPolicy: %s", clip(err.Error(), 400)) // which repeats what was sent
 	}
-	spec.NetworkPolicy = raw
+	spec.Network, spec.NetworkPolicy = n, raw
 	return nil
 }
+
+func given(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
 
 // applyExtensions reads what is ours of extensions, and checks what we know.
 func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) error {
@@ -319,7 +300,7 @@ func (s *Server) applyNetworkExtensions(spec *record.Spec, req *wire.CreateReque
 	if !hasMode && !hasAllow {
 		return nil
 	}
-	if req.NetworkPolicy != nil {
+	if given(req.NetworkPolicy) {
 		return invalid("networkPolicy and the extensions %s or %s are both given; say it in one place", wire.ExtNetwork, wire.ExtAllow)
 	}
 	if hasMode {

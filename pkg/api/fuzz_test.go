@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -16,7 +17,7 @@ func FuzzCreate(f *testing.F) {
 	f.Add([]byte(createBody))
 	f.Add([]byte(`{"image":{"uri":"python"},"networkPolicy":{"egress":[{"action":"allow","target":"::ffff:1.2.3.4"}]},"extensions":{"sandboxd.idle":"true","sandboxd.allow":"10.0.0.0/8,"}}`))
 	f.Add([]byte(`{"image":{"uri":"python"},"resourceLimits":{"cpu":"0.0000001","memory":"9223372036854775807","pids":"+5"}}`))
-	s := New(Config{}, nil, nil, nil, nil)
+	s := New(Config{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy}, nil, nil, nil, nil)
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var req wire.CreateRequest
 		err := unmarshal(body, &req)

@@ -2,6 +2,7 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -49,7 +50,7 @@ func policyOf(spec record.Spec) wire.PolicyStatus {
 			if r.Allow {
 				action = "allow"
 			}
-			p.Egress = append(p.Egress, wire.NetworkRule{Action: action, Target: r.Prefix.String()})
+			p.Egress = append(p.Egress, wire.NetworkRule{Action: action, Target: r.Prefix.String(), Ports: portsOf(r), Protocol: r.Proto})
 		}
 	}
 	if p.DefaultAction == "" {
@@ -63,4 +64,16 @@ func policyOf(spec record.Spec) wire.PolicyStatus {
 		out.Mode = map[string]string{"allow": "allow_all", "deny": "deny_all"}[p.DefaultAction]
 	}
 	return out
+}
+
+// portsOf writes the ports of r as a networkPolicy does; nil is all.
+func portsOf(r record.Rule) []any {
+	switch first, last := r.Ports[0], r.Ports[1]; {
+	case last == 0:
+		return nil
+	case first == last:
+		return []any{first}
+	default:
+		return []any{fmt.Sprintf("%d-%d", first, last)}
+	}
 }

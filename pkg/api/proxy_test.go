@@ -417,6 +417,27 @@ func TestEgressAPI(t *testing.T) {
 			t.Errorf("%s %s: %s %s", c.method, c.path, a.Status, a.Header.Get("Content-Type"))
 		}
 	}
+	// Ports and protocol are enforced, and shown as they came in.
+	for _, c := range []struct{ create, rules, shown string }{
+		{
+			`"networkPolicy":{"egress":[{"action":"allow","target":"203.0.113.0/24","ports":[443,"8000-8100"],"protocol":"tcp"}]}`,
+			"[allow 203.0.113.0/24:443/tcp allow 203.0.113.0/24:8000-8100/tcp]",
+			`[{"action":"allow","target":"203.0.113.0/24","ports":[443,"8000-8100"],"protocol":"tcp"}]`,
+		},
+		{
+			`"extensions":{"sandboxd.allow":"203.0.113.0/24:443/tcp,1.2.3.4:1-9"}`,
+			"[allow 203.0.113.0/24:443/tcp allow 1.2.3.4/32:1-9]",
+			`[{"action":"allow","target":"203.0.113.0/24","ports":[443],"protocol":"tcp"},{"action":"allow","target":"1.2.3.4/32","ports":["1-9"]}]`,
+		},
+	} {
+		sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},`+c.create+`}`, "X-Lenient", "1").sandbox(t)
+		if got := fmt.Sprint(w.recs[sb.ID].Spec.Network.Rules); got != c.rules {
+			t.Errorf("%s is enforced as %s, want %s", c.create, got, c.rules)
+		}
+		if a := w.do("GET", "/v1/sandboxes/"+sb.ID+"/proxy/18080/policy", ""); !strings.Contains(string(a.body), `"egress":`+c.shown+`}`) {
+			t.Errorf("%s is shown as %s", c.create, a.body)
+		}
+	}
 	open := w.create()
 	w.set(open.ID, func(r *record.Record) { r.Spec.Network = record.Network{Mode: record.NetworkOpen} })
 	if a := w.do("GET", "/v1/sandboxes/"+open.ID+"/proxy/18080/policy", ""); !strings.Contains(string(a.body), `"allow_all"`) || !strings.Contains(string(a.body), `"egress":[]`) {

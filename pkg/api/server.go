@@ -18,7 +18,6 @@ import (
 	"log"
 	"log/slog"
 	"net/http"
-	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -61,7 +60,10 @@ type Config struct {
 	NoDisk   bool     // the storage pool can not limit: asking for a disk size is an error
 
 	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (egress.ParseRule)
-	ParseRule func(string) (record.Rule, error)
+	// ParsePolicy parses a networkPolicy as it was sent. (egress.FromPolicy)
+	// Without them there is one parser less, and rules are refused.
+	ParseRule   func(string) (record.Rule, error)
+	ParsePolicy func([]byte) (record.Network, error)
 	// Host says what a sandbox is called on the host, for inspect; may be nil.
 	Host func(record.Record) map[string]string
 
@@ -97,18 +99,17 @@ func (c *Config) defaults() {
 		rand.Read(c.Secret) //nolint:errcheck // never fails since Go 1.24
 	}
 	if c.ParseRule == nil {
-		c.ParseRule = parseCIDR
+		c.ParseRule = func(string) (record.Rule, error) { return record.Rule{}, errNoRules }
+	}
+	if c.ParsePolicy == nil {
+		c.ParsePolicy = func([]byte) (record.Network, error) { return record.Network{}, errNoRules }
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
 }
 
-// parseCIDR is ParseRule without ports, for a server built without egress.
-func parseCIDR(s string) (record.Rule, error) {
-	p, err := parsePrefix(s)
-	return record.Rule{Allow: true, Prefix: p}, err
-}
+var errNoRules = errs.New(errs.Unsupported, "this daemon was built without network rules; leave them out")
 
 // Server answers requests. Make one with New; its fields do not change after.
 type Server struct {
@@ -290,20 +291,4 @@ func methodNotAllowed(methods map[string]handler) handler {
 		return withStatus(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
 			"%s is not allowed on %s; allowed: %s", r.Method, infoOf(r).route, strings.Join(allow, ", "))
 	}
-}
-
-// parsePrefix parses an address or a CIDR of IPv4.
-func parsePrefix(s string) (netip.Prefix, error) {
-	p, err := netip.ParsePrefix(s)
-	if err != nil {
-		a, aerr := netip.ParseAddr(s)
-		if aerr != nil {
-			return p, invalid("%q is neither an IPv4 address nor a CIDR; rules by name come with a later release", clip(s, 80))
-		}
-		p = netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen())
-	}
-	if !p.Addr().Is4() {
-		return p, invalid("%q is IPv6; sandboxes have no IPv6, so leave it out", clip(s, 80))
-	}
-	return p.Masked(), nil
 }

@@ -76,7 +76,7 @@ func TestFromPolicy(t *testing.T) {
 	for in, want := range map[string]string{
 		`{}`:                        "rules",
 		`{"defaultAction":"allow"}`: "open",
-		`{"defaultAction":"deny","egress":[{"action":"allow","target":"1.2.3.4"},{"action":"deny","target":"10.1.2.3/8"}]}`: "rules; allow 1.2.3.4/32; deny 10.0.0.0/8",
+		`{"defaultAction":"deny","egress":[{"action":"allow","target":"1.2.3.4"},{"action":"deny","target":"10.0.0.0/8"}]}`: "rules; allow 1.2.3.4/32; deny 10.0.0.0/8",
 		`{"egress":[{"action":"allow","target":"1.2.3.0/24","ports":[443,"8000-8100"],"protocol":"tcp"}]}`:                  "rules; allow 1.2.3.0/24:443/tcp; allow 1.2.3.0/24:8000-8100/tcp",
 	} {
 		n, err := FromPolicy([]byte(in))
@@ -94,7 +94,8 @@ func TestFromPolicy(t *testing.T) {
 		`{"egress":[{"action":"allow"}]}`, `{"egress":[{"action":"permit","target":"1.2.3.4"}]}`,
 		`{"egress":[{"action":"allow","target":"pypi.org"}]}`, `{"egress":[{"action":"allow","target":"::/0"}]}`,
 		`{"egress":[{"action":"allow","target":"1.2.3.4","ports":[0]}]}`, `{"egress":[{"action":"allow","target":"1.2.3.4","ports":[1.5]}]}`,
-		`{"egress":[{"action":"allow","target":"1.2.3.4","ports":["9-1"]}]}`,
+		`{"egress":[{"action":"allow","target":"1.2.3.4","ports":["9-1"]}]}`, `{"egress":[{"action":"allow","target":"1.2.3.4","ports":[]}]}`,
+		`{"egress":[{"action":"allow","target":"10.0.0.5/8","ports":[443],"protocol":"tcp"}]}`, `{"egress":[{"action":"allow","target":"1.2.3.4","port":443}]}`,
 		`{"egress":[{"action":"allow","target":"1.2.3.4","protocol":"TCP"}]}`,
 		`{"egress":[{"action":"allow","target":"1.2.3.4","protocol":"icmp","ports":[80]}]}`,
 	} {

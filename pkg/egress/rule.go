@@ -85,10 +85,13 @@ func parseTarget(s string) (netip.Prefix, error) {
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	if isName(s) {
-		return netip.Prefix{}, errs.New(errs.Unsupported, "network rule for %q: names in rules come in a later release; give an address", s)
+		return netip.Prefix{}, errs.New(errs.Unsupported, "network rule for %q: names in rules come in a later release; give an address", short(s))
 	}
-	return netip.Prefix{}, errs.New(errs.Invalid, "network rule for %q: not an IPv4 address or CIDR, as 203.0.113.7 or 203.0.113.0/24", s)
+	return netip.Prefix{}, errs.New(errs.Invalid, "network rule for %q: not an IPv4 address or CIDR, as 203.0.113.7 or 203.0.113.0/24", short(s))
 }
+
+// short is s as an error shows it: the client may have sent a book.
+func short(s string) string { return s[:min(len(s), 80)] }
 
 // isName reports whether s looks like a domain name: its last label does not
 // start as a number does, or it would be an odd spelling of an address.
@@ -102,7 +105,7 @@ func isName(s string) bool {
 }
 
 func errIPv6(s string) error {
-	return errs.New(errs.Unsupported, "network rule %q: IPv6 is blocked in this release; give an IPv4 address", s)
+	return errs.New(errs.Unsupported, "network rule %q: IPv6 is blocked in this release; give an IPv4 address", short(s))
 }
 
 // networkPolicy is OpenSandbox's NetworkPolicy, with ports and protocol of our
@@ -136,21 +139,27 @@ func FromPolicy(data []byte) (record.Network, error) {
 	case "allow":
 		n.Mode = record.NetworkOpen
 	default:
-		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.defaultAction %q: want allow or deny", p.DefaultAction)
+		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.defaultAction %q: want allow or deny", short(p.DefaultAction))
 	}
 	if len(p.Egress) > maxRules {
 		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress has %d rules; at most %d are taken", len(p.Egress), maxRules)
 	}
 	for i, e := range p.Egress {
 		if e.Action != "allow" && e.Action != "deny" {
-			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].action %q: want allow or deny", i, e.Action)
+			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].action %q: want allow or deny", i, short(e.Action))
 		}
 		prefix, err := parseTarget(e.Target)
 		if err != nil {
 			return record.Network{}, err
 		}
-		r := record.Rule{Allow: e.Action == "allow", Prefix: prefix.Masked(), Proto: e.Protocol}
-		if len(e.Ports) == 0 {
+		if prefix != prefix.Masked() {
+			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].target: %s has bits beyond its mask: is %s meant, or %s?", i, prefix, prefix.Masked(), prefix.Addr())
+		}
+		if e.Ports != nil && len(e.Ports) == 0 {
+			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].ports is empty; leave it out for all ports", i)
+		}
+		r := record.Rule{Allow: e.Action == "allow", Prefix: prefix, Proto: e.Protocol}
+		if e.Ports == nil {
 			n.Rules = append(n.Rules, r)
 		}
 		for _, raw := range e.Ports {

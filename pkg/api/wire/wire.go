@@ -1,5 +1,5 @@
 // Package wire holds the JSON of the lifecycle API: what the server writes and
-// the client reads, defined once. It imports nothing but time.
+// the client reads, defined once. It imports nothing but time and encoding/json.
 //
 // The shapes without a remark are OpenSandbox's (specs/sandbox-lifecycle.yml);
 // what OpenSandbox does not have is marked "ours" and described in
@@ -7,7 +7,10 @@
 // generated Python clients crash on null.
 package wire
 
-import "time"
+import (
+	"encoding/json"
+	"time"
+)
 
 // The ports of a sandbox that the daemon knows by number.
 const (
@@ -61,7 +64,7 @@ type CreateRequest struct {
 	Env             map[string]*string `json:"env,omitempty"` // null values are skipped
 	Metadata        map[string]string  `json:"metadata,omitempty"`
 	Entrypoint      []string           `json:"entrypoint,omitempty"`
-	NetworkPolicy   *NetworkPolicy     `json:"networkPolicy,omitempty"`
+	NetworkPolicy   json.RawMessage    `json:"networkPolicy,omitempty"` // a NetworkPolicy; raw, so that no field of it is overlooked
 	CredentialProxy *CredentialProxy   `json:"credentialProxy,omitempty"`
 	SecureAccess    bool               `json:"secureAccess,omitempty"`
 	Volumes         []any              `json:"volumes,omitempty"`
@@ -91,10 +94,12 @@ type NetworkPolicy struct {
 	Egress        []NetworkRule `json:"egress"`
 }
 
-// NetworkRule allows or denies a target.
+// NetworkRule allows or denies a target. Ports and Protocol are ours.
 type NetworkRule struct {
-	Action string `json:"action"`
-	Target string `json:"target"`
+	Action   string `json:"action"`
+	Target   string `json:"target"`
+	Ports    []any  `json:"ports,omitempty"`    // 443 or "8000-8100"; absent: all
+	Protocol string `json:"protocol,omitempty"` // tcp, udp or icmp; absent: all
 }
 
 // PolicyStatus answers GET /policy on port 18080.
