@@ -5,14 +5,18 @@ OPEN_SANDBOX_API_KEY, as the SDK's own documentation says. Prints one line for
 each chapter; an assertion that fails ends it.
 """
 
+import asyncio
+import hashlib
 import os
 import sys
 import time
+import urllib.error
+import urllib.request
 from datetime import timedelta
 
-from opensandbox import SandboxSync
-from opensandbox.manager import SandboxManager  # noqa: F401  (imports must work)
-from opensandbox.models.execd import ExecutionHandlers, RunCommandOpts  # noqa: F401
+from opensandbox import Sandbox, SandboxSync
+from opensandbox.models.execd import RunCommandOpts
+from opensandbox.models.execd_sync import ExecutionHandlersSync
 from opensandbox.models.filesystem import (
     ContentReplaceEntry,
     DirectoryListEntry,
@@ -68,6 +72,24 @@ try:
     e = sandbox.commands.run("cat /proc/1/comm; id -u")
     assert stdout(e).splitlines()[-1] == "0", e
 
+    chapter("streaming")
+    seen, events = [], []
+    handlers = ExecutionHandlersSync(
+        on_init=lambda i: events.append("init"),
+        on_stdout=lambda m: (events.append(m.text), seen.append(time.monotonic())),
+        on_stderr=lambda m: events.append("err " + m.text),
+        on_execution_complete=lambda c: events.append("complete"),
+        on_error=lambda e: events.append("error " + e.value),
+    )
+    sandbox.commands.run("echo a; sleep 0.3; echo b >&2; sleep 0.3; echo c", handlers=handlers)
+    assert events == ["init", "a", "err b", "c", "complete"], events
+    assert seen[1] - seen[0] > 0.4, seen  # as it comes, not at the end
+    events.clear()
+    sandbox.commands.run("echo x; exit 9", handlers=handlers)
+    assert events[-1] == "error 9", events
+    e = sandbox.commands.run("id -u; id -g; touch /root/x", opts=RunCommandOpts(uid=65534, gid=65534))
+    assert stdout(e) == "65534\n65534" and e.exit_code != 0, e
+
     chapter("background")
     e = sandbox.commands.run("for i in 1 2 3; do echo tick $i; done; exit 3", opts=RunCommandOpts(background=True))
     for _ in range(100):
@@ -95,6 +117,14 @@ try:
     files.write_files([WriteEntry(path="/work/data/b.bin", data=blob), WriteEntry(path="/work/data/c.txt", data="c")])
     assert files.read_bytes("/work/data/b.bin") == blob
     assert files.read_bytes("/work/data/b.bin", range_header="bytes=10-19") == blob[10:20]
+    big = os.urandom(1 << 20) * 30
+    files.write_file("/work/big.bin", big)
+    digest, total = hashlib.sha256(), 0
+    for chunk in files.read_bytes_stream("/work/big.bin"):
+        digest.update(chunk)
+        total += len(chunk)
+    assert total == len(big) and digest.digest() == hashlib.sha256(big).digest(), total
+    files.delete_files(["/work/big.bin"])
     found = files.get_file_info(["/work/data/a.txt", "/work/data/b.bin"])
     assert found["/work/data/a.txt"].mode == 644 and found["/work/data/b.bin"].size == len(blob), found
     assert sorted(f.path for f in files.search(SearchEntry(path="/work", pattern="*.txt"))) == [
@@ -127,7 +157,29 @@ try:
     chapter("metrics, endpoint")
     m = sandbox.get_metrics()
     assert 0 < m.memory_used_in_mib <= m.memory_total_in_mib <= 520, m
-    assert sandbox.get_endpoint(8000).endpoint.endswith("/8000")
+    sandbox.commands.run(
+        "mkdir -p /srv/www && echo served >/srv/www/index.html && cd /srv/www && exec python3 -m http.server --bind 127.0.0.1 8000",
+        opts=RunCommandOpts(background=True),
+    )
+    at = sandbox.get_endpoint(8000)
+    assert at.endpoint.endswith("/8000"), at
+    body = None
+    for _ in range(100):
+        try:
+            request = urllib.request.Request(f"http://{at.endpoint}/index.html", headers=at.headers or {})
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                body = answer.read()
+            break
+        except urllib.error.HTTPError as refused:  # 502 until the server listens
+            assert refused.code == 502, refused
+            time.sleep(0.05)
+    assert body == b"served\n", body
+    # On a loopback listener ports of apps are open; the agent's never is.
+    try:
+        urllib.request.urlopen(f"http://{sandbox.get_endpoint(44772).endpoint}/ping", timeout=5)
+        raise AssertionError("the agent answers without its token")
+    except urllib.error.HTTPError as refused:
+        assert refused.code == 401, refused
 
     chapter("renew, metadata, list")
     before = sandbox.get_info().expires_at
@@ -166,4 +218,20 @@ try:
 except Exception as e:  # noqa: BLE001  (the SDK's own class, by status)
     assert getattr(e, "status_code", None) == 404, repr(e)
 manager.close()
+
+
+async def asynchronous() -> None:
+    sandbox = await Sandbox.create(
+        "python", timeout=timedelta(minutes=5), resource={"cpu": "1", "memory": "256Mi"}, extensions={"sandboxd.runtime": runtime}
+    )
+    try:
+        both = await asyncio.gather(sandbox.commands.run("sleep 0.2; echo 1"), sandbox.commands.run("echo 2"))
+        assert [stdout(e) for e in both] == ["1", "2"], both
+    finally:
+        await sandbox.kill()
+        await sandbox.close()
+
+
+chapter("asynchronous")
+asyncio.run(asynchronous())
 print(f"{runtime}: the end")
