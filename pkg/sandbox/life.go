@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -210,6 +211,10 @@ func clientText(err error) string {
 		return text + ": " + e.Text
 	case errors.Is(err, errDied):
 		return text + ": " + errDied.Error()
+	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
+		return text + ": sandboxd may open no more files: let it run fewer sandboxes, or raise its limit (LimitNOFILE= of its unit)"
+	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+		return text + ": a disk of the host is full: make room on it"
 	}
 	return text + " failed; the daemon's log says why"
 }
