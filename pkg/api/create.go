@@ -231,6 +231,9 @@ func (s *Server) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error 
 		}
 		spec.Timeout = time.Duration(n) * time.Second
 	}
+	if spec.Timeout == 0 {
+		spec.Timeout = s.cfg.MaxTimeout // 0: no limit
+	}
 	if s.cfg.MaxTimeout > 0 && spec.Timeout > s.cfg.MaxTimeout {
 		return invalid("timeout of %s is longer than this host allows; the longest is %s", spec.Timeout, s.cfg.MaxTimeout)
 	}

@@ -77,6 +77,9 @@ func (s *Server) renewOnAccess(r *http.Request, rec record.Record) {
 		return
 	}
 	extend, err := renewSeconds(v)
+	if most := s.cfg.MaxTimeout; most > 0 {
+		extend = min(extend, most)
+	}
 	now := time.Now()
 	until := now.Add(extend)
 	if err != nil || !until.After(rec.Expires) {

@@ -168,6 +168,9 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record
 	case t.After(now.AddDate(100, 0, 0)):
 		return errs.Wire(invalid("expiresAt %s is more than a hundred years ahead; create the sandbox without a timeout to keep it until it is deleted",
 			t.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
+	case s.cfg.MaxTimeout > 0 && t.After(now.Add(s.cfg.MaxTimeout)):
+		return errs.Wire(invalid("expiresAt %s is further ahead than this host allows; the latest now is %s, in %s",
+			t.UTC().Format(time.RFC3339), now.Add(s.cfg.MaxTimeout).UTC().Format(time.RFC3339), s.cfg.MaxTimeout), "DOCKER::INVALID_EXPIRATION")
 	case rec.Expires.IsZero():
 		return errs.Wire(errs.New(errs.WrongState, "sandbox %s has no timeout and lives until it is deleted; there is nothing to renew", rec.ID), "DOCKER::INVALID_EXPIRATION")
 	}

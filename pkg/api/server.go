@@ -54,7 +54,7 @@ type Config struct {
 	MaxMemoryBytes int64         // 1 Ti
 	MaxCPUMillis   int64         // 1024 cores
 	MaxDiskBytes   int64         // 64 Ti
-	MaxTimeout     time.Duration // no limit
+	MaxTimeout     time.Duration // no limit; else also what one gets that asks for none, and how far ahead a renewal may reach
 
 	Runtimes []string // that exist on this host; default runsc and runc
 	NoDisk   bool     // the storage pool can not limit: asking for a disk size is an error
