@@ -1,0 +1,315 @@
+package e2e_test
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// second starts another daemon with the configuration of h and returns what it
+// says; it must refuse.
+func second(t *testing.T, h host) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), daemontest.Bin("sandboxd"), "serve", "--config", h.Config).CombinedOutput()
+	if err == nil {
+		t.Fatalf("it did not refuse: %s", out)
+	}
+	return string(out)
+}
+
+// TestSecondDaemon starts a daemon beside one of the same instance.
+func TestSecondDaemon(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	sb := h.create(t, spec("runc"))
+	start := time.Now()
+	said := second(t, h)
+	if !strings.Contains(said, fmt.Sprintf("(pid %d)", h.Pid())) || !strings.Contains(said, `instance "t"`) {
+		t.Errorf("it says %q; want the pid of the first, %d", said, h.Pid())
+	}
+	if took := time.Since(start); took > time.Second {
+		t.Errorf("it took %v to refuse", took)
+	}
+	h.answers(t, sb.ID)
+}
+
+// seed gives a state directory the images of h, which is stopped for it, and a
+// plain pool.
+func seed(t *testing.T, h host, dir string) {
+	t.Helper()
+	id, err := os.ReadFile(filepath.Join(h.StateDir, "pool", "id"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Stop()
+	if err := os.MkdirAll(filepath.Join(dir, "pool"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	// A store and the pool it belongs to know each other by this.
+	if err := os.WriteFile(filepath.Join(dir, "pool", "id"), id, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "cp", "-a", filepath.Join(h.StateDir, "layers"), filepath.Join(h.StateDir, "sandboxd.db"), dir).CombinedOutput()
+	if err != nil {
+		t.Fatalf("copy the images: %v\n%s", err, out)
+	}
+	h.Start()
+}
+
+// TestTwoInstances has two daemons on one host: neither is touched by what the
+// other does, to its end.
+func TestTwoInstances(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	dir := filepath.Join(t.TempDir(), "state")
+	seed(t, h, dir)
+	mine := h.create(t, spec("runsc"))
+	before := h.holds()
+	t.Run("other", func(t *testing.T) {
+		u := connect(t, daemontest.NewWith(t, daemontest.Options{Instance: instance.Instance('u'), StateDir: dir, Pool: "plain"}))
+		for _, runtime := range runtimes {
+			theirs := u.create(t, spec(runtime))
+			if theirs.ID[0] != 'u' || mine.ID[0] != 't' {
+				t.Errorf("the ids are %s and %s", theirs.ID, mine.ID)
+			}
+			u.answers(t, theirs.ID)
+			if err := h.unknown(t, theirs.ID); err != nil {
+				t.Error(err)
+			}
+		}
+		h.Kill()
+		if err := h.TryStart(); err != nil { // a recovery beside the sandboxes of u
+			t.Fatal(err)
+		}
+		all, err := u.api.List(t.Context(), client.Filter{})
+		if err != nil || len(all) != 2 {
+			t.Errorf("%d sandboxes, %v", len(all), err)
+		}
+		for _, sb := range all {
+			u.answers(t, sb.ID)
+		}
+	}) // u is torn down, with its sandboxes, and checked
+	h.answers(t, mine.ID)
+	h.holdsOnly(t, before)
+}
+
+// TestSocketPath starts a daemon where a socket was left, where somebody else
+// serves, and where a file lies.
+func TestSocketPath(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	h.Kill() // it leaves its socket
+	if _, err := os.Lstat(h.Socket); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.TryStart(); err != nil {
+		t.Fatalf("over a stale socket: %v", err)
+	}
+	if _, err := h.api.Version(t.Context()); err != nil {
+		t.Error(err)
+	}
+	h.Stop()
+	_ = os.Remove(h.Socket)
+	l, err := net.Listen("unix", h.Socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if said := second(t, h); !strings.Contains(said, "another program answers there") {
+		t.Errorf("beside another program it says %q", said)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(h.Socket, []byte("precious"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if said := second(t, h); !strings.Contains(said, "no socket lies there") {
+		t.Errorf("over a file it says %q", said)
+	}
+	if b, err := os.ReadFile(h.Socket); err != nil || string(b) != "precious" {
+		t.Errorf("the file is %q, %v", b, err)
+	}
+	if err := os.Remove(h.Socket); err != nil {
+		t.Fatal(err)
+	}
+	h.Start()
+}
+
+// TestNewerSchema starts a daemon on the state file of a newer one.
+func TestNewerSchema(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	sb := h.create(t, spec("runc"))
+	h.Stop()
+	path := filepath.Join(h.StateDir, "sandboxd.db")
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	restore := func() {
+		if err := os.WriteFile(path, good, 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	defer restore()
+	// Key and value lie side by side in a page of bbolt.
+	newer := bytes.ReplaceAll(good, []byte("schema1"), []byte("schema9"))
+	if bytes.Equal(newer, good) {
+		t.Fatal("the schema is not where it was")
+	}
+	if err := os.WriteFile(path, newer, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if said := second(t, h); !strings.Contains(said, "schema 9") || !strings.Contains(said, "newer sandboxd") {
+		t.Errorf("it says %q", said)
+	}
+	if after, err := os.ReadFile(path); err != nil || !bytes.Equal(after, newer) {
+		t.Errorf("it changed the file it refused (%v)", err)
+	}
+	restore()
+	h.Start()
+	h.answers(t, sb.ID)
+}
+
+// TestLostStore starts a daemon whose state file is gone, beside a pool with
+// the disk of a running sandbox: it takes nothing for a stray, says so, and
+// when the file is back everything is.
+func TestLostStore(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	sb := h.create(t, spec("runc"))
+	if _, err := h.exec(t.Context(), sb.ID, "sh", "-c", "echo kept >/root/file"); err != nil {
+		t.Fatal(err)
+	}
+	before := h.holds()
+	h.Stop()
+	path := filepath.Join(h.StateDir, "sandboxd.db")
+	if err := os.Rename(path, path+".away"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { // images are in it, for all tests
+		if _, err := os.Stat(path + ".away"); err == nil {
+			h.Stop()
+			_ = os.Rename(path+".away", path)
+		}
+	}()
+	h.Start()
+	if all, err := h.api.List(t.Context(), client.Filter{}); err != nil || len(all) > 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	if log := h.Log(); !strings.Contains(log, "belong to another store") {
+		t.Error("the daemon does not say that the pool belongs to another store")
+	}
+	h.holdsOnly(t, before)
+	h.Stop()
+	if err := os.Rename(path+".away", path); err != nil {
+		t.Fatal(err)
+	}
+	h.Start()
+	if out, err := h.exec(t.Context(), sb.ID, "cat", "/root/file"); err != nil || out != "kept\n" {
+		t.Errorf("after the state file came back: %q, %v", out, err)
+	}
+	h.holdsOnly(t, before)
+}
+
+// TestStop ends the daemon while a stream is open: within two seconds, and the
+// sandbox goes on.
+func TestStop(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	for _, runtime := range runtimes {
+		sb := h.create(t, spec(runtime))
+		p, err := h.api.Start(t.Context(), sb.ID, client.Command{Argv: []string{"sleep", "1000"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		h.Stop()
+		if took := time.Since(start); took > 2*time.Second {
+			t.Errorf("it took %v to stop", took)
+		}
+		p.Close()
+		h.Start()
+		h.answers(t, sb.ID)
+		if st, err := h.api.CommandStatus(t.Context(), sb.ID, p.ID); err != nil || !st.Running {
+			t.Errorf("the command did not go on: %+v, %v", st, err)
+		}
+	}
+}
+
+// TestDiskFull fills the file system of the state directory.
+func TestDiskFull(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	dir := t.TempDir()
+	state := filepath.Join(dir, "state")
+	for _, argv := range [][]string{
+		{"mkdir", state},
+		{"truncate", "-s", "400M", filepath.Join(dir, "fs")},
+		{"mkfs.ext4", "-q", "-m", "0", filepath.Join(dir, "fs")},
+		{"mount", "-o", "loop", filepath.Join(dir, "fs"), state},
+	} {
+		if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", argv, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(state, 0); err != nil {
+			t.Errorf("unmount: %v", err)
+		}
+	})
+	seed(t, h, state)
+	u := connect(t, daemontest.NewWith(t, daemontest.Options{Instance: instance.Instance('u'), StateDir: state, Pool: "plain"}))
+	before := u.empty(t)
+	old := u.create(t, spec("runc"))
+
+	fill(t, filepath.Join(state, "fill"))
+	for _, runtime := range runtimes {
+		sb, err := u.api.Create(t.Context(), spec(runtime), true)
+		t.Logf("create on a full disk: %+v, %v", sb.Status, err)
+		switch {
+		case err != nil && !errs.Is(err, errs.Exhausted):
+			t.Errorf("create: %s: %v", errs.CodeOf(err), err)
+		case err == nil && (sb.Status.State != client.Failed || !strings.Contains(sb.Status.Message, "full")):
+			t.Errorf("create: %+v", sb.Status)
+		}
+	}
+	u.answers(t, old.ID)
+	u.deleteAll(t, old.ID)
+	// Nobody can be told to go away less than by a full disk.
+	if err := u.api.Delete(t.Context(), old.ID); err != nil {
+		t.Errorf("delete on a full disk: %v", err)
+	}
+	u.holdsOnly(t, before)
+	if err := os.Remove(filepath.Join(state, "fill")); err != nil {
+		t.Fatal(err)
+	}
+	for _, runtime := range runtimes {
+		u.answers(t, u.create(t, spec(runtime)).ID)
+	}
+	u.deleteAll(t)
+	u.holdsOnly(t, before)
+}
+
+// fill writes a file until nothing more fits beside it.
+func fill(t *testing.T, path string) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for size := 1 << 20; size > 0; size /= 2 {
+		for err = nil; err == nil; {
+			_, err = f.Write(make([]byte, size))
+		}
+	}
+	if err := f.Sync(); err != nil {
+		t.Fatal(err)
+	}
+}
