@@ -428,3 +428,20 @@ func TestInternalErrorsDoNotLeak(t *testing.T) {
 		t.Errorf("the log does not know: %s", w.log)
 	}
 }
+
+// TestDeleteAgain deletes what a first DELETE condemned and could not kill: it
+// is gone for every other route.
+func TestDeleteAgain(t *testing.T) {
+	w := newWorld(t)
+	sb := w.create()
+	w.set(sb.ID, func(r *record.Record) { r.State = record.Deleting })
+	at := "/v1/sandboxes/" + sb.ID
+	for _, want := range []struct {
+		method string
+		status int
+	}{{"GET", 404}, {"DELETE", 204}, {"DELETE", 404}} {
+		if a := w.do(want.method, at, ""); a.StatusCode != want.status {
+			t.Errorf("%s answers %s %s, want %d", want.method, a.Status, a.body, want.status)
+		}
+	}
+}

@@ -27,7 +27,8 @@ type (
 		Get(ctx context.Context, idOrName string) (record.Record, error)
 		List(ctx context.Context) ([]record.Record, error)
 		// Delete returns when the processes are dead and the ID is gone. It
-		// succeeds on a sandbox that is being deleted by somebody else.
+		// succeeds on a sandbox that is being deleted by somebody else, and
+		// may know IDs that Get does not: what is left of a failed delete.
 		Delete(ctx context.Context, id string) error
 		Pause(ctx context.Context, id string) error
 		Resume(ctx context.Context, id string) error

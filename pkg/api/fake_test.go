@@ -99,7 +99,7 @@ func (f *fake) Await(ctx context.Context, id string) (record.Record, error) {
 func (f *fake) Get(_ context.Context, id string) (record.Record, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if r, ok := f.get(id); ok {
+	if r, ok := f.get(id); ok && r.State != record.Deleting {
 		return r, nil
 	}
 	return record.Record{}, errs.New(errs.NotFound, "no sandbox %s", id)
@@ -117,6 +117,9 @@ func (f *fake) List(context.Context) (all []record.Record, err error) {
 func (f *fake) Delete(_ context.Context, id string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if _, ok := f.recs[id]; !ok {
+		return errs.New(errs.NotFound, "no sandbox %s", id)
+	}
 	delete(f.recs, id)
 	return nil
 }

@@ -104,22 +104,34 @@ func (s *Server) get(w http.ResponseWriter, _ *http.Request, rec record.Record) 
 	return nil
 }
 
-// delete looks up by itself: of two deletes at once, both may succeed.
+// delete looks up by itself. Of two deletes at once both may succeed, and what
+// no other route shows any more can be deleted by its ID: a sandbox whose
+// deletion could not kill it, and one whose record can not be read.
 func (s *Server) delete(w http.ResponseWriter, r *http.Request, idOrName string) error {
 	if !record.IsID(idOrName) && !isName(idOrName) {
 		return notFound(idOrName)
 	}
+	id, found := idOrName, false
 	rec, err := s.sandboxes.Get(r.Context(), idOrName)
-	if errs.Is(err, errs.NotFound) {
+	switch {
+	case err == nil:
+		id, found = rec.ID, true
+	case !errs.Is(err, errs.NotFound):
+		return fmt.Errorf("look up sandbox %s: %w", idOrName, err)
+	case !record.IsID(id):
 		return notFound(idOrName)
 	}
-	if err != nil {
-		return fmt.Errorf("look up sandbox %s: %w", idOrName, err)
-	}
-	infoOf(r).sandbox = rec.ID
+	infoOf(r).sandbox = id
 	// Who hangs up during a delete has still asked for it.
-	if err := s.sandboxes.Delete(context.WithoutCancel(r.Context()), rec.ID); err != nil && !errs.Is(err, errs.NotFound) {
-		return fmt.Errorf("delete sandbox %s: %w", rec.ID, err)
+	err = s.sandboxes.Delete(context.WithoutCancel(r.Context()), id)
+	if errs.Is(err, errs.NotFound) {
+		if !found {
+			return notFound(idOrName)
+		}
+		err = nil // another delete was faster
+	}
+	if err != nil {
+		return fmt.Errorf("delete sandbox %s: %w", id, err)
 	}
 	writeEmpty(w, http.StatusNoContent)
 	return nil

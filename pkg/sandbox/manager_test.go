@@ -268,6 +268,7 @@ func TestDeleteAnswersWhenDead(t *testing.T) {
 		if l, err := m.List(t.Context()); err != nil || len(l) != 0 {
 			t.Fatalf("list: %v, %v", l, err)
 		}
+		wantCode(t, m.Delete(t.Context(), r.ID), errs.NotFound)
 		next := mustCreate(t, m, s) // the name is free
 		synctest.Wait()
 		if _, ok := h.record(r.ID); !ok || next.Slot == r.Slot {

@@ -145,6 +145,12 @@ func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*re
 	if err != nil || !want(&r) {
 		return err
 	}
+	if r.State == record.Deleting {
+		// Gone for whoever asks, but only once its processes are.
+		if alive, err := m.life.Cgroups.Populated(r.ID); err == nil && !alive {
+			return notFound(idOrName)
+		}
+	}
 	if !m.enter() {
 		return errClosing
 	}
