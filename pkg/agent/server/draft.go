@@ -123,9 +123,11 @@ func followLinks(path string) (string, error) {
 			return path, nil // no link, or nothing there: either will do
 		}
 		if !filepath.IsAbs(to) {
-			to = filepath.Join(filepath.Dir(path), to)
+			to = filepath.Dir(path) + "/" + to
 		}
-		path = to
+		if path, err = withoutDots(to); err != nil {
+			return "", err
+		}
 	}
 	return "", &fs.PathError{Op: "open", Path: path, Err: unix.ELOOP}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -30,9 +31,56 @@ func (s *Server) resolve(path string) (string, error) {
 		path = s.env["HOME"] + path[1:]
 	}
 	if !filepath.IsAbs(path) {
-		path = filepath.Join(s.workdir, path)
+		path = s.workdir + "/" + path
 	}
-	return filepath.Clean(path), nil
+	path, err := withoutDots(path)
+	if err != nil {
+		return "", fsFail("resolve a path", err)
+	}
+	return path, nil
+}
+
+// withoutDots cleans an absolute path without changing what it names: where the
+// component before a .. is a symbolic link, .. is the parent of where it points,
+// as the kernel has it. What does not exist yet is no link.
+func withoutDots(path string) (string, error) {
+	if !strings.Contains(path, "..") {
+		return filepath.Clean(path), nil
+	}
+	at := "/"
+	for name := range strings.SplitSeq(path, "/") {
+		switch name {
+		case "", ".":
+		case "..":
+			dir, err := physical(at)
+			if errors.Is(err, fs.ErrNotExist) {
+				if _, lerr := os.Lstat(at); errors.Is(lerr, fs.ErrNotExist) {
+					dir, err = at, nil
+				}
+			}
+			if err != nil {
+				return "", err
+			}
+			at = filepath.Dir(dir)
+		default:
+			at = filepath.Join(at, name)
+		}
+	}
+	return at, nil
+}
+
+// physical returns the path of a directory without symbolic links.
+func physical(dir string) (string, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(fd)
+	p, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
+	if err != nil { // no /proc
+		return filepath.EvalSymlinks(dir)
+	}
+	return p, nil
 }
 
 // paths returns the paths of the query, as asked and resolved.

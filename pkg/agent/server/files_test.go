@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -147,6 +148,39 @@ func TestUploadThroughLinks(t *testing.T) {
 	if fi, err := os.Lstat(e.dir + "/abs"); err != nil || fi.Mode()&fs.ModeSymlink == 0 {
 		t.Error("the link itself was replaced")
 	}
+	e.drafts(e.dir)
+}
+
+// TestDotsBehindLinks: behind a link, .. is the parent of where it points.
+func TestDotsBehindLinks(t *testing.T) {
+	e := newEnv(t)
+	e.write(e.dir+"/a/deep/file", "old")
+	for link, to := range map[string]string{"dir": "a/deep", "a/deep/up": "../top", "via": "dir/up", "far": "dir/../far", "nowhere": "none"} {
+		if err := os.Symlink(to, e.dir+"/"+link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for path, written := range map[string]string{
+		"dir/../x": "a/x", "dir/up": "a/top", "via": "a/top", "dir/../../y": "y", "far": "a/far", "a/./deep//../z": "a/z",
+		"new/../n": "n", "new/b/../../m": "m", "..dots": "..dots", "a/deep/..c": "a/deep/..c",
+		e.dir + "/dir/../abs": "a/abs", "/../.." + e.dir + "/root": "root",
+	} {
+		if got := e.upload(meta(path, ""), content(path)); got != 200 || e.read(e.dir+"/"+written) != path {
+			t.Errorf("%s: status %d, %s holds %q", path, got, written, e.read(e.dir+"/"+written))
+		}
+	}
+	for path, want := range map[string]int{"nowhere/../x": 404, "a/x/../x": 500} {
+		if got := e.upload(meta(path, ""), content("x")); got != want {
+			t.Errorf("%s: status %d, want %d", path, got, want)
+		}
+	}
+	if _, err := os.Lstat(e.dir + "/x"); err == nil {
+		t.Error("dir/../x was resolved by its letters")
+	}
+	if got := e.events(agent.CommandRequest{Command: "pwd", Cwd: "dir/.."}); got != "stdout "+strconv.Quote(e.dir+"/a")+"\ncomplete" {
+		t.Error(got)
+	}
+	e.call(http.StatusBadRequest, "DELETE", "/directories?path="+q("/tmp/.."), nil)
 	e.drafts(e.dir)
 }
 

@@ -12,8 +12,6 @@ import (
 	"strings"
 	"syscall"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
@@ -53,7 +51,7 @@ func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
 	if err != nil {
 		return nil, bad("%v", err)
 	}
-	dir, physical, err := s.workingDir(req.Cwd, env)
+	dir, real, err := s.workingDir(req.Cwd, env)
 	if err != nil {
 		return nil, bad("%v", err)
 	}
@@ -76,7 +74,7 @@ func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
 		return &way{path: sh, argv: []string{filepath.Base(sh), "-c", req.Command}, env: environ(env)}
 	}
 	if w, ok := words(req.Command); ok {
-		if path, environ, ok := direct(w, env, physical); ok {
+		if path, environ, ok := direct(w, env, real); ok {
 			l.way, l.shell = way{path: path, argv: w, env: environ}, shell
 			return l, nil
 		}
@@ -182,25 +180,20 @@ func addEnvFile(env map[string]string, path string) error {
 
 // workingDir expands and checks cwd. It returns the directory as named, to
 // change into, and without symbolic links, to be PWD.
-func (s *Server) workingDir(cwd string, env map[string]string) (dir, physical string, err error) {
+func (s *Server) workingDir(cwd string, env map[string]string) (dir, real string, err error) {
 	if cwd == "" {
 		cwd = s.workdir
 	} else if cwd, err = expandPath(cwd, env); err != nil {
 		return "", "", err
 	}
 	if !filepath.IsAbs(cwd) {
-		cwd = filepath.Join(s.workdir, cwd)
+		cwd = s.workdir + "/" + cwd
 	}
-	fd, err := unix.Open(cwd, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	real, err = physical(cwd)
 	if err != nil {
-		return "", "", fmt.Errorf("cwd %q: %w", cwd, err)
+		return "", "", fmt.Errorf("cwd: %w", err)
 	}
-	defer unix.Close(fd)
-	physical, err = os.Readlink("/proc/self/fd/" + strconv.Itoa(fd))
-	if err != nil {
-		physical, err = filepath.EvalSymlinks(cwd)
-	}
-	return cwd, physical, err
+	return cwd, real, nil
 }
 
 // expandPath replaces a leading ~ and every $VAR. An unknown variable is an error.
