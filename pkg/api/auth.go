@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
@@ -122,8 +124,8 @@ func (s *Server) whoIs(r *http.Request) (actor string, trusted bool) {
 		return p.actor, true
 	case s.isKey(givenKey(r)):
 		return "key " + p.actor, true
-	case len(s.keys) == 0 && s.cfg.Insecure:
-		return "anyone " + p.actor, true
+	case s.keyless():
+		return "anyone " + p.actor, s.foreign(r) == nil
 	}
 	return "anonymous " + p.actor, false
 }
@@ -154,7 +156,44 @@ func (s *Server) isKey(k string) bool {
 	return found == 1
 }
 
+// keyless reports whether the API is open to everybody who can connect.
+func (s *Server) keyless() bool { return len(s.keys) == 0 && s.cfg.Insecure }
+
+// foreign refuses, where no key is asked for, what the browser of somebody who
+// can connect sends for a page of another: a request with another Origin, or
+// one to a name that may be the page's own, bound anew to this address. With a
+// key neither matters, since no browser sends the key by itself.
+func (s *Server) foreign(r *http.Request) error {
+	external, _, _ := strings.Cut(s.cfg.ExternalHost, "/")
+	host := hostname(r.Host)
+	_, err := netip.ParseAddr(host)
+	if err != nil && host != "localhost" && !strings.HasSuffix(host, ".localhost") && host != hostname(external) {
+		return withStatus(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+			"this daemon asks for no key, so it answers only under an IP address, localhost or its listen.public_address, not as %q: any web page may have that name; use one of these, or set listen.api_key_file", clip(host, 80))
+	}
+	if origin := r.Header.Get("Origin"); origin != "" {
+		u, err := url.Parse(origin)
+		if err != nil || !strings.EqualFold(u.Host, r.Host) && (external == "" || !strings.EqualFold(u.Host, external)) {
+			return withStatus(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+				"this daemon asks for no key, so it takes nothing from web pages of others, as %q; set listen.api_key_file to call it from a page", clip(origin, 80))
+		}
+	}
+	return nil
+}
+
+// hostname is what names the host in a Host header.
+func hostname(hostport string) string {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	return strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
+}
+
 func (s *Server) unauthorized(r *http.Request) error {
+	if s.keyless() {
+		return s.foreign(r)
+	}
 	if givenKey(r) == "" {
 		return withStatus(http.StatusUnauthorized, "MISSING_API_KEY", errs.Denied,
 			"this needs an API key: send it as header %s (the SDKs take it from OPEN_SANDBOX_API_KEY), or use the Unix socket", wire.HeaderAPIKey)

@@ -41,7 +41,7 @@ func (s *Server) proxy(w *tracked, r *http.Request, rt route) {
 	}
 	ours := port == wire.AgentPort || port == wire.EgressPort
 	if ours {
-		cors(w, r) // an app inside decides on CORS for itself
+		s.cors(w, r) // an app inside decides on CORS for itself
 		if r.Method == http.MethodOptions {
 			writeEmpty(w, http.StatusNoContent)
 			return
@@ -83,6 +83,9 @@ func (s *Server) authorise(w http.ResponseWriter, r *http.Request, rec record.Re
 		case s.isKey(given): // Go's SDK sends the API key where an endpoint gave it no header
 			in.actor = "key " + peerOf(r).actor
 			return nil
+		}
+		if s.keyless() {
+			return s.unauthorized(r)
 		}
 		return withStatus(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
 			"port %d of a sandbox needs its token: send the headers that GET /v1/sandboxes/{id}/endpoints/%d returns, or the API key", port, port)

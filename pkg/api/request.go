@@ -60,10 +60,11 @@ func requestID(r *http.Request) string {
 }
 
 // cors lets pages of any origin call the API, as OpenSandbox does. The key is
-// a header that no browser sends by itself, so this gives nothing away.
-func cors(w http.ResponseWriter, r *http.Request) {
+// a header that no browser sends by itself, so this gives nothing away; where
+// no key is asked for, it lets none.
+func (s *Server) cors(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
-	if origin == "" {
+	if origin == "" || s.keyless() {
 		return
 	}
 	h := w.Header()

@@ -31,7 +31,7 @@ import (
 // the default named beside it.
 type Config struct {
 	// APIKeys open the API over TCP; any one will do. Without one every TCP
-	// request is refused unless Insecure.
+	// request is refused; with Insecure only what web pages of others send is.
 	APIKeys  []string
 	Insecure bool
 
@@ -160,7 +160,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.proxy(tw, r, rt)
 		return
 	}
-	cors(tw, r)
+	s.cors(tw, r)
 	if r.Method == http.MethodOptions {
 		writeEmpty(tw, http.StatusNoContent)
 		return

@@ -114,9 +114,9 @@ func validate(t testing.TB, req *http.Request, body string, resp *http.Response,
 		}
 		err = openapi3filter.ValidateResponse(t.Context(), out)
 		if err != nil && strings.Contains(err.Error(), "status is not supported") {
-			// OpenSandbox documents neither of these; the shape is that of all errors.
+			// OpenSandbox documents none of these; the shape is that of all errors.
 			switch resp.StatusCode {
-			case http.StatusNotFound, http.StatusTooManyRequests, http.StatusNotImplemented:
+			case http.StatusForbidden, http.StatusNotFound, http.StatusTooManyRequests, http.StatusNotImplemented:
 				answer{resp, respBody}.error(t)
 				return
 			}
