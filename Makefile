@@ -16,7 +16,7 @@ help: ## list the targets
 
 .PHONY: go
 go:
-	@command -v $(GO) >/dev/null || { echo "sandboxd needs Go 1.21 or later, which fetches the toolchain it wants itself. On Debian: apt-get install -y -t $$(. /etc/os-release; echo $$VERSION_CODENAME)-backports golang-go" >&2; exit 1; }
+	@scripts/need-go.sh $(GO)
 
 .PHONY: deps
 deps: ## install the Debian packages that building and running need
