@@ -35,6 +35,10 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	_, pool, err := d.disks.PoolSpace()
+	if err != nil {
+		return nil, err
+	}
 	def := d.cfg.Defaults
 	return api.New(api.Config{
 		APIKeys:      keys,
@@ -47,6 +51,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		CPUMillis:    int64(def.CPU),
 		Pids:         def.Pids,
 		DiskBytes:    int64(def.Disk),
+		MaxDiskBytes: pool,
 		MaxTimeout:   time.Duration(d.cfg.Limits.MaxTimeout),
 		Runtimes:     []string{oci.Runsc, oci.Runc},
 		NoDisk:       !d.disks.Limits(),

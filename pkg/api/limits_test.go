@@ -39,3 +39,15 @@ func TestMaxTimeout(t *testing.T) {
 	}
 	t.Error("access did not renew")
 }
+
+// TestMaxDisk: nobody is promised more than the pool has, not even by default.
+func TestMaxDisk(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.DiskBytes, c.MaxDiskBytes = 10<<30, 1<<30 })
+	sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{}}`).sandbox(t)
+	if got := w.recs[sb.ID].Spec.DiskBytes; got != 1<<30 {
+		t.Errorf("by default %d bytes, want the pool's", got)
+	}
+	if a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{"disk":"1025Mi"}}`); a.StatusCode != 400 {
+		t.Errorf("more than the pool: %s", a.Status)
+	}
+}

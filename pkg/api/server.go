@@ -50,10 +50,11 @@ type Config struct {
 	Pids        int64              // 256
 	DiskBytes   int64              // 10 Gi; see NoDisk
 
-	// What a request may ask for at most.
+	// What a request may ask for at most, each for itself: the disks of all
+	// sandboxes together may be larger than the pool, as memory may.
 	MaxMemoryBytes int64         // 1 Ti
 	MaxCPUMillis   int64         // 1024 cores
-	MaxDiskBytes   int64         // 64 Ti
+	MaxDiskBytes   int64         // 64 Ti; the daemon gives the size of its pool
 	MaxTimeout     time.Duration // no limit; else also what one gets that asks for none, and how far ahead a renewal may reach
 
 	Runtimes []string // that exist on this host; default runsc and runc
@@ -85,6 +86,7 @@ func (c *Config) defaults() {
 	orInt(&c.MaxMemoryBytes, 1<<40)
 	orInt(&c.MaxCPUMillis, 1024*1000)
 	orInt(&c.MaxDiskBytes, 64<<40)
+	c.DiskBytes = min(c.DiskBytes, c.MaxDiskBytes) // the default may be of a larger host
 	if c.Runtime == "" {
 		c.Runtime = "runsc"
 	}
