@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -165,8 +166,8 @@ func checkEntrypoint(req *wire.CreateRequest) error {
 		return invalid("both an entrypoint and extension %s=true are given; leave one out", wire.ExtIdle)
 	case req.Entrypoint[0] == "":
 		return errs.Wire(invalid("entrypoint[0] is empty; it names the program to run"), "DOCKER::INVALID_ENTRYPOINT")
-	case total > 128<<10 || len(req.Entrypoint) > 4096:
-		return errs.Wire(invalid("entrypoint has %d arguments of %d bytes; at most 4096 of 131072 fit", len(req.Entrypoint), total), "DOCKER::INVALID_ENTRYPOINT")
+	case total > maxArgBytes || len(req.Entrypoint) > maxArgs:
+		return errs.Wire(invalid("entrypoint has %d arguments of %d bytes; at most %d of %d fit", len(req.Entrypoint), total, maxArgs, maxArgBytes), "DOCKER::INVALID_ENTRYPOINT")
 	}
 	return nil
 }
@@ -254,7 +255,11 @@ func (s *Server) applyPolicy(spec *record.Spec, raw json.RawMessage) error {
 	if err != nil {
 		return errs.New(errs.CodeOf(err), "networkPolicy: %s", clip(err.Error(), 400)) // which repeats what was sent
 	}
-	spec.Network, spec.NetworkPolicy = n, raw
+	var kept bytes.Buffer
+	if err := json.Compact(&kept, raw); err != nil || kept.Len() > maxPolicy {
+		return invalid("networkPolicy has %d bytes; at most %d are kept", kept.Len(), maxPolicy)
+	}
+	spec.Network, spec.NetworkPolicy = n, kept.Bytes()
 	return nil
 }
 
@@ -262,8 +267,15 @@ func given(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "nu
 
 // applyExtensions reads what is ours of extensions, and checks what we know.
 func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) error {
-	if len(req.Extensions) > 64 {
-		return invalid("extensions has %d entries; at most 64 are kept", len(req.Extensions))
+	if len(req.Extensions) > maxExts {
+		return invalid("extensions has %d entries; at most %d are kept", len(req.Extensions), maxExts)
+	}
+	total := 0
+	for k, v := range req.Extensions {
+		total += len(k) + len(v)
+	}
+	if total > maxExtBytes {
+		return invalid("extensions is larger than %d KiB in all, %s included; at most that is kept", maxExtBytes>>10, wire.ExtAllow)
 	}
 	for _, k := range slices.Sorted(maps.Keys(req.Extensions)) {
 		v := req.Extensions[k]
@@ -323,8 +335,8 @@ func (s *Server) applyNetworkExtensions(spec *record.Spec, req *wire.CreateReque
 		return invalid("extension %s has rules, but %s is none, which allows nothing; use rules", wire.ExtAllow, wire.ExtNetwork)
 	}
 	for text := range strings.SplitSeq(allow, ",") {
-		if len(spec.Network.Rules) == maxRules {
-			return invalid("extension %s has more than %d rules", wire.ExtAllow, maxRules)
+		if len(spec.Network.Rules) == maxAllow {
+			return invalid("extension %s has more than %d rules; join ranges into one CIDR, or send a networkPolicy", wire.ExtAllow, maxAllow)
 		}
 		rule, err := s.cfg.ParseRule(strings.TrimSpace(text))
 		if err != nil {

@@ -17,7 +17,12 @@ const (
 	maxEnv      = 1000
 	maxEnvBytes = 1 << 20
 	maxLabels   = 64
-	maxRules    = 4096
+	maxAllow    = 1024        // rules of sandboxd.allow
+	maxPolicy   = 1 << 20     // bytes of networkPolicy that are kept
+	maxExts     = 64          // extensions
+	maxExtBytes = 64 << 10    // of all of them, sandboxd.allow among them
+	maxArgs     = 1000        // of an entrypoint
+	maxArgBytes = 128 << 10   // of all of them; no program takes a longer one
 	bodyTime    = time.Minute // to send a body of maxBody
 )
 

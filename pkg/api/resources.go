@@ -20,6 +20,7 @@ const (
 	minMillis = 10
 	minPids   = 16
 	maxPids   = 4194304 // PID_MAX_LIMIT, linux/threads.h
+	maxAmount = 64      // characters, with which any of them can be written
 )
 
 var (
@@ -75,6 +76,9 @@ func (s *Server) applyLimits(spec *record.Spec, limits map[string]string) error 
 	}
 	for _, key := range slices.Sorted(maps.Keys(limits)) {
 		v := limits[key]
+		if len(v) > maxAmount {
+			return invalid("resourceLimits.%s has %d characters; no amount needs more than %d", clip(key, 40), len(v), maxAmount)
+		}
 		var err error
 		switch key {
 		case "memory":
