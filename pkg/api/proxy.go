@@ -191,6 +191,9 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if ended, ok := errors.AsType[*errs.Error](context.Cause(r.Context())); ok {
+				err = ended
+			}
 			s.fail(w, r, unreachable(err, rec.ID, port))
 		},
 	}
@@ -207,9 +210,9 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 const drainTime = time.Second
 
 // untilEnd is a context for bytes from a sandbox: it ends soon after the
-// sandbox has. Its link is gone then, and no packet says so.
+// sandbox has, and its cause says so. The link is gone then, and no packet tells.
 func (s *Server) untilEnd(ctx context.Context, id string) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := context.WithCancelCause(ctx)
 	done := s.sandboxes.Done(id)
 	go func() {
 		select {
@@ -221,11 +224,26 @@ func (s *Server) untilEnd(ctx context.Context, id string) (context.Context, cont
 		defer t.Stop()
 		select {
 		case <-t.C:
-			cancel()
+			if err := s.ended(ctx, id); err != nil {
+				cancel(err)
+			}
 		case <-ctx.Done():
 		}
 	}()
-	return ctx, cancel
+	return ctx, func() { cancel(nil) }
+}
+
+// ended says how a sandbox ended, or nothing of one that lives and is only not
+// watched for its end.
+func (s *Server) ended(ctx context.Context, id string) error {
+	rec, err := s.sandboxes.Get(ctx, id)
+	switch {
+	case errs.Is(err, errs.NotFound):
+		return errs.New(errs.NotFound, "sandbox %s ended (deleted) during the request", id)
+	case err == nil && (rec.State == record.Ended || rec.State == record.Stopping):
+		return errs.New(errs.WrongState, "sandbox %s ended (%s) during the request: %s", id, rec.Reason, rec.Message)
+	}
+	return nil
 }
 
 // buffers are what answers are copied through.

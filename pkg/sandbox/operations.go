@@ -291,11 +291,16 @@ func (m *Manager) died(id string) {
 	if !live(r.State) {
 		return
 	}
-	m.bury(id, errEnded)
 	if alive, err := m.life.Cgroups.Populated(id); err != nil || alive {
+		m.bury(id, errEnded)
 		m.life.cfg.Log.Error("the watch of a sandbox broke; the sweep takes over", "sandbox", id, "err", err)
 		return
 	}
-	err = m.life.end(ctx, &r, m.life.autopsy(ctx, &r))
+	d := m.life.autopsy(ctx, &r)
+	err = m.life.set(ctx, &r, record.Stopping, d.write)
+	m.bury(id, errEnded) // now, so that who waited for it may read why
+	if err == nil {
+		err = m.life.end(ctx, &r, d)
+	}
 	m.life.log(ctx, "end", &r, start, nil, err)
 }

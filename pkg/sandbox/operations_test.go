@@ -202,3 +202,25 @@ func BenchmarkLife(b *testing.B) {
 	}
 	stop(b, m)
 }
+
+// TestDoneSaysWhy: when streams end, the record says why they did.
+func TestDoneSaysWhy(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		r := mustCreate(t, m, spec())
+		done := m.Done(r.ID)
+		write, tear := h.gate("store.Put stopping "+r.ID), h.gate("network.unmake "+r.ID)
+		h.exit(r.ID, Obituary{ExitCode: 3})
+		synctest.Wait()
+		select {
+		case <-done:
+			t.Error("Done before the record says why")
+		default:
+		}
+		write()
+		<-done
+		if r, err := m.Get(t.Context(), r.ID); err != nil || r.State != record.Stopping || r.Reason != record.Exited {
+			t.Errorf("%+v, %v", r, err)
+		}
+		tear()
+	})
+}

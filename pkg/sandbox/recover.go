@@ -11,28 +11,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-const (
-	sweepEvery = time.Minute
-	// sweepers bounds how many sandboxes are reconciled at once, so that a
-	// wedged one delays no other and a reboot with hundreds no API.
-	sweepers = 8
-)
-
-// Run calls Recover every minute until ctx ends.
-func (m *Manager) Run(ctx context.Context) error {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			if err := m.Recover(ctx); err != nil && ctx.Err() == nil {
-				m.life.cfg.Log.Error("sweep", "err", strings.ReplaceAll(err.Error(), "\n", "; "))
-			}
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-}
+// sweepers bounds how many sandboxes are reconciled at once, so that a wedged
+// one delays no other and a reboot with hundreds no API.
+const sweepers = 8
 
 // Recover brings host and store into agreement: it finishes what a dead daemon
 // began, ends what died without one, takes up what lives, and releases what no

@@ -1,0 +1,169 @@
+package api
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// TestProxyUpgrade carries a protocol other than HTTP, both ways.
+func TestProxyUpgrade(t *testing.T) {
+	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		c, buf, err := http.NewResponseController(rw).Hijack()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		fmt.Fprintf(buf, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\nSec-WebSocket-Protocol: %s\r\n\r\n",
+			r.Header.Get("Upgrade"), r.Header.Get("Sec-WebSocket-Protocol"))
+		buf.Flush()
+		io.Copy(c, buf) //nolint:errcheck // echo until the end
+	}))
+	defer app.Close()
+	w := newWorld(t)
+	w.app = app.Listener
+	sb := w.create()
+	c, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "GET /sandboxes/%s/proxy/8000/ws HTTP/1.1\r\nHost: x\r\n%s: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: chat\r\n\r\n",
+		sb.ID, wire.HeaderAPIKey, testKey)
+	br := bufio.NewReader(c)
+	resp, err := http.ReadResponse(br, nil)
+	if err != nil || resp.StatusCode != 101 || resp.Header.Get("Sec-WebSocket-Protocol") != "chat" {
+		t.Fatalf("%v %v", resp, err)
+	}
+	for _, msg := range []string{"hello\n", "again\n"} {
+		io.WriteString(c, msg) //nolint:errcheck // read back below
+		if got, err := br.ReadString('\n'); got != msg {
+			t.Fatalf("echo %q, %v", got, err)
+		}
+	}
+}
+
+// TestProxyStreams: what the app flushes arrives at once, and its death is seen.
+func TestProxyStreams(t *testing.T) {
+	next := make(chan struct{})
+	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		for range next {
+			io.WriteString(rw, "tick\n")           //nolint:errcheck // read below
+			http.NewResponseController(rw).Flush() //nolint:errcheck // it can
+		}
+		panic(http.ErrAbortHandler)
+	}))
+	defer app.Close()
+	w := newWorld(t)
+	w.app = app.Listener
+	sb := w.create()
+	req, err := http.NewRequest("GET", w.url+"/sandboxes/"+sb.ID+"/proxy/8000/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(wire.HeaderAPIKey, testKey)
+	go func() { next <- struct{}{} }()
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	br := bufio.NewReader(resp.Body)
+	for range 3 {
+		if l, err := br.ReadString('\n'); l != "tick\n" {
+			t.Fatalf("%q %v", l, err)
+		}
+		select {
+		case next <- struct{}{}:
+		case <-time.After(5 * time.Second):
+			t.Fatal("stuck")
+		}
+	}
+	close(next)
+	if _, err := io.ReadAll(br); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a stream cut short ends with %v", err)
+	}
+}
+
+func TestProxyEndsWithSandbox(t *testing.T) {
+	left := make(chan struct{})
+	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		io.WriteString(rw, "tick\n")           //nolint:errcheck // read below
+		http.NewResponseController(rw).Flush() //nolint:errcheck // it can
+		<-r.Context().Done()                   // as a peer behind a link that is gone
+		close(left)
+	}))
+	defer app.Close()
+	w := newWorld(t)
+	w.app, w.done = app.Listener, make(chan struct{})
+	sb := w.create()
+	req, err := http.NewRequest("GET", w.url+"/sandboxes/"+sb.ID+"/proxy/8000/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set(wire.HeaderAPIKey, testKey)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	w.set(sb.ID, func(r *record.Record) { r.State, r.Reason = record.Ended, record.OOM })
+	close(w.done)
+	if b, err := io.ReadAll(resp.Body); string(b) != "tick\n" || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%q, %v", b, err)
+	}
+	<-left
+}
+
+// TestProxyEndsBeforeAnswer: who still waits for an answer is told why none comes.
+func TestProxyEndsBeforeAnswer(t *testing.T) {
+	for want, end := range map[string]func(*record.Record){
+		"ended (oom)":     func(r *record.Record) { r.State, r.Reason = record.Stopping, record.OOM },
+		"ended (deleted)": func(r *record.Record) { r.State = record.Deleting },
+	} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.done = make(chan struct{})
+			sb := w.create()
+			app := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+				w.set(sb.ID, end)
+				close(w.done)
+				<-r.Context().Done()
+			}))
+			defer app.Close()
+			w.app = app.Listener
+			a := w.do("GET", "/sandboxes/"+sb.ID+"/proxy/8000/", "")
+			if e := a.error(t); a.StatusCode/100 != 4 || !strings.Contains(e.Message, want) {
+				t.Errorf("%s %s, want %s", a.Status, a.body, want)
+			}
+		})
+	}
+}
+
+// TestProxyUnwatched: a sandbox that runs and that nobody watches keeps its streams.
+func TestProxyUnwatched(t *testing.T) {
+	w := newWorld(t)
+	w.done = make(chan struct{})
+	close(w.done)
+	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		time.Sleep(drainTime + 100*time.Millisecond) // nothing happens: there is no event for that
+		io.WriteString(rw, "late")                   //nolint:errcheck // read below
+	}))
+	defer app.Close()
+	w.app = app.Listener
+	sb := w.create()
+	if a := w.do("GET", "/sandboxes/"+sb.ID+"/proxy/8000/", ""); string(a.body) != "late" {
+		t.Errorf("%s %s", a.Status, a.body)
+	}
+}
