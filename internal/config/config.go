@@ -197,6 +197,9 @@ func (c *Config) validate() error {
 	if n := c.Limits.MaxSandboxes; n < 1 || n > instance.MaxSlots {
 		bad("limits.max_sandboxes = %d: want 1 to %d", n, instance.MaxSlots)
 	}
+	if d := time.Duration(c.Limits.RetainEnded); d < time.Second {
+		bad("limits.retain_ended = %s: want at least 1s; below that nobody could read why a sandbox ended", d)
+	}
 	switch c.Log.Level {
 	case "debug", "info", "warn", "error":
 	default:

@@ -48,6 +48,7 @@ func TestBad(t *testing.T) {
 		"[defaults]\npids = 0":                                       "pids > 0",
 		"[limits]\nmax_sandboxes = 3000":                             "2000",
 		"[limits]\nretain_ended = '-1s'":                             "duration",
+		"[limits]\nretain_ended = '0s'":                              "at least 1s",
 		"[storage]\npool = 'zfs'":                                    "zfs",
 		"run_dir = '/srv/sb'\nstate_dir = '/srv/sb/state'":           "lie in each other",
 		"state_dir = 'here'":                                         "absolute",
