@@ -1,9 +1,11 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -13,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -160,6 +163,11 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 	if port != wire.AgentPort {
 		transport = &portTripper{direct: s.ports, agent: transport, port: port}
 	}
+	small, err := smallBody(r, port)
+	if err != nil {
+		s.fail(w, r, invalid("the body broke off: %s", err))
+		return
+	}
 	path, err := url.PathUnescape(rest)
 	if err != nil {
 		s.fail(w, r, invalid("the path behind the port does not decode"))
@@ -178,10 +186,16 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 			_, out.URL.RawQuery = cutQuery(pr.In.URL.RawQuery, tokenQuery)
 			out.Host = "localhost:" + strconv.Itoa(int(port)) // what a server checks that minds its name
 			s.cleanHeaders(pr, port)
+			if small != nil {
+				pr.Out.Body = io.NopCloser(bytes.NewReader(small))
+			}
 		},
 		ModifyResponse: func(resp *http.Response) error {
 			resp.Header.Del(wire.HeaderRequestID) // ours stands already
 			if port == wire.AgentPort {
+				if t, ok := w.(*tracked); ok {
+					t.hold = resp.Header.Get("Content-Type") == agent.FramesType
+				}
 				for k := range resp.Header {
 					if strings.HasPrefix(k, "Access-Control-") {
 						resp.Header.Del(k)
@@ -244,6 +258,21 @@ func (s *Server) ended(ctx context.Context, id string) error {
 		return errs.New(errs.WrongState, "sandbox %s ended (%s) during the request: %s", id, rec.Reason, rec.Message)
 	}
 	return nil
+}
+
+// maxSmall bounds, in bytes, what is read before it is passed on.
+const maxSmall = 32 << 10
+
+// smallBody reads a small body of a known length that goes to the agent; nil
+// is another one. The transport sends bytes in one packet with their head, and
+// the agent wakes up once for them, not twice.
+func smallBody(r *http.Request, port uint16) ([]byte, error) {
+	if port != wire.AgentPort || r.ContentLength <= 0 || r.ContentLength > maxSmall {
+		return nil, nil
+	}
+	b := make([]byte, r.ContentLength)
+	_, err := io.ReadFull(r.Body, b)
+	return b, err
 }
 
 // buffers are what answers are copied through.

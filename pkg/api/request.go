@@ -87,6 +87,7 @@ type tracked struct {
 	in       *info
 	rc       *http.ResponseController
 	deadline time.Time
+	hold     bool // headers are not worth a packet of their own: the first of the body follows at once
 }
 
 func (t *tracked) touch() {
@@ -118,7 +119,11 @@ func (t *tracked) Write(b []byte) (int, error) {
 func (t *tracked) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
 // Flush serves what asks for an http.Flusher.
-func (t *tracked) Flush() { t.rc.Flush() } //nolint:errcheck // a writer that can not flush does not need to
+func (t *tracked) Flush() {
+	if !t.hold || t.in.bytes > 0 {
+		t.rc.Flush() //nolint:errcheck // a writer that can not flush does not need to
+	}
+}
 
 // Hijack gives the connection to a protocol other than HTTP.
 func (t *tracked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
