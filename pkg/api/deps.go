@@ -58,7 +58,8 @@ type (
 		// through it is given the agent's token, so the server has authorised it
 		// before; the host of the request's URL does not matter to it.
 		Transport(r record.Record) http.RoundTripper
-		// Dial connects to a port inside r, also to one that listens on loopback only.
+		// Dial connects to a port at the address of r. What listens on loopback
+		// only refuses that, and is reached through the agent's /proxy/{port}.
 		Dial(ctx context.Context, r record.Record, port uint16) (net.Conn, error)
 	}
 	// Stats measures. (cgroups, snapshot, netns)
