@@ -113,7 +113,7 @@ func newRoot() *cobra.Command {
 	})
 	root.AddCommand(
 		newRun(c), newCreate(c), newPs(c), newExec(c), newCommand(c), newLogs(c), newCp(c), newStats(c),
-		newInspect(c), newPause(c), newResume(c), newRenew(c), newRm(c), newEvents(c), newImage(c), newVersion(c),
+		newInspect(c), newPause(c), newResume(c), newRenew(c), newRm(c), newEvents(c), newImage(c), newBench(c), newVersion(c),
 	)
 	for _, cmd := range root.Commands() {
 		explainArgs(cmd)
