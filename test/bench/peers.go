@@ -102,10 +102,11 @@ func command(ctx context.Context, argv ...string) error {
 	return nil
 }
 
-// podman with storage of its own. The limits are some that every host
+// podman with storage of its own, on runc: Debian's crun refuses hybrid
+// cgroups. The limits are some that every host
 // may set.
 func podman(ctx context.Context, dir, tar string) (peer, error) {
-	base := []string{"podman", "--root", dir + "/root", "--runroot", dir + "/run", "--cgroup-manager", "cgroupfs"}
+	base := []string{"podman", "--root", dir + "/root", "--runroot", dir + "/run", "--cgroup-manager", "cgroupfs", "--runtime", "runc"}
 	p := peer{
 		name:   "podman run --rm --network=none",
 		run:    append(base[:len(base):len(base)], "run", "--rm", "--network=none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "bench", "true"),
