@@ -243,7 +243,8 @@ func ask(ctx context.Context, upstream netip.AddrPort, question dns.Question) (*
 		if len(a.Question) != 1 || a.Question[0].Qtype != question.Qtype || !strings.EqualFold(a.Question[0].Name, question.Name) {
 			return nil, errors.New("answer to another question")
 		}
-		if network == "udp" && a.Truncated {
+		// In other letters it is forged, or of a server that keeps none: TCP tells.
+		if network == "udp" && (a.Truncated || a.Question[0].Name != q.Question[0].Name) {
 			continue
 		}
 		for _, section := range [][]dns.RR{a.Answer, a.Ns} {

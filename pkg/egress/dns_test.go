@@ -1,6 +1,8 @@
 package egress
 
 import (
+	"net"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -73,5 +75,56 @@ func TestDNS(t *testing.T) {
 	}
 	if asked()["refused.test."] {
 		t.Error("a query of a sandbox without names reached the upstream")
+	}
+}
+
+// TestForgedLetters: an answer by UDP counts only in the letters that were sent.
+func TestForgedLetters(t *testing.T) {
+	pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp4", pc.LocalAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	answers := func(addr string, letters func(string) string) dns.HandlerFunc {
+		return func(rw dns.ResponseWriter, q *dns.Msg) {
+			m := new(dns.Msg)
+			m.SetReply(q)
+			m.Question[0].Name = letters(q.Question[0].Name)
+			rr, err := dns.NewRR(q.Question[0].Name + " 60 IN A " + addr)
+			if err != nil {
+				t.Error(err)
+			}
+			m.Answer = []dns.RR{rr}
+			rw.WriteMsg(m) //nolint:errcheck // the other side says
+		}
+	}
+	same := func(s string) string { return s }
+	swapped := func(s string) string {
+		b := []byte(s)
+		b[0] ^= 0x20
+		return string(b)
+	}
+	next := make(chan dns.HandlerFunc, 1)
+	udp := &dns.Server{PacketConn: pc, Handler: dns.HandlerFunc(func(rw dns.ResponseWriter, q *dns.Msg) { (<-next)(rw, q) })}
+	tcp := &dns.Server{Listener: l, Handler: answers("203.0.113.1", swapped)}
+	go udp.ActivateAndServe() //nolint:errcheck // ends with the test
+	go tcp.ActivateAndServe() //nolint:errcheck // likewise
+	defer pc.Close()
+	defer l.Close()
+	for want, h := range map[string]dns.HandlerFunc{
+		"203.0.113.2": answers("203.0.113.2", same),
+		"203.0.113.1": answers("203.0.113.66", swapped), // that of TCP, where nobody forges
+	} {
+		next <- h
+		a, err := ask(t.Context(), netip.MustParseAddrPort(pc.LocalAddr().String()), dns.Question{Name: "one.test.", Qtype: dns.TypeA, Qclass: dns.ClassINET})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := a.Answer[0].(*dns.A).A.String(); got != want || a.Answer[0].Header().Name != "one.test." {
+			t.Errorf("answer %v, want %s", a.Answer[0], want)
+		}
 	}
 }
