@@ -313,11 +313,12 @@ func (d *Daemon) openManager() error {
 			oci.Runc: {Runtime: d.runc, OwnUsers: true},
 		},
 	}, sandbox.Config{
-		Instance: d.cfg.Instance,
-		Addr:     d.cfg.Addr,
-		Retain:   time.Duration(d.cfg.Limits.RetainEnded),
-		NoSweep:  d.noSweep(),
-		Log:      d.log,
+		Instance:   d.cfg.Instance,
+		Addr:       d.cfg.Addr,
+		Retain:     time.Duration(d.cfg.Limits.RetainEnded),
+		StartLimit: time.Duration(d.cfg.Runtime.StartTimeout),
+		NoSweep:    d.noSweep(),
+		Log:        d.log,
 	})
 	if err != nil {
 		return err

@@ -45,8 +45,12 @@ type Config struct {
 	Instance instance.Instance
 	Addr     func(slot int) netip.Addr // the address of a slot; a pure function
 	Retain   time.Duration             // how long an ended sandbox is kept; 1 h if zero
-	NewToken func() string             // draws the token of an agent; 128 random bits if nil
-	BootID   string                    // tells a reboot from a restart; the kernel's if empty
+	// StartLimit is how long the runtime may take to start, and after it the
+	// agent to answer: a cold page cache, a busy host. 30 s if zero. A whole
+	// creation may take a minute more.
+	StartLimit time.Duration
+	NewToken   func() string // draws the token of an agent; 128 random bits if nil
+	BootID     string        // tells a reboot from a restart; the kernel's if empty
 	// NoSweep, if not empty, is why nothing may be erased that was not asked
 	// for by name: the storage pool belongs to another store, say.
 	NoSweep string
@@ -85,18 +89,20 @@ type vita struct {
 }
 
 var (
-	errDeleted  = errors.New("the sandbox was deleted")
-	errEnded    = errors.New("the sandbox ended")
-	errClosing  = errs.New(errs.Unavailable, "sandboxd is shutting down; sandboxes go on, try again in a moment")
-	validName   = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
-	bootIDFile  = "/proc/sys/kernel/random/boot_id"
-	createLimit = 90 * time.Second // all steps of a creation together
+	errDeleted = errors.New("the sandbox was deleted")
+	errEnded   = errors.New("the sandbox ended")
+	errClosing = errs.New(errs.Unavailable, "sandboxd is shutting down; sandboxes go on, try again in a moment")
+	validName  = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
+	bootIDFile = "/proc/sys/kernel/random/boot_id"
 )
 
 // New returns a Manager. Recover must run before anything else is asked of it.
 func New(d Deps, c Config) (*Manager, error) {
 	if c.Retain == 0 {
 		c.Retain = time.Hour
+	}
+	if c.StartLimit == 0 {
+		c.StartLimit = 30 * time.Second
 	}
 	if c.NewToken == nil {
 		c.NewToken = newToken
@@ -220,7 +226,7 @@ func (m *Manager) insert(ctx context.Context, r *record.Record) error {
 
 // provision brings a sandbox from Creating to Running, or to its end.
 func (m *Manager) provision(v *vita, r *record.Record) {
-	ctx, cancel := context.WithTimeoutCause(v.creation, createLimit, errTooLong)
+	ctx, cancel := context.WithTimeoutCause(v.creation, m.life.cfg.StartLimit+createSlack, errTooLong)
 	defer cancel()
 	start := time.Now()
 	var err error

@@ -216,6 +216,27 @@ func TestStepThatHangs(t *testing.T) {
 	})
 }
 
+func TestStartLimit(t *testing.T) {
+	for _, call := range []string{"runc.Start ", "agent.Ready "} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newHost()
+			m, d := h.boot(t, func(c *Config) { c.StartLimit = 10 * time.Minute })
+			h.gate(call + first)
+			start := time.Now()
+			r, err := m.Create(t.Context(), spec())
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err = m.Await(t.Context(), r.ID)
+			if took := time.Since(start); err != nil || r.Reason != record.CreateFailed || took != 10*time.Minute {
+				t.Errorf("%s: given up after %v: %+v, %v", call, took, r, err)
+			}
+			stop(t, m)
+			agree(t, h, d)
+		})
+	}
+}
+
 func TestDeleteDuringCreate(t *testing.T) {
 	for _, call := range []string{"disk.make ", "network.make ", "runc.Start ", "agent.Ready "} {
 		bubble(t, func(t *testing.T, h *host, m *Manager) {

@@ -34,8 +34,8 @@ type resource struct {
 // Limits of one step. They are far above what a healthy host needs (all steps
 // together take some 50 ms): they are there so that a wedged one ends.
 const (
-	stepLimit  = 15 * time.Second
-	startLimit = 30 * time.Second // runtime and agent: a cold page cache, a busy host
+	stepLimit   = 15 * time.Second
+	createSlack = time.Minute // of all steps of a creation together, above Config.StartLimit
 )
 
 // resources is what a sandbox is made of, by danger: the cgroup, which kills
@@ -117,13 +117,13 @@ func resources(d Deps, c Config) []resource {
 			held: func(ctx context.Context) ([]string, error) { return d.Bundles.List(ctx) },
 		},
 		{
-			name: "runtime", after: []string{"rootfs", "cgroup", "egress", "bundle"}, limit: startLimit,
+			name: "runtime", after: []string{"rootfs", "cgroup", "egress", "bundle"}, limit: c.StartLimit,
 			up:   func(ctx context.Context, r *record.Record) error { return startRuntime(ctx, d, r) },
 			down: func(ctx context.Context, r *record.Record) error { return forgetRuntime(ctx, d, r) },
 			held: func(ctx context.Context) ([]string, error) { return listRuntimes(ctx, d) },
 		},
 		{
-			name: "agent", after: []string{"runtime"}, limit: startLimit,
+			name: "agent", after: []string{"runtime"}, limit: c.StartLimit,
 			up: func(ctx context.Context, r *record.Record) error { return awaitAgent(ctx, d, r) },
 		},
 	}
