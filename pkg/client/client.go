@@ -72,6 +72,14 @@ const (
 // DefaultHost is where a daemon of the default instance listens.
 const DefaultHost = "unix:///run/sandboxd/sandboxd.sock"
 
+// How long a daemon may take. One that hangs must not hang its clients, too.
+const (
+	dialLimit = 10 * time.Second
+	// answerLimit is until the header of an answer; the daemon itself gives up
+	// on the slowest it does, a creation, after 90 s.
+	answerLimit = 2 * time.Minute
+)
+
 // maxReply bounds an answer that is not a stream.
 const maxReply = 64 << 20
 
@@ -81,6 +89,8 @@ type Client struct {
 	base string // "http://…", without a slash at its end
 	key  string
 	http *http.Client
+
+	answer time.Duration // answerLimit, but in tests
 }
 
 // FromEnv makes a Client of SANDBOXD_HOST, else of what OpenSandbox's SDKs
@@ -100,11 +110,13 @@ func FromEnv() (*Client, error) {
 // New makes a Client of host: unix:///path, tcp://host:port or an http(s) URL.
 func New(host, key string) (*Client, error) {
 	tr := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 16, IdleConnTimeout: 90 * time.Second, DisableCompression: true}
-	c := &Client{host: host, key: key, http: &http.Client{
+	c := &Client{host: host, key: key, answer: answerLimit, http: &http.Client{
 		Transport: tr,
 		// The API does not redirect; a sandbox behind it may, to anywhere.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
+	dialer := &net.Dialer{Timeout: dialLimit}
+	tr.DialContext = dialer.DialContext
 	scheme, rest, ok := strings.Cut(host, "://")
 	if !ok {
 		scheme, rest = "tcp", host
@@ -116,8 +128,7 @@ func New(host, key string) (*Client, error) {
 		}
 		tr.Proxy = nil
 		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", rest)
+			return dialer.DialContext(ctx, "unix", rest)
 		}
 		c.base = "http://sandboxd"
 		return c, nil
@@ -149,9 +160,16 @@ type request struct {
 	header       http.Header
 	body         io.Reader
 	json         any // instead of body
+	// The answer may begin late: when there is something to follow.
+	patient bool
 }
 
-// stream sends r and returns the answer if it is a success; the caller closes its body.
+// errSilent is why a request was given up: its answer did not begin.
+var errSilent = errors.New("no answer")
+
+// stream sends r and returns the answer if it is a success; the caller closes
+// its body. If no answer begins for answerLimit that is an error, unless r has
+// a body, which takes as long as it is, or is patient.
 func (c *Client) stream(ctx context.Context, r request) (*http.Response, error) {
 	if r.json != nil {
 		b, err := json.Marshal(r.json)
@@ -164,8 +182,16 @@ func (c *Client) stream(ctx context.Context, r request) (*http.Response, error) 
 	if len(r.query) > 0 {
 		u += "?" + r.query.Encode()
 	}
+	asker := ctx
+	ctx, cancel := context.WithCancelCause(ctx)
+	var clock *time.Timer
+	if !r.patient && (r.body == nil || r.json != nil) {
+		clock = time.AfterFunc(c.answer, func() { cancel(errSilent) })
+		defer clock.Stop()
+	}
 	req, err := http.NewRequestWithContext(ctx, r.method, u, r.body)
 	if err != nil {
+		cancel(nil)
 		return nil, fmt.Errorf("make the request: %w", err)
 	}
 	for k, v := range r.header {
@@ -179,13 +205,33 @@ func (c *Client) stream(ctx context.Context, r request) (*http.Response, error) 
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, c.lost(ctx, err)
+		if context.Cause(ctx) == errSilent { //nolint:errorlint // it is passed through unwrapped
+			err = errs.Wrap(err, errs.Unavailable, "%s took the request %s %s and did not answer for %s: sandboxd hangs or its host is overloaded; see its log, restart it if need be (sandboxes live on), and ask again",
+				c.host, r.method, r.path, c.answer)
+		} else {
+			err = c.lost(asker, err)
+		}
+		cancel(nil)
+		return nil, err
 	}
+	resp.Body = &body{resp.Body, cancel}
 	if resp.StatusCode/100 != 2 {
 		defer resp.Body.Close()
 		return nil, fromResponse(resp)
 	}
 	return resp, nil
+}
+
+// body is that of an answer, whose context ends with it.
+type body struct {
+	io.ReadCloser
+	cancel context.CancelCauseFunc
+}
+
+func (b *body) Close() error {
+	err := b.ReadCloser.Close()
+	b.cancel(nil)
+	return err
 }
 
 // do sends r and decodes the answer into out, unless that is nil.

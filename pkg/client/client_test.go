@@ -108,6 +108,63 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// TestSilence: a daemon that hangs does not hang its clients.
+func TestSilence(t *testing.T) {
+	awake := make(chan struct{})
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/version") {
+			io.WriteString(w, "{") //nolint:errcheck // read below
+			http.NewResponseController(w).Flush()
+		}
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // or the server would not see the client leave
+		select {
+		case <-awake:
+			io.WriteString(w, "}") //nolint:errcheck // read below
+		case <-r.Context().Done():
+		}
+	})
+	c.answer = 50 * time.Millisecond
+	for name, f := range map[string]func(context.Context) error{
+		"get":    func(ctx context.Context) error { _, err := c.Get(ctx, "lab"); return err },
+		"create": func(ctx context.Context) error { _, err := c.Create(ctx, CreateRequest{}, true); return err },
+		"delete": func(ctx context.Context) error { return c.Delete(ctx, "lab") },
+		"start": func(ctx context.Context) error {
+			_, err := c.Start(ctx, "lab", Command{Argv: []string{"x"}})
+			return err
+		},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		err := f(ctx)
+		if !errs.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "did not answer for 50ms") {
+			t.Errorf("%s: %v", name, err)
+		}
+		ctx2, cancel2 := context.WithCancel(ctx)
+		time.AfterFunc(10*time.Millisecond, cancel2)
+		if err := f(ctx2); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s, cancelled: %v", name, err)
+		}
+		cancel()
+	}
+	// What takes its time is no silence: output to follow, a body, an answer that has begun.
+	time.AfterFunc(200*time.Millisecond, func() { close(awake) })
+	follow := make(chan error, 1)
+	go func() {
+		rc, err := c.Logs(t.Context(), "lab", true)
+		if err == nil {
+			rc.Close()
+		}
+		follow <- err
+	}()
+	put := make(chan error, 1)
+	go func() {
+		put <- c.Put(t.Context(), "lab", []Upload{{"/a", 644, func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("a")), nil }}})
+	}()
+	_, err := c.Version(t.Context())
+	if err := errors.Join(err, <-follow, <-put); err != nil {
+		t.Error(err)
+	}
+}
+
 const commandID = "0123456789abcdef0123456789abcdef"
 
 func frames(parts ...any) []byte {

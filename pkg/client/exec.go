@@ -207,7 +207,7 @@ func (c *Client) FollowCommand(ctx context.Context, idOrName, command string, cu
 	}
 	resp, err := c.stream(ctx, request{
 		method: http.MethodGet, path: agentPath(idOrName, "/command/"+command+"/logs"),
-		query: url.Values{"cursor": {strconv.FormatInt(cursor, 10)}, "follow": {"true"}},
+		query: url.Values{"cursor": {strconv.FormatInt(cursor, 10)}, "follow": {"true"}}, patient: true,
 	})
 	if err != nil {
 		return err

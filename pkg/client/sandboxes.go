@@ -144,7 +144,7 @@ func (c *Client) Stats(ctx context.Context, idOrName string) (u Usage, err error
 func (c *Client) Logs(ctx context.Context, idOrName string, follow bool) (io.ReadCloser, error) {
 	r := request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs")}
 	if follow {
-		r.query = url.Values{"follow": {"true"}}
+		r.query, r.patient = url.Values{"follow": {"true"}}, true
 	}
 	resp, err := c.stream(ctx, r)
 	if err != nil {
