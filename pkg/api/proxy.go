@@ -192,6 +192,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 		},
 		ModifyResponse: func(resp *http.Response) error {
 			resp.Header.Del(wire.HeaderRequestID) // ours stands already
+			upgraded(resp)
 			if port == wire.AgentPort {
 				if t, ok := w.(*tracked); ok {
 					t.hold = resp.Header.Get("Content-Type") == agent.FramesType

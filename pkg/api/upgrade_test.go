@@ -1,0 +1,44 @@
+package api
+
+import (
+	"net"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// halfPipe can be closed for writing, as TCP.
+type halfPipe struct{ net.Conn }
+
+func (halfPipe) CloseWrite() error { return nil }
+
+// A sandbox that never hangs up holds nothing for long; one that talks on is heard.
+func TestUpgradeEndsAfterItsClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, sandboxs := net.Pipe()
+		defer sandboxs.Close()
+		resp := &http.Response{StatusCode: http.StatusSwitchingProtocols, Body: halfPipe{ours}}
+		upgraded(resp)
+		if err := resp.Body.(*upgrade).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			for range 3 {
+				time.Sleep(halfOpen * 2 / 3)
+				sandboxs.Write([]byte("x")) //nolint:errcheck // the reader counts
+			}
+		}()
+		start, got := time.Now(), 0
+		for {
+			n, err := resp.Body.Read(make([]byte, 9))
+			got += n
+			if err != nil {
+				break
+			}
+		}
+		if took := time.Since(start); got != 3 || took != 3*halfOpen {
+			t.Errorf("%d bytes, gone after %s; want 3, %s", got, took, 3*halfOpen)
+		}
+	})
+}
