@@ -3,6 +3,7 @@ package cgroups
 import (
 	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -231,5 +232,31 @@ func TestNeverTheMainThread(t *testing.T) {
 	}
 	if slices.Contains(tids, os.Getpid()) {
 		t.Error("ran on the main thread")
+	}
+}
+
+// TestAwaitClosed: a wait that Close cut short has not seen what it waited for.
+func TestAwaitClosed(t *testing.T) {
+	dir := t.TempDir() // stands for a cgroup: inotify does not mind
+	if err := os.WriteFile(dir+"/cgroup.events", []byte("populated 1\nfrozen 0\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	u, err := newUnified()
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error)
+	go func() { done <- u.await(t.Context(), dir, events.empty) }()
+	for waits := false; !waits; {
+		u.mu.Lock()
+		waits = u.byDir[dir] != nil
+		u.mu.Unlock()
+		runtime.Gosched()
+	}
+	if err := u.close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err == nil {
+		t.Error("populated, and await says that it is empty")
 	}
 }

@@ -137,7 +137,8 @@ func (u *unified) watch(ctx context.Context, dir string) (<-chan struct{}, error
 	return u.wait(ctx, dir, events.empty)
 }
 
-// await is wait, to the end; it returns why ctx ended.
+// await is wait, to the end; it returns why ctx ended, or that the watcher was
+// closed.
 func (u *unified) await(ctx context.Context, dir string, met func(events) bool) error {
 	ch, err := u.wait(ctx, dir, met)
 	if err != nil {
@@ -148,5 +149,8 @@ func (u *unified) await(ctx context.Context, dir string, met func(events) bool) 
 	if e, err := readEvents(dir); err == nil && (e.gone || met(e)) {
 		return nil
 	}
-	return context.Cause(ctx)
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
+	return errClosed
 }

@@ -39,6 +39,8 @@ type wait struct {
 	stop func() bool // of the context
 }
 
+var errClosed = errors.New("watch cgroups: closed")
+
 func newWatcher() (*watcher, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 	if err != nil {
@@ -118,7 +120,7 @@ func (w *watcher) wait(ctx context.Context, dir string, met func(events) bool) (
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.done {
-		return nil, errors.New("watch cgroups: closed")
+		return nil, errClosed
 	}
 	// Most kills are over before anybody waits.
 	if e, err := readEvents(dir); err != nil {
