@@ -90,45 +90,39 @@ func TestLayoutNamesWhatIsMissing(t *testing.T) {
 func TestWrites(t *testing.T) {
 	all := Limits{MemoryBytes: 64 << 20, HeadroomBytes: 64 << 20, CPUMillis: 100, Pids: 256, OOMGroup: true}
 	for _, tt := range []struct {
-		name   string
-		l      Limits
-		f      flavour
-		rising bool
-		want   string
+		name string
+		l    Limits
+		f    flavour
+		want string
 	}{
-		{"v2 outer", all, flavour{v2: true, swap: true}, false, `
+		{"v2 outer", all, flavour{v2: true, swap: true}, `
 memory.max=134217728
 memory.swap.max=0
 memory.oom.group=1
 pids.max=256
 cpu.max=10000 100000`},
-		{"v2 leaf", all.told(), flavour{v2: true, swap: true}, false, `
+		{"v2 leaf", all.told(), flavour{v2: true, swap: true}, `
 memory.max=67108864
 memory.swap.max=0
 memory.oom.group=1
 pids.max=256
 cpu.max=10000 100000`},
-		{"v2 unlimited, no swap", Limits{HeadroomBytes: 64 << 20}, flavour{v2: true}, false, `
+		{"v2 unlimited, no swap", Limits{HeadroomBytes: 64 << 20}, flavour{v2: true}, `
 memory.max=max
 memory.oom.group=0
 pids.max=max
 cpu.max=max 100000`},
-		{"v2 least cpu", Limits{CPUMillis: 1}, flavour{v2: true}, false, `
+		{"v2 least cpu", Limits{CPUMillis: 1}, flavour{v2: true}, `
 memory.max=max
 memory.oom.group=0
 pids.max=max
 cpu.max=1000 100000`},
-		{"v1 outer", all, flavour{swap: true}, false, `
+		{"v1 outer", all, flavour{swap: true}, `
 memory.limit_in_bytes=134217728
 memory.memsw.limit_in_bytes=134217728
 pids.max=256
 cpu.cfs_quota_us=10000`},
-		{"v1 rising", all, flavour{swap: true}, true, `
-memory.memsw.limit_in_bytes=134217728
-memory.limit_in_bytes=134217728
-pids.max=256
-cpu.cfs_quota_us=10000`},
-		{"v1 unlimited, swap not accounted", Limits{}, flavour{}, false, `
+		{"v1 unlimited, swap not accounted", Limits{}, flavour{}, `
 memory.limit_in_bytes=-1
 memory.swappiness=0
 pids.max=max
@@ -137,7 +131,7 @@ cpu.cfs_quota_us=-1`},
 		t.Run(tt.name, func(t *testing.T) {
 			var got string
 			for _, c := range needed {
-				for _, w := range tt.l.writes(c, tt.f, tt.rising) {
+				for _, w := range tt.l.writes(c, tt.f) {
 					got += "\n" + w.file + "=" + w.value
 				}
 			}
@@ -201,11 +195,6 @@ func TestFields(t *testing.T) {
 	}
 	if _, ok := field(text, "oom"); ok {
 		t.Error("found a prefix")
-	}
-	for in, want := range map[string]int64{"max 100000\n": 1<<63 - 1, "-1\n": 1<<63 - 1, "5000 100000": 5000} {
-		if n, err := parseLimit(in); n != want || err != nil {
-			t.Errorf("%q: %d %v", in, n, err)
-		}
 	}
 }
 

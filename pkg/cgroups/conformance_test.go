@@ -60,7 +60,7 @@ func conformance(t *testing.T, lay *layout) {
 		{"head-room", testHeadroom},
 		{"cpu", testCPU},
 		{"pids", testPids},
-		{"update", testUpdate},
+		{"files", testFiles},
 		{"freeze and thaw", testFreeze},
 		{"kill a fork bomb", testForkBomb},
 		{"kill the frozen", testKillFrozen},
@@ -263,7 +263,6 @@ func testNothing(t *testing.T, e *env) {
 	for what, err := range map[string]error{
 		"freeze": e.Freeze(e.ctx, id),
 		"start":  e.Start(id, exec.Command("/bin/true")),
-		"update": e.Update(e.ctx, id, Limits{}),
 		"lift":   e.Lift(id),
 		"usage":  func() error { _, err := e.Usage(id); return err }(),
 	} {

@@ -1,9 +1,7 @@
 package cgroups
 
 import (
-	"math"
 	"strconv"
-	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -76,18 +74,18 @@ type flavour struct {
 }
 
 // writes lists, in order, what makes ctrl of one cgroup obey l. It is pure, so
-// that v2 is tested on hosts without v2. rising says that no limit gets lower:
+// that v2 is tested on hosts without v2. It is for a cgroup without limits yet:
 // v1 wants memory ≤ memory+swap to hold after each single write.
 //
 // Sources: Documentation/admin-guide/cgroup-v2.rst ("cpu.max", "memory.max",
 // "memory.oom.group", "memory.swap.max", "pids.max"); cgroup-v1/memory.rst §8.
-func (l Limits) writes(ctrl string, f flavour, rising bool) []write {
+func (l Limits) writes(ctrl string, f flavour) []write {
 	switch ctrl {
 	case "memory":
 		if f.v2 {
 			return l.memoryV2(f)
 		}
-		return l.memoryV1(f, rising)
+		return l.memoryV1(f)
 	case "pids":
 		return []write{{"pids.max", orMax(l.Pids)}}
 	case "cpu":
@@ -118,46 +116,17 @@ func (l Limits) memoryV2(f flavour) []write {
 	return append(w, write{"memory.oom.group", group})
 }
 
-func (l Limits) memoryV1(f flavour, rising bool) []write {
+func (l Limits) memoryV1(f flavour) []write {
 	value := "-1"
 	if n := l.enforced(); n > 0 {
 		value = itoa(n)
 	}
 	limit, both := write{"memory.limit_in_bytes", value}, write{"memory.memsw.limit_in_bytes", value}
-	switch {
-	case !f.swap:
+	if !f.swap {
 		// Without swap accounting there is no limit to swap, only this.
 		return []write{limit, {"memory.swappiness", "0"}}
-	case rising:
-		return []write{both, limit}
-	default:
-		return []write{limit, both}
 	}
-}
-
-// current is the file of a controller that tells whether a limit rises.
-func current(ctrl string, v2 bool) string {
-	switch {
-	case ctrl == "pids":
-		return "pids.max"
-	case ctrl == "cpu" && v2:
-		return "cpu.max"
-	case ctrl == "cpu":
-		return "cpu.cfs_quota_us"
-	case v2:
-		return "memory.max"
-	default:
-		return "memory.limit_in_bytes"
-	}
-}
-
-// parseLimit reads the first field of a limit file; "max" and -1 are MaxInt64.
-func parseLimit(s string) (int64, error) {
-	s, _, _ = strings.Cut(strings.TrimSpace(s), " ")
-	if s == "max" || s == "-1" {
-		return math.MaxInt64, nil
-	}
-	return strconv.ParseInt(s, 10, 64)
+	return []write{limit, both}
 }
 
 func orMax(n int64) string {

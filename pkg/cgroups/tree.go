@@ -212,10 +212,10 @@ func (t *Tree) create(id string, l Limits) error {
 		}
 	}
 	for _, c := range needed {
-		if err := t.write(c, t.dir(t.layout.of[c], id), l, false); err != nil {
+		if err := t.write(c, t.dir(t.layout.of[c], id), l); err != nil {
 			return err
 		}
-		if err := t.write(c, t.leafIn(t.layout.of[c], id), l.told(), false); err != nil {
+		if err := t.write(c, t.leafIn(t.layout.of[c], id), l.told()); err != nil {
 			return err
 		}
 	}
@@ -223,66 +223,9 @@ func (t *Tree) create(id string, l Limits) error {
 }
 
 // write makes ctrl of one cgroup obey l.
-func (t *Tree) write(ctrl, dir string, l Limits, rising bool) error {
-	for _, w := range l.writes(ctrl, t.flavours[ctrl], rising) {
+func (t *Tree) write(ctrl, dir string, l Limits) error {
+	for _, w := range l.writes(ctrl, t.flavours[ctrl]) {
 		if err := writeFile(dir+"/"+w.file, w.value); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Update changes the limits of id, which may be running: its leaf is lifted as
-// by Lift. A memory limit below what is in use is refused on v1; on v2 the
-// kernel takes it and reclaims, and kills if it must.
-func (t *Tree) Update(ctx context.Context, id string, l Limits) error {
-	if err := errors.Join(t.check(id), l.check()); err != nil {
-		return err
-	}
-	for _, c := range needed {
-		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("update cgroup of %s: %w", id, context.Cause(ctx))
-		}
-		err := t.update(c, id, l)
-		if errors.Is(err, unix.EBUSY) {
-			return errs.Wrap(err, errs.WrongState, "sandbox %s: it uses more memory than the new limit of %d bytes: free some or stop it first", id, l.MemoryBytes)
-		}
-		if err != nil {
-			return fmt.Errorf("update cgroup of %s: %w", id, err)
-		}
-	}
-	return nil
-}
-
-// update writes both levels in the order in which the leaf never asks for more
-// than the outer has: v1 refuses a CPU quota above the parent's.
-func (t *Tree) update(ctrl, id string, l Limits) error {
-	h, f := t.layout.of[ctrl], t.flavours[ctrl]
-	writes := l.writes(ctrl, f, true)
-	file := current(ctrl, f.v2)
-	text, err := readFile(t.dir(h, id) + "/" + file)
-	if err != nil {
-		return err
-	}
-	now, err := parseLimit(text)
-	if err != nil {
-		return fmt.Errorf("read %s: %w", file, err)
-	}
-	want := now
-	for _, w := range writes {
-		if w.file == file {
-			if want, err = parseLimit(w.value); err != nil {
-				return err
-			}
-		}
-	}
-	rising := want >= now
-	dirs := []string{t.dir(h, id), t.leafIn(h, id)}
-	if !rising {
-		dirs[0], dirs[1] = dirs[1], dirs[0]
-	}
-	for _, d := range dirs {
-		if err := t.write(ctrl, d, l, rising); err != nil {
 			return err
 		}
 	}
@@ -299,16 +242,16 @@ func (t *Tree) Lift(id string) error {
 		return err
 	}
 	h, f := t.layout.of["memory"], t.flavours["memory"]
-	text, err := readFile(t.dir(h, id) + "/" + current("memory", f.v2))
-	if err != nil {
-		return fmt.Errorf("lift cgroup of %s: %w", id, err)
-	}
 	files := []string{"memory.max"}
 	if !f.v2 {
 		files = []string{"memory.limit_in_bytes"}
-		if f.swap {
+		if f.swap { // first: v1 wants memory ≤ memory+swap after each write
 			files = []string{"memory.memsw.limit_in_bytes", "memory.limit_in_bytes"}
 		}
+	}
+	text, err := readFile(t.dir(h, id) + "/" + files[len(files)-1])
+	if err != nil {
+		return fmt.Errorf("lift cgroup of %s: %w", id, err)
 	}
 	for _, file := range files {
 		if err := writeFile(t.leafIn(h, id)+"/"+file, strings.TrimSpace(text)); err != nil {
