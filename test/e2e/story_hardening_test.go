@@ -1,0 +1,207 @@
+package e2e_test
+
+import (
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// probe asks the questions of hardening.md from inside, as root of the guest.
+// Dangerous files are opened, never written.
+const probe = `
+import ctypes, errno, json, os, resource, socket
+libc = ctypes.CDLL(None, use_errno=True)
+name = lambda n: errno.errorcode.get(n, n)
+def attempt(f):
+    try:
+        f()
+        return "ok"
+    except OSError as e:
+        return name(e.errno)
+def read(p):
+    try: return open(p).read()
+    except OSError: return ""
+def call(f, *args):
+    ctypes.set_errno(0)
+    return "ok" if f(*args) == 0 else name(ctypes.get_errno())
+def links(d):
+    out = {}
+    try:
+        for f in os.listdir(d):
+            try: out[f] = os.readlink(d + "/" + f)
+            except OSError: pass
+    except OSError: pass
+    return out
+def writable(p):
+    def f(): os.close(os.open(p, os.O_WRONLY))
+    return attempt(f)
+status = dict(l.split(":", 1) for l in open("/proc/self/status").read().splitlines() if ":" in l)
+mounts = {}
+for l in open("/proc/self/mountinfo"):
+    f = l.split()
+    mounts[f[4]] = f[5]
+out = {
+    "UIDMap": open("/proc/self/uid_map").read().split(),
+    "Status": {k: v.strip() for k, v in status.items()},
+    "Core": list(resource.getrlimit(resource.RLIMIT_CORE)),
+    "NoFile": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
+    "Memlock": list(resource.getrlimit(resource.RLIMIT_MEMLOCK)),
+    "Writable": {p: writable(p) for p in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger",
+        "/sys/kernel/uevent_helper", "/sys/kernel/mm/transparent_hugepage/enabled", "/opt/opensandbox/sandbox-agent")},
+    "Mount": call(libc.mount, b"none", b"/mnt", b"tmpfs", 0, None),
+    "Mknod": attempt(lambda: os.mknod("/tmp/dev", 0o020666, os.makedev(1, 1))),
+    "Sockets": {n: attempt(lambda: socket.socket(f, t, 0).close()) for n, f, t in (
+        ("ALG", 38, socket.SOCK_SEQPACKET), ("PACKET", 17, socket.SOCK_RAW), ("VSOCK", 40, socket.SOCK_STREAM), ("XDP", 44, socket.SOCK_RAW),
+        ("RAW", 2, socket.SOCK_RAW), ("INET", 2, socket.SOCK_STREAM), ("UNIX", 1, socket.SOCK_STREAM))},
+    "Agent": mounts.get("/opt/opensandbox", "not a mount"),
+    "Cgroup": [p for p, o in mounts.items() if p.startswith("/sys/fs/cgroup")],
+    "Env1": read("/proc/1/environ").split("\0"),
+    "Args1": read("/proc/1/cmdline").split("\0"),
+    "Fds1": links("/proc/1/fd"),
+    "Fds": links("/proc/self/fd"),
+    "Pids": sorted(int(p) for p in os.listdir("/proc") if p.isdigit()),
+    "Devices": sorted(os.listdir("/dev")),
+}
+# Last, because gVisor grants it: what follows would run in namespaces of its own.
+out["Unshare"] = {str(f): call(libc.unshare, f) for f in (0x10000000, 0x00020000, 0x40000000)}
+print(json.dumps(out))
+`
+
+type findings struct {
+	UIDMap                []string
+	Status                map[string]string
+	Core, NoFile, Memlock []int64
+	Writable              map[string]string
+	Mount, Mknod          string
+	Unshare, Sockets      map[string]string
+	Agent                 string
+	Cgroup, Env1, Args1   []string
+	Fds1, Fds             map[string]string
+	Pids                  []int
+	Devices               []string
+}
+
+// capabilities is the list of hardening.md §2 as a mask: CHOWN DAC_OVERRIDE
+// FOWNER FSETID KILL SETGID SETUID SETPCAP NET_BIND_SERVICE SYS_CHROOT SETFCAP.
+const capabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_KILL |
+	1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_NET_BIND_SERVICE | 1<<unix.CAP_SYS_CHROOT | 1<<unix.CAP_SETFCAP
+
+// tellHardening holds both runtimes to hardening.md, from inside.
+func tellHardening(t *testing.T, l *lab) {
+	id := l.make("python", "-e", "SECRET_OF_USER=x")
+	var f findings
+	l.python(id, &f, probe)
+	refused := func(row, what, got string) {
+		t.Helper()
+		if got == "ok" {
+			t.Errorf("%s: %s is not refused", row, what)
+		}
+	}
+	mask := func(field string) uint64 {
+		t.Helper()
+		n, err := strconv.ParseUint(f.Status[field], 16, 64)
+		if err != nil {
+			t.Errorf("%s: %q", field, f.Status[field])
+		}
+		return n
+	}
+	for _, field := range []string{"CapEff", "CapBnd", "CapPrm"} { // §2, row "capabilities"
+		if got := mask(field); got != capabilities {
+			t.Errorf("capabilities: %s is %x, want %x", field, got, uint64(capabilities))
+		}
+	}
+	for _, field := range []string{"CapInh", "CapAmb"} { // the same row: both empty; gVisor has no CapAmb line
+		if f.Status[field] != "" && mask(field) != 0 {
+			t.Errorf("capabilities: %s is %s", field, f.Status[field])
+		}
+	}
+	refused("seccomp", "mount", f.Mount)                               // §2.1, mounts
+	refused("devices", "mknod of /dev/mem", f.Mknod)                   // §2, row "/dev": MKNOD is dropped
+	refused("capabilities", "raw IP", f.Sockets["RAW"])                // §2: NET_RAW is dropped
+	for _, family := range []string{"ALG", "PACKET", "VSOCK", "XDP"} { // §2.1, sockets; §6, CVE-2026-31431
+		refused("sockets", "AF_"+family, f.Sockets[family])
+	}
+	for _, family := range []string{"INET", "UNIX"} {
+		if f.Sockets[family] != "ok" {
+			t.Errorf("sockets: AF_%s: %s", family, f.Sockets[family])
+		}
+	}
+	if !strings.HasPrefix(f.Agent, "ro,") || !strings.Contains(f.Agent, "nosuid") { // §5, "/proc/self/exe": one file for all sandboxes
+		t.Errorf("the agent's mount: %s", f.Agent)
+	}
+	refused("agent", "writing its binary", f.Writable["/opt/opensandbox/sandbox-agent"])
+	if len(f.Cgroup) > 0 { // §2, row "cgroup fs": not mounted
+		t.Errorf("cgroups are mounted at %v", f.Cgroup)
+	}
+	for _, list := range [][]string{f.Env1, f.Args1} { // §5: the token comes by a pipe and stays out of sight
+		for _, s := range list {
+			if strings.Contains(strings.ToLower(s), "token") {
+				t.Errorf("PID 1 shows %q", s)
+			}
+		}
+	}
+	for _, fds := range []map[string]string{f.Fds1, f.Fds} { // §5, "Descriptors": nothing of the host to reopen
+		for fd, to := range fds {
+			if strings.HasPrefix(to, "/") && to != "/dev/null" && !strings.HasPrefix(to, "/proc") && !strings.HasPrefix(to, "/.") && !strings.HasPrefix(to, "/dev/pts") && !strings.HasPrefix(to, "/run/") {
+				t.Errorf("descriptor %s is %s", fd, to)
+			}
+		}
+	}
+	if len(f.Pids) > 6 || f.Pids[0] != 1 { // §2, row "/proc": own pid namespace
+		t.Errorf("processes in sight: %v", f.Pids)
+	}
+	if f.NoFile[1] > 65536 { // §3, row "open files"
+		t.Errorf("RLIMIT_NOFILE is %v", f.NoFile)
+	}
+	// Another user's process is out of reach (PTRACE_ATTACH to PID 1).
+	if out := l.ok("exec", "-u", "nobody", id, "--", "python3", "-c", "import ctypes; print(ctypes.CDLL(None).ptrace(16, 1, None, None))"); out != "-1\n" {
+		t.Errorf("nobody may trace PID 1: %q", out)
+	}
+	if l.runtime == "runc" {
+		tellKernelHardening(t, f, refused)
+	}
+}
+
+// tellKernelHardening is what only counts where guests use the host's kernel.
+func tellKernelHardening(t *testing.T, f findings, refused func(row, what, got string)) {
+	if len(f.UIDMap) != 3 || f.UIDMap[0] != "0" || f.UIDMap[2] != "65536" { // §2, row "user namespace"
+		t.Fatalf("uid map %v", f.UIDMap)
+	}
+	if base, err := strconv.Atoi(f.UIDMap[1]); err != nil || base < 100000 { // its own range of unprivileged ids
+		t.Errorf("uid map %v", f.UIDMap)
+	}
+	if f.Status["NoNewPrivs"] != "1" { // §2, row "no_new_privs"
+		t.Errorf("NoNewPrivs is %q", f.Status["NoNewPrivs"])
+	}
+	if f.Status["Seccomp"] != "2" { // §2.1: stage 1
+		t.Errorf("Seccomp is %q", f.Status["Seccomp"])
+	}
+	if f.Core[0] != 1 || f.Core[1] != 1 { // §2.2, "core_pattern": exactly 1
+		t.Errorf("RLIMIT_CORE is %v", f.Core)
+	}
+	if !strings.Contains(f.Agent, "nodev") { // §5; gVisor does not print this option
+		t.Errorf("the agent's mount: %s", f.Agent)
+	}
+	for _, dev := range f.Devices { // §2, row "/dev"; gVisor makes up its own net/tun and fuse
+		switch dev {
+		case "kvm", "fuse", "mem", "kmem", "port", "loop-control", "net":
+			t.Errorf("/dev has %s", dev)
+		}
+	}
+	if f.Memlock[1] > 64<<10 { // §2, row "rlimits"
+		t.Errorf("RLIMIT_MEMLOCK is %v", f.Memlock)
+	}
+	for flag, got := range f.Unshare { // §2.1, namespaces
+		refused("seccomp", "unshare of "+flag, got)
+	}
+	for path, got := range f.Writable { // §2, rows "read-only paths" and "/sys"; gVisor's are made up and may open
+		refused("paths", "writing "+path, got)
+	}
+	for path := range f.Writable {
+		if f.Writable[path] == "" {
+			t.Errorf("%s was not tried", path)
+		}
+	}
+}

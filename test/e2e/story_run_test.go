@@ -1,0 +1,267 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// tellRun: a command, its output and its exit status, and nothing after it.
+func tellRun(t *testing.T, l *lab) {
+	run := func(args ...string) told { return l.ctl(append([]string{"run", "--runtime", l.runtime}, args...)...) }
+	if r := run("python", "--", "python3", "-c", "print(6*7)"); r != (told{"42\n", "", 0}) {
+		t.Errorf("%+v", r)
+	}
+	if r := run("base", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); r != (told{"out\n", "err\n", 7}) {
+		t.Errorf("%+v", r)
+	}
+	if r := run("-e", "A=b c", "-w", "/var/tmp", "-u", "nobody", "base", "--", "sh", "-c", `echo "$A"; pwd; id -u; id -gn`); r.out != "b c\n/var/tmp\n65534\nnogroup\n" {
+		t.Errorf("%+v", r)
+	}
+	if r := run("-u", "1000:1001", "base", "--", "sh", "-c", "id -u; id -g; touch /root/x 2>/dev/null || echo denied"); r.out != "1000\n1001\ndenied\n" {
+		t.Errorf("%+v", r)
+	}
+	in := make([]byte, 1<<20)
+	rand.Read(in) //nolint:errcheck // never fails since Go 1.24
+	if r := l.feed(bytes.NewReader(in), "run", "--runtime", l.runtime, "-i", "base", "--", "cat"); r.out != string(in) || r.code != 0 {
+		t.Errorf("cat of %d random bytes: %d bytes, %d, %q", len(in), len(r.out), r.code, r.errout)
+	}
+	if r := run("base", "--", "cat"); r != (told{}) { // without -i there is no input
+		t.Errorf("%+v", r)
+	}
+	r := run("python", "--", "python3", "-c", "import sys; sys.stdout.buffer.write(bytes(range(256))*40960)")
+	if want := bytes.Repeat(every, 40960); r.code != 0 || r.out != string(want) {
+		t.Errorf("%d bytes of output, want %d; %d %q", len(r.out), len(want), r.code, r.errout)
+	}
+	if ps := l.ok("ps", "-a", "-q"); ps != "" {
+		t.Errorf("left after run: %q", ps)
+	}
+}
+
+// every is each byte once.
+var every = func() (b []byte) {
+	for i := range 256 {
+		b = append(b, byte(i))
+	}
+	return b
+}()
+
+// tellRunFails: the exit statuses that docker, env and timeout have made
+// customary, and errors that say what to do.
+func tellRunFails(t *testing.T, l *lab) {
+	run := func(args ...string) told { return l.ctl(append([]string{"run", "--runtime", l.runtime}, args...)...) }
+	l.wants(run("base", "--", "no-such-program"), 127, "no-such-program")
+	l.wants(run("base", "--", "/no/such/program"), 127, "/no/such/program")
+	l.wants(run("base", "--", "/etc/passwd"), 126, "/etc/passwd", "executable")
+	l.wants(run("--timeout", "1s", "base", "--", "sleep", "60"), 124, "--timeout 1s")
+	l.wants(run("--memory", "128Mi", "python", "--", "python3", "-c", eat), 137, "memory limit", "--memory")
+	l.wants(run("no-such-image", "--", "true"), 125, "no-such-image", "sandboxctl image ls")
+	l.wants(l.ctl("run", "--runtime", "kata", "base", "--", "true"), 125, "kata", "runsc", "runc")
+	for _, memory := range []string{"lots", "12x", "-1", "0", "NaN", "1", "999999Ti", "1.5Gi"} {
+		l.wants(run("--memory="+memory, "base", "--", "true"), 125, "memory")
+	}
+	for _, cpu := range []string{"-1", "0", "NaN", "1e9", "many"} {
+		l.wants(run("--cpu="+cpu, "base", "--", "true"), 125, "cpu")
+	}
+	l.wants(run("base"), 125, "no command")
+	l.wants(run("--no-such-flag", "base", "true"), 125, "--no-such-flag", "--help")
+	l.wants(l.ctl("-H", "unix:///run/no-such-daemon.sock", "run", "base", "true"), 125, "/run/no-such-daemon.sock")
+	if ps := l.ok("ps", "-a", "-q"); ps != "" {
+		t.Errorf("left after failures: %q", ps)
+	}
+}
+
+// tellLab is the line of the README: create by name, look, use, remove.
+func tellLab(t *testing.T, l *lab) {
+	events, stop := l.watch()
+	id := l.make("python", "--name", "lab", "--memory", "256Mi", "--cpu", "500m", "--pids", "256", "--disk", "1Gi",
+		"--timeout", "30m", "--label", "team=a", "--allow", "203.0.113.0/24:443", "-o", "name")
+	if !regexp.MustCompile(`^[a-z][a-z2-7]{11}$`).MatchString(id) {
+		t.Fatalf("create printed %q", id)
+	}
+	if ps := l.ok("ps"); !regexp.MustCompile(`(?m)^` + id + ` +lab +python\S* +` + l.runtime + ` +Running .*in \d+ minutes`).MatchString(ps) {
+		t.Errorf("ps printed %s", ps)
+	}
+	for args, want := range map[string]string{
+		"ps -q": id, "ps -o name --filter label=team=a": id, "ps -q --filter label=team=b": "", "ps -q --filter name=lab": id,
+		"ps -q --filter state=Paused": "",
+	} {
+		if got := strings.TrimSpace(l.ok(strings.Fields(args)...)); got != want {
+			t.Errorf("%s: %q, want %q", args, got, want)
+		}
+	}
+	if js := l.ok("ps", "-o", "json"); !strings.Contains(js, `"name": "lab"`) || !strings.HasPrefix(js, "[") {
+		t.Errorf("ps -o json printed %s", js)
+	}
+	l.wants(l.ctl("create", "base", "--name", "lab"), 125, `"lab"`)
+	if out := l.ok("exec", "-e", "X=1", "-w", "/tmp", "lab", "--", "sh", "-c", "echo $X; pwd"); out != "1\n/tmp\n" {
+		t.Errorf("exec printed %q", out)
+	}
+	l.wants(l.ctl("exec", "lab", "--", "sh", "-c", "exit 9"), 9)
+	l.wants(l.ctl("exec", "nobody", "--", "true"), 125, "nobody")
+
+	cmd := strings.TrimSpace(l.ok("exec", "-d", "lab", "--", "sh", "-c", "echo one; echo two >&2; exit 5"))
+	if out := l.ok("command", "logs", "-f", "lab", cmd); out != "one\ntwo\n" {
+		t.Errorf("command logs -f printed %q", out)
+	}
+	eventually(t, 5*time.Second, func() error { _, err := l.api.CommandStatus(t.Context(), id, cmd); return err })
+	if st := l.ok("command", "status", "lab", cmd); !strings.Contains(st, `"exit_code": 5`) {
+		t.Errorf("command status printed %s", st)
+	}
+	if out := l.ok("command", "logs", "lab", cmd); out != "one\ntwo\n" {
+		t.Errorf("command logs printed %q", out)
+	}
+
+	if st := l.ok("stats", "--no-stream", "lab"); !strings.Contains(st, "256MiB") || !strings.Contains(st, "/ 256") {
+		t.Errorf("stats printed %s", st)
+	}
+	if i := l.inspect("lab"); i.Sandboxd.MemoryBytes != 256<<20 || i.Sandboxd.CPUMillis != 500 || i.Sandboxd.DiskBytes != 1<<30 ||
+		i.Metadata["team"] != "a" || !slices.Equal(i.Rules, []string{"allow 203.0.113.0/24:443"}) || i.Host["address"] == "" {
+		t.Errorf("inspect: %+v", i)
+	}
+	l.ok("pause", "lab")
+	l.wants(l.ctl("exec", "lab", "--", "true"), 125, "Paused", "resume")
+	l.ok("resume", "lab")
+	l.ok("exec", "lab", "--", "true")
+	if until, err := time.Parse(time.RFC3339, strings.TrimSpace(l.ok("renew", "lab", "3h"))); err != nil || time.Until(until) < 179*time.Minute {
+		t.Errorf("renewed until %v, %v", until, err)
+	}
+	l.ok("rm", "lab")
+	l.wants(l.ctl("rm", "lab"), 125, "lab")
+	l.ok("rm", "-f", "lab")
+	eventually(t, 5*time.Second, func() error { return events.has("running", "paused", "renewed", "deleted") })
+	stop()
+}
+
+// tellCopy: files and trees in both directions, byte for byte.
+func tellCopy(t *testing.T, l *lab) {
+	id := l.make("base", "--disk", "1Gi")
+	dir := t.TempDir()
+	big := make([]byte, 50<<20)
+	rand.Read(big) //nolint:errcheck // never fails since Go 1.24
+	for name, b := range map[string][]byte{"big": big, "tree/a": []byte("a"), "tree/sub/b": nil, "tree/sub/c d": []byte("c")} {
+		p := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, b, 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.ok("cp", filepath.Join(dir, "big"), id+":/tmp/")
+	l.ok("cp", id+":/tmp/big", filepath.Join(dir, "back"))
+	if back, err := os.ReadFile(filepath.Join(dir, "back")); err != nil || !bytes.Equal(back, big) {
+		t.Errorf("50 MB came back as %d bytes, %v", len(back), err)
+	}
+	l.ok("cp", filepath.Join(dir, "tree"), id+":/srv")
+	if out := l.ok("exec", id, "--", "sh", "-c", "cd /srv/tree && find . -type f | sort && stat -c %a a"); out != "./a\n./sub/b\n./sub/c d\n640\n" {
+		t.Errorf("the tree arrived as %q", out)
+	}
+	l.ok("cp", id+":/srv/tree", filepath.Join(dir, "tree2"))
+	if b, err := os.ReadFile(filepath.Join(dir, "tree2", "sub", "c d")); err != nil || string(b) != "c" {
+		t.Errorf("the tree came back with %q, %v", b, err)
+	}
+	if r := l.feed(strings.NewReader("piped"), "cp", "-", id+":/tmp/piped"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	if r := l.ctl("cp", id+":/tmp/piped", "-"); r.out != "piped" || r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	l.wants(l.ctl("cp", id+":/no/such/file", dir), 125, "/no/such/file")
+	l.wants(l.ctl("cp", filepath.Join(dir, "nothing"), id+":/tmp"), 125, "nothing")
+}
+
+// tellFollow: logs arrive while the command runs, and -f ends when it does, or
+// when its sandbox is removed under it.
+func tellFollow(t *testing.T, l *lab) {
+	id := l.make("base", "--", "sh", "-c", "echo begin; while [ ! -e /tmp/go ]; do sleep 0.1; done; echo end")
+	follow := func(args ...string) (*watched, func() int) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		t.Cleanup(cancel)
+		w := &watched{}
+		cmd := l.command(ctx, args...)
+		cmd.Stdout = w
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return w, func() int { _ = cmd.Wait(); return cmd.ProcessState.ExitCode() }
+	}
+	logs, wait := follow("logs", "-f", id)
+	eventually(t, 5*time.Second, func() error { return logs.has("begin\n") })
+	l.ok("exec", id, "--", "touch", "/tmp/go")
+	if code := wait(); code != 0 || logs.String() != "begin\nend\n" {
+		t.Errorf("logs -f: %d, %q", code, logs)
+	}
+	l.awaitState(t, id, client.Terminated, 5*time.Second)
+	if out := l.ok("logs", id); out != "begin\nend\n" {
+		t.Errorf("logs of an ended sandbox: %q", out)
+	}
+
+	id = l.make("base")
+	cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "sh", "-c", "echo begin; sleep 1000"))
+	logs, wait = follow("command", "logs", "-f", id, cmd)
+	eventually(t, 5*time.Second, func() error { return logs.has("begin\n") })
+	started := time.Now()
+	l.ok("rm", id)
+	wait()
+	if took := time.Since(started); took > 5*time.Second {
+		t.Errorf("command logs -f went on for %v after its sandbox was removed", took)
+	}
+
+	id = l.make("base")
+	started = time.Now()
+	out, wait := follow("exec", id, "--", "sh", "-c", "echo begin; sleep 1000")
+	eventually(t, 5*time.Second, func() error { return out.has("begin\n") })
+	l.ok("rm", id)
+	if code := wait(); code != 137 || time.Since(started) > 10*time.Second {
+		t.Errorf("exec in a sandbox that was removed: %d after %v", code, time.Since(started))
+	}
+}
+
+// tellNoShell: an image need not have a shell; only what asks for one fails.
+func tellNoShell(t *testing.T, l *lab) {
+	id := l.make("python")
+	l.ok("exec", id, "--", "python3", "-c", "import os; [os.remove(p) for p in ('/bin/sh', '/bin/bash', '/bin/dash') if os.path.lexists(p)]")
+	if out := l.ok("exec", id, "--", "python3", "-c", "print(1)"); out != "1\n" {
+		t.Errorf("without a shell: %q", out)
+	}
+	l.wants(l.ctl("exec", id, "--", "sh", "-c", "true"), 127, "sh")
+	a := l.request("POST", "/v1/sandboxes/"+id+"/proxy/44772/command", strings.NewReader(`{"command":"echo hello; echo again"}`), "X-EXECD-ACCESS-TOKEN", daemontest.Key)
+	if !strings.Contains(a.body, "sh") || !strings.Contains(a.body, "error") && a.status < 400 {
+		t.Errorf("a shell line without a shell: %d %s", a.status, a.body)
+	}
+}
+
+// watch collects events until stop is called.
+func (l *lab) watch() (w *watched, stop func()) {
+	l.Helper()
+	w = &watched{}
+	cmd := l.command(l.Context(), "events", "-f")
+	cmd.Stdout = w
+	if err := cmd.Start(); err != nil {
+		l.Fatal(err)
+	}
+	// It prints nothing of the past, and does not say when it listens: make
+	// something happen until it does.
+	eventually(l.T, 10*time.Second, func() error {
+		l.make("base", "--name", "early")
+		l.ok("rm", "early")
+		return w.has("deleted early")
+	})
+	return w, func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+	}
+}
