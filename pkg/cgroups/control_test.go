@@ -34,7 +34,8 @@ func testFreeze(t *testing.T, e *env) {
 		}
 		before := e.usage(id).CPUMicros
 		time.Sleep(30 * time.Millisecond) // in which nothing may happen
-		if after := e.usage(id).CPUMicros; after != before {
+		// A spinner would use 30,000; the kernel may count the last few late.
+		if after := e.usage(id).CPUMicros; after > before+1000 {
 			t.Errorf("used %d µs while frozen", after-before)
 		}
 		for range 2 {

@@ -216,9 +216,6 @@ func writeDurably(path string, b []byte) error {
 // another one belongs to other disks: then nothing may be swept.
 func (s *Store) PoolID() string { return s.poolID }
 
-// PoolKind is PoolBtrfsLoop or PoolPlain.
-func (s *Store) PoolKind() string { return s.pool.kind() }
-
 // Limits reports whether the pool can limit the bytes of a disk.
 func (s *Store) Limits() bool { return s.pool.kind() != PoolPlain }
 

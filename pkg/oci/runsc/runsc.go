@@ -40,10 +40,6 @@ type Config struct {
 	StartInCgroup func(id string, cmd *exec.Cmd) error
 
 	Platform string // "systrap" if empty
-	// NoDirectFS makes the gofer, not the sentry, open files: 10 ms more for
-	// every start and one more wall before a hostile file system.
-	NoDirectFS bool
-	DebugLog   string // directory for gVisor's debug logs; empty: none
 }
 
 // A Driver starts sandboxes on gVisor. It keeps nothing in memory, so any
@@ -135,12 +131,6 @@ func (d *Driver) args(log string, command ...string) []string {
 		"--ignore-cgroups", // pkg/cgroups made and limited the leaf; this saves 16 ms
 		"--host-settings=ignore",
 		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // one binary, no gvisor-bin/ beside it
-	}
-	if d.c.NoDirectFS {
-		args = append(args, "--directfs=false")
-	}
-	if d.c.DebugLog != "" {
-		args = append(args, "--debug", "--debug-log="+d.c.DebugLog+"/")
 	}
 	return append(args, command...)
 }
