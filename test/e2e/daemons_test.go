@@ -271,7 +271,6 @@ func TestDiskFull(t *testing.T) {
 	fill(t, filepath.Join(state, "fill"))
 	for _, runtime := range runtimes {
 		sb, err := u.api.Create(t.Context(), spec(runtime), true)
-		t.Logf("create on a full disk: %+v, %v", sb.Status, err)
 		switch {
 		case err != nil && !errs.Is(err, errs.Exhausted):
 			t.Errorf("create: %s: %v", errs.CodeOf(err), err)
@@ -281,7 +280,6 @@ func TestDiskFull(t *testing.T) {
 	}
 	u.answers(t, old.ID)
 	u.deleteAll(t, old.ID)
-	// Nobody can be told to go away less than by a full disk.
 	if err := u.api.Delete(t.Context(), old.ID); err != nil {
 		t.Errorf("delete on a full disk: %v", err)
 	}
