@@ -22,7 +22,7 @@ const (
 	maxComponent  = 255
 	maxEntries    = 2 << 20
 	maxLayerBytes = 64 << 30
-	maxOpenDirs   = 256 // descriptors kept for parents
+	maxOpenDirs   = 256 // descriptors kept for parents; one entry may add two
 )
 
 // extractor unpacks one tar below a directory. Every name is walked from root
@@ -39,6 +39,14 @@ type extractor struct {
 type lateTime struct {
 	name string
 	at   time.Time
+}
+
+// bound closes the open parents when they are many. It runs between entries
+// only: while one is made, it holds up to two of them.
+func (x *extractor) bound() {
+	if len(x.dirs) >= maxOpenDirs {
+		x.close()
+	}
 }
 
 func (x *extractor) close() {
@@ -115,9 +123,7 @@ func madeByRuntime(name string) bool {
 }
 
 func (x *extractor) entry(name string, h *tar.Header, content io.Reader) error {
-	if len(x.dirs) >= maxOpenDirs {
-		x.close() // here only: below, an entry holds up to two of them
-	}
+	x.bound()
 	parent, err := x.parent(path.Dir(name))
 	if err != nil {
 		return err
@@ -148,24 +154,36 @@ func (x *extractor) parent(name string) (int, error) {
 	if fd, ok := x.dirs[name]; ok {
 		return fd, nil
 	}
-	flags := unix.O_RDONLY | unix.O_DIRECTORY
-	fd, err := openBeneath(x.root, name, flags)
+	fd, err := openBeneath(x.root, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) {
-		up, err := x.parent(path.Dir(name))
-		if err != nil {
-			return -1, err
-		}
-		if err := unix.Mkdirat(up, path.Base(name), 0o755); err != nil && !errors.Is(err, unix.EEXIST) {
-			return -1, err
-		}
-		if fd, err = openBeneath(x.root, name, flags); err != nil {
-			return -1, err
-		}
-	} else if err != nil {
+		fd, err = x.makeAll(name)
+	}
+	if err != nil {
 		return -1, err
 	}
 	x.dirs[name] = fd
 	return fd, nil
+}
+
+// makeAll walks from root to a directory, making what is missing, with at most
+// two descriptors at a time: a name may have two thousand components.
+func (x *extractor) makeAll(name string) (int, error) {
+	at := x.root
+	for c := range strings.SplitSeq(name, "/") {
+		next := -1
+		err := unix.Mkdirat(at, c, 0o755)
+		if err == nil || errors.Is(err, unix.EEXIST) {
+			next, err = openBeneath(at, c, unix.O_RDONLY|unix.O_DIRECTORY)
+		}
+		if at != x.root {
+			unix.Close(at)
+		}
+		if err != nil {
+			return -1, err
+		}
+		at = next
+	}
+	return at, nil
 }
 
 // replacing makes something where a tar may have put another before: the last wins.
@@ -194,6 +212,7 @@ func (x *extractor) dir(parent int, base, name string, h *tar.Header) error {
 }
 
 func (x *extractor) setDirTime(d lateTime) error {
+	x.bound()
 	parent, err := x.parent(path.Dir(d.name))
 	if err != nil {
 		return err

@@ -153,6 +153,34 @@ func TestOddTars(t *testing.T) {
 	}
 }
 
+// TestOpenDirsAreBounded: neither deep names nor many directories hold more
+// descriptors than was said.
+func TestOpenDirsAreBounded(t *testing.T) {
+	deep := []tar.Header{{Typeflag: tar.TypeReg, Name: strings.Repeat("d/", 1500) + "f"}}
+	var many []tar.Header
+	for i := range 2 * maxOpenDirs {
+		many = append(many, tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprintf("%d/in", i)})
+	}
+	for name, headers := range map[string][]tar.Header{"deep": deep, "many": many} {
+		into, _ := outside(t)
+		err := withDir(into, func(fd int) error {
+			x := extractor{root: fd, dirs: map[string]int{}}
+			defer x.close()
+			err := x.extract(tarOf(t, headers...))
+			if n := len(x.dirs); n > maxOpenDirs+2 {
+				t.Errorf("%s: %d directories are open", name, n)
+			}
+			return err
+		})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if err := removeTree(into); err != nil { // deeper than a path may be long
+			t.Error(err)
+		}
+	}
+}
+
 func FuzzExtract(f *testing.F) {
 	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "c", Linkname: ".."}, tar.Header{Typeflag: tar.TypeLink, Name: "d", Linkname: "a/b"}).Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
