@@ -1,0 +1,176 @@
+package e2e_test
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// A network of its own beyond the host, with one address in it.
+const (
+	awayNetns = "sandboxd-away"
+	awayLink  = "away0"
+	awayAddr  = "198.51.100.1"
+)
+
+// serveAway echoes on TCP 80 and 443 of awayAddr until the end of the test.
+func serveAway(t *testing.T) {
+	t.Helper()
+	drop := func() { // also what a killed run left
+		_ = exec.Command("ip", "link", "del", awayLink).Run()
+		_ = exec.Command("ip", "netns", "del", awayNetns).Run()
+	}
+	drop()
+	t.Cleanup(drop)
+	for _, line := range []string{
+		"netns add " + awayNetns,
+		"link add " + awayLink + " type veth peer name away netns " + awayNetns,
+		"addr add 198.51.100.254/24 dev " + awayLink,
+		"link set " + awayLink + " up",
+		"-n " + awayNetns + " addr add " + awayAddr + "/24 dev away",
+		"-n " + awayNetns + " link set away up",
+		"-n " + awayNetns + " route add default via 198.51.100.254",
+	} {
+		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
+			t.Fatalf("ip %s: %v: %s", line, err, out)
+		}
+	}
+	ns, err := os.Open("/run/netns/" + awayNetns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	made := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with its namespace
+		err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET)
+		for _, port := range []string{"80", "443"} {
+			if err != nil {
+				break
+			}
+			var l net.Listener
+			if l, err = net.Listen("tcp4", "0.0.0.0:"+port); err == nil {
+				t.Cleanup(func() { l.Close() })
+				go echo(l)
+			}
+		}
+		made <- err
+	}()
+	if err := <-made; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func echo(l net.Listener) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go func() {
+			defer c.Close()
+			io.Copy(c, c) //nolint:errcheck // the guest sees what is missing
+		}()
+	}
+}
+
+// Both write lines of a time in ms and a word, to their ends.
+const (
+	// One connection, on which a line goes to and fro.
+	talk = `exec 3<>/dev/tcp/` + awayAddr + `/443
+while echo x >&3 && read -t 3 -u 3; do echo $(date +%s%3N) tick; sleep 0.05; done; echo $(date +%s%3N) broken`
+	// Ever new connections; each may take a second.
+	knock = `while :; do
+for port in 443 80; do
+at=$(date +%s%3N); timeout 1 bash -c '</dev/tcp/` + awayAddr + `/'$port 2>/dev/null && echo $at open $port || echo $at shut $port
+done; sleep 0.05; done`
+)
+
+// TestNetworkWhileAway kills the daemon under a sandbox that may reach one
+// port: the connection it has goes on, no new one opens until there is a
+// daemon again, and what was denied is denied at all times.
+func TestNetworkWhileAway(t *testing.T) {
+	h := connect(t, daemontest.Prepare(t, daemontest.Options{}))
+	serveAway(t) // under the lock that Prepare took: there is one on a host
+	h.Start()
+	ensureImage(t, h, "base")
+	for _, name := range runtimes {
+		t.Run(name, func(t *testing.T) {
+			r := spec(name)
+			r.Extensions[client.ExtAllow] = "198.51.100.0/24:443"
+			sb := h.create(t, r)
+			start := func(script string) string {
+				p, err := h.api.Start(t.Context(), sb.ID, client.Command{Argv: []string{"bash", "-c", script}, Background: true})
+				if err != nil {
+					t.Fatal(err)
+				}
+				p.Close()
+				return p.ID
+			}
+			talking, knocking := start(talk), start(knock)
+			time.Sleep(time.Second)
+			h.Kill()
+			killed := time.Now()
+			time.Sleep(3 * time.Second)
+			back := time.Now()
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
+			}
+			served := time.Now()
+			time.Sleep(2 * time.Second)
+
+			said := func(id, word string, from, to time.Time) (n int) {
+				var b bytes.Buffer
+				if _, err := h.api.CommandLogs(t.Context(), sb.ID, id, 0, &b); err != nil {
+					t.Fatal(err)
+				}
+				for line := range strings.Lines(b.String()) {
+					var at int64
+					if _, err := fmt.Sscan(line, &at); err == nil && strings.Contains(line, word) && at >= from.UnixMilli() && at < to.UnixMilli() {
+						n++
+					}
+				}
+				return n
+			}
+			ever := time.Now().Add(time.Hour)
+			if n := said(talking, "tick", killed, back); n < 10 {
+				t.Errorf("while no daemon was there the connection carried %d lines", n)
+			}
+			if n := said(talking, "tick", served, ever); n < 10 || said(talking, "broken", time.Time{}, ever) > 0 {
+				t.Errorf("with the next daemon the connection carried %d lines", n)
+			}
+			if n := said(knocking, "open 443", time.Time{}, killed); n == 0 {
+				t.Error("no connection opened before the daemon was killed")
+			}
+			if n := said(knocking, "open 443", killed.Add(50*time.Millisecond), back.Add(-time.Second)); n > 0 {
+				t.Errorf("%d connections opened while no daemon was there", n)
+			}
+			if n := said(knocking, "open 443", served, ever); n == 0 {
+				t.Error("no connection opened with the next daemon")
+			}
+			if n := said(knocking, "open 80", time.Time{}, ever); n > 0 {
+				t.Errorf("%d connections opened that were never allowed", n)
+			}
+			if t.Failed() {
+				for _, id := range []string{talking, knocking} {
+					var b bytes.Buffer
+					_, _ = h.api.CommandLogs(t.Context(), sb.ID, id, 0, &b)
+					t.Logf("killed at %d, back at %d, served at %d; it said\n%s", killed.UnixMilli(), back.UnixMilli(), served.UnixMilli(), b.String())
+				}
+			}
+			h.deleteAll(t)
+		})
+	}
+}
