@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
 // Addresses of the world outside, which is a network namespace with a link to
@@ -32,6 +34,7 @@ type outside struct{}
 
 func newOutside(t *testing.T) *outside {
 	t.Helper()
+	hosttest.Root(t)
 	drop := func() {
 		_ = exec.Command("ip", "link", "del", outsideLink).Run()
 		_ = exec.Command("ip", "netns", "del", outsideNetns).Run()

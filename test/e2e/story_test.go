@@ -43,9 +43,9 @@ var stories = []struct {
 
 // TestStories tells them all to one daemon; a story cleans up after itself.
 func TestStories(t *testing.T) {
+	out := newOutside(t) // first: the daemon looks for uplinks when it starts, and once a minute
 	h := newHost(t, daemontest.Options{Config: []string{"[network]", `upstreams = ["` + outsideAddr + `"]`}})
 	ensureImage(t, h, "python")
-	out := newOutside(t)
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
 			for _, s := range stories {
