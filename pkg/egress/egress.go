@@ -85,8 +85,12 @@ type Engine struct {
 	done   sync.WaitGroup
 
 	hosts   atomic.Pointer[map[netip.Addr]bool] // addresses of this host
-	held    []*heldLink                         // down until the chains stand; of open and guard only
+	changes <-chan struct{}                     // somebody changed rules of nf_tables
+	watch   *watch
 	denials chan Denial
+
+	guarding sync.Mutex  // chains, and held
+	held     []*heldLink // down until the chains stand
 
 	mu     sync.RWMutex
 	byID   map[string]*sandbox
@@ -141,6 +145,12 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.refreshHosts(); err != nil {
 		return err
 	}
+	if e.flows, err = newFlusher(e.log); err != nil {
+		return err
+	}
+	if e.watch, err = watchRules(); err != nil {
+		e.log.Warn("changes of the firewall are not heard of, but only seen every ten seconds", "err", err)
+	}
 	if err := e.restore(ctx); err != nil {
 		return err
 	}
@@ -150,13 +160,15 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if e.queue, err = openQueue(ctx, e.cfg.Instance.Queue()); err != nil {
 		return err
 	}
-	if e.flows, err = newFlusher(e.log); err != nil {
-		return err
-	}
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	e.stop = stop
 	e.done.Go(func() { e.serveQueue(run) })
 	e.done.Go(func() { e.tellDenials(run) })
+	if e.watch != nil {
+		changes := make(chan struct{}, 1)
+		e.changes = changes
+		e.done.Go(func() { e.watch.run(changes) })
+	}
 	e.done.Go(func() { e.guard(run) })
 	e.done.Go(func() { e.flows.run(run) })
 	e.dns.serve()
@@ -176,11 +188,17 @@ func (e *Engine) Close() error {
 	if e.dns != nil {
 		errs = append(errs, e.dns.close())
 	}
+	if e.watch != nil {
+		errs = append(errs, e.watch.close())
+	}
 	e.done.Wait()
 	if e.sets != nil {
 		e.sets.Close()
 	}
-	e.stop, e.queue, e.dns = nil, nil, nil
+	if e.flows != nil {
+		e.flows.handle.Close()
+	}
+	e.stop, e.queue, e.dns, e.watch = nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

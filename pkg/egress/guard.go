@@ -12,25 +12,46 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guardEvery is how often the chains are compared with what they should be. It
-// costs one fork, some 3 ms.
-const guardEvery = 10 * time.Second
+const (
+	// guardEvery is how often the chains are compared with what they should be.
+	// It costs one fork, some 3 ms.
+	guardEvery = 10 * time.Second
+	// guardSettle is how long after a change, and guardApart how long after the
+	// last time, at least: changes come in bursts.
+	guardSettle = 10 * time.Millisecond
+	guardApart  = 100 * time.Millisecond
+)
 
 // dumpTries is how often a listing that changed meanwhile is asked for again.
 const dumpTries = 8
 
 // guard watches over what others may change under us: chains, addresses of the
-// host, nameservers.
+// host, nameservers. Changes of chains are heard of at once where iptables is
+// that of nf_tables; those made with iptables-legacy wait for the next tick.
 func (e *Engine) guard(ctx context.Context) {
 	tick := time.NewTicker(guardEvery)
 	defer tick.Stop()
+	settled := time.NewTimer(0)
+	if !settled.Stop() {
+		<-settled.C
+	}
+	defer settled.Stop()
+	changed := e.changes
+	var last time.Time
 	for {
 		select {
+		case <-changed:
+			changed = nil // one is enough
+			settled.Reset(max(guardSettle, guardApart-time.Since(last)))
+			continue
+		case <-settled.C:
+			changed = e.changes
 		case <-tick.C:
-			e.check(ctx)
 		case <-ctx.Done():
 			return
 		}
+		e.check(ctx)
+		last = time.Now()
 	}
 }
 
@@ -46,36 +67,55 @@ func (e *Engine) check(ctx context.Context) {
 
 // restore makes the chains stand. Where packets would pass without meeting
 // them, the links of all sandboxes are down until it has: a flushed chain is
-// the one thing here that fails open.
+// the one thing here that fails open. What opened meanwhile is closed again.
 func (e *Engine) restore(context.Context) error {
+	e.guarding.Lock()
+	defer e.guarding.Unlock()
 	ok, err := e.chains.standing()
-	if ok || err != nil {
+	if err != nil {
 		return err
+	}
+	if ok {
+		return e.linksUp() // those that did not come up the last time
 	}
 	all, err := e.chains.save()
 	if err != nil {
 		return err
 	}
 	mine, _ := e.chains.ours(all)
-	var down []*heldLink
-	if !e.chains.hooked(mine, 0) && !e.chains.hooked(mine, 1) {
-		if down, err = e.linksDown(); err != nil {
-			return errors.Join(fmt.Errorf("take links down: %w", err), e.chains.install())
+	unmet := !e.chains.hooked(mine, 0) && !e.chains.hooked(mine, 1)
+	if unmet {
+		down, err := e.linksDown()
+		e.held = append(e.held, down...)
+		if err != nil {
+			// The chains are the better remedy, and next.
+			e.log.Error("the chains of sandboxd were removed, and links of its sandboxes stay up until they are back", "err", err)
 		}
 		if len(down) > 0 {
 			e.log.Warn("the chains of sandboxd were removed: its sandboxes are cut off until they are back", "links", len(down))
 		}
 	}
-	e.held = append(e.held, down...)
 	start := time.Now()
 	if err := e.chains.install(); err != nil {
 		return fmt.Errorf("install chains: %w", err)
+	}
+	// At the start no policy is known, and every flow would be closed: only if
+	// there was nothing to hold them.
+	if unmet || e.serves() {
+		e.closeSuspects()
 	}
 	if err := e.linksUp(); err != nil {
 		return fmt.Errorf("take links up: %w", err)
 	}
 	e.log.Info("chains installed", "dur", time.Since(start))
 	return nil
+}
+
+// serves reports whether any sandbox is registered.
+func (e *Engine) serves() bool {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	return len(e.byID) > 0
 }
 
 // heldLink is a link that is down, with what the kernel forgot with that.
@@ -125,15 +165,19 @@ func (e *Engine) linksDown() ([]*heldLink, error) {
 		if errors.Is(err, unix.ENODEV) {
 			continue
 		}
-		errs = append(errs, err)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", h.link.Attrs().Name, err))
+			continue
+		}
 		down = append(down, h)
 	}
 	return down, errors.Join(errs...)
 }
 
-// linksUp undoes linksDown.
+// linksUp undoes linksDown. What fails is held, to be tried again.
 func (e *Engine) linksUp() error {
 	var errs []error
+	var failed []*heldLink
 	for _, h := range e.held {
 		err := e.sets.LinkSetUp(h.link)
 		for _, n := range h.neighs {
@@ -148,9 +192,10 @@ func (e *Engine) linksUp() error {
 		}
 		if err != nil && !errors.Is(err, unix.ENODEV) {
 			errs = append(errs, fmt.Errorf("%s: %w", h.link.Attrs().Name, err))
+			failed = append(failed, h)
 		}
 	}
-	e.held = nil
+	e.held = failed
 	return errors.Join(errs...)
 }
 

@@ -27,6 +27,7 @@ func TestOperator(t *testing.T) {
 		"one in front of us": {"-I FORWARD -j ACCEPT"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			e.guarding.Lock() // the guard hears each command
 			for _, c := range commands {
 				for i := range 2 { // one may be in the other generation's chain
 					out, err := exec.Command("iptables", strings.Fields(c)...).CombinedOutput()
@@ -34,13 +35,17 @@ func TestOperator(t *testing.T) {
 						break
 					}
 					if i == 1 || !strings.Contains(c, inst.Chain("")) {
+						e.guarding.Unlock()
 						t.Fatalf("%s: %s", c, out)
 					}
 					c = strings.NewReplacer(inst.Chain("BACK"), inst.Chain("BACK")+"-B", inst.Chain("RAW"), inst.Chain("RAW")+"-B").Replace(c)
 				}
 			}
+			e.guarding.Unlock()
 			e.check(t.Context())
+			e.guarding.Lock()
 			ok, err := e.chains.standing()
+			e.guarding.Unlock()
 			if err != nil || !ok {
 				t.Errorf("the chains do not stand: %v\n%s", err, rulesNow(w))
 			}

@@ -130,7 +130,6 @@ func (f *flusher) gone(id string) <-chan struct{} {
 }
 
 func (f *flusher) run(ctx context.Context) {
-	defer f.handle.Close()
 	for {
 		select {
 		case <-f.wake:
@@ -170,16 +169,7 @@ func (f *flusher) flush() {
 		return
 	}
 	start := time.Now()
-	var n uint
-	var err error
-	for range flushTries {
-		var more uint
-		more, err = f.handle.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(unix.AF_INET), addrs)
-		n += more
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
+	n, err := f.delete(addrs)
 	if err != nil {
 		f.log.Warn("conntrack entries of ended sandboxes stay until they time out", "addresses", len(addrs), "err", err)
 	}
@@ -192,4 +182,50 @@ func (f *flusher) flush() {
 			delete(f.pending, id)
 		}
 	}
+}
+
+// delete deletes the entries that match.
+func (f *flusher) delete(match netlink.CustomConntrackFilter) (n uint, err error) {
+	for range flushTries {
+		var more uint
+		more, err = f.handle.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(unix.AF_INET), match)
+		n += more
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return n, err
+}
+
+// matching matches the flows that it says yes to.
+type matching func(f flow, reply netip.Addr) bool
+
+// MatchConntrackFlow serves netlink.CustomConntrackFilter.
+func (m matching) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
+	src, _ := netip.AddrFromSlice(c.Forward.SrcIP.To4())
+	dst, _ := netip.AddrFromSlice(c.Forward.DstIP.To4())
+	reply, _ := netip.AddrFromSlice(c.Reverse.DstIP.To4())
+	return m(flow{src: src, dst: dst, proto: c.Forward.Protocol, port: c.Forward.DstPort}, reply)
+}
+
+// closeSuspects closes the flows that would not be there had the chains stood
+// all the time: every one that is not allowed now, or went out as it came, and
+// those from outside into a sandbox. What is allowed goes on.
+func (e *Engine) closeSuspects() {
+	hosts := *e.hosts.Load()
+	n, err := e.flows.delete(matching(func(f flow, reply netip.Addr) bool {
+		if !e.cfg.Pool.Contains(f.src) {
+			return e.cfg.Pool.Contains(f.dst) && !hosts[f.src]
+		}
+		s := e.lookup(f.src)
+		if s == nil || reply == f.src || f.port == 53 && hasPorts(f.proto) {
+			return true
+		}
+		allow, _ := e.decide(s, f)
+		return !allow
+	}))
+	if err != nil {
+		e.log.Error("flows that opened while the chains were gone may go on", "err", err)
+	}
+	e.log.Info("flows that nobody allowed were closed", "flows", n)
 }

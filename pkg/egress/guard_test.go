@@ -1,0 +1,106 @@
+package egress
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// flushAll does what an operator does who wants a clean firewall.
+func flushAll(w *world) {
+	w.t.Helper()
+	for _, table := range tables {
+		w.run("iptables", "-t", table, "-F")
+	}
+}
+
+// stands waits until the chains do, by themselves.
+func stands(t *testing.T, e *Engine, within time.Duration) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for time.Now().Before(deadline) {
+		e.guarding.Lock()
+		ok, err := e.chains.standing()
+		e.guarding.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ok {
+			return
+		}
+		time.Sleep(5 * time.Millisecond) // the guard is what is waited for
+	}
+	t.Fatalf("the chains do not stand after %v", within)
+}
+
+// TestOpenedMeanwhile: what opened while the chains were gone does not stay
+// open; what was allowed does.
+func TestOpenedMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	good, err := w.dial(id, "tcp", "203.0.113.1:443", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer good.Close()
+	e.guarding.Lock() // the guard looks away
+	flushAll(w)
+	bad, err := w.dial(id, "tcp", "203.0.113.2:80", time.Second)
+	e.guarding.Unlock()
+	if err != nil {
+		t.Fatalf("with the chains flushed: %v; the test opens nothing", err)
+	}
+	defer bad.Close()
+	e.check(t.Context())
+	if err := echo(bad, 300*time.Millisecond); err == nil {
+		t.Error("a flow that no rule allows goes on, since it opened while the chains were gone")
+	}
+	if err := echo(good, time.Second); err != nil {
+		t.Errorf("an allowed flow: %v", err)
+	}
+	w.allowed(id, "tcp", "203.0.113.1:443")
+}
+
+// TestGuardHears: nobody waits ten seconds for the chains.
+func TestGuardHears(t *testing.T) {
+	w := newWorld(t)
+	if !strings.Contains(w.run("iptables", "-V"), "nf_tables") {
+		t.Fatal("this iptables is not that of nf_tables, of which the kernel tells")
+	}
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	for range 3 {
+		flushAll(w)
+		stands(t, e, 2*time.Second)
+		w.refused(id, "tcp", "203.0.113.1:80")
+	}
+}
+
+// TestHeldLinksAreTriedAgain: a link that did not come up is not forgotten.
+func TestHeldLinksAreTriedAgain(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "open"))
+	e.guarding.Lock()
+	down, err := e.linksDown()
+	if err != nil || len(down) != 1 {
+		t.Fatal(down, err)
+	}
+	routes := down[0].routes
+	down[0].routes = []netlink.Route{{LinkIndex: down[0].link.Attrs().Index}} // one that the kernel refuses
+	e.held = down
+	e.guarding.Unlock()
+	if err := e.restore(t.Context()); err == nil {
+		t.Fatal("a link without its route counts as up")
+	}
+	down[0].routes = routes
+	if err := e.restore(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	w.carries("sb-" + id)
+	w.allowed(id, "tcp", "203.0.113.1:443")
+}
+
