@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/coreos/go-iptables/iptables"
 
@@ -163,12 +164,18 @@ type chains struct {
 	// installed is what iptables printed right after an install: another
 	// version may print a rule in another form than ours.
 	installed rulesOf
-	// moves counts how often the hooks were put in front again.
+	// moves counts how often the hooks were put in front again, moved is when
+	// they last were.
 	moves int
+	moved time.Time
 }
 
-// maxMoves is when to stop putting the hooks in front: somebody else insists, too.
-const maxMoves = 3
+// maxMoves is when to stop putting the hooks in front, since somebody else
+// insists, too; movesPause is when to begin again.
+const (
+	maxMoves   = 5
+	movesPause = time.Hour
+)
 
 func newChains(i instance.Instance, pool netip.Prefix, gateway netip.Addr, log *slog.Logger) (*chains, error) {
 	c := &chains{inst: i, pool: pool, gateway: gateway, log: log}
@@ -290,7 +297,11 @@ func (c *chains) standing() (bool, error) {
 	}
 	mine, behind := c.ours(all)
 	if behind > 0 {
+		if time.Since(c.moved) > movesPause {
+			c.moves = 0
+		}
 		if c.moves++; c.moves <= maxMoves {
+			c.moved = time.Now()
 			return false, nil
 		}
 		if c.moves == maxMoves+1 {

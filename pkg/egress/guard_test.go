@@ -104,3 +104,45 @@ func TestHeldLinksAreTriedAgain(t *testing.T) {
 	w.allowed(id, "tcp", "203.0.113.1:443")
 }
 
+// TestInFrontAgain: somebody who put his rule before ours too often is let be,
+// but not for the life of the daemon.
+func TestInFrontAgain(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	e.guarding.Lock()
+	defer e.guarding.Unlock()
+	behind := func() int {
+		all, err := e.chains.save()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, n := e.chains.ours(all)
+		return n
+	}
+	look := func() {
+		e.guarding.Unlock()
+		defer e.guarding.Lock()
+		if err := e.restore(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range maxMoves {
+		w.run("iptables", "-I", "FORWARD", "-j", "RETURN")
+		look()
+		if n := behind(); n != 0 {
+			t.Fatalf("behind %d rules", n)
+		}
+		w.run("iptables", "-D", "FORWARD", "-j", "RETURN")
+	}
+	w.run("iptables", "-I", "FORWARD", "-j", "RETURN")
+	defer w.try("iptables", "-D", "FORWARD", "-j", "RETURN")
+	look()
+	if behind() == 0 {
+		t.Fatal("no end of putting the hooks in front")
+	}
+	e.chains.moved = e.chains.moved.Add(-2 * movesPause)
+	look()
+	if n := behind(); n != 0 {
+		t.Errorf("behind %d rules an hour later", n)
+	}
+}
