@@ -154,6 +154,9 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.restore(ctx); err != nil {
 		return err
 	}
+	if err := e.closeLeftovers(); err != nil {
+		return err
+	}
 	if e.dns, err = newResolver(e); err != nil {
 		return err
 	}

@@ -146,3 +146,38 @@ func TestInFrontAgain(t *testing.T) {
 		t.Errorf("behind %d rules an hour later", n)
 	}
 }
+
+// TestLeftovers: a daemon that died between unregistering a sandbox and
+// closing its flows leaves none to the next owner of the address.
+func TestLeftovers(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	gone, stays := w.sandbox(e, 0, rules(t, "open")), w.sandbox(e, 1, rules(t, "open"))
+	left, err := w.dial(gone, "tcp", "203.0.113.1:443", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer left.Close()
+	kept, err := w.dial(stays, "tcp", "203.0.113.1:443", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	if err := e.delSource(gone, addr(0)); err != nil {
+		t.Fatal(err)
+	}
+	e.Close() // and nobody closed its flows
+	e = w.open()
+	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range flows {
+		if f.Forward.SrcIP.String() == addr(0).String() {
+			t.Errorf("left: %v", f)
+		}
+	}
+	if err := echo(kept, time.Second); err != nil {
+		t.Errorf("a flow of another: %v", err)
+	}
+}

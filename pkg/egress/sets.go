@@ -71,10 +71,6 @@ func (e *Engine) sources() ([]source, error) {
 // read again; what is missed then ends by its own timeout.
 const flushTries = 5
 
-// flushAfter is how long the flusher waits for more to do. Where sandboxes come
-// and go all the time its walks were a fifth of the daemon's CPU time.
-const flushAfter = 25 * time.Millisecond
-
 // The flusher deletes the conntrack entries of those who are gone. It walks the
 // whole table for that, some 6 ms, so it does so in the background and once for
 // all who wait.
@@ -133,10 +129,6 @@ func (f *flusher) run(ctx context.Context) {
 	for {
 		select {
 		case <-f.wake:
-			select { // sandboxes that go one after the other go together
-			case <-time.After(flushAfter):
-			case <-ctx.Done():
-			}
 			f.flush()
 		case <-ctx.Done():
 			f.flush() // what was promised
@@ -228,4 +220,27 @@ func (e *Engine) closeSuspects() {
 		e.log.Error("flows that opened while the chains were gone may go on", "err", err)
 	}
 	e.log.Info("flows that nobody allowed were closed", "flows", n)
+}
+
+// closeLeftovers closes the flows of addresses that nobody has: the daemon may
+// have died after it unregistered a sandbox and before its flows were closed,
+// and the next owner of the address would get the replies.
+func (e *Engine) closeLeftovers() error {
+	sources, err := e.sources()
+	if err != nil {
+		return err
+	}
+	held := map[netip.Addr]bool{}
+	for _, s := range sources {
+		held[s.addr] = true
+	}
+	nobodys := func(a netip.Addr) bool { return e.cfg.Pool.Contains(a) && !held[a] }
+	n, err := e.flows.delete(matching(func(f flow, _ netip.Addr) bool { return nobodys(f.src) || nobodys(f.dst) }))
+	if err != nil {
+		e.log.Warn("conntrack entries of ended sandboxes stay until they time out", "err", err)
+	}
+	if n > 0 {
+		e.log.Info("flows of ended sandboxes were closed", "flows", n)
+	}
+	return nil
 }
