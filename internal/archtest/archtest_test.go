@@ -28,7 +28,7 @@ var layers = [][]string{
 	4: {"pkg/expiry"},
 	5: {"pkg/api", "api"},
 	6: {"pkg/client", "internal/config"},
-	7: {"internal/daemon"},
+	7: {"internal/daemon", "internal/daemontest"},
 	8: {"cmd", "test"},
 }
 

@@ -35,9 +35,9 @@ func TestDefault(t *testing.T) {
 
 func TestBad(t *testing.T) {
 	for text, want := range map[string]string{
-		"colour = 1":                                                 "colour",
-		"[listen]\nsokcet = '/x'":                                    "sokcet",
-		"instance = 'AB'":                                            "one character",
+		"colour = 1":              "colour",
+		"[listen]\nsokcet = '/x'": "sokcet",
+		"instance = 'AB'":         "one character",
 		"instance = 'd'\n[listen]\ntcp = '[::1]:1'":                  "api_key_file",
 		"[listen]\ntcp = '127.0.0.1:1'\ninsecure = 'yes'":            "anyone who can connect",
 		"[listen]\ntcp = 'localhost'\ninsecure = '" + Insecure + "'": "address:port",

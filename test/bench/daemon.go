@@ -34,6 +34,7 @@ type daemon struct {
 
 func (d *daemon) config() string { return filepath.Join(d.dir, "config.toml") }
 func (d *daemon) host() string   { return "unix://" + filepath.Join(inst.RunDir(), "sandboxd.sock") }
+
 func (d *daemon) program(name string) string {
 	return filepath.Join(d.bin, name)
 }

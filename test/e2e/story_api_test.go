@@ -78,8 +78,10 @@ func tellAPI(t *testing.T, l *lab) {
 			t.Errorf("%s was taken", limits)
 		}
 	}
-	for _, more := range []string{`,"timeout":-1`, `,"timeout":0`, `,"timeout":1e300`, `,"timeout":"soon"`, `,"extensions":{"sandboxd.runtime":"kata"}`,
-		`,"extensions":{"sandboxd.name":"../x"}`, `,"extensions":{"sandboxd.nothing":"x"}`, `,"env":{"A=B":"x"}`, `,"networkPolicy":{"defaultAction":"maybe"}`} {
+	for _, more := range []string{
+		`,"timeout":-1`, `,"timeout":0`, `,"timeout":1e300`, `,"timeout":"soon"`, `,"extensions":{"sandboxd.runtime":"kata"}`,
+		`,"extensions":{"sandboxd.name":"../x"}`, `,"extensions":{"sandboxd.nothing":"x"}`, `,"env":{"A=B":"x"}`, `,"networkPolicy":{"defaultAction":"maybe"}`,
+	} {
 		check(create(more), 400)
 	}
 	check(l.request("POST", "/v1/sandboxes", strings.NewReader(`{"image":{"uri":"nope"},"entrypoint":["true"],"resourceLimits":{"cpu":"1","memory":"128Mi"}}`)), 404, "image ls")
