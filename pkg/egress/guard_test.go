@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -46,8 +47,17 @@ func TestOpenedMeanwhile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer good.Close()
+	for name, flush := range map[string]func(){
+		"filter": func() { w.run("iptables", "-F") },
+		"all":    func() { flushAll(w) }, // the kernel tracks nothing then
+	} {
+		t.Run(name, func(t *testing.T) { openedMeanwhile(t, w, e, id, good, flush) })
+	}
+}
+
+func openedMeanwhile(t *testing.T, w *world, e *Engine, id string, good net.Conn, flush func()) {
 	e.guarding.Lock() // the guard looks away
-	flushAll(w)
+	flush()
 	bad, err := w.dial(id, "tcp", "203.0.113.2:80", time.Second)
 	e.guarding.Unlock()
 	if err != nil {
