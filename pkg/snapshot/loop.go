@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -11,9 +12,16 @@ import (
 // attachLoop attaches a file to a free loop device. The device frees itself
 // when its last user, the returned file or a mount, is gone.
 //
+// A file that is attached already keeps its device: a mount may live on in
+// somebody's mount namespace, and two devices over one file are two file
+// systems that overwrite each other.
+//
 // Direct I/O spares the second copy in the page cache, where the file system
 // below can do it.
 func attachLoop(image *os.File) (*os.File, error) {
+	if dev, err := attachedLoop(image); dev != nil || err != nil {
+		return dev, err
+	}
 	ctl, err := os.OpenFile("/dev/loop-control", os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%w (is the module loop loaded?)", err)
@@ -45,4 +53,35 @@ func attachLoop(image *os.File) (*os.File, error) {
 		}
 	}
 	return nil, fmt.Errorf("attach %s: every free loop device was taken by others", image.Name())
+}
+
+// attachedLoop returns the device that a file is attached to, or nil.
+func attachedLoop(image *os.File) (*os.File, error) {
+	var want unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &want); err != nil {
+		return nil, fmt.Errorf("stat %s: %w", image.Name(), err)
+	}
+	bound, err := filepath.Glob("/sys/block/loop*/loop")
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range bound {
+		dev, err := os.OpenFile("/dev/"+filepath.Base(filepath.Dir(dir)), os.O_RDWR|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENXIO) || errors.Is(err, os.ErrNotExist) {
+			continue // it was freed meanwhile
+		}
+		if err != nil {
+			return nil, fmt.Errorf("find the loop device of %s: %w", image.Name(), err)
+		}
+		// Open, it can not be freed any more.
+		st, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+		if err == nil && st.Device == want.Dev && st.Inode == want.Ino {
+			return dev, nil
+		}
+		dev.Close()
+		if err != nil && !errors.Is(err, unix.ENXIO) {
+			return nil, fmt.Errorf("find the loop device of %s: status of %s: %w", image.Name(), dev.Name(), err)
+		}
+	}
+	return nil, nil
 }

@@ -2,6 +2,7 @@ package snapshot_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -36,6 +37,59 @@ func TestPoolStaysAllocated(t *testing.T) {
 	}
 	if held := st.Blocks * 512; held < e.Config.PoolBytes {
 		t.Errorf("the pool file holds %d bytes of %d", held, e.Config.PoolBytes)
+	}
+}
+
+// A pool that lives on in somebody's mount namespace is mounted from the same
+// device again: a second one over the same file would destroy it.
+func TestPoolHeldElsewhere(t *testing.T) {
+	e := snapshottest.New(t, snapshot.PoolBtrfsLoop, nil)
+	id := e.Disk(t, 0)
+	file := filepath.Join("pool", id, "u/file")
+	if err := os.WriteFile(filepath.Join(e.Config.StateDir, file), []byte("old"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	// It has said so once its copy of the mounts is its own.
+	holder := exec.CommandContext(t.Context(), "unshare", "--mount", "--propagation", "private", "sh", "-c", "echo; exec cat")
+	in, err := holder.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := holder.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.UnmountPool(); err != nil {
+		t.Fatal(err)
+	}
+	e.Open(t)
+	var devices int
+	bound, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range bound {
+		if b, _ := os.ReadFile(f); strings.TrimSpace(string(b)) == filepath.Join(e.Config.StateDir, "pool.img") {
+			devices++
+		}
+	}
+	if devices != 1 {
+		t.Errorf("%d loop devices have the pool", devices)
+	}
+	if b, err := os.ReadFile(filepath.Join(e.Config.StateDir, file)); err != nil || string(b) != "old" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := holder.Wait(); err != nil {
+		t.Fatal(err)
 	}
 }
 
