@@ -198,6 +198,9 @@ func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Wri
 		_, _ = io.Copy(io.Discard, out)
 		_ = cmd.Wait()
 	}
+	if end.waited && !errors.Is(end.err, io.EOF) {
+		err = end.err // in its own words, not as what half a tar looks like
+	}
 	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // what ignored the first; none is the rule
 	return "", 0, errors.Join(ctx.Err(), err)
 }
