@@ -22,8 +22,9 @@ import (
 // link a packet comes in by. That is every sandbox link (Attach) and every
 // link by which replies may arrive, that is, one that has routes. The global
 // net.ipv4.ip_forward, which would make the host a router between all its
-// networks and for links to come, is not touched. What Setup switched on it
-// never switches off: somebody else may rely on it by then.
+// networks and for links to come, is not touched. Still a link that forwards
+// does so to every other link: SwitchedOn names those for which only Setup
+// asked, so that egress closes them to all but sandboxes.
 func (m *Manager) Setup(ctx context.Context) error {
 	if err := m.setup(); err != nil {
 		return fmt.Errorf("set up the host's network for instance %s: %w", m.inst, err)
@@ -93,7 +94,7 @@ func (m *Manager) openUplinks(h *netlink.Handle) error {
 }
 
 func (m *Manager) forward(link string) error {
-	name := "net/ipv4/conf/" + link + "/forwarding"
+	name := forwarding(link)
 	was, err := os.ReadFile(procSys + name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // the link went away
@@ -103,6 +104,9 @@ func (m *Manager) forward(link string) error {
 	}
 	if strings.TrimSpace(string(was)) == "1" {
 		return nil
+	}
+	if err := m.note(link); err != nil { // first: what is not noted is never closed
+		return err
 	}
 	if err := writeSysctls([]sysctl{{name, "1", true}}, ""); err != nil {
 		return err
@@ -141,8 +145,10 @@ func routedLinks(h *netlink.Handle) (map[int]bool, error) {
 	return indexes, nil
 }
 
-// Purge undoes Setup, but for forwarding. It is for uninstalling and for tests;
-// links and namespaces must be gone by then. Absent is success.
+// Purge undoes Setup. Forwarding goes off where only Setup asked for it, also
+// if another instance lives by it: its own next Setup switches it on again. It
+// is for uninstalling and for tests; links and namespaces must be gone by then.
+// Absent is success.
 func (m *Manager) Purge(ctx context.Context) error {
 	h, err := m.host()
 	if err != nil {
@@ -158,6 +164,9 @@ func (m *Manager) Purge(ctx context.Context) error {
 	}
 	if err := h.RouteDel(m.poolRoute()); err != nil && !errors.Is(err, unix.ESRCH) {
 		errs = append(errs, fmt.Errorf("pool route: %w", err))
+	}
+	if err := m.unforward(); err != nil {
+		errs = append(errs, err)
 	}
 	if err := os.Remove(m.dir); err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, err)
