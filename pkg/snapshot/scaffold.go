@@ -1,7 +1,9 @@
 package snapshot
 
 import (
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -10,9 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scaffoldName carries a version: a new set of mount points is a new layer, so
-// that running sandboxes keep theirs.
-const scaffoldName = "scaffold-v1"
+// scaffoldName is made of what is in it: another set of mount points is another
+// layer, and running sandboxes keep theirs. Older ones are left: a dozen empty
+// inodes.
+var scaffoldName = func() string {
+	h := sha256.Sum256([]byte(fmt.Sprint(scaffold)))
+	return fmt.Sprintf("scaffold-%x", h[:4])
+}()
 
 // scaffold is every mount point of a sandbox, in an order that makes parents
 // first. Directories merge with the image's, and the topmost gives owner and
@@ -26,6 +32,9 @@ var scaffold = []struct {
 	{"dev", fs.ModeDir | 0o755},
 	{"run", fs.ModeDir | 0o755},
 	{"tmp", fs.ModeDir | fs.ModeSticky | 0o777},
+	// gVisor mounts a tmpfs of its own over a /tmp that is empty, outside the
+	// disk limit and every snapshot (runsc/boot, mountTmp).
+	{"tmp/.X11-unix", fs.ModeDir | fs.ModeSticky | 0o777},
 	{"opt", fs.ModeDir | 0o755},
 	{"opt/opensandbox", fs.ModeDir | 0o755},
 	{"etc", fs.ModeDir | 0o755},

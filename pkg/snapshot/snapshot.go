@@ -2,7 +2,7 @@
 // sandbox a disk, the writable upper of an overlay over those layers.
 //
 //	<state>/layers/<hex>     one image layer, named by the sha256 of its tar; never changes
-//	<state>/layers/scaffold-v1  topmost lower of every overlay: the mount points
+//	<state>/layers/scaffold-*  topmost lower of every overlay: the mount points
 //	<state>/pool.img         a btrfs, allocated in full, mounted by loop at ...
 //	<state>/pool/<id>        ... a disk: a subvolume with the upper u and the work directory w
 //	<state>/pool/id          random name of the pool; the store of records keeps it too

@@ -172,8 +172,8 @@ func (h *Host) NewBox(t testing.TB, rt Runtime) *Box {
 	if h.runtime == oci.Runc {
 		base = int(inst.UIDBase(b.slot))
 	}
-	// runsc mounts a tmpfs of its own on a /tmp that is empty; pkg/snapshot's
-	// scaffold keeps it from that likewise.
+	// runsc mounts a tmpfs of its own on a /tmp that is empty, and none on this
+	// one, as pkg/snapshot's scaffold has it.
 	for _, d := range []string{"dev", "etc", "opt/opensandbox", "proc", "run", "sys", "tmp/.X11-unix"} {
 		must(t, os.MkdirAll(filepath.Join(rootfs, d), 0o755))
 	}

@@ -64,6 +64,9 @@ func testReport(t *testing.T, h *Host, rt Runtime) {
 	if !slices.Contains(strings.Split(r["env"], "\n"), "ANSWER=42") {
 		t.Errorf("env lacks ANSWER=42: %q", r["env"])
 	}
+	if _, err := os.Stat(filepath.Join(b.Config.RootFS, "tmp/new")); err != nil {
+		t.Errorf("what the guest writes to /tmp is not on its root file system: %v", err)
+	}
 	core, _ := find(r["/proc/self/limits"], "Max core file size")
 	if f := strings.Fields(core); len(f) < 6 || f[4] != "1" || f[5] != "1" {
 		t.Errorf("core limit is %q, want exactly 1", core)
