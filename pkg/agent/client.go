@@ -115,8 +115,8 @@ var errNotReady = errors.New("agent is not ready")
 // far, so that polling adds a few percent to any boot; each attempt has a
 // deadline of its own: while a guest boots, connections are refused or, where
 // the packets meet a link that is not up yet, time out, and the kernel would
-// repeat a lost SYN after a second only. An agent that refuses the token or speaks a foreign
-// protocol is an error at once.
+// repeat a lost SYN after a second only. An agent that refuses the token or
+// speaks a foreign protocol is an error at once.
 func (c *Client) Ready(ctx context.Context) error {
 	attempt, start := 20*time.Millisecond, time.Now()
 	for {
@@ -139,21 +139,6 @@ func (c *Client) Ready(ctx context.Context) error {
 		}
 		attempt = min(attempt*3/2, 500*time.Millisecond)
 	}
-}
-
-// Ping asks once whether the agent answers.
-func (c *Client) Ping(ctx context.Context) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sandbox/ping", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := c.RoundTripper().RoundTrip(r)
-	if err != nil {
-		return fmt.Errorf("ping the agent: %w", err)
-	}
-	defer resp.Body.Close()
-	io.CopyN(io.Discard, resp.Body, 4<<10) //nolint:errcheck // only so that the connection can be kept
-	return checkPing(resp)
 }
 
 func (c *Client) tryDial(ctx context.Context, limit time.Duration) (net.Conn, error) {

@@ -76,9 +76,16 @@ func TestReadyWaitsAndKeepsItsConnection(t *testing.T) {
 	}
 	n := dials.Load()
 	for range 3 {
-		if err := c.Ping(ctx); err != nil {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sandbox/ping", nil)
+		if err != nil {
 			t.Fatal(err)
 		}
+		resp, err := c.RoundTripper().RoundTrip(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.Copy(io.Discard, resp.Body) //nolint:errcheck // it is empty
+		resp.Body.Close()
 	}
 	if dials.Load() != n {
 		t.Errorf("%d connections after the agent was ready, want none", dials.Load()-n)
