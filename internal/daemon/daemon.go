@@ -256,6 +256,7 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		Instance:  d.cfg.Instance,
 		Pool:      d.cfg.Network.Pool,
 		Upstreams: d.cfg.Network.Resolvers,
+		Uplinks:   d.ns.SwitchedOn,
 		Logger:    d.log,
 		OnDeny: func(n egress.Denial) {
 			d.log.Info("denied", "sandbox", n.ID, "proto", n.Proto, "dst", n.Dst.String(), "rule", n.Rule)

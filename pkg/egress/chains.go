@@ -52,6 +52,7 @@ func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generati
 	r := strings.NewReplacer(
 		"LINKS", i.LinkMatch(), // this instance's
 		"SRC", i.Set("src"),
+		"UPLINKS", i.Set("uplink"),
 		"NUMBER", fmt.Sprint(i.Queue()),
 		"GATEWAY", gateway.String(),
 		"POOL", pool.Masked().String(),
@@ -122,13 +123,16 @@ const chainText = `
 -A @BACK$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A @BACK$ -i sb-+ -j @DENY$
 -A @BACK$ -j DROP
+-A @UPLINK$ -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN
+-A @UPLINK$ -m set --match-set UPLINKS src,src -j DROP
 -A @INPUT$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A @INPUT$ -d GATEWAY/32 -p udp -m udp --dport DNSPORT -m conntrack --ctstate DNAT -j ACCEPT
 -A @INPUT$ -d GATEWAY/32 -p tcp -m tcp --dport DNSPORT -m conntrack --ctstate DNAT -j ACCEPT
 -A @INPUT$ -j @DENY$
 `
 
-// hookText: last in a table is first in its chain.
+// hookText: last in a table is first in its chain. UPLINK is for what is no
+// sandbox's on either side: a link that forwards for us would do so for all.
 const hookText = `
 *raw
 -A PREROUTING -i LINKS -j @RAW$
@@ -139,6 +143,7 @@ const hookText = `
 -A POSTROUTING -s POOL ! -o sb-+ -m comment --comment TAG -j MASQUERADE
 *filter
 -A INPUT -i LINKS -j @INPUT$
+-A FORWARD ! -i sb-+ ! -o sb-+ -j @UPLINK$
 -A FORWARD ! -i LINKS -o LINKS -j @BACK$
 -A FORWARD -i LINKS -j @FORWARD$
 `

@@ -57,7 +57,12 @@ type Config struct {
 	// Upstreams are asked for names, in this order. Empty: the nameservers of
 	// /etc/resolv.conf, as they are at the time.
 	Upstreams []netip.AddrPort
-	Logger    *slog.Logger // nil: discard
+	// Uplinks, if not nil, names the links that forward for the sake of
+	// sandboxes alone: what arrives by one and opens a flow to elsewhere is
+	// dropped. It is asked at the start, every ten seconds, and when somebody
+	// changes the rules of nf_tables.
+	Uplinks func() ([]string, error)
+	Logger  *slog.Logger // nil: discard
 	// OnDeny, if not nil, hears of denied flows, one call at a time and outside
 	// the packet path; at most 100 a second for each sandbox, and some may be
 	// lost under load.
@@ -136,7 +141,10 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if e.sets, err = netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
-	if err := e.createSet(); err != nil {
+	if err := e.createSets(); err != nil {
+		return err
+	}
+	if err := e.refreshUplinks(); err != nil {
 		return err
 	}
 	if e.chains, err = newChains(e.cfg.Instance, e.cfg.Pool, e.cfg.Gateway, e.log); err != nil {

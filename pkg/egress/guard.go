@@ -59,6 +59,9 @@ func (e *Engine) check(ctx context.Context) {
 	if err := e.refreshHosts(); err != nil {
 		e.log.Warn("addresses of this host not read", "err", err)
 	}
+	if err := e.refreshUplinks(); err != nil {
+		e.log.Warn("links that forward for sandboxes alone not read; those of before stay", "err", err)
+	}
 	e.dns.refresh()
 	if err := e.restore(ctx); err != nil {
 		e.log.Error("the chains of sandboxd could not be seen to stand; links of sandboxes that were taken down stay so, and this is tried again", "err", err)

@@ -191,3 +191,57 @@ func TestLeftovers(t *testing.T) {
 		t.Errorf("a flow of another: %v", err)
 	}
 }
+
+// TestUplink: a link that forwards for the sake of sandboxes makes the host no
+// router for others.
+func TestUplink(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "open"))
+	lan := w.newNS()
+	defer lan.Close()
+	defer w.try("ip", "link", "del", "lan0")
+	w.ip(lan, "link add lan0 type veth peer name eth0 netns NS")
+	w.run("ip", "addr", "add", "192.0.2.1/24", "dev", "lan0")
+	w.run("ip", "link", "set", "lan0", "up")
+	w.in(lan, func() {
+		for _, c := range []string{"link set lo up", "addr add 192.0.2.2/24 dev eth0", "link set eth0 up", "route add default via 192.0.2.1"} {
+			w.run("ip", strings.Fields(c)...)
+		}
+		w.carries("eth0")
+	})
+	w.carries("lan0")
+	w.write("net/ipv4/conf/lan0/forwarding", "1")
+	w.serve(lan, "192.0.2.2", 80)
+	in := func() (err error) {
+		w.in(w.outside, func() {
+			var c net.Conn
+			if c, err = net.DialTimeout("tcp", "192.0.2.2:80", 500*time.Millisecond); err == nil {
+				err = echo(c, time.Second)
+				c.Close()
+			}
+		})
+		return err
+	}
+	for range 2 {
+		for _, links := range [][]string{nil, {"up0"}} {
+			w.mu.Lock()
+			w.uplinks = links
+			w.mu.Unlock()
+			e.check(t.Context())
+			if err := in(); (err == nil) != (links == nil) {
+				t.Errorf("from outside to another network of the host, with %v closed: %v", links, err)
+			}
+			w.allowed(id, "tcp", "203.0.113.1:443")
+		}
+	}
+	// What leaves by it, and the replies to that, are the business of others.
+	w.in(lan, func() {
+		c, err := net.DialTimeout("tcp", "198.51.100.2:80", time.Second)
+		if err != nil {
+			t.Errorf("from another network of the host to outside: %v", err)
+			return
+		}
+		c.Close()
+	})
+}

@@ -150,8 +150,10 @@ func purge(i instance.Instance) error {
 			}
 		}
 	}
-	if err := netlink.IpsetDestroy(i.Set("src")); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("destroy ipset %s: %w", i.Set("src"), err)
+	for _, name := range []string{i.Set("src"), i.Set("uplink")} {
+		if err := netlink.IpsetDestroy(name); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("destroy ipset %s: %w", name, err)
+		}
 	}
 	return nil
 }

@@ -26,17 +26,66 @@ type source struct {
 
 func (e *Engine) src() string { return e.cfg.Instance.Set("src") }
 
-// createSet makes the set, or keeps the one there is with what it holds.
-func (e *Engine) createSet() error {
-	err := e.sets.IpsetCreate(e.src(), "hash:net,iface", netlink.IpsetCreateOptions{Replace: true})
-	if err != nil {
-		return fmt.Errorf("make ipset %s: %w: the kernel needs the modules ip_set and ip_set_hash_netiface (modprobe ip_set_hash_netiface; Debian has them in linux-image-amd64, not in its cloud-less minimal builds)", e.src(), err)
+// createSets makes the sets, or keeps those there are with what they hold.
+func (e *Engine) createSets() error {
+	for _, name := range []string{e.src(), e.uplink()} {
+		err := e.sets.IpsetCreate(name, "hash:net,iface", netlink.IpsetCreateOptions{Replace: true})
+		if err != nil {
+			return fmt.Errorf("make ipset %s: %w: the kernel needs the modules ip_set and ip_set_hash_netiface (modprobe ip_set_hash_netiface; Debian has them in linux-image-amd64, not in its cloud-less minimal builds)", name, err)
+		}
 	}
 	return nil
 }
 
+func (e *Engine) uplink() string { return e.cfg.Instance.Set("uplink") }
+
+// everywhere is all addresses: a set holds no /0.
+var everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/1"), netip.MustParsePrefix("128.0.0.0/1")}
+
+// refreshUplinks makes the set of uplinks what Config.Uplinks says.
+func (e *Engine) refreshUplinks() error {
+	if e.cfg.Uplinks == nil {
+		return nil
+	}
+	want, err := e.cfg.Uplinks()
+	if err != nil {
+		return err
+	}
+	set, err := e.sets.IpsetList(e.uplink())
+	if err != nil {
+		return fmt.Errorf("list ipset %s: %w", e.uplink(), err)
+	}
+	have := map[string]int{}
+	for _, entry := range set.Entries {
+		have[entry.IFace]++
+	}
+	for _, link := range want {
+		for _, p := range everywhere {
+			if have[link] == len(everywhere) {
+				continue
+			}
+			if err := e.sets.IpsetAdd(e.uplink(), linkEntry(p, link)); err != nil {
+				return fmt.Errorf("add %s to ipset %s: %w", link, e.uplink(), err)
+			}
+		}
+		delete(have, link)
+	}
+	for link := range have {
+		for _, p := range everywhere {
+			if err := absent(e.sets.IpsetDel(e.uplink(), linkEntry(p, link))); err != nil {
+				return fmt.Errorf("take %s out of ipset %s: %w", link, e.uplink(), err)
+			}
+		}
+	}
+	return nil
+}
+
+func linkEntry(p netip.Prefix, link string) *netlink.IPSetEntry {
+	return &netlink.IPSetEntry{IP: p.Addr().AsSlice(), CIDR: uint8(p.Bits()), IFace: link, Replace: true}
+}
+
 func entry(id string, a netip.Addr) *netlink.IPSetEntry {
-	return &netlink.IPSetEntry{IP: a.AsSlice(), CIDR: 32, IFace: linkPrefix + id, Replace: true}
+	return linkEntry(netip.PrefixFrom(a, 32), linkPrefix+id)
 }
 
 func (e *Engine) addSource(id string, a netip.Addr) error {
@@ -44,7 +93,11 @@ func (e *Engine) addSource(id string, a netip.Addr) error {
 }
 
 func (e *Engine) delSource(id string, a netip.Addr) error {
-	err := e.sets.IpsetDel(e.src(), entry(id, a))
+	return absent(e.sets.IpsetDel(e.src(), entry(id, a)))
+}
+
+// absent is err, unless it says that an entry was not there.
+func absent(err error) error {
 	if errors.Is(err, nl.IPSetError(nl.IPSET_ERR_EXIST)) {
 		return nil // the library's word for absent
 	}

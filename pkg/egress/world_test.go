@@ -43,8 +43,9 @@ type world struct {
 	outside vns.NsHandle
 	guests  map[string]vns.NsHandle
 
-	mu     sync.Mutex
-	denied []Denial
+	mu      sync.Mutex
+	denied  []Denial
+	uplinks []string
 }
 
 func newWorld(t testing.TB) *world {
@@ -275,6 +276,11 @@ func (w *world) open() *Engine {
 		Instance:  inst,
 		Upstreams: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.53:53")},
 		Logger:    slog.New(slog.NewTextHandler(w.t.Output(), nil)),
+		Uplinks: func() ([]string, error) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.uplinks, nil
+		},
 		OnDeny: func(d Denial) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
