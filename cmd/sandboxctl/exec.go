@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
 	"syscall"
 	"time"
@@ -122,63 +121,21 @@ func setUser(ctx context.Context, cl *client.Client, sandbox string, command *cl
 	return err
 }
 
-// signals passes signals on to a command. The second Ctrl-C ends everything.
-type signals struct {
-	ch     chan os.Signal
-	ctx    context.Context
-	cancel context.CancelFunc
-}
-
-func catchSignals() *signals {
-	s := &signals{ch: make(chan os.Signal, 8)}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
-	signal.Notify(s.ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	return s
-}
-
-func (s *signals) stop() {
-	signal.Stop(s.ch)
-	s.cancel()
-}
-
-// pending reports whether a signal has come that nobody has taken.
-func (s *signals) pending() bool { return len(s.ch) > 0 }
-
-var signalNames = map[os.Signal]string{
-	syscall.SIGINT: "SIGINT", syscall.SIGTERM: "SIGTERM", syscall.SIGHUP: "SIGHUP", syscall.SIGQUIT: "SIGQUIT",
-}
-
-// forward sends each signal to p until done; the second of a kind gives up.
-func (s *signals) forward(p *client.Process, done <-chan struct{}) {
-	seen := map[os.Signal]bool{}
-	for {
-		select {
-		case <-done:
-			return
-		case got := <-s.ch:
-			if seen[got] {
-				s.cancel()
-				return
-			}
-			seen[got] = true
-			go p.Signal(s.ctx, signalNames[got]) //nolint:errcheck // a command that ended meanwhile needs none
-		}
-	}
-}
-
 // execute runs a command to its end and returns its exit status as an error.
 func execute(cl *client.Client, sig *signals, sandbox string, command client.Command, user string, stdin io.Reader) error {
 	ctx := sig.ctx
-	if err := setUser(ctx, cl, sandbox, &command, user); err != nil {
-		return err
+	err := setUser(ctx, cl, sandbox, &command, user)
+	var p *client.Process
+	if err == nil {
+		p, err = cl.Start(ctx, sandbox, command)
 	}
-	p, err := cl.Start(ctx, sandbox, command)
+	if err != nil && ctx.Err() != nil {
+		return status{code: 130}
+	}
 	if err != nil {
 		return err
 	}
-	done := make(chan struct{})
-	defer close(done)
-	go sig.forward(p, done)
+	sig.to(p)
 	if command.Stdin {
 		go p.SendStdin(ctx, stdin) //nolint:errcheck // a command may end before its input does
 	}

@@ -50,7 +50,8 @@ type daemon struct {
 	stdin    chan string
 	oom      int64
 	files    map[string]string
-	tree     string // JSON of directories/list
+	tree     string                // JSON of directories/list
+	before   func(r *http.Request) // each answer
 }
 
 func newDaemon(t *testing.T) *daemon {
@@ -89,6 +90,9 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	d.mu.Lock()
 	d.requests = append(d.requests, r.Method+" "+strings.TrimPrefix(r.URL.Path, "/v1"))
 	d.mu.Unlock()
+	if d.before != nil {
+		d.before(r)
+	}
 	defer d.asked() // what the handler wrote is seen by who asks later
 	p, inside := strings.CutPrefix(r.URL.Path, "/v1/sandboxes/"+testID+"/proxy/44772")
 	if !inside {
@@ -320,6 +324,68 @@ func TestInterrupt(t *testing.T) {
 			t.Errorf("twice %v: %d, %v", twice, c.ProcessState.ExitCode(), d.asked())
 		}
 		close(gone)
+	}
+}
+
+// TestInterruptEarly: Ctrl-C counts before there is a command, too.
+func TestInterruptEarly(t *testing.T) {
+	for name, c := range map[string]struct {
+		args  []string
+		at    string // the request that hangs
+		twice bool   // a second Ctrl-C, on which it hangs on
+		want  string // requests after it
+	}{
+		"creating":        {[]string{"run", "base", "--", "true"}, "POST /v1/sandboxes", false, "DELETE /sandboxes/" + testID},
+		"creating, twice": {[]string{"run", "base", "--", "true"}, "POST /v1/sandboxes", true, "GET /sandboxes DELETE /sandboxes/" + testID},
+		"kept, twice":     {[]string{"run", "--rm=false", "base", "--", "true"}, "POST /v1/sandboxes", true, ""},
+		"starting":        {[]string{"exec", "lab", "true"}, "POST /v1/sandboxes/lab/proxy/44772/command", false, "POST /sandboxes/lab/proxy/44772/command/" + commandID + "/signal"},
+		"starting, twice": {[]string{"run", "base", "true"}, "POST /v1/sandboxes/" + testID + "/proxy/44772/command", true, "DELETE /sandboxes/" + testID},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDaemon(t)
+			asked, awake := make(chan struct{}), make(chan struct{})
+			d.before = func(r *http.Request) {
+				if r.Method+" "+r.URL.Path == c.at {
+					close(asked)
+					<-awake
+				}
+			}
+			d.exec = func(w io.Writer, signals <-chan string) {
+				if !c.twice { // else nobody is left
+					<-signals
+				}
+				exit(w, 130)
+			}
+			cmd := d.cmd(c.args...)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			<-asked
+			cmd.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
+			time.Sleep(50 * time.Millisecond)  // two signals at once are one
+			if c.twice {
+				cmd.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
+			} else {
+				close(awake)
+			}
+			guard := time.AfterFunc(10*time.Second, func() { cmd.Process.Kill() })
+			defer guard.Stop()
+			cmd.Wait() //nolint:errcheck // the code is looked at
+			if c.twice {
+				close(awake)
+			}
+			var after []string
+			for _, r := range d.asked() {
+				if "POST /v1"+strings.TrimPrefix(r, "POST ") == c.at {
+					after = nil
+					continue
+				}
+				after = append(after, r)
+			}
+			if got := strings.Join(after, " "); cmd.ProcessState.ExitCode() != 130 || got != c.want {
+				t.Errorf("status %d, then %q, want 130 and %q", cmd.ProcessState.ExitCode(), got, c.want)
+			}
+		})
 	}
 }
 

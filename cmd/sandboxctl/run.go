@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"os"
 	"time"
 
@@ -26,7 +27,8 @@ func newRun(c *cli) *cobra.Command {
 The exit status is the command's; 124 if it ran into --timeout, 125 if
 sandboxctl or the daemon failed, 126 or 127 if the command can not be run or
 does not exist, 137 if it was killed (the reason is on stderr). Ctrl-C goes to
-the command; a second one destroys the sandbox at once.`,
+the command; a second one destroys the sandbox at once, a third does not even
+wait for that.`,
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
   sandboxctl run --runtime runc --memory 256Mi base uname -a
   tar c . | sandboxctl run -i base -- sh -c 'tar x && ls'`,
@@ -80,8 +82,19 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 			r.Extensions[client.ExtTimeout] = (e.timeout + 5*time.Minute).String()
 		}
 	}
-	// Not to be cut short by Ctrl-C: without the answer nobody knows what to destroy.
-	sb, err := cl.Create(context.Background(), r, true)
+	if rm {
+		if r.Metadata == nil {
+			r.Metadata = map[string]string{}
+		}
+		r.Metadata[runLabel] = rand.Text()
+	}
+	sb, err := cl.Create(sig.ctx, r, true)
+	if err != nil && sig.ctx.Err() != nil {
+		if rm {
+			abandon(cl, r.Metadata[runLabel])
+		}
+		return status{code: 130}
+	}
 	if err != nil {
 		return err
 	}
@@ -103,4 +116,37 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 	}
 	// Env went to the sandbox, where all of its processes see it.
 	return execute(cl, sig, sb.ID, e.command(command, nil), e.user, os.Stdin)
+}
+
+// runLabel carries a number of its own for each run, by which a sandbox is found
+// again whose creation was interrupted: its id never arrived.
+const runLabel = "sandboxctl.run"
+
+// abandon destroys the sandbox of an interrupted creation. The daemon may still
+// be writing it down, or have dropped it: it is looked for during two seconds.
+func abandon(cl *client.Client, run string) {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanup)
+	defer cancel()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for range 10 {
+		found, err := cl.List(ctx, client.Filter{Metadata: map[string]string{runLabel: run}})
+		if err != nil {
+			complain(errs.Wrap(err, errs.Unavailable, "the sandbox that was being made could not be looked for, it may still be there; see `sandboxctl ps`"))
+			return
+		}
+		for _, sb := range found {
+			if err := cl.Delete(ctx, sb.ID); err != nil && !errs.Is(err, errs.NotFound) {
+				complain(errs.Wrap(err, errs.Internal, "sandbox %s could not be destroyed; try `sandboxctl rm %s`", sb.ID, sb.ID))
+			}
+		}
+		if len(found) > 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }

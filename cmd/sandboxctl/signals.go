@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// signals passes signals on to a command. What comes before the command has
+// started waits for it. The second of a kind cancels ctx, which ends everything;
+// the third ends this process, whatever it waits for.
+type signals struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	ch     chan os.Signal
+
+	mu      sync.Mutex
+	process *client.Process // nil: not started yet
+	held    []os.Signal
+}
+
+func catchSignals() *signals {
+	s := &signals{ch: make(chan os.Signal, 8)}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	signal.Notify(s.ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	go s.watch()
+	return s
+}
+
+// stop ends the catching; ctx ends too.
+func (s *signals) stop() {
+	signal.Stop(s.ch)
+	close(s.ch)
+	s.cancel()
+}
+
+func (s *signals) watch() {
+	seen := map[os.Signal]int{}
+	for got := range s.ch {
+		switch seen[got]++; seen[got] {
+		case 1:
+			s.pass(got)
+		case 2:
+			s.cancel()
+		default:
+			os.Exit(130)
+		}
+	}
+}
+
+func (s *signals) pass(got os.Signal) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		s.held = append(s.held, got)
+		return
+	}
+	go s.process.Signal(s.ctx, signalNames[got]) //nolint:errcheck // a command that ended meanwhile needs none
+}
+
+// to names the command that signals are for.
+func (s *signals) to(p *client.Process) {
+	s.mu.Lock()
+	s.process = p
+	held := s.held
+	s.held = nil
+	s.mu.Unlock()
+	for _, got := range held {
+		s.pass(got)
+	}
+}
+
+// pending reports whether a signal came for a command that has not started.
+func (s *signals) pending() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.held) > 0
+}
+
+var signalNames = map[os.Signal]string{
+	syscall.SIGINT: "SIGINT", syscall.SIGTERM: "SIGTERM", syscall.SIGHUP: "SIGHUP", syscall.SIGQUIT: "SIGQUIT",
+}
