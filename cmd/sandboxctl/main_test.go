@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 // TestMain lets the test binary be sandboxctl, so that exit codes, signals and
@@ -108,6 +110,7 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	switch r.Method + " " + strings.Replace(strings.TrimPrefix(r.URL.Path, "/v1"), testID, "lab", 1) {
 	case "POST /sandboxes":
+		d.create = wire.CreateRequest{}
 		if json.NewDecoder(r.Body).Decode(&d.create); d.create.Image.URI == "nope" {
 			reply(404, wire.Error{Code: "IMAGE::NOT_FOUND", Message: "image \"nope\" is not here; see `sandboxctl image ls`"})
 			return
@@ -387,6 +390,50 @@ func TestInterruptEarly(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestLease: a sandbox whose run was killed goes by itself.
+func TestLease(t *testing.T) {
+	d := newDaemon(t)
+	if r := d.run(t, "run", "base", "--", "true"); r.code != 0 || d.create.Extensions[wire.ExtTimeout] != "10m0s" {
+		t.Errorf("%+v: %v", r, d.create.Extensions)
+	}
+	if d.run(t, "run", "--rm=false", "base", "--", "true"); d.create.Extensions[wire.ExtTimeout] != "" {
+		t.Errorf("kept: %v", d.create.Extensions)
+	}
+	expires := time.Now().Add(-24 * time.Hour) // by the clock of the daemon
+	got := make(chan time.Time)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var body wire.Renewal
+		if err := json.NewDecoder(r.Body).Decode(&body); err != nil || r.URL.Path != "/v1/sandboxes/x/renew-expiration" {
+			t.Error(r.URL, err)
+		}
+		got <- body.ExpiresAt
+		w.WriteHeader(http.StatusServiceUnavailable) // that does not stop it
+	}))
+	defer s.Close()
+	cl, err := client.New(s.URL, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { keepLease(ctx, cl, "x", expires, 5*time.Millisecond); close(done) }()
+	for last, i := expires, 0; i < 3; i++ {
+		at := <-got
+		if !at.After(last) || at.Sub(expires) > time.Minute {
+			t.Errorf("renewed to %s after %s", at, last)
+		}
+		last = at
+	}
+	cancel()
+	go func() {
+		for range got { //nolint:revive // one may be under way
+		}
+	}()
+	<-done
+	s.Close()
+	close(got)
 }
 
 func TestStdin(t *testing.T) {

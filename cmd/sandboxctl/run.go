@@ -28,7 +28,11 @@ The exit status is the command's; 124 if it ran into --timeout, 125 if
 sandboxctl or the daemon failed, 126 or 127 if the command can not be run or
 does not exist, 137 if it was killed (the reason is on stderr). Ctrl-C goes to
 the command; a second one destroys the sandbox at once, a third does not even
-wait for that.`,
+wait for that.
+
+If sandboxctl is killed, or can not reach the daemon for ten minutes, the
+sandbox goes by itself: it is made with a timeout that is renewed while the
+command runs. With --rm=false it has none.`,
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
   sandboxctl run --runtime runc --memory 256Mi base uname -a
   tar c . | sandboxctl run -i base -- sh -c 'tar x && ls'`,
@@ -78,9 +82,7 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 	r.Extensions[client.ExtIdle] = "true"
 	if rm {
 		r.Extensions[client.ExtOneShot] = "true"
-		if e.timeout > 0 { // a net for the case that this process is killed
-			r.Extensions[client.ExtTimeout] = (e.timeout + 5*time.Minute).String()
-		}
+		r.Extensions[client.ExtTimeout] = lease.String()
 	}
 	if rm {
 		if r.Metadata == nil {
@@ -113,6 +115,9 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 	}
 	if sig.pending() {
 		return status{code: 130}
+	}
+	if rm && sb.ExpiresAt != nil {
+		go keepLease(sig.ctx, cl, sb.ID, *sb.ExpiresAt, renewEvery)
 	}
 	// Env went to the sandbox, where all of its processes see it.
 	return execute(cl, sig, sb.ID, e.command(command, nil), e.user, os.Stdin)
@@ -147,6 +152,30 @@ func abandon(cl *client.Client, run string) {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
+		}
+	}
+}
+
+// The sandbox of a run is leased, so that it does not outlive a sandboxctl that
+// was killed.
+const (
+	lease      = 10 * time.Minute
+	renewEvery = 3 * time.Minute
+)
+
+// keepLease moves the expiry of a sandbox as time passes, until ctx ends. It
+// counts from the expiry that the daemon gave, not from the clock here, which
+// may be another. A renewal that fails is made up for by the next.
+func keepLease(ctx context.Context, cl *client.Client, id string, expires time.Time, every time.Duration) {
+	start := time.Now()
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			cl.Renew(ctx, id, expires.Add(time.Since(start))) //nolint:errcheck // see above; one that is gone ends the command too
 		}
 	}
 }

@@ -177,7 +177,7 @@ func TestLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.Close() // and nobody closed its flows
-	e = w.open()
+	w.open()
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
 	if err != nil {
 		t.Fatal(err)

@@ -187,13 +187,13 @@ func TestRecipes(t *testing.T) {
 	dir := t.TempDir()
 	s, _ = open(t, dir)
 	for text, want := range map[string]string{
-		`package = ["a"]`: `unknown key "package"`,
+		`package = ["a"]`: "unknown key:\n1| package = ",
 		`packages = ["a b"]
 workdir = "here"
 env = ["=x"]
 exclude = ["rel"]
 suite = "Book worm"`: "\"a b\" is no package\n\"rel\" is no absolute path\nenv \"=x\" is not KEY=VALUE\nworkdir \"here\"",
-		`packages = [`: "line 1",
+		`packages = [`: "1| packages = [",
 	} {
 		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "bad"), 0o755), os.WriteFile(filepath.Join(dir, "bad", "recipe.toml"), []byte(text), 0o644)); err != nil {
 			t.Fatal(err)

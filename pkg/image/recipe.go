@@ -11,7 +11,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/BurntSushi/toml"
+	"github.com/pelletier/go-toml/v2"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -55,16 +55,24 @@ func (s *Store) recipe(name string) (Recipe, error) {
 		return r, errs.New(errs.Invalid, "recipe %.80q: want a name of lower-case letters, digits, '.', '_' and '-'", name)
 	}
 	file := filepath.Join(s.cfg.RecipesDir, name, "recipe.toml")
-	meta, err := toml.DecodeFile(file, &r)
+	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		names, _ := s.Recipes()
 		return r, errs.Wrap(err, errs.NotFound, "there is no recipe %q; there are: %s", name, strings.Join(names, ", "))
 	}
 	if err != nil {
-		return r, errs.New(errs.Invalid, "recipe %s: %v", name, err)
+		return r, errs.New(errs.Internal, "recipe %s: %v", name, err)
 	}
-	if unknown := meta.Undecoded(); len(unknown) > 0 {
-		return r, errs.New(errs.Invalid, "recipe %s: unknown key %q", name, unknown[0].String())
+	defer f.Close()
+	err = toml.NewDecoder(f).DisallowUnknownFields().Decode(&r)
+	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok {
+		return r, errs.New(errs.Invalid, "recipe %s: unknown key:\n%s", name, strict.String())
+	}
+	if bad, ok := errors.AsType[*toml.DecodeError](err); ok {
+		return r, errs.New(errs.Invalid, "recipe %s:\n%s", name, bad.String())
+	}
+	if err != nil {
+		return r, errs.New(errs.Invalid, "recipe %s: %v", name, err)
 	}
 	if r.Variant == "" {
 		r.Variant = "minbase"

@@ -65,7 +65,7 @@ type Config struct {
 	Env      []string // of PID 1, KEY=VALUE
 
 	MemoryBytes int64  // what the guest is told it has; enforced by pkg/cgroups
-	CPUMillis   int64  // thousandths of a core; enforced by pkg/cgroups
+	CPUMillis   int64  // thousandths of a core; enforced by pkg/cgroups. gVisor shows whole CPUs, at least two
 	Pids        int64  // runsc: RLIMIT_NPROC, which the sentry enforces; runc: pkg/cgroups
 	NoFile      uint64 // RLIMIT_NOFILE; 0: MaxNoFile. More than the starter's own hard limit fails the start
 }

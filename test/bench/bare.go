@@ -154,6 +154,7 @@ func (b *bare) prepare(ctx context.Context, runtime string) (x *box, err error) 
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, x.remove(ctx))
+			x = nil
 		}
 	}()
 	a := bareInstance.Pool().Addr().As4()
@@ -241,9 +242,17 @@ func (x *box) runscDelete(ctx context.Context) error {
 	return nil
 }
 
-// remove kills it if it lives and gives everything back.
+// drop is remove that waits until all of it is gone.
+func (x *box) drop(ctx context.Context) error {
+	if err := x.remove(ctx); err != nil {
+		return err
+	}
+	return settle(x.id)
+}
+
+// remove kills it if it lives and gives everything back, also when ctx has ended.
 func (x *box) remove(ctx context.Context) error {
-	b := x.b
+	ctx, b := context.WithoutCancel(ctx), x.b
 	if x.agent != nil {
 		x.agent.Close()
 	}

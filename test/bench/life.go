@@ -52,7 +52,7 @@ func coldCreate(ctx context.Context, b *bench) error {
 			start := time.Now()
 			err = x.start(ctx)
 			took := ms(time.Since(start))
-			return took, errors.Join(err, x.remove(ctx), settle(x.id))
+			return took, errors.Join(err, x.drop(ctx))
 		}
 		a, c, err := turns(b.times(pick(rt, 40, 25), pick(rt, 6, 4)), 2, ours, theirs)
 		if err != nil {
@@ -95,7 +95,7 @@ func deletion(ctx context.Context, b *bench) error {
 			start := time.Now()
 			err = end(ctx)
 			took := ms(time.Since(start))
-			return took, errors.Join(err, x.remove(ctx), settle(x.id))
+			return took, errors.Join(err, x.drop(ctx))
 		}
 		a, c, err := turns(b.times(20, 2), 1, ours, theirs)
 		if err != nil {
@@ -139,7 +139,12 @@ func burst(ctx context.Context, b *bench) error {
 			if err == nil {
 				rate, err = inParallel(func(i int) error { return boxes[i].start(ctx) })
 			}
-			_, removeErr := inParallel(func(i int) error { return boxes[i].remove(ctx) })
+			_, removeErr := inParallel(func(i int) error {
+				if boxes[i] == nil {
+					return nil
+				}
+				return boxes[i].remove(ctx)
+			})
 			return rate, errors.Join(err, removeErr)
 		}
 		a, c, err := turns(b.times(pick(rt, 6, 3), 1), 0, ours, theirs)
@@ -179,13 +184,17 @@ func inParallel(do func(i int) error) (rate float64, err error) {
 	return burstSize / time.Since(start).Seconds(), errors.Join(errz...)
 }
 
-// dropAll deletes sandboxes and waits until all of them are gone.
+// dropAll deletes sandboxes, also when ctx has ended, and waits until all of
+// them are gone.
 func (b *bench) dropAll(ctx context.Context, ids []string) error {
 	var errz []error
 	for _, id := range ids {
 		if id != "" {
-			errz = append(errz, b.cl.Delete(ctx, id))
+			errz = append(errz, b.cl.Delete(context.WithoutCancel(ctx), id))
 		}
+	}
+	if err := errors.Join(errz...); err != nil {
+		return err // nothing goes that was not deleted
 	}
 	for _, id := range ids {
 		if id != "" {

@@ -142,6 +142,9 @@ func (b *bench) measure(ctx context.Context, want *regexp.Regexp) error {
 		if !want.MatchString(s.name) {
 			continue
 		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		start := time.Now()
 		if err := s.do(ctx, b); err != nil {
 			return fmt.Errorf("%s: %w", s.name, err)
@@ -163,7 +166,7 @@ func (b *bench) times(full, quick int) int {
 
 // drop deletes a sandbox and waits until all of it is gone.
 func (b *bench) drop(ctx context.Context, id string) error {
-	if err := b.cl.Delete(ctx, id); err != nil {
+	if err := b.cl.Delete(context.WithoutCancel(ctx), id); err != nil {
 		return err
 	}
 	return settle(id)

@@ -8,8 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -234,18 +232,4 @@ func eventually(t testing.TB, limit time.Duration, f func() error) {
 		}
 		time.Sleep(10 * time.Millisecond) // what is waited for is looked at from outside
 	}
-}
-
-// sandboxctl runs the command line tool against the daemon.
-func (h host) sandboxctl(t testing.TB, args ...string) (stdout, stderr string, code int) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), daemontest.Bin("sandboxctl"), args...)
-	cmd.Env = append(os.Environ(), "SANDBOXD_HOST=unix://"+h.Socket)
-	var out, errw bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &errw
-	err := cmd.Run()
-	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		t.Fatal(err)
-	}
-	return out.String(), errw.String(), cmd.ProcessState.ExitCode()
 }

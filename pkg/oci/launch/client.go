@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -16,22 +17,25 @@ import (
 )
 
 // patience is how long a start that nobody waits for may go on before its
-// launcher is killed. Starts take tens of milliseconds, on a loaded host seconds.
+// launcher gets no new ones, and is killed once it has only such starts in its
+// hands. Starts take tens of milliseconds, on a loaded host seconds.
 const patience = 10 * time.Second
 
 // A Client keeps one launcher running and asks it to start sandboxes.
 type Client struct {
-	command func() *exec.Cmd
+	command  func() *exec.Cmd
+	patience time.Duration
 
 	mu     sync.Mutex
-	live   *process // nil: none runs
+	live   *process   // nil: none runs
+	old    []*process // replaced; they finish what they have in hand
 	closed bool
 }
 
 // New returns a Client whose launchers are made by command, and starts the
 // first, so that a launcher that can not run is known at once.
 func New(command func() *exec.Cmd) (*Client, error) {
-	c := &Client{command: command}
+	c := &Client{command: command, patience: patience}
 	if _, err := c.launcher(); err != nil {
 		return nil, err
 	}
@@ -48,6 +52,8 @@ type process struct {
 	mu      sync.Mutex
 	seq     uint64
 	waiting map[uint64]chan string
+	stuck   map[uint64]bool // those of waiting that nobody has patience for
+	retired bool            // gets no new starts
 }
 
 // errUnsent marks a request that no launcher has read.
@@ -67,7 +73,7 @@ func (c *Client) Start(ctx context.Context, id, bundle string, stdin *os.File) e
 		if err != nil {
 			return err
 		}
-		err = p.start(ctx, Request{ID: id, Bundle: bundle}, stdin)
+		err = p.start(ctx, Request{ID: id, Bundle: bundle}, stdin, c.patience, func(seq uint64) { c.giveUp(p, seq) })
 		if !errors.Is(err, errUnsent) {
 			return err
 		}
@@ -89,18 +95,27 @@ func (c *Client) Pid() int {
 // Close ends the launcher and waits for it. Sandboxes live on.
 func (c *Client) Close() error {
 	c.mu.Lock()
-	p := c.live
-	c.live, c.closed = nil, true
-	c.mu.Unlock()
-	if p == nil {
-		return nil
+	all := c.old
+	if c.live != nil {
+		all = append(all, c.live)
 	}
-	p.conn.Close()
-	select {
-	case <-p.dead:
-	case <-time.After(patience):
-		p.cmd.Process.Kill() //nolint:errcheck // it is gone, then
-		<-p.dead
+	c.live, c.old, c.closed = nil, nil, true
+	c.mu.Unlock()
+	for _, p := range all {
+		p.conn.Close()
+	}
+	late := time.After(c.patience)
+	for _, p := range all {
+		select {
+		case <-p.dead:
+			continue
+		case <-late:
+		}
+		for _, p := range all {
+			p.cmd.Process.Kill() //nolint:errcheck // it is gone, then
+			<-p.dead
+		}
+		break
 	}
 	return nil
 }
@@ -122,12 +137,61 @@ func (c *Client) launcher() (*process, error) {
 	return c.live, nil
 }
 
+// forget lets another launcher do the starts from now on.
 func (c *Client) forget(p *process) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.live == p {
-		c.live = nil
+	if c.live != p {
+		return
 	}
+	c.live = nil
+	c.old = append(slices.DeleteFunc(c.old, (*process).isDead), p)
+}
+
+// giveUp is called when nobody has patience with a start any more. Other
+// starts in the same hands go on.
+func (c *Client) giveUp(p *process, seq uint64) {
+	c.forget(p)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.retired = true
+	if p.waiting[seq] != nil {
+		p.stuck[seq] = true
+	}
+	p.maybeEnd()
+}
+
+func (p *process) isDead() bool {
+	select {
+	case <-p.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+// maybeEnd ends a launcher that gets no new starts and does nothing that
+// somebody waits for.
+// Preconditions: mu is held.
+func (p *process) maybeEnd() {
+	switch {
+	case !p.retired:
+	case len(p.waiting) == 0:
+		p.conn.Close()
+	case len(p.stuck) == len(p.waiting):
+		p.cmd.Process.Kill() //nolint:errcheck // it is gone, then
+	}
+}
+
+// settle forgets a start and returns whom to answer, if anybody waits.
+func (p *process) settle(seq uint64) chan string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	answer := p.waiting[seq]
+	delete(p.waiting, seq)
+	delete(p.stuck, seq)
+	p.maybeEnd()
+	return answer
 }
 
 func spawn(cmd *exec.Cmd) (*process, error) {
@@ -151,7 +215,7 @@ func spawn(cmd *exec.Cmd) (*process, error) {
 		conn.Close()
 		return nil, fmt.Errorf("start launcher: %w", err)
 	}
-	p := &process{cmd: cmd, conn: conn.(*net.UnixConn), dead: make(chan struct{}), waiting: map[uint64]chan string{}}
+	p := &process{cmd: cmd, conn: conn.(*net.UnixConn), dead: make(chan struct{}), waiting: map[uint64]chan string{}, stuck: map[uint64]bool{}}
 	go p.listen()
 	return p, nil
 }
@@ -168,11 +232,7 @@ func (p *process) listen() {
 		if json.Unmarshal(b[:n], &r) != nil {
 			break // it is not what we started
 		}
-		p.mu.Lock()
-		answer := p.waiting[r.Seq]
-		delete(p.waiting, r.Seq)
-		p.mu.Unlock()
-		if answer != nil {
+		if answer := p.settle(r.Seq); answer != nil {
 			answer <- r.Err
 		}
 	}
@@ -181,14 +241,16 @@ func (p *process) listen() {
 	close(p.dead)
 }
 
-// start sends req and waits for the answer.
-func (p *process) start(ctx context.Context, req Request, stdin *os.File) error {
+// start sends req and waits for the answer. It calls giveUp when its context
+// has ended for longer than patience.
+func (p *process) start(ctx context.Context, req Request, stdin *os.File, patience time.Duration, giveUp func(seq uint64)) error {
 	answer := make(chan string, 1)
 	p.mu.Lock()
 	p.seq++
 	req.Seq = p.seq
 	p.waiting[req.Seq] = answer
 	p.mu.Unlock()
+	defer p.settle(req.Seq)
 	b, err := json.Marshal(req)
 	if err != nil {
 		return err
@@ -210,10 +272,12 @@ func (p *process) start(ctx context.Context, req Request, stdin *os.File) error 
 	if sendErr != nil {
 		return fmt.Errorf("%w: %w", errUnsent, sendErr)
 	}
-	return p.await(ctx, answer)
+	return p.await(ctx, answer, patience, func() { giveUp(req.Seq) })
 }
 
-func (p *process) await(ctx context.Context, answer chan string) error {
+// await returns when the start is settled: what its launcher still does to the
+// sandbox must not come after what the caller does next.
+func (p *process) await(ctx context.Context, answer chan string, patience time.Duration, giveUp func()) error {
 	select {
 	case words := <-answer:
 		return asError(words)
@@ -222,11 +286,16 @@ func (p *process) await(ctx context.Context, answer chan string) error {
 	case <-ctx.Done():
 	}
 	select {
-	case <-answer: // settled; whether it runs or not, the caller tears it down
+	case <-answer: // whether it runs or not, the caller tears it down
+		return context.Cause(ctx)
 	case <-p.dead:
+		return context.Cause(ctx)
 	case <-time.After(patience):
-		p.cmd.Process.Kill() //nolint:errcheck // it is gone, then
-		<-p.dead
+		giveUp()
+	}
+	select {
+	case <-answer:
+	case <-p.dead:
 	}
 	return context.Cause(ctx)
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -169,6 +170,44 @@ func TestCancel(t *testing.T) {
 	}
 	if err := c.Start(ctx, "ok", "/b", null(t)); !errors.Is(err, context.Canceled) {
 		t.Errorf("start under a context that has ended: %v", err)
+	}
+}
+
+// A start that hangs costs the others in the same hands nothing: new ones go to
+// another launcher, and its own is killed when the last of the old is done.
+func TestStuck(t *testing.T) {
+	c := client(t)
+	c.patience = 20 * time.Millisecond
+	first := c.Pid()
+	begin := func(ctx context.Context) (near, far *os.File, done chan error) {
+		near, far = pair(t)
+		done = make(chan error, 1)
+		go func() { done <- c.Start(ctx, "wait", "/b", far) }()
+		inHand(t, near)
+		return near, far, done
+	}
+	near, far, other := begin(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
+	_, _, stuck := begin(ctx)
+	cancel()
+	for c.Pid() == first {
+		runtime.Gosched()
+	}
+	if err := c.Start(t.Context(), "ok", "/b", null(t)); err != nil || c.Pid() == first {
+		t.Errorf("a new start beside one that hangs: %v", err)
+	}
+	select {
+	case err := <-stuck:
+		t.Errorf("returned %v while its launcher may be at work", err)
+	default:
+	}
+	near.Close()
+	far.Close()
+	if err := <-other; err != nil {
+		t.Errorf("a start in the same hands: %v", err)
+	}
+	if err := <-stuck; !errors.Is(err, context.Canceled) {
+		t.Errorf("the one that hung: %v, want canceled", err)
 	}
 }
 
