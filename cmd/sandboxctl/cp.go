@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
@@ -227,12 +228,32 @@ func fetchFile(ctx context.Context, cl *client.Client, sandbox, src, dst string,
 
 // fetchInto writes below root and nowhere else, whatever the guest calls its files.
 func fetchInto(ctx context.Context, cl *client.Client, sandbox, src string, root *os.Root, name string, mode int) error {
-	f, err := root.OpenFile(name, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, modeOf(mode, 0o644))
-	if err != nil {
+	fail := func(err error) error {
 		return errs.New(errs.Invalid, "write %s: %s", printable(name, false), err)
 	}
-	err = fetch(ctx, cl, sandbox, src, f)
-	return errors.Join(err, f.Close())
+	if fi, err := root.Stat(name); err == nil && !fi.Mode().IsRegular() { // a device or a FIFO is written to, not replaced
+		f, err := root.OpenFile(name, os.O_WRONLY, 0)
+		if err != nil {
+			return fail(err)
+		}
+		return errors.Join(fetch(ctx, cl, sandbox, src, f), f.Close())
+	}
+	// Beside, then renamed: what is there stays whole until all of the new has come.
+	draft := filepath.Join(filepath.Dir(name), ".sandboxctl-"+rand.Text())
+	f, err := root.OpenFile(draft, os.O_CREATE|os.O_EXCL|os.O_WRONLY, modeOf(mode, 0o644))
+	if err != nil {
+		return fail(err)
+	}
+	err = errors.Join(fetch(ctx, cl, sandbox, src, f), f.Close())
+	if err == nil {
+		if err = root.Rename(draft, name); err != nil {
+			err = fail(err)
+		}
+	}
+	if err != nil {
+		err = errors.Join(err, root.Remove(draft))
+	}
+	return err
 }
 
 // modeOf reads 644 as 0644, without what the guest has no say in: setuid and the like.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"syscall"
@@ -86,7 +87,7 @@ see sandboxctl command.`,
 			}
 			sig := catchSignals()
 			defer sig.stop()
-			return execute(cl, sig, args[0], command, e.user, os.Stdin)
+			return execute(cl, sig, args[0], command, e.user, os.Stdin, oomsOf(cl, args[0]))
 		},
 	}
 	cmd.Flags().SetInterspersed(false)
@@ -122,7 +123,8 @@ func setUser(ctx context.Context, cl *client.Client, sandbox string, command *cl
 }
 
 // execute runs a command to its end and returns its exit status as an error.
-func execute(cl *client.Client, sig *signals, sandbox string, command client.Command, user string, stdin io.Reader) error {
+// ooms tells how many OOM kills its sandbox had before.
+func execute(cl *client.Client, sig *signals, sandbox string, command client.Command, user string, stdin io.Reader, ooms func() int64) error {
 	ctx := sig.ctx
 	err := setUser(ctx, cl, sandbox, &command, user)
 	var p *client.Process
@@ -150,11 +152,27 @@ func execute(cl *client.Client, sig *signals, sandbox string, command client.Com
 	case err != nil:
 		return err
 	}
-	return outcome(cl, sandbox, command, exit)
+	return outcome(cl, sandbox, command, exit, ooms)
+}
+
+// oomsOf asks how many OOM kills a sandbox has had, and waits for the answer
+// only when somebody wants it.
+func oomsOf(cl *client.Client, sandbox string) func() int64 {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	answer := make(chan int64, 1)
+	go func() {
+		defer cancel()
+		n := int64(math.MaxInt64) // unknown: no kill is blamed on memory
+		if u, err := cl.Stats(ctx, sandbox); err == nil {
+			n = u.OOMKills
+		}
+		answer <- n
+	}()
+	return func() int64 { return <-answer }
 }
 
 // outcome says how a command ended.
-func outcome(cl *client.Client, sandbox string, command client.Command, exit client.Exit) error {
+func outcome(cl *client.Client, sandbox string, command client.Command, exit client.Exit, ooms func() int64) error {
 	switch {
 	case exit.TimedOut:
 		return status{exitTimeout, fmt.Sprintf("the command was killed: it ran longer than --timeout %s", command.Timeout)}
@@ -168,8 +186,8 @@ func outcome(cl *client.Client, sandbox string, command client.Command, exit cli
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
 		text := "the command was killed by SIGKILL"
-		if u, err := cl.Stats(ctx, sandbox); err == nil && u.OOMKills > 0 {
-			text = fmt.Sprintf("the command was killed: the sandbox went over its memory limit of %s; give it more with --memory", bytesOf(u.MemoryLimitBytes))
+		if u, err := cl.Stats(ctx, sandbox); err == nil && u.OOMKills > ooms() {
+			text = fmt.Sprintf("the command was killed (oom): the sandbox went over its memory limit of %s; give it more with --memory", bytesOf(u.MemoryLimitBytes))
 		}
 		return status{exitKilled, text}
 	case exit.Code != 0:
@@ -197,7 +215,7 @@ func autopsy(cl *client.Client, sandbox string, lost error) error {
 			if sb.Sandboxd != nil {
 				limit = " of " + bytesOf(sb.Sandboxd.MemoryBytes)
 			}
-			return status{exitKilled, fmt.Sprintf("killed: sandbox %s went over its memory limit%s; give it more with --memory", sandbox, limit)}
+			return status{exitKilled, fmt.Sprintf("killed (oom): sandbox %s went over its memory limit%s; give it more with --memory", sandbox, limit)}
 		case err == nil && (sb.Status.State == client.Failed || sb.Status.State == client.Terminated):
 			return status{exitKilled, fmt.Sprintf("killed: sandbox %s ended while the command ran (%s) %s", sandbox, sb.Status.Reason, printable(sb.Status.Message, false))}
 		}

@@ -120,7 +120,7 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 		go keepLease(sig.ctx, cl, sb.ID, *sb.ExpiresAt, renewEvery)
 	}
 	// Env went to the sandbox, where all of its processes see it.
-	return execute(cl, sig, sb.ID, e.command(command, nil), e.user, os.Stdin)
+	return execute(cl, sig, sb.ID, e.command(command, nil), e.user, os.Stdin, func() int64 { return 0 })
 }
 
 // runLabel carries a number of its own for each run, by which a sandbox is found

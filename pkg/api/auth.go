@@ -33,6 +33,7 @@ type peer struct {
 	unix   bool // whoever may open the socket may use the API
 	actor  string
 	public bool
+	free   func() // gives up its place among those of its address; nil: it has none
 }
 
 type peerKey struct{}
@@ -59,8 +60,11 @@ func (s *Server) HTTPServer(l Listener) *http.Server {
 		ErrorLog:          s.quiet,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
 			p := &peer{actor: c.RemoteAddr().String(), public: l.PublicPorts}
-			if uc, ok := c.(*net.UnixConn); ok {
-				p.unix, p.actor = true, credentials(uc)
+			switch c := c.(type) {
+			case *net.UnixConn:
+				p.unix, p.actor = true, credentials(c)
+			case *net.TCPConn:
+				p.free = sync.OnceFunc(func() { conns.drop(c) })
 			}
 			return context.WithValue(ctx, peerKey{}, p)
 		},
@@ -82,31 +86,55 @@ func credentials(c *net.UnixConn) string {
 	return who
 }
 
-// perPeer counts the connections of each TCP address and closes those beyond maxPerPeer.
+// perPeer counts the connections of each TCP address and closes those beyond
+// maxPerPeer.
 type perPeer struct {
 	mu   sync.Mutex
 	held map[string]int
 }
 
 func (p *perPeer) state(c net.Conn, st http.ConnState) {
-	a, ok := c.RemoteAddr().(*net.TCPAddr)
-	if !ok {
+	if _, ok := c.(*net.TCPConn); !ok {
 		return
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	k := a.IP.String()
 	switch st {
 	case http.StateNew:
-		p.held[k]++
-		if p.held[k] > maxPerPeer {
+		if p.add(c) > maxPerPeer {
 			c.Close() //nolint:errcheck // net/http closes it again
 		}
-	case http.StateClosed, http.StateHijacked:
-		if p.held[k]--; p.held[k] <= 0 {
-			delete(p.held, k)
-		}
+	case http.StateClosed: // of hijacked ones net/http hears no more: see upgradedConn
+		p.drop(c)
 	}
+}
+
+func address(c net.Conn) string { return c.RemoteAddr().(*net.TCPAddr).IP.String() }
+
+func (p *perPeer) add(c net.Conn) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := address(c)
+	p.held[k]++
+	return p.held[k]
+}
+
+func (p *perPeer) drop(c net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := address(c)
+	if p.held[k]--; p.held[k] <= 0 {
+		delete(p.held, k)
+	}
+}
+
+// upgradedConn is a hijacked connection; it keeps its place until it is closed.
+type upgradedConn struct {
+	*net.TCPConn
+	free func()
+}
+
+func (c upgradedConn) Close() error {
+	c.free()
+	return c.TCPConn.Close()
 }
 
 func peerOf(r *http.Request) *peer {

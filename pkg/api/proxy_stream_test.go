@@ -53,6 +53,65 @@ func TestProxyUpgrade(t *testing.T) {
 	}
 }
 
+// TestPerPeer: one address holds so many connections, upgraded ones among them.
+func TestPerPeer(t *testing.T) {
+	bye := make(chan struct{})
+	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		c, buf, err := http.NewResponseController(rw).Hijack()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		buf.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n")
+		buf.Flush()
+		<-bye
+	}))
+	t.Cleanup(app.Close)
+	w := newWorld(t)
+	w.app = app.Listener
+	path := fmt.Sprintf("/sandboxes/%s/proxy/8000/x", w.create().ID)
+	http.DefaultClient.CloseIdleConnections()
+	ask := func(path, headers string) (net.Conn, int) {
+		t.Helper()
+		c, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		fmt.Fprintf(c, "GET %s HTTP/1.1\r\nHost: x\r\n%s: %s\r\n%s\r\n", path, wire.HeaderAPIKey, testKey, headers)
+		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			return c, 0
+		}
+		return c, resp.StatusCode
+	}
+	var held []net.Conn
+	for i := range maxPerPeer {
+		c, code := ask(path, "Connection: Upgrade\r\nUpgrade: x\r\n")
+		if code != 101 {
+			t.Fatalf("connection %d: %d", i, code)
+		}
+		held = append(held, c)
+	}
+	if _, code := ask("/health", ""); code != 0 {
+		t.Errorf("one too many: %d", code)
+	}
+	close(bye)
+	for _, c := range held {
+		c.Close()
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		_, code := ask("/health", "")
+		if code == 200 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("afterwards: %d", code)
+		}
+	}
+}
+
 // TestProxyStreams: what the app flushes arrives at once, and its death is seen.
 func TestProxyStreams(t *testing.T) {
 	next := make(chan struct{})

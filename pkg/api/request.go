@@ -86,6 +86,7 @@ type tracked struct {
 	http.ResponseWriter
 	in       *info
 	rc       *http.ResponseController
+	peer     *peer
 	deadline time.Time
 	hold     bool // headers are not worth a packet of their own: the first of the body follows at once
 }
@@ -128,7 +129,11 @@ func (t *tracked) Flush() {
 // Hijack gives the connection to a protocol other than HTTP.
 func (t *tracked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	t.in.status, t.in.wrote = http.StatusSwitchingProtocols, true
-	return t.rc.Hijack()
+	c, rw, err := t.rc.Hijack()
+	if tcp, ok := c.(*net.TCPConn); ok && t.peer.free != nil {
+		c = upgradedConn{tcp, t.peer.free}
+	}
+	return c, rw, err
 }
 
 // finish catches a panic and writes the one line a request leaves in the log.

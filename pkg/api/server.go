@@ -151,7 +151,7 @@ type handler func(w http.ResponseWriter, r *http.Request) error
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	in := &info{start: time.Now(), requestID: requestID(r)}
 	r = r.WithContext(context.WithValue(r.Context(), infoKey{}, in))
-	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w)}
+	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: peerOf(r)}
 	tw.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	tw.Header().Set(wire.HeaderRequestID, in.requestID)
 	in.actor, in.trusted = s.whoIs(r)

@@ -250,7 +250,7 @@ func TestDiskFull(t *testing.T) {
 	state := filepath.Join(dir, "state")
 	for _, argv := range [][]string{
 		{"mkdir", state},
-		{"truncate", "-s", "400M", filepath.Join(dir, "fs")},
+		{"truncate", "-s", "1G", filepath.Join(dir, "fs")},
 		{"mkfs.ext4", "-q", "-m", "0", filepath.Join(dir, "fs")},
 		{"mount", "-o", "loop", filepath.Join(dir, "fs"), state},
 	} {
