@@ -306,7 +306,7 @@ func (d *Daemon) openManager() error {
 		Store:      d.store,
 		Runtimes: map[string]sandbox.RuntimeKind{
 			oci.Runsc: {
-				Runtime:       lifted{gvisor, d.cgroups},
+				Runtime:       gvisor,
 				OOMGroup:      true,
 				HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
 				HostPids:      runscHostPids,

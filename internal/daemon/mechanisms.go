@@ -25,21 +25,6 @@ func (t cgroupTree) Create(ctx context.Context, id string, l sandbox.CgroupLimit
 	return t.Tree.Create(ctx, id, cgroups.Limits(l))
 }
 
-// lifted is runsc, whose sentry needs memory beside the guest's. While it boots
-// it reads the guest's memory from its cgroup; after that the leaf's limit is
-// lifted to guest and head-room together.
-type lifted struct {
-	sandbox.Runtime
-	cgroups *cgroups.Tree
-}
-
-func (l lifted) Start(ctx context.Context, id string, stdin *os.File) error {
-	if err := l.Runtime.Start(ctx, id, stdin); err != nil {
-		return err
-	}
-	return l.cgroups.Lift(id)
-}
-
 // links is netns, with the flows of an address counted as part of its link.
 type links struct {
 	*netns.Manager

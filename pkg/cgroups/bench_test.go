@@ -46,10 +46,10 @@ func TestNumbers(t *testing.T) {
 			cmd := exec.Command("/bin/sleep", "1000")
 			var u Usage
 			step("1 create", func() error {
-				return e.Create(e.ctx, id, Limits{MemoryBytes: 64 << 20, HeadroomBytes: 64 << 20, CPUMillis: 500, Pids: 100, OOMGroup: true})
+				return e.Create(e.ctx, id, Limits{MemoryBytes: 64 << 20, HeadroomBytes: 64 << 20, Pids: 100, OOMGroup: true})
 			})
 			step("2 start", func() error { return e.Start(id, cmd) })
-			step("3 lift", func() error { return e.Lift(id) })
+			step("3 limit cpu", func() error { return e.LimitCPU(e.ctx, id, 500) })
 			time.Sleep(min(c.gap, 20*time.Millisecond)) // past the kernel's 10 ms between two events
 			step("4 freeze", func() error { return e.Freeze(e.ctx, id) })
 			step("5 thaw", func() error { return e.Thaw(e.ctx, id) })
@@ -109,7 +109,7 @@ func manyWatches(e *env) {
 	fmt.Printf("list of %d: %v\n", len(list), time.Since(start))
 	id := record.NewID(inst)
 	start = time.Now()
-	e.must(e.Create(e.ctx, id, Limits{MemoryBytes: 64 << 20, CPUMillis: 500, Pids: 100}))
+	e.must(e.Create(e.ctx, id, Limits{MemoryBytes: 64 << 20, Pids: 100}))
 	fmt.Printf("create beside them: %v\n", time.Since(start))
 }
 

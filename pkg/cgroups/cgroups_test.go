@@ -88,7 +88,7 @@ func TestLayoutNamesWhatIsMissing(t *testing.T) {
 // TestWrites is what is known of v2 on a host that has none: each write, in
 // order, for the flavours of hosts.
 func TestWrites(t *testing.T) {
-	all := Limits{MemoryBytes: 64 << 20, HeadroomBytes: 64 << 20, CPUMillis: 100, Pids: 256, OOMGroup: true}
+	all := Limits{MemoryBytes: 64 << 20, HeadroomBytes: 64 << 20, Pids: 256, OOMGroup: true}
 	for _, tt := range []struct {
 		name string
 		l    Limits
@@ -99,34 +99,19 @@ func TestWrites(t *testing.T) {
 memory.max=134217728
 memory.swap.max=0
 memory.oom.group=1
-pids.max=256
-cpu.max=10000 100000`},
-		{"v2 leaf", all.told(), flavour{v2: true, swap: true}, `
-memory.max=67108864
-memory.swap.max=0
-memory.oom.group=1
-pids.max=256
-cpu.max=10000 100000`},
+pids.max=256`},
 		{"v2 unlimited, no swap", Limits{HeadroomBytes: 64 << 20}, flavour{v2: true}, `
 memory.max=max
 memory.oom.group=0
-pids.max=max
-cpu.max=max 100000`},
-		{"v2 least cpu", Limits{CPUMillis: 1}, flavour{v2: true}, `
-memory.max=max
-memory.oom.group=0
-pids.max=max
-cpu.max=1000 100000`},
+pids.max=max`},
 		{"v1 outer", all, flavour{swap: true}, `
 memory.limit_in_bytes=134217728
 memory.memsw.limit_in_bytes=134217728
-pids.max=256
-cpu.cfs_quota_us=10000`},
+pids.max=256`},
 		{"v1 unlimited, swap not accounted", Limits{}, flavour{}, `
 memory.limit_in_bytes=-1
 memory.swappiness=0
-pids.max=max
-cpu.cfs_quota_us=-1`},
+pids.max=max`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got string
@@ -142,14 +127,30 @@ cpu.cfs_quota_us=-1`},
 	}
 }
 
+func TestCPUQuota(t *testing.T) {
+	for _, c := range []struct {
+		millis int64
+		v2     bool
+		want   write
+	}{
+		{100, true, write{"cpu.max", "10000 100000"}},
+		{0, true, write{"cpu.max", "max 100000"}},
+		{1, true, write{"cpu.max", "1000 100000"}},
+		{2500, false, write{"cpu.cfs_quota_us", "250000"}},
+		{0, false, write{"cpu.cfs_quota_us", "-1"}},
+	} {
+		if got := cpuQuota(c.millis, c.v2); got != c.want {
+			t.Errorf("%d, v2 %v: %+v, want %+v", c.millis, c.v2, got, c.want)
+		}
+	}
+}
+
 func TestAbsurdLimits(t *testing.T) {
 	for _, l := range []Limits{
 		{MemoryBytes: -1},
-		{CPUMillis: -1},
 		{Pids: -1},
 		{HeadroomBytes: -1},
 		{MemoryBytes: 1 << 62, HeadroomBytes: 1 << 62},
-		{CPUMillis: 1 << 40},
 		{Pids: 1 << 23},
 	} {
 		if err := l.check(); !errs.Is(err, errs.Invalid) {

@@ -149,7 +149,7 @@ func (e *env) until(what string, f func() bool) {
 }
 
 func testMake(t *testing.T, e *env) {
-	a, b := e.create(Limits{}), e.create(Limits{MemoryBytes: 64 << 20, CPUMillis: 100, Pids: 50, OOMGroup: true})
+	a, b := e.create(Limits{}), e.create(Limits{MemoryBytes: 64 << 20, Pids: 50, OOMGroup: true})
 	want := []string{a, b}
 	slices.Sort(want)
 	ids, err := e.List(e.ctx)
@@ -208,7 +208,7 @@ func testNested(t *testing.T, e *env) {
 			}
 		}
 	})
-	id := n.create(Limits{MemoryBytes: 32 << 20, CPUMillis: 500, Pids: 20})
+	id := n.create(Limits{MemoryBytes: 32 << 20, Pids: 20})
 	n.sh(id, "exec sleep 100")
 	if u := n.usage(id); u.Pids == 0 {
 		t.Errorf("usage %+v", u)
@@ -263,7 +263,7 @@ func testNothing(t *testing.T, e *env) {
 	for what, err := range map[string]error{
 		"freeze": e.Freeze(e.ctx, id),
 		"start":  e.Start(id, exec.Command("/bin/true")),
-		"lift":   e.Lift(id),
+		"cpu":    e.LimitCPU(e.ctx, id, 100),
 		"usage":  func() error { _, err := e.Usage(id); return err }(),
 	} {
 		if !errors.Is(err, fs.ErrNotExist) {
@@ -275,7 +275,7 @@ func testNothing(t *testing.T, e *env) {
 // testStart: the first instruction of a process is in the leaf of every
 // hierarchy, and no thread of ours stays behind.
 func testStart(t *testing.T, e *env) {
-	id := e.create(Limits{MemoryBytes: 64 << 20, CPUMillis: 100, Pids: 20})
+	id := e.create(Limits{MemoryBytes: 64 << 20, Pids: 20})
 	var out bytes.Buffer
 	cmd := exec.Command("/bin/cat", "/proc/self/cgroup")
 	cmd.Stdout = &out

@@ -144,7 +144,7 @@ func testLibcontainer(t *testing.T, e *env) {
 	if host, err := detect(); err != nil || host.mode() != e.layout.mode() {
 		return // it would use the v2 tree that this run pretends not to have
 	}
-	id := e.create(Limits{MemoryBytes: 64 << 20, CPUMillis: 500, Pids: 20})
+	id := e.create(Limits{MemoryBytes: 64 << 20, Pids: 20})
 	m, err := manager.New(&opencontainers.Cgroup{Path: e.CgroupsPath(id), Resources: &opencontainers.Resources{SkipDevices: true}})
 	e.must(err)
 	var used []string

@@ -6,10 +6,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Limits are the limits of a whole sandbox; zero is unlimited.
+// Limits are the limits of a whole sandbox from its first process on; zero is
+// unlimited. For CPU time see LimitCPU.
 type Limits struct {
 	MemoryBytes int64 // what the guest is told; swap is not lent
-	CPUMillis   int64 // thousandths of a CPU; less than 10 counts as 10, the kernel's floor
 	Pids        int64 // tasks, threads included
 	// OOMGroup lets one OOM kill all (a sentry can not lose a part). cgroup v1
 	// has no such switch: there the kernel kills one process, and the sandbox
@@ -39,7 +39,6 @@ func (l Limits) check() error {
 	}{
 		{"memory", l.MemoryBytes, maxMemory, "bytes"},
 		{"memory head-room", l.HeadroomBytes, maxMemory, "bytes"},
-		{"cpu", l.CPUMillis, maxCPU, "thousandths of a CPU"},
 		{"pids", l.Pids, maxPids, "tasks"},
 	} {
 		if x.v < 0 || x.v > x.bound {
@@ -57,13 +56,6 @@ func (l Limits) enforced() int64 {
 	return l.MemoryBytes + l.HeadroomBytes
 }
 
-// told is l for the leaf of a sandbox whose runtime still has to read what its
-// guest may have.
-func (l Limits) told() Limits {
-	l.HeadroomBytes = 0
-	return l
-}
-
 // A write is one line written to one file of one cgroup.
 type write struct{ file, value string }
 
@@ -77,7 +69,7 @@ type flavour struct {
 // that v2 is tested on hosts without v2. It is for a cgroup without limits yet:
 // v1 wants memory ≤ memory+swap to hold after each single write.
 //
-// Sources: Documentation/admin-guide/cgroup-v2.rst ("cpu.max", "memory.max",
+// Sources: Documentation/admin-guide/cgroup-v2.rst ("memory.max",
 // "memory.oom.group", "memory.swap.max", "pids.max"); cgroup-v1/memory.rst §8.
 func (l Limits) writes(ctrl string, f flavour) []write {
 	switch ctrl {
@@ -88,20 +80,24 @@ func (l Limits) writes(ctrl string, f flavour) []write {
 		return l.memoryV1(f)
 	case "pids":
 		return []write{{"pids.max", orMax(l.Pids)}}
-	case "cpu":
-		quota := max(l.CPUMillis, minMillis) * (period / 1000)
-		switch {
-		case f.v2 && l.CPUMillis == 0:
-			return []write{{"cpu.max", "max " + itoa(period)}}
-		case f.v2:
-			return []write{{"cpu.max", itoa(quota) + " " + itoa(period)}}
-		case l.CPUMillis == 0:
-			return []write{{"cpu.cfs_quota_us", "-1"}}
-		default:
-			return []write{{"cpu.cfs_quota_us", itoa(quota)}} // the period is its default
-		}
 	}
 	return nil
+}
+
+// cpuQuota makes a cgroup use at most millis thousandths of a CPU; 0 is no limit.
+//
+// Sources: cgroup-v2.rst ("cpu.max"); Documentation/scheduler/sched-bwc.rst.
+func cpuQuota(millis int64, v2 bool) write {
+	quota := max(millis, minMillis) * (period / 1000)
+	switch {
+	case v2 && millis == 0:
+		return write{"cpu.max", "max " + itoa(period)}
+	case v2:
+		return write{"cpu.max", itoa(quota) + " " + itoa(period)}
+	case millis == 0:
+		return write{"cpu.cfs_quota_us", "-1"}
+	}
+	return write{"cpu.cfs_quota_us", itoa(quota)} // the period is its default
 }
 
 func (l Limits) memoryV2(f flavour) []write {

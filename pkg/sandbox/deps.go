@@ -41,6 +41,8 @@ type (
 	// Cgroups limits, counts, freezes and kills. (cgroups)
 	Cgroups interface {
 		Create(ctx context.Context, id string, l CgroupLimits) error
+		// LimitCPU lets a sandbox use at most millis thousandths of a CPU.
+		LimitCPU(ctx context.Context, id string, millis int64) error
 		Populated(id string) (bool, error)
 		OOMKills(id string) (uint64, error)
 		Freeze(ctx context.Context, id string) error
@@ -145,7 +147,6 @@ type Mount struct {
 // CgroupLimits are the limits of a whole sandbox; zero is unlimited.
 type CgroupLimits struct {
 	MemoryBytes int64
-	CPUMillis   int64
 	Pids        int64
 	OOMGroup    bool // one OOM kills all (runsc: a sentry can not lose a part)
 	// Head-room of the runtime itself, on top of what the guest is told.

@@ -69,6 +69,10 @@ func (f fakeCgroups) Create(ctx context.Context, id string, _ CgroupLimits) erro
 	return f.make(ctx, "cgroup", id)
 }
 
+func (f fakeCgroups) LimitCPU(ctx context.Context, id string, _ int64) error {
+	return f.do(ctx, "cgroup.LimitCPU", id, func() error { return nil })
+}
+
 func (f fakeCgroups) Remove(ctx context.Context, id string) error { return f.unmake(ctx, "cgroup", id) }
 func (f fakeCgroups) List(ctx context.Context) ([]string, error)  { return f.list(ctx, "cgroup") }
 func (f fakeCgroups) Populated(id string) (ok bool, err error) {

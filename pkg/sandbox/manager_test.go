@@ -96,7 +96,7 @@ func TestCreateIsAsynchronous(t *testing.T) {
 		for _, s := range m.Steps(r.ID) {
 			names = append(names, s.Name)
 		}
-		if want := []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runtime", "agent"}; !slices.Equal(names, want) {
+		if want := []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runtime", "agent", "cpu"}; !slices.Equal(names, want) {
 			t.Fatalf("steps %v, want %v", names, want)
 		}
 	})

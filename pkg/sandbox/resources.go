@@ -85,7 +85,6 @@ func resources(d Deps, c Config) []resource {
 				}
 				return d.Cgroups.Create(ctx, r.ID, CgroupLimits{
 					MemoryBytes:   r.Spec.MemoryBytes,
-					CPUMillis:     r.Spec.CPUMillis,
 					Pids:          pids,
 					OOMGroup:      k.OOMGroup,
 					HeadroomBytes: k.HeadroomBytes,
@@ -125,6 +124,13 @@ func resources(d Deps, c Config) []resource {
 		{
 			name: "agent", after: []string{"runtime"}, limit: c.StartLimit,
 			up: func(ctx context.Context, r *record.Record) error { return awaitAgent(ctx, d, r) },
+		},
+		{
+			// The start is ours and costs more CPU time than a small sandbox has.
+			name: "cpu", after: []string{"agent"},
+			up: func(ctx context.Context, r *record.Record) error {
+				return d.Cgroups.LimitCPU(ctx, r.ID, r.Spec.CPUMillis)
+			},
 		},
 	}
 	for i := range rows {

@@ -170,7 +170,7 @@ func (b *bare) prepare(ctx context.Context, runtime string) (x *box, err error) 
 	if err := b.disks.Mount(ctx, x.id, snapshot.Mount{Layers: b.layers, OwnUsers: own, UIDBase: base, Volatile: true}); err != nil {
 		return x, err
 	}
-	l := cgroups.Limits{MemoryBytes: memoryBytes, CPUMillis: cpuMillis, Pids: pids}
+	l := cgroups.Limits{MemoryBytes: memoryBytes, Pids: pids}
 	if runtime == oci.Runsc {
 		l.OOMGroup, l.HeadroomBytes = true, headroom
 	}
