@@ -51,8 +51,11 @@ func (l launcher) start(id, bundle string, stdin *os.File) (err error) {
 		}
 		return fmt.Errorf("run container: %w", err)
 	}
-	go process.Wait() //nolint:errcheck // reaps it; what it died of is the agent's to tell
-	return nil
+	pid, err := process.Pid()
+	if err != nil {
+		return fmt.Errorf("reap container: %w", err)
+	}
+	return reap(pid)
 }
 
 func readSpec(bundle string) (*specs.Spec, error) {
