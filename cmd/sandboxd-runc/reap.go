@@ -25,7 +25,7 @@ func reap(pid int) error {
 		return errors.Join(fmt.Errorf("reap %d: %w", pid, err), f.Close())
 	}
 	go func() {
-		defer f.Close() //nolint:errcheck // only waited for
+		defer f.Close()                //nolint:errcheck // only waited for
 		c.Read(func(fd uintptr) bool { //nolint:errcheck // it ends when the child is reaped
 			for {
 				// EAGAIN: it lives (pidfd_open(2), PIDFD_NONBLOCK).

@@ -39,7 +39,8 @@ const (
 )
 
 // resources is what a sandbox is made of, by danger: the cgroup, which kills
-// everything, before any process; the default-deny chain before any packet.
+// everything, before any process; the default-deny chain before any packet. The
+// CPU limit is last: a start takes more CPU time than a small sandbox has.
 // A row added here is rolled back, deleted, recovered, swept, timed and
 // fault-tested like the others.
 func resources(d Deps, c Config) []resource {
@@ -126,7 +127,6 @@ func resources(d Deps, c Config) []resource {
 			up: func(ctx context.Context, r *record.Record) error { return awaitAgent(ctx, d, r) },
 		},
 		{
-			// The start is ours and costs more CPU time than a small sandbox has.
 			name: "cpu", after: []string{"agent"},
 			up: func(ctx context.Context, r *record.Record) error {
 				return d.Cgroups.LimitCPU(ctx, r.ID, r.Spec.CPUMillis)

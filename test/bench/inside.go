@@ -64,35 +64,45 @@ func (b *bench) direct(ctx context.Context, id string) (func(context.Context, ..
 		return d.DialContext(ctx, "tcp4", addr)
 	}, e.Headers[agent.TokenHeader])
 	return func(ctx context.Context, argv ...string) error {
-		body, err := json.Marshal(agent.CommandRequest{Argv: argv})
-		if err != nil {
-			return err
-		}
-		r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sandbox/command", bytes.NewReader(body))
-		if err != nil {
-			return err
-		}
-		r.Header.Set("Accept", agent.FramesType)
-		resp, err := a.RoundTripper().RoundTrip(r)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
-		for frames := agent.NewFrameReader(resp.Body); ; {
-			stream, payload, err := frames.Next()
-			if err != nil {
-				return fmt.Errorf("the agent answers %s: %w", resp.Status, err)
-			}
-			if stream == agent.FrameEnd {
-				exit, err := agent.ParseExit(payload)
-				if err == nil && exit.ExitCode != 0 {
-					err = fmt.Errorf("%v: exit status %d", argv, exit.ExitCode)
-				}
-				io.Copy(io.Discard, resp.Body) //nolint:errcheck // so that the connection serves again
-				return err
-			}
-		}
+		_, err := ask(ctx, a, argv...)
+		return err
 	}, nil
+}
+
+// ask runs a command by the agent itself and says when its first word came: its
+// output, or its end.
+func ask(ctx context.Context, a *agent.Client, argv ...string) (at time.Time, err error) {
+	body, err := json.Marshal(agent.CommandRequest{Argv: argv})
+	if err != nil {
+		return at, err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sandbox/command", bytes.NewReader(body))
+	if err != nil {
+		return at, err
+	}
+	r.Header.Set("Accept", agent.FramesType)
+	resp, err := a.RoundTripper().RoundTrip(r)
+	if err != nil {
+		return at, err
+	}
+	defer resp.Body.Close()
+	for frames := agent.NewFrameReader(resp.Body); ; {
+		stream, payload, err := frames.Next()
+		if err != nil {
+			return at, fmt.Errorf("the agent answers %s: %w", resp.Status, err)
+		}
+		if at.IsZero() && (stream == agent.FrameStdout || stream == agent.FrameEnd) {
+			at = time.Now()
+		}
+		if stream == agent.FrameEnd {
+			exit, err := agent.ParseExit(payload)
+			if err == nil && exit.ExitCode != 0 {
+				err = fmt.Errorf("%v: exit status %d", argv, exit.ExitCode)
+			}
+			io.Copy(io.Discard, resp.Body) //nolint:errcheck // so that the connection serves again
+			return at, err
+		}
+	}
 }
 
 const (

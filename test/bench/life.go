@@ -25,7 +25,8 @@ func launched(runtime string) string {
 }
 
 // coldCreate: from the request to the first byte of echo, against the bare
-// runtime from its start to the agent's first answer.
+// runtime from its start to the agent's first answer; and against the same work
+// without a daemon, to tell what that adds: requests, and records on disk.
 func coldCreate(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		ours := func() (float64, error) {
@@ -59,6 +60,24 @@ func coldCreate(ctx context.Context, b *bench) error {
 			return err
 		}
 		b.add(row("cold_create_first_command", rt, "ms", a, launched(rt), c, goal{maxRatio: pick(rt, 1.25, 1.15)}))
+		alike := func() (float64, error) {
+			start := time.Now()
+			x, err := b.bare.prepare(ctx, rt)
+			if err != nil {
+				return 0, err
+			}
+			err = x.start(ctx)
+			var at time.Time
+			if err == nil {
+				at, err = ask(ctx, x.agent, "echo", "hello")
+			}
+			return ms(at.Sub(start)), errors.Join(err, x.drop(ctx))
+		}
+		a, c, err = turns(b.times(20, 2), 1, ours, alike)
+		if err != nil {
+			return err
+		}
+		b.add(row("cold_create_first_command", rt, "ms", a, "the same without a daemon: environment, start, echo", c, goal{}))
 	}
 	return nil
 }
