@@ -78,19 +78,7 @@ func resources(d Deps, c Config) []resource {
 		},
 		{
 			name: "cgroup",
-			up: func(ctx context.Context, r *record.Record) error {
-				k := d.Runtimes[r.Spec.Runtime]
-				pids := r.Spec.Pids
-				if k.HostPids > 0 {
-					pids = k.HostPids
-				}
-				return d.Cgroups.Create(ctx, r.ID, CgroupLimits{
-					MemoryBytes:   r.Spec.MemoryBytes,
-					Pids:          pids,
-					OOMGroup:      k.OOMGroup,
-					HeadroomBytes: k.HeadroomBytes,
-				})
-			},
+			up:   func(ctx context.Context, r *record.Record) error { return makeCgroup(ctx, d, r) },
 			down: func(ctx context.Context, r *record.Record) error { return d.Cgroups.Remove(ctx, r.ID) },
 			held: func(ctx context.Context) ([]string, error) { return d.Cgroups.List(ctx) },
 		},
@@ -139,6 +127,20 @@ func resources(d Deps, c Config) []resource {
 		}
 	}
 	return rows
+}
+
+func makeCgroup(ctx context.Context, d Deps, r *record.Record) error {
+	k := d.Runtimes[r.Spec.Runtime]
+	pids := r.Spec.Pids
+	if k.HostPids > 0 {
+		pids = k.HostPids
+	}
+	return d.Cgroups.Create(ctx, r.ID, CgroupLimits{
+		MemoryBytes:   r.Spec.MemoryBytes,
+		Pids:          pids,
+		OOMGroup:      k.OOMGroup,
+		HeadroomBytes: k.HeadroomBytes,
+	})
 }
 
 func startRuntime(ctx context.Context, d Deps, r *record.Record) error {
