@@ -183,7 +183,7 @@ func (b *benchmark) inside(ctx context.Context, rt string) (err error) {
 	n := min(b.n, 5)
 	err = b.repeat("file_put_100MB", rt, "MB/s", n, func() (float64, error) {
 		start := time.Now()
-		err := b.cl.Put(ctx, sb.ID, []client.Upload{{Path: "/tmp/bench", Mode: 600, Open: func() (io.ReadCloser, error) {
+		err := b.cl.Put(ctx, sb.ID, []client.Upload{{Path: "/tmp/bench", Mode: 600, Size: benchFile, Open: func() (io.ReadCloser, error) {
 			return io.NopCloser(io.LimitReader(filler{}, benchFile)), nil
 		}}})
 		return rate(start), err

@@ -88,7 +88,7 @@ func copyIn(ctx context.Context, cl *client.Client, src, sandbox, dst string) er
 		if strings.HasSuffix(dst, "/") {
 			return errs.New(errs.Invalid, "standard input needs a file to go to, not the directory %s", dst)
 		}
-		return cl.Put(ctx, sandbox, []client.Upload{{Path: dst, Mode: 644, Open: func() (io.ReadCloser, error) { return io.NopCloser(os.Stdin), nil }}})
+		return cl.Put(ctx, sandbox, []client.Upload{{Path: dst, Mode: 644, Size: -1, Open: func() (io.ReadCloser, error) { return io.NopCloser(os.Stdin), nil }}})
 	}
 	fi, err := os.Stat(src)
 	if err != nil {
@@ -108,7 +108,11 @@ func copyIn(ctx context.Context, cl *client.Client, src, sandbox, dst string) er
 }
 
 func upload(src, dst string, fi fs.FileInfo) client.Upload {
-	return client.Upload{Path: dst, Mode: decimalMode(fi.Mode()), Open: func() (io.ReadCloser, error) { return os.Open(src) }}
+	size := fi.Size()
+	if size == 0 {
+		size = -1 // it is empty, or lies in /proc
+	}
+	return client.Upload{Path: dst, Mode: decimalMode(fi.Mode()), Size: size, Open: func() (io.ReadCloser, error) { return os.Open(src) }}
 }
 
 // decimalMode writes 0644 as 644.

@@ -159,7 +159,8 @@ type request struct {
 	query        url.Values
 	header       http.Header
 	body         io.Reader
-	json         any // instead of body
+	length       int64 // of body; 0: unknown
+	json         any   // instead of body
 	// The answer may begin late: when there is something to follow.
 	patient bool
 }
@@ -193,6 +194,9 @@ func (c *Client) stream(ctx context.Context, r request) (*http.Response, error) 
 	if err != nil {
 		cancel(nil)
 		return nil, fmt.Errorf("make the request: %w", err)
+	}
+	if r.length > 0 {
+		req.ContentLength = r.length
 	}
 	for k, v := range r.header {
 		req.Header[k] = v

@@ -157,7 +157,7 @@ func TestSilence(t *testing.T) {
 	}()
 	put := make(chan error, 1)
 	go func() {
-		put <- c.Put(t.Context(), "lab", []Upload{{"/a", 644, func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("a")), nil }}})
+		put <- c.Put(t.Context(), "lab", []Upload{{"/a", 644, -1, func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("a")), nil }}})
 	}()
 	_, err := c.Version(t.Context())
 	if err := errors.Join(err, <-follow, <-put); err != nil {
@@ -311,14 +311,24 @@ func TestFiles(t *testing.T) {
 		return func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(s)), nil }
 	}
 	big := strings.Repeat("0123456789", 200_000)
-	if err := c.Put(t.Context(), "lab", []Upload{{"/a", 644, text("one")}, {"/b c", 755, text(big)}}); err != nil {
+	if err := c.Put(t.Context(), "lab", []Upload{{"/a", 644, -1, text("one")}, {"/b c", 755, -1, text(big)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got["/a"] != "one" || got["/b c"] != big || fmt.Sprint(modes) != "[644 755]" {
 		t.Errorf("%d files, modes %v", len(got), modes)
 	}
-	if err := c.Put(t.Context(), "lab", []Upload{{"/x", 644, func() (io.ReadCloser, error) { return nil, errors.New("disk on fire") }}}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
+	if err := c.Put(t.Context(), "lab", []Upload{{"/x", 644, -1, func() (io.ReadCloser, error) { return nil, errors.New("disk on fire") }}}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
 		t.Errorf("a source that fails: %v", err)
+	}
+	// Sizes known: those bytes and no more.
+	if err := c.Put(t.Context(), "lab", []Upload{{"/s", 644, 3, text("onesie")}, {"/none", 600, 0, text("")}, {"/b", 755, int64(len(big)), text(big)}}); err != nil {
+		t.Fatal(err)
+	}
+	if s, ok := got["/none"]; got["/s"] != "one" || s != "" || !ok || got["/b"] != big {
+		t.Errorf("with sizes: %q, %q, %d bytes", got["/s"], s, len(got["/b"]))
+	}
+	if err := c.Put(t.Context(), "lab", []Upload{{"/short", 644, 30, text("one")}}); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "/short") {
+		t.Errorf("a file that shrinks: %v", err)
 	}
 	if fi, err := c.Stat(t.Context(), "lab", "/a"); err != nil || fi.Size != 3 {
 		t.Errorf("%+v %v", fi, err)

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"net/textproto"
 	"net/url"
 	"strconv"
+	"sync"
+	"sync/atomic"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -22,71 +25,175 @@ type FileInfo = agent.FileInfo
 type Upload struct {
 	Path string // absolute; missing parents are made
 	Mode int    // permission bits whose decimal digits are the octal ones: 644
+	Size int64  // bytes; less than 0 if that is not known
 	Open func() (io.ReadCloser, error)
 }
 
 // Put puts files into a sandbox in one streamed request. Each replaces what
-// was there once it has arrived in full.
+// was there once it has arrived in full. Of a file
+// that grows meanwhile it takes the first Size bytes; one that shrinks is an error.
 func (c *Client) Put(ctx context.Context, idOrName string, files []Upload) error {
-	pr, pw := io.Pipe()
-	mw := multipart.NewWriter(pw)
-	local := make(chan error, 1)
-	go func() {
-		err := writeParts(mw, files)
-		if err == nil {
-			err = mw.Close()
+	var b uploads
+	mw := multipart.NewWriter(&b.head)
+	for i := range files {
+		if err := writeHead(mw, files[i]); err != nil {
+			return err
 		}
-		local <- err
-		pw.CloseWithError(err)
-	}()
+		b.flush()
+		b.add(&files[i])
+	}
+	if err := mw.Close(); err != nil {
+		return err
+	}
+	b.flush()
 	err := c.do(ctx, request{
-		method: http.MethodPost, path: agentPath(idOrName, "/files/upload"), body: pr,
+		method: http.MethodPost, path: agentPath(idOrName, "/files/upload"), body: &b, length: max(b.length, 0),
 		header: http.Header{"Content-Type": {mw.FormDataContentType()}},
 	}, nil)
-	pr.CloseWithError(io.ErrClosedPipe) // the writer must not wait for a reader that left
-	if werr := <-local; werr != nil && err != nil && !isPipe(werr) {
-		return werr // why the request broke
+	if local := b.broken(); err != nil && local != nil {
+		return local // why the request broke
 	}
 	return err
 }
 
-func isPipe(err error) bool { return err == io.ErrClosedPipe } //nolint:errorlint // it is passed through unwrapped
+// writeHead writes all of a file but its content.
+func writeHead(mw *multipart.Writer, f Upload) error {
+	meta, err := json.Marshal(map[string]any{"path": f.Path, "mode": f.Mode})
+	if err != nil {
+		return err
+	}
+	w, err := mw.CreatePart(textproto.MIMEHeader{
+		"Content-Disposition": {`form-data; name="metadata"; filename="metadata"`},
+		"Content-Type":        {"application/json"},
+	})
+	if err != nil {
+		return err
+	}
+	if _, err := w.Write(meta); err != nil {
+		return err
+	}
+	_, err = mw.CreateFormFile("file", "file")
+	return err
+}
 
-func writeParts(mw *multipart.Writer, files []Upload) error {
-	for _, f := range files {
-		meta, err := json.Marshal(map[string]any{"path": f.Path, "mode": f.Mode})
+// uploads is the body of a request: files, each after its head.
+type uploads struct {
+	head   bytes.Buffer // not yet among parts
+	parts  []part
+	length int64 // of all parts; less than 0 if it is not known
+
+	closed atomic.Bool
+	mu     sync.Mutex // held while reading: a transport may close a body that it still reads
+	open   io.ReadCloser
+	read   int64 // bytes of the part at hand
+	err    error // of a file
+}
+
+// part is a text, or a file.
+type part struct {
+	text []byte
+	file *Upload
+}
+
+func (b *uploads) flush() {
+	b.parts = append(b.parts, part{text: bytes.Clone(b.head.Bytes())})
+	if b.length >= 0 {
+		b.length += int64(b.head.Len())
+	}
+	b.head.Reset()
+}
+
+func (b *uploads) add(f *Upload) {
+	b.parts = append(b.parts, part{file: f})
+	if f.Size < 0 || b.length < 0 {
+		b.length = -1
+		return
+	}
+	b.length += f.Size
+}
+
+func (b *uploads) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.parts) > 0 && b.err == nil && !b.closed.Load() {
+		n, err := b.readPart(p)
 		if err != nil {
-			return err
+			b.shut()
+			b.parts, b.read = b.parts[1:], 0
 		}
-		w, err := mw.CreatePart(textproto.MIMEHeader{
-			"Content-Disposition": {`form-data; name="metadata"; filename="metadata"`},
-			"Content-Type":        {"application/json"},
-		})
-		if err != nil {
-			return err
+		if err != nil && err != io.EOF {
+			b.err = err
 		}
-		if _, err := w.Write(meta); err != nil {
-			return err
+		if n > 0 {
+			return n, nil
 		}
-		if w, err = mw.CreateFormFile("file", "file"); err != nil {
-			return err
+	}
+	switch {
+	case b.err != nil:
+		return 0, b.err
+	case b.closed.Load():
+		b.shut()
+		return 0, io.ErrClosedPipe
+	}
+	return 0, io.EOF
+}
+
+// readPart reads from the first part; io.EOF is its end.
+func (b *uploads) readPart(p []byte) (n int, err error) {
+	at := b.parts[0]
+	if at.file == nil {
+		n = copy(p, at.text[b.read:])
+		if b.read += int64(n); int(b.read) == len(at.text) {
+			err = io.EOF
 		}
-		if err := copyFrom(w, f); err != nil {
-			return err
-		}
+		return n, err
+	}
+	if b.open == nil {
+		b.open, err = at.file.Open()
+	}
+	size := at.file.Size
+	if size >= 0 {
+		p = p[:min(int64(len(p)), size-b.read)]
+	}
+	if err == nil && len(p) > 0 {
+		n, err = b.open.Read(p)
+		b.read += int64(n)
+	}
+	switch {
+	case err == io.EOF && b.read < size:
+		return n, errs.New(errs.Invalid, "put %s: the file lost bytes while it was read: it had %d; try again when nobody writes to it", at.file.Path, size)
+	case err != nil && err != io.EOF:
+		return n, fmt.Errorf("put %s: %w", at.file.Path, err)
+	case b.read == size:
+		return n, io.EOF
+	}
+	return n, err
+}
+
+func (b *uploads) shut() {
+	if b.open != nil {
+		b.open.Close()
+		b.open = nil
+	}
+}
+
+// Close makes the next Read the last.
+func (b *uploads) Close() error {
+	b.closed.Store(true)
+	if b.mu.TryLock() {
+		b.shut()
+		b.mu.Unlock()
 	}
 	return nil
 }
 
-func copyFrom(w io.Writer, f Upload) error {
-	r, err := f.Open()
-	if err != nil {
-		return fmt.Errorf("put %s: %w", f.Path, err)
+// broken is the error of a file.
+func (b *uploads) broken() error {
+	if !b.mu.TryLock() {
+		return nil // it waits for a file, and so for nothing that broke
 	}
-	defer r.Close()
-	buf := make([]byte, 256<<10) // 32 KiB halves the speed of a large file
-	_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{r}, buf)
-	return err
+	defer b.mu.Unlock()
+	return b.err
 }
 
 // Download reads a file of a sandbox.

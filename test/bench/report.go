@@ -53,12 +53,10 @@ type Report struct {
 	Results []Result `json:"results"`
 }
 
-// A goal bounds a row. Zero bounds nothing; either of the two suffices if any
-// is set, else both must hold.
+// A goal bounds a row; all of its bounds must hold. Zero bounds nothing.
 type goal struct {
 	maxP50, maxRatio float64
 	minP50, minRatio float64
-	any              bool
 }
 
 func (g goal) String() string {
@@ -72,9 +70,6 @@ func (g goal) String() string {
 	add("≥ %.4g", g.minP50)
 	add("≤ %.3g×", g.maxRatio)
 	add("≥ %.3g×", g.minRatio)
-	if g.any {
-		return strings.Join(parts, " or ")
-	}
 	return strings.Join(parts, ", ")
 }
 
@@ -94,10 +89,10 @@ func (r *Result) verdict() string {
 	switch {
 	case len(checks) == 0:
 		return ""
-	case g.any && slices.Contains(checks, true), !g.any && !slices.Contains(checks, false):
-		return "ok"
+	case slices.Contains(checks, false):
+		return "MISS"
 	}
-	return "MISS"
+	return "ok"
 }
 
 // percentile is the nearest-rank percentile of values, which it sorts.
