@@ -9,7 +9,8 @@ dev=$top/build/dev
 port=${SANDBOXD_DEV_PORT:-8080}
 socket=/run/sandboxd-d/sandboxd.sock
 
-running() { [ -s "$dev/pid" ] && kill -0 "$(cat "$dev/pid")" 2>/dev/null; }
+# A zombie, which kill -0 still finds, has no executable.
+running() { [ -s "$dev/pid" ] && [ -n "$(readlink "/proc/$(cat "$dev/pid")/exe")" ]; }
 
 configure() {
   mkdir -p "$dev"

@@ -57,7 +57,8 @@ func newExec(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec [flags] SANDBOX [--] COMMAND [ARG...]",
 		Short: "Run a command in a sandbox",
-		Long: `Run a command in a sandbox. The exit status is as for run.
+		Long: `Run a command in a sandbox. The exit status is as for run. Ctrl-C goes to the
+command; a second one kills it.
 
 With --detach it prints the command's id, and the command goes on by itself:
 see sandboxctl command.`,
@@ -144,15 +145,25 @@ func execute(cl *client.Client, sig *signals, sandbox string, command client.Com
 	exit, err := p.Wait(os.Stdout, os.Stderr)
 	switch {
 	case err != nil && ctx.Err() != nil:
+		abort(p, "SIGKILL")
 		return status{code: 130}
 	case errors.Is(err, client.ErrLost):
 		return autopsy(cl, sandbox, err)
 	case errors.Is(err, syscall.EPIPE):
+		abort(p, "SIGPIPE")
 		return status{code: 141} // as a shell says of a writer whose reader left
 	case err != nil:
 		return err
 	}
 	return outcome(cl, sandbox, command, exit, ooms)
+}
+
+// abort ends a command that is not waited for any longer, as far as the signal
+// and the sandbox let it.
+func abort(p *client.Process, signal string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	p.Signal(ctx, signal) //nolint:errcheck // see above
 }
 
 // oomsOf asks how many OOM kills a sandbox has had, and waits for the answer
@@ -221,7 +232,7 @@ func autopsy(cl *client.Client, sandbox string, lost error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errs.Wrap(lost, errs.Unavailable, "the connection to the command broke, and its sandbox %s still seems to run; was the daemon restarted? A command that must outlive that is started with exec -d", sandbox)
+			return errs.Wrap(lost, errs.Unavailable, "the connection to the command in sandbox %s broke; was the daemon restarted? A command that must outlive that is started with exec -d", sandbox)
 		case <-tick.C:
 		}
 	}

@@ -399,6 +399,41 @@ func TestInterruptEarly(t *testing.T) {
 	}
 }
 
+// TestReaderLeaves: `| head -1` ends the command, and the sandbox of a run.
+func TestReaderLeaves(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string // asked for afterwards
+	}{
+		{[]string{"exec", "lab", "yes"}, "POST /sandboxes/lab/proxy/44772/command/" + commandID + "/signal"},
+		{[]string{"run", "base", "yes"}, "DELETE /sandboxes/" + testID},
+	} {
+		d := newDaemon(t)
+		got := make(chan string, 1)
+		d.exec = func(w io.Writer, signals <-chan string) {
+			frame(w, 1, "y\n")
+			got <- <-signals
+		}
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		cmd := d.cmd(c.args...)
+		cmd.Stdout = w
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		guard := time.AfterFunc(10*time.Second, func() { cmd.Process.Kill() })
+		cmd.Wait() //nolint:errcheck // the code is looked at
+		guard.Stop()
+		if code := cmd.ProcessState.ExitCode(); code != 141 || <-got != "SIGPIPE" || !slices.Contains(d.asked(), c.want) {
+			t.Errorf("%v: status %d, %v", c.args, code, d.asked())
+		}
+	}
+}
+
 // TestLease: a sandbox whose run was killed goes by itself.
 func TestLease(t *testing.T) {
 	d := newDaemon(t)

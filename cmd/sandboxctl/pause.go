@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/spf13/cobra"
@@ -12,6 +13,9 @@ import (
 func newPause(c *cli) *cobra.Command {
 	return verb(c, "pause SANDBOX...", "Freeze all processes of sandboxes", (*client.Client).Pause)
 }
+
+// errNothing is no error, but nothing was done that is worth a word.
+var errNothing = errors.New("nothing done")
 
 // verb makes a command that does one thing to every sandbox named and prints
 // the names it did it to, as docker does.
@@ -26,7 +30,10 @@ func verb(c *cli, use, short string, f func(*client.Client, context.Context, str
 				return err
 			}
 			return each(args, func(id string) error {
-				if err := f(cl, cmd.Context(), id); err != nil {
+				switch err := f(cl, cmd.Context(), id); {
+				case errors.Is(err, errNothing):
+					return nil
+				case err != nil:
 					return err
 				}
 				_, err := fmt.Println(id)

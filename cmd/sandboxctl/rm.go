@@ -14,7 +14,7 @@ func newRm(c *cli) *cobra.Command {
 	cmd := verb(c, "rm [-f] SANDBOX...", "Destroy sandboxes, running ones too", func(cl *client.Client, ctx context.Context, id string) error {
 		err := cl.Delete(ctx, id)
 		if force && errs.Is(err, errs.NotFound) {
-			return nil
+			return errNothing
 		}
 		return err
 	})

@@ -6,6 +6,7 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
@@ -17,6 +18,7 @@ type signals struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	ch     chan os.Signal
+	passed sync.WaitGroup // signals on their way
 
 	mu      sync.Mutex
 	process *client.Process // nil: not started yet
@@ -26,6 +28,7 @@ type signals struct {
 func catchSignals() *signals {
 	s := &signals{ch: make(chan os.Signal, 8)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	signal.Ignore(syscall.SIGPIPE) // a reader that leaves is an error of Write; nobody would clean up else
 	signal.Notify(s.ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	go s.watch()
 	return s
@@ -36,11 +39,23 @@ func (s *signals) stop() {
 	signal.Stop(s.ch)
 	close(s.ch)
 	s.cancel()
+	s.passed.Wait()
 }
 
+// passing bounds how long a signal may be on its way.
+const passing = 2 * time.Second
+
+// once is how close two signals of a kind are one: timeout(1) sends its own to
+// the process and then to the group that the process is in.
+const once = 20 * time.Millisecond
+
 func (s *signals) watch() {
-	seen := map[os.Signal]int{}
+	seen, last := map[os.Signal]int{}, map[os.Signal]time.Time{}
 	for got := range s.ch {
+		if time.Since(last[got]) < once {
+			continue
+		}
+		last[got] = time.Now()
 		switch seen[got]++; seen[got] {
 		case 1:
 			s.pass(got)
@@ -59,7 +74,12 @@ func (s *signals) pass(got os.Signal) {
 		s.held = append(s.held, got)
 		return
 	}
-	go s.process.Signal(s.ctx, signalNames[got]) //nolint:errcheck // a command that ended meanwhile needs none
+	p := s.process
+	s.passed.Go(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), passing)
+		defer cancel()
+		p.Signal(ctx, signalNames[got]) //nolint:errcheck // a command that ended meanwhile needs none
+	})
 }
 
 // to names the command that signals are for.

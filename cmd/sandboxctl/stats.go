@@ -80,7 +80,11 @@ func measure(ctx context.Context, cl *client.Client, args []string, last map[str
 		}
 	}
 	for _, a := range args {
-		todo = append(todo, sample{ID: a})
+		sb, err := cl.Get(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		todo = append(todo, sample{ID: sb.ID, Name: nameOf(sb)})
 	}
 	out := []sample{}
 	for _, s := range todo {

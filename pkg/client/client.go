@@ -264,6 +264,25 @@ func (c *Client) exchange(ctx context.Context, r request, out any) (http.Header,
 	return resp.Header, nil
 }
 
+// followed is the body of an answer that may go on for long. Reading it, a
+// connection that breaks is explained.
+func (c *Client) followed(ctx context.Context, rc io.ReadCloser) io.ReadCloser {
+	return &following{rc, func(err error) error { return c.lost(ctx, err) }}
+}
+
+type following struct {
+	io.ReadCloser
+	explain func(error) error
+}
+
+func (f *following) Read(p []byte) (int, error) {
+	n, err := f.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		err = f.explain(err)
+	}
+	return n, err
+}
+
 // lost explains a connection that could not be made or broke.
 func (c *Client) lost(ctx context.Context, err error) error {
 	if ctx.Err() != nil {

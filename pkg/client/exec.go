@@ -213,10 +213,8 @@ func (c *Client) FollowCommand(ctx context.Context, idOrName, command string, cu
 		return err
 	}
 	defer resp.Body.Close()
-	if _, err := io.Copy(w, resp.Body); err != nil {
-		return fmt.Errorf("follow the logs of command %s: %w", command, err)
-	}
-	return nil
+	_, err = io.Copy(w, c.followed(ctx, resp.Body))
+	return err
 }
 
 func checkCommandID(id string) error {

@@ -150,7 +150,7 @@ func (c *Client) Logs(ctx context.Context, idOrName string, follow bool) (io.Rea
 	if err != nil {
 		return nil, err
 	}
-	return resp.Body, nil
+	return c.followed(ctx, resp.Body), nil
 }
 
 // Version asks the daemon what it is.

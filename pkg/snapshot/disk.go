@@ -182,5 +182,8 @@ func (s *Store) Usage(id string) (used, limit int64, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("usage of disk %s: %w", id, err)
 	}
+	if limit > 0 {
+		used = min(used, limit) // for a moment the kernel reserves more than it lets anybody write
+	}
 	return used, limit, nil
 }
