@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -221,43 +222,78 @@ func fetch(ctx context.Context, cl *client.Client, sandbox, src string, w io.Wri
 	return nil
 }
 
+// fetchFile writes the file that the user named: through links, and into what is
+// no regular file, as a device.
 func fetchFile(ctx context.Context, cl *client.Client, sandbox, src, dst string, mode int) error {
+	if fi, err := os.Stat(dst); err == nil {
+		if !fi.Mode().IsRegular() {
+			return overwrite(ctx, cl, sandbox, src, dst)
+		}
+		if dst, err = filepath.EvalSymlinks(dst); err != nil {
+			return errs.New(errs.Invalid, "write %s: %s", dst, err)
+		}
+	}
 	root, err := os.OpenRoot(filepath.Dir(dst))
 	if err != nil {
 		return errs.New(errs.NotFound, "%s", err)
 	}
 	defer root.Close()
-	return fetchInto(ctx, cl, sandbox, src, root, filepath.Base(dst), mode)
+	err = fetchInto(ctx, cl, sandbox, src, root, filepath.Base(dst), mode)
+	if errors.Is(err, errBeside) { // it may still be written itself, as a mount is
+		if _, statErr := os.Stat(dst); statErr == nil {
+			return overwrite(ctx, cl, sandbox, src, dst)
+		}
+	}
+	return err
 }
 
-// fetchInto writes below root and nowhere else, whatever the guest calls its files.
+func overwrite(ctx context.Context, cl *client.Client, sandbox, src, dst string) error {
+	f, err := os.OpenFile(dst, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return errs.New(errs.Invalid, "write %s: %s", dst, err)
+	}
+	return errors.Join(fetch(ctx, cl, sandbox, src, f), f.Close())
+}
+
+// errBeside is why a file can not be made beside another, or take its place.
+var errBeside = errors.New("its directory can not be written")
+
+// fetchInto writes below root and nowhere else, whatever the guest calls its
+// files: beside, then renamed, so that what is there stays whole until all of
+// the new has come. It keeps mode and owner of what is there.
 func fetchInto(ctx context.Context, cl *client.Client, sandbox, src string, root *os.Root, name string, mode int) error {
 	fail := func(err error) error {
-		return errs.New(errs.Invalid, "write %s: %s", printable(name, false), err)
-	}
-	if fi, err := root.Stat(name); err == nil && !fi.Mode().IsRegular() { // a device or a FIFO is written to, not replaced
-		f, err := root.OpenFile(name, os.O_WRONLY, 0)
-		if err != nil {
-			return fail(err)
+		code := errs.Wrap(err, errs.Invalid, "write %s: %s", printable(name, false), err)
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EBUSY) {
+			return errors.Join(errBeside, code)
 		}
-		return errors.Join(fetch(ctx, cl, sandbox, src, f), f.Close())
+		return code
 	}
-	// Beside, then renamed: what is there stays whole until all of the new has come.
+	old, err := root.Lstat(name)
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fail(err)
+	case err == nil && !old.Mode().IsRegular():
+		return errs.New(errs.Denied, "write %s: what is there is no file, and stays; remove it, or copy to another place", printable(name, false))
+	}
 	draft := filepath.Join(filepath.Dir(name), ".sandboxctl-"+rand.Text())
 	f, err := root.OpenFile(draft, os.O_CREATE|os.O_EXCL|os.O_WRONLY, modeOf(mode, 0o644))
 	if err != nil {
 		return fail(err)
 	}
-	err = errors.Join(fetch(ctx, cl, sandbox, src, f), f.Close())
+	if old != nil {
+		st := old.Sys().(*syscall.Stat_t)
+		f.Chown(int(st.Uid), int(st.Gid)) //nolint:errcheck // as far as we may
+		err = f.Chmod(old.Mode().Perm())
+	}
+	err = errors.Join(err, fetch(ctx, cl, sandbox, src, f), f.Close())
 	if err == nil {
-		if err = root.Rename(draft, name); err != nil {
-			err = fail(err)
+		if err = root.Rename(draft, name); err == nil {
+			return nil
 		}
+		err = fail(err)
 	}
-	if err != nil {
-		err = errors.Join(err, root.Remove(draft))
-	}
-	return err
+	return errors.Join(err, root.Remove(draft))
 }
 
 // modeOf reads 644 as 0644, without what the guest has no say in: setuid and the like.

@@ -45,7 +45,7 @@ func main() { os.Exit(run(os.Args[1:])) }
 
 func run(args []string) int {
 	// The one Ctrl-C ends what takes no care of signals itself (run and exec do).
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	root := newRoot()
 	root.SetArgs(args)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -51,6 +52,8 @@ type daemon struct {
 	signals  chan string
 	stdin    chan string
 	oom      int64
+	lease    time.Duration // of a sandbox; 0: none
+	renewed  chan struct{}
 	files    map[string]string
 	tree     string                // JSON of directories/list
 	before   func(r *http.Request) // each answer
@@ -58,7 +61,7 @@ type daemon struct {
 
 func newDaemon(t *testing.T) *daemon {
 	d := &daemon{
-		state: wire.Status{State: wire.Running}, signals: make(chan string, 4), stdin: make(chan string, 1), files: map[string]string{},
+		state: wire.Status{State: wire.Running}, signals: make(chan string, 4), renewed: make(chan struct{}, 100), stdin: make(chan string, 1), files: map[string]string{},
 		exec: func(w io.Writer, _ <-chan string) { exit(w, 0) },
 	}
 	s := httptest.NewServer(d)
@@ -82,8 +85,13 @@ func (d *daemon) asked() []string {
 }
 
 func (d *daemon) sandbox() wire.Sandbox {
+	var expires *time.Time
+	if d.lease > 0 {
+		expires = new(time.Now().Add(d.lease))
+	}
 	return wire.Sandbox{
-		ID: testID, Status: d.state, Image: &wire.Image{URI: "python:latest"}, Entrypoint: []string{"a\x1b[2Jb"}, CreatedAt: time.Now(),
+		ExpiresAt: expires,
+		ID:        testID, Status: d.state, Image: &wire.Image{URI: "python:latest"}, Entrypoint: []string{"a\x1b[2Jb"}, CreatedAt: time.Now(),
 		Sandboxd: &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules"},
 	}
 }
@@ -120,6 +128,9 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(200, wire.List{Items: []wire.Sandbox{d.sandbox()}, Pagination: wire.Pagination{Page: 1}})
 	case "GET /sandboxes/lab":
 		reply(200, d.sandbox())
+	case "POST /sandboxes/lab/renew-expiration":
+		d.renewed <- struct{}{}
+		reply(200, wire.Renewal{})
 	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause":
 		w.WriteHeader(204)
 	case "GET /sandboxes/lab/stats":
@@ -443,6 +454,12 @@ func TestLease(t *testing.T) {
 	if d.run(t, "run", "--rm=false", "base", "--", "true"); d.create.Extensions[wire.ExtTimeout] != "" {
 		t.Errorf("kept: %v", d.create.Extensions)
 	}
+	// It is renewed every third of what the daemon gave.
+	d.lease = 30 * time.Millisecond
+	d.exec = func(w io.Writer, _ <-chan string) { <-d.renewed; exit(w, 0) }
+	if r := d.run(t, "run", "base", "--", "true"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
 	expires := time.Now().Add(-24 * time.Hour) // by the clock of the daemon
 	got := make(chan time.Time)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -583,6 +600,35 @@ func TestCp(t *testing.T) {
 	}
 	if all, err := os.ReadDir(filepath.Join(here, "kept")); len(all) != 1 {
 		t.Errorf("left: %v %v", all, err)
+	}
+	// Links are written through, devices written to, modes kept.
+	write("kept/secret", "old", 0o600)
+	write("elsewhere", "old", 0o644)
+	for link, to := range map[string]string{"kept/out": filepath.Join(here, "elsewhere"), "kept/null": os.DevNull, "kept/in": "secret"} {
+		if err := os.Symlink(to, filepath.Join(here, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"out", "null", "in"} {
+		if r := d.run(t, "cp", "lab:/etc/x", filepath.Join(here, "kept", name)); r.code != 0 {
+			t.Errorf("%s: %+v", name, r)
+		}
+		if fi, err := os.Lstat(filepath.Join(here, "kept", name)); err != nil || fi.Mode()&fs.ModeSymlink == 0 {
+			t.Errorf("%s is no link any more: %v", name, err)
+		}
+	}
+	for name, want := range map[string]fs.FileMode{"elsewhere": 0o644, "kept/secret": 0o600} {
+		fi, err := os.Stat(filepath.Join(here, name))
+		b, readErr := os.ReadFile(filepath.Join(here, name))
+		if errors.Join(err, readErr) != nil || string(b) != "X" || fi.Mode() != want {
+			t.Errorf("%s: %q, %v", name, b, errors.Join(err, readErr))
+		}
+	}
+	// But not those that a guest has made us meet.
+	d.tree = `[{"path":"/dir/out","type":"file","mode":644}]`
+	d.files["/dir/out"] = "evil"
+	if r := d.run(t, "cp", "lab:/dir/.", filepath.Join(here, "kept")); r.code != 125 || !strings.Contains(r.errout, "no file") {
+		t.Errorf("%+v", r)
 	}
 	// What a guest says a file is called is no path here.
 	for _, p := range []string{"/dir/../../../" + here + "/pwned", "/etc/cron.d/x", "/dir//" + here + "/pwned", "/dir/"} {

@@ -30,9 +30,9 @@ does not exist, 137 if it was killed (the reason is on stderr). Ctrl-C goes to
 the command; a second one destroys the sandbox at once, a third does not even
 wait for that.
 
-If sandboxctl is killed, or can not reach the daemon for ten minutes, the
-sandbox goes by itself: it is made with a timeout that is renewed while the
-command runs. With --rm=false it has none.`,
+If sandboxctl is killed, or is stopped (Ctrl-Z) or can not reach the daemon for
+ten minutes, the sandbox goes by itself: it is made with a timeout that is
+renewed while the command runs. With --rm=false it has none.`,
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
   sandboxctl run --runtime runc --memory 256Mi base uname -a
   tar c . | sandboxctl run -i base -- sh -c 'tar x && ls'`,
@@ -117,7 +117,7 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 		return status{code: 130}
 	}
 	if rm && sb.ExpiresAt != nil {
-		go keepLease(sig.ctx, cl, sb.ID, *sb.ExpiresAt, renewEvery)
+		go keepLease(sig.ctx, cl, sb.ID, *sb.ExpiresAt, sb.ExpiresAt.Sub(sb.CreatedAt)/3)
 	}
 	// Env went to the sandbox, where all of its processes see it.
 	return execute(cl, sig, sb.ID, e.command(command, nil), e.user, os.Stdin, func() int64 { return 0 })
@@ -156,26 +156,24 @@ func abandon(cl *client.Client, run string) {
 	}
 }
 
-// The sandbox of a run is leased, so that it does not outlive a sandboxctl that
-// was killed.
-const (
-	lease      = 10 * time.Minute
-	renewEvery = 3 * time.Minute
-)
+// lease is the timeout of a run's sandbox, so that it does not outlive a
+// sandboxctl that was killed. A host may allow less.
+const lease = 10 * time.Minute
 
 // keepLease moves the expiry of a sandbox as time passes, until ctx ends. It
 // counts from the expiry that the daemon gave, not from the clock here, which
-// may be another. A renewal that fails is made up for by the next.
+// may be another; but on that clock, not on Go's monotonic one, which a host
+// that sleeps does not move. A renewal that fails is made up for by the next.
 func keepLease(ctx context.Context, cl *client.Client, id string, expires time.Time, every time.Duration) {
-	start := time.Now()
-	tick := time.NewTicker(every)
+	start := time.Now().Round(0)
+	tick := time.NewTicker(max(every, time.Millisecond))
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			cl.Renew(ctx, id, expires.Add(time.Since(start))) //nolint:errcheck // see above; one that is gone ends the command too
+			cl.Renew(ctx, id, expires.Add(time.Now().Round(0).Sub(start))) //nolint:errcheck // see above; one that is gone ends the command too
 		}
 	}
 }

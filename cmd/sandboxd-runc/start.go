@@ -51,11 +51,10 @@ func (l launcher) start(id, bundle string, stdin *os.File) (err error) {
 		}
 		return fmt.Errorf("run container: %w", err)
 	}
-	pid, err := process.Pid()
-	if err != nil {
-		return fmt.Errorf("reap container: %w", err)
+	if pid, err := process.Pid(); err != nil || reap(pid) != nil {
+		go process.Wait() //nolint:errcheck // reaps it as well, with a thread of its own
 	}
-	return reap(pid)
+	return nil
 }
 
 func readSpec(bundle string) (*specs.Spec, error) {

@@ -45,6 +45,7 @@ var walls = []struct {
 	{"github.com/opencontainers/runc", []string{"cmd/sandboxd-runc"}, "libcontainer is cgo, and its init re-executes the binary that links it"},
 	{"github.com/spf13/cobra", []string{"cmd/sandboxctl", "cmd/sandboxd"}, "flags are the programs' business"},
 	{"github.com/miekg/dns", []string{"pkg/egress"}, "hostile DNS is parsed in one place"},
+	{"github.com/pelletier/go-toml", []string{"internal/config", "pkg/image"}, "what is not TOML on disk is JSON"},
 	{"gvisor.dev/gvisor", nil, "tools/runsc holds the only pin"},
 }
 

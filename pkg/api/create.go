@@ -235,6 +235,9 @@ func (s *Server) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error 
 	if spec.Timeout == 0 {
 		spec.Timeout = s.cfg.MaxTimeout // 0: no limit
 	}
+	if s.cfg.MaxTimeout > 0 && spec.OneShot { // a lease: whoever holds it renews it
+		spec.Timeout = min(spec.Timeout, s.cfg.MaxTimeout)
+	}
 	if s.cfg.MaxTimeout > 0 && spec.Timeout > s.cfg.MaxTimeout {
 		return invalid("timeout of %s is longer than this host allows; the longest is %s", spec.Timeout, s.cfg.MaxTimeout)
 	}

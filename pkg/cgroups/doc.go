@@ -8,10 +8,7 @@
 //	    └── run/              the leaf: all processes; a runtime may rule below it
 //
 // The limits are enforced at <id>, where no runtime writes, and repeated on the
-// leaf, because runsc reads MemTotal and the number of CPUs from the cgroup it
-// stands in. The leaf's memory limit starts as what the guest is told; once
-// the runtime has read it, Lift raises it to the outer one, which has the
-// runtime's own head-room on top.
+// leaf, which is what a guest on runc sees as its own cgroup.
 //
 // A controller (memory, cpu, pids) is used where the host has it: in the v2
 // tree, else in its v1 hierarchy. What is done to the processes as a whole

@@ -79,7 +79,9 @@ func testOOMGroup(t *testing.T, e *env) {
 
 func testCPU(t *testing.T, e *env) {
 	id := e.create(Limits{})
-	e.must(e.LimitCPU(e.ctx, id, 200))
+	for _, millis := range []int64{1000, 200, 400, 200} { // down and up again
+		e.must(e.LimitCPU(e.ctx, id, millis))
+	}
 	for range 4 {
 		e.sh(id, "while :; do :; done")
 	}

@@ -234,8 +234,7 @@ func (t *Tree) write(ctrl, dir string, l Limits) error {
 // than 10 counts as 10, the kernel's floor, and 0 is no limit. An id without
 // cgroups is fs.ErrNotExist.
 //
-// It is apart from Create because a runtime's start costs some 100 ms of CPU:
-// within a tenth of a CPU gVisor takes 1.2 s for it, without a limit 0.1 s.
+// It is apart from Create because a start may need more than the sandbox has.
 func (t *Tree) LimitCPU(_ context.Context, id string, millis int64) error {
 	if err := t.check(id); err != nil {
 		return err
@@ -244,11 +243,13 @@ func (t *Tree) LimitCPU(_ context.Context, id string, millis int64) error {
 		return errs.New(errs.Invalid, "limit of cpu is %d: want 0 (unlimited) to %d thousandths of a CPU", millis, maxCPU)
 	}
 	h := t.layout.of["cpu"]
-	w := cpuQuota(millis, h.v2)
-	// The leaf has it too, for a guest that looks. It is last because v1 allows
-	// no group more than the one above it.
-	for _, dir := range []string{t.dir(h, id), t.leafIn(h, id)} {
-		if err := writeFile(dir+"/"+w.file, w.value); err != nil {
+	w, free := cpuQuota(millis, h.v2), cpuQuota(0, h.v2)
+	// The leaf has it too, for a guest that looks. v1 allows no group more than
+	// the one above it, so the leaf has none while that changes.
+	for _, w := range []struct{ dir, file, value string }{
+		{t.leafIn(h, id), free.file, free.value}, {t.dir(h, id), w.file, w.value}, {t.leafIn(h, id), w.file, w.value},
+	} {
+		if err := writeFile(w.dir+"/"+w.file, w.value); err != nil {
 			if gone(err) {
 				err = fs.ErrNotExist
 			}

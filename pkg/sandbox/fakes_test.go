@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"slices"
@@ -69,8 +70,14 @@ func (f fakeCgroups) Create(ctx context.Context, id string, _ CgroupLimits) erro
 	return f.make(ctx, "cgroup", id)
 }
 
-func (f fakeCgroups) LimitCPU(ctx context.Context, id string, _ int64) error {
-	return f.do(ctx, "cgroup.LimitCPU", id, func() error { return nil })
+func (f fakeCgroups) LimitCPU(ctx context.Context, id string, millis int64) error {
+	return f.do(ctx, "cgroup.LimitCPU", id, func() error {
+		if !f.things["cgroup/"+id] {
+			return fs.ErrNotExist
+		}
+		f.cpu[id] = millis
+		return nil
+	})
 }
 
 func (f fakeCgroups) Remove(ctx context.Context, id string) error { return f.unmake(ctx, "cgroup", id) }

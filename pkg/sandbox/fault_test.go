@@ -31,12 +31,12 @@ func story(ctx context.Context, m *Manager, h *host) (failed int) {
 		}
 		return r.ID
 	}
-	a := create(record.Spec{Name: "lab", Timeout: time.Hour})
+	a := create(record.Spec{Name: "lab", Timeout: time.Hour, CPUMillis: 100})
 	note(m.Pause(ctx, a))
 	note(m.Resume(ctx, a))
 	_, err := m.Renew(ctx, a, now().Add(2*time.Hour))
 	note(err)
-	b := create(record.Spec{})
+	b := create(record.Spec{CPUMillis: 2500})
 	h.exit(b, Obituary{ExitCode: 3, LastOutput: "bye"}) // it ends by itself
 	synctest.Wait()
 	note(m.Delete(ctx, a))

@@ -25,8 +25,9 @@ type host struct {
 	free    []int // slots, least recently used first
 	deaths  map[string]Obituary
 	ooms    map[string]uint64
-	strays  []string // disks in lost+found
-	bad     []string // unreadable records
+	cpu     map[string]int64 // limits, in thousandths
+	strays  []string         // disks in lost+found
+	bad     []string         // unreadable records
 	bootID  string
 	born    int // sandboxes ever
 
@@ -68,6 +69,7 @@ func newHost() *host {
 		records: map[string]record.Record{},
 		deaths:  map[string]Obituary{},
 		ooms:    map[string]uint64{},
+		cpu:     map[string]int64{},
 		block:   map[string]chan struct{}{},
 		bootID:  "boot-1",
 	}
@@ -300,6 +302,9 @@ func (h *host) wrong(d *incarnation) (out []string) {
 			}
 			if r.State == record.Paused {
 				want["frozen/"+id] = true
+			}
+			if h.cpu[id] != r.Spec.CPUMillis {
+				out = append(out, fmt.Sprintf("%s may use %d thousandths of a CPU, not %d", id, h.cpu[id], r.Spec.CPUMillis))
 			}
 			if !d.registered[id] {
 				out = append(out, "this daemon's egress does not know "+id)

@@ -77,7 +77,7 @@ func (c *Client) Start(ctx context.Context, id, bundle string, stdin *os.File) e
 		if !errors.Is(err, errUnsent) {
 			return err
 		}
-		c.forget(p)
+		c.retire(p)
 	}
 	return errors.New("the launcher ends as soon as it is started; its last words are in the daemon's log")
 }
@@ -137,28 +137,30 @@ func (c *Client) launcher() (*process, error) {
 	return c.live, nil
 }
 
-// forget lets another launcher do the starts from now on.
-func (c *Client) forget(p *process) {
+// retire lets another launcher do the starts from now on. This one ends when
+// the starts in its hands have.
+func (c *Client) retire(p *process) {
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.live != p {
-		return
+	if c.live == p {
+		c.live = nil
+		c.old = append(slices.DeleteFunc(c.old, (*process).isDead), p)
 	}
-	c.live = nil
-	c.old = append(slices.DeleteFunc(c.old, (*process).isDead), p)
+	c.mu.Unlock()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.retired = true
+	p.maybeEnd()
 }
 
 // giveUp is called when nobody has patience with a start any more. Other
 // starts in the same hands go on.
 func (c *Client) giveUp(p *process, seq uint64) {
-	c.forget(p)
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.retired = true
 	if p.waiting[seq] != nil {
 		p.stuck[seq] = true
 	}
-	p.maybeEnd()
+	p.mu.Unlock()
+	c.retire(p)
 }
 
 func (p *process) isDead() bool {
@@ -246,6 +248,10 @@ func (p *process) listen() {
 func (p *process) start(ctx context.Context, req Request, stdin *os.File, patience time.Duration, giveUp func(seq uint64)) error {
 	answer := make(chan string, 1)
 	p.mu.Lock()
+	if p.retired {
+		p.mu.Unlock()
+		return errUnsent
+	}
 	p.seq++
 	req.Seq = p.seq
 	p.waiting[req.Seq] = answer
