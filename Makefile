@@ -23,7 +23,7 @@ deps: ## install the Debian packages that building and running need
 	@scripts/deps.sh
 
 .PHONY: build
-build: go ## compile everything into build/bin
+build: go $(BUILD)/man/sandboxctl.1 ## compile everything into build/bin, and write the man pages
 	@mkdir -p $(BIN)/agent
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/sandboxd ./cmd/sandboxctl
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN)/agent/ ./cmd/sandbox-agent
@@ -48,13 +48,39 @@ dev-env: ## print the environment for clients: eval "$(make -s dev-env)"
 lint: go ## gofumpt, vet, staticcheck, govulncheck, archtest, shellcheck
 	@scripts/lint.sh
 
+.PHONY: promtool
+promtool: ## fetch the tool that checks the alert rules
+	@scripts/promtool.sh
+
 .PHONY: test
-test: deps build ## every test: unit, root, end to end, crash, SDK; fails on a skip
+test: deps build promtool ## every test: unit, root, end to end, crash, SDK; fails on a skip
 	@scripts/test.sh
+
+.PHONY: test-compat
+test-compat: deps build ## the official clients against the daemon; UPDATE=1 writes what they found into docs/compatibility.md
+	SANDBOXD_TEST=root SANDBOXD_BIN=$(BIN) $(GO) test -count=1 -tags seccomp -timeout 20m ./test/compat $(if $(UPDATE),-update)
 
 .PHONY: bench
 bench: deps build ## measure; writes build/bench.json and prints a table
 	@scripts/bench.sh
+
+.PHONY: man
+man: $(BUILD)/man/sandboxctl.1 ## write the man pages of all commands into build/man
+	@ls $(BUILD)/man | wc -l | xargs echo "pages in build/man:"
+
+# They are made of what the commands say of themselves.
+$(BUILD)/man/sandboxctl.1: $(wildcard cmd/sandboxctl/*.go cmd/sandboxd/*.go internal/manual/*.go)
+	@$(MAKE) go
+	@rm -rf $(BUILD)/man
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) MAN_DIR=$(BUILD)/man $(GO) test -count=1 -run '^TestManual$$' ./cmd/sandboxctl ./cmd/sandboxd || { rm -rf $(BUILD)/man; exit 1; }
+
+.PHONY: images
+images: deps build ## build the images and write them to build/images, for hosts without a network
+	@scripts/images.sh
+
+.PHONY: test-vm
+test-vm: deps build ## install and break the service in emulated machines; STORIES="service power" for some
+	@scripts/test-vm.sh $(STORIES)
 
 .PHONY: clean
 clean: ## remove build

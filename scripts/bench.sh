@@ -5,4 +5,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" -eq 0 ] || { echo "bench: sandboxd makes namespaces, cgroups and firewall rules, so this needs root" >&2; exit 1; }
 go build -trimpath -o build/bench-tool ./test/bench
+CGO_ENABLED=0 go build -trimpath -o build/bench-guest ./test/bench/guest
 exec build/bench-tool -bin build/bin -recipes rootfs -out build/bench.json "$@"

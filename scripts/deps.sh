@@ -8,7 +8,8 @@ want=(
   iptables ipset iproute2                   # the packet layer
   btrfs-progs                               # mkfs of the storage pool
   mmdebstrap                                # images from recipes
-  ca-certificates git python3 python3-venv  # tests: the official Python SDK
+  ca-certificates git python3 python3-venv  # tests: the official Python clients
+  systemd                                   # tests: systemd-analyze of the unit
   shellcheck
 )
 missing=()

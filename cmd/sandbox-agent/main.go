@@ -7,10 +7,12 @@ import (
 	"flag"
 	"os"
 
+	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 	"github.com/sandboxd/sandboxd/pkg/agent/server"
 )
 
 func main() {
+	interpreter.Drive(os.Args)
 	var o server.Options
 	flag.StringVar(&o.Listen, "listen", "", "address to listen on, for tests")
 	flag.StringVar(&o.StateDir, "state-dir", "", "directory of the agent's own files, for tests")

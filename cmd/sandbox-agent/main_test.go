@@ -1,28 +1,37 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 )
 
 // The test binary is the agent too: it runs as a child, which is no PID 1 but
 // adopts orphans like one.
 func TestMain(m *testing.M) {
+	interpreter.Drive(os.Args) // as main does
 	if os.Getenv("BE_THE_AGENT") != "" {
 		main()
 	}
@@ -291,5 +300,71 @@ func TestRunsAsTheUser(t *testing.T) {
 	}
 	if _, code := x.run("ls " + x.state); code == 0 {
 		t.Error("a command of another user can read the agent's directory")
+	}
+}
+
+// post sends JSON to the agent, and returns the answer to read on.
+func (x *box) post(path string, body any) *http.Response {
+	x.Helper()
+	b, _ := json.Marshal(body)
+	r, _ := http.NewRequestWithContext(x.Context(), "POST", "http://sandbox"+path, bytes.NewReader(b))
+	resp, err := x.RoundTripper().RoundTrip(r)
+	if err != nil {
+		x.Fatal(err)
+	}
+	x.Cleanup(func() { resp.Body.Close() })
+	return resp
+}
+
+// What runs code dies with the agent, also while the code spins and minds
+// nothing; and so does what a context that was started ahead runs.
+func TestDriversDieWithTheAgent(t *testing.T) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := start(t, agent.Bootstrap{Env: map[string]string{"HOME": t.TempDir(), "GOCACHE": cmp.Or(os.Getenv("GOCACHE"), cache+"/go-build")}, Prestart: []string{"bash", "bash", "python"}}, "")
+	x.ready()
+	printPid := map[string]string{
+		"python":     "import os; print(os.getpid(), flush=True)\nwhile True: pass",
+		"javascript": "console.log(process.pid); while (true);",
+		"java":       "System.out.println(ProcessHandle.current().pid()); while (true);",
+		"go":         "import (\"fmt\"; \"os\")\nfunc main() { fmt.Println(os.Getpid()); for {} }",
+		"bash":       "echo $$; while :; do :; done",
+	}
+	var pids []int
+	for _, code := range slices.Sorted(maps.Keys(printPid)) {
+		r := bufio.NewScanner(x.post("/code", agent.CodeRequest{Code: printPid[code], Context: agent.CodeContext{Language: code}}).Body)
+		var ev agent.Event
+		for ev.Type != "stdout" {
+			if !r.Scan() {
+				t.Fatalf("%s: %v", code, r.Err())
+			}
+			if len(r.Bytes()) > 0 && json.Unmarshal(r.Bytes(), &ev) != nil || ev.Type == "error" {
+				t.Fatalf("%s: %s", code, r.Bytes())
+			}
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(ev.Text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	var ends []unix.PollFd
+	for _, pid := range pids {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatalf("process %d of %v, in the order of their languages: %v", pid, pids, err)
+		}
+		defer unix.Close(fd)
+		ends = append(ends, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN})
+	}
+	x.cmd.Process.Kill() //nolint:errcheck // it lives
+	x.cmd.Wait()         //nolint:errcheck // it was killed
+	for i := range ends {
+		if n, err := unix.Poll(ends[i:i+1], 10_000); n != 1 || err != nil {
+			t.Errorf("process %d of a context lives on: %v", pids[i], err)
+			unix.Kill(pids[i], unix.SIGKILL) //nolint:errcheck // gone is what is wanted
+		}
 	}
 }

@@ -30,6 +30,8 @@ output of a command, to run a command, to delete a sandbox, to move files and to
 list sandboxes, as a client sees it. The sandboxes are removed afterwards.
 
 Numbers of a busy host say little: look at p50, and run it twice.`,
+		Example: `  sandboxctl bench
+  sandboxctl bench --runtime runc -n 50 -o json`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {

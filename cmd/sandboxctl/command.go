@@ -10,6 +10,8 @@ func newCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "command",
 		Short: "Look after commands that exec -d has started",
+		Example: `  id=$(sandboxctl exec -d lab -- make test)
+  sandboxctl command logs -f lab $id`,
 	}
 	cmd.AddCommand(newCommandLogs(c), newCommandStatus(c), newCommandKill(c))
 	return cmd
@@ -20,7 +22,9 @@ func newCommandLogs(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs [-f] SANDBOX COMMAND-ID",
 		Short: "Print the output of a command",
-		Args:  cobra.ExactArgs(2),
+		Example: `  sandboxctl command logs lab $id
+  sandboxctl command logs -f lab $id`,
+		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := c.connect()
 			if err != nil {
@@ -43,9 +47,10 @@ func newCommandLogs(c *cli) *cobra.Command {
 
 func newCommandStatus(c *cli) *cobra.Command {
 	return &cobra.Command{
-		Use:   "status SANDBOX COMMAND-ID",
-		Short: "Print the state of a command as JSON",
-		Args:  cobra.ExactArgs(2),
+		Use:     "status SANDBOX COMMAND-ID",
+		Short:   "Print the state of a command as JSON",
+		Example: `  sandboxctl command status lab $id | jq .exit_code`,
+		Args:    cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := c.connect()
 			if err != nil {
@@ -65,7 +70,9 @@ func newCommandKill(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kill SANDBOX COMMAND-ID",
 		Short: "End a command: SIGTERM, and SIGKILL after three seconds",
-		Args:  cobra.ExactArgs(2),
+		Example: `  sandboxctl command kill lab $id
+  sandboxctl command kill -s SIGINT lab $id`,
+		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := c.connect()
 			if err != nil {

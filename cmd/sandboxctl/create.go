@@ -18,6 +18,7 @@ func newCreate(c *cli) *cobra.Command {
 		o       output
 		timeout time.Duration
 		noWait  bool
+		from    string
 	)
 	cmd := &cobra.Command{
 		Use:   "create [flags] IMAGE [-- COMMAND [ARG...]]",
@@ -25,22 +26,46 @@ func newCreate(c *cli) *cobra.Command {
 		Long: `Create a sandbox and print its id.
 
 With a COMMAND the sandbox ends when the command does; without, it lives until
-its timeout or until it is removed.`,
-		Args: cobra.MinimumNArgs(1),
+its timeout or until it is removed; --restart makes that another life of it.
+With --ready-port or --ready-cmd the id is printed when it is ready. With --from, instead of an image, it
+begins with the files of a snapshot, over the image that these were made on, on
+either runtime.`,
+		Example: `  sandboxctl create python --name lab --memory 256Mi --timeout 30m
+  sandboxctl create base --runtime runc --allow 203.0.113.0/24:443
+  sandboxctl create -p 8080:8000 python -- python3 -m http.server 8000
+  sandboxctl create --restart on-failure:5 --ready-port 8000 python -- python3 -m http.server 8000
+  sandboxctl create --from before-upgrade --name lab2`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if from == "" {
+				return cobra.MinimumNArgs(1)(cmd, args)
+			}
+			if n := cmd.ArgsLenAtDash(); n > 0 || n < 0 && len(args) > 0 {
+				return fmt.Errorf("%q and --from are both given; the image is the snapshot's, and a command stands behind --", args[0])
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(); err != nil {
 				return err
 			}
-			r, err := s.request(args[0])
+			image, command := "", args
+			if from == "" {
+				image, command = args[0], args[1:]
+			}
+			r, err := s.request(image)
 			if err != nil {
 				return err
 			}
-			return c.create(cmd.Context(), r, argv(s.entrypoint, args[1:]), timeout, !noWait, o)
+			if from != "" {
+				r.Image, r.SnapshotID = nil, from
+			}
+			return c.create(cmd.Context(), r, argv(s.entrypoint, command), timeout, !noWait, o)
 		},
 	}
 	s.flags(cmd)
 	o.flags(cmd, true)
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "remove the sandbox after this time, as 30m (default: never)")
+	cmd.Flags().StringVar(&from, "from", "", "snapshot to begin with, by id or name, instead of an image")
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, while the sandbox is still being made")
 	return cmd
 }
@@ -71,8 +96,24 @@ func (c *cli) create(ctx context.Context, r client.CreateRequest, entrypoint []s
 		return err
 	}
 	if sb.Status.State == client.Failed {
-		return errs.New(errs.Internal, "sandbox %s failed (%s): %s; `sandboxctl inspect %s` shows what is left, `sandboxctl rm %s` removes it",
-			sb.ID, sb.Status.Reason, sb.Status.Message, sb.ID, sb.ID)
+		return notUp(sb, errs.New(errs.Internal, "sandbox %s failed (%s): %s; `sandboxctl inspect %s` shows what is left, `sandboxctl rm %s` removes it",
+			sb.ID, sb.Status.Reason, sb.Status.Message, sb.ID, sb.ID))
+	}
+	if wait {
+		return unready(sb)
 	}
 	return nil
+}
+
+// notUp gives the failure of a sandbox whose entrypoint can not be run the exit
+// status that a shell and docker have for that: 127 if it is not there, 126 if it is
+// no program.
+func notUp(sb client.Sandbox, failed error) error {
+	if sb.Sandboxd == nil || sb.Sandboxd.ExitCode == nil || sb.Status.Reason != "create_failed" && sb.Status.Reason != "start_failed" {
+		return failed
+	}
+	if code := *sb.Sandboxd.ExitCode; code == exitNotFound || code == exitNotExec {
+		return status{code, printable(failed.Error(), false)}
+	}
+	return failed
 }

@@ -2,14 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"time"
 
 	"github.com/spf13/cobra"
-
-	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 func newEvents(c *cli) *cobra.Command {
@@ -17,7 +14,11 @@ func newEvents(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Print what happens to sandboxes, as it happens",
-		Args:  cobra.NoArgs,
+		Long: `Print what happens to sandboxes, as it happens. It has no end, so with -o json each
+line is an object; commands whose answer ends print one object or one array.`,
+		Example: `  sandboxctl events
+  sandboxctl events -o json | jq -r 'select(.reason == "oom").id'`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err
@@ -35,11 +36,9 @@ func newEvents(c *cli) *cobra.Command {
 				}
 				switch o.format {
 				case "json": // one a line
-					b, err := json.Marshal(ev)
-					if err != nil {
-						return errs.Wrap(err, errs.Internal, "an event can not be printed")
+					if err := writeJSON(os.Stdout, ev, ""); err != nil {
+						return err
 					}
-					fmt.Printf("%s\n", b)
 				case "name":
 					fmt.Println(printable(ev.ID, false))
 				default:

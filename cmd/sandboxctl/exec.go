@@ -22,6 +22,7 @@ type execFlags struct {
 	workdir, user    string
 	interactive, tty bool
 	timeout          time.Duration
+	detachKeys       string
 }
 
 func (e *execFlags) flags(cmd *cobra.Command) {
@@ -29,14 +30,14 @@ func (e *execFlags) flags(cmd *cobra.Command) {
 	f.StringVarP(&e.workdir, "workdir", "w", "", "directory to run in (default: the image's)")
 	f.StringVarP(&e.user, "user", "u", "", "user to run as: NAME or UID, and :GROUP or :GID (default: the image's)")
 	f.BoolVarP(&e.interactive, "interactive", "i", false, "pass standard input on")
-	f.BoolVarP(&e.tty, "tty", "t", false, "a terminal (comes with a later release)")
+	f.BoolVarP(&e.tty, "tty", "t", false, "run it at a terminal; -it is this one")
 	f.DurationVar(&e.timeout, "timeout", 0, "kill the command after this time, as 30s; the exit status is 124 then")
-	_ = f.MarkHidden("tty")
+	detachKeysFlag(cmd, &e.detachKeys)
 }
 
 func (e *execFlags) check() error {
-	if e.tty {
-		return errs.New(errs.Unsupported, "-t: terminals come with a later release; -i alone passes standard input on")
+	if e.tty && e.interactive && !isTerminal(os.Stdin) {
+		return errs.New(errs.Invalid, "the input device is not a TTY; leave out -t to pass a file or a pipe on")
 	}
 	if e.timeout < 0 {
 		return errs.New(errs.Invalid, "--timeout %s is negative", e.timeout)
@@ -60,8 +61,16 @@ func newExec(c *cli) *cobra.Command {
 		Long: `Run a command in a sandbox. The exit status is as for run. Ctrl-C goes to the
 command; a second one kills it.
 
+With -it the command runs at this terminal. It lives on when the daemon is
+restarted, which is waited for, and when the detach keys are pressed: see
+sandboxctl attach.
+
 With --detach it prints the command's id, and the command goes on by itself:
 see sandboxctl command.`,
+		Example: `  sandboxctl exec lab -- uname -a
+  echo hello | sandboxctl exec -i lab cat
+  sandboxctl exec --timeout 30s -u 1000 -w /tmp lab -- sh -c 'make && ./a.out'
+  id=$(sandboxctl exec -d lab sleep 60)`,
 		Args: cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := flagsFirst(cmd, args); err != nil {
@@ -83,11 +92,17 @@ see sandboxctl command.`,
 				return err
 			}
 			command := e.command(argv, flat(vars))
+			if detach && e.tty {
+				return errs.New(errs.Invalid, "-d and -t exclude one another; start it with -it and leave it by the detach keys")
+			}
 			if detach {
 				return background(cmd.Context(), cl, args[0], command, e.user)
 			}
 			sig := catchSignals()
 			defer sig.stop()
+			if e.tty {
+				return e.atTerminal(cl, sig, args[0], command, oomsOf(cl, args[0]))
+			}
 			return execute(cl, sig, args[0], command, e.user, os.Stdin, oomsOf(cl, args[0]))
 		},
 	}
@@ -148,7 +163,7 @@ func execute(cl *client.Client, sig *signals, sandbox string, command client.Com
 		abort(p, "SIGKILL")
 		return status{code: 130}
 	case errors.Is(err, client.ErrLost):
-		return autopsy(cl, sandbox, err)
+		return autopsy(cl, sandbox, err, "was the daemon restarted? A command that must outlive that is started with exec -d")
 	case errors.Is(err, syscall.EPIPE):
 		abort(p, "SIGPIPE")
 		return status{code: 141} // as a shell says of a writer whose reader left
@@ -189,10 +204,17 @@ func outcome(cl *client.Client, sandbox string, command client.Command, exit cli
 		return status{exitTimeout, fmt.Sprintf("the command was killed: it ran longer than --timeout %s", command.Timeout)}
 	case exit.Error != "":
 		hint := "is it installed in the image?"
-		if exit.Code != exitNotFound {
+		switch {
+		case exit.Reason == "pids_limit":
+			hint = "give it more with --pids"
+		case exit.Code != exitNotFound:
 			hint = "is it executable?"
 		}
-		return status{exit.Code, fmt.Sprintf("cannot run %q in sandbox %s: %s; %s", command.Argv[0], sandbox, printable(exit.Error, false), hint)}
+		name := "a shell"
+		if len(command.Argv) > 0 {
+			name = command.Argv[0]
+		}
+		return status{exit.Code, fmt.Sprintf("cannot run %q in sandbox %s: %s; %s", name, sandbox, printable(exit.Error, false), hint)}
 	case exit.Signal == "SIGKILL":
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
@@ -202,14 +224,24 @@ func outcome(cl *client.Client, sandbox string, command client.Command, exit cli
 		}
 		return status{exitKilled, text}
 	case exit.Code != 0:
-		return status{code: exit.Code}
+		return status{exit.Code, limitHint(exit)}
 	}
 	return nil
 }
 
+// limitHint names the limit that a command failed at, and the flag that raises it.
+func limitHint(exit client.Exit) string {
+	flag := map[string]string{"disk_full": "--disk", "pids_limit": "--pids"}[exit.Reason]
+	if exit.Hint == "" || flag == "" {
+		return ""
+	}
+	return fmt.Sprintf("the command failed (%s): %s; give it more with %s", exit.Reason, printable(exit.Hint, false), flag)
+}
+
 // autopsy finds out why a command's stream broke: most often because its
-// sandbox has ended, which the daemon may notice a moment later than we do.
-func autopsy(cl *client.Client, sandbox string, lost error) error {
+// sandbox has ended, which the daemon may notice a moment later than we do. If it
+// has not, hint says what to do.
+func autopsy(cl *client.Client, sandbox string, lost error, hint string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
@@ -232,7 +264,10 @@ func autopsy(cl *client.Client, sandbox string, lost error) error {
 		}
 		select {
 		case <-ctx.Done():
-			return errs.Wrap(lost, errs.Unavailable, "the connection to the command in sandbox %s broke; was the daemon restarted? A command that must outlive that is started with exec -d", sandbox)
+			if _, ok := errors.AsType[*errs.Error](lost); ok && !errors.Is(lost, client.ErrLost) {
+				return lost // it says why
+			}
+			return errs.Wrap(lost, errs.Unavailable, "the connection to the command in sandbox %s broke; %s", sandbox, hint)
 		case <-tick.C:
 		}
 	}

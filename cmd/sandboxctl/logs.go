@@ -12,7 +12,9 @@ func newLogs(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "logs [-f] SANDBOX",
 		Short: "Print the output of a sandbox's entrypoint",
-		Args:  cobra.ExactArgs(1),
+		Example: `  sandboxctl logs lab
+  sandboxctl logs -f lab`,
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := c.connect()
 			if err != nil {

@@ -68,7 +68,7 @@ func run(args []string) int {
 
 // complain prints what a person can use of an error: its text, not its cause.
 func complain(err error) {
-	text := err.Error()
+	text := strings.TrimSpace(strings.ReplaceAll(err.Error(), "\t", "  ")) // cobra's suggestions
 	if e, ok := errors.AsType[*errs.Error](err); ok {
 		text = e.Text
 	}
@@ -103,18 +103,24 @@ func newRoot() *cobra.Command {
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
   sandboxctl create python --name lab --memory 256Mi --timeout 30m
   sandboxctl exec lab -- uname -a
+  sandboxctl shell lab
   sandboxctl rm lab`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
-	root.PersistentFlags().StringVarP(&c.host, "host", "H", "", "daemon to talk to: unix:///path, tcp://host:port or a URL (default $SANDBOXD_HOST)")
+	root.PersistentFlags().StringVarP(&c.host, "host", "H", "", "daemon to talk to: unix:///path, tcp://host:port or an http(s) URL (default $SANDBOXD_HOST; $SSL_CERT_FILE names the CA of its own certificate)")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return errs.New(errs.Invalid, "%s; see `%s --help`", err, cmd.CommandPath())
 	})
 	root.AddCommand(
-		newRun(c), newCreate(c), newPs(c), newExec(c), newCommand(c), newLogs(c), newCp(c), newStats(c),
-		newInspect(c), newPause(c), newResume(c), newRenew(c), newRm(c), newEvents(c), newImage(c), newBench(c), newVersion(c),
+		newRun(c), newCreate(c), newPs(c), newExec(c), newCommand(c), newLogs(c),
+		newCp(c), newStats(c), newInspect(c), newPause(c), newResume(c), newRenew(c),
+		newUpdate(c), newRm(c), newEvents(c), newImage(c), newBench(c), newVersion(c),
+		newTop(c), newShell(c), newAttach(c), newSystem(c), newStart(c), newStop(c),
+		newSnapshot(c), newDiff(c), newKey(c), newEval(c), newCode(c),
+		newEndpoint(c), newPort(c), newVolume(c),
 	)
+	complete(c, root)
 	for _, cmd := range root.Commands() {
 		explainArgs(cmd)
 	}

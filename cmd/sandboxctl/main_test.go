@@ -52,9 +52,11 @@ type daemon struct {
 	signals  chan string
 	stdin    chan string
 	oom      int64
+	cpu      int64         // of lab, in GET /stats
 	lease    time.Duration // of a sandbox; 0: none
 	renewed  chan struct{}
 	files    map[string]string
+	uploads  []string              // archives: query, length, beginning
 	tree     string                // JSON of directories/list
 	before   func(r *http.Request) // each answer
 }
@@ -135,6 +137,30 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(204)
 	case "GET /sandboxes/lab/stats":
 		reply(200, wire.Usage{Time: time.Now(), OOMKills: d.oom, MemoryLimitBytes: 64 << 20})
+	case "GET /stats":
+		d.cpu += 50_000
+		reply(200, wire.StatsList{Items: []wire.SandboxStats{
+			{ID: "tzzzzzzzzzzz", Runtime: "runc", State: wire.Paused, CreatedAt: time.Now(), Usage: wire.Usage{Time: time.Now(), MemoryBytes: 1 << 30}},
+			{ID: testID, Name: "lab", Runtime: "runsc", State: wire.Running, CreatedAt: time.Now().Add(-time.Hour), Usage: wire.Usage{Time: time.Now(), CPUMicros: d.cpu, MemoryLimitBytes: 64 << 20}},
+		}})
+	case "POST /images":
+		b, _ := io.ReadAll(r.Body)
+		d.uploads = append(d.uploads, fmt.Sprintf("%s %d %.40q", r.URL.RawQuery, r.ContentLength, b))
+		reply(200, wire.ImportLine{Progress: &wire.ImportProgress{Stage: "receive", Bytes: 1}})
+		if r.URL.Query().Get("name") == "bad" {
+			reply(200, wire.ImportLine{Error: &wire.Error{Code: "SANDBOX::INVALID_PARAMETER", Message: "layer 3 is \x1b bad"}})
+			return
+		}
+		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "mine", Tag: "1"}})
+	case "GET /images/python/export":
+		io.WriteString(w, "an archive") //nolint:errcheck // the test sees what is missing
+	case "GET /images/torn/export":
+		w.Header().Set("Content-Length", "2000000") // more than comes
+		io.WriteString(w, "half")                   //nolint:errcheck // the test sees what is missing
+	case "POST /images/prune":
+		reply(200, wire.PruneReport{Images: []string{"old:" + r.URL.Query().Get("all")}, Layers: []string{"sha256:1"}, BytesReclaimed: 3 << 20})
+	case "GET /images/python":
+		reply(200, wire.ImageInspection{ImageInfo: wire.ImageInfo{Name: "python"}, Labels: map[string]string{"team": "a"}})
 	case "GET /images":
 		reply(200, wire.ImageList{Items: []wire.ImageInfo{{Name: "python", Tag: "latest", Digest: "sha256:0123456789abcdef0123", Bytes: 1 << 20, Created: time.Now()}}})
 	default:
@@ -264,7 +290,7 @@ func TestExitCodes(t *testing.T) {
 		"no command":     {args: []string{"run", "base"}, code: 125, says: "no command"},
 		"unknown flag":   {args: []string{"run", "--nope", "base", "true"}, code: 125, says: "--help"},
 		"flag too late":  {args: []string{"run", "base", "--runtime", "runc"}, code: 125, says: "stand before it"},
-		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "later release"},
+		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "not a TTY"},
 		"unknown verb":   {args: []string{"rnu"}, code: 125, says: "run"},
 		"unknown format": {args: []string{"ps", "-o", "xml"}, code: 125, says: "json"},
 		"not found":      {exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":127,"error":"no such file"}`) }, code: 127, says: "installed"},
@@ -669,5 +695,30 @@ func TestParsing(t *testing.T) {
 	}
 	if _, err := environment([]string{"=x"}, nil); err == nil {
 		t.Error("=x was taken")
+	}
+}
+
+// TestFilters: what can match nothing is refused, and says what could.
+func TestFilters(t *testing.T) {
+	d := newDaemon(t)
+	for filter, want := range map[string]string{
+		"state=Bogus":   "the states are Pending, Running, Pausing, Paused, Resuming, Stopping, Terminated, Failed",
+		"status=exited": "the states are",
+		"state=":        "the states are",
+		"color=red":     "want state=",
+		"label=team":    "want label=KEY=VALUE",
+	} {
+		if r := d.run(t, "ps", "--filter", filter); r.code != 125 || !strings.Contains(r.errout, want) || r.out != "" {
+			t.Errorf("%s: %+v", filter, r)
+		}
+	}
+	if r := d.run(t, "code", "context", "ls", "-l", "klingon", "lab"); r.code != 125 || !strings.Contains(r.errout, "the languages are python, ") {
+		t.Errorf("%+v", r)
+	}
+	if asked := d.asked(); len(asked) != 0 {
+		t.Errorf("the daemon was asked %q", asked)
+	}
+	if r := d.run(t, "ps", "-q", "--filter", "status=running"); r.code != 0 || r.out != testID+"\n" {
+		t.Errorf("%+v", r)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,6 +10,8 @@ import (
 	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
@@ -22,6 +25,7 @@ type output struct {
 	format  string
 	quiet   bool
 	noTrunc bool
+	lines   bool // more than one answer comes: as JSON each is a line
 }
 
 func (o *output) flags(cmd *cobra.Command, quiet bool) {
@@ -44,12 +48,42 @@ func (o *output) check() error {
 	return nil
 }
 
-// printJSON prints v as the API sent it; encoding/json escapes control characters.
-func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+// printJSON prints v as the API sent it, and in several lines.
+func printJSON(w io.Writer, v any) error { return writeJSON(w, v, "  ") }
+
+// writeJSON writes v and a new line. encoding/json escapes control characters of
+// ASCII but DEL; what else could steer a terminal is escaped here.
+func writeJSON(w io.Writer, v any, indent string) error {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	return e.Encode(v)
+	e.SetIndent("", indent)
+	if err := e.Encode(v); err != nil {
+		return errs.Wrap(err, errs.Internal, "the answer can not be printed as JSON")
+	}
+	_, err := w.Write(unsteered(b.Bytes()))
+	return err
+}
+
+// unsteered escapes in JSON what is not for print; that is in strings only.
+func unsteered(b []byte) []byte {
+	fit := func(r rune) bool { return r < 0x7f || r != utf8.RuneError && unicode.IsPrint(r) }
+	if bytes.IndexFunc(b, func(r rune) bool { return !fit(r) }) < 0 {
+		return b
+	}
+	out := make([]byte, 0, len(b)+64)
+	for _, r := range string(b) {
+		switch {
+		case fit(r):
+			out = utf8.AppendRune(out, r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, high, low)
+		default: // a byte that is no UTF-8, too
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+	}
+	return out
 }
 
 // table prints rows below a header, columns aligned. Cells are escaped: some

@@ -11,7 +11,10 @@ import (
 )
 
 func newPause(c *cli) *cobra.Command {
-	return verb(c, "pause SANDBOX...", "Freeze all processes of sandboxes", (*client.Client).Pause)
+	cmd := verb(c, "pause SANDBOX...", "Freeze all processes of sandboxes", (*client.Client).Pause)
+	cmd.Example = `  sandboxctl pause lab
+  sandboxctl pause $(sandboxctl ps -q --filter label=team=a)`
+	return cmd
 }
 
 // errNothing is no error, but nothing was done that is worth a word.

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -12,8 +11,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// live are the states of what has not ended.
-var live = []string{client.Pending, client.Running, client.Pausing, client.Paused, client.Resuming, client.Stopping}
+var (
+	// live are the states of what has not ended.
+	live   = []string{client.Pending, client.Running, client.Pausing, client.Paused, client.Resuming, client.Stopping}
+	states = append(slices.Clone(live), client.Terminated, client.Failed)
+)
 
 func newPs(c *cli) *cobra.Command {
 	var (
@@ -25,7 +27,10 @@ func newPs(c *cli) *cobra.Command {
 		Use:     "ps",
 		Aliases: []string{"ls"},
 		Short:   "List sandboxes",
-		Args:    cobra.NoArgs,
+		Example: `  sandboxctl ps
+  sandboxctl ps -a --filter state=Failed
+  sandboxctl ps -q --filter label=team=a`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err
@@ -48,7 +53,7 @@ func newPs(c *cli) *cobra.Command {
 			list = slices.DeleteFunc(list, func(sb client.Sandbox) bool {
 				return len(names) > 0 && !slices.Contains(names, nameOf(sb)) && !slices.Contains(names, sb.ID)
 			})
-			return o.sandboxes(list)
+			return sandboxes(&o).show(os.Stdout, &o, list)
 		},
 	}
 	o.flags(cmd, true)
@@ -63,7 +68,11 @@ func parseFilters(list []string) (f client.Filter, names []string, err error) {
 		k, v, _ := strings.Cut(s, "=")
 		switch k {
 		case "state", "status":
-			f.States = append(f.States, v)
+			i := slices.IndexFunc(states, func(st string) bool { return strings.EqualFold(st, v) })
+			if i < 0 {
+				return f, nil, errs.New(errs.Invalid, "--filter %q: there is no such state; the states are %s", clip(s, 60), strings.Join(states, ", "))
+			}
+			f.States = append(f.States, states[i])
 		case "name", "id":
 			names = append(names, v)
 		case "label":
@@ -89,35 +98,25 @@ func nameOf(sb client.Sandbox) string {
 	return sb.Sandboxd.Name
 }
 
-func (o *output) sandboxes(list []client.Sandbox) error {
-	switch o.format {
-	case "json":
-		if list == nil {
-			list = []client.Sandbox{}
-		}
-		return printJSON(os.Stdout, list)
-	case "name":
-		for _, sb := range list {
-			fmt.Println(printable(sb.ID, false))
-		}
-		return nil
+func sandboxes(o *output) listing[client.Sandbox] {
+	return listing[client.Sandbox]{
+		name:   func(sb client.Sandbox) string { return sb.ID },
+		header: []string{"ID", "NAME", "IMAGE", "RUNTIME", "STATE", "ENTRYPOINT", "CREATED", "EXPIRES"},
+		row: func(sb client.Sandbox) []string {
+			row := []string{sb.ID, nameOf(sb), "", "", stateOf(sb), strings.Join(sb.Entrypoint, " "), ago(sb.CreatedAt), until(sb.ExpiresAt)}
+			if sb.Image != nil {
+				row[2] = sb.Image.URI
+			}
+			if sb.Sandboxd != nil {
+				if sb.Image == nil {
+					row[2] = sb.Sandboxd.ImageName // it was made from a snapshot
+				}
+				row[3] = sb.Sandboxd.Runtime
+			}
+			if !o.noTrunc {
+				row[5] = clip(row[5], 24)
+			}
+			return row
+		},
 	}
-	rows := make([][]string, 0, len(list))
-	for _, sb := range list {
-		row := []string{sb.ID, nameOf(sb), "", "", sb.Status.State, strings.Join(sb.Entrypoint, " "), ago(sb.CreatedAt), until(sb.ExpiresAt)}
-		if sb.Image != nil {
-			row[2] = sb.Image.URI
-		}
-		if sb.Sandboxd != nil {
-			row[3] = sb.Sandboxd.Runtime
-		}
-		if st := sb.Status; st.State == client.Failed || st.State == client.Terminated {
-			row[4] = fmt.Sprintf("%s (%s)", st.State, st.Reason)
-		}
-		if !o.noTrunc {
-			row[5] = clip(row[5], 24)
-		}
-		rows = append(rows, row)
-	}
-	return table(os.Stdout, []string{"ID", "NAME", "IMAGE", "RUNTIME", "STATE", "ENTRYPOINT", "CREATED", "EXPIRES"}, rows)
 }

@@ -9,5 +9,6 @@ import (
 func newResume(c *cli) *cobra.Command {
 	cmd := verb(c, "resume SANDBOX...", "Thaw sandboxes that were paused", (*client.Client).Resume)
 	cmd.Aliases = []string{"unpause"}
+	cmd.Example = `  sandboxctl resume lab`
 	return cmd
 }

@@ -18,6 +18,8 @@ func newRm(c *cli) *cobra.Command {
 		}
 		return err
 	})
+	cmd.Example = `  sandboxctl rm lab
+  sandboxctl rm -f $(sandboxctl ps -aq)`
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "what does not exist is no error")
 	return cmd
 }

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"errors"
+	"fmt"
 	"os"
 	"time"
 
@@ -30,11 +32,15 @@ does not exist, 137 if it was killed (the reason is on stderr). Ctrl-C goes to
 the command; a second one destroys the sandbox at once, a third does not even
 wait for that.
 
+With -it the command runs at this terminal, without one a shell does. The detach
+keys leave the sandbox alone; it is destroyed a day later at the latest.
+
 If sandboxctl is killed, or is stopped (Ctrl-Z) or can not reach the daemon for
 ten minutes, the sandbox goes by itself: it is made with a timeout that is
 renewed while the command runs. With --rm=false it has none.`,
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
   sandboxctl run --runtime runc --memory 256Mi base uname -a
+  sandboxctl run -it base
   tar c . | sandboxctl run -i base -- sh -c 'tar x && ls'`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -45,12 +51,15 @@ renewed while the command runs. With --rm=false it has none.`,
 				return err
 			}
 			command := argv(s.entrypoint, args[1:])
-			if len(command) == 0 {
+			if len(command) == 0 && !e.tty {
 				return errs.New(errs.Invalid, "no command: images here have none of their own; as in: sandboxctl run %s -- sh -c 'echo hello'", args[0])
 			}
 			r, err := s.request(args[0])
 			if err != nil {
 				return err
+			}
+			if detach && e.tty {
+				return errs.New(errs.Invalid, "-d and -t exclude one another: an entrypoint has no terminal; create the sandbox and use sandboxctl shell")
 			}
 			if detach {
 				return c.create(cmd.Context(), r, command, e.timeout, true, output{format: "table"})
@@ -104,6 +113,10 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.Background(), cleanup)
 			defer cancel()
+			if errors.Is(err, errDetached) {
+				err = leave(ctx, cl, sb)
+				return
+			}
 			derr := cl.Delete(ctx, sb.ID)
 			if derr != nil && !errs.Is(derr, errs.NotFound) {
 				err = errs.Wrap(derr, errs.Internal, "sandbox %s could not be destroyed; try `sandboxctl rm %s`", sb.ID, sb.ID)
@@ -113,6 +126,9 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 	if sb.Status.State != client.Running {
 		return errs.New(errs.Internal, "the sandbox failed (%s): %s", sb.Status.Reason, sb.Status.Message)
 	}
+	if err := unready(sb); err != nil {
+		return err
+	}
 	if sig.pending() {
 		return status{code: 130}
 	}
@@ -120,7 +136,22 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 		go keepLease(sig.ctx, cl, sb.ID, *sb.ExpiresAt, sb.ExpiresAt.Sub(sb.CreatedAt)/3)
 	}
 	// Env went to the sandbox, where all of its processes see it.
+	if e.tty {
+		return e.atTerminal(cl, sig, sb.ID, e.command(command, nil), func() int64 { return 0 })
+	}
 	return execute(cl, sig, sb.ID, e.command(command, nil), e.user, os.Stdin, func() int64 { return 0 })
+}
+
+// leave keeps the sandbox of a run for as long as a person may be away.
+func leave(ctx context.Context, cl *client.Client, sb client.Sandbox) error {
+	until := time.Now().Add(24 * time.Hour)
+	if _, err := cl.Renew(ctx, sb.ID, until); err != nil { // the host allows less
+		if now, err := cl.Get(ctx, sb.ID); err == nil && now.ExpiresAt != nil {
+			until = *now.ExpiresAt
+		}
+	}
+	fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s is destroyed at %s; see sandboxctl renew and sandboxctl rm\n", sb.ID, until.Format(time.DateTime))
+	return nil
 }
 
 // runLabel carries a number of its own for each run, by which a sandbox is found

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 // signals passes signals on to a command. What comes before the command has
@@ -21,8 +19,14 @@ type signals struct {
 	passed sync.WaitGroup // signals on their way
 
 	mu      sync.Mutex
-	process *client.Process // nil: not started yet
+	process signaled // nil: not started yet
 	held    []os.Signal
+	restore func() // of this terminal; nil: nothing to restore
+}
+
+// signaled is a command, or a terminal in a sandbox.
+type signaled interface {
+	Signal(ctx context.Context, name string) error
 }
 
 func catchSignals() *signals {
@@ -62,6 +66,10 @@ func (s *signals) watch() {
 		case 2:
 			s.cancel()
 		default:
+			s.mu.Lock()
+			if s.restore != nil {
+				s.restore()
+			}
 			os.Exit(130)
 		}
 	}
@@ -83,7 +91,7 @@ func (s *signals) pass(got os.Signal) {
 }
 
 // to names the command that signals are for.
-func (s *signals) to(p *client.Process) {
+func (s *signals) to(p signaled) {
 	s.mu.Lock()
 	s.process = p
 	held := s.held
@@ -92,6 +100,13 @@ func (s *signals) to(p *client.Process) {
 	for _, got := range held {
 		s.pass(got)
 	}
+}
+
+// onExit names what must be done before this process ends at once.
+func (s *signals) onExit(restore func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.restore = restore
 }
 
 // pending reports whether a signal came for a command that has not started.

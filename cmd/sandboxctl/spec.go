@@ -4,10 +4,10 @@ import (
 	"bufio"
 	"os"
 	"regexp"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -15,31 +15,43 @@ import (
 
 // spec is what run and create ask of a sandbox.
 type spec struct {
-	name, runtime, network  string
-	memory, cpu, cpus, disk string
-	pids, pidsLimit         int64
-	env, envFiles, labels   []string
-	allow                   []string
-	entrypoint              string
+	limits
+	name, runtime, network string
+	shm, logSize           string
+	logOpts                []string
+	readOnly               bool
+	tmpfs, volumes, mounts []string
+	prestart               []string
+	env, envFiles, labels  []string
+	allow, publish         []string
+	entrypoint             string
+	given                  *pflag.FlagSet
 }
 
 func (s *spec) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&s.name, "name", "", "name of the sandbox, accepted wherever its id is")
 	f.StringVar(&s.runtime, "runtime", "", "runsc (gVisor) or runc (shares the host's kernel: for code you half trust)")
-	f.StringVarP(&s.memory, "memory", "m", "", "memory limit: 256Mi, 1Gi; docker's 256m and 1g mean the same")
-	f.StringVar(&s.cpu, "cpu", "", "CPU limit: 500m, 0.5 or 2")
-	f.StringVar(&s.cpus, "cpus", "", "CPU limit in cores, as docker's")
-	f.Int64Var(&s.pids, "pids", 0, "limit of processes and threads")
-	f.Int64Var(&s.pidsLimit, "pids-limit", 0, "the same, as docker's")
-	f.StringVar(&s.disk, "disk", "", "limit of what the sandbox may write: 1Gi")
+	s.given = f
+	s.limits.flags(cmd)
+	addHealthFlags(cmd)
+	f.StringVar(&s.shm, "shm-size", "", "size of /dev/shm, which counts as memory (default 64Mi)")
+	f.BoolVar(&s.readOnly, "read-only", false, "mount the root file system read-only")
+	f.StringArrayVar(&s.tmpfs, "tmpfs", nil, "file system in memory, PATH[:size=64m,mode=1777,exec] (default size: half the memory limit)")
+	f.StringArrayVarP(&s.volumes, "volume", "v", nil, "volume, or directory that the daemon's host lends: NAME:/PATH[:ro] or /HOST/PATH:/PATH[:ro]")
+	f.StringArrayVar(&s.mounts, "mount", nil, "the same in docker's long form: type=volume|bind,source=X,target=/PATH[,readonly][,volume-subpath=DIR]")
+	f.StringSliceVar(&s.prestart, "prestart", nil, "languages whose interpreters start with the sandbox, for eval: python,bash")
+	f.StringVar(&s.logSize, "log-max-size", "", "how much of the output of each command is kept: 1Mi (default 16Mi)")
+	f.StringArrayVar(&s.logOpts, "log-opt", nil, "max-size=SIZE: the same, as docker's")
 	f.StringArrayVarP(&s.env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on")
 	f.StringArrayVar(&s.envFiles, "env-file", nil, "file of NAME=VALUE lines")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label KEY=VALUE")
 	f.StringVar(&s.network, "network", "", "none, rules (what --allow says) or open (any public address)")
 	f.StringArrayVar(&s.allow, "allow", nil, "allow flows to CIDR[:port[/proto]], as 203.0.113.0/24:443")
+	f.StringArrayVarP(&s.publish, "publish", "p", nil, "serve a TCP port of the sandbox at the host, [HOSTIP:]HOSTPORT:PORT (default HOSTIP: 127.0.0.1)")
 	f.StringVar(&s.entrypoint, "entrypoint", "", "program that comes before the arguments")
 	_ = cmd.RegisterFlagCompletionFunc("runtime", cobra.FixedCompletions([]string{"runsc", "runc"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("prestart", cobra.FixedCompletions(languages, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]string{"none", "rules", "open"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -48,30 +60,54 @@ func (s *spec) request(image string) (client.CreateRequest, error) {
 	r := client.CreateRequest{
 		Image: &client.Image{URI: image}, ResourceLimits: map[string]string{}, Extensions: map[string]string{},
 	}
-	if s.cpu != "" && s.cpus != "" || s.pids != 0 && s.pidsLimit != 0 {
-		return r, errs.New(errs.Invalid, "--cpu and --cpus, and --pids and --pids-limit, are the same; give one of them")
+	if err := s.into(r.ResourceLimits); err != nil {
+		return r, err
+	}
+	logSize, err := s.logLimit()
+	if err != nil {
+		return r, err
 	}
 	set := func(m map[string]string, k, v string) {
 		if v != "" {
 			m[k] = v
 		}
 	}
-	set(r.ResourceLimits, "memory", dockerSize(s.memory))
-	set(r.ResourceLimits, "disk", dockerSize(s.disk))
-	set(r.ResourceLimits, "cpu", s.cpu+s.cpus)
-	if n := s.pids + s.pidsLimit; n != 0 {
-		r.ResourceLimits["pids"] = strconv.FormatInt(n, 10)
+	set(r.ResourceLimits, "shm", dockerSize(s.shm))
+	set(r.ResourceLimits, "logSize", dockerSize(logSize))
+	if s.readOnly {
+		r.Extensions[client.ExtReadOnly] = "true"
 	}
+	set(r.Extensions, client.ExtPrestart, strings.Join(s.prestart, ","))
+	set(r.Extensions, client.ExtTmpfs, strings.Join(s.tmpfs, ";"))
 	set(r.Extensions, client.ExtName, s.name)
 	set(r.Extensions, client.ExtRuntime, s.runtime)
 	set(r.Extensions, client.ExtNetwork, s.network)
 	set(r.Extensions, client.ExtAllow, strings.Join(s.allow, ","))
-	var err error
+	set(r.Extensions, client.ExtPublish, strings.Join(s.publish, ","))
+	if err := healthExtensions(s.given, r.Extensions); err != nil {
+		return r, err
+	}
+	if r.Volumes, err = mounts(s.volumes, s.mounts); err != nil {
+		return r, err
+	}
 	if r.Env, err = environment(s.env, s.envFiles); err != nil {
 		return r, err
 	}
 	r.Metadata, err = pairs("--label", s.labels)
 	return r, err
+}
+
+// logLimit is --log-max-size, or docker's way to say it.
+func (s *spec) logLimit() (string, error) {
+	size := s.logSize
+	for _, o := range s.logOpts {
+		k, v, _ := strings.Cut(o, "=")
+		if k != "max-size" || v == "" || size != "" {
+			return "", errs.New(errs.Invalid, "--log-opt %q: want max-size=SIZE, once, and not --log-max-size too", clip(o, 60))
+		}
+		size = v
+	}
+	return size, nil
 }
 
 var dockerForm = regexp.MustCompile(`^([0-9]+)([kmgtKMGT])[bB]?$`)

@@ -9,7 +9,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/pkg/client"
-	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 func newStats(c *cli) *cobra.Command {
@@ -20,6 +19,10 @@ func newStats(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "stats [SANDBOX...]",
 		Short: "Show what sandboxes use, once a second",
+		Long: `Show what sandboxes use, once a second. With -o json each look is an array, a line
+each unless --no-stream asks for one alone.`,
+		Example: `  sandboxctl stats lab
+  sandboxctl stats --no-stream -o json`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := o.check(); err != nil {
 				return err
@@ -45,8 +48,9 @@ type sample struct {
 }
 
 func watchStats(ctx context.Context, cl *client.Client, args []string, once bool, o output) error {
+	o.lines = !once
 	last := map[string]client.Usage{}
-	every := 200 * time.Millisecond // the first row needs two looks, soon
+	every := firstLook
 	for first := true; ; first = false {
 		list, err := measure(ctx, cl, args, last)
 		if err != nil {
@@ -66,72 +70,64 @@ func watchStats(ctx context.Context, cl *client.Client, args []string, once bool
 	}
 }
 
-// measure looks at the sandboxes named, or at all that run. With names a
-// sandbox that can not be measured is an error, without it is left out.
+// measure looks at the sandboxes named, or at all that run: then one that can
+// not be measured is left out.
 func measure(ctx context.Context, cl *client.Client, args []string, last map[string]client.Usage) ([]sample, error) {
-	var todo []sample
+	out := []sample{}
+	add := func(id, name string, u client.Usage) {
+		out = append(out, sample{ID: id, Name: name, CPU: cpuSince(last[id], u), Usage: u})
+		last[id] = u
+	}
 	if len(args) == 0 {
-		list, err := cl.List(ctx, client.Filter{States: []string{client.Running, client.Paused}})
-		if err != nil {
-			return nil, err
+		all, err := cl.AllStats(ctx)
+		for _, s := range all {
+			add(s.ID, s.Name, s.Usage)
 		}
-		for _, sb := range list {
-			todo = append(todo, sample{ID: sb.ID, Name: nameOf(sb)})
-		}
+		return out, err
 	}
 	for _, a := range args {
 		sb, err := cl.Get(ctx, a)
 		if err != nil {
 			return nil, err
 		}
-		todo = append(todo, sample{ID: sb.ID, Name: nameOf(sb)})
-	}
-	out := []sample{}
-	for _, s := range todo {
-		u, err := cl.Stats(ctx, s.ID)
+		u, err := cl.Stats(ctx, sb.ID)
 		if err != nil {
-			if len(args) == 0 && (errs.Is(err, errs.NotFound) || errs.Is(err, errs.WrongState)) {
-				continue // it ended since the list was made
-			}
 			return nil, err
 		}
-		if was, ok := last[s.ID]; ok {
-			if dt := u.Time.Sub(was.Time).Microseconds(); dt > 0 {
-				s.CPU = 100 * float64(u.CPUMicros-was.CPUMicros) / float64(dt)
-			}
-		}
-		last[s.ID], s.Usage = u, u
-		out = append(out, s)
+		add(sb.ID, nameOf(sb), u)
 	}
 	return out, nil
 }
 
-func (o *output) stats(list []sample, redraw bool) error {
-	switch o.format {
-	case "json":
-		return printJSON(os.Stdout, list)
-	case "name":
-		for _, s := range list {
-			fmt.Println(printable(s.ID, false))
-		}
-		return nil
+// pidsOf is how many processes and threads there are, where somebody knows.
+func pidsOf(u client.Usage) string {
+	if u.Pids == nil {
+		return "-"
 	}
+	return fmt.Sprint(*u.Pids)
+}
+
+func (o *output) stats(list []sample, redraw bool) error {
 	if redraw {
 		fmt.Print("\x1b[H\x1b[2J") // home, clear
 	}
-	rows := make([][]string, 0, len(list))
-	for _, s := range list {
+	return samples.show(os.Stdout, o, list)
+}
+
+var samples = listing[sample]{
+	name:   func(s sample) string { return s.ID },
+	header: []string{"ID", "NAME", "CPU", "MEMORY / LIMIT", "MEM", "PEAK", "PIDS / LIMIT", "DISK / LIMIT", "NET IN / OUT", "OOM"},
+	row: func(s sample) []string {
 		u := s.Usage
 		mem := "-"
 		if u.MemoryLimitBytes > 0 {
 			mem = fmt.Sprintf("%.1f%%", 100*float64(u.MemoryBytes)/float64(u.MemoryLimitBytes))
 		}
-		rows = append(rows, []string{
+		return []string{
 			s.ID, s.Name, fmt.Sprintf("%.1f%%", s.CPU),
 			bytesOf(u.MemoryBytes) + " / " + bytesOf(u.MemoryLimitBytes), mem, bytesOf(u.MemoryPeakBytes),
-			fmt.Sprintf("%d / %d", u.Pids, u.PidsLimit), bytesOf(u.DiskBytes) + " / " + bytesOf(u.DiskLimitBytes),
+			fmt.Sprintf("%s / %d", pidsOf(u), u.PidsLimit), bytesOf(u.DiskBytes) + " / " + bytesOf(u.DiskLimitBytes),
 			bytesOf(u.RxBytes) + " / " + bytesOf(u.TxBytes), fmt.Sprint(u.OOMKills),
-		})
-	}
-	return table(os.Stdout, []string{"ID", "NAME", "CPU", "MEMORY / LIMIT", "MEM", "PEAK", "PIDS / LIMIT", "DISK / LIMIT", "NET IN / OUT", "OOM"}, rows)
+		}
+	},
 }

@@ -14,7 +14,9 @@ func newVersion(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "Print the versions of sandboxctl and of the daemon",
-		Args:  cobra.NoArgs,
+		Example: `  sandboxctl version
+  sandboxctl version -o json | jq -r .daemon.version`,
+		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.check(); err != nil {
 				return err

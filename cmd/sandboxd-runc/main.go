@@ -15,6 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"runtime/debug"
 
 	_ "github.com/opencontainers/cgroups/devices" // teaches libcontainer device rules
@@ -32,6 +33,10 @@ func init() {
 	if len(os.Args) > 1 && os.Args[1] == "init" {
 		libcontainer.Init() // does not return
 	}
+	// The first thread is main's alone. libcontainer enters a container's mount
+	// namespace on a thread that is to die with its goroutine, and the first one
+	// never dies: it would stay inside, and hold the disk of a sandbox that is gone.
+	runtime.LockOSThread()
 }
 
 func main() {

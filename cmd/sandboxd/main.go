@@ -13,12 +13,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
 )
 
 var version = "unknown" // set by the linker
 
 func main() {
+	confine.Main(daemon.Confined())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if err := command().ExecuteContext(ctx); err != nil {
@@ -34,14 +36,16 @@ type usageError struct{ error }
 
 func command() *cobra.Command {
 	root := &cobra.Command{
-		Use:           "sandboxd",
-		Short:         "run untrusted code in sandboxes on this host",
+		Use:   "sandboxd",
+		Short: "Run untrusted code in sandboxes on this host",
+		Example: `  sandboxd config init /etc/sandboxd/config.toml
+  sandboxd serve --config /etc/sandboxd/config.toml`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(serveCommand(), configCommand(), teardownCommand())
+	root.AddCommand(serveCommand(), configCommand(), doctorCommand(), restoreCommand(), supportCommand(), teardownCommand())
 	return root
 }
 
@@ -58,8 +62,10 @@ func serveCommand() *cobra.Command {
 	var d detached
 	cmd := &cobra.Command{
 		Use:   "serve",
-		Short: "run the daemon until SIGTERM; sandboxes keep running",
-		Args:  cobra.NoArgs,
+		Short: "Run the daemon until SIGTERM; sandboxes keep running",
+		Example: `  sandboxd serve --config /etc/sandboxd/config.toml
+  sandboxd serve --config dev.toml --detach --pid-file pid --log-file sandboxd.log`,
+		Args: cobra.NoArgs,
 	}
 	path := configFlag(cmd)
 	cmd.Flags().BoolVar(&d.on, "detach", false, "return when the API answers, and go on in the background")
@@ -80,9 +86,10 @@ func serveCommand() *cobra.Command {
 
 func teardownCommand() *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "teardown",
-		Short: "end all sandboxes and give back everything the instance holds on this host, but images and configuration",
-		Args:  cobra.NoArgs,
+		Use:     "teardown",
+		Example: `  sandboxd teardown --config /etc/sandboxd/config.toml`,
+		Short:   "End all sandboxes and give back everything the instance holds on this host, but images and configuration",
+		Args:    cobra.NoArgs,
 	}
 	path := configFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -96,10 +103,14 @@ func teardownCommand() *cobra.Command {
 }
 
 func configCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "print or check the configuration"}
+	cmd := &cobra.Command{
+		Use: "config", Short: "Print or check the configuration",
+		Example: `  sandboxd config init /etc/sandboxd/config.toml
+  sandboxd config check /etc/sandboxd/config.toml`,
+	}
 	initCmd := &cobra.Command{
 		Use:     "init [FILE]",
-		Short:   "write the default configuration, each value with its reason",
+		Short:   "Write the default configuration, each value with its reason",
 		Example: "  sandboxd config init /etc/sandboxd/config.toml",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -119,9 +130,10 @@ func configCommand() *cobra.Command {
 		},
 	}
 	check := &cobra.Command{
-		Use:   "check [FILE]",
-		Short: "read a configuration as the daemon would and report every problem",
-		Args:  cobra.MaximumNArgs(1),
+		Use:     "check [FILE]",
+		Short:   "Read a configuration as the daemon would and report every problem",
+		Example: `  sandboxd config check /etc/sandboxd/config.toml`,
+		Args:    cobra.MaximumNArgs(1),
 	}
 	path := configFlag(check)
 	check.RunE = func(cmd *cobra.Command, args []string) error {

@@ -21,15 +21,16 @@ const module = "github.com/sandboxd/sandboxd/"
 // that each can be read, tested and replaced alone. A path stands for what is
 // below it too, the longest match counts.
 var layers = [][]string{
-	0: {"internal/instance", "internal/keylock", "internal/cleanup", "internal/failpoint", "pkg/errs"},
-	1: {"pkg/sandbox/record", "internal/hosttest"},
-	2: {"internal/daemontest", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image", "pkg/agent", "pkg/store"},
-	3: {"pkg/sandbox"},
-	4: {"pkg/expiry"},
+	0: {"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/cleanup", "internal/durable", "internal/dump", "internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd", "pkg/errs"},
+	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine"},
+	2: {"internal/daemontest", "internal/manual", "internal/metrics", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image", "pkg/agent", "pkg/store", "pkg/publish"},
+	3: {"pkg/sandbox", "internal/backup"},
+	4: {"pkg/expiry", "pkg/health", "pkg/admission"},
 	5: {"pkg/api", "api"},
 	6: {"pkg/client", "internal/config"},
-	7: {"internal/daemon", "internal/daemontest"},
-	8: {"cmd", "test"},
+	7: {"internal/doctor"},
+	8: {"internal/daemon", "internal/daemontest", "internal/support"},
+	9: {"cmd", "test"},
 }
 
 // walls names, for a dependency, the only packages that may import it.
@@ -38,14 +39,20 @@ var walls = []struct {
 	allowed []string
 	reason  string
 }{
-	{"github.com/vishvananda/netlink", []string{"pkg/netns", "pkg/egress"}, "links and sets are changed in one place each"},
+	{"github.com/vishvananda/netlink", []string{"pkg/netns", "pkg/egress", "internal/dump"}, "links and sets are changed in one place each"},
 	{"github.com/coreos/go-iptables", []string{"pkg/egress"}, "one owner of the chains"},
+	{"github.com/google/nftables", []string{"pkg/egress", "internal/hosttest"}, "one owner of the lock; tests see that it is gone"},
 	{"github.com/containerd/cgroups", []string{"pkg/cgroups"}, "two libraries never write one cgroup"},
 	{"go.etcd.io/bbolt", []string{"pkg/store"}, "one owner of the schema"},
 	{"github.com/opencontainers/runc", []string{"cmd/sandboxd-runc"}, "libcontainer is cgo, and its init re-executes the binary that links it"},
-	{"github.com/spf13/cobra", []string{"cmd/sandboxctl", "cmd/sandboxd"}, "flags are the programs' business"},
+	{"github.com/spf13/cobra", []string{"cmd/sandboxctl", "cmd/sandboxd", "internal/manual"}, "flags are the programs' business"},
 	{"github.com/miekg/dns", []string{"pkg/egress"}, "hostile DNS is parsed in one place"},
 	{"github.com/pelletier/go-toml", []string{"internal/config", "pkg/image"}, "what is not TOML on disk is JSON"},
+	{"github.com/google/go-containerregistry/pkg/v1/remote", []string{"pkg/image/registry"}, "one place speaks to registries"},
+	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "a host without systemd must do as well"},
+	{"github.com/godbus/dbus", []string{"internal/systemd"}, "a host without systemd must do as well"},
+	{"github.com/prometheus", []string{"internal/metrics"}, "what counts and how it is shown is one place's business"},
+	{"mvdan.cc/sh", []string{"pkg/agent/server"}, "a guest's command is parsed inside of the guest"},
 	{"gvisor.dev/gvisor", nil, "tools/runsc holds the only pin"},
 }
 

@@ -12,6 +12,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -19,6 +21,8 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/image"
+	"github.com/sandboxd/sandboxd/pkg/image/registry"
 )
 
 //go:embed default.toml
@@ -35,12 +39,17 @@ type Config struct {
 	LibexecDir   string  `toml:"libexec_dir"`
 	RecipesDir   string  `toml:"recipes_dir"`
 	Listen       Listen  `toml:"listen"`
+	Gateway      Gateway `toml:"gateway"`
 	Storage      Storage `toml:"storage"`
 	Network      Network `toml:"network"`
 	Runtime      Runtime `toml:"runtime"`
-	Defaults     Guest   `toml:"defaults"`
-	Limits       Limits  `toml:"limits"`
-	Log          Log     `toml:"log"`
+	Images       Images  `toml:"images"`
+
+	Registries []registry.Registry `toml:"registries"`
+
+	Defaults Guest  `toml:"defaults"`
+	Limits   Limits `toml:"limits"`
+	Log      Log    `toml:"log"`
 
 	// Instance is InstanceName, checked.
 	Instance instance.Instance `toml:"-"`
@@ -50,16 +59,38 @@ type Config struct {
 type Listen struct {
 	Socket        string `toml:"socket"`
 	SocketGroup   string `toml:"socket_group"`
+	AdminSocket   string `toml:"admin_socket"`
+	Metrics       string `toml:"metrics"`
 	TCP           string `toml:"tcp"`
 	APIKeyFile    string `toml:"api_key_file"`
 	Insecure      string `toml:"insecure"`
 	PublicAddress string `toml:"public_address"`
+	TLSCert       string `toml:"tls_cert"`
+	TLSKey        string `toml:"tls_key"`
+
+	TrustedProxies []string `toml:"trusted_proxies"`
+
+	Proxies []netip.Prefix `toml:"-"` // TrustedProxies, checked
+}
+
+// Gateway is the listener for ports of sandboxes.
+type Gateway struct {
+	Listen  string `toml:"listen"`
+	Domain  string `toml:"domain"`
+	Address string `toml:"address"`
+	Public  string `toml:"public"`
+	TLSCert string `toml:"tls_cert"`
+	TLSKey  string `toml:"tls_key"`
 }
 
 // Storage is the pool that holds what sandboxes write.
 type Storage struct {
 	Pool     string `toml:"pool"`
 	PoolSize Size   `toml:"pool_size"`
+	Reserve  Size   `toml:"reserve"`
+
+	VolumeSize       Size     `toml:"volume_size"`
+	AllowedHostPaths []string `toml:"allowed_host_paths"`
 }
 
 // Network is the addresses of sandboxes and their resolvers.
@@ -78,20 +109,35 @@ type Runtime struct {
 	StartTimeout  Duration `toml:"start_timeout"`
 }
 
+// Images says what names of images mean.
+type Images struct {
+	Aliases map[string]string `toml:"aliases"`
+
+	Names      []image.Alias    `toml:"-"` // Aliases, checked
+	Registries *registry.Client `toml:"-"` // Config.Registries, checked
+}
+
 // Guest is what a sandbox gets that asks for nothing.
 type Guest struct {
 	Memory  Size   `toml:"memory"`
 	CPU     CPU    `toml:"cpu"`
 	Pids    int64  `toml:"pids"`
 	Disk    Size   `toml:"disk"`
+	LogSize Size   `toml:"log_size"`
 	Network string `toml:"network"`
+
+	ShellAhead bool `toml:"shell_ahead"`
 }
 
 // Limits bound the host's load.
 type Limits struct {
-	MaxSandboxes int      `toml:"max_sandboxes"`
-	MaxTimeout   Duration `toml:"max_timeout"`
-	RetainEnded  Duration `toml:"retain_ended"`
+	MaxSandboxes  int      `toml:"max_sandboxes"`
+	MaxCreating   int      `toml:"max_creating"` // 0 in the file: by the CPUs
+	MemoryReserve Size     `toml:"memory_reserve"`
+	MaxTimeout    Duration `toml:"max_timeout"`
+	RetainEnded   Duration `toml:"retain_ended"`
+
+	RequestsPerSecond int `toml:"requests_per_second"`
 }
 
 // Log is how much the daemon says.
@@ -153,12 +199,18 @@ func (c *Config) validate() error {
 	if c.RunDir == "" {
 		c.RunDir = c.Instance.RunDir()
 	}
+	if err := c.fillPrograms(); err != nil {
+		return err
+	}
 	if c.Listen.Socket == "" {
 		c.Listen.Socket = filepath.Join(c.RunDir, "sandboxd.sock")
 	}
+	if c.Listen.AdminSocket == "" {
+		c.Listen.AdminSocket = filepath.Join(c.RunDir, "admin.sock")
+	}
 	for name, dir := range map[string]string{
 		"state_dir": c.StateDir, "run_dir": c.RunDir, "libexec_dir": c.LibexecDir,
-		"recipes_dir": c.RecipesDir, "listen.socket": c.Listen.Socket,
+		"recipes_dir": c.RecipesDir, "listen.socket": c.Listen.Socket, "listen.admin_socket": c.Listen.AdminSocket,
 	} {
 		if !filepath.IsAbs(dir) {
 			bad("%s = %q: want an absolute path", name, dir)
@@ -171,23 +223,26 @@ func (c *Config) validate() error {
 		bad("run_dir %s and state_dir %s lie in each other: keep them apart, because one is cleared and one is kept", c.RunDir, c.StateDir)
 	}
 	c.validateListen(bad)
+	c.validateGateway(bad)
 	c.validateNetwork(bad)
-	switch c.Storage.Pool {
-	case "auto", "btrfs-loop", "plain":
-	default:
-		bad("storage.pool = %q: want auto, btrfs-loop or plain", c.Storage.Pool)
-	}
-	if c.Storage.PoolSize < 256<<20 {
-		bad("storage.pool_size = %d: want at least 256Mi", c.Storage.PoolSize)
-	}
+	c.validateStorage(bad)
 	if c.Runtime.Default != "runsc" && c.Runtime.Default != "runc" {
 		bad("runtime.default = %q: want runsc or runc", c.Runtime.Default)
+	}
+	if c.Images.Names, err = image.ParseAliases(c.Images.Aliases); err != nil {
+		bad("images.aliases: %w", err)
+	}
+	if c.Images.Registries, err = registry.New(c.Registries); err != nil {
+		bad("registries: %w", err)
 	}
 	if c.Runtime.StartTimeout <= 0 {
 		bad("runtime.start_timeout: want more than 0")
 	}
 	if c.Defaults.Memory < 64<<20 || c.Defaults.CPU <= 0 || c.Defaults.Pids <= 0 || c.Defaults.Disk < 0 {
 		bad("defaults: want memory ≥ 64Mi, cpu > 0, pids > 0, disk ≥ 0")
+	}
+	if n := c.Defaults.LogSize; n < 64<<10 || n > 256<<20 {
+		bad("defaults.log_size = %d: want 64Ki to 256Mi", n)
 	}
 	switch c.Defaults.Network {
 	case "none", "rules", "open":
@@ -196,6 +251,15 @@ func (c *Config) validate() error {
 	}
 	if n := c.Limits.MaxSandboxes; n < 1 || n > instance.MaxSlots {
 		bad("limits.max_sandboxes = %d: want 1 to %d", n, instance.MaxSlots)
+	}
+	switch n := c.Limits.MaxCreating; {
+	case n == 0:
+		c.Limits.MaxCreating = 2 * runtime.NumCPU()
+	case n < 0 || n > instance.MaxSlots:
+		bad("limits.max_creating = %d: want 1 to %d, or 0 for twice the CPUs", n, instance.MaxSlots)
+	}
+	if n := c.Limits.RequestsPerSecond; n < 0 || n > 1e6 {
+		bad("limits.requests_per_second = %d: want 0 for no bound, or at most 1000000", n)
 	}
 	if d := time.Duration(c.Limits.RetainEnded); d < time.Second {
 		bad("limits.retain_ended = %s: want at least 1s; below that nobody could read why a sandbox ended", d)
@@ -208,10 +272,69 @@ func (c *Config) validate() error {
 	return errors.Join(errs...)
 }
 
+func (c *Config) validateStorage(bad func(string, ...any)) {
+	switch c.Storage.Pool {
+	case "auto", "btrfs", "btrfs-loop", "prjquota", "plain":
+	default:
+		bad("storage.pool = %q: want auto, btrfs, btrfs-loop, prjquota or plain", c.Storage.Pool)
+	}
+	if c.Storage.PoolSize < 256<<20 {
+		bad("storage.pool_size = %d: want at least 256Mi", c.Storage.PoolSize)
+	}
+	if n := c.Storage.VolumeSize; n != 0 && n < 16<<20 {
+		bad("storage.volume_size = %d: want at least 16Mi, or 0 for no bound", n)
+	}
+	for _, p := range c.Storage.AllowedHostPaths {
+		switch {
+		case !filepath.IsAbs(p) || filepath.Clean(p) != p:
+			bad("storage.allowed_host_paths: %q: want an absolute path without . and .., and without a slash at its end", p)
+		case p == "/":
+			bad("storage.allowed_host_paths: the whole host, / , can not be lent: it holds the files of sandboxd itself; name directories")
+		case within(p, c.StateDir), within(p, c.RunDir):
+			bad("storage.allowed_host_paths: %q lies among the files of sandboxd itself; choose another directory", p)
+		}
+	}
+}
+
+// fillPrograms finds what was installed with this program, under whatever prefix.
+func (c *Config) fillPrograms() error {
+	if c.LibexecDir != "" && c.RecipesDir != "" {
+		return nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find libexec_dir beside this program: %w; set libexec_dir and recipes_dir", err)
+	}
+	prefix := filepath.Dir(filepath.Dir(self))
+	if c.LibexecDir == "" {
+		c.LibexecDir = filepath.Join(prefix, "libexec/sandboxd")
+	}
+	if c.RecipesDir == "" {
+		c.RecipesDir = filepath.Join(prefix, "share/sandboxd/rootfs")
+	}
+	return nil
+}
+
 func (c *Config) validateListen(bad func(string, ...any)) {
-	l := c.Listen
+	l := &c.Listen
+	for _, t := range l.TrustedProxies {
+		p, err := netip.ParsePrefix(t)
+		if a, aerr := netip.ParseAddr(t); aerr == nil {
+			p, err = netip.PrefixFrom(a, a.BitLen()), nil
+		}
+		if err != nil {
+			bad("listen.trusted_proxies: %q: want an address or a CIDR, as 127.0.0.1 or 10.1.0.0/16", t)
+		}
+		l.Proxies = append(l.Proxies, p.Masked())
+	}
+	validateTLS("listen", l.TLSCert, l.TLSKey, bad)
 	if l.Insecure != "" && l.Insecure != Insecure {
 		bad("listen.insecure: to serve TCP without a key it must say %q", Insecure)
+	}
+	if l.Metrics != "" {
+		if _, err := netip.ParseAddrPort(l.Metrics); err != nil {
+			bad("listen.metrics = %q: want address:port, as 127.0.0.1:9109", l.Metrics)
+		}
 	}
 	if l.TCP == "" {
 		return
@@ -221,6 +344,48 @@ func (c *Config) validateListen(bad func(string, ...any)) {
 	}
 	if l.APIKeyFile == "" && l.Insecure == "" {
 		bad("listen.tcp needs listen.api_key_file, because whoever reaches it may run code; make one with: (umask 077; openssl rand -hex 32 >/etc/sandboxd/api-key)")
+	}
+}
+
+// domainForm is a name of which wildcard names make sense, in lower case.
+var domainForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
+
+func (c *Config) validateGateway(bad func(string, ...any)) {
+	g := &c.Gateway
+	validateTLS("gateway", g.TLSCert, g.TLSKey, bad)
+	switch g.Public {
+	case "auto", "yes", "no":
+	default:
+		bad("gateway.public = %q: want auto, yes or no", g.Public)
+	}
+	g.Domain = strings.ToLower(strings.TrimSuffix(g.Domain, "."))
+	if g.Domain != "" && (!domainForm.MatchString(g.Domain) || len(g.Domain) > 190) {
+		bad("gateway.domain = %q: want a domain name without *. before it, as sandboxes.example.com", g.Domain)
+	}
+	if strings.Contains(g.Address, "://") || strings.ContainsAny(g.Address, " ?#@") {
+		bad("gateway.address = %q: want host:port, and no scheme", g.Address)
+	}
+	if g.Listen == "" {
+		if g.Domain != "" || g.Address != "" {
+			bad("gateway.domain and gateway.address say how clients reach the gateway, and there is none: set gateway.listen")
+		}
+		return
+	}
+	if _, err := netip.ParseAddrPort(g.Listen); err != nil {
+		bad("gateway.listen = %q: want address:port, as 127.0.0.1:8081", g.Listen)
+	}
+}
+
+// validateTLS checks the two files of a certificate; what is in them is read when
+// they are served.
+func validateTLS(table, cert, key string, bad func(string, ...any)) {
+	if (cert == "") != (key == "") {
+		bad("%s.tls_cert and %s.tls_key: only one is given; a certificate needs its key", table, table)
+	}
+	for name, path := range map[string]string{"tls_cert": cert, "tls_key": key} {
+		if path != "" && !filepath.IsAbs(path) {
+			bad("%s.%s = %q: want an absolute path", table, name, path)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -38,6 +39,7 @@ func TestBad(t *testing.T) {
 		"colour = 1":              "colour",
 		"[listen]\nsokcet = '/x'": "sokcet",
 		"instance = 'AB'":         "one character",
+
 		"instance = 'd'\n[listen]\ntcp = '[::1]:1'":                  "api_key_file",
 		"[listen]\ntcp = '127.0.0.1:1'\ninsecure = 'yes'":            "anyone who can connect",
 		"[listen]\ntcp = 'localhost'\ninsecure = '" + Insecure + "'": "address:port",
@@ -47,15 +49,34 @@ func TestBad(t *testing.T) {
 		"[defaults]\ncpu = '0'":                                      "cores",
 		"[defaults]\npids = 0":                                       "pids > 0",
 		"[limits]\nmax_sandboxes = 3000":                             "2000",
+		"[limits]\nmax_creating = -1":                                "max_creating",
+		"[limits]\nmemory_reserve = '-1'":                            "whole number",
+		"[limits]\nrequests_per_second = -1":                         "requests_per_second",
+		"[storage]\nreserve = 'much'":                                "whole number",
 		"[limits]\nretain_ended = '-1s'":                             "duration",
 		"[limits]\nretain_ended = '0s'":                              "at least 1s",
+		"[[registries]]\nprefix = 'team'":                            "names no host",
+		"[[registries]]\nprefix = ''\nurl = 'x'":                     "url",
 		"[storage]\npool = 'zfs'":                                    "zfs",
 		"run_dir = '/srv/sb'\nstate_dir = '/srv/sb/state'":           "lie in each other",
 		"state_dir = 'here'":                                         "absolute",
-		"state_dir = '/usr/libexec/sandboxd/state'":                  "apart",
+		"libexec_dir = '/usr/libexec'\nstate_dir = '/usr/libexec/s'": "apart",
 		"[network]\naddress_pool = '10.0.0.0/24'":                    "/20",
 		"[network]\nupstreams = ['dns']":                             "upstreams",
 		"[log]\nlevel = 'loud'":                                      "loud",
+		"[images.aliases]\n'ubuntu*' = 'base'":                       "end of a tag",
+		"[images.aliases]\nubuntu = 'BASE'":                          "no name",
+		"[images.aliases]\nubuntu = 1":                               "string",
+		"[images]\nalias = 1":                                        "alias",
+		"[gateway]\ndomain = 'x.test'":                               "gateway.listen",
+		"[gateway]\nlisten = '127.0.0.1:1'\ndomain = '*.x.test'":     "without *.",
+		"[gateway]\nlisten = '8081'":                                 "address:port",
+		"[gateway]\naddress = 'http://x'\nlisten = '127.0.0.1:1'":    "no scheme",
+		"[gateway]\npublic = 'maybe'":                                "auto, yes or no",
+		"[gateway]\ntls_key = '/k.pem'":                              "needs its key",
+		"[listen]\ntls_cert = '/c.pem'":                              "needs its key",
+		"[listen]\ntls_cert = 'c.pem'\ntls_key = '/k.pem'":           "absolute",
+		"[listen]\ntrusted_proxies = ['proxy']":                      "trusted_proxies",
 	} {
 		_, err := load(t, text)
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -78,6 +99,30 @@ func TestUnknownKeyNamesLine(t *testing.T) {
 	}
 }
 
+// TestAliases: those of a file are added to the defaults, and may take one away.
+func TestAliases(t *testing.T) {
+	c, err := load(t, "[images.aliases]\n'node:*' = 'javascript'\n'ubuntu:*' = 'jammy:22'\n'debian:*' = ''")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]string{}
+	for _, a := range c.Images.Names {
+		got[a.Name] = a.Image
+	}
+	for name, want := range map[string]string{"node:*": "javascript", "ubuntu:*": "jammy:22", "debian:*": "", "python:3*": "python"} {
+		if got[name] != want {
+			t.Errorf("%s stands for %q, want %q", name, got[name], want)
+		}
+	}
+}
+
+func TestTrustedProxies(t *testing.T) {
+	c, err := load(t, "[listen]\ntrusted_proxies = ['127.0.0.1', '10.1.2.3/16', '::1']")
+	if err != nil || fmt.Sprint(c.Listen.Proxies) != "[127.0.0.1/32 10.1.0.0/16 ::1/128]" {
+		t.Error(c.Listen.Proxies, err)
+	}
+}
+
 func TestAPIKeys(t *testing.T) {
 	p := filepath.Join(t.TempDir(), "key")
 	c := &Config{Listen: Listen{APIKeyFile: p}}
@@ -92,5 +137,28 @@ func TestAPIKeys(t *testing.T) {
 	}
 	if _, err := c.APIKeys(); err == nil || !strings.Contains(err.Error(), "chmod 600") {
 		t.Fatal(err)
+	}
+}
+
+// What would lend the daemon's own files, or could not be meant, is refused.
+func TestStorage(t *testing.T) {
+	for value, want := range map[string]string{
+		`allowed_host_paths = ["/"]`:                             "can not be lent",
+		`allowed_host_paths = ["srv"]`:                           "absolute",
+		`allowed_host_paths = ["/srv/"]`:                         "slash at its end",
+		`allowed_host_paths = ["/srv/../etc"]`:                   "absolute path without",
+		`allowed_host_paths = ["/var/lib/sandboxd/pool/x"]`:      "sandboxd itself",
+		`allowed_host_paths = ["/srv", "/run/sandboxd"]`:         "sandboxd itself",
+		`volume_size = "1Mi"`:                                    "at least 16Mi",
+		"allowed_host_paths = [\"/srv/a\"]\nvolume_size = \"0\"": "",
+	} {
+		path := filepath.Join(t.TempDir(), "c.toml")
+		if err := os.WriteFile(path, []byte("[storage]\n"+value+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := Load(path)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", value, err, want)
+		}
 	}
 }

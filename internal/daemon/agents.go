@@ -2,6 +2,8 @@ package daemon
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"net/http"
@@ -10,11 +12,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/health"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
@@ -23,7 +27,12 @@ import (
 var (
 	_ sandbox.Agents = (*agents)(nil)
 	_ api.Agents     = (*agents)(nil)
+	_ health.Prober  = (*agents)(nil)
 )
+
+// keptCommands is how many commands with as much output as is kept of one fit
+// into what is kept of all.
+const keptCommands = 16
 
 const dialTimeout = 5 * time.Second
 
@@ -40,8 +49,10 @@ func newAgents(cfg *config.Config, disks *snapshot.Store) *agents {
 	return &agents{cfg: cfg, disks: disks, clients: map[string]*agent.Client{}}
 }
 
-// Bootstrap returns the line that PID 1 of r reads.
+// Bootstrap returns the line that PID 1 of r reads. Connections to an agent
+// of an earlier life lead nowhere.
 func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
+	a.forget(r.ID)
 	env := map[string]string{}
 	for _, kv := range r.Spec.Image.Config.Env {
 		if k, v, ok := strings.Cut(kv, "="); ok {
@@ -56,20 +67,30 @@ func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 		hostname = r.Spec.Name
 	}
 	b := agent.Bootstrap{
-		Protocol:   agent.Protocol,
-		Token:      r.Token,
-		Hostname:   hostname,
-		Env:        env,
-		Entrypoint: r.Spec.Entrypoint,
-		Workdir:    r.Spec.Image.Config.Workdir,
-		User:       r.Spec.Image.Config.User,
-		Limits: agent.Limits{
-			MemoryBytes: r.Spec.MemoryBytes,
-			CPUMillis:   r.Spec.CPUMillis,
-			DiskBytes:   r.Spec.DiskBytes,
-		},
+		Protocol:           agent.Protocol,
+		Token:              r.Token,
+		Hostname:           hostname,
+		Env:                env,
+		Entrypoint:         r.Spec.Entrypoint,
+		Workdir:            r.Spec.Image.Config.Workdir,
+		User:               r.Spec.Image.Config.User,
+		Limits:             limitsOf(r),
+		Prestart:           r.Spec.Prestart,
+		CommandOutputLimit: r.Spec.LogBytes,
+		OutputLimit:        r.Spec.LogBytes * keptCommands,
+		ShellAhead:         a.cfg.Defaults.ShellAhead,
 	}
 	return b.File()
+}
+
+// limitsOf are the limits of r that its agent reports.
+func limitsOf(r *record.Record) agent.Limits {
+	return agent.Limits{MemoryBytes: r.Spec.MemoryBytes, CPUMillis: r.Spec.CPUMillis, DiskBytes: r.Spec.DiskBytes, Pids: r.Spec.Pids}
+}
+
+// Tell lets the agent of r know its limits.
+func (a *agents) Tell(ctx context.Context, r *record.Record) error {
+	return a.client(r).Tell(ctx, limitsOf(r))
 }
 
 // client returns the pooled client of r.
@@ -116,6 +137,22 @@ func dial(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
 // Ready blocks until the agent of r answers, or ctx ends.
 func (a *agents) Ready(ctx context.Context, r *record.Record) error { return a.client(r).Ready(ctx) }
 
+// Terminate sends SIGTERM to the entrypoint of r.
+func (a *agents) Terminate(ctx context.Context, r *record.Record) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sandbox/command/"+agent.EntrypointID+"/signal?signal=SIGTERM", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := a.client(r).RoundTripper().RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode/100 != 2 {
+		err = fmt.Errorf("signal the entrypoint: the agent answers %d", resp.StatusCode)
+	}
+	return errors.Join(err, resp.Body.Close())
+}
+
 // Transport returns pooled connections to the agent of r.
 func (a *agents) Transport(r record.Record) http.RoundTripper { return a.client(&r).RoundTripper() }
 
@@ -127,11 +164,34 @@ func (a *agents) Dial(ctx context.Context, r record.Record, port uint16) (net.Co
 	return dial(ctx, netip.AddrPortFrom(a.cfg.Addr(r.Slot), port))
 }
 
-// Obituary reads what the agent of a dead sandbox left on its disk.
+// ProbePort is nil if something accepts connections at a port of r, be it on
+// loopback only.
+func (a *agents) ProbePort(ctx context.Context, r record.Record, port uint16) error {
+	conn, err := a.Dial(ctx, r, port)
+	switch {
+	case err == nil:
+		return conn.Close()
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return a.client(&r).Listening(ctx, port)
+	}
+	return err
+}
+
+// ProbeCommand runs a command by the shell of r and returns the end of its output.
+func (a *agents) ProbeCommand(ctx context.Context, r record.Record, command string, limit time.Duration) (string, error) {
+	return a.client(&r).Probe(ctx, command, limit)
+}
+
+// Obituary reads what the agent of a dead sandbox left on its disk. Without an
+// obituary LastOutput is what ended the agent, if that is known.
 func (a *agents) Obituary(ctx context.Context, id string) (sandbox.Obituary, bool) {
 	b, err := a.disks.ReadFile(ctx, id, agent.ObituaryFile, agent.MaxObituary)
 	if err != nil {
-		return sandbox.Obituary{}, false
+		crash, err := a.disks.ReadFile(ctx, id, agent.CrashFile, agent.MaxLastOutput)
+		if err != nil {
+			crash = nil
+		}
+		return sandbox.Obituary{LastOutput: strings.ToValidUTF8(string(crash), "\uFFFD")}, false
 	}
 	o, err := agent.ParseObituary(b)
 	if err != nil {
@@ -145,6 +205,7 @@ func (a *agents) Obituary(ctx context.Context, id string) (sandbox.Obituary, boo
 		ExitCode:   o.ExitCode,
 		Signal:     o.Signal,
 		Message:    o.Message,
+		Reason:     o.Reason,
 		LastOutput: strings.ToValidUTF8(string(output), "\uFFFD"),
 	}, true
 }

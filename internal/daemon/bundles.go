@@ -60,8 +60,22 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 		AgentDir:     filepath.Join(b.cfg.LibexecDir, "agent"),
 		MemoryBytes:  r.Spec.MemoryBytes,
 		CPUMillis:    r.Spec.CPUMillis,
-		Pids:         r.Spec.Pids,
+		Pids:         r.Spec.Pids + record.AgentTasks,
 		NoFile:       b.noFile,
+		ReadOnly:     r.Spec.ReadOnly,
+		ShmBytes:     r.Spec.ShmBytes,
+	}
+	for _, t := range r.Spec.Tmpfs {
+		c.Tmpfs = append(c.Tmpfs, oci.Tmpfs(t))
+	}
+	for i, outer := range record.Outer(r.Spec.Volumes) {
+		if outer < 0 { // else it stands in that one
+			v := r.Spec.Volumes[i]
+			c.Volumes = append(c.Volumes, oci.Volume{Source: b.disks.VolumeDir(r.ID, i), Path: v.Path, ReadOnly: v.ReadOnly})
+		}
+	}
+	if r.Spec.ReadOnly {
+		c.AgentState = filepath.Join(c.RootFS, oci.AgentState)
 	}
 	if ownUsers(r) {
 		c.UserNS = b.ns.UserPath(r.ID)

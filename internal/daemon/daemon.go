@@ -15,23 +15,31 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/certs"
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/doctor"
+	"github.com/sandboxd/sandboxd/internal/durable"
+	"github.com/sandboxd/sandboxd/internal/history"
+	"github.com/sandboxd/sandboxd/internal/journal"
+	"github.com/sandboxd/sandboxd/internal/metrics"
+	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/expiry"
+	"github.com/sandboxd/sandboxd/pkg/health"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/oci/runc"
 	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
+	"github.com/sandboxd/sandboxd/pkg/publish"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
@@ -56,12 +64,24 @@ type Daemon struct {
 	disks   *snapshot.Store
 	store   *store.DB
 	ns      *netns.Manager
+	scope   *systemd.Scope // nil where systemd is not init
 	cgroups *cgroups.Tree
 	egress  *egress.Engine
+	ports   *publish.Ports
 	runc    *runc.Driver
 	agents  *agents
 	images  *image.Store
+	queue   *admission.Queue
+	drain   *admission.Drain
 	manager *sandbox.Manager
+	gate    *admission.Gate
+	watcher *health.Watcher
+	metrics *metrics.Metrics
+	history *history.Book
+	denials *denials
+	pulls   pulls
+	// Certificates of TCP listeners; nil: they are plain.
+	cert, gatewayCert *certs.Pair
 
 	close []func() error // in order; undone backward
 }
@@ -73,13 +93,17 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err := level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	log := journal.New(os.Stderr, level)
+	journal.Capture(log)
 	start := time.Now()
 	d, err := open(ctx, cfg, log)
 	if err != nil {
 		return err
 	}
-	err = d.manager.Recover(ctx)
+	if err := d.openCerts(); err != nil { // not in open: Teardown must not need them
+		return errors.Join(err, d.Close())
+	}
+	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx))
 	if err != nil {
 		// What could not be brought into agreement is named and tried again by
 		// the sweep; it must not keep everybody else's sandboxes from the API.
@@ -87,20 +111,25 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	}
 	err = d.serve(ctx, version, func() error {
 		log.Info("sandboxd serves", "version", version, "instance", cfg.Instance.String(), "pool", d.disks.Describe(), "cgroups", d.cgroups.Mode(), "dur", time.Since(start).Round(time.Millisecond))
-		return ready()
+		return errors.Join(systemd.Ready("serving "+cfg.Listen.Socket), ready())
 	})
+	systemd.Stopping()
 	return errors.Join(err, d.Close())
 }
 
 // open opens everything below the API.
 func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon, err error) {
-	d := &Daemon{cfg: cfg, log: log}
+	// Modes are those that the code names, whatever a unit says: a root directory
+	// that only its owner may enter shuts out every other user of a guest.
+	unix.Umask(0o022)
+	d := &Daemon{cfg: cfg, log: log, history: history.New(), denials: newDenials(log)}
+	d.metrics = d.newMetrics()
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.Close())
 		}
 	}()
-	if err := checkHost(cfg); err != nil {
+	if err := doctor.Start(cfg); err != nil {
 		return nil, err
 	}
 	if err := d.claim(); err != nil {
@@ -111,14 +140,28 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	if err := d.openStorage(ctx); err != nil {
 		return nil, err
 	}
-	if d.cgroups, err = cgroups.Open(cgroups.Config{Instance: cfg.Instance}); err != nil {
+	if err := d.openCgroups(ctx); err != nil {
 		return nil, err
 	}
-	d.onClose(d.cgroups.Close)
 	if err := d.openNetwork(ctx); err != nil {
 		return nil, err
 	}
 	return d, d.openManager()
+}
+
+// disksToLimit are what I/O is limited on: sandboxes write to the pool and read
+// from both.
+func (d *Daemon) disksToLimit() (all []cgroups.Disk) {
+	pool, layers, err := d.disks.Devices()
+	if err != nil || pool == "" {
+		d.log.Warn("I/O can not be limited: the storage pool is on no block device", "err", err)
+		return nil
+	}
+	all = append(all, cgroups.Disk{Dev: pool})
+	if layers != "" && layers != pool {
+		all = append(all, cgroups.Disk{Dev: layers, ReadsOnly: true})
+	}
+	return all
 }
 
 func (d *Daemon) onClose(f func() error) { d.close = append(d.close, f) }
@@ -149,6 +192,26 @@ func (d *Daemon) claim() error {
 	return nil
 }
 
+// openCgroups finds the cgroup below which sandboxes live: a scope of systemd's
+// where that is init, because it owns the tree there; else one of our own.
+func (d *Daemon) openCgroups(ctx context.Context) (err error) {
+	c := cgroups.Config{Instance: d.cfg.Instance, Disks: d.disksToLimit()}
+	if systemd.Booted() {
+		d.scope = systemd.NewScope(d.cfg.Instance.String())
+		if err := d.scope.Keep(ctx); err != nil && !d.scope.Stands() {
+			return err
+		} else if err != nil {
+			d.log.Error("the scope of sandboxes is not held; they go on in it, and the sweep tries again", "err", err)
+		}
+		c.Root = d.scope.Cgroup()
+	}
+	if d.cgroups, err = cgroups.Open(c); err != nil {
+		return err
+	}
+	d.onClose(d.cgroups.Close)
+	return nil
+}
+
 // openStorage mounts the pool and opens the store, and ties one to the other.
 func (d *Daemon) openStorage(ctx context.Context) error {
 	identity, err := netns.UserNS(0, 65536)
@@ -164,12 +227,13 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		PoolBytes:      int64(d.cfg.Storage.PoolSize),
 		UserNS:         func(id string) (*os.File, error) { return os.Open(d.ns.UserPath(id)) },
 		IdentityUserNS: identity,
+		HostPaths:      d.cfg.Storage.AllowedHostPaths,
 	})
 	if err != nil {
 		return err
 	}
 	d.onClose(d.disks.Close)
-	d.store, err = store.Open(filepath.Join(d.cfg.StateDir, "sandboxd.db"), store.Options{Log: d.log})
+	d.store, err = store.Open(stateFile(d.cfg), store.Options{Log: d.log})
 	if err != nil {
 		return err
 	}
@@ -185,7 +249,10 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		DB:         d.store,
 		RecipesDir: d.cfg.RecipesDir,
 		TempDir:    filepath.Join(d.cfg.StateDir, "build"),
-		InUse:      d.layerInUse,
+		Users:      d.layerUsers,
+		Aliases:    d.cfg.Images.Names,
+		Registries: d.cfg.Images.Registries,
+		BlobsDir:   filepath.Join(d.cfg.StateDir, "blobs"),
 	})
 	return err
 }
@@ -208,44 +275,10 @@ func (d *Daemon) keepAddresses(ctx context.Context) error {
 	if len(was) > 0 && len(all) > 0 {
 		return fmt.Errorf("network.address_pool was %s and is now %s, but %d sandboxes have addresses of the first: set it back, delete them, and then change it", was, now, len(all))
 	}
-	if err := os.WriteFile(path+".new", []byte(now), 0o600); err != nil {
+	if err := durable.Write(path, []byte(now), 0o600); err != nil {
 		return fmt.Errorf("remember the address pool: %w", err)
 	}
-	return os.Rename(path+".new", path)
-}
-
-// tiePool makes a new store belong to the pool, if nothing in the pool can
-// belong to another one.
-func (d *Daemon) tiePool(ctx context.Context) error {
-	if d.store.PoolID() != "" {
-		return nil
-	}
-	disks, err := d.disks.ListDisks(ctx)
-	if err != nil || len(disks) > 0 {
-		return err
-	}
-	return d.store.SetPoolID(ctx, d.disks.PoolID())
-}
-
-// layerInUse is also true of every layer while a record can not be read: it
-// may name any of them.
-func (d *Daemon) layerInUse(layer string) bool {
-	if bad, err := d.store.Unreadable(context.Background()); err != nil || len(bad) > 0 {
-		return true
-	}
-	all, err := d.store.List(context.Background())
-	return err != nil || slices.ContainsFunc(all, func(r record.Record) bool {
-		return slices.Contains(r.Spec.Image.Layers, layer)
-	})
-}
-
-// noSweep says why nothing may be erased that nobody asked to, or is empty.
-func (d *Daemon) noSweep() string {
-	if d.disks.PoolID() == d.store.PoolID() {
-		return ""
-	}
-	return fmt.Sprintf("the disks in the storage pool belong to another store (pool %.8s, store %.8s): bring back the sandboxd.db of that pool, or, to give its disks up, delete what lies in %s",
-		d.disks.PoolID(), d.store.PoolID(), filepath.Join(d.cfg.StateDir, "pool"))
+	return nil
 }
 
 func (d *Daemon) openNetwork(ctx context.Context) (err error) {
@@ -258,14 +291,17 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		Upstreams: d.cfg.Network.Resolvers,
 		Uplinks:   d.ns.SwitchedOn,
 		Logger:    d.log,
-		OnDeny: func(n egress.Denial) {
-			d.log.Info("denied", "sandbox", n.ID, "proto", n.Proto, "dst", n.Dst.String(), "rule", n.Rule)
-		},
+		OnDeny:    d.onDeny,
 	})
 	if err != nil {
 		return err
 	}
 	d.onClose(d.egress.Close)
+	// Now: before, the host would forward for all its networks.
+	d.ns.BeforeForward = d.egress.CloseUplinks
+	if err := d.ns.OpenUplinks(ctx); err != nil {
+		d.log.Error("sandboxes may get no replies; this is tried again every minute", "err", err)
+	}
 	return nil
 }
 
@@ -294,13 +330,22 @@ func (d *Daemon) openManager() error {
 	}
 	d.onClose(d.runc.Close)
 	d.agents = newAgents(d.cfg, d.disks)
+	d.ports = publish.New(d.log)
+	d.onClose(func() error { d.ports.CloseAll(); return nil })
+	d.queue = admission.NewQueue(d.cfg.Limits.MaxCreating)
+	if d.drain, err = admission.OpenDrain(filepath.Join(d.cfg.StateDir, "draining")); err != nil {
+		return err
+	}
 	d.manager, err = sandbox.New(sandbox.Deps{
 		Namespaces: d.ns,
 		Disks:      d.disks,
+		Frozen:     d.disks,
 		Rootfs:     rootfs{d.disks},
+		Volumes:    volumes{d.disks},
 		Cgroups:    cgroupTree{d.cgroups},
 		Network:    links{d.ns, d.egress},
 		Egress:     d.egress,
+		Ports:      d.ports,
 		Bundles:    bundles,
 		Agents:     d.agents,
 		Store:      d.store,
@@ -309,6 +354,7 @@ func (d *Daemon) openManager() error {
 				Runtime:       gvisor,
 				OOMGroup:      true,
 				HeadroomBytes: int64(d.cfg.Runtime.RunscHeadroom),
+				HoldsLink:     true,
 				HostPids:      runscHostPids,
 			},
 			oci.Runc: {Runtime: d.runc, OwnUsers: true},
@@ -320,6 +366,11 @@ func (d *Daemon) openManager() error {
 		StartLimit: time.Duration(d.cfg.Runtime.StartTimeout),
 		NoSweep:    d.noSweep(),
 		Log:        d.log,
+		Fetch:      d.fetch,
+		Admit:      func(asker context.Context, id string) sandbox.Turn { return d.queue.Enter(asker, id) },
+
+		OnEvent:     d.onEvent,
+		OnOperation: d.onOperation,
 	})
 	if err != nil {
 		return err
@@ -329,6 +380,8 @@ func (d *Daemon) openManager() error {
 		defer cancel()
 		return d.manager.Close(ctx)
 	})
+	d.gate = d.newGate()
+	d.watcher = health.New(keeper{sandbox.Keeper{Manager: d.manager}, d.gate}, d.agents, d.log)
 	return nil
 }
 
@@ -344,17 +397,22 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 		return err
 	}
 	servers := []*http.Server{srv.HTTPServer(api.Listener{PublicPorts: true})}
-	failed := make(chan error, 2)
+	failed := make(chan error, 3)
 	go func() { failed <- servers[0].Serve(unixListener) }()
-	if d.cfg.Listen.TCP != "" {
-		l, loopback, err := listenTCP(d.cfg)
-		if err != nil {
-			return errors.Join(err, servers[0].Close())
-		}
-		tcp := srv.HTTPServer(api.Listener{PublicPorts: loopback})
-		servers = append(servers, tcp)
-		go func() { failed <- tcp.Serve(l) }()
+	tcp, err := d.listeners()
+	if err != nil {
+		return errors.Join(err, servers[0].Close())
 	}
+	for _, l := range tcp {
+		s := srv.HTTPServer(l.may)
+		servers = append(servers, s)
+		go func() { failed <- s.Serve(l) }()
+	}
+	closeAdmin, err := d.serveAdmin(version)
+	if err != nil {
+		return err
+	}
+	defer closeAdmin()
 	background, stop := context.WithCancel(ctx)
 	defer stop()
 	timers := make(chan struct{})
@@ -379,7 +437,7 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	return err
 }
 
-// background runs what has no caller: expiry, and the sweep.
+// background runs what has no caller: expiry, probes and restarts, the sweep.
 func (d *Daemon) background(ctx context.Context) {
 	done := make(chan struct{})
 	go func() {
@@ -388,7 +446,16 @@ func (d *Daemon) background(ctx context.Context) {
 			d.log.Error("timeouts are no longer watched; the sweep still ends what expired, up to a minute late", "err", err)
 		}
 	}()
+	go d.watcher.Run(ctx) //nolint:errcheck // it ends with ctx only
 	go d.forgetClients(ctx)
+	go d.watchLinks(ctx)
+	go func() {
+		if err := systemd.Watch(ctx, d.healthy, func(err error) {
+			d.log.Error("the daemon is not well; systemd starts it anew if that lasts", "err", err)
+		}); err != nil {
+			d.log.Error("watchdog", "err", err)
+		}
+	}()
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	for {
@@ -397,7 +464,8 @@ func (d *Daemon) background(ctx context.Context) {
 			<-done
 			return
 		case <-tick.C:
-			if err := d.sweep(ctx); err != nil && ctx.Err() == nil {
+			d.impaired() // so that the log tells, though nobody connects
+			if err := d.measuredSweep(ctx); err != nil && ctx.Err() == nil {
 				d.log.Error("sweep", "err", err)
 			}
 		}
@@ -407,7 +475,12 @@ func (d *Daemon) background(ctx context.Context) {
 // sweep is what heals a host in peace: uplinks that came late, sandboxes that
 // are not as their records say, what deleted disks and layers left.
 func (d *Daemon) sweep(ctx context.Context) error {
-	return errors.Join(d.ns.Setup(ctx), d.manager.Recover(ctx), d.disks.Sweep(ctx), d.images.Sweep(ctx))
+	var held error // a scope that nobody holds is no reason to leave the rest as it is
+	if d.scope != nil {
+		held = d.scope.Keep(ctx)
+	}
+	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.disks.Sweep(ctx, d.noSweep()), d.images.Sweep(ctx),
+		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
 }
 
 // forgetClients drops the connections to agents of sandboxes that are gone.
@@ -423,31 +496,4 @@ func (d *Daemon) forgetClients(ctx context.Context) {
 			})
 		}
 	}
-}
-
-// checkHost finds what is missing before anything is touched, and says what to do.
-func checkHost(cfg *config.Config) error {
-	var errs []error
-	if os.Geteuid() != 0 {
-		errs = append(errs, errors.New("sandboxd makes namespaces, cgroups and firewall rules: run it as root"))
-	}
-	for _, f := range []string{"runsc", "sandboxd-runc", "agent/sandbox-agent"} {
-		p := filepath.Join(cfg.LibexecDir, f)
-		if err := unix.Access(p, unix.X_OK); err != nil {
-			errs = append(errs, fmt.Errorf("%s can not be executed (%w): set libexec_dir to where sandboxd's programs are", p, err))
-		}
-	}
-	programs := map[string]string{"iptables": "iptables"}
-	if cfg.Storage.Pool != snapshot.PoolPlain {
-		programs["mkfs.btrfs"] = "btrfs-progs"
-	}
-	for program, pkg := range programs {
-		if _, err := exec.LookPath(program); err != nil {
-			errs = append(errs, fmt.Errorf("%s is missing: apt-get install %s", program, pkg))
-		}
-	}
-	if len(errs) > 0 {
-		return fmt.Errorf("this host can not run sandboxd:\n%w", errors.Join(errs...))
-	}
-	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/pkg/snapshot"
 )
 
 // marker is in every directory that is sandboxd's. The one in the state
@@ -67,7 +68,12 @@ func ownDirectory(key, dir string, mode os.FileMode) error {
 		switch e.Name() {
 		case marker, "sandboxd.db":
 			ours = true
+		case "sandboxd.sock": // systemd's, which listens before the first start
 		case "lost+found": // of a file system made for us
+		case "pool":
+			if kind, err := snapshot.PoolKind(dir, snapshot.PoolAuto); err == nil && kind == snapshot.PoolBtrfsLoop {
+				foreign = e.Name()
+			} // else an operator mounted one
 		default:
 			foreign = e.Name()
 		}
@@ -99,7 +105,7 @@ func lockFile(path, what string) (*os.File, error) {
 }
 
 // runEntries are what a daemon makes in its run directory.
-var runEntries = []string{"bundles", "ns", "runsc", "runc", marker, "sandboxd.sock"}
+var runEntries = []string{"bundles", "ns", "runsc", "runc", marker, "sandboxd.sock", "admin.sock"}
 
 // removeRunDir removes the run directory of a daemon without sandboxes. It
 // names what it does not know instead of removing it.
@@ -108,6 +114,10 @@ func removeRunDir(dir string) error {
 		if err := os.RemoveAll(filepath.Join(dir, e)); err != nil {
 			return fmt.Errorf("remove run_dir: %w", err)
 		}
+	}
+	// Not with what is in it: that would be what somebody keeps, mounted there.
+	if err := os.Remove(filepath.Join(dir, snapshot.VolumesDir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove run_dir: %w", err)
 	}
 	if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove run_dir: %w", err)

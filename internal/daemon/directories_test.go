@@ -5,6 +5,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
 func TestOwnDirectory(t *testing.T) {
@@ -56,5 +60,29 @@ func TestRemoveRunDir(t *testing.T) {
 	}
 	if err := removeRunDir(dir); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A pool that an operator mounted before the first start is no stranger.
+func TestMountedPoolIsOurs(t *testing.T) {
+	hosttest.Root(t)
+	dir := t.TempDir()
+	pool := filepath.Join(dir, "pool")
+	if err := os.Mkdir(pool, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := ownDirectory("state_dir", dir, 0o700); err == nil {
+		t.Error("a directory with somebody's pool is taken")
+	}
+	if err := unix.Mount("tmpfs", pool, "tmpfs", 0, "size=1m"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(pool, 0); err != nil {
+			t.Error(err)
+		}
+	}()
+	if err := ownDirectory("state_dir", dir, 0o700); err != nil {
+		t.Error(err)
 	}
 }

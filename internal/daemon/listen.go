@@ -10,25 +10,38 @@ import (
 	"os"
 	"os/user"
 	"strconv"
+	"strings"
 
+	"github.com/sandboxd/sandboxd/internal/certs"
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/pkg/api"
 )
 
-// listenUnix opens the API's Unix socket, mode 0660 root:group. What lies at
-// its path is a leftover: the lock on the state directory says that no other
-// daemon of this instance lives.
+// listenUnix returns the API's Unix socket, mode 0660 root:group: the one that
+// systemd holds, which answers across restarts, or one of our own.
 func listenUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
-	path := cfg.Listen.Socket
-	if err := removeSocket(path); err != nil {
+	l, err := systemd.Listener("api")
+	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w; its directory must exist, and the path be shorter than 108 bytes", path, err)
+	if l == nil {
+		return openUnix(cfg, log)
 	}
-	if err := os.Chmod(path, 0o660); err != nil {
+	if at := l.Addr().String(); at != cfg.Listen.Socket {
 		l.Close()
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
+		return nil, fmt.Errorf("systemd listens for us on %s, and listen.socket is %s: make ListenStream= of sandboxd.socket the same", at, cfg.Listen.Socket)
+	}
+	return l, nil
+}
+
+// openUnix opens the socket. What lies at its path is a leftover: the lock on
+// the state directory says that no other daemon of this instance lives.
+func openUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
+	path := cfg.Listen.Socket
+	l, err := bindUnix("listen.socket", path, 0o660)
+	if err != nil {
+		return nil, err
 	}
 	g, err := user.LookupGroup(cfg.Listen.SocketGroup)
 	if err != nil {
@@ -46,8 +59,24 @@ func listenUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	return l, nil
 }
 
+// bindUnix opens a Unix socket of mode mode at the path that key says.
+func bindUnix(key, path string, mode os.FileMode) (net.Listener, error) {
+	if err := removeSocket(key, path); err != nil {
+		return nil, err
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w; its directory must exist, and the path be shorter than 108 bytes", path, err)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	return l, nil
+}
+
 // removeSocket removes a stale socket, and nothing that is not a socket.
-func removeSocket(path string) error {
+func removeSocket(key, path string) error {
 	fi, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -56,12 +85,12 @@ func removeSocket(path string) error {
 		return fmt.Errorf("look at the socket's path: %w", err)
 	}
 	if fi.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("listen on %s: something that is no socket lies there; move it away or set listen.socket", path)
+		return fmt.Errorf("listen on %s: something that is no socket lies there; move it away or set %s", path, key)
 	}
 	// A daemon that does not share our state directory may serve there.
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
-		return fmt.Errorf("listen on %s: another program answers there; set listen.socket to another path", path)
+		return fmt.Errorf("listen on %s: another program answers there; set %s to another path", path, key)
 	}
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("remove the stale socket: %w", err)
@@ -69,15 +98,76 @@ func removeSocket(path string) error {
 	return nil
 }
 
-// listenTCP opens the TCP listener and reports whether it is on loopback only.
-func listenTCP(cfg *config.Config) (l net.Listener, loopback bool, err error) {
-	addr, err := netip.ParseAddrPort(cfg.Listen.TCP)
-	if err != nil {
-		return nil, false, fmt.Errorf("listen.tcp: %w", err)
+// A tcpListener is a TCP listener and what its connections may do.
+type tcpListener struct {
+	net.Listener
+	may api.Listener
+}
+
+// listeners opens the TCP listeners of the configuration: the API's and the gateway's.
+func (d *Daemon) listeners() (all []tcpListener, err error) {
+	l, g := d.cfg.Listen, d.cfg.Gateway
+	for _, t := range []struct {
+		key, address string
+		cert         *certs.Pair
+		may          func(loopback bool) api.Listener
+	}{
+		{"listen.tcp", l.TCP, d.cert, func(loopback bool) api.Listener { return api.Listener{PublicPorts: loopback} }},
+		{"gateway.listen", g.Listen, d.gatewayCert, func(loopback bool) api.Listener {
+			return api.Listener{Gateway: true, PublicPorts: g.Public == "yes" || g.Public == "auto" && loopback}
+		}},
+	} {
+		if t.address == "" {
+			continue
+		}
+		ln, loopback, err := listenTCP(t.key, t.address)
+		if err != nil {
+			for _, o := range all {
+				o.Close()
+			}
+			return nil, err
+		}
+		all = append(all, tcpListener{secured(ln, t.cert), t.may(loopback)})
 	}
-	l, err = net.Listen("tcp", cfg.Listen.TCP)
+	return all, nil
+}
+
+// listenTCP opens a TCP listener and reports whether it is on loopback only.
+func listenTCP(key, address string) (l net.Listener, loopback bool, err error) {
+	addr, err := netip.ParseAddrPort(address)
 	if err != nil {
-		return nil, false, fmt.Errorf("listen on %s: %w; see who does with: ss -ltnp 'sport = :%d'", cfg.Listen.TCP, err, addr.Port())
+		return nil, false, fmt.Errorf("%s: %w", key, err)
+	}
+	l, err = net.Listen(family(addr), address)
+	if err != nil {
+		return nil, false, fmt.Errorf("%s: listen on %s: %w; see who does with: ss -ltnp 'sport = :%d'", key, address, err, addr.Port())
 	}
 	return l, addr.Addr().IsLoopback(), nil
+}
+
+// family is the network to listen on an address with: by "tcp" 0.0.0.0 would mean
+// all of IPv6, too. [::] means both, as everywhere.
+func family(addr netip.AddrPort) string {
+	if addr.Addr().Is4() {
+		return "tcp4"
+	}
+	return "tcp"
+}
+
+// announcedGateway is how clients reach the gateway.
+func (d *Daemon) announcedGateway() api.Gateway {
+	g := d.cfg.Gateway
+	out := api.Gateway{Domain: g.Domain, Address: g.Address}
+	if g.Listen == "" {
+		return out
+	}
+	host, _, _ := strings.Cut(g.Address, "/")
+	_, port, err := net.SplitHostPort(host)
+	if err != nil && g.Address == "" { // else clients use the scheme's own
+		_, port, _ = net.SplitHostPort(g.Listen)
+	}
+	if own := map[bool]string{false: "80", true: "443"}[d.gatewayCert != nil]; port != "" && port != own {
+		out.Port = ":" + port
+	}
+	return out
 }

@@ -4,16 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/netns"
+	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 )
 
@@ -25,10 +29,49 @@ func (t cgroupTree) Create(ctx context.Context, id string, l sandbox.CgroupLimit
 	return t.Tree.Create(ctx, id, cgroups.Limits(l))
 }
 
+func (t cgroupTree) Limit(ctx context.Context, id string, l sandbox.CgroupLimits) error {
+	return t.Tree.Limit(ctx, id, cgroups.Limits(l))
+}
+
 // links is netns, with the flows of an address counted as part of its link.
 type links struct {
 	*netns.Manager
 	flows *egress.Engine
+}
+
+// errCut is why no link goes up.
+var errCut = errors.New("the firewall of sandboxd is gone and could not be put back yet: until it is, links of sandboxes stay down (the log says what fails)")
+
+// Attach links a sandbox, unless nothing would keep it in.
+func (l links) Attach(ctx context.Context, id string, addr netip.Addr) error {
+	return l.raise(ctx, id, func() error { return l.Manager.Attach(ctx, id, addr) })
+}
+
+// Rejoin does for the host's side what Attach does for both.
+func (l links) Rejoin(ctx context.Context, id string, addr netip.Addr) error {
+	return l.raise(ctx, id, func() error { return l.Manager.Rejoin(ctx, id, addr) })
+}
+
+// raise looks again when the link is up: the guard takes down those that it
+// sees up, and this one it may have seen before.
+func (l links) raise(ctx context.Context, id string, up func() error) error {
+	if l.flows.Cut() {
+		return errCut
+	}
+	err := up()
+	if l.flows.Cut() {
+		return errors.Join(errCut, err, l.LeaveDown(context.WithoutCancel(ctx), id))
+	}
+	return err
+}
+
+// Joined is true also while the guard has all links down: that is no loss, and
+// the guard's to end.
+func (l links) Joined(ctx context.Context, id string, addr netip.Addr) (bool, error) {
+	if l.flows.Cut() {
+		return true, nil
+	}
+	return l.Manager.Joined(ctx, id, addr)
 }
 
 // Gone waits until nothing of the sandbox is left at its address.
@@ -38,26 +81,56 @@ func (l links) Gone(ctx context.Context, id string) error {
 
 type rootfs struct{ *snapshot.Store }
 
+// Mount also removes what the agent left that died on this disk, or on the one
+// it began as: a death before the next agent is up must not be blamed on it.
 func (s rootfs) Mount(ctx context.Context, id string, m sandbox.Mount) error {
+	for _, path := range []string{agent.ObituaryFile, agent.CrashFile} {
+		if err := s.RemoveFile(ctx, id, path); err != nil {
+			return err
+		}
+	}
 	return s.Store.Mount(ctx, id, snapshot.Mount(m))
 }
 
+type volumes struct{ *snapshot.Store }
+
+func (v volumes) MakeVolume(ctx context.Context, vol string, bytes int64, seed sandbox.VolumeSeed) error {
+	return v.Store.MakeVolume(ctx, vol, bytes, snapshot.Seed(seed))
+}
+
+func (v volumes) AttachVolumes(ctx context.Context, id string, a sandbox.Attachment) error {
+	return v.Store.AttachVolumes(ctx, id, snapshot.VolumeMounts(a))
+}
+
 var (
-	_ sandbox.Cgroups = cgroupTree{}
-	_ sandbox.Rootfs  = rootfs{}
-	_ sandbox.Network = links{}
-	_ sandbox.Disks   = (*snapshot.Store)(nil)
-	_ api.Stats       = (*stats)(nil)
+	_ sandbox.VolumeFiles = volumes{}
+	_ sandbox.Cgroups     = cgroupTree{}
+	_ sandbox.Rootfs      = rootfs{}
+	_ sandbox.Network     = links{}
+	_ sandbox.Disks       = (*snapshot.Store)(nil)
+	_ sandbox.Frozen      = (*snapshot.Store)(nil)
+	_ api.Stats           = (*stats)(nil)
+	_ api.Diffs           = diffs{}
 )
+
+// diffs compares what guests and users have written: what the agent keeps in
+// its own directory is neither.
+type diffs struct{ disks *snapshot.Store }
+
+func (d diffs) Diff(ctx context.Context, of, base string, layers []string, emit func(kind, path string) error) error {
+	return d.disks.Diff(ctx, of, base, layers, func(p string) bool { return p == agent.StateDir }, emit)
+}
 
 // stats measures one sandbox.
 type stats struct {
 	cgroups *cgroups.Tree
 	disks   *snapshot.Store
+	agents  *agents
 }
 
-// Usage reads the counters of id.
-func (s *stats) Usage(_ context.Context, id string) (wire.Usage, error) {
+// Usage reads the counters of r.
+func (s *stats) Usage(ctx context.Context, r *record.Record) (wire.Usage, error) {
+	id := r.ID
 	c, err := s.cgroups.Usage(id)
 	if err != nil {
 		return wire.Usage{}, err
@@ -67,8 +140,10 @@ func (s *stats) Usage(_ context.Context, id string) (wire.Usage, error) {
 		MemoryBytes:     int64(c.MemoryBytes),
 		MemoryPeakBytes: int64(c.MemoryPeakBytes),
 		CPUMicros:       int64(c.CPUMicros),
-		Pids:            int64(c.Pids),
 		OOMKills:        int64(c.OOMKills),
+	}
+	if u.Pids, err = s.tasks(ctx, r, c.Pids); err != nil {
+		return wire.Usage{}, err
 	}
 	u.DiskBytes, _, err = s.disks.Usage(id)
 	if err != nil && !errs.Is(err, errs.Unsupported) { // a pool that can not limit does not count
@@ -78,6 +153,35 @@ func (s *stats) Usage(_ context.Context, id string) (wire.Usage, error) {
 	u.TxBytes = counter(id, "rx_bytes")
 	u.RxBytes = counter(id, "tx_bytes")
 	return u, nil
+}
+
+// countTimeout is how long an agent may take to count: a busy guest starves it.
+const countTimeout = time.Second
+
+// tasks counts the guest's own of all tasks of r, which are what its limit is
+// about. On gVisor those of the host are the sentry's, and only its guest sees its
+// own: nil, where nobody answers.
+func (s *stats) tasks(ctx context.Context, r *record.Record, all uint64) (*int64, error) {
+	if r.Spec.Runtime != oci.Runsc {
+		agent, err := s.cgroups.InitTasks(r.ID)
+		return new(int64(all - min(agent, all))), err
+	}
+	if r.State != record.Running {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, countTimeout)
+	defer cancel()
+	n, err := s.agents.client(r).Tasks(ctx)
+	if err != nil {
+		return nil, nil //nolint:nilerr // all else is known
+	}
+	return &n, nil
+}
+
+// OOMKills counts the processes of id that were killed for its memory.
+func (s *stats) OOMKills(id string) (int64, error) {
+	n, err := s.cgroups.OOMKills(id)
+	return int64(n), err
 }
 
 // counter reads a counter of the sandbox's host link; 0 without a link.

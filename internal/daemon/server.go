@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -10,15 +9,14 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
-	"sync"
 	"time"
 
 	openapi "github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
-	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
@@ -39,32 +37,52 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	canIO, _ := d.cgroups.LimitsIO()
 	def := d.cfg.Defaults
 	return api.New(api.Config{
 		APIKeys:      keys,
+		Keys:         d.store,
+		Volumes:      sandbox.VolumesOf(d.manager),
+		VolumeBytes:  int64(d.cfg.Storage.VolumeSize),
 		Insecure:     d.cfg.Listen.Insecure == config.Insecure,
 		Secret:       secret,
 		ExternalHost: d.cfg.Listen.PublicAddress,
-		Runtime:      d.cfg.Runtime.Default,
-		Network:      record.NetworkMode(def.Network),
-		MemoryBytes:  int64(def.Memory),
-		CPUMillis:    int64(def.CPU),
-		Pids:         def.Pids,
-		DiskBytes:    int64(def.Disk),
-		MaxDiskBytes: pool,
-		MaxTimeout:   time.Duration(d.cfg.Limits.MaxTimeout),
-		Runtimes:     []string{oci.Runsc, oci.Runc},
-		NoDisk:       !d.disks.Limits(),
-		ParseRule:    egress.ParseRule,
-		ParsePolicy:  egress.FromPolicy,
-		Host:         d.hostNames,
-		OpenAPI:      openapi.JSON,
+		Gateway:      d.announcedGateway(),
+
+		ListenAddress: d.cfg.Listen.TCP,
+		Runtime:       d.cfg.Runtime.Default,
+
+		TrustedProxies:    d.cfg.Listen.Proxies,
+		RequestsPerSecond: d.cfg.Limits.RequestsPerSecond,
+		Network:           record.NetworkMode(def.Network),
+		MemoryBytes:       int64(def.Memory),
+		CPUMillis:         int64(def.CPU),
+		Pids:              def.Pids,
+		DiskBytes:         int64(def.Disk),
+		LogBytes:          int64(def.LogSize),
+		MaxDiskBytes:      pool,
+		MaxTimeout:        time.Duration(d.cfg.Limits.MaxTimeout),
+		Runtimes:          []string{oci.Runsc, oci.Runc},
+		NoDisk:            !d.disks.Limits(),
+		NoIO:              !canIO,
+		ParseRule:         egress.ParseRule,
+		ParsePolicy:       egress.FromPolicy,
+		Host:              d.hostNames,
+		Notes:             d.notes,
+		Health:            d.feels,
+		AwaitReady:        d.watcher.Await,
+		Impaired:          d.impaired,
+		OpenAPI:           openapi.JSON,
+		Docs:              openapi.Docs,
 		Version: wire.Version{
 			Version: version, Go: runtime.Version(), Instance: d.cfg.Instance.String(),
 			Runtimes: []string{oci.Runsc, oci.Runc},
 		},
-		Log: d.log,
-	}, &admitted{Manager: d.manager, max: d.cfg.Limits.MaxSandboxes}, d.images, d.agents, &stats{d.cgroups, d.disks}), nil
+		System:   &system{Daemon: d, version: version, started: time.Now(), layers: map[string]int64{}},
+		Log:      d.log,
+		History:  d.history,
+		OnAnswer: d.onAnswer,
+	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of}, d.manager.Snapshots(), diffs{d.disks}, d.images, d.agents, &stats{d.cgroups, d.disks, d.agents})
 }
 
 // hostNames says what r is called on this host.
@@ -79,6 +97,24 @@ func (d *Daemon) hostNames(r record.Record) map[string]string {
 	}
 }
 
+// notes says where a limit of r holds less than its name says.
+func (d *Daemon) notes(r record.Record) (notes []string) {
+	if _, writeback := d.cgroups.LimitsIO(); r.Spec.LimitsIO() && !writeback {
+		if r.Spec.Runtime == oci.Runsc {
+			notes = append(notes, "cgroup v1 limits reads and what a sync waits for; what the page cache writes back later is not limited, and gVisor writes through the page cache where a program asks for direct writes (O_DIRECT), too")
+		} else {
+			notes = append(notes, "cgroup v1 limits reads, direct writes and what a sync waits for; what the page cache writes back later is not limited")
+		}
+	}
+	if r.Spec.Runtime == oci.Runsc && !r.Updated.IsZero() {
+		notes = append(notes, "limits were changed while it ran: gVisor goes on showing the guest the memory and CPUs it started with; the new limits hold")
+	}
+	if !d.disks.Limits() {
+		notes = append(notes, "the storage pool is a plain directory: what this sandbox writes is not limited")
+	}
+	return notes
+}
+
 // readSecret returns what signs endpoint tokens, drawn at the first start.
 func readSecret(path string) ([]byte, error) {
 	b, err := os.ReadFile(path)
@@ -90,76 +126,14 @@ func readSecret(path string) ([]byte, error) {
 	}
 	b = make([]byte, 32)
 	rand.Read(b) //nolint:errcheck // never fails since Go 1.24
-	if err := os.WriteFile(path+".new", b, 0o600); err != nil {
+	if err := durable.Write(path, b, 0o600); err != nil {
 		return nil, fmt.Errorf("keep the secret of endpoint tokens: %w", err)
 	}
-	return b, os.Rename(path+".new", path)
+	return b, nil
 }
 
 var (
-	_ api.Sandboxes = (*admitted)(nil)
+	_ api.Snapshots = (*sandbox.Snapshots)(nil)
+	_ api.Volumes   = (*sandbox.Volumes)(nil)
 	_ api.Images    = (*image.Store)(nil)
 )
-
-// admitted is the Manager as the API wants it, behind the host's limit.
-type admitted struct {
-	*sandbox.Manager
-	max int
-
-	mu    sync.Mutex
-	going int // creates that are not in the list yet, or just came into it
-}
-
-// Create refuses what would be one sandbox too many.
-func (a *admitted) Create(ctx context.Context, s record.Spec) (record.Record, error) {
-	if err := a.enter(ctx); err != nil {
-		return record.Record{}, err
-	}
-	defer a.leave()
-	return a.Manager.Create(ctx, s)
-}
-
-func (a *admitted) enter(ctx context.Context) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	all, err := a.List(ctx)
-	if err != nil {
-		return err
-	}
-	if len(all)+a.going >= a.max {
-		return errs.New(errs.Exhausted, "create a sandbox: this host has its %d (limits.max_sandboxes); delete some, ended ones with `sandboxctl rm` too", a.max)
-	}
-	a.going++
-	return nil
-}
-
-func (a *admitted) leave() {
-	a.mu.Lock()
-	a.going--
-	a.mu.Unlock()
-}
-
-// Steps returns the steps of a creation in the API's words.
-func (a *admitted) Steps(id string) (steps []api.Step) {
-	for _, s := range a.Manager.Steps(id) {
-		steps = append(steps, api.Step(s))
-	}
-	return steps
-}
-
-// Subscribe returns events in the API's words.
-func (a *admitted) Subscribe(ctx context.Context) <-chan wire.Event {
-	out := make(chan wire.Event)
-	in := a.Manager.Subscribe(ctx)
-	go func() {
-		defer close(out)
-		for e := range in {
-			select {
-			case out <- wire.Event(e):
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return out
-}

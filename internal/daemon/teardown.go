@@ -7,21 +7,23 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"path/filepath"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 )
 
-// Teardown ends every sandbox of the instance, with its disk, and takes away
+// Teardown ends every sandbox of the instance, with its disk, removes every
+// snapshot, and takes away
 // what the instance holds on the host: rules, sets, gateway, cgroup root, run
-// directory, the mount of the pool. The state directory stays, images in it.
+// directory, the mount of the pool. The state directory stays, with images and
+// volumes in it.
 // It refuses while a daemon of the instance runs.
 func Teardown(ctx context.Context, cfg *config.Config) error {
-	if _, err := os.Stat(filepath.Join(cfg.StateDir, "sandboxd.db")); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(stateFile(cfg)); errors.Is(err, fs.ErrNotExist) {
 		return nil // no daemon of this configuration ever ran: nothing to open, nothing to take away
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	log := journal.New(os.Stderr, slog.LevelWarn)
 	d, err := open(ctx, cfg, log)
 	if err != nil {
 		return fmt.Errorf("teardown: %w", err)
@@ -38,6 +40,11 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 	}
 	// A mount that is still there would be emptied, not removed.
 	mounts, err := d.disks.ListMounts(ctx)
+	if err == nil {
+		var attached []string
+		attached, err = d.disks.ListAttached(ctx)
+		mounts = append(mounts, attached...)
+	}
 	if err == nil && len(mounts) > 0 {
 		err = fmt.Errorf("%s still holds the mounts of %v", cfg.RunDir, mounts)
 	}
@@ -45,7 +52,7 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		err,
 		egress.Purge(ctx, cfg.Instance),
 		d.ns.Purge(ctx),
-		d.cgroups.RemoveRoot(),
+		d.removeCgroups(ctx),
 		d.disks.UnmountPool(),
 	)
 	if err == nil {
@@ -55,6 +62,13 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		return fmt.Errorf("teardown: %w", err)
 	}
 	return nil
+}
+
+func (d *Daemon) removeCgroups(ctx context.Context) error {
+	if d.scope == nil {
+		return d.cgroups.RemoveRoot()
+	}
+	return errors.Join(d.scope.Stop(ctx), d.cgroups.RemoveRoot())
 }
 
 func (d *Daemon) deleteAll(ctx context.Context) error {
@@ -73,5 +87,16 @@ func (d *Daemon) deleteAll(ctx context.Context) error {
 	for _, id := range ids {
 		errs = append(errs, d.manager.Delete(ctx, id))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, d.deleteSnapshots(ctx))...)
+}
+
+func (d *Daemon) deleteSnapshots(ctx context.Context) error {
+	list, ids, err := d.store.SnapshotRecords(ctx)
+	for _, snap := range list {
+		ids = append(ids, snap.ID)
+	}
+	for _, id := range ids {
+		err = errors.Join(err, d.manager.Snapshots().Delete(ctx, id))
+	}
+	return err
 }

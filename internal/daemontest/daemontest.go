@@ -11,7 +11,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -36,7 +35,12 @@ type Options struct {
 	StateDir string            // the instance's own if empty
 	Pool     string            // "auto" if empty
 	PoolSize string            // "4Gi" if empty
+	Recipes  string            // directory of image recipes; rootfs if empty
 	Wrap     []string          // a command that runs the daemon, as prlimit(1)
+	TCP      string            // address of its TCP listener; a free port of loopback if empty
+	Key      string            // API key; Key if empty
+	Listen   []string          // lines of the [listen] table
+	Storage  []string          // lines of the [storage] table of the configuration
 	Config   []string          // lines after the [log] table of the configuration
 }
 
@@ -106,10 +110,13 @@ func Prepare(t testing.TB, o Options) *Daemon {
 		Instance: o.Instance,
 		StateDir: cmp.Or(o.StateDir, o.Instance.StateDir()),
 		Socket:   filepath.Join(o.Instance.RunDir(), "sandboxd.sock"),
-		TCP:      freePort(t),
+		TCP:      o.TCP,
 		Config:   filepath.Join(t.TempDir(), "config.toml"),
 		wrap:     o.Wrap,
 		log:      &buffer{},
+	}
+	if d.TCP == "" {
+		d.TCP = hosttest.FreePort(t).String()
 	}
 	d.configure(o)
 	d.teardown() // what a killed test run may have left
@@ -127,7 +134,7 @@ func Prepare(t testing.TB, o Options) *Daemon {
 func (d *Daemon) configure(o Options) {
 	d.t.Helper()
 	key := filepath.Join(filepath.Dir(d.Config), "key")
-	must(d.t, os.WriteFile(key, []byte(Key+"\n"), 0o600))
+	must(d.t, os.WriteFile(key, []byte(cmp.Or(o.Key, Key)+"\n"), 0o600))
 	text := fmt.Sprintf(`instance = %q
 state_dir = %q
 libexec_dir = %q
@@ -136,13 +143,15 @@ recipes_dir = %q
 socket_group = "root"
 tcp = %q
 api_key_file = %q
+%s
 [storage]
 pool = %q
 pool_size = %q
+%s
 [log]
 level = "debug"
-`, d.Instance, d.StateDir, Bin(""), filepath.Join(root(), "rootfs"), d.TCP, key,
-		cmp.Or(o.Pool, "auto"), cmp.Or(o.PoolSize, "4Gi"))
+`, d.Instance, d.StateDir, Bin(""), cmp.Or(o.Recipes, filepath.Join(root(), "rootfs")), d.TCP, key, strings.Join(o.Listen, "\n"),
+		cmp.Or(o.Pool, "auto"), cmp.Or(o.PoolSize, "4Gi"), strings.Join(o.Storage, "\n"))
 	must(d.t, os.WriteFile(d.Config, []byte(text+strings.Join(o.Config, "\n")), 0o600))
 }
 
@@ -233,14 +242,6 @@ func lock(t testing.TB, inst instance.Instance) {
 	must(t, err)
 	must(t, syscall.Flock(int(f.Fd()), syscall.LOCK_EX))
 	t.Cleanup(func() { f.Close() })
-}
-
-func freePort(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer l.Close()
-	return l.Addr().String()
 }
 
 func must(t testing.TB, err error) {

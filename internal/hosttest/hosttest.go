@@ -4,13 +4,18 @@ package hosttest
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"sort"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/nftables"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
@@ -25,6 +30,16 @@ func Root(t testing.TB) {
 	if os.Geteuid() != 0 {
 		t.Fatal("SANDBOXD_TEST=root is set, but this is not root")
 	}
+}
+
+// Patient is d on a host as fast as hosts are, and longer on one that says it is
+// slower: SANDBOXD_TEST_SCALE is by how much.
+func Patient(d time.Duration) time.Duration {
+	scale, err := strconv.ParseFloat(os.Getenv("SANDBOXD_TEST_SCALE"), 64)
+	if err != nil || scale < 1 {
+		return d
+	}
+	return time.Duration(float64(d) * scale)
 }
 
 // Leaks notes what the host holds for inst and checks, when t ends, that
@@ -105,10 +120,26 @@ func Held(inst instance.Instance) []string {
 			}
 		}
 	}
+	held = append(held, tables(inst)...)
 	held = append(held, files(inst)...)
 	held = append(held, loops(state)...)
 	held = append(held, processes(run, state)...)
 	sort.Strings(held)
+	return held
+}
+
+// tables lists the tables of nf_tables that carry a name of inst.
+func tables(inst instance.Instance) (held []string) {
+	c, err := nftables.New()
+	if err != nil {
+		return nil
+	}
+	all, _ := c.ListTables()
+	for _, t := range all {
+		if strings.HasPrefix(t.Name, inst.Set("")) {
+			held = append(held, "table "+t.Name)
+		}
+	}
 	return held
 }
 
@@ -164,4 +195,18 @@ func processes(dirs ...string) (held []string) {
 		}
 	}
 	return held
+}
+
+// Kernel reports whether this host's is that release of Linux, or a later one.
+func Kernel(t testing.TB, major, minor int) bool {
+	t.Helper()
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	var x, y int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &x, &y); err != nil {
+		t.Fatal(err)
+	}
+	return x > major || x == major && y >= minor
 }

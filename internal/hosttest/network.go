@@ -1,12 +1,17 @@
 package hosttest
 
 import (
+	"bytes"
 	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,7 +27,10 @@ func InPrivateNetwork(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	if os.Getenv(privateEnv) == "" {
-		os.Exit(rerun())
+		cmd := again(os.Args[1:]...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+		signal.Ignore(os.Interrupt) // the child decides
+		os.Exit(exitCode(cmd))
 	}
 	for _, mount := range []struct {
 		src, dst, typ string
@@ -39,15 +47,64 @@ func InPrivateNetwork(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func rerun() int {
-	signal.Ignore(os.Interrupt) // the child decides
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+// Private runs the test that calls it in a network and mount namespace of its
+// own, on whose rules and links it may do as it likes. It reports true in there,
+// where cgroups and files are those of the host, and there is no link but lo.
+// Outside it calls first, for what needs the host's network, and returns false
+// when the test has ended in there.
+func Private(t *testing.T, first func()) bool {
+	t.Helper()
+	Root(t)
+	if os.Getenv(privateEnv) == "" {
+		first()
+		cmd := again("-test.run=^"+t.Name()+"$", "-test.v", "-test.count=1", "-test.timeout="+timeLeft(t).String())
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if exitCode(cmd) != 0 {
+			t.Errorf("in a network of its own:\n%s", out.String())
+		} else {
+			t.Log(out.String())
+		}
+		return false
+	}
+	// A new sysfs shows the links of this network, and no cgroups: those stay.
+	keep := t.TempDir()
+	for _, c := range [][]string{
+		{"mount", "--make-rprivate", "/"},
+		{"mount", "--rbind", "/sys/fs/cgroup", keep},
+		{"mount", "-t", "sysfs", "sysfs", "/sys"},
+		{"mount", "--rbind", keep, "/sys/fs/cgroup"},
+		{"umount", "-l", keep},
+		{"ip", "link", "set", "lo", "up"},
+	} {
+		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", c, err, out)
+		}
+	}
+	return true
+}
+
+// timeLeft is what the test has, less what it takes to tell.
+func timeLeft(t *testing.T) time.Duration {
+	at, ok := t.Deadline()
+	if !ok {
+		return time.Hour
+	}
+	return time.Until(at) - 5*time.Second
+}
+
+// again is this program in a network and mount namespace of its own.
+func again(args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), privateEnv+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS,
 		Pdeathsig:  syscall.SIGKILL,
 	}
+	return cmd
+}
+
+func exitCode(cmd *exec.Cmd) int {
 	if err := cmd.Run(); err != nil {
 		if cmd.ProcessState == nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -56,4 +113,23 @@ func rerun() int {
 		return cmd.ProcessState.ExitCode()
 	}
 	return 0
+}
+
+// FreePort returns an address of loopback at which nobody listens, of a port that the
+// kernel gives nobody by itself (ip(7), ip_local_port_range): one of those would be a
+// client's of another test a moment later.
+func FreePort(t testing.TB) netip.AddrPort {
+	t.Helper()
+	var last error
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 20000+rand.IntN(12000)))
+		if err != nil {
+			last = err
+			continue
+		}
+		defer l.Close()
+		return l.Addr().(*net.TCPAddr).AddrPort()
+	}
+	t.Fatal("no free port of loopback between 20000 and 32000: ", last)
+	return netip.AddrPort{}
 }

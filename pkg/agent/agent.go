@@ -24,6 +24,12 @@
 //   - POST /command/{id}/signal?signal=SIGINT signals its process group.
 //   - GET /command/{id}/logs?follow=true goes on until the command has ended;
 //     its cursor header is the number of the first byte it sends.
+//   - POST /pty takes argv, envs, uid, gid, timeout, cols and rows beside execd's
+//     command and cwd; GET /pty lists sessions. A session that has ended can be
+//     connected to again: it replays, and says the exit again. A long replay comes
+//     in several messages. A session is also a command: its id works above.
+//   - A context that died answers as one that never was, 404, and says why.
+//   - A session's shell is bash, or sh without it; see [SessionRequest].
 //   - The entrypoint is a command with the id "entrypoint": status and logs
 //     work, interrupting it is refused.
 //   - GET /ping answers with X-Sandboxd-Agent-Protocol.
@@ -56,6 +62,9 @@ const (
 
 	ProtocolHeader = "X-Sandboxd-Agent-Protocol"
 	TokenHeader    = "X-EXECD-ACCESS-TOKEN" //nolint:gosec // the header's name
+	// OOMKillsHeader is how many processes the kernel has killed for the sandbox's
+	// memory: the daemon adds it to requests about commands, because only the host knows.
+	OOMKillsHeader = "X-Sandboxd-OOM-Kills"
 	CursorHeader   = "EXECD-COMMANDS-TAIL-CURSOR"
 
 	// FramesType is the media type that asks for frames instead of events.
@@ -70,6 +79,18 @@ const (
 	EntrypointID = "entrypoint"
 )
 
+// Why a command ended. The same words are used of sandboxes, which have more of
+// them (record.Reason); "oom" of a command that is watched is added by the daemon,
+// because only the host knows, and of one in the background by OOMKillsHeader.
+const (
+	ReasonExited    = "exited"
+	ReasonKilled    = "killed"
+	ReasonTimeout   = "timeout"
+	ReasonOOM       = "oom"
+	ReasonDiskFull  = "disk_full"
+	ReasonPidsLimit = "pids_limit"
+)
+
 // CommandRequest is the body of POST /command.
 type CommandRequest struct {
 	Command    string            `json:"command,omitempty"` // run as bash -c, or sh -c
@@ -81,21 +102,26 @@ type CommandRequest struct {
 	GID        *int64            `json:"gid,omitempty"` // needs UID
 	Envs       map[string]string `json:"envs,omitempty"`
 	Stdin      bool              `json:"stdin,omitempty"`
+	Forget     bool              `json:"forget,omitempty"` // it is not known after its end: a probe
 }
 
-// Event is one event of a command's stream. Empty fields are left out.
+// Event is one event of the stream of a command or of code. Empty fields are
+// left out.
 type Event struct {
-	Type          string      `json:"type"` // init ping stdout stderr error execution_complete
-	Text          string      `json:"text,omitempty"`
-	ExecutionTime int64       `json:"execution_time,omitempty"` // ms
-	Timestamp     int64       `json:"timestamp"`                // Unix ms
-	Error         *EventError `json:"error,omitempty"`
+	Type           string            `json:"type"` // init ping stdout stderr error execution_complete; of code: execution_count result
+	Text           string            `json:"text,omitempty"`
+	ExecutionCount int               `json:"execution_count,omitempty"` // calls of this context, with this one
+	ExecutionTime  int64             `json:"execution_time,omitempty"`  // ms
+	Results        map[string]string `json:"results,omitempty"`         // a value by MIME type; bytes are base64
+	Timestamp      int64             `json:"timestamp"`                 // Unix ms
+	Error          *EventError       `json:"error,omitempty"`
 }
 
-// EventError says how a command failed. SDKs take the exit code from Value.
+// EventError says how a command or code failed. SDKs take the exit code of a
+// command from Value.
 type EventError struct {
 	Name      string   `json:"ename"`
-	Value     string   `json:"evalue"` // exit code; "-1" if a signal ended it
+	Value     string   `json:"evalue"` // of a command its exit code; "-1" if a signal ended it
 	Traceback []string `json:"traceback"`
 }
 
@@ -106,6 +132,7 @@ type CommandStatus struct {
 	Running    bool   `json:"running"`
 	ExitCode   *int   `json:"exit_code,omitempty"`
 	Error      string `json:"error,omitempty"`
+	Reason     string `json:"reason,omitempty"` // ours: Reason…, once it has ended
 	StartedAt  string `json:"started_at"`
 	FinishedAt string `json:"finished_at,omitempty"`
 }
@@ -137,6 +164,34 @@ type Metrics struct {
 	MemTotal  float64 `json:"mem_total_mib"`
 	MemUsed   float64 `json:"mem_used_mib"`
 	Timestamp int64   `json:"timestamp"` // Unix ms
+}
+
+// Tasks is the reply of GET /tasks.
+type Tasks struct {
+	Tasks int64 `json:"tasks"` // processes and their threads, without the agent
+}
+
+// ContextDied is the name of the error that ends code whose context died. The
+// first line of its traceback is "signal: killed" if it was by SIGKILL.
+const ContextDied = "ContextDied"
+
+// CodeRequest is the body of POST /code. Without an id the code runs in the
+// context that the sandbox keeps for the language; without a language as well,
+// as a command.
+type CodeRequest struct {
+	Code    string      `json:"code"`
+	Context CodeContext `json:"context"`
+}
+
+// CodeLanguages are those that contexts can be made of.
+var CodeLanguages = []string{"python", "javascript", "typescript", "java", "go", "bash"}
+
+// CodeContext is a living interpreter: the body and the reply of POST
+// /code/context.
+type CodeContext struct {
+	ID       string `json:"id,omitempty"`
+	Language string `json:"language"`      // python javascript typescript java go bash
+	Cwd      string `json:"cwd,omitempty"` // where it starts; ~ and $VAR are expanded
 }
 
 // Error is the body of every reply that is not a success.

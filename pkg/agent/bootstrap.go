@@ -22,9 +22,15 @@ type Bootstrap struct {
 	Workdir    string            `json:"workdir,omitempty"`    // default cwd; "" is /
 	User       string            `json:"user,omitempty"`       // docker's user[:group], names or numbers of the guest; "" is root
 	Limits     Limits            `json:"limits"`
+	Prestart   []string          `json:"prestart,omitempty"` // languages whose standing contexts are made once the entrypoint runs
 	// OutputLimit bounds the output of all commands kept inside the sandbox, in
 	// bytes; 0 is 256 MiB. A fourth of Limits.DiskBytes bounds it as well.
 	OutputLimit int64 `json:"outputLimit,omitempty"`
+	// CommandOutputLimit bounds the output of one command that is kept, in
+	// bytes, at least 64 KiB; 0 is 16 MiB.
+	CommandOutputLimit int64 `json:"commandOutputLimit,omitempty"`
+	// ShellAhead lets a shell that was started before run the next command.
+	ShellAhead bool `json:"shellAhead,omitempty"`
 }
 
 // Limits are what the sandbox may use; zero is unlimited. The agent only
@@ -33,6 +39,7 @@ type Limits struct {
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 	CPUMillis   int64 `json:"cpuMillis,omitempty"` // thousandths of a core
 	DiskBytes   int64 `json:"diskBytes,omitempty"`
+	Pids        int64 `json:"pids,omitempty"`
 }
 
 // Line returns b as the line PID 1 reads.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -25,6 +26,10 @@ const (
 	idleTimeout = 90 * time.Second
 	// How long a connection made by Ready may wait for its first request.
 	spareAge = 5 * time.Second
+	// A request without the head of an answer is slow, or its agent is wedged:
+	// after doubtAfter the agent is pinged, and has patience to answer that.
+	doubtAfter = 5 * time.Second
+	patience   = 10 * time.Second
 )
 
 // Client talks to one agent. It keeps connections; Close lets go of them.
@@ -33,14 +38,16 @@ type Client struct {
 	token     string
 	transport *http.Transport
 
-	mu      sync.Mutex
-	spare   net.Conn // made and proven by Ready
-	spareAt time.Time
+	doubtAfter, patience time.Duration
+
+	mu    sync.Mutex
+	spare net.Conn    // made and proven by Ready; guarded by mu
+	stale *time.Timer // closes spare: nobody would notice that the agent has; guarded by mu
 }
 
 // New returns a client that dials with dial and proves itself with token.
 func New(dial func(ctx context.Context) (net.Conn, error), token string) *Client {
-	c := &Client{dial: dial, token: token}
+	c := &Client{dial: dial, token: token, doubtAfter: doubtAfter, patience: patience}
 	c.transport = &http.Transport{
 		Proxy:                  nil, // never by way of anybody's environment
 		DialContext:            c.connect,
@@ -66,12 +73,17 @@ func (c *Client) Close() {
 // agent's token is set over whatever the request carried. So the caller must
 // have authorised the request. Reply headers are bounded by 64 KiB, bodies are
 // not: they stream. Upgrades work as with [http.Transport].
+//
+// A request may take its time while the agent answers pings. When it does not,
+// because somebody stopped it or it is starved, the request ends after 15 s
+// with errs.Unavailable. Once the head of an answer is there, nothing is asked.
 func (c *Client) RoundTripper() http.RoundTripper { return roundTripper{c} }
 
 type roundTripper struct{ c *Client }
 
 func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
-	r2 := r.WithContext(r.Context()) // a shallow copy: round trippers must not change their request
+	ctx, giveUp := context.WithCancelCause(r.Context())
+	r2 := r.WithContext(ctx) // a shallow copy: round trippers must not change their request
 	u := *r.URL
 	u.Scheme, u.Host, u.User = "http", "sandbox", nil
 	r2.URL = &u
@@ -80,7 +92,46 @@ func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 		r2.Header = http.Header{}
 	}
 	r2.Header.Set(TokenHeader, t.c.token)
-	return t.c.transport.RoundTrip(r2)
+	answered := t.c.doubt(ctx, giveUp)
+	resp, err := t.c.transport.RoundTrip(r2)
+	answered()
+	if err != nil {
+		giveUp(nil)
+		if silent, ok := errors.AsType[*errs.Error](context.Cause(ctx)); ok {
+			err = silent
+		}
+	}
+	return resp, err // its body lives by ctx, which ends with that of r
+}
+
+// doubt pings the agent while a request waits for its answer, and ends the
+// request when nothing comes back. The caller says when it is answered.
+func (c *Client) doubt(ctx context.Context, giveUp context.CancelCauseFunc) (answered func()) {
+	ctx, stop := context.WithCancel(ctx)
+	late := time.AfterFunc(c.doubtAfter, func() {
+		for c.lives(ctx) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(c.doubtAfter):
+			}
+		}
+		if ctx.Err() == nil {
+			giveUp(errSilent(c.doubtAfter + c.patience))
+		}
+	})
+	return func() {
+		late.Stop()
+		stop()
+	}
+}
+
+// lives reports whether the agent answers a ping, be it that it refuses it.
+func (c *Client) lives(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, c.patience)
+	defer cancel()
+	err := c.Ready(ctx)
+	return err == nil || ctx.Err() == nil
 }
 
 // CloseIdleConnections makes [http.Client.CloseIdleConnections] work.
@@ -90,9 +141,18 @@ func (c *Client) connect(ctx context.Context, _, _ string) (net.Conn, error) {
 	if s := c.takeSpare(); s != nil {
 		return s, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	limited, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	return c.dial(ctx)
+	conn, err := c.dial(limited)
+	if late, ok := errors.AsType[net.Error](err); ok && late.Timeout() && ctx.Err() == nil {
+		return nil, errSilent(dialTimeout)
+	}
+	return conn, err
+}
+
+// errSilent is what becomes of a request to an agent that can not be talked to.
+func errSilent(limit time.Duration) error {
+	return errs.New(errs.Unavailable, "the agent of this sandbox has answered nothing for %v: its processes were stopped from outside, or get no CPU time or memory; `sandboxctl stats` shows the latter, `sandboxctl rm` ends it in any case", limit)
 }
 
 func (c *Client) takeSpare() net.Conn {
@@ -100,9 +160,8 @@ func (c *Client) takeSpare() net.Conn {
 	defer c.mu.Unlock()
 	s := c.spare
 	c.spare = nil
-	if s != nil && time.Since(c.spareAt) > spareAge {
-		s.Close()
-		return nil
+	if s != nil {
+		c.stale.Stop()
 	}
 	return s
 }
@@ -139,6 +198,32 @@ func (c *Client) Ready(ctx context.Context) error {
 		}
 		attempt = min(attempt*3/2, 500*time.Millisecond)
 	}
+}
+
+// Tell lets the agent know the limits of its sandbox, which it reports inside;
+// one of an older release does not listen, which is no error.
+func (c *Client) Tell(ctx context.Context, l Limits) error {
+	b, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPut, "http://sandbox/limits", bytes.NewReader(b))
+	if err != nil {
+		return err
+	}
+	resp, err := c.RoundTripper().RoundTrip(r)
+	if err != nil {
+		return fmt.Errorf("tell the agent its limits: %w", err)
+	}
+	defer resp.Body.Close()
+	_, err = io.CopyN(io.Discard, resp.Body, 1<<10)
+	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNotFound {
+		return fmt.Errorf("tell the agent its limits: status %d", resp.StatusCode)
+	}
+	if err == io.EOF { // all of it
+		err = nil
+	}
+	return err
 }
 
 func (c *Client) tryDial(ctx context.Context, limit time.Duration) (net.Conn, error) {
@@ -201,7 +286,16 @@ func (c *Client) keep(conn net.Conn) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.spare != nil {
+		c.stale.Stop()
 		c.spare.Close()
 	}
-	c.spare, c.spareAt = conn, time.Now()
+	c.spare = conn
+	c.stale = time.AfterFunc(spareAge, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.spare == conn {
+			conn.Close()
+			c.spare = nil
+		}
+	})
 }

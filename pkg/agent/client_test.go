@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -92,6 +93,43 @@ func TestReadyWaitsAndKeepsItsConnection(t *testing.T) {
 	}
 }
 
+// TestSpareIsClosed: the connection that Ready made is not held for a sandbox that
+// nobody talks to.
+func TestSpareIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		closed := make(chan time.Time, 1)
+		c := New(func(context.Context) (net.Conn, error) {
+			ours, agents := net.Pipe()
+			go func() {
+				br := bufio.NewReader(agents)
+				if _, err := http.ReadRequest(br); err == nil {
+					io.WriteString(agents, "HTTP/1.1 200 OK\r\n"+ProtocolHeader+": 1\r\nContent-Length: 0\r\n\r\n") //nolint:errcheck // Ready fails then
+				}
+				br.ReadByte() //nolint:errcheck // until it is closed
+				closed <- time.Now()
+			}()
+			return ours, nil
+		}, "tok")
+		defer c.Close()
+		start := time.Now()
+		if err := c.Ready(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Hour)
+		select {
+		case at := <-closed:
+			if at.Sub(start) != spareAge {
+				t.Errorf("closed after %v", at.Sub(start))
+			}
+		default:
+			t.Error("it is held for an hour")
+		}
+		if s := c.takeSpare(); s != nil {
+			t.Error("a closed connection is kept")
+		}
+	})
+}
+
 func TestReadyRefusesAtOnce(t *testing.T) {
 	for reply, code := range map[string]errs.Code{
 		"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n":                                             errs.Denied,
@@ -150,5 +188,61 @@ func TestRoundTripperBoundsAndToken(t *testing.T) {
 	resp.Body.Close()
 	if got != "mine" || r.Header.Get(TokenHeader) != "forged" || r.URL.Host != "169.254.169.254" {
 		t.Errorf("token %q; the request was changed: %v", got, r)
+	}
+}
+
+// TestWedged has requests end whose agent accepts connections and says nothing,
+// with and without a body that nobody reads; and lets one be slow whose agent
+// answers pings.
+func TestWedged(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	var dials atomic.Int32
+	wedged := New(dialer(ln.Addr().String(), &dials), "tok")
+	wedged.doubtAfter, wedged.patience = 50*time.Millisecond, 100*time.Millisecond
+	defer wedged.Close()
+	for _, body := range []io.Reader{nil, strings.NewReader(strings.Repeat("x", 64<<20))} {
+		start := time.Now()
+		r, err := http.NewRequest(http.MethodPost, "http://sandbox/command", body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := wedged.RoundTripper().RoundTrip(r)
+		if err == nil {
+			resp.Body.Close()
+		}
+		if !errs.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "sandboxctl rm") {
+			t.Errorf("%v", err)
+		}
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("it took %v", took)
+		}
+	}
+
+	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(ProtocolHeader, "1")
+		if r.URL.Path == "/slow" {
+			time.Sleep(500 * time.Millisecond)
+			io.WriteString(w, "done") //nolint:errcheck // the test sees what is missing
+		}
+	}))
+	defer slow.Close()
+	c := New(dialer(slow.Listener.Addr().String(), &dials), "tok")
+	c.doubtAfter, c.patience = 50*time.Millisecond, 100*time.Millisecond
+	defer c.Close()
+	r, err := http.NewRequest(http.MethodGet, "http://sandbox/slow", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := c.RoundTripper().RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "done" {
+		t.Errorf("%q, %v", b, err)
 	}
 }

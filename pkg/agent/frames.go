@@ -33,14 +33,19 @@ type FrameExit struct {
 	Signal        string `json:"signal,omitempty"` // "SIGKILL"
 	TimedOut      bool   `json:"timed_out,omitempty"`
 	Error         string `json:"error,omitempty"`          // why it could not start
+	Reason        string `json:"reason,omitempty"`         // Reason…
+	Hint          string `json:"hint,omitempty"`           // which limit was met, for people
 	ExecutionTime int64  `json:"execution_time,omitempty"` // ms
 }
 
 // AppendFrame appends one frame to dst. Payload must not exceed MaxFrame.
 func AppendFrame(dst []byte, stream byte, payload []byte) []byte {
-	dst = append(dst, stream)
-	dst = binary.BigEndian.AppendUint32(dst, uint32(len(payload)))
-	return append(dst, payload...)
+	return append(AppendFrameHeader(dst, stream, len(payload)), payload...)
+}
+
+// AppendFrameHeader appends what is before a payload of size bytes.
+func AppendFrameHeader(dst []byte, stream byte, size int) []byte {
+	return binary.BigEndian.AppendUint32(append(dst, stream), uint32(size))
 }
 
 // FrameReader takes a body of frames apart. It holds at most one frame and
@@ -123,6 +128,7 @@ func ParseExit(payload []byte) (FrameExit, error) {
 		return FrameExit{}, fmt.Errorf("decode exit frame: exit code %d", e.ExitCode)
 	}
 	e.Signal, e.Error = printable(e.Signal, 32), printable(e.Error, 4<<10)
+	e.Reason, e.Hint = printable(e.Reason, 32), printable(e.Hint, 1<<10)
 	return e, nil
 }
 

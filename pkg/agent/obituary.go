@@ -18,6 +18,9 @@ const (
 	StateDir     = "/.sandboxd" // in the guest; 0700 root, made by the agent
 	ObituaryFile = ".sandboxd/obituary.json"
 	OutputFile   = ".sandboxd/last-output"
+	// CrashFile is where the Go runtime writes what it ends the agent for, when
+	// that is no panic: then there is no obituary. Most often it is empty.
+	CrashFile = ".sandboxd/crash"
 
 	MaxObituary   = 4 << 10
 	MaxLastOutput = 8 << 10
@@ -28,6 +31,7 @@ type Obituary struct {
 	ExitCode int    `json:"exitCode"`          // 0..255; 128+n after signal n; 126, 127: could not start
 	Signal   string `json:"signal,omitempty"`  // "SIGKILL", or empty
 	Message  string `json:"message,omitempty"` // why it could not start, for people; hostile
+	Reason   string `json:"reason,omitempty"`  // Reason…; what the agent takes for it
 }
 
 // ParseObituary decodes what may be an obituary. Its fields are in range and
@@ -47,7 +51,7 @@ func ParseObituary(b []byte) (Obituary, error) {
 	if o.Signal != "" && unix.SignalNum(o.Signal) == 0 {
 		return Obituary{}, errors.New("obituary has an unknown signal")
 	}
-	o.Message = printable(o.Message, 1<<10)
+	o.Message, o.Reason = printable(o.Message, 1<<10), printable(o.Reason, 32)
 	return o, nil
 }
 

@@ -31,7 +31,7 @@ func TestStory(t *testing.T) {
 			}
 			at := mount + "/sandboxes/" + sb.ID
 			got := w.do("GET", at, "").sandbox(t)
-			if got.Status.State != wire.Running || got.Image.URI != "python:latest" || strings.Join(got.Entrypoint, " ") != "tail -f /dev/null" {
+			if got.Status.State != wire.Running || got.Image.URI != "python" || got.Sandboxd.ImageName != "python:latest" || strings.Join(got.Entrypoint, " ") != "tail -f /dev/null" {
 				t.Errorf("get: %+v", got)
 			}
 			for _, port := range []string{"44772", "18080", "8000"} {
@@ -114,7 +114,7 @@ func TestBadCreate(t *testing.T) {
 		"no image":             {`{"entrypoint":["x"],"resourceLimits":{}}`, "image is missing", 400},
 		"empty image":          {`{"image":{"uri":""},"entrypoint":["x"]}`, "image.uri is empty", 400},
 		"image and snapshot":   {with(`,"snapshotId":"s"`), "one of them", 400},
-		"snapshot":             {`{"snapshotId":"s"}`, "later release", 400},
+		"no such snapshot":     {`{"snapshotId":"s"}`, `no snapshot "s"`, 404},
 		"no entrypoint":        {`{"image":{"uri":"python"}}`, "entrypoint is missing", 400},
 		"empty program":        {`{"image":{"uri":"python"},"entrypoint":[""]}`, "entrypoint[0]", 400},
 		"NUL in entrypoint":    {`{"image":{"uri":"python"},"entrypoint":["a\u0000b"]}`, "NUL", 400},
@@ -156,6 +156,7 @@ func TestBadCreate(t *testing.T) {
 		"timeout fraction":     {with(`,"timeout":60.5`), "timeout", 400},
 		"timeout string":       {with(`,"timeout":"60"`), "timeout", 400},
 		"timeout absurd":       {with(`,"timeout":9223372036854775807`), "hundred years", 400},
+		"prestart":             {with(`,"extensions":{"sandboxd.prestart":"python,cobol"}`), "cobol", 400},
 		"timeout ext":          {with(`,"extensions":{"sandboxd.timeout":"0.5s"}`), "at least 1s", 400},
 		"timeout twice":        {with(`,"timeout":60,"extensions":{"sandboxd.timeout":"5s"}`), "leave one out", 400},
 		"10,000 labels":        {with(`,"metadata":{` + many(10000, `"k%d":"v"`) + `}`), "at most 64", 400},
@@ -172,8 +173,7 @@ func TestBadCreate(t *testing.T) {
 		"name dots":            {with(`,"extensions":{"sandboxd.name":"a..b"}`), "two dots", 400},
 		"platform half":        {with(`,"platform":{"os":"linux"}`), "both", 400},
 		"platform other":       {with(`,"platform":{"os":"windows","arch":"amd64"}`), "can not run", 400},
-		"volumes":              {with(`,"volumes":[{"name":"v"}]`), "later release", 400},
-		"secureAccess":         {with(`,"secureAccess":true`), "secureAccess", 400},
+		"secureAccess":         {with(`,"secureAccess":"yes"`), "secureAccess", 400},
 		"credentialProxy":      {with(`,"credentialProxy":{"enabled":true}`), "later release", 400},
 		"pool":                 {with(`,"extensions":{"poolRef":"p"}`), "poolRef", 400},
 		"policy action":        {with(`,"networkPolicy":{"defaultAction":"maybe"}`), "allow or deny", 400},
@@ -288,8 +288,8 @@ func TestGoodCreate(t *testing.T) {
 	if sb := a.sandbox(t); a.StatusCode != 202 || sb.Status.State != wire.Failed || sb.Status.Reason != "create_failed" || !strings.Contains(sb.Status.Message, "/nope") {
 		t.Errorf("a failed create: %s", a.body)
 	}
-	w.failed, w.fail = false, errs.New(errs.Exhausted, "all 2000 slots are taken; remove a sandbox")
-	if a := w.do("POST", "/v1/sandboxes", createBody, "X-Lenient", "1"); a.StatusCode != 429 || a.Header.Get("Retry-After") == "" {
+	w.failed, w.fail = false, errs.Retry(errs.New(errs.Exhausted, "all 2000 slots are taken; remove a sandbox"), 2500*time.Millisecond)
+	if a := w.do("POST", "/v1/sandboxes", createBody, "X-Lenient", "1"); a.StatusCode != 503 || a.Header.Get("Retry-After") != "3" {
 		t.Errorf("no slot: %d %s", a.StatusCode, a.body)
 	}
 }
@@ -338,7 +338,7 @@ func TestPaths(t *testing.T) {
 		t.Errorf("PUT: %s, Allow %q", a.Status, a.Header.Get("Allow"))
 	}
 	for p, want := range map[string]int{
-		"/v1/snapshots": 501, "/v1/pools": 501, "/v1/sandboxes/x/diagnostics/logs": 501, "/health": 200, "/openapi.json": 200, "/v1/version": 200,
+		"/v1/snapshots": 200, "/v1/pools": 400, "/v1/pools/x": 400, "/templates": 400, "/v1/templates/tpl_1": 400, "/v1/sandboxes/x/diagnostics/logs": 404, "/v1/stats": 200, "/health": 200, "/openapi.json": 200, "/v1/version": 200,
 	} {
 		if a := w.do("GET", p, ""); a.StatusCode != want {
 			t.Errorf("%s: %s", p, a.Status)

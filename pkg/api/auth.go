@@ -1,10 +1,12 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/tls"
 	"encoding/hex"
 	"fmt"
 	"net"
@@ -19,6 +21,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Listener says what connections of one listening socket may do.
@@ -26,14 +29,20 @@ type Listener struct {
 	// PublicPorts opens sandbox ports other than the agent's and the egress
 	// API's without an endpoint token. Sensible on loopback only.
 	PublicPorts bool
+	// Gateway has it serve ports of sandboxes and nothing else.
+	Gateway bool
 }
 
 // peer is what is known of the other end of a connection.
 type peer struct {
 	unix   bool // whoever may open the socket may use the API
 	actor  string
+	who    string // what of actor stays the same from one connection to the next
 	public bool
-	free   func() // gives up its place among those of its address; nil: it has none
+	// gateway: no API; and that the API may be open to all who can connect is
+	// said of another listener.
+	gateway bool
+	free    func() // gives up its place among those of its address; nil: it has none
 }
 
 type peerKey struct{}
@@ -59,11 +68,14 @@ func (s *Server) HTTPServer(l Listener) *http.Server {
 		ConnState:         conns.state,
 		ErrorLog:          s.quiet,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			p := &peer{actor: c.RemoteAddr().String(), public: l.PublicPorts}
+			p := &peer{actor: c.RemoteAddr().String(), public: l.PublicPorts, gateway: l.Gateway}
+			c = underTLS(c)
 			switch c := c.(type) {
 			case *net.UnixConn:
-				p.unix, p.actor = true, credentials(c)
+				p.unix = true
+				p.who, p.actor = credentials(c)
 			case *net.TCPConn:
+				p.who = address(c)
 				p.free = sync.OnceFunc(func() { conns.drop(c) })
 			}
 			return context.WithValue(ctx, peerKey{}, p)
@@ -71,19 +83,20 @@ func (s *Server) HTTPServer(l Listener) *http.Server {
 	}
 }
 
-// credentials names the process at the other end of a Unix socket.
-func credentials(c *net.UnixConn) string {
-	who := "unix"
+// credentials names the user and the process at the other end of a Unix socket.
+func credentials(c *net.UnixConn) (user, process string) {
+	user, process = "unix", "unix"
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return who
+		return user, process
 	}
-	raw.Control(func(fd uintptr) { //nolint:errcheck // who stays "unix"
+	raw.Control(func(fd uintptr) { //nolint:errcheck // they stay "unix"
 		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			who = fmt.Sprintf("uid=%d pid=%d", cred.Uid, cred.Pid)
+			user = fmt.Sprintf("uid=%d", cred.Uid)
+			process = fmt.Sprintf("%s pid=%d", user, cred.Pid)
 		}
 	})
-	return who
+	return user, process
 }
 
 // perPeer counts the connections of each TCP address and closes those beyond
@@ -94,9 +107,11 @@ type perPeer struct {
 }
 
 func (p *perPeer) state(c net.Conn, st http.ConnState) {
-	if _, ok := c.(*net.TCPConn); !ok {
+	tcp, ok := underTLS(c).(*net.TCPConn)
+	if !ok {
 		return
 	}
+	c = tcp
 	switch st {
 	case http.StateNew:
 		if p.add(c) > maxPerPeer {
@@ -126,15 +141,29 @@ func (p *perPeer) drop(c net.Conn) {
 	}
 }
 
+// underTLS is the connection that c is spoken on.
+func underTLS(c net.Conn) net.Conn {
+	if t, ok := c.(*tls.Conn); ok {
+		return t.NetConn()
+	}
+	return c
+}
+
+// halfCloser is a connection whose two directions end apart, as TCP's and TLS's.
+type halfCloser interface {
+	net.Conn
+	CloseWrite() error
+}
+
 // upgradedConn is a hijacked connection; it keeps its place until it is closed.
 type upgradedConn struct {
-	*net.TCPConn
+	halfCloser
 	free func()
 }
 
 func (c upgradedConn) Close() error {
 	c.free()
-	return c.TCPConn.Close()
+	return c.halfCloser.Close()
 }
 
 func peerOf(r *http.Request) *peer {
@@ -144,18 +173,34 @@ func peerOf(r *http.Request) *peer {
 	return &peer{actor: r.RemoteAddr}
 }
 
-// whoIs names the caller for the log and says whether the API is open to it.
-func (s *Server) whoIs(r *http.Request) (actor string, trusted bool) {
+// whoIs names the caller for the log and says what it may do; nothing is the
+// empty role. Who may open the Unix socket is an admin: the host's owner gives it
+// to root and one group.
+func (s *Server) whoIs(r *http.Request) (actor string, role record.Role) {
 	p := peerOf(r)
+	key, ok := s.keys.find(givenKey(r))
 	switch {
 	case p.unix:
-		return p.actor, true
-	case s.isKey(givenKey(r)):
-		return "key " + p.actor, true
-	case s.keyless():
-		return "anyone " + p.actor, s.foreign(r) == nil
+		return p.actor, record.Admin
+	case ok && !expired(key):
+		return "key " + key.Name + " " + p.actor, key.Role
+	case s.keyless() && !p.gateway:
+		if s.unauthorized(r) == nil {
+			role = record.Admin
+		}
+		return "anyone " + p.actor, role
 	}
-	return "anonymous " + p.actor, false
+	return "anonymous " + p.actor, ""
+}
+
+// client names whom a request counts for where clients take turns: a user of the
+// host, a key, or where none is asked for, an address.
+func (s *Server) client(r *http.Request) string {
+	p := peerOf(r)
+	if key, ok := s.keys.find(givenKey(r)); ok && !p.unix {
+		return "key " + key.Name
+	}
+	return p.who
 }
 
 // givenKey is the key a request carries, wherever that is, or "".
@@ -171,21 +216,42 @@ func givenKey(r *http.Request) string {
 	return ""
 }
 
-// isKey compares in a time that depends on nothing secret.
-func (s *Server) isKey(k string) bool {
-	if k == "" {
-		return false
+// isKey reports whether k is, or was until it expired, a key of the API: what no
+// guest may see.
+func (s *Server) isKey(k string) bool { _, ok := s.keys.find(k); return ok }
+
+// holdsKey reports whether the value of a header is a key of the API, by itself or
+// as a bearer's.
+func (s *Server) holdsKey(v string) bool {
+	if scheme, k, ok := strings.Cut(v, " "); ok && strings.EqualFold(scheme, "Bearer") {
+		v = k
 	}
-	sum := sha256.Sum256([]byte(k))
-	found := 0
-	for i := range s.keys {
-		found |= subtle.ConstantTimeCompare(sum[:], s.keys[i][:])
-	}
-	return found == 1
+	return s.isKey(strings.TrimSpace(v))
 }
 
-// keyless reports whether the API is open to everybody who can connect.
-func (s *Server) keyless() bool { return len(s.keys) == 0 && s.cfg.Insecure }
+// keyless reports whether the API is open to everybody who can connect. The
+// first key that somebody makes ends that.
+func (s *Server) keyless() bool { return s.cfg.Insecure && len(*s.keys.all.Load()) == 0 }
+
+// fromPage refuses, where no key is asked for, what a web page sends. There is no
+// page of ours: those under this very address are guests', whose ports are served
+// beside the API, so the same origin says nothing. No Origin comes with a GET, and
+// Sec-Fetch-Site only to https and to loopback; what remains by plain HTTP is how
+// browsers call themselves. A page may drop its Referer, so one is enough and none
+// proves nothing.
+func (s *Server) fromPage(r *http.Request) error {
+	h := r.Header
+	site := h.Get("Sec-Fetch-Site")
+	switch {
+	case h.Get("Origin") != "", h.Get("Referer") != "", site != "" && site != "none":
+	case site == "" && strings.HasPrefix(h.Get("User-Agent"), "Mozilla/"):
+	default:
+		return nil
+	}
+	return withStatus(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+		"this daemon asks for no key, so it takes nothing from web pages or browsers (this came from %q): guests serve pages under its address too; set listen.api_key_file to call it from a page",
+		clip(cmp.Or(h.Get("Origin"), h.Get("Referer"), h.Get("User-Agent"), site), 80))
+}
 
 // foreign refuses, where no key is asked for, what the browser of somebody who
 // can connect sends for a page of another: a request with another Origin, or
@@ -220,14 +286,21 @@ func hostname(hostport string) string {
 
 func (s *Server) unauthorized(r *http.Request) error {
 	if s.keyless() {
-		return s.foreign(r)
+		if err := s.foreign(r); err != nil {
+			return err
+		}
+		return s.fromPage(r)
 	}
 	if givenKey(r) == "" {
 		return withStatus(http.StatusUnauthorized, "MISSING_API_KEY", errs.Denied,
 			"this needs an API key: send it as header %s (the SDKs take it from OPEN_SANDBOX_API_KEY), or use the Unix socket", wire.HeaderAPIKey)
 	}
+	if key, ok := s.keys.find(givenKey(r)); ok && expired(key) {
+		return withStatus(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
+			"this API key, %s, expired at %s; ask an admin for another (`sandboxctl key create`)", key.Name, key.Expires.Format(time.RFC3339))
+	}
 	return withStatus(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
-		"this API key is not one of this daemon's; its keys stand in the file that its configuration names")
+		"this API key is not one of this daemon's; its keys stand in the file that its configuration names, and `sandboxctl key ls` lists the others")
 }
 
 // endpointToken is what opens one port of one sandbox, and nothing else.

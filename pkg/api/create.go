@@ -13,8 +13,11 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/admission"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -25,39 +28,104 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	var req wire.CreateRequest
-	if err := decode(w, r, &req); err != nil {
-		return err
-	}
-	spec, err := s.toSpec(&req)
+	body, err := readBody(w, r)
 	if err != nil {
 		return err
 	}
-	spec.Image, err = s.images.Resolve(r.Context(), req.Image.URI)
+	once, err := s.request(r, body)
+	if err != nil {
+		return err
+	}
+	rec, again, err := s.madeBy(r, once)
+	if err == nil && !again {
+		rec, err = s.createOf(r, body, once)
+		if isRace(err) {
+			rec, again, err = s.madeBy(r, once)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	infoOf(r).sandbox = rec.ID
+	if again {
+		w.Header().Set(wire.HeaderReplayed, "true")
+	}
+	if wait {
+		if rec, err = s.await(w, r, rec.ID); err != nil {
+			return err
+		}
+	}
+	out := s.show(rec)
+	out.Image, out.SnapshotID = nil, "" // the create answer of OpenSandbox has none
+	writeJSON(w, http.StatusAccepted, out)
+	return nil
+}
+
+// createOf makes a sandbox of a body.
+func (s *Server) createOf(r *http.Request, body []byte, once record.Request) (record.Record, error) {
+	var req wire.CreateRequest
+	if err := unmarshal(body, &req); err != nil {
+		return record.Record{}, err
+	}
+	spec, err := s.toSpec(&req)
+	if err != nil {
+		return record.Record{}, err
+	}
+	if err := s.origin(r.Context(), &spec, &req); err != nil {
+		return record.Record{}, err
+	}
+	spec.Image.Config.Labels = nil // the image's; not for each record of a sandbox to repeat
+	spec.Request = once
+	rec, err := s.sandboxes.Create(withAuth(admission.By(r.Context(), s.client(r)), req.Image), spec)
+	if err != nil {
+		return rec, fmt.Errorf("create a sandbox of %s: %w", spec.Image.Ref(), err)
+	}
+	return rec, nil
+}
+
+// waitLimit is how long an answer waits for a sandbox: less than clients do for
+// the beginning of one. Behind a long queue it is then as it is: Pending.
+const waitLimit = 90 * time.Second
+
+// await waits until a sandbox is no longer being brought up, and if it has a
+// probe until it is ready, unhealthy or ended; it says in the answer how long
+// each step took.
+func (s *Server) await(w http.ResponseWriter, r *http.Request, id string) (record.Record, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), s.waitLimit)
+	defer cancel()
+	rec, err := s.sandboxes.Await(ctx, id)
+	if err != nil && ctx.Err() != nil && r.Context().Err() == nil {
+		return s.sandboxes.Get(r.Context(), id)
+	}
+	if err != nil {
+		return rec, fmt.Errorf("wait for sandbox %s: %w", id, err)
+	}
+	if rec, err = s.awaitReady(ctx, r.Context(), rec); err != nil {
+		return rec, fmt.Errorf("wait until sandbox %s is ready: %w", id, err)
+	}
+	if t := serverTiming(s.sandboxes.Steps(id)); t != "" {
+		w.Header().Set("Server-Timing", t)
+	}
+	w.Header().Set("Preference-Applied", "wait")
+	return rec, nil
+}
+
+// origin finds the files that a sandbox begins with.
+func (s *Server) origin(ctx context.Context, spec *record.Spec, req *wire.CreateRequest) (err error) {
+	if req.SnapshotID != "" {
+		return s.fromSnapshot(ctx, spec, req.SnapshotID)
+	}
+	spec.Image, err = s.images.Resolve(ctx, req.Image.URI)
+	if errs.Is(err, errs.NotFound) && s.images.CanPull(req.Image.URI) {
+		spec.Image, err = image.Kept(req.Image.URI), nil // it is pulled when the sandbox is brought up
+	}
 	if errs.Is(err, errs.NotFound) {
 		return errs.Wire(err, "IMAGE::NOT_FOUND")
 	}
 	if err != nil {
 		return fmt.Errorf("resolve image %q: %w", clip(req.Image.URI, 200), err)
 	}
-	rec, err := s.sandboxes.Create(r.Context(), spec)
-	if err != nil {
-		return fmt.Errorf("create a sandbox of %s: %w", spec.Image.Ref(), err)
-	}
-	infoOf(r).sandbox = rec.ID
-	if wait {
-		id := rec.ID
-		if rec, err = s.sandboxes.Await(r.Context(), id); err != nil {
-			return fmt.Errorf("wait for sandbox %s: %w", id, err)
-		}
-		if t := serverTiming(s.sandboxes.Steps(id)); t != "" {
-			w.Header().Set("Server-Timing", t)
-		}
-		w.Header().Set("Preference-Applied", "wait")
-	}
-	out := toWire(rec)
-	out.Image = nil // the create answer of OpenSandbox has none
-	writeJSON(w, http.StatusAccepted, out)
+	spec.ImageURI = req.Image.URI
 	return nil
 }
 
@@ -99,10 +167,14 @@ func serverTiming(steps []Step) string {
 func (s *Server) toSpec(req *wire.CreateRequest) (record.Spec, error) {
 	spec := record.Spec{
 		Entrypoint: req.Entrypoint, Labels: req.Metadata, ResourceLimits: req.ResourceLimits,
-		Extensions: req.Extensions, Runtime: s.cfg.Runtime,
+		Extensions: req.Extensions, Runtime: s.cfg.Runtime, SecureAccess: req.SecureAccess,
 	}
 	if err := refuse(req); err != nil {
 		return spec, err
+	}
+	if req.SnapshotID != "" && len(req.Entrypoint) == 0 && req.Extensions[wire.ExtIdle] != "true" {
+		req.Entrypoint = []string{"tail", "-f", "/dev/null"} // as the lifecycle document says
+		spec.Entrypoint = req.Entrypoint
 	}
 	for _, check := range []func() error{
 		func() error { return checkLabels(req.Metadata) },
@@ -111,6 +183,7 @@ func (s *Server) toSpec(req *wire.CreateRequest) (record.Spec, error) {
 		func() error { return applyPlatform(&spec, req.Platform) },
 		func() error { return s.applyPolicy(&spec, req.NetworkPolicy) },
 		func() error { return s.applyExtensions(&spec, req) },
+		func() error { return s.applyVolumes(&spec, req.Volumes) },
 		func() error { return s.applyTimeout(&spec, req) },
 		func() error { return checkEntrypoint(req) },
 	} {
@@ -124,22 +197,29 @@ func (s *Server) toSpec(req *wire.CreateRequest) (record.Spec, error) {
 // refuse says no to what this release can not do, and to what never makes sense.
 func refuse(req *wire.CreateRequest) error {
 	switch {
+	case req.TemplateID != "":
+		return errs.Wire(errs.New(errs.Unsupported, "templateId: templates are built by OpenSandbox's Kubernetes runtime, which this is not; name an image, or a snapshot by snapshotId"), "FSB::API_NOT_SUPPORTED")
+	case given(req.Lifecycle):
+		return errs.Wire(errs.New(errs.Unsupported, "lifecycle: preStart and periodic hooks are not run here, so the sandbox would not be what was asked for; leave it out, and start such commands by the entrypoint or the command API (%s tells when a sandbox is ready)", wire.ExtReadyCmd), "SANDBOX::INVALID_PARAMETER")
 	case req.Extensions[wire.ExtPool] != "":
 		return errs.Wire(errs.New(errs.Unsupported, "extensions.poolRef: a single host has no pools; leave it out and name an image"), "SANDBOX::UNSUPPORTED_POOL_REF")
 	case req.Image != nil && req.SnapshotID != "":
 		return invalid("image and snapshotId are both given; a sandbox starts from one of them")
-	case req.SnapshotID != "":
-		return errs.Wire(errs.New(errs.Unsupported, "snapshotId: snapshots come with a later release; start from an image"), "SNAPSHOT::NOT_IMPLEMENTED")
+	case len(req.SnapshotID) > maxSnapshotName:
+		return invalid("snapshotId has %d characters; no snapshot here has an id or a name that long", len(req.SnapshotID))
+	case req.SnapshotID != "": // no image to look at
 	case req.Image == nil:
 		return invalid("image is missing; send {\"image\":{\"uri\":\"python\"}} (`sandboxctl image ls` lists what there is)")
 	case strings.TrimSpace(req.Image.URI) == "":
 		return invalid("image.uri is empty; send the name of an image (`sandboxctl image ls` lists what there is)")
 	case len(req.Image.URI) > 512:
 		return invalid("image.uri has %d characters; no image here has a name longer than 512", len(req.Image.URI))
-	case req.SecureAccess:
-		return invalid("secureAccess is for OpenSandbox's Kubernetes gateway; here every endpoint has a token already, so leave it out")
-	case len(req.Volumes) > 0:
-		return errs.Wire(errs.New(errs.Unsupported, "volumes come with a later release; put files in through the files API"), "VOLUME::UNSUPPORTED_BACKEND")
+	default:
+		if err := checkAuth("image.auth", req.Image.Auth); err != nil {
+			return err
+		}
+	}
+	switch {
 	case req.CredentialProxy != nil && req.CredentialProxy.Enabled:
 		return errs.Wire(errs.New(errs.Unsupported, "credentialProxy comes with a later release; leave it out"), "SANDBOX::INVALID_PARAMETER")
 	}
@@ -172,6 +252,9 @@ func checkEntrypoint(req *wire.CreateRequest) error {
 	return nil
 }
 
+// envLifecycle is how OpenSandbox hands hooks to its agent.
+const envLifecycle = "OPENSANDBOX_LIFECYCLE"
+
 func applyEnv(spec *record.Spec, env map[string]*string) error {
 	if len(env) > maxEnv {
 		return invalid("env has %d variables; at most %d are taken", len(env), maxEnv)
@@ -184,6 +267,8 @@ func applyEnv(spec *record.Spec, env map[string]*string) error {
 			continue
 		case k == "" || strings.ContainsAny(k, "=\x00"):
 			return invalid("env: %q can not be the name of a variable; it must not be empty nor hold = or NUL", clip(k, 80))
+		case k == envLifecycle:
+			return invalid("env: %s is reserved by OpenSandbox for lifecycle hooks, which are not run here; leave it out", k)
 		case strings.ContainsRune(*v, 0):
 			return invalid("env: the value of %q holds a NUL byte, which no variable can", clip(k, 80))
 		}
@@ -254,9 +339,9 @@ func (s *Server) applyPolicy(spec *record.Spec, raw json.RawMessage) error {
 	if !given(raw) {
 		return nil
 	}
-	n, err := s.cfg.ParsePolicy(raw)
+	n, err := s.parsePolicy(raw)
 	if err != nil {
-		return errs.New(errs.CodeOf(err), "networkPolicy: %s", clip(err.Error(), 400)) // which repeats what was sent
+		return err
 	}
 	var kept bytes.Buffer
 	if err := json.Compact(&kept, raw); err != nil || kept.Len() > maxPolicy {
@@ -295,12 +380,23 @@ func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) err
 			spec.OneShot, err = extBool(k, v)
 		case wire.ExtIdle:
 			_, err = extBool(k, v)
+		case wire.ExtReadOnly:
+			spec.ReadOnly, err = extBool(k, v)
+		case wire.ExtTmpfs:
+			spec.Tmpfs, err = parseTmpfs(v, spec.MemoryBytes)
+		case wire.ExtPublish:
+			spec.Publish, err = parsePublish(v)
+		case wire.ExtPrestart:
+			spec.Prestart, err = parsePrestart(v)
+		case wire.ExtRestart:
+			spec.Restart, err = parseRestart(v)
+		case wire.ExtReadyCmd, wire.ExtReadyPort, wire.ExtReadyInterval, wire.ExtReadyTimeout, wire.ExtReadyRetries, wire.ExtReadyStartPeriod: // all at once
 		case wire.ExtRenew:
 			_, err = renewSeconds(v)
 		case wire.ExtNetwork, wire.ExtAllow, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
 		default:
 			if strings.HasPrefix(k, "sandboxd.") {
-				err = invalid("extension %q is unknown; ours are name, runtime, network, allow, timeout, oneshot and idle, each after \"sandboxd.\"", clip(k, 60))
+				err = invalid("extension %q is unknown; ours are name, runtime, network, allow, timeout, oneshot, idle, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"", clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
 				err = invalid("extension %q is longer than 4096 bytes", clip(k, 60))
 			}
@@ -308,6 +404,12 @@ func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) err
 		if err != nil {
 			return err
 		}
+	}
+	if spec.SecureAccess && len(spec.Publish) > 0 {
+		return invalid("secureAccess and extension %s are both given: who connects to a published port sends no token; leave one out", wire.ExtPublish)
+	}
+	if err := applyHealth(spec, req.Extensions); err != nil {
+		return err
 	}
 	return s.applyNetworkExtensions(spec, req)
 }
@@ -349,6 +451,20 @@ func (s *Server) applyNetworkExtensions(spec *record.Spec, req *wire.CreateReque
 		spec.Network.Rules = append(spec.Network.Rules, rule)
 	}
 	return nil
+}
+
+// parsePrestart reads languages of code contexts.
+func parsePrestart(v string) (languages []string, err error) {
+	for name := range strings.SplitSeq(v, ",") {
+		name = strings.TrimSpace(name)
+		if !slices.Contains(agent.CodeLanguages, name) {
+			return nil, invalid("extension %s names %q; contexts can be made of %s", wire.ExtPrestart, clip(name, 40), strings.Join(agent.CodeLanguages, ", "))
+		}
+		if !slices.Contains(languages, name) {
+			languages = append(languages, name)
+		}
+	}
+	return languages, nil
 }
 
 func extBool(k, v string) (bool, error) {

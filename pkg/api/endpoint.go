@@ -1,7 +1,7 @@
 package api
 
 import (
-	"fmt"
+	"cmp"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -30,41 +30,64 @@ func (s *Server) endpoint(w http.ResponseWriter, r *http.Request, rec record.Rec
 			return invalid("use_server_proxy %q: want true or false", clip(v, 20))
 		}
 	}
-	switch {
-	case q.Has("expires") && viaProxy:
-		return invalid("expires and use_server_proxy=true are both given; leave one out")
-	case q.Has("expires"):
-		return errs.Wire(errs.New(errs.Unsupported, "expires: signed routes belong to OpenSandbox's Kubernetes gateway; leave it out, the endpoint's header is its token"), "SANDBOX::API_NOT_SUPPORTED")
+	if q.Has("expires") {
+		if viaProxy {
+			return invalid("expires and use_server_proxy=true are both given; leave one out")
+		}
+		return s.signedEndpoint(w, r, rec, port, q.Get("expires"), v1)
 	}
-	host := s.cfg.ExternalHost
-	if host == "" {
-		host = r.Host
+	at := s.cfg.Gateway.endpoint(rec.ID, strconv.Itoa(int(port)), signature{})
+	if viaProxy || !s.cfg.Gateway.announced() {
+		at = s.ownHost(r) + proxyBase(v1, rec.ID, strconv.Itoa(int(port)))
 	}
-	mount := ""
-	if v1 {
-		mount = "/v1"
-	}
-	writeJSON(w, http.StatusOK, wire.Endpoint{
-		Endpoint: fmt.Sprintf("%s%s/sandboxes/%s/proxy/%d", strings.TrimSuffix(host, "/"), mount, rec.ID, port),
-		Headers:  s.endpointHeaders(rec, port),
-	})
+	writeJSON(w, http.StatusOK, wire.Endpoint{Endpoint: at, Headers: s.endpointHeaders(rec, port)})
 	return nil
+}
+
+// signedEndpoint makes an address that opens a port by itself until it expires.
+// What the agent and the egress API answer has tokens of its own all the same.
+func (s *Server) signedEndpoint(w http.ResponseWriter, r *http.Request, rec record.Record, port uint16, expires string, v1 bool) error {
+	until, err := parseExpires(expires, rec)
+	if err != nil {
+		return err
+	}
+	sig, text := s.sign(rec.ID, port, until), strconv.Itoa(int(port))
+	e := wire.Endpoint{Endpoint: s.cfg.Gateway.endpoint(rec.ID, text, sig)}
+	if !s.cfg.Gateway.announced() {
+		e.Endpoint = s.ownHost(r) + proxyBase(v1, sig.label(rec.ID, text), text)
+	}
+	if port == wire.AgentPort || port == wire.EgressPort {
+		e.Headers = s.endpointHeaders(rec, port)
+	}
+	writeJSON(w, http.StatusOK, e)
+	return nil
+}
+
+// ownHost is the host, and perhaps a path, under which clients reach the API.
+func (s *Server) ownHost(r *http.Request) string {
+	host := cmp.Or(s.cfg.ExternalHost, r.Host)
+	if peerOf(r).unix && s.cfg.ExternalHost == "" { // no client elsewhere could use what it called us
+		host = cmp.Or(s.cfg.ListenAddress, host)
+	}
+	return strings.TrimSuffix(host, "/")
 }
 
 // endpointHeaders are what a caller must send to use a port.
 func (s *Server) endpointHeaders(rec record.Record, port uint16) map[string]string {
-	switch port {
-	case wire.AgentPort:
+	switch {
+	case port == wire.AgentPort:
 		return map[string]string{wire.HeaderAgentToken: rec.Token}
-	case wire.EgressPort:
+	case port == wire.EgressPort:
 		return map[string]string{wire.HeaderEgressToken: s.endpointToken(rec.ID, port)}
+	case rec.Spec.SecureAccess:
+		return map[string]string{wire.HeaderSecureAccess: s.endpointToken(rec.ID, port)}
 	}
 	return map[string]string{wire.HeaderEndpointToken: s.endpointToken(rec.ID, port)}
 }
 
 func parsePort(v string) (uint16, error) {
 	n, err := strconv.ParseUint(v, 10, 16)
-	if err != nil || n == 0 || v[0] == '+' {
+	if err != nil || n == 0 || v[0] == '+' || v[0] == '0' {
 		return 0, errs.Wire(invalid("port %q: want a number from 1 to 65535", clip(v, 20)), "DOCKER::INVALID_PORT")
 	}
 	return uint16(n), nil

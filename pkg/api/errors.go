@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"net/http"
 	"strconv"
 
@@ -23,7 +24,7 @@ var table = map[errs.Code]struct {
 	errs.NotFound:    {http.StatusNotFound, "DOCKER::SANDBOX_NOT_FOUND"},
 	errs.Exists:      {http.StatusConflict, "SANDBOX::ALREADY_EXISTS"},
 	errs.WrongState:  {http.StatusConflict, "SANDBOX::INVALID_STATE"},
-	errs.Exhausted:   {http.StatusTooManyRequests, "SANDBOX::CAPACITY_EXCEEDED"},
+	errs.Exhausted:   {http.StatusServiceUnavailable, "SANDBOX::CAPACITY_EXCEEDED"},
 	errs.Unsupported: {http.StatusBadRequest, "SANDBOX::API_NOT_SUPPORTED"},
 	errs.Unavailable: {http.StatusServiceUnavailable, "DOCKER::INITIALIZATION_ERROR"},
 	errs.Internal:    {http.StatusInternalServerError, "GENERAL::UNKNOWN_ERROR"},
@@ -86,10 +87,19 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	status, body := describe(err, in.requestID)
-	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
-		w.Header().Set("Retry-After", "1")
+	if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", retryAfter(err))
 	}
 	writeJSON(w, status, body)
+}
+
+// retryAfter is when to ask again, in whole seconds (RFC 9110 §10.2.3).
+func retryAfter(err error) string {
+	seconds := 1
+	if e, ok := errors.AsType[*errs.Error](err); ok {
+		seconds = max(seconds, int(math.Ceil(e.Retry.Seconds())))
+	}
+	return strconv.Itoa(seconds)
 }
 
 // writeJSON answers with v and its length: clients of OpenSandbox take an

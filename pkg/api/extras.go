@@ -1,17 +1,18 @@
 package api
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
-	"strings"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -19,8 +20,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// What OpenSandbox does not have: events, images, stats, inspect, logs. See
-// api/openapi.yaml.
+// What OpenSandbox does not have: events, stats, inspect, logs; images.go has
+// images. See api/openapi.yaml.
 
 // heartbeat is how often a quiet event stream says that it lives, so that
 // proxies between do not cut it and a dead client is noticed.
@@ -62,12 +63,72 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) error {
 
 func (s *Server) usage(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	switch rec.State {
-	case record.Ended, record.Creating:
+	case record.Ended, record.Creating, record.Starting:
 		return errs.New(errs.WrongState, "sandbox %s is %s; only one that runs or is paused uses anything", rec.ID, stateOf(&rec))
 	}
-	u, err := s.stats.Usage(r.Context(), rec.ID)
+	u, err := s.measure(r.Context(), &rec)
 	if err != nil {
 		return fmt.Errorf("measure sandbox %s: %w", rec.ID, err)
+	}
+	writeJSON(w, http.StatusOK, u)
+	return nil
+}
+
+// measuredAtOnce bounds how many sandboxes are measured at the same time.
+const measuredAtOnce = 16
+
+// usageOfAll answers GET /stats. Who went away meanwhile is left out.
+func (s *Server) usageOfAll(w http.ResponseWriter, r *http.Request) error {
+	all, err := s.sandboxes.List(r.Context())
+	if err != nil {
+		return fmt.Errorf("list sandboxes: %w", err)
+	}
+	all = slices.DeleteFunc(all, func(rec *record.Record) bool {
+		switch rec.State {
+		case record.Running, record.Pausing, record.Paused, record.Resuming:
+			return false
+		}
+		return true
+	})
+	// A few at once: on gVisor one is asked, and may take its time.
+	items := make([]*wire.SandboxStats, len(all))
+	var g errgroup.Group
+	g.SetLimit(measuredAtOnce)
+	for i, rec := range all {
+		g.Go(func() error {
+			if err := r.Context().Err(); err != nil {
+				return err
+			}
+			u, err := s.measure(r.Context(), rec)
+			if err != nil {
+				s.cfg.Log.Debug("a sandbox is left out of the measurement of all", "sandbox", rec.ID, "err", err)
+				return nil
+			}
+			items[i] = &wire.SandboxStats{
+				ID: rec.ID, Name: rec.Spec.Name, Runtime: rec.Spec.Runtime, State: stateOf(rec), CreatedAt: micros(rec.Created), Usage: u,
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	out := wire.StatsList{Items: []wire.SandboxStats{}}
+	for _, item := range items {
+		if item != nil {
+			out.Items = append(out.Items, *item)
+		}
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+// measure reads what a sandbox uses. Nothing of it comes from inside, but for how
+// many tasks there are on gVisor, which is said again and not relied upon.
+func (s *Server) measure(ctx context.Context, rec *record.Record) (wire.Usage, error) {
+	u, err := s.stats.Usage(ctx, rec)
+	if err != nil {
+		return u, err
 	}
 	if u.Time.IsZero() {
 		u.Time = time.Now().UTC()
@@ -76,17 +137,24 @@ func (s *Server) usage(w http.ResponseWriter, r *http.Request, rec record.Record
 	if u.DiskLimitBytes == 0 {
 		u.DiskLimitBytes = rec.Spec.DiskBytes
 	}
-	writeJSON(w, http.StatusOK, u)
-	return nil
+	return u, nil
 }
 
 func (s *Server) inspect(w http.ResponseWriter, _ *http.Request, rec record.Record) error {
+	writeJSON(w, http.StatusOK, s.inspection(rec))
+	return nil
+}
+
+func (s *Server) inspection(rec record.Record) wire.Inspection {
 	var host map[string]string
 	if s.cfg.Host != nil {
 		host = s.cfg.Host(rec)
 	}
-	writeJSON(w, http.StatusOK, toInspection(rec, host))
-	return nil
+	out := s.toInspection(rec, host)
+	if s.cfg.Notes != nil {
+		out.Notes = s.cfg.Notes(rec)
+	}
+	return out
 }
 
 // maxLogs bounds what one look at the logs copies; the agent keeps less.
@@ -95,11 +163,11 @@ const maxLogs = 64 << 20
 // logs answers the output of the entrypoint: the agent's while it runs, what
 // the record remembers when it has ended.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record) error {
-	follow, err := parseBool(orElse(r.URL.Query().Get("follow"), "false"))
+	follow, err := parseBool(cmp.Or(r.URL.Query().Get("follow"), "false"))
 	if err != nil {
 		return invalid("follow: want true or false")
 	}
-	if rec.State == record.Creating {
+	if rec.State.Beginning() {
 		if rec, err = s.sandboxes.Await(r.Context(), rec.ID); err != nil {
 			return fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
 		}
@@ -188,7 +256,7 @@ func (s *Server) copyLogs(w io.Writer, r *http.Request, rec record.Record, curso
 	if follow {
 		q.Set("follow", "true")
 	}
-	ctx, cancel := s.untilEnd(r.Context(), rec.ID)
+	ctx, cancel := s.untilEnd(r.Context(), rec)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
 		"http://sandbox/command/"+agent.EntrypointID+"/logs?"+q.Encode(), nil)
@@ -216,120 +284,4 @@ func (s *Server) copyLogs(w io.Writer, r *http.Request, rec record.Record, curso
 	}
 	n, _ := io.Copy(w, resp.Body) // where it breaks off, the sandbox died or the client left: either ends logs well
 	return next + n, nil
-}
-
-// imageRoutes finds what stands under /images; seg[0] is "images".
-func (s *Server) imageRoutes(seg []string) (route, map[string]handler) {
-	switch {
-	case len(seg) == 1:
-		return route{name: "/images"}, only(http.MethodGet, s.listImages)
-	case len(seg) == 2 && seg[1] == "build":
-		return route{name: "/images/build"}, only(http.MethodPost, s.buildImage)
-	}
-	ref := unescape(strings.Join(seg[1:], "/"))
-	return route{name: "/images/{ref}"}, only(http.MethodDelete, func(w http.ResponseWriter, r *http.Request) error {
-		if err := s.images.Remove(context.WithoutCancel(r.Context()), ref); err != nil {
-			return wireIf(fmt.Errorf("remove image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
-		}
-		writeEmpty(w, http.StatusNoContent)
-		return nil
-	})
-}
-
-func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
-	all, err := s.images.List(r.Context())
-	if err != nil {
-		return fmt.Errorf("list images: %w", err)
-	}
-	out := wire.ImageList{Items: []wire.ImageInfo{}}
-	for _, i := range all {
-		out.Items = append(out.Items, toImageInfo(i))
-	}
-	writeJSON(w, http.StatusOK, out)
-	return nil
-}
-
-// buildImage streams what the build says, one JSON object a line; the last
-// line tells the image or the error, because the status is long gone then. It
-// goes on when the client hangs up: the next to ask finds the image.
-func (s *Server) buildImage(w http.ResponseWriter, r *http.Request) error {
-	var req wire.BuildRequest
-	if err := decode(w, r, &req); err != nil {
-		return err
-	}
-	if !isName(req.Name) {
-		return invalid("name %q is not the name of a recipe; recipes are directories of rootfs/, as base or python", clip(req.Name, 80))
-	}
-	lw := &lineWriter{w: w}
-	im, err := s.images.Build(context.WithoutCancel(r.Context()), req.Name, lw)
-	lw.flush()
-	if err != nil {
-		err = fmt.Errorf("build image %q: %w", req.Name, err)
-		if !infoOf(r).wrote {
-			return wireIf(err, errs.NotFound, "IMAGE::NOT_FOUND")
-		}
-		infoOf(r).err = err
-		_, body := describe(err, infoOf(r).requestID)
-		lw.send(wire.BuildLine{Error: &body})
-		return nil
-	}
-	out := toImageInfo(im)
-	lw.send(wire.BuildLine{Image: &out})
-	return nil
-}
-
-// lineWriter turns what a build writes into JSON lines.
-type lineWriter struct {
-	mu   sync.Mutex
-	w    http.ResponseWriter
-	part []byte
-}
-
-// maxLine cuts a line that does not end.
-const maxLine = 4 << 10
-
-func (l *lineWriter) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.part = append(l.part, b...)
-	for {
-		i := bytes.IndexAny(l.part, "\r\n")
-		if i < 0 && len(l.part) < maxLine {
-			return len(b), nil
-		}
-		next := i + 1
-		if i < 0 {
-			i, next = maxLine, maxLine
-		}
-		if line := strings.TrimRight(string(l.part[:i]), " \t"); line != "" {
-			l.sendLocked(wire.BuildLine{Line: line})
-		}
-		l.part = l.part[next:]
-	}
-}
-
-func (l *lineWriter) flush() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.part) > 0 {
-		l.sendLocked(wire.BuildLine{Line: string(l.part)})
-		l.part = nil
-	}
-}
-
-func (l *lineWriter) send(v wire.BuildLine) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.sendLocked(v)
-}
-
-// sendLocked does not tell of a client that has left: the build goes on.
-func (l *lineWriter) sendLocked(v wire.BuildLine) {
-	l.w.Header().Set("Content-Type", "application/x-ndjson")
-	b, err := json.Marshal(v)
-	if err != nil {
-		return
-	}
-	l.w.Write(append(b, '\n'))              //nolint:errcheck // see above
-	http.NewResponseController(l.w).Flush() //nolint:errcheck // see above
 }

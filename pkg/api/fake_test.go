@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -10,10 +11,10 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -33,12 +35,26 @@ type fake struct {
 	hold   chan struct{} // if set, creations last until it is closed
 	fail   error         // of the next Create, Pause, …
 	failed bool          // creations end as Failed
-	events chan wire.Event
-	done   chan struct{} // closed: every sandbox has ended
+	snaps  map[string]record.Snapshot
+	made   map[string]record.Made
+	keys   *fakeKeys
 
-	agent http.Handler // what 44772 answers
-	app   net.Listener // what every other port answers; nil: refused
+	volumes *fakeVolumes
+	events  chan wire.Event
+	life    context.Context // of every sandbox; nil does not end
+
+	renews atomic.Int64 // calls of Renew
+	ooms   atomic.Int64 // OOM kills of every sandbox
+
+	agent http.Handler                              // what 44772 answers
+	app   net.Listener                              // what every other port answers; nil: refused
+	apps  func(id string, port uint16) net.Listener // or each its own, if set
+	pipe  func() net.Conn                           // or a connection in memory, if set
 	build func(io.Writer) (record.Image, error)
+
+	exportFails error
+	pulled      []context.Context // of Pull
+	asked       []context.Context // of Create
 }
 
 func (f *fake) get(idOrName string) (record.Record, bool) {
@@ -50,7 +66,7 @@ func (f *fake) get(idOrName string) (record.Record, bool) {
 	return record.Record{}, false
 }
 
-func (f *fake) Create(_ context.Context, s record.Spec) (record.Record, error) {
+func (f *fake) Create(ctx context.Context, s record.Spec) (record.Record, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.fail != nil {
@@ -59,9 +75,16 @@ func (f *fake) Create(_ context.Context, s record.Spec) (record.Record, error) {
 	if _, taken := f.get(s.Name); taken && s.Name != "" {
 		return record.Record{}, errs.New(errs.Exists, "the name %s is taken; remove that sandbox or choose another", s.Name)
 	}
+	f.asked = append(f.asked, ctx)
 	r := record.Record{ID: record.NewID('t'), State: record.Creating, Spec: s, Token: "agent-token", Created: time.Now(), Changed: time.Now()}
 	if s.Timeout > 0 {
 		r.Expires = r.Created.Add(s.Timeout)
+	}
+	if key := s.Request.Key; key != "" {
+		if _, taken := f.made[key]; taken {
+			return record.Record{}, fmt.Errorf("create: %w", errs.Wire(errs.New(errs.Exists, "made already"), record.CodeRequestRace))
+		}
+		f.made[key] = record.Made{ID: r.ID, Body: s.Request.Body, At: r.Created}
 	}
 	f.recs[r.ID] = r
 	if f.hold == nil {
@@ -105,12 +128,15 @@ func (f *fake) Get(_ context.Context, id string) (record.Record, error) {
 	return record.Record{}, errs.New(errs.NotFound, "no sandbox %s", id)
 }
 
-func (f *fake) List(context.Context) (all []record.Record, err error) {
+func (f *fake) List(context.Context) (all []*record.Record, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, r := range f.recs {
-		all = append(all, r)
+		all = append(all, &r)
 	}
+	slices.SortFunc(all, func(a, b *record.Record) int {
+		return cmp.Or(b.Created.Compare(a.Created), strings.Compare(a.ID, b.ID))
+	})
 	return all, nil
 }
 
@@ -144,6 +170,22 @@ func (f *fake) set(id string, change func(*record.Record)) {
 	f.recs[id] = r
 }
 
+func (f *fake) Start(ctx context.Context, id string) (record.Record, error) {
+	if err := f.change(id, record.Ended, record.Starting); err != nil {
+		return record.Record{}, err
+	}
+	defer f.change(id, record.Starting, record.Running) //nolint:errcheck // it is Starting
+	return f.Get(ctx, id)
+}
+
+func (f *fake) Stop(_ context.Context, id string, grace time.Duration) error {
+	if grace != 10*time.Second {
+		return fmt.Errorf("grace %s", grace)
+	}
+	defer f.set(id, func(r *record.Record) { r.Reason = record.Stopped })
+	return f.change(id, record.Running, record.Ended)
+}
+
 func (f *fake) Pause(_ context.Context, id string) error {
 	return f.change(id, record.Running, record.Paused)
 }
@@ -153,8 +195,31 @@ func (f *fake) Resume(_ context.Context, id string) error {
 }
 
 func (f *fake) Renew(ctx context.Context, id string, t time.Time) (record.Record, error) {
+	f.renews.Add(1)
 	f.set(id, func(r *record.Record) { r.Expires = t })
 	return f.Get(ctx, id)
+}
+
+func (f *fake) Update(_ context.Context, id string, change func(*record.Terms) error) (record.Record, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r, ok := f.get(id)
+	if !ok {
+		return r, errs.New(errs.NotFound, "gone")
+	}
+	if f.fail != nil {
+		return r, f.fail
+	}
+	if r.State != record.Running && r.State != record.Paused {
+		return r, errs.New(errs.WrongState, "sandbox %s is %s, not running", id, r.State)
+	}
+	t := r.Spec.Terms()
+	err := change(&t)
+	if err == nil {
+		r.Spec.Limits, r.Spec.Network, r.Spec.NetworkPolicy = t.Limits, t.Network, t.NetworkPolicy
+		f.recs[r.ID] = r
+	}
+	return r, err
 }
 
 func (f *fake) PatchLabels(ctx context.Context, id string, patch map[string]*string) (record.Record, error) {
@@ -177,7 +242,12 @@ func (f *fake) Steps(string) []Step {
 	return []Step{{"rootfs", 1500 * time.Microsecond}, {"runtime", 20 * time.Millisecond}}
 }
 
-func (f *fake) Done(string) <-chan struct{} { return f.done }
+func (f *fake) Life(string) context.Context {
+	if f.life == nil {
+		return context.Background()
+	}
+	return f.life
+}
 
 func (f *fake) Subscribe(context.Context) <-chan wire.Event { return f.events }
 
@@ -189,11 +259,13 @@ func pythonImage() record.Image {
 }
 
 func (f fakeImages) Resolve(_ context.Context, uri string) (record.Image, error) {
-	if uri != "python" && uri != "python:latest" {
+	if uri != "python" && uri != "python:latest" && uri != "python:3.11-slim" {
 		return record.Image{}, errs.New(errs.NotFound, "image %q is not on this host; `sandboxctl image ls` lists what is", uri)
 	}
 	return pythonImage(), nil
 }
+
+func (f fakeImages) Aliases(record.Image) []string { return []string{"python:3*"} }
 
 func (f fakeImages) List(context.Context) ([]record.Image, error) {
 	return []record.Image{pythonImage()}, nil
@@ -204,6 +276,67 @@ func (f fakeImages) Build(_ context.Context, name string, w io.Writer) (record.I
 		return record.Image{}, errs.New(errs.NotFound, "there is no recipe %q", name)
 	}
 	return f.build(w)
+}
+
+// Import takes a body that says what is to happen.
+func (f fakeImages) Import(_ context.Context, a image.Archive, r io.Reader, progress func(image.Progress)) (record.Image, error) {
+	if a.Name == "Bad" || a.Format == "zip" {
+		return record.Image{}, errs.New(errs.Invalid, "image %q, format %q: want others", a.Name, a.Format)
+	}
+	var b [4]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return record.Image{}, err
+	}
+	progress(image.Progress{Stage: "receive", Bytes: 4})
+	switch string(b[:]) {
+	case "slow":
+		time.Sleep(2 * tellEvery) // so that progress is told
+		_, err := io.Copy(io.Discard, r)
+		return pythonImage(), err
+	case "late":
+		time.Sleep(2 * tellEvery)
+		return record.Image{}, errs.New(errs.Invalid, "layer 3 is bad")
+	case "full":
+		return record.Image{}, errs.New(errs.Exhausted, "the disk is full")
+	}
+	_, err := io.Copy(io.Discard, r)
+	return pythonImage(), err
+}
+
+// CanPull knows one registry; Pull also does what the name says.
+func (f fakeImages) CanPull(uri string) bool { return strings.HasPrefix(uri, "registry.example.com/") }
+
+func (f fakeImages) Pull(ctx context.Context, p image.Pull, progress func(image.Progress)) (record.Image, error) {
+	if !f.CanPull(p.Name) {
+		return record.Image{}, errs.New(errs.NotFound, "no registry is configured for %q", p.Name)
+	}
+	f.pulled = append(f.pulled, ctx)
+	progress(image.Progress{Stage: image.StageDownload, Bytes: 1, Total: 2})
+	switch {
+	case strings.HasSuffix(p.Name, "late"):
+		time.Sleep(2 * tellEvery) // so that progress is told
+		return record.Image{}, errs.New(errs.Denied, "the registry refuses the password")
+	case strings.HasSuffix(p.Name, "denied"):
+		return record.Image{}, errs.New(errs.Denied, "the registry refuses the password")
+	}
+	time.Sleep(2 * tellEvery)
+	return pythonImage(), nil
+}
+
+func (f fakeImages) Export(_ context.Context, i record.Image, w io.Writer) error {
+	if _, err := io.WriteString(w, "a tar of "+i.Ref()); err != nil || f.exportFails == nil {
+		return err
+	}
+	w.(http.Flusher).Flush()
+	return f.exportFails
+}
+
+func (f fakeImages) Prune(_ context.Context, all bool) (image.Pruned, error) {
+	p := image.Pruned{Layers: []string{"sha256:1"}, Bytes: 7}
+	if all {
+		p.Images = []string{"python:latest"}
+	}
+	return p, nil
 }
 
 func (f fakeImages) Remove(_ context.Context, ref string) error {
@@ -233,18 +366,30 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-func (f fakeAgents) Dial(ctx context.Context, _ record.Record, _ uint16) (net.Conn, error) {
+func (f fakeAgents) Dial(ctx context.Context, r record.Record, port uint16) (net.Conn, error) {
+	var d net.Dialer
+	if f.pipe != nil {
+		return f.pipe(), nil
+	}
+	if f.apps != nil {
+		return d.DialContext(ctx, "tcp", f.apps(r.ID, port).Addr().String())
+	}
 	if f.app == nil {
 		return nil, &net.OpError{Op: "dial", Err: fmt.Errorf("connection refused at 10.163.0.4")}
 	}
-	var d net.Dialer
 	return d.DialContext(ctx, "tcp", f.app.Addr().String())
 }
 
-type fakeStats struct{}
+type fakeStats struct{ *fake }
 
-func (fakeStats) Usage(context.Context, string) (wire.Usage, error) {
-	return wire.Usage{MemoryBytes: 1 << 20, CPUMicros: 12345, Pids: 3}, nil
+func (f fakeStats) OOMKills(string) (int64, error) { return f.ooms.Load(), nil }
+
+func (fakeStats) Usage(_ context.Context, r *record.Record) (wire.Usage, error) {
+	u := wire.Usage{MemoryBytes: 1 << 20, CPUMicros: 12345}
+	if r.State == record.Running {
+		u.Pids = new(int64(3))
+	}
+	return u, nil
 }
 
 const testKey = "key-of-a-test"
@@ -277,23 +422,27 @@ func (b *syncBuffer) String() string {
 
 func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
-	f := &fake{recs: map[string]record.Record{}, events: make(chan wire.Event, 8)}
+	f := &fake{recs: map[string]record.Record{}, snaps: map[string]record.Snapshot{}, made: map[string]record.Made{}, keys: &fakeKeys{}, volumes: &fakeVolumes{}, events: make(chan wire.Event, 8)}
 	f.agent = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Seen-Token", r.Header.Get(wire.HeaderAgentToken))
 		w.Header().Set("Content-Length", "0")
 	})
 	w := &world{fake: f, t: t, log: &syncBuffer{}}
 	cfg := Config{
-		APIKeys: []string{testKey}, Secret: []byte("secret"), Log: slog.New(slog.NewJSONHandler(w.log, nil)),
+		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Secret: []byte("secret"), Log: slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Version:   wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
 		OpenAPI:   openapi.JSON,
+		Docs:      openapi.Docs,
 		ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy,
 		Host: func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
 	}
 	for _, c := range change {
 		c(&cfg)
 	}
-	w.s = New(cfg, f, fakeImages{f}, fakeAgents{f}, fakeStats{})
+	var err error
+	if w.s, err = New(cfg, f, fakeSnapshots{f}, fakeDiffs{}, fakeImages{f}, fakeAgents{f}, fakeStats{f}); err != nil {
+		t.Fatal(err)
+	}
 	w.url = w.serve("tcp", "127.0.0.1:0", Listener{})
 	t.Cleanup(w.s.Close)
 	return w
@@ -306,6 +455,10 @@ func (w *world) serve(network, addr string, l Listener) string {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	return w.serveOn(ln, l)
+}
+
+func (w *world) serveOn(ln net.Listener, l Listener) string {
 	hs := w.s.HTTPServer(l)
 	go hs.Serve(ln) //nolint:errcheck // ends with Close
 	w.t.Cleanup(func() { hs.Close() })
@@ -385,16 +538,4 @@ func (w *world) create() wire.Sandbox {
 		w.t.Fatalf("create: %d %s", a.StatusCode, a.body)
 	}
 	return a.sandbox(w.t)
-}
-
-// specs is where the shared documents lie, beside the checkout; empty if not there.
-func specs(t testing.TB) string {
-	dir := filepath.Join("..", "..", "..", "shared", "specs")
-	if _, err := os.Stat(dir); err == nil {
-		return dir
-	}
-	if os.Getenv("CI") == "true" {
-		t.Fatalf("%s is missing: CI validates against it", dir)
-	}
-	return ""
 }

@@ -17,7 +17,10 @@ func FuzzCreate(f *testing.F) {
 	f.Add([]byte(createBody))
 	f.Add([]byte(`{"image":{"uri":"python"},"networkPolicy":{"egress":[{"action":"allow","target":"::ffff:1.2.3.4"}]},"extensions":{"sandboxd.idle":"true","sandboxd.allow":"10.0.0.0/8,"}}`))
 	f.Add([]byte(`{"image":{"uri":"python"},"resourceLimits":{"cpu":"0.0000001","memory":"9223372036854775807","pids":"+5"}}`))
-	s := New(Config{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy}, nil, nil, nil, nil)
+	s, err := New(Config{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy}, nil, nil, nil, nil, nil, nil)
+	if err != nil {
+		f.Fatal(err)
+	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var req wire.CreateRequest
 		err := unmarshal(body, &req)

@@ -2,6 +2,7 @@ package api
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -20,15 +21,15 @@ func TestInsecureIsNotForPages(t *testing.T) {
 		want         int
 	}{
 		{here, "", 200},
-		{here, "http://" + here, 200},
+		{here, "http://" + here, 403}, // a guest's page: there are no others here
 		{"localhost", "", 200},
 		{"LOCALHOST.:8080", "", 200},
 		{"x.localhost:1", "", 200},
 		{"[::1]:8080", "", 200},
 		{"203.0.113.9", "", 200},
 		{"boxes.example", "", 200},
-		{"boxes.example:8443", "https://boxes.example:8443", 200},
-		{"10.0.0.1:80", "https://boxes.example:8443", 200}, // through a reverse proxy
+		{"boxes.example:8443", "https://boxes.example:8443", 403},
+		{"10.0.0.1:80", "https://boxes.example:8443", 403}, // through a reverse proxy
 		{"evil.example", "", 403},
 		{"evil.example:8080", "http://evil.example:8080", 403},
 		{"localhost.evil.example", "", 403},
@@ -63,5 +64,68 @@ func TestInsecureIsNotForPages(t *testing.T) {
 	a := w.do("GET", "/v1/sandboxes", "", wire.HeaderAPIKey, "", "Origin", "http://evil.example")
 	if e := a.error(t); !strings.Contains(e.Message, "web pages") {
 		t.Errorf("the refusal says %q", e.Message)
+	}
+}
+
+// TestInsecureIsNotForGuestsPages: a page that a guest serves has the origin of
+// the API. It gets on with its own port, and nothing else.
+func TestInsecureIsNotForGuestsPages(t *testing.T) {
+	for _, public := range []bool{true, false} {
+		w := newWorld(t, func(c *Config) { c.APIKeys, c.Insecure = nil, true })
+		w.url = w.serve("tcp", "127.0.0.1:0", Listener{PublicPorts: public})
+		app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+			rw.Header().Set("Service-Worker-Allowed", "/")
+			rw.Header().Set("Clear-Site-Data", `"*"`)
+			rw.Header().Set("Strict-Transport-Security", "max-age=1")
+			rw.Header().Set("X-Of-The-Guest", "1")
+		}))
+		defer app.Close()
+		w.app = app.Listener
+		sb := w.do("POST", "/v1/sandboxes", createBody, wire.HeaderAPIKey, "").sandbox(t)
+		at := "/sandboxes/" + sb.ID + "/proxy/"
+		const browser = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"
+		page := w.url + at + "8000/"
+		for name, c := range map[string]struct {
+			headers []string
+			api     bool // the API answers it
+		}{
+			"typed":           {[]string{"User-Agent", browser, "Sec-Fetch-Site", "none", "Sec-Fetch-Mode", "navigate"}, true},
+			"fetched":         {[]string{"User-Agent", browser, "Sec-Fetch-Site", "same-origin"}, false},
+			"of another site": {[]string{"User-Agent", browser, "Sec-Fetch-Site", "cross-site"}, false},
+			"of another port": {[]string{"User-Agent", browser, "Sec-Fetch-Site", "same-site"}, false},
+			"posted":          {[]string{"User-Agent", browser, "Origin", w.url}, false},
+			"by plain HTTP":   {[]string{"User-Agent", browser}, false},
+			"with a referrer": {[]string{"User-Agent", "x", "Referer", page}, false},
+			"curl":            {[]string{"User-Agent", "curl/8"}, true},
+		} {
+			headers := append([]string{wire.HeaderAPIKey, ""}, c.headers...)
+			want := map[bool]int{true: 200, false: 403}[c.api]
+			for _, to := range []struct{ method, path string }{
+				{"GET", "/v1/sandboxes"},
+				{"GET", "/sandboxes/" + sb.ID + "/endpoints/44772"},
+				{"GET", "/version"},
+				{"GET", at + "44772/ping"},
+				{"POST", "/v1" + at + "44772/command"},
+			} {
+				if a := w.do(to.method, to.path, "", headers...); a.StatusCode != want {
+					t.Errorf("public=%v: %s %s, %s: %s, want %d", public, to.method, to.path, name, a.Status, want)
+				}
+			}
+			token := append(headers, wire.HeaderAgentToken, "agent-token")
+			if a := w.do("GET", at+"44772/ping", "", token...); a.StatusCode != want {
+				t.Errorf("public=%v: the agent with its token, %s: %s, want %d", public, name, a.Status, want)
+			}
+			for _, method := range []string{"GET", "POST"} {
+				a := w.do(method, at+"8000/x", "", headers...)
+				if a.StatusCode != 200 || a.Header.Get("X-Of-The-Guest") == "" {
+					t.Errorf("public=%v: the guest's own port, %s %s: %s", public, method, name, a.Status)
+				}
+				for _, k := range []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security"} {
+					if v := a.Header.Get(k); v != "" {
+						t.Errorf("a guest says %s: %s", k, v)
+					}
+				}
+			}
+		}
 	}
 }

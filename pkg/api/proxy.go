@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,12 +10,14 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -55,6 +58,10 @@ func (s *Server) proxy(w *tracked, r *http.Request, rt route) {
 		s.fail(w, r, err)
 		return
 	}
+	if err := s.checkSignature(&rt, rec, port); err != nil {
+		s.fail(w, r, err)
+		return
+	}
 	if port == wire.EgressPort {
 		s.policy(w, r, rec, rt.rest)
 		return
@@ -67,51 +74,68 @@ func (s *Server) proxy(w *tracked, r *http.Request, rt route) {
 		s.fail(w, r, err)
 		return
 	}
-	s.renewOnAccess(r, rec)
-	s.forward(w, r, rec, port, rt.rest)
+	infoOf(r).notesExec(r, &rec, port, rt.rest)
+	if !strings.EqualFold(strings.TrimSpace(r.Header.Get(wire.HeaderAccessRenew)), "skip") {
+		s.renewOnAccess(r, rec)
+	}
+	s.forward(w, r, rec, port, rt)
 }
 
 // authorise checks the token of one port of one sandbox.
 func (s *Server) authorise(w http.ResponseWriter, r *http.Request, rec record.Record, port uint16, rt route) error {
 	in := infoOf(r)
-	if in.trusted {
+	if in.role.Covers(record.Operator) {
 		return nil
 	}
 	if port == wire.AgentPort {
+		if s.keyless() { // a page that got the token got it where none should have been given
+			if err := s.fromPage(r); err != nil {
+				return err
+			}
+		}
 		given := r.Header.Get(wire.HeaderAgentToken)
 		switch {
 		case rec.Token != "" && equal(given, rec.Token):
 			in.actor = "token " + peerOf(r).actor
 			return nil
-		case s.isKey(given): // Go's SDK sends the API key where an endpoint gave it no header
+		case s.keys.role(given).Covers(record.Operator): // Go's SDK sends the API key where an endpoint gave it no header
 			in.actor = "key " + peerOf(r).actor
 			return nil
 		}
-		if s.keyless() {
+		if s.keyless() && !peerOf(r).gateway {
 			return s.unauthorized(r)
+		}
+		if in.role != "" {
+			return forbidden(in.role, record.Operator)
 		}
 		return withStatus(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
 			"port %d of a sandbox needs its token: send the headers that GET /v1/sandboxes/{id}/endpoints/%d returns, or the API key", port, port)
 	}
-	if peerOf(r).public {
+	if rt.signed {
+		in.actor = "signed " + peerOf(r).actor
 		return nil
 	}
 	want := s.endpointToken(rec.ID, port)
-	name := tokenCookie + strconv.Itoa(int(port))
-	if equal(r.Header.Get(wire.HeaderEndpointToken), want) {
+	given, right := tokenGiven(r, want)
+	switch {
+	case right:
 		return nil
+	case !rec.Spec.SecureAccess && s.public(r):
+		return nil // a guest's page asks its own port for more
+	case given:
+		return withStatus(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
+			"the endpoint token is not that of port %d of this sandbox: send the headers that GET /v1/sandboxes/{id}/endpoints/%d returns, as they are", port, port)
 	}
-	if c, err := r.Cookie(name); err == nil && equal(c.Value, want) {
-		return nil
+	name := tokenCookie + strconv.Itoa(int(port))
+	for _, c := range r.Cookies() { // a guest at a neighbouring name may have set others
+		if c.Name == name && equal(c.Value, want) && s.ownPage(r) {
+			return nil
+		}
 	}
 	if given, _ := cutQuery(r.URL.RawQuery, tokenQuery); equal(given, want) {
-		mount := ""
-		if rt.v1 {
-			mount = "/v1"
-		}
 		http.SetCookie(w, &http.Cookie{ // so that what the page loads next is let in
-			Name: name, Value: want, HttpOnly: true, SameSite: http.SameSiteStrictMode,
-			Path: fmt.Sprintf("%s/sandboxes/%s/proxy/%d", mount, url.PathEscape(rt.id), port),
+			Name: name, Value: want, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
+			Path: rt.cookiePath(),
 		})
 		return nil
 	}
@@ -119,10 +143,38 @@ func (s *Server) authorise(w http.ResponseWriter, r *http.Request, rec record.Re
 		"port %d of this sandbox needs an endpoint token: send the headers that GET /v1/sandboxes/{id}/endpoints/%d returns, or add ?%s=…", port, port, tokenQuery)
 }
 
+// ownPage reports whether a request with a cookie is not one that another guest's
+// page made a browser send: names below one domain are one site to it, so SameSite
+// does not keep their pages apart. Links may lead from one to the other.
+func (s *Server) ownPage(r *http.Request) bool {
+	switch site := r.Header.Get("Sec-Fetch-Site"); {
+	case site == "same-origin", site == "none":
+		return true
+	case site != "":
+		return r.Header.Get("Sec-Fetch-Mode") == "navigate" && (r.Method == http.MethodGet || r.Method == http.MethodHead)
+	}
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return true
+	}
+	host := r.Host
+	if s.trustedProxy(r) {
+		host = cmp.Or(r.Header.Get("X-Forwarded-Host"), host)
+	}
+	u, err := url.Parse(origin)
+	return err == nil && strings.EqualFold(u.Host, host)
+}
+
+// public reports whether ports of guests are open to whoever sends r.
+func (s *Server) public(r *http.Request) bool {
+	p := peerOf(r)
+	return p.public || !p.gateway && s.keyless() && s.foreign(r) == nil
+}
+
 // reachable waits, for the agent's port, until a sandbox being made runs, and
 // refuses one that does not run.
 func (s *Server) reachable(ctx context.Context, rec record.Record, port uint16) (record.Record, error) {
-	if rec.State == record.Creating && port == wire.AgentPort {
+	if rec.State.Beginning() && port == wire.AgentPort {
 		hold, cancel := context.WithTimeout(ctx, holdPending)
 		defer cancel()
 		now, err := s.sandboxes.Await(hold, rec.ID)
@@ -138,27 +190,25 @@ func (s *Server) reachable(ctx context.Context, rec record.Record, port uint16) 
 	switch rec.State {
 	case record.Running:
 		return rec, nil
-	case record.Creating:
+	case record.Creating, record.Starting:
 		return rec, errs.New(errs.Unavailable, "sandbox %s is still being made; ask again in a moment", rec.ID)
 	case record.Deleting:
 		return rec, notFound(rec.ID)
 	case record.Ended:
-		return rec, errs.New(errs.WrongState, "sandbox %s has ended (%s) and answers no more: %s", rec.ID, rec.Reason, orElse(rec.Message, "create another"))
+		return rec, errs.New(errs.WrongState, "sandbox %s has ended (%s) and answers no more: %s", rec.ID, rec.Reason, cmp.Or(rec.Message, "create another"))
 	case record.Pausing, record.Paused:
 		return rec, errs.New(errs.WrongState, "sandbox %s is %s and answers nothing; resume it first", rec.ID, stateOf(&rec))
 	}
 	return rec, errs.New(errs.Unavailable, "sandbox %s is %s; ask again in a moment", rec.ID, stateOf(&rec))
 }
 
-func orElse(s, other string) string {
-	if s == "" {
-		return other
-	}
-	return s
-}
+// ofOrigin is what an answer says of all that is served at its address, which
+// is not one guest's to say.
+var ofOrigin = []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Nel", "Report-To"}
 
-// forward copies request and answer, unbuffered, for as long as bytes flow.
-func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Record, port uint16, rest string) {
+// forward copies request and answer as they come, for as long as bytes flow.
+func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Record, port uint16, rt route) {
+	rest, host := rt.rest, "localhost:"+strconv.Itoa(int(port)) // what a server checks that minds its name
 	transport := s.agents.Transport(rec)
 	if port != wire.AgentPort {
 		transport = &portTripper{direct: s.ports, agent: transport, port: port}
@@ -173,27 +223,44 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 		s.fail(w, r, invalid("the path behind the port does not decode"))
 		return
 	}
+	var explain func(*http.Response)
+	kills := int64(unknownKills)
+	if port == wire.AgentPort {
+		kills = s.kills(r.Method, path, rec)
+		explain = s.explainKills(r.Method, path, rec, kills)
+	}
 	p := &httputil.ReverseProxy{
 		Transport:     transport,
-		FlushInterval: -1,
+		FlushInterval: -1, // a millisecond's patience measured nothing: docs/benchmarks.md
 		ErrorLog:      s.quiet,
-		BufferPool:    buffers{},
+		BufferPool:    relay.Buffers{},
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			out := pr.Out
 			out.URL.Scheme = "http"
-			out.URL.Host = net.JoinHostPort(rec.ID, strconv.Itoa(int(port))) // the key of the connection pool
-			out.URL.Path, out.URL.RawPath = orElse(path, "/"), orElse(rest, "/")
+			out.URL.Host = net.JoinHostPort(poolKey(&rec), strconv.Itoa(int(port)))
+			out.URL.Path, out.URL.RawPath = cmp.Or(path, "/"), cmp.Or(rest, "/")
 			_, out.URL.RawQuery = cutQuery(pr.In.URL.RawQuery, tokenQuery)
-			out.Host = "localhost:" + strconv.Itoa(int(port)) // what a server checks that minds its name
+			out.Host = host
 			s.cleanHeaders(pr, port)
+			rt.hideFromGuest(out.Header)
+			tellKills(out.Header, kills)
 			if small != nil {
 				pr.Out.Body = io.NopCloser(bytes.NewReader(small))
 			}
 		},
 		ModifyResponse: func(resp *http.Response) error {
+			if err := upgraded(resp); err != nil {
+				return err
+			}
 			resp.Header.Del(wire.HeaderRequestID) // ours stands already
-			upgraded(resp)
+			for _, k := range ofOrigin {
+				resp.Header.Del(k)
+			}
+			infoOf(r).guests = true
 			if port == wire.AgentPort {
+				if explain != nil {
+					explain(resp)
+				}
 				if t, ok := w.(*tracked); ok {
 					t.hold = resp.Header.Get("Content-Type") == agent.FramesType
 				}
@@ -202,6 +269,9 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 						resp.Header.Del(k)
 					}
 				}
+			} else {
+				relocate(resp.Header, host, rt.base)
+				ownCookies(resp.Header)
 			}
 			return nil
 		},
@@ -215,9 +285,31 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 	// An app may answer before it has read all; HTTP/1 servers of Go would
 	// wait for the rest first. What can not do both, as HTTP/2, need not.
 	http.NewResponseController(w).EnableFullDuplex() //nolint:errcheck // see above
-	ctx, cancel := s.untilEnd(r.Context(), rec.ID)
+	ctx, cancel := s.untilEnd(r.Context(), rec)
 	defer cancel()
+	if port != wire.AgentPort {
+		ctx = fewHints(ctx)
+	}
 	p.ServeHTTP(w, r.WithContext(ctx))
+}
+
+// relocate has a redirect to the app itself, which thinks that it is at the root
+// of host, lead where it is served. One to elsewhere stays.
+func relocate(h http.Header, host, prefix string) {
+	was := h.Get("Location")
+	to := was
+	if rest, ok := strings.CutPrefix(to, "http://"+host); ok && (rest == "" || strings.ContainsRune("/?#", rune(rest[0]))) {
+		to = rest
+		if !strings.HasPrefix(to, "/") {
+			to = "/" + to
+		}
+	}
+	if strings.HasPrefix(to, "/") && !strings.HasPrefix(to, "//") && (prefix == "" || to != prefix && !strings.HasPrefix(to, prefix+"/")) {
+		to = prefix + to
+	}
+	if to != was {
+		h.Set("Location", to)
+	}
 }
 
 // drainTime is how long the last words of a sandbox that has ended may take
@@ -226,37 +318,35 @@ const drainTime = time.Second
 
 // untilEnd is a context for bytes from a sandbox: it ends soon after the
 // sandbox has, and its cause says so. The link is gone then, and no packet tells.
-func (s *Server) untilEnd(ctx context.Context, id string) (context.Context, context.CancelFunc) {
+func (s *Server) untilEnd(ctx context.Context, was record.Record) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	done := s.sandboxes.Done(id)
-	go func() {
-		select {
-		case <-done:
-		case <-ctx.Done():
-			return
-		}
+	// A callback, and no goroutine that waits: of 1,000 terminals each counts.
+	stop := context.AfterFunc(s.sandboxes.Life(was.ID), func() {
 		t := time.NewTimer(drainTime)
 		defer t.Stop()
 		select {
 		case <-t.C:
-			if err := s.ended(ctx, id); err != nil {
+			if err := s.ended(ctx, was); err != nil {
 				cancel(err)
 			}
 		case <-ctx.Done():
 		}
-	}()
-	return ctx, func() { cancel(nil) }
+	})
+	return ctx, func() { stop(); cancel(nil) }
 }
 
-// ended says how a sandbox ended, or nothing of one that lives and is only not
-// watched for its end.
-func (s *Server) ended(ctx context.Context, id string) error {
+// ended says how a sandbox ended, or nothing of one that lives as it was and is
+// only not watched for its end.
+func (s *Server) ended(ctx context.Context, was record.Record) error {
+	id := was.ID
 	rec, err := s.sandboxes.Get(ctx, id)
 	switch {
 	case errs.Is(err, errs.NotFound):
 		return errs.New(errs.NotFound, "sandbox %s ended (deleted) during the request", id)
 	case err == nil && (rec.State == record.Ended || rec.State == record.Stopping):
 		return errs.New(errs.WrongState, "sandbox %s ended (%s) during the request: %s", id, rec.Reason, rec.Message)
+	case err == nil && !was.Started.IsZero() && !rec.Started.Equal(was.Started):
+		return errs.New(errs.WrongState, "sandbox %s ended during the request, and was started again since; ask again", id)
 	}
 	return nil
 }
@@ -276,28 +366,29 @@ func smallBody(r *http.Request, port uint16) ([]byte, error) {
 	return b, err
 }
 
-// buffers are what answers are copied through.
-type buffers struct{}
-
-var bufferPool = sync.Pool{New: func() any { return new([32 << 10]byte) }}
-
-func (buffers) Get() []byte  { return bufferPool.Get().(*[32 << 10]byte)[:] }
-func (buffers) Put(b []byte) { bufferPool.Put((*[32 << 10]byte)(b)) }
-
 // cleanHeaders takes away what only this server may see, and says who asked.
 func (s *Server) cleanHeaders(pr *httputil.ProxyRequest, port uint16) {
 	h := pr.Out.Header
+	h.Del(wire.HeaderAccessRenew)
 	h.Del(wire.HeaderAPIKey)
 	h.Del(wire.HeaderEndpointToken)
+	h.Del(wire.HeaderSecureAccess)
+	h.Del(wire.HeaderIngressTo)
 	h.Del(wire.HeaderEgressToken)
-	if s.isKey(h.Get(wire.HeaderAPIKeyOther)) { // else it is a key of the app inside
-		h.Del(wire.HeaderAPIKeyOther)
-	}
-	if s.isKey(h.Get(wire.HeaderAgentToken)) || port != wire.AgentPort {
+	if port != wire.AgentPort {
 		h.Del(wire.HeaderAgentToken)
 	}
-	if scheme, k, ok := strings.Cut(h.Get("Authorization"), " "); ok && strings.EqualFold(scheme, "Bearer") && s.isKey(strings.TrimSpace(k)) {
-		h.Del("Authorization")
+	for _, k := range []string{wire.HeaderAPIKeyOther, wire.HeaderAgentToken, "Authorization"} { // else it is the app's own
+		if k := http.CanonicalHeaderKey(k); len(h[k]) > 0 {
+			if h[k] = slices.DeleteFunc(slices.Clone(h[k]), s.holdsKey); len(h[k]) == 0 {
+				delete(h, k)
+			}
+		}
+	}
+	if strings.EqualFold(h.Get("Upgrade"), "h2c") || len(h["Http2-Settings"]) > 0 { // what follows that upgrade nobody here reads
+		h.Del("Upgrade")
+		h.Del("Connection")
+		h.Del("Http2-Settings")
 	}
 	if cookies := pr.In.Cookies(); len(cookies) > 0 {
 		h.Del("Cookie")
@@ -307,16 +398,39 @@ func (s *Server) cleanHeaders(pr *httputil.ProxyRequest, port uint16) {
 			}
 		}
 	}
-	h["X-Forwarded-For"] = pr.In.Header["X-Forwarded-For"]
+	s.forwarded(pr)
+}
+
+// forwarded says for whom a request is passed on. What the client says of that
+// itself an app would take for ours, so it goes, unless a proxy says it that is
+// trusted.
+func (s *Server) forwarded(pr *httputil.ProxyRequest) {
+	h, in, p := pr.Out.Header, pr.In.Header, peerOf(pr.In)
+	if !p.unix && !s.trustedProxy(pr.In) {
+		for k := range h {
+			if strings.HasPrefix(k, "X-Forwarded-") || k == "X-Real-Ip" || k == "Forwarded" {
+				delete(h, k)
+			}
+		}
+		pr.SetXForwarded()
+		return
+	}
+	h["X-Forwarded-For"] = in["X-Forwarded-For"]
 	pr.SetXForwarded()
-	for _, k := range []string{"X-Forwarded-Host", "X-Forwarded-Proto"} {
-		if v := pr.In.Header.Get(k); v != "" {
+	for _, k := range []string{"X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded"} { // ReverseProxy has taken them out
+		if v := in.Get(k); v != "" {
 			h.Set(k, v)
 		}
 	}
-	if peerOf(pr.In).unix {
+	if p.unix {
 		h.Del("X-Forwarded-For") // a socket has no address
 	}
+}
+
+// trustedProxy reports whether the peer is one of Config.TrustedProxies.
+func (s *Server) trustedProxy(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && slices.ContainsFunc(s.cfg.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(peer.Addr().Unmap()) })
 }
 
 // unreachable says that nothing answers, in the words SDKs expect: 502 with a body.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,8 +55,50 @@ func TestProxyUpgrade(t *testing.T) {
 	}
 }
 
+// TestProxySlowBody: of an answer whose length is known what is there is passed on
+// before the rest is: its head, and each piece of its body.
+func TestProxySlowBody(t *testing.T) {
+	next := make(chan struct{})
+	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		rw.Header().Set("Content-Length", "4")
+		for _, piece := range []string{"", "ab", "cd"} {
+			io.WriteString(rw, piece)              //nolint:errcheck // the client says what it got
+			http.NewResponseController(rw).Flush() //nolint:errcheck // as above
+			<-next
+		}
+	}))
+	defer app.Close()
+	w := newWorld(t)
+	w.app = app.Listener
+	sb := w.create()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, w.url+"/sandboxes/"+sb.ID+"/proxy/8000/", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set(wire.HeaderAPIKey, testKey)
+	resp, err := http.DefaultClient.Do(r) // the head alone
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for _, want := range []string{"ab", "cd"} {
+		next <- struct{}{}
+		got := make([]byte, 2)
+		if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != want {
+			t.Fatalf("%q, %v", got, err)
+		}
+	}
+	close(next)
+}
+
 // TestPerPeer: one address holds so many connections, upgraded ones among them.
 func TestPerPeer(t *testing.T) {
+	for name, secure := range map[string]bool{"plain": false, "tls": true} {
+		t.Run(name, func(t *testing.T) { testPerPeer(t, secure) })
+	}
+}
+
+func testPerPeer(t *testing.T, secure bool) {
 	bye := make(chan struct{})
 	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		c, buf, err := http.NewResponseController(rw).Hijack()
@@ -71,9 +115,16 @@ func TestPerPeer(t *testing.T) {
 	w.app = app.Listener
 	path := fmt.Sprintf("/sandboxes/%s/proxy/8000/x", w.create().ID)
 	http.DefaultClient.CloseIdleConnections()
+	dial := func() (net.Conn, error) { return net.Dial("tcp", strings.TrimPrefix(w.url, "http://")) }
+	if secure {
+		dial = w.secure()
+	}
 	ask := func(path, headers string) (net.Conn, int) {
 		t.Helper()
-		c, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+		c, err := dial()
+		if err != nil && secure { // closed before it shook hands
+			return nil, 0
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -164,7 +215,8 @@ func TestProxyEndsWithSandbox(t *testing.T) {
 	}))
 	defer app.Close()
 	w := newWorld(t)
-	w.app, w.done = app.Listener, make(chan struct{})
+	w.app = app.Listener
+	end := w.mortal()
 	sb := w.create()
 	req, err := http.NewRequest("GET", w.url+"/sandboxes/"+sb.ID+"/proxy/8000/", nil)
 	if err != nil {
@@ -177,27 +229,73 @@ func TestProxyEndsWithSandbox(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	w.set(sb.ID, func(r *record.Record) { r.State, r.Reason = record.Ended, record.OOM })
-	close(w.done)
+	end()
 	if b, err := io.ReadAll(resp.Body); string(b) != "tick\n" || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("%q, %v", b, err)
 	}
 	<-left
 }
 
+// TestProxyEndsWithItsLife: who talks to a sandbox that was stopped and started
+// since is told, and connections of the old life serve nobody in the new one.
+func TestProxyEndsWithItsLife(t *testing.T) {
+	var conns atomic.Int32
+	asked := make(chan struct{}, 1)
+	app := httptest.NewUnstartedServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/wait" {
+			asked <- struct{}{}
+			<-r.Context().Done() // as a peer behind a link that is gone
+		}
+	}))
+	app.Config.ConnState = func(_ net.Conn, st http.ConnState) {
+		if st == http.StateNew {
+			conns.Add(1)
+		}
+	}
+	app.Start()
+	defer app.Close()
+	w := newWorld(t)
+	w.app = app.Listener
+	end := w.mortal()
+	sb := w.create()
+	at := "/sandboxes/" + sb.ID + "/proxy/8000/"
+	again := func(r *record.Record) { r.Started = time.Now() }
+	w.set(sb.ID, again)
+	for range 2 {
+		w.do("GET", at, "")
+	}
+	if n := conns.Load(); n != 1 {
+		t.Errorf("%d connections for two requests", n)
+	}
+	w.set(sb.ID, again)
+	w.do("GET", at, "")
+	if n := conns.Load(); n != 2 {
+		t.Errorf("%d connections of two lives", n)
+	}
+	go func() {
+		<-asked
+		w.set(sb.ID, again)
+		end()
+	}()
+	if a := w.do("GET", at+"wait", ""); a.StatusCode != http.StatusConflict || !strings.Contains(a.error(t).Message, "started again") {
+		t.Errorf("%s %s", a.Status, a.body)
+	}
+}
+
 // TestProxyEndsBeforeAnswer: who still waits for an answer is told why none comes.
 func TestProxyEndsBeforeAnswer(t *testing.T) {
-	for want, end := range map[string]func(*record.Record){
+	for want, how := range map[string]func(*record.Record){
 		"ended (oom)":     func(r *record.Record) { r.State, r.Reason = record.Stopping, record.OOM },
 		"ended (deleted)": func(r *record.Record) { r.State = record.Deleting },
 	} {
 		t.Run(want, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			w.done = make(chan struct{})
+			end := w.mortal()
 			sb := w.create()
 			app := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-				w.set(sb.ID, end)
-				close(w.done)
+				w.set(sb.ID, how)
+				end()
 				<-r.Context().Done()
 			}))
 			defer app.Close()
@@ -213,8 +311,7 @@ func TestProxyEndsBeforeAnswer(t *testing.T) {
 // TestProxyUnwatched: a sandbox that runs and that nobody watches keeps its streams.
 func TestProxyUnwatched(t *testing.T) {
 	w := newWorld(t)
-	w.done = make(chan struct{})
-	close(w.done)
+	w.mortal()()
 	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		time.Sleep(drainTime + 100*time.Millisecond) // nothing happens: there is no event for that
 		io.WriteString(rw, "late")                   //nolint:errcheck // read below
@@ -225,4 +322,10 @@ func TestProxyUnwatched(t *testing.T) {
 	if a := w.do("GET", "/sandboxes/"+sb.ID+"/proxy/8000/", ""); string(a.body) != "late" {
 		t.Errorf("%s %s", a.Status, a.body)
 	}
+}
+
+// mortal returns what ends every sandbox.
+func (w *world) mortal() (end func()) {
+	w.life, end = context.WithCancel(context.Background())
+	return end
 }

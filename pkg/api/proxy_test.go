@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -67,8 +68,9 @@ func TestAuth(t *testing.T) {
 	if a := w.do("GET", "/v1/sandboxes/nope", "", wire.HeaderRequestID, " abc "); a.Header.Get(wire.HeaderRequestID) != "abc" {
 		t.Errorf("request id %q", a.Header.Get(wire.HeaderRequestID))
 	}
-	if a := w.do("GET", "/v1/sandboxes", "", append(none, wire.HeaderRequestID, "a\tb")...); a.Header.Get(wire.HeaderRequestID) == "a\tb" {
-		t.Error("an id unfit for a log was echoed")
+	fresh := w.do("GET", "/v1/sandboxes", "", append(none, wire.HeaderRequestID, "a\tb")...).Header.Get(wire.HeaderRequestID)
+	if !regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`).MatchString(fresh) {
+		t.Errorf("for an id unfit for a log there is %q, which is no UUID", fresh)
 	}
 	if strings.Contains(w.log.String(), testKey) {
 		t.Error("the key stands in the log")
@@ -298,8 +300,12 @@ func TestEgressAPI(t *testing.T) {
 		{"GET", "/policy", append(none, wire.HeaderEgressToken, "x"), 401},
 		{"GET", "/policy", append(none, wire.HeaderEgressToken, testKey), 200},
 		{"GET", "/healthz", tok, 200},
-		{"PATCH", "/policy", tok, 501},
-		{"DELETE", "/policy", tok, 501},
+		{"PATCH", "/policy", tok, 400}, // without a body
+		{"PATCH", "/policy", none, 401},
+		{"DELETE", "/policy", append(none, wire.HeaderEgressToken, "x"), 401},
+		{"OPTIONS", "/policy", tok, 204},
+		{"TRACE", "/policy", tok, 405},
+		{"POST", "/healthz", tok, 405},
 		{"GET", "/credential-vault", tok, 404},
 	} {
 		a := w.do(c.method, at+c.path, "", c.headers...)

@@ -3,10 +3,14 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -38,23 +42,42 @@ func (p *portTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	return p.agent.RoundTrip(second)
 }
 
-// portTransport connects to ports other than the agent's. The host of a URL
-// is a sandbox id here; ids are never used twice, so no pooled connection can
-// reach the wrong one.
+// maxHints is how many interim answers (1xx) may come before the real one.
+const maxHints = 32
+
+// fewHints bounds them: ReverseProxy passes each on, and lifts the transport's
+// own bound by that.
+func fewHints(ctx context.Context) context.Context {
+	n := 0
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error {
+		if n++; n > maxHints {
+			return fmt.Errorf("more than %d interim answers", maxHints)
+		}
+		return nil
+	}})
+}
+
+// poolKey is the host of URLs into a sandbox, by which connections are pooled:
+// its id, which is never used twice, and which of its lives it is. Of the one
+// before, a link that is gone has told no connection.
+func poolKey(r *record.Record) string {
+	return r.ID + "-" + strconv.FormatInt(r.Started.UnixNano(), 36)
+}
+
+// portTransport connects to ports other than the agent's. See poolKey.
 func (s *Server) portTransport() *http.Transport {
 	return &http.Transport{
 		Proxy: nil,
 		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
-			id, portText, err := net.SplitHostPort(addr)
+			key, portText, err := net.SplitHostPort(addr)
 			if err != nil {
 				return nil, err
 			}
+			id, _, _ := strings.Cut(key, "-")
 			port, err := parsePort(portText)
 			if err != nil {
 				return nil, err
 			}
-			ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-			defer cancel()
 			rec, err := s.sandboxes.Get(ctx, id)
 			if err != nil {
 				return nil, err

@@ -2,11 +2,9 @@ package api
 
 import (
 	"bufio"
-	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
-	"log/slog"
+	"fmt"
 	"net"
 	"net/http"
 	"net/url"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // writeStall is how long a client may take no byte of an answer before it is
@@ -28,8 +27,8 @@ const writeStall = 15 * time.Minute
 type info struct {
 	start     time.Time
 	requestID string
-	actor     string // "uid=0 pid=4711", "key", "anonymous"
-	trusted   bool   // may use the API
+	actor     string      // "uid=0 pid=4711", "key", "anonymous"
+	role      record.Role // what it may do; empty: it has no key
 	route     string
 	sandbox   string
 	status    int
@@ -37,6 +36,19 @@ type info struct {
 	wrote     bool
 	hungUp    bool
 	err       error
+	first     time.Duration // from start until the answer began; 0: it has not
+	guests    bool          // status may be the guest's choice
+	op        string        // the operation this is, if the API alone sees all of it
+	runtime   string        // of the sandbox, if op or guests
+	image     string        // likewise
+}
+
+// begun notes that the answer begins.
+func (in *info) begun(status int) {
+	in.status, in.wrote = status, true
+	if in.first == 0 {
+		in.first = time.Since(in.start)
+	}
 }
 
 type infoKey struct{}
@@ -48,15 +60,17 @@ func infoOf(r *http.Request) *info {
 	return &info{start: time.Now()}
 }
 
-// requestID is the trimmed incoming one if it is fit for a log, else a fresh one.
+// requestID is the trimmed incoming one if it is fit for a log, else a fresh
+// UUID, as OpenSandbox's documents declare the header.
 func requestID(r *http.Request) string {
 	id := strings.TrimSpace(r.Header.Get(wire.HeaderRequestID))
 	if id != "" && len(id) <= 128 && strings.IndexFunc(id, func(c rune) bool { return c <= ' ' || c > '~' }) < 0 {
 		return id
 	}
 	var b [16]byte
-	rand.Read(b[:]) //nolint:errcheck // never fails since Go 1.24
-	return hex.EncodeToString(b[:])
+	rand.Read(b[:])                             //nolint:errcheck // never fails since Go 1.24
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80 // version 4, RFC 9562 §5.4
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // cors lets pages of any origin call the API, as OpenSandbox does. The key is
@@ -71,7 +85,7 @@ func (s *Server) cors(w http.ResponseWriter, r *http.Request) {
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Add("Vary", "Origin")
 	h.Set("Access-Control-Allow-Credentials", "true")
-	h.Set("Access-Control-Expose-Headers", "X-Request-ID, Server-Timing, EXECD-COMMANDS-TAIL-CURSOR")
+	h.Set("Access-Control-Expose-Headers", "X-Request-ID, Server-Timing, Retry-After, EXECD-COMMANDS-TAIL-CURSOR")
 	if r.Method == http.MethodOptions {
 		h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS")
 		if req := r.Header.Get("Access-Control-Request-Headers"); req != "" {
@@ -100,7 +114,8 @@ func (t *tracked) touch() {
 
 func (t *tracked) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
-		t.in.status, t.in.wrote = status, true
+		t.in.begun(status)
+		t.Header().Set(wire.HeaderRequestID, t.in.requestID) // ReverseProxy clears all after an interim answer
 	}
 	t.touch()
 	t.ResponseWriter.WriteHeader(status)
@@ -108,7 +123,7 @@ func (t *tracked) WriteHeader(status int) {
 
 func (t *tracked) Write(b []byte) (int, error) {
 	if !t.in.wrote {
-		t.in.status, t.in.wrote = http.StatusOK, true
+		t.in.begun(http.StatusOK)
 	}
 	t.touch()
 	n, err := t.ResponseWriter.Write(b)
@@ -128,45 +143,22 @@ func (t *tracked) Flush() {
 
 // Hijack gives the connection to a protocol other than HTTP.
 func (t *tracked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
-	t.in.status, t.in.wrote = http.StatusSwitchingProtocols, true
+	t.in.begun(http.StatusSwitchingProtocols)
 	c, rw, err := t.rc.Hijack()
-	if tcp, ok := c.(*net.TCPConn); ok && t.peer.free != nil {
-		c = upgradedConn{tcp, t.peer.free}
+	if h, ok := c.(halfCloser); ok && t.peer.free != nil {
+		c = upgradedConn{h, t.peer.free}
 	}
 	return c, rw, err
 }
 
-// finish catches a panic and writes the one line a request leaves in the log.
+// finish catches a panic and sees to what a request leaves in the log.
 func (s *Server) finish(w *tracked, r *http.Request, in *info) {
 	p := recover()
 	if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // net/http compares it so, too
 		s.cfg.Log.Error("panic in a handler", "panic", p, "request", in.requestID, "stack", string(debug.Stack()))
 		s.fail(w, r, errs.New(errs.Internal, ""))
 	}
-	level := slog.LevelInfo
-	switch {
-	case in.status >= 500:
-		level = slog.LevelError
-	case in.hungUp || in.status == 0:
-		level = slog.LevelWarn
-	}
-	attrs := []slog.Attr{
-		slog.String("method", r.Method), slog.String("route", in.route), slog.Int("status", in.status),
-		slog.Duration("dur", time.Since(in.start)), slog.String("request", in.requestID), slog.String("actor", in.actor),
-	}
-	if in.sandbox != "" {
-		attrs = append(attrs, slog.String("sandbox", in.sandbox))
-	}
-	if in.bytes > 0 {
-		attrs = append(attrs, slog.Int64("bytes", in.bytes))
-	}
-	if in.hungUp {
-		attrs = append(attrs, slog.Bool("hung_up", true))
-	}
-	if in.err != nil {
-		attrs = append(attrs, slog.String("err", in.err.Error()))
-	}
-	s.cfg.Log.LogAttrs(context.WithoutCancel(r.Context()), level, "request", attrs...)
+	s.observe(r, in)
 	if p != nil && errors.Is(asError(p), http.ErrAbortHandler) {
 		panic(http.ErrAbortHandler) // net/http cuts the connection, so the client sees a broken answer, not a short one
 	}

@@ -1,15 +1,10 @@
 package api
 
 import (
-	"maps"
 	"math"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/sandboxd/sandboxd/pkg/errs"
-	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // The least that makes sense. Below 64 Mi not even the official SDK's tests
@@ -21,6 +16,15 @@ const (
 	minPids   = 16
 	maxPids   = 4194304 // PID_MAX_LIMIT, linux/threads.h
 	maxAmount = 64      // characters, with which any of them can be written
+	minShares = 2
+	maxShares = 262144
+	minIOBps  = 64 << 10 // below it a single page of a program takes seconds
+	minIOPS   = 10
+	maxIOPS   = 1 << 30
+	maxIOBps  = 1 << 40
+	minShm    = 64 << 10
+	minLog    = 64 << 10
+	maxLog    = 256 << 20
 )
 
 var (
@@ -68,60 +72,10 @@ func parseCPU(s string) (int64, error) {
 	return int64(math.Round(f)), nil
 }
 
-// applyLimits puts resourceLimits, over the defaults, into spec.
-func (s *Server) applyLimits(spec *record.Spec, limits map[string]string) error {
-	spec.MemoryBytes, spec.CPUMillis, spec.Pids, spec.DiskBytes = s.cfg.MemoryBytes, s.cfg.CPUMillis, s.cfg.Pids, s.cfg.DiskBytes
-	if s.cfg.NoDisk {
-		spec.DiskBytes = 0
-	}
-	for _, key := range slices.Sorted(maps.Keys(limits)) {
-		v := limits[key]
-		if len(v) > maxAmount {
-			return invalid("resourceLimits.%s has %d characters; no amount needs more than %d", clip(key, 40), len(v), maxAmount)
-		}
-		var err error
-		switch key {
-		case "memory":
-			spec.MemoryBytes, err = bounded(key, v, parseSize, minMemory, s.cfg.MaxMemoryBytes, "64Mi")
-		case "cpu":
-			spec.CPUMillis, err = bounded(key, v, parseCPU, minMillis, s.cfg.MaxCPUMillis, "10m")
-		case "pids":
-			spec.Pids, err = bounded(key, v, parseCount, minPids, maxPids, "16")
-		case "disk":
-			if s.cfg.NoDisk {
-				return errs.New(errs.Unsupported, "resourceLimits.disk: the storage pool of this host is a plain directory and can not limit disks; leave disk out, or give the daemon a btrfs or xfs pool")
-			}
-			spec.DiskBytes, err = bounded(key, v, parseSize, minDisk, s.cfg.MaxDiskBytes, "16Mi")
-		case "gpu":
-			return errs.New(errs.Unsupported, "resourceLimits.gpu: this daemon lends no GPUs; leave gpu out")
-		default:
-			return invalid("resourceLimits.%s is not a resource here; there are cpu, memory, pids and disk", clip(key, 40))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func parseCount(s string) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || strings.HasPrefix(s, "+") {
 		return 0, invalid("%q is not a whole number", clip(s, 40))
-	}
-	return n, nil
-}
-
-func bounded(key, v string, parse func(string) (int64, error), least, most int64, leastText string) (int64, error) {
-	n, err := parse(v)
-	switch {
-	case err != nil:
-		return 0, invalid("resourceLimits.%s: %s", key, err.Error())
-	case n < least:
-		return 0, invalid("resourceLimits.%s: %q is too little; the least is %s", key, clip(v, 40), leastText)
-	case n > most:
-		return 0, invalid("resourceLimits.%s: %q is more than this host gives one sandbox (at most %d in %s)", key, clip(v, 40), most,
-			map[string]string{"memory": "bytes", "disk": "bytes", "cpu": "thousandths of a core", "pids": "processes"}[key])
 	}
 	return n, nil
 }

@@ -41,8 +41,14 @@ func (s *Server) sandboxRoutes(seg []string, v1 bool) (route, map[string]handler
 	rt.name += "/" + seg[2]
 	if len(seg) == 3 {
 		switch seg[2] {
+		case "limits":
+			return rt, only(http.MethodPatch, with(s.updateLimits))
 		case "metadata":
 			return rt, only(http.MethodPatch, with(s.patchMetadata))
+		case "start":
+			return rt, only(http.MethodPost, with(s.start))
+		case "stop":
+			return rt, only(http.MethodPost, with(s.stop))
 		case "pause":
 			return rt, only(http.MethodPost, with(s.pause))
 		case "resume":
@@ -56,7 +62,10 @@ func (s *Server) sandboxRoutes(seg []string, v1 bool) (route, map[string]handler
 		case "logs":
 			return rt, only(http.MethodGet, with(s.logs))
 		case "snapshots":
-			return notYet(rt.name, http.StatusNotImplemented, "SNAPSHOT::NOT_IMPLEMENTED", "snapshots come with a later release")
+			return rt, only(http.MethodPost, with(s.createSnapshot))
+		case "networkpolicy":
+			h := with(s.networkPolicy)
+			return rt, map[string]handler{http.MethodGet: h, http.MethodPut: h, http.MethodPatch: h, http.MethodDelete: h}
 		}
 	}
 	if len(seg) == 4 {
@@ -67,8 +76,13 @@ func (s *Server) sandboxRoutes(seg []string, v1 bool) (route, map[string]handler
 				return s.endpoint(w, r, rec, seg[3], v1)
 			}))
 		case "diagnostics":
-			return notYet(rt.name+"/{kind}", http.StatusNotImplemented, "DIAGNOSTICS_NOT_IMPLEMENTED",
-				"diagnostics come with a later release; GET /v1/sandboxes/{id}/logs, /stats and /inspect are there now")
+			switch seg[3] {
+			case "logs", "events", "inspect", "summary":
+				rt.name += "/{kind}"
+				return rt, only(http.MethodGet, with(func(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+					return s.diagnostics(w, r, rec, seg[3])
+				}))
+			}
 		}
 	}
 	return route{}, nil
@@ -100,7 +114,7 @@ func (s *Server) lookup(r *http.Request, idOrName string) (record.Record, error)
 }
 
 func (s *Server) get(w http.ResponseWriter, _ *http.Request, rec record.Record) error {
-	writeJSON(w, http.StatusOK, toWire(rec))
+	writeJSON(w, http.StatusOK, s.show(rec))
 	return nil
 }
 
@@ -161,6 +175,9 @@ func wireIf(err error, code errs.Code, wireCode string) error {
 	return err
 }
 
+// renew moves the end of a sandbox. MaxTimeout bounds what a creation asks for,
+// so that what somebody forgets goes; who renews has not forgotten. (OpenSandbox:
+// "the creation-time limit does not apply".)
 func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	var body struct {
 		ExpiresAt string `json:"expiresAt"`
@@ -180,9 +197,6 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record
 	case t.After(now.AddDate(100, 0, 0)):
 		return errs.Wire(invalid("expiresAt %s is more than a hundred years ahead; create the sandbox without a timeout to keep it until it is deleted",
 			t.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
-	case s.cfg.MaxTimeout > 0 && t.After(now.Add(s.cfg.MaxTimeout)):
-		return errs.Wire(invalid("expiresAt %s is further ahead than this host allows; the latest now is %s, in %s",
-			t.UTC().Format(time.RFC3339), now.Add(s.cfg.MaxTimeout).UTC().Format(time.RFC3339), s.cfg.MaxTimeout), "DOCKER::INVALID_EXPIRATION")
 	case rec.Expires.IsZero():
 		return errs.Wire(errs.New(errs.WrongState, "sandbox %s has no timeout and lives until it is deleted; there is nothing to renew", rec.ID), "DOCKER::INVALID_EXPIRATION")
 	}
@@ -217,7 +231,7 @@ func (s *Server) patchMetadata(w http.ResponseWriter, r *http.Request, rec recor
 			return fmt.Errorf("patch metadata of sandbox %s: %w", rec.ID, err)
 		}
 	}
-	writeJSON(w, http.StatusOK, toWire(rec))
+	writeJSON(w, http.StatusOK, s.show(rec))
 	return nil
 }
 
@@ -303,6 +317,17 @@ func (f filter) match(rec *record.Record) bool {
 	return true
 }
 
+// paginate says which of total items are on the page that is asked for.
+func (f filter) paginate(total int) (from, to int, p wire.Pagination) {
+	p = wire.Pagination{Page: f.page, PageSize: f.pageSize, TotalItems: total, TotalPages: (total + f.pageSize - 1) / f.pageSize}
+	p.HasNextPage = f.page < p.TotalPages
+	if f.page > p.TotalPages {
+		return 0, 0, p
+	}
+	from = (f.page - 1) * f.pageSize
+	return from, min(from+f.pageSize, total), p
+}
+
 func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	f, err := parseFilter(r.URL.RawQuery)
 	if err != nil {
@@ -312,28 +337,20 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("list sandboxes: %w", err)
 	}
-	hit := all[:0:0]
-	for i := range all {
-		if f.match(&all[i]) {
-			hit = append(hit, all[i])
+	var hit []*record.Record
+	for _, rec := range all {
+		if f.match(rec) {
+			hit = append(hit, rec)
 		}
 	}
-	slices.SortFunc(hit, func(a, b record.Record) int {
-		if c := b.Created.Compare(a.Created); c != 0 {
-			return c
+	from, to, page := f.paginate(len(hit))
+	out := wire.List{Items: []wire.Sandbox{}, Pagination: page}
+	for _, rec := range hit[from:to] {
+		sb := s.show(*rec)
+		if sb.Sandboxd.Health != nil {
+			sb.Sandboxd.Health.LastOutput = "" // of one, not of two hundred
 		}
-		return strings.Compare(a.ID, b.ID)
-	})
-	total := len(hit)
-	out := wire.List{Items: []wire.Sandbox{}, Pagination: wire.Pagination{
-		Page: f.page, PageSize: f.pageSize, TotalItems: total, TotalPages: (total + f.pageSize - 1) / f.pageSize,
-	}}
-	out.Pagination.HasNextPage = f.page < out.Pagination.TotalPages
-	if f.page <= out.Pagination.TotalPages {
-		from := (f.page - 1) * f.pageSize
-		for i := range hit[from:min(from+f.pageSize, total)] {
-			out.Items = append(out.Items, toWire(hit[from+i]))
-		}
+		out.Items = append(out.Items, sb)
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil

@@ -12,16 +12,23 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
+	"fmt"
 	"log"
 	"log/slog"
 	"net/http"
+	"net/netip"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
+	"github.com/sandboxd/sandboxd/internal/history"
+	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -34,10 +41,28 @@ type Config struct {
 	// request is refused; with Insecure only what web pages of others send is.
 	APIKeys  []string
 	Insecure bool
+	// Keys keeps others, each with a role of its own; may be nil.
+	Keys Keys
+	// Volumes keeps named volumes; may be nil: then there are none. VolumeBytes is
+	// how much one holds whose maker does not say; 0: no bound, and see NoDisk.
+	Volumes     Volumes
+	VolumeBytes int64
+	// RequestsPerSecond is what one client may send by TCP; 0: no bound.
+	RequestsPerSecond int
 
 	// Secret signs endpoint tokens. Empty: a random one, and tokens end with
 	// the process.
 	Secret []byte
+
+	// TrustedProxies are peers whose X-Forwarded-* is believed and passed on; a
+	// Unix socket's always is.
+	TrustedProxies []netip.Prefix
+
+	// Gateway is what clients see of the listeners that are one.
+	Gateway Gateway
+	// ListenAddress is where the API is served by TCP, for endpoints that are
+	// asked for by the Unix socket; may be empty.
+	ListenAddress string
 
 	// ExternalHost replaces the request's Host in endpoints, if set. It may carry a path.
 	ExternalHost string
@@ -49,16 +74,18 @@ type Config struct {
 	CPUMillis   int64              // 1000
 	Pids        int64              // 256
 	DiskBytes   int64              // 10 Gi; see NoDisk
+	LogBytes    int64              // 16 Mi
 
 	// What a request may ask for at most, each for itself: the disks of all
 	// sandboxes together may be larger than the pool, as memory may.
 	MaxMemoryBytes int64         // 1 Ti
 	MaxCPUMillis   int64         // 1024 cores
 	MaxDiskBytes   int64         // 64 Ti; the daemon gives the size of its pool
-	MaxTimeout     time.Duration // no limit; else also what one gets that asks for none, and how far ahead a renewal may reach
+	MaxTimeout     time.Duration // no limit; else also what one gets that asks for none. Not of renewals: see renew
 
 	Runtimes []string // that exist on this host; default runsc and runc
 	NoDisk   bool     // the storage pool can not limit: asking for a disk size is an error
+	NoIO     bool     // this host can not limit I/O: asking for that is an error
 
 	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (egress.ParseRule)
 	// ParsePolicy parses a networkPolicy as it was sent. (egress.FromPolicy)
@@ -67,26 +94,38 @@ type Config struct {
 	ParsePolicy func([]byte) (record.Network, error)
 	// Host says what a sandbox is called on the host, for inspect; may be nil.
 	Host func(record.Record) map[string]string
+	// Notes says where a limit of a sandbox holds less than its name says; may be nil.
+	Notes func(record.Record) []string
+	// Health is how a sandbox is by its probe; nil: it has none. AwaitReady
+	// blocks while one that runs may become ready. Both may be missing.
+	Health     func(record.Record) *wire.Health
+	AwaitReady func(context.Context, record.Record) error
+
+	// Impaired says in words that anybody may read what the daemon serves in spite
+	// of, for /health; nil or "": nothing.
+	Impaired func() string
+	// System answers /system; may be nil.
+	System System
 
 	Version wire.Version
-	OpenAPI []byte       // answers /openapi.json (api.JSON)
-	Log     *slog.Logger // default: slog.Default()
+	OpenAPI []byte        // answers /openapi.json (api.JSON)
+	Docs    []byte        // answers /docs (api.Docs)
+	Log     *slog.Logger  // default: slog.Default()
+	History *history.Book // what happened to sandboxes, for diagnostics; may be nil
+	// OnAnswer, if not nil, hears of every request that is over. It must not wait.
+	OnAnswer func(Answer)
 }
 
 func (c *Config) defaults() {
-	orInt := func(p *int64, v int64) {
-		if *p == 0 {
-			*p = v
-		}
-	}
-	orInt(&c.MemoryBytes, 512<<20)
-	orInt(&c.CPUMillis, 1000)
-	orInt(&c.Pids, 256)
-	orInt(&c.DiskBytes, 10<<30)
-	orInt(&c.MaxMemoryBytes, 1<<40)
-	orInt(&c.MaxCPUMillis, 1024*1000)
-	orInt(&c.MaxDiskBytes, 64<<40)
-	c.DiskBytes = min(c.DiskBytes, c.MaxDiskBytes) // the default may be of a larger host
+	c.MemoryBytes = cmp.Or(c.MemoryBytes, 512<<20)
+	c.CPUMillis = cmp.Or(c.CPUMillis, 1000)
+	c.Pids = cmp.Or(c.Pids, 256)
+	c.DiskBytes = cmp.Or(c.DiskBytes, 10<<30)
+	c.LogBytes = cmp.Or(c.LogBytes, 16<<20)
+	c.MaxMemoryBytes = cmp.Or(c.MaxMemoryBytes, 1<<40)
+	c.MaxCPUMillis = cmp.Or(c.MaxCPUMillis, 1024*1000)
+	c.MaxDiskBytes = cmp.Or(c.MaxDiskBytes&^(1<<20-1), 64<<40) // whole MiB, since it is told
+	c.DiskBytes = min(c.DiskBytes, c.MaxDiskBytes)             // the default may be of a larger host
 	if c.Runtime == "" {
 		c.Runtime = "runsc"
 	}
@@ -116,29 +155,36 @@ var errNoRules = errs.New(errs.Unsupported, "this daemon was built without netwo
 // Server answers requests. Make one with New; its fields do not change after.
 type Server struct {
 	cfg       Config
-	keys      [][sha256.Size]byte
+	keys      *keyring
+	rates     rates
 	sandboxes Sandboxes
 	images    Images
 	agents    Agents
 	stats     Stats
+	snapshots Snapshots
+	diffs     Diffs
 	ports     *http.Transport // to ports other than the agent's
 	quiet     *log.Logger     // what the proxy says besides its errors
+
+	waitLimit time.Duration // the constant, but in tests
 
 	renewMu sync.Mutex
 	renewed map[string]time.Time // when access last renewed a sandbox
 }
 
-// New makes a Server.
-func New(cfg Config, sb Sandboxes, im Images, ag Agents, st Stats) *Server {
+// New makes a Server. It fails if the keys of the store can not be read.
+func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag Agents, st Stats) (*Server, error) {
 	cfg.defaults()
-	s := &Server{cfg: cfg, sandboxes: sb, images: im, agents: ag, stats: st, renewed: map[string]time.Time{}}
-	for _, k := range cfg.APIKeys {
-		s.keys = append(s.keys, sha256.Sum256([]byte(k)))
+	s := &Server{cfg: cfg, sandboxes: sb, snapshots: sn, diffs: df, images: im, agents: ag, stats: st, waitLimit: waitLimit, renewed: map[string]time.Time{}}
+	s.rates = rates{perSecond: cfg.RequestsPerSecond, of: map[string]*rate.Limiter{}}
+	var err error
+	if s.keys, err = newKeyring(cfg.APIKeys, cfg.Keys); err != nil {
+		return nil, fmt.Errorf("read API keys: %w", err)
 	}
 	s.cfg.APIKeys = nil
 	s.ports = s.portTransport()
 	s.quiet = slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)
-	return s
+	return s, nil
 }
 
 // Close drops idle connections into sandboxes.
@@ -150,14 +196,26 @@ type handler func(w http.ResponseWriter, r *http.Request) error
 // ServeHTTP routes one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	in := &info{start: time.Now(), requestID: requestID(r)}
-	r = r.WithContext(context.WithValue(r.Context(), infoKey{}, in))
+	in.actor, in.role = s.whoIs(r)
+	ctx := journal.With(r.Context(), slog.String("request", in.requestID), slog.String("actor", in.actor))
+	r = r.WithContext(context.WithValue(ctx, infoKey{}, in))
 	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: peerOf(r)}
 	tw.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	tw.Header().Set(wire.HeaderRequestID, in.requestID)
-	in.actor, in.trusted = s.whoIs(r)
 	defer s.finish(tw, r, in)
-	h, rt := s.route(r)
+	h, rt, err := s.find(r)
 	in.route = rt.name
+	if in.role != "" && !tw.peer.unix {
+		if err := s.rates.allow(s.client(r)); err != nil {
+			s.cors(tw, r)
+			s.fail(tw, r, err)
+			return
+		}
+	}
+	if err != nil {
+		s.fail(tw, r, err)
+		return
+	}
 	if rt.proxy {
 		s.proxy(tw, r, rt)
 		return
@@ -167,8 +225,12 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeEmpty(tw, http.StatusNoContent)
 		return
 	}
-	if !rt.open && !in.trusted {
+	if !rt.open && in.role == "" {
 		s.fail(tw, r, s.unauthorized(r))
+		return
+	}
+	if need := leastRole(r.Method, rt); !rt.open && !in.role.Covers(need) {
+		s.fail(tw, r, forbidden(in.role, need))
 		return
 	}
 	if err := h(tw, r); err != nil {
@@ -178,14 +240,38 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // route is what the path of a request says.
 type route struct {
-	name  string // for the log: the path with {id} for what varies
-	open  bool   // needs no key
-	proxy bool
-	v1    bool // asked through /v1
+	name string // for the log: the path with {id} for what varies
+	open bool   // needs no key
+	// refused: there is no such route, or none for this method
+	refused bool
+	proxy   bool
+	v1      bool // asked through /v1
 
 	id   string // of proxy
 	port string
-	rest string // undecoded, after the port; empty or begins with "/"
+	base string // path under which the port is served; empty: it has a host of its own
+	rest string // undecoded, after base; empty or begins with "/"
+
+	sig       signature // in the address; zero: none
+	sigInPath bool      // what looks like one may be the guest's path
+	signed    bool      // sig is right
+}
+
+// find finds what a request is for, on the kind of listener that it came by.
+func (s *Server) find(r *http.Request) (h handler, rt route, err error) {
+	switch {
+	case r.Method == http.MethodConnect:
+		return nil, route{name: "none", refused: true}, withStatus(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
+			"CONNECT is not served: this is no proxy to other hosts; ports of sandboxes are reached by GET /v1/sandboxes/{id}/endpoints/{port}")
+	case !peerOf(r).gateway:
+		h, rt = s.route(r)
+		return h, rt, nil
+	case r.URL.Path == "/health" && s.gatewayHealth(r):
+		h, rt = s.route(r)
+		return h, rt, nil
+	}
+	rt, err = s.gateway(r)
+	return nil, rt, err
 }
 
 // route splits the raw path and finds its handler.
@@ -201,7 +287,12 @@ func (s *Server) route(r *http.Request) (handler, route) {
 		if len(seg) > 4 {
 			rest = "/" + rest
 		}
-		return nil, route{name: "/sandboxes/{id}/proxy/{port}", proxy: true, v1: v1, id: unescape(seg[1]), port: seg[3], rest: rest}
+		rt := route{name: "/sandboxes/{id}/proxy/{port}", proxy: true, v1: v1, id: unescape(seg[1]), port: seg[3], rest: rest}
+		rt.base = proxyBase(v1, rt.id, rt.port)
+		if id, port, sig, ok := parseSigned(rt.id); ok && port == rt.port {
+			rt.id, rt.sig = id, sig
+		}
+		return nil, rt
 	}
 	if len(seg) > 1 && seg[len(seg)-1] == "" { // one trailing slash is forgiven
 		seg = seg[:len(seg)-1]
@@ -213,10 +304,18 @@ func (s *Server) route(r *http.Request) (handler, route) {
 		rt, methods = s.sandboxRoutes(seg, v1)
 	case seg[0] == "images":
 		rt, methods = s.imageRoutes(seg)
+	case seg[0] == "system":
+		rt, methods = s.systemRoutes(seg)
 	case seg[0] == "snapshots":
-		rt, methods = notYet("/snapshots", http.StatusNotImplemented, "SNAPSHOT::NOT_IMPLEMENTED", "snapshots come with a later release")
+		rt, methods = s.snapshotRoutes(seg)
+	case seg[0] == "volumes":
+		rt, methods = s.volumeRoutes(seg)
+	case seg[0] == "keys":
+		rt, methods = s.keyRoutes(seg)
 	case seg[0] == "pools":
-		rt, methods = notYet("/pools", http.StatusNotImplemented, "KUBERNETES::POOL_NOT_SUPPORTED", "a single host has no pools; SDK-side pools work without them")
+		rt, methods = never("/pools", "KUBERNETES::POOL_NOT_SUPPORTED", "a single host has no pools; SDK-side pools work without them")
+	case seg[0] == "templates":
+		rt, methods = never("/templates", "FSB::API_NOT_SUPPORTED", "templates are built by OpenSandbox's Kubernetes runtime, which this is not; make an image (sandboxctl image build, image import) or a snapshot of a sandbox, and create sandboxes from that")
 	case len(seg) == 1:
 		rt, methods = s.plainRoutes(seg[0], v1)
 	case p == "/metrics/events":
@@ -230,7 +329,7 @@ func (s *Server) route(r *http.Request) (handler, route) {
 		return func(http.ResponseWriter, *http.Request) error {
 			return withStatus(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
 				"there is no route %q here; GET /openapi.json lists our own routes, the rest is OpenSandbox's lifecycle API", clip(raw, 120))
-		}, route{name: "none"}
+		}, route{name: "none", refused: true}
 	}
 	h := methods[r.Method]
 	if h == nil && r.Method == http.MethodHead {
@@ -240,7 +339,7 @@ func (s *Server) route(r *http.Request) (handler, route) {
 		h = methods["*"]
 	}
 	if h == nil {
-		h = methodNotAllowed(methods)
+		h, rt.refused = methodNotAllowed(methods), true
 	}
 	return h, rt
 }
@@ -251,7 +350,13 @@ func (s *Server) plainRoutes(name string, v1 bool) (route, map[string]handler) {
 	case "health":
 		rt.open = true
 		return rt, only(http.MethodGet, func(w http.ResponseWriter, _ *http.Request) error {
-			writeJSON(w, http.StatusOK, map[string]string{"status": "healthy"})
+			answer := map[string]string{"status": "healthy"}
+			if f := s.cfg.Impaired; f != nil {
+				if text := f(); text != "" {
+					answer["warning"] = text
+				}
+			}
+			writeJSON(w, http.StatusOK, answer)
 			return nil
 		})
 	case "openapi.json":
@@ -261,23 +366,51 @@ func (s *Server) plainRoutes(name string, v1 bool) (route, map[string]handler) {
 			w.Write(s.cfg.OpenAPI) //nolint:errcheck // a client that left needs no answer
 			return nil
 		})
+	case "docs":
+		rt.open = true
+		return rt, only(http.MethodGet, s.docs)
 	case "version":
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, _ *http.Request) error {
-			writeJSON(w, http.StatusOK, s.cfg.Version)
+		rt.open = true // as upstream; who has no key learns the release alone
+		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
+			v := s.cfg.Version
+			if infoOf(r).role == "" {
+				if s.keyless() { // a page asks
+					return s.unauthorized(r)
+				}
+				v = wire.Version{Version: v.Version}
+			}
+			writeJSON(w, http.StatusOK, v)
 			return nil
 		})
 	case "events":
 		return rt, only(http.MethodGet, s.events)
+	case "stats":
+		return rt, only(http.MethodGet, s.usageOfAll)
+	case "diff":
+		return rt, only(http.MethodGet, s.diff)
 	}
 	return route{}, nil
 }
 
+// docs serves a page that shows the API. It loads nothing and runs nothing, and
+// says so: guests serve pages under this address, too.
+func (s *Server) docs(w http.ResponseWriter, _ *http.Request) error {
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Length", strconv.Itoa(len(s.cfg.Docs)))
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.Write(s.cfg.Docs) //nolint:errcheck // a client that left needs no answer
+	return nil
+}
+
 func only(method string, h handler) map[string]handler { return map[string]handler{method: h} }
 
-// notYet answers every method with the same refusal.
-func notYet(name string, status int, wireCode, text string) (route, map[string]handler) {
+// never answers every method with the same refusal: 400, which SDKs show with
+// its text, and which no client takes for a server that is about to be better.
+func never(name, wireCode, text string) (route, map[string]handler) {
 	return route{name: name}, map[string]handler{"*": func(http.ResponseWriter, *http.Request) error {
-		return withStatus(status, wireCode, errs.Unsupported, "%s", text)
+		return errs.Wire(errs.New(errs.Unsupported, "%s", text), wireCode)
 	}}
 }
 

@@ -3,8 +3,12 @@ package api
 import (
 	"io"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/relay"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // halfOpen is how long a sandbox may stay silent on an upgraded connection
@@ -13,11 +17,32 @@ const halfOpen = time.Minute
 
 // upgraded bounds what is left of an upgrade when its client leaves: ReverseProxy
 // then waits for the sandbox to hang up too, and a sandbox that never does would
-// hold two descriptors for as long as it lives.
-func upgraded(resp *http.Response) {
-	if b, ok := resp.Body.(io.ReadWriteCloser); ok && resp.StatusCode == http.StatusSwitchingProtocols {
-		resp.Body = &upgrade{ReadWriteCloser: b}
+// hold two descriptors for as long as it lives. One that was not asked for is an
+// error: ReverseProxy refuses it as well, but leaves its connection open.
+func upgraded(resp *http.Response) error {
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		return nil
 	}
+	asked, got := protocol(resp.Request.Header), protocol(resp.Header)
+	b, ok := resp.Body.(io.ReadWriteCloser)
+	if !ok || asked == "" || !strings.EqualFold(asked, got) {
+		return withStatus(http.StatusBadGateway, "GENERAL::UNKNOWN_ERROR", errs.Unavailable,
+			"the server in the sandbox changed the protocol to %q, which this request did not ask for (it asked for %q); look at that server", clip(got, 80), clip(asked, 80))
+	}
+	resp.Body = &upgrade{ReadWriteCloser: b}
+	return nil
+}
+
+// protocol is what headers say that a connection is to be upgraded to, or "".
+func protocol(h http.Header) string {
+	for _, v := range h["Connection"] {
+		for token := range strings.SplitSeq(v, ",") {
+			if strings.EqualFold(strings.TrimSpace(token), "upgrade") {
+				return h.Get("Upgrade")
+			}
+		}
+	}
+	return ""
 }
 
 type upgrade struct {
@@ -32,6 +57,10 @@ func (u *upgrade) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// WriteTo and ReadFrom are how ReverseProxy copies, one for each direction.
+func (u *upgrade) WriteTo(w io.Writer) (int64, error)  { return relay.Copy(w, u) }
+func (u *upgrade) ReadFrom(r io.Reader) (int64, error) { return relay.Copy(u.ReadWriteCloser, r) }
 
 // CloseWrite is called at the client's end of file.
 func (u *upgrade) CloseWrite() error {

@@ -21,6 +21,7 @@ const (
 	hybridHost = `31 23 0:28 / /sys/fs/cgroup rw,relatime - tmpfs tmpfs rw,mode=755
 32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu
 33 31 0:30 / /sys/fs/cgroup/cpuacct rw,relatime - cgroup cgroup rw,cpuacct
+34 31 0:31 / /sys/fs/cgroup/blkio rw,relatime - cgroup cgroup rw,blkio
 35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
 37 31 0:34 / /sys/fs/cgroup/freezer rw,relatime - cgroup cgroup rw,freezer
 39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids
@@ -41,7 +42,7 @@ const (
 func describe(lay *layout) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s:", lay.mode())
-	for _, c := range []string{"memory", "pids", "cpu", "cpuacct", "freezer"} {
+	for _, c := range []string{"memory", "pids", "cpu", "cpuacct", "freezer", "io"} {
 		if h := lay.of[c]; h != nil {
 			fmt.Fprintf(&b, " %s=%s", c, h.mount)
 		}
@@ -57,9 +58,9 @@ func describe(lay *layout) string {
 func TestLayout(t *testing.T) {
 	const at = "/sys/fs/cgroup"
 	for _, tt := range []struct{ name, mounts, offered, want string }{
-		{"unified", unifiedHost, "cpuset cpu io memory hugetlb pids rdma misc", "unified: memory=@ pids=@ cpu=@; made in @; removed from 1"},
-		{"hybrid", hybridHost, "", "hybrid: memory=@/memory pids=@/pids cpu=@/cpu; made in @/memory @/pids @/cpu @/unified; removed from 7"},
-		{"hybrid, pids on v2", hybridHost, "pids", "hybrid: memory=@/memory pids=@/unified cpu=@/cpu; made in @/memory @/cpu @/unified; removed from 7"},
+		{"unified", unifiedHost, "cpuset cpu io memory hugetlb pids rdma misc", "unified: memory=@ pids=@ cpu=@ io=@; made in @; removed from 1"},
+		{"hybrid", hybridHost, "", "hybrid: memory=@/memory pids=@/pids cpu=@/cpu io=@/blkio; made in @/blkio @/memory @/pids @/cpu @/unified; removed from 8"},
+		{"hybrid, pids on v2", hybridHost, "pids", "hybrid: memory=@/memory pids=@/unified cpu=@/cpu io=@/blkio; made in @/blkio @/memory @/cpu @/unified; removed from 8"},
 		{"legacy", legacyHost, "", "legacy: memory=@/memory pids=@/pids cpu=@/cpu,cpuacct cpuacct=@/cpu,cpuacct freezer=@/freezer; " +
 			"made in @/freezer @/cpu,cpuacct @/memory @/pids; removed from 5"},
 	} {
@@ -88,26 +89,38 @@ func TestLayoutNamesWhatIsMissing(t *testing.T) {
 // TestWrites is what is known of v2 on a host that has none: each write, in
 // order, for the flavours of hosts.
 func TestWrites(t *testing.T) {
-	all := Limits{MemoryBytes: 64 << 20, HeadroomBytes: 64 << 20, Pids: 256, OOMGroup: true}
+	all := Limits{
+		MemoryBytes: 64 << 20, HeadroomBytes: 64 << 20, Pids: 256, OOMGroup: true, CPUShares: 2048,
+		IOReadBps: 1 << 20, IOWriteIOPS: 100,
+	}
+	disks := []Disk{{Dev: "7:0"}, {Dev: "254:0", ReadsOnly: true}}
 	for _, tt := range []struct {
 		name string
 		l    Limits
 		f    flavour
 		want string
 	}{
-		{"v2 outer", all, flavour{v2: true, swap: true}, `
+		{"v2 outer", all, flavour{v2: true, swap: true, disks: disks}, `
 memory.max=134217728
 memory.swap.max=0
 memory.oom.group=1
-pids.max=256`},
+pids.max=256
+cpu.weight=174
+io.max=7:0 rbps=1048576 wbps=max riops=max wiops=100
+io.max=254:0 rbps=1048576 wbps=max riops=max wiops=max`},
 		{"v2 unlimited, no swap", Limits{HeadroomBytes: 64 << 20}, flavour{v2: true}, `
 memory.max=max
 memory.oom.group=0
 pids.max=max`},
-		{"v1 outer", all, flavour{swap: true}, `
+		{"v1 outer", all, flavour{swap: true, disks: disks[:1]}, `
 memory.limit_in_bytes=134217728
 memory.memsw.limit_in_bytes=134217728
-pids.max=256`},
+pids.max=256
+cpu.shares=2048
+blkio.throttle.read_bps_device=7:0 1048576
+blkio.throttle.write_bps_device=7:0 0
+blkio.throttle.read_iops_device=7:0 0
+blkio.throttle.write_iops_device=7:0 100`},
 		{"v1 unlimited, swap not accounted", Limits{}, flavour{}, `
 memory.limit_in_bytes=-1
 memory.swappiness=0
@@ -115,7 +128,7 @@ pids.max=max`},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got string
-			for _, c := range needed {
+			for _, c := range []string{"memory", "pids", "cpu", "io"} {
 				for _, w := range tt.l.writes(c, tt.f) {
 					got += "\n" + w.file + "=" + w.value
 				}
@@ -152,6 +165,12 @@ func TestAbsurdLimits(t *testing.T) {
 		{HeadroomBytes: -1},
 		{MemoryBytes: 1 << 62, HeadroomBytes: 1 << 62},
 		{Pids: 1 << 23},
+		{CPUShares: -1},
+		{CPUShares: 1 << 20},
+		{IOReadBps: -1},
+		{IOWriteBps: 1 << 62},
+		{IOReadIOPS: -5},
+		{IOWriteIOPS: 1 << 32},
 	} {
 		if err := l.check(); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%+v: %v", l, err)
@@ -248,5 +267,19 @@ func TestAwaitClosed(t *testing.T) {
 	}
 	if err := <-done; err == nil {
 		t.Error("populated, and await says that it is empty")
+	}
+}
+
+// TestWeight: the ends, the default, and more shares are never less weight.
+func TestWeight(t *testing.T) {
+	for shares, want := range map[int64]int64{2: 1, 1024: 100, 1 << 18: 10000} {
+		if got := weight(shares); got != want {
+			t.Errorf("%d shares are a weight of %d, want %d", shares, got, want)
+		}
+	}
+	for s := int64(minShares); s < maxShares; s++ {
+		if a, b := weight(s), weight(s+1); a > b || a < 1 || b > 10000 {
+			t.Fatalf("%d shares are %d, %d are %d", s, a, s+1, b)
+		}
 	}
 }

@@ -61,6 +61,10 @@ func conformance(t *testing.T, lay *layout) {
 		{"cpu", testCPU},
 		{"pids", testPids},
 		{"files", testFiles},
+		{"update", testUpdate},
+		{"update below use", testBelowUse},
+		{"cpu shares", testShares},
+		{"io", testIO},
 		{"freeze and thaw", testFreeze},
 		{"kill a fork bomb", testForkBomb},
 		{"kill the frozen", testKillFrozen},
@@ -86,7 +90,7 @@ type env struct {
 
 func newEnv(t *testing.T, lay *layout, root string) *env {
 	t.Helper()
-	tree, err := open(Config{Instance: inst, Root: root}, lay)
+	tree, err := open(Config{Instance: inst, Root: root, Disks: []Disk{{Dev: diskOf(t, ".")}}}, lay)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,8 +10,9 @@
 // The limits are enforced at <id>, where no runtime writes, and repeated on the
 // leaf, which is what a guest on runc sees as its own cgroup.
 //
-// A controller (memory, cpu, pids) is used where the host has it: in the v2
-// tree, else in its v1 hierarchy. What is done to the processes as a whole
+// A controller (memory, cpu, pids, and io where the host has that) is used where
+// it is: in the v2 tree, else in its v1 hierarchy. Limits of I/O stand on one
+// level only: <id> on v2; the leaf on v1, which hands none down. What is done to the processes as a whole
 // (kill, freeze, is anybody left) always goes through the v2 tree if one is
 // mounted, controllers or not: cgroup.kill, cgroup.freeze and cgroup.events
 // have no race and an event each. Only a host without any v2 tree gets the v1

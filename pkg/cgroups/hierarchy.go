@@ -25,11 +25,15 @@ type hierarchy struct {
 // process (see Start) must not be throttled in there.
 var needed = []string{"memory", "pids", "cpu"}
 
+// io limits disks where the host has it; v1 calls it blkio. Without it there
+// are no such limits, and asking for one is an error.
+const blkio = "blkio"
+
 // A layout says where a host keeps what: a pure function of its mounts.
 type layout struct {
 	all  []*hierarchy          // every hierarchy, v2 last
 	v2   *hierarchy            // nil on a host with v1 only
-	of   map[string]*hierarchy // controller to hierarchy; all of needed
+	of   map[string]*hierarchy // controller to hierarchy; all of needed, and perhaps io
 	ours []*hierarchy          // those in which groups are made: the v1 ones as a process enters them, then v2
 }
 
@@ -110,6 +114,15 @@ func newLayout(mounts []*hierarchy, offered []string) (*layout, error) {
 			lay.ours = append(lay.ours, h)
 		}
 	}
+	switch h := v1[blkio]; {
+	case lay.v2 != nil && slices.Contains(offered, "io"):
+		lay.of["io"] = lay.v2
+	case h != nil:
+		lay.of["io"] = h
+		if !slices.Contains(lay.ours, h) {
+			lay.ours = append([]*hierarchy{h}, lay.ours...)
+		}
+	}
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("find cgroups: this host has no controller %s, neither in the v2 tree nor on v1: "+
 			"look for cgroup_disable= in /proc/cmdline and for CONFIG_MEMCG, CONFIG_CGROUP_PIDS, CONFIG_CFS_BANDWIDTH in the kernel's config",
@@ -170,7 +183,7 @@ func detect() (*layout, error) {
 // statistics library look there.
 func (lay *layout) checkLinks() error {
 	for c, h := range lay.of {
-		if h.v2 {
+		if h.v2 || c == "io" { // for which nobody but sandboxd looks
 			continue
 		}
 		named := filepath.Join(filepath.Dir(h.mount), c)
@@ -227,6 +240,16 @@ func delegate(lay *layout, root string) error {
 		}
 	}
 	return enable(dir, ctrls)
+}
+
+// delegateIO enables io down to the root, as far as it is offered: a systemd
+// unit may delegate without it, and then there are no limits of I/O.
+func (lay *layout) delegateIO(root string) {
+	dir := lay.v2.mount
+	for name := range strings.SplitSeq(root, "/") {
+		_ = enable(dir, []string{"io"}) // whether the root has it tells, not this
+		dir += "/" + name
+	}
 }
 
 // enable lets the children of dir have controllers. Enabling again is free.

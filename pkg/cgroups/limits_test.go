@@ -107,6 +107,15 @@ func testPids(t *testing.T, e *env) {
 	if u := e.usage(id); u.Pids > 10 {
 		t.Errorf("%d pids", u.Pids)
 	}
+	if n, err := e.InitTasks(id); n != 0 || err != nil {
+		t.Errorf("where nobody is PID 1, PID 1 has %d tasks: %v", n, err)
+	}
+	id = e.create(Limits{Pids: 20})
+	e.output(id, "unshare --pid --fork sh -c 'sleep 1000 & sleep 1000 & exec sleep 1000' >/dev/null 2>&1 &")
+	e.until("all of a pid namespace run", func() bool { return e.usage(id).Pids == 4 })
+	if n, err := e.InitTasks(id); n != 1 || err != nil {
+		t.Errorf("PID 1 has %d tasks: %v", n, err)
+	}
 }
 
 // testFiles: the kernel has taken what was written, at both levels.

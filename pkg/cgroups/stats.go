@@ -5,6 +5,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/containerd/cgroups/v3/cgroup1"
 	v1 "github.com/containerd/cgroups/v3/cgroup1/stats"
@@ -17,7 +19,7 @@ type Usage struct {
 	MemoryPeakBytes uint64 // the most since the start
 	CPUMicros       uint64 // µs of CPU since the start
 	ThrottledMicros uint64 // µs that tasks stood still because of the CPU limit
-	Pids            uint64 // tasks now
+	Pids            uint64 // tasks now, threads included
 	OOMKills        uint64 // processes killed at the memory limit
 }
 
@@ -147,6 +149,40 @@ func (t *Tree) Usage(id string) (Usage, error) {
 		return Usage{}, fmt.Errorf("read usage of %s: %w", id, err)
 	}
 	return u, nil
+}
+
+// InitTasks counts the tasks of that process of id that is PID 1 to itself and to
+// the others; 0 where there is none. Usage counts them, too. It is the first one
+// to come, so more than a look at one process is rare.
+func (t *Tree) InitTasks(id string) (uint64, error) {
+	if err := t.check(id); err != nil {
+		return 0, err
+	}
+	list, err := pids(t.leafIn(t.layout.of["pids"], id))
+	if err != nil && !gone(err) {
+		return 0, fmt.Errorf("look for PID 1 of %s: %w", id, err)
+	}
+	for _, p := range list {
+		text, err := readFile(fmt.Sprintf("/proc/%d/status", p))
+		if err != nil {
+			continue // it has gone
+		}
+		ns, tasks := statusLine(text, "NSpid"), statusLine(text, "Threads")
+		if len(ns) == 2 && ns[1] == "1" && len(tasks) == 1 { // its id here, and in a namespace below this one
+			return strconv.ParseUint(tasks[0], 10, 64)
+		}
+	}
+	return 0, nil
+}
+
+// statusLine returns the words of a line of proc_pid_status(5).
+func statusLine(text, name string) []string {
+	for line := range strings.Lines(text) {
+		if rest, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.Fields(rest)
+		}
+	}
+	return nil
 }
 
 // OOMKills counts the processes of id that the kernel killed at its memory

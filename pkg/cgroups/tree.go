@@ -27,7 +27,8 @@ type Config struct {
 	// Root is the cgroup below which all sandboxes live, relative to the mounts,
 	// without slashes at its ends: Instance.CgroupRoot() if empty. It may be
 	// nested, as "sandboxd.slice/sandboxes", and must hold no process.
-	Root string
+	Root  string
+	Disks []Disk // that I/O is limited on
 	// Patience bounds how long Freeze, Kill and Remove wait for the kernel
 	// where their context has no earlier end: 10 s if zero.
 	Patience time.Duration
@@ -97,6 +98,9 @@ func open(c Config, lay *layout) (*Tree, error) {
 	}
 	swap.swap = unix.Access(file, unix.F_OK) == nil
 	t.flavours["memory"] = swap
+	if h := lay.of["io"]; h != nil && (!h.v2 || enable(t.rootDir(h), []string{"io"}) == nil) {
+		t.flavours["io"] = flavour{v2: h.v2, disks: c.Disks}
+	}
 
 	t.stats = newStats(lay)
 	var err error
@@ -155,6 +159,13 @@ func (t *Tree) check(id string) error {
 	return nil
 }
 
+func (t *Tree) checkLimits(l Limits) error {
+	if can, _ := t.LimitsIO(); l.limitsIO() && !can {
+		return errs.New(errs.Unsupported, "a limit of I/O: this host has no io (v1: blkio) controller for it, or its files are on no block device; leave it out")
+	}
+	return l.check()
+}
+
 func (t *Tree) makeRoot() error {
 	if err := delegate(t.layout, t.root); err != nil {
 		return err
@@ -163,6 +174,9 @@ func (t *Tree) makeRoot() error {
 		if err := os.MkdirAll(t.rootDir(h), 0o755); err != nil {
 			return fmt.Errorf("make cgroup root: %w", err)
 		}
+	}
+	if h := t.layout.of["io"]; h != nil && h.v2 {
+		t.layout.delegateIO(t.root)
 	}
 	return nil
 }
@@ -176,7 +190,7 @@ func (t *Tree) makeRoot() error {
 // directory descriptors would save that and go stale when somebody removes the
 // root.
 func (t *Tree) Create(ctx context.Context, id string, l Limits) error {
-	if err := errors.Join(t.check(id), l.check()); err != nil {
+	if err := errors.Join(t.check(id), t.checkLimits(l)); err != nil {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -217,7 +231,27 @@ func (t *Tree) create(id string, l Limits) error {
 			}
 		}
 	}
+	if l.limitsIO() {
+		return t.write("io", t.ioDir(id), l)
+	}
 	return nil
+}
+
+// ioDir is the one cgroup of id with limits of I/O: v1 does not hand them down
+// to the leaf; on v2 a request would pay twice.
+func (t *Tree) ioDir(id string) string {
+	h := t.layout.of["io"]
+	if h.v2 {
+		return t.dir(h, id)
+	}
+	return t.leafIn(h, id)
+}
+
+// LimitsIO says whether I/O can be limited here, and whether that holds for
+// what the page cache writes back too: only v2 knows whose that is.
+func (t *Tree) LimitsIO() (can, writeback bool) {
+	f, ok := t.flavours["io"]
+	return ok && len(f.disks) > 0, f.v2
 }
 
 // write makes ctrl of one cgroup obey l.

@@ -16,6 +16,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -35,15 +37,23 @@ import (
 type (
 	CreateRequest = wire.CreateRequest
 	Image         = wire.Image
+	ImageAuth     = wire.ImageAuth
 	Sandbox       = wire.Sandbox
 	Status        = wire.Status
 	Info          = wire.Info
+	Health        = wire.Health
 	Inspection    = wire.Inspection
 	Endpoint      = wire.Endpoint
+	PublishedPort = wire.PublishedPort
 	Event         = wire.Event
 	ImageInfo     = wire.ImageInfo
 	Usage         = wire.Usage
+	SandboxStats  = wire.SandboxStats
 	Version       = wire.Version
+
+	ImageInspection = wire.ImageInspection
+	ImportProgress  = wire.ImportProgress
+	PruneReport     = wire.PruneReport
 )
 
 // The states of a sandbox.
@@ -60,13 +70,32 @@ const (
 
 // The keys of CreateRequest.Extensions that are sandboxd's.
 const (
-	ExtName    = wire.ExtName
-	ExtRuntime = wire.ExtRuntime
-	ExtNetwork = wire.ExtNetwork
-	ExtAllow   = wire.ExtAllow
-	ExtTimeout = wire.ExtTimeout
-	ExtOneShot = wire.ExtOneShot
-	ExtIdle    = wire.ExtIdle
+	ExtName     = wire.ExtName
+	ExtRuntime  = wire.ExtRuntime
+	ExtNetwork  = wire.ExtNetwork
+	ExtAllow    = wire.ExtAllow
+	ExtTimeout  = wire.ExtTimeout
+	ExtOneShot  = wire.ExtOneShot
+	ExtIdle     = wire.ExtIdle
+	ExtReadOnly = wire.ExtReadOnly
+	ExtTmpfs    = wire.ExtTmpfs
+	ExtPublish  = wire.ExtPublish
+	ExtPrestart = wire.ExtPrestart
+
+	ExtRestart          = wire.ExtRestart
+	ExtReadyCmd         = wire.ExtReadyCmd
+	ExtReadyPort        = wire.ExtReadyPort
+	ExtReadyInterval    = wire.ExtReadyInterval
+	ExtReadyTimeout     = wire.ExtReadyTimeout
+	ExtReadyRetries     = wire.ExtReadyRetries
+	ExtReadyStartPeriod = wire.ExtReadyStartPeriod
+)
+
+// How a sandbox with a probe feels.
+const (
+	HealthStarting  = wire.HealthStarting
+	HealthHealthy   = wire.HealthHealthy
+	HealthUnhealthy = wire.HealthUnhealthy
 )
 
 // DefaultHost is where a daemon of the default instance listens.
@@ -91,6 +120,7 @@ type Client struct {
 	http *http.Client
 
 	answer time.Duration // answerLimit, but in tests
+	ping   time.Duration // pingEvery, but in tests
 }
 
 // FromEnv makes a Client of SANDBOXD_HOST, else of what OpenSandbox's SDKs
@@ -110,13 +140,15 @@ func FromEnv() (*Client, error) {
 // New makes a Client of host: unix:///path, tcp://host:port or an http(s) URL.
 func New(host, key string) (*Client, error) {
 	tr := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 16, IdleConnTimeout: 90 * time.Second, DisableCompression: true}
-	c := &Client{host: host, key: key, answer: answerLimit, http: &http.Client{
+	c := &Client{host: host, key: key, answer: answerLimit, ping: pingEvery, http: &http.Client{
 		Transport: tr,
 		// The API does not redirect; a sandbox behind it may, to anywhere.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}}
 	dialer := &net.Dialer{Timeout: dialLimit}
-	tr.DialContext = dialer.DialContext
+	tr.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		return watch(dialer.DialContext(ctx, network, address))
+	}
 	scheme, rest, ok := strings.Cut(host, "://")
 	if !ok {
 		scheme, rest = "tcp", host
@@ -128,7 +160,7 @@ func New(host, key string) (*Client, error) {
 		}
 		tr.Proxy = nil
 		tr.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return dialer.DialContext(ctx, "unix", rest)
+			return watch(dialer.DialContext(ctx, "unix", rest))
 		}
 		c.base = "http://sandboxd"
 		return c, nil
@@ -298,6 +330,9 @@ func (c *Client) lost(ctx context.Context, err error) error {
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return errs.Wrap(err, errs.Denied, "the certificate of %s is not to be trusted: %s; have SSL_CERT_FILE name the PEM file of the authority that signed it, and ask under a name that it holds", c.host, err)
+	}
 	return errs.Wrap(err, errs.Unavailable, "the connection to %s broke: %s; see whether sandboxd still runs and ask again", c.host, err)
 }
 
@@ -308,11 +343,18 @@ func fromResponse(resp *http.Response) error {
 	var e wire.Error
 	if json.Unmarshal(b, &e) != nil || e.Message == "" {
 		e.Message = strings.TrimSpace(string(b))
+		if strings.HasSuffix(e.Message, "HTTP request to an HTTPS server.") { // net/http's own words
+			e.Message = "this is a TLS listener, and was asked without; begin the host with https://"
+		}
 		if e.Message == "" || strings.HasPrefix(e.Message, "<") {
 			e.Message = "the server answered " + resp.Status
 		}
 	}
-	return fromWire(resp.StatusCode, e)
+	err := fromWire(resp.StatusCode, e)
+	if n, perr := strconv.Atoi(resp.Header.Get("Retry-After")); perr == nil && n > 0 {
+		err = errs.Retry(err, time.Duration(n)*time.Second)
+	}
+	return err
 }
 
 func fromWire(status int, e wire.Error) error {
@@ -342,6 +384,9 @@ func codeOf(status int, wireCode string) errs.Code {
 	case http.StatusNotImplemented:
 		return errs.Unsupported
 	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		if wireCode == "SANDBOX::CAPACITY_EXCEEDED" {
+			return errs.Exhausted
+		}
 		return errs.Unavailable
 	}
 	return errs.Internal

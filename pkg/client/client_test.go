@@ -139,10 +139,12 @@ func TestSilence(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		ctx2, cancel2 := context.WithCancel(ctx)
+		c.answer = time.Minute
 		time.AfterFunc(10*time.Millisecond, cancel2)
 		if err := f(ctx2); !errors.Is(err, context.Canceled) {
 			t.Errorf("%s, cancelled: %v", name, err)
 		}
+		c.answer = 50 * time.Millisecond
 		cancel()
 	}
 	// What takes its time is no silence: output to follow, a body, an answer that has begun.

@@ -19,6 +19,7 @@ import (
 // Command is what to run in a sandbox. Argv is run without a shell.
 type Command struct {
 	Argv       []string
+	Shell      string            // instead of Argv: run as bash -c, or sh -c
 	Dir        string            // default: the image's WORKDIR
 	Env        map[string]string // over that of image and sandbox
 	UID, GID   *int64            // default: the image's USER; GID needs UID
@@ -33,6 +34,8 @@ type Exit struct {
 	Signal   string // "SIGKILL", or empty
 	TimedOut bool
 	Error    string // why it could not be started
+	Reason   string // "exited", "killed", "timeout", "disk_full" or "pids_limit"; empty from an older agent
+	Hint     string // which limit was met, or empty
 }
 
 // Process is a command that was started.
@@ -53,7 +56,7 @@ func agentPath(idOrName, rest string) string {
 // the foreground is killed or not, as the agent likes, when ctx ends.
 func (c *Client) Start(ctx context.Context, idOrName string, cmd Command) (*Process, error) {
 	body := agent.CommandRequest{
-		Argv: cmd.Argv, Cwd: cmd.Dir, Envs: cmd.Env, UID: cmd.UID, GID: cmd.GID,
+		Argv: cmd.Argv, Command: cmd.Shell, Cwd: cmd.Dir, Envs: cmd.Env, UID: cmd.UID, GID: cmd.GID,
 		Stdin: cmd.Stdin, Background: cmd.Background, Timeout: cmd.Timeout.Milliseconds(),
 	}
 	resp, err := c.stream(ctx, request{
@@ -118,7 +121,7 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 			if err != nil {
 				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end", p.sandbox)
 			}
-			return Exit{Code: e.ExitCode, Signal: e.Signal, TimedOut: e.TimedOut, Error: e.Error}, nil
+			return Exit{Code: e.ExitCode, Signal: e.Signal, TimedOut: e.TimedOut, Error: e.Error, Reason: e.Reason, Hint: e.Hint}, nil
 		}
 		if err != nil {
 			return Exit{}, fmt.Errorf("write the command's output: %w", err)

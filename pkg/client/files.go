@@ -115,20 +115,25 @@ func (b *uploads) add(f *Upload) {
 func (b *uploads) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(b.parts) > 0 && b.err == nil && !b.closed.Load() {
-		n, err := b.readPart(p)
-		if err != nil {
-			b.shut()
-			b.parts, b.read = b.parts[1:], 0
+	n := 0
+	for n < len(p) && len(b.parts) > 0 && b.err == nil && !b.closed.Load() { // small parts go together
+		m, err := b.readPart(p[n:])
+		n += m
+		if err == nil {
+			if m > 0 {
+				break // a file that may have no more just now
+			}
+			continue
 		}
-		if err != nil && err != io.EOF {
+		b.shut()
+		b.parts, b.read = b.parts[1:], 0
+		if err != io.EOF {
 			b.err = err
-		}
-		if n > 0 {
-			return n, nil
 		}
 	}
 	switch {
+	case n > 0:
+		return n, nil
 	case b.err != nil:
 		return 0, b.err
 	case b.closed.Load():

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 func sandboxPath(idOrName, rest string) string {
@@ -40,7 +38,39 @@ func (c *Client) CreateTimed(ctx context.Context, r CreateRequest, wait bool) (s
 	if err != nil {
 		return sb, "", err
 	}
-	return sb, h.Get("Server-Timing"), nil
+	if wait && coming(sb) {
+		sb, err = c.awaitTurn(ctx, sb.ID)
+	}
+	return sb, h.Get("Server-Timing"), err
+}
+
+// coming reports whether a sandbox is on its way: it waits for its turn, or is
+// not ready yet. One that waits for its restart has come, and ended.
+func coming(sb Sandbox) bool {
+	if i := sb.Sandboxd; i != nil && (i.NextStart != nil || i.Health != nil) {
+		return i.Health != nil && i.Health.State == HealthStarting
+	}
+	return sb.Status.State == Pending
+}
+
+// askAgain is how often to look at a sandbox that waits behind a long queue.
+const askAgain = time.Second
+
+// awaitTurn waits for a sandbox for which the daemon does not wait any longer.
+func (c *Client) awaitTurn(ctx context.Context, id string) (Sandbox, error) {
+	tick := time.NewTicker(askAgain)
+	defer tick.Stop()
+	for {
+		sb, err := c.Get(ctx, id)
+		if err != nil || !coming(sb) {
+			return sb, err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return sb, ctx.Err()
+		}
+	}
 }
 
 // Get returns one sandbox; one that does not exist is errs.NotFound.
@@ -93,6 +123,29 @@ func (c *Client) Delete(ctx context.Context, idOrName string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, "")}, nil)
 }
 
+// Restart lets a sandbox that has ended live again, with its files. With wait
+// it returns when the sandbox runs or has failed, which Status.State tells.
+func (c *Client) Restart(ctx context.Context, idOrName string, wait bool) (sb Sandbox, err error) {
+	r := request{method: http.MethodPost, path: sandboxPath(idOrName, "/start")}
+	if wait {
+		r.query = url.Values{"wait": {"true"}}
+	}
+	err = c.do(ctx, r, &sb)
+	if err == nil && wait && coming(sb) {
+		sb, err = c.awaitTurn(ctx, sb.ID)
+	}
+	return sb, err
+}
+
+// Stop ends a sandbox and keeps it until it expires or is deleted. Its
+// entrypoint gets SIGTERM and has grace, in whole seconds, to end by itself.
+func (c *Client) Stop(ctx context.Context, idOrName string, grace time.Duration) error {
+	return c.do(ctx, request{
+		method: http.MethodPost, path: sandboxPath(idOrName, "/stop"),
+		query: url.Values{"grace": {strconv.Itoa(int(grace / time.Second))}},
+	}, nil)
+}
+
 // Pause freezes all processes of a sandbox.
 func (c *Client) Pause(ctx context.Context, idOrName string) error {
 	return c.do(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "/pause")}, nil)
@@ -113,6 +166,13 @@ func (c *Client) Renew(ctx context.Context, idOrName string, expires time.Time) 
 	return out.ExpiresAt, err
 }
 
+// Update changes limits of a sandbox that runs or is paused; the keys are those
+// of CreateRequest.ResourceLimits.
+func (c *Client) Update(ctx context.Context, idOrName string, limits map[string]string) (i Inspection, err error) {
+	err = c.do(ctx, request{method: http.MethodPatch, path: sandboxPath(idOrName, "/limits"), json: wire.LimitsPatch{ResourceLimits: limits}}, &i)
+	return i, err
+}
+
 // PatchMetadata sets metadata, and removes what is nil.
 func (c *Client) PatchMetadata(ctx context.Context, idOrName string, patch map[string]*string) (sb Sandbox, err error) {
 	if patch == nil {
@@ -128,6 +188,16 @@ func (c *Client) Endpoint(ctx context.Context, idOrName string, port uint16) (e 
 	return e, err
 }
 
+// SignedEndpoint is an Endpoint that opens its port by itself until a time, but at
+// most as long as the sandbox lives; only what the agent's port needs is in Headers.
+func (c *Client) SignedEndpoint(ctx context.Context, idOrName string, port uint16, until time.Time) (e Endpoint, err error) {
+	err = c.do(ctx, request{
+		method: http.MethodGet, path: sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port)),
+		query: url.Values{"expires": {strconv.FormatInt(until.Unix(), 10)}},
+	}, &e)
+	return e, err
+}
+
 // Inspect returns all there is to know of a sandbox but its secrets.
 func (c *Client) Inspect(ctx context.Context, idOrName string) (i Inspection, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/inspect")}, &i)
@@ -138,6 +208,13 @@ func (c *Client) Inspect(ctx context.Context, idOrName string) (i Inspection, er
 func (c *Client) Stats(ctx context.Context, idOrName string) (u Usage, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/stats")}, &u)
 	return u, err
+}
+
+// AllStats measures all sandboxes that run or are paused, in one request.
+func (c *Client) AllStats(ctx context.Context) ([]SandboxStats, error) {
+	var l wire.StatsList
+	err := c.do(ctx, request{method: http.MethodGet, path: "/stats"}, &l)
+	return l.Items, err
 }
 
 // Logs reads the output of the entrypoint, with follow until it ends.
@@ -209,53 +286,4 @@ func parseEvents(r io.Reader) iter.Seq2[Event, error] {
 		}
 		yield(Event{}, err)
 	}
-}
-
-// Images lists the images of the host.
-func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
-	var l wire.ImageList
-	err := c.do(ctx, request{method: http.MethodGet, path: "/images"}, &l)
-	return l.Items, err
-}
-
-// RemoveImage removes name[:tag] or a digest.
-func (c *Client) RemoveImage(ctx context.Context, ref string) error {
-	return c.do(ctx, request{method: http.MethodDelete, path: "/images/" + url.PathEscape(ref)}, nil)
-}
-
-// BuildImage makes the image of a recipe and calls progress for each line of the build.
-func (c *Client) BuildImage(ctx context.Context, name string, progress func(line string)) (ImageInfo, error) {
-	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/build", json: wire.BuildRequest{Name: name}})
-	if err != nil {
-		return ImageInfo{}, err
-	}
-	defer resp.Body.Close()
-	im, err := parseBuild(resp.Body, progress)
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		err = c.lost(ctx, err)
-	}
-	return im, err
-}
-
-func parseBuild(r io.Reader, progress func(string)) (ImageInfo, error) {
-	sc := bufio.NewScanner(r)
-	sc.Buffer(nil, maxEvent)
-	for sc.Scan() {
-		var l wire.BuildLine
-		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
-			return ImageInfo{}, fmt.Errorf("decode a line of the build: %w", err)
-		}
-		switch {
-		case l.Error != nil:
-			return ImageInfo{}, errs.Wire(errs.New(errs.Internal, "%s", l.Error.Message), l.Error.Code)
-		case l.Image != nil:
-			return *l.Image, nil
-		default:
-			progress(l.Line)
-		}
-	}
-	if err := sc.Err(); err != nil {
-		return ImageInfo{}, err
-	}
-	return ImageInfo{}, io.ErrUnexpectedEOF
 }

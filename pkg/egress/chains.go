@@ -2,6 +2,9 @@ package egress
 
 import (
 	"bytes"
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -24,8 +27,8 @@ const (
 	markMask  = 0x7000000
 )
 
-// dnsPort is where the resolver listens, on the gateway.
-const dnsPort = 15353
+// ResolverPort is where the resolver listens, on the gateway, for UDP and TCP.
+const ResolverPort = 15353
 
 // xtablesWait is how many seconds to wait for the lock of iptables.
 const xtablesWait = 5
@@ -52,7 +55,6 @@ func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generati
 	r := strings.NewReplacer(
 		"LINKS", i.LinkMatch(), // this instance's
 		"SRC", i.Set("src"),
-		"UPLINKS", i.Set("uplink"),
 		"NUMBER", fmt.Sprint(i.Queue()),
 		"GATEWAY", gateway.String(),
 		"POOL", pool.Masked().String(),
@@ -60,7 +62,7 @@ func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generati
 		"ALLOW", fmt.Sprintf("0x%x/0x%x", markAllow, markMask),
 		"DENIED", fmt.Sprintf("0x%x/0x%x", markDeny, markMask),
 		"UNMARKED", fmt.Sprintf("0x0/0x%x", markMask),
-		"DNSPORT", fmt.Sprint(dnsPort),
+		"DNSPORT", fmt.Sprint(ResolverPort),
 		"@", i.Chain(""), // @RAW is the chain RAW
 		"$", suffix,
 		"LIMIT", i.Set("limit")+strings.ToLower(suffix), // a hashlimit table: the first rule to name it gives it its limits
@@ -123,16 +125,13 @@ const chainText = `
 -A @BACK$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A @BACK$ -i sb-+ -j @DENY$
 -A @BACK$ -j DROP
--A @UPLINK$ -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN
--A @UPLINK$ -m set --match-set UPLINKS src,src -j DROP
 -A @INPUT$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A @INPUT$ -d GATEWAY/32 -p udp -m udp --dport DNSPORT -m conntrack --ctstate DNAT -j ACCEPT
 -A @INPUT$ -d GATEWAY/32 -p tcp -m tcp --dport DNSPORT -m conntrack --ctstate DNAT -j ACCEPT
 -A @INPUT$ -j @DENY$
 `
 
-// hookText: last in a table is first in its chain. UPLINK is for what is no
-// sandbox's on either side: a link that forwards for us would do so for all.
+// hookText: last in a table is first in its chain.
 const hookText = `
 *raw
 -A PREROUTING -i LINKS -j @RAW$
@@ -143,7 +142,6 @@ const hookText = `
 -A POSTROUTING -s POOL ! -o sb-+ -m comment --comment TAG -j MASQUERADE
 *filter
 -A INPUT -i LINKS -j @INPUT$
--A FORWARD ! -i sb-+ ! -o sb-+ -j @UPLINK$
 -A FORWARD ! -i LINKS -o LINKS -j @BACK$
 -A FORWARD -i LINKS -j @FORWARD$
 `
@@ -163,6 +161,8 @@ type chains struct {
 	gateway netip.Addr
 	log     *slog.Logger
 	v4, v6  *iptables.IPTables // v6 is nil where the host has none
+	// restorer is the program iptables-restore.
+	restorer string
 
 	foreign sync.Once // the warning about another family of tables
 
@@ -183,7 +183,7 @@ const (
 )
 
 func newChains(i instance.Instance, pool netip.Prefix, gateway netip.Addr, log *slog.Logger) (*chains, error) {
-	c := &chains{inst: i, pool: pool, gateway: gateway, log: log}
+	c := &chains{inst: i, pool: pool, gateway: gateway, log: log, restorer: "iptables-restore"}
 	var err error
 	if c.v4, err = iptables.New(iptables.IPFamily(iptables.ProtocolIPv4), iptables.Timeout(xtablesWait)); err != nil {
 		return nil, fmt.Errorf("iptables: %w: install the Debian package iptables", err)
@@ -199,17 +199,24 @@ func newChains(i instance.Instance, pool netip.Prefix, gateway netip.Addr, log *
 	return c, nil
 }
 
+// saveLimit is how long iptables-save may take: it needs 3 ms, and some seconds
+// on a host with 50,000 rules.
+const saveLimit = 15 * time.Second
+
 // save reads all rules at once.
-func (c *chains) save() (rulesOf, error) {
-	cmd := exec.Command("iptables-save")
+func (c *chains) save(ctx context.Context) (rulesOf, error) {
+	ctx, cancel := context.WithTimeout(ctx, saveLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "iptables-save")
+	cmd.WaitDelay = time.Second // a child of its own may hold the pipe
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("iptables-save: %w: %s", err, strings.TrimSpace(stderr.String()))
+		return nil, fmt.Errorf("iptables-save: %w: %s", cmp.Or(ctx.Err(), err), strings.TrimSpace(stderr.String()))
 	}
 	if strings.Contains(stdout.String()+stderr.String(), "tables present") {
 		c.foreign.Do(func() {
-			c.log.Warn("this host has rules of both iptables-legacy and iptables-nft: one that drops in the other family wins over what sandboxd accepts")
+			c.log.Info("this host has tables of both iptables-legacy and iptables-nft; `sandboxd doctor` says whether the other's drop what sandboxd accepts")
 		})
 	}
 	return parseSave(stdout.String()), nil
@@ -280,6 +287,22 @@ func equal(a, b rulesOf) bool {
 	return true
 }
 
+// alike compares how many rules each chain has, whatever their form.
+func alike(a, b rulesOf) bool {
+	for _, t := range tables {
+		if len(a[t]) != len(b[t]) {
+			return false
+		}
+		for name, rules := range a[t] {
+			other, ok := b[t][name]
+			if !ok || len(rules) != len(other) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // merged is all that an instance has of one generation.
 func (c *chains) merged(generation int) rulesOf {
 	chains, hooks := wanted(c.inst, c.pool, c.gateway, generation)
@@ -295,8 +318,8 @@ func (c *chains) merged(generation int) rulesOf {
 }
 
 // standing reports whether what is in the kernel is what should be.
-func (c *chains) standing() (bool, error) {
-	all, err := c.save()
+func (c *chains) standing(ctx context.Context) (bool, error) {
+	all, err := c.save(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -347,16 +370,33 @@ func (c *chains) hooked(mine rulesOf, generation int) bool {
 	return true
 }
 
-// install makes the chains stand. Where a generation is hooked the other is
+// hooks counts the jumps to chains of a generation.
+func (c *chains) hooks(mine rulesOf, generation int) (n int) {
+	_, hooks := wanted(c.inst, c.pool, c.gateway, generation)
+	for table, h := range hooks {
+		for name, rules := range h {
+			for _, r := range rules {
+				if strings.Contains(r, "-j "+c.inst.Chain("")) && slices.Contains(mine[table][name], r) {
+					n++
+				}
+			}
+		}
+	}
+	return n
+}
+
+// install makes the chains stand. Where a generation is hooked, also in part, the other is
 // built, hooked in front of it, and only then the old one is taken away.
-func (c *chains) install() error {
-	all, err := c.save()
+func (c *chains) install(ctx context.Context) error {
+	all, err := c.save(ctx)
 	if err != nil {
 		return err
 	}
 	mine, _ := c.ours(all)
+	// Not the one with more hooks in place: those hold until the other's do, also
+	// if this fails half way.
 	generation := 0
-	if c.hooked(mine, 0) {
+	if first := c.hooks(mine, 0); first > 0 && first >= c.hooks(mine, 1) {
 		generation = 1
 	}
 	// Remainders of an install that was cut short.
@@ -364,24 +404,15 @@ func (c *chains) install() error {
 		return err
 	}
 	chains, hooks := wanted(c.inst, c.pool, c.gateway, generation)
-	for _, table := range tables {
-		if err := c.fill(table, chains[table]); err != nil {
-			return err
-		}
+	if err := c.restore(ctx, c.script(chains, hooks, mine)); err != nil {
+		return err
 	}
-	for _, table := range tables {
-		for name, rules := range hooks[table] {
-			for _, r := range rules {
-				if !strings.Contains(r, c.inst.Chain("")) && slices.Contains(mine[table][name], r) {
-					continue // MASQUERADE: one is enough, anywhere
-				}
-				if err := c.v4.Insert(table, name, 1, strings.Fields(r)...); err != nil {
-					return fmt.Errorf("hook into %s %s: %w", table, name, err)
-				}
-			}
-		}
-	}
-	if err := c.remove(mine, 1-generation); err != nil {
+	// The other generation, and chains that only older versions had.
+	err = c.removeChains(mine, func(table, name string) bool {
+		_, wanted := chains[table][name]
+		return strings.HasPrefix(name, c.inst.Chain("")) && !wanted
+	})
+	if err != nil {
 		return err
 	}
 	if err := c.unmasquerade(mine, hooks["nat"]["POSTROUTING"]); err != nil {
@@ -390,10 +421,15 @@ func (c *chains) install() error {
 	if err := c.install6(); err != nil {
 		return err
 	}
-	if all, err = c.save(); err != nil {
+	if all, err = c.save(ctx); err != nil {
 		return err
 	}
-	c.installed, _ = c.ours(all)
+	now, _ := c.ours(all)
+	if !alike(now, c.merged(generation)) {
+		c.installed = nil // or what is left of them would count as whole
+		return errors.New("somebody changed them while they were made")
+	}
+	c.installed = now
 	if !equal(c.installed, c.merged(generation)) {
 		c.log.Info("this iptables prints rules in another form; they are installed anew at every start")
 	}

@@ -1,9 +1,11 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -54,6 +56,7 @@ type resolver struct {
 	fixed     bool // upstreams are configured, not those of resolv.conf
 	upstreams atomic.Pointer[[]netip.AddrPort]
 	servers   []*dns.Server
+	closing   atomic.Bool
 	done      sync.WaitGroup
 }
 
@@ -61,7 +64,7 @@ func newResolver(e *Engine) (*resolver, error) {
 	r := &resolver{e: e, log: e.log, fixed: len(e.cfg.Upstreams) > 0}
 	r.upstreams.Store(&e.cfg.Upstreams)
 	r.refresh()
-	addr := netip.AddrPortFrom(e.cfg.Gateway, dnsPort).String()
+	addr := netip.AddrPortFrom(e.cfg.Gateway, ResolverPort).String()
 	// The gateway's address may come to lo after this.
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -89,7 +92,9 @@ func newResolver(e *Engine) (*resolver, error) {
 func (r *resolver) serve() {
 	for _, s := range r.servers {
 		r.done.Go(func() {
-			if err := s.ActivateAndServe(); err != nil && !errors.Is(err, net.ErrClosed) {
+			if err := s.ActivateAndServe(); !r.closing.Load() {
+				err = cmp.Or(err, io.EOF)
+				r.e.health.fail(fmt.Errorf("resolver: %w", err))
 				r.log.Error("resolver ended: sandboxes resolve no names until the daemon is restarted", "err", err)
 			}
 		})
@@ -97,6 +102,7 @@ func (r *resolver) serve() {
 }
 
 func (r *resolver) close() error {
+	r.closing.Store(true)
 	for _, s := range r.servers {
 		if s.PacketConn != nil {
 			s.PacketConn.Close()

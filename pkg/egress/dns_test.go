@@ -80,13 +80,20 @@ func TestDNS(t *testing.T) {
 
 // TestForgedLetters: an answer by UDP counts only in the letters that were sent.
 func TestForgedLetters(t *testing.T) {
-	pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var pc net.PacketConn
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	for range 10 { // the same port of UDP may be taken
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pc, err = net.ListenPacket("udp4", l.Addr().String()); err == nil {
+			break
+		}
+		l.Close()
+		l, err = net.Listen("tcp4", "127.0.0.1:0")
 	}
-	l, err := net.Listen("tcp4", pc.LocalAddr().String())
-	if err != nil {
-		t.Fatal(err)
+	if pc == nil {
+		t.Fatal("no port is free for both UDP and TCP")
 	}
 	answers := func(addr string, letters func(string) string) dns.HandlerFunc {
 		return func(rw dns.ResponseWriter, q *dns.Msg) {

@@ -26,6 +26,10 @@
 // one a second (net.ipv4.icmp_ratelimit): a guest that is refused UDP flows
 // faster than that sees some of them time out. TCP resets have no such limit.
 //
+// Behind all that stands a lock, for the day when somebody flushes iptables: a
+// table of nf_tables that iptables(8) does not know of drops what carries no
+// mark ALLOW (lock.go).
+//
 // The kernel rules repeat the blocks that no policy may open (the host, other
 // sandboxes, link-local), so that an error in Go can not open them.
 package egress
@@ -59,8 +63,8 @@ type Config struct {
 	Upstreams []netip.AddrPort
 	// Uplinks, if not nil, names the links that forward for the sake of
 	// sandboxes alone: what arrives by one and opens a flow to elsewhere is
-	// dropped. It is asked at the start, every ten seconds, and when somebody
-	// changes the rules of nf_tables.
+	// dropped. It is asked at the start, by CloseUplinks, every ten seconds, and
+	// when somebody changes the rules of nf_tables.
 	Uplinks func() ([]string, error)
 	Logger  *slog.Logger // nil: discard
 	// OnDeny, if not nil, hears of denied flows, one call at a time and outside
@@ -94,8 +98,17 @@ type Engine struct {
 	watch   *watch
 	denials chan Denial
 
-	guarding sync.Mutex  // chains, and held
-	held     []*heldLink // down until the chains stand
+	flowCounts flowCounts
+	health     health
+
+	guarding  sync.Mutex    // chains, lock, and what follows
+	held      []*heldLink   // down until the chains stand
+	retry     time.Time     // when the chains may be tried again, if pause is not 0
+	pause     time.Duration // before that, since the last try failed
+	cut       atomic.Bool   // nothing keeps sandboxes in: no link may be up
+	lock      lock
+	closed    []string // the uplinks the lock knows
+	lockFault string   // why it does not stand, as last said
 
 	mu     sync.RWMutex
 	byID   map[string]*sandbox
@@ -109,6 +122,10 @@ type sandbox struct {
 	policy atomic.Pointer[policy]
 	dns    dnsBudget
 	deny   rate // only the reader of the queue touches it
+	// leaving is set, under Engine.mu, before its entry leaves the set of
+	// sources: the guard does not put that back.
+	leaving bool
+	entered bool // its entry is in the set of sources, unless somebody took it out
 }
 
 // Open makes the packet layer stand and starts to decide. It fails if the host
@@ -127,6 +144,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		cfg: cfg, log: cfg.Logger,
+		lock: lock{cfg.Instance, cfg.Gateway.As4()},
 		byID: map[string]*sandbox{}, byAddr: map[netip.Addr]*sandbox{},
 		denials: make(chan Denial, 1024),
 	}
@@ -144,9 +162,6 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.createSets(); err != nil {
 		return err
 	}
-	if err := e.refreshUplinks(); err != nil {
-		return err
-	}
 	if e.chains, err = newChains(e.cfg.Instance, e.cfg.Pool, e.cfg.Gateway, e.log); err != nil {
 		return err
 	}
@@ -162,6 +177,8 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.restore(ctx); err != nil {
 		return err
 	}
+	// A set that older versions had, and that no chain refers to any more.
+	_ = e.sets.IpsetDestroy(e.cfg.Instance.Set(oldUplinks))
 	if err := e.closeLeftovers(); err != nil {
 		return err
 	}
@@ -171,6 +188,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if e.queue, err = openQueue(ctx, e.cfg.Instance.Queue()); err != nil {
 		return err
 	}
+	e.health.look(time.Now())
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	e.stop = stop
 	e.done.Go(func() { e.serveQueue(run) })
@@ -203,6 +221,7 @@ func (e *Engine) Close() error {
 		errs = append(errs, e.watch.close())
 	}
 	e.done.Wait()
+	e.letGo()
 	if e.sets != nil {
 		e.sets.Close()
 	}
@@ -234,6 +253,11 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	if err := e.addSource(id, addr); err != nil {
 		return fmt.Errorf("register %s as %s: %w", id, addr, err)
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.byID[id]; s != nil && s.addr == addr {
+		s.entered = true
+	}
 	return nil
 }
 
@@ -252,6 +276,7 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
 		e.byID[id], e.byAddr[addr] = s, s
 	}
 	s.policy.Store(p)
+	s.leaving = false
 	return nil
 }
 
@@ -260,6 +285,9 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
 func (e *Engine) Unregister(ctx context.Context, id string) error {
 	e.mu.Lock()
 	s := e.byID[id]
+	if s != nil {
+		s.leaving = true
+	}
 	e.mu.Unlock()
 	var addrs []netip.Addr
 	if s != nil {

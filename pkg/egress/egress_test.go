@@ -74,12 +74,12 @@ func TestOpenAgainTouchesNothing(t *testing.T) {
 	e := w.open()
 	e.Close()
 	w.run("iptables", "-t", "filter", "-Z") // counters: a rule made anew would start at 0 anyway
-	before, err := e.chains.save()
+	before, err := e.chains.save(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
 	e = w.open()
-	after, err := e.chains.save()
+	after, err := e.chains.save(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -385,7 +385,7 @@ func TestTwoInstances(t *testing.T) {
 	if err := errors.Join(o.Unregister(t.Context(), id), o.Close(), Purge(t.Context(), other)); err != nil {
 		t.Fatal(err)
 	}
-	if ok, err := e.chains.standing(); err != nil || !ok {
+	if ok, err := e.chains.standing(context.Background()); err != nil || !ok {
 		t.Errorf("purging %s changed %s: %v", other, inst, err)
 	}
 	w.allowed(here, "tcp", "203.0.113.1:443")

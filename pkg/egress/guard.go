@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/dump"
 )
 
 const (
@@ -20,10 +22,14 @@ const (
 	// last time, at least: changes come in bursts.
 	guardSettle = 10 * time.Millisecond
 	guardApart  = 100 * time.Millisecond
+	// retryFirst is how long after an install that failed the next one is tried,
+	// doubled each time up to guardEvery: one that fails half way changes rules,
+	// which wakes the guard.
+	retryFirst = 200 * time.Millisecond
 )
 
-// dumpTries is how often a listing that changed meanwhile is asked for again.
-const dumpTries = 8
+// errLater says that an install failed a moment ago, and why was said then.
+var errLater = errors.New("wait before the chains are tried again")
 
 // guard watches over what others may change under us: chains, addresses of the
 // host, nameservers. Changes of chains are heard of at once where iptables is
@@ -52,42 +58,53 @@ func (e *Engine) guard(ctx context.Context) {
 		}
 		e.check(ctx)
 		last = time.Now()
+		e.health.look(last)
+		if wait := e.untilRetry(); wait > 0 {
+			settled.Reset(wait)
+		}
 	}
 }
 
 func (e *Engine) check(ctx context.Context) {
+	if err := e.mendSources(); err != nil {
+		e.log.Error("who may send could not be compared with who is registered; who is missing is cut off, and this is tried again", "err", err)
+	}
 	if err := e.refreshHosts(); err != nil {
 		e.log.Warn("addresses of this host not read", "err", err)
 	}
-	if err := e.refreshUplinks(); err != nil {
-		e.log.Warn("links that forward for sandboxes alone not read; those of before stay", "err", err)
-	}
 	e.dns.refresh()
-	if err := e.restore(ctx); err != nil {
+	if err := e.restore(ctx); err != nil && !errors.Is(err, errLater) && ctx.Err() == nil {
 		e.log.Error("the chains of sandboxd could not be seen to stand; links of sandboxes that were taken down stay so, and this is tried again", "err", err)
 	}
 }
 
-// restore makes the chains stand. Where packets would pass without meeting
-// them, the links of all sandboxes are down until it has: a flushed chain is
-// the one thing here that fails open. What opened meanwhile is closed again.
-func (e *Engine) restore(context.Context) error {
+// restore makes lock and chains stand. Where packets would pass without meeting
+// either, the links of all sandboxes are down until it has: that is the one
+// thing here that fails open. What opened meanwhile is closed again.
+func (e *Engine) restore(ctx context.Context) error {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()
-	ok, err := e.chains.standing()
+	locked := e.keepLock()
+	ok, err := e.chains.standing(ctx)
 	if err != nil {
 		return err
 	}
 	if ok {
+		e.cut.Store(false)
+		e.pause = 0
 		return e.linksUp() // those that did not come up the last time
 	}
-	all, err := e.chains.save()
+	all, err := e.chains.save(ctx)
 	if err != nil {
 		return err
 	}
 	mine, _ := e.chains.ours(all)
 	unmet := !e.chains.hooked(mine, 0) && !e.chains.hooked(mine, 1)
-	if unmet {
+	switch {
+	case unmet && locked:
+		e.log.Warn("the chains of sandboxd were removed: nothing new opens until they are back")
+	case unmet:
+		e.cut.Store(true) // first: who raises a link looks at it afterwards
 		down, err := e.linksDown()
 		e.held = append(e.held, down...)
 		if err != nil {
@@ -99,9 +116,20 @@ func (e *Engine) restore(context.Context) error {
 		}
 	}
 	start := time.Now()
-	if err := e.chains.install(); err != nil {
+	if start.Before(e.retry) {
+		return errLater
+	}
+	err = e.createSets() // which the chains name
+	if err == nil {
+		err = e.chains.install(ctx)
+	}
+	if err != nil {
+		e.pause = min(max(2*e.pause, retryFirst), guardEvery)
+		e.retry = time.Now().Add(e.pause)
 		return fmt.Errorf("install chains: %w", err)
 	}
+	e.pause = 0
+	e.cut.Store(false)
 	// At the start no policy is known, and every flow would be closed: only if
 	// there was nothing to hold them.
 	if unmet || e.serves() {
@@ -112,6 +140,36 @@ func (e *Engine) restore(context.Context) error {
 	}
 	e.log.Info("chains installed", "dur", time.Since(start))
 	return nil
+}
+
+// untilRetry is how long an install that failed has to wait; 0 if none did.
+func (e *Engine) untilRetry() time.Duration {
+	e.guarding.Lock()
+	defer e.guarding.Unlock()
+	if e.pause == 0 {
+		return 0
+	}
+	return max(time.Until(e.retry), time.Millisecond)
+}
+
+// Cut reports whether all links are down, and are to stay so, since nothing
+// would keep what is behind them in.
+func (e *Engine) Cut() bool { return e.cut.Load() }
+
+// letGo is the end of what only this Engine knows. Links that must stay down
+// are raised by the sweep of the next daemon, when that has chains that stand.
+func (e *Engine) letGo() {
+	e.guarding.Lock()
+	defer e.guarding.Unlock()
+	if len(e.held) == 0 {
+		return
+	}
+	if e.cut.Load() {
+		e.log.Warn("links of sandboxes stay down: the chains of sandboxd are gone; a daemon that can make them takes the links up", "links", len(e.held))
+	} else if err := e.linksUp(); err != nil {
+		e.log.Warn("links of sandboxes stay down; the next daemon takes them up", "err", err)
+	}
+	e.held = nil
 }
 
 // serves reports whether any sandbox is registered.
@@ -129,7 +187,7 @@ type heldLink struct {
 }
 
 func (e *Engine) linksDown() ([]*heldLink, error) {
-	links, err := dump(e.sets.LinkList)
+	links, err := dump.Again(e.sets.LinkList)
 	if err != nil {
 		return nil, err
 	}
@@ -143,7 +201,7 @@ func (e *Engine) linksDown() ([]*heldLink, error) {
 	if len(byIndex) == 0 {
 		return nil, nil
 	}
-	routes, err := dump(func() ([]netlink.Route, error) { return e.sets.RouteList(nil, netlink.FAMILY_V4) })
+	routes, err := dump.Again(func() ([]netlink.Route, error) { return e.sets.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +210,7 @@ func (e *Engine) linksDown() ([]*heldLink, error) {
 			h.routes = append(h.routes, r)
 		}
 	}
-	neighs, err := dump(func() ([]netlink.Neigh, error) { return e.sets.NeighList(0, netlink.FAMILY_V4) })
+	neighs, err := dump.Again(func() ([]netlink.Neigh, error) { return e.sets.NeighList(0, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, err
 	}
@@ -202,21 +260,11 @@ func (e *Engine) linksUp() error {
 	return errors.Join(errs...)
 }
 
-// dump asks again while the answer changes under the kernel's hands.
-func dump[T any](list func() ([]T, error)) (all []T, err error) {
-	for range dumpTries {
-		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return all, err
-		}
-	}
-	return all, err
-}
-
 // refreshHosts reads the addresses of this host. They are closed to sandboxes
 // by the INPUT chain in any case; here they name the reason, and are taken out
 // of answers of the resolver.
 func (e *Engine) refreshHosts() error {
-	addrs, err := dump(func() ([]netlink.Addr, error) { return e.sets.AddrList(nil, netlink.FAMILY_V4) })
+	addrs, err := dump.Again(func() ([]netlink.Addr, error) { return e.sets.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return fmt.Errorf("addresses of this host: %w", err)
 	}

@@ -1,11 +1,18 @@
 package egress
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 )
 
@@ -23,7 +30,7 @@ func stands(t *testing.T, e *Engine, within time.Duration) {
 	deadline := time.Now().Add(within)
 	for time.Now().Before(deadline) {
 		e.guarding.Lock()
-		ok, err := e.chains.standing()
+		ok, err := e.chains.standing(context.Background())
 		e.guarding.Unlock()
 		if err != nil {
 			t.Fatal(err)
@@ -36,8 +43,115 @@ func stands(t *testing.T, e *Engine, within time.Duration) {
 	t.Fatalf("the chains do not stand after %v", within)
 }
 
-// TestOpenedMeanwhile: what opened while the chains were gone does not stay
-// open; what was allowed does.
+// TestLocked: with every chain gone and nobody to see it, nothing opens that was
+// not allowed: not outside, not the host, not a neighbour. What was open goes on.
+func TestLocked(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id, other := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443")), w.sandbox(e, 1, rules(t, "open"))
+	good, err := w.dial(id, "tcp", "203.0.113.1:443", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer good.Close()
+	l, err := net.Listen("tcp4", "198.51.100.1:8443")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	e.guarding.Lock() // the guard looks away
+	for name, flush := range map[string]func(){
+		"filter": func() { w.run("iptables", "-F") },
+		"all":    func() { flushAll(w) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			flush()
+			for _, to := range []string{"203.0.113.2:80", "198.51.100.1:8443", addr(1).String() + ":80"} {
+				if c, err := w.dial(id, "tcp", to, 300*time.Millisecond); err == nil {
+					c.Close()
+					t.Errorf("%s opened", to)
+				}
+			}
+			if c, err := w.dial(other, "tcp", addr(0).String()+":80", 300*time.Millisecond); err == nil {
+				c.Close()
+				t.Error("a neighbour opened")
+			}
+			if err := echo(good, time.Second); err != nil {
+				t.Errorf("a flow from before: %v", err)
+			}
+		})
+	}
+	e.guarding.Unlock()
+	stands(t, e, 2*time.Second)
+	w.allowed(id, "tcp", "203.0.113.1:443")
+	w.refused(id, "tcp", "203.0.113.2:80")
+	if err := echo(good, time.Second); err != nil {
+		t.Errorf("a flow from before, with the chains back: %v", err)
+	}
+}
+
+// TestLockComesBack: after `nft flush ruleset`, which takes all.
+func TestLockComesBack(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.FlushRuleset()
+	if err := c.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	stands(t, e, 2*time.Second)
+	e.guarding.Lock()
+	if ok, _, err := e.lock.standing(); !ok || err != nil {
+		t.Errorf("the lock is not back: %v", err)
+	}
+	e.guarding.Unlock()
+	w.carries("sb-" + id) // its link was down
+	w.in(w.guests[id], func() { w.carries("eth0") })
+	w.allowed(id, "tcp", "203.0.113.1:443")
+	w.refused(id, "tcp", "203.0.113.2:80")
+}
+
+// TestSetsComeBack: emptied, and destroyed together with the chains that hold
+// them. Cut off is not open, and does not last.
+func TestSetsComeBack(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id, left := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443")), w.sandbox(e, 1, rules(t, "open"))
+	for name, deed := range map[string]func(){
+		"flush": func() { w.run("ipset", "flush") },
+		"destroy": func() {
+			flushAll(w)
+			for _, table := range tables {
+				w.run("iptables", "-t", table, "-X")
+			}
+			w.run("ipset", "destroy")
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e.guarding.Lock()
+			deed()
+			e.guarding.Unlock()
+			e.check(t.Context())
+			stands(t, e, 2*time.Second)
+			w.allowed(id, "tcp", "203.0.113.1:443")
+			w.refused(id, "tcp", "203.0.113.2:80")
+		})
+	}
+	if err := e.Unregister(t.Context(), left); err != nil {
+		t.Fatal(err)
+	}
+	e.check(t.Context())
+	if ids, err := e.ListRegistered(t.Context()); err != nil || len(ids) != 1 || ids[0] != id {
+		t.Errorf("registered are %v, %v", ids, err)
+	}
+}
+
+// TestOpenedMeanwhile: what opened while chains and lock were gone does not
+// stay open; what was allowed does.
 func TestOpenedMeanwhile(t *testing.T) {
 	w := newWorld(t)
 	e := w.open()
@@ -57,6 +171,9 @@ func TestOpenedMeanwhile(t *testing.T) {
 
 func openedMeanwhile(t *testing.T, w *world, e *Engine, id string, good net.Conn, flush func()) {
 	e.guarding.Lock() // the guard looks away
+	if err := e.lock.remove(); err != nil {
+		t.Error(err)
+	}
 	flush()
 	bad, err := w.dial(id, "tcp", "203.0.113.2:80", time.Second)
 	e.guarding.Unlock()
@@ -114,6 +231,84 @@ func TestHeldLinksAreTriedAgain(t *testing.T) {
 	w.allowed(id, "tcp", "203.0.113.1:443")
 }
 
+// instead has the Engine make its chains by a script of sh, until mend is called.
+func (w *world) instead(e *Engine, script string) (mend func()) {
+	w.t.Helper()
+	path := filepath.Join(w.t.TempDir(), "iptables-restore")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o700); err != nil {
+		w.t.Fatal(err)
+	}
+	set := func(to string) string {
+		e.guarding.Lock()
+		defer e.guarding.Unlock()
+		was := e.chains.restorer
+		e.chains.restorer = to
+		return was
+	}
+	whole := set(path)
+	return func() { set(whole) }
+}
+
+// breakIptables has the Engine make no chains until mend is called. tries is how
+// often it tried.
+func (w *world) breakIptables(e *Engine) (mend func(), tries func() int) {
+	w.t.Helper()
+	tried := filepath.Join(w.t.TempDir(), "tried")
+	return w.instead(e, "echo try >>"+tried+"; echo broken >&2; exit 4\n"), func() int {
+		b, err := os.ReadFile(tried)
+		if err != nil && !os.IsNotExist(err) {
+			w.t.Fatal(err)
+		}
+		return strings.Count(string(b), "try")
+	}
+}
+
+// TestCut: where nothing keeps sandboxes in and the chains can not be made, the
+// links are down and whoever would raise one is told so, also by Close; what
+// only this Engine knows of them is given back where that is safe.
+func TestCut(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	up := func() bool { return strings.Contains(w.run("ip", "link", "show", "sb-"+id), ",UP") }
+	mend, _ := w.breakIptables(e)
+	e.guarding.Lock()
+	if err := e.lock.remove(); err != nil {
+		t.Fatal(err)
+	}
+	flushAll(w)
+	e.guarding.Unlock()
+	if err := e.restore(t.Context()); err == nil {
+		t.Fatal("chains were made without iptables")
+	}
+	if up() || !e.Cut() {
+		t.Fatalf("with nothing to keep it in: up %v, cut %v", up(), e.Cut())
+	}
+	mend()
+	stands(t, e, 5*time.Second)
+	if !up() || e.Cut() {
+		t.Errorf("with the chains back: up %v, cut %v", up(), e.Cut())
+	}
+	w.carries("sb-" + id)
+	w.in(w.guests[id], func() { w.carries("eth0") })
+	w.allowed(id, "tcp", "203.0.113.1:443")
+
+	// One that did not come up, and a daemon that ends.
+	e.guarding.Lock()
+	down, err := e.linksDown()
+	e.held = down
+	e.guarding.Unlock()
+	if err != nil || len(down) != 1 {
+		t.Fatal(down, err)
+	}
+	e.Close()
+	if !up() {
+		t.Error("a link that only the ended Engine knew of stays down")
+	}
+	w.open()
+	w.carries("sb-" + id)
+}
+
 // TestInFrontAgain: somebody who put his rule before ours too often is let be,
 // but not for the life of the daemon.
 func TestInFrontAgain(t *testing.T) {
@@ -122,7 +317,7 @@ func TestInFrontAgain(t *testing.T) {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()
 	behind := func() int {
-		all, err := e.chains.save()
+		all, err := e.chains.save(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,6 +387,104 @@ func TestLeftovers(t *testing.T) {
 	}
 }
 
+// name has Config.Uplinks name these.
+func (w *world) name(links ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.uplinks = links
+}
+
+// TestEachSet destroys sets one by one, each with only those chains that hold it.
+func TestEachSet(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	sets := strings.Fields(w.run("ipset", "list", "-n"))
+	if len(sets) == 0 {
+		t.Fatal("no sets")
+	}
+	for _, deed := range append(sets, "as the review did it") {
+		t.Run(deed, func(t *testing.T) {
+			e.guarding.Lock()
+			w.run("iptables", "-F")
+			if slices.Contains(sets, deed) {
+				w.run("iptables", "-t", "raw", "-F")
+				w.run("ipset", "destroy", deed)
+			} else {
+				w.run("sh", "-c", "for s in $(ipset list -n); do ipset destroy $s || :; done")
+			}
+			e.guarding.Unlock()
+			stands(t, e, 3*time.Second)
+			e.check(t.Context()) // sets nobody hears of
+			w.allowed(id, "tcp", "203.0.113.1:443")
+			w.refused(id, "tcp", "203.0.113.2:80")
+		})
+	}
+}
+
+// TestBackOff: chains that can not be made are not tried several times a second,
+// what is left of the old ones stays in place, and they are made when they can be.
+func TestBackOff(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	mend, tries := w.breakIptables(e)
+	w.run("iptables", "-F", "FORWARD")
+	time.Sleep(3 * time.Second) // the guard tries: at 0, 0.2, 0.6, 1.4, 3.0 s
+	if n := tries(); n < 2 || n > 5 {
+		t.Errorf("tried %d times in three seconds", n)
+	}
+	for table, chain := range map[string]string{"raw": "RAW", "mangle": "PRE", "nat": "NAT"} {
+		if have := w.run("iptables", "-t", table, "-S", "PREROUTING"); !strings.Contains(have, "-j "+inst.Chain(chain)) {
+			t.Errorf("table %s lost its hook:\n%s", table, have)
+		}
+	}
+	mend()
+	stands(t, e, 5*time.Second)
+	w.allowed(id, "tcp", "203.0.113.1:443")
+	w.refused(id, "tcp", "203.0.113.2:80")
+}
+
+// TestFlushedMeanwhile: what somebody takes away while the chains are made is
+// not taken for what they should be.
+func TestFlushedMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	mend := w.instead(e, "iptables-restore \"$@\" && exec iptables -t mangle -F\n")
+	w.run("iptables", "-F", "FORWARD")
+	if err := e.restore(t.Context()); err == nil {
+		t.Error("half of the chains count as installed")
+	}
+	mend()
+	stands(t, e, 5*time.Second)
+	w.allowed(id, "tcp", "203.0.113.1:443")
+	w.refused(id, "tcp", "203.0.113.2:80")
+}
+
+// TestOlderChains: what an older version had, and this one has not, goes.
+func TestOlderChains(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	e.Close()
+	chain, set := inst.Chain("UPLINK"), inst.Set(oldUplinks)
+	for _, c := range []string{
+		"ipset create " + set + " hash:net,iface", "iptables -N " + chain,
+		"iptables -A " + chain + " -m set --match-set " + set + " src,src -j DROP",
+		"iptables -I FORWARD ! -i sb-+ ! -o sb-+ -j " + chain,
+	} {
+		f := strings.Fields(c)
+		w.run(f[0], f[1:]...)
+	}
+	e = w.open()
+	stands(t, e, time.Second)
+	if left := w.run("iptables-save") + w.run("ipset", "list", "-n"); strings.Contains(left, chain) || strings.Contains(left, set) {
+		t.Errorf("left:\n%s", left)
+	}
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	w.allowed(id, "tcp", "203.0.113.1:443")
+}
+
 // TestUplink: a link that forwards for the sake of sandboxes makes the host no
 // router for others.
 func TestUplink(t *testing.T) {
@@ -225,9 +518,7 @@ func TestUplink(t *testing.T) {
 	}
 	for range 2 {
 		for _, links := range [][]string{nil, {"up0"}} {
-			w.mu.Lock()
-			w.uplinks = links
-			w.mu.Unlock()
+			w.name(links...)
 			e.check(t.Context())
 			if err := in(); (err == nil) != (links == nil) {
 				t.Errorf("from outside to another network of the host, with %v closed: %v", links, err)
@@ -235,6 +526,52 @@ func TestUplink(t *testing.T) {
 			w.allowed(id, "tcp", "203.0.113.1:443")
 		}
 	}
+	closed := func(when string) {
+		t.Helper()
+		if err := in(); err == nil {
+			t.Errorf("from outside to another network of the host, %s: it opens", when)
+		}
+	}
+	e.guarding.Lock() // the guard looks away
+	flushAll(w)
+	closed("with all chains flushed")
+	e.guarding.Unlock()
+	stands(t, e, 2*time.Second)
+
+	// One that comes to forward is closed before it does, not ten seconds later.
+	w.name()
+	e.check(t.Context())
+	if err := in(); err != nil {
+		t.Fatalf("with nothing closed: %v", err)
+	}
+	many := []string{"up0"}
+	for i := range 100 {
+		many = append(many, fmt.Sprintf("gone%d", i))
+	}
+	w.name(many...)
+	if err := e.CloseUplinks(); err != nil {
+		t.Fatal(err)
+	}
+	closed("with a hundred links closed")
+	w.mu.Lock()
+	w.unread = errors.New("no such file")
+	w.mu.Unlock()
+	if err := e.CloseUplinks(); err == nil || !strings.Contains(err.Error(), "no such file") {
+		t.Errorf("what can not be read counts as closed: %v", err)
+	}
+	if err := e.lock.remove(); err != nil {
+		t.Fatal(err)
+	}
+	e.check(t.Context())
+	closed("with names that can not be read and the lock taken away")
+	e.Close()
+	flushAll(w)
+	closed("with all chains flushed and nobody there")
+	w.mu.Lock()
+	w.unread = nil
+	w.mu.Unlock()
+	w.open()
+	closed("after the next start")
 	// What leaves by it, and the replies to that, are the business of others.
 	w.in(lan, func() {
 		c, err := net.DialTimeout("tcp", "198.51.100.2:80", time.Second)
@@ -244,4 +581,39 @@ func TestUplink(t *testing.T) {
 		}
 		c.Close()
 	})
+}
+
+// TestFlushStorm: who takes away all that iptables has, again and again, also while
+// it is made, breaks no connection by it.
+func TestFlushStorm(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	kept, err := w.dial(id, "tcp", "203.0.113.1:443", time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	storm := make(chan struct{})
+	t.Cleanup(func() { <-storm })
+	go func() {
+		defer close(storm)
+		for i := 0; i < 60 && t.Context().Err() == nil; i++ {
+			w.try("sh", "-c", `printf '*filter\nCOMMIT\n*nat\nCOMMIT\n*mangle\nCOMMIT\n*raw\nCOMMIT\n' | iptables-restore`)
+			time.Sleep(time.Duration(i) * time.Millisecond) // so that some fall into an install
+		}
+	}()
+	for over := false; !over; {
+		select {
+		case <-storm:
+			over = true
+		default:
+		}
+		if err := echo(kept, 5*time.Second); err != nil {
+			t.Fatalf("a connection broke: %v", err)
+		}
+	}
+	stands(t, e, 5*time.Second)
+	w.allowed(id, "tcp", "203.0.113.1:443")
+	w.refused(id, "tcp", "203.0.113.2:80")
 }

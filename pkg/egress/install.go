@@ -1,13 +1,18 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
+	"os/exec"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/coreos/go-iptables/iptables"
 	"github.com/vishvananda/netlink"
@@ -16,23 +21,66 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// fill makes the chains of a table. All are made before one is filled, because
-// they refer to one another.
-func (c *chains) fill(table string, chains map[string][]string) error {
-	names := slices.Sorted(maps.Keys(chains))
-	for _, name := range names {
-		if err := c.v4.ClearChain(table, name); err != nil { // makes or empties
-			return fmt.Errorf("chain %s %s: %w", table, name, err)
+// script makes chains and hooks what iptables-restore(8) reads. It does a table at
+// once or not at all: of rules that are added one by one half may be flushed by an
+// operator, and the other half then refuses what the first would have let pass.
+func (c *chains) script(chains, hooks, mine rulesOf) string {
+	var b strings.Builder
+	for _, table := range tables {
+		fmt.Fprintf(&b, "*%s\n", table)
+		for _, name := range slices.Sorted(maps.Keys(chains[table])) {
+			fmt.Fprintf(&b, ":%s - [0:0]\n", name)
 		}
-	}
-	for _, name := range names {
-		for _, r := range chains[name] {
-			if err := c.v4.Append(table, name, strings.Fields(r)...); err != nil {
-				return fmt.Errorf("chain %s %s: rule %q: %w (the kernel may lack a module that the rule names: xt_…, or nft_compat)", table, name, r, err)
+		for name, rules := range chains[table] {
+			for _, r := range rules {
+				fmt.Fprintf(&b, "-A %s %s\n", name, r)
 			}
 		}
+		for name, rules := range hooks[table] {
+			for _, r := range rules {
+				if !strings.Contains(r, c.inst.Chain("")) && slices.Contains(mine[table][name], r) {
+					continue // MASQUERADE: one is enough, anywhere
+				}
+				fmt.Fprintf(&b, "-I %s 1 %s\n", name, r)
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	return b.String()
+}
+
+// restore does what script says, beside all that is there.
+func (c *chains) restore(ctx context.Context, script string) error {
+	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, c.restorer, "--noflush", "--wait", strconv.Itoa(xtablesWait))
+	cmd.WaitDelay = time.Second // as in save
+	cmd.Stdin = strings.NewReader(script)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("iptables-restore: %w: %s (the kernel may lack a module that a rule names: xt_…, or nft_compat)%s", cmp.Or(ctx.Err(), err), strings.TrimSpace(string(out)), blamed(script, out))
 	}
 	return nil
+}
+
+// restoreLimit is how long iptables-restore may take: it needs 10 ms, beside
+// what it waits for others.
+const restoreLimit = 15 * time.Second
+
+var blamedLine = regexp.MustCompile(`line:? (\d+)`)
+
+// blamed quotes the line of script that iptables-restore complains of.
+func blamed(script string, said []byte) string {
+	m := blamedLine.FindSubmatch(said)
+	if m == nil {
+		return ""
+	}
+	n, err := strconv.Atoi(string(m[1]))
+	lines := strings.Split(script, "\n")
+	if err != nil || n < 1 || n > len(lines) {
+		return ""
+	}
+	return fmt.Sprintf("; line %d is %q", n, lines[n-1])
 }
 
 // remove takes away what mine, read before, has of a generation: hooks, then
@@ -113,23 +161,23 @@ func (c *chains) install6() error {
 	return nil
 }
 
-// Purge removes chains and set of an instance. Its sandboxes must be gone: with
+// Purge removes chains, lock and sets of an instance. Its sandboxes must be gone: with
 // the chains goes all that holds them. It is for uninstalling and for tests;
 // absent is success.
-func Purge(_ context.Context, i instance.Instance) error {
-	if err := purge(i); err != nil {
+func Purge(ctx context.Context, i instance.Instance) error {
+	if err := purge(ctx, i); err != nil {
 		return fmt.Errorf("purge egress of instance %s: %w", i, err)
 	}
 	return nil
 }
 
-func purge(i instance.Instance) error {
+func purge(ctx context.Context, i instance.Instance) error {
 	v4, err := iptables.New(iptables.Timeout(xtablesWait))
 	if err != nil {
 		return fmt.Errorf("iptables: %w", err)
 	}
 	c := &chains{inst: i, v4: v4, log: slog.New(slog.DiscardHandler)}
-	all, err := c.save()
+	all, err := c.save(ctx)
 	if err != nil {
 		return err
 	}
@@ -150,7 +198,10 @@ func purge(i instance.Instance) error {
 			}
 		}
 	}
-	for _, name := range []string{i.Set("src"), i.Set("uplink")} {
+	if err := (lock{inst: i}).remove(); err != nil {
+		return err
+	}
+	for _, name := range []string{i.Set("src"), i.Set(oldUplinks)} {
 		if err := netlink.IpsetDestroy(name); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("destroy ipset %s: %w", name, err)
 		}

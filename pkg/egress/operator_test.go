@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"context"
 	"net"
 	"os/exec"
 	"strings"
@@ -44,7 +45,7 @@ func TestOperator(t *testing.T) {
 			e.guarding.Unlock()
 			e.check(t.Context())
 			e.guarding.Lock()
-			ok, err := e.chains.standing()
+			ok, err := e.chains.standing(context.Background())
 			e.guarding.Unlock()
 			if err != nil || !ok {
 				t.Errorf("the chains do not stand: %v\n%s", err, rulesNow(w))

@@ -104,21 +104,21 @@ func (r *rule) matches(f flow) bool {
 // decide answers for a flow that no hard block stops: the first rule that
 // matches, else the mode. To a private address only rules that name its range
 // allow: 0.0.0.0/0 says "the Internet", not "the network of this host".
-func (p *policy) decide(f flow) (allow bool, why string) {
+func (p *policy) decide(f flow) (allow bool, why reason) {
 	if p.mode == record.NetworkNone {
-		return false, "network none"
+		return false, reason{byMode, "network none"}
 	}
 	inside := containing(private, f.dst) != ""
 	for i := range p.rules {
 		r := &p.rules[i]
 		if r.matches(f) && (!r.allow || !inside || r.private) {
-			return r.allow, r.text
+			return r.allow, reason{byRule, r.text}
 		}
 	}
 	if inside {
-		return false, "private range"
+		return false, reason{byRange, "private range"}
 	}
-	return p.mode == record.NetworkOpen, "default"
+	return p.mode == record.NetworkOpen, reason{byMode, "default"}
 }
 
 // names reports whether a rule allows something of a private address.
@@ -190,9 +190,9 @@ func within(list []namedRange, p netip.Prefix) bool {
 }
 
 // decide answers for a flow: allowed or not, and why.
-func (e *Engine) decide(s *sandbox, f flow) (allow bool, why string) {
-	if why := e.blocks(f.dst); why != "" {
-		return false, why
+func (e *Engine) decide(s *sandbox, f flow) (allow bool, why reason) {
+	if name := e.blocks(f.dst); name != "" {
+		return false, reason{byBlock, name}
 	}
 	return s.policy.Load().decide(f)
 }

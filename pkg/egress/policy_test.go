@@ -172,8 +172,8 @@ func TestDecide(t *testing.T) {
 		target, proto, _ := strings.Cut(c.flow, "/")
 		dst := netip.MustParseAddrPort(target)
 		allow, why := e.decide(s, flow{dst: dst.Addr(), port: dst.Port(), proto: protocols[proto]})
-		if allow != c.allow || why != c.why {
-			t.Errorf("%s %v: %s: %v, %q; want %v, %q", c.mode, c.rules, c.flow, allow, why, c.allow, c.why)
+		if allow != c.allow || why.text != c.why {
+			t.Errorf("%s %v: %s: %v, %q; want %v, %q", c.mode, c.rules, c.flow, allow, why.text, c.allow, c.why)
 		}
 	}
 }
@@ -210,7 +210,7 @@ func TestFirstMatch(t *testing.T) {
 				f.port = uint16(1 + rnd.IntN(6))
 			}
 			if got, why := p.decide(f); got != byTheBook(n, f) {
-				t.Fatalf("%v: %v: %v (%s)", n, f, got, why)
+				t.Fatalf("%v: %v: %v (%s)", n, f, got, why.text)
 			}
 		}
 	}

@@ -273,6 +273,7 @@ func (e *Engine) serveQueue(ctx context.Context) {
 		}
 		if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.ENOBUFS) {
 			// Nothing opens from here on; only a new daemon helps.
+			e.health.fail(fmt.Errorf("read the queue of new flows: %w", err))
 			e.log.Error("reading the queue of new flows failed: no new flow opens until the daemon is restarted", "err", err)
 			return
 		}
@@ -293,18 +294,22 @@ func (e *Engine) serveQueue(ctx context.Context) {
 func (e *Engine) verdict(packet []byte) uint32 {
 	f, ok := parseFlow(packet)
 	if !ok {
+		e.flowCounts.add(refused, byFault)
 		return markDeny
 	}
 	s := e.lookup(f.src)
 	if s == nil {
 		// Of a sandbox this daemon has not heard of yet, just after its start:
 		// dropped without an answer, so that the guest tries again.
+		e.flowCounts.add(dropped, byFault)
 		return 0
 	}
 	allow, why := e.decide(s, f)
 	if allow {
+		e.flowCounts.add(passed, why.cause)
 		return markAllow
 	}
-	e.tell(s, f, why)
+	e.flowCounts.add(refused, why.cause)
+	e.tell(s, f, why.text)
 	return markDeny
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/dump"
 )
 
 const linkPrefix = "sb-"
@@ -26,66 +28,21 @@ type source struct {
 
 func (e *Engine) src() string { return e.cfg.Instance.Set("src") }
 
-// createSets makes the sets, or keeps those there are with what they hold.
+// createSets makes the set, or keeps the one there is with what it holds.
 func (e *Engine) createSets() error {
-	for _, name := range []string{e.src(), e.uplink()} {
-		err := e.sets.IpsetCreate(name, "hash:net,iface", netlink.IpsetCreateOptions{Replace: true})
-		if err != nil {
-			return fmt.Errorf("make ipset %s: %w: the kernel needs the modules ip_set and ip_set_hash_netiface (modprobe ip_set_hash_netiface; Debian has them in linux-image-amd64, not in its cloud-less minimal builds)", name, err)
-		}
+	err := e.sets.IpsetCreate(e.src(), "hash:net,iface", netlink.IpsetCreateOptions{Replace: true})
+	if err != nil {
+		return fmt.Errorf("make ipset %s: %w: the kernel needs the modules ip_set and ip_set_hash_netiface (modprobe ip_set_hash_netiface; Debian has them in linux-image-amd64, not in its cloud-less minimal builds)", e.src(), err)
 	}
 	return nil
 }
 
-func (e *Engine) uplink() string { return e.cfg.Instance.Set("uplink") }
-
-// everywhere is all addresses: a set holds no /0.
-var everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/1"), netip.MustParsePrefix("128.0.0.0/1")}
-
-// refreshUplinks makes the set of uplinks what Config.Uplinks says.
-func (e *Engine) refreshUplinks() error {
-	if e.cfg.Uplinks == nil {
-		return nil
-	}
-	want, err := e.cfg.Uplinks()
-	if err != nil {
-		return err
-	}
-	set, err := e.sets.IpsetList(e.uplink())
-	if err != nil {
-		return fmt.Errorf("list ipset %s: %w", e.uplink(), err)
-	}
-	have := map[string]int{}
-	for _, entry := range set.Entries {
-		have[entry.IFace]++
-	}
-	for _, link := range want {
-		for _, p := range everywhere {
-			if have[link] == len(everywhere) {
-				continue
-			}
-			if err := e.sets.IpsetAdd(e.uplink(), linkEntry(p, link)); err != nil {
-				return fmt.Errorf("add %s to ipset %s: %w", link, e.uplink(), err)
-			}
-		}
-		delete(have, link)
-	}
-	for link := range have {
-		for _, p := range everywhere {
-			if err := absent(e.sets.IpsetDel(e.uplink(), linkEntry(p, link))); err != nil {
-				return fmt.Errorf("take %s out of ipset %s: %w", link, e.uplink(), err)
-			}
-		}
-	}
-	return nil
-}
-
-func linkEntry(p netip.Prefix, link string) *netlink.IPSetEntry {
-	return &netlink.IPSetEntry{IP: p.Addr().AsSlice(), CIDR: uint8(p.Bits()), IFace: link, Replace: true}
-}
+// oldUplinks is the set in which versions before kept what is now in the lock: it
+// takes 64 links and no more, and goes with `ipset destroy`.
+const oldUplinks = "uplink"
 
 func entry(id string, a netip.Addr) *netlink.IPSetEntry {
-	return linkEntry(netip.PrefixFrom(a, 32), linkPrefix+id)
+	return &netlink.IPSetEntry{IP: a.AsSlice(), CIDR: 32, IFace: linkPrefix + id, Replace: true}
 }
 
 func (e *Engine) addSource(id string, a netip.Addr) error {
@@ -120,9 +77,45 @@ func (e *Engine) sources() ([]source, error) {
 	return out, nil
 }
 
-// flushTries is how often a conntrack table that changed while it was read is
-// read again; what is missed then ends by its own timeout.
-const flushTries = 5
+// mendSources puts back the entries of those who are registered and that
+// somebody took out of the set. The kernel tells nobody of changes of sets; one
+// whose entry is missing is cut off, not open.
+func (e *Engine) mendSources() error {
+	e.mu.RLock()
+	before := map[*sandbox]bool{} // who comes while the set is read is not missing
+	for _, s := range e.byID {
+		before[s] = s.entered
+	}
+	e.mu.RUnlock()
+	sources, err := e.sources()
+	if errors.Is(err, unix.ENOENT) {
+		e.log.Warn("the ipsets of sandboxd were destroyed by somebody; they are made anew")
+		err = e.createSets()
+	}
+	if err != nil {
+		return err
+	}
+	have := map[source]bool{}
+	for _, s := range sources {
+		have[s] = true
+	}
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	var mended []string
+	for _, s := range e.byID {
+		if !before[s] || s.leaving || have[source{s.id, s.addr}] {
+			continue
+		}
+		if err := e.addSource(s.id, s.addr); err != nil {
+			return fmt.Errorf("put %s back into ipset %s: %w", s.addr, e.src(), err)
+		}
+		mended = append(mended, s.id)
+	}
+	if len(mended) > 0 {
+		e.log.Warn("sandboxes were cut off: somebody took them out of an ipset; they are back in it", "set", e.src(), "sandboxes", mended)
+	}
+	return nil
+}
 
 // The flusher deletes the conntrack entries of those who are gone. It walks the
 // whole table for that, some 6 ms, so it does so in the background and once for
@@ -229,17 +222,14 @@ func (f *flusher) flush() {
 	}
 }
 
-// delete deletes the entries that match.
+// delete deletes the entries that match. What is missed in a table that never
+// stopped changing ends by its own timeout.
 func (f *flusher) delete(match netlink.CustomConntrackFilter) (n uint, err error) {
-	for range flushTries {
-		var more uint
-		more, err = f.handle.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(unix.AF_INET), match)
+	return dump.Again(func() (uint, error) {
+		more, err := f.handle.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(unix.AF_INET), match)
 		n += more
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return n, err
+		return n, err
+	})
 }
 
 // matching matches the flows that it says yes to.

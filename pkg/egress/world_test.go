@@ -46,6 +46,7 @@ type world struct {
 	mu      sync.Mutex
 	denied  []Denial
 	uplinks []string
+	unread  error // in place of uplinks
 }
 
 func newWorld(t testing.TB) *world {
@@ -279,7 +280,7 @@ func (w *world) open() *Engine {
 		Uplinks: func() ([]string, error) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			return w.uplinks, nil
+			return w.uplinks, w.unread
 		},
 		OnDeny: func(d Denial) {
 			w.mu.Lock()

@@ -9,6 +9,7 @@ package errs
 import (
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Code says what a caller may do about an error. The set is closed; one table
@@ -34,6 +35,8 @@ type Error struct {
 	Text string // for people; no host paths, no secrets
 	Wire string // OpenSandbox error code if a special one is known, as "SANDBOX::INVALID_PARAMETER"
 	Err  error  // for the log; may be nil
+	// Retry is how soon it may be worth asking again; 0: nobody knows.
+	Retry time.Duration
 }
 
 // Error returns the text and, for the log, its cause.
@@ -61,6 +64,15 @@ func Wrap(err error, code Code, format string, args ...any) error {
 func Wire(err error, wire string) error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		e.Wire = wire
+	}
+	return err
+}
+
+// Retry returns err with the time after which to ask again; err must be of New
+// or Wrap.
+func Retry(err error, after time.Duration) error {
+	if e, ok := errors.AsType[*Error](err); ok {
+		e.Retry = after
 	}
 	return err
 }

@@ -23,7 +23,7 @@ import (
 // Manager is what expiry needs of sandbox.Manager.
 type Manager interface {
 	Get(ctx context.Context, idOrName string) (record.Record, error)
-	List(ctx context.Context) ([]record.Record, error)
+	List(ctx context.Context) ([]*record.Record, error)
 	// Deadline is when a sandbox is to be erased; zero is never.
 	Deadline(r record.Record) time.Time
 	// Expire erases a sandbox if its deadline has passed, and only then.
@@ -120,7 +120,7 @@ func (q *queue) fill(ctx context.Context, m Manager) error {
 	}
 	*q = *newQueue()
 	for _, r := range all {
-		q.set(r.ID, m.Deadline(r))
+		q.set(r.ID, m.Deadline(*r))
 	}
 	return nil
 }

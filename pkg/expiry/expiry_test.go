@@ -53,11 +53,11 @@ func (m *manager) Get(_ context.Context, id string) (record.Record, error) {
 	return r, nil
 }
 
-func (m *manager) List(context.Context) (l []record.Record, _ error) {
+func (m *manager) List(context.Context) (l []*record.Record, _ error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, r := range m.boxes {
-		l = append(l, r)
+		l = append(l, &r)
 	}
 	return l, nil
 }

@@ -85,8 +85,6 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, progress
 		return i, err
 	}
 
-	s.naming.RLock()
-	defer s.naming.RUnlock()
 	day := time.Now().UTC().Truncate(24 * time.Hour)
 	fmt.Fprintf(progress, "building %s from %s (%s), %d packages\n", name, r.Suite, r.Variant, len(r.Packages))
 	cmd := exec.CommandContext(ctx, mmdebstrap, r.arguments()...)
@@ -95,19 +93,18 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, progress
 		"PATH=" + os.Getenv("PATH"), "HOME=/root", "LC_ALL=C.UTF-8", "TMPDIR=" + tmp,
 		"SOURCE_DATE_EPOCH=" + strconv.FormatInt(day.Unix(), 10),
 	}, aptProxies(ctx)...)
-	i = record.Image{Name: name, Tag: DefaultTag, Created: time.Now().UTC(), Config: r.config()}
-	digest, n, err := s.importOutput(ctx, cmd, progress)
+	layer, err := s.importOutput(ctx, cmd, progress)
 	if err != nil {
 		return i, err
 	}
-	i.Layers, i.Bytes = []string{digest}, n
-	if i.Digest, err = digestOf(i.Layers, i.Config); err != nil {
+	defer s.cfg.Layers.DropStage(layer.stage) //nolint:errcheck // named, or removed at the next start
+	if layer.digest, err = s.ownDigest(ctx, layer.stage); err != nil {
 		return i, err
 	}
-	if err := s.cfg.DB.PutImage(ctx, i); err != nil {
+	if i, err = s.name(ctx, record.Image{Name: name, Config: r.config()}, []staged{layer}); err != nil {
 		return i, err
 	}
-	fmt.Fprintf(progress, "built %s, %d MiB, %s\n", i.Ref(), n>>20, i.Digest)
+	fmt.Fprintf(progress, "built %s, %d MiB, %s\n", i.Ref(), i.Bytes>>20, i.Digest)
 	return i, nil
 }
 
@@ -155,9 +152,9 @@ func (r *Recipe) arguments() []string {
 	return append(a, r.Suite, "-", "-")
 }
 
-// importOutput runs mmdebstrap and imports the tar it writes. A tar counts only
+// importOutput runs mmdebstrap and stages the tar it writes. A tar counts only
 // if mmdebstrap ended well.
-func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Writer) (digest string, n int64, err error) {
+func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Writer) (l staged, err error) {
 	// The parent-death signal is sent when this thread ends, so it may not end before.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -172,10 +169,10 @@ func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Wri
 	cmd.Stderr = words
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		return "", 0, err
+		return l, err
 	}
 	if err := cmd.Start(); err != nil {
-		return "", 0, fmt.Errorf("start mmdebstrap: %w", err)
+		return l, fmt.Errorf("start mmdebstrap: %w", err)
 	}
 	end := &endOfProcess{r: out, wait: func() error {
 		if err := cmd.Wait(); err != nil {
@@ -184,14 +181,14 @@ func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Wri
 		return nil
 	}}
 	var mark int64
-	digest, n, err = s.cfg.Layers.ImportLayer(ctx, end, func(read int64) {
+	l.stage, l.digest, l.bytes, err = s.cfg.Layers.StageLayer(ctx, end, func(read int64) {
 		if read-mark >= 50<<20 {
 			mark = read
 			fmt.Fprintf(progress, "imported %d MiB\n", read>>20)
 		}
 	})
 	if err == nil {
-		return digest, n, nil
+		return l, nil
 	}
 	if !end.waited { // the import failed first: nobody reads any more
 		_ = unix.Kill(-cmd.Process.Pid, unix.SIGTERM)
@@ -202,7 +199,7 @@ func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Wri
 		err = end.err // in its own words, not as what half a tar looks like
 	}
 	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // what ignored the first; none is the rule
-	return "", 0, errors.Join(ctx.Err(), err)
+	return staged{}, errors.Join(ctx.Err(), err)
 }
 
 // endOfProcess reads a pipe and, instead of its end, gives the end of the

@@ -20,7 +20,7 @@ type listing struct {
 	names map[string]bool
 }
 
-func (l *listing) ImportLayer(ctx context.Context, r io.Reader, progress func(int64)) (string, int64, error) {
+func (l *listing) StageLayer(ctx context.Context, r io.Reader, progress func(int64)) (string, string, int64, error) {
 	pr, pw := io.Pipe()
 	done := make(chan struct{})
 	go func() {
@@ -31,10 +31,10 @@ func (l *listing) ImportLayer(ctx context.Context, r io.Reader, progress func(in
 		}
 		_, _ = io.Copy(io.Discard, pr)
 	}()
-	digest, n, err := l.memory.ImportLayer(ctx, io.TeeReader(r, pw), progress)
+	stage, digest, n, err := l.memory.StageLayer(ctx, io.TeeReader(r, pw), progress)
 	pw.Close()
 	<-done
-	return digest, n, err
+	return stage, digest, n, err
 }
 
 // Two builds give one image, and it names neither this host nor this hour.

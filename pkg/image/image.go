@@ -1,9 +1,14 @@
-// Package image turns recipes into images and names into images.
+// Package image turns recipes and archives into images, and names into images.
 //
 // An image is a record: a name and a tag, the layers below it, and what a
 // sandbox takes over from it (environment, directory, user). Layers are kept by
 // another, the storage of package snapshot; records by a third, the database;
 // both are interfaces here.
+//
+//	recipe ─▶ mmdebstrap ─▶ tar ─┐
+//	tar of a root file system ───┼─▶ staged layers ─▶ named layers ─▶ record
+//	docker save, OCI layout ─────┤    no names yet     one short lock
+//	registry ─▶ blobs ───────────┘
 //
 // What surprises: Build writes no file of the image. mmdebstrap's tar flows
 // through a pipe straight into the layer store, and its digest is the layer's
@@ -12,11 +17,11 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,22 +31,36 @@ import (
 	"sync"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image/registry"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Layers keeps unpacked layers by the digest of their tar. (snapshot)
 type Layers interface {
-	ImportLayer(ctx context.Context, r io.Reader, progress func(int64)) (digest string, bytes int64, err error)
+	// StageLayer unpacks a tar into a layer without a name, CommitLayer gives it
+	// its name, DropStage removes it if it has none.
+	StageLayer(ctx context.Context, r io.Reader, progress func(int64)) (stage, digest string, bytes int64, err error)
+	CommitLayer(ctx context.Context, stage, digest string) error
+	DropStage(stage string) error
+	// ReadLayer writes a layer as a tar, the same each time, and ReadStage one that
+	// has no name yet.
+	ReadLayer(ctx context.Context, digest string, w io.Writer) error
+	ReadStage(ctx context.Context, stage string, w io.Writer) error
+	// LayerSize fails with errs.NotFound if the layer is not here.
+	LayerSize(ctx context.Context, digest string) (int64, error)
 	RemoveLayer(ctx context.Context, digest string) error
 	ListLayers(ctx context.Context) ([]string, error)
+	// Room fails with errs.Exhausted where imports may take no more disk.
+	Room() error
 }
 
 // DB keeps image records by name and tag. Put replaces; deleting what is
-// absent is fine. (store)
+// absent is fine. A record that can not be read is listed by its name:tag only,
+// and errs.Internal to Get. (store)
 type DB interface {
 	PutImage(ctx context.Context, i record.Image) error
 	GetImage(ctx context.Context, name, tag string) (record.Image, bool, error)
-	ListImages(ctx context.Context) ([]record.Image, error)
+	ListImages(ctx context.Context) (list []record.Image, unreadable []string, err error)
 	DeleteImage(ctx context.Context, name, tag string) error
 }
 
@@ -51,20 +70,33 @@ type Config struct {
 	DB         DB
 	RecipesDir string // <RecipesDir>/<name>/recipe.toml
 	// TempDir holds the root file systems under construction, a few hundred MB
-	// each. It is the Store's alone: Open empties it.
+	// each, and archives while they are read. It is the Store's alone: Open
+	// empties it.
 	TempDir string
-	// InUse reports whether a sandbox stands on a layer.
-	InUse func(layer string) bool
+	// Users names those who stand on a layer, for people.
+	Users func(layer string) []string
+	// Aliases are other names of images, the first that fits counts. (ParseAliases)
+	Aliases []Alias
+	// Registries are asked for images that are not here; nil: there are none.
+	Registries *registry.Client
+	// BlobsDir holds what is downloaded until its image is there. It is kept, so
+	// that a pull goes on where it was cut off. Needed with Registries only.
+	BlobsDir string
 }
 
 // Store makes, finds and removes images.
 type Store struct {
 	cfg Config
 	// One build at a time: each fills a disk and a core.
-	build chan struct{}
-	// Held for reading from before a layer exists until an image names it, so
-	// that no sweep takes it in between.
-	naming sync.RWMutex
+	build     chan struct{}
+	importing chan struct{}
+	exporting chan struct{}
+	// Held from before a layer has a name until an image names it, so that no
+	// sweep takes it in between.
+	naming sync.Mutex
+
+	flights flights
+	blobs   blobs
 }
 
 // Open returns a Store, and removes what a killed build left.
@@ -75,7 +107,16 @@ func Open(cfg Config) (*Store, error) {
 	if err := os.MkdirAll(cfg.TempDir, 0o755); err != nil {
 		return nil, fmt.Errorf("make directory of image builds: %w", err)
 	}
-	return &Store{cfg: cfg, build: make(chan struct{}, 1)}, nil
+	if cfg.BlobsDir != "" {
+		if err := os.MkdirAll(cfg.BlobsDir, 0o700); err != nil {
+			return nil, fmt.Errorf("make directory of downloads: %w", err)
+		}
+	}
+	return &Store{
+		cfg: cfg, build: make(chan struct{}, 1), importing: make(chan struct{}, imports), exporting: make(chan struct{}, exports),
+		flights: flights{m: map[flightKey]*flight{}},
+		blobs:   blobs{dir: cfg.BlobsDir, room: cfg.Layers.Room, used: map[string]int{}},
+	}, nil
 }
 
 // DefaultTag is what a reference without a tag means.
@@ -120,10 +161,32 @@ func ParseReference(uri string) (Reference, error) {
 	return r, nil
 }
 
-// Resolve finds the image a URI names. With a digest and no tag, every tag of
-// the name is looked at. It fails with errs.Invalid if uri is no reference and
-// with errs.NotFound if this host has no such image.
+// Resolve finds the image a URI names: the one of this name on this host or, if
+// there is none, the one that the name is an alias of. With a digest and no tag,
+// every tag of the name is looked at. It fails with errs.Invalid if uri is no
+// reference and with errs.NotFound if this host has no such image.
 func (s *Store) Resolve(ctx context.Context, uri string) (record.Image, error) {
+	i, err := s.local(ctx, uri)
+	if !errs.Is(err, errs.NotFound) {
+		return i, err
+	}
+	ref, perr := ParseReference(uri)
+	a, ok := s.alias(ref)
+	if perr != nil || ref.Digest != "" || !ok {
+		return i, err
+	}
+	i, ok, err = s.cfg.DB.GetImage(ctx, a.to.Name, a.to.Tag)
+	switch {
+	case err != nil:
+		return record.Image{}, fmt.Errorf("resolve image %s, which stands for %s: %w", uri, a.Image, err)
+	case !ok:
+		return record.Image{}, errs.New(errs.NotFound, "image %s is not on this host, and neither is %s, which it stands for here (images.aliases of the configuration); `sandboxctl image build %s` or `sandboxctl image import` make that", uri, a.Image, a.to.Name)
+	}
+	return i, nil
+}
+
+// local is Resolve without aliases: for who takes an image away.
+func (s *Store) local(ctx context.Context, uri string) (record.Image, error) {
 	ref, err := ParseReference(uri)
 	if err != nil {
 		return record.Image{}, err
@@ -131,114 +194,50 @@ func (s *Store) Resolve(ctx context.Context, uri string) (record.Image, error) {
 	if ref.Digest != "" && ref.Tag == "" {
 		return s.byDigest(ctx, ref)
 	}
-	tag := ref.Tag
-	if tag == "" {
-		tag = DefaultTag
-	}
+	tag := cmp.Or(ref.Tag, DefaultTag)
 	i, ok, err := s.cfg.DB.GetImage(ctx, ref.Name, tag)
 	switch {
 	case err != nil:
 		return record.Image{}, fmt.Errorf("resolve image %s: %w", uri, err)
-	case !ok:
-		return record.Image{}, errs.New(errs.NotFound, "image %s is not on this host; `sandboxctl image ls` shows what is, `sandboxctl image build` makes more", uri)
-	case ref.Digest != "" && ref.Digest != i.Digest:
+	case ref.Digest != "" && !(ok && known(i, ref.Digest)):
+		if pulled, here, err := s.cfg.DB.GetImage(ctx, ref.Name, ref.kept()); err == nil && here {
+			return pulled, nil
+		} else if !ok {
+			return record.Image{}, s.unknown(uri, ref)
+		}
 		return record.Image{}, errs.New(errs.NotFound, "image %s:%s on this host has the digest %s, not %s; `sandboxctl image ls` shows what is here", ref.Name, tag, i.Digest, ref.Digest)
+	case !ok:
+		return record.Image{}, s.unknown(uri, ref)
 	}
 	return i, nil
 }
 
+// known reports whether a digest is one of an image: its own here, or of the
+// registry that it was pulled from.
+func known(i record.Image, digest string) bool {
+	return i.Digest == digest || slices.Contains(i.Sources, digest)
+}
+
 func (s *Store) byDigest(ctx context.Context, ref Reference) (record.Image, error) {
-	all, err := s.cfg.DB.ListImages(ctx)
+	all, _, err := s.cfg.DB.ListImages(ctx)
 	if err != nil {
 		return record.Image{}, fmt.Errorf("resolve image %s: %w", ref.Name, err)
 	}
 	for _, i := range all {
-		if i.Name == ref.Name && i.Digest == ref.Digest {
+		if i.Name == ref.Name && known(i, ref.Digest) {
 			return i, nil
 		}
 	}
 	return record.Image{}, errs.New(errs.NotFound, "no image %s on this host has the digest %s; `sandboxctl image ls` shows what is here", ref.Name, ref.Digest)
 }
 
-// List returns the images of this host.
+// List returns the images of this host that can be read.
 func (s *Store) List(ctx context.Context) ([]record.Image, error) {
-	all, err := s.cfg.DB.ListImages(ctx)
+	all, _, err := s.cfg.DB.ListImages(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
 	}
 	return all, nil
-}
-
-// Remove forgets the image a URI names, and removes those of its layers that
-// no other image has. It fails with errs.WrongState, and removes nothing, while
-// a sandbox stands on one of those; with errs.NotFound if there is no such image.
-func (s *Store) Remove(ctx context.Context, uri string) error {
-	i, err := s.Resolve(ctx, uri)
-	if err != nil {
-		return err
-	}
-	s.naming.Lock()
-	defer s.naming.Unlock()
-	all, err := s.cfg.DB.ListImages(ctx)
-	if err != nil {
-		return fmt.Errorf("remove image %s: %w", uri, err)
-	}
-	shared := named(slices.DeleteFunc(all, func(o record.Image) bool { return o.Name == i.Name && o.Tag == i.Tag }))
-	for _, l := range i.Layers {
-		if !shared[l] && s.cfg.InUse(l) {
-			return errs.New(errs.WrongState, "image %s is in use by a sandbox; `sandboxctl ps -a` shows which, delete those first", i.Ref())
-		}
-	}
-	if err := s.cfg.DB.DeleteImage(ctx, i.Name, i.Tag); err != nil {
-		return fmt.Errorf("remove image %s: %w", uri, err)
-	}
-	for _, l := range i.Layers {
-		if !shared[l] {
-			err = errors.Join(err, s.cfg.Layers.RemoveLayer(ctx, l))
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("remove image %s: %w; the next sweep tries again", uri, err)
-	}
-	return nil
-}
-
-// Sweep removes layers that neither an image nor a sandbox needs, as a rebuilt
-// image leaves them. While an image is being built it does nothing.
-func (s *Store) Sweep(ctx context.Context) error {
-	if !s.naming.TryLock() {
-		return nil
-	}
-	defer s.naming.Unlock()
-	layers, err := s.cfg.Layers.ListLayers(ctx)
-	if err != nil {
-		return fmt.Errorf("sweep layers: %w", err)
-	}
-	all, err := s.cfg.DB.ListImages(ctx)
-	if err != nil {
-		return fmt.Errorf("sweep layers: %w", err)
-	}
-	needed := named(all)
-	for _, l := range layers {
-		if !needed[l] && !s.cfg.InUse(l) {
-			err = errors.Join(err, s.cfg.Layers.RemoveLayer(ctx, l))
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("sweep layers: %w", err)
-	}
-	return nil
-}
-
-// named is the set of layers that images name.
-func named(images []record.Image) map[string]bool {
-	set := map[string]bool{}
-	for _, i := range images {
-		for _, l := range i.Layers {
-			set[l] = true
-		}
-	}
-	return set
 }
 
 // digestOf is the digest of an image: of its layers and config, so that equal

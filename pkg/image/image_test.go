@@ -5,15 +5,19 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image/archive"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -22,6 +26,8 @@ type memory struct {
 	images map[string]record.Image
 	layers map[string]bool
 	used   map[string]bool
+	bad    map[string]bool // name:tag of records that can not be read
+	gone   func()          // after a record went
 }
 
 func (m *memory) PutImage(_ context.Context, i record.Image) error {
@@ -30,32 +36,65 @@ func (m *memory) PutImage(_ context.Context, i record.Image) error {
 }
 
 func (m *memory) GetImage(_ context.Context, name, tag string) (record.Image, bool, error) {
+	if m.bad[name+":"+tag] {
+		return record.Image{}, false, errs.New(errs.Internal, "broken")
+	}
 	i, ok := m.images[name+":"+tag]
 	return i, ok, nil
 }
 
-func (m *memory) ListImages(context.Context) (list []record.Image, err error) {
+func (m *memory) ListImages(context.Context) (list []record.Image, bad []string, err error) {
 	for _, i := range m.images {
 		list = append(list, i)
 	}
-	return list, nil
+	return list, slices.Sorted(maps.Keys(m.bad)), nil
 }
 
 func (m *memory) DeleteImage(_ context.Context, name, tag string) error {
 	delete(m.images, name+":"+tag)
+	delete(m.bad, name+":"+tag)
+	if m.gone != nil {
+		m.gone()
+	}
 	return nil
 }
 
-func (m *memory) ImportLayer(_ context.Context, r io.Reader, progress func(int64)) (string, int64, error) {
+// StageLayer unpacks nothing; a stage is called after the digest to come.
+func (m *memory) StageLayer(_ context.Context, r io.Reader, progress func(int64)) (stage, digest string, bytes int64, err error) {
 	h := sha256.New()
 	n, err := io.Copy(h, r)
 	if err != nil {
-		return "", 0, err
+		return "", "", 0, err
 	}
-	progress(n)
+	if progress != nil {
+		progress(n)
+	}
 	d := "sha256:" + hex.EncodeToString(h.Sum(nil))
-	m.layers[d] = true
-	return d, n, nil
+	return "new-" + d, d, n, nil
+}
+
+func (m *memory) CommitLayer(_ context.Context, _, digest string) error {
+	m.layers[digest] = true
+	return nil
+}
+
+func (m *memory) DropStage(string) error { return nil }
+func (m *memory) Room() error            { return nil }
+
+func (m *memory) ReadLayer(_ context.Context, digest string, w io.Writer) error {
+	_, err := io.WriteString(w, digest)
+	return err
+}
+
+func (m *memory) ReadStage(ctx context.Context, stage string, w io.Writer) error {
+	return m.ReadLayer(ctx, strings.TrimPrefix(stage, "new-"), w)
+}
+
+func (m *memory) LayerSize(_ context.Context, digest string) (int64, error) {
+	if !m.layers[digest] {
+		return 0, errs.New(errs.NotFound, "no layer %s", digest)
+	}
+	return 1, nil
 }
 
 func (m *memory) RemoveLayer(_ context.Context, digest string) error {
@@ -70,10 +109,17 @@ func (m *memory) ListLayers(context.Context) (list []string, err error) {
 	return list, nil
 }
 
+func (m *memory) users(layer string) []string {
+	if m.used[layer] {
+		return []string{"lab"}
+	}
+	return nil
+}
+
 func open(t *testing.T, recipes string) (*Store, *memory) {
 	t.Helper()
-	m := &memory{images: map[string]record.Image{}, layers: map[string]bool{}, used: map[string]bool{}}
-	s, err := Open(Config{Layers: m, DB: m, RecipesDir: recipes, TempDir: filepath.Join(t.TempDir(), "build"), InUse: func(l string) bool { return m.used[l] }})
+	m := &memory{images: map[string]record.Image{}, layers: map[string]bool{}, used: map[string]bool{}, bad: map[string]bool{}}
+	s, err := Open(Config{Layers: m, DB: m, RecipesDir: recipes, TempDir: filepath.Join(t.TempDir(), "build"), Users: m.users})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +195,7 @@ func TestResolveAndRemove(t *testing.T) {
 	}
 
 	m.used["base"], m.used["py"] = true, true
-	if err := s.Remove(ctx, "python"); !errs.Is(err, errs.WrongState) {
+	if err := s.Remove(ctx, "python"); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
 		t.Errorf("remove in use: %v", err)
 	}
 	m.used["py"] = false // base is used, but by the other image too
@@ -169,12 +215,85 @@ func TestResolveAndRemove(t *testing.T) {
 	if want := []string{"base", "of an old build", "py311"}; !slices.Equal(left, want) {
 		t.Errorf("layers left: %q, want %q", left, want)
 	}
+
+	p, err := s.Prune(ctx, true) // base is used
+	if err != nil || len(p.Images)+len(p.Layers) > 0 {
+		t.Errorf("pruned %+v, %v", p, err)
+	}
+	m.used["base"], m.used["of an old build"] = false, false
+	p, err = s.Prune(ctx, false)
+	if err != nil || len(p.Images) > 0 || !slices.Equal(p.Layers, []string{"of an old build"}) || p.Bytes != 1 {
+		t.Errorf("pruned %+v, %v", p, err)
+	}
+	p, err = s.Prune(ctx, true)
+	if err != nil || !slices.Equal(p.Images, []string{"python:3.11"}) || len(p.Layers) != 2 {
+		t.Errorf("pruned %+v, %v", p, err)
+	}
+}
+
+// TestUnreadable: while it is not known which layers an image needs, none is
+// removed.
+func TestUnreadable(t *testing.T) {
+	ctx := t.Context()
+	s, m := open(t, "")
+	m.bad["python:latest"] = true
+	m.images["ruby:latest"] = record.Image{Name: "ruby", Tag: "latest", Digest: "sha256:1", Layers: []string{"shared"}}
+	m.layers["shared"], m.layers["python's"] = true, true
+	if err := s.Sweep(ctx); err != nil {
+		t.Error(err)
+	}
+	for _, all := range []bool{false, true} {
+		if _, err := s.Prune(ctx, all); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "python:latest") {
+			t.Errorf("prune: %v", err)
+		}
+	}
+	if err := s.Remove(ctx, "ruby"); err != nil || len(m.images) > 0 || len(m.layers) != 2 {
+		t.Errorf("of the other: %v; layers %v", err, m.layers)
+	}
+	if _, err := s.Resolve(ctx, "python"); !errs.Is(err, errs.Internal) {
+		t.Errorf("resolve: %v", err)
+	}
+	if err := s.Remove(ctx, "python"); err != nil || len(m.bad) > 0 {
+		t.Errorf("remove: %v", err)
+	}
+	if err := s.Sweep(ctx); err != nil || len(m.layers) > 0 {
+		t.Errorf("left %v, %v", m.layers, err)
+	}
+}
+
+// TestUsedMeanwhile has a sandbox begin on an image while that is removed: the
+// image is there again, and so are its layers.
+func TestUsedMeanwhile(t *testing.T) {
+	ctx := t.Context()
+	for name, remove := range map[string]func(*Store) error{
+		"remove": func(s *Store) error {
+			if err := s.Remove(ctx, "python"); !errs.Is(err, errs.WrongState) {
+				return fmt.Errorf("removed: %w", err)
+			}
+			return nil
+		},
+		"prune": func(s *Store) error {
+			p, err := s.Prune(ctx, true)
+			if len(p.Images)+len(p.Layers) > 0 {
+				return fmt.Errorf("pruned %+v", p)
+			}
+			return err
+		},
+	} {
+		s, m := open(t, "")
+		m.images["python:latest"] = record.Image{Name: "python", Tag: "latest", Digest: "sha256:1", Layers: []string{"py"}}
+		m.layers["py"] = true
+		m.gone = func() { m.used["py"] = true }
+		if err := remove(s); err != nil || len(m.images) != 1 || len(m.layers) != 1 {
+			t.Errorf("%s: %v; images %v, layers %v", name, err, m.images, m.layers)
+		}
+	}
 }
 
 func TestRecipes(t *testing.T) {
 	s, _ := open(t, "../../rootfs")
 	names, err := s.Recipes()
-	if err != nil || !slices.Equal(names, []string{"base", "python"}) {
+	if err != nil || !slices.Equal(names, []string{"base", "code-interpreter", "python"}) {
 		t.Errorf("recipes %q, %v", names, err)
 	}
 	for _, n := range names {
@@ -262,5 +381,73 @@ deb http://security.test bookworm-security main
 	}
 	if _, err := aptSources(etc, "sid"); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("suite the host has not: %v", err)
+	}
+}
+
+// TestCheckPlan: a child that was taken over can not name more than an honest
+// one, nor what is not in the archive.
+func TestCheckPlan(t *testing.T) {
+	layer := archive.Layer{Span: archive.Span{At: 10, Size: 90}, DiffID: "sha256:" + strings.Repeat("0", 64)}
+	plan := func(n int, change func(*archive.Layer)) *archive.Plan {
+		l := layer
+		change(&l)
+		return &archive.Plan{Layers: slices.Repeat([]archive.Layer{l}, n), Config: record.ImageConfig{Workdir: "/"}}
+	}
+	none := func(*archive.Layer) {}
+	for _, n := range []int{1, archive.MaxLayers} {
+		if err := checkPlan(plan(n, none), 100); err != nil {
+			t.Errorf("%d layers: %v", n, err)
+		}
+	}
+	for name, p := range map[string]*archive.Plan{
+		"none":       plan(0, none),
+		"many":       plan(archive.MaxLayers+1, none),
+		"behind":     plan(1, func(l *archive.Layer) { l.At = 11 }),
+		"before":     plan(1, func(l *archive.Layer) { l.At = -1 }),
+		"huge":       plan(1, func(l *archive.Layer) { l.Size = 1 << 62 }),
+		"not a name": plan(1, func(l *archive.Layer) { l.DiffID = "sha256:../x" }),
+	} {
+		if err := checkPlan(p, 100); !errs.Is(err, errs.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// halted is a writer that stands still at its first byte.
+type halted struct {
+	at   chan struct{}
+	once sync.Once
+	on   chan struct{}
+}
+
+func (h *halted) Write(p []byte) (int, error) {
+	h.once.Do(func() { h.at <- struct{}{} })
+	<-h.on
+	return len(p), nil
+}
+
+// TestExportsAtOnce: who comes when there are enough is sent away.
+func TestExportsAtOnce(t *testing.T) {
+	s, _ := open(t, "")
+	i := record.Image{Name: "a", Tag: "b"}
+	at, on := make(chan struct{}), make(chan struct{})
+	var going sync.WaitGroup
+	for range exports {
+		going.Go(func() {
+			if err := s.Export(t.Context(), i, &halted{at: at, on: on}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for range exports {
+		<-at
+	}
+	if err := s.Export(t.Context(), i, io.Discard); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("beside others: %v", err)
+	}
+	close(on)
+	going.Wait()
+	if err := s.Export(t.Context(), i, io.Discard); err != nil {
+		t.Errorf("alone: %v", err)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/dump"
 )
 
 // guestLink is what a guest calls its one interface.
@@ -23,10 +25,6 @@ var (
 	hostMAC  = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	guestMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
 )
-
-// dumpTries is how often a listing that changed under the kernel's hands is
-// asked for again (ErrDumpInterrupted).
-const dumpTries = 8
 
 // carrierTimeout bounds the wait for the kernel's link watch: some 0.1 ms, or
 // up to a second where host and guest number the two ends alike.
@@ -204,6 +202,104 @@ func (m *Manager) setUpHost(h *netlink.Handle, l netlink.Link, addr netip.Addr) 
 	return nil
 }
 
+// Joined reports whether the host reaches addr by the link of id: somebody may
+// have set the link down, which takes its routes along, or deleted the route.
+// Without a link it is false.
+func (m *Manager) Joined(_ context.Context, id string, addr netip.Addr) (bool, error) {
+	if err := m.check(id); err != nil {
+		return false, err
+	}
+	h, err := m.host()
+	if err != nil {
+		return false, fmt.Errorf("look at %s: %w", Link(id), err)
+	}
+	l, err := h.LinkByName(Link(id))
+	if isGone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look at %s: %w", Link(id), err)
+	}
+	if l.Attrs().RawFlags&unix.IFF_UP == 0 {
+		return false, nil
+	}
+	by, err := routeTo(h, addr)
+	return err == nil && by == l.Attrs().Index, err
+}
+
+// routeTo returns the index of the link by which the host reaches addr, 0 if it
+// does not.
+func routeTo(h *netlink.Handle, addr netip.Addr) (int, error) {
+	routes, err := h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
+	if errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) {
+		return 0, nil // by Setup's own route, or none
+	}
+	if err != nil {
+		return 0, fmt.Errorf("route to %s: %w", addr, err)
+	}
+	if len(routes) == 0 {
+		return 0, nil
+	}
+	return routes[0].LinkIndex, nil
+}
+
+// Rejoin makes the host's side of the link of id what Attach made it. The guest's
+// side it leaves alone: under gVisor address and routes are the sentry's, and
+// what Attach would give to eth0 the host would answer for.
+func (m *Manager) Rejoin(_ context.Context, id string, addr netip.Addr) error {
+	if err := m.check(id); err != nil {
+		return err
+	}
+	if err := m.rejoin(id, addr); err != nil {
+		return fmt.Errorf("rejoin %s as %s: %w", Link(id), addr, err)
+	}
+	return nil
+}
+
+func (m *Manager) rejoin(id string, addr netip.Addr) error {
+	h, err := m.host()
+	if err != nil {
+		return err
+	}
+	l, err := h.LinkByName(Link(id))
+	if err != nil {
+		return err
+	}
+	if err := writeSysctls(hostLink, Link(id)); err != nil {
+		return err
+	}
+	if err := h.LinkSetUp(l); err != nil {
+		return fmt.Errorf("up: %w", err)
+	}
+	if err := m.setUpHost(h, l, addr); err != nil {
+		return err
+	}
+	by, err := routeTo(h, addr)
+	if err == nil && by != l.Attrs().Index {
+		err = fmt.Errorf("something on this host leads %s elsewhere: see `ip route get %s`, `ip rule` and `ip route show table all`", addr, addr)
+	}
+	return err
+}
+
+// LeaveDown sets the link of id down, and nothing else. Absent is success.
+func (m *Manager) LeaveDown(_ context.Context, id string) error {
+	if err := m.check(id); err != nil {
+		return err
+	}
+	h, err := m.host()
+	if err != nil {
+		return fmt.Errorf("set %s down: %w", Link(id), err)
+	}
+	l, err := h.LinkByName(Link(id))
+	if err == nil {
+		err = h.LinkSetDown(l)
+	}
+	if err != nil && !isGone(err) {
+		return fmt.Errorf("set %s down: %w", Link(id), err)
+	}
+	return nil
+}
+
 func (m *Manager) setUpGuest(h *netlink.Handle, l netlink.Link, addr netip.Addr) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {
@@ -248,7 +344,7 @@ func (m *Manager) ListLinks(context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
-	links, err := listLinks(h)
+	links, err := dump.Again(h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -259,16 +355,6 @@ func (m *Manager) ListLinks(context.Context) ([]string, error) {
 		}
 	}
 	return ids, nil
-}
-
-func listLinks(h *netlink.Handle) (links []netlink.Link, err error) {
-	for range dumpTries {
-		links, err = h.LinkList()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return links, err
-		}
-	}
-	return links, err
 }
 
 func isGone(err error) bool {

@@ -55,7 +55,10 @@ type Manager struct {
 	// the first call.
 	Pool    netip.Prefix
 	Gateway netip.Addr
-	// Log says what Setup changed on the host. Nil is silence.
+	// BeforeForward, if not nil, is called before a link forwards that did not,
+	// when SwitchedOn names it already. If it fails the link stays as it was.
+	BeforeForward func() error
+	// Log says what was changed on the host. Nil is silence.
 	Log *slog.Logger
 
 	inst instance.Instance
@@ -226,6 +229,28 @@ func (m *Manager) ListNamespaces(context.Context) ([]string, error) {
 		}
 	}
 	return ids, nil
+}
+
+// Pinned reports whether the namespaces of id can be joined: somebody may have
+// unmounted a pin, and the sandbox goes on in what only its processes hold.
+func (m *Manager) Pinned(_ context.Context, id string) (bool, error) {
+	if err := m.check(id); err != nil {
+		return false, err
+	}
+	for _, path := range []string{m.NetPath(id), m.UserPath(id)} {
+		var st unix.Statfs_t
+		err := unix.Statfs(path, &st)
+		if errors.Is(err, fs.ErrNotExist) && path == m.UserPath(id) {
+			continue // it never had users of its own
+		}
+		if errors.Is(err, fs.ErrNotExist) || err == nil && st.Type != unix.NSFS_MAGIC {
+			return false, nil
+		}
+		if err != nil {
+			return false, fmt.Errorf("look at the pin %s: %w", path, err)
+		}
+	}
+	return true, nil
 }
 
 // check refuses what is not an ID of this instance before it becomes a path or

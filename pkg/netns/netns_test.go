@@ -50,7 +50,7 @@ func newManager(t testing.TB) *Manager {
 		os.Remove(inst.RunDir())
 	})
 	for range 2 {
-		if err := m.Setup(t.Context()); err != nil {
+		if err := errors.Join(m.Setup(t.Context()), m.OpenUplinks(t.Context())); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -187,6 +187,70 @@ func checkAttached(t *testing.T, m *Manager, id string) {
 	defer c.Close()
 	if from := netip.MustParseAddrPort(c.RemoteAddr().String()).Addr(); from != addr(1) {
 		t.Errorf("the host sees the guest as %s, want %s", from, addr(1))
+	}
+}
+
+// TestRejoin: what an operator does to the host's end of a link is seen and
+// undone, without touching the guest's, which on gVisor is the sentry's.
+func TestRejoin(t *testing.T) {
+	m := newManager(t)
+	id, link := id(1), Link(id(1))
+	joined := func(want bool) {
+		t.Helper()
+		if ok, err := m.Joined(t.Context(), id, addr(1)); err != nil || ok != want {
+			t.Fatalf("joined: %v, %v; want %v", ok, err, want)
+		}
+	}
+	joined(false)
+	if err := m.Rejoin(t.Context(), id, addr(1)); err == nil {
+		t.Error("no link, and rejoined")
+	}
+	if err := m.CreateNamespaces(t.Context(), id, false, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Attach(t.Context(), id, addr(1)); err != nil {
+		t.Fatal(err)
+	}
+	joined(true)
+	// What runsc does to the namespace when it starts.
+	for _, c := range []string{"address flush dev eth0", "route flush dev eth0"} {
+		in(t, m, id, append([]string{"ip"}, strings.Fields(c)...)...)
+	}
+	guest := in(t, m, id, "ip", "address") + in(t, m, id, "ip", "route")
+	for name, deed := range map[string]func(){
+		"link down": func() { run(t, "ip", "link", "set", link, "down") },
+		"down and up": func() {
+			run(t, "ip", "link", "set", link, "down")
+			run(t, "ip", "link", "set", link, "up")
+		},
+		"route":      func() { run(t, "ip", "route", "del", addr(1).String()) },
+		"left down":  func() { err := m.LeaveDown(t.Context(), id); same(t, "error", fmt.Sprint(err), "<nil>") },
+		"pool route": func() { run(t, "ip", "route", "flush", "root", inst.Pool().String()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			deed()
+			joined(false)
+			for range 2 {
+				if err := m.Rejoin(t.Context(), id, addr(1)); err != nil {
+					t.Fatal(err)
+				}
+				joined(true)
+			}
+			same(t, "host route", run(t, "ip", "route", "show", "dev", link), `10.173.0.3 scope link src 169.254.113.1`)
+			same(t, "host neighbours", run(t, "ip", "neighbour", "show", "dev", link), `10.173.0.3 lladdr 02:00:00:00:00:02 PERMANENT`)
+		})
+	}
+	same(t, "the guest's side", in(t, m, id, "ip", "address")+in(t, m, id, "ip", "route"), guest)
+	// Somebody else has the address.
+	run(t, "ip", "route", "replace", addr(1).String(), "dev", "lo", "table", "99")
+	run(t, "ip", "rule", "add", "to", addr(1).String(), "lookup", "99")
+	t.Cleanup(func() {
+		_ = exec.Command("ip", "rule", "del", "to", addr(1).String(), "lookup", "99").Run()
+		_ = exec.Command("ip", "route", "flush", "table", "99").Run()
+	})
+	joined(false)
+	if err := m.Rejoin(t.Context(), id, addr(1)); err == nil || !strings.Contains(err.Error(), "ip rule") {
+		t.Errorf("with a route elsewhere: %v", err)
 	}
 }
 

@@ -11,23 +11,40 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/dump"
 )
 
 // Setup makes the host ready for links: the gateway address on lo, an
-// unreachable route for the pool, forwarding where replies arrive. It may run
-// at any time and does nothing twice; the daemon calls it at start and with
-// every sweep, so that an uplink that appears later is served too.
+// unreachable route for the pool. It may run at any time and does nothing
+// twice. Nothing forwards yet: that is OpenUplinks.
+func (m *Manager) Setup(ctx context.Context) error {
+	if err := m.setup(); err != nil {
+		return fmt.Errorf("set up the host's network for instance %s: %w", m.inst, err)
+	}
+	return ctx.Err()
+}
+
+// OpenUplinks has the host forward what arrives for sandboxes. It may run at
+// any time and does nothing twice; the daemon calls it when the rules stand
+// that keep others from being forwarded, and with every sweep, so that an
+// uplink that appears later is served too.
 //
 // Forwarding is switched on per link, where the kernel asks for it: on the
 // link a packet comes in by. That is every sandbox link (Attach) and every
 // link by which replies may arrive, that is, one that has routes. The global
 // net.ipv4.ip_forward, which would make the host a router between all its
 // networks and for links to come, is not touched. Still a link that forwards
-// does so to every other link: SwitchedOn names those for which only Setup
-// asked, so that egress closes them to all but sandboxes.
-func (m *Manager) Setup(ctx context.Context) error {
-	if err := m.setup(); err != nil {
-		return fmt.Errorf("set up the host's network for instance %s: %w", m.inst, err)
+// does so to every other link: SwitchedOn names those for which only this was
+// the reason, so that egress closes them to all but sandboxes, and BeforeForward
+// has it do so before a link is switched on.
+func (m *Manager) OpenUplinks(ctx context.Context) error {
+	h, err := m.host()
+	if err == nil {
+		err = m.openUplinks(h)
+	}
+	if err != nil {
+		return fmt.Errorf("have the host forward for sandboxes of instance %s: %w", m.inst, err)
 	}
 	return ctx.Err()
 }
@@ -55,7 +72,7 @@ func (m *Manager) setup() error {
 	if err := h.RouteReplace(m.poolRoute()); err != nil {
 		return fmt.Errorf("unreachable route to %s: %w", m.Pool, err)
 	}
-	return m.openUplinks(h)
+	return nil
 }
 
 func (m *Manager) poolRoute() *netlink.Route {
@@ -70,6 +87,7 @@ func (m *Manager) openUplinks(h *netlink.Handle) error {
 		return fmt.Errorf("list routes: %w", err)
 	}
 	mtu := 0
+	var errs []error
 	for index := range indexes {
 		l, err := h.LinkByIndex(index)
 		if isGone(err) {
@@ -86,11 +104,11 @@ func (m *Manager) openUplinks(h *netlink.Handle) error {
 			mtu = a.MTU
 		}
 		if err := m.forward(a.Name); err != nil {
-			return err
+			errs = append(errs, err) // one that can not is no reason for the others
 		}
 	}
 	m.mtu.Store(int32(min(mtu, 1500)))
-	return nil
+	return errors.Join(errs...)
 }
 
 func (m *Manager) forward(link string) error {
@@ -108,6 +126,11 @@ func (m *Manager) forward(link string) error {
 	if err := m.note(link); err != nil { // first: what is not noted is never closed
 		return err
 	}
+	if m.BeforeForward != nil {
+		if err := m.BeforeForward(); err != nil {
+			return fmt.Errorf("%s is not switched on, and no reply to a sandbox arrives by it: %w", name, err)
+		}
+	}
 	if err := writeSysctls([]sysctl{{name, "1", true}}, ""); err != nil {
 		return err
 	}
@@ -120,14 +143,7 @@ func (m *Manager) forward(link string) error {
 
 // routedLinks lists the indexes of links that unicast IPv4 routes lead out by.
 func routedLinks(h *netlink.Handle) (map[int]bool, error) {
-	var routes []netlink.Route
-	var err error
-	for range dumpTries {
-		routes, err = h.RouteList(nil, netlink.FAMILY_V4)
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
+	routes, err := dump.Again(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +161,7 @@ func routedLinks(h *netlink.Handle) (map[int]bool, error) {
 	return indexes, nil
 }
 
-// Purge undoes Setup. Forwarding goes off where only Setup asked for it, also
+// Purge undoes Setup and OpenUplinks. Forwarding goes off where only they asked for it, also
 // if another instance lives by it: its own next Setup switches it on again. It
 // is for uninstalling and for tests; links and namespaces must be gone by then.
 // Absent is success.

@@ -16,7 +16,7 @@ const ipForward = "net/ipv4/ip_forward"
 
 func forwarding(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
 
-// notes is the file that says on which links Setup switched forwarding on, and
+// notes is the file that says on which links OpenUplinks switched forwarding on, and
 // what ip_forward was then. A reboot ends both.
 func (m *Manager) notes() string { return filepath.Join(m.dir, "uplinks") }
 
@@ -54,7 +54,7 @@ func (m *Manager) note(link string) error {
 	return os.Rename(m.notes()+".new", m.notes())
 }
 
-// SwitchedOn names the links that forward because Setup asked for it and, as
+// SwitchedOn names the links that forward because OpenUplinks asked for it and, as
 // far as can be told, nobody else: whoever set ip_forward since, as Docker and
 // libvirt do, wants all links to forward. Links that did before are never named.
 func (m *Manager) SwitchedOn() ([]string, error) {

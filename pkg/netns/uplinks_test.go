@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"errors"
 	"fmt"
 	"os/exec"
 	"strings"
@@ -37,7 +38,7 @@ func TestForwarding(t *testing.T) {
 	setup := func() {
 		t.Helper()
 		for range 2 {
-			if err := m.Setup(t.Context()); err != nil {
+			if err := errors.Join(m.Setup(t.Context()), m.OpenUplinks(t.Context())); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -52,8 +53,21 @@ func TestForwarding(t *testing.T) {
 	}
 	set(forwarding("upb"), "1")
 	is("before", "0", "1", "")
+	if err := m.Setup(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	is("after Setup alone", "0", "1", "")
+	m.BeforeForward = func() error { return errors.New("no lock") }
+	if err := m.OpenUplinks(t.Context()); err == nil || !strings.Contains(err.Error(), "conf/upa/forwarding") {
+		t.Errorf("what can not be closed is opened: %v", err)
+	}
+	is("that can not be closed", "0", "1", "upa")
+	m.BeforeForward = func() error {
+		is("before it forwards", "0", "1", "upa")
+		return nil
+	}
 	setup()
-	is("after Setup", "1", "1", "upa")
+	is("after OpenUplinks", "1", "1", "upa")
 	purge()
 	is("after Purge", "0", "1", "")
 	setup()

@@ -1,6 +1,14 @@
 package oci
 
-import "github.com/opencontainers/runtime-spec/specs-go"
+import (
+	"fmt"
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// defaultShm is the size of /dev/shm, as docker has it.
+const defaultShm = 64 << 20
 
 // mounts are what stands in a sandbox beside its root file system.
 //
@@ -17,12 +25,20 @@ func mounts(name string, c Config) []specs.Mount {
 		}
 		return options
 	}
+	// An inode costs the kernel about a page: as many as pages, and a few for
+	// the small ones.
+	sized := func(bytes int64, options ...string) []string {
+		return tmpfs(append(options, fmt.Sprintf("size=%dk", bytes>>10), fmt.Sprintf("nr_inodes=%d", max(bytes>>12, 1<<10)))...)
+	}
+	if c.ShmBytes == 0 {
+		c.ShmBytes = defaultShm
+	}
 	m := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: tmpfs("nosuid", "noexec", "strictatime", "mode=755", "size=64k", "nr_inodes=1k")},
 		// max: kernel.pty.max is one number for the whole host.
 		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=1024"}},
-		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: tmpfs("nosuid", "noexec", "nodev", "mode=1777", "size=65536k", "nr_inodes=16k")},
+		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: sized(c.ShmBytes, "nosuid", "noexec", "nodev", "mode=1777")},
 		{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: tmpfs("nosuid", "noexec", "nodev", "mode=755", "size=16384k", "nr_inodes=4k")},
 		// Needs a network namespace owned by the container's user namespace, else EPERM.
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
@@ -36,5 +52,28 @@ func mounts(name string, c Config) []specs.Mount {
 			m = append(m, specs.Mount{Destination: f.dst, Type: "bind", Source: f.src, Options: []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"}})
 		}
 	}
-	return append(m, specs.Mount{Destination: AgentDir, Type: "bind", Source: c.AgentDir, Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"}})
+	for _, t := range c.Tmpfs {
+		options := []string{"nosuid", "nodev", fmt.Sprintf("mode=%o", t.Mode)}
+		if !t.Exec {
+			options = append(options, "noexec")
+		}
+		// Instead of one of ours, as /run, not on top of it.
+		m = slices.DeleteFunc(m, func(o specs.Mount) bool { return o.Destination == t.Path })
+		m = append(m, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: sized(t.Bytes, options...)})
+	}
+	// Nothing of these hides the agent's.
+	if c.AgentState != "" {
+		m = append(m, specs.Mount{Destination: AgentState, Type: "bind", Source: c.AgentState, Options: []string{"bind", "nosuid", "nodev", "noexec", "rprivate"}})
+	}
+	m = append(m, specs.Mount{Destination: AgentDir, Type: "bind", Source: c.AgentDir, Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"}})
+	// Last: no other mount point is looked for in what guests may be writing to
+	// at this moment. That they hide nothing is checked where they are attached.
+	for _, v := range c.Volumes {
+		options := []string{"rbind", "nosuid", "nodev", "rprivate"}
+		if v.ReadOnly {
+			options = append(options, "ro")
+		}
+		m = append(m, specs.Mount{Destination: v.Path, Type: "bind", Source: v.Source, Options: options})
+	}
+	return m
 }

@@ -5,8 +5,10 @@
 // seccomp, masked paths, rlimits, mounts) is decided here and nowhere else.
 //
 // What surprises: Config has no field for any of that. No request of a client
-// can reach a capability, a hook, an annotation, a sysctl or a mount, because
-// there is nothing to put it into. A property test holds that line.
+// can reach a capability, a hook, an annotation, a sysctl or a mount of
+// anything but empty memory and what pkg/snapshot has attached for it, because
+// there is nothing to put it into. A
+// property test holds that line.
 //
 // Sources: the OCI runtime spec (github.com/opencontainers/runtime-spec),
 // capabilities(7), seccomp(2), kernel fs/coredump.c.
@@ -29,6 +31,10 @@ const (
 // Config.AgentDir, so that the agent never comes from a guest's own disk.
 const AgentDir = "/opt/opensandbox"
 
+// AgentState is where the agent writes. On a read-only root file system it is
+// a bind mount of Config.AgentState.
+const AgentState = "/.sandboxd"
+
 // AgentPath is PID 1 of every sandbox.
 const AgentPath = AgentDir + "/sandbox-agent"
 
@@ -48,6 +54,12 @@ type Config struct {
 
 	RootFS   string // the mounted root file system
 	ReadOnly bool   // mount it read-only
+	// AgentState is a directory for the agent alone, bound to AgentState; empty:
+	// none, the root file system has it.
+	AgentState string
+	Tmpfs      []Tmpfs // file systems in memory, in order
+	Volumes    []Volume
+	ShmBytes   int64 // size of /dev/shm; 0: 64 MiB
 
 	NetNS  string // network namespace to join
 	UserNS string // runc: user namespace to join, which owns NetNS; empty: the host's. runsc: not used
@@ -68,6 +80,22 @@ type Config struct {
 	CPUMillis   int64  // thousandths of a core; enforced by pkg/cgroups. gVisor shows whole CPUs, at least two
 	Pids        int64  // runsc: RLIMIT_NPROC, which the sentry enforces; runc: pkg/cgroups
 	NoFile      uint64 // RLIMIT_NOFILE; 0: MaxNoFile. More than the starter's own hard limit fails the start
+}
+
+// A Tmpfs is a file system in memory: nosuid, nodev, and noexec unless Exec.
+type Tmpfs struct {
+	Path  string // absolute
+	Bytes int64
+	Mode  uint32 // of its root
+	Exec  bool
+}
+
+// A Volume is a directory or file of the host that is bound, with all that is
+// mounted below it: nosuid and nodev.
+type Volume struct {
+	Source   string // that nobody but root can change
+	Path     string // absolute
+	ReadOnly bool
 }
 
 // NewSpec makes the spec of one sandbox for runtime, Runsc or Runc. It panics

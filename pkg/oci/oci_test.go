@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 	"testing/quick"
 
@@ -82,7 +83,7 @@ func TestNoFieldReachesWhatASandboxMay(t *testing.T) {
 }
 
 // sameMounts: every mount is one of ours, and those that Config adds are
-// read-only files of the host in /etc.
+// read-only files of the host in /etc, the agent's directory, and memory.
 func sameMounts(got, ours []specs.Mount) bool {
 	known := map[string]specs.Mount{}
 	for _, m := range ours {
@@ -96,12 +97,73 @@ func sameMounts(got, ours []specs.Mount) bool {
 				return false
 			}
 		case ok && reflect.DeepEqual(m, k):
+		case m.Type == "tmpfs" && m.Source == k.Source && hasAll(m.Options, "nosuid", "nodev"): // /dev/shm by its size
+		case m.Type == "tmpfs" && m.Source == "tmpfs" && hasAll(m.Options, "nosuid", "nodev"):
+		case m.Type == "bind" && m.Options[0] == "rbind" && hasAll(m.Options, "nosuid", "nodev", "rprivate"): // a volume
+		case m.Destination == AgentState && hasAll(m.Options, "nosuid", "nodev", "noexec"):
 		case filepath.Dir(m.Destination) == "/etc" && m.Options[1] == "ro":
 		default:
 			return false
 		}
 	}
 	return true
+}
+
+func hasAll(have []string, want ...string) bool {
+	return !slices.ContainsFunc(want, func(w string) bool { return !slices.Contains(have, w) })
+}
+
+// TestVolumes: they come after everything else, so that no mount point of ours is
+// looked for in one.
+func TestVolumes(t *testing.T) {
+	c := sample
+	c.Tmpfs = []Tmpfs{{Path: "/work", Bytes: 8 << 20, Mode: 0o1777}}
+	c.Volumes = []Volume{{Source: "/run/x/volumes/y/0", Path: "/work/v"}, {Source: "/run/x/volumes/y/2", Path: "/w", ReadOnly: true}}
+	want := []specs.Mount{
+		{Destination: "/work/v", Type: "bind", Source: "/run/x/volumes/y/0", Options: []string{"rbind", "nosuid", "nodev", "rprivate"}},
+		{Destination: "/w", Type: "bind", Source: "/run/x/volumes/y/2", Options: []string{"rbind", "nosuid", "nodev", "rprivate", "ro"}},
+	}
+	for _, name := range []string{Runsc, Runc} {
+		m := newSpec(name, "amd64", c).Mounts
+		if got := m[len(m)-2:]; !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: the last mounts are %+v, want %+v", name, got, want)
+		}
+	}
+}
+
+// TestTmpfs: one takes the place of a mount of ours, and nothing comes on top
+// of what is the agent's.
+func TestTmpfs(t *testing.T) {
+	c := sample
+	c.Tmpfs = []Tmpfs{{Path: "/run", Bytes: 1 << 20, Mode: 0o700}, {Path: "/work", Bytes: 8 << 20, Mode: 0o1777, Exec: true}}
+	c.ReadOnly, c.AgentState, c.ShmBytes = true, "/x/rootfs/.sandboxd", 128<<20
+	for _, name := range []string{Runsc, Runc} {
+		s := NewSpec(name, c)
+		at := map[string][]string{}
+		var order []string
+		for _, m := range s.Mounts {
+			if at[m.Destination] != nil {
+				t.Errorf("%s: two mounts on %s", name, m.Destination)
+			}
+			at[m.Destination] = m.Options
+			order = append(order, m.Destination)
+		}
+		for dst, want := range map[string][]string{
+			"/run":     {"nosuid", "nodev", "noexec", "mode=700", "size=1024k"},
+			"/work":    {"nosuid", "nodev", "mode=1777", "size=8192k"},
+			"/dev/shm": {"nosuid", "nodev", "noexec", "mode=1777", "size=131072k"},
+		} {
+			if !hasAll(at[dst], want...) {
+				t.Errorf("%s: %s is %v, want %v", name, dst, at[dst], want)
+			}
+		}
+		if slices.Contains(at["/work"], "noexec") {
+			t.Errorf("%s: exec was asked for: %v", name, at["/work"])
+		}
+		if last := order[len(order)-2:]; !slices.Equal(last, []string{AgentState, AgentDir}) {
+			t.Errorf("%s: the last mounts are %v", name, last)
+		}
+	}
 }
 
 func TestSpecIsPure(t *testing.T) {

@@ -86,6 +86,11 @@ func TestSeccompArguments(t *testing.T) {
 		{"ioctl", []uint64{0, tiocsti}, ePERM},
 		{"ioctl", []uint64{0, high | tiocsti}, ePERM},
 		{"ioctl", []uint64{0, fsIocFssetxattr}, ePERM},
+		{"ioctl", []uint64{0, 0x40049409}, 0},             // FICLONE
+		{"ioctl", []uint64{0, 0x5000940e}, eNOTTY},        // BTRFS_IOC_SUBVOL_CREATE
+		{"ioctl", []uint64{0, high | 0x50009418}, eNOTTY}, // BTRFS_IOC_SUBVOL_CREATE_V2
+		{"ioctl", []uint64{0, 0x50009417}, eNOTTY},        // BTRFS_IOC_SNAP_CREATE_V2
+		{"ioctl", []uint64{0, 0x5000943f}, eNOTTY},        // BTRFS_IOC_SNAP_DESTROY_V2
 		{"setrlimit", []uint64{7, 1}, 0},
 		{"setrlimit", []uint64{high | rlimitCore, 1}, ePERM},
 		{"prlimit64", []uint64{0, rlimitCore, 0, 1}, 0}, // reads

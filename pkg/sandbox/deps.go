@@ -23,28 +23,76 @@ type (
 		CreateNamespaces(ctx context.Context, id string, ownUsers bool, uidBase uint32) error
 		DeleteNamespaces(ctx context.Context, id string) error
 		ListNamespaces(ctx context.Context) ([]string, error)
+		// Pinned reports whether the namespaces of id can still be joined.
+		Pinned(ctx context.Context, id string) (bool, error)
 	}
 	// Disks keeps the writable layer of a sandbox, on the storage pool. (snapshot)
 	Disks interface {
-		CreateDisk(ctx context.Context, id string, bytes int64) error
+		// CreateDisk makes an empty disk, or one that begins as a snapshot.
+		CreateDisk(ctx context.Context, id, snapshot string, bytes int64) error
 		DeleteDisk(ctx context.Context, id string) error
 		ListDisks(ctx context.Context) ([]string, error)
+		// LimitDisk lets a disk hold at most bytes.
+		LimitDisk(ctx context.Context, id string, bytes int64) error
+		// Usage returns the bytes a disk holds and its limit, 0 for none. A pool
+		// that does not count is errs.Unsupported.
+		Usage(id string) (used, limit int64, err error)
 		// MoveStray puts a disk without a record into lost+found for 24 h.
 		MoveStray(ctx context.Context, id string) error
+	}
+	// Frozen keeps snapshots of disks, on the storage pool. (snapshot)
+	Frozen interface {
+		// PrepareSnapshot does beforehand what would make TakeSnapshot slow.
+		PrepareSnapshot(ctx context.Context) error
+		// TakeSnapshot copies the disk of a sandbox that does not change meanwhile.
+		TakeSnapshot(ctx context.Context, snap, id string) error
+		// FinishSnapshot makes it durable and returns what that disk is charged
+		// with, 0 if unknown.
+		FinishSnapshot(ctx context.Context, snap, id string) (bytes int64, err error)
+		DeleteSnapshot(ctx context.Context, snap string) error
+		ListSnapshots(ctx context.Context) ([]string, error)
+		// MoveStraySnapshot is MoveStray of a snapshot.
+		MoveStraySnapshot(ctx context.Context, snap string) error
+	}
+	// VolumeFiles keeps named volumes on the storage pool, and mounts them and
+	// directories of the host for sandboxes. (snapshot)
+	VolumeFiles interface {
+		// MakeVolume makes a volume of at most bytes, 0 for no limit, that begins
+		// as seed. One that is there stays as it is.
+		MakeVolume(ctx context.Context, vol string, bytes int64, seed VolumeSeed) error
+		DeleteVolume(ctx context.Context, vol string) error
+		// VolumeUsage returns the bytes in a volume; see Disks.Usage.
+		VolumeUsage(vol string) (int64, error)
+		// CheckHostPath fails if a path of the host can not be mounted.
+		CheckHostPath(m record.VolumeMount) error
+		// AttachVolumes mounts volumes where the runtime takes them from. The root
+		// file system is mounted, and nothing runs in it.
+		AttachVolumes(ctx context.Context, id string, a Attachment) error
+		DetachVolumes(ctx context.Context, id string) error
+		ListAttached(ctx context.Context) ([]string, error)
 	}
 	// Rootfs mounts image layers and disk as one tree. (snapshot)
 	Rootfs interface {
 		Mount(ctx context.Context, id string, m Mount) error
 		Unmount(ctx context.Context, id string) error
 		ListMounts(ctx context.Context) ([]string, error)
+		// Mounted reports whether the root of id is mounted where Mount put it.
+		Mounted(ctx context.Context, id string) (bool, error)
 	}
 	// Cgroups limits, counts, freezes and kills. (cgroups)
 	Cgroups interface {
 		Create(ctx context.Context, id string, l CgroupLimits) error
+		// Limit gives a sandbox that runs other limits than Create did.
+		Limit(ctx context.Context, id string, l CgroupLimits) error
+		// MemoryHeld is the memory, in bytes, that the kernel could not take
+		// from id without killing.
+		MemoryHeld(id string) (int64, error)
 		// LimitCPU lets a sandbox use at most millis thousandths of a CPU.
 		LimitCPU(ctx context.Context, id string, millis int64) error
 		Populated(id string) (bool, error)
 		OOMKills(id string) (uint64, error)
+		// PidsRefused counts the tasks that id was refused at its limit.
+		PidsRefused(id string) (uint64, error)
 		Freeze(ctx context.Context, id string) error
 		Thaw(ctx context.Context, id string) error
 		Kill(ctx context.Context, id string) error // returns when empty
@@ -63,6 +111,23 @@ type (
 		// have the address.
 		Gone(ctx context.Context, id string) error
 		ListLinks(ctx context.Context) ([]string, error)
+		// Joined reports whether the host reaches addr by the link of id.
+		Joined(ctx context.Context, id string, addr netip.Addr) (bool, error)
+		// Rejoin has the host do so again. It needs nothing of the sandbox's
+		// side, which on gVisor is the sentry's.
+		Rejoin(ctx context.Context, id string, addr netip.Addr) error
+	}
+	// Ports serves ports of a sandbox at addresses of the host, for as long as
+	// the daemon lives. (publish)
+	Ports interface {
+		// Reserve takes the ports before there is a sandbox, all or none: they
+		// are errs.Exists if somebody has one.
+		Reserve(ctx context.Context, id string, ports []record.Publish) error
+		// Open lets who connects to them reach the sandbox. Without Reserve it
+		// takes them first; none at all is held too.
+		Open(ctx context.Context, id string, addr netip.Addr, ports []record.Publish) error
+		Close(ctx context.Context, id string) error
+		List(ctx context.Context) ([]string, error)
 	}
 	// Egress decides what a sandbox may reach. (egress)
 	Egress interface {
@@ -84,6 +149,8 @@ type (
 		Start(ctx context.Context, id string, stdin *os.File) error
 		Forget(ctx context.Context, id string) error
 		List(ctx context.Context) ([]string, error)
+		// Heart is the process of this host with which id ends.
+		Heart(id string) (pid int, err error)
 	}
 	// Agents speaks to PID 1 of a sandbox. (agent)
 	Agents interface {
@@ -91,6 +158,10 @@ type (
 		Bootstrap(r *record.Record) (*os.File, error)
 		// Ready blocks until the agent answers, or ctx ends.
 		Ready(ctx context.Context, r *record.Record) error
+		// Tell lets the agent of r know its limits, which it reports inside.
+		Tell(ctx context.Context, r *record.Record) error
+		// Terminate asks the entrypoint of r to end, and returns at once.
+		Terminate(ctx context.Context, r *record.Record) error
 		// Obituary reads what a dead agent left on its disk: exit code of the
 		// entrypoint, whether a signal did it, last output. ok is false when it left nothing.
 		Obituary(ctx context.Context, id string) (o Obituary, ok bool)
@@ -104,10 +175,29 @@ type (
 		Put(ctx context.Context, r record.Record) error
 		Get(ctx context.Context, idOrName string) (r record.Record, ok bool, err error)
 		Delete(ctx context.Context, id string) error
-		List(ctx context.Context) ([]record.Record, error)
+		List(ctx context.Context) ([]*record.Record, error) // newest first; shared, to be read only
 		// Unreadable lists the IDs of records that List leaves out because they
 		// are damaged. What they hold is nobody's stray.
 		Unreadable(ctx context.Context) ([]string, error)
+
+		PutSnapshot(ctx context.Context, s record.Snapshot) error
+		DeleteSnapshotRecord(ctx context.Context, id string) error
+		// SnapshotRecords returns all of them, in no order, and the IDs of those
+		// that are damaged.
+		SnapshotRecords(ctx context.Context) (all []record.Snapshot, unreadable []string, err error)
+
+		// Insert also gives the mounts of r the volumes of their names, and adds
+		// those that there are none of. Delete condemns the volumes that go with a
+		// sandbox and that nobody else has mounted.
+
+		AddVolume(ctx context.Context, v record.Volume) error
+		// VolumeMade notes that the files of a volume are there.
+		VolumeMade(ctx context.Context, name, id string) error
+		// CondemnVolume has a volume that no record of a sandbox names be deleting.
+		CondemnVolume(ctx context.Context, name string) (record.Volume, error)
+		ForgetVolume(ctx context.Context, name, id string) error
+		// Volumes returns all, in no order, and the names of those that are damaged.
+		Volumes(ctx context.Context) (all []record.Volume, unreadable []string, err error)
 	}
 )
 
@@ -115,10 +205,13 @@ type (
 type Deps struct {
 	Namespaces Namespaces
 	Disks      Disks
+	Frozen     Frozen
+	Volumes    VolumeFiles
 	Rootfs     Rootfs
 	Cgroups    Cgroups
 	Network    Network
 	Egress     Egress
+	Ports      Ports
 	Bundles    Bundles
 	Agents     Agents
 	Store      Store
@@ -131,6 +224,9 @@ type RuntimeKind struct {
 	OwnUsers      bool  // guest ids are mapped by a user namespace of the sandbox (runc)
 	OOMGroup      bool  // losing one process to the OOM killer is losing all (runsc)
 	HeadroomBytes int64 // memory of the runtime itself, on top of the guest's
+	// HoldsLink says that it reads packets off the link it started with, and
+	// can not take up another that is put in its place (runsc).
+	HoldsLink bool
 	// HostPids replaces Spec.Pids as the limit of host tasks, if not 0. gVisor
 	// keeps Spec.Pids itself; on the host its sentry must always find a task.
 	HostPids int64
@@ -144,13 +240,33 @@ type Mount struct {
 	Volatile bool     // a host crash may lose it
 }
 
+// VolumeSeed is a directory in the mounted root file system of a sandbox that a
+// new volume begins as; an empty ID is none.
+type VolumeSeed struct {
+	ID, Path string
+	OwnUsers bool // as in Mount
+	UIDBase  uint32
+}
+
+// Attachment says which volumes to mount for a sandbox.
+type Attachment struct {
+	All      []record.VolumeMount
+	Memory   []string // where file systems in memory will stand
+	OwnUsers bool     // as in Mount
+	UIDBase  uint32
+}
+
 // CgroupLimits are the limits of a whole sandbox; zero is unlimited.
 type CgroupLimits struct {
 	MemoryBytes int64
 	Pids        int64
-	OOMGroup    bool // one OOM kills all (runsc: a sentry can not lose a part)
+	CPUShares   int64 // weight: 2 to 262144; 0 is the default, 1024
+	// Bytes and operations in a second, on each disk that its files are on.
+	IOReadBps, IOWriteBps, IOReadIOPS, IOWriteIOPS int64
+	OOMGroup                                       bool // one OOM kills all (runsc: a sentry can not lose a part)
 	// Head-room of the runtime itself, on top of what the guest is told.
 	HeadroomBytes int64
+	KeepMemory    bool // Limit leaves that of memory as it is
 }
 
 // Obituary is what a dead sandbox is remembered by.
@@ -158,5 +274,6 @@ type Obituary struct {
 	ExitCode   int
 	Signal     string // "SIGKILL", or empty
 	Message    string // why the entrypoint could not start, or empty; ≤ 1 KiB, hostile
+	Reason     string // what the agent takes for the reason; hostile
 	LastOutput string // ≤ 8 KiB, hostile
 }

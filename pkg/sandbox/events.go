@@ -21,10 +21,14 @@ type Event struct {
 
 // What happens to a sandbox without a change of state, or after the last.
 const (
-	EventRenewed = "renewed" // it expires at another time
-	EventLabels  = "labels"  // its labels changed
-	EventDeleted = "deleted" // its processes are dead and its ID is unknown
-	EventLost    = "lost"    // the reader was slow: look at the whole list again
+	EventRenewed = "renewed"   // it expires at another time
+	EventLabels  = "labels"    // its labels changed
+	EventUpdated = "updated"   // its limits or its network policy changed
+	EventHealth  = "health"    // its reason is how it is now: healthy or unhealthy
+	EventRestart = "restarted" // by its policy; its reason is why it had ended
+	EventPulling = "pulling"   // its message is how far its image has come
+	EventDeleted = "deleted"   // its processes are dead and its ID is unknown
+	EventLost    = "lost"      // the reader was slow: look at the whole list again
 )
 
 // eventBuffer is how far a reader may fall behind: a burst of 50 sandboxes is
@@ -33,6 +37,7 @@ const eventBuffer = 512
 
 // bus hands events to whoever listens, and waits for nobody.
 type bus struct {
+	hear func(Event) // may be nil
 	mu   sync.Mutex
 	subs map[*subscriber]struct{} // guarded by mu
 }
@@ -62,6 +67,9 @@ func (b *bus) subscribe(ctx context.Context) <-chan Event {
 
 func (b *bus) publish(kind string, r *record.Record) {
 	e := Event{Time: now(), Type: kind, ID: r.ID, Name: r.Spec.Name, Reason: string(r.Reason), Message: r.Message}
+	if b.hear != nil {
+		b.hear(e)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for s := range b.subs {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -21,6 +22,7 @@ type (
 	fakeCgroups    struct{ *incarnation }
 	fakeNetwork    struct{ *incarnation }
 	fakeEgress     struct{ *incarnation }
+	fakePorts      struct{ *incarnation }
 	fakeBundles    struct{ *incarnation }
 	fakeRuntime    struct {
 		*incarnation
@@ -28,6 +30,9 @@ type (
 	}
 	fakeAgents struct{ *incarnation }
 	fakeStore  struct{ *incarnation }
+	fakeFrozen struct{ *incarnation }
+
+	fakeVolumes struct{ *incarnation }
 )
 
 func (f fakeNamespaces) CreateNamespaces(ctx context.Context, id string, _ bool, _ uint32) error {
@@ -42,12 +47,51 @@ func (f fakeNamespaces) ListNamespaces(ctx context.Context) ([]string, error) {
 	return f.list(ctx, "namespaces")
 }
 
-func (f fakeDisks) CreateDisk(ctx context.Context, id string, _ int64) error {
-	return f.make(ctx, "disk", id)
+func (f fakeNamespaces) Pinned(ctx context.Context, id string) (bool, error) {
+	return f.whole(ctx, "namespaces", id)
+}
+
+func (f fakeRootfs) Mounted(ctx context.Context, id string) (bool, error) {
+	return f.whole(ctx, "rootfs", id)
+}
+
+// whole is false of a thing that is there, but broken.
+func (d *incarnation) whole(ctx context.Context, kind, id string) (ok bool, err error) {
+	err = d.do(ctx, kind+".whole", id, func() error {
+		ok = !d.things["broken "+kind+"/"+id]
+		return nil
+	})
+	return ok, err
+}
+
+func (f fakeDisks) CreateDisk(ctx context.Context, id, snap string, bytes int64) error {
+	return f.do(ctx, "disk.make", id, func() error {
+		if snap != "" && !f.things["snapshot/"+snap] {
+			return errs.New(errs.NotFound, "no files of snapshot %s", snap)
+		}
+		f.things["disk/"+id] = true
+		f.diskLimit[id] = bytes
+		return nil
+	})
+}
+
+func (f fakeDisks) LimitDisk(ctx context.Context, id string, bytes int64) error {
+	return f.do(ctx, "disk.Limit", id, func() error {
+		f.diskLimit[id] = bytes
+		return nil
+	})
 }
 
 func (f fakeDisks) DeleteDisk(ctx context.Context, id string) error { return f.unmake(ctx, "disk", id) }
 func (f fakeDisks) ListDisks(ctx context.Context) ([]string, error) { return f.list(ctx, "disk") }
+func (f fakeDisks) Usage(id string) (used, limit int64, err error) {
+	err = f.do(context.Background(), "disk.Usage", id, func() error {
+		used, limit = f.diskUsed[id], f.diskLimit[id]
+		return nil
+	})
+	return used, limit, err
+}
+
 func (f fakeDisks) MoveStray(ctx context.Context, id string) error {
 	return f.do(ctx, "disk.MoveStray", id, func() error {
 		if f.things["disk/"+id] {
@@ -66,8 +110,33 @@ func (f fakeRootfs) Unmount(ctx context.Context, id string) error { return f.unm
 
 func (f fakeRootfs) ListMounts(ctx context.Context) ([]string, error) { return f.list(ctx, "rootfs") }
 
-func (f fakeCgroups) Create(ctx context.Context, id string, _ CgroupLimits) error {
-	return f.make(ctx, "cgroup", id)
+func (f fakeCgroups) Create(ctx context.Context, id string, l CgroupLimits) error {
+	return f.do(ctx, "cgroup.make", id, func() error {
+		f.things["cgroup/"+id] = true
+		f.limits[id] = l
+		return nil
+	})
+}
+
+func (f fakeCgroups) Limit(ctx context.Context, id string, l CgroupLimits) error {
+	return f.do(ctx, "cgroup.Limit", id, func() error {
+		if !f.things["cgroup/"+id] {
+			return fs.ErrNotExist
+		}
+		if l.KeepMemory {
+			l.MemoryBytes = f.limits[id].MemoryBytes
+		}
+		f.limits[id] = l
+		return nil
+	})
+}
+
+func (f fakeCgroups) MemoryHeld(id string) (n int64, err error) {
+	err = f.do(context.Background(), "cgroup.MemoryHeld", id, func() error {
+		n = f.held[id]
+		return nil
+	})
+	return n, err
 }
 
 func (f fakeCgroups) LimitCPU(ctx context.Context, id string, millis int64) error {
@@ -93,6 +162,14 @@ func (f fakeCgroups) Populated(id string) (ok bool, err error) {
 func (f fakeCgroups) OOMKills(id string) (n uint64, err error) {
 	err = f.do(context.Background(), "cgroup.OOMKills", id, func() error {
 		n = f.ooms[id]
+		return nil
+	})
+	return n, err
+}
+
+func (f fakeCgroups) PidsRefused(id string) (n uint64, err error) {
+	err = f.do(context.Background(), "cgroup.PidsRefused", id, func() error {
+		n = f.refused[id]
 		return nil
 	})
 	return n, err
@@ -144,14 +221,28 @@ func (f fakeNetwork) Detach(ctx context.Context, id string) error {
 
 func (f fakeNetwork) ListLinks(ctx context.Context) ([]string, error) { return f.list(ctx, "network") }
 
+func (f fakeNetwork) Joined(ctx context.Context, id string, _ netip.Addr) (bool, error) {
+	return f.whole(ctx, "network", id)
+}
+
+func (f fakeNetwork) Rejoin(ctx context.Context, id string, _ netip.Addr) error {
+	return f.do(ctx, "network.rejoin", id, func() error {
+		if !f.things["network/"+id] {
+			return errors.New("no link")
+		}
+		delete(f.things, "broken network/"+id)
+		return nil
+	})
+}
+
 func (f fakeNetwork) Gone(ctx context.Context, id string) error {
 	return f.do(ctx, "network.Gone", id, func() error { return nil })
 }
 
-func (f fakeEgress) Register(ctx context.Context, id string, _ netip.Addr, _ record.Network) error {
+func (f fakeEgress) Register(ctx context.Context, id string, _ netip.Addr, n record.Network) error {
 	return f.do(ctx, "egress.make", id, func() error {
 		f.things["egress/"+id] = true
-		f.registered[id] = true
+		f.registered[id] = n
 		return nil
 	})
 }
@@ -162,6 +253,35 @@ func (f fakeEgress) Unregister(ctx context.Context, id string) error {
 
 func (f fakeEgress) ListRegistered(ctx context.Context) ([]string, error) {
 	return f.list(ctx, "egress")
+}
+
+func (f fakePorts) Reserve(ctx context.Context, id string, _ []record.Publish) error {
+	return f.do(ctx, "ports.Reserve", id, func() error {
+		f.published[id] = true
+		return nil
+	})
+}
+
+func (f fakePorts) Open(ctx context.Context, id string, _ netip.Addr, _ []record.Publish) error {
+	return f.do(ctx, "ports.make", id, func() error {
+		f.published[id] = true
+		return nil
+	})
+}
+
+func (f fakePorts) Close(ctx context.Context, id string) error {
+	return f.do(ctx, "ports.unmake", id, func() error {
+		delete(f.published, id)
+		return nil
+	})
+}
+
+func (f fakePorts) List(ctx context.Context) (ids []string, err error) {
+	err = f.do(ctx, "ports.list", "", func() error {
+		ids = slices.Collect(maps.Keys(f.published))
+		return nil
+	})
+	return ids, err
 }
 
 func (f fakeBundles) Write(ctx context.Context, r *record.Record) error {
@@ -178,13 +298,20 @@ func (f fakeRuntime) Start(ctx context.Context, id string, _ *os.File) error {
 				return fmt.Errorf("no %s for %s", kind, id)
 			}
 		}
+		for _, v := range f.records[id].Spec.Volumes {
+			if !f.things["volumes/"+id] || !f.things["volume/"+v.Volume] {
+				return fmt.Errorf("no volume %s for %s", v.Claim, id)
+			}
+		}
 		f.things[f.name+"/"+id] = true
+		delete(f.deaths, id) // the agent clears away what the last one left
 		f.things["process/"+id] = true
 		f.host.dead[id] = make(chan struct{})
 		return nil
 	})
 }
 
+func (f fakeRuntime) Heart(string) (int, error)                   { return 0, fs.ErrNotExist }
 func (f fakeRuntime) Forget(ctx context.Context, id string) error { return f.unmake(ctx, f.name, id) }
 func (f fakeRuntime) List(ctx context.Context) ([]string, error)  { return f.list(ctx, f.name) }
 
@@ -205,6 +332,21 @@ func (f fakeAgents) Ready(ctx context.Context, r *record.Record) error {
 	})
 }
 
+func (f fakeAgents) Tell(ctx context.Context, r *record.Record) error {
+	return f.do(ctx, "agent.Tell", r.ID, func() error { return nil })
+}
+
+// Terminate is heard by entrypoints that are called "polite".
+func (f fakeAgents) Terminate(ctx context.Context, r *record.Record) error {
+	return f.do(ctx, "agent.Terminate", r.ID, func() error {
+		if f.things["process/"+r.ID] && r.Spec.Entrypoint[0] == "polite" {
+			f.deaths[r.ID] = Obituary{ExitCode: 143, Signal: "SIGTERM", LastOutput: "bye"}
+			f.die(r.ID)
+		}
+		return nil
+	})
+}
+
 func (f fakeAgents) Obituary(ctx context.Context, id string) (o Obituary, ok bool) {
 	if f.do(ctx, "agent.Obituary", id, func() error { o, ok = f.deaths[id]; return nil }) != nil {
 		return Obituary{}, false
@@ -218,6 +360,25 @@ func (f fakeStore) Insert(ctx context.Context, r *record.Record) error {
 			if other.Spec.Name != "" && other.Spec.Name == r.Spec.Name && other.State != record.Deleting {
 				return errs.New(errs.Exists, "name")
 			}
+		}
+		for i := range r.Spec.Volumes {
+			m := &r.Spec.Volumes[i]
+			v, ok := f.volumes[m.Claim]
+			switch {
+			case ok && v.State == record.VolumeDeleting:
+				return errs.New(errs.Unavailable, "being deleted")
+			case ok:
+				m.Owned = false
+			case !m.Create:
+				return errs.New(errs.NotFound, "no volume")
+			default:
+				v = record.Volume{ID: m.Volume, Name: m.Claim, State: record.VolumeReady}
+				if m.Owned {
+					v.Owner = r.ID
+				}
+				f.volumes[m.Claim] = v
+			}
+			m.Volume = v.ID
 		}
 		r.Slot, f.free = f.free[0], f.free[1:]
 		f.records[r.ID] = *r
@@ -255,16 +416,25 @@ func (f fakeStore) Delete(ctx context.Context, id string) error {
 		if r, ok := f.records[id]; ok {
 			f.free = append(f.free, r.Slot)
 		}
+		for _, m := range f.records[id].Spec.Volumes {
+			if v := f.volumes[m.Claim]; m.Owned && v.Owner == id {
+				v.State = record.VolumeDeleting
+				if len(f.users(v.ID)) > 1 {
+					v.State, v.Owner = record.VolumeReady, ""
+				}
+				f.volumes[m.Claim] = v
+			}
+		}
 		delete(f.records, id)
 		f.bad = slices.DeleteFunc(f.bad, func(b string) bool { return b == id })
 		return nil
 	})
 }
 
-func (f fakeStore) List(ctx context.Context) (out []record.Record, err error) {
+func (f fakeStore) List(ctx context.Context) (out []*record.Record, err error) {
 	err = f.do(ctx, "store.List", "", func() error {
 		for _, r := range f.records {
-			out = append(out, r)
+			out = append(out, &r)
 		}
 		return nil
 	})
@@ -277,4 +447,173 @@ func (f fakeStore) Unreadable(ctx context.Context) (ids []string, err error) {
 		return nil
 	})
 	return ids, err
+}
+
+func (f fakeFrozen) PrepareSnapshot(ctx context.Context) error {
+	return f.do(ctx, "snapshot.Prepare", "", func() error { return nil })
+}
+
+func (f fakeFrozen) TakeSnapshot(ctx context.Context, snap, id string) error {
+	return f.do(ctx, "snapshot.make", snap, func() error {
+		if !f.things["disk/"+id] {
+			return fs.ErrNotExist
+		}
+		if f.things["process/"+id] && !f.things["frozen/"+id] {
+			return fmt.Errorf("%s runs while its disk is copied", id)
+		}
+		f.things["snapshot/"+snap] = true
+		return nil
+	})
+}
+
+func (f fakeFrozen) FinishSnapshot(ctx context.Context, snap, _ string) (int64, error) {
+	return 1 << 20, f.do(ctx, "snapshot.Finish", snap, func() error {
+		if !f.things["snapshot/"+snap] {
+			return fs.ErrNotExist
+		}
+		return nil
+	})
+}
+
+func (f fakeFrozen) DeleteSnapshot(ctx context.Context, snap string) error {
+	return f.unmake(ctx, "snapshot", snap)
+}
+
+func (f fakeFrozen) ListSnapshots(ctx context.Context) ([]string, error) {
+	return f.list(ctx, "snapshot")
+}
+
+func (f fakeFrozen) MoveStraySnapshot(ctx context.Context, snap string) error {
+	return f.do(ctx, "snapshot.MoveStray", snap, func() error {
+		if f.things["snapshot/"+snap] {
+			delete(f.things, "snapshot/"+snap)
+			f.strays = append(f.strays, snap)
+		}
+		return nil
+	})
+}
+
+func (f fakeStore) PutSnapshot(ctx context.Context, s record.Snapshot) error {
+	return f.do(ctx, "store.PutSnapshot "+string(s.State), s.ID, func() error {
+		f.snapshots[s.ID] = s
+		return nil
+	})
+}
+
+func (f fakeStore) DeleteSnapshotRecord(ctx context.Context, id string) error {
+	return f.do(ctx, "store.DeleteSnapshot", id, func() error {
+		delete(f.snapshots, id)
+		f.badSnapshots = slices.DeleteFunc(f.badSnapshots, func(b string) bool { return b == id })
+		return nil
+	})
+}
+
+func (f fakeStore) SnapshotRecords(ctx context.Context) (all []record.Snapshot, bad []string, err error) {
+	err = f.do(ctx, "store.Snapshots", "", func() error {
+		all, bad = slices.Collect(maps.Values(f.snapshots)), slices.Clone(f.badSnapshots)
+		return nil
+	})
+	return all, bad, err
+}
+
+func (f fakeVolumes) MakeVolume(ctx context.Context, vol string, _ int64, _ VolumeSeed) error {
+	return f.make(ctx, "volume", vol)
+}
+
+func (f fakeVolumes) DeleteVolume(ctx context.Context, vol string) error {
+	return f.do(ctx, "volume.unmake", vol, func() error {
+		if len(f.users(vol)) > 0 {
+			return fmt.Errorf("volume %s is deleted under %v", vol, f.users(vol))
+		}
+		delete(f.things, "volume/"+vol)
+		return nil
+	})
+}
+
+func (f fakeVolumes) VolumeUsage(string) (int64, error) { return 1 << 20, nil }
+
+func (f fakeVolumes) CheckHostPath(m record.VolumeMount) error {
+	return f.do(context.Background(), "volume.Check", m.Source, func() error {
+		if m.Source != "/lent" {
+			return errs.New(errs.Invalid, "not lent")
+		}
+		return nil
+	})
+}
+
+func (f fakeVolumes) AttachVolumes(ctx context.Context, id string, _ Attachment) error {
+	return f.make(ctx, "volumes", id)
+}
+
+func (f fakeVolumes) DetachVolumes(ctx context.Context, id string) error {
+	return f.unmake(ctx, "volumes", id)
+}
+
+func (f fakeVolumes) ListAttached(ctx context.Context) ([]string, error) {
+	return f.list(ctx, "volumes")
+}
+
+// users lists who has a volume mounted, with mu held.
+func (h *host) users(vol string) (ids []string) {
+	for id, r := range h.records {
+		if slices.ContainsFunc(r.Spec.Volumes, func(m record.VolumeMount) bool { return m.Volume == vol }) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func (f fakeStore) AddVolume(ctx context.Context, v record.Volume) error {
+	return f.do(ctx, "store.AddVolume", v.Name, func() error {
+		if _, ok := f.volumes[v.Name]; ok {
+			return errs.New(errs.Exists, "name")
+		}
+		f.volumes[v.Name] = v
+		return nil
+	})
+}
+
+func (f fakeStore) VolumeMade(ctx context.Context, name, id string) error {
+	return f.do(ctx, "store.VolumeMade", name, func() error {
+		v, ok := f.volumes[name]
+		if !ok || v.ID != id {
+			return errs.New(errs.NotFound, "no volume")
+		}
+		v.Made = true
+		f.volumes[name] = v
+		return nil
+	})
+}
+
+func (f fakeStore) CondemnVolume(ctx context.Context, name string) (v record.Volume, err error) {
+	err = f.do(ctx, "store.CondemnVolume", name, func() error {
+		var ok bool
+		if v, ok = f.volumes[name]; !ok {
+			return errs.New(errs.NotFound, "no volume")
+		}
+		if len(f.users(v.ID)) > 0 {
+			return errs.New(errs.WrongState, "in use")
+		}
+		v.State = record.VolumeDeleting
+		f.volumes[name] = v
+		return nil
+	})
+	return v, err
+}
+
+func (f fakeStore) ForgetVolume(ctx context.Context, name, id string) error {
+	return f.do(ctx, "store.ForgetVolume", name, func() error {
+		if f.volumes[name].ID == id {
+			delete(f.volumes, name)
+		}
+		return nil
+	})
+}
+
+func (f fakeStore) Volumes(ctx context.Context) (all []record.Volume, bad []string, err error) {
+	err = f.do(ctx, "store.Volumes", "", func() error {
+		all = slices.Collect(maps.Values(f.volumes))
+		return nil
+	})
+	return all, nil, err
 }

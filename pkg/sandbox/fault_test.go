@@ -31,22 +31,62 @@ func story(ctx context.Context, m *Manager, h *host) (failed int) {
 		}
 		return r.ID
 	}
-	a := create(record.Spec{Name: "lab", Timeout: time.Hour, CPUMillis: 100})
+	a := create(record.Spec{Name: "lab", Timeout: time.Hour, Limits: record.Limits{CPUMillis: 100}, Volumes: []record.VolumeMount{
+		{Claim: "kept", Create: true, Path: "/kept"}, {Claim: "mine", Create: true, Owned: true, Path: "/mine"},
+	}})
 	note(m.Pause(ctx, a))
 	note(m.Resume(ctx, a))
 	_, err := m.Renew(ctx, a, now().Add(2*time.Hour))
 	note(err)
-	b := create(record.Spec{CPUMillis: 2500})
+	_, err = m.Update(ctx, a, func(l *record.Terms) error {
+		l.Limits = record.Limits{MemoryBytes: 1 << 30, CPUMillis: 200, Pids: 100, DiskBytes: 1 << 30, IOReadBps: 1 << 20}
+		return nil
+	})
+	note(err)
+	synctest.Wait()
+	b := create(record.Spec{Limits: record.Limits{CPUMillis: 2500}})
 	h.exit(b, Obituary{ExitCode: 3, LastOutput: "bye"}) // it ends by itself
 	synctest.Wait()
+	snapshot := func(id string) string {
+		s, err := m.Snapshots().Create(ctx, id, "")
+		note(err)
+		synctest.Wait() // Await asks once or twice, as it comes; every run must make the same calls
+		if err == nil {
+			_, err = m.Snapshots().Await(ctx, s.ID)
+			note(err)
+		}
+		return s.ID
+	}
+	ended, running := snapshot(b), snapshot(a)
+	note(m.Snapshots().Delete(ctx, ended))
 	note(m.Delete(ctx, a))
 	synctest.Wait() // what Delete leaves to the background
-	c := create(record.Spec{Name: "lab"})
+	c := create(record.Spec{Name: "lab", Snapshot: running, Entrypoint: []string{"deaf"}, Volumes: []record.VolumeMount{{Claim: "kept", Create: true, Path: "/kept"}}})
 	note(m.Pause(ctx, c))
+	_, err = m.Update(ctx, c, func(l *record.Terms) error { l.CPUShares = 512; return nil })
+	note(err)
+	_, err = m.Update(ctx, c, func(l *record.Terms) error { l.Network.Mode = record.NetworkOpen; return nil })
+	note(err)
+	snapshot(c)
+	note(m.Stop(ctx, c, 10*time.Second))
+	_, err = m.Start(ctx, c)
+	note(err)
+	synctest.Wait()
+	_, err = m.Await(ctx, c)
+	note(err)
+	note(m.Stop(ctx, c, 10*time.Second)) // it runs: it is asked first
+	_, err = m.Start(ctx, b)
+	note(err)
+	synctest.Wait()
 	note(m.Recover(ctx))
+	_, err = VolumesOf(m).Create(ctx, "spare", 1<<20)
+	note(err)
+	note(VolumesOf(m).Delete(ctx, "spare"))
 	d := create(record.Spec{Timeout: time.Minute})
 	time.Sleep(time.Minute + time.Second)
 	note(m.Expire(ctx, d))
+	create(record.Spec{ImageURI: "far:1"})
+	create(record.Spec{ImageURI: "nowhere:1"})
 	return failed
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -26,10 +28,23 @@ type host struct {
 	deaths  map[string]Obituary
 	ooms    map[string]uint64
 	cpu     map[string]int64 // limits, in thousandths
-	strays  []string         // disks in lost+found
-	bad     []string         // unreadable records
-	bootID  string
-	born    int // sandboxes ever
+	limits  map[string]CgroupLimits
+	held    map[string]int64 // memory in use
+	refused map[string]uint64
+	// of disks, in bytes
+	diskUsed, diskLimit map[string]int64
+	strays              []string // disks in lost+found
+	bad                 []string // unreadable records
+
+	snapshots    map[string]record.Snapshot
+	badSnapshots []string
+	volumes      map[string]record.Volume // by name
+	named        int                      // volumes ever
+	taken        int                      // snapshots ever
+
+	bootID string
+	last   *incarnation
+	born   int // sandboxes ever
 
 	early []string // things seen on the host without a record
 	calls []string // names of all calls so far, "cgroup.Create a"
@@ -64,14 +79,23 @@ var (
 
 func newHost() *host {
 	h := &host{
-		things:  map[string]bool{},
-		dead:    map[string]chan struct{}{},
-		records: map[string]record.Record{},
-		deaths:  map[string]Obituary{},
-		ooms:    map[string]uint64{},
-		cpu:     map[string]int64{},
-		block:   map[string]chan struct{}{},
-		bootID:  "boot-1",
+		things:    map[string]bool{},
+		dead:      map[string]chan struct{}{},
+		records:   map[string]record.Record{},
+		snapshots: map[string]record.Snapshot{},
+		volumes:   map[string]record.Volume{},
+		deaths:    map[string]Obituary{},
+		ooms:      map[string]uint64{},
+		cpu:       map[string]int64{},
+		limits:    map[string]CgroupLimits{},
+		held:      map[string]int64{},
+		refused:   map[string]uint64{},
+
+		diskUsed:  map[string]int64{},
+		diskLimit: map[string]int64{},
+
+		block:  map[string]chan struct{}{},
+		bootID: "boot-1",
 	}
 	for i := range 100 {
 		h.free = append(h.free, i)
@@ -83,8 +107,9 @@ func newHost() *host {
 // no effect and fails: just as if it were not there.
 type incarnation struct {
 	*host
-	dead       bool            // guarded by host.mu
-	registered map[string]bool // what this daemon's egress has in memory
+	dead       bool                      // guarded by host.mu
+	registered map[string]record.Network // what this daemon's egress has in memory
+	published  map[string]bool           // whose ports this daemon serves
 }
 
 // do is every call a daemon makes to the outside.
@@ -132,7 +157,11 @@ func (d *incarnation) do(ctx context.Context, name, id string, effect func() err
 func (h *host) checkWriteAhead() {
 	for t := range h.things {
 		_, id, _ := strings.Cut(t, "/")
-		if _, ok := h.records[id]; !ok && strings.HasPrefix(id, "d") && !strings.Contains(id, "ghost") {
+		_, ok := h.records[id]
+		if strings.HasPrefix(id, "vol-") && !slices.ContainsFunc(slices.Collect(maps.Values(h.volumes)), func(v record.Volume) bool { return v.ID == id }) {
+			h.early = append(h.early, t)
+		}
+		if _, snap := h.snapshots[id]; !ok && !snap && !strings.Contains(id, "ghost") && (strings.HasPrefix(id, "d") || strings.HasPrefix(id, "snap-d")) {
 			h.early = append(h.early, t)
 		}
 	}
@@ -202,7 +231,7 @@ func (h *host) reboot() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for t := range h.things {
-		if !strings.HasPrefix(t, "disk/") {
+		if !strings.HasPrefix(t, "disk/") && !strings.HasPrefix(t, "snapshot/") && !strings.HasPrefix(t, "volume/") {
 			delete(h.things, t)
 		}
 	}
@@ -239,22 +268,32 @@ func (h *host) record(id string) (record.Record, bool) {
 // boot starts a daemon on h. It is closed, not killed, when t ends.
 func (h *host) boot(t testing.TB, change ...func(*Config)) (*Manager, *incarnation) {
 	t.Helper()
-	d := &incarnation{host: h, registered: map[string]bool{}}
+	d := &incarnation{host: h, registered: map[string]record.Network{}, published: map[string]bool{}}
+	if h.last != nil {
+		clear(h.last.published) // they ended with it
+	}
+	h.last = d
 	c := Config{
 		Instance: instance.Instance('d'),
 		Addr:     func(slot int) netip.Addr { return netip.AddrFrom4([4]byte{10, 163, 0, byte(slot)}) },
 		BootID:   h.bootID,
 		Log:      slog.New(slog.DiscardHandler),
 		NewToken: func() string { return "token" },
+		Fetch: func(_ context.Context, r *record.Record, _ func(string)) (record.Image, error) {
+			if r.Spec.ImageURI == "nowhere:1" {
+				return record.Image{}, errs.New(errs.NotFound, "there is none")
+			}
+			return record.Image{Name: "far", Tag: "1", Layers: []string{"sha256:far"}}, nil
+		},
 	}
 	for _, f := range change {
 		f(&c)
 	}
 	m, err := New(Deps{
-		Namespaces: fakeNamespaces{d}, Disks: fakeDisks{d}, Rootfs: fakeRootfs{d}, Cgroups: fakeCgroups{d},
-		Network: fakeNetwork{d}, Egress: fakeEgress{d}, Bundles: fakeBundles{d}, Agents: fakeAgents{d}, Store: fakeStore{d},
+		Namespaces: fakeNamespaces{d}, Disks: fakeDisks{d}, Frozen: fakeFrozen{d}, Rootfs: fakeRootfs{d}, Cgroups: fakeCgroups{d},
+		Network: fakeNetwork{d}, Egress: fakeEgress{d}, Ports: fakePorts{d}, Bundles: fakeBundles{d}, Agents: fakeAgents{d}, Store: fakeStore{d}, Volumes: fakeVolumes{d},
 		Runtimes: map[string]RuntimeKind{
-			"runsc": {Runtime: fakeRuntime{d, "runsc"}, OOMGroup: true, HeadroomBytes: 64 << 20},
+			"runsc": {Runtime: fakeRuntime{d, "runsc"}, HoldsLink: true, OOMGroup: true, HeadroomBytes: 64 << 20, HostPids: 4096},
 			"runc":  {Runtime: fakeRuntime{d, "runc"}, OwnUsers: true},
 		},
 	}, c)
@@ -266,6 +305,18 @@ func (h *host) boot(t testing.TB, change ...func(*Config)) (*Manager, *incarnati
 		defer h.mu.Unlock()
 		h.born++
 		return "d" + strings.Repeat(string(rune('a'+h.born-1)), record.IDLen-1)
+	}
+	m.volID = func() string {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.named++
+		return "vol-d" + strings.Repeat(string(rune('a'+h.named-1)), record.IDLen-1)
+	}
+	m.snapshots.newID = func() string {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.taken++
+		return "snap-d" + strings.Repeat(string(rune('a'+h.taken-1)), record.IDLen-1)
 	}
 	return m, d
 }
@@ -300,14 +351,26 @@ func (h *host) wrong(d *incarnation) (out []string) {
 			for _, k := range kinds {
 				want[k+"/"+id] = true
 			}
+			if len(r.Spec.Volumes) > 0 {
+				want["volumes/"+id] = true
+			}
 			if r.State == record.Paused {
 				want["frozen/"+id] = true
 			}
 			if h.cpu[id] != r.Spec.CPUMillis {
 				out = append(out, fmt.Sprintf("%s may use %d thousandths of a CPU, not %d", id, h.cpu[id], r.Spec.CPUMillis))
 			}
-			if !d.registered[id] {
-				out = append(out, "this daemon's egress does not know "+id)
+			if got, want := h.limits[id], cgroupLimits(Deps{}, &r); got != want {
+				out = append(out, fmt.Sprintf("%s has the limits %+v, not %+v", id, got, want))
+			}
+			if h.diskLimit[id] != r.Spec.DiskBytes {
+				out = append(out, fmt.Sprintf("the disk of %s may hold %d bytes, not %d", id, h.diskLimit[id], r.Spec.DiskBytes))
+			}
+			if !d.published[id] {
+				out = append(out, "this daemon does not serve the ports of "+id)
+			}
+			if n, ok := d.registered[id]; !ok || n.Mode != r.Spec.Network.Mode {
+				out = append(out, fmt.Sprintf("this daemon's egress has %s as %+v, not %+v", id, n, r.Spec.Network))
 			}
 		case record.Ended:
 			want["disk/"+id] = true
@@ -318,9 +381,34 @@ func (h *host) wrong(d *incarnation) (out []string) {
 			out = append(out, fmt.Sprintf("%s is still %s", id, r.State))
 		}
 	}
+	for id := range d.published {
+		if s := h.records[id].State; s != record.Running && s != record.Paused {
+			out = append(out, "this daemon serves the ports of "+id)
+		}
+	}
+	for id, s := range h.snapshots {
+		switch {
+		case s.State == record.SnapshotReady && s.Bytes > 0:
+			want["snapshot/"+id] = true
+		case s.State == record.SnapshotFailed && s.Message != "":
+		default:
+			out = append(out, fmt.Sprintf("snapshot %s is %s, with %d bytes and message %q", id, s.State, s.Bytes, s.Message))
+		}
+	}
+	for _, v := range h.volumes {
+		if v.State != record.VolumeReady {
+			out = append(out, fmt.Sprintf("volume %s is still %s", v.Name, v.State))
+		}
+		if _, ok := h.records[v.Owner]; v.Owner != "" && !ok {
+			out = append(out, fmt.Sprintf("volume %s goes with %s, which is gone", v.Name, v.Owner))
+		}
+		if v.Made || h.things["volume/"+v.ID] { // made, and not noted yet
+			want["volume/"+v.ID] = true
+		}
+	}
 	for k := range want {
 		_, id, _ := strings.Cut(k, "/")
-		failed := h.records[id].Reason == record.CreateFailed // may have failed before the disk
+		failed := h.records[id].Reason == record.CreateFailed || h.records[id].Reason == record.Timeout // may have failed before the disk
 		if !h.things[k] && !(failed && strings.HasPrefix(k, "disk/")) {
 			out = append(out, "missing "+k)
 		}
@@ -340,6 +428,12 @@ func (h *host) String() string {
 	var s []string
 	for id, r := range h.records {
 		s = append(s, fmt.Sprintf("%s: %s %s", id, r.State, r.Reason))
+	}
+	for id, snap := range h.snapshots {
+		s = append(s, fmt.Sprintf("%s: %s", id, snap.State))
+	}
+	for name, v := range h.volumes {
+		s = append(s, fmt.Sprintf("%s: %s %s", name, v.ID, v.State))
 	}
 	for t := range h.things {
 		s = append(s, t)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"syscall"
 	"time"
 
@@ -20,6 +20,7 @@ type life struct {
 	cfg  Config
 	rows []resource
 	bus  bus
+	past past
 }
 
 // Limits of single calls outside the table.
@@ -40,13 +41,7 @@ var errTooLong = errs.New(errs.Unavailable, "it took too long; the host may be o
 // bounded runs one call under a deadline and between its failpoints, cut loose
 // from the cancellation of ctx.
 func bounded(ctx context.Context, limit time.Duration, name string, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), limit, errTooLong)
-	defer cancel()
-	err := pass(name, func() error { return f(ctx) })
-	if err != nil {
-		return errors.Join(fmt.Errorf("%s: %w", name, err), context.Cause(ctx))
-	}
-	return nil
+	return within(context.WithoutCancel(ctx), limit, name, f)
 }
 
 // set makes r durable in another state, together with other changes.
@@ -73,13 +68,21 @@ func (l *life) put(ctx context.Context, r record.Record) error {
 	})
 }
 
-// start brings a Creating sandbox to Running.
+// start brings a sandbox that is Creating, or Starting again, to Running.
 func (l *life) start(ctx context.Context, r *record.Record) ([]Step, error) {
-	steps, err := acquire(ctx, l.rows, r)
+	rows := l.rows
+	if r.State == record.Starting {
+		rows = l.fleeting() // the rest it has kept
+		// Its address is its own still, but the link of its last life may be there.
+		if err := l.gone(ctx, r.ID); err != nil {
+			return nil, err
+		}
+	}
+	steps, err := acquire(ctx, rows, r)
 	if err != nil {
 		return steps, err
 	}
-	return steps, l.set(ctx, r, record.Running)
+	return steps, l.set(ctx, r, record.Running, func(r *record.Record) { r.Started = r.Changed })
 }
 
 // pause freezes a sandbox that is Running or Pausing.
@@ -119,89 +122,92 @@ func (l *life) thawTo(ctx context.Context, r *record.Record) error {
 	return l.set(ctx, r, record.Running)
 }
 
+// stopped is how a sandbox is remembered that somebody stopped.
+var stopped = death{reason: record.Stopped, message: "it was stopped; `sandboxctl start` runs it again"}
+
+// stop ends a sandbox that runs or is paused, because somebody, or its policy,
+// wants it to. Its entrypoint is asked first, and has until grace is over or
+// hurry ends. It calls last before it kills.
+func (l *life) stop(ctx context.Context, r *record.Record, d death, grace time.Duration, hurry context.Context, last func()) error {
+	polite := r.State == record.Running && len(r.Spec.Entrypoint) > 0 && grace > 0
+	if err := l.set(ctx, r, record.Stopping, d.write); err != nil {
+		return err
+	}
+	if polite {
+		l.ask(ctx, r, grace, hurry)
+	}
+	last()
+	if err := l.kill(ctx, r.ID); err != nil {
+		return err
+	}
+	found := l.autopsy(ctx, r)
+	d.code, d.output = found.code, found.output
+	return l.end(ctx, r, d)
+}
+
+// ask has the entrypoint of r end by itself. What goes wrong is no matter: the
+// kill comes next.
+func (l *life) ask(ctx context.Context, r *record.Record, grace time.Duration, hurry context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+	defer cancel()
+	defer context.AfterFunc(hurry, cancel)()
+	gone, err := l.Cgroups.Watch(ctx, r.ID)
+	if err == nil {
+		err = l.Agents.Terminate(ctx, r)
+	}
+	if err != nil {
+		l.cfg.Log.Debug("the entrypoint of a sandbox can not be asked to end", "sandbox", r.ID, "err", err)
+		return
+	}
+	<-gone // also when ctx ends
+}
+
 func (l *life) kill(ctx context.Context, id string) error {
 	return bounded(ctx, killLimit, "kill", func(ctx context.Context) error { return l.Cgroups.Kill(ctx, id) })
 }
 
-// maxOutput bounds what a record remembers of a sandbox's last words.
-const maxOutput = 8 << 10
-
-// A death is what an ended sandbox is remembered by.
-type death struct {
-	reason  record.Reason
-	message string
-	code    *int
-	output  string
-	ran     bool // its entrypoint ran, for however short a time
+// failure is how a sandbox in state s is remembered that did not come up.
+func failure(s record.State, why string) death {
+	if s == record.Starting {
+		return death{reason: record.StartFailed, message: "could not be started" + why}
+	}
+	return death{reason: record.CreateFailed, message: "could not be created" + why}
 }
 
-func (d death) write(r *record.Record) {
-	r.Reason, r.Message = d.reason, d.message
-	r.ExitCode, r.LastOutput = d.code, d.output
-}
-
-// autopsy finds out how the dead sandbox r died. Its cgroup is still there.
-func (l *life) autopsy(ctx context.Context, r *record.Record) death {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
-	defer cancel()
-	ooms, err := l.Cgroups.OOMKills(r.ID)
-	if err != nil {
-		l.cfg.Log.Debug("the OOM kills of a dead sandbox are unknown", "sandbox", r.ID, "err", err) // it may never have had a cgroup
-	}
-	o, left := l.Agents.Obituary(ctx, r.ID)
-	d := death{output: o.LastOutput[max(0, len(o.LastOutput)-maxOutput):]}
-	if left {
-		code := o.ExitCode
-		d.code = &code
-		d.ran = o.Message == ""
-	}
-	switch {
-	case ooms > 0 && (!left || o.ExitCode != 0):
-		d.reason = record.OOM
-		d.message = fmt.Sprintf("it went over its memory limit of %s; give it more (--memory), or let it use less", mebibytes(r.Spec.MemoryBytes))
-	case !left:
-		d.reason = record.RuntimeCrash
-		d.message = fmt.Sprintf("its runtime (%s) or its agent died without a word: somebody killed it from outside, or it crashed; see the daemon's log", r.Spec.Runtime)
-	case o.Message != "":
-		d.reason = record.Exited
-		d.message = "entrypoint: " + o.Message
-	case o.Signal != "":
-		d.reason = record.Killed
-		d.message = "its entrypoint was killed by " + o.Signal
-	default:
-		d.reason = record.Exited
-		d.message = fmt.Sprintf("its entrypoint exited with code %d", o.ExitCode)
-	}
-	return d
-}
-
-func mebibytes(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }
-
-// fail ends a sandbox whose creation failed with err.
+// fail ends a sandbox whose creation, or new start, failed with err.
 func (l *life) fail(ctx context.Context, r *record.Record, err error) error {
+	failed := failure(r.State, clientText(err))
 	if kerr := l.kill(ctx, r.ID); kerr != nil {
-		d := death{reason: record.CreateFailed, message: clientText(err)}
+		d := failed
 		return errors.Join(kerr, l.set(ctx, r, record.Stopping, d.write))
 	}
 	d := l.autopsy(ctx, r)
 	if d.ran && errors.Is(err, errDied) {
 		// It came up and ended before anybody could ask its agent; that nobody
 		// did must not make another end of it.
+		d.message += d.lastLines()
 		return l.end(ctx, r, d)
 	}
-	said := d.message
-	d.message = clientText(err)
-	if d.code != nil || d.reason == record.OOM {
-		d.message += ": " + said // it says why no agent answered
+	switch said := d.message; {
+	case d.code != nil && errors.Is(err, errDied): // the agent's own words, with which it gave up
+		d.message = failure(r.State, ": "+said).message
+	case d.code != nil || d.reason == record.OOM:
+		d.message = failed.message + ": " + said // it says why no agent answered
+	default:
+		d.message = failed.message
 	}
-	d.reason = record.CreateFailed
+	d.message += d.lastLines()
+	d.reason = failed.reason
+	if r.State == record.Creating && errors.Is(err, errTooLong) {
+		d.reason = record.Timeout
+	}
 	return l.end(ctx, r, d)
 }
 
 // clientText says which step of a creation failed, and why as far as a client
 // may know.
 func clientText(err error) string {
-	text := "could not be created"
+	text := ""
 	if s, ok := errors.AsType[*stepError](err); ok {
 		text += ": step " + s.step
 	}
@@ -220,18 +226,19 @@ func clientText(err error) string {
 }
 
 // end takes everything from a sandbox but its record and its disk. An error
-// leaves it Stopping, or Creating, and the sweep goes on.
+// leaves it Stopping, with the reason, and the sweep goes on.
 func (l *life) end(ctx context.Context, r *record.Record, d death) error {
-	if r.State != record.Creating && r.State != record.Stopping {
+	if !r.State.Beginning() && r.State != record.Stopping {
 		if err := l.set(ctx, r, record.Stopping, d.write); err != nil {
 			return err
 		}
 	}
-	if err := l.kill(ctx, r.ID); err != nil {
-		return err
+	err := l.kill(ctx, r.ID)
+	if err == nil {
+		_, err = release(context.WithoutCancel(ctx), l.fleeting(), r)
 	}
-	if _, err := release(context.WithoutCancel(ctx), l.fleeting(), r); err != nil {
-		if r.State == record.Creating { // so that the sweep knows why
+	if err != nil {
+		if r.State.Beginning() { // so that the sweep knows why
 			err = errors.Join(err, l.set(ctx, r, record.Stopping, d.write))
 		}
 		return err
@@ -254,7 +261,11 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 	if r.State == record.Deleting {
 		return nil
 	}
-	return l.set(ctx, r, record.Deleting)
+	why := func(*record.Record) {}
+	if r.State != record.Ended && isDue(l.due(r)) {
+		why = func(r *record.Record) { r.Reason, r.Message = record.Expired, "its timeout passed" }
+	}
+	return l.set(ctx, r, record.Deleting, why)
 }
 
 // erase is the one teardown: DELETE, expiry, and the recovery of either. It
@@ -273,18 +284,26 @@ func (l *life) erase(ctx context.Context, r *record.Record, dead func()) ([]Step
 		return steps, err
 	}
 	// The address is free only when no link has it.
-	if err := bounded(ctx, goneLimit, "gone", func(ctx context.Context) error { return l.Network.Gone(ctx, r.ID) }); err != nil {
+	if err := l.gone(ctx, r.ID); err != nil {
 		return steps, err
 	}
-	return steps, bounded(ctx, storeLimit, "store:delete", func(ctx context.Context) error {
+	err = bounded(ctx, storeLimit, "store:delete", func(ctx context.Context) error {
 		return l.Store.Delete(ctx, r.ID)
 	})
+	if err == nil && slices.ContainsFunc(r.Spec.Volumes, func(m record.VolumeMount) bool { return m.Owned }) {
+		err = l.dropVolumes(ctx)
+	}
+	return steps, err
+}
+
+func (l *life) gone(ctx context.Context, id string) error {
+	return bounded(ctx, goneLimit, "gone", func(ctx context.Context) error { return l.Network.Gone(ctx, id) })
 }
 
 // due is when a sandbox is to be erased; zero is never.
 func (l *life) due(r *record.Record) time.Time {
 	t := r.Expires
-	if r.State == record.Ended {
+	if r.State == record.Ended && r.Reason != record.Stopped && !r.Restarting() { // who stopped it wants it back
 		if kept := r.Changed.Add(l.cfg.Retain); t.IsZero() || kept.Before(t) {
 			return kept
 		}
@@ -293,19 +312,3 @@ func (l *life) due(r *record.Record) time.Time {
 }
 
 func isDue(due time.Time) bool { return !due.IsZero() && !now().Before(due) }
-
-// log writes the one wide line of a finished operation.
-func (l *life) log(ctx context.Context, op string, r *record.Record, start time.Time, steps []Step, err error) {
-	args := []any{"sandbox", r.ID, "runtime", r.Spec.Runtime, "image", r.Spec.Image.Ref(), "dur", time.Since(start)}
-	for _, s := range steps {
-		args = append(args, "step_"+s.Name, s.Took)
-	}
-	if r.Reason != "" {
-		args = append(args, "reason", string(r.Reason))
-	}
-	if err != nil {
-		l.cfg.Log.ErrorContext(ctx, op, append(args, "err", strings.ReplaceAll(err.Error(), "\n", "; "))...)
-		return
-	}
-	l.cfg.Log.InfoContext(ctx, op, args...)
-}

@@ -8,6 +8,8 @@
 //	              │ failed      │ died
 //	              ▼             ▼
 //	            ended ◀──── stopping         record and disk are kept
+//	              │
+//	              └──▶ starting ─▶ running, or ended again
 //
 //	Delete and expiry, from anywhere ─▶ deleting ─▶ (no record)
 //
@@ -55,6 +57,16 @@ type Config struct {
 	// for by name: the storage pool belongs to another store, say.
 	NoSweep string
 	Log     *slog.Logger // slog.Default if nil
+	// Admit, if not nil, gives each sandbox that is to be brought up its turn.
+	// asker is the context of who asked.
+	Admit func(asker context.Context, id string) Turn
+	// Fetch, if not nil, brings the image of a sandbox whose record names none of
+	// its layers.
+	Fetch Fetch
+	// OnEvent and OnOperation, if not nil, hear of all that happens, before
+	// who caused it does. They must not wait for anything.
+	OnEvent     func(Event)
+	OnOperation func(Operation)
 }
 
 // Manager runs sandboxes. Its methods may be called concurrently.
@@ -62,9 +74,13 @@ type Config struct {
 // Where idOrName stands, a name is as good as an ID. What does not exist is
 // errs.NotFound, and so, but for Delete, is what is being deleted.
 type Manager struct {
-	life  life
+	life      life
+	snapshots *Snapshots
+
+	born  time.Time // when this daemon began; records that changed later are its own
 	newID func() string
-	locks keylock.Set // one per sandbox, around every mutation; reads take none
+	volID func() string // draws the ID of a volume
+	locks keylock.Set   // one per sandbox, around every mutation; reads take none
 
 	ctx    context.Context // ends with the Manager: observers, waits
 	cancel context.CancelCauseFunc
@@ -86,6 +102,8 @@ type vita struct {
 	abort    context.CancelCauseFunc
 	ready    chan struct{} // closed when the creation has ended, either way
 	steps    []Step        // of the creation; written before ready is closed
+	lost     []string      // rows it was found without; guarded by Manager.mu
+	waits    bool          // for its turn, and nobody has its lock; guarded by Manager.mu
 }
 
 var (
@@ -118,11 +136,14 @@ func New(d Deps, c Config) (*Manager, error) {
 		c.BootID = strings.TrimSpace(string(b))
 	}
 	m := &Manager{
-		life:  life{Deps: d, cfg: c, rows: resources(d, c)},
+		life:  life{Deps: d, cfg: c, rows: resources(d, c), bus: bus{hear: c.OnEvent}},
+		born:  now(),
 		newID: func() string { return record.NewID(c.Instance) },
+		volID: func() string { return record.NewVolumeID(c.Instance) },
 		lives: map[string]*vita{},
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
+	m.snapshots = newSnapshots(m)
 	return m, nil
 }
 
@@ -131,6 +152,11 @@ func New(d Deps, c Config) (*Manager, error) {
 func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	m.closed = true
+	for _, v := range m.lives {
+		if v.waits { // nothing of it is there
+			v.abort(errClosing)
+		}
+	}
 	m.mu.Unlock()
 	idle := make(chan struct{})
 	go func() {
@@ -153,7 +179,7 @@ func (m *Manager) Close(ctx context.Context) error {
 // Create starts the life of a sandbox and returns as soon as that is durable;
 // what follows goes on in the background, whatever becomes of ctx. See Await.
 func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, error) {
-	if err := m.check(s); err != nil {
+	if err := errors.Join(m.check(s), m.checkVolumes(ctx, &s)); err != nil {
 		return record.Record{}, err
 	}
 	start := now()
@@ -183,14 +209,64 @@ func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, err
 		return record.Record{}, fmt.Errorf("create: %w", err)
 	}
 	m.life.bus.publish(string(record.Creating), &r)
-	v := m.bear(r.ID)
-	go func(r record.Record) {
-		defer m.work.Done()
-		defer unlock()
-		defer close(v.ready)
-		m.provision(v, &r)
-	}(r)
+	m.launch(ctx, r, unlock)
 	return r, nil
+}
+
+// Start lets a sandbox that has ended, or was stopped, live again: with its ID,
+// its name, its address, its files and its entrypoint, but without what was in
+// memory. It returns as soon as that is durable. See Await.
+func (m *Manager) Start(ctx context.Context, idOrName string) (record.Record, error) {
+	return m.startAgain(ctx, idOrName, true)
+}
+
+// startAgain is Start; asked says whether somebody asked for it.
+func (m *Manager) startAgain(ctx context.Context, idOrName string, asked bool) (record.Record, error) {
+	r, err := m.Get(ctx, idOrName)
+	if err == nil && r.State.Beginning() { // not waited for
+		err = wrongState(&r, record.Ended)
+	}
+	if err != nil {
+		return r, err
+	}
+	if !m.enter() {
+		return r, errClosing
+	}
+	unlock, err := m.locks.Lock(ctx, r.ID)
+	if err != nil {
+		m.work.Done()
+		return r, fmt.Errorf("start %s: another operation on it goes on: %w", r.ID, err)
+	}
+	if r, err = m.Get(ctx, r.ID); err == nil {
+		err = m.again(ctx, &r, asked)
+	}
+	if err != nil {
+		unlock()
+		m.work.Done()
+		return r, err
+	}
+	m.launch(ctx, r, unlock)
+	return r, nil
+}
+
+// again makes the intent to start a sandbox once more durable.
+func (m *Manager) again(ctx context.Context, r *record.Record, asked bool) error {
+	switch {
+	case r.State != record.Ended, !asked && !r.Restarting():
+		return wrongState(r, record.Ended)
+	case r.NeverRan():
+		return errs.New(errs.WrongState, "sandbox %s could not be created, so there is nothing to start; create another", r.ID)
+	}
+	next := *r
+	next.Again(asked)
+	err := m.life.set(ctx, r, record.Starting, death{}.write, func(r *record.Record) {
+		r.BootID = m.life.cfg.BootID
+		r.Restarts, r.QuickRestarts, r.Started = next.Restarts, next.QuickRestarts, next.Started
+	})
+	if err != nil {
+		return fmt.Errorf("start %s: %w", r.ID, err)
+	}
+	return nil
 }
 
 func (m *Manager) check(s record.Spec) error {
@@ -202,16 +278,31 @@ func (m *Manager) check(s record.Spec) error {
 		slices.Sort(names)
 		return errs.New(errs.Invalid, "runtime %q is unknown; this host has %s", s.Runtime, strings.Join(names, " and "))
 	}
-	if s.Name != "" && (!validName.MatchString(s.Name) || record.IsID(s.Name)) {
-		return errs.New(errs.Invalid, "name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not the form of an id (12 of a-z 2-7)", s.Name)
+	if s.Name != "" && (!validName.MatchString(s.Name) || record.IsID(s.Name) || record.IsSnapshotID(s.Name)) {
+		return errs.New(errs.Invalid, "name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not the form of an id (12 of a-z 2-7, or snap- and those)", s.Name)
 	}
 	return nil
 }
 
 // insert makes the intent durable. A record that was written although the
 // store said no would come back as a sandbox that nobody asked for.
-func (m *Manager) insert(ctx context.Context, r *record.Record) error {
-	err := pass("store:insert", func() error {
+func (m *Manager) insert(ctx context.Context, r *record.Record) (err error) {
+	release, err := m.snapshots.hold(ctx, &r.Spec)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if len(r.Spec.Publish) > 0 { // what is taken is refused while there is nothing to undo
+		if err := m.life.Ports.Reserve(ctx, r.ID, r.Spec.Publish); err != nil {
+			return err
+		}
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, m.life.Ports.Close(context.WithoutCancel(ctx), r.ID))
+			}
+		}()
+	}
+	err = pass("store:insert", func() error {
 		ctx, cancel := context.WithTimeout(ctx, storeLimit)
 		defer cancel()
 		return m.life.Store.Insert(ctx, r)
@@ -224,31 +315,11 @@ func (m *Manager) insert(ctx context.Context, r *record.Record) error {
 	return errors.Join(err, m.life.Store.Delete(ctx, r.ID))
 }
 
-// provision brings a sandbox from Creating to Running, or to its end.
-func (m *Manager) provision(v *vita, r *record.Record) {
-	ctx, cancel := context.WithTimeoutCause(v.creation, m.life.cfg.StartLimit+createSlack, errTooLong)
-	defer cancel()
-	start := time.Now()
-	var err error
-	v.steps, err = m.life.start(ctx, r)
-	cause := context.Cause(ctx)
-	switch {
-	case err == nil:
-		m.watch(v)
-	case errors.Is(cause, errDeleted), errors.Is(cause, errClosing):
-		err = cause // whoever cancelled erases it, or the next daemon ends it
-	default:
-		err = errors.Join(err, m.life.fail(ctx, r, err))
-		m.bury(v.id, errEnded)
-	}
-	m.life.log(ctx, "create", r, start, v.steps, err)
-}
-
-// Await returns a sandbox once it is no longer Creating. When ctx ends first,
+// Await returns a sandbox once it is no longer being brought up. When ctx ends first,
 // it returns the record as it is, and the cause.
 func (m *Manager) Await(ctx context.Context, idOrName string) (record.Record, error) {
 	r, err := m.Get(ctx, idOrName)
-	if err != nil || r.State != record.Creating {
+	if err != nil || !r.State.Beginning() {
 		return r, err
 	}
 	m.mu.Lock()
@@ -285,16 +356,18 @@ func (m *Manager) Steps(id string) []Step {
 	}
 }
 
-// Done returns a channel that is closed when the sandbox has ended: streams
-// into it have no more to say. It is closed already if there are no processes.
-func (m *Manager) Done(id string) <-chan struct{} {
+// Life returns a context that ends when the sandbox has ended: streams into it
+// have no more to say. It has ended already if there are no processes.
+func (m *Manager) Life(id string) context.Context {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if v := m.lives[id]; v != nil {
-		return v.ctx.Done()
+		return v.ctx
 	}
-	return closedChan
+	return noLife
 }
+
+var noLife = func() context.Context { ctx, end := context.WithCancel(context.Background()); end(); return ctx }()
 
 var closedChan = func() chan struct{} { c := make(chan struct{}); close(c); return c }()
 
@@ -319,20 +392,14 @@ func (m *Manager) find(ctx context.Context, idOrName string) (record.Record, err
 	return r, nil
 }
 
-// List returns all sandboxes, the newest first.
-func (m *Manager) List(ctx context.Context) ([]record.Record, error) {
+// List returns all sandboxes, the newest first. The records are shared: copy
+// one to change it.
+func (m *Manager) List(ctx context.Context) ([]*record.Record, error) {
 	all, err := m.life.Store.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
-	all = slices.DeleteFunc(all, func(r record.Record) bool { return r.State == record.Deleting })
-	slices.SortFunc(all, func(a, b record.Record) int {
-		if c := b.Created.Compare(a.Created); c != 0 {
-			return c
-		}
-		return strings.Compare(a.ID, b.ID)
-	})
-	return all, nil
+	return slices.DeleteFunc(all, func(r *record.Record) bool { return r.State == record.Deleting }), nil
 }
 
 // Subscribe sends what happens from now on until ctx ends, and then closes the

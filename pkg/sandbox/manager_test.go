@@ -29,7 +29,9 @@ func bubble(t *testing.T, f func(t *testing.T, h *host, m *Manager)) {
 	})
 }
 
-func spec() record.Spec { return record.Spec{Runtime: "runc", MemoryBytes: 64 << 20} }
+func spec() record.Spec {
+	return record.Spec{Runtime: "runc", Limits: record.Limits{MemoryBytes: 64 << 20, DiskBytes: 64 << 20, Pids: 16}}
+}
 
 func mustCreate(t *testing.T, m *Manager, s record.Spec) record.Record {
 	t.Helper()
@@ -96,7 +98,7 @@ func TestCreateIsAsynchronous(t *testing.T) {
 		for _, s := range m.Steps(r.ID) {
 			names = append(names, s.Name)
 		}
-		if want := []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runtime", "agent", "cpu"}; !slices.Equal(names, want) {
+		if want := []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runtime", "agent", "ports", "cpu"}; !slices.Equal(names, want) {
 			t.Fatalf("steps %v, want %v", names, want)
 		}
 	})
@@ -151,9 +153,9 @@ func TestCreateFails(t *testing.T) {
 			t.Fatalf("holds:\n%v", got)
 		}
 		select {
-		case <-m.Done(r.ID):
+		case <-m.Life(r.ID).Done():
 		default:
-			t.Fatal("Done is open")
+			t.Fatal("its life has not ended")
 		}
 	})
 }
@@ -172,13 +174,33 @@ func TestEntrypointNotFound(t *testing.T) {
 		if err != nil || r.Reason != record.CreateFailed || *r.ExitCode != 127 || r.LastOutput != "x" {
 			t.Fatalf("%+v, %v", r, err)
 		}
-		if !strings.Contains(r.Message, `"nginx" is not in the image`) {
+		if r.Message != `could not be created: "nginx" is not in the image; its last lines:`+"\nx" {
 			t.Fatalf("message %q", r.Message)
 		}
 		if d := time.Since(start); d > time.Second {
 			t.Fatalf("it took %v to notice", d)
 		}
 	})
+}
+
+func TestLastLines(t *testing.T) {
+	code, ok := 1, 0
+	many := strings.Repeat("line\n", 100)
+	for _, c := range []struct {
+		d    death
+		want string
+	}{
+		{death{output: "a\n\tb\n", code: &code}, "a\n\tb"},
+		{death{output: "a\n", code: &ok}, ""},
+		{death{output: "\n\x1b\n"}, ""},
+		{death{output: "red \x1b[31m\a\r\u202e\xff", code: &code}, "red [31m"},
+		{death{output: many}, strings.TrimSpace(many[:20*5])},
+		{death{output: strings.Repeat("ü", 4<<10)}, strings.Repeat("ü", 1<<10)},
+	} {
+		if got := c.d.lastLines(); got != "" && got != "; its last lines:\n"+c.want || got == "" && c.want != "" {
+			t.Errorf("%.40q: %q", c.d.output, got)
+		}
+	}
 }
 
 func TestEntrypointFasterThanAgent(t *testing.T) {
@@ -207,7 +229,7 @@ func TestStepThatHangs(t *testing.T) {
 		mustCreate(t, m, spec()) // is not held up
 		start := time.Now()
 		r, err = m.Await(t.Context(), r.ID)
-		if err != nil || r.Reason != record.CreateFailed || !strings.Contains(r.Message, "too long") {
+		if err != nil || r.Reason != record.Timeout || !strings.Contains(r.Message, "too long") {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		if d := time.Since(start); d != stepLimit {
@@ -228,7 +250,7 @@ func TestStartLimit(t *testing.T) {
 				t.Fatal(err)
 			}
 			r, err = m.Await(t.Context(), r.ID)
-			if took := time.Since(start); err != nil || r.Reason != record.CreateFailed || took != 10*time.Minute {
+			if took := time.Since(start); err != nil || r.Reason != record.Timeout || took != 10*time.Minute {
 				t.Errorf("%s: given up after %v: %+v, %v", call, took, r, err)
 			}
 			stop(t, m)
@@ -281,7 +303,7 @@ func TestDeleteAnswersWhenDead(t *testing.T) {
 		if h.has("process/" + r.ID) {
 			t.Fatal("delete answered before the processes were dead")
 		}
-		<-m.Done(r.ID)
+		<-m.Life(r.ID).Done()
 		for _, key := range []string{r.ID, "lab"} {
 			_, err := m.Get(t.Context(), key)
 			wantCode(t, err, errs.NotFound)
@@ -371,14 +393,33 @@ func TestDeaths(t *testing.T) {
 		ok      bool
 		message string
 	}{
-		"exit 0":     {func(h *host, id string) { h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
-		"exit 3":     {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 3}) }, record.Exited, false, "code 3"},
-		"not found":  {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 127, Message: "no such file"}) }, record.Exited, false, "no such file"},
-		"signal":     {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 137, Signal: "SIGKILL"}) }, record.Killed, false, "SIGKILL"},
-		"shot":       {func(h *host, id string) { h.shoot(id) }, record.RuntimeCrash, false, "runc"},
-		"oom":        {func(h *host, id string) { h.ooms[id] = 1; h.shoot(id) }, record.OOM, false, "64 MiB"},
-		"oom, 137":   {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{ExitCode: 137}) }, record.OOM, false, "64 MiB"},
-		"oom beside": {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
+		"exit 0":    {func(h *host, id string) { h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
+		"exit 3":    {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 3}) }, record.Exited, false, "code 3"},
+		"not found": {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 127, Message: "no such file"}) }, record.Exited, false, "no such file"},
+		"signal":    {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 137, Signal: "SIGKILL"}) }, record.Killed, false, "SIGKILL"},
+		"shot":      {func(h *host, id string) { h.shoot(id) }, record.RuntimeCrash, false, "runc"},
+		"oom":       {func(h *host, id string) { h.ooms[id] = 1; h.shoot(id) }, record.OOM, false, "64 MiB"},
+		"oom, 137":  {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{ExitCode: 137}) }, record.OOM, false, "64 MiB"},
+		"disk full": {func(h *host, id string) {
+			h.diskUsed[id], h.diskLimit[id] = 63<<20+1<<19, 64<<20
+			h.exit(id, Obituary{ExitCode: 1})
+		}, record.DiskFull, false, "its disk of 64 MiB was full"},
+		"disk full, no word": {func(h *host, id string) {
+			h.diskUsed[id], h.diskLimit[id] = 64<<20, 64<<20
+			h.shoot(id)
+		}, record.DiskFull, false, "did not fit"},
+		"half full": {func(h *host, id string) {
+			h.diskUsed[id], h.diskLimit[id] = 32<<20, 64<<20
+			h.exit(id, Obituary{ExitCode: 1, Reason: "disk_full"})
+		}, record.Exited, false, "code 1"},
+		"full, but well": {func(h *host, id string) {
+			h.diskUsed[id], h.diskLimit[id] = 64<<20, 64<<20
+			h.exit(id, Obituary{})
+		}, record.Exited, true, "code 0"},
+		"pids":           {func(h *host, id string) { h.refused[id] = 3; h.exit(id, Obituary{ExitCode: 2}) }, record.PidsLimit, false, "limit of 16"},
+		"pids, but well": {func(h *host, id string) { h.refused[id] = 3; h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
+		"pids, a lie":    {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 2, Reason: "pids_limit"}) }, record.Exited, false, "code 2"},
+		"oom beside":     {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, h *host, m *Manager) {
@@ -387,7 +428,7 @@ func TestDeaths(t *testing.T) {
 				r := mustCreate(t, m, spec())
 				c.die(h, r.ID)
 				synctest.Wait()
-				<-m.Done(r.ID)
+				<-m.Life(r.ID).Done()
 				r, err := m.Get(t.Context(), r.ID)
 				if err != nil || r.State != record.Ended || r.Reason != c.reason || r.OK() != c.ok || !strings.Contains(r.Message, c.message) {
 					t.Fatalf("%+v, %v", r, err)

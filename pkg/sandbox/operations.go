@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/pidfd"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -41,12 +43,12 @@ func (m *Manager) with(ctx context.Context, op, idOrName string, f func(*record.
 
 // Pause freezes all processes of a sandbox. Its timeout runs on.
 func (m *Manager) Pause(ctx context.Context, idOrName string) error {
-	return m.shift(ctx, "pause", idOrName, record.Running, m.life.pause)
+	return m.shift(ctx, opPause, idOrName, record.Running, m.life.pause)
 }
 
 // Resume lets the processes of a paused sandbox go on.
 func (m *Manager) Resume(ctx context.Context, idOrName string) error {
-	return m.shift(ctx, "resume", idOrName, record.Paused, m.life.resume)
+	return m.shift(ctx, opResume, idOrName, record.Paused, m.life.resume)
 }
 
 // shift is an operation that needs a sandbox in one state. A creation that
@@ -56,7 +58,7 @@ func (m *Manager) shift(ctx context.Context, op, idOrName string, from record.St
 	if err != nil {
 		return err
 	}
-	if r.State == record.Creating {
+	if r.State.Beginning() {
 		return wrongState(&r, from)
 	}
 	start := time.Now()
@@ -68,6 +70,54 @@ func (m *Manager) shift(ctx context.Context, op, idOrName string, from record.St
 		m.life.log(ctx, op, r, start, nil, err)
 		return err
 	})
+	return err
+}
+
+// Stop ends a sandbox that runs or is paused and keeps it, stopped, until it
+// expires or is deleted. Its entrypoint gets SIGTERM and has grace to end; then
+// all processes are killed. One that waits for its restart just stays as it is.
+// See Start.
+func (m *Manager) Stop(ctx context.Context, idOrName string, grace time.Duration) error {
+	r, err := m.Get(ctx, idOrName)
+	if err == nil && r.State.Beginning() { // not waited for
+		err = wrongState(&r, record.Running)
+	}
+	if err != nil {
+		return err
+	}
+	return m.stop(ctx, opStop, r.ID, grace, stopped, func(r *record.Record) error {
+		if r.State != record.Running && r.State != record.Paused {
+			return wrongState(r, record.Running)
+		}
+		return nil
+	})
+}
+
+// stop ends a sandbox as d, if may says so under its lock.
+func (m *Manager) stop(ctx context.Context, op, id string, grace time.Duration, d death, may func(*record.Record) error) error {
+	start := time.Now()
+	_, err := m.with(ctx, op, id, func(r *record.Record) error {
+		if r.Restarting() && d.reason == record.Stopped {
+			return m.amend(ctx, r, string(record.Ended), func(r *record.Record) { r.Reason, r.Message = d.reason, d.message })
+		}
+		if err := may(r); err != nil {
+			return err
+		}
+		return m.stopLocked(ctx, op, r, start, grace, d)
+	})
+	return err
+}
+
+// stopLocked is stop for who has the lock and knows that it may.
+func (m *Manager) stopLocked(ctx context.Context, op string, r *record.Record, start time.Time, grace time.Duration, d death) error {
+	m.mu.Lock()
+	hurry := context.Background()
+	if v := m.lives[r.ID]; v != nil {
+		hurry = v.creation
+	}
+	m.mu.Unlock()
+	err := m.life.stop(ctx, r, d, grace, hurry, func() { m.bury(r.ID, errEnded) })
+	m.life.log(ctx, op, r, start, nil, err)
 	return err
 }
 
@@ -123,7 +173,7 @@ func (m *Manager) amend(ctx context.Context, r *record.Record, event string, cha
 // A record that can not be read is deleted too, by its ID, with all that its
 // sandbox holds. Nothing else ever takes that away.
 func (m *Manager) Delete(ctx context.Context, idOrName string) error {
-	return m.remove(ctx, "delete", idOrName, func(*record.Record) bool { return true })
+	return m.remove(ctx, opDelete, idOrName, func(*record.Record) bool { return true })
 }
 
 // Expire is Delete for a sandbox whose Deadline has passed. It does nothing to
@@ -132,7 +182,7 @@ func (m *Manager) Expire(ctx context.Context, id string) error {
 	if m.life.cfg.NoSweep != "" {
 		return nil
 	}
-	err := m.remove(ctx, "expire", id, func(r *record.Record) bool { return isDue(m.life.due(r)) })
+	err := m.remove(ctx, opExpire, id, func(r *record.Record) bool { return isDue(m.life.due(r)) })
 	if errs.Is(err, errs.NotFound) {
 		return nil
 	}
@@ -155,10 +205,11 @@ func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*re
 		return errClosing
 	}
 	m.mu.Lock()
-	if v := m.lives[r.ID]; v != nil && r.State == record.Creating {
+	if v := m.lives[r.ID]; v != nil && !live(r.State) {
 		v.abort(errDeleted)
 	}
 	m.mu.Unlock()
+	m.snapshots.hurry(r.ID)
 	dead := make(chan error, 2) // nobody may be there to read either
 	go func() {
 		defer m.work.Done()
@@ -220,6 +271,7 @@ func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]S
 		}
 	}
 	m.bury(r.ID, errDeleted)
+	m.life.past.forget(r.ID)
 	return m.life.erase(ctx, r, dead)
 }
 
@@ -258,22 +310,59 @@ func (m *Manager) bury(id string, why error) {
 }
 
 // watch has an observer notice when the last process of a running sandbox dies.
-func (m *Manager) watch(v *vita) {
+func (m *Manager) watch(v *vita, runtime string) {
 	gone, err := m.life.Cgroups.Watch(v.ctx, v.id)
 	if err != nil {
 		m.life.cfg.Log.Error("can not watch a sandbox; the sweep will notice its end up to a minute late", "sandbox", v.id, "err", err)
 		return
 	}
+	heart := m.life.heart(v.id, runtime)
 	m.eyes.Go(func() {
 		<-gone
 		if v.ctx.Err() == nil {
-			m.died(v.id)
+			m.died(v.id, heart)
+		}
+		if heart != nil {
+			heart.Close()
 		}
 	})
 }
 
+// heart takes hold of the process with which a sandbox ends; nil if there is none
+// any more.
+func (l *life) heart(id, runtime string) *pidfd.Process {
+	pid, err := l.Runtimes[runtime].Runtime.Heart(id)
+	var p *pidfd.Process
+	if err == nil {
+		p, err = pidfd.Open(pid)
+	}
+	if err != nil {
+		return nil // it is dead already, or how it ends will not be known
+	}
+	return p
+}
+
+// heartLimit is how long the heart of a sandbox may beat that has no processes any
+// more: it left the cgroup a moment before it ended.
+const heartLimit = 200 * time.Millisecond
+
+// tellCrash says how the runtime of a sandbox ended that did not say why itself.
+func (l *life) tellCrash(r *record.Record, d *death, heart *pidfd.Process) {
+	if d.reason != record.RuntimeCrash {
+		return
+	}
+	how := ""
+	if heart != nil {
+		how = heart.Ended(heartLimit)
+	}
+	if how != "" {
+		d.message += " (" + how + ")"
+	}
+	l.cfg.Log.Warn("the runtime of a sandbox died", "sandbox", r.ID, "runtime", r.Spec.Runtime, "exit", cmp.Or(how, "unknown"))
+}
+
 // died ends a sandbox whose processes are gone.
-func (m *Manager) died(id string) {
+func (m *Manager) died(id string, heart *pidfd.Process) {
 	start := time.Now()
 	unlock, err := m.locks.Lock(m.ctx, id)
 	if err != nil {
@@ -297,10 +386,11 @@ func (m *Manager) died(id string) {
 		return
 	}
 	d := m.life.autopsy(ctx, &r)
+	m.life.tellCrash(&r, &d, heart)
 	err = m.life.set(ctx, &r, record.Stopping, d.write)
 	m.bury(id, errEnded) // now, so that who waited for it may read why
 	if err == nil {
 		err = m.life.end(ctx, &r, d)
 	}
-	m.life.log(ctx, "end", &r, start, nil, err)
+	m.life.log(ctx, opEnd, &r, start, nil, err)
 }

@@ -203,17 +203,17 @@ func BenchmarkLife(b *testing.B) {
 	stop(b, m)
 }
 
-// TestDoneSaysWhy: when streams end, the record says why they did.
-func TestDoneSaysWhy(t *testing.T) {
+// TestEndSaysWhy: when streams end, the record says why they did.
+func TestEndSaysWhy(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		r := mustCreate(t, m, spec())
-		done := m.Done(r.ID)
+		done := m.Life(r.ID).Done()
 		write, tear := h.gate("store.Put stopping "+r.ID), h.gate("network.unmake "+r.ID)
 		h.exit(r.ID, Obituary{ExitCode: 3})
 		synctest.Wait()
 		select {
 		case <-done:
-			t.Error("Done before the record says why")
+			t.Error("its life ends before the record says why")
 		default:
 		}
 		write()
@@ -222,5 +222,102 @@ func TestDoneSaysWhy(t *testing.T) {
 			t.Errorf("%+v, %v", r, err)
 		}
 		tear()
+	})
+}
+
+func TestStopAndStart(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		ctx := t.Context()
+		a := mustCreate(t, m, record.Spec{Runtime: "runc", Name: "lab", Entrypoint: []string{"polite"}, Limits: record.Limits{CPUMillis: 100}})
+		begin := time.Now()
+		if err := m.Stop(ctx, "lab", time.Minute); err != nil {
+			t.Fatal(err)
+		}
+		r, err := m.Get(ctx, a.ID)
+		if err != nil || r.State != record.Ended || r.Reason != record.Stopped || !r.OK() || r.LastOutput != "bye" || *r.ExitCode != 143 || time.Since(begin) > 0 {
+			t.Fatalf("%+v, %v after %v", r, err, time.Since(begin))
+		}
+		if d := m.Deadline(r); !d.IsZero() {
+			t.Errorf("what was stopped is kept until %v", d)
+		}
+		wantCode(t, m.Stop(ctx, "lab", 0), errs.WrongState)
+		if r, err = m.Start(ctx, "lab"); err != nil || r.State != record.Starting {
+			t.Fatalf("%s, %v", r.State, err)
+		}
+		if r, err = m.Await(ctx, "lab"); err != nil || r.State != record.Running || r.Reason != "" || r.ExitCode != nil || r.LastOutput != "" || r.Slot != a.Slot {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		_, err = m.Start(ctx, "lab")
+		wantCode(t, err, errs.WrongState)
+
+		// One that does not listen is killed after its time, a paused one at once.
+		b := mustCreate(t, m, record.Spec{Runtime: "runc", Entrypoint: []string{"deaf"}})
+		begin = time.Now()
+		if err := m.Stop(ctx, b.ID, 7*time.Second); err != nil || time.Since(begin) != 7*time.Second {
+			t.Errorf("%v after %v", err, time.Since(begin))
+		}
+		if err := m.Pause(ctx, a.ID); err != nil {
+			t.Fatal(err)
+		}
+		begin = time.Now()
+		if err := m.Stop(ctx, a.ID, time.Minute); err != nil || time.Since(begin) > 0 {
+			t.Errorf("%v after %v", err, time.Since(begin))
+		}
+		// A delete does not wait for a grace.
+		c := mustCreate(t, m, record.Spec{Runtime: "runc", Entrypoint: []string{"deaf"}})
+		go m.Stop(ctx, c.ID, time.Hour) //nolint:errcheck // it may be told that it was deleted
+		synctest.Wait()
+		begin = time.Now()
+		if err := m.Delete(ctx, c.ID); err != nil || time.Since(begin) > 0 {
+			t.Errorf("%v after %v", err, time.Since(begin))
+		}
+		// Nor for an agent that does not answer.
+		d := mustCreate(t, m, record.Spec{Runtime: "runc", Entrypoint: []string{"polite"}})
+		h.gate("agent.Terminate " + d.ID)
+		go m.Stop(ctx, d.ID, time.Hour) //nolint:errcheck // as above
+		synctest.Wait()
+		begin = time.Now()
+		if err := m.Delete(ctx, d.ID); err != nil || time.Since(begin) > 0 {
+			t.Errorf("%v after %v", err, time.Since(begin))
+		}
+	})
+}
+
+func TestStartRefusedAndFailed(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		ctx := t.Context()
+		h.fault = fault{call: "disk.make " + first + " #1", mode: errBefore}
+		if _, err := m.Create(ctx, spec()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		_, err := m.Start(ctx, first)
+		wantCode(t, err, errs.WrongState) // it never was
+		_, err = m.Start(ctx, "nobody")
+		wantCode(t, err, errs.NotFound)
+
+		b := mustCreate(t, m, spec())
+		h.exit(b.ID, Obituary{ExitCode: 3, LastOutput: "x"})
+		synctest.Wait()
+		h.fault = fault{call: "rootfs.make " + b.ID + " #2", mode: errAfter}
+		h.calls = []string{"rootfs.make " + b.ID}
+		if _, err := m.Start(ctx, b.ID); err != nil {
+			t.Fatal(err)
+		}
+		r, err := m.Await(ctx, b.ID)
+		if err != nil || r.State != record.Ended || r.Reason != record.StartFailed || !strings.Contains(r.Message, "could not be started: step rootfs") || !h.has("disk/"+b.ID) {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		// Not the end of it.
+		open := h.gate("agent.Ready " + b.ID)
+		if _, err := m.Start(ctx, b.ID); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		wantCode(t, m.Stop(ctx, b.ID, 0), errs.WrongState) // at once
+		open()
+		if r, err = m.Await(ctx, b.ID); err != nil || r.State != record.Running {
+			t.Errorf("%+v, %v", r, err)
+		}
 	})
 }

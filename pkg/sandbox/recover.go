@@ -24,13 +24,24 @@ const sweepers = 8
 // resource it names, so whatever is held without a record was left behind; in
 // the other order a sandbox born between the two lists would look like a stray.
 //
+// With ids it does so for these alone, of which somebody heard that they lost
+// something on the host.
+//
 // An error to list anything stops it before it has touched anything. Errors
 // with single sandboxes are joined; the next run tries again.
-func (m *Manager) Recover(ctx context.Context) error {
+func (m *Manager) Recover(ctx context.Context, ids ...string) error {
 	if !m.enter() {
 		return errClosing
 	}
 	defer m.work.Done()
+	if len(ids) > 0 {
+		var errz []error
+		for _, id := range ids {
+			errz = append(errz, m.look(ctx, id))
+		}
+		return errors.Join(errz...)
+	}
+	snapshots := m.snapshots.recover(ctx) // first: they leave sandboxes frozen
 	held, err := m.held(ctx)
 	if err != nil {
 		return fmt.Errorf("recover: %w", err)
@@ -59,7 +70,11 @@ func (m *Manager) Recover(ctx context.Context) error {
 	} else if len(held) > 0 {
 		m.life.cfg.Log.Warn("things without a record are left alone", "count", len(held), "reason", m.life.cfg.NoSweep)
 	}
-	return inParallel(todo)
+	var volumes error
+	if m.life.cfg.NoSweep == "" {
+		volumes = m.life.dropVolumes(ctx)
+	}
+	return errors.Join(snapshots, inParallel(todo), volumes)
 }
 
 // held lists by ID which rows of the table are held on the host. What is not
@@ -114,6 +129,13 @@ func (m *Manager) reconcile(ctx context.Context, id string, kinds []string) erro
 		return nil // whoever holds it knows better
 	}
 	defer unlock()
+	return m.reconcileLocked(ctx, id, kinds)
+}
+
+func (m *Manager) reconcileLocked(ctx context.Context, id string, kinds []string) error {
+	if m.waits(id) {
+		return nil // for its turn
+	}
 	r, ok, err := m.life.Store.Get(ctx, id)
 	if err != nil || !ok {
 		return err
@@ -128,12 +150,15 @@ func (m *Manager) reconcile(ctx context.Context, id string, kinds []string) erro
 func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) error {
 	start := time.Now()
 	may := m.life.cfg.NoSweep == ""
+	if err := m.believe(ctx, r); err != nil {
+		return err
+	}
 	switch {
 	case r.State == record.Deleting && !may:
 		return nil
 	case r.State == record.Deleting, may && isDue(m.life.due(r)):
 		steps, err := m.erase(ctx, r, func() {})
-		m.life.log(ctx, "recover: erase", r, start, steps, err)
+		m.life.log(ctx, opErase, r, start, steps, err)
 		return err
 	case r.State == record.Ended:
 		return m.tidy(ctx, r, kinds)
@@ -143,12 +168,51 @@ func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) er
 		return err
 	}
 	if !dead {
-		return m.adopt(ctx, r)
+		err = m.adopt(ctx, r)
+		var merr error
+		if d, dead, merr = m.mend(ctx, r, kinds); !dead {
+			return errors.Join(err, merr)
+		}
 	}
 	m.bury(r.ID, errEnded)
 	err = m.life.end(ctx, r, d)
-	m.life.log(ctx, "recover: end", r, start, nil, err)
+	m.life.log(ctx, opMend, r, start, nil, err)
 	return err
+}
+
+// believe has the record of a sandbox that runs say so. Where nothing may be
+// swept a record may be older than the life of its sandbox: that had ended, or
+// was about to, or ran before the last reboot, when the backup was made, and was
+// started since. What this daemon wrote itself is no such record.
+func (m *Manager) believe(ctx context.Context, r *record.Record) error {
+	if m.life.cfg.NoSweep == "" || r.State == record.Deleting || r.Changed.After(m.born) {
+		return nil
+	}
+	m.mu.Lock()
+	known := m.lives[r.ID] != nil
+	m.mu.Unlock()
+	same := live(r.State) && r.BootID == m.life.cfg.BootID
+	if known && same || same && r.State != record.Running {
+		return nil
+	}
+	if alive, err := m.life.Cgroups.Populated(r.ID); err != nil || !alive {
+		return err
+	}
+	// It may have been paused since, or be the source of a snapshot that was cut short.
+	if err := bounded(ctx, freezeLimit, "thaw", func(ctx context.Context) error { return m.life.Cgroups.Thaw(ctx, r.ID) }); err != nil || same {
+		return err
+	}
+	n := *r
+	death{}.write(&n)
+	n.State, n.BootID, n.Changed = record.Running, m.life.cfg.BootID, now()
+	n.Started = n.Changed
+	if err := m.life.put(ctx, n); err != nil {
+		return err
+	}
+	m.life.cfg.Log.Warn("a sandbox runs although its record says otherwise; it goes on", "sandbox", r.ID, "state", string(r.State), "reason", m.life.cfg.NoSweep)
+	*r = n
+	m.life.bus.publish(string(record.Running), r)
+	return nil
 }
 
 // examine says whether a sandbox is dead, or has to die, and of what.
@@ -156,12 +220,12 @@ func (m *Manager) examine(ctx context.Context, r *record.Record) (d death, dead 
 	switch {
 	case r.State == record.Stopping && r.Reason != "":
 		return death{reason: r.Reason, message: r.Message, code: r.ExitCode, output: r.LastOutput}, true, nil
-	case r.State == record.Creating:
-		d := death{reason: record.CreateFailed, message: "could not be created: sandboxd stopped in the middle; create it again"}
+	case r.State.Beginning():
+		why := ": sandboxd stopped in the middle; try again"
 		if r.BootID != m.life.cfg.BootID {
-			d.message = "could not be created: the host went down in the middle; create it again"
+			why = ": the host went down in the middle; try again"
 		}
-		return d, true, nil
+		return failure(r.State, why), true, nil
 	case r.BootID != m.life.cfg.BootID:
 		return death{reason: record.HostReboot, message: "the host went down while it was " + string(r.State) + "; its disk is kept"}, true, nil
 	}
@@ -174,37 +238,32 @@ func (m *Manager) examine(ctx context.Context, r *record.Record) (d death, dead 
 
 // adopt takes up a sandbox that lives: it finishes what was intended, lets it
 // reach what it may reach, and watches it. One that this Manager watches
-// already needs the first only.
+// already needs the first only. Limits are written again in any case: whoever
+// made others durable may have died before they held.
 func (m *Manager) adopt(ctx context.Context, r *record.Record) error {
 	m.mu.Lock()
 	known := m.lives[r.ID] != nil
 	m.mu.Unlock()
 	if !known {
-		if err := m.registerAgain(ctx, r); err != nil {
+		if err := m.life.register(ctx, r); err != nil { // a new daemon's egress does not know what the old one's knew
 			return err
 		}
 		v := m.bear(r.ID)
 		close(v.ready)
-		m.watch(v)
+		m.watch(v, r.Spec.Runtime)
+	}
+	m.life.past.note(r, m.life.counted(r), !known)
+	err := m.life.limitAgain(ctx, r)
+	if !known { // ports ended with the daemon before; what took one meanwhile ends no sandbox
+		err = errors.Join(err, m.life.Ports.Open(ctx, r.ID, m.life.cfg.Addr(r.Slot), r.Spec.Publish))
 	}
 	switch r.State {
 	case record.Pausing:
-		return m.life.pause(ctx, r)
+		return errors.Join(err, m.life.pause(ctx, r))
 	case record.Resuming:
-		return m.life.resume(ctx, r)
+		return errors.Join(err, m.life.resume(ctx, r))
 	}
-	return nil
-}
-
-// registerAgain tells a new daemon's egress what the old one's knew.
-func (m *Manager) registerAgain(ctx context.Context, r *record.Record) error {
-	for _, row := range m.life.rows {
-		if row.name == "egress" {
-			_, err := step(context.WithoutCancel(ctx), "up:", row, row.up, r)
-			return err
-		}
-	}
-	return nil
+	return err
 }
 
 // tidy releases what an ended sandbox should not hold.
@@ -244,7 +303,7 @@ func (m *Manager) releaseStray(ctx context.Context, id string) error {
 	if err == nil {
 		err = bounded(ctx, stepLimit, "down:disk", func(ctx context.Context) error { return m.life.Disks.MoveStray(ctx, id) })
 	}
-	m.life.log(ctx, "recover: release stray", r, start, steps, err)
+	m.life.log(ctx, opRelease, r, start, steps, err)
 	if err != nil {
 		return fmt.Errorf("release stray %s: %w", id, err)
 	}

@@ -144,6 +144,97 @@ func TestStrays(t *testing.T) {
 	})
 }
 
+// TestOlderThanLife restores records that are older than the lives of their
+// sandboxes: what runs goes on, also when it may be swept, and what does not is
+// ended.
+func TestOlderThanLife(t *testing.T) {
+	one := 1
+	was := map[string]func(*record.Record){
+		"ended": func(r *record.Record) {
+			r.State, r.Reason, r.Message, r.ExitCode, r.LastOutput = record.Ended, record.Exited, "it exited", &one, "bye"
+		},
+		"stopped": func(r *record.Record) { r.State, r.Reason, r.Message = record.Ended, record.Stopped, "it was stopped" },
+		"stopping": func(r *record.Record) {
+			r.State, r.Reason, r.Message = record.Stopping, record.Stopped, "it was stopped"
+		},
+		"starting":                 func(r *record.Record) { r.State = record.Starting },
+		"creating":                 func(r *record.Record) { r.State = record.Creating },
+		"running before a reboot":  func(r *record.Record) { r.BootID = "boot-0" },
+		"paused before a reboot":   func(r *record.Record) { r.State, r.BootID = record.Paused, "boot-0" },
+		"starting before a reboot": func(r *record.Record) { r.State, r.BootID = record.Starting, "boot-0" },
+		"running, paused since":    func(*record.Record) {},
+	}
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, _ := h.boot(t)
+		lives, dead := map[string]string{}, map[string]string{}
+		for name := range was {
+			l, d := mustCreate(t, m, spec()), mustCreate(t, m, spec())
+			lives[name], dead[name] = l.ID, d.ID
+		}
+		stop(t, m)
+		for name, change := range was {
+			h.shoot(dead[name])
+			for _, id := range []string{lives[name], dead[name]} {
+				r, _ := h.record(id)
+				change(&r)
+				h.mu.Lock()
+				h.records[id] = r
+				h.mu.Unlock()
+			}
+		}
+		h.plant("frozen/" + lives["running, paused since"])
+		time.Sleep(2 * time.Hour) // Retain is over, too
+
+		m, d := reincarnate(t, h, m, func(c *Config) { c.NoSweep = "the state was restored" })
+		agree(t, h, d)
+		for range 2 { // the second may sweep
+			for name, id := range lives {
+				if r, err := m.Get(t.Context(), id); err != nil || r.State != record.Running || r.BootID != h.bootID || r.Reason != "" || r.ExitCode != nil || r.Started.IsZero() {
+					t.Errorf("%s: %+v, %v", name, r, err)
+				}
+			}
+			m, d = reincarnate(t, h, m)
+			agree(t, h, d)
+		}
+		h.exit(lives["ended"], Obituary{ExitCode: 3})
+		synctest.Wait()
+		if r, err := m.Get(t.Context(), lives["ended"]); err != nil || r.State != record.Ended || *r.ExitCode != 3 {
+			t.Errorf("nobody saw it end: %+v, %v", r, err)
+		}
+		for name, id := range dead {
+			if r, ok := h.record(id); ok && r.State != record.Ended {
+				t.Errorf("%s, and dead: %+v", name, r)
+			}
+		}
+		stop(t, m)
+	})
+}
+
+// TestStoppedWithoutSweep stops a sandbox where nothing may be swept, and the
+// kill fails: the sweep goes on with that, not with the sandbox.
+func TestStoppedWithoutSweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, d := h.boot(t, func(c *Config) { c.NoSweep = "the state was restored" })
+		r := mustCreate(t, m, spec())
+		time.Sleep(time.Second)
+		h.fault = fault{call: "cgroup.Kill " + r.ID + " #1", mode: errBefore}
+		h.calls = nil
+		if err := m.Stop(t.Context(), r.ID, 0); err == nil {
+			t.Error("the kill failed and nobody said so")
+		}
+		if err := m.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		agree(t, h, d)
+		if r, err := m.Get(t.Context(), r.ID); err != nil || r.State != record.Ended || r.Reason != record.Stopped {
+			t.Errorf("%+v, %v", r, err)
+		}
+		stop(t, m)
+	})
+}
+
 // TestDueWithoutSweep has sandboxes past their time that may not be erased:
 // they are what they are, not forgotten.
 func TestDueWithoutSweep(t *testing.T) {

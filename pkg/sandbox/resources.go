@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -24,12 +25,26 @@ type resource struct {
 	// come up at the same time.
 	after []string
 	// keep marks what an ended sandbox still holds.
-	keep  bool
-	limit time.Duration // of up, and of down
-	up    func(context.Context, *record.Record) error
-	down  func(context.Context, *record.Record) error
-	held  func(context.Context) ([]string, error)
+	keep bool
+	// wanted, if not nil, says whether a record needs one at all: else there is
+	// nothing to bring up.
+	wanted func(*record.Record) bool
+	limit  time.Duration // of up, and of down
+	up     func(context.Context, *record.Record) error
+	down   func(context.Context, *record.Record) error
+	held   func(context.Context) ([]string, error)
+	// whole, if not nil, reports whether what a record holds is all there: held
+	// names also those who hold a remainder.
+	whole func(context.Context, *record.Record) (bool, error)
+	// lost says what it is for a sandbox that lives to hold none any more;
+	// harmless if nil. See mend.
+	lost func(*record.Record) loss
+	// rejoin, if not nil, makes whole what is still held, under what runs. If
+	// nil, what is not whole is lost.
+	rejoin func(context.Context, *record.Record) error
 }
+
+func (row *resource) wants(r *record.Record) bool { return row.wanted == nil || row.wanted(r) }
 
 // Limits of one step. They are far above what a healthy host needs (all steps
 // together take some 50 ms): they are there so that a wedged one ends.
@@ -45,6 +60,7 @@ const (
 // fault-tested like the others.
 func resources(d Deps, c Config) []resource {
 	owner := func(r *record.Record) bool { return d.Runtimes[r.Spec.Runtime].OwnUsers }
+	always := func(l loss) func(*record.Record) loss { return func(*record.Record) loss { return l } }
 	uids := func(r *record.Record) uint32 { return c.Instance.UIDBase(r.Slot) }
 	rows := []resource{
 		{
@@ -52,16 +68,18 @@ func resources(d Deps, c Config) []resource {
 			up: func(ctx context.Context, r *record.Record) error {
 				return d.Namespaces.CreateNamespaces(ctx, r.ID, owner(r), uids(r))
 			},
-			down: func(ctx context.Context, r *record.Record) error { return d.Namespaces.DeleteNamespaces(ctx, r.ID) },
-			held: func(ctx context.Context) ([]string, error) { return d.Namespaces.ListNamespaces(ctx) },
+			down:  func(ctx context.Context, r *record.Record) error { return d.Namespaces.DeleteNamespaces(ctx, r.ID) },
+			held:  func(ctx context.Context) ([]string, error) { return d.Namespaces.ListNamespaces(ctx) },
+			whole: func(ctx context.Context, r *record.Record) (bool, error) { return d.Namespaces.Pinned(ctx, r.ID) },
 		},
 		{
-			name: "disk", keep: true,
+			name: "disk", keep: true, limit: takeLimit, // of a snapshot, perhaps by copying
 			up: func(ctx context.Context, r *record.Record) error {
-				return d.Disks.CreateDisk(ctx, r.ID, r.Spec.DiskBytes)
+				return d.Disks.CreateDisk(ctx, r.ID, r.Spec.Snapshot, r.Spec.DiskBytes)
 			},
 			down: func(ctx context.Context, r *record.Record) error { return d.Disks.DeleteDisk(ctx, r.ID) },
 			held: func(ctx context.Context) ([]string, error) { return d.Disks.ListDisks(ctx) },
+			lost: always(fatal),
 		},
 		{
 			name: "rootfs", after: []string{"namespaces", "disk"},
@@ -73,9 +91,11 @@ func resources(d Deps, c Config) []resource {
 					Volatile: r.Spec.OneShot,
 				})
 			},
-			down: func(ctx context.Context, r *record.Record) error { return d.Rootfs.Unmount(ctx, r.ID) },
-			held: func(ctx context.Context) ([]string, error) { return d.Rootfs.ListMounts(ctx) },
+			down:  func(ctx context.Context, r *record.Record) error { return d.Rootfs.Unmount(ctx, r.ID) },
+			held:  func(ctx context.Context) ([]string, error) { return d.Rootfs.ListMounts(ctx) },
+			whole: func(ctx context.Context, r *record.Record) (bool, error) { return d.Rootfs.Mounted(ctx, r.ID) },
 		},
+		volumesRow(d, owner, uids),
 		{
 			name: "cgroup",
 			up:   func(ctx context.Context, r *record.Record) error { return makeCgroup(ctx, d, r) },
@@ -89,6 +109,11 @@ func resources(d Deps, c Config) []resource {
 			},
 			down: func(ctx context.Context, r *record.Record) error { return d.Network.Detach(ctx, r.ID) },
 			held: func(ctx context.Context) ([]string, error) { return d.Network.ListLinks(ctx) },
+			whole: func(ctx context.Context, r *record.Record) (bool, error) {
+				return d.Network.Joined(ctx, r.ID, c.Addr(r.Slot))
+			},
+			lost:   func(r *record.Record) loss { return lostLink(d, r) },
+			rejoin: func(ctx context.Context, r *record.Record) error { return d.Network.Rejoin(ctx, r.ID, c.Addr(r.Slot)) },
 		},
 		{
 			name: "egress", after: []string{"network"},
@@ -97,6 +122,7 @@ func resources(d Deps, c Config) []resource {
 			},
 			down: func(ctx context.Context, r *record.Record) error { return d.Egress.Unregister(ctx, r.ID) },
 			held: func(ctx context.Context) ([]string, error) { return d.Egress.ListRegistered(ctx) },
+			lost: always(mendable),
 		},
 		{
 			name: "bundle",
@@ -105,7 +131,7 @@ func resources(d Deps, c Config) []resource {
 			held: func(ctx context.Context) ([]string, error) { return d.Bundles.List(ctx) },
 		},
 		{
-			name: "runtime", after: []string{"rootfs", "cgroup", "egress", "bundle"}, limit: c.StartLimit,
+			name: "runtime", after: []string{"volumes", "cgroup", "egress", "bundle"}, limit: c.StartLimit,
 			up:   func(ctx context.Context, r *record.Record) error { return startRuntime(ctx, d, r) },
 			down: func(ctx context.Context, r *record.Record) error { return forgetRuntime(ctx, d, r) },
 			held: func(ctx context.Context) ([]string, error) { return listRuntimes(ctx, d) },
@@ -114,37 +140,63 @@ func resources(d Deps, c Config) []resource {
 			name: "agent", after: []string{"runtime"}, limit: c.StartLimit,
 			up: func(ctx context.Context, r *record.Record) error { return awaitAgent(ctx, d, r) },
 		},
-		{
-			name: "cpu", after: []string{"agent"},
-			up: func(ctx context.Context, r *record.Record) error {
-				return d.Cgroups.LimitCPU(ctx, r.ID, r.Spec.CPUMillis)
-			},
-		},
+		portsRow(d, c),
+		cpuRow(d),
 	}
 	for i := range rows {
-		if rows[i].limit == 0 {
-			rows[i].limit = stepLimit
-		}
+		rows[i].limit = cmp.Or(rows[i].limit, stepLimit)
 	}
 	return rows
 }
 
-func makeCgroup(ctx context.Context, d Deps, r *record.Record) error {
-	k := d.Runtimes[r.Spec.Runtime]
-	pids := r.Spec.Pids
-	if k.HostPids > 0 {
-		pids = k.HostPids
+// portsRow comes after the agent: nobody is let in before somebody is there.
+func portsRow(d Deps, c Config) resource {
+	return resource{
+		name: "ports", after: []string{"agent"},
+		up: func(ctx context.Context, r *record.Record) error {
+			return d.Ports.Open(ctx, r.ID, c.Addr(r.Slot), r.Spec.Publish)
+		},
+		down: func(ctx context.Context, r *record.Record) error { return d.Ports.Close(ctx, r.ID) },
+		held: func(ctx context.Context) ([]string, error) { return d.Ports.List(ctx) },
+		lost: func(*record.Record) loss { return mendable },
 	}
-	err := d.Cgroups.Create(ctx, r.ID, CgroupLimits{
-		MemoryBytes:   r.Spec.MemoryBytes,
-		Pids:          pids,
-		OOMGroup:      k.OOMGroup,
-		HeadroomBytes: k.HeadroomBytes,
-	})
+}
+
+func cpuRow(d Deps) resource {
+	return resource{
+		name: "cpu", after: []string{"agent"},
+		up: func(ctx context.Context, r *record.Record) error {
+			return d.Cgroups.LimitCPU(ctx, r.ID, r.Spec.CPUMillis)
+		},
+	}
+}
+
+func makeCgroup(ctx context.Context, d Deps, r *record.Record) error {
+	err := d.Cgroups.Create(ctx, r.ID, cgroupLimits(d, r))
 	if err != nil || r.Spec.CPUMillis == 0 {
 		return err
 	}
 	return d.Cgroups.LimitCPU(ctx, r.ID, max(r.Spec.CPUMillis, startMillis))
+}
+
+// cgroupLimits are the limits of r as its runtime needs them.
+func cgroupLimits(d Deps, r *record.Record) CgroupLimits {
+	k, s := d.Runtimes[r.Spec.Runtime], &r.Spec
+	l := CgroupLimits{
+		MemoryBytes:   s.MemoryBytes,
+		Pids:          s.Pids + record.AgentTasks,
+		CPUShares:     s.CPUShares,
+		IOReadBps:     s.IOReadBps,
+		IOWriteBps:    s.IOWriteBps,
+		IOReadIOPS:    s.IOReadIOPS,
+		IOWriteIOPS:   s.IOWriteIOPS,
+		OOMGroup:      k.OOMGroup,
+		HeadroomBytes: k.HeadroomBytes,
+	}
+	if k.HostPids > 0 {
+		l.Pids = k.HostPids
+	}
+	return l
 }
 
 // startMillis is the CPU time a start may use, in thousandths of a CPU: within
@@ -231,7 +283,7 @@ func acquire(ctx context.Context, rows []resource, r *record.Record) ([]Step, er
 		first error
 	)
 	walk(rows, func(i, j int) bool { return standsOn(rows[i], rows[j]) }, func(i int) {
-		if ctx.Err() != nil {
+		if ctx.Err() != nil || !rows[i].wants(r) {
 			return
 		}
 		var err error
@@ -345,7 +397,12 @@ func done(steps []Step) []Step {
 // FailpointNames lists every failpoint of this package, for tests that kill
 // the daemon at each of them.
 func FailpointNames() []string {
-	names := []string{"store:insert", "store:delete", "kill", "freeze", "thaw", "gone"}
+	names := []string{
+		"store:insert", "store:delete", "kill", "freeze", "thaw", "gone", "limit",
+		"snapshot:prepare", "snapshot:freeze", "snapshot:take", "snapshot:thaw", "snapshot:finish", "snapshot:delete", "snapshot:stray",
+		"store:snapshot:creating", "store:snapshot:ready", "store:snapshot:failed", "store:snapshot:deleting", "store:snapshot:forget",
+		"volume:delete", "store:volume:add", "store:volume:deleting", "store:volume:forget",
+	}
 	for s := range next {
 		names = append(names, "store:put:"+string(s))
 	}

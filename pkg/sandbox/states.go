@@ -9,8 +9,8 @@ import (
 
 // next is the whole life of a sandbox; what it does not list is refused.
 //
-// Creating needs no Stopping on the way to Ended: it is an intent itself, and
-// its recovery ends the sandbox too. From Pausing and Resuming there is a way
+// Creating and Starting need no Stopping on the way to Ended: they are intents
+// themselves, and their recovery ends the sandbox too. From Pausing and Resuming there is a way
 // back for a freezer that refused.
 var next = map[record.State][]record.State{
 	record.Creating: {record.Running, record.Stopping, record.Ended, record.Deleting},
@@ -19,7 +19,8 @@ var next = map[record.State][]record.State{
 	record.Paused:   {record.Resuming, record.Stopping, record.Deleting},
 	record.Resuming: {record.Running, record.Paused, record.Stopping, record.Deleting},
 	record.Stopping: {record.Ended, record.Deleting},
-	record.Ended:    {record.Deleting},
+	record.Ended:    {record.Starting, record.Deleting},
+	record.Starting: {record.Running, record.Stopping, record.Ended, record.Deleting},
 	record.Deleting: {},
 }
 

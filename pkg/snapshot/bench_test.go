@@ -45,7 +45,7 @@ func BenchmarkDisk(b *testing.B) {
 						times[i] = append(times[i], time.Since(lap))
 						lap = time.Now()
 					}
-					step(0, e.CreateDisk(b.Context(), id, limit))
+					step(0, e.CreateDisk(b.Context(), id, "", limit))
 					step(1, e.Mount(b.Context(), id, snapshot.Mount{Layers: []string{e.Layer}, OwnUsers: true, UIDBase: snapshottest.Instance.UIDBase(9), Volatile: how.volatile}))
 					// As host root can not write through a mapped mount, beside it.
 					buf := make([]byte, how.dirty<<20)

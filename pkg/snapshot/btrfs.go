@@ -6,70 +6,93 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"golang.org/x/sys/unix"
 )
 
-// minPool is the least that mkfs.btrfs and a handful of disks need.
-const minPool = 256 << 20
-
-// btrfsLoop is a pool in a btrfs on a loop file: one subvolume with a qgroup
-// for each disk.
+// btrfs is a pool in a btrfs that somebody mounted on it: one subvolume with a
+// qgroup for each disk.
 //
-// The file is allocated in full. A full host disk under a sparse one would
-// turn the whole pool read-only; therefore also nothing here ever discards.
-type btrfsLoop struct {
-	image string
-	bytes int64
-	dir   string
-	sysfs string // /sys/fs/btrfs/<uuid>/qgroups
+// Two ways of counting. Simple quotas, where the kernel has them (Linux 6.7):
+// who writes a block is charged with it for as long as anything holds it, so a
+// disk is not charged with the snapshot it began as, and goes on being charged
+// with what it deleted and a snapshot of it still holds. Full qgroups count
+// what a disk refers to; they have to walk all that is shared for it, at each
+// commit and each deletion. A file system keeps the way it began with.
+type btrfs struct {
+	dir    string
+	sysfs  string // /sys/fs/btrfs/<uuid>/qgroups
+	full   bool   // full qgroups also where the kernel has simple ones
+	simple bool
+
+	flushing atomic.Bool
 }
 
-func (b *btrfsLoop) kind() string { return PoolBtrfsLoop }
+func (b *btrfs) kind() string { return PoolBtrfs }
 
-func (b *btrfsLoop) describe() string {
-	var size int64
-	if fi, err := os.Stat(b.image); err == nil {
-		size = fi.Size()
+func (b *btrfs) describe() string {
+	return fmt.Sprintf("%s: %s, %s", PoolBtrfs, b.dir, b.quotas())
+}
+
+func (b *btrfs) quotas() string {
+	if b.simple {
+		return "simple quotas"
 	}
-	return fmt.Sprintf("%s: %s, %d MiB, qgroup limits", PoolBtrfsLoop, b.image, size>>20)
+	return "qgroup limits"
 }
 
-func (b *btrfsLoop) open(ctx context.Context, dir string) error {
+func (b *btrfs) open(_ context.Context, dir string) error {
 	b.dir = dir
-	mounted, err := isMountPoint(dir)
-	if err != nil {
+	if mounted, err := isMountPoint(dir); err != nil || !mounted {
+		return errors.Join(err, errs.New(errs.Unsupported, "a pool of kind %q is a btrfs of its own, and none is mounted there: mount one (fstab), or set pool = %q, which makes one in a file", PoolBtrfs, PoolBtrfsLoop))
+	}
+	if err := os.Chmod(dir, 0o700); err != nil {
 		return err
 	}
-	if !mounted {
-		if err := b.make(ctx); err != nil {
-			return err
-		}
-		if err := b.mount(); err != nil {
-			return err
-		}
-	}
+	return b.begin()
+}
+
+// begin takes the file system at b.dir into use.
+func (b *btrfs) begin() error {
 	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
+	if err := unix.Statfs(b.dir, &st); err != nil {
 		return err
 	}
 	if st.Type != btrfsMagic {
-		return fmt.Errorf("a file system that is no btrfs (type %#x) is mounted there; unmount it", st.Type)
+		return errs.New(errs.Unsupported, "a file system that is no btrfs (type %#x) is mounted there: unmount it, or set pool = %q if it is an xfs or ext4 with project quotas", st.Type, PoolProject)
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
-		return errors.New("the pool is read-only, as btrfs makes it after an I/O error: see dmesg, unmount it, run btrfs check on the pool file")
+		return errors.New("the pool is read-only, as btrfs makes it after an I/O error: see dmesg, unmount it, run btrfs check on it")
 	}
-	return withDir(dir, b.quota)
+	return withDir(b.dir, b.quota)
 }
 
+// apart refuses layers on the same file system: see the package's text.
+func (b *btrfs) apart(layers string) error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(layers, &st); err != nil || st.Type != btrfsMagic {
+		return err
+	}
+	return withDir(layers, func(fd int) error {
+		uuid, err := fsUUID(fd)
+		if err == nil && filepath.Join("/sys/fs/btrfs", uuid, "qgroups") == b.sysfs {
+			err = errs.New(errs.Unsupported, "%s is on the same btrfs as the pool, and an overlay of two of its subvolumes would mix up files: mount another file system on one of the two, or set pool = %q", layers, PoolBtrfsLoop)
+		}
+		return err
+	})
+}
+
+func (b *btrfs) close() error { return nil } // who mounted it unmounts it
+
 // quota turns qgroups on and mends their count after a power cut.
-func (b *btrfsLoop) quota(fd int) error {
-	if err := enableQuota(fd); err != nil {
+func (b *btrfs) quota(fd int) error {
+	if err := enableQuota(fd, !b.full); err != nil {
 		return err
 	}
 	uuid, err := fsUUID(fd)
@@ -77,6 +100,13 @@ func (b *btrfsLoop) quota(fd int) error {
 		return err
 	}
 	b.sysfs = filepath.Join("/sys/fs/btrfs", uuid, "qgroups")
+	mode, err := os.ReadFile(filepath.Join(b.sysfs, "mode"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if b.simple = strings.TrimSpace(string(mode)) == "squota"; b.simple {
+		return nil // never inconsistent
+	}
 	v, err := readNumber(filepath.Join(b.sysfs, "inconsistent"))
 	if err != nil {
 		return err
@@ -87,106 +117,85 @@ func (b *btrfsLoop) quota(fd int) error {
 	return nil
 }
 
-// make makes the file and the file system in it, beside first: a file under
-// its name is always whole.
-func (b *btrfsLoop) make(ctx context.Context) (err error) {
-	if _, err := os.Stat(b.image); !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if left, err := os.ReadDir(b.dir); err != nil || len(left) > 0 {
-		return errors.Join(err, errs.New(errs.WrongState, "the pool directory %s is not empty and there is no pool file: it holds a pool of kind %q; set pool = %q, or move it away", b.dir, PoolPlain, PoolPlain))
-	}
-	if b.bytes < minPool {
-		return errs.New(errs.Invalid, "pool_size of %d bytes is too small: the least is %d", b.bytes, minPool)
-	}
-	mkfs, err := exec.LookPath("mkfs.btrfs")
-	if err != nil {
-		return errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which can not limit disks", PoolPlain)
-	}
-	tmp := b.image + ".new"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		f.Close()
-		if err != nil {
-			os.Remove(tmp)
-		}
-	}()
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return err
-	}
-	if st.Type == btrfsMagic {
-		// Copy on write below copy on write: every block would be written twice.
-		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, nocowFlag); err != nil {
-			return fmt.Errorf("set nocow on %s: %w", tmp, err)
-		}
-	}
-	// Asked first: fallocate takes all there is before it finds that it is too little.
-	free := int64(st.Bavail) * st.Bsize
-	if free >= b.bytes {
-		err = unix.Fallocate(int(f.Fd()), 0, 0, b.bytes)
-	} else {
-		err = unix.ENOSPC
-	}
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) {
-		return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, pool_size is %d MiB: lower pool_size or free space", free>>20, b.bytes>>20)
-	}
-	if err != nil {
-		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, tmp, err)
-	}
-	// single: the disk below answers for the blocks, as for any file of it.
-	// nodiscard: mkfs would give back what was just allocated.
-	out, err := exec.CommandContext(ctx, mkfs, "-q", "--nodiscard", "--metadata", "single", "--label", "sandboxd", tmp).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("mkfs.btrfs %s: %w: %s", tmp, err, strings.TrimSpace(string(out)))
-	}
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	return os.Rename(tmp, b.image)
-}
-
-func (b *btrfsLoop) mount() error {
-	f, err := os.OpenFile(b.image, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	dev, err := attachLoop(f)
-	if err != nil {
-		return err
-	}
-	defer dev.Close()
-	if err := unix.Mount(dev.Name(), b.dir, "btrfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, "nodiscard"); err != nil {
-		if errors.Is(err, unix.ENODEV) {
-			return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which can not limit disks", PoolPlain)
-		}
-		return fmt.Errorf("mount %s (%s) on %s: %w; dmesg says more", b.image, dev.Name(), b.dir, err)
-	}
-	return os.Chmod(b.dir, 0o700)
-}
-
-func (b *btrfsLoop) close() error {
-	if err := unix.Unmount(b.dir, unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-		return err
-	}
-	return nil
-}
-
-func (b *btrfsLoop) create(path string, bytes int64) error {
+func (b *btrfs) create(path string, bytes int64) error {
 	if err := createSubvolume(path); err != nil {
 		return err
 	}
 	if bytes <= 0 {
 		return nil
 	}
+	return b.limit(path, bytes)
+}
+
+func (b *btrfs) limit(path string, bytes int64) error {
 	return withDir(path, func(fd int) error { return limitSubvolume(fd, bytes) })
 }
 
-func (b *btrfsLoop) destroy(path string) error {
+// flushPatience is how long a flush may hold up a snapshot.
+const flushPatience = 2 * time.Second
+
+// flush is there to make freeze short, which works without. The writes of a
+// neighbour whose I/O is limited may take hours; so it waits for that long, and
+// while one goes on the next does not begin another.
+func (b *btrfs) flush(ctx context.Context) error {
+	if !b.flushing.CompareAndSwap(false, true) {
+		return nil
+	}
+	done := make(chan error, 1)
+	go func() {
+		defer b.flushing.Store(false)
+		done <- withDir(b.dir, unix.Syncfs)
+	}()
+	late := time.NewTimer(flushPatience)
+	defer late.Stop()
+	select {
+	case err := <-done:
+		return err
+	case <-late.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (b *btrfs) freeze(_ context.Context, from, to string) error {
+	if err := b.room(); err != nil {
+		return err
+	}
+	return snapshotSubvolume(from, to, true)
+}
+
+// room keeps snapshots off the last sixtieth of the pool. What they take of
+// it is not given back by deleting them: the kernel's cleaner needs room, too.
+// (Measured on 6.18: with 596 snapshots of one subvolume on a file system that
+// was full before, nothing was free minutes after all were destroyed.)
+func (b *btrfs) room() error {
+	var st unix.Statfs_t
+	if err := unix.Statfs(b.dir, &st); err != nil {
+		return &os.PathError{Op: "statfs", Path: b.dir, Err: err}
+	}
+	if need := st.Blocks / 60; st.Bavail < need {
+		return fmt.Errorf("%d MiB are left of the pool, and the last %d are not for snapshots: %w",
+			int64(st.Bavail)*st.Bsize>>20, int64(need)*st.Bsize>>20, unix.ENOSPC)
+	}
+	return nil
+}
+
+func (b *btrfs) settle(context.Context) error { return nil } // freeze commits
+
+func (b *btrfs) branch(_ context.Context, from, to string, bytes int64) error {
+	if err := b.room(); err != nil {
+		return err
+	}
+	if err := snapshotSubvolume(from, to, false); err != nil {
+		return err
+	}
+	return withDir(to, func(fd int) error { return limitSubvolume(fd, bytes) })
+}
+
+func (b *btrfs) unfreeze(path string) error { return unlockSubvolume(path) }
+
+func (b *btrfs) destroy(path string) error {
 	if err := destroySubvolume(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -195,7 +204,7 @@ func (b *btrfsLoop) destroy(path string) error {
 
 // usage reads what the kernel holds in memory: what is on disk and what is
 // reserved for writes on their way.
-func (b *btrfsLoop) usage(path string) (used, limit int64, err error) {
+func (b *btrfs) usage(path string) (used, limit int64, err error) {
 	var dir string
 	if err := withDir(path, func(fd int) error {
 		id, err := subvolumeID(fd)
@@ -218,7 +227,7 @@ func (b *btrfsLoop) usage(path string) (used, limit int64, err error) {
 // sweep removes qgroups whose subvolume is gone, which kernels before 6.10 keep.
 // The list of qgroups is read before that of subvolumes: in the other order a
 // disk born in between would lose its limit.
-func (b *btrfsLoop) sweep(ctx context.Context) error {
+func (b *btrfs) sweep(ctx context.Context) error {
 	qgroups, err := os.ReadDir(b.sysfs)
 	if err != nil {
 		return err

@@ -16,6 +16,8 @@ import (
 const (
 	iocSubvolCreate = 0x5000940e // _IOW(0x94, 14, struct btrfs_ioctl_vol_args)
 	iocSnapDestroy  = 0x5000940f // _IOW(0x94, 15, struct btrfs_ioctl_vol_args)
+	iocSnapCreate   = 0x50009417 // _IOW(0x94, 23, struct btrfs_ioctl_vol_args_v2)
+	iocSetFlags     = 0x4008941a // _IOW(0x94, 26, __u64)
 	iocInoLookup    = 0xd0009412 // _IOWR(0x94, 18, struct btrfs_ioctl_ino_lookup_args)
 	iocFsInfo       = 0x8400941f // _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)
 	iocQuotaCtl     = 0xc0109428 // _IOWR(0x94, 40, struct btrfs_ioctl_quota_ctl_args)
@@ -24,7 +26,9 @@ const (
 	iocQuotaRescan  = 0x4040942c // _IOW(0x94, 44, struct btrfs_ioctl_quota_rescan_args)
 	iocRescanWait   = 0x0000942e // _IO(0x94, 46)
 
+	subvolReadOnly     = 2        // BTRFS_SUBVOL_RDONLY
 	quotaEnable        = 1        // BTRFS_QUOTA_CTL_ENABLE
+	quotaEnableSimple  = 4        // BTRFS_QUOTA_CTL_ENABLE_SIMPLE_QUOTA
 	limitMaxReferenced = 1        // BTRFS_QGROUP_LIMIT_MAX_RFER
 	firstFreeObject    = 256      // BTRFS_FIRST_FREE_OBJECTID: inode of the root of a subvolume
 	nocowFlag          = 0x800000 // FS_NOCOW_FL
@@ -34,6 +38,13 @@ const (
 type volArgs struct {
 	fd   int64
 	name [4088]byte
+}
+
+type volArgsV2 struct {
+	fd, transID int64
+	flags       uint64
+	_           [4]uint64
+	name        [4040]byte
 }
 
 type inoLookupArgs struct {
@@ -56,7 +67,7 @@ type fsInfoArgs struct {
 	_                 [1024 - 32]byte
 }
 
-func btrfsIoctl(fd int, req uintptr, arg unsafe.Pointer) error {
+func ioctl(fd int, req uintptr, arg unsafe.Pointer) error {
 	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
 	runtime.KeepAlive(arg)
 	if e != 0 {
@@ -74,6 +85,35 @@ func withDir(path string, f func(fd int) error) error {
 	return errors.Join(f(fd), unix.Close(fd))
 }
 
+// snapshotSubvolume makes to a snapshot of the subvolume from, which it has on
+// disk when it returns. Limits of the qgroup go with it.
+func snapshotSubvolume(from, to string, readOnly bool) error {
+	return withDir(from, func(src int) error {
+		return withDir(filepath.Dir(to), func(fd int) error {
+			a := volArgsV2{fd: int64(src)}
+			if readOnly {
+				a.flags = subvolReadOnly
+			}
+			copy(a.name[:len(a.name)-1], filepath.Base(to))
+			if err := ioctl(fd, iocSnapCreate, unsafe.Pointer(&a)); err != nil {
+				return &os.PathError{Op: "snapshot subvolume", Path: to, Err: err}
+			}
+			return nil
+		})
+	})
+}
+
+// unlockSubvolume makes a read-only subvolume writable; absent is fs.ErrNotExist.
+func unlockSubvolume(path string) error {
+	return withDir(path, func(fd int) error {
+		var flags uint64
+		if err := ioctl(fd, iocSetFlags, unsafe.Pointer(&flags)); err != nil {
+			return &os.PathError{Op: "make subvolume writable", Path: path, Err: err}
+		}
+		return nil
+	})
+}
+
 // onEntry runs one of the ioctls that name an entry of a directory.
 func onEntry(path string, req uintptr, what string) error {
 	return withDir(filepath.Dir(path), func(fd int) error {
@@ -81,7 +121,7 @@ func onEntry(path string, req uintptr, what string) error {
 		if copy(a.name[:len(a.name)-1], filepath.Base(path)) < len(filepath.Base(path)) {
 			return &os.PathError{Op: what, Path: path, Err: unix.ENAMETOOLONG}
 		}
-		if err := btrfsIoctl(fd, req, unsafe.Pointer(&a)); err != nil {
+		if err := ioctl(fd, req, unsafe.Pointer(&a)); err != nil {
 			return &os.PathError{Op: what, Path: path, Err: err}
 		}
 		return nil
@@ -101,25 +141,37 @@ func destroySubvolume(path string) error {
 // subvolumeID returns the id of the subvolume that fd lies in; its qgroup is 0/id.
 func subvolumeID(fd int) (uint64, error) {
 	a := inoLookupArgs{objectID: firstFreeObject}
-	if err := btrfsIoctl(fd, iocInoLookup, unsafe.Pointer(&a)); err != nil {
+	if err := ioctl(fd, iocInoLookup, unsafe.Pointer(&a)); err != nil {
 		return 0, fmt.Errorf("look up subvolume id: %w", err)
 	}
 	return a.treeID, nil
 }
 
-// limitSubvolume limits what the subvolume of fd may refer to, metadata included.
+// limitSubvolume limits what the subvolume of fd may refer to, metadata
+// included; 0 takes the limit away.
 func limitSubvolume(fd int, bytes int64) error {
 	a := qgroupLimitArgs{flags: limitMaxReferenced, maxRfer: uint64(bytes)}
-	if err := btrfsIoctl(fd, iocQgroupLimit, unsafe.Pointer(&a)); err != nil {
+	if bytes <= 0 {
+		a.maxRfer = ^uint64(0)
+	}
+	if err := ioctl(fd, iocQgroupLimit, unsafe.Pointer(&a)); err != nil {
 		return fmt.Errorf("limit qgroup to %d bytes: %w", bytes, err)
 	}
 	return nil
 }
 
-// enableQuota turns qgroups on; on is fine.
-func enableQuota(fd int) error {
+// enableQuota turns qgroups on, simple ones if asked and where the kernel has
+// them; on is fine, of either kind.
+func enableQuota(fd int, simple bool) error {
 	a := quotaCtlArgs{cmd: quotaEnable}
-	if err := btrfsIoctl(fd, iocQuotaCtl, unsafe.Pointer(&a)); err != nil && !errors.Is(err, unix.EEXIST) {
+	if simple {
+		a.cmd = quotaEnableSimple
+	}
+	err := ioctl(fd, iocQuotaCtl, unsafe.Pointer(&a))
+	if simple && errors.Is(err, unix.EINVAL) {
+		return enableQuota(fd, false)
+	}
+	if err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("enable quota: %w", err)
 	}
 	return nil
@@ -128,10 +180,10 @@ func enableQuota(fd int) error {
 // rescanQuota counts anew and waits for it.
 func rescanQuota(fd int) error {
 	var a [64]byte
-	if err := btrfsIoctl(fd, iocQuotaRescan, unsafe.Pointer(&a)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+	if err := ioctl(fd, iocQuotaRescan, unsafe.Pointer(&a)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		return fmt.Errorf("rescan quota: %w", err)
 	}
-	if err := btrfsIoctl(fd, iocRescanWait, nil); err != nil {
+	if err := ioctl(fd, iocRescanWait, nil); err != nil {
 		return fmt.Errorf("wait for quota rescan: %w", err)
 	}
 	return nil
@@ -140,13 +192,13 @@ func rescanQuota(fd int) error {
 // removeQgroup forgets the qgroup 0/id of a subvolume that is gone.
 func removeQgroup(fd int, id uint64) error {
 	a := qgroupCreateArgs{create: 0, qgroupID: id}
-	return btrfsIoctl(fd, iocQgroupCreate, unsafe.Pointer(&a))
+	return ioctl(fd, iocQgroupCreate, unsafe.Pointer(&a))
 }
 
 // fsUUID is the name of the file system below /sys/fs/btrfs.
 func fsUUID(fd int) (string, error) {
 	var a fsInfoArgs
-	if err := btrfsIoctl(fd, iocFsInfo, unsafe.Pointer(&a)); err != nil {
+	if err := ioctl(fd, iocFsInfo, unsafe.Pointer(&a)); err != nil {
 		return "", fmt.Errorf("read file system info: %w", err)
 	}
 	u := a.fsID

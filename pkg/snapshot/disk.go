@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"golang.org/x/sys/unix"
 )
@@ -32,13 +31,18 @@ func (s *Store) diskDir(id string) (string, error) {
 	return filepath.Join(s.poolDir, id), nil
 }
 
-// CreateDisk makes an empty disk that holds at most bytes, metadata included;
-// 0 is no limit. It fails with fs.ErrExist if there is one, with errs.Exhausted
-// if the pool is full, with errs.Unsupported if the pool can not limit.
-func (s *Store) CreateDisk(_ context.Context, id string, bytes int64) error {
+// CreateDisk makes a disk that holds at most bytes, metadata included; 0 is no
+// limit. It is empty, or begins as the snapshot named, of which it needs nothing
+// afterwards. It fails with fs.ErrExist if there is one, with errs.NotFound
+// without the snapshot, with errs.Exhausted if the pool is full, with
+// errs.Unsupported if the pool can not limit.
+func (s *Store) CreateDisk(ctx context.Context, id, snapshot string, bytes int64) error {
 	dir, err := s.diskDir(id)
 	if err != nil {
 		return err
+	}
+	if snapshot != "" {
+		return s.branch(ctx, snapshot, id, dir, bytes)
 	}
 	if err := s.pool.create(dir, bytes); err != nil {
 		return s.createFailed(id, err)
@@ -54,11 +58,25 @@ func (s *Store) CreateDisk(_ context.Context, id string, bytes int64) error {
 	return nil
 }
 
-func (s *Store) createFailed(id string, err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return errs.Wrap(fmt.Errorf("create disk %s: %w", id, err), errs.Exhausted, "the storage pool is full: delete sandboxes, or make pool_size larger")
+// LimitDisk lets the disk of id hold at most bytes, metadata included. Less than
+// it holds is taken: then nothing more can be written. It fails with
+// errs.Unsupported if the pool can not limit.
+func (s *Store) LimitDisk(_ context.Context, id string, bytes int64) error {
+	dir, err := s.diskDir(id)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("create disk %s: %w", id, err)
+	if _, now, err := s.pool.usage(dir); err == nil && now == bytes {
+		return nil // the sweep asks every minute, and a write would wake the disk
+	}
+	if err := s.pool.limit(dir, bytes); err != nil {
+		return fmt.Errorf("limit disk %s: %w", id, err)
+	}
+	return nil
+}
+
+func (s *Store) createFailed(id string, err error) error {
+	return s.poolFull(fmt.Errorf("create disk %s: %w", id, err))
 }
 
 // DeleteDisk removes the disk of id; absent is fine. It is renamed away and
@@ -70,14 +88,25 @@ func (s *Store) DeleteDisk(_ context.Context, id string) error {
 		return err
 	}
 	// Ids are never used twice, so this name is free.
-	if err := os.Rename(dir, filepath.Join(s.poolDir, trashDir, id)); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
+	if err := s.throwAway(dir, os.Rename(dir, filepath.Join(s.poolDir, trashDir, id))); err != nil {
 		return fmt.Errorf("delete disk %s: %w", id, err)
 	}
-	s.bg.Go(s.emptyTrash)
 	return nil
+}
+
+// throwAway empties the trash in the background after something was moved
+// there, with err. A file system that is full to the last block refuses to
+// rename, and allows to destroy.
+func (s *Store) throwAway(dir string, err error) error {
+	switch {
+	case err == nil:
+		s.bg.Go(s.emptyTrash)
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return s.pool.destroy(dir)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	}
+	return err
 }
 
 // emptyTrash removes what was thrown away. What it can not remove stays for
@@ -103,8 +132,12 @@ func (s *Store) removeTrash(ctx context.Context) error {
 	return all
 }
 
-// ListDisks returns the ids that have a disk.
+// ListDisks returns the ids that have a disk. It fails when the pool is not
+// there: what somebody unmounted has not lost its disks.
 func (s *Store) ListDisks(context.Context) ([]string, error) {
+	if id, err := os.ReadFile(filepath.Join(s.poolDir, idFile)); err != nil || strings.TrimSpace(string(id)) != s.poolID {
+		return nil, fmt.Errorf("list disks: the storage pool is not at %s any more; if somebody unmounted it, restart sandboxd, which mounts it", s.poolDir)
+	}
 	entries, err := os.ReadDir(s.poolDir)
 	if err != nil {
 		return nil, fmt.Errorf("list disks: %w", err)
@@ -118,7 +151,7 @@ func (s *Store) ListDisks(context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// diskDirs lists the disks of a pool, strays included.
+// diskDirs lists the disks, snapshots and volumes of a pool, strays included.
 func diskDirs(pool string) (dirs []string, err error) {
 	for _, in := range []string{pool, filepath.Join(pool, lostDir)} {
 		entries, err := os.ReadDir(in)
@@ -126,12 +159,26 @@ func diskDirs(pool string) (dirs []string, err error) {
 			return nil, err
 		}
 		for _, e := range entries {
-			if name, _, _ := strings.Cut(e.Name(), "-"); record.IsID(name) {
+			if id, _ := cutStray(e.Name()); record.IsID(id) || record.IsSnapshotID(id) || record.IsVolumeID(id) {
 				dirs = append(dirs, filepath.Join(in, e.Name()))
 			}
 		}
 	}
 	return dirs, nil
+}
+
+// cutStray splits the name of something in lost+found into its id and the time
+// it came there, zero for any other name.
+func cutStray(name string) (id string, since time.Time) {
+	i := strings.LastIndexByte(name, '-')
+	if i < 0 || record.IsSnapshotID(name) {
+		return name, time.Time{}
+	}
+	n, err := strconv.ParseInt(name[i+1:], 10, 64)
+	if err != nil {
+		return name, time.Time{}
+	}
+	return name[:i], time.Unix(n, 0)
 }
 
 // MoveStray puts the disk of id into lost+found, from where Sweep removes it
@@ -141,33 +188,50 @@ func (s *Store) MoveStray(_ context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	to := filepath.Join(s.poolDir, lostDir, id+"-"+strconv.FormatInt(time.Now().Unix(), 10))
-	if err := os.Rename(dir, to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Rename(dir, s.lostPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("move stray disk %s: %w", id, err)
 	}
 	return nil
 }
 
 // Sweep removes strays older than 24 h, what a killed daemon left in the
-// trash, and what destroyed disks left inside the pool.
-func (s *Store) Sweep(ctx context.Context) error {
-	dir := filepath.Join(s.poolDir, lostDir)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("sweep storage pool: %w", err)
-	}
-	for _, e := range entries {
-		id, at, ok := strings.Cut(e.Name(), "-")
-		since, perr := strconv.ParseInt(at, 10, 64)
-		if !ok || perr != nil || !record.IsID(id) || time.Since(time.Unix(since, 0)) < strayFor {
-			continue // what an operator put there is the operator's
-		}
-		err = errors.Join(err, s.pool.destroy(filepath.Join(dir, e.Name())))
+// trash, and what destroyed disks left inside the pool. Strays stay while
+// noSweep says why nothing may be swept.
+func (s *Store) Sweep(ctx context.Context, noSweep string) error {
+	var err error
+	if noSweep == "" {
+		err = s.sweepStrays()
 	}
 	if err = errors.Join(err, s.removeTrash(ctx), s.pool.sweep(ctx)); err != nil {
 		return fmt.Errorf("sweep storage pool: %w", err)
 	}
 	return nil
+}
+
+// clocked is before any release of sandboxd: a clock that says less was not set.
+var clocked = time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func (s *Store) sweepStrays() error {
+	dir := filepath.Join(s.poolDir, lostDir)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		id, since := cutStray(e.Name())
+		if since.IsZero() || !record.IsID(id) && !record.IsSnapshotID(id) {
+			continue // what an operator put there is the operator's
+		}
+		path := filepath.Join(dir, e.Name())
+		switch age := time.Since(since); {
+		case age < 0, since.Before(clocked):
+			// It came there when the clock was wrong; its day begins now.
+			err = errors.Join(err, os.Rename(path, s.lostPath(id)))
+		case age >= strayFor:
+			err = errors.Join(err, s.pool.destroy(path))
+		}
+	}
+	return err
 }
 
 // Usage returns the bytes a disk holds, writes on their way included, and its

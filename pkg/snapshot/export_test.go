@@ -1,6 +1,7 @@
 package snapshot
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -49,4 +50,9 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 		}
 	}
 	return root
+}
+
+// ProbeAsLinux61 is Probe on a kernel that wants attached clones.
+func ProbeAsLinux61(dir string, users *os.File) (how string, err error) {
+	return probe(dir, users, func(*overlay) error { return errors.New("as before Linux 6.15") })
 }

@@ -2,11 +2,11 @@ package snapshot
 
 import (
 	"archive/tar"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -16,23 +16,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bounds of one layer. The least that honest images stay far below.
+// unpackLimits bound one layer; the daemon tells them to the child. The least
+// that honest images stay far below.
+type unpackLimits struct {
+	Bytes   int64 // of all files, holes included
+	Entries int   // files, directories, links
+	Name    int   // bytes of one name
+	Depth   int   // components of one name
+}
+
+var layerLimits = unpackLimits{Bytes: 64 << 30, Entries: 2 << 20, Name: 4096, Depth: 256}
+
 const (
-	maxName       = 4096
-	maxComponent  = 255
-	maxEntries    = 2 << 20
-	maxLayerBytes = 64 << 30
-	maxOpenDirs   = 256 // descriptors kept for parents; one entry may add two
+	maxComponent = 255
+	maxOpenDirs  = 256      // descriptors kept for parents; one entry may add two
+	holeSize     = 64 << 10 // this many zeroes in a row are not written
+	copySize     = 1 << 20
 )
 
 // extractor unpacks one tar below a directory. Every name is walked from root
 // by descriptor, through directories only: no link in the tar is ever followed.
 type extractor struct {
-	root  int
+	root   int
+	owner  int // of directories that the tar leaves out
+	limits unpackLimits
+	opaque func(dir string) error // told of a directory that hides what is below it
+
 	dirs  map[string]int // open parents; "." is not in it
 	late  []lateTime
 	n     int
 	bytes int64
+	buf   []byte
 }
 
 // lateTime is the time of a directory, set when nothing is written into it any more.
@@ -57,22 +71,26 @@ func (x *extractor) close() {
 }
 
 func (x *extractor) extract(r io.Reader) error {
-	tr := tar.NewReader(r)
+	in := &endless{r: r}
+	tr := tar.NewReader(in)
 	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
+			if in.ended {
+				return errs.New(errs.Invalid, "the layer is cut off: its tar has no end")
+			}
 			break
 		}
 		if err != nil {
 			return errs.Wrap(err, errs.Invalid, "the layer is no valid tar")
 		}
-		if x.n++; x.n > maxEntries {
-			return errs.New(errs.Invalid, "the layer has more than %d entries", maxEntries)
+		if x.n++; x.n > x.limits.Entries {
+			return errs.New(errs.Invalid, "the layer has more than %d entries", x.limits.Entries)
 		}
 		if h.Typeflag == tar.TypeXGlobalHeader {
 			continue
 		}
-		name, err := cleanName(h.Name)
+		name, err := x.cleanName(h.Name)
 		if err != nil {
 			return err
 		}
@@ -80,7 +98,7 @@ func (x *extractor) extract(r io.Reader) error {
 			continue
 		}
 		if err := x.entry(name, h, tr); err != nil {
-			return fmt.Errorf("unpack %s: %w", name, err)
+			return blame(name, err)
 		}
 	}
 	for _, d := range slices.Backward(x.late) {
@@ -91,12 +109,40 @@ func (x *extractor) extract(r io.Reader) error {
 	return nil
 }
 
+// endless notes that its reader ended: a whole tar says itself where it ends.
+// package tar takes either for the end.
+type endless struct {
+	r     io.Reader
+	ended bool
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	n, err := e.r.Read(p)
+	e.ended = e.ended || errors.Is(err, io.EOF)
+	return n, err
+}
+
+// blame says of an error whether the tar is at fault: the file system refuses
+// what contradicts itself, as a file below a link.
+func blame(name string, err error) error {
+	errno, ok := errors.AsType[unix.Errno](err)
+	if !ok {
+		return err
+	}
+	switch errno {
+	case unix.ELOOP, unix.ENOTDIR, unix.EISDIR, unix.EEXIST, unix.ENOENT, unix.ENAMETOOLONG, unix.EXDEV,
+		unix.EINVAL, unix.ERANGE, unix.E2BIG, unix.EMLINK, unix.EPERM, unix.EOPNOTSUPP:
+		return errs.New(errs.Invalid, "the layer can not be unpacked: %.200q: %v", name, err)
+	}
+	return fmt.Errorf("unpack %.200q: %w", name, err)
+}
+
 // cleanName returns a name as a relative path, or refuses it.
-func cleanName(name string) (string, error) {
+func (x *extractor) cleanName(name string) (string, error) {
 	bad := func(why string) (string, error) {
 		return "", errs.New(errs.Invalid, "the layer names a file %.80q: %s", name, why)
 	}
-	if name == "" || len(name) > maxName {
+	if name == "" || len(name) > x.limits.Name {
 		return bad("empty or too long")
 	}
 	if strings.HasPrefix(name, "/") {
@@ -104,6 +150,9 @@ func cleanName(name string) (string, error) {
 	}
 	if strings.ContainsRune(name, 0) {
 		return bad("contains a zero byte")
+	}
+	if strings.Count(name, "/") > x.limits.Depth {
+		return bad("nested too deeply")
 	}
 	for c := range strings.SplitSeq(name, "/") {
 		if c == ".." {
@@ -129,10 +178,13 @@ func (x *extractor) entry(name string, h *tar.Header, content io.Reader) error {
 		return err
 	}
 	base := path.Base(name)
+	if strings.HasPrefix(base, whiteoutPrefix) {
+		return x.whiteout(parent, name)
+	}
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return x.dir(parent, base, name, h)
-	case tar.TypeReg:
+	case tar.TypeReg, tar.TypeGNUSparse:
 		return x.file(parent, base, h, content)
 	case tar.TypeSymlink:
 		err := replacing(parent, base, func() error { return unix.Symlinkat(h.Linkname, parent, base) })
@@ -172,6 +224,9 @@ func (x *extractor) makeAll(name string) (int, error) {
 	for c := range strings.SplitSeq(name, "/") {
 		next := -1
 		err := unix.Mkdirat(at, c, 0o755)
+		if err == nil {
+			err = unix.Fchownat(at, c, x.owner, x.owner, unix.AT_SYMLINK_NOFOLLOW)
+		}
 		if err == nil || errors.Is(err, unix.EEXIST) {
 			next, err = openBeneath(at, c, unix.O_RDONLY|unix.O_DIRECTORY)
 		}
@@ -199,7 +254,11 @@ func replacing(parent int, base string, make func() error) error {
 }
 
 func (x *extractor) dir(parent int, base, name string, h *tar.Header) error {
-	if err := unix.Mkdirat(parent, base, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+	err := unix.Mkdirat(parent, base, 0o700)
+	if errors.Is(err, unix.EEXIST) {
+		err = x.overWhiteout(parent, base, name)
+	}
+	if err != nil {
 		return err
 	}
 	fd, err := unix.Openat(parent, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -221,8 +280,8 @@ func (x *extractor) setDirTime(d lateTime) error {
 }
 
 func (x *extractor) file(parent int, base string, h *tar.Header, content io.Reader) error {
-	if h.Size > maxLayerBytes-x.bytes {
-		return errs.New(errs.Invalid, "the layer holds more than %d bytes", int64(maxLayerBytes))
+	if h.Size > x.limits.Bytes-x.bytes {
+		return errs.New(errs.Invalid, "the layer holds more than %d bytes", x.limits.Bytes)
 	}
 	var fd int
 	err := replacing(parent, base, func() (err error) {
@@ -232,25 +291,63 @@ func (x *extractor) file(parent int, base string, h *tar.Header, content io.Read
 	if err != nil {
 		return err
 	}
-	f := os.NewFile(uintptr(fd), base)
-	defer f.Close()
-	n, err := io.Copy(f, content)
-	x.bytes += n
-	if err != nil {
+	defer unix.Close(fd)
+	x.bytes += h.Size
+	if err := x.fill(fd, h.Size, content); err != nil {
 		return err
 	}
 	if err := setMeta(fd, h); err != nil {
 		return err
 	}
-	if err := setTime(parent, base, h.ModTime); err != nil {
-		return err
+	return setTime(parent, base, h.ModTime)
+}
+
+// fill writes a file, leaving long runs of zeroes out: a tar may spell a
+// terabyte of nothing in a line.
+func (x *extractor) fill(fd int, size int64, content io.Reader) error {
+	if x.buf == nil {
+		x.buf = make([]byte, copySize)
 	}
-	return f.Close()
+	for at := int64(0); at < size; {
+		n, err := io.ReadFull(content, x.buf[:min(size-at, copySize)])
+		if err != nil {
+			return errs.Wrap(err, errs.Invalid, "the layer ends in the middle of a file")
+		}
+		for b := x.buf[:n]; len(b) > 0; {
+			part := b[:min(len(b), holeSize)]
+			b = b[len(part):]
+			if len(part) == holeSize && bytes.Equal(part, zeroes[:]) {
+				at += holeSize
+				continue
+			}
+			if err := writeAt(fd, part, at); err != nil {
+				return err
+			}
+			at += int64(len(part))
+		}
+	}
+	return unix.Ftruncate(fd, size) // it may end with a hole
+}
+
+var zeroes [holeSize]byte
+
+func writeAt(fd int, b []byte, at int64) error {
+	for len(b) > 0 {
+		n, err := unix.Pwrite(fd, b, at)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return &fs.PathError{Op: "write", Path: "file", Err: err}
+		}
+		b, at = b[n:], at+int64(n)
+	}
+	return nil
 }
 
 // link makes a hard link to a regular file that came before in this layer.
 func (x *extractor) link(parent int, base, target string) error {
-	target, err := cleanName(target)
+	target, err := x.cleanName(target)
 	if err != nil {
 		return err
 	}

@@ -42,9 +42,18 @@ func tarOf(t testing.TB, headers ...tar.Header) *bytes.Buffer {
 	return &b
 }
 
-func unpack(dir string, r io.Reader) error {
+// unpackHere unpacks as the child does, in this process.
+func unpackHere(dir string, r io.Reader) error {
 	return withDir(dir, func(fd int) error {
-		x := extractor{root: fd, dirs: map[string]int{}}
+		x := extractor{
+			root: fd, owner: os.Getuid(), limits: layerLimits, dirs: map[string]int{},
+			opaque: func(dir string) error {
+				if os.Getuid() != 0 {
+					return nil
+				}
+				return setOpaque(fd, dir)
+			},
+		}
 		defer x.close()
 		return x.extract(r)
 	})
@@ -85,7 +94,14 @@ func TestHostileTars(t *testing.T) {
 		"hard link to nothing":     {{Typeflag: tar.TypeLink, Name: "b", Linkname: "a"}},
 		"hard link to a directory": {dir("a"), {Typeflag: tar.TypeLink, Name: "b", Linkname: "a"}},
 		"device":                   {{Typeflag: tar.TypeBlock, Name: "a", Devmajor: 8}},
-		"whiteout":                 {{Typeflag: tar.TypeChar, Name: "a"}},
+		"device 0:0":               {{Typeflag: tar.TypeChar, Name: "a"}},
+		"nested too deeply":        {file(strings.Repeat("d/", 257) + "f")},
+		"whiteout of nothing":      {file(".wh.")},
+		"whiteout of the root":     {file(".wh..")},
+		"whiteout of the parent":   {dir("a"), file("a/.wh...")},
+		"opaque root":              {file(".wh..wh..opq")},
+		"opaque through a link":    {link("a", "/"), file("a/.wh..wh..opq")},
+		"whiteout through a link":  {link("a", ".."), file("a/.wh.victim")},
 		"fifo":                     {{Typeflag: tar.TypeFifo, Name: "a"}},
 		"owner no sandbox has":     {{Typeflag: tar.TypeReg, Name: "a", Uid: 65536}},
 		"component too long":       {file(strings.Repeat("x", 256))},
@@ -95,7 +111,7 @@ func TestHostileTars(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			into, victim := outside(t)
-			err := unpack(into, tarOf(t, entries...))
+			err := unpackHere(into, tarOf(t, entries...))
 			if err == nil {
 				t.Error("was unpacked")
 			}
@@ -106,7 +122,7 @@ func TestHostileTars(t *testing.T) {
 	}
 	t.Run("no tar", func(t *testing.T) {
 		into, _ := outside(t)
-		if err := unpack(into, strings.NewReader(strings.Repeat("no tar ", 200))); !errs.Is(err, errs.Invalid) {
+		if err := unpackHere(into, strings.NewReader(strings.Repeat("no tar ", 200))); !errs.Is(err, errs.Invalid) {
 			t.Errorf("no tar: %v", err)
 		}
 	})
@@ -131,7 +147,7 @@ func TestOddTars(t *testing.T) {
 	for i := range maxOpenDirs {
 		headers = append(headers, tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("many/%d/file", i)}, tar.Header{Typeflag: tar.TypeLink, Name: fmt.Sprintf("other/%d/link", i), Linkname: fmt.Sprintf("many/%d/file", i)})
 	}
-	if err := unpack(into, tarOf(t, headers...)); err != nil {
+	if err := unpackHere(into, tarOf(t, headers...)); err != nil {
 		t.Fatal(err)
 	}
 	var st unix.Stat_t
@@ -156,7 +172,7 @@ func TestOddTars(t *testing.T) {
 // TestOpenDirsAreBounded: neither deep names nor many directories hold more
 // descriptors than was said.
 func TestOpenDirsAreBounded(t *testing.T) {
-	deep := []tar.Header{{Typeflag: tar.TypeReg, Name: strings.Repeat("d/", 1500) + "f"}}
+	deep := []tar.Header{{Typeflag: tar.TypeReg, Name: strings.Repeat("d/", 250) + "f"}}
 	var many []tar.Header
 	for i := range 2 * maxOpenDirs {
 		many = append(many, tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprintf("%d/in", i)})
@@ -164,7 +180,7 @@ func TestOpenDirsAreBounded(t *testing.T) {
 	for name, headers := range map[string][]tar.Header{"deep": deep, "many": many} {
 		into, _ := outside(t)
 		err := withDir(into, func(fd int) error {
-			x := extractor{root: fd, dirs: map[string]int{}}
+			x := extractor{root: fd, owner: os.Getuid(), limits: layerLimits, dirs: map[string]int{}}
 			defer x.close()
 			err := x.extract(tarOf(t, headers...))
 			if n := len(x.dirs); n > maxOpenDirs+2 {
@@ -185,7 +201,7 @@ func FuzzExtract(f *testing.F) {
 	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "c", Linkname: ".."}, tar.Header{Typeflag: tar.TypeLink, Name: "d", Linkname: "a/b"}).Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		into, victim := outside(t)
-		_ = unpack(into, bytes.NewReader(b))
+		_ = unpackHere(into, bytes.NewReader(b))
 		if got, err := os.ReadFile(victim); err != nil || string(got) != "untouched" {
 			t.Errorf("the file outside: %q, %v", got, err)
 		}

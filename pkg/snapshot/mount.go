@@ -33,20 +33,25 @@ func (s *Store) RootfsDir(id string) string {
 //
 // Preconditions: CreateDisk(id) was called and, with own users, the user
 // namespace of id exists. A failed Mount is undone by Unmount.
-func (s *Store) Mount(_ context.Context, id string, m Mount) error {
-	if err := s.mount(id, m); err != nil {
+func (s *Store) Mount(ctx context.Context, id string, m Mount) error {
+	if err := s.mount(ctx, id, m); err != nil {
 		return fmt.Errorf("mount rootfs of %s: %w", id, err)
 	}
 	return nil
 }
 
-func (s *Store) mount(id string, m Mount) error {
+func (s *Store) mount(ctx context.Context, id string, m Mount) error {
 	disk, err := s.diskDir(id)
 	if err != nil {
 		return err
 	}
-	s.awaitRelease(id)
+	if err := s.awaitRelease(ctx, id); err != nil {
+		return err
+	}
 	if err := clearVolatile(disk, m.Volatile); err != nil {
+		return err
+	}
+	if err := clearMountPoint(filepath.Join(disk, "u", agentState)); err != nil {
 		return err
 	}
 	target, err := s.makeTarget(id, m)
@@ -81,9 +86,43 @@ func (s *Store) mount(id string, m Mount) error {
 		o.lowers = append(o.lowers, dir)
 	}
 	if s.attached {
-		return o.mountAttached()
+		return s.lend(disk, o.mountAttached)
 	}
-	return o.mountDetached()
+	return s.lend(disk, o.mountDetached)
+}
+
+// mountRoom is what a full disk may take beyond its limit, in bytes, while it is
+// mounted: an overlay makes its work directory anew.
+const mountRoom = 4 << 20
+
+// lend does mount, and once more beyond the limit where the disk is full.
+func (s *Store) lend(disk string, mount func() error) error {
+	err := mount()
+	if !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, errReadOnly) {
+		return err
+	}
+	_, limit, uerr := s.pool.usage(disk)
+	if uerr != nil || limit == 0 {
+		return err
+	}
+	if lerr := s.pool.limit(disk, limit+mountRoom); lerr != nil {
+		return errors.Join(err, lerr)
+	}
+	return errors.Join(mount(), s.pool.limit(disk, limit))
+}
+
+// clearMountPoint removes what hides a mount point of the scaffold and is no
+// directory. A runtime follows a link there on the host, and a guest may have
+// made one before its disk was snapshotted. Nothing of a guest runs now.
+func clearMountPoint(path string) error {
+	fi, err := os.Lstat(path)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && fi.IsDir() {
+		return nil
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
+	return err
 }
 
 // makeTarget makes the mount point and says who may pass above it.
@@ -118,32 +157,50 @@ func (s *Store) makeTarget(id string, m Mount) (string, error) {
 // bootAttr remembers in which boot a disk was last mounted volatile.
 const bootAttr = "trusted.sandboxd.boot"
 
-// clearVolatile makes a disk mountable that was mounted volatile and never
-// unmounted. The mark that overlayfs left says only that nothing was synced: if
-// just the daemon died, the page cache still had it all; if the host did, the
-// files are what the disk happened to have, and are refused.
-func clearVolatile(disk string, volatile bool) error {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return err
+// trusted reports whether a disk bears the mark of a volatile mount that was
+// never unmounted. The mark says only that nothing was synced: if just the
+// daemon died, the page cache still had it all; if the host did, the files are
+// what the disk happened to have, and are refused with errs.WrongState.
+func trusted(disk string) (marked bool, err error) {
+	marked, err = exists(filepath.Join(disk, "w/work/incompat/volatile"))
+	if err != nil || !marked {
+		return false, err
 	}
-	boot := strings.TrimSpace(string(b))
-	mark, err := exists(filepath.Join(disk, "w/work/incompat/volatile"))
+	boot, err := bootID()
+	if err != nil {
+		return true, err
+	}
+	var was [64]byte
+	n, err := unix.Lgetxattr(disk, bootAttr, was[:])
+	if err != nil || string(was[:n]) != boot {
+		return true, errs.New(errs.WrongState, "its disk was in use without syncing when the host went down, so its files can not be trusted: delete the sandbox")
+	}
+	return true, nil
+}
+
+func bootID() (string, error) {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(b)), err
+}
+
+// clearVolatile makes a disk mountable that was mounted volatile and never
+// unmounted, and notes the boot if it is to be volatile again.
+func clearVolatile(disk string, volatile bool) error {
+	mark, err := trusted(disk)
 	if err != nil {
 		return err
 	}
 	if mark {
-		var was [64]byte
-		n, err := unix.Lgetxattr(disk, bootAttr, was[:])
-		if err != nil || string(was[:n]) != boot {
-			return errs.New(errs.WrongState, "its disk was in use without syncing when the host went down, so its files can not be trusted: delete the sandbox")
-		}
 		if err := removeTree(filepath.Join(disk, "w/work")); err != nil {
 			return err
 		}
 	}
 	if !volatile {
 		return nil
+	}
+	boot, err := bootID()
+	if err != nil {
+		return err
 	}
 	if err := unix.Lsetxattr(disk, bootAttr, []byte(boot), 0); err != nil {
 		return &os.PathError{Op: "setxattr", Path: disk, Err: err}
@@ -225,13 +282,34 @@ func (s *Store) detach(id, target string) error {
 
 // awaitRelease waits until no overlay that was detached holds the disk of id:
 // two on one upper are undefined.
-func (s *Store) awaitRelease(id string) {
+func (s *Store) awaitRelease(ctx context.Context, id string) error {
 	s.mu.Lock()
 	wait := append([]chan struct{}(nil), s.releasing[id]...)
 	s.mu.Unlock()
 	for _, c := range wait {
-		<-c
+		select {
+		case <-c:
+		case <-ctx.Done():
+			return fmt.Errorf("the kernel still writes back what its last overlay left: %w", context.Cause(ctx))
+		}
 	}
+	return nil
+}
+
+// Mounted reports whether the root of id is mounted, which somebody may have
+// undone; what runs in it has mounts of its own.
+func (s *Store) Mounted(_ context.Context, id string) (bool, error) {
+	if !record.IsID(id) {
+		return false, fmt.Errorf("look for the rootfs of %q: not an id", id)
+	}
+	mounted, err := isMountPoint(s.RootfsDir(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for the rootfs of %s: %w", id, err)
+	}
+	return mounted, nil
 }
 
 // ListMounts returns the ids that have a root file system, or half of one: a

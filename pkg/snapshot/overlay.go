@@ -228,10 +228,12 @@ func writable(fd int) error {
 		return fmt.Errorf("statfs of the overlay: %w", err)
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
-		return errors.New("the kernel mounted the overlay read-only: it could not make its work directory; dmesg says why")
+		return errReadOnly
 	}
 	return nil
 }
+
+var errReadOnly = errors.New("the kernel mounted the overlay read-only: it could not make its work directory; dmesg says why")
 
 // kernelWords are what the kernel has to say about a failed step.
 func kernelWords(fsfd int) string {

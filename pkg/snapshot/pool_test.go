@@ -1,13 +1,21 @@
 package snapshot_test
 
 import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/snapshottest"
 	"golang.org/x/sys/unix"
@@ -125,6 +133,112 @@ func TestPoolRefusals(t *testing.T) {
 	})
 }
 
+// file mounts a new file system in a file of 2 GiB on a new state directory's
+// pool. It fails if the kernel does not want to.
+func file(t *testing.T, options string, mkfs ...string) (state string, err error) {
+	t.Helper()
+	dir, err := os.MkdirTemp("/var/tmp", "sandboxd-s-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state = filepath.Join(dir, "state")
+	pool, image := filepath.Join(state, "pool"), filepath.Join(dir, "image")
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	for _, argv := range [][]string{
+		{"mkdir", "-m", "700", state},
+		{"mkdir", pool},
+		{"truncate", "-s", "2G", image},
+		append(slices.Clip(mkfs), image),
+	} {
+		if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", argv, err, out)
+		}
+	}
+	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop,nosuid,nodev"+options, image, pool).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("mount: %w: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(pool, 0); err != nil {
+			t.Errorf("unmount %s: %v", pool, err)
+		}
+	})
+	return state, nil
+}
+
+// A btrfs that somebody mounted is the pool, by name or because it is there.
+func TestBtrfsMounted(t *testing.T) {
+	hosttest.Root(t)
+	for _, pool := range []string{snapshot.PoolBtrfs, snapshot.PoolAuto} {
+		t.Run(pool, func(t *testing.T) {
+			state, err := file(t, "", "mkfs.btrfs", "-q")
+			if err != nil {
+				t.Fatal(err)
+			}
+			snapshottest.Run(t, pool, func(c *snapshot.Config) { c.StateDir = state })
+			if left, _ := filepath.Glob(filepath.Join(state, "pool.img*")); len(left) > 0 {
+				t.Errorf("made %v", left)
+			}
+		})
+	}
+	t.Run("layers on it", func(t *testing.T) {
+		state, err := file(t, "", "mkfs.btrfs", "-q")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := snapshottest.New(t, snapshot.PoolPlain, nil).Config
+		c.StateDir, c.Pool = filepath.Join(state, "pool", "state"), snapshot.PoolBtrfs
+		pool := filepath.Join(c.StateDir, "pool")
+		for _, argv := range [][]string{{"mkdir", "-p", pool}, {"mount", "--bind", filepath.Join(state, "pool"), pool}} {
+			if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
+				t.Fatalf("%v: %v\n%s", argv, err, out)
+			}
+		}
+		defer func() {
+			if err := unix.Unmount(pool, 0); err != nil {
+				t.Error(err)
+			}
+		}()
+		if _, err := snapshot.Open(t.Context(), c); !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "same btrfs") {
+			t.Errorf("layers and disks on one btrfs: %v", err)
+		}
+	})
+}
+
+// An xfs or ext4 with project quotas is a pool; without them it says what is
+// missing. Which of the two this kernel can is for scripts/test-vm.sh to know,
+// whose story "pools" wants the suite.
+func TestProjectQuotas(t *testing.T) {
+	hosttest.Root(t)
+	for name, mkfs := range map[string][]string{
+		"xfs":  {"mkfs.xfs", "-q"},
+		"ext4": {"mkfs.ext4", "-q", "-O", "quota,project", "-E", "quotatype=prjquota", "-N", "400000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := exec.LookPath(mkfs[0]); err != nil {
+				t.Fatalf("%v: apt-get install xfsprogs e2fsprogs", err)
+			}
+			if state, err := file(t, ",prjquota", mkfs...); err != nil {
+				t.Logf("not on this kernel: %v", err)
+			} else if err := snapshot.EnforcesProjects(filepath.Join(state, "pool")); err != nil {
+				t.Logf("not on this kernel: %v", err)
+			} else {
+				t.Run("suite", func(t *testing.T) {
+					snapshottest.Run(t, snapshot.PoolProject, func(c *snapshot.Config) { c.StateDir = state })
+				})
+			}
+			without, err := file(t, "", mkfs[:2]...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := snapshottest.New(t, snapshot.PoolPlain, nil).Config
+			c.StateDir, c.Pool = without, snapshot.PoolProject
+			if _, err := snapshot.Open(t.Context(), c); !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "-o prjquota") {
+				t.Errorf("without quotas: %v", err)
+			}
+		})
+	}
+}
+
 // The check of inode numbers sees the trap it is there for.
 func TestCollisionsAreSeen(t *testing.T) {
 	e := snapshottest.New(t, snapshot.PoolBtrfsLoop, nil)
@@ -134,5 +248,110 @@ func TestCollisionsAreSeen(t *testing.T) {
 	}
 	if len(pairs) < 90 {
 		t.Errorf("%d collisions among %d files of two subvolumes, want about 100", len(pairs), n)
+	}
+}
+
+// A pool that is full to the last block takes no snapshot, lets go of what is on
+// it, and is then as good as before.
+func TestFullPool(t *testing.T) {
+	e := snapshottest.New(t, snapshot.PoolBtrfsLoop, func(c *snapshot.Config) { c.PoolBytes = 256 << 20 })
+	ctx := t.Context()
+	old, id := e.Disk(t, 0), e.Disk(t, 0)
+	kept := record.NewSnapshotID(snapshottest.Instance)
+	if err := e.TakeSnapshot(ctx, kept, old); err != nil {
+		t.Fatal(err)
+	}
+	fill(t, filepath.Join(e.Config.StateDir, "pool", id, "u"))
+	snap := record.NewSnapshotID(snapshottest.Instance)
+	if err := e.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "pool") {
+		t.Errorf("a snapshot on a full pool: %v", err)
+	}
+	if err := e.CreateDisk(ctx, record.NewID(snapshottest.Instance), kept, 1<<20); !errs.Is(err, errs.Exhausted) {
+		t.Errorf("a disk of a snapshot on a full pool: %v", err)
+	}
+	if err := errors.Join(e.DeleteDisk(ctx, id), e.DeleteSnapshot(ctx, kept), e.DeleteSnapshot(ctx, snap)); err != nil {
+		t.Fatalf("a full pool does not let go: %v", err)
+	}
+	// The kernel's cleaner comes by twice a minute.
+	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		if free, total, err := e.PoolSpace(); err == nil && free > total/2 {
+			break
+		} else if time.Now().After(end) {
+			t.Fatalf("%d of %d bytes are free: %v", free, total, err)
+		}
+	}
+	if err := e.TakeSnapshot(ctx, kept, old); err != nil {
+		t.Errorf("a snapshot after the pool was full: %v", err)
+	}
+	if left, err := e.ListSnapshots(ctx); err != nil || len(left) != 1 {
+		t.Errorf("snapshots %v, %v", left, err)
+	}
+}
+
+// fill writes files into a directory until not one more fits.
+func fill(t *testing.T, dir string) {
+	t.Helper()
+	block := make([]byte, 1<<20)
+	rand.Read(block) //nolint:errcheck // never fails since Go 1.24
+	for fits := true; fits; {
+		fits = false
+		for size := len(block); size >= 512; size /= 2 { // small ones take metadata
+			for {
+				err := os.WriteFile(filepath.Join(dir, strings.Repeat("n", 200)+rand.Text()), block[:size], 0o600)
+				if errors.Is(err, unix.ENOSPC) {
+					break
+				}
+				if err != nil {
+					t.Fatalf("filling the pool: %v", err)
+				}
+				fits = true
+			}
+		}
+		unix.Sync() // may find room
+	}
+}
+
+// A plain pool whose disk is full in the middle of a copy keeps no half of one.
+func TestFullPlainPool(t *testing.T) {
+	hosttest.Root(t)
+	state, err := os.MkdirTemp("/var/tmp", "sandboxd-s-full-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", state, "tmpfs", 0, "size=96m,nr_inodes=20k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(state, 0), os.Remove(state)); err != nil {
+			t.Error(err)
+		}
+	})
+	e := snapshottest.New(t, snapshot.PoolPlain, func(c *snapshot.Config) { c.StateDir = state })
+	ctx := t.Context()
+	id := e.Disk(t, 0)
+	if err := os.WriteFile(filepath.Join(state, "pool", id, "u/big"), make([]byte, 50<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	free, _, err := e.PoolSpace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	snap := record.NewSnapshotID(snapshottest.Instance)
+	if err := e.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) {
+		t.Errorf("a snapshot of more than fits: %v", err)
+	}
+	if err := errors.Join(e.DeleteSnapshot(ctx, snap), e.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if now, _, err := e.PoolSpace(); err != nil || now < free {
+		t.Errorf("%d bytes were free and %d are, %v", free, now, err)
+	}
+	short, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := e.TakeSnapshot(short, snap, id); !errors.Is(err, context.Canceled) {
+		t.Errorf("a snapshot that nobody waits for: %v", err)
+	}
+	if err := errors.Join(e.DeleteSnapshot(ctx, snap), e.DeleteDisk(ctx, id)); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -46,6 +47,29 @@ func (s *Store) ReadFile(_ context.Context, id, path string, max int64) ([]byte,
 	return b, nil
 }
 
+// RemoveFile removes a file from the upper of id, which must not be mounted;
+// absent is fine. Like ReadFile it follows no link.
+func (s *Store) RemoveFile(_ context.Context, id, path string) error {
+	dir, err := s.diskDir(id)
+	if err != nil {
+		return err
+	}
+	err = withDir(filepath.Join(dir, "u"), func(upper int) error {
+		parent, err := openBeneath(upper, filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY)
+		if err != nil {
+			return err
+		}
+		return errors.Join(unix.Unlinkat(parent, filepath.Base(path), 0), unix.Close(parent))
+	})
+	switch {
+	case err == nil, errors.Is(err, fs.ErrNotExist):
+		return nil
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP), errors.Is(err, unix.EISDIR):
+		return nil // no file is there: the guest has put something else in its place
+	}
+	return fmt.Errorf("remove %s from disk %s: %w", path, id, err)
+}
+
 // openBeneath opens what a guest or a tar named, without ever leaving dir or
 // following a link.
 func openBeneath(dir int, path string, flags int) (int, error) {
@@ -53,8 +77,13 @@ func openBeneath(dir int, path string, flags int) (int, error) {
 		Flags:   uint64(flags | unix.O_CLOEXEC),
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
 	}
+	return openat2(dir, path, &how)
+}
+
+// openat2 is openat2(2), again where that is what to do.
+func openat2(dir int, path string, how *unix.OpenHow) (int, error) {
 	for {
-		fd, err := unix.Openat2(dir, path, &how)
+		fd, err := unix.Openat2(dir, path, how)
 		switch err {
 		case nil:
 			return fd, nil

@@ -20,6 +20,10 @@ var scaffoldName = func() string {
 	return fmt.Sprintf("scaffold-%x", h[:4])
 }()
 
+// agentState is where the agent keeps its own, on the disk: a place that is
+// written to even where the root file system is read-only.
+const agentState = ".sandboxd"
+
 // scaffold is every mount point of a sandbox, in an order that makes parents
 // first. Directories merge with the image's, and the topmost gives owner and
 // mode: these are Debian's. Files hide the image's, also where those are links.
@@ -37,6 +41,7 @@ var scaffold = []struct {
 	{"tmp/.X11-unix", fs.ModeDir | fs.ModeSticky | 0o777},
 	{"opt", fs.ModeDir | 0o755},
 	{"opt/opensandbox", fs.ModeDir | 0o755},
+	{agentState, fs.ModeDir | 0o700},
 	{"etc", fs.ModeDir | 0o755},
 	{"etc/resolv.conf", 0o644},
 	{"etc/hosts", 0o644},
@@ -78,15 +83,26 @@ func (s *Store) makeScaffold() error {
 	return finishLayer(dir, final)
 }
 
-// finishLayer puts a whole layer on disk, then under its name. Another who was
-// faster with the same layer is fine.
+// finishLayer puts a whole layer on disk, then under its name.
 func finishLayer(dir, final string) error {
+	if err := settleLayer(dir); err != nil {
+		return err
+	}
+	return nameLayer(dir, final)
+}
+
+// settleLayer gives the top of a layer the same mode and time always, and puts
+// it all on disk.
+func settleLayer(dir string) error {
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chtimes(dir, time.Unix(0, 0), time.Unix(0, 0))); err != nil {
 		return err
 	}
-	if err := withDir(dir, unix.Syncfs); err != nil {
-		return err
-	}
+	return withDir(dir, unix.Syncfs)
+}
+
+// nameLayer gives a layer its name. Another who was faster with the same layer
+// is fine.
+func nameLayer(dir, final string) error {
 	if err := os.Rename(dir, final); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTEMPTY) {
 		return err
 	}

@@ -3,11 +3,14 @@
 //
 //	<state>/layers/<hex>     one image layer, named by the sha256 of its tar; never changes
 //	<state>/layers/scaffold-*  topmost lower of every overlay: the mount points
-//	<state>/pool.img         a btrfs, allocated in full, mounted by loop at ...
+//	<state>/pool.img         a btrfs, allocated in full, mounted by loop at ... (one kind of pool)
 //	<state>/pool/<id>        ... a disk: a subvolume with the upper u and the work directory w
+//	<state>/pool/snap-<id>   ... a snapshot: a disk that nobody changes
+//	<state>/pool/vol-<id>    ... a named volume: a subvolume with its files in d
 //	<state>/pool/id          random name of the pool; the store of records keeps it too
-//	<state>/pool/lost+found  disks nobody owns, for 24 h
+//	<state>/pool/lost+found  disks and snapshots nobody owns, for 24 h
 //	<run>/<id>/rootfs        disk and layers, mounted
+//	<run>/volumes/<id>/<n>   what a sandbox mounts beside: volumes, directories of the host
 //
 // Files on disk carry guest ids, 0..65535, always. Upper and lowers reach the
 // overlay as idmapped clones, so a layer depends on neither slot nor runtime
@@ -35,15 +38,20 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
+	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/internal/keylock"
 	"golang.org/x/sys/unix"
 )
 
 // The kinds of pool.
 const (
-	PoolAuto      = "auto"       // btrfs-loop; says what is missing where that can not be
-	PoolBtrfsLoop = "btrfs-loop" // limits bytes
+	PoolAuto      = "auto"       // what is mounted on the pool directory, else btrfs-loop
+	PoolBtrfs     = "btrfs"      // a btrfs mounted on the pool directory; limits bytes
+	PoolBtrfsLoop = "btrfs-loop" // one in a file that is made; limits bytes
+	PoolProject   = "prjquota"   // a directory of an xfs or ext4 with project quotas; limits bytes and files
 	PoolPlain     = "plain"      // a directory; limits nothing, so only by name
 )
 
@@ -52,7 +60,7 @@ type Config struct {
 	Instance  instance.Instance
 	StateDir  string // survives a reboot; 0700
 	RunDir    string // <RunDir>/<id>/rootfs; all above it must be traversable by every guest
-	Pool      string // PoolAuto, PoolBtrfsLoop or PoolPlain
+	Pool      string // a kind of pool; empty is PoolAuto
 	PoolBytes int64  // size of a new pool file; an existing one keeps its size
 
 	// UserNS opens the user namespace of a sandbox that has its own users. The
@@ -63,9 +71,15 @@ type Config struct {
 	// chown to ids that no other mount can show.
 	IdentityUserNS *os.File
 
+	// HostPaths are the directories of the host that sandboxes may mount, with all
+	// that is below them.
+	HostPaths []string
+
 	// AttachedClones mounts the way Linux 6.1 needs it. It is found out by
 	// trying; tests force it.
 	AttachedClones bool
+	// FullQgroups has a new btrfs count as it must before Linux 6.7; for tests.
+	FullQgroups bool
 }
 
 // Store keeps layers, disks and mounts of one instance. Its methods may be
@@ -81,7 +95,10 @@ type Store struct {
 	mu        sync.Mutex
 	releasing map[string][]chan struct{} // detached overlays the kernel still writes back
 
+	making keylock.Set // volumes, by id
+
 	trash chan struct{} // held by who empties the trash
+	diffs chan struct{} // one for each that is being made
 	bg    sync.WaitGroup
 }
 
@@ -91,8 +108,23 @@ type driver interface {
 	describe() string
 	// open makes the pool usable at dir, making it first if need be.
 	open(ctx context.Context, dir string) error
+	// apart refuses a directory of layers that must not meet disks in one overlay.
+	apart(layers string) error
 	// create makes the directory of a disk and limits it to bytes, 0 for no limit.
 	create(path string, bytes int64) error
+	// limit changes the limit of a disk.
+	limit(path string, bytes int64) error
+	// flush writes out what makes freeze slow.
+	flush(ctx context.Context) error
+	// freeze makes to a copy of the disk from that nobody changes. It may leave
+	// half of one.
+	freeze(ctx context.Context, from, to string) error
+	// settle has what was frozen survive a crash of the host.
+	settle(ctx context.Context) error
+	// branch makes a disk of what was frozen and limits it to bytes, 0 for no limit.
+	branch(ctx context.Context, from, to string, bytes int64) error
+	// unfreeze lets what was frozen be renamed.
+	unfreeze(path string) error
 	// destroy removes a disk and all that is in it; absent is fine.
 	destroy(path string) error
 	usage(path string) (used, limit int64, err error)
@@ -115,31 +147,73 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		layerDir:  filepath.Join(cfg.StateDir, "layers"),
 		releasing: map[string][]chan struct{}{},
 		trash:     make(chan struct{}, 1),
-	}
-	image := filepath.Join(cfg.StateDir, "pool.img")
-	switch cfg.Pool {
-	case PoolAuto, PoolBtrfsLoop, "":
-		s.pool = &btrfsLoop{image: image, bytes: cfg.PoolBytes}
-	case PoolPlain:
-		s.pool = &plain{image: image}
-	default:
-		return nil, fmt.Errorf("pool %q: want %s, %s or %s", cfg.Pool, PoolAuto, PoolBtrfsLoop, PoolPlain)
+		diffs:     make(chan struct{}, maxDiffs),
 	}
 	for _, d := range []struct {
 		path string
 		mode fs.FileMode
-	}{{cfg.StateDir, 0o700}, {s.poolDir, 0o700}, {s.layerDir, 0o700}, {cfg.RunDir, 0o711}} {
+	}{{cfg.StateDir, 0o700}, {s.poolDir, 0o700}, {s.layerDir, 0o700}, {cfg.RunDir, 0o711}, {filepath.Join(cfg.RunDir, VolumesDir), 0o700}} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return nil, fmt.Errorf("open snapshot store: %w", err)
 		}
 	}
+	var err error
+	if s.pool, err = s.driver(); err != nil {
+		return nil, err
+	}
 	if err := s.pool.open(ctx, s.poolDir); err != nil {
+		return nil, fmt.Errorf("open storage pool %s: %w", s.poolDir, err)
+	}
+	if err := s.pool.apart(s.layerDir); err != nil {
 		return nil, fmt.Errorf("open storage pool %s: %w", s.poolDir, err)
 	}
 	if err := s.prepare(); err != nil {
 		return nil, fmt.Errorf("open snapshot store %s: %w", cfg.StateDir, err)
 	}
 	return s, nil
+}
+
+// driver is the kind of pool that the configuration names.
+func (s *Store) driver() (driver, error) {
+	image := filepath.Join(s.cfg.StateDir, "pool.img")
+	kind, err := PoolKind(s.cfg.StateDir, s.cfg.Pool)
+	if err != nil {
+		return nil, err
+	}
+	switch kind {
+	case PoolBtrfs:
+		return &btrfs{full: s.cfg.FullQgroups}, nil
+	case PoolBtrfsLoop:
+		return &btrfsLoop{btrfs: btrfs{full: s.cfg.FullQgroups}, image: image, bytes: s.cfg.PoolBytes}, nil
+	case PoolProject:
+		return &project{plain: plain{image: image}}, nil
+	case PoolPlain:
+		return &plain{image: image}, nil
+	}
+	return nil, fmt.Errorf("pool %q: want %s, %s, %s, %s or %s", kind, PoolAuto, PoolBtrfs, PoolBtrfsLoop, PoolProject, PoolPlain)
+}
+
+// PoolKind is the kind of pool that a daemon with this configuration takes.
+func PoolKind(stateDir, pool string) (kind string, err error) {
+	if pool != PoolAuto && pool != "" {
+		return pool, nil
+	}
+	dir := filepath.Join(stateDir, "pool")
+	mounted, err := isMountPoint(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	if there, err := exists(filepath.Join(stateDir, "pool.img")); err != nil || there || !mounted {
+		return PoolBtrfsLoop, err
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return "", &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	if st.Type == btrfsMagic {
+		return PoolBtrfs, nil
+	}
+	return PoolProject, nil
 }
 
 // prepare makes what a pool and a layer directory hold beside disks and layers.
@@ -172,9 +246,12 @@ func (s *Store) prepare() error {
 	return nil
 }
 
+// idFile holds the name of the pool, in it.
+const idFile = "id"
+
 // readOrMakeID returns the random name of the pool, drawing it at first use.
 func readOrMakeID(dir string) (string, error) {
-	path := filepath.Join(dir, "id")
+	path := filepath.Join(dir, idFile)
 	b, err := os.ReadFile(path)
 	if err == nil {
 		return strings.TrimSpace(string(b)), nil
@@ -185,31 +262,10 @@ func readOrMakeID(dir string) (string, error) {
 	var r [16]byte
 	_, _ = rand.Read(r[:]) // never fails since Go 1.24
 	id := hex.EncodeToString(r[:])
-	if err := writeDurably(path, []byte(id+"\n")); err != nil {
+	if err := durable.Write(path, []byte(id+"\n"), 0o600); err != nil {
 		return "", fmt.Errorf("name the pool: %w", err)
 	}
 	return id, nil
-}
-
-// writeDurably writes a small file beside and renames it into place; when it
-// returns, the file is on disk.
-func writeDurably(path string, b []byte) error {
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return err
-	}
-	d, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // PoolID is the random name of the pool. A store of records that remembers
@@ -238,11 +294,24 @@ func (s *Store) PoolSpace() (free, total int64, err error) {
 	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
 }
 
-// Close waits for work in the background. Pool and root file systems stay
+// closePatience is how long Close waits for the kernel.
+const closePatience = 5 * time.Second
+
+// Close waits for work in the background, and gives up on what the kernel takes
+// long to write back: it goes on without us. Pool and root file systems stay
 // mounted: sandboxes outlive the daemon.
 func (s *Store) Close() error {
-	s.bg.Wait()
-	return nil
+	done := make(chan struct{})
+	go func() {
+		s.bg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-time.After(closePatience):
+		return fmt.Errorf("close the snapshot store: the kernel has not let go of all overlays or disks after %v; it goes on by itself", closePatience)
+	}
 }
 
 // UnmountPool is Close, and takes the pool out of use: for the end of a

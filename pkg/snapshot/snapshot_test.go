@@ -14,6 +14,11 @@ func TestBtrfsLoop(t *testing.T) { snapshottest.Run(t, snapshot.PoolBtrfsLoop, n
 
 func TestPlain(t *testing.T) { snapshottest.Run(t, snapshot.PoolPlain, nil) }
 
+// As a kernel before 6.7 counts.
+func TestBtrfsLoopFullQgroups(t *testing.T) {
+	snapshottest.Run(t, snapshot.PoolBtrfsLoop, func(c *snapshot.Config) { c.FullQgroups = true })
+}
+
 func attached(c *snapshot.Config) { c.AttachedClones = true }
 
 func TestBtrfsLoopAsLinux61(t *testing.T) { snapshottest.Run(t, snapshot.PoolBtrfsLoop, attached) }

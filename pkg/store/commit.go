@@ -68,11 +68,19 @@ func (db *DB) commitLoop() {
 				break more
 			}
 		}
+		db.running.Lock()
 		db.run(group)
+		db.running.Unlock()
 		for _, c := range group {
 			close(c.done)
 		}
 	}
+}
+
+// settle waits until memory has what the file has.
+func (db *DB) settle() {
+	db.running.Lock()
+	defer db.running.Unlock()
 }
 
 // run commits a group in one transaction. If that fails, each change gets a

@@ -7,6 +7,7 @@ import (
 
 	"go.etcd.io/bbolt"
 
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -24,7 +25,8 @@ func (db *DB) PutImage(ctx context.Context, i record.Image) error {
 	return nil
 }
 
-// GetImage returns the image that name:tag is now.
+// GetImage returns the image that name:tag is now. One that can not be read is
+// errs.Internal; it can be deleted, and replaced.
 func (db *DB) GetImage(_ context.Context, name, tag string) (i record.Image, ok bool, err error) {
 	ref := record.Image{Name: name, Tag: tag}.Ref()
 	err = db.bolt.View(func(tx *bbolt.Tx) error {
@@ -33,35 +35,64 @@ func (db *DB) GetImage(_ context.Context, name, tag string) (i record.Image, ok 
 		if !ok {
 			return nil
 		}
-		return json.Unmarshal(b, &i)
+		i, err = readImage([]byte(ref), b)
+		return err
 	})
 	if err != nil {
-		return record.Image{}, false, fmt.Errorf("get image %s: %w", ref, err)
+		return record.Image{}, false, errs.Wrap(err, errs.Internal, "the record of image %s can not be read: remove it (sandboxctl image rm), and build or import it again", ref)
 	}
 	return i, ok, nil
 }
 
-// ListImages returns all images by name and tag. One that can not be read is
-// reported and left out.
-func (db *DB) ListImages(context.Context) (list []record.Image, err error) {
+// ListImages returns all images by name and tag, and the name:tag of those that
+// can not be read: these may need any layer.
+func (db *DB) ListImages(context.Context) (list []record.Image, unreadable []string, err error) {
 	err = db.bolt.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketImages).ForEach(func(k, v []byte) error {
-			var i record.Image
-			if err := json.Unmarshal(v, &i); err != nil {
-				db.log.Error("an image can not be read; build it again", "image", string(k), "err", err)
-				return nil
+			if i, err := readImage(k, v); err == nil {
+				list = append(list, i)
+			} else {
+				unreadable = append(unreadable, string(k))
 			}
-			list = append(list, i)
 			return nil
 		})
 	})
 	if err != nil {
-		return nil, fmt.Errorf("list images: %w", err)
+		return nil, nil, fmt.Errorf("list images: %w", err)
 	}
-	return list, nil
+	return list, unreadable, nil
 }
 
-// DeleteImage takes the name from an image. It is no error if there is none.
+func readImage(ref, b []byte) (i record.Image, err error) {
+	if err = json.Unmarshal(b, &i); err == nil && i.Ref() != string(ref) {
+		err = fmt.Errorf("it says it is %q", i.Ref())
+	}
+	return i, err
+}
+
+// lookAtImages reports those that can not be read.
+func (db *DB) lookAtImages(tx *bbolt.Tx) error {
+	return tx.Bucket(bucketImages).ForEach(func(k, v []byte) error {
+		if _, err := readImage(k, v); err != nil {
+			db.log.Error("the record of an image can not be read; no layer is removed until that image is, or is made again", "image", string(k), "err", err)
+		}
+		return nil
+	})
+}
+
+// hasImage refuses an image that is not, or no longer, what its name means:
+// its layers may be gone.
+func hasImage(tx *bbolt.Tx, i record.Image) error {
+	if b := tx.Bucket(bucketImages).Get([]byte(i.Ref())); b != nil {
+		if is, err := readImage([]byte(i.Ref()), b); err == nil && is.Digest == i.Digest {
+			return nil
+		}
+	}
+	return refusal{errs.New(errs.Unavailable, "image %s was removed or made anew just now; try again", i.Ref())}
+}
+
+// DeleteImage takes the name from an image, which may be unreadable. It is no
+// error if there is none.
 func (db *DB) DeleteImage(ctx context.Context, name, tag string) error {
 	ref := record.Image{Name: name, Tag: tag}.Ref()
 	if err := db.commit(ctx, func(tx *bbolt.Tx) error {

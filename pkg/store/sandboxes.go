@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,10 +17,14 @@ import (
 
 // Insert adds a new record and sets r.Slot to the slot that has been free for
 // longest, in one transaction. It fails with errs.Exists when the id or the
-// name is taken, and with errs.Exhausted when every slot is in use.
+// name is taken or its request has made another already, with errs.Exhausted when every slot is in use, and with
+// errs.Unavailable when its image went since it was looked up. What begins as a
+// snapshot has its layers from that; an image without a digest is yet to come. Volumes
+// that it names and that there are none of are added with it, if that is asked for.
 func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	n := own(*r)
-	err := db.commit(ctx, func(tx *bbolt.Tx) error {
+	var made []record.Volume
+	err := db.commit(ctx, func(tx *bbolt.Tx) (err error) {
 		boxes, names := tx.Bucket(bucketBoxes), tx.Bucket(bucketNames)
 		if boxes.Get([]byte(n.ID)) != nil {
 			return refusal{errs.New(errs.Exists, "sandbox %s exists", n.ID)}
@@ -29,27 +34,52 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 				return refusal{errs.New(errs.Exists, "the name %q belongs to sandbox %s; delete that one, or choose another name", n.Spec.Name, id)}
 			}
 		}
+		if n.Spec.Snapshot == "" && n.Spec.Image.Digest != "" {
+			if err := hasImage(tx, n.Spec.Image); err != nil {
+				return err
+			}
+		}
+		if err := fresh(tx, &n); err != nil {
+			return err
+		}
+		if made, err = claimVolumes(tx, &n); err != nil {
+			return err
+		}
 		slot, err := takeSlot(tx, n.ID)
 		if err != nil {
 			return err
 		}
 		n.Slot = slot
-		return write(tx, n)
-	}, func() { db.remember(n) })
+		return errors.Join(write(tx, n), noteRequest(tx, &n), putVolumes(tx, made))
+	}, func() {
+		db.remember(n)
+		db.rememberVolumes(made)
+	})
 	if err != nil {
 		return fmt.Errorf("insert sandbox %s: %w", r.ID, err)
 	}
-	r.Slot = n.Slot
+	r.Slot, r.Spec.Volumes = n.Slot, n.Spec.Volumes
 	return nil
 }
 
 // Put replaces the record r.ID. Its slot and name never change. The name of a
-// record that is being deleted is free at once; its slot only after Delete.
+// record that is being deleted is free at once; its slot only after Delete. Where
+// the image has come for which a record waited, it fails as Insert does when that
+// went since.
 func (db *DB) Put(ctx context.Context, r record.Record) error {
 	r = own(r)
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {
-		if tx.Bucket(bucketBoxes).Get([]byte(r.ID)) == nil {
+		was := tx.Bucket(bucketBoxes).Get([]byte(r.ID))
+		if was == nil {
 			return refusal{errs.New(errs.NotFound, "no sandbox %s", r.ID)}
+		}
+		if r.State == record.Creating && r.Spec.Snapshot == "" && r.Spec.Image.Digest != "" {
+			var before record.Record
+			if err := json.Unmarshal(was, &before); err == nil && before.Spec.Image.Digest == "" {
+				if err := hasImage(tx, r.Spec.Image); err != nil {
+					return err
+				}
+			}
 		}
 		return write(tx, r)
 	}, func() { db.remember(r) })
@@ -60,13 +90,21 @@ func (db *DB) Put(ctx context.Context, r record.Record) error {
 }
 
 // Delete removes the record id, which may be unreadable, and puts its slot at
-// the end of the queue. It is no error if there is none.
+// the end of the queue. It is no error if there is none. The volumes that go with
+// it are to be deleted then, but for those that others have mounted: they stay.
 func (db *DB) Delete(ctx context.Context, id string) error {
-	err := db.commit(ctx, func(tx *bbolt.Tx) error { return erase(tx, id) }, func() {
+	var left []record.Volume
+	err := db.commit(ctx, func(tx *bbolt.Tx) (err error) {
+		if left, err = leaveVolumes(tx, id); err != nil {
+			return err
+		}
+		return errors.Join(erase(tx, id), putVolumes(tx, left))
+	}, func() {
+		db.rememberVolumes(left)
 		if r, ok := db.boxes[id]; ok && db.names[r.Spec.Name] == id {
 			delete(db.names, r.Spec.Name)
 		}
-		delete(db.boxes, id)
+		db.forget(id)
 		delete(db.bad, id)
 	})
 	if err != nil {
@@ -80,6 +118,7 @@ func own(r record.Record) record.Record {
 	r.Spec.Labels = maps.Clone(r.Spec.Labels)
 	r.Spec.Env = maps.Clone(r.Spec.Env)
 	r.Spec.Network.Rules = slices.Clone(r.Spec.Network.Rules)
+	r.Spec.Volumes = slices.Clone(r.Spec.Volumes)
 	return r
 }
 

@@ -12,28 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// migrations bring a file forward: migrations[n] turns schema n into n+1. Each
-// runs in the transaction that also writes the new number.
-var migrations = map[int]func(*bbolt.Tx) error{
-	0: func(tx *bbolt.Tx) error { // an empty file
-		for _, b := range [][]byte{bucketBoxes, bucketNames, bucketSlots, bucketFree, bucketImages} {
-			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
-				return err
-			}
-		}
-		return nil
-	},
-}
-
-// checkSchema refuses a file from the future. It only reads: a file that is
-// refused stays as it was, to the byte.
+// checkSchema refuses a file from the future, and one in which bbolt does not
+// find its way: it goes to every key. It only reads: a file that is refused
+// stays as it was, to the byte.
 func (db *DB) checkSchema() error {
 	err := db.bolt.View(func(tx *bbolt.Tx) error {
 		v, err := schema(tx)
-		if err == nil && v > Schema {
-			err = fmt.Errorf("it has schema %d and this sandboxd knows none above %d, so a newer sandboxd wrote it; start that one, or move the file away", v, Schema)
+		if err == nil {
+			err = tooNew(v, len(db.steps))
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
+			return b.ForEach(func([]byte, []byte) error { return nil })
+		})
 	})
 	if err != nil {
 		return fmt.Errorf("state file %s: %w", db.path, err)
@@ -41,27 +34,24 @@ func (db *DB) checkSchema() error {
 	return nil
 }
 
-// prepare migrates, and brings the queue of free slots up to the number of
-// slots there are now.
+// tooNew is the refusal of a file that a newer sandboxd wrote.
+func tooNew(v, newest int) error {
+	if v <= newest {
+		return nil
+	}
+	return fmt.Errorf("it has schema %d and this sandboxd knows none above %d, so a newer sandboxd wrote it; start that one, or move the file away", v, newest)
+}
+
+// prepare brings the queue of free slots up to the number of slots there are
+// now, and reads what the file says of itself.
 func (db *DB) prepare(slots int) error {
 	err := db.bolt.Update(func(tx *bbolt.Tx) error {
-		meta, err := tx.CreateBucketIfNotExists(bucketMeta)
-		if err != nil {
+		meta := tx.Bucket(bucketMeta)
+		db.poolID, db.restored = string(meta.Get(keyPool)), string(meta.Get(keyRestored))
+		// Files of schema 3 were written before there were volumes, by no release.
+		if _, err := tx.CreateBucketIfNotExists(bucketVolumes); err != nil {
 			return err
 		}
-		v, err := schema(tx)
-		if err != nil {
-			return err
-		}
-		for ; v < Schema; v++ {
-			if err := migrations[v](tx); err != nil {
-				return fmt.Errorf("migrate from schema %d: %w", v, err)
-			}
-		}
-		if err := meta.Put(keySchema, []byte(strconv.Itoa(Schema))); err != nil {
-			return err
-		}
-		db.poolID = string(meta.Get(keyPool))
 		return queueSlots(tx, slots)
 	})
 	if err != nil {

@@ -1,12 +1,17 @@
 // Package store keeps what sandboxd must not forget in one bbolt file: the
-// records of sandboxes, their names, the queue of address slots, and images.
+// records of sandboxes, their names, the queue of address slots, images, the
+// records of snapshots, what requests have made, API keys, and named volumes.
 //
-//	meta       schema, pool
+//	meta       schema, pool, restored
 //	sandboxes  id        -> record, JSON
 //	names      name      -> id, of records that are not being deleted
 //	slots      slot      -> id, the slots in use
 //	free       sequence  -> slot, a queue: least recently used first
 //	images     name:tag  -> image, JSON
+//	snapshots  id        -> record, JSON
+//	requests   key       -> what that request made, JSON
+//	keys       name      -> API key, JSON: a digest, never the key
+//	volumes    name      -> volume, JSON
 //
 // What surprises: reads never touch the file. All records are held in memory
 // and change after their commit, so a list of 200 costs microseconds, and what
@@ -24,27 +29,33 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
+	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"go.etcd.io/bbolt"
 	berrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Schema is the version of what is in the file. A file of a newer one is
-// refused; one of an older one is brought forward by migrations.
-const Schema = 1
+// refused; one of an older one is brought forward by migrations (migrate.go).
+const Schema = 3
 
 // reserve is how much of the file is written in advance: about two thousand
 // records of 2 KiB, twice, since bbolt copies what it changes.
@@ -58,8 +69,14 @@ var (
 	bucketFree   = []byte("free")
 	bucketImages = []byte("images")
 
-	keySchema = []byte("schema")
-	keyPool   = []byte("pool")
+	bucketSnapshots = []byte("snapshots") // since schema 2
+	bucketRequests  = []byte("requests")  // since schema 3, as the next
+	bucketKeys      = []byte("keys")
+	bucketVolumes   = []byte("volumes")
+
+	keySchema   = []byte("schema")
+	keyPool     = []byte("pool")
+	keyRestored = []byte("restored")
 )
 
 // Options are the choices of Open. The zero Options is what production uses.
@@ -72,26 +89,39 @@ type Options struct {
 
 // DB is an open store. Its methods may be called concurrently.
 type DB struct {
-	bolt   *bbolt.DB
-	path   string
-	log    *slog.Logger
-	poolID string
+	bolt     *bbolt.DB
+	path     string
+	log      *slog.Logger
+	steps    []migration
+	poolID   string
+	restored string
 
 	queue  chan *change // to the committer
 	closed chan struct{}
 	done   chan struct{} // the committer has gone
 	once   sync.Once
 
+	running sync.Mutex // held from the begin of a transaction until memory has what it wrote
+
 	mu    sync.RWMutex
-	boxes map[string]record.Record // guarded by mu, as all below
+	boxes map[string]*record.Record // guarded by mu, as all below; replaced, never written into
+	order []*record.Record          // the same, newest first
 	names map[string]string
 	bad   map[string]error // records that can not be read, by id
+
+	snapshots    map[string]record.Snapshot
+	badSnapshots map[string]error
+
+	volumes    map[string]record.Volume // by name
+	badVolumes map[string]error
 }
 
 // Open opens or makes the store at path. Its directory must exist. It fails
 // when another process has it open, when a newer sandboxd wrote it, and when
 // it is damaged; it never changes a file that it refuses.
-func Open(path string, o Options) (db *DB, err error) {
+func Open(path string, o Options) (*DB, error) { return openWith(path, o, migrations) }
+
+func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 	if o.Slots == 0 {
 		o.Slots = instance.MaxSlots
 	}
@@ -104,7 +134,10 @@ func Open(path string, o Options) (db *DB, err error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	b, err := open(path, o.Wait)
+	if err := makeFile(path); err != nil {
+		return nil, err
+	}
+	b, err := open(path, o.Wait, false)
 	if err != nil {
 		return nil, err
 	}
@@ -112,15 +145,25 @@ func Open(path string, o Options) (db *DB, err error) {
 		bolt:   b,
 		path:   path,
 		log:    o.Log,
+		steps:  steps,
 		queue:  make(chan *change),
 		closed: make(chan struct{}),
 		done:   make(chan struct{}),
-		boxes:  map[string]record.Record{},
+		boxes:  map[string]*record.Record{},
 		names:  map[string]string{},
 		bad:    map[string]error{},
+
+		snapshots:    map[string]record.Snapshot{},
+		badSnapshots: map[string]error{},
+
+		volumes:    map[string]record.Volume{},
+		badVolumes: map[string]error{},
 	}
+	// bbolt asserts what it reads, and a page beyond the end of a file that was
+	// cut faults.
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		if p := recover(); p != nil { // bbolt asserts what it reads
+		if p := recover(); p != nil {
 			err = damaged(path, fmt.Errorf("%v", p))
 		}
 		if err != nil {
@@ -134,6 +177,9 @@ func Open(path string, o Options) (db *DB, err error) {
 	if err := fill(path, o.Reserve); err != nil {
 		o.Log.Warn("could not reserve room for the state file", "path", path, "err", err)
 	}
+	if err := db.migrate(); err != nil {
+		return nil, err
+	}
 	if err := db.prepare(o.Slots); err != nil {
 		return nil, err
 	}
@@ -144,14 +190,23 @@ func Open(path string, o Options) (db *DB, err error) {
 	return db, nil
 }
 
-func open(path string, wait time.Duration) (b *bbolt.DB, err error) {
+func open(path string, wait time.Duration, readOnly bool) (b *bbolt.DB, err error) {
+	var file *os.File
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
 			b, err = nil, damaged(path, fmt.Errorf("%v", p))
+			// Its mapping is lost to us and would keep the lock.
+			_ = errors.Join(unix.Flock(int(file.Fd()), unix.LOCK_UN), file.Close())
 		}
 	}()
 	b, err = bbolt.Open(path, 0o600, &bbolt.Options{
-		Timeout: wait,
+		Timeout:  wait,
+		ReadOnly: readOnly,
+		OpenFile: func(name string, flag int, mode os.FileMode) (_ *os.File, err error) {
+			file, err = os.OpenFile(name, flag, mode)
+			return file, err
+		},
 		// Room to grow without mapping anew; address space, not memory.
 		InitialMmapSize: reserve,
 		FreelistType:    bbolt.FreelistMapType,
@@ -160,12 +215,55 @@ func open(path string, wait time.Duration) (b *bbolt.DB, err error) {
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
 		return nil, fmt.Errorf("another sandboxd runs on this state directory (%s): %s is locked; stop it, or give this one its own instance", holder(path), path)
-	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch):
+	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch),
+		err != nil && strings.Contains(err.Error(), "file size too small"):
 		return nil, damaged(path, err)
 	case err != nil:
 		return nil, fmt.Errorf("open state file %s: %w", path, err)
 	}
+	if err := isWhole(b); err != nil {
+		b.Close() //nolint:errcheck // the first error counts
+		return nil, damaged(path, err)
+	}
 	return b, nil
+}
+
+// isWhole fails if the file ends before its last page.
+func isWhole(b *bbolt.DB) error {
+	fi, err := os.Stat(b.Path())
+	if err != nil {
+		return err
+	}
+	return b.View(func(tx *bbolt.Tx) error {
+		if tx.Size() > fi.Size() {
+			return fmt.Errorf("it has %d bytes and should have %d", fi.Size(), tx.Size())
+		}
+		return nil
+	})
+}
+
+// makeFile makes an empty store if there is none, beside first: a power cut
+// must not leave a file under the name that is half of one.
+func makeFile(path string) error {
+	fi, err := os.Stat(path)
+	if err == nil && fi.Size() == 0 { // bbolt would begin anew, in silence
+		return damaged(path, errors.New("it has no bytes"))
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	tmp := path + ".new"
+	if err := os.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("make state file: %w", err)
+	}
+	b, err := open(tmp, time.Second, false)
+	if err != nil {
+		return err
+	}
+	if err := b.Close(); err != nil { // bbolt has synced what is in it
+		return fmt.Errorf("make state file %s: %w", path, err)
+	}
+	return durable.Rename(tmp, path)
 }
 
 func damaged(path string, err error) error {
@@ -194,6 +292,9 @@ func fill(path string, size int64) error {
 // holds its slot, and Unreadable names it.
 func (db *DB) load() error {
 	return db.bolt.View(func(tx *bbolt.Tx) error {
+		if err := errors.Join(db.loadSnapshots(tx), db.loadVolumes(tx), db.lookAtImages(tx)); err != nil {
+			return err
+		}
 		return tx.Bucket(bucketBoxes).ForEach(func(k, v []byte) error {
 			var r record.Record
 			id := string(k)
@@ -215,7 +316,10 @@ func (db *DB) load() error {
 // remember takes over a committed record.
 // Preconditions: mu is held, or nobody else knows db.
 func (db *DB) remember(r record.Record) {
-	db.boxes[r.ID] = r
+	db.forget(r.ID)
+	db.boxes[r.ID] = &r
+	at, _ := slices.BinarySearchFunc(db.order, &r, newestFirst)
+	db.order = slices.Insert(db.order, at, &r)
 	if name := r.Spec.Name; name != "" {
 		if r.State != record.Deleting {
 			db.names[name] = r.ID
@@ -223,6 +327,23 @@ func (db *DB) remember(r record.Record) {
 			delete(db.names, name)
 		}
 	}
+}
+
+// forget drops a record, but not its name.
+// Preconditions: as of remember.
+func (db *DB) forget(id string) {
+	if r := db.boxes[id]; r != nil {
+		delete(db.boxes, id)
+		if at, ok := slices.BinarySearchFunc(db.order, r, newestFirst); ok {
+			db.order = slices.Delete(db.order, at, at+1)
+		}
+	}
+}
+
+// newestFirst orders by the wall clock only: of records that were read from the
+// file nothing else is known.
+func newestFirst(a, b *record.Record) int {
+	return cmp.Or(cmp.Compare(b.Created.UnixNano(), a.Created.UnixNano()), strings.Compare(a.ID, b.ID))
 }
 
 // Close waits for what is being written and closes the file. What is asked of
@@ -261,20 +382,20 @@ func (db *DB) Unreadable(context.Context) ([]string, error) {
 func (db *DB) Get(_ context.Context, idOrName string) (r record.Record, ok bool, err error) {
 	db.mu.RLock()
 	defer db.mu.RUnlock()
-	if r, ok = db.boxes[idOrName]; ok {
-		return r, true, nil
+	found := db.boxes[idOrName]
+	if found == nil {
+		found = db.boxes[db.names[idOrName]]
 	}
-	r, ok = db.boxes[db.names[idOrName]]
-	return r, ok, nil
+	if found == nil {
+		return r, false, nil
+	}
+	return *found, true, nil
 }
 
-// List returns all records, in no order.
-func (db *DB) List(context.Context) ([]record.Record, error) {
+// List returns all records, newest first. They are shared and never change:
+// copy one to change it.
+func (db *DB) List(context.Context) ([]*record.Record, error) {
 	db.mu.RLock()
 	defer db.mu.RUnlock()
-	list := make([]record.Record, 0, len(db.boxes))
-	for _, r := range db.boxes {
-		list = append(list, r)
-	}
-	return list, nil
+	return slices.Clone(db.order), nil
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -163,7 +164,7 @@ func TestImages(t *testing.T) {
 	if _, ok, err := db.GetImage(ctx, "python", "3"); err != nil || ok {
 		t.Fatalf("unknown tag: %v, %v", ok, err)
 	}
-	if list, err := db.ListImages(ctx); err != nil || len(list) != 1 {
+	if list, _, err := db.ListImages(ctx); err != nil || len(list) != 1 {
 		t.Fatalf("list: %v, %v", list, err)
 	}
 	for range 2 {
@@ -171,8 +172,82 @@ func TestImages(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if list, _ := db.ListImages(ctx); len(list) != 0 {
+	if list, _, _ := db.ListImages(ctx); len(list) != 0 {
 		t.Fatalf("deleted image is still listed: %v", list)
+	}
+}
+
+// TestUnreadableImage: it is told of and kept until it is deleted, or replaced.
+func TestUnreadableImage(t *testing.T) {
+	for name, text := range map[string]string{"broken": "{", "another's": `{"name":"ruby","tag":"latest"}`, "empty": "{}"} {
+		t.Run(name, func(t *testing.T) {
+			path, ctx := newPath(t), t.Context()
+			closeTest(t, openTest(t, path, Options{}))
+			edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket(bucketImages).Put([]byte("python:latest"), []byte(text)) })
+			db := openTest(t, path, Options{})
+			if list, bad, err := db.ListImages(ctx); err != nil || len(list) > 0 || !reflect.DeepEqual(bad, []string{"python:latest"}) {
+				t.Errorf("%v, %v, %v", list, bad, err)
+			}
+			if _, _, err := db.GetImage(ctx, "python", "latest"); !errs.Is(err, errs.Internal) {
+				t.Errorf("got %v", err)
+			}
+			if err := db.DeleteImage(ctx, "python", "latest"); err != nil {
+				t.Error(err)
+			}
+			if _, bad, err := db.ListImages(ctx); err != nil || len(bad) > 0 {
+				t.Errorf("still %v, %v", bad, err)
+			}
+		})
+	}
+}
+
+// TestExamineDecodes every record, of each kind.
+func TestExamineDecodes(t *testing.T) {
+	for _, bucket := range [][]byte{bucketBoxes, bucketImages, bucketSnapshots} {
+		path := newPath(t)
+		db := openTest(t, path, Options{})
+		insert(t, db, "daaaaaaaaaaa", "")
+		if err := db.PutImage(t.Context(), record.Image{Name: "a", Tag: "b"}); err != nil {
+			t.Fatal(err)
+		}
+		closeTest(t, db)
+		if f, err := Examine(path); err != nil || f.Sandboxes != 1 || f.Images != 1 {
+			t.Errorf("%+v, %v", f, err)
+		}
+		edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket(bucket).Put([]byte("broken"), []byte("{")) })
+		if _, err := Examine(path); err == nil || !strings.Contains(err.Error(), "record broken") {
+			t.Errorf("in %s: %v", bucket, err)
+		}
+	}
+}
+
+// TestInsertWithoutImage: nothing comes to stand on an image that went since it
+// was looked up.
+func TestInsertWithoutImage(t *testing.T) {
+	db, ctx := openTest(t, newPath(t), Options{}), t.Context()
+	img := record.Image{Name: "python", Tag: "latest", Digest: "sha256:1", Layers: []string{"sha256:2"}}
+	try := func(id, snapshot string) error {
+		return db.Insert(ctx, &record.Record{ID: id, State: record.Creating, Spec: record.Spec{Image: img, Snapshot: snapshot}})
+	}
+	if err := try("daaaaaaaaaaa", ""); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("of no image: %v", err)
+	}
+	other := img
+	other.Digest = "sha256:3"
+	if err := db.PutImage(ctx, other); err != nil {
+		t.Fatal(err)
+	}
+	if err := try("daaaaaaaaaaa", ""); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("of what the image was: %v", err)
+	}
+	if err := try("dbbbbbbbbbbb", "snap-daaaaaaaaaaa"); err != nil {
+		t.Errorf("of a snapshot: %v", err)
+	}
+	if err := db.PutImage(ctx, img); err != nil {
+		t.Fatal(err)
+	}
+	if err := try("daaaaaaaaaaa", ""); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -451,6 +526,54 @@ func BenchmarkInsertParallel8(b *testing.B) {
 	})
 }
 
+// The order of a list does not depend on the clock that gave the times, and
+// neither a change nor an end leaves a record in it that is no more.
+func TestListNewestFirst(t *testing.T) {
+	path := newPath(t)
+	db := openTest(t, path, Options{})
+	now := time.Now() // has a monotonic reading, which does not follow the steps below
+	for i, step := range []time.Duration{0, time.Hour, -time.Hour, time.Second, 0} {
+		r := record.Record{ID: fmt.Sprintf("d%d", i), Created: now.Add(step)}
+		if i%2 == 0 {
+			r.Created = r.Created.Round(0)
+		}
+		if err := db.Insert(t.Context(), &r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ids := func(db *DB) (ids []string) {
+		all, err := db.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range all {
+			ids = append(ids, r.ID+" "+string(r.State))
+		}
+		return ids
+	}
+	if got := ids(db); !slices.Equal(got, []string{"d1 ", "d3 ", "d0 ", "d4 ", "d2 "}) {
+		t.Errorf("%q", got)
+	}
+	r, _, err := db.Get(t.Context(), "d3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.State = record.Running
+	if err := errors.Join(db.Put(t.Context(), r), db.Delete(t.Context(), "d0")); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	after := []string{"d1 ", "d3 running", "d4 ", "d2 "}
+	if got := ids(db); !slices.Equal(got, after) {
+		t.Errorf("%q", got)
+	}
+	if got := ids(openTest(t, path, Options{})); !slices.Equal(got, after) {
+		t.Errorf("opened anew: %q", got)
+	}
+}
+
 func BenchmarkList200(b *testing.B) {
 	db := openTest(b, newPath(b), Options{})
 	for i := range 200 {
@@ -463,5 +586,34 @@ func BenchmarkList200(b *testing.B) {
 		if l, err := db.List(b.Context()); err != nil || len(l) != 200 {
 			b.Fatal(err)
 		}
+	}
+}
+
+// TestImageComes: a sandbox may wait for its image; that must be there in the
+// moment in which its record names it.
+func TestImageComes(t *testing.T) {
+	db := openTest(t, newPath(t), Options{})
+	ctx := t.Context()
+	r := record.Record{ID: "d2", State: record.Creating, Spec: record.Spec{Image: record.Image{Name: "far", Tag: "1"}}}
+	if err := db.Insert(ctx, &r); err != nil {
+		t.Fatal(err)
+	}
+	here := record.Image{Name: "far", Tag: "1", Digest: "sha256:1", Layers: []string{"sha256:2"}}
+	r.Spec.Image = here
+	if err := db.Put(ctx, r); !errs.Is(err, errs.Unavailable) {
+		t.Errorf("an image that is not there: %v", err)
+	}
+	if err := db.PutImage(ctx, here); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Put(ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.DeleteImage(ctx, "far", "1"); err != nil {
+		t.Fatal(err)
+	}
+	r.Spec.Labels = map[string]string{"a": "b"}
+	if err := db.Put(ctx, r); err != nil {
+		t.Errorf("what stands on it already: %v", err)
 	}
 }

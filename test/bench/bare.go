@@ -74,7 +74,7 @@ func openBare(ctx context.Context, bin, layerDir string, layers []string) (b *ba
 		return nil, err
 	}
 	b.ns = netns.New(bareInstance, b.run)
-	if err := b.ns.Setup(ctx); err != nil {
+	if err := errors.Join(b.ns.Setup(ctx), b.ns.OpenUplinks(ctx)); err != nil {
 		return nil, err
 	}
 	if b.identity, err = netns.UserNS(0, 65536); err != nil {
@@ -164,7 +164,7 @@ func (b *bare) prepare(ctx context.Context, runtime string) (x *box, err error) 
 	if err := b.ns.CreateNamespaces(ctx, x.id, own, base); err != nil {
 		return x, err
 	}
-	if err := b.disks.CreateDisk(ctx, x.id, 1<<30); err != nil {
+	if err := b.disks.CreateDisk(ctx, x.id, "", 1<<30); err != nil {
 		return x, err
 	}
 	if err := b.disks.Mount(ctx, x.id, snapshot.Mount{Layers: b.layers, OwnUsers: own, UIDBase: base, Volatile: true}); err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,11 +24,13 @@ import (
 const (
 	inst  = instance.Instance('b')
 	image = "base"
+	key   = "key-of-the-bench" // of the TCP listener
 )
 
 // A daemon is a real sandboxd of instance b.
 type daemon struct {
 	bin, dir string
+	tcp      string // address:port of its TCP listener
 	pid      int
 	cl       *client.Client
 }
@@ -46,49 +49,100 @@ func startDaemon(ctx context.Context, bin, recipes, dir string) (*daemon, error)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	text := fmt.Sprintf("instance = %q\nlibexec_dir = %q\nrecipes_dir = %q\n[listen]\nsocket_group = \"root\"\n[storage]\npool_size = \"8Gi\"\n", inst, bin, recipes)
+	keyFile := filepath.Join(dir, "key")
+	if err := os.WriteFile(keyFile, []byte(key+"\n"), 0o600); err != nil {
+		return nil, err
+	}
+	var err error
+	if d.tcp, err = freePort(); err != nil {
+		return nil, err
+	}
+	text := fmt.Sprintf(`instance = %q
+libexec_dir = %q
+recipes_dir = %q
+[listen]
+socket_group = "root"
+tcp = %q
+api_key_file = %q
+[storage]
+pool_size = "8Gi"
+[limits]
+max_sandboxes = 1500
+`, inst, bin, recipes, d.tcp, keyFile)
 	if err := os.WriteFile(d.config(), []byte(text), 0o600); err != nil {
 		return nil, err
 	}
-	pidFile := filepath.Join(dir, "pid")
-	cmd := exec.CommandContext(ctx, d.program("sandboxd"), "serve", "--config", d.config(), "--detach",
-		"--pid-file", pidFile, "--log-file", filepath.Join(dir, "sandboxd.log"))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("start sandboxd: %w: %s", err, out)
-	}
-	b, err := os.ReadFile(pidFile)
-	if err != nil {
-		return nil, err
-	}
-	if d.pid, err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil {
+	if err := d.start(ctx); err != nil {
 		return nil, err
 	}
 	if d.cl, err = client.New(d.host(), ""); err != nil {
 		return d, err
 	}
+	return d, d.ensureImage(ctx, image)
+}
+
+// freePort returns an address of loopback on which nothing listens.
+func freePort() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return l.Addr().String(), l.Close()
+}
+
+// ensureImage builds an image unless it is there of an earlier run.
+func (d *daemon) ensureImage(ctx context.Context, name string) error {
 	images, err := d.cl.Images(ctx)
 	if err != nil {
-		return d, err
+		return err
 	}
 	for _, im := range images {
-		if im.Name == image {
-			return d, nil
+		if im.Name == name {
+			return nil
 		}
 	}
-	fmt.Fprintf(os.Stderr, "bench: building the image %s (once)\n", image)
-	_, err = d.cl.BuildImage(ctx, image, func(string) {})
-	return d, err
+	fmt.Fprintf(os.Stderr, "bench: building the image %s (once)\n", name)
+	last := ""
+	if _, err := d.cl.BuildImage(ctx, name, func(line string) { last = line }); err != nil {
+		return fmt.Errorf("build the image %s: %w (its last line: %s)", name, err, last)
+	}
+	return nil
+}
+
+// start starts the program; the daemon serves when it returns.
+func (d *daemon) start(ctx context.Context) error {
+	pidFile := filepath.Join(d.dir, "pid")
+	cmd := exec.CommandContext(ctx, d.program("sandboxd"), "serve", "--config", d.config(), "--detach",
+		"--pid-file", pidFile, "--log-file", filepath.Join(d.dir, "sandboxd.log"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("start sandboxd: %w: %s", err, out)
+	}
+	b, err := os.ReadFile(pidFile)
+	if err != nil {
+		return err
+	}
+	d.pid, err = strconv.Atoi(strings.TrimSpace(string(b)))
+	return err
+}
+
+// end ends the daemon's process; its sandboxes go on.
+func (d *daemon) end() error {
+	fd, err := unix.PidfdOpen(d.pid, 0)
+	if err != nil {
+		return nil // it has ended
+	}
+	defer unix.Close(fd)
+	if err := unix.PidfdSendSignal(fd, syscall.SIGTERM, nil, 0); err != nil {
+		return fmt.Errorf("stop sandboxd: %w", err)
+	}
+	_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 20_000)
+	return err
 }
 
 // stop ends the daemon and gives back all it holds, its images kept.
 func (d *daemon) stop() error {
-	fd, err := unix.PidfdOpen(d.pid, 0)
-	if err == nil {
-		defer unix.Close(fd)
-		if err := unix.PidfdSendSignal(fd, syscall.SIGTERM, nil, 0); err != nil {
-			return fmt.Errorf("stop sandboxd: %w", err)
-		}
-		unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 20_000) //nolint:errcheck // teardown says if it lives
+	if err := d.end(); err != nil {
+		return err
 	}
 	if out, err := exec.Command(d.program("sandboxd"), "teardown", "--config", d.config()).CombinedOutput(); err != nil {
 		return fmt.Errorf("teardown: %w: %s", err, out)
@@ -105,7 +159,12 @@ func request(runtime string) client.CreateRequest {
 }
 
 func (d *daemon) create(ctx context.Context, runtime string) (client.Sandbox, error) {
-	sb, err := d.cl.Create(ctx, request(runtime), true)
+	return d.createOf(ctx, request(runtime))
+}
+
+// createOf returns a sandbox that runs.
+func (d *daemon) createOf(ctx context.Context, r client.CreateRequest) (client.Sandbox, error) {
+	sb, err := d.cl.Create(ctx, r, true)
 	if err == nil && sb.Status.State != client.Running {
 		err = fmt.Errorf("sandbox %s is %s: %s", sb.ID, sb.Status.State, sb.Status.Message)
 	}
@@ -124,7 +183,12 @@ func (f *first) Write(p []byte) (int, error) {
 
 // exec runs a command to its end and returns when its first output came.
 func (d *daemon) exec(ctx context.Context, id string, argv ...string) (time.Time, error) {
-	p, err := d.cl.Start(ctx, id, client.Command{Argv: argv})
+	return d.run(ctx, id, client.Command{Argv: argv})
+}
+
+// run runs a command and says when its first word came.
+func (d *daemon) run(ctx context.Context, id string, c client.Command) (time.Time, error) {
+	p, err := d.cl.Start(ctx, id, c)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -132,7 +196,7 @@ func (d *daemon) exec(ctx context.Context, id string, argv ...string) (time.Time
 	var words bytes.Buffer
 	exit, err := p.Wait(&out, &words)
 	if err == nil && exit.Code != 0 {
-		err = fmt.Errorf("%v: exit status %d: %s", argv, exit.Code, words.Bytes())
+		err = fmt.Errorf("%v%s: exit status %d: %s", c.Argv, c.Shell, exit.Code, words.Bytes())
 	}
 	return out.at, err
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"strconv"
@@ -43,6 +42,35 @@ func execTrue(ctx context.Context, b *bench) error {
 			return err
 		}
 		b.add(row("exec_true", rt, "ms", a, "POST /command at the agent's own address", c, goal{maxP50: pick(rt, 2.0, 14.0), maxRatio: 1.3}))
+	}
+	return nil
+}
+
+// thinks is how long a client is busy with an answer before it sends the next
+// command. The shell ahead is started in that time.
+const thinks = 100 * time.Millisecond
+
+// execAhead: true as a shell line by the API, which a shell runs that was started
+// before, against a shell that is started for it.
+func execAhead(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		sb, err := b.create(ctx, rt)
+		if err != nil {
+			return err
+		}
+		timed := func(c client.Command) func() (float64, error) {
+			return func() (float64, error) {
+				time.Sleep(thinks)
+				start := time.Now()
+				_, err := b.run(ctx, sb.ID, c)
+				return ms(time.Since(start)), err
+			}
+		}
+		a, c, err := turns(b.times(200, 20), 5, timed(client.Command{Shell: "true"}), timed(client.Command{Argv: []string{"bash", "-c", "true"}}))
+		if err := errors.Join(err, b.drop(ctx, sb.ID)); err != nil {
+			return err
+		}
+		b.add(row("exec_true_ahead", rt, "ms", a, "the same, by a shell that is started for it", c, goal{maxP50: pick(rt, 1.5, 4.0), maxRatio: pick(rt, 1.0, 0.25)}))
 	}
 	return nil
 }
@@ -103,82 +131,4 @@ func ask(ctx context.Context, a *agent.Client, argv ...string) (at time.Time, er
 			return at, err
 		}
 	}
-}
-
-const (
-	fileSize = 100 << 20
-	mega     = 1e6
-)
-
-// files: 100 MB in and out through the proxy, against cp inside the sandbox.
-func files(ctx context.Context, b *bench) error {
-	data := make([]byte, fileSize) // not compressible, not a hole
-	for i, r := 0, rand.New(rand.NewPCG(1, 2)); i < len(data); i += 8 {
-		v := r.Uint64()
-		for k := range 8 {
-			data[i+k] = byte(v >> (8 * k))
-		}
-	}
-	for _, rt := range runtimes {
-		if err := b.filesOn(ctx, rt, data); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (b *bench) filesOn(ctx context.Context, rt string, data []byte) error {
-	sb, err := b.create(ctx, rt)
-	if err != nil {
-		return err
-	}
-	put := func(path string) error {
-		return b.cl.Put(ctx, sb.ID, []client.Upload{{Path: path, Mode: 644, Size: fileSize, Open: func() (io.ReadCloser, error) {
-			return io.NopCloser(bytes.NewReader(data)), nil
-		}}})
-	}
-	if err := put("/root/source"); err != nil {
-		return err
-	}
-	// rate times f and then removes what it made, off the clock.
-	rate := func(f func() error) func() (float64, error) {
-		return func() (float64, error) {
-			start := time.Now()
-			err := f()
-			took := time.Since(start)
-			if err == nil {
-				_, err = b.exec(ctx, sb.ID, "rm", "-f", "/root/copy")
-			}
-			return fileSize / mega / took.Seconds(), err
-		}
-	}
-	cp := rate(func() error {
-		_, err := b.exec(ctx, sb.ID, "cp", "--reflink=never", "/root/source", "/root/copy")
-		return err
-	})
-	get := rate(func() error {
-		r, err := b.cl.Download(ctx, sb.ID, "/root/source")
-		if err != nil {
-			return err
-		}
-		defer r.Close()
-		n, err := io.Copy(io.Discard, r)
-		if err == nil && n != fileSize {
-			err = fmt.Errorf("read %d of %d bytes", n, fileSize)
-		}
-		return err
-	})
-	n := b.times(8, 2)
-	g := pick(rt, goal{minRatio: 0.5}, goal{minP50: 200})
-	puts, cps, err := turns(n, 1, rate(func() error { return put("/root/copy") }), cp)
-	if err != nil {
-		return err
-	}
-	b.add(row("file_put_100MB", rt, "MB/s", puts, "cp --reflink=never inside the sandbox", cps, g))
-	gets, cps, err := turns(n, 0, get, cp)
-	if err != nil {
-		return err
-	}
-	b.add(row("file_get_100MB", rt, "MB/s", gets, "cp --reflink=never inside the sandbox", cps, g))
-	return b.drop(ctx, sb.ID)
 }

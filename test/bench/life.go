@@ -141,7 +141,7 @@ func burst(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		ours := func() (float64, error) {
 			ids := make([]string, burstSize)
-			rate, err := inParallel(func(i int) error {
+			rate, err := inParallel(burstSize, func(i int) error {
 				sb, err := b.create(ctx, rt)
 				ids[i] = sb.ID
 				return err
@@ -150,15 +150,15 @@ func burst(ctx context.Context, b *bench) error {
 		}
 		theirs := func() (float64, error) {
 			boxes := make([]*box, burstSize)
-			_, err := inParallel(func(i int) (err error) {
+			_, err := inParallel(burstSize, func(i int) (err error) {
 				boxes[i], err = b.bare.prepare(ctx, rt)
 				return err
 			})
 			var rate float64
 			if err == nil {
-				rate, err = inParallel(func(i int) error { return boxes[i].start(ctx) })
+				rate, err = inParallel(burstSize, func(i int) error { return boxes[i].start(ctx) })
 			}
-			_, removeErr := inParallel(func(i int) error {
+			_, removeErr := inParallel(burstSize, func(i int) error {
 				if boxes[i] == nil {
 					return nil
 				}
@@ -175,8 +175,8 @@ func burst(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// inParallel does 0..burstSize-1 by burstClients and returns how many a second.
-func inParallel(do func(i int) error) (rate float64, err error) {
+// inParallel does 0..n-1 by burstClients and returns how many a second.
+func inParallel(n int, do func(i int) error) (rate float64, err error) {
 	next := make(chan int)
 	var (
 		wg   sync.WaitGroup
@@ -195,12 +195,12 @@ func inParallel(do func(i int) error) (rate float64, err error) {
 			}
 		})
 	}
-	for i := range burstSize {
+	for i := range n {
 		next <- i
 	}
 	close(next)
 	wg.Wait()
-	return burstSize / time.Since(start).Seconds(), errors.Join(errz...)
+	return float64(n) / time.Since(start).Seconds(), errors.Join(errz...)
 }
 
 // dropAll deletes sandboxes, also when ctx has ended, and waits until all of

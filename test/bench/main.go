@@ -1,5 +1,6 @@
 // Command bench measures sandboxd beside what it is built on and what it
 // competes with, in one run on one machine, and writes build/bench.json.
+// It runs at the root of the checkout (scripts/bench.sh).
 //
 // It starts a daemon of its own (instance b) and, for the baselines, drives
 // the runtimes itself with the daemon's own packages (instance y). What
@@ -28,6 +29,7 @@ import (
 type bench struct {
 	*daemon
 	bare    *bare
+	root    string // of the checkout: the programs of SDKs, and what pins them
 	quick   bool
 	verbose bool
 	report  Report
@@ -51,6 +53,13 @@ func run(ctx context.Context) (err error) {
 	out := flag.String("out", "build/bench.json", "file to write")
 	only := flag.String("run", "", "regular expression: the rows to measure")
 	flag.BoolVar(&b.quick, "quick", false, "few repetitions: a smoke test of the bench, not numbers to quote")
+	flag.Func("runtime", "measure this one only", func(rt string) error {
+		if !slices.Contains(runtimes, rt) {
+			return fmt.Errorf("want one of %q", runtimes)
+		}
+		runtimes = []string{rt}
+		return nil
+	})
 	flag.BoolVar(&b.verbose, "v", false, "say how long each step took")
 	flag.Parse()
 	if os.Geteuid() != 0 {
@@ -60,6 +69,9 @@ func run(ctx context.Context) (err error) {
 		if *p, err = filepath.Abs(*p); err != nil {
 			return err
 		}
+	}
+	if b.root, err = os.Getwd(); err != nil {
+		return err
 	}
 	want, err := regexp.Compile(*only)
 	if err != nil {
@@ -78,12 +90,10 @@ func run(ctx context.Context) (err error) {
 	if err := b.prepare(ctx); err != nil {
 		return err
 	}
-	if err := b.measure(ctx, want); err != nil {
-		return err
-	}
+	err = b.measure(ctx, want)
 	b.report.Machine.LoadAfter = load()
-	b.report.print(os.Stdout)
-	return b.report.write(*out)
+	b.report.print(os.Stdout) // what was measured counts, whatever failed then
+	return errors.Join(err, b.report.write(*out))
 }
 
 // prepare opens the ground of the baselines, on the layers of the daemon's
@@ -129,15 +139,33 @@ type suite struct {
 var suites = []suite{
 	{"create_at_200 list_200 daemon_rss", manySandboxes}, // first: of a daemon that has done nothing yet
 	{"cold_create_first_command", coldCreate},
+	{"create_202", accepted},
+	{"sdk_create_to_first_command", sdkFirst},
 	{"run_once", runOnce},
 	{"exec_true", execTrue},
+	{"exec_true_ahead", execAhead},
+	{"pty_echo", ptyEcho},
 	{"delete", deletion},
 	{"burst_50", burst},
 	{"idle_memory", idleMemory},
+	{"file_snapshot_ended create_from_snapshot", snapshotEnded},
+	{"file_snapshot_live", snapshotLive},
 	{"file_put_100MB file_get_100MB", files},
+	{"upload_1GB download_1GB", gigabyte},
+	{"upload_10000_files", manyFiles},
+	{"command_stream", commandStream},
+	{"code_cell_warm", codeCell},
+	{"code_context_new", codeContext},
+	{"interpreter_idle_memory", idleInterpreter},
+	{"proxy_throughput proxy_added_latency", proxied},
+	{"import_1GB", imports},
+	{"restart_100", restart},
+	{"sandboxes_1000", scale},
+	{"soak", soak},
 }
 
 func (b *bench) measure(ctx context.Context, want *regexp.Regexp) error {
+	shown := 0
 	for _, s := range suites {
 		if !want.MatchString(s.name) {
 			continue
@@ -150,6 +178,7 @@ func (b *bench) measure(ctx context.Context, want *regexp.Regexp) error {
 			return fmt.Errorf("%s: %w", s.name, err)
 		}
 		fmt.Fprintf(os.Stderr, "bench: %s took %s\n", s.name, time.Since(start).Round(100*time.Millisecond))
+		shown = b.report.progress(os.Stderr, shown)
 	}
 	return nil
 }

@@ -31,19 +31,12 @@ func manySandboxes(ctx context.Context, b *bench) error {
 	if err := b.creations(ctx, n, at0); err != nil {
 		return err
 	}
-	ids := make([]string, many)
-	for base := 0; base < many; base += burstSize {
-		_, err := inParallel(func(i int) error {
-			sb, err := b.create(ctx, oci.Runc)
-			ids[base+i] = sb.ID
-			return err
-		})
-		if err != nil {
-			return errors.Join(err, b.dropAll(ctx, ids))
-		}
+	ids, err := b.crowd(ctx, oci.Runc, many)
+	if err != nil {
+		return errors.Join(err, b.dropAll(ctx, ids))
 	}
 	var lists []float64
-	err := b.creations(ctx, n, at200)
+	err = b.creations(ctx, n, at200)
 	for range b.times(100, 20) {
 		start := time.Now()
 		l, listErr := b.cl.List(ctx, client.Filter{})
@@ -66,6 +59,17 @@ func manySandboxes(ctx context.Context, b *bench) error {
 		b.add(row("create_at_200", rt, "ms", at200[rt], "the same on an empty host", at0[rt], goal{maxRatio: 1.2}))
 	}
 	return nil
+}
+
+// crowd creates n sandboxes; those it made, it returns also with an error.
+func (b *bench) crowd(ctx context.Context, runtime string, n int) ([]string, error) {
+	ids := make([]string, n)
+	_, err := inParallel(n, func(i int) error {
+		sb, err := b.create(ctx, runtime)
+		ids[i] = sb.ID
+		return err
+	})
+	return ids, err
 }
 
 // creations creates and drops n sandboxes on each runtime.

@@ -57,6 +57,7 @@ type Report struct {
 type goal struct {
 	maxP50, maxRatio float64
 	minP50, minRatio float64
+	maxOver          float64 // what P50 may be above the baseline's
 }
 
 func (g goal) String() string {
@@ -70,6 +71,7 @@ func (g goal) String() string {
 	add("≥ %.4g", g.minP50)
 	add("≤ %.3g×", g.maxRatio)
 	add("≥ %.3g×", g.minRatio)
+	add("≤ baseline + %.3g", g.maxOver)
 	return strings.Join(parts, ", ")
 }
 
@@ -86,6 +88,7 @@ func (r *Result) verdict() string {
 	add(g.minP50, r.P50 >= g.minP50)
 	add(g.maxRatio, r.Ratio <= g.maxRatio)
 	add(g.minRatio, r.Ratio >= g.minRatio)
+	add(g.maxOver, r.P50 <= r.BaselineP50+g.maxOver)
 	switch {
 	case len(checks) == 0:
 		return ""
@@ -150,6 +153,16 @@ func (r *Report) print(w io.Writer) {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%.4g\t%.4g\t%s\t%s\t%s\t%s\t%s\n", x.Name, x.Runtime, x.Unit, x.N, x.P50, x.P90, name, base, ratio, x.goal, x.verdict())
 	}
 	tw.Flush() //nolint:errcheck // a table for a person
+}
+
+// progress says in a line each what rows there are from shown on, for whom
+// the table at the end is far, and returns how many there are.
+func (r *Report) progress(w io.Writer, shown int) int {
+	for i := range r.Results[shown:] {
+		x := &r.Results[shown+i]
+		fmt.Fprintf(w, "  %s %s %.4g %s, baseline %.4g; %s %s\n", x.Name, x.Runtime, x.P50, x.Unit, x.BaselineP50, x.goal, x.verdict())
+	}
+	return len(r.Results)
 }
 
 func machine(version string) Machine {

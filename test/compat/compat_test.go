@@ -1,13 +1,13 @@
-// Package compat_test tells the story of test/compat/python with the official
-// OpenSandbox SDK, unmodified, against the real daemon over TCP.
+// Package compat_test has the official OpenSandbox clients, unmodified, judge
+// the real daemon over TCP: Python and JavaScript SDK, the osb command line, the
+// MCP server, and schemathesis with the OpenAPI documents. docs/compatibility.md
+// is what they say.
 package compat_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,82 +23,49 @@ import (
 
 const requirements = "python/requirements.txt"
 
-// TestPythonSDK runs the story on both runtimes. What it prints are its
-// chapters; where it ends early, the last one is what failed.
+// TestPythonSDK tells on both runtimes of one user's afternoon, and of one with
+// an older release.
 func TestPythonSDK(t *testing.T) {
 	hosttest.Root(t)
-	python := venv(t)
+	newest, older := venv(t, requirements), venv(t, "python/requirements-older.txt")
 	d := daemontest.New(t)
 	ensureImage(t, d, "python")
-	for _, runtime := range []string{"runc", "runsc"} {
-		t.Run(runtime, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
-			defer cancel()
-			cmd := exec.CommandContext(ctx, python, "python/story.py", runtime)
-			cmd.Env = append(os.Environ(), "OPEN_SANDBOX_DOMAIN="+d.TCP, "OPEN_SANDBOX_API_KEY="+daemontest.Key, "PYTHONWARNINGS=ignore")
-			var errout bytes.Buffer
-			cmd.Stderr = &errout
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			last := ""
-			for lines := bufio.NewScanner(out); lines.Scan(); {
-				last = lines.Text()
-				t.Log(last)
-			}
-			if err := cmd.Wait(); err != nil {
-				t.Fatalf("the story ended after %q: %v\n%s", last, err, errout.Bytes())
-			}
-			if last != runtime+": the end" {
-				t.Errorf("the story ended with %q", last)
-			}
-		})
+	ensureImage(t, d, "base")
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) { story(t, d, []string{newest, "python/story.py", runtime}) })
+		t.Run("older "+runtime, func(t *testing.T) { story(t, d, []string{older, "python/older.py", runtime}) })
 	}
 }
 
-// venv returns the Python of an environment with the SDK in it, made once for
-// each version of the requirements.
-func venv(t *testing.T) string {
-	t.Helper()
-	want, err := os.ReadFile(requirements)
+// TestPythonRefused has the SDK print why a host takes no sandbox.
+func TestPythonRefused(t *testing.T) {
+	hosttest.Root(t)
+	python := venv(t, requirements)
+	d := daemontest.New(t)
+	ensureImage(t, d, "base")
+	c, err := client.New("unix://"+d.Socket, "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	sum := sha256.Sum256(want)
-	dir, err := filepath.Abs(filepath.Join("..", "..", "build", "compat", "venv-"+hex.EncodeToString(sum[:6])))
-	if err != nil {
+	defer c.Close()
+	if err := c.Drain(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
-	python := filepath.Join(dir, "bin", "python3")
-	done := filepath.Join(dir, "complete") // an environment that was made in part is made again
-	if _, err := os.Stat(done); err == nil {
-		return python
-	}
-	if err := os.RemoveAll(dir); err != nil {
-		t.Fatal(err)
-	}
-	step := func(hint string, argv ...string) {
-		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
-		defer cancel()
-		if out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%s: %v\n%s\n%s", strings.Join(argv, " "), err, out, hint)
+	defer os.Remove(filepath.Join(d.StateDir, "draining")) // other tests use the directory
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, python, "python/refused.py")
+	cmd.Env = append(os.Environ(), "OPEN_SANDBOX_DOMAIN="+d.TCP, "OPEN_SANDBOX_API_KEY="+daemontest.Key, "PYTHONWARNINGS=ignore")
+	out, err := cmd.CombinedOutput()
+	for _, want := range []string{"503 True", "draining since", "sandboxctl system drain --off"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("%v: no %q in %s", err, want, out)
 		}
 	}
-	step("This test needs python3 with venv; on Debian: apt-get install python3-venv", "python3", "-m", "venv", dir)
-	step("This test installs the official SDK from PyPI and could not; is there a way to pypi.org, or a mirror in pip.conf?",
-		python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements)
-	if err := os.WriteFile(done, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return python
 }
 
-// ensureImage builds an image unless the state directory has it from an earlier run.
+// ensureImage builds an image unless the state directory has it from an earlier
+// run, and of the recipe as it is.
 func ensureImage(t *testing.T, d *daemontest.Daemon, name string) {
 	t.Helper()
 	c, err := client.New("unix://"+d.Socket, "")
@@ -110,11 +77,19 @@ func ensureImage(t *testing.T, d *daemontest.Daemon, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if slices.ContainsFunc(all, func(i client.ImageInfo) bool { return i.Name == name }) {
+	recipe, err := os.ReadFile("../../rootfs/" + name + "/recipe.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, note := sha256.Sum256(recipe), filepath.Join(d.StateDir, "recipe-of-"+name)
+	if b, _ := os.ReadFile(note); bytes.Equal(b, sum[:]) && slices.ContainsFunc(all, func(i client.ImageInfo) bool { return i.Name == name }) {
 		return
 	}
 	last := ""
 	if _, err := c.BuildImage(t.Context(), name, func(line string) { last = line }); err != nil {
 		t.Fatalf("build the image %s: %v (its last line: %s)", name, err, last)
+	}
+	if err := os.WriteFile(note, sum[:], 0o600); err != nil {
+		t.Fatal(err)
 	}
 }

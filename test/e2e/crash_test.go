@@ -9,12 +9,15 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 )
 
 // unreachable are the steps that no life and no recovery takes, and why.
 var unreachable = map[string]string{
-	"store:put:creating": "a record is inserted as Creating; it is put so only if its labels change after its creation failed twice over",
+	"store:put:creating":    "a record is inserted as Creating; it is put so only if its labels change while it waits for its turn, or its image was pulled (TestPullKilled)",
+	"store:snapshot:failed": "a step of recovery: TestKillInRecovery takes it",
+	"snapshot:stray":        "a step of recovery from a lost store: TestSnapshotStrays takes it",
 }
 
 // steps are all failpoints that can be passed.
@@ -32,6 +35,7 @@ func steps() (names []string) {
 // it.
 func TestKillAtEveryStep(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
+	defer h.deleteVolumes(t)
 	for _, runtime := range runtimes {
 		b := h.create(t, spec(runtime)).ID // the bystander
 		before := h.holds()
@@ -39,7 +43,7 @@ func TestKillAtEveryStep(t *testing.T) {
 			t.Run(runtime+"/"+point, func(t *testing.T) {
 				h.Stop()
 				arm := point + "=kill"
-				if strings.HasSuffix(point, "up:egress") {
+				if strings.HasSuffix(point, "up:egress") || strings.HasSuffix(point, "limit") {
 					arm = point + ":2=kill" // the first pass is the bystander's, in the recovery
 				}
 				if err := h.StartArmed(arm); err != nil {
@@ -68,6 +72,7 @@ func TestKillAtEveryStep(t *testing.T) {
 // did its work: the create says so, the record too, and nothing is left.
 func TestErrorAtEveryStep(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
+	defer h.deleteVolumes(t)
 	before := h.empty(t)
 	for _, runtime := range runtimes {
 		for _, point := range steps() {
@@ -80,7 +85,7 @@ func TestErrorAtEveryStep(t *testing.T) {
 				if err := h.StartArmed(point + "=error"); err != nil {
 					t.Fatalf("start: %v", err)
 				}
-				sb, err := h.api.Create(t.Context(), spec(runtime), true)
+				sb, err := h.api.Create(t.Context(), withVolumes(runtime), true)
 				if err != nil {
 					t.Fatalf("create: %v", err)
 				}
@@ -103,9 +108,10 @@ func TestErrorAtEveryStep(t *testing.T) {
 // one finish.
 func TestKillInRecovery(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
+	defer h.deleteVolumes(t)
 	before := h.empty(t)
 	for _, runtime := range runtimes {
-		for _, first := range []string{"up:agent", "after:kill", "freeze", "thaw"} {
+		for _, first := range []string{"up:agent", "after:kill", "freeze", "thaw", "snapshot:take"} {
 			for _, second := range recoveryOf(first) {
 				t.Run(runtime+"/"+first+"/"+second, func(t *testing.T) {
 					h.Stop()
@@ -139,20 +145,34 @@ func recoveryOf(point string) []string {
 		return []string{"kill", "down:network", "after:store:put:ended"}
 	case "freeze":
 		return []string{"up:egress", "freeze", "store:put:paused"}
+	case "snapshot:take": // the source is frozen and says it runs
+		return []string{"snapshot:thaw", "after:snapshot:delete", "store:snapshot:failed", "after:store:snapshot:failed"}
 	default: // thaw
 		return []string{"after:up:egress", "thaw", "store:put:running"}
 	}
 }
 
-// live takes one sandbox through everything that can happen to one, and a
-// second one to an end of its own. It goes on until the daemon is dead.
+// from is a sandbox of a snapshot that idles.
+func from(runtime, snapshot string) client.CreateRequest {
+	r := spec(runtime)
+	r.Image, r.SnapshotID = nil, snapshot
+	return r
+}
+
+// live takes one sandbox through everything that can happen to one, a second
+// one to an end of its own, and makes a third of a snapshot of the first. It
+// goes on until the daemon is dead.
 func live(ctx context.Context, h host, runtime string) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	var a, b client.Sandbox
+	var a, b, c client.Sandbox
+	var s client.Snapshot
 	for _, step := range []func() error{
-		func() (err error) { a, err = h.api.Create(ctx, spec(runtime), true); return err },
+		func() error { return unlessThere(h.api.CreateVolume(ctx, "spare", "")) },
+		func() error { return h.api.RemoveVolume(ctx, "spare") },
+		func() (err error) { a, err = h.api.Create(ctx, withVolumes(runtime), true); return err },
 		func() error { _, err := h.exec(ctx, a.ID, "true"); return err },
+		func() error { _, err := h.api.Update(ctx, a.ID, map[string]string{"cpu": "500m"}); return err },
 		func() error { return h.api.Pause(ctx, a.ID) },
 		func() error { return h.api.Resume(ctx, a.ID) },
 		func() (err error) {
@@ -160,8 +180,14 @@ func live(ctx context.Context, h host, runtime string) {
 			return err
 		},
 		func() error { return h.ended(ctx, b.ID) },
+		func() (err error) { s, err = h.api.CreateSnapshot(ctx, a.ID, "", true); return err },
+		func() (err error) { c, err = h.api.Create(ctx, from(runtime, s.ID), true); return err },
+		func() error { return h.api.RemoveSnapshot(ctx, s.ID) },
+		func() error { return h.api.Stop(ctx, a.ID, 0) },
+		func() error { _, err := h.api.Restart(ctx, a.ID, true); return err },
 		func() error { return h.api.Delete(ctx, a.ID) },
 		func() error { return h.api.Delete(ctx, b.ID) },
+		func() error { return h.api.Delete(ctx, c.ID) },
 		// What follows the answer to a delete may be what kills.
 		func() error { return h.erased(ctx) },
 	} {
@@ -173,6 +199,24 @@ func live(ctx context.Context, h host, runtime string) {
 	case <-h.Ended():
 	case <-time.After(time.Second):
 	}
+}
+
+// withVolumes is a sandbox that has two volumes, of which one goes with it.
+func withVolumes(runtime string) client.CreateRequest {
+	r := spec(runtime)
+	r.Volumes = []client.VolumeMount{
+		{Name: "kept", MountPath: "/kept", PVC: &client.PVC{ClaimName: "kept"}},
+		{Name: "mine", MountPath: "/mine", PVC: &client.PVC{ClaimName: "mine", DeleteOnSandboxTermination: true}},
+	}
+	return r
+}
+
+// unlessThere forgives that a volume is there: its maker died in between.
+func unlessThere(_ client.Volume, err error) error {
+	if errs.Is(err, errs.Exists) {
+		return nil
+	}
+	return err
 }
 
 // ended waits until a sandbox has ended.
@@ -207,6 +251,16 @@ func agree(t *testing.T, h host) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	snaps, err := h.api.Snapshots(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range snaps {
+		if s.Status.State != client.SnapshotReady && s.Status.State != client.SnapshotFailed {
+			t.Errorf("after the recovery snapshot %s is %+v", s.ID, s.Status)
+		}
+	}
+	h.deleteSnapshots(t)
 	for _, sb := range all {
 		switch sb.Status.State {
 		case client.Running:

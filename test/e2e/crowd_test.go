@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -166,4 +168,46 @@ func TestOutOfFiles(t *testing.T) {
 		return nil
 	})
 	h.answers(t, h.create(t, spec("runc")).ID)
+}
+
+// TestLauncherStaysOutside: no thread of the process that starts runc sandboxes
+// stays in a mount namespace of one; it would hold a disk that was deleted.
+func TestLauncherStaysOutside(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for range 6 {
+				if err := h.api.Delete(t.Context(), h.create(t, spec("runc")).ID); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	outside, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	launchers := 0
+	processes, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, p := range processes {
+		args, _ := os.ReadFile(p)
+		if !strings.HasSuffix(string(args), fmt.Sprintf("\x00launch\x00/run/sandboxd-%s/runc\x00", h.Instance)) {
+			continue
+		}
+		launchers++
+		eventually(t, settles, func() error {
+			threads, _ := filepath.Glob(filepath.Dir(p) + "/task/*/ns/mnt")
+			for _, th := range threads {
+				if ns, err := os.Readlink(th); err == nil && ns != outside {
+					return fmt.Errorf("%s is in %s, not in %s", th, ns, outside)
+				}
+			}
+			return nil
+		})
+	}
+	if launchers == 0 {
+		t.Error("no launcher was found")
+	}
 }

@@ -220,6 +220,7 @@ func (h host) holdsOnly(t testing.TB, before []string) {
 // with its last error.
 func eventually(t testing.TB, limit time.Duration, f func() error) {
 	t.Helper()
+	limit = hosttest.Patient(limit)
 	deadline := time.Now().Add(limit)
 	for {
 		err := f()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -83,8 +84,19 @@ func TestKilledFromOutside(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := h.awaitState(t, sb.ID, client.Failed, 2*time.Second)
-			if got.Status.Reason != "runtime_crash" || got.Status.Message == "" {
-				t.Errorf("%+v", got.Status)
+			killed := "see the daemon's log"
+			if hosttest.Kernel(t, 6, 15) { // which tells others than its parent, too
+				killed += " (killed by SIGKILL)"
+			}
+			if got.Status.Reason != "runtime_crash" || !strings.HasSuffix(got.Status.Message, killed) {
+				t.Errorf("%+v, want a message that ends with %q", got.Status, killed)
+			}
+			exit := "unknown"
+			if strings.Contains(killed, "SIGKILL") {
+				exit = `"killed by SIGKILL"`
+			}
+			if log := h.Log(); !strings.Contains(log, "sandbox="+sb.ID+" runtime="+runtime+" exit="+exit) {
+				t.Errorf("the log does not say how %s ended", sb.ID)
 			}
 			if _, err := p.Wait(new(bytes.Buffer), new(bytes.Buffer)); err == nil {
 				t.Error("the command that ran in it is said to have ended well")

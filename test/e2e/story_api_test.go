@@ -85,6 +85,9 @@ func tellAPI(t *testing.T, l *lab) {
 		check(create(more), 400)
 	}
 	check(l.request("POST", "/v1/sandboxes", strings.NewReader(`{"image":{"uri":"nope"},"entrypoint":["true"],"resourceLimits":{"cpu":"1","memory":"128Mi"}}`)), 404, "image ls")
+	if a := l.request("GET", "/docs", nil, "OPEN-SANDBOX-API-KEY", ""); a.status != 200 || !strings.Contains(a.body, "/sandboxes/{sandboxId}/renew-expiration") {
+		t.Errorf("/docs: %d %.200s", a.status, a.body)
+	}
 	for _, path := range []string{"/openapi.json", "/v1/openapi.json"} {
 		var doc struct {
 			OpenAPI string         `json:"openapi"`

@@ -1,8 +1,10 @@
 package e2e_test
 
 import (
+	"fmt"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -70,6 +72,52 @@ for k in kids: os.kill(k, 9)
 print(json.dumps({"Forks": n, "Err": err}))
 `
 
+const crowd = `
+import os, signal, time
+kids = []
+try:
+    while True:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+        kids.append(pid)
+except OSError as e:
+    open("/root/full", "w").close()
+while not os.path.exists("/root/enough"):
+    time.sleep(.05)
+for k in kids: os.kill(k, 9)
+`
+
+// tellFull: a guest without a task left does not take its agent with it,
+// whatever that is asked to do, and answers again when there is room.
+func tellFull(t *testing.T, l *lab) {
+	id := l.make("python", "--pids", "16")
+	l.ok("exec", "-d", id, "--", "python3", "-c", crowd)
+	eventually(t, 20*time.Second, func() error {
+		_, err := l.api.Stat(l.Context(), id, "/root/full")
+		return err
+	})
+	var all sync.WaitGroup
+	body := strings.Repeat("x", 1<<20)
+	for i := range 32 {
+		all.Go(func() { l.ctl("exec", id, "--", "true") })
+		all.Go(func() {
+			if r := l.feed(strings.NewReader(body), "cp", "-", fmt.Sprintf("%s:/root/%d", id, i)); r.code != 0 {
+				t.Errorf("an upload into a full sandbox: %+v", r)
+			}
+		})
+	}
+	all.Wait()
+	l.wants(l.ctl("exec", id, "--", "true"), 126, "")
+	l.feed(strings.NewReader("y"), "cp", "-", id+":/root/enough")
+	eventually(t, 20*time.Second, func() error {
+		if r := l.ctl("exec", id, "--", "true"); r.code != 0 {
+			return fmt.Errorf("%+v", r)
+		}
+		return nil
+	})
+}
+
 // tellPids: a fork bomb meets a wall in its own sandbox, and nobody else
 // notices.
 func tellPids(t *testing.T, l *lab) {
@@ -79,7 +127,7 @@ func tellPids(t *testing.T, l *lab) {
 		Err   string
 	}
 	l.python(id, &got, fork)
-	if got.Forks >= 64 || got.Forks < 16 || got.Err == "" {
+	if got.Forks > 64 || got.Forks < 16 || got.Err == "" {
 		t.Errorf("with 64 processes allowed %d forks succeeded, then %q", got.Forks, got.Err)
 	}
 	l.ok("exec", "-d", id, "--", "bash", "-c", ":(){ :|:& };:")

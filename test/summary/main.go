@@ -1,73 +1,158 @@
-// Summary reads `go test -json` and says what a person wants to know: which
-// packages ran, what failed and why, and how many tests that were. A skipped
-// test is a failure: a prerequisite was missing.
+// Summary reads `go test -json`, of any number of runs one after the other, and says
+// what a person wants to know: which packages ran, what failed and why, and how many
+// tests that were in all. A test that was skipped, and that no later run has run, is a
+// failure: a prerequisite was missing. Of a long log often only a part is
+// kept, so what daemons logged below a warning is left out (`go test -v -run` shows
+// it), and what failed is named once more at the end.
 package main
 
 import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
+	"maps"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 )
 
-type event struct {
-	Action, Package, Test, Output string
-	Elapsed                       float64
-}
-
 func main() {
-	var passed, failed, skipped int
-	output := map[string][]string{}
-	bad := false
-	in := bufio.NewScanner(os.Stdin)
-	in.Buffer(nil, 16<<20)
-	for in.Scan() {
-		var e event
-		if json.Unmarshal(in.Bytes(), &e) != nil {
-			fmt.Println(in.Text()) // the go command's own words
-			continue
-		}
-		key := e.Package + " " + e.Test
-		switch e.Action {
-		case "output", "build-output":
-			output[key] = append(output[key], e.Output)
-		case "pass", "fail", "skip":
-			if e.Test == "" {
-				if e.Action == "fail" {
-					bad = true
-					fmt.Print(strings.Join(output[key], ""))
-				}
-				if e.Action != "skip" {
-					fmt.Printf("%-4s %s %.1fs\n", e.Action, e.Package, e.Elapsed)
-				}
-				break
-			}
-			switch e.Action {
-			case "pass":
-				passed++
-			case "fail":
-				failed++
-			case "skip":
-				skipped++
-			}
-			if e.Action != "pass" {
-				fmt.Printf("--- %s %s\n%s", e.Action, key, strings.Join(output[key], ""))
-			}
-			delete(output, key)
-		}
-	}
-	if err := in.Err(); err != nil {
+	ok, err := summarize(os.Stdin, os.Stdout)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "read test events:", err)
-		bad = true
 	}
-	for key, lines := range output { // tests that never ended
-		if !strings.HasSuffix(key, " ") && bad {
-			fmt.Printf("--- unfinished %s\n%s", key, strings.Join(lines, ""))
-		}
-	}
-	fmt.Printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped)
-	if bad || failed+skipped > 0 || passed == 0 {
+	if !ok || err != nil {
 		os.Exit(1)
 	}
 }
+
+// event is a line of `go test -json`: `go doc test2json`, and of builds `go help
+// buildjson`, whose lines name what is built instead of a package.
+type event struct {
+	Action, Package, Test, Output string
+	ImportPath, FailedBuild       string
+	Elapsed                       float64
+}
+
+// summary is what has been read so far. Keys are a package and a test with a space
+// between them.
+type summary struct {
+	out            io.Writer
+	passed, failed int
+	builds         map[string]string   // what building said, by what is built
+	output         map[string][]string // of what has not ended
+	skipped        map[string][]string // what was said by tests that no later run has run
+	blamed         map[string]bool     // packages of which a test failed in this run
+	failures       []string
+}
+
+// summarize says on out what it reads from in, and whether all of it passed.
+func summarize(in io.Reader, out io.Writer) (bool, error) {
+	s := &summary{
+		out: out, builds: map[string]string{}, output: map[string][]string{},
+		skipped: map[string][]string{}, blamed: map[string]bool{},
+	}
+	lines := bufio.NewScanner(in)
+	lines.Buffer(nil, 16<<20)
+	for lines.Scan() {
+		var e event
+		if json.Unmarshal(lines.Bytes(), &e) != nil {
+			fmt.Fprintln(out, lines.Text()) // the go command's own words, and the script's
+			continue
+		}
+		s.add(e)
+	}
+	return s.end(), lines.Err()
+}
+
+func (s *summary) add(e event) {
+	key := e.Package + " " + e.Test
+	switch e.Action {
+	case "build-output":
+		s.builds[e.ImportPath] += e.Output
+	case "output":
+		if !passing.MatchString(e.Output) {
+			s.output[key] = append(s.output[key], e.Output)
+		}
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			s.packageEnded(e)
+		} else {
+			s.testEnded(e.Action, e.Package, e.Test)
+		}
+		delete(s.output, key)
+	}
+}
+
+func (s *summary) packageEnded(e event) {
+	if e.Action == "fail" {
+		for _, key := range slices.Sorted(maps.Keys(s.output)) { // tests that never ended
+			if name, ok := strings.CutPrefix(key, e.Package+" "); ok && name != "" {
+				s.testEnded("fail", e.Package, name)
+				delete(s.output, key)
+			}
+		}
+		said := s.builds[e.FailedBuild] + strings.Join(s.output[e.Package+" "], "")
+		delete(s.builds, e.FailedBuild) // it is told once, by the first of what needed it
+		fmt.Fprint(s.out, said)
+		if !s.blamed[e.Package] { // it was not built, or ended by itself
+			s.failed++
+			s.failures = append(s.failures, "--- fail "+e.Package+"\n"+said)
+		}
+	}
+	delete(s.blamed, e.Package)
+	if e.Action != "skip" { // it has no tests
+		fmt.Fprintf(s.out, "%-4s %s %.1fs\n", e.Action, e.Package, e.Elapsed)
+	}
+}
+
+func (s *summary) testEnded(action, pkg, test string) {
+	key := pkg + " " + test
+	delete(s.skipped, key)
+	switch action {
+	case "pass":
+		s.passed++
+	case "fail":
+		s.failed++
+		s.blamed[pkg] = true
+		fmt.Fprintf(s.out, "--- fail %s\n%s", key, strings.Join(s.output[key], ""))
+		s.failures = append(s.failures, "--- fail "+key+"\n"+said(s.output[key]))
+	case "skip":
+		s.skipped[key] = s.output[key]
+	}
+}
+
+// end says what failed once more, and the counts.
+func (s *summary) end() bool {
+	for _, key := range slices.Sorted(maps.Keys(s.skipped)) {
+		fmt.Fprintf(s.out, "--- skip %s\n%s", key, said(s.skipped[key]))
+	}
+	fmt.Fprint(s.out, strings.Join(s.failures, ""))
+	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, len(s.skipped))
+	return s.passed > 0 && s.failed == 0 && len(s.skipped) == 0
+}
+
+// passing matches what slog's text handler writes below a warning.
+var passing = regexp.MustCompile(`\btime=\S+ level=(DEBUG|INFO)\b`)
+
+// said is what a test said itself, by the lines that the testing package marks
+// with the file they come from, each with at most two that follow.
+func said(output []string) string {
+	var b strings.Builder
+	keep := 0
+	for _, line := range output {
+		if own.MatchString(line) {
+			keep = 3
+		}
+		if keep > 0 {
+			fmt.Fprintf(&b, "%.400s\n", strings.TrimRight(line, "\n"))
+			keep--
+		}
+	}
+	return b.String()
+}
+
+// own matches how testing begins what a test logs.
+var own = regexp.MustCompile(`^\s+\w+_test\.go:\d+: |^panic: `)

@@ -7,8 +7,10 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
@@ -84,4 +86,27 @@ func BenchmarkFiles(b *testing.B) {
 			do("GET", "/files/download?path=big", "", nil)
 		}
 	})
+}
+
+// BenchmarkAhead is a command that the shell ahead runs, with a pause before
+// each in which that is made; and the same by a shell that is started for it.
+func BenchmarkAhead(b *testing.B) {
+	s, do := benchEnv(b)
+	for name, body := range map[string]string{"ahead": `{"command":"true"}`, "cold": `{"argv":["bash","-c","true"]}`} {
+		b.Run(name, func(b *testing.B) {
+			s.ahead.on = name == "ahead"
+			var took []float64
+			for b.Loop() {
+				if s.ahead.on {
+					s.refill()
+					time.Sleep(10 * time.Millisecond) // off the clock that counts
+				}
+				start := time.Now()
+				do("POST", "/command", "", []byte(body))
+				took = append(took, float64(time.Since(start).Microseconds()))
+			}
+			slices.Sort(took)
+			b.ReportMetric(took[len(took)/2], "p50-µs")
+		})
+	}
 }

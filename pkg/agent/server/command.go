@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"sync"
@@ -39,6 +40,14 @@ type command struct {
 	proc    *process // nil: could not be started; see died
 	pumps   []*pump
 	sink    *stream // nil: in the background
+	forget  bool    // at its end
+
+	owner owner // the terminal or session it is of; nil for POST /command
+
+	// Of a command in the background: whether the kernel killed it for its memory.
+	ooms   int64        // OOM kills of the sandbox before it began; -1: not known
+	byHand atomic.Bool  // a client had it killed
+	blamed atomic.Int32 // 0: nobody has asked yet, else blamedYes or blamedNo
 
 	stdin     *os.File // nil: /dev/null
 	stdinBusy atomic.Bool
@@ -49,6 +58,10 @@ type command struct {
 	flushed chan struct{} // closed when all its output went to the ring and the sink
 }
 
+// An owner takes the output of a command that is part of something longer. More
+// of it may come after the command's death, from what it left behind.
+type owner interface{ output(stream byte, b []byte) }
+
 // ending says how a command ended.
 type ending struct {
 	code     int            // 128+n after signal n
@@ -57,6 +70,8 @@ type ending struct {
 	timedOut bool
 	timeout  time.Duration
 	at       time.Time
+	reason   string // agent.Reason…
+	hint     string // which limit was met, or empty
 }
 
 func newID() string {
@@ -70,6 +85,7 @@ func (s *Server) newCommand(id, content string, pipes int) (*command, []int, err
 	c := &command{
 		id: id, content: content, started: time.Now(),
 		out:     s.commands.newRing(id),
+		ooms:    -1,
 		done:    make(chan struct{}),
 		flushed: make(chan struct{}),
 	}
@@ -88,7 +104,7 @@ func (s *Server) newCommand(id, content string, pipes int) (*command, []int, err
 			return nil, nil, err
 		}
 		ends = append(ends, p[1])
-		c.pumps = append(c.pumps, &pump{f: os.NewFile(uintptr(p[0]), "pipe"), stream: byte(len(ends)), drained: make(chan struct{})})
+		c.pumps = append(c.pumps, newPump(os.NewFile(uintptr(p[0]), "pipe"), byte(len(ends))))
 	}
 	return c, ends, nil
 }
@@ -103,10 +119,16 @@ func closeAll(fds []int) {
 func (s *Server) launch(c *command, l *launch, timeout time.Duration, withStdin bool, ends []int) error {
 	defer closeAll(ends)
 	files := [3]uintptr{s.devNull.Fd(), uintptr(ends[0]), uintptr(ends[len(ends)-1])}
+	switch {
+	case l.tty:
+		files[0] = files[1]
+	case l.stdin != nil:
+		files[0] = l.stdin.Fd()
+	}
 	if withStdin {
 		var p [2]int
 		if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
-			return s.notStarted(c, err.Error(), 126)
+			return s.notStarted(c, err.Error(), 126, agent.ReasonExited)
 		}
 		defer syscall.Close(p[0])
 		syscall.SetNonblock(p[1], true) //nolint:errcheck // can not fail on a pipe
@@ -126,8 +148,19 @@ func (s *Server) launch(c *command, l *launch, timeout time.Duration, withStdin 
 			what = agent.EntrypointID
 		}
 		msg, code := whyNot(what, l.argv[0], l.path, l.dir, pathOf(l.env), err)
-		return s.notStarted(c, msg, code)
+		reason := agent.ReasonExited
+		if n := s.limits.Load().Pids; n > 0 && errors.Is(err, syscall.EAGAIN) {
+			reason = agent.ReasonPidsLimit
+			msg += fmt.Sprintf(": %d processes and threads", n)
+		}
+		return s.notStarted(c, msg, code, reason)
 	}
+	s.launched(c, timeout)
+	return nil
+}
+
+// launched lets c, whose process runs, be known, ended and waited for.
+func (s *Server) launched(c *command, timeout time.Duration) {
 	s.commands.add(c)
 	var timer *time.Timer
 	if timeout > 0 {
@@ -139,7 +172,6 @@ func (s *Server) launch(c *command, l *launch, timeout time.Duration, withStdin 
 		})
 	}
 	go guarded(func() { s.supervise(c, timer, timeout) })
-	return nil
 }
 
 func pathOf(env []string) string {
@@ -152,7 +184,7 @@ func pathOf(env []string) string {
 }
 
 // notStarted ends a command that never ran.
-func (s *Server) notStarted(c *command, msg string, code int) error {
+func (s *Server) notStarted(c *command, msg string, code int, reason string) error {
 	for _, p := range c.pumps {
 		p.f.Close()
 	}
@@ -161,7 +193,7 @@ func (s *Server) notStarted(c *command, msg string, code int) error {
 		c.stdin = nil
 	}
 	s.commands.add(c)
-	c.end = ending{code: code, err: msg, at: time.Now()}
+	c.end = ending{code: code, err: msg, at: time.Now(), reason: reason}
 	close(c.done)
 	close(c.flushed)
 	s.commands.finished(c)
@@ -198,6 +230,7 @@ func (s *Server) supervise(c *command, timer *time.Timer, timeout time.Duration)
 		e.code = 128 + int(e.signal)
 		e.timedOut = c.timedOut.Load() && e.signal == syscall.SIGKILL
 	}
+	s.explain(c, &e)
 	c.end = e
 	close(c.done)
 	if !drained {
@@ -237,9 +270,9 @@ func (c *command) running() bool {
 	}
 }
 
-// interrupt ends c: SIGTERM to its group, SIGKILL to its whole tree 3 s later.
-func (s *Server) interrupt(ctx context.Context, c *command) error {
-	if err := s.reaper.signal(c.proc, syscall.SIGTERM, true); err != nil {
+// interrupt ends c: sig to its group, SIGKILL to its whole tree 3 s later.
+func (s *Server) interrupt(ctx context.Context, c *command, sig syscall.Signal) error {
+	if err := s.reaper.signal(c.proc, sig, true); err != nil {
 		return err
 	}
 	t := time.NewTimer(s.grace)
@@ -249,6 +282,7 @@ func (s *Server) interrupt(ctx context.Context, c *command) error {
 		return nil
 	case <-t.C:
 	}
+	c.byHand.Store(true)
 	s.reaper.killTree(c.proc)
 	select {
 	case <-c.died():
@@ -257,14 +291,31 @@ func (s *Server) interrupt(ctx context.Context, c *command) error {
 	return nil
 }
 
-// A pump carries one pipe of a command into its ring and sink.
+// A pump carries one pipe of a command, or its terminal, into its ring and sink.
 type pump struct {
 	f       *os.File
 	stream  byte          // 1 or 2
+	tty     bool          // f is a terminal's end
 	drained chan struct{} // closed when all that was written before the process died was carried
+	asked   chan chan struct{}
+	flood   bool // much came at once: the pipe and what is read of it are larger since
 }
 
-var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
+func newPump(f *os.File, stream byte) *pump {
+	return &pump{f: f, stream: stream, drained: make(chan struct{}), asked: make(chan chan struct{}, 1)}
+}
+
+// widePipe is the size of the pipe of a command that has filled a usual one, in
+// bytes: on gVisor each switch between command and agent is dear. What it brings,
+// with buffers that are used again, is in docs/benchmarks.md.
+const widePipe = 256 << 10
+
+var (
+	buffers     = sync.Pool{New: func() any { b := make([]byte, agent.FrameHeader+64<<10); return &b }}
+	wideBuffers = sync.Pool{New: func() any { b := make([]byte, agent.FrameHeader+widePipe); return &b }}
+	// A terminal gives 4 KiB at a time, and slow clients hold a buffer each.
+	ttyBuffers = sync.Pool{New: func() any { b := make([]byte, agent.FrameHeader+4<<10); return &b }}
+)
 
 // hurry tells a pump that the process is dead: it takes what is in the pipe and
 // waits for more in the background only.
@@ -274,6 +325,39 @@ func (p *pump) hurry() {
 	default:
 		p.f.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // closed: it met the end of the pipe
 	}
+}
+
+// settle waits until what is in the pipe now was carried, or until limit. One
+// may ask at a time.
+func (p *pump) settle(limit <-chan time.Time) {
+	carried := make(chan struct{})
+	select {
+	case p.asked <- carried:
+	case <-p.drained:
+		return
+	}
+	p.f.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // closed: it met the end of the pipe
+	select {
+	case <-carried:
+	case <-p.drained:
+	case <-limit:
+	}
+}
+
+// settled answers who asked by settle, and reports whether somebody did.
+func (p *pump) settled(c *command, rc syscall.RawConn) bool {
+	select {
+	case carried := <-p.asked:
+		p.f.SetReadDeadline(time.Time{})                    //nolint:errcheck // open until run returns
+		rc.Control(func(fd uintptr) { p.rest(c, int(fd)) }) //nolint:errcheck // as above
+		close(carried)
+	default:
+		return false
+	}
+	if !c.alive() {
+		p.hurry() // whoever said so was undone above
+	}
+	return true
 }
 
 func (p *pump) run(c *command) {
@@ -298,20 +382,30 @@ func (p *pump) run(c *command) {
 		if !errors.Is(err, os.ErrDeadlineExceeded) || last {
 			break
 		}
+		if p.settled(c, rc) {
+			continue
+		}
 		rc.Control(func(fd uintptr) { p.rest(c, int(fd)) }) //nolint:errcheck // open until this function returns
 		last = true
 		close(p.drained)
 		p.f.SetReadDeadline(time.Time{}) //nolint:errcheck // as above
 	}
-	if !last {
-		close(p.drained)
+	if last {
+		return
 	}
+	if p.tty {
+		// All have closed the terminal. Closing our end, too, would hang up on a
+		// process that is about to end well, as cat does, or opens it again.
+		<-c.died()
+		rc.Control(func(fd uintptr) { p.rest(c, int(fd)) }) //nolint:errcheck // as above
+	}
+	close(p.drained)
 }
 
 // rest carries what is in the pipe now, and no more: others may write forever.
 func (p *pump) rest(c *command, fd int) {
 	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
-	if err != nil {
+	if err != nil || p.tty { // of a terminal it says only what has come to the near end
 		n = 1 << 20 // the most a pipe may hold by default
 	}
 	for n > 0 {
@@ -325,10 +419,18 @@ func (p *pump) rest(c *command, fd int) {
 
 // carry reads once and passes it on. again says that the pipe is empty.
 func (p *pump) carry(c *command, fd int, toSink bool) (n int, again bool) {
-	bp := buffers.Get().(*[]byte)
-	defer buffers.Put(bp)
+	pool := &buffers
+	switch {
+	case p.tty:
+		pool = &ttyBuffers
+	case p.flood:
+		pool = &wideBuffers
+	}
+	bp := pool.Get().(*[]byte)
+	defer pool.Put(bp)
+	whole := (*bp)[agent.FrameHeader:] // a frame's header goes before it
 	for {
-		n, err := syscall.Read(fd, *bp)
+		n, err := syscall.Read(fd, whole)
 		switch {
 		case err == syscall.EINTR:
 			continue
@@ -337,10 +439,18 @@ func (p *pump) carry(c *command, fd int, toSink bool) (n int, again bool) {
 		case err != nil || n <= 0:
 			return 0, false
 		}
-		b := (*bp)[:n]
+		b := whole[:n]
+		if n == len(whole) && !p.tty && !p.flood {
+			p.flood = true
+			unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, widePipe) //nolint:errcheck // where the kernel gives no more it stays as it is
+		}
+		if c.owner != nil {
+			c.owner.output(p.stream, b)
+			return n, false
+		}
 		c.out.Write(b) //nolint:errcheck // never fails
 		if toSink && c.sink != nil {
-			c.sink.output(p.stream, b)
+			c.sink.framed(p.stream, (*bp)[:agent.FrameHeader+n])
 		}
 		return n, false
 	}
@@ -362,7 +472,12 @@ func (c *command) status() agent.CommandStatus {
 		code = -1
 		st.Error = strings.Join(c.end.traceback(), "; ")
 	case code != 0:
-		st.Error = c.end.traceback()[0]
+		st.Error = strings.Join(c.end.traceback(), "; ")
+	}
+	st.Reason = c.end.reason
+	if c.blamed.Load() == blamedYes {
+		st.Reason = agent.ReasonOOM
+		st.Error += "; " + agent.ReasonOOM + ": command was killed: out of memory"
 	}
 	st.ExitCode = &code
 	return st

@@ -46,6 +46,29 @@ func TestCommandStream(t *testing.T) {
 	killDescendants(time.Second)
 }
 
+// TestLineEndings: who is new gets output as it was, who is known to be older
+// gets lines.
+func TestLineEndings(t *testing.T) {
+	e := newEnv(t)
+	bare, whole := `stdout "a" stdout "\n" stdout "b" stdout "c" complete`, `stdout "a\n" stdout "\n" stdout "b\r\n" stdout "c" complete`
+	id := e.session(nil)
+	for sdk, want := range map[string]string{
+		"OpenSandbox-Python-SDK/1.1.1": whole, "OpenSandbox-Python-SDK/1.1.2.dev20261020": whole, "OpenSandbox-Python-SDK/1.2.0": whole, "OpenSandbox-Go-SDK/2": whole,
+		"": whole, "curl/7.88": whole, "python-httpx/0.1.0": whole, "OpenSandbox-Python-SDK/": whole, "OpenSandbox-Python-SDK/x": whole, "my-OpenSandbox-Python-SDK/0.1": whole,
+		"OpenSandbox-Python-SDK/1.1.0": bare, "OpenSandbox-Python-SDK/0.1.16": bare, "OpenSandbox-JS-SDK/0.1.11": bare, "OpenSandbox-Kotlin-SDK/1.0.0": bare,
+		"OpenSandbox-JS-SDK/1.1.0-rc.1": bare, "OpenSandbox-Python-SDK/1.1": bare,
+	} {
+		for _, path := range []string{"/command", "/session/" + id + "/run"} {
+			r := e.request("POST", path, strings.NewReader(`{"command":"printf 'a\\n\\nb\\r\\nc'"}`))
+			r.Header.Set("User-Agent", sdk)
+			_, body := e.send(r)
+			if got := strings.ReplaceAll(e.plain(body), "\n", " "); got != want {
+				t.Errorf("%q, %s: %s", sdk, path, got)
+			}
+		}
+	}
+}
+
 func TestCommandArgv(t *testing.T) {
 	e := newEnv(t)
 	if got := e.events(agent.CommandRequest{Argv: []string{"echo", "$HOME *", "b  c"}}); got != "stdout \"$HOME * b  c\"\ncomplete" {
@@ -122,6 +145,9 @@ func TestTimeoutKillsTheTree(t *testing.T) {
 	}
 	if got := e.events(agent.CommandRequest{Command: "setsid sleep " + mark + " & sleep 0.05", Timeout: 60_000}); got != "complete" {
 		t.Error(got)
+	}
+	for end := time.Now().Add(10 * time.Second); len(sleepers(mark)) == 0 && time.Now().Before(end); {
+		time.Sleep(5 * time.Millisecond) // a busy host has not begun with it
 	}
 	if len(sleepers(mark)) != 1 {
 		t.Error("what a command left in the background must live on when it ends in time")
@@ -463,8 +489,8 @@ func TestForgetsTheOldest(t *testing.T) {
 			t.Fatal(err)
 		}
 		closeAll(ends)
-		c.out.Write([]byte("x"))     //nolint:errcheck // never fails
-		e.s.notStarted(c, "no", 126) //nolint:errcheck // its own text
+		c.out.Write([]byte("x"))                         //nolint:errcheck // never fails
+		e.s.notStarted(c, "no", 126, agent.ReasonExited) //nolint:errcheck // its own text
 		ids = append(ids, c.id)
 	}
 	e.call(404, "GET", "/command/status/"+ids[4], nil)

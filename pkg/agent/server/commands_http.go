@@ -21,12 +21,17 @@ func (s *Server) runCommand(w http.ResponseWriter, r *http.Request) error {
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
-	l, err := s.prepare(&req)
+	return s.startCommand(w, r, &req)
+}
+
+// startCommand starts a command and follows it, unless it is in the background.
+func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent.CommandRequest) error {
+	l, err := s.check(req)
 	if err != nil {
 		return err
 	}
 	if s.stopping.Load() {
-		return fail(http.StatusServiceUnavailable, runtimeFail, "the sandbox is ending: its entrypoint has exited")
+		return errStopping
 	}
 	content := req.Command
 	if content == "" {
@@ -36,16 +41,30 @@ func (s *Server) runCommand(w http.ResponseWriter, r *http.Request) error {
 	if req.Background {
 		pipes = 1 // one pipe keeps the order of both streams
 	}
-	c, ends, err := s.newCommand(newID(), content, pipes)
-	if err != nil {
-		return fail(http.StatusInternalServerError, runtimeFail, "make pipes for a command: %v", err)
+	reply := newStream(w, r)
+	ooms := int64(-1)
+	if req.Background {
+		ooms = oomKills(r)
 	}
-	reply := newStream(w, wantsFrames(r))
+	c := s.handOver(req, l, ooms)
+	var startErr error
+	if c == nil {
+		if err := l.find(req); err != nil {
+			return err
+		}
+		var ends []int
+		if c, ends, err = s.newCommand(newID(), content, pipes); err != nil {
+			return fail(http.StatusInternalServerError, runtimeFail, "make pipes for a command: %v", err)
+		}
+		c.forget, c.ooms = req.Forget, ooms
+		startErr = s.launch(c, l, milliseconds(req.Timeout), req.Stdin, ends)
+	}
+	if l.fit != nil {
+		go guarded(func() { s.refillAfter(c) })
+	}
 	if !req.Background {
 		c.sink = reply
 	}
-	timeout := time.Duration(min(req.Timeout, 1<<62/int64(time.Millisecond))) * time.Millisecond
-	startErr := s.launch(c, l, timeout, req.Stdin, ends)
 	// The process runs while the first events are on their way.
 	reply.begin(c.id)
 	if startErr != nil {
@@ -61,14 +80,21 @@ func (s *Server) runCommand(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func wantsFrames(r *http.Request) bool {
-	return strings.Contains(r.Header.Get("Accept"), agent.FramesType)
+// milliseconds is a time that a client may give, cut to what fits.
+func milliseconds(n int64) time.Duration {
+	return time.Duration(min(n, 1<<62/int64(time.Millisecond))) * time.Millisecond
 }
+
+// beginDelay is how long the first event waits for the last, or for output, to
+// go with it: a command that is over by then costs one packet and not two, and
+// each takes its way through two programs and gVisor's network.
+const beginDelay = time.Millisecond
 
 // follow sends the output of c until its end, or until the client is gone.
 func (s *stream) follow(r *http.Request, c *command) {
 	defer s.release() // also of a panic: the pumps must not write to a reply that is over
-	s.flush()
+	soon := time.NewTimer(beginDelay)
+	defer soon.Stop()
 	t := time.NewTicker(pingEvery)
 	defer t.Stop()
 	for {
@@ -76,6 +102,8 @@ func (s *stream) follow(r *http.Request, c *command) {
 		case <-c.flushed:
 			s.finish(c.started, c.end)
 			return
+		case <-soon.C:
+			s.flush()
 		case <-t.C:
 			s.ping()
 		case <-r.Context().Done():
@@ -94,11 +122,17 @@ func (s *Server) interruptCommand(w http.ResponseWriter, r *http.Request) error 
 	if id == agent.EntrypointID {
 		return fail(http.StatusInternalServerError, runtimeFail, "the entrypoint is the sandbox: delete the sandbox, or signal the entrypoint")
 	}
+	if ses := s.sessions.get(id); ses != nil {
+		if !ses.interrupt() {
+			return fail(http.StatusInternalServerError, runtimeFail, "session %s runs nothing", id)
+		}
+		return ok(w)
+	}
 	c := s.commands.get(id)
 	if c == nil {
 		return fail(http.StatusInternalServerError, runtimeFail, "no command has the id %.64q", id)
 	}
-	if s.interrupt(r.Context(), c) != nil {
+	if s.interrupt(r.Context(), c, syscall.SIGTERM) != nil {
 		return fail(http.StatusInternalServerError, runtimeFail, "command %s has ended already", id)
 	}
 	return ok(w)
@@ -114,7 +148,8 @@ func (s *Server) withCommand(id string, h func(w http.ResponseWriter, r *http.Re
 	}
 }
 
-func (s *Server) commandStatus(w http.ResponseWriter, _ *http.Request, c *command) error {
+func (s *Server) commandStatus(w http.ResponseWriter, r *http.Request, c *command) error {
+	c.blame(oomKills(r))
 	return writeJSON(w, http.StatusOK, c.status())
 }
 
@@ -256,6 +291,9 @@ func (s *Server) signalCommand(w http.ResponseWriter, r *http.Request, c *comman
 	sig := signalNumber(name)
 	if sig == 0 {
 		return fail(http.StatusBadRequest, badBody, "%.32q is not a signal; use a name as SIGINT, or its number", name)
+	}
+	if sig == syscall.SIGKILL {
+		c.byHand.Store(true)
 	}
 	if s.reaper.signal(c.proc, sig, true) != nil {
 		return fail(http.StatusConflict, runtimeFail, "command %s has ended already", c.id)

@@ -2,6 +2,8 @@ package server
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"runtime/debug"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
@@ -14,6 +16,21 @@ import (
 // onPanic is told of a panic before the process dies of it. Main sets it, before
 // the agent serves: like the reaper, it is one for the process.
 var onPanic = func(v any, stack []byte) {}
+
+// keepCrashes has the runtime write down why it ends this process where no code of
+// ours can: when it is out of memory or of threads, for example.
+func (s *Server) keepCrashes() {
+	briefTurns.do(func() {
+		path := filepath.Join(s.stateDir, filepath.Base(agent.CrashFile))
+		os.Remove(path) //nolint:errcheck // opening fails then
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return // a full disk: an obituary would not fit, either
+		}
+		debug.SetCrashOutput(f, debug.CrashOptions{}) //nolint:errcheck // as above
+		f.Close()                                     // the runtime has its own
+	})
+}
 
 // guarded calls f. If f panics, onPanic is told and the panic goes on: whoever
 // went on with half a state would hang, or lie.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
@@ -33,7 +34,7 @@ func TestNeverStarted(t *testing.T) {
 			t.Errorf("%+v: status %s", req, s)
 		}
 		c := e.s.commands.get(id)
-		if c.alive() || e.s.interrupt(t.Context(), c) == nil {
+		if c.alive() || e.s.interrupt(t.Context(), c, syscall.SIGTERM) == nil {
 			t.Errorf("%+v: it lives", req)
 		}
 	}

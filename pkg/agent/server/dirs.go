@@ -2,11 +2,14 @@ package server
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"io/fs"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,34 +20,34 @@ import (
 
 // makeDirs is POST /directories. The mode applies to a directory that is new,
 // not to those above it, which are 0755.
-func (s *Server) makeDirs(w http.ResponseWriter, r *http.Request) error {
+func (f *files) makeDirs(w http.ResponseWriter, r *http.Request) error {
 	var req map[string]agent.FileMode
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
-	for _, asked := range sortedKeys(req) {
-		p, err := s.resolve(asked)
+	for _, asked := range slices.Sorted(maps.Keys(req)) {
+		p, err := f.resolve(asked)
 		if err != nil {
 			return err
 		}
-		a, err := s.attributes(req[asked])
+		a, err := f.attributes(req[asked])
 		if err != nil {
 			return err
 		}
-		created, err := s.mkdirAll(p, attributes{a.uid, a.gid, -1}.or(s.ownerOfNew()))
+		created, err := f.mkdirAll(p, attributes{a.uid, a.gid, -1}.or(f.ownerOfNew()))
 		if err == nil && created && a.mode >= 0 {
 			err = attributes{-1, -1, a.mode}.apply(p)
 		}
 		if err != nil {
-			return fail(http.StatusInternalServerError, runtimeFail, "make directory %s: %v", p, err)
+			return writeFail("make directory "+p, err)
 		}
 	}
 	return ok(w)
 }
 
 // removeDirs is DELETE /directories: rm -rf.
-func (s *Server) removeDirs(w http.ResponseWriter, r *http.Request) error {
-	_, resolved, err := s.paths(r)
+func (f *files) removeDirs(w http.ResponseWriter, r *http.Request) error {
+	_, resolved, err := f.paths(r)
 	if err != nil {
 		return err
 	}
@@ -62,9 +65,9 @@ func (s *Server) removeDirs(w http.ResponseWriter, r *http.Request) error {
 }
 
 // listDir is GET /directories/list.
-func (s *Server) listDir(w http.ResponseWriter, r *http.Request) error {
+func (f *files) listDir(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
-	root, err := s.existing(q.Get("path"))
+	root, err := f.existing(q.Get("path"))
 	if err != nil {
 		return err
 	}
@@ -83,11 +86,11 @@ func (s *Server) listDir(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	out := newList(w)
-	s.walk(root, func(path string, d fs.DirEntry, level int) error {
+	f.walk(root, func(path string, d fs.DirEntry, level int) error {
 		if level > depth {
 			return fs.SkipDir
 		}
-		s.emit(out, path, d)
+		f.emit(out, path, d)
 		if d.IsDir() && level == depth {
 			return fs.SkipDir
 		}
@@ -98,20 +101,20 @@ func (s *Server) listDir(w http.ResponseWriter, r *http.Request) error {
 
 // searchFiles is GET /files/search. A pattern without a slash matches base
 // names, as in execd; one with a slash the path below the root.
-func (s *Server) searchFiles(w http.ResponseWriter, r *http.Request) error {
+func (f *files) searchFiles(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
-	root, err := s.existing(q.Get("path"))
+	root, err := f.existing(q.Get("path"))
 	if err != nil {
 		return err
 	}
-	pattern := orElse(q.Get("pattern"), "**")
+	pattern := cmp.Or(q.Get("pattern"), "**")
 	if !doublestar.ValidatePattern(pattern) {
 		return fail(http.StatusBadRequest, badFile, "pattern %.128q is malformed", pattern)
 	}
 	wholePath := strings.Contains(pattern, "/")
 	pattern = strings.TrimPrefix(pattern, "/")
 	out := newList(w)
-	s.walk(root, func(path string, d fs.DirEntry, _ int) error {
+	f.walk(root, func(path string, d fs.DirEntry, _ int) error {
 		if r.Context().Err() != nil {
 			return fs.SkipAll
 		}
@@ -123,7 +126,7 @@ func (s *Server) searchFiles(w http.ResponseWriter, r *http.Request) error {
 			name = strings.TrimPrefix(strings.TrimPrefix(path, root), "/")
 		}
 		if doublestar.MatchUnvalidated(pattern, name) {
-			s.emit(out, path, d)
+			f.emit(out, path, d)
 		}
 		return nil
 	})
@@ -131,11 +134,11 @@ func (s *Server) searchFiles(w http.ResponseWriter, r *http.Request) error {
 }
 
 // existing resolves a path that must be there.
-func (s *Server) existing(asked string) (string, error) {
+func (f *files) existing(asked string) (string, error) {
 	if asked == "" {
 		return "", fail(http.StatusBadRequest, noQuery, "the query parameter path is missing")
 	}
-	p, err := s.resolve(asked)
+	p, err := f.resolve(asked)
 	if err != nil {
 		return "", err
 	}
@@ -148,7 +151,7 @@ func (s *Server) existing(asked string) (string, error) {
 // walk visits what lies below root, in lexical order, with its level from 1. It
 // follows no links, skips what can not be read, our own files, and, unless root
 // lies in them, /proc and /sys, which are no files but questions.
-func (s *Server) walk(root string, visit func(path string, d fs.DirEntry, level int) error) {
+func (f *files) walk(root string, visit func(path string, d fs.DirEntry, level int) error) {
 	base := strings.Count(strings.TrimSuffix(root, "/"), "/")
 	filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error { //nolint:errcheck // visit's only
 		if path == root {
@@ -157,7 +160,7 @@ func (s *Server) walk(root string, visit func(path string, d fs.DirEntry, level 
 		if err != nil {
 			return fs.SkipDir
 		}
-		if path == "/proc" || path == "/sys" || path == s.stateDir || strings.HasPrefix(d.Name(), draftPrefix) {
+		if path == "/proc" || path == "/sys" || path == f.stateDir || strings.HasPrefix(d.Name(), draftPrefix) {
 			if d.IsDir() {
 				return fs.SkipDir
 			}
@@ -167,9 +170,9 @@ func (s *Server) walk(root string, visit func(path string, d fs.DirEntry, level 
 	})
 }
 
-func (s *Server) emit(out *list, path string, d fs.DirEntry) {
+func (f *files) emit(out *list, path string, d fs.DirEntry) {
 	if fi, err := d.Info(); err == nil { // else it went meanwhile
-		out.add(s.fileInfo(path, fi))
+		out.add(f.fileInfo(path, fi))
 	}
 }
 

@@ -8,10 +8,11 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
-	"syscall"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -23,59 +24,123 @@ const draftPrefix = ".sandboxd-draft-"
 
 // A draft becomes a file in one step: written beside its target, renamed over
 // it. Whoever reads the target sees the old file or the new one, and a writer
-// that breaks off leaves the old one.
+// that breaks off leaves the old one. Its directory is held, so it stays there
+// whatever takes the directory's name meanwhile.
 type draft struct {
 	f      *os.File
+	dir    *os.File   // of the target
+	name   string     // in dir; "": it has none
 	target string     // final symbolic links are followed
 	like   attributes // of the file it replaces, or of a new one
-	done   bool
+	fills  bool       // it is written over its target's content in the end
 }
 
 // newDraft begins a file at path and makes its directories. A target that is
 // there must be a regular file.
-func (s *Server) newDraft(path string) (*draft, error) {
-	target, err := followLinks(path)
+func (f *files) newDraft(path string) (_ *draft, err error) {
+	d := &draft{like: f.ownerOfNew().or(attributes{mode: 0o644})}
+	if d.target, err = followLinks(path); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			d.discard()
+		}
+	}()
+	if d.dir, err = openDir(filepath.Dir(d.target)); missing(err) { // only then is it asked for: most are there
+		if err = f.makeParents(d.target); err == nil {
+			d.dir, err = openDir(filepath.Dir(d.target))
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
-	if err := s.makeParents(target); err != nil {
-		return nil, err
-	}
-	d := &draft{target: target, like: s.ownerOfNew().or(attributes{mode: 0o644})}
-	fi, err := os.Lstat(target)
-	switch {
-	case err == nil && fi.IsDir():
-		return nil, fail(http.StatusBadRequest, badFile, "%s is a directory", target)
-	case err == nil && !fi.Mode().IsRegular():
-		return nil, fail(http.StatusBadRequest, badFile, "%s is a device, pipe or socket: only regular files are written", target)
-	case err == nil:
-		if st, ok := fi.Sys().(*syscall.Stat_t); ok {
-			d.like = attributes{int(st.Uid), int(st.Gid), int(st.Mode & 0o7777)}
-		}
-	case !errors.Is(err, fs.ErrNotExist):
+	there, err := d.meetTarget(f.as)
+	if err != nil {
 		return nil, err
 	}
 	var b [8]byte
 	rand.Read(b[:]) //nolint:errcheck // never fails since Go 1.24
-	name := filepath.Join(filepath.Dir(target), draftPrefix+hex.EncodeToString(b[:]))
-	d.f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	name := draftPrefix + hex.EncodeToString(b[:])
+	const create = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL
+	d.f, err = openAt(d.dir, name, create)
+	if err == nil {
+		d.name = name
+	} else if f.as != nil && there && errors.Is(err, fs.ErrPermission) { // who may write it may not write its directory
+		d.fills = true
+		tmp := filepath.Join(os.TempDir(), name)
+		if d.f, err = openAt(nil, tmp, create); err == nil {
+			err = os.Remove(tmp)
+		}
+	}
 	return d, err
+}
+
+// meetTarget looks at what is there already, and reports whether something is.
+func (d *draft) meetTarget(as *identity) (bool, error) {
+	base := filepath.Base(d.target)
+	var st unix.Stat_t
+	err := unix.Fstatat(int(d.dir.Fd()), base, &st, unix.AT_SYMLINK_NOFOLLOW)
+	switch {
+	case missing(err):
+		return false, nil
+	case err != nil:
+		return false, &fs.PathError{Op: "lstat", Path: d.target, Err: err}
+	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+		return false, fail(http.StatusBadRequest, badFile, "%s is a directory", d.target)
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return false, fail(http.StatusBadRequest, badFile, "%s is a device, pipe or socket: only regular files are written", d.target)
+	}
+	d.like = attributes{int(st.Uid), int(st.Gid), int(st.Mode & 0o7777)}
+	if as != nil {
+		// Who may replace a file by its directory may still not write it.
+		w, err := openAt(d.dir, base, unix.O_WRONLY)
+		if err != nil {
+			return true, err
+		}
+		w.Close()
+		d.fills = d.like.uid != int(as.uid) || d.like.gid != int(as.gid)
+	}
+	return true, nil
+}
+
+// openDir opens a directory so that files in it can be named.
+func openDir(path string) (*os.File, error) { return openAt(nil, path, unix.O_PATH|unix.O_DIRECTORY) }
+
+// openAt opens name in dir, nil of an absolute one. A link is not followed in dir. os.OpenFile
+// would ask the kernel two more times, whether what it is can be polled.
+func openAt(dir *os.File, name string, flags int) (*os.File, error) {
+	at, path := unix.AT_FDCWD, name
+	if dir != nil {
+		at, path, flags = int(dir.Fd()), filepath.Join(dir.Name(), name), flags|unix.O_NOFOLLOW|unix.O_NONBLOCK
+	}
+	for {
+		fd, err := unix.Openat(at, name, flags|unix.O_CLOEXEC, 0o600)
+		switch {
+		case err == unix.EINTR: //nolint:errorlint // of unix.Openat it is bare
+		case err != nil:
+			return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+		default:
+			return os.NewFile(uintptr(fd), path), nil
+		}
+	}
 }
 
 // commit gives the draft its attributes, what a leaves open as its
 // predecessor's, and its name.
 func (d *draft) commit(a attributes) error {
-	a = a.or(d.like)
-	fd := int(d.f.Fd())
-	if a.uid != os.Geteuid() || a.gid != os.Getegid() {
-		if err := unix.Fchown(fd, a.uid, a.gid); err != nil {
-			return &fs.PathError{Op: "chown", Path: d.target, Err: err}
-		}
+	if d.fills {
+		return d.fill(a)
 	}
-	if err := unix.Fchmod(fd, uint32(a.mode)); err != nil {
-		return &fs.PathError{Op: "chmod", Path: d.target, Err: err}
+	all := a.or(d.like)
+	if all.uid == os.Geteuid() && all.gid == os.Getegid() {
+		all.uid, all.gid = -1, -1 // as whom it was made
 	}
-	err := unix.Rename(d.f.Name(), d.target)
+	if err := all.applyTo(d.f); err != nil {
+		return err
+	}
+	dir := int(d.dir.Fd())
+	err := unix.Renameat(dir, d.name, dir, filepath.Base(d.target))
 	if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EXDEV) {
 		// A file mounted by itself, as /etc/resolv.conf: it can be filled, not replaced.
 		return d.fill(a)
@@ -83,8 +148,24 @@ func (d *draft) commit(a attributes) error {
 	if err != nil {
 		return &fs.PathError{Op: "rename", Path: d.target, Err: err}
 	}
-	d.done = true
+	d.name = ""
 	return d.f.Close()
+}
+
+// applyTo is apply of an open file.
+func (a attributes) applyTo(f *os.File) error {
+	fd := int(f.Fd())
+	if a.uid >= 0 || a.gid >= 0 {
+		if err := unix.Fchown(fd, a.uid, a.gid); err != nil {
+			return &fs.PathError{Op: "chown", Path: f.Name(), Err: err}
+		}
+	}
+	if a.mode >= 0 {
+		if err := unix.Fchmod(fd, uint32(a.mode)); err != nil {
+			return &fs.PathError{Op: "chmod", Path: f.Name(), Err: err}
+		}
+	}
+	return nil
 }
 
 // fill writes the draft over its target in place.
@@ -92,25 +173,27 @@ func (d *draft) fill(a attributes) error {
 	if _, err := d.f.Seek(0, io.SeekStart); err != nil {
 		return err
 	}
-	out, err := os.OpenFile(d.target, os.O_WRONLY|os.O_TRUNC, 0)
+	out, err := openAt(d.dir, filepath.Base(d.target), unix.O_WRONLY|unix.O_TRUNC)
 	if err != nil {
 		return err
 	}
-	if _, err = io.Copy(out, d.f); err != nil {
-		out.Close()
-		return err
+	_, err = io.Copy(out, d.f)
+	if err == nil {
+		err = a.applyTo(out)
 	}
-	if err := out.Close(); err != nil {
-		return err
-	}
-	return a.apply(d.target)
+	return errors.Join(err, out.Close())
 }
 
-// discard removes a draft that was not committed.
+// discard lets go of a draft, and removes one that was not committed.
 func (d *draft) discard() {
-	if !d.done {
+	if d.f != nil {
 		d.f.Close()
-		os.Remove(d.f.Name()) //nolint:errcheck // its directory may be gone by now
+	}
+	if d.name != "" {
+		unix.Unlinkat(int(d.dir.Fd()), d.name, 0) //nolint:errcheck // it may have been removed
+	}
+	if d.dir != nil {
+		d.dir.Close()
 	}
 }
 
@@ -145,17 +228,17 @@ type replaced struct {
 
 // replaceFiles is POST /files/replace. It replies with the counts, asked for or
 // not: SDKs parse a 200 as JSON.
-func (s *Server) replaceFiles(w http.ResponseWriter, r *http.Request) error {
+func (f *files) replaceFiles(w http.ResponseWriter, r *http.Request) error {
 	var req map[string]replacement
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
-	keys := sortedKeys(req)
+	keys := slices.Sorted(maps.Keys(req))
 	for _, asked := range keys { // all are checked before any is changed
 		if req[asked].Old == "" {
 			return fail(http.StatusBadRequest, badBody, "%s: old is empty, so there is nothing to look for", asked)
 		}
-		p, err := s.resolve(asked)
+		p, err := f.resolve(asked)
 		if err != nil {
 			return err
 		}
@@ -165,8 +248,8 @@ func (s *Server) replaceFiles(w http.ResponseWriter, r *http.Request) error {
 	}
 	counts := make(map[string]replaced, len(req))
 	for _, asked := range keys {
-		p, _ := s.resolve(asked)
-		n, err := s.replaceIn(p, []byte(req[asked].Old), []byte(req[asked].New))
+		p, _ := f.resolve(asked)
+		n, err := f.replaceIn(p, []byte(req[asked].Old), []byte(req[asked].New))
 		if err != nil {
 			return fsFail("replace in "+p, err)
 		}
@@ -175,13 +258,13 @@ func (s *Server) replaceFiles(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, counts)
 }
 
-func (s *Server) replaceIn(path string, old, with []byte) (int, error) {
+func (f *files) replaceIn(path string, old, with []byte) (int, error) {
 	in, err := openRegular(path)
 	if err != nil {
 		return 0, err
 	}
 	defer in.Close()
-	d, err := s.newDraft(path)
+	d, err := f.newDraft(path)
 	if err != nil {
 		return 0, err
 	}

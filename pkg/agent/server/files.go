@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,19 +20,54 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
+// files answers the requests about files, as somebody.
+type files struct {
+	accounts *accounts
+	workdir  string
+	stateDir string    // the agent's own, which is not listed
+	user     identity  // whom ~ is the home of, and whom new files belong to
+	as       *identity // whom files are accessed as; nil: the agent itself, which may do all
+}
+
+func (f *files) routes(path string) map[string]handler {
+	switch path {
+	case "/files":
+		return map[string]handler{"DELETE": f.around(f.removeFiles)}
+	case "/files/info":
+		return map[string]handler{"GET": f.around(f.filesInfo)}
+	case "/files/permissions":
+		return map[string]handler{"POST": f.around(f.permissions)}
+	case "/files/mv":
+		return map[string]handler{"POST": f.around(f.moveFiles)}
+	case "/files/search":
+		return map[string]handler{"GET": f.around(f.searchFiles)}
+	case "/files/replace":
+		return map[string]handler{"POST": f.around(f.replaceFiles)}
+	case "/files/upload":
+		return map[string]handler{"POST": f.refusing(f.upload)}
+	case "/files/download":
+		return map[string]handler{"GET": f.around(f.download)}
+	case "/directories":
+		return map[string]handler{"POST": f.around(f.makeDirs), "DELETE": f.around(f.removeDirs)}
+	case "/directories/list":
+		return map[string]handler{"GET": f.around(f.listDir)}
+	}
+	return nil
+}
+
 // resolve makes an absolute path of what a client names: relative ones start at
-// the working directory of the image, ~ is the home of its user.
-func (s *Server) resolve(path string) (string, error) {
+// the working directory of the image, ~ is the home of the user.
+func (f *files) resolve(path string) (string, error) {
 	switch {
 	case path == "":
 		return "", fail(http.StatusBadRequest, badFile, "the path is empty")
 	case strings.IndexByte(path, 0) >= 0:
 		return "", fail(http.StatusBadRequest, badFile, "the path holds a NUL byte")
 	case path == "~" || strings.HasPrefix(path, "~/"):
-		path = s.env["HOME"] + path[1:]
+		path = f.user.home + path[1:]
 	}
 	if !filepath.IsAbs(path) {
-		path = s.workdir + "/" + path
+		path = f.workdir + "/" + path
 	}
 	path, err := withoutDots(path)
 	if err != nil {
@@ -84,13 +120,13 @@ func physical(dir string) (string, error) {
 }
 
 // paths returns the paths of the query, as asked and resolved.
-func (s *Server) paths(r *http.Request) (asked, resolved []string, err error) {
+func (f *files) paths(r *http.Request) (asked, resolved []string, err error) {
 	asked = r.URL.Query()["path"]
 	if len(asked) == 0 {
 		return nil, nil, fail(http.StatusBadRequest, noQuery, "the query parameter path is missing")
 	}
 	for _, p := range asked {
-		q, err := s.resolve(p)
+		q, err := f.resolve(p)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -99,7 +135,7 @@ func (s *Server) paths(r *http.Request) (asked, resolved []string, err error) {
 	return asked, resolved, nil
 }
 
-func (s *Server) fileInfo(path string, fi fs.FileInfo) agent.FileInfo {
+func (f *files) fileInfo(path string, fi fs.FileInfo) agent.FileInfo {
 	info := agent.FileInfo{
 		Path:     path,
 		Type:     "other",
@@ -116,7 +152,7 @@ func (s *Server) fileInfo(path string, fi fs.FileInfo) agent.FileInfo {
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		info.Created = time.Unix(st.Ctim.Sec, st.Ctim.Nsec).Format(time.RFC3339Nano) //nolint:unconvert // int32 elsewhere
-		info.Owner, info.Group = s.accounts.userName(st.Uid), s.accounts.groupName(st.Gid)
+		info.Owner, info.Group = f.accounts.userName(st.Uid), f.accounts.groupName(st.Gid)
 		info.Mode = digits(st.Mode)
 	}
 	return info
@@ -145,8 +181,8 @@ func fromDigits(n int) (uint32, error) {
 }
 
 // filesInfo is GET /files/info.
-func (s *Server) filesInfo(w http.ResponseWriter, r *http.Request) error {
-	asked, resolved, err := s.paths(r)
+func (f *files) filesInfo(w http.ResponseWriter, r *http.Request) error {
+	asked, resolved, err := f.paths(r)
 	if err != nil {
 		return err
 	}
@@ -156,14 +192,14 @@ func (s *Server) filesInfo(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return fsFail("describe a file", err)
 		}
-		infos[asked[i]] = s.fileInfo(p, fi)
+		infos[asked[i]] = f.fileInfo(p, fi)
 	}
 	return writeJSON(w, http.StatusOK, infos)
 }
 
 // removeFiles is DELETE /files.
-func (s *Server) removeFiles(w http.ResponseWriter, r *http.Request) error {
-	_, resolved, err := s.paths(r)
+func (f *files) removeFiles(w http.ResponseWriter, r *http.Request) error {
+	_, resolved, err := f.paths(r)
 	if err != nil {
 		return err
 	}
@@ -178,22 +214,24 @@ func (s *Server) removeFiles(w http.ResponseWriter, r *http.Request) error {
 	return ok(w)
 }
 
+// missing reports whether err is of a path of which a part is not there, or is no
+// directory.
 func missing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
 }
 
 // permissions is POST /files/permissions.
-func (s *Server) permissions(w http.ResponseWriter, r *http.Request) error {
+func (f *files) permissions(w http.ResponseWriter, r *http.Request) error {
 	var req map[string]agent.FileMode
 	if err := readJSON(w, r, &req); err != nil {
 		return err
 	}
-	for _, asked := range sortedKeys(req) {
-		p, err := s.resolve(asked)
+	for _, asked := range slices.Sorted(maps.Keys(req)) {
+		p, err := f.resolve(asked)
 		if err != nil {
 			return err
 		}
-		a, err := s.attributes(req[asked])
+		a, err := f.attributes(req[asked])
 		if err != nil {
 			return err
 		}
@@ -204,30 +242,21 @@ func (s *Server) permissions(w http.ResponseWriter, r *http.Request) error {
 	return ok(w)
 }
 
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
-}
-
 // attributes are resolved owner, group and mode; -1 leaves as is.
 type attributes struct{ uid, gid, mode int }
 
 // attributes resolves m with the guest's own accounts.
-func (s *Server) attributes(m agent.FileMode) (attributes, error) {
+func (f *files) attributes(m agent.FileMode) (attributes, error) {
 	a := attributes{-1, -1, -1}
 	if m.Owner != "" {
-		uid, err := s.accounts.uid(m.Owner)
+		uid, err := f.accounts.uid(m.Owner)
 		if err != nil {
 			return a, fail(http.StatusInternalServerError, runtimeFail, "owner: %v", err)
 		}
 		a.uid = int(uid)
 	}
 	if m.Group != "" {
-		gid, err := s.accounts.gid(m.Group)
+		gid, err := f.accounts.gid(m.Group)
 		if err != nil {
 			return a, fail(http.StatusInternalServerError, runtimeFail, "group: %v", err)
 		}
@@ -275,9 +304,9 @@ func (a attributes) apply(path string) error {
 	return nil
 }
 
-// ownerOfNew is whom new files belong to: the user of the image.
-func (s *Server) ownerOfNew() attributes {
-	return attributes{uid: int(s.user.uid), gid: int(s.user.gid), mode: -1}
+// ownerOfNew is whom new files belong to.
+func (f *files) ownerOfNew() attributes {
+	return attributes{uid: int(f.user.uid), gid: int(f.user.gid), mode: -1}
 }
 
 // chown gives path to uid and gid, unless they are this process's own, as which
@@ -289,15 +318,15 @@ func (a attributes) chown(path string) error {
 	return os.Lchown(path, a.uid, a.gid)
 }
 
-// makeParents makes the missing directories of path, for the image's user.
-func (s *Server) makeParents(path string) error {
-	_, err := s.mkdirAll(filepath.Dir(path), s.ownerOfNew())
+// makeParents makes the missing directories of path.
+func (f *files) makeParents(path string) error {
+	_, err := f.mkdirAll(filepath.Dir(path), f.ownerOfNew())
 	return err
 }
 
 // mkdirAll makes dir and what is missing above it, owned as a says and 0755. It
 // reports whether dir itself is new.
-func (s *Server) mkdirAll(dir string, a attributes) (created bool, err error) {
+func (f *files) mkdirAll(dir string, a attributes) (created bool, err error) {
 	fi, err := os.Stat(dir)
 	if err == nil {
 		if !fi.IsDir() {
@@ -309,7 +338,7 @@ func (s *Server) mkdirAll(dir string, a attributes) (created bool, err error) {
 		return false, err
 	}
 	if parent := filepath.Dir(dir); parent != dir {
-		if _, err := s.mkdirAll(parent, a); err != nil {
+		if _, err := f.mkdirAll(parent, a); err != nil {
 			return false, err
 		}
 	}
@@ -335,25 +364,25 @@ type move struct {
 }
 
 // moveFiles is POST /files/mv.
-func (s *Server) moveFiles(w http.ResponseWriter, r *http.Request) error {
+func (f *files) moveFiles(w http.ResponseWriter, r *http.Request) error {
 	var moves []move
 	if err := readJSON(w, r, &moves); err != nil {
 		return err
 	}
 	for _, m := range moves {
-		if err := s.moveFile(m); err != nil {
+		if err := f.moveFile(m); err != nil {
 			return err
 		}
 	}
 	return ok(w)
 }
 
-func (s *Server) moveFile(m move) error {
-	src, err := s.resolve(m.Src)
+func (f *files) moveFile(m move) error {
+	src, err := f.resolve(m.Src)
 	if err != nil {
 		return err
 	}
-	dest, err := s.resolve(m.Dest)
+	dest, err := f.resolve(m.Dest)
 	if err != nil {
 		return err
 	}
@@ -361,8 +390,8 @@ func (s *Server) moveFile(m move) error {
 	if err != nil {
 		return fsFail("move "+src, err)
 	}
-	if err := s.makeParents(dest); err != nil {
-		return fail(http.StatusInternalServerError, runtimeFail, "move %s to %s: %v", src, dest, err)
+	if err := f.makeParents(dest); err != nil {
+		return writeFail("move "+src+" to "+dest, err)
 	}
 	err = unix.Renameat2(unix.AT_FDCWD, src, unix.AT_FDCWD, dest, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // a file system without it
@@ -373,16 +402,16 @@ func (s *Server) moveFile(m move) error {
 		}
 	}
 	if errors.Is(err, unix.EXDEV) {
-		err = s.moveAcross(src, dest, fi)
+		err = f.moveAcross(src, dest, fi)
 	}
 	if err != nil {
-		return fail(http.StatusInternalServerError, runtimeFail, "move %s to %s: %v", src, dest, err)
+		return writeFail("move "+src+" to "+dest, err)
 	}
 	return nil
 }
 
 // moveAcross moves a regular file to another file system, by copy.
-func (s *Server) moveAcross(src, dest string, fi fs.FileInfo) error {
+func (f *files) moveAcross(src, dest string, fi fs.FileInfo) error {
 	if _, err := os.Lstat(dest); err == nil {
 		return unix.EEXIST
 	}
@@ -394,7 +423,7 @@ func (s *Server) moveAcross(src, dest string, fi fs.FileInfo) error {
 		return err
 	}
 	defer in.Close()
-	d, err := s.newDraft(dest)
+	d, err := f.newDraft(dest)
 	if err != nil {
 		return err
 	}
@@ -405,6 +434,9 @@ func (s *Server) moveAcross(src, dest string, fi fs.FileInfo) error {
 	a := attributes{-1, -1, -1}
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		a = attributes{int(st.Uid), int(st.Gid), int(st.Mode & 0o7777)}
+	}
+	if f.as != nil { // who can not give files away has a copy of their own, as by mv
+		a.uid, a.gid = -1, -1
 	}
 	if err := d.commit(a); err != nil {
 		return err

@@ -1,13 +1,14 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -26,6 +27,30 @@ type launch struct {
 	shell func() *way
 	dir   string
 	cred  *syscall.Credential
+	tty   bool // standard input is a terminal, to be that of a session
+	// stdin is standard input, if neither the null device nor a pipe.
+	stdin  *os.File
+	more   []uintptr // its descriptors 3, 4, …
+	marker uint64    // see spawn; 0: any that is free
+
+	// What the shell ahead must know; fit is nil if the command is not for it.
+	fit  *fit
+	vars map[string]string // the environment
+	real string            // dir without symbolic links
+}
+
+// defaultEnv sets a variable unless the request, the sandbox or the image did.
+func (l *launch) defaultEnv(name, value string) {
+	set := func(w *way) *way {
+		if w != nil && !slices.ContainsFunc(w.env, func(kv string) bool { return strings.HasPrefix(kv, name+"=") }) {
+			w.env = append(w.env, name+"="+value)
+		}
+		return w
+	}
+	set(&l.way)
+	if shell := l.shell; shell != nil {
+		l.shell = func() *way { return set(shell()) }
+	}
 }
 
 type way struct {
@@ -34,37 +59,67 @@ type way struct {
 	env  []string
 }
 
+func badRequest(format string, args ...any) error {
+	return fail(http.StatusBadRequest, badBody, format, args...)
+}
+
 // prepare checks a request and resolves all its names. Its errors are the
 // client's, and of status 400.
 func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
-	bad := func(format string, args ...any) error {
-		return fail(http.StatusBadRequest, badBody, format, args...)
+	l, err := s.check(req)
+	if err == nil {
+		err = l.find(req)
 	}
+	return l, err
+}
+
+// check is prepare, but for the program, which is not needed where the shell
+// ahead takes the command, and is then a dozen system calls.
+func (s *Server) check(req *agent.CommandRequest) (l *launch, err error) {
+	briefTurns.do(func() { l, err = s.resolve(req) })
+	return l, err
+}
+
+// find looks for the program or the shell.
+func (l *launch) find(req *agent.CommandRequest) (err error) {
+	briefTurns.do(func() { err = l.resolve(req) })
+	return err
+}
+
+func (s *Server) resolve(req *agent.CommandRequest) (*launch, error) {
 	if err := checkRequest(req); err != nil {
-		return nil, bad("%v", err)
+		return nil, badRequest("%v", err)
 	}
 	id, err := s.identityFor(req)
 	if err != nil {
-		return nil, bad("%v", err)
+		return nil, badRequest("%v", err)
 	}
 	env, err := s.commandEnv(req, id)
 	if err != nil {
-		return nil, bad("%v", err)
+		return nil, badRequest("%v", err)
 	}
 	dir, real, err := s.workingDir(req.Cwd, env)
 	if err != nil {
-		return nil, bad("%v", err)
+		return nil, badRequest("%v", err)
 	}
-	l := &launch{dir: dir, cred: s.userCred}
+	l := &launch{dir: dir, cred: s.userCred, vars: env, real: real}
 	if req.UID != nil {
 		l.cred = credential(id)
 	}
+	if s.ahead.on && len(req.Argv) == 0 && req.UID == nil && !req.Stdin && !req.Forget {
+		l.fit = fitOf(req.Command)
+	}
+	return l, nil
+}
+
+func (l *launch) resolve(req *agent.CommandRequest) error {
+	env := l.vars
 	if len(req.Argv) > 0 {
 		l.way = way{path: req.Argv[0], argv: req.Argv, env: environ(env)}
 		if !strings.Contains(l.path, "/") {
 			l.path = lookPath(l.path, env["PATH"])
 		}
-		return l, nil
+		return nil
 	}
 	shell := func() *way {
 		sh := findShell(env["PATH"])
@@ -74,17 +129,17 @@ func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
 		return &way{path: sh, argv: []string{filepath.Base(sh), "-c", req.Command}, env: environ(env)}
 	}
 	if w, ok := words(req.Command); ok {
-		if path, environ, ok := direct(w, env, real); ok {
+		if path, environ, ok := direct(w, env, l.real); ok {
 			l.way, l.shell = way{path: path, argv: w, env: environ}, shell
-			return l, nil
+			return nil
 		}
 	}
 	w := shell()
 	if w == nil {
-		return nil, bad("this image has neither bash nor sh: give the program and its arguments as argv")
+		return badRequest("this image has neither bash nor sh: give the program and its arguments as argv")
 	}
 	l.way = *w
-	return l, nil
+	return nil
 }
 
 func checkRequest(req *agent.CommandRequest) error {
@@ -144,7 +199,7 @@ func (s *Server) commandEnv(req *agent.CommandRequest, id identity) (map[string]
 	if id.uid != s.user.uid {
 		env["HOME"] = id.home
 	}
-	if path := orElse(req.Envs["EXECD_ENVS"], env["EXECD_ENVS"]); path != "" {
+	if path := cmp.Or(req.Envs["EXECD_ENVS"], env["EXECD_ENVS"]); path != "" {
 		if err := addEnvFile(env, path); err != nil {
 			return nil, err
 		}
@@ -153,47 +208,28 @@ func (s *Server) commandEnv(req *agent.CommandRequest, id identity) (map[string]
 	return env, nil
 }
 
-// addEnvFile adds KEY=VALUE lines; $VAR in a value is what is known so far. A
-// missing file has no lines.
-func addEnvFile(env map[string]string, path string) error {
-	f, err := openRegular(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("read the environment file of EXECD_ENVS: %w", err)
-	}
-	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, 1<<20))
-	if err != nil {
-		return fmt.Errorf("read the environment file of EXECD_ENVS: %w", err)
-	}
-	for line := range strings.Lines(string(b)) {
-		k, v, ok := strings.Cut(strings.TrimSpace(line), "=")
-		if !ok || k == "" || k[0] == '#' || strings.IndexByte(line, 0) >= 0 {
-			continue
-		}
-		env[k] = os.Expand(v, func(name string) string { return env[name] })
-	}
-	return nil
-}
-
 // workingDir expands and checks cwd. It returns the directory as named, to
 // change into, and without symbolic links, to be PWD.
 func (s *Server) workingDir(cwd string, env map[string]string) (dir, real string, err error) {
 	if cwd == "" {
 		cwd = s.workdir
-	} else if cwd, err = expandPath(cwd, env); err != nil {
+	} else if cwd, err = expandFrom(s.workdir, cwd, env); err != nil {
 		return "", "", err
-	}
-	if !filepath.IsAbs(cwd) {
-		cwd = s.workdir + "/" + cwd
 	}
 	real, err = physical(cwd)
 	if err != nil {
 		return "", "", fmt.Errorf("cwd: %w", err)
 	}
 	return cwd, real, nil
+}
+
+// expandFrom is expandPath; a relative path begins at from.
+func expandFrom(from, path string, env map[string]string) (string, error) {
+	path, err := expandPath(path, env)
+	if err == nil && !filepath.IsAbs(path) {
+		path = from + "/" + path
+	}
+	return path, err
 }
 
 // expandPath replaces a leading ~ and every $VAR. An unknown variable is an error.
@@ -220,7 +256,7 @@ func expandPath(path string, env map[string]string) (string, error) {
 
 // start executes l, by its second way if the first can not be executed.
 func (r *reaper) start(l *launch, files [3]uintptr) (*process, error) {
-	spec := spawnSpec{path: l.path, argv: l.argv, env: l.env, dir: l.dir, cred: l.cred, files: files}
+	spec := spawnSpec{path: l.path, argv: l.argv, env: l.env, dir: l.dir, cred: l.cred, tty: l.tty, marker: l.marker, files: files, more: l.more}
 	p, err := r.spawn(spec)
 	if err != nil && l.shell != nil {
 		if w := l.shell(); w != nil {

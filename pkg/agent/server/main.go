@@ -44,6 +44,12 @@ func Main(o Options) int {
 		return o.fatal(err, 1)
 	}
 	onPanic = s.crashed
+	reserveThreads()
+	if o.Listen == "" { // not in tests: it is one port for all
+		if _, err := s.beReady(s.jupyterAddress()); err != nil {
+			fmt.Fprintf(os.Stderr, "sandbox-agent: clients of the code interpreter will not find it ready: %v\n", err)
+		}
+	}
 	if code, err := s.startEntrypoint(); err != nil {
 		s.bury(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
 		return o.fatal(err, code)
@@ -51,9 +57,16 @@ func Main(o Options) int {
 	if err := detachStdio(1, 2); err != nil {
 		return o.fatal(err, 1)
 	}
-	s.ready.Store(true)
-	time.AfterFunc(time.Second, debug.FreeOSMemory) // what only starting needed
-	go guarded(func() { s.serve(ln) })
+	go guarded(func() {
+		if s.start.script != nil && !s.start.script.take(s) {
+			return // live says how it ended
+		}
+		s.ready.Store(true)
+		time.AfterFunc(time.Second, debug.FreeOSMemory) // what only starting needed
+		go guarded(s.keepCrashes)
+		go guarded(func() { s.prestart(s.prestarted) })
+		s.serve(ln)
+	})
 	return s.live(signals)
 }
 
@@ -89,6 +102,7 @@ func boot(o Options) (*Server, net.Listener, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	s.makeEnvFile(envFile)
 	if err := s.prepareEntrypoint(b.Entrypoint); err != nil {
 		return nil, nil, err
 	}
@@ -150,20 +164,23 @@ func (s *Server) prepareEntrypoint(argv []string) error {
 	if err := os.MkdirAll(s.workdir, 0o755); err != nil {
 		return fmt.Errorf("make the working directory of the image: %w", err)
 	}
-	if len(argv) == 0 {
-		return nil
+	argv, err := s.entrypointArgs(argv)
+	if err != nil || len(argv) == 0 {
+		return err
 	}
 	c, ends, err := s.newCommand(agent.EntrypointID, strings.Join(argv, " "), 1)
 	if err != nil {
 		return fmt.Errorf("make a pipe for the entrypoint: %w", err)
 	}
-	s.entrypoint, s.start = c, start{argv: argv, ends: ends}
-	return nil
+	s.entrypoint, s.start = c, start{ends: ends}
+	s.start.argv, s.start.script, err = s.withPreScript(argv)
+	return err
 }
 
 type start struct {
-	argv []string
-	ends []int
+	argv   []string
+	ends   []int
+	script *preScript // nil: none is read first
 }
 
 // startEntrypoint starts it as the image's user. On failure it returns the exit
@@ -177,6 +194,10 @@ func (s *Server) startEntrypoint() (int, error) {
 	l := &launch{way: way{path: argv[0], argv: argv, env: environ(s.env)}, dir: s.workdir, cred: s.userCred}
 	if !strings.Contains(l.path, "/") {
 		l.path = lookPath(l.path, s.env["PATH"])
+	}
+	if script := s.start.script; script != nil {
+		l.more = []uintptr{uintptr(script.end)}
+		defer syscall.Close(script.end)
 	}
 	if err := s.launch(c, l, 0, false, s.start.ends); err != nil {
 		return c.end.code, err
@@ -218,7 +239,7 @@ func (s *Server) stop(sig syscall.Signal) {
 // end writes the obituary, kills the rest, and returns the exit code.
 func (s *Server) end(e ending) int {
 	s.stopping.Store(true)
-	o := agent.Obituary{ExitCode: e.code}
+	o := agent.Obituary{ExitCode: e.code, Reason: e.reason}
 	if e.signal != 0 {
 		o.Signal = signalName(e.signal)
 	}

@@ -60,15 +60,15 @@ func cpuTime() time.Duration {
 }
 
 func (s *Server) cpuCount() float64 {
-	if s.limits.CPUMillis > 0 {
-		return float64(s.limits.CPUMillis) / 1000
+	if s.limits.Load().CPUMillis > 0 {
+		return float64(s.limits.Load().CPUMillis) / 1000
 	}
 	return float64(runtime.NumCPU())
 }
 
 // memory returns the limit and what all processes hold for themselves, in bytes.
 func (s *Server) memory() (total, used int64) {
-	total = s.limits.MemoryBytes
+	total = s.limits.Load().MemoryBytes
 	if total <= 0 {
 		total = memTotal()
 	}
@@ -111,6 +111,19 @@ func (s *Server) measure() agent.Metrics {
 		MemUsed:   float64(used) / (1 << 20),
 		Timestamp: time.Now().UnixMilli(),
 	}
+}
+
+// countTasks is GET /tasks: what the limit of pids is about. The host can not count
+// it on gVisor.
+func countTasks(w http.ResponseWriter, _ *http.Request) error {
+	var n agent.Tasks
+	self := os.Getpid()
+	for _, p := range scan() {
+		if p.pid != self {
+			n.Tasks += int64(p.tasks)
+		}
+	}
+	return writeJSON(w, http.StatusOK, n)
 }
 
 // metrics is GET /metrics.

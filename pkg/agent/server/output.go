@@ -11,7 +11,7 @@ import (
 const (
 	outputInMemory  = 64 << 10  // of one command; the rest goes to its file
 	outputMemory    = 2 << 20   // of all finished commands together
-	outputOfCommand = 16 << 20  // ring of one command
+	outputOfCommand = 16 << 20  // ring of one command, by default
 	outputOfAll     = 256 << 20 // files of all commands together
 	outputStep      = 256 << 10 // by which a file's share grows
 )
@@ -20,6 +20,7 @@ const (
 type outputs struct {
 	dir   string
 	limit int64 // bytes of files, together
+	each  int64 // bytes of one file
 	// pressed is called when less than a fourth of limit is left; it must not
 	// wait, since the caller holds a ring.
 	pressed func()
@@ -57,11 +58,12 @@ func (o *outputs) release(n int64) {
 
 // ring keeps the last output of one command, addressed by the number of the
 // byte since the start. A short output stays in memory; a longer one moves to a
-// file that wraps at 16 MiB, or earlier where the sandbox's share or the disk
-// is used up. Nothing is lost silently: from, the oldest byte kept, tells.
+// file that wraps at the limit of one command, or earlier where the sandbox's
+// share or the disk is used up. Nothing is lost silently: from, the oldest byte kept, tells.
 type ring struct {
 	books *outputs
 	name  string
+	small bool // never goes to a file: what does not fit into memory is forgotten
 
 	mu       sync.Mutex
 	mem      []byte
@@ -93,7 +95,11 @@ func (r *ring) Write(b []byte) (int, error) {
 			r.end += int64(len(b))
 			return len(b), nil
 		}
-		r.spill()
+		if r.small {
+			r.wrapInMemory()
+		} else {
+			r.spill()
+		}
 	}
 	for rest := b; len(rest) > 0; {
 		rest = rest[r.put(rest):]
@@ -104,18 +110,23 @@ func (r *ring) Write(b []byte) (int, error) {
 // spill moves what is in memory to a file. Where that fails, the memory is the
 // ring, as big as it may get.
 func (r *ring) spill() {
-	if !r.books.reserve(outputStep) {
+	first := min(outputStep, r.books.each)
+	if !r.books.reserve(first) {
 		r.wrapInMemory()
 		return
 	}
-	r.reserved = outputStep
-	f, err := os.OpenFile(filepath.Join(r.books.dir, r.name), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err == nil {
-		if _, err = f.WriteAt(r.mem, 0); err != nil {
-			f.Close()
-			os.Remove(f.Name())
+	r.reserved = first
+	var f *os.File
+	var err error
+	briefTurns.do(func() {
+		f, err = os.OpenFile(filepath.Join(r.books.dir, r.name), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+		if err == nil {
+			if _, err = f.WriteAt(r.mem, 0); err != nil {
+				f.Close()
+				os.Remove(f.Name())
+			}
 		}
-	}
+	})
 	if err != nil {
 		r.books.release(r.reserved)
 		r.reserved = 0
@@ -131,7 +142,7 @@ func (r *ring) wrapInMemory() {
 }
 
 // put stores a part of b in one piece and returns its length; 0 asks to be
-// called again, at most once.
+// called again, at most twice.
 func (r *ring) put(b []byte) int {
 	if r.size == 0 && r.end+int64(len(b)) > r.reserved {
 		r.grow(int64(len(b)))
@@ -144,15 +155,13 @@ func (r *ring) put(b []byte) int {
 	b = b[:min(int64(len(b)), room)]
 	if r.file == nil {
 		copy(r.mem[pos:], b)
-	} else if _, err := r.file.WriteAt(b, pos); err != nil {
+	} else if err := r.writeAt(b, pos); err != nil {
 		if r.size == 0 && r.end > 0 { // the disk is full: what is there becomes the ring
 			r.size = r.end
 			return 0
 		}
-		r.drop()
-		r.end += int64(len(b))
-		r.from = r.end
-		return len(b)
+		r.retreat() // on btrfs what is there can not be written over either
+		return 0
 	}
 	r.end += int64(len(b))
 	if r.size > 0 {
@@ -161,9 +170,53 @@ func (r *ring) put(b []byte) int {
 	return len(b)
 }
 
+func (r *ring) writeAt(b []byte, pos int64) (err error) {
+	briefTurns.do(func() { _, err = r.file.WriteAt(b, pos) })
+	return err
+}
+
+func (r *ring) readAt(b []byte, pos int64) (n int, err error) {
+	briefTurns.do(func() { n, err = r.file.ReadAt(b, pos) })
+	return n, err
+}
+
+func (r *ring) removeFile() {
+	briefTurns.do(func() {
+		r.file.Close()
+		os.Remove(r.file.Name())
+	})
+	r.file = nil
+}
+
+// retreat moves the newest output from a file that takes no more into memory,
+// which is the ring from then on.
+func (r *ring) retreat() {
+	mem, keep := make([]byte, outputInMemory), r.end-r.from
+	keep = min(keep, outputInMemory)
+	for off := r.end - keep; off < r.end; {
+		at, to := off, off%outputInMemory
+		if r.size > 0 {
+			at = off % r.size
+		}
+		n := min(r.end-off, outputInMemory-to)
+		if r.size > 0 {
+			n = min(n, r.size-at)
+		}
+		if _, err := r.readAt(mem[to:to+n], at); err != nil {
+			keep = 0 // can be read no more than written
+			break
+		}
+		off += n
+	}
+	r.removeFile()
+	r.books.release(r.reserved)
+	r.reserved = 0
+	r.mem, r.size, r.from = mem, outputInMemory, r.end-keep
+}
+
 // grow raises the file's share so that n more bytes fit, or decides where it wraps.
 func (r *ring) grow(n int64) {
-	want := min((r.end+n+outputStep-1)/outputStep*outputStep, outputOfCommand)
+	want := min((r.end+n+outputStep-1)/outputStep*outputStep, r.books.each)
 	if want > r.reserved && r.books.reserve(want-r.reserved) {
 		r.reserved = want
 	}
@@ -176,9 +229,7 @@ func (r *ring) grow(n int64) {
 func (r *ring) drop() {
 	r.dropped, r.mem, r.from = true, nil, r.end
 	if r.file != nil {
-		r.file.Close()
-		os.Remove(r.file.Name())
-		r.file = nil
+		r.removeFile()
 	}
 	r.books.release(r.reserved)
 	r.reserved = 0
@@ -254,7 +305,7 @@ func (r *ring) ReadAt(b []byte, off int64) (n int, at int64) {
 	if r.file == nil {
 		return copy(b, r.mem[pos:]), at
 	}
-	n, _ = r.file.ReadAt(b, pos)
+	n, _ = r.readAt(b, pos)
 	return n, at
 }
 

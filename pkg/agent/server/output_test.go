@@ -29,23 +29,25 @@ func (r *ring) all(off int64) []byte {
 func TestRing(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for name, c := range map[string]struct {
-		limit, kept int64
-		total       int
-		dir         bool
+		limit, each, kept int64
+		total             int
+		dir               bool
 	}{
-		"memory":              {1 << 30, 40_000, 40_000, true},
-		"file":                {1 << 30, 3_000_000, 3_000_000, true},
-		"wrapped file":        {1 << 30, outputOfCommand, 20_000_000, true},
-		"no budget at all":    {1000, outputInMemory, 1_000_000, true},
-		"small budget":        {600 << 10, 512 << 10, 3_000_000, true},
-		"no directory":        {1 << 30, outputInMemory, 1_000_000, false},
-		"no directory, short": {1 << 30, 30_000, 30_000, false},
+		"memory":              {1 << 30, outputOfCommand, 40_000, 40_000, true},
+		"file":                {1 << 30, outputOfCommand, 3_000_000, 3_000_000, true},
+		"wrapped file":        {1 << 30, outputOfCommand, outputOfCommand, 20_000_000, true},
+		"no budget at all":    {1000, outputOfCommand, outputInMemory, 1_000_000, true},
+		"small budget":        {600 << 10, outputOfCommand, 512 << 10, 3_000_000, true},
+		"least":               {1 << 30, 64 << 10, 64 << 10, 1_000_000, true},
+		"odd":                 {1 << 30, 300_000, 300_000, 1_000_000, true},
+		"no directory":        {1 << 30, outputOfCommand, outputInMemory, 1_000_000, false},
+		"no directory, short": {1 << 30, outputOfCommand, 30_000, 30_000, false},
 	} {
 		dir := t.TempDir()
 		if !c.dir {
 			dir += "/nope"
 		}
-		books := &outputs{dir: dir, limit: c.limit, pressed: func() {}}
+		books := &outputs{dir: dir, limit: c.limit, each: c.each, pressed: func() {}}
 		r := &ring{books: books, name: "x"}
 		var want []byte
 		for len(want) < c.total {
@@ -82,9 +84,48 @@ func TestRing(t *testing.T) {
 	}
 }
 
+// TestRingWithoutDisk: where the disk takes no more the newest output is kept in
+// memory, and nothing fails.
+func TestRingWithoutDisk(t *testing.T) {
+	for name, wrapped := range map[string]int{"before it wraps": 100_000, "after it wrapped": 800_000} {
+		r := &ring{books: &outputs{dir: t.TempDir(), limit: 1 << 30, each: 300_000, pressed: func() {}}, name: "x"}
+		var want []byte
+		write := func(n int) {
+			b := make([]byte, n)
+			for i := range b {
+				b[i] = byte((len(want) + i) >> 3)
+			}
+			r.Write(b) //nolint:errcheck // never fails
+			want = append(want, b...)
+		}
+		for len(want) < wrapped {
+			write(10_007)
+		}
+		same, err := os.Open(r.file.Name()) // which can be read, and not written any more
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.file.Close()
+		r.file = same
+		for _, n := range []int{1, 10_007, 100_000, 70_001} {
+			write(n)
+			from, end := r.Range()
+			if end != int64(len(want)) || end-from < outputInMemory {
+				t.Errorf("%s: keeps %d to %d of %d", name, from, end, len(want))
+			}
+			if !bytes.Equal(r.all(0), want[from:]) {
+				t.Errorf("%s: content differs", name)
+			}
+		}
+		if left, _ := os.ReadDir(r.books.dir); len(left) > 0 || r.books.inFile != 0 {
+			t.Errorf("%s: left %v, %d reserved", name, left, r.books.inFile)
+		}
+	}
+}
+
 // TestOutputsMakeRoom lets many commands write more than all may keep.
 func TestOutputsMakeRoom(t *testing.T) {
-	g := newRegistry(t.TempDir(), 4<<20)
+	g := newRegistry(t.TempDir(), 4<<20, outputOfCommand)
 	var last *command
 	for range 20 {
 		last = &command{id: newID(), out: nil, done: make(chan struct{})}
@@ -113,8 +154,8 @@ func TestOutputsMakeRoom(t *testing.T) {
 	}
 }
 
-func split(chunks ...string) (lines []string) {
-	var l splitter
+func split(bare bool, chunks ...string) (lines []string) {
+	l := splitter{bare: bare}
 	emit := func(b []byte) { lines = append(lines, string(b)) }
 	for _, c := range chunks {
 		l.feed([]byte(c), emit)
@@ -139,18 +180,52 @@ func TestSplitter(t *testing.T) {
 		"a|b|c\nd":         "abc|d",
 		"|a|\r|\n|\n|b|\r": "a|\n|b",
 	} {
-		if got := strings.Join(split(strings.Split(in, "|")...), "|"); got != want {
+		if got := strings.Join(split(true, strings.Split(in, "|")...), "|"); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}
 	}
+	for in, want := range map[string]string{
+		"":                 "",
+		"a":                "a",
+		"a\nb":             "a\n|b",
+		"\n\n":             "\n|\n",
+		"a\r\nb\r\n":       "a\r\n|b\r\n",
+		"a\r|\nb":          "a\r|\n|b",
+		"a\r\r\n":          "a\r|\r\n",
+		"10%\r|20%\r":      "10%\r|20%\r",
+		"a|b|c\nd":         "abc\n|d",
+		"|a|\r|\n|\n|b|\r": "a\r|\n|\n|b\r",
+	} {
+		if got := strings.Join(split(false, strings.Split(in, "|")...), "|"); got != want {
+			t.Errorf("with endings, %q: %q, want %q", in, got, want)
+		}
+	}
 	long := strings.Repeat("ä", maxLine)
-	got := split("x"+long[:maxLine-1], long[maxLine-1:]+"\nend\n")
+	got := split(false, long[:maxLine-1], long[maxLine-1:]+"\nend\n")
+	if strings.Join(got, "") != long+"\nend\n" {
+		t.Error("with endings, a long line is not the sum of its parts")
+	}
+	got = split(true, "x"+long[:maxLine-1], long[maxLine-1:]+"\nend\n")
 	if strings.Join(got[:len(got)-1], "") != "x"+long || got[len(got)-1] != "end" {
 		t.Error("a long line is not the sum of its parts")
 	}
 	for _, l := range got {
 		if len(l) > maxLine || !utf8.ValidString(l) {
 			t.Errorf("a part of %d bytes is too long or cut within a character", len(l))
+		}
+	}
+}
+
+// TestEventIsOneLine: nothing in a text ends a line to any reader of lines.
+func TestEventIsOneLine(t *testing.T) {
+	for _, end := range []string{"\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\u0085", "\u2028", "\u2029"} { // those of str.splitlines
+		got := appendQuoted(nil, []byte("a"+end+"b"))
+		if strings.Contains(string(got), end) {
+			t.Errorf("%q is in %s as it is", end, got)
+		}
+		var back string
+		if err := json.Unmarshal(got, &back); err != nil || back != "a"+end+"b" {
+			t.Errorf("%q: %q, %v", end, back, err)
 		}
 	}
 }
@@ -171,8 +246,11 @@ func FuzzEvents(f *testing.F) {
 			t.Fatalf("%q, encoding/json says %q", got, same)
 		}
 		n := min(int(cut), len(b))
-		if a, c := split(string(b)), split(string(b[:n]), string(b[n:])); strings.Join(a, "|") != strings.Join(c, "|") {
+		if a, c := split(true, string(b)), split(true, string(b[:n]), string(b[n:])); strings.Join(a, "|") != strings.Join(c, "|") {
 			t.Fatalf("%q, cut after %d: %q", a, n, c)
+		}
+		if c := split(false, string(b[:n]), string(b[n:])); strings.Join(c, "") != string(b) {
+			t.Fatalf("%q, cut after %d, with endings: %q", b, n, c)
 		}
 	})
 }

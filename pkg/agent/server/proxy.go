@@ -90,3 +90,17 @@ func dialLoopback(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 	return nil, err
 }
+
+// listening is GET /listening/{port}: 200 if a server on the sandbox's own
+// loopback accepts a connection, whatever it speaks.
+func listening(w http.ResponseWriter, r *http.Request, port string) error {
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return fail(http.StatusBadRequest, badBody, "%.32q is no port: the path is /listening/{port}", port)
+	}
+	conn, err := dialLoopback(context.WithValue(r.Context(), portKey{}, port), "", "")
+	if err != nil {
+		return fail(http.StatusBadGateway, runtimeFail, "nothing in the sandbox listens on port %s: %v", port, err)
+	}
+	conn.Close()
+	return ok(w)
+}

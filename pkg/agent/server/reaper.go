@@ -2,6 +2,7 @@ package server
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"syscall"
@@ -38,12 +39,20 @@ type process struct {
 
 // spawnSpec says what to start. Its files are the child's 0, 1 and 2.
 type spawnSpec struct {
-	path  string
-	argv  []string
-	env   []string
-	dir   string
-	cred  *syscall.Credential // nil: as this process
-	files [3]uintptr
+	path   string
+	argv   []string
+	env    []string
+	dir    string
+	cred   *syscall.Credential // nil: as this process
+	tty    bool                // files[0] is to be the controlling terminal
+	marker uint64              // 0: one that no other has
+	files  [3]uintptr
+	more   []uintptr // the child's 3, 4, …
+	// mortal: it is killed when this process dies. What PID 1 leaves behind dies
+	// anyway; elsewhere, in tests, code that spins would go on for ever. It is the
+	// thread that forked whose death counts, and no thread of this process ends
+	// before the process: none is left by a goroutine that holds it.
+	mortal bool
 }
 
 // theReaper starts on first use: wait4 is per process, hence so is this.
@@ -56,7 +65,9 @@ var theReaper = sync.OnceValue(func() *reaper {
 // markerBase is above every real RLIMIT_RSS and small enough to print.
 const markerBase = 1 << 50
 
-var lastMarker uint64 // guarded by spawnMu
+// lastMarker is guarded by spawnMu. Where it begins is drawn: a process on the host
+// that has this package in it, as its tests do, sees the processes of other agents.
+var lastMarker = rand.Uint64N(markerBase / 2)
 
 // spawn starts a child in a session of its own. The error of a failed exec is
 // the bare errno.
@@ -72,13 +83,19 @@ func (r *reaper) spawn(s spawnSpec) (*process, error) {
 	attr := &syscall.ProcAttr{
 		Dir:   s.dir,
 		Env:   s.env,
-		Files: s.files[:],
-		Sys:   &syscall.SysProcAttr{Setsid: true, Credential: s.cred},
+		Files: append(s.files[:], s.more...),
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: s.tty, Ctty: 0, Credential: s.cred},
+	}
+	if s.mortal {
+		attr.Sys.Pdeathsig = syscall.SIGKILL
 	}
 	p := &process{done: make(chan struct{})}
 	r.spawnMu.Lock()
-	lastMarker++
-	p.marker = mark(markerBase + lastMarker)
+	if p.marker = s.marker; p.marker == 0 {
+		lastMarker++
+		p.marker = markerBase + lastMarker
+	}
+	p.marker = mark(p.marker)
 	pid, err := syscall.ForkExec(s.path, s.argv, attr)
 	if err != nil {
 		r.spawnMu.Unlock()

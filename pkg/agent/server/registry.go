@@ -23,9 +23,9 @@ type registry struct {
 	inUse  int64 // sum of memory
 }
 
-func newRegistry(dir string, limit int64) *registry {
+func newRegistry(dir string, limit, each int64) *registry {
 	g := &registry{byID: map[string]*command{}, memory: map[*command]int64{}}
-	g.books = &outputs{dir: dir, limit: limit, pressed: g.pressed}
+	g.books = &outputs{dir: dir, limit: limit, each: each, pressed: g.pressed}
 	return g
 }
 
@@ -46,6 +46,13 @@ func (g *registry) get(id string) *command {
 // finished notes that c has ended, and forgets what is too much: the oldest
 // command beyond the thousandth, memory of outputs beyond 2 MiB.
 func (g *registry) finished(c *command) {
+	if c.forget {
+		g.mu.Lock()
+		delete(g.byID, c.id)
+		g.mu.Unlock()
+		c.out.Drop()
+		return
+	}
 	kept := c.out.Settle(false)
 	g.mu.Lock()
 	defer g.mu.Unlock()

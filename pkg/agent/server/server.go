@@ -4,8 +4,11 @@
 //	cmd/sandbox-agent ─ Main ─ bootstrap line ─ listen ─ entrypoint ─ serve ─ obituary
 //	                                              │
 //	   HTTP ─ Server ─┬─ commands ─ reaper        │  every child of this process
-//	                  │      └─ output rings      │  is started and waited for
-//	                  ├─ files, directories       │  by the one reaper
+//	                  │   │  └─ output rings      │  is started and waited for
+//	                  │   ├─ terminals ─ viewer   │  by the one reaper
+//	                  │   └─ sessions ─ shell     │
+//	                  ├─ code ─ interpreter       │
+//	                  ├─ files, directories       │
 //	                  ├─ metrics
 //	                  └─ proxy to 127.0.0.1
 //
@@ -18,6 +21,7 @@
 package server
 
 import (
+	"bufio"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/json"
@@ -37,6 +41,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 )
 
 // Config is what a Server is made of.
@@ -49,22 +54,30 @@ type Config struct {
 // Server answers for one sandbox. Make it with New.
 type Server struct {
 	token    [sha256.Size]byte
-	limits   agent.Limits
+	limits   atomic.Pointer[agent.Limits] // never nil
 	stateDir string
 	workdir  string
-	user     identity
-	userCred *syscall.Credential // what a child must change to be user
-	env      map[string]string
-	accounts *accounts
-	reaper   *reaper
-	commands *registry
-	devNull  *os.File
-	ready    atomic.Bool
-	stopping atomic.Bool // the entrypoint ended: nothing new is started
+	// prestarted are languages whose standing contexts are made at once.
+	prestarted []string
+	user       identity
+	userCred   *syscall.Credential // what a child must change to be user
+	env        map[string]string
+	accounts   *accounts
+	files      files
+	reaper     *reaper
+	commands   *registry
+	terminals  terminals
+	contexts   interpreter.Contexts
+	sessions   sessions
+	ahead      ahead
+	devNull    *os.File
+	ready      atomic.Bool
+	stopping   atomic.Bool // the entrypoint ended: nothing new is started
 
 	entrypoint *command      // nil without one
 	start      start         // what it is started from
 	grace      time.Duration // interruptGrace, but in tests
+	wsPing     time.Duration // wsPing, but in tests
 	cpu        cpuMeter
 	proxyOnce  sync.Once
 	proxy      http.Handler
@@ -76,13 +89,17 @@ func New(c Config) (*Server, error) {
 	b := c.Bootstrap
 	s := &Server{
 		token:    sha256.Sum256([]byte(b.Token)),
-		limits:   b.Limits,
 		stateDir: c.StateDir,
 		workdir:  b.Workdir,
 		accounts: &accounts{passwdFile: "/etc/passwd", groupFile: "/etc/group"},
 		reaper:   theReaper(),
 		grace:    interruptGrace,
+		wsPing:   wsPing,
+		ahead:    ahead{on: b.ShellAhead, idle: aheadIdle, answer: aheadAnswer},
 	}
+	s.contexts.Host = drivers{s}
+	s.limits.Store(&b.Limits)
+	s.prestarted = b.Prestart
 	if s.stateDir == "" {
 		s.stateDir = agent.StateDir
 	}
@@ -102,6 +119,8 @@ func New(c Config) (*Server, error) {
 	}
 	s.userCred = credential(s.user)
 	s.env = baseEnv(c.Environ, b, s.user)
+	s.files = files{accounts: s.accounts, workdir: s.workdir, stateDir: s.stateDir, user: s.user}
+	s.files.user.home = s.env["HOME"] // an image may set another
 	if s.devNull, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		return nil, fmt.Errorf("open the null device: %w", err)
 	}
@@ -112,21 +131,36 @@ func New(c Config) (*Server, error) {
 	if d := b.Limits.DiskBytes / 4; d > 0 {
 		limit = min(limit, d)
 	}
-	s.commands = newRegistry(outputDir, limit)
+	each := b.CommandOutputLimit
+	if each <= 0 {
+		each = outputOfCommand
+	}
+	s.commands = newRegistry(outputDir, limit, max(each, outputInMemory))
 	s.cpu.read(s.cpuCount())
 	return s, nil
 }
 
 // makeStateDir makes the agent's own directory afresh: what a snapshot or an
-// earlier life left there is about other processes.
+// earlier life left there is about other processes. The directory itself stays
+// if there is one, because it may be a mount point.
 func makeStateDir(dir, output string) error {
-	if err := os.RemoveAll(dir); err != nil {
+	if fi, err := os.Lstat(dir); err == nil && !fi.IsDir() {
+		os.Remove(dir) //nolint:errcheck // the next call says it
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make the agent's directory: %w", err)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil {
 		return fmt.Errorf("empty the agent's directory: %w", err)
 	}
-	for _, d := range []string{dir, output} {
-		if err := os.Mkdir(d, 0o700); err != nil {
-			return fmt.Errorf("make the agent's directory (the root file system must be writable): %w", err)
+	for _, e := range left {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return fmt.Errorf("empty the agent's directory: %w", err)
 		}
+	}
+	if err := errors.Join(os.Chown(dir, os.Geteuid(), os.Getegid()), os.Chmod(dir, 0o700), os.Mkdir(output, 0o700)); err != nil {
+		return fmt.Errorf("make the agent's directory: %w", err)
 	}
 	return nil
 }
@@ -135,6 +169,8 @@ func baseEnv(image []string, b agent.Bootstrap, user identity) map[string]string
 	env := map[string]string{
 		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"HOME": user.home,
+
+		"EXECD_ENVS": envFile,
 	}
 	if b.Hostname != "" {
 		env["HOSTNAME"] = b.Hostname
@@ -150,12 +186,12 @@ func baseEnv(image []string, b agent.Bootstrap, user identity) map[string]string
 
 // An apiError is an error with its place in the protocol.
 type apiError struct {
-	status  int
-	code    string
-	message string
+	status int
+	code   string
+	error
 }
 
-func (e *apiError) Error() string { return e.message }
+func (e *apiError) Unwrap() error { return errors.Unwrap(e.error) }
 
 // The error codes of execd that are used here.
 const (
@@ -165,23 +201,38 @@ const (
 	badMetadata = "INVALID_FILE_METADATA"
 	noQuery     = "MISSING_QUERY"
 	noFile      = "FILE_NOT_FOUND"
+	denied      = "PERMISSION_DENIED" // ours: of files accessed as somebody
+	noContext   = "CONTEXT_NOT_FOUND"
 	runtimeFail = "RUNTIME_ERROR"
 	unsupported = "NOT_SUPPORTED"
+	unavailable = "SERVICE_UNAVAILABLE"
 )
 
+var errStopping = fail(http.StatusServiceUnavailable, runtimeFail, "the sandbox is ending: its entrypoint has exited")
+
 func fail(status int, code, format string, args ...any) error {
-	return &apiError{status, code, fmt.Sprintf(format, args...)}
+	return &apiError{status, code, fmt.Errorf(format, args...)}
 }
 
-// fsFail gives an error of the file system its place: missing is 404, all else 500.
+// fsFail gives an error of the file system its place: missing is 404, what no path can be is
+// 400, all else 500.
 func fsFail(what string, err error) error {
 	if e, ok := errors.AsType[*apiError](err); ok {
 		return e
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return fail(http.StatusNotFound, noFile, "%s: %v", what, err)
+		return fail(http.StatusNotFound, noFile, "%s: %w", what, err)
 	}
-	return fail(http.StatusInternalServerError, runtimeFail, "%s: %v", what, err)
+	if noPath(err) {
+		return fail(http.StatusBadRequest, badFile, "%s: %w", what, err)
+	}
+	return fail(http.StatusInternalServerError, runtimeFail, "%s: %w", what, err)
+}
+
+// noPath reports whether err says that a path can name nothing: it has too many characters, or
+// links that lead to each other (path_resolution(7)).
+func noPath(err error) bool {
+	return errors.Is(err, syscall.ENAMETOOLONG) || errors.Is(err, syscall.ELOOP)
 }
 
 // ServeHTTP answers one request. Nothing is answered without the token, /ping
@@ -212,7 +263,32 @@ func (s *Server) route(r *http.Request) (handler, error) {
 	path := r.URL.Path
 	methods := s.fixedRoutes(path)
 	if methods == nil {
+		methods = s.files.routes(path)
+	}
+	if rest, ok := strings.CutPrefix(path, identityPrefix); ok {
+		f, path, err := s.filesAs(rest)
+		if err != nil {
+			return nil, err
+		}
+		methods = f.routes(path)
+	}
+	if methods == nil {
 		methods = s.commandRoutes(path)
+	}
+	if methods == nil {
+		methods = s.terminalRoutes(path)
+	}
+	if methods == nil {
+		methods = s.codeRoutes(path)
+	}
+	if methods == nil {
+		methods = s.sessionRoutes(path)
+	}
+	if methods == nil {
+		methods = isolatedRoutes(path)
+	}
+	if port, ok := strings.CutPrefix(path, "/listening/"); ok {
+		methods = map[string]handler{"GET": func(w http.ResponseWriter, r *http.Request) error { return listening(w, r, port) }}
 	}
 	if methods == nil {
 		return nil, fail(http.StatusNotFound, unsupported, "this agent has no %s", path)
@@ -234,26 +310,14 @@ func (s *Server) fixedRoutes(path string) map[string]handler {
 		return map[string]handler{"GET": s.ping}
 	case "/command":
 		return map[string]handler{"POST": s.runCommand, "DELETE": s.interruptCommand}
-	case "/files":
-		return map[string]handler{"DELETE": s.removeFiles}
-	case "/files/info":
-		return map[string]handler{"GET": s.filesInfo}
-	case "/files/permissions":
-		return map[string]handler{"POST": s.permissions}
-	case "/files/mv":
-		return map[string]handler{"POST": s.moveFiles}
-	case "/files/search":
-		return map[string]handler{"GET": s.searchFiles}
-	case "/files/replace":
-		return map[string]handler{"POST": s.replaceFiles}
-	case "/files/upload":
-		return map[string]handler{"POST": s.upload}
-	case "/files/download":
-		return map[string]handler{"GET": s.download}
-	case "/directories":
-		return map[string]handler{"POST": s.makeDirs, "DELETE": s.removeDirs}
-	case "/directories/list":
-		return map[string]handler{"GET": s.listDir}
+	case "/pty":
+		return map[string]handler{"POST": s.makeTerminal, "GET": s.listTerminals}
+	case "/session":
+		return map[string]handler{"POST": s.makeSession}
+	case "/limits":
+		return map[string]handler{"PUT": s.setLimits}
+	case "/tasks":
+		return map[string]handler{"GET": countTasks}
 	case "/metrics":
 		return map[string]handler{"GET": s.metrics}
 	case "/metrics/watch":
@@ -290,6 +354,16 @@ func (s *Server) ping(w http.ResponseWriter, _ *http.Request) error {
 	return ok(w)
 }
 
+// setLimits is PUT /limits: the host has given the sandbox others.
+func (s *Server) setLimits(w http.ResponseWriter, r *http.Request) error {
+	var l agent.Limits
+	if err := readJSON(w, r, &l); err != nil {
+		return err
+	}
+	s.limits.Store(&l)
+	return ok(w)
+}
+
 // ok is the success that says nothing. The length keeps JavaScript SDKs from
 // parsing it.
 func ok(w http.ResponseWriter) error {
@@ -301,11 +375,11 @@ func ok(w http.ResponseWriter) error {
 func writeError(w http.ResponseWriter, err error) {
 	e, isAPI := errors.AsType[*apiError](err)
 	if !isAPI {
-		e = &apiError{http.StatusInternalServerError, runtimeFail, err.Error()}
+		e = &apiError{http.StatusInternalServerError, runtimeFail, err}
 	}
 	w.Header().Del("Content-Disposition")
 	w.Header().Del("Content-Length")
-	writeJSON(w, e.status, agent.Error{Code: e.code, Message: e.message}) //nolint:errcheck // the client is gone
+	writeJSON(w, e.status, agent.Error{Code: e.code, Message: e.Error()}) //nolint:errcheck // the client is gone
 }
 
 func writeJSON(w http.ResponseWriter, status int, v any) error {
@@ -333,6 +407,19 @@ func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
 		return fail(http.StatusBadRequest, badBody, "the request body is not the JSON this call takes: %v", err)
 	}
 	return nil
+}
+
+// readOptionalJSON is readJSON for a body that may be absent.
+func readOptionalJSON(w http.ResponseWriter, r *http.Request, v any) error {
+	if r.ContentLength == 0 {
+		return nil
+	}
+	body := bufio.NewReader(r.Body)
+	if _, err := body.Peek(1); err == io.EOF {
+		return nil // sent in chunks, of which there was none
+	}
+	r.Body = bodyReader{body, r.Body}
+	return readJSON(w, r, v)
 }
 
 // credential returns what a child that is to run as id must change, or nil.

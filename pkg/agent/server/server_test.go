@@ -2,22 +2,31 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 )
 
 func TestMain(m *testing.M) {
-	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) //nolint:errcheck // TestReaper fails then
+	interpreter.Drive(os.Args)                             // of contexts of go, the test binary is the driver
+	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)    //nolint:errcheck // TestReaper fails then
+	unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) //nolint:errcheck // as tune: what the test was started with
 	os.Exit(m.Run())
 }
 
@@ -38,7 +47,7 @@ func newEnvWith(t *testing.T, b agent.Bootstrap) *env {
 		b.User = "" + itoa(os.Getuid()) + ":" + itoa(os.Getgid())
 	}
 	dir := t.TempDir()
-	b.Workdir = orElse(b.Workdir, dir)
+	b.Workdir = cmp.Or(b.Workdir, dir)
 	s, err := New(Config{Bootstrap: b, StateDir: filepath.Join(t.TempDir(), "state"), Environ: []string{"PATH=/usr/bin:/bin", "LC_ALL=C"}})
 	if err != nil {
 		t.Fatal(err)
@@ -59,6 +68,7 @@ func (e *env) request(method, path string, body io.Reader) *http.Request {
 		e.Fatal(err)
 	}
 	r.Header.Set(agent.TokenHeader, "tok")
+	r.Header.Set("User-Agent", "OpenSandbox-Python-SDK/1.1.0") // lines without endings: see TestLineEndings
 	return r
 }
 
@@ -179,10 +189,37 @@ func TestPing(t *testing.T) {
 	e.call(http.StatusServiceUnavailable, "GET", "/ping", nil)
 }
 
+func TestIsolatedIsUnavailable(t *testing.T) {
+	e := newEnv(t)
+	var c map[string]any
+	if err := json.Unmarshal([]byte(e.call(200, "GET", "/v1/isolated/capabilities", nil)), &c); err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range []string{"available", "setpriv_available", "userns_available", "commit_supported", "diff_supported"} {
+		if c[k] != false {
+			t.Errorf("%s: %v", k, c[k])
+		}
+	}
+	if c["message"] != noIsolation {
+		t.Error(c["message"])
+	}
+	for _, r := range []string{
+		"POST session", "GET sessions", "GET session/x", "DELETE session/x", "POST session/x/run", "GET session/x/runs/y/logs",
+		"GET session/x/diff", "POST session/x/commit", "GET session/x/files/info", "DELETE session/x/directories",
+	} {
+		method, path, _ := strings.Cut(r, " ")
+		if got := e.call(503, method, "/v1/isolated/"+path, nil); !strings.Contains(got, `"SERVICE_UNAVAILABLE"`) {
+			t.Errorf("%s: %s", r, got)
+		}
+	}
+	e.call(404, "GET", "/v1/isolated/", nil)
+	e.call(405, "POST", "/v1/isolated/capabilities", nil)
+}
+
 func TestRoutes(t *testing.T) {
 	e := newEnv(t)
 	e.call(404, "GET", "/", nil)
-	e.call(404, "POST", "/session", "{}")
+	e.call(400, "POST", "/code", "{}")
 	e.call(404, "GET", "/command/", nil)
 	e.call(404, "GET", "/command/x/y/z", nil)
 	e.call(405, "PUT", "/command", "{}")
@@ -229,6 +266,34 @@ func TestMetrics(t *testing.T) {
 	var m agent.Metrics
 	if err := json.NewDecoder(resp.Body).Decode(&m); err != nil || m.MemTotal != 64 {
 		t.Errorf("%+v, %v", m, err)
+	}
+}
+
+// What the guest runs is counted, its threads too, and not the agent.
+func TestTasks(t *testing.T) {
+	e := newEnv(t)
+	count := func() (n int64) {
+		var got agent.Tasks
+		if err := json.Unmarshal([]byte(e.call(http.StatusOK, "GET", "/tasks", nil)), &got); err != nil {
+			t.Fatal(err)
+		}
+		return got.Tasks
+	}
+	// As a test the agent is not PID 1, and sees the whole host: others come and go.
+	b, err := readSmall("/proc/self/stat")
+	if s, ok := parseStat(b); err != nil || !ok || s.pid != os.Getpid() || s.tasks < 2 {
+		t.Errorf("this process, which has threads, is %+v: %v", s, err)
+	}
+	before := count()
+	for range 64 {
+		cmd := exec.Command("sleep", "1000")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() }) //nolint:errcheck // it is killed
+	}
+	if n := count() - before; n < 32 {
+		t.Errorf("64 more processes are %d tasks", n)
 	}
 }
 
@@ -327,5 +392,31 @@ func TestAccounts(t *testing.T) {
 	write("passwd", "new:x:1000:1000::/:/bin/sh\nmore:x:5:5::/:\n")
 	if a.userName(1000) != "new" {
 		t.Error("a changed passwd is not read again")
+	}
+}
+
+// TestAccountsAreNoFiles: a guest may make anything of /etc/passwd, and that
+// must not hold up what runs in its sandbox.
+func TestAccountsAreNoFiles(t *testing.T) {
+	dir := t.TempDir()
+	a := &accounts{passwdFile: dir + "/passwd", groupFile: dir + "/group"}
+	if err := errors.Join(syscall.Mkfifo(a.passwdFile, 0o644), os.Mkdir(a.groupFile, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		id, err := a.resolve("")
+		if err == nil && (id.uid != 0 || id.home != "/root") {
+			err = fmt.Errorf("%+v", id)
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("a FIFO as passwd is waited for")
 	}
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"maps"
 	"os"
 	"path/filepath"
@@ -48,22 +49,26 @@ func words(line string) ([]string, bool) {
 
 // shellOwn is what bash or dash execute themselves, but for three builtins
 // whose twins in coreutils do the same with plain words: true, false, echo.
-var shellOwn = func() map[string]bool {
-	m := map[string]bool{}
-	for _, w := range strings.Fields(`
-		. : [ alias bg bind break builtin caller cd chdir command compgen complete compopt continue declare dirs
+var shellOwn = set(`. : [ alias bg bind break builtin caller cd chdir command compgen complete compopt continue declare dirs
 		disown enable eval exec exit export fc fg getopts hash help history jobs kill let local logout
 		mapfile popd printf pushd pwd read readarray readonly return set shift shopt source suspend test
 		times trap type typeset ulimit umask unalias unset wait
-		if then else elif fi case esac for select while until do done in function time coproc`) {
+		if then else elif fi case esac for select while until do done in function time coproc`)
+
+// twins are those three builtins.
+var twins = set("true false echo")
+
+func set(words string) map[string]bool {
+	m := map[string]bool{}
+	for _, w := range strings.Fields(words) {
 		m[w] = true
 	}
 	return m
-}()
+}
 
 // quirks are variables that change what bash does or that bash changes.
 var quirks = []string{
-	"ENV", "SHELLOPTS", "POSIXLY_CORRECT", "OLDPWD", "PWD", "UID", "EUID", "PPID", "SECONDS", "RANDOM", "SRANDOM",
+	"ENV", "SHELLOPTS", "POSIXLY_CORRECT", "POSIX_PEDANTIC", "SSH_CLIENT", "SSH2_CLIENT", "OLDPWD", "PWD", "UID", "EUID", "PPID", "SECONDS", "RANDOM", "SRANDOM",
 	"EPOCHSECONDS", "EPOCHREALTIME", "LINENO", "DIRSTACK", "GROUPS", "FUNCNAME", "HISTCMD", "IFS", "OPTIND", "_",
 }
 
@@ -80,7 +85,7 @@ func direct(argv []string, env map[string]string, dir string) (path string, envi
 			return "", nil, false
 		}
 	}
-	level, err := strconv.Atoi(orElse(env["SHLVL"], "0"))
+	level, err := strconv.Atoi(cmp.Or(env["SHLVL"], "0"))
 	if err != nil || level < 0 || level > 998 {
 		return "", nil, false
 	}
@@ -97,13 +102,6 @@ func direct(argv []string, env map[string]string, dir string) (path string, envi
 		}
 	}
 	return path, append(environ, "PWD="+dir, "SHLVL="+strconv.Itoa(level), "_="+path), true
-}
-
-func orElse(s, otherwise string) string {
-	if s == "" {
-		return otherwise
-	}
-	return s
 }
 
 // lookPath returns the first file named name in the directories of path that

@@ -3,6 +3,8 @@ package server
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -36,6 +38,15 @@ func TestDirectIsLikeTheShell(t *testing.T) {
 	if err := os.WriteFile(e.dir+"/notexec", []byte("x\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	// ps by a name that no other test's processes have.
+	ps := fmt.Sprintf("%s/ps%d", e.dir, os.Getpid())
+	program, err := exec.LookPath("ps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(program, ps); err != nil {
+		t.Fatal(err)
+	}
 	for _, envs := range []map[string]string{
 		nil,
 		{"SHLVL": "5"},
@@ -53,7 +64,7 @@ func TestDirectIsLikeTheShell(t *testing.T) {
 			if cwd != "" && envs != nil {
 				continue
 			}
-			for _, line := range []string{"env", "ls -d /usr", "false", "echo a", "./noshebang", "./notexec", "./nope", "nope-x a", "/", "ps -o pid=,pgid=,sid=,args= -C ps"} {
+			for _, line := range []string{"env", "ls -d /usr", "false", "echo a", "./noshebang", "./notexec", "./nope", "nope-x a", "/", ps + " -o pid=,pgid=,sid=,args= -C " + filepath.Base(ps)} {
 				first, rest, _ := strings.Cut(line, " ")
 				quoted := "'" + first + "' " + rest
 				a := e.run(agent.CommandRequest{Command: line, Envs: envs, Cwd: cwd})
@@ -70,7 +81,7 @@ func TestDirectIsLikeTheShell(t *testing.T) {
 func (e *env) run(req agent.CommandRequest) string {
 	lines := strings.Split(e.events(req), "\n")
 	for i, l := range lines {
-		if f := strings.Fields(strings.Trim(strings.TrimPrefix(l, "stdout "), `"`)); len(f) > 3 && f[3] == "ps" {
+		if f := strings.Fields(strings.Trim(strings.TrimPrefix(l, "stdout "), `"`)); len(f) > 3 && strings.Contains(f[3], "/ps") {
 			lines[i] = fmt.Sprint("ps ", f[0] == f[1], f[1] == f[2])
 		}
 	}

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -27,6 +29,7 @@ const (
 // detaches it, and the command goes on.
 type stream struct {
 	frames bool
+	raw    bool // output is passed on as it comes, not by lines
 
 	mu    sync.Mutex
 	w     http.ResponseWriter
@@ -36,8 +39,36 @@ type stream struct {
 	lines [2]splitter
 }
 
-func newStream(w http.ResponseWriter, frames bool) *stream {
-	return &stream{w: w, rc: http.NewResponseController(w), frames: frames}
+// newStream makes the reply to r.
+func newStream(w http.ResponseWriter, r *http.Request) *stream {
+	s := &stream{w: w, rc: http.NewResponseController(w), frames: strings.Contains(r.Header.Get("Accept"), agent.FramesType)}
+	for i := range s.lines {
+		s.lines[i].bare = wantsBareLines(r)
+	}
+	return s
+}
+
+// firstWithEndings is the first release of the protocol in which the text of an
+// event has the line's ending, so that the texts together are the output. The
+// first SDK of that number takes both; programs on older ones expect none.
+var firstWithEndings = []int{1, 1, 1}
+
+// wantsBareLines reports whether r is of one of OpenSandbox's SDKs older than
+// that, as all of them say: OpenSandbox-Python-SDK/1.1.0.
+func wantsBareLines(r *http.Request) bool {
+	sdk, version, ok := strings.Cut(r.Header.Get("User-Agent"), "/")
+	if !ok || !strings.HasPrefix(sdk, "OpenSandbox-") || !strings.HasSuffix(sdk, "-SDK") {
+		return false
+	}
+	var is []int
+	for part := range strings.SplitSeq(version, ".") {
+		n, err := strconv.Atoi(part)
+		if err != nil {
+			break // 1.1.1.dev1, 1.1.0-rc.1
+		}
+		is = append(is, n)
+	}
+	return len(is) > 0 && slices.Compare(is, firstWithEndings) < 0
 }
 
 // begin writes what comes first: the id, and for events a ping.
@@ -79,10 +110,20 @@ func (s *stream) write() {
 			s.gone = true
 		}
 	}
-	if cap(s.buf) > keepStream {
-		s.buf = nil
-	}
 	s.buf = s.buf[:0]
+	s.spare()
+}
+
+// largeBuffers are those of streams on which much flows, while they write.
+var largeBuffers = sync.Pool{New: func() any { b := make([]byte, 0, widePipe*5/4); return &b }}
+
+// spare gives up a buffer that is too large to be kept.
+func (s *stream) spare() {
+	if cap(s.buf) > keepStream {
+		b := s.buf
+		s.buf = nil
+		largeBuffers.Put(&b)
+	}
 }
 
 // output passes on what a command wrote. It blocks while the client is slow:
@@ -93,18 +134,46 @@ func (s *stream) output(from byte, b []byte) {
 	if s.gone {
 		return
 	}
-	if s.frames {
+	if len(b) > keepStream/4 && len(s.buf) == 0 && cap(s.buf) <= keepStream {
+		s.buf = *largeBuffers.Get().(*[]byte)
+	}
+	switch now := time.Now().UnixMilli(); {
+	case s.frames:
 		s.buf = agent.AppendFrame(s.buf, from, b)
-	} else {
-		now := time.Now().UnixMilli()
+	case s.raw:
+		s.lines[from-1].chunk(b, func(chunk []byte) {
+			s.buf = appendText(s.buf, streamName[from-1], chunk, now)
+		})
+	default:
 		s.lines[from-1].feed(b, func(line []byte) {
 			s.buf = appendText(s.buf, streamName[from-1], line, now)
 		})
 	}
-	if len(s.buf) > 0 {
-		s.write()
-		s.flushLocked()
+	if len(s.buf) == 0 {
+		s.spare()
+		return
 	}
+	s.write()
+	s.flushLocked()
+}
+
+// framed is output of b, in which there is room for a frame's header before the
+// first byte: so what is sent in frames is not copied.
+func (s *stream) framed(from byte, b []byte) {
+	if !s.frames {
+		s.output(from, b[agent.FrameHeader:])
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return
+	}
+	agent.AppendFrameHeader(b[:0], from, len(b)-agent.FrameHeader)
+	if _, err := s.w.Write(b); err != nil {
+		s.gone = true
+	}
+	s.flushLocked()
 }
 
 var streamName = [2]string{"stdout", "stderr"}
@@ -129,7 +198,7 @@ func (s *stream) finish(started time.Time, e ending) {
 	now := time.Now()
 	elapsed := max(e.at.Sub(started).Milliseconds(), 0)
 	if s.frames {
-		x := agent.FrameExit{ExitCode: e.code, TimedOut: e.timedOut, Error: e.err, ExecutionTime: elapsed}
+		x := agent.FrameExit{ExitCode: e.code, TimedOut: e.timedOut, Error: e.err, ExecutionTime: elapsed, Reason: e.reason, Hint: e.hint}
 		if e.signal != 0 {
 			x.Signal = signalName(e.signal)
 		}
@@ -137,17 +206,22 @@ func (s *stream) finish(started time.Time, e ending) {
 		s.write()
 		return
 	}
-	for i := range s.lines {
-		s.lines[i].end(func(line []byte) {
-			s.buf = appendText(s.buf, streamName[i], line, now.UnixMilli())
-		})
-	}
+	s.endLines(now.UnixMilli())
 	ev := agent.Event{Type: "execution_complete", ExecutionTime: elapsed, Timestamp: now.UnixMilli()}
 	if e.code != 0 || e.err != "" {
 		ev = agent.Event{Type: "error", Timestamp: now.UnixMilli(), Error: e.event()}
 	}
 	s.appendEvent(ev)
 	s.write()
+}
+
+// endLines writes what waited for more. The caller holds mu.
+func (s *stream) endLines(now int64) {
+	for i := range s.lines {
+		s.lines[i].end(func(line []byte) {
+			s.buf = appendText(s.buf, streamName[i], line, now)
+		})
+	}
 }
 
 // background ends the reply to a command that goes on without it.
@@ -161,11 +235,15 @@ func (s *stream) background() {
 	s.write()
 }
 
+// nextLine is U+0085, which ends a line to Python and so to some readers of streams.
+var nextLine = []byte("\u0085")
+
 func (s *stream) appendEvent(ev agent.Event) {
 	b, err := json.Marshal(ev)
 	if err != nil {
 		return // strings and numbers always encode
 	}
+	b = bytes.ReplaceAll(b, nextLine, []byte(`\u0085`)) // encoding/json escapes the others itself
 	s.buf = append(append(s.buf, b...), "\n\n"...)
 }
 
@@ -198,7 +276,11 @@ func (e ending) event() *agent.EventError {
 
 func (e ending) traceback() []string {
 	if e.signal == 0 {
-		return []string{fmt.Sprintf("exit status %d", e.code)}
+		t := []string{fmt.Sprintf("exit status %d", e.code)}
+		if e.hint != "" {
+			t = append(t, e.reason+": "+e.hint)
+		}
+		return t
 	}
 	t := []string{"signal: " + e.signal.String()}
 	if e.timedOut {
@@ -258,8 +340,9 @@ func appendQuoted(dst, b []byte) []byte {
 			continue
 		}
 		r, n := utf8.DecodeRune(b[i:])
-		// U+2028 and U+2029 end a line to JavaScript and to some line readers.
-		if r == utf8.RuneError && n == 1 || r == '\u2028' || r == '\u2029' {
+		// U+0085, U+2028 and U+2029 end a line to JavaScript or to line readers, as
+		// Python's str.splitlines, by which the SDK for code takes streams apart.
+		if r == utf8.RuneError && n == 1 || r == '\u0085' || r == '\u2028' || r == '\u2029' {
 			dst = append(dst, b[start:i]...)
 			dst = append(dst, '\\', 'u', hexDigits[r>>12], hexDigits[r>>8&15], hexDigits[r>>4&15], hexDigits[r&15])
 			i += n
@@ -271,9 +354,12 @@ func appendQuoted(dst, b []byte) []byte {
 	return append(append(dst, b[start:]...), '"')
 }
 
-// A splitter makes lines of chunks, as execd does: a line ends at \n, \r or
-// \r\n, an empty line is "\n", and what is unterminated waits for the rest.
+// A splitter makes lines of chunks: a line ends at \n, \r or \r\n, and what is
+// unterminated waits for the rest. A \r is not kept waiting for a \n, so the two
+// may come apart. A line has its ending unless bare; then an empty one is "\n",
+// as in execd up to 1.1.0.
 type splitter struct {
+	bare bool
 	held []byte
 	cr   bool // the last byte was \r: a \n now belongs to it
 }
@@ -285,6 +371,9 @@ func (l *splitter) feed(b []byte, emit func(line []byte)) {
 	for len(b) > 0 {
 		if l.cr && b[0] == '\n' {
 			l.cr = false
+			if !l.bare {
+				emit(b[:1])
+			}
 			b = b[1:]
 			continue
 		}
@@ -297,8 +386,16 @@ func (l *splitter) feed(b []byte, emit func(line []byte)) {
 			l.hold(b, emit)
 			return
 		}
-		line := b[:i]
-		b = b[i+1:]
+		end := i + 1
+		if l.cr && end < len(b) && b[end] == '\n' {
+			l.cr = false
+			end++
+		}
+		line := b[:end]
+		if l.bare {
+			line = b[:i]
+		}
+		b = b[end:]
 		if len(l.held) > 0 || len(line) > maxLine {
 			l.hold(line, emit)
 			line = l.held

@@ -12,6 +12,7 @@ import (
 type procStat struct {
 	pid, ppid, pgrp, sid int
 	state                byte
+	tasks                int    // threads
 	ticks                uint64 // user and system time, its own and that of children it waited for
 }
 
@@ -23,12 +24,19 @@ type procStat struct {
 // What escapes: a process that changed its own RLIMIT_RSS and its session and
 // lost its parents. It must do all three on purpose.
 func (r *reaper) killTree(p *process) {
+	r.killAll(p, func() []int { return tree(scan(), p.pid, p.marker) })
+	r.signal(p, syscall.SIGKILL, true) //nolint:errcheck // where /proc is not mounted, the group at least
+}
+
+// killAll kills whom find finds, p and its group by way of signal, until it
+// finds nobody.
+func (r *reaper) killAll(p *process, find func() []int) {
 	deadline := time.Now().Add(5 * time.Second)
 	pause := time.Millisecond
 	for {
-		victims := tree(scan(), p.pid, p.marker)
+		victims := find()
 		for _, v := range victims {
-			if v == p.pid {
+			if p != nil && v == p.pid {
 				r.signal(p, syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
 				continue
 			}
@@ -41,7 +49,6 @@ func (r *reaper) killTree(p *process) {
 		time.Sleep(pause)
 		pause = min(2*pause, 20*time.Millisecond)
 	}
-	r.signal(p, syscall.SIGKILL, true) //nolint:errcheck // where /proc is not mounted, the group at least
 }
 
 // tree returns the pids that live and belong to root: itself, descendants,
@@ -57,6 +64,26 @@ func tree(procs []procStat, root int, marker uint64) (pids []int) {
 			in[s.pid] = true
 		}
 	}
+	return living(procs, in)
+}
+
+// bearers returns the pids of those who live and carry one of certain markers,
+// and of what descends from them, but for one pid and this process.
+func bearers(procs []procStat, meant func(marker uint64) bool, but int) []int {
+	self := os.Getpid()
+	in := map[int]bool{}
+	for _, s := range procs {
+		if s.pid != self && s.pid != but && meant(markerOf(s.pid)) {
+			in[s.pid] = true
+		}
+	}
+	return living(procs, in)
+}
+
+// living returns those in a set, and all that descends from them, who live.
+// Never this process.
+func living(procs []procStat, in map[int]bool) (pids []int) {
+	self := os.Getpid()
 	for grown := true; grown; {
 		grown = false
 		for _, s := range procs {
@@ -92,6 +119,11 @@ func killDescendants(limit time.Duration) {
 
 // scan lists the processes of this pid namespace.
 func scan() (procs []procStat) {
+	briefTurns.do(func() { procs = readProcs() })
+	return procs
+}
+
+func readProcs() (procs []procStat) {
 	d, err := os.Open("/proc")
 	if err != nil {
 		return nil
@@ -122,12 +154,13 @@ func parseStat(b []byte) (s procStat, ok bool) {
 	}
 	s.pid, _ = strconv.Atoi(string(b[:open]))
 	f := bytes.Fields(b[end+1:])
-	if s.pid <= 0 || len(f) < 15 {
+	if s.pid <= 0 || len(f) < 18 {
 		return s, false
 	}
 	num := func(i int) uint64 { n, _ := strconv.ParseUint(string(f[i]), 10, 63); return n }
 	s.state = f[0][0]
 	s.ppid, s.pgrp, s.sid = int(num(1)), int(num(2)), int(num(3))
+	s.tasks = int(num(17))
 	s.ticks = num(11) + num(12) + num(13) + num(14)
 	return s, true
 }

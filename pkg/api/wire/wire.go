@@ -26,6 +26,11 @@ const (
 	HeaderEgressToken   = "OPENSANDBOX-EGRESS-AUTH"
 	HeaderEndpointToken = "X-Sandboxd-Endpoint-Token" // ours: for every other port
 	HeaderRequestID     = "X-Request-ID"
+	HeaderIdempotency   = "Idempotency-Key"           // of POST /sandboxes
+	HeaderReplayed      = "Idempotency-Replayed"      // "true": an earlier request made it (ours)
+	HeaderSecureAccess  = "OpenSandbox-Secure-Access" // OpenSandbox's: the token of a sandbox made with secureAccess
+	HeaderIngressTo     = "OpenSandbox-Ingress-To"    // of the gateway: {id}-{port}
+	HeaderAccessRenew   = "OpenSandbox-Access-Renew"  // "skip": this access does not renew
 )
 
 // The states a client sees.
@@ -50,8 +55,28 @@ const (
 	ExtTimeout = "sandboxd.timeout" // a Go duration ≥ 1s, instead of Timeout
 	ExtOneShot = "sandboxd.oneshot" // "true": the disk need not survive a crash of the host
 	ExtIdle    = "sandboxd.idle"    // "true": no entrypoint, the agent idles
-	ExtRenew   = "access.renew.extend.seconds"
-	ExtPool    = "poolRef"
+	// ExtReadOnly "true": the root file system is read-only, but for ExtTmpfs.
+	ExtReadOnly = "sandboxd.readonly"
+	// ExtTmpfs is PATH[:size=64m,mode=1777,exec] as docker's, several by ";".
+	ExtTmpfs = "sandboxd.tmpfs"
+	// ExtPublish is [HOSTIP:]HOSTPORT:PORT[/tcp] as docker's, several by ",".
+	ExtPublish = "sandboxd.publish"
+	// ExtPrestart is languages, comma-separated, whose standing contexts start with
+	// the sandbox.
+	ExtPrestart = "sandboxd.prestart"
+	// ExtRestart is docker's: no, on-failure[:max], always or unless-stopped.
+	ExtRestart = "sandboxd.restart"
+	// A sandbox is ready when the command exits with 0 and the port accepts a
+	// connection; what is not given is not tried. See record.Probe.
+	ExtReadyCmd         = "sandboxd.ready.cmd"
+	ExtReadyPort        = "sandboxd.ready.port"
+	ExtReadyInterval    = "sandboxd.ready.interval"
+	ExtReadyTimeout     = "sandboxd.ready.timeout"
+	ExtReadyRetries     = "sandboxd.ready.retries"
+	ExtReadyStartPeriod = "sandboxd.ready.start-period"
+
+	ExtRenew = "access.renew.extend.seconds"
+	ExtPool  = "poolRef"
 )
 
 // CreateRequest is the body of POST /sandboxes.
@@ -67,14 +92,34 @@ type CreateRequest struct {
 	NetworkPolicy   json.RawMessage    `json:"networkPolicy,omitempty"` // a NetworkPolicy; raw, so that no field of it is overlooked
 	CredentialProxy *CredentialProxy   `json:"credentialProxy,omitempty"`
 	SecureAccess    bool               `json:"secureAccess,omitempty"`
-	Volumes         []any              `json:"volumes,omitempty"`
+	Volumes         []VolumeMount      `json:"volumes,omitempty"`
 	Extensions      map[string]string  `json:"extensions,omitempty"`
+
+	// What is refused, and not passed over as other unknown fields are: it
+	// would not do what it says.
+	TemplateID string          `json:"templateId,omitempty"`
+	Lifecycle  json.RawMessage `json:"lifecycle,omitempty"`
 }
 
-// Image names a root file system: name[:tag][@digest].
+// Image names a root file system: name[:tag][@digest]. A sandbox shows what its
+// client wrote; Info.ImageName is what that meant.
 type Image struct {
-	URI string `json:"uri"`
+	URI  string     `json:"uri"`
+	Auth *ImageAuth `json:"auth,omitempty"` // of a request only
 }
+
+// ImageAuth is for the registry that has an image, if it is not on this host.
+// It is used for that one pull, and never kept or shown.
+type ImageAuth struct {
+	Username string `json:"username"`
+	Password string `json:"password"`
+}
+
+// String hides it, whatever prints it.
+func (ImageAuth) String() string { return "(hidden)" }
+
+// GoString does so too.
+func (ImageAuth) GoString() string { return "(hidden)" }
 
 // Platform is the wanted system and architecture.
 type Platform struct {
@@ -102,18 +147,21 @@ type NetworkRule struct {
 	Protocol string `json:"protocol,omitempty"` // tcp, udp or icmp; absent: all
 }
 
-// PolicyStatus answers GET /policy on port 18080.
+// PolicyStatus answers /policy on port 18080 and /sandboxes/{id}/networkpolicy.
 type PolicyStatus struct {
-	Status          string        `json:"status"`
-	Mode            string        `json:"mode"` // allow_all, deny_all, enforcing
-	EnforcementMode string        `json:"enforcementMode"`
-	Policy          NetworkPolicy `json:"policy"`
+	Status          string         `json:"status"`
+	Mode            string         `json:"mode"` // allow_all, deny_all, enforcing
+	EnforcementMode string         `json:"enforcementMode"`
+	Reason          string         `json:"reason,omitempty"`
+	Policy          *NetworkPolicy `json:"policy,omitempty"` // absent: the answer to a change
 }
 
-// Sandbox is a sandbox as clients see it. The answer to create has no Image.
+// Sandbox is a sandbox as clients see it. The answer to create has neither
+// Image nor SnapshotID.
 type Sandbox struct {
 	ID         string            `json:"id"`
 	Image      *Image            `json:"image,omitempty"`
+	SnapshotID string            `json:"snapshotId,omitempty"` // instead of Image
 	Platform   map[string]string `json:"platform,omitempty"`
 	Status     Status            `json:"status"`
 	Metadata   map[string]string `json:"metadata,omitempty"`
@@ -134,16 +182,64 @@ type Status struct {
 
 // Info is what sandboxd knows of a sandbox beyond OpenSandbox. (ours)
 type Info struct {
-	Name        string `json:"name,omitempty"`
-	Runtime     string `json:"runtime"`
-	ImageDigest string `json:"imageDigest,omitempty"`
-	MemoryBytes int64  `json:"memoryBytes"`
-	CPUMillis   int64  `json:"cpuMillis"`
-	Pids        int64  `json:"pids"`
-	DiskBytes   int64  `json:"diskBytes,omitempty"` // absent: the pool can not limit
-	Network     string `json:"network"`
-	OneShot     bool   `json:"oneShot,omitempty"`
-	ExitCode    *int   `json:"exitCode,omitempty"`
+	Name        string          `json:"name,omitempty"`
+	Runtime     string          `json:"runtime"`
+	ImageName   string          `json:"imageName,omitempty"` // also of one made from a snapshot
+	ImageDigest string          `json:"imageDigest,omitempty"`
+	MemoryBytes int64           `json:"memoryBytes"`
+	CPUMillis   int64           `json:"cpuMillis"`
+	Pids        int64           `json:"pids"`
+	DiskBytes   int64           `json:"diskBytes,omitempty"` // absent: the pool can not limit
+	CPUShares   int64           `json:"cpuShares,omitempty"` // absent: the default, 1024
+	IOReadBps   int64           `json:"ioReadBps,omitempty"` // absent, as the next three: no limit
+	IOWriteBps  int64           `json:"ioWriteBps,omitempty"`
+	IOReadIOPS  int64           `json:"ioReadIops,omitempty"`
+	IOWriteIOPS int64           `json:"ioWriteIops,omitempty"`
+	ShmBytes    int64           `json:"shmBytes,omitempty"` // absent: 64 MiB
+	LogBytes    int64           `json:"logBytes,omitempty"` // absent: 16 MiB
+	ReadOnly    bool            `json:"readOnly,omitempty"`
+	Tmpfs       []Tmpfs         `json:"tmpfs,omitempty"`
+	Ports       []PublishedPort `json:"ports,omitempty"`
+	Network     string          `json:"network"`
+	OneShot     bool            `json:"oneShot,omitempty"`
+	ExitCode    *int            `json:"exitCode,omitempty"`
+	// What its restart policy did since somebody created or started it, and
+	// when it starts it again; absent: it does not wait for that.
+	Restarts    int        `json:"restarts,omitempty"`
+	LastRestart *time.Time `json:"lastRestart,omitempty"`
+	NextStart   *time.Time `json:"nextStart,omitempty"`
+	Health      *Health    `json:"health,omitempty"` // of one that lives and has a probe
+}
+
+// How a sandbox feels, by its probe.
+const (
+	HealthStarting  = "starting" // it was not ready yet
+	HealthHealthy   = "healthy"
+	HealthUnhealthy = "unhealthy"
+)
+
+// Health is what the probe of a sandbox has found. (ours)
+type Health struct {
+	State      string     `json:"state"`
+	Failures   int        `json:"failures"`             // in a row
+	LastOutput string     `json:"lastOutput,omitempty"` // of the last try, and why it failed
+	CheckedAt  *time.Time `json:"checkedAt,omitempty"`  // absent: not yet
+}
+
+// PublishedPort is a port of a sandbox that is served at an address of the host. (ours)
+type PublishedPort struct {
+	HostIP   string `json:"hostIp"`
+	HostPort uint16 `json:"hostPort"`
+	Port     uint16 `json:"port"`
+	Protocol string `json:"protocol"` // tcp
+}
+
+// Tmpfs is a file system in the memory of a sandbox. (ours)
+type Tmpfs struct {
+	Path  string `json:"path"`
+	Bytes int64  `json:"bytes"`
+	Mode  string `json:"mode"` // octal digits
+	Exec  bool   `json:"exec,omitempty"`
 }
 
 // Inspection answers GET /sandboxes/{id}/inspect: everything but secrets. (ours)
@@ -155,7 +251,9 @@ type Inspection struct {
 	Slot       int               `json:"slot"`
 	State      string            `json:"internalState"`
 	LastOutput string            `json:"lastOutput,omitempty"`
-	Host       map[string]string `json:"host,omitempty"` // address, link, cgroup, …
+	Volumes    []VolumeMount     `json:"volumes,omitempty"`
+	Notes      []string          `json:"notes,omitempty"` // where a limit holds less than its name says
+	Host       map[string]string `json:"host,omitempty"`  // address, link, cgroup, …
 }
 
 // List is one page of sandboxes, newest first.
@@ -190,10 +288,29 @@ type Error struct {
 	Message string `json:"message"`
 }
 
+// LimitsPatch is the body of PATCH /sandboxes/{id}/limits: what is to change, as
+// in CreateRequest. The answer is an Inspection. (ours)
+type LimitsPatch struct {
+	ResourceLimits map[string]string `json:"resourceLimits"`
+}
+
+// Diagnostic answers GET /sandboxes/{id}/diagnostics/{logs,events}?scope=….
+type Diagnostic struct {
+	SandboxID     string   `json:"sandboxId"`
+	Kind          string   `json:"kind"` // "logs" or "events"
+	Scope         string   `json:"scope"`
+	Delivery      string   `json:"delivery"` // here always "inline"
+	ContentType   string   `json:"contentType"`
+	Content       string   `json:"content"`
+	ContentLength int      `json:"contentLength"` // bytes
+	Truncated     bool     `json:"truncated"`
+	Warnings      []string `json:"warnings,omitempty"`
+}
+
 // Event is something that happened to a sandbox. (ours)
 type Event struct {
 	Time    time.Time `json:"time"`
-	Type    string    `json:"type"` // the state entered: "running", "ended", …, or "renewed", …
+	Type    string    `json:"type"` // the state entered: "running", "ended", …, or "renewed", "pulling", …
 	ID      string    `json:"id"`
 	Name    string    `json:"name,omitempty"`
 	Reason  string    `json:"reason,omitempty"`
@@ -207,6 +324,7 @@ type ImageInfo struct {
 	Digest  string    `json:"digest"`
 	Bytes   int64     `json:"bytes"`
 	Created time.Time `json:"created"`
+	Aliases []string  `json:"aliases,omitempty"` // names that stand for it on this host, as ubuntu:*
 }
 
 // ImageList answers GET /images. (ours)
@@ -226,6 +344,48 @@ type BuildLine struct {
 	Error *Error     `json:"error,omitempty"`
 }
 
+// ImageInspection answers GET /images/{ref}. (ours)
+type ImageInspection struct {
+	ImageInfo
+	Layers  []string          `json:"layers"`            // digests, lowest first
+	Sources []string          `json:"sources,omitempty"` // digests by which the registry knows it that it was pulled from
+	Env     []string          `json:"env,omitempty"`
+	Workdir string            `json:"workdir,omitempty"`
+	User    string            `json:"user,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"`
+}
+
+// PullRequest is the body of POST /images/pull, which is answered by
+// ImportLines. (ours)
+type PullRequest struct {
+	Name string     `json:"name"` // name[:tag][@digest]
+	Auth *ImageAuth `json:"auth,omitempty"`
+}
+
+// ImportLine is one line of the answer to an import or a pull; the last has
+// Image or Error, the others have Progress. (ours)
+type ImportLine struct {
+	Progress *ImportProgress `json:"progress,omitempty"`
+	Image    *ImageInfo      `json:"image,omitempty"`
+	Error    *Error          `json:"error,omitempty"`
+}
+
+// ImportProgress is how far an import or a pull is. (ours)
+type ImportProgress struct {
+	Stage  string `json:"stage"`            // "receive" the archive, "resolve" the name, "download" layers or "unpack" one
+	Layer  int    `json:"layer,omitempty"`  // from 1
+	Layers int    `json:"layers,omitempty"` // of the image
+	Bytes  int64  `json:"bytes"`
+	Total  int64  `json:"total,omitempty"` // absent: unknown
+}
+
+// PruneReport answers POST /images/prune. (ours)
+type PruneReport struct {
+	Images         []string `json:"images"` // name:tag
+	Layers         []string `json:"layers"` // digests
+	BytesReclaimed int64    `json:"bytesReclaimed"`
+}
+
 // Usage is what a sandbox uses now and has used. (ours)
 type Usage struct {
 	Time             time.Time `json:"time"`
@@ -234,7 +394,7 @@ type Usage struct {
 	MemoryLimitBytes int64     `json:"memoryLimitBytes"`
 	CPUMicros        int64     `json:"cpuMicros"` // since the sandbox started
 	CPULimitMillis   int64     `json:"cpuLimitMillis"`
-	Pids             int64     `json:"pids"`
+	Pids             *int64    `json:"pids"` // the guest's own, threads included; null: only its agent knows (gVisor), which does not answer now
 	PidsLimit        int64     `json:"pidsLimit"`
 	OOMKills         int64     `json:"oomKills"`
 	DiskBytes        int64     `json:"diskBytes"`
@@ -243,11 +403,26 @@ type Usage struct {
 	TxBytes          int64     `json:"txBytes"`
 }
 
-// Version answers GET /version. (ours)
+// StatsList answers GET /stats: all sandboxes that run or are paused. (ours)
+type StatsList struct {
+	Items []SandboxStats `json:"items"`
+}
+
+// SandboxStats is what one sandbox uses, and what a list of them shows. (ours)
+type SandboxStats struct {
+	ID        string    `json:"id"`
+	Name      string    `json:"name,omitempty"`
+	Runtime   string    `json:"runtime"`
+	State     string    `json:"state"`
+	CreatedAt time.Time `json:"createdAt"`
+	Usage     Usage     `json:"usage"`
+}
+
+// Version answers GET /version; without a key Version alone. (ours)
 type Version struct {
 	Version  string   `json:"version"`
 	Commit   string   `json:"commit,omitempty"`
-	Go       string   `json:"go"`
-	Instance string   `json:"instance"`
-	Runtimes []string `json:"runtimes"`
+	Go       string   `json:"go,omitempty"`
+	Instance string   `json:"instance,omitempty"`
+	Runtimes []string `json:"runtimes,omitempty"`
 }

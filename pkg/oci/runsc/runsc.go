@@ -178,6 +178,11 @@ func (d *Driver) Forget(_ context.Context, id string) error {
 	return failed
 }
 
+// Heart is the process id of the sentry of id.
+func (d *Driver) Heart(id string) (pid int, err error) {
+	return oci.Heart(filepath.Join(d.c.Root, id+"_sandbox:"+id+".state"), "sandbox", "pid")
+}
+
 // List returns the ids that runsc remembers, also those whose start was cut
 // short.
 func (d *Driver) List(context.Context) ([]string, error) {

@@ -6,8 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,6 +27,7 @@ func Run(t *testing.T, name string, open Open) {
 
 	t.Run("Report", func(t *testing.T) { testReport(t, h, rt) })
 	t.Run("ReadOnly", func(t *testing.T) { testReadOnly(t, h, rt) })
+	t.Run("Places", func(t *testing.T) { testPlaces(t, h, rt) })
 	t.Run("BadEntrypoint", func(t *testing.T) { testBadEntrypoint(t, h, rt) })
 	t.Run("MissingRootFS", func(t *testing.T) { testMissingRootFS(t, h, rt) })
 	t.Run("TwoOfOneID", func(t *testing.T) { testTwoOfOneID(t, h, rt) })
@@ -172,6 +175,52 @@ func testReadOnly(t *testing.T, h *Host, rt Runtime) {
 	if !strings.Contains(r["rootfs"], "read-only") {
 		t.Errorf("write to a read-only root: %q", r["rootfs"])
 	}
+}
+
+// testPlaces: on a read-only root what is in memory is as large as was asked,
+// and the agent has a place on the disk that the host can read.
+func testPlaces(t *testing.T, h *Host, rt Runtime) {
+	b := h.NewBox(t, rt)
+	b.Config.ReadOnly, b.Config.ShmBytes = true, 8<<20
+	b.Config.Tmpfs = []oci.Tmpfs{
+		{Path: "/run", Bytes: 4 << 20, Mode: 0o700},
+		{Path: "/work", Bytes: 16 << 20, Mode: 0o1777, Exec: true}, // in no image
+	}
+	b.Config.AgentState = filepath.Join(b.Config.RootFS, oci.AgentState)
+	base, err := os.Stat(b.Config.RootFS)
+	must(t, err)
+	must(t, os.Mkdir(b.Config.AgentState, 0o700))
+	owner := base.Sys().(*syscall.Stat_t)
+	must(t, os.Chown(b.Config.AgentState, int(owner.Uid), int(owner.Gid)))
+	must(t, b.Start(t.Context()))
+	var got map[string]map[string]string
+	must(t, b.Ask("places", &got))
+	for dir, want := range map[string]map[string]string{
+		"/run":       {"bytes": "4194304", "mode": "700", "write": "ok", "fill": "4"},
+		"/work":      {"bytes": "16777216", "mode": "1777", "write": "ok", "exec": "ok", "fill": "16"},
+		"/dev/shm":   {"bytes": "8388608", "mode": "1777", "write": "ok", "fill": "8"},
+		"/.sandboxd": {"mode": "700", "write": "ok", "fill": "32"},
+	} {
+		for key, v := range want {
+			if near := key == "fill" && dir != "/.sandboxd" && got[dir][key] == less(v); got[dir][key] != v && !near { // the program takes a page
+				t.Errorf("%s: %s is %q, want %q", dir, key, got[dir][key], v)
+			}
+		}
+	}
+	for _, dir := range []string{"/", "/tmp"} {
+		if w := got[dir]["write"]; !strings.Contains(w, "read-only") {
+			t.Errorf("%s: write says %q", dir, w)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(b.Config.AgentState, "program")); err != nil {
+		t.Errorf("what the agent writes is not on the disk: %v", err)
+	}
+}
+
+// less is n-1.
+func less(n string) string {
+	i, _ := strconv.Atoi(n)
+	return strconv.Itoa(i - 1)
 }
 
 func testBadEntrypoint(t *testing.T, h *Host, rt Runtime) {

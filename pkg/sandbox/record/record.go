@@ -3,10 +3,12 @@
 package record
 
 import (
+	"bytes"
 	"crypto/rand"
 	"encoding/base32"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strings"
 	"time"
 
@@ -15,6 +17,12 @@ import (
 
 // IDLen is the length of an ID: with "sb-" before it, it fills IFNAMSIZ-1.
 const IDLen = 12
+
+// AgentTasks is how many tasks the agent may use beside Spec.Pids. It makes its
+// threads before the guest runs (about 5 of Go's runtime, and the reserve of pkg/agent/server): one that
+// can not make a thread dies, and a guest at its limit would kill it. One is left
+// of them, which the shell ahead has, so that it takes no place of the guest's.
+const AgentTasks = 32
 
 // NewID draws the ID of a sandbox: the instance and 55 random bits in
 // lower-case base32. No client chooses one and none is used twice.
@@ -45,8 +53,12 @@ const (
 	Resuming State = "resuming" // intent; recovery resumes
 	Stopping State = "stopping" // intent; recovery ends
 	Ended    State = "ended"    // record and upper are kept, nothing else
+	Starting State = "starting" // intent, of one that had ended; recovery ends it again
 	Deleting State = "deleting" // intent; recovery erases
 )
+
+// Beginning reports whether a sandbox in state s is being brought up.
+func (s State) Beginning() bool { return s == Creating || s == Starting }
 
 // Reason says why a sandbox ended.
 type Reason string
@@ -55,11 +67,17 @@ type Reason string
 const (
 	Exited       Reason = "exited"        // its entrypoint exited by itself
 	Killed       Reason = "killed"        // its entrypoint or init was killed by a signal
+	Timeout      Reason = "timeout"       // it did not start in time
 	Expired      Reason = "expired"       // its timeout passed
 	OOM          Reason = "oom"           // it went over its memory limit
+	DiskFull     Reason = "disk_full"     // its entrypoint failed while its disk was full
+	PidsLimit    Reason = "pids_limit"    // its entrypoint failed, having been refused processes
 	HostReboot   Reason = "host_reboot"   // the host went down under it
 	RuntimeCrash Reason = "runtime_crash" // runtime or agent died without a word
 	CreateFailed Reason = "create_failed" // it never ran
+	Stopped      Reason = "stopped"       // somebody asked for it; it is kept until it expires or is deleted
+	StartFailed  Reason = "start_failed"  // it ran before, and could not be started again
+	Unhealthy    Reason = "unhealthy"     // it failed its probe, and its policy has it started anew
 )
 
 // Record is what the store keeps for one sandbox.
@@ -73,6 +91,14 @@ type Record struct {
 	Created time.Time `json:"created"`
 	Changed time.Time `json:"changed"` // last transition
 	Expires time.Time `json:"expires"` // zero: never
+	// Updated is when its limits last changed while it ran; zero: never.
+	Updated time.Time `json:"updated,omitzero"`
+	// Started is when its present, or last, life came up; zero: it did not.
+	Started time.Time `json:"started,omitzero"`
+	// Restarts counts what its policy did since somebody created or started it,
+	// QuickRestarts those of them in a row that did not last.
+	Restarts      int `json:"restarts,omitempty"`
+	QuickRestarts int `json:"quickRestarts,omitempty"`
 	// What an ended sandbox is remembered by.
 	Reason     Reason `json:"reason,omitempty"`
 	Message    string `json:"message,omitempty"` // cause and step, for people
@@ -82,32 +108,76 @@ type Record struct {
 
 // OK reports whether an ended sandbox ended well: Terminated, not Failed.
 func (r *Record) OK() bool {
-	return r.Reason == Expired || r.Reason == Exited && r.ExitCode != nil && *r.ExitCode == 0
+	return r.Reason == Expired || r.Reason == Stopped || r.Reason == Exited && r.ExitCode != nil && *r.ExitCode == 0
 }
+
+// NeverRan reports whether the creation of an ended sandbox failed, so that it
+// may have no disk, or half of one.
+func (r *Record) NeverRan() bool { return r.Reason == CreateFailed || r.Reason == Timeout }
 
 // Spec is what the caller asked for, resolved and checked.
 type Spec struct {
-	Name       string            `json:"name,omitempty"` // unique among live records, or empty
-	Image      Image             `json:"image"`
-	Runtime    string            `json:"runtime"` // "runsc" or "runc"
+	Name       string            `json:"name,omitempty"`     // unique among live records, or empty
+	Image      Image             `json:"image"`              // without layers while it is pulled
+	ImageURI   string            `json:"imageUri,omitempty"` // as the client wrote it, perhaps an alias; empty: it did not, or long ago
+	Snapshot   string            `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
+	Runtime    string            `json:"runtime"`            // "runsc" or "runc"
 	Entrypoint []string          `json:"entrypoint"`
 	Env        map[string]string `json:"env,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"` // OpenSandbox calls them metadata
 	Timeout    time.Duration     `json:"timeout,omitempty"`
 	OneShot    bool              `json:"oneShot,omitempty"` // `run --rm`: the upper need not survive a host crash
 
-	MemoryBytes int64 `json:"memoryBytes"`
-	CPUMillis   int64 `json:"cpuMillis"` // thousandths of a core
-	Pids        int64 `json:"pids"`
-	DiskBytes   int64 `json:"diskBytes"` // 0: the pool can not limit
+	Limits
+	ReadOnly bool    `json:"readOnly,omitempty"` // the root file system is
+	Tmpfs    []Tmpfs `json:"tmpfs,omitempty"`
 
-	Network Network `json:"network"`
+	Volumes []VolumeMount `json:"volumes,omitempty"`
+
+	Prestart []string `json:"prestart,omitempty"` // languages of code contexts that start with it
+
+	Network Network   `json:"network"`
+	Publish []Publish `json:"publish,omitempty"`
+	// SecureAccess has its ports ask for their tokens on every listener.
+	SecureAccess bool    `json:"secureAccess,omitempty"`
+	Restart      Restart `json:"restart,omitzero"`
+	Ready        Probe   `json:"ready,omitzero"`
+
+	Request Request `json:"request,omitzero"`
 
 	// Echoed to OpenSandbox clients as they came in.
 	ResourceLimits map[string]string `json:"resourceLimits,omitempty"`
 	Platform       map[string]string `json:"platform,omitempty"`
 	Extensions     map[string]string `json:"extensions,omitempty"`
 	NetworkPolicy  []byte            `json:"networkPolicy,omitempty"` // raw JSON as sent
+}
+
+// Publish is a TCP port of the sandbox that is served at an address of the host.
+type Publish struct {
+	Host netip.AddrPort `json:"host"`
+	Port uint16         `json:"port"`
+}
+
+// Overlap reports whether two addresses of the host can not be listened on at once.
+func Overlap(a, b netip.AddrPort) bool {
+	x, y := a.Addr(), b.Addr()
+	return a.Port() == b.Port() && (x == y || x.Is4() == y.Is4() && (x.IsUnspecified() || y.IsUnspecified()))
+}
+
+// Terms are what of a Spec may change while its sandbox lives.
+type Terms struct {
+	Limits
+	Network       Network
+	NetworkPolicy []byte // see Spec
+}
+
+// Terms returns those of s. They share its slices: replace them, never write
+// into them.
+func (s *Spec) Terms() Terms { return Terms{s.Limits, s.Network, s.NetworkPolicy} }
+
+// SameNetwork reports whether t and o allow the same and show the same.
+func (t Terms) SameNetwork(o Terms) bool {
+	return t.Network.Mode == o.Network.Mode && reflect.DeepEqual(t.Network.Rules, o.Network.Rules) && bytes.Equal(t.NetworkPolicy, o.NetworkPolicy)
 }
 
 // NetworkMode is what a sandbox may reach in general.
@@ -164,6 +234,9 @@ type Image struct {
 	Bytes   int64       `json:"bytes"`
 	Created time.Time   `json:"created"`
 	Config  ImageConfig `json:"config"`
+	// Sources are the digests by which the registry knows it that it was pulled
+	// from: of its index, if it has one, and of its manifest.
+	Sources []string `json:"sources,omitempty"`
 }
 
 // Ref is name:tag.
@@ -171,7 +244,8 @@ func (i Image) Ref() string { return i.Name + ":" + i.Tag }
 
 // ImageConfig is what of an image's config a sandbox takes over.
 type ImageConfig struct {
-	Env     []string `json:"env,omitempty"` // KEY=VALUE
-	Workdir string   `json:"workdir,omitempty"`
-	User    string   `json:"user,omitempty"`
+	Env     []string          `json:"env,omitempty"` // KEY=VALUE
+	Workdir string            `json:"workdir,omitempty"`
+	User    string            `json:"user,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"` // of the image; a sandbox's are Spec.Labels
 }

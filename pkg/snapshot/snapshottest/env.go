@@ -56,8 +56,10 @@ func New(t testing.TB, pool string, change func(*snapshot.Config)) *Env {
 	e.Config = snapshot.Config{
 		Instance: Instance, StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"),
 		Pool: pool, PoolBytes: 512 << 20, IdentityUserNS: same,
-		UserNS: func(id string) (*os.File, error) { return UserNS(e.users[id].base) },
+		HostPaths: []string{filepath.Join(dir, "lent")},
+		UserNS:    func(id string) (*os.File, error) { return UserNS(e.users[id].base) },
 	}
+	must(t, os.Mkdir(e.Config.HostPaths[0], 0o755))
 	if change != nil {
 		change(&e.Config)
 	}
@@ -134,7 +136,7 @@ func (e *Env) Disk(t testing.TB, bytes int64) string {
 	if !e.Limits() {
 		bytes = 0
 	}
-	must(t, e.CreateDisk(t.Context(), id, bytes))
+	must(t, e.CreateDisk(t.Context(), id, "", bytes))
 	return id
 }
 

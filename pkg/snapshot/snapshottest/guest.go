@@ -9,12 +9,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/confine"
+	"github.com/sandboxd/sandboxd/pkg/snapshot"
 )
 
 // guestEnv makes the test binary be a guest: what to do, and the root to do it in.
@@ -23,6 +28,7 @@ const guestEnv = "SNAPSHOTTEST_GUEST"
 // Main is the TestMain of a package that runs the suite: the suite starts the
 // test binary again, as root of a sandbox.
 func Main(m *testing.M) {
+	confine.MainOfTest(map[string]confine.Verb{snapshot.UnpackVerb: snapshot.Unpack})
 	verb, root, ok := strings.Cut(os.Getenv(guestEnv), " ")
 	if !ok {
 		os.Exit(m.Run())
@@ -51,6 +57,8 @@ func guest(verb, root string) error {
 		return write()
 	case "rewrite":
 		return rewrite()
+	case "hollow":
+		return errors.Join(os.RemoveAll("/usr/lib"), os.RemoveAll("/usr/bin"), os.WriteFile("/usr/bin", nil, 0o644))
 	case "many":
 		for i := range 3000 {
 			if err := os.WriteFile(fmt.Sprintf("/srv/new-%04d", i), []byte(strconv.Itoa(i)), 0o644); err != nil {
@@ -59,7 +67,14 @@ func guest(verb, root string) error {
 		}
 		return nil
 	case "fill":
+		if err := dropResource(); err != nil {
+			return err
+		}
 		return fill()
+	case "files":
+		return files()
+	case "leave project":
+		return leaveProject()
 	case "device":
 		return unix.Mknod("/device", unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3)))
 	case "manifest":
@@ -133,6 +148,7 @@ func write() error {
 	s.do("whiteout", os.Remove("/usr/share/goes"))
 	s.do("opaque", errors.Join(os.RemoveAll("/usr/lib/dir"), os.Mkdir("/usr/lib/dir", 0o750), os.WriteFile("/usr/lib/dir/new", nil, 0o600)))
 	s.do("hard link", os.Link("/srv/of-33", "/srv/of-33-again"))
+	s.do("sparse", errors.Join(os.WriteFile("/srv/sparse", []byte("x"), 0o600), os.Truncate("/srv/sparse", 8<<20)))
 	s.do("symlink", os.Symlink("../etc/conf", "/srv/link"))
 	s.do("fifo", unix.Mkfifo("/srv/fifo", 0o622))
 	s.do("setgid directory", errors.Join(os.Mkdir("/srv/sg", 0o755), os.Chown("/srv/sg", 0, 50), unix.Chmod("/srv/sg", 0o2775), os.WriteFile("/srv/sg/inherits", nil, 0o644)))
@@ -166,6 +182,20 @@ func appendTo(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
+// dropResource takes CAP_SYS_RESOURCE from this goroutine, by which ext4 minds no
+// quota. What writes for guests of gVisor (goferCaps) does not have it either, and
+// root of a user namespace has it in that only.
+func dropResource() error {
+	runtime.LockOSThread()
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData // of capabilities 0 to 31, and 32 to 63
+	if err := unix.Capget(&header, &sets[0]); err != nil {
+		return os.NewSyscallError("capget", err)
+	}
+	sets[0].Effective &^= 1 << unix.CAP_SYS_RESOURCE
+	return os.NewSyscallError("capset", unix.Capset(&header, &sets[0]))
+}
+
 // fill writes until it may not and prints the bytes that went in, and then
 // whether removing works when full.
 func fill() error {
@@ -197,6 +227,38 @@ func fill() error {
 	}
 	fmt.Println(n)
 	return os.Remove(filepath.Join("/srv", "fill"))
+}
+
+// files makes empty files until there is no room for another, and says how many.
+func files() error {
+	for n := 0; ; n++ {
+		f, err := os.Create(fmt.Sprintf("/srv/f%d", n))
+		if errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.ENOSPC) {
+			fmt.Println(n)
+			return nil
+		}
+		if err = errors.Join(err, f.Close()); err != nil {
+			return err
+		}
+	}
+}
+
+// leaveProject takes a file of its own out of its project.
+func leaveProject() error {
+	f, err := os.Open("/srv/f1")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var a [28]byte // struct fsxattr
+	if _, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), 0x801c581f, uintptr(unsafe.Pointer(&a))); e != 0 {
+		return e
+	}
+	binary.LittleEndian.PutUint32(a[12:], 0)
+	if _, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), 0x401c5820, uintptr(unsafe.Pointer(&a))); e != 0 {
+		return e
+	}
+	return nil
 }
 
 // fileCaps is cap_net_bind_service=ep, revision 2 (struct vfs_cap_data).

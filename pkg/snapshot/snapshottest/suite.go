@@ -29,14 +29,23 @@ import (
 func Run(t *testing.T, pool string, change func(*snapshot.Config)) {
 	e := New(t, pool, change)
 	t.Run("Manifest", e.testManifest)
+	t.Run("Snapshot", e.testSnapshot)
+	t.Run("Diff", e.testDiff)
 	t.Run("Inodes", e.testInodes)
 	t.Run("Limit", e.testLimit)
+	t.Run("LimitDisk", e.testLimitDisk)
+	t.Run("Files", e.testFiles)
+	t.Run("Devices", e.testDevices)
+	t.Run("MountPoint", e.testMountPoint)
 	t.Run("Access", e.testAccess)
 	t.Run("Twice", e.testTwice)
 	t.Run("Volatile", e.testVolatile)
 	t.Run("ReadFile", e.testReadFile)
 	t.Run("Stray", e.testStray)
 	t.Run("Layers", e.testLayers)
+	t.Run("Whiteouts", e.testWhiteouts)
+	t.Run("Volumes", e.testVolumes)
+	t.Run("VolumePaths", e.testVolumePaths)
 	t.Run("Reopen", e.testReopen)
 }
 
@@ -104,7 +113,7 @@ func (e *Env) testInodes(t *testing.T) {
 func (e *Env) testLimit(t *testing.T) {
 	const limit = 48 << 20
 	if !e.Limits() {
-		err := e.CreateDisk(t.Context(), record.NewID(Instance), limit)
+		err := e.CreateDisk(t.Context(), record.NewID(Instance), "", limit)
 		if !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "pool") {
 			t.Errorf("limit on a pool that has none: %v", err)
 		}
@@ -169,7 +178,7 @@ func (e *Env) testAccess(t *testing.T) {
 func (e *Env) testTwice(t *testing.T) {
 	ctx := t.Context()
 	id := e.Disk(t, 16<<20)
-	if err := e.CreateDisk(ctx, id, 0); !errors.Is(err, fs.ErrExist) {
+	if err := e.CreateDisk(ctx, id, "", 0); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("second CreateDisk: %v", err)
 	}
 	e.held(t, id, true, false)
@@ -205,7 +214,7 @@ func (e *Env) testTwice(t *testing.T) {
 			t.Errorf("%q passed as an id", bad)
 		}
 	}
-	must(t, e.Sweep(ctx))
+	must(t, e.Sweep(ctx, ""))
 }
 
 func (e *Env) held(t *testing.T, id string, disk, mount bool) {
@@ -293,11 +302,26 @@ func (e *Env) testStray(t *testing.T) {
 		}
 	}
 	must(t, os.Mkdir(filepath.Join(lost, "of-the-operator"), 0o700))
-	must(t, e.Sweep(ctx))
+	must(t, e.Sweep(ctx, "the state was restored"))
+	if _, err := os.Stat(filepath.Join(lost, old+"-"+day)); err != nil {
+		t.Errorf("a stray was swept where nothing may be: %v", err)
+	}
+	// Those that came while the clock was not set, or ahead, get their day.
+	unset, ahead := e.Disk(t, 1<<20), e.Disk(t, 1<<20)
+	must(t, os.Rename(filepath.Join(e.Config.StateDir, "pool", unset), filepath.Join(lost, unset+"-77")))
+	must(t, os.Rename(filepath.Join(e.Config.StateDir, "pool", ahead), filepath.Join(lost, ahead+"-"+strconv.FormatInt(time.Now().Add(25*time.Hour).Unix(), 10))))
+	must(t, e.Sweep(ctx, ""))
 	found, err = filepath.Glob(filepath.Join(lost, "*"))
 	must(t, err)
-	if len(found) != 2 {
-		t.Errorf("after the sweep lost+found holds %v, want %s and the operator's", found, id)
+	if len(found) != 4 {
+		t.Errorf("after the sweep lost+found holds %v, want %s, %s, %s and the operator's", found, id, unset, ahead)
+	}
+	for _, p := range found {
+		_, at, _ := strings.Cut(filepath.Base(p), "-")
+		n, err := strconv.ParseInt(at, 10, 64)
+		if err == nil && time.Since(time.Unix(n, 0)).Abs() > time.Minute {
+			t.Errorf("%s came there at another time than now", p)
+		}
 	}
 	must(t, os.Remove(filepath.Join(lost, "of-the-operator")))
 }

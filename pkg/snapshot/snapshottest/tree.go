@@ -10,8 +10,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -98,7 +100,10 @@ func manifest(root string, w io.Writer) error {
 				return err
 			}
 		}
-		x, err := xattrs(p)
+		x, err := xattrs(p, "trusted.overlay.")
+		if oldACLs() {
+			x = namedInACL.ReplaceAllString(x, "${1}........")
+		}
 		if err != nil {
 			return err
 		}
@@ -107,7 +112,23 @@ func manifest(root string, w io.Writer) error {
 	})
 }
 
-func xattrs(p string) (string, error) {
+// Kernels before 6.2 show those whom an ACL on an overlay of idmapped layers
+// names as nobody in a user namespace; what they are on the disk is right.
+var (
+	oldACLs = sync.OnceValue(func() bool {
+		var u unix.Utsname
+		var major, minor int
+		err := unix.Uname(&u)
+		if err == nil {
+			_, err = fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor)
+		}
+		return err == nil && (major < 6 || major == 6 && minor < 2)
+	})
+	namedInACL = regexp.MustCompile(`(posix_acl_[a-z]+=02000000(?:[0-9a-f]{16})0200[0-9a-f]{4})[0-9a-f]{8}`)
+)
+
+// xattrs prints the extended attributes of a file, but those with a prefix.
+func xattrs(p, but string) (string, error) {
 	names := make([]byte, 4096)
 	n, err := unix.Llistxattr(p, names)
 	if err != nil {
@@ -115,7 +136,7 @@ func xattrs(p string) (string, error) {
 	}
 	var all []string
 	for name := range strings.SplitSeq(strings.TrimRight(string(names[:n]), "\x00"), "\x00") {
-		if name == "" || strings.HasPrefix(name, "trusted.overlay.") {
+		if name == "" || but != "" && strings.HasPrefix(name, but) || strings.HasPrefix(name, "trusted.SGI_ACL_") { // xfs shows root ACLs twice
 			continue
 		}
 		v := make([]byte, 4096)

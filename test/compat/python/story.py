@@ -25,7 +25,7 @@ from opensandbox.models.filesystem import (
     SetPermissionEntry,
     WriteEntry,
 )
-from opensandbox.models.sandboxes import NetworkPolicy, NetworkRule, SandboxFilter
+from opensandbox.models.sandboxes import NetworkPolicy, NetworkRule, SandboxFilter, SnapshotFilter
 from opensandbox.sync.manager import SandboxManagerSync
 
 runtime = sys.argv[1]
@@ -36,7 +36,9 @@ def chapter(name: str) -> None:
 
 
 def stdout(execution) -> str:
-    return "\n".join(m.text for m in execution.logs.stdout)
+    """The output, as `$(…)` has it. Since 1.1.1 a text has its line's ending."""
+    assert all(m.text.endswith(("\n", "\r")) for m in execution.logs.stdout[:-1]), execution.logs.stdout
+    return "".join(m.text for m in execution.logs.stdout).rstrip("\n")
 
 
 sandbox = SandboxSync.create(
@@ -59,7 +61,8 @@ try:
     chapter("commands")
     e = sandbox.commands.run("echo $GREETING; echo oops >&2; exit 7")
     assert stdout(e) == "hello", e
-    assert [m.text for m in e.logs.stderr] == ["oops"], e
+    assert [m.text for m in e.logs.stderr] == ["oops\n"], e
+    assert e.text == "hello", e.text
     assert e.exit_code == 7 and e.error.name == "CommandExecError", e
     e = sandbox.commands.run("python3 -c 'print(6*7)'")
     assert stdout(e) == "42" and e.exit_code == 0, e
@@ -82,7 +85,7 @@ try:
         on_error=lambda e: events.append("error " + e.value),
     )
     sandbox.commands.run("echo a; sleep 0.3; echo b >&2; sleep 0.3; echo c", handlers=handlers)
-    assert events == ["init", "a", "err b", "c", "complete"], events
+    assert events == ["init", "a\n", "err b\n", "c\n", "complete"], events
     assert seen[1] - seen[0] > 0.4, seen  # as it comes, not at the end
     events.clear()
     sandbox.commands.run("echo x; exit 9", handlers=handlers)
@@ -107,6 +110,43 @@ try:
     sandbox.commands.run("true", opts=RunCommandOpts(envs={"A": "1"}))
     e = sandbox.commands.run("echo $A-$GREETING", opts=RunCommandOpts(envs={"A": "1"}))
     assert stdout(e) == "1-hello", e
+
+    chapter("set_env")
+    for value in ["bar-1", "cost $5 ${HOME} tail", "line1\nline2", "a=b=c", "it's \"fine\" \\ \t.", ""]:
+        sandbox.commands.set_env("STORY", value)
+        sandbox.commands.run('printf %s "$STORY" >/tmp/story')
+        assert sandbox.files.read_file("/tmp/story") == value, (value, sandbox.files.read_file("/tmp/story"))
+    shell = sandbox.commands.create_session()
+    sandbox.commands.set_env("STORY", "later")
+    assert stdout(sandbox.commands.run_in_session(shell, "echo [$STORY]")) == "[]"  # sessions have what was there
+    assert stdout(sandbox.commands.run("echo [$STORY]")) == "[later]"
+    sandbox.commands.delete_session(shell)
+
+    chapter("sessions")
+    shell = sandbox.commands.create_session(working_directory="/srv/made/for it")
+    run = lambda command, **more: sandbox.commands.run_in_session(shell, command, **more)
+    e = run("pwd; A=1; export B=2; f() { echo f$1; }; alias g='echo g'; sleep 300 &")
+    assert stdout(e) == "/srv/made/for it" and e.exit_code == 0 and e.id == shell, e
+    e = run("echo $A$B; f 3; g; jobs -p | wc -l; echo oops >&2; cd /usr")
+    assert stdout(e).split() == ["12", "f3", "g", "1"] and [m.text.strip() for m in e.logs.stderr] == ["oops"], e
+    assert stdout(run("pwd", working_directory="/var")) == "/var"
+    assert stdout(run("pwd")) == "/usr"
+    e = run("A=5; exit 7")
+    assert e.exit_code == 7 and e.error.name == "CommandExecError", e
+    e = run("sleep 60", timeout=timedelta(seconds=1))
+    assert e.error is not None and e.exit_code == -1 and "timed out" in e.error.traceback[-1], e
+    e = run("if")  # no syntax at all
+    assert e.exit_code == 2, e
+    assert stdout(run("echo __EXIT_CODE__:3; echo $A; f 4; pwd; set -e; false")).split() == ["__EXIT_CODE__:3", "5", "f4", "/usr"]
+    assert stdout(run("set +e; exec >/dev/null")) == "" and run("echo lost; (exit 4)").exit_code == 4
+    sandbox.commands.delete_session(shell)
+    try:
+        run("true")
+        raise AssertionError("a deleted session still runs")
+    except Exception as e:  # noqa: BLE001  (the SDK's own class, by status)
+        assert getattr(e, "status_code", None) == 404, repr(e)
+    e = sandbox.commands.run("cat /proc/[0-9]*/comm | grep -c '^sleep$'")
+    assert stdout(e) == "0", e  # what it left in the background ended with it
 
     chapter("files")
     files = sandbox.files
@@ -201,6 +241,41 @@ try:
     resumed = SandboxSync.resume(sandbox.id)
     assert stdout(resumed.commands.run("echo back")) == "back"
     resumed.close()
+
+    chapter("snapshots")
+    sandbox.commands.run("mkdir -p /srv/kept; echo before >/srv/kept/file; chmod 4711 /srv/kept/file")
+    snapshot = sandbox.create_snapshot(name="before " + runtime)
+    assert snapshot.status.state == "Creating" and snapshot.status.reason == "snapshot_accepted", snapshot
+    assert snapshot.sandbox_id == sandbox.id and snapshot.name == "before " + runtime, snapshot
+    with SandboxManagerSync.create() as snapshots:
+        for _ in range(200):
+            now = snapshots.get_snapshot(snapshot.id)
+            if now.status.state != "Creating":
+                break
+            time.sleep(0.05)
+        assert now.status.state == "Ready" and now.status.last_transition_at >= now.created_at, now
+        listed = snapshots.list_snapshots(SnapshotFilter(sandbox_id=sandbox.id, states=["Ready"]))
+        assert [s.id for s in listed.snapshot_infos] == [snapshot.id] and listed.pagination.total_items == 1, listed
+        sandbox.commands.run("echo after >/srv/kept/file")
+        restored = SandboxSync.create(
+            snapshot_id=snapshot.id,
+            timeout=timedelta(minutes=5),
+            resource={"cpu": "1", "memory": "512Mi"},
+            extensions={"sandboxd.runtime": "runc" if runtime == "runsc" else "runsc"},
+        )
+        try:
+            e = restored.commands.run("cat /srv/kept/file; stat -c %a /srv/kept/file")
+            assert stdout(e).split() == ["before", "4711"], stdout(e)
+            snapshots.delete_snapshot(snapshot.id)
+            assert stdout(restored.commands.run("cat /srv/kept/file")) == "before"
+        finally:
+            restored.kill()
+            restored.close()
+        try:
+            snapshots.get_snapshot(snapshot.id)
+            raise AssertionError("a deleted snapshot still answers")
+        except Exception as e:  # noqa: BLE001  (the SDK's own class, by status)
+            assert getattr(e, "status_code", None) == 404, repr(e)
 
     chapter("connect")
     again = SandboxSync.connect(sandbox.id)

@@ -30,6 +30,8 @@ func main() {
 			answer = report()
 		case "exit":
 			os.Exit(3)
+		case "places":
+			answer = places()
 		default:
 			answer = "unknown question " + q
 		}
@@ -39,6 +41,55 @@ func main() {
 		}
 		os.Stdin.Write(append(b, '\n')) //nolint:errcheck // nobody left to tell
 	}
+}
+
+// places says how large the file system of each is, and what can be done there.
+func places() map[string]map[string]string {
+	all := map[string]map[string]string{}
+	for _, dir := range []string{"/", "/tmp", "/run", "/work", "/dev/shm", "/.sandboxd"} {
+		p := map[string]string{}
+		all[dir] = p
+		var fs unix.Statfs_t
+		if err := unix.Statfs(dir, &fs); err != nil {
+			p["statfs"] = err.Error()
+			continue
+		}
+		p["bytes"] = strconv.FormatUint(fs.Blocks*uint64(fs.Bsize), 10)
+		var st unix.Stat_t
+		_ = unix.Stat(dir, &st)
+		p["mode"] = strconv.FormatUint(uint64(st.Mode&0o7777), 8)
+		prog := filepath.Join(dir, "program")
+		if p["write"] = errText(os.WriteFile(prog, []byte("#!/opt/opensandbox/sandbox-agent\n"), 0o700)); p["write"] != "ok" {
+			continue
+		}
+		p["exec"] = errText(unix.Access(prog, unix.X_OK))
+		p["fill"] = fill(filepath.Join(dir, "fill"))
+	}
+	return all
+}
+
+// fill writes up to 32 MiB and returns how many it took.
+func fill(path string) string {
+	f, err := os.Create(path)
+	if err != nil {
+		return err.Error()
+	}
+	defer os.Remove(path)
+	defer f.Close()
+	n, b := 0, make([]byte, 1<<20)
+	for ; n < 32; n++ {
+		if _, err := f.Write(b); err != nil {
+			break
+		}
+	}
+	return strconv.Itoa(n)
+}
+
+func errText(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	return err.Error()
 }
 
 func report() map[string]string {

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/doctor"
+)
+
+func doctorCommand() *cobra.Command {
+	var (
+		fix    bool
+		format string
+	)
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "look at this host as sandboxd needs it, and say what mends what is not so",
+		Long: `Looks at this host as sandboxd needs it: what the kernel can, what the host's limits are
+for limits.max_sandboxes, what else is around. Each line that is not ok has the command that
+mends it. It may run beside a daemon, or without one. It exits with 1 if anything fails.
+
+--fix sets sysctls, and keeps them in /etc/sysctl.d/60-sandboxd.conf, and loads modules. All
+else it leaves to you.`,
+		Example: `  sandboxd doctor
+  sandboxd doctor --fix`,
+		Args: cobra.NoArgs,
+	}
+	path := configFlag(cmd)
+	cmd.Flags().BoolVar(&fix, "fix", false, "set sysctls and load modules")
+	cmd.Flags().StringVarP(&format, "output", "o", "table", "output format: table or json")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if format != "table" && format != "json" {
+			return usageError{fmt.Errorf("--output %q: want table or json", format)}
+		}
+		cfg, err := config.Load(*path)
+		if err != nil {
+			return err
+		}
+		found := doctor.Examine(cmd.Context(), cfg)
+		if fix {
+			found, err = doctor.Mend(cmd.Context(), cfg, found)
+		}
+		return errors.Join(err, printFindings(cmd.OutOrStdout(), found, format), verdict(found))
+	}
+	return cmd
+}
+
+func printFindings(w io.Writer, found []doctor.Finding, format string) error {
+	if format == "json" {
+		e := json.NewEncoder(w)
+		e.SetEscapeHTML(false)
+		e.SetIndent("", "  ")
+		return e.Encode(found)
+	}
+	width := 0
+	for _, f := range found {
+		width = max(width, len(f.Check))
+	}
+	for _, f := range found {
+		fmt.Fprintf(w, "%-7s  %-*s  %s\n", f.Status, width, f.Check, f.Detail)
+		note := func(what, text string) { fmt.Fprintf(w, "%-7s  %-*s  %s %s\n", "", width, "", what, text) }
+		if f.Fixed != "" {
+			note("done:", f.Fixed)
+		}
+		if f.Status == doctor.OK {
+			continue
+		}
+		note("for:", f.Protects)
+		switch {
+		case f.Fixed != "" && f.Fixable(): // done, and not enough
+		case f.Mend != "" && f.Fixable():
+			note("mend:", f.Mend+"   (or sandboxd doctor --fix)")
+		case f.Mend != "":
+			note("mend:", f.Mend)
+		}
+	}
+	return nil
+}
+
+// verdict is the error that makes the exit status 1: what was mended in vain
+// has still failed.
+func verdict(found []doctor.Finding) error {
+	n := 0
+	for _, f := range found {
+		if f.Status == doctor.Fail {
+			n++
+		}
+	}
+	if n > 0 {
+		return fmt.Errorf("doctor: %d of %d checks failed", n, len(found))
+	}
+	return nil
+}

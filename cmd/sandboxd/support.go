@@ -1,0 +1,48 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/support"
+)
+
+func supportCommand() *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "support-bundle",
+		Short: "write a file to go with a report of a bug, without secrets",
+		Long: `Writes what the doctor finds, versions, configuration, the states of sandboxes and the log's
+operations, warnings and errors to a file. Environments, arguments, labels and output of
+sandboxes, keys and tokens are left out, of the log all that clients sent and guests did; its
+README says how far that goes. Look at it before you send it.`,
+		Example: `  sandboxd support-bundle -o report.tar.gz`,
+		Args:    cobra.NoArgs,
+	}
+	path := configFlag(cmd)
+	cmd.Flags().StringVarP(&file, "output", "o", "", "file to write (default sandboxd-support-TIME.tar.gz)")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := config.Load(*path)
+		if err != nil {
+			return err
+		}
+		if file == "" {
+			file = "sandboxd-support-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
+		}
+		f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+		if err != nil {
+			return fmt.Errorf("support-bundle: %w", err)
+		}
+		if err := errors.Join(support.Write(cmd.Context(), f, cfg, version), f.Close()); err != nil {
+			return errors.Join(fmt.Errorf("support-bundle: %w", err), os.Remove(file))
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), file)
+		return err
+	}
+	return cmd
+}

@@ -1,0 +1,158 @@
+// Package backup is the file that `sandboxctl system backup` writes: the state
+// of a daemon, in a form that any tar can open.
+//
+//	<name>.tar.gz
+//	  manifest.json   what wrote it, when, of which instance and pool; the sum
+//	  sandboxd.db     the store, as of one moment
+//
+// What surprises: it holds no file of any sandbox and no image layer. It is
+// what sandboxd knows, not what sandboxes wrote; and it is secret, for it has
+// their environments and the tokens of their agents.
+package backup
+
+import (
+	"archive/tar"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/store"
+)
+
+// Format is the version of the file. A newer one is refused.
+const Format = 1
+
+// The members, in order.
+const (
+	manifestName = "manifest.json"
+	stateName    = "sandboxd.db"
+)
+
+// What Read takes at most: a backup may come from anywhere.
+const (
+	maxManifest = 64 << 10
+	maxState    = 16 << 30
+)
+
+// Manifest says what a backup is of.
+type Manifest struct {
+	Format      int         `json:"format"`
+	Version     string      `json:"version"` // of the sandboxd that wrote it
+	Taken       time.Time   `json:"taken"`
+	Host        string      `json:"host"`
+	Instance    string      `json:"instance"`
+	AddressPool string      `json:"addressPool"` // addresses follow from it and the slots
+	State       store.Facts `json:"state"`
+	Bytes       int64       `json:"bytes"`  // of the store
+	SHA256      string      `json:"sha256"` // of the store, in hex
+}
+
+// Write writes a backup of state, a copy of the store. It fills in what the
+// manifest says of it.
+func Write(w io.Writer, m Manifest, state io.ReadSeeker) error {
+	h := sha256.New()
+	n, err := io.Copy(h, state)
+	if err == nil {
+		_, err = state.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return fmt.Errorf("write backup: %w", err)
+	}
+	m.Format, m.Bytes, m.SHA256 = Format, n, hex.EncodeToString(h.Sum(nil))
+	text, err := json.MarshalIndent(m, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write backup: %w", err)
+	}
+	zw := gzip.NewWriter(w)
+	tw := tar.NewWriter(zw)
+	header := func(name string, size int64) error {
+		return tw.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: size, ModTime: m.Taken, Format: tar.FormatPAX})
+	}
+	err = header(manifestName, int64(len(text)))
+	if err == nil {
+		_, err = tw.Write(text)
+	}
+	if err == nil {
+		err = header(stateName, n)
+	}
+	if err == nil {
+		_, err = io.Copy(tw, state)
+	}
+	if err = errors.Join(err, tw.Close(), zw.Close()); err != nil {
+		return fmt.Errorf("write backup: %w", err)
+	}
+	return nil
+}
+
+// Read reads a backup and writes the store in it to state. It fails on what is
+// cut short, changed or of a newer format; state is worthless then.
+func Read(r io.Reader, state io.Writer) (m Manifest, err error) {
+	if m, err = read(r, state); err != nil {
+		return m, fmt.Errorf("read backup: %w", err)
+	}
+	return m, nil
+}
+
+func read(r io.Reader, state io.Writer) (m Manifest, err error) {
+	zr, err := gzip.NewReader(r)
+	if err != nil {
+		return m, fmt.Errorf("%w: it is no file of sandboxctl system backup", err)
+	}
+	tr := tar.NewReader(zr)
+	if err := next(tr, manifestName, maxManifest); err != nil {
+		return m, err
+	}
+	text, err := io.ReadAll(tr)
+	if err != nil {
+		return m, err
+	}
+	if err := json.Unmarshal(text, &m); err != nil {
+		return m, fmt.Errorf("its manifest: %w", err)
+	}
+	if m.Format != Format {
+		return m, fmt.Errorf("it is of format %d and this sandboxd reads %d; use the sandboxd that wrote it, %q", m.Format, Format, m.Version)
+	}
+	if err := next(tr, stateName, maxState); err != nil {
+		return m, err
+	}
+	h := sha256.New()
+	n, err := io.Copy(io.MultiWriter(state, h), tr)
+	if err != nil {
+		return m, err
+	}
+	if sum := hex.EncodeToString(h.Sum(nil)); n != m.Bytes || sum != m.SHA256 {
+		return m, fmt.Errorf("it is damaged: its manifest wants %d bytes with sha256 %.12s…, and it has %d with %.12s…", m.Bytes, m.SHA256, n, sum)
+	}
+	if _, err := tr.Next(); !errors.Is(err, io.EOF) {
+		return m, fmt.Errorf("after the store: %w", orUnexpected(err))
+	}
+	// The sum of all stands behind the end of the archive.
+	if _, err := io.Copy(io.Discard, io.LimitReader(zr, maxManifest)); err != nil {
+		return m, err
+	}
+	return m, nil
+}
+
+// next goes to the next member, which must be the one named.
+func next(tr *tar.Reader, name string, limit int64) error {
+	h, err := tr.Next()
+	if err != nil {
+		return fmt.Errorf("look for %s: %w", name, err)
+	}
+	if h.Name != name || h.Typeflag != tar.TypeReg || h.Size > limit {
+		return fmt.Errorf("it has %q of %d bytes where %s of at most %d should be", h.Name, h.Size, name, limit)
+	}
+	return nil
+}
+
+func orUnexpected(err error) error {
+	if err == nil {
+		return errors.New("an unknown member")
+	}
+	return err
+}

@@ -1,0 +1,182 @@
+package confine
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// A Verb does a child's work: from standard input and descriptors FirstFile and
+// up to standard output. Its error becomes the Failure that the parent reads.
+type Verb func(args []string) error
+
+// second follows name in the arguments of a child's second life.
+const second = "-"
+
+// MainOfTest is Main for TestMain. A test binary that links libc finds no libc
+// in a child's root, so it goes on in its first life: what it does runs on the
+// one thread that has dropped all, other threads of it have not.
+func MainOfTest(verbs map[string]Verb) {
+	oneLife = true
+	Main(verbs)
+}
+
+var oneLife bool
+
+// Main returns at once, unless this process is a child: then it does one of the
+// verbs and exits. It is the first statement of main. The program must be linked
+// statically.
+func Main(verbs map[string]Verb) {
+	if len(os.Args) < 3 || os.Args[0] != name {
+		return
+	}
+	err := live(verbs)
+	if err == nil {
+		os.Exit(0)
+	}
+	f := Failure{Code: errs.CodeOf(err), Text: err.Error()}
+	if e, ok := errors.AsType[*errs.Error](err); ok {
+		f.Text = e.Error()
+	}
+	if len(f.Text) > maxTail/4 {
+		f.Text = f.Text[:maxTail/4]
+	}
+	line, _ := json.Marshal(f) // of two strings: can not fail
+	os.Stderr.Write(append(append([]byte{'\n'}, line...), '\n'))
+	os.Exit(1)
+}
+
+func live(verbs map[string]Verb) error {
+	if os.Args[1] == second {
+		do := verbs[os.Args[2]]
+		if do == nil {
+			return fmt.Errorf("no verb %q", os.Args[2])
+		}
+		return do(os.Args[3:])
+	}
+	files, err1 := strconv.Atoi(os.Args[1])
+	cpu, err2 := strconv.Atoi(os.Args[2])
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	err := settle(FirstFile+files, uint64(cpu))
+	if do := verbs[os.Args[3]]; oneLife && errors.Is(err, unix.ENOENT) && do != nil {
+		return do(os.Args[4:])
+	}
+	return err
+}
+
+// settle gives this process its root and its limits, leaves it only the
+// capabilities that its second life works with, and begins that.
+func settle(root int, cpu uint64) error {
+	runtime.LockOSThread() // credentials are a thread's own
+	self, err := unix.Open("/proc/self/exe", unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open this program: %w", err)
+	}
+	// The daemon is the last that the kernel may kill for memory, this the first.
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
+		return fmt.Errorf("be killed before others: %w", err)
+	}
+	unix.Umask(0o022) // not the daemon's
+	if err := moveInto(root); err != nil {
+		return err
+	}
+	if err := unix.CloseRange(uint(root), ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close_range: %w", err)
+	}
+	for what, max := range map[int]uint64{
+		unix.RLIMIT_CORE: 1, // the one value at which the kernel starts no handler on the host
+		unix.RLIMIT_CPU:  cpu, unix.RLIMIT_DATA: maxData, unix.RLIMIT_AS: maxSpace,
+		unix.RLIMIT_FSIZE: maxFile, unix.RLIMIT_NOFILE: maxFiles, unix.RLIMIT_MEMLOCK: 0,
+		unix.RLIMIT_NPROC: maxTasks,
+	} {
+		if err := unix.Setrlimit(what, &unix.Rlimit{Cur: max, Max: max}); err != nil {
+			return fmt.Errorf("limit resource %d to %d: %w", what, max, err)
+		}
+	}
+	if err := errors.Join(dropAll(), refuse()); err != nil {
+		return err
+	}
+	argv, err := syscall.SlicePtrFromStrings(append([]string{name, second}, os.Args[3:]...))
+	if err != nil {
+		return err
+	}
+	// A collector that gives up before the limit does; two threads at work.
+	env, err := syscall.SlicePtrFromStrings([]string{"GOMEMLIMIT=512MiB", "GOMAXPROCS=2"})
+	if err != nil {
+		return err
+	}
+	empty := [1]byte{}
+	_, _, errno := unix.Syscall6(unix.SYS_EXECVEAT, uintptr(self), uintptr(unsafe.Pointer(&empty[0])),
+		uintptr(unsafe.Pointer(&argv[0])), uintptr(unsafe.Pointer(&env[0])), unix.AT_EMPTY_PATH, 0)
+	return fmt.Errorf("execute this program again: %w", errno)
+}
+
+// moveInto makes the mount root the only one there is. /proc is where it is
+// attached on the way, because every host has that.
+func moveInto(root int) error {
+	const at = "/proc"
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.MoveMount(root, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach the root: %w", err)
+	}
+	// It is a clone of a mount that is shared under systemd, and pivot_root(2)
+	// takes none that is.
+	if err := unix.Mount("", at, "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make the root private: %w", err)
+	}
+	if err := unix.Chdir(at); err != nil {
+		return fmt.Errorf("enter the root: %w", err)
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return fmt.Errorf("pivot_root: %w", err)
+	}
+	// What was the root lies on top of the new one, and is "." still.
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("unmount the host: %w", err)
+	}
+	return unix.Chdir("/")
+}
+
+// dropAll leaves this thread the capabilities of FileCaps that it has, also for
+// what it executes, and nothing that could give it others.
+func dropAll() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &caps[0]); err != nil {
+		return fmt.Errorf("capget: %w", err)
+	}
+	var keep uint32
+	for _, c := range FileCaps {
+		keep |= caps[0].Permitted & (1 << c)
+	}
+	for c := range uintptr(64) {
+		if c < 32 && keep&(1<<c) != 0 {
+			continue
+		}
+		// EINVAL: this kernel has fewer.
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
+			return fmt.Errorf("drop capability %d: %w", c, err)
+		}
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("no_new_privs: %w", err)
+	}
+	caps = [2]unix.CapUserData{{Effective: keep, Permitted: keep, Inheritable: keep}}
+	if err := unix.Capset(&hdr, &caps[0]); err != nil { // what is not inheritable leaves the ambient set
+		return fmt.Errorf("capset: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,265 @@
+// Package confine runs the parts of a program that read hostile bytes as
+// children without privileges: the same binary, started again.
+//
+//	program ── Start(Child{Verb: "unpack", Root: dir}) ──▶ the same binary
+//	             its own user, mount, pid, network, ipc, uts, cgroup namespaces
+//	             root: a clone of Root, nosuid nodev noexec, or nothing at all
+//	             user nobody, at most FileCaps, and those over ids 0..65535 only
+//	             no_new_privs, resource limits, an empty environment,
+//	             no system calls that make namespaces
+//	           ◀── standard output: the answer; standard error: one Failure
+//
+// A child that is taken over can write what it was made to write, below Root,
+// and nothing else: there is no other file, no network, no other process.
+//
+// What surprises: the binary is executed twice. Go has threads before main, and
+// credentials are a thread's own; the first life sets them up on one thread and
+// executes, because what is executed has one thread and its credentials.
+package confine
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// FileCaps are what it takes to make files of any owner and mode, and no more.
+// They hold for files of ids 0..65535 only, which the child's user namespace
+// maps to themselves.
+var FileCaps = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID, unix.CAP_SETFCAP}
+
+// Child says what to run and what it may do. Sizes are bytes.
+type Child struct {
+	Verb  string     // as Main knows it
+	Args  []string   // for the verb
+	Root  string     // directory that becomes "/", written with FileCaps; empty: an empty one, and no capabilities
+	Files []*os.File // descriptors FirstFile and up of the child
+	// Time bounds its CPU time; zero is an hour.
+	Time time.Duration
+}
+
+// FirstFile is the descriptor of Files[0] in the child.
+const FirstFile = 3
+
+// Limits of every child. A Go program reserves more than a gigabyte of
+// addresses before it does anything, so it is data that bounds memory.
+const (
+	maxData  = 768 << 20
+	maxSpace = 8 << 30
+	maxFiles = 1024
+	maxTasks = 64       // processes and threads, counted in the child's user namespace; Go has about ten
+	maxFile  = 64 << 30 // of a layer; all its files together are bounded by its limits
+)
+
+// name is argv[0] of a child: what tells it from the program, and what an
+// operator sees in a list of processes.
+const name = "sandboxd-confined"
+
+// ids are those a child may give to files: the guest's.
+const ids = 65536
+
+// nobody is who a child is.
+const nobody = 65534
+
+// Process is a started child. Whoever started it reads Out to its end, closes
+// In when all is written, and calls Wait.
+type Process struct {
+	In  *os.File // its standard input
+	Out *os.File // its standard output
+
+	cmd   *exec.Cmd
+	words *tail
+	cpu   time.Duration
+	done  chan error
+}
+
+// pipeSize is what the kernel grants without privileges: fewer wake-ups than
+// the default of 64 KiB.
+const pipeSize = 1 << 20
+
+// Start starts a child. It ends with ctx, and with this process.
+func Start(ctx context.Context, c Child) (*Process, error) {
+	root, err := cloneRoot(c.Root)
+	if err != nil {
+		return nil, fmt.Errorf("confine %s: %w", c.Verb, err)
+	}
+	defer root.Close()
+	inR, inW, err := pipe()
+	if err != nil {
+		return nil, fmt.Errorf("confine %s: %w", c.Verb, err)
+	}
+	defer inR.Close()
+	outR, outW, err := pipe()
+	if err != nil {
+		inW.Close()
+		return nil, fmt.Errorf("confine %s: %w", c.Verb, err)
+	}
+	defer outW.Close()
+	caps := []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SETPCAP}
+	if c.Root != "" {
+		caps = append(caps, FileCaps...)
+	}
+	cpu := c.Time
+	if cpu == 0 {
+		cpu = time.Hour
+	}
+	same := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: ids}}
+	p := &Process{In: inW, Out: outR, words: &tail{}, cpu: cpu, done: make(chan error, 1)}
+	p.cmd = exec.CommandContext(ctx, "/proc/self/exe")
+	p.cmd.Args = append([]string{name, strconv.Itoa(len(c.Files)), strconv.Itoa(int(cpu / time.Second)), c.Verb}, c.Args...)
+	p.cmd.Env = []string{}
+	p.cmd.Dir = "/"
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = inR, outW, p.words
+	p.cmd.ExtraFiles = append(append([]*os.File(nil), c.Files...), root)
+	p.cmd.WaitDelay = time.Second
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
+			unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
+		UidMappings: same, GidMappings: same, GidMappingsEnableSetgroups: true,
+		Credential:  &syscall.Credential{Uid: nobody, Gid: nobody},
+		AmbientCaps: caps,
+		Pdeathsig:   unix.SIGKILL,
+	}
+	started := make(chan error, 1)
+	go p.run(started)
+	if err := <-started; err != nil {
+		inW.Close()
+		outR.Close()
+		return nil, fmt.Errorf("confine %s (see user.max_user_namespaces and, on Ubuntu, kernel.apparmor_restrict_unprivileged_userns): %w", c.Verb, err)
+	}
+	return p, nil
+}
+
+// run starts the child and waits for it, on one thread: the death of that
+// thread would be taken for the parent's.
+func (p *Process) run(started chan<- error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	err := p.cmd.Start()
+	started <- err
+	if err == nil {
+		p.done <- p.cmd.Wait()
+	}
+}
+
+// Wait returns when the child has ended. Its own words come as an errs.Error of
+// a code that a child may use; its death otherwise is internal.
+func (p *Process) Wait() error {
+	err := <-p.done
+	p.done <- err
+	if err == nil {
+		return nil
+	}
+	var f Failure
+	said := p.words.last()
+	if json.Unmarshal(said, &f) == nil && f.Text != "" {
+		text := strings.ToValidUTF8(f.Text, "\uFFFD")
+		switch f.Code {
+		case errs.Invalid, errs.Unsupported, errs.Exhausted, errs.NotFound:
+			return errs.Wrap(err, f.Code, "%s", text)
+		}
+		return fmt.Errorf("%w: %.1000q", err, text)
+	}
+	if strings.Contains(string(p.words.b), "out of memory") || strings.Contains(string(p.words.b), "cannot allocate memory") {
+		return errs.Wrap(err, errs.Invalid, "the archive takes more than %d MiB of memory to read, which no honest one does", maxData>>20)
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.SystemTime()+exit.UserTime() > p.cpu-time.Second/2 {
+		return errs.Wrap(err, errs.Invalid, "the archive takes more than %s to read, which no honest one does", p.cpu)
+	}
+	return fmt.Errorf("%w: %.1000q", err, said)
+}
+
+// Kill ends the child; Wait returns soon after.
+func (p *Process) Kill() { _ = p.cmd.Process.Kill() }
+
+// Close gives up both pipes; either may be closed already.
+func (p *Process) Close() {
+	p.In.Close()
+	p.Out.Close()
+}
+
+// Failure is the last line of a child that failed.
+type Failure struct {
+	Code errs.Code `json:"code"`
+	Text string    `json:"text"`
+}
+
+// pipe makes a large pipe.
+func pipe() (r, w *os.File, err error) {
+	r, w, err = os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	// Not by Fd, which would make it block, and Close wait for a blocked write.
+	c, err := w.SyscallConn()
+	if err == nil {
+		err = c.Control(func(fd uintptr) {
+			_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) // a small one works too
+		})
+	}
+	return r, w, err
+}
+
+// cloneRoot returns a mount that is attached nowhere: of dir, or of nothing.
+func cloneRoot(dir string) (*os.File, error) {
+	const flags = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
+	if dir == "" {
+		fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+		if err != nil {
+			return nil, fmt.Errorf("fsopen tmpfs: %w", err)
+		}
+		defer unix.Close(fs)
+		if err := unix.FsconfigCreate(fs); err != nil {
+			return nil, fmt.Errorf("make an empty root: %w", err)
+		}
+		fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, flags|unix.MOUNT_ATTR_RDONLY)
+		if err != nil {
+			return nil, fmt.Errorf("mount an empty root: %w", err)
+		}
+		return os.NewFile(uintptr(fd), "empty root"), nil
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, dir, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_SYMLINK_NOFOLLOW)
+	if err != nil {
+		return nil, &os.PathError{Op: "open_tree", Path: dir, Err: err}
+	}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: flags}); err != nil {
+		unix.Close(fd)
+		return nil, &os.PathError{Op: "mount_setattr", Path: dir, Err: err}
+	}
+	return os.NewFile(uintptr(fd), dir), nil
+}
+
+// tail keeps the end of what a child writes to standard error.
+type tail struct{ b []byte }
+
+const maxTail = 16 << 10
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.b = append(t.b, p...)
+	if n := len(t.b) - maxTail; n > 0 {
+		t.b = append(t.b[:0], t.b[n:]...)
+	}
+	return len(p), nil
+}
+
+// last is the last line.
+func (t *tail) last() []byte {
+	b := bytes.TrimSpace(t.b)
+	return b[bytes.LastIndexByte(b, '\n')+1:]
+}
+
+var _ io.Writer = (*tail)(nil)

@@ -1,0 +1,209 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/history"
+	"github.com/sandboxd/sandboxd/internal/metrics"
+	"github.com/sandboxd/sandboxd/pkg/admission"
+	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// newMetrics makes what counts; the packages below know nothing of it, but
+// that somebody listens.
+func (d *Daemon) newMetrics() *metrics.Metrics {
+	return metrics.New(metrics.Config{
+		Runtimes: []string{oci.Runsc, oci.Runc},
+		Ops:      sandbox.OperationNames(),
+		Reasons:  []string{string(record.RuntimeCrash), string(record.OOM), string(record.CreateFailed)},
+		Bounds:   admission.BoundNames(),
+		Look: func() (metrics.Look, error) {
+			l, err := d.look()
+			if err != nil {
+				d.log.Warn("metrics are incomplete: how the host stands can not be read", "err", err)
+			}
+			return l, err
+		},
+	})
+}
+
+// look reads how the host stands: memory, one statfs and one file of /proc.
+func (d *Daemon) look() (l metrics.Look, err error) {
+	all, err := d.manager.List(context.Background())
+	if err != nil {
+		return l, err
+	}
+	l.Sandboxes = map[metrics.Kind]int{}
+	for _, runtime := range []string{oci.Runsc, oci.Runc} {
+		for _, state := range []record.State{record.Creating, record.Running, record.Paused, record.Ended} {
+			l.Sandboxes[metrics.Kind{State: string(state), Runtime: runtime}] = 0
+		}
+	}
+	for i := range all {
+		l.Sandboxes[metrics.Kind{State: string(all[i].State), Runtime: all[i].Spec.Runtime}]++
+	}
+	l.Creating, l.Waiting = d.queue.Len()
+	free, total, err := d.disks.PoolSpace()
+	if err != nil {
+		return l, err
+	}
+	l.PoolBytes, l.PoolUsedBytes = total, total-free
+	for _, c := range d.egress.FlowCounts() {
+		l.Flows = append(l.Flows, metrics.Flows(c))
+	}
+	q, err := d.egress.QueueCounts()
+	l.QueueWaiting, l.QueueOverflowed, l.QueueLost = q.Waiting, q.Overflowed, q.Lost
+	return l, err
+}
+
+// openHistory begins the histories of the sandboxes that are there already.
+func (d *Daemon) openHistory(ctx context.Context) error {
+	all, err := d.manager.List(ctx)
+	for i := range all {
+		d.history.Open(all[i].ID)
+	}
+	return err
+}
+
+// onEvent hears of every event of the Manager.
+func (d *Daemon) onEvent(e sandbox.Event) {
+	switch e.Type {
+	case string(record.Creating):
+		d.history.Open(e.ID)
+	case sandbox.EventDeleted:
+		d.history.Forget(e.ID)
+		d.denials.forget(e.ID)
+		return
+	}
+	d.history.Note(e.ID, history.State, e.Time, history.Change(e.Type, e.Reason, e.Message))
+}
+
+// onDeny hears of refused flows. The same one again is not worth a line, and a
+// guest does not get as many as it likes.
+func (d *Daemon) onDeny(n egress.Denial) {
+	level := slog.LevelDebug
+	if d.history.Note(n.ID, history.Network, time.Now(), "denied "+n.Proto+" "+n.Dst.String()+": "+n.Rule) && d.denials.allow(n.ID, time.Now()) {
+		level = slog.LevelInfo
+	}
+	d.log.Log(context.Background(), level, "denied", "sandbox", n.ID, "proto", n.Proto, "dst", n.Dst.String(), "rule", n.Rule)
+}
+
+// onOperation hears of every operation of the Manager.
+func (d *Daemon) onOperation(o sandbox.Operation) {
+	d.history.Note(o.ID, history.Operation, time.Now(), operationText(o))
+	d.metrics.Operation(o.Name, o.Runtime, o.Outcome, o.Took)
+	if o.Ended != "" {
+		d.metrics.Ended(string(o.Ended), o.Runtime)
+	}
+	way := "down"
+	if o.Name == "create" {
+		way = "up"
+	}
+	for _, s := range o.Steps {
+		d.metrics.Step(way, s.Name, o.Runtime, s.Took)
+	}
+}
+
+// operationText is an operation on one line.
+func operationText(o sandbox.Operation) string {
+	text := fmt.Sprintf("%s: %s in %s", o.Name, o.Outcome, o.Took.Round(10*time.Microsecond))
+	if o.Text != "" {
+		text += ": " + o.Text
+	}
+	for i, s := range o.Steps {
+		sep := ", "
+		if i == 0 {
+			sep = "; "
+		}
+		text += sep + s.Name + " " + s.Took.Round(10*time.Microsecond).String()
+	}
+	return text
+}
+
+// onAnswer hears of every request of the API that is over.
+func (d *Daemon) onAnswer(a api.Answer) {
+	d.metrics.Request(a.Method, a.Route, a.Status, a.Guests, a.First)
+	switch {
+	case a.Op == "":
+	case a.Runtime != "":
+		d.metrics.Exec(a.Runtime, a.Outcome, a.First)
+	default:
+		d.metrics.Operation(a.Op, "", a.Outcome, a.Took)
+	}
+}
+
+// measuredSweep is sweep, counted.
+func (d *Daemon) measuredSweep(ctx context.Context) error {
+	start := time.Now()
+	err := d.sweep(ctx)
+	if ctx.Err() == nil {
+		d.metrics.Sweep(err != nil, time.Since(start))
+	}
+	return err
+}
+
+// serveAdmin serves metrics and profiles to root, on a socket of their own: the
+// API's may be open to a group, and reached from other hosts. The profiles show
+// memory, in which there are keys; so listen.metrics has the numbers alone.
+func (d *Daemon) serveAdmin(version string) (stop func(), err error) {
+	d.metrics.Build(version, d.cfg.Instance.String())
+	l, err := bindUnix("listen.admin_socket", d.cfg.Listen.AdminSocket, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	all := http.NewServeMux()
+	all.Handle("GET /metrics", d.metrics.Handler())
+	all.HandleFunc("GET /debug/pprof/", pprof.Index)
+	all.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+	all.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	all.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	admin := d.serveNumbers("the admin socket", l, all)
+	if d.cfg.Listen.Metrics == "" {
+		return func() { admin.Close() }, nil
+	}
+	tcp, _, err := listenTCP("listen.metrics", d.cfg.Listen.Metrics)
+	if err != nil {
+		admin.Close()
+		return nil, err
+	}
+	alone := http.NewServeMux()
+	alone.Handle("GET /metrics", d.metrics.Handler())
+	metrics := d.serveNumbers("listen.metrics", secured(tcp, d.cert), alone)
+	return func() { admin.Close(); metrics.Close() }, nil
+}
+
+func (d *Daemon) serveNumbers(what string, l net.Listener, h http.Handler) *http.Server {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 5 * time.Minute, IdleTimeout: 2 * time.Minute}
+	go func() {
+		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			d.log.Error(what+" no longer answers", "err", err)
+		}
+	}()
+	return srv
+}
+
+// feels is how r is by its probe, as the API shows it; nil: it has none.
+func (d *Daemon) feels(r record.Record) *wire.Health {
+	h, ok := d.watcher.Of(r)
+	if !ok {
+		return nil
+	}
+	out := &wire.Health{State: string(h.State), Failures: h.Failures, LastOutput: h.Output}
+	if !h.Checked.IsZero() {
+		t := h.Checked.UTC().Truncate(time.Microsecond)
+		out.CheckedAt = &t
+	}
+	return out
+}

@@ -1,0 +1,200 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/durable"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/store"
+)
+
+func stateFile(cfg *config.Config) string { return filepath.Join(cfg.StateDir, "sandboxd.db") }
+
+// Restore puts the state of a backup in the place of the present one, which it
+// keeps beside. No daemon of the instance may run. It says on out what it did.
+//
+// The daemon that then starts sweeps nothing until AcceptRestored: the host may
+// run sandboxes, and keep disks, that were made after the backup.
+func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) (err error) {
+	locks, err := claim(cfg)
+	if err != nil {
+		return fmt.Errorf("restore: %w", stopped(err))
+	}
+	defer closeAll(locks)
+	path := stateFile(cfg)
+	tmp := path + ".restoring"
+	defer func() {
+		if rerr := os.Remove(tmp); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}()
+	m, err := unpack(cfg, r, tmp)
+	if err != nil {
+		return fmt.Errorf("restore: %w; the present state is as it was", noRoom(err))
+	}
+	what := fmt.Sprintf("the backup that host %q made at %s", m.Host, m.Taken.Format(time.RFC3339))
+	if err := store.MarkRestored(tmp, what); err != nil {
+		return fmt.Errorf("restore: %w; the present state is as it was", noRoom(err))
+	}
+	kept, err := exchange(tmp, path)
+	if err != nil {
+		return fmt.Errorf("restore: %w", err)
+	}
+	fmt.Fprintf(out, "restored %s: %d sandboxes, %d images\n", what, m.State.Sandboxes, m.State.Images)
+	if kept != "" {
+		fmt.Fprintf(out, "the state before it is kept as %s\n", kept)
+	}
+	fmt.Fprintln(out, `Start sandboxd. What the backup does not know of is left alone, and nothing new is created
+beside it: see sandboxctl system info. When that is what you want to live with, stop sandboxd,
+run "sandboxd restore --accept", and start it: processes without a record are then ended, and
+disks without one kept in lost+found for a day.`)
+	return nil
+}
+
+// AcceptRestored lets the next daemon sweep what a restored state does not know.
+func AcceptRestored(ctx context.Context, cfg *config.Config, out io.Writer) error {
+	locks, err := claim(cfg)
+	if err != nil {
+		return fmt.Errorf("accept the restored state: %w", stopped(err))
+	}
+	defer closeAll(locks)
+	db, err := store.Open(stateFile(cfg), store.Options{})
+	if err != nil {
+		return fmt.Errorf("accept the restored state: %w", err)
+	}
+	what := db.Restored()
+	if what == "" {
+		fmt.Fprintln(out, "nothing to accept: the state was not restored, or that was accepted before")
+		return db.Close()
+	}
+	if err = errors.Join(db.AcceptRestored(ctx), db.Close()); err == nil {
+		fmt.Fprintf(out, "accepted: %s\n", what)
+	}
+	return err
+}
+
+// unpack writes the store of a backup to path, synced, and refuses what is not
+// of this instance.
+func unpack(cfg *config.Config, r io.Reader, path string) (m backup.Manifest, err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return m, err
+	}
+	m, err = backup.Read(r, f)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return m, err
+	}
+	if m.Instance != cfg.Instance.String() {
+		return m, fmt.Errorf("the backup is of instance %q, whose ids begin with that, and this is %q: name the configuration of that instance with --config", m.Instance, cfg.Instance)
+	}
+	if pool := cfg.Network.Pool.String(); m.AddressPool != pool {
+		return m, fmt.Errorf("the backup's sandboxes have addresses of %s, and network.address_pool is %s: set it to the first", m.AddressPool, pool)
+	}
+	facts, err := store.Examine(path)
+	m.State = facts
+	return m, err
+}
+
+// exchange gives tmp the name path; what had it is kept beside, under the name
+// returned. There is a whole state under the name at every moment.
+func exchange(tmp, path string) (kept string, err error) {
+	if _, err := os.Stat(path); err == nil {
+		kept = path + ".before-restore-" + time.Now().UTC().Format("20060102T150405.000Z")
+		if err := os.Link(path, kept); err != nil {
+			return "", fmt.Errorf("keep the present state: %w", err)
+		}
+	}
+	return kept, durable.Rename(tmp, path)
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// stopped adds what to do about a daemon that runs.
+func stopped(err error) error {
+	return fmt.Errorf("%w (for this, stop it: its sandboxes keep running; systemctl stop sandboxd.socket sandboxd)", err)
+}
+
+// noRoom gives a full disk the code and the words of a client.
+func noRoom(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || err != nil && strings.Contains(err.Error(), unix.ENOSPC.Error()) {
+		return errs.Wrap(err, errs.Unavailable, "no space is left in the state directory of sandboxd for a copy of the state; free some there and try again")
+	}
+	return err
+}
+
+// noSweep says why nothing may be erased that nobody asked to, or is empty.
+func (d *Daemon) noSweep() string {
+	switch {
+	case d.disks.PoolID() != d.store.PoolID():
+		return fmt.Sprintf("the disks in the storage pool belong to another store (pool %.8s, store %.8s): bring back the sandboxd.db of that pool, or, to give its disks up, delete what lies in %s",
+			d.disks.PoolID(), d.store.PoolID(), filepath.Join(d.cfg.StateDir, "pool"))
+	case d.store.Restored() != "":
+		return fmt.Sprintf("the state was restored from %s, and the host may hold what is younger: to have that swept, stop sandboxd, run `sandboxd restore --accept` and start it", d.store.Restored())
+	}
+	return ""
+}
+
+// strays lists the ids of which the host holds something and the store nothing.
+func (d *Daemon) strays(ctx context.Context) ([]string, error) {
+	known := map[string]bool{}
+	all, err := d.store.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bad, err := d.store.Unreadable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range all {
+		known[r.ID] = true
+	}
+	for _, id := range bad {
+		known[id] = true
+	}
+	var strays []string
+	for _, list := range []func(context.Context) ([]string, error){d.disks.ListDisks, d.cgroups.List, d.ns.ListNamespaces, d.ns.ListLinks} {
+		ids, err := list(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, id := range ids {
+			if !known[id] && strings.HasPrefix(id, d.cfg.Instance.String()) {
+				known[id] = true
+				strays = append(strays, id)
+			}
+		}
+	}
+	slices.Sort(strays)
+	return strays, nil
+}
+
+// mayCreate refuses new sandboxes beside those that the store has forgotten:
+// the slots of these, address and user ids, look free to it.
+func (d *Daemon) mayCreate(ctx context.Context) error {
+	reason := d.noSweep()
+	if reason == "" {
+		return nil
+	}
+	strays, err := d.strays(ctx)
+	if err != nil || len(strays) == 0 {
+		return err
+	}
+	return errs.New(errs.Unavailable, "nothing is created here for now: %d sandboxes on this host are not in the state (%s first), and a new one could get the address and user ids of one of them; `sandboxctl system info` says why and what to do", len(strays), strays[0])
+}

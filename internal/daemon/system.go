@@ -1,0 +1,283 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/backup"
+	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/store"
+)
+
+var _ api.System = (*system)(nil)
+
+// system is the daemon as it answers for itself.
+type system struct {
+	*Daemon
+	version string
+	started time.Time
+
+	mu     sync.Mutex
+	layers map[string]int64 // bytes by digest; guarded by mu
+}
+
+// Info says what the daemon is and what it holds.
+func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
+	all, err := s.store.List(ctx)
+	if err != nil {
+		return wire.SystemInfo{}, err
+	}
+	images, err := s.images.List(ctx)
+	if err != nil {
+		return wire.SystemInfo{}, err
+	}
+	bad, err := s.unreadable(ctx)
+	if err != nil {
+		return wire.SystemInfo{}, err
+	}
+	info := wire.SystemInfo{
+		Started:  s.started.UTC(),
+		StateDir: s.cfg.StateDir,
+		Pool:     s.disks.Describe(),
+		Cgroups:  s.cgroups.Mode(),
+		Network:  s.cfg.Network.Pool.String(),
+		Schema:   store.Schema,
+		Defaults: wire.Guest{
+			Runtime:     s.cfg.Runtime.Default,
+			MemoryBytes: int64(s.cfg.Defaults.Memory),
+			CPUMillis:   int64(s.cfg.Defaults.CPU),
+			Pids:        s.cfg.Defaults.Pids,
+			DiskBytes:   int64(s.cfg.Defaults.Disk),
+			Network:     s.cfg.Defaults.Network,
+		},
+		Limits: wire.SystemLimits{
+			MaxSandboxes:       s.cfg.Limits.MaxSandboxes,
+			MaxCreating:        s.cfg.Limits.MaxCreating,
+			MemoryReserveBytes: int64(s.cfg.Limits.MemoryReserve),
+			DiskReserveBytes:   int64(s.cfg.Storage.Reserve),
+			MaxTimeoutSeconds:  int64(time.Duration(s.cfg.Limits.MaxTimeout).Seconds()),
+			RetainEndedSeconds: int64(time.Duration(s.cfg.Limits.RetainEnded).Seconds()),
+		},
+		Sandboxes:  map[string]int{},
+		Images:     len(images),
+		Unreadable: bad,
+		NoSweep:    s.noSweep(),
+	}
+	if since := s.drain.Since(); !since.IsZero() {
+		info.DrainingSince = &since
+	}
+	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	info.Kernel = strings.TrimSpace(string(release))
+	for _, r := range all {
+		info.Sandboxes[api.StateOf(*r)]++
+	}
+	if info.NoSweep != "" {
+		info.Strays, err = s.strays(ctx)
+	}
+	return info, err
+}
+
+// unreadable are sandboxes, snapshots and images whose records can not be read.
+func (s *system) unreadable(ctx context.Context) ([]string, error) {
+	boxes, err := s.store.Unreadable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, snaps, err := s.store.SnapshotRecords(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, images, err := s.store.ListImages(ctx)
+	return slices.Concat(boxes, snaps, images), err
+}
+
+// Drain has the host take no new sandboxes, or take them again.
+func (s *system) Drain(_ context.Context, on bool) error {
+	if err := s.drain.Set(on); err != nil {
+		return noRoom(err)
+	}
+	s.log.Info("drain", "on", on)
+	return nil
+}
+
+// DiskUsage measures what images and sandboxes take.
+func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
+	if df.State, err = stateSpace(s.cfg.StateDir); err != nil {
+		return df, err
+	}
+	if df.Pool.FreeBytes, df.Pool.TotalBytes, err = s.disks.PoolSpace(); err != nil {
+		return df, err
+	}
+	all, err := s.store.List(ctx)
+	if err != nil {
+		return df, err
+	}
+	snaps, _, err := s.store.SnapshotRecords(ctx)
+	if err != nil {
+		return df, err
+	}
+	images, err := s.images.List(ctx)
+	if err != nil {
+		return df, err
+	}
+	layers := map[string]int64{}
+	digests, err := s.disks.ListLayers(ctx)
+	if err != nil {
+		return df, err
+	}
+	for _, l := range digests {
+		if layers[l], err = s.layerBytes(ctx, l); err != nil && !errs.Is(err, errs.NotFound) { // removed just now
+			return df, err
+		}
+	}
+	addImages(&df, images, layers, all, snaps)
+	df.Snapshots = []wire.Disk{}
+	for _, snap := range snaps {
+		df.Snapshots = append(df.Snapshots, wire.Disk{ID: snap.ID, Name: snap.Name, State: api.SnapshotStateOf(snap), Bytes: snap.Bytes})
+	}
+	slices.SortFunc(df.Snapshots, func(a, b wire.Disk) int { return strings.Compare(a.ID, b.ID) })
+	df.Sandboxes = []wire.Disk{}
+	for _, r := range all {
+		d := wire.Disk{ID: r.ID, Name: r.Spec.Name, State: api.StateOf(*r)}
+		// One that is being made or deleted has none, and some pools do not count.
+		if used, limit, err := s.disks.Usage(r.ID); err == nil {
+			d.Bytes, d.LimitBytes = used, limit
+		}
+		if r.State == record.Ended {
+			df.ReclaimableBytes += d.Bytes
+		}
+		df.Sandboxes = append(df.Sandboxes, d)
+	}
+	slices.SortFunc(df.Sandboxes, func(a, b wire.Disk) int { return strings.Compare(a.ID, b.ID) })
+	lost, err := s.disks.ListLost(ctx)
+	df.Lost = len(lost)
+	return df, err
+}
+
+// addImages counts layers, of which layers has the bytes: of each image, and
+// each layer once. What neither a sandbox nor a snapshot stands on could go.
+func addImages(df *wire.DiskUsage, images []record.Image, layers map[string]int64, all []*record.Record, snaps []record.Snapshot) {
+	users := map[string]int{} // of a layer: images
+	for _, i := range images {
+		for _, l := range i.Layers {
+			users[l]++
+		}
+	}
+	bases := map[string]bool{}
+	base := func(i record.Image) {
+		for _, l := range i.Layers {
+			bases[l] = true
+		}
+	}
+	for _, r := range all {
+		base(r.Spec.Image)
+	}
+	for _, s := range snaps {
+		if s.State != record.SnapshotFailed {
+			base(s.Image)
+		}
+	}
+	df.Images = []wire.ImageDisk{}
+	for _, i := range images {
+		d := wire.ImageDisk{Name: i.Name, Tag: i.Tag}
+		for _, r := range all {
+			if r.Spec.Image.Digest == i.Digest {
+				d.Sandboxes++
+			}
+		}
+		for _, l := range i.Layers {
+			d.Bytes += layers[l]
+			if users[l] > 1 {
+				d.SharedBytes += layers[l]
+			}
+		}
+		df.Images = append(df.Images, d)
+	}
+	for l, n := range layers {
+		df.LayerBytes += n
+		if !bases[l] {
+			df.ReclaimableBytes += n
+		}
+	}
+}
+
+// layerBytes walks a layer once in the life of the daemon: layers never change.
+func (s *system) layerBytes(ctx context.Context, digest string) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock() // two walks at once would be slower than one after the other
+	if n, ok := s.layers[digest]; ok {
+		return n, nil
+	}
+	n, err := s.disks.LayerBytes(ctx, digest)
+	if err == nil {
+		s.layers[digest] = n
+	}
+	return n, err
+}
+
+// Backup copies the state into a file without a name, which goes with the
+// process that holds it: however this ends, nothing is left, and a disk that is
+// too full for it says so before the answer has begun.
+func (s *system) Backup(ctx context.Context) (io.ReadCloser, error) {
+	f, err := s.backup(ctx)
+	if err != nil {
+		return nil, noRoom(err)
+	}
+	return f, nil
+}
+
+func (s *system) backup(ctx context.Context) (_ *os.File, err error) {
+	state, err := unnamed(s.cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	defer state.Close()
+	if _, err := s.store.Backup(state); err != nil {
+		return nil, err
+	}
+	facts, err := store.Examine(fmt.Sprintf("/proc/self/fd/%d", state.Fd()))
+	if err == nil {
+		_, err = state.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, err
+	}
+	out, err := unnamed(s.cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	host, _ := os.Hostname()
+	err = backup.Write(out, backup.Manifest{
+		Version: s.version, Taken: time.Now().UTC().Truncate(time.Second), Host: host,
+		Instance: s.cfg.Instance.String(), AddressPool: s.cfg.Network.Pool.String(), State: facts,
+	}, state)
+	if err == nil {
+		_, err = out.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		out.Close()
+		return nil, err
+	}
+	return out, ctx.Err()
+}
+
+// unnamed makes a file in dir that has no name there (open(2), O_TMPFILE).
+func unnamed(dir string) (*os.File, error) {
+	f, err := os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("make a file in %s: %w", filepath.Clean(dir), err)
+	}
+	return f, nil
+}

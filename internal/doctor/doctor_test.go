@@ -1,0 +1,338 @@
+package doctor
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/config"
+)
+
+// newTree makes a host of files, in place of /.
+func newTree(t *testing.T, files map[string]string) *host {
+	t.Helper()
+	cfg, err := config.Load("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{cfg: cfg, isRoot: true, root: t.TempDir(), now: time.Now}
+	for name, text := range files {
+		path := filepath.Join(h.root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h
+}
+
+func find(t *testing.T, name string) check {
+	t.Helper()
+	all := table()
+	i := slices.IndexFunc(all, func(c check) bool { return c.name == name })
+	if i < 0 {
+		t.Fatalf("no check %s", name)
+	}
+	return all[i]
+}
+
+func TestTable(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range table() {
+		if c.name == "" || c.protects == "" || c.run == nil || seen[c.name] {
+			t.Errorf("%q: each row has a name of its own, says what it protects, and does something", c.name)
+		}
+		seen[c.name] = true
+	}
+}
+
+// TestLimits compares sysctls with what max_sandboxes need, and knows when it
+// does not know.
+func TestLimits(t *testing.T) {
+	for text, want := range map[string]Status{"4194304\n": OK, "32768\n": Warn, "lots\n": Skipped, "": Skipped, "-1\n": Warn} {
+		h := newTree(t, map[string]string{"/proc/sys/kernel/pid_max": text})
+		f := find(t, "kernel.pid_max").ask(t.Context(), h)
+		if f.Status != want {
+			t.Errorf("pid_max %q: %+v; want %s", text, f, want)
+		}
+		if want == Warn && (f.Mend != "sysctl -w kernel.pid_max=4194304" || !f.Fixable() || !strings.Contains(f.Detail, "1000 sandboxes")) {
+			t.Errorf("pid_max %q: %+v", text, f)
+		}
+		h.cfg.Limits.MaxSandboxes = 10
+		if f := find(t, "kernel.pid_max").ask(t.Context(), h); text == "32768\n" && f.Status != OK {
+			t.Errorf("10 sandboxes: %+v", f)
+		}
+	}
+	arp := "IP address HW type Flags HW address Mask Device\n" + strings.Repeat("10.0.0.1 0x1 0x2 02:00:00:00:00:01 * eth0\n", 90) + strings.Repeat("10.160.0.2 0x1 0x6 02:00:00:00:00:01 * sb-a\n", 900)
+	for limit, want := range map[string]Status{"1024": OK, "100": Warn} {
+		h := newTree(t, map[string]string{"/proc/net/arp": arp, "/proc/sys/net/ipv4/neigh/default/gc_thresh3": limit})
+		if f := neighbours.ask(t.Context(), h); f.Status != want {
+			t.Errorf("90 neighbours of %s: %+v", limit, f)
+		}
+	}
+}
+
+// TestMend sets once what is too low, keeps what an operator wrote, and lowers
+// nothing.
+func TestMend(t *testing.T) {
+	const pid, files = "/proc/sys/kernel/pid_max", "/proc/sys/fs/file-max"
+	h := newTree(t, map[string]string{pid: "32768\n", files: "9999999\n", sysctlFile: "# mine\nvm.swappiness = 1\n"})
+	for round := range 2 {
+		found := examine(t.Context(), h, []check{find(t, "kernel.pid_max"), find(t, "fs.file-max")})
+		if err := mend(t.Context(), h, found); err != nil {
+			t.Fatal(err)
+		}
+		if did := found[0].Fixed != ""; did != (round == 0) || found[1].Fixed != "" {
+			t.Errorf("round %d: %+v", round, found)
+		}
+		if got := h.read(pid); got != "4194304\n" {
+			t.Errorf("pid_max is %q", got)
+		}
+		want := "# mine\nvm.swappiness = 1\n# kernel.pid_max was 32768\nkernel.pid_max = 4194304\n"
+		if got := h.read(sysctlFile); got != want {
+			t.Errorf("the file is\n%s", got)
+		}
+	}
+	if got := h.read(files); got != "9999999\n" {
+		t.Errorf("file-max is %q", got)
+	}
+	// Lowered by somebody: raised again, and still in the file once.
+	if err := os.WriteFile(h.root+pid, []byte("100\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	found := examine(t.Context(), h, []check{find(t, "kernel.pid_max")})
+	if err := mend(t.Context(), h, found); err != nil || !strings.Contains(found[0].Fixed, "was 100") {
+		t.Errorf("%+v, %v", found, err)
+	}
+	if n := strings.Count(h.read(sysctlFile), "kernel.pid_max ="); n != 1 {
+		t.Errorf("%d lines", n)
+	}
+}
+
+// TestMendTellsFailure: what could not be set is not said to be fixed.
+func TestMendTellsFailure(t *testing.T) {
+	h := newTree(t, map[string]string{"/proc/sys/kernel/pid_max": "1", "/etc": "not a directory"})
+	found := examine(t.Context(), h, []check{find(t, "kernel.pid_max")})
+	if err := mend(t.Context(), h, found); err == nil || found[0].Fixed != "" {
+		t.Errorf("%+v, %v", found, err)
+	}
+}
+
+// TestMendLooksAgain: what was done is no verdict. The host is judged as it is
+// afterwards.
+func TestMendLooksAgain(t *testing.T) {
+	const path, other = "/proc/sys/kernel/pid_max", "/proc/sys/fs/file-max"
+	inVain := func(_ context.Context, h *host) Finding {
+		f := fail("", "still broken")
+		f.sysctl = &setting{name: "fs.file-max", want: 5}
+		return f
+	}
+	h := newTree(t, map[string]string{path: "32768\n", other: "1\n"})
+	checks := []check{find(t, "kernel.pid_max"), {name: "in vain", protects: "x", run: inVain}}
+	found, err := mendAll(t.Context(), h, examine(t.Context(), h, checks), checks)
+	if err != nil || found[0].Status != OK || !strings.Contains(found[0].Fixed, "was 32768") {
+		t.Errorf("mended: %+v, %v", found[0], err)
+	}
+	if found[1].Status != Fail || !strings.Contains(found[1].Fixed, "was 1") {
+		t.Errorf("mended in vain: %+v", found[1])
+	}
+}
+
+func TestKernel(t *testing.T) {
+	for _, c := range []struct {
+		release, text string
+		version       Status // of the check "kernel"
+		advisories    Status
+	}{
+		{"6.18.44-fc-v470\n", "#1 SMP PREEMPT_DYNAMIC @0\n", OK, OK},
+		{"6.1.0-18-amd64\n", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.76-1 (2024-02-01)\n", OK, OK},
+		{"6.1.0-17-amd64\n", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.69-1 (2023-12-30)\n", OK, Warn},
+		{"6.1.8\n", "#1 SMP\n", OK, Warn},
+		{"6.8.0-31-generic\n", "#31-Ubuntu SMP PREEMPT_DYNAMIC\n", OK, Skipped},
+		{"5.10.0-28-amd64\n", "#1 SMP Debian 5.10.209-2 (2024-01-31)\n", Fail, Warn},
+		{"plan9\n", "", Fail, Skipped},
+		{"", "", Fail, Skipped},
+	} {
+		h := newTree(t, map[string]string{"/proc/sys/kernel/osrelease": c.release, "/proc/sys/kernel/version": c.text})
+		for name, want := range map[string]Status{"kernel": c.version, "kernel-advisories": c.advisories} {
+			if f := find(t, name).ask(t.Context(), h); f.Status != want {
+				t.Errorf("%q, %q: %+v; want %s", c.release, c.text, f, want)
+			}
+		}
+	}
+}
+
+func TestAdvisories(t *testing.T) {
+	for text, bad := range map[string]bool{
+		"v1.1.5": true, "v1.1.15": true, "v1.2.7": true, "v1.2.8": false, "v1.3.2": true, "v1.3.3": false, "v1.4.0": false, "v1.5.2": false, "v2.0.0": false,
+	} {
+		v, ok := parseVersion(text)
+		if !ok {
+			t.Fatalf("%s is no version", text)
+		}
+		if f := known("runc", v); (f.Status == Warn) != bad || bad && !strings.Contains(f.Mend, "1.2.8") {
+			t.Errorf("runc %s: %+v", text, f)
+		}
+	}
+	for _, list := range advisoriesOf {
+		for _, a := range list {
+			if !slices.IsSortedFunc(a.fixed, func(x, y version) int {
+				if x.before(y) {
+					return -1
+				}
+				return 1
+			}) || a.source == "" {
+				t.Errorf("%s: versions ascend, and have a source", a.id)
+			}
+		}
+	}
+}
+
+// TestGvisorAge reads the date of what go built: this test itself links no gVisor.
+func TestGvisorAge(t *testing.T) {
+	m := pseudoVersion.FindStringSubmatch("v0.0.0-20260905035102-160fafc42237+sandboxd")
+	if m == nil || m[1] != "20260905" {
+		t.Errorf("%q", m)
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v, err := moduleOf(self, "golang.org/x/sys"); err != nil && !strings.Contains(err.Error(), "was not built with") {
+		t.Errorf("%q, %v", v, err)
+	}
+	h := newTree(t, nil)
+	h.cfg.LibexecDir = t.TempDir()
+	if f := find(t, "gvisor-age").ask(t.Context(), h); f.Status != Skipped {
+		t.Errorf("without a runsc: %+v", f)
+	}
+}
+
+func TestStart(t *testing.T) {
+	h := newTree(t, map[string]string{"/proc/sys/kernel/osrelease": "5.4.0\n"})
+	h.isRoot, h.cfg.LibexecDir = false, "/nowhere"
+	t.Setenv("PATH", "")
+	err := start(h, table())
+	if err == nil {
+		t.Fatal("a host without anything will do")
+	}
+	for _, want := range []string{"as root", "/nowhere/runsc", "/nowhere/agent/sandbox-agent", "libexec_dir", "apt-get install iptables", "apt-get install btrfs-progs", "5.4.0 is older than 6.1"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("it does not say %q:\n%v", want, err)
+		}
+	}
+	h.cfg.Storage.Pool = "plain"
+	if err := start(h, table()); strings.Contains(err.Error(), "btrfs-progs") {
+		t.Errorf("a plain pool needs no mkfs.btrfs: %v", err)
+	}
+}
+
+// TestOthersCanNotTell: without root a check that needs it says so.
+func TestOthersCanNotTell(t *testing.T) {
+	h := newTree(t, nil)
+	h.isRoot = false
+	n := 0
+	for _, c := range table() {
+		if c.root {
+			n++
+			c.run = func(context.Context, *host) Finding { t.Errorf("%s was asked", c.name); return Finding{} }
+			if f := c.ask(t.Context(), h); f.Status != Skipped || !strings.Contains(f.Detail, "root") {
+				t.Errorf("%+v", f)
+			}
+		}
+	}
+	if n == 0 {
+		t.Error("none needs root")
+	}
+}
+
+func TestOtherFamily(t *testing.T) {
+	for saved, want := range map[string]string{
+		"*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\nCOMMIT\n":                "",
+		"*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [0:0]\nCOMMIT\n":                  ":FORWARD DROP [0:0]",
+		":FORWARD ACCEPT [0:0]\n-A FORWARD -o docker0 -j DOCKER\n":                     "-A FORWARD -o docker0 -j DOCKER",
+		":FORWARD ACCEPT [0:0]\n-A FORWARD -i sb-a+ -j SANDBOXD-A-FORWARD\nCOMMIT\n":   "",
+		":FORWARD ACCEPT [0:0]\n-A FORWARD -m conntrack --ctstate NEW -j ACCEPT\n":     "",
+		"*nat\n:PREROUTING ACCEPT [0:0]\n-A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE\n": "",
+	} {
+		if got := decides(saved); got != want {
+			t.Errorf("%q: %q, want %q", saved, got, want)
+		}
+	}
+}
+
+// fakeFirewalld answers as firewall-cmd 1.3.3 does, of what the files say.
+const fakeFirewalld = `#!/bin/sh
+case "$*" in
+"--info-zone=sandboxd-a") f=zone ;;
+"--info-policy=sandboxd-a-out") f=policy ;;
+"--permanent --info-zone=sandboxd-a") f=zone-kept ;;
+"--permanent --info-policy=sandboxd-a-out") f=policy-kept ;;
+"--zone=trusted --query-source=10.160.0.0/16") f=trusted ;;
+*) echo "usage: $*" >&2; exit 2 ;;
+esac
+if [ -e "${0%/*}/$f" ]; then while read -r l; do echo "$l"; done <"${0%/*}/$f"; exit 0; fi
+exit 112
+`
+
+func TestFirewalldAround(t *testing.T) {
+	h := newTree(t, map[string]string{"/proc/77/comm": "firewalld\n", "/etc/ufw/ufw.conf": "ENABLED=yes\n"})
+	bin := t.TempDir()
+	t.Setenv("PATH", bin)
+	put := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := func() Finding { return find(t, "firewalld").ask(t.Context(), h) }
+	const all = "firewall-cmd --permanent --new-zone=sandboxd-a" +
+		" && firewall-cmd --permanent --zone=sandboxd-a --change-source=10.160.0.0/16" +
+		" && firewall-cmd --permanent --zone=sandboxd-a --add-port=15353/tcp --add-port=15353/udp" +
+		" && firewall-cmd --permanent --new-policy=sandboxd-a-out" +
+		" && firewall-cmd --permanent --policy=sandboxd-a-out --add-ingress-zone=sandboxd-a" +
+		" && firewall-cmd --permanent --policy=sandboxd-a-out --add-egress-zone=ANY" +
+		" && firewall-cmd --permanent --policy=sandboxd-a-out --set-target=ACCEPT" +
+		" && firewall-cmd --reload"
+	if f := ask(); f.Status != Warn || f.Mend != all {
+		t.Errorf("without firewall-cmd: %+v", f)
+	}
+	put("firewall-cmd", fakeFirewalld)
+	if f := ask(); f.Status != Warn || f.Mend != all {
+		t.Errorf("of what knows nothing: %+v", f)
+	}
+	put("trusted", "yes\n")
+	if f := ask(); f.Status != Warn || f.Mend != all || !strings.Contains(f.Detail, "trusts") {
+		t.Errorf("of what trusts the pool: %+v", f)
+	}
+	os.Remove(filepath.Join(bin, "trusted"))
+	const zone = "sandboxd-a (active)\n  target: default\n  sources: 10.160.0.0/16\n  ports: 15353/tcp 15353/udp\n"
+	const policy = "sandboxd-a-out (active)\n  priority: -1\n  target: ACCEPT\n  ingress-zones: sandboxd-a\n  egress-zones: ANY\n"
+	put("zone", zone)
+	put("zone-kept", zone)
+	if f := ask(); f.Status != Warn || strings.Contains(f.Mend, "--new-zone") || !strings.Contains(f.Mend, "--new-policy") {
+		t.Errorf("with the zone alone: %+v", f)
+	}
+	put("policy", policy)
+	put("policy-kept", policy)
+	if f := ask(); f.Status != OK {
+		t.Errorf("with both: %+v", f)
+	}
+	for name, was := range map[string]string{"10.160.0.0/16": zone, "15353/udp": zone, "ANY": policy, "ACCEPT": policy, "ingress-zones: sandboxd-a": policy} {
+		file := map[string]string{zone: "zone", policy: "policy"}[was]
+		put(file, strings.Replace(was, name, "", 1))
+		if f := ask(); f.Status != Warn || strings.Contains(f.Mend, "--new-") {
+			t.Errorf("without %s: %+v", name, f)
+		}
+		put(file, was)
+	}
+	if f := find(t, "docker-ufw").ask(t.Context(), h); f.Status != OK || !strings.Contains(f.Detail, "ufw") {
+		t.Errorf("%+v", f)
+	}
+}

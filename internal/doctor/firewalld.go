@@ -1,0 +1,82 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/egress"
+)
+
+// firewalld is the check of that name. What iptables accepts is still subject to
+// firewalld's own tables (docs.fedoraproject.org, f32 release notes, "Security"),
+// so it must be told: a zone whose members may reach the resolver and nothing
+// else of this host, and a policy that lets that zone out. Whom the zone lets out
+// is then decided by sandboxd's own chains. A zone like "trusted" would do too,
+// and open every port of this host to whoever sends from an address of the pool.
+var firewalld = check{
+	name: "firewalld", protects: "what sandboxes are allowed to reach", root: true,
+	run: func(ctx context.Context, h *host) Finding {
+		if !h.runs("firewalld") {
+			return ok("it does not run")
+		}
+		pool := h.cfg.Network.Pool.String()
+		// A policy must not be called as a zone is, and neither may be longer
+		// than 17 characters (firewalld.zone(5), firewalld.policy(5)).
+		zone := "sandboxd-" + h.cfg.Instance.String()
+		policy := zone + "-out"
+		ports := []string{fmt.Sprintf("%d/tcp", egress.ResolverPort), fmt.Sprintf("%d/udp", egress.ResolverPort)}
+		z, p := h.firewalldInfo(ctx, "zone", zone), h.firewalldInfo(ctx, "policy", policy)
+		if slices.Contains(z["sources"], pool) && slices.Contains(z["ports"], ports[0]) && slices.Contains(z["ports"], ports[1]) &&
+			slices.Contains(p["ingress-zones"], zone) && slices.Contains(p["egress-zones"], "ANY") && slices.Contains(p["target"], "ACCEPT") {
+			return ok("it lets out what sandboxd does (zone %s, policy %s)", zone, policy)
+		}
+		mend := h.firewalldMend(ctx, zone, policy, pool, ports)
+		if h.command(ctx, "firewall-cmd", "--zone=trusted", "--query-source="+pool) == nil {
+			return warn(mend, "firewalld trusts %s: whoever sends from such an address reaches every port of this host that listens", pool)
+		}
+		return warn(mend, "firewalld runs and rejects what sandboxes are allowed: it does not know %s", pool)
+	},
+}
+
+// firewalldMend is one line of commands, of which firewall-cmd 1.3 takes one kind
+// of option at a time. What is there already is no error to it, but for a zone
+// and a policy. change-source also takes the pool out of another zone.
+func (h *host) firewalldMend(ctx context.Context, zone, policy, pool string, ports []string) string {
+	var lines []string
+	add := func(args string) { lines = append(lines, "firewall-cmd "+args) }
+	if !h.firewalldHas(ctx, "zone", zone) {
+		add("--permanent --new-zone=" + zone)
+	}
+	add("--permanent --zone=" + zone + " --change-source=" + pool)
+	add("--permanent --zone=" + zone + " --add-port=" + strings.Join(ports, " --add-port="))
+	if !h.firewalldHas(ctx, "policy", policy) {
+		add("--permanent --new-policy=" + policy)
+	}
+	add("--permanent --policy=" + policy + " --add-ingress-zone=" + zone)
+	add("--permanent --policy=" + policy + " --add-egress-zone=ANY")
+	add("--permanent --policy=" + policy + " --set-target=ACCEPT")
+	add("--reload")
+	return strings.Join(lines, " && ")
+}
+
+func (h *host) firewalldHas(ctx context.Context, kind, name string) bool {
+	return h.command(ctx, "firewall-cmd", "--permanent", "--info-"+kind+"="+name) == nil
+}
+
+// firewalldInfo reads "name: words" lines about what runs; nothing is there of
+// what does not.
+func (h *host) firewalldInfo(ctx context.Context, kind, name string) map[string][]string {
+	out, err := h.output(ctx, "firewall-cmd", "--info-"+kind+"="+name)
+	if err != nil {
+		return nil
+	}
+	info := map[string][]string{}
+	for line := range strings.Lines(out) {
+		if key, words, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			info[key] = strings.Fields(words)
+		}
+	}
+	return info
+}

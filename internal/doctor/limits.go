@@ -1,0 +1,184 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A setting is a sysctl and what it should be at least.
+type setting struct {
+	name string // as sysctl(8) writes it
+	want int64
+}
+
+func (s setting) path() string { return "/proc/sys/" + strings.ReplaceAll(s.name, ".", "/") }
+
+func (s setting) mend() string { return fmt.Sprintf("sysctl -w %s=%d", s.name, s.want) }
+
+// What to reckon with for one sandbox. Idle ones of the image base were counted,
+// five of each runtime (Linux 6.18, 21 November 2026): 15 tasks on runc and 31 to
+// 33 on gVisor, 1 descriptor and 1 watch of the daemon, 2 to 3 mounts, 1 key.
+// Commands and streams come on top.
+const (
+	tasksEach  = 64
+	filesEach  = 16
+	flowsEach  = 1024 // what egress allows each
+	watchEach  = 2
+	mountsEach = 4
+	ownTasks   = 4096 // everybody else's
+)
+
+// sysctls are the limits that max_sandboxes runs into, by what n need.
+var sysctls = []struct {
+	name, protects string
+	need           func(n int64) int64
+	raise          int64 // what to set instead of the need, if more: a round number that others set
+	modules        []string
+}{
+	{name: "kernel.pid_max", protects: "forks of the whole host", raise: 4194304, // systemd's on 64 bit
+		need: func(n int64) int64 { return n*tasksEach + ownTasks }},
+	{
+		name: "kernel.threads-max", protects: "forks of the whole host",
+		need: func(n int64) int64 { return n*tasksEach + ownTasks },
+	},
+	{
+		name: "fs.file-max", protects: "open files of the whole host",
+		need: func(n int64) int64 { return n*256 + 65536 },
+	},
+	{
+		name: "fs.inotify.max_user_instances", protects: "watching for the end of sandboxes; 64 for each guest", raise: 1024,
+		need: func(int64) int64 { return 64 },
+	},
+	{
+		name: "fs.inotify.max_user_watches", protects: "watching for the end of sandboxes",
+		need: func(n int64) int64 { return n*watchEach + 8192 },
+	},
+	{
+		name: "fs.mount-max", protects: "root file systems, and what PID 1 of a sandbox mounts",
+		need: func(n int64) int64 { return n*mountsEach + 1024 },
+	},
+	// Each sandbox may have that many flows (egress: connlimit), and the table is
+	// the host's: full, the host itself can not connect any more. A quarter of
+	// the sandboxes at their limit at once is more than an accident.
+	{
+		name: "net.netfilter.nf_conntrack_max", protects: "connections of the whole host", modules: []string{"nf_conntrack"},
+		need: func(n int64) int64 { return n*flowsEach/4 + 16384 },
+	},
+	{
+		name: "vm.max_map_count", protects: "memory of large guests on gVisor",
+		need: func(int64) int64 { return 65530 },
+	}, // the kernel's default; only a lowered one is too low
+	// runc gives each sandbox a session keyring, charged to its own user id.
+	{
+		name: "kernel.keys.maxkeys", protects: "starts on runc",
+		need: func(int64) int64 { return 16 },
+	},
+}
+
+// namespaceSysctls are counted for each user who makes some: on gVisor root.
+var namespaceSysctls = []string{"user", "net", "mnt", "pid", "ipc", "uts", "cgroup"}
+
+func limitChecks() []check {
+	checks := []check{nofile}
+	for _, s := range sysctls {
+		checks = append(checks, check{name: s.name, protects: s.protects, run: func(_ context.Context, h *host) Finding {
+			n := int64(h.cfg.Limits.MaxSandboxes)
+			return h.atLeast(s.name, s.need(n), max(s.need(n), s.raise), s.modules)
+		}})
+	}
+	checks = append(checks, check{name: "namespaces", protects: "namespaces of every sandbox", run: func(_ context.Context, h *host) Finding {
+		need := 2*int64(h.cfg.Limits.MaxSandboxes) + 64
+		for _, kind := range namespaceSysctls {
+			if f := h.atLeast("user.max_"+kind+"_namespaces", need, need, nil); f.Status != OK && f.Status != Skipped {
+				return f
+			}
+		}
+		return ok("user.max_*_namespaces are enough for %d sandboxes", h.cfg.Limits.MaxSandboxes)
+	}})
+	return append(checks, neighbours)
+}
+
+// atLeast compares a sysctl with what max_sandboxes need.
+func (h *host) atLeast(name string, need, want int64, modules []string) Finding {
+	s := setting{name, want}
+	text := strings.TrimSpace(h.read(s.path()))
+	if text == "" {
+		f := skipped("%s does not exist here yet", name)
+		f.modules = modules
+		return f
+	}
+	is, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return skipped("%s is %q, no number", name, text)
+	}
+	if is < need {
+		f := warn(s.mend(), "%s is %d, and %d sandboxes (limits.max_sandboxes) may need %d", name, is, h.cfg.Limits.MaxSandboxes, need)
+		f.sysctl = &s
+		return f
+	}
+	return ok("%d, enough for %d sandboxes", is, h.cfg.Limits.MaxSandboxes)
+}
+
+// nofile looks at the daemon's own limit if one runs, else at that of who asks.
+var nofile = check{name: "nofile", protects: "the daemon's descriptors, and 65536 for each guest", run: func(_ context.Context, h *host) Finding {
+	need := uint64(max(h.cfg.Limits.MaxSandboxes*filesEach+1024, 65536))
+	pid, whose := h.daemon(), "this shell (no daemon runs)"
+	if pid != 0 {
+		whose = fmt.Sprintf("the daemon, pid %d,", pid)
+	}
+	var l unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &l); err != nil {
+		return skipped("limits of %s: %v", whose, err)
+	}
+	if l.Max < need {
+		return warn(fmt.Sprintf("LimitNOFILE=%d in its unit, or ulimit -Hn %d before sandboxd serve", max(need, 1048576), max(need, 1048576)),
+			"%s may open %d files, and %d sandboxes may need %d", whose, l.Max, h.cfg.Limits.MaxSandboxes, need)
+	}
+	return ok("%s may open %d files", whose, l.Max)
+}}
+
+// daemon is the pid of the daemon of this instance, which holds its lock; 0 if
+// none runs or it can not be told.
+func (h *host) daemon() int {
+	f, err := os.Open(fmt.Sprintf("/run/sandboxd-%s.lock", h.cfg.Instance))
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock); err != nil || lock.Type == unix.F_UNLCK {
+		return 0
+	}
+	return int(lock.Pid)
+}
+
+// neighbours looks at the table that the kernel keeps for all networks of a
+// host together. The entries of sandboxes are permanent, and those do not count
+// since Linux 5.0 (neigh_alloc in net/core/neighbour.c); the host's own do.
+var neighbours = check{name: "net.ipv4.neigh.default.gc_thresh3", protects: "the host's own network, beside a sandbox for each link", run: func(_ context.Context, h *host) Finding {
+	const name = "net.ipv4.neigh.default.gc_thresh3"
+	text := h.read(setting{name: name}.path())
+	limit, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+	if err != nil {
+		return skipped("%s is %q", name, text)
+	}
+	used := int64(0)
+	for line := range strings.Lines(h.read("/proc/net/arp")) {
+		// IP address, HW type, Flags (0x2 complete, 0x4 permanent; if_arp.h), …
+		if f := strings.Fields(line); len(f) > 3 && f[2] == "0x2" {
+			used++
+		}
+	}
+	if used*10 > limit*8 {
+		s := setting{name, limit * 4}
+		w := warn(s.mend(), "%d of %d neighbours are in use: beyond that the host reaches nobody new", used, limit)
+		w.sysctl = &s
+		return w
+	}
+	return ok("%d of %d in use; those of sandboxes do not count", used, limit)
+}}

@@ -1,0 +1,71 @@
+package doctor
+
+import (
+	"context"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/snapshot"
+)
+
+var programChecks = []check{
+	{
+		name: "root", protects: "namespaces, cgroups and firewall rules are root's to make", start: true,
+		run: func(_ context.Context, h *host) Finding {
+			if !h.isRoot {
+				return fail("run it as root", "this is not root, and sandboxd makes namespaces, cgroups and firewall rules")
+			}
+			return ok("this is root")
+		},
+	},
+	{
+		name: "programs", protects: "runtimes and agent of every sandbox", start: true,
+		run: func(_ context.Context, h *host) Finding {
+			var missing []string
+			for _, f := range []string{"runsc", "sandboxd-runc", "agent/sandbox-agent"} {
+				p := filepath.Join(h.cfg.LibexecDir, f)
+				if err := unix.Access(p, unix.X_OK); err != nil {
+					missing = append(missing, p+" ("+err.Error()+")")
+				}
+			}
+			if missing != nil {
+				return fail("set libexec_dir to where sandboxd's programs are", "can not be executed: %s", strings.Join(missing, ", "))
+			}
+			return ok("runsc, sandboxd-runc and sandbox-agent are in %s", h.cfg.LibexecDir)
+		},
+	},
+	needsProgram("iptables", "iptables", "the firewall of every sandbox", func(*host) bool { return true }),
+	needsProgram("mkfs.btrfs", "btrfs-progs", "disks with limits and snapshots", func(h *host) bool { return h.pool() == snapshot.PoolBtrfsLoop }),
+	{
+		name: "access", protects: "who may use the API", root: true,
+		run: func(_ context.Context, h *host) Finding {
+			if h.cfg.Listen.TCP != "" {
+				if _, err := h.cfg.APIKeys(); err != nil {
+					return fail("see listen.api_key_file in the configuration", "%v", err)
+				}
+			}
+			g := h.cfg.Listen.SocketGroup
+			if _, err := user.LookupGroup(g); err != nil {
+				return warn("groupadd --system "+g, "the group %s does not exist, so only root may use the socket", g)
+			}
+			return ok("the socket is for root and group %s", g)
+		},
+	},
+}
+
+func needsProgram(program, pkg, protects string, wanted func(*host) bool) check {
+	return check{name: program, protects: protects, start: true, run: func(_ context.Context, h *host) Finding {
+		if !wanted(h) {
+			return ok("not needed with this configuration")
+		}
+		path, err := exec.LookPath(program)
+		if err != nil {
+			return fail("apt-get install "+pkg, "%s is missing", program)
+		}
+		return ok("%s", path)
+	}}
+}

@@ -1,0 +1,93 @@
+package doctor
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/snapshot"
+)
+
+// leastFree is what the file system of the state directory should have left
+// for records, layers and copies of the state.
+const leastFree = 1 << 30
+
+var storageChecks = []check{
+	{
+		name: "state", protects: "records, image layers and the pool file", root: true,
+		run: func(_ context.Context, h *host) Finding {
+			dir := existing(h.cfg.StateDir)
+			free, _, err := space(dir)
+			if err != nil {
+				return skipped("%v", err)
+			}
+			need := int64(leastFree)
+			if _, err := os.Stat(filepath.Join(h.cfg.StateDir, "pool.img")); err != nil && h.pool() == snapshot.PoolBtrfsLoop {
+				need += int64(h.cfg.Storage.PoolSize) // it is yet to be allocated, in full
+				if free < need {
+					return fail("free space, or lower storage.pool_size", "%s has %d MiB free, and storage.pool_size wants %d MiB of it", dir, free>>20, h.cfg.Storage.PoolSize>>20)
+				}
+			}
+			if free < need {
+				return warn("free space; see sandboxctl system df", "%s has %d MiB free: creates and image builds begin to fail soon", dir, free>>20)
+			}
+			return ok("%s has %d MiB free", dir, free>>20)
+		},
+	},
+	{
+		name: "pool", protects: "what sandboxes write", root: true,
+		run: func(_ context.Context, h *host) Finding {
+			dir := filepath.Join(h.cfg.StateDir, "pool")
+			kind, what := h.pool(), dir
+			switch kind {
+			case snapshot.PoolPlain:
+				return ok("a plain directory, %s", dir)
+			case snapshot.PoolProject:
+				if err := snapshot.EnforcesProjects(existing(dir)); err != nil {
+					return fail("mount "+dir+" with project quotas, or set storage.pool", "%v", err)
+				}
+			case snapshot.PoolBtrfsLoop:
+				what = filepath.Join(h.cfg.StateDir, "pool.img")
+				if _, err := os.Stat(what); err != nil {
+					return ok("made at the first start, %d MiB", h.cfg.Storage.PoolSize>>20)
+				}
+			}
+			var st unix.Statfs_t
+			if err := unix.Statfs(existing(dir), &st); err != nil {
+				return skipped("statfs %s: %v", dir, err)
+			}
+			switch is := st.Type == unix.BTRFS_SUPER_MAGIC; {
+			case !is && kind == snapshot.PoolBtrfsLoop:
+				return ok("%s is not mounted; the daemon mounts it", what)
+			case !is && kind == snapshot.PoolBtrfs:
+				return fail("mount a btrfs on "+dir+", or set storage.pool = \"auto\"", "the pool is to be a btrfs, and none is mounted on %s", dir)
+			}
+			if st.Flags&unix.ST_RDONLY != 0 {
+				return fail("stop sandboxd; umount "+dir+"; check the file system of "+what, "the pool is read-only, as file systems become after an I/O error; dmesg says which")
+			}
+			if used := 100 - int64(st.Bavail)*100/int64(max(st.Blocks, 1)); used > 90 {
+				return warn("sandboxctl system df; delete sandboxes", "the pool is full to %d %%: writes in sandboxes begin to fail soon", used)
+			}
+			return ok("%s: %s, %d MiB free", kind, what, int64(st.Bavail)*st.Bsize>>20)
+		},
+	},
+}
+
+// pool is the kind of pool the daemon takes.
+func (h *host) pool() string {
+	kind, err := snapshot.PoolKind(h.cfg.StateDir, h.cfg.Storage.Pool)
+	if err != nil { // the state directory can not be looked at, which its own check says
+		return h.cfg.Storage.Pool
+	}
+	return kind
+}
+
+func space(dir string) (free, total int64, err error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return 0, 0, &os.PathError{Op: "statfs", Path: dir, Err: err}
+	}
+	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
+}

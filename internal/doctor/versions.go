@@ -1,0 +1,152 @@
+package doctor
+
+import (
+	"context"
+	"debug/buildinfo"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// An advisory is a flaw that is known to be fixed in some versions. It is in
+// force from since on, and mended from the version of fixed that has the same
+// first two numbers, or of the last entry, on.
+type advisory struct {
+	id    string
+	what  string
+	since version
+	fixed []version // ascending
+	// source of the numbers
+	source string
+}
+
+// advisoriesOf is the table of known flaws, of 21 November 2026. It names what
+// a guest could use of the parts that sandboxd starts, no others: a doctor that
+// cries wolf is not read. hardening.md §6 says what stands in the way besides.
+var advisoriesOf = map[string][]advisory{
+	"runc": {
+		{"CVE-2025-31133, CVE-2025-52565, CVE-2025-52881", "masked paths and /dev/console by races, to a write to /proc of the host", version{}, []version{{1, 2, 8}, {1, 3, 3}, {1, 4, 0}}, "github.com/opencontainers/runc/security/advisories/GHSA-9493-h29p-rfm2"},
+		{"CVE-2024-21626", "a leaked descriptor of the host's files", version{}, []version{{1, 1, 12}}, "GHSA-xr7r-f8xq-vfvv"},
+	},
+	"kernel": {
+		{"CVE-2024-1086", "nf_tables in a user namespace, to root", version{3, 15}, []version{{6, 1, 76}, {6, 6, 15}, {6, 7, 3}, {6, 8}}, "git.kernel.org f342de4e2f33"},
+		{"CVE-2023-0386", "overlayfs copies set-user-id files up, to root", version{5, 11}, []version{{6, 1, 9}, {6, 2}}, "git.kernel.org 4f11ada10d0a"},
+	},
+}
+
+// affects reports whether v has the flaw.
+func (a advisory) affects(v version) bool {
+	if v.before(a.since) {
+		return false
+	}
+	for _, f := range a.fixed {
+		if v[0] == f[0] && v[1] == f[1] {
+			return v.before(f)
+		}
+	}
+	return v.before(a.fixed[len(a.fixed)-1])
+}
+
+func known(what string, v version) Finding {
+	for _, a := range advisoriesOf[what] {
+		if a.affects(v) {
+			var fixed []string
+			for _, f := range a.fixed {
+				fixed = append(fixed, f.String())
+			}
+			return warn(fmt.Sprintf("upgrade %s to %s", what, strings.Join(fixed, ", ")), "%s %s has %s (%s); see %s", what, v, a.id, a.what, a.source)
+		}
+	}
+	return ok("%s %s: no flaw is known here", what, v)
+}
+
+// gVisor is released weekly and mends only its newest: a pin of more than a
+// year says that nobody looks.
+const gvisorOld = 365 * 24 * time.Hour
+
+var versionChecks = []check{
+	{
+		name: "kernel-advisories", protects: "the wall of runc",
+		run: func(_ context.Context, h *host) Finding {
+			v, certain := kernelVersion(h.read("/proc/sys/kernel/osrelease"), h.read("/proc/sys/kernel/version"))
+			if !certain {
+				return skipped("a distribution's kernel, whose number says nothing of its patches: see the advisories of your distribution")
+			}
+			return known("kernel", v)
+		},
+	},
+	{
+		name: "runc-advisories", protects: "the wall of runc",
+		run: func(_ context.Context, h *host) Finding {
+			path := filepath.Join(h.cfg.LibexecDir, "sandboxd-runc")
+			text, err := moduleOf(path, "github.com/opencontainers/runc")
+			if err != nil {
+				return skipped("%v", err)
+			}
+			v, yes := parseVersion(text)
+			if !yes || strings.Contains(text, "-") { // a candidate or an untagged commit
+				return skipped("%s links libcontainer %s, which is no release", path, text)
+			}
+			return known("runc", v)
+		},
+	},
+	{
+		name: "gvisor-age", protects: "the wall of gVisor",
+		run: func(_ context.Context, h *host) Finding {
+			path := filepath.Join(h.cfg.LibexecDir, "runsc")
+			text, err := moduleOf(path, "gvisor.dev/gvisor")
+			if err != nil {
+				return skipped("%v", err)
+			}
+			m := pseudoVersion.FindStringSubmatch(text)
+			if m == nil {
+				return skipped("%s is gVisor %s, which says no date", path, text)
+			}
+			day, err := time.Parse("20060102", m[1])
+			if err != nil {
+				return skipped("%s is gVisor %s: %v", path, text, err)
+			}
+			if age := h.now().Sub(day); age > gvisorOld {
+				return warn("upgrade sandboxd: it pins gVisor", "%s is gVisor of %s, %d days old; it is mended in new releases only", path, day.Format(time.DateOnly), int(age.Hours()/24))
+			}
+			return ok("gVisor of %s", day.Format(time.DateOnly))
+		},
+	},
+}
+
+// pseudoVersion is Go's form for a commit: v0.0.0-20260905035102-160fafc42237.
+var pseudoVersion = regexp.MustCompile(`^v\d+\.\d+\.\d+-(?:0\.)?(\d{8})\d{6}-[0-9a-f]{12}`)
+
+// moduleOf is the version of a module that a Go program was built with.
+func moduleOf(path, module string) (string, error) {
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("read what %s was built of: %w", path, err)
+	}
+	for _, d := range info.Deps {
+		if d.Path != module {
+			continue
+		}
+		if d.Replace != nil && strings.HasPrefix(d.Replace.Version, "v") { // else a directory: that version, mended
+			d = d.Replace
+		}
+		return d.Version, nil
+	}
+	return "", fmt.Errorf("%s was not built with %s", path, module)
+}
+
+// debianKernel is in the version text of Debian's kernels, whose release has
+// only the ABI: "6.1.0-18-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.76-1 (…)".
+var debianKernel = regexp.MustCompile(`Debian (\d+\.\d+\.\d+)-`)
+
+// kernelVersion is the upstream version a kernel was made of. It is certain for
+// Debian's and for those that name a stable release of three numbers.
+func kernelVersion(release, text string) (v version, certain bool) {
+	if m := debianKernel.FindStringSubmatch(text); m != nil {
+		return parseVersion(m[1])
+	}
+	v, yes := parseVersion(strings.TrimSpace(release))
+	return v, yes && v[2] > 0
+}

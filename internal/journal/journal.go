@@ -1,0 +1,123 @@
+// Package journal writes the daemon's log: logfmt, one line for each record.
+// Where standard error is the systemd journal, each line begins with its
+// priority (sd-daemon(3)) and has no time, which the journal knows better.
+//
+// What is known of who asked travels in the context: With puts it there, and
+// every line that is logged with that context carries it. So the line of a
+// sandbox's creation names the request that wanted it, although the Manager
+// that writes it knows nothing of requests.
+package journal
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// New logs to f what is at least of level.
+func New(f *os.File, level slog.Leveler) *slog.Logger {
+	return slog.New(newHandler(f, level, isJournal(f, os.Getenv("JOURNAL_STREAM"))))
+}
+
+// Capture has to take what libraries log by themselves, at debug what they write
+// with package log: there net/http says what a server sent that nobody asked, in
+// the words of that server, which may be a guest.
+func Capture(to *slog.Logger) {
+	slog.SetLogLoggerLevel(slog.LevelDebug)
+	slog.SetDefault(to)
+}
+
+// isJournal reports whether f is the stream that $JOURNAL_STREAM names, as
+// device:inode (systemd.exec(5)). The variable alone says nothing: children
+// inherit it whatever their standard error is.
+func isJournal(f *os.File, stream string) bool {
+	var st unix.Stat_t
+	if stream == "" || unix.Fstat(int(f.Fd()), &st) != nil {
+		return false
+	}
+	return stream == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
+}
+
+// handler is slog's TextHandler, with what the context knows on every line
+// and, for the journal, a priority before it.
+type handler struct {
+	slog.Handler // writes into line
+	line         *line
+}
+
+// line is where one record is made ready, to be written in one piece.
+type line struct {
+	mu      sync.Mutex
+	buf     bytes.Buffer // guarded by mu
+	out     io.Writer
+	journal bool
+}
+
+func newHandler(out io.Writer, level slog.Leveler, journal bool) handler {
+	l := &line{out: out, journal: journal}
+	opts := slog.HandlerOptions{Level: level}
+	if journal {
+		opts.ReplaceAttr = func(groups []string, a slog.Attr) slog.Attr {
+			if len(groups) == 0 && a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		}
+	}
+	return handler{slog.NewTextHandler(&l.buf, &opts), l}
+}
+
+// Handle writes one record.
+func (h handler) Handle(ctx context.Context, r slog.Record) error {
+	if who, ok := ctx.Value(key{}).([]slog.Attr); ok {
+		r = r.Clone()
+		r.AddAttrs(who...)
+	}
+	h.line.mu.Lock()
+	defer h.line.mu.Unlock()
+	h.line.buf.Reset()
+	if h.line.journal {
+		h.line.buf.WriteString(priority(r.Level))
+	}
+	if err := h.Handler.Handle(ctx, r); err != nil {
+		return err
+	}
+	_, err := h.line.out.Write(h.line.buf.Bytes())
+	return err
+}
+
+// WithAttrs is of slog.Handler.
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return handler{h.Handler.WithAttrs(attrs), h.line}
+}
+
+// WithGroup is of slog.Handler.
+func (h handler) WithGroup(name string) slog.Handler {
+	return handler{h.Handler.WithGroup(name), h.line}
+}
+
+// priority is a level as sd-daemon(3) writes it.
+func priority(l slog.Level) string {
+	switch {
+	case l >= slog.LevelError:
+		return "<3>"
+	case l >= slog.LevelWarn:
+		return "<4>"
+	case l >= slog.LevelInfo:
+		return "<6>"
+	}
+	return "<7>"
+}
+
+type key struct{}
+
+// With returns a context whose log lines carry attrs, and those of ctx no more.
+func With(ctx context.Context, attrs ...slog.Attr) context.Context {
+	return context.WithValue(ctx, key{}, attrs)
+}

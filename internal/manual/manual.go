@@ -1,0 +1,85 @@
+// Package manual turns a tree of commands into man pages, and holds what a
+// command must say of itself. Only tests import it, so that no program carries
+// the generator: `make man` runs them with MAN_DIR set.
+package manual
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+)
+
+// Test checks every command of root and writes its pages, of this section of
+// the manual, into $MAN_DIR or, to see that they can be made, elsewhere.
+func Test(t *testing.T, root *cobra.Command, section string) {
+	t.Helper()
+	check(t, root)
+	dir := os.Getenv("MAN_DIR")
+	if dir == "" {
+		dir = t.TempDir()
+	} else if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	root.DisableAutoGenTag = true
+	if err := doc.GenManTree(root, &doc.GenManHeader{Section: section, Source: "sandboxd", Manual: "sandboxd"}, dir); err != nil {
+		t.Fatal(err)
+	}
+	pages(t, root, dir, section)
+}
+
+// check wants of every command a line, an example that begins with the command
+// itself, and flags that say what they are for.
+func check(t *testing.T, cmd *cobra.Command) {
+	t.Helper()
+	if cmd.Name() == "completion" || cmd.Name() == "help" || cmd.Hidden {
+		return // cobra's own, which say it in their long text
+	}
+	if cmd.Short == "" {
+		t.Errorf("%s says nothing of itself: give it Short", cmd.CommandPath())
+	}
+	if strings.HasSuffix(cmd.Short, ".") {
+		t.Errorf("%s: Short is a title, without a full stop: %q", cmd.CommandPath(), cmd.Short)
+	}
+	if !strings.Contains(cmd.Example, cmd.CommandPath()) {
+		t.Errorf("%s shows no example of itself: give it Example, with lines as \"  %s …\"", cmd.CommandPath(), cmd.CommandPath())
+	}
+	for line := range strings.Lines(cmd.Example) {
+		if !strings.HasPrefix(line, "  ") {
+			t.Errorf("%s: an example is indented by two spaces: %q", cmd.CommandPath(), line)
+		}
+		if len(strings.TrimRight(line, "\n")) > 100 {
+			t.Errorf("%s: an example is longer than 100 characters: %q", cmd.CommandPath(), line)
+		}
+	}
+	if cmd.Runnable() && cmd.HasSubCommands() && cmd != cmd.Root() {
+		t.Errorf("%s does something and has commands below it: its arguments are taken for them", cmd.CommandPath())
+	}
+	for _, sub := range cmd.Commands() {
+		check(t, sub)
+	}
+}
+
+// pages holds that every command has a page, with its flags and examples.
+func pages(t *testing.T, cmd *cobra.Command, dir, section string) {
+	t.Helper()
+	if !cmd.IsAvailableCommand() && cmd.HasParent() || cmd.IsAdditionalHelpTopicCommand() {
+		return
+	}
+	name := strings.ReplaceAll(cmd.CommandPath(), " ", "-") + "." + section
+	b, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Errorf("%s has no page: %v", cmd.CommandPath(), err)
+	}
+	for _, want := range []string{".SH NAME", ".SH SYNOPSIS", ".SH EXAMPLE"} {
+		if cmd.Example != "" && !strings.Contains(string(b), want) {
+			t.Errorf("%s: no %q in the page", cmd.CommandPath(), want)
+		}
+	}
+	for _, sub := range cmd.Commands() {
+		pages(t, sub, dir, section)
+	}
+}

@@ -1,0 +1,88 @@
+package metrics
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// Look is how the host stands when somebody asks. What is looked at must be in
+// memory, or a file of /proc: it is done at every scrape.
+type Look struct {
+	Sandboxes     map[Kind]int // how many there are of each
+	Creating      int          // sandboxes that are brought up
+	Waiting       int          // sandboxes that wait for their turn
+	PoolBytes     int64        // size of the storage pool
+	PoolUsedBytes int64
+	Flows         []Flows
+	// Packets of the queue of new flows, as the kernel counts them.
+	QueueWaiting    int64 // now
+	QueueOverflowed int64 // dropped because the queue was full
+	QueueLost       int64 // dropped because the daemon did not read fast enough
+}
+
+// Kind is a state and a runtime.
+type Kind struct{ State, Runtime string }
+
+// Flows are new flows that were decided in one way for one kind of reason.
+type Flows struct {
+	Verdict string // "allow", "deny" or "drop"
+	Cause   string
+	Count   uint64
+}
+
+// looker turns a Look into metrics.
+type looker struct {
+	look func() (Look, error)
+
+	sandboxes, creations, pool, poolUsed, flows, waiting, dropped, failed *prometheus.Desc
+}
+
+func newLooker(look func() (Look, error)) *looker {
+	d := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("sandboxd_"+name, help, labels, nil)
+	}
+	return &looker{
+		look:      look,
+		sandboxes: d("sandboxes", "Sandboxes by state, ended ones too.", "state", "runtime"),
+		creations: d("creations", "Creations that go on, and that wait for their turn.", "stage"),
+		pool:      d("pool_size_bytes", "Size of the storage pool."),
+		poolUsed:  d("pool_used_bytes", "What of the storage pool is in use."),
+		flows:     d("egress_flows_total", "New flows of sandboxes by verdict and kind of reason.", "verdict", "cause"),
+		waiting:   d("egress_queue_packets", "First packets of flows that wait for a verdict."),
+		dropped:   d("egress_queue_dropped_total", "First packets that were dropped because nobody was fast enough.", "at"),
+		failed:    d("look_failed", "1 if how the host stands could not be read; its metrics are missing then."),
+	}
+}
+
+// Describe is of prometheus.Collector.
+func (l *looker) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{l.sandboxes, l.creations, l.pool, l.poolUsed, l.flows, l.waiting, l.dropped, l.failed} {
+		ch <- d
+	}
+}
+
+// Collect is of prometheus.Collector.
+func (l *looker) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	count := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+	}
+	v, err := l.look()
+	if err != nil {
+		gauge(l.failed, 1)
+		return
+	}
+	gauge(l.failed, 0)
+	for k, n := range v.Sandboxes {
+		gauge(l.sandboxes, float64(n), k.State, k.Runtime)
+	}
+	gauge(l.creations, float64(v.Creating), "going")
+	gauge(l.creations, float64(v.Waiting), "waiting")
+	gauge(l.pool, float64(v.PoolBytes))
+	gauge(l.poolUsed, float64(v.PoolUsedBytes))
+	for _, f := range v.Flows {
+		count(l.flows, float64(f.Count), f.Verdict, f.Cause)
+	}
+	gauge(l.waiting, float64(v.QueueWaiting))
+	count(l.dropped, float64(v.QueueOverflowed), "queue")
+	count(l.dropped, float64(v.QueueLost), "socket")
+}

@@ -1,0 +1,189 @@
+// Package metrics counts what the daemon does, for Prometheus. Operations are
+// counted as they end; how the host stands (sandboxes, pool, flows) is looked
+// at only when somebody asks.
+//
+// No label holds what a client, a guest or an image chose: no ID, no name, no
+// path, no rule. So the number of series is fixed by the code, about a thousand.
+package metrics
+
+import (
+	"net/http"
+	"runtime"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// OK is the outcome of what succeeded; the others are "aborted", for what
+// nobody wanted any more, and the codes of pkg/errs.
+const OK = "ok"
+
+// buckets are seconds: from a step of half a millisecond to a start that takes
+// as long as it may.
+var buckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 60}
+
+// Config is what a Metrics is told.
+type Config struct {
+	Runtimes []string // whose series exist from the start, so that a first event is an increase
+	Ops      []string // likewise
+	Reasons  []string // likewise
+	Bounds   []string // likewise
+	Look     func() (Look, error)
+}
+
+// Metrics counts. Its methods may be called concurrently and take less than a
+// microsecond.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	operations *prometheus.CounterVec   // op, runtime, outcome
+	took       *prometheus.HistogramVec // op, runtime
+	steps      *prometheus.HistogramVec // way, step, runtime
+	ended      *prometheus.CounterVec   // reason, runtime
+	execs      *prometheus.CounterVec   // runtime, outcome
+	started    *prometheus.HistogramVec // runtime
+	requests   *prometheus.CounterVec   // method, route, code
+	answered   *prometheus.HistogramVec // route
+	sweeps     *prometheus.CounterVec   // outcome
+	sweep      prometheus.Histogram
+	refused    *prometheus.CounterVec // bound
+}
+
+// New makes Metrics of its own registry.
+func New(c Config) *Metrics {
+	m := &Metrics{
+		registry:   prometheus.NewRegistry(),
+		operations: counter("operations_total", "Finished operations on sandboxes and images.", "op", "runtime", "outcome"),
+		took:       histogram("operation_seconds", "How long operations took, those that failed too.", "op", "runtime"),
+		steps:      histogram("step_seconds", "How long the steps of creations (up) and of what takes sandboxes away (down) took.", "way", "step", "runtime"),
+		ended:      counter("ended_total", "Sandboxes that ended without being deleted, by reason.", "reason", "runtime"),
+		execs:      counter("execs_total", "Commands that clients had started in sandboxes.", "runtime", "outcome"),
+		started:    histogram("exec_start_seconds", "From the request for a command until its answer began.", "runtime"),
+		requests:   counter("http_requests_total", "Answered requests; the status of what the guests answer is only its class.", "method", "route", "code"),
+		answered:   histogram("http_answer_seconds", "From a request until its answer began.", "route"),
+		sweeps:     counter("sweeps_total", "Runs of the recovery in peace.", "outcome"),
+		refused:    counter("refused_total", "Creations that were refused, by the bound of the host that they met.", "bound"),
+		sweep: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "sandboxd_sweep_seconds", Help: "How long the recovery in peace took.", Buckets: buckets,
+		}),
+	}
+	m.registry.MustRegister(
+		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+		m.operations, m.took, m.steps, m.ended, m.execs, m.started, m.requests, m.answered, m.sweeps, m.sweep, m.refused,
+		newLooker(c.Look),
+	)
+	m.begin(c)
+	return m
+}
+
+// Build says what runs. It may be called once.
+func (m *Metrics) Build(version, instance string) {
+	build := prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "sandboxd_build_info", Help: "What runs; the value is 1.",
+		ConstLabels: prometheus.Labels{"version": version, "daemon": instance, "goversion": runtime.Version()},
+	})
+	build.Set(1)
+	m.registry.MustRegister(build)
+}
+
+// begin makes the series that dashboards and alerts look at: a rate sees no
+// increase from nothing to one.
+func (m *Metrics) begin(c Config) {
+	for _, r := range c.Runtimes {
+		for _, op := range c.Ops {
+			m.took.WithLabelValues(op, r)
+			for _, outcome := range []string{OK, "internal"} {
+				m.operations.WithLabelValues(op, r, outcome)
+			}
+		}
+		for _, reason := range c.Reasons {
+			m.ended.WithLabelValues(reason, r)
+		}
+		m.steps.WithLabelValues("up", "queue", r)
+		m.execs.WithLabelValues(r, OK)
+		m.started.WithLabelValues(r)
+	}
+	for _, b := range c.Bounds {
+		m.refused.WithLabelValues(b)
+	}
+	m.sweeps.WithLabelValues(OK)
+	m.sweeps.WithLabelValues("failed")
+}
+
+func counter(name, help string, labels ...string) *prometheus.CounterVec {
+	return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "sandboxd_" + name, Help: help}, labels)
+}
+
+func histogram(name, help string, labels ...string) *prometheus.HistogramVec {
+	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "sandboxd_" + name, Help: help, Buckets: buckets}, labels)
+}
+
+// Operation counts a finished operation. runtime is empty for what has none.
+func (m *Metrics) Operation(op, runtime, outcome string, took time.Duration) {
+	m.operations.WithLabelValues(op, runtime, outcome).Inc()
+	m.took.WithLabelValues(op, runtime).Observe(took.Seconds())
+}
+
+// Step counts one step of an operation; way is "up" or "down".
+func (m *Metrics) Step(way, step, runtime string, took time.Duration) {
+	m.steps.WithLabelValues(way, step, runtime).Observe(took.Seconds())
+}
+
+// Ended counts a sandbox that ended without being deleted.
+func (m *Metrics) Ended(reason, runtime string) { m.ended.WithLabelValues(reason, runtime).Inc() }
+
+// Exec counts a command that was asked for, and how long its start took.
+func (m *Metrics) Exec(runtime, outcome string, start time.Duration) {
+	m.execs.WithLabelValues(runtime, outcome).Inc()
+	m.started.WithLabelValues(runtime).Observe(start.Seconds())
+}
+
+// Request counts an answer. route is a pattern of ours. first is the time until
+// the answer began. Of what a guest has answered, only the class is kept.
+func (m *Metrics) Request(method, route string, status int, guests bool, first time.Duration) {
+	m.requests.WithLabelValues(knownMethod(method), route, code(status, guests)).Inc()
+	m.answered.WithLabelValues(route).Observe(first.Seconds())
+}
+
+// Refused counts a creation that met a bound of the host.
+func (m *Metrics) Refused(bound string) { m.refused.WithLabelValues(bound).Inc() }
+
+// Sweep counts a run of the recovery in peace.
+func (m *Metrics) Sweep(failed bool, took time.Duration) {
+	outcome := OK
+	if failed {
+		outcome = "failed"
+	}
+	m.sweeps.WithLabelValues(outcome).Inc()
+	m.sweep.Observe(took.Seconds())
+}
+
+func knownMethod(m string) string {
+	switch m {
+	case http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodHead, http.MethodOptions:
+		return m
+	}
+	return "other"
+}
+
+func code(status int, guests bool) string {
+	switch {
+	case status == 0:
+		return "none" // the client left before there was an answer
+	case guests && (status < 100 || status > 599):
+		return "other"
+	case guests:
+		return strconv.Itoa(status/100) + "xx"
+	}
+	return strconv.Itoa(status)
+}
+
+// Handler serves the exposition (GET /metrics).
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, Timeout: 10 * time.Second,
+	})
+}

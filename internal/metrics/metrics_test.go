@@ -1,0 +1,144 @@
+package metrics
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+)
+
+func scrape(t testing.TB, m *Metrics) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	m.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("scrape: %d %s", w.Code, w.Body)
+	}
+	return w.Body.String()
+}
+
+func newMetrics(look func() (Look, error)) *Metrics {
+	m := New(Config{Runtimes: []string{"runsc", "runc"}, Ops: []string{"create", "delete"}, Look: look})
+	m.Build("v1", "t")
+	return m
+}
+
+func full() (Look, error) {
+	return Look{
+		Sandboxes: map[Kind]int{{"running", "runc"}: 3}, Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
+		Flows: []Flows{{"deny", "blocked", 7}}, QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
+	}, nil
+}
+
+// TestScrape holds the names, which dashboards and alert rules of others use.
+func TestScrape(t *testing.T) {
+	m := newMetrics(full)
+	m.Operation("create", "runc", OK, 20*time.Millisecond)
+	m.Step("up", "rootfs", "runc", time.Millisecond)
+	m.Exec("runsc", OK, 2*time.Millisecond)
+	m.Ended("oom", "runc")
+	m.Request("POST", "/sandboxes", 202, false, time.Millisecond)
+	m.Sweep(true, time.Millisecond)
+	m.Refused("memory")
+	text := scrape(t, m)
+	for _, line := range []string{
+		`sandboxd_build_info{daemon="t",goversion="go`,
+		`sandboxd_operations_total{op="create",outcome="ok",runtime="runc"} 1`,
+		`sandboxd_operations_total{op="create",outcome="internal",runtime="runsc"} 0`,
+		`sandboxd_operation_seconds_count{op="create",runtime="runc"} 1`,
+		`sandboxd_step_seconds_bucket{runtime="runc",step="rootfs",way="up",le="0.001"} 1`,
+		`sandboxd_ended_total{reason="oom",runtime="runc"} 1`,
+		`sandboxd_execs_total{outcome="ok",runtime="runsc"} 1`,
+		`sandboxd_exec_start_seconds_count{runtime="runsc"} 1`,
+		`sandboxd_http_requests_total{code="202",method="POST",route="/sandboxes"} 1`,
+		`sandboxd_sweeps_total{outcome="failed"} 1`,
+		`sandboxd_sandboxes{runtime="runc",state="running"} 3`,
+		`sandboxd_creations{stage="going"} 2`,
+		`sandboxd_creations{stage="waiting"} 5`,
+		`sandboxd_refused_total{bound="memory"} 1`,
+		`sandboxd_step_seconds_count{runtime="runsc",step="queue",way="up"} 0`,
+		`sandboxd_pool_size_bytes 100`,
+		`sandboxd_pool_used_bytes 40`,
+		`sandboxd_egress_flows_total{cause="blocked",verdict="deny"} 7`,
+		`sandboxd_egress_queue_packets 1`,
+		`sandboxd_egress_queue_dropped_total{at="queue"} 2`,
+		`sandboxd_egress_queue_dropped_total{at="socket"} 3`,
+		`sandboxd_look_failed 0`,
+		`go_goroutines `,
+		`process_resident_memory_bytes `,
+	} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no %s", line)
+		}
+	}
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range problems {
+		if strings.HasPrefix(p.Metric, "sandboxd_") {
+			t.Errorf("%s: %s", p.Metric, p.Text)
+		}
+	}
+}
+
+// TestUnboundedLabels holds that nothing from outside makes a series.
+func TestUnboundedLabels(t *testing.T) {
+	m := newMetrics(full)
+	for i := range 2000 {
+		m.Request("X"+strings.Repeat("y", i), "/r", i, true, 0)
+	}
+	if n := strings.Count(scrape(t, m), "sandboxd_http_requests_total{"); n > 8 {
+		t.Errorf("%d series of requests whose method and status others chose", n)
+	}
+}
+
+// TestLookFails holds that a host that can not be looked at hides no counter.
+func TestLookFails(t *testing.T) {
+	m := newMetrics(func() (Look, error) { return Look{}, errors.New("no pool") })
+	m.Operation("delete", "runsc", OK, time.Second)
+	text := scrape(t, m)
+	for _, line := range []string{"sandboxd_look_failed 1", `sandboxd_operations_total{op="delete",outcome="ok",runtime="runsc"} 1`} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no %s", line)
+		}
+	}
+	if strings.Contains(text, "sandboxd_pool_size_bytes ") {
+		t.Error("a pool that was not looked at has a size")
+	}
+}
+
+// BenchmarkCreate is all that a creation counts.
+func BenchmarkCreate(b *testing.B) {
+	m := newMetrics(full)
+	steps := []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runtime", "agent", "ports", "cpu"}
+	b.ReportAllocs()
+	for b.Loop() {
+		m.Operation("create", "runc", OK, 20*time.Millisecond)
+		for _, s := range steps {
+			m.Step("up", s, "runc", time.Millisecond)
+		}
+		m.Request("POST", "/sandboxes", 202, false, time.Millisecond)
+	}
+}
+
+// BenchmarkExec is all that a command counts.
+func BenchmarkExec(b *testing.B) {
+	m := newMetrics(full)
+	b.ReportAllocs()
+	for b.Loop() {
+		m.Exec("runc", OK, time.Millisecond)
+		m.Request("POST", "/sandboxes/{id}/proxy/{port}", 200, true, time.Millisecond)
+	}
+}
+
+func BenchmarkScrape(b *testing.B) {
+	m := newMetrics(full)
+	for b.Loop() {
+		scrape(b, m)
+	}
+}

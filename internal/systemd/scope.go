@@ -1,0 +1,182 @@
+package systemd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/dbus"
+	godbus "github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+)
+
+// slice is where scopes of all instances are, so that an operator can bound
+// all sandboxes together: systemctl set-property sandboxd.slice MemoryMax=...
+const slice = "sandboxd.slice"
+
+// jobLimit bounds how long systemd may take to start or stop a scope.
+const jobLimit = 30 * time.Second
+
+// A Scope is a delegated scope unit: below its cgroup systemd touches nothing.
+type Scope struct {
+	name  string
+	mount string // of the hierarchy that systemd keeps its units in
+}
+
+// NewScope names the scope of an instance.
+func NewScope(instance string) *Scope {
+	s := &Scope{name: "sandboxd-" + instance + ".scope", mount: "/sys/fs/cgroup"}
+	// Where systemd keeps its units on hosts of all kinds: "Two Key Design Rules"
+	// and what follows, in systemd's CGROUP_DELEGATION.md.
+	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		var fs unix.Statfs_t
+		if unix.Statfs(dir, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC {
+			s.mount = dir
+			return s
+		}
+	}
+	s.mount = "/sys/fs/cgroup/systemd"
+	return s
+}
+
+// Cgroup is the scope's cgroup, relative to the mounts.
+func (s *Scope) Cgroup() string { return slice + "/" + s.name }
+
+// Keep makes the scope if it is not there. It is cheap if it is, so that it can
+// be asked for again and again.
+func (s *Scope) Keep(ctx context.Context) error {
+	if s.held() {
+		return nil
+	}
+	holder, err := startHolder()
+	if err != nil {
+		return err
+	}
+	if s.Stands() {
+		err = s.park(holder.Pid) // the holder died, the scope lives on with its sandboxes
+	} else {
+		err = s.start(ctx, holder)
+	}
+	if err != nil {
+		return errors.Join(fmt.Errorf("make %s, in which sandboxes live: %w; see: systemctl status %s", s.name, err, s.name), holder.Kill())
+	}
+	return nil
+}
+
+func (s *Scope) start(ctx context.Context, holder *os.Process) error {
+	err := s.job(ctx, func(c *dbus.Conn, done chan<- string) error {
+		_, err := c.StartTransientUnitContext(ctx, s.name, "replace", []dbus.Property{
+			dbus.PropDescription("sandboxes of sandboxd, " + s.name),
+			dbus.PropSlice(slice),
+			dbus.PropPids(uint32(holder.Pid)),
+			{Name: "Delegate", Value: godbus.MakeVariant(true)},
+			{Name: "TasksMax", Value: godbus.MakeVariant(^uint64(0))},
+			// A shutdown waits for no guest.
+			{Name: "KillSignal", Value: godbus.MakeVariant(int32(syscall.SIGKILL))},
+		}, done)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return s.park(holder.Pid)
+}
+
+// Stop ends the scope with all that is in it. A scope that is not there is fine.
+func (s *Scope) Stop(ctx context.Context) error {
+	if _, err := os.Stat(s.dir()); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	err := s.job(ctx, func(c *dbus.Conn, done chan<- string) error {
+		_, err := c.StopUnitContext(ctx, s.name, "replace", done)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("stop %s: %w", s.name, err)
+	}
+	return nil
+}
+
+func (s *Scope) dir() string { return s.mount + "/" + s.Cgroup() }
+
+// held reports whether the holder lives in its place.
+func (s *Scope) held() bool {
+	b, err := os.ReadFile(s.dir() + "/holder/cgroup.procs")
+	return err == nil && strings.TrimSpace(string(b)) != ""
+}
+
+// Stands reports whether any process is in the scope: then it goes on, held or not.
+func (s *Scope) Stands() bool {
+	b, err := os.ReadFile(s.dir() + "/cgroup.events")
+	if err == nil {
+		return strings.Contains(string(b), "populated 1")
+	}
+	stands := false // v1 has no such file, so each cgroup is asked
+	_ = filepath.WalkDir(s.dir(), func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil //nolint:nilerr // groups come and go
+		}
+		if b, err := os.ReadFile(path + "/cgroup.procs"); err == nil && strings.TrimSpace(string(b)) != "" {
+			stands = true
+			return fs.SkipAll
+		}
+		return nil
+	})
+	return stands
+}
+
+// park moves the holder from the scope's own cgroup into one below, because v2
+// lets a cgroup have processes or controllers for its children, not both
+// (cgroup-v2.rst, "No Internal Process Constraint").
+func (s *Scope) park(pid int) error {
+	dir := s.dir() + "/holder"
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return os.WriteFile(dir+"/cgroup.procs", []byte(strconv.Itoa(pid)), 0)
+}
+
+// job has systemd do something and waits until it is done.
+func (s *Scope) job(ctx context.Context, start func(*dbus.Conn, chan<- string) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, jobLimit, fmt.Errorf("systemd did not answer within %s", jobLimit))
+	defer cancel()
+	c, err := dbus.NewWithContext(ctx)
+	if err != nil {
+		return fmt.Errorf("speak to systemd: %w", err)
+	}
+	defer c.Close()
+	done := make(chan string, 1)
+	if err := start(c, done); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case result := <-done:
+		if result != "done" {
+			return fmt.Errorf("systemd says the job is %q", result)
+		}
+		return nil
+	}
+}
+
+// startHolder starts the process that a scope needs to exist. It outlives the
+// daemon; until then the daemon waits for it, so that it leaves no zombie.
+func startHolder() (*os.Process, error) {
+	cmd := exec.Command("sleep", "infinity")
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at a daemon in a terminal is not for it
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start the process that holds the scope of sandboxes: %w", err)
+	}
+	go cmd.Wait() //nolint:errcheck // however it ended
+	return cmd.Process, nil
+}

@@ -1,0 +1,96 @@
+// Package systemd is what the daemon has to do with the service manager, if
+// there is one: readiness and watchdog, sockets it was handed, and the scope
+// in which sandboxes live.
+//
+//	system.slice/sandboxd.service        the daemon; restarts as often as it likes
+//	sandboxd.slice/sandboxd-a.scope      Delegate=yes: ours below here
+//	├── holder/                          one sleeping process keeps the scope
+//	└── <id>/run/                        sandboxes, which no restart meets
+//
+// What surprises: the scope is beside the service and not in it. A service's
+// own cgroup is killed with it, its limits would be the guests', and systemd
+// 252 can not start a service whose delegated cgroup is populated.
+package systemd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/activation"
+	"github.com/coreos/go-systemd/v22/daemon"
+)
+
+// Booted reports whether systemd is this host's init: sd_booted(3).
+func Booted() bool {
+	fi, err := os.Lstat("/run/systemd/system")
+	return err == nil && fi.IsDir()
+}
+
+// Ready says that the service serves (sd_notify(3)); it does nothing where no
+// service manager waits for that.
+func Ready(status string) error {
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady+"\nSTATUS="+status); err != nil {
+		return fmt.Errorf("tell systemd that the daemon is ready: %w", err)
+	}
+	return nil
+}
+
+// Stopping says that the service ends (sd_notify(3)).
+func Stopping() { _, _ = daemon.SdNotify(false, daemon.SdNotifyStopping) }
+
+// Listener returns the stream socket that systemd holds for this service under
+// a name (FileDescriptorName=, sd_listen_fds(3)), and nil if it holds none. It
+// may be called once in a process.
+func Listener(name string) (net.Listener, error) {
+	all, err := activation.ListenersWithNames()
+	if err != nil {
+		return nil, fmt.Errorf("take the sockets that systemd holds: %w", err)
+	}
+	var found net.Listener
+	for n, ls := range all {
+		for _, l := range ls {
+			if n == name && found == nil {
+				found = l
+				continue
+			}
+			err = errors.Join(err, fmt.Errorf("systemd holds a socket %q at %s: a socket unit of sandboxd has one, with FileDescriptorName=%s", n, l.Addr(), name))
+		}
+	}
+	return found, err
+}
+
+// Watch keeps the service's watchdog quiet while healthy returns nil, until ctx
+// ends (WatchdogSec= of systemd.service(5)). A daemon that hangs is then killed
+// and started anew; its sandboxes go on. Without a watchdog it returns at once.
+// healthy gets as long as is left; why it failed goes to unwell.
+func Watch(ctx context.Context, healthy func(context.Context) error, unwell func(error)) error {
+	limit, err := daemon.SdWatchdogEnabled(false)
+	if err != nil {
+		return fmt.Errorf("find systemd's watchdog: %w", err)
+	}
+	if limit == 0 {
+		return nil
+	}
+	tick := time.NewTicker(limit / 3)
+	defer tick.Stop()
+	for {
+		check, cancel := context.WithTimeout(ctx, limit/3)
+		err := healthy(check)
+		cancel()
+		if err == nil {
+			_, err = daemon.SdNotify(false, daemon.SdNotifyWatchdog)
+		}
+		if err != nil && ctx.Err() == nil {
+			unwell(err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,273 @@
+// Package interpreter runs code in contexts: one process per context, a driver
+// of its language, that lives on between the calls and keeps what they made.
+//
+//	server ─ Contexts ─ Context ──── channel: socketpair ───── driver ─ user's code
+//	                       ├◀─────── standard output: pipe ───────┤
+//	                       └◀─────── standard error: pipe ────────┘
+//
+// The driver runs in the same process as the code it is given, so code can find
+// the channel. It can not disturb more than its own context by that: whatever
+// does not begin with the context's secret is skipped, sizes are bounded, and
+// nothing a driver says is believed of anything but its own context.
+//
+// The surprise: what a context prints while no call runs in it is thrown away.
+// Somebody must read it, or a thread that was left behind would hang; and nobody
+// is there to read it to.
+package interpreter
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Bounds of contexts.
+const (
+	// MaxContexts live in a sandbox at once: a python that did nothing yet holds
+	// 10 MB, and the agent itself 40 KB for each.
+	MaxContexts = 64
+	// starting is how many start at once: more would only wait for one another's
+	// CPU, and time out together.
+	starting = 4
+	// startLimit is within what a driver says that it is there.
+	startLimit = 30 * time.Second
+	// remembered is of how many contexts that died it is known why.
+	remembered = 64
+	// Grace is between the interrupt of a call and the death of its context.
+	Grace = 3 * time.Second
+	// interruptAgain is between interrupts where one is lost easily.
+	interruptAgain = 100 * time.Millisecond
+	// unread is how many messages wait for a driver: the code of a call, and the
+	// interrupts of one that does not read, ten a second for Grace.
+	unread = 64
+	// MaxCode bounds the code of a call, in bytes.
+	MaxCode = 8 << 20
+)
+
+// What went wrong, for [errors.Is].
+var (
+	ErrNotFound = errors.New("no such context")
+	ErrBusy     = errors.New("session is busy") // the words that clients of OpenSandbox know
+	ErrTooMany  = errors.New("too many contexts")
+	ErrLanguage = errors.New("unknown language")
+	ErrDied     = errors.New("the context died")
+	ErrProgram  = errors.New("the image has no program for it")
+)
+
+// A Process is a driver that was started.
+type Process interface {
+	Done() <-chan struct{} // closed when it has ended
+	Status() syscall.WaitStatus
+	Interrupt()
+	Kill() // it and all it has started
+}
+
+// A Place is where a driver runs.
+type Place struct {
+	Dir    string
+	Env    map[string]string
+	Memory int64 // bytes that the sandbox has; 0: unlimited
+}
+
+// A Host is who starts processes: the agent.
+type Host interface {
+	// Look returns the program called name in the PATH of env, or the last one that
+	// matches name if that is a pattern of paths, or "".
+	Look(name string, env map[string]string) string
+	// Start starts path with fds as its 0, 1, 2, …. It is Self for a program that
+	// calls Drive first.
+	Start(path string, argv []string, p Place, fds []uintptr) (Process, error)
+	// Terminal makes a pseudo-terminal without a size (pty(7)), both ends
+	// close-on-exec. The caller closes them.
+	Terminal() (ours *os.File, theirs int, err error)
+	// Go runs f beside the caller. The agent sees to it that a panic is told of.
+	Go(f func())
+}
+
+// Contexts are those of one sandbox. The zero value with a Host is ready to use.
+type Contexts struct {
+	Host  Host
+	Grace time.Duration // 0: Grace
+
+	once  sync.Once
+	slots chan struct{} // of those that start
+
+	mu       sync.Mutex
+	all      []*Context // those that live, oldest first
+	reserved int        // contexts that are being started
+	dead     []death    // oldest first
+	standing map[string]*standing
+}
+
+// standing is the context of a language that calls use which name none.
+type standing struct {
+	mu sync.Mutex // held while it is made
+	c  *Context
+}
+
+type death struct{ id, why string }
+
+func (cs *Contexts) init() {
+	cs.once.Do(func() {
+		cs.slots = make(chan struct{}, starting)
+		cs.standing = map[string]*standing{}
+	})
+}
+
+// Languages lists what contexts can be made of.
+func Languages() []string { return slices.Collect(names) }
+
+func names(yield func(string) bool) {
+	for _, l := range languages {
+		if !yield(l.name) {
+			return
+		}
+	}
+}
+
+func find(name string) (*language, error) {
+	for _, l := range languages {
+		if l.name == name {
+			return l, nil
+		}
+	}
+	return nil, fmt.Errorf("%w %.64q: this sandbox knows %s", ErrLanguage, name, strings.Join(Languages(), ", "))
+}
+
+// Make starts a context. It returns once its driver answers.
+func (cs *Contexts) Make(language string, p Place) (*Context, error) {
+	cs.init()
+	l, err := find(language)
+	if err != nil {
+		return nil, err
+	}
+	cs.mu.Lock()
+	if len(cs.all)+cs.reserved >= MaxContexts {
+		cs.mu.Unlock()
+		return nil, fmt.Errorf("%w: this sandbox has %d, and that is all it may have: delete some, by DELETE /code/contexts/{id}", ErrTooMany, MaxContexts)
+	}
+	cs.reserved++
+	cs.mu.Unlock()
+	cs.slots <- struct{}{}
+	c, err := start(cs.Host, l, p)
+	<-cs.slots
+
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.reserved--
+	if err != nil {
+		return nil, err
+	}
+	c.grace = cs.Grace
+	if c.grace == 0 {
+		c.grace = Grace
+	}
+	cs.all = append(cs.all, c)
+	cs.Host.Go(func() {
+		<-c.Done()
+		cs.bury(c)
+	})
+	return c, nil
+}
+
+// bury notes why c died; who was deleted is forgotten.
+func (cs *Contexts) bury(c *Context) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	cs.all = slices.DeleteFunc(cs.all, func(o *Context) bool { return o == c })
+	if c.deleted {
+		return
+	}
+	cs.dead = append(cs.dead, death{c.ID, c.why()})
+	if len(cs.dead) > remembered {
+		cs.dead = slices.Delete(cs.dead, 0, 1)
+	}
+}
+
+// Standing returns the context that calls use which name a language only. It is
+// made by the first, and again after it died.
+func (cs *Contexts) Standing(language string, p Place) (*Context, error) {
+	cs.init()
+	if _, err := find(language); err != nil {
+		return nil, err
+	}
+	cs.mu.Lock()
+	s := cs.standing[language]
+	if s == nil {
+		s = &standing{}
+		cs.standing[language] = s
+	}
+	cs.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.c != nil && s.c.Alive() {
+		return s.c, nil
+	}
+	c, err := cs.Make(language, p)
+	if err != nil {
+		return nil, err
+	}
+	s.c = c
+	return c, nil
+}
+
+// Get returns a context that lives. The error says of one that died why.
+func (cs *Contexts) Get(id string) (*Context, error) {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for _, c := range cs.all {
+		if c.ID == id {
+			if !c.Alive() {
+				return nil, gone(id, c.why())
+			}
+			return c, nil
+		}
+	}
+	for _, d := range cs.dead {
+		if d.id == id {
+			return nil, gone(id, d.why)
+		}
+	}
+	return nil, fmt.Errorf("%w has the id %.64q", ErrNotFound, id)
+}
+
+func gone(id, why string) error {
+	return fmt.Errorf("%w: %w %s: %s; make another by POST /code/context", ErrNotFound, ErrDied, id, why)
+}
+
+// List returns the contexts of a language that live, or all of them if it is
+// empty, oldest first.
+func (cs *Contexts) List(language string) []*Context {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	list := []*Context{}
+	for _, c := range cs.all {
+		if (language == "" || c.Language == language) && c.Alive() {
+			list = append(list, c)
+		}
+	}
+	return list
+}
+
+// Remove ends a context: its driver and all that it has started are killed. A
+// call that runs in it ends with an error.
+func (cs *Contexts) Remove(id string) error {
+	c, err := cs.Get(id)
+	if err != nil {
+		return err
+	}
+	cs.mu.Lock()
+	c.deleted = true
+	cs.mu.Unlock()
+	c.kill("it was deleted")
+	<-c.Done()
+	cs.mu.Lock() // now, and not when bury comes to it
+	defer cs.mu.Unlock()
+	cs.all = slices.DeleteFunc(cs.all, func(o *Context) bool { return o == c })
+	return nil
+}

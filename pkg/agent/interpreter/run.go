@@ -1,0 +1,250 @@
+package interpreter
+
+import (
+	"fmt"
+	"time"
+)
+
+// A Listener is told what a call does. Its methods may block: then the code
+// waits, too.
+type Listener interface {
+	Output(stream byte, b []byte) // 1: standard output, 2: standard error
+	Result(formats map[string]string)
+}
+
+// A Run is one call of code.
+type Run struct {
+	Count   int // calls of its context, with this one
+	Started time.Time
+
+	c        *Context
+	l        Listener      // with these, guarded by Context.mu
+	stopping bool          // somebody interrupts it
+	sent     bool          // the driver was given it
+	ending   bool          // it is being finished
+	begun    chan struct{} // closed when the driver has begun with it: then it can be interrupted
+	answered chan struct{} // closed when the code has ended
+	done     chan struct{}
+	err      *Error
+	ended    time.Time
+}
+
+// Done is closed when the call has ended and its listener was told everything.
+func (r *Run) Done() <-chan struct{} { return r.done }
+
+// Outcome is valid when Done is closed: how the code failed, or nil, and when it
+// ended.
+func (r *Run) Outcome() (*Error, time.Time) { return r.err, r.ended }
+
+// current is the call that runs, or nil.
+func (c *Context) current() *Run {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.run
+}
+
+// begin notes that the driver has begun with a call.
+func (c *Context) begin(r *Run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.sent && !r.began() {
+		close(r.begun)
+	}
+}
+
+func (r *Run) began() bool {
+	select {
+	case <-r.begun:
+		return true
+	default:
+		return false
+	}
+}
+
+// listener is who is told of the call that runs, or nil.
+func (c *Context) listener() Listener {
+	r := c.current()
+	if r == nil || !r.began() {
+		return nil
+	}
+	return r.l
+}
+
+// Claim makes c busy with a call that is to come, or says with what it is.
+func (c *Context) Claim() (*Run, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.dead:
+		return nil, gone(c.ID, c.died)
+	case c.run != nil:
+		return nil, fmt.Errorf("%w: context %s runs other code; wait for its end, interrupt it by DELETE /code?id=%s, or make another context", ErrBusy, c.ID, c.ID)
+	}
+	c.count++
+	c.run = &Run{Count: c.count, c: c, begun: make(chan struct{}), answered: make(chan struct{}), done: make(chan struct{})}
+	return c.run, nil
+}
+
+// Start gives the code to the driver.
+func (r *Run) Start(code string, l Listener) {
+	c := r.c
+	c.mu.Lock()
+	r.l, r.Started = l, time.Now()
+	dead, late := c.dead, c.late
+	c.late = false
+	c.mu.Unlock()
+	switch {
+	case dead:
+		c.finish(c.lastWords())
+	case late:
+		c.host.Go(func() {
+			if c.settle() {
+				r.send(code)
+			}
+		})
+	default:
+		r.send(code)
+	}
+}
+
+// settle waits until the driver has met every SIGINT that it was sent, and
+// reports whether it has. One that is not scheduled meets a signal late, and
+// would stop the next call by it, or say something of it there. A bash that was
+// forking has thrown away its code, but waits for the child before it goes on:
+// so it is interrupted again.
+func (c *Context) settle() bool {
+	limit := time.NewTimer(c.grace)
+	defer limit.Stop()
+	again := time.NewTicker(c.l.again)
+	defer again.Stop()
+	for {
+		c.settles++
+		select {
+		case c.writes <- c.l.settle(c.secret, c.settles):
+		default: // it does not read
+		}
+		for asked := true; asked; {
+			select {
+			case n := <-c.settled:
+				if n == c.settles {
+					return true
+				}
+			case <-again.C:
+				c.proc.Interrupt()
+				asked = false
+			case <-limit.C:
+				c.kill(fmt.Sprintf("what its interrupted code left did not stop within %v", c.grace))
+				return false
+			case <-c.done:
+				return false // watch ends the call
+			}
+		}
+	}
+}
+
+// send gives the driver the code, and the listener what it prints from now on.
+func (r *Run) send(code string) {
+	c := r.c
+	c.drain()                     // of what ran before
+	for _, p := range c.out[:2] { // nobody sees the terminal
+		p.listen(r.l.Output)
+	}
+	c.mu.Lock()
+	r.sent = true
+	c.mu.Unlock()
+	if !c.l.begins {
+		c.begin(r)
+	}
+	c.writes <- c.l.request(c.secret, code, r.Count)
+}
+
+// finish ends the call that runs, if there is one that has not ended.
+func (c *Context) finish(err *Error) {
+	c.mu.Lock()
+	r := c.run
+	if r == nil || r.l == nil || r.ending {
+		c.mu.Unlock()
+		return
+	}
+	r.ending = true
+	r.err, r.ended = err, time.Now()
+	close(r.answered)
+	c.mu.Unlock()
+	c.drain()
+	for _, p := range c.out {
+		p.listen(nil)
+	}
+	c.mu.Lock()
+	c.run = nil
+	c.mu.Unlock()
+	close(r.done)
+}
+
+// Interrupt asks the code that runs to stop, and kills the context if it does
+// not within the grace. It returns when the code has stopped; at once if none
+// runs.
+func (c *Context) Interrupt() {
+	c.mu.Lock()
+	r := c.run
+	first := r != nil && !r.stopping
+	if first {
+		r.stopping = true
+	}
+	c.mu.Unlock()
+	switch {
+	case r == nil:
+		return
+	case !first:
+		select {
+		case <-r.answered:
+		case <-c.done:
+		}
+		return
+	}
+	t := time.NewTimer(c.grace)
+	defer t.Stop()
+	var again <-chan time.Time
+	begun := r.begun
+	for {
+		select {
+		case <-begun:
+			begun = nil
+			c.interrupt(r)
+			if c.l.again > 0 {
+				tick := time.NewTicker(c.l.again)
+				defer tick.Stop() //nolint:gocritic // this case is met once
+				again = tick.C
+			}
+		case <-again:
+			c.interrupt(r)
+		case <-r.answered:
+			return
+		case <-c.done:
+			return
+		case <-t.C:
+			c.kill(fmt.Sprintf("its code did not stop within %v of an interrupt", c.grace))
+			<-c.done
+			return
+		}
+	}
+}
+
+// interrupt tells the driver that a call is to stop, unless it has: what comes
+// later might stop the next one, which is not given to the driver meanwhile.
+func (c *Context) interrupt(r *Run) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.run != r || r.ending {
+		return
+	}
+	if c.l.settle != nil {
+		c.late = true
+		c.proc.Interrupt()
+	}
+	if c.l.interrupt != nil {
+		select {
+		case c.writes <- c.l.interrupt(c.secret, r.Count):
+		default: // it does not read
+		}
+	}
+}

@@ -1,0 +1,660 @@
+package server
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+func aheadEnv(t *testing.T) *env { return aheadEnvWith(t, agent.Bootstrap{}) }
+
+func aheadEnvWith(t *testing.T, b agent.Bootstrap) *env {
+	t.Helper()
+	b.ShellAhead = true
+	e := newEnvWith(t, b)
+	t.Cleanup(func() {
+		e.s.stopping.Store(true) // so that none is made any more
+		e.s.ahead.making.Lock()
+		defer e.s.ahead.making.Unlock()
+		if w := e.waiting(); w != nil {
+			e.s.dismiss(w)
+		}
+	})
+	return e
+}
+
+func (e *env) waiting() *waiting {
+	e.s.ahead.mu.Lock()
+	defer e.s.ahead.mu.Unlock()
+	return e.s.ahead.shell
+}
+
+// waits makes a shell wait, ready, and returns it.
+func (e *env) waits() *waiting {
+	e.Helper()
+	e.s.refill()
+	e.s.ahead.mu.Lock()
+	defer e.s.ahead.mu.Unlock()
+	w := e.s.ahead.shell
+	if w == nil {
+		e.Fatal("no shell waits")
+	}
+	if !w.ready {
+		b := make([]byte, 1)
+		w.talk.SetReadDeadline(time.Now().Add(10 * time.Second)) //nolint:errcheck // Read says it
+		if _, err := w.talk.Read(b); err != nil || b[0] != 'r' {
+			e.Fatalf("the shell is not ready: %q %v", b, err)
+		}
+		w.ready = true
+	}
+	return w
+}
+
+// warm runs a command while a shell waits, and says whether that took it.
+func (e *env) warm(req agent.CommandRequest) (events string, took bool) {
+	e.Helper()
+	w := e.waits()
+	events = e.events(req)
+	return events, e.s.commands.get(w.cmd.id) == w.cmd
+}
+
+// cold runs a command by a shell of its own.
+func (e *env) cold(req agent.CommandRequest) string {
+	e.Helper()
+	e.s.ahead.on = false
+	defer func() { e.s.ahead.on = true }()
+	return e.events(req)
+}
+
+// seen is a program that says all it can see of where it is.
+const seen = `#!/bin/bash
+read -r pid comm state ppid pgrp sid rest </proc/self/stat
+echo "$0 leader $([ $$ = "$sid" ] && echo yes || echo no), args $*"
+grep -E '^(Sig(Blk|Ign|Cgt)|Uid|Gid|Groups)' /proc/self/status
+ls /proc/self/fd | tr '\n' ' '
+readlink /proc/self/fd/0; readlink /proc/self/cwd
+umask; ulimit -a | grep -v 'max memory size' # its marker
+env | sort
+`
+
+func (e *env) programs() {
+	e.Helper()
+	bin := e.TempDir()
+	for name, text := range map[string]string{"seen": seen, "noshebang": "echo script $0\n", "fails": "#!/bin/sh\nkill -9 $$\n", "lost": "#!/nope/x\n", "garbage": "\177ELF\x00\x00garbage"} {
+		for _, dir := range []string{e.dir, bin} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
+				e.Fatal(err)
+			}
+		}
+	}
+	e.s.env["PATH"] = bin + ":/usr/bin:/bin"
+	if err := os.Mkdir(filepath.Join(e.dir, "sub dir"), 0o755); err != nil {
+		e.Fatal(err)
+	}
+	if err := os.Symlink("sub dir", filepath.Join(e.dir, "link")); err != nil {
+		e.Fatal(err)
+	}
+}
+
+var ofKilled = regexp.MustCompile(`line (\d+): +\d+ `)
+
+// apart sorts events by stream, which come by ways of their own; pids go.
+func apart(events string) string {
+	lines := strings.Split(ofKilled.ReplaceAllString(events, "line $1: pid "), "\n")
+	slices.SortStableFunc(lines, func(a, b string) int { return strings.Compare(a[:6], b[:6]) })
+	return strings.Join(lines, "\n")
+}
+
+func sorted(events string) string {
+	return strings.Join(slices.Sorted(strings.SplitSeq(events, "\n")), "\n")
+}
+
+// taken is what the shell ahead runs.
+var taken = []string{
+	"true", "false", "echo hi", "echo $LINENO\necho $LINENO", "echo $_", "echo $-", "declare -i x=5; echo $x", "echo $0 $# $@", "nosuchprog-x; echo $?",
+	"seen a 'b c' $HOME", "A=1 seen", "cd 'sub dir' && ls", "cd 'sub dir' && seen", "seen;", "seen \n", "seen # c", "seen\n\n", "seen\n# x", "seen > out; cat out", "! seen",
+	"seen &\nwait", "cd /; seen", "exit 5", "exit 300", "set -e; false; echo no", "set -euo pipefail; false | true; echo no", "echo $undefined; set -u; echo $undefined; echo no", "set -- a b; echo $2",
+	"kill -9 $$", "kill -TERM $$", "fails; echo $?", "sh -c 'kill -9 $$'", "sh -c 'kill -SEGV $$'; echo $?", "true; sh -c 'kill -SEGV $$'", "read x; echo $?", "cat; echo $?", "echo a >&2; echo b", "(exit 3)", "echo $SHLVL $PWD $OLDPWD",
+	"cd /usr; echo $OLDPWD; cd - ", "f() { echo $1; return 4; }; f x", "for i in 1 2 3; do echo $i; done", "cat <<EOF\na $HOME\nEOF", "cat > f <<'EOF'\na\nEOF\ncat f", "echo a | tr a b", "echo $(echo x; exit 3); echo $?",
+	"noshebang 'x'", "ls 'nope'", "echo \u00e4\u00f6 \u20ac; printf %s \U0001F600", "printf 'a\\tb'", `echo "${HOME:-x}" ${#HOME}`, "((1+1)); echo $?", "[[ a == a* ]] && echo yes", "exec seen", "exec nosuch-x", "sleep 300 & echo $?",
+	"wait; jobs; echo $!", "return", "break", "continue; echo x", "echo $? $!", "echo ${BASH_VERSION%%.*} $BASHPID-$$ | sed s/[0-9]//g", "a=1; (echo $a); unset a; echo ${a-unset}", "# c", "#", "true &", "umask; umask 077; umask", "type ls true if", "command -v ls",
+	"pwd; pwd -P", "getopts ab x -a; echo $x", "test -t 1; echo $?", "echo a; exit", "kill -0 $$ && echo alive", "echo *", "x='a b'; echo $x \"$x\"", "IFS=,; a=1,2; echo $a", "echo ${x:?no}; echo after", "readonly R=1; R=2; echo after",
+	"cd nope; echo $?", "shift 5; echo $?", "unset -v HOME; echo ~", "exec 3>&1; echo x >&3; ls -l nope", "seq 1 3 | while read l; do echo l$l; done", "FOO=bar exec seen", "cd /; /bin/ls usr", "./fails; echo $?", "./seen | cat", "true; seq 2", "true && seq 2", "false || seq 2", "true && false || seq 2", "true; true && sh -c 'kill -9 $$'",
+	"true & sh -c 'kill -9 $$'", "true &\nsh -c 'kill -9 $$'", "true\nsh -c 'kill -9 $$'", "true; sh -c 'kill -9 $$'; ", "true; sh -c 'kill -9 $$' >&2", "env 'seen' x", "lost 'x'", "nice 'seen'", "if true; then seen; fi", "{ seen; }", "(seen)", "seen | cat", "local x=1", "tr a b <<< a", "cat < /dev/null",
+	"seen() { echo mine; }; seen", "ls() { echo mine; }; ls", "python3 -c 'import os, sys; print(os.getpid() == os.getsid(0), sys.stdin.read())'", "export A=1 B='x y'; seen", "FOO=$(echo 1) env | grep FOO", "x=$(cat <<E\na\nE\n); echo $x", "while :; do break; done", "case a in a) echo b;; esac",
+	"echo \"it's\" 'a\"b' \\$HOME", "echo a\\\nb", "{ time true; } 2>&1 | wc -l", "select x in a; do :; done </dev/null", "shopt() { :; }; true", "echo $((1/0)); echo after", "kill -USR1 $$", "kill -INT $$; echo no", "kill -HUP $$; echo no", "kill -QUIT $$; echo no", "kill -PIPE $$; echo no", "kill -ALRM $$; echo no", "kill -CHLD $$; echo on", "trap_x=1; echo $trap_x", "a=(1 2 3); echo ${a[@]} ${#a[@]}", "declare -A m=([k]=v); echo ${m[k]}",
+	"echo a > 'sub dir/x'; rm 'sub dir/x'; ls 'sub dir'", "env | grep ^_=", "[ 1 = 1 ]", "echo `echo a`", "main() { seen \"$@\"; }; main a b", "seen() { :; }\nseen", "[[ a ]] && seen 2>&1", "echo a 2>&1 >out", "seq 1 2>&1", "seq 2 >|1 2>&1", "seen x &>out; cat out", "declare -x A=1; seen x", "mapfile -t a < seen; echo ${#a[@]}; jobs", "f() { local -a a=(1 2); echo ${a[1]}; }; f", "(sleep 300; echo late) >/dev/null 2>&1 & echo early", "mkdir -p x/y && touch x/y/z && ls -R x && rm -r x", "\techo tab", "  ", "exec 2>&1; echo x >&2", "exec 1>&-; echo x",
+}
+
+// avoided is what it leaves to a shell of its own: what would notice, what
+// cannot be seen through, and what a message of bash's own is about.
+var avoided = []string{
+	"nosuchprog-x", "./nope 'x'", "./seen", "ls", "true; ./seen", "cd 'sub dir' && ../seen", "'ls' sub*", "$x ls", "command ls", "builtin echo a", "eval 'echo a'", ". ./noshebang", "source ./noshebang", "set -x; echo a", "set -o xtrace; echo a", "set -m; echo $-",
+	"set", "export", "export -p", "declare -p HOME", "declare -f", "echo $BASH_EXECUTION_STRING", "set -o posix", "echo ${!B*}", "x=SECONDS; echo ${!x}", "echo $SECONDS", "echo ${PIPESTATUS[@]}", "trap 'echo bye' EXIT; true", "trap", "alias a=b; a", "shopt -s extglob; echo a",
+	"echo +(a)", "cat <(echo a)", "coproc cat", "hash; true", "enable -n echo; echo a", "caller", "compgen -b | head -1", "history", "ulimit -c", "times >/dev/null", "if", "echo a\nif", ")", "a() {", "echo x; )", "&& a", "|| a", "; a", "in", "f() ls", "echo 'unterminated", "cat <<EOF\na",
+	"pgrep -f nothing-x >/dev/null; echo $?", "cat /proc/self/comm", "PATH=/nope; ls 'x'", "unset PATH; ls 'x'", "exec() { echo no; }; seq 2", "printf '\\001'; echo 'a\x01b'", "echo a\r", "readonly -p", "x=a; echo ${x@P}", "declare -n r=HOME; echo $r", "./seen 'x'", "cd 'sub dir' && ../noshebang",
+	"true \\\n; seq 2", "mapfile -C 'set -x; echo' -c 1 a <<< x; echo y", "jobs -x set -x; echo y", "declare -a", "declare -g", "readonly -a", "SHLVL=5 seen x", "export SHLVL=5; seen x", "printf '%(%s)T\\n' -2",
+	"if false; then seen() { :; }; fi; seen x", "false && seen() { :; }; seen x", "(seen() { :; }); seen x", "f() { seen() { :; }; }; seen x", "seen() { :; }; unset -f seen; seen x",
+	// What only the parser takes: bash says where the error is.
+	"true\necho a > 2>&1", "true\necho a > # c\nout", "true\nelse", "true\nf() seen() { :; }", "true\nf() ! { :; }", "true\n[[ a\n== b ]]", "true\nlet 1 (a)", "true\ntime -p | cat", "true\ntime && true", "true\ntrue | time while :; do break; done",
+}
+
+// TestAheadIsLikeTheShell runs a table of commands both ways. Output, end and
+// what a program sees of itself must be the same, whichever way it went; and
+// the shell ahead must be what ran those that are for it.
+func TestAheadIsLikeTheShell(t *testing.T) {
+	e := aheadEnv(t)
+	e.programs()
+	check := func(req agent.CommandRequest, ahead bool) {
+		t.Helper()
+		cold := e.cold(req)
+		warm, took := e.warm(req)
+		if apart(warm) != apart(cold) {
+			t.Errorf("%q, by the shell ahead: %v:\n%s\nwant\n%s", req.Command, took, warm, cold)
+		}
+		if took != ahead {
+			t.Errorf("%q: the shell ahead took it: %v", req.Command, took)
+		}
+	}
+	for _, c := range taken {
+		check(agent.CommandRequest{Command: c}, true)
+	}
+	for _, c := range avoided {
+		check(agent.CommandRequest{Command: c}, false)
+	}
+	uid := int64(os.Getuid())
+	for _, v := range []struct {
+		req   agent.CommandRequest
+		ahead bool
+	}{
+		{agent.CommandRequest{Cwd: "sub dir"}, true},
+		{agent.CommandRequest{Cwd: "link"}, true},
+		{agent.CommandRequest{Cwd: "/"}, true},
+		{agent.CommandRequest{Envs: map[string]string{"A": "it's $HOME \"x\"\n\\", "B2": "", "HOME": "/usr", "\u00e4": "x"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"A": "it's $HOME \"x\"\n\\ \u20ac", "B2": "", "HOME": "/usr"}, Cwd: "~"}, true},
+		{agent.CommandRequest{Timeout: 60_000}, true},
+		{agent.CommandRequest{Envs: map[string]string{"LC_ALL": "C.UTF-8"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"BASH_ENV": "/nope"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"BASH_FUNC_ls%%": "() { echo mine; }"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"IFS": ","}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"a.b": "c"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"SHLVL": "7"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"PS1": "7"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"PS2": "7"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"COMP_WORDBREAKS": "7"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"LD_PRELOAD": "/nope.so"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"POSIX_PEDANTIC": "1"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"SSH_CLIENT": "1", "HOME": "/usr"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"A": "\x01"}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"A": strings.Repeat("x", 100_000)}}, false},
+		{agent.CommandRequest{Envs: map[string]string{"PATH": "/bin"}}, false}, // another bash, by name
+		{agent.CommandRequest{UID: &uid}, false},
+	} {
+		v.req.Command = "seen 'x' $A"
+		check(v.req, v.ahead)
+		v.req.Command = "echo $PWD $OLDPWD $A; cd ..; pwd; declare -i x=1; nosuchprog-x; echo $?"
+		check(v.req, v.ahead)
+	}
+	killDescendants(time.Second)
+}
+
+// TestAheadReadsAll: a text arrives as it is, however long and in any locale.
+func TestAheadReadsAll(t *testing.T) {
+	text := "cat <<'END'\n" + strings.Repeat("a\u00e4\u20ac\U0001F600 \\ $x #y \"'\t\n", 400) + "END"
+	for _, locale := range []string{"C", "C.UTF-8"} {
+		e := aheadEnvWith(t, agent.Bootstrap{Env: map[string]string{"LC_ALL": locale}})
+		cold := e.cold(agent.CommandRequest{Command: text})
+		if warm, took := e.warm(agent.CommandRequest{Command: text}); warm != cold || !took || strings.Count(warm, "\n") != 400 {
+			t.Errorf("%s, by the shell ahead: %v, %d lines and not %d", locale, took, strings.Count(warm, "\n"), strings.Count(cold, "\n"))
+		}
+	}
+}
+
+// TestAheadInBackground: both streams are one there, in the order they were
+// written in, and the status is that of the process.
+func TestAheadInBackground(t *testing.T) {
+	e := aheadEnv(t)
+	for command, want := range map[string]string{
+		"echo a; echo b >&2; echo c": "a\nb\nc\n 0 exited ", "sh -c 'echo a; kill -9 $$'": "a\n -1 killed signal: killed", "exit 7": " 7 exited exit status 7",
+	} {
+		w := e.waits()
+		id := e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: command, Background: true}))
+		st := e.await(id)
+		logs := e.call(200, "GET", "/command/"+id+"/logs", nil)
+		if got := fmt.Sprint(logs, " ", *st.ExitCode, " ", st.Reason, " ", st.Error); got != want || st.Content != command {
+			t.Errorf("%q: %q, want %q; %+v", command, got, want, st)
+		}
+		if id != w.cmd.id {
+			t.Errorf("%q was not run by the shell ahead", command)
+		}
+	}
+}
+
+// TestAheadServesOnce: nothing of a command is there for the next.
+func TestAheadServesOnce(t *testing.T) {
+	e := aheadEnv(t)
+	pids := map[string]bool{}
+	for range 5 {
+		got, took := e.warm(agent.CommandRequest{Command: "echo $$ ${left-none} $PWD $(umask); left=here; export left; cd /; umask 0; f() { :; }", Envs: map[string]string{"ONCE": "1"}})
+		pid, rest, _ := strings.Cut(strings.TrimPrefix(got, `stdout "`), " ")
+		if pids[pid] || !strings.HasPrefix(rest, "none "+e.dir+" 0022") || !took {
+			t.Errorf("%v %s", took, got)
+		}
+		pids[pid] = true
+	}
+}
+
+// TestAheadWaitsForNobody: there is none before the first command, none for
+// what it could not run, and none where it is switched off.
+func TestAheadWaitsForNobody(t *testing.T) {
+	off := newEnv(t)
+	off.events(agent.CommandRequest{Command: "echo $HOME"})
+	on := aheadEnv(t)
+	if on.waiting() != nil {
+		t.Error("a shell waits before the first command")
+	}
+	for _, req := range []agent.CommandRequest{{Command: "ls"}, {Command: "trap"}, {Argv: []string{"true"}}, {Command: "true", Forget: true}, {Command: "cat", Stdin: true, Timeout: 1}} {
+		on.events(req)
+	}
+	if off.waiting() != nil || on.waiting() != nil {
+		t.Error("a shell waits for what does not come")
+	}
+	c := on.s.commands.get(on.id(on.call(200, "POST", "/command", agent.CommandRequest{Command: "sleep 60; true", Background: true})))
+	on.s.refillAfter(c)
+	if on.waiting() == nil {
+		t.Error("none waits while a long command runs")
+	}
+	killDescendants(time.Second)
+}
+
+// gone waits for the end of a waiting shell.
+func (e *env) gone(w *waiting) {
+	e.Helper()
+	select {
+	case <-w.cmd.proc.done:
+	case <-time.After(10 * time.Second):
+		e.Error("the shell goes on")
+	}
+}
+
+// TestAheadIsDropped: it goes when it is not used, when memory is short, and
+// when what it began with is no more.
+func TestAheadIsDropped(t *testing.T) {
+	e := aheadEnv(t)
+	e.s.ahead.idle = 10 * time.Millisecond
+	e.gone(e.waits())
+	e.s.ahead.idle = time.Minute
+
+	w := e.waits()
+	file := filepath.Join(e.dir, "envs")
+	e.s.env["EXECD_ENVS"] = file
+	e.waits()
+	e.gone(w) // the environment is another
+	if err := os.WriteFile(file, []byte("FROM=file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// What the file says is said to the one that waits, and the next begins with it.
+	for range 2 {
+		if got, took := e.warm(agent.CommandRequest{Command: "echo $FROM; env | grep -c FROM"}); got != "stdout \"file\"\nstdout \"1\"\ncomplete" || !took {
+			t.Errorf("%v %s", took, got)
+		}
+	}
+	w = e.waits()
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.events(agent.CommandRequest{Command: "echo ${FROM-none}"}); got != "stdout \"none\"\ncomplete" {
+		t.Error(got)
+	}
+	e.waits()
+	e.gone(w)
+
+	w = e.waits()
+	if err := os.Rename(e.dir, e.dir+".old"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(e.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if got := e.events(agent.CommandRequest{Command: "touch x; echo *"}); got != "stdout \"x\"\ncomplete" {
+		t.Errorf("in the directory that was renamed: %s", got)
+	}
+	e.waits()
+	e.gone(w)
+
+	w = e.waits()
+	e.s.limits.Store(&agent.Limits{MemoryBytes: 1 << 10})
+	e.s.ahead.measured = time.Time{}
+	e.s.ahead.idle = time.Hour
+	e.s.ahead.idle = time.Millisecond // between looks
+	e.s.lookLater(w)
+	e.gone(w)
+	e.s.refill()
+	if e.waiting() != nil {
+		t.Error("a shell waits though memory is short")
+	}
+}
+
+// TestAheadThatDied: who kills, stops or soils the shell that waits gets a
+// shell of their own, and their command runs once.
+func TestAheadThatDied(t *testing.T) {
+	e := aheadEnv(t)
+	e.s.ahead.answer = 50 * time.Millisecond
+	for name, harm := range map[string]func(w *waiting){
+		"killed":  func(w *waiting) { syscall.Kill(w.cmd.proc.pid, syscall.SIGKILL); <-w.cmd.proc.done },
+		"dying":   func(w *waiting) { syscall.Kill(w.cmd.proc.pid, syscall.SIGKILL) },
+		"stopped": func(w *waiting) { syscall.Kill(w.cmd.proc.pid, syscall.SIGSTOP) },
+		"soiled": func(w *waiting) {
+			f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", w.cmd.proc.pid), os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if _, err := f.WriteString("soiled"); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		w := e.waits()
+		harm(w)
+		if got := e.events(agent.CommandRequest{Command: "echo $((1+1)) | tee -a " + name}); got != "stdout \"2\"\ncomplete" {
+			t.Errorf("%s: %s", name, got)
+		}
+		if e.s.commands.get(w.cmd.id) != nil {
+			t.Errorf("%s: it was run by that shell", name)
+		}
+		if b, err := os.ReadFile(filepath.Join(e.dir, name)); string(b) != "2\n" || err != nil {
+			t.Errorf("%s: it has run %d times, %v", name, bytes.Count(b, []byte("2")), err)
+		}
+		e.s.refill()
+		e.waits()
+	}
+}
+
+// TestAheadThatWarns: where each shell would begin its command's output with a
+// warning of its start, there is none after a while.
+func TestAheadThatWarns(t *testing.T) {
+	e := aheadEnv(t)
+	e.s.env["LC_ALL"] = "xx_XX.UTF-8"
+	never := func() bool {
+		e.s.ahead.mu.Lock()
+		defer e.s.ahead.mu.Unlock()
+		return e.s.ahead.never
+	}
+	for deadline := time.Now().Add(20 * time.Second); !never(); time.Sleep(time.Millisecond) { // until bash has written
+		if e.s.refill(); time.Now().After(deadline) {
+			t.Fatal("they are made for ever")
+		}
+	}
+	if e.waiting() != nil {
+		t.Error("one waits")
+	}
+	if got := e.events(agent.CommandRequest{Command: "echo $((1+1))"}); !strings.Contains(got, "stdout \"2\"") || !strings.HasSuffix(got, "complete") {
+		t.Error(got)
+	}
+}
+
+// TestAheadDiesAfterItsStart: a command that has started is not run again.
+func TestAheadDiesAfterItsStart(t *testing.T) {
+	e := aheadEnv(t)
+	for range 20 {
+		w := e.waits()
+		got := e.events(agent.CommandRequest{Command: "echo x >> runs; kill -9 $$"})
+		if got != "error CommandExecError -1 signal: killed" || e.s.commands.get(w.cmd.id) == nil {
+			t.Fatal(got)
+		}
+	}
+	if b, _ := os.ReadFile(e.dir + "/runs"); len(b) != 40 {
+		t.Errorf("%d runs of 20", len(b)/2)
+	}
+}
+
+// TestAheadOfOthers: what is no bash of 5.1 or later is never made to wait.
+func TestAheadOfOthers(t *testing.T) {
+	bin := t.TempDir()
+	e := aheadEnvWith(t, agent.Bootstrap{Env: map[string]string{"PATH": bin + ":/usr/bin:/bin"}})
+	if err := os.WriteFile(bin+"/bash", []byte("#!/bin/sh\n[ \"$2\" = 'echo $0' ] && exec /bin/bash \"$@\"\nexit "+strconv.Itoa(aheadTooOld)+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	e.s.refill()
+	w := e.waiting()
+	if w == nil {
+		t.Fatal("no shell was started")
+	}
+	e.gone(w)
+	for range 2 {
+		if got := e.events(agent.CommandRequest{Command: "echo $0"}); got != "stdout \"/bin/bash\"\ncomplete" {
+			t.Error(got)
+		}
+		e.s.refill()
+	}
+	if !e.s.ahead.never || e.waiting() != nil {
+		t.Error("it is tried again")
+	}
+	sh := aheadEnvWith(t, agent.Bootstrap{Env: map[string]string{"PATH": "/nope"}})
+	sh.s.env["BASH_ENV"] = "/nope"
+	sh.s.refill()
+	if sh.waiting() != nil {
+		t.Error("a shell waits whose start would have effects")
+	}
+}
+
+// TestAheadDifferences are all that is known: the list in docs/commands.md.
+func TestAheadDifferences(t *testing.T) {
+	e := aheadEnv(t)
+	e.programs()
+	see := func(command string) (cmdline string, started uint64) {
+		id := e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: command, Background: true}))
+		c := e.s.commands.get(id)
+		for line := ""; !strings.Contains(line, "go"); {
+			grown := c.out.Grown()
+			if line = string(c.out.Tail(100)); line == "" {
+				<-grown
+			}
+		}
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.proc.pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fi, err := os.Stat(fmt.Sprintf("/proc/%d", c.proc.pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.call(200, "POST", "/command/"+id+"/signal?signal=KILL", nil)
+		return string(b), uint64(fi.ModTime().UnixNano())
+	}
+	const command = "echo go; sleep 60; echo no"
+	e.s.ahead.on = false
+	if got, _ := see(command); got != "bash\x00-c\x00"+command+"\x00" {
+		t.Errorf("cold: %q", got)
+	}
+	e.s.ahead.on = true
+	// 1. The command line of the shell is not the command's, and it is older.
+	w := e.waits()
+	before := time.Now()
+	if got, _ := see(command); got != "bash\x00-c\x00"+aheadLoader+"\x00" {
+		t.Errorf("ahead: %q", got)
+	}
+	if w.used.After(before) {
+		t.Error("it is not older than its command")
+	}
+	// 2. Of a program that is there but can not be executed one more line is said.
+	cold := e.cold(agent.CommandRequest{Command: "garbage 'x'"})
+	warm, took := e.warm(agent.CommandRequest{Command: "garbage 'x'"})
+	coldSays, coldEnd, _ := strings.Cut(cold, "error Command")
+	warmSays, warmEnd, _ := strings.Cut(warm, "error Command")
+	if !took || coldEnd != warmEnd || !strings.Contains(coldSays, "Exec format error") || !strings.HasPrefix(warmSays, coldSays) || warmSays == coldSays {
+		t.Errorf("%v\n%s\nwant, but for a line,\n%s", took, warm, cold)
+	}
+	// If the command itself takes the program away, exec is named.
+	bin, _, _ := strings.Cut(e.s.env["PATH"], ":")
+	says := func(run func(c agent.CommandRequest) string) string {
+		if err := os.WriteFile(bin+"/removed", []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
+			t.Fatal(err)
+		}
+		return run(agent.CommandRequest{Command: "rm " + bin + "/removed; removed 'x'"})
+	}
+	cold = says(e.cold)
+	warm = says(func(c agent.CommandRequest) string { got, _ := e.warm(c); return got })
+	if strings.Replace(cold, "removed: command not found", "exec: removed: not found", 1) != warm || cold == warm {
+		t.Errorf("%s\nwant, but for exec,\n%s", warm, cold)
+	}
+	// 3. The environment of the program that bash is replaced by has another order.
+	cold = e.cold(agent.CommandRequest{Command: "true; env"})
+	warm, took = e.warm(agent.CommandRequest{Command: "true; env"})
+	if !took || cold == warm || sorted(cold) != sorted(warm) {
+		t.Errorf("%v\n%s\nwant, in another order,\n%s", took, warm, cold)
+	}
+	killDescendants(time.Second)
+}
+
+// TestAheadUnderLoad runs commands in random order, some at once, some one after
+// the other: each gets its own output and its own end, whoever runs it.
+func TestAheadUnderLoad(t *testing.T) {
+	e := aheadEnv(t)
+	var wg sync.WaitGroup
+	for worker := range 4 {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(worker), 5))
+			for i := range 75 {
+				word := fmt.Sprintf("w%d-%d", worker, i)
+				code := r.IntN(3)
+				var command, want string
+				switch r.IntN(5) {
+				case 0:
+					command, want = fmt.Sprintf("echo %s; (exit %d)", word, code), "stdout \""+word+"\""
+				case 1:
+					command, want = fmt.Sprintf("echo $W | cat; sh -c 'exit %d'", code), "stdout \""+word+"\""
+				case 2:
+					command, want = fmt.Sprintf("echo %s >&2; exit %d", word, code), "stderr \""+word+"\""
+				case 3:
+					command, want = fmt.Sprintf("for i in a b; do echo $i-$W; done\nexit %d", code), "stdout \"a-"+word+"\"\nstdout \"b-"+word+"\""
+				case 4:
+					command, want = fmt.Sprintf("trap 'exit %d' EXIT; echo $W", code), "stdout \""+word+"\""
+				}
+				want += map[int]string{0: "\ncomplete", 1: "\nerror CommandExecError 1 exit status 1", 2: "\nerror CommandExecError 2 exit status 2"}[code]
+				if got := e.events(agent.CommandRequest{Command: command, Envs: map[string]string{"W": word}}); got != want {
+					t.Errorf("%s:\n%s\nwant\n%s", command, got, want)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestAheadEndsLikeOthers: time limit, interrupt and signals reach all it started.
+func TestAheadEndsLikeOthers(t *testing.T) {
+	e := aheadEnv(t)
+	mark := fmt.Sprintf("76.%09d", time.Now().UnixNano()%1e9)
+	w := e.waits()
+	got := e.events(agent.CommandRequest{Command: strings.ReplaceAll("sleep MARK & setsid sleep MARK & (setsid env -i sh -c 'sleep MARK & sleep MARK' &); echo started; sleep MARK; true", "MARK", mark), Timeout: 200})
+	if got != "stdout \"started\"\nerror CommandExecError -1 signal: killed|command timed out after 200ms" || e.s.commands.get(w.cmd.id) == nil {
+		t.Error(got)
+	}
+	deadline := time.Now().Add(2 * time.Second)
+	for len(sleepers(mark)) > 0 && time.Now().Before(deadline) {
+		time.Sleep(5 * time.Millisecond) // killed, but perhaps not gone
+	}
+	if left := sleepers(mark); len(left) > 0 {
+		t.Errorf("survived the timeout: %v", left)
+	}
+	// A program that ends well when it is interrupted is the process, not a child of it.
+	e.waits()
+	id, br := e.open(t.Context(), agent.CommandRequest{Command: "true; python3 -c 'import signal,sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); print(\"set\", flush=True); signal.sigwait([15]); sys.exit(3)'"}, false)
+	for line := ""; !strings.Contains(line, "set"); {
+		var err error
+		if line, err = br.ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.call(200, "DELETE", "/command?id="+id, nil)
+	if st := e.await(id); *st.ExitCode != 3 {
+		t.Errorf("%+v", st)
+	}
+}
+
+// TestNoticesBounds: what would cost PID 1 much is not looked at.
+func TestNoticesBounds(t *testing.T) {
+	for _, c := range []string{strings.Repeat("(", 5000), strings.Repeat("$(", 5000), "echo " + strings.Repeat("x", maxFit), strings.Repeat("{ ", 5000), strings.Repeat("`", 5000), strings.Repeat("! ", 5000), strings.Repeat("[[ (", 3000)} {
+		if notices(c) != nil {
+			t.Errorf("%.20s… is fit", c)
+		}
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	limit := 200 * time.Millisecond
+	if raceEnabled {
+		limit *= 20
+	}
+	for _, c := range []string{strings.Repeat("if ", 5000), strings.Repeat("a|", 8000) + "a", strings.Repeat("a&&", 5000) + "a", strings.Repeat("while ", 2500), strings.Repeat("time ", 3000), strings.Repeat("a;", 8000)} {
+		before := threadTime(t)
+		notices(c)
+		if took := threadTime(t) - before; took > limit {
+			t.Errorf("%.20s… takes %v", c, took)
+		}
+	}
+}
+
+// threadTime is what the calling thread has used.
+func threadTime(t *testing.T) time.Duration {
+	var u unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+func FuzzNotices(f *testing.F) {
+	for _, c := range append(slices.Clone(taken), avoided...) {
+		f.Add(c)
+	}
+	f.Fuzz(func(t *testing.T, c string) {
+		if f := notices(c); f != nil && f.at >= 0 && !strings.HasPrefix(c[f.at:], f.name) {
+			t.Errorf("%q is not at %d of %q", f.name, f.at, c)
+		}
+	})
+}
+
+// TestAheadOfAnotherUser needs root to become somebody else; hosts run CI as root.
+func TestAheadOfAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	e := aheadEnvWith(t, agent.Bootstrap{User: "65534:65533", Workdir: "/"})
+	e.programs()
+	e.s.env["PATH"] = "/usr/bin:/bin"
+	closed := t.TempDir()
+	if err := os.Chmod(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range []struct {
+		req  agent.CommandRequest
+		want string
+		took bool
+	}{
+		{agent.CommandRequest{Command: "id -u; id -g; id -G; (umask)"}, "stdout \"65534\"\nstdout \"65533\"\nstdout \"65533\"\nstdout \"0022\"\ncomplete", true},
+		{agent.CommandRequest{Command: "pwd; true", Cwd: "/usr"}, "stdout \"/usr\"\ncomplete", true},
+		{agent.CommandRequest{Command: "pwd; true", Cwd: closed}, "closed to it", false},
+	} {
+		cold := e.cold(v.req)
+		warm, took := e.warm(v.req)
+		if warm != cold || !strings.Contains(warm, v.want) || took != v.took {
+			t.Errorf("%q, by the shell ahead: %v:\n%s\nwant\n%s", v.req.Command, took, warm, cold)
+		}
+	}
+}

@@ -1,0 +1,92 @@
+package server
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestCodeJavaScript(t *testing.T) {
+	e := newCodeEnv(t)
+	if err := os.WriteFile(e.dir+"/mod.mjs", []byte("export default 'd'; export const a = 1, b = 2;"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(e.dir+"/com.js", []byte("exports.c = 3;"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := e.context("javascript")
+	e.inOrder(c, []cellCase{
+		{"1+1", "result \"2\"\ncomplete"},
+		{"const x = 41; let y = 1; function f() { return x + y }", "complete"},
+		{"f()", "result \"42\"\ncomplete"},
+		{"const x = 42", "complete"}, // as in the console of a browser
+		{"x", "result \"42\"\ncomplete"},
+		{"console.log('ü\\u2028\\x85')", "stdout \"ü\\u2028\\u0085\\n\"\ncomplete"},
+		{"console.error('e')", "stderr \"e\\n\"\ncomplete"},
+		{"'a'", "result \"'a'\"\ncomplete"},
+		{"({a: 1, b: [2]})", "result \"{ a: 1, b: [ 2 ] }\" application/json={\"a\":1,\"b\":[2]}\ncomplete"},
+		{"[1n, null]", "result \"[ 1n, null ]\"\ncomplete"},
+		{"null", "result \"null\"\ncomplete"},
+		{"undefined", "complete"},
+		{"NaN", "result \"NaN\"\ncomplete"},
+		{"-0", "result \"-0\"\ncomplete"},
+		{"10n ** 20n", "result \"100000000000000000000n\"\ncomplete"},
+		{"Symbol('s')", "result \"Symbol(s)\"\ncomplete"},
+		{"f", "result \"[Function: f]\"\ncomplete"},
+		{"await new Promise((r) => setTimeout(() => r('later'), 1))", "result \"'later'\"\ncomplete"},
+		{"const { readFile } = require('fs/promises'); (await readFile('com.js', 'utf8')).length", "result \"14\"\ncomplete"},
+		{"require('./com.js').c", "result \"3\"\ncomplete"},
+		{"(await import('path')).sep", "result \"'/'\"\ncomplete"},
+		{"import d, { a as one, b } from './mod.mjs';\nimport * as path from 'path';\n[d, one, b, path.sep].join(' ')", "result \"'d 1 2 /'\"\ncomplete"},
+		{"export const z = 26", "complete"},
+		{"z", "result \"26\"\ncomplete"},
+		{"display('first'); ({[Symbol.for('Jupyter.display')]: () => ({'text/html': '<b>'})})", "result \"'first'\"\nresult \"{ [Symbol(Jupyter.display)]: [Function: [Jupyter.display]] }\" text/html=<b>\ncomplete"},
+		{"throw new TypeError('x')", "error TypeError \"x\""},
+		{"throw 5", "error Uncaught \"5\""},
+		{"await Promise.reject(new Error('r'))", "error Error \"r\""},
+		{"nope", "error ReferenceError \"nope is not defined\""},
+		{"1 +", "error SyntaxError \"Unexpected end of input\""},
+		{"require('fs').readFileSync(0).length", "result \"0\"\ncomplete"},
+		{"require('child_process').execSync('readlink /proc/self/fd/3 || echo closed').toString()", "result \"'closed\\\\n'\"\ncomplete"},
+	})
+	if got := e.cell(c, "process.exit(4)"); !strings.Contains(got, "ContextDied") || !strings.Contains(got, "status 4") {
+		t.Error(got)
+	}
+}
+
+func TestCodeJavaScriptInterrupt(t *testing.T) {
+	e := newCodeEnv(t)
+	e.s.contexts.Grace = 20 * time.Second
+	c := e.context("javascript")
+	for _, code := range []string{
+		"var x = 5; console.log('go'); while (true);", "console.log('go'); await new Promise(() => setTimeout(() => {}, 1e6))",
+		"var child = require('child_process').spawn('sleep', ['100']); console.log('go'); await new Promise(() => {})", "console.log('go'); require('child_process').execSync('sleep 100')",
+	} {
+		rest := e.started(c, code)
+		e.call(200, "DELETE", "/code?id="+c.ID, nil)
+		// execSync says that its command failed if it learns of the signal before node does.
+		if got := strings.Replace(rest(), `error Error "Command failed: sleep 100"`, `error KeyboardInterrupt "the code was interrupted"`, 1); got != "stdout \"go\\n\"\nerror KeyboardInterrupt \"the code was interrupted\"" {
+			t.Errorf("%s: %s", code, got)
+		}
+	}
+	e.inOrder(c, []cellCase{
+		{"x", "result \"5\"\ncomplete"},
+		{"await new Promise((r) => child.signalCode ? r(child.signalCode) : child.on('exit', (code, signal) => r(signal)))", "result \"'SIGINT'\"\ncomplete"},
+	})
+}
+
+// Types are erased by the package typescript, which is looked for where Debian
+// has it, too.
+func TestCodeTypeScript(t *testing.T) {
+	e := newCodeEnv(t)
+	c := e.context("typescript")
+	e.inOrder(c, []cellCase{
+		{"interface P { x: number }\nconst p: P = { x: 41 };\nenum E { A = 1 }\np.x + E.A", "result \"42\"\ncomplete"},
+		{"import { sep } from 'path'", "complete"},
+		{"const q = <T,>(v: T): T => v; q<string>(sep as string)", "result \"'/'\"\ncomplete"},
+		{"type T = string; (await Promise.resolve(p))!.x", "result \"41\"\ncomplete"},
+		{"throw new Error('x' as any)", "error Error \"x\""},
+		{"const y: = 1", "error SyntaxError \"Type expected. (line 1, column 10)\""},
+	})
+}

@@ -1,0 +1,120 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// envFile is what EXECD_ENVS names unless the image or the sandbox does. It is
+// on the sandbox's disk, so it outlives stops and snapshots; execd has it in
+// /opt/opensandbox, which here is the agent's and can not be written to.
+const envFile = "/var/lib/opensandbox/.env"
+
+// maxEnvFile bounds how much of an environment file is read, in bytes.
+const maxEnvFile = 1 << 20
+
+// makeEnvFile makes the environment file where its user could not. SDKs write
+// it by commands, which for root make what is missing. Without it, as on a
+// read-only file system, they say that they can not.
+func (s *Server) makeEnvFile(path string) {
+	if s.user.uid == 0 || s.env["EXECD_ENVS"] != envFile {
+		return
+	}
+	if os.MkdirAll(filepath.Dir(path), 0o755) != nil {
+		return
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return
+	}
+	f.Chown(int(s.user.uid), int(s.user.gid)) //nolint:errcheck // see above
+	f.Close()
+}
+
+// addEnvFile adds what an environment file says. A missing file says nothing.
+func addEnvFile(env map[string]string, path string) error {
+	f, err := openRegular(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the environment file of EXECD_ENVS: %w", err)
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxEnvFile))
+	if err != nil {
+		return fmt.Errorf("read the environment file of EXECD_ENVS: %w", err)
+	}
+	addEnv(env, string(b))
+	return nil
+}
+
+// addEnv adds the entries of an environment file, in execd's syntax:
+//
+//	# a comment
+//	NAME=value      trimmed; $VAR and ${VAR} are what is known so far
+//	NAME="value"    \n \r \t \" \\ are what they are in C; then as above
+//	NAME='value'    as it stands, line ends and all
+//
+// What is none of these is skipped: it is a person's file, and one bad line
+// must not keep every command from running.
+func addEnv(env map[string]string, text string) {
+	for text != "" {
+		name, value, literal, rest := envEntry(text)
+		text = rest
+		if name == "" || strings.IndexByte(name+value, 0) >= 0 {
+			continue
+		}
+		if !literal {
+			value = os.Expand(value, func(name string) string { return env[name] })
+		}
+		env[name] = value
+	}
+}
+
+// envEntry takes the first entry of text, or without one, skips its first line.
+func envEntry(text string) (name, value string, literal bool, rest string) {
+	line, rest, _ := strings.Cut(text, "\n")
+	name, value, ok := strings.Cut(line, "=")
+	name = strings.TrimSpace(name)
+	if !ok || name == "" || name[0] == '#' {
+		return "", "", false, rest
+	}
+	quoted := strings.TrimLeft(value, " \t\r\v\f")
+	if quoted == "" || quoted[0] != '\'' && quoted[0] != '"' {
+		return name, strings.TrimSpace(value), false, rest
+	}
+	// A quoted value may go on behind this line.
+	body := text[len(line)-len(quoted)+1:]
+	end := closing(body, quoted[0])
+	if end < 0 {
+		return "", "", false, rest
+	}
+	tail, after, _ := strings.Cut(body[end+1:], "\n")
+	if strings.TrimSpace(tail) != "" {
+		return "", "", false, rest
+	}
+	if quoted[0] == '\'' {
+		return name, body[:end], true, after
+	}
+	return name, escapes.Replace(body[:end]), false, after
+}
+
+var escapes = strings.NewReplacer(`\\`, `\`, `\"`, `"`, `\n`, "\n", `\r`, "\r", `\t`, "\t")
+
+// closing returns where the quote that begins before s ends, or -1.
+func closing(s string, quote byte) int {
+	for i := 0; i < len(s); i++ {
+		switch {
+		case s[i] == quote:
+			return i
+		case s[i] == '\\' && quote == '"':
+			i++
+		}
+	}
+	return -1
+}

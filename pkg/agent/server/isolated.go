@@ -1,0 +1,35 @@
+package server
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// Isolated sessions are sandboxes within a sandbox. They would need namespaces
+// and mounts in the guest, which its system call filter refuses, on purpose: so
+// they are told to be unavailable, as the protocol has it for such hosts.
+const noIsolation = "sessions isolated within a sandbox need namespaces of their own, which this sandbox refuses to everybody in it: make another sandbox, or use POST /session"
+
+func isolatedRoutes(path string) map[string]handler {
+	rest, ok := strings.CutPrefix(path, "/v1/isolated/")
+	switch {
+	case !ok:
+		return nil
+	case rest == "capabilities":
+		return map[string]handler{"GET": isolation}
+	case rest == "session", rest == "sessions", strings.HasPrefix(rest, "session/"):
+		refuse := func(http.ResponseWriter, *http.Request) error {
+			return fail(http.StatusServiceUnavailable, unavailable, "%s", noIsolation)
+		}
+		return map[string]handler{"GET": refuse, "POST": refuse, "DELETE": refuse}
+	}
+	return nil
+}
+
+// isolation is GET /v1/isolated/capabilities. Of hardening it says nothing: that
+// is done by the host, from outside.
+func isolation(w http.ResponseWriter, _ *http.Request) error {
+	return writeJSON(w, http.StatusOK, agent.Isolation{Message: noIsolation})
+}

@@ -1,0 +1,57 @@
+package server
+
+import (
+	"cmp"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// jupyterPort is where images of OpenSandbox's code interpreter run a Jupyter
+// server. Its SDKs (1.1 and later) run a command before the first code that
+// connects to 127.0.0.1:${JUPYTER_PORT:-44771}, and give up after 30 s.
+const jupyterPort = "44771"
+
+// jupyterAddress is where to accept such connections: nowhere if the image or
+// the sandbox names a Jupyter server of its own, or JUPYTER_PORT is no port.
+func (s *Server) jupyterAddress() string {
+	port := cmp.Or(s.env["JUPYTER_PORT"], jupyterPort)
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || s.env["JUPYTER_HOST"] != "" {
+		return ""
+	}
+	return net.JoinHostPort("127.0.0.1", port)
+}
+
+// beReady accepts connections of clients that want to know whether code can be
+// run: it can as soon as the agent answers. What they ask there is answered by
+// where to ask, to anybody, and without a look at it. It listens once, before
+// any code of the guest's runs; where the port is taken, whoever took it answers.
+func (s *Server) beReady(addr string) (net.Listener, error) {
+	if addr == "" {
+		return nil, nil
+	}
+	ln, err := listen(addr)
+	if err != nil {
+		if errors.Is(err, unix.EADDRINUSE) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	srv := &http.Server{
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			writeError(w, fail(http.StatusNotImplemented, unsupported, "this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
+		}),
+		ReadHeaderTimeout: 5 * time.Second,
+		MaxHeaderBytes:    4 << 10,
+		ErrorLog:          log.New(io.Discard, "", 0),
+	}
+	srv.SetKeepAlivesEnabled(false)
+	go guarded(func() { srv.Serve(ln) }) //nolint:errcheck // it ends with the process
+	return ln, nil
+}

@@ -1,0 +1,70 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// TestProbe has the daemon's client try things here: it is told why they fail,
+// takes no more than it wants, and leaves nothing behind.
+func TestProbe(t *testing.T) {
+	e := newEnv(t)
+	c := agent.New(func(ctx context.Context) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp", e.http.Listener.Addr().String())
+	}, "tok")
+	defer c.Close()
+	for command, want := range map[string][2]string{
+		"echo fine":                              {"fine\n", ""},
+		"echo out; echo err >&2; exit 3":         {"", "exited with code 3"},
+		"sleep 100":                              {"", "took longer than 500ms"},
+		"yes":                                    {"y\n", "prints more than"},
+		"/no/such/program":                       {"", "code 127|no such file"},
+		"kill -9 $$":                             {"", "exited with code 137"},
+		`printf 'x%.0s' $(seq 3000); echo "end"`: {"xend\n", ""},
+		`printf '\377\033[2J'`:                   {"\uFFFD", ""},
+	} {
+		begin := time.Now()
+		output, err := c.Probe(t.Context(), command, 500*time.Millisecond)
+		said := want[1] == "" && err == nil
+		for text := range strings.SplitSeq(want[1], "|") {
+			said = said || err != nil && text != "" && strings.Contains(err.Error(), text)
+		}
+		if !said || !strings.Contains(output, want[0]) || len(output) > agent.MaxProbeOutput || time.Since(begin) > 5*time.Second {
+			t.Errorf("%s: %q, %v after %v", command, output, err, time.Since(begin))
+		}
+	}
+	deadline := time.Now().Add(10 * time.Second)
+	for left := -1; left != 0; {
+		e.s.commands.mu.Lock()
+		left = len(e.s.commands.byID)
+		e.s.commands.mu.Unlock()
+		if time.Now().After(deadline) {
+			t.Fatalf("%d probes are remembered", left)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestListening(t *testing.T) {
+	e := newEnv(t)
+	for _, addr := range []string{"127.0.0.1:0", "[::1]:0"} {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := fmt.Sprint("/listening/", l.Addr().(*net.TCPAddr).Port)
+		e.call(200, "GET", path, nil)
+		l.Close()
+		e.call(502, "GET", path, nil)
+	}
+	for _, port := range []string{"", "0", "70000", "x", "80/x"} {
+		e.call(400, "GET", "/listening/"+port, nil)
+	}
+}

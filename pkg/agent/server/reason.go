@@ -1,0 +1,133 @@
+package server
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// What programs print when a limit stopped them: strerror(3) of libc, and the
+// words of shells and language runtimes that do not use it.
+var (
+	saysDiskFull = [][]byte{[]byte("No space left on device"), []byte("Disk quota exceeded"), []byte("no space left on device"), []byte("disk quota exceeded")}
+	saysNoFork   = [][]byte{
+		[]byte("Resource temporarily unavailable"), []byte("resource temporarily unavailable"), []byte("annot fork"), []byte("an't fork"),
+		[]byte("can't start new thread"), []byte("unable to create native thread"),
+	}
+)
+
+// lastWords is how much of the end of its output says why a command failed.
+const lastWords = 4 << 10
+
+// explain says why a command ended and, if a limit of the sandbox is behind
+// it, which one. Its own words are the start of any suspicion, because a limit
+// that was met and coped with is no reason; a full disk is tried as well. That
+// the kernel killed it for its memory is what only the host knows.
+func (s *Server) explain(c *command, e *ending) {
+	switch {
+	case e.timedOut:
+		e.reason = agent.ReasonTimeout
+		return
+	case e.signal != 0:
+		e.reason = agent.ReasonKilled
+		return
+	}
+	e.reason = agent.ReasonExited
+	if e.code == 0 {
+		return
+	}
+	words := c.out.Tail(lastWords)
+	switch {
+	case containsAny(words, saysDiskFull) && s.diskFull():
+		e.reason = agent.ReasonDiskFull
+		e.hint = "the disk limit of the sandbox is reached"
+		if n := s.limits.Load().DiskBytes; n > 0 {
+			e.hint = fmt.Sprintf("the disk limit of the sandbox, %s, is reached", amount(n))
+		}
+	case containsAny(words, saysNoFork) && s.limits.Load().Pids > 0:
+		e.reason = agent.ReasonPidsLimit
+		e.hint = fmt.Sprintf("the sandbox may have %d processes and threads, its pids limit", s.limits.Load().Pids)
+	}
+}
+
+// The values of command.blamed.
+const (
+	blamedYes = 1
+	blamedNo  = 2
+)
+
+// oomKills is how many OOM kills the daemon says there were; -1: it says nothing.
+func oomKills(r *http.Request) int64 {
+	n, err := strconv.ParseInt(r.Header.Get(agent.OOMKillsHeader), 10, 64)
+	if err != nil || n < 0 {
+		return -1
+	}
+	return n
+}
+
+// blame settles, once, whether c was killed for its memory: by a SIGKILL that no
+// client asked for, in a sandbox in which the kernel has killed since c began. The
+// first who asks after its end settles it, so that later kills are not its own.
+func (c *command) blame(now int64) {
+	if c.running() || now < 0 || c.ooms < 0 || c.end.reason != agent.ReasonKilled || c.end.signal != unix.SIGKILL {
+		return
+	}
+	verdict := int32(blamedNo)
+	if now > c.ooms && !c.byHand.Load() {
+		verdict = blamedYes
+	}
+	c.blamed.CompareAndSwap(0, verdict)
+}
+
+func containsAny(b []byte, words [][]byte) bool {
+	for _, w := range words {
+		if bytes.Contains(b, w) {
+			return true
+		}
+	}
+	return false
+}
+
+// probe is what does not fit onto a disk that is full: a program that failed
+// to write as much, a usual buffer, left less.
+const probe = 1 << 20
+
+// diskFull tries to write.
+func (s *Server) diskFull() (is bool) {
+	fileTurns.do(func() { is = s.tryToWrite() })
+	return is
+}
+
+func (s *Server) tryToWrite() bool {
+	path := filepath.Join(s.stateDir, "probe")
+	defer os.Remove(path) //nolint:errcheck // it may not have been made
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return full(err)
+	}
+	defer f.Close()
+	if _, err = f.Write(make([]byte, probe)); err == nil {
+		err = f.Sync()
+	}
+	return full(err)
+}
+
+func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// amount writes bytes as a limit is given: 64Mi.
+func amount(n int64) string {
+	for i, unit := range []string{"Ti", "Gi", "Mi", "Ki"} {
+		if u := int64(1) << (40 - 10*i); n >= u && n%u == 0 {
+			return fmt.Sprintf("%d%s", n/u, unit)
+		}
+	}
+	return fmt.Sprintf("%d bytes", n)
+}

@@ -1,0 +1,231 @@
+package server
+
+import (
+	"cmp"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// A terminal is a session of POST /pty: a command that starts when the first
+// client connects, lives on when it leaves, and is talked to by one at a time.
+//
+//	WebSocket ─ viewer ──────▶ terminal or pipe ─▶ process
+//	     ▲        ▲                                   │
+//	     │        └─ live: what is written now ◀─ pump
+//	     └── replay: what was written since N ◀─ ring ◀┘
+//
+// Output goes to the ring and then to the client. Who reads slowly slows the
+// process down, as at any terminal; who is gone does not.
+type terminal struct {
+	id   string
+	req  agent.PtyRequest
+	made time.Time
+
+	// feed is held while output goes to ring and viewer, and while a viewer
+	// catches up: so none misses a byte or gets one twice.
+	feed sync.Mutex
+	live *viewer // has caught up; guarded by feed
+
+	mu      sync.Mutex
+	cmd     *command // nil: not started
+	tty     *os.File // nil: pipe mode
+	removed bool
+	holder  *viewer // who is connected, or about to be
+}
+
+// launchTerminal starts the command unless it was started before. An error means
+// that nothing runs.
+func (s *Server) launchTerminal(t *terminal, tty bool) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.cmd != nil:
+		return nil
+	case t.removed:
+		return fail(http.StatusNotFound, noContext, "terminal %s was removed", t.id)
+	case s.stopping.Load():
+		return errStopping
+	}
+	l, err := s.prepareTerminal(&t.req, tty)
+	if err != nil {
+		return err
+	}
+	pipes := 2
+	if tty {
+		pipes = 0
+	}
+	c, ends, err := s.newCommand(t.id, contentOf(&t.req), pipes)
+	if err != nil {
+		return err
+	}
+	if tty {
+		ours, theirs, err := openTTY(cmp.Or(t.req.Cols, 80), cmp.Or(t.req.Rows, 24), l.cred)
+		if err != nil {
+			return err
+		}
+		t.tty, l.tty, ends = ours, true, []int{theirs}
+		c.pumps = []*pump{newPump(ours, agent.PtyStdout)}
+		c.pumps[0].tty = true
+	}
+	t.cmd, c.owner = c, t
+	err = s.launch(c, l, milliseconds(t.req.Timeout), !tty, ends)
+	if err == nil {
+		c.begin()
+	}
+	return err
+}
+
+// prepareTerminal is prepare for a terminal. It is done twice, when the session
+// is made, for its errors, and when it starts, since files may have changed.
+func (s *Server) prepareTerminal(req *agent.PtyRequest, tty bool) (*launch, error) {
+	c := &agent.CommandRequest{Command: req.Command, Argv: req.Argv, Cwd: req.Cwd, UID: req.UID, GID: req.GID, Envs: req.Envs, Timeout: req.Timeout}
+	if c.Command == "" && len(c.Argv) == 0 {
+		sh := findShell(cmp.Or(req.Envs["PATH"], s.env["PATH"]))
+		if sh == "" {
+			return nil, fail(http.StatusBadRequest, badBody, "this image has neither bash nor sh: give a program as argv")
+		}
+		c.Argv = []string{sh}
+	}
+	l, err := s.prepare(c)
+	if err == nil && tty {
+		l.defaultEnv("TERM", "xterm-256color")
+	}
+	return l, err
+}
+
+// contentOf is what status calls the command of a session.
+func contentOf(req *agent.PtyRequest) string {
+	switch {
+	case req.Command != "":
+		return req.Command
+	case len(req.Argv) > 0:
+		return strings.Join(req.Argv, " ")
+	}
+	return "shell"
+}
+
+// output keeps what the process wrote, and sends it to who is connected.
+func (t *terminal) output(stream byte, b []byte) {
+	t.feed.Lock()
+	defer t.feed.Unlock()
+	t.cmd.out.Write(b) //nolint:errcheck // never fails
+	if t.live != nil {
+		t.live.output(stream, b)
+	}
+}
+
+// catchUp sends v the output since a byte number and that it is connected; then
+// v is live. What the ring has forgotten is skipped, as the offsets tell. Each
+// message may take as long as limit: meanwhile the process waits.
+func (t *terminal) catchUp(v *viewer, since int64, limit time.Duration) error {
+	t.feed.Lock()
+	defer t.feed.Unlock()
+	patience := time.AfterFunc(limit, func() { guarded(v.stop) })
+	defer patience.Stop()
+	from, end := t.cmd.out.Range()
+	for off := max(since, from); off < end; {
+		next := min(end, off+agent.MaxPtyReplay)
+		if err := v.replay(t.cmd, off, next); err != nil {
+			return err
+		}
+		off = next
+		patience.Reset(limit)
+	}
+	if err := v.text(agent.PtyFrame{Type: "connected", SessionID: t.id, Mode: t.mode()}); err != nil {
+		return err
+	}
+	t.live = v
+	return nil
+}
+
+func (t *terminal) mode() string {
+	if t.tty != nil {
+		return "pty"
+	}
+	return "pipe"
+}
+
+// claim makes v the one that is connected. Another that is there keeps v out, or
+// with takeover is sent away and waited for.
+func (t *terminal) claim(v *viewer, takeover bool) bool {
+	t.mu.Lock()
+	old := t.holder
+	if old != nil && !takeover {
+		t.mu.Unlock()
+		return false
+	}
+	t.holder = v
+	t.mu.Unlock()
+	if old != nil {
+		old.evict()
+		<-old.left
+	}
+	return true
+}
+
+// release is the end of v.
+func (t *terminal) release(v *viewer) {
+	v.stop()
+	t.feed.Lock()
+	if t.live == v {
+		t.live = nil
+	}
+	t.feed.Unlock()
+	t.letGo(v)
+	close(v.left)
+}
+
+// letGo lets somebody else be connected.
+func (t *terminal) letGo(v *viewer) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.holder == v {
+		t.holder = nil
+	}
+}
+
+// input is where what is typed goes.
+func (t *terminal) input() *os.File {
+	if t.tty != nil {
+		return t.tty
+	}
+	return t.cmd.stdin
+}
+
+// signalTerminal sends sig to the foreground. Where the kernel does not tell
+// which that is (gVisor), SIGINT and SIGQUIT are typed, and others go to the
+// process group of the session's first process, as execd has it.
+func (s *Server) signalTerminal(t *terminal, sig syscall.Signal) error {
+	if t.tty != nil && t.cmd.alive() {
+		if pgrp, err := foreground(t.tty); err == nil {
+			return syscall.Kill(-pgrp, sig)
+		}
+		if key, ok := signalKey(t.tty, sig); ok {
+			_, err := t.tty.Write([]byte{key})
+			return err
+		}
+	}
+	return s.reaper.signal(t.cmd.proc, sig, true)
+}
+
+// status describes t as execd does, and more.
+func (t *terminal) status() agent.PtyStatus {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	st := agent.PtyStatus{SessionID: t.id, Command: contentOf(&t.req), Connected: t.holder != nil, CreatedAt: t.made.Format(time.RFC3339Nano)}
+	if t.cmd == nil {
+		return st
+	}
+	st.Mode, st.Running = t.mode(), t.cmd.running()
+	_, st.OutputOffset = t.cmd.out.Range()
+	if !st.Running {
+		st.ExitCode = &t.cmd.end.code
+	}
+	return st
+}

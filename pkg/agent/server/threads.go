@@ -1,0 +1,54 @@
+package server
+
+import (
+	"runtime"
+	"sync"
+)
+
+// threads is how many the agent starts beside those the runtime has: one for
+// each turn below, one that forks (spawnMu), and the rest for requests that the
+// kernel stops inside of a system call when it has something better to do, which
+// Go takes for one that blocks. It is part of record.AgentTasks.
+const threads = 26
+
+// A goroutine in a system call that blocks needs a thread, so those that may
+// block on a disk take turns. On a busy one 32 uploads at once would need 32.
+var (
+	fileTurns  = make(turns, 6) // requests about files
+	briefTurns = make(turns, 3) // kept output, what a command needs to start, measurements
+)
+
+// reserveThreads makes the runtime's threads before any code of the guest's
+// runs. Go starts a thread when it needs one and dies if it can not ("failed to
+// create new OS thread"), and a guest at its limit of processes leaves none: a
+// fork bomb would take PID 1 with it. Threads once made are kept and used again.
+func reserveThreads() {
+	var there, done sync.WaitGroup
+	there.Add(threads)
+	for range threads {
+		done.Go(func() {
+			runtime.LockOSThread() // one goroutine, one thread
+			defer runtime.UnlockOSThread()
+			there.Done()
+			there.Wait()
+		})
+	}
+	done.Wait()
+}
+
+// turns bounds how many goroutines do something at once.
+type turns chan struct{}
+
+// do calls f, which takes no turn itself, in one.
+func (t turns) do(f func()) {
+	t <- struct{}{}
+	defer func() { <-t }()
+	f()
+}
+
+// lend calls f outside the turn that the caller has.
+func (t turns) lend(f func()) {
+	<-t
+	defer func() { t <- struct{}{} }()
+	f()
+}

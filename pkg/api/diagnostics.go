@@ -1,0 +1,286 @@
+package api
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/history"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Diagnostics are texts for people and agents who ask what is wrong with a
+// sandbox (OpenSandbox's diagnostic-api.yml). They answer in every state, and
+// soon: what can not be had is a warning, not an error.
+
+const (
+	maxDiagnostic   = 1 << 20         // bytes of output in one answer
+	diagnosticLimit = 5 * time.Second // for the agent to hand out its output
+)
+
+// scopes are what of a sandbox a text may be about.
+var scopes = map[string]map[string][]history.Kind{
+	"logs": {
+		"container": nil, // output of the entrypoint
+		"lifecycle": {history.Operation},
+		"all":       {history.Operation},
+	},
+	"events": {
+		"lifecycle": {history.State},
+		"runtime":   {history.Operation},
+		"network":   {history.Network},
+		"all":       {history.State, history.Operation, history.Network},
+	},
+}
+
+// diagnostics answers GET /sandboxes/{id}/diagnostics/{kind}: with a scope a
+// descriptor, without one the plain text of OpenSandbox's older routes.
+func (s *Server) diagnostics(w http.ResponseWriter, r *http.Request, rec record.Record, kind string) error {
+	q := r.URL.Query()
+	_, scoped := scopes[kind]
+	if scoped && q.Has("scope") {
+		return s.describeScope(w, r, rec, kind, q.Get("scope"))
+	}
+	if q.Has("scope") {
+		return invalid("scope: %s has none; only logs and events do", kind)
+	}
+	text, err := s.diagnosticText(r, rec, kind, q)
+	if err != nil {
+		return err
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Deprecation", "true") // as OpenSandbox says of these forms
+	h.Set("Content-Length", strconv.Itoa(len(text)))
+	w.Write([]byte(text)) //nolint:errcheck // a client that left needs no answer
+	return nil
+}
+
+func (s *Server) describeScope(w http.ResponseWriter, r *http.Request, rec record.Record, kind, scope string) error {
+	scope = strings.ToLower(strings.TrimSpace(scope))
+	about, known := scopes[kind][scope]
+	if !known {
+		return errs.Wire(invalid("scope %q: %s know %s", clip(scope, 40), kind, strings.Join(slices.Sorted(maps.Keys(scopes[kind])), ", ")), "DIAGNOSTICS_SCOPE_UNSUPPORTED")
+	}
+	d := wire.Diagnostic{SandboxID: rec.ID, Kind: kind, Scope: scope, Delivery: "inline", ContentType: "text/plain; charset=utf-8"}
+	var text strings.Builder
+	if len(about) > 0 {
+		lines, warnings := s.remembered(&rec, about)
+		d.Warnings = append(d.Warnings, warnings...)
+		for _, l := range lines {
+			text.WriteString(l)
+		}
+	}
+	if kind == "logs" && scope != "lifecycle" {
+		out := s.lastOutput(r, rec)
+		d.Truncated = out.cut
+		d.Warnings = append(d.Warnings, out.warnings...)
+		text.WriteString(out.text)
+	}
+	d.Content = text.String()
+	d.ContentLength = len(d.Content)
+	writeJSON(w, http.StatusOK, d)
+	return nil
+}
+
+// diagnosticText is one of the texts without a scope.
+func (s *Server) diagnosticText(r *http.Request, rec record.Record, kind string, q url.Values) (string, error) {
+	switch kind {
+	case "logs":
+		n, err := number(q, "tail", 100, 10_000)
+		if err != nil {
+			return "", err
+		}
+		since := q.Get("since")
+		if _, err := time.ParseDuration(cmp.Or(since, "0s")); err != nil {
+			return "", invalid("since %q: want a duration as 10m", clip(since, 20))
+		}
+		text := s.logText(r, rec, n)
+		if since != "" {
+			text = "# since is not applied: output is kept as bytes, without times\n" + text
+		}
+		return text, nil
+	case "events":
+		n, err := number(q, "limit", 50, 500)
+		return s.eventText(&rec, n), err
+	case "inspect":
+		return s.inspectText(rec), nil
+	}
+	tail, err := number(q, "tail", 50, 10_000)
+	if err != nil {
+		return "", err
+	}
+	limit, err := number(q, "event_limit", 20, 500)
+	if err != nil {
+		return "", err
+	}
+	return "== inspect\n" + s.inspectText(rec) + "\n== events\n" + s.eventText(&rec, limit) + "\n== logs\n" + s.logText(r, rec, tail), nil
+}
+
+// number reads a query parameter of 1 to most.
+func number(q url.Values, name string, def, most int) (int, error) {
+	if !q.Has(name) {
+		return def, nil
+	}
+	n, err := strconv.Atoi(q.Get(name))
+	if err != nil || n < 1 || n > most {
+		return 0, invalid("%s %q: want a whole number from 1 to %d", name, clip(q.Get(name), 20), most)
+	}
+	return n, nil
+}
+
+// remembered are the lines of what happened. What the record knows is there
+// even if the daemon was restarted since.
+func (s *Server) remembered(rec *record.Record, about []history.Kind) (lines, warnings []string) {
+	line := func(at time.Time, kind, text string) string {
+		text = strings.Join(strings.Fields(text), " ") // one line, whatever a guest has put into it
+		return at.UTC().Format("2006-01-02T15:04:05.000Z") + " " + kind + " " + text + "\n"
+	}
+	var entries []history.Entry
+	var dropped int
+	began := time.Now()
+	if s.cfg.History != nil {
+		entries, dropped = s.cfg.History.Of(rec.ID, about...)
+		began = s.cfg.History.Began()
+	}
+	if rec.Created.Before(began) {
+		lines = append(lines, line(rec.Created, "lifecycle", "created"))
+		if rec.Changed.Before(began) {
+			lines = append(lines, line(rec.Changed, "lifecycle", history.Change(string(rec.State), string(rec.Reason), rec.Message)))
+		}
+		warnings = append(warnings, "sandboxd was started at "+began.UTC().Format(time.RFC3339)+"; of what was before, only creation and last change are known")
+	}
+	for _, e := range entries {
+		text := e.Text
+		if e.Times > 1 {
+			text += fmt.Sprintf(" (%d times)", e.Times)
+		}
+		lines = append(lines, line(e.Time, e.Kind.String(), text))
+	}
+	if dropped > 0 {
+		warnings = append(warnings, fmt.Sprintf("%d older entries were dropped", dropped))
+	}
+	return lines, warnings
+}
+
+func (s *Server) eventText(rec *record.Record, n int) string {
+	lines, warnings := s.remembered(rec, scopes["events"]["all"])
+	return comments(warnings) + strings.Join(lines[max(0, len(lines)-n):], "")
+}
+
+func (s *Server) logText(r *http.Request, rec record.Record, n int) string {
+	out := s.lastOutput(r, rec)
+	return comments(out.warnings) + lastLines(out.text, n)
+}
+
+// inspectText is what GET …/inspect answers, laid out for reading.
+func (s *Server) inspectText(rec record.Record) string {
+	var host map[string]string
+	if s.cfg.Host != nil {
+		host = s.cfg.Host(rec)
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(s.toInspection(rec, host)); err != nil {
+		return "# " + err.Error() + "\n"
+	}
+	return b.String()
+}
+
+func comments(warnings []string) string {
+	var b strings.Builder
+	for _, w := range warnings {
+		b.WriteString("# " + w + "\n")
+	}
+	return b.String()
+}
+
+// lastLines is the end of text from the n-th line before it.
+func lastLines(text string, n int) string {
+	at := len(strings.TrimSuffix(text, "\n"))
+	for ; n > 0 && at >= 0; n-- {
+		at = strings.LastIndexByte(text[:at], '\n')
+	}
+	return text[at+1:]
+}
+
+// output is the end of what an entrypoint wrote.
+type output struct {
+	text     string
+	cut      bool // it had more than maxDiagnostic bytes
+	warnings []string
+}
+
+// lastOutput reads the end of the entrypoint's output, if it can be had.
+func (s *Server) lastOutput(r *http.Request, rec record.Record) output {
+	none := func(format string, args ...any) output {
+		return output{warnings: []string{fmt.Sprintf(format, args...)}}
+	}
+	switch {
+	case len(rec.Spec.Entrypoint) == 0:
+		return none("it was made without an entrypoint; commands have logs of their own")
+	case rec.State == record.Ended:
+		return output{
+			text:     strings.ToValidUTF8(rec.LastOutput, "\ufffd"),
+			warnings: []string{fmt.Sprintf("it has ended (%s); the last %d KiB of its output are kept", rec.Reason, maxTail>>10)},
+		}
+	case rec.State != record.Running:
+		return none("it is %s; its output can be read while it runs", stateOf(&rec))
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), diagnosticLimit)
+	defer cancel()
+	end := &ending{}
+	if _, err := s.copyLogs(end, r.WithContext(ctx), rec, 0, false); err != nil {
+		text := "its agent does not hand out its output"
+		if e, ok := asClientError(err); ok {
+			text = e
+		}
+		infoOf(r).err = err
+		return none("%s", text)
+	}
+	return output{text: strings.ToValidUTF8(string(end.last()), "\ufffd"), cut: end.cut}
+}
+
+func asClientError(err error) (string, bool) {
+	if errs.CodeOf(err) == errs.Internal {
+		return "", false
+	}
+	_, body := describe(err, "")
+	return body.Message, true
+}
+
+// ending keeps the last maxDiagnostic bytes of what is written to it.
+type ending struct {
+	b   []byte
+	cut bool
+}
+
+func (e *ending) Write(p []byte) (int, error) {
+	e.b = append(e.b, p...)
+	if len(e.b) > 2*maxDiagnostic { // seldom, so that a byte is moved at most once more
+		e.trim()
+	}
+	return len(p), nil
+}
+
+func (e *ending) trim() {
+	if n := len(e.b) - maxDiagnostic; n > 0 {
+		e.b, e.cut = append(e.b[:0], e.b[n:]...), true
+	}
+}
+
+func (e *ending) last() []byte { e.trim(); return e.b }

@@ -1,0 +1,122 @@
+package api
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// A probe as it is unless the request says otherwise. docker tries every 30 s;
+// agents wait for what they start, so here it is found out sooner.
+var defaultProbe = record.Probe{Interval: 10 * time.Second, Timeout: 5 * time.Second, StartPeriod: 30 * time.Second, Retries: 3}
+
+// Bounds of probes and policies.
+const (
+	maxProbeCommand = 4 << 10 // bytes
+	maxRetries      = 100
+	maxRestarts     = 1_000_000
+)
+
+// awaitReady waits, as long as limit lasts, for one that runs and has a probe,
+// and returns it as it is then.
+func (s *Server) awaitReady(limit, asker context.Context, rec record.Record) (record.Record, error) {
+	if rec.State != record.Running || !rec.Spec.Ready.Given() || s.cfg.AwaitReady == nil {
+		return rec, nil
+	}
+	if err := s.cfg.AwaitReady(limit, rec); err != nil && asker.Err() != nil {
+		return rec, err
+	}
+	return s.sandboxes.Get(asker, rec.ID)
+}
+
+// parseRestart reads a policy in docker's words.
+func parseRestart(v string) (r record.Restart, err error) {
+	policy, times, limited := strings.Cut(v, ":")
+	switch policy {
+	case "no":
+		r.Policy = record.RestartNo
+	case "on-failure":
+		r.Policy = record.RestartOnFailure
+	case "always", "unless-stopped": // what was stopped stays stopped under either
+		r.Policy = record.RestartAlways
+	default:
+		return r, invalid("extension %s %q: want no, on-failure, on-failure:3 (at most three times), always or unless-stopped", wire.ExtRestart, clip(v, 40))
+	}
+	if !limited {
+		return r, nil
+	}
+	if r.Policy != record.RestartOnFailure {
+		return r, invalid("extension %s %q: only on-failure takes a number; say %s, or on-failure:%s", wire.ExtRestart, clip(v, 40), policy, clip(times, 20))
+	}
+	r.Max, err = strconv.Atoi(times)
+	if err != nil || r.Max < 1 || r.Max > maxRestarts || times[0] == '+' {
+		return r, invalid("extension %s %q: want a whole number from 1 to %d after the colon, or just on-failure for no limit", wire.ExtRestart, clip(v, 40), maxRestarts)
+	}
+	return r, nil
+}
+
+// applyHealth reads the probe, and checks what does not go together.
+func applyHealth(spec *record.Spec, ext map[string]string) error {
+	if spec.OneShot && spec.Restart.Policy != record.RestartNo {
+		return invalid("extensions %s and %s exclude one another: what is thrown away after its first life has no second; leave one out", wire.ExtOneShot, wire.ExtRestart)
+	}
+	p := defaultProbe
+	if v, ok := ext[wire.ExtReadyCmd]; ok {
+		switch {
+		case strings.TrimSpace(v) == "":
+			return invalid("extension %s is empty; give a command for the shell of the sandbox, as \"test -e /tmp/ready\", or leave it out", wire.ExtReadyCmd)
+		case len(v) > maxProbeCommand:
+			return invalid("extension %s has %d bytes; at most %d are taken: put a script into the sandbox", wire.ExtReadyCmd, len(v), maxProbeCommand)
+		case strings.ContainsRune(v, 0):
+			return invalid("extension %s holds a NUL byte, which no command can", wire.ExtReadyCmd)
+		}
+		p.Command = v
+	}
+	if v, ok := ext[wire.ExtReadyPort]; ok {
+		n, err := strconv.ParseUint(v, 10, 16)
+		if err != nil || n == 0 {
+			return invalid("extension %s %q: want the number of a TCP port, from 1 to 65535", wire.ExtReadyPort, clip(v, 20))
+		}
+		p.Port = uint16(n)
+	}
+	for _, d := range []struct {
+		key         string
+		to          *time.Duration
+		least, most time.Duration
+	}{
+		{wire.ExtReadyInterval, &p.Interval, time.Second, time.Hour},
+		{wire.ExtReadyTimeout, &p.Timeout, 100 * time.Millisecond, 5 * time.Minute},
+		{wire.ExtReadyStartPeriod, &p.StartPeriod, 0, time.Hour},
+	} {
+		v, ok := ext[d.key]
+		if !ok {
+			continue
+		}
+		n, err := time.ParseDuration(v)
+		if err != nil || n < d.least || n > d.most {
+			return invalid("extension %s %q: want a duration from %v to %v, as 5s", d.key, clip(v, 20), d.least, d.most)
+		}
+		*d.to = n
+	}
+	if v, ok := ext[wire.ExtReadyRetries]; ok {
+		n, err := strconv.ParseUint(v, 10, 16)
+		if err != nil || n < 1 || n > maxRetries {
+			return invalid("extension %s %q: want a whole number from 1 to %d", wire.ExtReadyRetries, clip(v, 20), maxRetries)
+		}
+		p.Retries = int(n)
+	}
+	if p.Given() {
+		spec.Ready = p
+		return nil
+	}
+	for _, k := range []string{wire.ExtReadyInterval, wire.ExtReadyTimeout, wire.ExtReadyStartPeriod, wire.ExtReadyRetries} {
+		if _, ok := ext[k]; ok {
+			return invalid("extension %s is given, but nothing to try; add %s or %s", k, wire.ExtReadyPort, wire.ExtReadyCmd)
+		}
+	}
+	return nil
+}

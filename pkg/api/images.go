@@ -1,0 +1,193 @@
+package api
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// imageRoutes finds what stands under /images; seg[0] is "images". A name with
+// slashes may stand as it is, or escaped into one segment.
+func (s *Server) imageRoutes(seg []string) (route, map[string]handler) {
+	switch {
+	case len(seg) == 1:
+		return route{name: "/images"}, map[string]handler{http.MethodGet: s.listImages, http.MethodPost: s.importImage}
+	case len(seg) == 2 && seg[1] == "build":
+		return route{name: "/images/build"}, only(http.MethodPost, s.buildImage)
+	case len(seg) == 2 && seg[1] == "pull":
+		return route{name: "/images/pull"}, only(http.MethodPost, s.pullImage)
+	case len(seg) == 2 && seg[1] == "prune":
+		return route{name: "/images/prune"}, only(http.MethodPost, s.pruneImages)
+	case len(seg) == 3 && seg[2] == "export":
+		return route{name: "/images/{ref}/export"}, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
+			return s.exportImage(w, r, unescape(seg[1]))
+		})
+	}
+	ref := unescape(strings.Join(seg[1:], "/"))
+	return route{name: "/images/{ref}"}, map[string]handler{
+		http.MethodGet:    func(w http.ResponseWriter, r *http.Request) error { return s.inspectImage(w, r, ref) },
+		http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error { return s.removeImage(w, r, ref) },
+	}
+}
+
+func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
+	all, err := s.images.List(r.Context())
+	if err != nil {
+		return fmt.Errorf("list images: %w", err)
+	}
+	out := wire.ImageList{Items: []wire.ImageInfo{}}
+	for _, i := range all {
+		out.Items = append(out.Items, s.toImageInfo(i))
+	}
+	writeJSON(w, http.StatusOK, out)
+	return nil
+}
+
+func (s *Server) inspectImage(w http.ResponseWriter, r *http.Request, ref string) error {
+	i, err := s.images.Resolve(r.Context(), ref)
+	if err != nil {
+		return wireIf(fmt.Errorf("inspect image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+	}
+	writeJSON(w, http.StatusOK, wire.ImageInspection{
+		ImageInfo: s.toImageInfo(i), Layers: i.Layers, Sources: i.Sources, Env: i.Config.Env, Workdir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
+	})
+	return nil
+}
+
+func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, ref string) error {
+	infoOf(r).op, infoOf(r).image = opImageRemove, clip(ref, 200)
+	if err := s.images.Remove(context.WithoutCancel(r.Context()), ref); err != nil {
+		return wireIf(fmt.Errorf("remove image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+	}
+	writeEmpty(w, http.StatusNoContent)
+	return nil
+}
+
+func (s *Server) pruneImages(w http.ResponseWriter, r *http.Request) error {
+	all, err := parseBool(cmp.Or(r.URL.Query().Get("all"), "false"))
+	if err != nil {
+		return invalid("all: want true or false")
+	}
+	infoOf(r).op = opImagePrune
+	p, err := s.images.Prune(context.WithoutCancel(r.Context()), all)
+	if err != nil {
+		return fmt.Errorf("prune images: %w", err)
+	}
+	writeJSON(w, http.StatusOK, wire.PruneReport{
+		Images: append([]string{}, p.Images...), Layers: append([]string{}, p.Layers...), BytesReclaimed: p.Bytes,
+	})
+	return nil
+}
+
+// exportImage writes an archive. What fails in the middle of it cuts the
+// connection: a short archive must not look like a whole one.
+func (s *Server) exportImage(w http.ResponseWriter, r *http.Request, ref string) error {
+	i, err := s.images.Resolve(r.Context(), ref)
+	if err != nil {
+		return wireIf(fmt.Errorf("export image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+	}
+	infoOf(r).op, infoOf(r).image = opImageExport, i.Ref()
+	w.Header().Set("Content-Type", "application/x-tar")
+	if err := s.images.Export(r.Context(), i, w); err != nil {
+		if !infoOf(r).wrote {
+			return err
+		}
+		infoOf(r).err = err
+		panic(http.ErrAbortHandler)
+	}
+	return nil
+}
+
+// buildImage streams what the build says, one JSON object a line; the last
+// line tells the image or the error, because the status is long gone then. It
+// goes on when the client hangs up: the next to ask finds the image.
+func (s *Server) buildImage(w http.ResponseWriter, r *http.Request) error {
+	var req wire.BuildRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	if !isName(req.Name) {
+		return invalid("name %q is not the name of a recipe; recipes are directories of rootfs/, as base or python", clip(req.Name, 80))
+	}
+	infoOf(r).op, infoOf(r).image = opImageBuild, req.Name
+	lw := &lineWriter{w: w}
+	im, err := s.images.Build(context.WithoutCancel(r.Context()), req.Name, lw)
+	lw.flush()
+	if err != nil {
+		err = fmt.Errorf("build image %q: %w", req.Name, err)
+		if !infoOf(r).wrote {
+			return wireIf(err, errs.NotFound, "IMAGE::NOT_FOUND")
+		}
+		infoOf(r).err = err
+		_, body := describe(err, infoOf(r).requestID)
+		lw.send(wire.BuildLine{Error: &body})
+		return nil
+	}
+	out := s.toImageInfo(im)
+	lw.send(wire.BuildLine{Image: &out})
+	return nil
+}
+
+// lineWriter turns what a build writes into JSON lines.
+type lineWriter struct {
+	mu   sync.Mutex
+	w    http.ResponseWriter
+	part []byte
+}
+
+// maxLine cuts a line that does not end.
+const maxLine = 4 << 10
+
+func (l *lineWriter) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.part = append(l.part, b...)
+	for {
+		i := bytes.IndexAny(l.part, "\r\n")
+		if i < 0 && len(l.part) < maxLine {
+			return len(b), nil
+		}
+		next := i + 1
+		if i < 0 {
+			i, next = maxLine, maxLine
+		}
+		if line := strings.TrimRight(string(l.part[:i]), " \t"); line != "" {
+			l.sendLocked(wire.BuildLine{Line: line})
+		}
+		l.part = l.part[next:]
+	}
+}
+
+func (l *lineWriter) flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.part) > 0 {
+		l.sendLocked(wire.BuildLine{Line: string(l.part)})
+		l.part = nil
+	}
+}
+
+func (l *lineWriter) send(v wire.BuildLine) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sendLocked(v)
+}
+
+// sendLocked does not tell of a client that has left: the build goes on.
+func (l *lineWriter) sendLocked(v wire.BuildLine) {
+	l.w.Header().Set("Content-Type", "application/x-ndjson")
+	b, err := json.Marshal(v)
+	if err != nil {
+		return
+	}
+	l.w.Write(append(b, '\n'))              //nolint:errcheck // see above
+	http.NewResponseController(l.w).Flush() //nolint:errcheck // see above
+}

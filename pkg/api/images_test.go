@@ -1,0 +1,140 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func TestImageRoutes(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct {
+		method, path string
+		status       int
+		says         string
+	}{
+		{"GET", "/v1/images/python", 200, `"layers":["sha256:bbb`},
+		{"GET", "/v1/images/nope", 404, "IMAGE::NOT_FOUND"},
+		{"GET", "/v1/images/python/export", 200, "a tar of python:latest"},
+		{"GET", "/v1/images/no%2Fpe/export", 404, "no/pe"},
+		{"POST", "/v1/images/prune", 200, `{"images":[],"layers":["sha256:1"],"bytesReclaimed":7}`},
+		{"POST", "/v1/images/prune?all=true", 200, `"images":["python:latest"]`},
+		{"POST", "/v1/images/prune?all=perhaps", 400, "all"},
+		{"PUT", "/v1/images/python", 405, "allowed"},
+	} {
+		if a := w.do(c.method, c.path, ""); a.StatusCode != c.status || !strings.Contains(string(a.body), c.says) {
+			t.Errorf("%s %s: %d %s; want %d and %s", c.method, c.path, a.StatusCode, a.body, c.status, c.says)
+		}
+	}
+	tar := []string{"Content-Type", "application/octet-stream"}
+	for body, want := range map[string]struct {
+		query  string
+		status int
+		says   string
+	}{
+		"fine":  {"?name=x", 200, `{"image":{"name":"python"`},
+		"slow":  {"?name=x", 200, `{"progress":{"stage":"receive","bytes":4,"total":4}}` + "\n" + `{"image":`},
+		"late":  {"?name=x", 200, `{"error":{"code":"SANDBOX::INVALID_PARAMETER","message":"layer 3 is bad"}}`},
+		"full":  {"", 503, "the disk is full"},
+		"odd":   {"?name=Bad", 400, "Bad"},
+		"odder": {"?format=zip", 400, "zip"},
+	} {
+		if a := w.do("POST", "/v1/images"+want.query, body, tar...); a.StatusCode != want.status || !strings.Contains(string(a.body), want.says) {
+			t.Errorf("import %s: %d %s; want %d and %s", body, a.StatusCode, a.body, want.status, want.says)
+		}
+	}
+}
+
+// What fails in the middle of an export must not look like an archive.
+func TestExportBreaks(t *testing.T) {
+	w := newWorld(t)
+	w.exportFails = errors.New("a layer is gone")
+	req, err := http.NewRequest("GET", w.url+"/v1/images/python/export", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("OPEN-SANDBOX-API-KEY", testKey)
+	resp, err := noRedirect.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if b, err := io.ReadAll(resp.Body); err == nil {
+		t.Errorf("read %q to its end", b)
+	}
+}
+
+// A refusal reaches a client that is still sending, early and late, and ends
+// what it sends.
+func TestImportRefused(t *testing.T) {
+	w := newWorld(t)
+	c, err := client.New(w.url, testKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	for kind, want := range map[string]errs.Code{"full": errs.Exhausted, "late": errs.Invalid} {
+		sent := &pouring{start: strings.NewReader(kind)}
+		start := time.Now()
+		_, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Body: sent}, nil)
+		if !errs.Is(err, want) {
+			t.Errorf("%s: %v, want %s", kind, err, want)
+		}
+		if took := time.Since(start); took > refusalTime {
+			t.Errorf("%s: the refusal took %v", kind, took)
+		}
+	}
+	broken := io.MultiReader(strings.NewReader("slow"), breaking{})
+	if _, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Body: broken}, nil); err == nil || !strings.Contains(err.Error(), "the disk of the client") {
+		t.Errorf("an archive that can not be read: %v", err)
+	}
+	silent, never := io.Pipe() // nothing comes any more, and the daemon hangs up
+	go func() { _, _ = never.Write([]byte("full")) }()
+	if _, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Body: silent}, nil); !errs.Is(err, errs.Exhausted) {
+		t.Errorf("a refusal to who sends nothing more: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	silent, never = io.Pipe()
+	go func() { _, _ = never.Write([]byte("slow")) }()
+	if _, err := c.ImportImage(ctx, client.Archive{Name: "x", Body: silent}, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("given up while nothing came: %v", err)
+	}
+	var told []client.ImportProgress
+	im, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")}, func(p client.ImportProgress) { told = append(told, p) })
+	if err != nil || im.Name != "python" || len(told) != 1 || told[0].Total != 7 {
+		t.Errorf("%+v, %v, told %+v", im, err, told)
+	}
+	var out bytes.Buffer
+	if err := c.ExportImage(t.Context(), "python", &out); err != nil || out.String() != "a tar of python:latest" {
+		t.Errorf("export: %q, %v", out.String(), err)
+	}
+	if i, err := c.InspectImage(t.Context(), "python"); err != nil || len(i.Layers) != 1 {
+		t.Errorf("inspect: %+v, %v", i, err)
+	}
+	if p, err := c.PruneImages(t.Context(), true); err != nil || p.BytesReclaimed != 7 || len(p.Images) != 1 {
+		t.Errorf("prune: %+v, %v", p, err)
+	}
+}
+
+// pouring never ends.
+type pouring struct{ start io.Reader }
+
+func (p *pouring) Read(b []byte) (int, error) {
+	if n, err := p.start.Read(b); err == nil {
+		return n, nil
+	}
+	return len(b), nil
+}
+
+type breaking struct{}
+
+func (breaking) Read([]byte) (int, error) { return 0, errors.New("the disk of the client is broken") }

@@ -1,0 +1,71 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image"
+)
+
+// maxAuth bounds a user name and a password, in bytes: tokens of registries have
+// some kilobytes.
+const maxAuth = 16 << 10
+
+// checkAuth refuses credentials that nobody can have. It shows nothing of them.
+func checkAuth(field string, a *wire.ImageAuth) error {
+	switch {
+	case a == nil:
+		return nil
+	case a.Username == "" || a.Password == "":
+		return invalid("%s needs both username and password; leave it out for an image that everybody may pull", field)
+	case strings.ContainsAny(a.Username, ":\x00\r\n"), strings.ContainsAny(a.Password, "\x00\r\n"):
+		return invalid("%s holds a character that no user name (:) or no password (line breaks, NUL) can hold", field)
+	case len(a.Username)+len(a.Password) > maxAuth:
+		return invalid("%s has %d bytes; at most %d are taken", field, len(a.Username)+len(a.Password), maxAuth)
+	}
+	return nil
+}
+
+// withAuth has ctx carry the credentials that came for an image.
+func withAuth(ctx context.Context, i *wire.Image) context.Context {
+	if i == nil || i.Auth == nil {
+		return ctx
+	}
+	return image.WithAuth(ctx, &image.Auth{Username: i.Auth.Username, Password: i.Auth.Password})
+}
+
+// pullImage gets an image from a registry. It streams as an import does. What
+// was downloaded before a client left is kept for the next pull.
+func (s *Server) pullImage(w http.ResponseWriter, r *http.Request) error {
+	var req wire.PullRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	if err := checkAuth("auth", req.Auth); err != nil {
+		return err
+	}
+	infoOf(r).op, infoOf(r).image = opImagePull, clip(req.Name, 200)
+	said := &teller{w: w, rc: http.NewResponseController(w), done: make(chan struct{})}
+	said.going.Go(said.tell)
+	ctx := withAuth(r.Context(), &wire.Image{Auth: req.Auth})
+	im, err := s.images.Pull(ctx, image.Pull{Name: req.Name}, said.note)
+	close(said.done)
+	said.going.Wait()
+	if err == nil {
+		out := s.toImageInfo(im)
+		said.line(wire.ImportLine{Image: &out})
+		return nil
+	}
+	err = wireIf(fmt.Errorf("pull image %q: %w", clip(req.Name, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+	if !infoOf(r).wrote {
+		return err
+	}
+	infoOf(r).err = err
+	_, body := describe(err, infoOf(r).requestID)
+	said.line(wire.ImportLine{Error: &body})
+	return nil
+}

@@ -1,0 +1,246 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// fakeSnapshots is the snapshots of fake. They are ready when they are awaited.
+type fakeSnapshots struct{ *fake }
+
+func (f fakeSnapshots) Create(_ context.Context, sandbox, name string) (record.Snapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.recs[sandbox]
+	if r.State != record.Running {
+		return record.Snapshot{}, errs.New(errs.WrongState, "sandbox %s is %s", sandbox, r.State)
+	}
+	t := time.Now()
+	s := record.Snapshot{ID: record.NewSnapshotID('t'), Name: name, Source: sandbox, State: record.SnapshotCreating, Image: r.Spec.Image, Created: t, Changed: t, Bytes: 7}
+	f.snaps[s.ID] = s
+	return s, nil
+}
+
+func (f fakeSnapshots) Await(ctx context.Context, id string) (record.Snapshot, error) {
+	f.mu.Lock()
+	s := f.snaps[id]
+	s.State, s.Changed = record.SnapshotReady, time.Now()
+	f.snaps[id] = s
+	f.mu.Unlock()
+	return f.Get(ctx, id)
+}
+
+func (f fakeSnapshots) Get(_ context.Context, id string) (record.Snapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s, ok := f.snaps[id]; ok {
+		return s, nil
+	}
+	return record.Snapshot{}, errs.Wire(errs.New(errs.NotFound, "no snapshot %q", id), "SNAPSHOT::NOT_FOUND")
+}
+
+func (f fakeSnapshots) List(context.Context) (all []record.Snapshot, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.snaps {
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+func (f fakeSnapshots) Delete(ctx context.Context, id string) error {
+	_, err := f.Get(ctx, id)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.snaps, id)
+	return err
+}
+
+func (a answer) snapshot(t testing.TB, status int) (s wire.Snapshot) {
+	t.Helper()
+	if a.StatusCode != status {
+		t.Fatalf("status %d, want %d: %s", a.StatusCode, status, a.body)
+	}
+	if err := json.Unmarshal(a.body, &s); err != nil {
+		t.Fatalf("%v in %s", err, a.body)
+	}
+	return s
+}
+
+func (a answer) wants(t testing.TB, status int, code string) {
+	t.Helper()
+	if e := a.error(t); a.StatusCode != status || e.Code != code {
+		t.Errorf("got %d %s (%s), want %d %s", a.StatusCode, e.Code, e.Message, status, code)
+	}
+}
+
+// TestSnapshots walks the life of a snapshot as OpenSandbox's SDKs do.
+func TestSnapshots(t *testing.T) {
+	w := newWorld(t)
+	sb := w.create()
+	path := "/v1/sandboxes/" + sb.ID + "/snapshots"
+	for _, body := range []string{"", "{}", `{"name":"before import"}`} {
+		a := w.do("POST", path, body)
+		s := a.snapshot(t, http.StatusAccepted)
+		if st := s.Status; st.State != "Creating" || st.Reason != "snapshot_accepted" || st.Message != "Snapshot creation accepted." || st.LastTransitionAt.Before(s.CreatedAt) {
+			t.Errorf("accepted as %+v", st)
+		}
+		if s.SandboxID != sb.ID || strings.Contains(body, "name") != (s.Name == "before import") || a.Header.Get("Location") != "/v1/snapshots/"+s.ID {
+			t.Errorf("%+v at %s", s, a.Header.Get("Location"))
+		}
+	}
+	s := w.do("POST", path+"?wait=true", "{}").snapshot(t, http.StatusAccepted)
+	if st := s.Status; st.State != "Ready" || st.Reason != "snapshot_runtime_ready" {
+		t.Errorf("ready as %+v", st)
+	}
+	if got := w.do("GET", "/v1/snapshots/"+s.ID, "").snapshot(t, http.StatusOK); got.ID != s.ID || got.Status.State != "Ready" {
+		t.Errorf("got %+v", got)
+	}
+	var in wire.SnapshotInspection
+	if a := w.do("GET", "/v1/snapshots/"+s.ID+"/inspect", ""); json.Unmarshal(a.body, &in) != nil || in.Image != "python:latest" || in.Bytes != 7 || in.ID != s.ID {
+		t.Errorf("inspect: %s", a.body)
+	}
+	for query, want := range map[string]int{
+		"": 4, "?state=Ready": 1, "?state=creating": 3, "?sandboxId=" + sb.ID: 4, "?sandboxId=no": 0, "?name=before%20import": 1, "?pageSize=3&page=2": 1, "?page=9": 0,
+	} {
+		var l wire.SnapshotList
+		a := w.do("GET", "/v1/snapshots"+query, "", "X-Lenient", "1")
+		if err := json.Unmarshal(a.body, &l); err != nil || len(l.Items) != want || l.Items == nil {
+			t.Errorf("list %s: %d items, want %d: %s", query, len(l.Items), want, a.body)
+		}
+	}
+	// Restored: the entrypoint may be left out, the image is not named again.
+	a := w.do("POST", "/v1/sandboxes", `{"snapshotId":"`+s.ID+`","resourceLimits":{"cpu":"1","memory":"512Mi"}}`)
+	if a.StatusCode != http.StatusAccepted {
+		t.Fatalf("restore: %d %s", a.StatusCode, a.body)
+	}
+	got := w.do("GET", "/v1/sandboxes/"+a.sandbox(t).ID, "").sandbox(t)
+	if got.Image != nil || got.SnapshotID != s.ID || got.Sandboxd.ImageName != "python:latest" || strings.Join(got.Entrypoint, " ") != "tail -f /dev/null" {
+		t.Errorf("restored as %+v", got)
+	}
+	if a := w.do("DELETE", "/v1/snapshots/"+s.ID, ""); a.StatusCode != http.StatusNoContent || len(a.body) > 0 {
+		t.Errorf("delete: %d %s", a.StatusCode, a.body)
+	}
+	w.do("GET", "/v1/snapshots/"+s.ID, "").wants(t, 404, "SNAPSHOT::NOT_FOUND")
+	w.do("DELETE", "/v1/snapshots/"+s.ID, "").wants(t, 404, "SNAPSHOT::NOT_FOUND")
+	w.do("POST", "/v1/sandboxes", `{"snapshotId":"`+s.ID+`"}`).wants(t, 404, "SNAPSHOT::NOT_FOUND")
+}
+
+// TestSnapshotsRefused: what is wrong with a request is said with the codes of
+// OpenSandbox.
+func TestSnapshotsRefused(t *testing.T) {
+	w := newWorld(t)
+	sb := w.create()
+	path := "/v1/sandboxes/" + sb.ID + "/snapshots"
+	for _, body := range []string{`{"name":""}`, `{"name":"a\u001bb"}`, `{"name":"` + strings.Repeat("x", 257) + `"}`, `{"name":7}`, `[`, `{"name":"snap-taaaaaaaaaaa"}`} {
+		w.do("POST", path, body, "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	}
+	w.do("POST", "/v1/sandboxes/taaaaaaaaaaa/snapshots", "{}").wants(t, 404, "DOCKER::SANDBOX_NOT_FOUND")
+	for _, state := range []record.State{record.Creating, record.Stopping} {
+		w.set(sb.ID, func(r *record.Record) { r.State = state })
+		w.do("POST", path, "{}").wants(t, 409, "SNAPSHOT::INVALID_SOURCE_STATE")
+	}
+	w.set(sb.ID, func(r *record.Record) { r.State = record.Deleting })
+	w.do("POST", path, "{}").wants(t, 404, "DOCKER::SANDBOX_NOT_FOUND")
+	for _, id := range []string{"x", "..%2f..", "%00"} {
+		w.do("GET", "/v1/snapshots/"+id, "").wants(t, 404, "SNAPSHOT::NOT_FOUND")
+	}
+	w.do("POST", "/v1/sandboxes", `{"snapshotId":"a","image":{"uri":"python"}}`, "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	w.do("POST", "/v1/sandboxes", `{"snapshotId":"a","credentialProxy":{"enabled":true}}`, "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	w.do("PUT", "/v1/snapshots", "{}").wants(t, 405, "GENERAL::METHOD_NOT_ALLOWED")
+}
+
+// TestSnapshotNames: names are for people, and no paths or options to anybody.
+func TestSnapshotNames(t *testing.T) {
+	w := newWorld(t)
+	path := "/v1/sandboxes/" + w.create().ID + "/snapshots"
+	for _, bad := range []string{"../x", "..", ".", "a/b", "/", `a\\b`, "-rf", " x", "x ", "a..b", "\u0000", "a\nb", "snap-taaaaaaaaaaa", strings.Repeat("x", 257)} {
+		w.do("POST", path, `{"name":"`+bad+`"}`, "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	}
+	for _, good := range []string{"before import", "v1.2_rc-3 (all)", "vor dem Übergang", "2026-11-22"} {
+		if s := w.do("POST", path, `{"name":"`+good+`"}`).snapshot(t, 202); s.Name != good {
+			t.Errorf("%q became %q", good, s.Name)
+		}
+	}
+}
+
+// fakeDiffs finds three changes; against itself none, against a sandbox an error.
+type fakeDiffs struct{}
+
+func (fakeDiffs) Diff(_ context.Context, of, base string, layers []string, emit func(kind, path string) error) error {
+	if len(layers) != 1 {
+		return errs.New(errs.Internal, "layers %v", layers)
+	}
+	if of == base {
+		return nil
+	}
+	for _, c := range [][2]string{{"C", "/etc"}, {"A", "/etc/a\xffb"}, {"D", "/x<y"}} {
+		if err := emit(c[0], c[1]); err != nil {
+			return err
+		}
+	}
+	if record.IsID(base) {
+		return errs.New(errs.Exhausted, "that is where this ends")
+	}
+	return nil
+}
+
+func TestDiff(t *testing.T) {
+	w := newWorld(t)
+	sb := w.create()
+	s := w.do("POST", "/v1/sandboxes/"+sb.ID+"/snapshots?wait=true", `{"name":"one"}`).snapshot(t, 202)
+	const changes = `{"kind":"C","path":"/etc"}` + "\n" + `{"kind":"A","path":"/etc/a\ufffdb"}` + "\n" + `{"kind":"D","path":"/x<y"}` + "\n"
+	want := strings.ReplaceAll(changes, `\ufffd`, "\uFFFD")
+	for _, q := range []string{"of=" + sb.ID, "of=" + s.ID, "of=" + sb.ID + "&base=" + s.ID} {
+		if a := w.do("GET", "/v1/diff?"+q, ""); a.StatusCode != 200 || string(a.body) != want {
+			t.Errorf("%s: %d %s", q, a.StatusCode, a.body)
+		}
+	}
+	if a := w.do("GET", "/v1/diff?of="+s.ID+"&base="+s.ID, ""); a.StatusCode != 200 || len(a.body) > 0 {
+		t.Errorf("no difference: %d %q", a.StatusCode, a.body)
+	}
+	if a := w.do("GET", "/v1/diff?of="+s.ID+"&base="+sb.ID, ""); a.StatusCode != 200 || !strings.HasSuffix(string(a.body), `{"error":{"code":"SANDBOX::CAPACITY_EXCEEDED","message":"that is where this ends"}}`+"\n") {
+		t.Errorf("a late error: %d %q", a.StatusCode, a.body)
+	}
+	other := w.create()
+	w.set(other.ID, func(r *record.Record) { r.Spec.Image.Layers = []string{"sha256:other"} })
+	w.do("GET", "/v1/diff?of="+sb.ID+"&base="+other.ID, "").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	w.do("GET", "/v1/diff", "", "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	w.do("GET", "/v1/diff?of=nobody", "").wants(t, 404, "DOCKER::SANDBOX_NOT_FOUND")
+	w.do("GET", "/v1/diff?of="+sb.ID+"&base=snap-taaaaaaaaaaa", "").wants(t, 404, "SNAPSHOT::NOT_FOUND")
+	w.set(other.ID, func(r *record.Record) { r.State = record.Creating })
+	w.do("GET", "/v1/diff?of="+other.ID, "").wants(t, 409, "SANDBOX::INVALID_STATE")
+	fresh := w.do("POST", "/v1/sandboxes/"+w.create().ID+"/snapshots", "").snapshot(t, 202)
+	w.do("GET", "/v1/diff?of="+fresh.ID, "").wants(t, 409, "SNAPSHOT::NOT_READY")
+}
+
+func TestStartAndStop(t *testing.T) {
+	w := newWorld(t)
+	path := "/v1/sandboxes/" + w.create().ID
+	w.do("POST", path+"/start", "").wants(t, 409, "SANDBOX::INVALID_STATE")
+	for _, bad := range []string{"-1", "61", "x"} {
+		w.do("POST", path+"/stop?grace="+bad, "", "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	}
+	if a := w.do("POST", path+"/stop", ""); a.StatusCode != 202 || len(a.body) > 0 {
+		t.Errorf("stop: %d %s", a.StatusCode, a.body)
+	}
+	if sb := w.do("GET", path, "").sandbox(t); sb.Status.State != wire.Terminated || sb.Status.Reason != "stopped" {
+		t.Errorf("stopped: %+v", sb.Status)
+	}
+	w.do("POST", path+"/stop", "").wants(t, 409, "SANDBOX::INVALID_STATE")
+	if a := w.do("POST", path+"/start", ""); a.StatusCode != 202 || a.sandbox(t).Status.State != wire.Pending {
+		t.Errorf("start: %d %s", a.StatusCode, a.body)
+	}
+	w.set(strings.TrimPrefix(path, "/v1/sandboxes/"), func(r *record.Record) { r.State = record.Ended })
+	if a := w.do("POST", path+"/start?wait=true", ""); a.StatusCode != 202 || a.sandbox(t).Status.State != wire.Running || a.Header.Get("Server-Timing") == "" {
+		t.Errorf("start and wait: %d %s", a.StatusCode, a.body)
+	}
+}

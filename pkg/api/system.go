@@ -1,0 +1,122 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"strconv"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// What the daemon says of itself and its host. See api/openapi.yaml.
+
+// system answers what a daemon that has no System can not.
+func (s *Server) system() (System, error) {
+	if s.cfg.System == nil {
+		return nil, withStatus(http.StatusNotImplemented, "GENERAL::NOT_IMPLEMENTED", errs.Unsupported, "this daemon was built without what knows its host")
+	}
+	return s.cfg.System, nil
+}
+
+func (s *Server) systemRoutes(seg []string) (route, map[string]handler) {
+	if len(seg) != 2 {
+		return route{}, nil
+	}
+	rt := route{name: "/system/" + seg[1]}
+	switch seg[1] {
+	case "info":
+		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
+			sys, err := s.system()
+			if err != nil {
+				return err
+			}
+			info, err := sys.Info(r.Context())
+			if err != nil {
+				return fmt.Errorf("look at the system: %w", err)
+			}
+			info.Version = s.cfg.Version
+			writeJSON(w, http.StatusOK, info)
+			return nil
+		})
+	case "df":
+		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
+			sys, err := s.system()
+			if err != nil {
+				return err
+			}
+			df, err := sys.DiskUsage(r.Context())
+			if err != nil {
+				return fmt.Errorf("measure disks: %w", err)
+			}
+			writeJSON(w, http.StatusOK, df)
+			return nil
+		})
+	case "drain":
+		return rt, map[string]handler{http.MethodPut: s.drain(true), http.MethodDelete: s.drain(false)}
+	case "backup":
+		return rt, only(http.MethodGet, s.backup)
+	}
+	return route{}, nil
+}
+
+// drain is for who runs the host: a client with a key should not be able to
+// shut out all others.
+func (s *Server) drain(on bool) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		if err := onTheHost(r, "a host is drained by who runs it, so that is asked"); err != nil {
+			return err
+		}
+		sys, err := s.system()
+		if err != nil {
+			return err
+		}
+		if err := sys.Drain(r.Context(), on); err != nil {
+			return fmt.Errorf("drain: %w", err)
+		}
+		writeEmpty(w, http.StatusNoContent)
+		return nil
+	}
+}
+
+// onTheHost refuses what comes by another way than the Unix socket; why is the
+// beginning of the sentence that says so.
+func onTheHost(r *http.Request, why string) error {
+	if peerOf(r).unix {
+		return nil
+	}
+	return withStatus(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+		"%s over the Unix socket only: set SANDBOXD_HOST=%s on the host itself", why, "unix:///run/sandboxd/sandboxd.sock")
+}
+
+// backup sends the state. A key opens every sandbox, but what is in here also
+// opens what their environments are keys to: it is for who is root in all but
+// name.
+func (s *Server) backup(w http.ResponseWriter, r *http.Request) error {
+	if err := onTheHost(r, "a backup holds the environment and the tokens of every sandbox, so it is given"); err != nil {
+		return err
+	}
+	sys, err := s.system()
+	if err != nil {
+		return err
+	}
+	f, err := sys.Backup(r.Context())
+	if err != nil {
+		return fmt.Errorf("back up the state: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // read only
+	h := w.Header()
+	h.Set("Content-Type", "application/gzip")
+	if st, ok := f.(interface{ Stat() (fs.FileInfo, error) }); ok {
+		if fi, err := st.Stat(); err == nil {
+			h.Set("Content-Length", strconv.FormatInt(fi.Size(), 10)) // what is cut short is seen to be
+		}
+	}
+	w.WriteHeader(http.StatusOK)
+	if _, err := io.Copy(w, f); err != nil && r.Context().Err() == nil {
+		return errors.Join(errors.New("send the backup"), err)
+	}
+	return nil
+}

@@ -1,0 +1,100 @@
+package api
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+type fakeSystem struct{ full bool }
+
+func (fakeSystem) Info(context.Context) (wire.SystemInfo, error) {
+	return wire.SystemInfo{
+		Started: time.Now(), Kernel: "6.18", Pool: "btrfs-loop", Cgroups: "unified", Sandboxes: map[string]int{wire.Running: 2},
+		NoSweep: "restored", Strays: []string{"tabcdefghijk"},
+	}, nil
+}
+
+func (fakeSystem) DiskUsage(context.Context) (wire.DiskUsage, error) {
+	return wire.DiskUsage{Images: []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 1}}, Sandboxes: []wire.Disk{{ID: "tabcdefghijk", State: wire.Running}}, Snapshots: []wire.Disk{{ID: "snap-tabcdefghijk", State: wire.SnapshotReady}}}, nil
+}
+
+func (fakeSystem) Drain(context.Context, bool) error { return nil }
+
+func (f fakeSystem) Backup(context.Context) (io.ReadCloser, error) {
+	if f.full {
+		return nil, errs.New(errs.Unavailable, "no space is left")
+	}
+	return io.NopCloser(strings.NewReader("the state")), nil
+}
+
+func TestSystem(t *testing.T) {
+	w := newWorld(t, func(c *Config) { c.System = fakeSystem{} })
+	for _, path := range []string{"/system/info", "/v1/system/df"} {
+		if a := w.do("GET", path, ""); a.StatusCode != http.StatusOK {
+			t.Errorf("%s: %d %s", path, a.StatusCode, a.body)
+		}
+	}
+	if a := w.do("GET", "/system/info", ""); !strings.Contains(string(a.body), `"go":"go1.26"`) || !strings.Contains(string(a.body), `"Running":2`) {
+		t.Errorf("%s", a.body)
+	}
+	for path, status := range map[string]int{"/system": 404, "/system/": 404, "/system/other": 404, "/system/info/more": 404} {
+		if a := w.do("GET", path, ""); a.StatusCode != status {
+			t.Errorf("%s: %d", path, a.StatusCode)
+		}
+	}
+	if a := w.do("POST", "/system/info", ""); a.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %d", a.StatusCode)
+	}
+}
+
+// overUnix returns a client of the server at socket.
+func overUnix(t *testing.T, socket string) *http.Client {
+	c := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	}}}
+	t.Cleanup(c.CloseIdleConnections)
+	return c
+}
+
+// TestBackup is given over the Unix socket, and not to who has but a key.
+func TestBackup(t *testing.T) {
+	for _, full := range []bool{false, true} {
+		w := newWorld(t, func(c *Config) { c.System = fakeSystem{full} })
+		if a := w.do("GET", "/system/backup", ""); a.StatusCode != http.StatusForbidden || strings.Contains(string(a.body), `the state"`) {
+			t.Errorf("by TCP, with a key: %d %s", a.StatusCode, a.body)
+		}
+		socket := filepath.Join(t.TempDir(), "s")
+		w.serve("unix", socket, Listener{})
+		resp, err := overUnix(t, socket).Get("http://sandboxd/v1/system/backup")
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		validate(t, resp.Request, "", resp, body)
+		if !full && (resp.StatusCode != http.StatusOK || string(body) != "the state") || full && resp.StatusCode != http.StatusServiceUnavailable {
+			t.Errorf("full %v: %d %s", full, resp.StatusCode, body)
+		}
+	}
+}
+
+func TestNoSystem(t *testing.T) {
+	w := newWorld(t)
+	for _, path := range []string{"/system/info", "/system/df"} {
+		if a := w.do("GET", path, ""); a.StatusCode != http.StatusNotImplemented {
+			t.Errorf("%s: %d", path, a.StatusCode)
+		}
+	}
+}

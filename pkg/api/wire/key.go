@@ -1,0 +1,36 @@
+package wire
+
+import "time"
+
+// Where a key stands.
+const (
+	KeyOfStore         = "store"         // it was made by POST /keys
+	KeyOfConfiguration = "configuration" // in the file of listen.api_key_file
+)
+
+// Key is an API key, but for the key. (ours)
+type Key struct {
+	Name      string     `json:"name"`
+	Role      string     `json:"role"`   // viewer, operator, admin; none: its record can not be read
+	Source    string     `json:"source"` // KeyOfStore, KeyOfConfiguration
+	CreatedAt *time.Time `json:"createdAt,omitempty"`
+	ExpiresAt *time.Time `json:"expiresAt,omitempty"` // absent: never
+}
+
+// KeyList answers GET /keys. (ours)
+type KeyList struct {
+	Items []Key `json:"items"`
+}
+
+// KeyRequest is the body of POST /keys. (ours)
+type KeyRequest struct {
+	Name      string `json:"name"`
+	Role      string `json:"role,omitempty"`      // absent: operator
+	ExpiresAt string `json:"expiresAt,omitempty"` // RFC 3339; absent: never
+}
+
+// NewKey answers POST /keys, the one time that the key is told. (ours)
+type NewKey struct {
+	Key
+	Secret string `json:"key"`
+}

@@ -1,0 +1,88 @@
+package wire
+
+import "time"
+
+// SystemInfo answers GET /system/info. (ours)
+type SystemInfo struct {
+	Version
+	Started   time.Time      `json:"started"` // of the daemon
+	Kernel    string         `json:"kernel"`
+	StateDir  string         `json:"stateDir"`
+	Pool      string         `json:"pool"`    // kind, place and size, for people
+	Cgroups   string         `json:"cgroups"` // unified, hybrid or legacy
+	Network   string         `json:"network"` // the addresses of sandboxes
+	Schema    int            `json:"schema"`  // of the store
+	Defaults  Guest          `json:"defaults"`
+	Limits    SystemLimits   `json:"limits"`
+	Sandboxes map[string]int `json:"sandboxes"` // by State
+	Images    int            `json:"images"`
+	// DrainingSince, if there, is since when no sandbox is created.
+	DrainingSince *time.Time `json:"drainingSince,omitempty"`
+	// Unreadable are records of sandboxes, snapshots and images that can not be
+	// read; delete them by id, or by name:tag.
+	Unreadable []string `json:"unreadable,omitempty"`
+	// NoSweep, if there, is why nothing is erased that nobody asked to; Strays
+	// are then ids that the host holds something of and the store nothing.
+	NoSweep string   `json:"noSweep,omitempty"`
+	Strays  []string `json:"strays,omitempty"`
+}
+
+// Guest is what a sandbox gets that asks for nothing. (ours)
+type Guest struct {
+	Runtime     string `json:"runtime"`
+	MemoryBytes int64  `json:"memoryBytes"`
+	CPUMillis   int64  `json:"cpuMillis"`
+	Pids        int64  `json:"pids"`
+	DiskBytes   int64  `json:"diskBytes"`
+	Network     string `json:"network"`
+}
+
+// SystemLimits are what the host's owner allows. (ours)
+type SystemLimits struct {
+	MaxSandboxes       int   `json:"maxSandboxes"`
+	MaxCreating        int   `json:"maxCreating"`        // at once; the others wait
+	MemoryReserveBytes int64 `json:"memoryReserveBytes"` // 0: none
+	DiskReserveBytes   int64 `json:"diskReserveBytes"`   // 0: none
+	MaxTimeoutSeconds  int64 `json:"maxTimeoutSeconds"`  // 0: none
+	RetainEndedSeconds int64 `json:"retainEndedSeconds"`
+}
+
+// Space is room on a file system. (ours)
+type Space struct {
+	FreeBytes  int64 `json:"freeBytes"`
+	TotalBytes int64 `json:"totalBytes"`
+}
+
+// DiskUsage answers GET /system/df. (ours)
+type DiskUsage struct {
+	State     Space       `json:"state"` // the file system of the state directory: layers, records, the pool's file
+	Pool      Space       `json:"pool"`  // what sandboxes write
+	Images    []ImageDisk `json:"images"`
+	Sandboxes []Disk      `json:"sandboxes"`
+	Snapshots []Disk      `json:"snapshots"` // what they held when they were taken; sources and copies share it
+	// LayerBytes is what all layers take, each counted once.
+	LayerBytes int64 `json:"layerBytes"`
+	// Lost are disks nobody owns, which go within a day.
+	Lost int `json:"lost"`
+	// ReclaimableBytes is what comes back by removing images that no sandbox and
+	// no snapshot uses, and sandboxes that have ended.
+	ReclaimableBytes int64 `json:"reclaimableBytes"`
+}
+
+// ImageDisk is what an image takes. (ours)
+type ImageDisk struct {
+	Name        string `json:"name"`
+	Tag         string `json:"tag"`
+	Bytes       int64  `json:"bytes"`       // of all its layers
+	SharedBytes int64  `json:"sharedBytes"` // of layers that other images have, too
+	Sandboxes   int    `json:"sandboxes"`   // that stand on it
+}
+
+// Disk is what a sandbox has written, or a snapshot holds. (ours)
+type Disk struct {
+	ID         string `json:"id"`
+	Name       string `json:"name,omitempty"`
+	State      string `json:"state"`
+	Bytes      int64  `json:"bytes"`                // 0 where the pool does not count
+	LimitBytes int64  `json:"limitBytes,omitempty"` // absent: none
+}

@@ -1,0 +1,50 @@
+package cgroups
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Probe says what Open would find, by trying: Mode, and whether the kernel
+// limits swap. In the v2 tree, if there is one, it starts a process straight in
+// a group of its own making and removes the group.
+func Probe() (mode string, swap bool, err error) {
+	lay, err := detect()
+	if err != nil {
+		return "", false, err
+	}
+	memory := lay.of["memory"]
+	// The root of a v2 tree has no limits; CONFIG_MEMCG alone brings them since 6.1.
+	swap = memory.v2 || unix.Access(memory.mount+"/memory.memsw.limit_in_bytes", unix.F_OK) == nil
+	if lay.v2 != nil {
+		err = startInside(lay.v2.mount)
+	}
+	return lay.mode(), swap, err
+}
+
+func startInside(mount string) (err error) {
+	dir, err := os.MkdirTemp(mount, "sandboxd-probe-")
+	if err != nil {
+		return fmt.Errorf("make a cgroup below %s: %w", mount, err)
+	}
+	defer func() {
+		if rerr := unix.Rmdir(dir); err == nil && rerr != nil {
+			err = fmt.Errorf("remove cgroup %s: %w", dir, rerr)
+		}
+	}()
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	cmd := exec.Command("/bin/true")
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(f.Fd())}
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("start a process in cgroup %s (CLONE_INTO_CGROUP): %w", dir, err)
+	}
+	return nil
+}

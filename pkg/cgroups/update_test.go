@@ -1,0 +1,181 @@
+package cgroups
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// diskOf is the whole disk that dir is on.
+func diskOf(t *testing.T, dir string) string {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		t.Fatal(err)
+	}
+	dev := fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev))
+	sys, err := filepath.EvalSymlinks("/sys/dev/block/" + dev)
+	if err != nil {
+		t.Fatalf("the tests lie on no disk (%v): run them from one", err)
+	}
+	if b, err := os.ReadFile(filepath.Join(filepath.Dir(sys), "dev")); err == nil {
+		dev = strings.TrimSpace(string(b))
+	}
+	return dev
+}
+
+// testUpdate: limits go up and down under a living process, and hold.
+func testUpdate(t *testing.T, e *env) {
+	id := e.create(Limits{MemoryBytes: 64 << 20, Pids: 10})
+	e.sh(id, "exec sleep 1000")
+	for _, l := range []Limits{
+		{MemoryBytes: 256 << 20, Pids: 30},
+		{MemoryBytes: 1 << 20, Pids: 25, KeepMemory: true},
+		{MemoryBytes: 128 << 20, HeadroomBytes: 32 << 20, Pids: 20},
+		{},
+		{MemoryBytes: 32 << 20, Pids: 5},
+	} {
+		e.must(e.Limit(e.ctx, id, l))
+		e.must(e.Limit(e.ctx, id, l))
+		if l.KeepMemory {
+			l.MemoryBytes = 256 << 20 // of the one before
+		}
+		for _, c := range needed {
+			for _, dir := range []string{e.dir(e.layout.of[c], id), e.leafIn(e.layout.of[c], id)} {
+				for _, w := range l.writes(c, e.flavours[c]) {
+					got, err := readFile(dir + "/" + w.file)
+					e.must(err)
+					if got = strings.TrimSpace(got); got != w.value && !(w.value == "-1" && len(got) >= 19) {
+						t.Errorf("%+v: %s/%s is %s, want %s", l, dir, w.file, got, w.value)
+					}
+				}
+			}
+		}
+	}
+	if out := e.output(id, hog(64)); strings.Contains(out, "held") {
+		t.Errorf("above the last limit: %s", out)
+	}
+	before, err := e.PidsRefused(id)
+	e.must(err)
+	e.output(id, "for i in 1 2 3 4 5 6 7 8 9; do sleep 1000 >/dev/null 2>&1 & done")
+	if n, err := e.PidsRefused(id); n <= before || err != nil {
+		t.Errorf("%d tasks were refused before, %d after, %v", before, n, err)
+	}
+	if err := e.Limit(e.ctx, "gaaaaaaaaaa2", Limits{}); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("limits of nobody: %v", err)
+	}
+	if n, err := e.PidsRefused("gaaaaaaaaaa2"); n != 0 || err != nil {
+		t.Errorf("refused to nobody: %d, %v", n, err)
+	}
+	if n, err := e.MemoryHeld("gaaaaaaaaaa2"); n != 0 || err != nil {
+		t.Errorf("held by nobody: %d, %v", n, err)
+	}
+}
+
+// testBelowUse: what is held is known, page cache left out, and v1 refuses less.
+func testBelowUse(t *testing.T, e *env) {
+	id := e.create(Limits{MemoryBytes: 256 << 20})
+	dir := t.TempDir()
+	// 32 MiB of page cache, and 64 MiB that stay.
+	e.sh(id, fmt.Sprintf("head -c %d /dev/zero >%s/file; x=$(head -c %d /dev/zero | tr '\\0' x); echo >%s/held; sleep 1000 & wait", 32<<20, dir, 64<<20, dir))
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { // a file of the test's, looked at from outside
+		if _, err := os.Stat(dir + "/held"); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("it never held its memory")
+		}
+	}
+	used, err := e.Usage(id)
+	e.must(err)
+	held, err := e.MemoryHeld(id)
+	e.must(err)
+	if held < 64<<20 || held > 200<<20 || held > int64(used.MemoryBytes) {
+		t.Errorf("%d bytes are held, %d used", held, used.MemoryBytes)
+	}
+	if e.flavours["memory"].v2 {
+		return // it would kill
+	}
+	if err := e.Limit(e.ctx, id, Limits{MemoryBytes: 32 << 20}); !errs.Is(err, errs.WrongState) {
+		t.Errorf("half of what is held: %v", err)
+	}
+	e.must(e.Limit(e.ctx, id, Limits{MemoryBytes: 256 << 20}))
+	if yes, err := e.Populated(id); !yes || err != nil {
+		t.Errorf("after all that: populated %v, %v", yes, err)
+	}
+}
+
+// testShares: of two that want all of one CPU, one gets four times as much.
+func testShares(t *testing.T, e *env) {
+	few, many := e.create(Limits{CPUShares: 256}), e.create(Limits{CPUShares: 1024})
+	for _, id := range []string{few, many} {
+		// On one CPU, whatever the host has: shares count where tasks meet.
+		e.sh(id, "exec taskset -c 0 sh -c 'while :; do :; done'")
+	}
+	a, b := e.usage(few), e.usage(many)
+	time.Sleep(2 * time.Second) // this is what is measured
+	c, d := e.usage(few), e.usage(many)
+	ratio := float64(d.CPUMicros-b.CPUMicros) / float64(c.CPUMicros-a.CPUMicros)
+	if ratio < 2.5 || ratio > 6 {
+		t.Errorf("four times the shares got %.2f times the CPU", ratio)
+	}
+	t.Logf("1024 to 256 shares: %.2f times the CPU", ratio)
+}
+
+// testIO: direct I/O goes as fast as the limit, and faster when that is lifted.
+func testIO(t *testing.T, e *env) {
+	can, writeback := e.LimitsIO()
+	if !can {
+		t.Fatal("this host can not limit I/O")
+	}
+	t.Logf("what the page cache writes back is limited: %v", writeback)
+	dir, err := os.MkdirTemp(".", "io-") // not /tmp, which may be memory
+	e.must(err)
+	defer os.RemoveAll(dir)
+	path, err := filepath.Abs(dir + "/file")
+	e.must(err)
+	const limit, size = 8 << 20, 16 << 20
+	id := e.create(Limits{IOReadBps: limit, IOWriteBps: limit})
+	rate := func(dd string) float64 {
+		start := time.Now()
+		out := e.output(id, dd)
+		took := time.Since(start)
+		if !strings.Contains(out, "copied") {
+			t.Fatalf("%s: %s", dd, out)
+		}
+		return size / took.Seconds()
+	}
+	write := fmt.Sprintf("dd if=/dev/zero of=%s bs=1M count=%d oflag=direct", path, size>>20)
+	read := fmt.Sprintf("dd if=%s of=/dev/null bs=1M count=%d iflag=direct", path, size>>20)
+	for _, dd := range []string{write, read} {
+		if r := rate(dd); r > 1.3*limit || r < 0.3*limit {
+			t.Errorf("%s: %.1f MiB/s with a limit of %d", dd, r/(1<<20), limit>>20)
+		}
+	}
+	e.must(e.Limit(e.ctx, id, Limits{IOReadBps: 4 * limit}))
+	if r := rate(read); r > 1.3*4*limit || r < 1.5*limit {
+		t.Errorf("four times the limit: %.1f MiB/s", r/(1<<20))
+	}
+	e.must(e.Limit(e.ctx, id, Limits{}))
+	if r := rate(write); r < 2*limit {
+		t.Errorf("without a limit: %.1f MiB/s", r/(1<<20))
+	}
+	if e.hasIOLimits(id) {
+		t.Error("limits are left")
+	}
+	e.must(e.Limit(e.ctx, id, Limits{IOReadIOPS: 40}))
+	start := time.Now()
+	e.output(id, fmt.Sprintf("dd if=%s of=/dev/null bs=4k count=80 iflag=direct", path))
+	if took := time.Since(start); took < time.Second || took > 6*time.Second {
+		t.Errorf("80 reads at 40 a second took %v", took)
+	}
+}

@@ -1,0 +1,46 @@
+package client
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// TestLongQueue: who wants to wait does so for longer than the daemon's answer.
+func TestLongQueue(t *testing.T) {
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		state := Running
+		if r.Method == http.MethodPost {
+			state = Pending
+		}
+		io.WriteString(w, `{"id":"tabcdefghijk","status":{"state":"`+state+`"}}`) //nolint:errcheck // read below
+	})
+	for wait, want := range map[bool]string{true: Running, false: Pending} {
+		if sb, err := c.Create(t.Context(), CreateRequest{}, wait); err != nil || sb.Status.State != want {
+			t.Errorf("wait %v: %+v, %v", wait, sb, err)
+		}
+	}
+}
+
+// TestNoRoom: a full host is told from one that can not just now, with the time
+// to ask again.
+func TestNoRoom(t *testing.T) {
+	for code, want := range map[string]errs.Code{"SANDBOX::CAPACITY_EXCEEDED": errs.Exhausted, "SANDBOX::DRAINING": errs.Unavailable} {
+		for after, retry := range map[string]time.Duration{"7": 7 * time.Second, "": 0, "soon": 0, "-3": 0} {
+			c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Retry-After", after)
+				w.WriteHeader(http.StatusServiceUnavailable)
+				io.WriteString(w, `{"code":"`+code+`","message":"no room"}`) //nolint:errcheck // read below
+			})
+			_, err := c.Create(t.Context(), CreateRequest{}, true)
+			e, ok := err.(*errs.Error) //nolint:errorlint // what comes from the wire is not wrapped
+			if !ok || e.Code != want || e.Retry != retry || !strings.Contains(e.Text, "no room") {
+				t.Errorf("%s, %q: %+v", code, after, err)
+			}
+		}
+	}
+}

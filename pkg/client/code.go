@@ -1,0 +1,149 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// CodeContext is a living interpreter in a sandbox: what one call defines the
+// next one finds.
+type CodeContext = agent.CodeContext
+
+// NewCodeContext starts an interpreter of a language, in dir or, if that is
+// empty, in the image's WORKDIR.
+func (c *Client) NewCodeContext(ctx context.Context, idOrName, language, dir string) (cc CodeContext, err error) {
+	err = c.do(ctx, request{method: http.MethodPost, path: agentPath(idOrName, "/code/context"), json: CodeContext{Language: language, Cwd: dir}, patient: true}, &cc)
+	return cc, err
+}
+
+// CodeContexts lists the interpreters of a language, or all.
+func (c *Client) CodeContexts(ctx context.Context, idOrName, language string) (list []CodeContext, err error) {
+	r := request{method: http.MethodGet, path: agentPath(idOrName, "/code/contexts")}
+	if language != "" {
+		r.query = url.Values{"language": {language}}
+	}
+	err = c.do(ctx, r, &list)
+	return list, err
+}
+
+// RemoveCodeContext ends an interpreter and what runs in it.
+func (c *Client) RemoveCodeContext(ctx context.Context, idOrName, id string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: agentPath(idOrName, "/code/contexts/"+url.PathEscape(id))}, nil)
+}
+
+// Code is what RunCode runs.
+type Code struct {
+	Text     string
+	Language string // whose standing context it runs in, unless Context says which
+	Context  string // id of a CodeContext
+}
+
+// CodeError is code that failed: an exception it did not catch, or the end of
+// its interpreter.
+type CodeError agent.EventError
+
+func (e *CodeError) Error() string { return fmt.Sprintf("%s: %s", e.Name, e.Value) }
+
+// Evaluation is code that runs.
+type Evaluation struct {
+	Context string // whose id it is
+
+	c       *Client
+	sandbox string
+	body    io.ReadCloser
+	events  *bufio.Reader
+}
+
+// RunCode starts code. Its output waits until Wait is called; it goes on when
+// this client leaves.
+func (c *Client) RunCode(ctx context.Context, idOrName string, code Code) (*Evaluation, error) {
+	resp, err := c.stream(ctx, request{
+		method: http.MethodPost, path: agentPath(idOrName, "/code"), patient: true,
+		json: agent.CodeRequest{Code: code.Text, Context: agent.CodeContext{ID: code.Context, Language: code.Language}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	e := &Evaluation{c: c, sandbox: idOrName, body: resp.Body, events: bufio.NewReaderSize(resp.Body, 32<<10)}
+	first, err := e.next()
+	if err == nil && (first.Type != "init" || first.Text == "") {
+		err = fmt.Errorf("the first event is %.32q", first.Type)
+	}
+	if err != nil {
+		resp.Body.Close()
+		return nil, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", idOrName)
+	}
+	e.Context = first.Text
+	return e, nil
+}
+
+// maxCodeEvent bounds an event, in bytes: the agent sends a figure in one.
+const maxCodeEvent = 64 << 20
+
+// next reads an event: JSON in a line, and an empty line after it.
+func (e *Evaluation) next() (ev agent.Event, err error) {
+	var line []byte
+	for len(line) == 0 {
+		for {
+			part, err := e.events.ReadSlice('\n')
+			line = append(line, part...)
+			if len(line) > maxCodeEvent {
+				return ev, fmt.Errorf("an event of over %d bytes", maxCodeEvent)
+			}
+			if err == nil {
+				break
+			}
+			if !errors.Is(err, bufio.ErrBufferFull) {
+				return ev, fmt.Errorf("%w (%w)", ErrLost, err)
+			}
+		}
+		line = bytes.TrimRight(line, "\r\n")
+	}
+	return ev, json.Unmarshal(line, &ev)
+}
+
+// Wait copies output until the code ends, and hands over each value that it
+// shows, as text by MIME type; bytes are base64. Code that failed is a
+// *CodeError. An error of a writer, or of result, ends it, too.
+func (e *Evaluation) Wait(stdout, stderr io.Writer, result func(map[string]string) error) error {
+	defer e.body.Close()
+	for {
+		ev, err := e.next()
+		if err != nil {
+			return err
+		}
+		switch ev.Type {
+		case "stdout":
+			_, err = io.WriteString(stdout, ev.Text)
+		case "stderr":
+			_, err = io.WriteString(stderr, ev.Text)
+		case "result":
+			err = result(ev.Results)
+		case "error":
+			if ev.Error == nil {
+				return errs.New(errs.Internal, "the agent of sandbox %s says nothing sensible of the code's end", e.sandbox)
+			}
+			return (*CodeError)(ev.Error)
+		case "execution_complete":
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("write what the code said: %w", err)
+		}
+	}
+}
+
+// Signal interrupts the code, whatever the name: its context lives on.
+func (e *Evaluation) Signal(ctx context.Context, _ string) error {
+	return e.c.do(ctx, request{method: http.MethodDelete, path: agentPath(e.sandbox, "/code"), query: url.Values{"id": {e.Context}}}, nil)
+}

@@ -1,0 +1,244 @@
+package client
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Images lists the images of the host.
+func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
+	var l wire.ImageList
+	err := c.do(ctx, request{method: http.MethodGet, path: "/images"}, &l)
+	return l.Items, err
+}
+
+// RemoveImage removes name[:tag] or a digest.
+func (c *Client) RemoveImage(ctx context.Context, ref string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: "/images/" + url.PathEscape(ref)}, nil)
+}
+
+// BuildImage makes the image of a recipe and calls progress for each line of the build.
+func (c *Client) BuildImage(ctx context.Context, name string, progress func(line string)) (ImageInfo, error) {
+	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/build", json: wire.BuildRequest{Name: name}})
+	if err != nil {
+		return ImageInfo{}, err
+	}
+	defer resp.Body.Close()
+	im, err := parseBuild(resp.Body, progress)
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = c.lost(ctx, err)
+	}
+	return im, err
+}
+
+func parseBuild(r io.Reader, progress func(string)) (ImageInfo, error) {
+	sc := bufio.NewScanner(r)
+	sc.Buffer(nil, maxEvent)
+	for sc.Scan() {
+		var l wire.BuildLine
+		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
+			return ImageInfo{}, fmt.Errorf("decode a line of the build: %w", err)
+		}
+		switch {
+		case l.Error != nil:
+			return ImageInfo{}, errs.Wire(errs.New(errs.Internal, "%s", l.Error.Message), l.Error.Code)
+		case l.Image != nil:
+			return *l.Image, nil
+		default:
+			progress(l.Line)
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return ImageInfo{}, err
+	}
+	return ImageInfo{}, io.ErrUnexpectedEOF
+}
+
+// Archive is an image to import.
+type Archive struct {
+	Name   string // NAME[:TAG]; empty: what the archive says
+	Format string // auto, rootfs, docker or oci; empty: auto
+	Size   int64  // bytes; 0: unknown
+	Body   io.Reader
+}
+
+// ImportImage makes an image of an archive. progress is told, a few times a
+// second, how far the daemon is. Cancelling ctx ends the import, and leaves
+// nothing.
+func (c *Client) ImportImage(ctx context.Context, a Archive, progress func(ImportProgress)) (ImageInfo, error) {
+	q := url.Values{}
+	for k, v := range map[string]string{"name": a.Name, "format": a.Format} {
+		if v != "" {
+			q.Set(k, v)
+		}
+	}
+	body := &remembering{r: a.Body} // what can not be read here is not the daemon's fault
+	if a.Size == 0 {
+		in := unblocked(a.Body)
+		defer in.Close()
+		body.r, ctx = in, closeWithConn(ctx, in)
+	}
+	resp, err := c.stream(ctx, request{
+		method: http.MethodPost, path: "/images", query: q, body: body, length: a.Size,
+		header: http.Header{"Content-Type": {"application/octet-stream"}}, patient: true,
+	})
+	if err != nil {
+		return ImageInfo{}, body.blame(err)
+	}
+	defer resp.Body.Close() // also ends what is still sent
+	im, err := c.arriving(ctx, resp.Body, progress)
+	return im, body.blame(err)
+}
+
+// PullImage gets an image from the registry that the daemon's configuration
+// names for it. progress is told, a few times a second, how far that is.
+// Cancelling ctx ends the pull; the next goes on from there.
+func (c *Client) PullImage(ctx context.Context, name string, auth *ImageAuth, progress func(ImportProgress)) (ImageInfo, error) {
+	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/pull", json: wire.PullRequest{Name: name, Auth: auth}, patient: true})
+	if err != nil {
+		return ImageInfo{}, err
+	}
+	defer resp.Body.Close()
+	return c.arriving(ctx, resp.Body, progress)
+}
+
+// arriving reads the lines of an image that comes to be.
+func (c *Client) arriving(ctx context.Context, r io.ReadCloser, progress func(ImportProgress)) (ImageInfo, error) {
+	sc := bufio.NewScanner(c.followed(ctx, r))
+	sc.Buffer(nil, maxEvent)
+	for sc.Scan() {
+		var l wire.ImportLine
+		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
+			return ImageInfo{}, fmt.Errorf("decode a line of the answer: %w", err)
+		}
+		switch {
+		case l.Error != nil:
+			return ImageInfo{}, errs.Wire(errs.New(errs.Invalid, "%s", l.Error.Message), l.Error.Code)
+		case l.Image != nil:
+			return *l.Image, nil
+		case l.Progress != nil && progress != nil:
+			progress(*l.Progress)
+		}
+	}
+	if err := sc.Err(); err != nil {
+		return ImageInfo{}, err
+	}
+	return ImageInfo{}, c.lost(ctx, io.ErrUnexpectedEOF)
+}
+
+// unblocked reads r elsewhere, so that Close ends a Read that waits.
+func unblocked(r io.Reader) io.ReadCloser {
+	out, in := io.Pipe()
+	go func() {
+		_, err := io.CopyBuffer(struct{ io.Writer }{in}, struct{ io.Reader }{r}, make([]byte, 1<<18))
+		in.CloseWithError(err)
+	}()
+	return out
+}
+
+// closeWithConn closes the body of the request to be made with the context it
+// returns when the connection breaks or ctx ends: net/http waits for a Read of
+// it, and a pipe may never say anything again.
+func closeWithConn(ctx context.Context, body io.Closer) context.Context {
+	context.AfterFunc(ctx, func() { body.Close() })
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+		conn := i.Conn
+		if t, ok := conn.(*tls.Conn); ok {
+			conn = t.NetConn()
+		}
+		if w, ok := conn.(*watched); ok {
+			context.AfterFunc(w.alive, func() { body.Close() })
+		}
+	}})
+}
+
+// watched is a connection that tells when it broke.
+type watched struct {
+	net.Conn
+	alive context.Context
+	end   context.CancelFunc
+}
+
+func watch(c net.Conn, err error) (net.Conn, error) {
+	if err != nil {
+		return nil, err
+	}
+	w := &watched{Conn: c}
+	w.alive, w.end = context.WithCancel(context.Background())
+	return w, nil
+}
+
+func (w *watched) Read(p []byte) (int, error) {
+	n, err := w.Conn.Read(p)
+	if err != nil {
+		w.end()
+	}
+	return n, err
+}
+
+func (w *watched) Close() error {
+	w.end()
+	return w.Conn.Close()
+}
+
+// remembering is a body that keeps why it could not be read.
+type remembering struct {
+	r   io.Reader
+	err atomic.Pointer[error] // net/http reads where it likes
+}
+
+func (r *remembering) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrClosedPipe) {
+		r.err.CompareAndSwap(nil, &err)
+	}
+	return n, err
+}
+
+func (r *remembering) blame(err error) error {
+	if why := r.err.Load(); why != nil {
+		return errs.Wrap(*why, errs.Invalid, "read the archive: %v", *why)
+	}
+	return err
+}
+
+// ExportImage writes the archive of an image to w. What was written is whole
+// only if this succeeds.
+func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error {
+	resp, err := c.stream(ctx, request{method: http.MethodGet, path: "/images/" + url.PathEscape(ref) + "/export", patient: true})
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, err = io.Copy(w, c.followed(ctx, resp.Body))
+	return err
+}
+
+// InspectImage returns all there is to know of an image.
+func (c *Client) InspectImage(ctx context.Context, ref string) (ImageInspection, error) {
+	var i ImageInspection
+	err := c.do(ctx, request{method: http.MethodGet, path: "/images/" + url.PathEscape(ref)}, &i)
+	return i, err
+}
+
+// PruneImages removes layers that nobody needs, with all also images that no
+// sandbox uses.
+func (c *Client) PruneImages(ctx context.Context, all bool) (PruneReport, error) {
+	var p PruneReport
+	err := c.do(ctx, request{method: http.MethodPost, path: "/images/prune", query: url.Values{"all": {strconv.FormatBool(all)}}}, &p)
+	return p, err
+}

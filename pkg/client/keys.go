@@ -1,0 +1,39 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+)
+
+// The JSON of /keys.
+type (
+	Key    = wire.Key
+	NewKey = wire.NewKey
+)
+
+// CreateKey makes an API key, whose Secret is told this once. An empty role is
+// an operator's; expires zero is never.
+func (c *Client) CreateKey(ctx context.Context, name, role string, expires time.Time) (k NewKey, err error) {
+	req := wire.KeyRequest{Name: name, Role: role}
+	if !expires.IsZero() {
+		req.ExpiresAt = expires.UTC().Format(time.RFC3339Nano)
+	}
+	err = c.do(ctx, request{method: http.MethodPost, path: "/keys", json: req}, &k)
+	return k, err
+}
+
+// Keys lists the API keys there are, those of the configuration first.
+func (c *Client) Keys(ctx context.Context) ([]Key, error) {
+	var l wire.KeyList
+	err := c.do(ctx, request{method: http.MethodGet, path: "/keys"}, &l)
+	return l.Items, err
+}
+
+// RemoveKey removes an API key; from then on it opens nothing.
+func (c *Client) RemoveKey(ctx context.Context, name string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: "/keys/" + url.PathEscape(name)}, nil)
+}

@@ -1,0 +1,170 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// TerminalInfo is what the agent knows of a terminal. Its strings are the guest's.
+type TerminalInfo = agent.PtyStatus
+
+// A Terminal is a session in a sandbox: a process at a terminal, or at three
+// pipes, that starts when the first client attaches and outlives all of them
+// and the daemon.
+type Terminal struct {
+	ID string
+
+	c       *Client
+	sandbox string
+}
+
+// NewTerminal makes a session for cmd; without Argv it is an interactive shell.
+// The terminal has cols by rows characters, or 80 by 24 if either is 0.
+func (c *Client) NewTerminal(ctx context.Context, idOrName string, cmd Command, cols, rows int) (*Terminal, error) {
+	var reply agent.PtyCreated
+	err := c.do(ctx, request{method: http.MethodPost, path: agentPath(idOrName, "/pty"), json: agent.PtyRequest{
+		Argv: cmd.Argv, Cwd: cmd.Dir, Envs: cmd.Env, UID: cmd.UID, GID: cmd.GID,
+		Timeout: cmd.Timeout.Milliseconds(), Cols: cols, Rows: rows,
+	}}, &reply)
+	if err != nil {
+		return nil, err
+	}
+	return c.Terminal(idOrName, reply.SessionID)
+}
+
+// Terminal returns a session by its id; whether it is there, its use will tell.
+func (c *Client) Terminal(idOrName, id string) (*Terminal, error) {
+	if !agent.IsCommandID(id) {
+		return nil, errs.New(errs.Invalid, "%q is not the id of a terminal", id)
+	}
+	return &Terminal{ID: id, c: c, sandbox: idOrName}, nil
+}
+
+// Terminals lists the sessions of a sandbox, oldest first.
+func (c *Client) Terminals(ctx context.Context, idOrName string) ([]TerminalInfo, error) {
+	var l agent.PtyList
+	err := c.do(ctx, request{method: http.MethodGet, path: agentPath(idOrName, "/pty")}, &l)
+	return l.Sessions, err
+}
+
+// Status returns the state of the session.
+func (t *Terminal) Status(ctx context.Context) (st TerminalInfo, err error) {
+	err = t.c.do(ctx, request{method: http.MethodGet, path: agentPath(t.sandbox, "/pty/"+t.ID)}, &st)
+	return st, err
+}
+
+// Remove hangs up: the process and what it started are ended.
+func (t *Terminal) Remove(ctx context.Context) error {
+	return t.c.do(ctx, request{method: http.MethodDelete, path: agentPath(t.sandbox, "/pty/"+t.ID)}, nil)
+}
+
+// Signal sends a signal, by name as "SIGTERM", to the group of the session's
+// first process.
+func (t *Terminal) Signal(ctx context.Context, name string) error {
+	return t.c.SignalCommand(ctx, t.sandbox, t.ID, name)
+}
+
+var (
+	// ErrTakenOver ends Attach when another client has taken the session over.
+	ErrTakenOver = errors.New("another client has taken over the terminal")
+	// errBroke is a connection that ended without a word.
+	errBroke = errors.New("the connection to the terminal broke")
+)
+
+// retryEvery is between two attempts to connect again. Nothing tells when a
+// daemon is back.
+const retryEvery = 100 * time.Millisecond
+
+// Attach connects to the session and serves it until the process has ended, v.In
+// fails, or ctx ends. A connection that breaks is made again, for v.Patience, and
+// goes on at the byte where it broke. Errors: what v.In or v.Out returned,
+// ErrTakenOver, ErrLost if the connection did not come back, or what the daemon says.
+func (t *Terminal) Attach(ctx context.Context, v View) (Exit, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a := &attachment{t: t, view: v, offset: v.Since, typed: make(chan []byte), left: make(chan struct{})}
+	a.begin = sync.OnceFunc(func() { // not before there is somebody to type to
+		if v.In != nil {
+			go a.read(ctx, cancel)
+		}
+	})
+	takeover, broken := v.Takeover, time.Time{}
+	for {
+		exit, err := a.connect(ctx, takeover)
+		if err == nil {
+			return exit, nil
+		}
+		select {
+		case <-a.left:
+			return Exit{}, a.why
+		default:
+		}
+		switch {
+		case ctx.Err() != nil:
+			return Exit{}, context.Cause(ctx)
+		case a.joined: // the first error since it was connected
+			a.joined, broken = false, time.Now()
+		case broken.IsZero():
+			return Exit{}, err
+		}
+		if !errors.Is(err, errBroke) && !errs.Is(err, errs.Unavailable) {
+			return Exit{}, err
+		}
+		if time.Since(broken) > v.Patience {
+			return Exit{}, fmt.Errorf("%w (%w)", ErrLost, err)
+		}
+		if v.Lost != nil && !a.told {
+			a.told = true
+			v.Lost(err)
+		}
+		takeover = true // the agent may not know yet that the old connection is gone
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryEvery):
+		}
+	}
+}
+
+// dial makes the WebSocket. It calls pinged when the agent asks whether anybody is there.
+func (t *Terminal) dial(ctx context.Context, pipe, takeover bool, since int64, pinged func()) (*websocket.Conn, error) {
+	q := url.Values{"since": {strconv.FormatInt(since, 10)}}
+	if pipe {
+		q.Set("pty", "0")
+	}
+	if takeover {
+		q.Set("takeover", "1")
+	}
+	h := http.Header{}
+	if t.c.key != "" {
+		h.Set(wire.HeaderAPIKey, t.c.key)
+	}
+	hold, cancel := context.WithTimeoutCause(ctx, t.c.answer, errSilent)
+	defer cancel()
+	ws, resp, err := websocket.Dial(hold, t.c.base+"/v1"+agentPath(t.sandbox, "/pty/"+t.ID+"/ws")+"?"+q.Encode(),
+		&websocket.DialOptions{HTTPClient: t.c.http, HTTPHeader: h, OnPingReceived: func(context.Context, []byte) bool {
+			pinged()
+			return true
+		}})
+	switch {
+	case err == nil:
+		ws.SetReadLimit(2 * agent.MaxPtyReplay)
+		return ws, nil
+	case resp != nil && resp.StatusCode != http.StatusSwitchingProtocols:
+		return nil, fromResponse(resp)
+	case context.Cause(hold) == errSilent: //nolint:errorlint // it is passed through unwrapped
+		return nil, errs.Wrap(err, errs.Unavailable, "%s did not answer for %s", t.c.host, t.c.answer)
+	}
+	return nil, t.c.lost(ctx, err)
+}

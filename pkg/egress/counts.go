@@ -1,0 +1,105 @@
+package egress
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync/atomic"
+)
+
+// A reason says why a flow was decided as it was: its kind to be counted, its
+// text for people.
+type reason struct {
+	cause cause
+	text  string
+}
+
+// cause is a kind of reason.
+type cause uint8
+
+const (
+	byRule  cause = iota // a rule of the policy
+	byMode               // none of them: the mode
+	byRange              // a private range that no rule names
+	byBlock              // what no policy opens: the host, other sandboxes, metadata services, …
+	byFault              // no packet that could be decided on, or of a sandbox not heard of yet
+	causes
+)
+
+// way is what becomes of a flow.
+type way uint8
+
+const (
+	passed  way = iota
+	refused     // at once
+	dropped     // without an answer: the guest tries again
+	ways
+)
+
+// flowCounts counts new flows; the reader of the queue adds, anybody reads.
+type flowCounts [ways][causes]atomic.Uint64
+
+func (c *flowCounts) add(w way, by cause) { c[w][by].Add(1) }
+
+// FlowCount is how many new flows were decided in one way for one kind of reason.
+type FlowCount struct {
+	Verdict string // "allow", "deny" (refused) or "drop" (not answered)
+	Cause   string // "rule", "mode", "private_range", "blocked" or "fault"
+	Count   uint64
+}
+
+// FlowCounts returns what was decided since Open; also what never was, as 0.
+func (e *Engine) FlowCounts() []FlowCount {
+	out := make([]FlowCount, 0, int(ways)*int(causes))
+	for w, verdict := range [ways]string{"allow", "deny", "drop"} {
+		for by, name := range [causes]string{"rule", "mode", "private_range", "blocked", "fault"} {
+			if way(w) == passed && cause(by) > byMode || way(w) == dropped && cause(by) != byFault {
+				continue // can not be
+			}
+			out = append(out, FlowCount{verdict, name, e.flowCounts[w][by].Load()})
+		}
+	}
+	return out
+}
+
+// QueueCounts are packets of the queue of new flows.
+type QueueCounts struct {
+	Waiting    int64 // now, for a verdict
+	Overflowed int64 // dropped since Open: the queue was full
+	Lost       int64 // dropped since Open: the socket's buffer was full
+}
+
+// queueFile lists the queues of this network namespace: number, port id,
+// waiting, copy mode, copy range, overflowed, lost, id of the last packet, 1
+// (linux/net/netfilter/nfnetlink_queue.c, seq_show).
+const queueFile = "/proc/net/netfilter/nfnetlink_queue"
+
+// QueueCounts asks the kernel. A queue that nobody has bound is zeros.
+func (e *Engine) QueueCounts() (QueueCounts, error) {
+	b, err := os.ReadFile(queueFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return QueueCounts{}, nil
+	}
+	if err != nil {
+		return QueueCounts{}, fmt.Errorf("count packets of NFQUEUE %d: %w", e.cfg.Instance.Queue(), err)
+	}
+	return parseQueueCounts(b, e.cfg.Instance.Queue())
+}
+
+func parseQueueCounts(b []byte, num uint16) (c QueueCounts, err error) {
+	sc := bufio.NewScanner(bytes.NewReader(b))
+	for sc.Scan() {
+		var n uint16
+		var port, mode, size int64
+		if _, err := fmt.Sscan(sc.Text(), &n, &port, &c.Waiting, &mode, &size, &c.Overflowed, &c.Lost); err != nil {
+			return QueueCounts{}, fmt.Errorf("%s: %q: %w", queueFile, sc.Text(), err)
+		}
+		if n == num {
+			return c, nil
+		}
+	}
+	return QueueCounts{}, sc.Err()
+}

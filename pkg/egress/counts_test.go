@@ -1,0 +1,46 @@
+package egress
+
+import "testing"
+
+// TestQueueCounts reads the kernel's table as this kernel writes it.
+func TestQueueCounts(t *testing.T) {
+	const table = " 7100  12345     7 2    64     3     4       99  1\n 7101   2345     0 2    64     0     0        0  1\n"
+	if c, err := parseQueueCounts([]byte(table), 7100); err != nil || c != (QueueCounts{7, 3, 4}) {
+		t.Errorf("%+v, %v", c, err)
+	}
+	if c, err := parseQueueCounts([]byte(table), 7102); err != nil || c != (QueueCounts{}) {
+		t.Errorf("a queue that is not there: %+v, %v", c, err)
+	}
+	if _, err := parseQueueCounts([]byte("7100 x"), 7100); err == nil {
+		t.Error("a table of another kernel is taken for ours")
+	}
+}
+
+// TestFlowCounts holds that every verdict is counted, under its kind of reason.
+func TestFlowCounts(t *testing.T) {
+	e := &Engine{}
+	e.flowCounts.add(passed, byRule)
+	e.flowCounts.add(refused, byBlock)
+	e.flowCounts.add(refused, byBlock)
+	e.verdict([]byte("no packet"))
+	got := map[string]uint64{}
+	for _, c := range e.FlowCounts() {
+		got[c.Verdict+" "+c.Cause] = c.Count
+	}
+	for k, want := range map[string]uint64{"allow rule": 1, "allow mode": 0, "deny blocked": 2, "deny fault": 1, "drop fault": 0} {
+		if n, ok := got[k]; !ok || n != want {
+			t.Errorf("%s: %d (%v), want %d", k, n, ok, want)
+		}
+	}
+	if len(got) != 8 {
+		t.Errorf("counts: %v", got)
+	}
+}
+
+func BenchmarkCount(b *testing.B) {
+	e := &Engine{}
+	b.ReportAllocs()
+	for b.Loop() {
+		e.flowCounts.add(refused, byBlock)
+	}
+}

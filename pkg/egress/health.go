@@ -1,0 +1,47 @@
+package egress
+
+import (
+	"fmt"
+	"sync"
+	"time"
+)
+
+// guardOverdue is when the guard counts as stuck: some six rounds late. The
+// longest that it may take by itself is an install in which every iptables waits
+// for the lock of another.
+const guardOverdue = time.Minute
+
+// health is what an Engine knows about itself.
+type health struct {
+	mu     sync.Mutex
+	fault  error     // what ended for good
+	looked time.Time // when the guard last came round
+}
+
+func (h *health) fail(err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.fault == nil {
+		h.fault = err
+	}
+}
+
+func (h *health) look(now time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.looked = now
+}
+
+// Err says why an open Engine no longer does its work and will not again: only
+// another one helps. Nil is well.
+func (e *Engine) Err() error {
+	e.health.mu.Lock()
+	defer e.health.mu.Unlock()
+	if e.health.fault != nil {
+		return e.health.fault
+	}
+	if late := time.Since(e.health.looked); late > guardOverdue {
+		return fmt.Errorf("nobody has looked after chains, sets and lock for %v: iptables or the kernel hangs (see `ps -ef | grep iptables`)", late.Round(time.Second))
+	}
+	return nil
+}

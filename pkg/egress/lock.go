@@ -1,0 +1,293 @@
+package egress
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+)
+
+// lockPriority is behind the filter chains of iptables: what those refuse is
+// refused at once, and what they let pass must pass here, too.
+const lockPriority = 10
+
+// A lock is what keeps sandboxes in when somebody flushes iptables: a table of
+// nf_tables beside those that iptables(8) knows of. It asks nothing and allows
+// nothing by itself; it drops the first packet of every flow that does not carry
+// the mark of an allowed one, which a flushed chain does not give.
+//
+//	forward   from a sandbox: established, or mark ALLOW     else drop
+//	          to a sandbox:   established                    else drop
+//	input     from a sandbox: established, or the resolver   else drop
+//	          from an uplink, IPv4, to elsewhere: established else drop
+//	output    IPv6 to a sandbox                              drop
+//	nat       nothing: see natChain
+//
+// Uplinks are the links that forward for the sake of sandboxes alone
+// (Config.Uplinks): without that rule the host would be a router between all its
+// networks. They are a set of names in the table.
+//
+// So `iptables -F` opens nothing, also while no daemon runs. `nft flush ruleset`
+// takes the lock along: the guard hears of that, and takes links down until both
+// are back.
+type lock struct {
+	inst    instance.Instance
+	gateway [4]byte
+}
+
+// table is the lock's; it is replaced as a whole.
+func (l lock) table() *nftables.Table {
+	return &nftables.Table{Family: nftables.TableFamilyINet, Name: l.inst.Set("lock")}
+}
+
+// lockRule is one rule: what a packet must be, and what becomes of it then.
+type lockRule struct {
+	match   []expr.Any
+	verdict expr.VerdictKind
+}
+
+// rules are those of the lock by chain.
+func (l lock) rules() map[string][]lockRule {
+	from, to := name(expr.MetaKeyIIFNAME, l.inst.LinkPrefix()), name(expr.MetaKeyOIFNAME, l.inst.LinkPrefix())
+	between := name(expr.MetaKeyOIFNAME, linkPrefix)
+	known := bits(&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED)
+	allowed := masked(&expr.Meta{Key: expr.MetaKeyMARK, Register: 1}, markMask, markAllow)
+	unknown := masked(&expr.Ct{Key: expr.CtKeySTATE, Register: 1}, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED, 0)
+	uplink := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
+		&expr.Lookup{SourceRegister: 1, SetName: uplinkSet},
+	}
+	v4, v6 := family(unix.NFPROTO_IPV4), family(unix.NFPROTO_IPV6)
+	rule := func(v expr.VerdictKind, parts ...[]expr.Any) lockRule { return lockRule{slices.Concat(parts...), v} }
+	return map[string][]lockRule{
+		"forward": {
+			rule(expr.VerdictDrop, from, between),
+			rule(expr.VerdictAccept, from, known),
+			rule(expr.VerdictAccept, from, v4, allowed),
+			rule(expr.VerdictDrop, from),
+			rule(expr.VerdictAccept, to, known),
+			rule(expr.VerdictDrop, to),
+			rule(expr.VerdictDrop, uplink, v4, not(between), unknown),
+		},
+		"input": {
+			rule(expr.VerdictAccept, from, known),
+			rule(expr.VerdictAccept, from, v4, l.resolver(unix.IPPROTO_UDP)),
+			rule(expr.VerdictAccept, from, v4, l.resolver(unix.IPPROTO_TCP)),
+			rule(expr.VerdictDrop, from),
+		},
+		"output": {rule(expr.VerdictDrop, to, v6)},
+	}
+}
+
+// resolver matches what was redirected to the resolver.
+func (l lock) resolver(proto byte) []expr.Any {
+	const ipDst, portDst = 16, 2 // offsets in the headers
+	const dnat = 1 << 5          // IPS_DST_NAT of nf_conntrack_common.h
+	equal := func(offset, size uint32, base expr.PayloadBase, want []byte) []expr.Any {
+		return []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: size},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: want},
+		}
+	}
+	return slices.Concat(
+		[]expr.Any{
+			&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
+		},
+		equal(ipDst, 4, expr.PayloadBaseNetworkHeader, l.gateway[:]),
+		equal(portDst, 2, expr.PayloadBaseTransportHeader, binary.BigEndian.AppendUint16(nil, ResolverPort)),
+		bits(&expr.Ct{Key: expr.CtKeySTATUS, Register: 1}, dnat),
+	)
+}
+
+// name matches links whose name begins like that.
+func name(key expr.MetaKey, prefix string) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: key, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(prefix)},
+	}
+}
+
+// not turns round the comparison that m ends with.
+func not(m []expr.Any) []expr.Any {
+	last := *m[len(m)-1].(*expr.Cmp)
+	last.Op = expr.CmpOpNeq
+	return append(slices.Clone(m[:len(m)-1]), &last)
+}
+
+func family(nfproto byte) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{nfproto}},
+	}
+}
+
+// masked matches when what load puts into register 1 is want under mask.
+func masked(load expr.Any, mask, want uint32) []expr.Any {
+	return []expr.Any{
+		load,
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: binaryutil.NativeEndian.PutUint32(mask), Xor: make([]byte, 4)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binaryutil.NativeEndian.PutUint32(want)},
+	}
+}
+
+// bits matches when any of them is set.
+func bits(load expr.Any, any uint32) []expr.Any {
+	return not(masked(load, any, 0))
+}
+
+// uplinkSet names the set of uplinks in the lock's table.
+const uplinkSet = "uplinks"
+
+// install makes the lock, or makes it anew, with these uplinks, in one
+// transaction: there is no time in which it is not whole.
+func (l lock) install(uplinks []string) error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("talk to nf_tables: %w", err)
+	}
+	t := c.AddTable(l.table()) // or there would be nothing to delete
+	c.DelTable(t)
+	c.AddTable(t)
+	elements := make([]nftables.SetElement, 0, len(uplinks))
+	for _, link := range uplinks {
+		key := make([]byte, unix.IFNAMSIZ)
+		copy(key, link)
+		elements = append(elements, nftables.SetElement{Key: key})
+	}
+	if err := c.AddSet(&nftables.Set{Table: t, Name: uplinkSet, KeyType: nftables.TypeIFName}, elements); err != nil {
+		return fmt.Errorf("make nf_tables' set %s %s: %w", t.Name, uplinkSet, err)
+	}
+	hooks := map[string]*nftables.ChainHook{
+		"forward": nftables.ChainHookForward, "input": nftables.ChainHookInput, "output": nftables.ChainHookOutput,
+	}
+	for name, rules := range l.rules() {
+		chain := c.AddChain(&nftables.Chain{
+			Name: name, Table: t, Type: nftables.ChainTypeFilter,
+			Hooknum: hooks[name], Priority: nftables.ChainPriorityRef(lockPriority),
+		})
+		for _, r := range rules {
+			c.AddRule(&nftables.Rule{Table: t, Chain: chain, Exprs: append(r.match, &expr.Verdict{Kind: r.verdict})})
+		}
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("make nf_tables' table %s: %w (the kernel needs the module nf_tables)", t.Name, err)
+	}
+	// Beside the rest: a kernel that has no module nft_chain_nat does without.
+	c.AddChain(&nftables.Chain{
+		Name: natChain, Table: t, Type: nftables.ChainTypeNAT,
+		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
+	})
+	c.Flush() //nolint:errcheck // see above
+	return nil
+}
+
+// natChain is empty. The kernel translates the packets of a flow for as long as a
+// network namespace has any chain of NAT. Who takes away all that iptables has
+// takes away the last: masqueraded flows would leave with the sandbox's own
+// address, and be reset.
+const natChain = "nat"
+
+// standing reports whether all rules of the lock are there, and the uplinks it
+// knows. A rule that somebody wrote anew by hand counts: it is no accident any
+// more.
+func (l lock) standing() (ok bool, uplinks []string, err error) {
+	c, err := nftables.New()
+	if err != nil {
+		return false, nil, fmt.Errorf("talk to nf_tables: %w", err)
+	}
+	t := l.table()
+	for name, rules := range l.rules() {
+		// Without the table, or the chain, the list is empty.
+		have, err := c.GetRules(t, &nftables.Chain{Name: name, Table: t})
+		if err != nil {
+			return false, nil, fmt.Errorf("read nf_tables' table %s: %w", t.Name, err)
+		}
+		if len(have) != len(rules) {
+			return false, nil, nil
+		}
+	}
+	set, err := c.GetSetByName(t, uplinkSet)
+	if errors.Is(err, unix.ENOENT) {
+		return false, nil, nil
+	}
+	var elements []nftables.SetElement
+	if err == nil {
+		elements, err = c.GetSetElements(set)
+	}
+	if err != nil {
+		return false, nil, fmt.Errorf("read nf_tables' set %s %s: %w", t.Name, uplinkSet, err)
+	}
+	for _, e := range elements {
+		uplinks = append(uplinks, unix.ByteSliceToString(e.Key))
+	}
+	slices.Sort(uplinks)
+	return true, uplinks, nil
+}
+
+// remove takes the lock away. Absent is success.
+func (l lock) remove() error {
+	c, err := nftables.New()
+	if err != nil {
+		return nil // no nf_tables, no lock
+	}
+	c.DelTable(l.table())
+	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("delete nf_tables' table %s: %w", l.table().Name, err)
+	}
+	return nil
+}
+
+// keepLock makes the lock stand, with the uplinks of now, and reports whether
+// its rules did all the time.
+func (e *Engine) keepLock() (stood bool) {
+	stood, err := e.raiseLock()
+	switch {
+	case err == nil:
+		e.lockFault = ""
+	case err.Error() != e.lockFault: // said once, but each of them
+		e.lockFault = err.Error()
+		e.log.Error("the lock behind the chains is not as it should be. Without it nothing but iptables keeps sandboxes in: after `iptables -F` they are open until sandboxd sees it and takes their links down, some 50 ms, and while it does not run for as long; and links that forward for sandboxes forward for all. This is tried again every ten seconds", "err", err)
+	}
+	return stood
+}
+
+// raiseLock does what keepLock says. Uplinks that can not be read are those of
+// before.
+func (e *Engine) raiseLock() (stood bool, err error) {
+	want, unread := e.closed, error(nil)
+	if e.cfg.Uplinks != nil {
+		if want, unread = e.cfg.Uplinks(); unread != nil {
+			want, unread = e.closed, fmt.Errorf("read which links forward for sandboxes alone: %w", unread)
+		}
+	}
+	want = slices.Sorted(slices.Values(want))
+	stood, have, err := e.lock.standing()
+	if err == nil && (!stood || !slices.Equal(have, want)) {
+		if err = e.lock.install(want); err == nil {
+			e.log.Info("lock installed", "table", e.lock.table().Name, "uplinks", want)
+		}
+	}
+	if err == nil {
+		e.closed = want
+	}
+	return stood, errors.Join(err, unread)
+}
+
+// CloseUplinks closes to all but sandboxes what Config.Uplinks names now. It is
+// for whoever is about to have a link forward.
+func (e *Engine) CloseUplinks() error {
+	e.guarding.Lock()
+	defer e.guarding.Unlock()
+	if _, err := e.raiseLock(); err != nil {
+		return fmt.Errorf("close the links that forward for sandboxes to all others: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package egress
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+)
+
+// Probe makes all that an Engine needs of this kernel, in a network namespace
+// of its own that nobody else ever sees: sets, every chain with every rule, the
+// queue. It answers what Open would have failed with, by part; an error of its
+// own means that it could not even try. The host is not touched, a daemon that
+// runs neither.
+func Probe(ctx context.Context, i instance.Instance) (found map[string]error, err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		// Never unlocked: the thread, and with it the namespace, ends here.
+		runtime.LockOSThread()
+		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("make a network namespace to try things in: %w", err)
+			return
+		}
+		found, err = probe(ctx, i)
+	}()
+	<-done
+	return found, err
+}
+
+// The parts that Probe tries.
+const (
+	ProbeSets   = "ipset"
+	ProbeChains = "firewall-rules"
+	ProbeQueue  = "nfqueue"
+)
+
+// Preconditions: the calling thread is in a network namespace of its own.
+func probe(ctx context.Context, i instance.Instance) (map[string]error, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, err
+	}
+	defer handle.Close()
+	e := &Engine{cfg: Config{Instance: i}, sets: handle}
+	found := map[string]error{ProbeSets: e.createSets()}
+	found[ProbeChains] = func() error {
+		if found[ProbeSets] != nil {
+			return nil // rules that name a set can not be made without it, which has been said
+		}
+		c, err := newChains(i, i.Pool(), i.Gateway(), slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		if err := c.install(ctx); err != nil {
+			return err
+		}
+		return lock{i, i.Gateway().As4()}.install([]string{"lo"})
+	}()
+	found[ProbeQueue] = func() error {
+		q, err := openQueue(ctx, i.Queue())
+		if err != nil {
+			return err
+		}
+		return q.close()
+	}()
+	return found, nil
+}

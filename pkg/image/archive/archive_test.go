@@ -1,0 +1,251 @@
+package archive
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/klauspost/compress/zstd"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	at "github.com/sandboxd/sandboxd/pkg/image/archive/archivetest"
+)
+
+func gz(b []byte) []byte {
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	_, err := w.Write(b)
+	if err := errors.Join(err, w.Close()); err != nil {
+		panic(err)
+	}
+	return out.Bytes()
+}
+
+func zst(b []byte) []byte {
+	w, err := zstd.NewWriter(nil)
+	if err != nil {
+		panic(err)
+	}
+	return w.EncodeAll(b, nil)
+}
+
+func TestProbe(t *testing.T) {
+	img := at.Image(t, at.Tar(t, at.File("a")))
+	rootfs := at.Tar(t, at.Dir("./"), at.Dir("./etc"), at.File("./etc/passwd"))
+	docker, oci := at.Docker(t, img, "x:1"), at.OCI(t, img)
+	hex64 := strings.Repeat("a", 64)
+	large := at.Tar(t, slices.Repeat([]tar.Header{at.File("etc/passwd"), at.File("bin/sh")}, 1000)...)
+	for name, c := range map[string]struct {
+		head []byte
+		want Kind
+	}{
+		"rootfs":            {rootfs, Kind{}},
+		"rootfs, gzip":      {gz(rootfs), Kind{Compressed: true}},
+		"rootfs, zstd":      {zst(rootfs), Kind{Compressed: true}},
+		"docker":            {docker, Kind{Image: true}},
+		"docker, gzip":      {gz(docker), Kind{Image: true, Compressed: true}},
+		"old docker":        {at.Tar(t, at.Dir(hex64+"/"), at.File(hex64+"/VERSION")), Kind{Image: true}},
+		"podman":            {at.Tar(t, at.File(hex64+".tar")), Kind{Image: true}},
+		"oci":               {oci, Kind{Image: true}},
+		"oci below a root":  {at.Tar(t, at.Dir("./"), at.Dir("./blobs")), Kind{Image: true}},
+		"cut, as heads are": {gz(large)[:len(gz(large))/2], Kind{Compressed: true}},
+	} {
+		if got, err := probe(c.head[:min(len(c.head), HeadSize)]); err != nil || got != c.want {
+			t.Errorf("%s: %+v, %v; want %+v", name, got, err, c.want)
+		}
+	}
+	for name, c := range map[string]struct {
+		head []byte
+		code errs.Code
+	}{
+		"nothing":   {nil, errs.Invalid},
+		"text":      {bytes.Repeat([]byte("no tar "), 200), errs.Invalid},
+		"empty tar": {make([]byte, 10240), errs.Invalid},
+		"bad gzip":  {[]byte("\x1f\x8b nonsense nonsense"), errs.Invalid},
+		"bad zstd":  {append(slices.Clone(zstdMagic), "nonsense"...), errs.Invalid},
+		"xz":        {[]byte("\xfd7zXZ\x00 and so on"), errs.Unsupported},
+		"bzip2":     {[]byte("BZh91AY&SY"), errs.Unsupported},
+	} {
+		if k, err := probe(c.head); !errs.Is(err, c.code) {
+			t.Errorf("%s: %+v, %v; want %s", name, k, err, c.code)
+		}
+	}
+}
+
+func TestInflate(t *testing.T) {
+	text := bytes.Repeat([]byte("some text that repeats itself. "), 100_000)
+	for name, in := range map[string][]byte{"gzip": gz(text), "zstd": zst(text), "plain": text} {
+		var out bytes.Buffer
+		if err := inflate(&out, bytes.NewReader(in)); err != nil || !bytes.Equal(out.Bytes(), text) {
+			t.Errorf("%s: %d bytes, %v", name, out.Len(), err)
+		}
+		if name == "plain" {
+			continue
+		}
+		if err := inflate(io.Discard, bytes.NewReader(in[:len(in)/2])); !errs.Is(err, errs.Invalid) {
+			t.Errorf("half of %s: %v", name, err)
+		}
+		bad := slices.Clone(in)
+		bad[len(bad)-3] ^= 1 // of the checksum
+		if err := inflate(io.Discard, bytes.NewReader(bad)); !errs.Is(err, errs.Invalid) {
+			t.Errorf("changed %s: %v", name, err)
+		}
+	}
+	nothing := make([]byte, 300<<20)
+	for name, in := range map[string][]byte{"gzip": gz(nothing), "zstd": zst(nothing)} {
+		n := &counter{}
+		if err := inflate(writes{n}, bytes.NewReader(in)); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "bomb") {
+			t.Errorf("bomb of %s: %v", name, err)
+		}
+		if most := int64(len(in))*maxRatio + slack + 1<<20; n.n > most {
+			t.Errorf("bomb of %s: %d bytes went off, of at most %d", name, n.n, most)
+		}
+	}
+}
+
+type writes struct{ n *counter }
+
+func (w writes) Write(p []byte) (int, error) { w.n.n += int64(len(p)); return len(p), nil }
+
+// plan makes a plan of an archive.
+func plan(b []byte, format ...string) (Plan, error) {
+	return planOf(bytes.NewReader(b), int64(len(b)), format)
+}
+
+func TestPlan(t *testing.T) {
+	lower, upper := at.Tar(t, at.File("a")), at.Tar(t, at.File("b"))
+	img := at.Image(t, lower, upper, lower)
+	for name, b := range map[string][]byte{"docker": at.Docker(t, img, "team/app:7"), "oci": at.OCI(t, img)} {
+		p, err := plan(b)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		c, _ := img.ConfigFile()
+		if len(p.Layers) != 2 || p.Layers[0].DiffID != c.RootFS.DiffIDs[1].String() || p.Layers[1].DiffID != c.RootFS.DiffIDs[2].String() {
+			t.Errorf("%s: layers %+v; want the second and the third", name, p.Layers)
+		}
+		var out bytes.Buffer
+		l := p.Layers[0]
+		if err := inflate(&out, bytes.NewReader(b[l.At:l.At+l.Size])); err != nil || !bytes.Equal(out.Bytes(), upper) || !l.Packed || (l.Digest == "") != (name == "docker") {
+			t.Errorf("%s: layer %+v is %d bytes, %v", name, l, out.Len(), err)
+		}
+		if p.Config.Workdir != "/srv/app" || p.Config.User != "1000:1000" || p.Config.Labels["team"] != "a" || !slices.Contains(p.Config.Env, "A=from image") {
+			t.Errorf("%s: config %+v", name, p.Config)
+		}
+		if want := map[string]string{"docker": "team/app:7", "oci": "from-oci:1"}[name]; len(p.Tags) != 1 || !strings.HasSuffix(p.Tags[0], want) {
+			t.Errorf("%s: tags %q", name, p.Tags)
+		}
+		for cut := 0; cut < len(b); cut += 100 {
+			if _, err := plan(b[:cut]); err == nil {
+				t.Errorf("%s: cut off after %d of %d bytes, and a plan", name, cut, len(b))
+				break
+			}
+		}
+	}
+	if _, err := plan(at.OCI(t, img), "docker"); !errs.Is(err, errs.Invalid) {
+		t.Errorf("a layout taken for docker's: %v", err)
+	}
+}
+
+func TestBadArchives(t *testing.T) {
+	layer := at.Tar(t, at.File("a"))
+	docker, oci := at.Docker(t, at.Image(t, layer), "x:1"), at.OCI(t, at.Image(t, layer))
+	edit := func(b []byte, name string, change func([]byte) []byte) []byte {
+		return at.Edit(t, b, func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+			if ok, _ := filepath.Match(name, h.Name); ok {
+				c = change(c)
+			}
+			return h, c
+		})
+	}
+	replace := func(from, to string) func([]byte) []byte {
+		return func(b []byte) []byte { return bytes.ReplaceAll(b, []byte(from), []byte(to)) }
+	}
+	links := func(n int) []byte {
+		return at.Edit(t, docker, func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+			if h.Name == "manifest.json" {
+				var m []map[string]any
+				if err := json.Unmarshal(c, &m); err != nil {
+					t.Fatal(err)
+				}
+				m[0]["Layers"] = []string{fmt.Sprintf("dir/%d", n)}
+				c, _ = json.Marshal(m)
+			}
+			return h, c
+		})
+	}
+	chain := func(n int, end string) []byte {
+		all := []tar.Header{{Typeflag: tar.TypeSymlink, Name: "dir/0", Linkname: end}}
+		for i := range n {
+			all = append(all, tar.Header{Typeflag: tar.TypeSymlink, Name: fmt.Sprintf("dir/%d", i+1), Linkname: fmt.Sprint(i)})
+		}
+		b := at.Tar(t, all...)
+		return append(b[:len(b)-1024], links(n)...)
+	}
+	layerName := ""
+	at.Edit(t, docker, func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+		if strings.HasSuffix(h.Name, ".tar.gz") {
+			layerName = h.Name
+		}
+		return h, c
+	})
+	if _, err := plan(chain(3, "../"+layerName)); err != nil {
+		t.Errorf("three links: %v", err)
+	}
+	for name, b := range map[string][]byte{
+		"100 levels of links":      chain(100, "../"+layerName),
+		"links in a circle":        chain(5, "5"),
+		"links out of it":          chain(2, "../../../../etc/passwd"),
+		"no manifest":              edit(docker, "manifest.json", func([]byte) []byte { return nil }),
+		"manifest of nothing":      edit(docker, "manifest.json", func([]byte) []byte { return []byte("[]") }),
+		"manifest of two":          edit(docker, "manifest.json", func(b []byte) []byte { return []byte("[" + string(b[1:len(b)-1]) + "," + string(b[1:])) }),
+		"manifest too large":       edit(docker, "manifest.json", func(b []byte) []byte { return append(b, bytes.Repeat([]byte(" "), maxDocument)...) }),
+		"manifest nests":           edit(docker, "manifest.json", func([]byte) []byte { return bytes.Repeat([]byte("["), 1<<20) }),
+		"manifest names no config": edit(docker, "manifest.json", replace(`"Config":"`, `"Config":"no-`)),
+		"config of no layers":      edit(docker, "sha256:*", replace(`"diff_ids":["`, `"diff_ids":[],"x":["`)),
+		"config of more layers":    edit(docker, "sha256:*", replace(`"diff_ids":[`, `"diff_ids":["sha256:`+strings.Repeat("0", 64)+`",`)),
+		"config of no JSON":        edit(docker, "sha256:*", func([]byte) []byte { return []byte("{") }),
+		"digest of no digest":      edit(docker, "sha256:*", replace(`"diff_ids":["sha256:`, `"diff_ids":["md5:`)),
+		"oci: config changed":      edit(oci, "blobs/sha256/*", replace(`/srv/app`, `/srv/bpp`)),
+		"oci: index of nothing":    edit(oci, "index.json", func([]byte) []byte { return []byte(`{"schemaVersion":2,"manifests":[]}`) }),
+		"oci: index in itself":     edit(oci, "index.json", replace("vnd.docker.distribution.manifest.v2", "vnd.docker.distribution.manifest.list.v2")),
+		"oci: manifest missing":    edit(oci, "index.json", replace(`"sha256:`, `"sha256:0000`)),
+	} {
+		if p, err := plan(b); !errs.Is(err, errs.Invalid) {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+	if p, err := plan(edit(docker, "sha256:*", replace(`"architecture":"`, `"architecture":"sparc`))); !errs.Is(err, errs.Unsupported) {
+		t.Errorf("of another machine: %+v, %v", p, err)
+	}
+}
+
+func FuzzPlan(f *testing.F) {
+	img := at.Image(f, at.Tar(f, at.File("a")))
+	f.Add(at.Docker(f, img, "x:1"))
+	f.Add(at.OCI(f, img))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		_, _ = probe(b[:min(len(b), HeadSize)])
+		p, err := plan(b)
+		if err != nil {
+			if errs.Is(err, errs.Internal) {
+				t.Errorf("an archive is at fault, not the host: %v", err)
+			}
+			return
+		}
+		for _, l := range p.Layers {
+			if l.At < 0 || l.Size < 0 || l.At+l.Size > int64(len(b)) {
+				t.Errorf("a layer at %d of %d bytes in an archive of %d", l.At, l.Size, len(b))
+			}
+		}
+	})
+}

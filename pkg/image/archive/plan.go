@@ -1,0 +1,248 @@
+package archive
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"path"
+	"runtime"
+	"strings"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Plan says what an archive holds. It is the word of a child that read hostile
+// bytes: spans are checked against the file, digests against what is read.
+type Plan struct {
+	Layers []Layer            `json:"layers"` // lowest first
+	Config record.ImageConfig `json:"config"`
+	Tags   []string           `json:"tags"` // what the archive calls the image; often nothing
+}
+
+// Layer is one layer of an archive.
+type Layer struct {
+	Span
+	DiffID string `json:"diffID"`           // of the layer, uncompressed
+	Digest string `json:"digest,omitempty"` // of the span, if a manifest says it
+	Packed bool   `json:"packed"`           // compressed
+}
+
+// MaxLayers is what overlayfs stacks in one mount on every kernel from 6.1, and
+// docker's own limit.
+const MaxLayers = 127
+
+// planOf reads an archive of size bytes. args may hold the one format that is
+// wanted.
+func planOf(f io.ReaderAt, size int64, args []string) (Plan, error) {
+	m, err := scan(f, size)
+	if err != nil {
+		return Plan{}, err
+	}
+	want := ""
+	if len(args) > 0 {
+		want = args[0]
+	}
+	var p Plan
+	var config []byte
+	switch {
+	case want != "oci" && m.has("manifest.json"):
+		p, config, err = m.dockerPlan()
+	case want != "docker" && m.has("index.json"):
+		p, config, err = m.ociPlan()
+	default:
+		return p, errs.New(errs.Invalid, "the archive of an image has no manifest.json, as `docker save` writes, and no index.json, as an OCI layout has; if it is a root file system, say --format rootfs")
+	}
+	if err != nil {
+		return p, err
+	}
+	return p, m.finish(&p, config)
+}
+
+// dockerPlan reads manifest.json of `docker save`.
+func (m *members) dockerPlan() (p Plan, config []byte, err error) {
+	b, err := m.read("manifest.json")
+	if err != nil {
+		return p, nil, err
+	}
+	var all tarball.Manifest
+	if err := json.Unmarshal(b, &all); err != nil {
+		return p, nil, errs.Wrap(err, errs.Invalid, "manifest.json of the archive can not be read")
+	}
+	if len(all) != 1 {
+		var names []string
+		for _, d := range all {
+			names = append(names, strings.Join(d.RepoTags, "="))
+		}
+		return p, nil, errs.New(errs.Invalid, "the archive holds %d images (%.300q): save them one at a time", len(all), names)
+	}
+	p.Tags = all[0].RepoTags
+	if config, err = m.read(all[0].Config); err != nil {
+		return p, nil, err
+	}
+	for _, name := range all[0].Layers {
+		s, err := m.find(name)
+		if err != nil {
+			return p, nil, err
+		}
+		p.Layers = append(p.Layers, Layer{Span: s})
+	}
+	return p, config, nil
+}
+
+// ociPlan reads index.json of an OCI image layout.
+func (m *members) ociPlan() (p Plan, config []byte, err error) {
+	b, err := m.read("index.json")
+	if err != nil {
+		return p, nil, err
+	}
+	images, err := m.images(b, 0)
+	if err != nil {
+		return p, nil, err
+	}
+	if len(images) != 1 {
+		return p, nil, errs.New(errs.Invalid, "the archive holds %d images for linux/%s; save them one at a time", len(images), runtime.GOARCH)
+	}
+	desc := images[0]
+	if b, err = m.blob(desc); err != nil {
+		return p, nil, err
+	}
+	manifest, err := v1.ParseManifest(bytes.NewReader(b))
+	if err != nil {
+		return p, nil, errs.Wrap(err, errs.Invalid, "the manifest of the image can not be read")
+	}
+	for _, k := range []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"} {
+		// Some write only a tag there, which is no name.
+		if name := desc.Annotations[k]; strings.ContainsAny(name, ":/") {
+			p.Tags = append(p.Tags, name)
+		}
+	}
+	if config, err = m.blob(manifest.Config); err != nil {
+		return p, nil, err
+	}
+	for _, l := range manifest.Layers {
+		s, err := m.find(blobName(l.Digest))
+		if err != nil {
+			return p, nil, err
+		}
+		p.Layers = append(p.Layers, Layer{Span: s, Digest: l.Digest.String()})
+	}
+	return p, config, nil
+}
+
+// images returns the descriptors below an index that can run here.
+func (m *members) images(index []byte, depth int) (found []v1.Descriptor, err error) {
+	if depth > 3 {
+		return nil, errs.New(errs.Invalid, "indexes of the archive are nested too deeply")
+	}
+	im, err := v1.ParseIndexManifest(bytes.NewReader(index))
+	if err != nil {
+		return nil, errs.Wrap(err, errs.Invalid, "an index of the archive can not be read")
+	}
+	if len(im.Manifests) > 1000 {
+		return nil, errs.New(errs.Invalid, "an index of the archive lists %d images", len(im.Manifests))
+	}
+	for _, d := range im.Manifests {
+		if p := d.Platform; p != nil && p.OS+p.Architecture != "" && (p.OS != "linux" || p.Architecture != runtime.GOARCH) {
+			continue // another machine's, or an attestation ("unknown")
+		}
+		switch {
+		case d.MediaType.IsIndex():
+			b, err := m.blob(d)
+			if err != nil {
+				return nil, err
+			}
+			below, err := m.images(b, depth+1)
+			if err != nil {
+				return nil, err
+			}
+			for i := range below {
+				if below[i].Annotations["org.opencontainers.image.ref.name"] == "" {
+					below[i].Annotations = d.Annotations
+				}
+			}
+			found = append(found, below...)
+		case d.MediaType.IsImage(), d.MediaType == types.MediaType(""):
+			found = append(found, d)
+		}
+	}
+	return found, nil
+}
+
+func blobName(h v1.Hash) string { return path.Join("blobs", h.Algorithm, h.Hex) }
+
+// blob returns a document that is named by its digest.
+func (m *members) blob(d v1.Descriptor) ([]byte, error) {
+	b, err := m.read(blobName(d.Digest))
+	if err != nil {
+		return nil, err
+	}
+	if got, _, err := v1.SHA256(bytes.NewReader(b)); err != nil || got != d.Digest {
+		return nil, errs.New(errs.Invalid, "blob %s of the archive has the digest %s: it was changed or is broken", d.Digest, got)
+	}
+	return b, nil
+}
+
+// finish reads the config and gives each layer its diffID.
+func (m *members) finish(p *Plan, config []byte) error {
+	c, err := configOf(config)
+	if err != nil {
+		return err
+	}
+	if n := len(c.DiffIDs); n != len(p.Layers) || n == 0 || n > MaxLayers {
+		return layerCount(n, len(p.Layers))
+	}
+	for i := range p.Layers {
+		l := &p.Layers[i]
+		l.DiffID = c.DiffIDs[i]
+		var magic [4]byte
+		if l.Size >= int64(len(magic)) {
+			if _, err := m.f.ReadAt(magic[:], l.At); err != nil {
+				return fmt.Errorf("read layer %d: %w", i, err)
+			}
+		}
+		l.Packed = Packed(magic[:])
+	}
+	p.Layers = once(p.Layers)
+	if len(p.Tags) > 100 {
+		p.Tags = p.Tags[:100]
+	}
+	p.Config = c.Config
+	return nil
+}
+
+// configOf reads the config of an image.
+func configOf(b []byte) (Config, error) {
+	c, err := v1.ParseConfigFile(bytes.NewReader(b))
+	if err != nil {
+		return Config{}, errs.Wrap(err, errs.Invalid, "the config of the image can not be read")
+	}
+	if c.OS != "" && c.OS != "linux" || c.Architecture != "" && c.Architecture != runtime.GOARCH {
+		return Config{}, errs.New(errs.Unsupported, "the image is for %.20s/%.20s, this host is linux/%s", c.OS, c.Architecture, runtime.GOARCH)
+	}
+	out := Config{Config: record.ImageConfig{Env: c.Config.Env, Workdir: path.Clean("/" + c.Config.WorkingDir), User: c.Config.User, Labels: c.Config.Labels}}
+	for _, id := range c.RootFS.DiffIDs {
+		out.DiffIDs = append(out.DiffIDs, id.String())
+	}
+	return out, nil
+}
+
+// once leaves of equal layers the topmost: whatever a lower one adds or hides,
+// that one adds and hides again, and overlayfs refuses one directory twice.
+func once(layers []Layer) (left []Layer) {
+	for i, l := range layers {
+		again := false
+		for _, above := range layers[i+1:] {
+			again = again || above.DiffID == l.DiffID
+		}
+		if !again {
+			left = append(left, l)
+		}
+	}
+	return left
+}

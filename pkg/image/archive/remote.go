@@ -1,0 +1,148 @@
+package archive
+
+import (
+	"bytes"
+	"encoding/json"
+	"runtime"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// MaxDocument bounds a manifest, an index and a config of a registry, in bytes;
+// 4 MiB is what the distribution specification has registries take at least.
+const MaxDocument = 4 << 20
+
+// maxBlob bounds what a descriptor may say of a size, so that sums of them do
+// not overflow: 1 TiB.
+const maxBlob = 1 << 40
+
+// A Blob is what a document of a registry says of another one, or of a layer.
+type Blob struct {
+	Digest string `json:"digest"`
+	Size   int64  `json:"size"`
+}
+
+// Manifest is what a document of a registry says, that is a manifest or an index.
+type Manifest struct {
+	// Next is the manifest for this machine, if the document is an index; then
+	// it says nothing else.
+	Next   *Blob  `json:"next,omitempty"`
+	Config Blob   `json:"config"`
+	Layers []Blob `json:"layers"` // lowest first
+}
+
+// Config is what the config of an image says.
+type Config struct {
+	DiffIDs []string           `json:"diffIDs"` // lowest first
+	Config  record.ImageConfig `json:"config"`
+}
+
+// Plan joins what the two say. Where its layers lie, and whether they are
+// compressed, nobody knows yet: of each Span only the size is true.
+func (m Manifest) Plan(c Config) (Plan, error) {
+	if n := len(c.DiffIDs); n != len(m.Layers) || n == 0 || n > MaxLayers {
+		return Plan{}, layerCount(n, len(m.Layers))
+	}
+	p := Plan{Config: c.Config}
+	for i, l := range m.Layers {
+		p.Layers = append(p.Layers, Layer{Span: Span{Size: l.Size}, DiffID: c.DiffIDs[i], Digest: l.Digest})
+	}
+	p.Layers = once(p.Layers)
+	return p, nil
+}
+
+func layerCount(config, manifest int) error {
+	return errs.New(errs.Invalid, "the config of the image names %d layers, its manifest %d; want as many, 1 to %d", config, manifest, MaxLayers)
+}
+
+// Packed reports whether a layer that begins with magic is compressed.
+func Packed(magic []byte) bool {
+	return bytes.HasPrefix(magic, gzipMagic) || bytes.HasPrefix(magic, zstdMagic)
+}
+
+// manifestOf reads a document of a registry. Its kind is what it holds: a
+// media type is only what somebody says.
+func manifestOf(b []byte) (Manifest, error) {
+	var has struct {
+		Manifests, Layers, Config, FSLayers json.RawMessage
+	}
+	if err := json.Unmarshal(b, &has); err != nil {
+		return Manifest{}, errs.Wrap(err, errs.Invalid, "the manifest of the image is no JSON")
+	}
+	index, image := has.Manifests != nil, has.Layers != nil || has.Config != nil
+	switch {
+	case has.FSLayers != nil:
+		return Manifest{}, errs.New(errs.Unsupported, "the manifest of the image has the form of 2015 (schema 1), which names no config: push it again with a newer tool")
+	case index && image: // which of them it is would be the reader's choice (CVE-2021-41190)
+		return Manifest{}, errs.New(errs.Invalid, "the manifest of the image is an index and a manifest at once")
+	case index:
+		return indexOf(b)
+	case !image:
+		return Manifest{}, errs.New(errs.Invalid, "the manifest of the image names neither layers nor manifests")
+	}
+	in, err := v1.ParseManifest(bytes.NewReader(b))
+	if err != nil {
+		return Manifest{}, errs.Wrap(err, errs.Invalid, "the manifest of the image can not be read")
+	}
+	if n := len(in.Layers); n == 0 || n > MaxLayers {
+		return Manifest{}, errs.New(errs.Invalid, "the manifest of the image names %d layers; want 1 to %d (an artifact that is no image has none)", n, MaxLayers)
+	}
+	var m Manifest
+	if m.Config, err = blobOf(in.Config); err != nil {
+		return m, err
+	}
+	for i, l := range in.Layers {
+		if !l.MediaType.IsLayer() || !l.MediaType.IsDistributable() {
+			return m, errs.New(errs.Unsupported, "layer %d of the image has the media type %.100q, which is no layer that a registry has (docker's and OCI's tars, as they are or compressed by gzip or zstd, are)", i+1, l.MediaType)
+		}
+		b, err := blobOf(l)
+		if err != nil {
+			return m, err
+		}
+		m.Layers = append(m.Layers, b)
+	}
+	return m, nil
+}
+
+// indexOf chooses of an index what runs here: of several the first without a
+// variant, else the first.
+func indexOf(b []byte) (Manifest, error) {
+	in, err := v1.ParseIndexManifest(bytes.NewReader(b))
+	if err != nil {
+		return Manifest{}, errs.Wrap(err, errs.Invalid, "the index of the image can not be read")
+	}
+	var best *v1.Descriptor
+	var others []string
+	for i := range in.Manifests {
+		d := &in.Manifests[i]
+		if !d.MediaType.IsIndex() && !d.MediaType.IsImage() && d.MediaType != types.MediaType("") {
+			continue
+		}
+		if p := d.Platform; p != nil && p.OS+p.Architecture != "" && (p.OS != "linux" || p.Architecture != runtime.GOARCH) {
+			if len(others) < 20 && p.OS != "unknown" { // an attestation is
+				others = append(others, p.String())
+			}
+			continue
+		}
+		plain := d.Platform == nil || d.Platform.Variant == ""
+		if best == nil || plain && best.Platform != nil && best.Platform.Variant != "" {
+			best = d
+		}
+	}
+	if best == nil {
+		return Manifest{}, errs.New(errs.Unsupported, "the image is for %.300q, and this host is linux/%s", others, runtime.GOARCH)
+	}
+	next, err := blobOf(*best)
+	return Manifest{Next: &next}, err
+}
+
+func blobOf(d v1.Descriptor) (Blob, error) {
+	if d.Size < 0 || d.Size > maxBlob {
+		return Blob{}, errs.New(errs.Invalid, "the manifest of the image says that %s has %d bytes", d.Digest, d.Size)
+	}
+	return Blob{Digest: d.Digest.String(), Size: d.Size}, nil
+}

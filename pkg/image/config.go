@@ -1,0 +1,63 @@
+package image
+
+import (
+	"errors"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Bounds of the config of an imported image, which is copied into the record of
+// each sandbox (labels are not).
+const (
+	maxEnv    = 1000
+	maxLabels = 1000
+	maxText   = 256 << 10 // bytes of all variables, of all labels
+	maxUser   = 256
+)
+
+// checkConfig refuses what a sandbox could not start with.
+func checkConfig(c *record.ImageConfig) error {
+	bad := func(format string, args ...any) error {
+		return errs.New(errs.Invalid, "the config of the image: "+format, args...)
+	}
+	total := 0
+	for _, kv := range c.Env {
+		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" || strings.ContainsRune(kv, 0) {
+			return bad("variable %.80q is not KEY=VALUE", kv)
+		}
+		total += len(kv)
+	}
+	if total > maxText || len(c.Env) > maxEnv {
+		return bad("%d variables of %d bytes; at most %d of %d are taken", len(c.Env), total, maxEnv, maxText)
+	}
+	total = 0
+	for k, v := range c.Labels {
+		if k == "" {
+			return bad("a label has no name")
+		}
+		total += len(k) + len(v)
+	}
+	if total > maxText || len(c.Labels) > maxLabels {
+		return bad("%d labels of %d bytes; at most %d of %d are taken", len(c.Labels), total, maxLabels, maxText)
+	}
+	if !path.IsAbs(c.Workdir) || path.Clean(c.Workdir) != c.Workdir || len(c.Workdir) > unix.PathMax || strings.ContainsRune(c.Workdir, 0) {
+		return bad("WORKDIR %.200q is no clean absolute path", c.Workdir)
+	}
+	if len(c.User) > maxUser || strings.ContainsAny(c.User, "\x00\n") {
+		return bad("USER %.80q is none", c.User)
+	}
+	return nil
+}
+
+// full says of an error that the disk is full what to do about it.
+func full(err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return errs.Wrap(err, errs.Exhausted, "the disk of the state directory is full: free space, or remove images (sandboxctl image prune)")
+	}
+	return err
+}

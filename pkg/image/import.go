@@ -1,0 +1,457 @@
+package image
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/confine"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image/archive"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Formats of archives.
+const (
+	FormatAuto   = "auto"   // what the first member of the archive looks like
+	FormatRootfs = "rootfs" // a tar of a root file system
+	FormatDocker = "docker" // of `docker save`
+	FormatOCI    = "oci"    // a tar of an OCI image layout
+)
+
+// Archive says what an import reads.
+type Archive struct {
+	Name   string // NAME[:TAG] for the image; empty: what the archive calls it
+	Format string // one of the formats; empty is FormatAuto
+}
+
+// Progress is how far an import or a pull is. Total is 0 if that is not known.
+type Progress struct {
+	Stage        string // one of the stages below
+	Layer        int    // that is unpacked, from 1
+	Layers       int
+	Bytes, Total int64
+}
+
+// Stages of imports and pulls.
+const (
+	StageReceive  = "receive"  // the archive
+	StageResolve  = "resolve"  // what a name means
+	StageDownload = "download" // the layers that are not here
+	StageUnpack   = "unpack"   // a layer
+)
+
+// imports is how many may run at once: each keeps a core and the disk busy.
+const imports = 4
+
+// Import makes an image of an archive: a tar of a root file system, of `docker
+// save` or of an OCI image layout, as it is or compressed by gzip or zstd.
+// progress, if not nil, is called often.
+//
+// A root file system is unpacked while it comes. The archive of an image is
+// kept aside first, as a file without a name, because what it says of its layers
+// comes last in it. Layers are unpacked and checked without names; they get them,
+// and the image its own, when all is there. Cancelling ctx, or a reader that
+// fails, leaves nothing.
+//
+// It fails with errs.Invalid if the archive is broken, hostile or none, with
+// errs.Unsupported if it is for another machine, with errs.Exhausted if it does
+// not fit on the disk.
+func (s *Store) Import(ctx context.Context, a Archive, r io.Reader, progress func(Progress)) (record.Image, error) {
+	var ref Reference
+	if a.Name != "" {
+		var err error
+		if ref, err = ParseReference(a.Name); err != nil {
+			return record.Image{}, err
+		}
+		if ref.Digest != "" {
+			return record.Image{}, errs.New(errs.Invalid, "image %.200q: a digest is computed, not given; leave it out", a.Name)
+		}
+	}
+	if progress == nil {
+		progress = func(Progress) {}
+	}
+	im := &importer{s: s, ref: ref, progress: progress}
+	defer im.drop()
+	i, err := im.run(ctx, a.Format, r)
+	if err != nil {
+		return record.Image{}, fmt.Errorf("import image %s: %w", a.Name, err)
+	}
+	return i, nil
+}
+
+// importer is one import.
+type importer struct {
+	s        *Store
+	ref      Reference
+	progress func(Progress)
+	layers   []staged
+}
+
+// staged is a layer of the image to be, lowest first.
+type staged struct {
+	stage  string // empty: it was here already
+	digest string
+	bytes  int64
+}
+
+// drop removes what was not named.
+func (im *importer) drop() {
+	for _, l := range im.layers {
+		if l.stage != "" {
+			_ = im.s.cfg.Layers.DropStage(l.stage) // the next start removes it else
+		}
+	}
+}
+
+func (im *importer) run(ctx context.Context, format string, r io.Reader) (record.Image, error) {
+	received := &meter{r: r, told: func(n int64) { im.progress(Progress{Stage: StageReceive, Bytes: n}) }}
+	head, err := io.ReadAll(io.LimitReader(received, archive.HeadSize))
+	if err != nil {
+		return record.Image{}, err
+	}
+	// Only now, so that who sends nothing keeps nobody waiting.
+	select {
+	case im.s.importing <- struct{}{}:
+		defer func() { <-im.s.importing }()
+	case <-ctx.Done():
+		return record.Image{}, ctx.Err()
+	}
+	in := bufio.NewReaderSize(io.MultiReader(bytes.NewReader(head), received), 1<<18)
+	kind, err := probe(ctx, head)
+	if err != nil {
+		return record.Image{}, err
+	}
+	switch format {
+	case "", FormatAuto:
+		format = ""
+	case FormatRootfs:
+		kind.Image = false
+	case FormatDocker, FormatOCI:
+		kind.Image = true
+	default:
+		return record.Image{}, errs.New(errs.Invalid, "format %.20q: want %s, %s, %s or %s", format, FormatAuto, FormatRootfs, FormatDocker, FormatOCI)
+	}
+	if !kind.Image && im.ref.Name == "" {
+		return record.Image{}, errs.New(errs.Invalid, "the archive is a root file system, which has no name: give one")
+	}
+	var plain io.Reader = in
+	if kind.Compressed {
+		child, err := inflate(ctx, in)
+		if err != nil {
+			return record.Image{}, err
+		}
+		defer child.Close()
+		plain = child
+	}
+	config := record.ImageConfig{Workdir: "/"}
+	if kind.Image {
+		config, err = im.image(ctx, format, plain)
+	} else {
+		err = im.stage(ctx, plain, "", nil)
+	}
+	if err != nil {
+		return record.Image{}, err
+	}
+	return im.s.name(ctx, record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: config}, im.layers)
+}
+
+// image stages the layers of an image's archive and returns its config.
+func (im *importer) image(ctx context.Context, format string, r io.Reader) (record.ImageConfig, error) {
+	f, size, err := im.s.spool(r)
+	if err != nil {
+		return record.ImageConfig{}, err
+	}
+	defer f.Close()
+	plan, err := planOf(ctx, f, size, format)
+	if err != nil {
+		return record.ImageConfig{}, err
+	}
+	if im.ref.Name == "" {
+		if im.ref, err = nameOf(plan.Tags); err != nil {
+			return record.ImageConfig{}, err
+		}
+	}
+	for i, l := range plan.Layers {
+		at := Progress{Stage: StageUnpack, Layer: i + 1, Layers: len(plan.Layers)}
+		if here, err := im.here(ctx, l.DiffID); err != nil {
+			return record.ImageConfig{}, err
+		} else if here {
+			continue
+		}
+		if err := im.layer(ctx, f, l, at); err != nil {
+			return record.ImageConfig{}, inLayer(err, i+1, len(plan.Layers))
+		}
+	}
+	return plan.Config, nil
+}
+
+// here takes a layer that this host has already.
+func (im *importer) here(ctx context.Context, diffID string) (bool, error) {
+	n, err := im.s.cfg.Layers.LayerSize(ctx, diffID)
+	if errs.Is(err, errs.NotFound) {
+		return false, nil
+	}
+	if err == nil {
+		im.layers = append(im.layers, staged{digest: diffID, bytes: n})
+	}
+	return err == nil, err
+}
+
+// inLayer says in which layer something is wrong, also to who sees only the text.
+func inLayer(err error, n, of int) error {
+	if e, ok := errors.AsType[*errs.Error](err); ok {
+		return errs.Wrap(err, e.Code, "layer %d of %d: %s", n, of, e.Text)
+	}
+	return fmt.Errorf("layer %d of %d: %w", n, of, err)
+}
+
+// layer stages one layer of a spooled archive, unpacking it if need be, and
+// checks both of its digests.
+func (im *importer) layer(ctx context.Context, f io.ReaderAt, l archive.Layer, at Progress) error {
+	at.Total = l.Size
+	raw := &meter{r: io.NewSectionReader(f, l.At, l.Size), told: func(n int64) { at.Bytes = n; im.progress(at) }}
+	sum := &summed{r: raw, h: sha256.New(), want: l.Digest}
+	var r io.Reader = sum
+	if l.Packed {
+		child, err := inflate(ctx, sum)
+		if err != nil {
+			return err
+		}
+		defer child.Close()
+		r = child
+	}
+	return im.stage(ctx, r, l.DiffID, sum.check)
+}
+
+// stage stages a layer, which must have the digest want if that is not empty
+// and pass check if that is not nil.
+func (im *importer) stage(ctx context.Context, r io.Reader, want string, check func() error) error {
+	stage, digest, n, err := im.s.cfg.Layers.StageLayer(ctx, r, nil)
+	if err != nil {
+		return err
+	}
+	if want == "" {
+		if digest, err = im.s.ownDigest(ctx, stage); err != nil {
+			return errors.Join(err, im.s.cfg.Layers.DropStage(stage))
+		}
+	}
+	im.layers = append(im.layers, staged{stage, digest, n})
+	if want != "" && digest != want {
+		return errs.New(errs.Invalid, "it has the digest %s where the image's config says %s: the archive was changed or is broken", digest, want)
+	}
+	if check != nil {
+		return check()
+	}
+	return nil
+}
+
+// ownDigest is how a layer is named that nobody else has a name for: by the tar that
+// an export makes of it. So an image that was built, or made of a root file system,
+// has the same digest wherever it is brought by export and import. Layers of images of
+// others keep the names that those gave them, by which they are found again and shared,
+// until an export makes other tars of them.
+func (s *Store) ownDigest(ctx context.Context, stage string) (string, error) {
+	h := sha256.New()
+	if err := s.cfg.Layers.ReadStage(ctx, stage, h); err != nil {
+		return "", err
+	}
+	return digestPrefix + hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// name gives staged layers and then the image their names: from here on nobody
+// takes them for garbage.
+func (s *Store) name(ctx context.Context, i record.Image, layers []staged) (_ record.Image, err error) {
+	i.Created = time.Now().UTC()
+	if i.Tag == "" {
+		i.Tag = DefaultTag
+	}
+	for _, l := range layers {
+		i.Layers = append(i.Layers, l.digest)
+		i.Bytes += l.bytes
+	}
+	if i.Digest, err = digestOf(i.Layers, i.Config); err != nil {
+		return i, err
+	}
+	s.naming.Lock()
+	defer s.naming.Unlock()
+	for _, l := range layers {
+		if l.stage != "" {
+			err = s.cfg.Layers.CommitLayer(ctx, l.stage, l.digest)
+		} else {
+			_, err = s.cfg.Layers.LayerSize(ctx, l.digest)
+		}
+		if errs.Is(err, errs.NotFound) {
+			return i, errs.Wrap(err, errs.Unavailable, "layer %s was removed while the image that shares it was imported; import it again", l.digest)
+		}
+		if err != nil {
+			return i, err
+		}
+	}
+	return i, s.cfg.DB.PutImage(ctx, i)
+}
+
+// nameOf chooses the name of an image from what its archive calls it.
+func nameOf(tags []string) (Reference, error) {
+	for _, t := range tags {
+		// docker says alpine, podman and others the whole of it.
+		if rest, ok := strings.CutPrefix(strings.TrimPrefix(t, "index."), "docker.io/"); ok {
+			t = strings.TrimPrefix(rest, "library/")
+		}
+		if ref, err := ParseReference(t); err == nil && ref.Digest == "" {
+			return ref, nil
+		}
+	}
+	return Reference{}, errs.New(errs.Invalid, "the archive does not say what its image is called: give a name")
+}
+
+// spool copies an archive into a file that has no name, so that nothing is left
+// of it however this ends.
+func (s *Store) spool(r io.Reader) (f *os.File, size int64, err error) {
+	f, err = os.CreateTemp(s.cfg.TempDir, "archive-")
+	if err != nil {
+		return nil, 0, fmt.Errorf("keep the archive aside: %w", err)
+	}
+	if err = os.Remove(f.Name()); err == nil {
+		size, err = io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{&roomy{r: r, room: s.cfg.Layers.Room}}, make([]byte, 1<<18))
+	}
+	if err != nil {
+		return nil, 0, errors.Join(fmt.Errorf("keep the archive aside: %w", full(err)), f.Close())
+	}
+	return f, size, nil
+}
+
+// probe asks a child what an archive is that begins with head.
+func probe(ctx context.Context, head []byte) (k archive.Kind, err error) {
+	return k, ask(ctx, confine.Child{Verb: archive.ProbeVerb}, head, &k)
+}
+
+// planOf asks a child what an archive holds, and believes nothing of it that
+// can be checked.
+func planOf(ctx context.Context, f *os.File, size int64, format string) (p archive.Plan, err error) {
+	ro, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // nothing that the child could write to
+	if err != nil {
+		return p, fmt.Errorf("open the archive again: %w", err)
+	}
+	defer ro.Close()
+	c := confine.Child{Verb: archive.PlanVerb, Files: []*os.File{ro}}
+	if format != "" {
+		c.Args = []string{format}
+	}
+	if err := ask(ctx, c, nil, &p); err != nil {
+		return p, err
+	}
+	return p, checkPlan(&p, size)
+}
+
+// checkPlan refuses a plan for an archive of size bytes that no honest child makes.
+func checkPlan(p *archive.Plan, size int64) error {
+	if err := checkLayers(p.Layers); err != nil {
+		return err
+	}
+	for _, l := range p.Layers {
+		if l.At < 0 || l.Size < 0 || l.Size > size || l.At > size-l.Size {
+			return errs.New(errs.Invalid, "a layer lies outside of the archive")
+		}
+	}
+	return checkConfig(&p.Config)
+}
+
+func checkLayers(layers []archive.Layer) error {
+	if n := len(layers); n == 0 || n > archive.MaxLayers {
+		return errs.New(errs.Invalid, "the image has %d layers; want 1 to %d", n, archive.MaxLayers)
+	}
+	for _, l := range layers {
+		if !digestForm.MatchString(l.DiffID) {
+			return errs.New(errs.Invalid, "layer digest %.100q: want sha256: and 64 hex digits", l.DiffID)
+		}
+	}
+	return nil
+}
+
+// maxAnswer bounds what a child may answer.
+const maxAnswer = 16 << 20
+
+// ask runs a child that reads in and answers one JSON value.
+func ask(ctx context.Context, c confine.Child, in []byte, answer any) error {
+	p, err := confine.Start(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	go func() { _, _ = p.In.Write(in); p.In.Close() }() // a child that wants no more says why it ends
+	b, err := io.ReadAll(io.LimitReader(p.Out, maxAnswer))
+	p.Kill() // it may go on for ever; ended well already, it does not notice
+	if werr := p.Wait(); errs.CodeOf(werr) != errs.Internal {
+		return werr
+	} else if err == nil && len(b) == 0 {
+		err = werr
+	}
+	if err == nil {
+		err = json.Unmarshal(b, answer)
+	}
+	if err != nil {
+		return fmt.Errorf("ask a child to %s an archive: %w", c.Verb, err)
+	}
+	return nil
+}
+
+// inflate reads from decompressed by a child. Close ends it.
+func inflate(ctx context.Context, from io.Reader) (io.ReadCloser, error) {
+	p, err := confine.Start(ctx, confine.Child{Verb: archive.InflateVerb})
+	if err != nil {
+		return nil, err
+	}
+	i := &inflated{p: p, fed: make(chan error, 1)}
+	go func() {
+		_, err := io.CopyBuffer(struct{ io.Writer }{p.In}, struct{ io.Reader }{from}, make([]byte, 1<<18))
+		p.In.Close()
+		i.fed <- err
+	}()
+	return i, nil
+}
+
+// inflated is what a child writes. Its end is good only if both the child and
+// what it reads ended well.
+type inflated struct {
+	p   *confine.Process
+	fed chan error
+	err error
+}
+
+func (i *inflated) Read(b []byte) (int, error) {
+	if i.err != nil {
+		return 0, i.err
+	}
+	n, err := i.p.Out.Read(b)
+	if n > 0 || err == nil {
+		return n, nil
+	}
+	i.err = err
+	if errors.Is(err, io.EOF) {
+		died := i.p.Wait()
+		i.p.In.Close() // ends a feeder that still has something
+		if died != nil {
+			i.err = died
+		} else if ferr := <-i.fed; ferr != nil {
+			i.err = ferr
+		}
+	}
+	return 0, i.err
+}
+
+func (i *inflated) Close() error {
+	i.p.Kill()
+	i.p.Close()
+	_ = i.p.Wait()
+	return nil
+}

@@ -1,0 +1,403 @@
+package image_test
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/confine"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image"
+	"github.com/sandboxd/sandboxd/pkg/image/archive"
+	at "github.com/sandboxd/sandboxd/pkg/image/archive/archivetest"
+	"github.com/sandboxd/sandboxd/pkg/image/registry"
+	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/store"
+)
+
+func TestMain(m *testing.M) {
+	verbs := archive.Verbs()
+	verbs[snapshot.UnpackVerb] = snapshot.Unpack
+	plan := verbs[archive.PlanVerb]
+	verbs[archive.PlanVerb] = func(args []string) error {
+		if _, err := unix.Write(confine.FirstFile, nil); err != unix.EBADF { //nolint:errorlint // as write(2) says it
+			return errs.New(errs.Invalid, "the child can write to the archive: %v", err)
+		}
+		return plan(args)
+	}
+	confine.MainOfTest(verbs)
+	os.Exit(m.Run())
+}
+
+// world is a store of images on the real storage and the real database.
+type world struct {
+	*image.Store
+	dir    string
+	layers *snapshot.Store
+	used   map[string][]string
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	return newWorldOf(t, nil)
+}
+
+// newWorldOf is newWorld with registries.
+func newWorldOf(t *testing.T, registries []registry.Registry) *world {
+	t.Helper()
+	hosttest.Root(t)
+	hosttest.Leaks(t, instance.Instance('s'))
+	w := &world{dir: t.TempDir(), used: map[string][]string{}}
+	self, err := os.Open("/proc/self/ns/user") // nothing is mounted here
+	must(t, err)
+	t.Cleanup(func() { self.Close() })
+	w.layers, err = snapshot.Open(t.Context(), snapshot.Config{
+		Instance: 's', StateDir: filepath.Join(w.dir, "state"), RunDir: filepath.Join(w.dir, "run"), Pool: snapshot.PoolPlain,
+		IdentityUserNS: self, UserNS: func(string) (*os.File, error) { return nil, errors.New("no sandboxes here") },
+	})
+	must(t, err)
+	db, err := store.Open(filepath.Join(w.dir, "db"), store.Options{})
+	must(t, err)
+	t.Cleanup(func() { must(t, errors.Join(db.Close(), w.layers.Close())) })
+	client, err := registry.New(registries)
+	must(t, err)
+	w.Store, err = image.Open(image.Config{
+		Registries: client, BlobsDir: filepath.Join(w.dir, "blobs"),
+		Layers: w.layers, DB: db, TempDir: filepath.Join(w.dir, "build"),
+		Users: func(l string) []string { return w.used[l] },
+	})
+	must(t, err)
+	return w
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// holds fails the test unless the store holds so many images and layers, and
+// nothing that is half of one.
+func (w *world) holds(t *testing.T, images, layers int) {
+	t.Helper()
+	ctx := context.Background()
+	all, err := w.List(ctx)
+	must(t, err)
+	named, err := w.layers.ListLayers(ctx)
+	must(t, err)
+	if len(all) != images || len(named) != layers {
+		t.Errorf("%d images and %d layers, want %d and %d", len(all), len(named), images, layers)
+	}
+	half, _ := filepath.Glob(filepath.Join(w.dir, "state", "layers", "new-*"))
+	kept, _ := filepath.Glob(filepath.Join(w.dir, "build", "*"))
+	if len(half)+len(kept) > 0 {
+		t.Errorf("left: %q and %q", half, kept)
+	}
+}
+
+func gz(b []byte) []byte {
+	var out bytes.Buffer
+	w := gzip.NewWriter(&out)
+	_, _ = w.Write(b)
+	_ = w.Close()
+	return out.Bytes()
+}
+
+func zst(b []byte) []byte {
+	w, _ := zstd.NewWriter(nil)
+	return w.EncodeAll(b, nil)
+}
+
+func TestImport(t *testing.T) {
+	lower := at.Tar(t, at.Dir("etc"), at.File("etc/below"), at.File("etc/gone"))
+	upper := at.Tar(t, at.Dir("etc"), at.File("etc/.wh.gone"), at.File("etc/above"))
+	img := at.Image(t, lower, upper)
+	for name, c := range map[string]struct {
+		archive []byte
+		as      string
+		image   bool
+	}{
+		"docker":        {at.Docker(t, img, "team/app:7"), "", true},
+		"docker, gzip":  {gz(at.Docker(t, img, "team/app:7")), "mine", true},
+		"oci":           {at.OCI(t, img), "", true},
+		"oci, zstd":     {zst(at.OCI(t, img)), "mine:2", true},
+		"rootfs":        {lower, "root", false},
+		"rootfs, gzip":  {gz(lower), "root", false},
+		"rootfs, zstd":  {zst(lower), "root", false},
+		"rootfs padded": {append(slices.Clone(lower), make([]byte, 1<<20)...), "root", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			unpacked := 0
+			i, err := w.Import(t.Context(), image.Archive{Name: c.as}, bytes.NewReader(c.archive), func(p image.Progress) {
+				if p.Stage == "unpack" {
+					unpacked++
+				}
+			})
+			must(t, err)
+			if !c.image {
+				if len(i.Layers) != 1 || i.Ref() != "root:latest" || i.Config.Workdir != "/" || unpacked > 0 {
+					t.Errorf("image %+v, %d told", i, unpacked)
+				}
+				w.holds(t, 1, 1)
+				return
+			}
+			if want := map[string]string{"docker": "team/app:7", "oci": "from-oci:1", "docker, gzip": "mine:latest", "oci, zstd": "mine:2"}[name]; i.Ref() != want {
+				t.Errorf("it is called %s, want %s", i.Ref(), want)
+			}
+			if len(i.Layers) != 2 || i.Config.User != "1000:1000" || i.Config.Labels["team"] != "a" || i.Bytes == 0 || unpacked == 0 {
+				t.Errorf("image %+v, %d told", i, unpacked)
+			}
+			w.holds(t, 1, 2)
+			dir, err := w.layers.LayerPath(i.Layers[1])
+			must(t, err)
+			fi, err := os.Lstat(filepath.Join(dir, "etc/gone"))
+			if err != nil || fi.Mode()&os.ModeCharDevice == 0 {
+				t.Errorf("the whiteout: %v, %v", fi, err)
+			}
+			// Again, under another name: nothing is unpacked twice.
+			unpacked = 0
+			again, err := w.Import(t.Context(), image.Archive{Name: "again"}, bytes.NewReader(c.archive), func(p image.Progress) {
+				if p.Stage == "unpack" {
+					unpacked++
+				}
+			})
+			if err != nil || again.Digest != i.Digest || again.Bytes != i.Bytes || unpacked > 0 {
+				t.Errorf("again: %+v, %v, %d told; first %+v", again, err, unpacked, i)
+			}
+			w.holds(t, 2, 2)
+			must(t, w.Remove(t.Context(), "again"))
+			w.holds(t, 1, 2)
+			must(t, w.Remove(t.Context(), i.Ref()))
+			w.holds(t, 0, 0)
+		})
+	}
+}
+
+// What dockerd 20.10.24 wrote: an image of `docker import`, a file added by
+// `docker cp`, `docker commit`, `docker save | gzip`.
+func TestImportOfDocker(t *testing.T) {
+	w := newWorld(t)
+	open := func(name string) io.Reader {
+		f, err := os.Open(filepath.Join("testdata", name))
+		must(t, err)
+		t.Cleanup(func() { f.Close() })
+		return f
+	}
+	i, err := w.Import(t.Context(), image.Archive{}, open("docker-20.10-save.tar.gz"), nil)
+	must(t, err)
+	if i.Ref() != "two:2" || len(i.Layers) != 2 || !slices.Contains(i.Config.Env, "A=b") || i.Config.Workdir != "/srv" || i.Config.User != "5:6" || i.Config.Labels["k"] != "v" {
+		t.Errorf("image %+v", i)
+	}
+	dir, err := w.layers.LayerPath(i.Layers[1])
+	must(t, err)
+	if b, err := os.ReadFile(filepath.Join(dir, "etc/n")); err != nil || string(b) != "new\n" {
+		t.Errorf("the second layer: %q, %v", b, err)
+	}
+	if _, err := w.Import(t.Context(), image.Archive{}, open("docker-20.10-save-two.tar.gz"), nil); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "two:1") {
+		t.Errorf("an archive of two images: %v", err)
+	}
+	w.holds(t, 1, 2)
+}
+
+// What Export gives, Import takes, and then Export gives the same.
+func TestExport(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	img := at.Image(t, at.Tar(t, at.Dir("a"), at.File("a/b"), at.File("c")), at.Tar(t, at.Dir("a"), at.File("a/.wh..wh..opq"), at.File(".wh.c")))
+	i, err := w.Import(ctx, image.Archive{Name: "x:1"}, bytes.NewReader(at.OCI(t, img)), nil)
+	must(t, err)
+	var first, second bytes.Buffer
+	must(t, w.Export(ctx, i, &first))
+	j, err := w.Import(ctx, image.Archive{}, bytes.NewReader(first.Bytes()), nil)
+	must(t, err)
+	if j.Ref() != "x:1" || j.Bytes != i.Bytes || !maps.Equal(j.Config.Labels, i.Config.Labels) || j.Config.User != i.Config.User || !slices.Equal(j.Config.Env, i.Config.Env) {
+		t.Errorf("came back as %+v, was %+v", j, i)
+	}
+	j.Created = i.Created
+	must(t, w.Export(ctx, j, &second))
+	if !bytes.Equal(first.Bytes(), second.Bytes()) {
+		t.Error("the export of an export differs")
+	}
+	p, err := w.Prune(ctx, false) // the layers of the first, whose name was taken
+	if err != nil || len(p.Layers) != 2 || p.Bytes != i.Bytes {
+		t.Errorf("pruned %+v, %v", p, err)
+	}
+	w.holds(t, 1, 2)
+}
+
+// A bad archive is refused in words, and leaves nothing.
+func TestImportBad(t *testing.T) {
+	layer, other := at.Tar(t, at.File("a"), at.File("b")), at.Tar(t, at.File("z"))
+	img := at.Image(t, layer)
+	docker, oci := at.Docker(t, img, "x:1"), at.OCI(t, img)
+	swap := func(b, with []byte, pattern string) []byte {
+		return at.Edit(t, b, func(h *tar.Header, c []byte) (*tar.Header, []byte) {
+			if ok, _ := filepath.Match(pattern, h.Name); ok && bytes.HasPrefix(c, []byte{0x1f, 0x8b}) {
+				c = with
+			}
+			return h, c
+		})
+	}
+	zeroes := gz(make([]byte, 256<<20))
+	for name, c := range map[string]struct {
+		archive []byte
+		says    string
+	}{
+		"docker: another layer":       {swap(docker, gz(other), "*.tar.gz"), "digest"},
+		"docker: layer not packed":    {swap(docker, other, "*.tar.gz"), "digest"},
+		"docker: layer cut off":       {swap(docker, gz(layer)[:30], "*.tar.gz"), "cut off"},
+		"docker: layer is a bomb":     {swap(docker, zeroes, "*.tar.gz"), "bomb"},
+		"docker: layer is hostile":    {at.Docker(t, at.Image(t, at.Tar(t, at.File("../x"))), "x:1"), "leaves"},
+		"docker: whiteout of itself":  {at.Docker(t, at.Image(t, at.Tar(t, at.File(".wh.."))), "x:1"), "whiteout"},
+		"docker: device":              {at.Docker(t, at.Image(t, at.Tar(t, tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3})), "x:1"), "no file, directory or link"},
+		"docker: second layer is bad": {at.Docker(t, at.Image(t, layer, at.Tar(t, at.File("../x"))), "x:1"), "layer 2 of 2: the layer names a file \"../x\": leaves"},
+		"docker: cut off":             {docker[:len(docker)-2000], "cut off"},
+		"oci: another layer":          {swap(oci, gz(other), "blobs/sha256/*"), "digest"},
+		"oci: the same, packed anew":  {swap(oci, zst(layer), "blobs/sha256/*"), "digest"},
+		"rootfs: cut off":             {layer[:len(layer)-1024], "cut off"},
+		"rootfs: cut off in a file":   {layer[:700], "cut off"},
+		"rootfs: gzip cut off":        {gz(layer)[:len(gz(layer))-10], "cut off"},
+		"rootfs: a bomb":              {gz(append(at.Tar(t, at.File("a")), make([]byte, 256<<20)...)), "bomb"},
+		"nothing":                     {nil, "empty"},
+		"text":                        {bytes.Repeat([]byte("hello "), 1000), "no tar"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			_, err := w.Import(t.Context(), image.Archive{Name: "bad"}, bytes.NewReader(c.archive), nil)
+			if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%v; want invalid and %q", err, c.says)
+			}
+			w.holds(t, 0, 0)
+		})
+	}
+}
+
+func TestImportEnds(t *testing.T) {
+	w := newWorld(t)
+	docker := at.Docker(t, at.Image(t, at.Tar(t, at.File("a"))), "x:1")
+	left := errors.New("the client left")
+	for name, b := range map[string][]byte{"image": docker, "rootfs": at.Tar(t, at.File("a")), "packed": gz(docker)} {
+		broken := io.MultiReader(bytes.NewReader(b[:len(b)-100]), failing{left})
+		if _, err := w.Import(t.Context(), image.Archive{Name: "x"}, broken, nil); !errors.Is(err, left) {
+			t.Errorf("%s whose reader fails: %v", name, err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if _, err := w.Import(ctx, image.Archive{Name: "x"}, io.MultiReader(bytes.NewReader(b[:len(b)-100]), calling(cancel), bytes.NewReader(b[len(b)-100:])), nil); err == nil {
+			t.Errorf("%s that was cancelled was imported", name)
+		}
+		cancel()
+	}
+	for _, a := range []image.Archive{{Name: "Bad"}, {Name: "x@sha256:" + strings.Repeat("a", 64)}, {Name: "x", Format: "zip"}} {
+		if _, err := w.Import(t.Context(), a, bytes.NewReader(docker), nil); !errs.Is(err, errs.Invalid) {
+			t.Errorf("%+v: %v", a, err)
+		}
+	}
+	if _, err := w.Import(t.Context(), image.Archive{}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "name") {
+		t.Errorf("a root file system without a name: %v", err)
+	}
+	if _, err := w.Import(t.Context(), image.Archive{Name: "x", Format: image.FormatDocker}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); !errs.Is(err, errs.Invalid) {
+		t.Errorf("a root file system as docker's: %v", err)
+	}
+	w.holds(t, 0, 0)
+}
+
+// Clients that connect and send nothing keep nobody out.
+func TestImportBesideSilence(t *testing.T) {
+	w := newWorld(t)
+	var silent sync.WaitGroup
+	var pipes []*io.PipeWriter
+	for range 10 {
+		r, in := io.Pipe()
+		pipes = append(pipes, in)
+		silent.Go(func() {
+			if _, err := w.Import(t.Context(), image.Archive{Name: "x"}, r, nil); err == nil {
+				t.Error("nothing was imported")
+			}
+		})
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for _, in := range pipes { // each has taken this one when it returns
+		_, err := in.Write([]byte("x"))
+		must(t, err)
+	}
+	if _, err := w.Import(ctx, image.Archive{Name: "y"}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); err != nil {
+		t.Error(err)
+	}
+	for _, in := range pipes {
+		in.CloseWithError(io.ErrUnexpectedEOF) //nolint:errcheck // it says nil
+	}
+	silent.Wait()
+	w.holds(t, 1, 1)
+}
+
+// A sweep in the middle of an import takes nothing of it, and does not wait.
+func TestSweepDuringImport(t *testing.T) {
+	w := newWorld(t)
+	img := at.Image(t, at.Tar(t, at.File("a")), at.Tar(t, at.File("b")))
+	swept := 0
+	i, err := w.Import(t.Context(), image.Archive{Name: "x"}, bytes.NewReader(at.OCI(t, img)), func(image.Progress) {
+		swept++
+		if err := w.Sweep(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil || swept < 3 {
+		t.Fatal(swept, err)
+	}
+	for _, l := range i.Layers {
+		if _, err := w.layers.LayerPath(l); err != nil {
+			t.Error(err)
+		}
+	}
+	w.used[i.Layers[0]] = []string{"lab"}
+	if err := w.Remove(t.Context(), "x"); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
+		t.Errorf("remove in use: %v", err)
+	}
+	w.holds(t, 1, 2)
+}
+
+// A shared layer that is removed while its second image comes is noticed.
+func TestLayerGoesDuringImport(t *testing.T) {
+	w := newWorld(t)
+	base := at.Tar(t, at.File("a"))
+	_, err := w.Import(t.Context(), image.Archive{Name: "base"}, bytes.NewReader(at.OCI(t, at.Image(t, base))), nil)
+	must(t, err)
+	removed := false
+	_, err = w.Import(t.Context(), image.Archive{Name: "x"}, bytes.NewReader(at.OCI(t, at.Image(t, base, at.Tar(t, at.File("b"))))), func(p image.Progress) {
+		if p.Stage == "unpack" && !removed {
+			removed = true
+			must(t, w.Remove(context.Background(), "base"))
+		}
+	})
+	if !errs.Is(err, errs.Unavailable) || !removed {
+		t.Errorf("%v", err)
+	}
+	w.holds(t, 0, 0)
+}
+
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) { return 0, f.err }
+
+type calling func()
+
+func (c calling) Read([]byte) (int, error) { c(); return 0, io.EOF }

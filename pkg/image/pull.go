@@ -1,0 +1,495 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/confine"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image/archive"
+	"github.com/sandboxd/sandboxd/pkg/image/registry"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Auth is a user name and a password for a registry.
+type Auth = registry.Auth
+
+type authKey struct{}
+
+// WithAuth returns a context in which Pull finds credentials: they belong to
+// one request and to nothing that is kept of it. nil is none.
+func WithAuth(ctx context.Context, a *Auth) context.Context {
+	if a == nil {
+		return ctx
+	}
+	return context.WithValue(ctx, authKey{}, *a)
+}
+
+// AuthOf returns the credentials of WithAuth, if there are any.
+func AuthOf(ctx context.Context) (a Auth, ok bool) {
+	a, ok = ctx.Value(authKey{}).(Auth)
+	return a, ok
+}
+
+// Pull says what is pulled.
+type Pull struct {
+	Name string // name[:tag][@digest]
+	// Missing leaves the registry alone if the image is here by now.
+	Missing bool
+}
+
+const (
+	// pullLimit bounds a pull as a whole: a registry that drips would else keep
+	// one for ever.
+	pullLimit = 2 * time.Hour
+	// downloads is how many blobs of an image are on their way at once, as with
+	// docker.
+	downloads = 3
+)
+
+// flights are the pulls under way. Who asks for what is pulled already, with the
+// same credentials, waits for that.
+type flights struct {
+	mu sync.Mutex
+	m  map[flightKey]*flight // guarded by mu
+}
+
+type flightKey struct {
+	name string
+	auth Auth
+	some bool // auth is given
+}
+
+type flight struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+	image  record.Image // written before done is closed
+	err    error        // likewise
+
+	// guarded by flights.mu
+	waiting int
+	told    map[int]func(Progress)
+	next    int
+	last    Progress // what was told last, for who comes later
+}
+
+// String says for people how far it is.
+func (p Progress) String() string {
+	part := record.Mebibytes(p.Bytes)
+	if p.Total > 0 {
+		part = fmt.Sprintf("%d of %s", p.Bytes>>20, record.Mebibytes(p.Total))
+	}
+	switch p.Stage {
+	case StageResolve:
+		return "asking the registry"
+	case StageDownload:
+		return "downloaded " + part
+	case StageUnpack:
+		return fmt.Sprintf("unpacking layer %d of %d", p.Layer, p.Layers)
+	}
+	return p.Stage + " " + part
+}
+
+// CanPull reports whether a registry is configured that may have the image of a
+// URI.
+func (s *Store) CanPull(uri string) bool {
+	ref, err := ParseReference(uri)
+	return err == nil && s.cfg.Registries.Host(ref.Name) != ""
+}
+
+// Pull gets an image from the mirrors or the registry that are configured for
+// its name, with the credentials of WithAuth or of the configuration, and gives
+// it that name here. Layers that are here already are not downloaded; who asks
+// for what somebody pulls already waits for that. progress, if not nil, is called
+// often.
+//
+// Nothing is visible before the image is whole. What was downloaded of one that
+// did not become so is kept for a while (see blobs), and the next pull goes on
+// from there. A pull ends when nobody waits for it any more.
+//
+// It fails with errs.NotFound if no registry is configured or there is no such
+// image, with errs.Denied if the registry wants other credentials or sends us
+// where we do not go, with errs.Invalid if it lies or the image is broken, with
+// errs.Unsupported if there is none for this machine, with errs.Unavailable if
+// it can not be reached, with errs.Exhausted if the disk is full.
+func (s *Store) Pull(ctx context.Context, p Pull, progress func(Progress)) (record.Image, error) {
+	ref, err := ParseReference(p.Name)
+	if err != nil {
+		return record.Image{}, err
+	}
+	if !s.CanPull(p.Name) {
+		return record.Image{}, s.unknown(p.Name, ref)
+	}
+	key := flightKey{name: ref.String()}
+	key.auth, key.some = AuthOf(ctx)
+	f, leave, err := s.board(ctx, key, p.Missing, progress)
+	if err != nil || f == nil {
+		if err == nil {
+			return s.local(ctx, key.name)
+		}
+		return record.Image{}, err
+	}
+	defer leave()
+	select {
+	case <-f.done:
+	case <-ctx.Done():
+		return record.Image{}, context.Cause(ctx)
+	}
+	if f.err != nil {
+		return record.Image{}, fmt.Errorf("pull image %s: %w", p.Name, f.err)
+	}
+	return f.image, nil
+}
+
+// board joins the pull of key, or begins it. With missing, and if the image is
+// here, it does neither. A pull that is over has given the image its name before
+// it can no longer be joined, so that no two follow one another.
+func (s *Store) board(ctx context.Context, key flightKey, missing bool, progress func(Progress)) (f *flight, leave func(), err error) {
+	s.flights.mu.Lock()
+	defer s.flights.mu.Unlock()
+	if missing {
+		if _, err := s.local(ctx, key.name); !errs.Is(err, errs.NotFound) {
+			return nil, nil, err
+		}
+	}
+	f = s.flights.m[key]
+	if f == nil {
+		ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), pullLimit, errs.New(errs.Unavailable, "it took more than %s; what came is kept, so try again", pullLimit))
+		f = &flight{cancel: cancel, done: make(chan struct{}), told: map[int]func(Progress){}}
+		s.flights.m[key] = f
+		go s.fly(ctx, key, f)
+	}
+	n := f.next
+	f.next++
+	f.waiting++
+	if progress != nil {
+		f.told[n] = progress
+		if f.last.Stage != "" {
+			progress(f.last)
+		}
+	}
+	return f, func() { s.alight(key, f, n) }, nil
+}
+
+// alight leaves a pull. Who is the last ends it, and waits for that.
+func (s *Store) alight(key flightKey, f *flight, n int) {
+	s.flights.mu.Lock()
+	delete(f.told, n)
+	f.waiting--
+	last := f.waiting == 0
+	if last && s.flights.m[key] == f {
+		delete(s.flights.m, key)
+	}
+	s.flights.mu.Unlock()
+	if last {
+		f.cancel()
+		<-f.done
+	}
+}
+
+func (s *Store) fly(ctx context.Context, key flightKey, f *flight) {
+	defer f.cancel()
+	var auth *Auth
+	if key.some {
+		auth = &key.auth
+	}
+	p := &puller{importer: importer{s: s, progress: func(at Progress) {
+		s.flights.mu.Lock()
+		defer s.flights.mu.Unlock()
+		f.last = at
+		for _, told := range f.told {
+			told(at)
+		}
+	}}}
+	f.image, f.err = p.run(ctx, key.name, auth)
+	p.drop()
+	if f.err != nil && ctx.Err() != nil {
+		f.err = context.Cause(ctx)
+	}
+	s.flights.mu.Lock()
+	defer s.flights.mu.Unlock()
+	if s.flights.m[key] == f {
+		delete(s.flights.m, key)
+	}
+	close(f.done)
+}
+
+// puller is one pull: an import whose layers come one by one.
+type puller struct {
+	importer
+	repo *registry.Repository
+
+	mu    sync.Mutex
+	got   []int64 // of each layer; guarded by mu
+	total int64
+}
+
+func (p *puller) run(ctx context.Context, uri string, auth *Auth) (i record.Image, err error) {
+	if p.ref, err = ParseReference(uri); err != nil {
+		return i, err
+	}
+	p.progress(Progress{Stage: StageResolve})
+	if p.repo, err = p.s.cfg.Registries.Repository(p.ref.Name, auth); err != nil {
+		return i, err
+	}
+	m, digests, err := p.manifest(ctx)
+	if err != nil {
+		return i, err
+	}
+	c, err := p.config(ctx, m.Config)
+	if err != nil {
+		return i, err
+	}
+	plan, err := m.Plan(c)
+	if err != nil {
+		return i, err
+	}
+	if err := checkPulled(&plan); err != nil {
+		return i, err
+	}
+	done := p.s.blobs.use(plan.Layers)
+	named := false
+	defer func() { done(named) }()
+	if err := p.fetch(ctx, plan.Layers); err != nil {
+		return i, err
+	}
+	i, err = p.s.name(ctx, record.Image{Name: p.ref.Name, Tag: p.ref.kept(), Config: plan.Config, Sources: digests}, p.layers)
+	named = err == nil
+	return i, err
+}
+
+// String is the reference as it is looked up: a digest counts more than a tag.
+func (r Reference) String() string {
+	if r.Digest != "" {
+		return r.Name + "@" + r.Digest
+	}
+	return r.Name + ":" + r.kept()
+}
+
+// kept is the tag under which a pulled image is kept. One that is asked for by a
+// digest is not what its tag is now.
+func (r Reference) kept() string {
+	if r.Digest != "" {
+		return strings.Replace(r.Digest, ":", "-", 1)
+	}
+	return cmp.Or(r.Tag, DefaultTag)
+}
+
+// Kept is the name:tag under which the image of a URI will be kept, as the
+// beginning of its record. A URI that is none gives an empty one.
+func Kept(uri string) record.Image {
+	ref, err := ParseReference(uri)
+	if err != nil {
+		return record.Image{}
+	}
+	return record.Image{Name: ref.Name, Tag: ref.kept()}
+}
+
+// manifest reads the manifest of the image for this machine, and the digests by
+// which its registry knows it.
+func (p *puller) manifest(ctx context.Context) (m archive.Manifest, digests []string, err error) {
+	want := cmp.Or(p.ref.Digest, p.ref.Tag, DefaultTag)
+	for range 3 { // an index of indexes is allowed, and rare
+		b, digest, err := p.repo.Manifest(ctx, want, archive.MaxDocument)
+		if err != nil {
+			return m, nil, err
+		}
+		digests = append(digests, digest)
+		if m, err = read[archive.Manifest](ctx, archive.ManifestVerb, b); err != nil || m.Next == nil {
+			return m, digests, err
+		}
+		if want = m.Next.Digest; !digestForm.MatchString(want) {
+			return m, nil, badDigest(want)
+		}
+	}
+	return m, nil, errs.New(errs.Invalid, "the indexes of the image are nested too deeply")
+}
+
+func badDigest(d string) error {
+	return errs.New(errs.Unsupported, "the manifest of the image names the digest %.100q: want sha256: and 64 hex digits", d)
+}
+
+func (p *puller) config(ctx context.Context, b archive.Blob) (c archive.Config, err error) {
+	if !digestForm.MatchString(b.Digest) {
+		return c, badDigest(b.Digest)
+	}
+	if b.Size > archive.MaxDocument {
+		return c, errs.New(errs.Invalid, "the config of the image has %d bytes; at most %d are read", b.Size, archive.MaxDocument)
+	}
+	l := archive.Layer{Span: archive.Span{Size: b.Size}, Digest: b.Digest}
+	done := p.s.blobs.use([]archive.Layer{l})
+	defer done(true) // it is read once, and small
+	f, err := p.s.blobs.get(ctx, l, p.repo, func(int64) {})
+	if err != nil {
+		return c, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.NewSectionReader(f, 0, b.Size))
+	if err != nil {
+		return c, fmt.Errorf("read the config of the image: %w", err)
+	}
+	if sum := sha256.Sum256(text); "sha256:"+hex.EncodeToString(sum[:]) != b.Digest { // it was kept, and is broken since
+		return c, errs.New(errs.Unavailable, "the config of the image, which an earlier pull has left, is broken; try again")
+	}
+	return read[archive.Config](ctx, archive.ConfigVerb, text)
+}
+
+// read has a child read a document.
+func read[T any](ctx context.Context, verb string, b []byte) (said T, err error) {
+	return said, ask(ctx, confine.Child{Verb: verb}, b, &said)
+}
+
+// checkPulled refuses what no honest child says.
+func checkPulled(p *archive.Plan) error {
+	if err := checkLayers(p.Layers); err != nil {
+		return err
+	}
+	for _, l := range p.Layers {
+		if !digestForm.MatchString(l.Digest) {
+			return badDigest(l.Digest)
+		}
+		if l.Size < 0 {
+			return errs.New(errs.Invalid, "a layer has %d bytes", l.Size)
+		}
+	}
+	return checkConfig(&p.Config)
+}
+
+// arrival is a layer that is here, or will not come.
+type arrival struct {
+	f   *os.File
+	err error
+}
+
+// fetch downloads the layers that are not here, a few at once, and stages each
+// when it and those below it have come.
+func (p *puller) fetch(ctx context.Context, layers []archive.Layer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var going sync.WaitGroup
+	come := make([]chan arrival, len(layers)) // nil: it is here
+	defer func() {
+		cancel()
+		going.Wait()
+		for _, c := range come {
+			if len(c) > 0 {
+				if a := <-c; a.f != nil {
+					a.f.Close()
+				}
+			}
+		}
+	}()
+	p.got = make([]int64, len(layers))
+	for i, l := range layers {
+		here, err := p.here(ctx, l.DiffID)
+		if err != nil {
+			return err
+		}
+		if !here {
+			come[i] = make(chan arrival, 1)
+			p.total += l.Size
+		}
+	}
+	slots := make(chan struct{}, downloads)
+	for i, l := range layers {
+		if come[i] == nil {
+			continue
+		}
+		going.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			f, err := p.s.blobs.get(ctx, l, p.repo, func(n int64) { p.note(i, n, len(layers)) })
+			come[i] <- arrival{f, err}
+		})
+	}
+	return p.stageAll(ctx, layers, come)
+}
+
+// note tells how much has come of all layers.
+func (p *puller) note(layer int, n int64, layers int) {
+	p.mu.Lock()
+	p.got[layer] = n
+	at := Progress{Stage: StageDownload, Layers: layers, Total: p.total}
+	for _, n := range p.got {
+		at.Bytes += n
+	}
+	p.mu.Unlock()
+	p.progress(at)
+}
+
+// stageAll stages the layers in order, lowest first.
+func (p *puller) stageAll(ctx context.Context, layers []archive.Layer, come []chan arrival) error {
+	staged := map[string]staged{}
+	for _, l := range p.layers { // that are here
+		staged[l.digest] = l
+	}
+	p.layers = nil
+	for i, l := range layers {
+		if come[i] == nil {
+			p.layers = append(p.layers, staged[l.DiffID])
+			continue
+		}
+		var a arrival
+		select {
+		case a = <-come[i]:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if a.err != nil {
+			return inLayer(a.err, i+1, len(layers))
+		}
+		err := p.unpack(ctx, a.f, l, Progress{Stage: StageUnpack, Layer: i + 1, Layers: len(layers)})
+		if err = errors.Join(err, a.f.Close()); err != nil {
+			return inLayer(err, i+1, len(layers))
+		}
+	}
+	return nil
+}
+
+// unpack stages one layer that has come.
+func (p *puller) unpack(ctx context.Context, f *os.File, l archive.Layer, at Progress) error {
+	select { // a few at once, imports among them
+	case p.s.importing <- struct{}{}:
+		defer func() { <-p.s.importing }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	var magic [4]byte
+	n, err := f.ReadAt(magic[:], 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("read a layer: %w", err)
+	}
+	l.Packed = archive.Packed(magic[:n])
+	err = p.layer(ctx, f, l, at)
+	if errs.Is(err, errs.Invalid) { // it would be no better the next time
+		p.s.blobs.drop(l.Digest)
+	}
+	return err
+}
+
+// unknown is the error for an image that is not here and can not be pulled.
+func (s *Store) unknown(uri string, ref Reference) error {
+	var names []string
+	for _, a := range s.cfg.Aliases {
+		names = append(names, a.Name)
+	}
+	slices.Sort(names)
+	aliases := "images.aliases of the configuration has none"
+	if len(names) > 0 {
+		aliases = "images.aliases of the configuration has " + some(names)
+	}
+	tail := "no registry is configured for it: [[registries]] of the configuration says from where to pull; `sandboxctl image build` and `sandboxctl image import` make images without one"
+	if host := s.cfg.Registries.Host(ref.Name); host != "" {
+		tail = fmt.Sprintf("`sandboxctl image pull %s` asks registry %s for it", uri, host)
+	}
+	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`), and no alias stands for it (%s); %s", uri, ref, aliases, tail)
+}

@@ -1,0 +1,201 @@
+package image
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Remove forgets the image a URI names, and removes those of its layers that
+// no other image has. It fails with errs.WrongState, and removes nothing, while
+// a sandbox stands on one of those; with errs.NotFound if there is no such image.
+// Of one whose record can not be read it removes that.
+func (s *Store) Remove(ctx context.Context, uri string) error {
+	s.naming.Lock()
+	defer s.naming.Unlock()
+	i, err := s.local(ctx, uri) // an alias does not take away what it stands for
+	if errs.Is(err, errs.Internal) {
+		return s.removeUnreadable(ctx, uri, err)
+	}
+	if err != nil {
+		return err
+	}
+	all, bad, err := s.cfg.DB.ListImages(ctx)
+	if err != nil {
+		return fmt.Errorf("remove image %s: %w", uri, err)
+	}
+	own := s.own(i, all)
+	users, err := s.forget(ctx, i, own)
+	if err != nil {
+		return fmt.Errorf("remove image %s: %w", uri, err)
+	}
+	if len(users) > 0 {
+		return errs.New(errs.WrongState, "image %s is in use by %s; `sandboxctl rm` those first", i.Ref(), some(users))
+	}
+	for _, l := range own {
+		if len(bad) == 0 { // else the sweep does, when that is known again
+			err = errors.Join(err, s.cfg.Layers.RemoveLayer(ctx, l))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("remove image %s: %w; the next sweep tries again", uri, err)
+	}
+	return nil
+}
+
+// removeUnreadable removes a record that can not be read, for which why is the
+// reason. Which layers it has nobody knows; the sweep finds them.
+func (s *Store) removeUnreadable(ctx context.Context, uri string, why error) error {
+	ref, err := ParseReference(uri)
+	if err != nil {
+		return err
+	}
+	_, bad, err := s.cfg.DB.ListImages(ctx)
+	if err != nil {
+		return fmt.Errorf("remove image %s: %w", uri, err)
+	}
+	tag := cmp.Or(ref.Tag, DefaultTag)
+	if !slices.Contains(bad, record.Image{Name: ref.Name, Tag: tag}.Ref()) {
+		return why
+	}
+	if err := s.cfg.DB.DeleteImage(ctx, ref.Name, tag); err != nil {
+		return fmt.Errorf("remove image %s: %w", uri, err)
+	}
+	return nil
+}
+
+// Pruned is what a prune took away.
+type Pruned struct {
+	Images []string // name:tag
+	Layers []string // digests
+	Bytes  int64    // of files in the layers, and of what pulls have left
+}
+
+// Prune removes layers that neither an image nor a sandbox needs and what pulls
+// have left that did not come to their end, and with all also every image that no
+// sandbox uses. It fails with errs.WrongState while the record of an image can
+// not be read: that may need any layer.
+func (s *Store) Prune(ctx context.Context, all bool) (Pruned, error) {
+	p, err := s.prune(ctx, all)
+	n, berr := s.blobs.sweep(0, 0)
+	p.Bytes += n
+	return p, errors.Join(err, berr)
+}
+
+func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
+	s.naming.Lock()
+	defer s.naming.Unlock()
+	images, bad, err := s.cfg.DB.ListImages(ctx)
+	if err != nil {
+		return p, fmt.Errorf("prune images: %w", err)
+	}
+	if len(bad) > 0 {
+		return p, errs.New(errs.WrongState, "nothing is pruned, because the record of image %s can not be read and may need any layer: `sandboxctl image rm` it, and build or import it again", some(bad))
+	}
+	if all {
+		for _, i := range images {
+			users, err := s.forget(ctx, i, i.Layers)
+			if err != nil {
+				return p, fmt.Errorf("prune images: %w", err)
+			}
+			if len(users) == 0 {
+				p.Images = append(p.Images, i.Ref())
+			}
+		}
+		images = slices.DeleteFunc(images, func(i record.Image) bool { return slices.Contains(p.Images, i.Ref()) })
+	}
+	layers, err := s.cfg.Layers.ListLayers(ctx)
+	if err != nil {
+		return p, fmt.Errorf("prune images: %w", err)
+	}
+	needed := named(images)
+	for _, l := range layers {
+		if needed[l] || len(s.cfg.Users(l)) > 0 {
+			continue
+		}
+		n, serr := s.cfg.Layers.LayerSize(ctx, l)
+		rerr := s.cfg.Layers.RemoveLayer(ctx, l)
+		if rerr == nil {
+			p.Layers, p.Bytes = append(p.Layers, l), p.Bytes+n
+		}
+		err = errors.Join(err, serr, rerr)
+	}
+	if err != nil {
+		return p, fmt.Errorf("prune images: %w", err)
+	}
+	return p, nil
+}
+
+// Sweep removes layers that neither an image nor a sandbox needs, as a rebuilt
+// image leaves them, and what is too old or too much of pulls that did not come
+// to their end. Those of builds, imports and pulls under way have no names yet.
+func (s *Store) Sweep(ctx context.Context) error {
+	_, err := s.prune(ctx, false)
+	if errs.Is(err, errs.WrongState) {
+		err = nil // the store has said so
+	}
+	_, berr := s.blobs.sweep(blobsFor, blobsMax)
+	return errors.Join(err, berr)
+}
+
+// forget removes the record of i, unless somebody stands on one of layers. Who
+// looks an image up may stand on it a moment later, so the record goes before the
+// last look, and comes back if that finds anybody: once it is gone, nobody
+// begins to stand on what it named.
+func (s *Store) forget(ctx context.Context, i record.Image, layers []string) (users []string, err error) {
+	if users = s.users(layers); len(users) > 0 {
+		return users, nil
+	}
+	if err := s.cfg.DB.DeleteImage(ctx, i.Name, i.Tag); err != nil {
+		return nil, err
+	}
+	if users = s.users(layers); len(users) > 0 {
+		return users, s.cfg.DB.PutImage(context.WithoutCancel(ctx), i)
+	}
+	return nil, nil
+}
+
+// users names the sandboxes that stand on layers.
+func (s *Store) users(layers []string) (users []string) {
+	for _, l := range layers {
+		for _, u := range s.cfg.Users(l) {
+			if !slices.Contains(users, u) {
+				users = append(users, u)
+			}
+		}
+	}
+	return users
+}
+
+// own are the layers that i has and no other image.
+func (s *Store) own(i record.Image, all []record.Image) []string {
+	others := slices.DeleteFunc(slices.Clone(all), func(o record.Image) bool { return o.Ref() == i.Ref() })
+	shared := named(others)
+	return slices.DeleteFunc(slices.Clone(i.Layers), func(l string) bool { return shared[l] })
+}
+
+// named is the set of layers that images name.
+func named(images []record.Image) map[string]bool {
+	set := map[string]bool{}
+	for _, i := range images {
+		for _, l := range i.Layers {
+			set[l] = true
+		}
+	}
+	return set
+}
+
+// some lists a few of many.
+func some(names []string) string {
+	const few = 5
+	if n := len(names); n > few {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:few], ", "), n-few)
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,31 @@
+package oci
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+)
+
+// Heart reads a process id out of a file of JSON in which a runtime keeps what it
+// knows of a sandbox; path are the keys that lead to it.
+func Heart(file string, path ...string) (pid int, err error) {
+	b, err := os.ReadFile(file)
+	for _, key := range path {
+		if err != nil {
+			break
+		}
+		var at map[string]json.RawMessage
+		err = json.Unmarshal(b, &at)
+		b = at[key]
+	}
+	if err == nil {
+		err = json.Unmarshal(b, &pid)
+	}
+	if err == nil && pid <= 0 {
+		err = fmt.Errorf("%d is no process", pid)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read a process id from %s: %w", file, err)
+	}
+	return pid, nil
+}

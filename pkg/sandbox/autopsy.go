@@ -1,0 +1,206 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// maxOutput bounds what a record remembers of a sandbox's last words.
+const maxOutput = 8 << 10
+
+// A death is what an ended sandbox is remembered by.
+type death struct {
+	reason  record.Reason
+	message string
+	code    *int
+	output  string
+	ran     bool // its entrypoint ran, for however short a time
+}
+
+func (d death) write(r *record.Record) {
+	r.Reason, r.Message = d.reason, d.message
+	r.ExitCode, r.LastOutput = d.code, d.output
+}
+
+// What of its output the message of a sandbox holds that did not come up: lines, and bytes.
+const (
+	toldLines = 20
+	toldBytes = 2 << 10
+)
+
+// lastLines is the end of the output of a sandbox that failed, for its message. What
+// would do something to a terminal is left out of it.
+func (d *death) lastLines() string {
+	if d.output == "" || d.code != nil && *d.code == 0 {
+		return ""
+	}
+	out := strings.Map(func(c rune) rune {
+		if c == '\n' || c == '\t' || unicode.IsPrint(c) {
+			return c
+		}
+		return -1
+	}, strings.ToValidUTF8(d.output, ""))
+	lines := strings.Split(strings.Trim(out, "\n"), "\n")
+	told := strings.Join(lines[max(0, len(lines)-toldLines):], "\n")
+	if over := len(told) - toldBytes; over > 0 {
+		told = strings.ToValidUTF8(told[over:], "")
+	}
+	if told == "" {
+		return ""
+	}
+	return "; its last lines:\n" + told
+}
+
+// counts are what the kernel has counted against a sandbox.
+type counts struct {
+	ooms, refused uint64 // processes killed for memory, and not begun for want of pids
+}
+
+// counted is what stands on the counters of r, dead or alive. What can not be
+// read counts as nothing: there may never have been a cgroup.
+func (l *life) counted(r *record.Record) (n counts) {
+	var err error
+	if n.ooms, err = l.Cgroups.OOMKills(r.ID); err != nil {
+		l.cfg.Log.Debug("the OOM kills of a sandbox are unknown", "sandbox", r.ID, "err", err)
+	}
+	if l.Runtimes[r.Spec.Runtime].HostPids == 0 { // else the runtime keeps that limit
+		if n.refused, err = l.Cgroups.PidsRefused(r.ID); err != nil {
+			l.cfg.Log.Debug("whether a sandbox was refused processes is unknown", "sandbox", r.ID, "err", err)
+		}
+	}
+	return n
+}
+
+// past is what the counters of sandboxes were a while ago: they count a whole
+// life, and what a sandbox survived is not what it dies of days later.
+type past struct {
+	mu sync.Mutex
+	of map[string]*pastLife // by sandbox
+}
+
+type pastLife struct {
+	started    time.Time // which of its lives
+	before     counts    // at least a sweep ago; what is above is recent
+	last       counts
+	lastLooked time.Time
+}
+
+// pastAge is how old counts are, at the least, before they are the past: what
+// a sandbox is about to die of may come right before a sweep.
+const pastAge = 45 * time.Second
+
+// note keeps what the counters of r are now. Of one that was adopted from
+// another daemon nothing older is known.
+func (p *past) note(r *record.Record, n counts, adopted bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := p.of[r.ID]
+	switch {
+	case e == nil, !e.started.Equal(r.Started):
+		e = &pastLife{started: r.Started, last: n, lastLooked: time.Now()}
+		if adopted {
+			e.before = n
+		}
+		if p.of == nil {
+			p.of = map[string]*pastLife{}
+		}
+		p.of[r.ID] = e
+	case time.Since(e.lastLooked) >= pastAge:
+		e.before, e.last, e.lastLooked = e.last, n, time.Now()
+	}
+}
+
+// since is what of n is recent. All of it is where nothing was noted.
+func (p *past) since(r *record.Record, n counts) counts {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e := p.of[r.ID]; e != nil && e.started.Equal(r.Started) {
+		n.ooms -= min(n.ooms, e.before.ooms)
+		n.refused -= min(n.refused, e.before.refused)
+	}
+	return n
+}
+
+func (p *past) forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.of, id)
+}
+
+// autopsy finds out how the dead sandbox r died. Its cgroup is still there.
+func (l *life) autopsy(ctx context.Context, r *record.Record) death {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
+	defer cancel()
+	n := l.past.since(r, l.counted(r))
+	o, left := l.Agents.Obituary(ctx, r.ID)
+	d := death{output: o.LastOutput[max(0, len(o.LastOutput)-maxOutput):]}
+	if left {
+		code := o.ExitCode
+		d.code = &code
+		d.ran = o.Message == ""
+	}
+	switch {
+	case n.ooms > 0 && (!left || o.ExitCode != 0):
+		d.reason = record.OOM
+		d.message = fmt.Sprintf("it went over its memory limit of %s; give it more (--memory), or let it use less", record.Mebibytes(r.Spec.MemoryBytes))
+	case !left && l.diskFull(r):
+		d.reason = record.DiskFull
+		d.message = fmt.Sprintf("it filled its disk of %s, and its exit code did not fit on it; give it more (--disk), or let it write less", record.Mebibytes(r.Spec.DiskBytes))
+	case !left && o.LastOutput != "":
+		first, _, _ := strings.Cut(o.LastOutput, "\n")
+		d.reason = record.RuntimeCrash
+		d.message = fmt.Sprintf("its agent crashed: %.200s", first)
+		d.output = o.LastOutput[:min(len(o.LastOutput), maxOutput)]
+	case !left:
+		d.reason = record.RuntimeCrash
+		d.message = fmt.Sprintf("its runtime (%s) or its agent died without a word: somebody killed it from outside, or it crashed; see the daemon's log", r.Spec.Runtime)
+	case o.Message != "":
+		d.reason = record.Exited
+		d.message = o.Message
+	case o.Signal != "":
+		d.reason = record.Killed
+		d.message = "its entrypoint was killed by " + o.Signal
+	default:
+		d.reason = record.Exited
+		d.message = fmt.Sprintf("its entrypoint exited with code %d", o.ExitCode)
+		if o.ExitCode != 0 {
+			l.blame(r, o, n, &d)
+		}
+	}
+	return d
+}
+
+// blame looks for a limit behind an entrypoint that failed by itself.
+func (l *life) blame(r *record.Record, o Obituary, n counts, d *death) {
+	switch {
+	case l.diskFull(r):
+		d.reason = record.DiskFull
+		d.message += fmt.Sprintf(" while its disk of %s was full; give it more (--disk), or let it write less", record.Mebibytes(r.Spec.DiskBytes))
+	case n.refused > 0, o.Reason == string(record.PidsLimit) && l.Runtimes[r.Spec.Runtime].HostPids > 0: // there only the agent knows
+		d.reason = record.PidsLimit
+		d.message += fmt.Sprintf(" after it was refused processes at its limit of %d; give it more (--pids), or let it start fewer", r.Spec.Pids)
+	}
+}
+
+// diskFull reports whether the quota says that the disk of r is full: what is
+// left is less than programs write at once.
+func (l *life) diskFull(r *record.Record) bool {
+	if r.Spec.DiskBytes == 0 {
+		return false
+	}
+	used, limit, err := l.Disks.Usage(r.ID)
+	if err != nil {
+		l.cfg.Log.Debug("how full the disk of a dead sandbox is, is unknown", "sandbox", r.ID, "err", err)
+		return false
+	}
+	return limit > 0 && limit-used < min(limit/16, fullMargin)
+}
+
+// fullMargin is what may be left of a full disk, in bytes.
+const fullMargin = 2 << 20

@@ -1,0 +1,126 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// A loss is what it means for a sandbox that lives to hold nothing of a row any
+// more, because somebody took it away on the host.
+type loss int
+
+const (
+	harmless loss = iota // what runs has a hold of its own on it
+	mendable             // up brings it back
+	fatal                // nothing brings it back under what runs
+)
+
+// lostLink is what it means for r to lose its link.
+func lostLink(d Deps, r *record.Record) loss {
+	if d.Runtimes[r.Spec.Runtime].HoldsLink {
+		return fatal
+	}
+	return mendable
+}
+
+// look compares one sandbox with its record.
+func (m *Manager) look(ctx context.Context, id string) error {
+	if r, ok, err := m.life.Store.Get(ctx, id); err != nil || !ok || !live(r.State) {
+		return err // it loses everything on its way out
+	}
+	unlock, err := m.locks.Lock(ctx, id)
+	if err != nil {
+		return fmt.Errorf("look at %s: another operation on it goes on: %w", id, err)
+	}
+	defer unlock()
+	return m.reconcileLocked(ctx, id, nil)
+}
+
+// mend finds what somebody took from r, which lives, and brings back what can
+// be. It says of what the sandbox has to die for the rest. kinds are the rows
+// that were held a moment ago.
+func (m *Manager) mend(ctx context.Context, r *record.Record, kinds []string) (d death, dead bool, err error) {
+	for _, row := range m.life.rows {
+		if row.held == nil || !row.wants(r) {
+			continue
+		}
+		held, whole, err := m.has(ctx, row, r, slices.Contains(kinds, row.name))
+		if err != nil {
+			return death{}, false, fmt.Errorf("look for its %s: %w", row.name, err)
+		}
+		if whole || !m.misses(r.ID, row.name) {
+			continue
+		}
+		what, up := harmless, row.up
+		switch {
+		case held && row.rejoin != nil:
+			what, up = mendable, row.rejoin
+		case row.lost != nil:
+			what = row.lost(r)
+		}
+		log := m.life.cfg.Log.With("sandbox", r.ID, "lost", row.name)
+		switch {
+		case what == mendable:
+			start := time.Now()
+			_, err := step(context.WithoutCancel(ctx), "up:", row, up, r)
+			m.found(r.ID, row.name)
+			if err != nil {
+				return death{}, false, fmt.Errorf("bring back what somebody took from it: %w", err)
+			}
+			log.Warn("somebody took something from a sandbox on the host; it is back", "dur", time.Since(start))
+		case what == fatal && m.life.cfg.NoSweep == "":
+			log.Error("somebody took something from a sandbox on the host that can not be brought back; it is ended")
+			return death{
+				reason:  record.RuntimeCrash,
+				message: fmt.Sprintf("somebody took its %s away on the host (not through sandboxd), and it can not go on without; create it again", row.name),
+			}, true, nil
+		default:
+			log.Warn("somebody took something from a sandbox on the host; it goes on without, until it ends")
+		}
+	}
+	return death{}, false, nil
+}
+
+// has reports whether r, which is locked, holds anything of a row, and all of it.
+// had is whether it was listed, which it may not have been when it was being made.
+func (m *Manager) has(ctx context.Context, row resource, r *record.Record, had bool) (held, whole bool, err error) {
+	if !had {
+		ids, err := m.list(ctx, row)
+		if err != nil || !slices.Contains(ids, r.ID) {
+			return false, false, err
+		}
+	}
+	if row.whole == nil {
+		return true, true, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, row.limit)
+	defer cancel()
+	whole, err = row.whole(ctx, r)
+	return true, whole, err
+}
+
+// misses notes that a sandbox was found without a row, and reports whether that
+// is news.
+func (m *Manager) misses(id, row string) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	v := m.lives[id]
+	if v == nil || slices.Contains(v.lost, row) {
+		return v == nil
+	}
+	v.lost = append(v.lost, row)
+	return true
+}
+
+// found takes back what misses noted.
+func (m *Manager) found(id, row string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if v := m.lives[id]; v != nil {
+		v.lost = slices.DeleteFunc(v.lost, func(s string) bool { return s == row })
+	}
+}

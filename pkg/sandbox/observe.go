@@ -1,0 +1,100 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// An Operation is a change of one sandbox that has finished, well or not. It
+// is one line of the log.
+type Operation struct {
+	Name    string // one of OperationNames
+	ID      string
+	Runtime string        // empty: of a sandbox without a readable record
+	Took    time.Duration // without the wait for its turn
+	Steps   []Step        // of a creation, or of what takes a sandbox away
+	Outcome string        // "ok", "aborted", or the code of pkg/errs
+	Text    string        // why it failed, as far as a client may know
+	Ended   record.Reason // why the sandbox has ended by it; empty: it has not
+}
+
+// The outcomes that are no codes of pkg/errs.
+const (
+	outcomeOK      = "ok"
+	outcomeAborted = "aborted" // nobody wants it any more, or the daemon stops
+)
+
+// The operations.
+const (
+	opCreate  = "create"
+	opStart   = "start" // of one that had ended
+	opStop    = "stop"
+	opPause   = "pause"
+	opResume  = "resume"
+	opRecycle = "recycle" // end one that is unhealthy, to start it anew
+	opEnd     = "end"     // its processes ended by themselves
+	opDelete  = "delete"
+	opExpire  = "expire"
+	opMend    = "recover_end"   // the recovery found it dead
+	opErase   = "recover_erase" // the recovery finished a deletion
+	opRelease = "recover_stray" // the recovery found things without a record
+)
+
+// OperationNames lists all operations.
+func OperationNames() []string {
+	return []string{opCreate, opStart, opStop, opRecycle, opPause, opResume, opEnd, opDelete, opExpire, opMend, opErase, opRelease}
+}
+
+func outcomeOf(err error) string {
+	switch {
+	case err == nil:
+		return outcomeOK
+	case errors.Is(err, errDeleted), errors.Is(err, errClosing):
+		return outcomeAborted
+	}
+	return string(errs.CodeOf(err))
+}
+
+// log writes the one wide line of a finished operation, and tells who listens.
+// The handler adds what the context knows of who asked.
+func (l *life) log(ctx context.Context, op string, r *record.Record, start time.Time, steps []Step, err error) {
+	o := Operation{Name: op, ID: r.ID, Runtime: r.Spec.Runtime, Took: time.Since(start), Steps: steps, Outcome: outcomeOf(err)}
+	attrs := make([]slog.Attr, 0, 8+len(steps))
+	attrs = append(attrs, slog.String("op", op), slog.String("sandbox", r.ID))
+	if r.Spec.Runtime != "" {
+		attrs = append(attrs, slog.String("runtime", r.Spec.Runtime), slog.String("image", r.Spec.Image.Ref()))
+	}
+	attrs = append(attrs, slog.Duration("dur", o.Took))
+	for _, s := range steps {
+		name := "step_" + s.Name
+		if s.Name == stepQueue { // before dur, not of it
+			name = "queued"
+		}
+		attrs = append(attrs, slog.Duration(name, s.Took))
+	}
+	if r.Reason != "" {
+		attrs = append(attrs, slog.String("reason", string(r.Reason)))
+	}
+	attrs = append(attrs, slog.String("outcome", o.Outcome))
+	level := slog.LevelInfo
+	if err != nil {
+		o.Text = clientText(err)
+		attrs = append(attrs, slog.String("err", strings.ReplaceAll(err.Error(), "\n", "; ")))
+		if o.Outcome != outcomeAborted {
+			level = slog.LevelError
+		}
+	}
+	l.cfg.Log.LogAttrs(ctx, level, "operation", attrs...)
+	if op == opCreate || op == opStart || op == opStop || op == opRecycle || op == opEnd || op == opMend {
+		o.Ended = r.Reason
+	}
+	if l.cfg.OnOperation != nil {
+		l.cfg.OnOperation(o)
+	}
+}

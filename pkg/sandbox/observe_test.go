@@ -1,0 +1,114 @@
+package sandbox
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+type askerKey struct{}
+
+// lines is a log that notes messages, attributes and who asked.
+type lines struct {
+	slog.Handler
+	mu  sync.Mutex
+	all []string
+}
+
+func (l *lines) Enabled(context.Context, slog.Level) bool { return true }
+
+func (l *lines) Handle(ctx context.Context, r slog.Record) error {
+	var b strings.Builder
+	b.WriteString(r.Level.String() + " " + r.Message)
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key != "dur" && !strings.HasPrefix(a.Key, "step_") {
+			b.WriteString(" " + a.String())
+		}
+		return true
+	})
+	if asker, ok := ctx.Value(askerKey{}).(string); ok {
+		b.WriteString(" asker=" + asker)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, b.String())
+	return nil
+}
+
+// TestObserved holds that every operation is told once, in the log with who
+// asked for it, and to who listens; and that events are heard in order before
+// who caused them goes on.
+func TestObserved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		log := &lines{Handler: slog.DiscardHandler}
+		var mu sync.Mutex
+		var ops []Operation
+		var events []string
+		m, _ := h.boot(t, func(c *Config) {
+			c.Log = slog.New(log)
+			c.OnOperation = func(o Operation) { mu.Lock(); ops = append(ops, o); mu.Unlock() }
+			c.OnEvent = func(e Event) { mu.Lock(); events = append(events, e.Type); mu.Unlock() }
+		})
+		ctx, hangUp := context.WithCancel(context.WithValue(t.Context(), askerKey{}, "me"))
+		r, err := m.Create(ctx, spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		hangUp() // the line of the creation names me all the same
+		if _, err := m.Await(t.Context(), r.ID); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Pause(t.Context(), r.ID); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Delete(t.Context(), r.ID); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		stop(t, m)
+		for i, want := range []struct {
+			op    string
+			steps bool
+		}{{"create", true}, {"pause", false}, {"delete", true}} {
+			if i >= len(ops) || ops[i].Name != want.op || ops[i].Outcome != "ok" || ops[i].ID != r.ID || ops[i].Runtime != "runc" || (len(ops[i].Steps) > 0) != want.steps {
+				t.Fatalf("operations: %+v", ops)
+			}
+		}
+		if got := strings.Join(events, " "); got != "creating running pausing paused deleting deleted" {
+			t.Errorf("events: %s", got)
+		}
+		if want := "INFO operation op=create sandbox=" + r.ID + " runtime=runc image=: outcome=ok asker=me"; len(log.all) != 3 || log.all[0] != want {
+			t.Errorf("the log: %q, want %q first", log.all, want)
+		}
+	})
+}
+
+// TestOutcomes holds in which words operations end that do not end well.
+func TestOutcomes(t *testing.T) {
+	for err, want := range map[error]string{
+		nil: "ok", errDeleted: "aborted", errClosing: "aborted", errTooLong: "unavailable", errDied: "internal",
+		wrongState(&record.Record{}, record.Running): "wrong_state",
+	} {
+		if got := outcomeOf(err); got != want {
+			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
+}
+
+// BenchmarkOperation is what telling of a creation costs, without a log.
+func BenchmarkOperation(b *testing.B) {
+	l := life{cfg: Config{Log: slog.New(slog.DiscardHandler), OnOperation: func(Operation) {}}}
+	r := &record.Record{ID: "daaaaaaaaaaa", Spec: spec()}
+	steps := make([]Step, 10)
+	b.ReportAllocs()
+	for b.Loop() {
+		l.log(b.Context(), opCreate, r, time.Time{}, steps, nil)
+	}
+}

@@ -1,0 +1,35 @@
+package record
+
+import (
+	"slices"
+	"time"
+)
+
+// Role is what the holder of an API key may do.
+type Role string
+
+// The roles. Each may do what those before it may.
+const (
+	Viewer   Role = "viewer"   // look, but at nothing that opens a sandbox
+	Operator Role = "operator" // make, use and end sandboxes; add images
+	Admin    Role = "admin"    // everything, what all share among it: keys, images, the host
+)
+
+// Roles are all there are, the least first.
+var Roles = []Role{Viewer, Operator, Admin}
+
+// Covers reports whether a holder of r may do what needs least. Neither may be
+// something else than a role: then nobody may.
+func (r Role) Covers(least Role) bool {
+	need := slices.Index(Roles, least)
+	return need >= 0 && slices.Index(Roles, r) >= need
+}
+
+// Key is an API key as the store has it: without the key.
+type Key struct {
+	Name    string    `json:"name"`
+	Role    Role      `json:"role"`
+	Sum     []byte    `json:"sum"` // SHA-256 of the key, which is random, so that no salt is needed
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires,omitzero"` // zero: never
+}

@@ -1,0 +1,52 @@
+package record
+
+import (
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+)
+
+// snapshotPrefix tells the ID of a snapshot from that of a sandbox, on sight
+// and on disk.
+const snapshotPrefix = "snap-"
+
+// NewSnapshotID draws the ID of a snapshot.
+func NewSnapshotID(i instance.Instance) string { return snapshotPrefix + NewID(i) }
+
+// IsSnapshotID reports whether s has the form of a snapshot's ID. What it does
+// not accept must never reach a path.
+func IsSnapshotID(s string) bool {
+	id, ok := strings.CutPrefix(s, snapshotPrefix)
+	return ok && IsID(id)
+}
+
+// SnapshotOf reports whether id is a snapshot's of instance i.
+func SnapshotOf(i instance.Instance, id string) bool {
+	return IsSnapshotID(id) && strings.HasPrefix(id, snapshotPrefix+i.String())
+}
+
+// SnapshotState is the durable state of a snapshot.
+type SnapshotState string
+
+// The states of a snapshot.
+const (
+	SnapshotCreating SnapshotState = "creating" // intent; recovery thaws the source and ends it as failed
+	SnapshotReady    SnapshotState = "ready"
+	SnapshotFailed   SnapshotState = "failed"   // a record, and nothing on the pool
+	SnapshotDeleting SnapshotState = "deleting" // intent; recovery deletes
+)
+
+// Snapshot is what the store keeps for one snapshot: the frozen disk of a
+// sandbox, which lies on the pool under its ID, and the image it lay over.
+type Snapshot struct {
+	ID      string        `json:"id"`
+	Name    string        `json:"name,omitempty"` // of any form, and of any number of snapshots
+	Source  string        `json:"source"`         // ID of the sandbox; it may be long gone
+	State   SnapshotState `json:"state"`
+	Message string        `json:"message,omitempty"` // why it failed, for people
+	Image   Image         `json:"image"`
+	Bytes   int64         `json:"bytes,omitempty"` // on the pool when it was taken; 0: the pool does not count
+	Created time.Time     `json:"created"`
+	Changed time.Time     `json:"changed"` // last transition
+}

@@ -1,0 +1,305 @@
+package sandbox
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+func mustSnapshot(t *testing.T, m *Manager, sandbox, name string) record.Snapshot {
+	t.Helper()
+	s, err := m.Snapshots().Create(t.Context(), sandbox, name)
+	if err != nil || s.State != record.SnapshotCreating {
+		t.Fatalf("snapshot: %v, state %q", err, s.State)
+	}
+	if s, err = m.Snapshots().Await(t.Context(), s.ID); err != nil || s.State != record.SnapshotReady || s.Bytes == 0 {
+		t.Fatalf("snapshot: %v, state %q: %s", err, s.State, s.Message)
+	}
+	return s
+}
+
+func wantWire(t *testing.T, err error, code errs.Code, wire string) {
+	t.Helper()
+	e, ok := err.(*errs.Error) //nolint:errorlint // the outermost
+	if !ok || e.Code != code || e.Wire != wire {
+		t.Errorf("got %v, want %s %s", err, code, wire)
+	}
+}
+
+func TestSnapshotOfEveryState(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		ctx := t.Context()
+		a := mustCreate(t, m, record.Spec{Runtime: "runc", Name: "lab"})
+		h.calls = nil
+		mustSnapshot(t, m, "lab", "")
+		got := slices.DeleteFunc(slices.Clone(h.calls), func(c string) bool { return strings.HasPrefix(c, "store.Get") || c == "store.Snapshots" })
+		if want := []string{
+			"store.PutSnapshot creating snap-" + first, "snapshot.Prepare", "frozen.make " + first, "snapshot.make snap-" + first,
+			"frozen.unmake " + first, "snapshot.Finish snap-" + first, "store.PutSnapshot ready snap-" + first,
+		}; !slices.Equal(got, want) {
+			t.Errorf("calls\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+		if err := m.Pause(ctx, a.ID); err != nil {
+			t.Fatal(err)
+		}
+		mustSnapshot(t, m, a.ID, "")
+		if !h.has("frozen/" + a.ID) {
+			t.Error("a snapshot thawed a paused sandbox")
+		}
+		h.shoot(a.ID)
+		synctest.Wait()
+		mustSnapshot(t, m, a.ID, "")
+		if r, err := m.Get(ctx, a.ID); err != nil || r.State != record.Ended {
+			t.Errorf("the source is %s, %v", r.State, err)
+		}
+		list, err := m.Snapshots().List(ctx)
+		if err != nil || len(list) != 3 {
+			t.Fatalf("%d snapshots, %v", len(list), err)
+		}
+		// They outlive their source, and what begins as one outlives it.
+		if err := m.Delete(ctx, a.ID); err != nil {
+			t.Fatal(err)
+		}
+		mustCreate(t, m, record.Spec{Runtime: "runc", Snapshot: list[0].ID})
+		for _, s := range list {
+			if err := m.Snapshots().Delete(ctx, s.ID); err != nil {
+				t.Fatal(err)
+			}
+			wantCode(t, m.Snapshots().Delete(ctx, s.ID), errs.NotFound)
+		}
+	})
+}
+
+func TestSnapshotRefused(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		ctx := t.Context()
+		snapshot := func(id string) error { _, err := m.Snapshots().Create(ctx, id, ""); return err }
+		wantCode(t, snapshot("nobody"), errs.NotFound)
+		open := h.gate("agent.Ready " + first)
+		if _, err := m.Create(ctx, spec()); err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, snapshot(first), errs.WrongState) // at once
+		open()
+		synctest.Wait()
+		h.fault = fault{call: "disk.make " + second + " #1", mode: errBefore}
+		if _, err := m.Create(ctx, spec()); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		wantCode(t, snapshot(second), errs.WrongState) // it never ran
+		open = h.gate("disk.unmake " + first)
+		if err := m.Delete(ctx, first); err != nil {
+			t.Fatal(err)
+		}
+		wantCode(t, snapshot(first), errs.NotFound) // it is being deleted
+		open()
+		synctest.Wait()
+		if list, err := m.Snapshots().List(ctx); err != nil || len(list) > 0 {
+			t.Errorf("%v, %v", list, err)
+		}
+	})
+}
+
+func TestSnapshotInUse(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		ctx := t.Context()
+		mustCreate(t, m, spec())
+		open := h.gate("snapshot.make snap-" + first)
+		s, err := m.Snapshots().Create(ctx, first, "one")
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		wantWire(t, m.Snapshots().Delete(ctx, s.ID), errs.WrongState, "SNAPSHOT::INVALID_STATE")
+		_, err = m.Create(ctx, record.Spec{Runtime: "runc", Snapshot: s.ID})
+		if e := errs.CodeOf(err); e != errs.WrongState {
+			t.Errorf("a sandbox of half a snapshot: %v", err)
+		}
+		open()
+		synctest.Wait()
+		_, err = m.Create(ctx, record.Spec{Runtime: "runc", Snapshot: s.ID, Limits: record.Limits{DiskBytes: 1 << 19}})
+		wantCode(t, err, errs.Invalid) // it holds more
+		_, err = m.Create(ctx, record.Spec{Runtime: "runc", Snapshot: "snap-dzzzzzzzzzzz"})
+		wantCode(t, err, errs.NotFound)
+
+		h.mu.Lock()
+		next := "d" + strings.Repeat(string(rune('a'+h.born)), record.IDLen-1)
+		h.mu.Unlock()
+		open = h.gate("disk.make " + next)
+		r, err := m.Create(ctx, record.Spec{Runtime: "runc", Snapshot: s.ID})
+		if err != nil || r.ID != next {
+			t.Fatalf("%s, %v", r.ID, err)
+		}
+		synctest.Wait()
+		err = m.Snapshots().Delete(ctx, s.ID)
+		wantWire(t, err, errs.WrongState, "SNAPSHOT::DELETE_CONFLICT")
+		if !strings.Contains(err.Error(), next) {
+			t.Errorf("it does not say who: %v", err)
+		}
+		open()
+		synctest.Wait()
+		// Two of one name: which is meant must be said.
+		other := mustSnapshot(t, m, first, "one")
+		wantCode(t, m.Snapshots().Delete(ctx, "one"), errs.WrongState)
+		if err := m.Snapshots().Delete(ctx, other.ID); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Snapshots().Delete(ctx, "one"); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// A long copy holds up a delete of its source for a moment only.
+func TestSnapshotOfWhatIsDeleted(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		mustCreate(t, m, spec())
+		h.gate("snapshot.make snap-" + first) // never opened
+		s, err := m.Snapshots().Create(t.Context(), first, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		start := time.Now()
+		if err := m.Delete(t.Context(), first); err != nil || time.Since(start) > hurryLimit+time.Second {
+			t.Fatalf("delete: %v after %v", err, time.Since(start))
+		}
+		if s, err = m.Snapshots().Await(t.Context(), s.ID); err != nil || s.State != record.SnapshotFailed || !strings.Contains(s.Message, "deleted") {
+			t.Errorf("%+v, %v", s, err)
+		}
+		if err := m.Snapshots().Delete(t.Context(), s.ID); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// What was accepted and is a matter of a moment is taken, also of a sandbox that
+// is deleted at once.
+func TestSnapshotBeforeDelete(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		mustCreate(t, m, spec())
+		open := h.gate("snapshot.make snap-" + first)
+		s, err := m.Snapshots().Create(t.Context(), first, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		deleted := make(chan error)
+		go func() { deleted <- m.Delete(t.Context(), first) }()
+		synctest.Wait()
+		open()
+		if err := <-deleted; err != nil {
+			t.Fatal(err)
+		}
+		if s, err = m.Snapshots().Await(t.Context(), s.ID); err != nil || s.State != record.SnapshotReady {
+			t.Errorf("%+v, %v", s, err)
+		}
+		if err := m.Snapshots().Delete(t.Context(), s.ID); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A delete that comes while the intent is written cuts the copy short all the same.
+func TestSnapshotOfWhatIsDeletedAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		mustCreate(t, m, spec())
+		open := h.gate("store.PutSnapshot creating snap-" + first)
+		h.gate("snapshot.make snap-" + first)           // never opened
+		go m.Snapshots().Create(t.Context(), first, "") //nolint:errcheck // looked at below
+		synctest.Wait()
+		deleted := make(chan error)
+		go func() { deleted <- m.Delete(t.Context(), first) }()
+		synctest.Wait()
+		start := time.Now()
+		open()
+		if err := <-deleted; err != nil || time.Since(start) > hurryLimit+time.Second {
+			t.Fatalf("delete: %v after %v", err, time.Since(start))
+		}
+		if s, err := m.Snapshots().Await(t.Context(), "snap-"+first); err != nil || s.State != record.SnapshotFailed || !strings.Contains(s.Message, "deleted") {
+			t.Errorf("%+v, %v", s, err)
+		}
+		if err := m.Snapshots().Delete(t.Context(), "snap-"+first); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A sandbox that could not be thawed stands still until the sweep.
+func TestSnapshotThawsLater(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		mustCreate(t, m, spec())
+		h.fault = fault{call: "frozen.unmake " + first + " #1", mode: errBefore}
+		s, err := m.Snapshots().Create(t.Context(), first, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if s, _ = m.Snapshots().Get(t.Context(), s.ID); s.State != record.SnapshotCreating || !h.has("frozen/"+first) {
+			t.Fatalf("the snapshot is %s, frozen %v", s.State, h.has("frozen/"+first))
+		}
+		if err := m.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if s, _ = m.Snapshots().Get(t.Context(), s.ID); s.State != record.SnapshotFailed || h.has("frozen/"+first) {
+			t.Errorf("the snapshot is %s, frozen %v", s.State, h.has("frozen/"+first))
+		}
+	})
+}
+
+// A failed one is kept for who asks why, as long as an ended sandbox, and does
+// not count meanwhile.
+func TestFailedSnapshotsGo(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		r := mustCreate(t, m, spec())
+		m.snapshots.max = 1
+		for i := range 3 {
+			id := fmt.Sprintf("snap-dghost%06d", i)
+			h.snapshots[id] = record.Snapshot{ID: id, State: record.SnapshotFailed, Message: "why", Changed: now()}
+		}
+		s := mustSnapshot(t, m, r.ID, "")
+		if _, err := m.Snapshots().Create(t.Context(), r.ID, ""); !errs.Is(err, errs.Exhausted) {
+			t.Errorf("beyond the limit: %v", err)
+		}
+		time.Sleep(30 * time.Minute)
+		if err := m.Recover(t.Context()); err != nil || len(h.snapshots) != 4 {
+			t.Errorf("%d are left, %v", len(h.snapshots), err)
+		}
+		time.Sleep(31 * time.Minute)
+		if err := m.Recover(t.Context()); err != nil || len(h.snapshots) != 1 || h.snapshots[s.ID].State != record.SnapshotReady {
+			t.Errorf("%d are left, %v", len(h.snapshots), err)
+		}
+	})
+}
+
+// What lies on the pool without a record is moved aside, but for a damaged
+// record's, and but for another store's.
+func TestSnapshotStrays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		h.plant("snapshot/snap-dghostghosta")
+		h.plant("snapshot/snap-dghostghostb")
+		h.plant("snapshot/snap-aghostghosta") // another instance's
+		h.badSnapshots = []string{"snap-dghostghostb"}
+		m, _ := h.boot(t, func(c *Config) { c.NoSweep = "another store" })
+		if err := m.Recover(t.Context()); err != nil || len(h.strays) > 0 {
+			t.Fatalf("strays %v, %v", h.strays, err)
+		}
+		stop(t, m)
+		m, _ = h.boot(t)
+		if err := m.Recover(t.Context()); err != nil || !slices.Equal(h.strays, []string{"snap-dghostghosta"}) {
+			t.Fatalf("strays %v, %v", h.strays, err)
+		}
+		wantCode(t, func() error { _, err := m.Snapshots().Get(t.Context(), "snap-dghostghostb"); return err }(), errs.Internal)
+		if err := m.Snapshots().Delete(t.Context(), "snap-dghostghostb"); err != nil || h.has("snapshot/snap-dghostghostb") || len(h.badSnapshots) > 0 {
+			t.Errorf("delete of a damaged one: %v", err)
+		}
+		stop(t, m)
+	})
+}

@@ -1,0 +1,144 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// tellLimit bounds how long an agent may take to hear of new limits: they hold
+// without it.
+const tellLimit = 2 * time.Second
+
+// Update changes the terms of a sandbox that runs or is paused: its limits and
+// what it may reach. The new ones are durable before the first of them holds; a
+// daemon that dies in between is followed by one that makes them hold. Less than
+// is used now is errs.WrongState, with the numbers; what this runtime can not
+// change in life, errs.Unsupported. A network policy holds for flows that open
+// from then on.
+func (m *Manager) Update(ctx context.Context, idOrName string, change func(*record.Terms) error) (record.Record, error) {
+	start := time.Now()
+	return m.with(ctx, "update", idOrName, func(r *record.Record) error {
+		if r.State != record.Running && r.State != record.Paused {
+			return wrongState(r, record.Running)
+		}
+		t := r.Spec.Terms()
+		if err := change(&t); err != nil {
+			return err
+		}
+		limits, network := t.Limits != r.Spec.Limits, !t.SameNetwork(r.Spec.Terms())
+		if !limits && !network {
+			return nil
+		}
+		err := m.life.update(ctx, r, t, limits, network)
+		m.life.log(ctx, "update", r, start, nil, err)
+		return err
+	})
+}
+
+// update makes t hold, of which limits and network say what is new.
+func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, limits, network bool) error {
+	if l.Runtimes[r.Spec.Runtime].HostPids > 0 && t.Limits.Pids != r.Spec.Pids {
+		return errs.New(errs.Unsupported, "the limit of processes of sandbox %s is kept by %s itself and is the one it started with; create another sandbox with --pids %d", r.ID, r.Spec.Runtime, t.Limits.Pids)
+	}
+	old, next := *r, *r
+	next.Spec.Limits, next.Spec.Network, next.Spec.NetworkPolicy = t.Limits, t.Network, t.NetworkPolicy
+	if limits {
+		next.Updated = now()
+		if err := errors.Join(l.fitsMemory(&next), l.fitsDisk(&next)); err != nil {
+			return err
+		}
+	}
+	hold := func(r *record.Record) (err error) {
+		if limits {
+			err = l.limit(ctx, r)
+		}
+		if network {
+			err = errors.Join(err, l.register(ctx, r))
+		}
+		return err
+	}
+	if err := l.put(ctx, next); err != nil {
+		return errors.Join(err, l.put(ctx, old)) // what a store may have kept although it said no
+	}
+	if err := hold(&next); err != nil {
+		return errors.Join(err, l.put(ctx, old), hold(&old))
+	}
+	*r = next
+	l.bus.publish(EventUpdated, r)
+	if limits && r.State == record.Running {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellLimit)
+		defer cancel()
+		if err := l.Agents.Tell(ctx, r); err != nil {
+			l.cfg.Log.Debug("an agent did not hear of its new limits", "sandbox", r.ID, "err", err)
+		}
+	}
+	return nil
+}
+
+// register has the egress keep to the record's policy.
+func (l *life) register(ctx context.Context, r *record.Record) error {
+	i := slices.IndexFunc(l.rows, func(row resource) bool { return row.name == "egress" })
+	_, err := step(context.WithoutCancel(ctx), "up:", l.rows[i], l.rows[i].up, r)
+	return err
+}
+
+// limit makes the limits of the record hold.
+func (l *life) limit(ctx context.Context, r *record.Record) error {
+	return l.write(ctx, r, true, true)
+}
+
+// limitAgain is limit for the sweep. What was made less than is used by now,
+// since the daemon died before it held, waits until it fits; the others hold.
+func (l *life) limitAgain(ctx context.Context, r *record.Record) error {
+	memory, disk := l.fitsMemory(r), l.fitsDisk(r)
+	return errors.Join(memory, disk, l.write(ctx, r, memory == nil, disk == nil))
+}
+
+func (l *life) write(ctx context.Context, r *record.Record, memory, disk bool) error {
+	return bounded(ctx, stepLimit, "limit", func(ctx context.Context) error {
+		c := cgroupLimits(l.Deps, r)
+		c.KeepMemory = !memory
+		err := errors.Join(
+			l.Cgroups.Limit(ctx, r.ID, c),
+			l.Cgroups.LimitCPU(ctx, r.ID, r.Spec.CPUMillis))
+		if disk && r.Spec.DiskBytes > 0 {
+			err = errors.Join(err, l.Disks.LimitDisk(ctx, r.ID, r.Spec.DiskBytes))
+		}
+		return err
+	})
+}
+
+// fitsMemory refuses a limit below what is used: the kernel would kill for it.
+func (l *life) fitsMemory(r *record.Record) error {
+	held, err := l.Cgroups.MemoryHeld(r.ID)
+	if err != nil {
+		return fmt.Errorf("read the memory in use: %w", err)
+	}
+	c := cgroupLimits(l.Deps, r)
+	if c.MemoryBytes > 0 && held > c.MemoryBytes+c.HeadroomBytes {
+		return errs.New(errs.WrongState, "sandbox %s uses %s of memory; with a limit of %s the kernel would kill it: let it free some first", r.ID, record.Mebibytes(held-c.HeadroomBytes), record.Mebibytes(c.MemoryBytes))
+	}
+	return nil
+}
+
+// fitsDisk refuses a limit below what is used: a disk that is over its limit can
+// not even be cleared everywhere.
+func (l *life) fitsDisk(r *record.Record) error {
+	if r.Spec.DiskBytes == 0 {
+		return nil
+	}
+	used, limit, err := l.Disks.Usage(r.ID)
+	if err != nil {
+		return fmt.Errorf("read the disk in use: %w", err)
+	}
+	if r.Spec.DiskBytes < limit && used > r.Spec.DiskBytes {
+		return errs.New(errs.WrongState, "the disk of sandbox %s holds %s, more than %s: remove files first", r.ID, record.Mebibytes(used), record.Mebibytes(r.Spec.DiskBytes))
+	}
+	return nil
+}

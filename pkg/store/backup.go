@@ -1,0 +1,197 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Backup writes the file as it is at one moment and returns its bytes. Writers
+// go on meanwhile, but the file grows while w is slow: give it one that is not.
+func (db *DB) Backup(w io.Writer) (n int64, err error) {
+	err = db.bolt.View(func(tx *bbolt.Tx) error {
+		n, err = tx.WriteTo(w)
+		return err
+	})
+	if err != nil {
+		return n, fmt.Errorf("copy %s: %w", db.path, err)
+	}
+	return n, nil
+}
+
+// Facts are what a file that is not in use says of itself.
+type Facts struct {
+	Schema    int    `json:"schema"`
+	PoolID    string `json:"pool"`
+	Sandboxes int    `json:"sandboxes"`
+	Images    int    `json:"images"`
+}
+
+// Examine reads a store that nobody has open, whole: every page is where bbolt
+// wants it, every record can be decoded, the schema is one this program knows.
+// It changes nothing.
+func Examine(path string) (f Facts, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if p := recover(); p != nil { // bbolt asserts what it reads
+			err = fmt.Errorf("%s is damaged: %v", path, p)
+		}
+	}()
+	b, err := open(path, time.Second, true)
+	if err != nil {
+		return f, err
+	}
+	defer b.Close() //nolint:errcheck // nothing written
+	err = b.View(func(tx *bbolt.Tx) error {
+		for e := range tx.Check() { // to its end: it sends from a goroutine
+			err = errors.Join(err, e)
+		}
+		if err != nil {
+			return err
+		}
+		if f.Schema, err = schema(tx); err != nil {
+			return err
+		}
+		if err := tooNew(f.Schema, Schema); err != nil {
+			return err
+		}
+		if f.Schema < 1 {
+			return errors.New("it is empty")
+		}
+		f.PoolID = string(tx.Bucket(bucketMeta).Get(keyPool))
+		return errors.Join(
+			each(tx, bucketImages, func(k, v []byte) error {
+				f.Images++
+				_, err := readImage(k, v)
+				return err
+			}),
+			each(tx, bucketSnapshots, func(_, v []byte) error { return json.Unmarshal(v, &record.Snapshot{}) }),
+			each(tx, bucketBoxes, func(_, v []byte) error {
+				f.Sandboxes++
+				return json.Unmarshal(v, &record.Record{})
+			}))
+	})
+	if err != nil {
+		return f, fmt.Errorf("%s can not be used: %w", path, err)
+	}
+	return f, nil
+}
+
+// each calls f for every record in a bucket, which an old schema may lack.
+func each(tx *bbolt.Tx, bucket []byte, f func(k, v []byte) error) error {
+	b := tx.Bucket(bucket)
+	if b == nil {
+		return nil
+	}
+	return b.ForEach(func(k, v []byte) error {
+		if err := f(k, v); err != nil {
+			return fmt.Errorf("record %s: %w", k, err)
+		}
+		return nil
+	})
+}
+
+// MarkRestored prepares a store that nobody has open for taking the place of a
+// later one: until AcceptRestored it says what, and sandboxes that were being
+// created are taken for running. They may be by now, and what the recovery does
+// to a creation that was cut short would end them; those that are not alive it
+// ends either way.
+//
+// Snapshots that were being taken are forgotten. They may be whole by now, and
+// what the recovery does to one that was cut short would destroy them; what is on
+// the pool without a record is kept for a while.
+func MarkRestored(path, what string) error {
+	b, err := open(path, time.Second, false)
+	if err != nil {
+		return err
+	}
+	err = b.Update(func(tx *bbolt.Tx) error {
+		if err := tx.Bucket(bucketMeta).Put(keyRestored, []byte(what)); err != nil {
+			return err
+		}
+		born := map[string][]byte{}
+		boxes := tx.Bucket(bucketBoxes)
+		err := boxes.ForEach(func(k, v []byte) error {
+			var r record.Record
+			if err := json.Unmarshal(v, &r); err != nil || r.State != record.Creating {
+				return err
+			}
+			r.State = record.Running
+			born[string(k)], err = json.Marshal(r)
+			return err
+		})
+		for k, v := range born {
+			err = errors.Join(err, boxes.Put([]byte(k), v))
+		}
+		return errors.Join(err, forgetUntaken(tx.Bucket(bucketSnapshots)))
+	})
+	if err = errors.Join(err, b.Close()); err != nil {
+		return fmt.Errorf("mark %s as restored: %w", path, err)
+	}
+	return nil
+}
+
+// forgetUntaken deletes the records of snapshots that were being taken.
+func forgetUntaken(snapshots *bbolt.Bucket) error {
+	if snapshots == nil { // of a release without
+		return nil
+	}
+	var untaken []string
+	err := snapshots.ForEach(func(k, v []byte) error {
+		var s record.Snapshot
+		if json.Unmarshal(v, &s) == nil && s.State == record.SnapshotCreating {
+			untaken = append(untaken, string(k))
+		}
+		return nil
+	})
+	for _, k := range untaken {
+		err = errors.Join(err, snapshots.Delete([]byte(k)))
+	}
+	return err
+}
+
+// Restored says what this store was restored from, or is empty. Until that is
+// accepted nothing may be swept: the host may hold what a later store knew.
+func (db *DB) Restored() string { return db.restored }
+
+// AcceptRestored makes the store like any other. It must run before other calls.
+func (db *DB) AcceptRestored(ctx context.Context) error {
+	err := db.commit(ctx, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Delete(keyRestored) }, nil)
+	if err != nil {
+		return fmt.Errorf("accept the restored state: %w", err)
+	}
+	db.restored = ""
+	return nil
+}
+
+// Records reads the records of a store that nobody writes to, without the
+// images. Those that can not be read are left out.
+func Records(path string) (all []record.Record, err error) {
+	b, err := open(path, time.Second, true)
+	if err != nil {
+		return nil, err
+	}
+	defer b.Close() //nolint:errcheck // nothing written
+	err = b.View(func(tx *bbolt.Tx) error {
+		boxes := tx.Bucket(bucketBoxes)
+		if boxes == nil {
+			return nil
+		}
+		return boxes.ForEach(func(_, v []byte) error {
+			var r record.Record
+			if json.Unmarshal(v, &r) == nil {
+				all = append(all, r)
+			}
+			return nil
+		})
+	})
+	return all, err
+}

@@ -1,0 +1,63 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Keys returns the API keys by name. One that can not be read opens nothing, and
+// is listed by its name alone, so that it can be removed.
+func (db *DB) Keys(context.Context) (all []record.Key, err error) {
+	err = db.bolt.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketKeys).ForEach(func(name, v []byte) error {
+			var k record.Key
+			if err := json.Unmarshal(v, &k); err != nil || k.Name != string(name) {
+				db.log.Error("an API key can not be read and opens nothing; remove it and make another", "key", string(name), "err", err)
+				k = record.Key{Name: string(name)}
+			}
+			all = append(all, k)
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list API keys: %w", err)
+	}
+	return all, nil
+}
+
+// AddKey adds an API key. It fails with errs.Exists if there is one of its name.
+func (db *DB) AddKey(ctx context.Context, k record.Key) error {
+	b, err := json.Marshal(k)
+	if err == nil {
+		err = db.commit(ctx, func(tx *bbolt.Tx) error {
+			if tx.Bucket(bucketKeys).Get([]byte(k.Name)) != nil {
+				return refusal{errs.New(errs.Exists, "there is an API key %q already; remove it first (`sandboxctl key rm %s`), or choose another name", k.Name, k.Name)}
+			}
+			return tx.Bucket(bucketKeys).Put([]byte(k.Name), b)
+		}, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("add API key %s: %w", k.Name, err)
+	}
+	return nil
+}
+
+// RemoveKey removes an API key. It fails with errs.NotFound if there is none.
+func (db *DB) RemoveKey(ctx context.Context, name string) error {
+	err := db.commit(ctx, func(tx *bbolt.Tx) error {
+		if tx.Bucket(bucketKeys).Get([]byte(name)) == nil {
+			return refusal{errs.New(errs.NotFound, "there is no API key %q; `sandboxctl key ls` lists them", name)}
+		}
+		return tx.Bucket(bucketKeys).Delete([]byte(name))
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("remove API key %s: %w", name, err)
+	}
+	return nil
+}

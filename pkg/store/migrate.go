@@ -1,0 +1,108 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/sandboxd/sandboxd/internal/durable"
+	"golang.org/x/sys/unix"
+)
+
+// A migration turns one schema into the next. It runs in the transaction that
+// also writes the new number, so a file is always wholly of one schema.
+type migration func(*bbolt.Tx) error
+
+// migrations are all there are: migrations[n] turns schema n into n+1. Those of
+// releases that somebody may still come from stay for ever, and each release
+// adds a file that it wrote to testdata, for TestUpgrade.
+var migrations = []migration{
+	0: func(tx *bbolt.Tx) error { // an empty file
+		for _, b := range [][]byte{bucketMeta, bucketBoxes, bucketNames, bucketSlots, bucketFree, bucketImages} {
+			if _, err := tx.CreateBucketIfNotExists(b); err != nil {
+				return err
+			}
+		}
+		return nil
+	},
+	1: func(tx *bbolt.Tx) error { // a new number: who does not know snapshots would remove the layers they stand on
+		_, err := tx.CreateBucketIfNotExists(bucketSnapshots)
+		return err
+	},
+	2: func(tx *bbolt.Tx) error { // a new number: who does not know them would make a sandbox twice, and know no keys
+		_, err := tx.CreateBucketIfNotExists(bucketRequests)
+		_, err2 := tx.CreateBucketIfNotExists(bucketKeys)
+		_, err3 := tx.CreateBucketIfNotExists(bucketVolumes)
+		return errors.Join(err, err2, err3)
+	},
+}
+
+// migrate brings the file to the newest schema. The file as it was stays beside
+// it, as <path>.v<schema>: the release before can be started on that one.
+func (db *DB) migrate() error {
+	v, err := db.schema()
+	if err != nil {
+		return err
+	}
+	if v > 0 && v < len(db.steps) {
+		kept := fmt.Sprintf("%s.v%d", db.path, v)
+		if err := db.keep(kept); err != nil {
+			return db.explain(fmt.Errorf("keep the state of schema %d as %s before it is migrated: %w", v, kept, err))
+		}
+		db.log.Info("the state is migrated; as it was it is kept", "from", v, "to", len(db.steps), "kept", kept)
+	}
+	for ; v < len(db.steps); v++ {
+		err := db.update(func(tx *bbolt.Tx) error {
+			if err := db.steps[v](tx); err != nil {
+				return err
+			}
+			return tx.Bucket(bucketMeta).Put(keySchema, []byte(strconv.Itoa(v+1)))
+		})
+		if err != nil {
+			return db.explain(fmt.Errorf("migrate from schema %d: %w", v, err))
+		}
+	}
+	return nil
+}
+
+func (db *DB) schema() (v int, err error) {
+	err = db.bolt.View(func(tx *bbolt.Tx) error {
+		v, err = schema(tx)
+		return err
+	})
+	return v, err
+}
+
+// keep copies the file to path, whole or not at all.
+func (db *DB) keep(path string) error {
+	// What does not fit must not be tried: a disk filled to the brim by a copy
+	// would fail others than us.
+	var st unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(path), &st); err != nil {
+		return &os.PathError{Op: "statfs", Path: filepath.Dir(path), Err: err}
+	}
+	fi, err := os.Stat(db.path)
+	if err != nil {
+		return err
+	}
+	if free := int64(st.Bavail) * st.Bsize; free < 2*fi.Size() {
+		return fmt.Errorf("it takes %d MiB and as much to work with, and %d MiB are free: %w", fi.Size()>>20, free>>20, unix.ENOSPC)
+	}
+	tmp := path + ".new"
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = db.Backup(f)
+	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
+		err = durable.Rename(tmp, path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp))
+	}
+	return nil
+}

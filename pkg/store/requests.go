@@ -1,0 +1,88 @@
+package store
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Made returns what the request key has made, unless nobody asked by it or that
+// was forgotten. Get finds the record then, if it was not deleted.
+func (db *DB) Made(_ context.Context, key string) (m record.Made, ok bool, err error) {
+	err = db.bolt.View(func(tx *bbolt.Tx) error {
+		b := tx.Bucket(bucketRequests).Get([]byte(key))
+		if ok = b != nil; !ok {
+			return nil
+		}
+		return json.Unmarshal(b, &m)
+	})
+	if err != nil {
+		return m, false, fmt.Errorf("look up a request by its key: %w", err)
+	}
+	if ok {
+		db.mu.RLock()
+		_, there := db.boxes[m.ID]
+		db.mu.RUnlock()
+		if !there { // it was deleted, or is in the file and on its way to memory
+			db.settle()
+		}
+	}
+	return m, ok, nil
+}
+
+// fresh refuses a request whose key has made something already.
+func fresh(tx *bbolt.Tx, r *record.Record) error {
+	if key := r.Spec.Request.Key; key == "" || tx.Bucket(bucketRequests).Get([]byte(key)) == nil {
+		return nil
+	}
+	return refusal{errs.Wire(errs.New(errs.Exists, "another request with this Idempotency-Key was faster; ask once more"), record.CodeRequestRace)}
+}
+
+// noteRequest notes, in the transaction that makes a record, by what it was
+// asked for.
+func noteRequest(tx *bbolt.Tx, r *record.Record) error {
+	if r.Spec.Request.Key == "" {
+		return nil
+	}
+	b, err := json.Marshal(record.Made{ID: r.ID, Body: r.Spec.Request.Body, At: r.Created})
+	if err != nil {
+		return fmt.Errorf("encode: %w", err)
+	}
+	return tx.Bucket(bucketRequests).Put([]byte(r.Spec.Request.Key), b)
+}
+
+// ForgetRequests forgets what requests have made before a time; then their keys
+// make something anew.
+func (db *DB) ForgetRequests(ctx context.Context, before time.Time) error {
+	var old [][]byte
+	err := db.bolt.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketRequests).ForEach(func(k, v []byte) error {
+			var m record.Made
+			if json.Unmarshal(v, &m) != nil || m.At.Before(before) { // what can not be read ties nothing to anything
+				old = append(old, slices.Clone(k))
+			}
+			return nil
+		})
+	})
+	if err == nil && len(old) > 0 {
+		err = db.commit(ctx, func(tx *bbolt.Tx) error {
+			for _, k := range old {
+				if err := tx.Bucket(bucketRequests).Delete(k); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("forget old requests: %w", err)
+	}
+	return nil
+}

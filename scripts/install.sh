@@ -1,0 +1,118 @@
+#!/usr/bin/env bash
+# Installs what `make build` made, and starts it as a systemd service:
+#   scripts/install.sh [--prefix DIR] [--dry-run] [--no-start]
+# Needs no network. Over an older version it is an upgrade: programs are
+# replaced under the running ones, the daemon is started anew, sandboxes go on.
+# A configuration that is there is left alone.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+prefix=/usr/local dry='' start=yes
+while [ $# -gt 0 ]; do
+  case $1 in
+  --prefix) prefix=${2:?--prefix needs a directory}; shift ;;
+  --prefix=*) prefix=${1#*=} ;;
+  --dry-run) dry=yes ;;
+  --no-start) start='' ;;
+  *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  esac
+  shift
+done
+fail() { echo "install: $*" >&2; exit 1; }
+[[ $prefix = /* ]] || fail "--prefix $prefix: want an absolute path"
+# The unit file and systemd's own parsing would each need another quoting.
+[[ $prefix =~ ^[A-Za-z0-9/._+-]+$ ]] || fail "--prefix $prefix: want letters, digits and /._+- only"
+bin=build/bin
+for f in sandboxd sandboxctl sandboxd-runc runsc agent/sandbox-agent; do
+  [ -x $bin/$f ] || fail "$bin/$f is missing: run make build"
+done
+[ -s build/man/sandboxctl.1 ] || fail "build/man/sandboxctl.1 is missing: run make build"
+
+# do runs a command, or with --dry-run says it.
+do_() { if [ -n "$dry" ]; then echo "$*"; else "$@"; fi; }
+# put FILE TARGET MODE replaces TARGET whole, so that who executes the old one keeps it.
+put() {
+  do_ install -D -m "$3" "$1" "$2.new"
+  do_ mv -f "$2.new" "$2"
+}
+# say COMMAND TARGET puts what a command prints.
+say() {
+  if [ -n "$dry" ]; then echo "$1 > $2"; return; fi
+  $1 | install -D -m 644 /dev/stdin "$2.new"
+  mv -f "$2.new" "$2"
+}
+# fill FILE TARGET is put, with the prefix where FILE says so.
+fill() {
+  if [ -n "$dry" ]; then echo "sed s,@prefix@,$prefix, $1 > $2"; return; fi
+  sed "s,@prefix@,$prefix,g" "$1" | install -D -m 644 /dev/stdin "$2.new"
+  mv -f "$2.new" "$2"
+}
+
+if [ -z "$dry" ]; then
+  [ "$(id -u)" -eq 0 ] || fail "this writes to $prefix and /etc: run it as root, or look first with --dry-run"
+  missing=()
+  for need in iptables:iptables mkfs.btrfs:btrfs-progs; do
+    command -v "${need%%:*}" >/dev/null || missing+=("${need##*:}")
+  done
+  [ ${#missing[@]} -eq 0 ] || fail "the daemon needs programs that are not here: apt-get install ${missing[*]}"
+fi
+
+# Before anything is replaced: what the new daemon does not understand would keep
+# it from starting, with the old one gone.
+config=/etc/sandboxd/config.toml
+if [ -e $config ]; then
+  do_ $bin/sandboxd config check $config || fail "the new version does not take $config, so nothing was changed"
+fi
+
+put $bin/sandboxd "$prefix/bin/sandboxd" 755
+put $bin/sandboxctl "$prefix/bin/sandboxctl" 755
+put $bin/runsc "$prefix/libexec/sandboxd/runsc" 755
+put $bin/sandboxd-runc "$prefix/libexec/sandboxd/sandboxd-runc" 755
+put $bin/agent/sandbox-agent "$prefix/libexec/sandboxd/agent/sandbox-agent" 755
+while read -r f; do put "$f" "$prefix/share/sandboxd/$f" 644; done < <(find rootfs -type f | sort)
+for f in build/man/*.[18]; do put "$f" "$prefix/share/man/man${f##*.}/${f##*/}" 644; done
+# What the Tab key does is a program's own words, in the place where each shell looks.
+for program in sandboxd sandboxctl; do
+  for shell in "bash bash-completion/completions/$program" "zsh zsh/site-functions/_$program" "fish fish/vendor_completions.d/$program.fish"; do
+    say "$bin/$program completion ${shell%% *}" "$prefix/share/${shell##* }"
+  done
+done
+for f in README.md ARCHITECTURE.md LICENSE THIRD_PARTY.md; do put $f "$prefix/share/doc/sandboxd/$f" 644; done
+
+fill systemd/sandboxd.service /etc/systemd/system/sandboxd.service
+put systemd/sandboxd.socket /etc/systemd/system/sandboxd.socket 644
+put systemd/sandboxd.sysusers /etc/sysusers.d/sandboxd.conf 644
+put systemd/sandboxd.tmpfiles /etc/tmpfiles.d/sandboxd.conf 644
+put systemd/sandboxd.modules /etc/modules-load.d/sandboxd.conf 644
+
+if [ ! -e $config ]; then
+  do_ install -d -m 755 /etc/sandboxd
+  do_ "$prefix/bin/sandboxd" config init $config
+fi
+
+[ -e /usr/share/bash-completion/bash_completion ] ||
+  echo "install: bash completes commands of sandboxctl once there is the package bash-completion: apt-get install bash-completion" >&2
+
+if [ ! -d /run/systemd/system ] && [ -z "$dry" ]; then
+  echo "install: systemd is not init here, so nothing was started: $prefix/bin/sandboxd serve"
+  exit 0
+fi
+do_ systemd-sysusers /etc/sysusers.d/sandboxd.conf
+do_ systemd-tmpfiles --create /etc/tmpfiles.d/sandboxd.conf
+# Not by systemd-modules-load.service: that fails for anybody's missing module.
+mapfile -t modules < <(grep -v '^#' systemd/sandboxd.modules)
+do_ modprobe -a "${modules[@]}" || echo "install: not every module could be loaded; if the daemon misses one, sandboxd doctor says so" >&2
+do_ systemctl daemon-reload
+[ -n "$start" ] || exit 0
+do_ systemctl enable --now sandboxd.socket
+do_ systemctl enable sandboxd.service
+do_ systemctl restart sandboxd.service
+if [ -z "$dry" ]; then
+  "$prefix/bin/sandboxctl" version
+  for archive in build/images/*.tar; do
+    [ -s "$archive" ] || continue # none: sandboxctl image build makes them, with a network
+    name=$(basename "$archive" .tar)
+    "$prefix/bin/sandboxctl" image inspect "$name" >/dev/null 2>&1 || "$prefix/bin/sandboxctl" image import "$archive"
+  done
+  echo "sandboxd serves; let USER use it with: usermod -aG sandboxd USER"
+fi

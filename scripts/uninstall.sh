@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Ends all sandboxes and removes what scripts/install.sh installed:
+#   scripts/uninstall.sh [--prefix DIR] [--dry-run] [--purge]
+# The prefix is the installed unit's. Configuration and data (/etc/sandboxd, the
+# state directory: images, the store, disks of sandboxes that had ended) stay,
+# unless --purge is given.
+set -euo pipefail
+
+prefix='' dry='' purge=''
+while [ $# -gt 0 ]; do
+  case $1 in
+  --prefix) prefix=${2:?--prefix needs a directory}; shift ;;
+  --prefix=*) prefix=${1#*=} ;;
+  --dry-run) dry=yes ;;
+  --purge) purge=yes ;;
+  *) sed -n '2,6s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  esac
+  shift
+done
+fail() { echo "uninstall: $*" >&2; exit 1; }
+[[ -z $prefix || $prefix = /* ]] || fail "--prefix $prefix: want an absolute path"
+[ -n "$dry" ] || [ "$(id -u)" -eq 0 ] || fail "run it as root, or look first with --dry-run"
+do_() { if [ -n "$dry" ]; then echo "$*"; else "$@"; fi; }
+# refuse is fail, but a dry run goes on to show the rest.
+refuse() { if [ -n "$dry" ]; then echo "uninstall: it would fail here: $*" >&2; else fail "$@"; fi; }
+
+unit=/etc/systemd/system/sandboxd.service config=/etc/sandboxd/config.toml
+
+# The unit knows which daemon serves, whatever --prefix says: a teardown that
+# does not happen would leave sandboxes over disks that are deleted.
+if [ -e $unit ]; then
+  of_unit=$(sed -n 's,^ExecStart=\(/.*\)/bin/sandboxd serve.*,\1,p' $unit)
+  [ -n "$of_unit" ] || fail "$unit starts no PREFIX/bin/sandboxd serve: it is not as install.sh wrote it; mend ExecStart="
+  [ "${prefix:-$of_unit}" = "$of_unit" ] || fail "--prefix $prefix: the service runs $of_unit/bin/sandboxd ($unit); leave --prefix out"
+  prefix=$of_unit
+fi
+prefix=${prefix:-/usr/local}
+sandboxd=$prefix/bin/sandboxd
+
+# setting KEY prints a string at the top of the configuration. The daemon's own
+# reader may be gone by now, as at a --purge after an uninstall.
+setting() {
+  [ -e $config ] || return 0
+  local line
+  line=$(sed -n '/^[[:space:]]*\[/q; /^[[:space:]]*'"$1"'[[:space:]]*=/p' $config)
+  [ -n "$line" ] || return 0
+  [[ $line =~ ^[[:space:]]*$1[[:space:]]*=[[:space:]]*(\"([^\"\\]*)\"|\'([^\']*)\')[[:space:]]*(#.*)?$ ]] ||
+    fail "$config: can not make out what $1 is: $line; write it as $1 = \"...\""
+  echo "${BASH_REMATCH[2]}${BASH_REMATCH[3]}"
+}
+instance=$(setting instance)
+state=$(setting state_dir)
+run=$(setting run_dir)
+suffix=''
+case $instance in '' | a) ;; *) suffix=-$instance ;; esac
+state=${state:-/var/lib/sandboxd$suffix} run=${run:-/run/sandboxd$suffix}
+[[ $state = /*/* && $run = /*/* ]] || fail "$config: state_dir $state, run_dir $run: want directories of sandboxd's own"
+state=$(realpath -m "$state") run=$(realpath -m "$run")
+
+# below DIR lists what is mounted below it.
+below() { findmnt -lno TARGET | awk -v dir="$1/" 'index($0, dir) == 1'; }
+
+if [ -d /run/systemd/system ] && [ -e $unit ]; then
+  do_ systemctl disable --now sandboxd.socket sandboxd.service
+fi
+# What only the daemon knows: sandboxes, links, rules, mounts, cgroups.
+if [ -x "$sandboxd" ]; then
+  args=()
+  [ ! -e $config ] || args=(--config "$config")
+  do_ "$sandboxd" teardown "${args[@]}" ||
+    fail "the teardown did not end, so nothing was removed; mend what it says and run this again"
+elif [ -e $unit ]; then
+  refuse "$unit is there, but no $sandboxd to end sandboxes with: install it again (scripts/install.sh --no-start --prefix $prefix); nothing was removed"
+fi
+held=$(below "$run" && below "$state")
+[ -z "$held" ] || [[ -n $dry && -x $sandboxd ]] || refuse "still mounted, so nothing was removed: ${held//$'\n'/, }; a daemon with another configuration than $config, or of another prefix than $prefix, may hold it: end that by its own sandboxd teardown --config FILE"
+
+do_ rm -f $unit /etc/systemd/system/sandboxd.socket \
+  /etc/sysusers.d/sandboxd.conf /etc/tmpfiles.d/sandboxd.conf /etc/modules-load.d/sandboxd.conf /etc/sysctl.d/60-sandboxd.conf
+[ ! -d /run/systemd/system ] || do_ systemctl daemon-reload
+do_ rm -rf "$prefix/libexec/sandboxd" "$prefix/share/sandboxd" "$prefix/share/doc/sandboxd"
+do_ rm -f "$prefix"/share/man/man1/sandboxctl{,-*}.1 "$prefix"/share/man/man8/sandboxd{,-*}.8 \
+  "$prefix"/share/bash-completion/completions/sandbox{d,ctl} "$prefix"/share/zsh/site-functions/_sandbox{d,ctl} \
+  "$prefix"/share/fish/vendor_completions.d/sandbox{d,ctl}.fish
+do_ rm -f "$sandboxd" "$prefix/bin/sandboxctl"
+if [ -z "$purge" ]; then
+  [ -n "$dry" ] || echo "uninstall: /etc/sandboxd and $state are kept; --purge removes them too"
+  exit 0
+fi
+if [ -e "$state" ] && [ ! -e "$state/sandboxd.db" ] && [ -n "$(ls -A "$state")" ]; then
+  refuse "$state has no sandboxd.db: it is not what a daemon kept its state in; look at it, and delete it yourself"
+fi
+# It may be a disk of its own, which stays, empty.
+if mountpoint -q "$state"; then
+  do_ find "$state" -xdev -mindepth 1 -delete
+else
+  do_ rm -rf --one-file-system "$state"
+fi
+do_ rm -rf /etc/sandboxd

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// codeImage has all languages.
+const codeImage = "code-interpreter"
+
+// codeSandbox makes a sandbox in which code can run.
+func (b *bench) codeSandbox(ctx context.Context, rt string) (client.Sandbox, error) {
+	if err := b.ensureImage(ctx, codeImage); err != nil {
+		return client.Sandbox{}, err
+	}
+	r := request(rt)
+	r.Image.URI = codeImage
+	return b.createOf(ctx, r)
+}
+
+// codeCell: 1+1 in a context that is there, from the request to the call's end.
+func codeCell(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		sb, err := b.codeSandbox(ctx, rt)
+		if err != nil {
+			return err
+		}
+		for _, language := range []string{"python", "javascript"} {
+			if err := b.cells(ctx, rt, sb.ID, language); err != nil {
+				return errors.Join(err, b.drop(ctx, sb.ID))
+			}
+		}
+		if err := b.drop(ctx, sb.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) cells(ctx context.Context, rt, id, language string) error {
+	c, err := b.cl.NewCodeContext(ctx, id, language, "")
+	if err != nil {
+		return err
+	}
+	cell := func() (float64, error) {
+		value := ""
+		start := time.Now()
+		e, err := b.cl.RunCode(ctx, id, client.Code{Text: "1+1", Context: c.ID})
+		if err != nil {
+			return 0, err
+		}
+		err = e.Wait(io.Discard, io.Discard, func(formats map[string]string) error {
+			value = formats["text/plain"]
+			return nil
+		})
+		took := ms(time.Since(start))
+		if err == nil && value != "2" {
+			err = fmt.Errorf("1+1 is %q in %s", value, language)
+		}
+		return took, err
+	}
+	command := func() (float64, error) {
+		start := time.Now()
+		_, err := b.exec(ctx, id, "true")
+		return ms(time.Since(start)), err
+	}
+	a, t, err := turns(b.times(200, 20), 10, cell, command)
+	if err != nil {
+		return err
+	}
+	b.add(row("code_cell_warm_"+language, rt, "ms", a, "the command true in the same sandbox", t, goal{maxP50: pick(rt, 3.0, 6.0)}))
+	return nil
+}
+
+// codeContext: a new context until it takes code, against the bare program until
+// its end, in the same sandbox and by the same API.
+func codeContext(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		sb, err := b.codeSandbox(ctx, rt)
+		if err != nil {
+			return err
+		}
+		for _, l := range []struct {
+			language string
+			argv     []string
+		}{
+			{"python", []string{"python3", "-c", "pass"}},
+			{"javascript", []string{"node", "-e", "0"}},
+			{"bash", []string{"bash", "-c", "true"}},
+		} {
+			ours := func() (float64, error) {
+				start := time.Now()
+				c, err := b.cl.NewCodeContext(ctx, sb.ID, l.language, "")
+				took := ms(time.Since(start))
+				if err != nil {
+					return 0, err
+				}
+				return took, b.cl.RemoveCodeContext(ctx, sb.ID, c.ID)
+			}
+			theirs := func() (float64, error) {
+				start := time.Now()
+				_, err := b.exec(ctx, sb.ID, l.argv...)
+				return ms(time.Since(start)), err
+			}
+			a, t, err := turns(b.times(40, 4), 3, ours, theirs)
+			if err != nil {
+				return errors.Join(err, b.drop(ctx, sb.ID))
+			}
+			b.add(row("code_context_new_"+l.language, rt, "ms", a, strings.Join(l.argv, " "), t, goal{maxRatio: 1.3}))
+		}
+		if err := b.drop(ctx, sb.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// idleInterpreter: by how much a sandbox grows on the host that has a python
+// context, against one that has a python that waits.
+func idleInterpreter(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		grown := func(begin func(id string) (io.Closer, error)) func() (float64, error) {
+			return func() (v float64, err error) {
+				sb, err := b.codeSandbox(ctx, rt)
+				if err != nil {
+					return 0, err
+				}
+				defer func() { err = errors.Join(err, b.drop(ctx, sb.ID)) }()
+				// Python once, so that what it takes of the host's page cache, and the agent
+				// for its first command, are there before.
+				if _, err := b.exec(ctx, sb.ID, "python3", "-c", "pass"); err != nil {
+					return 0, err
+				}
+				time.Sleep(time.Second) // as idle_memory does
+				before, err := b.pss(ctx, sb.ID)
+				if err != nil {
+					return 0, err
+				}
+				p, err := begin(sb.ID)
+				if err != nil {
+					return 0, err
+				}
+				defer p.Close()
+				time.Sleep(time.Second)
+				after, err := b.pss(ctx, sb.ID)
+				return after - before, err
+			}
+		}
+		context := grown(func(id string) (io.Closer, error) {
+			_, err := b.cl.NewCodeContext(ctx, id, "python", "")
+			return io.NopCloser(nil), err
+		})
+		bare := grown(func(id string) (io.Closer, error) {
+			return b.cl.Start(ctx, id, client.Command{Argv: []string{"python3", "-c", "import signal; signal.pause()"}})
+		})
+		a, t, err := turns(b.times(6, 1), 0, context, bare)
+		if err != nil {
+			return err
+		}
+		b.add(row("interpreter_idle_memory", rt, "MiB", a, "python3 that waits for a signal", t, goal{maxRatio: 1.5}))
+	}
+	return nil
+}

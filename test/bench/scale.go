@@ -1,0 +1,287 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/oci"
+)
+
+// restart: how long the API is away when the daemon is stopped and started
+// anew under 100 sandboxes, half on each runtime, and whether all answer then.
+func restart(ctx context.Context, b *bench) error {
+	each := b.times(50, 5)
+	ids, err := b.crowd(ctx, oci.Runc, each)
+	if err == nil {
+		var more []string
+		more, err = b.crowd(ctx, oci.Runsc, each)
+		ids = append(ids, more...)
+	}
+	var away, starts, reached []float64
+	for range b.times(5, 1) {
+		if err != nil {
+			break
+		}
+		start := time.Now()
+		if err = b.end(); err != nil {
+			break
+		}
+		began := time.Now()
+		if err = b.start(ctx); err != nil {
+			break
+		}
+		if _, err = b.cl.List(ctx, client.Filter{}); err != nil {
+			break
+		}
+		away, starts = append(away, ms(time.Since(start))), append(starts, ms(time.Since(began)))
+		n := 0.0
+		for _, id := range ids {
+			if _, execErr := b.exec(ctx, id, "true"); execErr == nil {
+				n++
+			}
+		}
+		reached = append(reached, n)
+	}
+	if err := errors.Join(err, b.dropAll(ctx, ids)); err != nil {
+		return err
+	}
+	b.add(row("restart_100", "-", "ms", starts, "", nil, goal{maxP50: 500}))
+	b.add(row("restart_100_away", "-", "ms", away, "", nil, goal{}))
+	b.add(row("restart_100_reachable", "-", "sandboxes", reached, "", nil, goal{minP50: float64(2 * each)}))
+	return nil
+}
+
+// scale: what a listing, a creation and a sweep take beside 1000 idle
+// sandboxes on runc, and 500 on runsc, against 10 of them.
+func scale(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		n := b.times(pick(rt, 1000, 500), 20)
+		var few, all looks
+		ids, err := b.crowd(ctx, rt, 10)
+		if err == nil {
+			few, err = b.looks(ctx, rt, 10)
+		}
+		if err == nil {
+			var more []string
+			more, err = b.crowd(ctx, rt, n-10)
+			ids = append(ids, more...)
+		}
+		if err == nil {
+			all, err = b.looks(ctx, rt, n)
+		}
+		rss := float64(processKB(b.pid, "status", "VmRSS:")) * 1024 / 1e6
+		if err := errors.Join(err, b.dropAll(ctx, ids)); err != nil {
+			return err
+		}
+		name := fmt.Sprintf("sandboxes_%d", n)
+		b.add(row(name+"_list", rt, "ms", all.list, "the same beside 10", few.list, goal{}))
+		b.add(row(name+"_page", rt, "ms", all.page, "the same beside 10", few.page, goal{maxRatio: 2}))
+		b.add(row(name+"_create", rt, "ms", all.create, "the same beside 10", few.create, goal{maxRatio: 2}))
+		b.add(row(name+"_sweep", rt, "ms", all.sweep, "the same beside 10", few.sweep, goal{}))
+		b.add(row(name+"_rss", rt, "MB", []float64{rss}, "", nil, goal{maxP50: 150}))
+	}
+	return nil
+}
+
+// looks are times in ms.
+type looks struct{ list, page, create, sweep []float64 }
+
+// looks measures a daemon that has n sandboxes. A whole listing has n items; a
+// page, which is what clients ask for, as many as there are beside 10.
+func (b *bench) looks(ctx context.Context, rt string, n int) (l looks, err error) {
+	for range b.times(50, 5) {
+		start := time.Now()
+		all, err := b.cl.List(ctx, client.Filter{})
+		if err == nil && len(all) != n {
+			err = fmt.Errorf("listed %d sandboxes of %d", len(all), n)
+		}
+		if err != nil {
+			return l, err
+		}
+		l.list = append(l.list, ms(time.Since(start)))
+		start = time.Now()
+		if err := b.get(ctx, filepath.Join(inst.RunDir(), "sandboxd.sock"), "/sandboxes?pageSize=10", func(string) {}); err != nil {
+			return l, err
+		}
+		l.page = append(l.page, ms(time.Since(start)))
+	}
+	for i := range b.times(20, 3) + 1 {
+		start := time.Now()
+		sb, err := b.create(ctx, rt)
+		took := ms(time.Since(start))
+		if err != nil {
+			return l, err
+		}
+		if err := b.drop(ctx, sb.ID); err != nil {
+			return l, err
+		}
+		if i > 0 {
+			l.create = append(l.create, took)
+		}
+	}
+	took, err := b.nextSweep(ctx)
+	l.sweep = append(l.sweep, took)
+	return l, err
+}
+
+// nextSweep waits for the next sweep and returns how long it took, in ms, from
+// the daemon's own metrics.
+func (b *bench) nextSweep(ctx context.Context) (float64, error) {
+	sum, count, err := b.sweeps(ctx)
+	for end := time.Now().Add(2 * time.Minute); err == nil && time.Now().Before(end); {
+		time.Sleep(time.Second) // a sweep a minute, and no event that tells of it
+		var s, n float64
+		if s, n, err = b.sweeps(ctx); n > count {
+			return (s - sum) / (n - count) * 1e3, err
+		}
+	}
+	return 0, errors.Join(err, errors.New("no sweep in two minutes"))
+}
+
+func (b *bench) sweeps(ctx context.Context) (sum, count float64, err error) {
+	err = b.get(ctx, filepath.Join(inst.RunDir(), "admin.sock"), "/metrics", func(line string) {
+		for name, into := range map[string]*float64{"sandboxd_sweep_seconds_sum": &sum, "sandboxd_sweep_seconds_count": &count} {
+			if v, ok := strings.CutPrefix(line, name+" "); ok {
+				*into, _ = strconv.ParseFloat(v, 64)
+			}
+		}
+	})
+	return sum, count, err
+}
+
+// get reads an answer from a Unix socket, line by line.
+func (b *bench) get(ctx context.Context, socket, path string, each func(line string)) error {
+	c := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		},
+	}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sandboxd"+path, nil)
+	if err != nil {
+		return err
+	}
+	res, err := c.Do(req)
+	if err != nil {
+		return err
+	}
+	defer res.Body.Close()
+	if res.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", path, res.Status)
+	}
+	lines := bufio.NewScanner(res.Body)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		each(lines.Text())
+	}
+	return lines.Err()
+}
+
+const soakClients = 4
+
+// soak: create, one command, delete, 5,000 times by 4 clients. The last 500
+// must be as fast as the first, and the daemon no larger.
+func soak(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		n := b.times(pick(rt, 4000, 1000), 40)
+		tenth := n / 10
+		var (
+			mu    sync.Mutex
+			took  []float64
+			steps [3][]float64 // of the latest tenth: create, command, delete
+			after size         // the first tenth: what the daemon keeps, it has by then
+		)
+		round := func() error {
+			start := time.Now()
+			sb, err := b.create(ctx, rt)
+			if err != nil {
+				return err
+			}
+			created := time.Now()
+			_, execErr := b.exec(ctx, sb.ID, "true")
+			ran := time.Now()
+			err = errors.Join(execErr, b.cl.Delete(context.WithoutCancel(ctx), sb.ID))
+			ended := time.Now()
+			mu.Lock()
+			defer mu.Unlock()
+			took = append(took, ms(ended.Sub(start)))
+			for i, d := range []time.Duration{created.Sub(start), ran.Sub(created), ended.Sub(ran)} {
+				steps[i] = append(steps[i], ms(d))
+			}
+			if b.verbose && len(took)%tenth == 0 {
+				fmt.Fprintf(os.Stderr, "%s %d: create %.1f, command %.1f, delete %.1f\n", rt, len(took),
+					percentile(steps[0], 50), percentile(steps[1], 50), percentile(steps[2], 50))
+				clear(steps[:])
+			}
+			if len(took) == tenth {
+				after = b.size(ctx)
+			}
+			return err
+		}
+		if err := soakBy(n, round); err != nil {
+			return err
+		}
+		time.Sleep(2 * time.Second) // what deletion leaves to the background
+		end := b.size(ctx)
+		b.add(row("soak", rt, "ms", took[n-tenth:], fmt.Sprintf("first %d of %d", tenth, n), took[:tenth], goal{maxRatio: 1.1}))
+		for _, v := range []struct {
+			name, unit string
+			was, is    float64
+			slack      float64
+		}{
+			{"soak_rss", "MB", after.rss, end.rss, 1.15},
+			{"soak_fds", "fds", after.fds, end.fds, 1},
+			{"soak_goroutines", "goroutines", after.goroutines, end.goroutines, 1},
+			{"soak_db", "MB", after.db, end.db, 1},
+		} {
+			b.add(row(v.name, rt, v.unit, []float64{v.is}, fmt.Sprintf("after %d, under load", tenth), []float64{v.was}, goal{maxRatio: v.slack}))
+		}
+	}
+	return nil
+}
+
+func soakBy(n int, round func() error) error {
+	var wg sync.WaitGroup
+	errz := make([]error, soakClients)
+	for c := range soakClients {
+		wg.Go(func() {
+			for range n / soakClients {
+				if errz[c] = round(); errz[c] != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errz...)
+}
+
+// size is how large the daemon is.
+type size struct{ rss, fds, goroutines, db float64 }
+
+func (b *bench) size(ctx context.Context) (s size) {
+	s.rss = float64(processKB(b.pid, "status", "VmRSS:")) * 1024 / 1e6
+	fds, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.pid))
+	s.fds = float64(len(fds))
+	// Without it the row is 0, and seen to be.
+	_ = b.get(ctx, filepath.Join(inst.RunDir(), "admin.sock"), "/metrics", func(line string) {
+		if v, ok := strings.CutPrefix(line, "go_goroutines "); ok {
+			s.goroutines, _ = strconv.ParseFloat(v, 64)
+		}
+	})
+	if fi, err := os.Stat(filepath.Join(inst.StateDir(), "sandboxd.db")); err == nil {
+		s.db = float64(fi.Size()) / 1e6
+	}
+	return s
+}

@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/test/official"
+)
+
+// accepted: how long a creation takes to be answered, which is before anything
+// of it is done.
+func accepted(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		var took []float64
+		for i := range b.times(60, 6) + 3 {
+			start := time.Now()
+			sb, err := b.cl.Create(ctx, request(rt), false)
+			if err != nil {
+				return err
+			}
+			if i >= 3 { // those warm up
+				took = append(took, ms(time.Since(start)))
+			}
+			if _, err := b.exec(ctx, sb.ID, "true"); err != nil { // waits until it runs
+				return errors.Join(err, b.drop(ctx, sb.ID))
+			}
+			if err := b.drop(ctx, sb.ID); err != nil {
+				return err
+			}
+		}
+		b.add(row("create_202", rt, "ms", took, "", nil, goal{maxP50: 10}))
+	}
+	return nil
+}
+
+// An sdk is a program of an official client that does what it is told, line by line.
+type sdk struct {
+	name string
+	cmd  *exec.Cmd
+	in   *os.File
+	out  *bufio.Scanner
+}
+
+// sdks starts the programs of test/bench/sdk, installed as test/compat installs
+// what it judges. The caller ends them.
+func (b *bench) sdks(ctx context.Context) (all []*sdk, err error) {
+	installed, compat, here := filepath.Join(b.dir, "..", "compat"), filepath.Join(b.root, "test", "compat"), filepath.Join(b.root, "test", "bench", "sdk")
+	python, err := official.Python(ctx, installed, filepath.Join(compat, "python", "requirements.txt"))
+	if err != nil {
+		return nil, err
+	}
+	program, err := official.Node(ctx, installed, filepath.Join(here, "sdk.mjs"), filepath.Join(compat, "javascript"))
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, endAll(all))
+		}
+	}()
+	for _, s := range []struct {
+		name string
+		argv []string
+	}{
+		{"python", []string{python, filepath.Join(here, "sdk.py"), "sync"}},
+		{"python_async", []string{python, filepath.Join(here, "sdk.py"), "async"}},
+		{"javascript", []string{"node", program}},
+	} {
+		one, err := b.startSDK(ctx, s.name, s.argv)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+func (b *bench) startSDK(ctx context.Context, name string, argv []string) (*sdk, error) {
+	s := &sdk{name: name, cmd: exec.CommandContext(ctx, argv[0], argv[1:]...)}
+	s.cmd.Env = append(os.Environ(), "OPEN_SANDBOX_DOMAIN="+b.tcp, "OPEN_SANDBOX_API_KEY="+key)
+	s.cmd.Stderr = os.Stderr
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	s.in, s.cmd.Stdin = w, r
+	out, err := s.cmd.StdoutPipe()
+	if err != nil {
+		w.Close()
+		return nil, err
+	}
+	s.out = bufio.NewScanner(out)
+	if err := s.cmd.Start(); err != nil {
+		w.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func endAll(all []*sdk) error {
+	var errz []error
+	for _, s := range all {
+		s.in.Close()
+		if err := s.cmd.Wait(); err != nil {
+			errz = append(errz, fmt.Errorf("the SDK program %s: %w", s.name, err))
+		}
+	}
+	return errors.Join(errz...)
+}
+
+// ask has the program do something and reads its answer into fields.
+func (s *sdk) ask(line string, fields ...any) error {
+	if _, err := fmt.Fprintln(s.in, line); err != nil {
+		return fmt.Errorf("ask the SDK program %s: %w", s.name, err)
+	}
+	if !s.out.Scan() {
+		return fmt.Errorf("the SDK program %s ended at %q; it said why above", s.name, line)
+	}
+	if _, err := fmt.Sscan(s.out.Text(), fields...); err != nil {
+		return fmt.Errorf("the SDK program %s answers %q to %q: %w", s.name, s.out.Text(), line, err)
+	}
+	return nil
+}
+
+// sdkFirst: from an SDK's create to the end of its first command, against the
+// same calls with curl: one process that creates, and one for the two endpoints,
+// the ping and the command, all on one connection.
+func sdkFirst(ctx context.Context, b *bench) (err error) {
+	all, err := b.sdks(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, endAll(all)) }()
+	for _, rt := range runtimes {
+		for _, s := range all {
+			ours := func() (float64, error) {
+				var took float64
+				var id string
+				if err := s.ask("first "+rt, &took, &id); err != nil {
+					return 0, err
+				}
+				return took, b.drop(ctx, id)
+			}
+			theirs := func() (float64, error) {
+				start := time.Now()
+				id, err := b.curlFirst(ctx, rt)
+				took := ms(time.Since(start))
+				if id != "" {
+					err = errors.Join(err, b.drop(ctx, id))
+				}
+				return took, err
+			}
+			a, c, err := turns(b.times(20, 3), 2, ours, theirs)
+			if err != nil {
+				return err
+			}
+			b.add(row("sdk_create_to_first_command_"+s.name, rt, "ms", a, "the same calls with curl, two processes", c, goal{maxP50: pick(rt, 80.0, 150.0), maxRatio: 1.3}))
+		}
+	}
+	return nil
+}
+
+// curlFirst does with curl what an SDK does.
+func (b *bench) curlFirst(ctx context.Context, rt string) (id string, err error) {
+	base := "http://" + b.tcp + "/v1/sandboxes"
+	body := fmt.Sprintf(`{"image":{"uri":"base"},"entrypoint":["tail","-f","/dev/null"],"timeout":600,"resourceLimits":{"cpu":"1","memory":"512Mi"},"extensions":{"sandboxd.runtime":%q}}`, rt)
+	common := []string{"-sS", "--fail-with-body", "-H", "OPEN-SANDBOX-API-KEY: " + key, "-H", "Content-Type: application/json"}
+	out, err := exec.CommandContext(ctx, "curl", append(common, "-d", body, base)...).Output()
+	if err != nil {
+		return "", fmt.Errorf("curl %s: %w: %s", base, err, out)
+	}
+	var sb client.Sandbox
+	if err := json.Unmarshal(out, &sb); err != nil {
+		return "", fmt.Errorf("%s answers %q: %w", base, out, err)
+	}
+	one, agent := base+"/"+sb.ID, base+"/"+sb.ID+"/proxy/44772"
+	var argv []string
+	for i, call := range [][]string{{one + "/endpoints/44772"}, {one + "/endpoints/18080"}, {agent + "/ping"}, {"-d", `{"command":"echo hello"}`, agent + "/command"}} {
+		if i > 0 {
+			argv = append(argv, "--next")
+		}
+		argv = append(append(argv, common...), call...)
+	}
+	out, err = exec.CommandContext(ctx, "curl", argv...).Output()
+	if err != nil {
+		return sb.ID, fmt.Errorf("curl %s: %w: %s", agent, err, out)
+	}
+	if !bytes.Contains(out, []byte(`"execution_complete"`)) {
+		err = fmt.Errorf("the command did not end well: %s", out)
+	}
+	return sb.ID, err
+}

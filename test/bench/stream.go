@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// What a command prints: lines of 4 KiB.
+const (
+	lineBytes   = 4 << 10
+	streamBytes = 100_000_000 / lineBytes * lineBytes
+	longStream  = 10 // times of it: by then memory would have grown that grows
+)
+
+const linesFile = "/root/lines"
+
+// commandStream: 100 MB of a command's output to the Go client; what daemon and
+// agent hold while ten times of it pass; and how much of it the SDKs take, which
+// read events of JSON, one for each line.
+func commandStream(ctx context.Context, b *bench) (err error) {
+	all, err := b.sdks(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, endAll(all)) }()
+	for _, rt := range runtimes {
+		if err := b.streamOn(ctx, rt, all); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) streamOn(ctx context.Context, rt string, all []*sdk) (err error) {
+	sb, err := b.create(ctx, rt)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.drop(ctx, sb.ID)) }()
+	line := strings.Repeat("0123456789abcdef", lineBytes/16)[:lineBytes-1] + "\n"
+	err = b.cl.Put(ctx, sb.ID, []client.Upload{{Path: linesFile, Mode: 644, Size: streamBytes, Open: func() (io.ReadCloser, error) {
+		return io.NopCloser(strings.NewReader(strings.Repeat(line, streamBytes/lineBytes))), nil
+	}}})
+	if err != nil {
+		return err
+	}
+	goClient := func() (float64, error) { return b.stream(ctx, sb.ID, 1) }
+	var ours []float64
+	theirs := make([][]float64, len(all))
+	for i := range b.times(12, 2) + 2 {
+		v, err := goClient()
+		if err != nil {
+			return err
+		}
+		if i >= 2 { // those warm up
+			ours = append(ours, v)
+		}
+		if i%4 != 3 { // SDKs take seconds
+			continue
+		}
+		for k, s := range all {
+			var took float64
+			var n int
+			if err := s.ask("stream "+sb.ID+" cat "+linesFile, &took, &n); err != nil {
+				return err
+			}
+			if n != streamBytes && n != streamBytes-streamBytes/lineBytes { // older ones get lines without their ends
+				return fmt.Errorf("the SDK %s got %d of %d bytes", s.name, n, streamBytes)
+			}
+			theirs[k] = append(theirs[k], streamBytes/mega/took)
+		}
+	}
+	b.add(row("command_stream", rt, "MB/s", ours, "", nil, goal{minP50: pick(rt, 150.0, 80.0)}))
+	for k, s := range all {
+		b.add(row("command_stream_"+s.name, rt, "MB/s", theirs[k], "the Go client", ours, goal{}))
+	}
+	return b.streamMemory(ctx, rt, sb.ID)
+}
+
+// stream has a command print all lines n times, and returns MB/s.
+func (b *bench) stream(ctx context.Context, id string, n int) (float64, error) {
+	argv := []string{"cat"}
+	for range n {
+		argv = append(argv, linesFile)
+	}
+	start := time.Now()
+	p, err := b.cl.Start(ctx, id, client.Command{Argv: argv})
+	if err != nil {
+		return 0, err
+	}
+	var got counter
+	exit, err := p.Wait(&got, io.Discard)
+	took := time.Since(start)
+	if err == nil && (exit.Code != 0 || int(got) != n*streamBytes) {
+		err = fmt.Errorf("%d bytes of %d came, exit status %d", got, n*streamBytes, exit.Code)
+	}
+	return float64(n) * streamBytes / mega / took.Seconds(), err
+}
+
+type counter int
+
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
+	return len(p), nil
+}
+
+// streamMemory: what daemon and agent hold while much passes, against while little does.
+func (b *bench) streamMemory(ctx context.Context, rt, id string) error {
+	for _, who := range []struct {
+		name string
+		peak func(f func() error) (float64, error)
+	}{
+		{"daemon", b.daemonPeak},
+		{"agent", func(f func() error) (float64, error) { return b.agentPeak(ctx, id, f) }},
+	} {
+		var short, long []float64
+		for range b.times(3, 1) {
+			for _, s := range []struct {
+				times int
+				into  *[]float64
+			}{{1, &short}, {longStream, &long}} {
+				v, err := who.peak(func() error { _, err := b.stream(ctx, id, s.times); return err })
+				if err != nil {
+					return err
+				}
+				*s.into = append(*s.into, v)
+			}
+		}
+		b.add(row("command_stream_"+who.name+"_memory", rt, "MiB", long, "100 MB instead of 1 GB", short, goal{maxRatio: 1.15}))
+	}
+	return nil
+}

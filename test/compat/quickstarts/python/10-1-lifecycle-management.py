@@ -1,0 +1,4 @@
+manual = await Sandbox.create(
+    "ubuntu",
+    connection_config=config,
+)

@@ -1,0 +1,356 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// place finds for how many others a sandbox waits.
+var place = regexp.MustCompile(`^waiting for (\d+) creations? before it$`)
+
+// places are those of all sandboxes that wait.
+func (h host) places(t *testing.T) map[string]int {
+	t.Helper()
+	all, err := h.api.List(t.Context(), client.Filter{States: []string{client.Pending}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]int{}
+	for _, sb := range all {
+		if m := place.FindStringSubmatch(sb.Status.Message); m != nil {
+			out[sb.ID], _ = strconv.Atoi(m[1])
+		}
+	}
+	return out
+}
+
+// post asks for n sandboxes and waits for none of them.
+func post(t *testing.T, c *client.Client, n int, runtime, who string) (ids []string) {
+	t.Helper()
+	for i := range n {
+		r := spec(runtime)
+		r.Extensions[client.ExtName] = fmt.Sprintf("%s-%d", who, i)
+		sb, err := c.Create(t.Context(), r, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sb.Status.State != client.Pending {
+			t.Errorf("%s is %+v", sb.ID, sb.Status)
+		}
+		ids = append(ids, sb.ID)
+	}
+	return ids
+}
+
+// arrivals notes the names of sandboxes in the order in which they run.
+type arrivals struct {
+	mu    sync.Mutex
+	names []string
+}
+
+func (a *arrivals) follow(ctx context.Context, c *client.Client) {
+	for e, err := range c.Events(ctx) {
+		if err == nil && e.Type == "running" {
+			a.mu.Lock()
+			a.names = append(a.names, e.Name)
+			a.mu.Unlock()
+		}
+	}
+}
+
+func (a *arrivals) list() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return append([]string(nil), a.names...)
+}
+
+// TestQueue asks for far more at once than are brought up at once: each is told
+// its place, which falls, two clients take turns, and all come to run.
+func TestQueue(t *testing.T) {
+	h := newHost(t, daemontest.Options{Config: []string{"[limits]", "max_creating = 2"}})
+	before := h.empty(t)
+	tcp, err := client.New("tcp://"+h.TCP, daemontest.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			var seen arrivals
+			ctx, stop := context.WithCancel(t.Context())
+			defer stop()
+			go seen.follow(ctx, h.api)
+			h.create(t, spec(runtime)) // the stream of events has begun when this is seen
+			eventually(t, settles, func() error {
+				if len(seen.list()) == 0 {
+					h.deleteAll(t)
+					h.create(t, spec(runtime))
+					return errors.New("no events come")
+				}
+				return nil
+			})
+			h.deleteAll(t)
+			already := len(seen.list())
+
+			ids := append(post(t, h.api, 20, runtime, "many"), post(t, tcp, 10, runtime, "few")...)
+			at := h.places(t)
+			if len(at) < 10 {
+				t.Fatalf("only %d wait: %v", len(at), at)
+			}
+			taken := map[int]bool{}
+			for id, n := range at {
+				if n < 1 || n > len(at) || taken[n] {
+					t.Errorf("%s waits for %d, of %d that wait", id, n, len(at))
+				}
+				taken[n] = true
+			}
+			for limit := time.Now().Add(hosttest.Patient(time.Minute)); len(at) > 0; {
+				now := h.places(t)
+				for id, n := range now {
+					if n > at[id] {
+						t.Errorf("%s waited for %d and then for %d", id, at[id], n)
+					}
+				}
+				at = now
+				if time.Now().After(limit) {
+					t.Fatalf("the queue stands: %v", at)
+				}
+			}
+			for _, id := range ids {
+				h.awaitState(t, id, client.Running, 30*time.Second)
+			}
+			eventually(t, settles, func() error {
+				if n := len(seen.list()) - already; n < len(ids) {
+					return fmt.Errorf("%d of %d events", n, len(ids))
+				}
+				return nil
+			})
+			order := strings.Join(seen.list()[already:], " ")
+			// Some of the twenty may have run before the ten were asked for.
+			if turns := order[strings.Index(order, "few"):strings.LastIndex(order, "few")]; strings.Count(turns, "many") > 13 {
+				t.Errorf("while ten of one client came to run more than 13 of the other did: %s", order)
+			}
+			t.Log(order)
+			h.answers(t, ids[29])
+			h.deleteAll(t)
+			h.holdsOnly(t, before)
+		})
+	}
+}
+
+// TestDeleteInQueue deletes a sandbox that waits: at once, and it never runs.
+func TestDeleteInQueue(t *testing.T) {
+	h := newHost(t, daemontest.Options{Config: []string{"[limits]", "max_creating = 1"}})
+	before := h.empty(t)
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			ids := post(t, h.api, 12, runtime, "w")
+			last := ids[len(ids)-1]
+			if h.places(t)[last] < 2 {
+				t.Fatalf("the last one does not wait: %v", h.places(t))
+			}
+			gone := make(chan error, 1)
+			go func() { // who waits for it hears so
+				r := spec(runtime)
+				r.Extensions[client.ExtName] = "waited-for"
+				_, err := h.api.Create(t.Context(), r, true)
+				gone <- err
+			}()
+			eventually(t, settles, func() error { _, err := h.api.Get(t.Context(), "waited-for"); return err })
+			start := time.Now()
+			for _, id := range []string{last, "waited-for"} {
+				if err := h.api.Delete(t.Context(), id); err != nil {
+					t.Fatal(err)
+				}
+				h.gone(t, id)
+			}
+			if took := time.Since(start); took > time.Second || len(h.places(t)) == 0 {
+				t.Errorf("it took %v; %d still wait", took, len(h.places(t)))
+			}
+			if err := <-gone; !errs.Is(err, errs.NotFound) {
+				t.Errorf("who waited for it got %v", err)
+			}
+			for _, id := range ids[:len(ids)-1] {
+				h.awaitState(t, id, client.Running, 30*time.Second)
+			}
+			h.deleteAll(t)
+			h.holdsOnly(t, before)
+		})
+	}
+}
+
+// TestKillWithQueue kills the daemon while most wait: each is there afterwards
+// and says what became of it, and nothing is left of any.
+func TestKillWithQueue(t *testing.T) {
+	h := newHost(t, daemontest.Options{Config: []string{"[limits]", "max_creating = 2"}})
+	before := h.empty(t)
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			ids := post(t, h.api, 25, runtime, "k")
+			if n := len(h.places(t)); n < 10 {
+				t.Fatalf("only %d wait", n)
+			}
+			h.Kill()
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
+			}
+			failed := 0
+			for _, id := range ids {
+				sb, err := h.api.Get(t.Context(), id)
+				switch {
+				case err != nil:
+					t.Errorf("%s is lost: %v", id, err)
+				case sb.Status.State == client.Running:
+					h.answers(t, id)
+				case sb.Status.State == client.Failed && strings.Contains(sb.Status.Message, "sandboxd stopped in the middle"):
+					failed++
+				default:
+					t.Errorf("%s is %+v", id, sb.Status)
+				}
+			}
+			if failed < 10 {
+				t.Errorf("only %d of 25 waited", failed)
+			}
+			h.deleteAll(t)
+			h.holdsOnly(t, before)
+		})
+	}
+}
+
+// setting restarts the daemon with one line more in a table of its configuration.
+func (h host) setting(t *testing.T, table, line string) {
+	t.Helper()
+	b, err := os.ReadFile(h.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Replace(string(b), "["+table+"]\n", "["+table+"]\n"+line+"\n", 1)
+	h.Stop()
+	if err := os.WriteFile(h.Config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.Start()
+	if err := os.WriteFile(h.Config, b, 0o600); err != nil { // for the next one
+		t.Fatal(err)
+	}
+}
+
+// refused fails the test unless a create is, for the reason that words give.
+func (h host) refused(t *testing.T, code errs.Code, words ...string) {
+	t.Helper()
+	_, err := h.api.Create(t.Context(), spec("runc"), true)
+	e, ok := errors.AsType[*errs.Error](err)
+	if !ok || e.Code != code || e.Retry < time.Second || e.Retry > time.Minute {
+		t.Errorf("a create: %+v", err)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(e.Text, w) {
+			t.Errorf("%q does not say %q", e.Text, w)
+		}
+	}
+}
+
+// TestBounds meets each bound of the host, with a sandbox that goes on through
+// all of it.
+func TestBounds(t *testing.T) {
+	h := newHost(t, daemontest.Options{Config: []string{"[limits]", ""}})
+	before := h.empty(t)
+	r := spec("runc")
+	r.Extensions[client.ExtTimeout] = "10m"
+	keep := h.create(t, r)
+	for _, b := range []struct {
+		table, line string
+		words       []string
+	}{
+		{"limits", "max_sandboxes = 1", []string{"its 1 sandboxes", "limits.max_sandboxes", "sandboxctl rm"}},
+		{"limits", `memory_reserve = "64Ti"`, []string{"MiB of memory left", "limits.memory_reserve"}},
+		{"storage", `reserve = "64Ti"`, []string{"the storage pool has", "storage.reserve", "storage.pool_size"}},
+	} {
+		h.setting(t, b.table, b.line)
+		h.refused(t, errs.Exhausted, b.words...)
+		h.answers(t, keep.ID)
+	}
+	h.setting(t, "limits", "max_creating = 3")
+	h.create(t, spec("runsc"))
+	h.deleteAll(t)
+	h.holdsOnly(t, before)
+}
+
+// TestDrain empties a host across a restart of the daemon.
+func TestDrain(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	t.Cleanup(func() { os.Remove(filepath.Join(h.StateDir, "draining")) }) // other tests use the directory, whatever becomes of this one
+	before := h.empty(t)
+	keep := h.create(t, spec("runsc"))
+	tcp, err := client.New("tcp://"+h.TCP, daemontest.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	if err := tcp.Drain(t.Context(), true); !errs.Is(err, errs.Denied) {
+		t.Errorf("drained from afar: %v", err)
+	}
+	drain := func(args ...string) (string, error) {
+		var out bytes.Buffer
+		cmd := exec.CommandContext(t.Context(), daemontest.Bin("sandboxctl"), append([]string{"system", "drain"}, args...)...)
+		cmd.Env = append(os.Environ(), "SANDBOXD_HOST=unix://"+h.Socket)
+		cmd.Stdout, cmd.Stderr = &out, &out
+		err := cmd.Run()
+		return out.String(), err
+	}
+	if out, err := drain(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	for range 2 {
+		h.refused(t, errs.Unavailable, "draining since", "system drain --off")
+		h.answers(t, keep.ID)
+		if i, err := h.api.SystemInfo(t.Context()); err != nil || i.DrainingSince == nil {
+			t.Errorf("info: %+v, %v", i, err)
+		}
+		resp, err := http.Get("http://" + h.TCP + "/health")
+		if err != nil || resp.StatusCode != http.StatusOK {
+			t.Errorf("health: %v, %v", resp, err)
+		}
+		resp.Body.Close()
+		h.Kill()
+		h.Start()
+	}
+	if out, err := drain("--wait", "--timeout", "300ms"); err == nil || !strings.Contains(out, "1 sandboxes still run") {
+		t.Errorf("%v: %s", err, out)
+	}
+	waits := make(chan string, 1)
+	go func() {
+		out, err := drain("--wait", "--timeout", "20s")
+		waits <- fmt.Sprint(out, err)
+	}()
+	if err := h.api.Delete(t.Context(), keep.ID); err != nil {
+		t.Error(err)
+	}
+	if said := <-waits; said != "<nil>" {
+		t.Errorf("drain --wait: %s", said)
+	}
+	if out, err := drain("--off"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	h.create(t, spec("runc"))
+	h.deleteAll(t)
+	h.holdsOnly(t, before)
+}

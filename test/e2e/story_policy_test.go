@@ -1,0 +1,188 @@
+package e2e_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// egressAPI asks the egress API of a sandbox as SDKs do: by its endpoint and the
+// headers of that, without the key.
+func (l *lab) egressAPI(method, id, body string) answer {
+	l.Helper()
+	e, err := l.api.Endpoint(l.Context(), id, 18080)
+	if err != nil {
+		l.Fatal(err)
+	}
+	_, path, _ := strings.Cut(e.Endpoint, "/")
+	header := []string{"OPEN-SANDBOX-API-KEY", ""}
+	for k, v := range e.Headers {
+		header = append(header, k, v)
+	}
+	return l.request(method, "/"+path+"/policy", strings.NewReader(body), header...)
+}
+
+func (l *lab) wantPolicy(a answer, mode string) {
+	l.Helper()
+	var st struct{ Status, Mode string }
+	if a.status != 200 || json.Unmarshal([]byte(a.body), &st) != nil || st.Status != "ok" || st.Mode != mode {
+		l.Errorf("%d %s; want mode %s", a.status, a.body, mode)
+	}
+}
+
+// keepsOpen opens a flow, and says hello on it once more when /tmp/go is there.
+const keepsOpen = `
+import os, socket, sys, time
+c = socket.create_connection((sys.argv[1], int(sys.argv[2])), 8)
+print("open", flush=True)
+while not os.path.exists("/tmp/go"): time.sleep(0.01)
+c.sendall(b"hello")
+print("ok" if c.recv(5) == b"hello" else "no echo", flush=True)
+`
+
+// tellNetworkChange: what a sandbox may reach changes under it, for flows that
+// open from then on, whoever asks for it and also while it is paused.
+func tellNetworkChange(t *testing.T, l *lab) {
+	id := l.make("python")
+	flow := "tcp " + outsideAddr + " 443"
+	reaches := func(want string) {
+		t.Helper()
+		l.wantFlows(l.dial(id, flow), map[string]string{flow: want})
+	}
+	reaches(refusedFlow)
+	l.wantPolicy(l.egressAPI("PATCH", id, fmt.Sprintf(`[{"action":"allow","target":%q}]`, outsideAddr)), "enforcing")
+	reaches("ok")
+
+	cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "python3", "-c", keepsOpen, outsideAddr, "443"))
+	said := func(want string) {
+		t.Helper()
+		eventually(t, settles, func() error {
+			if out := l.ok("command", "logs", id, cmd); out != want {
+				return fmt.Errorf("it said %q, not %q", out, want)
+			}
+			return nil
+		})
+	}
+	said("open\n")
+	l.wantPolicy(l.egressAPI("DELETE", id, fmt.Sprintf(`[%q]`, outsideAddr+"/32")), "deny_all")
+	reaches(refusedFlow)
+	l.ok("exec", id, "--", "touch", "/tmp/go")
+	said("open\nok\n") // what was open goes on
+
+	at := "/v1/sandboxes/" + id + "/networkpolicy"
+	l.wantPolicy(l.request("PUT", at, strings.NewReader(`{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.0/24","ports":[443],"protocol":"tcp"}]}`)), "enforcing")
+	l.wantFlows(l.dial(id, flow, "tcp "+outsideAddr+" 80", "tcp "+outsideHost+" 443", "tcp 169.254.169.254 80"), map[string]string{
+		flow: refusedFlow, "tcp " + outsideAddr + " 80": "ok", "tcp " + outsideHost + " 443": refusedFlow, "tcp 169.254.169.254 80": refusedFlow,
+	})
+	l.ok("pause", id)
+	l.wantPolicy(l.request("PATCH", at, strings.NewReader(fmt.Sprintf(`[{"action":"allow","target":%q,"ports":[443]}]`, outsideAddr))), "enforcing")
+	l.ok("resume", id)
+	reaches("ok")
+	if rules := l.inspect(id).Rules; len(rules) != 2 || rules[0] != "allow "+outsideAddr+"/32:443" {
+		t.Errorf("inspect shows %q", rules)
+	}
+	if a := l.egressAPI("PATCH", id, `[{"action":"allow","target":"2001:db8::1"}]`); a.status != 400 || !strings.Contains(a.body, "IPv6") || !strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
+		t.Errorf("IPv6: %d %s", a.status, a.body)
+	}
+	l.ok("stop", id)
+	if a := l.request("PATCH", at, strings.NewReader(`[{"action":"allow","target":"1.2.3.4"}]`)); a.status != 409 {
+		t.Errorf("of one that was stopped: %d %s", a.status, a.body)
+	}
+	l.ok("start", id)
+	reaches("ok") // its next life has the policy of its last
+}
+
+// TestPolicyRestart kills the daemon right after each change was acknowledged.
+func TestPolicyRestart(t *testing.T) {
+	out := newOutside(t)
+	h := newHost(t, daemontest.Options{})
+	ensureImage(t, h, "python")
+	labs := map[string]*lab{}
+	for _, runtime := range runtimes {
+		l := &lab{host: h, T: t, runtime: runtime, out: out}
+		labs[l.make("python")] = l
+	}
+	flow := "tcp " + outsideAddr + " 443"
+	for _, c := range []struct{ body, mode, want string }{
+		{`{"egress":[{"action":"allow","target":"` + outsideAddr + `"}]}`, "enforcing", "ok"},
+		{``, "deny_all", refusedFlow},
+		{`{"defaultAction":"allow"}`, "allow_all", "ok"},
+	} {
+		for id, l := range labs {
+			l.wantPolicy(l.request("PUT", "/v1/sandboxes/"+id+"/networkpolicy", strings.NewReader(c.body)), c.mode)
+		}
+		h.Kill()
+		if err := h.TryStart(); err != nil {
+			t.Fatal(err)
+		}
+		for id, l := range labs {
+			l.wantFlows(l.dial(id, flow), map[string]string{flow: c.want})
+		}
+	}
+	h.deleteAll(t)
+}
+
+// tellAliases: the names in OpenSandbox's examples mean images of this host, and
+// a sandbox stays what it is when they come to mean others.
+func tellAliases(t *testing.T, l *lab) {
+	for name, image := range map[string]string{
+		"ubuntu": "base:latest", "ubuntu:22.04": "base:latest", "python:3.11": "python:latest", "python:3.12": "python:latest", "python:3.11-slim": "python:latest",
+	} {
+		id := l.make(name)
+		if i := l.inspect(id); i.Image.URI != name || i.Sandboxd.ImageName != image {
+			t.Errorf("%s became %s, shown as %s", name, i.Sandboxd.ImageName, i.Image.URI)
+		}
+		l.ok("rm", id)
+	}
+	if ps := l.ok("image", "ls"); !strings.Contains(ps, "ubuntu:*") || !strings.Contains(ps, "python:3*") {
+		t.Errorf("image ls: %s", ps)
+	}
+	l.wants(l.ctl("create", "nginx:latest"), 125, "nginx:latest", "image ls", "images.aliases")
+	l.wants(l.ctl("image", "rm", "ubuntu"), 125, "not on this host")
+}
+
+// TestAliasRestart: another configuration changes what a name means for
+// sandboxes to come, and not for those there are.
+func TestAliasRestart(t *testing.T) {
+	h := newHost(t, daemontest.Options{Config: []string{"[images.aliases]", `"shop/app:*" = "base"`, `"shop/none:*" = "not-built"`}})
+	ensureImage(t, h, "python")
+	l := &lab{host: h, T: t, runtime: "runc"}
+	l.wants(l.ctl("create", "shop/none:1"), 125, "stands for", "image build not-built")
+	old := map[string]string{}
+	for _, runtime := range runtimes {
+		r := spec(runtime, "tail", "-f", "/dev/null")
+		r.Image = &client.Image{URI: "shop/app:1"}
+		sb := h.create(t, r)
+		if err := h.api.Stop(t.Context(), sb.ID, 0); err != nil {
+			t.Fatal(err)
+		}
+		old[sb.ID] = sb.Sandboxd.ImageDigest
+	}
+	h.Stop()
+	text, err := os.ReadFile(h.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(h.Config, bytes.Replace(text, []byte(`= "base"`), []byte(`= "python"`), 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.Start()
+	for id, digest := range old {
+		sb, err := h.api.Restart(t.Context(), id, true)
+		if err != nil || sb.Status.State != client.Running || sb.Image.URI != "shop/app:1" || sb.Sandboxd.ImageName != "base:latest" || sb.Sandboxd.ImageDigest != digest {
+			t.Errorf("%+v %+v, %v", sb, sb.Sandboxd, err)
+		}
+	}
+	r := spec("runc")
+	r.Image = &client.Image{URI: "shop/app:2"}
+	if sb := h.create(t, r); sb.Sandboxd.ImageName != "python:latest" {
+		t.Errorf("a new one is of %s", sb.Sandboxd.ImageName)
+	}
+	h.deleteAll(t)
+}

@@ -1,0 +1,175 @@
+package e2e_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// processOf finds the host process of a sandbox whose arguments have a word.
+func (h host) processOf(t *testing.T, id, word string) int {
+	t.Helper()
+	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
+		files, _ := filepath.Glob(pattern + h.Instance.CgroupRoot() + "/" + id + "/run/cgroup.procs")
+		for _, f := range files {
+			b, _ := os.ReadFile(f)
+			for pid := range strings.FieldsSeq(string(b)) {
+				args, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+				if bytes.Contains(args, []byte(word)) {
+					n, _ := strconv.Atoi(pid)
+					return n
+				}
+			}
+		}
+	}
+	t.Fatalf("sandbox %s has no process %s", id, word)
+	return 0
+}
+
+// parts are the host processes whose death or stop is a bad day, by runtime.
+var parts = map[string][]string{
+	"runc":  {"sandbox-agent"},
+	"runsc": {"runsc-sandbox", "runsc-gofer"},
+}
+
+// TestKilledParts: the death of an agent or a runtime is noticed within two seconds.
+func TestKilledParts(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	for runtime, words := range parts {
+		for _, word := range words {
+			t.Run(runtime+" "+word, func(t *testing.T) {
+				sb, other := h.create(t, spec(runtime)), h.create(t, spec(runtime))
+				if err := syscall.Kill(h.processOf(t, sb.ID, word), syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				start := time.Now()
+				ended := h.awaitState(t, sb.ID, client.Failed, 2*time.Second)
+				t.Logf("noticed after %v: %+v", time.Since(start).Round(time.Millisecond), ended.Status)
+				if ended.Status.Reason != "runtime_crash" {
+					t.Errorf("it ended as %+v", ended.Status)
+				}
+				h.answers(t, other.ID)
+				h.deleteAll(t)
+			})
+		}
+	}
+}
+
+// stop stops a process and returns when all its threads have: one that is about
+// to answer may still do so after the signal is sent.
+func stop(t *testing.T, pid int) {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, 5*time.Second, func() error {
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+		for _, task := range tasks {
+			if b, err := os.ReadFile(task); err == nil && !bytes.Contains(b, []byte("\nState:\tT")) {
+				return fmt.Errorf("%s goes on after SIGSTOP:\n%s", task, b)
+			}
+		}
+		return nil
+	})
+}
+
+// TestStoppedParts: a sandbox whose processes are stopped from outside wedges
+// nobody else. What is asked of it ends with the reason, and it can be deleted.
+func TestStoppedParts(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	before := h.empty(t)
+	for runtime, words := range parts {
+		for _, word := range words {
+			t.Run(runtime+" "+word, func(t *testing.T) {
+				sb, other := h.create(t, spec(runtime)), h.create(t, spec(runtime))
+				stop(t, h.processOf(t, sb.ID, word))
+				asked := make(chan error, 3)
+				start := time.Now()
+				ask := func(name string, f func(ctx context.Context) error) {
+					go func() {
+						ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+						defer cancel()
+						err := f(ctx)
+						t.Logf("%s ended after %v: %v", name, time.Since(start).Round(time.Millisecond), err)
+						if word == "runsc-gofer" && err == nil {
+							asked <- nil // the sentry goes on: it holds the files itself (directfs)
+							return
+						}
+						if !errs.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "sandboxctl rm") || time.Since(start) > 25*time.Second {
+							err = fmt.Errorf("%s after %v: %w", name, time.Since(start), err)
+						} else {
+							err = nil
+						}
+						asked <- err
+					}()
+				}
+				ask("exec", func(ctx context.Context) error {
+					_, err := h.exec(ctx, sb.ID, "cat", "/etc/debian_version")
+					return err
+				})
+				ask("stat", func(ctx context.Context) error { _, err := h.api.Stat(ctx, sb.ID, "/etc"); return err })
+				ask("upload", func(ctx context.Context) error {
+					big := make([]byte, 16<<20) // more than any buffer between here and there
+					return h.api.Put(ctx, sb.ID, []client.Upload{{Path: "/root/big", Mode: 644, Size: int64(len(big)), Open: func() (io.ReadCloser, error) {
+						return io.NopCloser(bytes.NewReader(big)), nil
+					}}})
+				})
+				h.unharmed(t, sb.ID, other.ID)
+				for range cap(asked) {
+					if err := <-asked; err != nil {
+						t.Error(err)
+					}
+				}
+				start = time.Now()
+				if err := h.api.Delete(t.Context(), sb.ID); err != nil {
+					t.Errorf("delete: %v", err)
+				}
+				if took := time.Since(start); took > 2*time.Second {
+					t.Errorf("the delete took %v", took)
+				}
+				h.deleteAll(t)
+			})
+		}
+	}
+	h.holdsOnly(t, before)
+}
+
+// unharmed: all that is not asked of the wedged sandbox itself is quick.
+func (h host) unharmed(t *testing.T, wedged, other string) {
+	t.Helper()
+	for name, f := range map[string]func(ctx context.Context) error{
+		"list":    func(ctx context.Context) error { _, err := h.api.List(ctx, client.Filter{}); return err },
+		"get":     func(ctx context.Context) error { _, err := h.api.Get(ctx, wedged); return err },
+		"inspect": func(ctx context.Context) error { _, err := h.api.Inspect(ctx, wedged); return err },
+		"stats":   func(ctx context.Context) error { _, err := h.api.AllStats(ctx); return err },
+		"exec in another": func(ctx context.Context) error {
+			_, err := h.exec(ctx, other, "true")
+			return err
+		},
+		"create and delete": func(ctx context.Context) error {
+			sb, err := h.api.Create(ctx, spec("runc"), true)
+			if err == nil {
+				err = h.api.Delete(ctx, sb.ID)
+			}
+			return err
+		},
+	} {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		if err := f(ctx); err != nil {
+			t.Errorf("beside a wedged sandbox: %s: %v", name, err)
+		}
+		cancel()
+	}
+}

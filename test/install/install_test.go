@@ -1,0 +1,291 @@
+// Package install holds the scripts and units that make sandboxd a service to
+// what they promise, as far as that goes without a systemd; test/vm does the rest.
+package install
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+)
+
+const top = "../.."
+
+// exposure is what systemd-analyze of Debian 12 gives the service, on a scale
+// from 0 to 10; docker.service has 9.6. It may only be lowered. Each version of
+// systemd asks for more, so figures of two can not be compared.
+const (
+	exposure = 7.1
+	version  = "systemd 252 "
+)
+
+// unit writes the service unit as the installer does.
+func unit(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile(top + "/systemd/sandboxd.service")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "sandboxd.service")
+	if err := os.WriteFile(path, []byte(strings.ReplaceAll(string(b), "@prefix@", "/usr/local")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestExposure(t *testing.T) {
+	hosttest.Root(t) // systemd-analyze is among what make deps installs
+	v, err := exec.Command("systemd-analyze", "--version").Output()
+	if err != nil {
+		t.Fatalf("systemd-analyze: %v; make deps installs it", err)
+	}
+	out, err := exec.Command("systemd-analyze", "security", "--offline=true", unit(t)).CombinedOutput()
+	m := regexp.MustCompile(`Overall exposure level for sandboxd.service: ([0-9.]+)`).FindSubmatch(out)
+	if m == nil {
+		t.Fatalf("systemd-analyze: %v: %s", err, out)
+	}
+	if !strings.HasPrefix(string(v), version) {
+		t.Logf("%s on %s: not compared", m[1], v)
+		return
+	}
+	got, err := strconv.ParseFloat(string(m[1]), 64)
+	if err != nil || got > exposure {
+		t.Errorf("the exposure of the service is %s (%v), and may be %.1f at most:\n%s", m[1], err, exposure, out)
+	}
+	if got < exposure {
+		t.Errorf("the exposure of the service is %s: write that into this test, so that it stays", m[1])
+	}
+}
+
+// TestMountNamespace: each of these options would give the daemon a mount
+// namespace of its own, and sandboxes' root file systems would go with it
+// (systemd.exec(5)).
+func TestMountNamespace(t *testing.T) {
+	b, err := os.ReadFile(unit(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	private := regexp.MustCompile(`(?m)^(Private(Tmp|Devices|Mounts|Users|Network|IPC)|Protect\w+|(ReadOnly|ReadWrite|Inaccessible|Exec|NoExec|Bind|BindReadOnly)Paths|TemporaryFileSystem|Root(Directory|Image)|DynamicUser|MountAPIVFS|MountImages|ExtensionImages|LoadCredential\w*|RuntimeDirectory)=`)
+	if found := private.FindAllString(string(b), -1); len(found) > 0 {
+		t.Errorf("the unit has %q", found)
+	}
+}
+
+// TestRestartForEver: no number of failures ends the service.
+func TestRestartForEver(t *testing.T) {
+	b, err := os.ReadFile(unit(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, _, _ := strings.Cut(string(b), "[Service]")
+	if !strings.Contains(head, "\nStartLimitIntervalSec=0\n") || !strings.Contains(string(b), "\nRestart=always\nRestartSec=1\n") {
+		t.Errorf("want Restart=always, RestartSec=1 and [Unit] StartLimitIntervalSec=0 in:\n%s", b)
+	}
+}
+
+// TestDryRun: it names all it would do, and does nothing.
+func TestDryRun(t *testing.T) {
+	bin := filepath.Join(top, "build/bin/sandboxd")
+	if os.Getenv("SANDBOXD_TEST") != "root" {
+		t.Skip("needs make build; SANDBOXD_TEST=root says that it was made")
+	}
+	if _, err := os.Stat(bin); err != nil {
+		t.Fatal(err)
+	}
+	prefix := filepath.Join(t.TempDir(), "prefix")
+	for _, script := range []string{"install.sh", "uninstall.sh"} {
+		out, err := exec.Command(filepath.Join(top, "scripts", script), "--dry-run", "--prefix", prefix).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", script, err, out)
+		}
+		for _, want := range []string{prefix + "/libexec/sandboxd", "/etc/systemd/system/sandboxd.service", "/etc/sysusers.d/sandboxd.conf", "/etc/tmpfiles.d/sandboxd.conf", prefix + "/share/bash-completion/completions/sandboxctl", "/etc/modules-load.d/sandboxd.conf"} {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("%s says nothing of %s:\n%s", script, want, out)
+			}
+		}
+	}
+	if _, err := os.Stat(prefix); err == nil {
+		t.Errorf("a dry run made %s", prefix)
+	}
+}
+
+// TestBadFlags: what can not be is refused before anything is touched.
+func TestBadFlags(t *testing.T) {
+	for _, args := range [][]string{{"--prefix", "relative"}, {"--prefix", "/a b"}, {"--prefix", "/x;reboot"}, {"--no-such"}} {
+		out, err := exec.Command(filepath.Join(top, "scripts/install.sh"), append([]string{"--dry-run"}, args...)...).CombinedOutput()
+		if err == nil || len(out) == 0 {
+			t.Errorf("install.sh %q: %v, %s", args, err, out)
+		}
+	}
+}
+
+// world runs a script as root of a copy of this host, in which it may write
+// what it likes and systemd is not init, and returns what it said. The working
+// directory is the top of the source.
+func world(t *testing.T, script string) (string, error) {
+	t.Helper()
+	hosttest.Root(t)
+	const make = `set -e
+mount -t tmpfs none "$1"
+mkdir "$1"/upper "$1"/work "$1"/root
+mount -t overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" overlay "$1/root"
+mount --rbind /proc "$1/root/proc"
+mount --rbind /dev "$1/root/dev"
+mount -t tmpfs none "$1/root/run"
+exec chroot "$1/root" bash -c 'cd "$1" && set -eu && eval "$2"' world "$2" "$3"`
+	source, err := filepath.Abs(top)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "unshare", "-m", "bash", "-c", make, "make", t.TempDir(), source, script)
+	cmd.WaitDelay = time.Second // for what a script that failed has left
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// installed is a world with a service whose daemon only notes what it is asked.
+const installed = `
+mkdir -p /opt/x/bin /etc/sandboxd /srv/state /var/lib/sandboxd
+echo 'ExecStart=/opt/x/bin/sandboxd serve --config /etc/sandboxd/config.toml' >/etc/systemd/system/sandboxd.service
+printf '#!/bin/sh\necho asked: "$@"\n' >/opt/x/bin/sandboxd
+chmod +x /opt/x/bin/sandboxd
+touch /srv/state/sandboxd.db /srv/state/disk /var/lib/sandboxd/sandboxd.db
+echo 'state_dir = "/srv/state" # a disk of its own' >/etc/sandboxd/config.toml
+`
+
+// TestUninstall: sandboxes are ended by the daemon that serves, before anything
+// goes; where that can not be, nothing goes.
+func TestUninstall(t *testing.T) {
+	for name, c := range map[string]struct {
+		script string
+		fails  bool
+		want   string // what is said
+		gone   string // files
+		stay   string
+	}{
+		"prefix of the unit": {
+			script: "scripts/uninstall.sh", want: "asked: teardown --config /etc/sandboxd/config.toml\n",
+			gone: "/opt/x/bin/sandboxd /etc/systemd/system/sandboxd.service", stay: "/srv/state/disk /etc/sandboxd/config.toml",
+		},
+		"manual and completion": {
+			script: `cd /opt/x && mkdir -p share/man/man1 share/man/man8 share/bash-completion/completions
+touch share/man/man1/sandboxctl.1 share/man/man1/sandboxctl-exec.1 share/man/man8/sandboxd-serve.8 share/man/man1/sandbox.1 share/bash-completion/completions/sandboxctl
+"$OLDPWD/scripts/uninstall.sh"`,
+			gone: "/opt/x/share/man/man1/sandboxctl.1 /opt/x/share/man/man1/sandboxctl-exec.1 /opt/x/share/man/man8/sandboxd-serve.8 /opt/x/share/bash-completion/completions/sandboxctl",
+			stay: "/opt/x/share/man/man1/sandbox.1",
+		},
+		"no configuration": {
+			script: "rm /etc/sandboxd/config.toml; scripts/uninstall.sh", want: "asked: teardown\n", gone: "/opt/x/bin/sandboxd",
+		},
+		"wrong prefix": {
+			script: "scripts/uninstall.sh --purge --prefix /usr/local", fails: true, want: "the service runs /opt/x/bin/sandboxd",
+			stay: "/opt/x/bin/sandboxd /srv/state/disk",
+		},
+		"no daemon": {
+			script: "rm /opt/x/bin/sandboxd; scripts/uninstall.sh --purge", fails: true, want: "but no /opt/x/bin/sandboxd to end sandboxes with",
+			stay: "/srv/state/disk /etc/systemd/system/sandboxd.service",
+		},
+		"no teardown": {
+			script: "echo exit 3 >>/opt/x/bin/sandboxd; scripts/uninstall.sh --purge", fails: true, want: "the teardown did not end",
+			stay: "/srv/state/disk /opt/x/bin/sandboxd",
+		},
+		"purge": {
+			script: "scripts/uninstall.sh --purge", gone: "/srv/state /etc/sandboxd /opt/x/bin/sandboxd", stay: "/var/lib/sandboxd/sandboxd.db",
+		},
+		"purge later": {
+			script: "scripts/uninstall.sh; scripts/uninstall.sh --purge", gone: "/srv/state /etc/sandboxd",
+		},
+		"purge of another instance": {
+			script: `mkdir /var/lib/sandboxd-b; touch /var/lib/sandboxd-b/sandboxd.db; echo 'instance = "b"' >/etc/sandboxd/config.toml; scripts/uninstall.sh --purge`,
+			gone:   "/var/lib/sandboxd-b", stay: "/var/lib/sandboxd/sandboxd.db",
+		},
+		"purge of what is mounted": {
+			script: "mkdir /srv/state/pool; mount -t tmpfs none /srv/state/pool; touch /srv/state/pool/precious; scripts/uninstall.sh --purge",
+			fails:  true, want: "still mounted, so nothing was removed: /srv/state/pool", stay: "/srv/state/pool/precious /srv/state/disk /opt/x/bin/sandboxd",
+		},
+		"purge of a disk": {
+			script: "mount -t tmpfs none /srv/state; mkdir /srv/state/d; touch /srv/state/d/f /srv/state/sandboxd.db; scripts/uninstall.sh --purge",
+			gone:   "/srv/state/d /srv/state/sandboxd.db /etc/sandboxd", stay: "/srv/state",
+		},
+		"purge of what is not ours": {
+			script: "rm /srv/state/sandboxd.db; scripts/uninstall.sh --purge", fails: true, want: "/srv/state has no sandboxd.db", stay: "/srv/state/disk",
+		},
+		"a state directory it can not read": {
+			script: "echo 'state_dir = \"/srv/\\u0041\"' >/etc/sandboxd/config.toml; scripts/uninstall.sh --purge",
+			fails:  true, want: "can not make out what state_dir is", stay: "/opt/x/bin/sandboxd /srv/state/disk",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			files := "for f in " + c.gone + "; do [ ! -e $f ] || echo LEFT $f; done; for f in " + c.stay + "; do [ -e $f ] || echo GONE $f; done"
+			out, err := world(t, installed+"status=0; ("+c.script+") || status=$?; "+files+"; exit $status")
+			if (err != nil) != c.fails || !strings.Contains(out, c.want) || strings.Contains(out, "LEFT /") || strings.Contains(out, "GONE /") {
+				t.Errorf("%v:\n%s", err, out)
+			}
+		})
+	}
+}
+
+// TestInstall puts everything in place, and over an older version nothing if
+// the new one does not take its configuration.
+func TestInstall(t *testing.T) {
+	out, err := world(t, `rm -rf /etc/sandboxd; scripts/install.sh
+[ -x /usr/local/bin/sandboxd ]; grep -q 'ExecStart=/usr/local/bin/sandboxd serve --config /etc/sandboxd/config.toml' /etc/systemd/system/sandboxd.service
+/usr/local/bin/sandboxd config check /etc/sandboxd/config.toml
+grep -q '^.SH SYNOPSIS' /usr/local/share/man/man1/sandboxctl-exec.1 /usr/local/share/man/man8/sandboxd-serve.8
+. /usr/local/share/bash-completion/completions/sandboxctl; . /usr/local/share/bash-completion/completions/sandboxd
+declare -F __start_sandboxctl __start_sandboxd
+[ -s /usr/local/share/zsh/site-functions/_sandboxctl ]; [ -s /usr/local/share/fish/vendor_completions.d/sandboxctl.fish ]
+echo old >/usr/local/bin/sandboxd; echo old >/etc/systemd/system/sandboxd.service
+echo 'no_such_key = 1' >>/etc/sandboxd/config.toml
+! scripts/install.sh
+cat /usr/local/bin/sandboxd /etc/systemd/system/sandboxd.service
+echo end`)
+	if err != nil || !strings.HasSuffix(out, "nothing was changed\nold\nold\nend\n") || !strings.Contains(out, "no_such_key") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+}
+
+// TestConfigurationIsNeeded: a service whose configuration is gone does not
+// serve with the defaults: they name another state directory, and what runs
+// there would be ended as strays.
+func TestConfigurationIsNeeded(t *testing.T) {
+	out, err := world(t, `rm -rf /etc/sandboxd
+command=$(sed -n 's,^ExecStart=@prefix@/bin,build/bin,p' systemd/sandboxd.service)
+if timeout 20 unshare -n $command; then exit 1; fi
+[ ! -e /var/lib/sandboxd/sandboxd.db ]; [ ! -e /run/sandboxd ]`)
+	if err != nil || !strings.Contains(out, "read configuration: open /etc/sandboxd/config.toml: no such file") {
+		t.Errorf("%v:\n%s", err, out)
+	}
+}
+
+// TestInterruptedStory: a machine that is interrupted is gone, with its disk.
+func TestInterruptedStory(t *testing.T) {
+	for _, signal := range []string{"TERM", "HUP"} {
+		out, err := world(t, `rm -rf build/bin build/images build/vm; mkdir -p build/bin build/images build/vm; touch build/images/base.tar
+echo a disk >build/vm/fake.disk; touch build/vm/fake.vmlinuz build/vm/fake.initrd
+printf '#!/bin/sh\n' >scripts/images.sh
+mkfifo /run/pid
+printf '#!/bin/sh\necho $$ >/run/pid; exec sleep 1000\n' >/usr/local/bin/qemu-system-x86_64
+printf '#!/bin/sh\n' >/usr/local/bin/mmdebstrap
+chmod +x /usr/local/bin/*
+scripts/test-vm.sh --debian fake clock & story=$!
+read -r qemu </run/pid
+[ -s build/vm/clock.disk ]
+kill -`+signal+` $story
+status=0; wait $story || status=$?
+timeout 20 tail -f --pid=$qemu /dev/null
+ls build/vm; echo ended with $status`)
+		if err != nil || !strings.HasSuffix(out, "ended with 130\n") || strings.Contains(out, "clock.disk") || !strings.Contains(out, "fake.disk") {
+			t.Errorf("SIG%s: %v:\n%s", signal, err, out)
+		}
+	}
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// run gives what the go command writes of a module of the given files.
+func run(t *testing.T, files map[string]string, env ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	files["go.mod"] = "module x\n\ngo 1.26\n"
+	for name, content := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("go", "test", "-json", "-count=1", "./...")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, os.Stderr
+	_ = cmd.Run() // it fails when tests do
+	return out.String()
+}
+
+const gated = `package a
+
+import (
+	"os"
+	"testing"
+)
+
+func TestAlways(t *testing.T) {}
+
+func TestGated(t *testing.T) {
+	if os.Getenv("GATE") == "" {
+		t.Skip("needs GATE")
+	}
+}
+`
+
+// What one run leaves out and the next one runs is no failure; what no run has run is one.
+func TestSkippedUntilRun(t *testing.T) {
+	without := run(t, map[string]string{"a/a_test.go": gated})
+	with := run(t, map[string]string{"a/a_test.go": gated}, "GATE=1")
+	var out bytes.Buffer
+	ok, err := summarize(strings.NewReader("== first\n"+without+"== second\n"+with), &out)
+	if !ok || err != nil || !strings.HasPrefix(out.String(), "== first\npass x/a ") || !strings.HasSuffix(out.String(), "\n3 passed, 0 failed, 0 skipped\n") {
+		t.Errorf("%v %v:\n%s", ok, err, out.String())
+	}
+	for _, stream := range []string{without, with + without} {
+		out.Reset()
+		ok, err = summarize(strings.NewReader(stream), &out)
+		if ok || err != nil || !strings.Contains(out.String(), "--- skip x/a TestGated\n") || !strings.Contains(out.String(), "needs GATE\n") ||
+			!strings.HasSuffix(out.String(), " 0 failed, 1 skipped\n") {
+			t.Errorf("a test that was not run: %v %v:\n%s", ok, err, out.String())
+		}
+	}
+}
+
+// Whatever fails in the first run is named after all of the last one, each with its own words.
+func TestFailuresLast(t *testing.T) {
+	first := run(t, map[string]string{
+		"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestBad(t *testing.T) { t.Error(\"is bad\") }\nfunc TestGood(t *testing.T) {}\n",
+		"b/b_test.go": "package b\n\nimport \"testing\"\n\nfunc TestNotBuilt(t *testing.T) { missing() }\n",
+		"c/c_test.go": "package c\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestExits(t *testing.T) { os.Exit(3) }\n",
+		"d/d_test.go": "package d\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestGood(t *testing.T) {}\n\nfunc TestMain(m *testing.M) { m.Run(); println(\"left something\"); os.Exit(1) }\n",
+	})
+	second := run(t, map[string]string{"a/a_test.go": gated}, "GATE=1")
+	var out bytes.Buffer
+	ok, err := summarize(strings.NewReader(first+"== second\n"+second), &out)
+	if ok || err != nil {
+		t.Errorf("ok %v, %v", ok, err)
+	}
+	_, last, found := strings.Cut(out.String(), "== second\npass x/a ")
+	if !found {
+		t.Fatalf("the second run is not told of:\n%s", out.String())
+	}
+	for _, want := range []string{
+		"--- fail x/a TestBad\n    a_test.go:5: is bad\n",
+		"--- fail x/b\n", "undefined: missing\n",
+		"--- fail x/c TestExits\n",
+		"--- fail x/d\n", "left something\n",
+		"\n4 passed, 4 failed, 0 skipped\n",
+	} {
+		if !strings.Contains(last, want) {
+			t.Errorf("no %q at the end:\n%s", want, last)
+		}
+	}
+}

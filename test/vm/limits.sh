@@ -1,0 +1,64 @@
+# shellcheck shell=bash disable=SC2016 # what stands in single quotes is for the guest
+# Every limit on pure cgroup v2, set, changed in life, and run into.
+
+root=/sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope
+
+# id_of NAME
+id_of() { sandboxctl inspect "$1" | sed -n 's/^ *"id": "\([a-z2-7]\{12\}\)".*/\1/p' | head -n 1; }
+
+# ends_with REASON ARGS...: a sandbox of these ends for this reason.
+ends_with() {
+  local reason=$1 id
+  shift
+  id=$(sandboxctl create "$@" || true)
+  [ -n "$id" ] || { echo "no sandbox: $*"; return 1; }
+  eventually 30 sh -c "sandboxctl ps -a --no-trunc | grep '^$id' | grep -q 'Failed ($reason)'"
+  sandboxctl rm "$id"
+}
+
+# seconds COMMAND...: how long it takes, in whole ones.
+seconds() {
+  local start=$SECONDS
+  "$@" >&2
+  echo $((SECONDS - start))
+}
+
+stage_1() {
+  say install
+  install_sandboxd
+
+  say limits are set
+  sandboxctl create base --runtime runc --name lim --memory 256Mi --pids 64 --disk 512Mi --cpu-shares 2048 --io-read-bps 4Mi --io-write-bps 4Mi --io-write-iops 1000
+  cg=$root/$(id_of lim)
+  same 174 "$(cat "$cg/cpu.weight")" cpu.weight
+  same "0 2" "$(awk '/^7:/ {loop = $0} !/^7:/ {disk = $0}
+    END {print (loop !~ /rbps=4194304 wbps=4194304 riops=max wiops=1000/) + (disk !~ /rbps=4194304 wbps=max riops=max wiops=max/), NR}' "$cg/io.max")" "io.max ($(tr '\n' ';' <"$cg/io.max"))"
+  ! sandboxctl inspect lim | grep -q '"notes"'
+
+  say what the page cache writes back is limited, too
+  took=$(seconds sandboxctl exec lim -- sh -c 'dd if=/dev/zero of=/var/x bs=1M count=32 && sync')
+  [ "$took" -ge 5 ] || { echo "32 MiB at 4 MiB/s took $took s"; return 1; }
+
+  say limits change in life
+  sandboxctl update --memory 512Mi --pids 99 --cpu-shares 2 --cpu 250m --io-read-bps max --io-write-bps max --io-write-iops max --disk 600Mi lim
+  same "$((512 << 20)) $((99 + 32)) 1 25000 100000" "$(cat "$cg/memory.max" "$cg/pids.max" "$cg/cpu.weight" "$cg/cpu.max" | tr '\n' ' ' | sed 's/ $//')" "limits after the update"
+  ! grep -q '[0-9]\{4\}' "$cg/io.max"
+  sandboxctl exec -d lim -- bash -c 'x=$(head -c 200M /dev/zero | tr "\0" x); sleep 1000'
+  eventually 60 sh -c "[ \$(cat $cg/memory.current) -gt $((200 << 20)) ]"
+  fails "MiB of memory" sandboxctl update --memory 64Mi lim
+  same 0 "$(sed -n 's/^oom_kill //p' "$cg/memory.events")" "OOM kills of a refused update"
+  sandboxctl rm lim
+
+  say every reason
+  ends_with pids_limit --runtime runc --pids 32 base -- bash -c 'for i in $(seq 100); do sleep 60 & done; exit 1'
+  ends_with disk_full --runtime runc --disk 32Mi base -- dd if=/dev/zero of=/var/x bs=64k count=2000
+  ends_with oom --runtime runc --memory 64Mi base -- bash -c 'x=$(head -c 300M /dev/zero | tr "\0" x)'
+  fails "disk_full" sandboxctl run --runtime runc --disk 32Mi base -- dd if=/dev/zero of=/var/x bs=64k count=2000
+
+  say read-only roots
+  for runtime in runc runsc; do
+    same "ok 8192" "$(sandboxctl run --runtime $runtime --read-only --tmpfs /tmp:size=8m --io-read-bps 64Mi base -- \
+      sh -c 'echo x >/tmp/x && ! echo x 2>/dev/null >/x && echo ok $(df -k /tmp | sed -n "s/^[a-z]* *\([0-9]*\) .*/\1/p")')" "$runtime"
+  done
+  eventually 10 nothing_left
+}

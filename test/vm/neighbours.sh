@@ -1,0 +1,81 @@
+# shellcheck shell=bash disable=SC2016 # what stands in single quotes is for the guest
+# Beside docker and firewalld, which write rules of their own, come and go:
+# nothing opens that is closed, and what is allowed stays so.
+
+# outside is a host that answers "hello" on 203.0.113.2, ports 8080 and 8081.
+outside() {
+  ip netns add outside
+  ip link add out0 type veth peer name in0 netns outside
+  ip addr add 203.0.113.1/24 dev out0 && ip link set out0 up
+  ip -n outside addr add 203.0.113.2/24 dev in0 && ip -n outside link set in0 up && ip -n outside link set lo up
+  ip -n outside route add default via 203.0.113.1
+  local port
+  for port in 8080 8081; do
+    ip netns exec outside perl -MIO::Socket::INET -e '
+      $s = IO::Socket::INET->new(LocalPort => $ARGV[0], Listen => 5, ReuseAddr => 1) or die;
+      while ($c = $s->accept) { print $c "hello\n"; close $c }' $port &
+  done
+}
+
+# ask SANDBOX ADDRESS PORT prints what answers there. bash on gVisor alone takes
+# five seconds of such a machine.
+ask() { sandboxctl exec "$1" -- timeout 20 bash -c 'exec 3<>"/dev/tcp/$1/$2" && head -n 1 <&3' ask "$2" "$3"; }
+
+# hears SANDBOX: what it is allowed to reach answers.
+hears() { [ "$(ask "$1" 203.0.113.2 8080)" = hello ]; }
+
+# walls: what must hold, whoever else is about: what is closed at every moment,
+# what is open once the chains are back that somebody flushed.
+walls() {
+  local s
+  for s in free gvisor; do
+    fails "" ask $s 203.0.113.2 8081 # no rule
+    fails "" ask $s 203.0.113.1 22   # the host
+    fails "" ask $s 169.254.169.254 80
+    eventually 20 hears $s
+  done
+  fails "" ask closed 203.0.113.2 8080
+}
+
+stage_1() {
+  outside
+  say install
+  install_sandboxd
+  sandboxctl create base --name free --runtime runc --allow 203.0.113.2:8080
+  sandboxctl create base --name gvisor --runtime runsc --allow 203.0.113.2:8080
+  sandboxctl create base --name closed --runtime runc
+  walls
+
+  say docker comes, restarts and goes
+  systemctl start docker
+  walls
+  systemctl restart docker
+  walls
+  systemctl restart sandboxd
+  walls
+  systemctl stop docker docker.socket containerd
+  walls
+
+  say "firewalld comes, with what the doctor advises, reloads, restarts and goes"
+  systemctl start firewalld
+  fails "" ask closed 203.0.113.2 8080
+  fails "" ask free 203.0.113.2 8081
+  sandboxd doctor >/tmp/doctor || grep ^fail /tmp/doctor
+  advice=$(awk '/^[a-z]+ +firewalld / {its = 1} its && sub(/.* mend: /, "") {print; exit}' /tmp/doctor)
+  echo "the doctor advises: $advice"
+  bash -c "$advice"
+  sandboxd doctor >/tmp/doctor || { grep ^fail /tmp/doctor; return 1; }
+  walls
+  firewall-cmd --reload
+  walls
+  systemctl restart firewalld
+  walls
+  systemctl stop firewalld
+  walls
+
+  say "somebody flushes the rules: closed, and mended"
+  iptables -F
+  fails "" ask free 203.0.113.2 8081
+  fails "" ask closed 203.0.113.2 8080
+  walls
+}

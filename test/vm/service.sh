@@ -1,0 +1,113 @@
+# shellcheck shell=bash disable=SC2016 # what stands in single quotes is for the guest
+# An operator installs the service, uses it on both runtimes, breaks it in every
+# way an init system can, upgrades it, and takes it away again.
+
+daemon_pid() { systemctl show -p MainPID --value sandboxd.service; }
+
+# new_daemon OLD: another one than OLD is up.
+new_daemon() {
+  local pid
+  pid=$(daemon_pid)
+  [ "$pid" != 0 ] && [ "$pid" != "$1" ] && [ "$(systemctl is-active sandboxd.service)" = active ]
+}
+
+stage_1() {
+  say install
+  install_sandboxd
+  same active "$(systemctl is-active sandboxd.service)" "the service"
+  same "srw-rw---- root sandboxd" "$(stat -c '%A %U %G' /run/sandboxd/sandboxd.sock)" "the socket"
+  same "$(readlink /proc/1/ns/mnt)" "$(readlink "/proc/$(daemon_pid)/ns/mnt")" "the host's mount namespace"
+  fails "permission denied" setpriv --reuid 65534 --clear-groups sandboxctl ps
+  setpriv --reuid 65534 --groups "$(getent group sandboxd | cut -d: -f3)" sandboxctl ps
+  sandboxctl version
+
+  say run on both runtimes
+  same 42 "$(sandboxctl run --runtime runc base -- sh -c 'echo $((6*7))')" "runc"
+  same 42 "$(sandboxctl run --runtime runsc base -- sh -c 'echo $((6*7))')" "runsc"
+  same "755 nobody" "$(sandboxctl run --runtime runc -u nobody base -- sh -c 'cat /etc/resolv.conf >/dev/null && echo "$(stat -c %a /) $(id -un)"')" "what others than root may enter, although the unit has a umask"
+
+  say limits on v2
+  sandboxctl create base --runtime runc --name lim --memory 128Mi --cpu 500m --pids 64 --disk 128Mi
+  id=$(sandboxctl inspect lim | sed -n 's/^ *"id": "\([a-z2-7]\{12\}\)".*/\1/p' | head -n 1)
+  cg=/sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope/$id
+  same $((128 << 20)) "$(cat "$cg/memory.max")" memory.max
+  same "50000 100000" "$(cat "$cg/cpu.max")" cpu.max
+  same $((64 + 32)) "$(cat "$cg/pids.max")" "pids.max, 32 for the agent"
+  fails "Disk quota exceeded" sandboxctl exec lim -- dd if=/dev/zero of=/big bs=1M count=200
+  fails "" sandboxctl exec lim -- tail /dev/zero # it keeps all that has no end of line
+  fails "" sandboxctl exec lim -- bash -c 'for i in $(seq 100); do sleep 100 & done' # bash tries for 15 s
+  pkill -f '^sleep 100$'
+  eventually 30 sandboxctl exec lim -- bash -c '[ "$(pgrep -c sleep)" = 0 ]'
+  same alive "$(sandboxctl exec lim -- echo alive)" "lim after all that"
+
+  say "kill -9 of the daemon: no byte of output lost"
+  cmd=$(sandboxctl exec -d lim -- bash -c 'for i in $(seq 3000); do echo line $i; done; sleep 5; echo end')
+  old=$(daemon_pid)
+  kill -KILL "$old"
+  eventually 30 new_daemon "$old"
+  eventually 30 sh -c "sandboxctl command logs lim $cmd | grep -q '^end$'"
+  sandboxctl command logs lim "$cmd" >/tmp/out
+  { for i in $(seq 3000); do echo "line $i"; done; echo end; } | cmp - /tmp/out
+
+  say "a restart and an upgrade, with a command running"
+  cmd=$(sandboxctl exec -d lim -- bash -c 'for i in $(seq 40); do echo $i; sleep 0.5; done')
+  old=$(daemon_pid)
+  systemctl restart sandboxd.service
+  new_daemon "$old"
+  echo no-such-module >/etc/modules-load.d/foreign.conf # is nothing of ours
+  scripts/install.sh
+  eventually 60 sh -c "sandboxctl command logs lim $cmd | grep -q '^40$'"
+  same "$(seq 40)" "$(sandboxctl command logs lim "$cmd")" "what the command printed"
+
+  say "a daemon that fails for as long as it may: it comes back, its socket too"
+  mv /etc/sandboxd/config.toml /root/
+  kill -KILL "$(daemon_pid)"
+  while [ "$(systemctl show -p NRestarts --value sandboxd.service)" -lt 8 ]; do
+    timeout 1 sandboxctl ps >/dev/null 2>&1 || true # a client, which starts it by the socket
+  done
+  same active "$(systemctl is-active sandboxd.socket)" "the socket"
+  mv /root/config.toml /etc/sandboxd/
+  eventually 30 new_daemon 0
+  same alive "$(sandboxctl exec lim -- echo alive)" "lim, which no default configuration met"
+
+  say "a daemon that hangs is started anew by the watchdog"
+  old=$(daemon_pid)
+  kill -STOP "$old"
+  eventually 60 new_daemon "$old"
+  same alive "$(sandboxctl exec lim -- echo alive)" "lim after the watchdog"
+
+  say "a guest that crashes does not start the host's core handler"
+  printf '#!/bin/sh\ntouch /tmp/core-handler-ran\n' >/usr/local/sbin/core-handler
+  chmod +x /usr/local/sbin/core-handler
+  echo '|/usr/local/sbin/core-handler %P' >/proc/sys/kernel/core_pattern
+  fails "" sandboxctl exec lim -- bash -c 'ulimit -c unlimited; kill -SEGV $$'
+  [ ! -e /tmp/core-handler-ran ]
+
+  say "the holder of the scope is killed; sandboxes go on, and later ones start"
+  kill -KILL "$(cat /sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope/holder/cgroup.procs)"
+  same alive "$(sandboxctl exec lim -- echo alive)" "lim without a holder"
+  same two "$(sandboxctl run --runtime runc base -- echo two)" "a new sandbox without a holder"
+
+  say "nobody can hold the scope: the daemon starts and recovers all the same"
+  scope=/sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope
+  ln -s /usr/bin/sleep /usr/local/bin/ # for this story, which looks there first
+  printf '#!/nowhere\n' >/usr/local/sbin/sleep
+  chmod +x /usr/local/sbin/sleep
+  xargs -r kill -KILL <$scope/holder/cgroup.procs
+  systemctl restart sandboxd.service
+  same alive "$(sandboxctl exec lim -- echo alive)" "lim, whose scope nobody holds"
+  mkdir $scope/aaaaaaaaaaaa # of no sandbox
+  eventually 20 [ ! -e $scope/aaaaaaaaaaaa ]
+  rm /usr/local/sbin/sleep /usr/local/bin/sleep
+  eventually 20 grep -q . $scope/holder/cgroup.procs
+
+  say remove
+  sandboxctl rm lim
+  eventually 5 nothing_left
+  scripts/uninstall.sh
+  [ ! -e /run/sandboxd ] && [ ! -e /usr/local/bin/sandboxd ] && [ -e /var/lib/sandboxd/sandboxd.db ]
+  [ ! -e /sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope ]
+  ! { iptables-save && ipset list -n; } | grep -i sandboxd
+  scripts/uninstall.sh --purge
+  [ ! -e /var/lib/sandboxd ] && [ ! -e /etc/sandboxd ]
+}

@@ -1,0 +1,62 @@
+#!/bin/bash
+# Tells one stage of a story; see guest.sh. Every line must succeed.
+set -eEuo pipefail
+trap 'echo "FAILED: ${BASH_SOURCE[0]}:$LINENO: $BASH_COMMAND"; journalctl -u sandboxd --no-pager -o cat | grep -v "msg=request" | tail -n 40' ERR
+export PATH=/usr/local/bin:$PATH
+
+say() { echo "== $*"; }
+
+# same WANT GOT WHAT
+same() {
+  [ "$1" = "$2" ] && return
+  echo "want $3: $1, got: $2"
+  return 1
+}
+
+# eventually SECONDS COMMAND...: until it succeeds. A machine like this is five
+# times slower than one of metal at least.
+eventually() {
+  local end=$((SECONDS + $1 * 5))
+  shift
+  until "$@"; do
+    [ $SECONDS -lt $end ] || { echo "never: $*"; return 1; }
+    sleep 0.2
+  done
+}
+
+# fails WORDS COMMAND...: it must fail, and say WORDS.
+fails() {
+  local words=$1 out
+  shift
+  if out=$("$@" 2>&1); then echo "did not fail: $*: $out"; return 1; fi
+  [[ $out = *$words* ]] || { echo "want \"$words\" of $*, got: $out"; return 1; }
+}
+
+# install_sandboxd is what an operator does, with images from elsewhere.
+install_sandboxd() {
+  local uplink=up0
+  ip link add $uplink type dummy && ip addr add 192.0.2.2/24 dev $uplink && ip link set $uplink up
+  ip route add default via 192.0.2.1 # to nowhere; guests want an uplink
+  scripts/install.sh --no-start
+  cat >/etc/sandboxd/config.toml <<'TOML'
+[storage]
+pool_size = "2Gi"
+[defaults]
+disk = "256Mi"
+[runtime]
+start_timeout = "5m"
+TOML
+  scripts/install.sh 2>&1 | cat # no progress bars
+}
+
+# nothing_left: no trace of any sandbox on this host.
+nothing_left() {
+  ! { ip -br link | grep '^sb-' || grep '/run/sandboxd/[a-z2-7]\{12\}' /proc/self/mountinfo ||
+    find /sys/fs/cgroup/sandboxd.slice -mindepth 2 -type d ! -name holder | grep . ||
+    pgrep -af 'sandbox-agent|runsc-sandbox|runsc-gofer'; }
+}
+
+story=$1 stage=$2
+# shellcheck source=/dev/null
+. "test/vm/$story.sh"
+"stage_$stage"
