@@ -32,13 +32,31 @@ if [ -n "${STORIES:-}" ]; then
   tags+=,vm
 fi
 
+unit=(go test -race -json -tags seccomp)
+root=(env SANDBOXD_TEST=root "SANDBOXD_BIN=$PWD/build/bin" go test -json -p 1 -timeout 40m -tags "$tags")
+
+# again PASS GO-TEST... runs the few tests that failed in a pass twice more, each by
+# itself. It fails when they do, or when they are too many for an accident.
+again() {
+  local package tests
+  build/tools/summary -again <"build/$1.json" >"build/$1.again" || return 1
+  while read -r package tests; do
+    for _ in 1 2; do
+      echo "== again: $package $tests"
+      "${@:2}" -count=1 -run "$tests" "$package" </dev/null || return 1
+    done
+  done <"build/$1.again"
+}
+
 # What fails in one pass does not keep the other from being seen.
 {
-  failed=0
+  failed=()
   echo "== unit tests under the race detector"
-  go test -race -json -tags seccomp ./pkg/... ./internal/... ./cmd/... || failed=1
+  "${unit[@]}" ./pkg/... ./internal/... ./cmd/... | tee build/unit.json || failed+=(unit)
   echo "== root, end-to-end, crash and SDK tests"
-  SANDBOXD_TEST=root SANDBOXD_BIN=$PWD/build/bin \
-    go test -json -count=1 -p 1 -timeout 40m -tags "$tags" ./... || failed=1
-  exit "$failed"
+  "${root[@]}" -count=1 ./... | tee build/root.json || failed+=(root)
+  for pass in "${failed[@]}"; do
+    declare -n command=$pass
+    again "$pass" "${command[@]}" || exit 1
+  done
 } | build/tools/summary

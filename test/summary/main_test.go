@@ -96,3 +96,61 @@ func TestFailuresLast(t *testing.T) {
 		}
 	}
 }
+
+// A test that fails once is told of and forgiven if it then passes twice; one that fails again,
+// or races, is not.
+func TestUnsteady(t *testing.T) {
+	const unsteady = `package a
+
+import (
+	"os"
+	"testing"
+)
+
+func TestTree(t *testing.T) {
+	t.Run("a.b", func(t *testing.T) {
+		if os.Getenv("BAD") != "" {
+			t.Error(os.Getenv("BAD"))
+		}
+	})
+	t.Run("other", func(t *testing.T) {})
+}
+`
+	files := map[string]string{"a/a_test.go": unsteady}
+	good := run(t, files)
+	for _, tt := range []struct {
+		name, stream, again, end string
+	}{
+		{"passed twice", run(t, files, "BAD=slow") + good + good, "x/a ^TestTree$/^a\\.b$\n", "--- unsteady: failed once, then passed 2 times: x/a TestTree/a.b\n    a_test.go:11: slow\n"},
+		{"passed once", run(t, files, "BAD=slow") + good, "x/a ^TestTree$/^a\\.b$\n", "--- fail x/a TestTree/a.b\n"},
+		{"failed again", run(t, files, "BAD=slow") + good + run(t, files, "BAD=slow") + good, "", "--- fail x/a TestTree/a.b\n"},
+		{"a race", run(t, files, "BAD=race detected during execution of test") + good + good, "", "--- fail x/a TestTree/a.b\n"},
+		{"nothing", good, "", "\n3 passed, 0 failed, 0 skipped\n"},
+	} {
+		var again, out bytes.Buffer
+		some, err := worthAgain(strings.NewReader(tt.stream), &again)
+		if err != nil || some != (tt.again != "") || again.String() != tt.again {
+			t.Errorf("%s: run again %v, %v: %q, want %q", tt.name, some, err, again.String(), tt.again)
+		}
+		ok, err := summarize(strings.NewReader(tt.stream), &out)
+		_, last, _ := strings.Cut("\n"+out.String(), "\npass x/a ")
+		if err != nil || ok == strings.Contains(tt.end, "fail x") || !strings.Contains(last, tt.end) {
+			t.Errorf("%s: %v %v, want %q:\n%s", tt.name, ok, err, tt.end, out.String())
+		}
+	}
+}
+
+// Many failures are no accident, and a package that ends by itself is none.
+func TestNotWorthAgain(t *testing.T) {
+	many := "package a\n\nimport \"testing\"\n"
+	for _, name := range []string{"A", "B", "C", "D"} {
+		many += "\nfunc Test" + name + "(t *testing.T) { t.Error(1) }\n"
+	}
+	exits := "package a\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestA(t *testing.T) {}\n\nfunc TestMain(m *testing.M) { m.Run(); os.Exit(1) }\n"
+	for _, source := range []string{many, exits} {
+		var out bytes.Buffer
+		if ok, err := worthAgain(strings.NewReader(run(t, map[string]string{"a/a_test.go": source})), &out); ok || err != nil || out.Len() > 0 {
+			t.Errorf("%v, %v: %q of\n%s", ok, err, out.String(), source)
+		}
+	}
+}
