@@ -24,6 +24,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 )
@@ -50,12 +51,7 @@ type box struct {
 // start runs the agent with line, or b, on standard input.
 func start(t *testing.T, b agent.Bootstrap, line string) *box {
 	t.Helper()
-	ln, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	x := &box{T: t, addr: ln.Addr().String(), state: filepath.Join(t.TempDir(), "state")}
-	ln.Close() // the port is free, and will be for a moment
+	x := &box{T: t, addr: hosttest.FreePort(t).String(), state: filepath.Join(t.TempDir(), "state")}
 	b.Protocol, b.Token = agent.Protocol, "secret-token"
 	if b.User == "" {
 		b.User = fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid())
@@ -65,7 +61,8 @@ func start(t *testing.T, b agent.Bootstrap, line string) *box {
 		t.Fatal(err)
 	}
 	defer stdin.Close()
-	x.cmd = exec.Command(os.Args[0], "-listen", x.addr, "-state-dir", x.state)
+	// Who starts the agent may ignore signals, as nohup does: no child of its may begin so.
+	x.cmd = exec.Command("sh", "-c", `trap "" HUP INT QUIT PIPE TSTP TTIN TTOU; exec "$@"`, "sh", os.Args[0], "-listen", x.addr, "-state-dir", x.state)
 	x.cmd.Env = []string{"BE_THE_AGENT=1", "PATH=" + os.Getenv("PATH"), "FROM_IMAGE=yes"}
 	x.cmd.Stdin, x.cmd.Stderr = stdin, &x.stderr
 	if line != "" {
@@ -285,6 +282,17 @@ func TestSignals(t *testing.T) {
 	x.cmd.Process.Signal(syscall.SIGTERM) //nolint:errcheck // seen below
 	if o, _ := x.ended(143); o.ExitCode != 143 || o.Signal != "SIGTERM" {
 		t.Errorf("%+v", o)
+	}
+}
+
+// What the agent was started with (start ignores signals) is not passed on.
+func TestIgnoresNothing(t *testing.T) {
+	x := start(t, agent.Bootstrap{}, "")
+	x.ready()
+	out, code := x.run("grep SigIgn /proc/self/status")
+	mask, err := strconv.ParseUint(strings.TrimSpace(strings.TrimPrefix(out, "SigIgn:")), 16, 64)
+	if standard := uint64(1)<<31 - 1; err != nil || code != 0 || mask&standard != 0 {
+		t.Errorf("%q, exit %d: commands begin with signals ignored", out, code)
 	}
 }
 

@@ -29,7 +29,7 @@ func InPrivateNetwork(m *testing.M) {
 	if os.Getenv(privateEnv) == "" {
 		cmd := again(os.Args[1:]...)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-		signal.Ignore(os.Interrupt) // the child decides
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt) // the child decides, and begins with nothing ignored
 		os.Exit(exitCode(cmd))
 	}
 	for _, mount := range []struct {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -454,7 +455,7 @@ func TestPanic(t *testing.T) {
 // TestLoopbackPort: what listens inside on 127.0.0.1 only is reached through the agent.
 func TestLoopbackPort(t *testing.T) {
 	w := newWorld(t)
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", hosttest.FreePort(t).String())
 	if err != nil {
 		t.Fatal(err)
 	}

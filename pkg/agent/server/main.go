@@ -37,7 +37,7 @@ const stopGrace = 10 * time.Second
 func Main(o Options) int {
 	tune()
 	signals := make(chan os.Signal, 8)
-	// Handled rather than ignored: children would inherit being ignored.
+	// Handled rather than ignored, for children as in handleIgnored.
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 	s, ln, err := boot(o)
 	if err != nil {
@@ -80,6 +80,7 @@ func (o Options) fatal(err error, code int) int {
 func tune() {
 	// Whatever the runtime left open is nobody's business in the sandbox.
 	unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) //nolint:errcheck // an old kernel: Go's own are close-on-exec anyway
+	handleIgnored()
 	debug.SetGCPercent(50)
 	if runtime.GOMAXPROCS(0) > 2 {
 		runtime.GOMAXPROCS(2)
@@ -87,6 +88,19 @@ func tune() {
 	if os.Getpid() != 1 {
 		// As PID 1 the agent inherits orphans; elsewhere, in tests, it asks for them.
 		unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) //nolint:errcheck // then orphans are not ours to reap
+	}
+}
+
+// handleIgnored lets children begin with each signal at its default, whatever this
+// process began with (nohup, a shell's &): execve(2) keeps one that is ignored, and
+// resets one that is handled.
+func handleIgnored() {
+	nobody := make(chan os.Signal, 1)
+	signal.Notify(nobody, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU) // of these Go knows nothing
+	for s := unix.Signal(1); s < 32; s++ {
+		if signal.Ignored(s) {
+			signal.Notify(nobody, s)
+		}
 	}
 }
 

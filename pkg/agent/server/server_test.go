@@ -27,6 +27,7 @@ func TestMain(m *testing.M) {
 	interpreter.Drive(os.Args)                             // of contexts of go, the test binary is the driver
 	unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)    //nolint:errcheck // TestReaper fails then
 	unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) //nolint:errcheck // as tune: what the test was started with
+	handleIgnored()                                        // as tune
 	os.Exit(m.Run())
 }
 
