@@ -1,12 +1,12 @@
 package server
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -15,13 +15,13 @@ import (
 )
 
 // What programs print when a limit stopped them: strerror(3) of libc, and the
-// words of shells and language runtimes that do not use it.
+// words of shells and language runtimes that do not use it. EAGAIN has the words
+// that a socket or a lock would have too, so it counts only behind what starts a
+// process or a thread, in its own line or the three before: a traceback.
 var (
-	saysDiskFull = [][]byte{[]byte("No space left on device"), []byte("Disk quota exceeded"), []byte("no space left on device"), []byte("disk quota exceeded")}
-	saysNoFork   = [][]byte{
-		[]byte("Resource temporarily unavailable"), []byte("resource temporarily unavailable"), []byte("annot fork"), []byte("an't fork"),
-		[]byte("can't start new thread"), []byte("unable to create native thread"),
-	}
+	saysDiskFull = regexp.MustCompile(`(?i)no space left on device|disk quota exceeded`)
+	saysNoFork   = regexp.MustCompile(`(?i)can(no|')t fork|can't start new thread|unable to create native thread|` +
+		`(fork|clone|spawn|thread_create|std::system_error)[^\n]*(\n[^\n]*){0,3}(resource temporarily unavailable|EAGAIN)`)
 )
 
 // lastWords is how much of the end of its output says why a command failed.
@@ -46,13 +46,13 @@ func (s *Server) explain(c *command, e *ending) {
 	}
 	words := c.out.Tail(lastWords)
 	switch {
-	case containsAny(words, saysDiskFull) && s.diskFull():
+	case saysDiskFull.Match(words) && s.diskFull():
 		e.reason = agent.ReasonDiskFull
 		e.hint = "the disk limit of the sandbox is reached"
 		if n := s.limits.Load().DiskBytes; n > 0 {
 			e.hint = fmt.Sprintf("the disk limit of the sandbox, %s, is reached", amount(n))
 		}
-	case containsAny(words, saysNoFork) && s.limits.Load().Pids > 0:
+	case saysNoFork.Match(words) && s.limits.Load().Pids > 0:
 		e.reason = agent.ReasonPidsLimit
 		e.hint = fmt.Sprintf("the sandbox may have %d processes and threads, its pids limit", s.limits.Load().Pids)
 	}
@@ -85,15 +85,6 @@ func (c *command) blame(now int64) {
 		verdict = blamedYes
 	}
 	c.blamed.CompareAndSwap(0, verdict)
-}
-
-func containsAny(b []byte, words [][]byte) bool {
-	for _, w := range words {
-		if bytes.Contains(b, w) {
-			return true
-		}
-	}
-	return false
 }
 
 // probe is what does not fit onto a disk that is full: a program that failed

@@ -22,6 +22,7 @@ func TestReasons(t *testing.T) {
 		"killed":      {"kill -9 $$", agent.ReasonKilled, "error CommandExecError -1 signal: killed", 0},
 		"timeout":     {"exec sleep 1000", agent.ReasonTimeout, "error CommandExecError -1 signal: killed|command timed out after 50ms", 50},
 		"pids":        {"echo 'sh: fork: Resource temporarily unavailable' >&2; exit 254", agent.ReasonPidsLimit, "error CommandExecError 254 exit status 254|pids_limit: the sandbox may have 32 processes and threads, its pids limit", 0},
+		"pids, a lie": {"echo 'recv: Resource temporarily unavailable' >&2; exit 1", agent.ReasonExited, "error CommandExecError 1 exit status 1", 0}, // a socket's
 		"pids, coped": {"echo 'sh: fork: Resource temporarily unavailable' >&2", agent.ReasonExited, "", 0},
 		"disk, a lie": {"echo 'dd: No space left on device' >&2; exit 1", agent.ReasonExited, "error CommandExecError 1 exit status 1", 0}, // another disk was full, or none
 		"not there":   {"", agent.ReasonExited, "", 0},
@@ -40,6 +41,29 @@ func TestReasons(t *testing.T) {
 				t.Errorf("status %+v, want %s", st, c.reason)
 			}
 		})
+	}
+}
+
+// EAGAIN of a process that could not be started is told from that of a socket or a lock.
+func TestSaysNoFork(t *testing.T) {
+	for words, want := range map[string]bool{
+		"bash: fork: retry: Resource temporarily unavailable\nbash: fork: Resource temporarily unavailable\n": true,
+		"sh: 1: Cannot fork\n":                                    true,
+		"perl: Can't fork: limit\n":                               true,
+		"RuntimeError: can't start new thread\n":                  true,
+		"fork/exec /bin/true: resource temporarily unavailable\n": true,
+		"Error: spawn /bin/ls EAGAIN\n":                           true,
+		"  File \"x.py\", line 3, in <module>\n    os.fork()\nBlockingIOError: [Errno 11] Resource temporarily unavailable\n":                true,
+		"    self.pid = _fork_exec(\n               ^^^^^^^^^^\nBlockingIOError: [Errno 11] Resource temporarily unavailable: 'true'\n":      true,
+		"terminate called after throwing an instance of 'std::system_error'\n  what():  Resource temporarily unavailable\n":                  true,
+		"    s.recv(1)\nBlockingIOError: [Errno 11] Resource temporarily unavailable\n":                                                      false,
+		"    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\n    ^^^^^^^^^^^\nBlockingIOError: [Errno 11] Resource temporarily unavailable\n": false,
+		"flock: failed to get lock: Resource temporarily unavailable\n":                                                                      false,
+		"forked a child\n1\n2\n3\n4\nrecv: Resource temporarily unavailable\n":                                                               false,
+	} {
+		if got := saysNoFork.MatchString(words); got != want {
+			t.Errorf("%q: %v, want %v", words, got, want)
+		}
 	}
 }
 
