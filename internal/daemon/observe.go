@@ -108,8 +108,11 @@ func (d *Daemon) onOperation(o sandbox.Operation) {
 		d.metrics.Ended(string(o.Ended), o.Runtime)
 	}
 	way := "down"
-	if o.Name == "create" {
+	if o.Up {
 		way = "up"
+	}
+	if o.Failed != "" {
+		d.metrics.StepFailed(way, o.Failed, o.Runtime)
 	}
 	for _, s := range o.Steps {
 		d.metrics.Step(way, s.Name, o.Runtime, s.Took)

@@ -42,6 +42,7 @@ type Metrics struct {
 	operations *prometheus.CounterVec   // op, runtime, outcome
 	took       *prometheus.HistogramVec // op, runtime
 	steps      *prometheus.HistogramVec // way, step, runtime
+	failed     *prometheus.CounterVec   // way, step, runtime
 	ended      *prometheus.CounterVec   // reason, runtime
 	execs      *prometheus.CounterVec   // runtime, outcome
 	started    *prometheus.HistogramVec // runtime
@@ -58,7 +59,8 @@ func New(c Config) *Metrics {
 		registry:   prometheus.NewRegistry(),
 		operations: counter("operations_total", "Finished operations on sandboxes and images.", "op", "runtime", "outcome"),
 		took:       histogram("operation_seconds", "How long operations took, those that failed too.", "op", "runtime"),
-		steps:      histogram("step_seconds", "How long the steps of creations (up) and of what takes sandboxes away (down) took.", "way", "step", "runtime"),
+		steps:      histogram("step_seconds", "How long the steps of creations and starts (up) and of what takes sandboxes away (down) took.", "way", "step", "runtime"),
+		failed:     counter("step_failures_total", "Steps at which an operation failed.", "way", "step", "runtime"),
 		ended:      counter("ended_total", "Sandboxes that ended without being deleted, by reason.", "reason", "runtime"),
 		execs:      counter("execs_total", "Commands that clients had started in sandboxes.", "runtime", "outcome"),
 		started:    histogram("exec_start_seconds", "From the request for a command until its answer began.", "runtime"),
@@ -72,7 +74,7 @@ func New(c Config) *Metrics {
 	}
 	m.registry.MustRegister(
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		m.operations, m.took, m.steps, m.ended, m.execs, m.started, m.requests, m.answered, m.sweeps, m.sweep, m.refused,
+		m.operations, m.took, m.steps, m.failed, m.ended, m.execs, m.started, m.requests, m.answered, m.sweeps, m.sweep, m.refused,
 		newLooker(c.Look),
 	)
 	m.begin(c)
@@ -103,6 +105,7 @@ func (m *Metrics) begin(c Config) {
 			m.ended.WithLabelValues(reason, r)
 		}
 		m.steps.WithLabelValues("up", "queue", r)
+		m.failed.WithLabelValues("up", "runtime", r)
 		m.execs.WithLabelValues(r, OK)
 		m.started.WithLabelValues(r)
 	}
@@ -130,6 +133,11 @@ func (m *Metrics) Operation(op, runtime, outcome string, took time.Duration) {
 // Step counts one step of an operation; way is "up" or "down".
 func (m *Metrics) Step(way, step, runtime string, took time.Duration) {
 	m.steps.WithLabelValues(way, step, runtime).Observe(took.Seconds())
+}
+
+// StepFailed counts an operation that failed at a step.
+func (m *Metrics) StepFailed(way, step, runtime string) {
+	m.failed.WithLabelValues(way, step, runtime).Inc()
 }
 
 // Ended counts a sandbox that ended without being deleted.

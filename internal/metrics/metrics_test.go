@@ -39,6 +39,7 @@ func TestScrape(t *testing.T) {
 	m := newMetrics(full)
 	m.Operation("create", "runc", OK, 20*time.Millisecond)
 	m.Step("up", "rootfs", "runc", time.Millisecond)
+	m.StepFailed("up", "disk", "runc")
 	m.Exec("runsc", OK, 2*time.Millisecond)
 	m.Ended("oom", "runc")
 	m.Request("POST", "/sandboxes", 202, false, time.Millisecond)
@@ -51,6 +52,8 @@ func TestScrape(t *testing.T) {
 		`sandboxd_operations_total{op="create",outcome="internal",runtime="runsc"} 0`,
 		`sandboxd_operation_seconds_count{op="create",runtime="runc"} 1`,
 		`sandboxd_step_seconds_bucket{runtime="runc",step="rootfs",way="up",le="0.001"} 1`,
+		`sandboxd_step_failures_total{runtime="runc",step="disk",way="up"} 1`,
+		`sandboxd_step_failures_total{runtime="runsc",step="runtime",way="up"} 0`,
 		`sandboxd_ended_total{reason="oom",runtime="runc"} 1`,
 		`sandboxd_execs_total{outcome="ok",runtime="runsc"} 1`,
 		`sandboxd_exec_start_seconds_count{runtime="runsc"} 1`,

@@ -18,8 +18,10 @@ type Operation struct {
 	ID      string
 	Runtime string        // empty: of a sandbox without a readable record
 	Took    time.Duration // without the wait for its turn
-	Steps   []Step        // of a creation, or of what takes a sandbox away
+	Steps   []Step        // of what brings a sandbox up, or takes it away
+	Up      bool          // the steps bring it up
 	Outcome string        // "ok", "aborted", or the code of pkg/errs
+	Failed  string        // the step that failed; empty: none, or what has no steps
 	Text    string        // why it failed, as far as a client may know
 	Ended   record.Reason // why the sandbox has ended by it; empty: it has not
 }
@@ -65,6 +67,10 @@ func outcomeOf(err error) string {
 // The handler adds what the context knows of who asked.
 func (l *life) log(ctx context.Context, op string, r *record.Record, start time.Time, steps []Step, err error) {
 	o := Operation{Name: op, ID: r.ID, Runtime: r.Spec.Runtime, Took: time.Since(start), Steps: steps, Outcome: outcomeOf(err)}
+	o.Up = op == opCreate || op == opStart
+	if s, ok := errors.AsType[*stepError](err); ok && o.Outcome != outcomeAborted {
+		o.Failed = s.step
+	}
 	attrs := make([]slog.Attr, 0, 8+len(steps))
 	attrs = append(attrs, slog.String("op", op), slog.String("sandbox", r.ID))
 	if r.Spec.Runtime != "" {

@@ -2,6 +2,8 @@ package sandbox
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -98,6 +100,30 @@ func TestOutcomes(t *testing.T) {
 	} {
 		if got := outcomeOf(err); got != want {
 			t.Errorf("%v: %s, want %s", err, got, want)
+		}
+	}
+}
+
+// TestOperationSteps holds which way the steps of an operation lead, and which failed.
+func TestOperationSteps(t *testing.T) {
+	broken := fmt.Errorf("create: %w", &stepError{"disk", errors.New("no space")})
+	for _, tt := range []struct {
+		op     string
+		err    error
+		up     bool
+		failed string
+	}{
+		{opCreate, nil, true, ""},
+		{opStart, broken, true, "disk"},
+		{opDelete, broken, false, "disk"},
+		{opStop, errors.New("other"), false, ""},
+		{opCreate, errors.Join(broken, errDeleted), true, ""}, // it was given up, it did not fail
+	} {
+		var got Operation
+		l := life{cfg: Config{Log: slog.New(slog.DiscardHandler), OnOperation: func(o Operation) { got = o }}}
+		l.log(t.Context(), tt.op, &record.Record{ID: "daaaaaaaaaaa"}, time.Now(), nil, tt.err)
+		if got.Up != tt.up || got.Failed != tt.failed {
+			t.Errorf("%s, %v: up %v, failed %q; want %v, %q", tt.op, tt.err, got.Up, got.Failed, tt.up, tt.failed)
 		}
 	}
 }

@@ -91,7 +91,9 @@ func TestWatched(t *testing.T) {
 		if _, err := h.exec(t.Context(), sb.ID, "sh", "-c", "echo $PASSWORD"); err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range []func(context.Context, string) error{h.api.Pause, h.api.Resume, h.api.Delete} {
+		stop := func(ctx context.Context, id string) error { return h.api.Stop(ctx, id, 0) }
+		start := func(ctx context.Context, id string) error { _, err := h.api.Restart(ctx, id, true); return err }
+		for _, f := range []func(context.Context, string) error{h.api.Pause, h.api.Resume, stop, start, h.api.Delete} {
 			if err := f(t.Context(), sb.ID); err != nil {
 				t.Fatal(err)
 			}
@@ -101,6 +103,7 @@ func TestWatched(t *testing.T) {
 			"exec":   {"image=base:latest", "start=", "status=200"},
 			"pause":  nil,
 			"resume": nil,
+			"start":  {"step_agent="},
 			"delete": {"step_disk="},
 		} {
 			line := operation(t, h, op, sb.ID)
@@ -122,7 +125,7 @@ func TestWatched(t *testing.T) {
 		for _, line := range []string{
 			`sandboxd_operations_total{op="create",outcome="ok",runtime="` + runtime + `"} 1`,
 			`sandboxd_operations_total{op="delete",outcome="ok",runtime="` + runtime + `"} 1`,
-			`sandboxd_step_seconds_count{runtime="` + runtime + `",step="runtime",way="up"} 1`,
+			`sandboxd_step_seconds_count{runtime="` + runtime + `",step="runtime",way="up"} 2`, // created, and started anew
 			`sandboxd_step_seconds_count{runtime="` + runtime + `",step="disk",way="down"} 1`,
 			`sandboxd_execs_total{outcome="ok",runtime="` + runtime + `"} 1`,
 			`sandboxd_sandboxes{runtime="` + runtime + `",state="running"} 0`,
