@@ -13,10 +13,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
-// What a sandbox uses is told by its processes, which are all that /proc shows
-// inside: the guest sees no cgroup, and /proc/meminfo and /proc/stat are the
-// host's under runc and without CPU times under gVisor. Page cache and tmpfs are
-// not in it; the daemon, which reads the cgroup, knows better.
+// What a sandbox uses is told by its processes and its tmpfs, which are all that can
+// be seen inside: the guest sees no cgroup, and /proc/meminfo and /proc/stat are the
+// host's under runc and without CPU times under gVisor. What the kernel holds for it,
+// page cache above all, is not in it; the daemon, which reads the cgroup, knows better.
 
 // ticksPerSecond is USER_HZ, 100 on every architecture Go knows.
 const ticksPerSecond = 100
@@ -66,7 +66,8 @@ func (s *Server) cpuCount() float64 {
 	return float64(runtime.NumCPU())
 }
 
-// memory returns the limit and what all processes hold for themselves, in bytes.
+// memory returns the limit and what all processes hold for themselves and the
+// files in tmpfs, in bytes.
 func (s *Server) memory() (total, used int64) {
 	total = s.limits.Load().MemoryBytes
 	if total <= 0 {
@@ -84,7 +85,7 @@ func (s *Server) memory() (total, used int64) {
 			used += max(resident-shared, 0) * page
 		}
 	}
-	return total, min(used, total)
+	return total, min(used+tmpfsUsed(), total)
 }
 
 func memTotal() int64 {

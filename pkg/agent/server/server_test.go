@@ -248,6 +248,33 @@ func TestHugeBody(t *testing.T) {
 	}
 }
 
+// Files in memory are memory that is used.
+func TestMetricsTmpfs(t *testing.T) {
+	e := newEnvWith(t, agent.Bootstrap{Limits: agent.Limits{MemoryBytes: 1 << 40}})
+	used := func() (m agent.Metrics) {
+		if err := json.Unmarshal([]byte(e.call(200, "GET", "/metrics", nil)), &m); err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	f, err := os.CreateTemp("/dev/shm", "sandboxd-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.Remove(f.Name())
+	before := used()
+	if _, err := f.Write(make([]byte, 256<<20)); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if after := used(); after.MemUsed-before.MemUsed < 200 {
+		t.Errorf("256 MiB in /dev/shm: %.0f MiB used before, %.0f after", before.MemUsed, after.MemUsed)
+	}
+	if got := unescape([]byte(`/a\040b\134c`)); got != `/a b\c` {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestMetrics(t *testing.T) {
 	e := newEnvWith(t, agent.Bootstrap{Limits: agent.Limits{MemoryBytes: 64 << 20, CPUMillis: 100}})
 	for range 2 {

@@ -197,6 +197,9 @@ try:
     chapter("metrics, endpoint")
     m = sandbox.get_metrics()
     assert 0 < m.memory_used_in_mib <= m.memory_total_in_mib <= 520, m
+    sandbox.commands.run("head -c 32M /dev/zero >/dev/shm/held")
+    assert sandbox.get_metrics().memory_used_in_mib > m.memory_used_in_mib + 24, (m, sandbox.get_metrics())
+    sandbox.commands.run("rm /dev/shm/held")
     sandbox.commands.run(
         "mkdir -p /srv/www && echo served >/srv/www/index.html && cd /srv/www && exec python3 -m http.server --bind 127.0.0.1 8000",
         opts=RunCommandOpts(background=True),
