@@ -121,6 +121,77 @@ func codeContext(ctx context.Context, b *bench) error {
 	return nil
 }
 
+// codeGo: a program of go that has run already, and one like it with another
+// constant, against the go command that runs such a program.
+func codeGo(ctx context.Context, b *bench) error {
+	for _, rt := range runtimes {
+		sb, err := b.codeSandbox(ctx, rt)
+		if err != nil {
+			return err
+		}
+		if err := b.goPrograms(ctx, rt, sb.ID); err != nil {
+			return errors.Join(err, b.drop(ctx, sb.ID))
+		}
+		if err := b.drop(ctx, sb.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *bench) goPrograms(ctx context.Context, rt, id string) error {
+	c, err := b.cl.NewCodeContext(ctx, id, "go", "")
+	if err != nil {
+		return err
+	}
+	nth := 0
+	source := func() string {
+		return fmt.Sprintf("package main\n\nimport \"fmt\"\n\nfunc main() { fmt.Println(%d) }\n", nth)
+	}
+	cell := func() (float64, error) {
+		var out strings.Builder
+		start := time.Now()
+		e, err := b.cl.RunCode(ctx, id, client.Code{Text: source(), Context: c.ID})
+		if err != nil {
+			return 0, err
+		}
+		err = e.Wait(&out, io.Discard, func(map[string]string) error { return nil })
+		took := ms(time.Since(start))
+		if err == nil && out.String() != fmt.Sprintln(nth) {
+			err = fmt.Errorf("program %d prints %q", nth, out.String())
+		}
+		return took, err
+	}
+	changed := func() (float64, error) {
+		nth++
+		return cell()
+	}
+	command := func() (float64, error) {
+		nth++
+		src := source()
+		err := b.cl.Put(ctx, id, []client.Upload{{Path: "/root/x.go", Mode: 644, Size: int64(len(src)), Open: func() (io.ReadCloser, error) {
+			return io.NopCloser(strings.NewReader(src)), nil
+		}}})
+		if err != nil {
+			return 0, err
+		}
+		start := time.Now()
+		_, err = b.exec(ctx, id, "go", "run", "/root/x.go")
+		return ms(time.Since(start)), err
+	}
+	a, t, err := turns(b.times(20, 2), 2, changed, command)
+	if err != nil {
+		return err
+	}
+	b.add(row("code_go_changed", rt, "ms", a, "go run of such a program", t, goal{}))
+	again, _, err := turns(b.times(20, 2), 1, cell, func() (float64, error) { return 0, nil })
+	if err != nil {
+		return err
+	}
+	b.add(row("code_go_second", rt, "ms", again, "", nil, goal{maxP50: 300}))
+	return nil
+}
+
 // idleInterpreter: by how much a sandbox grows on the host that has a python
 // context, against one that has a python that waits.
 func idleInterpreter(ctx context.Context, b *bench) error {

@@ -156,6 +156,7 @@ var suites = []suite{
 	{"command_stream", commandStream},
 	{"code_cell_warm", codeCell},
 	{"code_context_new", codeContext},
+	{"code_go", codeGo},
 	{"interpreter_idle_memory", idleInterpreter},
 	{"proxy_throughput proxy_added_latency", proxied},
 	{"import_1GB", imports},

@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -21,8 +24,8 @@ const (
 const linesFile = "/root/lines"
 
 // commandStream: 100 MB of a command's output to the Go client; what daemon and
-// agent hold while ten times of it pass; and how much of it the SDKs take, which
-// read events of JSON, one for each line.
+// agent hold while ten times of it pass; and how much of it comes as the SDKs get it,
+// in events of JSON, one for each line: to a Go program, and to them.
 func commandStream(ctx context.Context, b *bench) (err error) {
 	all, err := b.sdks(ctx)
 	if err != nil {
@@ -51,7 +54,7 @@ func (b *bench) streamOn(ctx context.Context, rt string, all []*sdk) (err error)
 		return err
 	}
 	goClient := func() (float64, error) { return b.stream(ctx, sb.ID, 1) }
-	var ours []float64
+	var ours, events []float64
 	theirs := make([][]float64, len(all))
 	for i := range b.times(12, 2) + 2 {
 		v, err := goClient()
@@ -60,6 +63,12 @@ func (b *bench) streamOn(ctx context.Context, rt string, all []*sdk) (err error)
 		}
 		if i >= 2 { // those warm up
 			ours = append(ours, v)
+		}
+		if v, err = b.events(ctx, sb.ID); err != nil {
+			return err
+		}
+		if i >= 2 {
+			events = append(events, v)
 		}
 		if i%4 != 3 { // SDKs take seconds
 			continue
@@ -77,6 +86,7 @@ func (b *bench) streamOn(ctx context.Context, rt string, all []*sdk) (err error)
 		}
 	}
 	b.add(row("command_stream", rt, "MB/s", ours, "", nil, goal{minP50: pick(rt, 150.0, 80.0)}))
+	b.add(row("command_stream_events", rt, "MB/s", events, "the Go client", ours, goal{minP50: pick(rt, 150.0, 80.0)}))
 	for k, s := range all {
 		b.add(row("command_stream_"+s.name, rt, "MB/s", theirs[k], "the Go client", ours, goal{}))
 	}
@@ -101,6 +111,44 @@ func (b *bench) stream(ctx context.Context, id string, n int) (float64, error) {
 		err = fmt.Errorf("%d bytes of %d came, exit status %d", got, n*streamBytes, exit.Code)
 	}
 	return float64(n) * streamBytes / mega / took.Seconds(), err
+}
+
+// events has a command print all lines as events, decodes them, and returns MB/s of
+// what they hold.
+func (b *bench) events(ctx context.Context, id string) (float64, error) {
+	e, err := b.cl.Endpoint(ctx, id, agent.Port)
+	if err != nil {
+		return 0, err
+	}
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+e.Endpoint+"/command", strings.NewReader(`{"command":"cat `+linesFile+`"}`))
+	if err != nil {
+		return 0, err
+	}
+	r.Header.Set("Content-Type", "application/json")
+	for k, v := range e.Headers {
+		r.Header.Set(k, v)
+	}
+	start := time.Now()
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	n, last := 0, ""
+	for events := json.NewDecoder(resp.Body); ; {
+		var ev agent.Event
+		if err = events.Decode(&ev); err != nil {
+			break
+		}
+		if last = ev.Type; last == "stdout" {
+			n += len(ev.Text)
+		}
+	}
+	took := time.Since(start)
+	if n != streamBytes && n != streamBytes-streamBytes/lineBytes || last != "execution_complete" {
+		return 0, fmt.Errorf("%d bytes of %d came in events, the last of them %q: %w", n, streamBytes, last, err)
+	}
+	return streamBytes / mega / took.Seconds(), nil
 }
 
 type counter int

@@ -160,13 +160,13 @@ func TestPtyOfTheReference(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			pty, err := d.open(ctx, id, `trap 'echo hup' HUP; stty -echo; stty size; while :; do read -t 0.2 x && echo "$x"; done`)
+			pty, err := d.open(ctx, id, `trap 'echo hup' HUP; stty -echo; stty size; echo ready; while :; do read -t 0.2 x && echo "$x"; done`)
 			check(err)
 			w, _, err := d.wire(ctx, id, pty, "")
 			if err != nil {
 				t.Fatal(err)
 			}
-			check(w.until(ctx, "24 80\r\n"))
+			check(w.until(ctx, "24 80\r\nready\r\n")) // stty has gone: the signal would be its, too
 			check(w.sends(ctx, `{"type":"resize","cols":111,"rows":33}`))
 			check(w.sends(ctx, `{"type":"signal","signal":"SIGHUP"}`))
 			check(w.until(ctx, "hup\r\n"))
@@ -174,7 +174,7 @@ func TestPtyOfTheReference(t *testing.T) {
 			if err == nil || resp == nil || resp.StatusCode != http.StatusConflict {
 				t.Errorf("a second client gets %v, %v", resp, err)
 			}
-			second, _, err := d.wire(ctx, id, pty, "takeover=1&since=7")
+			second, _, err := d.wire(ctx, id, pty, "takeover=1&since=14")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -186,7 +186,7 @@ func TestPtyOfTheReference(t *testing.T) {
 			}
 			check(second.until(ctx, "hup\r\n"))
 			if got := second.out.String(); got != "hup\r\n" {
-				t.Errorf("replay since 7: %q", got)
+				t.Errorf("replay since 14: %q", got)
 			}
 			check(second.types(ctx, "typed\n"))
 			check(second.until(ctx, "typed\r\n"))
