@@ -74,6 +74,12 @@ func Examine(path string) (f Facts, err error) {
 				return err
 			}),
 			each(tx, bucketSnapshots, func(_, v []byte) error { return json.Unmarshal(v, &record.Snapshot{}) }),
+			each(tx, bucketRequests, func(_, v []byte) error { return json.Unmarshal(v, &record.Made{}) }),
+			each(tx, bucketKeys, func(k, v []byte) error {
+				_, err := readKey(k, v)
+				return err
+			}),
+			each(tx, bucketVolumes, func(k, v []byte) error { return readVolume(string(k), v, &record.Volume{}) }),
 			each(tx, bucketBoxes, func(_, v []byte) error {
 				f.Sandboxes++
 				return json.Unmarshal(v, &record.Record{})

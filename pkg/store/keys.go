@@ -16,8 +16,8 @@ import (
 func (db *DB) Keys(context.Context) (all []record.Key, err error) {
 	err = db.bolt.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketKeys).ForEach(func(name, v []byte) error {
-			var k record.Key
-			if err := json.Unmarshal(v, &k); err != nil || k.Name != string(name) {
+			k, err := readKey(name, v)
+			if err != nil {
 				db.log.Error("an API key can not be read and opens nothing; remove it and make another", "key", string(name), "err", err)
 				k = record.Key{Name: string(name)}
 			}
@@ -29,6 +29,13 @@ func (db *DB) Keys(context.Context) (all []record.Key, err error) {
 		return nil, fmt.Errorf("list API keys: %w", err)
 	}
 	return all, nil
+}
+
+func readKey(name, b []byte) (k record.Key, err error) {
+	if err = json.Unmarshal(b, &k); err == nil && k.Name != string(name) {
+		err = fmt.Errorf("it says it is %q", k.Name)
+	}
+	return k, err
 }
 
 // AddKey adds an API key. It fails with errs.Exists if there is one of its name.

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 // find its way: it goes to every key. It only reads: a file that is refused
 // stays as it was, to the byte.
 func (db *DB) checkSchema() error {
+	var lost error
 	err := db.bolt.View(func(tx *bbolt.Tx) error {
 		v, err := schema(tx)
 		if err == nil {
@@ -24,14 +26,32 @@ func (db *DB) checkSchema() error {
 		if err != nil {
 			return err
 		}
-		return tx.ForEach(func(_ []byte, b *bbolt.Bucket) error {
-			return b.ForEach(func([]byte, []byte) error { return nil })
-		})
+		lost = inOrder(tx)
+		return nil
 	})
-	if err != nil {
+	switch {
+	case err != nil:
 		return fmt.Errorf("state file %s: %w", db.path, err)
+	case lost != nil:
+		return damaged(db.path, lost)
 	}
 	return nil
+}
+
+// inOrder fails unless the keys of every bucket ascend. bbolt relies on that and
+// does not look: a key that a disk has lost would leave a record that is nobody's,
+// and what its sandbox holds would be swept.
+func inOrder(tx *bbolt.Tx) error {
+	return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
+		var last []byte
+		return b.ForEach(func(k, _ []byte) error {
+			if last != nil && bytes.Compare(last, k) >= 0 {
+				return fmt.Errorf("in its %s %q comes after %q", name, k, last)
+			}
+			last = k
+			return nil
+		})
+	})
 }
 
 // tooNew is the refusal of a file that a newer sandboxd wrote.
