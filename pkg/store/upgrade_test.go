@@ -2,10 +2,8 @@ package store
 
 import (
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -14,22 +12,30 @@ import (
 	"testing"
 	"time"
 
+	"go.etcd.io/bbolt"
+
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // release, if set, makes TestUpgrade write the file of this release first:
 //
-//	go test ./pkg/store -run TestUpgrade -release release-1
+//	go test ./pkg/store -run TestUpgrade -release release-2
 //
 // It is run once for each release, before the tag; what is there is never
 // written again.
 var release = flag.String("release", "", "write testdata/`NAME` with this code")
 
-// kept is what a release knew: its records and images, as JSON of that time.
+// kept is what a release knew, as JSON of that time. What it did not know yet is
+// not in it.
 type kept struct {
-	Pool    string           `json:"pool"`
-	Records []*record.Record `json:"records"`
-	Images  []record.Image   `json:"images"`
+	Pool      string                 `json:"pool"`
+	Restored  string                 `json:"restored,omitempty"`
+	Records   []*record.Record       `json:"records"`
+	Images    []record.Image         `json:"images"`
+	Snapshots []record.Snapshot      `json:"snapshots,omitempty"`
+	Requests  map[string]record.Made `json:"requests,omitempty"` // by key
+	Keys      []record.Key           `json:"keys,omitempty"`
+	Volumes   []record.Volume        `json:"volumes,omitempty"`
 }
 
 // TestUpgrade opens what each release wrote and finds all that was in it.
@@ -43,82 +49,121 @@ func TestUpgrade(t *testing.T) {
 	}
 	for _, dir := range dirs {
 		t.Run(filepath.Base(dir), func(t *testing.T) {
-			text, err := os.ReadFile(filepath.Join(dir, "contents.json"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			var want kept
-			if err := json.Unmarshal(text, &want); err != nil {
-				t.Fatal(err)
-			}
-			file, err := os.ReadFile(filepath.Join(dir, "sandboxd.db"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			path := newPath(t)
-			if err := os.WriteFile(path, file, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			for range 2 { // once with the migrations, once without
-				db := openTest(t, path, Options{})
-				if got := contentsOf(t, db); !reflect.DeepEqual(got, want) {
-					t.Errorf("it holds\n%+v\nwant\n%+v", got, want)
-				}
-				if _, ok, err := db.Get(t.Context(), "lab"); err != nil || !ok {
-					t.Errorf("by name: %v, %v", ok, err)
-				}
-				closeTest(t, db)
-			}
-			// Slots in use stay so: a new sandbox gets none of them.
-			db := openTest(t, path, Options{})
-			for i := range 4 {
-				r := record.Record{ID: fmt.Sprintf("unew%08d", i)}
-				if err := db.Insert(t.Context(), &r); err != nil {
-					t.Fatal(err)
-				}
-				if slices.ContainsFunc(want.Records, func(o *record.Record) bool { return o.Slot == r.Slot }) {
-					t.Errorf("slot %d was given twice", r.Slot)
-				}
-			}
+			path, want := readRelease(t, dir)
+			upgrades(t, path, want)
 		})
 	}
 }
 
-func contentsOf(t *testing.T, db *DB) kept {
-	t.Helper()
-	records, err := db.List(t.Context())
-	if err != nil {
-		t.Fatal(err)
+// TestUpgradeSnapshot migrates a snapshot, which what the release before volumes,
+// keys and requests left in testdata has none of.
+func TestUpgradeSnapshot(t *testing.T) {
+	path, want := withSnapshot(t)
+	upgrades(t, path, want)
+	// What the migration kept is for the release before: as it was.
+	kept := path + ".v2"
+	if f, err := Examine(kept); err != nil || f.Schema != 2 {
+		t.Fatalf("kept: %+v, %v", f, err)
 	}
-	slices.SortFunc(records, func(a, b *record.Record) int { return strings.Compare(a.ID, b.ID) })
-	images, _, err := db.ListImages(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return kept{db.PoolID(), records, images}
+	upgrades(t, kept, want)
 }
 
-// writeRelease writes a store with a sandbox in every state and a value in
-// every field.
-func writeRelease(t *testing.T, dir string) {
-	if err := errors.Join(os.MkdirAll(filepath.Dir(dir), 0o755), os.Mkdir(dir, 0o755)); err != nil {
+// TestUpgradeRestored restores a backup of a release before: until somebody
+// accepts it the store says so, whatever was migrated since.
+func TestUpgradeRestored(t *testing.T) {
+	path, want := withSnapshot(t)
+	if err := MarkRestored(path, "a backup"); err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, "sandboxd.db")
-	db := openTest(t, path, Options{Slots: 32, Reserve: -1})
-	ctx, at := t.Context(), time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	image := record.Image{
-		Name: "base", Tag: "latest", Digest: "sha256:" + strings.Repeat("ab", 32), Layers: []string{"sha256:" + strings.Repeat("cd", 32)}, Bytes: 1 << 20, Created: at,
-		Config: record.ImageConfig{Env: []string{"PATH=/bin"}, Workdir: "/root", User: "nobody"},
+	want.Restored = "a backup"
+	want.Records[0].State = record.Running // it was being created, and may run
+	upgrades(t, path, want)
+}
+
+// withSnapshot is the file of release-1, of schema 2, with a snapshot in it: the
+// text is of that time.
+func withSnapshot(t *testing.T) (path string, want kept) {
+	t.Helper()
+	path, want = readRelease(t, "testdata/release-1")
+	if f, err := Examine(path); err != nil || f.Schema != 2 || want.Snapshots != nil {
+		t.Fatalf("%+v, %v, with %+v: want schema 2 without snapshots", f, err, want.Snapshots)
 	}
-	code := 3
-	full := record.Spec{
-		Name: "lab", Image: image, Runtime: "runsc", Entrypoint: []string{"sleep", "1"}, Env: map[string]string{"KEY": "value"}, Labels: map[string]string{"team": "a"},
-		Timeout: time.Hour, OneShot: true, Limits: record.Limits{MemoryBytes: 1 << 28, CPUMillis: 500, Pids: 64, DiskBytes: 1 << 30},
-		Network: record.Network{Mode: record.NetworkRules, Rules: []record.Rule{
-			{Allow: true, Prefix: netip.MustParsePrefix("203.0.113.0/24"), Ports: [2]uint16{443, 443}, Proto: "tcp"},
-		}},
-		ResourceLimits: map[string]string{"cpu": "500m"}, Platform: map[string]string{"os": "linux"}, Extensions: map[string]string{"x": "y"}, NetworkPolicy: []byte(`{"egress":[]}`),
+	const id, text = "snap-uaaaaaaaaaaa", `{"id":"snap-uaaaaaaaaaaa","name":"before","source":"ubbbbbbbbbbb","state":"ready",` +
+		`"image":{"name":"base","tag":"latest","digest":"sha256:ab","layers":["sha256:cd"],"bytes":1048576,"created":"2026-11-21T12:00:00Z","config":{"user":"nobody"}},` +
+		`"bytes":4096,"created":"2026-11-21T12:00:00Z","changed":"2026-11-21T12:01:00Z"}`
+	edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket(bucketSnapshots).Put([]byte(id), []byte(text)) })
+	want.Snapshots = []record.Snapshot{{
+		ID: id, Name: "before", Source: "ubbbbbbbbbbb", State: record.SnapshotReady, Bytes: 4096, Created: past, Changed: past.Add(time.Minute),
+		Image: record.Image{
+			Name: "base", Tag: "latest", Digest: "sha256:ab", Layers: []string{"sha256:cd"}, Bytes: 1 << 20, Created: past,
+			Config: record.ImageConfig{User: "nobody"},
+		},
+	}}
+	return path, want
+}
+
+// readRelease copies the store of a release, and says what must be in it.
+func readRelease(t *testing.T, dir string) (path string, want kept) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "contents.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &want); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile(filepath.Join(dir, "sandboxd.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path = newPath(t)
+	if err := os.WriteFile(path, file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path, want
+}
+
+// upgrades opens the store of a release and goes on with it.
+func upgrades(t *testing.T, path string, want kept) {
+	t.Helper()
+	for range 2 { // once with the migrations, once without
+		db := openTest(t, path, Options{})
+		if got := contentsOf(t, db); !reflect.DeepEqual(got, want) {
+			t.Errorf("it holds\n%s\nwant\n%s", indented(t, got), indented(t, want))
+		}
+		if _, ok, err := db.Get(t.Context(), "lab"); err != nil || !ok {
+			t.Errorf("by name: %v, %v", ok, err)
+		}
+		closeTest(t, db)
+	}
+	// Slots in use stay so: a new sandbox gets none of them.
+	db := openTest(t, path, Options{})
+	for i := range 4 {
+		r := record.Record{ID: fmt.Sprintf("unew%08d", i)}
+		if err := db.Insert(t.Context(), &r); err != nil {
+			t.Fatal(err)
+		}
+		if slices.ContainsFunc(want.Records, func(o *record.Record) bool { return o.Slot == r.Slot }) {
+			t.Errorf("slot %d was given twice", r.Slot)
+		}
+	}
+}
+
+func indented(t *testing.T, k kept) []byte {
+	t.Helper()
+	text, err := json.MarshalIndent(k, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(text, '\n')
+}
+
+// contentsOf is all that a store knows, as its callers are told.
+func contentsOf(t *testing.T, db *DB) (k kept) {
+	t.Helper()
+	ctx := t.Context()
+	if bad := unreadable(t, db); len(bad) > 0 {
+		t.Fatalf("can not be read: %v", bad)
 	}
 	must := func(err error) {
 		t.Helper()
@@ -126,46 +171,28 @@ func writeRelease(t *testing.T, dir string) {
 			t.Fatal(err)
 		}
 	}
-	must(db.SetPoolID(ctx, "00112233445566778899aabbccddeeff"))
-	must(db.PutImage(ctx, image))
-	for i, s := range []record.State{record.Creating, record.Running, record.Pausing, record.Paused, record.Resuming, record.Stopping, record.Ended, record.Deleting} {
-		r := record.Record{
-			ID: "u" + strings.Repeat(string(rune('a'+i)), 11), State: s, Token: "TOKEN", BootID: "a-boot-long-ago", Created: at, Changed: at.Add(time.Minute),
-			Spec: record.Spec{Image: image, Runtime: "runc", Limits: record.Limits{MemoryBytes: 1 << 28, CPUMillis: 1000, Pids: 256}, Network: record.Network{Mode: record.NetworkNone}},
-		}
-		if s == record.Running {
-			r.Spec = full
-		}
-		if s == record.Ended {
-			r.Reason, r.Message, r.ExitCode, r.LastOutput = record.Exited, "exited with 3", &code, "bye\n"
-			r.Changed = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC) // retain_ended must not end it before a test looks
-			r.Expires = r.Changed
-		}
-		must(db.Insert(ctx, &r))
-	}
-	must(db.Delete(ctx, "u"+strings.Repeat("a", 11))) // a slot that was given back
-	r := record.Record{ID: "u" + strings.Repeat("a", 11), State: record.Creating, BootID: "a-boot-long-ago", Created: at, Changed: at, Spec: record.Spec{Image: image, Runtime: "runc"}}
-	must(db.Insert(ctx, &r))
-	text, err := json.MarshalIndent(contentsOf(t, db), "", "  ")
+	var err error
+	k.Pool, k.Restored = db.PoolID(), db.Restored()
+	k.Records, err = db.List(ctx)
 	must(err)
-	must(db.Close())
-	must(os.WriteFile(filepath.Join(dir, "contents.json"), append(text, '\n'), 0o644))
-	must(os.Chmod(path, 0o644)) // git keeps no other mode
-	must(os.Truncate(path, usedBytes(t, path)))
-}
-
-// usedBytes is how much of a store's file is in use: bbolt makes it 8 MiB long.
-func usedBytes(t *testing.T, path string) int64 {
-	t.Helper()
-	b, err := open(path, time.Second, true)
-	if err != nil {
-		t.Fatal(err)
+	slices.SortFunc(k.Records, func(a, b *record.Record) int { return strings.Compare(a.ID, b.ID) })
+	k.Images, _, err = db.ListImages(ctx)
+	must(err)
+	k.Snapshots, _, err = db.SnapshotRecords(ctx)
+	must(err)
+	slices.SortFunc(k.Snapshots, func(a, b record.Snapshot) int { return strings.Compare(a.ID, b.ID) })
+	k.Keys, err = db.Keys(ctx)
+	must(err)
+	k.Volumes, _, err = db.Volumes(ctx)
+	must(err)
+	slices.SortFunc(k.Volumes, func(a, b record.Volume) int { return strings.Compare(a.Name, b.Name) })
+	for _, key := range requests(t, db) {
+		made, _, err := db.Made(ctx, key)
+		must(err)
+		if k.Requests == nil {
+			k.Requests = map[string]record.Made{}
+		}
+		k.Requests[key] = made
 	}
-	defer b.Close() //nolint:errcheck // read only
-	tx, err := b.Begin(false)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer tx.Rollback() //nolint:errcheck // read only
-	return tx.Size()
+	return k
 }

@@ -17,8 +17,10 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
@@ -303,6 +305,24 @@ func TestUpgrade(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
+			was, err := store.Records(filepath.Join(state, "sandboxd.db"))
+			if err != nil || len(was) == 0 {
+				t.Fatalf("%v, %v", was, err)
+			}
+			want := map[string]string{} // by what they were
+			for _, r := range was {
+				switch r.State {
+				case record.Deleting: // and is
+				case record.Creating:
+					want[r.ID] = "Failed create_failed"
+				case record.Starting:
+					want[r.ID] = "Failed start_failed"
+				case record.Ended:
+					want[r.ID] = "Failed exited"
+				default:
+					want[r.ID] = "Failed host_reboot"
+				}
+			}
 			u.Start()
 			all, err := u.api.List(t.Context(), client.Filter{})
 			if err != nil {
@@ -310,14 +330,14 @@ func TestUpgrade(t *testing.T) {
 			}
 			got := map[string]string{}
 			for _, sb := range all {
-				got[sb.ID[1:2]] = sb.Status.State + " " + sb.Status.Reason
-			}
-			want := map[string]string{ // by what they were; h was being deleted, and is
-				"a": "Failed create_failed", "b": "Failed host_reboot", "c": "Failed host_reboot", "d": "Failed host_reboot",
-				"e": "Failed host_reboot", "f": "Failed host_reboot", "g": "Failed exited",
+				got[sb.ID] = sb.Status.State + " " + sb.Status.Reason
 			}
 			if !maps.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
+			}
+			others := u.others(t)
+			if name := filepath.Base(filepath.Dir(file)); !slices.Equal(others, releaseOthers[name]) {
+				t.Errorf("beside sandboxes it has %q, want %q", others, releaseOthers[name])
 			}
 			if sb, err := u.api.Get(t.Context(), "lab"); err != nil || sb.Sandboxd == nil || sb.Sandboxd.Name != "lab" {
 				t.Errorf("%+v, %v", sb, err)
@@ -328,4 +348,37 @@ func TestUpgrade(t *testing.T) {
 			u.deleteAll(t)
 		})
 	}
+}
+
+// releaseOthers is what a daemon shows of a release beside its sandboxes, where
+// it has anything else.
+var releaseOthers = map[string][]string{
+	"release-2": {
+		"key ci operator", "snapshot snap-uaaaaaaaaaaa Failed", "snapshot snap-ubbbbbbbbbbb Ready", "snapshot snap-uccccccccccc Failed",
+		"volume owned", "volume owned-too", "volume volume-ready",
+	},
+}
+
+// others are the keys, snapshots and volumes that the daemon shows.
+func (h host) others(t *testing.T) (all []string) {
+	t.Helper()
+	keys, err := h.api.Keys(t.Context())
+	for _, k := range keys {
+		if k.Source == wire.KeyOfStore {
+			all = append(all, "key "+k.Name+" "+k.Role)
+		}
+	}
+	snapshots, serr := h.api.Snapshots(t.Context(), "")
+	for _, s := range snapshots {
+		all = append(all, "snapshot "+s.ID+" "+s.Status.State)
+	}
+	volumes, verr := h.api.Volumes(t.Context())
+	for _, v := range volumes {
+		all = append(all, "volume "+v.Name)
+	}
+	if err := errors.Join(err, serr, verr); err != nil {
+		t.Fatal(err)
+	}
+	slices.Sort(all)
+	return all
 }
