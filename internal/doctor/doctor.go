@@ -63,10 +63,11 @@ type check struct {
 const probeLimit = 20 * time.Second
 
 // table is everything the doctor knows, in the order in which it is shown: what
-// is missing, what the kernel can, what the host allows, what is around.
+// is missing, what the kernel can, what the host allows, what it keeps from
+// attackers, what is around.
 func table() []check {
 	var all []check
-	for _, part := range [][]check{programChecks, kernelChecks, packetChecks, storageChecks, limitChecks(), aroundChecks, versionChecks} {
+	for _, part := range [][]check{programChecks, kernelChecks, packetChecks, storageChecks, limitChecks(), hardeningChecks(), aroundChecks, versionChecks} {
 		all = append(all, part...)
 	}
 	return all

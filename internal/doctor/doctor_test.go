@@ -78,6 +78,59 @@ func TestLimits(t *testing.T) {
 	}
 }
 
+// TestHardening knows the values that will do, asks for one of them, and leaves it
+// to people to set it.
+func TestHardening(t *testing.T) {
+	for name, c := range map[string]struct {
+		good, bad []string
+		set       string
+	}{
+		"kernel.unprivileged_bpf_disabled":     {[]string{"1", "2"}, []string{"0"}, "2"},
+		"kernel.kptr_restrict":                 {[]string{"1", "2"}, []string{"0"}, "1"},
+		"kernel.dmesg_restrict":                {[]string{"1"}, []string{"0"}, "1"},
+		"kernel.yama.ptrace_scope":             {[]string{"1", "2", "3"}, []string{"0"}, "1"},
+		"vm.unprivileged_userfaultfd":          {[]string{"0"}, []string{"1"}, "0"},
+		"net.netfilter.nf_conntrack_tcp_loose": {[]string{"1"}, []string{"0"}, "1"},
+	} {
+		path := "/proc/sys/" + strings.ReplaceAll(name, ".", "/")
+		for want, values := range map[Status][]string{OK: c.good, Warn: c.bad, Skipped: {"", "much"}} {
+			for _, v := range values {
+				f := find(t, name).ask(t.Context(), newTree(t, map[string]string{path: v + "\n"}))
+				if f.Status != want || f.Fixable() {
+					t.Errorf("%s is %q: %+v; want %s", name, v, f, want)
+				}
+				if command := "echo '" + name + " = " + c.set + "' >>/etc/sysctl.d/99-hardening.conf && sysctl -w " + name + "=" + c.set; want == Warn && f.Mend != command {
+					t.Errorf("%s is mended by %q, want %q", name, f.Mend, command)
+				}
+			}
+		}
+		if f := find(t, name).ask(t.Context(), newTree(t, nil)); f.Status != Skipped {
+			t.Errorf("without %s: %+v", name, f)
+		}
+	}
+	for files, want := range map[[2]string]Status{
+		{"core", "0"}: OK, {"|/lib/systemd/systemd-coredump %P", "16"}: OK, {"|/lib/systemd/systemd-coredump %P", "0"}: Warn, {"|/usr/share/apport/apport -p%p", ""}: Skipped,
+	} {
+		h := newTree(t, map[string]string{"/proc/sys/kernel/core_pattern": files[0] + "\n", "/proc/sys/kernel/core_pipe_limit": files[1] + "\n"})
+		f := find(t, "kernel.core_pipe_limit").ask(t.Context(), h)
+		if f.Status != want || f.Fixable() || want == Warn && (!strings.Contains(f.Mend, "sysctl -w kernel.core_pipe_limit=16") || !strings.Contains(f.Detail, "starts /lib/systemd/systemd-coredump as root")) {
+			t.Errorf("%q: %+v; want %s", files, f, want)
+		}
+	}
+}
+
+// TestHardeningExists: the names are those of the kernel that the tests run on,
+// where it has them at all. Every Linux since 6.1 has these three.
+func TestHardeningExists(t *testing.T) {
+	h := newTree(t, nil)
+	h.root = ""
+	for _, name := range []string{"kernel.kptr_restrict", "kernel.dmesg_restrict", "kernel.core_pipe_limit"} {
+		if f := find(t, name).ask(t.Context(), h); f.Status == Skipped {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
 // TestMend sets once what is too low, keeps what an operator wrote, and lowers
 // nothing.
 func TestMend(t *testing.T) {

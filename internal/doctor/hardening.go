@@ -1,0 +1,113 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// A restraint is a sysctl by which the kernel keeps from unprivileged processes
+// what attacks on it begin with. Guests are refused most of that by their seccomp
+// filter, or live in gVisor; this is for those who got past that, and for other
+// users of the host. Mend leaves them alone: users who debug or profile may rely
+// on them.
+type restraint struct {
+	name        string
+	least, most int64 // which values will do
+	set         int64 // what to set otherwise
+	protects    string
+	risk        string // what another value means
+}
+
+// The values are of Documentation/admin-guide/sysctl/{kernel,vm}.rst,
+// Documentation/admin-guide/LSM/Yama.rst and
+// Documentation/networking/nf_conntrack-sysctl.rst of Linux.
+var restraints = []restraint{
+	{
+		name: "kernel.unprivileged_bpf_disabled", least: 1, most: 2, set: 2, // 1 can not be undone before the next boot
+		protects: "the kernel, behind the seccomp filter of a guest",
+		risk:     "any user may load BPF programs, and faults of their verifier are how to get into a kernel",
+	},
+	{
+		name: "kernel.kptr_restrict", least: 1, most: 2, set: 1,
+		protects: "where the kernel lies in memory",
+		risk:     "addresses of the kernel may be read from /proc, which on runc a guest sees: the first step of an exploit",
+	},
+	{
+		name: "kernel.dmesg_restrict", least: 1, most: 1, set: 1,
+		protects: "where the kernel lies in memory",
+		risk:     "any user may read the kernel's log, and find addresses of the kernel and what others did in it",
+	},
+	{
+		name: "kernel.yama.ptrace_scope", least: 1, most: 3, set: 1,
+		protects: "processes from others of the same user: those of gVisor and of image imports are nobody's",
+		risk:     "a process may trace every other one of its user, and take it over",
+	},
+	{
+		name: "vm.unprivileged_userfaultfd", least: 0, most: 0, set: 0,
+		protects: "the kernel, behind the seccomp filter of a guest",
+		risk:     "any user may stop the kernel in the middle of a copy, and so win races in it",
+	},
+	// Not of attacks, but as the others: somebody may have set it on purpose.
+	{
+		name: "net.netfilter.nf_conntrack_tcp_loose", least: 1, most: 1, set: 1,
+		protects: "open connections of sandboxes, when the table of flows was flushed or full",
+		risk:     "a connection whose entry in the table of flows is lost hangs: its packets are invalid then, and dropped, instead of asked about anew",
+	},
+}
+
+func hardeningChecks() []check {
+	var checks []check
+	for _, r := range restraints {
+		checks = append(checks, check{name: r.name, protects: r.protects, run: func(_ context.Context, h *host) Finding { return h.within(r) }})
+	}
+	return append(checks, coreHandler)
+}
+
+// within compares a sysctl with what will do.
+func (h *host) within(r restraint) Finding {
+	s := setting{r.name, r.set}
+	text := strings.TrimSpace(h.read(s.path()))
+	if text == "" {
+		return skipped("%s does not exist here", r.name)
+	}
+	is, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return skipped("%s is %q, no number", r.name, text)
+	}
+	if is < r.least || is > r.most {
+		return warn(s.mendForGood(), "%s is %d: %s", r.name, is, r.risk)
+	}
+	return ok("%d", is)
+}
+
+// mendForGood is for what Mend does not keep in sysctlFile.
+func (s setting) mendForGood() string {
+	return fmt.Sprintf("echo '%s = %d' >>/etc/sysctl.d/99-hardening.conf && %s", s.name, s.want, s.mend())
+}
+
+// coreHandler looks at the program that the kernel starts, as root of the host and
+// for the core of whatever crashes. Sandboxes have the one limit of cores at
+// which none is started (pkg/oci); all else on the host has not.
+var coreHandler = check{
+	name: "kernel.core_pipe_limit", protects: "the host from a flood of crash handlers",
+	run: func(_ context.Context, h *host) Finding {
+		const name = "kernel.core_pipe_limit"
+		pattern := strings.TrimSpace(h.read("/proc/sys/kernel/core_pattern"))
+		program, piped := strings.CutPrefix(pattern, "|")
+		if !piped {
+			return ok("crashes start no program (kernel.core_pattern is %q)", pattern)
+		}
+		program, _, _ = strings.Cut(program, " ")
+		limit := strings.TrimSpace(h.read(setting{name: name}.path()))
+		switch limit {
+		case "":
+			return skipped("%s does not exist here", name)
+		case "0": // core(5): no limit, and the kernel does not wait for them
+			s := setting{name, 16} // systemd's, in its 50-coredump.conf
+			return warn(s.mendForGood(), "each crash on this host starts %s as root, any number at once (%s is 0); those of guests start none", program, name)
+		}
+		return ok("crashes start %s, at most %s at once; those of guests start none", program, limit)
+	},
+}
