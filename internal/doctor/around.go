@@ -50,6 +50,7 @@ var aroundChecks = []check{
 		},
 	},
 	firewalld,
+	plainNftables,
 	{
 		name: "docker-ufw", protects: "the place of sandboxd's rules before those of others", root: true,
 		run: func(_ context.Context, h *host) Finding {

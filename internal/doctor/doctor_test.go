@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/pkg/egress"
 )
 
 // newTree makes a host of files, in place of /.
@@ -387,5 +388,41 @@ func TestFirewalldAround(t *testing.T) {
 	}
 	if f := find(t, "docker-ufw").ask(t.Context(), h); f.Status != OK || !strings.Contains(f.Detail, "ufw") {
 		t.Errorf("%+v", f)
+	}
+}
+
+func TestNftables(t *testing.T) {
+	forward := egress.Barrier{Family: "inet", Table: "filter", Chain: "forward", Hook: "forward", By: "its policy"}
+	input := egress.Barrier{Family: "ip", Table: "site", Chain: "in", Hook: "input", By: "a rule of rest"}
+	reject := egress.Barrier{Family: "inet", Table: "firewalld", Chain: "filter_FORWARD", Hook: "forward", By: "a rule of filter_FORWARD"}
+	const (
+		out = "nft insert rule inet filter forward iifname 'sb-a*' accept" +
+			" && nft insert rule inet filter forward oifname 'sb-a*' ct state established,related accept"
+		in = "nft insert rule ip site in iifname 'sb-a*' udp dport 15353 accept" +
+			" && nft insert rule ip site in iifname 'sb-a*' tcp dport 15353 accept" +
+			" && nft insert rule ip site in iifname 'sb-a*' ct state established,related accept"
+		keep = " # and in the file that these rules are from, such as /etc/nftables.conf"
+	)
+	for name, c := range map[string]struct {
+		all       []egress.Barrier
+		firewalld bool
+		mend      string // empty: nothing to mend
+		detail    []string
+	}{
+		"none":              {},
+		"firewalld's":       {[]egress.Barrier{reject}, true, "", nil},
+		"left by firewalld": {[]egress.Barrier{reject}, false, strings.ReplaceAll(out, "filter forward", "firewalld filter_FORWARD") + keep, []string{"inet firewalld filter_FORWARD"}},
+		"forward":           {[]egress.Barrier{forward, reject}, true, out + keep, []string{"inet filter forward, by its policy", "allowed to reach"}},
+		"both":              {[]egress.Barrier{forward, input}, false, out + " && " + in + keep, []string{"ip site in, by a rule of rest", "resolver"}},
+	} {
+		f := barred(c.all, 'a', c.firewalld)
+		if f.Mend != c.mend || (f.Status == Warn) != (c.mend != "") || f.Status == Fail || f.Fixable() {
+			t.Errorf("%s: %+v; want %q", name, f, c.mend)
+		}
+		for _, want := range c.detail {
+			if !strings.Contains(f.Detail, want) {
+				t.Errorf("%s: %q does not say %q", name, f.Detail, want)
+			}
+		}
 	}
 }

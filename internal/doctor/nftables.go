@@ -1,0 +1,63 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress"
+)
+
+// plainNftables is the check "nftables": of firewalls that are written for nft(8)
+// alone. Iptables shows nothing of them, and a packet must pass them, too.
+var plainNftables = check{
+	name: "nftables", protects: "what sandboxes are allowed to reach, and their names", root: true,
+	run: func(_ context.Context, h *host) Finding {
+		all, err := egress.Barriers(h.cfg.Instance, h.cfg.Network.Pool)
+		if err != nil {
+			return skipped("%v", err)
+		}
+		return barred(all, h.cfg.Instance, h.runs("firewalld"))
+	},
+}
+
+// barred judges the barriers that there are. Those of a firewalld that runs are
+// the check firewalld's.
+func barred(all []egress.Barrier, i instance.Instance, firewalld bool) Finding {
+	var details, mend []string
+	for _, b := range all {
+		if firewalld && b.Table == "firewalld" {
+			continue
+		}
+		what := "what sandboxes are allowed to reach"
+		if b.Hook == "input" {
+			what = "what sandboxes ask the resolver, and so all names"
+		}
+		details = append(details, fmt.Sprintf("%s, by %s, discards %s", b.Name(), b.By, what))
+		mend = append(mend, admit(b, i)...)
+	}
+	if mend == nil {
+		return ok("no firewall of nf_tables discards what sandboxes are allowed")
+	}
+	return warn(strings.Join(mend, " && ")+" # and in the file that these rules are from, such as /etc/nftables.conf", "%s", strings.Join(details, "; "))
+}
+
+// admit lets a barrier leave to sandboxd's own chains what sandboxes send
+// elsewhere, and lets pass what they ask the resolver. What else they send to this
+// host it goes on to discard, but for answers.
+func admit(b egress.Barrier, i instance.Instance) (commands []string) {
+	link := "'" + i.LinkPrefix() + "*'"
+	rules := []string{"iifname " + link + " accept", "oifname " + link + " ct state established,related accept"}
+	if b.Hook == "input" {
+		port := fmt.Sprint(egress.ResolverPort)
+		rules = []string{
+			"iifname " + link + " udp dport " + port + " accept", "iifname " + link + " tcp dport " + port + " accept",
+			"iifname " + link + " ct state established,related accept",
+		}
+	}
+	for _, r := range rules {
+		commands = append(commands, "nft insert rule "+b.Name()+" "+r)
+	}
+	return commands
+}
