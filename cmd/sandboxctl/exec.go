@@ -45,6 +45,22 @@ func (e *execFlags) check() error {
 	return nil
 }
 
+// checkEntrypoint refuses what a command has and an entrypoint has not: a create
+// request says neither who runs it, nor where, and nobody is connected to it.
+func (e *execFlags) checkEntrypoint() error {
+	switch {
+	case e.tty:
+		return errs.New(errs.Invalid, "-d and -t exclude one another: an entrypoint has no terminal; create the sandbox and use sandboxctl shell")
+	case e.interactive:
+		return errs.New(errs.Invalid, "-d and -i exclude one another: an entrypoint has no standard input; create the sandbox and use sandboxctl exec -i, or put the input into a file by sandboxctl cp")
+	case e.user != "":
+		return errs.New(errs.Invalid, "-d and -u exclude one another: an entrypoint runs as the image's user; create the sandbox and use sandboxctl exec -d -u %s", e.user)
+	case e.workdir != "":
+		return errs.New(errs.Invalid, "-d and -w exclude one another: an entrypoint runs in the image's directory; create the sandbox and use sandboxctl exec -d -w %s", e.workdir)
+	}
+	return nil
+}
+
 func (e *execFlags) command(argv []string, env map[string]string) client.Command {
 	return client.Command{Argv: argv, Dir: e.workdir, Env: env, Timeout: e.timeout, Stdin: e.interactive}
 }

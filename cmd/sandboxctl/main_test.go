@@ -336,6 +336,36 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
+// TestRunDetached: what an entrypoint can not have is refused before there is a
+// sandbox, and all else reaches it.
+func TestRunDetached(t *testing.T) {
+	d := newDaemon(t)
+	for _, c := range []struct{ flags, says string }{
+		{"-u nobody", "sandboxctl exec -d -u nobody"},
+		{"-w /tmp", "sandboxctl exec -d -w /tmp"},
+		{"-i", "no standard input"},
+		{"-t", "sandboxctl shell"},
+		{"--rm", "--timeout"},
+	} {
+		args := append(append([]string{"run", "-d"}, strings.Fields(c.flags)...), "base", "--", "true")
+		if r := d.run(t, args...); r.code != 125 || r.out != "" || !strings.Contains(r.errout, "-d and "+c.flags[:2]) || !strings.Contains(r.errout, c.says) {
+			t.Errorf("%s: %+v, want %q", c.flags, r, c.says)
+		}
+	}
+	if asked := d.asked(); len(asked) != 0 {
+		t.Errorf("the daemon was asked %q", asked)
+	}
+	if r := d.run(t, "run", "-d", "--rm=false", "--timeout", "1h", "--name", "web", "base", "--", "serve", "-u"); r.code != 0 || r.out != testID+"\n" || r.errout != "" {
+		t.Errorf("%+v", r)
+	}
+	if c := d.create; !slices.Equal(c.Entrypoint, []string{"serve", "-u"}) || c.Extensions[wire.ExtTimeout] != "1h0m0s" || c.Extensions[wire.ExtIdle] != "" || c.Extensions[wire.ExtOneShot] != "" {
+		t.Errorf("create %+v", c)
+	}
+	if got := strings.Join(d.asked(), "; "); got != "POST /sandboxes" {
+		t.Errorf("requests: %s", got)
+	}
+}
+
 // TestInterrupt: Ctrl-C goes to the command, and the sandbox is destroyed all the same.
 func TestInterrupt(t *testing.T) {
 	for _, twice := range []bool{false, true} {

@@ -35,13 +35,18 @@ wait for that.
 With -it the command runs at this terminal, without one a shell does. The detach
 keys leave the sandbox alone; it is destroyed a day later at the latest.
 
+With -d the command is the entrypoint of a sandbox that stays: it runs as the
+user and in the directory of the image, and sandboxctl logs shows what it says.
+The sandbox is removed by --timeout or sandboxctl rm, also after its end.
+
 If sandboxctl is killed, or is stopped (Ctrl-Z) or can not reach the daemon for
 ten minutes, the sandbox goes by itself: it is made with a timeout that is
 renewed while the command runs. With --rm=false it has none.`,
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
   sandboxctl run --runtime runc --memory 256Mi base uname -a
   sandboxctl run -it base
-  tar c . | sandboxctl run -i base -- sh -c 'tar x && ls'`,
+  tar c . | sandboxctl run -i base -- sh -c 'tar x && ls'
+  sandboxctl run -d --name web python -- python3 -m http.server 8000`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := flagsFirst(cmd, args); err != nil {
@@ -58,10 +63,13 @@ renewed while the command runs. With --rm=false it has none.`,
 			if err != nil {
 				return err
 			}
-			if detach && e.tty {
-				return errs.New(errs.Invalid, "-d and -t exclude one another: an entrypoint has no terminal; create the sandbox and use sandboxctl shell")
-			}
 			if detach {
+				if err := e.checkEntrypoint(); err != nil {
+					return err
+				}
+				if rm && cmd.Flags().Changed("rm") {
+					return errs.New(errs.Invalid, "-d and --rm exclude one another: a sandbox whose entrypoint ended keeps its logs and its exit code until sandboxctl rm; leave --rm out and give --timeout to have it removed by itself")
+				}
 				return c.create(cmd.Context(), r, command, e.timeout, true, output{format: "table"})
 			}
 			return c.run(r, e, command, rm)
@@ -71,7 +79,7 @@ renewed while the command runs. With --rm=false it has none.`,
 	s.flags(cmd)
 	e.flags(cmd)
 	cmd.Flags().BoolVar(&rm, "rm", true, "destroy the sandbox afterwards")
-	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "create the sandbox with the command as its entrypoint and print its id")
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "create the sandbox with the command as its entrypoint, print its id and keep it")
 	return cmd
 }
 

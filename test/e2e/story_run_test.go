@@ -77,6 +77,7 @@ func tellRunFails(t *testing.T, l *lab) {
 	l.wants(run("base"), 125, "no command")
 	l.wants(run("--no-such-flag", "base", "true"), 125, "--no-such-flag", "--help")
 	l.wants(l.ctl("-H", "unix:///run/no-such-daemon.sock", "run", "base", "true"), 125, "/run/no-such-daemon.sock")
+	l.wants(run("-d", "-u", "nobody", "base", "--", "sleep", "60"), 125, "-u", "exec -d -u nobody")
 	if ps := l.ok("ps", "-a", "-q"); ps != "" {
 		t.Errorf("left after failures: %q", ps)
 	}
