@@ -4,6 +4,8 @@ import (
 	"os"
 
 	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 func newCommand(c *cli) *cobra.Command {
@@ -18,30 +20,42 @@ func newCommand(c *cli) *cobra.Command {
 }
 
 func newCommandLogs(c *cli) *cobra.Command {
-	var follow bool
+	var (
+		follow bool
+		tail   func() (int, error)
+	)
 	cmd := &cobra.Command{
-		Use:   "logs [-f] SANDBOX COMMAND-ID",
+		Use:   "logs [-f] [-n LINES] SANDBOX COMMAND-ID",
 		Short: "Print the output of a command",
 		Example: `  sandboxctl command logs lab $id
-  sandboxctl command logs -f lab $id`,
+  sandboxctl command logs -f lab $id
+  sandboxctl command logs -n 20 lab $id`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			lines, err := tail()
+			if err != nil {
+				return err
+			}
 			cl, err := c.connect()
 			if err != nil {
 				return err
 			}
-			if follow {
-				err = cl.FollowCommand(cmd.Context(), args[0], args[1], 0, os.Stdout)
-				if cmd.Context().Err() != nil {
-					return cmd.Context().Err()
-				}
-				return err
+			switch ctx := cmd.Context(); {
+			case lines != client.AllLines:
+				err = cl.LastLines(ctx, args[0], args[1], lines, follow, os.Stdout)
+			case follow:
+				err = cl.FollowCommand(ctx, args[0], args[1], 0, os.Stdout)
+			default:
+				_, err = cl.CommandLogs(ctx, args[0], args[1], 0, os.Stdout)
 			}
-			_, err = cl.CommandLogs(cmd.Context(), args[0], args[1], 0, os.Stdout)
+			if cmd.Context().Err() != nil {
+				return cmd.Context().Err()
+			}
 			return err
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "until the command ends")
+	tail = tailFlag(cmd)
 	return cmd
 }
 

@@ -137,6 +137,8 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(204)
 	case "GET /sandboxes/lab/stats":
 		reply(200, wire.Usage{Time: time.Now(), OOMKills: d.oom, MemoryLimitBytes: 64 << 20})
+	case "GET /sandboxes/lab/logs":
+		fmt.Fprintln(w, r.URL.RawQuery)
 	case "GET /stats":
 		d.cpu += 50_000
 		reply(200, wire.StatsList{Items: []wire.SandboxStats{
@@ -183,8 +185,14 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 		b, _ := io.ReadAll(r.Body)
 		d.stdin <- string(b)
 	case "/command/" + commandID + "/logs":
-		w.Header().Set(agent.CursorHeader, "4")
-		io.WriteString(w, "log\n") //nolint:errcheck // the test sees what is missing
+		const log = "first\nlog\n"
+		n := 0
+		fmt.Sscan(r.URL.Query().Get("cursor"), &n) //nolint:errcheck // none is 0
+		w.Header().Set(agent.CursorHeader, fmt.Sprint(len(log)))
+		io.WriteString(w, log[n:]) //nolint:errcheck // the test sees what is missing
+		if r.URL.Query().Has("follow") {
+			io.WriteString(w, "later\n") //nolint:errcheck // the test sees what is missing
+		}
 	case "/files/info":
 		name := r.URL.Query().Get("path")
 		if _, ok := d.files[name]; ok || d.tree != "" && name == "/dir" {
@@ -562,18 +570,35 @@ func TestStdin(t *testing.T) {
 func TestOutput(t *testing.T) {
 	d := newDaemon(t)
 	for args, want := range map[string]string{
-		"create python -o name":           testID + "\n",
-		"create python --name lab -- a b": testID + "\n",
-		"ps -q":                           testID + "\n",
-		"ps --filter name=other -q":       "",
-		"exec -d lab sleep 9":             commandID + "\n",
-		"command logs lab " + commandID:   "log\n",
-		"image ls -o name":                "python:latest\n",
-		"pause lab":                       "lab\n",
-		"rm lab " + testID:                "lab\n" + testID + "\n",
+		"create python -o name":                testID + "\n",
+		"create python --name lab -- a b":      testID + "\n",
+		"ps -q":                                testID + "\n",
+		"ps --filter name=other -q":            "",
+		"exec -d lab sleep 9":                  commandID + "\n",
+		"command logs lab " + commandID:        "first\nlog\n",
+		"command logs -n all lab " + commandID: "first\nlog\n",
+		"command logs -n 1 lab " + commandID:   "log\n",
+		"command logs -n 0 lab " + commandID:   "",
+		"command logs -n 9 lab " + commandID:   "first\nlog\n",
+		"command logs -fn 1 lab " + commandID:  "log\nlater\n",
+		"command logs -fn 0 lab " + commandID:  "later\n",
+		"command logs -f lab " + commandID:     "first\nlog\nlater\n",
+		"logs lab":                             "\n",
+		"logs -n 3 lab":                        "tail=3\n",
+		"logs -f --tail 0 lab":                 "follow=true&tail=0\n",
+		"image ls -o name":                     "python:latest\n",
+		"pause lab":                            "lab\n",
+		"rm lab " + testID:                     "lab\n" + testID + "\n",
 	} {
 		if r := d.run(t, strings.Fields(args)...); r.code != 0 || r.out != want || r.errout != "" {
 			t.Errorf("%s: %+v", args, r)
+		}
+	}
+	for _, tail := range []string{"-1", "x", "100001"} {
+		for _, args := range [][]string{{"logs", "-n", tail, "lab"}, {"command", "logs", "-n", tail, "lab", commandID}} {
+			if r := d.run(t, args...); r.code != 125 || !strings.Contains(r.errout, "or all") {
+				t.Errorf("%q: %+v", args, r)
+			}
 		}
 	}
 	if r := d.run(t, "ps", "--no-trunc"); !strings.Contains(r.out, `a\x1b[2Jb`) || strings.Contains(r.out, "\x1b") || !strings.HasPrefix(r.out, "ID ") {

@@ -157,15 +157,21 @@ func (s *Server) inspection(rec record.Record) wire.Inspection {
 	return out
 }
 
-// maxLogs bounds what one look at the logs copies; the agent keeps less.
-const maxLogs = 64 << 20
+// maxLogs bounds what one look at the logs copies: what an agent may be told to
+// keep. One that goes on is cut off.
+const maxLogs = maxLog
 
-// logs answers the output of the entrypoint: the agent's while it runs, what
-// the record remembers when it has ended.
+// logs answers the output of the entrypoint, or its last lines: the agent's while
+// it runs, what the record remembers when it has ended.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record) error {
-	follow, err := parseBool(cmp.Or(r.URL.Query().Get("follow"), "false"))
+	q := r.URL.Query()
+	follow, err := parseBool(cmp.Or(q.Get("follow"), "false"))
 	if err != nil {
 		return invalid("follow: want true or false")
+	}
+	lines, err := strconv.Atoi(cmp.Or(q.Get("tail"), "-1"))
+	if err != nil || q.Has("tail") && lines < 0 || lines > agent.MaxLines {
+		return invalid("tail %q: want a number of lines from 0 to %d; leave it out for all", clip(q.Get("tail"), 20), agent.MaxLines)
 	}
 	if rec.State.Beginning() {
 		if rec, err = s.sandboxes.Await(r.Context(), rec.ID); err != nil {
@@ -179,15 +185,26 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record)
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	if rec.State == record.Ended {
-		io.WriteString(w, rec.LastOutput) //nolint:errcheck // a client that left needs no answer
+		text := rec.LastOutput
+		if lines >= 0 {
+			count := agent.LastLines{Lines: lines}
+			io.WriteString(&count, text) //nolint:errcheck // never fails
+			text = text[len(text)-int(count.Bytes()):]
+		}
+		io.WriteString(w, text) //nolint:errcheck // a client that left needs no answer
 		return nil
 	}
 	if _, err := s.reachable(r.Context(), rec, wire.AgentPort); err != nil {
 		return err
 	}
 	out := &tail{w: w, rc: http.NewResponseController(w)}
-	cursor, err := s.copyLogs(out, r, rec, 0, follow)
-	if err != nil || !follow {
+	cursor := int64(0)
+	if lines >= 0 {
+		if cursor, err = s.seekLines(out, r, rec, lines, follow); err != nil {
+			return err
+		}
+	}
+	if cursor, err = s.copyLogs(out, r, rec, cursor, follow); err != nil || !follow {
 		return err
 	}
 	// The agent has said all: the sandbox is about to end, and the daemon to
@@ -217,6 +234,23 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record)
 	}
 }
 
+// seekLines returns the number of the byte that the last lines begin with, for
+// which it reads all the agent has. out has then seen what is before, and without
+// follow it passes on no more than those lines.
+func (s *Server) seekLines(out *tail, r *http.Request, rec record.Record, lines int, follow bool) (int64, error) {
+	count := agent.LastLines{Lines: lines}
+	end, err := s.copyLogs(io.MultiWriter(seen{out}, &count), r, rec, 0, false)
+	if err != nil {
+		return 0, err
+	}
+	n := count.Bytes()
+	out.last = out.last[:max(0, len(out.last)-int(n))]
+	if !follow {
+		out.w = agent.FirstBytes(out.w, n)
+	}
+	return max(0, end-n), nil
+}
+
 // tail passes output on at once, and remembers the end of it.
 type tail struct {
 	w    io.Writer
@@ -227,11 +261,23 @@ type tail struct {
 // maxTail is how much an ended sandbox remembers of its output.
 const maxTail = 8 << 10
 
-func (t *tail) Write(b []byte) (int, error) {
+func (t *tail) remember(b []byte) {
 	t.last = append(t.last, b...)
 	if n := len(t.last) - maxTail; n > 0 {
 		t.last = append(t.last[:0], t.last[n:]...)
 	}
+}
+
+// seen is output that is remembered and not passed on.
+type seen struct{ *tail }
+
+func (s seen) Write(b []byte) (int, error) {
+	s.remember(b)
+	return len(b), nil
+}
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.remember(b)
 	n, err := t.w.Write(b)
 	if err == nil {
 		err = t.rc.Flush()

@@ -423,16 +423,46 @@ func TestLogs(t *testing.T) {
 		t.Errorf("logs %q", a.body)
 	}
 	<-looks
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		if a := w.do("GET", at+"?follow=true", ""); string(a.body) != out+"three\n" {
-			t.Errorf("followed %q", a.body)
+	for tail, want := range map[string]string{"0": "", "1": "two\n", "2": out, "100000": out} {
+		if a := w.do("GET", at+"?tail="+tail, ""); string(a.body) != want {
+			t.Errorf("tail %s: %q", tail, a.body)
 		}
-	}()
-	<-looks
-	w.set(sb.ID, func(r *record.Record) { r.State, r.LastOutput = record.Ended, "two\nthree\n" })
-	<-ended
+		<-looks
+		<-looks
+	}
+	// What was written before the lines that are wanted does not come at the end.
+	for _, c := range []struct {
+		query string
+		looks int
+		want  string
+	}{{"", 1, out + "three\n"}, {"&tail=0", 2, "three\n"}, {"&tail=1", 2, "two\nthree\n"}} {
+		w.set(sb.ID, func(r *record.Record) { r.State = record.Running })
+		for len(looks) > 0 {
+			<-looks
+		}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			if a := w.do("GET", at+"?follow=true"+c.query, ""); string(a.body) != c.want {
+				t.Errorf("followed%s %q, want %q", c.query, a.body, c.want)
+			}
+		}()
+		for range c.looks {
+			<-looks
+		}
+		w.set(sb.ID, func(r *record.Record) { r.State, r.LastOutput = record.Ended, "two\nthree\n" })
+		<-ended
+	}
+	for tail, want := range map[string]string{"0": "", "1": "three\n", "9": "two\nthree\n"} {
+		if a := w.do("GET", at+"?tail="+tail, ""); string(a.body) != want {
+			t.Errorf("ended, tail %s: %q", tail, a.body)
+		}
+	}
+	for _, tail := range []string{"-1", "x", "", "100001", "1.5"} {
+		if a := w.do("GET", at+"?tail="+tail, "", "X-Lenient", "1"); a.StatusCode != 400 || !strings.Contains(a.error(t).Message, "from 0 to 100000") {
+			t.Errorf("tail=%s: %s %s", tail, a.Status, a.body)
+		}
+	}
 	if a := w.do("GET", at+"?follow=x", "", "X-Lenient", "1"); a.StatusCode != 400 {
 		t.Errorf("follow=x: %s", a.Status)
 	}

@@ -29,6 +29,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -55,6 +56,9 @@ type (
 	ImportProgress  = wire.ImportProgress
 	PruneReport     = wire.PruneReport
 )
+
+// MaxLines is how many lines may be asked for by number.
+const MaxLines = agent.MaxLines
 
 // The states of a sandbox.
 const (

@@ -151,7 +151,7 @@ func TestSilence(t *testing.T) {
 	time.AfterFunc(200*time.Millisecond, func() { close(awake) })
 	follow := make(chan error, 1)
 	go func() {
-		rc, err := c.Logs(t.Context(), "lab", true)
+		rc, err := c.Logs(t.Context(), "lab", AllLines, true)
 		if err == nil {
 			rc.Close()
 		}

@@ -202,6 +202,25 @@ func (c *Client) CommandLogs(ctx context.Context, idOrName, command string, curs
 	return next, nil
 }
 
+// LastLines copies the last lines of the output of a background command to w, and
+// with follow what comes until the command has ended or ctx has. To find the
+// lines it reads all that the agent has.
+func (c *Client) LastLines(ctx context.Context, idOrName, command string, lines int, follow bool, w io.Writer) error {
+	count := agent.LastLines{Lines: lines}
+	end, err := c.CommandLogs(ctx, idOrName, command, 0, &count)
+	if err != nil {
+		return err
+	}
+	n := count.Bytes()
+	if follow {
+		return c.FollowCommand(ctx, idOrName, command, max(0, end-n), w)
+	}
+	if n > 0 {
+		_, err = c.CommandLogs(ctx, idOrName, command, max(0, end-n), agent.FirstBytes(w, n))
+	}
+	return err
+}
+
 // FollowCommand copies the output of a background command since cursor to w, as
 // it comes, until the command has ended or ctx has.
 func (c *Client) FollowCommand(ctx context.Context, idOrName, command string, cursor int64, w io.Writer) error {

@@ -217,11 +217,18 @@ func (c *Client) AllStats(ctx context.Context) ([]SandboxStats, error) {
 	return l.Items, err
 }
 
-// Logs reads the output of the entrypoint, with follow until it ends.
-func (c *Client) Logs(ctx context.Context, idOrName string, follow bool) (io.ReadCloser, error) {
-	r := request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs")}
+// AllLines asks for all lines of an output.
+const AllLines = -1
+
+// Logs reads the last lines of the output of the entrypoint, or AllLines, and with
+// follow what comes until it ends.
+func (c *Client) Logs(ctx context.Context, idOrName string, lines int, follow bool) (io.ReadCloser, error) {
+	r := request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs"), query: url.Values{}, patient: follow}
 	if follow {
-		r.query, r.patient = url.Values{"follow": {"true"}}, true
+		r.query.Set("follow", "true")
+	}
+	if lines != AllLines {
+		r.query.Set("tail", strconv.Itoa(lines))
 	}
 	resp, err := c.stream(ctx, r)
 	if err != nil {

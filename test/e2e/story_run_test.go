@@ -123,6 +123,9 @@ func tellLab(t *testing.T, l *lab) {
 	if out := l.ok("command", "logs", "lab", cmd); out != "one\ntwo\n" {
 		t.Errorf("command logs printed %q", out)
 	}
+	if out := l.ok("command", "logs", "-f", "-n", "1", "lab", cmd); out != "two\n" {
+		t.Errorf("command logs -f -n 1 printed %q", out)
+	}
 
 	if st := l.ok("stats", "--no-stream", "lab"); !strings.Contains(st, "256MiB") || !strings.Contains(st, "/ 256") {
 		t.Errorf("stats printed %s", st)
@@ -201,13 +204,24 @@ func tellFollow(t *testing.T, l *lab) {
 	}
 	logs, wait := follow("logs", "-f", id)
 	eventually(t, 5*time.Second, func() error { return logs.has("begin\n") })
+	if out := l.ok("logs", "-n", "1", id); out != "begin\n" {
+		t.Errorf("logs -n 1: %q", out)
+	}
+	last, waitLast := follow("logs", "-f", "-n", "1", id)
+	eventually(t, 5*time.Second, func() error { return last.has("begin\n") })
 	l.ok("exec", id, "--", "touch", "/tmp/go")
 	if code := wait(); code != 0 || logs.String() != "begin\nend\n" {
 		t.Errorf("logs -f: %d, %q", code, logs)
 	}
+	if code := waitLast(); code != 0 || last.String() != "begin\nend\n" {
+		t.Errorf("logs -f -n 1: %d, %q", code, last)
+	}
 	l.awaitState(t, id, client.Terminated, 5*time.Second)
 	if out := l.ok("logs", id); out != "begin\nend\n" {
 		t.Errorf("logs of an ended sandbox: %q", out)
+	}
+	if out := l.ok("logs", "--tail", "1", id); out != "end\n" {
+		t.Errorf("the last line of an ended sandbox: %q", out)
 	}
 
 	id = l.make("base")

@@ -77,6 +77,17 @@ func tellLogLimit(t *testing.T, l *lab) {
 	if len(out) != 256<<10 {
 		t.Errorf("%d bytes are kept", len(out))
 	}
+	const last = "099999\n100000\n"
+	if out := l.ok("command", "logs", "-n", "2", id, cmd); out != last {
+		t.Errorf("the last two lines are %q", out)
+	}
+	id = l.make("base", "--log-opt", "max-size=256k", "--", "sh", "-c", fmt.Sprintf("seq -w %d; exec sleep infinity", lines))
+	eventually(t, 20*time.Second, func() error {
+		if out := l.ok("logs", "-n", "2", id); out != last {
+			return fmt.Errorf("the last two lines are %q", out)
+		}
+		return nil
+	})
 }
 
 // tellUpdate: limits change under a living sandbox, and hold.

@@ -1,0 +1,72 @@
+package agent
+
+import (
+	"bytes"
+	"io"
+)
+
+// MaxLines bounds how many lines LastLines looks for: eight bytes of memory each.
+const MaxLines = 100_000
+
+// LastLines finds where the last lines of an output begin: the output is
+// written to it, and Bytes tells. The zero value looks for none.
+type LastLines struct {
+	Lines int // at most MaxLines
+
+	starts []int64 // of the lines so far; the older ones are forgotten now and then
+	n      int64   // bytes so far
+	within bool    // the last line has not ended
+}
+
+func (l *LastLines) Write(b []byte) (int, error) {
+	for rest := b; len(rest) > 0; {
+		if !l.within {
+			l.begin()
+		}
+		line := len(rest)
+		i := bytes.IndexByte(rest, '\n')
+		if l.within = i < 0; !l.within {
+			line = i + 1
+		}
+		l.n += int64(line)
+		rest = rest[line:]
+	}
+	return len(b), nil
+}
+
+func (l *LastLines) begin() {
+	if l.Lines == 0 {
+		return
+	}
+	if len(l.starts) == 2*l.Lines {
+		l.starts = append(l.starts[:0], l.starts[l.Lines:]...)
+	}
+	l.starts = append(l.starts, l.n)
+}
+
+// Bytes returns how many bytes the last lines have; a last line that has not ended
+// is one.
+func (l *LastLines) Bytes() int64 {
+	if k := min(l.Lines, len(l.starts)); k > 0 {
+		return l.n - l.starts[len(l.starts)-k]
+	}
+	return 0
+}
+
+// FirstBytes passes the first n bytes on to w and takes the rest.
+func FirstBytes(w io.Writer, n int64) io.Writer { return &firstBytes{w, n} }
+
+type firstBytes struct {
+	w    io.Writer
+	left int64
+}
+
+func (f *firstBytes) Write(b []byte) (int, error) {
+	if m := min(f.left, int64(len(b))); m > 0 {
+		f.left -= m
+		if n, err := f.w.Write(b[:m]); err != nil {
+			return n, err
+		}
+	}
+	return len(b), nil
+}
