@@ -41,6 +41,8 @@ func TestComplete(t *testing.T) {
 		"image rm |":          {"python"},
 		"bench --image |":     {"python"},
 		"command logs |":      {"lab", testID},
+		"egress patch |":      {"lab", testID},
+		"egress rm lab |":     nil,
 		"ps -o |":             {"table", "json", "name"},
 		"create --runtime |":  {"runsc", "runc"},
 		"create python a b |": nil,

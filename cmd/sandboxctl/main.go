@@ -118,7 +118,7 @@ func newRoot() *cobra.Command {
 		newUpdate(c), newRm(c), newEvents(c), newImage(c), newBench(c), newVersion(c),
 		newTop(c), newShell(c), newAttach(c), newSystem(c), newStart(c), newStop(c),
 		newSnapshot(c), newDiff(c), newKey(c), newEval(c), newCode(c),
-		newEndpoint(c), newPort(c), newVolume(c),
+		newEndpoint(c), newPort(c), newVolume(c), newEgress(c),
 	)
 	complete(c, root)
 	for _, cmd := range root.Commands() {

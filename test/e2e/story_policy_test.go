@@ -87,6 +87,12 @@ func tellNetworkChange(t *testing.T, l *lab) {
 	if rules := l.inspect(id).Rules; len(rules) != 2 || rules[0] != "allow "+outsideAddr+"/32:443" {
 		t.Errorf("inspect shows %q", rules)
 	}
+	if rules := l.ok("egress", "rm", id, outsideAddr) + l.ok("egress", "get", "-o", "name", id); rules != outsideAddr+"\n203.0.113.0/24\n" {
+		t.Errorf("egress rm and get printed %q", rules)
+	}
+	reaches(refusedFlow)
+	l.ok("egress", "patch", "--allow", outsideAddr+":443/tcp", id)
+	reaches("ok")
 	if a := l.egressAPI("PATCH", id, `[{"action":"allow","target":"2001:db8::1"}]`); a.status != 400 || !strings.Contains(a.body, "IPv6") || !strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
 		t.Errorf("IPv6: %d %s", a.status, a.body)
 	}
