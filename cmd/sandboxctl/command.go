@@ -11,11 +11,11 @@ import (
 func newCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "command",
-		Short: "Look after commands that exec -d has started",
+		Short: "Look after commands that exec -d has started, and sessions of commands",
 		Example: `  id=$(sandboxctl exec -d lab -- make test)
   sandboxctl command logs -f lab $id`,
 	}
-	cmd.AddCommand(newCommandLogs(c), newCommandStatus(c), newCommandKill(c))
+	cmd.AddCommand(newCommandLogs(c), newCommandStatus(c), newCommandKill(c), newSession(c))
 	return cmd
 }
 

@@ -173,20 +173,28 @@ func execute(cl *client.Client, sig *signals, sandbox string, command client.Com
 	if command.Stdin {
 		go p.SendStdin(ctx, stdin) //nolint:errcheck // a command may end before its input does
 	}
-	exit, err := p.Wait(os.Stdout, os.Stderr)
-	switch {
-	case err != nil && ctx.Err() != nil:
-		abort(p, "SIGKILL")
-		return status{code: 130}
-	case errors.Is(err, client.ErrLost):
-		return autopsy(cl, sandbox, err, "was the daemon restarted? A command that must outlive that is started with exec -d")
-	case errors.Is(err, syscall.EPIPE):
-		abort(p, "SIGPIPE")
-		return status{code: 141} // as a shell says of a writer whose reader left
-	case err != nil:
+	exit, err := attend(cl, sig, sandbox, p, "A command that must outlive that is started with exec -d")
+	if err != nil {
 		return err
 	}
 	return outcome(cl, sandbox, command, exit, ooms)
+}
+
+// attend prints what a command says until it ends. hint is for one that the
+// daemon was lost under.
+func attend(cl *client.Client, sig *signals, sandbox string, p *client.Process, hint string) (client.Exit, error) {
+	exit, err := p.Wait(os.Stdout, os.Stderr)
+	switch {
+	case err != nil && sig.ctx.Err() != nil:
+		abort(p, "SIGKILL")
+		return exit, status{code: 130}
+	case errors.Is(err, client.ErrLost):
+		return exit, autopsy(cl, sandbox, err, "was the daemon restarted? "+hint)
+	case errors.Is(err, syscall.EPIPE):
+		abort(p, "SIGPIPE")
+		return exit, status{code: 141} // as a shell says of a writer whose reader left
+	}
+	return exit, err
 }
 
 // abort ends a command that is not waited for any longer, as far as the signal

@@ -62,6 +62,7 @@ var jsonCommands = []struct {
 	{"volume prune -f", object},
 	{"code context create -l python lab", object},
 	{"code context ls lab", array},
+	{"command session create lab", object},
 	{"eval lab 1", stream},
 	{"system info", object},
 	{"system df", object},
@@ -174,6 +175,7 @@ func newFixedDaemon(t *testing.T) (url string) {
 		"POST /volumes/prune":           {wire.VolumePruneReport{Volumes: []string{"spare"}}},
 		"POST /sandboxes/lab/proxy/44772/code/context": {cc},
 		"GET /sandboxes/lab/proxy/44772/code/contexts": {[]agent.CodeContext{cc}},
+		"POST /sandboxes/lab/proxy/44772/session":      {agent.SessionCreated{SessionID: commandID}},
 		"POST /sandboxes/lab/proxy/44772/code": {
 			agent.Event{Type: "init", Text: "c1"}, agent.Event{Type: "result", Results: map[string]string{"text/plain": "1"}}, agent.Event{Type: "execution_complete"},
 		},

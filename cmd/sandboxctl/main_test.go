@@ -47,6 +47,7 @@ type daemon struct {
 	requests []string
 	create   wire.CreateRequest
 	command  agent.CommandRequest
+	line     agent.SessionRun
 	state    wire.Status
 	exec     func(w io.Writer, signals <-chan string) // after the init frame
 	signals  chan string
@@ -171,7 +172,21 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
+	if r.Method == http.MethodDelete {
+		if p == "/command" {
+			d.signals <- "interrupt " + r.URL.Query().Get("id")
+		}
+		return
+	}
 	switch p {
+	case "/session":
+		json.NewDecoder(r.Body).Decode(&d.line)             //nolint:errcheck // the test sees what is missing
+		io.WriteString(w, `{"session_id":"`+commandID+`"}`) //nolint:errcheck // the test sees what is missing
+	case "/session/" + commandID + "/run":
+		json.NewDecoder(r.Body).Decode(&d.line) //nolint:errcheck // the test sees what is missing
+		w.Header().Set("Content-Type", agent.FramesType)
+		frame(w, agent.FrameControl, `{"id":"`+commandID+`"}`)
+		d.exec(w, d.signals)
 	case "/command":
 		json.NewDecoder(r.Body).Decode(&d.command) //nolint:errcheck // the test sees what is missing
 		w.Header().Set("Content-Type", agent.FramesType)

@@ -44,6 +44,7 @@ type Process struct {
 
 	c       *Client
 	sandbox string
+	session bool // it is a line of one, whose id ID is
 	body    io.ReadCloser
 	frames  *agent.FrameReader
 }
@@ -55,12 +56,16 @@ func agentPath(idOrName, rest string) string {
 // Start starts a command. Its output waits until Wait is called; a command in
 // the foreground is killed or not, as the agent likes, when ctx ends.
 func (c *Client) Start(ctx context.Context, idOrName string, cmd Command) (*Process, error) {
-	body := agent.CommandRequest{
+	return c.begin(ctx, idOrName, "/command", agent.CommandRequest{
 		Argv: cmd.Argv, Command: cmd.Shell, Cwd: cmd.Dir, Envs: cmd.Env, UID: cmd.UID, GID: cmd.GID,
 		Stdin: cmd.Stdin, Background: cmd.Background, Timeout: cmd.Timeout.Milliseconds(),
-	}
+	})
+}
+
+// begin asks the agent for something that answers in frames.
+func (c *Client) begin(ctx context.Context, idOrName, path string, body any) (*Process, error) {
 	resp, err := c.stream(ctx, request{
-		method: http.MethodPost, path: agentPath(idOrName, "/command"), json: body,
+		method: http.MethodPost, path: agentPath(idOrName, path), json: body,
 		header: http.Header{"Accept": {agent.FramesType}},
 	})
 	if err != nil {
@@ -151,6 +156,9 @@ func (p *Process) SendStdin(ctx context.Context, r io.Reader) error {
 
 // Signal sends a signal, by name as "SIGINT", to the command's process group.
 func (p *Process) Signal(ctx context.Context, name string) error {
+	if p.session {
+		return p.c.Interrupt(ctx, p.sandbox, p.ID)
+	}
 	return p.c.SignalCommand(ctx, p.sandbox, p.ID, name)
 }
 

@@ -78,6 +78,28 @@ func TestSessionSurvivesDaemon(t *testing.T) {
 				t.Error(got)
 			}
 			h.ask(t, sb.ID, "DELETE", "/session/"+made.ID, "")
+			tellSession(&lab{host: h, T: t, runtime: runtime}, sb.ID)
 		})
 	}
+}
+
+// tellSession: a session by the command line, which keeps what a shell keeps, also
+// over a command that was cut off.
+func tellSession(l *lab, id string) {
+	s := strings.TrimSpace(l.ok("command", "session", "create", "-w", "/var/new", id))
+	run := func(args ...string) told { return l.ctl(append([]string{"command", "session", "run"}, args...)...) }
+	if r := run(id, s, "--", `A="it's $HOME"; f() { echo "$A" >&2; return 3; }; pwd`); r != (told{"/var/new\n", "", 0}) {
+		l.Errorf("%+v", r)
+	}
+	l.wants(run("--timeout", "300ms", id, s, "--", "sleep", "60"), 124, "--timeout 300ms")
+	if r := run("-w", "/usr", id, s, "f"); r != (told{"", "it's /root\n", 3}) {
+		l.Errorf("%+v", r)
+	}
+	if r := run(id, s, "--", "printf", "%s|", "a b", "$A", "it's"); r.out != "a b|$A|it's|" {
+		l.Errorf("words became %+v", r)
+	}
+	if out := l.ok("command", "session", "rm", id, s); out != s+"\n" {
+		l.Errorf("rm printed %q", out)
+	}
+	l.wants(run(id, s, "true"), 125, "no session has the id")
 }
