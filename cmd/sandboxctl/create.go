@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -19,6 +20,8 @@ func newCreate(c *cli) *cobra.Command {
 		timeout time.Duration
 		noWait  bool
 		from    string
+		secure  bool
+		renew   string
 	)
 	cmd := &cobra.Command{
 		Use:   "create [flags] IMAGE [-- COMMAND [ARG...]]",
@@ -34,6 +37,7 @@ either runtime.`,
   sandboxctl create base --runtime runc --allow 203.0.113.0/24:443
   sandboxctl create -p 8080:8000 python -- python3 -m http.server 8000
   sandboxctl create --restart on-failure:5 --ready-port 8000 python -- python3 -m http.server 8000
+  sandboxctl create --timeout 10m --renew-on-access 600 --secure-access python
   sandboxctl create --from before-upgrade --name lab2`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if from == "" {
@@ -59,6 +63,10 @@ either runtime.`,
 			if from != "" {
 				r.Image, r.SnapshotID = nil, from
 			}
+			r.SecureAccess = secure
+			if err := renewOnAccess(renew, r.Extensions); err != nil {
+				return err
+			}
 			return c.create(cmd.Context(), r, argv(s.entrypoint, command), timeout, !noWait, o)
 		},
 	}
@@ -66,8 +74,27 @@ either runtime.`,
 	o.flags(cmd, true)
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "remove the sandbox after this time, as 30m (default: never)")
 	cmd.Flags().StringVar(&from, "from", "", "snapshot to begin with, by id or name, instead of an image")
+	cmd.Flags().BoolVar(&secure, "secure-access", false, "ask for the token of a port also where ports of others are open to whoever connects: see sandboxctl endpoint")
+	cmd.Flags().StringVar(&renew, "renew-on-access", "", "each request to a port, and each command, lets it live for at least this many seconds more: 300 to 86400, or as 10m")
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, while the sandbox is still being made")
 	return cmd
+}
+
+// renewOnAccess writes --renew-on-access, in seconds or as a duration, into
+// extensions. How much it may be the daemon says.
+func renewOnAccess(text string, extensions map[string]string) error {
+	if text == "" {
+		return nil
+	}
+	if _, err := strconv.Atoi(text); err != nil {
+		d, err := time.ParseDuration(text)
+		if err != nil || d%time.Second != 0 {
+			return errs.New(errs.Invalid, "--renew-on-access %q: want whole seconds, as 600 or 10m", clip(text, 40))
+		}
+		text = strconv.FormatInt(int64(d/time.Second), 10)
+	}
+	extensions[client.ExtRenew] = text
+	return nil
 }
 
 // create makes a sandbox that stays and prints it.

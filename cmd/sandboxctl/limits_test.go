@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -38,6 +39,62 @@ func TestLimitFlags(t *testing.T) {
 	} {
 		if r := d.run(t, args...); r.code != 125 {
 			t.Errorf("%v: %+v", args, r)
+		}
+	}
+}
+
+// TestUpdate: limits and labels go to routes of their own, limits first.
+func TestUpdate(t *testing.T) {
+	d := newDaemon(t)
+	var bodies []string
+	d.before = func(r *http.Request) {
+		b, _ := io.ReadAll(r.Body)
+		bodies = append(bodies, strings.TrimSpace(string(b)))
+	}
+	for args, want := range map[string][]string{
+		"update --cpu 2 --label team=b --label-rm owner lab": {"PATCH /sandboxes/lab/limits", `{"resourceLimits":{"cpu":"2"}}`, "PATCH /sandboxes/" + testID + "/metadata", `{"owner":null,"team":"b"}`},
+		"update -l empty= lab":                               {"PATCH /sandboxes/lab/metadata", `{"empty":""}`},
+		"update -m 1g lab":                                   {"PATCH /sandboxes/lab/limits", `{"resourceLimits":{"memory":"1Gi"}}`},
+	} {
+		before := len(bodies)
+		if r := d.run(t, strings.Fields(args)...); r.code != 0 || r.out != testID+"\n" || r.errout != "" {
+			t.Errorf("%s: %+v", args, r)
+		}
+		var got []string
+		for i, b := range bodies[before:] {
+			got = append(got, d.asked()[before+i], b)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s asked %q, want %q", args, got, want)
+		}
+	}
+	for args, says := range map[string]string{
+		"update lab":                           "nothing to change",
+		"update --label =x lab":                "KEY=VALUE",
+		"update --label a=x --label-rm a lab":  "both name",
+		"update --label-rm a":                  "SANDBOX",
+		"create --renew-on-access soon python": "600 or 10m",
+		"create --renew-on-access 1ms python":  "600 or 10m",
+	} {
+		before := len(bodies)
+		if r := d.run(t, strings.Fields(args)...); r.code != 125 || !strings.Contains(r.errout, says) || len(bodies) != before {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+}
+
+// TestCreateAccess: what a create says of how a sandbox is reached.
+func TestCreateAccess(t *testing.T) {
+	d := newDaemon(t)
+	for _, c := range []struct {
+		flags, renew string
+		secure       bool
+	}{
+		{"", "", false}, {"--secure-access", "", true}, {"--renew-on-access 600", "600", false}, {"--renew-on-access 10m --secure-access", "600", true},
+	} {
+		args := append(append([]string{"create"}, strings.Fields(c.flags)...), "python")
+		if r := d.run(t, args...); r.code != 0 || d.create.SecureAccess != c.secure || d.create.Extensions[client.ExtRenew] != c.renew {
+			t.Errorf("%q: %+v, %+v", c.flags, r, d.create)
 		}
 	}
 }

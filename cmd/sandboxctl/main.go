@@ -119,6 +119,7 @@ func newRoot() *cobra.Command {
 		newTop(c), newShell(c), newAttach(c), newSystem(c), newStart(c), newStop(c),
 		newSnapshot(c), newDiff(c), newKey(c), newEval(c), newCode(c),
 		newEndpoint(c), newPort(c), newVolume(c), newEgress(c),
+		newDiagnostics(c),
 	)
 	complete(c, root)
 	for _, cmd := range root.Commands() {

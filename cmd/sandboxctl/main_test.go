@@ -138,6 +138,8 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(204)
 	case "GET /sandboxes/lab/stats":
 		reply(200, wire.Usage{Time: time.Now(), OOMKills: d.oom, MemoryLimitBytes: 64 << 20})
+	case "PATCH /sandboxes/lab/limits", "PATCH /sandboxes/lab/metadata":
+		reply(200, d.sandbox())
 	case "GET /sandboxes/lab/logs":
 		fmt.Fprintln(w, r.URL.RawQuery)
 	case "GET /stats":

@@ -51,6 +51,7 @@ type (
 	Usage         = wire.Usage
 	SandboxStats  = wire.SandboxStats
 	Version       = wire.Version
+	Diagnostic    = wire.Diagnostic
 
 	ImageInspection = wire.ImageInspection
 	ImportProgress  = wire.ImportProgress
@@ -85,6 +86,7 @@ const (
 	ExtTmpfs    = wire.ExtTmpfs
 	ExtPublish  = wire.ExtPublish
 	ExtPrestart = wire.ExtPrestart
+	ExtRenew    = wire.ExtRenew
 
 	ExtRestart          = wire.ExtRestart
 	ExtReadyCmd         = wire.ExtReadyCmd

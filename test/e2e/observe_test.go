@@ -239,6 +239,10 @@ func TestDiagnosed(t *testing.T) {
 			}
 			return nil
 		})
+		l := &lab{host: h, T: t, runtime: runtime}
+		if out := l.ok("diagnostics", "events", "-s", "network", sb.ID) + l.ok("diagnostics", "summary", "-n", "1", sb.ID); !strings.Contains(out, "metadata service") || !strings.Contains(out, "== logs\nlast\n") {
+			t.Errorf("sandboxctl diagnostics printed %s", out)
+		}
 		has(tell("events?scope=all"), "lifecycle creating\n", "lifecycle running\n", "runtime create: ok in ", "; namespaces ", "agent ", "network denied")
 		if err := h.api.Pause(t.Context(), sb.ID); err != nil {
 			t.Fatal(err)

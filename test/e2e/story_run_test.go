@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -87,7 +88,8 @@ func tellRunFails(t *testing.T, l *lab) {
 func tellLab(t *testing.T, l *lab) {
 	events, stop := l.watch()
 	id := l.make("python", "--name", "lab", "--memory", "256Mi", "--cpu", "500m", "--pids", "256", "--disk", "1Gi",
-		"--timeout", "30m", "--label", "team=a", "--allow", "203.0.113.0/24:443", "-o", "name")
+		"--timeout", "30m", "--label", "team=a", "--allow", "203.0.113.0/24:443",
+		"--secure-access", "--renew-on-access", "3600", "-o", "name")
 	if !regexp.MustCompile(`^[a-z][a-z2-7]{11}$`).MatchString(id) {
 		t.Fatalf("create printed %q", id)
 	}
@@ -106,9 +108,19 @@ func tellLab(t *testing.T, l *lab) {
 		t.Errorf("ps -o json printed %s", js)
 	}
 	l.wants(l.ctl("create", "base", "--name", "lab"), 125, `"lab"`)
+	if out := l.ok("endpoint", "lab", "80"); !strings.Contains(out, "\nOpenSandbox-Secure-Access: ") {
+		t.Errorf("endpoint of one made with --secure-access printed %q", out)
+	}
 	if out := l.ok("exec", "-e", "X=1", "-w", "/tmp", "lab", "--", "sh", "-c", "echo $X; pwd"); out != "1\n/tmp\n" {
 		t.Errorf("exec printed %q", out)
 	}
+	eventually(t, 5*time.Second, func() error {
+		sb, err := l.api.Get(t.Context(), "lab")
+		if err == nil && time.Until(*sb.ExpiresAt) < 50*time.Minute {
+			err = fmt.Errorf("after a command it expires at %v", sb.ExpiresAt)
+		}
+		return err
+	})
 	l.wants(l.ctl("exec", "lab", "--", "sh", "-c", "exit 9"), 9)
 	l.wants(l.ctl("exec", "nobody", "--", "true"), 125, "nobody")
 

@@ -92,7 +92,7 @@ func tellLogLimit(t *testing.T, l *lab) {
 
 // tellUpdate: limits change under a living sandbox, and hold.
 func tellUpdate(t *testing.T, l *lab) {
-	id := l.make("python", "--memory", "512Mi", "--cpu", "1", "--disk", "64Mi")
+	id := l.make("python", "--memory", "512Mi", "--cpu", "1", "--disk", "64Mi", "--label", "team=a", "--label", "owner=x")
 	seen := l.events(t)
 	holds := "import time; x = b'x' * (200 << 20); print('holds', flush=True); time.sleep(1000)"
 	cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "python3", "-c", holds))
@@ -110,6 +110,10 @@ func tellUpdate(t *testing.T, l *lab) {
 	seen(t, id, "updated", "")
 	if i := l.inspect(id).Sandboxd; i.MemoryBytes != 1<<30 || i.CPUMillis != 500 || i.DiskBytes != 256<<20 || i.CPUShares != 512 {
 		t.Errorf("after the update: %+v", i)
+	}
+	l.ok("update", "--label", "team=b", "--label-rm", "owner", id)
+	if m := l.inspect(id).Metadata; len(m) != 1 || m["team"] != "b" {
+		t.Errorf("after the update of labels: %v", m)
 	}
 	l.ok("exec", id, "--", "sh", "-c", "head -c 100000000 /dev/urandom >/var/some && sync")
 	l.wants(l.ctl("update", "--disk", "32Mi", id), 125, "holds")
