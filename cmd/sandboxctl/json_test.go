@@ -30,13 +30,15 @@ const (
 	stream shape = "lines, each a value of its own" // of what has no end, or comes beside other output
 )
 
-// jsonCommands are the commands that take -o json, each run at least once.
+// jsonCommands are the commands that take -o json, and those that print nothing
+// else, each run at least once.
 var jsonCommands = []struct {
 	args string
 	want shape
 }{
 	{"create base", object},
 	{"ps", array},
+	{"inspect lab", array},
 	{"stats --no-stream", array},
 	{"stats --no-stream lab", array},
 	{"top -n 1", array},
@@ -50,6 +52,7 @@ var jsonCommands = []struct {
 	{"endpoint lab 80", object},
 	{"port lab", array},
 	{"image ls", array},
+	{"image inspect base", array},
 	{"image build base", object},
 	{"image import -", object},
 	{"image load", object},
@@ -59,12 +62,15 @@ var jsonCommands = []struct {
 	{"key ls", array},
 	{"snapshot create lab", object},
 	{"snapshot ls", array},
+	{"snapshot inspect before", array},
 	{"volume create data", object},
 	{"volume ls", array},
+	{"volume inspect data", array},
 	{"volume prune -f", object},
 	{"code context create -l python lab", object},
 	{"code context ls lab", array},
 	{"command session create lab", object},
+	{"command status lab " + commandID, object},
 	{"eval lab 1", stream},
 	{"system info", object},
 	{"system df", object},
@@ -74,6 +80,9 @@ var jsonCommands = []struct {
 // measures is the one whose answer is never the same.
 const measures = "sandboxctl bench"
 
+// onlyJSON reports whether a command prints JSON without being asked to.
+func onlyJSON(cmd *cobra.Command) bool { return strings.HasSuffix(cmd.Short, "as JSON") }
+
 // TestJSON: what programs read of each command stays as it is. An answer that ends
 // is one value: one thing is an object, a list is an array, also when it is empty.
 func TestJSON(t *testing.T) {
@@ -81,14 +90,22 @@ func TestJSON(t *testing.T) {
 	var all strings.Builder
 	ran := map[string]bool{}
 	for _, c := range jsonCommands {
-		args := append(strings.Fields(c.args), "-o", "json")
+		args := strings.Fields(c.args)
+		cmd, _, err := newRoot().Find(args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ran[cmd.CommandPath()] = true
+		if !onlyJSON(cmd) {
+			args = append(args, "-o", "json")
+		}
 		r := d.run(t, args...)
 		if r.code != 0 {
 			if c.args != "events" { // its stream has broken off
 				t.Errorf("%s: %+v", c.args, r)
 			}
 		}
-		fmt.Fprintf(&all, "$ sandboxctl %s -o json\n%s", c.args, strings.ReplaceAll(r.out, runtime.Version(), "GOVERSION"))
+		fmt.Fprintf(&all, "$ sandboxctl %s\n%s", strings.Join(args, " "), strings.ReplaceAll(r.out, runtime.Version(), "GOVERSION"))
 		values, lines := 0, strings.Count(r.out, "\n")
 		for dec := json.NewDecoder(strings.NewReader(r.out)); ; values++ {
 			var v any
@@ -103,16 +120,12 @@ func TestJSON(t *testing.T) {
 		if c.want == stream && (values != lines || values < 1) || c.want != stream && (values != 1 || begins != c.want) {
 			t.Errorf("%s prints %d values in %d lines, want %s:\n%s", c.args, values, lines, c.want, r.out)
 		}
-		cmd, _, err := newRoot().Find(args)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ran[cmd.CommandPath()] = true
 	}
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
-		if f := cmd.Flags().Lookup("output"); f != nil && f.DefValue == "table" && !ran[cmd.CommandPath()] && cmd.CommandPath() != measures {
-			t.Errorf("%s -o json is not in the table above", cmd.CommandPath())
+		f := cmd.Flags().Lookup("output")
+		if (f != nil && f.DefValue == "table" || onlyJSON(cmd)) && !ran[cmd.CommandPath()] && cmd.CommandPath() != measures {
+			t.Errorf("the JSON of %s is not in the table above", cmd.CommandPath())
 		}
 		for _, sub := range cmd.Commands() {
 			walk(sub)
@@ -152,9 +165,19 @@ func newFixedDaemon(t *testing.T) (url string) {
 	cc := agent.CodeContext{ID: "c1", Language: "python", Cwd: "/workspace"}
 	version := wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}
 	answers := map[string][]any{ // one a line
-		"POST /sandboxes":                 {sb},
-		"GET /sandboxes":                  {wire.List{Items: []wire.Sandbox{sb}, Pagination: wire.Pagination{Page: 1, TotalItems: 1}}},
-		"GET /sandboxes/lab":              {sb},
+		"POST /sandboxes":    {sb},
+		"GET /sandboxes":     {wire.List{Items: []wire.Sandbox{sb}, Pagination: wire.Pagination{Page: 1, TotalItems: 1}}},
+		"GET /sandboxes/lab": {sb},
+		"GET /sandboxes/lab/inspect": {wire.Inspection{
+			Sandbox: sb, Env: []string{"PATH"}, Rules: []string{"allow 203.0.113.0/24:443"}, Layers: []string{"sha256:00"}, Slot: 3, State: "running", LastOutput: "bye\n",
+			Volumes: []wire.VolumeMount{{Name: "data", PVC: &wire.PVC{ClaimName: "data"}, MountPath: "/data"}}, Notes: []string{"note"}, Host: map[string]string{"address": "10.0.0.2"},
+		}},
+		"GET /images/base":              {wire.ImageInspection{ImageInfo: im, Layers: []string{"sha256:00"}, Env: []string{"A=b"}, Workdir: "/workspace", User: "root", Labels: map[string]string{"team": "a"}}},
+		"GET /snapshots/before/inspect": {wire.SnapshotInspection{Snapshot: snap, Image: "base", ImageDigest: "sha256:00", Layers: []string{"sha256:00"}, Bytes: 4096}},
+		"GET /volumes/data":             {vol},
+		"GET /sandboxes/lab/proxy/44772/command/status/" + commandID: {agent.CommandStatus{
+			ID: commandID, Content: "make test", ExitCode: new(5), Reason: agent.ReasonExited, StartedAt: "2026-11-22T07:30:00Z", FinishedAt: "2026-11-22T07:30:01Z",
+		}},
 		"GET /stats":                      {wire.StatsList{Items: []wire.SandboxStats{{ID: testID, Name: "lab", Runtime: "runsc", State: wire.Running, CreatedAt: at, Usage: usage}}}},
 		"GET /sandboxes/lab/stats":        {usage},
 		"GET /diff":                       {wire.Change{Kind: "A", Path: "/a<b"}, wire.Change{Kind: "D", Path: "/c\x1b"}},
