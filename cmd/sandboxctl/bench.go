@@ -26,8 +26,13 @@ func newBench(c *cli) *cobra.Command {
 		Use:   "bench [--runtime RUNTIME] [--image IMAGE] [-n N]",
 		Short: "Measure this host: create, exec, delete, files, list",
 		Long: `Measure this host: how long it takes to create a sandbox and see the first
-output of a command, to run a command, to delete a sandbox, to move files and to
-list sandboxes, as a client sees it. The sandboxes are removed afterwards.
+output of a command, to do that and remove it (run_once), to run a command, to
+delete a sandbox, to move files and to list sandboxes, as a client sees it. The
+sandboxes are removed afterwards.
+
+Names and JSON are those of the bench.json that "make bench" writes. That has
+more rows, and beside each a baseline, which takes root, the source and other
+runtimes; here there are none.
 
 Numbers of a busy host say little: look at p50, and run it twice.`,
 		Example: `  sandboxctl bench
@@ -63,7 +68,23 @@ type benchmark struct {
 	runtimes []string
 	image    string
 	n        int
-	results  []measured
+	report   benchReport
+}
+
+// A benchReport has the form of make bench's bench.json, without baselines.
+type benchReport struct {
+	Machine benchMachine `json:"machine"`
+	Results []measured   `json:"results"`
+}
+
+// A benchMachine is the daemon's, as far as it tells.
+type benchMachine struct {
+	Time    time.Time `json:"time"`
+	Kernel  string    `json:"kernel"`
+	Go      string    `json:"go"`
+	Version string    `json:"sandboxd"`
+	Cgroups string    `json:"cgroups"`
+	Pool    string    `json:"pool"`
 }
 
 // A measured row is in Unit; p90 of a rate is the rate that 90 % reach.
@@ -79,6 +100,11 @@ type measured struct {
 const benchFile = 100 << 20 // bytes
 
 func (b *benchmark) run(ctx context.Context) error {
+	info, err := b.cl.SystemInfo(ctx)
+	if err != nil {
+		return err
+	}
+	b.report.Machine = benchMachine{time.Now().UTC(), info.Kernel, info.Go, info.Version.Version, info.Cgroups, info.Pool}
 	for _, rt := range b.runtimes {
 		if err := b.lives(ctx, rt); err != nil {
 			return err
@@ -118,7 +144,7 @@ func (b *benchmark) keep(name, rt, unit string, values []float64) {
 	at := func(p float64) float64 {
 		return math.Round(100*values[max(0, int(math.Ceil(p*float64(len(values))))-1)]) / 100
 	}
-	b.results = append(b.results, measured{name, rt, unit, len(values), at(0.5), at(0.9)})
+	b.report.Results = append(b.report.Results, measured{name, rt, unit, len(values), at(0.5), at(0.9)})
 }
 
 func millis(start time.Time) float64 { return float64(time.Since(start)) / 1e6 }
@@ -146,8 +172,8 @@ func (b *benchmark) delete(ctx context.Context, id string) error {
 
 // lives measures from creation to the first output, and deletion.
 func (b *benchmark) lives(ctx context.Context, rt string) error {
-	var deletions []float64
-	err := b.repeat("create_first_command", rt, "ms", b.n, func() (float64, error) {
+	var deletions, whole []float64
+	err := b.repeat("cold_create_first_command", rt, "ms", b.n, func() (float64, error) {
 		start := time.Now()
 		sb, err := b.create(ctx, rt)
 		if err != nil {
@@ -155,12 +181,14 @@ func (b *benchmark) lives(ctx context.Context, rt string) error {
 		}
 		first, err := b.exec(ctx, sb.ID, "echo", "hello")
 		took := float64(first.Sub(start)) / 1e6
-		start = time.Now()
+		deleting := time.Now()
 		err = errors.Join(err, b.delete(ctx, sb.ID))
-		deletions = append(deletions, millis(start))
+		deletions = append(deletions, millis(deleting))
+		whole = append(whole, millis(start))
 		return took, err
 	})
 	if err == nil {
+		b.keep("run_once", rt, "ms", whole[1:])
 		b.keep("delete", rt, "ms", deletions[1:])
 	}
 	return err
@@ -248,10 +276,10 @@ func (filler) Read(p []byte) (int, error) {
 
 func (b *benchmark) print(o output) error {
 	if o.format == "json" {
-		return printJSON(os.Stdout, b.results)
+		return printJSON(os.Stdout, b.report)
 	}
 	var rows [][]string
-	for _, m := range b.results {
+	for _, m := range b.report.Results {
 		rows = append(rows, []string{m.Name, m.Runtime, m.Unit, strconv.Itoa(m.N), fmt.Sprintf("%.4g", m.P50), fmt.Sprintf("%.4g", m.P90)})
 	}
 	return table(os.Stdout, []string{"NAME", "RUNTIME", "UNIT", "N", "P50", "P90"}, rows)

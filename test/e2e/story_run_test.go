@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -17,6 +18,39 @@ import (
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
+
+// tellBench: a user measures their host, with the names that make bench has.
+func tellBench(t *testing.T, l *lab) {
+	r := l.ctl("bench", "-n", "1", "--runtime", l.runtime, "-o", "json")
+	var report struct {
+		Machine struct{ Kernel, Sandboxd, Cgroups string }
+		Results []struct {
+			Name, Runtime, Unit string
+			P50                 float64
+		}
+	}
+	if err := json.Unmarshal([]byte(r.out), &report); err != nil || r.code != 0 {
+		t.Fatalf("%v, %d: %s%s", err, r.code, r.out, r.errout)
+	}
+	var rows []string
+	for _, x := range report.Results {
+		rows = append(rows, x.Name+" "+x.Runtime+" "+x.Unit)
+		if x.P50 <= 0 {
+			t.Errorf("%+v", x)
+		}
+	}
+	rt := l.runtime
+	want := []string{
+		"cold_create_first_command " + rt + " ms", "run_once " + rt + " ms", "delete " + rt + " ms",
+		"exec_true " + rt + " ms", "file_put_100MB " + rt + " MB/s", "file_get_100MB " + rt + " MB/s", "list - ms",
+	}
+	if m := report.Machine; !slices.Equal(rows, want) || m.Kernel == "" || m.Sandboxd == "" || m.Cgroups == "" {
+		t.Errorf("%+v of %+v, want rows %v", rows, m, want)
+	}
+	if left := l.ctl("ps", "-q", "-a"); left.out != "" {
+		t.Errorf("left: %s", left.out)
+	}
+}
 
 // tellRun: a command, its output and its exit status, and nothing after it.
 func tellRun(t *testing.T, l *lab) {

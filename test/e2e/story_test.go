@@ -24,6 +24,7 @@ var stories = []struct {
 	tell func(*testing.T, *lab)
 }{
 	{"Run", tellRun},
+	{"Bench", tellBench},
 	{"RunFails", tellRunFails},
 	{"Lab", tellLab},
 	{"Copy", tellCopy},
