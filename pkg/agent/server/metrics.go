@@ -117,14 +117,18 @@ func (s *Server) measure() agent.Metrics {
 // countTasks is GET /tasks: what the limit of pids is about. The host can not count
 // it on gVisor.
 func countTasks(w http.ResponseWriter, _ *http.Request) error {
-	var n agent.Tasks
+	return writeJSON(w, http.StatusOK, agent.Tasks{Tasks: tasks()})
+}
+
+// tasks counts all threads but the agent's.
+func tasks() (n int64) {
 	self := os.Getpid()
 	for _, p := range scan() {
 		if p.pid != self {
-			n.Tasks += int64(p.tasks)
+			n += int64(p.tasks)
 		}
 	}
-	return writeJSON(w, http.StatusOK, n)
+	return n
 }
 
 // metrics is GET /metrics.

@@ -16,12 +16,13 @@ import (
 
 // What programs print when a limit stopped them: strerror(3) of libc, and the
 // words of shells and language runtimes that do not use it. EAGAIN has the words
-// that a socket or a lock would have too, so it counts only behind what starts a
-// process or a thread, in its own line or the three before: a traceback.
+// that a socket or a lock would have too, so it says it only behind what starts a
+// process or a thread, in its own line or the three before, as in a traceback.
 var (
 	saysDiskFull = regexp.MustCompile(`(?i)no space left on device|disk quota exceeded`)
 	saysNoFork   = regexp.MustCompile(`(?i)can(no|')t fork|can't start new thread|unable to create native thread|` +
 		`(fork|clone|spawn|thread_create|std::system_error)[^\n]*(\n[^\n]*){0,3}(resource temporarily unavailable|EAGAIN)`)
+	saysAgain = regexp.MustCompile(`(?i)resource temporarily unavailable`)
 )
 
 // lastWords is how much of the end of its output says why a command failed.
@@ -52,7 +53,7 @@ func (s *Server) explain(c *command, e *ending) {
 		if n := s.limits.Load().DiskBytes; n > 0 {
 			e.hint = fmt.Sprintf("the disk limit of the sandbox, %s, is reached", amount(n))
 		}
-	case saysNoFork.Match(words) && s.limits.Load().Pids > 0:
+	case s.limits.Load().Pids > 0 && (saysNoFork.Match(words) || saysAgain.Match(words) && s.manyTasks()):
 		e.reason = agent.ReasonPidsLimit
 		e.hint = fmt.Sprintf("the sandbox may have %d processes and threads, its pids limit", s.limits.Load().Pids)
 	}
@@ -86,6 +87,10 @@ func (c *command) blame(now int64) {
 	}
 	c.blamed.CompareAndSwap(0, verdict)
 }
+
+// manyTasks reports whether the guest has three fourths of what it may have: who
+// was refused one has ended, and some of its children with it.
+func (s *Server) manyTasks() bool { return tasks()*4 >= s.limits.Load().Pids*3 }
 
 // probe is what does not fit onto a disk that is full: a program that failed
 // to write as much, a usual buffer, left less.

@@ -22,7 +22,7 @@ func TestReasons(t *testing.T) {
 		"killed":      {"kill -9 $$", agent.ReasonKilled, "error CommandExecError -1 signal: killed", 0},
 		"timeout":     {"exec sleep 1000", agent.ReasonTimeout, "error CommandExecError -1 signal: killed|command timed out after 50ms", 50},
 		"pids":        {"echo 'sh: fork: Resource temporarily unavailable' >&2; exit 254", agent.ReasonPidsLimit, "error CommandExecError 254 exit status 254|pids_limit: the sandbox may have 32 processes and threads, its pids limit", 0},
-		"pids, a lie": {"echo 'recv: Resource temporarily unavailable' >&2; exit 1", agent.ReasonExited, "error CommandExecError 1 exit status 1", 0}, // a socket's
+		"pids, near":  {"echo 'BlockingIOError: Resource temporarily unavailable' >&2; exit 1", agent.ReasonPidsLimit, "error CommandExecError 1 exit status 1|pids_limit: the sandbox may have 32 processes and threads, its pids limit", 0}, // /proc shows the host's
 		"pids, coped": {"echo 'sh: fork: Resource temporarily unavailable' >&2", agent.ReasonExited, "", 0},
 		"disk, a lie": {"echo 'dd: No space left on device' >&2; exit 1", agent.ReasonExited, "error CommandExecError 1 exit status 1", 0}, // another disk was full, or none
 		"not there":   {"", agent.ReasonExited, "", 0},
@@ -41,6 +41,15 @@ func TestReasons(t *testing.T) {
 				t.Errorf("status %+v, want %s", st, c.reason)
 			}
 		})
+	}
+}
+
+// Where few processes are, EAGAIN is a socket's or a lock's.
+func TestAgainOfOthers(t *testing.T) {
+	e := newEnvWith(t, agent.Bootstrap{Limits: agent.Limits{Pids: 1 << 30}})
+	out := e.events(agent.CommandRequest{Argv: []string{"sh", "-c", "echo 'recv: Resource temporarily unavailable' >&2; exit 1"}})
+	if want := "error CommandExecError 1 exit status 1"; lastLine(out) != want {
+		t.Errorf("it ends with %q, want %q", lastLine(out), want)
 	}
 }
 
