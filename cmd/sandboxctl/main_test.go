@@ -29,6 +29,9 @@ import (
 // the two outputs are the real ones.
 func TestMain(m *testing.M) {
 	if os.Getenv("BE_SANDBOXCTL") != "" {
+		if limit, err := time.ParseDuration(os.Getenv("COMPLETION_LIMIT")); err == nil {
+			completionLimit = limit
+		}
 		main()
 	}
 	os.Exit(m.Run())
@@ -395,13 +398,14 @@ func TestRunDetached(t *testing.T) {
 func TestInterrupt(t *testing.T) {
 	for _, twice := range []bool{false, true} {
 		d := newDaemon(t)
-		gone := make(chan struct{})
+		heard, gone := make(chan struct{}), make(chan struct{})
 		d.exec = func(w io.Writer, signals <-chan string) {
 			frame(w, 1, "up\n")
 			if sig := <-signals; sig == "SIGINT" && !twice {
 				exit(w, 130)
 				return
 			}
+			close(heard)
 			<-gone // deaf to it
 		}
 		c := d.cmd("run", "base", "--", "sleep", "9")
@@ -412,13 +416,19 @@ func TestInterrupt(t *testing.T) {
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
+		guard := time.AfterFunc(10*time.Second, func() { c.Process.Kill() })
 		io.ReadFull(out, make([]byte, 3)) //nolint:errcheck // it is up
 		c.Process.Signal(syscall.SIGINT)  //nolint:errcheck // it lives
 		if twice {
-			time.Sleep(50 * time.Millisecond) // two signals at once are one
-			c.Process.Signal(syscall.SIGINT)  //nolint:errcheck // it lives
+			select {
+			case <-heard:
+			case <-time.After(10 * time.Second): // the code is looked at
+			}
+			time.Sleep(2 * once)             // two signals at once are one
+			c.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
 		}
 		c.Wait() //nolint:errcheck // the code is looked at
+		guard.Stop()
 		if c.ProcessState.ExitCode() != 130 || !slices.Contains(d.asked(), "DELETE /sandboxes/"+testID) {
 			t.Errorf("twice %v: %d, %v", twice, c.ProcessState.ExitCode(), d.asked())
 		}
@@ -441,6 +451,7 @@ func TestInterruptEarly(t *testing.T) {
 		"starting, twice": {[]string{"run", "base", "true"}, "POST /v1/sandboxes/" + testID + "/proxy/44772/command", true, "DELETE /sandboxes/" + testID},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // each waits for a second
 			d := newDaemon(t)
 			asked, awake := make(chan struct{}), make(chan struct{})
 			d.before = func(r *http.Request) {
@@ -461,7 +472,9 @@ func TestInterruptEarly(t *testing.T) {
 			}
 			<-asked
 			cmd.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
-			time.Sleep(50 * time.Millisecond)  // two signals at once are one
+			// Two signals at once are one, and nothing tells when the first was seen: it
+			// waits for the command.
+			time.Sleep(time.Second)
 			if c.twice {
 				cmd.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
 			} else {
