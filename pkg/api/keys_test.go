@@ -98,13 +98,19 @@ func TestKeys(t *testing.T) {
 		t.Error("the configuration's key is no admin's any more")
 	}
 
-	soon := time.Now().Add(300 * time.Millisecond)
-	a := w.do("POST", "/v1/keys", fmt.Sprintf(`{"name":"brief","role":"viewer","expiresAt":%q}`, soon.UTC().Format(time.RFC3339Nano)))
 	var k wire.NewKey
-	if json.Unmarshal(a.body, &k) != nil || as(k.Secret) != 200 {
-		t.Fatalf("%d %s", a.StatusCode, a.body)
+	for life := 300 * time.Millisecond; ; life *= 8 { // a busy host may take longer to make and to use it
+		soon := time.Now().Add(life)
+		a := w.do("POST", "/v1/keys", fmt.Sprintf(`{"name":"brief-%d","role":"viewer","expiresAt":%q}`, life, soon.UTC().Format(time.RFC3339Nano)))
+		works := json.Unmarshal(a.body, &k) == nil && as(k.Secret) == 200
+		if !works && (time.Now().Before(soon) || life > time.Minute) {
+			t.Fatalf("%d %s", a.StatusCode, a.body)
+		}
+		if works {
+			time.Sleep(time.Until(soon))
+			break
+		}
 	}
-	time.Sleep(time.Until(soon))
 	if a := w.do("GET", "/v1/sandboxes", "", wire.HeaderAPIKey, k.Secret); a.StatusCode != 401 || a.error(t).Code != "INVALID_API_KEY" || !strings.Contains(a.error(t).Message, "expired") {
 		t.Errorf("expired: %d %s", a.StatusCode, a.body)
 	}

@@ -182,11 +182,13 @@ func TestAttachTypes(t *testing.T) {
 // An agent that takes no input for a while, since its process reads none, is
 // there as long as it says so; one that says nothing is not.
 func TestAttachWaits(t *testing.T) {
-	const every = 100 * time.Millisecond
+	// A client that heard no ping of the agent would give up after one and a half of
+	// its own, while the agent's come far more often than that, on a busy host too.
+	const patient, every, rounds = time.Second, 100 * time.Millisecond, 20
 	var typed []byte
 	s, term := newPtyServer(t, func(ctx context.Context, ws *websocket.Conn) {
 		says(connected)(ctx, ws)
-		for range 10 { // it reads nothing, so it sees no answer
+		for range rounds { // it reads nothing, so it sees no answer
 			hold, cancel := context.WithTimeout(ctx, every)
 			ws.Ping(hold) //nolint:errcheck // that it is sent is enough
 			cancel()
@@ -194,7 +196,7 @@ func TestAttachWaits(t *testing.T) {
 		_, typed, _ = ws.Read(ctx)
 		says(exited)(ctx, ws)
 	})
-	term.c.ping = every
+	term.c.ping = patient
 	if exit, err := term.Attach(t.Context(), View{In: strings.NewReader("typed"), Out: io.Discard}); err != nil || exit.Code != 7 || string(typed) != "\x00typed" || len(s.queries) != 1 {
 		t.Errorf("%+v, %v; the agent got %q over %d connections", exit, err, typed, len(s.queries))
 	}

@@ -148,7 +148,8 @@ func TestSilence(t *testing.T) {
 		cancel()
 	}
 	// What takes its time is no silence: output to follow, a body, an answer that has begun.
-	time.AfterFunc(200*time.Millisecond, func() { close(awake) })
+	c.answer = time.Second
+	time.AfterFunc(2*c.answer, func() { close(awake) })
 	follow := make(chan error, 1)
 	go func() {
 		rc, err := c.Logs(t.Context(), "lab", AllLines, true)
