@@ -156,7 +156,7 @@ func TestReadyEndsWithItsContext(t *testing.T) {
 		begin := time.Now()
 		err := New(dialer(pretend(t, reply), &dials), "t").Ready(ctx)
 		cancel()
-		if err == nil || time.Since(begin) > time.Second {
+		if err == nil || time.Since(begin) > patience/2 { // and not when the client would give up by itself
 			t.Errorf("%.30q: %v after %v", reply, err, time.Since(begin))
 		}
 	}
@@ -231,7 +231,7 @@ func TestWedged(t *testing.T) {
 	}))
 	defer slow.Close()
 	c := New(dialer(slow.Listener.Addr().String(), &dials), "tok")
-	c.doubtAfter, c.patience = 50*time.Millisecond, 100*time.Millisecond
+	c.doubtAfter, c.patience = 50*time.Millisecond, 10*time.Second // it is asked often before it is done, and a busy host may answer late
 	defer c.Close()
 	r, err := http.NewRequest(http.MethodGet, "http://sandbox/slow", nil)
 	if err != nil {

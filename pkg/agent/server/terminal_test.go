@@ -400,7 +400,12 @@ func TestTerminalSlowReplay(t *testing.T) {
 	e := newEnv(t)
 	e.s.wsPing = 100 * time.Millisecond
 	id := e.terminal(line("stty -echo; yes"))
-	e.join(id, "").ws.CloseNow()                                                             //nolint:errcheck // gone is what it should be
+	first, _, err := e.dial(id, "") // begins it, and answers no ping: on a busy host it would be late
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > 0 })
+	first.CloseNow()                                                                         //nolint:errcheck // gone is what it should be
 	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > outputOfCommand }) // more than sockets take
 	stuck, _, err := e.dial(id, "since=0&takeover=1")
 	if err != nil {
@@ -444,9 +449,11 @@ func TestTerminalUnreadInput(t *testing.T) {
 // connection nor what it typed.
 func TestTerminalInputWaits(t *testing.T) {
 	e := newEnv(t)
-	e.s.wsPing = 100 * time.Millisecond
+	// The client may take so long to answer a ping on a busy host. The process
+	// reads nothing for longer than until the second, when it would be gone.
+	e.s.wsPing = 2 * time.Second
 	const typed = 64 << 10
-	id := e.terminal(line(fmt.Sprintf("stty raw -echo; echo ready; sleep 1; head -c %d | wc -c", typed)))
+	id := e.terminal(line(fmt.Sprintf("stty raw -echo; echo ready; sleep 5; head -c %d | wc -c", typed)))
 	c := e.join(id, "")
 	c.says("ready\n")
 	c.types(strings.Repeat("x", typed))
