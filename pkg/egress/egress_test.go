@@ -95,11 +95,13 @@ func TestOpenAgainTouchesNothing(t *testing.T) {
 	}
 }
 
-const deniedWithin = 50 * time.Millisecond
+// deniedWithin is less than the second after which TCP sends a SYN again (RFC
+// 6298, section 2): what is dropped, or let through only then, takes longer.
+const deniedWithin = 900 * time.Millisecond
 
 func (w *world) allowed(id, network, to string) {
 	w.t.Helper()
-	c, err := w.dial(id, network, to, time.Second)
+	c, err := w.dial(id, network, to, patient)
 	if err != nil {
 		w.t.Errorf("%s: %s %s: %v, want an answer", id, network, to, err)
 		return
@@ -110,7 +112,7 @@ func (w *world) allowed(id, network, to string) {
 func (w *world) refused(id, network, to string) {
 	w.t.Helper()
 	start := time.Now()
-	c, err := w.dial(id, network, to, time.Second)
+	c, err := w.dial(id, network, to, patient)
 	d := time.Since(start)
 	if err == nil {
 		c.Close()
@@ -168,12 +170,12 @@ func TestReach(t *testing.T) {
 		w.refused(open, network, addr(0).String()+":80")
 	}
 	// The way in is the host's: to the sandbox, and the replies.
-	c, err := net.DialTimeout("tcp", addr(0).String()+":80", time.Second)
+	c, err := net.DialTimeout("tcp", addr(0).String()+":80", patient)
 	if err != nil {
 		t.Fatalf("host to sandbox: %v", err)
 	}
 	defer c.Close()
-	if err := echo(c, time.Second); err != nil {
+	if err := echo(c, patient); err != nil {
 		t.Errorf("host to sandbox: %v", err)
 	}
 	// From outside there is none.
@@ -222,7 +224,7 @@ func TestUnregistered(t *testing.T) {
 	if err := e.Register(t.Context(), id, addr(0), all); err != nil {
 		t.Fatal(err)
 	}
-	c, err := w.dial(id, "tcp", "203.0.113.1:443", time.Second)
+	c, err := w.dial(id, "tcp", "203.0.113.1:443", patient)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,7 +236,7 @@ func TestUnregistered(t *testing.T) {
 		if err := e.Unregister(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patient)
 		if err := e.Gone(ctx, id); err != nil {
 			t.Error(err)
 		}
@@ -317,7 +319,7 @@ func TestDaemonAbsent(t *testing.T) {
 	e := w.open()
 	all := rules(t, "open")
 	id := w.sandbox(e, 0, all)
-	c, err := w.dial(id, "tcp", "203.0.113.1:443", time.Second)
+	c, err := w.dial(id, "tcp", "203.0.113.1:443", patient)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -326,7 +328,7 @@ func TestDaemonAbsent(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if err := echo(c, time.Second); err != nil {
+		if err := echo(c, patient); err != nil {
 			t.Fatalf("an established flow, the daemon gone: %v", err)
 		}
 	}
@@ -341,7 +343,7 @@ func TestDaemonAbsent(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.allowed(id, "tcp", "203.0.113.1:443")
-	if err := echo(c, time.Second); err != nil {
+	if err := echo(c, patient); err != nil {
 		t.Errorf("an established flow after the restart: %v", err)
 	}
 }
