@@ -156,26 +156,44 @@ func testIO(t *testing.T, e *env) {
 	}
 	write := fmt.Sprintf("dd if=/dev/zero of=%s bs=1M count=%d oflag=direct", path, size>>20)
 	read := fmt.Sprintf("dd if=%s of=/dev/null bs=1M count=%d iflag=direct", path, size>>20)
+	// best is the first of three that is enough, or the fastest: what others do on
+	// the disk makes it slower, never faster. So how fast it is at least, is compared
+	// with how fast it was within the smaller limit.
+	best := func(dd string, enough float64) (r float64) {
+		for range 3 {
+			if r = max(r, rate(dd)); r > enough {
+				break
+			}
+		}
+		return r
+	}
+	within := map[string]float64{}
 	for _, dd := range []string{write, read} {
-		if r := rate(dd); r > 1.3*limit || r < 0.3*limit {
-			t.Errorf("%s: %.1f MiB/s with a limit of %d", dd, r/(1<<20), limit>>20)
+		if within[dd] = best(dd, 0.7*limit); within[dd] > 1.3*limit {
+			t.Errorf("%s: %.1f MiB/s with a limit of %d", dd, within[dd]/(1<<20), limit>>20)
 		}
 	}
 	e.must(e.Limit(e.ctx, id, Limits{IOReadBps: 4 * limit}))
-	if r := rate(read); r > 1.3*4*limit || r < 1.5*limit {
-		t.Errorf("four times the limit: %.1f MiB/s", r/(1<<20))
+	if r := best(read, 1.5*limit); r > 1.3*4*limit || r < 1.3*within[read] {
+		t.Errorf("four times the limit: %.1f MiB/s, after %.1f", r/(1<<20), within[read]/(1<<20))
 	}
 	e.must(e.Limit(e.ctx, id, Limits{}))
-	if r := rate(write); r < 2*limit {
-		t.Errorf("without a limit: %.1f MiB/s", r/(1<<20))
+	if r := best(write, 2*limit); r < 1.3*within[write] {
+		t.Errorf("without a limit: %.1f MiB/s, after %.1f", r/(1<<20), within[write]/(1<<20))
 	}
 	if e.hasIOLimits(id) {
 		t.Error("limits are left")
 	}
 	e.must(e.Limit(e.ctx, id, Limits{IOReadIOPS: 40}))
-	start := time.Now()
-	e.output(id, fmt.Sprintf("dd if=%s of=/dev/null bs=4k count=80 iflag=direct", path))
-	if took := time.Since(start); took < time.Second || took > 6*time.Second {
+	var took time.Duration
+	for range 3 {
+		start := time.Now()
+		e.output(id, fmt.Sprintf("dd if=%s of=/dev/null bs=4k count=80 iflag=direct", path))
+		if took = time.Since(start); took < 6*time.Second {
+			break
+		}
+	}
+	if took < time.Second || took > 6*time.Second {
 		t.Errorf("80 reads at 40 a second took %v", took)
 	}
 }
