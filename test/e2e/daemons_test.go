@@ -40,7 +40,7 @@ func TestSecondDaemon(t *testing.T) {
 	if !strings.Contains(said, fmt.Sprintf("(pid %d)", h.Pid())) || !strings.Contains(said, `instance "t"`) {
 		t.Errorf("it says %q; want the pid of the first, %d", said, h.Pid())
 	}
-	if took := time.Since(start); took > time.Second {
+	if took := time.Since(start); took > 10*time.Second { // it does not wait for the first to end
 		t.Errorf("it took %v to refuse", took)
 	}
 	h.answers(t, sb.ID)
@@ -221,8 +221,8 @@ func TestLostStore(t *testing.T) {
 	h.holdsOnly(t, before)
 }
 
-// TestStop ends the daemon while a stream is open: within two seconds, and the
-// sandbox goes on.
+// TestStop ends the daemon while a stream is open: before the ten seconds that
+// requests in flight have to end, and the sandbox goes on.
 func TestStop(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
 	for _, runtime := range runtimes {
@@ -233,7 +233,7 @@ func TestStop(t *testing.T) {
 		}
 		start := time.Now()
 		h.Stop()
-		if took := time.Since(start); took > 2*time.Second {
+		if took := time.Since(start); took > 8*time.Second {
 			t.Errorf("it took %v to stop", took)
 		}
 		p.Close()

@@ -23,8 +23,9 @@ import (
 // runtimes are what every story is told on.
 var runtimes = []string{"runc", "runsc"}
 
-// settles is how long the kernel may take to let go of what a dead sandbox held.
-const settles = 5 * time.Second
+// settles is how long a busy host may take to let go of what a dead sandbox held.
+// Much longer, and the sweep of the minute would hide what was left behind.
+const settles = 20 * time.Second
 
 // A host is a test daemon and a client of it.
 type host struct {

@@ -120,17 +120,6 @@ func TestNetworkWhileAway(t *testing.T) {
 				return p.ID
 			}
 			talking, knocking := start(talk), start(knock)
-			time.Sleep(time.Second)
-			h.Kill()
-			killed := time.Now()
-			time.Sleep(3 * time.Second)
-			back := time.Now()
-			if err := h.TryStart(); err != nil {
-				t.Fatal(err)
-			}
-			served := time.Now()
-			time.Sleep(2 * time.Second)
-
 			said := func(id, word string, from, to time.Time) (n int) {
 				var b bytes.Buffer
 				if _, err := h.api.CommandLogs(t.Context(), sb.ID, id, 0, &b); err != nil {
@@ -145,20 +134,36 @@ func TestNetworkWhileAway(t *testing.T) {
 				return n
 			}
 			ever := time.Now().Add(time.Hour)
-			if n := said(talking, "tick", killed, back); n < 10 {
-				t.Errorf("while no daemon was there the connection carried %d lines", n)
+			works := func(since time.Time) {
+				eventually(t, 30*time.Second, func() error {
+					lines, opened, denied := said(talking, "tick", since, ever), said(knocking, "open 443", since, ever), said(knocking, "shut 80", since, ever)
+					if lines < 10 || opened == 0 || denied == 0 {
+						return fmt.Errorf("with a daemon the connection carried %d lines, %d opened, %d were denied", lines, opened, denied)
+					}
+					return nil
+				})
 			}
-			if n := said(talking, "tick", served, ever); n < 10 || said(talking, "broken", time.Time{}, ever) > 0 {
-				t.Errorf("with the next daemon the connection carried %d lines", n)
+			works(time.Time{})
+			h.Kill()
+			killed := time.Now()
+			time.Sleep(3 * time.Second)
+			back := time.Now()
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
 			}
-			if n := said(knocking, "open 443", time.Time{}, killed); n == 0 {
-				t.Error("no connection opened before the daemon was killed")
+			served := time.Now()
+			works(served)
+
+			// Some 50, and few on a busy host: one that was cut would say none.
+			if n := said(talking, "tick", killed.Add(50*time.Millisecond), back); n == 0 {
+				t.Error("while no daemon was there the connection carried nothing")
 			}
-			if n := said(knocking, "open 443", killed.Add(50*time.Millisecond), back.Add(-time.Second)); n > 0 {
+			if n := said(talking, "broken", time.Time{}, ever); n > 0 {
+				t.Error("the connection broke")
+			}
+			// An attempt takes a second: a busy host may be half a second late to end it.
+			if n := said(knocking, "open 443", killed.Add(50*time.Millisecond), back.Add(-1500*time.Millisecond)); n > 0 {
 				t.Errorf("%d connections opened while no daemon was there", n)
-			}
-			if n := said(knocking, "open 443", served, ever); n == 0 {
-				t.Error("no connection opened with the next daemon")
 			}
 			if n := said(knocking, "open 80", time.Time{}, ever); n > 0 {
 				t.Errorf("%d connections opened that were never allowed", n)

@@ -212,7 +212,7 @@ func TestOperator(t *testing.T) {
 		all = append(all, f.guard(runtime))
 	}
 	f.control()
-	f.works(5*time.Second, all...)
+	f.works(20*time.Second, all...)
 	f.closed("before any deed")
 	f.closedFirst()
 	if out, err := exec.Command("sh", "-c", "ipset destroy").CombinedOutput(); err == nil {
@@ -224,10 +224,10 @@ func TestOperator(t *testing.T) {
 		lines []string
 		limit time.Duration // until new connections open again
 	}{
-		{"iptables -F", flushed[:1], 2 * time.Second},
-		{"every table", flushed, 3 * time.Second},
-		{"ipset flush", []string{"ipset flush"}, 15 * time.Second}, // of which the kernel tells nobody
-		{"ipset destroy", destroyed, 15 * time.Second},
+		{"iptables -F", flushed[:1], 8 * time.Second}, // the guard hears of it, and is not waited for: it comes each 10 s
+		{"every table", flushed, 8 * time.Second},
+		{"ipset flush", []string{"ipset flush"}, 30 * time.Second}, // of which the kernel tells nobody
+		{"ipset destroy", destroyed, 30 * time.Second},
 	} {
 		f.run(deed.lines...)
 		start := time.Now()
@@ -254,7 +254,7 @@ func (f *field) whileAway(all []*guarded) {
 	if err := f.TryStart(); err != nil {
 		f.Fatal(err)
 	}
-	f.works(5*time.Second, all...)
+	f.works(20*time.Second, all...)
 	f.closed("after the start")
 }
 
@@ -306,7 +306,7 @@ func (f *field) stopped(all []*guarded) {
 	if err := <-listed; err != nil {
 		f.Errorf("a client that waited: %v", err)
 	}
-	f.works(5*time.Second, all...)
+	f.works(20*time.Second, all...)
 	f.closed("after the daemon went on")
 }
 
@@ -322,7 +322,7 @@ func (f *field) linksDown(all []*guarded) {
 		if err := f.TryStart(); err != nil {
 			f.Fatal(err)
 		}
-		f.works(5*time.Second, all...)
+		f.works(20*time.Second, all...)
 		for _, g := range all {
 			if !strings.Contains(f.host.Log(), "sandbox="+g.ID+" lost=network") {
 				f.Errorf("%s: the daemon does not say that it gave the link of %s on %s back", deed, g.ID, g.runtime)
@@ -339,17 +339,18 @@ func (f *field) linksDeleted(all []*guarded) {
 	again, ends := f.guard("runc"), f.guard("runsc")
 	f.run("ip link del sb-" + again.ID)
 	start := time.Now()
-	eventually(f.T, 2*time.Second, func() error {
+	const heard = 10 * time.Second // what nobody hears of waits for the sweep, up to a minute
+	eventually(f.T, heard, func() error {
 		_, err := os.Stat("/sys/class/net/sb-" + again.ID)
 		return err
 	})
 	f.answers(f.T, again.ID)
 	f.T.Logf("ip link del on runc: answers after %v", time.Since(start).Round(time.Millisecond))
-	f.works(5*time.Second, all...)
+	f.works(20*time.Second, all...)
 
 	f.run("ip link del sb-" + ends.ID)
 	start = time.Now()
-	sb := f.awaitState(f.T, ends.ID, client.Failed, 2*time.Second)
+	sb := f.awaitState(f.T, ends.ID, client.Failed, heard)
 	f.T.Logf("ip link del on runsc: ended after %v", time.Since(start).Round(time.Millisecond))
 	if sb.Status.Reason != "runtime_crash" || !strings.Contains(sb.Status.Message, "took its network away") {
 		f.Errorf("it ended as %+v", sb.Status)
@@ -357,7 +358,7 @@ func (f *field) linksDeleted(all []*guarded) {
 	if log := f.host.Log(); !strings.Contains(log, "lost=network") {
 		f.Error("the daemon does not say that somebody took links away")
 	}
-	f.works(5*time.Second, all...)
+	f.works(20*time.Second, all...)
 	f.closed("links deleted")
 }
 

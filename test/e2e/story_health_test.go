@@ -92,7 +92,7 @@ func tellHangingProbe(t *testing.T, l *lab) {
 		l.ok("ps")
 		l.ok("inspect", id)
 		l.ok("rm", id)
-		if d := time.Since(begin); d > 3*time.Second {
+		if d := time.Since(begin); d > 20*time.Second { // on a busy host; who waits for a probe waits for ever
 			t.Errorf("ps, inspect and rm took %v", d)
 		}
 	}

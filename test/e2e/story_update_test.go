@@ -172,38 +172,55 @@ func tellIO(t *testing.T, l *lab) {
 		forget(t, i.Host["rootfs"]+"/var/file")
 		return rate("if=/var/file", "of=/dev/null", "iflag=direct")
 	}
-	if r := rate("if=/dev/zero", "of=/var/file", "conv=fsync"); r > 10.5 || r < 2 {
-		t.Errorf("synced writes go at %.1f MiB/s", r)
-	} else {
-		t.Logf("synced writes: %.1f MiB/s of 8", r)
+	write := func() float64 { return rate("if=/dev/zero", "of=/var/file", "conv=fsync") }
+	// best is the first of three that is enough, or the fastest: what others do on
+	// the disk makes it slower, never faster. So how fast it is at least, is compared
+	// with how fast it was within the smaller limit.
+	best := func(f func() float64, enough float64) (r float64) {
+		for range 3 {
+			if r = max(r, f()); r > enough {
+				break
+			}
+		}
+		return r
 	}
-	if r := read(); r > 10.5 || r < 2 {
-		t.Errorf("direct reads go at %.1f MiB/s", r)
-	} else {
-		t.Logf("direct reads: %.1f MiB/s of 8", r)
+	wrote := best(write, 5)
+	if t.Logf("synced writes: %.1f MiB/s of 8", wrote); wrote > 10.5 {
+		t.Errorf("synced writes go at %.1f MiB/s", wrote)
+	}
+	was := best(read, 5)
+	if t.Logf("direct reads: %.1f MiB/s of 8", was); was > 10.5 {
+		t.Errorf("direct reads go at %.1f MiB/s", was)
 	}
 	// Who waits for his own limit keeps nobody else waiting.
 	neighbour := l.make("base")
+	syncs := func() time.Duration {
+		start := time.Now()
+		for range 5 {
+			l.ok("exec", neighbour, "--", "sh", "-c", "dd if=/dev/zero of=/var/file bs=1M count=4 conv=fsync 2>/dev/null")
+		}
+		return time.Since(start)
+	}
+	alone := syncs()
 	l.ok("exec", "-d", id, "--", "sh", "-c", "while :; do dd if=/dev/zero of=/var/loop bs=1M count=4 conv=fsync; done")
 	time.Sleep(time.Second) // until it is well behind
-	start := time.Now()
-	for range 5 {
-		l.ok("exec", neighbour, "--", "sh", "-c", "dd if=/dev/zero of=/var/file bs=1M count=4 conv=fsync 2>/dev/null")
+	var took time.Duration
+	for range 3 { // if it were kept waiting it would be each time
+		if took = syncs(); took <= 4*time.Second+2*alone {
+			break
+		}
 	}
-	if took := time.Since(start); took > 4*time.Second {
-		t.Errorf("beside a throttled writer 20 MiB in five fsyncs took %v", took)
-	} else {
-		t.Logf("beside a throttled writer 20 MiB in five fsyncs took %v", took)
+	if t.Logf("beside a throttled writer 20 MiB in five fsyncs took %v, alone %v", took, alone); took > 4*time.Second+2*alone {
+		t.Error("who is beside a throttled writer waits for it")
 	}
 	l.ok("exec", id, "--", "pkill", "-f", "while :")
 	l.ctl("update", "--io-read-bps", "32Mi", "--io-write-bps", "max", id)
-	if r := read(); r > 42 || r < 9 {
-		t.Errorf("direct reads at 32 MiB/s go at %.1f", r)
-	} else {
-		t.Logf("direct reads: %.1f MiB/s of 32", r)
+	r := best(read, 12)
+	if t.Logf("direct reads: %.1f MiB/s of 32", r); r > 42 || r < 1.3*was {
+		t.Errorf("direct reads at 32 MiB/s go at %.1f, with 8 they went at %.1f", r, was)
 	}
-	if r := rate("if=/dev/zero", "of=/var/file2", "conv=fsync"); r < 12 {
-		t.Errorf("synced writes without a limit go at %.1f MiB/s", r)
+	if r := best(write, 12); r < 1.3*wrote {
+		t.Errorf("synced writes without a limit go at %.1f MiB/s, with one of 8 they went at %.1f", r, wrote)
 	}
 }
 

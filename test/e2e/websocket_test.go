@@ -278,14 +278,16 @@ func TestThousandWebSockets(t *testing.T) {
 			t.Logf("%d terminals and %d that do not read: daemon %d → %d → %d MB, agent %d → %d → %d MB, slowest echo %v",
 				many, slow, daemon>>20, idle>>20, full>>20, agents>>20, agentIdle>>20, agentFull>>20, worst)
 			// Four stacks of 8 KiB, four buffers of 4, and as much again of those to
-			// be collected: 55 to 61 were seen.
-			if grown := (full - daemon) / int64(many+slow); grown > 72<<10 {
-				t.Errorf("the daemon grew by %d KiB for each WebSocket", grown>>10)
+			// be collected: 55 to 61 were seen, and more on a busy host, where they are
+			// collected late. A buffer of 64 KiB for each would show.
+			const each = 96 << 10
+			if lean := h.lean(t, daemon+each*int64(many+slow)); lean-daemon > each*int64(many+slow) {
+				t.Errorf("the daemon grew by %d KiB for each WebSocket", (lean-daemon)/int64(many+slow)>>10)
 			}
 			if grown := (agentFull - agents) / int64(many+slow); grown > 128<<10 {
 				t.Errorf("the agent grew by %d KiB for each terminal", grown>>10)
 			}
-			if worst > hosttest.Patient(2*time.Second) {
+			if worst > hosttest.Patient(10*time.Second) { // who neither reads nor answers is let go after 30 s
 				t.Errorf("an echo took %v beside %d clients that do not read", worst, slow)
 			}
 			for _, w := range append(wires, stuck...) {
@@ -300,15 +302,35 @@ func TestThousandWebSockets(t *testing.T) {
 // rss is the memory of the daemon and of the agent of a sandbox, in bytes.
 func (h host) rss(t *testing.T, id string) (daemon, inside int64) {
 	t.Helper()
-	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Pid()))
-	if err != nil {
-		t.Fatal(err)
-	}
 	guest, err := h.exec(t.Context(), id, "cat", "/proc/1/status")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return vmRSS(string(own)), vmRSS(guest)
+	return h.daemonRSS(t), vmRSS(guest)
+}
+
+func (h host) daemonRSS(t *testing.T) int64 {
+	t.Helper()
+	own, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.Pid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return vmRSS(string(own))
+}
+
+// lean is the memory of the daemon once it is no more than enough: its garbage is
+// collected, and the runtime gives the memory back in its own time. What is not
+// given back within 20 s is used.
+func (h host) lean(t *testing.T, enough int64) (n int64) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(200 * time.Millisecond) {
+		if n = h.daemonRSS(t); n <= enough || time.Now().After(end) {
+			return n
+		}
+		if status, said := ask(t, adminSocket(h.Daemon), "/debug/pprof/heap?gc=1"); status != http.StatusOK {
+			t.Fatalf("collect garbage: %d %s", status, said)
+		}
+	}
 }
 
 func vmRSS(status string) int64 {
@@ -354,7 +376,7 @@ func TestWebSocketOfAnApp(t *testing.T) {
 					t.Fatalf("%d bytes of %d came back: %v", len(got), size, err)
 				}
 			}
-			before, _ := h.rss(t, id)
+			before := h.daemonRSS(t)
 			ws.SetReadLimit(-1)
 			const huge = 100 << 20
 			if err := ws.Write(t.Context(), websocket.MessageBinary, make([]byte, huge)); err != nil {
@@ -367,7 +389,7 @@ func TestWebSocketOfAnApp(t *testing.T) {
 			if n, err := io.Copy(io.Discard, frame); n != huge || err != nil {
 				t.Errorf("%d of %d bytes of one frame came back: %v", n, huge, err)
 			}
-			if after, _ := h.rss(t, id); after-before > 16<<20 {
+			if after := h.lean(t, before+16<<20); after-before > 16<<20 {
 				t.Errorf("the daemon grew by %d MB for frames of %d", (after-before)>>20, huge>>20)
 			}
 			if err := ws.Close(websocket.StatusNormalClosure, "bye"); err != nil {

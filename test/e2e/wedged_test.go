@@ -44,7 +44,15 @@ var parts = map[string][]string{
 	"runsc": {"runsc-sandbox", "runsc-gofer"},
 }
 
-// TestKilledParts: the death of an agent or a runtime is noticed within two seconds.
+// noticed is how soon a death is. What the daemon is not told of is seen by the
+// sweep, up to a minute later.
+const noticed = 10 * time.Second
+
+// quick is how long on a busy host what does not depend on an agent may take.
+// An agent that does not answer is given up after 15 s on runc.
+const quick = 10 * time.Second
+
+// TestKilledParts: the death of an agent or a runtime is noticed.
 func TestKilledParts(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
 	for runtime, words := range parts {
@@ -55,7 +63,7 @@ func TestKilledParts(t *testing.T) {
 					t.Fatal(err)
 				}
 				start := time.Now()
-				ended := h.awaitState(t, sb.ID, client.Failed, 2*time.Second)
+				ended := h.awaitState(t, sb.ID, client.Failed, noticed)
 				t.Logf("noticed after %v: %+v", time.Since(start).Round(time.Millisecond), ended.Status)
 				if ended.Status.Reason != "runtime_crash" {
 					t.Errorf("it ended as %+v", ended.Status)
@@ -74,7 +82,7 @@ func stop(t *testing.T, pid int) {
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, 5*time.Second, func() error {
+	eventually(t, 20*time.Second, func() error {
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
 		for _, task := range tasks {
 			if b, err := os.ReadFile(task); err == nil && !bytes.Contains(b, []byte("\nState:\tT")) {
@@ -136,7 +144,7 @@ func TestStoppedParts(t *testing.T) {
 				if err := h.api.Delete(t.Context(), sb.ID); err != nil {
 					t.Errorf("delete: %v", err)
 				}
-				if took := time.Since(start); took > 2*time.Second {
+				if took := time.Since(start); took > quick {
 					t.Errorf("the delete took %v", took)
 				}
 				h.deleteAll(t)
@@ -166,7 +174,7 @@ func (h host) unharmed(t *testing.T, wedged, other string) {
 			return err
 		},
 	} {
-		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), quick)
 		if err := f(ctx); err != nil {
 			t.Errorf("beside a wedged sandbox: %s: %v", name, err)
 		}
