@@ -36,6 +36,8 @@ type judge struct {
 var judges = []judge{
 	{"Python SDK", "sync", "python/sdk.py", requirements, "opensandbox"},
 	{"Python SDK", "async", "python/sdk.py", requirements, "opensandbox"},
+	{"Python code interpreter", "sync", "python/code_sdk.py", requirements, "opensandbox-code-interpreter"},
+	{"Python code interpreter", "async", "python/code_sdk.py", requirements, "opensandbox-code-interpreter"},
 	{"JavaScript SDK", "", "javascript/sdk.mjs", "javascript/package-lock.json", "@alibaba-group/opensandbox"},
 	{"Command line `osb`", "", "python/osb.py", requirements, "opensandbox-cli"},
 	{"MCP server", "", "python/mcp_tools.py", requirements, "opensandbox-mcp"},
@@ -69,6 +71,7 @@ func TestJudges(t *testing.T) {
 	known := knownUnserved(t)
 	d := daemontest.New(t)
 	ensureImage(t, d, "base")
+	ensureImage(t, d, "code-interpreter")
 	var mu sync.Mutex
 	results := map[string]report{} // by judge and runtime; under mu
 	t.Run("programs", func(t *testing.T) {

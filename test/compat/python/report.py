@@ -67,6 +67,11 @@ class Report:
         print(f"{self.program}: the end", flush=True)
 
 
+async def settle(result):
+    """What a call came to, whether it has to be awaited or not."""
+    return await result if inspect.isawaitable(result) else result
+
+
 class Watched:
     """An object of the library under the name that its users know it by. Its
     methods can be awaited whether the library's can or not, so that one
@@ -87,9 +92,7 @@ class Watched:
             return value
 
         async def call(*args, **kwargs):
-            result = value(*args, **kwargs)
-            if inspect.isawaitable(result):
-                result = await result
+            result = await settle(value(*args, **kwargs))
             self._report.called(name)
             known = self._results.get(name)
             return self._watch(result, known) if known else result

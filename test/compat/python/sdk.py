@@ -15,8 +15,7 @@ import httpx
 import opensandbox
 from opensandbox.config import ConnectionConfig, ConnectionConfigSync
 from opensandbox.exceptions import SandboxApiException
-from opensandbox.models.execd import ExecutionHandlers, RunCommandOpts
-from opensandbox.models.execd_sync import ExecutionHandlersSync
+from opensandbox.models.execd import RunCommandOpts
 from opensandbox.models.filesystem import (
     ContentReplaceEntry,
     DirectoryListEntry,
@@ -46,6 +45,7 @@ from opensandbox.services.filesystem import Filesystem
 from opensandbox.services.isolated import IsolationService, IsolationSession
 from opensandbox.services.metrics import Metrics
 
+from flavours import handlers
 from report import Report, Watched
 
 flavour, runtime = sys.argv[1:]
@@ -89,20 +89,6 @@ SandboxManager = watched(opensandbox.SandboxManagerSync, opensandbox.SandboxMana
 WHERE = {"extensions": {"sandboxd.runtime": runtime}, "resource": {"cpu": "1", "memory": "256Mi"}}
 DENY = NetworkPolicy(default_action="deny", egress=[NetworkRule(action="allow", target="203.0.113.0/24")])
 MINE = {"program": me}
-
-
-def handlers(**on):
-    """Both flavours want their own, the asynchronous one with coroutines."""
-    if SYNC:
-        return ExecutionHandlersSync(**on)
-
-    def awaitable(f):
-        async def g(event):
-            f(event)
-
-        return g
-
-    return ExecutionHandlers(**{k: awaitable(f) for k, f in on.items()})
 
 
 async def collect(stream) -> bytes:
@@ -186,6 +172,7 @@ async def commands(s) -> None:
         await c.run(
             "echo a; sleep 0.2; echo b >&2; exit 9",
             handlers=handlers(
+                SYNC,
                 on_init=lambda i: events.append(bool(i.id)),
                 on_stdout=lambda m: events.append(m.text.strip()),
                 on_stderr=lambda m: events.append(m.text.strip()),
