@@ -3,6 +3,7 @@ package compat_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,12 +13,13 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 // quickstarts are programs of OpenSandbox's documentation and what they print.
 var quickstarts = []struct {
-	file   string // below quickstarts
+	file   string // below quickstarts, or a directory of blocks that are one program
 	prints []string
 }{
 	{"python/03-quick-start.py", []string{"Hello Sandbox!"}},
@@ -30,18 +32,29 @@ var quickstarts = []struct {
 	{"python/14-5-snapshots.py", nil},
 	{"python/17-1-connection-configuration.py", nil},
 	{"python/16-7-sandbox-management-admin.py", []string{"Found sandbox: "}}, // kills all that run
+	{"code-interpreter/03-quick-start.py", []string{"4\n"}},
+	{"code-interpreter/04-synchronous-quick-start.py", []string{"4\n"}},
+	{"code-interpreter/06-0-run-with-language-default-language-context.py", nil},
+	{"code-interpreter/07-0-run-with-language-default-language-context.py", nil},
+	{"code-interpreter/08-1-java-code-execution.py", []string{"Calculating sum...", "Sum: 30"}},
+	{"code-interpreter/09-2-python-with-state-persistence.py", nil},
+	{"code-interpreter/10-3-streaming-output-handling.py", []string{"STDOUT: 0", "STDOUT: 4"}},
+	{"code-interpreter/11-4-multi-language-context-isolation.py", nil},
+	{"osb", []string{`"config_file_exists": true`, "/tmp/dev.toml", "\n2\n", "\nhello\n"}},
 	{"javascript/04-quick-start.ts", []string{"Hello Sandbox!"}},
 	{"javascript/05-1-lifecycle-management.ts", []string{"State: Running", "Expires: 20"}},
 	{"javascript/06-1-lifecycle-management.ts", nil},
 	{"javascript/07-2-custom-health-check.ts", nil},
+	{"javascript/08-3-command-execution-streaming.ts", []string{"STDOUT: Count 1", "STDOUT: Count 3", "Finished in "}},
 	{"javascript/09-4-comprehensive-file-operations.ts", []string{"Content: Hello World", "/tmp/demo/hello.txt"}},
 	{"javascript/10-5-endpoints.ts", nil},
+	{"javascript/13-1-connection-configuration.ts", nil},
 	{"javascript/12-7-sandbox-management-admin.ts", []string{"'t"}}, // ids of test daemons begin so
 }
 
 // TestQuickstarts runs programs of OpenSandbox's documentation as they stand:
-// the daemon is api.opensandbox.io at port 80 to them, takes the key
-// "your-api-key", and has images of the names they use.
+// the daemon is api.opensandbox.io at port 80 to them, and localhost:8080, takes
+// the key "your-api-key", and has aliases of the names they give images.
 func TestQuickstarts(t *testing.T) {
 	hosttest.Root(t)
 	for _, runtime := range runtimes {
@@ -49,25 +62,36 @@ func TestQuickstarts(t *testing.T) {
 	}
 }
 
+const readmeHosts = "127.64.0.80 api.opensandbox.io localhost\n"
+
+// alone runs a program with hosts of its own, and with a /tmp that forgets what
+// it leaves there.
+const alone = `mount --bind "$0" /etc/hosts
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/upper /mnt/work
+mount -t overlay overlay -o lowerdir=/tmp,upperdir=/mnt/upper,workdir=/mnt/work /tmp
+exec "$@"`
+
 // readme runs them on a daemon whose default is one runtime.
 func readme(t *testing.T, runtime string) {
 	t.Helper()
 	python, javascript := venv(t, requirements), node(t, "javascript/quickstart.mjs")
 	d := daemontest.NewWith(t, daemontest.Options{
 		TCP: "127.64.0.80:80", Key: "your-api-key",
-		Config: []string{"[runtime]", fmt.Sprintf("default = %q", runtime)},
+		Config: []string{"[runtime]", fmt.Sprintf("default = %q", runtime), "[images.aliases]", `"nginx:*" = "base"`},
 	})
+	for _, image := range []string{"base", "python", "code-interpreter"} {
+		ensureImage(t, d, image)
+	}
 	c, err := client.New("unix://"+d.Socket, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(c.Close)
-	for _, name := range []string{"ubuntu", "nginx"} {
-		alias(t, d, c, name)
-	}
+	passOn(t, "127.64.0.80:8080", d.TCP)
 	defer empty(t, c)
 	hosts := filepath.Join(t.TempDir(), "hosts")
-	if err := os.WriteFile(hosts, []byte("127.0.0.1 localhost\n127.64.0.80 api.opensandbox.io\n"), 0o644); err != nil {
+	if err := os.WriteFile(hosts, []byte(readmeHosts), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	for _, q := range quickstarts {
@@ -76,8 +100,10 @@ func readme(t *testing.T, runtime string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			argv := []string{"-m", "sh", "-c", `mount --bind "$0" /etc/hosts && exec "$@"`, hosts}
+			argv := []string{"-m", "sh", "-ec", alone, hosts}
 			switch {
+			case q.file == "osb":
+				argv = append(argv, python, "python/quickstart_osb.py", file)
 			case strings.HasSuffix(file, ".ts"):
 				argv = append(argv, "node", javascript, file)
 			case strings.HasSuffix(file, "quick-start.py"):
@@ -87,7 +113,9 @@ func readme(t *testing.T, runtime string) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), hosttest.Patient(time.Minute))
 			defer cancel()
-			out, err := exec.CommandContext(ctx, "unshare", argv...).CombinedOutput()
+			cmd := exec.CommandContext(ctx, "unshare", argv...)
+			cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")
+			out, err := cmd.CombinedOutput()
 			if err != nil {
 				t.Fatalf("%v\n%s", err, out)
 			}
@@ -100,29 +128,36 @@ func readme(t *testing.T, runtime string) {
 	}
 }
 
-// alias gives the image base one more name until the test ends.
-func alias(t *testing.T, d *daemontest.Daemon, c *client.Client, name string) {
+// passOn has one more address lead to another until the test ends.
+func passOn(t *testing.T, from, to string) {
 	t.Helper()
-	ensureImage(t, d, "base")
-	file, err := os.Create(filepath.Join(t.TempDir(), "base.tar"))
+	ln, err := net.Listen("tcp", from)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
-	if err := c.ExportImage(t.Context(), "base", file); err != nil {
-		t.Fatal(err)
+	t.Cleanup(func() { ln.Close() })
+	half := func(dst, src net.Conn) {
+		relay.Copy(dst, src) //nolint:errcheck // the program says what went wrong
+		dst.(*net.TCPConn).CloseWrite()
 	}
-	if _, err := file.Seek(0, 0); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := c.ImportImage(t.Context(), client.Archive{Name: name, Body: file}, func(client.ImportProgress) {}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.RemoveImage(context.WithoutCancel(t.Context()), name); err != nil {
-			t.Error(err)
+	go func() {
+		for {
+			in, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer in.Close()
+				out, err := net.Dial("tcp", to)
+				if err != nil {
+					return
+				}
+				defer out.Close()
+				go half(out, in)
+				half(in, out)
+			}()
 		}
-	})
+	}()
 }
 
 // empty deletes the sandboxes that programs left: some are about that.

@@ -1,0 +1,1 @@
+osb command run <sandbox-id> -o raw -- python -c "print(1 + 1)"

@@ -1,0 +1,1 @@
+osb sandbox kill <sandbox-id> -o json
