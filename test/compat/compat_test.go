@@ -23,17 +23,29 @@ import (
 
 const requirements = "python/requirements.txt"
 
-// TestPythonSDK tells on both runtimes of one user's afternoon, and of one with
-// an older release.
+// TestPythonSDK tells on both runtimes of one user's afternoon.
 func TestPythonSDK(t *testing.T) {
 	hosttest.Root(t)
-	newest, older := venv(t, requirements), venv(t, "python/requirements-older.txt")
+	python := venv(t, requirements)
 	d := daemontest.New(t)
 	ensureImage(t, d, "python")
-	ensureImage(t, d, "base")
 	for _, runtime := range runtimes {
-		t.Run(runtime, func(t *testing.T) { story(t, d, []string{newest, "python/story.py", runtime}) })
-		t.Run("older "+runtime, func(t *testing.T) { story(t, d, []string{older, "python/older.py", runtime}) })
+		t.Run(runtime, func(t *testing.T) { story(t, d, []string{python, "python/story.py", runtime}) })
+	}
+}
+
+// TestOlder tells of users who have older releases of the clients.
+func TestOlder(t *testing.T) {
+	hosttest.Root(t)
+	python := venv(t, "python/requirements-older.txt")
+	javascript := node(t, "javascript/older/older.mjs")
+	d := daemontest.New(t)
+	ensureImage(t, d, "base")
+	ensureImage(t, d, "code-interpreter")
+	for _, runtime := range runtimes {
+		t.Run("Python SDK "+runtime, func(t *testing.T) { story(t, d, []string{python, "python/older.py", runtime}) })
+		t.Run("code interpreter "+runtime, func(t *testing.T) { story(t, d, []string{python, "python/older_code.py", runtime}) })
+		t.Run("JavaScript SDK "+runtime, func(t *testing.T) { story(t, d, []string{"node", javascript, runtime}) })
 	}
 }
 
