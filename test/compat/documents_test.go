@@ -1,18 +1,25 @@
 package compat_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"net/http"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -41,6 +48,7 @@ type difference struct {
 	Failure   string `json:"failure"`
 	Signature string `json:"signature"`
 	Why       string `json:"why"`
+	LastSeen  string `json:"last_seen,omitempty"` // by the run that wrote the file; empty if it was not
 }
 
 type baseline struct {
@@ -51,47 +59,34 @@ type baseline struct {
 const differences = "differences.json"
 
 // TestDocuments has schemathesis send what each document allows and what it
-// does not, and looks whether an answer is a 5xx or one that the document does
-// not have. differences.json lists those that are so on purpose, each with the
-// reason, and none that is no more.
+// does not, on both runtimes, and looks whether an answer is a 5xx or one that
+// the document does not have. differences.json lists those that are so on
+// purpose, each with the reason, and none that is no more.
 func TestDocuments(t *testing.T) {
 	hosttest.Root(t)
 	st := filepath.Join(filepath.Dir(venv(t, "python/requirements-schemathesis.txt")), "st")
 	known := readBaseline(t, differences)
 	d := daemontest.New(t)
-	ensureImage(t, d, "base")
+	ensureImage(t, d, "python")
 	c, err := client.New("unix://"+d.Socket, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	found := filepath.Join(t.TempDir(), differences) // each run adds what it finds, and drops what it does not
-	copyFile(t, differences, found)
-	ran := 0
-	for _, doc := range documents {
-		t.Run(doc.name, func(t *testing.T) {
-			here, err := os.Getwd()
-			if err != nil {
-				t.Fatal(err)
-			}
-			argv := []string{"--config-file", filepath.Join(here, "schemathesis.toml"), "run", filepath.Join(here, doc.file)}
-			argv = append(argv, "--baseline", found, "--baseline-update", "--baseline-prune")
-			argv = append(argv, target(t, d, c, doc.base, doc.port)...)
-			ctx, cancel := context.WithTimeout(t.Context(), hosttest.Patient(2*time.Minute))
-			defer cancel()
-			cmd := exec.CommandContext(ctx, st, argv...)
-			cmd.Dir = t.TempDir() // it keeps a cache where it runs
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Errorf("%v\n%s", err, out)
-			}
-			if now := readBaseline(t, found); len(missing(now, known)) > 0 {
-				t.Logf("%s", out)
-			}
-			ran++
-		})
+	now, ran := baseline{FormatVersion: known.FormatVersion}, 0
+	for _, runtime := range runtimes {
+		for _, doc := range documents {
+			t.Run(doc.name+" "+runtime, func(t *testing.T) {
+				at := target(t, d, c, runtime, doc.port)
+				found := at.judge(t, st, doc.file, doc.base)
+				if len(missing(found, known)) > 0 {
+					t.Logf("%s", at.said)
+				}
+				now.Entries = append(now.Entries, missing(found, now)...)
+				ran++
+			})
+		}
 	}
-	now := readBaseline(t, found)
 	if *update {
 		writeBaseline(t, now)
 	}
@@ -103,7 +98,7 @@ func TestDocuments(t *testing.T) {
 			t.Errorf("%s: %s %s has no reason", differences, e.Operation, e.Check)
 		}
 	}
-	if ran < len(documents) { // -run left some out
+	if ran < len(documents)*len(runtimes) { // -run left some out
 		return
 	}
 	for _, e := range missing(known, now) {
@@ -111,45 +106,169 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// target makes a sandbox for one document and returns how its paths are reached.
-func target(t *testing.T, d *daemontest.Daemon, c *client.Client, base string, port uint16) []string {
+// An asked is what one document is asked of.
+type asked struct {
+	url      string            // without the base of the document's paths
+	headers  map[string]string // that let in
+	session  string            // of the sandbox's agent
+	examples *strings.Replacer // of the document's ids, by those of the sandbox
+	accepted []string          // requests that are answered by 200 at least once; * is an id
+	said     []byte            // by schemathesis
+}
+
+// target makes a sandbox for one document: with a session, a context and a
+// command if the document is the agent's, so that not all ids are unknown.
+func target(t *testing.T, d *daemontest.Daemon, c *client.Client, runtime string, port uint16) *asked {
 	t.Helper()
-	sb, err := c.Create(t.Context(), client.CreateRequest{
-		Image: &client.Image{URI: "base"}, Entrypoint: []string{"tail", "-f", "/dev/null"},
-		Extensions: map[string]string{"sandboxd.name": judged},
+	ctx := t.Context()
+	sb, err := c.Create(ctx, client.CreateRequest{
+		Image: &client.Image{URI: "python"}, Entrypoint: []string{"tail", "-f", "/dev/null"},
+		Extensions: map[string]string{"sandboxd.name": judged, "sandboxd.runtime": runtime},
 	}, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Delete(context.WithoutCancel(t.Context()), sb.ID) }) //nolint:errcheck // its name is the next one's; the daemon would say
-	argv := []string{"--header", "OPEN-SANDBOX-API-KEY: " + daemontest.Key}
-	if port == 0 {
-		return append(argv, "--url", "http://"+d.TCP+base)
+	t.Cleanup(func() { c.Delete(context.WithoutCancel(ctx), sb.ID) }) //nolint:errcheck // its name is the next one's; the daemon would say
+	at := &asked{
+		url: "http://" + d.TCP, session: "none", examples: strings.NewReplacer(),
+		headers: map[string]string{"OPEN-SANDBOX-API-KEY": daemontest.Key},
 	}
-	at, err := c.Endpoint(t.Context(), sb.ID, port)
+	if port == 0 {
+		return at
+	}
+	endpoint, err := c.Endpoint(ctx, sb.ID, port)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for k, v := range at.Headers {
-		argv = append(argv, "--header", k+": "+v)
+	maps.Copy(at.headers, endpoint.Headers)
+	at.url += fmt.Sprintf("/sandboxes/%s/proxy/%d", sb.ID, port)
+	if port != wire.AgentPort {
+		return at
 	}
-	return append(argv, "--url", fmt.Sprintf("http://%s/sandboxes/%s/proxy/%d", d.TCP, sb.ID, port))
+	python, err := c.NewCodeContext(ctx, sb.ID, "python", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sleeps, err := c.Start(ctx, sb.ID, client.Command{Shell: "sleep infinity", Background: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at.session = newSession(t, at)
+	at.accepted = []string{
+		"POST /code", "DELETE /code", "GET /code/contexts/*", "POST /session/*/run",
+		"DELETE /command", "GET /command/status/*", "GET /command/*/logs",
+	}
+	at.examples = strings.NewReplacer(
+		"session-123", strconv.Quote(python.ID), "session-456", strconv.Quote(sleeps.ID), "cmd-abc123", strconv.Quote(sleeps.ID))
+	return at
 }
 
-func readBaseline(t *testing.T, path string) (b baseline) {
+// newSession makes a session of a sandbox.
+func newSession(t *testing.T, at *asked) string {
 	t.Helper()
-	text, err := os.ReadFile(path)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, at.url+"/session", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range at.headers {
+		req.Header.Set(k, v)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var made struct {
+		ID string `json:"session_id"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&made); err != nil || made.ID == "" {
+		t.Fatalf("make a session: %s: %v", resp.Status, err)
+	}
+	return made.ID
+}
+
+// judge runs schemathesis and returns what it found.
+func (at *asked) judge(t *testing.T, st, document, base string) (found baseline) {
+	t.Helper()
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir() // it keeps a cache where it runs
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	document = filepath.Join(dir, filepath.Base(document))
+	if err := os.WriteFile(document, []byte(at.examples.Replace(string(text))), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	list := filepath.Join(dir, differences)
+	copyFile(t, differences, list)
+	argv := []string{"--config-file", filepath.Join(here, "schemathesis.toml"), "run", document, "--url", at.url + base, "--baseline", list, "--baseline-update", "--report-har-path", filepath.Join(dir, "har")}
+	for k, v := range at.headers {
+		argv = append(argv, "--header", k+": "+v)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), hosttest.Patient(2*time.Minute))
+	defer cancel()
+	cmd := exec.CommandContext(ctx, st, argv...)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "JUDGED_SESSION="+at.session)
+	if at.said, err = cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, at.said)
+	}
+	at.checkAccepted(t, filepath.Join(dir, "har"))
+	found = readBaseline(t, list)
+	found.Entries = slices.DeleteFunc(found.Entries, func(e difference) bool { return e.LastSeen == "" })
+	for i := range found.Entries {
+		found.Entries[i].LastSeen = ""
+	}
+	return found
+}
+
+// checkAccepted looks whether the ids are still those that the requests have:
+// else only refusals would be judged.
+func (at *asked) checkAccepted(t *testing.T, har string) {
+	t.Helper()
+	text, err := os.ReadFile(har)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type exchange struct {
+		Request  struct{ Method, URL string }
+		Response struct{ Status int }
+	}
+	var all struct{ Log struct{ Entries []exchange } }
+	if err := json.Unmarshal(text, &all); err != nil {
+		t.Fatalf("what schemathesis asked: %v", err)
+	}
+	for _, want := range at.accepted {
+		if !slices.ContainsFunc(all.Log.Entries, func(e exchange) bool {
+			below, _, _ := strings.Cut(strings.TrimPrefix(e.Request.URL, at.url), "?")
+			match, _ := path.Match(want, e.Request.Method+" "+below)
+			return match && e.Response.Status == http.StatusOK
+		}) {
+			t.Errorf("no %s of schemathesis's was answered by 200, so such answers were not judged", want)
+		}
+	}
+}
+
+func readBaseline(t *testing.T, file string) (b baseline) {
+	t.Helper()
+	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal(text, &b); err != nil {
-		t.Fatalf("%s: %v", path, err)
+		t.Fatalf("%s: %v", file, err)
 	}
 	return b
 }
 
 func writeBaseline(t *testing.T, b baseline) {
 	t.Helper()
+	slices.SortFunc(b.Entries, func(x, y difference) int {
+		return cmp.Or(strings.Compare(x.Operation, y.Operation), strings.Compare(x.Check, y.Check), strings.Compare(x.Signature, y.Signature))
+	})
 	text, err := json.MarshalIndent(b, "", "  ")
 	if err != nil {
 		t.Fatal(err)
