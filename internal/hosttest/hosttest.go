@@ -105,11 +105,12 @@ func Held(inst instance.Instance) []string {
 	}
 	for _, table := range []string{"raw", "mangle", "nat", "filter"} {
 		for line := range bytes.Lines(output("iptables", "-w", "-t", table, "-S")) {
-			if bytes.Contains(line, []byte(inst.Chain(""))) {
+			if bytes.Contains(line, []byte(inst.Chain(""))) || bytes.Contains(line, []byte("--comment "+inst.Set(""))) {
 				held = append(held, "rule "+table+" "+strings.TrimSpace(string(line)))
 			}
 		}
 	}
+	held = append(held, rules6(inst)...)
 	for line := range bytes.Lines(output("ipset", "list", "-n")) {
 		if bytes.HasPrefix(line, []byte(inst.Set(""))) {
 			held = append(held, "set "+strings.TrimSpace(string(line)))
@@ -125,6 +126,21 @@ func Held(inst instance.Instance) []string {
 	held = append(held, loops(state)...)
 	held = append(held, processes(run, state)...)
 	sort.Strings(held)
+	return held
+}
+
+// rules6 lists the rules of ip6tables that name the links of inst.
+func rules6(inst instance.Instance) (held []string) {
+	table := ""
+	for line := range strings.Lines(string(output("ip6tables-save"))) {
+		line = strings.TrimSpace(line)
+		if name, ok := strings.CutPrefix(line, "*"); ok {
+			table = name
+		}
+		if strings.HasPrefix(line, "-A ") && strings.Contains(line, " "+inst.LinkMatch()+" ") {
+			held = append(held, "rule of IPv6 "+table+" "+line)
+		}
+	}
 	return held
 }
 

@@ -146,14 +146,6 @@ const hookText = `
 -A FORWARD -i LINKS -j @FORWARD$
 `
 
-// hook6Text drops IPv6 both ways.
-const hook6Text = `
-*raw
--A PREROUTING -i LINKS -j DROP
-*filter
--A OUTPUT -o LINKS -j DROP
-`
-
 // chains keeps the chains of an instance in the kernel.
 type chains struct {
 	inst    instance.Instance
@@ -205,21 +197,30 @@ const saveLimit = 15 * time.Second
 
 // save reads all rules at once.
 func (c *chains) save(ctx context.Context) (rulesOf, error) {
-	ctx, cancel := context.WithTimeout(ctx, saveLimit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, "iptables-save")
-	cmd.WaitDelay = time.Second // a child of its own may hold the pipe
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("iptables-save: %w: %s", cmp.Or(ctx.Err(), err), strings.TrimSpace(stderr.String()))
+	stdout, stderr, err := saved(ctx, "iptables-save")
+	if err != nil {
+		return nil, err
 	}
-	if strings.Contains(stdout.String()+stderr.String(), "tables present") {
+	if strings.Contains(stdout+stderr, "tables present") {
 		c.foreign.Do(func() {
 			c.log.Info("this host has tables of both iptables-legacy and iptables-nft; `sandboxd doctor` says whether the other's drop what sandboxd accepts")
 		})
 	}
-	return parseSave(stdout.String()), nil
+	return parseSave(stdout), nil
+}
+
+// saved is what iptables-save or ip6tables-save prints.
+func saved(ctx context.Context, program string) (stdout, stderr string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, saveLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program)
+	cmd.WaitDelay = time.Second // a child of its own may hold the pipe
+	var out, complaints bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &complaints
+	if err := cmd.Run(); err != nil {
+		return "", "", fmt.Errorf("%s: %w: %s", program, cmp.Or(ctx.Err(), err), strings.TrimSpace(complaints.String()))
+	}
+	return out.String(), complaints.String(), nil
 }
 
 func parseSave(text string) rulesOf {
@@ -416,9 +417,6 @@ func (c *chains) install(ctx context.Context) error {
 		return err
 	}
 	if err := c.unmasquerade(mine, hooks["nat"]["POSTROUTING"]); err != nil {
-		return err
-	}
-	if err := c.install6(); err != nil {
 		return err
 	}
 	if all, err = c.save(ctx); err != nil {

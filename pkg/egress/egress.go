@@ -30,6 +30,9 @@
 // table of nf_tables that iptables(8) does not know of drops what carries no
 // mark ALLOW (lock.go).
 //
+// IPv6 is dropped whole, by two rules of ip6tables (ipv6.go), by the lock, and by
+// disable_ipv6 on the links (pkg/netns).
+//
 // The kernel rules repeat the blocks that no policy may open (the host, other
 // sandboxes, link-local), so that an error in Go can not open them.
 package egress
@@ -175,6 +178,9 @@ func (e *Engine) open(ctx context.Context) (err error) {
 		e.log.Warn("changes of the firewall are not heard of, but only seen every ten seconds", "err", err)
 	}
 	if err := e.restore(ctx); err != nil {
+		return err
+	}
+	if err := e.restore6(ctx); err != nil {
 		return err
 	}
 	// A set that older versions had, and that no chain refers to any more.

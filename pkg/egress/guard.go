@@ -16,7 +16,7 @@ import (
 
 const (
 	// guardEvery is how often the chains are compared with what they should be.
-	// It costs one fork, some 3 ms.
+	// It costs two forks: iptables-save 1.4 ms, ip6tables-save 1.6, /bin/true 1.0.
 	guardEvery = 10 * time.Second
 	// guardSettle is how long after a change, and guardApart how long after the
 	// last time, at least: changes come in bursts.
@@ -75,6 +75,9 @@ func (e *Engine) check(ctx context.Context) {
 	e.dns.refresh()
 	if err := e.restore(ctx); err != nil && !errors.Is(err, errLater) && ctx.Err() == nil {
 		e.log.Error("the chains of sandboxd could not be seen to stand; links of sandboxes that were taken down stay so, and this is tried again", "err", err)
+	}
+	if err := e.restore6(ctx); err != nil && ctx.Err() == nil {
+		e.log.Error("the rules against IPv6 could not be seen to stand: IPv6 of sandboxes is blocked by the lock and by disable_ipv6 on their links alone, and this is tried again", "err", err)
 	}
 }
 

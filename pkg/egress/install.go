@@ -141,26 +141,6 @@ func (c *chains) unmasquerade(mine rulesOf, keep []string) error {
 	return nil
 }
 
-func hooks6(i instance.Instance) rulesOf {
-	return expand(strings.NewReplacer("LINKS", i.LinkMatch()), hook6Text)
-}
-
-func (c *chains) install6() error {
-	if c.v6 == nil {
-		return nil
-	}
-	for table, chains := range hooks6(c.inst) {
-		for name, rules := range chains {
-			for _, r := range rules {
-				if err := c.v6.InsertUnique(table, name, 1, strings.Fields(r)...); err != nil {
-					return fmt.Errorf("drop IPv6 in %s %s: %w", table, name, err)
-				}
-			}
-		}
-	}
-	return nil
-}
-
 // Purge removes chains, lock and sets of an instance. Its sandboxes must be gone: with
 // the chains goes all that holds them. It is for uninstalling and for tests;
 // absent is success.
@@ -188,15 +168,8 @@ func purge(ctx context.Context, i instance.Instance) error {
 	if err := c.unmasquerade(mine, nil); err != nil {
 		return err
 	}
-	if v6, err := iptables.New(iptables.IPFamily(iptables.ProtocolIPv6), iptables.Timeout(xtablesWait)); err == nil {
-		for table, chains := range hooks6(i) {
-			for name, rules := range chains {
-				for _, r := range rules {
-					// Absent, or no ip6tables here: both leave nothing.
-					_ = v6.DeleteIfExists(table, name, strings.Fields(r)...)
-				}
-			}
-		}
+	if err := c.purge6(ctx); err != nil {
+		return err
 	}
 	if err := (lock{inst: i}).remove(); err != nil {
 		return err

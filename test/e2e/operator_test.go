@@ -154,9 +154,10 @@ func (f *field) control() {
 }
 
 // works fails the test unless all go on working, and may open new connections
-// within limit.
+// within limit, and what is against IPv6 is there.
 func (f *field) works(limit time.Duration, all ...*guarded) {
 	f.Helper()
+	f.without6(limit)
 	for _, g := range all {
 		eventually(f.T, limit, func() error {
 			_, err := f.exec(f.Context(), g.ID, "timeout", "2", "bash", "-c", "</dev/tcp/"+outsideAddr+"/443")
@@ -170,6 +171,24 @@ func (f *field) works(limit time.Duration, all ...*guarded) {
 			return nil
 		})
 	}
+}
+
+// without6 fails the test unless the host comes to drop IPv6 of sandboxes.
+func (f *field) without6(limit time.Duration) {
+	f.Helper()
+	links := f.Instance.LinkMatch()
+	eventually(f.T, limit, func() error {
+		out, err := exec.Command("ip6tables-save").Output()
+		if err != nil {
+			return err
+		}
+		for _, rule := range []string{"-A PREROUTING -i " + links + " -j DROP\n", "-A OUTPUT -o " + links + " -j DROP\n"} {
+			if !strings.Contains(string(out), rule) {
+				return fmt.Errorf("ip6tables lacks %q", rule)
+			}
+		}
+		return nil
+	})
 }
 
 // closed fails the test if anything got out.
@@ -226,6 +245,8 @@ func TestOperator(t *testing.T) {
 	}{
 		{"iptables -F", flushed[:1], 8 * time.Second}, // the guard hears of it, and is not waited for: it comes each 10 s
 		{"every table", flushed, 8 * time.Second},
+		{"ip6tables -t raw -F", flushed[5:], 8 * time.Second}, // and nothing else, which nobody inside feels
+		{"ip6tables -F", flushed[4:5], 8 * time.Second},
 		{"ipset flush", []string{"ipset flush"}, 30 * time.Second}, // of which the kernel tells nobody
 		{"ipset destroy", destroyed, 30 * time.Second},
 	} {

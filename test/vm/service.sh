@@ -26,6 +26,8 @@ stage_1() {
   same 42 "$(sandboxctl run --runtime runsc base -- sh -c 'echo $((6*7))')" "runsc"
   same "755 nobody" "$(sandboxctl run --runtime runc -u nobody base -- sh -c 'cat /etc/resolv.conf >/dev/null && echo "$(stat -c %a /) $(id -un)"')" "what others than root may enter, although the unit has a umask"
 
+  [[ $(ip6tables-save) = *"-i sb-a+ -j DROP"* ]]
+
   say limits on v2
   sandboxctl create base --runtime runc --name lim --memory 128Mi --cpu 500m --pids 64 --disk 128Mi
   id=$(sandboxctl inspect lim | sed -n 's/^ *"id": "\([a-z2-7]\{12\}\)".*/\1/p' | head -n 1)
@@ -107,7 +109,9 @@ stage_1() {
   scripts/uninstall.sh
   [ ! -e /run/sandboxd ] && [ ! -e /usr/local/bin/sandboxd ] && [ -e /var/lib/sandboxd/sandboxd.db ]
   [ ! -e /sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope ]
-  ! { iptables-save && ipset list -n; } | grep -i sandboxd
+  # Rules of IPv6 name links alone.
+  rules=$(iptables-save && ip6tables-save && ipset list -n)
+  fails "" grep -iE 'sandboxd|sb-' <<<"$rules"
   scripts/uninstall.sh --purge
   [ ! -e /var/lib/sandboxd ] && [ ! -e /etc/sandboxd ]
 }
