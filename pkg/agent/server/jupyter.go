@@ -45,7 +45,7 @@ func (s *Server) beReady(addr string) (net.Listener, error) {
 	}
 	srv := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			writeError(w, fail(http.StatusNotImplemented, unsupported, "this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
+			writeError(w, fail(http.StatusNotFound, unsupported, "this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
 		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		MaxHeaderBytes:    4 << 10,
