@@ -1,8 +1,11 @@
 package image
 
 import (
+	"os"
 	"strings"
 	"testing"
+
+	"github.com/pelletier/go-toml/v2"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -63,6 +66,57 @@ func TestAliases(t *testing.T) {
 	}
 	if got := strings.Join(s.Aliases(record.Image{Name: "base", Tag: "latest"}), " "); got != "bare python:3.9.1 ubuntu:*" {
 		t.Errorf("aliases of base: %s", got)
+	}
+}
+
+// TestDefaultAliases: the names in OpenSandbox's examples mean images that the recipes of
+// this repository make. On a host that has not made one, who asks reads how to.
+func TestDefaultAliases(t *testing.T) {
+	text, err := os.ReadFile("../../internal/config/default.toml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var defaults struct {
+		Images struct{ Aliases map[string]string }
+	}
+	if err := toml.Unmarshal(text, &defaults); err != nil || len(defaults.Images.Aliases) == 0 {
+		t.Fatal(defaults, err)
+	}
+	s, m := open(t, "../../rootfs")
+	if s.cfg.Aliases, err = ParseAliases(defaults.Images.Aliases); err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]string{
+		"opensandbox/code-interpreter": "code-interpreter", "opensandbox/code-interpreter:latest": "code-interpreter", "opensandbox/code-interpreter:v1.0.2": "code-interpreter",
+		"code-interpreter": "code-interpreter", "python:3.11-slim": "python", "python:3": "python", "python:slim": "python", "python": "python",
+		"ubuntu": "base", "ubuntu:24.04": "base", "debian:12-slim": "base",
+	}
+	for uri, recipe := range names {
+		if _, err := s.Resolve(t.Context(), uri); uri != recipe && (!errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "sandboxctl image build "+recipe+"`")) {
+			t.Errorf("%s, before anything is built: %v", uri, err)
+		}
+	}
+	recipes, err := s.Recipes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range recipes {
+		m.PutImage(t.Context(), record.Image{Name: name, Tag: DefaultTag, Digest: "sha256:" + strings.Repeat("a", 64)}) //nolint:errcheck // it is memory
+	}
+	for uri, recipe := range names {
+		if i, err := s.Resolve(t.Context(), uri); err != nil || i.Ref() != recipe+":latest" {
+			t.Errorf("%s: %s, %v; want what the recipe %s makes", uri, i.Ref(), err, recipe)
+		}
+	}
+	for _, a := range s.cfg.Aliases {
+		if _, err := s.recipe(a.Image); err != nil {
+			t.Errorf("%s stands for %s: %v", a.Name, a.Image, err)
+		}
+	}
+	for _, uri := range []string{"opensandbox/other", "other/code-interpreter", "python:2.7"} {
+		if i, err := s.Resolve(t.Context(), uri); !errs.Is(err, errs.NotFound) {
+			t.Errorf("%s is %s, %v", uri, i.Ref(), err)
+		}
 	}
 }
 
