@@ -93,7 +93,8 @@ func (s *Server) portTransport() *http.Transport {
 }
 
 // renewOnAccess moves the expiry of a sandbox made with ExtRenew, at most once
-// in renewEvery, without making the request wait.
+// in renewEvery, without making the request wait. Nobody asked for that, as one does
+// who renews, so it gets no more than MaxTimeout from now.
 func (s *Server) renewOnAccess(r *http.Request, rec record.Record) {
 	v, ok := rec.Spec.Extensions[wire.ExtRenew]
 	if !ok || rec.Expires.IsZero() {

@@ -177,7 +177,7 @@ func wireIf(err error, code errs.Code, wireCode string) error {
 
 // renew moves the end of a sandbox. MaxTimeout bounds what a creation asks for,
 // so that what somebody forgets goes; who renews has not forgotten. (OpenSandbox:
-// "the creation-time limit does not apply".)
+// "the creation-time limit does not apply".) See renewOnAccess for what nobody asks for.
 func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	var body struct {
 		ExpiresAt string `json:"expiresAt"`

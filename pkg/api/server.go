@@ -81,7 +81,7 @@ type Config struct {
 	MaxMemoryBytes int64         // 1 Ti
 	MaxCPUMillis   int64         // 1024 cores
 	MaxDiskBytes   int64         // 64 Ti; the daemon gives the size of its pool
-	MaxTimeout     time.Duration // no limit; else also what one gets that asks for none. Not of renewals: see renew
+	MaxTimeout     time.Duration // no limit; else also what one gets that asks for none, and from an access on. Not of renewals: see renew
 
 	Runtimes []string // that exist on this host; default runsc and runc
 	NoDisk   bool     // the storage pool can not limit: asking for a disk size is an error
