@@ -315,6 +315,7 @@ func (c *Context) watch() {
 	default:
 		c.drain() // start tells what it said last
 	}
+	c.proc.KillLeft() // by nobody's name could anybody end it later
 	c.mu.Lock()
 	c.dead = true
 	c.died = ended(c.proc.Status())

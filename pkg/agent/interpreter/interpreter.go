@@ -64,7 +64,8 @@ type Process interface {
 	Done() <-chan struct{} // closed when it has ended
 	Status() syscall.WaitStatus
 	Interrupt()
-	Kill() // it and all it has started
+	Kill()     // it and all it has started
+	KillLeft() // what it has started and left behind, after its end
 }
 
 // A Place is where a driver runs.

@@ -60,6 +60,13 @@ func (d driver) Status() syscall.WaitStatus { return d.p.status }
 func (d driver) Interrupt()                 { d.r.signal(d.p, syscall.SIGINT, true) } //nolint:errcheck // gone is what is wanted
 func (d driver) Kill()                      { d.r.killTree(d.p) }
 
+// KillLeft goes by the marker alone: another process may have the driver's number by now.
+func (d driver) KillLeft() {
+	if d.p.marker != 0 {
+		d.r.killAll(nil, func() []int { return bearers(scan(), func(m uint64) bool { return m == d.p.marker }, 0) })
+	}
+}
+
 var (
 	_ interpreter.Host     = drivers{}
 	_ interpreter.Process  = driver{}

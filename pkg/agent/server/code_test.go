@@ -377,6 +377,23 @@ for name in os.listdir('/proc/self/fd'):
 	e.inOrder(other, []cellCase{{"x", "result \"1\"\ncomplete"}})
 }
 
+// A context that dies takes with it what it has started, as one that is deleted does.
+func TestCodeDeathTakesAll(t *testing.T) {
+	e := newCodeEnv(t)
+	mark := fmt.Sprintf("79.%09d", time.Now().UnixNano()%1e9)
+	for language, code := range map[string]string{
+		"python": "import os, subprocess\nfor argv in ['sleep', 'MARK'], ['setsid', 'sleep', 'MARK'], ['env', '-i', 'setsid', 'sh', '-c', 'sleep MARK & sleep MARK']: subprocess.Popen(argv, close_fds=True)\nos._exit(9)",
+		"bash":   "sleep MARK & (setsid sleep MARK &); exit 9",
+	} {
+		if got := e.cell(e.context(language), strings.ReplaceAll(code, "MARK", mark)); !strings.Contains(got, "error ContextDied ") || !strings.Contains(got, "exited with status 9") {
+			t.Error(got)
+		}
+		if left := sleepers(mark); len(left) > 0 { // at once, not soon
+			t.Errorf("%s left %v", language, left)
+		}
+	}
+}
+
 // Memory that the sandbox does not have is refused, and the context goes on.
 func TestCodeMemory(t *testing.T) {
 	e := newEnvWith(t, agent.Bootstrap{Env: map[string]string{"PATH": os.Getenv("PATH")}, Limits: agent.Limits{MemoryBytes: 256 << 20}})
