@@ -73,8 +73,16 @@ func (f *files) resolve(path string) (string, error) {
 	if err != nil {
 		return "", fsFail("resolve a path", err)
 	}
+	for name := range strings.SplitSeq(path, "/") { // gVisor says of such a name that it does not exist
+		if len(name) > maxName {
+			return "", fsFail("resolve a path", &fs.PathError{Op: "look up", Path: name[:40] + "…", Err: syscall.ENAMETOOLONG})
+		}
+	}
 	return path, nil
 }
+
+// maxName is how long a name in a path may be, in bytes: NAME_MAX of limits.h.
+const maxName = 255
 
 // withoutDots cleans an absolute path without changing what it names: where the
 // component before a .. is a symbolic link, .. is the parent of where it points,
