@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"regexp"
@@ -36,12 +37,16 @@ func (h host) ask(t *testing.T, sandbox, method, path, body string) string {
 var eventTimes = regexp.MustCompile(`,"(timestamp|execution_time)":\d+`)
 
 // TestSessionSurvivesDaemon: a shell goes on while no daemon runs, in a run and
-// between runs, and so does a run that nobody listens to any more.
+// between runs, and so does a run that nobody listens to any more. A context of code
+// does, too.
 func TestSessionSurvivesDaemon(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
+	ensureImage(t, h, "python")
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
-			sb := h.create(t, spec(runtime))
+			r := spec(runtime)
+			r.Image.URI = "python"
+			sb := h.create(t, r)
 			var made struct {
 				ID string `json:"session_id"`
 			}
@@ -57,6 +62,7 @@ func TestSessionSurvivesDaemon(t *testing.T) {
 				return eventTimes.ReplaceAllString(h.ask(t, sb.ID, "POST", "/session/"+made.ID+"/run", string(b)), "")
 			}
 			run("cd /usr; A=kept; f() { echo $A; }; mkfifo /tmp/go; (read x </tmp/go; touch /tmp/gone) &")
+			ended := h.cellGoesOn(t, sb.ID)
 			h.Kill()
 			if err := h.TryStart(); err != nil {
 				t.Fatal(err)
@@ -77,8 +83,60 @@ func TestSessionSurvivesDaemon(t *testing.T) {
 			if got := run("echo on"); !strings.Contains(got, `"text":"on`) {
 				t.Error(got)
 			}
+			ended()
 			h.ask(t, sb.ID, "DELETE", "/session/"+made.ID, "")
 			tellSession(&lab{host: h, T: t, runtime: runtime}, sb.ID)
+			h.deleteAll(t)
+		})
+	}
+}
+
+// cellGoesOn starts code in a context of python that has a variable, and waits until it
+// runs. What it returns, to be called when another daemon is there, has the code end and
+// looks at what it and the variable have become.
+func (h host) cellGoesOn(t *testing.T, sandbox string) (ended func()) {
+	t.Helper()
+	l := &lab{host: h, T: t}
+	code := func(context, code string) answer {
+		t.Helper()
+		b, err := json.Marshal(map[string]any{"code": code, "context": map[string]string{"id": context}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l.request("POST", "/v1/sandboxes/"+sandbox+"/proxy/44772/code", strings.NewReader(string(b)))
+	}
+	var made struct{ ID string }
+	if err := json.Unmarshal([]byte(h.ask(t, sandbox, "POST", "/code/context", `{"language":"python"}`)), &made); err != nil || made.ID == "" {
+		t.Fatal(made, err)
+	}
+	if a := code(made.ID, "import os\nfor f in 'begun', 'end': os.mkfifo('/tmp/' + f)\nx = 'kept'"); !strings.Contains(a.body, "execution_complete") {
+		t.Fatal(a)
+	}
+	broken := make(chan error, 1)
+	go func() {
+		_, err := l.try("POST", "/v1/sandboxes/"+sandbox+"/proxy/44772/code", strings.NewReader(
+			`{"context":{"id":"`+made.ID+`"},"code":"open('/tmp/begun', 'w').close()\ny = open('/tmp/end').read()"}`))
+		broken <- err
+	}()
+	if _, err := h.exec(t.Context(), sandbox, "cat", "/tmp/begun"); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		if err := <-broken; err == nil {
+			t.Error("the stream of the code outlived the daemon, or the code did not wait")
+		}
+		if a := code(made.ID, "x"); a.status != http.StatusInternalServerError || !strings.Contains(a.body, "session is busy") {
+			t.Errorf("while the code waits: %d %s", a.status, a.body)
+		}
+		if _, err := h.exec(t.Context(), sandbox, "sh", "-c", "printf end >/tmp/end"); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, settles, func() error { // nobody is told of its end who did not listen from the beginning
+			if a := code(made.ID, "x, y"); a.status != http.StatusOK || !strings.Contains(a.body, "('kept', 'end')") || !strings.Contains(a.body, "execution_complete") {
+				return fmt.Errorf("after its end: %d %s", a.status, a.body)
+			}
+			return nil
 		})
 	}
 }
