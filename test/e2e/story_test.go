@@ -49,6 +49,7 @@ var stories = []struct {
 	{"NetworkChange", tellNetworkChange},
 	{"Eval", tellEval},
 	{"Prestart", tellPrestart},
+	{"Mischief", tellMischief},
 	{"Aliases", tellAliases},
 	{"Entrypoints", tellEntrypoints},
 	{"Snapshots", tellSnapshots},
