@@ -5,11 +5,11 @@
 // kept, so what daemons logged below a warning is left out (`go test -v -run` shows
 // it), and what failed is named once more at the end.
 //
-// A test that failed, and passed when it was run twice more, is unsteady: that is told
-// at the end and not counted as a failure. With -again it says instead which tests those
-// are that are worth running again, a line each: their package and the pattern for -run.
-// There are none where a data race was found, a package failed as a whole, or more than
-// three tests did: that is no accident.
+// A test that failed, and passed when it was run twice more, has failed all the same, and
+// is told of as unsteady: who looks for its cause knows where to begin. With -again it says
+// instead which tests those are that are worth running again, a line each: their package
+// and the pattern for -run. There are none where a data race was found, a package failed
+// as a whole, or more than three tests did: that is no accident.
 package main
 
 import (
@@ -209,24 +209,15 @@ func (s *summary) end() bool {
 	for _, key := range slices.Sorted(maps.Keys(s.skipped)) {
 		fmt.Fprintf(s.out, "--- skip %s\n%s", key, said(s.skipped[key]))
 	}
-	failed, unsteady := 0, 0
 	for _, f := range s.failures {
+		how := ""
 		if f.unsteady() {
-			unsteady++
-			fmt.Fprintf(s.out, "--- unsteady: failed once, then passed %d times: %s\n%s", f.passes, f.key(), f.said)
+			how = fmt.Sprintf(" (unsteady: it passed %d times after that)", f.passes)
 		}
+		fmt.Fprintf(s.out, "--- fail %s%s\n%s", f.key(), how, f.said)
 	}
-	for _, f := range s.failures {
-		if !f.unsteady() {
-			failed++
-			fmt.Fprintf(s.out, "--- fail %s\n%s", f.key(), f.said)
-		}
-	}
-	if unsteady > 0 {
-		fmt.Fprintf(s.out, "%d unsteady: look for the cause, it may not be the test\n", unsteady)
-	}
-	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, failed, len(s.skipped))
-	return s.passed > 0 && failed == 0 && len(s.skipped) == 0
+	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, len(s.failures), len(s.skipped))
+	return s.passed > 0 && len(s.failures) == 0 && len(s.skipped) == 0
 }
 
 // passing matches what slog's text handler writes below a warning.

@@ -97,8 +97,8 @@ func TestFailuresLast(t *testing.T) {
 	}
 }
 
-// A test that fails once is told of and forgiven if it then passes twice; one that fails again,
-// or races, is not.
+// A test that fails once and then passes twice is told of as unsteady, and has failed; one
+// that fails again, or races, is not unsteady.
 func TestUnsteady(t *testing.T) {
 	const unsteady = `package a
 
@@ -121,7 +121,7 @@ func TestTree(t *testing.T) {
 	for _, tt := range []struct {
 		name, stream, again, end string
 	}{
-		{"passed twice", run(t, files, "BAD=slow") + good + good, "x/a ^TestTree$/^a\\.b$\n", "--- unsteady: failed once, then passed 2 times: x/a TestTree/a.b\n    a_test.go:11: slow\n"},
+		{"passed twice", run(t, files, "BAD=slow") + good + good, "x/a ^TestTree$/^a\\.b$\n", "--- fail x/a TestTree/a.b (unsteady: it passed 2 times after that)\n    a_test.go:11: slow\n"},
 		{"passed once", run(t, files, "BAD=slow") + good, "x/a ^TestTree$/^a\\.b$\n", "--- fail x/a TestTree/a.b\n"},
 		{"failed again", run(t, files, "BAD=slow") + good + run(t, files, "BAD=slow") + good, "", "--- fail x/a TestTree/a.b\n"},
 		{"a race", run(t, files, "BAD=race detected during execution of test") + good + good, "", "--- fail x/a TestTree/a.b\n"},
