@@ -280,7 +280,7 @@ func TestThousandWebSockets(t *testing.T) {
 			// Four stacks of 8 KiB, four buffers of 4, and as much again of those to
 			// be collected: 55 to 61 were seen, and more on a busy host, where they are
 			// collected late. A buffer of 64 KiB for each would show.
-			const each = 96 << 10
+			const each = 72 << 10
 			if lean := h.lean(t, daemon+each*int64(many+slow)); lean-daemon > each*int64(many+slow) {
 				t.Errorf("the daemon grew by %d KiB for each WebSocket", (lean-daemon)/int64(many+slow)>>10)
 			}
