@@ -1,9 +1,9 @@
 // Package daemontest runs the real daemon for end-to-end tests: started as a
 // process, killed as a process, asked through its sockets.
 //
-// All tests share the state directory of instance "t", so that images are
-// built once; a lock keeps packages that use one instance from running at the
-// same time.
+// Tests share the state directory of an instance, so that an image is there once;
+// a lock keeps two processes from using one instance at the same time. Test runs
+// side by side have instances of their own (SANDBOXD_TEST_INSTANCE).
 package daemontest
 
 import (
@@ -26,12 +26,28 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// Instance is the instance of test daemons, unless Options say otherwise.
-const Instance = instance.Instance('t')
+// Instance is the instance of test daemons, unless Options say otherwise, and Other
+// that of a second daemon beside it. SANDBOXD_TEST_INSTANCE names both by two
+// letters; "tu" if it is empty.
+var Instance, Other = instances(cmp.Or(os.Getenv("SANDBOXD_TEST_INSTANCE"), "tu"))
+
+func instances(letters string) (first, second instance.Instance) {
+	if len(letters) != 2 || letters[0] == letters[1] {
+		panic(fmt.Sprintf("SANDBOXD_TEST_INSTANCE is %q: want two different letters, as tu", letters))
+	}
+	for i, of := range []*instance.Instance{&first, &second} {
+		parsed, err := instance.Parse(letters[i : i+1])
+		if err != nil {
+			panic("SANDBOXD_TEST_INSTANCE: " + err.Error())
+		}
+		*of = parsed
+	}
+	return first, second
+}
 
 // Options are what a test may want otherwise. The zero Options is what New uses.
 type Options struct {
-	Instance instance.Instance // 't' if zero
+	Instance instance.Instance // Instance if zero
 	StateDir string            // the instance's own if empty
 	Pool     string            // "auto" if empty
 	PoolSize string            // "4Gi" if empty

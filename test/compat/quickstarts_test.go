@@ -49,7 +49,7 @@ var quickstarts = []struct {
 	{"javascript/09-4-comprehensive-file-operations.ts", []string{"Content: Hello World", "/tmp/demo/hello.txt"}},
 	{"javascript/10-5-endpoints.ts", nil},
 	{"javascript/13-1-connection-configuration.ts", nil},
-	{"javascript/12-7-sandbox-management-admin.ts", []string{"'t"}}, // ids of test daemons begin so
+	{"javascript/12-7-sandbox-management-admin.ts", []string{"'" + daemontest.Instance.String()}}, // ids begin so
 }
 
 // TestQuickstarts runs programs of OpenSandbox's documentation as they stand:

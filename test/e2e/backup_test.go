@@ -16,7 +16,6 @@ import (
 	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
-	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -212,7 +211,7 @@ func TestRestoreRefuses(t *testing.T) {
 		"empty":    {nil, nil, "no file of sandboxctl system backup"},
 		"half":     {whole[:len(whole)/2], nil, "unexpected EOF"},
 		"a store":  {state, nil, "no file of sandboxctl system backup"},
-		"instance": {whole, []string{"--config", otherInstance(t, h)}, `instance "t"`},
+		"instance": {whole, []string{"--config", otherInstance(t, h)}, fmt.Sprintf("instance %q", h.Instance)},
 	} {
 		path := filepath.Join(t.TempDir(), "bad")
 		if err := os.WriteFile(path, c.file, 0o600); err != nil {
@@ -240,13 +239,13 @@ func otherInstance(t *testing.T, h host) string {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	s := strings.Replace(string(text), `instance = "t"`, `instance = "u"`, 1)
+	s := strings.Replace(string(text), fmt.Sprintf("instance = %q", daemontest.Instance), fmt.Sprintf("instance = %q", daemontest.Other), 1)
 	s = strings.Replace(s, h.StateDir, filepath.Join(dir, "state"), 1)
 	path := filepath.Join(dir, "u.toml")
 	if err := os.WriteFile(path, []byte(s), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(instance.Instance('u').RunDir()) })
+	t.Cleanup(func() { os.RemoveAll(daemontest.Other.RunDir()) })
 	return path
 }
 
@@ -256,7 +255,7 @@ func TestBackupOnFullDisk(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
 	state := smallDisk(t)
 	seed(t, h, state)
-	u := connect(t, daemontest.NewWith(t, daemontest.Options{Instance: instance.Instance('u'), StateDir: state, Pool: "plain"}))
+	u := connect(t, daemontest.NewWith(t, daemontest.Options{Instance: daemontest.Other, StateDir: state, Pool: "plain"}))
 	sb := u.create(t, spec("runc"))
 	file := u.backup(t)
 	fill(t, filepath.Join(state, "fill"))
@@ -292,7 +291,7 @@ func TestUpgrade(t *testing.T) {
 	for _, file := range releases {
 		t.Run(filepath.Base(filepath.Dir(file)), func(t *testing.T) {
 			state := filepath.Join(t.TempDir(), "state")
-			u := connect(t, daemontest.Prepare(t, daemontest.Options{Instance: instance.Instance('u'), StateDir: state, Pool: "plain"}))
+			u := connect(t, daemontest.Prepare(t, daemontest.Options{Instance: daemontest.Other, StateDir: state, Pool: "plain"}))
 			if err := os.MkdirAll(filepath.Join(state, "pool"), 0o700); err != nil {
 				t.Fatal(err)
 			}

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -37,7 +36,7 @@ func TestSecondDaemon(t *testing.T) {
 	sb := h.create(t, spec("runc"))
 	start := time.Now()
 	said := second(t, h)
-	if !strings.Contains(said, fmt.Sprintf("(pid %d)", h.Pid())) || !strings.Contains(said, `instance "t"`) {
+	if !strings.Contains(said, fmt.Sprintf("(pid %d)", h.Pid())) || !strings.Contains(said, fmt.Sprintf("instance %q", h.Instance)) {
 		t.Errorf("it says %q; want the pid of the first, %d", said, h.Pid())
 	}
 	if took := time.Since(start); took > 10*time.Second { // it does not wait for the first to end
@@ -78,10 +77,10 @@ func TestTwoInstances(t *testing.T) {
 	mine := h.create(t, spec("runsc"))
 	before := h.holds()
 	t.Run("other", func(t *testing.T) {
-		u := connect(t, daemontest.NewWith(t, daemontest.Options{Instance: instance.Instance('u'), StateDir: dir, Pool: "plain"}))
+		u := connect(t, daemontest.NewWith(t, daemontest.Options{Instance: daemontest.Other, StateDir: dir, Pool: "plain"}))
 		for _, runtime := range runtimes {
 			theirs := u.create(t, spec(runtime))
-			if theirs.ID[0] != 'u' || mine.ID[0] != 't' {
+			if theirs.ID[0] != byte(daemontest.Other) || mine.ID[0] != byte(daemontest.Instance) {
 				t.Errorf("the ids are %s and %s", theirs.ID, mine.ID)
 			}
 			u.answers(t, theirs.ID)
@@ -250,7 +249,7 @@ func TestDiskFull(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
 	state := smallDisk(t)
 	seed(t, h, state)
-	u := connect(t, daemontest.NewWith(t, daemontest.Options{Instance: instance.Instance('u'), StateDir: state, Pool: "plain"}))
+	u := connect(t, daemontest.NewWith(t, daemontest.Options{Instance: daemontest.Other, StateDir: state, Pool: "plain"}))
 	before := u.empty(t)
 	old := u.create(t, spec("runc"))
 

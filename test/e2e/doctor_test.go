@@ -106,7 +106,7 @@ func TestSupportBundle(t *testing.T) {
 			t.Errorf("%q is in the bundle", s)
 		}
 	}
-	for _, want := range []string{sb.ID, "sb-" + sb.ID, "SANDBOXD-T-FORWARD", "sandboxd-t-src", `"check": "nofile"`, `"state": "running"`, "/sandboxd-t/" + sb.ID} {
+	for _, want := range []string{sb.ID, "sb-" + sb.ID, h.Instance.Chain("FORWARD"), h.Instance.Set("src"), `"check": "nofile"`, `"state": "running"`, "/" + h.Instance.CgroupRoot() + "/" + sb.ID} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("%q is not in the bundle", want)
 		}
