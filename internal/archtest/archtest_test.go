@@ -23,7 +23,7 @@ const module = "github.com/sandboxd/sandboxd/"
 var layers = [][]string{
 	0: {"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/cleanup", "internal/durable", "internal/dump", "internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd", "pkg/errs"},
 	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine"},
-	2: {"internal/daemontest", "internal/manual", "internal/metrics", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image", "pkg/agent", "pkg/store", "pkg/publish"},
+	2: {"internal/manual", "internal/metrics", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image", "pkg/agent", "pkg/store", "pkg/publish"},
 	3: {"pkg/sandbox", "internal/backup"},
 	4: {"pkg/expiry", "pkg/health", "pkg/admission"},
 	5: {"pkg/api", "api"},

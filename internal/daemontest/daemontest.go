@@ -72,11 +72,12 @@ type Daemon struct {
 	Instance instance.Instance
 	StateDir string
 
-	t    testing.TB
-	wrap []string
-	cmd  *exec.Cmd
-	done chan struct{}
-	log  *buffer
+	t       testing.TB
+	recipes string // directory of image recipes
+	wrap    []string
+	cmd     *exec.Cmd
+	done    chan struct{}
+	log     *buffer
 }
 
 // Bin returns the path of a program that make build made.
@@ -128,6 +129,7 @@ func Prepare(t testing.TB, o Options) *Daemon {
 		Socket:   filepath.Join(o.Instance.RunDir(), "sandboxd.sock"),
 		TCP:      o.TCP,
 		Config:   filepath.Join(t.TempDir(), "config.toml"),
+		recipes:  cmp.Or(o.Recipes, filepath.Join(root(), "rootfs")),
 		wrap:     o.Wrap,
 		log:      &buffer{},
 	}
@@ -166,7 +168,7 @@ pool_size = %q
 %s
 [log]
 level = "debug"
-`, d.Instance, d.StateDir, Bin(""), cmp.Or(o.Recipes, filepath.Join(root(), "rootfs")), d.TCP, key, strings.Join(o.Listen, "\n"),
+`, d.Instance, d.StateDir, Bin(""), d.recipes, d.TCP, key, strings.Join(o.Listen, "\n"),
 		cmp.Or(o.Pool, "auto"), cmp.Or(o.PoolSize, "4Gi"), strings.Join(o.Storage, "\n"))
 	must(d.t, os.WriteFile(d.Config, []byte(text+strings.Join(o.Config, "\n")), 0o600))
 }

@@ -21,7 +21,7 @@ func TestPythonCodeInterpreter(t *testing.T) {
 	python := venv(t, "python/requirements.txt")
 	d := daemontest.New(t)
 	for _, image := range []string{"python", "code-interpreter"} {
-		ensureImage(t, d, image)
+		daemontest.Image(t, d, image)
 		for _, runtime := range []string{"runc", "runsc"} {
 			t.Run(image+"/"+runtime, func(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)

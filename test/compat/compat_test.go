@@ -5,13 +5,10 @@
 package compat_test
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,7 +25,7 @@ func TestPythonSDK(t *testing.T) {
 	hosttest.Root(t)
 	python := venv(t, requirements)
 	d := daemontest.New(t)
-	ensureImage(t, d, "python")
+	daemontest.Image(t, d, "python")
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) { story(t, d, []string{python, "python/story.py", runtime}) })
 	}
@@ -40,8 +37,8 @@ func TestOlder(t *testing.T) {
 	python := venv(t, "python/requirements-older.txt")
 	javascript := node(t, "javascript/older/older.mjs")
 	d := daemontest.New(t)
-	ensureImage(t, d, "base")
-	ensureImage(t, d, "code-interpreter")
+	daemontest.Image(t, d, "base")
+	daemontest.Image(t, d, "code-interpreter")
 	for _, runtime := range runtimes {
 		t.Run("Python SDK "+runtime, func(t *testing.T) { story(t, d, []string{python, "python/older.py", runtime}) })
 		t.Run("code interpreter "+runtime, func(t *testing.T) { story(t, d, []string{python, "python/older_code.py", runtime}) })
@@ -54,7 +51,7 @@ func TestPythonRefused(t *testing.T) {
 	hosttest.Root(t)
 	python := venv(t, requirements)
 	d := daemontest.New(t)
-	ensureImage(t, d, "base")
+	daemontest.Image(t, d, "base")
 	c, err := client.New("unix://"+d.Socket, "")
 	if err != nil {
 		t.Fatal(err)
@@ -73,35 +70,5 @@ func TestPythonRefused(t *testing.T) {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("%v: no %q in %s", err, want, out)
 		}
-	}
-}
-
-// ensureImage builds an image unless the state directory has it from an earlier
-// run, and of the recipe as it is.
-func ensureImage(t *testing.T, d *daemontest.Daemon, name string) {
-	t.Helper()
-	c, err := client.New("unix://"+d.Socket, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	all, err := c.Images(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	recipe, err := os.ReadFile("../../rootfs/" + name + "/recipe.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	sum, note := sha256.Sum256(recipe), filepath.Join(d.StateDir, "recipe-of-"+name)
-	if b, _ := os.ReadFile(note); bytes.Equal(b, sum[:]) && slices.ContainsFunc(all, func(i client.ImageInfo) bool { return i.Name == name }) {
-		return
-	}
-	last := ""
-	if _, err := c.BuildImage(t.Context(), name, func(line string) { last = line }); err != nil {
-		t.Fatalf("build the image %s: %v (its last line: %s)", name, err, last)
-	}
-	if err := os.WriteFile(note, sum[:], 0o600); err != nil {
-		t.Fatal(err)
 	}
 }

@@ -67,7 +67,7 @@ func TestDocuments(t *testing.T) {
 	st := filepath.Join(filepath.Dir(venv(t, "python/requirements-schemathesis.txt")), "st")
 	known := readBaseline(t, differences)
 	d := daemontest.New(t)
-	ensureImage(t, d, "python")
+	daemontest.Image(t, d, "python")
 	c, err := client.New("unix://"+d.Socket, "")
 	if err != nil {
 		t.Fatal(err)

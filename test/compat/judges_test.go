@@ -70,8 +70,8 @@ func TestJudges(t *testing.T) {
 	hosttest.Root(t)
 	known := knownUnserved(t)
 	d := daemontest.New(t)
-	ensureImage(t, d, "base")
-	ensureImage(t, d, "code-interpreter")
+	daemontest.Image(t, d, "base")
+	daemontest.Image(t, d, "code-interpreter")
 	var mu sync.Mutex
 	results := map[string]report{} // by judge and runtime; under mu
 	t.Run("programs", func(t *testing.T) {

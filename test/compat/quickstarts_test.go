@@ -81,7 +81,7 @@ func readme(t *testing.T, runtime string) {
 		Config: []string{"[runtime]", fmt.Sprintf("default = %q", runtime), "[images.aliases]", `"nginx:*" = "base"`},
 	})
 	for _, image := range []string{"base", "python", "code-interpreter"} {
-		ensureImage(t, d, image)
+		daemontest.Image(t, d, image)
 	}
 	c, err := client.New("unix://"+d.Socket, "")
 	if err != nil {

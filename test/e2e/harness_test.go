@@ -37,7 +37,7 @@ type host struct {
 func newHost(t *testing.T, o daemontest.Options) host {
 	t.Helper()
 	h := connect(t, daemontest.NewWith(t, o))
-	ensureImage(t, h, "base")
+	daemontest.Image(t, h.Daemon, "base")
 	return h
 }
 
@@ -50,22 +50,6 @@ func connect(t testing.TB, d *daemontest.Daemon) host {
 	}
 	t.Cleanup(c.Close)
 	return host{d, c}
-}
-
-// ensureImage builds an image unless the state directory has it from an earlier run.
-func ensureImage(t testing.TB, h host, name string) {
-	t.Helper()
-	all, err := h.api.Images(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if slices.ContainsFunc(all, func(i client.ImageInfo) bool { return i.Name == name }) {
-		return
-	}
-	var last string
-	if _, err := h.api.BuildImage(t.Context(), name, func(line string) { last = line }); err != nil {
-		t.Fatalf("build image %s: %v (%s)", name, err, last)
-	}
 }
 
 // spec is a sandbox of base that idles, or runs an entrypoint.

@@ -67,7 +67,7 @@ func TestGateway(t *testing.T) {
 	h := newHost(t, daemontest.Options{Config: append([]string{
 		"[gateway]", fmt.Sprintf("listen = %q", addr), fmt.Sprintf("domain = %q", domain), `public = "no"`,
 	}, ca.config()...)})
-	ensureImage(t, h, "python")
+	daemontest.Image(t, h.Daemon, "python")
 	https := ca.client(addr)
 	get := func(url string, headers map[string]string) (int, string, http.Header) {
 		t.Helper()
@@ -174,7 +174,7 @@ func TestGateway(t *testing.T) {
 // killed, and for as long as the sandbox runs.
 func TestPublish(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
-	ensureImage(t, h, "python")
+	daemontest.Image(t, h.Daemon, "python")
 	get := func(addr string) (string, error) {
 		c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
 		resp, err := c.Get("http://" + addr + "/x")

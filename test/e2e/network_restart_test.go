@@ -105,7 +105,7 @@ func TestNetworkWhileAway(t *testing.T) {
 	h := connect(t, daemontest.Prepare(t, daemontest.Options{}))
 	serveAway(t) // under the lock that Prepare took: there is one on a host
 	h.Start()
-	ensureImage(t, h, "base")
+	daemontest.Image(t, h.Daemon, "base")
 	for _, name := range runtimes {
 		t.Run(name, func(t *testing.T) {
 			r := spec(name)

@@ -183,7 +183,7 @@ func TestAdminSocket(t *testing.T) {
 		}
 	}
 	h := connect(t, d)
-	ensureImage(t, h, "base")
+	daemontest.Image(t, h.Daemon, "base")
 	s := spec("runc")
 	s.Extensions[client.ExtNetwork] = "open"
 	sb := h.create(t, s)

@@ -54,7 +54,7 @@ func newField(t *testing.T) *field {
 	f.listen(outsideHost+":9", "")
 	f.listen(outsideOther+":7", outsideNetns)
 	f.Start()
-	ensureImage(t, f.host, "base")
+	daemontest.Image(t, f.Daemon, "base")
 	return f
 }
 

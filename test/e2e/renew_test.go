@@ -23,7 +23,7 @@ func TestRenewOnAccess(t *testing.T) {
 		"[gateway]", fmt.Sprintf("listen = %q", gateway), `public = "no"`,
 		"[limits]", fmt.Sprintf("max_timeout = %q", most),
 	}})
-	ensureImage(t, h, "python")
+	daemontest.Image(t, h.Daemon, "python")
 	proxy := func(id string) string { return "http://" + h.TCP + "/v1/sandboxes/" + id + "/proxy/8000/x" }
 	gate := func(id string) string { return "http://" + gateway + "/" + id + "/8000/x" }
 	for _, runtime := range runtimes {

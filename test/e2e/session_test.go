@@ -41,7 +41,7 @@ var eventTimes = regexp.MustCompile(`,"(timestamp|execution_time)":\d+`)
 // does, too.
 func TestSessionSurvivesDaemon(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
-	ensureImage(t, h, "python")
+	daemontest.Image(t, h.Daemon, "python")
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
 			r := spec(runtime)

@@ -19,7 +19,7 @@ import (
 // tellMischief has guests do to their agent what they can, by contexts of code, by
 // sessions and by files. After each of it the others go on.
 func tellMischief(t *testing.T, l *lab) {
-	ensureImage(t, l.host, "code-interpreter")
+	daemontest.Image(t, l.Daemon, "code-interpreter")
 	g := &guest{lab: l, id: l.make("--memory", "1Gi", "--cpu", "2", "--disk", "1Gi", "code-interpreter")}
 	g.context = g.newContext("python")
 	g.hears(g.code(g.context, "x = 'mine'"), "complete")

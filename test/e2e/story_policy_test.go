@@ -108,7 +108,7 @@ func tellNetworkChange(t *testing.T, l *lab) {
 func TestPolicyRestart(t *testing.T) {
 	out := newOutside(t)
 	h := newHost(t, daemontest.Options{})
-	ensureImage(t, h, "python")
+	daemontest.Image(t, h.Daemon, "python")
 	labs := map[string]*lab{}
 	for _, runtime := range runtimes {
 		l := &lab{host: h, T: t, runtime: runtime, out: out}
@@ -157,7 +157,7 @@ func tellAliases(t *testing.T, l *lab) {
 // sandboxes to come, and not for those there are.
 func TestAliasRestart(t *testing.T) {
 	h := newHost(t, daemontest.Options{Config: []string{"[images.aliases]", `"shop/app:*" = "base"`, `"shop/none:*" = "not-built"`}})
-	ensureImage(t, h, "python")
+	daemontest.Image(t, h.Daemon, "python")
 	l := &lab{host: h, T: t, runtime: "runc"}
 	l.wants(l.ctl("create", "shop/none:1"), 125, "stands for", "image build not-built")
 	old := map[string]string{}

@@ -309,7 +309,7 @@ func (h host) deleteSnapshots(t testing.TB) {
 // TestSnapshotsOnPlainPool: the same where nothing can be shared.
 func TestSnapshotsOnPlainPool(t *testing.T) {
 	h := newHost(t, daemontest.Options{StateDir: t.TempDir(), Pool: "plain"})
-	ensureImage(t, h, "python")
+	daemontest.Image(t, h.Daemon, "python")
 	l := &lab{host: h, T: t, runtime: "runc"}
 	tellSnapshots(t, l)
 	h.deleteAll(t)

@@ -66,7 +66,7 @@ var stories = []struct {
 func TestStories(t *testing.T) {
 	out := newOutside(t) // first: the daemon looks for uplinks when it starts, and once a minute
 	h := newHost(t, daemontest.Options{Config: []string{"[network]", `upstreams = ["` + outsideAddr + `"]`}})
-	ensureImage(t, h, "python")
+	daemontest.Image(t, h.Daemon, "python")
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
 			for _, s := range stories {

@@ -29,7 +29,7 @@ func newTerminalHost(t *testing.T) host {
 		t.Fatal(err)
 	}
 	h := connect(t, daemontest.NewWith(t, daemontest.Options{Recipes: recipes}))
-	ensureImage(t, h, "terminal")
+	daemontest.Image(t, h.Daemon, "terminal")
 	return h
 }
 

@@ -347,7 +347,7 @@ func vmRSS(status string) int64 {
 // what it was asked for in both directions and holds nothing afterwards.
 func TestWebSocketOfAnApp(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
-	ensureImage(t, h, "python")
+	daemontest.Image(t, h.Daemon, "python")
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
 			r := spec(runtime)
