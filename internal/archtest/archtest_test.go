@@ -21,7 +21,7 @@ const module = "github.com/sandboxd/sandboxd/"
 // that each can be read, tested and replaced alone. A path stands for what is
 // below it too, the longest match counts.
 var layers = [][]string{
-	0: {"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/cleanup", "internal/durable", "internal/dump", "internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd", "pkg/errs"},
+	0: {"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/cleanup", "internal/durable", "internal/dump", "internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd", "internal/testcache", "pkg/errs"},
 	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine"},
 	2: {"internal/manual", "internal/metrics", "pkg/oci", "pkg/netns", "pkg/egress", "pkg/cgroups", "pkg/snapshot", "pkg/image", "pkg/agent", "pkg/store", "pkg/publish"},
 	3: {"pkg/sandbox", "internal/backup"},

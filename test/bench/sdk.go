@@ -54,7 +54,7 @@ type sdk struct {
 // what it judges. The caller ends them.
 func (b *bench) sdks(ctx context.Context) (all []*sdk, err error) {
 	installed, compat, here := filepath.Join(b.dir, "..", "compat"), filepath.Join(b.root, "test", "compat"), filepath.Join(b.root, "test", "bench", "sdk")
-	python, err := official.Python(ctx, installed, filepath.Join(compat, "python", "requirements.txt"))
+	python, err := official.Python(ctx, filepath.Join(compat, "python", "requirements.txt"))
 	if err != nil {
 		return nil, err
 	}

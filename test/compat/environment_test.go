@@ -7,14 +7,14 @@ import (
 	"github.com/sandboxd/sandboxd/test/official"
 )
 
-// installed is where official clients are installed to.
+// installed is where programs for node lie, beside a link to their modules.
 const installed = "../../build/compat"
 
 // venv returns the Python of an environment with what a file of requirements
 // names in it.
 func venv(t *testing.T, requirements string) string {
 	t.Helper()
-	python, err := official.Python(t.Context(), installed, requirements)
+	python, err := official.Python(t.Context(), requirements)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,28 +1,28 @@
 // Package official installs the official clients of OpenSandbox, for tests that
 // have them judge the daemon and for the bench that measures them. Each set is
-// installed once for each version of the file that pins it, below one directory:
-// build/compat of the checkout.
+// installed once for each content of the file that pins it, into the test cache.
 package official
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/testcache"
 )
 
 // stepLimit bounds one program of an installation: what it downloads may be large.
 const stepLimit = 5 * time.Minute
 
-// Python returns the interpreter of a virtual environment below dir with what a
-// file of requirements names in it.
-func Python(ctx context.Context, dir, requirements string) (string, error) {
-	at, err := once(dir, "venv", requirements, func(at string) error {
+// Python returns the interpreter of a virtual environment with what a file of
+// requirements names in it.
+func Python(ctx context.Context, requirements string) (string, error) {
+	at, err := environment(ctx, "venv", requirements, []string{"python3", "-VV"}, func(at string) error {
 		if err := step(ctx, "python3 with venv is needed; on Debian: apt-get install python3-venv", "python3", "-m", "venv", at); err != nil {
 			return err
 		}
@@ -32,16 +32,15 @@ func Python(ctx context.Context, dir, requirements string) (string, error) {
 	return filepath.Join(at, "bin", "python3"), err
 }
 
-// Node returns the path of a program, copied with all that lie beside it to
-// where the modules are that it imports: node looks for them there. They are
-// those of the lock file in the program's directory or, if lock is not empty, in
-// that one.
+// Node returns the path of a program, copied below dir with all that lie beside it, to
+// where node finds the modules that it imports. They are those of the lock file in
+// the program's directory or, if lock is not empty, in that one.
 func Node(ctx context.Context, dir, program, lock string) (string, error) {
 	from := filepath.Dir(program)
 	if lock == "" {
 		lock = from
 	}
-	at, err := once(dir, "node", filepath.Join(lock, "package-lock.json"), func(at string) error {
+	modules, err := environment(ctx, "node", filepath.Join(lock, "package-lock.json"), []string{"node", "--version"}, func(at string) error {
 		for _, name := range []string{"package.json", "package-lock.json"} {
 			if err := copyFile(filepath.Join(lock, name), filepath.Join(at, name)); err != nil {
 				return err
@@ -51,6 +50,17 @@ func Node(ctx context.Context, dir, program, lock string) (string, error) {
 			"npm", "ci", "--prefix", at, "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
 	})
 	if err != nil {
+		return "", err
+	}
+	at, err := filepath.Abs(filepath.Join(dir, filepath.Base(modules)))
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		return "", err
+	}
+	link := filepath.Join(at, "node_modules")
+	if err := os.Symlink(filepath.Join(modules, "node_modules"), link); err != nil && !errors.Is(err, os.ErrExist) {
 		return "", err
 	}
 	all, err := filepath.Glob(filepath.Join(from, "*.mjs"))
@@ -65,32 +75,23 @@ func Node(ctx context.Context, dir, program, lock string) (string, error) {
 	return filepath.Join(at, filepath.Base(program)), nil
 }
 
-// once makes a directory that is named after a file's content. One that was made
-// in part is made again.
-func once(dir, kind, file string, fill func(at string) error) (string, error) {
-	content, err := os.ReadFile(file)
+// environment returns the directory of the cache that fill filled for a file of pins,
+// with tools as they are: another content, or another tool, is another directory.
+func environment(ctx context.Context, kind, pins string, version []string, fill func(at string) error) (string, error) {
+	content, err := os.ReadFile(pins)
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256(content)
-	at, err := filepath.Abs(filepath.Join(dir, kind+"-"+hex.EncodeToString(sum[:6])))
+	tool, err := exec.CommandContext(ctx, version[0], version[1:]...).Output()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", strings.Join(version, " "), err)
+	}
+	dir, err := testcache.Dir("clients")
 	if err != nil {
 		return "", err
 	}
-	done := filepath.Join(at, "complete")
-	if _, err := os.Stat(done); err == nil {
-		return at, nil
-	}
-	if err := os.RemoveAll(at); err != nil {
-		return "", err
-	}
-	if err := os.MkdirAll(at, 0o755); err != nil {
-		return "", err
-	}
-	if err := fill(at); err != nil {
-		return "", err
-	}
-	return at, os.WriteFile(done, nil, 0o600)
+	at := filepath.Join(dir, kind+"-"+testcache.Digest(content, tool)[:16])
+	return at, testcache.Tree(at, fill)
 }
 
 func step(ctx context.Context, hint string, argv ...string) error {
@@ -102,10 +103,20 @@ func step(ctx context.Context, hint string, argv ...string) error {
 	return nil
 }
 
+// copyFile replaces to by a copy of from, as one step.
 func copyFile(from, to string) error {
 	content, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(to, content, 0o644)
+	f, err := os.CreateTemp(filepath.Dir(to), ".new-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(content)
+	if err := errors.Join(err, f.Chmod(0o644), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), to)
 }
