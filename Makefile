@@ -52,9 +52,27 @@ lint: go ## gofumpt, vet, staticcheck, govulncheck, archtest, shellcheck
 promtool: ## fetch the tool that checks the alert rules
 	@scripts/promtool.sh
 
+.PHONY: deps-test
+deps-test:
+	@scripts/deps.sh test
+
 .PHONY: test
-test: deps build promtool ## every test: unit, root, end to end, crash, SDK; fails on a skip
-	@scripts/test.sh
+test: ## the proof of a push: lint, unit, root, end to end, crash, SDK; fails on a skip
+	@$(MAKE) deps
+	@$(MAKE) -j2 deps-test build
+	@$(MAKE) promtool
+	@scripts/test.sh push
+
+.PHONY: test-all
+test-all: ## everything there is: every case on both runtimes, every story of a whole machine, the documents
+	@$(MAKE) deps
+	@$(MAKE) -j2 deps-test build
+	@$(MAKE) promtool
+	@scripts/proof.sh .all scripts/test.sh all
+
+.PHONY: fuzz
+fuzz: go ## run each fuzz target for FUZZTIME (1m)
+	@scripts/fuzz.sh $(or $(FUZZTIME),1m)
 
 .PHONY: test-compat
 test-compat: deps build ## the official clients against the daemon; UPDATE=1 writes what they found into docs/compatibility.md

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building, running and testing need; does
-# nothing, and needs no network, if all are there.
+# Installs the Debian packages that building and running need and, as `deps.sh test`,
+# those of the tests, too. Does nothing, and needs no network, if all are there.
 set -euo pipefail
 
 want=(
@@ -12,6 +12,18 @@ want=(
   systemd                                   # tests: systemd-analyze of the unit
   shellcheck
 )
+if [ "${1:-}" = test ]; then
+  want+=(
+    podman runc              # images go there and back; runc's own opinion of a bundle
+    xfsprogs                 # a pool on xfs
+    qemu-system-x86 qemu-utils e2fsprogs # whole machines
+  )
+  # Any release of these will do, from wherever it came.
+  command -v node >/dev/null && command -v npm >/dev/null || want+=(nodejs npm)
+  command -v tsc >/dev/null || want+=(node-typescript)
+  command -v javac >/dev/null || want+=(default-jdk-headless)
+  command -v docker-registry >/dev/null || want+=(docker-registry)
+fi
 missing=()
 for p in "${want[@]}"; do
   [ "$(dpkg-query -W -f='${db:Status-Status}' "$p" 2>/dev/null)" = installed ] || missing+=("$p")
@@ -25,3 +37,7 @@ echo "installing ${missing[*]}" >&2
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q >&2
 apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
+# Debian starts it, for everybody who reaches port 5000; the tests start their own.
+if [[ " ${missing[*]} " = *" docker-registry "* && -d /run/systemd/system ]]; then
+  systemctl disable --now docker-registry >&2
+fi

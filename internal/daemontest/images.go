@@ -40,11 +40,10 @@ func Image(t testing.TB, d *Daemon, name string) {
 // fromCache imports the archive of the recipe with the digest sum. Where there is
 // none, or a damaged one, it builds the image and exports it to the cache.
 func fromCache(ctx context.Context, c *client.Client, name, sum string) error {
-	dir, err := testcache.Dir("images")
+	path, err := archive(name, sum)
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(dir, name+"-"+sum[:16]+".tar")
 	lock, err := testcache.Lock(path)
 	if err != nil {
 		return err
@@ -60,4 +59,25 @@ func fromCache(ctx context.Context, c *client.Client, name, sum string) error {
 		return fmt.Errorf("build it: %w (its last line: %s)", err, last)
 	}
 	return testcache.Keep(path, func(w io.Writer) error { return c.ExportImage(ctx, name, w) })
+}
+
+// Cached reports whether the cache has the image of a recipe below the directory recipes.
+func Cached(t testing.TB, recipes, name string) bool {
+	t.Helper()
+	recipe, err := os.ReadFile(filepath.Join(recipes, name, "recipe.toml"))
+	must(t, err)
+	path, err := archive(name, testcache.Digest(recipe))
+	must(t, err)
+	f, err := testcache.Open(path)
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
+}
+
+// archive is the path in the cache of an image whose recipe has the digest sum.
+func archive(name, sum string) (string, error) {
+	dir, err := testcache.Dir("images")
+	return filepath.Join(dir, name+"-"+sum[:16]+".tar"), err
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -67,21 +68,36 @@ func Private(t *testing.T, first func()) bool {
 		}
 		return false
 	}
-	// A new sysfs shows the links of this network, and no cgroups: those stay.
-	keep := t.TempDir()
+	if err := OwnHost(); err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
+
+// OwnHost makes the new network and mount namespaces of this process look like a host:
+// /sys shows the links of this network and the cgroups of the real host, names of
+// network namespaces are its own, and lo is up.
+func OwnHost() error {
+	keep, err := os.MkdirTemp("", "sandboxd-cgroup-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(keep)
 	for _, c := range [][]string{
 		{"mount", "--make-rprivate", "/"},
 		{"mount", "--rbind", "/sys/fs/cgroup", keep},
 		{"mount", "-t", "sysfs", "sysfs", "/sys"},
 		{"mount", "--rbind", keep, "/sys/fs/cgroup"},
 		{"umount", "-l", keep},
+		{"mkdir", "-p", "/run/netns"},
+		{"mount", "-t", "tmpfs", "tmpfs", "/run/netns"},
 		{"ip", "link", "set", "lo", "up"},
 	} {
 		if out, err := exec.Command(c[0], c[1:]...).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", c, err, out)
+			return fmt.Errorf("%s: %w: %s", strings.Join(c, " "), err, out)
 		}
 	}
-	return true
+	return nil
 }
 
 // timeLeft is what the test has, less what it takes to tell.

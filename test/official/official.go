@@ -40,15 +40,7 @@ func Node(ctx context.Context, dir, program, lock string) (string, error) {
 	if lock == "" {
 		lock = from
 	}
-	modules, err := environment(ctx, "node", filepath.Join(lock, "package-lock.json"), []string{"node", "--version"}, func(at string) error {
-		for _, name := range []string{"package.json", "package-lock.json"} {
-			if err := copyFile(filepath.Join(lock, name), filepath.Join(at, name)); err != nil {
-				return err
-			}
-		}
-		return step(ctx, "Node 20 or later with npm is needed, and a way to the npm registry, or a mirror in .npmrc",
-			"npm", "ci", "--prefix", at, "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
-	})
+	modules, err := Modules(ctx, lock)
 	if err != nil {
 		return "", err
 	}
@@ -73,6 +65,20 @@ func Node(ctx context.Context, dir, program, lock string) (string, error) {
 		}
 	}
 	return filepath.Join(at, filepath.Base(program)), nil
+}
+
+// Modules returns the directory in which node_modules has what package-lock.json in
+// dir names.
+func Modules(ctx context.Context, dir string) (string, error) {
+	return environment(ctx, "node", filepath.Join(dir, "package-lock.json"), []string{"node", "--version"}, func(at string) error {
+		for _, name := range []string{"package.json", "package-lock.json"} {
+			if err := copyFile(filepath.Join(dir, name), filepath.Join(at, name)); err != nil {
+				return err
+			}
+		}
+		return step(ctx, "Node 20 or later with npm is needed, and a way to the npm registry, or a mirror in .npmrc",
+			"npm", "ci", "--prefix", at, "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
+	})
 }
 
 // environment returns the directory of the cache that fill filled for a file of pins,

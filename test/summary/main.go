@@ -1,15 +1,22 @@
-// Summary reads `go test -json`, of any number of runs one after the other, and says
-// what a person wants to know: which packages ran, what failed and why, and how many
-// tests that were in all. A test that was skipped, and that no later run has run, is a
-// failure: a prerequisite was missing. Of a long log often only a part is
-// kept, so what daemons logged below a warning is left out (`go test -v -run` shows
-// it), and what failed is named once more at the end.
+// Summary reads files of `go test -json`, each of one run, and prints what a person wants
+// to know, the most important last: how long each package took and which tests were
+// slowest, what failed and why, and how many tests there were. A log is often kept only
+// in part, so its last 100 lines are enough to know what failed.
+//
+//	summary [-since FILE] FILE...
+//
+// -since names a copy of /proc/stat of before the runs, to tell how much of the CPUs'
+// time the hypervisor gave to others.
+//
+// A test is counted once, however many files have it. One that was skipped and that no
+// other file has run is a failure: a prerequisite was missing. So is a file that ends
+// without a result.
 //
 // A test that failed, and passed when it was run twice more, has failed all the same, and
-// is told of as unsteady: who looks for its cause knows where to begin. With -again it says
-// instead which tests those are that are worth running again, a line each: their package
-// and the pattern for -run. There are none where a data race was found, a package failed
-// as a whole, or more than three tests did: that is no accident.
+// is called unsteady. With -again the program prints instead which tests are worth running
+// again, a line each: their package and the pattern for -run. There are none where a data
+// race was found, a package failed as a whole, or more than three tests did: that is no
+// accident.
 package main
 
 import (
@@ -20,23 +27,32 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 )
 
 func main() {
-	again := flag.Bool("again", false, "say what is worth running again, and nothing else")
+	again := flag.Bool("again", false, "print what is worth running again, and nothing else")
+	since := flag.String("since", "", "a copy of /proc/stat of before the runs")
 	flag.Parse()
-	tell := summarize
+	s := newSummary()
+	for _, path := range flag.Args() {
+		if err := s.readFile(path); err != nil {
+			fmt.Fprintln(os.Stderr, "read test events:", err)
+			os.Exit(1)
+		}
+	}
+	ok := false
 	if *again {
-		tell = worthAgain
+		ok = s.printAgain(os.Stdout)
+	} else {
+		s.printTimes(os.Stdout)
+		fmt.Fprintln(os.Stdout, machine(*since))
+		ok = s.end(os.Stdout)
 	}
-	ok, err := tell(os.Stdin, os.Stdout)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "read test events:", err)
-	}
-	if !ok || err != nil {
+	if !ok {
 		os.Exit(1)
 	}
 }
@@ -52,13 +68,22 @@ type event struct {
 // summary is what has been read so far. Keys are a package and a test with a space
 // between them.
 type summary struct {
-	out      io.Writer
-	passed   int
-	builds   map[string]string   // what building said, by what is built
-	output   map[string][]string // of what has not ended
-	skipped  map[string][]string // what was said by tests that no later run has run
-	blamed   map[string]bool     // packages of which a test failed in this run
+	passed   map[string]bool
+	skipped  map[string][]string // what was said by tests that no run has run
 	failures []*failure
+	packages map[string]float64 // seconds
+	tests    map[string]float64 // seconds, the longest of each
+
+	// Of the file that is being read:
+	results int                 // tests and packages that ended
+	other   []string            // lines that are no events: the go command's own words
+	builds  map[string]string   // what building said, by what is built
+	output  map[string][]string // of what has not ended
+	blamed  map[string]bool     // packages of which a test failed
+}
+
+func newSummary() *summary {
+	return &summary{passed: map[string]bool{}, skipped: map[string][]string{}, packages: map[string]float64{}, tests: map[string]float64{}}
 }
 
 // failure is a test that failed, or a package by itself.
@@ -72,41 +97,47 @@ type failure struct {
 // unsteady is whether it was an accident, as far as running it again can tell.
 func (f *failure) unsteady() bool { return !f.sure && f.passes >= 2 }
 
+func (f *failure) how() string {
+	if f.unsteady() {
+		return fmt.Sprintf(" (unsteady: it passed %d times after that)", f.passes)
+	}
+	return ""
+}
+
 func (f *failure) key() string { return strings.TrimSpace(f.pkg + " " + f.test) }
 
-// summarize says on out what it reads from in, and whether all of it passed.
-func summarize(in io.Reader, out io.Writer) (bool, error) {
-	s, err := read(in, out)
-	return s.end(), err
+func (s *summary) readFile(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return s.read(strings.TrimSuffix(filepath.Base(path), ".json"), f)
 }
 
-// worthAgain says on out which tests of in to run again, and whether there are any.
-func worthAgain(in io.Reader, out io.Writer) (bool, error) {
-	s, err := read(in, io.Discard)
-	again, ok := s.again()
-	for _, f := range again {
-		fmt.Fprintf(out, "%s %s\n", f.pkg, pattern(f.test))
-	}
-	return ok, err
-}
-
-// read says on out what goes on in in.
-func read(in io.Reader, out io.Writer) (*summary, error) {
-	s := &summary{
-		out: out, builds: map[string]string{}, output: map[string][]string{},
-		skipped: map[string][]string{}, blamed: map[string]bool{},
-	}
+// read reads one run.
+func (s *summary) read(name string, in io.Reader) error {
+	s.results, s.other = 0, nil
+	s.builds, s.output, s.blamed = map[string]string{}, map[string][]string{}, map[string]bool{}
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 16<<20)
 	for lines.Scan() {
 		var e event
 		if json.Unmarshal(lines.Bytes(), &e) != nil {
-			fmt.Fprintln(out, lines.Text()) // the go command's own words, and the script's
+			s.other = append(s.other, lines.Text()+"\n")
 			continue
 		}
 		s.add(e)
 	}
-	return s, lines.Err()
+	for _, key := range slices.Sorted(maps.Keys(s.output)) { // what was cut off
+		if pkg, test, _ := strings.Cut(key, " "); test != "" {
+			s.testEnded("fail", pkg, test)
+		}
+	}
+	if s.results == 0 {
+		s.failures = append(s.failures, &failure{pkg: name, said: head("it ended without a result\n" + strings.Join(s.other, "")), sure: true})
+	}
+	return lines.Err()
 }
 
 func (s *summary) add(e event) {
@@ -119,16 +150,20 @@ func (s *summary) add(e event) {
 			s.output[key] = append(s.output[key], e.Output)
 		}
 	case "pass", "fail", "skip":
+		s.results++
 		if e.Test == "" {
 			s.packageEnded(e)
 		} else {
 			s.testEnded(e.Action, e.Package, e.Test)
+			s.tests[key] = max(s.tests[key], e.Elapsed)
 		}
 		delete(s.output, key)
 	}
 }
 
 func (s *summary) packageEnded(e event) {
+	s.packages[e.Package] += e.Elapsed
+	said := strings.Join(s.output[e.Package+" "], "")
 	if e.Action == "fail" {
 		for _, key := range slices.Sorted(maps.Keys(s.output)) { // tests that never ended
 			if name, ok := strings.CutPrefix(key, e.Package+" "); ok && name != "" {
@@ -136,25 +171,24 @@ func (s *summary) packageEnded(e event) {
 				delete(s.output, key)
 			}
 		}
-		said := s.builds[e.FailedBuild] + strings.Join(s.output[e.Package+" "], "")
+		said = s.builds[e.FailedBuild] + said
 		delete(s.builds, e.FailedBuild) // it is told once, by the first of what needed it
-		fmt.Fprint(s.out, said)
-		if !s.blamed[e.Package] { // it was not built, or ended by itself
-			s.failures = append(s.failures, &failure{pkg: e.Package, said: said, sure: true})
-		}
+	}
+	nothing := strings.Contains(said, "testing: warning: no tests to run") // a pattern that finds none
+	if nothing || e.Action == "fail" && !s.blamed[e.Package] {             // it was not built, or ended by itself
+		s.failures = append(s.failures, &failure{pkg: e.Package, said: head(said), sure: true})
 	}
 	delete(s.blamed, e.Package)
-	if e.Action != "skip" { // it has no tests
-		fmt.Fprintf(s.out, "%-4s %s %.1fs\n", e.Action, e.Package, e.Elapsed)
-	}
 }
 
 func (s *summary) testEnded(action, pkg, test string) {
 	key := pkg + " " + test
-	delete(s.skipped, key)
+	if action != "skip" {
+		delete(s.skipped, key)
+	}
 	switch action {
 	case "pass":
-		s.passed++
+		s.passed[key] = true
 		for _, f := range s.failures {
 			if f.pkg == pkg && f.test == test {
 				f.passes++
@@ -163,8 +197,10 @@ func (s *summary) testEnded(action, pkg, test string) {
 	case "fail":
 		s.blamed[pkg] = true
 		whole := strings.Join(s.output[key], "")
-		fmt.Fprintf(s.out, "--- fail %s\n%s", key, whole)
 		f := &failure{pkg: pkg, test: test, said: said(s.output[key]), sure: certain.MatchString(whole)}
+		if f.said == "" {
+			f.said = head(whole)
+		}
 		for _, before := range s.failures {
 			if before.key() == key {
 				before.sure, f.sure = true, true
@@ -172,8 +208,19 @@ func (s *summary) testEnded(action, pkg, test string) {
 		}
 		s.failures = append(s.failures, f)
 	case "skip":
-		s.skipped[key] = s.output[key]
+		if !s.passed[key] && !slices.ContainsFunc(s.failures, func(f *failure) bool { return f.key() == key }) {
+			s.skipped[key] = s.output[key]
+		}
 	}
+}
+
+// printAgain prints which tests are worth running again, and reports whether there are any.
+func (s *summary) printAgain(out io.Writer) bool {
+	again, ok := s.again()
+	for _, f := range again {
+		fmt.Fprintf(out, "%s %s\n", f.pkg, pattern(f.test))
+	}
+	return ok
 }
 
 // again gives the tests that failed once and should be run again, without those that
@@ -204,20 +251,28 @@ func pattern(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// end says what failed once more, and the counts.
-func (s *summary) end() bool {
+// end prints what failed, each with the first lines of what it said, then one line for
+// each failure, and the counts. It reports whether all is well.
+func (s *summary) end(out io.Writer) bool {
 	for _, key := range slices.Sorted(maps.Keys(s.skipped)) {
-		fmt.Fprintf(s.out, "--- skip %s\n%s", key, said(s.skipped[key]))
+		fmt.Fprintf(out, "--- skip %s\n%s", key, said(s.skipped[key]))
 	}
 	for _, f := range s.failures {
-		how := ""
-		if f.unsteady() {
-			how = fmt.Sprintf(" (unsteady: it passed %d times after that)", f.passes)
-		}
-		fmt.Fprintf(s.out, "--- fail %s%s\n%s", f.key(), how, f.said)
+		fmt.Fprintf(out, "--- fail %s%s\n%s", f.key(), f.how(), f.said)
 	}
-	fmt.Fprintf(s.out, "%d passed, %d failed, %d skipped\n", s.passed, len(s.failures), len(s.skipped))
-	return s.passed > 0 && len(s.failures) == 0 && len(s.skipped) == 0
+	if len(s.failures) > 1 {
+		for _, f := range s.failures {
+			first, _, _ := strings.Cut(strings.TrimSpace(f.said), "\n")
+			fmt.Fprintf(out, "fail %s%s: %.160s\n", f.key(), f.how(), first)
+		}
+	}
+	failed := map[string]bool{}
+	for _, f := range s.failures {
+		failed[f.key()] = true
+		delete(s.passed, f.key())
+	}
+	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", len(s.passed), len(failed), len(s.skipped))
+	return len(s.passed) > 0 && len(failed) == 0 && len(s.skipped) == 0
 }
 
 // passing matches what slog's text handler writes below a warning.
@@ -226,22 +281,40 @@ var passing = regexp.MustCompile(`\btime=\S+ level=(DEBUG|INFO)\b`)
 // certain matches what no second run makes good.
 var certain = regexp.MustCompile(`(?m)^WARNING: DATA RACE|^panic: |^fatal error: |race detected during execution`)
 
+// maxSaid is how many lines of a failure are printed.
+const maxSaid = 40
+
 // said is what a test said itself, by the lines that the testing package marks
 // with the file they come from, each with at most two that follow.
 func said(output []string) string {
 	var b strings.Builder
 	keep := 0
 	for _, line := range output {
-		if own.MatchString(line) {
+		switch {
+		case own.MatchString(line):
 			keep = 3
+		case framework.MatchString(line):
+			keep = 0
 		}
 		if keep > 0 {
 			fmt.Fprintf(&b, "%.400s\n", strings.TrimRight(line, "\n"))
 			keep--
 		}
 	}
-	return b.String()
+	return head(b.String())
 }
+
+// head is the first lines of a text.
+func head(text string) string {
+	lines := slices.Collect(strings.Lines(text))
+	if len(lines) <= maxSaid {
+		return text
+	}
+	return strings.Join(lines[:maxSaid], "") + fmt.Sprintf("... %d lines more\n", len(lines)-maxSaid)
+}
+
+// framework matches what testing prints around what a test logs.
+var framework = regexp.MustCompile(`^\s*(---|===) [A-Z]+`)
 
 // own matches how testing begins what a test logs.
 var own = regexp.MustCompile(`^\s+\w+_test\.go:\d+: |^panic: `)

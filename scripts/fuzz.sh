@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Runs each fuzz target of the repository for a time (go help testflag: -fuzztime), one
+# after the other:
+#   scripts/fuzz.sh 1m
+# What a target finds lies below testdata/fuzz of its package: mend it and commit the file.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+failed=()
+while IFS=: read -r file target; do
+  echo "== $target of $(dirname "$file") for $1"
+  go test -tags seccomp -run '^$' -fuzz "^$target\$" -fuzztime "$1" "./$(dirname "$file")" || failed+=("$target")
+done < <(git ls-files '*_test.go' | xargs grep -o '^func Fuzz[A-Za-z0-9]*' | sed 's/func //' | sort)
+[ ${#failed[@]} -eq 0 ] || { echo "fuzz: failed: ${failed[*]}" >&2; exit 1; }

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Runs a command that proves the tree and, if it succeeds and nothing is uncommitted,
+# leaves a note of it in ${XDG_CACHE_HOME:-~/.cache}/sandboxd-ci: a file called by the
+# tree's hash and a suffix, whose first word is the seconds that it took.
+#   scripts/proof.sh SUFFIX COMMAND...
+set -euo pipefail
+suffix=$1
+shift
+clean() { [ -z "$(git status --porcelain)" ]; }
+tree=$(git rev-parse 'HEAD^{tree}')
+was_clean=no
+! clean || was_clean=yes
+start=$SECONDS
+"$@"
+took=$((SECONDS - start))
+echo "$took s"
+if [ $was_clean = no ] || ! clean || [ "$(git rev-parse 'HEAD^{tree}')" != "$tree" ]; then
+  echo "no note is left: what was tested is not what is committed" >&2
+  exit 0
+fi
+notes=${XDG_CACHE_HOME:-$HOME/.cache}/sandboxd-ci
+mkdir -p "$notes"
+echo "$took s, $(date -u +%FT%TZ), $(nproc) x $(sed -n 's/^model name.*: //p' /proc/cpuinfo | head -n 1)" >"$notes/$tree$suffix"

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
+)
+
+// Each lane has two instances of sandboxd: that of its daemon, and that of a second
+// one. The default pair, "tu", is not among them, so that a test run by hand does not
+// wait for the suite. Letters of packages' own tests are not among them either.
+var instances = []string{"bc", "fh", "jk", "lm", "op", "qr"}
+
+func checkLanes(n int) error {
+	if n < 1 || n > len(instances) {
+		return fmt.Errorf("%d lanes: want 1 to %d", n, len(instances))
+	}
+	return nil
+}
+
+// carryOut runs the jobs, n at a time; of those that may begin the longest comes first.
+// What must run alone runs when all else has ended.
+func carryOut(jobs []*job, n int, logs string) error {
+	slices.SortStableFunc(jobs, func(a, b *job) int { return cmp.Compare(b.cost, a.cost) })
+	var side, alone []*job
+	for _, j := range jobs {
+		if j.alone {
+			alone = append(alone, j)
+		} else {
+			side = append(side, j)
+		}
+	}
+	q := &queue{waiting: side, logs: logs}
+	q.changed.L = &q.mu
+	q.drain(n)
+	q.waiting = alone
+	q.drain(1)
+	return q.err
+}
+
+// queue hands jobs to lanes.
+type queue struct {
+	logs string
+
+	mu      sync.Mutex
+	changed sync.Cond // a job has ended
+	waiting []*job
+	running []*job
+	err     error // why a job could not be run
+}
+
+// drain runs all that waits, in n lanes.
+func (q *queue) drain(n int) {
+	var lanes sync.WaitGroup
+	for i := range n {
+		lanes.Go(func() {
+			runtime.LockOSThread() // a job dies with the thread that started it
+			for j := q.next(); j != nil; j = q.next() {
+				err := j.run(instances[i], q.logs)
+				q.mu.Lock()
+				q.running = slices.DeleteFunc(q.running, func(r *job) bool { return r == j })
+				if err != nil && q.err == nil {
+					q.err = fmt.Errorf("%s: %w", j.name, err)
+				}
+				q.changed.Broadcast()
+				q.mu.Unlock()
+			}
+		})
+	}
+	lanes.Wait()
+}
+
+// next takes the first job that need not wait for another; nil if none is left.
+func (q *queue) next() *job {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		for i, j := range q.waiting {
+			if !q.blocked(j) {
+				q.waiting = slices.Delete(q.waiting, i, i+1)
+				q.running = append(q.running, j)
+				return j
+			}
+		}
+		if len(q.waiting) == 0 {
+			return nil
+		}
+		q.changed.Wait()
+	}
+}
+
+func (q *queue) blocked(j *job) bool {
+	named := func(name string) func(*job) bool { return func(o *job) bool { return o.name == name } }
+	if j.after != "" && (slices.ContainsFunc(q.waiting, named(j.after)) || slices.ContainsFunc(q.running, named(j.after))) {
+		return true
+	}
+	// Two jobs on the host's own network would meet there.
+	return j.host && slices.ContainsFunc(q.running, func(o *job) bool { return o.host })
+}
+
+// run runs the job in the lane of a pair of instances and prints how it ended.
+func (j *job) run(pair, logs string) error {
+	log, err := os.Create(filepath.Join(logs, strings.NewReplacer("/", "_", " ", "_").Replace(j.name)+".json"))
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	argv := j.argv
+	if j.pkg != "" {
+		argv = append([]string{j.convert, "-t", "-p", j.pkg}, argv...)
+	}
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if j.lane {
+		cmd = exec.Command("/proc/self/exe", append([]string{laneCommand}, argv...)...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
+	}
+	cmd.Dir, cmd.Stdout, cmd.Stderr = j.dir, log, log
+	cmd.Env = append(append(os.Environ(), "SANDBOXD_TEST_INSTANCE="+pair), j.env...)
+	said := &bytes.Buffer{}
+	if j.script {
+		cmd.Stdout, cmd.Stderr = said, said
+	}
+	start := time.Now()
+	err = cmd.Run()
+	took := time.Since(start)
+	how := "pass"
+	if err != nil {
+		how = "fail"
+	}
+	if j.script {
+		if err := scriptEvents(log, j.name, said, how, took); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("%s %6.1fs  %s\n", how, took.Seconds(), j.name)
+	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
+		return err
+	}
+	return nil
+}
+
+// scriptEvents writes what a script said as if it were a test, so that it is counted.
+func scriptEvents(log io.Writer, name string, said *bytes.Buffer, how string, took time.Duration) error {
+	type event struct {
+		Action, Package, Test, Output string
+		Elapsed                       float64
+	}
+	to := json.NewEncoder(log)
+	for line := range strings.Lines(said.String()) {
+		if err := to.Encode(event{Action: "output", Package: "script", Test: name, Output: line}); err != nil {
+			return err
+		}
+	}
+	return to.Encode(event{Action: how, Package: "script", Test: name, Elapsed: took.Seconds()})
+}
+
+// laneCommand is the first argument of this program where it becomes a job in a lane.
+const laneCommand = "in-lane"
+
+// enterLane makes the new network and mount namespaces that this process was started
+// in a host, and becomes the program of argv. It returns only if that failed.
+func enterLane(argv []string) error {
+	if err := hosttest.OwnHost(); err != nil {
+		return err
+	}
+	path, err := exec.LookPath(argv[0])
+	if err != nil {
+		return err
+	}
+	return syscall.Exec(path, argv, os.Environ())
+}

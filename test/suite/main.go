@@ -1,0 +1,61 @@
+// Suite runs the tests of this repository side by side and writes what each said to
+// build/test/JOB.json, in the form of `go test -json`, for test/summary to read.
+//
+//	suite push    what `make test` runs
+//	suite all     everything there is: `make test-all`
+//
+// The work is cut into jobs (plan.go): a check, a package, or one test of a large
+// package. Jobs run in lanes, one at a time in each. A lane is a host of its own as far
+// as tests can tell (lane.go): it has its own network, its own mounts and its own
+// instances of sandboxd. Jobs that measure time run at the end, one after the other.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+)
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == laneCommand {
+		fmt.Fprintln(os.Stderr, "suite:", enterLane(os.Args[2:]))
+		os.Exit(1)
+	}
+	lanes := flag.Int("lanes", runtime.NumCPU()+1, "how many jobs run at a time")
+	only := flag.String("only", "", "run only jobs whose name matches this pattern")
+	flag.Parse()
+	if flag.NArg() != 1 || flag.Arg(0) != "push" && flag.Arg(0) != "all" {
+		fmt.Fprintln(os.Stderr, "usage: suite [-lanes N] [-only PATTERN] push|all")
+		os.Exit(2)
+	}
+	if err := run(flag.Arg(0) == "all", *lanes, *only); err != nil {
+		fmt.Fprintln(os.Stderr, "suite:", err)
+		os.Exit(1)
+	}
+}
+
+// run makes the plan and carries it out. It fails only if that was not possible:
+// what tests said is test/summary's to judge.
+func run(all bool, lanes int, only string) error {
+	top, err := os.Getwd()
+	if err != nil {
+		return err
+	}
+	if err := checkLanes(lanes); err != nil {
+		return err
+	}
+	logs := filepath.Join(top, "build", "test")
+	if err := os.RemoveAll(logs); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(logs, 0o755); err != nil {
+		return err
+	}
+	jobs, err := plan(top, all, only)
+	if err != nil {
+		return err
+	}
+	return carryOut(jobs, lanes, logs)
+}

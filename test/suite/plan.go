@@ -1,0 +1,195 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+const module = "github.com/sandboxd/sandboxd/"
+
+// A job is what a lane does at a time.
+type job struct {
+	name    string   // "test/e2e TestStop"
+	pkg     string   // import path, of a test program
+	convert string   // the program that turns its output into events
+	argv    []string // a test program, or `go test -json`, or a script
+	dir     string
+	env     []string
+	script  bool
+	lane    bool   // it runs on a host of its own
+	host    bool   // it needs the real host's network: what downloads
+	alone   bool   // it measures time
+	after   string // the job that must have ended
+	cost    int    // about how many seconds it takes
+}
+
+// apart are the packages whose tests are jobs of their own, by names of tests of which
+// each subtest named is one, too.
+var apart = map[string]map[string][]string{
+	"test/e2e": {
+		"TestStories":          {"runc", "runsc"},
+		"TestKillAtEveryStep":  {"runc", "runsc"},
+		"TestErrorAtEveryStep": {"runc", "runsc"},
+		"TestKillInRecovery":   {"runc", "runsc"},
+		"TestVolumes":          {"runc", "runsc"},
+	},
+	"test/compat": {
+		"TestQuickstarts": {"runc", "runsc"},
+	},
+	"test/vm": {},
+}
+
+// Jobs that take long, in seconds on a machine with two cores, so that none of them
+// begins last. An estimate that is wrong costs time and nothing else.
+var costs = map[string]int{
+	"lint":              900,
+	"unit":              890,
+	"test/fixtures":     1000,
+	"test/vm TestStory": 880,
+}
+
+// onHost are jobs that need the real host's network.
+var onHost = map[string]bool{
+	"test/fixtures":     true, // downloads
+	"pkg/image":         true, // builds an image of Debian packages
+	"test/vm TestStory": true, // makes a machine's disk of Debian packages
+}
+
+// alone are jobs that compare times, which others beside them would change.
+var alone = map[string]bool{}
+
+// fixtures is the job that fills the cache with images and official clients, which
+// the jobs of `apart` take from there.
+const fixtures = "test/fixtures"
+
+// A pkg is a package with tests.
+type pkg struct {
+	ImportPath, Dir           string
+	TestGoFiles, XTestGoFiles []string
+	TestImports, XTestImports []string
+}
+
+func (p pkg) name() string { return strings.TrimPrefix(p.ImportPath, module) }
+
+// plan returns the jobs, after it has compiled the test programs that they run.
+func plan(top string, all bool, only string) ([]*job, error) {
+	wanted, err := regexp.Compile(only)
+	if err != nil {
+		return nil, err
+	}
+	tags, stories := "seccomp,vm", "service"
+	if all {
+		tags, stories = tags+",all", "service power limits neighbours clock pools"
+	}
+	packages, err := list(top, tags)
+	if err != nil {
+		return nil, err
+	}
+	unit := &job{
+		name: "unit", dir: top,
+		argv: []string{"go", "test", "-race", "-json", "-count=1", "-tags", strings.Replace(tags, ",vm", "", 1)},
+	}
+	jobs := []*job{unit, {name: "lint", dir: top, argv: []string{"scripts/lint.sh"}, script: true}}
+	var compiled []string
+	for _, p := range packages {
+		if _, ok := apart[p.name()]; !ok {
+			unit.argv = append(unit.argv, p.ImportPath)
+		}
+		tests, err := rootTests(p)
+		if err != nil {
+			return nil, err
+		}
+		if len(tests) == 0 {
+			continue
+		}
+		compiled = append(compiled, p.ImportPath)
+		jobs = append(jobs, split(top, stories, p, tests)...)
+	}
+	for _, j := range jobs {
+		j.cost, j.host, j.alone = costs[j.name], onHost[j.name], alone[j.name]
+		j.lane = j.lane && !j.host
+	}
+	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return !wanted.MatchString(j.name) })
+	if len(jobs) == 0 {
+		return nil, fmt.Errorf("no job is called as %q", only)
+	}
+	return jobs, compile(top, tags, compiled)
+}
+
+// list returns the packages that have tests.
+func list(top, tags string) (all []pkg, err error) {
+	cmd := exec.Command("go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags", tags, "./...")
+	cmd.Dir, cmd.Stderr = top, os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	for from := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p pkg
+		if err := from.Decode(&p); err == io.EOF {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		if len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 {
+			all = append(all, p)
+		}
+	}
+}
+
+// split makes the jobs of a package's root tests.
+func split(top, stories string, p pkg, tests []string) (jobs []*job) {
+	program := func(name, run, skip string) *job {
+		j := &job{
+			name: name, pkg: p.ImportPath, dir: p.Dir, lane: true, convert: filepath.Join(top, "build", "tools", "test2json"),
+			argv: []string{filepath.Join(top, "build", "test-bin", filepath.Base(p.ImportPath)+".test"), "-test.v=test2json", "-test.timeout=40m", "-test.run=" + run},
+			env:  []string{"SANDBOXD_TEST=root", "SANDBOXD_BIN=" + filepath.Join(top, "build", "bin")},
+		}
+		if skip != "" {
+			j.argv = append(j.argv, "-test.skip="+skip)
+		}
+		return j
+	}
+	subtests, ok := apart[p.name()]
+	if !ok {
+		return []*job{program(p.name(), "^("+strings.Join(tests, "|")+")$", "")}
+	}
+	for _, test := range tests {
+		name, run := p.name()+" "+test, "^"+test+"$"
+		rest := ""
+		if named := subtests[test]; named != nil {
+			for _, sub := range named {
+				jobs = append(jobs, program(name+"/"+sub, run+"/^"+sub+"$", ""))
+			}
+			rest = run + "/^(" + strings.Join(named, "|") + ")$"
+		}
+		jobs = append(jobs, program(name, run, rest))
+	}
+	for _, j := range jobs {
+		j.after = fixtures
+		j.env = append(j.env, "STORIES="+stories)
+	}
+	return jobs
+}
+
+// compile makes the test programs of packages, and the program that reads their output.
+func compile(top, tags string, packages []string) error {
+	for _, argv := range [][]string{
+		{"go", "build", "-o", filepath.Join("build", "tools", "test2json"), "cmd/test2json"},
+		append([]string{"go", "test", "-c", "-tags", tags, "-o", filepath.Join("build", "test-bin") + "/"}, packages...),
+	} {
+		cmd := exec.Command(argv[0], argv[1:]...)
+		cmd.Dir = top
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w\n%s", strings.Join(argv, " "), err, out)
+		}
+	}
+	return nil
+}

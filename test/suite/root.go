@@ -1,0 +1,79 @@
+package main
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// rootTests returns the tests of a package that need root: those whose code, followed
+// from function to function within the package, comes to hosttest.Root, Private or
+// daemontest, or asks for SANDBOXD_TEST. Functions are told apart by name only, which
+// finds too many rather than too few; and one that is missed skips under the race
+// detector and is run nowhere, which test/summary reports as a failure.
+func rootTests(p pkg) (tests []string, err error) {
+	uses := map[string][]string{} // names that a function mentions
+	for _, name := range slices.Concat(p.TestGoFiles, p.XTestGoFiles) {
+		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil, 0)
+		if err != nil {
+			return nil, err
+		}
+		for _, d := range file.Decls {
+			key := "" // package variables: they are mentioned by name
+			if f, ok := d.(*ast.FuncDecl); ok {
+				key = f.Name.Name
+				if strings.HasPrefix(key, "Test") && f.Recv == nil && key != "TestMain" {
+					tests = append(tests, key)
+				}
+			}
+			if g, ok := d.(*ast.GenDecl); ok {
+				for _, s := range g.Specs {
+					if v, ok := s.(*ast.ValueSpec); ok {
+						for _, n := range v.Names {
+							uses[n.Name] = append(uses[n.Name], mentions(v)...)
+						}
+					}
+				}
+				continue
+			}
+			uses[key] = append(uses[key], mentions(d)...)
+		}
+	}
+	reaches := map[string]bool{gate: true}
+	for more := true; more; {
+		more = false
+		for name, used := range uses {
+			if !reaches[name] && slices.ContainsFunc(used, func(u string) bool { return reaches[u] }) {
+				reaches[name], more = true, true
+			}
+		}
+	}
+	slices.Sort(tests)
+	return slices.DeleteFunc(tests, func(t string) bool { return !reaches[t] }), nil
+}
+
+// gate stands for all that asks for root.
+const gate = "(root)"
+
+// mentions lists the names in a declaration, and gate if it asks for root.
+func mentions(n ast.Node) (names []string) {
+	ast.Inspect(n, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); ok && (x.Name == "daemontest" || x.Name == "hosttest" && (n.Sel.Name == "Root" || n.Sel.Name == "Private")) {
+				names = append(names, gate)
+			}
+		case *ast.Ident:
+			names = append(names, n.Name)
+		case *ast.BasicLit:
+			if n.Value == `"SANDBOXD_TEST"` || n.Value == `"STORIES"` {
+				names = append(names, gate)
+			}
+		}
+		return true
+	})
+	return names
+}
