@@ -65,6 +65,7 @@ type Process interface {
 	Status() syscall.WaitStatus
 	Interrupt() // its process group, by SIGINT
 	Urge()      // it by SIGURG, and its group by SIGINT if it sleeps
+	Quit()      // its process group, by SIGQUIT
 	Kill()      // it and all it has started
 	KillLeft()  // what it has started and left behind, after its end
 }

@@ -257,11 +257,17 @@ func (c *Context) interrupt(r *Run, since time.Time) {
 
 // signal interrupts the driver by a signal. One that is urged may mind that late,
 // or never, if its code took the trap away: after a third of the grace it gets a
-// SIGINT all the same.
+// SIGINT all the same. What no SIGINT ends, such as a subshell of bash's that
+// spins as bashUrged tells, is ended by a SIGQUIT after two thirds. Bash itself
+// and what it runs in the background ignore that.
 func (c *Context) signal(since time.Time) {
-	if c.l.urge && time.Since(since) < c.grace/3 {
+	past := time.Since(since)
+	if c.l.urge && past < c.grace/3 {
 		c.proc.Urge()
 		return
 	}
 	c.proc.Interrupt()
+	if c.l.urge && past > c.grace*2/3 {
+		c.proc.Quit()
+	}
 }

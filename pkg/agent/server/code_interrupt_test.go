@@ -221,3 +221,19 @@ func TestCodeInterruptSlowAnswer(t *testing.T) {
 	}
 	e.inOrder(c, []cellCase{{"trap - DEBUG; echo $((6 * 7))", "stdout \"42\\n\"\ncomplete"}})
 }
+
+// What no SIGINT ends in bash is ended before the context would be, and neither
+// the shell nor what it runs in the background ends with it.
+func TestCodeInterruptIgnoredByChild(t *testing.T) {
+	t.Parallel() // it waits
+	e := newCodeEnv(t)
+	e.s.contexts.Grace = 6 * time.Second
+	c := e.context("bash")
+	e.cell(c, "x=5; sleep 1000 &")
+	rest := e.started(c, "(trap '' INT; echo go; sleep 100)")
+	e.call(200, "DELETE", "/code?id="+c.ID, nil)
+	if got := rest(); !strings.HasPrefix(got, "stdout \"go\\n\"\n") || !strings.HasSuffix(got, "error CommandExecError \"130\"") {
+		t.Error(got)
+	}
+	e.inOrder(c, []cellCase{{"kill -0 %1 && echo $x", "stdout \"5\\n\"\ncomplete"}})
+}
