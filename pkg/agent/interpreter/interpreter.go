@@ -63,9 +63,11 @@ var (
 type Process interface {
 	Done() <-chan struct{} // closed when it has ended
 	Status() syscall.WaitStatus
-	Interrupt()
-	Kill()     // it and all it has started
-	KillLeft() // what it has started and left behind, after its end
+	Interrupt() // its process group, by SIGINT
+	Urge()      // it by SIGURG, and its group by SIGINT if it sleeps
+	Quit()      // its process group, by SIGQUIT
+	Kill()      // it and all it has started
+	KillLeft()  // what it has started and left behind, after its end
 }
 
 // A Place is where a driver runs.

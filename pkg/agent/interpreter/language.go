@@ -28,6 +28,9 @@ type language struct {
 	// python one that comes just before a system call that waits. There a second
 	// would interrupt what cleans up after the first, so it comes later.
 	again time.Duration
+	// urge: an interrupt is a SIGURG, and a SIGINT only if the driver sleeps. See
+	// bashUrged.
+	urge bool
 	// hello is what a driver is sent first. It answers with a frame "ready".
 	hello func(secret string, p Place) []byte
 	// request makes a call of code. The driver answers with a frame "done", and
@@ -108,17 +111,19 @@ var languages = []*language{
 		stdin:    true,
 		terminal: true,
 		again:    interruptAgain,
+		urge:     true,
 		hello: func(secret string, p Place) []byte {
 			limit := ""
 			if p.Memory > 0 {
 				limit = fmt.Sprintf("ulimit -S -d %d; ", (p.Memory-p.Memory/8)>>10)
 			}
-			return fmt.Appendf(nil, "exec 2>&4 4>&-; set +o history +H; unset HISTFILE PROMPT_COMMAND; export -n PS1 PS2; %sprintf '\\n%s{\"type\":\"ready\"}\\n' >&3\n", limit, secret)
+			return fmt.Appendf(nil, "exec 2>&4 4>&-; set +o history +H; unset HISTFILE PROMPT_COMMAND; export -n PS1 PS2; %s%sprintf '\\n%s{\"type\":\"ready\"}\\n' >&3\n", bashUrged, limit, secret)
 		},
 		// What answers is in its own line, which is read also after an interrupt. The
-		// code and its children have neither the channel nor its end.
+		// code and its children have neither the channel nor its end. Standard input is
+		// none from the beginning on: see bashUrged.
 		request: func(secret, code string, _ int) []byte {
-			return fmt.Appendf(nil, "builtin printf '\\n%s{\"type\":\"begin\"}\\n' >&3; eval %s </dev/null 3>&-\n%s", secret, bashQuote(code), bashSays(secret, "done", "$?"))
+			return fmt.Appendf(nil, "{ builtin printf '\\n%s{\"type\":\"begin\"}\\n' >&3; eval %s 3>&-; } </dev/null\n%s", secret, bashQuote(code), bashSays(secret, "done", "$?"))
 		},
 		begins: true,
 		// One that comes while that line is read takes the part that was read with it,
@@ -127,6 +132,25 @@ var languages = []*language{
 		settle:    func(secret string, n int) []byte { return bashSays(secret, "settled", strconv.Itoa(n)) },
 	},
 }
+
+// bashUrged has bash interrupt itself when it gets a SIGURG.
+//
+// A SIGINT is not sure to stop it, and may hang it (5.2, jobs.c). While bash waits
+// for a child, one counts only if the child dies of it: it is lost if the child
+// has ended, handles it, or is a fork of bash's own that has not yet reset its
+// handlers and then exits with status 130. A loop of short children on a busy host
+// is so nearly all the time. And one that comes while wait_for exchanges the
+// handler of SIGINT, before it has noted the old one, has the new handler send it
+// to bash again, for ever. That is where bash is when it is preempted at the end
+// of that system call.
+//
+// A trap waits until bash has no child to wait for. This one does nothing when
+// standard input is the channel: then no code runs, and the signal came late.
+// Children do not inherit it, and a SIGURG without a trap has no effect. What bash
+// waits for is to end, so it gets a SIGINT while bash sleeps, which is outside of
+// that exchange; all of the group at once, since a subshell of bash's that waits
+// for a child of its own minds one only if that child dies of it, too.
+const bashUrged = `trap 'builtin test -S /dev/fd/0 || builtin kill -INT $$' URG; `
 
 // bashSays has bash send a frame. What is left of the line when its beginning is
 // lost does no harm: it has no quotes, and its errors are not seen.

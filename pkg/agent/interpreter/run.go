@@ -111,11 +111,14 @@ func (r *Run) Start(code string, l Listener) {
 // reports whether it has. One that is not scheduled meets a signal late, and
 // would stop the next call by it, or say something of it there. A bash that was
 // forking has thrown away its code, but waits for the child before it goes on:
-// so it is interrupted again.
+// so it is interrupted again, and has longer to answer each time: what it says of
+// the time before that interrupt is no answer any more.
 func (c *Context) settle() bool {
 	limit := time.NewTimer(c.grace)
 	defer limit.Stop()
-	again := time.NewTicker(c.l.again)
+	since := time.Now()
+	pause := c.l.again
+	again := time.NewTimer(pause)
 	defer again.Stop()
 	for {
 		c.settles++
@@ -130,7 +133,9 @@ func (c *Context) settle() bool {
 					return true
 				}
 			case <-again.C:
-				c.proc.Interrupt()
+				c.signal(since)
+				pause *= 2
+				again.Reset(pause)
 				asked = false
 			case <-limit.C:
 				c.kill(fmt.Sprintf("what its interrupted code left did not stop within %v", c.grace))
@@ -201,6 +206,7 @@ func (c *Context) Interrupt() {
 		}
 		return
 	}
+	since := time.Now()
 	t := time.NewTimer(c.grace)
 	defer t.Stop()
 	var again <-chan time.Time
@@ -209,14 +215,14 @@ func (c *Context) Interrupt() {
 		select {
 		case <-begun:
 			begun = nil
-			c.interrupt(r)
+			c.interrupt(r, since)
 			if c.l.again > 0 {
 				tick := time.NewTicker(c.l.again)
 				defer tick.Stop() //nolint:gocritic // this case is met once
 				again = tick.C
 			}
 		case <-again:
-			c.interrupt(r)
+			c.interrupt(r, since)
 		case <-r.answered:
 			return
 		case <-c.done:
@@ -231,7 +237,7 @@ func (c *Context) Interrupt() {
 
 // interrupt tells the driver that a call is to stop, unless it has: what comes
 // later might stop the next one, which is not given to the driver meanwhile.
-func (c *Context) interrupt(r *Run) {
+func (c *Context) interrupt(r *Run, since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.run != r || r.ending {
@@ -239,12 +245,29 @@ func (c *Context) interrupt(r *Run) {
 	}
 	if c.l.settle != nil {
 		c.late = true
-		c.proc.Interrupt()
+		c.signal(since)
 	}
 	if c.l.interrupt != nil {
 		select {
 		case c.writes <- c.l.interrupt(c.secret, r.Count):
 		default: // it does not read
 		}
+	}
+}
+
+// signal interrupts the driver by a signal. One that is urged may mind that late,
+// or never, if its code took the trap away: after a third of the grace it gets a
+// SIGINT all the same. What no SIGINT ends, such as a subshell of bash's that
+// spins as bashUrged tells, is ended by a SIGQUIT after two thirds. Bash itself
+// and what it runs in the background ignore that.
+func (c *Context) signal(since time.Time) {
+	past := time.Since(since)
+	if c.l.urge && past < c.grace/3 {
+		c.proc.Urge()
+		return
+	}
+	c.proc.Interrupt()
+	if c.l.urge && past > c.grace*2/3 {
+		c.proc.Quit()
 	}
 }

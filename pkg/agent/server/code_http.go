@@ -58,6 +58,8 @@ type driver struct {
 func (d driver) Done() <-chan struct{}      { return d.p.done }
 func (d driver) Status() syscall.WaitStatus { return d.p.status }
 func (d driver) Interrupt()                 { d.r.signal(d.p, syscall.SIGINT, true) } //nolint:errcheck // gone is what is wanted
+func (d driver) Urge()                      { d.r.urge(d.p) }
+func (d driver) Quit()                      { d.r.signal(d.p, syscall.SIGQUIT, true) } //nolint:errcheck // gone is what is wanted
 func (d driver) Kill()                      { d.r.killTree(d.p) }
 
 // KillLeft goes by the marker alone: another process may have the driver's number by now.

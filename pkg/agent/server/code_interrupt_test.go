@@ -2,9 +2,12 @@ package server
 
 import (
 	"flag"
+	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -145,4 +148,92 @@ func TestCodeInterruptLeftChild(t *testing.T) {
 			t.Fatalf("the next call waited for %v", took)
 		}
 	}
+}
+
+// A SIGINT that comes while bash begins to wait for a child may have it spin for
+// ever, so it gets none where it does not sleep. Stopped, as here, stands for
+// preempted: and what was sent can be seen.
+func TestCodeInterruptSparesBash(t *testing.T) {
+	e := newCodeEnv(t)
+	e.s.contexts.Grace = 60 * time.Second
+	c := e.context("bash")
+	var pid int
+	if _, err := fmt.Sscanf(e.cell(c, "echo $$"), "stdout \"%d", &pid); err != nil {
+		t.Fatal(err)
+	}
+	rest := e.started(c, "echo go; while :; do (:); done")
+	state := func(name, format string) (value uint64) {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		_, after, found := strings.Cut(string(b), "\n"+name+":\t")
+		if _, bad := fmt.Sscanf(after, format, &value); err != nil || !found || bad != nil {
+			t.Fatal(err, found, bad)
+		}
+		return value
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventuallyTrue(t, func() bool { return state("State", "%c") == 'T' })
+	interrupted := make(chan struct{})
+	go func() {
+		defer close(interrupted)
+		e.call(200, "DELETE", "/code?id="+c.ID, nil)
+	}()
+	const chld = 1 << (syscall.SIGCHLD - 1)
+	var pending uint64
+	eventuallyTrue(t, func() bool { pending = state("ShdPnd", "%x") &^ chld; return pending != 0 })
+	syscall.Kill(pid, syscall.SIGCONT) //nolint:errcheck // else the call tells
+	if pending != 1<<(syscall.SIGURG-1) {
+		t.Errorf("bash was sent the signals %#x, want SIGURG only", pending)
+	}
+	if got := rest(); got != "stdout \"go\\n\"\nstderr \"\\n\"\nerror CommandExecError \"130\"" {
+		t.Error(got)
+	}
+	<-interrupted
+	e.inOrder(c, []cellCase{{"echo $((6 * 7))", "stdout \"42\\n\"\ncomplete"}})
+}
+
+// A child that handles the interrupt and ends well does not keep it from bash.
+func TestCodeInterruptHandledByChild(t *testing.T) {
+	e := newCodeEnv(t)
+	e.s.contexts.Grace = 20 * time.Second
+	c := e.context("bash")
+	rest := e.started(c, "while :; do sh -c 'trap \"exit 0\" INT; echo go; while :; do :; done'; done")
+	e.call(200, "DELETE", "/code?id="+c.ID, nil)
+	if got := rest(); got != "stdout \"go\\n\"\nstderr \"\\n\"\nerror CommandExecError \"130\"" {
+		t.Error(got)
+	}
+}
+
+// A shell that is slow to answer before the next call is not interrupted so soon
+// again that no answer ever counts.
+func TestCodeInterruptSlowAnswer(t *testing.T) {
+	e := newCodeEnv(t)
+	e.s.contexts.Grace = 20 * time.Second
+	c := e.context("bash")
+	rest := e.started(c, "trap '[[ ! -e slow ]] || sleep 0.15' DEBUG; echo go; sleep 100")
+	e.call(200, "DELETE", "/code?id="+c.ID, nil)
+	if got := rest(); !strings.HasSuffix(got, "error CommandExecError \"130\"") {
+		t.Error(got)
+	}
+	if err := os.WriteFile(e.dir+"/slow", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	e.inOrder(c, []cellCase{{"trap - DEBUG; echo $((6 * 7))", "stdout \"42\\n\"\ncomplete"}})
+}
+
+// What no SIGINT ends in bash is ended before the context would be, and neither
+// the shell nor what it runs in the background ends with it.
+func TestCodeInterruptIgnoredByChild(t *testing.T) {
+	t.Parallel() // it waits
+	e := newCodeEnv(t)
+	e.s.contexts.Grace = 6 * time.Second
+	c := e.context("bash")
+	e.cell(c, "x=5; sleep 1000 &")
+	rest := e.started(c, "(trap '' INT; echo go; sleep 100)")
+	e.call(200, "DELETE", "/code?id="+c.ID, nil)
+	if got := rest(); !strings.HasPrefix(got, "stdout \"go\\n\"\n") || !strings.HasSuffix(got, "error CommandExecError \"130\"") {
+		t.Error(got)
+	}
+	e.inOrder(c, []cellCase{{"kill -0 %1 && echo $x", "stdout \"5\\n\"\ncomplete"}})
 }

@@ -28,6 +28,17 @@ func (r *reaper) killTree(p *process) {
 	r.signal(p, syscall.SIGKILL, true) //nolint:errcheck // where /proc is not mounted, the group at least
 }
 
+// urge sends p a SIGURG and, if p slept before that, its process group a SIGINT.
+// A process that is preempted runs, by proc_pid_stat(5).
+func (r *reaper) urge(p *process) {
+	b, err := readSmall("/proc/" + strconv.Itoa(p.pid) + "/stat")
+	s, ok := parseStat(b)
+	r.signal(p, syscall.SIGURG, false) //nolint:errcheck // gone is what is wanted
+	if err == nil && ok && s.state == 'S' {
+		r.signal(p, syscall.SIGINT, true) //nolint:errcheck // gone is what is wanted
+	}
+}
+
 // killAll kills whom find finds, p and its group by way of signal, until it
 // finds nobody.
 func (r *reaper) killAll(p *process, find func() []int) {
