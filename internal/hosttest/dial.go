@@ -2,6 +2,7 @@ package hosttest
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -54,3 +55,28 @@ func Soonest(limit time.Duration, try func() error) (least time.Duration, err er
 	}
 	return least, err
 }
+
+// Pipes is a listener whose connections, made by Dial, have no kernel in between:
+// so their time may be that of testing/synctest.
+type Pipes chan net.Conn
+
+// Dial connects to whoever accepts.
+func (p Pipes) Dial(context.Context) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	p <- theirs
+	return ours, nil
+}
+
+// Accept serves net.Listener.
+func (p Pipes) Accept() (net.Conn, error) {
+	if c, ok := <-p; ok {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+// Close serves net.Listener.
+func (p Pipes) Close() error { close(p); return nil }
+
+// Addr serves net.Listener.
+func (p Pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix"} }
