@@ -231,11 +231,11 @@ func wedged(t *testing.T) {
 
 func slow(t *testing.T) {
 	agents := make(hosttest.Pipes)
-	pings := 0
+	var pings atomic.Int32
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(ProtocolHeader, "1")
 		if r.URL.Path != "/slow" {
-			pings++
+			pings.Add(1)
 			return
 		}
 		time.Sleep(time.Hour)
@@ -257,7 +257,7 @@ func slow(t *testing.T) {
 	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "done" {
 		t.Errorf("%q, %v", b, err)
 	}
-	if most := int(time.Hour / doubtAfter); pings < most/2 || pings > most {
-		t.Errorf("asked %d times in an hour", pings)
+	if n, most := pings.Load(), int32(time.Hour/doubtAfter); n < most/2 || n > most {
+		t.Errorf("asked %d times in an hour", n)
 	}
 }
