@@ -1,11 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
 // complete asks for candidates as a shell does.
@@ -27,8 +30,17 @@ func (d *daemon) complete(t *testing.T, args ...string) (words []string, directi
 }
 
 func TestComplete(t *testing.T) {
-	t.Setenv("COMPLETION_LIMIT", "30s") // a busy host takes more than half a second to start a program and ask
 	d := newDaemon(t)
+	for tries := 1; ; tries++ { // a busy host may take too long for one, not for ten
+		got, _ := d.complete(t, "rm", "l")
+		if slices.Equal(got, []string{"lab"}) {
+			break
+		}
+		if got != nil || tries == 10 {
+			t.Fatalf("within %v: %q", completionLimit, got)
+		}
+	}
+	t.Setenv("COMPLETION_LIMIT", "30s") // what is completed, however long it takes
 	for args, want := range map[string][]string{
 		"rm |":                  {"lab", testID},
 		"rm l|":                 {"lab"},
@@ -69,12 +81,14 @@ func TestCompleteSilent(t *testing.T) {
 		case <-r.Context().Done():
 		}
 	}
-	start := time.Now()
-	if got, _ := d.complete(t, "rm", ""); got != nil {
-		t.Errorf("a daemon that hangs: %q", got)
-	}
-	if took := time.Since(start); took < completionLimit || took > 5*time.Second {
-		t.Errorf("a daemon that hangs: took %v", took)
+	took, err := hosttest.Soonest(5*time.Second, func() error {
+		if got, _ := d.complete(t, "rm", ""); got != nil {
+			return fmt.Errorf("words %q", got)
+		}
+		return nil
+	})
+	if err != nil || took < completionLimit || took > 5*time.Second {
+		t.Errorf("a daemon that hangs: %v after %v", err, took)
 	}
 	d.url = "unix:///nowhere.sock"
 	if got, _ := d.complete(t, "rm", ""); got != nil {

@@ -53,6 +53,9 @@ const passing = 2 * time.Second
 // the process and then to the group that the process is in.
 const once = 20 * time.Millisecond
 
+// noticed is told of each signal that was acted upon; tests wait for it.
+var noticed = func() {}
+
 func (s *signals) watch() {
 	seen, last := map[os.Signal]int{}, map[os.Signal]time.Time{}
 	for got := range s.ch {
@@ -72,6 +75,7 @@ func (s *signals) watch() {
 			}
 			os.Exit(130)
 		}
+		noticed()
 	}
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -152,12 +154,17 @@ func TestReadyEndsWithItsContext(t *testing.T) {
 		"HTTP/1.1 200 OK\r\nX-Sandboxd-Agent-Protocol: 1\r\nContent-Length: 5\r\n\r\nhello",
 	} {
 		var dials atomic.Int32
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
-		begin := time.Now()
-		err := New(dialer(pretend(t, reply), &dials), "t").Ready(ctx)
-		cancel()
-		if err == nil || time.Since(begin) > patience/2 { // and not when the client would give up by itself
-			t.Errorf("%.30q: %v after %v", reply, err, time.Since(begin))
+		addr := pretend(t, reply)
+		took, err := hosttest.Soonest(time.Second, func() error {
+			ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
+			defer cancel()
+			if err := New(dialer(addr, &dials), "t").Ready(ctx); err == nil {
+				return errors.New("it is ready")
+			}
+			return nil
+		})
+		if err != nil || took > time.Second {
+			t.Errorf("%.30q: %v after %v", reply, err, took)
 		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
@@ -195,43 +202,48 @@ func TestRoundTripperBoundsAndToken(t *testing.T) {
 // with and without a body that nobody reads; and lets one be slow whose agent
 // answers pings.
 func TestWedged(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	var dials atomic.Int32
-	wedged := New(dialer(ln.Addr().String(), &dials), "tok")
-	wedged.doubtAfter, wedged.patience = 50*time.Millisecond, 100*time.Millisecond
-	defer wedged.Close()
+	t.Run("silent", func(t *testing.T) { synctest.Test(t, wedged) })
+	t.Run("slow", func(t *testing.T) { synctest.Test(t, slow) })
+}
+
+func wedged(t *testing.T) {
+	agents := make(hosttest.Pipes, 1000)
+	c := New(agents.Dial, "tok")
+	defer c.Close()
 	for _, body := range []io.Reader{nil, strings.NewReader(strings.Repeat("x", 64<<20))} {
 		start := time.Now()
 		r, err := http.NewRequest(http.MethodPost, "http://sandbox/command", body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp, err := wedged.RoundTripper().RoundTrip(r)
+		resp, err := c.RoundTripper().RoundTrip(r)
 		if err == nil {
 			resp.Body.Close()
 		}
 		if !errs.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "sandboxctl rm") {
 			t.Errorf("%v", err)
 		}
-		if took := time.Since(start); took > 5*time.Second {
+		if took := time.Since(start); took != doubtAfter+patience {
 			t.Errorf("it took %v", took)
 		}
 	}
+}
 
-	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+func slow(t *testing.T) {
+	agents := make(hosttest.Pipes)
+	var pings atomic.Int32
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(ProtocolHeader, "1")
-		if r.URL.Path == "/slow" {
-			time.Sleep(500 * time.Millisecond)
-			io.WriteString(w, "done") //nolint:errcheck // the test sees what is missing
+		if r.URL.Path != "/slow" {
+			pings.Add(1)
+			return
 		}
-	}))
-	defer slow.Close()
-	c := New(dialer(slow.Listener.Addr().String(), &dials), "tok")
-	c.doubtAfter, c.patience = 50*time.Millisecond, 10*time.Second // it is asked often before it is done, and a busy host may answer late
+		time.Sleep(time.Hour)
+		io.WriteString(w, "done") //nolint:errcheck // the test sees what is missing
+	})}
+	go srv.Serve(agents) //nolint:errcheck // ends with the test
+	defer srv.Close()
+	c := New(agents.Dial, "tok")
 	defer c.Close()
 	r, err := http.NewRequest(http.MethodGet, "http://sandbox/slow", nil)
 	if err != nil {
@@ -244,5 +256,8 @@ func TestWedged(t *testing.T) {
 	defer resp.Body.Close()
 	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "done" {
 		t.Errorf("%q, %v", b, err)
+	}
+	if n, most := pings.Load(), int32(time.Hour/doubtAfter); n < most/2 || n > most {
+		t.Errorf("asked %d times in an hour", n)
 	}
 }

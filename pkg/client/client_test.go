@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -26,6 +29,22 @@ func serve(t testing.TB, h http.HandlerFunc) *Client {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// serveInPipes serves without a kernel in between, for synctest.
+func serveInPipes(t *testing.T, h http.HandlerFunc) *Client {
+	t.Helper()
+	l := make(hosttest.Pipes)
+	s := &http.Server{Handler: h}
+	go s.Serve(l)                   //nolint:errcheck // ends with the test
+	t.Cleanup(func() { s.Close() }) //nolint:errcheck // as above
+	c, err := New("tcp://sandboxd:1", "key")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.http.Transport.(*http.Transport).DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return l.Dial(ctx) }
 	t.Cleanup(c.Close)
 	return c
 }
@@ -109,9 +128,11 @@ func TestErrors(t *testing.T) {
 }
 
 // TestSilence: a daemon that hangs does not hang its clients.
-func TestSilence(t *testing.T) {
+func TestSilence(t *testing.T) { synctest.Test(t, silence) }
+
+func silence(t *testing.T) {
 	awake := make(chan struct{})
-	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+	c := serveInPipes(t, func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/version") {
 			io.WriteString(w, "{") //nolint:errcheck // read below
 			http.NewResponseController(w).Flush()
@@ -148,8 +169,7 @@ func TestSilence(t *testing.T) {
 		cancel()
 	}
 	// What takes its time is no silence: output to follow, a body, an answer that has begun.
-	c.answer = time.Second
-	time.AfterFunc(2*c.answer, func() { close(awake) })
+	time.AfterFunc(time.Hour, func() { close(awake) })
 	follow := make(chan error, 1)
 	go func() {
 		rc, err := c.Logs(t.Context(), "lab", AllLines, true)

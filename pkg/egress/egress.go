@@ -74,6 +74,8 @@ type Config struct {
 	// the packet path; at most 100 a second for each sandbox, and some may be
 	// lost under load.
 	OnDeny func(Denial)
+
+	every time.Duration // how often the guard looks by itself; 0: guardEvery
 }
 
 // Denial is a flow that was refused.
@@ -141,6 +143,9 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	}
 	if !cfg.Gateway.IsValid() {
 		cfg.Gateway = cfg.Instance.Gateway()
+	}
+	if cfg.every == 0 {
+		cfg.every = guardEvery
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)

@@ -35,7 +35,7 @@ var errLater = errors.New("wait before the chains are tried again")
 // host, nameservers. Changes of chains are heard of at once where iptables is
 // that of nf_tables; those made with iptables-legacy wait for the next tick.
 func (e *Engine) guard(ctx context.Context) {
-	tick := time.NewTicker(guardEvery)
+	tick := time.NewTicker(e.cfg.every)
 	defer tick.Stop()
 	settled := time.NewTimer(0)
 	if !settled.Stop() {

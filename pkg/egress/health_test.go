@@ -11,7 +11,7 @@ import (
 // unwell waits for Err to say what.
 func unwell(t *testing.T, e *Engine, what string) {
 	t.Helper()
-	deadline := time.Now().Add(heard)
+	deadline := time.Now().Add(patient)
 	for {
 		err := e.Err()
 		if err != nil && strings.Contains(err.Error(), what) {
@@ -60,7 +60,7 @@ func TestOverdue(t *testing.T) {
 	e.guarding.Unlock()
 	w.run("iptables", "-N", "WAKE")
 	defer w.try("iptables", "-X", "WAKE")
-	deadline := time.Now().Add(heard)
+	deadline := time.Now().Add(patient)
 	for e.Err() != nil {
 		if time.Now().After(deadline) {
 			t.Fatal(e.Err())
@@ -83,7 +83,7 @@ func TestHungSave(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	w.run("iptables", "-N", "WAKE")
 	defer w.try("iptables", "-X", "WAKE")
-	deadline := time.Now().Add(heard)
+	deadline := time.Now().Add(patient)
 	for {
 		if _, err := os.Stat(hung); err == nil {
 			break

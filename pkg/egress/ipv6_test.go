@@ -28,15 +28,15 @@ func (w *world) rules6() (found []string) {
 var both6 = []string{"-A OUTPUT -o sb-e+ -j DROP", "-A PREROUTING -i sb-e+ -j DROP"}
 
 // stands6 waits until the rules against IPv6 stand, by themselves.
-func (w *world) stands6(within time.Duration) {
+func (w *world) stands6() {
 	w.t.Helper()
 	var have []string
-	for deadline := time.Now().Add(within); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) { // the guard is what is waited for
+	for deadline := time.Now().Add(patient); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) { // the guard is what is waited for
 		if have = w.rules6(); slices.Equal(have, both6) {
 			return
 		}
 	}
-	w.t.Fatalf("after %v ip6tables has %q", within, have)
+	w.t.Fatalf("after %v ip6tables has %q", patient, have)
 }
 
 // TestOperator6 has an operator flush what ip6tables has, and that alone: the
@@ -52,7 +52,7 @@ func TestOperator6(t *testing.T) {
 			t.Errorf("ip6tables %s left %q", deed, have)
 		}
 		e.guarding.Unlock()
-		w.stands6(guardEvery * 4 / 5) // it hears of it, and does not come by
+		w.stands6() // it hears of it, and does not come by
 	}
 	if err := e.Close(); err != nil {
 		t.Fatal(err)

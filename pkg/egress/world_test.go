@@ -29,7 +29,10 @@ const inst = instance.Instance('e')
 
 // patient is how long what is to happen may take where how soon it does proves
 // nothing: only a test that fails waits for it.
-const patient = 5 * time.Second
+const patient = 30 * time.Second
+
+// never is how often the guard looks by itself in tests: what is mended was heard of.
+const never = time.Hour
 
 // outsideAddrs are where the outside answers, beside 198.51.100.2.
 var outsideAddrs = []string{
@@ -274,10 +277,17 @@ func (w *world) serve(ns vns.NsHandle, at string, port int) {
 	})
 }
 
-// open opens an Engine that the test closes.
+// open opens an Engine that the test closes. Its guard goes by what it hears.
 func (w *world) open() *Engine {
 	w.t.Helper()
+	return w.openEvery(never)
+}
+
+// openEvery opens one whose guard looks that often by itself, too.
+func (w *world) openEvery(every time.Duration) *Engine {
+	w.t.Helper()
 	e, err := Open(w.t.Context(), Config{
+		every:     every,
 		Instance:  inst,
 		Upstreams: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.53:53")},
 		Logger:    slog.New(slog.NewTextHandler(w.t.Output(), nil)),
@@ -317,7 +327,7 @@ func (w *world) sandbox(e *Engine, i int, n record.Network) string {
 
 // dial connects from id and sends a word there and back.
 func (w *world) dial(id, network, to string, timeout time.Duration) (c net.Conn, err error) {
-	w.in(w.guests[id], func() { c, err = net.DialTimeout(network, to, timeout) })
+	c, err = w.connect(w.guests[id], network, to, timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -326,6 +336,12 @@ func (w *world) dial(id, network, to string, timeout time.Duration) (c net.Conn,
 		return nil, err
 	}
 	return c, nil
+}
+
+// connect connects from ns: the first SYN must be answered.
+func (w *world) connect(ns vns.NsHandle, network, to string, timeout time.Duration) (c net.Conn, err error) {
+	w.in(ns, func() { c, err = hosttest.Dial(network, to, timeout) })
+	return c, err
 }
 
 func echo(c net.Conn, timeout time.Duration) error {
@@ -339,17 +355,15 @@ func echo(c net.Conn, timeout time.Duration) error {
 }
 
 // ask sends a DNS query from id.
-func (w *world) ask(id, network, server, name string, typ uint16) (*dns.Msg, error) {
-	var c net.Conn
-	var err error
-	w.in(w.guests[id], func() { c, err = net.DialTimeout(network, server, patient) })
+func (w *world) ask(id, network, server, name string, typ uint16, timeout time.Duration) (*dns.Msg, error) {
+	c, err := w.connect(w.guests[id], network, server, timeout)
 	if err != nil {
 		return nil, err
 	}
 	defer c.Close()
 	q := new(dns.Msg)
 	q.SetQuestion(name, typ)
-	client := dns.Client{Net: network, Timeout: 2*time.Second + patient} // that of a name whose server is silent comes after 2 s
+	client := dns.Client{Net: network, Timeout: timeout}
 	a, _, err := client.ExchangeWithConn(q, &dns.Conn{Conn: c})
 	return a, err
 }

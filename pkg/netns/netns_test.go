@@ -59,7 +59,7 @@ func newManager(t testing.TB) *Manager {
 
 func remove(t testing.TB, m *Manager, id string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // a busy host
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // who waits so long waits in vain
 	defer cancel()
 	for range 2 {
 		if err := errors.Join(m.Detach(ctx, id), m.DeleteNamespaces(ctx, id), m.Gone(ctx, id)); err != nil {
@@ -366,20 +366,22 @@ func TestThreads(t *testing.T) {
 // TestTogether: those who come and go at the same time do not wait for one another.
 func TestTogether(t *testing.T) {
 	m := newManager(t)
-	// Removed one after the other they take 1.6 s on two cores, together a tenth of
-	// a second. A busy host makes that slower, but hardly three times.
-	const n, limit = 40, time.Second
-	var took time.Duration
-	for range 3 {
-		if took = together(t, m, n); took <= limit {
+	// Forty take a tenth of a second, and one after the other 1.6 s (two cores). A
+	// busy host makes both slower, and perhaps the former while it is measured.
+	const n = 40
+	var together, alone time.Duration
+	for range 5 {
+		together = removing(t, m, n, n)
+		alone = removing(t, m, n, 1)
+		if together <= alone/4 {
 			return
 		}
 	}
-	t.Errorf("removing %d took %v, and three times more than %v", n, took, limit)
+	t.Errorf("removing %d together took %v, one after the other %v", n, together, alone)
 }
 
-// together makes n and removes them, and is how long the latter takes.
-func together(t *testing.T, m *Manager, n int) time.Duration {
+// removing makes n and removes them, so many at a time, and is how long the latter takes.
+func removing(t *testing.T, m *Manager, n, atOnce int) time.Duration {
 	t.Helper()
 	var wg sync.WaitGroup
 	for i := range n {
@@ -402,8 +404,10 @@ func together(t *testing.T, m *Manager, n int) time.Duration {
 	start := time.Now()
 	for i := range n {
 		wg.Go(func() { remove(t, m, id(i)) })
+		if i%atOnce == atOnce-1 {
+			wg.Wait()
+		}
 	}
-	wg.Wait()
 	took := time.Since(start)
 	if ids, err := m.ListLinks(t.Context()); err != nil || len(ids) > 0 {
 		t.Errorf("links %v left (%v)", ids, err)
@@ -412,10 +416,21 @@ func together(t *testing.T, m *Manager, n int) time.Duration {
 }
 
 // TestDetachHeld: something else holds the network namespace, so that it does
-// not go away when it is unpinned.
+// not go away when it is unpinned, and the kernel takes no link away by itself.
 func TestDetachHeld(t *testing.T) {
 	m := newManager(t)
-	id := id(4)
+	var took time.Duration
+	for range 10 { // a busy host delays some, what is slow by itself is slow each time
+		if took = detachHeld(t, m, id(4)); took <= time.Second {
+			return
+		}
+	}
+	t.Errorf("the link was gone after %v, want 1s", took)
+}
+
+// detachHeld is how long it takes until the link is gone.
+func detachHeld(t *testing.T, m *Manager, id string) time.Duration {
+	t.Helper()
 	if err := m.CreateNamespaces(t.Context(), id, false, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -427,6 +442,7 @@ func TestDetachHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
+	start := time.Now()
 	if err := m.Detach(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
@@ -436,12 +452,12 @@ func TestDetachHeld(t *testing.T) {
 	if err := m.DeleteNamespaces(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	// As long as the namespace is held the kernel takes no link away by itself.
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // who waits so long waits in vain
 	defer cancel()
 	if err := m.Gone(ctx, id); err != nil {
 		t.Fatal(err)
 	}
+	return time.Since(start)
 }
 
 // TestAttachAfterDetach: the sandbox comes back before its link is gone.
@@ -507,8 +523,7 @@ func TestForeignNames(t *testing.T) {
 	}
 }
 
-// TestAttachedCarries: what is sent right after Attach arrives. A SYN that is
-// lost shows as a second.
+// TestAttachedCarries: what is sent right after Attach arrives.
 func TestAttachedCarries(t *testing.T) {
 	m := newManager(t)
 	for round := range 5 {
@@ -523,11 +538,9 @@ func TestAttachedCarries(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				start := time.Now()
 				// Nobody listens, and the guest's kernel says so.
-				_, err := net.DialTimeout("tcp", netip.AddrPortFrom(addr(i), 44772).String(), 3*time.Second)
-				if d := time.Since(start); !errors.Is(err, unix.ECONNREFUSED) || d > 900*time.Millisecond {
-					t.Errorf("the first packet was answered after %v: %v", d, err)
+				if _, err := hosttest.Dial("tcp", netip.AddrPortFrom(addr(i), 44772).String(), 30*time.Second); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Error(err)
 				}
 			})
 		}

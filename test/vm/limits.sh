@@ -33,7 +33,8 @@ stage_1() {
   same 174 "$(cat "$cg/cpu.weight")" cpu.weight
   same "0 2" "$(awk '/^7:/ {loop = $0} !/^7:/ {disk = $0}
     END {print (loop !~ /rbps=4194304 wbps=4194304 riops=max wiops=1000/) + (disk !~ /rbps=4194304 wbps=max riops=max wiops=max/), NR}' "$cg/io.max")" "io.max ($(tr '\n' ';' <"$cg/io.max"))"
-  ! sandboxctl inspect lim | grep -q '"notes"'
+  lim=$(sandboxctl inspect lim)
+  fails "" grep '"notes"' <<<"$lim"
 
   say what the page cache writes back is limited, too
   took=$(seconds sandboxctl exec lim -- sh -c 'dd if=/dev/zero of=/var/x bs=1M count=32 && sync')
@@ -42,7 +43,8 @@ stage_1() {
   say limits change in life
   sandboxctl update --memory 512Mi --pids 99 --cpu-shares 2 --cpu 250m --io-read-bps max --io-write-bps max --io-write-iops max --disk 600Mi lim
   same "$((512 << 20)) $((99 + 32)) 1 25000 100000" "$(cat "$cg/memory.max" "$cg/pids.max" "$cg/cpu.weight" "$cg/cpu.max" | tr '\n' ' ' | sed 's/ $//')" "limits after the update"
-  ! grep -q '[0-9]\{4\}' "$cg/io.max"
+  limits=$(cat "$cg/io.max")
+  fails "" grep '[0-9]\{4\}' <<<"$limits"
   sandboxctl exec -d lim -- bash -c 'x=$(head -c 200M /dev/zero | tr "\0" x); sleep 1000'
   eventually 60 sh -c "[ \$(cat $cg/memory.current) -gt $((200 << 20)) ]"
   fails "MiB of memory" sandboxctl update --memory 64Mi lim

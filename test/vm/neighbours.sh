@@ -6,8 +6,11 @@
 outside() {
   ip netns add outside
   ip link add out0 type veth peer name in0 netns outside
-  ip addr add 203.0.113.1/24 dev out0 && ip link set out0 up
-  ip -n outside addr add 203.0.113.2/24 dev in0 && ip -n outside link set in0 up && ip -n outside link set lo up
+  ip addr add 203.0.113.1/24 dev out0
+  ip link set out0 up
+  ip -n outside addr add 203.0.113.2/24 dev in0
+  ip -n outside link set in0 up
+  ip -n outside link set lo up
   ip -n outside route add default via 203.0.113.1
   local port
   for port in 8080 8081; do

@@ -23,7 +23,8 @@ daemon_on() {
   rm -rf /var/lib/sandboxd/* /root/pool.fs
   truncate -s 2G /root/pool.fs
   "$@" /root/pool.fs
-  mkdir -p $pool && mount -o "loop,nosuid,nodev$options" /root/pool.fs $pool
+  mkdir -p $pool
+  mount -o "loop,nosuid,nodev$options" /root/pool.fs $pool
   sed -i "s/^pool = .*//; s/^\[storage\]/[storage]\npool = \"$kind\"/" /etc/sandboxd/config.toml
   scripts/install.sh 2>&1 | tail -n 1
   sandboxd doctor >/tmp/doctor || true

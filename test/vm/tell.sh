@@ -35,7 +35,9 @@ fails() {
 # install_sandboxd is what an operator does, with images from elsewhere.
 install_sandboxd() {
   local uplink=up0
-  ip link add $uplink type dummy && ip addr add 192.0.2.2/24 dev $uplink && ip link set $uplink up
+  ip link add $uplink type dummy
+  ip addr add 192.0.2.2/24 dev $uplink
+  ip link set $uplink up
   ip route add default via 192.0.2.1 # to nowhere; guests want an uplink
   scripts/install.sh --no-start
   cat >/etc/sandboxd/config.toml <<'TOML'

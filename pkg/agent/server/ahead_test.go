@@ -562,15 +562,16 @@ func TestAheadUnderLoad(t *testing.T) {
 func TestAheadEndsLikeOthers(t *testing.T) {
 	e := aheadEnv(t)
 	mark := fmt.Sprintf("76.%09d", time.Now().UnixNano()%1e9)
-	var w *waiting
-	got, limit := inTime(func(limit int64) string {
-		w = e.waits()
-		return e.events(agent.CommandRequest{Command: strings.ReplaceAll("sleep MARK & setsid sleep MARK & (setsid env -i sh -c 'sleep MARK & sleep MARK' &); echo started; sleep MARK; true", "MARK", mark), Timeout: limit})
+	soonGone(t, mark, func() {
+		var w *waiting
+		got, limit := inTime(func(limit int64) string {
+			w = e.waits()
+			return e.events(agent.CommandRequest{Command: strings.ReplaceAll("sleep MARK & setsid sleep MARK & (setsid env -i sh -c 'sleep MARK & sleep MARK' &); echo started; sleep MARK; true", "MARK", mark), Timeout: limit})
+		})
+		if got != `stdout "started"`+timedOut(limit) || e.s.commands.get(w.cmd.id) == nil {
+			t.Error(got)
+		}
 	})
-	if got != `stdout "started"`+timedOut(limit) || e.s.commands.get(w.cmd.id) == nil {
-		t.Error(got)
-	}
-	noSleepers(t, mark)
 	// A program that ends well when it is interrupted is the process, not a child of it.
 	e.waits()
 	id, br := e.open(t.Context(), agent.CommandRequest{Command: "true; python3 -c 'import signal,sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); print(\"set\", flush=True); signal.sigwait([15]); sys.exit(3)'"}, false)
