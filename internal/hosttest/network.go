@@ -9,11 +9,14 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
 // privateEnv marks the process that InPrivateNetwork started in a network of its own.
@@ -44,6 +47,7 @@ func InPrivateNetwork(m *testing.M) {
 			os.Exit(1)
 		}
 	}
+	leaveOthers()
 	os.Exit(m.Run())
 }
 
@@ -81,7 +85,22 @@ func Private(t *testing.T, first func()) bool {
 			t.Fatalf("%v: %v: %s", c, err, out)
 		}
 	}
+	leaveOthers()
 	return true
+}
+
+// leaveOthers unmounts, in this mount namespace alone, what daemons have mounted on
+// the host. The namespace began with all of it: a pool that is unmounted on the
+// host would stay in use, and its loop device there, until this process ends.
+func leaveOthers() {
+	first := instance.Instance('a') // whose directories the others' begin with
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if len(f) > 4 && (strings.HasPrefix(f[4], first.StateDir()) || strings.HasPrefix(f[4], first.RunDir())) {
+			_ = unix.Unmount(f[4], unix.MNT_DETACH) // what is below another has gone with it
+		}
+	}
 }
 
 // timeLeft is what the test has, less what it takes to tell.
