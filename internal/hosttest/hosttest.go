@@ -207,7 +207,8 @@ func others(inst instance.Instance, device string) (used bool) {
 			continue
 		}
 		group, _ := os.ReadFile(dir + "/cgroup")
-		if ns := mountNamespace(pid); ns == mine || bytes.Contains(group, []byte("/"+inst.CgroupRoot()+"/")) || of(pid, inst.RunDir(), inst.StateDir()) != "" {
+		ours := bytes.Contains(group, []byte("/"+inst.CgroupRoot()+"/")) || of(pid, inst.RunDir(), inst.StateDir()) != ""
+		if ours || mountNamespace(pid) == mine {
 			return false
 		}
 		used = true

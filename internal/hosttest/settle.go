@@ -30,13 +30,16 @@ func Settles(t testing.TB, f func() error) error {
 		return nil
 	}
 	took, refErr := letGo(t)
+	took = took.Round(time.Millisecond)
 	if refErr != nil {
 		t.Logf("how long this host takes to let go of things is not known: %v", refErr)
 	}
-	if err = until(time.Now().Add(2*took), f); err != nil {
-		return fmt.Errorf("after %v, and %v that a like thing took to go: %w", time.Since(start).Round(time.Millisecond), took.Round(time.Millisecond), err)
+	err = until(time.Now().Add(2*took), f)
+	waited := time.Since(start).Round(time.Millisecond)
+	if err != nil {
+		return fmt.Errorf("after %v, and %v that a like thing took to go: %w", waited, took, err)
 	}
-	t.Logf("it was gone after %v; a like thing took %v to go", time.Since(start).Round(time.Millisecond), took.Round(time.Millisecond))
+	t.Logf("it was gone after %v; a like thing took %v to go", waited, took)
 	return nil
 }
 
@@ -56,7 +59,8 @@ func until(deadline time.Time, f func() error) error {
 // A reference is what a sandbox is to the kernel: a process in a network and a
 // mount namespace of its own, with a link to the host, and a disk that is mounted
 // there alone and was written to. It ends when its input does.
-const reference = `mount -o loop "$1" "$2" && echo x >"$2/x" && ip link add "$3" type veth peer name "$3" netns "$4" && echo made && read -r _`
+const reference = `mount -o loop "$1" "$2" && echo x >"$2/x" &&
+ip link add "$3" type veth peer name "$3" netns "$4" && echo made && read -r _`
 
 // letGo makes a reference, ends it, and returns how long that took until nothing
 // was left of it.

@@ -335,9 +335,7 @@ func (f *field) closedFirst() {
 func (f *field) stopped(all []*guarded) {
 	f.Helper()
 	pid := f.Pid()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		f.Fatal(err)
-	}
+	stop(f.T, pid)
 	listed := make(chan error, 1)
 	go func() {
 		_, err := f.api.List(f.Context(), client.Filter{})
@@ -349,6 +347,7 @@ func (f *field) stopped(all []*guarded) {
 	select {
 	case err := <-listed:
 		f.Errorf("a stopped daemon answers: %v", err)
+		listed <- err
 	default:
 	}
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
