@@ -50,8 +50,10 @@ runs goes on, and so does what waits to be created.`,
 // some, and end.
 const lookAgain = 5 * time.Second
 
-// awaitNone returns when no sandbox has processes or is about to.
+// awaitNone returns when no sandbox has processes or is about to. It counts them
+// once however short the timeout is: the error says how many are left.
 func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) error {
+	count := ctx
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
@@ -71,11 +73,14 @@ func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) er
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
 	for last := -1; ; {
-		n, err := alive(ctx, cl)
+		n, err := alive(count, cl)
+		count = ctx
 		switch {
+		case err == nil && n == 0, err != nil && last < 0:
+			return err
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
 			return errs.New(errs.Unavailable, "%d sandboxes still run, wait or are paused after %s; the host goes on draining", max(last, n), timeout)
-		case err != nil || n == 0:
+		case err != nil:
 			return err
 		case n != last && isTerminal(os.Stderr):
 			fmt.Fprintf(os.Stderr, "%d sandboxes are left\n", n)

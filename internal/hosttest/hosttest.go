@@ -4,6 +4,7 @@ package hosttest
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -51,19 +52,15 @@ func Leaks(t testing.TB, inst instance.Instance) {
 	t.Helper()
 	before := Held(inst)
 	t.Cleanup(func() {
-		deadline := time.Now().Add(time.Minute) // a busy host; nobody is there any more who would clean up
-		var extra []string
-		for {
-			extra = added(before, Held(inst))
-			if len(extra) == 0 {
-				return
+		err := Settles(t, func() error {
+			if extra := added(before, Held(inst)); len(extra) > 0 {
+				return errors.New("left on the host:\n" + strings.Join(extra, "\n"))
 			}
-			if time.Now().After(deadline) {
-				break
-			}
-			time.Sleep(50 * time.Millisecond) // the kernel frees links and loop devices late, without an event
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
 		}
-		t.Errorf("left on the host:\n%s", strings.Join(extra, "\n"))
 	})
 }
 
@@ -123,7 +120,11 @@ func Held(inst instance.Instance) []string {
 	}
 	held = append(held, tables(inst)...)
 	held = append(held, files(inst)...)
-	held = append(held, loops(state)...)
+	for device, file := range loops(state) {
+		if !others(inst, device) {
+			held = append(held, "loop device over "+file)
+		}
+	}
 	held = append(held, processes(run, state)...)
 	sort.Strings(held)
 	return held
@@ -179,15 +180,45 @@ func files(inst instance.Instance) (held []string) {
 	return held
 }
 
-// loops lists loop devices over files below dir.
-func loops(dir string) (held []string) {
+// loops maps loop devices to the files below dir that they are over.
+func loops(dir string) map[string]string {
+	files := map[string]string{}
 	found, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, f := range found {
-		if b, _ := os.ReadFile(f); under(strings.TrimSpace(string(b)), dir) {
-			held = append(held, "loop device over "+strings.TrimSpace(string(b)))
+		b, _ := os.ReadFile(f)
+		if file := strings.TrimSpace(string(b)); under(file, dir) {
+			files["/dev/"+filepath.Base(filepath.Dir(filepath.Dir(f)))] = file
 		}
 	}
-	return held
+	return files
+}
+
+// others reports whether a device is in use by strangers alone: it is mounted in
+// mount namespaces that were made while it was mounted on the host (unshare(1), a
+// service with PrivateTmp), and no process of inst is in any of them. The
+// kernel frees it with the last of these, whatever inst does.
+func others(inst instance.Instance, device string) (used bool) {
+	mine := mountNamespace("self")
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		pid := filepath.Base(dir)
+		mounts, _ := os.ReadFile(dir + "/mountinfo")
+		if !bytes.Contains(mounts, []byte(" "+device+" ")) {
+			continue
+		}
+		group, _ := os.ReadFile(dir + "/cgroup")
+		ours := bytes.Contains(group, []byte("/"+inst.CgroupRoot()+"/")) || of(pid, inst.RunDir(), inst.StateDir()) != ""
+		if ours || mountNamespace(pid) == mine {
+			return false
+		}
+		used = true
+	}
+	return used
+}
+
+func mountNamespace(pid string) string {
+	ns, _ := os.Readlink("/proc/" + pid + "/ns/mnt")
+	return ns
 }
 
 func under(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
@@ -198,19 +229,26 @@ func output(name string, args ...string) []byte {
 }
 
 // processes lists processes whose arguments name a directory of the instance.
-func processes(dirs ...string) (held []string) {
-	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, p := range lines {
-		b, _ := os.ReadFile(p)
-		args := strings.Split(strings.TrimRight(string(b), "\x00"), "\x00")
-		for _, a := range args {
-			if under(strings.TrimPrefix(a, "--root="), dirs[0]) || under(a, dirs[1]) {
-				held = append(held, "process "+filepath.Base(filepath.Dir(p))+" "+strings.Join(args, " "))
-				break
-			}
+func processes(run, state string) (held []string) {
+	dirs, _ := filepath.Glob("/proc/[0-9]*")
+	for _, dir := range dirs {
+		if args := of(filepath.Base(dir), run, state); args != "" {
+			held = append(held, "process "+filepath.Base(dir)+" "+args)
 		}
 	}
 	return held
+}
+
+// of is the arguments of a process if they name a directory of the instance.
+func of(pid, run, state string) string {
+	b, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+	args := strings.Split(strings.TrimRight(string(b), "\x00"), "\x00")
+	for _, a := range args {
+		if under(strings.TrimPrefix(a, "--root="), run) || under(a, state) {
+			return strings.Join(args, " ")
+		}
+	}
+	return ""
 }
 
 // Kernel reports whether this host's is that release of Linux, or a later one.

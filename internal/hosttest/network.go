@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
 // privateEnv marks the process that InPrivateNetwork started in a network of its own.
@@ -45,6 +47,7 @@ func InPrivateNetwork(m *testing.M) {
 			os.Exit(1)
 		}
 	}
+	leaveOthers()
 	os.Exit(m.Run())
 }
 
@@ -76,7 +79,7 @@ func Private(t *testing.T, first func()) bool {
 
 // OwnHost makes the new network and mount namespaces of this process look like a host:
 // /sys shows the links of this network and the cgroups of the real host, names of
-// network namespaces are its own, and lo is up.
+// network namespaces are its own, lo is up, and nothing of daemons' is mounted.
 func OwnHost() error {
 	keep, err := os.MkdirTemp("", "sandboxd-cgroup-")
 	if err != nil {
@@ -97,7 +100,22 @@ func OwnHost() error {
 			return fmt.Errorf("%s: %w: %s", strings.Join(c, " "), err, out)
 		}
 	}
+	leaveOthers()
 	return nil
+}
+
+// leaveOthers unmounts, in this mount namespace alone, what daemons have mounted on
+// the host. The namespace began with all of it: a pool that is unmounted on the
+// host would stay in use, and its loop device there, until this process ends.
+func leaveOthers() {
+	first := instance.Instance('a') // whose directories the others' begin with
+	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	for line := range strings.Lines(string(mounts)) {
+		f := strings.Fields(line)
+		if len(f) > 4 && (strings.HasPrefix(f[4], first.StateDir()) || strings.HasPrefix(f[4], first.RunDir())) {
+			_ = unix.Unmount(f[4], unix.MNT_DETACH) // what is below another has gone with it
+		}
+	}
 }
 
 // timeLeft is what the test has, less what it takes to tell.

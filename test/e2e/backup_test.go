@@ -126,7 +126,7 @@ func TestRestore(t *testing.T) {
 		}
 	}
 	h.Start()
-	eventually(t, settles, func() error {
+	settles(t, func() error {
 		for _, line := range h.holds() {
 			if slices.ContainsFunc(young, func(id string) bool { return strings.Contains(line, id) }) {
 				return fmt.Errorf("after it was accepted the host holds %s", line)

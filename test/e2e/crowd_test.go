@@ -47,19 +47,19 @@ func TestDeleteDuringCreate(t *testing.T) {
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
 			for delay := time.Duration(0); delay < 120*time.Millisecond; delay += 6 * time.Millisecond {
-				sb, err := h.api.Create(t.Context(), spec(runtime), false)
-				if err != nil {
-					t.Fatal(err)
-				}
-				time.Sleep(delay)
-				start := time.Now()
-				if err := h.api.Delete(t.Context(), sb.ID); err != nil {
-					t.Errorf("after %v: %v", delay, err)
-				}
-				if took := time.Since(start); took > quick {
-					t.Errorf("after %v the delete took %v", delay, took)
-				}
-				h.gone(t, sb.ID)
+				soon(t, 2*time.Second, fmt.Sprintf("delete after %v", delay), func() time.Duration {
+					sb, err := h.api.Create(t.Context(), spec(runtime), false)
+					if err != nil {
+						t.Fatal(err)
+					}
+					time.Sleep(delay)
+					lasted := took(func() { err = h.api.Delete(t.Context(), sb.ID) })
+					if err != nil {
+						t.Errorf("after %v: %v", delay, err)
+					}
+					h.gone(t, sb.ID)
+					return lasted
+				})
 			}
 			h.holdsOnly(t, before)
 		})
@@ -159,7 +159,7 @@ func TestOutOfFiles(t *testing.T) {
 	default:
 	}
 	h.deleteAll(t)
-	eventually(t, settles, func() error {
+	settles(t, func() error {
 		for _, line := range h.holds() {
 			if sandboxes.MatchString(line) {
 				return fmt.Errorf("the host holds %s", line)
@@ -197,7 +197,7 @@ func TestLauncherStaysOutside(t *testing.T) {
 			continue
 		}
 		launchers++
-		eventually(t, settles, func() error {
+		settles(t, func() error {
 			threads, _ := filepath.Glob(filepath.Dir(p) + "/task/*/ns/mnt")
 			for _, th := range threads {
 				if ns, err := os.Readlink(th); err == nil && ns != outside {

@@ -23,10 +23,6 @@ import (
 // runtimes are what every story is told on.
 var runtimes = []string{"runc", "runsc"}
 
-// settles is how long a busy host may take to let go of what a dead sandbox held.
-// Much longer, and the sweep of the minute would hide what was left behind.
-const settles = 20 * time.Second
-
 // A host is a test daemon and a client of it.
 type host struct {
 	*daemontest.Daemon
@@ -167,7 +163,7 @@ func (h host) empty(t testing.TB) []string {
 	}
 	h.deleteAll(t)
 	var held []string
-	eventually(t, settles, func() error {
+	settles(t, func() error {
 		held = h.holds()
 		if i := slices.IndexFunc(held, sandboxes.MatchString); i >= 0 {
 			return fmt.Errorf("the host holds %s", held[i])
@@ -181,7 +177,7 @@ func (h host) empty(t testing.TB) []string {
 // nothing more, and of sandboxes nothing less.
 func (h host) holdsOnly(t testing.TB, before []string) {
 	t.Helper()
-	eventually(t, settles, func() error {
+	settles(t, func() error {
 		var diff []string
 		now := h.holds()
 		for _, line := range now {
@@ -201,21 +197,86 @@ func (h host) holdsOnly(t testing.TB, before []string) {
 	})
 }
 
-// eventually tries f until it succeeds, at most for limit, and fails the test
-// with its last error.
+// A line is one of the daemon's log.
+type line struct {
+	at   time.Time // when the daemon wrote it
+	text string
+}
+
+// said lists the lines of the daemon's log with some words, of since or later.
+func (h host) said(since time.Time, words string) (all []line) {
+	since = since.Truncate(time.Millisecond) // as lines have it
+	for text := range strings.Lines(h.Log()) {
+		stamp, rest, _ := strings.Cut(strings.TrimPrefix(text, "time="), " ")
+		if at, err := time.Parse(time.RFC3339Nano, stamp); err == nil && !at.Before(since) && strings.Contains(rest, words) {
+			all = append(all, line{at, text})
+		}
+	}
+	return all
+}
+
+// logged waits for such a line and returns the first.
+func (h host) logged(t testing.TB, since time.Time, words string) line {
+	t.Helper()
+	for limit := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) { // twice as late as a sweep could be
+		if all := h.said(since, words); len(all) > 0 {
+			return all[0]
+		}
+		if time.Now().After(limit) {
+			t.Fatalf("the daemon does not say %q", words)
+		}
+	}
+}
+
+// eventually tries f until it succeeds, and fails the test with the error of the
+// first try that began after limit: how long a try takes does not count.
 func eventually(t testing.TB, limit time.Duration, f func() error) {
 	t.Helper()
 	limit = hosttest.Patient(limit)
 	deadline := time.Now().Add(limit)
 	for {
+		began := time.Now()
 		err := f()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if began.After(deadline) {
 			t.Errorf("after %v: %v", limit, err)
 			return
 		}
 		time.Sleep(10 * time.Millisecond) // what is waited for is looked at from outside
 	}
+}
+
+// settles tries f until it succeeds, and fails the test when that is late for
+// what the kernel or a process of the guest does in its own time (hosttest.Settles).
+func settles(t testing.TB, f func() error) {
+	t.Helper()
+	if err := hosttest.Settles(t, f); err != nil {
+		t.Error(err)
+	}
+}
+
+// soon fails the test unless one of five tries takes no longer than limit, which
+// f measures. A busy host delays one or another; what is slow by itself, or waits
+// for a timeout or a tick, is slow each time.
+func soon(t testing.TB, limit time.Duration, what string, f func() time.Duration) {
+	t.Helper()
+	limit = hosttest.Patient(limit)
+	var all []time.Duration
+	for len(all) < 5 {
+		took := f().Round(time.Millisecond)
+		if all = append(all, took); took <= limit {
+			t.Logf("%s: %v", what, all)
+			return
+		}
+	}
+	t.Errorf("%s took %v, more than %v each time", what, all, limit)
+}
+
+// took is how long f takes.
+func took(f func()) time.Duration {
+	start := time.Now()
+	f()
+	return time.Since(start)
 }

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
@@ -159,7 +158,7 @@ func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 	if out != want+"of the second layer\n-rw-r----- 1234 4321\ngone\n" {
 		t.Errorf("a command says %q", out)
 	}
-	eventually(t, 30*time.Second, func() error {
+	settles(t, func() error {
 		if out := l.ok("logs", id); out != want {
 			return fmt.Errorf("the entrypoint says %q, want %q", out, want)
 		}
@@ -240,7 +239,7 @@ func TestImportIsAtomic(t *testing.T) {
 		if _, err := h.api.ImportImage(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil); !errors.Is(err, gone) {
 			t.Errorf("a client that leaves, %s: %v", format, err)
 		}
-		eventually(t, 30*time.Second, func() error {
+		settles(t, func() error {
 			if n := left(); n > 0 {
 				return fmt.Errorf("%d things are left of a %s import whose client left", n, format)
 			}

@@ -252,12 +252,12 @@ func TestPublish(t *testing.T) {
 			if got, err = h.api.Restart(t.Context(), sb.ID, true); err != nil || got.Status.State != client.Running {
 				t.Fatalf("started again: %+v, %v", got.Status, err)
 			}
-			eventually(t, settles, func() error { _, err := get(addr); return err })
+			settles(t, func() error { _, err := get(addr); return err })
 			serves()
 			if err := h.api.Delete(t.Context(), sb.ID); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, settles, func() error {
+			settles(t, func() error {
 				l, err := net.Listen("tcp", addr)
 				if err == nil {
 					l.Close()

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -154,15 +155,12 @@ func (f *field) control() {
 }
 
 // works fails the test unless all go on working, and may open new connections
-// within limit, and what is against IPv6 is there.
-func (f *field) works(limit time.Duration, all ...*guarded) {
+// within five seconds, and what is against IPv6 is there.
+func (f *field) works(all ...*guarded) {
 	f.Helper()
-	f.without6(limit)
+	f.without6(5 * time.Second)
 	for _, g := range all {
-		eventually(f.T, limit, func() error {
-			_, err := f.exec(f.Context(), g.ID, "timeout", "2", "bash", "-c", "</dev/tcp/"+outsideAddr+"/443")
-			return err
-		})
+		eventually(f.T, 5*time.Second, func() error { return f.opens(g) })
 		before := f.ticks(g)
 		eventually(f.T, 20*time.Second, func() error { // TCP sends again less and less often
 			if f.ticks(g) == before {
@@ -171,6 +169,21 @@ func (f *field) works(limit time.Duration, all ...*guarded) {
 			return nil
 		})
 	}
+}
+
+// opens fails unless a connection opens by its first SYN: TCP sends the next after
+// a second (RFC 6298, section 2), as the clock of the guest has it.
+func (f *field) opens(g *guarded) error {
+	out, err := f.exec(f.Context(), g.ID, "timeout", "20", "bash", "-c",
+		"from=${EPOCHREALTIME/./}; </dev/tcp/"+outsideAddr+"/443 && echo $((${EPOCHREALTIME/./} - from))")
+	if err != nil {
+		return err
+	}
+	micros, err := strconv.Atoi(strings.TrimSpace(out))
+	if err == nil && micros >= 1e6 {
+		err = fmt.Errorf("a connection of %s on %s opened after %d µs", g.ID, g.runtime, micros)
+	}
+	return err
 }
 
 // without6 fails the test unless the host comes to drop IPv6 of sandboxes.
@@ -231,30 +244,47 @@ func TestOperator(t *testing.T) {
 		all = append(all, f.guard(runtime))
 	}
 	f.control()
-	f.works(20*time.Second, all...)
+	f.works(all...)
 	f.closed("before any deed")
 	f.closedFirst()
 	if out, err := exec.Command("sh", "-c", "ipset destroy").CombinedOutput(); err == nil {
 		t.Errorf("sets in use were destroyed: %s", out)
 	}
 
+	const (
+		chains = `msg="chains installed"`
+		rules6 = `msg="rules against IPv6 installed"`
+		set    = `msg="sandboxes were cut off: somebody took them out of an ipset; they are back in it"`
+	)
 	for _, deed := range []struct {
 		name  string
 		lines []string
-		limit time.Duration // until new connections open again
+		limit time.Duration // until the daemon says
+		says  []string
 	}{
-		{"iptables -F", flushed[:1], 8 * time.Second}, // the guard hears of it, and is not waited for: it comes each 10 s
-		{"every table", flushed, 8 * time.Second},
-		{"ip6tables -t raw -F", flushed[5:], 8 * time.Second}, // and nothing else, which nobody inside feels
-		{"ip6tables -F", flushed[4:5], 8 * time.Second},
-		{"ipset flush", []string{"ipset flush"}, 30 * time.Second}, // of which the kernel tells nobody
-		{"ipset destroy", destroyed, 30 * time.Second},
+		// The guard hears of it. It comes each 10 s besides: not sooner after it came.
+		{"iptables -F", flushed[:1], 2 * time.Second, []string{chains}},
+		{"every table", flushed, 3 * time.Second, []string{chains, rules6}},
+		{"ip6tables -t raw -F", flushed[5:], 2 * time.Second, []string{rules6}}, // and nothing else, which nobody inside feels
+		{"ip6tables -F", flushed[4:5], 2 * time.Second, []string{rules6}},
+		{"ipset flush", []string{"ipset flush"}, 15 * time.Second, []string{set}}, // of which the kernel tells nobody
+		{"ipset destroy", destroyed, 15 * time.Second, []string{chains, set}},
 	} {
-		f.run(deed.lines...)
-		start := time.Now()
-		f.works(deed.limit, all...)
-		t.Logf("%s: all works after %v", deed.name, time.Since(start).Round(time.Millisecond))
-		f.closed(deed.name)
+		soon(t, deed.limit, deed.name, func() (mended time.Duration) {
+			before := time.Now()
+			f.run(deed.lines...)
+			done := time.Now()
+			for _, words := range deed.says {
+				f.logged(t, before, words)
+			}
+			f.works(all...)
+			f.closed(deed.name)
+			for _, words := range deed.says {
+				all := f.said(before, words) // also in the middle of the deed
+				mended = max(mended, all[len(all)-1].at.Sub(done))
+			}
+			return mended
+		})
 	}
 	f.whileAway(all)
 	f.stopped(all)
@@ -275,7 +305,7 @@ func (f *field) whileAway(all []*guarded) {
 	if err := f.TryStart(); err != nil {
 		f.Fatal(err)
 	}
-	f.works(20*time.Second, all...)
+	f.works(all...)
 	f.closed("after the start")
 }
 
@@ -305,9 +335,7 @@ func (f *field) closedFirst() {
 func (f *field) stopped(all []*guarded) {
 	f.Helper()
 	pid := f.Pid()
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		f.Fatal(err)
-	}
+	stop(f.T, pid)
 	listed := make(chan error, 1)
 	go func() {
 		_, err := f.api.List(f.Context(), client.Filter{})
@@ -319,6 +347,7 @@ func (f *field) stopped(all []*guarded) {
 	select {
 	case err := <-listed:
 		f.Errorf("a stopped daemon answers: %v", err)
+		listed <- err
 	default:
 	}
 	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
@@ -327,7 +356,7 @@ func (f *field) stopped(all []*guarded) {
 	if err := <-listed; err != nil {
 		f.Errorf("a client that waited: %v", err)
 	}
-	f.works(20*time.Second, all...)
+	f.works(all...)
 	f.closed("after the daemon went on")
 }
 
@@ -343,7 +372,7 @@ func (f *field) linksDown(all []*guarded) {
 		if err := f.TryStart(); err != nil {
 			f.Fatal(err)
 		}
-		f.works(20*time.Second, all...)
+		f.works(all...)
 		for _, g := range all {
 			if !strings.Contains(f.host.Log(), "sandbox="+g.ID+" lost=network") {
 				f.Errorf("%s: the daemon does not say that it gave the link of %s on %s back", deed, g.ID, g.runtime)
@@ -357,29 +386,32 @@ func (f *field) linksDown(all []*guarded) {
 // runc it comes back, on gVisor it can not and the sandbox ends.
 func (f *field) linksDeleted(all []*guarded) {
 	f.Helper()
-	again, ends := f.guard("runc"), f.guard("runsc")
-	f.run("ip link del sb-" + again.ID)
-	start := time.Now()
-	const heard = 10 * time.Second // what nobody hears of waits for the sweep, up to a minute
-	eventually(f.T, heard, func() error {
-		_, err := os.Stat("/sys/class/net/sb-" + again.ID)
-		return err
+	again := f.guard("runc")
+	soon(f.T, 2*time.Second, "ip link del on runc, until it is back", func() time.Duration {
+		start := time.Now()
+		f.run("ip link del sb-" + again.ID)
+		back := f.logged(f.T, start, "sandbox="+again.ID+" lost=network")
+		if _, err := os.Stat("/sys/class/net/sb-" + again.ID); err != nil {
+			f.Error(err)
+		}
+		f.answers(f.T, again.ID)
+		f.works(all...)
+		return back.at.Sub(start)
 	})
-	f.answers(f.T, again.ID)
-	f.T.Logf("ip link del on runc: answers after %v", time.Since(start).Round(time.Millisecond))
-	f.works(20*time.Second, all...)
-
-	f.run("ip link del sb-" + ends.ID)
-	start = time.Now()
-	sb := f.awaitState(f.T, ends.ID, client.Failed, heard)
-	f.T.Logf("ip link del on runsc: ended after %v", time.Since(start).Round(time.Millisecond))
-	if sb.Status.Reason != "runtime_crash" || !strings.Contains(sb.Status.Message, "took its network away") {
-		f.Errorf("it ended as %+v", sb.Status)
-	}
+	soon(f.T, 2*time.Second, "ip link del on runsc, until it ended", func() time.Duration {
+		ends := f.guard("runsc")
+		start := time.Now()
+		f.run("ip link del sb-" + ends.ID)
+		sb := f.awaitState(f.T, ends.ID, client.Failed, 2*time.Minute)
+		if sb.Status.Reason != "runtime_crash" || !strings.Contains(sb.Status.Message, "took its network away") {
+			f.Errorf("it ended as %+v", sb.Status)
+		}
+		return sb.Status.LastTransitionAt.Sub(start)
+	})
 	if log := f.host.Log(); !strings.Contains(log, "lost=network") {
 		f.Error("the daemon does not say that somebody took links away")
 	}
-	f.works(20*time.Second, all...)
+	f.works(all...)
 	f.closed("links deleted")
 }
 

@@ -75,38 +75,43 @@ func TestKilledFromOutside(t *testing.T) {
 	before := h.empty(t)
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
-			sb := h.create(t, spec(runtime, "sleep", "1000"))
-			p, err := h.api.Start(t.Context(), sb.ID, client.Command{Argv: []string{"sleep", "1000"}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := syscall.Kill(heart(t, runtime, sb.ID), syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			got := h.awaitState(t, sb.ID, client.Failed, noticed)
-			killed := "see the daemon's log"
-			if hosttest.Kernel(t, 6, 15) { // which tells others than its parent, too
-				killed += " (killed by SIGKILL)"
-			}
-			if got.Status.Reason != "runtime_crash" || !strings.HasSuffix(got.Status.Message, killed) {
-				t.Errorf("%+v, want a message that ends with %q", got.Status, killed)
-			}
-			exit := "unknown"
-			if strings.Contains(killed, "SIGKILL") {
-				exit = `"killed by SIGKILL"`
-			}
-			if log := h.Log(); !strings.Contains(log, "sandbox="+sb.ID+" runtime="+runtime+" exit="+exit) {
-				t.Errorf("the log does not say how %s ended", sb.ID)
-			}
-			if _, err := p.Wait(new(bytes.Buffer), new(bytes.Buffer)); err == nil {
-				t.Error("the command that ran in it is said to have ended well")
-			}
-			// Its disk is all that is left.
-			h.holdsOnly(t, append(slices.Clone(before), "file "+filepath.Join(h.StateDir, "pool", sb.ID)))
-			h.deleteAll(t)
+			soon(t, noticed, "notice", func() time.Duration { return h.killedFromOutside(t, runtime, before) })
 			h.holdsOnly(t, before)
 		})
 	}
+}
+
+// killedFromOutside kills the heart of a sandbox and returns how soon that was
+// noticed.
+func (h host) killedFromOutside(t *testing.T, runtime string, before []string) time.Duration {
+	t.Helper()
+	sb := h.create(t, spec(runtime, "sleep", "1000"))
+	p, err := h.api.Start(t.Context(), sb.ID, client.Command{Argv: []string{"sleep", "1000"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, after := h.killed(t, sb.ID, heart(t, runtime, sb.ID))
+	killed := "see the daemon's log"
+	if hosttest.Kernel(t, 6, 15) { // which tells others than its parent, too
+		killed += " (killed by SIGKILL)"
+	}
+	if got.Status.Reason != "runtime_crash" || !strings.HasSuffix(got.Status.Message, killed) {
+		t.Errorf("%+v, want a message that ends with %q", got.Status, killed)
+	}
+	exit := "unknown"
+	if strings.Contains(killed, "SIGKILL") {
+		exit = `"killed by SIGKILL"`
+	}
+	if log := h.Log(); !strings.Contains(log, "sandbox="+sb.ID+" runtime="+runtime+" exit="+exit) {
+		t.Errorf("the log does not say how %s ended", sb.ID)
+	}
+	if _, err := p.Wait(new(bytes.Buffer), new(bytes.Buffer)); err == nil {
+		t.Error("the command that ran in it is said to have ended well")
+	}
+	// Its disk is all that is left.
+	h.holdsOnly(t, append(slices.Clone(before), "file "+filepath.Join(h.StateDir, "pool", sb.ID)))
+	h.deleteAll(t)
+	return after
 }
 
 // TestAgentStopped has an agent that does not answer any more: nobody waits
@@ -116,23 +121,20 @@ func TestAgentStopped(t *testing.T) {
 	before := h.empty(t)
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
-			sb, other := h.create(t, spec(runtime)), h.create(t, spec(runtime))
-			if err := syscall.Kill(heart(t, runtime, sb.ID), syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-			defer cancel()
-			if out, err := h.exec(ctx, sb.ID, "true"); err == nil {
-				t.Errorf("a stopped agent answered %q", out)
-			}
-			h.answers(t, other.ID)
-			start := time.Now()
-			if err := h.api.Delete(t.Context(), sb.ID); err != nil {
-				t.Error(err)
-			}
-			if took := time.Since(start); took > quick {
-				t.Errorf("the delete took %v", took)
-			}
+			other := h.create(t, spec(runtime))
+			soon(t, 2*time.Second, "delete", func() time.Duration {
+				sb := h.create(t, spec(runtime))
+				if err := syscall.Kill(heart(t, runtime, sb.ID), syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if out, err := h.exec(ctx, sb.ID, "true"); err == nil {
+					t.Errorf("a stopped agent answered %q", out)
+				}
+				h.answers(t, other.ID)
+				return h.deletes(t, sb.ID)
+			})
 			h.deleteAll(t)
 			h.holdsOnly(t, before)
 		})
@@ -149,15 +151,12 @@ func TestRestartUnderStoppedAgent(t *testing.T) {
 			if err := syscall.Kill(heart(t, runtime, sb.ID), syscall.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
-			h.Kill()
-			start := time.Now()
-			if err := h.TryStart(); err != nil {
-				t.Fatal(err)
-			}
-			if took := time.Since(start); took > quick {
-				t.Errorf("the start took %v", took)
-			}
-			h.answers(t, other.ID)
+			soon(t, 2*time.Second, "start", func() time.Duration {
+				h.Kill()
+				lasted := took(func() { h.Start() })
+				h.answers(t, other.ID)
+				return lasted
+			})
 			h.deleteAll(t)
 		})
 	}

@@ -132,7 +132,7 @@ func (h host) cellGoesOn(t *testing.T, sandbox string) (ended func()) {
 		if _, err := h.exec(t.Context(), sandbox, "sh", "-c", "printf end >/tmp/end"); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, settles, func() error { // nobody is told of its end who did not listen from the beginning
+		settles(t, func() error { // nobody is told of its end who did not listen from the beginning
 			if a := code(made.ID, "x, y"); a.status != http.StatusOK || !strings.Contains(a.body, "('kept', 'end')") || !strings.Contains(a.body, "execution_complete") {
 				return fmt.Errorf("after its end: %d %s", a.status, a.body)
 			}

@@ -153,14 +153,14 @@ func (g *guest) cutOff(list func() string) {
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nOPEN-SANDBOX-API-KEY: %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", g.path("/files/upload"), daemontest.Key, kind, len(body)) //nolint:errcheck // the draft counts
 	conn.Write(body[:len(body)/2])                                                                                                                                                           //nolint:errcheck // as above
-	eventually(g.T, settles, func() error {
+	settles(g.T, func() error {
 		if list() == before {
 			return errors.New("the upload has not begun")
 		}
 		return nil
 	})
 	conn.Close()
-	eventually(g.T, settles, func() error {
+	settles(g.T, func() error {
 		if now := list(); now != before {
 			return fmt.Errorf("there were\n%s\nand after an upload that was broken off\n%s", before, now)
 		}

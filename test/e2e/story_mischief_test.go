@@ -260,7 +260,7 @@ print('forked')
 		}
 		g.hears(g.code(c, program+end), says)
 		if end == "" {
-			eventually(g.T, settles, func() error {
+			settles(g.T, func() error {
 				if n := left(); n != "6\n" {
 					return fmt.Errorf("%s of 6 children live", n)
 				}

@@ -7,6 +7,8 @@ import (
 )
 
 // dial tries flows from inside: "tcp ADDR PORT", "udp ADDR PORT", "name NAME".
+// A refusal that is slow is tried up to five times, and the quickest counts: a busy
+// host delays one or another, and what is dropped instead is late each time.
 const dial = `
 import errno, json, socket, sys, time
 def tcp(addr, port):
@@ -21,15 +23,22 @@ def udp(addr, port):
     return "ok" if c.recv(5) == b"hello" else "no echo"
 def name(n, *_):
     return socket.gethostbyname(n)
-out = {}
-for a in sys.argv[1:]:
-    f = a.split()
+def dial(f):
     start = time.monotonic()
     try: r = globals()[f[0]](*f[1:])
     except socket.gaierror as e: r = "gai " + str(e.errno)
     except TimeoutError: r = "timeout"
     except OSError as e: r = errno.errorcode.get(e.errno, str(e))
-    out[a] = {"Result": r, "MS": (time.monotonic() - start) * 1000}
+    return r, (time.monotonic() - start) * 1000
+out = {}
+for a in sys.argv[1:]:
+    r, ms = dial(a.split())
+    for _ in range(4):
+        if r != "ECONNREFUSED" or ms <= 100: break
+        time.sleep(1) # the kernel sends an address six ICMP errors at once, and one each second
+        again, soon = dial(a.split())
+        r, ms = again, min(ms, soon)
+    out[a] = {"Result": r, "MS": ms}
 print(json.dumps(out))
 `
 
@@ -44,9 +53,8 @@ func (l *lab) dial(id string, flows ...string) (d dialed) {
 	return d
 }
 
-// wantFlows checks the fate of each flow. A denial must come at once: a program
-// that waits for its timeout is a program that hangs. What is dropped instead takes
-// a second at least, when TCP sends its SYN again (RFC 6298, section 2).
+// wantFlows checks the fate of each flow. A denial must come within a tenth of
+// a second: a program that waits for its timeout is a program that hangs.
 func (l *lab) wantFlows(d dialed, want map[string]string) {
 	l.Helper()
 	for flow, w := range want {
@@ -56,7 +64,7 @@ func (l *lab) wantFlows(d dialed, want map[string]string) {
 			l.Errorf("%s was not tried", flow)
 		case got.Result != w:
 			l.Errorf("%s: %s after %.0f ms, want %s", flow, got.Result, got.MS, w)
-		case w == refusedFlow && got.MS > 900:
+		case w == refusedFlow && got.MS > 100:
 			l.Errorf("%s was refused after %.0f ms, which is not at once", flow, got.MS)
 		}
 	}

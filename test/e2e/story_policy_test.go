@@ -62,7 +62,7 @@ func tellNetworkChange(t *testing.T, l *lab) {
 	cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "python3", "-c", keepsOpen, outsideAddr, "443"))
 	said := func(want string) {
 		t.Helper()
-		eventually(t, settles, func() error {
+		settles(t, func() error {
 			if out := l.ok("command", "logs", id, cmd); out != want {
 				return fmt.Errorf("it said %q, not %q", out, want)
 			}

@@ -264,15 +264,21 @@ func TestThousandWebSockets(t *testing.T) {
 			}
 			var worst time.Duration
 			for i, w := range wires {
-				key := strconv.Itoa(i) + "."
-				start := time.Now()
-				if err := w.types(ctx, key); err != nil {
-					t.Fatal(err)
+				var lasted time.Duration
+				for try := range 5 { // a busy host delays one or another; who waits for others waits each time
+					key := fmt.Sprintf("%d.%d.", i, try)
+					start := time.Now()
+					if err := w.types(ctx, key); err != nil {
+						t.Fatal(err)
+					}
+					if err := w.until(ctx, key); err != nil {
+						t.Fatalf("terminal %d: %v", i, err)
+					}
+					if lasted = time.Since(start); lasted <= hosttest.Patient(2*time.Second) {
+						break
+					}
 				}
-				if err := w.until(ctx, key); err != nil {
-					t.Fatalf("terminal %d: %v", i, err)
-				}
-				worst = max(worst, time.Since(start))
+				worst = max(worst, lasted)
 			}
 			full, agentFull := h.rss(t, id)
 			t.Logf("%d terminals and %d that do not read: daemon %d → %d → %d MB, agent %d → %d → %d MB, slowest echo %v",
@@ -287,7 +293,7 @@ func TestThousandWebSockets(t *testing.T) {
 			if grown := (agentFull - agents) / int64(many+slow); grown > 128<<10 {
 				t.Errorf("the agent grew by %d KiB for each terminal", grown>>10)
 			}
-			if worst > hosttest.Patient(10*time.Second) { // who neither reads nor answers is let go after 30 s
+			if worst > hosttest.Patient(2*time.Second) {
 				t.Errorf("an echo took %v beside %d clients that do not read", worst, slow)
 			}
 			for _, w := range append(wires, stuck...) {
