@@ -70,7 +70,7 @@ put $bin/runsc "$prefix/libexec/sandboxd/runsc" 755
 put $bin/sandboxd-runc "$prefix/libexec/sandboxd/sandboxd-runc" 755
 put $bin/agent/sandbox-agent "$prefix/libexec/sandboxd/agent/sandbox-agent" 755
 while read -r f; do put "$f" "$prefix/share/sandboxd/$f" 644; done < <(find rootfs -type f | sort)
-for f in build/man/*.[18]; do put "$f" "$prefix/share/man/man${f##*.}/${f##*/}" 644; done
+for section in 1 8; do do_ install -D -m 644 -t "$prefix/share/man/man$section" build/man/*.$section; done # nobody runs them
 # What the Tab key does is a program's own words, in the place where each shell looks.
 for program in sandboxd sandboxctl; do
   for shell in "bash bash-completion/completions/$program" "zsh zsh/site-functions/_$program" "fish fish/vendor_completions.d/$program.fish"; do

@@ -269,6 +269,29 @@ if timeout 20 unshare -n $command; then exit 1; fi
 	}
 }
 
+// machine has scripts/test-vm.sh tell a story with programs that only seem to make
+// a Debian and to emulate: what they were asked for is in /run/asked.
+const machine = `rm -rf build/bin build/man build/images build/vm; mkdir -p build/bin build/man build/images
+export XDG_CACHE_HOME=/run/cache
+printf '#!/bin/sh\necho image $1 >>/run/asked; echo an image >build/images/$1.tar\n' >scripts/images.sh
+cat >/usr/local/bin/mmdebstrap <<'END'
+#!/bin/sh
+echo debian >>/run/asked
+for root; do :; done
+mkdir -p "$root/boot" "$root/mnt" "$root/etc/systemd/system/multi-user.target.wants"
+touch "$root/boot/vmlinuz-1" "$root/boot/initrd.img-1"
+END
+printf '#!/bin/sh\nfor file; do :; done; echo a disk >"$file"\n' >/usr/local/bin/qemu-img
+cat >/usr/local/bin/qemu-system-x86_64 <<'END'
+#!/bin/sh
+for arg; do
+  case $arg in file:*.serial) echo 'END clock 1 0' >"${arg#file:}" ;; esac
+done
+END
+ln -sf ../../bin/true /usr/local/bin/mkfs.ext4
+chmod +x /usr/local/bin/*
+`
+
 // TestInterruptedStory: a machine that is interrupted is gone, with its disk.
 func TestInterruptedStory(t *testing.T) {
 	// A shell traps no signal that it began with ignored, as under nohup; what is handled here is not for it.
@@ -276,22 +299,63 @@ func TestInterruptedStory(t *testing.T) {
 	signal.Notify(heard, syscall.SIGHUP)
 	defer signal.Stop(heard)
 	for _, signal := range []string{"TERM", "HUP"} {
-		out, err := world(t, `rm -rf build/bin build/images build/vm; mkdir -p build/bin build/images build/vm; touch build/images/base.tar
-echo a disk >build/vm/fake.disk; touch build/vm/fake.vmlinuz build/vm/fake.initrd
-printf '#!/bin/sh\n' >scripts/images.sh
-mkfifo /run/pid
+		out, err := world(t, machine+`mkfifo /run/pid
 printf '#!/bin/sh\necho $$ >/run/pid; exec sleep 1000\n' >/usr/local/bin/qemu-system-x86_64
-printf '#!/bin/sh\n' >/usr/local/bin/mmdebstrap
-chmod +x /usr/local/bin/*
 scripts/test-vm.sh --debian fake clock & story=$!
 read -r qemu </run/pid
 [ -s build/vm/clock.disk ]
 kill -`+signal+` $story
 status=0; wait $story || status=$?
 timeout 20 tail -f --pid=$qemu /dev/null
-ls build/vm; echo ended with $status`)
-		if err != nil || !strings.HasSuffix(out, "ended with 130\n") || strings.Contains(out, "clock.disk") || !strings.Contains(out, "fake.disk") {
+ls build/vm /run/cache/sandboxd-test/vm; echo ended with $status`)
+		if err != nil || !strings.HasSuffix(out, "ended with 130\n") || strings.Contains(out, "clock.disk") || !strings.Contains(out, "fake-plain-") {
 			t.Errorf("SIG%s: %v:\n%s", signal, err, out)
 		}
+	}
+}
+
+// TestStoryCache: the disk below stories and the images for them are made once, and
+// again if they are damaged or made of something else.
+func TestStoryCache(t *testing.T) {
+	out, err := world(t, machine+`cache=/run/cache/sandboxd-test
+tell() { # WANT...: what must be made for it
+  local want=$*
+  rm -f /run/asked
+  touch /run/asked
+  scripts/test-vm.sh --debian fake "${story:-clock}" >/run/said 2>&1 || { cat /run/said; exit 1; }
+  [ "$want" = "$(tr '\n' ' ' </run/asked | sed 's/ $//')" ] || { echo "want: $want"; cat /run/asked; exit 1; }
+  ! compgen -G "$cache/vm/new.*" || exit 1
+}
+tell image base debian
+tell
+printf x | dd of="$(echo $cache/vm/fake-plain-*/disk)" conv=notrunc status=none # a byte of the disk
+tell debian
+truncate -s 3 $cache/vm/fake-plain-*/disk
+tell debian
+rm $cache/vm/fake-plain-*/sums
+tell debian
+mkdir -p $cache/vm/new.1/root # of one that was killed
+rm -r $cache/vm/fake-plain-*
+tell debian
+printf x >>"$(echo $cache/images/base-*.tar)"
+tell image base
+rm $cache/images/base-*.tar.sha256
+tell image base
+digest=$(sha256sum <rootfs/base/recipe.toml | head -c 16)
+[ "$(sha256sum <$cache/images/base-$digest.tar | head -c 64)" = "$(cat $cache/images/base-$digest.tar.sha256)" ]
+exec 7<"$(echo $cache/vm/fake-plain-*)"; flock -s 7 # another run stands on it
+before=$(echo $cache/vm/fake-plain-*)
+sed -i 's/firewalld; do/firewalld other; do/' scripts/test-vm.sh
+tell debian
+[ "$(ls -d $cache/vm/fake-plain-* | wc -l)" = 2 ]
+exec 7<&-
+tell
+[ ! -e "$before" ]
+sed -i '1i# needs: more packages' test/vm/clock.sh
+tell debian
+tell
+ls $cache/vm`)
+	if err != nil || !strings.Contains(out, "fake-clock-") || strings.Count(out, "fake-plain-") != 1 {
+		t.Errorf("%v:\n%s", err, out)
 	}
 }

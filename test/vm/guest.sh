@@ -7,7 +7,7 @@ for word in $(</proc/cmdline); do
   case $word in story=* | stage=*) declare "$word" ;; esac
 done
 cd /mnt/sandboxd || exit
-echo "== $(uname -r), $(systemctl --version | head -n 1 | cut -d' ' -f1,2), cgroups $(stat -fc %T /sys/fs/cgroup)"
+echo "== $(uname -r), $(systemctl --version | head -n 1 | cut -d' ' -f1,2), cgroups $(stat -fc %T /sys/fs/cgroup), up $(cut -d. -f1 /proc/uptime) s, clock $(cat /sys/devices/system/clocksource/clocksource0/current_clocksource)"
 bash test/vm/tell.sh "$story" "$stage"
 echo "END $story $stage $?"
 sync

@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2016 # what stands in single quotes is for the guest
 # Beside docker and firewalld, which write rules of their own, come and go:
 # nothing opens that is closed, and what is allowed stays so.
+# needs: docker.io firewalld apparmor
 
 # outside is a host that answers "hello" on 203.0.113.2, ports 8080 and 8081.
 outside() {
