@@ -59,17 +59,18 @@ func parse(file, text string) (blocks []block, err error) {
 			open.text = append(open.text, line)
 		case strings.HasPrefix(line, "<!--"):
 			before = append(before, line)
-		case line != "":
-			if len(before) > 0 {
-				return nil, fmt.Errorf("%s:%d: no block follows %s", file, i+1, before[0])
-			}
+		case line != "" && len(before) > 0:
+			return nil, fmt.Errorf("%s:%d: no block follows %s", file, i+1, before[0])
 		}
-		if strings.HasPrefix(line, "```") && m == nil {
+		if bare := strings.TrimSpace(line); m == nil && (strings.HasPrefix(bare, "```") || strings.HasPrefix(bare, "~~~")) {
 			return nil, fmt.Errorf("%s:%d: what fence is %q?", file, i+1, line)
 		}
 	}
 	if open != nil {
 		return nil, fmt.Errorf("%s:%d: the block has no end", file, open.line)
+	}
+	if len(before) > 0 {
+		return nil, fmt.Errorf("%s: no block follows %s", file, before[0])
 	}
 	return blocks, nil
 }
