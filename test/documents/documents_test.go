@@ -147,8 +147,10 @@ func (s *session) shell(b block) {
 }
 
 // complaint is how sandboxctl says that it failed; notes are none.
-var complaint = regexp.MustCompile(`^sandboxctl: `)
-var note = regexp.MustCompile(`^sandboxctl: (note|detached)\b`)
+var (
+	complaint = regexp.MustCompile(`^sandboxctl: `)
+	note      = regexp.MustCompile(`^sandboxctl: (note|detached)\b`)
+)
 
 // showsFailure reports whether the last line that a command shows is of its failure.
 func (c command) showsFailure() bool {

@@ -107,7 +107,9 @@ func newcomer(t *testing.T) func(line string) string {
 		defer cancel()
 		cmd := exec.CommandContext(ctx, "bash", "--noprofile", "--norc", "-c", line)
 		cmd.Dir, cmd.Env = dir, env
-		said, err := os.Create(filepath.Join(filepath.Dir(dir), "said")) // a pipe would stay open with the daemon
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // make, and what it runs
+		said, err := os.Create(filepath.Join(filepath.Dir(dir), "said"))                     // a pipe would stay open with the daemon
 		if err != nil {
 			t.Fatal(err)
 		}
