@@ -109,7 +109,8 @@ func newcomer(t *testing.T) func(line string) string {
 		cmd.Dir, cmd.Env = dir, env
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // make, and what it runs
-		said, err := os.Create(filepath.Join(filepath.Dir(dir), "said"))                     // a pipe would stay open with the daemon
+		// Not a pipe, which the daemon would keep open.
+		said, err := os.Create(filepath.Join(filepath.Dir(dir), "said"))
 		if err != nil {
 			t.Fatal(err)
 		}

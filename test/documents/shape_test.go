@@ -14,7 +14,7 @@ var shapes = []struct{ is, as string }{
 	{`\b[0-9a-f]{12}\b`, "<terminal>"},
 	{`\b[a-z2-7]{12}\b`, "<sandbox>"},
 	{`\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ`, "<time>"},
-	{`\b(just now|\d+ seconds ago|in \d+ (seconds|minutes|hours))\b`, "<age>"},
+	{`\b(just now|\d+ (second|minute)s? ago|in \d+ (seconds|minutes|hours))\b`, "<age>"},
 	{`\b[\d.]+% +[\d.]+(B|[KMG]iB)`, "<percent>  <size>"}, // in use, of what stats shows: limits stay
 	{`\b[\d.]+(B|[KMG]iB) /`, "<size> /"},
 	{`/ [\d.]+(B|KiB)`, "/ <size>"},
