@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
@@ -132,7 +133,9 @@ func (s *session) shell(b block) {
 		if c.atTerminal() {
 			run = func() ([]string, int, error) { return s.runAtTerminal(c) }
 		}
+		began := time.Now()
 		printed, status, err := run()
+		s.t.Logf("%s:%d: %6.2f s  $ %s", b.file, c.line, time.Since(began).Seconds(), c.text)
 		if err != nil {
 			s.t.Fatalf("%s:%d: $ %s: %v; it printed:\n%s", b.file, c.line, c.text, err, strings.Join(printed, "\n"))
 		}

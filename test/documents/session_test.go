@@ -17,8 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
-// commandLimit bounds one command of a document.
-const commandLimit = time.Minute
+// commandLimit is when a command of a document is taken to hang.
+const commandLimit = 2 * time.Minute
 
 // A session is one bash, in which all commands of a document run.
 type session struct {
