@@ -71,9 +71,10 @@ func labelPatch(set, remove []string) (map[string]*string, error) {
 	return patch, nil
 }
 
-// updateOne changes one sandbox and prints its id. Limits come first, since they
-// are what may be refused.
-func updateOne(ctx context.Context, cl *client.Client, id string, limits map[string]string, labels map[string]*string) error {
+// updateOne changes one sandbox and prints how it was called, as verb does. Limits come
+// first, since they are what may be refused.
+func updateOne(ctx context.Context, cl *client.Client, called string, limits map[string]string, labels map[string]*string) error {
+	id := called
 	if len(limits) > 0 {
 		i, err := cl.Update(ctx, id, limits)
 		if err != nil {
@@ -85,12 +86,10 @@ func updateOne(ctx context.Context, cl *client.Client, id string, limits map[str
 		id = i.ID
 	}
 	if len(labels) > 0 {
-		sb, err := cl.PatchMetadata(ctx, id, labels)
-		if err != nil {
+		if _, err := cl.PatchMetadata(ctx, id, labels); err != nil {
 			return err
 		}
-		id = sb.ID
 	}
-	_, err := fmt.Println(id)
+	_, err := fmt.Println(called)
 	return err
 }

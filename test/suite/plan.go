@@ -43,7 +43,8 @@ var apart = map[string]map[string][]string{
 	"test/compat": {
 		"TestQuickstarts": {"runc", "runsc"},
 	},
-	"test/vm": {},
+	"test/documents": {},
+	"test/vm":        {},
 }
 
 // Jobs that take long, in seconds on a machine with two cores, so that none of them
@@ -57,9 +58,10 @@ var costs = map[string]int{
 
 // onHost are jobs that need the real host's network.
 var onHost = map[string]bool{
-	"test/fixtures":     true, // downloads
-	"pkg/image":         true, // builds an image of Debian packages
-	"test/vm TestStory": true, // makes a machine's disk of Debian packages
+	"test/fixtures":                 true, // downloads
+	"pkg/image":                     true, // builds an image of Debian packages
+	"test/documents TestQuickstart": true, // a user's host
+	"test/vm TestStory":             true, // makes a machine's disk of Debian packages
 }
 
 // alone are jobs that compare times, which others beside them would change.
@@ -102,7 +104,7 @@ func plan(top string, all bool, only string) ([]*job, error) {
 		if _, ok := apart[p.name()]; !ok {
 			unit.argv = append(unit.argv, p.ImportPath)
 		}
-		tests, err := rootTests(p)
+		tests, others, err := rootTests(p)
 		if err != nil {
 			return nil, err
 		}
@@ -110,7 +112,7 @@ func plan(top string, all bool, only string) ([]*job, error) {
 			continue
 		}
 		compiled = append(compiled, p.ImportPath)
-		jobs = append(jobs, split(top, stories, p, tests)...)
+		jobs = append(jobs, split(top, stories, p, tests, others)...)
 	}
 	for _, j := range jobs {
 		j.cost, j.host, j.alone = costs[j.name], onHost[j.name], alone[j.name]
@@ -144,8 +146,9 @@ func list(top, tags string) (all []pkg, err error) {
 	}
 }
 
-// split makes the jobs of a package's root tests.
-func split(top, stories string, p pkg, tests []string) (jobs []*job) {
+// split makes the jobs of a package's root tests. Of a package whose tests are jobs of
+// their own, the others are one job.
+func split(top, stories string, p pkg, tests, others []string) (jobs []*job) {
 	program := func(name, run, skip string) *job {
 		j := &job{
 			name: name, pkg: p.ImportPath, dir: p.Dir, lane: true, convert: filepath.Join(top, "build", "tools", "test2json"),
@@ -160,6 +163,9 @@ func split(top, stories string, p pkg, tests []string) (jobs []*job) {
 	subtests, ok := apart[p.name()]
 	if !ok {
 		return []*job{program(p.name(), "^("+strings.Join(tests, "|")+")$", "")}
+	}
+	if len(others) > 0 {
+		jobs = append(jobs, program(p.name(), "^("+strings.Join(others, "|")+")$", ""))
 	}
 	for _, test := range tests {
 		name, run := p.name()+" "+test, "^"+test+"$"

@@ -9,17 +9,18 @@ import (
 	"strings"
 )
 
-// rootTests returns the tests of a package that need root: those whose code, followed
-// from function to function within the package, comes to hosttest.Root, Private or
-// daemontest, or asks for SANDBOXD_TEST. Functions are told apart by name only, which
+// rootTests returns the tests of a package that need root, and the others. A test needs
+// root if its code, followed from function to function within the package, comes to
+// hosttest.Root, Private or daemontest, or asks for SANDBOXD_TEST. Functions are told apart by name only, which
 // finds too many rather than too few; and one that is missed skips under the race
 // detector and is run nowhere, which test/summary reports as a failure.
-func rootTests(p pkg) (tests []string, err error) {
+func rootTests(p pkg) (root, others []string, err error) {
+	var tests []string
 	uses := map[string][]string{} // names that a function mentions
 	for _, name := range slices.Concat(p.TestGoFiles, p.XTestGoFiles) {
 		file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(p.Dir, name), nil, 0)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		for _, d := range file.Decls {
 			key := "" // package variables: they are mentioned by name
@@ -52,7 +53,14 @@ func rootTests(p pkg) (tests []string, err error) {
 		}
 	}
 	slices.Sort(tests)
-	return slices.DeleteFunc(tests, func(t string) bool { return !reaches[t] }), nil
+	for _, t := range tests {
+		if reaches[t] {
+			root = append(root, t)
+		} else {
+			others = append(others, t)
+		}
+	}
+	return root, others, nil
 }
 
 // gate stands for all that asks for root.

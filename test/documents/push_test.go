@@ -1,0 +1,5 @@
+//go:build !all
+
+package documents
+
+const everything = false
