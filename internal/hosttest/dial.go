@@ -58,25 +58,43 @@ func Soonest(limit time.Duration, try func() error) (least time.Duration, err er
 
 // Pipes is a listener whose connections, made by Dial, have no kernel in between:
 // so their time may be that of testing/synctest.
-type Pipes chan net.Conn
+type Pipes struct {
+	conns  chan net.Conn
+	closed context.Context
+	close  context.CancelFunc
+}
+
+// NewPipes returns one that so many may dial before anybody accepts.
+func NewPipes(backlog int) *Pipes {
+	closed, stop := context.WithCancel(context.Background())
+	return &Pipes{make(chan net.Conn, backlog), closed, stop}
+}
 
 // Dial connects to whoever accepts.
-func (p Pipes) Dial(context.Context) (net.Conn, error) {
+func (p *Pipes) Dial(ctx context.Context) (net.Conn, error) {
 	ours, theirs := net.Pipe()
-	p <- theirs
-	return ours, nil
+	select {
+	case p.conns <- theirs:
+		return ours, nil
+	case <-p.closed.Done():
+		return nil, net.ErrClosed
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 // Accept serves net.Listener.
-func (p Pipes) Accept() (net.Conn, error) {
-	if c, ok := <-p; ok {
+func (p *Pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
 		return c, nil
+	case <-p.closed.Done():
+		return nil, net.ErrClosed
 	}
-	return nil, net.ErrClosed
 }
 
 // Close serves net.Listener.
-func (p Pipes) Close() error { close(p); return nil }
+func (p *Pipes) Close() error { p.close(); return nil }
 
 // Addr serves net.Listener.
-func (p Pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix"} }
+func (p *Pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix"} }

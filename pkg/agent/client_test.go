@@ -207,7 +207,7 @@ func TestWedged(t *testing.T) {
 }
 
 func wedged(t *testing.T) {
-	agents := make(hosttest.Pipes, 1000)
+	agents := hosttest.NewPipes(1000)
 	c := New(agents.Dial, "tok")
 	defer c.Close()
 	for _, body := range []io.Reader{nil, strings.NewReader(strings.Repeat("x", 64<<20))} {
@@ -230,7 +230,7 @@ func wedged(t *testing.T) {
 }
 
 func slow(t *testing.T) {
-	agents := make(hosttest.Pipes)
+	agents := hosttest.NewPipes(0)
 	var pings atomic.Int32
 	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(ProtocolHeader, "1")

@@ -36,7 +36,7 @@ func serve(t testing.TB, h http.HandlerFunc) *Client {
 // serveInPipes serves without a kernel in between, for synctest.
 func serveInPipes(t *testing.T, h http.HandlerFunc) *Client {
 	t.Helper()
-	l := make(hosttest.Pipes)
+	l := hosttest.NewPipes(0)
 	s := &http.Server{Handler: h}
 	go s.Serve(l)                   //nolint:errcheck // ends with the test
 	t.Cleanup(func() { s.Close() }) //nolint:errcheck // as above

@@ -399,8 +399,8 @@ func TestTerminalSlowReader(t *testing.T) {
 func TestTerminalSlowReplay(t *testing.T) {
 	e := newEnv(t)
 	e.s.wsPing = 100 * time.Millisecond
-	id := e.terminal(line("stty -echo; yes"))
-	first, _, err := e.dial(id, "") // begins it, and answers no ping: on a busy host it would be late
+	id := e.terminal(line("stty raw -echo; yes")) // raw: a busy host's kernel has less to do for each line
+	first, _, err := e.dial(id, "")               // begins it, and answers no ping: on a busy host it would be late
 	if err != nil {
 		t.Fatal(err)
 	}
