@@ -57,7 +57,10 @@ debian() {
   cp "$root"/boot/initrd.img-* "$1/initrd"
   rm -f "$root"/boot/initrd.img-*
   mkdir "$root/mnt/sandboxd"
-  echo 'LABEL=sandboxd /mnt/sandboxd ext4 ro 0 0' >>"$root/etc/fstab"
+  # On a busy host systemd's minute and a half is over before the disks are found.
+  echo 'LABEL=sandboxd /mnt/sandboxd ext4 ro,x-systemd.device-timeout=20min 0 0' >>"$root/etc/fstab"
+  mkdir -p "$root/etc/systemd/system.conf.d"
+  printf '[Manager]\nDefaultTimeoutStartSec=10min\n' >"$root/etc/systemd/system.conf.d/slow.conf"
   cat >"$root/etc/systemd/system/story.service" <<'UNIT'
 [Unit]
 After=basic.target
@@ -150,7 +153,7 @@ boot() {
   timeout 30m qemu-system-x86_64 -accel tcg,thread=multi -cpu max,-avx,-avx2,-bmi2 -smp 2 -m 6144 -display none -no-reboot -nic none \
     -serial "file:$vm/$story.console" -serial "file:$vm/$story.serial" \
     -kernel "$base/vmlinuz" -initrd "$base/initrd" \
-    -append "root=LABEL=root rw console=ttyS0 quiet tsc=reliable mitigations=off story=$story stage=$stage" \
+    -append "root=LABEL=root rw console=ttyS0 quiet rootdelay=600 tsc=reliable mitigations=off story=$story stage=$stage" \
     -drive "file=$vm/$story.disk,format=qcow2,if=virtio,cache=unsafe" \
     -drive "file=$vm/payload.disk,format=raw,if=virtio,readonly=on" &
   qemu=$!
