@@ -86,7 +86,8 @@ UNIT
 # if it is not in the cache, or is not any more what was made: to read it all
 # takes a second. Older ones of its kind go, unless another run stands on them.
 base() {
-  local kind=plain packages=systemd-sysv,linux-image-cloud-amd64,udev,kmod,dbus,iptables,ipset,iproute2,procps,btrfs-progs,e2fsprogs,util-linux-extra
+  local kind=plain packages=systemd-sysv,linux-image-cloud-amd64,udev,kmod,dbus,iptables,ipset,iproute2
+  packages+=,procps,btrfs-progs,e2fsprogs,util-linux-extra
   local needs lock held old
   needs=$(sed -n 's/^# needs: //p' "test/vm/$1.sh")
   if [ -n "$needs" ]; then kind=$1 packages+=,${needs// /,}; fi
