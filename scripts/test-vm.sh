@@ -115,7 +115,7 @@ base() {
 image() {
   local recipe=rootfs/$1/recipe.toml archive lock
   archive=$cache/images/$1-$(sha256sum <"$recipe" | head -c 16).tar
-  exec {lock}>"$cache/images/lock"
+  exec {lock}>"$archive.lock"
   flock "$lock"
   if ! sha256sum --status --check <<<"$(cat "$archive.sha256" 2>&1)  $archive" 2>/dev/null; then
     (exec {lock}>&- && scripts/images.sh "$1") >&2 # without the lock, which a daemon would keep
