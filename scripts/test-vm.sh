@@ -57,7 +57,10 @@ debian() {
   cp "$root"/boot/initrd.img-* "$1/initrd"
   rm -f "$root"/boot/initrd.img-*
   mkdir "$root/mnt/sandboxd"
-  echo 'LABEL=sandboxd /mnt/sandboxd ext4 ro 0 0' >>"$root/etc/fstab"
+  # On a busy host systemd's minute and a half is over before the disks are found.
+  echo 'LABEL=sandboxd /mnt/sandboxd ext4 ro,x-systemd.device-timeout=20min 0 0' >>"$root/etc/fstab"
+  mkdir -p "$root/etc/systemd/system.conf.d"
+  printf '[Manager]\nDefaultTimeoutStartSec=10min\n' >"$root/etc/systemd/system.conf.d/slow.conf"
   cat >"$root/etc/systemd/system/story.service" <<'UNIT'
 [Unit]
 After=basic.target
@@ -83,7 +86,8 @@ UNIT
 # if it is not in the cache, or is not any more what was made: to read it all
 # takes a second. Older ones of its kind go, unless another run stands on them.
 base() {
-  local kind=plain packages=systemd-sysv,linux-image-cloud-amd64,udev,kmod,dbus,iptables,ipset,iproute2,procps,btrfs-progs,e2fsprogs,util-linux-extra
+  local kind=plain packages=systemd-sysv,linux-image-cloud-amd64,udev,kmod,dbus,iptables,ipset,iproute2
+  packages+=,procps,btrfs-progs,e2fsprogs,util-linux-extra
   local needs lock held old
   needs=$(sed -n 's/^# needs: //p' "test/vm/$1.sh")
   if [ -n "$needs" ]; then kind=$1 packages+=,${needs// /,}; fi
@@ -111,7 +115,7 @@ base() {
 image() {
   local recipe=rootfs/$1/recipe.toml archive lock
   archive=$cache/images/$1-$(sha256sum <"$recipe" | head -c 16).tar
-  exec {lock}>"$cache/images/lock"
+  exec {lock}>"$archive.lock"
   flock "$lock"
   if ! sha256sum --status --check <<<"$(cat "$archive.sha256" 2>&1)  $archive" 2>/dev/null; then
     (exec {lock}>&- && scripts/images.sh "$1") >&2 # without the lock, which a daemon would keep
@@ -150,7 +154,7 @@ boot() {
   timeout 30m qemu-system-x86_64 -accel tcg,thread=multi -cpu max,-avx,-avx2,-bmi2 -smp 2 -m 6144 -display none -no-reboot -nic none \
     -serial "file:$vm/$story.console" -serial "file:$vm/$story.serial" \
     -kernel "$base/vmlinuz" -initrd "$base/initrd" \
-    -append "root=LABEL=root rw console=ttyS0 quiet tsc=reliable mitigations=off story=$story stage=$stage" \
+    -append "root=LABEL=root rw console=ttyS0 quiet rootdelay=600 tsc=reliable mitigations=off story=$story stage=$stage" \
     -drive "file=$vm/$story.disk,format=qcow2,if=virtio,cache=unsafe" \
     -drive "file=$vm/payload.disk,format=raw,if=virtio,readonly=on" &
   qemu=$!
