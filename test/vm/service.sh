@@ -51,23 +51,23 @@ stage_1() {
   same alive "$(sandboxctl exec lim -- echo alive)" "lim after all that"
 
   say "kill -9 of the daemon: no byte of output lost"
-  cmd=$(sandboxctl exec -d lim -- bash -c 'for i in $(seq 3000); do echo line $i; done; until [ -e /killed ]; do sleep 0.2; done; echo end')
+  cmd=$(sandboxctl exec -d lim -- bash -c 'for i in $(seq 3000); do echo line $i; done; until [ -e /dev/shm/killed ]; do sleep 0.2; done; echo end')
   old=$(daemon_pid)
   kill -KILL "$old"
   eventually 30 new_daemon "$old"
-  sandboxctl exec lim -- touch /killed
+  sandboxctl exec lim -- touch /dev/shm/killed
   eventually 30 ended "$cmd"
   sandboxctl command logs lim "$cmd" >/tmp/out
   { for i in $(seq 3000); do echo "line $i"; done; echo end; } | cmp - /tmp/out
 
   say "a restart and an upgrade, with a command running"
-  cmd=$(sandboxctl exec -d lim -- bash -c 'for ((i = 1; ; i++)); do echo $i; [ ! -e /upgraded ] || break; sleep 0.5; done; echo end')
+  cmd=$(sandboxctl exec -d lim -- bash -c 'for ((i = 1; ; i++)); do echo $i; [ ! -e /dev/shm/upgraded ] || break; sleep 0.5; done; echo end')
   old=$(daemon_pid)
   systemctl restart sandboxd.service
   new_daemon "$old"
   echo no-such-module >/etc/modules-load.d/foreign.conf # is nothing of ours
   scripts/install.sh
-  sandboxctl exec lim -- touch /upgraded
+  sandboxctl exec lim -- touch /dev/shm/upgraded
   eventually 30 ended "$cmd"
   sandboxctl command logs lim "$cmd" >/tmp/out
   { seq $(($(wc -l </tmp/out) - 1)); echo end; } | cmp - /tmp/out
