@@ -57,7 +57,7 @@ func TestUpdate(t *testing.T) {
 		"update -m 1g lab":                                   {"PATCH /sandboxes/lab/limits", `{"resourceLimits":{"memory":"1Gi"}}`},
 	} {
 		before := len(bodies)
-		if r := d.run(t, strings.Fields(args)...); r.code != 0 || r.out != testID+"\n" || r.errout != "" {
+		if r := d.run(t, strings.Fields(args)...); r.code != 0 || r.out != "lab\n" || r.errout != "" {
 			t.Errorf("%s: %+v", args, r)
 		}
 		var got []string

@@ -14,8 +14,10 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
+	"syscall"
 )
 
 func main() {
@@ -30,6 +32,14 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: suite [-lanes N] [-only PATTERN] push|all")
 		os.Exit(2)
 	}
+	// Jobs begin with no signal ignored, whatever this process began with (nohup, `&`). They
+	// die with it.
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		fmt.Fprintln(os.Stderr, "suite:", <-stop)
+		os.Exit(130)
+	}()
 	if err := run(flag.Arg(0) == "all", *lanes, *only); err != nil {
 		fmt.Fprintln(os.Stderr, "suite:", err)
 		os.Exit(1)

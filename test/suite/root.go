@@ -76,6 +76,10 @@ func mentions(n ast.Node) (names []string) {
 			}
 		case *ast.Ident:
 			names = append(names, n.Name)
+		case *ast.CallExpr:
+			if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "Root" { // hosttest's own tests
+				names = append(names, gate)
+			}
 		case *ast.BasicLit:
 			if n.Value == `"SANDBOXD_TEST"` || n.Value == `"STORIES"` {
 				names = append(names, gate)

@@ -229,7 +229,8 @@ func TestCodeInterruptIgnoredByChild(t *testing.T) {
 	e := newCodeEnv(t)
 	e.s.contexts.Grace = 6 * time.Second
 	c := e.context("bash")
-	e.cell(c, "x=5; sleep 1000 &")
+	// A child in the background ignores signals before it becomes its program, not from its beginning on.
+	e.cell(c, "x=5; sleep 1000 & until read -r n </proc/$!/comm && [[ $n = sleep ]]; do :; done")
 	rest := e.started(c, "(trap '' INT; echo go; sleep 100)")
 	e.call(200, "DELETE", "/code?id="+c.ID, nil)
 	if got := rest(); !strings.HasPrefix(got, "stdout \"go\\n\"\n") || !strings.HasSuffix(got, "error CommandExecError \"130\"") {
