@@ -154,7 +154,7 @@ boot() {
   timeout 30m qemu-system-x86_64 -accel tcg,thread=multi -cpu max,-avx,-avx2,-bmi2 -smp 2 -m 6144 -display none -no-reboot -nic none \
     -serial "file:$vm/$story.console" -serial "file:$vm/$story.serial" \
     -kernel "$base/vmlinuz" -initrd "$base/initrd" \
-    -append "root=LABEL=root rw console=ttyS0 quiet rootdelay=600 tsc=reliable mitigations=off story=$story stage=$stage" \
+    -append "root=LABEL=root rw console=ttyS0 quiet tsc=reliable mitigations=off story=$story stage=$stage" \
     -drive "file=$vm/$story.disk,format=qcow2,if=virtio,cache=unsafe" \
     -drive "file=$vm/payload.disk,format=raw,if=virtio,readonly=on" &
   qemu=$!

@@ -175,10 +175,18 @@ func scriptEvents(log io.Writer, name string, said *bytes.Buffer, how string, to
 const laneCommand = "in-lane"
 
 // enterLane makes the new network and mount namespaces that this process was started
-// in a host, and becomes the program of argv. It returns only if that failed.
+// in a host with a way out that leads nowhere, and becomes the program of argv. It returns
+// only if that failed.
 func enterLane(argv []string) error {
 	if err := hosttest.OwnHost(); err != nil {
 		return err
+	}
+	for _, args := range []string{
+		"link add lane type dummy", "address add 192.0.2.2/24 dev lane", "link set lane up", "route add default via 192.0.2.1",
+	} {
+		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
+			return fmt.Errorf("ip %s: %w: %s", args, err, out)
+		}
 	}
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
