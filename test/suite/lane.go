@@ -182,7 +182,8 @@ func enterLane(argv []string) error {
 		return err
 	}
 	for _, args := range []string{
-		"link add lane type dummy", "address add 192.0.2.2/24 dev lane", "link set lane up", "route add default via 192.0.2.1",
+		"link add lane type veth peer name nowhere", "address add 192.0.2.2/24 dev lane", "link set lane up", "link set nowhere up",
+		"neighbour add 192.0.2.1 lladdr 02:00:00:00:00:01 dev lane", "route add default via 192.0.2.1",
 	} {
 		if out, err := exec.Command("ip", strings.Fields(args)...).CombinedOutput(); err != nil {
 			return fmt.Errorf("ip %s: %w: %s", args, err, out)
