@@ -50,10 +50,21 @@ var apart = map[string]map[string][]string{
 // Jobs that take long, in seconds on a machine with two cores, so that none of them
 // begins last. An estimate that is wrong costs time and nothing else.
 var costs = map[string]int{
-	"lint":              900,
-	"unit":              890,
-	"test/fixtures":     1000,
-	"test/vm TestStory": 880,
+	"test/fixtures":                      1000,
+	"lint":                               900,
+	"unit":                               890,
+	"test/vm TestStory":                  880,
+	"test/e2e TestStories/runsc":         200,
+	"pkg/image":                          200,
+	"pkg/snapshot":                       150,
+	"test/compat TestQuickstarts/runsc":  150,
+	"test/compat TestQuickstarts/runc":   140,
+	"test/compat TestJudges":             130,
+	"test/compat TestDocuments":          120,
+	"test/e2e TestStories/runc":          110,
+	"test/e2e TestKillAtEveryStep/runsc": 100,
+	"pkg/egress":                         90,
+	"pkg/cgroups":                        60,
 }
 
 // onHost are jobs that need the real host's network.

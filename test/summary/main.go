@@ -199,7 +199,7 @@ func (s *summary) testEnded(action, pkg, test string) {
 		whole := strings.Join(s.output[key], "")
 		f := &failure{pkg: pkg, test: test, said: said(s.output[key]), sure: certain.MatchString(whole)}
 		if f.said == "" {
-			f.said = head(whole)
+			f.said = head(strings.Join(slices.DeleteFunc(slices.Clone(s.output[key]), framework.MatchString), ""))
 		}
 		for _, before := range s.failures {
 			if before.key() == key {
