@@ -109,7 +109,7 @@ func OwnHost() error {
 // host would stay in use, and its loop device there, until this process ends.
 func leaveOthers() {
 	first := instance.Instance('a') // whose directories the others' begin with
-	mounts, _ := os.ReadFile("/proc/self/mountinfo")
+	mounts, _ := os.ReadFile("/proc/thread-self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
 		f := strings.Fields(line)
 		if len(f) > 4 && (strings.HasPrefix(f[4], first.StateDir()) || strings.HasPrefix(f[4], first.RunDir())) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -121,16 +122,12 @@ func (j *job) run(pair, logs string) error {
 		return err
 	}
 	defer log.Close()
-	argv := j.argv
-	if j.pkg != "" {
-		argv = append([]string{j.convert, "-t", "-p", j.pkg}, argv...)
+	argv, err := j.command()
+	if err != nil {
+		return err
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if j.lane {
-		cmd = exec.Command("/proc/self/exe", append([]string{laneCommand}, argv...)...)
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS}
-	}
 	cmd.Dir, cmd.Stdout, cmd.Stderr = j.dir, log, log
 	cmd.Env = append(append(os.Environ(), "SANDBOXD_TEST_INSTANCE="+pair), j.env...)
 	said := &bytes.Buffer{}
@@ -171,13 +168,47 @@ func scriptEvents(log io.Writer, name string, said *bytes.Buffer, how string, to
 	return to.Encode(event{Action: how, Package: "script", Test: name, Elapsed: took.Seconds()})
 }
 
-// laneCommand is the first argument of this program where it becomes a job in a lane.
-const laneCommand = "in-lane"
+// command is what runs the job: a test program by way of this program, for what
+// becomeJob does, and of test2json, which turns its output into events.
+func (j *job) command() ([]string, error) {
+	if j.pkg == "" {
+		return j.argv, nil
+	}
+	self, err := os.Executable()
+	where := onThisHost
+	if j.lane {
+		where = inLane
+	}
+	return append([]string{j.convert, "-t", "-p", j.pkg, self, jobCommand, where}, j.argv...), err
+}
 
-// enterLane makes the new network and mount namespaces that this process was started
-// in a host with a way out that leads nowhere, and becomes the program of argv. It returns
-// only if that failed.
-func enterLane(argv []string) error {
+// jobCommand is the first argument of this program where it becomes a job, and the
+// second says where that runs.
+const (
+	jobCommand = "job"
+	inLane     = "in-lane"
+	onThisHost = "on-this-host"
+)
+
+// becomeJob becomes the program of argv, in a lane if where says so, with no signal
+// ignored (test2json ignores SIGINT). It returns only if that failed.
+func becomeJob(where string, argv []string) error {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT) // a handler ends with exec
+	if where == inLane {
+		if err := makeLane(); err != nil {
+			return err
+		}
+	}
+	return syscall.Exec(argv[0], argv, os.Environ())
+}
+
+// makeLane puts this thread, and what it becomes, on a host of its own, whose way out
+// leads nowhere.
+func makeLane() error {
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a network and a mount namespace: %w", err)
+	}
 	if err := hosttest.OwnHost(); err != nil {
 		return err
 	}
@@ -189,9 +220,5 @@ func enterLane(argv []string) error {
 			return fmt.Errorf("ip %s: %w: %s", args, err, out)
 		}
 	}
-	path, err := exec.LookPath(argv[0])
-	if err != nil {
-		return err
-	}
-	return syscall.Exec(path, argv, os.Environ())
+	return nil
 }

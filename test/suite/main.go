@@ -21,8 +21,8 @@ import (
 )
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == laneCommand {
-		fmt.Fprintln(os.Stderr, "suite:", enterLane(os.Args[2:]))
+	if len(os.Args) > 3 && os.Args[1] == jobCommand {
+		fmt.Fprintln(os.Stderr, "suite:", becomeJob(os.Args[2], os.Args[3:]))
 		os.Exit(1)
 	}
 	lanes := flag.Int("lanes", runtime.NumCPU()+1, "how many jobs run at a time")
