@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -280,6 +281,9 @@ func TestBackupOnFullDisk(t *testing.T) {
 	u.deleteAll(t)
 }
 
+// ofReleases is the instance whose sandboxes the states of releases are.
+const ofReleases = instance.Instance('u')
+
 // TestUpgrade starts the daemon on the state that each release left: it answers,
 // with every sandbox there was, and ends what a reboot has ended.
 func TestUpgrade(t *testing.T) {
@@ -291,7 +295,7 @@ func TestUpgrade(t *testing.T) {
 	for _, file := range releases {
 		t.Run(filepath.Base(filepath.Dir(file)), func(t *testing.T) {
 			state := filepath.Join(t.TempDir(), "state")
-			u := connect(t, daemontest.Prepare(t, daemontest.Options{Instance: daemontest.Other, StateDir: state, Pool: "plain"}))
+			u := connect(t, daemontest.Prepare(t, daemontest.Options{Instance: ofReleases, StateDir: state, Pool: "plain"}))
 			if err := os.MkdirAll(filepath.Join(state, "pool"), 0o700); err != nil {
 				t.Fatal(err)
 			}
