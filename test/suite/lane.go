@@ -30,7 +30,7 @@ var instances = []string{"bc", "fh", "qr", "op", "lm", "jk"}
 
 func checkLanes(n int) error {
 	if n < 1 || n > len(instances) {
-		return fmt.Errorf("%d lanes: want 1 to %d", n, len(instances))
+		return fmt.Errorf("%d lanes: want 1 to %d (-lanes)", n, len(instances))
 	}
 	return nil
 }

@@ -11,7 +11,7 @@ import (
 
 // rootTests returns the tests of a package that need root, and the others. A test needs
 // root if its code, followed from function to function within the package, comes to
-// hosttest.Root, Private or daemontest, or asks for SANDBOXD_TEST. Functions are told apart by name only, which
+// hosttest.Root, Private or one of rootKits, or asks for SANDBOXD_TEST. Functions are told apart by name only, which
 // finds too many rather than too few; and one that is missed skips under the race
 // detector and is run nowhere, which test/summary reports as a failure.
 func rootTests(p pkg) (root, others []string, err error) {
@@ -63,6 +63,9 @@ func rootTests(p pkg) (root, others []string, err error) {
 	return root, others, nil
 }
 
+// rootKits are packages whose environments need root.
+var rootKits = map[string]bool{"daemontest": true, "snapshottest": true, "runtimetest": true}
+
 // gate stands for all that asks for root.
 const gate = "(root)"
 
@@ -71,7 +74,7 @@ func mentions(n ast.Node) (names []string) {
 	ast.Inspect(n, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.SelectorExpr:
-			if x, ok := n.X.(*ast.Ident); ok && (x.Name == "daemontest" || x.Name == "hosttest" && (n.Sel.Name == "Root" || n.Sel.Name == "Private")) {
+			if x, ok := n.X.(*ast.Ident); ok && (rootKits[x.Name] || x.Name == "hosttest" && (n.Sel.Name == "Root" || n.Sel.Name == "Private")) {
 				names = append(names, gate)
 			}
 		case *ast.Ident:
