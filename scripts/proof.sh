@@ -13,7 +13,6 @@ was_clean=no
 start=$SECONDS
 "$@"
 took=$((SECONDS - start))
-echo "$took s"
 if [ $was_clean = no ] || ! clean || [ "$(git rev-parse 'HEAD^{tree}')" != "$tree" ]; then
   echo "no note is left: what was tested is not what is committed" >&2
   exit 0

@@ -105,35 +105,44 @@ func plan(top string, all bool, only string) ([]*job, error) {
 	if err != nil {
 		return nil, err
 	}
+	jobs, programs, err := arrange(top, tags, stories, packages)
+	if err != nil {
+		return nil, err
+	}
+	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return !wanted.MatchString(j.name) })
+	if len(jobs) == 0 {
+		return nil, fmt.Errorf("no job has a name that matches %q", only)
+	}
+	return jobs, compile(top, tags, programs)
+}
+
+// arrange cuts the tests of packages into jobs. It also returns the packages whose
+// test programs the jobs run.
+func arrange(top, tags, stories string, packages []pkg) (jobs []*job, programs []string, err error) {
 	unit := &job{
 		name: "unit", dir: top,
 		argv: []string{"go", "test", "-race", "-json", "-count=1", "-tags", strings.Replace(tags, ",vm", "", 1)},
 	}
-	jobs := []*job{unit, {name: "lint", dir: top, argv: []string{"scripts/lint.sh"}, script: true}}
-	var compiled []string
+	jobs = []*job{unit, {name: "lint", dir: top, argv: []string{"scripts/lint.sh"}, script: true}}
 	for _, p := range packages {
 		if _, ok := apart[p.name()]; !ok {
 			unit.argv = append(unit.argv, p.ImportPath)
 		}
 		tests, others, err := rootTests(p)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if len(tests) == 0 {
 			continue
 		}
-		compiled = append(compiled, p.ImportPath)
+		programs = append(programs, p.ImportPath)
 		jobs = append(jobs, split(top, stories, p, tests, others)...)
 	}
 	for _, j := range jobs {
 		j.cost, j.host, j.alone = costs[j.name], onHost[j.name], alone[j.name]
 		j.lane = j.lane && !j.host
 	}
-	jobs = slices.DeleteFunc(jobs, func(j *job) bool { return !wanted.MatchString(j.name) })
-	if len(jobs) == 0 {
-		return nil, fmt.Errorf("no job is called as %q", only)
-	}
-	return jobs, compile(top, tags, compiled)
+	return jobs, programs, nil
 }
 
 // list returns the packages that have tests.
