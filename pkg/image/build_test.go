@@ -67,7 +67,9 @@ func TestBuildIsReproducible(t *testing.T) {
 		"base":   nil,
 		"python": {"/usr/bin/python3", "/usr/bin/pip", "/usr/lib/python3/dist-packages/pip/__init__.py"},
 	} {
-		t.Run(name, func(t *testing.T) { buildTwice(t, name, has) })
+		if name == "base" || everything {
+			t.Run(name, func(t *testing.T) { buildTwice(t, name, has) })
+		}
 	}
 }
 

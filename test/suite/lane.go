@@ -107,12 +107,8 @@ func (q *queue) next() *job {
 }
 
 func (q *queue) blocked(j *job) bool {
-	named := func(name string) func(*job) bool { return func(o *job) bool { return o.name == name } }
-	if j.after != "" && (slices.ContainsFunc(q.waiting, named(j.after)) || slices.ContainsFunc(q.running, named(j.after))) {
-		return true
-	}
-	// Two jobs on the host's own network would meet there.
-	return j.host && slices.ContainsFunc(q.running, func(o *job) bool { return o.host })
+	first := func(o *job) bool { return o.name == j.after }
+	return j.after != "" && (slices.ContainsFunc(q.waiting, first) || slices.ContainsFunc(q.running, first))
 }
 
 // run runs the job in the lane of a pair of instances and prints how it ended.

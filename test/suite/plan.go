@@ -23,8 +23,7 @@ type job struct {
 	dir     string
 	env     []string
 	script  bool
-	lane    bool   // it runs on a host of its own
-	host    bool   // it needs the real host's network: what downloads
+	lane    bool   // it runs on a host of its own, not on the real one
 	alone   bool   // it measures time
 	after   string // the job that must have ended
 	cost    int    // about how many seconds it takes
@@ -74,6 +73,9 @@ var onHost = map[string]bool{
 	"test/documents TestQuickstart": true, // a user's host
 	"test/vm TestStory":             true, // makes a machine's disk of Debian packages
 }
+
+// after names the job that another waits for: both use the development daemon.
+var after = map[string]string{"test/documents TestQuickstart": "test/vm TestStory"}
 
 // alone are jobs that compare times, which others beside them would change.
 var alone = map[string]bool{}
@@ -139,8 +141,11 @@ func arrange(top, tags, stories string, packages []pkg) (jobs []*job, programs [
 		jobs = append(jobs, split(top, stories, p, tests, others)...)
 	}
 	for _, j := range jobs {
-		j.cost, j.host, j.alone = costs[j.name], onHost[j.name], alone[j.name]
-		j.lane = j.lane && !j.host
+		j.cost, j.alone = costs[j.name], alone[j.name]
+		j.lane = j.lane && !onHost[j.name]
+		if first := after[j.name]; first != "" {
+			j.after = first
+		}
 	}
 	return jobs, programs, nil
 }
