@@ -222,7 +222,8 @@ func tellShell(t *testing.T, l *lab, id string) {
 	s.says("30 100\r\nxterm-256color\r\n/dev/pts/")
 	s.says("/bash\r\nvalue\r\n")
 	s.resize(120, 40)
-	s.types("stty size\r") // typed after the resize, so read after it
+	// What is typed and what a signal tells come by ways of their own.
+	s.types("until [ \"$(stty size)\" = '40 120' ]; do sleep 0.1; done; stty size\r")
 	s.says("40 120\r\n")
 	s.types("sleep 100\r")
 	s.says("sleep 100\r\n")
