@@ -11,7 +11,8 @@ import (
 
 // rootTests returns the tests of a package that need root, and the others. A test needs
 // root if its code, followed from function to function within the package, comes to
-// hosttest.Root, Private or one of rootKits, or asks for SANDBOXD_TEST. Functions are told apart by name only, which
+// hosttest.Root, Private or one of rootKits, or asks for SANDBOXD_TEST. So does one that asks for raceEnabled: it leaves something out
+// under the race detector, which is how all others run. Functions are told apart by name only, which
 // finds too many rather than too few; and one that is missed skips under the race
 // detector and is run nowhere, which test/summary reports as a failure.
 func rootTests(p pkg) (root, others []string, err error) {
@@ -79,6 +80,9 @@ func mentions(n ast.Node) (names []string) {
 			}
 		case *ast.Ident:
 			names = append(names, n.Name)
+			if n.Name == "raceEnabled" {
+				names = append(names, gate)
+			}
 		case *ast.CallExpr:
 			if f, ok := n.Fun.(*ast.Ident); ok && f.Name == "Root" { // hosttest's own tests
 				names = append(names, gate)

@@ -103,6 +103,7 @@ func TestHelper(t *testing.T)    { helper(t) }
 func TestMethod(t *testing.T)    { var e env; e.open() }
 func TestTable(t *testing.T)     { for _, c := range cases { c(t) } }
 func TestVariable(t *testing.T)  { t.Setenv("SANDBOXD_TEST", "") }
+func TestRace(t *testing.T)      { if raceEnabled { return } }
 func TestCircle(t *testing.T)    { a(t) }
 func TestFreePort(t *testing.T)  { hosttest.FreePort(t) }
 
@@ -120,7 +121,7 @@ func b(t *testing.T)      { a(t); helper(t) }
 		t.Fatal(err)
 	}
 	root, others, err := rootTests(pkg{Dir: dir, TestGoFiles: []string{"x_test.go"}})
-	want := []string{"TestCircle", "TestDirect", "TestHelper", "TestKit", "TestMethod", "TestPrivate", "TestTable", "TestVariable"}
+	want := []string{"TestCircle", "TestDirect", "TestHelper", "TestKit", "TestMethod", "TestPrivate", "TestRace", "TestTable", "TestVariable"}
 	if err != nil || !slices.Equal(root, want) || !slices.Equal(others, []string{"TestFreePort", "TestPlain"}) {
 		t.Errorf("root %v, others %v, %v", root, others, err)
 	}
