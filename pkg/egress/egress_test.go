@@ -369,8 +369,8 @@ func TestTwoInstances(t *testing.T) {
 	e := w.open()
 	here := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
 
-	const other = instance.Instance('n')
-	id, a := "ninstanceaaa", other.Pool().Addr().Next().Next()
+	const other = instance.Instance('w')
+	id, a := "winstanceaaa", other.Pool().Addr().Next().Next()
 	w.run("ip", "addr", "replace", other.Gateway().String()+"/32", "dev", "lo")
 	defer w.try("ip", "addr", "del", other.Gateway().String()+"/32", "dev", "lo")
 	o, err := Open(t.Context(), Config{Instance: other})

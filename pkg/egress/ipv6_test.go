@@ -76,7 +76,7 @@ func TestPurge6(t *testing.T) {
 	if err := w.open().Close(); err != nil {
 		t.Fatal(err)
 	}
-	const other = "-i sb-n+ -j DROP"
+	const other = "-i sb-w+ -j DROP"
 	w.run("ip6tables", strings.Fields("-t raw -I PREROUTING -i sb-e+ -j DROP")...)
 	w.run("ip6tables", strings.Fields("-t raw -I PREROUTING "+other)...)
 	defer w.run("ip6tables", strings.Fields("-t raw -D PREROUTING "+other)...)
@@ -91,7 +91,7 @@ func TestPurge6(t *testing.T) {
 			t.Errorf("after Purge ip6tables has %q", have)
 		}
 	}
-	if held := hosttest.Held(instance.Instance('n')); !slices.Equal(held, []string{"rule of IPv6 raw -A PREROUTING " + other}) {
+	if held := hosttest.Held(instance.Instance('w')); !slices.Equal(held, []string{"rule of IPv6 raw -A PREROUTING " + other}) {
 		t.Errorf("of the other instance there is %q", held)
 	}
 }

@@ -11,10 +11,13 @@ import (
 
 // rootTests returns the tests of a package that need root, and the others. A test needs
 // root if its code, followed from function to function within the package, comes to
-// hosttest.Root, Private or one of rootKits, or asks for SANDBOXD_TEST. So does one that asks for raceEnabled: it leaves something out
-// under the race detector, which is how all others run. Functions are told apart by name only, which
-// finds too many rather than too few; and one that is missed skips under the race
-// detector and is run nowhere, which test/summary reports as a failure.
+// hosttest.Root, Private or one of rootKits, or asks for SANDBOXD_TEST. So does one that
+// asks for raceEnabled: it leaves something out under the race detector, which is how all
+// others run.
+//
+// Functions are told apart by name only, which finds too many rather than too few. One
+// that is missed skips under the race detector and is run nowhere, which test/summary
+// reports as a failure.
 func rootTests(p pkg) (root, others []string, err error) {
 	var tests []string
 	uses := map[string][]string{} // names that a function mentions
