@@ -25,7 +25,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "suite:", becomeJob(os.Args[2], os.Args[3:]))
 		os.Exit(1)
 	}
-	lanes := flag.Int("lanes", min(runtime.NumCPU()+2, len(instances)), "how many jobs run at a time")
+	lanes := flag.Int("lanes", min(runtime.NumCPU()+1, len(instances)), "how many jobs run at a time")
 	only := flag.String("only", "", "run only jobs whose name matches this pattern")
 	flag.Parse()
 	if flag.NArg() != 1 || flag.Arg(0) != "push" && flag.Arg(0) != "all" {

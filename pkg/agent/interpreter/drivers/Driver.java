@@ -370,9 +370,23 @@ public class Driver {
         }
     }
 
+    // A class whose initialization is interrupted cannot be used in this JVM any more. That
+    // of these takes milliseconds, when code starts its first process; here nothing
+    // interrupts it. A JDK that lacks one has another.
+    static void initializeProcesses() {
+        for (String name : new String[] {"java.lang.ProcessHandleImpl", "java.lang.ProcessImpl", "java.lang.ProcessEnvironment"}) {
+            try {
+                Class.forName(name);
+            } catch (ClassNotFoundException | LinkageError e) {
+                continue;
+            }
+        }
+    }
+
     void start() throws Exception {
         set(1);
         set(2);
+        initializeProcesses();
         shell = JShell.builder().executionEngine("local").in(System.in).out(System.out).err(System.err).build();
         for (String path : String.valueOf(System.getenv("CLASSPATH")).split(File.pathSeparator)) {
             if (new File(path).exists()) {
