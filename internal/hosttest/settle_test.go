@@ -47,7 +47,7 @@ func TestOthers(t *testing.T) {
 	Root(t)
 	inst := instance.Instance('7')
 	dir := inst.StateDir()
-	if err := os.Mkdir(dir, 0o700); err != nil {
+	if err := errors.Join(os.RemoveAll(dir), os.Mkdir(dir, 0o700)); err != nil { // a killed run leaves it
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
