@@ -43,6 +43,25 @@ func Dial(network, to string, timeout time.Duration) (net.Conn, error) {
 	return c, cmp.Or(unread, err)
 }
 
+// Resent is how many segments of c the kernel has sent again; none of what is not TCP.
+func Resent(c net.Conn) (n int, err error) {
+	tcp, ok := c.(*net.TCPConn)
+	if !ok {
+		return 0, nil
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	ctlErr := raw.Control(func(fd uintptr) {
+		var info *unix.TCPInfo
+		if info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+			n = int(info.Total_retrans)
+		}
+	})
+	return n, cmp.Or(ctlErr, err)
+}
+
 // Soonest runs try until one run takes no longer than limit, ten times at most,
 // and is how long the shortest took. It ends at the first error. A busy host delays
 // some runs; what is slow by itself is slow each time.

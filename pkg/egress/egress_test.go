@@ -95,7 +95,10 @@ func TestOpenAgainTouchesNothing(t *testing.T) {
 	}
 }
 
-const deniedWithin = 50 * time.Millisecond
+const (
+	deniedWithin = 50 * time.Millisecond
+	goneWithin   = time.Second
+)
 
 func (w *world) allowed(id, network, to string) {
 	w.t.Helper()
@@ -235,15 +238,13 @@ func TestUnregistered(t *testing.T) {
 	if ids, err := e.ListRegistered(t.Context()); err != nil || !slices.Equal(ids, []string{id}) {
 		t.Errorf("registered: %v, %v", ids, err)
 	}
-	for range 2 {
-		if err := e.Unregister(t.Context(), id); err != nil {
-			t.Fatal(err)
-		}
+	unregister := func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), patient)
-		if err := e.Gone(ctx, id); err != nil {
-			t.Error(err)
-		}
-		cancel()
+		defer cancel()
+		return errors.Join(e.Unregister(ctx, id), e.Gone(ctx, id))
+	}
+	if err := errors.Join(unregister(), unregister()); err != nil {
+		t.Fatal(err)
 	}
 	if err := echo(c, 300*time.Millisecond); err == nil {
 		t.Error("an established flow survives Unregister")
@@ -254,6 +255,15 @@ func TestUnregistered(t *testing.T) {
 	}
 	if out := conntrack(t, w); strings.Contains(out, addr(0).String()) {
 		t.Errorf("conntrack still has\n%s", out)
+	}
+	if d, err := hosttest.Soonest(goneWithin, func() error {
+		if err := e.Register(t.Context(), id, addr(0), all); err != nil {
+			return err
+		}
+		w.allowed(id, "tcp", "203.0.113.1:443")
+		return unregister()
+	}); err != nil || d > goneWithin {
+		t.Errorf("its flows were gone after %v (%v), want %v", d, err, goneWithin)
 	}
 	// Two of one address, and addresses that are nobody's.
 	if err := e.Register(t.Context(), id, addr(0), all); err != nil {

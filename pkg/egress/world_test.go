@@ -259,7 +259,7 @@ func (w *world) serve(ns vns.NsHandle, at string, port int) {
 				if err != nil {
 					return
 				}
-				go func() { defer c.Close(); io.Copy(c, c) }() //nolint:errcheck // the other side says
+				go answer(c)
 			}
 		}()
 		go func() {
@@ -270,7 +270,7 @@ func (w *world) serve(ns vns.NsHandle, at string, port int) {
 					return
 				}
 				if err == nil {
-					pc.WriteTo(buf[:n], from) //nolint:errcheck // likewise
+					pc.WriteTo(append(buf[:n], 0), from) //nolint:errcheck // who asked says
 				}
 			}
 		}()
@@ -344,13 +344,52 @@ func (w *world) connect(ns vns.NsHandle, network, to string, timeout time.Durati
 	return c, err
 }
 
+// answer sends back each word that comes, and how many segments its side of the
+// connection has sent again.
+func answer(c net.Conn) {
+	defer c.Close()
+	for word := make([]byte, 5); ; {
+		if _, err := io.ReadFull(c, word[:4]); err != nil {
+			return
+		}
+		n, err := hosttest.Resent(c)
+		word[4] = byte(n)
+		if err != nil {
+			return
+		}
+		if _, err := c.Write(word); err != nil {
+			return
+		}
+	}
+}
+
+// maxResent is how often TCP sends a segment again in a second without an answer: as
+// a probe, and after 0.2 and 0.6 s (RFC 8985, section 7; RFC 6298, section 5).
+const maxResent = 3
+
+// echo sends a word and reads it again. Neither side may have sent more often than in
+// a second: the kernels' own counts do not make a slow host look like a cut flow.
 func echo(c net.Conn, timeout time.Duration) error {
 	c.SetDeadline(time.Now().Add(timeout)) //nolint:errcheck // shows in the read
-	if _, err := c.Write([]byte("word")); err != nil {
+	before, err := hosttest.Resent(c)
+	if err != nil {
 		return err
 	}
-	buf := make([]byte, 4)
-	_, err := io.ReadFull(c, buf)
+	var theirs [2]int
+	for i := range theirs { // the second answer tells how often the first was sent
+		if _, err := c.Write([]byte("word")); err != nil {
+			return err
+		}
+		buf := make([]byte, 5)
+		if _, err := io.ReadFull(c, buf); err != nil {
+			return err
+		}
+		theirs[i] = int(buf[4])
+	}
+	ours, err := hosttest.Resent(c)
+	if n := max(ours-before, theirs[1]-theirs[0]); err == nil && n > maxResent {
+		err = fmt.Errorf("a word was sent %d times", n+1)
+	}
 	return err
 }
 

@@ -25,8 +25,16 @@ import (
 
 // A socket is a WebSocket to a terminal, as any client of OpenSandbox has it.
 type socket struct {
-	ws  *websocket.Conn
-	out bytes.Buffer
+	ws     *websocket.Conn
+	reads  sync.Once
+	frames chan frame
+	out    bytes.Buffer
+}
+
+type frame struct {
+	kind websocket.MessageType
+	body []byte
+	err  error
 }
 
 // A door is a way into the daemon.
@@ -105,12 +113,38 @@ func (w *socket) sends(ctx context.Context, frame string) error {
 	return w.ws.Write(ctx, websocket.MessageText, []byte(frame))
 }
 
+// next returns what came. From the first call on all is read at once, as by any client:
+// only who reads answers the agent's pings.
+func (w *socket) next(ctx context.Context) (websocket.MessageType, []byte, error) {
+	w.reads.Do(func() {
+		w.frames = make(chan frame, 1024)
+		go func() {
+			defer close(w.frames)
+			for err := error(nil); err == nil; {
+				var f frame
+				f.kind, f.body, err = w.ws.Read(context.Background())
+				f.err = err
+				w.frames <- f
+			}
+		}()
+	})
+	select {
+	case f, ok := <-w.frames:
+		if !ok {
+			return 0, nil, net.ErrClosed
+		}
+		return f.kind, f.body, f.err
+	case <-ctx.Done():
+		return 0, nil, ctx.Err()
+	}
+}
+
 // until reads until the output ends with s.
 func (w *socket) until(ctx context.Context, s string) error {
 	ctx, cancel := context.WithTimeout(ctx, hosttest.Patient(60*time.Second))
 	defer cancel()
 	for !strings.HasSuffix(w.out.String(), s) {
-		kind, b, err := w.ws.Read(ctx)
+		kind, b, err := w.next(ctx)
 		switch {
 		case err != nil:
 			return fmt.Errorf("%q never came, but %.200q: %w", s, w.out.String(), err)
@@ -131,7 +165,7 @@ func (w *socket) until(ctx context.Context, s string) error {
 func (w *socket) exits(ctx context.Context, code int) error {
 	var last []byte
 	for {
-		kind, b, err := w.ws.Read(ctx)
+		kind, b, err := w.next(ctx)
 		if err == nil {
 			if kind == websocket.MessageText {
 				last = b
@@ -179,7 +213,7 @@ func TestPtyOfTheReference(t *testing.T) {
 				t.Fatal(err)
 			}
 			for err = nil; err == nil; {
-				_, _, err = w.ws.Read(ctx)
+				_, _, err = w.next(ctx)
 			}
 			if websocket.CloseStatus(err) != agent.PtyTakenOver {
 				t.Errorf("the first client sees %v", err)
