@@ -27,12 +27,13 @@ done
 for s in "${stories[@]}"; do [ -f "test/vm/$s.sh" ] || fail "no story $s: test/vm has $(cd test/vm && ls -m ./*.sh)"; done
 mkdir -p "$vm" "$cache/vm" "$cache/images"
 new=$cache/vm/new.$$ # a disk that is not whole yet
+payload=$vm/${stories[0]}.payload # what is tested; other stories may be told at the same time
 
 # An interrupted run leaves no machine, no overlay, and no half of a disk.
 tidy() {
   local job
   for job in $(jobs -p); do kill "$job" 2>/dev/null || true; done
-  rm -rf --one-file-system "$new" "$vm/payload"
+  rm -rf --one-file-system "$new" "$payload" "$payload.disk"
   for story in "${stories[@]}"; do rm -f "$vm/$story.disk"; done
 }
 trap tidy EXIT
@@ -130,15 +131,15 @@ image() {
 
 # payload makes the disk with what is tested: as a clone after `make build`.
 payload() {
-  local dir=$vm/payload archive
+  local dir=$payload archive
   archive=$(image base) # to import another would take a minute of each story
-  rm -rf "$dir" "$vm/payload.disk"
+  rm -rf "$dir" "$dir.disk"
   mkdir -p "$dir/build/images"
   cp -al build/bin build/man "$dir/build/"
   ln "$archive" "$dir/build/images/base.tar" 2>/dev/null || cp "$archive" "$dir/build/images/base.tar"
   if [[ " ${stories[*]} " = *" pools "* ]]; then go test -c -tags seccomp -o "$dir/build/snapshot.test" ./pkg/snapshot; fi
   cp -a scripts systemd rootfs test README.md ARCHITECTURE.md LICENSE THIRD_PARTY.md "$dir/"
-  mkfs.ext4 -q -L sandboxd -d "$dir" "$vm/payload.disk" 2G
+  mkfs.ext4 -q -L sandboxd -d "$dir" "$payload.disk" 2G
   rm -rf "$dir"
 }
 
@@ -156,7 +157,7 @@ boot() {
     -kernel "$base/vmlinuz" -initrd "$base/initrd" \
     -append "root=LABEL=root rw console=ttyS0 quiet tsc=reliable mitigations=off story=$story stage=$stage" \
     -drive "file=$vm/$story.disk,format=qcow2,if=virtio,cache=unsafe" \
-    -drive "file=$vm/payload.disk,format=raw,if=virtio,readonly=on" &
+    -drive "file=$payload.disk,format=raw,if=virtio,readonly=on" &
   qemu=$!
   tail -n +1 -f --pid=$qemu "$vm/$story.serial" 2>/dev/null | while read -r line; do
     line=${line%$'\r'}

@@ -120,6 +120,11 @@ func gz(b []byte) []byte {
 	return out.Bytes()
 }
 
+// bomb is b and 256 MiB of zeros, packed: a member of gzip for each MiB.
+func bomb(b []byte) []byte {
+	return append(gz(b), bytes.Repeat(gz(make([]byte, 1<<20)), 256)...)
+}
+
 func zst(b []byte) []byte {
 	w, _ := zstd.NewWriter(nil)
 	return w.EncodeAll(b, nil)
@@ -245,6 +250,7 @@ func TestExport(t *testing.T) {
 
 // A bad archive is refused in words, and leaves nothing.
 func TestImportBad(t *testing.T) {
+	hosttest.Root(t)
 	layer, other := at.Tar(t, at.File("a"), at.File("b")), at.Tar(t, at.File("z"))
 	img := at.Image(t, layer)
 	docker, oci := at.Docker(t, img, "x:1"), at.OCI(t, img)
@@ -256,7 +262,6 @@ func TestImportBad(t *testing.T) {
 			return h, c
 		})
 	}
-	zeroes := gz(make([]byte, 256<<20))
 	for name, c := range map[string]struct {
 		archive []byte
 		says    string
@@ -264,7 +269,7 @@ func TestImportBad(t *testing.T) {
 		"docker: another layer":       {swap(docker, gz(other), "*.tar.gz"), "digest"},
 		"docker: layer not packed":    {swap(docker, other, "*.tar.gz"), "digest"},
 		"docker: layer cut off":       {swap(docker, gz(layer)[:30], "*.tar.gz"), "cut off"},
-		"docker: layer is a bomb":     {swap(docker, zeroes, "*.tar.gz"), "bomb"},
+		"docker: layer is a bomb":     {swap(docker, bomb(nil), "*.tar.gz"), "bomb"},
 		"docker: layer is hostile":    {at.Docker(t, at.Image(t, at.Tar(t, at.File("../x"))), "x:1"), "leaves"},
 		"docker: whiteout of itself":  {at.Docker(t, at.Image(t, at.Tar(t, at.File(".wh.."))), "x:1"), "whiteout"},
 		"docker: device":              {at.Docker(t, at.Image(t, at.Tar(t, tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3})), "x:1"), "no file, directory or link"},
@@ -275,7 +280,7 @@ func TestImportBad(t *testing.T) {
 		"rootfs: cut off":             {layer[:len(layer)-1024], "cut off"},
 		"rootfs: cut off in a file":   {layer[:700], "cut off"},
 		"rootfs: gzip cut off":        {gz(layer)[:len(gz(layer))-10], "cut off"},
-		"rootfs: a bomb":              {gz(append(at.Tar(t, at.File("a")), make([]byte, 256<<20)...)), "bomb"},
+		"rootfs: a bomb":              {bomb(at.Tar(t, at.File("a"))), "bomb"},
 		"nothing":                     {nil, "empty"},
 		"text":                        {bytes.Repeat([]byte("hello "), 1000), "no tar"},
 	} {

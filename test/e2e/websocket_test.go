@@ -271,9 +271,9 @@ func TestThousandWebSockets(t *testing.T) {
 			for k := range 8 {
 				wg.Go(func() {
 					for i := k; i < many; i += 8 {
-						w, err := d.start(ctx, id, "stty raw -echo; echo ready; exec cat")
+						w, err := d.start(ctx, id, "echo ready; exec cat")
 						if err == nil {
-							err = w.until(ctx, "ready\n")
+							err = w.until(ctx, "ready\r\n")
 						}
 						if err != nil {
 							t.Errorf("terminal %d: %v", i, err)
@@ -302,10 +302,10 @@ func TestThousandWebSockets(t *testing.T) {
 				for try := range 5 { // a busy host delays one or another; who waits for others waits each time
 					key := fmt.Sprintf("%d.%d.", i, try)
 					start := time.Now()
-					if err := w.types(ctx, key); err != nil {
+					if err := w.types(ctx, key+"\n"); err != nil {
 						t.Fatal(err)
 					}
-					if err := w.until(ctx, key); err != nil {
+					if err := w.until(ctx, key+"\r\n"+key+"\r\n"); err != nil { // from the terminal, and from cat
 						t.Fatalf("terminal %d: %v", i, err)
 					}
 					if lasted = time.Since(start); lasted <= hosttest.Patient(2*time.Second) {

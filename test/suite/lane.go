@@ -142,7 +142,11 @@ func (j *job) run(pair, logs string) error {
 			return err
 		}
 	}
-	fmt.Printf("%s %6.1fs  %s\n", how, took.Seconds(), j.name)
+	used := 0.0 // by it and by those it waited for: not by daemons that outlive a test
+	if cmd.ProcessState != nil {
+		used = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
+	}
+	fmt.Printf("%s %6.1fs  CPU %6.1fs  %s\n", how, took.Seconds(), used, j.name)
 	if _, ended := errors.AsType[*exec.ExitError](err); err != nil && !ended {
 		return err
 	}

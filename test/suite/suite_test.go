@@ -29,7 +29,7 @@ func TestEveryTestIsInThePlan(t *testing.T) {
 	if err != nil || len(packages) < 40 {
 		t.Fatalf("%d packages, %v", len(packages), err)
 	}
-	jobs, programs, err := arrange("../..", tags, "service", packages)
+	jobs, programs, err := arrange("../..", tags, allStories, packages)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,11 +76,6 @@ func TestEveryTestIsInThePlan(t *testing.T) {
 			if !names[name] {
 				t.Errorf("%s is in a table, and there is no such job", name)
 			}
-		}
-	}
-	for name, first := range after {
-		if !names[name] || !names[first] {
-			t.Errorf("%s is to come after %s, and there are no such jobs", name, first)
 		}
 	}
 	for name := range costs {

@@ -1,8 +1,7 @@
 //go:build vm
 
-// Package vm runs stories as tests, so that they are counted with the others.
-// `make test STORIES="service power"` tells them, as .ci/run does; how a machine
-// comes about is in scripts/test-vm.sh, which needs no go.
+// Package vm runs the stories that STORIES names as tests, so that they are counted with
+// the others. How a machine comes about is in scripts/test-vm.sh, which needs no go.
 package vm
 
 import (
