@@ -239,7 +239,15 @@ func (e *Engine) linksDown() ([]*heldLink, error) {
 }
 
 // linksUp undoes linksDown. What fails is held, to be tried again.
+//
+// While a link is down its sandbox has no route here, and a packet for it may leave by
+// another link. The kernel tracks that as a flow to the sandbox, which then could answer.
+// Such flows can begin until the route is back, so they are closed after that.
 func (e *Engine) linksUp() error {
+	if len(e.held) == 0 {
+		return nil
+	}
+	defer e.closeSuspects()
 	var errs []error
 	var failed []*heldLink
 	for _, h := range e.held {

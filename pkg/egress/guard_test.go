@@ -5,15 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
+	vns "github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // flushAll does what an operator does who wants a clean firewall.
@@ -190,6 +194,57 @@ func openedMeanwhile(t *testing.T, w *world, e *Engine, id string, good net.Conn
 		t.Errorf("an allowed flow: %v", err)
 	}
 	w.allowed(id, "tcp", "203.0.113.1:443")
+}
+
+// TestOpenedWhileDown: without its link a sandbox has no route, and what comes for it
+// leaves by another one. The flows that this makes do not let the sandbox answer later.
+func TestOpenedWhileDown(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443"))
+	listen := func(ns vns.NsHandle, at string) (c net.PacketConn) {
+		t.Helper()
+		var err error
+		w.in(ns, func() { c, err = net.ListenPacket("udp4", at) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	inside, outside := listen(w.guests[id], "0.0.0.0:4000"), listen(w.outside, "203.0.113.2:4001")
+	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr(0), 4000))
+	stop := make(chan struct{})
+	var flood sync.WaitGroup
+	flood.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				outside.WriteTo([]byte("knock"), to) //nolint:errcheck // it is dropped on its way anyhow
+				time.Sleep(50 * time.Microsecond)
+			}
+		}
+	})
+	t.Cleanup(func() { close(stop); flood.Wait() })
+	for range 5 {
+		e.guarding.Lock() // the guard looks away
+		err := e.lock.remove()
+		flushAll(w)
+		e.guarding.Unlock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.check(t.Context())
+		if _, err := inside.WriteTo([]byte("secret"), outside.LocalAddr()); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+			t.Fatal(err)
+		}
+		outside.SetReadDeadline(time.Now().Add(200 * time.Millisecond)) //nolint:errcheck // shows in the read
+		if n, _, err := outside.ReadFrom(make([]byte, 100)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("a sandbox sent %d bytes to where it may not, as an answer (%v)", n, err)
+		}
+	}
 }
 
 // TestGuardHears: nobody waits ten seconds for the chains.
