@@ -62,7 +62,7 @@ var costs = map[string]int{
 	"unit":                               890,
 	"test/vm TestStory/service":          880,
 	"test/vm TestStory/neighbours":       500,
-	"test/vm TestStory/pools":            500,
+	"test/vm TestStory/pools":            1300,
 	"test/vm TestStory/limits":           300,
 	"test/vm TestStory/power":            250,
 	"test/vm TestStory/clock":            240,
