@@ -101,8 +101,14 @@ func readme(t *testing.T, runtime string) {
 				t.Fatal(err)
 			}
 			argv := []string{"-m", "sh", "-ec", alone, hosts}
+			limit := hosttest.Patient(time.Minute) // of a program
 			switch {
 			case q.file == "osb":
+				blocks, err := os.ReadDir(file)
+				if err != nil {
+					t.Fatal(err)
+				}
+				limit *= time.Duration(len(blocks))
 				argv = append(argv, python, "python/quickstart_osb.py", file)
 			case strings.HasSuffix(file, ".ts"):
 				argv = append(argv, "node", javascript, file)
@@ -111,7 +117,7 @@ func readme(t *testing.T, runtime string) {
 			default:
 				argv = append(argv, python, "python/quickstart.py", file)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), hosttest.Patient(time.Minute))
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, "unshare", argv...)
 			cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1")

@@ -1,10 +1,14 @@
 package server
 
 import (
+	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func TestCodeJavaScript(t *testing.T) {
@@ -74,6 +78,46 @@ func TestCodeJavaScriptInterrupt(t *testing.T) {
 		{"x", "result \"5\"\ncomplete"},
 		{"await new Promise((r) => child.signalCode ? r(child.signalCode) : child.on('exit', (code, signal) => r(signal)))", "result \"'SIGINT'\"\ncomplete"},
 	})
+}
+
+// A node that is not scheduled for more than a second is asked twice whether it has met its
+// interrupts, and answers.
+func TestCodeJavaScriptSettlesLate(t *testing.T) {
+	e := newCodeEnv(t)
+	e.s.contexts.Grace = 20 * time.Second
+	c := e.context("javascript")
+	pid, err := strconv.Atoi(strings.Trim(strings.TrimSuffix(strings.TrimPrefix(e.cell(c, "process.pid"), "result "), "\ncomplete"), `"`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest := e.started(c, "console.log('go'); while (true);")
+	e.call(200, "DELETE", "/code?id="+c.ID, nil)
+	rest()
+	signal := func(s unix.Signal) {
+		if err := unix.Kill(pid, s); err != nil {
+			t.Error(err)
+		}
+	}
+	signal(unix.SIGSTOP)
+	defer signal(unix.SIGCONT)
+	got := make(chan string)
+	go func() { got <- e.cell(c, "6 * 7") }()
+	const interrupted = 1 << (unix.SIGINT - 1)
+	for pending := uint64(0); pending&interrupted == 0; { // until it is asked once more
+		time.Sleep(10 * time.Millisecond)
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, rest, _ := strings.Cut(string(status), "ShdPnd:")
+		if _, err := fmt.Sscanf(rest, "%x", &pending); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signal(unix.SIGCONT)
+	if out := <-got; out != "result \"42\"\ncomplete" {
+		t.Error(out)
+	}
 }
 
 // Types are erased by the package typescript, which is looked for where Debian
