@@ -221,6 +221,9 @@ func tellShell(t *testing.T, l *lab, id string) {
 	s.types("PS1='$ '; stty size; echo $TERM; tty; readlink /proc/$$/exe; echo $NAME\r")
 	s.says("30 100\r\nxterm-256color\r\n/dev/pts/")
 	s.says("/bash\r\nvalue\r\n")
+	// Before bash prompts, it reads the terminal's size and sets what it has read
+	// (readline, set_winsize): a size that is set in between is lost.
+	s.says("$ ")
 	s.resize(120, 40)
 	// What is typed and what a signal tells come by ways of their own.
 	s.types("until [ \"$(stty size)\" = '40 120' ]; do sleep 0.1; done; stty size\r")
