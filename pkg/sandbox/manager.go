@@ -38,6 +38,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/internal/keylock"
+	"github.com/sandboxd/sandboxd/internal/pidfd"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -104,6 +105,8 @@ type vita struct {
 	steps    []Step        // of the creation; written before ready is closed
 	lost     []string      // rows it was found without; guarded by Manager.mu
 	waits    bool          // for its turn, and nobody has its lock; guarded by Manager.mu
+	// The process with which it ends; nil if that is not known; guarded by Manager.mu.
+	heart *pidfd.Process
 }
 
 var (

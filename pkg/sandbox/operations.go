@@ -317,11 +317,12 @@ func (m *Manager) watch(v *vita, runtime string) {
 		return
 	}
 	heart := m.life.heart(v.id, runtime)
+	m.mu.Lock()
+	v.heart = heart
+	m.mu.Unlock()
 	m.eyes.Go(func() {
 		<-gone
-		if v.ctx.Err() == nil {
-			m.died(v.id, heart)
-		}
+		m.died(v, heart)
 		if heart != nil {
 			heart.Close()
 		}
@@ -343,8 +344,9 @@ func (l *life) heart(id, runtime string) *pidfd.Process {
 }
 
 // heartLimit is how long the heart of a sandbox may beat that has no processes any
-// more: it left the cgroup a moment before it ended.
-const heartLimit = 200 * time.Millisecond
+// more. PID 1 leaves the cgroup first and ends last: the kernel has it wait until all
+// others of its namespace are reaped. Only one that was moved out alive takes so long.
+const heartLimit = 5 * time.Second
 
 // tellCrash says how the runtime of a sandbox ended that did not say why itself.
 func (l *life) tellCrash(r *record.Record, d *death, heart *pidfd.Process) {
@@ -362,13 +364,19 @@ func (l *life) tellCrash(r *record.Record, d *death, heart *pidfd.Process) {
 }
 
 // died ends a sandbox whose processes are gone.
-func (m *Manager) died(id string, heart *pidfd.Process) {
-	start := time.Now()
+func (m *Manager) died(v *vita, heart *pidfd.Process) {
+	if v.ctx.Err() != nil {
+		return // somebody ended it
+	}
+	id, start := v.id, time.Now()
 	unlock, err := m.locks.Lock(m.ctx, id)
 	if err != nil {
 		return // the next daemon will notice
 	}
 	defer unlock()
+	if v.ctx.Err() != nil {
+		return // meanwhile; what runs now, if anything, is another life
+	}
 	ctx := context.WithoutCancel(m.ctx)
 	r, err := m.find(ctx, id)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/pidfd"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -166,6 +167,17 @@ func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) er
 	d, dead, err := m.examine(ctx, r)
 	if err != nil {
 		return err
+	}
+	if dead && live(r.State) {
+		m.mu.Lock()
+		v, heart := m.lives[r.ID], (*pidfd.Process)(nil)
+		if v != nil {
+			heart = v.heart // its observer waits for the lock that is held here
+		}
+		m.mu.Unlock()
+		if v != nil {
+			m.life.tellCrash(r, &d, heart)
+		}
 	}
 	if !dead {
 		err = m.adopt(ctx, r)

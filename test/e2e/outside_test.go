@@ -124,9 +124,7 @@ func TestAgentStopped(t *testing.T) {
 			other := h.create(t, spec(runtime))
 			soon(t, 2*time.Second, "delete", func() time.Duration {
 				sb := h.create(t, spec(runtime))
-				if err := syscall.Kill(heart(t, runtime, sb.ID), syscall.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
+				stop(t, heart(t, runtime, sb.ID))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if out, err := h.exec(ctx, sb.ID, "true"); err == nil {
@@ -148,9 +146,7 @@ func TestRestartUnderStoppedAgent(t *testing.T) {
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
 			sb, other := h.create(t, spec(runtime)), h.create(t, spec(runtime))
-			if err := syscall.Kill(heart(t, runtime, sb.ID), syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			stop(t, heart(t, runtime, sb.ID))
 			soon(t, 2*time.Second, "start", func() time.Duration {
 				h.Kill()
 				lasted := took(func() { h.Start() })
@@ -178,6 +174,12 @@ func TestHelpersKilled(t *testing.T) {
 					t.Error(err)
 				}
 			}
+			settles(t, func() error { // one that is not dead yet would take a start with it
+				if all := helpers(t, h.Pid()); slices.ContainsFunc(all, func(pid int) bool { return slices.Contains(pids, pid) }) {
+					return fmt.Errorf("of the helpers %v live %v", pids, all)
+				}
+				return nil
+			})
 			h.answers(t, sb.ID)
 			h.answers(t, h.create(t, spec(runtime)).ID)
 			h.deleteAll(t)
@@ -185,7 +187,8 @@ func TestHelpersKilled(t *testing.T) {
 	}
 }
 
-// helpers lists the children of the daemon that are in no sandbox.
+// helpers lists the launchers among the children of the daemon: those that stay, and
+// are in no sandbox.
 func helpers(t *testing.T, daemon int) (pids []int) {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", daemon))
@@ -196,7 +199,8 @@ func helpers(t *testing.T, daemon int) (pids []int) {
 		b, _ := os.ReadFile(task)
 		for _, f := range strings.Fields(string(b)) {
 			group, _ := os.ReadFile("/proc/" + f + "/cgroup")
-			if pid, err := strconv.Atoi(f); err == nil && !sandboxes.Match(group) {
+			args, _ := os.ReadFile("/proc/" + f + "/cmdline")
+			if pid, err := strconv.Atoi(f); err == nil && !sandboxes.Match(group) && bytes.Contains(args, []byte("sandboxd-runc")) {
 				pids = append(pids, pid)
 			}
 		}

@@ -18,20 +18,34 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// processOf finds the host process of a sandbox whose arguments have a word.
-func (h host) processOf(t *testing.T, id, word string) int {
-	t.Helper()
+// pids lists the processes of the host that are in the cgroup of a sandbox.
+func (h host) pids(id string) (all []string) {
 	for _, pattern := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/*/"} {
 		files, _ := filepath.Glob(pattern + h.Instance.CgroupRoot() + "/" + id + "/run/cgroup.procs")
 		for _, f := range files {
 			b, _ := os.ReadFile(f)
-			for pid := range strings.FieldsSeq(string(b)) {
-				args, _ := os.ReadFile("/proc/" + pid + "/cmdline")
-				if bytes.Contains(args, []byte(word)) {
-					n, _ := strconv.Atoi(pid)
-					return n
-				}
-			}
+			all = append(all, strings.Fields(string(b))...)
+		}
+	}
+	return all
+}
+
+// lifeless is nil if a sandbox has no processes.
+func (h host) lifeless(id string) error {
+	if pids := h.pids(id); len(pids) > 0 {
+		return fmt.Errorf("sandbox %s has the processes %v", id, pids)
+	}
+	return nil
+}
+
+// processOf finds the host process of a sandbox whose arguments have a word.
+func (h host) processOf(t *testing.T, id, word string) int {
+	t.Helper()
+	for _, pid := range h.pids(id) {
+		args, _ := os.ReadFile("/proc/" + pid + "/cmdline")
+		if bytes.Contains(args, []byte(word)) {
+			n, _ := strconv.Atoi(pid)
+			return n
 		}
 	}
 	t.Fatalf("sandbox %s has no process %s", id, word)
@@ -57,10 +71,9 @@ func (h host) killed(t *testing.T, id string, pid int) (client.Sandbox, time.Dur
 		t.Fatal(err)
 	}
 	sb := h.awaitState(t, id, client.Failed, 2*time.Minute)
-	if sb.Status.LastTransitionAt == nil {
-		t.Fatalf("it does not say since when it is %+v", sb.Status)
-	}
-	return sb, sb.Status.LastTransitionAt.Sub(start)
+	// It has failed when all was taken down, which waits for the disk; the log tells
+	// when its death was noticed.
+	return sb, h.logged(t, start, `the runtime of a sandbox died" sandbox=`+id+" ").at.Sub(start)
 }
 
 // deletes deletes a sandbox and returns how long that took.
