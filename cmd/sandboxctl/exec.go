@@ -119,7 +119,7 @@ see sandboxctl command.`,
 			if e.tty {
 				return e.atTerminal(cl, sig, args[0], command, oomsOf(cl, args[0]))
 			}
-			return execute(cl, sig, args[0], command, e.user, os.Stdin, oomsOf(cl, args[0]))
+			return execute(cl, sig, args[0], command, e.user, os.Stdin, nil)
 		},
 	}
 	cmd.Flags().SetInterspersed(false)
@@ -155,7 +155,7 @@ func setUser(ctx context.Context, cl *client.Client, sandbox string, command *cl
 }
 
 // execute runs a command to its end and returns its exit status as an error.
-// ooms tells how many OOM kills its sandbox had before.
+// ooms tells how many OOM kills its sandbox had before; nil: what the daemon says.
 func execute(cl *client.Client, sig *signals, sandbox string, command client.Command, user string, stdin io.Reader, ooms func() int64) error {
 	ctx := sig.ctx
 	err := setUser(ctx, cl, sandbox, &command, user)
@@ -168,6 +168,9 @@ func execute(cl *client.Client, sig *signals, sandbox string, command client.Com
 	}
 	if err != nil {
 		return err
+	}
+	if ooms == nil {
+		ooms = func() int64 { return p.OOMKills }
 	}
 	sig.to(p)
 	if command.Stdin {

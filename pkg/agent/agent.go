@@ -63,7 +63,8 @@ const (
 	ProtocolHeader = "X-Sandboxd-Agent-Protocol"
 	TokenHeader    = "X-EXECD-ACCESS-TOKEN" //nolint:gosec // the header's name
 	// OOMKillsHeader is how many processes the kernel has killed for the sandbox's
-	// memory: the daemon adds it to requests about commands, because only the host knows.
+	// memory: the daemon adds it to requests about commands, and to the answers, because
+	// only the host knows.
 	OOMKillsHeader = "X-Sandboxd-OOM-Kills"
 	CursorHeader   = "EXECD-COMMANDS-TAIL-CURSOR"
 

@@ -59,8 +59,9 @@ func (s *Server) kills(method, path string, rec record.Record) int64 {
 
 // tellKills tells the agent of the OOM kills so far: by how many there were when
 // a command began, and when somebody asks for its end, the agent knows of one in the
-// background what explainKills knows of one that is watched. What a client says of
-// them goes.
+// background what explainKills knows of one that is watched. A client is told, too:
+// what has risen by the end rose while its command ran. What one end says of them
+// does not reach the other.
 func tellKills(h http.Header, n int64) {
 	h.Del(agent.OOMKillsHeader)
 	if n != unknownKills {

@@ -3,6 +3,7 @@ package api
 import (
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -93,18 +94,25 @@ func TestKilledStreamInPieces(t *testing.T) {
 }
 
 // TestOOMOfBackground: the agent hears from the daemon, and from no client, how many
-// kills there were, with requests that start a command or ask for its end.
+// kills there were, with requests that start a command or ask for its end; a client
+// hears it from the daemon, and from no agent.
 func TestOOMOfBackground(t *testing.T) {
 	w := newWorld(t)
 	var told []string
 	w.agent = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		told = append(told, r.URL.Path+" "+strings.Join(r.Header.Values(agent.OOMKillsHeader), ","))
+		rw.Header().Set(agent.OOMKillsHeader, "98")
 	})
 	w.ooms.Store(7)
 	at := "/v1/sandboxes/" + w.create().ID + "/proxy/44772"
-	w.do("POST", at+"/command", `{"command":"x","background":true}`, agent.OOMKillsHeader, "99")
-	w.do("GET", at+"/command/status/x", "", agent.OOMKillsHeader, "99")
-	w.do("GET", at+"/files/info", "", agent.OOMKillsHeader, "99")
+	var heard []string
+	for _, r := range [][3]string{{"POST", "/command", `{"command":"x","background":true}`}, {"GET", "/command/status/x", ""}, {"GET", "/files/info", ""}} {
+		a := w.do(r[0], at+r[1], r[2], agent.OOMKillsHeader, "99")
+		heard = append(heard, strings.Join(a.Header.Values(agent.OOMKillsHeader), ","))
+	}
+	if want := []string{"7", "7", ""}; !slices.Equal(heard, want) {
+		t.Errorf("the client was told %q, want %q", heard, want)
+	}
 	if got, want := strings.Join(told, "; "), "/command 7; /command/status/x 7; /files/info "; got != want {
 		t.Errorf("the agent was told %q, want %q", got, want)
 	}

@@ -258,6 +258,7 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 			}
 			infoOf(r).guests = true
 			if port == wire.AgentPort {
+				tellKills(resp.Header, kills) // not of the agent's: a client may count on it
 				if explain != nil {
 					explain(resp)
 				}

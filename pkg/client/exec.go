@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -41,6 +42,9 @@ type Exit struct {
 // Process is a command that was started.
 type Process struct {
 	ID string // what CommandLogs and Signal know it by
+	// OOMKills is how many processes of the sandbox the kernel had killed for its memory
+	// before this began; math.MaxInt64 if the daemon does not say.
+	OOMKills int64
 
 	c       *Client
 	sandbox string
@@ -71,7 +75,13 @@ func (c *Client) begin(ctx context.Context, idOrName, path string, body any) (*P
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{c: c, sandbox: idOrName, body: resp.Body, frames: agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10))}
+	p := &Process{
+		OOMKills: math.MaxInt64,
+		c:        c, sandbox: idOrName, body: resp.Body, frames: agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10)),
+	}
+	if n, err := strconv.ParseInt(resp.Header.Get(agent.OOMKillsHeader), 10, 64); err == nil {
+		p.OOMKills = n
+	}
 	if err := p.first(resp.Header.Get("Content-Type")); err != nil {
 		resp.Body.Close()
 		return nil, err
