@@ -86,14 +86,15 @@ func (s *Server) observe(r *http.Request, in *info) {
 		level = slog.LevelError // the answer says that the reason is in the log
 	}
 	ctx := context.Background() // not the request's: the proxy may know better who asked
-	if s.cfg.Log.Enabled(ctx, level) {
-		s.cfg.Log.LogAttrs(ctx, level, msg, in.attrs(r, took)...)
-	}
 	if s.cfg.OnAnswer != nil {
 		s.cfg.OnAnswer(Answer{
 			Method: r.Method, Route: in.route, Status: in.status, Guests: in.guests, First: in.first, Took: took,
 			Op: in.op, Runtime: in.runtime, Outcome: in.outcome(),
 		})
+	}
+	// Last: what the log tells is counted.
+	if s.cfg.Log.Enabled(ctx, level) {
+		s.cfg.Log.LogAttrs(ctx, level, msg, in.attrs(r, took)...)
 	}
 }
 

@@ -96,11 +96,11 @@ func (l *life) log(ctx context.Context, op string, r *record.Record, start time.
 			level = slog.LevelError
 		}
 	}
-	l.cfg.Log.LogAttrs(ctx, level, "operation", attrs...)
 	if op == opCreate || op == opStart || op == opStop || op == opRecycle || op == opEnd || op == opMend {
 		o.Ended = r.Reason
 	}
 	if l.cfg.OnOperation != nil {
 		l.cfg.OnOperation(o)
 	}
+	l.cfg.Log.LogAttrs(ctx, level, "operation", attrs...) // last: what the log tells is counted
 }
