@@ -315,6 +315,7 @@ func (d *Daemon) openManager() error {
 		Root:          filepath.Join(d.cfg.RunDir, "runsc"),
 		Bundle:        bundles.dir,
 		StartInCgroup: d.cgroups.Start,
+		Processes:     d.cgroups.Processes,
 	})
 	if err != nil {
 		return err

@@ -16,6 +16,18 @@ func (t *Tree) within(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeoutCause(ctx, t.patience, fmt.Errorf("gave up after %v", t.patience))
 }
 
+// Processes lists the processes of id, in no order. An id without cgroups has none.
+func (t *Tree) Processes(id string) ([]int, error) {
+	if err := t.check(id); err != nil {
+		return nil, err
+	}
+	pids, err := pidsBelow(t.controlled(id))
+	if err != nil {
+		return nil, fmt.Errorf("list the processes of %s: %w", id, err)
+	}
+	return pids, nil
+}
+
 // Populated reports whether id has a process. An id without cgroups has none,
 // and neither has one of zombies only.
 func (t *Tree) Populated(id string) (bool, error) {

@@ -92,7 +92,7 @@ func openBare(ctx context.Context, bin, layerDir string, layers []string) (b *ba
 		return nil, err
 	}
 	if b.drivers[oci.Runsc], err = runsc.New(runsc.Config{
-		Binary: filepath.Join(bin, "runsc"), Root: filepath.Join(b.run, "runsc"), Bundle: b.bundle, StartInCgroup: b.groups.Start,
+		Binary: filepath.Join(bin, "runsc"), Root: filepath.Join(b.run, "runsc"), Bundle: b.bundle, StartInCgroup: b.groups.Start, Processes: b.groups.Processes,
 	}); err != nil {
 		return nil, err
 	}

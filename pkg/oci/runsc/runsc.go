@@ -39,6 +39,9 @@ type Config struct {
 	// processes stay there: it runs with --ignore-cgroups.
 	StartInCgroup func(id string, cmd *exec.Cmd) error
 
+	// Processes lists those in the cgroup of id, and below it.
+	Processes func(id string) ([]int, error)
+
 	Platform string // "systrap" if empty
 }
 
@@ -86,21 +89,45 @@ func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
 	if err := d.c.StartInCgroup(id, cmd); err != nil {
 		return fmt.Errorf("start %s: start runsc in its cgroup: %w", id, err)
 	}
-	limitErr := restrain(cmd.Process.Pid)
+	limitErr := restrain(cmd.Process.Pid) // what it makes inherits that
 	if err := cmd.Wait(); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("start %s on runsc: %w", id, context.Cause(ctx))
 		}
 		return fmt.Errorf("start %s on runsc: %s", id, words(log, err))
 	}
-	if limitErr != nil {
-		return fmt.Errorf("start %s on runsc: %w", id, limitErr)
+	if err := errors.Join(limitErr, d.restrainAll(id)); err != nil {
+		return fmt.Errorf("start %s on runsc: %w", id, err)
 	}
 	return nil
 }
 
-// restrain sets what all of gVisor's processes inherit from the first, which
-// needs milliseconds before it makes the second.
+// restrainAll restrains all processes of id: where the host was busy, the first may
+// have made others before it was. It ends when it finds none that is new.
+func (d *Driver) restrainAll(id string) error {
+	done := map[int]bool{}
+	for {
+		pids, err := d.c.Processes(id)
+		if err != nil {
+			return err
+		}
+		fresh := false
+		for _, pid := range pids {
+			if done[pid] {
+				continue
+			}
+			done[pid], fresh = true, true
+			if err := restrain(pid); err != nil {
+				return err
+			}
+		}
+		if !fresh {
+			return nil
+		}
+	}
+}
+
+// restrain sets what is to hold for each of gVisor's processes.
 func restrain(pid int) error {
 	// At exactly 1 no crash of the sentry reaches the host's core_pattern helper (pkg/oci).
 	core := unix.Rlimit{Cur: 1, Max: 1}

@@ -12,7 +12,7 @@ import (
 func open(t testing.TB, h *runtimetest.Host) runtimetest.Runtime {
 	t.Helper()
 	d, err := runsc.New(runsc.Config{
-		Binary: filepath.Join(h.Bin, "runsc"), Root: h.Root, Bundle: h.Bundle, StartInCgroup: h.StartInCgroup,
+		Binary: filepath.Join(h.Bin, "runsc"), Root: h.Root, Bundle: h.Bundle, StartInCgroup: h.StartInCgroup, Processes: h.Processes,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -144,6 +145,26 @@ func (h *Host) startInCgroup(id string, cmd *exec.Cmd) (err error) {
 	cmd.SysProcAttr.UseCgroupFD = true
 	cmd.SysProcAttr.CgroupFD = int(dir.Fd())
 	return cmd.Start()
+}
+
+// Processes lists those in the leaf of id.
+func (h *Host) Processes(id string) (pids []int, err error) {
+	_, v2, err := mounts()
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(filepath.Join(v2, leaf(id), "cgroup.procs"))
+	if err != nil {
+		return nil, err
+	}
+	for f := range strings.FieldsSeq(string(b)) {
+		pid, err := strconv.Atoi(f)
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, pid)
+	}
+	return pids, nil
 }
 
 // A Box is one sandbox and the near end of its stdin.
