@@ -151,9 +151,14 @@ func (p *Process) run(started chan<- error) {
 	defer runtime.UnlockOSThread()
 	err := p.cmd.Start()
 	started <- err
-	if err == nil {
-		p.done <- p.cmd.Wait()
+	if err != nil {
+		return
 	}
+	err = p.cmd.Wait()
+	if errors.Is(err, exec.ErrWaitDelay) {
+		err = nil // it ended well; a fork of this program had a copy of its pipe for a moment
+	}
+	p.done <- err
 }
 
 // Wait returns when the child has ended. Its own words come as an errs.Error of

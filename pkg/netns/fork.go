@@ -228,8 +228,13 @@ func clone(flags, parentEnd, childEnd uintptr, steps []step, buf *[2]uint32) (ui
 	if errno != 0 || pid != 0 {
 		return pid, errno
 	}
-	// Without the parent's end here, the parent's death reads as end of file.
+	// Without the parent's end here, the parent's death reads as end of file. Nor is
+	// anything else of the daemon's held: pipes that others wait on, locks, listeners.
 	syscall.RawSyscall6(syscall.SYS_CLOSE, parentEnd, 0, 0, 0, 0, 0)
+	if childEnd > 0 {
+		syscall.RawSyscall6(unix.SYS_CLOSE_RANGE, 0, childEnd-1, 0, 0, 0, 0)
+	}
+	syscall.RawSyscall6(unix.SYS_CLOSE_RANGE, childEnd+1, 1<<32-1, 0, 0, 0, 0)
 	// Wait for the id mappings.
 	n, _, _ := syscall.RawSyscall6(syscall.SYS_READ, childEnd, uintptr(unsafe.Pointer(buf)), 1, 0, 0, 0)
 	if n == 1 {
