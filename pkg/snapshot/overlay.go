@@ -316,7 +316,8 @@ func (s *Store) detachedClonesWork() bool {
 			return false
 		}
 	}
-	o := overlay{source: "sandboxd-probe", disk: dir, lowers: []string{filepath.Join(dir, "l")}, userns: int(s.cfg.IdentityUserNS.Fd()), later: s.bg.Go}
+	// Volatile, or its end would sync all that anybody has on that disk.
+	o := overlay{source: "sandboxd-probe", volatile: true, disk: dir, lowers: []string{filepath.Join(dir, "l")}, userns: int(s.cfg.IdentityUserNS.Fd()), later: s.bg.Go}
 	fsfd, err := o.configure()
 	if err != nil {
 		return false

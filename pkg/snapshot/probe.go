@@ -30,7 +30,8 @@ func probe(dir string, users *os.File, detached func(*overlay) error) (how strin
 	// The target is not on the disk: where mounts are shared (systemd makes / so),
 	// the disk's clone would get the overlay too, and take it along when it goes.
 	o := overlay{
-		source: "sandboxd-probe", disk: filepath.Join(tmp, "d"), lowers: []string{filepath.Join(tmp, "l")}, userns: int(users.Fd()),
+		source: "sandboxd-probe", volatile: true, // or its end would sync all that anybody has on that disk
+		disk: filepath.Join(tmp, "d"), lowers: []string{filepath.Join(tmp, "l")}, userns: int(users.Fd()),
 		target: filepath.Join(tmp, "m"), private: filepath.Join(tmp, clonesDir), later: func(f func()) { f() },
 	}
 	if err = detached(&o); err == nil {

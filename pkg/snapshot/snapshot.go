@@ -28,6 +28,7 @@
 package snapshot
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -74,6 +75,9 @@ type Config struct {
 	// HostPaths are the directories of the host that sandboxes may mount, with all
 	// that is below them.
 	HostPaths []string
+
+	// Patience is how long Close waits for the kernel: 5 s if zero.
+	Patience time.Duration
 
 	// AttachedClones mounts the way Linux 6.1 needs it. It is found out by
 	// trying; tests force it.
@@ -294,13 +298,14 @@ func (s *Store) PoolSpace() (free, total int64, err error) {
 	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
 }
 
-// closePatience is how long Close waits for the kernel.
+// closePatience is how long Close waits for the kernel, by default.
 const closePatience = 5 * time.Second
 
 // Close waits for work in the background, and gives up on what the kernel takes
 // long to write back: it goes on without us. Pool and root file systems stay
 // mounted: sandboxes outlive the daemon.
 func (s *Store) Close() error {
+	patience := cmp.Or(s.cfg.Patience, closePatience)
 	done := make(chan struct{})
 	go func() {
 		s.bg.Wait()
@@ -309,8 +314,8 @@ func (s *Store) Close() error {
 	select {
 	case <-done:
 		return nil
-	case <-time.After(closePatience):
-		return fmt.Errorf("close the snapshot store: the kernel has not let go of all overlays or disks after %v; it goes on by itself", closePatience)
+	case <-time.After(patience):
+		return fmt.Errorf("close the snapshot store: the kernel has not let go of all overlays or disks after %v; it goes on by itself", patience)
 	}
 }
 

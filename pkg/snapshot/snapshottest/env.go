@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/instance"
@@ -56,6 +57,7 @@ func New(t testing.TB, pool string, change func(*snapshot.Config)) *Env {
 	e.Config = snapshot.Config{
 		Instance: Instance, StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"),
 		Pool: pool, PoolBytes: 512 << 20, IdentityUserNS: same,
+		Patience:  time.Hour, // by Close tests wait for the background: for a sync of all that others have on that disk
 		HostPaths: []string{filepath.Join(dir, "lent")},
 		UserNS:    func(id string) (*os.File, error) { return UserNS(e.users[id].base) },
 	}
