@@ -99,7 +99,11 @@ func (p *preScript) take(s *Server) bool {
 		case <-s.entrypoint.done:
 			return false
 		case <-t.C:
-			return true
+			if s.entrypoint.alive() && !s.entrypoint.proc.zombie() {
+				return true // another program
+			}
+			<-s.entrypoint.done // it is dead; only the news of it is late
+			return false
 		}
 	}
 	env := map[string]string{}

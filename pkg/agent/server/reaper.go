@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -35,6 +36,13 @@ type process struct {
 	done   chan struct{} // closed when reaped; status and ended are valid then
 	status syscall.WaitStatus
 	ended  time.Time
+}
+
+// zombie reports whether p has ended and was not reaped yet.
+func (p *process) zombie() bool {
+	b, err := readSmall("/proc/" + strconv.Itoa(p.pid) + "/stat")
+	st, ok := parseStat(b)
+	return err == nil && ok && (st.state == 'Z' || st.state == 'X') && st.tasks <= 1
 }
 
 // spawnSpec says what to start. Its files are the child's 0, 1 and 2.

@@ -374,7 +374,10 @@ public class Driver {
     // of these takes milliseconds, when code starts its first process; here nothing
     // interrupts it. A JDK that lacks one has another.
     static void initializeProcesses() {
-        for (String name : new String[] {"java.lang.ProcessHandleImpl", "java.lang.ProcessImpl", "java.lang.ProcessEnvironment"}) {
+        for (String name : new String[] {
+            "java.lang.ProcessHandleImpl", "java.lang.ProcessImpl", "java.lang.ProcessEnvironment",
+            "java.lang.ProcessImpl$1", "java.util.concurrent.CompletableFuture", "java.util.concurrent.ForkJoinTask",
+        }) {
             try {
                 Class.forName(name);
             } catch (ClassNotFoundException | LinkageError e) {
