@@ -94,7 +94,7 @@ func (e *Engine) restore(ctx context.Context) error {
 	}
 	if ok {
 		e.cut.Store(false)
-		e.pause = 0
+		e.pause, e.retry = 0, time.Time{}
 		return e.linksUp() // those that did not come up the last time
 	}
 	all, err := e.chains.save(ctx)

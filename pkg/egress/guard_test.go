@@ -444,6 +444,9 @@ func TestLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer kept.Close()
+	e.mu.Lock()
+	e.byID[gone].leaving = true // as Unregister does first: the guard does not put it back
+	e.mu.Unlock()
 	if err := e.delSource(gone, addr(0)); err != nil {
 		t.Fatal(err)
 	}
