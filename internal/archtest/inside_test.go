@@ -36,7 +36,7 @@ func TestInside(t *testing.T) {
 			return err
 		}
 		rel, _ := filepath.Rel(root, p)
-		if d.IsDir() && (rel == "build" || rel == ".git" || d.Name() == "mended") {
+		if d.IsDir() && (rel == "build" || rel == ".git" || d.Name() == "mended" || strings.HasPrefix(d.Name(), ".io-")) {
 			return filepath.SkipDir
 		}
 		finds := climbs[filepath.Ext(p)]

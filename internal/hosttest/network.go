@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -149,6 +150,9 @@ func exitCode(cmd *exec.Cmd) int {
 	return 0
 }
 
+// given are the ports that FreePort has returned.
+var given sync.Map
+
 // FreePort returns an address of loopback at which nobody listens, of a port that the
 // kernel gives nobody by itself (ip(7), ip_local_port_range): one of those would be a
 // client's of another test a moment later.
@@ -161,8 +165,12 @@ func FreePort(t testing.TB) netip.AddrPort {
 			last = err
 			continue
 		}
-		defer l.Close()
-		return l.Addr().(*net.TCPAddr).AddrPort()
+		l.Close()
+		addr := l.Addr().(*net.TCPAddr).AddrPort()
+		if _, again := given.LoadOrStore(addr.Port(), true); again {
+			continue
+		}
+		return addr
 	}
 	t.Fatal("no free port of loopback between 20000 and 32000: ", last)
 	return netip.AddrPort{}

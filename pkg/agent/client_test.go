@@ -77,8 +77,7 @@ func TestReadyWaitsAndKeepsItsConnection(t *testing.T) {
 	if err := c.Ready(ctx); err != nil {
 		t.Fatal(err)
 	}
-	n := dials.Load()
-	for range 3 {
+	get := func() {
 		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sandbox/ping", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -90,9 +89,21 @@ func TestReadyWaitsAndKeepsItsConnection(t *testing.T) {
 		io.Copy(io.Discard, resp.Body) //nolint:errcheck // it is empty
 		resp.Body.Close()
 	}
+	n := dials.Load()
+	get()
 	if dials.Load() != n {
-		t.Errorf("%d connections after the agent was ready, want none", dials.Load()-n)
+		t.Error("the connection that Ready made was not used")
 	}
+	// net/http drops a connection whose writer reports 50 ms late
+	// (maxWriteWaitBeforeConnReuse), as on a busy host some do; one that is not kept
+	// is a new one each time.
+	for range 10 {
+		if get(); dials.Load() == n {
+			return
+		}
+		n = dials.Load()
+	}
+	t.Error("each of ten requests made a connection")
 }
 
 // TestSpareIsClosed: the connection that Ready made is not held for a sandbox that

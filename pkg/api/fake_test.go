@@ -278,8 +278,31 @@ func (f fakeImages) Build(_ context.Context, name string, w io.Writer) (record.I
 	return f.build(w)
 }
 
+// tell says how far it is, and returns when that was sent.
+func tell(ctx context.Context, progress func(image.Progress), p image.Progress) {
+	progress(p)
+	<-ctx.Value(flushes{}).(flushes).ch
+}
+
+// flushes tells ch of each flush of an answer. It is in the context of its request.
+type flushes struct {
+	http.ResponseWriter
+	ch chan struct{}
+}
+
+func (f flushes) Unwrap() http.ResponseWriter { return f.ResponseWriter }
+
+func (f flushes) FlushError() error {
+	err := http.NewResponseController(f.ResponseWriter).Flush()
+	select {
+	case f.ch <- struct{}{}:
+	default:
+	}
+	return err
+}
+
 // Import takes a body that says what is to happen.
-func (f fakeImages) Import(_ context.Context, a image.Archive, r io.Reader, progress func(image.Progress)) (record.Image, error) {
+func (f fakeImages) Import(ctx context.Context, a image.Archive, r io.Reader, progress func(image.Progress)) (record.Image, error) {
 	if a.Name == "Bad" || a.Format == "zip" {
 		return record.Image{}, errs.New(errs.Invalid, "image %q, format %q: want others", a.Name, a.Format)
 	}
@@ -287,16 +310,16 @@ func (f fakeImages) Import(_ context.Context, a image.Archive, r io.Reader, prog
 	if _, err := io.ReadFull(r, b[:]); err != nil {
 		return record.Image{}, err
 	}
-	progress(image.Progress{Stage: "receive", Bytes: 4})
-	switch string(b[:]) {
+	switch p := (image.Progress{Stage: "receive", Bytes: 4}); string(b[:]) {
 	case "slow":
-		time.Sleep(2 * tellEvery) // so that progress is told
+		tell(ctx, progress, p)
 		_, err := io.Copy(io.Discard, r)
 		return pythonImage(), err
 	case "late":
-		time.Sleep(2 * tellEvery)
+		tell(ctx, progress, p)
 		return record.Image{}, errs.New(errs.Invalid, "layer 3 is bad")
 	case "full":
+		progress(p)
 		return record.Image{}, errs.New(errs.Exhausted, "the disk is full")
 	}
 	_, err := io.Copy(io.Discard, r)
@@ -311,15 +334,12 @@ func (f fakeImages) Pull(ctx context.Context, p image.Pull, progress func(image.
 		return record.Image{}, errs.New(errs.NotFound, "no registry is configured for %q", p.Name)
 	}
 	f.pulled = append(f.pulled, ctx)
-	progress(image.Progress{Stage: image.StageDownload, Bytes: 1, Total: 2})
-	switch {
-	case strings.HasSuffix(p.Name, "late"):
-		time.Sleep(2 * tellEvery) // so that progress is told
-		return record.Image{}, errs.New(errs.Denied, "the registry refuses the password")
-	case strings.HasSuffix(p.Name, "denied"):
+	if !strings.HasSuffix(p.Name, "denied") {
+		tell(ctx, progress, image.Progress{Stage: image.StageDownload, Bytes: 1, Total: 2})
+	}
+	if strings.HasSuffix(p.Name, "late") || strings.HasSuffix(p.Name, "denied") {
 		return record.Image{}, errs.New(errs.Denied, "the registry refuses the password")
 	}
-	time.Sleep(2 * tellEvery)
 	return pythonImage(), nil
 }
 
@@ -460,6 +480,11 @@ func (w *world) serve(network, addr string, l Listener) string {
 
 func (w *world) serveOn(ln net.Listener, l Listener) string {
 	hs := w.s.HTTPServer(l)
+	handler := hs.Handler
+	hs.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		f := flushes{rw, make(chan struct{}, 1)}
+		handler.ServeHTTP(f, r.WithContext(context.WithValue(r.Context(), flushes{}, f)))
+	})
 	go hs.Serve(ln) //nolint:errcheck // ends with Close
 	w.t.Cleanup(func() { hs.Close() })
 	return "http://" + ln.Addr().String()

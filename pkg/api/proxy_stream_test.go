@@ -261,16 +261,21 @@ func TestProxyEndsWithItsLife(t *testing.T) {
 	at := "/sandboxes/" + sb.ID + "/proxy/8000/"
 	again := func(r *record.Record) { r.Started = time.Now() }
 	w.set(sb.ID, again)
-	for range 2 {
-		w.do("GET", at, "")
-	}
-	if n := conns.Load(); n != 1 {
-		t.Errorf("%d connections for two requests", n)
+	// net/http drops a connection whose writer reports 50 ms late
+	// (maxWriteWaitBeforeConnReuse), as on a busy host some do.
+	n := conns.Load()
+	for range 10 {
+		if w.do("GET", at, ""); conns.Load() == n {
+			break
+		}
+		if n++; conns.Load() != n || n == 10 {
+			t.Fatalf("%d connections for %d requests", conns.Load(), n)
+		}
 	}
 	w.set(sb.ID, again)
 	w.do("GET", at, "")
-	if n := conns.Load(); n != 2 {
-		t.Errorf("%d connections of two lives", n)
+	if conns.Load() != n+1 {
+		t.Errorf("%d connections of two lives, %d of the first", conns.Load(), n)
 	}
 	go func() {
 		<-asked

@@ -27,7 +27,7 @@ func Probe() (mode string, swap bool, err error) {
 }
 
 func startInside(mount string) (err error) {
-	dir, err := os.MkdirTemp(mount, "sandboxd-probe-")
+	dir, err := os.MkdirTemp(mount, fmt.Sprintf("sandboxd-probe-%d-", os.Getpid()))
 	if err != nil {
 		return fmt.Errorf("make a cgroup below %s: %w", mount, err)
 	}

@@ -1,6 +1,8 @@
 package cgroups
 
 import (
+	"fmt"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -13,10 +15,11 @@ func TestProbe(t *testing.T) {
 	if err != nil || mode == "" {
 		t.Errorf("%q, %v", mode, err)
 	}
-	if left, _ := filepath.Glob("/sys/fs/cgroup/sandboxd-probe-*"); len(left) > 0 {
+	name := fmt.Sprintf("sandboxd-probe-%d-*", os.Getpid()) // other processes have their own
+	if left, _ := filepath.Glob("/sys/fs/cgroup/" + name); len(left) > 0 {
 		t.Errorf("left %v", left)
 	}
-	if left, _ := filepath.Glob("/sys/fs/cgroup/*/sandboxd-probe-*"); len(left) > 0 {
+	if left, _ := filepath.Glob("/sys/fs/cgroup/*/" + name); len(left) > 0 {
 		t.Errorf("left %v", left)
 	}
 }

@@ -138,7 +138,7 @@ func testIO(t *testing.T, e *env) {
 		t.Fatal("this host can not limit I/O")
 	}
 	t.Logf("what the page cache writes back is limited: %v", writeback)
-	dir, err := os.MkdirTemp(".", "io-") // not /tmp, which may be memory
+	dir, err := os.MkdirTemp(".", ".io-") // not /tmp, which may be memory; go and archtest pass it by
 	e.must(err)
 	defer os.RemoveAll(dir)
 	path, err := filepath.Abs(dir + "/file")

@@ -185,23 +185,36 @@ func TestAttachWaits(t *testing.T) {
 	// A client that heard no ping of the agent would give up after one and a half of
 	// its own, while the agent's come far more often than that, on a busy host too.
 	const patient, every, rounds = time.Second, 100 * time.Millisecond, 20
-	var typed []byte
-	s, term := newPtyServer(t, func(ctx context.Context, ws *websocket.Conn) {
-		says(connected)(ctx, ws)
-		for range rounds { // it reads nothing, so it sees no answer
-			hold, cancel := context.WithTimeout(ctx, every)
-			ws.Ping(hold) //nolint:errcheck // that it is sent is enough
-			cancel()
+	for try := 1; ; try++ {
+		var typed []byte
+		var round time.Duration // the longest
+		s, term := newPtyServer(t, func(ctx context.Context, ws *websocket.Conn) {
+			says(connected)(ctx, ws)
+			for range rounds { // it reads nothing, so it sees no answer
+				began := time.Now()
+				hold, cancel := context.WithTimeout(ctx, every)
+				ws.Ping(hold) //nolint:errcheck // that it is sent is enough
+				cancel()
+				round = max(round, time.Since(began))
+			}
+			_, typed, _ = ws.Read(ctx)
+			says(exited)(ctx, ws)
+		})
+		term.c.ping = patient
+		exit, err := term.Attach(t.Context(), View{In: strings.NewReader("typed"), Out: io.Discard})
+		s.mu.Lock() // which the script holds
+		connections, late := len(s.queries), round > patient
+		s.mu.Unlock()
+		if err != nil && late && try < 10 {
+			continue // this process stood still, so the agent did say nothing
 		}
-		_, typed, _ = ws.Read(ctx)
-		says(exited)(ctx, ws)
-	})
-	term.c.ping = patient
-	if exit, err := term.Attach(t.Context(), View{In: strings.NewReader("typed"), Out: io.Discard}); err != nil || exit.Code != 7 || string(typed) != "\x00typed" || len(s.queries) != 1 {
-		t.Errorf("%+v, %v; the agent got %q over %d connections", exit, err, typed, len(s.queries))
+		if err != nil || exit.Code != 7 || string(typed) != "\x00typed" || connections != 1 {
+			t.Errorf("%+v, %v; the agent got %q over %d connections", exit, err, typed, connections)
+		}
+		break
 	}
 	silent := make(chan struct{})
-	_, term = newPtyServer(t, func(ctx context.Context, ws *websocket.Conn) {
+	_, term := newPtyServer(t, func(ctx context.Context, ws *websocket.Conn) {
 		says(connected)(ctx, ws)
 		<-silent
 	})

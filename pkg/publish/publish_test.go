@@ -258,7 +258,10 @@ func TestTooMany(t *testing.T) {
 			if err != nil {
 				return
 			}
-			go io.Copy(c, c) //nolint:errcheck // an echo
+			go func() {
+				io.Copy(c, c) //nolint:errcheck // an echo
+				c.Close()
+			}()
 		}
 	}()
 	talk := func() (c net.Conn, ok bool) {

@@ -58,6 +58,7 @@ func TestFetch(t *testing.T) {
 		if err != nil || r.State != record.Running || r.Spec.Labels["colour"] != "blue" || !slices.Equal(r.Spec.Image.Layers, []string{"sha256:far"}) || r.Spec.Image.Config.Labels != nil {
 			t.Errorf("%+v, %v", r, err)
 		}
+		synctest.Wait()
 		if s := m.Steps(r.ID); s[0] != (Step{stepImage, time.Hour}) || turns != 1 {
 			t.Errorf("steps %v, %d turns", s, turns)
 		}

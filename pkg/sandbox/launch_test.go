@@ -71,6 +71,7 @@ func TestWaiting(t *testing.T) {
 		if err != nil || r.State != record.Running || r.Spec.Labels["colour"] != "blue" || !r.Expires.Equal(later) {
 			t.Fatalf("%+v, %v", r, err)
 		}
+		synctest.Wait()
 		if got := m.Steps(r.ID); got[0].Name != stepQueue || got[0].Took < createSlack || len(got) != 12 {
 			t.Errorf("steps %v", got)
 		}

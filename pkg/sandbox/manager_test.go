@@ -38,6 +38,7 @@ func mustCreate(t *testing.T, m *Manager, s record.Spec) record.Record {
 	r, err := m.Create(t.Context(), s)
 	if err == nil {
 		r, err = m.Await(t.Context(), r.ID)
+		synctest.Wait() // Await may see it run a moment before its creation is over
 	}
 	if err != nil || r.State != record.Running {
 		t.Fatalf("create: %v, state %q: %s", err, r.State, r.Message)
@@ -94,6 +95,7 @@ func TestCreateIsAsynchronous(t *testing.T) {
 		if r, err := m.Await(t.Context(), r.ID); err != nil || r.State != record.Running {
 			t.Fatalf("await: %s, %v", r.State, err)
 		}
+		synctest.Wait()
 		var names []string
 		for _, s := range m.Steps(r.ID) {
 			names = append(names, s.Name)

@@ -293,21 +293,25 @@ func TestCopied(t *testing.T) {
 	path := filepath.Join(dir, "sandboxd.db")
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKill$") // its other end is there
 	cmd.Env = append(os.Environ(), "STORE_TEST_WRITER="+path, "STORE_TEST_ROUND=0")
-	out, err := cmd.StdoutPipe()
+	out, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	defer out.Close()
+	// It runs ahead of its reader by this much only, and never out of slots.
+	if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 4096); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout = w
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
 		cmd.Process.Kill() //nolint:errcheck // it may be gone
 		cmd.Wait()         //nolint:errcheck // killed
 	}()
-	// It runs ahead of its reader by this much only, and never out of slots.
-	if _, err := unix.FcntlInt(out.(*os.File).Fd(), unix.F_SETPIPE_SZ, 4096); err != nil {
-		t.Fatal(err)
-	}
 	lines := bufio.NewScanner(out)
 	acked := map[string]bool{}
 	for round := range 15 {

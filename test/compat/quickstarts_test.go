@@ -38,7 +38,7 @@ var quickstarts = []struct {
 	{"code-interpreter/07-0-run-with-language-default-language-context.py", nil},
 	{"code-interpreter/08-1-java-code-execution.py", []string{"Calculating sum...", "Sum: 30"}},
 	{"code-interpreter/09-2-python-with-state-persistence.py", nil},
-	{"code-interpreter/10-3-streaming-output-handling.py", []string{"STDOUT: 0", "STDOUT: 4"}},
+	{"code-interpreter/10-3-streaming-output-handling.py", []string{"STDOUT: 0", "4\n"}}, // two prints may come as one event
 	{"code-interpreter/11-4-multi-language-context-isolation.py", nil},
 	{"osb", []string{`"config_file_exists": true`, "/tmp/dev.toml", "\n2\n", "\nhello\n"}},
 	{"javascript/04-quick-start.ts", []string{"Hello Sandbox!"}},

@@ -139,13 +139,14 @@ func (s *session) runAtTerminal(c command) (printed []string, status int, err er
 	limit := time.AfterFunc(hosttest.Patient(commandLimit), func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 	defer limit.Stop()
 	var shown []byte
+	fresh := 0 // where what was shown since the last keys begins: a prompt before them is not the next
 	for _, line := range c.prints {
 		m := prompt.FindStringSubmatch(line)
 		if m == nil {
 			continue
 		}
 		var b [4096]byte
-		for err == nil && !bytes.HasSuffix(shown, []byte(m[1])) {
+		for err == nil && !bytes.HasSuffix(shown[fresh:], []byte(m[1])) {
 			var n int
 			n, err = out.Read(b[:])
 			shown = append(shown, b[:n]...)
@@ -156,6 +157,7 @@ func (s *session) runAtTerminal(c command) (printed []string, status int, err er
 		} else {
 			shown = append(shown, m[2]...) // a terminal does not show them
 		}
+		fresh = len(shown)
 		if _, err := io.WriteString(in, typed); err != nil {
 			break
 		}

@@ -5,11 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,20 +43,28 @@ func (h host) places(t *testing.T) map[string]int {
 	return out
 }
 
-// post asks for n sandboxes and waits for none of them.
+// post asks for n sandboxes and waits for none of them. It asks for all at once, or
+// on a disk that is slow to sync one would be made before the next is asked for.
 func post(t *testing.T, c *client.Client, n int, runtime, who string) (ids []string) {
 	t.Helper()
+	ids = make([]string, n)
+	var wg sync.WaitGroup
 	for i := range n {
-		r := spec(runtime)
-		r.Extensions[client.ExtName] = fmt.Sprintf("%s-%d", who, i)
-		sb, err := c.Create(t.Context(), r, false)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if sb.Status.State != client.Pending {
-			t.Errorf("%s is %+v", sb.ID, sb.Status)
-		}
-		ids = append(ids, sb.ID)
+		wg.Go(func() {
+			r := spec(runtime)
+			r.Extensions[client.ExtName] = fmt.Sprintf("%s-%d", who, i)
+			sb, err := c.Create(t.Context(), r, false)
+			if err != nil {
+				t.Error(err)
+			} else if sb.Status.State != client.Pending {
+				t.Errorf("%s is %+v", sb.ID, sb.Status)
+			}
+			ids[i] = sb.ID
+		})
+	}
+	wg.Wait()
+	if t.Failed() {
+		t.FailNow()
 	}
 	return ids
 }
@@ -121,11 +131,24 @@ func TestQueue(t *testing.T) {
 				}
 				taken[n] = true
 			}
+			line := slices.SortedFunc(maps.Keys(at), func(a, b string) int { return at[a] - at[b] })
+			few := func(id string) bool { return slices.Contains(ids[20:], id) }
+			n := len(slices.DeleteFunc(slices.Clone(line), func(id string) bool { return !few(id) }))
+			for i := 1; i < 2*min(n, len(line)-n); i++ { // as long as both have some
+				if few(line[i]) == few(line[i-1]) {
+					t.Errorf("places %d and %d are one client's", i, i+1)
+				}
+			}
 			for limit := time.Now().Add(hosttest.Patient(time.Minute)); len(at) > 0; {
 				now := h.places(t)
 				for id, n := range now {
 					if n > at[id] {
 						t.Errorf("%s waited for %d and then for %d", id, at[id], n)
+					}
+				}
+				for id, n := range at { // whose turn came were the first
+					if _, waits := now[id]; !waits && n > len(at)-len(now) {
+						t.Errorf("%s waited for %d, and %d turns came", id, n, len(at)-len(now))
 					}
 				}
 				at = now
@@ -142,12 +165,7 @@ func TestQueue(t *testing.T) {
 				}
 				return nil
 			})
-			order := strings.Join(seen.list()[already:], " ")
-			// Some of the twenty may have run before the ten were asked for.
-			if turns := order[strings.Index(order, "few"):strings.LastIndex(order, "few")]; strings.Count(turns, "many") > 13 {
-				t.Errorf("while ten of one client came to run more than 13 of the other did: %s", order)
-			}
-			t.Log(order)
+			t.Log(strings.Join(seen.list()[already:], " "))
 			h.answers(t, ids[29])
 			h.deleteAll(t)
 			h.holdsOnly(t, before)
@@ -174,8 +192,9 @@ func (h host) deleteInQueue(t *testing.T, runtime string) time.Duration {
 	t.Helper()
 	ids := post(t, h.api, 12, runtime, "w")
 	defer h.deleteAll(t)
-	last := ids[len(ids)-1]
-	if h.places(t)[last] < 2 {
+	at := h.places(t)
+	last := slices.MaxFunc(ids, func(a, b string) int { return at[a] - at[b] })
+	if at[last] < 2 {
 		return time.Hour
 	}
 	gone := make(chan error, 1)
@@ -198,7 +217,7 @@ func (h host) deleteInQueue(t *testing.T, runtime string) time.Duration {
 	if err := <-gone; wait > 0 && !errs.Is(err, errs.NotFound) {
 		t.Errorf("who waited for it got %v", err)
 	}
-	for _, id := range ids[:len(ids)-1] {
+	for _, id := range slices.DeleteFunc(ids, func(id string) bool { return id == last }) {
 		h.awaitState(t, id, client.Running, 30*time.Second)
 	}
 	if wait == 0 {
@@ -214,35 +233,42 @@ func TestKillWithQueue(t *testing.T) {
 	before := h.empty(t)
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
-			ids := post(t, h.api, 25, runtime, "k")
-			if n := len(h.places(t)); n < 10 {
-				t.Fatalf("only %d wait", n)
+			// Where this process stands still between the two, fewer wait.
+			var waited []int
+			for len(waited) < 5 && (len(waited) == 0 || waited[len(waited)-1] < 10) {
+				waited = append(waited, h.killWithQueue(t, runtime))
+				h.deleteAll(t)
+				h.holdsOnly(t, before)
 			}
-			h.Kill()
-			if err := h.TryStart(); err != nil {
-				t.Fatal(err)
+			if waited[len(waited)-1] < 10 {
+				t.Errorf("of 25 waited %v", waited)
 			}
-			failed := 0
-			for _, id := range ids {
-				sb, err := h.api.Get(t.Context(), id)
-				switch {
-				case err != nil:
-					t.Errorf("%s is lost: %v", id, err)
-				case sb.Status.State == client.Running:
-					h.answers(t, id)
-				case sb.Status.State == client.Failed && strings.Contains(sb.Status.Message, "sandboxd stopped in the middle"):
-					failed++
-				default:
-					t.Errorf("%s is %+v", id, sb.Status)
-				}
-			}
-			if failed < 10 {
-				t.Errorf("only %d of 25 waited", failed)
-			}
-			h.deleteAll(t)
-			h.holdsOnly(t, before)
 		})
 	}
+}
+
+// killWithQueue asks for 25 sandboxes, kills the daemon, and returns how many waited.
+func (h host) killWithQueue(t *testing.T, runtime string) (waited int) {
+	t.Helper()
+	ids := post(t, h.api, 25, runtime, "k")
+	h.Kill()
+	if err := h.TryStart(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range ids {
+		sb, err := h.api.Get(t.Context(), id)
+		switch {
+		case err != nil:
+			t.Errorf("%s is lost: %v", id, err)
+		case sb.Status.State == client.Running:
+			h.answers(t, id)
+		case sb.Status.State == client.Failed && strings.Contains(sb.Status.Message, "sandboxd stopped in the middle"):
+			waited++
+		default:
+			t.Errorf("%s is %+v", id, sb.Status)
+		}
+	}
+	return waited
 }
 
 // setting restarts the daemon with one line more in a table of its configuration.

@@ -62,6 +62,7 @@ func TestRestore(t *testing.T) {
 	if err := h.api.Delete(t.Context(), gone.ID); err != nil {
 		t.Fatal(err)
 	}
+	h.holdsNothingOf(t, gone.ID)
 	if _, err := h.api.Restart(t.Context(), again.ID, true); err != nil {
 		t.Fatal(err)
 	}

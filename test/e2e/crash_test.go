@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,6 +69,7 @@ func TestKillAtEveryStep(t *testing.T) {
 			})
 		}
 		h.deleteAll(t)
+		h.holdsNothingOf(t, b)
 	}
 }
 
@@ -195,15 +197,21 @@ func live(ctx context.Context, h host, runtime string) {
 		func() error { return h.api.Delete(ctx, b.ID) },
 		func() error { return h.api.Delete(ctx, c.ID) },
 		// What follows the answer to a delete may be what kills.
-		func() error { return h.erased(ctx) },
+		func() error { return h.erased(ctx, a.ID, b.ID, c.ID) },
 	} {
 		if err := step(); err != nil {
 			break
 		}
 	}
-	select {
-	case <-h.Ended():
-	case <-time.After(time.Second):
+	for { // it is dead, or answers
+		select {
+		case <-h.Ended():
+			return
+		case <-time.After(10 * time.Millisecond):
+		}
+		if _, err := h.api.Version(ctx); err == nil || ctx.Err() != nil {
+			return
+		}
 	}
 }
 
@@ -240,13 +248,21 @@ func (h host) ended(ctx context.Context, id string) error {
 	}
 }
 
-// erased waits until the daemon is dead or has had time to finish its deletes.
-func (h host) erased(context.Context) error {
-	select {
-	case <-h.Ended():
-	case <-time.After(time.Second):
+// erased waits until the daemon is dead or says that it has finished its deletes.
+func (h host) erased(ctx context.Context, ids ...string) error {
+	for {
+		log := h.Log()
+		if !slices.ContainsFunc(ids, func(id string) bool { return !strings.Contains(log, "op=delete sandbox="+id+" ") }) {
+			return nil
+		}
+		select {
+		case <-h.Ended():
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(10 * time.Millisecond):
+		}
 	}
-	return nil
 }
 
 // agree fails the test unless every record is in a state that lasts, and what

@@ -90,6 +90,10 @@ func TestClientHangsUp(t *testing.T) {
 					h.answers(t, sb.ID)
 				}
 			}
+			// One that was given up may still be on its way to the store: a daemon that
+			// stops waits for it.
+			h.Stop()
+			h.Start()
 			h.deleteAll(t)
 			h.holdsOnly(t, before)
 		})

@@ -55,7 +55,7 @@ func TestDoctor(t *testing.T) {
 	for _, id := range ids {
 		h.answers(t, id)
 	}
-	left, _ := filepath.Glob(filepath.Join(filepath.Dir(h.StateDir), "*", "sandboxd-probe-*"))
+	left, _ := filepath.Glob(filepath.Join(h.StateDir, "sandboxd-probe-*"))
 	if len(left) > 0 {
 		t.Errorf("left %v", left)
 	}

@@ -197,6 +197,20 @@ func (h host) holdsOnly(t testing.TB, before []string) {
 	})
 }
 
+// holdsNothingOf waits until nothing of a sandbox that was deleted is left on the
+// host. What was held before something else is noted only then.
+func (h host) holdsNothingOf(t testing.TB, id string) {
+	t.Helper()
+	settles(t, func() error {
+		for _, line := range h.holds() {
+			if strings.Contains(line, id) {
+				return fmt.Errorf("the host holds %s", line)
+			}
+		}
+		return nil
+	})
+}
+
 // A line is one of the daemon's log.
 type line struct {
 	at   time.Time // when the daemon wrote it

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,8 +26,9 @@ const (
 	awayAddr  = "198.51.100.1"
 )
 
-// serveAway echoes on TCP 80 and 443 of awayAddr until the end of the test.
-func serveAway(t *testing.T) {
+// serveAway echoes on TCP 80 and 443 of awayAddr until the end of the test, and counts
+// the bytes.
+func serveAway(t *testing.T) *atomic.Int64 {
 	t.Helper()
 	drop := func() { // also what a killed run left
 		_ = exec.Command("ip", "link", "del", awayLink).Run()
@@ -34,6 +36,7 @@ func serveAway(t *testing.T) {
 	}
 	drop()
 	t.Cleanup(drop)
+	carried := new(atomic.Int64)
 	for _, line := range []string{
 		"netns add " + awayNetns,
 		"link add " + awayLink + " type veth peer name away netns " + awayNetns,
@@ -63,7 +66,7 @@ func serveAway(t *testing.T) {
 			var l net.Listener
 			if l, err = net.Listen("tcp4", "0.0.0.0:"+port); err == nil {
 				t.Cleanup(func() { l.Close() })
-				go echo(l)
+				go echo(l, carried)
 			}
 		}
 		made <- err
@@ -71,9 +74,14 @@ func serveAway(t *testing.T) {
 	if err := <-made; err != nil {
 		t.Fatal(err)
 	}
+	return carried
 }
 
-func echo(l net.Listener) {
+type tally struct{ n *atomic.Int64 }
+
+func (t tally) Write(b []byte) (int, error) { t.n.Add(int64(len(b))); return len(b), nil }
+
+func echo(l net.Listener, carried *atomic.Int64) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
@@ -81,7 +89,7 @@ func echo(l net.Listener) {
 		}
 		go func() {
 			defer c.Close()
-			io.Copy(c, c) //nolint:errcheck // the guest sees what is missing
+			io.Copy(io.MultiWriter(c, tally{carried}), c) //nolint:errcheck // the guest sees what is missing
 		}()
 	}
 }
@@ -91,7 +99,7 @@ func echo(l net.Listener) {
 const (
 	// One connection, on which a line goes to and fro.
 	talk = `exec 3<>/dev/tcp/` + awayAddr + `/443
-while echo x >&3 && read -t 3 -u 3; do echo $(date +%s%3N) tick; sleep 0.05; done; echo $(date +%s%3N) broken`
+while echo x >&3 && read -t 60 -u 3; do echo $(date +%s%3N) tick; sleep 0.05; done; echo $(date +%s%3N) broken`
 	// Ever new connections; each may take a second.
 	knock = `while :; do
 for port in 443 80; do
@@ -105,7 +113,7 @@ done; sleep 0.05; done`
 // daemon again, and what was denied is denied at all times.
 func TestNetworkWhileAway(t *testing.T) {
 	h := connect(t, daemontest.Prepare(t, daemontest.Options{}))
-	serveAway(t) // under the lock that Prepare took: there is one on a host
+	carried := serveAway(t) // under the lock that Prepare took: there is one on a host
 	h.Start()
 	daemontest.Image(t, h.Daemon, "base")
 	for _, name := range runtimes {
@@ -150,12 +158,15 @@ func TestNetworkWhileAway(t *testing.T) {
 				})
 			}
 			works(time.Time{})
-			// Long enough for 30 lines, as they come with a daemon.
-			lines := said(talking, "tick", time.Time{}, ever)
-			each := time.Duration(lines[len(lines)-1]-lines[0]) * time.Millisecond / time.Duration(len(lines)-1)
 			h.Kill()
-			killed := time.Now()
-			time.Sleep(max(3*time.Second, 30*each))
+			killed, from := time.Now(), carried.Load()
+			time.Sleep(3 * time.Second) // new connections are tried
+			eventually(t, 30*time.Second, func() error {
+				if n := (carried.Load() - from) / 2; n < 12 { // lines; what knocks sends nothing
+					return fmt.Errorf("while no daemon was there %d lines came", n)
+				}
+				return nil
+			})
 			back := time.Now()
 			if err := h.TryStart(); err != nil {
 				t.Fatal(err)

@@ -134,7 +134,14 @@ func TestTimeoutAcrossRestart(t *testing.T) {
 		return all
 	}
 	soon(t, time.Second, "expire", func() (late time.Duration) {
-		all := live(10 * time.Second)
+		all := live(time.Hour)
+		for i := range all { // how long it took to make them does not count
+			if _, err := h.api.Renew(t.Context(), all[i].ID, time.Now().Add(hosttest.Patient(10*time.Second))); err != nil {
+				t.Fatal(err)
+			}
+			at := h.expires(t, all[i].ID)
+			all[i].ExpiresAt = &at
+		}
 		h.Kill()
 		time.Sleep(time.Second)
 		h.Start()
@@ -206,11 +213,13 @@ func TestEndWhileAway(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
-			well := h.create(t, spec(runtime, "sh", "-c", "sleep 1; echo done"))
-			ill := h.create(t, spec(runtime, "sh", "-c", "sleep 1; echo broken >&2; exit 7"))
-			shot := h.create(t, spec(runtime, "sh", "-c", "sleep 1; kill -9 $$"))
+			well := h.create(t, spec(runtime, "sh", "-c", "sleep 5; echo done"))
+			ill := h.create(t, spec(runtime, "sh", "-c", "sleep 5; echo broken >&2; exit 7"))
+			shot := h.create(t, spec(runtime, "sh", "-c", "sleep 5; kill -9 $$"))
 			h.Kill()
-			time.Sleep(2 * time.Second)
+			for _, id := range []string{well.ID, ill.ID, shot.ID} { // their agents sync what they leave behind
+				eventually(t, 30*time.Second, func() error { return h.lifeless(id) })
+			}
 			if err := h.TryStart(); err != nil {
 				t.Fatal(err)
 			}

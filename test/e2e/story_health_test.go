@@ -112,7 +112,10 @@ func tellRestart(t *testing.T, l *lab) {
 	id := l.make("--restart", "on-failure:2", "base", "--", "sh", "-c", "echo life >>/lives; wc -l </lives; exit 3")
 	seen := false
 	eventually(t, 20*time.Second, func() error {
-		i := l.inspect(id)
+		i, err := l.api.Inspect(t.Context(), id) // no program: it would be late for a wait of a second
+		if err != nil {
+			return err
+		}
 		if i.Sandboxd.NextStart != nil && i.Status.State == client.Pending && i.Status.Reason == "exited" {
 			seen = true
 		}
@@ -132,18 +135,28 @@ func tellRestart(t *testing.T, l *lab) {
 	// While it waits, stop keeps it and rm removes it.
 	for _, end := range []string{"stop", "rm"} {
 		id := l.make("--no-wait", "--restart", "always", "base", "--", "sh", "-c", "echo life >>/lives")
-		eventually(t, 10*time.Second, func() error {
-			if i := l.inspect(id); i.Sandboxd.NextStart == nil || i.Sandboxd.Restarts < 1 {
-				return fmt.Errorf("%+v, %+v", i.Status, i.Sandboxd)
+		var i client.Inspection
+		var ps string
+		for n := 1; ; n = i.Sandboxd.Restarts + 1 { // each wait is twice as long as the last: in one of them there is time
+			eventually(t, 20*time.Second, func() (err error) {
+				if i, err = l.api.Inspect(t.Context(), id); err == nil && (i.Sandboxd.NextStart == nil || i.Sandboxd.Restarts < n) {
+					err = fmt.Errorf("%+v, %+v", i.Status, i.Sandboxd)
+				}
+				return err
+			})
+			if i.Sandboxd.NextStart == nil || i.Sandboxd.Restarts > 4 {
+				t.Fatalf("no wait was long enough: %+v", i.Sandboxd)
 			}
-			return nil
-		})
-		if ps := l.ok("ps"); !strings.Contains(ps, "Pending (restarting, exited)") {
+			if ps = l.ok("ps"); time.Until(*i.Sandboxd.NextStart) > 1500*time.Millisecond {
+				break
+			}
+		}
+		if !strings.Contains(ps, "Pending (restarting, exited)") {
 			t.Errorf("ps printed %s", ps)
 		}
-		before := l.inspect(id).Sandboxd.Restarts
+		before := i.Sandboxd.Restarts
 		l.ok(end, id)
-		time.Sleep(3 * time.Second) // longer than its back-off
+		time.Sleep(time.Until(*i.Sandboxd.NextStart) + time.Second) // it is not started then
 		if end == "rm" {
 			l.gone(t, id)
 			continue

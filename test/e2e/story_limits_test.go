@@ -2,6 +2,8 @@ package e2e_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -154,14 +156,37 @@ while time.time() < end: pass
 func tellCPU(t *testing.T, l *lab) {
 	id := l.make("python", "--cpu", "500m")
 	l.ok("exec", "-d", id, "--", "python3", "-c", spin)
-	before := l.usage(id)
+	before, held := l.usage(id), l.throttled(id)
 	time.Sleep(2 * time.Second) // this is what is measured
-	after := l.usage(id)
-	share := float64(after.CPUMicros-before.CPUMicros) / float64(after.Time.Sub(before.Time).Microseconds())
-	if share > 0.62 || share < 0.2 {
-		t.Errorf("with 500m the sandbox got %.2f of a core", share)
+	held, after := l.throttled(id)-held, l.usage(id)
+	used := after.CPUMicros - before.CPUMicros
+	share := float64(used) / float64(after.Time.Sub(before.Time).Microseconds())
+	// A busy host may have less for it than the limit. But in each period in which the
+	// limit held it up it had had its 50 ms.
+	if share > 0.62 || share < 0.2 && used < held*40_000-50_000 {
+		t.Errorf("with 500m the sandbox got %.2f of a core, and was held up in %d periods", share, held)
 	}
-	t.Logf("500m is %.2f of a core", share)
+	t.Logf("500m is %.2f of a core; held up in %d periods", share, held)
+}
+
+// throttled is in how many periods of 100 ms its limit of CPU time held a sandbox up.
+func (l *lab) throttled(id string) (most int64) {
+	l.Helper()
+	leaf, found := l.inspect(id).Host["cgroup"], false
+	for _, group := range []string{leaf, filepath.Dir(leaf)} { // the limit is on one of them, or both
+		for _, mount := range []string{"/sys/fs/cgroup/cpu", "/sys/fs/cgroup"} {
+			b, err := os.ReadFile(mount + group + "/cpu.stat")
+			if _, rest, ok := strings.Cut(string(b), "nr_throttled "); err == nil && ok {
+				var n int64
+				fmt.Sscan(rest, &n) //nolint:errcheck // the kernel's
+				most, found = max(most, n), true
+			}
+		}
+	}
+	if !found {
+		l.Fatalf("no cpu.stat of %s", leaf)
+	}
+	return most
 }
 
 // tellDisk: who fills its disk gets an error; the neighbour and the pool do not.

@@ -1,13 +1,17 @@
 package e2e_test
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -49,7 +53,7 @@ func tellReasons(t *testing.T, l *lab) {
 	t.Run("expired", func(t *testing.T) {
 		l := &lab{host: l.host, T: t, runtime: l.runtime}
 		seen := l.events(t)
-		id := l.make("base", "--timeout", "2s")
+		id := l.make("--no-wait", "base", "--timeout", "2s") // a slow host has not made it by then
 		seen(t, id, "deleted", "expired")
 	})
 }
@@ -59,14 +63,24 @@ func (l *lab) events(t *testing.T) func(t *testing.T, id, kind, reason string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+l.TCP+"/v1/events", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Header.Set(wire.HeaderAPIKey, daemontest.Key)
+	resp, err := http.DefaultClient.Do(r) // it answers when it listens: what is made then is told
+	if err != nil {
+		t.Fatal(err)
+	}
 	all := make(chan client.Event, 1000)
 	go func() {
 		defer close(all)
-		for ev, err := range l.api.Events(ctx) {
-			if err != nil {
-				return
+		defer resp.Body.Close()
+		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+			var ev client.Event
+			if data, ok := strings.CutPrefix(lines.Text(), "data:"); ok && json.Unmarshal([]byte(data), &ev) == nil {
+				all <- ev
 			}
-			all <- ev
 		}
 	}()
 	return func(t *testing.T, id, kind, reason string) {
@@ -128,6 +142,7 @@ signal.pause()"`
 	}
 	command = strings.TrimSpace(l.ok("exec", "-d", id, "--", "sleep", "1000"))
 	l.ok("command", "kill", "-s", "SIGKILL", id, command)
+	l.ctl("command", "logs", "-f", id, command) // until it has ended
 	if out := l.ok("command", "status", id, command); !strings.Contains(out, `"reason": "killed"`) {
 		t.Errorf("a command in the background that was killed: %s", out)
 	}

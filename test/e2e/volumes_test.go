@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -279,7 +278,7 @@ func tellVolumeOwned(t *testing.T, l *lab, _ string) {
 	}
 	there := func(want ...string) {
 		t.Helper()
-		eventually(t, 5*time.Second, func() error {
+		settles(t, func() error {
 			if got := strings.Fields(l.ok("volume", "ls", "-q")); !slices.Equal(got, want) {
 				return fmt.Errorf("there are %q, want %q", got, want)
 			}
@@ -293,16 +292,19 @@ func tellVolumeOwned(t *testing.T, l *lab, _ string) {
 	dir := filepath.Dir(l.volumeDir("owned"))
 	l.ok("rm", owned.ID, before.ID, lent.ID)
 	there("before", "lent")
-	eventually(t, 5*time.Second, func() error { // deletes go on behind the answer, and lent's is what decides
+	settles(t, func() error { // deletes go on behind the answer, and lent's is what decides
 		v, err := l.api.Volume(t.Context(), "lent")
 		if err == nil && !slices.Equal(v.UsedBy, []string{heir}) {
 			err = fmt.Errorf("lent is used by %q, want %q", v.UsedBy, heir)
 		}
 		return err
 	})
-	if _, err := os.Stat(dir); err == nil {
-		t.Errorf("%s is still there", dir)
-	}
+	settles(t, func() error { // it is unknown first, and then goes
+		if _, err := os.Stat(dir); err == nil {
+			return fmt.Errorf("%s is still there", dir)
+		}
+		return nil
+	})
 	l.sh(heir, "echo x >/v/f")
 	l.ok("rm", heir)
 	there("before", "lent")

@@ -194,7 +194,7 @@ func TestPtyOfTheReference(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			pty, err := d.open(ctx, id, `trap 'echo hup' HUP; stty -echo; stty size; echo ready; while :; do read -t 0.2 x && echo "$x"; done`)
+			pty, err := d.open(ctx, id, `trap 'echo hup' HUP; stty -echo; stty size; echo ready; while :; do if read -t 0.2 x; then echo "$y$x"; y=; else y=$y$x; fi; done`) // one that is woken late gives up after any character
 			check(err)
 			w, _, err := d.wire(ctx, id, pty, "")
 			if err != nil {

@@ -28,6 +28,7 @@ func aheadEnvWith(t *testing.T, b agent.Bootstrap) *env {
 	b.ShellAhead = true
 	b.Limits.MemoryBytes = 1 << 50 // the memory of the host, all of which the agent sees here, is never short
 	e := newEnvWith(t, b)
+	e.s.ahead.answer = time.Minute // a shell of a busy host is not stuck: TestAheadThatDied tells of one that is
 	t.Cleanup(func() {
 		e.s.stopping.Store(true) // so that none is made any more
 		e.s.ahead.making.Lock()
@@ -298,10 +299,17 @@ func (e *env) gone(w *waiting) {
 func TestAheadIsDropped(t *testing.T) {
 	e := aheadEnv(t)
 	e.s.ahead.idle = 10 * time.Millisecond
-	e.gone(e.waits())
+	var w *waiting
+	for w == nil { // on a busy host it may go before it is seen
+		e.s.refill()
+		w = e.waiting()
+	}
+	e.gone(w)
+	e.s.ahead.mu.Lock()
 	e.s.ahead.idle = time.Minute
+	e.s.ahead.mu.Unlock()
 
-	w := e.waits()
+	w = e.waits()
 	file := filepath.Join(e.dir, "envs")
 	e.s.env["EXECD_ENVS"] = file
 	e.waits()
@@ -340,9 +348,12 @@ func TestAheadIsDropped(t *testing.T) {
 
 	w = e.waits()
 	e.s.limits.Store(&agent.Limits{MemoryBytes: 1 << 10})
+	e.s.ahead.memory.Lock()
 	e.s.ahead.measured = time.Time{}
-	e.s.ahead.idle = time.Hour
+	e.s.ahead.memory.Unlock()
+	e.s.ahead.mu.Lock()
 	e.s.ahead.idle = time.Millisecond // between looks
+	e.s.ahead.mu.Unlock()
 	e.s.lookLater(w)
 	e.gone(w)
 	e.s.refill()

@@ -227,7 +227,7 @@ func TestCodeInterruptSlowAnswer(t *testing.T) {
 func TestCodeInterruptIgnoredByChild(t *testing.T) {
 	t.Parallel() // it waits
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 6 * time.Second
+	e.s.contexts.Grace = 12 * time.Second
 	c := e.context("bash")
 	// A child in the background ignores signals before it becomes its program, not from its beginning on.
 	e.cell(c, "x=5; sleep 1000 & until read -r n </proc/$!/comm && [[ $n = sleep ]]; do :; done")

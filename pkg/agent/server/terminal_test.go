@@ -366,7 +366,7 @@ func TestTerminalDetach(t *testing.T) {
 func TestTerminalSlowReader(t *testing.T) {
 	e := newEnv(t)
 	e.s.wsPing = 2 * time.Second // on a busy host, who reads all may take one to answer
-	id := e.terminal(line("stty -echo; yes"))
+	id := e.terminal(line("stty raw -echo; yes"))
 	stuck := e.join(id, "")         // never reads again
 	eventuallyTrue(t, func() bool { // a second without output: it is held up
 		before := e.ptyStatus(id).OutputOffset
@@ -376,7 +376,7 @@ func TestTerminalSlowReader(t *testing.T) {
 	other := e.join(e.terminal(line("echo here; sleep 100")), "")
 	other.says("here\r\n")
 	eventuallyTrue(t, func() bool { return !e.ptyStatus(id).Connected }) // no answer to a ping
-	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > 32<<20 })
+	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > outputOfCommand+1<<20 })
 	c := e.join(id, "since=0")
 	if c.off == 0 || c.out.Len() < outputOfCommand/2 {
 		t.Errorf("the ring gave %d bytes from %d", c.out.Len(), c.off)

@@ -126,9 +126,12 @@ async function commands(s) {
     e = await c.run("sleep 60", { timeoutSeconds: 1 });
     assert(e.error && e.exitCode !== 0, JSON.stringify(e));
     const events = [];
-    await c.run("echo a; sleep 0.2; echo b >&2; exit 9", undefined, {
+    await c.run("echo a; until test -e /tmp/heard-a; do sleep 0.05; done; echo b >&2; exit 9", undefined, {
       onInit: (i) => void events.push(Boolean(i.id)),
-      onStdout: (m) => void events.push(m.text.trim()),
+      onStdout: async (m) => {
+        events.push(m.text.trim());
+        await s.files.writeFiles([{ path: "/tmp/heard-a", data: "x" }]); // the command waits for it
+      },
       onStderr: (m) => void events.push(m.text.trim()),
       onError: (x) => void events.push(x.value),
       onExecutionComplete: () => void events.push("complete"),

@@ -1,5 +1,7 @@
 """What the two flavours of the SDKs want differently of one program."""
 
+import inspect
+
 from opensandbox.models.execd import ExecutionHandlers
 from opensandbox.models.execd_sync import ExecutionHandlersSync
 
@@ -11,7 +13,9 @@ def handlers(sync: bool, **on):
 
     def awaitable(f):
         async def g(event):
-            f(event)
+            result = f(event)
+            if inspect.isawaitable(result):
+                await result
 
         return g
 

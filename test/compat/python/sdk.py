@@ -169,12 +169,19 @@ async def commands(s) -> None:
         e = await c.run("sleep 60", opts=RunCommandOpts(timeout=timedelta(seconds=1)))
         assert e.error is not None and e.exit_code != 0, e
         events = []
+
+        # The command waits for it, because both streams come by ways of their own. A
+        # handler of the synchronous SDK cannot await, so it is called past the watch.
+        def heard(text):
+            events.append(text)
+            return s._it.files.write_file(f"/tmp/heard-{text}", "x")
+
         await c.run(
-            "echo a; sleep 0.2; echo b >&2; exit 9",
+            "echo a; until test -e /tmp/heard-a; do sleep 0.05; done; echo b >&2; exit 9",
             handlers=handlers(
                 SYNC,
                 on_init=lambda i: events.append(bool(i.id)),
-                on_stdout=lambda m: events.append(m.text.strip()),
+                on_stdout=lambda m: heard(m.text.strip()),
                 on_stderr=lambda m: events.append(m.text.strip()),
                 on_error=lambda e: events.append(e.value),
                 on_execution_complete=lambda _: events.append("complete"),
@@ -418,7 +425,7 @@ async def pools() -> None:
     with report.chapter("pools"):
         made = kind(
             pool_name=me,
-            max_idle=1,
+            max_idle=0,
             state_store=store,
             connection_config=config,
             creation_spec=spec,
@@ -429,17 +436,16 @@ async def pools() -> None:
         pool = watched(made, made, "SandboxPool")
         await pool.start()
         try:
+            await pool.resize(1)
             await until("a pool of one", pool.snapshot, lambda p: p.idle_count == 1)
             assert len(await pool.snapshot_idle_entries()) == 1
-            await pool.resize(0)
             s = await pool.acquire(sandbox_timeout=timedelta(minutes=5), policy=opensandbox.AcquirePolicy.FAIL_FAST)
             try:
                 assert (await s.commands.run("echo pool-ok")).text == "pool-ok"
             finally:
                 await s.destroy()
-            await pool.resize(1)
             await until("a pool of one again", pool.snapshot, lambda p: p.idle_count == 1)
-            await pool.resize(0)
+            await pool.shutdown(graceful=True)  # from here on nobody fills or empties it
             assert await pool.release_all_idle() == 1
             assert await pool.release_all_idle_parallel() == 0
         finally:

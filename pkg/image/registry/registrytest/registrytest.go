@@ -33,6 +33,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
+
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
 // User and Password open a Real registry.
@@ -122,10 +124,7 @@ func NewReal(t testing.TB) *Real {
 		must(t, os.WriteFile(p, b, 0o600))
 		return p
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	r.Addr = l.Addr().String()
-	must(t, l.Close())
+	r.Addr = hosttest.FreePort(t).String()
 	config := fmt.Sprintf(`version: 0.1
 log: {accesslog: {disabled: true}, level: error}
 storage: {filesystem: {rootdirectory: %s}}
