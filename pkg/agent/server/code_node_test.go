@@ -3,6 +3,7 @@ package server
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -118,6 +119,45 @@ func TestCodeJavaScriptSettlesLate(t *testing.T) {
 	if out := <-got; out != "result \"42\"\ncomplete" {
 		t.Error(out)
 	}
+}
+
+// A child that dies of an interrupt's SIGINT ends its call before the interrupt itself is
+// known to node: the call was interrupted all the same.
+func TestCodeJavaScriptChildInterrupted(t *testing.T) {
+	e := newCodeEnv(t)
+	c := e.context("javascript")
+	file := filepath.Join(t.TempDir(), "pid")
+	code := fmt.Sprintf("console.log('go'); require('child_process').execSync('echo $$ >%[1]s.new; mv %[1]s.new %[1]s; exec sleep 100', { stdio: 'ignore' })", file)
+	killed := func() (rest func() string) {
+		rest = e.started(c, code)
+		var pid int
+		eventuallyTrue(t, func() bool {
+			b, _ := os.ReadFile(file)
+			_, err := fmt.Sscan(string(b), &pid)
+			return err == nil
+		})
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Kill(pid, unix.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		return rest
+	}
+	if got := killed()(); !strings.Contains(got, "error Error \"Command failed: ") { // by somebody else
+		t.Error(got)
+	}
+	var all []string
+	for range 5 { // on a busy host one or another is later than a second
+		rest := killed()
+		time.Sleep(100 * time.Millisecond) // as late is the interrupt
+		e.call(200, "DELETE", "/code?id="+c.ID, nil)
+		all = append(all, rest())
+		if strings.Contains(all[len(all)-1], "error KeyboardInterrupt") {
+			return
+		}
+	}
+	t.Errorf("%q", all)
 }
 
 // Types are erased by the package typescript, which is looked for where Debian

@@ -209,7 +209,8 @@
       const d = r.exceptionDetails;
       const error = await valueOf(d.exception ?? { value: d.text });
       const syntax = d.exception?.className === 'SyntaxError' && !String(error.stack).includes('<cell ');
-      return { error: failure(error, syntax ? `    at ${name}:${d.lineNumber + 1}:${d.columnNumber + 1}` : undefined) };
+      const told = failure(error, syntax ? `    at ${name}:${d.lineNumber + 1}:${d.columnNumber + 1}` : undefined);
+      return { error: told, signal: Object(error).signal };
     }
     return { value: await valueOf(r.result) };
   }
@@ -269,6 +270,9 @@
     } catch (e) {
       end = { error: e.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' ? interrupted : failure(e) };
     }
+    // An interrupt is a SIGINT to the whole process group, and a message behind it. A child may die of the one, and its
+    // death end the call, before the other is here. If none comes, the child died of something else.
+    if (end.signal === 'SIGINT') await new Promise((resolve) => setTimeout(resolve, 1000));
     finish(call, end);
   }
 
