@@ -32,7 +32,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
-	"github.com/sandboxd/sandboxd/pkg/expiry"
 	"github.com/sandboxd/sandboxd/pkg/health"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
@@ -41,13 +40,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
 	"github.com/sandboxd/sandboxd/pkg/publish"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
-	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
-
-// sweepEvery is how often the recovery runs in peace.
-const sweepEvery = time.Minute
 
 // runscHostPids is how many host tasks one gVisor sandbox may have: threads of
 // the sentry, and a stub for each address space. 20,000 forks inside stopped at
@@ -414,10 +409,10 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 		return err
 	}
 	defer closeAdmin()
-	background, stop := context.WithCancel(ctx)
+	inBackground, stop := context.WithCancel(ctx)
 	defer stop()
 	timers := make(chan struct{})
-	go func() { defer close(timers); d.background(background) }()
+	go func() { defer close(timers); background{d}.run(inBackground) }()
 	if err := ready(); err != nil {
 		return err
 	}
@@ -436,65 +431,4 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 		}
 	}
 	return err
-}
-
-// background runs what has no caller: expiry, probes and restarts, the sweep.
-func (d *Daemon) background(ctx context.Context) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := expiry.Run(ctx, d.manager, d.log); err != nil && ctx.Err() == nil {
-			d.log.Error("timeouts are no longer watched; the sweep still ends what expired, up to a minute late", "err", err)
-		}
-	}()
-	go d.watcher.Run(ctx) //nolint:errcheck // it ends with ctx only
-	go d.forgetClients(ctx)
-	go d.watchLinks(ctx)
-	go func() {
-		if err := systemd.Watch(ctx, d.healthy, func(err error) {
-			d.log.Error("the daemon is not well; systemd starts it anew if that lasts", "err", err)
-		}); err != nil {
-			d.log.Error("watchdog", "err", err)
-		}
-	}()
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			<-done
-			return
-		case <-tick.C:
-			d.impaired() // so that the log tells, though nobody connects
-			if err := d.measuredSweep(ctx); err != nil && ctx.Err() == nil {
-				d.log.Error("sweep", "err", err)
-			}
-		}
-	}
-}
-
-// sweep is what heals a host in peace: uplinks that came late, sandboxes that
-// are not as their records say, what deleted disks and layers left.
-func (d *Daemon) sweep(ctx context.Context) error {
-	var held error // a scope that nobody holds is no reason to leave the rest as it is
-	if d.scope != nil {
-		held = d.scope.Keep(ctx)
-	}
-	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.disks.Sweep(ctx, d.noSweep()), d.images.Sweep(ctx),
-		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
-}
-
-// forgetClients drops the connections to agents of sandboxes that are gone.
-func (d *Daemon) forgetClients(ctx context.Context) {
-	for e := range d.manager.Subscribe(ctx) {
-		switch e.Type {
-		case sandbox.EventDeleted, string(record.Ended):
-			d.agents.forget(e.ID)
-		case sandbox.EventLost:
-			d.agents.forgetAllBut(func(id string) bool {
-				_, err := d.manager.Get(ctx, id)
-				return err == nil
-			})
-		}
-	}
 }

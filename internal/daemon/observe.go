@@ -147,16 +147,6 @@ func (d *Daemon) onAnswer(a api.Answer) {
 	}
 }
 
-// measuredSweep is sweep, counted.
-func (d *Daemon) measuredSweep(ctx context.Context) error {
-	start := time.Now()
-	err := d.sweep(ctx)
-	if ctx.Err() == nil {
-		d.metrics.Sweep(err != nil, time.Since(start))
-	}
-	return err
-}
-
 // serveAdmin serves metrics and profiles to root, on a socket of their own: the
 // API's may be open to a group, and reached from other hosts. The profiles show
 // memory, in which there are keys; so listen.metrics has the numbers alone.

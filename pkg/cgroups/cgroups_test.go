@@ -182,7 +182,7 @@ func TestAbsurdLimits(t *testing.T) {
 }
 
 func TestIDs(t *testing.T) {
-	tree := &Tree{inst: 'g', root: "sandboxd-g"}
+	tree := &Tree{inst: 'g', places: places{root: "sandboxd-g"}}
 	for id, ok := range map[string]bool{
 		"gaaaaaaaaaa2":  true,
 		"daaaaaaaaaa2":  false, // another instance's

@@ -37,10 +37,9 @@ type Config struct {
 // A Tree is the cgroups of one instance. All methods may be called at once; a
 // caller that creates, starts, kills and removes one ID keeps these in order.
 type Tree struct {
+	places
 	inst     instance.Instance
-	root     string
 	patience time.Duration
-	layout   *layout
 	flavours map[string]flavour
 	control  control
 	stats    *stats
@@ -83,7 +82,7 @@ func open(c Config, lay *layout) (*Tree, error) {
 	if c.Patience == 0 {
 		c.Patience = 10 * time.Second
 	}
-	t := &Tree{inst: c.Instance, root: c.Root, patience: c.Patience, layout: lay}
+	t := &Tree{places: places{layout: lay, root: c.Root}, inst: c.Instance, patience: c.Patience}
 	if err := t.makeRoot(); err != nil {
 		return nil, err
 	}
@@ -137,18 +136,6 @@ func (t *Tree) Mode() string { return t.layout.mode() }
 // list and takes a group that exists as it is.
 func (t *Tree) CgroupsPath(id string) string {
 	return "/" + t.root + "/" + id + "/" + leaf
-}
-
-func (t *Tree) rootDir(h *hierarchy) string           { return h.mount + "/" + t.root }
-func (t *Tree) dir(h *hierarchy, id string) string    { return t.rootDir(h) + "/" + id }
-func (t *Tree) leafIn(h *hierarchy, id string) string { return t.dir(h, id) + "/" + leaf }
-
-// controlled is the group that control works on.
-func (t *Tree) controlled(id string) string {
-	if t.layout.v2 != nil {
-		return t.dir(t.layout.v2, id)
-	}
-	return t.dir(t.layout.of["freezer"], id)
 }
 
 // check keeps whatever is no ID of this instance away from paths.
@@ -235,16 +222,6 @@ func (t *Tree) create(id string, l Limits) error {
 		return t.write("io", t.ioDir(id), l)
 	}
 	return nil
-}
-
-// ioDir is the one cgroup of id with limits of I/O: v1 does not hand them down
-// to the leaf; on v2 a request would pay twice.
-func (t *Tree) ioDir(id string) string {
-	h := t.layout.of["io"]
-	if h.v2 {
-		return t.dir(h, id)
-	}
-	return t.leafIn(h, id)
 }
 
 // LimitsIO says whether I/O can be limited here, and whether that holds for

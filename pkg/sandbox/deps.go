@@ -149,8 +149,8 @@ type (
 		Start(ctx context.Context, id string, stdin *os.File) error
 		Forget(ctx context.Context, id string) error
 		List(ctx context.Context) ([]string, error)
-		// Heart is the process of this host with which id ends.
-		Heart(id string) (pid int, err error)
+		// MainPID is the process of this host with which id ends.
+		MainPID(id string) (pid int, err error)
 	}
 	// Agents speaks to PID 1 of a sandbox. (agent)
 	Agents interface {

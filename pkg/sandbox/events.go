@@ -37,9 +37,9 @@ const eventBuffer = 512
 
 // bus hands events to whoever listens, and waits for nobody.
 type bus struct {
-	hear func(Event) // may be nil
-	mu   sync.Mutex
-	subs map[*subscriber]struct{} // guarded by mu
+	onEvent func(Event) // may be nil
+	mu      sync.Mutex
+	subs    map[*subscriber]struct{} // guarded by mu
 }
 
 type subscriber struct {
@@ -67,8 +67,8 @@ func (b *bus) subscribe(ctx context.Context) <-chan Event {
 
 func (b *bus) publish(kind string, r *record.Record) {
 	e := Event{Time: now(), Type: kind, ID: r.ID, Name: r.Spec.Name, Reason: string(r.Reason), Message: r.Message}
-	if b.hear != nil {
-		b.hear(e)
+	if b.onEvent != nil {
+		b.onEvent(e)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -311,7 +311,7 @@ func (f fakeRuntime) Start(ctx context.Context, id string, _ *os.File) error {
 	})
 }
 
-func (f fakeRuntime) Heart(string) (int, error)                   { return 0, fs.ErrNotExist }
+func (f fakeRuntime) MainPID(string) (int, error)                 { return 0, fs.ErrNotExist }
 func (f fakeRuntime) Forget(ctx context.Context, id string) error { return f.unmake(ctx, f.name, id) }
 func (f fakeRuntime) List(ctx context.Context) ([]string, error)  { return f.list(ctx, f.name) }
 

@@ -9,16 +9,16 @@ import (
 )
 
 // A Fetch brings the image of r to this host, or waits for it, and tells how far
-// that is: each word of told becomes an event. asker's values are those of the
+// that is: each call of progress becomes an event. asker's values are those of the
 // context that the creation was asked with; it ends with the creation. Package
 // image does it; the Manager knows only that it takes long.
-type Fetch func(asker context.Context, r *record.Record, told func(text string)) (record.Image, error)
+type Fetch func(asker context.Context, r *record.Record, progress func(text string)) (record.Image, error)
 
 // stepImage is the step of a creation whose image was not on this host.
 const stepImage = "image"
 
 // fetches reports whether the image of a sandbox is yet to come.
-func (m *Manager) fetches(r *record.Record) bool {
+func (m launcher) fetches(r *record.Record) bool {
 	return m.life.cfg.Fetch != nil && r.State == record.Creating && r.Spec.ImageURI != "" && r.Spec.Snapshot == "" && len(r.Spec.Image.Layers) == 0
 }
 
@@ -26,14 +26,14 @@ func (m *Manager) fetches(r *record.Record) bool {
 // it is like one that waits for its turn, which it takes only then: a slow
 // registry holds up nobody else.
 // Preconditions: those of launch.
-func (m *Manager) launchFetched(asker context.Context, r record.Record, unlock func()) {
-	v := m.bear(r.ID)
-	m.setWaits(v, true)
+func (m launcher) launchFetched(asker context.Context, r record.Record, unlock func()) {
+	h := m.tracker.add(m.ctx, r.ID)
+	m.tracker.setQueued(h, true)
 	unlock()
 	go func() {
-		defer m.work.Done()
-		defer close(v.ready)
-		if !m.fetch(asker, v, &r) {
+		defer m.tracker.end()
+		defer close(h.ready)
+		if !m.fetch(asker, h, &r) {
 			return
 		}
 		var turn Turn = atOnce{}
@@ -41,31 +41,31 @@ func (m *Manager) launchFetched(asker context.Context, r record.Record, unlock f
 			turn = m.life.cfg.Admit(asker, r.ID)
 		}
 		defer turn.Done()
-		m.launchLater(context.WithoutCancel(asker), v, &r, turn)
+		m.launchLater(context.WithoutCancel(asker), h, &r, turn)
 	}()
 }
 
 // fetch makes the image of a sandbox durable in its record, or ends it.
-func (m *Manager) fetch(asker context.Context, v *vita, r *record.Record) bool {
+func (m launcher) fetch(asker context.Context, h *handle, r *record.Record) bool {
 	start := time.Now()
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(asker))
 	defer cancel(nil)
-	defer context.AfterFunc(v.creation, func() { cancel(context.Cause(v.creation)) })()
+	defer context.AfterFunc(h.creation, func() { cancel(context.Cause(h.creation)) })()
 	image, err := m.life.cfg.Fetch(ctx, r, func(text string) {
-		if v.creation.Err() == nil {
+		if h.creation.Err() == nil {
 			now := *r
 			now.Message = text
 			m.life.bus.publish(EventPulling, &now)
 		}
 	})
-	v.steps = append(v.steps, Step{stepImage, time.Since(start)})
-	unlock, lerr := m.locks.Lock(v.creation, v.id)
+	h.steps = append(h.steps, Step{stepImage, time.Since(start)})
+	unlock, lerr := m.locks.Lock(h.creation, h.id)
 	if lerr != nil { // somebody deletes it, or the daemon ends: see launchLater
-		m.life.log(ctx, opCreate, r, start, v.steps, lerr)
+		m.life.log(ctx, opCreate, r, start, h.steps, lerr)
 		return false
 	}
 	defer unlock()
-	fresh, ferr := m.find(v.creation, v.id) // renewed and labelled, perhaps
+	fresh, ferr := m.find(h.creation, h.id) // renewed and labelled, perhaps
 	if ferr == nil && err == nil {
 		image.Config.Labels = nil // the image's; not for each record of a sandbox to repeat
 		whole := fresh
@@ -75,26 +75,26 @@ func (m *Manager) fetch(asker context.Context, v *vita, r *record.Record) bool {
 	if err == nil && ferr == nil {
 		return true
 	}
-	if cause := context.Cause(v.creation); cause != nil {
-		m.life.log(ctx, opCreate, r, start, v.steps, cause)
+	if cause := context.Cause(h.creation); cause != nil {
+		m.life.log(ctx, opCreate, r, start, h.steps, cause)
 		return false
 	}
-	m.setWaits(v, false)
+	m.tracker.setQueued(h, false)
 	if ferr != nil { // the sweep ends it
-		m.bury(v.id, errEnded)
-		m.life.log(ctx, opCreate, r, start, v.steps, errors.Join(err, ferr))
+		m.tracker.remove(h.id, errEnded)
+		m.life.log(ctx, opCreate, r, start, h.steps, errors.Join(err, ferr))
 		return false
 	}
-	m.fetchFailed(ctx, v, &fresh, start, &stepError{stepImage, err})
+	m.fetchFailed(ctx, h, &fresh, start, &stepError{stepImage, err})
 	return false
 }
 
 // fetchFailed ends a sandbox that has no image.
-func (m *Manager) fetchFailed(ctx context.Context, v *vita, r *record.Record, start time.Time, err error) {
+func (m launcher) fetchFailed(ctx context.Context, h *handle, r *record.Record, start time.Time, err error) {
 	ctx = context.WithoutCancel(ctx)
 	if ferr := m.life.fail(ctx, r, err); ferr != nil {
-		m.life.cfg.Log.Error("a sandbox without an image can not be ended; the sweep tries again", "sandbox", r.ID, "err", ferr)
+		m.life.cfg.Log.Error("a sandbox without an image cannot be ended; the sweep tries again", "sandbox", r.ID, "err", ferr)
 	}
-	m.bury(v.id, errEnded)
-	m.life.log(ctx, opCreate, r, start, v.steps, err)
+	m.tracker.remove(h.id, errEnded)
+	m.life.log(ctx, opCreate, r, start, h.steps, err)
 }

@@ -51,10 +51,10 @@ func (k Keeper) Restart(ctx context.Context, id string, begun func()) error {
 // found unhealthy.
 func (k Keeper) Recycle(ctx context.Context, was record.Record, why string) error {
 	start := time.Now()
-	if !k.enter() {
+	if !k.tracker.begin() {
 		return errClosing
 	}
-	defer k.work.Done()
+	defer k.tracker.end()
 	unlock, ok := k.locks.TryLock(was.ID)
 	if !ok {
 		return nil

@@ -20,11 +20,14 @@ type atOnce struct{}
 func (atOnce) Came() <-chan struct{} { return closedChan }
 func (atOnce) Done()                 {}
 
+// A launcher is a Manager while it brings sandboxes up.
+type launcher struct{ *Manager }
+
 // launch brings a sandbox up in the background when its turn has come. While it
 // waits for that its lock is free: it can be renewed, labelled and deleted like
 // any other. asker is the context of who asked.
-// Preconditions: the intent is durable, the lock is taken, enter was called.
-func (m *Manager) launch(asker context.Context, r record.Record, unlock func()) {
+// Preconditions: the intent is durable, the lock is taken, tracker.begin was called.
+func (m launcher) launch(asker context.Context, r record.Record, unlock func()) {
 	if m.fetches(&r) {
 		m.launchFetched(asker, r, unlock)
 		return
@@ -34,104 +37,86 @@ func (m *Manager) launch(asker context.Context, r record.Record, unlock func()) 
 		turn = m.life.cfg.Admit(asker, r.ID)
 	}
 	asker = context.WithoutCancel(asker)
-	v := m.bear(r.ID)
+	h := m.tracker.add(m.ctx, r.ID)
 	done := func() {
 		turn.Done()
-		close(v.ready)
-		m.work.Done()
+		close(h.ready)
+		m.tracker.end()
 	}
 	select {
 	case <-turn.Came():
 		go func() {
 			defer done()
 			defer unlock()
-			m.provision(asker, v, &r)
+			m.provision(asker, h, &r)
 		}()
 	default:
-		m.setWaits(v, true)
+		m.tracker.setQueued(h, true)
 		unlock()
 		go func() {
 			defer done()
-			m.launchLater(asker, v, &r, turn)
+			m.launchLater(asker, h, &r, turn)
 		}()
 	}
 }
 
 // launchLater waits for a turn, and then for the lock. The time counts for none
 // of the limits of a creation.
-func (m *Manager) launchLater(asker context.Context, v *vita, r *record.Record, turn Turn) {
+func (m launcher) launchLater(asker context.Context, h *handle, r *record.Record, turn Turn) {
 	start := time.Now()
-	unlock, err := m.lockInTurn(v, turn)
-	m.setWaits(v, false)
-	v.steps = append(v.steps, Step{stepQueue, time.Since(start)})
+	unlock, err := m.lockInTurn(h, turn)
+	m.tracker.setQueued(h, false)
+	h.steps = append(h.steps, Step{stepQueue, time.Since(start)})
 	if err == nil {
 		defer unlock()
 		var fresh record.Record
-		if fresh, err = m.find(v.creation, r.ID); err == nil { // renewed and labelled, perhaps
-			m.provision(asker, v, &fresh)
+		if fresh, err = m.find(h.creation, r.ID); err == nil { // renewed and labelled, perhaps
+			m.provision(asker, h, &fresh)
 			return
 		}
 	}
-	if cause := context.Cause(v.creation); cause != nil {
+	if cause := context.Cause(h.creation); cause != nil {
 		err = cause
 	}
 	// Nothing of it is there. Whoever deletes it goes on; in any other case the
 	// sweep, or the next daemon, ends it.
-	m.life.log(asker, opOf(r), r, time.Now(), v.steps, err)
+	m.life.log(asker, opOf(r), r, time.Now(), h.steps, err)
 }
 
-func (m *Manager) lockInTurn(v *vita, turn Turn) (unlock func(), err error) {
+func (m launcher) lockInTurn(h *handle, turn Turn) (unlock func(), err error) {
 	select {
 	case <-turn.Came():
-		return m.locks.Lock(v.creation, v.id)
-	case <-v.creation.Done():
-		return nil, context.Cause(v.creation)
+		return m.locks.Lock(h.creation, h.id)
+	case <-h.creation.Done():
+		return nil, context.Cause(h.creation)
 	}
-}
-
-func (m *Manager) setWaits(v *vita, waits bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	v.waits = waits
-	if waits && m.closed { // Close has looked already
-		v.abort(errClosing)
-	}
-}
-
-// waits reports whether a sandbox waits for its turn: then nobody has its lock,
-// and yet it is not dead.
-func (m *Manager) waits(id string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	v := m.lives[id]
-	return v != nil && v.waits
 }
 
 // stepQueue is the step of a creation that had to wait for its turn.
 const stepQueue = "queue"
 
 // provision brings a sandbox to Running, or to its end.
-func (m *Manager) provision(asker context.Context, v *vita, r *record.Record) {
+func (m launcher) provision(asker context.Context, h *handle, r *record.Record) {
 	limit := m.life.cfg.StartLimit + createSlack
 	if r.Spec.Snapshot != "" || len(r.Spec.Volumes) > 0 {
 		limit += takeLimit
 	}
-	ctx, cancel := context.WithTimeoutCause(v.creation, limit, errTooLong)
+	ctx, cancel := context.WithTimeoutCause(h.creation, limit, errTooLong)
 	defer cancel()
 	start, op := time.Now(), opOf(r)
 	steps, err := m.life.start(ctx, r)
-	v.steps = append(v.steps, steps...)
+	h.steps = append(h.steps, steps...)
 	cause := context.Cause(ctx)
 	switch {
 	case err == nil:
-		m.watch(v, r.Spec.Runtime)
+		m.watch(h, r.Spec.Runtime)
 	case errors.Is(cause, errDeleted), errors.Is(cause, errClosing):
 		err = cause // whoever cancelled erases it, or the next daemon ends it
 	default:
 		err = errors.Join(err, m.life.fail(ctx, r, err))
-		m.bury(v.id, errEnded)
+		m.tracker.remove(h.id, errEnded)
 	}
-	m.life.log(asker, op, r, start, v.steps, err)
+	m.life.log(asker, op, r, start, h.steps, err)
 }
 
 // opOf is the operation that begins with a record like r.

@@ -140,7 +140,7 @@ func (l *life) stop(ctx context.Context, r *record.Record, d death, grace time.D
 	if err := l.kill(ctx, r.ID); err != nil {
 		return err
 	}
-	found := l.autopsy(ctx, r)
+	found := l.diagnose(ctx, r)
 	d.code, d.output = found.code, found.output
 	return l.end(ctx, r, d)
 }
@@ -181,7 +181,7 @@ func (l *life) fail(ctx context.Context, r *record.Record, err error) error {
 		d := failed
 		return errors.Join(kerr, l.set(ctx, r, record.Stopping, d.write))
 	}
-	d := l.autopsy(ctx, r)
+	d := l.diagnose(ctx, r)
 	if d.ran && errors.Is(err, errDied) {
 		// It came up and ended before anybody could ask its agent; that nobody
 		// did must not make another end of it.

@@ -1,4 +1,4 @@
-// Package sandbox is the heart of sandboxd: it owns the life of every sandbox
+// Package sandbox is the core of sandboxd: it owns the life of every sandbox
 // on the host and is the only package that knows in which order the resources
 // of one come and go.
 //
@@ -38,12 +38,11 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/internal/keylock"
-	"github.com/sandboxd/sandboxd/internal/pidfd"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Config is what a Manager is told.
+// Config is how a Manager is set up.
 type Config struct {
 	Instance instance.Instance
 	Addr     func(slot int) netip.Addr // the address of a slot; a pure function
@@ -78,35 +77,15 @@ type Manager struct {
 	life      life
 	snapshots *Snapshots
 
-	born  time.Time // when this daemon began; records that changed later are its own
+	began time.Time // when this daemon did; records that changed later are its own
 	newID func() string
 	volID func() string // draws the ID of a volume
 	locks keylock.Set   // one per sandbox, around every mutation; reads take none
 
-	ctx    context.Context // ends with the Manager: observers, waits
-	cancel context.CancelCauseFunc
-	work   sync.WaitGroup // what Close waits for
-	eyes   sync.WaitGroup // observers: they end when ctx does
-
-	mu     sync.Mutex
-	closed bool             // guarded by mu, as all below
-	lives  map[string]*vita // sandboxes with processes, or about to have them
-}
-
-// A vita is what is known of a sandbox in memory only.
-type vita struct {
-	id     string
-	ctx    context.Context // until the sandbox has ended; for streams
-	cancel context.CancelCauseFunc
-	// Its creation, and what ends one that nobody wants any more.
-	creation context.Context
-	abort    context.CancelCauseFunc
-	ready    chan struct{} // closed when the creation has ended, either way
-	steps    []Step        // of the creation; written before ready is closed
-	lost     []string      // rows it was found without; guarded by Manager.mu
-	waits    bool          // for its turn, and nobody has its lock; guarded by Manager.mu
-	// The process with which it ends; nil if that is not known; guarded by Manager.mu.
-	heart *pidfd.Process
+	ctx       context.Context // ends with the Manager: observers, waits
+	cancel    context.CancelCauseFunc
+	observers sync.WaitGroup // they end when ctx does
+	tracker   tracker
 }
 
 var (
@@ -139,11 +118,11 @@ func New(d Deps, c Config) (*Manager, error) {
 		c.BootID = strings.TrimSpace(string(b))
 	}
 	m := &Manager{
-		life:  life{Deps: d, cfg: c, rows: resources(d, c), bus: bus{hear: c.OnEvent}},
-		born:  now(),
-		newID: func() string { return record.NewID(c.Instance) },
-		volID: func() string { return record.NewVolumeID(c.Instance) },
-		lives: map[string]*vita{},
+		life:    life{Deps: d, cfg: c, rows: resources(d, c), bus: bus{onEvent: c.OnEvent}},
+		began:   now(),
+		newID:   func() string { return record.NewID(c.Instance) },
+		volID:   func() string { return record.NewVolumeID(c.Instance) },
+		tracker: tracker{handles: map[string]*handle{}},
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	m.snapshots = newSnapshots(m)
@@ -153,17 +132,10 @@ func New(d Deps, c Config) (*Manager, error) {
 // Close lets what is in flight finish, at most until ctx ends, and stops
 // watching. Sandboxes go on.
 func (m *Manager) Close(ctx context.Context) error {
-	m.mu.Lock()
-	m.closed = true
-	for _, v := range m.lives {
-		if v.waits { // nothing of it is there
-			v.abort(errClosing)
-		}
-	}
-	m.mu.Unlock()
+	m.tracker.close()
 	idle := make(chan struct{})
 	go func() {
-		m.work.Wait()
+		m.tracker.operations.Wait()
 		close(idle)
 	}()
 	var err error
@@ -174,7 +146,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	}
 	m.cancel(errClosing)
 	if err == nil {
-		m.eyes.Wait()
+		m.observers.Wait()
 	}
 	return err
 }
@@ -198,7 +170,7 @@ func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, err
 	if s.Timeout > 0 {
 		r.Expires = start.Add(s.Timeout)
 	}
-	if !m.enter() {
+	if !m.tracker.begin() {
 		return record.Record{}, errClosing
 	}
 	unlock, err := m.locks.Lock(ctx, r.ID)
@@ -208,11 +180,11 @@ func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, err
 		}
 	}
 	if err != nil {
-		m.work.Done()
+		m.tracker.end()
 		return record.Record{}, fmt.Errorf("create: %w", err)
 	}
 	m.life.bus.publish(string(record.Creating), &r)
-	m.launch(ctx, r, unlock)
+	launcher{m}.launch(ctx, r, unlock)
 	return r, nil
 }
 
@@ -232,12 +204,12 @@ func (m *Manager) startAgain(ctx context.Context, idOrName string, asked bool) (
 	if err != nil {
 		return r, err
 	}
-	if !m.enter() {
+	if !m.tracker.begin() {
 		return r, errClosing
 	}
 	unlock, err := m.locks.Lock(ctx, r.ID)
 	if err != nil {
-		m.work.Done()
+		m.tracker.end()
 		return r, fmt.Errorf("start %s: another operation on it goes on: %w", r.ID, err)
 	}
 	if r, err = m.Get(ctx, r.ID); err == nil {
@@ -245,10 +217,10 @@ func (m *Manager) startAgain(ctx context.Context, idOrName string, asked bool) (
 	}
 	if err != nil {
 		unlock()
-		m.work.Done()
+		m.tracker.end()
 		return r, err
 	}
-	m.launch(ctx, r, unlock)
+	launcher{m}.launch(ctx, r, unlock)
 	return r, nil
 }
 
@@ -325,15 +297,13 @@ func (m *Manager) Await(ctx context.Context, idOrName string) (record.Record, er
 	if err != nil || !r.State.Beginning() {
 		return r, err
 	}
-	m.mu.Lock()
-	v := m.lives[r.ID]
-	m.mu.Unlock()
-	if v == nil { // it ended meanwhile
+	h := m.tracker.get(r.ID)
+	if h == nil { // it ended meanwhile
 		return m.Get(ctx, r.ID)
 	}
 	select {
-	case <-v.ready:
-		if context.Cause(v.creation) == errDeleted { // about to be
+	case <-h.ready:
+		if context.Cause(h.creation) == errDeleted { // about to be
 			return record.Record{}, notFound(idOrName)
 		}
 		return m.Get(ctx, r.ID)
@@ -345,15 +315,13 @@ func (m *Manager) Await(ctx context.Context, idOrName string) (record.Record, er
 // Steps says how long each step of a creation took, in the order of the table;
 // nothing while it goes on, and nothing of one that another daemon did.
 func (m *Manager) Steps(id string) []Step {
-	m.mu.Lock()
-	v := m.lives[id]
-	m.mu.Unlock()
-	if v == nil {
+	h := m.tracker.get(id)
+	if h == nil {
 		return nil
 	}
 	select {
-	case <-v.ready:
-		return v.steps
+	case <-h.ready:
+		return h.steps
 	default:
 		return nil
 	}
@@ -362,10 +330,8 @@ func (m *Manager) Steps(id string) []Step {
 // Life returns a context that ends when the sandbox has ended: streams into it
 // have no more to say. It has ended already if there are no processes.
 func (m *Manager) Life(id string) context.Context {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if v := m.lives[id]; v != nil {
-		return v.ctx
+	if h := m.tracker.get(id); h != nil {
+		return h.ctx
 	}
 	return noLife
 }

@@ -27,8 +27,9 @@ func lostLink(d Deps, r *record.Record) loss {
 	return mendable
 }
 
-// look compares one sandbox with its record.
-func (m *Manager) look(ctx context.Context, id string) error {
+// reconcileOne compares one sandbox, of which somebody heard that it lost something,
+// with its record. Unlike reconcile it waits for the lock.
+func (m recovery) reconcileOne(ctx context.Context, id string) error {
 	if r, ok, err := m.life.Store.Get(ctx, id); err != nil || !ok || !live(r.State) {
 		return err // it loses everything on its way out
 	}
@@ -40,10 +41,10 @@ func (m *Manager) look(ctx context.Context, id string) error {
 	return m.reconcileLocked(ctx, id, nil)
 }
 
-// mend finds what somebody took from r, which lives, and brings back what can
-// be. It says of what the sandbox has to die for the rest. kinds are the rows
-// that were held a moment ago.
-func (m *Manager) mend(ctx context.Context, r *record.Record, kinds []string) (d death, dead bool, err error) {
+// mend finds what somebody took from r, which lives, and brings back what it can. If
+// the sandbox cannot go on without the rest, dead is true and d says why. kinds are the
+// rows that were held a moment ago.
+func (m recovery) mend(ctx context.Context, r *record.Record, kinds []string) (d death, dead bool, err error) {
 	for _, row := range m.life.rows {
 		if row.held == nil || !row.wants(r) {
 			continue
@@ -52,7 +53,7 @@ func (m *Manager) mend(ctx context.Context, r *record.Record, kinds []string) (d
 		if err != nil {
 			return death{}, false, fmt.Errorf("look for its %s: %w", row.name, err)
 		}
-		if whole || !m.misses(r.ID, row.name) {
+		if whole || !m.tracker.setLost(r.ID, row.name) {
 			continue
 		}
 		what, up := harmless, row.up
@@ -67,7 +68,7 @@ func (m *Manager) mend(ctx context.Context, r *record.Record, kinds []string) (d
 		case what == mendable:
 			start := time.Now()
 			_, err := step(context.WithoutCancel(ctx), "up:", row, up, r)
-			m.found(r.ID, row.name)
+			m.tracker.setFound(r.ID, row.name)
 			if err != nil {
 				return death{}, false, fmt.Errorf("bring back what somebody took from it: %w", err)
 			}
@@ -87,7 +88,7 @@ func (m *Manager) mend(ctx context.Context, r *record.Record, kinds []string) (d
 
 // has reports whether r, which is locked, holds anything of a row, and all of it.
 // had is whether it was listed, which it may not have been when it was being made.
-func (m *Manager) has(ctx context.Context, row resource, r *record.Record, had bool) (held, whole bool, err error) {
+func (m recovery) has(ctx context.Context, row resource, r *record.Record, had bool) (held, whole bool, err error) {
 	if !had {
 		ids, err := m.list(ctx, row)
 		if err != nil || !slices.Contains(ids, r.ID) {
@@ -101,26 +102,4 @@ func (m *Manager) has(ctx context.Context, row resource, r *record.Record, had b
 	defer cancel()
 	whole, err = row.whole(ctx, r)
 	return true, whole, err
-}
-
-// misses notes that a sandbox was found without a row, and reports whether that
-// is news.
-func (m *Manager) misses(id, row string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	v := m.lives[id]
-	if v == nil || slices.Contains(v.lost, row) {
-		return v == nil
-	}
-	v.lost = append(v.lost, row)
-	return true
-}
-
-// found takes back what misses noted.
-func (m *Manager) found(id, row string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if v := m.lives[id]; v != nil {
-		v.lost = slices.DeleteFunc(v.lost, func(s string) bool { return s == row })
-	}
 }

@@ -1,7 +1,6 @@
 package sandbox
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/sandboxd/sandboxd/internal/pidfd"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -19,10 +17,10 @@ func newToken() string { return rand.Text() }
 // with runs f on the current record of a sandbox, alone. The wait for the lock
 // ends with ctx; what f does must not.
 func (m *Manager) with(ctx context.Context, op, idOrName string, f func(*record.Record) error) (record.Record, error) {
-	if !m.enter() {
+	if !m.tracker.begin() {
 		return record.Record{}, errClosing
 	}
-	defer m.work.Done()
+	defer m.tracker.end()
 	r, err := m.Get(ctx, idOrName)
 	if err != nil {
 		return r, err
@@ -110,13 +108,11 @@ func (m *Manager) stop(ctx context.Context, op, id string, grace time.Duration, 
 
 // stopLocked is stop for who has the lock and knows that it may.
 func (m *Manager) stopLocked(ctx context.Context, op string, r *record.Record, start time.Time, grace time.Duration, d death) error {
-	m.mu.Lock()
 	hurry := context.Background()
-	if v := m.lives[r.ID]; v != nil {
-		hurry = v.creation
+	if h := m.tracker.get(r.ID); h != nil {
+		hurry = h.creation
 	}
-	m.mu.Unlock()
-	err := m.life.stop(ctx, r, d, grace, hurry, func() { m.bury(r.ID, errEnded) })
+	err := m.life.stop(ctx, r, d, grace, hurry, func() { m.tracker.remove(r.ID, errEnded) })
 	m.life.log(ctx, op, r, start, nil, err)
 	return err
 }
@@ -201,18 +197,16 @@ func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*re
 			return notFound(idOrName)
 		}
 	}
-	if !m.enter() {
+	if !m.tracker.begin() {
 		return errClosing
 	}
-	m.mu.Lock()
-	if v := m.lives[r.ID]; v != nil && !live(r.State) {
-		v.abort(errDeleted)
+	if h := m.tracker.get(r.ID); h != nil && !live(r.State) {
+		h.abort(errDeleted)
 	}
-	m.mu.Unlock()
 	m.snapshots.hurry(r.ID)
 	dead := make(chan error, 2) // nobody may be there to read either
 	go func() {
-		defer m.work.Done()
+		defer m.tracker.end()
 		dead <- m.removeLocked(context.WithoutCancel(ctx), op, r.ID, want, func() { dead <- nil })
 	}()
 	select {
@@ -270,135 +264,7 @@ func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]S
 			return nil, err
 		}
 	}
-	m.bury(r.ID, errDeleted)
+	m.tracker.remove(r.ID, errDeleted)
 	m.life.past.forget(r.ID)
 	return m.life.erase(ctx, r, dead)
-}
-
-// enter says that an operation begins, which Close waits for. It reports
-// false when none may begin any more; else the caller owes m.work.Done.
-func (m *Manager) enter() bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
-		return false
-	}
-	m.work.Add(1)
-	return true
-}
-
-// bear notes a sandbox that is about to have processes.
-func (m *Manager) bear(id string) *vita {
-	v := &vita{id: id, ready: make(chan struct{})}
-	v.ctx, v.cancel = context.WithCancelCause(m.ctx)
-	v.creation, v.abort = context.WithCancelCause(v.ctx)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.lives[id] = v
-	return v
-}
-
-// bury forgets a sandbox that has, or is about to have, no processes.
-func (m *Manager) bury(id string, why error) {
-	m.mu.Lock()
-	v := m.lives[id]
-	delete(m.lives, id)
-	m.mu.Unlock()
-	if v != nil {
-		v.cancel(why)
-	}
-}
-
-// watch has an observer notice when the last process of a running sandbox dies.
-func (m *Manager) watch(v *vita, runtime string) {
-	gone, err := m.life.Cgroups.Watch(v.ctx, v.id)
-	if err != nil {
-		m.life.cfg.Log.Error("can not watch a sandbox; the sweep will notice its end up to a minute late", "sandbox", v.id, "err", err)
-		return
-	}
-	heart := m.life.heart(v.id, runtime)
-	m.mu.Lock()
-	v.heart = heart
-	m.mu.Unlock()
-	m.eyes.Go(func() {
-		<-gone
-		m.died(v, heart)
-		if heart != nil {
-			heart.Close()
-		}
-	})
-}
-
-// heart takes hold of the process with which a sandbox ends; nil if there is none
-// any more.
-func (l *life) heart(id, runtime string) *pidfd.Process {
-	pid, err := l.Runtimes[runtime].Runtime.Heart(id)
-	var p *pidfd.Process
-	if err == nil {
-		p, err = pidfd.Open(pid)
-	}
-	if err != nil {
-		return nil // it is dead already, or how it ends will not be known
-	}
-	return p
-}
-
-// heartLimit is how long the heart of a sandbox may beat that has no processes any
-// more. PID 1 leaves the cgroup first and ends last: the kernel has it wait until all
-// others of its namespace are reaped. Only one that was moved out alive takes so long.
-const heartLimit = 5 * time.Second
-
-// tellCrash says how the runtime of a sandbox ended that did not say why itself.
-func (l *life) tellCrash(r *record.Record, d *death, heart *pidfd.Process) {
-	if d.reason != record.RuntimeCrash {
-		return
-	}
-	how := ""
-	if heart != nil {
-		how = heart.Ended(heartLimit)
-	}
-	if how != "" {
-		d.message += " (" + how + ")"
-	}
-	l.cfg.Log.Warn("the runtime of a sandbox died", "sandbox", r.ID, "runtime", r.Spec.Runtime, "exit", cmp.Or(how, "unknown"))
-}
-
-// died ends a sandbox whose processes are gone.
-func (m *Manager) died(v *vita, heart *pidfd.Process) {
-	if v.ctx.Err() != nil {
-		return // somebody ended it
-	}
-	id, start := v.id, time.Now()
-	unlock, err := m.locks.Lock(m.ctx, id)
-	if err != nil {
-		return // the next daemon will notice
-	}
-	defer unlock()
-	if v.ctx.Err() != nil {
-		return // meanwhile; what runs now, if anything, is another life
-	}
-	ctx := context.WithoutCancel(m.ctx)
-	r, err := m.find(ctx, id)
-	if err != nil {
-		if !errs.Is(err, errs.NotFound) {
-			m.life.cfg.Log.Error("can not end a dead sandbox", "sandbox", id, "err", err)
-		}
-		return
-	}
-	if !live(r.State) {
-		return
-	}
-	if alive, err := m.life.Cgroups.Populated(id); err != nil || alive {
-		m.bury(id, errEnded)
-		m.life.cfg.Log.Error("the watch of a sandbox broke; the sweep takes over", "sandbox", id, "err", err)
-		return
-	}
-	d := m.life.autopsy(ctx, &r)
-	m.life.tellCrash(&r, &d, heart)
-	err = m.life.set(ctx, &r, record.Stopping, d.write)
-	m.bury(id, errEnded) // now, so that who waited for it may read why
-	if err == nil {
-		err = m.life.end(ctx, &r, d)
-	}
-	m.life.log(ctx, opEnd, &r, start, nil, err)
 }

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sandboxd/sandboxd/internal/pidfd"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -31,14 +30,22 @@ const sweepers = 8
 // An error to list anything stops it before it has touched anything. Errors
 // with single sandboxes are joined; the next run tries again.
 func (m *Manager) Recover(ctx context.Context, ids ...string) error {
-	if !m.enter() {
+	if !m.tracker.begin() {
 		return errClosing
 	}
-	defer m.work.Done()
+	defer m.tracker.end()
+	return recovery{m}.run(ctx, ids)
+}
+
+// A recovery is a Manager while it recovers.
+type recovery struct{ *Manager }
+
+// run is Recover.
+func (m recovery) run(ctx context.Context, ids []string) error {
 	if len(ids) > 0 {
 		var errz []error
 		for _, id := range ids {
-			errz = append(errz, m.look(ctx, id))
+			errz = append(errz, m.reconcileOne(ctx, id))
 		}
 		return errors.Join(errz...)
 	}
@@ -80,7 +87,7 @@ func (m *Manager) Recover(ctx context.Context, ids ...string) error {
 
 // held lists by ID which rows of the table are held on the host. What is not
 // an ID of this instance is somebody else's.
-func (m *Manager) held(ctx context.Context) (map[string][]string, error) {
+func (m recovery) held(ctx context.Context) (map[string][]string, error) {
 	held := map[string][]string{}
 	for _, row := range m.life.rows {
 		if row.held == nil {
@@ -99,7 +106,7 @@ func (m *Manager) held(ctx context.Context) (map[string][]string, error) {
 	return held, nil
 }
 
-func (m *Manager) list(ctx context.Context, row resource) ([]string, error) {
+func (m recovery) list(ctx context.Context, row resource) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, row.limit)
 	defer cancel()
 	return row.held(ctx)
@@ -124,7 +131,7 @@ func inParallel(todo []func() error) error {
 
 // reconcile brings one record and its part of the host into agreement. kinds
 // are the rows that were held a moment ago.
-func (m *Manager) reconcile(ctx context.Context, id string, kinds []string) error {
+func (m recovery) reconcile(ctx context.Context, id string, kinds []string) error {
 	unlock, ok := m.locks.TryLock(id)
 	if !ok {
 		return nil // whoever holds it knows better
@@ -133,9 +140,9 @@ func (m *Manager) reconcile(ctx context.Context, id string, kinds []string) erro
 	return m.reconcileLocked(ctx, id, kinds)
 }
 
-func (m *Manager) reconcileLocked(ctx context.Context, id string, kinds []string) error {
-	if m.waits(id) {
-		return nil // for its turn
+func (m recovery) reconcileLocked(ctx context.Context, id string, kinds []string) error {
+	if m.tracker.queued(id) {
+		return nil // it waits for its turn
 	}
 	r, ok, err := m.life.Store.Get(ctx, id)
 	if err != nil || !ok {
@@ -148,10 +155,10 @@ func (m *Manager) reconcileLocked(ctx context.Context, id string, kinds []string
 }
 
 // heal is the table of recovery, whole.
-func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) error {
+func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) error {
 	start := time.Now()
 	may := m.life.cfg.NoSweep == ""
-	if err := m.believe(ctx, r); err != nil {
+	if err := m.trustHost(ctx, r); err != nil {
 		return err
 	}
 	switch {
@@ -169,14 +176,8 @@ func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) er
 		return err
 	}
 	if dead && live(r.State) {
-		m.mu.Lock()
-		v, heart := m.lives[r.ID], (*pidfd.Process)(nil)
-		if v != nil {
-			heart = v.heart // its observer waits for the lock that is held here
-		}
-		m.mu.Unlock()
-		if v != nil {
-			m.life.tellCrash(r, &d, heart)
+		if h := m.tracker.get(r.ID); h != nil { // its observer waits for the lock that is held here
+			m.life.explainCrash(r, &d, m.tracker.main(h))
 		}
 	}
 	if !dead {
@@ -186,23 +187,22 @@ func (m *Manager) heal(ctx context.Context, r *record.Record, kinds []string) er
 			return errors.Join(err, merr)
 		}
 	}
-	m.bury(r.ID, errEnded)
+	m.tracker.remove(r.ID, errEnded)
 	err = m.life.end(ctx, r, d)
 	m.life.log(ctx, opMend, r, start, nil, err)
 	return err
 }
 
-// believe has the record of a sandbox that runs say so. Where nothing may be
-// swept a record may be older than the life of its sandbox: that had ended, or
-// was about to, or ran before the last reboot, when the backup was made, and was
-// started since. What this daemon wrote itself is no such record.
-func (m *Manager) believe(ctx context.Context, r *record.Record) error {
-	if m.life.cfg.NoSweep == "" || r.State == record.Deleting || r.Changed.After(m.born) {
+// trustHost makes the record of a sandbox that runs say so. It matters only while
+// Config.NoSweep holds, after a restored backup: a record may then be older than the
+// life of its sandbox, which had ended, or was about to, or ran before the last reboot
+// when the backup was made, and was started since. A record that this daemon wrote is
+// never older.
+func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
+	if m.life.cfg.NoSweep == "" || r.State == record.Deleting || r.Changed.After(m.began) {
 		return nil
 	}
-	m.mu.Lock()
-	known := m.lives[r.ID] != nil
-	m.mu.Unlock()
+	known := m.tracker.get(r.ID) != nil
 	same := live(r.State) && r.BootID == m.life.cfg.BootID
 	if known && same || same && r.State != record.Running {
 		return nil
@@ -228,7 +228,7 @@ func (m *Manager) believe(ctx context.Context, r *record.Record) error {
 }
 
 // examine says whether a sandbox is dead, or has to die, and of what.
-func (m *Manager) examine(ctx context.Context, r *record.Record) (d death, dead bool, err error) {
+func (m recovery) examine(ctx context.Context, r *record.Record) (d death, dead bool, err error) {
 	switch {
 	case r.State == record.Stopping && r.Reason != "":
 		return death{reason: r.Reason, message: r.Message, code: r.ExitCode, output: r.LastOutput}, true, nil
@@ -245,24 +245,22 @@ func (m *Manager) examine(ctx context.Context, r *record.Record) (d death, dead 
 	if err != nil || alive && r.State != record.Stopping {
 		return death{}, false, err
 	}
-	return m.life.autopsy(ctx, r), true, nil
+	return m.life.diagnose(ctx, r), true, nil
 }
 
 // adopt takes up a sandbox that lives: it finishes what was intended, lets it
 // reach what it may reach, and watches it. One that this Manager watches
 // already needs the first only. Limits are written again in any case: whoever
 // made others durable may have died before they held.
-func (m *Manager) adopt(ctx context.Context, r *record.Record) error {
-	m.mu.Lock()
-	known := m.lives[r.ID] != nil
-	m.mu.Unlock()
+func (m recovery) adopt(ctx context.Context, r *record.Record) error {
+	known := m.tracker.get(r.ID) != nil
 	if !known {
 		if err := m.life.register(ctx, r); err != nil { // a new daemon's egress does not know what the old one's knew
 			return err
 		}
-		v := m.bear(r.ID)
-		close(v.ready)
-		m.watch(v, r.Spec.Runtime)
+		h := m.tracker.add(m.ctx, r.ID)
+		close(h.ready)
+		m.watch(h, r.Spec.Runtime)
 	}
 	m.life.past.note(r, m.life.counted(r), !known)
 	err := m.life.limitAgain(ctx, r)
@@ -279,7 +277,7 @@ func (m *Manager) adopt(ctx context.Context, r *record.Record) error {
 }
 
 // tidy releases what an ended sandbox should not hold.
-func (m *Manager) tidy(ctx context.Context, r *record.Record, kinds []string) error {
+func (m recovery) tidy(ctx context.Context, r *record.Record, kinds []string) error {
 	var rows []resource
 	for _, row := range m.life.fleeting() {
 		for _, kind := range kinds {
@@ -300,7 +298,7 @@ func (m *Manager) tidy(ctx context.Context, r *record.Record, kinds []string) er
 
 // releaseStray takes away what is held without a record. A disk may be all
 // that somebody has left of a lost store: it is moved aside, not deleted.
-func (m *Manager) releaseStray(ctx context.Context, id string) error {
+func (m recovery) releaseStray(ctx context.Context, id string) error {
 	unlock, ok := m.locks.TryLock(id)
 	if !ok {
 		return nil

@@ -78,12 +78,12 @@ func (s *Snapshots) Create(ctx context.Context, idOrName, name string) (record.S
 	if err != nil {
 		return record.Snapshot{}, err
 	}
-	if !m.enter() {
+	if !m.tracker.begin() {
 		return record.Snapshot{}, errClosing
 	}
 	unlock, err := m.locks.Lock(ctx, r.ID)
 	if err != nil {
-		m.work.Done()
+		m.tracker.end()
 		return record.Snapshot{}, fmt.Errorf("snapshot %s: another operation on it goes on: %w", r.ID, err)
 	}
 	if r, err = m.Get(ctx, r.ID); err == nil {
@@ -91,7 +91,7 @@ func (s *Snapshots) Create(ctx context.Context, idOrName, name string) (record.S
 	}
 	if err != nil {
 		unlock()
-		m.work.Done()
+		m.tracker.end()
 		return record.Snapshot{}, err
 	}
 	// Known before it is durable: a DELETE in between cuts it short, too.
@@ -107,7 +107,7 @@ func (s *Snapshots) Create(ctx context.Context, idOrName, name string) (record.S
 		cut(nil)
 		close(c.done)
 		unlock()
-		m.work.Done()
+		m.tracker.end()
 	}
 	snap, err := s.begin(ctx, &r, c.id, name)
 	if err != nil {

@@ -47,10 +47,10 @@ func (s *Snapshots) Delete(ctx context.Context, idOrName string) error {
 	if err != nil {
 		return err
 	}
-	if !s.m.enter() {
+	if !s.m.tracker.begin() {
 		return errClosing
 	}
-	defer s.m.work.Done()
+	defer s.m.tracker.end()
 	unlock, err := s.m.locks.Lock(ctx, snap.ID)
 	if err != nil {
 		return fmt.Errorf("delete snapshot %s: another operation on it goes on: %w", snap.ID, err)

@@ -101,10 +101,10 @@ func (v *Volumes) Usage(id string) (int64, error) { return v.m.life.Volumes.Volu
 // the pool.
 func (v *Volumes) Delete(ctx context.Context, name string) error {
 	m := v.m
-	if !m.enter() {
+	if !m.tracker.begin() {
 		return errClosing
 	}
-	defer m.work.Done()
+	defer m.tracker.end()
 	if _, bad, err := m.life.Store.Volumes(ctx); err == nil && slices.Contains(bad, name) {
 		return bounded(ctx, storeLimit, "store:volume:forget", func(ctx context.Context) error { return m.life.Store.ForgetVolume(ctx, name, "") })
 	}

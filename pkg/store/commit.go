@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"syscall"
 
 	"go.etcd.io/bbolt"
@@ -17,7 +18,7 @@ type change struct {
 	// do checks first and writes after: when it returns a refusal, it has
 	// written nothing.
 	do func(*bbolt.Tx) error
-	// then runs under db.mu once the change is durable.
+	// then runs under committer.mu once the change is durable.
 	then func()
 	err  error
 	done chan struct{}
@@ -28,49 +29,63 @@ type refusal struct{ error }
 
 func (r refusal) Unwrap() error { return r.error }
 
+// A committer writes changes to the file, in the order in which they come.
+type committer struct {
+	bolt *bbolt.DB
+	path string
+
+	queue  chan *change // to the loop
+	closed chan struct{}
+	done   chan struct{} // the loop has ended
+	once   sync.Once
+
+	running sync.Mutex   // held from the begin of a transaction until memory has what it wrote
+	mu      sync.RWMutex // guards what is in memory of the file
+}
+
 // maxGroup bounds a transaction, so that its first caller does not wait for
 // ever under load.
 const maxGroup = 64
 
 // commit makes a change durable. Once it is in the queue, ctx counts no more:
 // an error then means that the change was not made, never that one does not know.
-func (db *DB) commit(ctx context.Context, do func(*bbolt.Tx) error, then func()) error {
+func (w *committer) commit(ctx context.Context, do func(*bbolt.Tx) error, then func()) error {
 	c := &change{do: do, then: then, done: make(chan struct{})}
 	select {
-	case db.queue <- c:
-	case <-db.closed:
+	case w.queue <- c:
+	case <-w.closed:
 		return errs.New(errs.Unavailable, "sandboxd is shutting down")
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 	<-c.done
-	return db.explain(c.err)
+	return w.explain(c.err)
 }
 
-// commitLoop is the only writer. While it syncs one transaction, callers queue
+// loop is the only writer. While it syncs one transaction, callers queue
 // up for the next: nobody waits for a timer, and eight callers share a sync.
-func (db *DB) commitLoop() {
-	defer close(db.done)
+func (w *committer) loop() {
+	defer close(w.done)
 	for {
 		var group []*change
 		select {
-		case c := <-db.queue:
+		case c := <-w.queue:
 			group = append(group, c)
-		case <-db.closed:
+		case <-w.closed:
 			return
 		}
 	more:
 		for len(group) < maxGroup {
 			select {
-			case c := <-db.queue:
+			case c := <-w.queue:
 				group = append(group, c)
 			default:
 				break more
 			}
 		}
-		db.running.Lock()
-		db.run(group)
-		db.running.Unlock()
+		w.running.Lock()
+		w.run(group)
+		w.running.Unlock()
 		for _, c := range group {
 			close(c.done)
 		}
@@ -78,15 +93,15 @@ func (db *DB) commitLoop() {
 }
 
 // settle waits until memory has what the file has.
-func (db *DB) settle() {
-	db.running.Lock()
-	defer db.running.Unlock()
+func (w *committer) settle() {
+	w.running.Lock()
+	defer w.running.Unlock()
 }
 
 // run commits a group in one transaction. If that fails, each change gets a
 // transaction of its own, so that none fails by the fault of another.
-func (db *DB) run(group []*change) {
-	err := db.update(func(tx *bbolt.Tx) error {
+func (w *committer) run(group []*change) {
+	err := w.update(func(tx *bbolt.Tx) error {
 		for _, c := range group {
 			if c.err = c.do(tx); c.err != nil && !errors.As(c.err, new(refusal)) {
 				return c.err
@@ -96,12 +111,12 @@ func (db *DB) run(group []*change) {
 	})
 	if err != nil && len(group) > 1 {
 		for _, c := range group {
-			db.run([]*change{c})
+			w.run([]*change{c})
 		}
 		return
 	}
-	db.mu.Lock()
-	defer db.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, c := range group {
 		if c.err == nil {
 			c.err = err
@@ -113,18 +128,18 @@ func (db *DB) run(group []*change) {
 }
 
 // update is bbolt's, which panics on what it finds impossible.
-func (db *DB) update(f func(*bbolt.Tx) error) (err error) {
+func (w *committer) update(f func(*bbolt.Tx) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = damaged(db.path, fmt.Errorf("%v", p))
+			err = damaged(w.path, fmt.Errorf("%v", p))
 		}
 	}()
-	return db.bolt.Update(f)
+	return w.bolt.Update(f)
 }
 
 // explain gives an error of a commit the code and the words of a client. bbolt
 // does not wrap all of its causes, hence the look at the text.
-func (db *DB) explain(err error) error {
+func (w *committer) explain(err error) error {
 	var r refusal
 	switch {
 	case err == nil:
@@ -132,8 +147,8 @@ func (db *DB) explain(err error) error {
 	case errors.As(err, &r):
 		return r.error
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), strings.Contains(err.Error(), syscall.ENOSPC.Error()):
-		return errs.Wrap(fmt.Errorf("write %s: %w", db.path, err), errs.Unavailable,
+		return errs.Wrap(fmt.Errorf("write %s: %w", w.path, err), errs.Unavailable,
 			"no space is left in the state directory of sandboxd: nothing was changed and nothing is lost; free some space there and try again")
 	}
-	return fmt.Errorf("write %s: %w", db.path, err)
+	return fmt.Errorf("write %s: %w", w.path, err)
 }

@@ -41,7 +41,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -89,25 +88,14 @@ type Options struct {
 
 // DB is an open store. Its methods may be called concurrently.
 type DB struct {
-	bolt     *bbolt.DB
-	path     string
+	committer
 	log      *slog.Logger
 	steps    []migration
 	poolID   string
 	restored string
 
-	queue  chan *change // to the committer
-	closed chan struct{}
-	done   chan struct{} // the committer has gone
-	once   sync.Once
-
-	running sync.Mutex // held from the begin of a transaction until memory has what it wrote
-
-	mu    sync.RWMutex
-	boxes map[string]*record.Record // guarded by mu, as all below; replaced, never written into
-	order []*record.Record          // the same, newest first
-	names map[string]string
-	bad   map[string]error // records that can not be read, by id
+	index                  // guarded by mu, as all below
+	bad   map[string]error // records that cannot be read, by id
 
 	snapshots    map[string]record.Snapshot
 	badSnapshots map[string]error
@@ -142,16 +130,17 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 		return nil, err
 	}
 	db = &DB{
-		bolt:   b,
-		path:   path,
-		log:    o.Log,
-		steps:  steps,
-		queue:  make(chan *change),
-		closed: make(chan struct{}),
-		done:   make(chan struct{}),
-		boxes:  map[string]*record.Record{},
-		names:  map[string]string{},
-		bad:    map[string]error{},
+		committer: committer{
+			bolt:   b,
+			path:   path,
+			queue:  make(chan *change),
+			closed: make(chan struct{}),
+			done:   make(chan struct{}),
+		},
+		log:   o.Log,
+		steps: steps,
+		index: index{boxes: map[string]*record.Record{}, names: map[string]string{}},
+		bad:   map[string]error{},
 
 		snapshots:    map[string]record.Snapshot{},
 		badSnapshots: map[string]error{},
@@ -186,7 +175,7 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 	if err := db.load(); err != nil {
 		return nil, err
 	}
-	go db.commitLoop()
+	go db.loop()
 	return db, nil
 }
 
@@ -313,29 +302,37 @@ func (db *DB) load() error {
 	})
 }
 
+// An index holds the records of sandboxes in memory, by ID, by name and by age. The
+// records are replaced, never written into.
+type index struct {
+	boxes map[string]*record.Record
+	order []*record.Record // the same, newest first
+	names map[string]string
+}
+
 // remember takes over a committed record.
-// Preconditions: mu is held, or nobody else knows db.
-func (db *DB) remember(r record.Record) {
-	db.forget(r.ID)
-	db.boxes[r.ID] = &r
-	at, _ := slices.BinarySearchFunc(db.order, &r, newestFirst)
-	db.order = slices.Insert(db.order, at, &r)
+// Preconditions: committer.mu is held, or nobody else has x yet.
+func (x *index) remember(r record.Record) {
+	x.forget(r.ID)
+	x.boxes[r.ID] = &r
+	at, _ := slices.BinarySearchFunc(x.order, &r, newestFirst)
+	x.order = slices.Insert(x.order, at, &r)
 	if name := r.Spec.Name; name != "" {
 		if r.State != record.Deleting {
-			db.names[name] = r.ID
-		} else if db.names[name] == r.ID {
-			delete(db.names, name)
+			x.names[name] = r.ID
+		} else if x.names[name] == r.ID {
+			delete(x.names, name)
 		}
 	}
 }
 
 // forget drops a record, but not its name.
 // Preconditions: as of remember.
-func (db *DB) forget(id string) {
-	if r := db.boxes[id]; r != nil {
-		delete(db.boxes, id)
-		if at, ok := slices.BinarySearchFunc(db.order, r, newestFirst); ok {
-			db.order = slices.Delete(db.order, at, at+1)
+func (x *index) forget(id string) {
+	if r := x.boxes[id]; r != nil {
+		delete(x.boxes, id)
+		if at, ok := slices.BinarySearchFunc(x.order, r, newestFirst); ok {
+			x.order = slices.Delete(x.order, at, at+1)
 		}
 	}
 }

@@ -52,9 +52,9 @@ func processesOf(t *testing.T, id string) (list []process) {
 	return list
 }
 
-// heart is the process that a sandbox can not live without: PID 1 under runc,
+// mainProcess is the process that a sandbox cannot live without: PID 1 under runc,
 // the sentry under runsc.
-func heart(t *testing.T, runtime, id string) int {
+func mainProcess(t *testing.T, runtime, id string) int {
 	t.Helper()
 	all := processesOf(t, id)
 	i := slices.IndexFunc(all, func(p process) bool {
@@ -64,7 +64,7 @@ func heart(t *testing.T, runtime, id string) int {
 		return p.inner == 1
 	})
 	if i < 0 {
-		t.Fatalf("sandbox %s has no heart among %+v", id, all)
+		t.Fatalf("sandbox %s has no main process among %+v", id, all)
 	}
 	return all[i].pid
 }
@@ -81,7 +81,7 @@ func TestKilledFromOutside(t *testing.T) {
 	}
 }
 
-// killedFromOutside kills the heart of a sandbox and returns how soon that was
+// killedFromOutside kills the main process of a sandbox and returns how soon that was
 // noticed.
 func (h host) killedFromOutside(t *testing.T, runtime string, before []string) time.Duration {
 	t.Helper()
@@ -90,7 +90,7 @@ func (h host) killedFromOutside(t *testing.T, runtime string, before []string) t
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, after := h.killed(t, sb.ID, heart(t, runtime, sb.ID))
+	got, after := h.killed(t, sb.ID, mainProcess(t, runtime, sb.ID))
 	killed := "see the daemon's log"
 	if hosttest.Kernel(t, 6, 15) { // which tells others than its parent, too
 		killed += " (killed by SIGKILL)"
@@ -124,7 +124,7 @@ func TestAgentStopped(t *testing.T) {
 			other := h.create(t, spec(runtime))
 			soon(t, 2*time.Second, "delete", func() time.Duration {
 				sb := h.create(t, spec(runtime))
-				stop(t, heart(t, runtime, sb.ID))
+				stop(t, mainProcess(t, runtime, sb.ID))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				if out, err := h.exec(ctx, sb.ID, "true"); err == nil {
@@ -146,7 +146,7 @@ func TestRestartUnderStoppedAgent(t *testing.T) {
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
 			sb, other := h.create(t, spec(runtime)), h.create(t, spec(runtime))
-			stop(t, heart(t, runtime, sb.ID))
+			stop(t, mainProcess(t, runtime, sb.ID))
 			soon(t, 2*time.Second, "start", func() time.Duration {
 				h.Kill()
 				lasted := took(func() { h.Start() })

@@ -245,7 +245,7 @@ func TestRestartAcrossDaemons(t *testing.T) {
 				}
 				return err
 			})
-			victim := heart(t, runtime, dies.ID)
+			victim := mainProcess(t, runtime, dies.ID)
 			h.Kill()
 			if err := syscall.Kill(victim, syscall.SIGKILL); err != nil {
 				t.Fatal(err)

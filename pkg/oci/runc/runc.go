@@ -100,9 +100,9 @@ func (d *Driver) List(context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// Heart is the process id of PID 1 of id, as the host counts.
-func (d *Driver) Heart(id string) (pid int, err error) {
-	return oci.Heart(filepath.Join(d.c.Root, id, "state.json"), "init_process_pid")
+// MainPID is the process ID of PID 1 of id, as the host counts.
+func (d *Driver) MainPID(id string) (pid int, err error) {
+	return oci.MainPID(filepath.Join(d.c.Root, id, "state.json"), "init_process_pid")
 }
 
 // Pid is the process id of the launcher, or 0 while none runs.

@@ -205,9 +205,9 @@ func (d *Driver) Forget(_ context.Context, id string) error {
 	return failed
 }
 
-// Heart is the process id of the sentry of id.
-func (d *Driver) Heart(id string) (pid int, err error) {
-	return oci.Heart(filepath.Join(d.c.Root, id+"_sandbox:"+id+".state"), "sandbox", "pid")
+// MainPID is the process ID of the sentry of id.
+func (d *Driver) MainPID(id string) (pid int, err error) {
+	return oci.MainPID(filepath.Join(d.c.Root, id+"_sandbox:"+id+".state"), "sandbox", "pid")
 }
 
 // List returns the ids that runsc remembers, also those whose start was cut

@@ -6,9 +6,9 @@ import (
 	"os"
 )
 
-// Heart reads a process id out of a file of JSON in which a runtime keeps what it
-// knows of a sandbox; path are the keys that lead to it.
-func Heart(file string, path ...string) (pid int, err error) {
+// MainPID reads a process ID from the JSON file in which a runtime keeps its state of a
+// sandbox. The keys in path lead to it.
+func MainPID(file string, path ...string) (pid int, err error) {
 	b, err := os.ReadFile(file)
 	for _, key := range path {
 		if err != nil {

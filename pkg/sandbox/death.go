@@ -28,14 +28,14 @@ func (d death) write(r *record.Record) {
 	r.ExitCode, r.LastOutput = d.code, d.output
 }
 
-// What of its output the message of a sandbox holds that did not come up: lines, and bytes.
+// How much of its last output the message of a sandbox that did not come up holds.
 const (
-	toldLines = 20
-	toldBytes = 2 << 10
+	messageLines = 20
+	messageBytes = 2 << 10
 )
 
-// lastLines is the end of the output of a sandbox that failed, for its message. What
-// would do something to a terminal is left out of it.
+// lastLines is the end of the output of a sandbox that failed, for its message, without
+// what would do something to a terminal.
 func (d *death) lastLines() string {
 	if d.output == "" || d.code != nil && *d.code == 0 {
 		return ""
@@ -47,14 +47,14 @@ func (d *death) lastLines() string {
 		return -1
 	}, strings.ToValidUTF8(d.output, ""))
 	lines := strings.Split(strings.Trim(out, "\n"), "\n")
-	told := strings.Join(lines[max(0, len(lines)-toldLines):], "\n")
-	if over := len(told) - toldBytes; over > 0 {
-		told = strings.ToValidUTF8(told[over:], "")
+	last := strings.Join(lines[max(0, len(lines)-messageLines):], "\n")
+	if over := len(last) - messageBytes; over > 0 {
+		last = strings.ToValidUTF8(last[over:], "")
 	}
-	if told == "" {
+	if last == "" {
 		return ""
 	}
-	return "; its last lines:\n" + told
+	return "; its last lines:\n" + last
 }
 
 // counts are what the kernel has counted against a sandbox.
@@ -62,7 +62,7 @@ type counts struct {
 	ooms, refused uint64 // processes killed for memory, and not begun for want of pids
 }
 
-// counted is what stands on the counters of r, dead or alive. What can not be
+// counted is what stands on the counters of r, dead or alive. What cannot be
 // read counts as nothing: there may never have been a cgroup.
 func (l *life) counted(r *record.Record) (n counts) {
 	var err error
@@ -85,10 +85,10 @@ type past struct {
 }
 
 type pastLife struct {
-	started    time.Time // which of its lives
-	before     counts    // at least a sweep ago; what is above is recent
-	last       counts
-	lastLooked time.Time
+	started time.Time // which of its lives
+	before  counts    // at least a sweep ago; what is above is recent
+	last    counts
+	noted   time.Time // when last was
 }
 
 // pastAge is how old counts are, at the least, before they are the past: what
@@ -103,7 +103,7 @@ func (p *past) note(r *record.Record, n counts, adopted bool) {
 	e := p.of[r.ID]
 	switch {
 	case e == nil, !e.started.Equal(r.Started):
-		e = &pastLife{started: r.Started, last: n, lastLooked: time.Now()}
+		e = &pastLife{started: r.Started, last: n, noted: time.Now()}
 		if adopted {
 			e.before = n
 		}
@@ -111,8 +111,8 @@ func (p *past) note(r *record.Record, n counts, adopted bool) {
 			p.of = map[string]*pastLife{}
 		}
 		p.of[r.ID] = e
-	case time.Since(e.lastLooked) >= pastAge:
-		e.before, e.last, e.lastLooked = e.last, n, time.Now()
+	case time.Since(e.noted) >= pastAge:
+		e.before, e.last, e.noted = e.last, n, time.Now()
 	}
 }
 
@@ -133,8 +133,8 @@ func (p *past) forget(id string) {
 	delete(p.of, id)
 }
 
-// autopsy finds out how the dead sandbox r died. Its cgroup is still there.
-func (l *life) autopsy(ctx context.Context, r *record.Record) death {
+// diagnose finds out how the dead sandbox r ended. Its cgroup is still there.
+func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepLimit)
 	defer cancel()
 	n := l.past.since(r, l.counted(r))

@@ -1,0 +1,153 @@
+package sandbox
+
+import (
+	"context"
+	"slices"
+	"sync"
+
+	"github.com/sandboxd/sandboxd/internal/pidfd"
+)
+
+// A tracker holds what a Manager knows in memory only: the operations that go on,
+// and a handle for each sandbox that has processes or is about to have them. All of
+// it is lost with the daemon; Recover makes it anew from the host and the store.
+type tracker struct {
+	operations sync.WaitGroup // what Close waits for
+
+	mu      sync.Mutex
+	closed  bool               // guarded by mu, as all below
+	handles map[string]*handle // by the sandbox's ID
+}
+
+// A handle is what is known in memory of one life of a sandbox: from the start of
+// its creation until it has ended. A sandbox that is started again has another.
+type handle struct {
+	id     string
+	ctx    context.Context // until the sandbox has ended; for streams
+	cancel context.CancelCauseFunc
+	// creation ends with ctx, or when abort ends a creation that nobody wants any more.
+	creation context.Context
+	abort    context.CancelCauseFunc
+	ready    chan struct{} // closed when the creation has ended, either way
+	steps    []Step        // of the creation; written before ready is closed
+
+	queued bool     // it waits for its turn, and nobody has its lock; guarded by tracker.mu
+	lost   []string // the rows it was found without; guarded by tracker.mu
+	// main is the process with which the sandbox ends; nil if that is not known.
+	// It is guarded by tracker.mu.
+	main *pidfd.Process
+}
+
+// begin says that an operation begins, which Close waits for. It reports false when
+// none may begin any more; else the caller owes end.
+func (t *tracker) begin() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return false
+	}
+	t.operations.Add(1)
+	return true
+}
+
+// end says that an operation has ended.
+func (t *tracker) end() { t.operations.Done() }
+
+// close lets no operation begin any more, and aborts those that only wait for their
+// turn: nothing of them is there.
+func (t *tracker) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	for _, h := range t.handles {
+		if h.queued {
+			h.abort(errClosing)
+		}
+	}
+}
+
+// add makes the handle of a sandbox that is about to have processes. Its contexts
+// end with ctx.
+func (t *tracker) add(ctx context.Context, id string) *handle {
+	h := &handle{id: id, ready: make(chan struct{})}
+	h.ctx, h.cancel = context.WithCancelCause(ctx)
+	h.creation, h.abort = context.WithCancelCause(h.ctx)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.handles[id] = h
+	return h
+}
+
+// remove forgets a sandbox that has no processes, or is about to have none, and ends
+// its contexts with why.
+func (t *tracker) remove(id string, why error) {
+	t.mu.Lock()
+	h := t.handles[id]
+	delete(t.handles, id)
+	t.mu.Unlock()
+	if h != nil {
+		h.cancel(why)
+	}
+}
+
+// get returns the handle of a sandbox, or nil.
+func (t *tracker) get(id string) *handle {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.handles[id]
+}
+
+// setQueued notes whether a sandbox waits for its turn.
+func (t *tracker) setQueued(h *handle, queued bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h.queued = queued
+	if queued && t.closed { // close has passed already
+		h.abort(errClosing)
+	}
+}
+
+// queued reports whether a sandbox waits for its turn: then nobody has its lock,
+// and yet it is not dead.
+func (t *tracker) queued(id string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.handles[id]
+	return h != nil && h.queued
+}
+
+// setMain notes the process with which a sandbox ends.
+func (t *tracker) setMain(h *handle, p *pidfd.Process) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h.main = p
+}
+
+// main returns the process with which a sandbox ends, or nil.
+func (t *tracker) main(h *handle) *pidfd.Process {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return h.main
+}
+
+// setLost notes that a sandbox was found without a row, and reports whether that is
+// news.
+func (t *tracker) setLost(id, row string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.handles[id]
+	if h == nil || slices.Contains(h.lost, row) {
+		return h == nil
+	}
+	h.lost = append(h.lost, row)
+	return true
+}
+
+// setFound takes back what setLost noted.
+func (t *tracker) setFound(id, row string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.handles[id]; h != nil {
+		h.lost = slices.DeleteFunc(h.lost, func(s string) bool { return s == row })
+	}
+}
