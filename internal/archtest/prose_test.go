@@ -158,8 +158,8 @@ func TestPaths(t *testing.T) {
 // inComment is a document as a comment names it.
 var inComment = regexp.MustCompile(`\bdocs/[\w/-]+\.md\b`)
 
-// TestCommentsPaths holds that the documents which comments name are there.
-func TestCommentsPaths(t *testing.T) {
+// TestCommentPaths holds that the documents that comments name are there.
+func TestCommentPaths(t *testing.T) {
 	for _, s := range sources(t) {
 		for _, group := range s.file.Comments {
 			for _, p := range inComment.FindAllString(group.Text(), -1) {
