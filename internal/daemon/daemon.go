@@ -45,8 +45,8 @@ import (
 )
 
 // runscHostPids is how many host tasks one gVisor sandbox may have: threads of
-// the sentry, and a stub for each address space. 20,000 forks inside stopped at
-// it and took the sandbox with them, not the host (hardening.md §3).
+// the sentry, and a stub for each address space. See docs/design/hardening.md,
+// "What is limited?".
 const runscHostPids = 4096
 
 // shutdownLimit is how long requests in flight may take to end after SIGTERM.

@@ -24,7 +24,8 @@ type advisory struct {
 
 // advisoriesOf is the table of known flaws, of 21 November 2026. It names what
 // a guest could use of the parts that sandboxd starts, no others: a doctor that
-// cries wolf is not read. hardening.md §6 says what stands in the way besides.
+// cries wolf is not read. docs/design/hardening.md ("Which known flaws were
+// considered?") says what stands in the way besides.
 var advisoriesOf = map[string][]advisory{
 	"runc": {
 		{"CVE-2025-31133, CVE-2025-52565, CVE-2025-52881", "masked paths and /dev/console by races, to a write to /proc of the host", version{}, []version{{1, 2, 8}, {1, 3, 3}, {1, 4, 0}}, "github.com/opencontainers/runc/security/advisories/GHSA-9493-h29p-rfm2"},

@@ -10,7 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Limits of a request (hardening.md §3, row "API").
+// Limits of a request (docs/design/api.md, "What bounds a request?").
 const (
 	maxBody     = 16 << 20
 	maxDepth    = 100

@@ -27,7 +27,7 @@ import (
 const (
 	// holdPending is how long a request to the agent waits for a sandbox that
 	// is still being made: SDKs poll every 200 ms, and so their first poll
-	// succeeds (architecture.md, decision 6).
+	// succeeds (docs/design/api.md, "How does the proxy reach a port?").
 	holdPending = 5 * time.Second
 	// renewEvery bounds how often access renews a sandbox, as OpenSandbox does.
 	renewEvery = time.Minute

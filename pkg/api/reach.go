@@ -20,7 +20,7 @@ import (
 
 // portTripper reaches a port of a sandbox: at the sandbox's address, and where
 // that is refused through the agent, because most development servers listen
-// on 127.0.0.1 only (architecture.md, decision 7).
+// on 127.0.0.1 only (docs/design/api.md, "How does the proxy reach a port?").
 type portTripper struct {
 	direct, agent http.RoundTripper
 	port          uint16

@@ -90,8 +90,8 @@ func expand(r *strings.Replacer, text string) rulesOf {
 	return out
 }
 
-// chainText is egress.md §2 without names in rules, proxies and remembered
-// flows. NFLOG is for whoever wants to look: tcpdump -i nflog:NUMBER.
+// chainText is the picture of docs/design/network.md ("What path does a packet
+// take?") as rules. NFLOG is for debugging: tcpdump -i nflog:NUMBER.
 const chainText = `
 *raw
 -A @RAW$ -m set ! --match-set SRC src,src -m limit --limit 10/sec --limit-burst 20 -j NFLOG --nflog-prefix spoof --nflog-group NUMBER

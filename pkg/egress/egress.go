@@ -162,7 +162,8 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// open follows egress.md §12: sets, chains that refer to them, resolver, queue.
+// open makes what stands on other parts after them: sets, chains that refer to
+// them, resolver, queue.
 func (e *Engine) open(ctx context.Context) (err error) {
 	if e.sets, err = netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE); err != nil {
 		return err

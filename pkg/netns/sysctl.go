@@ -17,7 +17,8 @@ type sysctl struct {
 // guestNet is written inside a new network namespace, before there is a link;
 // "default" is what a link then starts with.
 //
-// IPv6 is blocked (egress.md §11). A kernel without IPv6 has no file for it.
+// IPv6 is blocked (docs/design/network.md, "Why is IPv6 blocked?"). A kernel
+// without IPv6 has no file for it.
 // Unprivileged ping needs no capability once every group may use it.
 var guestNet = []sysctl{
 	{"net/ipv6/conf/all/disable_ipv6", "1", true},
@@ -32,9 +33,10 @@ var guestNet = []sysctl{
 }
 
 // guestUser limits what one sandbox may take of what the kernel counts by user
-// (hardening.md §2.2). User and network namespaces: none, it has the ones it
-// needs. The others: a runtime makes one of each when it starts, and the one
-// of the start before is freed late, so 1 would fail every second time.
+// (docs/design/hardening.md, "Which traps do ordinary container defaults miss?").
+// User and network namespaces: none, it has the ones it needs. The others: a
+// runtime makes one of each when it starts, and the one of the start before is
+// freed late, so 1 would fail every second time.
 var guestUser = []sysctl{
 	{"user/max_inotify_instances", "64", false},
 	{"user/max_inotify_watches", "65536", false},

@@ -11,7 +11,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -29,20 +28,8 @@ import (
 
 const top = "../../"
 
-// documents are those whose commands run.
+// documents are those whose commands run, each on a daemon of its own.
 var documents = []string{"README.md", "docs/tour.md"}
-
-// written leaves out documents that are not there.
-func written(t *testing.T) (files []string) {
-	t.Helper()
-	for _, file := range documents {
-		if _, err := os.Stat(top + file); errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		files = append(files, file)
-	}
-	return files
-}
 
 // TestBlocks holds that each block of a document runs, here or in the test that its
 // mark names, or says why nothing runs it.
@@ -59,7 +46,7 @@ func TestBlocks(t *testing.T) {
 		}
 		source.Write(text)
 	}
-	for _, file := range written(t) {
+	for _, file := range documents {
 		run, not := 0, 0
 		for _, b := range blocksOf(t, file) {
 			switch {
@@ -89,7 +76,7 @@ func TestBlocks(t *testing.T) {
 // TestDocuments runs the documents.
 func TestDocuments(t *testing.T) {
 	hosttest.Root(t)
-	for _, file := range written(t) {
+	for _, file := range documents {
 		t.Run(filepath.Base(file), func(t *testing.T) { tell(t, file) })
 	}
 }

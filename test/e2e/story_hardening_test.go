@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probe asks the questions of hardening.md from inside, as root of the guest.
+// probe asks the questions of docs/design/hardening.md from inside, as root of the guest.
 // Dangerous files are opened, never written.
 const probe = `
 import ctypes, errno, json, os, resource, socket
@@ -83,12 +83,13 @@ type findings struct {
 	Devices               []string
 }
 
-// capabilities is the list of hardening.md §2 as a mask: CHOWN DAC_OVERRIDE
+// capabilities is the list of docs/design/hardening.md as a mask: CHOWN DAC_OVERRIDE
 // FOWNER FSETID KILL SETGID SETUID SETPCAP NET_BIND_SERVICE SYS_CHROOT SETFCAP.
 const capabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_KILL |
 	1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_NET_BIND_SERVICE | 1<<unix.CAP_SYS_CHROOT | 1<<unix.CAP_SETFCAP
 
-// tellHardening holds both runtimes to hardening.md, from inside.
+// tellHardening holds both runtimes to docs/design/hardening.md, from inside. The comments
+// below name its rows: of the table of defaults, unless they say otherwise.
 func tellHardening(t *testing.T, l *lab) {
 	id := l.make("python", "-e", "SECRET_OF_USER=x")
 	var f findings
@@ -107,7 +108,7 @@ func tellHardening(t *testing.T, l *lab) {
 		}
 		return n
 	}
-	for _, field := range []string{"CapEff", "CapBnd", "CapPrm"} { // §2, row "capabilities"
+	for _, field := range []string{"CapEff", "CapBnd", "CapPrm"} { // row "capabilities"
 		if got := mask(field); got != capabilities {
 			t.Errorf("capabilities: %s is %x, want %x", field, got, uint64(capabilities))
 		}
@@ -117,10 +118,10 @@ func tellHardening(t *testing.T, l *lab) {
 			t.Errorf("capabilities: %s is %s", field, f.Status[field])
 		}
 	}
-	refused("seccomp", "mount", f.Mount)                               // §2.1, mounts
-	refused("devices", "mknod of /dev/mem", f.Mknod)                   // §2, row "/dev": MKNOD is dropped
-	refused("capabilities", "raw IP", f.Sockets["RAW"])                // §2: NET_RAW is dropped
-	for _, family := range []string{"ALG", "PACKET", "VSOCK", "XDP"} { // §2.1, sockets; §6, CVE-2026-31431
+	refused("seccomp", "mount", f.Mount)                               // system calls, "mounts"
+	refused("devices", "mknod of /dev/mem", f.Mknod)                   // row "capabilities": MKNOD is dropped
+	refused("capabilities", "raw IP", f.Sockets["RAW"])                // row "capabilities": NET_RAW is dropped
+	for _, family := range []string{"ALG", "PACKET", "VSOCK", "XDP"} { // system calls, "sockets"; CVE-2026-31431
 		refused("sockets", "AF_"+family, f.Sockets[family])
 	}
 	for _, family := range []string{"INET", "UNIX"} {
@@ -128,31 +129,31 @@ func tellHardening(t *testing.T, l *lab) {
 			t.Errorf("sockets: AF_%s: %s", family, f.Sockets[family])
 		}
 	}
-	if !strings.HasPrefix(f.Agent, "ro,") || !strings.Contains(f.Agent, "nosuid") { // §5, "/proc/self/exe": one file for all sandboxes
+	if !strings.HasPrefix(f.Agent, "ro,") || !strings.Contains(f.Agent, "nosuid") { // the daemon itself, "/proc/self/exe": one file for all sandboxes
 		t.Errorf("the agent's mount: %s", f.Agent)
 	}
 	refused("agent", "writing its binary", f.Writable["/opt/opensandbox/sandbox-agent"])
-	if len(f.Cgroup) > 0 { // §2, row "cgroup fs": not mounted
+	if len(f.Cgroup) > 0 { // row "cgroup file system": not mounted
 		t.Errorf("cgroups are mounted at %v", f.Cgroup)
 	}
-	for _, list := range [][]string{f.Env1, f.Args1} { // §5: the token comes by a pipe and stays out of sight
+	for _, list := range [][]string{f.Env1, f.Args1} { // docs/design/agent.md: the token comes by a pipe and stays out of sight
 		for _, s := range list {
 			if strings.Contains(strings.ToLower(s), "token") {
 				t.Errorf("PID 1 shows %q", s)
 			}
 		}
 	}
-	for _, fds := range []map[string]string{f.Fds1, f.Fds} { // §5, "Descriptors": nothing of the host to reopen
+	for _, fds := range []map[string]string{f.Fds1, f.Fds} { // the daemon itself, "Descriptors": nothing of the host to reopen
 		for fd, to := range fds {
 			if strings.HasPrefix(to, "/") && to != "/dev/null" && !strings.HasPrefix(to, "/proc") && !strings.HasPrefix(to, "/.") && !strings.HasPrefix(to, "/dev/pts") && !strings.HasPrefix(to, "/run/") {
 				t.Errorf("descriptor %s is %s", fd, to)
 			}
 		}
 	}
-	if len(f.Pids) > 6 || f.Pids[0] != 1 { // §2, row "/proc": own pid namespace
+	if len(f.Pids) > 6 || f.Pids[0] != 1 { // row "/proc": own pid namespace
 		t.Errorf("processes in sight: %v", f.Pids)
 	}
-	if f.NoFile[1] > 65536 { // §3, row "open files"
+	if f.NoFile[1] > 65536 { // row "open files"
 		t.Errorf("RLIMIT_NOFILE is %v", f.NoFile)
 	}
 	// Another user's process is out of reach (PTRACE_ATTACH to PID 1).
@@ -166,37 +167,37 @@ func tellHardening(t *testing.T, l *lab) {
 
 // tellKernelHardening is what only counts where guests use the host's kernel.
 func tellKernelHardening(t *testing.T, f findings, refused func(row, what, got string)) {
-	if len(f.UIDMap) != 3 || f.UIDMap[0] != "0" || f.UIDMap[2] != "65536" { // §2, row "user namespace"
+	if len(f.UIDMap) != 3 || f.UIDMap[0] != "0" || f.UIDMap[2] != "65536" { // row "user namespace"
 		t.Fatalf("uid map %v", f.UIDMap)
 	}
 	if base, err := strconv.Atoi(f.UIDMap[1]); err != nil || base < 100000 { // its own range of unprivileged ids
 		t.Errorf("uid map %v", f.UIDMap)
 	}
-	if f.Status["NoNewPrivs"] != "1" { // §2, row "no_new_privs"
+	if f.Status["NoNewPrivs"] != "1" { // row "no_new_privs"
 		t.Errorf("NoNewPrivs is %q", f.Status["NoNewPrivs"])
 	}
-	if f.Status["Seccomp"] != "2" { // §2.1: stage 1
+	if f.Status["Seccomp"] != "2" { // row "seccomp"
 		t.Errorf("Seccomp is %q", f.Status["Seccomp"])
 	}
-	if f.Core[0] != 1 || f.Core[1] != 1 { // §2.2, "core_pattern": exactly 1
+	if f.Core[0] != 1 || f.Core[1] != 1 { // traps, "core_pattern": exactly 1
 		t.Errorf("RLIMIT_CORE is %v", f.Core)
 	}
-	if !strings.Contains(f.Agent, "nodev") { // §5; gVisor does not print this option
+	if !strings.Contains(f.Agent, "nodev") { // gVisor does not print this option
 		t.Errorf("the agent's mount: %s", f.Agent)
 	}
-	for _, dev := range f.Devices { // §2, row "/dev"; gVisor makes up its own net/tun and fuse
+	for _, dev := range f.Devices { // row "/dev"; gVisor makes up its own net/tun and fuse
 		switch dev {
 		case "kvm", "fuse", "mem", "kmem", "port", "loop-control", "net":
 			t.Errorf("/dev has %s", dev)
 		}
 	}
-	if f.Memlock[1] > 64<<10 { // §2, row "rlimits"
+	if f.Memlock[1] > 64<<10 { // row "locked memory"
 		t.Errorf("RLIMIT_MEMLOCK is %v", f.Memlock)
 	}
-	for flag, got := range f.Unshare { // §2.1, namespaces
+	for flag, got := range f.Unshare { // system calls, "namespaces"
 		refused("seccomp", "unshare of "+flag, got)
 	}
-	for path, got := range f.Writable { // §2, rows "read-only paths" and "/sys"; gVisor's are made up and may open
+	for path, got := range f.Writable { // rows "masked and read-only paths" and "/sys"; gVisor's are made up and may open
 		refused("paths", "writing "+path, got)
 	}
 	for path := range f.Writable {

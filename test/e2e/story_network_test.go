@@ -80,7 +80,8 @@ func keys(m map[string]string) (all []string) {
 }
 
 // tellNetworkDenied: without a rule nothing opens, and the answer comes at once
-// and alike under both runtimes (egress.md §14).
+// and alike under both runtimes (docs/design/network.md, "What does a guest see
+// when it is refused?").
 func tellNetworkDenied(t *testing.T, l *lab) {
 	for _, mode := range []string{"rules", "none"} {
 		id := l.make("python", "--network", mode)
@@ -144,7 +145,8 @@ func tellNetworkOpen(t *testing.T, l *lab) {
 	}
 }
 
-// ipv6 prints addresses other than loopback; egress.md §11 blocks IPv6, visibly.
+// ipv6 prints addresses other than loopback (docs/design/network.md, "Why is IPv6
+// blocked?").
 const ipv6 = `
 import os
 p = "/proc/net/if_inet6"

@@ -118,7 +118,7 @@ func tellRunFails(t *testing.T, l *lab) {
 	}
 }
 
-// tellLab is the line of the README: create by name, look, use, remove.
+// tellLab is the line of docs/tour.md: create by name, look, use, remove.
 func tellLab(t *testing.T, l *lab) {
 	events, stop := l.watch()
 	id := l.make("python", "--name", "lab", "--memory", "256Mi", "--cpu", "500m", "--pids", "256", "--disk", "1Gi",

@@ -38,7 +38,8 @@ func Run(t *testing.T, name string, open Open) {
 	t.Run("AnotherDaemon", func(t *testing.T) { testAnotherDaemon(t, h, rt, open) })
 }
 
-// testReport asks the sandbox what it is and compares with hardening.md §2.
+// testReport asks the sandbox what it is and compares with docs/design/hardening.md
+// ("What does a sandbox get by default?").
 func testReport(t *testing.T, h *Host, rt Runtime) {
 	b := h.NewBox(t, rt)
 	must(t, b.Start(t.Context()))
