@@ -77,7 +77,8 @@ for program in sandboxd sandboxctl; do
     say "$bin/$program completion ${shell%% *}" "$prefix/share/${shell##* }"
   done
 done
-for f in README.md ARCHITECTURE.md LICENSE THIRD_PARTY.md; do put $f "$prefix/share/doc/sandboxd/$f" 644; done
+documents=(README.md ARCHITECTURE.md CONTRIBUTING.md LICENSE THIRD_PARTY.md docs)
+while read -r f; do put "$f" "$prefix/share/doc/sandboxd/$f" 644; done < <(find "${documents[@]}" -type f | sort)
 
 fill systemd/sandboxd.service /etc/systemd/system/sandboxd.service
 put systemd/sandboxd.socket /etc/systemd/system/sandboxd.socket 644
