@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"log/slog"
@@ -13,14 +14,39 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// heard are the answers, which are told of after they were sent.
-type heard chan Answer
+// heard are the answers of a world, each told of after its request was answered and
+// before its line is in the log.
+type heard struct {
+	slog.Handler
+	answers chan Answer
+	lines   chan struct{} // one for each line of a request
+}
 
-func (h heard) next(t *testing.T) Answer {
+func newHeard() *heard {
+	return &heard{answers: make(chan Answer, 100), lines: make(chan struct{}, 100)}
+}
+
+// hear is a change of newWorld.
+func (h *heard) hear(c *Config) {
+	h.Handler = c.Log.Handler()
+	c.Log, c.OnAnswer = slog.New(h), func(a Answer) { h.answers <- a }
+}
+
+// Handle writes a line of the log.
+func (h *heard) Handle(ctx context.Context, r slog.Record) error {
+	err := h.Handler.Handle(ctx, r)
+	if r.Message == "operation" || r.Message == "request" {
+		h.lines <- struct{}{}
+	}
+	return err
+}
+
+// next returns the next answer when its line is in the log.
+func (h *heard) next(t *testing.T) Answer {
 	t.Helper()
 	select {
-	case a := <-h:
-		return a
+	case <-h.lines:
+		return <-h.answers
 	case <-time.After(10 * time.Second):
 		t.Fatal("nothing is heard of a request that was answered")
 		return Answer{}
@@ -40,8 +66,8 @@ func (w *world) lines(msg string) (out []map[string]any) {
 
 // TestOperations holds what the API alone tells of: commands and images.
 func TestOperations(t *testing.T) {
-	h := make(heard, 100)
-	w := newWorld(t, func(c *Config) { c.OnAnswer = func(a Answer) { h <- a } })
+	h := newHeard()
+	w := newWorld(t, h.hear)
 	at := "/v1/sandboxes/" + w.create().ID
 	if a := h.next(t); a.Op != "" || a.Route != "/sandboxes" || a.Status != 202 || a.Guests || a.First <= 0 || a.Took < a.First {
 		t.Errorf("create: %+v", a)
@@ -82,8 +108,8 @@ func TestOperations(t *testing.T) {
 // TestGuestsChooseNoLevel holds that a guest can not fill the log with errors,
 // and that its status is known for the guest's.
 func TestGuestsChooseNoLevel(t *testing.T) {
-	h := make(heard, 100)
-	w := newWorld(t, func(c *Config) { c.OnAnswer = func(a Answer) { h <- a } })
+	h := newHeard()
+	w := newWorld(t, h.hear)
 	w.agent = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(599) })
 	w.do("GET", "/v1/sandboxes/"+w.create().ID+"/proxy/44772/x", "")
 	h.next(t) // of the create
