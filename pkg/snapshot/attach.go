@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -131,7 +132,7 @@ func (a *attachment) mountPoints(order []int) error {
 		}
 		what := fmt.Sprintf("mountPath %q", m.Path)
 		if o := a.outer[i]; o >= 0 {
-			f, err := descend(a.sources[o], a.within(i), steps{make: !a.All[o].ReadOnly, kind: kind})
+			f, err := tree.Descend(a.sources[o], a.within(i), tree.Steps{Make: !a.All[o].ReadOnly, Kind: kind})
 			if err == nil {
 				err = errors.Join(sameKind(f, kind), f.Close())
 			}
@@ -143,11 +144,11 @@ func (a *attachment) mountPoints(order []int) error {
 		if slices.ContainsFunc(a.Memory, func(dir string) bool { return record.Within(m.Path, dir) }) {
 			continue
 		}
-		how := steps{make: true, kind: kind, sameMount: true, as: func(f func()) { f() }}
+		how := tree.Steps{Make: true, Kind: kind, SameMount: true, As: func(f func()) { f() }}
 		if a.OwnUsers {
-			how.as = func(f func()) { _ = actingAs(int(a.UIDBase), func() error { f(); return nil }) }
+			how.As = func(f func()) { _ = actingAs(int(a.UIDBase), func() error { f(); return nil }) }
 		}
-		f, at, err := enter(root, m.Path, how)
+		f, at, err := tree.Enter(root, m.Path, how)
 		if err == nil {
 			err = errors.Join(sameKind(f, kind), f.Close())
 		}
@@ -182,7 +183,7 @@ func (a *attachment) mount(i int) error {
 	}
 	a.mounts[i] = c
 	if o := a.outer[i]; o >= 0 {
-		on, err := descend(a.mounts[o], a.within(i), steps{})
+		on, err := tree.Descend(a.mounts[o], a.within(i), tree.Steps{})
 		if err != nil {
 			return badPath(err, "VOLUME::INVALID_MOUNT_PATH", fmt.Sprintf("mountPath %q in volume %s", m.Path, a.All[o].Name))
 		}
@@ -197,7 +198,7 @@ func (a *attachment) mount(i int) error {
 	if err != nil {
 		return err
 	}
-	if err := makeEntry(unix.AT_FDCWD, target, kind); err != nil {
+	if err := tree.MakeEntry(unix.AT_FDCWD, target, kind); err != nil {
 		return &os.PathError{Op: "make", Path: target, Err: err}
 	}
 	if err := unix.MoveMount(int(c.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
@@ -272,9 +273,9 @@ func (s *Store) openHost(m *record.VolumeMount) (*os.File, error) {
 	defer top.Close()
 	f := top
 	if rel := strings.Trim(strings.TrimPrefix(filepath.Join(m.Source, m.Sub), allowed), "/"); rel != "" {
-		f, err = descend(top, rel, steps{make: true, kind: unix.S_IFDIR})
+		f, err = tree.Descend(top, rel, tree.Steps{Make: true, Kind: unix.S_IFDIR})
 	} else {
-		f, err = dup(top)
+		f, err = tree.Dup(top)
 	}
 	if err != nil {
 		code := "VOLUME::INVALID_HOST_PATH"
@@ -312,11 +313,11 @@ func (s *Store) lendable(f, top *os.File, what string) error {
 	if slices.Contains(kernelFS, int64(st.Type)) {
 		return refuse("it lies on a file system of the kernel about itself")
 	}
-	at, err := nameOf(f)
+	at, err := tree.NameOf(f)
 	if err != nil {
 		return err
 	}
-	above, err := nameOf(top)
+	above, err := tree.NameOf(top)
 	if err != nil {
 		return err
 	}
@@ -421,4 +422,29 @@ func (s *Store) ListAttached(context.Context) (ids []string, err error) {
 		}
 	}
 	return ids, nil
+}
+
+// badPath says what a client may know of why a path can not be mounted.
+func badPath(err error, wire, what string) error {
+	if _, ok := errors.AsType[*errs.Error](err); ok {
+		return err
+	}
+	why := "it can not be opened; the daemon's log says why"
+	switch {
+	case errors.Is(err, unix.ELOOP):
+		why = "it leads through a symbolic link, and links are not followed there"
+	case errors.Is(err, unix.ENOTDIR):
+		why = "a part of it is no directory"
+	case errors.Is(err, unix.EXDEV):
+		why = "it leads into another file system"
+	case errors.Is(err, unix.ENOENT):
+		why = "there is no such file or directory"
+	case errors.Is(err, unix.ENAMETOOLONG):
+		why = "it, or a part of it, is too long"
+	case errors.Is(err, unix.EROFS):
+		why = "it does not exist and can not be made: what it lies on is read-only"
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
+		return errs.Wire(errs.Wrap(err, errs.Exhausted, "%s: it does not exist and can not be made: what it lies on is full", what), wire)
+	}
+	return errs.Wire(errs.Wrap(err, errs.Invalid, "%s: %s", what, why), wire)
 }

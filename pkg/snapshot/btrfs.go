@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -49,7 +50,7 @@ func (b *btrfs) quotas() string {
 
 func (b *btrfs) open(_ context.Context, dir string) error {
 	b.dir = dir
-	if mounted, err := isMountPoint(dir); err != nil || !mounted {
+	if mounted, err := tree.IsMountPoint(dir); err != nil || !mounted {
 		return errors.Join(err, errs.New(errs.Unsupported, "a pool of kind %q is a btrfs of its own, and none is mounted there: mount one (fstab), or set pool = %q, which makes one in a file", PoolBtrfs, PoolBtrfsLoop))
 	}
 	if err := os.Chmod(dir, 0o700); err != nil {
@@ -70,7 +71,7 @@ func (b *btrfs) begin() error {
 	if st.Flags&unix.ST_RDONLY != 0 {
 		return errors.New("the pool is read-only, as btrfs makes it after an I/O error: see dmesg, unmount it, run btrfs check on it")
 	}
-	return withDir(b.dir, b.quota)
+	return tree.WithDir(b.dir, b.quota)
 }
 
 // apart refuses layers on the same file system: see the package's text.
@@ -79,7 +80,7 @@ func (b *btrfs) apart(layers string) error {
 	if err := unix.Statfs(layers, &st); err != nil || st.Type != btrfsMagic {
 		return err
 	}
-	return withDir(layers, func(fd int) error {
+	return tree.WithDir(layers, func(fd int) error {
 		uuid, err := fsUUID(fd)
 		if err == nil && filepath.Join("/sys/fs/btrfs", uuid, "qgroups") == b.sysfs {
 			err = errs.New(errs.Unsupported, "%s is on the same btrfs as the pool, and an overlay of two of its subvolumes would mix up files: mount another file system on one of the two, or set pool = %q", layers, PoolBtrfsLoop)
@@ -128,7 +129,7 @@ func (b *btrfs) create(path string, bytes int64) error {
 }
 
 func (b *btrfs) limit(path string, bytes int64) error {
-	return withDir(path, func(fd int) error { return limitSubvolume(fd, bytes) })
+	return tree.WithDir(path, func(fd int) error { return limitSubvolume(fd, bytes) })
 }
 
 // flushPatience is how long a flush may hold up a snapshot.
@@ -144,7 +145,7 @@ func (b *btrfs) flush(ctx context.Context) error {
 	done := make(chan error, 1)
 	go func() {
 		defer b.flushing.Store(false)
-		done <- withDir(b.dir, unix.Syncfs)
+		done <- tree.WithDir(b.dir, unix.Syncfs)
 	}()
 	late := time.NewTimer(flushPatience)
 	defer late.Stop()
@@ -190,7 +191,7 @@ func (b *btrfs) branch(_ context.Context, from, to string, bytes int64) error {
 	if err := snapshotSubvolume(from, to, false); err != nil {
 		return err
 	}
-	return withDir(to, func(fd int) error { return limitSubvolume(fd, bytes) })
+	return tree.WithDir(to, func(fd int) error { return limitSubvolume(fd, bytes) })
 }
 
 func (b *btrfs) unfreeze(path string) error { return unlockSubvolume(path) }
@@ -206,7 +207,7 @@ func (b *btrfs) destroy(path string) error {
 // reserved for writes on their way.
 func (b *btrfs) usage(path string) (used, limit int64, err error) {
 	var dir string
-	if err := withDir(path, func(fd int) error {
+	if err := tree.WithDir(path, func(fd int) error {
 		id, err := subvolumeID(fd)
 		dir = filepath.Join(b.sysfs, "0_"+strconv.FormatUint(id, 10))
 		return err
@@ -238,7 +239,7 @@ func (b *btrfs) sweep(ctx context.Context) error {
 	}
 	alive := map[uint64]bool{}
 	for _, dir := range disks {
-		err := withDir(dir, func(fd int) error {
+		err := tree.WithDir(dir, func(fd int) error {
 			id, err := subvolumeID(fd)
 			alive[id] = true
 			return err
@@ -247,7 +248,7 @@ func (b *btrfs) sweep(ctx context.Context) error {
 			return err
 		}
 	}
-	return withDir(b.dir, func(fd int) error {
+	return tree.WithDir(b.dir, func(fd int) error {
 		for _, q := range qgroups {
 			n, ok := strings.CutPrefix(q.Name(), "0_")
 			id, err := strconv.ParseUint(n, 10, 64)
@@ -271,13 +272,4 @@ func readNumber(path string) (int64, error) {
 		return 0, err
 	}
 	return strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-}
-
-// isMountPoint reports whether a file system is mounted on dir.
-func isMountPoint(dir string) (bool, error) {
-	var st unix.Statx_t
-	if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &st); err != nil {
-		return false, &os.PathError{Op: "statx", Path: dir, Err: err}
-	}
-	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil
 }

@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"unsafe"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -76,20 +77,11 @@ func ioctl(fd int, req uintptr, arg unsafe.Pointer) error {
 	return nil
 }
 
-// withDir runs f on a descriptor of the directory path.
-func withDir(path string, f func(fd int) error) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: path, Err: err}
-	}
-	return errors.Join(f(fd), unix.Close(fd))
-}
-
 // snapshotSubvolume makes to a snapshot of the subvolume from, which it has on
 // disk when it returns. Limits of the qgroup go with it.
 func snapshotSubvolume(from, to string, readOnly bool) error {
-	return withDir(from, func(src int) error {
-		return withDir(filepath.Dir(to), func(fd int) error {
+	return tree.WithDir(from, func(src int) error {
+		return tree.WithDir(filepath.Dir(to), func(fd int) error {
 			a := volArgsV2{fd: int64(src)}
 			if readOnly {
 				a.flags = subvolReadOnly
@@ -105,7 +97,7 @@ func snapshotSubvolume(from, to string, readOnly bool) error {
 
 // unlockSubvolume makes a read-only subvolume writable; absent is fs.ErrNotExist.
 func unlockSubvolume(path string) error {
-	return withDir(path, func(fd int) error {
+	return tree.WithDir(path, func(fd int) error {
 		var flags uint64
 		if err := ioctl(fd, iocSetFlags, unsafe.Pointer(&flags)); err != nil {
 			return &os.PathError{Op: "make subvolume writable", Path: path, Err: err}
@@ -116,7 +108,7 @@ func unlockSubvolume(path string) error {
 
 // onEntry runs one of the ioctls that name an entry of a directory.
 func onEntry(path string, req uintptr, what string) error {
-	return withDir(filepath.Dir(path), func(fd int) error {
+	return tree.WithDir(filepath.Dir(path), func(fd int) error {
 		var a volArgs
 		if copy(a.name[:len(a.name)-1], filepath.Base(path)) < len(filepath.Base(path)) {
 			return &os.PathError{Op: what, Path: path, Err: unix.ENAMETOOLONG}

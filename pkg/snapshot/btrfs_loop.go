@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -40,7 +41,7 @@ func (b *btrfsLoop) describe() string {
 
 func (b *btrfsLoop) open(ctx context.Context, dir string) error {
 	b.dir = dir
-	mounted, err := isMountPoint(dir)
+	mounted, err := tree.IsMountPoint(dir)
 	if err != nil {
 		return err
 	}

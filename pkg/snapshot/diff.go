@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -46,7 +47,7 @@ func (s *Store) Diff(ctx context.Context, of, base string, layers []string, hide
 	default:
 		return errs.New(errs.Unavailable, "%d comparisons of files are going on, and no more are made at once; try again", maxDiffs)
 	}
-	d := differ{ctx: ctx, hide: hide, emit: emit, held: held{max: maxHeld}}
+	d := differ{ctx: ctx, hide: hide, emit: emit, held: tree.Names{Max: tree.MaxNames}}
 	defer func() {
 		d.closeFrom(0)
 		if err != nil {
@@ -117,7 +118,7 @@ type differ struct {
 	fds   []int    // descriptors
 	above []*above // directories on the way down, outermost first
 	count int
-	held  held // names of the directories on the way down
+	held  tree.Names // names of the directories on the way down
 }
 
 // above is a directory that is told of before the first change in it.
@@ -170,12 +171,12 @@ func (d *differ) directory(path string, a, b node, lowers []int) error {
 	if len(d.above) > maxDiffDepth {
 		return errs.New(errs.Unsupported, "directories are nested deeper than %d, and no further is looked", maxDiffDepth)
 	}
-	before := d.held.bytes
+	before := d.held.Bytes
 	names, err := d.names(a, b, lowers)
 	if err != nil {
 		return err
 	}
-	defer func() { d.held.bytes = before }()
+	defer func() { d.held.Bytes = before }()
 	for _, name := range names {
 		p := path + "/" + name
 		if d.hide(p) {
@@ -213,7 +214,7 @@ func (d *differ) names(a, b node, lowers []int) ([]string, error) {
 			return nil, &fs.PathError{Op: "openat", Path: ".", Err: err}
 		}
 		f := os.NewFile(uintptr(dup), ".")
-		all, err = d.held.read(f, all)
+		all, err = d.held.Read(f, all)
 		if err = errors.Join(err, f.Close()); err != nil {
 			return nil, err
 		}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,7 +26,7 @@ func sameXattrs(x, y int, name string) (bool, error) {
 }
 
 func xattrsAt(fd int, name string) (map[string]string, error) {
-	path := procFD(fd) + "/" + name // there is no call that takes a directory
+	path := tree.ProcFD(fd) + "/" + name // there is no call that takes a directory
 	buf := make([]byte, maxXattrs)
 	n, err := unix.Llistxattr(path, buf)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EOPNOTSUPP) {

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -206,7 +207,7 @@ func (x *extractor) parent(name string) (int, error) {
 	if fd, ok := x.dirs[name]; ok {
 		return fd, nil
 	}
-	fd, err := openBeneath(x.root, name, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := tree.OpenBeneath(x.root, name, unix.O_RDONLY|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) {
 		fd, err = x.makeAll(name)
 	}
@@ -228,7 +229,7 @@ func (x *extractor) makeAll(name string) (int, error) {
 			err = unix.Fchownat(at, c, x.owner, x.owner, unix.AT_SYMLINK_NOFOLLOW)
 		}
 		if err == nil || errors.Is(err, unix.EEXIST) {
-			next, err = openBeneath(at, c, unix.O_RDONLY|unix.O_DIRECTORY)
+			next, err = tree.OpenBeneath(at, c, unix.O_RDONLY|unix.O_DIRECTORY)
 		}
 		if at != x.root {
 			unix.Close(at)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,7 +45,7 @@ func tarOf(t testing.TB, headers ...tar.Header) *bytes.Buffer {
 
 // unpackHere unpacks as the child does, in this process.
 func unpackHere(dir string, r io.Reader) error {
-	return withDir(dir, func(fd int) error {
+	return tree.WithDir(dir, func(fd int) error {
 		x := extractor{
 			root: fd, owner: os.Getuid(), limits: layerLimits, dirs: map[string]int{},
 			opaque: func(dir string) error {
@@ -160,7 +161,7 @@ func TestOddTars(t *testing.T) {
 		t.Errorf("hard link: %d links, %v", st.Nlink, err)
 	}
 	for _, name := range []string{"dev/null", "proc/1"} {
-		if ok, err := exists(filepath.Join(into, name)); ok || err != nil {
+		if ok, err := tree.Exists(filepath.Join(into, name)); ok || err != nil {
 			t.Errorf("%s was unpacked (%v)", name, err)
 		}
 	}
@@ -179,7 +180,7 @@ func TestOpenDirsAreBounded(t *testing.T) {
 	}
 	for name, headers := range map[string][]tar.Header{"deep": deep, "many": many} {
 		into, _ := outside(t)
-		err := withDir(into, func(fd int) error {
+		err := tree.WithDir(into, func(fd int) error {
 			x := extractor{root: fd, owner: os.Getuid(), limits: layerLimits, dirs: map[string]int{}}
 			defer x.close()
 			err := x.extract(tarOf(t, headers...))
@@ -191,7 +192,7 @@ func TestOpenDirsAreBounded(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if err := removeTree(into); err != nil { // deeper than a path may be long
+		if err := tree.Remove(into); err != nil { // deeper than a path may be long
 			t.Error(err)
 		}
 	}
@@ -210,40 +211,4 @@ func FuzzExtract(f *testing.F) {
 			t.Errorf("beside the layer: %v, %v", entries, err)
 		}
 	})
-}
-
-// A tree deeper than there are descriptors, or bytes in a path, goes too.
-func TestRemoveDeepTree(t *testing.T) {
-	top := filepath.Join(t.TempDir(), "top")
-	if err := os.Mkdir(top, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	fd, err := unix.Open(top, unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 2500 {
-		err := unix.Mkdirat(fd, "d", 0o755)
-		if err == nil {
-			err = unix.Symlinkat("/etc", fd, "l")
-		}
-		next, oerr := unix.Openat(fd, "d", unix.O_DIRECTORY|unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if err != nil || oerr != nil {
-			t.Fatal(err, oerr)
-		}
-		unix.Close(fd)
-		fd = next
-	}
-	unix.Close(fd)
-	if err := os.Mkdir(filepath.Join(top, ".lifted-1"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		if err := removeTree(top); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if ok, err := exists(top); ok || err != nil {
-		t.Errorf("still there (%v)", err)
-	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -140,7 +141,7 @@ func (s *Store) branch(ctx context.Context, snap, id, dir string, bytes int64) e
 	}
 	// The overlay starts afresh. What it left to itself says nothing about the
 	// files, which were on disk when the snapshot was taken.
-	err = removeTree(filepath.Join(dir, "w"))
+	err = tree.Remove(filepath.Join(dir, "w"))
 	if err == nil {
 		err = unix.Mkdir(filepath.Join(dir, "w"), 0o700)
 	}

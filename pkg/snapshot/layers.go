@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -55,7 +56,7 @@ func (s *Store) StageLayer(ctx context.Context, r io.Reader, progress func(int64
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 			err = errs.Wrap(err, errs.Exhausted, "%s", diskFull)
 		}
-		return "", "", 0, errors.Join(fmt.Errorf("import layer: %w", err), removeTree(dir))
+		return "", "", 0, errors.Join(fmt.Errorf("import layer: %w", err), tree.Remove(dir))
 	}
 	return filepath.Base(dir), digestPrefix + hex.EncodeToString(h.Sum(nil)), bytes, nil
 }
@@ -79,7 +80,7 @@ func (s *Store) DropStage(stage string) error {
 	if err != nil {
 		return fmt.Errorf("drop staged layer: %w", err)
 	}
-	return removeTree(dir)
+	return tree.Remove(dir)
 }
 
 func (s *Store) stagePath(stage string) (string, error) {
@@ -108,7 +109,7 @@ func (s *Store) LayerSize(ctx context.Context, digest string) (size int64, err e
 	n, err := unix.Lgetxattr(dir, sizeAttr, b[:])
 	if errors.Is(err, unix.ENODATA) {
 		// It is of a release that did not write it down.
-		err = walk(ctx, dir, func(st *unix.Stat_t) {
+		err = tree.Walk(ctx, dir, func(st *unix.Stat_t) {
 			if st.Mode&unix.S_IFMT == unix.S_IFREG {
 				size += st.Size
 			}
@@ -188,7 +189,7 @@ func (s *Store) LayerPath(digest string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if ok, err := exists(dir); err != nil {
+	if ok, err := tree.Exists(dir); err != nil {
 		return "", err
 	} else if !ok {
 		return "", errs.New(errs.NotFound, "layer %s is not on this host: build or import its image again", digest)
@@ -218,7 +219,7 @@ func (s *Store) RemoveLayer(_ context.Context, digest string) error {
 	if err := os.Rename(dir, filepath.Join(gone, "layer")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove layer %s: %w", digest, err)
 	}
-	if err := removeTree(gone); err != nil {
+	if err := tree.Remove(gone); err != nil {
 		return fmt.Errorf("remove layer %s: %w", digest, err)
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -143,7 +144,7 @@ func (s *Store) makeTarget(id string, m Mount) (string, error) {
 		if !errors.Is(err, fs.ErrExist) {
 			return "", err
 		}
-		mounted, err := isMountPoint(target)
+		mounted, err := tree.IsMountPoint(target)
 		if err != nil {
 			return "", err
 		}
@@ -162,7 +163,7 @@ const bootAttr = "trusted.sandboxd.boot"
 // daemon died, the page cache still had it all; if the host did, the files are
 // what the disk happened to have, and are refused with errs.WrongState.
 func trusted(disk string) (marked bool, err error) {
-	marked, err = exists(filepath.Join(disk, "w/work/incompat/volatile"))
+	marked, err = tree.Exists(filepath.Join(disk, "w/work/incompat/volatile"))
 	if err != nil || !marked {
 		return false, err
 	}
@@ -191,7 +192,7 @@ func clearVolatile(disk string, volatile bool) error {
 		return err
 	}
 	if mark {
-		if err := removeTree(filepath.Join(disk, "w/work")); err != nil {
+		if err := tree.Remove(filepath.Join(disk, "w/work")); err != nil {
 			return err
 		}
 	}
@@ -228,7 +229,7 @@ func (s *Store) unmount(id string) error {
 		return err
 	}
 	for {
-		mounted, err := isMountPoint(target)
+		mounted, err := tree.IsMountPoint(target)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
@@ -302,7 +303,7 @@ func (s *Store) Mounted(_ context.Context, id string) (bool, error) {
 	if !record.IsID(id) {
 		return false, fmt.Errorf("look for the rootfs of %q: not an id", id)
 	}
-	mounted, err := isMountPoint(s.RootfsDir(id))
+	mounted, err := tree.IsMountPoint(s.RootfsDir(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -90,10 +91,10 @@ func (o *overlay) configure() (fsfd int, err error) {
 		}
 		clones = append(clones, fd)
 		if len(clones) <= len(o.lowers) {
-			set = append(set, [2]string{"lowerdir+", procFD(fd)})
+			set = append(set, [2]string{"lowerdir+", tree.ProcFD(fd)})
 		}
 	}
-	disk := procFD(clones[len(clones)-1])
+	disk := tree.ProcFD(clones[len(clones)-1])
 	set = append(set, [2]string{"upperdir", disk + "/u"}, [2]string{"workdir", disk + "/w"})
 	set = append(set, options...)
 	if o.volatile {
@@ -114,8 +115,6 @@ func (o *overlay) configure() (fsfd int, err error) {
 	}
 	return fsfd, nil
 }
-
-func procFD(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 // mountAttached mounts the way Linux 6.1 needs it: clones attached below a
 // directory only root can enter, named in one string relative to it, and taken
@@ -162,7 +161,7 @@ func (o *overlay) mountAttached() (err error) {
 	if err != nil {
 		return err
 	}
-	return withDir(o.target, func(fd int) error {
+	return tree.WithDir(o.target, func(fd int) error {
 		if err := writable(fd); err != nil {
 			return errors.Join(err, unix.Unmount(o.target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW))
 		}
@@ -310,7 +309,7 @@ func (s *Store) detachedClonesWork() bool {
 	if err != nil {
 		return false
 	}
-	defer removeTree(dir) //nolint:errcheck // cleared at the next Open
+	defer tree.Remove(dir) //nolint:errcheck // cleared at the next Open
 	for _, d := range []string{"u", "w", "l"} {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
 			return false

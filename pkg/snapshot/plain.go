@@ -2,9 +2,7 @@ package snapshot
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"strings"
@@ -12,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -29,7 +28,7 @@ func (p *plain) describe() string {
 
 func (p *plain) open(_ context.Context, dir string) error {
 	p.dir = dir
-	mounted, err := isMountPoint(dir)
+	mounted, err := tree.IsMountPoint(dir)
 	if err != nil {
 		return err
 	}
@@ -96,7 +95,7 @@ func (p *plain) room() error {
 	return nil
 }
 
-func (p *plain) settle(context.Context) error { return withDir(p.dir, unix.Syncfs) }
+func (p *plain) settle(context.Context) error { return tree.WithDir(p.dir, unix.Syncfs) }
 
 func (p *plain) branch(ctx context.Context, from, to string, bytes int64) error {
 	if err := p.create(to, bytes); err != nil {
@@ -152,19 +151,10 @@ func (w *lastWords) Write(p []byte) (int, error) {
 
 func (w *lastWords) String() string { return strings.TrimSpace(string(w.b)) }
 
-func (p *plain) destroy(path string) error { return removeTree(path) }
+func (p *plain) destroy(path string) error { return tree.Remove(path) }
 
 func (p *plain) usage(string) (used, limit int64, err error) {
 	return 0, 0, errs.New(errs.Unsupported, "a pool that is a plain directory does not count: set pool = %q in the daemon's configuration", PoolBtrfsLoop)
 }
 
 func (p *plain) sweep(context.Context) error { return nil }
-
-// exists is what absent-is-fine removals ask.
-func exists(path string) (bool, error) {
-	_, err := os.Lstat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}

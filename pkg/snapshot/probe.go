@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,7 +22,7 @@ func probe(dir string, users *os.File, detached func(*overlay) error) (how strin
 	if err != nil {
 		return "", fmt.Errorf("try an overlay: %w", err)
 	}
-	defer func() { err = errors.Join(err, removeTree(tmp)) }()
+	defer func() { err = errors.Join(err, tree.Remove(tmp)) }()
 	for _, d := range []string{"d/u", "d/w", "l", "m"} {
 		if err := os.MkdirAll(filepath.Join(tmp, d), 0o700); err != nil {
 			return "", fmt.Errorf("try an overlay: %w", err)

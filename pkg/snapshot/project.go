@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -63,7 +64,7 @@ func (p *project) make(path string) error {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return err
 	}
-	return withDir(path, func(fd int) error {
+	return tree.WithDir(path, func(fd int) error {
 		for {
 			id := 1<<20 + rand.Uint32N(1<<30) // low ones are people's
 			q, err := getQuota(fd, id)
@@ -79,7 +80,7 @@ func (p *project) make(path string) error {
 }
 
 func (p *project) limit(path string, bytes int64) error {
-	return withDir(path, func(fd int) error {
+	return tree.WithDir(path, func(fd int) error {
 		id, err := projectOf(fd)
 		if err != nil {
 			return err
@@ -112,22 +113,22 @@ func (p *project) branch(ctx context.Context, from, to string, bytes int64) erro
 // destroy forgets the limit first: killed in between, what is left is a
 // directory that will be destroyed again, and no quota of nobody.
 func (p *project) destroy(path string) error {
-	if there, err := exists(path); err != nil || !there {
+	if there, err := tree.Exists(path); err != nil || !there {
 		return err
 	}
-	err := withDir(path, func(fd int) error {
+	err := tree.WithDir(path, func(fd int) error {
 		id, err := projectOf(fd)
 		if err != nil || id == 0 { // snapshots belong to no project
 			return err
 		}
 		return setQuota(fd, id, quota{})
 	})
-	return errors.Join(err, removeTree(path))
+	return errors.Join(err, tree.Remove(path))
 }
 
 // usage of a snapshot, which has no project, is not counted.
 func (p *project) usage(path string) (used, limit int64, err error) {
-	err = withDir(path, func(fd int) error {
+	err = tree.WithDir(path, func(fd int) error {
 		id, err := projectOf(fd)
 		if err != nil {
 			return err
@@ -195,7 +196,7 @@ func quotactl(fd int, cmd uintptr, id uint32, arg unsafe.Pointer) error {
 // projects.
 func EnforcesProjects(dir string) error {
 	st := quotaStat{version: 1} // FS_QSTATV_VERSION1
-	err := withDir(dir, func(fd int) error { return quotactl(fd, cmdGetState, 0, unsafe.Pointer(&st)) })
+	err := tree.WithDir(dir, func(fd int) error { return quotactl(fd, cmdGetState, 0, unsafe.Pointer(&st)) })
 	if err == nil && st.flags&projectsEnforced != 0 {
 		return nil
 	}

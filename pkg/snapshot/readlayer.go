@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,8 +43,8 @@ func (s *Store) ReadStage(ctx context.Context, stage string, w io.Writer) error 
 }
 
 func readTree(ctx context.Context, dir string, w io.Writer) error {
-	p := packer{ctx: ctx, tw: tar.NewWriter(w), seen: inodes{}, first: map[uint64]string{}, buf: make([]byte, copySize)}
-	p.names.max, p.links.max = maxHeld, maxHeld
+	p := packer{ctx: ctx, tw: tar.NewWriter(w), seen: tree.Inodes{}, first: map[uint64]string{}, buf: make([]byte, copySize)}
+	p.names.Max, p.links.Max = tree.MaxNames, tree.MaxNames
 	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err == nil {
 		err = errors.Join(p.dir(root, ""), root.Close())
@@ -61,10 +62,10 @@ type packer struct {
 	tw  *tar.Writer
 	buf []byte
 
-	names held // in the directories that it is in
-	seen  inodes
+	names tree.Names // in the directories that it is in
+	seen  tree.Inodes
 	first map[uint64]string // names of files of which more are to come
-	links held              // those names
+	links tree.Names              // those names
 }
 
 // dir adds what is in d, which is called name, and not d itself.
@@ -72,8 +73,8 @@ func (p *packer) dir(d *os.File, name string) error {
 	if err := p.ctx.Err(); err != nil {
 		return err
 	}
-	before := p.names.bytes
-	names, err := p.names.read(d, nil)
+	before := p.names.Bytes
+	names, err := p.names.Read(d, nil)
 	if err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (p *packer) dir(d *os.File, name string) error {
 			return fmt.Errorf("%.200q: %w", path.Join(name, n), err)
 		}
 	}
-	p.names.bytes = before
+	p.names.Bytes = before
 	return nil
 }
 
@@ -151,18 +152,18 @@ func (p *packer) entry(parent int, base, name string) error {
 // link returns the name that a file was added by before, or remembers this one
 // until all of its names were met.
 func (p *packer) link(st *unix.Stat_t, name string) (first string, err error) {
-	again := p.seen.again(st)
+	again := p.seen.Seen(st)
 	_, more := p.seen[st.Ino]
 	first = p.first[st.Ino]
 	switch {
 	case !again && more:
 		p.first[st.Ino] = name
-		return "", p.links.add(name)
+		return "", p.links.Add(name)
 	case !again:
 		return "", nil
 	case !more:
 		delete(p.first, st.Ino)
-		p.links.bytes -= nameCost + len(first)
+		p.links.Drop(first)
 	}
 	return first, nil
 }

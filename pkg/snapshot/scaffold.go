@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -53,14 +54,14 @@ var scaffold = []struct {
 // and a read-only root could not start.
 func (s *Store) makeScaffold() error {
 	final := filepath.Join(s.layerDir, scaffoldName)
-	if ok, err := exists(final); ok || err != nil {
+	if ok, err := tree.Exists(final); ok || err != nil {
 		return err
 	}
 	dir, err := os.MkdirTemp(s.layerDir, newPrefix)
 	if err != nil {
 		return err
 	}
-	defer removeTree(dir) //nolint:errcheck // renamed away, or cleared at the next Open
+	defer tree.Remove(dir) //nolint:errcheck // renamed away, or cleared at the next Open
 	for _, e := range scaffold {
 		p := filepath.Join(dir, e.path)
 		if e.mode.IsDir() {
@@ -97,7 +98,7 @@ func settleLayer(dir string) error {
 	if err := errors.Join(os.Chmod(dir, 0o755), os.Chtimes(dir, time.Unix(0, 0), time.Unix(0, 0))); err != nil {
 		return err
 	}
-	return withDir(dir, unix.Syncfs)
+	return tree.WithDir(dir, unix.Syncfs)
 }
 
 // nameLayer gives a layer its name. Another who was faster with the same layer
@@ -106,5 +107,5 @@ func nameLayer(dir, final string) error {
 	if err := os.Rename(dir, final); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTEMPTY) {
 		return err
 	}
-	return withDir(filepath.Dir(final), unix.Fsync)
+	return tree.WithDir(filepath.Dir(final), unix.Fsync)
 }

@@ -44,6 +44,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/internal/keylock"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -203,11 +204,11 @@ func PoolKind(stateDir, pool string) (kind string, err error) {
 		return pool, nil
 	}
 	dir := filepath.Join(stateDir, "pool")
-	mounted, err := isMountPoint(dir)
+	mounted, err := tree.IsMountPoint(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	if there, err := exists(filepath.Join(stateDir, "pool.img")); err != nil || there || !mounted {
+	if there, err := tree.Exists(filepath.Join(stateDir, "pool.img")); err != nil || there || !mounted {
 		return PoolBtrfsLoop, err
 	}
 	var st unix.Statfs_t
@@ -236,7 +237,7 @@ func (s *Store) prepare() error {
 		return err
 	}
 	for _, dir := range left {
-		if err := removeTree(dir); err != nil {
+		if err := tree.Remove(dir); err != nil {
 			return fmt.Errorf("remove leftover of an import: %w", err)
 		}
 	}

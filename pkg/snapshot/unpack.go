@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 )
 
 // UnpackVerb is what the child that unpacks a layer is started with; the
@@ -107,7 +108,7 @@ func unpack(ctx context.Context, dir string, in io.Reader) (bytes int64, err err
 // followReports does what only the host can for a child, until that has ended.
 func followReports(dir string, r io.Reader) (bytes int64, err error) {
 	done := false
-	err = withDir(dir, func(root int) error {
+	err = tree.WithDir(dir, func(root int) error {
 		lines := bufio.NewScanner(r)
 		lines.Buffer(nil, maxReport)
 		for lines.Scan() {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -17,7 +18,7 @@ func (s *Store) LayerBytes(ctx context.Context, digest string) (bytes int64, err
 	if err != nil {
 		return 0, err
 	}
-	err = walk(ctx, dir, func(st *unix.Stat_t) { bytes += st.Blocks * 512 })
+	err = tree.Walk(ctx, dir, func(st *unix.Stat_t) { bytes += st.Blocks * 512 })
 	return bytes, err
 }
 

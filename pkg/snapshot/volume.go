@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -50,7 +51,7 @@ func (s *Store) MakeVolume(ctx context.Context, vol string, bytes int64, seed Se
 		return fmt.Errorf("make volume %s: another sandbox is at it: %w", vol, err)
 	}
 	defer unlock()
-	if there, err := exists(filepath.Join(dir, volumeFiles)); err != nil || there {
+	if there, err := tree.Exists(filepath.Join(dir, volumeFiles)); err != nil || there {
 		return err
 	}
 	if err := s.makeVolume(ctx, dir, bytes, seed); err != nil {
@@ -79,7 +80,7 @@ func (s *Store) makeVolume(ctx context.Context, dir string, bytes int64, seed Se
 	if seed.ID != "" {
 		copied, err := s.sow(ctx, draft, seed)
 		if err == nil && copied { // what is not on disk must not look whole after a power cut
-			err = withDir(dir, unix.Syncfs)
+			err = tree.WithDir(dir, unix.Syncfs)
 		}
 		if err != nil {
 			return err
@@ -88,7 +89,7 @@ func (s *Store) makeVolume(ctx context.Context, dir string, bytes int64, seed Se
 	if err := os.Rename(draft, filepath.Join(dir, volumeFiles)); err != nil {
 		return err
 	}
-	return withDir(dir, unix.Fsync)
+	return tree.WithDir(dir, unix.Fsync)
 }
 
 // sow gives draft what a seed has. No such directory is fine: there is nothing to
@@ -99,7 +100,7 @@ func (s *Store) sow(ctx context.Context, draft string, seed Seed) (copied bool, 
 		return false, &os.PathError{Op: "open", Path: s.RootfsDir(seed.ID), Err: err}
 	}
 	defer unix.Close(root)
-	fd, err := openInRoot(root, seed.Path, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := tree.OpenInRoot(root, seed.Path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return false, nil
 	}
@@ -159,16 +160,6 @@ func (s *Store) copySeed(ctx context.Context, from *os.File, draft string, seed 
 		Credential: &syscall.Credential{},
 	}
 	return runCopy(ctx, cmd, seed.Path, draft)
-}
-
-// openInRoot opens what a path means to who has dir as root: links are followed,
-// and lead nowhere else.
-func openInRoot(dir int, path string, flags int) (int, error) {
-	how := unix.OpenHow{
-		Flags:   uint64(flags | unix.O_CLOEXEC),
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
-	}
-	return openat2(dir, path, &how)
 }
 
 // DeleteVolume removes a volume with all that is in it, also half of one; absent
@@ -238,7 +229,7 @@ func (s *Store) openVolume(m *record.VolumeMount) (*os.File, error) {
 	}
 	defer top.Close()
 	what := fmt.Sprintf("subPath %q of volume %s", m.Sub, m.Claim)
-	f, err := descend(top, m.Sub, steps{make: true, kind: unix.S_IFDIR, sameMount: true})
+	f, err := tree.Descend(top, m.Sub, tree.Steps{Make: true, Kind: unix.S_IFDIR, SameMount: true})
 	if err != nil {
 		return nil, badPath(err, "VOLUME::INVALID_SUB_PATH", what)
 	}

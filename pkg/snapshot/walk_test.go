@@ -2,9 +2,7 @@ package snapshot
 
 import (
 	"archive/tar"
-	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -12,51 +10,30 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree/treetest"
 	"golang.org/x/sys/unix"
 )
 
-// crowd makes a hundred files in each of three directories, which lie in one
-// another or beside one another.
-func crowd(t *testing.T, nested bool) string {
-	t.Helper()
-	root := t.TempDir()
-	in := root
-	for n := range 3 {
-		dir := filepath.Join(in, fmt.Sprintf("z%d", n))
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-		for i := range 100 {
-			if err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%03d", i)), nil, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if nested {
-			in = dir
-		}
-	}
-	return root
-}
-
 // budget has room for two directories of a crowd.
-const budget = 250 * (nameCost + 3)
+const budget = 250 * (tree.NameCost + 3)
 
 // TestDiffHolds: it counts the names of all directories that it is in, and no others.
 func TestDiffHolds(t *testing.T) {
 	for _, nested := range []bool{true, false} {
 		told := 0
 		d := differ{
-			ctx: t.Context(), held: held{max: budget},
+			ctx: t.Context(), held: tree.Names{Max: budget},
 			hide: func(string) bool { return false }, emit: func(_, _ string) error { told++; return nil },
 		}
-		fd, err := d.open(unix.AT_FDCWD, crowd(t, nested))
+		fd, err := d.open(unix.AT_FDCWD, treetest.Crowd(t, nested))
 		if err != nil {
 			t.Fatal(err)
 		}
 		err = d.directory("", node{dir: true, own: true, upper: fd}, node{dir: true}, nil)
 		d.closeFrom(0)
-		if errs.Is(err, errs.Exhausted) != nested || !nested && (err != nil || told != 303 || d.held.bytes != 0) {
-			t.Errorf("nested %v: %d changes, %d bytes held, %v", nested, told, d.held.bytes, err)
+		if errs.Is(err, errs.Exhausted) != nested || !nested && (err != nil || told != 303 || d.held.Bytes != 0) {
+			t.Errorf("nested %v: %d changes, %d bytes held, %v", nested, told, d.held.Bytes, err)
 		}
 	}
 }
@@ -80,14 +57,14 @@ func TestDiffsAtOnce(t *testing.T) {
 // TestReadLayerHolds is TestDiffHolds of a layer that is read.
 func TestReadLayerHolds(t *testing.T) {
 	for _, nested := range []bool{true, false} {
-		root, err := openDir(unix.AT_FDCWD, crowd(t, nested))
+		root, err := tree.OpenDir(unix.AT_FDCWD, treetest.Crowd(t, nested))
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := packer{ctx: t.Context(), tw: tar.NewWriter(io.Discard), seen: inodes{}, first: map[uint64]string{}, names: held{max: budget}}
+		p := packer{ctx: t.Context(), tw: tar.NewWriter(io.Discard), seen: tree.Inodes{}, first: map[uint64]string{}, names: tree.Names{Max: budget}}
 		err = errors.Join(p.dir(root, ""), root.Close())
-		if errs.Is(err, errs.Exhausted) != nested || !nested && (err != nil || p.names.bytes != 0) {
-			t.Errorf("nested %v: %d bytes held, %v", nested, p.names.bytes, err)
+		if errs.Is(err, errs.Exhausted) != nested || !nested && (err != nil || p.names.Bytes != 0) {
+			t.Errorf("nested %v: %d bytes held, %v", nested, p.names.Bytes, err)
 		}
 	}
 }
@@ -110,13 +87,13 @@ func TestReadLayerLinks(t *testing.T) {
 		}
 	}
 	pack := func(room int) (p packer, got []string, err error) {
-		root, err := openDir(unix.AT_FDCWD, dir)
+		root, err := tree.OpenDir(unix.AT_FDCWD, dir)
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer root.Close()
 		r, w := io.Pipe()
-		p = packer{ctx: t.Context(), tw: tar.NewWriter(w), seen: inodes{}, first: map[uint64]string{}, names: held{max: budget}, links: held{max: room}, buf: make([]byte, 100)}
+		p = packer{ctx: t.Context(), tw: tar.NewWriter(w), seen: tree.Inodes{}, first: map[uint64]string{}, names: tree.Names{Max: budget}, links: tree.Names{Max: room}, buf: make([]byte, 100)}
 		go func() {
 			err := p.dir(root, "")
 			if err == nil {
@@ -133,42 +110,12 @@ func TestReadLayerLinks(t *testing.T) {
 			got = append(got, h.Name+">"+h.Linkname)
 		}
 	}
-	p, got, err := pack(nameCost + 1) // for one at a time
-	if want := []string{"a>", "b>a", "c>a", "d>", "e>d"}; err != io.EOF || !slices.Equal(got, want) || len(p.seen)+len(p.first)+p.links.bytes > 0 {
-		t.Errorf("%v, %v; kept %v, %v, %d bytes", got, err, p.seen, p.first, p.links.bytes)
+	p, got, err := pack(tree.NameCost + 1) // for one at a time
+	if want := []string{"a>", "b>a", "c>a", "d>", "e>d"}; err != io.EOF || !slices.Equal(got, want) || len(p.seen)+len(p.first)+p.links.Bytes > 0 {
+		t.Errorf("%v, %v; kept %v, %v, %d bytes", got, err, p.seen, p.first, p.links.Bytes)
 	}
-	if _, _, err := pack(nameCost); !errs.Is(err, errs.Exhausted) {
+	if _, _, err := pack(tree.NameCost); !errs.Is(err, errs.Exhausted) {
 		t.Errorf("without room: %v", err)
-	}
-}
-
-// TestWalk counts every inode once, however many names are in a directory.
-func TestWalk(t *testing.T) {
-	dir := crowd(t, true)
-	many := filepath.Join(dir, "many")
-	if err := os.Mkdir(many, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 2*chunk + 1 {
-		if err := os.Link(filepath.Join(dir, "z0", "000"), filepath.Join(many, fmt.Sprint(i))); err != nil {
-			t.Fatal(err)
-		}
-	}
-	dirs, files := 0, 0
-	err := walk(t.Context(), dir, func(st *unix.Stat_t) {
-		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			dirs++
-		} else {
-			files++
-		}
-	})
-	if err != nil || dirs != 5 || files != 300 {
-		t.Errorf("%d directories, %d files, %v", dirs, files, err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := walk(ctx, dir, func(*unix.Stat_t) {}); !errors.Is(err, context.Canceled) {
-		t.Errorf("of nobody: %v", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -85,7 +86,7 @@ func isWhiteout(st *unix.Stat_t) bool {
 
 // setOpaque marks a directory of a layer, which the child named.
 func setOpaque(root int, dir string) error {
-	fd, err := openBeneath(root, dir, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := tree.OpenBeneath(root, dir, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package snapshot
+package tree
 
 import (
 	"errors"
@@ -15,12 +15,12 @@ import (
 // maxDepth bounds the descriptors that removing a tree holds.
 const maxDepth = 32
 
-// removeTree removes path with all that is in it, by descriptors, following no
-// link. Absent is fine.
+// Remove removes path with everything in it, by descriptors, following no link.
+// Absent is fine.
 //
-// A guest can nest directories deeper than there are descriptors: what lies
+// A guest can nest directories deeper than there are descriptors: a directory
 // deeper than maxDepth is moved up to the top of the tree and removed from there.
-func removeTree(path string) error {
+func Remove(path string) error {
 	parent, err := unix.Open(filepath.Dir(path), unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
@@ -34,7 +34,7 @@ func removeTree(path string) error {
 	if err == nil || errors.Is(err, unix.ENOENT) {
 		return nil
 	}
-	top, err := openDir(parent, name)
+	top, err := OpenDir(parent, name)
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
@@ -61,21 +61,13 @@ func removeTree(path string) error {
 	return nil
 }
 
-func openDir(parent int, name string) (*os.File, error) {
-	fd, err := unix.Openat(parent, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "openat", Path: name, Err: err}
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
 type remover struct {
 	top   int
 	n     int  // names given at the top
 	moved bool // the top must be read again
 }
 
-// empty removes what is in dir.
+// empty removes everything in dir.
 func (r *remover) empty(dir *os.File, depth int) error {
 	for {
 		entries, err := dir.ReadDir(256)
@@ -107,7 +99,7 @@ func (r *remover) remove(dir int, name string, depth int) error {
 	if depth >= maxDepth {
 		return r.lift(dir, name)
 	}
-	sub, err := openDir(dir, name)
+	sub, err := OpenDir(dir, name)
 	if err != nil {
 		return err
 	}
