@@ -245,7 +245,7 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		return err
 	}
 	d.images, err = image.Open(image.Config{
-		Layers:     d.disks,
+		Layers:     d.disks.Layers,
 		DB:         d.store,
 		RecipesDir: d.cfg.RecipesDir,
 		TempDir:    filepath.Join(d.cfg.StateDir, "build"),

@@ -133,7 +133,7 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 		return df, err
 	}
 	layers := map[string]int64{}
-	digests, err := s.disks.ListLayers(ctx)
+	digests, err := s.disks.Layers.List(ctx)
 	if err != nil {
 		return df, err
 	}
@@ -220,7 +220,7 @@ func (s *system) layerBytes(ctx context.Context, digest string) (int64, error) {
 	if n, ok := s.layers[digest]; ok {
 		return n, nil
 	}
-	n, err := s.disks.LayerBytes(ctx, digest)
+	n, err := s.disks.Layers.DiskBytes(ctx, digest)
 	if err == nil {
 		s.layers[digest] = n
 	}

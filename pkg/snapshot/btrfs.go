@@ -51,7 +51,8 @@ func (b *btrfs) quotas() string {
 func (b *btrfs) open(_ context.Context, dir string) error {
 	b.dir = dir
 	if mounted, err := tree.IsMountPoint(dir); err != nil || !mounted {
-		return errors.Join(err, errs.New(errs.Unsupported, "a pool of kind %q is a btrfs of its own, and none is mounted there: mount one (fstab), or set pool = %q, which makes one in a file", PoolBtrfs, PoolBtrfsLoop))
+		return errors.Join(err, errs.New(errs.Unsupported, "a pool of kind %q is a btrfs of its own, and none is mounted there: mount "+
+			"one (fstab), or set pool = %q, which makes one in a file", PoolBtrfs, PoolBtrfsLoop))
 	}
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return err
@@ -66,7 +67,8 @@ func (b *btrfs) begin() error {
 		return err
 	}
 	if st.Type != btrfsMagic {
-		return errs.New(errs.Unsupported, "a file system that is no btrfs (type %#x) is mounted there: unmount it, or set pool = %q if it is an xfs or ext4 with project quotas", st.Type, PoolProject)
+		return errs.New(errs.Unsupported, "a file system that is no btrfs (type %#x) is mounted there: unmount it, or set pool = %q if "+
+			"it is an xfs or ext4 with project quotas", st.Type, PoolProject)
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		return errors.New("the pool is read-only, as btrfs makes it after an I/O error: see dmesg, unmount it, run btrfs check on it")
@@ -83,7 +85,8 @@ func (b *btrfs) apart(layers string) error {
 	return tree.WithDir(layers, func(fd int) error {
 		uuid, err := fsUUID(fd)
 		if err == nil && filepath.Join("/sys/fs/btrfs", uuid, "qgroups") == b.sysfs {
-			err = errs.New(errs.Unsupported, "%s is on the same btrfs as the pool, and an overlay of two of its subvolumes would mix up files: mount another file system on one of the two, or set pool = %q", layers, PoolBtrfsLoop)
+			err = errs.New(errs.Unsupported, "%s is on the same btrfs as the pool, and an overlay of two of its subvolumes would mix up "+
+				"files: mount another file system on one of the two, or set pool = %q", layers, PoolBtrfsLoop)
 		}
 		return err
 	})

@@ -63,14 +63,16 @@ func (b *btrfsLoop) make(ctx context.Context) (err error) {
 		return err
 	}
 	if left, err := os.ReadDir(b.dir); err != nil || len(left) > 0 {
-		return errors.Join(err, errs.New(errs.WrongState, "the pool directory %s is not empty and there is no pool file: it holds a pool of kind %q; set pool = %q, or move it away", b.dir, PoolPlain, PoolPlain))
+		return errors.Join(err, errs.New(errs.WrongState, "the pool directory %s is not empty and there is no pool file: it holds a "+
+			"pool of kind %q; set pool = %q, or move it away", b.dir, PoolPlain, PoolPlain))
 	}
 	if b.bytes < minPool {
 		return errs.New(errs.Invalid, "pool_size of %s is too small: the least is %s", record.Size(b.bytes), record.Size(minPool))
 	}
 	mkfs, err := exec.LookPath("mkfs.btrfs")
 	if err != nil {
-		return errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which can not limit disks", PoolPlain)
+		return errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which can not "+
+			"limit disks", PoolPlain)
 	}
 	tmp := b.image + ".new"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
@@ -101,7 +103,8 @@ func (b *btrfsLoop) make(ctx context.Context) (err error) {
 		err = unix.ENOSPC
 	}
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) {
-		return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, pool_size is %d MiB: lower pool_size or free space", free>>20, b.bytes>>20)
+		return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, pool_size is "+
+			"%d MiB: lower pool_size or free space", free>>20, b.bytes>>20)
 	}
 	if err != nil {
 		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, tmp, err)

@@ -40,7 +40,8 @@ const (
 // extended attributes are the same; contents are not read. What a guest does
 // meanwhile may or may not be seen. It fails with errs.Unavailable while too many
 // others are compared.
-func (s *Store) Diff(ctx context.Context, of, base string, layers []string, hide func(path string) bool, emit func(kind, path string) error) (err error) {
+func (s *Store) Diff(ctx context.Context, of, base string, layers []string, hide func(path string) bool,
+	emit func(kind, path string) error) (err error) {
 	select {
 	case s.diffs <- struct{}{}:
 		defer func() { <-s.diffs }()
@@ -64,13 +65,9 @@ func (s *Store) Diff(ctx context.Context, of, base string, layers []string, hide
 		}
 	}
 	a.below, b.below = true, true
-	lowers := []string{filepath.Join(s.layerDir, scaffoldName)}
-	for i := len(layers) - 1; i >= 0; i-- {
-		dir, err := s.LayerPath(layers[i])
-		if err != nil {
-			return err
-		}
-		lowers = append(lowers, dir)
+	lowers, err := s.lowers(layers)
+	if err != nil {
+		return err
 	}
 	var below []int
 	for _, dir := range lowers {

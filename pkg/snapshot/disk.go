@@ -136,7 +136,8 @@ func (s *Store) removeTrash(ctx context.Context) error {
 // there: what somebody unmounted has not lost its disks.
 func (s *Store) ListDisks(context.Context) ([]string, error) {
 	if id, err := os.ReadFile(filepath.Join(s.poolDir, idFile)); err != nil || strings.TrimSpace(string(id)) != s.poolID {
-		return nil, fmt.Errorf("list disks: the storage pool is not at %s any more; if somebody unmounted it, restart sandboxd, which mounts it", s.poolDir)
+		return nil, fmt.Errorf("list disks: the storage pool is not at %s any more; if somebody unmounted it, restart sandboxd, which "+
+			"mounts it", s.poolDir)
 	}
 	entries, err := os.ReadDir(s.poolDir)
 	if err != nil {

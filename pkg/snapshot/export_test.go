@@ -21,7 +21,8 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 		}
 	}
 	root = filepath.Join(s.cfg.RunDir, "trap")
-	for _, d := range []string{filepath.Join(lower, "l"), filepath.Join(lower, "l/srv"), filepath.Join(upper, "u"), filepath.Join(upper, "w"), root} {
+	for _, d := range []string{filepath.Join(lower, "l"), filepath.Join(lower, "l/srv"), filepath.Join(upper, "u"),
+		filepath.Join(upper, "w"), root} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -31,7 +32,8 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 			t.Fatal(err)
 		}
 	}
-	o := overlay{source: "sandboxd-trap", target: root, disk: upper, lowers: []string{filepath.Join(lower, "l")}, userns: int(s.cfg.IdentityUserNS.Fd()), later: s.bg.Go, private: root + "-clones"}
+	o := overlay{source: "sandboxd-trap", target: root, disk: upper, lowers: []string{filepath.Join(lower, "l")},
+		userns: int(s.cfg.IdentityUserNS.Fd()), later: s.bg.Go, private: root + "-clones"}
 	mount := o.mountDetached
 	if s.attached {
 		mount = o.mountAttached

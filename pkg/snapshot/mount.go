@@ -78,13 +78,8 @@ func (s *Store) mount(ctx context.Context, id string, m Mount) error {
 	if m.OwnUsers {
 		o.root = int(m.UIDBase)
 	}
-	o.lowers = append(o.lowers, filepath.Join(s.layerDir, scaffoldName))
-	for i := len(m.Layers) - 1; i >= 0; i-- {
-		dir, err := s.LayerPath(m.Layers[i])
-		if err != nil {
-			return err
-		}
-		o.lowers = append(o.lowers, dir)
+	if o.lowers, err = s.lowers(m.Layers); err != nil {
+		return err
 	}
 	if s.attached {
 		return s.lend(disk, o.mountAttached)
@@ -174,7 +169,8 @@ func trusted(disk string) (marked bool, err error) {
 	var was [64]byte
 	n, err := unix.Lgetxattr(disk, bootAttr, was[:])
 	if err != nil || string(was[:n]) != boot {
-		return true, errs.New(errs.WrongState, "its disk was in use without syncing when the host went down, so its files can not be trusted: delete the sandbox")
+		return true, errs.New(errs.WrongState, "its disk was in use without syncing when the host went down, so its files can not be "+
+			"trusted: delete the sandbox")
 	}
 	return true, nil
 }

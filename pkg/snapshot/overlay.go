@@ -305,7 +305,7 @@ func actingAs(root int, f func() error) error {
 // detachedClonesWork tries whether this kernel mounts an overlay of detached
 // clones, named one by one: Linux 6.15 does. It knows no other way to ask.
 func (s *Store) detachedClonesWork() bool {
-	dir, err := os.MkdirTemp(s.layerDir, newPrefix)
+	dir, err := s.Layers.TempDir()
 	if err != nil {
 		return false
 	}
@@ -316,7 +316,8 @@ func (s *Store) detachedClonesWork() bool {
 		}
 	}
 	// Volatile, or its end would sync all that anybody has on that disk.
-	o := overlay{source: "sandboxd-probe", volatile: true, disk: dir, lowers: []string{filepath.Join(dir, "l")}, userns: int(s.cfg.IdentityUserNS.Fd()), later: s.bg.Go}
+	o := overlay{source: "sandboxd-probe", volatile: true, disk: dir, lowers: []string{filepath.Join(dir, "l")},
+		userns: int(s.cfg.IdentityUserNS.Fd()), later: s.bg.Go}
 	fsfd, err := o.configure()
 	if err != nil {
 		return false

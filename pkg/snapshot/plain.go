@@ -33,7 +33,8 @@ func (p *plain) open(_ context.Context, dir string) error {
 		return err
 	}
 	if _, err := os.Stat(p.image); err == nil || mounted {
-		return errs.New(errs.WrongState, "the state directory holds a pool of kind %q: set pool = %q, or remove %s and the sandboxes on it", PoolBtrfsLoop, PoolBtrfsLoop, p.image)
+		return errs.New(errs.WrongState, "the state directory holds a pool of kind %q: set pool = %q, or remove %s and the sandboxes on "+
+			"it", PoolBtrfsLoop, PoolBtrfsLoop, p.image)
 	}
 	return os.Chmod(dir, 0o700)
 }
@@ -50,7 +51,8 @@ func (p *plain) create(path string, bytes int64) error {
 }
 
 func (p *plain) limit(_ string, bytes int64) error {
-	return errs.New(errs.Unsupported, "a disk limit of %s needs a pool that can limit, and this host's is a plain directory: leave --disk out, or set pool = %q in the daemon's configuration", record.Size(bytes), PoolBtrfsLoop)
+	return errs.New(errs.Unsupported, "a disk limit of %s needs a pool that can limit, and this host's is a plain directory: leave "+
+		"--disk out, or set pool = %q in the daemon's configuration", record.Size(bytes), PoolBtrfsLoop)
 }
 
 func (p *plain) flush(context.Context) error { return nil } // copying reads what is in memory
@@ -82,6 +84,10 @@ func (p *plain) copy(ctx context.Context, from, to string) error {
 	}()
 	return copyTree(ctx, from, to)
 }
+
+// reserved is what copies leave free of the file system, where records and layers
+// are too: a 32nd part, at most 1 GiB. Imports of layers leave the same.
+const reserved = 1 << 30
 
 func (p *plain) room() error {
 	var st unix.Statfs_t
@@ -117,7 +123,8 @@ func copyTree(ctx context.Context, from, to string) error {
 }
 
 func copyCommand(ctx context.Context, from, to string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "cp", "-dR", "--preserve=mode,ownership,timestamps,links,xattr", "--sparse=auto", "--reflink=auto", "--no-target-directory", "--", from, to)
+	cmd := exec.CommandContext(ctx, "cp", "-dR", "--preserve=mode,ownership,timestamps,links,xattr", "--sparse=auto", "--reflink=auto",
+		"--no-target-directory", "--", from, to)
 	cmd.Env = []string{"LC_ALL=C", "PATH=" + os.Getenv("PATH")}
 	return cmd
 }
@@ -154,7 +161,8 @@ func (w *lastWords) String() string { return strings.TrimSpace(string(w.b)) }
 func (p *plain) destroy(path string) error { return tree.Remove(path) }
 
 func (p *plain) usage(string) (used, limit int64, err error) {
-	return 0, 0, errs.New(errs.Unsupported, "a pool that is a plain directory does not count: set pool = %q in the daemon's configuration", PoolBtrfsLoop)
+	return 0, 0, errs.New(errs.Unsupported, "a pool that is a plain directory does not count: set pool = %q in the daemon's "+
+		"configuration", PoolBtrfsLoop)
 }
 
 func (p *plain) sweep(context.Context) error { return nil }

@@ -63,7 +63,8 @@ func TestProbeWhereMountsAreShared(t *testing.T) {
 	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
 		t.Fatal(err)
 	}
-	for want, probe := range map[string]func(string, *os.File) (string, error){"detached clones": snapshot.Probe, "attached clones": snapshot.ProbeAsLinux61} {
+	for want, probe := range map[string]func(string, *os.File) (string, error){"detached clones": snapshot.Probe,
+		"attached clones": snapshot.ProbeAsLinux61} {
 		if how, err := probe(dir, users); err != nil || how != want {
 			t.Errorf("%q, %v; want %s", how, err, want)
 		}

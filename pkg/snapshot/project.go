@@ -42,7 +42,8 @@ func (p *project) describe() string {
 func (p *project) open(_ context.Context, dir string) error {
 	p.dir = dir
 	if _, err := os.Stat(p.image); err == nil {
-		return errs.New(errs.WrongState, "the state directory holds a pool of kind %q: set pool = %q, or remove %s and the sandboxes on it", PoolBtrfsLoop, PoolBtrfsLoop, p.image)
+		return errs.New(errs.WrongState, "the state directory holds a pool of kind %q: set pool = %q, or remove %s and the sandboxes on "+
+			"it", PoolBtrfsLoop, PoolBtrfsLoop, p.image)
 	}
 	if err := EnforcesProjects(dir); err != nil {
 		return err
@@ -203,7 +204,9 @@ func EnforcesProjects(dir string) error {
 	if err == nil {
 		err = errors.New("project quotas are not enforced")
 	}
-	return errs.Wrap(err, errs.Unsupported, "a pool of kind %q needs an xfs or ext4 with project quotas: mount it with -o prjquota (an ext4 after `tune2fs -O project,quota -Q prjquota DEVICE`; a root file system of xfs with rootflags=prjquota), or set pool = %q", PoolProject, PoolBtrfsLoop)
+	return errs.Wrap(err, errs.Unsupported, "a pool of kind %q needs an xfs or ext4 with project quotas: mount it with -o prjquota (an "+
+		"ext4 after `tune2fs -O project,quota -Q prjquota DEVICE`; a root file system of xfs with rootflags=prjquota), or set pool = "+
+		"%q", PoolProject, PoolBtrfsLoop)
 }
 
 func getQuota(fd int, id uint32) (quota, error) {

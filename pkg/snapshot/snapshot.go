@@ -44,6 +44,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/internal/keylock"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -94,8 +95,11 @@ type Store struct {
 	pool     driver
 	poolDir  string
 	layerDir string
+	scaffold string // the directory of the layer with all mount points
 	poolID   string
 	attached bool // mount as Linux 6.1 needs it
+
+	Layers *layer.Store
 
 	mu        sync.Mutex
 	releasing map[string][]chan struct{} // detached overlays the kernel still writes back
@@ -232,16 +236,10 @@ func (s *Store) prepare() error {
 	if s.poolID, err = readOrMakeID(s.poolDir); err != nil {
 		return err
 	}
-	left, err := filepath.Glob(filepath.Join(s.layerDir, newPrefix+"*"))
-	if err != nil {
+	if s.Layers, err = layer.Open(s.layerDir); err != nil {
 		return err
 	}
-	for _, dir := range left {
-		if err := tree.Remove(dir); err != nil {
-			return fmt.Errorf("remove leftover of an import: %w", err)
-		}
-	}
-	if err := s.makeScaffold(); err != nil {
+	if s.scaffold, err = makeScaffold(s.Layers); err != nil {
 		return fmt.Errorf("make scaffold layer: %w", err)
 	}
 	if s.attached = s.cfg.AttachedClones; !s.attached {
@@ -316,7 +314,8 @@ func (s *Store) Close() error {
 	case <-done:
 		return nil
 	case <-time.After(patience):
-		return fmt.Errorf("close the snapshot store: the kernel has not let go of all overlays or disks after %v; it goes on by itself", patience)
+		return fmt.Errorf("close the snapshot store: the kernel has not let go of all overlays or disks after %v; it goes on by itself",
+			patience)
 	}
 }
 

@@ -58,7 +58,8 @@ func (s *Store) MakeVolume(ctx context.Context, vol string, bytes int64, seed Se
 		err = errors.Join(err, s.pool.destroy(dir))
 		switch {
 		case errors.Is(err, unix.EDQUOT):
-			return errs.Wrap(err, errs.Exhausted, "what the image has at %s does not fit into a volume of %s: make a larger one (`sandboxctl volume create --size`)", seed.Path, record.Size(bytes))
+			return errs.Wrap(err, errs.Exhausted, "what the image has at %s does not fit into a volume of %s: make a larger one "+
+				"(`sandboxctl volume create --size`)", seed.Path, record.Size(bytes))
 		default:
 			return s.poolFull(fmt.Errorf("make volume %s: %w", vol, err))
 		}

@@ -67,7 +67,7 @@ func New(t testing.TB, pool string, change func(*snapshot.Config)) *Env {
 	}
 	t.Cleanup(func() { e.takeDown(t, dir) })
 	e.Open(t)
-	e.Layer, _, err = e.ImportLayer(t.Context(), bytes.NewReader(Lower()), nil)
+	e.Layer, _, err = e.Layers.Import(t.Context(), bytes.NewReader(Lower()), nil)
 	must(t, err)
 	return e
 }

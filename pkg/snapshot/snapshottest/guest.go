@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/confine"
-	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
 
 // guestEnv makes the test binary be a guest: what to do, and the root to do it in.
@@ -28,7 +28,7 @@ const guestEnv = "SNAPSHOTTEST_GUEST"
 // Main is the TestMain of a package that runs the suite: the suite starts the
 // test binary again, as root of a sandbox.
 func Main(m *testing.M) {
-	confine.MainOfTest(map[string]confine.Verb{snapshot.UnpackVerb: snapshot.Unpack})
+	confine.MainOfTest(map[string]confine.Verb{layer.UnpackVerb: layer.Unpack})
 	verb, root, ok := strings.Cut(os.Getenv(guestEnv), " ")
 	if !ok {
 		os.Exit(m.Run())

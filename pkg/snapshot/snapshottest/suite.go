@@ -330,30 +330,30 @@ func (e *Env) testStray(t *testing.T) {
 func (e *Env) testLayers(t *testing.T) {
 	ctx := t.Context()
 	var read int64
-	again, n, err := e.ImportLayer(ctx, bytes.NewReader(Lower()), func(n int64) { read = n })
+	again, n, err := e.Layers.Import(ctx, bytes.NewReader(Lower()), func(n int64) { read = n })
 	must(t, err)
 	if again != e.Layer || n == 0 || read != int64(len(Lower())) {
 		t.Errorf("second import: %s, %d bytes, %d read; want %s", again, n, read, e.Layer)
 	}
 	other := append(Lower(), make([]byte, 512)...)
-	d, _, err := e.ImportLayer(ctx, bytes.NewReader(other), nil)
+	d, _, err := e.Layers.Import(ctx, bytes.NewReader(other), nil)
 	must(t, err)
-	all, err := e.ListLayers(ctx)
+	all, err := e.Layers.List(ctx)
 	must(t, err)
 	if d == e.Layer || len(all) != 2 || !slices.Contains(all, d) {
 		t.Errorf("layers %v", all)
 	}
 	for range 2 {
-		must(t, e.RemoveLayer(ctx, d))
+		must(t, e.Layers.Remove(ctx, d))
 	}
-	if _, err := e.LayerPath(d); !errs.Is(err, errs.NotFound) {
-		t.Errorf("LayerPath of a removed layer: %v", err)
+	if _, err := e.Layers.Path(d); !errs.Is(err, errs.NotFound) {
+		t.Errorf("Path of a removed layer: %v", err)
 	}
-	if _, err := e.LayerPath("sha256:../../etc"); !errs.Is(err, errs.Invalid) {
-		t.Errorf("LayerPath of no digest: %v", err)
+	if _, err := e.Layers.Path("sha256:../../etc"); !errs.Is(err, errs.Invalid) {
+		t.Errorf("Path of no digest: %v", err)
 	}
 	stop, cancel := context.WithCancel(ctx)
-	_, _, err = e.ImportLayer(stop, bytes.NewReader(Lower()), func(n int64) {
+	_, _, err = e.Layers.Import(stop, bytes.NewReader(Lower()), func(n int64) {
 		if n > 1<<20 {
 			cancel()
 		}

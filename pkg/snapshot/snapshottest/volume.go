@@ -36,7 +36,7 @@ func (e *Env) testVolumes(t *testing.T) {
 	if !e.Limits() {
 		limit = 0
 	}
-	layer, err := e.LayerPath(e.Layer)
+	layer, err := e.Layers.Path(e.Layer)
 	must(t, err)
 	_, want, _ := strings.Cut(tree(t, filepath.Join(layer, "usr/bin")), "\n")
 	for name, s := range map[string]slot{"first slot": first, "identity": identity} {

@@ -24,7 +24,7 @@ func (e *Env) testWhiteouts(t *testing.T) {
 		must(t, w.WriteHeader(h))
 	}
 	must(t, w.Close())
-	upper, _, err := e.ImportLayer(t.Context(), &b, nil)
+	upper, _, err := e.Layers.Import(t.Context(), &b, nil)
 	must(t, err)
 	for _, s := range []slot{first, identity} {
 		id := e.Disk(t, 16<<20)
@@ -42,5 +42,5 @@ func (e *Env) testWhiteouts(t *testing.T) {
 		must(t, e.Unmount(t.Context(), id))
 		must(t, e.DeleteDisk(t.Context(), id))
 	}
-	must(t, e.RemoveLayer(t.Context(), upper))
+	must(t, e.Layers.Remove(t.Context(), upper))
 }

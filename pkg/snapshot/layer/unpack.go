@@ -1,4 +1,4 @@
-package snapshot
+package layer
 
 import (
 	"bufio"
@@ -16,18 +16,18 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 )
 
-// UnpackVerb is what the child that unpacks a layer is started with; the
-// program's main gives [Unpack] to confine.Main under this name.
+// UnpackVerb is the verb of the child that unpacks a layer: the program's main gives
+// [Unpack] to confine.Main under this name.
 const UnpackVerb = "unpack"
 
 // report is one line of a child that unpacks.
 type report struct {
-	Opaque []byte `json:"opaque,omitempty"` // a directory that hides what is below it
+	Opaque []byte `json:"opaque,omitempty"` // a directory that hides the layers below it
 	Done   bool   `json:"done,omitempty"`   // the last line
 	Bytes  int64  `json:"bytes,omitempty"`  // with Done: of all files
 }
 
-// maxReport bounds one line: a name in base64, and what is around it.
+// maxReport bounds one line: a name in base64, and the JSON around it.
 const maxReport = 16 << 10
 
 // Unpack is the child: it unpacks the tar on standard input into its root.
@@ -60,8 +60,7 @@ func Unpack(args []string) error {
 const diskFull = "the disk of the state directory is full: free space, or remove images (sandboxctl image prune)"
 
 // unpack feeds a tar to a child that unpacks it into dir, and returns the bytes
-// of its files. What it reads from in may fail; then the child's word does not
-// count.
+// of its files. If reading in fails, that is the error, whatever the child reports.
 func unpack(ctx context.Context, dir string, in io.Reader) (bytes int64, err error) {
 	limits, err := json.Marshal(layerLimits)
 	if err != nil {
@@ -72,24 +71,24 @@ func unpack(ctx context.Context, dir string, in io.Reader) (bytes int64, err err
 		return 0, err
 	}
 	defer p.Close()
-	type verdict struct {
+	type result struct {
 		bytes int64
 		err   error
 	}
-	told := make(chan verdict, 1)
+	reported := make(chan result, 1)
 	go func() {
 		n, err := followReports(dir, p.Out)
 		if err != nil {
 			p.Kill() // nobody reads what it writes any more
 		}
-		told <- verdict{n, err}
+		reported <- result{n, err}
 	}()
 	_, err = io.CopyBuffer(struct{ io.Writer }{p.In}, in, make([]byte, copySize/4))
 	if err != nil {
 		p.Kill()
 	}
 	p.In.Close()
-	v := <-told
+	end := <-reported
 	died := p.Wait()
 	if errors.Is(err, unix.EPIPE) { // it ended first, and knows why
 		err = nil
@@ -102,10 +101,11 @@ func unpack(ctx context.Context, dir string, in io.Reader) (bytes int64, err err
 	case died != nil && errs.CodeOf(died) != errs.Internal:
 		return 0, died
 	}
-	return v.bytes, errors.Join(v.err, died)
+	return end.bytes, errors.Join(end.err, died)
 }
 
-// followReports does what only the host can for a child, until that has ended.
+// followReports reads what the child reports until it ends, and sets the marks that
+// only the daemon may set.
 func followReports(dir string, r io.Reader) (bytes int64, err error) {
 	done := false
 	err = tree.WithDir(dir, func(root int) error {

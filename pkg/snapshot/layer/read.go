@@ -1,4 +1,4 @@
-package snapshot
+package layer
 
 import (
 	"archive/tar"
@@ -17,10 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadLayer writes a layer as a tar, the inverse of StageLayer: names in order,
-// whiteouts spelled as OCI has them. The same layer gives the same bytes.
-func (s *Store) ReadLayer(ctx context.Context, digest string, w io.Writer) error {
-	dir, err := s.LayerPath(digest)
+// Read writes a layer as a tar, the inverse of Stage: names in order, whiteouts
+// spelled as OCI has them. The same layer gives the same bytes.
+func (s *Store) Read(ctx context.Context, digest string, w io.Writer) error {
+	dir, err := s.Path(digest)
 	if err == nil {
 		err = readTree(ctx, dir, w)
 	}
@@ -30,7 +30,7 @@ func (s *Store) ReadLayer(ctx context.Context, digest string, w io.Writer) error
 	return nil
 }
 
-// ReadStage is ReadLayer of what StageLayer has made.
+// ReadStage is Read for a layer that has no name yet.
 func (s *Store) ReadStage(ctx context.Context, stage string, w io.Writer) error {
 	dir, err := s.stagePath(stage)
 	if err == nil {
@@ -43,7 +43,7 @@ func (s *Store) ReadStage(ctx context.Context, stage string, w io.Writer) error 
 }
 
 func readTree(ctx context.Context, dir string, w io.Writer) error {
-	p := packer{ctx: ctx, tw: tar.NewWriter(w), seen: tree.Inodes{}, first: map[uint64]string{}, buf: make([]byte, copySize)}
+	p := packer{ctx: ctx, tw: tar.NewWriter(w), met: tree.Inodes{}, first: map[uint64]string{}, buf: make([]byte, copySize)}
 	p.names.Max, p.links.Max = tree.MaxNames, tree.MaxNames
 	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err == nil {
@@ -55,17 +55,17 @@ func readTree(ctx context.Context, dir string, w io.Writer) error {
 	return err
 }
 
-// packer writes a tree as a tar. Layers do not change, so a name is what it was
-// when it was listed; still no link is followed.
+// packer writes a tree as a tar. Layers do not change between listing and reading;
+// still no link is followed.
 type packer struct {
 	ctx context.Context
 	tw  *tar.Writer
 	buf []byte
 
 	names tree.Names // in the directories that it is in
-	seen  tree.Inodes
-	first map[uint64]string // names of files of which more are to come
-	links tree.Names              // those names
+	met   tree.Inodes
+	first map[uint64]string // by inode: the first name of a file that has more to come
+	links tree.Names        // those names
 }
 
 // dir adds what is in d, which is called name, and not d itself.
@@ -149,11 +149,11 @@ func (p *packer) entry(parent int, base, name string) error {
 	return p.dir(f, name)
 }
 
-// link returns the name that a file was added by before, or remembers this one
-// until all of its names were met.
+// link returns the name by which a file was added before. If there is none, it
+// remembers this one until all names of the file were met.
 func (p *packer) link(st *unix.Stat_t, name string) (first string, err error) {
-	again := p.seen.Seen(st)
-	_, more := p.seen[st.Ino]
+	again := p.met.Seen(st)
+	_, more := p.met[st.Ino]
 	first = p.first[st.Ino]
 	switch {
 	case !again && more:
@@ -168,7 +168,7 @@ func (p *packer) link(st *unix.Stat_t, name string) (first string, err error) {
 	return first, nil
 }
 
-// empty adds a file that only its name matters of.
+// empty adds an empty file.
 func (p *packer) empty(name string) error {
 	return p.tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, ModTime: time.Unix(0, 0), Format: tar.FormatPAX})
 }

@@ -1,4 +1,4 @@
-package snapshot
+package layer
 
 import (
 	"archive/tar"
@@ -146,13 +146,15 @@ func TestOddTars(t *testing.T) {
 		{Typeflag: tar.TypeReg, Name: "proc/1/mem"},
 	}
 	for i := range maxOpenDirs {
-		headers = append(headers, tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("many/%d/file", i)}, tar.Header{Typeflag: tar.TypeLink, Name: fmt.Sprintf("other/%d/link", i), Linkname: fmt.Sprintf("many/%d/file", i)})
+		headers = append(headers, tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("many/%d/file", i)},
+			tar.Header{Typeflag: tar.TypeLink, Name: fmt.Sprintf("other/%d/link", i), Linkname: fmt.Sprintf("many/%d/file", i)})
 	}
 	if err := unpackHere(into, tarOf(t, headers...)); err != nil {
 		t.Fatal(err)
 	}
 	var st unix.Stat_t
-	for name, mode := range map[string]uint32{"twice": unix.S_IFREG | 0o4755, "dir": unix.S_IFDIR | 0o755, "no/parents": unix.S_IFDIR | 0o755, "dangling": unix.S_IFLNK | 0o777} {
+	for name, mode := range map[string]uint32{"twice": unix.S_IFREG | 0o4755, "dir": unix.S_IFDIR | 0o755,
+		"no/parents": unix.S_IFDIR | 0o755, "dangling": unix.S_IFLNK | 0o777} {
 		if err := unix.Lstat(filepath.Join(into, name), &st); err != nil || st.Mode != mode {
 			t.Errorf("%s: mode %o, %v; want %o", name, st.Mode, err, mode)
 		}
@@ -199,7 +201,8 @@ func TestOpenDirsAreBounded(t *testing.T) {
 }
 
 func FuzzExtract(f *testing.F) {
-	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "c", Linkname: ".."}, tar.Header{Typeflag: tar.TypeLink, Name: "d", Linkname: "a/b"}).Bytes())
+	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "c", Linkname: ".."},
+		tar.Header{Typeflag: tar.TypeLink, Name: "d", Linkname: "a/b"}).Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		into, victim := outside(t)
 		_ = unpackHere(into, bytes.NewReader(b))

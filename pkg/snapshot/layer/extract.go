@@ -1,4 +1,4 @@
-package snapshot
+package layer
 
 import (
 	"archive/tar"
@@ -17,16 +17,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unpackLimits bound one layer; the daemon tells them to the child. The least
-// that honest images stay far below.
-type unpackLimits struct {
+// limits bound one layer. The daemon passes them to the child that unpacks it.
+type limits struct {
 	Bytes   int64 // of all files, holes included
 	Entries int   // files, directories, links
 	Name    int   // bytes of one name
 	Depth   int   // components of one name
 }
 
-var layerLimits = unpackLimits{Bytes: 64 << 30, Entries: 2 << 20, Name: 4096, Depth: 256}
+// layerLimits are far above what honest images have.
+var layerLimits = limits{Bytes: 64 << 30, Entries: 2 << 20, Name: 4096, Depth: 256}
 
 const (
 	maxComponent = 255
@@ -40,25 +40,26 @@ const (
 type extractor struct {
 	root   int
 	owner  int // of directories that the tar leaves out
-	limits unpackLimits
-	opaque func(dir string) error // told of a directory that hides what is below it
+	limits limits
+	opaque func(dir string) error // is called with a directory that hides the layers below it
 
 	dirs  map[string]int // open parents; "." is not in it
-	late  []lateTime
+	times []dirTime
 	n     int
 	bytes int64
 	buf   []byte
 }
 
-// lateTime is the time of a directory, set when nothing is written into it any more.
-type lateTime struct {
+// dirTime is the time of a directory. It is set at the end, because each new file
+// changes it.
+type dirTime struct {
 	name string
 	at   time.Time
 }
 
-// bound closes the open parents when they are many. It runs between entries
-// only: while one is made, it holds up to two of them.
-func (x *extractor) bound() {
+// closeMany closes the open parents when there are many. It runs between entries
+// only: an entry that is being made uses up to two of them.
+func (x *extractor) closeMany() {
 	if len(x.dirs) >= maxOpenDirs {
 		x.close()
 	}
@@ -72,7 +73,7 @@ func (x *extractor) close() {
 }
 
 func (x *extractor) extract(r io.Reader) error {
-	in := &endless{r: r}
+	in := &endReader{r: r}
 	tr := tar.NewReader(in)
 	for {
 		h, err := tr.Next()
@@ -99,10 +100,10 @@ func (x *extractor) extract(r io.Reader) error {
 			continue
 		}
 		if err := x.entry(name, h, tr); err != nil {
-			return blame(name, err)
+			return tarError(name, err)
 		}
 	}
-	for _, d := range slices.Backward(x.late) {
+	for _, d := range slices.Backward(x.times) {
 		if err := x.setDirTime(d); err != nil {
 			return err
 		}
@@ -110,22 +111,22 @@ func (x *extractor) extract(r io.Reader) error {
 	return nil
 }
 
-// endless notes that its reader ended: a whole tar says itself where it ends.
-// package tar takes either for the end.
-type endless struct {
+// endReader notes that its reader ended. A whole tar has blocks that mark its end,
+// and package tar does not say whether it found those or the end of its input.
+type endReader struct {
 	r     io.Reader
 	ended bool
 }
 
-func (e *endless) Read(p []byte) (int, error) {
+func (e *endReader) Read(p []byte) (int, error) {
 	n, err := e.r.Read(p)
 	e.ended = e.ended || errors.Is(err, io.EOF)
 	return n, err
 }
 
-// blame says of an error whether the tar is at fault: the file system refuses
-// what contradicts itself, as a file below a link.
-func blame(name string, err error) error {
+// tarError makes errs.Invalid of the errors that are the tar's fault: the file system
+// refuses a tar that contradicts itself, for example by a file below a link.
+func tarError(name string, err error) error {
 	errno, ok := errors.AsType[unix.Errno](err)
 	if !ok {
 		return err
@@ -173,7 +174,7 @@ func madeByRuntime(name string) bool {
 }
 
 func (x *extractor) entry(name string, h *tar.Header, content io.Reader) error {
-	x.bound()
+	x.closeMany()
 	parent, err := x.parent(path.Dir(name))
 	if err != nil {
 		return err
@@ -267,12 +268,12 @@ func (x *extractor) dir(parent int, base, name string, h *tar.Header) error {
 		return err // of a file or link by that name too
 	}
 	defer unix.Close(fd)
-	x.late = append(x.late, lateTime{name, h.ModTime})
+	x.times = append(x.times, dirTime{name, h.ModTime})
 	return setMeta(fd, h)
 }
 
-func (x *extractor) setDirTime(d lateTime) error {
-	x.bound()
+func (x *extractor) setDirTime(d dirTime) error {
+	x.closeMany()
 	parent, err := x.parent(path.Dir(d.name))
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package snapshot
+package layer
 
 import (
 	"errors"
@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Whiteouts say what a layer hides of those below it. A tar spells them as
-// empty files with these names (OCI image-spec, layer.md), overlayfs as character
-// devices 0:0 and as directories with an attribute (kernel, overlayfs.rst).
+// Whiteouts name the files that a layer hides in the layers below it. A tar spells
+// them as empty files with these names (OCI image-spec, layer.md), overlayfs as
+// character devices 0:0 and as directories with an attribute (kernel, overlayfs.rst).
 //
 // A character device 0:0 may be made by anyone since Linux 5.8 (mknod(2) asks
 // for CAP_MKNOD for all others), so the unpacking child makes it. trusted.*
@@ -29,7 +29,7 @@ const (
 	opaqueAttr = "trusted.overlay.opaque"
 )
 
-// whiteout translates one; name is of the empty file.
+// whiteout makes the whiteout that the tar spells as an empty file of this name.
 func (x *extractor) whiteout(parent int, name string) error {
 	dir, base := path.Split(name)
 	dir = path.Clean(dir)
@@ -61,8 +61,8 @@ func (x *extractor) whiteout(parent int, name string) error {
 	return nil
 }
 
-// overWhiteout makes way for a directory where there is something already. A
-// directory is fine; after a whiteout the new one hides what is below it.
+// overWhiteout makes way for a directory where its name is taken. A directory may
+// stay. A whiteout is replaced by a directory that hides the layers below it.
 func (x *extractor) overWhiteout(parent int, base, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -84,7 +84,7 @@ func isWhiteout(st *unix.Stat_t) bool {
 	return st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == 0
 }
 
-// setOpaque marks a directory of a layer, which the child named.
+// setOpaque marks a directory that the child has reported.
 func setOpaque(root int, dir string) error {
 	fd, err := tree.OpenBeneath(root, dir, unix.O_RDONLY|unix.O_DIRECTORY)
 	if err != nil {

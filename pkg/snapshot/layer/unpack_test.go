@@ -1,4 +1,4 @@
-package snapshot
+package layer
 
 import (
 	"archive/tar"
@@ -50,12 +50,12 @@ func listTree(t testing.TB, dir string) (lines []string) {
 	return lines
 }
 
-// layersOnly is a store that has no pool, for what only layers need.
+// layersOnly is a store in a directory of its own.
 func layersOnly(t testing.TB, dir string) *Store {
 	t.Helper()
 	hosttest.Root(t)
-	s := &Store{layerDir: filepath.Join(dir, "layers")}
-	if err := os.MkdirAll(s.layerDir, 0o700); err != nil {
+	s := &Store{dir: filepath.Join(dir, "layers")}
+	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -64,7 +64,7 @@ func layersOnly(t testing.TB, dir string) *Store {
 // nothingLeft fails the test if a failed import left anything.
 func nothingLeft(t testing.TB, s *Store) {
 	t.Helper()
-	if left, err := os.ReadDir(s.layerDir); err != nil || len(left) > 0 {
+	if left, err := os.ReadDir(s.dir); err != nil || len(left) > 0 {
 		t.Errorf("left in the layer store: %v, %v", left, err)
 	}
 }
@@ -73,7 +73,7 @@ func TestWhiteouts(t *testing.T) {
 	dir := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name: name} }
 	empty := func(name string) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Name: name} }
 	s := layersOnly(t, t.TempDir())
-	digest, _, err := s.ImportLayer(t.Context(), tarOf(t,
+	digest, _, err := s.Import(t.Context(), tarOf(t,
 		dir("gone"), empty("gone/.wh.file"),
 		dir("hides"), empty("hides/.wh..wh..opq"), empty("hides/own"),
 		dir("own"), empty(".wh.own"),
@@ -86,31 +86,33 @@ func TestWhiteouts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	path, err := s.LayerPath(digest)
+	path, err := s.Path(digest)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
 		"file 100755 0:0", "gone 40755 0:0", "gone/file whiteout", "hides 40755 0:0 opaque=y", "hides/own 100755 0:0",
-		"kept 100755 0:0", "later 40755 0:0 opaque=y", "no 40755 0:0", "no/parent 40755 0:0", "no/parent/x whiteout", "own 40755 0:0 opaque=y",
+		"kept 100755 0:0", "later 40755 0:0 opaque=y", "no 40755 0:0", "no/parent 40755 0:0", "no/parent/x whiteout", "own 40755 0:0 "+
+			"opaque=y",
 	}
 	if got := listTree(t, path); !slices.Equal(got, want) {
 		t.Errorf("the layer holds\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
-	if n, err := s.LayerSize(t.Context(), digest); err != nil || n == 0 {
+	if n, err := s.Size(t.Context(), digest); err != nil || n == 0 {
 		t.Errorf("size %d, %v", n, err)
 	}
 	if err := unix.Removexattr(path, sizeAttr); err != nil {
 		t.Fatal(err)
 	}
-	if n, err := s.LayerSize(t.Context(), digest); err != nil || n != int64(len("hides/own")+len("file")+len("kept")) {
+	if n, err := s.Size(t.Context(), digest); err != nil || n != int64(len("hides/own")+len("file")+len("kept")) {
 		t.Errorf("size counted: %d, %v", n, err)
 	}
 }
 
 // What comes through the child and the store as it does through a daemon.
 func TestHostileLayers(t *testing.T) {
-	whole := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "a"}, tar.Header{Typeflag: tar.TypeReg, Name: strings.Repeat("b", 200)}).Bytes()
+	whole := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "a"}, tar.Header{Typeflag: tar.TypeReg,
+		Name: strings.Repeat("b", 200)}).Bytes()
 	for name, in := range map[string]io.Reader{
 		"no tar":             strings.NewReader(strings.Repeat("no tar ", 1000)),
 		"cut in a file":      bytes.NewReader(whole[:512+3]),
@@ -122,7 +124,7 @@ func TestHostileLayers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := layersOnly(t, t.TempDir())
-			if _, _, err := s.ImportLayer(t.Context(), in, nil); !errs.Is(err, errs.Invalid) {
+			if _, _, err := s.Import(t.Context(), in, nil); !errs.Is(err, errs.Invalid) {
 				t.Errorf("got %v", err)
 			}
 			nothingLeft(t, s)
@@ -131,7 +133,7 @@ func TestHostileLayers(t *testing.T) {
 	t.Run("reader fails", func(t *testing.T) {
 		s := layersOnly(t, t.TempDir())
 		broken := io.MultiReader(bytes.NewReader(whole[:600]), errReader{})
-		if _, _, err := s.ImportLayer(t.Context(), broken, nil); !errors.Is(err, errBroken) {
+		if _, _, err := s.Import(t.Context(), broken, nil); !errors.Is(err, errBroken) {
 			t.Errorf("got %v", err)
 		}
 		nothingLeft(t, s)
@@ -160,11 +162,11 @@ func TestHundredHardLinks(t *testing.T) {
 		all = append(all, tar.Header{Typeflag: tar.TypeLink, Name: strconv.Itoa(i + 1), Linkname: strconv.Itoa(i)})
 	}
 	s := layersOnly(t, t.TempDir())
-	digest, n, err := s.ImportLayer(t.Context(), tarOf(t, all...), nil)
+	digest, n, err := s.Import(t.Context(), tarOf(t, all...), nil)
 	if err != nil || n != 1 {
 		t.Fatal(n, err)
 	}
-	path, _ := s.LayerPath(digest)
+	path, _ := s.Path(digest)
 	var st unix.Stat_t
 	if err := unix.Lstat(filepath.Join(path, "100"), &st); err != nil || st.Nlink != 101 {
 		t.Errorf("%d links, %v", st.Nlink, err)
@@ -194,11 +196,11 @@ func TestSparseFile(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			digest, n, err := s.ImportLayer(t.Context(), out, nil)
+			digest, n, err := s.Import(t.Context(), out, nil)
 			if err := errors.Join(err, cmd.Wait()); err != nil || n != size {
 				t.Fatal(n, err)
 			}
-			path, _ := s.LayerPath(digest)
+			path, _ := s.Path(digest)
 			var st unix.Stat_t
 			if err := unix.Lstat(filepath.Join(path, "sparse"), &st); err != nil || st.Size != size || st.Blocks*512 > 1<<20 {
 				t.Errorf("%d bytes in %d on disk, %v", st.Size, st.Blocks*512, err)
@@ -231,18 +233,18 @@ func TestMillionFiles(t *testing.T) {
 		w.CloseWithError(tw.Close())
 	}()
 	start := time.Now()
-	digest, _, err := s.ImportLayer(t.Context(), r, nil)
+	digest, _, err := s.Import(t.Context(), r, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	took := time.Since(start)
-	path, _ := s.LayerPath(digest)
+	path, _ := s.Path(digest)
 	last, err := os.ReadDir(filepath.Join(path, "d999"))
 	if err != nil || len(last) != 1000 {
 		t.Errorf("the last directory has %d files, %v", len(last), err)
 	}
 	start = time.Now()
-	if err := s.RemoveLayer(t.Context(), digest); err != nil {
+	if err := s.Remove(t.Context(), digest); err != nil {
 		t.Error(err)
 	}
 	t.Logf("a million files: import %.1f s, remove %.1f s", took.Seconds(), time.Since(start).Seconds())
@@ -259,7 +261,7 @@ func TestTooManyEntries(t *testing.T) {
 		all = append(all, tar.Header{Typeflag: tar.TypeReg, Name: strconv.Itoa(i)})
 	}
 	s := layersOnly(t, t.TempDir())
-	if _, _, err := s.ImportLayer(t.Context(), tarOf(t, all...), nil); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "entries") {
+	if _, _, err := s.Import(t.Context(), tarOf(t, all...), nil); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "entries") {
 		t.Errorf("got %v", err)
 	}
 	nothingLeft(t, s)
@@ -284,7 +286,7 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := io.MultiReader(&head, io.LimitReader(ones{}, size))
-	if _, _, err := s.ImportLayer(t.Context(), in, nil); !errs.Is(err, errs.Exhausted) {
+	if _, _, err := s.Import(t.Context(), in, nil); !errs.Is(err, errs.Exhausted) {
 		t.Errorf("got %v", err)
 	}
 	nothingLeft(t, s)
@@ -294,7 +296,8 @@ func TestDiskFull(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "filler"), bytes.Repeat([]byte("x"), 63<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.ImportLayer(t.Context(), tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "small"}), nil); !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "imports leave") {
+	if _, _, err := s.Import(t.Context(), tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "small"}), nil); !errs.Is(err,
+		errs.Exhausted) || !strings.Contains(err.Error(), "imports leave") {
 		t.Errorf("on a disk that is nearly full: %v", err)
 	}
 	nothingLeft(t, s)
@@ -314,31 +317,31 @@ func TestStage(t *testing.T) {
 	s := layersOnly(t, t.TempDir())
 	ctx := context.Background()
 	content := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "a"}).Bytes()
-	stage, digest, _, err := s.StageLayer(ctx, bytes.NewReader(content), nil)
+	stage, digest, _, err := s.Stage(ctx, bytes.NewReader(content), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if all, err := s.ListLayers(ctx); err != nil || len(all) > 0 {
+	if all, err := s.List(ctx); err != nil || len(all) > 0 {
 		t.Errorf("staged only, but listed: %v, %v", all, err)
 	}
-	other, _, _, err := s.StageLayer(ctx, bytes.NewReader(content), nil)
+	other, _, _, err := s.Stage(ctx, bytes.NewReader(content), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, st := range []string{stage, other} { // the second finds the name taken
-		if err := s.CommitLayer(ctx, st, digest); err != nil {
+		if err := s.Commit(ctx, st, digest); err != nil {
 			t.Error(err)
 		}
 	}
 	for range 2 {
-		if err := s.DropStage(stage); err != nil {
+		if err := s.Drop(stage); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := s.DropStage(strings.TrimPrefix(digest, digestPrefix)); err == nil {
+	if err := s.Drop(strings.TrimPrefix(digest, digestPrefix)); err == nil {
 		t.Error("a layer with a name was dropped as a stage")
 	}
-	if left, err := os.ReadDir(s.layerDir); err != nil || len(left) != 1 {
+	if left, err := os.ReadDir(s.dir); err != nil || len(left) != 1 {
 		t.Errorf("in the store: %v, %v", left, err)
 	}
 }
@@ -349,8 +352,11 @@ func TestReadLayer(t *testing.T) {
 	s := layersOnly(t, t.TempDir())
 	ctx := t.Context()
 	at := time.Unix(1_600_000_000, 123_000_000)
-	xattr := map[string]string{"SCHILY.xattr.user.a": "b\x00c", "SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"}
-	digest, size, err := s.ImportLayer(ctx, tarOf(t,
+	xattr := map[string]string{
+		"SCHILY.xattr.user.a":              "b\x00c",
+		"SCHILY.xattr.security.capability": "\x01\x00\x00\x02\x00\x20" + strings.Repeat("\x00", 14),
+	}
+	digest, size, err := s.Import(ctx, tarOf(t,
 		tar.Header{Typeflag: tar.TypeDir, Name: "d", Mode: 0o2750, Uid: 1000, Gid: 65535, ModTime: at},
 		tar.Header{Typeflag: tar.TypeReg, Name: "d/file", Mode: 0o4711, Uid: 7, ModTime: at, PAXRecords: xattr, Format: tar.FormatPAX},
 		tar.Header{Typeflag: tar.TypeLink, Name: "d/link", Linkname: "d/file"},
@@ -364,21 +370,21 @@ func TestReadLayer(t *testing.T) {
 		t.Fatal(err)
 	}
 	var first, second bytes.Buffer
-	if err := s.ReadLayer(ctx, digest, &first); err != nil {
+	if err := s.Read(ctx, digest, &first); err != nil {
 		t.Fatal(err)
 	}
-	again, size2, err := s.ImportLayer(ctx, bytes.NewReader(first.Bytes()), nil)
+	again, size2, err := s.Import(ctx, bytes.NewReader(first.Bytes()), nil)
 	if err != nil || size2 != size {
 		t.Fatal(size2, size, err)
 	}
-	if err := s.ReadLayer(ctx, again, &second); err != nil {
+	if err := s.Read(ctx, again, &second); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(first.Bytes(), second.Bytes()) {
 		t.Error("the tar of a tar differs")
 	}
-	a, _ := s.LayerPath(digest)
-	b, _ := s.LayerPath(again)
+	a, _ := s.Path(digest)
+	b, _ := s.Path(again)
 	if la, lb := listTree(t, a), listTree(t, b); !slices.Equal(la, lb) {
 		t.Errorf("the layer became\n%s\nit was\n%s", strings.Join(lb, "\n"), strings.Join(la, "\n"))
 	}
@@ -388,7 +394,7 @@ func TestReadLayer(t *testing.T) {
 			t.Errorf("%s: %q, %v", name, v[:n], err)
 		}
 	}
-	if err := s.ReadLayer(ctx, digestPrefix+strings.Repeat("0", 64), io.Discard); !errs.Is(err, errs.NotFound) {
+	if err := s.Read(ctx, digestPrefix+strings.Repeat("0", 64), io.Discard); !errs.Is(err, errs.NotFound) {
 		t.Errorf("an absent layer: %v", err)
 	}
 }
