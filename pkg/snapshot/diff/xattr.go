@@ -1,4 +1,4 @@
-package snapshot
+package diff
 
 import (
 	"errors"
@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxXattrs is what listxattr(2) returns at most, and what one attribute holds
-// at most (XATTR_LIST_MAX, XATTR_SIZE_MAX in xattr(7)).
+// maxXattrs bounds a list of attributes and the value of one, in bytes
+// (XATTR_LIST_MAX, XATTR_SIZE_MAX in xattr(7)).
 const maxXattrs = 64 << 10
 
 // sameXattrs compares the extended attributes of a name in two directories,
-// but for overlayfs' own.
+// without those of overlayfs.
 func sameXattrs(x, y int, name string) (bool, error) {
 	a, err := xattrsAt(x, name)
 	if err != nil {
