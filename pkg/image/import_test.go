@@ -29,6 +29,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/image/registry"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
@@ -69,7 +70,7 @@ func newWorldOf(t *testing.T, registries []registry.Registry) *world {
 	must(t, err)
 	t.Cleanup(func() { self.Close() })
 	w.disks, err = snapshot.Open(t.Context(), snapshot.Config{
-		Instance: 's', StateDir: filepath.Join(w.dir, "state"), RunDir: filepath.Join(w.dir, "run"), Pool: snapshot.PoolPlain,
+		Instance: 's', StateDir: filepath.Join(w.dir, "state"), RunDir: filepath.Join(w.dir, "run"), Pool: pool.Plain,
 		IdentityUserNS: self, UserNS: func(string) (*os.File, error) { return nil, errors.New("no sandboxes here") },
 	})
 	must(t, err)

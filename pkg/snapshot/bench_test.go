@@ -11,21 +11,22 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/snapshottest"
 )
 
 // BenchmarkDisk times what a sandbox's start and end ask of this package: p50
 // and p90 in microseconds. SANDBOXD_TEST=root go test -bench Disk -run '^$'
 func BenchmarkDisk(b *testing.B) {
-	for _, pool := range []string{snapshot.PoolBtrfsLoop, snapshot.PoolPlain} {
+	for _, kind := range []string{pool.BtrfsLoop, pool.Plain} {
 		for _, how := range []struct {
 			name              string
 			volatile, linux61 bool
 			dirty             int // MiB that the guest wrote
 		}{{name: "synced"}, {name: "volatile", volatile: true}, {name: "synced,dirty", dirty: 20}, {name: "volatile,dirty",
 			volatile: true, dirty: 20}, {name: "linux61", volatile: true, linux61: true}} {
-			b.Run(pool+"/"+how.name, func(b *testing.B) {
-				e := snapshottest.New(b, pool, func(c *snapshot.Config) { c.AttachedClones = how.linux61; c.PoolBytes = 2 << 30 })
+			b.Run(kind+"/"+how.name, func(b *testing.B) {
+				e := snapshottest.New(b, kind, func(c *snapshot.Config) { c.AttachedClones = how.linux61; c.PoolBytes = 2 << 30 })
 				ns, err := snapshottest.UserNS(snapshottest.Instance.UIDBase(9))
 				fatal(b, err)
 				defer ns.Close()

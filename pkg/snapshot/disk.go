@@ -7,22 +7,16 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"golang.org/x/sys/unix"
 )
 
 // strayFor is how long a disk without a record is kept.
 const strayFor = 24 * time.Hour
-
-// Directories of a pool beside the disks.
-const (
-	lostDir  = "lost+found" // strays, as ID-UNIXTIME
-	trashDir = ".trash"     // what is being destroyed
-)
 
 func (s *Store) diskDir(id string) (string, error) {
 	if !record.IsID(id) {
@@ -44,7 +38,7 @@ func (s *Store) CreateDisk(ctx context.Context, id, snapshot string, bytes int64
 	if snapshot != "" {
 		return s.branch(ctx, snapshot, id, dir, bytes)
 	}
-	if err := s.pool.create(dir, bytes); err != nil {
+	if err := s.pool.Create(dir, bytes); err != nil {
 		return s.createFailed(id, err)
 	}
 	// Guest root owns the root of what it will see.
@@ -53,7 +47,7 @@ func (s *Store) CreateDisk(ctx context.Context, id, snapshot string, bytes int64
 		err = unix.Mkdir(filepath.Join(dir, "w"), 0o700)
 	}
 	if err != nil {
-		return s.createFailed(id, errors.Join(err, s.pool.destroy(dir)))
+		return s.createFailed(id, errors.Join(err, s.pool.Destroy(dir)))
 	}
 	return nil
 }
@@ -66,10 +60,10 @@ func (s *Store) LimitDisk(_ context.Context, id string, bytes int64) error {
 	if err != nil {
 		return err
 	}
-	if _, now, err := s.pool.usage(dir); err == nil && now == bytes {
+	if _, now, err := s.pool.Usage(dir); err == nil && now == bytes {
 		return nil // the sweep asks every minute, and a write would wake the disk
 	}
-	if err := s.pool.limit(dir, bytes); err != nil {
+	if err := s.pool.Limit(dir, bytes); err != nil {
 		return fmt.Errorf("limit disk %s: %w", id, err)
 	}
 	return nil
@@ -88,7 +82,7 @@ func (s *Store) DeleteDisk(_ context.Context, id string) error {
 		return err
 	}
 	// Ids are never used twice, so this name is free.
-	if err := s.throwAway(dir, os.Rename(dir, filepath.Join(s.poolDir, trashDir, id))); err != nil {
+	if err := s.throwAway(dir, os.Rename(dir, filepath.Join(s.poolDir, pool.TrashDir, id))); err != nil {
 		return fmt.Errorf("delete disk %s: %w", id, err)
 	}
 	return nil
@@ -102,7 +96,7 @@ func (s *Store) throwAway(dir string, err error) error {
 	case err == nil:
 		s.bg.Go(s.emptyTrash)
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return s.pool.destroy(dir)
+		return s.pool.Destroy(dir)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	}
@@ -120,14 +114,14 @@ func (s *Store) removeTrash(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	dir := filepath.Join(s.poolDir, trashDir)
+	dir := filepath.Join(s.poolDir, pool.TrashDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	var all error
 	for _, e := range entries {
-		all = errors.Join(all, s.pool.destroy(filepath.Join(dir, e.Name())), ctx.Err())
+		all = errors.Join(all, s.pool.Destroy(filepath.Join(dir, e.Name())), ctx.Err())
 	}
 	return all
 }
@@ -135,7 +129,7 @@ func (s *Store) removeTrash(ctx context.Context) error {
 // ListDisks returns the ids that have a disk. It fails when the pool is not
 // there: what somebody unmounted has not lost its disks.
 func (s *Store) ListDisks(context.Context) ([]string, error) {
-	if id, err := os.ReadFile(filepath.Join(s.poolDir, idFile)); err != nil || strings.TrimSpace(string(id)) != s.poolID {
+	if id, err := os.ReadFile(filepath.Join(s.poolDir, pool.IDFile)); err != nil || strings.TrimSpace(string(id)) != s.poolID {
 		return nil, fmt.Errorf("list disks: the storage pool is not at %s any more; if somebody unmounted it, restart sandboxd, which "+
 			"mounts it", s.poolDir)
 	}
@@ -150,36 +144,6 @@ func (s *Store) ListDisks(context.Context) ([]string, error) {
 		}
 	}
 	return ids, nil
-}
-
-// diskDirs lists the disks, snapshots and volumes of a pool, strays included.
-func diskDirs(pool string) (dirs []string, err error) {
-	for _, in := range []string{pool, filepath.Join(pool, lostDir)} {
-		entries, err := os.ReadDir(in)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		for _, e := range entries {
-			if id, _ := cutStray(e.Name()); record.IsID(id) || record.IsSnapshotID(id) || record.IsVolumeID(id) {
-				dirs = append(dirs, filepath.Join(in, e.Name()))
-			}
-		}
-	}
-	return dirs, nil
-}
-
-// cutStray splits the name of something in lost+found into its id and the time
-// it came there, zero for any other name.
-func cutStray(name string) (id string, since time.Time) {
-	i := strings.LastIndexByte(name, '-')
-	if i < 0 || record.IsSnapshotID(name) {
-		return name, time.Time{}
-	}
-	n, err := strconv.ParseInt(name[i+1:], 10, 64)
-	if err != nil {
-		return name, time.Time{}
-	}
-	return name[:i], time.Unix(n, 0)
 }
 
 // MoveStray puts the disk of id into lost+found, from where Sweep removes it
@@ -203,7 +167,7 @@ func (s *Store) Sweep(ctx context.Context, noSweep string) error {
 	if noSweep == "" {
 		err = s.sweepStrays()
 	}
-	if err = errors.Join(err, s.removeTrash(ctx), s.pool.sweep(ctx)); err != nil {
+	if err = errors.Join(err, s.removeTrash(ctx), s.pool.Sweep(ctx)); err != nil {
 		return fmt.Errorf("sweep storage pool: %w", err)
 	}
 	return nil
@@ -213,13 +177,13 @@ func (s *Store) Sweep(ctx context.Context, noSweep string) error {
 var clocked = time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (s *Store) sweepStrays() error {
-	dir := filepath.Join(s.poolDir, lostDir)
+	dir := filepath.Join(s.poolDir, pool.LostDir)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
-		id, since := cutStray(e.Name())
+		id, since := pool.CutStray(e.Name())
 		if since.IsZero() || !record.IsID(id) && !record.IsSnapshotID(id) {
 			continue // what an operator put there is the operator's
 		}
@@ -229,7 +193,7 @@ func (s *Store) sweepStrays() error {
 			// It came there when the clock was wrong; its day begins now.
 			err = errors.Join(err, os.Rename(path, s.lostPath(id)))
 		case age >= strayFor:
-			err = errors.Join(err, s.pool.destroy(path))
+			err = errors.Join(err, s.pool.Destroy(path))
 		}
 	}
 	return err
@@ -243,7 +207,7 @@ func (s *Store) Usage(id string) (used, limit int64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	used, limit, err = s.pool.usage(dir)
+	used, limit, err = s.pool.Usage(dir)
 	if err != nil {
 		return 0, 0, fmt.Errorf("usage of disk %s: %w", id, err)
 	}

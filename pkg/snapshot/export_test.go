@@ -16,7 +16,7 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 	t.Helper()
 	lower, upper := filepath.Join(s.poolDir, "lower"), filepath.Join(s.poolDir, "upper")
 	for _, d := range []string{lower, upper} {
-		if err := s.pool.create(d, 0); err != nil {
+		if err := s.pool.Create(d, 0); err != nil {
 			t.Fatal(err)
 		}
 	}

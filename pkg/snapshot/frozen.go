@@ -7,11 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -26,7 +26,7 @@ func (s *Store) frozenDir(snap string) (string, error) {
 // PrepareSnapshot writes out what the pool holds in memory only, which
 // TakeSnapshot would have to while a guest stands still.
 func (s *Store) PrepareSnapshot(ctx context.Context) error {
-	if err := s.pool.flush(ctx); err != nil {
+	if err := s.pool.Flush(ctx); err != nil {
 		return fmt.Errorf("sync storage pool: %w", err)
 	}
 	return nil
@@ -47,7 +47,7 @@ func (s *Store) TakeSnapshot(ctx context.Context, snap, id string) error {
 		return err
 	}
 	if _, err = trusted(from); err == nil {
-		err = s.pool.freeze(ctx, from, to)
+		err = s.pool.Freeze(ctx, from, to)
 	}
 	if err != nil {
 		return s.poolFull(fmt.Errorf("take snapshot %s of disk %s: %w", snap, id, err))
@@ -63,8 +63,8 @@ func (s *Store) FinishSnapshot(ctx context.Context, snap, id string) (bytes int6
 	if err != nil {
 		return 0, err
 	}
-	if err = s.pool.settle(ctx); err == nil {
-		bytes, _, err = s.pool.usage(dir)
+	if err = s.pool.Settle(ctx); err == nil {
+		bytes, _, err = s.pool.Usage(dir)
 	}
 	if err != nil && !errs.Is(err, errs.Unsupported) {
 		return 0, fmt.Errorf("finish snapshot %s: %w", snap, err)
@@ -79,7 +79,7 @@ func (s *Store) DeleteSnapshot(_ context.Context, snap string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.throwAway(dir, s.moveFrozen(dir, filepath.Join(s.poolDir, trashDir, snap))); err != nil {
+	if err := s.throwAway(dir, s.moveFrozen(dir, filepath.Join(s.poolDir, pool.TrashDir, snap))); err != nil {
 		return fmt.Errorf("delete snapshot %s: %w", snap, err)
 	}
 	return nil
@@ -99,7 +99,7 @@ func (s *Store) MoveStraySnapshot(_ context.Context, snap string) error {
 
 // moveFrozen renames what can not be renamed while it is read-only.
 func (s *Store) moveFrozen(from, to string) error {
-	err := s.pool.unfreeze(from)
+	err := s.pool.Unfreeze(from)
 	if err == nil {
 		err = os.Rename(from, to)
 	}
@@ -130,9 +130,9 @@ func (s *Store) branch(ctx context.Context, snap, id, dir string, bytes int64) e
 	if err != nil {
 		return err
 	}
-	if err := s.pool.branch(ctx, from, dir, bytes); err != nil {
+	if err := s.pool.Branch(ctx, from, dir, bytes); err != nil {
 		if !errors.Is(err, fs.ErrExist) {
-			err = errors.Join(err, s.pool.destroy(dir))
+			err = errors.Join(err, s.pool.Destroy(dir))
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return errs.Wrap(err, errs.NotFound, "the files of snapshot %s are not on the storage pool any more", snap)
@@ -149,7 +149,7 @@ func (s *Store) branch(ctx context.Context, snap, id, dir string, bytes int64) e
 		err = errors.Join(err, &os.PathError{Op: "removexattr", Path: dir, Err: rerr})
 	}
 	if err != nil {
-		return s.createFailed(id, errors.Join(err, s.pool.destroy(dir)))
+		return s.createFailed(id, errors.Join(err, s.pool.Destroy(dir)))
 	}
 	return nil
 }
@@ -164,5 +164,5 @@ func (s *Store) poolFull(err error) error {
 
 // lostPath is where a stray is kept.
 func (s *Store) lostPath(id string) string {
-	return filepath.Join(s.poolDir, lostDir, id+"-"+strconv.FormatInt(time.Now().Unix(), 10))
+	return filepath.Join(s.poolDir, pool.LostDir, pool.StrayName(id, time.Now()))
 }

@@ -97,14 +97,14 @@ func (s *Store) lend(disk string, mount func() error) error {
 	if !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, errReadOnly) {
 		return err
 	}
-	_, limit, uerr := s.pool.usage(disk)
+	_, limit, uerr := s.pool.Usage(disk)
 	if uerr != nil || limit == 0 {
 		return err
 	}
-	if lerr := s.pool.limit(disk, limit+mountRoom); lerr != nil {
+	if lerr := s.pool.Limit(disk, limit+mountRoom); lerr != nil {
 		return errors.Join(err, lerr)
 	}
-	return errors.Join(mount(), s.pool.limit(disk, limit))
+	return errors.Join(mount(), s.pool.Limit(disk, limit))
 }
 
 // clearMountPoint removes what hides a mount point of the scaffold and is no

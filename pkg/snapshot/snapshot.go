@@ -45,17 +45,11 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/internal/keylock"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
-	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/btrfs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/plain"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/project"
 	"golang.org/x/sys/unix"
-)
-
-// The kinds of pool.
-const (
-	PoolAuto      = "auto"       // what is mounted on the pool directory, else btrfs-loop
-	PoolBtrfs     = "btrfs"      // a btrfs mounted on the pool directory; limits bytes
-	PoolBtrfsLoop = "btrfs-loop" // one in a file that is made; limits bytes
-	PoolProject   = "prjquota"   // a directory of an xfs or ext4 with project quotas; limits bytes and files
-	PoolPlain     = "plain"      // a directory; limits nothing, so only by name
 )
 
 // Config says where files live.
@@ -63,7 +57,7 @@ type Config struct {
 	Instance  instance.Instance
 	StateDir  string // survives a reboot; 0700
 	RunDir    string // <RunDir>/<id>/rootfs; all above it must be traversable by every guest
-	Pool      string // a kind of pool; empty is PoolAuto
+	Pool      string // a kind of pool; empty is pool.Auto
 	PoolBytes int64  // size of a new pool file; an existing one keeps its size
 
 	// UserNS opens the user namespace of a sandbox that has its own users. The
@@ -92,7 +86,7 @@ type Config struct {
 // called at the same time for different ids.
 type Store struct {
 	cfg      Config
-	pool     driver
+	pool     pool.Driver
 	poolDir  string
 	layerDir string
 	scaffold string // the directory of the layer with all mount points
@@ -111,38 +105,6 @@ type Store struct {
 	bg    sync.WaitGroup
 }
 
-// A driver is one kind of pool. Paths are absolute and below the pool.
-type driver interface {
-	kind() string
-	describe() string
-	// open makes the pool usable at dir, making it first if need be.
-	open(ctx context.Context, dir string) error
-	// apart refuses a directory of layers that must not meet disks in one overlay.
-	apart(layers string) error
-	// create makes the directory of a disk and limits it to bytes, 0 for no limit.
-	create(path string, bytes int64) error
-	// limit changes the limit of a disk.
-	limit(path string, bytes int64) error
-	// flush writes out what makes freeze slow.
-	flush(ctx context.Context) error
-	// freeze makes to a copy of the disk from that nobody changes. It may leave
-	// half of one.
-	freeze(ctx context.Context, from, to string) error
-	// settle has what was frozen survive a crash of the host.
-	settle(ctx context.Context) error
-	// branch makes a disk of what was frozen and limits it to bytes, 0 for no limit.
-	branch(ctx context.Context, from, to string, bytes int64) error
-	// unfreeze lets what was frozen be renamed.
-	unfreeze(path string) error
-	// destroy removes a disk and all that is in it; absent is fine.
-	destroy(path string) error
-	usage(path string) (used, limit int64, err error)
-	// sweep removes what destroyed disks left inside the file system.
-	sweep(ctx context.Context) error
-	// close takes the pool out of use; a mount outlives processes otherwise.
-	close() error
-}
-
 // Open makes the pool and the directories usable, making them at first use,
 // mounting the pool after a reboot, and finding it mounted after a restart.
 // It clears away what a killed import left.
@@ -152,7 +114,7 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	}
 	s := &Store{
 		cfg:       cfg,
-		poolDir:   filepath.Join(cfg.StateDir, "pool"),
+		poolDir:   pool.Dir(cfg.StateDir),
 		layerDir:  filepath.Join(cfg.StateDir, "layers"),
 		releasing: map[string][]chan struct{}{},
 		trash:     make(chan struct{}, 1),
@@ -167,13 +129,13 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 		}
 	}
 	var err error
-	if s.pool, err = s.driver(); err != nil {
+	if s.pool, err = driver(cfg); err != nil {
 		return nil, err
 	}
-	if err := s.pool.open(ctx, s.poolDir); err != nil {
+	if err := s.pool.Open(ctx, s.poolDir); err != nil {
 		return nil, fmt.Errorf("open storage pool %s: %w", s.poolDir, err)
 	}
-	if err := s.pool.apart(s.layerDir); err != nil {
+	if err := s.pool.CheckLayers(s.layerDir); err != nil {
 		return nil, fmt.Errorf("open storage pool %s: %w", s.poolDir, err)
 	}
 	if err := s.prepare(); err != nil {
@@ -182,52 +144,29 @@ func Open(ctx context.Context, cfg Config) (*Store, error) {
 	return s, nil
 }
 
-// driver is the kind of pool that the configuration names.
-func (s *Store) driver() (driver, error) {
-	image := filepath.Join(s.cfg.StateDir, "pool.img")
-	kind, err := PoolKind(s.cfg.StateDir, s.cfg.Pool)
+// driver is the driver for the kind of pool that the configuration names.
+func driver(cfg Config) (pool.Driver, error) {
+	kind, err := pool.Kind(cfg.StateDir, cfg.Pool)
 	if err != nil {
 		return nil, err
 	}
+	image := pool.Image(cfg.StateDir)
 	switch kind {
-	case PoolBtrfs:
-		return &btrfs{full: s.cfg.FullQgroups}, nil
-	case PoolBtrfsLoop:
-		return &btrfsLoop{btrfs: btrfs{full: s.cfg.FullQgroups}, image: image, bytes: s.cfg.PoolBytes}, nil
-	case PoolProject:
-		return &project{plain: plain{image: image}}, nil
-	case PoolPlain:
-		return &plain{image: image}, nil
+	case pool.Btrfs:
+		return btrfs.New(cfg.FullQgroups), nil
+	case pool.BtrfsLoop:
+		return btrfs.NewLoop(image, cfg.PoolBytes, cfg.FullQgroups), nil
+	case pool.Project:
+		return project.New(image), nil
+	case pool.Plain:
+		return plain.New(image), nil
 	}
-	return nil, fmt.Errorf("pool %q: want %s, %s, %s, %s or %s", kind, PoolAuto, PoolBtrfs, PoolBtrfsLoop, PoolProject, PoolPlain)
-}
-
-// PoolKind is the kind of pool that a daemon with this configuration takes.
-func PoolKind(stateDir, pool string) (kind string, err error) {
-	if pool != PoolAuto && pool != "" {
-		return pool, nil
-	}
-	dir := filepath.Join(stateDir, "pool")
-	mounted, err := tree.IsMountPoint(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	if there, err := tree.Exists(filepath.Join(stateDir, "pool.img")); err != nil || there || !mounted {
-		return PoolBtrfsLoop, err
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return "", &os.PathError{Op: "statfs", Path: dir, Err: err}
-	}
-	if st.Type == btrfsMagic {
-		return PoolBtrfs, nil
-	}
-	return PoolProject, nil
+	return nil, fmt.Errorf("pool %q: want %s, %s, %s, %s or %s", kind, pool.Auto, pool.Btrfs, pool.BtrfsLoop, pool.Project, pool.Plain)
 }
 
 // prepare makes what a pool and a layer directory hold beside disks and layers.
 func (s *Store) prepare() error {
-	for _, d := range []string{lostDir, trashDir} {
+	for _, d := range []string{pool.LostDir, pool.TrashDir} {
 		if err := os.Mkdir(filepath.Join(s.poolDir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
@@ -249,12 +188,9 @@ func (s *Store) prepare() error {
 	return nil
 }
 
-// idFile holds the name of the pool, in it.
-const idFile = "id"
-
 // readOrMakeID returns the random name of the pool, drawing it at first use.
 func readOrMakeID(dir string) (string, error) {
-	path := filepath.Join(dir, idFile)
+	path := filepath.Join(dir, pool.IDFile)
 	b, err := os.ReadFile(path)
 	if err == nil {
 		return strings.TrimSpace(string(b)), nil
@@ -276,7 +212,7 @@ func readOrMakeID(dir string) (string, error) {
 func (s *Store) PoolID() string { return s.poolID }
 
 // Limits reports whether the pool can limit the bytes of a disk.
-func (s *Store) Limits() bool { return s.pool.kind() != PoolPlain }
+func (s *Store) Limits() bool { return s.pool.Kind() != pool.Plain }
 
 // Describe says in one line, for people, where files live and how overlays are
 // mounted.
@@ -285,7 +221,7 @@ func (s *Store) Describe() string {
 	if s.attached {
 		how = "attached clones (kernel before 6.15)"
 	}
-	return s.pool.describe() + "; overlays of " + how
+	return s.pool.Describe() + "; overlays of " + how
 }
 
 // PoolSpace returns the free and the total bytes of the pool.
@@ -324,7 +260,7 @@ func (s *Store) Close() error {
 // system is mounted.
 func (s *Store) UnmountPool() error {
 	s.bg.Wait()
-	if err := s.pool.close(); err != nil {
+	if err := s.pool.Close(); err != nil {
 		return fmt.Errorf("unmount storage pool %s: %w", s.poolDir, err)
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -55,7 +56,7 @@ func (s *Store) MakeVolume(ctx context.Context, vol string, bytes int64, seed Se
 		return err
 	}
 	if err := s.makeVolume(ctx, dir, bytes, seed); err != nil {
-		err = errors.Join(err, s.pool.destroy(dir))
+		err = errors.Join(err, s.pool.Destroy(dir))
 		switch {
 		case errors.Is(err, unix.EDQUOT):
 			return errs.Wrap(err, errs.Exhausted, "what the image has at %s does not fit into a volume of %s: make a larger one "+
@@ -68,10 +69,10 @@ func (s *Store) MakeVolume(ctx context.Context, vol string, bytes int64, seed Se
 }
 
 func (s *Store) makeVolume(ctx context.Context, dir string, bytes int64, seed Seed) error {
-	if err := s.pool.destroy(dir); err != nil {
+	if err := s.pool.Destroy(dir); err != nil {
 		return err
 	}
-	if err := s.pool.create(dir, bytes); err != nil {
+	if err := s.pool.Create(dir, bytes); err != nil {
 		return err
 	}
 	draft := filepath.Join(dir, volumeDraft)
@@ -154,13 +155,13 @@ func (s *Store) copySeed(ctx context.Context, from *os.File, draft string, seed 
 	if !seed.OwnUsers {
 		ids[0].HostID = 0
 	}
-	cmd := copyCommand(ctx, "/proc/self/fd/3/.", "/proc/self/fd/4/.")
+	cmd := tree.CopyCommand(ctx, "/proc/self/fd/3/.", "/proc/self/fd/4/.")
 	cmd.ExtraFiles = []*os.File{from, to}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
 		Credential: &syscall.Credential{},
 	}
-	return runCopy(ctx, cmd, seed.Path, draft)
+	return tree.RunCopy(ctx, cmd, seed.Path, draft)
 }
 
 // DeleteVolume removes a volume with all that is in it, also half of one; absent
@@ -170,7 +171,7 @@ func (s *Store) DeleteVolume(_ context.Context, vol string) error {
 	if err != nil {
 		return err
 	}
-	if err := s.throwAway(dir, os.Rename(dir, filepath.Join(s.poolDir, trashDir, vol))); err != nil {
+	if err := s.throwAway(dir, os.Rename(dir, filepath.Join(s.poolDir, pool.TrashDir, vol))); err != nil {
 		return fmt.Errorf("delete volume %s: %w", vol, err)
 	}
 	return nil
@@ -197,7 +198,7 @@ func (s *Store) VolumeUsage(vol string) (used int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	used, limit, err := s.pool.usage(dir)
+	used, limit, err := s.pool.Usage(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return 0, nil

@@ -20,6 +20,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 // bareInstance owns what the baselines stand on.
@@ -81,7 +82,7 @@ func openBare(ctx context.Context, bin, layerDir string, layers []string) (b *ba
 		return nil, err
 	}
 	b.disks, err = snapshot.Open(ctx, snapshot.Config{
-		Instance: bareInstance, StateDir: b.state, RunDir: b.run, Pool: snapshot.PoolAuto, PoolBytes: 2 << 30,
+		Instance: bareInstance, StateDir: b.state, RunDir: b.run, Pool: pool.Auto, PoolBytes: 2 << 30,
 		UserNS:         func(id string) (*os.File, error) { return os.Open(b.ns.UserPath(id)) },
 		IdentityUserNS: b.identity,
 	})

@@ -266,7 +266,8 @@ A /usr/lib/dir/later
 	if got := e.diffOf(t, gone, ""); got != "C /usr\nC /usr/bin\nD /usr/lib\n" {
 		t.Errorf("of a file in the place of a directory:\n%s", got)
 	}
-	if got := e.diffOf(t, snap, gone); !strings.Contains(got, "A /usr/lib/dir\nA /usr/lib/dir/new\n") || !strings.Contains(got, "C /usr/bin\nA /usr/bin/hard\n") {
+	if got := e.diffOf(t, snap, gone); !strings.Contains(got, "A /usr/lib/dir\nA /usr/lib/dir/new\n") ||
+		!strings.Contains(got, "C /usr/bin\nA /usr/bin/hard\n") {
 		t.Errorf("against that:\n%s", got)
 	}
 	// What is deeper than anybody looks ends it, with an error and no panic.

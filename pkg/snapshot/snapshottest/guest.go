@@ -140,7 +140,8 @@ func write() error {
 		s.do("create", os.WriteFile(p, []byte(p), 0o640))
 		s.do("chown "+p, os.Chown(p, id, 65535-id))
 	}
-	s.do("setuid", errors.Join(os.WriteFile("/srv/su", []byte("su"), 0o755), os.Chown("/srv/su", 1000, 1000), unix.Chmod("/srv/su", 0o6755)))
+	s.do("setuid", errors.Join(os.WriteFile("/srv/su", []byte("su"), 0o755), os.Chown("/srv/su", 1000, 1000),
+		unix.Chmod("/srv/su", 0o6755)))
 	s.do("setuid of a lower file of another", errors.Join(unix.Chmod("/usr/bin/of-33", 0o6755)))
 	s.do("chown of a lower file", os.Chown("/usr/bin/plain", 1000, 33))
 	s.do("chown of a lower link", os.Lchown("/usr/bin/link", 7, 8))
@@ -151,7 +152,8 @@ func write() error {
 	s.do("sparse", errors.Join(os.WriteFile("/srv/sparse", []byte("x"), 0o600), os.Truncate("/srv/sparse", 8<<20)))
 	s.do("symlink", os.Symlink("../etc/conf", "/srv/link"))
 	s.do("fifo", unix.Mkfifo("/srv/fifo", 0o622))
-	s.do("setgid directory", errors.Join(os.Mkdir("/srv/sg", 0o755), os.Chown("/srv/sg", 0, 50), unix.Chmod("/srv/sg", 0o2775), os.WriteFile("/srv/sg/inherits", nil, 0o644)))
+	s.do("setgid directory", errors.Join(os.Mkdir("/srv/sg", 0o755), os.Chown("/srv/sg", 0, 50), unix.Chmod("/srv/sg", 0o2775),
+		os.WriteFile("/srv/sg/inherits", nil, 0o644)))
 	s.do("user xattr", unix.Setxattr("/srv/su", "user.note", []byte("hello"), 0))
 	s.do("acl", unix.Setxattr("/srv/of-1000", "system.posix_acl_access", acl(1000), 0))
 	s.do("default acl", unix.Setxattr("/srv/sg", "system.posix_acl_default", acl(33), 0))

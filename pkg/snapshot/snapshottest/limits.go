@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
-	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 // testLimitDisk: a limit grows and shrinks while files are there.
@@ -57,9 +57,9 @@ func (e *Env) testLimitDisk(t *testing.T) {
 // testFiles: where a pool counts files a guest runs out of them, and can not
 // leave the count.
 func (e *Env) testFiles(t *testing.T) {
-	kind, err := snapshot.PoolKind(e.Config.StateDir, e.Config.Pool)
+	kind, err := pool.Kind(e.Config.StateDir, e.Config.Pool)
 	must(t, err)
-	if kind != snapshot.PoolProject {
+	if kind != pool.Project {
 		return // btrfs counts bytes, of which each file takes some; plain counts nothing
 	}
 	id := e.Disk(t, 64<<20)

@@ -56,7 +56,8 @@ func (e *Env) testManifest(t *testing.T) {
 	want := e.in(t, id, first, "manifest")
 	for _, w := range []string{
 		"/srv/su 106755 1000:1000", "/srv/of-65535 100640 65535:0", "/usr/bin/of-33 106755 33:33", "/usr/bin/link 120777 7:8 plain",
-		"/usr/bin/ping 100755 0:0", "/usr/bin/su 104755 0:0", "/tmp 41777 0:0", "/tmp/.X11-unix 41777 0:0", "/srv/sg/inherits 100644 0:50", "/opt/opensandbox 40755 0:0", "/etc/resolv.conf 100644 0:0",
+		"/usr/bin/ping 100755 0:0", "/usr/bin/su 104755 0:0", "/tmp 41777 0:0", "/tmp/.X11-unix 41777 0:0", "/srv/sg/inherits 100644 "+
+			"0:50", "/opt/opensandbox 40755 0:0", "/etc/resolv.conf 100644 0:0",
 	} {
 		if !strings.Contains(want, "\n"+w+" ") {
 			t.Errorf("manifest lacks %q", w)
@@ -309,7 +310,8 @@ func (e *Env) testStray(t *testing.T) {
 	// Those that came while the clock was not set, or ahead, get their day.
 	unset, ahead := e.Disk(t, 1<<20), e.Disk(t, 1<<20)
 	must(t, os.Rename(filepath.Join(e.Config.StateDir, "pool", unset), filepath.Join(lost, unset+"-77")))
-	must(t, os.Rename(filepath.Join(e.Config.StateDir, "pool", ahead), filepath.Join(lost, ahead+"-"+strconv.FormatInt(time.Now().Add(25*time.Hour).Unix(), 10))))
+	must(t, os.Rename(filepath.Join(e.Config.StateDir, "pool", ahead),
+		filepath.Join(lost, ahead+"-"+strconv.FormatInt(time.Now().Add(25*time.Hour).Unix(), 10))))
 	must(t, e.Sweep(ctx, ""))
 	found, err = filepath.Glob(filepath.Join(lost, "*"))
 	must(t, err)

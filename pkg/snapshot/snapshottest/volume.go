@@ -25,7 +25,8 @@ func (e *Env) volumeFiles(vol string) string {
 }
 
 func (e *Env) attach(id string, s slot, all ...record.VolumeMount) error {
-	return e.AttachVolumes(context.Background(), id, snapshot.VolumeMounts{All: all, Memory: []string{"/run"}, OwnUsers: s.own, UIDBase: s.base})
+	return e.AttachVolumes(context.Background(), id, snapshot.VolumeMounts{All: all, Memory: []string{"/run"}, OwnUsers: s.own,
+		UIDBase: s.base})
 }
 
 // testVolumes: a volume begins as what an image has, whoever makes it, and is the
@@ -64,7 +65,8 @@ func (e *Env) testVolumes(t *testing.T) {
 		if used, err := e.VolumeUsage(vol); e.Limits() && (err != nil || used == 0) || !e.Limits() && !errs.Is(err, errs.Unsupported) {
 			t.Errorf("%s: usage %d, %v", name, used, err)
 		}
-		must(t, e.attach(id, s, record.VolumeMount{Path: "/not/there/yet", Volume: vol}, record.VolumeMount{Path: "/usr/bin", Volume: empty}, record.VolumeMount{Path: "/etc/conf.d", Volume: vol, ReadOnly: true}))
+		must(t, e.attach(id, s, record.VolumeMount{Path: "/not/there/yet", Volume: vol},
+			record.VolumeMount{Path: "/usr/bin", Volume: empty}, record.VolumeMount{Path: "/etc/conf.d", Volume: vol, ReadOnly: true}))
 		if e.Limits() {
 			out, err := as("fill", e.fillable(t, id), s)
 			must(t, err)
@@ -111,7 +113,8 @@ func (e *Env) checkAttached(t *testing.T, id string, n, ro int) {
 			t.Errorf("volume %d has mount flags %#x", i, st.Flags)
 		}
 	}
-	if err := os.WriteFile(filepath.Join(e.VolumeDir(id, ro), "x"), nil, 0o644); !errors.Is(err, unix.EROFS) && !errors.Is(err, unix.EOVERFLOW) {
+	if err := os.WriteFile(filepath.Join(e.VolumeDir(id, ro), "x"), nil, 0o644); !errors.Is(err, unix.EROFS) &&
+		!errors.Is(err, unix.EOVERFLOW) {
 		t.Errorf("the host writes to what is read-only: %v", err)
 	}
 	ids, err := e.ListAttached(t.Context())
@@ -136,8 +139,10 @@ func (e *Env) testVolumePaths(t *testing.T) {
 	root := e.mount(t, id, identity, false)
 	must(t, e.MakeVolume(ctx, vol, 0, snapshot.Seed{}))
 	files := e.volumeFiles(vol)
-	must(t, errors.Join(os.Symlink("/", files+"/root"), os.Symlink("..", files+"/up"), os.Mkdir(files+"/dir", 0o700), os.WriteFile(files+"/file", nil, 0o600), unix.Mkfifo(files+"/fifo", 0o600)))
-	must(t, errors.Join(os.Symlink("/proc", root+"/to-proc"), os.Symlink("/opt", root+"/to-opt"), os.Symlink("../../../../srv", root+"/to-srv"), os.Symlink("/nowhere/at/all", root+"/dangling")))
+	must(t, errors.Join(os.Symlink("/", files+"/root"), os.Symlink("..", files+"/up"), os.Mkdir(files+"/dir", 0o700),
+		os.WriteFile(files+"/file", nil, 0o600), unix.Mkfifo(files+"/fifo", 0o600)))
+	must(t, errors.Join(os.Symlink("/proc", root+"/to-proc"), os.Symlink("/opt", root+"/to-opt"),
+		os.Symlink("../../../../srv", root+"/to-srv"), os.Symlink("/nowhere/at/all", root+"/dangling")))
 	refused := func(text string, all ...record.VolumeMount) {
 		t.Helper()
 		err := e.attach(id, identity, all...)
@@ -149,7 +154,8 @@ func (e *Env) testVolumePaths(t *testing.T) {
 	named := func(path, sub string) record.VolumeMount {
 		return record.VolumeMount{Name: "n", Claim: "c", Volume: vol, Path: path, Sub: sub}
 	}
-	for sub, text := range map[string]string{"root": "symbolic link", "root/etc": "symbolic link", "up": "symbolic link", "file/x": "no directory"} {
+	for sub, text := range map[string]string{"root": "symbolic link", "root/etc": "symbolic link", "up": "symbolic link",
+		"file/x": "no directory"} {
 		refused(text, named("/v", sub))
 	}
 	refused("neither", named("/v", "fifo"))
@@ -166,7 +172,8 @@ func (e *Env) testVolumePaths(t *testing.T) {
 
 	// All of the host that is lent, and nothing else.
 	lent := e.lent()
-	must(t, errors.Join(os.MkdirAll(lent+"/a/b", 0o755), os.Symlink("/etc", lent+"/etc"), os.WriteFile(lent+"/file", []byte("f"), 0o644), unix.Mkfifo(lent+"/fifo", 0o600)))
+	must(t, errors.Join(os.MkdirAll(lent+"/a/b", 0o755), os.Symlink("/etc", lent+"/etc"), os.WriteFile(lent+"/file", []byte("f"), 0o644),
+		unix.Mkfifo(lent+"/fifo", 0o600)))
 	host := func(path, source string) record.VolumeMount {
 		return record.VolumeMount{Name: "h", Path: path, Source: source}
 	}

@@ -16,7 +16,8 @@ import (
 func (e *Env) testWhiteouts(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	for _, name := range []string{"usr/", "usr/lib/", "usr/lib/dir/", "usr/lib/dir/.wh..wh..opq", "usr/lib/dir/new", "usr/share/", "usr/share/.wh.goes", ".wh.srv"} {
+	for _, name := range []string{"usr/", "usr/lib/", "usr/lib/dir/", "usr/lib/dir/.wh..wh..opq", "usr/lib/dir/new", "usr/share/",
+		"usr/share/.wh.goes", ".wh.srv"} {
 		h := &tar.Header{Name: name, Mode: 0o755}
 		if name[len(name)-1] != '/' {
 			h.Typeflag = tar.TypeReg

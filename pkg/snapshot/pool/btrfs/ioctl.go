@@ -1,13 +1,13 @@
-package snapshot
+package btrfs
 
 import (
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
 	"unsafe"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -33,7 +33,7 @@ const (
 	limitMaxReferenced = 1        // BTRFS_QGROUP_LIMIT_MAX_RFER
 	firstFreeObject    = 256      // BTRFS_FIRST_FREE_OBJECTID: inode of the root of a subvolume
 	nocowFlag          = 0x800000 // FS_NOCOW_FL
-	btrfsMagic         = unix.BTRFS_SUPER_MAGIC
+	magic              = unix.BTRFS_SUPER_MAGIC
 )
 
 type volArgs struct {
@@ -68,18 +68,10 @@ type fsInfoArgs struct {
 	_                 [1024 - 32]byte
 }
 
-func ioctl(fd int, req uintptr, arg unsafe.Pointer) error {
-	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
-	runtime.KeepAlive(arg)
-	if e != 0 {
-		return e
-	}
-	return nil
-}
-
-// snapshotSubvolume makes to a snapshot of the subvolume from, which it has on
-// disk when it returns. Limits of the qgroup go with it.
-func snapshotSubvolume(from, to string, readOnly bool) error {
+// copySubvolume makes to a subvolume that shares all blocks with from (btrfs calls
+// it a snapshot, read-only or not). It is on disk when this returns. The limits of
+// the qgroup are copied too.
+func copySubvolume(from, to string, readOnly bool) error {
 	return tree.WithDir(from, func(src int) error {
 		return tree.WithDir(filepath.Dir(to), func(fd int) error {
 			a := volArgsV2{fd: int64(src)}
@@ -87,7 +79,7 @@ func snapshotSubvolume(from, to string, readOnly bool) error {
 				a.flags = subvolReadOnly
 			}
 			copy(a.name[:len(a.name)-1], filepath.Base(to))
-			if err := ioctl(fd, iocSnapCreate, unsafe.Pointer(&a)); err != nil {
+			if err := pool.Ioctl(fd, iocSnapCreate, unsafe.Pointer(&a)); err != nil {
 				return &os.PathError{Op: "snapshot subvolume", Path: to, Err: err}
 			}
 			return nil
@@ -99,7 +91,7 @@ func snapshotSubvolume(from, to string, readOnly bool) error {
 func unlockSubvolume(path string) error {
 	return tree.WithDir(path, func(fd int) error {
 		var flags uint64
-		if err := ioctl(fd, iocSetFlags, unsafe.Pointer(&flags)); err != nil {
+		if err := pool.Ioctl(fd, iocSetFlags, unsafe.Pointer(&flags)); err != nil {
 			return &os.PathError{Op: "make subvolume writable", Path: path, Err: err}
 		}
 		return nil
@@ -113,7 +105,7 @@ func onEntry(path string, req uintptr, what string) error {
 		if copy(a.name[:len(a.name)-1], filepath.Base(path)) < len(filepath.Base(path)) {
 			return &os.PathError{Op: what, Path: path, Err: unix.ENAMETOOLONG}
 		}
-		if err := ioctl(fd, req, unsafe.Pointer(&a)); err != nil {
+		if err := pool.Ioctl(fd, req, unsafe.Pointer(&a)); err != nil {
 			return &os.PathError{Op: what, Path: path, Err: err}
 		}
 		return nil
@@ -124,8 +116,8 @@ func createSubvolume(path string) error {
 	return onEntry(path, iocSubvolCreate, "create subvolume")
 }
 
-// destroySubvolume unlinks a subvolume with all that is in it. The space comes
-// back when the cleaner of the file system has been there.
+// destroySubvolume unlinks a subvolume with everything in it. The space comes back
+// when the cleaner of the file system has been there.
 func destroySubvolume(path string) error {
 	return onEntry(path, iocSnapDestroy, "destroy subvolume")
 }
@@ -133,7 +125,7 @@ func destroySubvolume(path string) error {
 // subvolumeID returns the id of the subvolume that fd lies in; its qgroup is 0/id.
 func subvolumeID(fd int) (uint64, error) {
 	a := inoLookupArgs{objectID: firstFreeObject}
-	if err := ioctl(fd, iocInoLookup, unsafe.Pointer(&a)); err != nil {
+	if err := pool.Ioctl(fd, iocInoLookup, unsafe.Pointer(&a)); err != nil {
 		return 0, fmt.Errorf("look up subvolume id: %w", err)
 	}
 	return a.treeID, nil
@@ -146,7 +138,7 @@ func limitSubvolume(fd int, bytes int64) error {
 	if bytes <= 0 {
 		a.maxRfer = ^uint64(0)
 	}
-	if err := ioctl(fd, iocQgroupLimit, unsafe.Pointer(&a)); err != nil {
+	if err := pool.Ioctl(fd, iocQgroupLimit, unsafe.Pointer(&a)); err != nil {
 		return fmt.Errorf("limit qgroup to %d bytes: %w", bytes, err)
 	}
 	return nil
@@ -159,7 +151,7 @@ func enableQuota(fd int, simple bool) error {
 	if simple {
 		a.cmd = quotaEnableSimple
 	}
-	err := ioctl(fd, iocQuotaCtl, unsafe.Pointer(&a))
+	err := pool.Ioctl(fd, iocQuotaCtl, unsafe.Pointer(&a))
 	if simple && errors.Is(err, unix.EINVAL) {
 		return enableQuota(fd, false)
 	}
@@ -172,10 +164,10 @@ func enableQuota(fd int, simple bool) error {
 // rescanQuota counts anew and waits for it.
 func rescanQuota(fd int) error {
 	var a [64]byte
-	if err := ioctl(fd, iocQuotaRescan, unsafe.Pointer(&a)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
+	if err := pool.Ioctl(fd, iocQuotaRescan, unsafe.Pointer(&a)); err != nil && !errors.Is(err, unix.EINPROGRESS) {
 		return fmt.Errorf("rescan quota: %w", err)
 	}
-	if err := ioctl(fd, iocRescanWait, nil); err != nil {
+	if err := pool.Ioctl(fd, iocRescanWait, nil); err != nil {
 		return fmt.Errorf("wait for quota rescan: %w", err)
 	}
 	return nil
@@ -184,13 +176,13 @@ func rescanQuota(fd int) error {
 // removeQgroup forgets the qgroup 0/id of a subvolume that is gone.
 func removeQgroup(fd int, id uint64) error {
 	a := qgroupCreateArgs{create: 0, qgroupID: id}
-	return ioctl(fd, iocQgroupCreate, unsafe.Pointer(&a))
+	return pool.Ioctl(fd, iocQgroupCreate, unsafe.Pointer(&a))
 }
 
 // fsUUID is the name of the file system below /sys/fs/btrfs.
 func fsUUID(fd int) (string, error) {
 	var a fsInfoArgs
-	if err := ioctl(fd, iocFsInfo, unsafe.Pointer(&a)); err != nil {
+	if err := pool.Ioctl(fd, iocFsInfo, unsafe.Pointer(&a)); err != nil {
 		return "", fmt.Errorf("read file system info: %w", err)
 	}
 	u := a.fsID

@@ -1,4 +1,4 @@
-package snapshot
+package btrfs
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -19,27 +20,36 @@ import (
 // minPool is the least that mkfs.btrfs and a handful of disks need.
 const minPool = 256 << 20
 
-// btrfsLoop is a pool in a btrfs on a loop file.
+// LoopPool is a [pool.Driver] on a btrfs in a file, which it makes and mounts.
 //
-// The file is allocated in full. A full host disk under a sparse one would
-// turn the whole pool read-only; therefore also nothing here ever discards.
-type btrfsLoop struct {
-	btrfs
+// The file is allocated in full. A full host disk under a sparse file would turn
+// the whole pool read-only. Therefore nothing here ever discards blocks.
+type LoopPool struct {
+	Pool
 	image string
 	bytes int64
 }
 
-func (b *btrfsLoop) kind() string { return PoolBtrfsLoop }
+// NewLoop returns the driver. A new file at image has so many bytes; one that is
+// there keeps its size. full is as in New.
+func NewLoop(image string, bytes int64, full bool) *LoopPool {
+	return &LoopPool{Pool: Pool{full: full}, image: image, bytes: bytes}
+}
 
-func (b *btrfsLoop) describe() string {
+// Kind is pool.BtrfsLoop.
+func (b *LoopPool) Kind() string { return pool.BtrfsLoop }
+
+// Describe also says how large the pool is and how it counts.
+func (b *LoopPool) Describe() string {
 	var size int64
 	if fi, err := os.Stat(b.image); err == nil {
 		size = fi.Size()
 	}
-	return fmt.Sprintf("%s: %s, %d MiB, %s", PoolBtrfsLoop, b.image, size>>20, b.quotas())
+	return fmt.Sprintf("%s: %s, %d MiB, %s", pool.BtrfsLoop, b.image, size>>20, b.quotas())
 }
 
-func (b *btrfsLoop) open(ctx context.Context, dir string) error {
+// Open makes the file unless it is there, and mounts it unless it is mounted.
+func (b *LoopPool) Open(ctx context.Context, dir string) error {
 	b.dir = dir
 	mounted, err := tree.IsMountPoint(dir)
 	if err != nil {
@@ -56,15 +66,15 @@ func (b *btrfsLoop) open(ctx context.Context, dir string) error {
 	return b.begin()
 }
 
-// make makes the file and the file system in it, beside first: a file under
-// its name is always whole.
-func (b *btrfsLoop) make(ctx context.Context) (err error) {
+// make makes the file and the file system in it, under another name first: a file
+// that has its name is always whole.
+func (b *LoopPool) make(ctx context.Context) (err error) {
 	if _, err := os.Stat(b.image); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if left, err := os.ReadDir(b.dir); err != nil || len(left) > 0 {
 		return errors.Join(err, errs.New(errs.WrongState, "the pool directory %s is not empty and there is no pool file: it holds a "+
-			"pool of kind %q; set pool = %q, or move it away", b.dir, PoolPlain, PoolPlain))
+			"pool of kind %q; set pool = %q, or move it away", b.dir, pool.Plain, pool.Plain))
 	}
 	if b.bytes < minPool {
 		return errs.New(errs.Invalid, "pool_size of %s is too small: the least is %s", record.Size(b.bytes), record.Size(minPool))
@@ -72,7 +82,7 @@ func (b *btrfsLoop) make(ctx context.Context) (err error) {
 	mkfs, err := exec.LookPath("mkfs.btrfs")
 	if err != nil {
 		return errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which can not "+
-			"limit disks", PoolPlain)
+			"limit disks", pool.Plain)
 	}
 	tmp := b.image + ".new"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
@@ -89,13 +99,13 @@ func (b *btrfsLoop) make(ctx context.Context) (err error) {
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
 		return err
 	}
-	if st.Type == btrfsMagic {
+	if st.Type == magic {
 		// Copy on write below copy on write: every block would be written twice.
 		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, nocowFlag); err != nil {
 			return fmt.Errorf("set nocow on %s: %w", tmp, err)
 		}
 	}
-	// Asked first: fallocate takes all there is before it finds that it is too little.
+	// Without this check fallocate takes all there is before it fails.
 	free := int64(st.Bavail) * st.Bsize
 	if free >= b.bytes {
 		err = unix.Fallocate(int(f.Fd()), 0, 0, b.bytes)
@@ -109,8 +119,8 @@ func (b *btrfsLoop) make(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, tmp, err)
 	}
-	// single: the disk below answers for the blocks, as for any file of it.
-	// nodiscard: mkfs would give back what was just allocated.
+	// single: one copy of the metadata, as of any file on the disk below.
+	// nodiscard: otherwise mkfs gives back what was just allocated.
 	out, err := exec.CommandContext(ctx, mkfs, "-q", "--nodiscard", "--metadata", "single", "--label", "sandboxd", tmp).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("mkfs.btrfs %s: %w: %s", tmp, err, strings.TrimSpace(string(out)))
@@ -121,7 +131,7 @@ func (b *btrfsLoop) make(ctx context.Context) (err error) {
 	return os.Rename(tmp, b.image)
 }
 
-func (b *btrfsLoop) mount() error {
+func (b *LoopPool) mount() error {
 	f, err := os.OpenFile(b.image, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -134,20 +144,22 @@ func (b *btrfsLoop) mount() error {
 	defer dev.Close()
 	if err := unix.Mount(dev.Name(), b.dir, "btrfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, "nodiscard"); err != nil {
 		if errors.Is(err, unix.ENODEV) {
-			return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which can not limit disks", PoolPlain)
+			return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which can not limit disks", pool.Plain)
 		}
 		return fmt.Errorf("mount %s (%s) on %s: %w; dmesg says more", b.image, dev.Name(), b.dir, err)
 	}
 	return os.Chmod(b.dir, 0o700)
 }
 
-// lookPatience is how long close waits for those who only look at the pool, as a
-// monitor of the host's disks does: the kernel tells nobody when they have gone.
-const lookPatience = time.Second
+// busyPatience is how long Close tries again while another process has something
+// open in the pool for a moment, as a monitor of the host's disks has. The kernel
+// has no event for its end.
+const busyPatience = time.Second
 
-func (b *btrfsLoop) close() error {
+// Close unmounts the pool.
+func (b *LoopPool) Close() error {
 	err := unix.Unmount(b.dir, unix.UMOUNT_NOFOLLOW)
-	for end := time.Now().Add(lookPatience); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
+	for end := time.Now().Add(busyPatience); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 		err = unix.Unmount(b.dir, unix.UMOUNT_NOFOLLOW)
 	}

@@ -1,4 +1,14 @@
-package snapshot
+// Package btrfs is the pool in a btrfs: [Pool] in one that an operator has mounted,
+// [LoopPool] in one in a file that sandboxd makes and mounts.
+//
+// Each disk is a subvolume with a qgroup, which counts and limits its bytes. A
+// snapshot is a read-only subvolume that shares all blocks with its disk.
+//
+// What surprises: two subvolumes of one btrfs must never be in one overlay. Both
+// number their inodes from 256 and overlayfs shows both under one st_dev, so a
+// program that knows files by (dev, ino), as gVisor does, opens the wrong file.
+// CheckLayers keeps image layers on another file system.
+package btrfs
 
 import (
 	"context"
@@ -13,46 +23,55 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
-// btrfs is a pool in a btrfs that somebody mounted on it: one subvolume with a
-// qgroup for each disk.
+// Pool is a [pool.Driver] on a btrfs that an operator has mounted on the directory
+// of the pool.
 //
-// Two ways of counting. Simple quotas, where the kernel has them (Linux 6.7):
-// who writes a block is charged with it for as long as anything holds it, so a
-// disk is not charged with the snapshot it began as, and goes on being charged
-// with what it deleted and a snapshot of it still holds. Full qgroups count
-// what a disk refers to; they have to walk all that is shared for it, at each
-// commit and each deletion. A file system keeps the way it began with.
-type btrfs struct {
+// There are two ways of counting. Simple quotas, where the kernel has them (Linux
+// 6.7), charge a disk with each block that it writes, for as long as anything holds
+// the block. So a disk is not charged with the snapshot that it began as, and goes
+// on being charged with files that it has deleted while a snapshot of it still has
+// them. Full qgroups count what a disk refers to; for that they walk all shared
+// blocks, at each commit and each deletion. A file system keeps the way it began
+// with.
+type Pool struct {
 	dir    string
 	sysfs  string // /sys/fs/btrfs/<uuid>/qgroups
 	full   bool   // full qgroups also where the kernel has simple ones
-	simple bool
+	simple bool   // which of the two the file system has
 
 	flushing atomic.Bool
 }
 
-func (b *btrfs) kind() string { return PoolBtrfs }
+// New returns the driver. With full, a new file system counts by full qgroups even
+// where the kernel has simple quotas.
+func New(full bool) *Pool { return &Pool{full: full} }
 
-func (b *btrfs) describe() string {
-	return fmt.Sprintf("%s: %s, %s", PoolBtrfs, b.dir, b.quotas())
+// Kind is pool.Btrfs.
+func (b *Pool) Kind() string { return pool.Btrfs }
+
+// Describe also says how it counts.
+func (b *Pool) Describe() string {
+	return fmt.Sprintf("%s: %s, %s", pool.Btrfs, b.dir, b.quotas())
 }
 
-func (b *btrfs) quotas() string {
+func (b *Pool) quotas() string {
 	if b.simple {
 		return "simple quotas"
 	}
 	return "qgroup limits"
 }
 
-func (b *btrfs) open(_ context.Context, dir string) error {
+// Open fails unless a btrfs is mounted at dir.
+func (b *Pool) Open(_ context.Context, dir string) error {
 	b.dir = dir
 	if mounted, err := tree.IsMountPoint(dir); err != nil || !mounted {
 		return errors.Join(err, errs.New(errs.Unsupported, "a pool of kind %q is a btrfs of its own, and none is mounted there: mount "+
-			"one (fstab), or set pool = %q, which makes one in a file", PoolBtrfs, PoolBtrfsLoop))
+			"one (fstab), or set pool = %q, which makes one in a file", pool.Btrfs, pool.BtrfsLoop))
 	}
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return err
@@ -60,15 +79,15 @@ func (b *btrfs) open(_ context.Context, dir string) error {
 	return b.begin()
 }
 
-// begin takes the file system at b.dir into use.
-func (b *btrfs) begin() error {
+// begin checks the file system at b.dir and turns its quotas on.
+func (b *Pool) begin() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(b.dir, &st); err != nil {
 		return err
 	}
-	if st.Type != btrfsMagic {
+	if st.Type != magic {
 		return errs.New(errs.Unsupported, "a file system that is no btrfs (type %#x) is mounted there: unmount it, or set pool = %q if "+
-			"it is an xfs or ext4 with project quotas", st.Type, PoolProject)
+			"it is an xfs or ext4 with project quotas", st.Type, pool.Project)
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
 		return errors.New("the pool is read-only, as btrfs makes it after an I/O error: see dmesg, unmount it, run btrfs check on it")
@@ -76,26 +95,27 @@ func (b *btrfs) begin() error {
 	return tree.WithDir(b.dir, b.quota)
 }
 
-// apart refuses layers on the same file system: see the package's text.
-func (b *btrfs) apart(layers string) error {
+// CheckLayers refuses layers on the same file system: see the package's text.
+func (b *Pool) CheckLayers(layers string) error {
 	var st unix.Statfs_t
-	if err := unix.Statfs(layers, &st); err != nil || st.Type != btrfsMagic {
+	if err := unix.Statfs(layers, &st); err != nil || st.Type != magic {
 		return err
 	}
 	return tree.WithDir(layers, func(fd int) error {
 		uuid, err := fsUUID(fd)
 		if err == nil && filepath.Join("/sys/fs/btrfs", uuid, "qgroups") == b.sysfs {
 			err = errs.New(errs.Unsupported, "%s is on the same btrfs as the pool, and an overlay of two of its subvolumes would mix up "+
-				"files: mount another file system on one of the two, or set pool = %q", layers, PoolBtrfsLoop)
+				"files: mount another file system on one of the two, or set pool = %q", layers, pool.BtrfsLoop)
 		}
 		return err
 	})
 }
 
-func (b *btrfs) close() error { return nil } // who mounted it unmounts it
+// Close does nothing: the operator who mounted the pool unmounts it.
+func (b *Pool) Close() error { return nil }
 
-// quota turns qgroups on and mends their count after a power cut.
-func (b *btrfs) quota(fd int) error {
+// quota turns qgroups on and repairs their count after a power cut.
+func (b *Pool) quota(fd int) error {
 	if err := enableQuota(fd, !b.full); err != nil {
 		return err
 	}
@@ -121,27 +141,29 @@ func (b *btrfs) quota(fd int) error {
 	return nil
 }
 
-func (b *btrfs) create(path string, bytes int64) error {
+// Create makes a subvolume.
+func (b *Pool) Create(path string, bytes int64) error {
 	if err := createSubvolume(path); err != nil {
 		return err
 	}
 	if bytes <= 0 {
 		return nil
 	}
-	return b.limit(path, bytes)
+	return b.Limit(path, bytes)
 }
 
-func (b *btrfs) limit(path string, bytes int64) error {
+// Limit limits the qgroup of a subvolume, metadata included.
+func (b *Pool) Limit(path string, bytes int64) error {
 	return tree.WithDir(path, func(fd int) error { return limitSubvolume(fd, bytes) })
 }
 
-// flushPatience is how long a flush may hold up a snapshot.
+// flushPatience is how long a flush may delay a snapshot.
 const flushPatience = 2 * time.Second
 
-// flush is there to make freeze short, which works without. The writes of a
-// neighbour whose I/O is limited may take hours; so it waits for that long, and
-// while one goes on the next does not begin another.
-func (b *btrfs) flush(ctx context.Context) error {
+// Flush syncs the file system. Freeze works without, and takes longer. The writes of
+// another disk whose I/O is limited may take hours, so Flush gives up waiting after
+// flushPatience, and returns at once while an earlier one still goes on.
+func (b *Pool) Flush(ctx context.Context) error {
 	if !b.flushing.CompareAndSwap(false, true) {
 		return nil
 	}
@@ -162,18 +184,19 @@ func (b *btrfs) flush(ctx context.Context) error {
 	}
 }
 
-func (b *btrfs) freeze(_ context.Context, from, to string) error {
+// Freeze makes a read-only subvolume, which is on disk when it returns.
+func (b *Pool) Freeze(_ context.Context, from, to string) error {
 	if err := b.room(); err != nil {
 		return err
 	}
-	return snapshotSubvolume(from, to, true)
+	return copySubvolume(from, to, true)
 }
 
-// room keeps snapshots off the last sixtieth of the pool. What they take of
-// it is not given back by deleting them: the kernel's cleaner needs room, too.
+// room keeps snapshots off the last sixtieth of the pool. Deleting a snapshot gives
+// nothing of it back: the kernel's cleaner needs room, too.
 // (Measured on 6.18: with 596 snapshots of one subvolume on a file system that
 // was full before, nothing was free minutes after all were destroyed.)
-func (b *btrfs) room() error {
+func (b *Pool) room() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(b.dir, &st); err != nil {
 		return &os.PathError{Op: "statfs", Path: b.dir, Err: err}
@@ -185,30 +208,34 @@ func (b *btrfs) room() error {
 	return nil
 }
 
-func (b *btrfs) settle(context.Context) error { return nil } // freeze commits
+// Settle does nothing: Freeze has committed.
+func (b *Pool) Settle(context.Context) error { return nil }
 
-func (b *btrfs) branch(_ context.Context, from, to string, bytes int64) error {
+// Branch makes a subvolume that shares all blocks with a snapshot.
+func (b *Pool) Branch(_ context.Context, from, to string, bytes int64) error {
 	if err := b.room(); err != nil {
 		return err
 	}
-	if err := snapshotSubvolume(from, to, false); err != nil {
+	if err := copySubvolume(from, to, false); err != nil {
 		return err
 	}
 	return tree.WithDir(to, func(fd int) error { return limitSubvolume(fd, bytes) })
 }
 
-func (b *btrfs) unfreeze(path string) error { return unlockSubvolume(path) }
+// Unfreeze makes a subvolume writable: a read-only one cannot be renamed.
+func (b *Pool) Unfreeze(path string) error { return unlockSubvolume(path) }
 
-func (b *btrfs) destroy(path string) error {
+// Destroy unlinks a subvolume. The kernel frees its space in the background.
+func (b *Pool) Destroy(path string) error {
 	if err := destroySubvolume(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// usage reads what the kernel holds in memory: what is on disk and what is
-// reserved for writes on their way.
-func (b *btrfs) usage(path string) (used, limit int64, err error) {
+// Usage reads the kernel's counters, which are in memory: of what is on disk and of
+// what is reserved for writes that are not.
+func (b *Pool) Usage(path string) (used, limit int64, err error) {
 	var dir string
 	if err := tree.WithDir(path, func(fd int) error {
 		id, err := subvolumeID(fd)
@@ -228,15 +255,15 @@ func (b *btrfs) usage(path string) (used, limit int64, err error) {
 	return used, limit, err
 }
 
-// sweep removes qgroups whose subvolume is gone, which kernels before 6.10 keep.
-// The list of qgroups is read before that of subvolumes: in the other order a
-// disk born in between would lose its limit.
-func (b *btrfs) sweep(ctx context.Context) error {
+// Sweep removes qgroups whose subvolume is gone, which kernels before 6.10 keep. It
+// lists the qgroups before the subvolumes: in the other order a disk made in between
+// would lose its limit.
+func (b *Pool) Sweep(ctx context.Context) error {
 	qgroups, err := os.ReadDir(b.sysfs)
 	if err != nil {
 		return err
 	}
-	disks, err := diskDirs(b.dir)
+	disks, err := pool.Disks(b.dir)
 	if err != nil {
 		return err
 	}

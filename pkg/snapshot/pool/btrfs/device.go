@@ -1,4 +1,4 @@
-package snapshot
+package btrfs
 
 import (
 	"errors"
@@ -12,12 +12,12 @@ import (
 // attachLoop attaches a file to a free loop device. The device frees itself
 // when its last user, the returned file or a mount, is gone.
 //
-// A file that is attached already keeps its device: a mount may live on in
-// somebody's mount namespace, and two devices over one file are two file
+// A file that is attached already keeps its device: it may still be mounted in the
+// mount namespace of another process, and two devices over one file are two file
 // systems that overwrite each other.
 //
-// Direct I/O spares the second copy in the page cache, where the file system
-// below can do it.
+// Direct I/O avoids a second copy in the page cache, where the file system below
+// can do it.
 func attachLoop(image *os.File) (*os.File, error) {
 	if dev, err := attachedLoop(image); dev != nil || err != nil {
 		return dev, err
@@ -73,7 +73,7 @@ func attachedLoop(image *os.File) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("find the loop device of %s: %w", image.Name(), err)
 		}
-		// Open, it can not be freed any more.
+		// While it is open, it cannot be freed.
 		st, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
 		if err == nil && st.Device == want.Dev && st.Inode == want.Ino {
 			return dev, nil
