@@ -12,7 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/netns"
-	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
@@ -55,7 +55,7 @@ var kernelChecks = []check{
 				return skipped("needs a user namespace: %v", err)
 			}
 			defer users.Close()
-			how, err := snapshot.Probe(dir, users)
+			how, err := overlay.Probe(dir, users)
 			if err != nil {
 				f := fail("put state_dir on ext4, xfs or btrfs; modprobe overlay", "%v", err)
 				f.modules = []string{"overlay"}

@@ -79,7 +79,7 @@ func (m *memory) Commit(_ context.Context, _, digest string) error {
 }
 
 func (m *memory) Drop(string) error { return nil }
-func (m *memory) Room() error            { return nil }
+func (m *memory) Room() error       { return nil }
 
 func (m *memory) Read(_ context.Context, digest string, w io.Writer) error {
 	_, err := io.WriteString(w, digest)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -146,7 +147,7 @@ func (a *attachment) mountPoints(order []int) error {
 		}
 		how := tree.Steps{Make: true, Kind: kind, SameMount: true, As: func(f func()) { f() }}
 		if a.OwnUsers {
-			how.As = func(f func()) { _ = actingAs(int(a.UIDBase), func() error { f(); return nil }) }
+			how.As = func(f func()) { _ = overlay.ActingAs(int(a.UIDBase), func() error { f(); return nil }) }
 		}
 		f, at, err := tree.Enter(root, m.Path, how)
 		if err == nil {

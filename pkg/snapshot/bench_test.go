@@ -23,8 +23,13 @@ func BenchmarkDisk(b *testing.B) {
 			name              string
 			volatile, linux61 bool
 			dirty             int // MiB that the guest wrote
-		}{{name: "synced"}, {name: "volatile", volatile: true}, {name: "synced,dirty", dirty: 20}, {name: "volatile,dirty",
-			volatile: true, dirty: 20}, {name: "linux61", volatile: true, linux61: true}} {
+		}{
+			{name: "synced"},
+			{name: "volatile", volatile: true},
+			{name: "synced,dirty", dirty: 20},
+			{name: "volatile,dirty", volatile: true, dirty: 20},
+			{name: "linux61", volatile: true, linux61: true},
+		} {
 			b.Run(kind+"/"+how.name, func(b *testing.B) {
 				e := snapshottest.New(b, kind, func(c *snapshot.Config) { c.AttachedClones = how.linux61; c.PoolBytes = 2 << 30 })
 				ns, err := snapshottest.UserNS(snapshottest.Instance.UIDBase(9))
@@ -48,8 +53,10 @@ func BenchmarkDisk(b *testing.B) {
 						lap = time.Now()
 					}
 					step(0, e.CreateDisk(b.Context(), id, "", limit))
-					step(1, e.Mount(b.Context(), id, snapshot.Mount{Layers: []string{e.Layer}, OwnUsers: true,
-						UIDBase: snapshottest.Instance.UIDBase(9), Volatile: how.volatile}))
+					step(1, e.Mount(b.Context(), id, snapshot.Mount{
+						Layers: []string{e.Layer}, OwnUsers: true,
+						UIDBase: snapshottest.Instance.UIDBase(9), Volatile: how.volatile,
+					}))
 					// As host root can not write through a mapped mount, beside it.
 					buf := make([]byte, how.dirty<<20)
 					_, _ = rand.Read(buf)

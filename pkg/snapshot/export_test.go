@@ -1,12 +1,12 @@
 package snapshot
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
 	"golang.org/x/sys/unix"
 )
 
@@ -21,8 +21,10 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 		}
 	}
 	root = filepath.Join(s.cfg.RunDir, "trap")
-	for _, d := range []string{filepath.Join(lower, "l"), filepath.Join(lower, "l/srv"), filepath.Join(upper, "u"),
-		filepath.Join(upper, "w"), root} {
+	for _, d := range []string{
+		filepath.Join(lower, "l"), filepath.Join(lower, "l/srv"), filepath.Join(upper, "u"),
+		filepath.Join(upper, "w"), root,
+	} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -32,11 +34,13 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 			t.Fatal(err)
 		}
 	}
-	o := overlay{source: "sandboxd-trap", target: root, disk: upper, lowers: []string{filepath.Join(lower, "l")},
-		userns: int(s.cfg.IdentityUserNS.Fd()), later: s.bg.Go, private: root + "-clones"}
-	mount := o.mountDetached
+	o := overlay.Mount{
+		Source: "sandboxd-trap", Target: root, Disk: upper, Lowers: []string{filepath.Join(lower, "l")},
+		UserNS: int(s.cfg.IdentityUserNS.Fd()), Later: s.bg.Go, Private: root + "-clones",
+	}
+	mount := o.Detached
 	if s.attached {
-		mount = o.mountAttached
+		mount = o.Attached
 	}
 	if err := mount(); err != nil {
 		t.Fatal(err)
@@ -52,9 +56,4 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 		}
 	}
 	return root
-}
-
-// ProbeAsLinux61 is Probe on a kernel that wants attached clones.
-func ProbeAsLinux61(dir string, users *os.File) (how string, err error) {
-	return probe(dir, users, func(*overlay) error { return errors.New("as before Linux 6.15") })
 }

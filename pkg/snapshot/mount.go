@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -22,6 +23,10 @@ type Mount struct {
 	UIDBase  uint32   // host id of guest id 0, if OwnUsers
 	Volatile bool     // a host crash may lose it; unmounting then writes nothing back
 }
+
+// clonesDir is the directory of a sandbox, below the run directory, where an overlay
+// attaches its clones for a moment if the kernel is older than Linux 6.15.
+const clonesDir = "clones"
 
 // RootfsDir is where Mount mounts the root file system of id.
 func (s *Store) RootfsDir(id string) string {
@@ -66,25 +71,25 @@ func (s *Store) mount(ctx context.Context, id string, m Mount) error {
 		}
 		defer users.Close()
 	}
-	o := overlay{
-		source:   "sandboxd-" + id,
-		target:   target,
-		disk:     disk,
-		userns:   int(users.Fd()),
-		volatile: m.Volatile,
-		private:  filepath.Join(filepath.Dir(target), clonesDir),
-		later:    s.bg.Go,
+	o := overlay.Mount{
+		Source:   "sandboxd-" + id,
+		Target:   target,
+		Disk:     disk,
+		UserNS:   int(users.Fd()),
+		Volatile: m.Volatile,
+		Private:  filepath.Join(filepath.Dir(target), clonesDir),
+		Later:    s.bg.Go,
 	}
 	if m.OwnUsers {
-		o.root = int(m.UIDBase)
+		o.Root = int(m.UIDBase)
 	}
-	if o.lowers, err = s.lowers(m.Layers); err != nil {
+	if o.Lowers, err = s.lowers(m.Layers); err != nil {
 		return err
 	}
 	if s.attached {
-		return s.lend(disk, o.mountAttached)
+		return s.lend(disk, o.Attached)
 	}
-	return s.lend(disk, o.mountDetached)
+	return s.lend(disk, o.Detached)
 }
 
 // mountRoom is what a full disk may take beyond its limit, in bytes, while it is
@@ -94,7 +99,7 @@ const mountRoom = 4 << 20
 // lend does mount, and once more beyond the limit where the disk is full.
 func (s *Store) lend(disk string, mount func() error) error {
 	err := mount()
-	if !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, errReadOnly) {
+	if !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, overlay.ErrReadOnly) {
 		return err
 	}
 	_, limit, uerr := s.pool.Usage(disk)
@@ -221,7 +226,7 @@ func (s *Store) Unmount(_ context.Context, id string) error {
 
 func (s *Store) unmount(id string) error {
 	target := s.RootfsDir(id)
-	if err := detachClones(filepath.Join(filepath.Dir(target), clonesDir)); err != nil {
+	if err := overlay.DetachClones(filepath.Join(filepath.Dir(target), clonesDir)); err != nil {
 		return err
 	}
 	for {

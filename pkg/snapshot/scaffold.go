@@ -51,7 +51,9 @@ var scaffold = []struct {
 // makeScaffold makes the layer that holds every mount point, unless it is there,
 // and returns its directory. Were they made in the upper, they would show as
 // changes of the guest, and a read-only root could not start.
-func makeScaffold(layers *layer.Store) (string, error) { return layers.Make(scaffoldName, fillScaffold) }
+func makeScaffold(layers *layer.Store) (string, error) {
+	return layers.Make(scaffoldName, fillScaffold)
+}
 
 func fillScaffold(dir string) (err error) {
 	for _, e := range scaffold {

@@ -45,10 +45,12 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/internal/keylock"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/btrfs"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/plain"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/project"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -181,11 +183,19 @@ func (s *Store) prepare() error {
 	if s.scaffold, err = makeScaffold(s.Layers); err != nil {
 		return fmt.Errorf("make scaffold layer: %w", err)
 	}
-	if s.attached = s.cfg.AttachedClones; !s.attached {
-		s.attached = !s.detachedClonesWork()
-	}
+	s.attached = s.cfg.AttachedClones || !detachedClonesWork(s.Layers, s.cfg.IdentityUserNS, s.bg.Go)
 	s.bg.Go(s.emptyTrash)
 	return nil
+}
+
+// detachedClonesWork tries which kind of overlays this kernel mounts.
+func detachedClonesWork(layers *layer.Store, users *os.File, later func(func())) bool {
+	dir, err := layers.TempDir()
+	if err != nil {
+		return false
+	}
+	defer tree.Remove(dir) //nolint:errcheck // cleared at the next Open
+	return overlay.DetachedWorks(dir, users, later)
 }
 
 // readOrMakeID returns the random name of the pool, drawing it at first use.

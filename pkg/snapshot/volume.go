@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
@@ -145,7 +146,7 @@ func (s *Store) copySeed(ctx context.Context, from *os.File, draft string, seed 
 		}
 		defer users.Close()
 	}
-	fd, err := clone(draft, int(users.Fd()))
+	fd, err := overlay.Clone(draft, int(users.Fd()))
 	if err != nil {
 		return err
 	}

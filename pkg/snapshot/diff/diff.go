@@ -90,9 +90,9 @@ type differ struct {
 	ctx   context.Context
 	hide  func(path string) bool
 	emit  func(kind, path string) error
-	fds   []int    // open directories
-	above []*above // the directories on the way down, outermost first
-	count int      // changes that were emitted
+	fds   []int      // open directories
+	above []*above   // the directories on the way down, outermost first
+	count int        // changes that were emitted
 	held  tree.Names // the names in the directories on the way down
 }
 

@@ -153,8 +153,10 @@ func TestOddTars(t *testing.T) {
 		t.Fatal(err)
 	}
 	var st unix.Stat_t
-	for name, mode := range map[string]uint32{"twice": unix.S_IFREG | 0o4755, "dir": unix.S_IFDIR | 0o755,
-		"no/parents": unix.S_IFDIR | 0o755, "dangling": unix.S_IFLNK | 0o777} {
+	for name, mode := range map[string]uint32{
+		"twice": unix.S_IFREG | 0o4755, "dir": unix.S_IFDIR | 0o755,
+		"no/parents": unix.S_IFDIR | 0o755, "dangling": unix.S_IFLNK | 0o777,
+	} {
 		if err := unix.Lstat(filepath.Join(into, name), &st); err != nil || st.Mode != mode {
 			t.Errorf("%s: mode %o, %v; want %o", name, st.Mode, err, mode)
 		}

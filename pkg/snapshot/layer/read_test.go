@@ -26,8 +26,10 @@ func TestReadLayerHolds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := packer{ctx: t.Context(), tw: tar.NewWriter(io.Discard), met: tree.Inodes{}, first: map[uint64]string{},
-			names: tree.Names{Max: budget}}
+		p := packer{
+			ctx: t.Context(), tw: tar.NewWriter(io.Discard), met: tree.Inodes{}, first: map[uint64]string{},
+			names: tree.Names{Max: budget},
+		}
 		err = errors.Join(p.dir(root, ""), root.Close())
 		if errs.Is(err, errs.Exhausted) != nested || !nested && (err != nil || p.names.Bytes != 0) {
 			t.Errorf("nested %v: %d bytes held, %v", nested, p.names.Bytes, err)
@@ -59,8 +61,10 @@ func TestReadLayerLinks(t *testing.T) {
 		}
 		defer root.Close()
 		r, w := io.Pipe()
-		p = packer{ctx: t.Context(), tw: tar.NewWriter(w), met: tree.Inodes{}, first: map[uint64]string{}, names: tree.Names{Max: budget},
-			links: tree.Names{Max: room}, buf: make([]byte, 100)}
+		p = packer{
+			ctx: t.Context(), tw: tar.NewWriter(w), met: tree.Inodes{}, first: map[uint64]string{}, names: tree.Names{Max: budget},
+			links: tree.Names{Max: room}, buf: make([]byte, 100),
+		}
 		go func() {
 			err := p.dir(root, "")
 			if err == nil {

@@ -92,8 +92,8 @@ func TestWhiteouts(t *testing.T) {
 	}
 	want := []string{
 		"file 100755 0:0", "gone 40755 0:0", "gone/file whiteout", "hides 40755 0:0 opaque=y", "hides/own 100755 0:0",
-		"kept 100755 0:0", "later 40755 0:0 opaque=y", "no 40755 0:0", "no/parent 40755 0:0", "no/parent/x whiteout", "own 40755 0:0 "+
-			"opaque=y",
+		"kept 100755 0:0", "later 40755 0:0 opaque=y", "no 40755 0:0", "no/parent 40755 0:0", "no/parent/x whiteout",
+		"own 40755 0:0 opaque=y",
 	}
 	if got := listTree(t, path); !slices.Equal(got, want) {
 		t.Errorf("the layer holds\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
@@ -111,8 +111,10 @@ func TestWhiteouts(t *testing.T) {
 
 // What comes through the child and the store as it does through a daemon.
 func TestHostileLayers(t *testing.T) {
-	whole := tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "a"}, tar.Header{Typeflag: tar.TypeReg,
-		Name: strings.Repeat("b", 200)}).Bytes()
+	whole := tarOf(t,
+		tar.Header{Typeflag: tar.TypeReg, Name: "a"},
+		tar.Header{Typeflag: tar.TypeReg, Name: strings.Repeat("b", 200)},
+	).Bytes()
 	for name, in := range map[string]io.Reader{
 		"no tar":             strings.NewReader(strings.Repeat("no tar ", 1000)),
 		"cut in a file":      bytes.NewReader(whole[:512+3]),

@@ -28,8 +28,10 @@ func Lower() []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	add := func(name string, typ byte, mode int64, uid, gid int, content string, xattrs map[string]string) {
-		h := &tar.Header{Name: "./" + name, Typeflag: typ, Mode: mode, Uid: uid, Gid: gid, ModTime: time.Unix(1700000000, 0),
-			Format: tar.FormatPAX}
+		h := &tar.Header{
+			Name: "./" + name, Typeflag: typ, Mode: mode, Uid: uid, Gid: gid, ModTime: time.Unix(1700000000, 0),
+			Format: tar.FormatPAX,
+		}
 		switch typ {
 		case tar.TypeReg:
 			h.Size = int64(len(content))

@@ -25,8 +25,10 @@ func (e *Env) volumeFiles(vol string) string {
 }
 
 func (e *Env) attach(id string, s slot, all ...record.VolumeMount) error {
-	return e.AttachVolumes(context.Background(), id, snapshot.VolumeMounts{All: all, Memory: []string{"/run"}, OwnUsers: s.own,
-		UIDBase: s.base})
+	return e.AttachVolumes(context.Background(), id, snapshot.VolumeMounts{
+		All: all, Memory: []string{"/run"}, OwnUsers: s.own,
+		UIDBase: s.base,
+	})
 }
 
 // testVolumes: a volume begins as what an image has, whoever makes it, and is the
@@ -154,8 +156,10 @@ func (e *Env) testVolumePaths(t *testing.T) {
 	named := func(path, sub string) record.VolumeMount {
 		return record.VolumeMount{Name: "n", Claim: "c", Volume: vol, Path: path, Sub: sub}
 	}
-	for sub, text := range map[string]string{"root": "symbolic link", "root/etc": "symbolic link", "up": "symbolic link",
-		"file/x": "no directory"} {
+	for sub, text := range map[string]string{
+		"root": "symbolic link", "root/etc": "symbolic link", "up": "symbolic link",
+		"file/x": "no directory",
+	} {
 		refused(text, named("/v", sub))
 	}
 	refused("neither", named("/v", "fifo"))

@@ -16,8 +16,10 @@ import (
 func (e *Env) testWhiteouts(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	for _, name := range []string{"usr/", "usr/lib/", "usr/lib/dir/", "usr/lib/dir/.wh..wh..opq", "usr/lib/dir/new", "usr/share/",
-		"usr/share/.wh.goes", ".wh.srv"} {
+	for _, name := range []string{
+		"usr/", "usr/lib/", "usr/lib/dir/", "usr/lib/dir/.wh..wh..opq", "usr/lib/dir/new", "usr/share/",
+		"usr/share/.wh.goes", ".wh.srv",
+	} {
 		h := &tar.Header{Name: name, Mode: 0o755}
 		if name[len(name)-1] != '/' {
 			h.Typeflag = tar.TypeReg
@@ -33,7 +35,8 @@ func (e *Env) testWhiteouts(t *testing.T) {
 		must(t, e.Mount(t.Context(), id, snapshot.Mount{Layers: []string{e.Layer, upper}, OwnUsers: s.own, UIDBase: s.base}))
 		root := e.RootfsDir(id)
 		for name, there := range map[string]bool{
-			"usr/lib/dir/new": true, "usr/lib/dir/old": false, "usr/share/goes": false, "usr/share/lower-0001": true, "usr/bin/plain": true, "srv": false,
+			"usr/lib/dir/new": true, "usr/lib/dir/old": false, "usr/share/goes": false, "usr/share/lower-0001": true,
+			"usr/bin/plain": true, "srv": false,
 		} {
 			_, err := os.Lstat(filepath.Join(root, name))
 			if there && err != nil || !there && !errors.Is(err, fs.ErrNotExist) {

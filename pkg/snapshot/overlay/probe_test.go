@@ -1,4 +1,4 @@
-package snapshot_test
+package overlay_test
 
 import (
 	"os"
@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
-	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/snapshottest"
 )
 
@@ -22,7 +22,7 @@ func TestProbe(t *testing.T) {
 	}
 	defer users.Close()
 	dir := t.TempDir()
-	how, err := snapshot.Probe(dir, users)
+	how, err := overlay.Probe(dir, users)
 	if err != nil || !strings.Contains(how, "clones") {
 		t.Errorf("%q, %v", how, err)
 	}
@@ -37,7 +37,7 @@ func TestProbe(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	if how, err := snapshot.Probe(dir, users); err == nil || !strings.Contains(err.Error(), "idmap") {
+	if how, err := overlay.Probe(dir, users); err == nil || !strings.Contains(err.Error(), "idmap") {
 		t.Errorf("on ramfs: %q, %v", how, err)
 	}
 }
@@ -63,8 +63,10 @@ func TestProbeWhereMountsAreShared(t *testing.T) {
 	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
 		t.Fatal(err)
 	}
-	for want, probe := range map[string]func(string, *os.File) (string, error){"detached clones": snapshot.Probe,
-		"attached clones": snapshot.ProbeAsLinux61} {
+	for want, probe := range map[string]func(string, *os.File) (string, error){
+		"detached clones": overlay.Probe,
+		"attached clones": overlay.ProbeAsLinux61,
+	} {
 		if how, err := probe(dir, users); err != nil || how != want {
 			t.Errorf("%q, %v; want %s", how, err, want)
 		}
