@@ -43,7 +43,7 @@ func BenchmarkDisk(b *testing.B) {
 				for b.Loop() {
 					id := record.NewID(snapshottest.Instance)
 					limit := int64(1 << 30)
-					if !e.Limits() {
+					if !e.Pool.Limits() {
 						limit = 0
 					}
 					lap := time.Now()
@@ -52,8 +52,8 @@ func BenchmarkDisk(b *testing.B) {
 						times[i] = append(times[i], time.Since(lap))
 						lap = time.Now()
 					}
-					step(0, e.CreateDisk(b.Context(), id, "", limit))
-					step(1, e.Mount(b.Context(), id, snapshot.Mount{
+					step(0, e.Disks.CreateDisk(b.Context(), id, "", limit))
+					step(1, e.Mounts.Mount(b.Context(), id, snapshot.Mount{
 						Layers: []string{e.Layer}, OwnUsers: true,
 						UIDBase: snapshottest.Instance.UIDBase(9), Volatile: how.volatile,
 					}))
@@ -62,8 +62,8 @@ func BenchmarkDisk(b *testing.B) {
 					_, _ = rand.Read(buf)
 					fatal(b, os.WriteFile(filepath.Join(e.Config.StateDir, "pool", id, "u/x"), buf, 0o644))
 					lap = time.Now()
-					step(2, e.Unmount(b.Context(), id))
-					step(3, e.DeleteDisk(b.Context(), id))
+					step(2, e.Mounts.Unmount(b.Context(), id))
+					step(3, e.Disks.DeleteDisk(b.Context(), id))
 				}
 				for i, name := range []string{"create", "mount", "unmount", "delete"} {
 					slices.Sort(times[i])

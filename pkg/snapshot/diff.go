@@ -42,7 +42,7 @@ func (s *Store) diff(ctx context.Context, of, base string, layers []string, hide
 		if !record.IsID(id) && !record.IsSnapshotID(id) {
 			return "", fmt.Errorf("%q: neither a disk nor a snapshot", id)
 		}
-		dir := filepath.Join(s.poolDir, id, "u")
+		dir := filepath.Join(s.Pool.dir, id, "u")
 		uppers[dir] = id
 		return dir, nil
 	}
@@ -56,7 +56,7 @@ func (s *Store) diff(ctx context.Context, of, base string, layers []string, hide
 			return err
 		}
 	}
-	lowers, err := s.lowers(layers)
+	lowers, err := s.Mounts.lowers(layers)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 
 // TestDiffsAtOnce: a comparison beyond the most at once is refused.
 func TestDiffsAtOnce(t *testing.T) {
-	s := &Store{diffs: make(chan struct{}, 1), poolDir: t.TempDir()}
+	s := &Store{diffs: make(chan struct{}, 1), Pool: &Pool{dir: t.TempDir()}, Mounts: &Mounts{}}
 	none := func(string, string) error { return nil }
 	s.diffs <- struct{}{}
 	if err := s.Diff(t.Context(), "daaaaaaaaaaa", "", nil, nil, none); !errs.Is(err, errs.Unavailable) {

@@ -14,13 +14,13 @@ import (
 // in one overlay, with 100 files in the lower and 100 written into the upper.
 func (s *Store) TrapMount(t *testing.T) (root string) {
 	t.Helper()
-	lower, upper := filepath.Join(s.poolDir, "lower"), filepath.Join(s.poolDir, "upper")
+	lower, upper := filepath.Join(s.Pool.dir, "lower"), filepath.Join(s.Pool.dir, "upper")
 	for _, d := range []string{lower, upper} {
-		if err := s.pool.Create(d, 0); err != nil {
+		if err := s.Pool.driver.Create(d, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	root = filepath.Join(s.cfg.RunDir, "trap")
+	root = filepath.Join(s.Mounts.runDir, "trap")
 	for _, d := range []string{
 		filepath.Join(lower, "l"), filepath.Join(lower, "l/srv"), filepath.Join(upper, "u"),
 		filepath.Join(upper, "w"), root,
@@ -36,10 +36,10 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 	}
 	o := overlay.Mount{
 		Source: "sandboxd-trap", Target: root, Disk: upper, Lowers: []string{filepath.Join(lower, "l")},
-		UserNS: int(s.cfg.IdentityUserNS.Fd()), Later: s.bg.Go, Private: root + "-clones",
+		UserNS: int(s.Mounts.users.identity.Fd()), Later: s.bg.Go, Private: root + "-clones",
 	}
 	mount := o.Detached
-	if s.attached {
+	if s.Mounts.attached {
 		mount = o.Attached
 	}
 	if err := mount(); err != nil {

@@ -26,7 +26,7 @@ import (
 // A pool keeps what it has allocated, whatever is written and deleted in it.
 func TestPoolStaysAllocated(t *testing.T) {
 	e := snapshottest.New(t, pool.Auto, nil)
-	if !e.Limits() {
+	if !e.Pool.Limits() {
 		t.Fatalf("auto is %s", e.Describe())
 	}
 	id := e.Disk(t, 0)
@@ -260,23 +260,24 @@ func TestFullPool(t *testing.T) {
 	ctx := t.Context()
 	old, id := e.Disk(t, 0), e.Disk(t, 0)
 	kept := record.NewSnapshotID(snapshottest.Instance)
-	if err := e.TakeSnapshot(ctx, kept, old); err != nil {
+	if err := e.Snapshots.TakeSnapshot(ctx, kept, old); err != nil {
 		t.Fatal(err)
 	}
 	fill(t, filepath.Join(e.Config.StateDir, "pool", id, "u"))
 	snap := record.NewSnapshotID(snapshottest.Instance)
-	if err := e.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "pool") {
+	if err := e.Snapshots.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "pool") {
 		t.Errorf("a snapshot on a full pool: %v", err)
 	}
-	if err := e.CreateDisk(ctx, record.NewID(snapshottest.Instance), kept, 1<<20); !errs.Is(err, errs.Exhausted) {
+	if err := e.Disks.CreateDisk(ctx, record.NewID(snapshottest.Instance), kept, 1<<20); !errs.Is(err, errs.Exhausted) {
 		t.Errorf("a disk of a snapshot on a full pool: %v", err)
 	}
-	if err := errors.Join(e.DeleteDisk(ctx, id), e.DeleteSnapshot(ctx, kept), e.DeleteSnapshot(ctx, snap)); err != nil {
+	if err := errors.Join(e.Disks.DeleteDisk(ctx, id), e.Snapshots.DeleteSnapshot(ctx, kept),
+		e.Snapshots.DeleteSnapshot(ctx, snap)); err != nil {
 		t.Fatalf("a full pool does not let go: %v", err)
 	}
 	// The kernel's cleaner comes by twice a minute.
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		if free, total, err := e.PoolSpace(); err == nil && free > total/2 {
+		if free, total, err := e.Pool.Space(); err == nil && free > total/2 {
 			break
 		} else if time.Now().After(end) {
 			t.Fatalf("%d of %d bytes are free: %v", free, total, err)
@@ -284,7 +285,7 @@ func TestFullPool(t *testing.T) {
 	}
 	// Space for what describes files is counted by itself, and may come later.
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		err := e.TakeSnapshot(ctx, kept, old)
+		err := e.Snapshots.TakeSnapshot(ctx, kept, old)
 		if err == nil {
 			break
 		}
@@ -292,7 +293,7 @@ func TestFullPool(t *testing.T) {
 			t.Fatalf("a snapshot after the pool was full: %v", err)
 		}
 	}
-	if left, err := e.ListSnapshots(ctx); err != nil || len(left) != 1 {
+	if left, err := e.Snapshots.ListSnapshots(ctx); err != nil || len(left) != 1 {
 		t.Errorf("snapshots %v, %v", left, err)
 	}
 }
@@ -341,26 +342,26 @@ func TestFullPlainPool(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(state, "pool", id, "u/big"), make([]byte, 50<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	free, _, err := e.PoolSpace()
+	free, _, err := e.Pool.Space()
 	if err != nil {
 		t.Fatal(err)
 	}
 	snap := record.NewSnapshotID(snapshottest.Instance)
-	if err := e.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) {
+	if err := e.Snapshots.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) {
 		t.Errorf("a snapshot of more than fits: %v", err)
 	}
-	if err := errors.Join(e.DeleteSnapshot(ctx, snap), e.Close()); err != nil {
+	if err := errors.Join(e.Snapshots.DeleteSnapshot(ctx, snap), e.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if now, _, err := e.PoolSpace(); err != nil || now < free {
+	if now, _, err := e.Pool.Space(); err != nil || now < free {
 		t.Errorf("%d bytes were free and %d are, %v", free, now, err)
 	}
 	short, cancel := context.WithCancel(ctx)
 	cancel()
-	if err := e.TakeSnapshot(short, snap, id); !errors.Is(err, context.Canceled) {
+	if err := e.Snapshots.TakeSnapshot(short, snap, id); !errors.Is(err, context.Canceled) {
 		t.Errorf("a snapshot that nobody waits for: %v", err)
 	}
-	if err := errors.Join(e.DeleteSnapshot(ctx, snap), e.DeleteDisk(ctx, id)); err != nil {
+	if err := errors.Join(e.Snapshots.DeleteSnapshot(ctx, snap), e.Disks.DeleteDisk(ctx, id)); err != nil {
 		t.Fatal(err)
 	}
 }

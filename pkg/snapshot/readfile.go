@@ -13,14 +13,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ReadFile reads at most max bytes of a regular file in the upper of id: a
-// file that the guest has written, whatever the image has under that name.
+// ReadFile reads at most max bytes of a regular file in the upper of id: a file that
+// the guest has written, whatever the image has under that name.
 //
-// The upper may be hostile. No link is followed, nothing above the upper or
-// mounted in it is reached, and a fifo does not block. What comes back is the
-// guest's word.
-func (s *Store) ReadFile(_ context.Context, id, path string, max int64) ([]byte, error) {
-	dir, err := s.diskDir(id)
+// The upper may be hostile. ReadFile follows no link, reaches nothing above the upper
+// or mounted in it, and does not block on a fifo. The guest may have written anything
+// into the file.
+func (d *Disks) ReadFile(_ context.Context, id, path string, max int64) ([]byte, error) {
+	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return nil, err
 	}
@@ -50,8 +50,8 @@ func (s *Store) ReadFile(_ context.Context, id, path string, max int64) ([]byte,
 
 // RemoveFile removes a file from the upper of id, which must not be mounted;
 // absent is fine. Like ReadFile it follows no link.
-func (s *Store) RemoveFile(_ context.Context, id, path string) error {
-	dir, err := s.diskDir(id)
+func (d *Disks) RemoveFile(_ context.Context, id, path string) error {
+	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return err
 	}

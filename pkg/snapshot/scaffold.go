@@ -80,10 +80,10 @@ func fillScaffold(dir string) (err error) {
 
 // lowers are the directories that an overlay of these layers has below its upper,
 // topmost first: the scaffold, and the layers, which come lowest first.
-func (s *Store) lowers(layers []string) ([]string, error) {
-	dirs := []string{s.scaffold}
+func (m *Mounts) lowers(layers []string) ([]string, error) {
+	dirs := []string{m.scaffold}
 	for _, digest := range slices.Backward(layers) {
-		dir, err := s.Layers.Path(digest)
+		dir, err := m.layers.Path(digest)
 		if err != nil {
 			return nil, err
 		}

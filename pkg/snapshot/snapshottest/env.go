@@ -83,10 +83,10 @@ func (e *Env) Open(t testing.TB) {
 func (e *Env) takeDown(t testing.TB, dir string) {
 	ctx := context.Background()
 	if e.Store != nil {
-		mounts, err := e.ListMounts(ctx)
+		mounts, err := e.Mounts.ListMounts(ctx)
 		check(t, err)
 		for _, id := range mounts {
-			check(t, e.Unmount(ctx, id))
+			check(t, e.Mounts.Unmount(ctx, id))
 		}
 		check(t, e.UnmountPool())
 	}
@@ -135,18 +135,21 @@ func check(t testing.TB, err error) {
 func (e *Env) Disk(t testing.TB, bytes int64) string {
 	t.Helper()
 	id := record.NewID(Instance)
-	if !e.Limits() {
+	if !e.Pool.Limits() {
 		bytes = 0
 	}
-	must(t, e.CreateDisk(t.Context(), id, "", bytes))
+	must(t, e.Disks.CreateDisk(t.Context(), id, "", bytes))
 	return id
 }
 
 func (e *Env) mount(t testing.TB, id string, s slot, volatile bool) string {
 	t.Helper()
 	e.users[id] = s
-	must(t, e.Mount(t.Context(), id, snapshot.Mount{Layers: []string{e.Layer}, OwnUsers: s.own, UIDBase: s.base, Volatile: volatile}))
-	return e.RootfsDir(id)
+	must(t, e.Mounts.Mount(t.Context(), id, snapshot.Mount{
+		Layers: []string{e.Layer}, OwnUsers: s.own, UIDBase: s.base,
+		Volatile: volatile,
+	}))
+	return e.Mounts.RootfsDir(id)
 }
 
 // in mounts the disk of id for a slot, does verb there and unmounts.
@@ -155,6 +158,6 @@ func (e *Env) in(t testing.TB, id string, s slot, verb string) string {
 	root := e.mount(t, id, s, false)
 	out, err := as(verb, root, s)
 	must(t, err)
-	must(t, e.Unmount(t.Context(), id))
+	must(t, e.Mounts.Unmount(t.Context(), id))
 	return out
 }

@@ -32,8 +32,8 @@ func (e *Env) testWhiteouts(t *testing.T) {
 	for _, s := range []slot{first, identity} {
 		id := e.Disk(t, 16<<20)
 		e.users[id] = s
-		must(t, e.Mount(t.Context(), id, snapshot.Mount{Layers: []string{e.Layer, upper}, OwnUsers: s.own, UIDBase: s.base}))
-		root := e.RootfsDir(id)
+		must(t, e.Mounts.Mount(t.Context(), id, snapshot.Mount{Layers: []string{e.Layer, upper}, OwnUsers: s.own, UIDBase: s.base}))
+		root := e.Mounts.RootfsDir(id)
 		for name, there := range map[string]bool{
 			"usr/lib/dir/new": true, "usr/lib/dir/old": false, "usr/share/goes": false, "usr/share/lower-0001": true,
 			"usr/bin/plain": true, "srv": false,
@@ -43,8 +43,8 @@ func (e *Env) testWhiteouts(t *testing.T) {
 				t.Errorf("%s: %v, there should be one: %v", name, err, there)
 			}
 		}
-		must(t, e.Unmount(t.Context(), id))
-		must(t, e.DeleteDisk(t.Context(), id))
+		must(t, e.Mounts.Unmount(t.Context(), id))
+		must(t, e.Disks.DeleteDisk(t.Context(), id))
 	}
 	must(t, e.Layers.Remove(t.Context(), upper))
 }
