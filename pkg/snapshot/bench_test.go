@@ -57,7 +57,7 @@ func BenchmarkDisk(b *testing.B) {
 						Layers: []string{e.Layer}, OwnUsers: true,
 						UIDBase: snapshottest.Instance.UIDBase(9), Volatile: how.volatile,
 					}))
-					// As host root can not write through a mapped mount, beside it.
+					// Beside the mount: host root cannot write through a mapped one.
 					buf := make([]byte, how.dirty<<20)
 					_, _ = rand.Read(buf)
 					fatal(b, os.WriteFile(filepath.Join(e.Config.StateDir, "pool", id, "u/x"), buf, 0o644))

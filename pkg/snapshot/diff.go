@@ -16,8 +16,8 @@ import (
 const maxDiffs = 4
 
 // Diff compares the files on a disk or in a snapshot with those of another one, or
-// with the layers alone if base is empty, as [diff.Trees] does. Both stand on the
-// same layers, which come lowest first. It fails with errs.Unavailable while too
+// with the layers alone if base is empty, as [diff.Trees] does. Both have the same
+// layers, which come lowest first. It fails with errs.Unavailable while too
 // many comparisons go on, and with errs.WrongState if one of the two has no files.
 func (s *Store) Diff(ctx context.Context, of, base string, layers []string, hide func(path string) bool,
 	emit func(kind, path string) error,

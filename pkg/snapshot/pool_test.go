@@ -103,7 +103,8 @@ func TestPoolHeldElsewhere(t *testing.T) {
 	}
 }
 
-// What can not become a pool says what to do, and leaves nothing.
+// TestPoolRefusals: a directory that cannot become a pool gets an error that says what
+// to do, and nothing is left in it.
 func TestPoolRefusals(t *testing.T) {
 	e := snapshottest.New(t, pool.BtrfsLoop, nil)
 	refused := func(code errs.Code, want string, change func(*snapshot.Config)) {

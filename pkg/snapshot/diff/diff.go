@@ -1,12 +1,12 @@
-// Package diff compares two trees of files that stand on the same layers.
+// Package diff compares two trees of files that have the same layers below them.
 //
 // A tree is what overlayfs would show: a directory that one sandbox has written
 // (its upper), on top of directories that never change (the lowers, topmost
 // first). Nothing is mounted; the package reads uppers and lowers as overlayfs
 // does, whiteouts and opaque directories included.
 //
-// What surprises: only the names in the two uppers are compared, and no contents.
-// Of the lowers it reads what a changed name hides, or uncovers.
+// What surprises: only names in the two uppers are compared, and no contents. In the
+// lowers it reads only the names that a change hides or uncovers.
 package diff
 
 import (

@@ -129,7 +129,7 @@ func TestHostileTars(t *testing.T) {
 	})
 }
 
-// What odd but honest archives hold.
+// TestOddTars: archives that are odd but honest are unpacked.
 func TestOddTars(t *testing.T) {
 	into, victim := outside(t)
 	headers := []tar.Header{

@@ -187,7 +187,7 @@ func (p *packer) xattrs(fd int, h *tar.Header) (opaque bool, err error) {
 	for raw := range bytes.SplitSeq(bytes.TrimRight(names[:n], "\x00"), []byte{0}) {
 		name := string(raw)
 		opaque = opaque || name == opaqueAttr
-		if !keepXattr(name) || strings.Contains(name, "=") { // which PAX can not spell
+		if !keepXattr(name) || strings.Contains(name, "=") { // which PAX cannot spell
 			continue
 		}
 		value := make([]byte, 64<<10) // XATTR_SIZE_MAX

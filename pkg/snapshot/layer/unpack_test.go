@@ -109,7 +109,7 @@ func TestWhiteouts(t *testing.T) {
 	}
 }
 
-// What comes through the child and the store as it does through a daemon.
+// TestHostileLayers: the child and the store refuse what a daemon would be given.
 func TestHostileLayers(t *testing.T) {
 	whole := tarOf(t,
 		tar.Header{Typeflag: tar.TypeReg, Name: "a"},
@@ -269,7 +269,7 @@ func TestTooManyEntries(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// A disk that fills up in the middle of an import is told and left as it was.
+// TestDiskFull: a disk that fills up in the middle of an import is left as it was.
 func TestDiskFull(t *testing.T) {
 	hosttest.Root(t)
 	dir := t.TempDir()

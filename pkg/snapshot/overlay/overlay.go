@@ -37,7 +37,7 @@ type Mount struct {
 	Root     int          // host id of guest root, which the overlay acts as
 	Volatile bool         // a crash of the host may lose what is written; unmounting does not sync
 	Private  string       // a directory, 0700, that Attached makes and removes
-	Later    func(func()) // runs what nobody need wait for
+	Later    func(func()) // runs work that the caller does not wait for, in the background
 }
 
 // options are written out because other kernels have other defaults. index=on

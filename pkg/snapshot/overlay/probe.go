@@ -31,7 +31,7 @@ func probe(dir string, users *os.File, detached func(*Mount) error) (how string,
 	// The target is not on the disk: where mounts are shared (systemd makes / shared),
 	// the overlay would appear in the clone of the disk too, and go with it.
 	o := Mount{
-		Source: "sandboxd-probe", Volatile: true, // or its end would sync all that anybody has on that disk
+		Source: "sandboxd-probe", Volatile: true, // or its end would sync the whole disk
 		Disk: filepath.Join(tmp, "d"), Lowers: []string{filepath.Join(tmp, "l")}, UserNS: int(users.Fd()),
 		Target: filepath.Join(tmp, "m"), Private: filepath.Join(tmp, "clones"), Later: func(f func()) { f() },
 	}
@@ -58,7 +58,7 @@ func DetachedWorks(dir string, users *os.File, later func(func())) bool {
 			return false
 		}
 	}
-	// Volatile, or its end would sync all that anybody has on that disk.
+	// Volatile, or its end would sync the whole disk.
 	o := Mount{
 		Source: "sandboxd-probe", Volatile: true, Disk: dir, Lowers: []string{filepath.Join(dir, "l")},
 		UserNS: int(users.Fd()), Later: later,

@@ -13,7 +13,7 @@ import (
 )
 
 // TestProbe works on a disk, and says what is wrong with a file system that
-// can not hold an upper.
+// cannot hold an upper.
 func TestProbe(t *testing.T) {
 	hosttest.Root(t)
 	users, err := snapshottest.UserNS(0)

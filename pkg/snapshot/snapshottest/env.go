@@ -20,7 +20,7 @@ import (
 // Instance is the instance of all tests here.
 const Instance = instance.Instance('s')
 
-// slot is who a guest is.
+// slot says which host ids a guest has.
 type slot struct {
 	own  bool
 	base uint32
@@ -103,8 +103,8 @@ func (e *Env) takeDown(t testing.TB, dir string) {
 }
 
 // stuckLoops fails if a loop device of a file below dir will not free itself.
-// That it is free by now can not be asked: a mount namespace that others made
-// meanwhile, as package builds do, holds a copy of each mount until it ends.
+// It may not be free yet: a mount namespace that another program makes meanwhile, as
+// package builds do, holds a copy of each mount until it ends.
 func stuckLoops(dir string) error {
 	found, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, p := range found {

@@ -87,7 +87,7 @@ func (e *Env) testSnapshot(t *testing.T) {
 	}
 }
 
-// refusedSnapshots: what can not be says so and leaves nothing.
+// refusedSnapshots: a snapshot that cannot be made fails and leaves nothing.
 func (e *Env) refusedSnapshots(t *testing.T, snap string) {
 	ctx := t.Context()
 	listed := func(want bool, snap string) {
@@ -194,7 +194,7 @@ func (e *Env) diffOf(t *testing.T, of, base string) string {
 	return b.String()
 }
 
-// testDiff: what a guest does is told as docker tells it, and nothing else.
+// testDiff: the changes of a guest are reported as docker reports them, and no others.
 func (e *Env) testDiff(t *testing.T) {
 	ctx := t.Context()
 	id := e.Disk(t, 64<<20)
@@ -271,7 +271,7 @@ A /usr/lib/dir/later
 		!strings.Contains(got, "C /usr/bin\nA /usr/bin/hard\n") {
 		t.Errorf("against that:\n%s", got)
 	}
-	// What is deeper than anybody looks ends it, with an error and no panic.
+	// A tree that is too deep is an error and no panic.
 	deep := filepath.Join(e.Config.StateDir, "pool", gone, "u")
 	for range 300 {
 		deep = filepath.Join(deep, "d")

@@ -184,9 +184,9 @@ func appendTo(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// dropResource takes CAP_SYS_RESOURCE from this goroutine, by which ext4 minds no
-// quota. What writes for guests of gVisor (goferCaps) does not have it either, and
-// root of a user namespace has it in that only.
+// dropResource takes CAP_SYS_RESOURCE from this goroutine's thread: ext4 enforces no
+// quota against it. The gofer, which writes for guests of gVisor (goferCaps), does not
+// have it, and root of a user namespace has it only in that namespace.
 func dropResource() error {
 	runtime.LockOSThread()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

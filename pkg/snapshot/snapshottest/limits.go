@@ -54,8 +54,8 @@ func (e *Env) testLimitDisk(t *testing.T) {
 	}
 }
 
-// testFiles: where a pool counts files a guest runs out of them, and can not
-// leave the count.
+// testFiles: where a pool counts files, a guest runs out of them, and cannot leave the
+// count.
 func (e *Env) testFiles(t *testing.T) {
 	kind, err := pool.Kind(e.Config.StateDir, e.Config.Pool)
 	must(t, err)

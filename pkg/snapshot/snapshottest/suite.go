@@ -141,7 +141,8 @@ func (e *Env) testLimit(t *testing.T) {
 	}
 }
 
-// Only who should passes, nothing is setuid or a device for the host.
+// testAccess: only the sandbox gets at its files, and nothing in them is setuid or a
+// device for the host.
 func (e *Env) testAccess(t *testing.T) {
 	id := e.Disk(t, 0)
 	root := e.mount(t, id, first, false)
@@ -229,8 +230,8 @@ func (e *Env) held(t *testing.T, id string, disk, mount bool) {
 	}
 }
 
-// What overlayfs leaves when a volatile mount dies is cleared away, unless the
-// host was down meanwhile.
+// testVolatile: the mark that overlayfs leaves when a volatile mount dies is removed,
+// unless the host was down meanwhile.
 func (e *Env) testVolatile(t *testing.T) {
 	ctx := t.Context()
 	id := e.Disk(t, 0)
@@ -328,7 +329,7 @@ func (e *Env) testStray(t *testing.T) {
 	must(t, os.Remove(filepath.Join(lost, "of-the-operator")))
 }
 
-// Layers are named by their content and go when told.
+// testLayers: layers are named by their content and can be removed.
 func (e *Env) testLayers(t *testing.T) {
 	ctx := t.Context()
 	var read int64

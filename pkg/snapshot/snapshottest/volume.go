@@ -206,7 +206,7 @@ func (e *Env) testVolumePaths(t *testing.T) {
 	e.refuseHostPaths(t, refused)
 
 	lent := e.lent()
-	// What is mounted below is as read-only; what comes later does not show.
+	// Mounts below are as read-only as their volume; later ones do not show.
 	must(t, unix.Mount(e.other(t), lent+"/a/b", "", unix.MS_BIND, ""))
 	defer unix.Unmount(lent+"/a/b", unix.MNT_DETACH) //nolint:errcheck // looked for by takeDown
 	must(t, os.Mkdir(lent+"/a/b/in", 0o755))

@@ -12,7 +12,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 )
 
-// What an imported layer hides is hidden, in whichever way it is mounted.
+// testWhiteouts: a file that an imported layer hides is hidden, whichever way it is
+// mounted.
 func (e *Env) testWhiteouts(t *testing.T) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

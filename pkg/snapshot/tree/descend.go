@@ -104,9 +104,9 @@ func Dup(f *os.File) (*os.File, error) {
 // NameOf is the path that the kernel gives for a descriptor.
 func NameOf(f *os.File) (string, error) { return os.Readlink(ProcFD(int(f.Fd()))) }
 
-// Enter opens what a path means to a process whose root is root, and makes what is
-// missing of it. Links are followed as far as something is there, within root. It
-// also returns the path without links, from root.
+// Enter opens a path as a process does whose root is root, and makes the names that
+// are missing. It follows links in the names that are there, within root. It also
+// returns the path without links, from root.
 func Enter(root *os.File, p string, how Steps) (f *os.File, at string, err error) {
 	have := p
 	fd, err := OpenInRoot(int(root.Fd()), p, unix.O_PATH)

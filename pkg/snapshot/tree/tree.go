@@ -8,8 +8,8 @@
 //
 // What surprises: nothing here trusts a path. Each step starts at the descriptor
 // of the last one and follows no symbolic link (but for [OpenInRoot] and [Enter],
-// which follow links within their root), so renaming a directory meanwhile does
-// not lead anybody out of the tree.
+// which follow links within their root). So a directory that is renamed meanwhile
+// leads nowhere else.
 package tree
 
 import (

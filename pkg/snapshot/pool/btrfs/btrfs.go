@@ -192,8 +192,8 @@ func (b *Pool) Freeze(_ context.Context, from, to string) error {
 	return copySubvolume(from, to, true)
 }
 
-// room keeps snapshots off the last sixtieth of the pool. Deleting a snapshot gives
-// nothing of it back: the kernel's cleaner needs room, too.
+// room keeps snapshots off the last sixtieth of the pool. Space that they take of it
+// does not come back when they are deleted: the kernel's cleaner needs room, too.
 // (Measured on 6.18: with 596 snapshots of one subvolume on a file system that
 // was full before, nothing was free minutes after all were destroyed.)
 func (b *Pool) room() error {

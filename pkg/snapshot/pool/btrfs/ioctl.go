@@ -122,7 +122,7 @@ func destroySubvolume(path string) error {
 	return onEntry(path, iocSnapDestroy, "destroy subvolume")
 }
 
-// subvolumeID returns the id of the subvolume that fd lies in; its qgroup is 0/id.
+// subvolumeID returns the id of the subvolume of fd; its qgroup is 0/id.
 func subvolumeID(fd int) (uint64, error) {
 	a := inoLookupArgs{objectID: firstFreeObject}
 	if err := pool.Ioctl(fd, iocInoLookup, unsafe.Pointer(&a)); err != nil {

@@ -115,7 +115,8 @@ func (p *Pool) Branch(ctx context.Context, from, to string, bytes int64) error {
 			return err
 		}
 	}
-	// The limit comes last: with one below what a snapshot has, nothing could be copied.
+	// The limit comes last: if it is below the size of the snapshot, that means only that
+	// nothing more can be written.
 	return p.Limit(to, bytes)
 }
 

@@ -1,5 +1,5 @@
 // Package treetest makes directory trees for the tests of package tree and of the
-// rooms that stand on it.
+// packages that use it.
 package treetest
 
 import (
@@ -10,7 +10,7 @@ import (
 )
 
 // Crowd makes a tree of three directories with a hundred files each, named 000 to
-// 099. Nested, each directory lies in the one before it.
+// 099. If nested, each directory is in the one before it.
 func Crowd(t testing.TB, nested bool) string {
 	t.Helper()
 	root := t.TempDir()
