@@ -110,7 +110,8 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 		log.Error("recovery is incomplete; it runs again in a minute", "err", err)
 	}
 	err = d.serve(ctx, version, func() error {
-		log.Info("sandboxd serves", "version", version, "instance", cfg.Instance.String(), "pool", d.files.Describe(), "cgroups", d.cgroups.Mode(), "dur", time.Since(start).Round(time.Millisecond))
+		log.Info("sandboxd serves", "version", version, "instance", cfg.Instance.String(), "pool", d.files.Describe(),
+			"cgroups", d.cgroups.Mode(), "dur", time.Since(start).Round(time.Millisecond))
 		return errors.Join(systemd.Ready("serving "+cfg.Listen.Socket), ready())
 	})
 	systemd.Stopping()
@@ -480,8 +481,8 @@ func (d *Daemon) sweep(ctx context.Context) error {
 	if d.scope != nil {
 		held = d.scope.Keep(ctx)
 	}
-	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.files.Pool.Sweep(ctx, d.noSweep()), d.images.Sweep(ctx),
-		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.files.Pool.Sweep(ctx, d.noSweep()),
+		d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
 }
 
 // forgetClients drops the connections to agents of sandboxes that are gone.

@@ -82,7 +82,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Log:      d.log,
 		History:  d.history,
 		OnAnswer: d.onAnswer,
-	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of}, d.manager.Snapshots(), diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
+	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of},
+		d.manager.Snapshots(), diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
 }
 
 // hostNames says what r is called on this host.
