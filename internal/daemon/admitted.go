@@ -65,7 +65,7 @@ func memAvailable() (int64, error) {
 
 // spaces are the places that sandboxes fill.
 func (d *Daemon) spaces() ([]admission.Space, error) {
-	pool, _, err := d.disks.PoolSpace()
+	pool, _, err := d.files.Pool.Space()
 	if err != nil {
 		return nil, err
 	}

@@ -39,13 +39,13 @@ const dialTimeout = 5 * time.Second
 // agents reaches PID 1 of every sandbox, by one pooled client each.
 type agents struct {
 	cfg   *config.Config
-	disks *snapshot.Store
+	disks *snapshot.Disks
 
 	mu      sync.Mutex
 	clients map[string]*agent.Client // by sandbox ID
 }
 
-func newAgents(cfg *config.Config, disks *snapshot.Store) *agents {
+func newAgents(cfg *config.Config, disks *snapshot.Disks) *agents {
 	return &agents{cfg: cfg, disks: disks, clients: map[string]*agent.Client{}}
 }
 

@@ -63,8 +63,8 @@ func (d background) sweep(ctx context.Context) error {
 	if d.scope != nil {
 		held = d.scope.Keep(ctx)
 	}
-	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.disks.Sweep(ctx, d.noSweep()), d.images.Sweep(ctx),
-		d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.files.Pool.Sweep(ctx, d.noSweep()),
+		d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
 }
 
 // forgetClients drops the connections to agents of sandboxes that are gone.

@@ -21,18 +21,19 @@ var _ sandbox.Bundles = (*bundles)(nil)
 // and the places of its resources become a runtime spec.
 type bundles struct {
 	cfg     *config.Config
-	disks   *snapshot.Store
+	mounts  *snapshot.Mounts
+	volumes *snapshot.Volumes
 	ns      *netns.Manager
 	cgroups *cgroups.Tree
 	noFile  uint64 // the most open files a process of ours may be given
 }
 
-func newBundles(cfg *config.Config, disks *snapshot.Store, ns *netns.Manager, cg *cgroups.Tree) (*bundles, error) {
+func newBundles(cfg *config.Config, files *snapshot.Store, ns *netns.Manager, cg *cgroups.Tree) (*bundles, error) {
 	n, err := oci.HostNoFile()
 	if err != nil {
 		return nil, err
 	}
-	b := &bundles{cfg: cfg, disks: disks, ns: ns, cgroups: cg, noFile: n}
+	b := &bundles{cfg: cfg, mounts: files.Mounts, volumes: files.Volumes, ns: ns, cgroups: cg, noFile: n}
 	if err := os.MkdirAll(b.dir(""), 0o700); err != nil {
 		return nil, fmt.Errorf("make the directory of bundles: %w", err)
 	}
@@ -51,7 +52,7 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 	c := oci.Config{
 		ID:           r.ID,
 		Hostname:     hostname,
-		RootFS:       b.disks.RootfsDir(r.ID),
+		RootFS:       b.mounts.RootfsDir(r.ID),
 		NetNS:        b.ns.NetPath(r.ID),
 		CgroupsPath:  b.cgroups.CgroupsPath(r.ID),
 		ResolvConf:   filepath.Join(dir, "resolv.conf"),
@@ -71,7 +72,7 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 	for i, outer := range record.Outer(r.Spec.Volumes) {
 		if outer < 0 { // else it stands in that one
 			v := r.Spec.Volumes[i]
-			c.Volumes = append(c.Volumes, oci.Volume{Source: b.disks.VolumeDir(r.ID, i), Path: v.Path, ReadOnly: v.ReadOnly})
+			c.Volumes = append(c.Volumes, oci.Volume{Source: b.volumes.VolumeDir(r.ID, i), Path: v.Path, ReadOnly: v.ReadOnly})
 		}
 	}
 	if r.Spec.ReadOnly {

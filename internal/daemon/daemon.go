@@ -56,7 +56,7 @@ const shutdownLimit = 10 * time.Second
 type Daemon struct {
 	cfg     *config.Config
 	log     *slog.Logger
-	disks   *snapshot.Store
+	files   *snapshot.Store
 	store   *store.DB
 	ns      *netns.Manager
 	scope   *systemd.Scope // nil where systemd is not init
@@ -105,7 +105,8 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 		log.Error("recovery is incomplete; it runs again in a minute", "err", err)
 	}
 	err = d.serve(ctx, version, func() error {
-		log.Info("sandboxd serves", "version", version, "instance", cfg.Instance.String(), "pool", d.disks.Describe(), "cgroups", d.cgroups.Mode(), "dur", time.Since(start).Round(time.Millisecond))
+		log.Info("sandboxd serves", "version", version, "instance", cfg.Instance.String(), "pool", d.files.Describe(),
+			"cgroups", d.cgroups.Mode(), "dur", time.Since(start).Round(time.Millisecond))
 		return errors.Join(systemd.Ready("serving "+cfg.Listen.Socket), ready())
 	})
 	systemd.Stopping()
@@ -147,7 +148,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 // disksToLimit are what I/O is limited on: sandboxes write to the pool and read
 // from both.
 func (d *Daemon) disksToLimit() (all []cgroups.Disk) {
-	pool, layers, err := d.disks.Devices()
+	pool, layers, err := d.files.Devices()
 	if err != nil || pool == "" {
 		d.log.Warn("I/O can not be limited: the storage pool is on no block device", "err", err)
 		return nil
@@ -214,7 +215,7 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		return err
 	}
 	d.onClose(identity.Close)
-	d.disks, err = snapshot.Open(ctx, snapshot.Config{
+	d.files, err = snapshot.Open(ctx, snapshot.Config{
 		Instance:       d.cfg.Instance,
 		StateDir:       d.cfg.StateDir,
 		RunDir:         d.cfg.RunDir,
@@ -227,7 +228,7 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.onClose(d.disks.Close)
+	d.onClose(d.files.Close)
 	d.store, err = store.Open(stateFile(d.cfg), store.Options{Log: d.log})
 	if err != nil {
 		return err
@@ -240,7 +241,7 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		return err
 	}
 	d.images, err = image.Open(image.Config{
-		Layers:     d.disks,
+		Layers:     d.files.Layers,
 		DB:         d.store,
 		RecipesDir: d.cfg.RecipesDir,
 		TempDir:    filepath.Join(d.cfg.StateDir, "build"),
@@ -301,7 +302,7 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 }
 
 func (d *Daemon) openManager() error {
-	bundles, err := newBundles(d.cfg, d.disks, d.ns, d.cgroups)
+	bundles, err := newBundles(d.cfg, d.files, d.ns, d.cgroups)
 	if err != nil {
 		return err
 	}
@@ -325,7 +326,7 @@ func (d *Daemon) openManager() error {
 		return err
 	}
 	d.onClose(d.runc.Close)
-	d.agents = newAgents(d.cfg, d.disks)
+	d.agents = newAgents(d.cfg, d.files.Disks)
 	d.ports = publish.New(d.log)
 	d.onClose(func() error { d.ports.CloseAll(); return nil })
 	d.queue = admission.NewQueue(d.cfg.Limits.MaxCreating)
@@ -334,10 +335,10 @@ func (d *Daemon) openManager() error {
 	}
 	d.manager, err = sandbox.New(sandbox.Deps{
 		Namespaces: d.ns,
-		Disks:      d.disks,
-		Frozen:     d.disks,
-		Rootfs:     rootfs{d.disks},
-		Volumes:    volumes{d.disks},
+		Disks:      d.files.Disks,
+		Frozen:     d.files.Snapshots,
+		Rootfs:     rootfs{d.files.Mounts, d.files.Disks},
+		Volumes:    volumes{d.files.Volumes},
 		Cgroups:    cgroupTree{d.cgroups},
 		Network:    links{d.ns, d.egress},
 		Egress:     d.egress,

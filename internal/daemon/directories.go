@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 // marker is in every directory that is sandboxd's. The one in the state
@@ -71,7 +72,7 @@ func ownDirectory(key, dir string, mode os.FileMode) error {
 		case "sandboxd.sock": // systemd's, which listens before the first start
 		case "lost+found": // of a file system made for us
 		case "pool":
-			if kind, err := snapshot.PoolKind(dir, snapshot.PoolAuto); err == nil && kind == snapshot.PoolBtrfsLoop {
+			if kind, err := pool.Kind(dir, pool.Auto); err == nil && kind == pool.BtrfsLoop {
 				foreign = e.Name()
 			} // else an operator mounted one
 		default:

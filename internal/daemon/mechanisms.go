@@ -79,27 +79,30 @@ func (l links) Gone(ctx context.Context, id string) error {
 	return errors.Join(l.flows.Gone(ctx, id), l.Manager.Gone(ctx, id))
 }
 
-type rootfs struct{ *snapshot.Store }
+type rootfs struct {
+	*snapshot.Mounts
+	disks *snapshot.Disks
+}
 
 // Mount also removes what the agent left that died on this disk, or on the one
 // it began as: a death before the next agent is up must not be blamed on it.
 func (s rootfs) Mount(ctx context.Context, id string, m sandbox.Mount) error {
 	for _, path := range []string{agent.ObituaryFile, agent.CrashFile} {
-		if err := s.RemoveFile(ctx, id, path); err != nil {
+		if err := s.disks.RemoveFile(ctx, id, path); err != nil {
 			return err
 		}
 	}
-	return s.Store.Mount(ctx, id, snapshot.Mount(m))
+	return s.Mounts.Mount(ctx, id, snapshot.Mount(m))
 }
 
-type volumes struct{ *snapshot.Store }
+type volumes struct{ *snapshot.Volumes }
 
 func (v volumes) MakeVolume(ctx context.Context, vol string, bytes int64, seed sandbox.VolumeSeed) error {
-	return v.Store.MakeVolume(ctx, vol, bytes, snapshot.Seed(seed))
+	return v.Volumes.MakeVolume(ctx, vol, bytes, snapshot.Seed(seed))
 }
 
 func (v volumes) AttachVolumes(ctx context.Context, id string, a sandbox.Attachment) error {
-	return v.Store.AttachVolumes(ctx, id, snapshot.VolumeMounts(a))
+	return v.Volumes.AttachVolumes(ctx, id, snapshot.VolumeMounts(a))
 }
 
 var (
@@ -107,24 +110,24 @@ var (
 	_ sandbox.Cgroups     = cgroupTree{}
 	_ sandbox.Rootfs      = rootfs{}
 	_ sandbox.Network     = links{}
-	_ sandbox.Disks       = (*snapshot.Store)(nil)
-	_ sandbox.Frozen      = (*snapshot.Store)(nil)
+	_ sandbox.Disks       = (*snapshot.Disks)(nil)
+	_ sandbox.Frozen      = (*snapshot.Snapshots)(nil)
 	_ api.Stats           = (*stats)(nil)
 	_ api.Diffs           = diffs{}
 )
 
 // diffs compares what guests and users have written: what the agent keeps in
 // its own directory is neither.
-type diffs struct{ disks *snapshot.Store }
+type diffs struct{ files *snapshot.Store }
 
 func (d diffs) Diff(ctx context.Context, of, base string, layers []string, emit func(kind, path string) error) error {
-	return d.disks.Diff(ctx, of, base, layers, func(p string) bool { return p == agent.StateDir }, emit)
+	return d.files.Diff(ctx, of, base, layers, func(p string) bool { return p == agent.StateDir }, emit)
 }
 
 // stats measures one sandbox.
 type stats struct {
 	cgroups *cgroups.Tree
-	disks   *snapshot.Store
+	disks   *snapshot.Disks
 	agents  *agents
 }
 

@@ -55,7 +55,7 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 		l.Sandboxes[metrics.Kind{State: string(all[i].State), Runtime: all[i].Spec.Runtime}]++
 	}
 	l.Creating, l.Waiting = d.queue.Len()
-	free, total, err := d.disks.PoolSpace()
+	free, total, err := d.files.Pool.Space()
 	if err != nil {
 		return l, err
 	}

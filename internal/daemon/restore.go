@@ -142,9 +142,10 @@ func noRoom(err error) error {
 // noSweep says why nothing may be erased that nobody asked to, or is empty.
 func (d *Daemon) noSweep() string {
 	switch {
-	case d.disks.PoolID() != d.store.PoolID():
-		return fmt.Sprintf("the disks in the storage pool belong to another store (pool %.8s, store %.8s): bring back the sandboxd.db of that pool, or, to give its disks up, delete what lies in %s",
-			d.disks.PoolID(), d.store.PoolID(), filepath.Join(d.cfg.StateDir, "pool"))
+	case d.files.Pool.ID() != d.store.PoolID():
+		return fmt.Sprintf("the disks in the storage pool belong to another store (pool %.8s, store %.8s): "+
+			"bring back the sandboxd.db of that pool, or, to give its disks up, delete what lies in %s",
+			d.files.Pool.ID(), d.store.PoolID(), filepath.Join(d.cfg.StateDir, "pool"))
 	case d.store.Restored() != "":
 		return fmt.Sprintf("the state was restored from %s, and the host may hold what is younger: to have that swept, stop sandboxd, run `sandboxd restore --accept` and start it", d.store.Restored())
 	}
@@ -169,7 +170,9 @@ func (d *Daemon) strays(ctx context.Context) ([]string, error) {
 		known[id] = true
 	}
 	var strays []string
-	for _, list := range []func(context.Context) ([]string, error){d.disks.ListDisks, d.cgroups.List, d.ns.ListNamespaces, d.ns.ListLinks} {
+	for _, list := range []func(context.Context) ([]string, error){
+		d.files.Disks.ListDisks, d.cgroups.List, d.ns.ListNamespaces, d.ns.ListLinks,
+	} {
 		ids, err := list(ctx)
 		if err != nil {
 			return nil, err

@@ -33,7 +33,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, pool, err := d.disks.PoolSpace()
+	_, pool, err := d.files.Pool.Space()
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		MaxDiskBytes:      pool,
 		MaxTimeout:        time.Duration(d.cfg.Limits.MaxTimeout),
 		Runtimes:          []string{oci.Runsc, oci.Runc},
-		NoDisk:            !d.disks.Limits(),
+		NoDisk:            !d.files.Pool.Limits(),
 		NoIO:              !canIO,
 		ParseRule:         egress.ParseRule,
 		ParsePolicy:       egress.FromPolicy,
@@ -82,7 +82,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Log:      d.log,
 		History:  d.history,
 		OnAnswer: d.onAnswer,
-	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of}, d.manager.Snapshots(), diffs{d.disks}, d.images, d.agents, &stats{d.cgroups, d.disks, d.agents})
+	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of},
+		d.manager.Snapshots(), diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
 }
 
 // hostNames says what r is called on this host.
@@ -92,7 +93,7 @@ func (d *Daemon) hostNames(r record.Record) map[string]string {
 		"link":    netns.Link(r.ID),
 		"netns":   d.ns.NetPath(r.ID),
 		"cgroup":  d.cgroups.CgroupsPath(r.ID),
-		"rootfs":  d.disks.RootfsDir(r.ID),
+		"rootfs":  d.files.Mounts.RootfsDir(r.ID),
 		"slot":    strconv.Itoa(r.Slot),
 	}
 }
@@ -109,7 +110,7 @@ func (d *Daemon) notes(r record.Record) (notes []string) {
 	if r.Spec.Runtime == oci.Runsc && !r.Updated.IsZero() {
 		notes = append(notes, "limits were changed while it ran: gVisor goes on showing the guest the memory and CPUs it started with; the new limits hold")
 	}
-	if !d.disks.Limits() {
+	if !d.files.Pool.Limits() {
 		notes = append(notes, "the storage pool is a plain directory: what this sandbox writes is not limited")
 	}
 	return notes

@@ -50,7 +50,7 @@ func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 	info := wire.SystemInfo{
 		Started:  s.started.UTC(),
 		StateDir: s.cfg.StateDir,
-		Pool:     s.disks.Describe(),
+		Pool:     s.files.Describe(),
 		Cgroups:  s.cgroups.Mode(),
 		Network:  s.cfg.Network.Pool.String(),
 		Schema:   store.Schema,
@@ -117,7 +117,7 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	if df.State, err = stateSpace(s.cfg.StateDir); err != nil {
 		return df, err
 	}
-	if df.Pool.FreeBytes, df.Pool.TotalBytes, err = s.disks.PoolSpace(); err != nil {
+	if df.Pool.FreeBytes, df.Pool.TotalBytes, err = s.files.Pool.Space(); err != nil {
 		return df, err
 	}
 	all, err := s.store.List(ctx)
@@ -133,7 +133,7 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 		return df, err
 	}
 	layers := map[string]int64{}
-	digests, err := s.disks.ListLayers(ctx)
+	digests, err := s.files.Layers.List(ctx)
 	if err != nil {
 		return df, err
 	}
@@ -152,7 +152,7 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	for _, r := range all {
 		d := wire.Disk{ID: r.ID, Name: r.Spec.Name, State: api.StateOf(*r)}
 		// One that is being made or deleted has none, and some pools do not count.
-		if used, limit, err := s.disks.Usage(r.ID); err == nil {
+		if used, limit, err := s.files.Disks.Usage(r.ID); err == nil {
 			d.Bytes, d.LimitBytes = used, limit
 		}
 		if r.State == record.Ended {
@@ -161,7 +161,7 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 		df.Sandboxes = append(df.Sandboxes, d)
 	}
 	slices.SortFunc(df.Sandboxes, func(a, b wire.Disk) int { return strings.Compare(a.ID, b.ID) })
-	lost, err := s.disks.ListLost(ctx)
+	lost, err := s.files.Pool.Lost(ctx)
 	df.Lost = len(lost)
 	return df, err
 }
@@ -220,7 +220,7 @@ func (s *system) layerBytes(ctx context.Context, digest string) (int64, error) {
 	if n, ok := s.layers[digest]; ok {
 		return n, nil
 	}
-	n, err := s.disks.LayerBytes(ctx, digest)
+	n, err := s.files.Layers.DiskBytes(ctx, digest)
 	if err == nil {
 		s.layers[digest] = n
 	}

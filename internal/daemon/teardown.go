@@ -39,10 +39,10 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		return fmt.Errorf("teardown: %w", err)
 	}
 	// A mount that is still there would be emptied, not removed.
-	mounts, err := d.disks.ListMounts(ctx)
+	mounts, err := d.files.Mounts.ListMounts(ctx)
 	if err == nil {
 		var attached []string
-		attached, err = d.disks.ListAttached(ctx)
+		attached, err = d.files.Volumes.ListAttached(ctx)
 		mounts = append(mounts, attached...)
 	}
 	if err == nil && len(mounts) > 0 {
@@ -53,7 +53,7 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		egress.Purge(ctx, cfg.Instance),
 		d.ns.Purge(ctx),
 		d.removeCgroups(ctx),
-		d.disks.UnmountPool(),
+		d.files.UnmountPool(),
 	)
 	if err == nil {
 		err = removeRunDir(cfg.RunDir)

@@ -17,15 +17,15 @@ func (d *Daemon) tiePool(ctx context.Context) error {
 	if d.store.PoolID() != "" {
 		return nil
 	}
-	disks, err := d.disks.ListDisks(ctx)
+	disks, err := d.files.Disks.ListDisks(ctx)
 	if err != nil || len(disks) > 0 {
 		return err
 	}
-	snaps, err := d.disks.ListSnapshots(ctx)
+	snaps, err := d.files.Snapshots.ListSnapshots(ctx)
 	if err != nil || len(snaps) > 0 {
 		return err
 	}
-	return d.store.SetPoolID(ctx, d.disks.PoolID())
+	return d.store.SetPoolID(ctx, d.files.Pool.ID())
 }
 
 // layerUsers names the sandboxes and snapshots that stand on a layer. While a

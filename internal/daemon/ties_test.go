@@ -25,7 +25,7 @@ func TestLayerUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d := &Daemon{store: db, disks: &snapshot.Store{}}
+	d := &Daemon{store: db, files: &snapshot.Store{Pool: &snapshot.Pool{}}}
 	if users := d.layerUsers("l"); !slices.Equal(users, []string{"snap-daaaaaaaaaaa"}) {
 		t.Errorf("used by %v", users)
 	}

@@ -12,7 +12,8 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/netns"
-	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 // floor is the oldest kernel that the tests run on: Debian 12's.
@@ -54,7 +55,7 @@ var kernelChecks = []check{
 				return skipped("needs a user namespace: %v", err)
 			}
 			defer users.Close()
-			how, err := snapshot.Probe(dir, users)
+			how, err := overlay.Probe(dir, users)
 			if err != nil {
 				f := fail("put state_dir on ext4, xfs or btrfs; modprobe overlay", "%v", err)
 				f.modules = []string{"overlay"}
@@ -90,7 +91,7 @@ var kernelChecks = []check{
 	{
 		name: "loop", protects: "the storage pool is a file", root: true,
 		run: func(ctx context.Context, h *host) Finding {
-			if kind := h.pool(); kind != snapshot.PoolBtrfsLoop {
+			if kind := h.pool(); kind != pool.BtrfsLoop {
 				return ok("not needed with a pool of kind %s", kind)
 			}
 			if err := unix.Access("/dev/loop-control", unix.R_OK|unix.W_OK); err != nil {
@@ -105,9 +106,9 @@ var kernelChecks = []check{
 		name: "btrfs", protects: "disks with limits and snapshots", root: true,
 		run: func(ctx context.Context, h *host) Finding {
 			switch h.pool() {
-			case snapshot.PoolProject:
-				return ok("not needed with a pool of kind %s", snapshot.PoolProject)
-			case snapshot.PoolPlain:
+			case pool.Project:
+				return ok("not needed with a pool of kind %s", pool.Project)
+			case pool.Plain:
 				return warn(`set storage.pool = "auto"`, "the pool is a plain directory: one sandbox can fill the host's disk")
 			}
 			if strings.Contains(h.read("/proc/filesystems"), "\tbtrfs\n") {

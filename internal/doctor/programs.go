@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 var programChecks = []check{
@@ -39,7 +39,7 @@ var programChecks = []check{
 		},
 	},
 	needsProgram("iptables", "iptables", "the firewall of every sandbox", func(*host) bool { return true }),
-	needsProgram("mkfs.btrfs", "btrfs-progs", "disks with limits and snapshots", func(h *host) bool { return h.pool() == snapshot.PoolBtrfsLoop }),
+	needsProgram("mkfs.btrfs", "btrfs-progs", "disks with limits and snapshots", func(h *host) bool { return h.pool() == pool.BtrfsLoop }),
 	{
 		name: "access", protects: "who may use the API", root: true,
 		run: func(_ context.Context, h *host) Finding {

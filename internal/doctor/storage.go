@@ -7,7 +7,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/project"
 )
 
 // leastFree is what the file system of the state directory should have left
@@ -24,7 +25,7 @@ var storageChecks = []check{
 				return skipped("%v", err)
 			}
 			need := int64(leastFree)
-			if _, err := os.Stat(filepath.Join(h.cfg.StateDir, "pool.img")); err != nil && h.pool() == snapshot.PoolBtrfsLoop {
+			if _, err := os.Stat(filepath.Join(h.cfg.StateDir, "pool.img")); err != nil && h.pool() == pool.BtrfsLoop {
 				need += int64(h.cfg.Storage.PoolSize) // it is yet to be allocated, in full
 				if free < need {
 					return fail("free space, or lower storage.pool_size", "%s has %d MiB free, and storage.pool_size wants %d MiB of it", dir, free>>20, h.cfg.Storage.PoolSize>>20)
@@ -42,13 +43,13 @@ var storageChecks = []check{
 			dir := filepath.Join(h.cfg.StateDir, "pool")
 			kind, what := h.pool(), dir
 			switch kind {
-			case snapshot.PoolPlain:
+			case pool.Plain:
 				return ok("a plain directory, %s", dir)
-			case snapshot.PoolProject:
-				if err := snapshot.EnforcesProjects(existing(dir)); err != nil {
+			case pool.Project:
+				if err := project.Check(existing(dir)); err != nil {
 					return fail("mount "+dir+" with project quotas, or set storage.pool", "%v", err)
 				}
-			case snapshot.PoolBtrfsLoop:
+			case pool.BtrfsLoop:
 				what = filepath.Join(h.cfg.StateDir, "pool.img")
 				if _, err := os.Stat(what); err != nil {
 					return ok("made at the first start, %d MiB", h.cfg.Storage.PoolSize>>20)
@@ -59,9 +60,9 @@ var storageChecks = []check{
 				return skipped("statfs %s: %v", dir, err)
 			}
 			switch is := st.Type == unix.BTRFS_SUPER_MAGIC; {
-			case !is && kind == snapshot.PoolBtrfsLoop:
+			case !is && kind == pool.BtrfsLoop:
 				return ok("%s is not mounted; the daemon mounts it", what)
-			case !is && kind == snapshot.PoolBtrfs:
+			case !is && kind == pool.Btrfs:
 				return fail("mount a btrfs on "+dir+", or set storage.pool = \"auto\"", "the pool is to be a btrfs, and none is mounted on %s", dir)
 			}
 			if st.Flags&unix.ST_RDONLY != 0 {
@@ -77,7 +78,7 @@ var storageChecks = []check{
 
 // pool is the kind of pool the daemon takes.
 func (h *host) pool() string {
-	kind, err := snapshot.PoolKind(h.cfg.StateDir, h.cfg.Storage.Pool)
+	kind, err := pool.Kind(h.cfg.StateDir, h.cfg.Storage.Pool)
 	if err != nil { // the state directory can not be looked at, which its own check says
 		return h.cfg.Storage.Pool
 	}

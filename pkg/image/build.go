@@ -97,7 +97,7 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, progress
 	if err != nil {
 		return i, err
 	}
-	defer s.cfg.Layers.DropStage(layer.stage) //nolint:errcheck // named, or removed at the next start
+	defer s.cfg.Layers.Drop(layer.stage) //nolint:errcheck // named, or removed at the next start
 	if layer.digest, err = s.ownDigest(ctx, layer.stage); err != nil {
 		return i, err
 	}
@@ -181,7 +181,7 @@ func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Wri
 		return nil
 	}}
 	var mark int64
-	l.stage, l.digest, l.bytes, err = s.cfg.Layers.StageLayer(ctx, end, func(read int64) {
+	l.stage, l.digest, l.bytes, err = s.cfg.Layers.Stage(ctx, end, func(read int64) {
 		if read-mark >= 50<<20 {
 			mark = read
 			fmt.Fprintf(progress, "imported %d MiB\n", read>>20)

@@ -26,7 +26,7 @@ type listing struct {
 	members map[string]string
 }
 
-func (l *listing) StageLayer(ctx context.Context, r io.Reader, progress func(int64)) (string, string, int64, error) {
+func (l *listing) Stage(ctx context.Context, r io.Reader, progress func(int64)) (string, string, int64, error) {
 	pr, pw := io.Pipe()
 	done := make(chan struct{})
 	l.members = map[string]string{}
@@ -40,7 +40,7 @@ func (l *listing) StageLayer(ctx context.Context, r io.Reader, progress func(int
 		}
 		_, _ = io.Copy(io.Discard, pr)
 	}()
-	stage, digest, n, err := l.memory.StageLayer(ctx, io.TeeReader(r, pw), progress)
+	stage, digest, n, err := l.memory.Stage(ctx, io.TeeReader(r, pw), progress)
 	pw.Close()
 	<-done
 	return stage, digest, n, err

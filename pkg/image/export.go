@@ -92,14 +92,14 @@ func (s *Store) export(ctx context.Context, i record.Image, w io.Writer) error {
 func (s *Store) putLayer(ctx context.Context, tw *tar.Writer, layer string) (v1.Hash, error) {
 	h := sha256.New()
 	size := &counted{}
-	if err := s.cfg.Layers.ReadLayer(ctx, layer, io.MultiWriter(h, size)); err != nil {
+	if err := s.cfg.Layers.Read(ctx, layer, io.MultiWriter(h, size)); err != nil {
 		return v1.Hash{}, err
 	}
 	sum := v1.Hash{Algorithm: strings.TrimSuffix(digestPrefix, ":"), Hex: hex.EncodeToString(h.Sum(nil))}
 	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: sum.Hex + ".tar", Mode: 0o444, Size: size.n, ModTime: time.Unix(0, 0)}); err != nil {
 		return v1.Hash{}, err
 	}
-	return sum, s.cfg.Layers.ReadLayer(ctx, layer, tw)
+	return sum, s.cfg.Layers.Read(ctx, layer, tw)
 }
 
 const digestPrefix = "sha256:"

@@ -35,21 +35,21 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Layers keeps unpacked layers by the digest of their tar. (snapshot)
+// Layers keeps unpacked layers by the digest of their tar. (snapshot/layer)
 type Layers interface {
-	// StageLayer unpacks a tar into a layer without a name, CommitLayer gives it
-	// its name, DropStage removes it if it has none.
-	StageLayer(ctx context.Context, r io.Reader, progress func(int64)) (stage, digest string, bytes int64, err error)
-	CommitLayer(ctx context.Context, stage, digest string) error
-	DropStage(stage string) error
-	// ReadLayer writes a layer as a tar, the same each time, and ReadStage one that
-	// has no name yet.
-	ReadLayer(ctx context.Context, digest string, w io.Writer) error
+	// Stage unpacks a tar into a layer without a name, Commit gives it its name,
+	// Drop removes it if it has none.
+	Stage(ctx context.Context, r io.Reader, progress func(int64)) (stage, digest string, bytes int64, err error)
+	Commit(ctx context.Context, stage, digest string) error
+	Drop(stage string) error
+	// Read writes a layer as a tar, the same each time, and ReadStage one that has
+	// no name yet.
+	Read(ctx context.Context, digest string, w io.Writer) error
 	ReadStage(ctx context.Context, stage string, w io.Writer) error
-	// LayerSize fails with errs.NotFound if the layer is not here.
-	LayerSize(ctx context.Context, digest string) (int64, error)
-	RemoveLayer(ctx context.Context, digest string) error
-	ListLayers(ctx context.Context) ([]string, error)
+	// Size fails with errs.NotFound if the layer is not here.
+	Size(ctx context.Context, digest string) (int64, error)
+	Remove(ctx context.Context, digest string) error
+	List(ctx context.Context) ([]string, error)
 	// Room fails with errs.Exhausted where imports may take no more disk.
 	Room() error
 }

@@ -59,8 +59,8 @@ func (m *memory) DeleteImage(_ context.Context, name, tag string) error {
 	return nil
 }
 
-// StageLayer unpacks nothing; a stage is called after the digest to come.
-func (m *memory) StageLayer(_ context.Context, r io.Reader, progress func(int64)) (stage, digest string, bytes int64, err error) {
+// Stage unpacks nothing; a stage is called after the digest to come.
+func (m *memory) Stage(_ context.Context, r io.Reader, progress func(int64)) (stage, digest string, bytes int64, err error) {
 	h := sha256.New()
 	n, err := io.Copy(h, r)
 	if err != nil {
@@ -73,36 +73,36 @@ func (m *memory) StageLayer(_ context.Context, r io.Reader, progress func(int64)
 	return "new-" + d, d, n, nil
 }
 
-func (m *memory) CommitLayer(_ context.Context, _, digest string) error {
+func (m *memory) Commit(_ context.Context, _, digest string) error {
 	m.layers[digest] = true
 	return nil
 }
 
-func (m *memory) DropStage(string) error { return nil }
-func (m *memory) Room() error            { return nil }
+func (m *memory) Drop(string) error { return nil }
+func (m *memory) Room() error       { return nil }
 
-func (m *memory) ReadLayer(_ context.Context, digest string, w io.Writer) error {
+func (m *memory) Read(_ context.Context, digest string, w io.Writer) error {
 	_, err := io.WriteString(w, digest)
 	return err
 }
 
 func (m *memory) ReadStage(ctx context.Context, stage string, w io.Writer) error {
-	return m.ReadLayer(ctx, strings.TrimPrefix(stage, "new-"), w)
+	return m.Read(ctx, strings.TrimPrefix(stage, "new-"), w)
 }
 
-func (m *memory) LayerSize(_ context.Context, digest string) (int64, error) {
+func (m *memory) Size(_ context.Context, digest string) (int64, error) {
 	if !m.layers[digest] {
 		return 0, errs.New(errs.NotFound, "no layer %s", digest)
 	}
 	return 1, nil
 }
 
-func (m *memory) RemoveLayer(_ context.Context, digest string) error {
+func (m *memory) Remove(_ context.Context, digest string) error {
 	delete(m.layers, digest)
 	return nil
 }
 
-func (m *memory) ListLayers(context.Context) (list []string, err error) {
+func (m *memory) List(context.Context) (list []string, err error) {
 	for d := range m.layers {
 		list = append(list, d)
 	}
@@ -210,7 +210,7 @@ func TestResolveAndRemove(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	left, _ := m.ListLayers(ctx)
+	left, _ := m.List(ctx)
 	slices.Sort(left)
 	if want := []string{"base", "of an old build", "py311"}; !slices.Equal(left, want) {
 		t.Errorf("layers left: %q, want %q", left, want)

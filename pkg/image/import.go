@@ -108,7 +108,7 @@ type staged struct {
 func (im *importer) drop() {
 	for _, l := range im.layers {
 		if l.stage != "" {
-			_ = im.s.cfg.Layers.DropStage(l.stage) // the next start removes it else
+			_ = im.s.cfg.Layers.Drop(l.stage) // the next start removes it else
 		}
 	}
 }
@@ -197,7 +197,7 @@ func (im *importer) image(ctx context.Context, format string, r io.Reader) (reco
 
 // here takes a layer that this host has already.
 func (im *importer) here(ctx context.Context, diffID string) (bool, error) {
-	n, err := im.s.cfg.Layers.LayerSize(ctx, diffID)
+	n, err := im.s.cfg.Layers.Size(ctx, diffID)
 	if errs.Is(err, errs.NotFound) {
 		return false, nil
 	}
@@ -236,13 +236,13 @@ func (im *importer) layer(ctx context.Context, f io.ReaderAt, l archive.Layer, a
 // stage stages a layer, which must have the digest want if that is not empty
 // and pass check if that is not nil.
 func (im *importer) stage(ctx context.Context, r io.Reader, want string, check func() error) error {
-	stage, digest, n, err := im.s.cfg.Layers.StageLayer(ctx, r, nil)
+	stage, digest, n, err := im.s.cfg.Layers.Stage(ctx, r, nil)
 	if err != nil {
 		return err
 	}
 	if want == "" {
 		if digest, err = im.s.ownDigest(ctx, stage); err != nil {
-			return errors.Join(err, im.s.cfg.Layers.DropStage(stage))
+			return errors.Join(err, im.s.cfg.Layers.Drop(stage))
 		}
 	}
 	im.layers = append(im.layers, staged{stage, digest, n})
@@ -286,9 +286,9 @@ func (s *Store) name(ctx context.Context, i record.Image, layers []staged) (_ re
 	defer s.naming.Unlock()
 	for _, l := range layers {
 		if l.stage != "" {
-			err = s.cfg.Layers.CommitLayer(ctx, l.stage, l.digest)
+			err = s.cfg.Layers.Commit(ctx, l.stage, l.digest)
 		} else {
-			_, err = s.cfg.Layers.LayerSize(ctx, l.digest)
+			_, err = s.cfg.Layers.Size(ctx, l.digest)
 		}
 		if errs.Is(err, errs.NotFound) {
 			return i, errs.Wrap(err, errs.Unavailable, "layer %s was removed while the image that shares it was imported; import it again", l.digest)

@@ -28,12 +28,14 @@ import (
 	at "github.com/sandboxd/sandboxd/pkg/image/archive/archivetest"
 	"github.com/sandboxd/sandboxd/pkg/image/registry"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 func TestMain(m *testing.M) {
 	verbs := archive.Verbs()
-	verbs[snapshot.UnpackVerb] = snapshot.Unpack
+	verbs[layer.UnpackVerb] = layer.Unpack
 	plan := verbs[archive.PlanVerb]
 	verbs[archive.PlanVerb] = func(args []string) error {
 		if _, err := unix.Write(confine.FirstFile, nil); err != unix.EBADF { //nolint:errorlint // as write(2) says it
@@ -48,9 +50,9 @@ func TestMain(m *testing.M) {
 // world is a store of images on the real storage and the real database.
 type world struct {
 	*image.Store
-	dir    string
-	layers *snapshot.Store
-	used   map[string][]string
+	dir   string
+	disks *snapshot.Store
+	used  map[string][]string
 }
 
 func newWorld(t *testing.T) *world {
@@ -67,19 +69,19 @@ func newWorldOf(t *testing.T, registries []registry.Registry) *world {
 	self, err := os.Open("/proc/self/ns/user") // nothing is mounted here
 	must(t, err)
 	t.Cleanup(func() { self.Close() })
-	w.layers, err = snapshot.Open(t.Context(), snapshot.Config{
-		Instance: 's', StateDir: filepath.Join(w.dir, "state"), RunDir: filepath.Join(w.dir, "run"), Pool: snapshot.PoolPlain,
+	w.disks, err = snapshot.Open(t.Context(), snapshot.Config{
+		Instance: 's', StateDir: filepath.Join(w.dir, "state"), RunDir: filepath.Join(w.dir, "run"), Pool: pool.Plain,
 		IdentityUserNS: self, UserNS: func(string) (*os.File, error) { return nil, errors.New("no sandboxes here") },
 	})
 	must(t, err)
 	db, err := store.Open(filepath.Join(w.dir, "db"), store.Options{})
 	must(t, err)
-	t.Cleanup(func() { must(t, errors.Join(db.Close(), w.layers.Close())) })
+	t.Cleanup(func() { must(t, errors.Join(db.Close(), w.disks.Close())) })
 	client, err := registry.New(registries)
 	must(t, err)
 	w.Store, err = image.Open(image.Config{
 		Registries: client, BlobsDir: filepath.Join(w.dir, "blobs"),
-		Layers: w.layers, DB: db, TempDir: filepath.Join(w.dir, "build"),
+		Layers: w.disks.Layers, DB: db, TempDir: filepath.Join(w.dir, "build"),
 		Users: func(l string) []string { return w.used[l] },
 	})
 	must(t, err)
@@ -100,7 +102,7 @@ func (w *world) holds(t *testing.T, images, layers int) {
 	ctx := context.Background()
 	all, err := w.List(ctx)
 	must(t, err)
-	named, err := w.layers.ListLayers(ctx)
+	named, err := w.disks.Layers.List(ctx)
 	must(t, err)
 	if len(all) != images || len(named) != layers {
 		t.Errorf("%d images and %d layers, want %d and %d", len(all), len(named), images, layers)
@@ -171,7 +173,7 @@ func TestImport(t *testing.T) {
 				t.Errorf("image %+v, %d told", i, unpacked)
 			}
 			w.holds(t, 1, 2)
-			dir, err := w.layers.LayerPath(i.Layers[1])
+			dir, err := w.disks.Layers.Path(i.Layers[1])
 			must(t, err)
 			fi, err := os.Lstat(filepath.Join(dir, "etc/gone"))
 			if err != nil || fi.Mode()&os.ModeCharDevice == 0 {
@@ -211,7 +213,7 @@ func TestImportOfDocker(t *testing.T) {
 	if i.Ref() != "two:2" || len(i.Layers) != 2 || !slices.Contains(i.Config.Env, "A=b") || i.Config.Workdir != "/srv" || i.Config.User != "5:6" || i.Config.Labels["k"] != "v" {
 		t.Errorf("image %+v", i)
 	}
-	dir, err := w.layers.LayerPath(i.Layers[1])
+	dir, err := w.disks.Layers.Path(i.Layers[1])
 	must(t, err)
 	if b, err := os.ReadFile(filepath.Join(dir, "etc/n")); err != nil || string(b) != "new\n" {
 		t.Errorf("the second layer: %q, %v", b, err)
@@ -369,7 +371,7 @@ func TestSweepDuringImport(t *testing.T) {
 		t.Fatal(swept, err)
 	}
 	for _, l := range i.Layers {
-		if _, err := w.layers.LayerPath(l); err != nil {
+		if _, err := w.disks.Layers.Path(l); err != nil {
 			t.Error(err)
 		}
 	}

@@ -40,7 +40,7 @@ func (s *Store) Remove(ctx context.Context, uri string) error {
 	}
 	for _, l := range own {
 		if len(bad) == 0 { // else the sweep does, when that is known again
-			err = errors.Join(err, s.cfg.Layers.RemoveLayer(ctx, l))
+			err = errors.Join(err, s.cfg.Layers.Remove(ctx, l))
 		}
 	}
 	if err != nil {
@@ -110,7 +110,7 @@ func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
 		}
 		images = slices.DeleteFunc(images, func(i record.Image) bool { return slices.Contains(p.Images, i.Ref()) })
 	}
-	layers, err := s.cfg.Layers.ListLayers(ctx)
+	layers, err := s.cfg.Layers.List(ctx)
 	if err != nil {
 		return p, fmt.Errorf("prune images: %w", err)
 	}
@@ -119,8 +119,8 @@ func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
 		if needed[l] || len(s.cfg.Users(l)) > 0 {
 			continue
 		}
-		n, serr := s.cfg.Layers.LayerSize(ctx, l)
-		rerr := s.cfg.Layers.RemoveLayer(ctx, l)
+		n, serr := s.cfg.Layers.Size(ctx, l)
+		rerr := s.cfg.Layers.Remove(ctx, l)
 		if rerr == nil {
 			p.Layers, p.Bytes = append(p.Layers, l), p.Bytes+n
 		}

@@ -14,6 +14,8 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -24,50 +26,50 @@ const VolumesDir = "volumes"
 // VolumeMounts are what a sandbox mounts beside its root file system.
 type VolumeMounts struct {
 	All      []record.VolumeMount
-	Memory   []string // where file systems in memory will stand, in which the runtime makes what is missing
+	Memory   []string // paths of file systems in memory, in which the runtime makes mount points itself
 	OwnUsers bool     // as in Mount
 	UIDBase  uint32
 }
 
-// VolumeDir is where AttachVolumes mounts the n-th volume of id, unless that lies
-// in another one.
-func (s *Store) VolumeDir(id string, n int) string {
-	return filepath.Join(s.cfg.RunDir, VolumesDir, id, strconv.Itoa(n))
+// VolumeDir is where AttachVolumes mounts the n-th volume of id, unless its path is in
+// another volume.
+func (v *Volumes) VolumeDir(id string, n int) string {
+	return filepath.Join(v.runDir, VolumesDir, id, strconv.Itoa(n))
 }
 
-// AttachVolumes mounts the volumes of id where the runtime takes them from, nosuid
-// and nodev, with the ids of its guest and all that is mounted below them. Those
-// that lie in another stand in it already. It also makes their mount points in the
-// root file system.
+// AttachVolumes mounts the volumes of id where the runtime takes them from, nosuid and
+// nodev, with the ids of its guest and with all mounts below them. A volume whose path
+// is in another volume is mounted in that one. AttachVolumes also makes their mount
+// points in the root file system.
 //
-// All is done on descriptors: what was checked is what is mounted, whoever changes
-// names meanwhile, in volumes that others write to or on the host.
+// It works on descriptors, so it mounts what it has checked, even if somebody renames
+// directories meanwhile, in volumes that others write to or on the host.
 //
 // Preconditions: the root file system of id is mounted and nothing runs in it; its
 // volumes were made. A failed AttachVolumes is undone by DetachVolumes.
-func (s *Store) AttachVolumes(_ context.Context, id string, m VolumeMounts) error {
+func (v *Volumes) AttachVolumes(_ context.Context, id string, m VolumeMounts) error {
 	if len(m.All) == 0 {
 		return nil
 	}
 	if !record.IsID(id) {
 		return fmt.Errorf("attach volumes of %q: not an id", id)
 	}
-	if err := s.attachVolumes(id, m); err != nil {
+	if err := v.attachVolumes(id, m); err != nil {
 		return fmt.Errorf("attach volumes of %s: %w", id, err)
 	}
 	return nil
 }
 
-func (s *Store) attachVolumes(id string, m VolumeMounts) error {
-	users := s.cfg.IdentityUserNS
-	if m.OwnUsers {
-		var err error
-		if users, err = s.cfg.UserNS(id); err != nil {
-			return err
-		}
-		defer users.Close()
+func (v *Volumes) attachVolumes(id string, m VolumeMounts) error {
+	ns, done, err := v.users.open(id, m.OwnUsers)
+	if err != nil {
+		return err
 	}
-	a := attachment{store: s, id: id, VolumeMounts: m, users: int(users.Fd()), outer: record.Outer(m.All)}
+	defer done()
+	a := attachment{
+		VolumeMounts: m, rootfs: v.rootfs(id), dir: func(i int) string { return v.VolumeDir(id, i) },
+		ns: int(ns.Fd()), outer: record.Outer(m.All),
+	}
 	a.sources, a.mounts = make([]*os.File, len(m.All)), make([]*os.File, len(m.All))
 	defer a.close()
 	order := make([]int, len(m.All))
@@ -76,15 +78,14 @@ func (s *Store) attachVolumes(id string, m VolumeMounts) error {
 	}
 	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(len(m.All[i].Path), len(m.All[j].Path)) })
 	for _, i := range order {
-		var err error
-		if a.sources[i], err = s.openSource(&m.All[i]); err != nil {
+		if a.sources[i], err = v.openSource(&m.All[i]); err != nil {
 			return err
 		}
 	}
 	if err := a.mountPoints(order); err != nil {
 		return err
 	}
-	if err := os.Mkdir(filepath.Dir(s.VolumeDir(id, 0)), 0o700); err != nil {
+	if err := os.Mkdir(filepath.Dir(v.VolumeDir(id, 0)), 0o700); err != nil {
 		return err
 	}
 	for _, i := range order {
@@ -97,12 +98,12 @@ func (s *Store) attachVolumes(id string, m VolumeMounts) error {
 
 // attachment is the work of one AttachVolumes.
 type attachment struct {
-	store *Store
-	id    string
 	VolumeMounts
-	users int
-	outer []int
-	// by the index of the volume: as it lies on the host, and idmapped
+	rootfs string             // the root file system of the sandbox
+	dir    func(i int) string // where volume i is mounted for the runtime
+	ns     int                // descriptor of the user namespace that idmaps
+	outer  []int              // by index of a volume: the volume that it is mounted in, or -1
+	// by index of a volume: as it is on the host, and idmapped
 	sources, mounts []*os.File
 }
 
@@ -114,10 +115,10 @@ func (a *attachment) close() {
 	}
 }
 
-// mountPoints makes what volumes are mounted on: in the root file system, or in
-// the volume that they lie in.
+// mountPoints makes the directories and files that volumes are mounted on: in the root
+// file system, or in their outer volume.
 func (a *attachment) mountPoints(order []int) error {
-	root, err := openPath(a.store.RootfsDir(a.id))
+	root, err := openPath(a.rootfs)
 	if err != nil {
 		return err
 	}
@@ -131,7 +132,7 @@ func (a *attachment) mountPoints(order []int) error {
 		}
 		what := fmt.Sprintf("mountPath %q", m.Path)
 		if o := a.outer[i]; o >= 0 {
-			f, err := descend(a.sources[o], a.within(i), steps{make: !a.All[o].ReadOnly, kind: kind})
+			f, err := tree.Descend(a.sources[o], a.within(i), tree.Steps{Make: !a.All[o].ReadOnly, Kind: kind})
 			if err == nil {
 				err = errors.Join(sameKind(f, kind), f.Close())
 			}
@@ -143,11 +144,11 @@ func (a *attachment) mountPoints(order []int) error {
 		if slices.ContainsFunc(a.Memory, func(dir string) bool { return record.Within(m.Path, dir) }) {
 			continue
 		}
-		how := steps{make: true, kind: kind, sameMount: true, as: func(f func()) { f() }}
+		how := tree.Steps{Make: true, Kind: kind, SameMount: true, As: func(f func()) { f() }}
 		if a.OwnUsers {
-			how.as = func(f func()) { _ = actingAs(int(a.UIDBase), func() error { f(); return nil }) }
+			how.As = func(f func()) { _ = overlay.ActingAs(int(a.UIDBase), func() error { f(); return nil }) }
 		}
-		f, at, err := enter(root, m.Path, how)
+		f, at, err := tree.Enter(root, m.Path, how)
 		if err == nil {
 			err = errors.Join(sameKind(f, kind), f.Close())
 		}
@@ -155,11 +156,13 @@ func (a *attachment) mountPoints(order []int) error {
 			return badPath(err, "VOLUME::INVALID_MOUNT_PATH", what)
 		}
 		if record.IsPrivate(at) {
-			return errs.Wire(errs.New(errs.Invalid, "%s is %s, by links in the root file system, where the runtime or sandboxd has its own files; choose another directory", what, at), "VOLUME::INVALID_MOUNT_PATH")
+			return errs.Wire(errs.New(errs.Invalid, "%s is %s, by links in the root file system, where the runtime or sandboxd has its "+
+				"own files; choose another directory", what, at), "VOLUME::INVALID_MOUNT_PATH")
 		}
 		for other, name := range places {
 			if record.Within(at, other) || record.Within(other, at) {
-				return errs.Wire(errs.New(errs.Invalid, "%s is %s, by links in the root file system, and volume %s is at %s: one would hide the other, or lie in it; name directories without links", what, at, name, other), "VOLUME::INVALID_MOUNT_PATH")
+				return errs.Wire(errs.New(errs.Invalid, "%s is %s, by links in the root file system, and volume %s is at %s: one would "+
+					"hide the other, or lie in it; name directories without links", what, at, name, other), "VOLUME::INVALID_MOUNT_PATH")
 			}
 		}
 		places[at] = m.Name
@@ -167,22 +170,22 @@ func (a *attachment) mountPoints(order []int) error {
 	return nil
 }
 
-// within is where volume i lies in its outer one.
+// within is the path of volume i in its outer one.
 func (a *attachment) within(i int) string {
 	return strings.TrimPrefix(a.All[i].Path, a.All[a.outer[i]].Path+"/")
 }
 
 // mount attaches volume i: below the run directory, or in its outer one, which is
-// there by then.
+// attached before it.
 func (a *attachment) mount(i int) error {
 	m := &a.All[i]
-	c, err := cloneTree(a.sources[i], a.users, m.ReadOnly)
+	c, err := cloneTree(a.sources[i], a.ns, m.ReadOnly)
 	if err != nil {
 		return err
 	}
 	a.mounts[i] = c
 	if o := a.outer[i]; o >= 0 {
-		on, err := descend(a.mounts[o], a.within(i), steps{})
+		on, err := tree.Descend(a.mounts[o], a.within(i), tree.Steps{})
 		if err != nil {
 			return badPath(err, "VOLUME::INVALID_MOUNT_PATH", fmt.Sprintf("mountPath %q in volume %s", m.Path, a.All[o].Name))
 		}
@@ -192,12 +195,12 @@ func (a *attachment) mount(i int) error {
 		}
 		return nil
 	}
-	target := a.store.VolumeDir(a.id, i)
+	target := a.dir(i)
 	kind, err := kindOf(c)
 	if err != nil {
 		return err
 	}
-	if err := makeEntry(unix.AT_FDCWD, target, kind); err != nil {
+	if err := tree.MakeEntry(unix.AT_FDCWD, target, kind); err != nil {
 		return &os.PathError{Op: "make", Path: target, Err: err}
 	}
 	if err := unix.MoveMount(int(c.Fd()), "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
@@ -206,11 +209,11 @@ func (a *attachment) mount(i int) error {
 	return nil
 }
 
-// cloneTree makes an idmapped copy of what is mounted at f and below, attached
-// nowhere. What is mounted there later does not show, and what is mounted in the
-// copy shows nowhere else. A file system that knows no idmapped mounts, as those
-// of the kernel about itself, is refused with what it holds.
-func cloneTree(f *os.File, users int, readOnly bool) (*os.File, error) {
+// cloneTree makes an idmapped copy of the mounts at f and below, attached nowhere.
+// Mounts that are added there later do not show in the copy, and mounts in the copy
+// show nowhere else. A file system that cannot be idmapped, as those of the kernel
+// about itself, is refused with everything mounted in it.
+func cloneTree(f *os.File, ns int, readOnly bool) (*os.File, error) {
 	fd, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
 	if err != nil {
 		return nil, &os.PathError{Op: "open_tree", Path: f.Name(), Err: err}
@@ -219,7 +222,7 @@ func cloneTree(f *os.File, users int, readOnly bool) (*os.File, error) {
 	attr := unix.MountAttr{
 		Attr_set:    unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_IDMAP,
 		Propagation: unix.MS_PRIVATE,
-		Userns_fd:   uint64(users),
+		Userns_fd:   uint64(ns),
 	}
 	if readOnly {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
@@ -228,159 +231,35 @@ func cloneTree(f *os.File, users int, readOnly bool) (*os.File, error) {
 		c.Close()
 		err = &os.PathError{Op: "idmap", Path: f.Name(), Err: err}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-			return nil, errs.Wire(errs.Wrap(err, errs.Invalid, "its file system, or one that is mounted in it, can not be shown with the ids of a guest (proc, sysfs, cgroups, NFS, some FUSE, and tmpfs before Linux 6.3); mount a directory of another"), "VOLUME::INVALID_HOST_PATH")
+			return nil, errs.Wire(errs.Wrap(err, errs.Invalid, "its file system, or one that is mounted in it, can not be shown with "+
+				"the ids of a guest (proc, sysfs, cgroups, NFS, some FUSE, and tmpfs before Linux 6.3); mount a directory of "+
+				"another"), "VOLUME::INVALID_HOST_PATH")
 		}
 		return nil, err
 	}
 	return c, nil
 }
 
-func (s *Store) openSource(m *record.VolumeMount) (*os.File, error) {
+func (v *Volumes) openSource(m *record.VolumeMount) (*os.File, error) {
 	if m.Source == "" {
-		return s.openVolume(m)
+		return v.openVolume(m)
 	}
-	return s.openHost(m)
+	return v.openHost(m)
 }
 
-// CheckHostPath fails as AttachVolumes would if a path of the host may not be
-// mounted, or can not be. Directories that are missing are made.
-func (s *Store) CheckHostPath(m record.VolumeMount) error {
-	f, err := s.openHost(&m)
-	if err != nil {
-		return err
-	}
-	return f.Close()
-}
-
-// openHost opens a directory or file of the host below one that the configuration
-// allows; what is missing is made as a directory of root's.
-func (s *Store) openHost(m *record.VolumeMount) (*os.File, error) {
-	allowed := ""
-	for _, dir := range s.cfg.HostPaths {
-		if record.Within(m.Source, dir) && len(dir) > len(allowed) {
-			allowed = dir
-		}
-	}
-	if allowed == "" {
-		return nil, errs.Wire(errs.New(errs.Invalid, "host path %q lies in no directory that this host lends; the daemon's configuration names those (storage.allowed_host_paths)", m.Source), "VOLUME::HOST_PATH_NOT_ALLOWED")
-	}
-	what := fmt.Sprintf("host path %q", filepath.Join(m.Source, m.Sub))
-	top, err := openPath(allowed) // the operator's name, links and all
-	if err != nil {
-		return nil, badPath(err, "VOLUME::HOST_PATH_NOT_FOUND", what)
-	}
-	defer top.Close()
-	f := top
-	if rel := strings.Trim(strings.TrimPrefix(filepath.Join(m.Source, m.Sub), allowed), "/"); rel != "" {
-		f, err = descend(top, rel, steps{make: true, kind: unix.S_IFDIR})
-	} else {
-		f, err = dup(top)
-	}
-	if err != nil {
-		code := "VOLUME::INVALID_HOST_PATH"
-		if p, ok := errors.AsType[*os.PathError](err); ok && p.Op == "make" {
-			code = "VOLUME::HOST_PATH_CREATE_FAILED"
-		}
-		return nil, badPath(err, code, what)
-	}
-	if err := s.lendable(f, top, what); err != nil {
-		f.Close()
-		return nil, err
-	}
-	return f, nil
-}
-
-// kernelFS are file systems of the kernel about itself.
-var kernelFS = []int64{
-	unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC,
-	unix.SECURITYFS_MAGIC, unix.BPF_FS_MAGIC, unix.DEVPTS_SUPER_MAGIC, unix.NSFS_MAGIC, unix.EFIVARFS_MAGIC, unix.PSTOREFS_MAGIC,
-}
-
-// lendable refuses what no guest may have, wherever the configuration points: the
-// daemon's own directories, the kernel's file systems, devices and sockets.
-func (s *Store) lendable(f, top *os.File, what string) error {
-	refuse := func(why string) error {
-		return errs.Wire(errs.New(errs.Invalid, "%s: %s", what, why), "VOLUME::INVALID_HOST_PATH")
-	}
-	if err := mountable(f, "VOLUME::INVALID_HOST_PATH", what); err != nil {
-		return err
-	}
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return &os.PathError{Op: "statfs", Path: f.Name(), Err: err}
-	}
-	if slices.Contains(kernelFS, int64(st.Type)) {
-		return refuse("it lies on a file system of the kernel about itself")
-	}
-	at, err := nameOf(f)
-	if err != nil {
-		return err
-	}
-	above, err := nameOf(top)
-	if err != nil {
-		return err
-	}
-	if !record.Within(at, above) {
-		return refuse("it was moved away while it was looked at")
-	}
-	for _, own := range []string{s.cfg.StateDir, s.cfg.RunDir} {
-		if own, err = filepath.EvalSymlinks(own); err != nil {
-			return err
-		}
-		if record.Within(at, own) || record.Within(own, at) {
-			return refuse("sandboxd keeps its own files there, or below")
-		}
-	}
-	return nil
-}
-
-// mountable refuses devices, sockets and named pipes.
-func mountable(f *os.File, wire, what string) error {
-	kind, err := kindOf(f)
-	if err == nil && kind != unix.S_IFDIR && kind != unix.S_IFREG {
-		err = errs.Wire(errs.New(errs.Invalid, "%s: it is neither a directory nor a regular file", what), wire)
-	}
-	return err
-}
-
-func openPath(dir string) (*os.File, error) {
-	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: dir, Err: err}
-	}
-	return os.NewFile(uintptr(fd), dir), nil
-}
-
-func kindOf(f *os.File) (uint32, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return 0, &os.PathError{Op: "stat", Path: f.Name(), Err: err}
-	}
-	return st.Mode & unix.S_IFMT, nil
-}
-
-// sameKind refuses to mount a directory on a file, or the other way round.
-func sameKind(f *os.File, want uint32) error {
-	kind, err := kindOf(f)
-	if err == nil && (kind == unix.S_IFDIR) != (want == unix.S_IFDIR) {
-		err = unix.ENOTDIR
-	}
-	return err
-}
-
-// DetachVolumes takes away what AttachVolumes made for id, also half of it; nothing
-// there is fine. Mount points stay.
-func (s *Store) DetachVolumes(_ context.Context, id string) error {
+// DetachVolumes removes what AttachVolumes made for id, also half of it; absent is
+// fine. Mount points stay.
+func (v *Volumes) DetachVolumes(_ context.Context, id string) error {
 	if !record.IsID(id) {
 		return fmt.Errorf("detach volumes of %q: not an id", id)
 	}
-	if err := s.detachVolumes(filepath.Dir(s.VolumeDir(id, 0))); err != nil {
+	if err := v.detachVolumes(filepath.Dir(v.VolumeDir(id, 0))); err != nil {
 		return fmt.Errorf("detach volumes of %s: %w", id, err)
 	}
 	return nil
 }
 
-func (s *Store) detachVolumes(dir string) error {
+func (v *Volumes) detachVolumes(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -410,8 +289,8 @@ func (s *Store) detachVolumes(dir string) error {
 }
 
 // ListAttached returns the ids that have volumes attached, or a part of them.
-func (s *Store) ListAttached(context.Context) (ids []string, err error) {
-	entries, err := os.ReadDir(filepath.Join(s.cfg.RunDir, VolumesDir))
+func (v *Volumes) ListAttached(context.Context) (ids []string, err error) {
+	entries, err := os.ReadDir(filepath.Join(v.runDir, VolumesDir))
 	if err != nil {
 		return nil, fmt.Errorf("list attached volumes: %w", err)
 	}

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Devices returns the block devices that the files of sandboxes are on, as
-// "254:0": of the pool, which all of them write to, and of the image layers,
-// which they only read. They are whole disks, which is what the kernel limits
-// I/O on, and may be the same. A directory on no block device, as on NFS, has "".
+// Devices returns the block devices that the files of sandboxes are on, as "254:0":
+// of the pool, which all of them write to, and of the image layers, which they only
+// read. Both are whole disks, on which the kernel limits I/O, and may be the same. For
+// a directory on no block device, as on NFS, it is "".
 func (s *Store) Devices() (pool, layers string, err error) {
-	for dir, dev := range map[string]*string{s.poolDir: &pool, s.layerDir: &layers} {
+	for dir, dev := range map[string]*string{s.Pool.dir: &pool, s.layerDir: &layers} {
 		if *dev, err = deviceOf(dir); err != nil {
 			return "", "", fmt.Errorf("find the disk of %s: %w", dir, err)
 		}

@@ -7,45 +7,40 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
-// strayFor is how long a disk without a record is kept.
-const strayFor = 24 * time.Hour
+// Disks are the files that sandboxes write, one disk each.
+type Disks struct{ pool *Pool }
 
-// Directories of a pool beside the disks.
-const (
-	lostDir  = "lost+found" // strays, as ID-UNIXTIME
-	trashDir = ".trash"     // what is being destroyed
-)
-
-func (s *Store) diskDir(id string) (string, error) {
+// diskDir is the directory of a disk, whether it is there or not.
+func (p *Pool) diskDir(id string) (string, error) {
 	if !record.IsID(id) {
 		return "", fmt.Errorf("disk %q: not an id", id)
 	}
-	return filepath.Join(s.poolDir, id), nil
+	return filepath.Join(p.dir, id), nil
 }
 
-// CreateDisk makes a disk that holds at most bytes, metadata included; 0 is no
-// limit. It is empty, or begins as the snapshot named, of which it needs nothing
-// afterwards. It fails with fs.ErrExist if there is one, with errs.NotFound
-// without the snapshot, with errs.Exhausted if the pool is full, with
-// errs.Unsupported if the pool can not limit.
-func (s *Store) CreateDisk(ctx context.Context, id, snapshot string, bytes int64) error {
-	dir, err := s.diskDir(id)
+// CreateDisk makes a disk that holds at most bytes, metadata included; 0 is no limit.
+// It is empty, or begins as a snapshot, which it does not need afterwards. It fails
+// with fs.ErrExist if there is one, with errs.NotFound without the snapshot, with
+// errs.Exhausted if the pool is full, with errs.Unsupported if the pool cannot limit.
+func (d *Disks) CreateDisk(ctx context.Context, id, snapshot string, bytes int64) error {
+	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return err
 	}
 	if snapshot != "" {
-		return s.branch(ctx, snapshot, id, dir, bytes)
+		return d.branch(ctx, snapshot, id, dir, bytes)
 	}
-	if err := s.pool.create(dir, bytes); err != nil {
-		return s.createFailed(id, err)
+	if err := d.pool.driver.Create(dir, bytes); err != nil {
+		return createFailed(id, err)
 	}
 	// Guest root owns the root of what it will see.
 	err = unix.Mkdir(filepath.Join(dir, "u"), 0o755)
@@ -53,196 +48,112 @@ func (s *Store) CreateDisk(ctx context.Context, id, snapshot string, bytes int64
 		err = unix.Mkdir(filepath.Join(dir, "w"), 0o700)
 	}
 	if err != nil {
-		return s.createFailed(id, errors.Join(err, s.pool.destroy(dir)))
+		return createFailed(id, errors.Join(err, d.pool.driver.Destroy(dir)))
 	}
 	return nil
 }
 
-// LimitDisk lets the disk of id hold at most bytes, metadata included. Less than
-// it holds is taken: then nothing more can be written. It fails with
-// errs.Unsupported if the pool can not limit.
-func (s *Store) LimitDisk(_ context.Context, id string, bytes int64) error {
-	dir, err := s.diskDir(id)
+// branch makes the disk of id, at dir, of a snapshot.
+func (d *Disks) branch(ctx context.Context, snap, id, dir string, bytes int64) error {
+	from, err := d.pool.snapshotDir(snap)
 	if err != nil {
 		return err
 	}
-	if _, now, err := s.pool.usage(dir); err == nil && now == bytes {
-		return nil // the sweep asks every minute, and a write would wake the disk
+	if err := d.pool.driver.Branch(ctx, from, dir, bytes); err != nil {
+		if !errors.Is(err, fs.ErrExist) {
+			err = errors.Join(err, d.pool.driver.Destroy(dir))
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return errs.Wrap(err, errs.NotFound, "the files of snapshot %s are not on the storage pool any more", snap)
+		}
+		return createFailed(id, err)
 	}
-	if err := s.pool.limit(dir, bytes); err != nil {
+	// The overlay starts afresh. The marks that it left in its work directory say
+	// nothing about the files, which were on disk when the snapshot was taken.
+	err = tree.Remove(filepath.Join(dir, "w"))
+	if err == nil {
+		err = unix.Mkdir(filepath.Join(dir, "w"), 0o700)
+	}
+	if rerr := unix.Lremovexattr(dir, bootAttr); rerr != nil && !errors.Is(rerr, unix.ENODATA) {
+		err = errors.Join(err, &os.PathError{Op: "removexattr", Path: dir, Err: rerr})
+	}
+	if err != nil {
+		return createFailed(id, errors.Join(err, d.pool.driver.Destroy(dir)))
+	}
+	return nil
+}
+
+// LimitDisk lets the disk of id hold at most bytes, metadata included. If it holds
+// more already, nothing more can be written. It fails with errs.Unsupported if the
+// pool cannot limit.
+func (d *Disks) LimitDisk(_ context.Context, id string, bytes int64) error {
+	dir, err := d.pool.diskDir(id)
+	if err != nil {
+		return err
+	}
+	if _, now, err := d.pool.driver.Usage(dir); err == nil && now == bytes {
+		return nil // the sweep calls this every minute, and a write would wake the disk
+	}
+	if err := d.pool.driver.Limit(dir, bytes); err != nil {
 		return fmt.Errorf("limit disk %s: %w", id, err)
 	}
 	return nil
 }
 
-func (s *Store) createFailed(id string, err error) error {
-	return s.poolFull(fmt.Errorf("create disk %s: %w", id, err))
+func createFailed(id string, err error) error {
+	return poolFull(fmt.Errorf("create disk %s: %w", id, err))
 }
 
 // DeleteDisk removes the disk of id; absent is fine. It is renamed away and
 // destroyed in the background: dropping what is dirty in the page cache takes
 // 3 ms for 20 MB. The space comes back soon after.
-func (s *Store) DeleteDisk(_ context.Context, id string) error {
-	dir, err := s.diskDir(id)
+func (d *Disks) DeleteDisk(_ context.Context, id string) error {
+	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return err
 	}
-	// Ids are never used twice, so this name is free.
-	if err := s.throwAway(dir, os.Rename(dir, filepath.Join(s.poolDir, trashDir, id))); err != nil {
+	if err := d.pool.destroyLater(dir, os.Rename(dir, d.pool.trashPath(id))); err != nil {
 		return fmt.Errorf("delete disk %s: %w", id, err)
 	}
 	return nil
 }
 
-// throwAway empties the trash in the background after something was moved
-// there, with err. A file system that is full to the last block refuses to
-// rename, and allows to destroy.
-func (s *Store) throwAway(dir string, err error) error {
-	switch {
-	case err == nil:
-		s.bg.Go(s.emptyTrash)
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return s.pool.destroy(dir)
-	case errors.Is(err, fs.ErrNotExist):
-		return nil
+// ListDisks returns the ids that have a disk. It fails when the pool is not there: a
+// pool that somebody has unmounted has not lost its disks.
+func (d *Disks) ListDisks(context.Context) ([]string, error) {
+	if id, err := os.ReadFile(filepath.Join(d.pool.dir, pool.IDFile)); err != nil || strings.TrimSpace(string(id)) != d.pool.id {
+		return nil, fmt.Errorf("list disks: the storage pool is not at %s any more; if somebody unmounted it, restart sandboxd, which "+
+			"mounts it", d.pool.dir)
 	}
-	return err
-}
-
-// emptyTrash removes what was thrown away. What it can not remove stays for
-// the next sweep, which says so.
-func (s *Store) emptyTrash() { _ = s.removeTrash(context.Background()) }
-
-func (s *Store) removeTrash(ctx context.Context) error {
-	select {
-	case s.trash <- struct{}{}:
-		defer func() { <-s.trash }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	dir := filepath.Join(s.poolDir, trashDir)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	var all error
-	for _, e := range entries {
-		all = errors.Join(all, s.pool.destroy(filepath.Join(dir, e.Name())), ctx.Err())
-	}
-	return all
-}
-
-// ListDisks returns the ids that have a disk. It fails when the pool is not
-// there: what somebody unmounted has not lost its disks.
-func (s *Store) ListDisks(context.Context) ([]string, error) {
-	if id, err := os.ReadFile(filepath.Join(s.poolDir, idFile)); err != nil || strings.TrimSpace(string(id)) != s.poolID {
-		return nil, fmt.Errorf("list disks: the storage pool is not at %s any more; if somebody unmounted it, restart sandboxd, which mounts it", s.poolDir)
-	}
-	entries, err := os.ReadDir(s.poolDir)
+	ids, err := d.pool.ids(record.IsID)
 	if err != nil {
 		return nil, fmt.Errorf("list disks: %w", err)
-	}
-	var ids []string
-	for _, e := range entries {
-		if record.IsID(e.Name()) {
-			ids = append(ids, e.Name())
-		}
 	}
 	return ids, nil
 }
 
-// diskDirs lists the disks, snapshots and volumes of a pool, strays included.
-func diskDirs(pool string) (dirs []string, err error) {
-	for _, in := range []string{pool, filepath.Join(pool, lostDir)} {
-		entries, err := os.ReadDir(in)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, err
-		}
-		for _, e := range entries {
-			if id, _ := cutStray(e.Name()); record.IsID(id) || record.IsSnapshotID(id) || record.IsVolumeID(id) {
-				dirs = append(dirs, filepath.Join(in, e.Name()))
-			}
-		}
-	}
-	return dirs, nil
-}
-
-// cutStray splits the name of something in lost+found into its id and the time
-// it came there, zero for any other name.
-func cutStray(name string) (id string, since time.Time) {
-	i := strings.LastIndexByte(name, '-')
-	if i < 0 || record.IsSnapshotID(name) {
-		return name, time.Time{}
-	}
-	n, err := strconv.ParseInt(name[i+1:], 10, 64)
-	if err != nil {
-		return name, time.Time{}
-	}
-	return name[:i], time.Unix(n, 0)
-}
-
 // MoveStray puts the disk of id into lost+found, from where Sweep removes it
 // after 24 h. Absent is fine.
-func (s *Store) MoveStray(_ context.Context, id string) error {
-	dir, err := s.diskDir(id)
+func (d *Disks) MoveStray(_ context.Context, id string) error {
+	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return err
 	}
-	if err := os.Rename(dir, s.lostPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Rename(dir, d.pool.lostPath(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("move stray disk %s: %w", id, err)
 	}
 	return nil
 }
 
-// Sweep removes strays older than 24 h, what a killed daemon left in the
-// trash, and what destroyed disks left inside the pool. Strays stay while
-// noSweep says why nothing may be swept.
-func (s *Store) Sweep(ctx context.Context, noSweep string) error {
-	var err error
-	if noSweep == "" {
-		err = s.sweepStrays()
-	}
-	if err = errors.Join(err, s.removeTrash(ctx), s.pool.sweep(ctx)); err != nil {
-		return fmt.Errorf("sweep storage pool: %w", err)
-	}
-	return nil
-}
-
-// clocked is before any release of sandboxd: a clock that says less was not set.
-var clocked = time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC)
-
-func (s *Store) sweepStrays() error {
-	dir := filepath.Join(s.poolDir, lostDir)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		id, since := cutStray(e.Name())
-		if since.IsZero() || !record.IsID(id) && !record.IsSnapshotID(id) {
-			continue // what an operator put there is the operator's
-		}
-		path := filepath.Join(dir, e.Name())
-		switch age := time.Since(since); {
-		case age < 0, since.Before(clocked):
-			// It came there when the clock was wrong; its day begins now.
-			err = errors.Join(err, os.Rename(path, s.lostPath(id)))
-		case age >= strayFor:
-			err = errors.Join(err, s.pool.destroy(path))
-		}
-	}
-	return err
-}
-
-// Usage returns the bytes a disk holds, writes on their way included, and its
-// limit, 0 for none. It fails with errs.Unsupported on a plain pool, with
-// fs.ErrNotExist without a disk.
-func (s *Store) Usage(id string) (used, limit int64, err error) {
-	dir, err := s.diskDir(id)
+// Usage returns the bytes that a disk is charged with, including writes that are still
+// in memory, and its limit, 0 for none. It fails with errs.Unsupported on a plain
+// pool, with fs.ErrNotExist without a disk.
+func (d *Disks) Usage(id string) (used, limit int64, err error) {
+	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return 0, 0, err
 	}
-	used, limit, err = s.pool.usage(dir)
+	used, limit, err = d.pool.driver.Usage(dir)
 	if err != nil {
 		return 0, 0, fmt.Errorf("usage of disk %s: %w", id, err)
 	}

@@ -1,12 +1,12 @@
 package snapshot
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
 	"golang.org/x/sys/unix"
 )
 
@@ -14,14 +14,17 @@ import (
 // in one overlay, with 100 files in the lower and 100 written into the upper.
 func (s *Store) TrapMount(t *testing.T) (root string) {
 	t.Helper()
-	lower, upper := filepath.Join(s.poolDir, "lower"), filepath.Join(s.poolDir, "upper")
+	lower, upper := filepath.Join(s.Pool.dir, "lower"), filepath.Join(s.Pool.dir, "upper")
 	for _, d := range []string{lower, upper} {
-		if err := s.pool.create(d, 0); err != nil {
+		if err := s.Pool.driver.Create(d, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	root = filepath.Join(s.cfg.RunDir, "trap")
-	for _, d := range []string{filepath.Join(lower, "l"), filepath.Join(lower, "l/srv"), filepath.Join(upper, "u"), filepath.Join(upper, "w"), root} {
+	root = filepath.Join(s.Mounts.runDir, "trap")
+	for _, d := range []string{
+		filepath.Join(lower, "l"), filepath.Join(lower, "l/srv"), filepath.Join(upper, "u"),
+		filepath.Join(upper, "w"), root,
+	} {
 		if err := os.Mkdir(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -31,10 +34,13 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 			t.Fatal(err)
 		}
 	}
-	o := overlay{source: "sandboxd-trap", target: root, disk: upper, lowers: []string{filepath.Join(lower, "l")}, userns: int(s.cfg.IdentityUserNS.Fd()), later: s.bg.Go, private: root + "-clones"}
-	mount := o.mountDetached
-	if s.attached {
-		mount = o.mountAttached
+	o := overlay.Mount{
+		Source: "sandboxd-trap", Target: root, Disk: upper, Lowers: []string{filepath.Join(lower, "l")},
+		UserNS: int(s.Mounts.users.identity.Fd()), Later: s.bg.Go, Private: root + "-clones",
+	}
+	mount := o.Detached
+	if s.Mounts.attached {
+		mount = o.Attached
 	}
 	if err := mount(); err != nil {
 		t.Fatal(err)
@@ -50,9 +56,4 @@ func (s *Store) TrapMount(t *testing.T) (root string) {
 		}
 	}
 	return root
-}
-
-// ProbeAsLinux61 is Probe on a kernel that wants attached clones.
-func ProbeAsLinux61(dir string, users *os.File) (how string, err error) {
-	return probe(dir, users, func(*overlay) error { return errors.New("as before Linux 6.15") })
 }

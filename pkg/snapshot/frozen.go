@@ -7,63 +7,65 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
-	"golang.org/x/sys/unix"
 )
 
-func (s *Store) frozenDir(snap string) (string, error) {
+// Snapshots are frozen disks: copies, each of one disk at one moment, that nobody
+// changes. A disk that begins as a snapshot needs it no longer.
+type Snapshots struct{ pool *Pool }
+
+// snapshotDir is the directory of a snapshot, whether it is there or not.
+func (p *Pool) snapshotDir(snap string) (string, error) {
 	if !record.IsSnapshotID(snap) {
 		return "", fmt.Errorf("snapshot %q: not an id", snap)
 	}
-	return filepath.Join(s.poolDir, snap), nil
+	return filepath.Join(p.dir, snap), nil
 }
 
-// PrepareSnapshot writes out what the pool holds in memory only, which
-// TakeSnapshot would have to while a guest stands still.
-func (s *Store) PrepareSnapshot(ctx context.Context) error {
-	if err := s.pool.flush(ctx); err != nil {
+// PrepareSnapshot writes out what is only in memory, so that TakeSnapshot need not
+// do so while a guest stands still.
+func (s *Snapshots) PrepareSnapshot(ctx context.Context) error {
+	if err := s.pool.driver.Flush(ctx); err != nil {
 		return fmt.Errorf("sync storage pool: %w", err)
 	}
 	return nil
 }
 
-// TakeSnapshot makes a frozen copy of the disk of id, which must not change
-// meanwhile: a moment on btrfs, as long as copying takes on a plain pool. It
-// fails with errs.Exhausted if the pool is full, and with errs.WrongState if
-// the disk was in use without syncing when the host went down. What it leaves
-// when it fails, DeleteSnapshot removes.
-func (s *Store) TakeSnapshot(ctx context.Context, snap, id string) error {
-	to, err := s.frozenDir(snap)
+// TakeSnapshot freezes the disk of id, which must not change meanwhile: this takes a
+// moment on btrfs, and as long as copying on other pools. It fails with
+// errs.Exhausted if the pool is full, and with errs.WrongState if the disk was in use
+// without syncing when the host went down. DeleteSnapshot removes what a failed one
+// leaves.
+func (s *Snapshots) TakeSnapshot(ctx context.Context, snap, id string) error {
+	to, err := s.pool.snapshotDir(snap)
 	if err != nil {
 		return err
 	}
-	from, err := s.diskDir(id)
+	from, err := s.pool.diskDir(id)
 	if err != nil {
 		return err
 	}
-	if _, err = trusted(from); err == nil {
-		err = s.pool.freeze(ctx, from, to)
+	if _, err = volatileMark(from); err == nil {
+		err = s.pool.driver.Freeze(ctx, from, to)
 	}
 	if err != nil {
-		return s.poolFull(fmt.Errorf("take snapshot %s of disk %s: %w", snap, id, err))
+		return poolFull(fmt.Errorf("take snapshot %s of disk %s: %w", snap, id, err))
 	}
 	return nil
 }
 
-// FinishSnapshot has a snapshot survive a crash of the host, and returns the
-// bytes that the disk of id is charged with, from which it was taken, 0 if the
-// pool does not count.
-func (s *Store) FinishSnapshot(ctx context.Context, snap, id string) (bytes int64, err error) {
-	dir, err := s.diskDir(id)
+// FinishSnapshot makes a snapshot survive a crash of the host. It returns the bytes
+// that the disk of id, of which it was taken, is charged with, 0 if the pool does not
+// count.
+func (s *Snapshots) FinishSnapshot(ctx context.Context, snap, id string) (bytes int64, err error) {
+	dir, err := s.pool.diskDir(id)
 	if err != nil {
 		return 0, err
 	}
-	if err = s.pool.settle(ctx); err == nil {
-		bytes, _, err = s.pool.usage(dir)
+	if err = s.pool.driver.Settle(ctx); err == nil {
+		bytes, _, err = s.pool.driver.Usage(dir)
 	}
 	if err != nil && !errs.Is(err, errs.Unsupported) {
 		return 0, fmt.Errorf("finish snapshot %s: %w", snap, err)
@@ -73,32 +75,32 @@ func (s *Store) FinishSnapshot(ctx context.Context, snap, id string) (bytes int6
 
 // DeleteSnapshot removes a snapshot, also half of one; absent is fine. The
 // space comes back soon after.
-func (s *Store) DeleteSnapshot(_ context.Context, snap string) error {
-	dir, err := s.frozenDir(snap)
+func (s *Snapshots) DeleteSnapshot(_ context.Context, snap string) error {
+	dir, err := s.pool.snapshotDir(snap)
 	if err != nil {
 		return err
 	}
-	if err := s.throwAway(dir, s.moveFrozen(dir, filepath.Join(s.poolDir, trashDir, snap))); err != nil {
+	if err := s.pool.destroyLater(dir, s.move(dir, s.pool.trashPath(snap))); err != nil {
 		return fmt.Errorf("delete snapshot %s: %w", snap, err)
 	}
 	return nil
 }
 
 // MoveStraySnapshot is MoveStray for a snapshot.
-func (s *Store) MoveStraySnapshot(_ context.Context, snap string) error {
-	dir, err := s.frozenDir(snap)
+func (s *Snapshots) MoveStraySnapshot(_ context.Context, snap string) error {
+	dir, err := s.pool.snapshotDir(snap)
 	if err != nil {
 		return err
 	}
-	if err := s.moveFrozen(dir, s.lostPath(snap)); err != nil {
+	if err := s.move(dir, s.pool.lostPath(snap)); err != nil {
 		return fmt.Errorf("move stray snapshot %s: %w", snap, err)
 	}
 	return nil
 }
 
-// moveFrozen renames what can not be renamed while it is read-only.
-func (s *Store) moveFrozen(from, to string) error {
-	err := s.pool.unfreeze(from)
+// move renames a snapshot; absent is fine.
+func (s *Snapshots) move(from, to string) error {
+	err := s.pool.driver.Unfreeze(from)
 	if err == nil {
 		err = os.Rename(from, to)
 	}
@@ -109,59 +111,10 @@ func (s *Store) moveFrozen(from, to string) error {
 }
 
 // ListSnapshots returns the ids that have a snapshot, or half of one.
-func (s *Store) ListSnapshots(context.Context) ([]string, error) {
-	entries, err := os.ReadDir(s.poolDir)
+func (s *Snapshots) ListSnapshots(context.Context) ([]string, error) {
+	ids, err := s.pool.ids(record.IsSnapshotID)
 	if err != nil {
 		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
-	var ids []string
-	for _, e := range entries {
-		if record.IsSnapshotID(e.Name()) {
-			ids = append(ids, e.Name())
-		}
-	}
 	return ids, nil
-}
-
-// branch makes the disk of id of a snapshot.
-func (s *Store) branch(ctx context.Context, snap, id, dir string, bytes int64) error {
-	from, err := s.frozenDir(snap)
-	if err != nil {
-		return err
-	}
-	if err := s.pool.branch(ctx, from, dir, bytes); err != nil {
-		if !errors.Is(err, fs.ErrExist) {
-			err = errors.Join(err, s.pool.destroy(dir))
-		}
-		if errors.Is(err, fs.ErrNotExist) {
-			return errs.Wrap(err, errs.NotFound, "the files of snapshot %s are not on the storage pool any more", snap)
-		}
-		return s.createFailed(id, err)
-	}
-	// The overlay starts afresh. What it left to itself says nothing about the
-	// files, which were on disk when the snapshot was taken.
-	err = removeTree(filepath.Join(dir, "w"))
-	if err == nil {
-		err = unix.Mkdir(filepath.Join(dir, "w"), 0o700)
-	}
-	if rerr := unix.Lremovexattr(dir, bootAttr); rerr != nil && !errors.Is(rerr, unix.ENODATA) {
-		err = errors.Join(err, &os.PathError{Op: "removexattr", Path: dir, Err: rerr})
-	}
-	if err != nil {
-		return s.createFailed(id, errors.Join(err, s.pool.destroy(dir)))
-	}
-	return nil
-}
-
-// poolFull says what a client may read of err if the pool is full.
-func (s *Store) poolFull(err error) error {
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		return errs.Wrap(err, errs.Exhausted, "the storage pool is full: delete sandboxes or snapshots, or make pool_size larger")
-	}
-	return err
-}
-
-// lostPath is where a stray is kept.
-func (s *Store) lostPath(id string) string {
-	return filepath.Join(s.poolDir, lostDir, id+"-"+strconv.FormatInt(time.Now().Unix(), 10))
 }

@@ -8,9 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -22,9 +26,27 @@ type Mount struct {
 	Volatile bool     // a host crash may lose it; unmounting then writes nothing back
 }
 
+// Mounts are the root file systems of sandboxes: for each its disk over image layers.
+type Mounts struct {
+	runDir   string // <runDir>/<id>/rootfs
+	pool     *Pool
+	layers   *layer.Store
+	scaffold string // the directory of the layer with all mount points
+	users    users
+	attached bool            // mount as Linux 6.1 needs it
+	bg       *sync.WaitGroup // work in the background
+
+	mu        sync.Mutex
+	releasing map[string][]chan struct{} // by id: overlays that are detached and still written back
+}
+
+// clonesDir is the directory of a sandbox, below the run directory, where an overlay
+// attaches its clones for a moment if the kernel is older than Linux 6.15.
+const clonesDir = "clones"
+
 // RootfsDir is where Mount mounts the root file system of id.
-func (s *Store) RootfsDir(id string) string {
-	return filepath.Join(s.cfg.RunDir, id, "rootfs")
+func (m *Mounts) RootfsDir(id string) string {
+	return filepath.Join(m.runDir, id, "rootfs")
 }
 
 // Mount mounts layers and disk of id at RootfsDir(id), nosuid and nodev. Above
@@ -33,87 +55,81 @@ func (s *Store) RootfsDir(id string) string {
 //
 // Preconditions: CreateDisk(id) was called and, with own users, the user
 // namespace of id exists. A failed Mount is undone by Unmount.
-func (s *Store) Mount(ctx context.Context, id string, m Mount) error {
-	if err := s.mount(ctx, id, m); err != nil {
+func (m *Mounts) Mount(ctx context.Context, id string, how Mount) error {
+	if err := m.mount(ctx, id, how); err != nil {
 		return fmt.Errorf("mount rootfs of %s: %w", id, err)
 	}
 	return nil
 }
 
-func (s *Store) mount(ctx context.Context, id string, m Mount) error {
-	disk, err := s.diskDir(id)
+func (m *Mounts) mount(ctx context.Context, id string, how Mount) error {
+	disk, err := m.pool.diskDir(id)
 	if err != nil {
 		return err
 	}
-	if err := s.awaitRelease(ctx, id); err != nil {
+	if err := m.awaitRelease(ctx, id); err != nil {
 		return err
 	}
-	if err := clearVolatile(disk, m.Volatile); err != nil {
+	if err := clearVolatile(disk, how.Volatile); err != nil {
 		return err
 	}
 	if err := clearMountPoint(filepath.Join(disk, "u", agentState)); err != nil {
 		return err
 	}
-	target, err := s.makeTarget(id, m)
+	target, err := m.makeTarget(id, how)
 	if err != nil {
 		return err
 	}
-	users := s.cfg.IdentityUserNS
-	if m.OwnUsers {
-		if users, err = s.cfg.UserNS(id); err != nil {
-			return err
-		}
-		defer users.Close()
+	ns, done, err := m.users.open(id, how.OwnUsers)
+	if err != nil {
+		return err
 	}
-	o := overlay{
-		source:   "sandboxd-" + id,
-		target:   target,
-		disk:     disk,
-		userns:   int(users.Fd()),
-		volatile: m.Volatile,
-		private:  filepath.Join(filepath.Dir(target), clonesDir),
-		later:    s.bg.Go,
+	defer done()
+	o := overlay.Mount{
+		Source:   "sandboxd-" + id,
+		Target:   target,
+		Disk:     disk,
+		UserNS:   int(ns.Fd()),
+		Volatile: how.Volatile,
+		Private:  filepath.Join(filepath.Dir(target), clonesDir),
+		Later:    m.bg.Go,
 	}
-	if m.OwnUsers {
-		o.root = int(m.UIDBase)
+	if how.OwnUsers {
+		o.Root = int(how.UIDBase)
 	}
-	o.lowers = append(o.lowers, filepath.Join(s.layerDir, scaffoldName))
-	for i := len(m.Layers) - 1; i >= 0; i-- {
-		dir, err := s.LayerPath(m.Layers[i])
-		if err != nil {
-			return err
-		}
-		o.lowers = append(o.lowers, dir)
+	if o.Lowers, err = m.lowers(how.Layers); err != nil {
+		return err
 	}
-	if s.attached {
-		return s.lend(disk, o.mountAttached)
+	if m.attached {
+		return m.mountBeyondLimit(disk, o.Attached)
 	}
-	return s.lend(disk, o.mountDetached)
+	return m.mountBeyondLimit(disk, o.Detached)
 }
 
-// mountRoom is what a full disk may take beyond its limit, in bytes, while it is
+// mountRoom is how many bytes a full disk may take beyond its limit while it is being
 // mounted: an overlay makes its work directory anew.
 const mountRoom = 4 << 20
 
-// lend does mount, and once more beyond the limit where the disk is full.
-func (s *Store) lend(disk string, mount func() error) error {
+// mountBeyondLimit calls mount. If the disk is full, it raises the limit for a moment
+// and calls mount again.
+func (m *Mounts) mountBeyondLimit(disk string, mount func() error) error {
 	err := mount()
-	if !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, errReadOnly) {
+	if !errors.Is(err, unix.EDQUOT) && !errors.Is(err, unix.ENOSPC) && !errors.Is(err, overlay.ErrReadOnly) {
 		return err
 	}
-	_, limit, uerr := s.pool.usage(disk)
+	_, limit, uerr := m.pool.driver.Usage(disk)
 	if uerr != nil || limit == 0 {
 		return err
 	}
-	if lerr := s.pool.limit(disk, limit+mountRoom); lerr != nil {
+	if lerr := m.pool.driver.Limit(disk, limit+mountRoom); lerr != nil {
 		return errors.Join(err, lerr)
 	}
-	return errors.Join(mount(), s.pool.limit(disk, limit))
+	return errors.Join(mount(), m.pool.driver.Limit(disk, limit))
 }
 
-// clearMountPoint removes what hides a mount point of the scaffold and is no
-// directory. A runtime follows a link there on the host, and a guest may have
-// made one before its disk was snapshotted. Nothing of a guest runs now.
+// clearMountPoint removes a file or link that hides a mount point of the scaffold. A
+// runtime would follow a link there on the host, and a guest may have made one before
+// a snapshot of its disk was taken. Nothing of a guest runs now.
 func clearMountPoint(path string) error {
 	fi, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) || err == nil && fi.IsDir() {
@@ -125,13 +141,13 @@ func clearMountPoint(path string) error {
 	return err
 }
 
-// makeTarget makes the mount point and says who may pass above it.
-func (s *Store) makeTarget(id string, m Mount) (string, error) {
-	target := s.RootfsDir(id)
+// makeTarget makes the mount point, and lets only the sandbox's root pass above it.
+func (m *Mounts) makeTarget(id string, how Mount) (string, error) {
+	target := m.RootfsDir(id)
 	top := filepath.Dir(target)
 	gid, mode := 0, fs.FileMode(0o700)
-	if m.OwnUsers {
-		gid, mode = int(m.UIDBase), 0o710
+	if how.OwnUsers {
+		gid, mode = int(how.UIDBase), 0o710
 	}
 	if err := os.Mkdir(top, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
@@ -143,7 +159,7 @@ func (s *Store) makeTarget(id string, m Mount) (string, error) {
 		if !errors.Is(err, fs.ErrExist) {
 			return "", err
 		}
-		mounted, err := isMountPoint(target)
+		mounted, err := tree.IsMountPoint(target)
 		if err != nil {
 			return "", err
 		}
@@ -157,12 +173,12 @@ func (s *Store) makeTarget(id string, m Mount) (string, error) {
 // bootAttr remembers in which boot a disk was last mounted volatile.
 const bootAttr = "trusted.sandboxd.boot"
 
-// trusted reports whether a disk bears the mark of a volatile mount that was
-// never unmounted. The mark says only that nothing was synced: if just the
-// daemon died, the page cache still had it all; if the host did, the files are
-// what the disk happened to have, and are refused with errs.WrongState.
-func trusted(disk string) (marked bool, err error) {
-	marked, err = exists(filepath.Join(disk, "w/work/incompat/volatile"))
+// volatileMark reports whether a disk has overlayfs' mark of a volatile mount that was
+// never unmounted. The mark says only that nothing was synced. If only the daemon
+// died, the page cache has everything. If the host went down, the files are what the
+// disk happened to have, and volatileMark fails with errs.WrongState.
+func volatileMark(disk string) (marked bool, err error) {
+	marked, err = tree.Exists(filepath.Join(disk, "w/work/incompat/volatile"))
 	if err != nil || !marked {
 		return false, err
 	}
@@ -173,7 +189,8 @@ func trusted(disk string) (marked bool, err error) {
 	var was [64]byte
 	n, err := unix.Lgetxattr(disk, bootAttr, was[:])
 	if err != nil || string(was[:n]) != boot {
-		return true, errs.New(errs.WrongState, "its disk was in use without syncing when the host went down, so its files can not be trusted: delete the sandbox")
+		return true, errs.New(errs.WrongState, "its disk was in use without syncing when the host went down, so its files can not be "+
+			"trusted: delete the sandbox")
 	}
 	return true, nil
 }
@@ -186,12 +203,12 @@ func bootID() (string, error) {
 // clearVolatile makes a disk mountable that was mounted volatile and never
 // unmounted, and notes the boot if it is to be volatile again.
 func clearVolatile(disk string, volatile bool) error {
-	mark, err := trusted(disk)
+	mark, err := volatileMark(disk)
 	if err != nil {
 		return err
 	}
 	if mark {
-		if err := removeTree(filepath.Join(disk, "w/work")); err != nil {
+		if err := tree.Remove(filepath.Join(disk, "w/work")); err != nil {
 			return err
 		}
 	}
@@ -208,34 +225,33 @@ func clearVolatile(disk string, volatile bool) error {
 	return nil
 }
 
-// Unmount takes the root file system of id away, also half of one; nothing
-// there is fine. What the guest wrote is kept and written back in the
-// background; Mount waits for that. The directory of id below the run
-// directory must hold nothing else.
-func (s *Store) Unmount(_ context.Context, id string) error {
+// Unmount removes the root file system of id, also half of one; absent is fine. The
+// disk keeps what the guest wrote. It is written back in the background, and Mount
+// waits for that. The directory of id below the run directory must hold nothing else.
+func (m *Mounts) Unmount(_ context.Context, id string) error {
 	if !record.IsID(id) {
 		return fmt.Errorf("unmount rootfs of %q: not an id", id)
 	}
-	if err := s.unmount(id); err != nil {
+	if err := m.unmount(id); err != nil {
 		return fmt.Errorf("unmount rootfs of %s: %w", id, err)
 	}
 	return nil
 }
 
-func (s *Store) unmount(id string) error {
-	target := s.RootfsDir(id)
-	if err := detachClones(filepath.Join(filepath.Dir(target), clonesDir)); err != nil {
+func (m *Mounts) unmount(id string) error {
+	target := m.RootfsDir(id)
+	if err := overlay.DetachClones(filepath.Join(filepath.Dir(target), clonesDir)); err != nil {
 		return err
 	}
 	for {
-		mounted, err := isMountPoint(target)
+		mounted, err := tree.IsMountPoint(target)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 		if !mounted {
 			break
 		}
-		if err := s.detach(id, target); err != nil {
+		if err := m.detach(id, target); err != nil {
 			return err
 		}
 	}
@@ -247,10 +263,11 @@ func (s *Store) unmount(id string) error {
 	return nil
 }
 
-// detach takes a mount out of the tree and leaves to the background what ends
-// an overlay: a sync of the whole file system that its upper is on, 2 ms when
-// nobody has written and seconds when any sandbox has. A descriptor delays it.
-func (s *Store) detach(id, target string) error {
+// detach takes a mount out of the tree. The end of an overlay is a sync of the whole
+// file system that its upper is on, which takes 2 ms when nobody has written and
+// seconds when any sandbox has. A descriptor delays the end until the background
+// closes it.
+func (m *Mounts) detach(id, target string) error {
 	fd, err := unix.Open(target, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: target, Err: err}
@@ -259,22 +276,22 @@ func (s *Store) detach(id, target string) error {
 		return errors.Join(&os.PathError{Op: "umount", Path: target, Err: err}, unix.Close(fd))
 	}
 	done := make(chan struct{})
-	s.mu.Lock()
-	s.releasing[id] = append(s.releasing[id], done)
-	s.mu.Unlock()
-	s.bg.Go(func() {
+	m.mu.Lock()
+	m.releasing[id] = append(m.releasing[id], done)
+	m.mu.Unlock()
+	m.bg.Go(func() {
 		unix.Close(fd)
 		close(done)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		for i, c := range s.releasing[id] {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for i, c := range m.releasing[id] {
 			if c == done {
-				s.releasing[id] = append(s.releasing[id][:i], s.releasing[id][i+1:]...)
+				m.releasing[id] = append(m.releasing[id][:i], m.releasing[id][i+1:]...)
 				break
 			}
 		}
-		if len(s.releasing[id]) == 0 {
-			delete(s.releasing, id)
+		if len(m.releasing[id]) == 0 {
+			delete(m.releasing, id)
 		}
 	})
 	return nil
@@ -282,10 +299,10 @@ func (s *Store) detach(id, target string) error {
 
 // awaitRelease waits until no overlay that was detached holds the disk of id:
 // two on one upper are undefined.
-func (s *Store) awaitRelease(ctx context.Context, id string) error {
-	s.mu.Lock()
-	wait := append([]chan struct{}(nil), s.releasing[id]...)
-	s.mu.Unlock()
+func (m *Mounts) awaitRelease(ctx context.Context, id string) error {
+	m.mu.Lock()
+	wait := append([]chan struct{}(nil), m.releasing[id]...)
+	m.mu.Unlock()
 	for _, c := range wait {
 		select {
 		case <-c:
@@ -296,13 +313,13 @@ func (s *Store) awaitRelease(ctx context.Context, id string) error {
 	return nil
 }
 
-// Mounted reports whether the root of id is mounted, which somebody may have
-// undone; what runs in it has mounts of its own.
-func (s *Store) Mounted(_ context.Context, id string) (bool, error) {
+// Mounted reports whether the root of id is mounted. If somebody has unmounted it,
+// processes in it go on: they have mounts of their own.
+func (m *Mounts) Mounted(_ context.Context, id string) (bool, error) {
 	if !record.IsID(id) {
 		return false, fmt.Errorf("look for the rootfs of %q: not an id", id)
 	}
-	mounted, err := isMountPoint(s.RootfsDir(id))
+	mounted, err := tree.IsMountPoint(m.RootfsDir(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -314,8 +331,8 @@ func (s *Store) Mounted(_ context.Context, id string) (bool, error) {
 
 // ListMounts returns the ids that have a root file system, or half of one: a
 // directory below the run directory goes only after the mount in it.
-func (s *Store) ListMounts(context.Context) ([]string, error) {
-	entries, err := os.ReadDir(s.cfg.RunDir)
+func (m *Mounts) ListMounts(context.Context) ([]string, error) {
+	entries, err := os.ReadDir(m.runDir)
 	if err != nil {
 		return nil, fmt.Errorf("list root file systems: %w", err)
 	}

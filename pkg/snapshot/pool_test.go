@@ -17,14 +17,16 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/project"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/snapshottest"
 	"golang.org/x/sys/unix"
 )
 
 // A pool keeps what it has allocated, whatever is written and deleted in it.
 func TestPoolStaysAllocated(t *testing.T) {
-	e := snapshottest.New(t, snapshot.PoolAuto, nil)
-	if !e.Limits() {
+	e := snapshottest.New(t, pool.Auto, nil)
+	if !e.Pool.Limits() {
 		t.Fatalf("auto is %s", e.Describe())
 	}
 	id := e.Disk(t, 0)
@@ -51,7 +53,7 @@ func TestPoolStaysAllocated(t *testing.T) {
 // A pool that lives on in somebody's mount namespace is mounted from the same
 // device again: a second one over the same file would destroy it.
 func TestPoolHeldElsewhere(t *testing.T) {
-	e := snapshottest.New(t, snapshot.PoolBtrfsLoop, nil)
+	e := snapshottest.New(t, pool.BtrfsLoop, nil)
 	id := e.Disk(t, 0)
 	file := filepath.Join("pool", id, "u/file")
 	if err := os.WriteFile(filepath.Join(e.Config.StateDir, file), []byte("old"), 0o644); err != nil {
@@ -101,9 +103,10 @@ func TestPoolHeldElsewhere(t *testing.T) {
 	}
 }
 
-// What can not become a pool says what to do, and leaves nothing.
+// TestPoolRefusals: a directory that cannot become a pool gets an error that says what
+// to do, and nothing is left in it.
 func TestPoolRefusals(t *testing.T) {
-	e := snapshottest.New(t, snapshot.PoolBtrfsLoop, nil)
+	e := snapshottest.New(t, pool.BtrfsLoop, nil)
 	refused := func(code errs.Code, want string, change func(*snapshot.Config)) {
 		t.Helper()
 		c := e.Config
@@ -121,7 +124,7 @@ func TestPoolRefusals(t *testing.T) {
 	refused(errs.Exhausted, "pool_size", func(c *snapshot.Config) { c.PoolBytes = 15 << 40 })
 	refused(errs.Invalid, "pool_size", func(c *snapshot.Config) { c.PoolBytes = 1 << 20 })
 	refused(errs.Internal, `pool "zfs"`, func(c *snapshot.Config) { c.Pool = "zfs" })
-	refused(errs.WrongState, `pool = "btrfs-loop"`, func(c *snapshot.Config) { c.StateDir, c.Pool = e.Config.StateDir, snapshot.PoolPlain })
+	refused(errs.WrongState, `pool = "btrfs-loop"`, func(c *snapshot.Config) { c.StateDir, c.Pool = e.Config.StateDir, pool.Plain })
 	refused(errs.WrongState, `pool = "plain"`, func(c *snapshot.Config) {
 		if err := os.MkdirAll(filepath.Join(c.StateDir, "pool", "x"), 0o700); err != nil {
 			t.Fatal(err)
@@ -168,13 +171,13 @@ func file(t *testing.T, options string, mkfs ...string) (state string, err error
 // A btrfs that somebody mounted is the pool, by name or because it is there.
 func TestBtrfsMounted(t *testing.T) {
 	hosttest.Root(t)
-	for _, pool := range []string{snapshot.PoolBtrfs, snapshot.PoolAuto} {
-		t.Run(pool, func(t *testing.T) {
+	for _, kind := range []string{pool.Btrfs, pool.Auto} {
+		t.Run(kind, func(t *testing.T) {
 			state, err := file(t, "", "mkfs.btrfs", "-q")
 			if err != nil {
 				t.Fatal(err)
 			}
-			snapshottest.Run(t, pool, func(c *snapshot.Config) { c.StateDir = state })
+			snapshottest.Run(t, kind, func(c *snapshot.Config) { c.StateDir = state })
 			if left, _ := filepath.Glob(filepath.Join(state, "pool.img*")); len(left) > 0 {
 				t.Errorf("made %v", left)
 			}
@@ -185,16 +188,16 @@ func TestBtrfsMounted(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := snapshottest.New(t, snapshot.PoolPlain, nil).Config
-		c.StateDir, c.Pool = filepath.Join(state, "pool", "state"), snapshot.PoolBtrfs
-		pool := filepath.Join(c.StateDir, "pool")
-		for _, argv := range [][]string{{"mkdir", "-p", pool}, {"mount", "--bind", filepath.Join(state, "pool"), pool}} {
+		c := snapshottest.New(t, pool.Plain, nil).Config
+		c.StateDir, c.Pool = filepath.Join(state, "pool", "state"), pool.Btrfs
+		at := filepath.Join(c.StateDir, "pool")
+		for _, argv := range [][]string{{"mkdir", "-p", at}, {"mount", "--bind", filepath.Join(state, "pool"), at}} {
 			if out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput(); err != nil {
 				t.Fatalf("%v: %v\n%s", argv, err, out)
 			}
 		}
 		defer func() {
-			if err := unix.Unmount(pool, 0); err != nil {
+			if err := unix.Unmount(at, 0); err != nil {
 				t.Error(err)
 			}
 		}()
@@ -219,19 +222,19 @@ func TestProjectQuotas(t *testing.T) {
 			}
 			if state, err := file(t, ",prjquota", mkfs...); err != nil {
 				t.Logf("not on this kernel: %v", err)
-			} else if err := snapshot.EnforcesProjects(filepath.Join(state, "pool")); err != nil {
+			} else if err := project.Check(filepath.Join(state, "pool")); err != nil {
 				t.Logf("not on this kernel: %v", err)
 			} else {
 				t.Run("suite", func(t *testing.T) {
-					snapshottest.Run(t, snapshot.PoolProject, func(c *snapshot.Config) { c.StateDir = state })
+					snapshottest.Run(t, pool.Project, func(c *snapshot.Config) { c.StateDir = state })
 				})
 			}
 			without, err := file(t, "", mkfs[:2]...)
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := snapshottest.New(t, snapshot.PoolPlain, nil).Config
-			c.StateDir, c.Pool = without, snapshot.PoolProject
+			c := snapshottest.New(t, pool.Plain, nil).Config
+			c.StateDir, c.Pool = without, pool.Project
 			if _, err := snapshot.Open(t.Context(), c); !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "-o prjquota") {
 				t.Errorf("without quotas: %v", err)
 			}
@@ -241,7 +244,7 @@ func TestProjectQuotas(t *testing.T) {
 
 // The check of inode numbers sees the trap it is there for.
 func TestCollisionsAreSeen(t *testing.T) {
-	e := snapshottest.New(t, snapshot.PoolBtrfsLoop, nil)
+	e := snapshottest.New(t, pool.BtrfsLoop, nil)
 	pairs, n, err := snapshottest.Collisions(e.TrapMount(t))
 	if err != nil {
 		t.Fatal(err)
@@ -254,27 +257,28 @@ func TestCollisionsAreSeen(t *testing.T) {
 // A pool that is full to the last block takes no snapshot, lets go of what is on
 // it, and is then as good as before.
 func TestFullPool(t *testing.T) {
-	e := snapshottest.New(t, snapshot.PoolBtrfsLoop, func(c *snapshot.Config) { c.PoolBytes = 256 << 20 })
+	e := snapshottest.New(t, pool.BtrfsLoop, func(c *snapshot.Config) { c.PoolBytes = 256 << 20 })
 	ctx := t.Context()
 	old, id := e.Disk(t, 0), e.Disk(t, 0)
 	kept := record.NewSnapshotID(snapshottest.Instance)
-	if err := e.TakeSnapshot(ctx, kept, old); err != nil {
+	if err := e.Snapshots.TakeSnapshot(ctx, kept, old); err != nil {
 		t.Fatal(err)
 	}
 	fill(t, filepath.Join(e.Config.StateDir, "pool", id, "u"))
 	snap := record.NewSnapshotID(snapshottest.Instance)
-	if err := e.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "pool") {
+	if err := e.Snapshots.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "pool") {
 		t.Errorf("a snapshot on a full pool: %v", err)
 	}
-	if err := e.CreateDisk(ctx, record.NewID(snapshottest.Instance), kept, 1<<20); !errs.Is(err, errs.Exhausted) {
+	if err := e.Disks.CreateDisk(ctx, record.NewID(snapshottest.Instance), kept, 1<<20); !errs.Is(err, errs.Exhausted) {
 		t.Errorf("a disk of a snapshot on a full pool: %v", err)
 	}
-	if err := errors.Join(e.DeleteDisk(ctx, id), e.DeleteSnapshot(ctx, kept), e.DeleteSnapshot(ctx, snap)); err != nil {
+	if err := errors.Join(e.Disks.DeleteDisk(ctx, id), e.Snapshots.DeleteSnapshot(ctx, kept),
+		e.Snapshots.DeleteSnapshot(ctx, snap)); err != nil {
 		t.Fatalf("a full pool does not let go: %v", err)
 	}
 	// The kernel's cleaner comes by twice a minute.
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		if free, total, err := e.PoolSpace(); err == nil && free > total/2 {
+		if free, total, err := e.Pool.Space(); err == nil && free > total/2 {
 			break
 		} else if time.Now().After(end) {
 			t.Fatalf("%d of %d bytes are free: %v", free, total, err)
@@ -282,7 +286,7 @@ func TestFullPool(t *testing.T) {
 	}
 	// Space for what describes files is counted by itself, and may come later.
 	for end := time.Now().Add(90 * time.Second); ; time.Sleep(100 * time.Millisecond) {
-		err := e.TakeSnapshot(ctx, kept, old)
+		err := e.Snapshots.TakeSnapshot(ctx, kept, old)
 		if err == nil {
 			break
 		}
@@ -290,7 +294,7 @@ func TestFullPool(t *testing.T) {
 			t.Fatalf("a snapshot after the pool was full: %v", err)
 		}
 	}
-	if left, err := e.ListSnapshots(ctx); err != nil || len(left) != 1 {
+	if left, err := e.Snapshots.ListSnapshots(ctx); err != nil || len(left) != 1 {
 		t.Errorf("snapshots %v, %v", left, err)
 	}
 }
@@ -333,32 +337,32 @@ func TestFullPlainPool(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	e := snapshottest.New(t, snapshot.PoolPlain, func(c *snapshot.Config) { c.StateDir = state })
+	e := snapshottest.New(t, pool.Plain, func(c *snapshot.Config) { c.StateDir = state })
 	ctx := t.Context()
 	id := e.Disk(t, 0)
 	if err := os.WriteFile(filepath.Join(state, "pool", id, "u/big"), make([]byte, 50<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	free, _, err := e.PoolSpace()
+	free, _, err := e.Pool.Space()
 	if err != nil {
 		t.Fatal(err)
 	}
 	snap := record.NewSnapshotID(snapshottest.Instance)
-	if err := e.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) {
+	if err := e.Snapshots.TakeSnapshot(ctx, snap, id); !errs.Is(err, errs.Exhausted) {
 		t.Errorf("a snapshot of more than fits: %v", err)
 	}
-	if err := errors.Join(e.DeleteSnapshot(ctx, snap), e.Close()); err != nil {
+	if err := errors.Join(e.Snapshots.DeleteSnapshot(ctx, snap), e.Close()); err != nil {
 		t.Fatal(err)
 	}
-	if now, _, err := e.PoolSpace(); err != nil || now < free {
+	if now, _, err := e.Pool.Space(); err != nil || now < free {
 		t.Errorf("%d bytes were free and %d are, %v", free, now, err)
 	}
 	short, cancel := context.WithCancel(ctx)
 	cancel()
-	if err := e.TakeSnapshot(short, snap, id); !errors.Is(err, context.Canceled) {
+	if err := e.Snapshots.TakeSnapshot(short, snap, id); !errors.Is(err, context.Canceled) {
 		t.Errorf("a snapshot that nobody waits for: %v", err)
 	}
-	if err := errors.Join(e.DeleteSnapshot(ctx, snap), e.DeleteDisk(ctx, id)); err != nil {
+	if err := errors.Join(e.Snapshots.DeleteSnapshot(ctx, snap), e.Disks.DeleteDisk(ctx, id)); err != nil {
 		t.Fatal(err)
 	}
 }

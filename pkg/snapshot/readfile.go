@@ -9,23 +9,24 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
-// ReadFile reads at most max bytes of a regular file in the upper of id: a
-// file that the guest has written, whatever the image has under that name.
+// ReadFile reads at most max bytes of a regular file in the upper of id: a file that
+// the guest has written, whatever the image has under that name.
 //
-// The upper may be hostile. No link is followed, nothing above the upper or
-// mounted in it is reached, and a fifo does not block. What comes back is the
-// guest's word.
-func (s *Store) ReadFile(_ context.Context, id, path string, max int64) ([]byte, error) {
-	dir, err := s.diskDir(id)
+// The upper may be hostile. ReadFile follows no link, reaches nothing above the upper
+// or mounted in it, and does not block on a fifo. The guest may have written anything
+// into the file.
+func (d *Disks) ReadFile(_ context.Context, id, path string, max int64) ([]byte, error) {
+	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return nil, err
 	}
 	var b []byte
-	err = withDir(filepath.Join(dir, "u"), func(upper int) error {
-		fd, err := openBeneath(upper, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
+	err = tree.WithDir(filepath.Join(dir, "u"), func(upper int) error {
+		fd, err := tree.OpenBeneath(upper, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 		if err != nil {
 			return err
 		}
@@ -49,13 +50,13 @@ func (s *Store) ReadFile(_ context.Context, id, path string, max int64) ([]byte,
 
 // RemoveFile removes a file from the upper of id, which must not be mounted;
 // absent is fine. Like ReadFile it follows no link.
-func (s *Store) RemoveFile(_ context.Context, id, path string) error {
-	dir, err := s.diskDir(id)
+func (d *Disks) RemoveFile(_ context.Context, id, path string) error {
+	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return err
 	}
-	err = withDir(filepath.Join(dir, "u"), func(upper int) error {
-		parent, err := openBeneath(upper, filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY)
+	err = tree.WithDir(filepath.Join(dir, "u"), func(upper int) error {
+		parent, err := tree.OpenBeneath(upper, filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
 			return err
 		}
@@ -68,28 +69,4 @@ func (s *Store) RemoveFile(_ context.Context, id, path string) error {
 		return nil // no file is there: the guest has put something else in its place
 	}
 	return fmt.Errorf("remove %s from disk %s: %w", path, id, err)
-}
-
-// openBeneath opens what a guest or a tar named, without ever leaving dir or
-// following a link.
-func openBeneath(dir int, path string, flags int) (int, error) {
-	how := unix.OpenHow{
-		Flags:   uint64(flags | unix.O_CLOEXEC),
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
-	}
-	return openat2(dir, path, &how)
-}
-
-// openat2 is openat2(2), again where that is what to do.
-func openat2(dir int, path string, how *unix.OpenHow) (int, error) {
-	for {
-		fd, err := unix.Openat2(dir, path, how)
-		switch err {
-		case nil:
-			return fd, nil
-		case unix.EINTR, unix.EAGAIN: // EAGAIN: a rename elsewhere raced with ".."
-			continue
-		}
-		return -1, &fs.PathError{Op: "openat2", Path: path, Err: err}
-	}
 }

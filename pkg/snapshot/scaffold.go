@@ -2,14 +2,14 @@ package snapshot
 
 import (
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
 
 // scaffoldName is made of what is in it: another set of mount points is another
@@ -48,19 +48,14 @@ var scaffold = []struct {
 	{"etc/hostname", 0o644},
 }
 
-// makeScaffold makes the layer that holds every mount point, unless it is
-// there. Were they made in the upper, they would show as changes of the guest,
-// and a read-only root could not start.
-func (s *Store) makeScaffold() error {
-	final := filepath.Join(s.layerDir, scaffoldName)
-	if ok, err := exists(final); ok || err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp(s.layerDir, newPrefix)
-	if err != nil {
-		return err
-	}
-	defer removeTree(dir) //nolint:errcheck // renamed away, or cleared at the next Open
+// makeScaffold makes the layer that holds every mount point, unless it is there,
+// and returns its directory. Were they made in the upper, they would show as
+// changes of the guest, and a read-only root could not start.
+func makeScaffold(layers *layer.Store) (string, error) {
+	return layers.Make(scaffoldName, fillScaffold)
+}
+
+func fillScaffold(dir string) (err error) {
 	for _, e := range scaffold {
 		p := filepath.Join(dir, e.path)
 		if e.mode.IsDir() {
@@ -80,31 +75,19 @@ func (s *Store) makeScaffold() error {
 			return err
 		}
 	}
-	return finishLayer(dir, final)
+	return nil
 }
 
-// finishLayer puts a whole layer on disk, then under its name.
-func finishLayer(dir, final string) error {
-	if err := settleLayer(dir); err != nil {
-		return err
+// lowers are the directories that an overlay of these layers has below its upper,
+// topmost first: the scaffold, and the layers, which come lowest first.
+func (m *Mounts) lowers(layers []string) ([]string, error) {
+	dirs := []string{m.scaffold}
+	for _, digest := range slices.Backward(layers) {
+		dir, err := m.layers.Path(digest)
+		if err != nil {
+			return nil, err
+		}
+		dirs = append(dirs, dir)
 	}
-	return nameLayer(dir, final)
-}
-
-// settleLayer gives the top of a layer the same mode and time always, and puts
-// it all on disk.
-func settleLayer(dir string) error {
-	if err := errors.Join(os.Chmod(dir, 0o755), os.Chtimes(dir, time.Unix(0, 0), time.Unix(0, 0))); err != nil {
-		return err
-	}
-	return withDir(dir, unix.Syncfs)
-}
-
-// nameLayer gives a layer its name. Another who was faster with the same layer
-// is fine.
-func nameLayer(dir, final string) error {
-	if err := os.Rename(dir, final); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.ENOTEMPTY) {
-		return err
-	}
-	return withDir(filepath.Dir(final), unix.Fsync)
+	return dirs, nil
 }

@@ -1,311 +1,218 @@
-// Package snapshot keeps the files of sandboxes: image layers, and for every
-// sandbox a disk, the writable upper of an overlay over those layers.
+// Package snapshot keeps the files of sandboxes on one host.
 //
 //	<state>/layers/<hex>     one image layer, named by the sha256 of its tar; never changes
 //	<state>/layers/scaffold-*  topmost lower of every overlay: the mount points
 //	<state>/pool.img         a btrfs, allocated in full, mounted by loop at ... (one kind of pool)
-//	<state>/pool/<id>        ... a disk: a subvolume with the upper u and the work directory w
+//	<state>/pool/<id>        ... a disk: the upper u and the work directory w
 //	<state>/pool/snap-<id>   ... a snapshot: a disk that nobody changes
-//	<state>/pool/vol-<id>    ... a named volume: a subvolume with its files in d
+//	<state>/pool/vol-<id>    ... a named volume, with its files in d
 //	<state>/pool/id          random name of the pool; the store of records keeps it too
-//	<state>/pool/lost+found  disks and snapshots nobody owns, for 24 h
+//	<state>/pool/lost+found  disks and snapshots without an owner, for 24 h
 //	<run>/<id>/rootfs        disk and layers, mounted
 //	<run>/volumes/<id>/<n>   what a sandbox mounts beside: volumes, directories of the host
 //
-// Files on disk carry guest ids, 0..65535, always. Upper and lowers reach the
-// overlay as idmapped clones, so a layer depends on neither slot nor runtime
-// and a disk moves between them.
+// A [Store] has five parts. Its Layers come from images (package layer). Its Disks,
+// Snapshots and Volumes are directories of the storage [Pool], whose kinds are in
+// package pool. Its Mounts show a disk on top of layers as the root file system of a
+// sandbox (package overlay).
 //
-// What surprises: two subvolumes of one btrfs must never meet in one overlay.
-// Both count inodes from 256, overlayfs shows both under one st_dev, and who
-// goes by (dev, ino), as gVisor does, opens the wrong file. Therefore image
-// layers lie on the file system of the state directory and only uppers in the
-// pool.
+// A disk is what one sandbox has written. A snapshot is a disk frozen at one moment,
+// from which others begin. The word means nothing else here; the package has its name
+// from what container runtimes call a snapshotter.
 //
-// The state directory must not lie below the directory of a binary that
-// libcontainer seals: its overlay would have overlapping lowers, and each start
-// would copy the binary instead.
+// Files on disk carry guest ids, 0..65535, always, whichever sandbox and runtime has
+// them (see package overlay).
+//
+// What surprises: two subvolumes of one btrfs must never meet in one overlay (see
+// package btrfs). Therefore image layers are on the file system of the state directory
+// and only uppers in the pool.
+//
+// The state directory must not be below the directory of a binary that libcontainer
+// seals: its overlay would have overlapping lowers, and each start would copy the
+// binary instead.
 package snapshot
 
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
-	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/internal/instance"
-	"github.com/sandboxd/sandboxd/internal/keylock"
-	"golang.org/x/sys/unix"
-)
-
-// The kinds of pool.
-const (
-	PoolAuto      = "auto"       // what is mounted on the pool directory, else btrfs-loop
-	PoolBtrfs     = "btrfs"      // a btrfs mounted on the pool directory; limits bytes
-	PoolBtrfsLoop = "btrfs-loop" // one in a file that is made; limits bytes
-	PoolProject   = "prjquota"   // a directory of an xfs or ext4 with project quotas; limits bytes and files
-	PoolPlain     = "plain"      // a directory; limits nothing, so only by name
+	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/btrfs"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/plain"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/project"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 )
 
 // Config says where files live.
 type Config struct {
 	Instance  instance.Instance
 	StateDir  string // survives a reboot; 0700
-	RunDir    string // <RunDir>/<id>/rootfs; all above it must be traversable by every guest
-	Pool      string // a kind of pool; empty is PoolAuto
+	RunDir    string // <RunDir>/<id>/rootfs; every guest must be able to pass the directories above it
+	Pool      string // a kind of pool; empty is pool.Auto
 	PoolBytes int64  // size of a new pool file; an existing one keeps its size
 
 	// UserNS opens the user namespace of a sandbox that has its own users. The
 	// caller of UserNS closes the file.
 	UserNS func(id string) (*os.File, error)
-	// IdentityUserNS maps 0..65535 to itself and nothing else: what idmaps the
-	// files of sandboxes without own users. Without it gVisor's guests could
-	// chown to ids that no other mount can show.
+	// IdentityUserNS maps 0..65535 to itself and nothing else. It idmaps the files of
+	// sandboxes without own users: otherwise gVisor's guests could chown to ids that
+	// no other mount can show.
 	IdentityUserNS *os.File
 
-	// HostPaths are the directories of the host that sandboxes may mount, with all
-	// that is below them.
+	// HostPaths are the directories of the host that sandboxes may mount, with
+	// everything below them.
 	HostPaths []string
 
 	// Patience is how long Close waits for the kernel: 5 s if zero.
 	Patience time.Duration
 
-	// AttachedClones mounts the way Linux 6.1 needs it. It is found out by
-	// trying; tests force it.
+	// AttachedClones forces overlays to be mounted the way Linux 6.1 needs it, for
+	// tests. Otherwise Open tries which way works.
 	AttachedClones bool
-	// FullQgroups has a new btrfs count as it must before Linux 6.7; for tests.
+	// FullQgroups makes a new btrfs count as it must before Linux 6.7; for tests.
 	FullQgroups bool
 }
 
-// Store keeps layers, disks and mounts of one instance. Its methods may be
-// called at the same time for different ids.
+// Store keeps the files of one instance. The methods of its parts may be called at
+// the same time for different ids.
 type Store struct {
-	cfg      Config
-	pool     driver
-	poolDir  string
+	Layers    *layer.Store
+	Pool      *Pool
+	Disks     *Disks
+	Snapshots *Snapshots
+	Volumes   *Volumes
+	Mounts    *Mounts
+
 	layerDir string
-	poolID   string
-	attached bool // mount as Linux 6.1 needs it
-
-	mu        sync.Mutex
-	releasing map[string][]chan struct{} // detached overlays the kernel still writes back
-
-	making keylock.Set // volumes, by id
-
-	trash chan struct{} // held by who empties the trash
-	diffs chan struct{} // one for each that is being made
-	bg    sync.WaitGroup
+	patience time.Duration // of Close
+	diffs    chan struct{} // holds one for each comparison that goes on
+	bg       sync.WaitGroup
 }
 
-// A driver is one kind of pool. Paths are absolute and below the pool.
-type driver interface {
-	kind() string
-	describe() string
-	// open makes the pool usable at dir, making it first if need be.
-	open(ctx context.Context, dir string) error
-	// apart refuses a directory of layers that must not meet disks in one overlay.
-	apart(layers string) error
-	// create makes the directory of a disk and limits it to bytes, 0 for no limit.
-	create(path string, bytes int64) error
-	// limit changes the limit of a disk.
-	limit(path string, bytes int64) error
-	// flush writes out what makes freeze slow.
-	flush(ctx context.Context) error
-	// freeze makes to a copy of the disk from that nobody changes. It may leave
-	// half of one.
-	freeze(ctx context.Context, from, to string) error
-	// settle has what was frozen survive a crash of the host.
-	settle(ctx context.Context) error
-	// branch makes a disk of what was frozen and limits it to bytes, 0 for no limit.
-	branch(ctx context.Context, from, to string, bytes int64) error
-	// unfreeze lets what was frozen be renamed.
-	unfreeze(path string) error
-	// destroy removes a disk and all that is in it; absent is fine.
-	destroy(path string) error
-	usage(path string) (used, limit int64, err error)
-	// sweep removes what destroyed disks left inside the file system.
-	sweep(ctx context.Context) error
-	// close takes the pool out of use; a mount outlives processes otherwise.
-	close() error
-}
-
-// Open makes the pool and the directories usable, making them at first use,
-// mounting the pool after a reboot, and finding it mounted after a restart.
-// It clears away what a killed import left.
+// Open takes the pool and the directories into use. It makes them at first use,
+// mounts the pool after a reboot, and finds it mounted after a restart. It removes
+// what a killed import of a layer left.
 func Open(ctx context.Context, cfg Config) (*Store, error) {
 	if cfg.IdentityUserNS == nil || cfg.UserNS == nil {
 		return nil, errors.New("open snapshot store: UserNS and IdentityUserNS must be set")
 	}
 	s := &Store{
-		cfg:       cfg,
-		poolDir:   filepath.Join(cfg.StateDir, "pool"),
-		layerDir:  filepath.Join(cfg.StateDir, "layers"),
-		releasing: map[string][]chan struct{}{},
-		trash:     make(chan struct{}, 1),
-		diffs:     make(chan struct{}, maxDiffs),
+		layerDir: filepath.Join(cfg.StateDir, "layers"),
+		patience: cmp.Or(cfg.Patience, closePatience),
+		diffs:    make(chan struct{}, maxDiffs),
 	}
 	for _, d := range []struct {
 		path string
 		mode fs.FileMode
-	}{{cfg.StateDir, 0o700}, {s.poolDir, 0o700}, {s.layerDir, 0o700}, {cfg.RunDir, 0o711}, {filepath.Join(cfg.RunDir, VolumesDir), 0o700}} {
+	}{
+		{cfg.StateDir, 0o700},
+		{pool.Dir(cfg.StateDir), 0o700},
+		{s.layerDir, 0o700},
+		{cfg.RunDir, 0o711},
+		{filepath.Join(cfg.RunDir, VolumesDir), 0o700},
+	} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return nil, fmt.Errorf("open snapshot store: %w", err)
 		}
 	}
-	var err error
-	if s.pool, err = s.driver(); err != nil {
+	d, err := driver(cfg)
+	if err != nil {
 		return nil, err
 	}
-	if err := s.pool.open(ctx, s.poolDir); err != nil {
-		return nil, fmt.Errorf("open storage pool %s: %w", s.poolDir, err)
+	if s.Pool, err = openPool(ctx, d, pool.Dir(cfg.StateDir), s.layerDir, &s.bg); err != nil {
+		return nil, err
 	}
-	if err := s.pool.apart(s.layerDir); err != nil {
-		return nil, fmt.Errorf("open storage pool %s: %w", s.poolDir, err)
-	}
-	if err := s.prepare(); err != nil {
+	if err := s.prepare(cfg); err != nil {
 		return nil, fmt.Errorf("open snapshot store %s: %w", cfg.StateDir, err)
 	}
 	return s, nil
 }
 
-// driver is the kind of pool that the configuration names.
-func (s *Store) driver() (driver, error) {
-	image := filepath.Join(s.cfg.StateDir, "pool.img")
-	kind, err := PoolKind(s.cfg.StateDir, s.cfg.Pool)
-	if err != nil {
-		return nil, err
-	}
-	switch kind {
-	case PoolBtrfs:
-		return &btrfs{full: s.cfg.FullQgroups}, nil
-	case PoolBtrfsLoop:
-		return &btrfsLoop{btrfs: btrfs{full: s.cfg.FullQgroups}, image: image, bytes: s.cfg.PoolBytes}, nil
-	case PoolProject:
-		return &project{plain: plain{image: image}}, nil
-	case PoolPlain:
-		return &plain{image: image}, nil
-	}
-	return nil, fmt.Errorf("pool %q: want %s, %s, %s, %s or %s", kind, PoolAuto, PoolBtrfs, PoolBtrfsLoop, PoolProject, PoolPlain)
-}
-
-// PoolKind is the kind of pool that a daemon with this configuration takes.
-func PoolKind(stateDir, pool string) (kind string, err error) {
-	if pool != PoolAuto && pool != "" {
-		return pool, nil
-	}
-	dir := filepath.Join(stateDir, "pool")
-	mounted, err := isMountPoint(dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return "", err
-	}
-	if there, err := exists(filepath.Join(stateDir, "pool.img")); err != nil || there || !mounted {
-		return PoolBtrfsLoop, err
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(dir, &st); err != nil {
-		return "", &os.PathError{Op: "statfs", Path: dir, Err: err}
-	}
-	if st.Type == btrfsMagic {
-		return PoolBtrfs, nil
-	}
-	return PoolProject, nil
-}
-
-// prepare makes what a pool and a layer directory hold beside disks and layers.
-func (s *Store) prepare() error {
-	for _, d := range []string{lostDir, trashDir} {
-		if err := os.Mkdir(filepath.Join(s.poolDir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return err
-		}
-	}
-	var err error
-	if s.poolID, err = readOrMakeID(s.poolDir); err != nil {
+// prepare makes the parts of a store whose pool is open.
+func (s *Store) prepare(cfg Config) (err error) {
+	if err := s.Pool.prepare(); err != nil {
 		return err
 	}
-	left, err := filepath.Glob(filepath.Join(s.layerDir, newPrefix+"*"))
-	if err != nil {
+	if s.Layers, err = layer.Open(s.layerDir); err != nil {
 		return err
 	}
-	for _, dir := range left {
-		if err := removeTree(dir); err != nil {
-			return fmt.Errorf("remove leftover of an import: %w", err)
-		}
-	}
-	if err := s.makeScaffold(); err != nil {
+	scaffold, err := makeScaffold(s.Layers)
+	if err != nil {
 		return fmt.Errorf("make scaffold layer: %w", err)
 	}
-	if s.attached = s.cfg.AttachedClones; !s.attached {
-		s.attached = !s.detachedClonesWork()
+	users := users{sandbox: cfg.UserNS, identity: cfg.IdentityUserNS}
+	s.Disks = &Disks{pool: s.Pool}
+	s.Snapshots = &Snapshots{pool: s.Pool}
+	s.Mounts = &Mounts{
+		runDir: cfg.RunDir, pool: s.Pool, layers: s.Layers, scaffold: scaffold, users: users,
+		attached: cfg.AttachedClones || !detachedClonesWork(s.Layers, cfg.IdentityUserNS, s.bg.Go),
+		bg:       &s.bg, releasing: map[string][]chan struct{}{},
 	}
-	s.bg.Go(s.emptyTrash)
+	s.Volumes = &Volumes{
+		pool: s.Pool, stateDir: cfg.StateDir, runDir: cfg.RunDir, hostPaths: cfg.HostPaths,
+		rootfs: s.Mounts.RootfsDir, users: users,
+	}
+	s.bg.Go(s.Pool.emptyTrash)
 	return nil
 }
 
-// idFile holds the name of the pool, in it.
-const idFile = "id"
-
-// readOrMakeID returns the random name of the pool, drawing it at first use.
-func readOrMakeID(dir string) (string, error) {
-	path := filepath.Join(dir, idFile)
-	b, err := os.ReadFile(path)
-	if err == nil {
-		return strings.TrimSpace(string(b)), nil
+// driver is the driver for the kind of pool that the configuration names.
+func driver(cfg Config) (pool.Driver, error) {
+	kind, err := pool.Kind(cfg.StateDir, cfg.Pool)
+	if err != nil {
+		return nil, err
 	}
-	if !errors.Is(err, fs.ErrNotExist) {
-		return "", err
+	image := pool.Image(cfg.StateDir)
+	switch kind {
+	case pool.Btrfs:
+		return btrfs.New(cfg.FullQgroups), nil
+	case pool.BtrfsLoop:
+		return btrfs.NewLoop(image, cfg.PoolBytes, cfg.FullQgroups), nil
+	case pool.Project:
+		return project.New(image), nil
+	case pool.Plain:
+		return plain.New(image), nil
 	}
-	var r [16]byte
-	_, _ = rand.Read(r[:]) // never fails since Go 1.24
-	id := hex.EncodeToString(r[:])
-	if err := durable.Write(path, []byte(id+"\n"), 0o600); err != nil {
-		return "", fmt.Errorf("name the pool: %w", err)
-	}
-	return id, nil
+	return nil, fmt.Errorf("pool %q: want %s, %s, %s, %s or %s", kind, pool.Auto, pool.Btrfs, pool.BtrfsLoop, pool.Project, pool.Plain)
 }
 
-// PoolID is the random name of the pool. A store of records that remembers
-// another one belongs to other disks: then nothing may be swept.
-func (s *Store) PoolID() string { return s.poolID }
-
-// Limits reports whether the pool can limit the bytes of a disk.
-func (s *Store) Limits() bool { return s.pool.kind() != PoolPlain }
+// detachedClonesWork tries which kind of overlays this kernel mounts.
+func detachedClonesWork(layers *layer.Store, users *os.File, later func(func())) bool {
+	dir, err := layers.TempDir()
+	if err != nil {
+		return false
+	}
+	defer tree.Remove(dir) //nolint:errcheck // cleared at the next Open
+	return overlay.DetachedWorks(dir, users, later)
+}
 
 // Describe says in one line, for people, where files live and how overlays are
 // mounted.
 func (s *Store) Describe() string {
 	how := "detached clones"
-	if s.attached {
+	if s.Mounts.attached {
 		how = "attached clones (kernel before 6.15)"
 	}
-	return s.pool.describe() + "; overlays of " + how
-}
-
-// PoolSpace returns the free and the total bytes of the pool.
-func (s *Store) PoolSpace() (free, total int64, err error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(s.poolDir, &st); err != nil {
-		return 0, 0, fmt.Errorf("statfs %s: %w", s.poolDir, err)
-	}
-	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
+	return s.Pool.driver.Describe() + "; overlays of " + how
 }
 
 // closePatience is how long Close waits for the kernel, by default.
 const closePatience = 5 * time.Second
 
-// Close waits for work in the background, and gives up on what the kernel takes
-// long to write back: it goes on without us. Pool and root file systems stay
-// mounted: sandboxes outlive the daemon.
+// Close waits for work in the background. It gives up waiting when the kernel takes
+// long to write files back, which goes on without this process. Pool and root file
+// systems stay mounted: sandboxes outlive the daemon.
 func (s *Store) Close() error {
-	patience := cmp.Or(s.cfg.Patience, closePatience)
 	done := make(chan struct{})
 	go func() {
 		s.bg.Wait()
@@ -314,18 +221,19 @@ func (s *Store) Close() error {
 	select {
 	case <-done:
 		return nil
-	case <-time.After(patience):
-		return fmt.Errorf("close the snapshot store: the kernel has not let go of all overlays or disks after %v; it goes on by itself", patience)
+	case <-time.After(s.patience):
+		return fmt.Errorf("close the snapshot store: the kernel has not let go of all overlays or disks after %v; it goes on by itself",
+			s.patience)
 	}
 }
 
-// UnmountPool is Close, and takes the pool out of use: for the end of a
-// development daemon, and for tests. It fails with EBUSY while a root file
-// system is mounted.
+// UnmountPool is Close without giving up, and takes the pool out of use: for the end
+// of a development daemon, and for tests. It fails with EBUSY while a root file system
+// is mounted.
 func (s *Store) UnmountPool() error {
 	s.bg.Wait()
-	if err := s.pool.close(); err != nil {
-		return fmt.Errorf("unmount storage pool %s: %w", s.poolDir, err)
+	if err := s.Pool.driver.Close(); err != nil {
+		return fmt.Errorf("unmount storage pool %s: %w", s.Pool.dir, err)
 	}
 	return nil
 }

@@ -10,8 +10,11 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/sandboxd/sandboxd/internal/keylock"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,46 +33,59 @@ type Seed struct {
 	UIDBase  uint32
 }
 
-func (s *Store) volumeDir(vol string) (string, error) {
+// Volumes are named volumes, and the directories of the host that sandboxes may mount.
+type Volumes struct {
+	pool      *Pool
+	stateDir  string
+	runDir    string                 // <runDir>/volumes/<id>/<n>
+	hostPaths []string               // directories of the host that may be mounted
+	rootfs    func(id string) string // where the root file system of a sandbox is mounted
+	users     users
+	making    keylock.Set // by id of the volume
+}
+
+// volumeDir is the directory of a volume, whether it is there or not.
+func (p *Pool) volumeDir(vol string) (string, error) {
 	if !record.IsVolumeID(vol) {
 		return "", fmt.Errorf("volume %q: not an id", vol)
 	}
-	return filepath.Join(s.poolDir, vol), nil
+	return filepath.Join(p.dir, vol), nil
 }
 
-// MakeVolume makes the volume vol, which holds at most bytes, metadata included;
-// 0 is no limit. It begins as seed, with its owner and mode. One that is there
-// stays as it is; what a killed daemon left of one is made anew.
-func (s *Store) MakeVolume(ctx context.Context, vol string, bytes int64, seed Seed) error {
-	dir, err := s.volumeDir(vol)
+// MakeVolume makes the volume vol, which holds at most bytes, metadata included; 0 is
+// no limit. It begins as seed, with its owner and mode. A volume that is there stays
+// as it is; half of one, which a killed daemon left, is made anew.
+func (v *Volumes) MakeVolume(ctx context.Context, vol string, bytes int64, seed Seed) error {
+	dir, err := v.pool.volumeDir(vol)
 	if err != nil {
 		return err
 	}
-	unlock, err := s.making.Lock(ctx, vol)
+	unlock, err := v.making.Lock(ctx, vol)
 	if err != nil {
 		return fmt.Errorf("make volume %s: another sandbox is at it: %w", vol, err)
 	}
 	defer unlock()
-	if there, err := exists(filepath.Join(dir, volumeFiles)); err != nil || there {
+	if there, err := tree.Exists(filepath.Join(dir, volumeFiles)); err != nil || there {
 		return err
 	}
-	if err := s.makeVolume(ctx, dir, bytes, seed); err != nil {
-		err = errors.Join(err, s.pool.destroy(dir))
+	if err := v.makeVolume(ctx, dir, bytes, seed); err != nil {
+		err = errors.Join(err, v.pool.driver.Destroy(dir))
 		switch {
 		case errors.Is(err, unix.EDQUOT):
-			return errs.Wrap(err, errs.Exhausted, "what the image has at %s does not fit into a volume of %s: make a larger one (`sandboxctl volume create --size`)", seed.Path, record.Size(bytes))
+			return errs.Wrap(err, errs.Exhausted, "what the image has at %s does not fit into a volume of %s: make a larger one "+
+				"(`sandboxctl volume create --size`)", seed.Path, record.Size(bytes))
 		default:
-			return s.poolFull(fmt.Errorf("make volume %s: %w", vol, err))
+			return poolFull(fmt.Errorf("make volume %s: %w", vol, err))
 		}
 	}
 	return nil
 }
 
-func (s *Store) makeVolume(ctx context.Context, dir string, bytes int64, seed Seed) error {
-	if err := s.pool.destroy(dir); err != nil {
+func (v *Volumes) makeVolume(ctx context.Context, dir string, bytes int64, seed Seed) error {
+	if err := v.pool.driver.Destroy(dir); err != nil {
 		return err
 	}
-	if err := s.pool.create(dir, bytes); err != nil {
+	if err := v.pool.driver.Create(dir, bytes); err != nil {
 		return err
 	}
 	draft := filepath.Join(dir, volumeDraft)
@@ -77,9 +93,9 @@ func (s *Store) makeVolume(ctx context.Context, dir string, bytes int64, seed Se
 		return err
 	}
 	if seed.ID != "" {
-		copied, err := s.sow(ctx, draft, seed)
-		if err == nil && copied { // what is not on disk must not look whole after a power cut
-			err = withDir(dir, unix.Syncfs)
+		copied, err := v.fill(ctx, draft, seed)
+		if err == nil && copied { // after a power cut, half a copy must not look whole
+			err = tree.WithDir(dir, unix.Syncfs)
 		}
 		if err != nil {
 			return err
@@ -88,18 +104,18 @@ func (s *Store) makeVolume(ctx context.Context, dir string, bytes int64, seed Se
 	if err := os.Rename(draft, filepath.Join(dir, volumeFiles)); err != nil {
 		return err
 	}
-	return withDir(dir, unix.Fsync)
+	return tree.WithDir(dir, unix.Fsync)
 }
 
-// sow gives draft what a seed has. No such directory is fine: there is nothing to
-// begin with.
-func (s *Store) sow(ctx context.Context, draft string, seed Seed) (copied bool, err error) {
-	root, err := unix.Open(s.RootfsDir(seed.ID), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+// fill copies a seed into draft, with its owner and mode. If there is no such
+// directory, the volume begins empty.
+func (v *Volumes) fill(ctx context.Context, draft string, seed Seed) (copied bool, err error) {
+	root, err := unix.Open(v.rootfs(seed.ID), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return false, &os.PathError{Op: "open", Path: s.RootfsDir(seed.ID), Err: err}
+		return false, &os.PathError{Op: "open", Path: v.rootfs(seed.ID), Err: err}
 	}
 	defer unix.Close(root)
-	fd, err := openInRoot(root, seed.Path, unix.O_RDONLY|unix.O_DIRECTORY)
+	fd, err := tree.OpenInRoot(root, seed.Path, unix.O_RDONLY|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 		return false, nil
 	}
@@ -112,7 +128,7 @@ func (s *Store) sow(ctx context.Context, draft string, seed Seed) (copied bool, 
 	if err := unix.Fstat(fd, &st); err != nil {
 		return false, &os.PathError{Op: "stat", Path: seed.Path, Err: err}
 	}
-	// On disk lie guest ids, and the root file system shows those of its users.
+	// The disk has guest ids, and the root file system shows them as the host's.
 	uid, gid := int64(st.Uid), int64(st.Gid)
 	if seed.OwnUsers {
 		uid, gid = uid-int64(seed.UIDBase), gid-int64(seed.UIDBase)
@@ -128,21 +144,18 @@ func (s *Store) sow(ctx context.Context, draft string, seed Seed) (copied bool, 
 	} else if err != nil {
 		return false, err
 	}
-	return true, s.copySeed(ctx, from, draft, seed)
+	return true, v.copySeed(ctx, from, draft, seed)
 }
 
-// copySeed copies a directory that a guest may have filled. cp(1) does it in a user
-// namespace of the guest's ids, in which it may do what guest root may.
-func (s *Store) copySeed(ctx context.Context, from *os.File, draft string, seed Seed) error {
-	users := s.cfg.IdentityUserNS
-	if seed.OwnUsers {
-		var err error
-		if users, err = s.cfg.UserNS(seed.ID); err != nil {
-			return err
-		}
-		defer users.Close()
+// copySeed copies a directory that a guest may have filled. It runs cp(1) in a user
+// namespace of the guest's ids, which lets it do what guest root may.
+func (v *Volumes) copySeed(ctx context.Context, from *os.File, draft string, seed Seed) error {
+	ns, done, err := v.users.open(seed.ID, seed.OwnUsers)
+	if err != nil {
+		return err
 	}
-	fd, err := clone(draft, int(users.Fd()))
+	defer done()
+	fd, err := overlay.Clone(draft, int(ns.Fd()))
 	if err != nil {
 		return err
 	}
@@ -152,60 +165,44 @@ func (s *Store) copySeed(ctx context.Context, from *os.File, draft string, seed 
 	if !seed.OwnUsers {
 		ids[0].HostID = 0
 	}
-	cmd := copyCommand(ctx, "/proc/self/fd/3/.", "/proc/self/fd/4/.")
+	cmd := tree.CopyCommand(ctx, "/proc/self/fd/3/.", "/proc/self/fd/4/.")
 	cmd.ExtraFiles = []*os.File{from, to}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
 		Credential: &syscall.Credential{},
 	}
-	return runCopy(ctx, cmd, seed.Path, draft)
+	return tree.RunCopy(ctx, cmd, seed.Path, draft)
 }
 
-// openInRoot opens what a path means to who has dir as root: links are followed,
-// and lead nowhere else.
-func openInRoot(dir int, path string, flags int) (int, error) {
-	how := unix.OpenHow{
-		Flags:   uint64(flags | unix.O_CLOEXEC),
-		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV,
-	}
-	return openat2(dir, path, &how)
-}
-
-// DeleteVolume removes a volume with all that is in it, also half of one; absent
-// is fine. The space comes back soon after.
-func (s *Store) DeleteVolume(_ context.Context, vol string) error {
-	dir, err := s.volumeDir(vol)
+// DeleteVolume removes a volume with everything in it, also half of one; absent is
+// fine. The space comes back soon after.
+func (v *Volumes) DeleteVolume(_ context.Context, vol string) error {
+	dir, err := v.pool.volumeDir(vol)
 	if err != nil {
 		return err
 	}
-	if err := s.throwAway(dir, os.Rename(dir, filepath.Join(s.poolDir, trashDir, vol))); err != nil {
+	if err := v.pool.destroyLater(dir, os.Rename(dir, v.pool.trashPath(vol))); err != nil {
 		return fmt.Errorf("delete volume %s: %w", vol, err)
 	}
 	return nil
 }
 
 // ListVolumes returns the ids that have a directory on the pool.
-func (s *Store) ListVolumes(context.Context) (ids []string, err error) {
-	entries, err := os.ReadDir(s.poolDir)
-	if err != nil {
+func (v *Volumes) ListVolumes(context.Context) (ids []string, err error) {
+	if ids, err = v.pool.ids(record.IsVolumeID); err != nil {
 		return nil, fmt.Errorf("list volumes: %w", err)
-	}
-	for _, e := range entries {
-		if record.IsVolumeID(e.Name()) {
-			ids = append(ids, e.Name())
-		}
 	}
 	return ids, nil
 }
 
-// VolumeUsage returns the bytes that a volume holds, 0 of one that nobody has
-// mounted yet. It fails with errs.Unsupported on a plain pool.
-func (s *Store) VolumeUsage(vol string) (used int64, err error) {
-	dir, err := s.volumeDir(vol)
+// VolumeUsage returns the bytes that a volume is charged with, 0 if nobody has mounted
+// it yet. It fails with errs.Unsupported on a plain pool.
+func (v *Volumes) VolumeUsage(vol string) (used int64, err error) {
+	dir, err := v.pool.volumeDir(vol)
 	if err != nil {
 		return 0, err
 	}
-	used, limit, err := s.pool.usage(dir)
+	used, limit, err := v.pool.driver.Usage(dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return 0, nil
@@ -217,10 +214,10 @@ func (s *Store) VolumeUsage(vol string) (used int64, err error) {
 	return used, nil
 }
 
-// openVolume opens what of a volume is to be mounted. A directory below it that
-// there is none of is made: nothing else could, in a new one.
-func (s *Store) openVolume(m *record.VolumeMount) (*os.File, error) {
-	dir, err := s.volumeDir(m.Volume)
+// openVolume opens the directory of a volume that m mounts. A subdirectory that is
+// missing is made: nothing else could make it in a new volume.
+func (v *Volumes) openVolume(m *record.VolumeMount) (*os.File, error) {
+	dir, err := v.pool.volumeDir(m.Volume)
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +235,7 @@ func (s *Store) openVolume(m *record.VolumeMount) (*os.File, error) {
 	}
 	defer top.Close()
 	what := fmt.Sprintf("subPath %q of volume %s", m.Sub, m.Claim)
-	f, err := descend(top, m.Sub, steps{make: true, kind: unix.S_IFDIR, sameMount: true})
+	f, err := tree.Descend(top, m.Sub, tree.Steps{Make: true, Kind: unix.S_IFDIR, SameMount: true})
 	if err != nil {
 		return nil, badPath(err, "VOLUME::INVALID_SUB_PATH", what)
 	}

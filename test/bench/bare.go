@@ -20,6 +20,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 // bareInstance owns what the baselines stand on.
@@ -48,7 +49,7 @@ type bare struct {
 
 	identity *os.File
 	ns       *netns.Manager
-	disks    *snapshot.Store
+	files    *snapshot.Store
 	groups   *cgroups.Tree
 	drivers  map[string]driver
 	slots    chan int
@@ -80,8 +81,8 @@ func openBare(ctx context.Context, bin, layerDir string, layers []string) (b *ba
 	if b.identity, err = netns.UserNS(0, 65536); err != nil {
 		return nil, err
 	}
-	b.disks, err = snapshot.Open(ctx, snapshot.Config{
-		Instance: bareInstance, StateDir: b.state, RunDir: b.run, Pool: snapshot.PoolAuto, PoolBytes: 2 << 30,
+	b.files, err = snapshot.Open(ctx, snapshot.Config{
+		Instance: bareInstance, StateDir: b.state, RunDir: b.run, Pool: pool.Auto, PoolBytes: 2 << 30,
 		UserNS:         func(id string) (*os.File, error) { return os.Open(b.ns.UserPath(id)) },
 		IdentityUserNS: b.identity,
 	})
@@ -129,7 +130,7 @@ func (b *bare) close(ctx context.Context) error {
 	for _, d := range b.drivers {
 		failed = append(failed, d.Close())
 	}
-	failed = append(failed, b.ns.Purge(ctx), b.groups.RemoveRoot(), b.groups.Close(), b.disks.UnmountPool(), b.identity.Close())
+	failed = append(failed, b.ns.Purge(ctx), b.groups.RemoveRoot(), b.groups.Close(), b.files.UnmountPool(), b.identity.Close())
 	if err := errors.Join(failed...); err != nil {
 		return err // a mount that is still there would be emptied
 	}
@@ -164,10 +165,10 @@ func (b *bare) prepare(ctx context.Context, runtime string) (x *box, err error) 
 	if err := b.ns.CreateNamespaces(ctx, x.id, own, base); err != nil {
 		return x, err
 	}
-	if err := b.disks.CreateDisk(ctx, x.id, "", 1<<30); err != nil {
+	if err := b.files.Disks.CreateDisk(ctx, x.id, "", 1<<30); err != nil {
 		return x, err
 	}
-	if err := b.disks.Mount(ctx, x.id, snapshot.Mount{Layers: b.layers, OwnUsers: own, UIDBase: base, Volatile: true}); err != nil {
+	if err := b.files.Mounts.Mount(ctx, x.id, snapshot.Mount{Layers: b.layers, OwnUsers: own, UIDBase: base, Volatile: true}); err != nil {
 		return x, err
 	}
 	l := cgroups.Limits{MemoryBytes: memoryBytes, Pids: pids}
@@ -186,7 +187,7 @@ func (b *bare) prepare(ctx context.Context, runtime string) (x *box, err error) 
 func (x *box) writeBundle() error {
 	b, dir := x.b, x.b.bundle(x.id)
 	c := oci.Config{
-		ID: x.id, RootFS: b.disks.RootfsDir(x.id), NetNS: b.ns.NetPath(x.id), CgroupsPath: b.groups.CgroupsPath(x.id),
+		ID: x.id, RootFS: b.files.Mounts.RootfsDir(x.id), NetNS: b.ns.NetPath(x.id), CgroupsPath: b.groups.CgroupsPath(x.id),
 		ResolvConf: filepath.Join(dir, "resolv.conf"), Hosts: filepath.Join(dir, "hosts"), HostnameFile: filepath.Join(dir, "hostname"),
 		AgentDir: filepath.Join(b.bin, "agent"), MemoryBytes: memoryBytes, CPUMillis: cpuMillis, Pids: pids, NoFile: b.noFile,
 	}
@@ -262,10 +263,10 @@ func (x *box) remove(ctx context.Context) error {
 	err := errors.Join(
 		x.kill(ctx),
 		b.ns.Detach(ctx, x.id),
-		b.disks.Unmount(ctx, x.id),
+		b.files.Mounts.Unmount(ctx, x.id),
 		b.groups.Remove(ctx, x.id),
 		b.ns.DeleteNamespaces(ctx, x.id),
-		b.disks.DeleteDisk(ctx, x.id),
+		b.files.Disks.DeleteDisk(ctx, x.id),
 		oci.Remove(b.bundle(x.id)),
 		b.ns.Gone(ctx, x.id),
 	)

@@ -20,7 +20,7 @@ import (
 // Instance is the instance of all tests here.
 const Instance = instance.Instance('s')
 
-// slot is who a guest is.
+// slot says which host ids a guest has.
 type slot struct {
 	own  bool
 	base uint32
@@ -67,7 +67,7 @@ func New(t testing.TB, pool string, change func(*snapshot.Config)) *Env {
 	}
 	t.Cleanup(func() { e.takeDown(t, dir) })
 	e.Open(t)
-	e.Layer, _, err = e.ImportLayer(t.Context(), bytes.NewReader(Lower()), nil)
+	e.Layer, _, err = e.Layers.Import(t.Context(), bytes.NewReader(Lower()), nil)
 	must(t, err)
 	return e
 }
@@ -83,10 +83,10 @@ func (e *Env) Open(t testing.TB) {
 func (e *Env) takeDown(t testing.TB, dir string) {
 	ctx := context.Background()
 	if e.Store != nil {
-		mounts, err := e.ListMounts(ctx)
+		mounts, err := e.Mounts.ListMounts(ctx)
 		check(t, err)
 		for _, id := range mounts {
-			check(t, e.Unmount(ctx, id))
+			check(t, e.Mounts.Unmount(ctx, id))
 		}
 		check(t, e.UnmountPool())
 	}
@@ -103,8 +103,8 @@ func (e *Env) takeDown(t testing.TB, dir string) {
 }
 
 // stuckLoops fails if a loop device of a file below dir will not free itself.
-// That it is free by now can not be asked: a mount namespace that others made
-// meanwhile, as package builds do, holds a copy of each mount until it ends.
+// It may not be free yet: a mount namespace that another program makes meanwhile, as
+// package builds do, holds a copy of each mount until it ends.
 func stuckLoops(dir string) error {
 	found, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, p := range found {
@@ -135,18 +135,21 @@ func check(t testing.TB, err error) {
 func (e *Env) Disk(t testing.TB, bytes int64) string {
 	t.Helper()
 	id := record.NewID(Instance)
-	if !e.Limits() {
+	if !e.Pool.Limits() {
 		bytes = 0
 	}
-	must(t, e.CreateDisk(t.Context(), id, "", bytes))
+	must(t, e.Disks.CreateDisk(t.Context(), id, "", bytes))
 	return id
 }
 
 func (e *Env) mount(t testing.TB, id string, s slot, volatile bool) string {
 	t.Helper()
 	e.users[id] = s
-	must(t, e.Mount(t.Context(), id, snapshot.Mount{Layers: []string{e.Layer}, OwnUsers: s.own, UIDBase: s.base, Volatile: volatile}))
-	return e.RootfsDir(id)
+	must(t, e.Mounts.Mount(t.Context(), id, snapshot.Mount{
+		Layers: []string{e.Layer}, OwnUsers: s.own, UIDBase: s.base,
+		Volatile: volatile,
+	}))
+	return e.Mounts.RootfsDir(id)
 }
 
 // in mounts the disk of id for a slot, does verb there and unmounts.
@@ -155,6 +158,6 @@ func (e *Env) in(t testing.TB, id string, s slot, verb string) string {
 	root := e.mount(t, id, s, false)
 	out, err := as(verb, root, s)
 	must(t, err)
-	must(t, e.Unmount(t.Context(), id))
+	must(t, e.Mounts.Unmount(t.Context(), id))
 	return out
 }

@@ -20,11 +20,11 @@ func (e *Env) freeze(t testing.TB, id string) string {
 	t.Helper()
 	ctx := t.Context()
 	snap := record.NewSnapshotID(Instance)
-	must(t, e.PrepareSnapshot(ctx))
-	must(t, e.TakeSnapshot(ctx, snap, id))
-	bytes, err := e.FinishSnapshot(ctx, snap, id)
+	must(t, e.Snapshots.PrepareSnapshot(ctx))
+	must(t, e.Snapshots.TakeSnapshot(ctx, snap, id))
+	bytes, err := e.Snapshots.FinishSnapshot(ctx, snap, id)
 	must(t, err)
-	if bytes > 0 && !e.Limits() { // plain does not count
+	if bytes > 0 && !e.Pool.Limits() { // plain does not count
 		t.Errorf("snapshot %s has %d bytes", snap, bytes)
 	}
 	return snap
@@ -34,10 +34,10 @@ func (e *Env) freeze(t testing.TB, id string) string {
 func (e *Env) branch(t testing.TB, snap string, bytes int64) string {
 	t.Helper()
 	id := record.NewID(Instance)
-	if !e.Limits() {
+	if !e.Pool.Limits() {
 		bytes = 0
 	}
-	must(t, e.CreateDisk(t.Context(), id, snap, bytes))
+	must(t, e.Disks.CreateDisk(t.Context(), id, snap, bytes))
 	return id
 }
 
@@ -58,43 +58,43 @@ func (e *Env) testSnapshot(t *testing.T) {
 	diff(t, "disk", raw, "snapshot", tree(t, filepath.Join(pool, snap, "u")))
 	_, err = as("rewrite", root, first)
 	must(t, err)
-	must(t, e.Unmount(ctx, id))
+	must(t, e.Mounts.Unmount(ctx, id))
 	later := e.freeze(t, id) // of one that has ended
 
 	for name, s := range map[string]slot{"second slot": second, "identity": identity} {
 		other := e.branch(t, snap, 48<<20)
 		diff(t, "disk", raw, "branch", tree(t, filepath.Join(pool, other, "u")))
-		if _, limit, err := e.Usage(other); e.Limits() && (err != nil || limit != 48<<20) {
+		if _, limit, err := e.Disks.Usage(other); e.Pool.Limits() && (err != nil || limit != 48<<20) {
 			t.Errorf("the limit of a branch is %d, %v", limit, err)
 		}
 		diff(t, "source", want, name, e.in(t, other, s, "manifest"))
 		e.in(t, other, s, "rewrite")
 		diff(t, "before", raw, "after a branch was written to", tree(t, filepath.Join(pool, snap, "u")))
-		must(t, e.DeleteDisk(ctx, other))
+		must(t, e.Disks.DeleteDisk(ctx, other))
 	}
-	must(t, e.DeleteDisk(ctx, id))
-	must(t, e.DeleteSnapshot(ctx, snap))
+	must(t, e.Disks.DeleteDisk(ctx, id))
+	must(t, e.Snapshots.DeleteSnapshot(ctx, snap))
 	must(t, e.Close())
-	must(t, e.Sweep(ctx, "")) // the qgroup of the one that is left stays
+	must(t, e.Pool.Sweep(ctx, "")) // the qgroup of the one that is left stays
 	other := e.branch(t, later, 0)
 	if out := e.in(t, other, third, "manifest"); !strings.Contains(out, "/usr/lib/dir/later ") {
 		t.Error("a snapshot does not outlive its source")
 	}
-	must(t, e.DeleteDisk(ctx, other))
+	must(t, e.Disks.DeleteDisk(ctx, other))
 	e.refusedSnapshots(t, later)
 	for range 2 {
-		must(t, e.DeleteSnapshot(ctx, later))
+		must(t, e.Snapshots.DeleteSnapshot(ctx, later))
 	}
 }
 
-// refusedSnapshots: what can not be says so and leaves nothing.
+// refusedSnapshots: a snapshot that cannot be made fails and leaves nothing.
 func (e *Env) refusedSnapshots(t *testing.T, snap string) {
 	ctx := t.Context()
 	listed := func(want bool, snap string) {
 		t.Helper()
-		ids, err := e.ListSnapshots(ctx)
+		ids, err := e.Snapshots.ListSnapshots(ctx)
 		must(t, err)
-		disks, err := e.ListDisks(ctx)
+		disks, err := e.Disks.ListDisks(ctx)
 		must(t, err)
 		if slices.Contains(ids, snap) != want || slices.Contains(disks, snap) {
 			t.Errorf("snapshots %v, disks %v; want %s: %v", ids, disks, snap, want)
@@ -102,50 +102,51 @@ func (e *Env) refusedSnapshots(t *testing.T, snap string) {
 	}
 	listed(true, snap)
 	id := e.Disk(t, 0)
-	if err := e.CreateDisk(ctx, id, snap, 0); !errors.Is(err, fs.ErrExist) {
+	if err := e.Disks.CreateDisk(ctx, id, snap, 0); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("a branch over a disk: %v", err)
 	}
 	e.held(t, id, true, false)
-	must(t, e.DeleteDisk(ctx, id))
+	must(t, e.Disks.DeleteDisk(ctx, id))
 	never := record.NewSnapshotID(Instance)
-	if err := e.CreateDisk(ctx, id, never, 0); !errs.Is(err, errs.NotFound) {
+	if err := e.Disks.CreateDisk(ctx, id, never, 0); !errs.Is(err, errs.NotFound) {
 		t.Errorf("a branch of nothing: %v", err)
 	}
 	e.held(t, id, false, false)
-	if err := e.TakeSnapshot(ctx, never, id); !errors.Is(err, fs.ErrNotExist) {
+	if err := e.Snapshots.TakeSnapshot(ctx, never, id); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a snapshot of nothing: %v", err)
 	}
 	listed(false, never)
-	must(t, errors.Join(e.DeleteSnapshot(ctx, never), e.MoveStraySnapshot(ctx, never)))
+	must(t, errors.Join(e.Snapshots.DeleteSnapshot(ctx, never), e.Snapshots.MoveStraySnapshot(ctx, never)))
 	for _, bad := range []string{"", id, "../" + id, "snap-../../../etc", "lost+found"} {
-		if e.DeleteSnapshot(ctx, bad) == nil || e.MoveStraySnapshot(ctx, bad) == nil || e.TakeSnapshot(ctx, bad, id) == nil {
+		if e.Snapshots.DeleteSnapshot(ctx, bad) == nil || e.Snapshots.MoveStraySnapshot(ctx, bad) == nil ||
+			e.Snapshots.TakeSnapshot(ctx, bad, id) == nil {
 			t.Errorf("%q passed as the id of a snapshot", bad)
 		}
 	}
 	// A stray goes where stray disks go, and stays there for its day.
 	id = e.Disk(t, 0)
 	stray := e.freeze(t, id)
-	must(t, e.MoveStraySnapshot(ctx, stray))
+	must(t, e.Snapshots.MoveStraySnapshot(ctx, stray))
 	listed(false, stray)
-	must(t, e.Sweep(ctx, ""))
+	must(t, e.Pool.Sweep(ctx, ""))
 	found, err := filepath.Glob(filepath.Join(e.Config.StateDir, "pool", "lost+found", stray+"-*"))
 	must(t, err)
 	if len(found) != 1 {
 		t.Fatalf("lost+found has %v of %s", found, stray)
 	}
 	must(t, os.Rename(found[0], filepath.Join(filepath.Dir(found[0]), stray+"-1736000000")))
-	must(t, e.Sweep(ctx, ""))
+	must(t, e.Pool.Sweep(ctx, ""))
 	if _, err := os.Stat(filepath.Join(filepath.Dir(found[0]), stray+"-1736000000")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a stray snapshot is kept for longer than a day: %v", err)
 	}
 	// The host went down under a disk that did not sync.
 	e.mount(t, id, first, true)
-	must(t, e.Unmount(ctx, id))
+	must(t, e.Mounts.Unmount(ctx, id))
 	must(t, unix.Setxattr(filepath.Join(e.Config.StateDir, "pool", id), "trusted.sandboxd.boot", []byte("another"), 0))
-	if err := e.TakeSnapshot(ctx, never, id); !errs.Is(err, errs.WrongState) {
+	if err := e.Snapshots.TakeSnapshot(ctx, never, id); !errs.Is(err, errs.WrongState) {
 		t.Errorf("a snapshot of what can not be trusted: %v", err)
 	}
-	must(t, e.DeleteDisk(ctx, id))
+	must(t, e.Disks.DeleteDisk(ctx, id))
 }
 
 // tree is what a disk holds, as the pool sees it: whiteouts and overlayfs' own
@@ -193,7 +194,7 @@ func (e *Env) diffOf(t *testing.T, of, base string) string {
 	return b.String()
 }
 
-// testDiff: what a guest does is told as docker tells it, and nothing else.
+// testDiff: the changes of a guest are reported as docker reports them, and no others.
 func (e *Env) testDiff(t *testing.T) {
 	ctx := t.Context()
 	id := e.Disk(t, 64<<20)
@@ -266,10 +267,11 @@ A /usr/lib/dir/later
 	if got := e.diffOf(t, gone, ""); got != "C /usr\nC /usr/bin\nD /usr/lib\n" {
 		t.Errorf("of a file in the place of a directory:\n%s", got)
 	}
-	if got := e.diffOf(t, snap, gone); !strings.Contains(got, "A /usr/lib/dir\nA /usr/lib/dir/new\n") || !strings.Contains(got, "C /usr/bin\nA /usr/bin/hard\n") {
+	if got := e.diffOf(t, snap, gone); !strings.Contains(got, "A /usr/lib/dir\nA /usr/lib/dir/new\n") ||
+		!strings.Contains(got, "C /usr/bin\nA /usr/bin/hard\n") {
 		t.Errorf("against that:\n%s", got)
 	}
-	// What is deeper than anybody looks ends it, with an error and no panic.
+	// A tree that is too deep is an error and no panic.
 	deep := filepath.Join(e.Config.StateDir, "pool", gone, "u")
 	for range 300 {
 		deep = filepath.Join(deep, "d")
@@ -285,5 +287,6 @@ A /usr/lib/dir/later
 	if err := e.Diff(ctx, "../x", "", nil, nil, nil); err == nil {
 		t.Error("../x passed as an id")
 	}
-	must(t, errors.Join(e.DeleteDisk(ctx, id), e.DeleteDisk(ctx, gone), e.DeleteSnapshot(ctx, snap), e.DeleteSnapshot(ctx, empty)))
+	must(t, errors.Join(e.Disks.DeleteDisk(ctx, id), e.Disks.DeleteDisk(ctx, gone), e.Snapshots.DeleteSnapshot(ctx, snap),
+		e.Snapshots.DeleteSnapshot(ctx, empty)))
 }

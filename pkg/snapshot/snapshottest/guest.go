@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/confine"
-	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
 
 // guestEnv makes the test binary be a guest: what to do, and the root to do it in.
@@ -28,7 +28,7 @@ const guestEnv = "SNAPSHOTTEST_GUEST"
 // Main is the TestMain of a package that runs the suite: the suite starts the
 // test binary again, as root of a sandbox.
 func Main(m *testing.M) {
-	confine.MainOfTest(map[string]confine.Verb{snapshot.UnpackVerb: snapshot.Unpack})
+	confine.MainOfTest(map[string]confine.Verb{layer.UnpackVerb: layer.Unpack})
 	verb, root, ok := strings.Cut(os.Getenv(guestEnv), " ")
 	if !ok {
 		os.Exit(m.Run())
@@ -140,7 +140,8 @@ func write() error {
 		s.do("create", os.WriteFile(p, []byte(p), 0o640))
 		s.do("chown "+p, os.Chown(p, id, 65535-id))
 	}
-	s.do("setuid", errors.Join(os.WriteFile("/srv/su", []byte("su"), 0o755), os.Chown("/srv/su", 1000, 1000), unix.Chmod("/srv/su", 0o6755)))
+	s.do("setuid", errors.Join(os.WriteFile("/srv/su", []byte("su"), 0o755), os.Chown("/srv/su", 1000, 1000),
+		unix.Chmod("/srv/su", 0o6755)))
 	s.do("setuid of a lower file of another", errors.Join(unix.Chmod("/usr/bin/of-33", 0o6755)))
 	s.do("chown of a lower file", os.Chown("/usr/bin/plain", 1000, 33))
 	s.do("chown of a lower link", os.Lchown("/usr/bin/link", 7, 8))
@@ -151,7 +152,8 @@ func write() error {
 	s.do("sparse", errors.Join(os.WriteFile("/srv/sparse", []byte("x"), 0o600), os.Truncate("/srv/sparse", 8<<20)))
 	s.do("symlink", os.Symlink("../etc/conf", "/srv/link"))
 	s.do("fifo", unix.Mkfifo("/srv/fifo", 0o622))
-	s.do("setgid directory", errors.Join(os.Mkdir("/srv/sg", 0o755), os.Chown("/srv/sg", 0, 50), unix.Chmod("/srv/sg", 0o2775), os.WriteFile("/srv/sg/inherits", nil, 0o644)))
+	s.do("setgid directory", errors.Join(os.Mkdir("/srv/sg", 0o755), os.Chown("/srv/sg", 0, 50), unix.Chmod("/srv/sg", 0o2775),
+		os.WriteFile("/srv/sg/inherits", nil, 0o644)))
 	s.do("user xattr", unix.Setxattr("/srv/su", "user.note", []byte("hello"), 0))
 	s.do("acl", unix.Setxattr("/srv/of-1000", "system.posix_acl_access", acl(1000), 0))
 	s.do("default acl", unix.Setxattr("/srv/sg", "system.posix_acl_default", acl(33), 0))
@@ -182,9 +184,9 @@ func appendTo(path, text string) error {
 	return errors.Join(err, f.Close())
 }
 
-// dropResource takes CAP_SYS_RESOURCE from this goroutine, by which ext4 minds no
-// quota. What writes for guests of gVisor (goferCaps) does not have it either, and
-// root of a user namespace has it in that only.
+// dropResource takes CAP_SYS_RESOURCE from this goroutine's thread: ext4 enforces no
+// quota against it. The gofer, which writes for guests of gVisor (goferCaps), does not
+// have it, and root of a user namespace has it only in that namespace.
 func dropResource() error {
 	runtime.LockOSThread()
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -12,17 +12,17 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
-	"github.com/sandboxd/sandboxd/pkg/snapshot"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 // testLimitDisk: a limit grows and shrinks while files are there.
 func (e *Env) testLimitDisk(t *testing.T) {
-	if !e.Limits() {
+	if !e.Pool.Limits() {
 		id := e.Disk(t, 0)
-		if err := e.LimitDisk(t.Context(), id, 32<<20); !errs.Is(err, errs.Unsupported) {
+		if err := e.Disks.LimitDisk(t.Context(), id, 32<<20); !errs.Is(err, errs.Unsupported) {
 			t.Errorf("a pool that can not limit: %v", err)
 		}
-		must(t, e.DeleteDisk(t.Context(), id))
+		must(t, e.Disks.DeleteDisk(t.Context(), id))
 		return
 	}
 	id := e.Disk(t, 32<<20)
@@ -34,32 +34,32 @@ func (e *Env) testLimitDisk(t *testing.T) {
 		t.Errorf("48 MiB onto 32: %v", err)
 	}
 	must(t, os.Remove(file))
-	must(t, e.LimitDisk(t.Context(), id, 64<<20))
-	must(t, e.LimitDisk(t.Context(), id, 64<<20))
+	must(t, e.Disks.LimitDisk(t.Context(), id, 64<<20))
+	must(t, e.Disks.LimitDisk(t.Context(), id, 64<<20))
 	if err := grow(48 << 20); err != nil {
 		t.Errorf("48 MiB onto 64: %v", err)
 	}
 	must(t, withFile(file, unix.Fsync))
-	must(t, e.LimitDisk(t.Context(), id, 40<<20)) // below what is there: nothing more
-	if used, limit, err := e.Usage(id); err != nil || limit != 40<<20 || used < 39<<20 {
+	must(t, e.Disks.LimitDisk(t.Context(), id, 40<<20)) // below what is there: nothing more
+	if used, limit, err := e.Disks.Usage(id); err != nil || limit != 40<<20 || used < 39<<20 {
 		t.Errorf("used %d of %d, %v", used, limit, err)
 	}
 	if err := os.WriteFile(file+"2", make([]byte, 4<<20), 0o600); !full(err) {
 		t.Errorf("4 MiB more: %v", err)
 	}
-	must(t, e.Unmount(t.Context(), id))
-	must(t, e.DeleteDisk(t.Context(), id))
-	if err := e.LimitDisk(t.Context(), id, 64<<20); !errors.Is(err, fs.ErrNotExist) {
+	must(t, e.Mounts.Unmount(t.Context(), id))
+	must(t, e.Disks.DeleteDisk(t.Context(), id))
+	if err := e.Disks.LimitDisk(t.Context(), id, 64<<20); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a disk that is not there: %v", err)
 	}
 }
 
-// testFiles: where a pool counts files a guest runs out of them, and can not
-// leave the count.
+// testFiles: where a pool counts files, a guest runs out of them, and cannot leave the
+// count.
 func (e *Env) testFiles(t *testing.T) {
-	kind, err := snapshot.PoolKind(e.Config.StateDir, e.Config.Pool)
+	kind, err := pool.Kind(e.Config.StateDir, e.Config.Pool)
 	must(t, err)
-	if kind != snapshot.PoolProject {
+	if kind != pool.Project {
 		return // btrfs counts bytes, of which each file takes some; plain counts nothing
 	}
 	id := e.Disk(t, 64<<20)
@@ -69,15 +69,15 @@ func (e *Env) testFiles(t *testing.T) {
 	if most := 1<<16 + 64<<20>>13; n > most || n < most-64 {
 		t.Errorf("%d files went onto a disk for %d", n, most)
 	}
-	if used, limit, err := e.Usage(id); err != nil || used != limit {
+	if used, limit, err := e.Disks.Usage(id); err != nil || used != limit {
 		t.Errorf("of a disk without room for files %d of %d bytes are used, %v", used, limit, err)
 	}
 	root := e.mount(t, id, second, false) // also without room for the overlay's own
 	if out, err := as("leave project", root, second); err == nil {
 		t.Errorf("a guest takes its files out of the quota: %s", out)
 	}
-	must(t, e.Unmount(t.Context(), id))
-	must(t, e.DeleteDisk(t.Context(), id))
+	must(t, e.Mounts.Unmount(t.Context(), id))
+	must(t, e.Disks.DeleteDisk(t.Context(), id))
 }
 
 func withFile(path string, f func(fd int) error) error {
@@ -93,7 +93,7 @@ func withFile(path string, f func(fd int) error) error {
 func (e *Env) testDevices(t *testing.T) {
 	pool, layers, err := e.Devices()
 	must(t, err)
-	if (pool != layers) != e.Limits() {
+	if (pool != layers) != e.Pool.Limits() {
 		t.Errorf("the pool is on %s, layers are on %s", pool, layers)
 	}
 	for _, dev := range []string{pool, layers} {
@@ -120,11 +120,11 @@ func (e *Env) testMountPoint(t *testing.T) {
 	} {
 		must(t, plant())
 		e.mount(t, id, identity, false)
-		fi, err := os.Lstat(filepath.Join(e.RootfsDir(id), ".sandboxd"))
+		fi, err := os.Lstat(filepath.Join(e.Mounts.RootfsDir(id), ".sandboxd"))
 		if err != nil || !fi.IsDir() || fi.Mode().Perm() != 0o700 {
 			t.Errorf("%s: %v, %v", name, fi, err)
 		}
-		must(t, e.Unmount(t.Context(), id))
+		must(t, e.Mounts.Unmount(t.Context(), id))
 	}
-	must(t, e.DeleteDisk(t.Context(), id))
+	must(t, e.Disks.DeleteDisk(t.Context(), id))
 }

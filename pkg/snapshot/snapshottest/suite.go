@@ -56,7 +56,8 @@ func (e *Env) testManifest(t *testing.T) {
 	want := e.in(t, id, first, "manifest")
 	for _, w := range []string{
 		"/srv/su 106755 1000:1000", "/srv/of-65535 100640 65535:0", "/usr/bin/of-33 106755 33:33", "/usr/bin/link 120777 7:8 plain",
-		"/usr/bin/ping 100755 0:0", "/usr/bin/su 104755 0:0", "/tmp 41777 0:0", "/tmp/.X11-unix 41777 0:0", "/srv/sg/inherits 100644 0:50", "/opt/opensandbox 40755 0:0", "/etc/resolv.conf 100644 0:0",
+		"/usr/bin/ping 100755 0:0", "/usr/bin/su 104755 0:0", "/tmp 41777 0:0", "/tmp/.X11-unix 41777 0:0", "/srv/sg/inherits 100644 0:50",
+		"/opt/opensandbox 40755 0:0", "/etc/resolv.conf 100644 0:0",
 	} {
 		if !strings.Contains(want, "\n"+w+" ") {
 			t.Errorf("manifest lacks %q", w)
@@ -73,7 +74,7 @@ func (e *Env) testManifest(t *testing.T) {
 	e.in(t, id, identity, "rewrite")
 	want = e.in(t, id, identity, "manifest")
 	diff(t, "identity, rewritten", want, "third slot", e.in(t, id, third, "manifest"))
-	must(t, e.DeleteDisk(t.Context(), id))
+	must(t, e.Disks.DeleteDisk(t.Context(), id))
 }
 
 func diff(t *testing.T, nameA, a, nameB, b string) {
@@ -105,15 +106,15 @@ func (e *Env) testInodes(t *testing.T) {
 	if n < 6000 {
 		t.Errorf("saw %d files, want more than 6000", n)
 	}
-	must(t, e.Unmount(t.Context(), id))
-	must(t, e.DeleteDisk(t.Context(), id))
+	must(t, e.Mounts.Unmount(t.Context(), id))
+	must(t, e.Disks.DeleteDisk(t.Context(), id))
 }
 
 // A guest gets what it was promised, then an error, and the neighbours nothing of it.
 func (e *Env) testLimit(t *testing.T) {
 	const limit = 48 << 20
-	if !e.Limits() {
-		err := e.CreateDisk(t.Context(), record.NewID(Instance), "", limit)
+	if !e.Pool.Limits() {
+		err := e.Disks.CreateDisk(t.Context(), record.NewID(Instance), "", limit)
 		if !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "pool") {
 			t.Errorf("limit on a pool that has none: %v", err)
 		}
@@ -126,21 +127,22 @@ func (e *Env) testLimit(t *testing.T) {
 	if n > limit || n < limit-4<<20 {
 		t.Errorf("%d bytes went into a disk of %d", n, limit)
 	}
-	free, total, err := e.PoolSpace()
+	free, total, err := e.Pool.Space()
 	must(t, err)
 	if free < total/2 {
 		t.Errorf("%d of %d bytes are free in the pool", free, total)
 	}
-	if _, l, err := e.Usage(id); err != nil || l != limit {
+	if _, l, err := e.Disks.Usage(id); err != nil || l != limit {
 		t.Errorf("Usage: limit %d, %v; want %d", l, err, limit)
 	}
-	must(t, e.DeleteDisk(t.Context(), id))
-	if _, _, err := e.Usage(id); !errors.Is(err, fs.ErrNotExist) {
+	must(t, e.Disks.DeleteDisk(t.Context(), id))
+	if _, _, err := e.Disks.Usage(id); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("Usage without a disk: %v", err)
 	}
 }
 
-// Only who should passes, nothing is setuid or a device for the host.
+// testAccess: only the sandbox gets at its files, and nothing in them is setuid or a
+// device for the host.
 func (e *Env) testAccess(t *testing.T) {
 	id := e.Disk(t, 0)
 	root := e.mount(t, id, first, false)
@@ -157,7 +159,7 @@ func (e *Env) testAccess(t *testing.T) {
 	if _, err := as("manifest", root, second); err == nil || !strings.Contains(err.Error(), "permission denied") {
 		t.Errorf("a neighbour gets in: %v", err)
 	}
-	must(t, e.Unmount(t.Context(), id))
+	must(t, e.Mounts.Unmount(t.Context(), id))
 	root = e.mount(t, id, identity, false)
 	must(t, unix.Stat(filepath.Dir(root), &st))
 	if st.Mode&0o7777 != 0o700 {
@@ -170,29 +172,29 @@ func (e *Env) testAccess(t *testing.T) {
 	if st.Mode&0o7777 != 0o700 {
 		t.Errorf("state directory: %o, want 700", st.Mode&0o7777)
 	}
-	must(t, e.Unmount(t.Context(), id))
-	must(t, e.DeleteDisk(t.Context(), id))
+	must(t, e.Mounts.Unmount(t.Context(), id))
+	must(t, e.Disks.DeleteDisk(t.Context(), id))
 }
 
 // Everything can be unmade twice, and never made; what is made is listed.
 func (e *Env) testTwice(t *testing.T) {
 	ctx := t.Context()
 	id := e.Disk(t, 16<<20)
-	if err := e.CreateDisk(ctx, id, "", 0); !errors.Is(err, fs.ErrExist) {
+	if err := e.Disks.CreateDisk(ctx, id, "", 0); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("second CreateDisk: %v", err)
 	}
 	e.held(t, id, true, false)
 	e.mount(t, id, first, false)
 	e.held(t, id, true, true)
-	if err := e.Mount(ctx, id, snapshot.Mount{Layers: []string{e.Layer}}); !errors.Is(err, fs.ErrExist) {
+	if err := e.Mounts.Mount(ctx, id, snapshot.Mount{Layers: []string{e.Layer}}); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("second Mount: %v", err)
 	}
 	for range 2 {
-		must(t, e.Unmount(ctx, id))
+		must(t, e.Mounts.Unmount(ctx, id))
 		e.held(t, id, true, false)
 	}
 	// A mount that failed half way, and one that a kill cut short.
-	err := e.Mount(ctx, id, snapshot.Mount{Layers: []string{"sha256:" + strings.Repeat("0", 64)}})
+	err := e.Mounts.Mount(ctx, id, snapshot.Mount{Layers: []string{"sha256:" + strings.Repeat("0", 64)}})
 	if !errs.Is(err, errs.NotFound) {
 		t.Errorf("Mount of an absent layer: %v", err)
 	}
@@ -201,55 +203,55 @@ func (e *Env) testTwice(t *testing.T) {
 	must(t, os.MkdirAll(clones, 0o700))
 	must(t, unix.Mount(e.Config.StateDir, clones, "", unix.MS_BIND, ""))
 	for range 2 {
-		must(t, e.Unmount(ctx, id))
+		must(t, e.Mounts.Unmount(ctx, id))
 	}
 	for range 2 {
-		must(t, e.DeleteDisk(ctx, id))
+		must(t, e.Disks.DeleteDisk(ctx, id))
 		e.held(t, id, false, false)
 	}
 	never := record.NewID(Instance)
-	must(t, errors.Join(e.Unmount(ctx, never), e.DeleteDisk(ctx, never), e.MoveStray(ctx, never)))
+	must(t, errors.Join(e.Mounts.Unmount(ctx, never), e.Disks.DeleteDisk(ctx, never), e.Disks.MoveStray(ctx, never)))
 	for _, bad := range []string{"", "../../etc", "lost+found"} {
-		if e.DeleteDisk(ctx, bad) == nil || e.Unmount(ctx, bad) == nil || e.MoveStray(ctx, bad) == nil {
+		if e.Disks.DeleteDisk(ctx, bad) == nil || e.Mounts.Unmount(ctx, bad) == nil || e.Disks.MoveStray(ctx, bad) == nil {
 			t.Errorf("%q passed as an id", bad)
 		}
 	}
-	must(t, e.Sweep(ctx, ""))
+	must(t, e.Pool.Sweep(ctx, ""))
 }
 
 func (e *Env) held(t *testing.T, id string, disk, mount bool) {
 	t.Helper()
-	disks, err := e.ListDisks(t.Context())
+	disks, err := e.Disks.ListDisks(t.Context())
 	must(t, err)
-	mounts, err := e.ListMounts(t.Context())
+	mounts, err := e.Mounts.ListMounts(t.Context())
 	must(t, err)
 	if slices.Contains(disks, id) != disk || slices.Contains(mounts, id) != mount {
 		t.Errorf("disks %v, mounts %v; want disk %v, mount %v of %s", disks, mounts, disk, mount, id)
 	}
 }
 
-// What overlayfs leaves when a volatile mount dies is cleared away, unless the
-// host was down meanwhile.
+// testVolatile: the mark that overlayfs leaves when a volatile mount dies is removed,
+// unless the host was down meanwhile.
 func (e *Env) testVolatile(t *testing.T) {
 	ctx := t.Context()
 	id := e.Disk(t, 0)
 	e.mount(t, id, identity, true)
-	must(t, e.Unmount(ctx, id))
+	must(t, e.Mounts.Unmount(ctx, id))
 	disk := filepath.Join(e.Config.StateDir, "pool", id)
 	if _, err := os.Stat(filepath.Join(disk, "w/work/incompat/volatile")); err != nil {
 		t.Fatalf("overlayfs left no mark: %v", err)
 	}
 	e.mount(t, id, second, false)
-	must(t, e.Unmount(ctx, id))
+	must(t, e.Mounts.Unmount(ctx, id))
 
 	e.mount(t, id, identity, true)
-	must(t, e.Unmount(ctx, id))
+	must(t, e.Mounts.Unmount(ctx, id))
 	must(t, unix.Setxattr(disk, "trusted.sandboxd.boot", []byte("another"), 0))
-	err := e.Mount(ctx, id, snapshot.Mount{Layers: []string{e.Layer}})
+	err := e.Mounts.Mount(ctx, id, snapshot.Mount{Layers: []string{e.Layer}})
 	if !errs.Is(err, errs.WrongState) {
 		t.Errorf("Mount after a host crash: %v", err)
 	}
-	must(t, errors.Join(e.Unmount(ctx, id), e.DeleteDisk(ctx, id)))
+	must(t, errors.Join(e.Mounts.Unmount(ctx, id), e.Disks.DeleteDisk(ctx, id)))
 }
 
 // A hostile upper gives nothing but its own files.
@@ -266,20 +268,20 @@ func (e *Env) testReadFile(t *testing.T) {
 		unix.Mkfifo(filepath.Join(upper, "fifo"), 0o600),
 	))
 	for _, p := range []string{".sandboxd/exit", "./.sandboxd/../.sandboxd/exit"} {
-		b, err := e.ReadFile(ctx, id, p, 4)
+		b, err := e.Disks.ReadFile(ctx, id, p, 4)
 		if err != nil || string(b) != "0123" {
 			t.Errorf("ReadFile %s: %q, %v", p, b, err)
 		}
 	}
 	for _, p := range []string{"abs", ".sandboxd/rel", "dir/exit", "fifo", ".sandboxd", "../w", "/etc/passwd", "../../id", ""} {
-		if b, err := e.ReadFile(ctx, id, p, 100); err == nil {
+		if b, err := e.Disks.ReadFile(ctx, id, p, 100); err == nil {
 			t.Errorf("ReadFile %q gives %q", p, b)
 		}
 	}
-	if _, err := e.ReadFile(ctx, id, "absent", 1); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := e.Disks.ReadFile(ctx, id, "absent", 1); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("ReadFile of an absent file: %v", err)
 	}
-	must(t, e.DeleteDisk(ctx, id))
+	must(t, e.Disks.DeleteDisk(ctx, id))
 }
 
 // A stray disk is kept for a day, and not forever.
@@ -287,8 +289,8 @@ func (e *Env) testStray(t *testing.T) {
 	ctx := t.Context()
 	id, old := e.Disk(t, 1<<20), e.Disk(t, 1<<20)
 	lost := filepath.Join(e.Config.StateDir, "pool", "lost+found")
-	must(t, e.MoveStray(ctx, id))
-	must(t, e.MoveStray(ctx, old))
+	must(t, e.Disks.MoveStray(ctx, id))
+	must(t, e.Disks.MoveStray(ctx, old))
 	e.held(t, id, false, false)
 	found, err := filepath.Glob(filepath.Join(lost, "*"))
 	must(t, err)
@@ -302,15 +304,16 @@ func (e *Env) testStray(t *testing.T) {
 		}
 	}
 	must(t, os.Mkdir(filepath.Join(lost, "of-the-operator"), 0o700))
-	must(t, e.Sweep(ctx, "the state was restored"))
+	must(t, e.Pool.Sweep(ctx, "the state was restored"))
 	if _, err := os.Stat(filepath.Join(lost, old+"-"+day)); err != nil {
 		t.Errorf("a stray was swept where nothing may be: %v", err)
 	}
 	// Those that came while the clock was not set, or ahead, get their day.
 	unset, ahead := e.Disk(t, 1<<20), e.Disk(t, 1<<20)
 	must(t, os.Rename(filepath.Join(e.Config.StateDir, "pool", unset), filepath.Join(lost, unset+"-77")))
-	must(t, os.Rename(filepath.Join(e.Config.StateDir, "pool", ahead), filepath.Join(lost, ahead+"-"+strconv.FormatInt(time.Now().Add(25*time.Hour).Unix(), 10))))
-	must(t, e.Sweep(ctx, ""))
+	must(t, os.Rename(filepath.Join(e.Config.StateDir, "pool", ahead),
+		filepath.Join(lost, ahead+"-"+strconv.FormatInt(time.Now().Add(25*time.Hour).Unix(), 10))))
+	must(t, e.Pool.Sweep(ctx, ""))
 	found, err = filepath.Glob(filepath.Join(lost, "*"))
 	must(t, err)
 	if len(found) != 4 {
@@ -326,34 +329,34 @@ func (e *Env) testStray(t *testing.T) {
 	must(t, os.Remove(filepath.Join(lost, "of-the-operator")))
 }
 
-// Layers are named by their content and go when told.
+// testLayers: layers are named by their content and can be removed.
 func (e *Env) testLayers(t *testing.T) {
 	ctx := t.Context()
 	var read int64
-	again, n, err := e.ImportLayer(ctx, bytes.NewReader(Lower()), func(n int64) { read = n })
+	again, n, err := e.Layers.Import(ctx, bytes.NewReader(Lower()), func(n int64) { read = n })
 	must(t, err)
 	if again != e.Layer || n == 0 || read != int64(len(Lower())) {
 		t.Errorf("second import: %s, %d bytes, %d read; want %s", again, n, read, e.Layer)
 	}
 	other := append(Lower(), make([]byte, 512)...)
-	d, _, err := e.ImportLayer(ctx, bytes.NewReader(other), nil)
+	d, _, err := e.Layers.Import(ctx, bytes.NewReader(other), nil)
 	must(t, err)
-	all, err := e.ListLayers(ctx)
+	all, err := e.Layers.List(ctx)
 	must(t, err)
 	if d == e.Layer || len(all) != 2 || !slices.Contains(all, d) {
 		t.Errorf("layers %v", all)
 	}
 	for range 2 {
-		must(t, e.RemoveLayer(ctx, d))
+		must(t, e.Layers.Remove(ctx, d))
 	}
-	if _, err := e.LayerPath(d); !errs.Is(err, errs.NotFound) {
-		t.Errorf("LayerPath of a removed layer: %v", err)
+	if _, err := e.Layers.Path(d); !errs.Is(err, errs.NotFound) {
+		t.Errorf("Path of a removed layer: %v", err)
 	}
-	if _, err := e.LayerPath("sha256:../../etc"); !errs.Is(err, errs.Invalid) {
-		t.Errorf("LayerPath of no digest: %v", err)
+	if _, err := e.Layers.Path("sha256:../../etc"); !errs.Is(err, errs.Invalid) {
+		t.Errorf("Path of no digest: %v", err)
 	}
 	stop, cancel := context.WithCancel(ctx)
-	_, _, err = e.ImportLayer(stop, bytes.NewReader(Lower()), func(n int64) {
+	_, _, err = e.Layers.Import(stop, bytes.NewReader(Lower()), func(n int64) {
 		if n > 1<<20 {
 			cancel()
 		}
@@ -376,7 +379,7 @@ func (e *Env) testReopen(t *testing.T) {
 	root := e.mount(t, id, first, false)
 	_, err := as("write", root, first)
 	must(t, err)
-	was := e.PoolID()
+	was := e.Pool.ID()
 	half := filepath.Join(e.Config.StateDir, "layers", "new-1")
 	killed := e.Disk(t, 16<<20)
 	trash := filepath.Join(e.Config.StateDir, "pool", ".trash", killed)
@@ -386,11 +389,11 @@ func (e *Env) testReopen(t *testing.T) {
 	e.held(t, id, true, true)
 	want, err := as("manifest", root, first)
 	must(t, err)
-	must(t, e.Unmount(ctx, id))
+	must(t, e.Mounts.Unmount(ctx, id))
 	must(t, e.UnmountPool())
 	e.Open(t)
-	if e.PoolID() != was || len(was) != 32 {
-		t.Errorf("pool id %q became %q", was, e.PoolID())
+	if e.Pool.ID() != was || len(was) != 32 {
+		t.Errorf("pool id %q became %q", was, e.Pool.ID())
 	}
 	diff(t, "before", want, "after a reboot", e.in(t, id, second, "manifest"))
 	must(t, e.Close())
@@ -399,5 +402,5 @@ func (e *Env) testReopen(t *testing.T) {
 			t.Errorf("%s is still there: %v", p, err)
 		}
 	}
-	must(t, e.DeleteDisk(ctx, id))
+	must(t, e.Disks.DeleteDisk(ctx, id))
 }

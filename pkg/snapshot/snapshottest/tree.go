@@ -28,7 +28,10 @@ func Lower() []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	add := func(name string, typ byte, mode int64, uid, gid int, content string, xattrs map[string]string) {
-		h := &tar.Header{Name: "./" + name, Typeflag: typ, Mode: mode, Uid: uid, Gid: gid, ModTime: time.Unix(1700000000, 0), Format: tar.FormatPAX}
+		h := &tar.Header{
+			Name: "./" + name, Typeflag: typ, Mode: mode, Uid: uid, Gid: gid, ModTime: time.Unix(1700000000, 0),
+			Format: tar.FormatPAX,
+		}
 		switch typ {
 		case tar.TypeReg:
 			h.Size = int64(len(content))
@@ -107,7 +110,8 @@ func manifest(root string, w io.Writer) error {
 		if err != nil {
 			return err
 		}
-		_, err = fmt.Fprintf(w, "%s %o %d:%d %s %s\n", strings.TrimPrefix(p, strings.TrimSuffix(root, "/")), st.Mode, st.Uid, st.Gid, content, x)
+		_, err = fmt.Fprintf(w, "%s %o %d:%d %s %s\n", strings.TrimPrefix(p, strings.TrimSuffix(root, "/")), st.Mode, st.Uid, st.Gid,
+			content, x)
 		return err
 	})
 }
@@ -136,7 +140,8 @@ func xattrs(p, but string) (string, error) {
 	}
 	var all []string
 	for name := range strings.SplitSeq(strings.TrimRight(string(names[:n]), "\x00"), "\x00") {
-		if name == "" || but != "" && strings.HasPrefix(name, but) || strings.HasPrefix(name, "trusted.SGI_ACL_") { // xfs shows root ACLs twice
+		if name == "" || but != "" && strings.HasPrefix(name, but) || strings.HasPrefix(name,
+			"trusted.SGI_ACL_") { // xfs shows root ACLs twice
 			continue
 		}
 		v := make([]byte, 4096)

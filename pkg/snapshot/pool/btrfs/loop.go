@@ -1,0 +1,170 @@
+package btrfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
+	"golang.org/x/sys/unix"
+)
+
+// minPool is the least that mkfs.btrfs and a handful of disks need.
+const minPool = 256 << 20
+
+// LoopPool is a [pool.Driver] on a btrfs in a file, which it makes and mounts.
+//
+// The file is allocated in full. A full host disk under a sparse file would turn
+// the whole pool read-only. Therefore nothing here ever discards blocks.
+type LoopPool struct {
+	Pool
+	image string
+	bytes int64
+}
+
+// NewLoop returns the driver. A new file at image has so many bytes; one that is
+// there keeps its size. full is as in New.
+func NewLoop(image string, bytes int64, full bool) *LoopPool {
+	return &LoopPool{Pool: Pool{full: full}, image: image, bytes: bytes}
+}
+
+// Kind is pool.BtrfsLoop.
+func (b *LoopPool) Kind() string { return pool.BtrfsLoop }
+
+// Describe also says how large the pool is and how it counts.
+func (b *LoopPool) Describe() string {
+	var size int64
+	if fi, err := os.Stat(b.image); err == nil {
+		size = fi.Size()
+	}
+	return fmt.Sprintf("%s: %s, %d MiB, %s", pool.BtrfsLoop, b.image, size>>20, b.quotas())
+}
+
+// Open makes the file unless it is there, and mounts it unless it is mounted.
+func (b *LoopPool) Open(ctx context.Context, dir string) error {
+	b.dir = dir
+	mounted, err := tree.IsMountPoint(dir)
+	if err != nil {
+		return err
+	}
+	if !mounted {
+		if err := b.make(ctx); err != nil {
+			return err
+		}
+		if err := b.mount(); err != nil {
+			return err
+		}
+	}
+	return b.begin()
+}
+
+// make makes the file and the file system in it, under another name first: a file
+// that has its name is always whole.
+func (b *LoopPool) make(ctx context.Context) (err error) {
+	if _, err := os.Stat(b.image); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if left, err := os.ReadDir(b.dir); err != nil || len(left) > 0 {
+		return errors.Join(err, errs.New(errs.WrongState, "the pool directory %s is not empty and there is no pool file: it holds a "+
+			"pool of kind %q; set pool = %q, or move it away", b.dir, pool.Plain, pool.Plain))
+	}
+	if b.bytes < minPool {
+		return errs.New(errs.Invalid, "pool_size of %s is too small: the least is %s", record.Size(b.bytes), record.Size(minPool))
+	}
+	mkfs, err := exec.LookPath("mkfs.btrfs")
+	if err != nil {
+		return errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which can not "+
+			"limit disks", pool.Plain)
+	}
+	tmp := b.image + ".new"
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		f.Close()
+		if err != nil {
+			os.Remove(tmp)
+		}
+	}()
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	if st.Type == magic {
+		// Copy on write below copy on write: every block would be written twice.
+		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, nocowFlag); err != nil {
+			return fmt.Errorf("set nocow on %s: %w", tmp, err)
+		}
+	}
+	// Without this check fallocate takes all there is before it fails.
+	free := int64(st.Bavail) * st.Bsize
+	if free >= b.bytes {
+		err = unix.Fallocate(int(f.Fd()), 0, 0, b.bytes)
+	} else {
+		err = unix.ENOSPC
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EFBIG) {
+		return errs.Wrap(err, errs.Exhausted, "allocate the storage pool: the disk of the state directory has %d MiB free, pool_size is "+
+			"%d MiB: lower pool_size or free space", free>>20, b.bytes>>20)
+	}
+	if err != nil {
+		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, tmp, err)
+	}
+	// single: one copy of the metadata, as of any file on the disk below.
+	// nodiscard: otherwise mkfs gives back what was just allocated.
+	out, err := exec.CommandContext(ctx, mkfs, "-q", "--nodiscard", "--metadata", "single", "--label", "sandboxd", tmp).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("mkfs.btrfs %s: %w: %s", tmp, err, strings.TrimSpace(string(out)))
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return os.Rename(tmp, b.image)
+}
+
+func (b *LoopPool) mount() error {
+	f, err := os.OpenFile(b.image, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	dev, err := attachLoop(f)
+	if err != nil {
+		return err
+	}
+	defer dev.Close()
+	if err := unix.Mount(dev.Name(), b.dir, "btrfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, "nodiscard"); err != nil {
+		if errors.Is(err, unix.ENODEV) {
+			return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which can not limit disks", pool.Plain)
+		}
+		return fmt.Errorf("mount %s (%s) on %s: %w; dmesg says more", b.image, dev.Name(), b.dir, err)
+	}
+	return os.Chmod(b.dir, 0o700)
+}
+
+// busyPatience is how long Close tries again while another process has something
+// open in the pool for a moment, as a monitor of the host's disks has. The kernel
+// has no event for its end.
+const busyPatience = time.Second
+
+// Close unmounts the pool.
+func (b *LoopPool) Close() error {
+	err := unix.Unmount(b.dir, unix.UMOUNT_NOFOLLOW)
+	for end := time.Now().Add(busyPatience); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
+		time.Sleep(10 * time.Millisecond)
+		err = unix.Unmount(b.dir, unix.UMOUNT_NOFOLLOW)
+	}
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
+		return nil // it is not mounted
+	}
+	return err
+}
