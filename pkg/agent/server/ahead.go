@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // The shell ahead is a bash that was started before the command it will run:
@@ -87,7 +88,7 @@ func (s *Server) take(req *agent.CommandRequest, l *launch) (w *waiting, script 
 		return nil, "" // a dead one goes when the next is made
 	}
 	ok := false
-	briefTurns.do(func() { script, ok = a.shell.script(req, l) })
+	proc.BriefTurns.Do(func() { script, ok = a.shell.script(req, l) })
 	if !ok {
 		return nil, ""
 	}
@@ -112,7 +113,7 @@ func (w *waiting) isReady() bool {
 func (w *waiting) quiet() bool {
 	for _, p := range w.cmd.pumps {
 		n := 0
-		err := control(p.f, func(fd int) (err error) {
+		err := proc.Control(p.f, func(fd int) (err error) {
 			n, err = unix.IoctlGetInt(fd, unix.TIOCINQ)
 			return err
 		})
@@ -127,7 +128,7 @@ func (w *waiting) quiet() bool {
 func (w *waiting) heard() string {
 	b := make([]byte, 8)
 	n := 0
-	control(w.talk, func(fd int) (err error) { //nolint:errcheck // then it has said nothing
+	proc.Control(w.talk, func(fd int) (err error) { //nolint:errcheck // then it has said nothing
 		n, err = unix.Read(fd, b)
 		return err
 	})
@@ -168,7 +169,7 @@ func (s *Server) tell(w *waiting, script string) bool {
 	_, err := w.talk.Write([]byte(script))
 	if err == nil {
 		// Until here it waits for more, so it has done nothing of it.
-		err = control(w.talk, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_WR) })
+		err = proc.Control(w.talk, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_WR) })
 	}
 	if err == nil {
 		var b [1]byte
@@ -177,14 +178,14 @@ func (s *Server) tell(w *waiting, script string) bool {
 		}
 	}
 	// It could not do what comes before the command, or died, or does not move.
-	s.reaper.signal(w.cmd.proc, syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
-	<-w.cmd.proc.done
+	w.cmd.proc.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
+	<-w.cmd.proc.Done()
 	return w.heard() != ""
 }
 
 // dismiss ends a shell that nobody uses.
 func (s *Server) dismiss(w *waiting) {
-	s.reaper.signal(w.cmd.proc, syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
+	w.cmd.proc.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
 	w.talk.Close()
 	for _, p := range w.cmd.pumps {
 		p.f.Close()
@@ -238,14 +239,14 @@ func (s *Server) renew() bool {
 	alive := w.cmd.alive()
 	if alive && w.quiet() {
 		var now *waiting
-		briefTurns.do(func() { now, _ = s.prepareWaiting() }) //nolint:errcheck // then it is none that would be started
+		proc.BriefTurns.Do(func() { now, _ = s.prepareWaiting() }) //nolint:errcheck // then it is none that would be started
 		if now != nil && now.path == w.path && now.dir == w.dir && os.SameFile(now.place, w.place) && maps.Equal(now.env, w.env) {
 			w.used = time.Now()
 			return false
 		}
 	} else {
 		a.wasted++
-		if a.wasted == aheadWasted || !alive && w.cmd.proc.status.ExitStatus() == aheadTooOld {
+		if a.wasted == aheadWasted || !alive && w.cmd.proc.Status.ExitStatus() == aheadTooOld {
 			a.never = true // what dies each time, or warns of something, only costs
 		}
 	}
@@ -258,7 +259,7 @@ func (s *Server) renew() bool {
 // is short.
 func (s *Server) lookLater(w *waiting) {
 	time.AfterFunc(min(aheadLook, s.ahead.idle), func() {
-		guarded(func() {
+		proc.Guarded(func() {
 			short := s.short()
 			s.ahead.mu.Lock()
 			defer s.ahead.mu.Unlock()
@@ -290,7 +291,7 @@ func (s *Server) short() bool {
 // makeWaiting starts a shell that waits, with environment and directory of a
 // command that asks for none. Nil without an error means that here none can be.
 func (s *Server) makeWaiting() (w *waiting, err error) {
-	briefTurns.do(func() { w, err = s.prepareWaiting() })
+	proc.BriefTurns.Do(func() { w, err = s.prepareWaiting() })
 	if w == nil {
 		return nil, err
 	}
@@ -313,10 +314,10 @@ func (s *Server) makeWaiting() (w *waiting, err error) {
 	defer unix.Close(pair[1])
 	unix.SetNonblock(pair[0], true) //nolint:errcheck // can not fail on a socket
 	w.talk = os.NewFile(uintptr(pair[0]), "shell ahead")
-	c.proc, err = s.reaper.spawn(spawnSpec{
-		path: w.path, argv: []string{filepath.Base(w.path), "-c", aheadLoader}, env: environ(w.env), dir: w.dir, cred: s.userCred,
-		files: [3]uintptr{s.devNull.Fd(), uintptr(ends[0]), uintptr(ends[1])},
-		more:  []uintptr{uintptr(pair[1])},
+	c.proc, err = proc.Start(proc.Spec{
+		Path: w.path, Argv: []string{filepath.Base(w.path), "-c", aheadLoader}, Env: environ(w.env), Dir: w.dir, Cred: s.userCred,
+		Files: [3]uintptr{s.devNull.Fd(), uintptr(ends[0]), uintptr(ends[1])},
+		More:  []uintptr{uintptr(pair[1])},
 	})
 	if err != nil {
 		w.talk.Close()

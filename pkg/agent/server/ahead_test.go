@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 func aheadEnv(t *testing.T) *env { return aheadEnvWith(t, agent.Bootstrap{}) }
@@ -212,7 +213,7 @@ func TestAheadIsLikeTheShell(t *testing.T) {
 		v.req.Command = "echo $PWD $OLDPWD $A; cd ..; pwd; declare -i x=1; nosuchprog-x; echo $?"
 		check(v.req, v.ahead)
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // TestAheadReadsAll: a text arrives as it is, however long and in any locale.
@@ -281,14 +282,14 @@ func TestAheadWaitsForNobody(t *testing.T) {
 	if on.waiting() == nil {
 		t.Error("none waits while a long command runs")
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // gone waits for the end of a waiting shell.
 func (e *env) gone(w *waiting) {
 	e.Helper()
 	select {
-	case <-w.cmd.proc.done:
+	case <-w.cmd.proc.Done():
 	case <-time.After(10 * time.Second):
 		e.Error("the shell goes on")
 	}
@@ -368,11 +369,11 @@ func TestAheadThatDied(t *testing.T) {
 	e := aheadEnv(t)
 	e.s.ahead.answer = 50 * time.Millisecond
 	for name, harm := range map[string]func(w *waiting){
-		"killed":  func(w *waiting) { syscall.Kill(w.cmd.proc.pid, syscall.SIGKILL); <-w.cmd.proc.done },
-		"dying":   func(w *waiting) { syscall.Kill(w.cmd.proc.pid, syscall.SIGKILL) },
-		"stopped": func(w *waiting) { syscall.Kill(w.cmd.proc.pid, syscall.SIGSTOP) },
+		"killed":  func(w *waiting) { syscall.Kill(w.cmd.proc.PID, syscall.SIGKILL); <-w.cmd.proc.Done() },
+		"dying":   func(w *waiting) { syscall.Kill(w.cmd.proc.PID, syscall.SIGKILL) },
+		"stopped": func(w *waiting) { syscall.Kill(w.cmd.proc.PID, syscall.SIGSTOP) },
 		"soiled": func(w *waiting) {
-			f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", w.cmd.proc.pid), os.O_WRONLY, 0)
+			f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", w.cmd.proc.PID), os.O_WRONLY, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -479,11 +480,11 @@ func TestAheadDifferences(t *testing.T) {
 				<-grown
 			}
 		}
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.proc.pid))
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.proc.PID))
 		if err != nil {
 			t.Fatal(err)
 		}
-		fi, err := os.Stat(fmt.Sprintf("/proc/%d", c.proc.pid))
+		fi, err := os.Stat(fmt.Sprintf("/proc/%d", c.proc.PID))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -532,7 +533,7 @@ func TestAheadDifferences(t *testing.T) {
 	if !took || cold == warm || sorted(cold) != sorted(warm) {
 		t.Errorf("%v\n%s\nwant, in another order,\n%s", took, warm, cold)
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // TestAheadUnderLoad runs commands in random order, some at once, some one after

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 func benchEnv(b *testing.B) (*Server, func(method, path, contentType string, body []byte)) {
@@ -48,11 +49,11 @@ func BenchmarkCommand(b *testing.B) {
 	b.Run("spawn", func(b *testing.B) {
 		n := s.devNull.Fd()
 		for b.Loop() {
-			p, err := s.reaper.spawn(spawnSpec{path: "/bin/true", argv: []string{"true"}, dir: "/", files: [3]uintptr{n, n, n}})
+			p, err := proc.Start(proc.Spec{Path: "/bin/true", Argv: []string{"true"}, Dir: "/", Files: [3]uintptr{n, n, n}})
 			if err != nil {
 				b.Fatal(err)
 			}
-			<-p.done
+			<-p.Done()
 		}
 	})
 	for _, command := range []string{"true", "echo hello", "'true'"} {

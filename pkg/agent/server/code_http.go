@@ -14,13 +14,14 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // drivers starts the drivers of contexts, by the one who starts all children.
 type drivers struct{ s *Server }
 
 func (drivers) Look(name string, env map[string]string) (path string) {
-	briefTurns.do(func() {
+	proc.BriefTurns.Do(func() {
 		if !strings.Contains(name, "/") {
 			path = lookPath(name, env["PATH"])
 			return
@@ -35,37 +36,35 @@ func (drivers) Look(name string, env map[string]string) (path string) {
 	return path
 }
 
-func (d drivers) Terminal() (*os.File, int, error) { return openTTY(0, 0, d.s.userCred) }
+func (d drivers) Terminal() (*os.File, int, error) { return proc.OpenTTY(0, 0, d.s.userCred) }
 
-func (drivers) Go(f func()) { go guarded(f) }
+func (drivers) Go(f func()) { go proc.Guarded(f) }
 
 func (d drivers) Start(path string, argv []string, p interpreter.Place, fds []uintptr) (interpreter.Process, error) {
-	proc, err := d.s.reaper.spawn(spawnSpec{
-		path: path, argv: argv, env: environ(p.Env), dir: p.Dir, cred: d.s.userCred,
-		files: [3]uintptr(fds[:3]), more: fds[3:], mortal: true,
+	started, err := proc.Start(proc.Spec{
+		Path: path, Argv: argv, Env: environ(p.Env), Dir: p.Dir, Cred: d.s.userCred,
+		Files: [3]uintptr(fds[:3]), More: fds[3:], Mortal: true,
 	})
 	if err != nil {
 		return nil, err
 	}
-	return driver{d.s.reaper, proc}, nil
+	return driver{started}, nil
 }
 
-type driver struct {
-	r *reaper
-	p *process
-}
+// driver is what a context's driver is to the interpreter.
+type driver struct{ p *proc.Process }
 
-func (d driver) Done() <-chan struct{}      { return d.p.done }
-func (d driver) Status() syscall.WaitStatus { return d.p.status }
-func (d driver) Interrupt()                 { d.r.signal(d.p, syscall.SIGINT, true) } //nolint:errcheck // gone is what is wanted
-func (d driver) Urge()                      { d.r.urge(d.p) }
-func (d driver) Quit()                      { d.r.signal(d.p, syscall.SIGQUIT, true) } //nolint:errcheck // gone is what is wanted
-func (d driver) Kill()                      { d.r.killTree(d.p) }
+func (d driver) Done() <-chan struct{}      { return d.p.Done() }
+func (d driver) Status() syscall.WaitStatus { return d.p.Status }
+func (d driver) Interrupt()                 { d.p.Signal(syscall.SIGINT, true) } //nolint:errcheck // gone is what is wanted
+func (d driver) Urge()                      { d.p.Urge() }
+func (d driver) Quit()                      { d.p.Signal(syscall.SIGQUIT, true) } //nolint:errcheck // gone is what is wanted
+func (d driver) Kill()                      { d.p.KillTree() }
 
 // KillLeft goes by the marker alone: another process may have the driver's number by now.
 func (d driver) KillLeft() {
-	if d.p.marker != 0 {
-		d.r.killAll(nil, func() []int { return bearers(scan(), func(m uint64) bool { return m == d.p.marker }, 0) })
+	if d.p.Marker != 0 {
+		proc.KillAll(func() []int { return proc.Marked(func(m uint64) bool { return m == d.p.Marker }, 0) })
 	}
 }
 
@@ -136,7 +135,7 @@ func (s *Server) place(cwd string) (interpreter.Place, error) {
 		return interpreter.Place{}, bad(err)
 	}
 	var dir, real string
-	briefTurns.do(func() { dir, real, err = s.workingDir(cwd, env) })
+	proc.BriefTurns.Do(func() { dir, real, err = s.workingDir(cwd, env) })
 	if err != nil {
 		return interpreter.Place{}, bad(err)
 	}

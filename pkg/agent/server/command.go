@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // Times of commands.
@@ -37,7 +38,7 @@ type command struct {
 	content string
 	started time.Time
 	out     *ring
-	proc    *process // nil: could not be started; see died
+	proc    *proc.Process // nil: could not be started; see died
 	pumps   []*pump
 	sink    *stream // nil: in the background
 	forget  bool    // at its end
@@ -140,7 +141,7 @@ func (s *Server) launch(c *command, l *launch, timeout time.Duration, withStdin 
 	if l.path == "" {
 		err = syscall.ENOENT
 	} else {
-		c.proc, err = s.reaper.start(l, files)
+		c.proc, err = l.start(files)
 	}
 	if err != nil {
 		what := "start"
@@ -165,13 +166,13 @@ func (s *Server) launched(c *command, timeout time.Duration) {
 	var timer *time.Timer
 	if timeout > 0 {
 		timer = time.AfterFunc(timeout, func() {
-			guarded(func() {
+			proc.Guarded(func() {
 				c.timedOut.Store(true)
-				s.reaper.killTree(c.proc)
+				c.proc.KillTree()
 			})
 		})
 	}
-	go guarded(func() { s.supervise(c, timer, timeout) })
+	go proc.Guarded(func() { s.supervise(c, timer, timeout) })
 }
 
 func pathOf(env []string) string {
@@ -204,13 +205,13 @@ func (s *Server) notStarted(c *command, msg string, code int, reason string) err
 // first what must be said first.
 func (c *command) begin() {
 	for _, p := range c.pumps {
-		go guarded(func() { p.run(c) })
+		go proc.Guarded(func() { p.run(c) })
 	}
 }
 
 // supervise waits for c's end and publishes it.
 func (s *Server) supervise(c *command, timer *time.Timer, timeout time.Duration) {
-	<-c.proc.done
+	<-c.proc.Done()
 	if timer != nil {
 		timer.Stop()
 	}
@@ -223,8 +224,8 @@ func (s *Server) supervise(c *command, timer *time.Timer, timeout time.Duration)
 	limit := time.NewTimer(drainLimit)
 	drained := c.waitDrained(limit.C)
 	limit.Stop()
-	ws := c.proc.status
-	e := ending{code: ws.ExitStatus(), at: c.proc.ended, timeout: timeout}
+	ws := c.proc.Status
+	e := ending{code: ws.ExitStatus(), at: c.proc.Ended, timeout: timeout}
 	if ws.Signaled() {
 		e.signal = ws.Signal()
 		e.code = 128 + int(e.signal)
@@ -257,7 +258,7 @@ func (c *command) died() <-chan struct{} {
 	if c.proc == nil {
 		return c.done
 	}
-	return c.proc.done
+	return c.proc.Done()
 }
 
 // running reports whether c has not ended.
@@ -272,7 +273,7 @@ func (c *command) running() bool {
 
 // interrupt ends c: sig to its group, SIGKILL to its whole tree 3 s later.
 func (s *Server) interrupt(ctx context.Context, c *command, sig syscall.Signal) error {
-	if err := s.reaper.signal(c.proc, sig, true); err != nil {
+	if err := c.proc.Signal(sig, true); err != nil {
 		return err
 	}
 	t := time.NewTimer(s.grace)
@@ -283,7 +284,7 @@ func (s *Server) interrupt(ctx context.Context, c *command, sig syscall.Signal) 
 	case <-t.C:
 	}
 	c.byHand.Store(true)
-	s.reaper.killTree(c.proc)
+	c.proc.KillTree()
 	select {
 	case <-c.died():
 	case <-ctx.Done():

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 func TestCommandStream(t *testing.T) {
@@ -43,7 +44,7 @@ func TestCommandStream(t *testing.T) {
 			t.Errorf("%s:\n%s\nwant\n%s", command, got, want)
 		}
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // TestLineEndings: who is new gets output as it was, who is known to be older
@@ -148,7 +149,7 @@ func TestTimeoutKillsTheTree(t *testing.T) {
 	if len(sleepers(mark)) != 1 {
 		t.Error("what a command left in the background must live on when it ends in time")
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // inTime runs a command that says "started" and does not end, with ever longer
@@ -188,10 +189,10 @@ func soonGone(t *testing.T, mark string, run func()) {
 }
 
 func sleepers(mark string) (pids []int) {
-	for _, p := range scan() {
-		b, _ := readSmall("/proc/" + strconv.Itoa(p.pid) + "/cmdline")
-		if p.state != 'Z' && bytes.Contains(b, []byte("sleep\x00"+mark)) {
-			pids = append(pids, p.pid)
+	for _, p := range proc.List() {
+		b, _ := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/cmdline")
+		if p.State != 'Z' && bytes.Contains(b, []byte("sleep\x00"+mark)) {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids
@@ -222,9 +223,9 @@ func TestReaper(t *testing.T) {
 	wg.Wait()
 	deadline := time.Now().Add(5 * time.Second)
 	for {
-		var left []procStat
-		for _, p := range scan() {
-			if p.ppid == os.Getpid() {
+		var left []proc.Stat
+		for _, p := range proc.List() {
+			if p.Parent == os.Getpid() {
 				left = append(left, p)
 			}
 		}

@@ -10,9 +10,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // runCommand is POST /command.
@@ -60,7 +59,7 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 		startErr = s.launch(c, l, milliseconds(req.Timeout), req.Stdin, ends)
 	}
 	if l.fit != nil {
-		go guarded(func() { s.refillAfter(c) })
+		go proc.Guarded(func() { s.refillAfter(c) })
 	}
 	if !req.Background {
 		c.sink = reply
@@ -251,7 +250,7 @@ func (s *Server) commandStdin(w http.ResponseWriter, r *http.Request, c *command
 	rc.EnableFullDuplex() //nolint:errcheck // only saves waiting for the rest of the body
 	over := make(chan struct{})
 	defer close(over)
-	go guarded(func() { // the client may be a terminal at which nobody types: wake the read
+	go proc.Guarded(func() { // the client may be a terminal at which nobody types: wake the read
 		select {
 		case <-c.died():
 			rc.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // then it reads on in vain
@@ -288,37 +287,15 @@ func (s *Server) signalCommand(w http.ResponseWriter, r *http.Request, c *comman
 	if name == "" {
 		return fail(http.StatusBadRequest, noQuery, "the query parameter signal is missing, as in signal=SIGINT")
 	}
-	sig := signalNumber(name)
+	sig := proc.SignalNumber(name)
 	if sig == 0 {
 		return fail(http.StatusBadRequest, badBody, "%.32q is not a signal; use a name as SIGINT, or its number", name)
 	}
 	if sig == syscall.SIGKILL {
 		c.byHand.Store(true)
 	}
-	if s.reaper.signal(c.proc, sig, true) != nil {
+	if c.proc.Signal(sig, true) != nil {
 		return fail(http.StatusConflict, runtimeFail, "command %s has ended already", c.id)
 	}
 	return ok(w)
-}
-
-// signalNumber takes SIGINT, INT and 2; 0 is none of them.
-func signalNumber(name string) syscall.Signal {
-	if n, err := strconv.Atoi(name); err == nil {
-		if n < 1 || n > 64 {
-			return 0
-		}
-		return syscall.Signal(n)
-	}
-	name = strings.ToUpper(name)
-	if !strings.HasPrefix(name, "SIG") {
-		name = "SIG" + name
-	}
-	return unix.SignalNum(name)
-}
-
-func signalName(sig syscall.Signal) string {
-	if n := unix.SignalName(sig); n != "" {
-		return n
-	}
-	return "signal " + strconv.Itoa(int(sig))
 }

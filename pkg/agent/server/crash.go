@@ -7,20 +7,13 @@ import (
 	"runtime/debug"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
-
-// A panic of this process ends its sandbox, and what Go prints about it goes to
-// the null device. So every goroutine that net/http did not start, and does not
-// recover, runs in guarded.
-
-// onPanic is told of a panic before the process dies of it. Main sets it, before
-// the agent serves: like the reaper, it is one for the process.
-var onPanic = func(v any, stack []byte) {}
 
 // keepCrashes has the runtime write down why it ends this process where no code of
 // ours can: when it is out of memory or of threads, for example.
 func (s *Server) keepCrashes() {
-	briefTurns.do(func() {
+	proc.BriefTurns.Do(func() {
 		path := filepath.Join(s.stateDir, filepath.Base(agent.CrashFile))
 		os.Remove(path) //nolint:errcheck // opening fails then
 		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -30,18 +23,6 @@ func (s *Server) keepCrashes() {
 		debug.SetCrashOutput(f, debug.CrashOptions{}) //nolint:errcheck // as above
 		f.Close()                                     // the runtime has its own
 	})
-}
-
-// guarded calls f. If f panics, onPanic is told and the panic goes on: whoever
-// went on with half a state would hang, or lie.
-func guarded(f func()) {
-	defer func() {
-		if v := recover(); v != nil {
-			onPanic(v, debug.Stack())
-			panic(v)
-		}
-	}()
-	f()
 }
 
 // crashed leaves an obituary with the stack of the panic as the last output.

@@ -8,8 +8,10 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // TestNeverStarted asks for everything one can do with a command that could not
@@ -46,18 +48,18 @@ func TestNeverStarted(t *testing.T) {
 func TestPanicLeavesAnObituary(t *testing.T) {
 	e := newEnv(t)
 	s := e.s
-	old := onPanic
-	defer func() { onPanic = old }()
-	onPanic = s.crashed
+	old := proc.OnPanic
+	defer func() { proc.OnPanic = old }()
+	proc.OnPanic = s.crashed
 	func() {
 		defer func() {
 			if recover() == nil {
 				t.Error("the panic was swallowed: the agent would go on with half a state")
 			}
 		}()
-		guarded(func() {
+		proc.Guarded(func() {
 			var c command
-			close(c.proc.done) // as a goroutine may err
+			c.proc.Ended = time.Now() // as a goroutine may err
 		})
 	}()
 	b, err := os.ReadFile(filepath.Join(s.stateDir, filepath.Base(agent.ObituaryFile)))

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // draftPrefix begins the name of a file that is being written beside its target.
@@ -77,7 +78,7 @@ func (f *files) newDraft(path string) (_ *draft, err error) {
 }
 
 // meetTarget looks at what is there already, and reports whether something is.
-func (d *draft) meetTarget(as *identity) (bool, error) {
+func (d *draft) meetTarget(as *proc.Identity) (bool, error) {
 	base := filepath.Base(d.target)
 	var st unix.Stat_t
 	err := unix.Fstatat(int(d.dir.Fd()), base, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -99,7 +100,7 @@ func (d *draft) meetTarget(as *identity) (bool, error) {
 			return true, err
 		}
 		w.Close()
-		d.fills = d.like.uid != int(as.uid) || d.like.gid != int(as.gid)
+		d.fills = d.like.uid != int(as.UID) || d.like.gid != int(as.GID)
 	}
 	return true, nil
 }

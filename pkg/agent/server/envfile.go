@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // envFile is what EXECD_ENVS names unless the image or the sandbox does. It is
@@ -21,7 +23,7 @@ const maxEnvFile = 1 << 20
 // it by commands, which for root make what is missing. Without it, as on a
 // read-only file system, they say that they can not.
 func (s *Server) makeEnvFile(path string) {
-	if s.user.uid == 0 || s.env["EXECD_ENVS"] != envFile {
+	if s.user.UID == 0 || s.env["EXECD_ENVS"] != envFile {
 		return
 	}
 	if os.MkdirAll(filepath.Dir(path), 0o755) != nil {
@@ -31,13 +33,13 @@ func (s *Server) makeEnvFile(path string) {
 	if err != nil {
 		return
 	}
-	f.Chown(int(s.user.uid), int(s.user.gid)) //nolint:errcheck // see above
+	f.Chown(int(s.user.UID), int(s.user.GID)) //nolint:errcheck // see above
 	f.Close()
 }
 
 // addEnvFile adds what an environment file says. A missing file says nothing.
 func addEnvFile(env map[string]string, path string) error {
-	f, err := openRegular(path)
+	f, err := proc.OpenRegular(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}

@@ -18,15 +18,16 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // files answers the requests about files, as somebody.
 type files struct {
-	accounts *accounts
+	accounts *proc.Accounts
 	workdir  string
-	stateDir string    // the agent's own, which is not listed
-	user     identity  // whom ~ is the home of, and whom new files belong to
-	as       *identity // whom files are accessed as; nil: the agent itself, which may do all
+	stateDir string         // the agent's own, which is not listed
+	user     proc.Identity  // whom ~ is the home of, and whom new files belong to
+	as       *proc.Identity // whom files are accessed as; nil: the agent itself, which may do all
 }
 
 func (f *files) routes(path string) map[string]handler {
@@ -64,7 +65,7 @@ func (f *files) resolve(path string) (string, error) {
 	case strings.IndexByte(path, 0) >= 0:
 		return "", fail(http.StatusBadRequest, badFile, "the path holds a NUL byte")
 	case path == "~" || strings.HasPrefix(path, "~/"):
-		path = f.user.home + path[1:]
+		path = f.user.Home + path[1:]
 	}
 	if !filepath.IsAbs(path) {
 		path = f.workdir + "/" + path
@@ -160,7 +161,7 @@ func (f *files) fileInfo(path string, fi fs.FileInfo) agent.FileInfo {
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		info.Created = time.Unix(st.Ctim.Sec, st.Ctim.Nsec).Format(time.RFC3339Nano) //nolint:unconvert // int32 elsewhere
-		info.Owner, info.Group = f.accounts.userName(st.Uid), f.accounts.groupName(st.Gid)
+		info.Owner, info.Group = f.accounts.UserName(st.Uid), f.accounts.GroupName(st.Gid)
 		info.Mode = digits(st.Mode)
 	}
 	return info
@@ -257,14 +258,14 @@ type attributes struct{ uid, gid, mode int }
 func (f *files) attributes(m agent.FileMode) (attributes, error) {
 	a := attributes{-1, -1, -1}
 	if m.Owner != "" {
-		uid, err := f.accounts.uid(m.Owner)
+		uid, err := f.accounts.UID(m.Owner)
 		if err != nil {
 			return a, fail(http.StatusInternalServerError, runtimeFail, "owner: %v", err)
 		}
 		a.uid = int(uid)
 	}
 	if m.Group != "" {
-		gid, err := f.accounts.gid(m.Group)
+		gid, err := f.accounts.GID(m.Group)
 		if err != nil {
 			return a, fail(http.StatusInternalServerError, runtimeFail, "group: %v", err)
 		}
@@ -314,7 +315,7 @@ func (a attributes) apply(path string) error {
 
 // ownerOfNew is whom new files belong to.
 func (f *files) ownerOfNew() attributes {
-	return attributes{uid: int(f.user.uid), gid: int(f.user.gid), mode: -1}
+	return attributes{uid: int(f.user.UID), gid: int(f.user.GID), mode: -1}
 }
 
 // chown gives path to uid and gid, unless they are this process's own, as which
@@ -453,25 +454,11 @@ func (f *files) moveAcross(src, dest string, fi fs.FileInfo) error {
 	return os.Remove(src)
 }
 
-// openRegular opens a regular file for reading; it does not hang on a FIFO.
+// openRegular is proc.OpenRegular for what a client names: another kind of file is its mistake.
 func openRegular(path string) (*os.File, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
+	f, err := proc.OpenRegular(path)
+	if e, ok := errors.AsType[*proc.NotRegular](err); ok {
+		return nil, fail(http.StatusBadRequest, badFile, "%v", e)
 	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		unix.Close(fd)
-		return nil, &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		unix.Close(fd)
-		kind := "not a regular file"
-		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			kind = "a directory"
-		}
-		return nil, fail(http.StatusBadRequest, badFile, "%s is %s", path, kind)
-	}
-	unix.SetNonblock(fd, false) //nolint:errcheck // means nothing for regular files but to the poller
-	return os.NewFile(uintptr(fd), path), nil
+	return f, err
 }

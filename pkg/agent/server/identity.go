@@ -2,16 +2,13 @@ package server
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
-	"os"
 	"runtime"
 	"strings"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // identityPrefix begins the routes of files accessed as somebody:
@@ -23,19 +20,19 @@ func (s *Server) filesAs(path string) (*files, string, error) {
 	uid, path, _ := strings.Cut(path, "/")
 	gid, path, _ := strings.Cut(path, "/")
 	for _, n := range []string{uid, gid} {
-		if _, err := parseID(n); err != nil {
+		if _, err := proc.ParseID(n); err != nil {
 			return nil, "", fail(http.StatusBadRequest, badBody, "access files as %.32q and %.32q: each is a number from 0 to 4294967294", uid, gid)
 		}
 	}
-	id, err := s.accounts.resolve(uid + ":" + gid)
+	id, err := s.accounts.Resolve(uid + ":" + gid)
 	if err != nil {
 		return nil, "", fail(http.StatusBadRequest, badBody, "access files as %s:%s: %v", uid, gid, err)
 	}
 	f := s.files
 	f.user, f.as = id, &id
 	runtime.LockOSThread()
-	if err = id.enter(); err == nil {
-		leaveIdentity()
+	if err = id.Enter(); err == nil {
+		proc.LeaveIdentity()
 	}
 	runtime.UnlockOSThread()
 	if err != nil {
@@ -44,63 +41,13 @@ func (s *Server) filesAs(path string) (*files, string, error) {
 	return &f, "/" + path, nil
 }
 
-// enter gives the calling thread, to which the caller is locked, the credentials
-// that the kernel asks for when it opens files: setresuid(2) of the thread
-// alone, which takes its capabilities. The real and saved ids stay, by which it
-// leaves again, and by which no process of that user may signal or trace it.
-func (id *identity) enter() error {
-	groups, first := id.groups, unsafe.Pointer(nil)
-	if len(groups) > 0 {
-		first = unsafe.Pointer(&groups[0])
-	}
-	const keep = ^uintptr(0)
-	_, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(first), 0)
-	if errno == 0 {
-		_, _, errno = unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(id.gid), keep)
-	}
-	if errno == 0 {
-		_, _, errno = unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(id.uid), keep)
-	}
-	if errno != 0 {
-		leaveIdentity()
-		return os.NewSyscallError("setresuid", errno)
-	}
-	return nil
-}
-
-// The agent's own, before any thread had others.
-var ownUID, ownGID, ownGroups = os.Geteuid(), os.Getegid(), func() []uint32 {
-	have, _ := os.Getgroups()
-	groups := make([]uint32, len(have))
-	for i, g := range have {
-		groups[i] = uint32(g)
-	}
-	return groups
-}()
-
-// leaveIdentity undoes enter.
-func leaveIdentity() {
-	const keep = ^uintptr(0)
-	var first unsafe.Pointer
-	if len(ownGroups) > 0 {
-		first = unsafe.Pointer(&ownGroups[0])
-	}
-	_, _, e1 := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(ownUID), keep)
-	_, _, e2 := unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(ownGID), keep)
-	_, _, e3 := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(ownGroups)), uintptr(first), 0)
-	if e1 != 0 || e2 != 0 || e3 != 0 {
-		// Not to be met: the saved ids are the agent's. The thread must serve nobody.
-		panic(fmt.Sprintf("leave an identity: %v, %v, %v", e1, e2, e3))
-	}
-}
-
 // enter and leave are around all access to files.
 func (f *files) enter() {
 	if f.as == nil {
 		return
 	}
 	runtime.LockOSThread()
-	if err := f.as.enter(); err != nil { // it could when the request came
+	if err := f.as.Enter(); err != nil { // it could when the request came
 		runtime.UnlockOSThread()
 		panic(http.ErrAbortHandler)
 	}
@@ -108,14 +55,14 @@ func (f *files) enter() {
 
 func (f *files) leave() {
 	if f.as != nil {
-		leaveIdentity()
+		proc.LeaveIdentity()
 		runtime.UnlockOSThread()
 	}
 }
 
 // do calls fn, which accesses files, in a turn.
 func (f *files) do(fn func()) {
-	fileTurns.do(func() {
+	proc.FileTurns.Do(func() {
 		f.enter()
 		defer f.leave()
 		fn()
@@ -126,7 +73,7 @@ func (f *files) do(fn func()) {
 func (f *files) lend(fn func()) {
 	f.leave()
 	defer f.enter()
-	fileTurns.lend(fn)
+	proc.FileTurns.Lend(fn)
 }
 
 // around answers requests in a turn. While one waits for its client, others

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // jupyterPort is where images of OpenSandbox's code interpreter run a Jupyter
@@ -52,6 +54,6 @@ func (s *Server) beReady(addr string) (net.Listener, error) {
 		ErrorLog:          log.New(io.Discard, "", 0),
 	}
 	srv.SetKeepAlivesEnabled(false)
-	go guarded(func() { srv.Serve(ln) }) //nolint:errcheck // it ends with the process
+	go proc.Guarded(func() { srv.Serve(ln) }) //nolint:errcheck // it ends with the process
 	return ln, nil
 }

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // maxArg is what Linux takes as one argument of a program (MAX_ARG_STRLEN).
@@ -31,7 +32,7 @@ type launch struct {
 	// stdin is standard input, if neither the null device nor a pipe.
 	stdin  *os.File
 	more   []uintptr // its descriptors 3, 4, …
-	marker uint64    // see spawn; 0: any that is free
+	marker uint64    // see proc.Start; 0: any that is free
 
 	// What the shell ahead must know; fit is nil if the command is not for it.
 	fit  *fit
@@ -76,13 +77,13 @@ func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
 // check is prepare, but for the program, which is not needed where the shell
 // ahead takes the command, and is then a dozen system calls.
 func (s *Server) check(req *agent.CommandRequest) (l *launch, err error) {
-	briefTurns.do(func() { l, err = s.resolve(req) })
+	proc.BriefTurns.Do(func() { l, err = s.resolve(req) })
 	return l, err
 }
 
 // find looks for the program or the shell.
 func (l *launch) find(req *agent.CommandRequest) (err error) {
-	briefTurns.do(func() { err = l.resolve(req) })
+	proc.BriefTurns.Do(func() { err = l.resolve(req) })
 	return err
 }
 
@@ -104,7 +105,7 @@ func (s *Server) resolve(req *agent.CommandRequest) (*launch, error) {
 	}
 	l := &launch{dir: dir, cred: s.userCred, vars: env, real: real}
 	if req.UID != nil {
-		l.cred = credential(id)
+		l.cred = id.Credential()
 	}
 	if s.ahead.on && len(req.Argv) == 0 && req.UID == nil && !req.Stdin && !req.Forget {
 		l.fit = fitOf(req.Command)
@@ -181,7 +182,7 @@ func checkRequest(req *agent.CommandRequest) error {
 
 // identityFor returns whom the command runs as: USER, or uid with the group and
 // groups the guest gives it, or gid alone.
-func (s *Server) identityFor(req *agent.CommandRequest) (identity, error) {
+func (s *Server) identityFor(req *agent.CommandRequest) (proc.Identity, error) {
 	if req.UID == nil {
 		return s.user, nil
 	}
@@ -189,15 +190,15 @@ func (s *Server) identityFor(req *agent.CommandRequest) (identity, error) {
 	if req.GID != nil {
 		spec += ":" + strconv.FormatInt(*req.GID, 10)
 	}
-	return s.accounts.resolve(spec)
+	return s.accounts.Resolve(spec)
 }
 
 // commandEnv stacks: image and sandbox; HOME of another user; the file named by
 // EXECD_ENVS, read anew each time; the request.
-func (s *Server) commandEnv(req *agent.CommandRequest, id identity) (map[string]string, error) {
+func (s *Server) commandEnv(req *agent.CommandRequest, id proc.Identity) (map[string]string, error) {
 	env := maps.Clone(s.env)
-	if id.uid != s.user.uid {
-		env["HOME"] = id.home
+	if id.UID != s.user.UID {
+		env["HOME"] = id.Home
 	}
 	if path := cmp.Or(req.Envs["EXECD_ENVS"], env["EXECD_ENVS"]); path != "" {
 		if err := addEnvFile(env, path); err != nil {
@@ -255,13 +256,16 @@ func expandPath(path string, env map[string]string) (string, error) {
 }
 
 // start executes l, by its second way if the first can not be executed.
-func (r *reaper) start(l *launch, files [3]uintptr) (*process, error) {
-	spec := spawnSpec{path: l.path, argv: l.argv, env: l.env, dir: l.dir, cred: l.cred, tty: l.tty, marker: l.marker, files: files, more: l.more}
-	p, err := r.spawn(spec)
+func (l *launch) start(files [3]uintptr) (*proc.Process, error) {
+	spec := proc.Spec{
+		Path: l.path, Argv: l.argv, Env: l.env, Dir: l.dir, Cred: l.cred,
+		TTY: l.tty, Marker: l.marker, Files: files, More: l.more,
+	}
+	p, err := proc.Start(spec)
 	if err != nil && l.shell != nil {
 		if w := l.shell(); w != nil {
-			spec.path, spec.argv, spec.env = w.path, w.argv, w.env
-			p, err = r.spawn(spec)
+			spec.Path, spec.Argv, spec.Env = w.path, w.argv, w.env
+			p, err = proc.Start(spec)
 		}
 	}
 	return p, err

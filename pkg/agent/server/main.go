@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // Options are what a test may set otherwise; the zero value is for PID 1.
@@ -43,8 +44,8 @@ func Main(o Options) int {
 	if err != nil {
 		return o.fatal(err, 1)
 	}
-	onPanic = s.crashed
-	reserveThreads()
+	proc.OnPanic = s.crashed
+	proc.ReserveThreads()
 	if o.Listen == "" { // not in tests: it is one port for all
 		if _, err := s.beReady(s.jupyterAddress()); err != nil {
 			fmt.Fprintf(os.Stderr, "sandbox-agent: clients of the code interpreter will not find it ready: %v\n", err)
@@ -57,14 +58,14 @@ func Main(o Options) int {
 	if err := detachStdio(1, 2); err != nil {
 		return o.fatal(err, 1)
 	}
-	go guarded(func() {
+	go proc.Guarded(func() {
 		if s.start.script != nil && !s.start.script.take(s) {
 			return // live says how it ended
 		}
 		s.ready.Store(true)
 		time.AfterFunc(time.Second, debug.FreeOSMemory) // what only starting needed
-		go guarded(s.keepCrashes)
-		go guarded(func() { s.prestart(s.prestarted) })
+		go proc.Guarded(s.keepCrashes)
+		go proc.Guarded(func() { s.prestart(s.prestarted) })
 		s.serve(ln)
 	})
 	return s.live(signals)
@@ -246,8 +247,8 @@ func (s *Server) live(signals <-chan os.Signal) int {
 // stop asks the entrypoint to end, and ends it if it does not.
 func (s *Server) stop(sig syscall.Signal) {
 	p := s.entrypoint.proc
-	s.reaper.signal(p, sig, false)                                                   //nolint:errcheck // gone is what is wanted
-	time.AfterFunc(stopGrace, func() { s.reaper.signal(p, syscall.SIGKILL, false) }) //nolint:errcheck // as above
+	p.Signal(sig, false)                                                   //nolint:errcheck // gone is what is wanted
+	time.AfterFunc(stopGrace, func() { p.Signal(syscall.SIGKILL, false) }) //nolint:errcheck // as above
 }
 
 // end writes the obituary, kills the rest, and returns the exit code.
@@ -255,7 +256,7 @@ func (s *Server) end(e ending) int {
 	s.stopping.Store(true)
 	o := agent.Obituary{ExitCode: e.code, Reason: e.reason}
 	if e.signal != 0 {
-		o.Signal = signalName(e.signal)
+		o.Signal = proc.SignalName(e.signal)
 	}
 	var last []byte
 	if s.entrypoint != nil {
@@ -265,7 +266,7 @@ func (s *Server) end(e ending) int {
 		s.commands.dropAll() // the disk is full, perhaps of old output
 		s.bury(o, last)      //nolint:errcheck // the exit code remains
 	}
-	killDescendants(2 * time.Second)
+	proc.KillDescendants(2 * time.Second)
 	return e.code
 }
 

@@ -1,25 +1,20 @@
 package server
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
-	"os"
 	"runtime"
-	"strconv"
 	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // What a sandbox uses is told by its processes and its tmpfs, which are all that can
 // be seen inside: the guest sees no cgroup, and /proc/meminfo and /proc/stat are the
 // host's under runc and without CPU times under gVisor. What the kernel holds for it,
 // page cache above all, is not in it; the daemon, which reads the cgroup, knows better.
-
-// ticksPerSecond is USER_HZ, 100 on every architecture Go knows.
-const ticksPerSecond = 100
 
 // cpuMeter turns CPU time into a percentage since the reading before.
 type cpuMeter struct {
@@ -39,24 +34,13 @@ func (m *cpuMeter) read(cpus float64) float64 {
 	if dt < 100*time.Millisecond {
 		return m.pct
 	}
-	used := cpuTime()
+	used := proc.CPUTime()
 	if !m.at.IsZero() {
 		pct := 100 * float64(used-m.used) / float64(dt) / cpus
 		m.pct = min(max(pct, 0), 100)
 	}
 	m.at, m.used = now, used
 	return m.pct
-}
-
-// cpuTime is what all processes of the sandbox have used since it began: each
-// counts itself and the children it waited for, and who dies is waited for by
-// somebody, at last by this process.
-func cpuTime() time.Duration {
-	var ticks uint64
-	for _, p := range scan() {
-		ticks += p.ticks
-	}
-	return time.Duration(ticks) * time.Second / ticksPerSecond
 }
 
 func (s *Server) cpuCount() float64 {
@@ -71,35 +55,9 @@ func (s *Server) cpuCount() float64 {
 func (s *Server) memory() (total, used int64) {
 	total = s.limits.Load().MemoryBytes
 	if total <= 0 {
-		total = memTotal()
+		total = proc.MemTotal()
 	}
-	page := int64(os.Getpagesize())
-	for _, p := range scan() {
-		b, err := readSmall("/proc/" + strconv.Itoa(p.pid) + "/statm")
-		if err != nil {
-			continue
-		}
-		if f := bytes.Fields(b); len(f) > 2 {
-			resident, _ := strconv.ParseInt(string(f[1]), 10, 64)
-			shared, _ := strconv.ParseInt(string(f[2]), 10, 64)
-			used += max(resident-shared, 0) * page
-		}
-	}
-	return total, min(used+tmpfsUsed(), total)
-}
-
-func memTotal() int64 {
-	b, err := readSmall("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	_, rest, _ := bytes.Cut(b, []byte("MemTotal:"))
-	f := bytes.Fields(rest)
-	if len(f) == 0 {
-		return 0
-	}
-	kib, _ := strconv.ParseInt(string(f[0]), 10, 64)
-	return kib << 10
+	return total, min(proc.Private()+tmpfsUsed(), total)
 }
 
 func (s *Server) measure() agent.Metrics {
@@ -117,18 +75,7 @@ func (s *Server) measure() agent.Metrics {
 // countTasks is GET /tasks: what the limit of pids is about. The host can not count
 // it on gVisor.
 func countTasks(w http.ResponseWriter, _ *http.Request) error {
-	return writeJSON(w, http.StatusOK, agent.Tasks{Tasks: tasks()})
-}
-
-// tasks counts all threads but the agent's.
-func tasks() (n int64) {
-	self := os.Getpid()
-	for _, p := range scan() {
-		if p.pid != self {
-			n += int64(p.tasks)
-		}
-	}
-	return n
+	return writeJSON(w, http.StatusOK, agent.Tasks{Tasks: proc.Tasks()})
 }
 
 // metrics is GET /metrics.

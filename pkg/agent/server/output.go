@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // Limits of kept output, in bytes.
@@ -118,7 +120,7 @@ func (r *ring) spill() {
 	r.reserved = first
 	var f *os.File
 	var err error
-	briefTurns.do(func() {
+	proc.BriefTurns.Do(func() {
 		f, err = os.OpenFile(filepath.Join(r.books.dir, r.name), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
 		if err == nil {
 			if _, err = f.WriteAt(r.mem, 0); err != nil {
@@ -171,17 +173,17 @@ func (r *ring) put(b []byte) int {
 }
 
 func (r *ring) writeAt(b []byte, pos int64) (err error) {
-	briefTurns.do(func() { _, err = r.file.WriteAt(b, pos) })
+	proc.BriefTurns.Do(func() { _, err = r.file.WriteAt(b, pos) })
 	return err
 }
 
 func (r *ring) readAt(b []byte, pos int64) (n int, err error) {
-	briefTurns.do(func() { n, err = r.file.ReadAt(b, pos) })
+	proc.BriefTurns.Do(func() { n, err = r.file.ReadAt(b, pos) })
 	return n, err
 }
 
 func (r *ring) removeFile() {
-	briefTurns.do(func() {
+	proc.BriefTurns.Do(func() {
 		r.file.Close()
 		os.Remove(r.file.Name())
 	})

@@ -254,12 +254,3 @@ func FuzzEvents(f *testing.F) {
 		}
 	})
 }
-
-func FuzzStat(f *testing.F) {
-	f.Add([]byte("12 (a) b) S 1 2 3 0 0 0 0 0 0 0 5 6 7 8 0 0"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if s, ok := parseStat(b); ok && (s.pid <= 0 || s.ppid < 0) {
-			t.Fatalf("%+v", s)
-		}
-	})
-}

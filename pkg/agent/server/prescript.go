@@ -99,7 +99,7 @@ func (p *preScript) take(s *Server) bool {
 		case <-s.entrypoint.done:
 			return false
 		case <-t.C:
-			if s.entrypoint.alive() && !s.entrypoint.proc.zombie() {
+			if s.entrypoint.alive() && !s.entrypoint.proc.Zombie() {
 				return true // another program
 			}
 			<-s.entrypoint.done // it is dead; only the news of it is late
@@ -120,6 +120,6 @@ func (p *preScript) take(s *Server) bool {
 		}
 	}
 	s.env = env
-	s.files.user.home = env["HOME"]
+	s.files.user.Home = env["HOME"]
 	return true
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // What programs print when a limit stopped them: strerror(3) of libc, and the
@@ -90,7 +91,7 @@ func (c *command) blame(now int64) {
 
 // manyTasks reports whether the guest has three fourths of what it may have: who
 // was refused one has ended, and some of its children with it.
-func (s *Server) manyTasks() bool { return tasks()*4 >= s.limits.Load().Pids*3 }
+func (s *Server) manyTasks() bool { return proc.Tasks()*4 >= s.limits.Load().Pids*3 }
 
 // probe is what does not fit onto a disk that is full: a program that failed
 // to write as much, a usual buffer, left less.
@@ -98,7 +99,7 @@ const probe = 1 << 20
 
 // diskFull tries to write.
 func (s *Server) diskFull() (is bool) {
-	fileTurns.do(func() { is = s.tryToWrite() })
+	proc.FileTurns.Do(func() { is = s.tryToWrite() })
 	return is
 }
 

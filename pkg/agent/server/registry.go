@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // rememberFinished bounds the commands that are known after their end.
@@ -83,7 +84,7 @@ func (g *registry) pressed() {
 	if g.evicting.Swap(true) {
 		return
 	}
-	go guarded(func() {
+	go proc.Guarded(func() {
 		defer g.evicting.Store(false)
 		g.mu.Lock()
 		old := append([]*command(nil), g.old...)

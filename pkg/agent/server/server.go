@@ -42,6 +42,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // Config is what a Server is made of.
@@ -59,12 +60,11 @@ type Server struct {
 	workdir  string
 	// prestarted are languages whose standing contexts are made at once.
 	prestarted []string
-	user       identity
+	user       proc.Identity
 	userCred   *syscall.Credential // what a child must change to be user
 	env        map[string]string
-	accounts   *accounts
+	accounts   *proc.Accounts
 	files      files
-	reaper     *reaper
 	commands   *registry
 	terminals  terminals
 	contexts   interpreter.Contexts
@@ -91,12 +91,12 @@ func New(c Config) (*Server, error) {
 		token:    sha256.Sum256([]byte(b.Token)),
 		stateDir: c.StateDir,
 		workdir:  b.Workdir,
-		accounts: &accounts{passwdFile: "/etc/passwd", groupFile: "/etc/group"},
-		reaper:   theReaper(),
+		accounts: &proc.Accounts{Passwd: "/etc/passwd", Group: "/etc/group"},
 		grace:    interruptGrace,
 		wsPing:   wsPing,
 		ahead:    ahead{on: b.ShellAhead, idle: aheadIdle, answer: aheadAnswer},
 	}
+	proc.Reap()
 	s.contexts.Host = drivers{s}
 	s.limits.Store(&b.Limits)
 	s.prestarted = b.Prestart
@@ -114,13 +114,13 @@ func New(c Config) (*Server, error) {
 		return nil, err
 	}
 	var err error
-	if s.user, err = s.accounts.resolve(b.User); err != nil {
+	if s.user, err = s.accounts.Resolve(b.User); err != nil {
 		return nil, fmt.Errorf("USER of the image: %w", err)
 	}
-	s.userCred = credential(s.user)
+	s.userCred = s.user.Credential()
 	s.env = baseEnv(c.Environ, b, s.user)
 	s.files = files{accounts: s.accounts, workdir: s.workdir, stateDir: s.stateDir, user: s.user}
-	s.files.user.home = s.env["HOME"] // an image may set another
+	s.files.user.Home = s.env["HOME"] // an image may set another
 	if s.devNull, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		return nil, fmt.Errorf("open the null device: %w", err)
 	}
@@ -165,10 +165,10 @@ func makeStateDir(dir, output string) error {
 	return nil
 }
 
-func baseEnv(image []string, b agent.Bootstrap, user identity) map[string]string {
+func baseEnv(image []string, b agent.Bootstrap, user proc.Identity) map[string]string {
 	env := map[string]string{
 		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME": user.home,
+		"HOME": user.Home,
 
 		"EXECD_ENVS": envFile,
 	}
@@ -420,34 +420,4 @@ func readOptionalJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	}
 	r.Body = bodyReader{body, r.Body}
 	return readJSON(w, r, v)
-}
-
-// credential returns what a child that is to run as id must change, or nil.
-func credential(id identity) *syscall.Credential {
-	if int(id.uid) == os.Geteuid() && int(id.gid) == os.Getegid() {
-		have, err := os.Getgroups()
-		if err == nil && sameGroups(have, id) {
-			return nil
-		}
-	}
-	return &syscall.Credential{Uid: id.uid, Gid: id.gid, Groups: id.groups}
-}
-
-// sameGroups reports whether groups are those of id; its first group may or may
-// not be among the others.
-func sameGroups(groups []int, id identity) bool {
-	if os.Geteuid() != 0 {
-		return true // who is not root can not change them
-	}
-	want := map[int]bool{}
-	for _, g := range id.groups {
-		want[int(g)] = true
-	}
-	delete(want, int(id.gid))
-	have := map[int]bool{}
-	for _, g := range groups {
-		have[g] = true
-	}
-	delete(have, int(id.gid))
-	return maps.Equal(want, have)
 }

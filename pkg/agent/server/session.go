@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // A session is one shell that lives from run to run, and the next one that
@@ -148,7 +149,7 @@ func (s *Server) startShell(ses *session) (*shell, error) {
 		l.env = nil // what it had of that is in the state, and what it had no more is not
 	}
 	var err error
-	briefTurns.do(func() { _, err = os.Stat(l.dir) })
+	proc.BriefTurns.Do(func() { _, err = os.Stat(l.dir) })
 	if err != nil {
 		l.dir = "/" // somebody has removed it
 	}
@@ -175,9 +176,9 @@ func (s *Server) startShell(ses *session) (*shell, error) {
 		return nil, err
 	}
 	c.begin()
-	go guarded(sh.listen)
-	go guarded(sh.wait)
-	go guarded(sh.talk)
+	go proc.Guarded(sh.listen)
+	go proc.Guarded(sh.wait)
+	go proc.Guarded(sh.talk)
 	sh.script <- d.greeting(sh.word, ses.last.state, ses.last.dir)
 	return sh, nil
 }
@@ -263,7 +264,7 @@ func (sh *shell) wait() {
 // is an empty line, which it reads when it is done with the rest.
 func (sh *shell) heard() bool {
 	left := 1
-	err := control(sh.socket, func(fd int) (err error) {
+	err := proc.Control(sh.socket, func(fd int) (err error) {
 		left, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ)
 		return err
 	})
@@ -321,7 +322,7 @@ func (s *Server) await(sh *shell, marker uint64, timeout time.Duration, cut <-ch
 	mute := 0
 	var cuts sync.WaitGroup
 	cutOff := func(sig syscall.Signal, grace time.Duration) {
-		cuts.Go(func() { guarded(func() { s.cutOff(sh, marker, sig, grace) }) })
+		cuts.Go(func() { proc.Guarded(func() { s.cutOff(sh, marker, sig, grace) }) })
 	}
 	for {
 		select {
@@ -368,9 +369,9 @@ func (s *Server) await(sh *shell, marker uint64, timeout time.Duration, cut <-ch
 // cutOff ends a run with its shell. What earlier runs left in the background
 // goes on. The shell is asked first, because one that exits says what it has.
 func (s *Server) cutOff(sh *shell, marker uint64, sig syscall.Signal, grace time.Duration) {
-	s.reaper.signal(sh.cmd.proc, syscall.SIGTERM, false) //nolint:errcheck // gone is what is wanted
+	sh.cmd.proc.Signal(syscall.SIGTERM, false) //nolint:errcheck // gone is what is wanted
 	find := func() []int {
-		return bearers(scan(), func(m uint64) bool { return m == marker }, sh.cmd.proc.pid)
+		return proc.Marked(func(m uint64) bool { return m == marker }, sh.cmd.proc.PID)
 	}
 	for _, pid := range find() {
 		syscall.Kill(pid, sig) //nolint:errcheck // gone is what is wanted
@@ -381,8 +382,8 @@ func (s *Server) cutOff(sh *shell, marker uint64, sig syscall.Signal, grace time
 	case <-sh.cmd.died():
 	case <-t.C:
 	}
-	s.reaper.signal(sh.cmd.proc, syscall.SIGKILL, false) //nolint:errcheck // as above
-	s.reaper.killAll(nil, find)
+	sh.cmd.proc.Signal(syscall.SIGKILL, false) //nolint:errcheck // as above
+	proc.KillAll(find)
 }
 
 // removeSession ends the session and all that it has started.
@@ -394,13 +395,13 @@ func (s *Server) removeSession(ses *session) {
 	if sh == nil {
 		return
 	}
-	s.reaper.signal(sh.cmd.proc, syscall.SIGHUP, true) //nolint:errcheck // gone is what is wanted
+	sh.cmd.proc.Signal(syscall.SIGHUP, true) //nolint:errcheck // gone is what is wanted
 	t := time.NewTimer(cutOffGrace)
 	defer t.Stop()
 	select {
 	case <-sh.cmd.died():
 	case <-t.C:
 	}
-	s.reaper.killTree(sh.cmd.proc)
-	s.reaper.killAll(nil, func() []int { return bearers(scan(), ses.owns, 0) })
+	sh.cmd.proc.KillTree()
+	proc.KillAll(func() []int { return proc.Marked(ses.owns, 0) })
 }

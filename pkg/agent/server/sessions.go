@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // maxSessions bounds the shells that are kept for clients who may never come
@@ -101,7 +102,7 @@ func (s *Server) makeSession(w http.ResponseWriter, r *http.Request) error {
 		return fail(http.StatusBadRequest, badBody, "%v", err)
 	}
 	ses := &session{id: newID(), env: env}
-	fileTurns.do(func() { err = s.settle(ses, req.Cwd) })
+	proc.FileTurns.Do(func() { err = s.settle(ses, req.Cwd) })
 	if err != nil {
 		return err
 	}
@@ -174,7 +175,7 @@ func (s *Server) runInSession(w http.ResponseWriter, r *http.Request, ses *sessi
 	reply := newStream(w, r)
 	run.started = time.Now()
 	reply.begin(ses.id)
-	go guarded(func() { s.execute(ses, line, milliseconds(req.Timeout), cut, reply) })
+	go proc.Guarded(func() { s.execute(ses, line, milliseconds(req.Timeout), cut, reply) })
 	reply.follow(r, run)
 	return nil
 }
@@ -187,7 +188,7 @@ func (s *Server) cwdOfRun(ses *session, cwd string) (string, error) {
 	ses.mu.Unlock()
 	dir, err := expandFrom(from, cwd, ses.env)
 	if err == nil {
-		briefTurns.do(func() { _, err = physical(dir) })
+		proc.BriefTurns.Do(func() { _, err = physical(dir) })
 		if err != nil {
 			err = fmt.Errorf("cwd: %w", err)
 		}

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 const (
@@ -200,7 +201,7 @@ func (s *stream) finish(started time.Time, e ending) {
 	if s.frames {
 		x := agent.FrameExit{ExitCode: e.code, TimedOut: e.timedOut, Error: e.err, ExecutionTime: elapsed, Reason: e.reason, Hint: e.hint}
 		if e.signal != 0 {
-			x.Signal = signalName(e.signal)
+			x.Signal = proc.SignalName(e.signal)
 		}
 		s.buf = appendFrameJSON(s.buf, agent.FrameEnd, x)
 		s.write()

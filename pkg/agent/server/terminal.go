@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // A terminal is a session of POST /pty: a command that starts when the first
@@ -65,7 +66,7 @@ func (s *Server) launchTerminal(t *terminal, tty bool) error {
 		return err
 	}
 	if tty {
-		ours, theirs, err := openTTY(cmp.Or(t.req.Cols, 80), cmp.Or(t.req.Rows, 24), l.cred)
+		ours, theirs, err := proc.OpenTTY(cmp.Or(t.req.Cols, 80), cmp.Or(t.req.Rows, 24), l.cred)
 		if err != nil {
 			return err
 		}
@@ -126,7 +127,7 @@ func (t *terminal) output(stream byte, b []byte) {
 func (t *terminal) catchUp(v *viewer, since int64, limit time.Duration) error {
 	t.feed.Lock()
 	defer t.feed.Unlock()
-	patience := time.AfterFunc(limit, func() { guarded(v.stop) })
+	patience := time.AfterFunc(limit, func() { proc.Guarded(v.stop) })
 	defer patience.Stop()
 	from, end := t.cmd.out.Range()
 	for off := max(since, from); off < end; {
@@ -203,15 +204,15 @@ func (t *terminal) input() *os.File {
 // process group of the session's first process, as execd has it.
 func (s *Server) signalTerminal(t *terminal, sig syscall.Signal) error {
 	if t.tty != nil && t.cmd.alive() {
-		if pgrp, err := foreground(t.tty); err == nil {
+		if pgrp, err := proc.Foreground(t.tty); err == nil {
 			return syscall.Kill(-pgrp, sig)
 		}
-		if key, ok := signalKey(t.tty, sig); ok {
+		if key, ok := proc.SignalKey(t.tty, sig); ok {
 			_, err := t.tty.Write([]byte{key})
 			return err
 		}
 	}
-	return s.reaper.signal(t.cmd.proc, sig, true)
+	return t.cmd.proc.Signal(sig, true)
 }
 
 // status describes t as execd does, and more.

@@ -18,6 +18,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // A seat is a client of a terminal.
@@ -391,7 +392,7 @@ func TestTerminalSlowReader(t *testing.T) {
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("taking over from a client that does not read took %v", took)
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // A client that does not read what it missed holds up its process no longer than
@@ -415,7 +416,7 @@ func TestTerminalSlowReplay(t *testing.T) {
 	eventuallyTrue(t, func() bool { return !e.ptyStatus(id).Connected })
 	end := e.ptyStatus(id).OutputOffset
 	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > end })
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // Input that nobody reads holds up who typed it, not who takes over.
@@ -491,7 +492,7 @@ func TestTerminalBadInput(t *testing.T) {
 	if !e.ptyStatus(id).Running {
 		t.Error("an oversized message ended the session")
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 func TestTerminalNotStarted(t *testing.T) {
@@ -524,19 +525,19 @@ func TestTerminalClosedByItsProcess(t *testing.T) {
 	}
 }
 
-// At most maxTerminals sessions are known; one that ended makes room.
+// At most MaxTerminals sessions are known; one that ended makes room.
 func TestTerminalsAreBounded(t *testing.T) {
 	e := newEnv(t)
 	ended := e.join(e.terminal(line("exit 0")), "")
 	ended.ends(0)
 	eventuallyTrue(t, func() bool { return !e.ptyStatus(ended.id).Connected })
-	for range maxTerminals - 1 {
+	for range proc.MaxTerminals - 1 {
 		e.terminal(agent.PtyRequest{})
 	}
 	e.terminal(agent.PtyRequest{})
 	e.call(http.StatusNotFound, "GET", "/pty/"+ended.id, nil)
 	e.call(http.StatusTooManyRequests, "POST", "/pty", "{}")
-	if l := e.s.terminals.list(); len(l) != maxTerminals {
+	if l := e.s.terminals.list(); len(l) != proc.MaxTerminals {
 		t.Errorf("%d sessions", len(l))
 	}
 	e.s.terminals.list()[5].made = time.Now().Add(-2 * forgotten)

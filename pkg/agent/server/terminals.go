@@ -13,12 +13,13 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // forgotten is when a session that nobody ever connected to may go.
 const forgotten = time.Minute
 
-// terminals are the sessions of this sandbox, oldest first. At most maxTerminals
+// terminals are the sessions of this sandbox, oldest first. At most MaxTerminals
 // are known; the oldest that has ended goes for a new one.
 type terminals struct {
 	mu  sync.Mutex
@@ -29,7 +30,7 @@ type terminals struct {
 func (ts *terminals) add(t *terminal) bool {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	if len(ts.all) >= maxTerminals {
+	if len(ts.all) >= proc.MaxTerminals {
 		i := slices.IndexFunc(ts.all, (*terminal).ended)
 		if i < 0 {
 			i = slices.IndexFunc(ts.all, (*terminal).forgotten)
@@ -122,7 +123,7 @@ func (s *Server) makeTerminal(w http.ResponseWriter, r *http.Request) error {
 	}
 	t := &terminal{id: newID(), req: req, made: time.Now()}
 	if !s.terminals.add(t) {
-		return fail(http.StatusTooManyRequests, runtimeFail, "this sandbox has %d terminals and all of them live: end some, by DELETE /pty/{id}", maxTerminals)
+		return fail(http.StatusTooManyRequests, runtimeFail, "this sandbox has %d terminals and all of them live: end some, by DELETE /pty/{id}", proc.MaxTerminals)
 	}
 	return writeJSON(w, http.StatusCreated, agent.PtyCreated{SessionID: t.id})
 }
@@ -198,7 +199,7 @@ func (s *Server) connectTerminal(w http.ResponseWriter, r *http.Request, t *term
 	if t.catchUp(v, since, 2*s.wsPing) != nil {
 		return nil
 	}
-	go guarded(func() { v.attend(t, s.wsPing) })
+	go proc.Guarded(func() { v.attend(t, s.wsPing) })
 	v.listen(s, t)
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // Times of WebSockets.
@@ -63,7 +64,7 @@ func (v *viewer) stop() {
 // evict tells the client that another one has taken over, and cuts it off.
 func (v *viewer) evict() {
 	t := time.AfterFunc(wsEvict, v.cancel) // a write in progress would make Close wait
-	go guarded(func() {
+	go proc.Guarded(func() {
 		v.ws.Close(agent.PtyTakenOver, agent.PtyTaken) //nolint:errcheck // who does not listen is cut off
 		t.Stop()
 		v.stop()
@@ -118,7 +119,7 @@ func (v *viewer) act(f func()) {
 // Meanwhile it sees to it that somebody is there.
 func (v *viewer) attend(t *terminal, every time.Duration) {
 	v.mu.Lock()
-	v.ping = time.AfterFunc(every, func() { guarded(func() { v.ask(every) }) })
+	v.ping = time.AfterFunc(every, func() { proc.Guarded(func() { v.ask(every) }) })
 	v.mu.Unlock()
 	defer v.ping.Stop()
 	select {
@@ -159,7 +160,7 @@ func (v *viewer) ask(every time.Duration) {
 func (e ending) frame() agent.PtyFrame {
 	f := agent.PtyFrame{Type: "exit", ExitCode: &e.code, TimedOut: e.timedOut, Error: e.err}
 	if e.signal != 0 {
-		f.Signal = signalName(e.signal)
+		f.Signal = proc.SignalName(e.signal)
 	}
 	return f
 }
@@ -235,7 +236,7 @@ func (v *viewer) control(s *Server, t *terminal, r io.Reader) error {
 	case "stdin":
 		v.write([]byte(f.Data))
 	case "signal":
-		sig := signalNumber(f.Signal)
+		sig := proc.SignalNumber(f.Signal)
 		if sig == 0 {
 			v.fail(agent.PtyInvalidFrame, errors.New("signal: want a name as SIGINT"))
 			return nil
@@ -249,7 +250,7 @@ func (v *viewer) control(s *Server, t *terminal, r io.Reader) error {
 			v.fail(agent.PtyInvalidFrame, errors.New("resize: want cols and rows from 1 to 65535"))
 			return nil
 		}
-		resize(t.tty, f.Cols, f.Rows) //nolint:errcheck // what has ended needs none
+		proc.Resize(t.tty, f.Cols, f.Rows) //nolint:errcheck // what has ended needs none
 	case "detach":
 		v.mu.Lock()
 		v.in = nil // the next one's: nothing that v does from here on may touch it

@@ -1,4 +1,4 @@
-package server
+package proc
 
 import (
 	"bufio"
@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// accounts answers questions to the guest's own /etc/passwd and /etc/group. It
+// Accounts answers questions to the guest's own /etc/passwd and /etc/group. It
 // reads them again when they changed: commands may add users. os/user is no
 // help, it knows no users by docker's syntax and reads the files each time.
-type accounts struct {
-	passwdFile, groupFile string
+type Accounts struct {
+	Passwd, Group string // the files' names
 
 	mu     sync.Mutex
 	passwd table
@@ -35,12 +35,12 @@ type fileStamp struct {
 	ino   uint64
 }
 
-// identity is whom a process runs as.
-type identity struct {
-	uid, gid uint32
-	groups   []uint32
-	name     string // "" if the guest knows none
-	home     string
+// Identity is whom a process runs as.
+type Identity struct {
+	UID, GID uint32
+	Groups   []uint32 // beside GID
+	Name     string   // "" if the guest knows none
+	Home     string
 }
 
 // maxAccounts bounds how much of either file is read, in bytes.
@@ -59,7 +59,7 @@ func (t *table) load(path string, fields int) [][]string {
 	if stamp == t.stamp {
 		return t.rows
 	}
-	f, err := openRegular(path) // the guest may have made a FIFO of it, which nobody writes
+	f, err := OpenRegular(path) // the guest may have made a FIFO of it, which nobody writes
 	if err != nil {
 		*t = table{}
 		return nil
@@ -77,64 +77,64 @@ func (t *table) load(path string, fields int) [][]string {
 	return t.rows
 }
 
-func (a *accounts) users() [][]string {
+func (a *Accounts) users() [][]string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.passwd.load(a.passwdFile, 6)
+	return a.passwd.load(a.Passwd, 6)
 }
 
-func (a *accounts) allGroups() [][]string {
+func (a *Accounts) allGroups() [][]string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.group.load(a.groupFile, 4)
+	return a.group.load(a.Group, 4)
 }
 
-// resolve finds docker's user[:group]; each is a name or a number. Without a
+// Resolve finds docker's user[:group]; each is a name or a number. Without a
 // group it is the user's own, with the groups that name the user beside it; a
 // number the guest does not know has group 0 and home "/".
-func (a *accounts) resolve(spec string) (identity, error) {
+func (a *Accounts) Resolve(spec string) (Identity, error) {
 	user, group, hasGroup := strings.Cut(spec, ":")
 	if user == "" {
 		user = "0"
 	}
-	id := identity{home: "/"}
+	id := Identity{Home: "/"}
 	row := find(a.users(), user, 2)
 	switch {
 	case row != nil:
-		uid, err1 := parseID(row[2])
-		gid, err2 := parseID(row[3])
+		uid, err1 := ParseID(row[2])
+		gid, err2 := ParseID(row[3])
 		if err1 != nil || err2 != nil {
-			return id, fmt.Errorf("user %q: %s has no usable numbers for it", user, a.passwdFile)
+			return id, fmt.Errorf("user %q: %s has no usable numbers for it", user, a.Passwd)
 		}
-		id.uid, id.gid, id.name = uid, gid, row[0]
+		id.UID, id.GID, id.Name = uid, gid, row[0]
 		if row[5] != "" {
-			id.home = row[5]
+			id.Home = row[5]
 		}
 	default:
-		uid, err := parseID(user)
+		uid, err := ParseID(user)
 		if err != nil {
-			return id, fmt.Errorf("user %q: no such user in %s of the image", user, a.passwdFile)
+			return id, fmt.Errorf("user %q: no such user in %s of the image", user, a.Passwd)
 		}
-		id.uid = uid
+		id.UID = uid
 		if uid == 0 {
-			id.name, id.home = "root", "/root"
+			id.Name, id.Home = "root", "/root"
 		}
 	}
 	if hasGroup && group != "" {
-		gid, err := a.gid(group)
-		id.gid = gid
+		gid, err := a.GID(group)
+		id.GID = gid
 		return id, err
 	}
-	if id.name != "" {
-		id.groups = a.groupsOf(id.name)
+	if id.Name != "" {
+		id.Groups = a.groupsOf(id.Name)
 	}
 	return id, nil
 }
 
 // groupsOf returns the groups that list name as a member.
-func (a *accounts) groupsOf(name string) (gids []uint32) {
+func (a *Accounts) groupsOf(name string) (gids []uint32) {
 	for _, row := range a.allGroups() {
-		gid, err := parseID(row[2])
+		gid, err := ParseID(row[2])
 		if err != nil {
 			continue
 		}
@@ -148,35 +148,35 @@ func (a *accounts) groupsOf(name string) (gids []uint32) {
 	return gids
 }
 
-// uid finds a user by name or number.
-func (a *accounts) uid(user string) (uint32, error) {
+// UID finds a user by name or number.
+func (a *Accounts) UID(user string) (uint32, error) {
 	if row := find(a.users(), user, 2); row != nil {
-		return parseID(row[2])
+		return ParseID(row[2])
 	}
-	id, err := parseID(user)
+	id, err := ParseID(user)
 	if err != nil {
 		return 0, fmt.Errorf("no such user in the sandbox: %q", user)
 	}
 	return id, nil
 }
 
-// gid finds a group by name or number.
-func (a *accounts) gid(group string) (uint32, error) {
+// GID finds a group by name or number.
+func (a *Accounts) GID(group string) (uint32, error) {
 	if row := find(a.allGroups(), group, 2); row != nil {
-		return parseID(row[2])
+		return ParseID(row[2])
 	}
-	id, err := parseID(group)
+	id, err := ParseID(group)
 	if err != nil {
 		return 0, fmt.Errorf("no such group in the sandbox: %q", group)
 	}
 	return id, nil
 }
 
-// userName returns the name of uid, or the number.
-func (a *accounts) userName(uid uint32) string { return nameOf(a.users(), uid) }
+// UserName returns the name of uid, or the number.
+func (a *Accounts) UserName(uid uint32) string { return nameOf(a.users(), uid) }
 
-// groupName returns the name of gid, or the number.
-func (a *accounts) groupName(gid uint32) string { return nameOf(a.allGroups(), gid) }
+// GroupName returns the name of gid, or the number.
+func (a *Accounts) GroupName(gid uint32) string { return nameOf(a.allGroups(), gid) }
 
 func nameOf(rows [][]string, id uint32) string {
 	n := strconv.FormatUint(uint64(id), 10)
@@ -203,8 +203,8 @@ func find(rows [][]string, key string, number int) []string {
 	return nil
 }
 
-// parseID takes a user or group number; 2^32-1 means "none" to the kernel.
-func parseID(s string) (uint32, error) {
+// ParseID takes a user or group number; 2^32-1 means "none" to the kernel.
+func ParseID(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err == nil && n == 1<<32-1 {
 		err = strconv.ErrRange

@@ -1,4 +1,4 @@
-package server
+package proc
 
 import (
 	"fmt"
@@ -8,18 +8,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxTerminals is how many terminals a sandbox has: max of its devpts
+// MaxTerminals is how many terminals a sandbox has: max of its devpts
 // (pkg/oci/mounts.go), which holds on runc; gVisor has no bound of its own.
-const maxTerminals = 1024
+const MaxTerminals = 1024
 
-// openTTY makes a pseudo-terminal (pty(7)). Its end for the process belongs to
+// OpenTTY makes a pseudo-terminal (pty(7)). Its end for the process belongs to
 // cred, as login(1) would have it, because some programs open it by its name.
 // The caller closes both.
-func openTTY(cols, rows int, cred *syscall.Credential) (ours *os.File, theirs int, err error) {
+func OpenTTY(cols, rows int, cred *syscall.Credential) (ours *os.File, theirs int, err error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	switch {
 	case err == unix.ENOSPC:
-		return nil, -1, fmt.Errorf("this sandbox has no terminal left, of %d: end some", maxTerminals)
+		return nil, -1, fmt.Errorf("this sandbox has no terminal left, of %d: end some", MaxTerminals)
 	case err != nil:
 		return nil, -1, fmt.Errorf("open /dev/ptmx: %w", err)
 	}
@@ -52,9 +52,9 @@ func openPeer(ptmx int) (int, error) {
 	return unix.Open(fmt.Sprintf("/dev/pts/%d", n), unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 }
 
-// control runs f on the descriptor of a terminal.
-func control(tty *os.File, f func(fd int) error) error {
-	rc, err := tty.SyscallConn()
+// Control runs f on the descriptor of a file that stays with the poller: a terminal, a pipe, a socket.
+func Control(file *os.File, f func(fd int) error) error {
+	rc, err := file.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -65,17 +65,17 @@ func control(tty *os.File, f func(fd int) error) error {
 	return ferr
 }
 
-// resize sets the size of a terminal. The kernel tells the foreground (SIGWINCH).
-func resize(tty *os.File, cols, rows int) error {
-	return control(tty, func(fd int) error {
+// Resize sets the size of a terminal. The kernel tells the foreground (SIGWINCH).
+func Resize(tty *os.File, cols, rows int) error {
+	return Control(tty, func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(cols), Row: uint16(rows)})
 	})
 }
 
-// foreground returns the process group in the foreground of a terminal. gVisor
+// Foreground returns the process group in the foreground of a terminal. gVisor
 // tells only processes of the terminal's own session, so not the agent: ENOTTY.
-func foreground(tty *os.File) (pgrp int, err error) {
-	err = control(tty, func(fd int) (err error) {
+func Foreground(tty *os.File) (pgrp int, err error) {
+	err = Control(tty, func(fd int) (err error) {
 		pgrp, err = unix.IoctlGetInt(fd, unix.TIOCGPGRP)
 		return err
 	})
@@ -85,15 +85,15 @@ func foreground(tty *os.File) (pgrp int, err error) {
 	return pgrp, err
 }
 
-// signalKey returns the key that sends sig to the foreground, as the terminal is
+// SignalKey returns the key that sends sig to the foreground, as the terminal is
 // set now; false if there is none.
-func signalKey(tty *os.File, sig syscall.Signal) (key byte, ok bool) {
+func SignalKey(tty *os.File, sig syscall.Signal) (key byte, ok bool) {
 	index := map[syscall.Signal]int{unix.SIGINT: unix.VINTR, unix.SIGQUIT: unix.VQUIT}
 	i, ok := index[sig]
 	if !ok {
 		return 0, false
 	}
-	err := control(tty, func(fd int) error {
+	err := Control(tty, func(fd int) error {
 		t, err := unix.IoctlGetTermios(fd, unix.TCGETS)
 		if err == nil {
 			key, ok = t.Cc[i], t.Lflag&unix.ISIG != 0 && t.Cc[i] != 0

@@ -1,10 +1,9 @@
-package server
+package proc
 
 import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -20,100 +19,111 @@ import (
 // It peeks at the next zombie without taking it (waitid, WNOWAIT), so the
 // zombie keeps its pid until it is known whose it is. A pid in procs can thus
 // never be that of another process. What is not in procs is either an orphan or
-// a child whose spawn has not returned yet; the spawn lock tells the two apart.
+// a child whose Start has not returned yet; the start lock tells the two apart.
 type reaper struct {
-	spawnMu sync.Mutex // held over fork and registration
+	startMu sync.Mutex // held over fork and registration
 
 	mu    sync.Mutex
-	procs map[int]*process // started here and not reaped
+	procs map[int]*Process // started here and not reaped
 	wake  chan struct{}    // something was started: wait again
 }
 
-// process is a child started by spawn.
-type process struct {
-	pid    int
-	marker uint64
-	done   chan struct{} // closed when reaped; status and ended are valid then
-	status syscall.WaitStatus
-	ended  time.Time
+// A Process is a child made by Start.
+type Process struct {
+	PID    int
+	Marker uint64 // see Start; 0: it has none
+
+	// How it ended, by wait4(2), and when. Valid once Done is closed.
+	Status syscall.WaitStatus
+	Ended  time.Time
+
+	done chan struct{}
+	r    *reaper
 }
 
-// zombie reports whether p has ended and was not reaped yet.
-func (p *process) zombie() bool {
-	b, err := readSmall("/proc/" + strconv.Itoa(p.pid) + "/stat")
-	st, ok := parseStat(b)
-	return err == nil && ok && (st.state == 'Z' || st.state == 'X') && st.tasks <= 1
+// Done returns a channel that is closed when the process was reaped.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Zombie reports whether p has ended and was not reaped yet.
+func (p *Process) Zombie() bool {
+	st, ok := StatOf(p.PID)
+	return ok && (st.State == 'Z' || st.State == 'X') && st.Tasks <= 1
 }
 
-// spawnSpec says what to start. Its files are the child's 0, 1 and 2.
-type spawnSpec struct {
-	path   string
-	argv   []string
-	env    []string
-	dir    string
-	cred   *syscall.Credential // nil: as this process
-	tty    bool                // files[0] is to be the controlling terminal
-	marker uint64              // 0: one that no other has
-	files  [3]uintptr
-	more   []uintptr // the child's 3, 4, …
-	// mortal: it is killed when this process dies. What PID 1 leaves behind dies
+// Spec says what to start.
+type Spec struct {
+	Path   string
+	Argv   []string // with the program's name
+	Env    []string // KEY=VALUE
+	Dir    string
+	Cred   *syscall.Credential // nil: as this process
+	TTY    bool                // Files[0] is to be the controlling terminal
+	Marker uint64              // 0: one that no other has
+	Files  [3]uintptr          // the child's 0, 1 and 2
+	More   []uintptr           // the child's 3, 4, …
+	// Mortal: it is killed when this process dies. What PID 1 leaves behind dies
 	// anyway; elsewhere, in tests, code that spins would go on for ever. It is the
 	// thread that forked whose death counts, and no thread of this process ends
 	// before the process: none is left by a goroutine that holds it.
-	mortal bool
+	Mortal bool
 }
 
-// theReaper starts on first use: wait4 is per process, hence so is this.
+// theReaper begins on first use: wait4 is per process, hence so is this.
 var theReaper = sync.OnceValue(func() *reaper {
-	r := &reaper{procs: map[int]*process{}, wake: make(chan struct{}, 1)}
-	go guarded(r.loop)
+	r := &reaper{procs: map[int]*Process{}, wake: make(chan struct{}, 1)}
+	go Guarded(r.loop)
 	return r
 })
+
+// Reap begins to reap, unless that has begun: with the thread that waits for children, before
+// any code of the guest's can take the last one.
+func Reap() { theReaper() }
 
 // markerBase is above every real RLIMIT_RSS and small enough to print.
 const markerBase = 1 << 50
 
-// lastMarker is guarded by spawnMu. Where it begins is drawn: a process on the host
+// lastMarker is guarded by startMu. Where it begins is drawn: a process on the host
 // that has this package in it, as its tests do, sees the processes of other agents.
 var lastMarker = rand.Uint64N(markerBase / 2)
 
-// spawn starts a child in a session of its own. The error of a failed exec is
+// Start starts a child in a session of its own. The error of a failed exec is
 // the bare errno.
 //
 // Every child gets a soft RLIMIT_RSS that no other has. Neither Linux (since
 // 2.4.30) nor gVisor act on that limit, everything a child starts inherits it,
 // and neither setsid, a double fork, an emptied environment nor exec clears
-// it: so it tells whose a process is after its parents are gone (see killTree).
-// It is set on this process under spawnMu because fork copies it; setting it on
+// it: so it tells whose a process is after its parents are gone (see KillTree).
+// It is set on this process under startMu because fork copies it; setting it on
 // the child afterwards would be a race, and for a child of another user needs
 // CAP_SYS_RESOURCE.
-func (r *reaper) spawn(s spawnSpec) (*process, error) {
+func Start(s Spec) (*Process, error) {
+	r := theReaper()
 	attr := &syscall.ProcAttr{
-		Dir:   s.dir,
-		Env:   s.env,
-		Files: append(s.files[:], s.more...),
-		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: s.tty, Ctty: 0, Credential: s.cred},
+		Dir:   s.Dir,
+		Env:   s.Env,
+		Files: append(s.Files[:], s.More...),
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: s.TTY, Ctty: 0, Credential: s.Cred},
 	}
-	if s.mortal {
+	if s.Mortal {
 		attr.Sys.Pdeathsig = syscall.SIGKILL
 	}
-	p := &process{done: make(chan struct{})}
-	r.spawnMu.Lock()
-	if p.marker = s.marker; p.marker == 0 {
+	p := &Process{done: make(chan struct{}), r: r}
+	r.startMu.Lock()
+	if p.Marker = s.Marker; p.Marker == 0 {
 		lastMarker++
-		p.marker = markerBase + lastMarker
+		p.Marker = markerBase + lastMarker
 	}
-	p.marker = mark(p.marker)
-	pid, err := syscall.ForkExec(s.path, s.argv, attr)
+	p.Marker = mark(p.Marker)
+	pid, err := syscall.ForkExec(s.Path, s.Argv, attr)
 	if err != nil {
-		r.spawnMu.Unlock()
+		r.startMu.Unlock()
 		return nil, err
 	}
-	p.pid = pid
+	p.PID = pid
 	r.mu.Lock()
 	r.procs[pid] = p
 	r.mu.Unlock()
-	r.spawnMu.Unlock()
+	r.startMu.Unlock()
 	select {
 	case r.wake <- struct{}{}:
 	default:
@@ -166,16 +176,16 @@ func (r *reaper) reap(pid int) {
 	if p != nil {
 		return
 	}
-	r.spawnMu.Lock() // whoever is being started is registered after this
-	defer r.spawnMu.Unlock()
+	r.startMu.Lock() // whoever is being started is registered after this
+	defer r.startMu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.take(pid, r.procs[pid])
 }
 
 // take waits for pid and publishes its status to p, if there is one. The caller
-// holds mu, so that signal never hits a pid that was freed.
-func (r *reaper) take(pid int, p *process) {
+// holds mu, so that Signal never hits a pid that was freed.
+func (r *reaper) take(pid int, p *Process) {
 	var ws syscall.WaitStatus
 	for {
 		got, err := syscall.Wait4(pid, &ws, syscall.WNOHANG, nil)
@@ -189,20 +199,23 @@ func (r *reaper) take(pid int, p *process) {
 	}
 	if p != nil {
 		delete(r.procs, pid)
-		p.status, p.ended = ws, time.Now()
+		p.Status, p.Ended = ws, time.Now()
 		close(p.done)
 	}
 }
 
-// signal sends sig to p, or to its process group, unless p was reaped or, being
-// nil, never was.
-func (r *reaper) signal(p *process, sig syscall.Signal, group bool) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p == nil || r.procs[p.pid] != p {
+// Signal sends sig to p, or to its process group, unless p was reaped or, being
+// nil, never was: then the error is os.ErrProcessDone.
+func (p *Process) Signal(sig syscall.Signal, group bool) error {
+	if p == nil {
 		return os.ErrProcessDone
 	}
-	pid := p.pid
+	p.r.mu.Lock()
+	defer p.r.mu.Unlock()
+	if p.r.procs[p.PID] != p {
+		return os.ErrProcessDone
+	}
+	pid := p.PID
 	if group {
 		pid = -pid
 	}

@@ -1,4 +1,4 @@
-package server
+package proc
 
 import (
 	"runtime"
@@ -6,7 +6,7 @@ import (
 )
 
 // threads is how many the agent starts beside those the runtime has: one for
-// each turn below, one that forks (spawnMu), and the rest for requests that the
+// each turn below, one that forks (startMu), and the rest for requests that the
 // kernel stops inside of a system call when it has something better to do, which
 // Go takes for one that blocks. It is part of record.AgentTasks.
 const threads = 26
@@ -14,15 +14,15 @@ const threads = 26
 // A goroutine in a system call that blocks needs a thread, so those that may
 // block on a disk take turns. On a busy one 32 uploads at once would need 32.
 var (
-	fileTurns  = make(turns, 6) // requests about files
-	briefTurns = make(turns, 3) // kept output, what a command needs to start, measurements
+	FileTurns  = make(Turns, 6) // requests about files
+	BriefTurns = make(Turns, 3) // kept output, what a command needs to start, measurements
 )
 
-// reserveThreads makes the runtime's threads before any code of the guest's
+// ReserveThreads makes the runtime's threads before any code of the guest's
 // runs. Go starts a thread when it needs one and dies if it can not ("failed to
 // create new OS thread"), and a guest at its limit of processes leaves none: a
 // fork bomb would take PID 1 with it. Threads once made are kept and used again.
-func reserveThreads() {
+func ReserveThreads() {
 	var there, done sync.WaitGroup
 	there.Add(threads)
 	for range threads {
@@ -36,18 +36,18 @@ func reserveThreads() {
 	done.Wait()
 }
 
-// turns bounds how many goroutines do something at once.
-type turns chan struct{}
+// Turns bounds how many goroutines do something at once.
+type Turns chan struct{}
 
-// do calls f, which takes no turn itself, in one.
-func (t turns) do(f func()) {
+// Do calls f, which takes no turn itself, in one.
+func (t Turns) Do(f func()) {
 	t <- struct{}{}
 	defer func() { <-t }()
 	f()
 }
 
-// lend calls f outside the turn that the caller has.
-func (t turns) lend(f func()) {
+// Lend calls f outside the turn that the caller has.
+func (t Turns) Lend(f func()) {
 	<-t
 	defer func() { t <- struct{}{} }()
 	f()
