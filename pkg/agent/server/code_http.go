@@ -1,20 +1,17 @@
 package server
 
 import (
-	"bytes"
 	"errors"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
-	"time"
-	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // drivers starts the drivers of contexts, by the one who starts all children.
@@ -71,35 +68,35 @@ func (d driver) KillLeft() {
 var (
 	_ interpreter.Host     = drivers{}
 	_ interpreter.Process  = driver{}
-	_ interpreter.Listener = (*stream)(nil)
+	_ interpreter.Listener = (*reply.Stream)(nil)
 )
 
-func (s *Server) codeRoutes(path string) map[string]handler {
+func (s *Server) codeRoutes(path string) reply.Methods {
 	switch path {
 	case "/code":
-		return map[string]handler{"POST": s.runCode, "DELETE": s.interruptCode}
+		return reply.Methods{"POST": s.runCode, "DELETE": s.interruptCode}
 	case "/code/context":
-		return map[string]handler{"POST": s.makeContext}
+		return reply.Methods{"POST": s.makeContext}
 	case "/code/contexts":
-		return map[string]handler{"GET": s.listContexts, "DELETE": s.removeContexts}
+		return reply.Methods{"GET": s.listContexts, "DELETE": s.removeContexts}
 	}
 	id, found := strings.CutPrefix(path, "/code/contexts/")
 	if !found || id == "" || strings.Contains(id, "/") {
 		return nil
 	}
-	return map[string]handler{
+	return reply.Methods{
 		"GET": func(w http.ResponseWriter, _ *http.Request) error {
 			c, err := s.contexts.Get(id)
 			if err != nil {
 				return codeFail(err)
 			}
-			return writeJSON(w, http.StatusOK, describe(c))
+			return reply.JSON(w, http.StatusOK, describe(c))
 		},
 		"DELETE": func(w http.ResponseWriter, _ *http.Request) error {
 			if err := s.contexts.Remove(id); err != nil {
 				return codeFail(err)
 			}
-			return ok(w)
+			return reply.OK(w)
 		},
 	}
 }
@@ -112,21 +109,21 @@ func describe(c *interpreter.Context) agent.CodeContext {
 func codeFail(err error) error {
 	switch {
 	case errors.Is(err, interpreter.ErrNotFound):
-		return fail(http.StatusNotFound, noContext, "%v", err)
+		return reply.Fail(http.StatusNotFound, reply.NoContext, "%v", err)
 	case errors.Is(err, interpreter.ErrLanguage):
-		return fail(http.StatusBadRequest, badBody, "%v", err)
+		return reply.BadRequest("%v", err)
 	case errors.Is(err, interpreter.ErrProgram):
-		return fail(http.StatusBadRequest, unsupported, "%v", err)
+		return reply.Fail(http.StatusBadRequest, reply.Unsupported, "%v", err)
 	case errors.Is(err, interpreter.ErrTooMany):
-		return fail(http.StatusTooManyRequests, runtimeFail, "%v", err)
+		return reply.Fail(http.StatusTooManyRequests, reply.Failed, "%v", err)
 	}
-	return fail(http.StatusInternalServerError, runtimeFail, "%v", err)
+	return reply.Fail(http.StatusInternalServerError, reply.Failed, "%v", err)
 }
 
 // place is where a context of this sandbox is started: as its USER, with what
 // commands have for environment.
 func (s *Server) place(cwd string) (interpreter.Place, error) {
-	bad := func(err error) error { return fail(http.StatusBadRequest, badBody, "%v", err) }
+	bad := func(err error) error { return reply.BadRequest("%v", err) }
 	if strings.IndexByte(cwd, 0) >= 0 {
 		return interpreter.Place{}, bad(errors.New("cwd contains a NUL byte"))
 	}
@@ -159,7 +156,7 @@ func (s *Server) prestart(languages []string) {
 // makeContext is POST /code/context.
 func (s *Server) makeContext(w http.ResponseWriter, r *http.Request) error {
 	var req agent.CodeContext
-	if err := readJSON(w, r, &req); err != nil {
+	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	p, err := s.place(req.Cwd)
@@ -167,13 +164,13 @@ func (s *Server) makeContext(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if s.stopping.Load() {
-		return errStopping
+		return reply.ErrStopping
 	}
 	c, err := s.contexts.Make(req.Language, p)
 	if err != nil {
 		return codeFail(err)
 	}
-	return writeJSON(w, http.StatusOK, describe(c))
+	return reply.JSON(w, http.StatusOK, describe(c))
 }
 
 // listContexts is GET /code/contexts.
@@ -182,52 +179,52 @@ func (s *Server) listContexts(w http.ResponseWriter, r *http.Request) error {
 	for _, c := range s.contexts.List(r.URL.Query().Get("language")) {
 		list = append(list, describe(c))
 	}
-	return writeJSON(w, http.StatusOK, list)
+	return reply.JSON(w, http.StatusOK, list)
 }
 
 // removeContexts is DELETE /code/contexts?language=.
 func (s *Server) removeContexts(w http.ResponseWriter, r *http.Request) error {
 	language := r.URL.Query().Get("language")
 	if language == "" {
-		return fail(http.StatusBadRequest, noQuery, "the query parameter language is missing: whose contexts are to be deleted? One of %s", strings.Join(interpreter.Languages(), ", "))
+		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter language is missing: whose contexts are to be deleted? One of %s", strings.Join(interpreter.Languages(), ", "))
 	}
 	for _, c := range s.contexts.List(language) {
 		if err := s.contexts.Remove(c.ID); err != nil && !errors.Is(err, interpreter.ErrNotFound) {
 			return codeFail(err)
 		}
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
 // interruptCode is DELETE /code: what runs in a context is interrupted.
 func (s *Server) interruptCode(w http.ResponseWriter, r *http.Request) error {
 	id := r.URL.Query().Get("id")
 	if id == "" {
-		return fail(http.StatusBadRequest, noQuery, "the query parameter id is missing: which context is to be interrupted?")
+		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter id is missing: which context is to be interrupted?")
 	}
 	c, err := s.contexts.Get(id)
 	if err != nil {
-		return fail(http.StatusInternalServerError, runtimeFail, "%v", err) // not 404, as execd has it
+		return reply.Fail(http.StatusInternalServerError, reply.Failed, "%v", err) // not 404, as execd has it
 	}
 	c.Interrupt()
-	return ok(w)
+	return reply.OK(w)
 }
 
 // runCode is POST /code.
 func (s *Server) runCode(w http.ResponseWriter, r *http.Request) error {
 	var req agent.CodeRequest
-	if err := readJSON(w, r, &req); err != nil {
+	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	switch {
 	case req.Code == "":
-		return fail(http.StatusBadRequest, badBody, "code is missing")
+		return reply.BadRequest("code is missing")
 	case len(req.Code) > interpreter.MaxCode:
-		return fail(http.StatusRequestEntityTooLarge, badBody, "code has %d bytes, %d are possible: upload it as a file and import that", len(req.Code), interpreter.MaxCode)
+		return reply.Fail(http.StatusRequestEntityTooLarge, reply.BadBody, "code has %d bytes, %d are possible: upload it as a file and import that", len(req.Code), interpreter.MaxCode)
 	case strings.IndexByte(req.Code, 0) >= 0:
-		return fail(http.StatusBadRequest, badBody, "code contains a NUL byte")
+		return reply.BadRequest("code contains a NUL byte")
 	case s.stopping.Load():
-		return errStopping
+		return reply.ErrStopping
 	case req.Context.ID == "" && req.Context.Language == "":
 		return s.startCommand(w, r, &agent.CommandRequest{Command: req.Code, Cwd: req.Context.Cwd})
 	}
@@ -239,12 +236,13 @@ func (s *Server) runCode(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return codeFail(err)
 	}
-	reply := newStream(w, r)
-	reply.raw = true
-	reply.begin(c.ID)
-	reply.event(agent.Event{Type: "execution_count", ExecutionCount: run.Count})
-	run.Start(req.Code, reply)
-	reply.followCode(r, run)
+	stream := reply.NewStream(w, r)
+	stream.Raw = true
+	stream.Begin(c.ID)
+	stream.Event(agent.Event{Type: "execution_count", ExecutionCount: run.Count})
+	run.Start(req.Code, stream)
+	stream.Flush()
+	stream.Follow(r, run.Done(), func() { finishCode(stream, run) })
 	return nil
 }
 
@@ -257,7 +255,7 @@ func (s *Server) contextFor(req *agent.CodeContext) (*interpreter.Context, error
 			return nil, codeFail(err)
 		}
 		if req.Language != "" && req.Language != c.Language {
-			return nil, fail(http.StatusBadRequest, badBody, "context %s is of %s, and the code is said to be %.64q", c.ID, c.Language, req.Language)
+			return nil, reply.BadRequest("context %s is of %s, and the code is said to be %.64q", c.ID, c.Language, req.Language)
 		}
 		return c, nil
 	}
@@ -272,91 +270,15 @@ func (s *Server) contextFor(req *agent.CodeContext) (*interpreter.Context, error
 	return c, nil
 }
 
-// followCode sends what a call says until its end, or until the client is gone;
-// then the code goes on without it.
-func (s *stream) followCode(r *http.Request, run *interpreter.Run) {
-	defer s.release()
-	s.flush()
-	t := time.NewTicker(pingEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-run.Done():
-			s.finishCode(run)
-			return
-		case <-t.C:
-			s.ping()
-		case <-r.Context().Done():
-			s.detach()
-			return
-		}
-	}
-}
-
-// finishCode writes what is left of the output, and the terminal event.
-func (s *stream) finishCode(run *interpreter.Run) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// finishCode tells how a call ended.
+func finishCode(stream *reply.Stream, run *interpreter.Run) {
 	e, at := run.Outcome()
-	now := time.Now().UnixMilli()
-	s.endLines(now)
-	ev := agent.Event{Type: "execution_complete", ExecutionTime: max(at.Sub(run.Started).Milliseconds(), 0), Timestamp: now}
+	var failed *agent.EventError
 	if e != nil {
-		ev = agent.Event{Type: "error", Timestamp: now, Error: &agent.EventError{Name: e.Name, Value: e.Value, Traceback: e.Traceback}}
-		if ev.Error.Traceback == nil {
-			ev.Error.Traceback = []string{}
+		failed = &agent.EventError{Name: e.Name, Value: e.Value, Traceback: e.Traceback}
+		if failed.Traceback == nil {
+			failed.Traceback = []string{}
 		}
 	}
-	s.appendEvent(ev)
-	s.write()
-}
-
-// Output passes on what code printed, for the interpreter.
-func (s *stream) Output(from byte, b []byte) { s.output(from, b) }
-
-// Result passes on a value. Some SDKs look for its text by the MIME type, some
-// by "text".
-func (s *stream) Result(formats map[string]string) {
-	formats = maps.Clone(formats)
-	text, found := formats["text"]
-	if !found {
-		text = formats["text/plain"]
-	}
-	formats["text"], formats["text/plain"] = text, text
-	s.event(agent.Event{Type: "result", Results: formats})
-}
-
-// event sends ev, now.
-func (s *stream) event(ev agent.Event) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.gone {
-		return
-	}
-	ev.Timestamp = time.Now().UnixMilli()
-	s.appendEvent(ev)
-	s.write()
-	s.flushLocked()
-}
-
-// chunk passes on b as it is, but for a character that is not complete: that
-// waits for its rest.
-func (l *splitter) chunk(b []byte, emit func(chunk []byte)) {
-	if len(l.held) > 0 {
-		b = append(bytes.Clone(l.held), b...)
-		l.clear()
-	}
-	cut := len(b)
-	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
-		if c := b[len(b)-i]; utf8.RuneStart(c) {
-			if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-i:]) {
-				cut -= i
-			}
-			break
-		}
-	}
-	l.held = append(l.held, b[cut:]...)
-	if cut > 0 {
-		emit(b[:cut])
-	}
+	stream.FinishCode(max(at.Sub(run.Started).Milliseconds(), 0), failed)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // Times of commands.
@@ -40,8 +41,8 @@ type command struct {
 	out     *ring
 	proc    *proc.Process // nil: could not be started; see died
 	pumps   []*pump
-	sink    *stream // nil: in the background
-	forget  bool    // at its end
+	sink    *reply.Stream // nil: in the background
+	forget  bool          // at its end
 
 	owner owner // the terminal or session it is of; nil for POST /command
 
@@ -62,18 +63,6 @@ type command struct {
 // An owner takes the output of a command that is part of something longer. More
 // of it may come after the command's death, from what it left behind.
 type owner interface{ output(stream byte, b []byte) }
-
-// ending says how a command ended.
-type ending struct {
-	code     int            // 128+n after signal n
-	signal   syscall.Signal // 0: it exited
-	err      string         // it could not start
-	timedOut bool
-	timeout  time.Duration
-	at       time.Time
-	reason   string // agent.Reason…
-	hint     string // which limit was met, or empty
-}
 
 func newID() string {
 	var b [16]byte
@@ -451,7 +440,7 @@ func (p *pump) carry(c *command, fd int, toSink bool) (n int, again bool) {
 		}
 		c.out.Write(b) //nolint:errcheck // never fails
 		if toSink && c.sink != nil {
-			c.sink.framed(p.stream, (*bp)[:agent.FrameHeader+n])
+			c.sink.Framed(p.stream, (*bp)[:agent.FrameHeader+n])
 		}
 		return n, false
 	}

@@ -12,12 +12,13 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // runCommand is POST /command.
 func (s *Server) runCommand(w http.ResponseWriter, r *http.Request) error {
 	var req agent.CommandRequest
-	if err := readJSON(w, r, &req); err != nil {
+	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	return s.startCommand(w, r, &req)
@@ -30,7 +31,7 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 		return err
 	}
 	if s.stopping.Load() {
-		return errStopping
+		return reply.ErrStopping
 	}
 	content := req.Command
 	if content == "" {
@@ -40,7 +41,7 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 	if req.Background {
 		pipes = 1 // one pipe keeps the order of both streams
 	}
-	reply := newStream(w, r)
+	stream := reply.NewStream(w, r)
 	ooms := int64(-1)
 	if req.Background {
 		ooms = oomKills(r)
@@ -53,7 +54,7 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 		}
 		var ends []int
 		if c, ends, err = s.newCommand(newID(), content, pipes); err != nil {
-			return fail(http.StatusInternalServerError, runtimeFail, "make pipes for a command: %v", err)
+			return reply.Fail(http.StatusInternalServerError, reply.Failed, "make pipes for a command: %v", err)
 		}
 		c.forget, c.ooms = req.Forget, ooms
 		startErr = s.launch(c, l, milliseconds(req.Timeout), req.Stdin, ends)
@@ -62,20 +63,20 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 		go proc.Guarded(func() { s.refillAfter(c) })
 	}
 	if !req.Background {
-		c.sink = reply
+		c.sink = stream
 	}
 	// The process runs while the first events are on their way.
-	reply.begin(c.id)
+	stream.Begin(c.id)
 	if startErr != nil {
-		reply.finish(c.started, c.end)
+		stream.Finish(c.end.exit(c.started), c.end.failure())
 		return nil
 	}
 	c.begin()
 	if req.Background {
-		reply.background()
+		stream.Background()
 		return nil
 	}
-	reply.follow(r, c)
+	stream.Follow(r, c.flushed, func() { stream.Finish(c.end.exit(c.started), c.end.failure()) })
 	return nil
 }
 
@@ -84,64 +85,36 @@ func milliseconds(n int64) time.Duration {
 	return time.Duration(min(n, 1<<62/int64(time.Millisecond))) * time.Millisecond
 }
 
-// beginDelay is how long the first event waits for the last, or for output, to
-// go with it: a command that is over by then costs one packet and not two, and
-// each takes its way through two programs and gVisor's network.
-const beginDelay = time.Millisecond
-
-// follow sends the output of c until its end, or until the client is gone.
-func (s *stream) follow(r *http.Request, c *command) {
-	defer s.release() // also of a panic: the pumps must not write to a reply that is over
-	soon := time.NewTimer(beginDelay)
-	defer soon.Stop()
-	t := time.NewTicker(pingEvery)
-	defer t.Stop()
-	for {
-		select {
-		case <-c.flushed:
-			s.finish(c.started, c.end)
-			return
-		case <-soon.C:
-			s.flush()
-		case <-t.C:
-			s.ping()
-		case <-r.Context().Done():
-			s.detach()
-			return
-		}
-	}
-}
-
 // interruptCommand is DELETE /command.
 func (s *Server) interruptCommand(w http.ResponseWriter, r *http.Request) error {
 	id := r.URL.Query().Get("id")
 	if id == "" {
-		return fail(http.StatusBadRequest, noQuery, "the query parameter id is missing: which command is to be interrupted?")
+		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter id is missing: which command is to be interrupted?")
 	}
 	if id == agent.EntrypointID {
-		return fail(http.StatusInternalServerError, runtimeFail, "the entrypoint is the sandbox: delete the sandbox, or signal the entrypoint")
+		return reply.Fail(http.StatusInternalServerError, reply.Failed, "the entrypoint is the sandbox: delete the sandbox, or signal the entrypoint")
 	}
 	if ses := s.sessions.get(id); ses != nil {
 		if !ses.interrupt() {
-			return fail(http.StatusInternalServerError, runtimeFail, "session %s runs nothing", id)
+			return reply.Fail(http.StatusInternalServerError, reply.Failed, "session %s runs nothing", id)
 		}
-		return ok(w)
+		return reply.OK(w)
 	}
 	c := s.commands.get(id)
 	if c == nil {
-		return fail(http.StatusInternalServerError, runtimeFail, "no command has the id %.64q", id)
+		return reply.Fail(http.StatusInternalServerError, reply.Failed, "no command has the id %.64q", id)
 	}
 	if s.interrupt(r.Context(), c, syscall.SIGTERM) != nil {
-		return fail(http.StatusInternalServerError, runtimeFail, "command %s has ended already", id)
+		return reply.Fail(http.StatusInternalServerError, reply.Failed, "command %s has ended already", id)
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
-func (s *Server) withCommand(id string, h func(w http.ResponseWriter, r *http.Request, c *command) error) handler {
+func (s *Server) withCommand(id string, h func(w http.ResponseWriter, r *http.Request, c *command) error) reply.Handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		c := s.commands.get(id)
 		if c == nil {
-			return fail(http.StatusNotFound, badBody, "no command has the id %.64q; of finished ones the last %d are remembered", id, rememberFinished)
+			return reply.Fail(http.StatusNotFound, reply.BadBody, "no command has the id %.64q; of finished ones the last %d are remembered", id, rememberFinished)
 		}
 		return h(w, r, c)
 	}
@@ -149,7 +122,7 @@ func (s *Server) withCommand(id string, h func(w http.ResponseWriter, r *http.Re
 
 func (s *Server) commandStatus(w http.ResponseWriter, r *http.Request, c *command) error {
 	c.blame(oomKills(r))
-	return writeJSON(w, http.StatusOK, c.status())
+	return reply.JSON(w, http.StatusOK, c.status())
 }
 
 // commandLogs is GET /command/{id}/logs. The cursor is the number of a byte of
@@ -162,14 +135,14 @@ func (s *Server) commandLogs(w http.ResponseWriter, r *http.Request, c *command)
 	if q := q.Get("cursor"); q != "" {
 		var err error
 		if off, err = strconv.ParseInt(q, 10, 64); err != nil || off < 0 {
-			return fail(http.StatusBadRequest, badBody, "cursor %.32q is not a number of bytes", q)
+			return reply.BadRequest("cursor %.32q is not a number of bytes", q)
 		}
 	}
 	follow := false
 	if q := q.Get("follow"); q != "" {
 		var err error
 		if follow, err = strconv.ParseBool(q); err != nil {
-			return fail(http.StatusBadRequest, badBody, "follow %.32q is neither true nor false", q)
+			return reply.BadRequest("follow %.32q is neither true nor false", q)
 		}
 	}
 	from, end := c.out.Range()
@@ -182,7 +155,7 @@ func (s *Server) commandLogs(w http.ResponseWriter, r *http.Request, c *command)
 	}
 	w.Header().Set(agent.CursorHeader, strconv.FormatInt(max(end, off), 10))
 	if off >= end || r.Method == http.MethodHead {
-		return ok(w)
+		return reply.OK(w)
 	}
 	c.copyLogs(w, off, end) //nolint:errcheck // the client is gone
 	return nil
@@ -238,12 +211,12 @@ func (c *command) followLogs(w http.ResponseWriter, r *http.Request, off int64) 
 func (s *Server) commandStdin(w http.ResponseWriter, r *http.Request, c *command) error {
 	switch {
 	case c.stdin == nil && c.proc == nil:
-		return fail(http.StatusConflict, runtimeFail, "command %s could not be started, so nobody reads its standard input", c.id)
+		return reply.Fail(http.StatusConflict, reply.Failed, "command %s could not be started, so nobody reads its standard input", c.id)
 	case c.stdin == nil:
-		return fail(http.StatusBadRequest, badBody, `command %s reads /dev/null: start it with "stdin": true`, c.id)
+		return reply.BadRequest(`command %s reads /dev/null: start it with "stdin": true`, c.id)
 	}
 	if c.stdinBusy.Swap(true) {
-		return fail(http.StatusConflict, runtimeFail, "the standard input of command %s was or is being sent by another request", c.id)
+		return reply.Fail(http.StatusConflict, reply.Failed, "the standard input of command %s was or is being sent by another request", c.id)
 	}
 	defer c.stdin.Close()
 	rc := http.NewResponseController(w)
@@ -263,9 +236,9 @@ func (s *Server) commandStdin(w http.ResponseWriter, r *http.Request, c *command
 	case !c.alive(), errors.Is(err, syscall.EPIPE), errors.Is(err, os.ErrClosed):
 		w.Header().Set("Connection", "close") // the command wants no more: the rest of the body is nobody's
 	default:
-		return fail(http.StatusBadRequest, badBody, "the standard input of command %s broke off: %v", c.id, err)
+		return reply.BadRequest("the standard input of command %s broke off: %v", c.id, err)
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
 // onlyWriter hides the file's ReadFrom: it would splice from a connection whose
@@ -285,17 +258,17 @@ func (c *command) alive() bool {
 func (s *Server) signalCommand(w http.ResponseWriter, r *http.Request, c *command) error {
 	name := r.URL.Query().Get("signal")
 	if name == "" {
-		return fail(http.StatusBadRequest, noQuery, "the query parameter signal is missing, as in signal=SIGINT")
+		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter signal is missing, as in signal=SIGINT")
 	}
 	sig := proc.SignalNumber(name)
 	if sig == 0 {
-		return fail(http.StatusBadRequest, badBody, "%.32q is not a signal; use a name as SIGINT, or its number", name)
+		return reply.BadRequest("%.32q is not a signal; use a name as SIGINT, or its number", name)
 	}
 	if sig == syscall.SIGKILL {
 		c.byHand.Store(true)
 	}
 	if c.proc.Signal(sig, true) != nil {
-		return fail(http.StatusConflict, runtimeFail, "command %s has ended already", c.id)
+		return reply.Fail(http.StatusConflict, reply.Failed, "command %s has ended already", c.id)
 	}
-	return ok(w)
+	return reply.OK(w)
 }

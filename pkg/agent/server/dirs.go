@@ -16,13 +16,14 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // makeDirs is POST /directories. The mode applies to a directory that is new,
 // not to those above it, which are 0755.
 func (f *files) makeDirs(w http.ResponseWriter, r *http.Request) error {
 	var req map[string]agent.FileMode
-	if err := readJSON(w, r, &req); err != nil {
+	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	for _, asked := range slices.Sorted(maps.Keys(req)) {
@@ -42,7 +43,7 @@ func (f *files) makeDirs(w http.ResponseWriter, r *http.Request) error {
 			return writeFail("make directory "+p, err)
 		}
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
 // removeDirs is DELETE /directories: rm -rf.
@@ -53,7 +54,7 @@ func (f *files) removeDirs(w http.ResponseWriter, r *http.Request) error {
 	}
 	for _, p := range resolved {
 		if p == "/" {
-			return fail(http.StatusBadRequest, badFile, "refused to delete /: delete the sandbox instead")
+			return reply.Fail(http.StatusBadRequest, reply.BadFile, "refused to delete /: delete the sandbox instead")
 		}
 	}
 	for _, p := range resolved {
@@ -61,7 +62,7 @@ func (f *files) removeDirs(w http.ResponseWriter, r *http.Request) error {
 			return fsFail("delete "+p, err)
 		}
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
 // listDir is GET /directories/list.
@@ -74,11 +75,11 @@ func (f *files) listDir(w http.ResponseWriter, r *http.Request) error {
 	depth := 1
 	if d := q.Get("depth"); d != "" {
 		if depth, err = strconv.Atoi(d); err != nil || depth < 0 {
-			return fail(http.StatusBadRequest, badFile, "depth is %.32q: it counts levels from 0", d)
+			return reply.Fail(http.StatusBadRequest, reply.BadFile, "depth is %.32q: it counts levels from 0", d)
 		}
 	}
 	if fi, err := os.Lstat(root); err != nil || !fi.IsDir() {
-		return fail(http.StatusBadRequest, badFile, "list %s: not a directory (a symbolic link to one does not count)", root)
+		return reply.Fail(http.StatusBadRequest, reply.BadFile, "list %s: not a directory (a symbolic link to one does not count)", root)
 	}
 	if depth > 0 {
 		if _, err := os.ReadDir(root); err != nil {
@@ -109,7 +110,7 @@ func (f *files) searchFiles(w http.ResponseWriter, r *http.Request) error {
 	}
 	pattern := cmp.Or(q.Get("pattern"), "**")
 	if !doublestar.ValidatePattern(pattern) {
-		return fail(http.StatusBadRequest, badFile, "pattern %.128q is malformed", pattern)
+		return reply.Fail(http.StatusBadRequest, reply.BadFile, "pattern %.128q is malformed", pattern)
 	}
 	wholePath := strings.Contains(pattern, "/")
 	pattern = strings.TrimPrefix(pattern, "/")
@@ -136,7 +137,7 @@ func (f *files) searchFiles(w http.ResponseWriter, r *http.Request) error {
 // existing resolves a path that must be there.
 func (f *files) existing(asked string) (string, error) {
 	if asked == "" {
-		return "", fail(http.StatusBadRequest, noQuery, "the query parameter path is missing")
+		return "", reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter path is missing")
 	}
 	p, err := f.resolve(asked)
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // draftPrefix begins the name of a file that is being written beside its target.
@@ -88,9 +89,9 @@ func (d *draft) meetTarget(as *proc.Identity) (bool, error) {
 	case err != nil:
 		return false, &fs.PathError{Op: "lstat", Path: d.target, Err: err}
 	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
-		return false, fail(http.StatusBadRequest, badFile, "%s is a directory", d.target)
+		return false, reply.Fail(http.StatusBadRequest, reply.BadFile, "%s is a directory", d.target)
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return false, fail(http.StatusBadRequest, badFile, "%s is a device, pipe or socket: only regular files are written", d.target)
+		return false, reply.Fail(http.StatusBadRequest, reply.BadFile, "%s is a device, pipe or socket: only regular files are written", d.target)
 	}
 	d.like = attributes{int(st.Uid), int(st.Gid), int(st.Mode & 0o7777)}
 	if as != nil {
@@ -231,13 +232,13 @@ type replaced struct {
 // not: SDKs parse a 200 as JSON.
 func (f *files) replaceFiles(w http.ResponseWriter, r *http.Request) error {
 	var req map[string]replacement
-	if err := readJSON(w, r, &req); err != nil {
+	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	keys := slices.Sorted(maps.Keys(req))
 	for _, asked := range keys { // all are checked before any is changed
 		if req[asked].Old == "" {
-			return fail(http.StatusBadRequest, badBody, "%s: old is empty, so there is nothing to look for", asked)
+			return reply.BadRequest("%s: old is empty, so there is nothing to look for", asked)
 		}
 		p, err := f.resolve(asked)
 		if err != nil {
@@ -256,7 +257,7 @@ func (f *files) replaceFiles(w http.ResponseWriter, r *http.Request) error {
 		}
 		counts[asked] = replaced{n}
 	}
-	return writeJSON(w, http.StatusOK, counts)
+	return reply.JSON(w, http.StatusOK, counts)
 }
 
 func (f *files) replaceIn(path string, old, with []byte) (int, error) {

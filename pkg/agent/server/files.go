@@ -19,6 +19,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // files answers the requests about files, as somebody.
@@ -30,28 +31,28 @@ type files struct {
 	as       *proc.Identity // whom files are accessed as; nil: the agent itself, which may do all
 }
 
-func (f *files) routes(path string) map[string]handler {
+func (f *files) routes(path string) reply.Methods {
 	switch path {
 	case "/files":
-		return map[string]handler{"DELETE": f.around(f.removeFiles)}
+		return reply.Methods{"DELETE": f.around(f.removeFiles)}
 	case "/files/info":
-		return map[string]handler{"GET": f.around(f.filesInfo)}
+		return reply.Methods{"GET": f.around(f.filesInfo)}
 	case "/files/permissions":
-		return map[string]handler{"POST": f.around(f.permissions)}
+		return reply.Methods{"POST": f.around(f.permissions)}
 	case "/files/mv":
-		return map[string]handler{"POST": f.around(f.moveFiles)}
+		return reply.Methods{"POST": f.around(f.moveFiles)}
 	case "/files/search":
-		return map[string]handler{"GET": f.around(f.searchFiles)}
+		return reply.Methods{"GET": f.around(f.searchFiles)}
 	case "/files/replace":
-		return map[string]handler{"POST": f.around(f.replaceFiles)}
+		return reply.Methods{"POST": f.around(f.replaceFiles)}
 	case "/files/upload":
-		return map[string]handler{"POST": f.refusing(f.upload)}
+		return reply.Methods{"POST": f.refusing(f.upload)}
 	case "/files/download":
-		return map[string]handler{"GET": f.around(f.download)}
+		return reply.Methods{"GET": f.around(f.download)}
 	case "/directories":
-		return map[string]handler{"POST": f.around(f.makeDirs), "DELETE": f.around(f.removeDirs)}
+		return reply.Methods{"POST": f.around(f.makeDirs), "DELETE": f.around(f.removeDirs)}
 	case "/directories/list":
-		return map[string]handler{"GET": f.around(f.listDir)}
+		return reply.Methods{"GET": f.around(f.listDir)}
 	}
 	return nil
 }
@@ -61,9 +62,9 @@ func (f *files) routes(path string) map[string]handler {
 func (f *files) resolve(path string) (string, error) {
 	switch {
 	case path == "":
-		return "", fail(http.StatusBadRequest, badFile, "the path is empty")
+		return "", reply.Fail(http.StatusBadRequest, reply.BadFile, "the path is empty")
 	case strings.IndexByte(path, 0) >= 0:
-		return "", fail(http.StatusBadRequest, badFile, "the path holds a NUL byte")
+		return "", reply.Fail(http.StatusBadRequest, reply.BadFile, "the path holds a NUL byte")
 	case path == "~" || strings.HasPrefix(path, "~/"):
 		path = f.user.Home + path[1:]
 	}
@@ -132,7 +133,7 @@ func physical(dir string) (string, error) {
 func (f *files) paths(r *http.Request) (asked, resolved []string, err error) {
 	asked = r.URL.Query()["path"]
 	if len(asked) == 0 {
-		return nil, nil, fail(http.StatusBadRequest, noQuery, "the query parameter path is missing")
+		return nil, nil, reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter path is missing")
 	}
 	for _, p := range asked {
 		q, err := f.resolve(p)
@@ -203,7 +204,7 @@ func (f *files) filesInfo(w http.ResponseWriter, r *http.Request) error {
 		}
 		infos[asked[i]] = f.fileInfo(p, fi)
 	}
-	return writeJSON(w, http.StatusOK, infos)
+	return reply.JSON(w, http.StatusOK, infos)
 }
 
 // removeFiles is DELETE /files.
@@ -215,12 +216,12 @@ func (f *files) removeFiles(w http.ResponseWriter, r *http.Request) error {
 	for _, p := range resolved {
 		if err := unix.Unlink(p); err != nil && !missing(err) {
 			if fi, statErr := os.Lstat(p); statErr == nil && fi.IsDir() {
-				return fail(http.StatusInternalServerError, runtimeFail, "delete %s: is a directory; use DELETE /directories", p)
+				return reply.Fail(http.StatusInternalServerError, reply.Failed, "delete %s: is a directory; use DELETE /directories", p)
 			}
 			return fsFail("delete "+p, err)
 		}
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
 // missing reports whether err is of a path of which a part is not there, or is no
@@ -232,7 +233,7 @@ func missing(err error) bool {
 // permissions is POST /files/permissions.
 func (f *files) permissions(w http.ResponseWriter, r *http.Request) error {
 	var req map[string]agent.FileMode
-	if err := readJSON(w, r, &req); err != nil {
+	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	for _, asked := range slices.Sorted(maps.Keys(req)) {
@@ -248,7 +249,7 @@ func (f *files) permissions(w http.ResponseWriter, r *http.Request) error {
 			return fsFail("set permissions of "+p, err)
 		}
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
 // attributes are resolved owner, group and mode; -1 leaves as is.
@@ -260,21 +261,21 @@ func (f *files) attributes(m agent.FileMode) (attributes, error) {
 	if m.Owner != "" {
 		uid, err := f.accounts.UID(m.Owner)
 		if err != nil {
-			return a, fail(http.StatusInternalServerError, runtimeFail, "owner: %v", err)
+			return a, reply.Fail(http.StatusInternalServerError, reply.Failed, "owner: %v", err)
 		}
 		a.uid = int(uid)
 	}
 	if m.Group != "" {
 		gid, err := f.accounts.GID(m.Group)
 		if err != nil {
-			return a, fail(http.StatusInternalServerError, runtimeFail, "group: %v", err)
+			return a, reply.Fail(http.StatusInternalServerError, reply.Failed, "group: %v", err)
 		}
 		a.gid = int(gid)
 	}
 	if m.Mode != 0 {
 		mode, err := fromDigits(m.Mode)
 		if err != nil {
-			return a, fail(http.StatusBadRequest, badBody, "%v", err)
+			return a, reply.BadRequest("%v", err)
 		}
 		a.mode = int(mode)
 	}
@@ -375,7 +376,7 @@ type move struct {
 // moveFiles is POST /files/mv.
 func (f *files) moveFiles(w http.ResponseWriter, r *http.Request) error {
 	var moves []move
-	if err := readJSON(w, r, &moves); err != nil {
+	if err := reply.ReadJSON(w, r, &moves); err != nil {
 		return err
 	}
 	for _, m := range moves {
@@ -383,7 +384,7 @@ func (f *files) moveFiles(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
 func (f *files) moveFile(m move) error {
@@ -458,7 +459,28 @@ func (f *files) moveAcross(src, dest string, fi fs.FileInfo) error {
 func openRegular(path string) (*os.File, error) {
 	f, err := proc.OpenRegular(path)
 	if e, ok := errors.AsType[*proc.NotRegular](err); ok {
-		return nil, fail(http.StatusBadRequest, badFile, "%v", e)
+		return nil, reply.Fail(http.StatusBadRequest, reply.BadFile, "%v", e)
 	}
 	return f, err
+}
+
+// fsFail gives an error of the file system its place: missing is 404, what no path can be is
+// 400, all else 500.
+func fsFail(what string, err error) error {
+	if e, ok := errors.AsType[*reply.Error](err); ok {
+		return e
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return reply.Fail(http.StatusNotFound, reply.NoFile, "%s: %w", what, err)
+	}
+	if noPath(err) {
+		return reply.Fail(http.StatusBadRequest, reply.BadFile, "%s: %w", what, err)
+	}
+	return reply.Fail(http.StatusInternalServerError, reply.Failed, "%s: %w", what, err)
+}
+
+// noPath reports whether err says that a path can name nothing: it has too many characters, or
+// links that lead to each other (path_resolution(7)).
+func noPath(err error) bool {
+	return errors.Is(err, syscall.ENAMETOOLONG) || errors.Is(err, syscall.ELOOP)
 }

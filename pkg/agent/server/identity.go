@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // identityPrefix begins the routes of files accessed as somebody:
@@ -21,12 +22,12 @@ func (s *Server) filesAs(path string) (*files, string, error) {
 	gid, path, _ := strings.Cut(path, "/")
 	for _, n := range []string{uid, gid} {
 		if _, err := proc.ParseID(n); err != nil {
-			return nil, "", fail(http.StatusBadRequest, badBody, "access files as %.32q and %.32q: each is a number from 0 to 4294967294", uid, gid)
+			return nil, "", reply.BadRequest("access files as %.32q and %.32q: each is a number from 0 to 4294967294", uid, gid)
 		}
 	}
 	id, err := s.accounts.Resolve(uid + ":" + gid)
 	if err != nil {
-		return nil, "", fail(http.StatusBadRequest, badBody, "access files as %s:%s: %v", uid, gid, err)
+		return nil, "", reply.BadRequest("access files as %s:%s: %v", uid, gid, err)
 	}
 	f := s.files
 	f.user, f.as = id, &id
@@ -36,7 +37,7 @@ func (s *Server) filesAs(path string) (*files, string, error) {
 	}
 	runtime.UnlockOSThread()
 	if err != nil {
-		return nil, "", fail(http.StatusBadRequest, badBody, "access files as %s:%s: %v; a sandbox on runc has the numbers up to 65535", uid, gid, err)
+		return nil, "", reply.BadRequest("access files as %s:%s: %v; a sandbox on runc has the numbers up to 65535", uid, gid, err)
 	}
 	return &f, "/" + path, nil
 }
@@ -78,7 +79,7 @@ func (f *files) lend(fn func()) {
 
 // around answers requests in a turn. While one waits for its client, others
 // have the turn, so a slow client holds up nobody.
-func (f *files) around(h handler) handler {
+func (f *files) around(h reply.Handler) reply.Handler {
 	return func(w http.ResponseWriter, r *http.Request) (err error) {
 		r.Body = &lendingBody{r.Body, f}
 		f.do(func() { err = f.refusing(h)(&lendingWriter{w, f}, r) })
@@ -88,14 +89,14 @@ func (f *files) around(h handler) handler {
 
 // refusing answers 403 for what somebody may not do. The agent itself may do all:
 // what stops that is no refusal.
-func (f *files) refusing(h handler) handler {
+func (f *files) refusing(h reply.Handler) reply.Handler {
 	if f.as == nil {
 		return h
 	}
 	return func(w http.ResponseWriter, r *http.Request) error {
 		err := h(w, r)
-		if e, ok := errors.AsType[*apiError](err); ok && errors.Is(err, fs.ErrPermission) {
-			e.status, e.code = http.StatusForbidden, denied
+		if e, ok := errors.AsType[*reply.Error](err); ok && errors.Is(err, fs.ErrPermission) {
+			e.Status, e.Code = http.StatusForbidden, reply.Denied
 		}
 		return err
 	}

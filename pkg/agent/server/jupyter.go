@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // jupyterPort is where images of OpenSandbox's code interpreter run a Jupyter
@@ -47,7 +48,7 @@ func (s *Server) beReady(addr string) (net.Listener, error) {
 	}
 	srv := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			writeError(w, fail(http.StatusNotFound, unsupported, "this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
+			reply.WriteError(w, reply.Fail(http.StatusNotFound, reply.Unsupported, "this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
 		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		MaxHeaderBytes:    4 << 10,

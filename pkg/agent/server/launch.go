@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // maxArg is what Linux takes as one argument of a program (MAX_ARG_STRLEN).
@@ -60,10 +60,6 @@ type way struct {
 	env  []string
 }
 
-func badRequest(format string, args ...any) error {
-	return fail(http.StatusBadRequest, badBody, format, args...)
-}
-
 // prepare checks a request and resolves all its names. Its errors are the
 // client's, and of status 400.
 func (s *Server) prepare(req *agent.CommandRequest) (*launch, error) {
@@ -89,19 +85,19 @@ func (l *launch) find(req *agent.CommandRequest) (err error) {
 
 func (s *Server) resolve(req *agent.CommandRequest) (*launch, error) {
 	if err := checkRequest(req); err != nil {
-		return nil, badRequest("%v", err)
+		return nil, reply.BadRequest("%v", err)
 	}
 	id, err := s.identityFor(req)
 	if err != nil {
-		return nil, badRequest("%v", err)
+		return nil, reply.BadRequest("%v", err)
 	}
 	env, err := s.commandEnv(req, id)
 	if err != nil {
-		return nil, badRequest("%v", err)
+		return nil, reply.BadRequest("%v", err)
 	}
 	dir, real, err := s.workingDir(req.Cwd, env)
 	if err != nil {
-		return nil, badRequest("%v", err)
+		return nil, reply.BadRequest("%v", err)
 	}
 	l := &launch{dir: dir, cred: s.userCred, vars: env, real: real}
 	if req.UID != nil {
@@ -137,7 +133,7 @@ func (l *launch) resolve(req *agent.CommandRequest) error {
 	}
 	w := shell()
 	if w == nil {
-		return badRequest("this image has neither bash nor sh: give the program and its arguments as argv")
+		return reply.BadRequest("this image has neither bash nor sh: give the program and its arguments as argv")
 	}
 	l.way = *w
 	return nil

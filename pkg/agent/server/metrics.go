@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // What a sandbox uses is told by its processes and its tmpfs, which are all that can
@@ -75,12 +76,12 @@ func (s *Server) measure() agent.Metrics {
 // countTasks is GET /tasks: what the limit of pids is about. The host can not count
 // it on gVisor.
 func countTasks(w http.ResponseWriter, _ *http.Request) error {
-	return writeJSON(w, http.StatusOK, agent.Tasks{Tasks: proc.Tasks()})
+	return reply.JSON(w, http.StatusOK, agent.Tasks{Tasks: proc.Tasks()})
 }
 
 // metrics is GET /metrics.
 func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) error {
-	return writeJSON(w, http.StatusOK, s.measure())
+	return reply.JSON(w, http.StatusOK, s.measure())
 }
 
 // watchMetrics is GET /metrics/watch: a line each second.

@@ -21,13 +21,10 @@
 package server
 
 import (
-	"bufio"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net/http"
@@ -43,6 +40,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // Config is what a Server is made of.
@@ -184,63 +182,12 @@ func baseEnv(image []string, b agent.Bootstrap, user proc.Identity) map[string]s
 	return env
 }
 
-// An apiError is an error with its place in the protocol.
-type apiError struct {
-	status int
-	code   string
-	error
-}
-
-func (e *apiError) Unwrap() error { return errors.Unwrap(e.error) }
-
-// The error codes of execd that are used here.
-const (
-	badBody     = "INVALID_REQUEST_BODY"
-	badFile     = "INVALID_FILE"
-	badContent  = "INVALID_FILE_CONTENT"
-	badMetadata = "INVALID_FILE_METADATA"
-	noQuery     = "MISSING_QUERY"
-	noFile      = "FILE_NOT_FOUND"
-	denied      = "PERMISSION_DENIED" // ours: of files accessed as somebody
-	noContext   = "CONTEXT_NOT_FOUND"
-	runtimeFail = "RUNTIME_ERROR"
-	unsupported = "NOT_SUPPORTED"
-	unavailable = "SERVICE_UNAVAILABLE"
-)
-
-var errStopping = fail(http.StatusServiceUnavailable, runtimeFail, "the sandbox is ending: its entrypoint has exited")
-
-func fail(status int, code, format string, args ...any) error {
-	return &apiError{status, code, fmt.Errorf(format, args...)}
-}
-
-// fsFail gives an error of the file system its place: missing is 404, what no path can be is
-// 400, all else 500.
-func fsFail(what string, err error) error {
-	if e, ok := errors.AsType[*apiError](err); ok {
-		return e
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return fail(http.StatusNotFound, noFile, "%s: %w", what, err)
-	}
-	if noPath(err) {
-		return fail(http.StatusBadRequest, badFile, "%s: %w", what, err)
-	}
-	return fail(http.StatusInternalServerError, runtimeFail, "%s: %w", what, err)
-}
-
-// noPath reports whether err says that a path can name nothing: it has too many characters, or
-// links that lead to each other (path_resolution(7)).
-func noPath(err error) bool {
-	return errors.Is(err, syscall.ENAMETOOLONG) || errors.Is(err, syscall.ELOOP)
-}
-
 // ServeHTTP answers one request. Nothing is answered without the token, /ping
 // included.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	sum := sha256.Sum256([]byte(r.Header.Get(agent.TokenHeader)))
 	if subtle.ConstantTimeCompare(sum[:], s.token[:]) != 1 {
-		writeError(w, fail(http.StatusUnauthorized, "UNAUTHORIZED", "this sandbox wants its token in the header %s", agent.TokenHeader))
+		reply.WriteError(w, reply.Fail(http.StatusUnauthorized, "UNAUTHORIZED", "this sandbox wants its token in the header %s", agent.TokenHeader))
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, "/proxy/") {
@@ -252,14 +199,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = h(w, r)
 	}
 	if err != nil {
-		writeError(w, err)
+		reply.WriteError(w, err)
 	}
 }
 
-// A handler answers a request, or returns an error before it wrote anything.
-type handler func(w http.ResponseWriter, r *http.Request) error
-
-func (s *Server) route(r *http.Request) (handler, error) {
+func (s *Server) route(r *http.Request) (reply.Handler, error) {
 	path := r.URL.Path
 	methods := s.fixedRoutes(path)
 	if methods == nil {
@@ -288,10 +232,10 @@ func (s *Server) route(r *http.Request) (handler, error) {
 		methods = isolatedRoutes(path)
 	}
 	if port, ok := strings.CutPrefix(path, "/listening/"); ok {
-		methods = map[string]handler{"GET": func(w http.ResponseWriter, r *http.Request) error { return listening(w, r, port) }}
+		methods = reply.Methods{"GET": func(w http.ResponseWriter, r *http.Request) error { return listening(w, r, port) }}
 	}
 	if methods == nil {
-		return nil, fail(http.StatusNotFound, unsupported, "this agent has no %s", path)
+		return nil, reply.Fail(http.StatusNotFound, reply.Unsupported, "this agent has no %s", path)
 	}
 	method := r.Method
 	if method == http.MethodHead {
@@ -299,125 +243,67 @@ func (s *Server) route(r *http.Request) (handler, error) {
 	}
 	h := methods[method]
 	if h == nil {
-		return nil, fail(http.StatusMethodNotAllowed, unsupported, "this agent has no %s %s", r.Method, path)
+		return nil, reply.Fail(http.StatusMethodNotAllowed, reply.Unsupported, "this agent has no %s %s", r.Method, path)
 	}
 	return h, nil
 }
 
-func (s *Server) fixedRoutes(path string) map[string]handler {
+func (s *Server) fixedRoutes(path string) reply.Methods {
 	switch path {
 	case "/ping":
-		return map[string]handler{"GET": s.ping}
+		return reply.Methods{"GET": s.ping}
 	case "/command":
-		return map[string]handler{"POST": s.runCommand, "DELETE": s.interruptCommand}
+		return reply.Methods{"POST": s.runCommand, "DELETE": s.interruptCommand}
 	case "/pty":
-		return map[string]handler{"POST": s.makeTerminal, "GET": s.listTerminals}
+		return reply.Methods{"POST": s.makeTerminal, "GET": s.listTerminals}
 	case "/session":
-		return map[string]handler{"POST": s.makeSession}
+		return reply.Methods{"POST": s.makeSession}
 	case "/limits":
-		return map[string]handler{"PUT": s.setLimits}
+		return reply.Methods{"PUT": s.setLimits}
 	case "/tasks":
-		return map[string]handler{"GET": countTasks}
+		return reply.Methods{"GET": countTasks}
 	case "/metrics":
-		return map[string]handler{"GET": s.metrics}
+		return reply.Methods{"GET": s.metrics}
 	case "/metrics/watch":
-		return map[string]handler{"GET": s.watchMetrics}
+		return reply.Methods{"GET": s.watchMetrics}
 	}
 	return nil
 }
 
-func (s *Server) commandRoutes(path string) map[string]handler {
+func (s *Server) commandRoutes(path string) reply.Methods {
 	rest, ok := strings.CutPrefix(path, "/command/")
 	if !ok {
 		return nil
 	}
 	if id, ok := strings.CutPrefix(rest, "status/"); ok && id != "" && !strings.Contains(id, "/") {
-		return map[string]handler{"GET": s.withCommand(id, s.commandStatus)}
+		return reply.Methods{"GET": s.withCommand(id, s.commandStatus)}
 	}
 	id, verb, _ := strings.Cut(rest, "/")
 	switch verb {
 	case "logs":
-		return map[string]handler{"GET": s.withCommand(id, s.commandLogs)}
+		return reply.Methods{"GET": s.withCommand(id, s.commandLogs)}
 	case "stdin":
-		return map[string]handler{"POST": s.withCommand(id, s.commandStdin)}
+		return reply.Methods{"POST": s.withCommand(id, s.commandStdin)}
 	case "signal":
-		return map[string]handler{"POST": s.withCommand(id, s.signalCommand)}
+		return reply.Methods{"POST": s.withCommand(id, s.signalCommand)}
 	}
 	return nil
 }
 
 func (s *Server) ping(w http.ResponseWriter, _ *http.Request) error {
 	if !s.ready.Load() || s.stopping.Load() {
-		return fail(http.StatusServiceUnavailable, runtimeFail, "the sandbox can not run commands now")
+		return reply.Fail(http.StatusServiceUnavailable, reply.Failed, "the sandbox can not run commands now")
 	}
 	w.Header().Set(agent.ProtocolHeader, strconv.Itoa(agent.Protocol))
-	return ok(w)
+	return reply.OK(w)
 }
 
 // setLimits is PUT /limits: the host has given the sandbox others.
 func (s *Server) setLimits(w http.ResponseWriter, r *http.Request) error {
 	var l agent.Limits
-	if err := readJSON(w, r, &l); err != nil {
+	if err := reply.ReadJSON(w, r, &l); err != nil {
 		return err
 	}
 	s.limits.Store(&l)
-	return ok(w)
-}
-
-// ok is the success that says nothing. The length keeps JavaScript SDKs from
-// parsing it.
-func ok(w http.ResponseWriter) error {
-	w.Header().Set("Content-Length", "0")
-	w.WriteHeader(http.StatusOK)
-	return nil
-}
-
-func writeError(w http.ResponseWriter, err error) {
-	e, isAPI := errors.AsType[*apiError](err)
-	if !isAPI {
-		e = &apiError{http.StatusInternalServerError, runtimeFail, err}
-	}
-	w.Header().Del("Content-Disposition")
-	w.Header().Del("Content-Length")
-	writeJSON(w, e.status, agent.Error{Code: e.code, Message: e.Error()}) //nolint:errcheck // the client is gone
-}
-
-func writeJSON(w http.ResponseWriter, status int, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
-	w.WriteHeader(status)
-	w.Write(b) //nolint:errcheck // the client is gone
-	return nil
-}
-
-// readJSON decodes the body of r, of at most 16 MiB, into v.
-func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, agent.MaxJSON))
-	if err != nil {
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return fail(http.StatusRequestEntityTooLarge, badBody, "the request body exceeds %d MiB; send files by POST /files/upload", agent.MaxJSON>>20)
-		}
-		return fail(http.StatusBadRequest, badBody, "read the request body: %v", err)
-	}
-	if err := json.Unmarshal(b, v); err != nil {
-		return fail(http.StatusBadRequest, badBody, "the request body is not the JSON this call takes: %v", err)
-	}
-	return nil
-}
-
-// readOptionalJSON is readJSON for a body that may be absent.
-func readOptionalJSON(w http.ResponseWriter, r *http.Request, v any) error {
-	if r.ContentLength == 0 {
-		return nil
-	}
-	body := bufio.NewReader(r.Body)
-	if _, err := body.Peek(1); err == io.EOF {
-		return nil // sent in chunks, of which there was none
-	}
-	r.Body = bodyReader{body, r.Body}
-	return readJSON(w, r, v)
+	return reply.OK(w)
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // A session is one shell that lives from run to run, and the next one that
@@ -47,7 +48,7 @@ type shell struct {
 	word   string      // marks what it says when it exits
 
 	feed sync.Mutex
-	live *stream // where output goes beside the ring
+	live *reply.Stream // where output goes beside the ring
 
 	mu      sync.Mutex
 	ear     ear
@@ -73,8 +74,12 @@ func (ses *session) marker(n uint64) uint64 {
 
 func (ses *session) owns(marker uint64) bool { return marker>>sessionShift == ses.tag>>sessionShift }
 
-// What a run that is cut off may take to end by itself.
-const cutOffGrace = 500 * time.Millisecond
+const (
+	// What a run that is cut off may take to end by itself.
+	cutOffGrace = 500 * time.Millisecond
+	// lookEvery is between two looks at whether the shell has read all it was told.
+	lookEvery = 3 * time.Second
+)
 
 // begin takes the session for one run. stop may be called at any time.
 func (ses *session) begin(run *command, stop func()) error {
@@ -84,7 +89,7 @@ func (ses *session) begin(run *command, stop func()) error {
 	case ses.removed:
 		return noSession(ses.id)
 	case ses.run != nil:
-		return fail(http.StatusConflict, runtimeFail, "session %s is busy: it runs one command at a time; wait for that, interrupt it by DELETE /command?id=%s, or make another session", ses.id, ses.id)
+		return reply.Fail(http.StatusConflict, reply.Failed, "session %s is busy: it runs one command at a time; wait for that, interrupt it by DELETE /command?id=%s, or make another session", ses.id, ses.id)
 	}
 	ses.run, ses.stop = run, stop
 	return nil
@@ -189,12 +194,12 @@ func (sh *shell) output(stream byte, b []byte) {
 	defer sh.feed.Unlock()
 	sh.cmd.out.Write(b) //nolint:errcheck // never fails
 	if sh.live != nil {
-		sh.live.output(stream, b)
+		sh.live.Output(stream, b)
 	}
 }
 
 // attach lets output go to to; nil detaches.
-func (sh *shell) attach(to *stream) {
+func (sh *shell) attach(to *reply.Stream) {
 	sh.feed.Lock()
 	defer sh.feed.Unlock()
 	sh.live = to
@@ -275,7 +280,7 @@ func (sh *shell) heard() bool {
 var errMute = errors.New("the shell of this session can not say how the command ended, because that took away what it says it by (set -n, or its builtins): the session goes on in a new shell, without what this one had")
 
 // execute does one run and ends it. It goes on when its client is gone.
-func (s *Server) execute(ses *session, r runLine, timeout time.Duration, cut <-chan struct{}, reply *stream) {
+func (s *Server) execute(ses *session, r runLine, timeout time.Duration, cut <-chan struct{}, out *reply.Stream) {
 	sh, err := s.living(ses)
 	if err != nil {
 		ses.end(ending{code: 126, err: err.Error(), at: time.Now(), reason: agent.ReasonExited})
@@ -290,7 +295,7 @@ func (s *Server) execute(ses *session, r runLine, timeout time.Duration, cut <-c
 	sh.mu.Lock()
 	sh.want = r.word
 	sh.mu.Unlock()
-	sh.attach(reply)
+	sh.attach(out)
 	sh.script <- dialectOf(ses.path).line(r)
 	e, a := s.await(sh, r.marker, timeout, cut)
 	sh.attach(nil)
@@ -317,7 +322,7 @@ func (s *Server) await(sh *shell, marker uint64, timeout time.Duration, cut <-ch
 		defer t.Stop()
 		late = t.C
 	}
-	look := time.NewTicker(pingEvery)
+	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	mute := 0
 	var cuts sync.WaitGroup

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // session makes one and returns its id.
@@ -297,7 +298,7 @@ func TestSessionBadInput(t *testing.T) {
 	}
 	for _, other := range []string{"nope", strings.Repeat("0", 32), id + "x"} {
 		for method, path := range map[string]string{"DELETE": "/session/" + other, "POST": "/session/" + other + "/run"} {
-			if got := e.call(http.StatusNotFound, method, path, `{"command":"true"}`); !strings.Contains(got, noContext) {
+			if got := e.call(http.StatusNotFound, method, path, `{"command":"true"}`); !strings.Contains(got, reply.NoContext) {
 				t.Errorf("%s %s: %s", method, path, got)
 			}
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // maxSessions bounds the shells that are kept for clients who may never come
@@ -56,15 +57,15 @@ func (ss *sessions) remove(id string) {
 }
 
 func noSession(id string) error {
-	return fail(http.StatusNotFound, noContext, "no session has the id %.64q", id)
+	return reply.Fail(http.StatusNotFound, reply.NoContext, "no session has the id %.64q", id)
 }
 
-func (s *Server) sessionRoutes(path string) map[string]handler {
+func (s *Server) sessionRoutes(path string) reply.Methods {
 	rest, ok := strings.CutPrefix(path, "/session/")
 	if !ok {
 		return nil
 	}
-	with := func(id string, h func(http.ResponseWriter, *http.Request, *session) error) handler {
+	with := func(id string, h func(http.ResponseWriter, *http.Request, *session) error) reply.Handler {
 		return func(w http.ResponseWriter, r *http.Request) error {
 			ses := s.sessions.get(id)
 			if ses == nil {
@@ -76,9 +77,9 @@ func (s *Server) sessionRoutes(path string) map[string]handler {
 	id, verb, found := strings.Cut(rest, "/")
 	switch {
 	case !found:
-		return map[string]handler{"DELETE": with(id, s.deleteSession)}
+		return reply.Methods{"DELETE": with(id, s.deleteSession)}
 	case verb == "run":
-		return map[string]handler{"POST": with(id, s.runInSession)}
+		return reply.Methods{"POST": with(id, s.runInSession)}
 	}
 	return nil
 }
@@ -87,19 +88,19 @@ func (s *Server) sessionRoutes(path string) map[string]handler {
 // wrong with it is said here and the first run need not wait for it.
 func (s *Server) makeSession(w http.ResponseWriter, r *http.Request) error {
 	var req agent.SessionRequest
-	if err := readOptionalJSON(w, r, &req); err != nil {
+	if err := reply.ReadOptionalJSON(w, r, &req); err != nil {
 		return err
 	}
 	if s.stopping.Load() {
-		return errStopping
+		return reply.ErrStopping
 	}
 	c := &agent.CommandRequest{Command: ":", Cwd: req.Cwd}
 	if err := checkRequest(c); err != nil {
-		return fail(http.StatusBadRequest, badBody, "%v", err)
+		return reply.BadRequest("%v", err)
 	}
 	env, err := s.commandEnv(c, s.user)
 	if err != nil {
-		return fail(http.StatusBadRequest, badBody, "%v", err)
+		return reply.BadRequest("%v", err)
 	}
 	ses := &session{id: newID(), env: env}
 	proc.FileTurns.Do(func() { err = s.settle(ses, req.Cwd) })
@@ -107,32 +108,32 @@ func (s *Server) makeSession(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if !s.sessions.add(ses) {
-		return fail(http.StatusTooManyRequests, runtimeFail, "this sandbox has %d sessions: end some, by DELETE /session/{id}", maxSessions)
+		return reply.Fail(http.StatusTooManyRequests, reply.Failed, "this sandbox has %d sessions: end some, by DELETE /session/{id}", maxSessions)
 	}
 	if _, err := s.living(ses); err != nil {
 		s.sessions.remove(ses.id)
-		return fail(http.StatusInternalServerError, runtimeFail, "start the shell of a session: %v", err)
+		return reply.Fail(http.StatusInternalServerError, reply.Failed, "start the shell of a session: %v", err)
 	}
-	return writeJSON(w, http.StatusOK, agent.SessionCreated{SessionID: ses.id})
+	return reply.JSON(w, http.StatusOK, agent.SessionCreated{SessionID: ses.id})
 }
 
 // settle finds the shell of a session and the directory it begins in, which is
 // made if need be.
 func (s *Server) settle(ses *session, cwd string) (err error) {
 	if ses.path = findShell(ses.env["PATH"]); ses.path == "" {
-		return fail(http.StatusBadRequest, badBody, "this image has neither bash nor sh, so it has no sessions: use POST /command with argv")
+		return reply.BadRequest("this image has neither bash nor sh, so it has no sessions: use POST /command with argv")
 	}
 	if cwd != "" {
 		dir, err := expandFrom(s.workdir, cwd, ses.env)
 		if err != nil {
-			return fail(http.StatusBadRequest, badBody, "%v", err)
+			return reply.BadRequest("%v", err)
 		}
 		if _, err := s.files.mkdirAll(dir, s.files.ownerOfNew()); err != nil {
-			return fail(http.StatusBadRequest, badBody, "cwd: %v", err)
+			return reply.BadRequest("cwd: %v", err)
 		}
 	}
 	if ses.dir, _, err = s.workingDir(cwd, ses.env); err != nil {
-		return fail(http.StatusBadRequest, badBody, "%v", err)
+		return reply.BadRequest("%v", err)
 	}
 	ses.last.dir = ses.dir
 	return nil
@@ -143,20 +144,20 @@ func (s *Server) settle(ses *session, cwd string) (err error) {
 func (s *Server) deleteSession(w http.ResponseWriter, _ *http.Request, ses *session) error {
 	s.sessions.remove(ses.id)
 	s.removeSession(ses)
-	return ok(w)
+	return reply.OK(w)
 }
 
 // runInSession is POST /session/{id}/run.
 func (s *Server) runInSession(w http.ResponseWriter, r *http.Request, ses *session) error {
 	var req agent.SessionRun
-	if err := readJSON(w, r, &req); err != nil {
+	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
 	}
 	if err := checkRequest(&agent.CommandRequest{Command: req.Command, Cwd: req.Cwd, Timeout: req.Timeout}); err != nil {
-		return fail(http.StatusBadRequest, badBody, "%v", err)
+		return reply.BadRequest("%v", err)
 	}
 	if s.stopping.Load() {
-		return errStopping
+		return reply.ErrStopping
 	}
 	run := &command{id: ses.id, done: make(chan struct{}), flushed: make(chan struct{})}
 	var once sync.Once
@@ -172,11 +173,11 @@ func (s *Server) runInSession(w http.ResponseWriter, r *http.Request, ses *sessi
 			return err
 		}
 	}
-	reply := newStream(w, r)
+	stream := reply.NewStream(w, r)
 	run.started = time.Now()
-	reply.begin(ses.id)
-	go proc.Guarded(func() { s.execute(ses, line, milliseconds(req.Timeout), cut, reply) })
-	reply.follow(r, run)
+	stream.Begin(ses.id)
+	go proc.Guarded(func() { s.execute(ses, line, milliseconds(req.Timeout), cut, stream) })
+	stream.Follow(r, run.flushed, func() { stream.Finish(run.end.exit(run.started), run.end.failure()) })
 	return nil
 }
 
@@ -194,7 +195,7 @@ func (s *Server) cwdOfRun(ses *session, cwd string) (string, error) {
 		}
 	}
 	if err != nil {
-		return "", fail(http.StatusBadRequest, badBody, "%v", err)
+		return "", reply.BadRequest("%v", err)
 	}
 	return dir, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // A terminal is a session of POST /pty: a command that starts when the first
@@ -49,9 +50,9 @@ func (s *Server) launchTerminal(t *terminal, tty bool) error {
 	case t.cmd != nil:
 		return nil
 	case t.removed:
-		return fail(http.StatusNotFound, noContext, "terminal %s was removed", t.id)
+		return reply.Fail(http.StatusNotFound, reply.NoContext, "terminal %s was removed", t.id)
 	case s.stopping.Load():
-		return errStopping
+		return reply.ErrStopping
 	}
 	l, err := s.prepareTerminal(&t.req, tty)
 	if err != nil {
@@ -89,7 +90,7 @@ func (s *Server) prepareTerminal(req *agent.PtyRequest, tty bool) (*launch, erro
 	if c.Command == "" && len(c.Argv) == 0 {
 		sh := findShell(cmp.Or(req.Envs["PATH"], s.env["PATH"]))
 		if sh == "" {
-			return nil, fail(http.StatusBadRequest, badBody, "this image has neither bash nor sh: give a program as argv")
+			return nil, reply.BadRequest("this image has neither bash nor sh: give a program as argv")
 		}
 		c.Argv = []string{sh}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // forgotten is when a session that nobody ever connected to may go.
@@ -82,16 +83,16 @@ func (ts *terminals) remove(t *terminal) {
 	ts.all = slices.DeleteFunc(ts.all, func(o *terminal) bool { return o == t })
 }
 
-func (s *Server) terminalRoutes(path string) map[string]handler {
+func (s *Server) terminalRoutes(path string) reply.Methods {
 	rest, ok := strings.CutPrefix(path, "/pty/")
 	if !ok {
 		return nil
 	}
-	with := func(id string, h func(http.ResponseWriter, *http.Request, *terminal) error) handler {
+	with := func(id string, h func(http.ResponseWriter, *http.Request, *terminal) error) reply.Handler {
 		return func(w http.ResponseWriter, r *http.Request) error {
 			t := s.terminals.get(id)
 			if t == nil {
-				return fail(http.StatusNotFound, noContext, "no terminal has the id %.64q", id)
+				return reply.Fail(http.StatusNotFound, reply.NoContext, "no terminal has the id %.64q", id)
 			}
 			return h(w, r, t)
 		}
@@ -99,9 +100,9 @@ func (s *Server) terminalRoutes(path string) map[string]handler {
 	id, verb, found := strings.Cut(rest, "/")
 	switch {
 	case !found:
-		return map[string]handler{"GET": with(id, s.terminalStatus), "DELETE": with(id, s.removeTerminal)}
+		return reply.Methods{"GET": with(id, s.terminalStatus), "DELETE": with(id, s.removeTerminal)}
 	case verb == "ws":
-		return map[string]handler{"GET": with(id, s.connectTerminal)}
+		return reply.Methods{"GET": with(id, s.connectTerminal)}
 	}
 	return nil
 }
@@ -109,23 +110,23 @@ func (s *Server) terminalRoutes(path string) map[string]handler {
 // makeTerminal is POST /pty. The body may be absent.
 func (s *Server) makeTerminal(w http.ResponseWriter, r *http.Request) error {
 	var req agent.PtyRequest
-	if err := readOptionalJSON(w, r, &req); err != nil {
+	if err := reply.ReadOptionalJSON(w, r, &req); err != nil {
 		return err
 	}
 	if !isSize(req.Cols) || !isSize(req.Rows) {
-		return fail(http.StatusBadRequest, badBody, "cols and rows are %d and %d: want 1 to 65535", req.Cols, req.Rows)
+		return reply.BadRequest("cols and rows are %d and %d: want 1 to 65535", req.Cols, req.Rows)
 	}
 	if _, err := s.prepareTerminal(&req, true); err != nil {
 		return err
 	}
 	if s.stopping.Load() {
-		return errStopping
+		return reply.ErrStopping
 	}
 	t := &terminal{id: newID(), req: req, made: time.Now()}
 	if !s.terminals.add(t) {
-		return fail(http.StatusTooManyRequests, runtimeFail, "this sandbox has %d terminals and all of them live: end some, by DELETE /pty/{id}", proc.MaxTerminals)
+		return reply.Fail(http.StatusTooManyRequests, reply.Failed, "this sandbox has %d terminals and all of them live: end some, by DELETE /pty/{id}", proc.MaxTerminals)
 	}
-	return writeJSON(w, http.StatusCreated, agent.PtyCreated{SessionID: t.id})
+	return reply.JSON(w, http.StatusCreated, agent.PtyCreated{SessionID: t.id})
 }
 
 // listTerminals is GET /pty.
@@ -134,11 +135,11 @@ func (s *Server) listTerminals(w http.ResponseWriter, _ *http.Request) error {
 	for _, t := range s.terminals.list() {
 		l.Sessions = append(l.Sessions, t.status())
 	}
-	return writeJSON(w, http.StatusOK, l)
+	return reply.JSON(w, http.StatusOK, l)
 }
 
 func (s *Server) terminalStatus(w http.ResponseWriter, _ *http.Request, t *terminal) error {
-	return writeJSON(w, http.StatusOK, t.status())
+	return reply.JSON(w, http.StatusOK, t.status())
 }
 
 // removeTerminal is DELETE /pty/{id}: the session hangs up, and what does not
@@ -152,7 +153,7 @@ func (s *Server) removeTerminal(w http.ResponseWriter, r *http.Request, t *termi
 	if c != nil {
 		s.interrupt(r.Context(), c, syscall.SIGHUP) //nolint:errcheck // ended is what is wanted
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
 // connectTerminal is GET /pty/{id}/ws.
@@ -162,16 +163,16 @@ func (s *Server) connectTerminal(w http.ResponseWriter, r *http.Request, t *term
 	if n := q.Get("since"); n != "" {
 		var err error
 		if since, err = strconv.ParseInt(n, 10, 64); err != nil || since < 0 {
-			return fail(http.StatusBadRequest, badBody, "since %.32q is not a number of bytes", n)
+			return reply.BadRequest("since %.32q is not a number of bytes", n)
 		}
 	}
 	takeover := q.Get("takeover") == "1"
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		w.Header().Set("Upgrade", "websocket")
-		return fail(http.StatusUpgradeRequired, badBody, "a terminal is talked to by WebSocket: send the headers of an upgrade")
+		return reply.Fail(http.StatusUpgradeRequired, reply.BadBody, "a terminal is talked to by WebSocket: send the headers of an upgrade")
 	}
 	if !takeover && t.status().Connected {
-		return fail(http.StatusConflict, agent.PtyConnected, "somebody is connected to terminal %s: add takeover=1 to send them away", t.id)
+		return reply.Fail(http.StatusConflict, agent.PtyConnected, "somebody is connected to terminal %s: add takeover=1 to send them away", t.id)
 	}
 	// The token lets in, so the page it comes from does not matter.
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})

@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 const (
@@ -23,13 +24,6 @@ const (
 	maxPending  = 10_000   // metadata parts that may wait for their files
 	ioBuffer    = 256 << 10
 )
-
-// bodyReader gives the multipart reader, which peeks 4 KiB at a time, large
-// reads from the connection.
-type bodyReader struct {
-	*bufio.Reader
-	io.Closer
-}
 
 type pending struct {
 	path string
@@ -40,10 +34,11 @@ type pending struct {
 // SDK alternates them, so files of any size stream; each is in place as soon as
 // its part has ended.
 func (f *files) upload(w http.ResponseWriter, r *http.Request) error {
-	r.Body = bodyReader{bufio.NewReaderSize(r.Body, ioBuffer), r.Body}
+	// The multipart reader peeks 4 KiB at a time: this makes large reads of them.
+	r.Body = reply.Buffered{Reader: bufio.NewReaderSize(r.Body, ioBuffer), Closer: r.Body}
 	mr, err := r.MultipartReader()
 	if err != nil {
-		return fail(http.StatusBadRequest, badFile, "the body is not multipart/form-data: %v", err)
+		return reply.Fail(http.StatusBadRequest, reply.BadFile, "the body is not multipart/form-data: %v", err)
 	}
 	var waiting []pending
 	files := 0
@@ -54,38 +49,38 @@ func (f *files) upload(w http.ResponseWriter, r *http.Request) error {
 			break
 		}
 		if err != nil {
-			return fail(http.StatusBadRequest, badContent, "the upload broke off: %v", err)
+			return reply.Fail(http.StatusBadRequest, reply.BadContent, "the upload broke off: %v", err)
 		}
 		switch part.FormName() {
 		case "metadata":
 			p, err := readMetadata(part)
 			if err != nil {
-				return fail(http.StatusBadRequest, badMetadata, "metadata part %d: %v", files+len(waiting)+1, err)
+				return reply.Fail(http.StatusBadRequest, reply.BadMetadata, "metadata part %d: %v", files+len(waiting)+1, err)
 			}
 			if waiting = append(waiting, p); len(waiting) > maxPending {
-				return fail(http.StatusBadRequest, badFile, "more than %d metadata parts before their files", maxPending)
+				return reply.Fail(http.StatusBadRequest, reply.BadFile, "more than %d metadata parts before their files", maxPending)
 			}
 		case "file":
 			if len(waiting) == 0 {
-				return fail(http.StatusBadRequest, badMetadata, "file part %d has no metadata part before it", files+1)
+				return reply.Fail(http.StatusBadRequest, reply.BadMetadata, "file part %d has no metadata part before it", files+1)
 			}
 			if err := f.receive(waiting[0], part, out); err != nil {
 				return err
 			}
 			waiting, files = waiting[1:], files+1
 		default:
-			return fail(http.StatusBadRequest, badFile, "part %.64q is neither metadata nor file", part.FormName())
+			return reply.Fail(http.StatusBadRequest, reply.BadFile, "part %.64q is neither metadata nor file", part.FormName())
 		}
 	}
 	switch {
 	case files == 0 && len(waiting) == 0:
-		return fail(http.StatusBadRequest, badMetadata, "the upload has no metadata and no file part")
+		return reply.Fail(http.StatusBadRequest, reply.BadMetadata, "the upload has no metadata and no file part")
 	case files == 0:
-		return fail(http.StatusBadRequest, badContent, "the upload has no file part")
+		return reply.Fail(http.StatusBadRequest, reply.BadContent, "the upload has no file part")
 	case len(waiting) > 0:
-		return fail(http.StatusBadRequest, badFile, "%d metadata parts have no file part; %d files were written", len(waiting), files)
+		return reply.Fail(http.StatusBadRequest, reply.BadFile, "%d metadata parts have no file part; %d files were written", len(waiting), files)
 	}
-	return ok(w)
+	return reply.OK(w)
 }
 
 func readMetadata(part *multipart.Part) (pending, error) {
@@ -128,7 +123,7 @@ func (f *files) receive(p pending, part io.Reader, out *bufio.Writer) error {
 	out.Reset(inTurns{d.f, f}) // not *os.File, whose ReadFrom would write each 4 KiB on its own
 	_, err = out.ReadFrom(src)
 	if src.err != nil {
-		return fail(http.StatusBadRequest, badContent, "the upload of %s broke off, nothing was changed: %v", path, src.err)
+		return reply.Fail(http.StatusBadRequest, reply.BadContent, "the upload of %s broke off, nothing was changed: %v", path, src.err)
 	}
 	if err == nil {
 		err = out.Flush()
@@ -144,8 +139,8 @@ func (f *files) receive(p pending, part io.Reader, out *bufio.Writer) error {
 
 // writeFail is fsFail for what is made: what is missing is no file of the client's asking.
 func writeFail(what string, err error) error {
-	if _, told := errors.AsType[*apiError](err); !told && errors.Is(err, fs.ErrNotExist) {
-		return fail(http.StatusInternalServerError, runtimeFail, "%s: %w", what, err)
+	if _, given := errors.AsType[*reply.Error](err); !given && errors.Is(err, fs.ErrNotExist) {
+		return reply.Fail(http.StatusInternalServerError, reply.Failed, "%s: %w", what, err)
 	}
 	return fsFail(what, err)
 }
@@ -168,7 +163,7 @@ func (s *sourceErr) Read(b []byte) (int, error) {
 func (f *files) download(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	if q.Get("path") == "" {
-		return fail(http.StatusBadRequest, noQuery, "the query parameter path is missing")
+		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter path is missing")
 	}
 	path, err := f.resolve(q.Get("path"))
 	if err != nil {
@@ -180,7 +175,7 @@ func (f *files) download(w http.ResponseWriter, r *http.Request) error {
 	}
 	rng := r.Header.Get("Range")
 	if lines != nil && rng != "" {
-		return fail(http.StatusBadRequest, badFile, "Range and offset/limit exclude each other")
+		return reply.Fail(http.StatusBadRequest, reply.BadFile, "Range and offset/limit exclude each other")
 	}
 	file, err := openRegular(path)
 	if err != nil {
@@ -200,7 +195,7 @@ func (f *files) download(w http.ResponseWriter, r *http.Request) error {
 	start, n, partial, err := parseRange(rng, size)
 	if err != nil {
 		w.Header().Set("Content-Range", "bytes */"+strconv.FormatInt(size, 10))
-		return fail(http.StatusRequestedRangeNotSatisfiable, badFile, "%v", err)
+		return reply.Fail(http.StatusRequestedRangeNotSatisfiable, reply.BadFile, "%v", err)
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
@@ -315,7 +310,7 @@ func parseLines(q url.Values) (*lineRange, error) {
 		}
 		n, err := strconv.ParseInt(q.Get(name), 10, 64)
 		if err != nil || n < 1 {
-			return nil, fail(http.StatusBadRequest, badFile, "%s is %.32q: it counts lines from 1", name, q.Get(name))
+			return nil, reply.Fail(http.StatusBadRequest, reply.BadFile, "%s is %.32q: it counts lines from 1", name, q.Get(name))
 		}
 		*to = n
 	}

@@ -156,15 +156,6 @@ func (v *viewer) ask(every time.Duration) {
 	v.ping.Reset(wait)
 }
 
-// frame is how a session's client learns of the end.
-func (e ending) frame() agent.PtyFrame {
-	f := agent.PtyFrame{Type: "exit", ExitCode: &e.code, TimedOut: e.timedOut, Error: e.err}
-	if e.signal != 0 {
-		f.Signal = proc.SignalName(e.signal)
-	}
-	return f
-}
-
 // listen does what the client says until it is gone.
 func (v *viewer) listen(s *Server, t *terminal) {
 	in := t.input()
