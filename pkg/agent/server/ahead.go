@@ -112,12 +112,7 @@ func (w *waiting) isReady() bool {
 // quiet reports whether nothing was written to what will be its command's output.
 func (w *waiting) quiet() bool {
 	for _, p := range w.cmd.pumps {
-		n := 0
-		err := proc.Control(p.f, func(fd int) (err error) {
-			n, err = unix.IoctlGetInt(fd, unix.TIOCINQ)
-			return err
-		})
-		if err != nil || n > 0 {
+		if n, err := p.Unread(); err != nil || n > 0 {
 			return false
 		}
 	}
@@ -154,7 +149,7 @@ func (s *Server) handOver(req *agent.CommandRequest, l *launch, ooms int64) *com
 	}
 	w.talk.Close()
 	if req.Background {
-		c.pumps[1].f.Close() // both streams go to the first
+		c.pumps[1].Close() // both streams go to the first
 		c.pumps = c.pumps[:1]
 	}
 	s.launched(c, milliseconds(req.Timeout))
@@ -188,7 +183,7 @@ func (s *Server) dismiss(w *waiting) {
 	w.cmd.proc.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
 	w.talk.Close()
 	for _, p := range w.cmd.pumps {
-		p.f.Close()
+		p.Close()
 	}
 }
 
@@ -303,7 +298,7 @@ func (s *Server) makeWaiting() (w *waiting, err error) {
 	w.cmd = c
 	closePumps := func() {
 		for _, p := range c.pumps {
-			p.f.Close()
+			p.Close()
 		}
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

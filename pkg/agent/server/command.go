@@ -8,14 +8,12 @@ import (
 	"fmt"
 	"os"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -38,9 +36,9 @@ type command struct {
 	id      string
 	content string
 	started time.Time
-	out     *ring
+	out     *output.Ring
 	proc    *proc.Process // nil: could not be started; see died
-	pumps   []*pump
+	pumps   []*output.Pump
 	sink    *reply.Stream // nil: in the background
 	forget  bool          // at its end
 
@@ -74,7 +72,7 @@ func newID() string {
 func (s *Server) newCommand(id, content string, pipes int) (*command, []int, error) {
 	c := &command{
 		id: id, content: content, started: time.Now(),
-		out:     s.commands.newRing(id),
+		out:     s.commands.books.NewRing(id),
 		ooms:    -1,
 		done:    make(chan struct{}),
 		flushed: make(chan struct{}),
@@ -89,12 +87,12 @@ func (s *Server) newCommand(id, content string, pipes int) (*command, []int, err
 		if err != nil {
 			closeAll(ends)
 			for _, q := range c.pumps {
-				q.f.Close()
+				q.Close()
 			}
 			return nil, nil, err
 		}
 		ends = append(ends, p[1])
-		c.pumps = append(c.pumps, newPump(os.NewFile(uintptr(p[0]), "pipe"), byte(len(ends))))
+		c.pumps = append(c.pumps, output.NewPump(os.NewFile(uintptr(p[0]), "pipe"), byte(len(ends))))
 	}
 	return c, ends, nil
 }
@@ -176,7 +174,7 @@ func pathOf(env []string) string {
 // notStarted ends a command that never ran.
 func (s *Server) notStarted(c *command, msg string, code int, reason string) error {
 	for _, p := range c.pumps {
-		p.f.Close()
+		p.Close()
 	}
 	if c.stdin != nil {
 		c.stdin.Close()
@@ -194,7 +192,20 @@ func (s *Server) notStarted(c *command, msg string, code int, reason string) err
 // first what must be said first.
 func (c *command) begin() {
 	for _, p := range c.pumps {
-		go proc.Guarded(func() { p.run(c) })
+		go proc.Guarded(func() { p.Run(c.died(), c.take) })
+	}
+}
+
+// take keeps what c wrote and passes it on.
+func (c *command) take(stream byte, framed []byte, last bool) {
+	b := framed[agent.FrameHeader:]
+	if c.owner != nil {
+		c.owner.output(stream, b)
+		return
+	}
+	c.out.Write(b) //nolint:errcheck // never fails
+	if !last && c.sink != nil {
+		c.sink.Framed(stream, framed)
 	}
 }
 
@@ -208,7 +219,7 @@ func (s *Server) supervise(c *command, timer *time.Timer, timeout time.Duration)
 		c.stdin.Close() // whoever writes to it sees os.ErrClosed
 	}
 	for _, p := range c.pumps {
-		p.hurry()
+		p.Hurry()
 	}
 	limit := time.NewTimer(drainLimit)
 	drained := c.waitDrained(limit.C)
@@ -233,7 +244,7 @@ func (s *Server) supervise(c *command, timer *time.Timer, timeout time.Duration)
 func (c *command) waitDrained(limit <-chan time.Time) bool {
 	for _, p := range c.pumps {
 		select {
-		case <-p.drained:
+		case <-p.Drained():
 		case <-limit:
 			return false
 		}
@@ -279,171 +290,6 @@ func (s *Server) interrupt(ctx context.Context, c *command, sig syscall.Signal) 
 	case <-ctx.Done():
 	}
 	return nil
-}
-
-// A pump carries one pipe of a command, or its terminal, into its ring and sink.
-type pump struct {
-	f       *os.File
-	stream  byte          // 1 or 2
-	tty     bool          // f is a terminal's end
-	drained chan struct{} // closed when all that was written before the process died was carried
-	asked   chan chan struct{}
-	flood   bool // much came at once: the pipe and what is read of it are larger since
-}
-
-func newPump(f *os.File, stream byte) *pump {
-	return &pump{f: f, stream: stream, drained: make(chan struct{}), asked: make(chan chan struct{}, 1)}
-}
-
-// widePipe is the size of the pipe of a command that has filled a usual one, in
-// bytes: on gVisor each switch between command and agent is dear. What it brings,
-// with buffers that are used again, is in docs/benchmarks.md.
-const widePipe = 256 << 10
-
-var (
-	buffers     = sync.Pool{New: func() any { b := make([]byte, agent.FrameHeader+64<<10); return &b }}
-	wideBuffers = sync.Pool{New: func() any { b := make([]byte, agent.FrameHeader+widePipe); return &b }}
-	// A terminal gives 4 KiB at a time, and slow clients hold a buffer each.
-	ttyBuffers = sync.Pool{New: func() any { b := make([]byte, agent.FrameHeader+4<<10); return &b }}
-)
-
-// hurry tells a pump that the process is dead: it takes what is in the pipe and
-// waits for more in the background only.
-func (p *pump) hurry() {
-	select {
-	case <-p.drained:
-	default:
-		p.f.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // closed: it met the end of the pipe
-	}
-}
-
-// settle waits until what is in the pipe now was carried, or until limit. One
-// may ask at a time.
-func (p *pump) settle(limit <-chan time.Time) {
-	carried := make(chan struct{})
-	select {
-	case p.asked <- carried:
-	case <-p.drained:
-		return
-	}
-	p.f.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // closed: it met the end of the pipe
-	select {
-	case <-carried:
-	case <-p.drained:
-	case <-limit:
-	}
-}
-
-// settled answers who asked by settle, and reports whether somebody did.
-func (p *pump) settled(c *command, rc syscall.RawConn) bool {
-	select {
-	case carried := <-p.asked:
-		p.f.SetReadDeadline(time.Time{})                    //nolint:errcheck // open until run returns
-		rc.Control(func(fd uintptr) { p.rest(c, int(fd)) }) //nolint:errcheck // as above
-		close(carried)
-	default:
-		return false
-	}
-	if !c.alive() {
-		p.hurry() // whoever said so was undone above
-	}
-	return true
-}
-
-func (p *pump) run(c *command) {
-	defer p.f.Close()
-	rc, err := p.f.SyscallConn()
-	if err != nil {
-		close(p.drained)
-		return
-	}
-	last := false
-	for {
-		more := false
-		// No buffer is held while waiting: a silent server costs none.
-		err := rc.Read(func(fd uintptr) bool {
-			n, again := p.carry(c, int(fd), !last)
-			more = n > 0
-			return !again
-		})
-		if err == nil && more {
-			continue
-		}
-		if !errors.Is(err, os.ErrDeadlineExceeded) || last {
-			break
-		}
-		if p.settled(c, rc) {
-			continue
-		}
-		rc.Control(func(fd uintptr) { p.rest(c, int(fd)) }) //nolint:errcheck // open until this function returns
-		last = true
-		close(p.drained)
-		p.f.SetReadDeadline(time.Time{}) //nolint:errcheck // as above
-	}
-	if last {
-		return
-	}
-	if p.tty {
-		// All have closed the terminal. Closing our end, too, would hang up on a
-		// process that is about to end well, as cat does, or opens it again.
-		<-c.died()
-		rc.Control(func(fd uintptr) { p.rest(c, int(fd)) }) //nolint:errcheck // as above
-	}
-	close(p.drained)
-}
-
-// rest carries what is in the pipe now, and no more: others may write forever.
-func (p *pump) rest(c *command, fd int) {
-	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
-	if err != nil || p.tty { // of a terminal it says only what has come to the near end
-		n = 1 << 20 // the most a pipe may hold by default
-	}
-	for n > 0 {
-		m, _ := p.carry(c, fd, true)
-		if m <= 0 {
-			return
-		}
-		n -= m
-	}
-}
-
-// carry reads once and passes it on. again says that the pipe is empty.
-func (p *pump) carry(c *command, fd int, toSink bool) (n int, again bool) {
-	pool := &buffers
-	switch {
-	case p.tty:
-		pool = &ttyBuffers
-	case p.flood:
-		pool = &wideBuffers
-	}
-	bp := pool.Get().(*[]byte)
-	defer pool.Put(bp)
-	whole := (*bp)[agent.FrameHeader:] // a frame's header goes before it
-	for {
-		n, err := syscall.Read(fd, whole)
-		switch {
-		case err == syscall.EINTR:
-			continue
-		case err == syscall.EAGAIN:
-			return 0, true
-		case err != nil || n <= 0:
-			return 0, false
-		}
-		b := whole[:n]
-		if n == len(whole) && !p.tty && !p.flood {
-			p.flood = true
-			unix.FcntlInt(uintptr(fd), unix.F_SETPIPE_SZ, widePipe) //nolint:errcheck // where the kernel gives no more it stays as it is
-		}
-		if c.owner != nil {
-			c.owner.output(p.stream, b)
-			return n, false
-		}
-		c.out.Write(b) //nolint:errcheck // never fails
-		if toSink && c.sink != nil {
-			c.sink.Framed(p.stream, (*bp)[:agent.FrameHeader+n])
-		}
-		return n, false
-	}
 }
 
 // status describes c as execd does.

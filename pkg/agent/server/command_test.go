@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
@@ -408,7 +409,7 @@ func TestStuckClient(t *testing.T) {
 		t.Errorf("%+v", st)
 	}
 	from, end := e.s.commands.get(id).out.Range()
-	if end != 30000000 || end-from != outputOfCommand {
+	if end != 30000000 || end-from != output.OfCommand {
 		t.Errorf("kept %d to %d", from, end)
 	}
 }

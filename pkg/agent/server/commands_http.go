@@ -150,59 +150,15 @@ func (s *Server) commandLogs(w http.ResponseWriter, r *http.Request, c *command)
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if follow && r.Method != http.MethodHead {
 		w.Header().Set(agent.CursorHeader, strconv.FormatInt(off, 10))
-		c.followLogs(w, r, off)
+		c.out.Follow(r.Context(), w, http.NewResponseController(w).Flush, c.flushed, off)
 		return nil
 	}
 	w.Header().Set(agent.CursorHeader, strconv.FormatInt(max(end, off), 10))
 	if off >= end || r.Method == http.MethodHead {
 		return reply.OK(w)
 	}
-	c.copyLogs(w, off, end) //nolint:errcheck // the client is gone
+	c.out.Copy(w, off, end) //nolint:errcheck // the client is gone
 	return nil
-}
-
-// copyLogs writes the output between two byte numbers, as far as it is kept,
-// and returns the number after the last.
-func (c *command) copyLogs(w io.Writer, off, end int64) (int64, error) {
-	bp := buffers.Get().(*[]byte)
-	defer buffers.Put(bp)
-	b := *bp
-	for off < end {
-		n, at := c.out.ReadAt(b[:min(end-off, int64(len(b)))], off)
-		n = int(min(int64(n), end-at)) // at is later than end if the ring has moved on
-		if n <= 0 {
-			break
-		}
-		if _, err := w.Write(b[:n]); err != nil {
-			return off, err
-		}
-		off = at + int64(n)
-	}
-	return max(off, end), nil
-}
-
-// followLogs writes output as it comes, until the command has ended and all is
-// written, or the client is gone. It holds no buffer while it waits.
-func (c *command) followLogs(w http.ResponseWriter, r *http.Request, off int64) {
-	rc := http.NewResponseController(w)
-	for over := false; ; {
-		grown := c.out.Grown() // before the read, so that none is missed
-		_, end := c.out.Range()
-		var err error
-		if off, err = c.copyLogs(w, off, max(off, end)); err != nil || over {
-			return
-		}
-		if rc.Flush() != nil {
-			return
-		}
-		select {
-		case <-grown:
-		case <-c.flushed:
-			over = true
-		case <-r.Context().Done():
-			return
-		}
-	}
 }
 
 // commandStdin is POST /command/{id}/stdin: the body becomes the command's

@@ -5,16 +5,21 @@ import (
 	"sync/atomic"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// rememberFinished bounds the commands that are known after their end.
-const rememberFinished = 1000
+const (
+	// rememberFinished bounds the commands that are known after their end.
+	rememberFinished = 1000
+	// finishedMemory bounds the output of all of them that stays in memory, in bytes.
+	finishedMemory = 2 << 20
+)
 
 // registry knows the commands of this sandbox: all that run, and the last
 // thousand that do not.
 type registry struct {
-	books    *outputs
+	books    *output.Books
 	evicting atomic.Bool
 
 	mu     sync.Mutex
@@ -26,11 +31,9 @@ type registry struct {
 
 func newRegistry(dir string, limit, each int64) *registry {
 	g := &registry{byID: map[string]*command{}, memory: map[*command]int64{}}
-	g.books = &outputs{dir: dir, limit: limit, each: each, pressed: g.pressed}
+	g.books = output.NewBooks(dir, limit, each, g.pressed)
 	return g
 }
-
-func (g *registry) newRing(id string) *ring { return &ring{books: g.books, name: id} }
 
 func (g *registry) add(c *command) {
 	g.mu.Lock()
@@ -69,7 +72,7 @@ func (g *registry) finished(c *command) {
 		delete(g.memory, first)
 		first.out.Drop()
 	}
-	for i := 0; g.inUse > outputMemory && i < len(g.old); i++ {
+	for i := 0; g.inUse > finishedMemory && i < len(g.old); i++ {
 		if m := g.memory[g.old[i]]; m > 0 {
 			now := g.old[i].out.Settle(true)
 			g.inUse += now - m
@@ -90,7 +93,7 @@ func (g *registry) pressed() {
 		old := append([]*command(nil), g.old...)
 		g.mu.Unlock()
 		for _, c := range old {
-			if !g.books.tight() {
+			if !g.books.Tight() {
 				return
 			}
 			if c.out.InFile() > 0 {

@@ -39,6 +39,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -124,16 +125,16 @@ func New(c Config) (*Server, error) {
 	}
 	limit := b.OutputLimit
 	if limit <= 0 {
-		limit = outputOfAll
+		limit = output.OfAll
 	}
 	if d := b.Limits.DiskBytes / 4; d > 0 {
 		limit = min(limit, d)
 	}
 	each := b.CommandOutputLimit
 	if each <= 0 {
-		each = outputOfCommand
+		each = output.OfCommand
 	}
-	s.commands = newRegistry(outputDir, limit, max(each, outputInMemory))
+	s.commands = newRegistry(outputDir, limit, max(each, output.InMemory))
 	s.cpu.read(s.cpuCount())
 	return s, nil
 }

@@ -174,7 +174,7 @@ func (s *Server) startShell(ses *session) (*shell, error) {
 		sh.socket.Close()
 		return nil, err
 	}
-	c.forget, c.out.small, c.owner = true, true, sh
+	c.forget, c.out.Small, c.owner = true, true, sh
 	sh.cmd = c
 	if err := s.launch(c, l, 0, false, ends); err != nil {
 		sh.socket.Close()
@@ -334,7 +334,7 @@ func (s *Server) await(sh *shell, marker uint64, timeout time.Duration, cut <-ch
 		case got := <-sh.answers:
 			limit := time.NewTimer(drainLimit)
 			for _, p := range sh.cmd.pumps {
-				p.settle(limit.C)
+				p.Settle(limit.C)
 			}
 			limit.Stop()
 			e.code, e.at = got.code, time.Now()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -72,8 +73,7 @@ func (s *Server) launchTerminal(t *terminal, tty bool) error {
 			return err
 		}
 		t.tty, l.tty, ends = ours, true, []int{theirs}
-		c.pumps = []*pump{newPump(ours, agent.PtyStdout)}
-		c.pumps[0].tty = true
+		c.pumps = []*output.Pump{output.NewTerminal(ours, agent.PtyStdout)}
 	}
 	t.cmd, c.owner = c, t
 	err = s.launch(c, l, milliseconds(t.req.Timeout), !tty, ends)

@@ -18,6 +18,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
@@ -377,9 +378,9 @@ func TestTerminalSlowReader(t *testing.T) {
 	other := e.join(e.terminal(line("echo here; sleep 100")), "")
 	other.says("here\r\n")
 	eventuallyTrue(t, func() bool { return !e.ptyStatus(id).Connected }) // no answer to a ping
-	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > outputOfCommand+1<<20 })
+	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > output.OfCommand+1<<20 })
 	c := e.join(id, "since=0")
-	if c.off == 0 || c.out.Len() < outputOfCommand/2 {
+	if c.off == 0 || c.out.Len() < output.OfCommand/2 {
 		t.Errorf("the ring gave %d bytes from %d", c.out.Len(), c.off)
 	}
 	runtime.KeepAlive(stuck)
@@ -406,8 +407,8 @@ func TestTerminalSlowReplay(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > 0 })
-	first.CloseNow()                                                                         //nolint:errcheck // gone is what it should be
-	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > outputOfCommand }) // more than sockets take
+	first.CloseNow()                                                                          //nolint:errcheck // gone is what it should be
+	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > output.OfCommand }) // more than sockets take
 	stuck, _, err := e.dial(id, "since=0&takeover=1")
 	if err != nil {
 		t.Fatal(err)

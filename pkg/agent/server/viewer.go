@@ -90,7 +90,7 @@ func (v *viewer) replay(c *command, off, end int64) error {
 	if _, err := w.Write(binary.BigEndian.AppendUint64([]byte{agent.PtyReplay}, uint64(off))); err != nil {
 		return err
 	}
-	if _, err := c.copyLogs(w, off, end); err != nil {
+	if _, err := c.out.Copy(w, off, end); err != nil {
 		return err
 	}
 	return w.Close()

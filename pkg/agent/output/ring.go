@@ -1,4 +1,11 @@
-package server
+// Package output keeps what commands print.
+//
+//	pipe ─ Pump ─▶ Ring ─ ReadAt, Copy, Follow
+//	                └─ a file, as far as Books has room
+//
+// The surprise: nothing is lost silently, and nothing fails. What cannot be kept is
+// forgotten, the oldest first, and Ring.Range tells which byte is the oldest that is left.
+package output
 
 import (
 	"os"
@@ -11,61 +18,21 @@ import (
 
 // Limits of kept output, in bytes.
 const (
-	outputInMemory  = 64 << 10  // of one command; the rest goes to its file
-	outputMemory    = 2 << 20   // of all finished commands together
-	outputOfCommand = 16 << 20  // ring of one command, by default
-	outputOfAll     = 256 << 20 // files of all commands together
-	outputStep      = 256 << 10 // by which a file's share grows
+	InMemory  = 64 << 10  // of one ring; the rest goes to its file
+	OfCommand = 16 << 20  // ring of one command, by default
+	OfAll     = 256 << 20 // files of all commands together, by default
+	step      = 256 << 10 // by which a file's share grows
 )
 
-// outputs keeps the books over all kept output.
-type outputs struct {
-	dir   string
-	limit int64 // bytes of files, together
-	each  int64 // bytes of one file
-	// pressed is called when less than a fourth of limit is left; it must not
-	// wait, since the caller holds a ring.
-	pressed func()
-
-	mu     sync.Mutex
-	inFile int64 // reserved
-}
-
-// reserve asks for n more bytes of file.
-func (o *outputs) reserve(n int64) bool {
-	o.mu.Lock()
-	fits := o.inFile+n <= o.limit
-	if fits {
-		o.inFile += n
-	}
-	o.mu.Unlock()
-	if !fits || o.tight() {
-		o.pressed()
-	}
-	return fits
-}
-
-// tight reports whether less than a fourth of the limit is left.
-func (o *outputs) tight() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.inFile > o.limit/4*3
-}
-
-func (o *outputs) release(n int64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.inFile -= n
-}
-
-// ring keeps the last output of one command, addressed by the number of the
+// A Ring keeps the last output of one command, addressed by the number of the
 // byte since the start. A short output stays in memory; a longer one moves to a
 // file that wraps at the limit of one command, or earlier where the sandbox's
 // share or the disk is used up. Nothing is lost silently: from, the oldest byte kept, tells.
-type ring struct {
-	books *outputs
+type Ring struct {
+	Small bool // never goes to a file: what does not fit into memory is forgotten
+
+	books *Books
 	name  string
-	small bool // never goes to a file: what does not fit into memory is forgotten
 
 	mu       sync.Mutex
 	mem      []byte
@@ -78,8 +45,8 @@ type ring struct {
 	grown    chan struct{} // closed by the next Write; nil while nobody waits for one
 }
 
-// Write appends b. It never fails: what can not be kept is forgotten.
-func (r *ring) Write(b []byte) (int, error) {
+// Write appends b. It never fails: what cannot be kept is forgotten.
+func (r *Ring) Write(b []byte) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.grown != nil {
@@ -92,12 +59,12 @@ func (r *ring) Write(b []byte) (int, error) {
 		return len(b), nil
 	}
 	if r.file == nil && r.size == 0 {
-		if len(r.mem)+len(b) <= outputInMemory {
+		if len(r.mem)+len(b) <= InMemory {
 			r.mem = append(r.mem, b...)
 			r.end += int64(len(b))
 			return len(b), nil
 		}
-		if r.small {
+		if r.Small {
 			r.wrapInMemory()
 		} else {
 			r.spill()
@@ -111,8 +78,8 @@ func (r *ring) Write(b []byte) (int, error) {
 
 // spill moves what is in memory to a file. Where that fails, the memory is the
 // ring, as big as it may get.
-func (r *ring) spill() {
-	first := min(outputStep, r.books.each)
+func (r *Ring) spill() {
+	first := min(step, r.books.each)
 	if !r.books.reserve(first) {
 		r.wrapInMemory()
 		return
@@ -138,14 +105,14 @@ func (r *ring) spill() {
 	r.file, r.mem = f, nil
 }
 
-func (r *ring) wrapInMemory() {
-	r.size = outputInMemory
-	r.mem = slices.Grow(r.mem, outputInMemory-len(r.mem))[:outputInMemory]
+func (r *Ring) wrapInMemory() {
+	r.size = InMemory
+	r.mem = slices.Grow(r.mem, InMemory-len(r.mem))[:InMemory]
 }
 
 // put stores a part of b in one piece and returns its length; 0 asks to be
 // called again, at most twice.
-func (r *ring) put(b []byte) int {
+func (r *Ring) put(b []byte) int {
 	if r.size == 0 && r.end+int64(len(b)) > r.reserved {
 		r.grow(int64(len(b)))
 	}
@@ -172,17 +139,17 @@ func (r *ring) put(b []byte) int {
 	return len(b)
 }
 
-func (r *ring) writeAt(b []byte, pos int64) (err error) {
+func (r *Ring) writeAt(b []byte, pos int64) (err error) {
 	proc.BriefTurns.Do(func() { _, err = r.file.WriteAt(b, pos) })
 	return err
 }
 
-func (r *ring) readAt(b []byte, pos int64) (n int, err error) {
+func (r *Ring) readAt(b []byte, pos int64) (n int, err error) {
 	proc.BriefTurns.Do(func() { n, err = r.file.ReadAt(b, pos) })
 	return n, err
 }
 
-func (r *ring) removeFile() {
+func (r *Ring) removeFile() {
 	proc.BriefTurns.Do(func() {
 		r.file.Close()
 		os.Remove(r.file.Name())
@@ -192,15 +159,15 @@ func (r *ring) removeFile() {
 
 // retreat moves the newest output from a file that takes no more into memory,
 // which is the ring from then on.
-func (r *ring) retreat() {
-	mem, keep := make([]byte, outputInMemory), r.end-r.from
-	keep = min(keep, outputInMemory)
+func (r *Ring) retreat() {
+	mem, keep := make([]byte, InMemory), r.end-r.from
+	keep = min(keep, InMemory)
 	for off := r.end - keep; off < r.end; {
-		at, to := off, off%outputInMemory
+		at, to := off, off%InMemory
 		if r.size > 0 {
 			at = off % r.size
 		}
-		n := min(r.end-off, outputInMemory-to)
+		n := min(r.end-off, InMemory-to)
 		if r.size > 0 {
 			n = min(n, r.size-at)
 		}
@@ -213,12 +180,12 @@ func (r *ring) retreat() {
 	r.removeFile()
 	r.books.release(r.reserved)
 	r.reserved = 0
-	r.mem, r.size, r.from = mem, outputInMemory, r.end-keep
+	r.mem, r.size, r.from = mem, InMemory, r.end-keep
 }
 
 // grow raises the file's share so that n more bytes fit, or decides where it wraps.
-func (r *ring) grow(n int64) {
-	want := min((r.end+n+outputStep-1)/outputStep*outputStep, r.books.each)
+func (r *Ring) grow(n int64) {
+	want := min((r.end+n+step-1)/step*step, r.books.each)
 	if want > r.reserved && r.books.reserve(want-r.reserved) {
 		r.reserved = want
 	}
@@ -228,7 +195,7 @@ func (r *ring) grow(n int64) {
 }
 
 // drop forgets everything and frees it. The caller holds mu.
-func (r *ring) drop() {
+func (r *Ring) drop() {
 	r.dropped, r.mem, r.from = true, nil, r.end
 	if r.file != nil {
 		r.removeFile()
@@ -238,7 +205,7 @@ func (r *ring) drop() {
 }
 
 // Drop forgets everything and frees it.
-func (r *ring) Drop() {
+func (r *Ring) Drop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.dropped {
@@ -248,7 +215,7 @@ func (r *ring) Drop() {
 
 // Settle gives back what a finished output needs no longer; with toFile its
 // memory too. It returns how many bytes of memory remain.
-func (r *ring) Settle(toFile bool) int64 {
+func (r *Ring) Settle(toFile bool) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if toFile && r.file == nil && r.size == 0 && !r.dropped && len(r.mem) > 0 {
@@ -264,7 +231,7 @@ func (r *ring) Settle(toFile bool) int64 {
 }
 
 // Range returns the numbers of the oldest byte kept and of the next to come.
-func (r *ring) Range() (from, end int64) {
+func (r *Ring) Range() (from, end int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.from, r.end
@@ -272,7 +239,7 @@ func (r *ring) Range() (from, end int64) {
 
 // Grown returns a channel that the next Write closes. Asked for before a read,
 // it misses nothing.
-func (r *ring) Grown() <-chan struct{} {
+func (r *Ring) Grown() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.grown == nil {
@@ -282,7 +249,7 @@ func (r *ring) Grown() <-chan struct{} {
 }
 
 // InFile returns the bytes of file reserved for r.
-func (r *ring) InFile() int64 {
+func (r *Ring) InFile() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.reserved
@@ -291,7 +258,7 @@ func (r *ring) InFile() int64 {
 // ReadAt copies output from byte number off into b and returns how much, and
 // the number of the byte it begins with, which is later than off if the ring
 // has moved on.
-func (r *ring) ReadAt(b []byte, off int64) (n int, at int64) {
+func (r *Ring) ReadAt(b []byte, off int64) (n int, at int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	at = max(off, r.from)
@@ -312,7 +279,7 @@ func (r *ring) ReadAt(b []byte, off int64) (n int, at int64) {
 }
 
 // Tail returns the last n bytes, or what is left of them.
-func (r *ring) Tail(n int) []byte {
+func (r *Ring) Tail(n int) []byte {
 	_, end := r.Range()
 	off := max(end-int64(n), 0)
 	var out []byte

@@ -1,15 +1,14 @@
-package server
+package output
 
 import (
 	"bytes"
 	"math/rand/v2"
 	"os"
 	"testing"
-	"time"
 )
 
 // all reads a ring from off in pieces.
-func (r *ring) all(off int64) []byte {
+func (r *Ring) all(off int64) []byte {
 	var out []byte
 	b := make([]byte, 10_007)
 	for {
@@ -30,22 +29,22 @@ func TestRing(t *testing.T) {
 		total             int
 		dir               bool
 	}{
-		"memory":              {1 << 30, outputOfCommand, 40_000, 40_000, true},
-		"file":                {1 << 30, outputOfCommand, 3_000_000, 3_000_000, true},
-		"wrapped file":        {1 << 30, outputOfCommand, outputOfCommand, 20_000_000, true},
-		"no budget at all":    {1000, outputOfCommand, outputInMemory, 1_000_000, true},
-		"small budget":        {600 << 10, outputOfCommand, 512 << 10, 3_000_000, true},
+		"memory":              {1 << 30, OfCommand, 40_000, 40_000, true},
+		"file":                {1 << 30, OfCommand, 3_000_000, 3_000_000, true},
+		"wrapped file":        {1 << 30, OfCommand, OfCommand, 20_000_000, true},
+		"no budget at all":    {1000, OfCommand, InMemory, 1_000_000, true},
+		"small budget":        {600 << 10, OfCommand, 512 << 10, 3_000_000, true},
 		"least":               {1 << 30, 64 << 10, 64 << 10, 1_000_000, true},
 		"odd":                 {1 << 30, 300_000, 300_000, 1_000_000, true},
-		"no directory":        {1 << 30, outputOfCommand, outputInMemory, 1_000_000, false},
-		"no directory, short": {1 << 30, outputOfCommand, 30_000, 30_000, false},
+		"no directory":        {1 << 30, OfCommand, InMemory, 1_000_000, false},
+		"no directory, short": {1 << 30, OfCommand, 30_000, 30_000, false},
 	} {
 		dir := t.TempDir()
 		if !c.dir {
 			dir += "/nope"
 		}
-		books := &outputs{dir: dir, limit: c.limit, each: c.each, pressed: func() {}}
-		r := &ring{books: books, name: "x"}
+		books := &Books{dir: dir, limit: c.limit, each: c.each, pressed: func() {}}
+		r := books.NewRing("x")
 		var want []byte
 		for len(want) < c.total {
 			b := make([]byte, min(1+rnd.IntN(64<<10), c.total-len(want)))
@@ -85,7 +84,7 @@ func TestRing(t *testing.T) {
 // memory, and nothing fails.
 func TestRingWithoutDisk(t *testing.T) {
 	for name, wrapped := range map[string]int{"before it wraps": 100_000, "after it wrapped": 800_000} {
-		r := &ring{books: &outputs{dir: t.TempDir(), limit: 1 << 30, each: 300_000, pressed: func() {}}, name: "x"}
+		r := &Ring{books: &Books{dir: t.TempDir(), limit: 1 << 30, each: 300_000, pressed: func() {}}, name: "x"}
 		var want []byte
 		write := func(n int) {
 			b := make([]byte, n)
@@ -107,7 +106,7 @@ func TestRingWithoutDisk(t *testing.T) {
 		for _, n := range []int{1, 10_007, 100_000, 70_001} {
 			write(n)
 			from, end := r.Range()
-			if end != int64(len(want)) || end-from < outputInMemory {
+			if end != int64(len(want)) || end-from < InMemory {
 				t.Errorf("%s: keeps %d to %d of %d", name, from, end, len(want))
 			}
 			if !bytes.Equal(r.all(0), want[from:]) {
@@ -117,36 +116,5 @@ func TestRingWithoutDisk(t *testing.T) {
 		if left, _ := os.ReadDir(r.books.dir); len(left) > 0 || r.books.inFile != 0 {
 			t.Errorf("%s: left %v, %d reserved", name, left, r.books.inFile)
 		}
-	}
-}
-
-// TestOutputsMakeRoom lets many commands write more than all may keep.
-func TestOutputsMakeRoom(t *testing.T) {
-	g := newRegistry(t.TempDir(), 4<<20, outputOfCommand)
-	var last *command
-	for range 20 {
-		last = &command{id: newID(), out: nil, done: make(chan struct{})}
-		last.out = g.newRing(last.id)
-		g.add(last)
-		last.out.Write(make([]byte, 1<<20)) //nolint:errcheck // never fails
-		g.finished(last)
-		for g.evicting.Load() {
-			time.Sleep(time.Millisecond) // it runs beside
-		}
-	}
-	if g.books.inFile > g.books.limit {
-		t.Errorf("%d bytes of files, %d are allowed", g.books.inFile, g.books.limit)
-	}
-	if from, end := last.out.Range(); from != 0 || end != 1<<20 {
-		t.Errorf("the newest output keeps only %d to %d", from, end)
-	}
-	for range 100 {
-		c := &command{id: newID(), done: make(chan struct{})}
-		c.out = g.newRing(c.id)
-		c.out.Write(make([]byte, outputInMemory)) //nolint:errcheck // never fails
-		g.finished(c)
-	}
-	if g.inUse > outputMemory {
-		t.Errorf("finished commands hold %d bytes of memory", g.inUse)
 	}
 }
