@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -213,7 +214,7 @@ func (s *Server) workingDir(cwd string, env map[string]string) (dir, real string
 	} else if cwd, err = expandFrom(s.workdir, cwd, env); err != nil {
 		return "", "", err
 	}
-	real, err = physical(cwd)
+	real, err = files.Physical(cwd)
 	if err != nil {
 		return "", "", fmt.Errorf("cwd: %w", err)
 	}

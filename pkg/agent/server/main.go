@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
@@ -168,7 +169,7 @@ func (s *Server) serve(ln net.Listener) {
 		IdleTimeout:       120 * time.Second,
 		MaxHeaderBytes:    64 << 10,
 	}
-	if err := srv.Serve(bulkListener{ln}); err != nil && !errors.Is(err, http.ErrServerClosed) {
+	if err := srv.Serve(files.BulkListener{Listener: ln}); err != nil && !errors.Is(err, http.ErrServerClosed) {
 		s.bury(agent.Obituary{ExitCode: 1, Message: "the agent can not accept connections: " + err.Error()}, nil) //nolint:errcheck // nobody is left to tell
 		os.Exit(1)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -58,7 +59,7 @@ func (s *Server) memory() (total, used int64) {
 	if total <= 0 {
 		total = proc.MemTotal()
 	}
-	return total, min(proc.Private()+tmpfsUsed(), total)
+	return total, min(proc.Private()+files.TmpfsUsed(), total)
 }
 
 func (s *Server) measure() agent.Metrics {

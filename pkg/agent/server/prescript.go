@@ -120,6 +120,6 @@ func (p *preScript) take(s *Server) bool {
 		}
 	}
 	s.env = env
-	s.files.user.Home = env["HOME"]
+	s.files.User.Home = env["HOME"]
 	return true
 }

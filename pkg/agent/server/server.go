@@ -38,6 +38,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
@@ -63,7 +64,7 @@ type Server struct {
 	userCred   *syscall.Credential // what a child must change to be user
 	env        map[string]string
 	accounts   *proc.Accounts
-	files      files
+	files      files.Files
 	commands   *registry
 	terminals  terminals
 	contexts   interpreter.Contexts
@@ -118,8 +119,8 @@ func New(c Config) (*Server, error) {
 	}
 	s.userCred = s.user.Credential()
 	s.env = baseEnv(c.Environ, b, s.user)
-	s.files = files{accounts: s.accounts, workdir: s.workdir, stateDir: s.stateDir, user: s.user}
-	s.files.user.Home = s.env["HOME"] // an image may set another
+	s.files = files.Files{Accounts: s.accounts, Workdir: s.workdir, StateDir: s.stateDir, User: s.user}
+	s.files.User.Home = s.env["HOME"] // an image may set another
 	if s.devNull, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		return nil, fmt.Errorf("open the null device: %w", err)
 	}
@@ -208,14 +209,10 @@ func (s *Server) route(r *http.Request) (reply.Handler, error) {
 	path := r.URL.Path
 	methods := s.fixedRoutes(path)
 	if methods == nil {
-		methods = s.files.routes(path)
-	}
-	if rest, ok := strings.CutPrefix(path, identityPrefix); ok {
-		f, path, err := s.filesAs(rest)
-		if err != nil {
+		var err error
+		if methods, err = s.files.Routes(path); err != nil {
 			return nil, err
 		}
-		methods = f.routes(path)
 	}
 	if methods == nil {
 		methods = s.commandRoutes(path)

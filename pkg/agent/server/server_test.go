@@ -277,9 +277,6 @@ func TestMetricsTmpfs(t *testing.T) {
 	if all[len(all)-1] < 200 {
 		t.Errorf("with 256 MiB more in /dev/shm, %.0f MiB more are used", all)
 	}
-	if got := unescape([]byte(`/a\040b\134c`)); got != `/a b\c` {
-		t.Errorf("%q", got)
-	}
 }
 
 func TestMetrics(t *testing.T) {

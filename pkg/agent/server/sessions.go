@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -128,7 +129,7 @@ func (s *Server) settle(ses *session, cwd string) (err error) {
 		if err != nil {
 			return reply.BadRequest("%v", err)
 		}
-		if _, err := s.files.mkdirAll(dir, s.files.ownerOfNew()); err != nil {
+		if err := s.files.MakeDir(dir); err != nil {
 			return reply.BadRequest("cwd: %v", err)
 		}
 	}
@@ -189,7 +190,7 @@ func (s *Server) cwdOfRun(ses *session, cwd string) (string, error) {
 	ses.mu.Unlock()
 	dir, err := expandFrom(from, cwd, ses.env)
 	if err == nil {
-		proc.BriefTurns.Do(func() { _, err = physical(dir) })
+		proc.BriefTurns.Do(func() { _, err = files.Physical(dir) })
 		if err != nil {
 			err = fmt.Errorf("cwd: %w", err)
 		}

@@ -1,4 +1,4 @@
-package server
+package files
 
 import (
 	"bytes"
@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tmpfsUsed is what the files in all tmpfs hold, in bytes: memory that belongs to
+// TmpfsUsed is what the files in all tmpfs hold, in bytes: memory that belongs to
 // no process, and counts for the limit.
-func tmpfsUsed() (sum int64) {
+func TmpfsUsed() (sum int64) {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		return 0

@@ -1,4 +1,4 @@
-package server
+package files
 
 import (
 	"errors"
@@ -16,8 +16,8 @@ import (
 // /v1/filesystem/{uid}/{gid}/files/info is GET /files/info as uid and gid.
 const identityPrefix = "/v1/filesystem/"
 
-// filesAs takes uid and gid off path, and returns the files as whom they name.
-func (s *Server) filesAs(path string) (*files, string, error) {
+// asNamed takes uid and gid off path, and returns the files as whom they name.
+func (f *Files) asNamed(path string) (*Files, string, error) {
 	uid, path, _ := strings.Cut(path, "/")
 	gid, path, _ := strings.Cut(path, "/")
 	for _, n := range []string{uid, gid} {
@@ -25,12 +25,12 @@ func (s *Server) filesAs(path string) (*files, string, error) {
 			return nil, "", reply.BadRequest("access files as %.32q and %.32q: each is a number from 0 to 4294967294", uid, gid)
 		}
 	}
-	id, err := s.accounts.Resolve(uid + ":" + gid)
+	id, err := f.Accounts.Resolve(uid + ":" + gid)
 	if err != nil {
 		return nil, "", reply.BadRequest("access files as %s:%s: %v", uid, gid, err)
 	}
-	f := s.files
-	f.user, f.as = id, &id
+	as := *f
+	as.User, as.as = id, &id
 	runtime.LockOSThread()
 	if err = id.Enter(); err == nil {
 		proc.LeaveIdentity()
@@ -39,11 +39,11 @@ func (s *Server) filesAs(path string) (*files, string, error) {
 	if err != nil {
 		return nil, "", reply.BadRequest("access files as %s:%s: %v; a sandbox on runc has the numbers up to 65535", uid, gid, err)
 	}
-	return &f, "/" + path, nil
+	return &as, "/" + path, nil
 }
 
 // enter and leave are around all access to files.
-func (f *files) enter() {
+func (f *Files) enter() {
 	if f.as == nil {
 		return
 	}
@@ -54,7 +54,7 @@ func (f *files) enter() {
 	}
 }
 
-func (f *files) leave() {
+func (f *Files) leave() {
 	if f.as != nil {
 		proc.LeaveIdentity()
 		runtime.UnlockOSThread()
@@ -62,7 +62,7 @@ func (f *files) leave() {
 }
 
 // do calls fn, which accesses files, in a turn.
-func (f *files) do(fn func()) {
+func (f *Files) do(fn func()) {
 	proc.FileTurns.Do(func() {
 		f.enter()
 		defer f.leave()
@@ -71,7 +71,7 @@ func (f *files) do(fn func()) {
 }
 
 // lend calls fn, which accesses none, outside the turn that the caller has.
-func (f *files) lend(fn func()) {
+func (f *Files) lend(fn func()) {
 	f.leave()
 	defer f.enter()
 	proc.FileTurns.Lend(fn)
@@ -79,7 +79,7 @@ func (f *files) lend(fn func()) {
 
 // around answers requests in a turn. While one waits for its client, others
 // have the turn, so a slow client holds up nobody.
-func (f *files) around(h reply.Handler) reply.Handler {
+func (f *Files) around(h reply.Handler) reply.Handler {
 	return func(w http.ResponseWriter, r *http.Request) (err error) {
 		r.Body = &lendingBody{r.Body, f}
 		f.do(func() { err = f.refusing(h)(&lendingWriter{w, f}, r) })
@@ -89,7 +89,7 @@ func (f *files) around(h reply.Handler) reply.Handler {
 
 // refusing answers 403 for what somebody may not do. The agent itself may do all:
 // what stops that is no refusal.
-func (f *files) refusing(h reply.Handler) reply.Handler {
+func (f *Files) refusing(h reply.Handler) reply.Handler {
 	if f.as == nil {
 		return h
 	}
@@ -104,7 +104,7 @@ func (f *files) refusing(h reply.Handler) reply.Handler {
 
 type lendingBody struct {
 	io.ReadCloser
-	f *files
+	f *Files
 }
 
 func (b *lendingBody) Read(p []byte) (n int, err error) {
@@ -116,7 +116,7 @@ func (b *lendingBody) Read(p []byte) (n int, err error) {
 // in one.
 type lendingWriter struct {
 	http.ResponseWriter
-	f *files
+	f *Files
 }
 
 func (w *lendingWriter) Write(p []byte) (n int, err error) {
@@ -127,7 +127,7 @@ func (w *lendingWriter) Write(p []byte) (n int, err error) {
 // inTurns writes each piece in a turn.
 type inTurns struct {
 	w io.Writer
-	f *files
+	f *Files
 }
 
 func (i inTurns) Write(p []byte) (n int, err error) {

@@ -1,4 +1,4 @@
-package server
+package files
 
 import (
 	"io"
@@ -15,11 +15,11 @@ const (
 	bulkPause  = 300 * time.Microsecond // between two reads that each find little: SO_RCVLOWAT, which gVisor has not
 )
 
-// bulkListener makes connections that read in large pieces once they carry much.
-type bulkListener struct{ net.Listener }
+// A BulkListener makes connections that read in large pieces once they carry much.
+type BulkListener struct{ net.Listener }
 
 // Accept returns a *bulkConn.
-func (l bulkListener) Accept() (net.Conn, error) {
+func (l BulkListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if tcp, ok := c.(*net.TCPConn); ok && err == nil {
 		return &bulkConn{TCPConn: tcp}, nil

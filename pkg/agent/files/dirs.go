@@ -1,9 +1,10 @@
-package server
+package files
 
 import (
 	"bufio"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"maps"
 	"net/http"
@@ -14,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/bmatcuk/doublestar/v4"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
@@ -21,7 +23,7 @@ import (
 
 // makeDirs is POST /directories. The mode applies to a directory that is new,
 // not to those above it, which are 0755.
-func (f *files) makeDirs(w http.ResponseWriter, r *http.Request) error {
+func (f *Files) makeDirs(w http.ResponseWriter, r *http.Request) error {
 	var req map[string]agent.FileMode
 	if err := reply.ReadJSON(w, r, &req); err != nil {
 		return err
@@ -46,8 +48,50 @@ func (f *files) makeDirs(w http.ResponseWriter, r *http.Request) error {
 	return reply.OK(w)
 }
 
+// MakeDir makes dir, an absolute path, and what is missing above it, for the user.
+func (f *Files) MakeDir(dir string) error {
+	_, err := f.mkdirAll(dir, f.ownerOfNew())
+	return err
+}
+
+// makeParents makes the missing directories of path.
+func (f *Files) makeParents(path string) error { return f.MakeDir(filepath.Dir(path)) }
+
+// mkdirAll makes dir and what is missing above it, owned as a says and 0755. It
+// reports whether dir itself is new.
+func (f *Files) mkdirAll(dir string, a attributes) (created bool, err error) {
+	fi, err := os.Stat(dir)
+	if err == nil {
+		if !fi.IsDir() {
+			return false, &fs.PathError{Op: "mkdir", Path: dir, Err: unix.ENOTDIR}
+		}
+		return false, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	if parent := filepath.Dir(dir); parent != dir {
+		if _, err := f.mkdirAll(parent, a); err != nil {
+			return false, err
+		}
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		if errors.Is(err, fs.ErrExist) { // made by another meanwhile, or a dangling link
+			fi, err2 := os.Stat(dir)
+			if err2 == nil && fi.IsDir() {
+				return false, nil
+			}
+		}
+		return false, err
+	}
+	if err := unix.Chmod(dir, 0o755); err != nil { // whatever the umask
+		return true, err
+	}
+	return true, a.chown(dir)
+}
+
 // removeDirs is DELETE /directories: rm -rf.
-func (f *files) removeDirs(w http.ResponseWriter, r *http.Request) error {
+func (f *Files) removeDirs(w http.ResponseWriter, r *http.Request) error {
 	_, resolved, err := f.paths(r)
 	if err != nil {
 		return err
@@ -66,7 +110,7 @@ func (f *files) removeDirs(w http.ResponseWriter, r *http.Request) error {
 }
 
 // listDir is GET /directories/list.
-func (f *files) listDir(w http.ResponseWriter, r *http.Request) error {
+func (f *Files) listDir(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	root, err := f.existing(q.Get("path"))
 	if err != nil {
@@ -102,7 +146,7 @@ func (f *files) listDir(w http.ResponseWriter, r *http.Request) error {
 
 // searchFiles is GET /files/search. A pattern without a slash matches base
 // names, as in execd; one with a slash the path below the root.
-func (f *files) searchFiles(w http.ResponseWriter, r *http.Request) error {
+func (f *Files) searchFiles(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	root, err := f.existing(q.Get("path"))
 	if err != nil {
@@ -135,7 +179,7 @@ func (f *files) searchFiles(w http.ResponseWriter, r *http.Request) error {
 }
 
 // existing resolves a path that must be there.
-func (f *files) existing(asked string) (string, error) {
+func (f *Files) existing(asked string) (string, error) {
 	if asked == "" {
 		return "", reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter path is missing")
 	}
@@ -152,7 +196,7 @@ func (f *files) existing(asked string) (string, error) {
 // walk visits what lies below root, in lexical order, with its level from 1. It
 // follows no links, skips what can not be read, our own files, and, unless root
 // lies in them, /proc and /sys, which are no files but questions.
-func (f *files) walk(root string, visit func(path string, d fs.DirEntry, level int) error) {
+func (f *Files) walk(root string, visit func(path string, d fs.DirEntry, level int) error) {
 	base := strings.Count(strings.TrimSuffix(root, "/"), "/")
 	filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error { //nolint:errcheck // visit's only
 		if path == root {
@@ -161,7 +205,7 @@ func (f *files) walk(root string, visit func(path string, d fs.DirEntry, level i
 		if err != nil {
 			return fs.SkipDir
 		}
-		if path == "/proc" || path == "/sys" || path == f.stateDir || strings.HasPrefix(d.Name(), draftPrefix) {
+		if path == "/proc" || path == "/sys" || path == f.StateDir || strings.HasPrefix(d.Name(), draftPrefix) {
 			if d.IsDir() {
 				return fs.SkipDir
 			}
@@ -171,7 +215,7 @@ func (f *files) walk(root string, visit func(path string, d fs.DirEntry, level i
 	})
 }
 
-func (f *files) emit(out *list, path string, d fs.DirEntry) {
+func (f *Files) emit(out *list, path string, d fs.DirEntry) {
 	if fi, err := d.Info(); err == nil { // else it went meanwhile
 		out.add(f.fileInfo(path, fi))
 	}

@@ -1,12 +1,12 @@
-package server
+package files
 
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"mime/multipart"
 	"net/http"
 	"net/url"
@@ -33,7 +33,7 @@ type pending struct {
 // upload is POST /files/upload: metadata and file parts, paired in order. Every
 // SDK alternates them, so files of any size stream; each is in place as soon as
 // its part has ended.
-func (f *files) upload(w http.ResponseWriter, r *http.Request) error {
+func (f *Files) upload(w http.ResponseWriter, r *http.Request) error {
 	// The multipart reader peeks 4 KiB at a time: this makes large reads of them.
 	r.Body = reply.Buffered{Reader: bufio.NewReaderSize(r.Body, ioBuffer), Closer: r.Body}
 	mr, err := r.MultipartReader()
@@ -95,9 +95,27 @@ func readMetadata(part *multipart.Part) (pending, error) {
 	return pending{path, mode}, err
 }
 
+// metadataOf decodes the JSON of an upload's metadata part.
+func metadataOf(b []byte) (path string, m agent.FileMode, err error) {
+	var raw struct {
+		Path string `json:"path"`
+		agent.FileMode
+	}
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return "", m, err
+	}
+	if raw.Path == "" {
+		return "", m, errors.New("it names no path")
+	}
+	if _, err := fromDigits(raw.Mode); err != nil {
+		return "", m, err
+	}
+	return raw.Path, raw.FileMode, nil
+}
+
 // receive writes one file. It has a turn only where it needs one: to lend it for
 // each read costs a fourth of the speed.
-func (f *files) receive(p pending, part io.Reader, out *bufio.Writer) error {
+func (f *Files) receive(p pending, part io.Reader, out *bufio.Writer) error {
 	var (
 		path string
 		a    attributes
@@ -137,14 +155,6 @@ func (f *files) receive(p pending, part io.Reader, out *bufio.Writer) error {
 	return nil
 }
 
-// writeFail is fsFail for what is made: what is missing is no file of the client's asking.
-func writeFail(what string, err error) error {
-	if _, given := errors.AsType[*reply.Error](err); !given && errors.Is(err, fs.ErrNotExist) {
-		return reply.Fail(http.StatusInternalServerError, reply.Failed, "%s: %w", what, err)
-	}
-	return fsFail(what, err)
-}
-
 // sourceErr remembers whether reading failed, as opposed to writing.
 type sourceErr struct {
 	r   io.Reader
@@ -160,7 +170,7 @@ func (s *sourceErr) Read(b []byte) (int, error) {
 }
 
 // download is GET /files/download: all, a range of bytes, or some lines.
-func (f *files) download(w http.ResponseWriter, r *http.Request) error {
+func (f *Files) download(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	if q.Get("path") == "" {
 		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter path is missing")
