@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
@@ -68,7 +69,7 @@ type ahead struct {
 
 // A waiting shell. Its command has all but a text.
 type waiting struct {
-	cmd   *command
+	cmd   *command.Command
 	talk  *os.File // to its descriptor 3
 	path  string
 	env   map[string]string
@@ -100,7 +101,7 @@ func (s *Server) take(req *agent.CommandRequest, l *launch) (w *waiting, script 
 // warning of its start is the first output of its command, and so is what
 // another process has put into its pipes.
 func (w *waiting) isReady() bool {
-	if !w.cmd.alive() {
+	if !w.cmd.Alive() {
 		return false
 	}
 	if !w.ready {
@@ -111,7 +112,7 @@ func (w *waiting) isReady() bool {
 
 // quiet reports whether nothing was written to what will be its command's output.
 func (w *waiting) quiet() bool {
-	for _, p := range w.cmd.pumps {
+	for _, p := range w.cmd.Pumps {
 		if n, err := p.Unread(); err != nil || n > 0 {
 			return false
 		}
@@ -133,7 +134,7 @@ func (w *waiting) heard() string {
 // handOver gives a command to the waiting shell. It returns nil if there is
 // none, or if it is certain that the command has not started. What it returns
 // is the command as launch leaves it. ooms is as in command.
-func (s *Server) handOver(req *agent.CommandRequest, l *launch, ooms int64) *command {
+func (s *Server) handOver(req *agent.CommandRequest, l *launch, ooms int64) *command.Command {
 	if l.fit == nil {
 		return nil
 	}
@@ -142,24 +143,24 @@ func (s *Server) handOver(req *agent.CommandRequest, l *launch, ooms int64) *com
 		return nil
 	}
 	c := w.cmd
-	c.content, c.ooms = req.Command, ooms
+	c.Content, c.OOMKills = req.Command, ooms
 	if !s.tell(w, script) {
 		s.dismiss(w)
 		return nil
 	}
 	w.talk.Close()
 	if req.Background {
-		c.pumps[1].Close() // both streams go to the first
-		c.pumps = c.pumps[:1]
+		c.Pumps[1].Close() // both streams go to the first
+		c.Pumps = c.Pumps[:1]
 	}
-	s.launched(c, milliseconds(req.Timeout))
+	s.commands.Started(c, command.Milliseconds(req.Timeout))
 	return c
 }
 
 // tell gives the shell its script, and reports whether the command has started
 // or may have.
 func (s *Server) tell(w *waiting, script string) bool {
-	w.cmd.started = time.Now()
+	w.cmd.Started = time.Now()
 	w.talk.SetDeadline(time.Now().Add(s.ahead.answer)) //nolint:errcheck // a socket has deadlines
 	_, err := w.talk.Write([]byte(script))
 	if err == nil {
@@ -173,27 +174,27 @@ func (s *Server) tell(w *waiting, script string) bool {
 		}
 	}
 	// It could not do what comes before the command, or died, or does not move.
-	w.cmd.proc.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
-	<-w.cmd.proc.Done()
+	w.cmd.Process.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
+	<-w.cmd.Process.Done()
 	return w.heard() != ""
 }
 
 // dismiss ends a shell that nobody uses.
 func (s *Server) dismiss(w *waiting) {
-	w.cmd.proc.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
+	w.cmd.Process.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
 	w.talk.Close()
-	for _, p := range w.cmd.pumps {
+	for _, p := range w.cmd.Pumps {
 		p.Close()
 	}
 }
 
 // refillAfter makes the next shell when c has ended, so that it takes no time
 // from it, or when c goes on for long.
-func (s *Server) refillAfter(c *command) {
+func (s *Server) refillAfter(c *command.Command) {
 	t := time.NewTimer(aheadDelay)
 	defer t.Stop()
 	select {
-	case <-c.flushed:
+	case <-c.Flushed():
 	case <-t.C:
 	}
 	s.refill()
@@ -231,7 +232,7 @@ func (s *Server) refill() {
 func (s *Server) renew() bool {
 	a := &s.ahead
 	w := a.shell
-	alive := w.cmd.alive()
+	alive := w.cmd.Alive()
 	if alive && w.quiet() {
 		var now *waiting
 		proc.BriefTurns.Do(func() { now, _ = s.prepareWaiting() }) //nolint:errcheck // then it is none that would be started
@@ -241,7 +242,7 @@ func (s *Server) renew() bool {
 		}
 	} else {
 		a.wasted++
-		if a.wasted == aheadWasted || !alive && w.cmd.proc.Status.ExitStatus() == aheadTooOld {
+		if a.wasted == aheadWasted || !alive && w.cmd.Process.Status.ExitStatus() == aheadTooOld {
 			a.never = true // what dies each time, or warns of something, only costs
 		}
 	}
@@ -260,7 +261,7 @@ func (s *Server) lookLater(w *waiting) {
 			defer s.ahead.mu.Unlock()
 			switch {
 			case s.ahead.shell != w:
-			case w.cmd.alive() && time.Since(w.used) < s.ahead.idle && !short:
+			case w.cmd.Alive() && time.Since(w.used) < s.ahead.idle && !short:
 				s.lookLater(w)
 			default:
 				s.ahead.shell = nil
@@ -290,14 +291,14 @@ func (s *Server) makeWaiting() (w *waiting, err error) {
 	if w == nil {
 		return nil, err
 	}
-	c, ends, err := s.newCommand(newID(), "", 2)
+	c, ends, err := s.commands.New(command.NewID(), "", 2)
 	if err != nil {
 		return nil, err
 	}
-	defer closeAll(ends)
+	defer command.CloseAll(ends)
 	w.cmd = c
 	closePumps := func() {
-		for _, p := range c.pumps {
+		for _, p := range c.Pumps {
 			p.Close()
 		}
 	}
@@ -309,7 +310,7 @@ func (s *Server) makeWaiting() (w *waiting, err error) {
 	defer unix.Close(pair[1])
 	unix.SetNonblock(pair[0], true) //nolint:errcheck // can not fail on a socket
 	w.talk = os.NewFile(uintptr(pair[0]), "shell ahead")
-	c.proc, err = proc.Start(proc.Spec{
+	c.Process, err = proc.Start(proc.Spec{
 		Path: w.path, Argv: []string{filepath.Base(w.path), "-c", aheadLoader}, Env: environ(w.env), Dir: w.dir, Cred: s.userCred,
 		Files: [3]uintptr{s.devNull.Fd(), uintptr(ends[0]), uintptr(ends[1])},
 		More:  []uintptr{uintptr(pair[1])},

@@ -73,7 +73,7 @@ func (e *env) warm(req agent.CommandRequest) (events string, took bool) {
 	e.Helper()
 	w := e.waits()
 	events = e.events(req)
-	return events, e.s.commands.get(w.cmd.id) == w.cmd
+	return events, e.s.commands.Get(w.cmd.ID) == w.cmd
 }
 
 // cold runs a command by a shell of its own.
@@ -242,7 +242,7 @@ func TestAheadInBackground(t *testing.T) {
 		if got := fmt.Sprint(logs, " ", *st.ExitCode, " ", st.Reason, " ", st.Error); got != want || st.Content != command {
 			t.Errorf("%q: %q, want %q; %+v", command, got, want, st)
 		}
-		if id != w.cmd.id {
+		if id != w.cmd.ID {
 			t.Errorf("%q was not run by the shell ahead", command)
 		}
 	}
@@ -277,7 +277,7 @@ func TestAheadWaitsForNobody(t *testing.T) {
 	if off.waiting() != nil || on.waiting() != nil {
 		t.Error("a shell waits for what does not come")
 	}
-	c := on.s.commands.get(on.id(on.call(200, "POST", "/command", agent.CommandRequest{Command: "sleep 60; true", Background: true})))
+	c := on.s.commands.Get(on.id(on.call(200, "POST", "/command", agent.CommandRequest{Command: "sleep 60; true", Background: true})))
 	on.s.refillAfter(c)
 	if on.waiting() == nil {
 		t.Error("none waits while a long command runs")
@@ -289,7 +289,7 @@ func TestAheadWaitsForNobody(t *testing.T) {
 func (e *env) gone(w *waiting) {
 	e.Helper()
 	select {
-	case <-w.cmd.proc.Done():
+	case <-w.cmd.Process.Done():
 	case <-time.After(10 * time.Second):
 		e.Error("the shell goes on")
 	}
@@ -369,11 +369,11 @@ func TestAheadThatDied(t *testing.T) {
 	e := aheadEnv(t)
 	e.s.ahead.answer = 50 * time.Millisecond
 	for name, harm := range map[string]func(w *waiting){
-		"killed":  func(w *waiting) { syscall.Kill(w.cmd.proc.PID, syscall.SIGKILL); <-w.cmd.proc.Done() },
-		"dying":   func(w *waiting) { syscall.Kill(w.cmd.proc.PID, syscall.SIGKILL) },
-		"stopped": func(w *waiting) { syscall.Kill(w.cmd.proc.PID, syscall.SIGSTOP) },
+		"killed":  func(w *waiting) { syscall.Kill(w.cmd.Process.PID, syscall.SIGKILL); <-w.cmd.Process.Done() },
+		"dying":   func(w *waiting) { syscall.Kill(w.cmd.Process.PID, syscall.SIGKILL) },
+		"stopped": func(w *waiting) { syscall.Kill(w.cmd.Process.PID, syscall.SIGSTOP) },
 		"soiled": func(w *waiting) {
-			f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", w.cmd.proc.PID), os.O_WRONLY, 0)
+			f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", w.cmd.Process.PID), os.O_WRONLY, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -388,7 +388,7 @@ func TestAheadThatDied(t *testing.T) {
 		if got := e.events(agent.CommandRequest{Command: "echo $((1+1)) | tee -a " + name}); got != "stdout \"2\"\ncomplete" {
 			t.Errorf("%s: %s", name, got)
 		}
-		if e.s.commands.get(w.cmd.id) != nil {
+		if e.s.commands.Get(w.cmd.ID) != nil {
 			t.Errorf("%s: it was run by that shell", name)
 		}
 		if b, err := os.ReadFile(filepath.Join(e.dir, name)); string(b) != "2\n" || err != nil {
@@ -428,7 +428,7 @@ func TestAheadDiesAfterItsStart(t *testing.T) {
 	for range 20 {
 		w := e.waits()
 		got := e.events(agent.CommandRequest{Command: "echo x >> runs; kill -9 $$"})
-		if got != "error CommandExecError -1 signal: killed" || e.s.commands.get(w.cmd.id) == nil {
+		if got != "error CommandExecError -1 signal: killed" || e.s.commands.Get(w.cmd.ID) == nil {
 			t.Fatal(got)
 		}
 	}
@@ -473,18 +473,18 @@ func TestAheadDifferences(t *testing.T) {
 	e.programs()
 	see := func(command string) (cmdline string, started uint64) {
 		id := e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: command, Background: true}))
-		c := e.s.commands.get(id)
+		c := e.s.commands.Get(id)
 		for line := ""; !strings.Contains(line, "go"); {
-			grown := c.out.Grown()
-			if line = string(c.out.Tail(100)); line == "" {
+			grown := c.Output.Grown()
+			if line = string(c.Output.Tail(100)); line == "" {
 				<-grown
 			}
 		}
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.proc.PID))
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.Process.PID))
 		if err != nil {
 			t.Fatal(err)
 		}
-		fi, err := os.Stat(fmt.Sprintf("/proc/%d", c.proc.PID))
+		fi, err := os.Stat(fmt.Sprintf("/proc/%d", c.Process.PID))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -580,7 +580,7 @@ func TestAheadEndsLikeOthers(t *testing.T) {
 			w = e.waits()
 			return e.events(agent.CommandRequest{Command: strings.ReplaceAll("sleep MARK & setsid sleep MARK & (setsid env -i sh -c 'sleep MARK & sleep MARK' &); echo started; sleep MARK; true", "MARK", mark), Timeout: limit})
 		})
-		if got != `stdout "started"`+timedOut(limit) || e.s.commands.get(w.cmd.id) == nil {
+		if got != `stdout "started"`+timedOut(limit) || e.s.commands.Get(w.cmd.ID) == nil {
 			t.Error(got)
 		}
 	})

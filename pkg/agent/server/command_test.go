@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
@@ -332,12 +333,12 @@ func TestBackgroundAndLogs(t *testing.T) {
 // await waits for the end of a command and returns its status.
 func (e *env) await(id string) (st agent.CommandStatus) {
 	e.Helper()
-	c := e.s.commands.get(id)
+	c := e.s.commands.Get(id)
 	if c == nil {
 		e.Fatalf("command %s is not known", id)
 	}
 	select {
-	case <-c.flushed: // all its output is in the ring; done may come before that
+	case <-c.Flushed(): // all its output is in the ring; done may come before that
 	case <-time.After(10 * time.Second):
 		e.Fatal("the command does not end")
 	}
@@ -408,7 +409,7 @@ func TestStuckClient(t *testing.T) {
 	if st := e.await(id); *st.ExitCode != 5 {
 		t.Errorf("%+v", st)
 	}
-	from, end := e.s.commands.get(id).out.Range()
+	from, end := e.s.commands.Get(id).Output.Range()
 	if end != 30000000 || end-from != output.OfCommand {
 		t.Errorf("kept %d to %d", from, end)
 	}
@@ -455,7 +456,7 @@ func TestInterrupt(t *testing.T) {
 	if rest, _ := io.ReadAll(br); !strings.Contains(string(rest), "signal: terminated") {
 		t.Errorf("%q", rest)
 	}
-	e.s.grace = 50 * time.Millisecond
+	e.s.commands.Grace = 50 * time.Millisecond
 	id, br = e.open(t.Context(), agent.CommandRequest{Command: "trap '' TERM; echo deaf; while :; do sleep 300; done"}, false)
 	for line := ""; !strings.Contains(line, "deaf"); {
 		var err error
@@ -517,19 +518,20 @@ func TestStdin(t *testing.T) {
 func TestForgetsTheOldest(t *testing.T) {
 	e := newEnv(t)
 	var ids []string
-	for range rememberFinished + 5 {
-		c, ends, err := e.s.newCommand(newID(), "x", 1)
+	for range command.RememberFinished + 5 {
+		c, ends, err := e.s.commands.New(command.NewID(), "x", 1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		closeAll(ends)
-		c.out.Write([]byte("x"))                         //nolint:errcheck // never fails
-		e.s.notStarted(c, "no", 126, agent.ReasonExited) //nolint:errcheck // its own text
-		ids = append(ids, c.id)
+		c.Output.Write([]byte("x")) //nolint:errcheck // never fails
+		if e.s.commands.Start(c, &command.Launch{Way: command.Way{Argv: []string{"x"}}}, 0, false, ends) == nil {
+			t.Fatal("a program without a path was started")
+		}
+		ids = append(ids, c.ID)
 	}
 	e.call(404, "GET", "/command/status/"+ids[4], nil)
 	e.call(200, "GET", "/command/status/"+ids[5], nil)
-	if n := len(e.s.commands.byID); n != rememberFinished {
+	if n := e.s.commands.Known(); n != command.RememberFinished {
 		t.Errorf("%d are remembered", n)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
@@ -35,8 +36,8 @@ func TestNeverStarted(t *testing.T) {
 		if s := e.call(http.StatusOK, "GET", "/command/status/"+id, nil); !strings.Contains(s, req.Argv[0]) {
 			t.Errorf("%+v: status %s", req, s)
 		}
-		c := e.s.commands.get(id)
-		if c.alive() || e.s.interrupt(t.Context(), c, syscall.SIGTERM) == nil {
+		c := e.s.commands.Get(id)
+		if c.Alive() || e.s.commands.Interrupt(t.Context(), c, syscall.SIGTERM) == nil {
 			t.Errorf("%+v: it lives", req)
 		}
 	}
@@ -58,8 +59,8 @@ func TestPanicLeavesAnObituary(t *testing.T) {
 			}
 		}()
 		proc.Guarded(func() {
-			var c command
-			c.proc.Ended = time.Now() // as a goroutine may err
+			var c command.Command
+			c.Process.Ended = time.Now() // as a goroutine may err
 		})
 	}()
 	b, err := os.ReadFile(filepath.Join(s.stateDir, filepath.Base(agent.ObituaryFile)))

@@ -7,12 +7,11 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
@@ -21,44 +20,14 @@ import (
 // maxArg is what Linux takes as one argument of a program (MAX_ARG_STRLEN).
 const maxArg = 128<<10 - 1
 
-// A launch is a request made ready to start. If its first way fails to execute,
-// shell, where there is one, finds the second; looking for it costs a dozen
-// system calls, so it is not done before.
+// A launch is a request made ready to start.
 type launch struct {
-	way
-	shell func() *way
-	dir   string
-	cred  *syscall.Credential
-	tty   bool // standard input is a terminal, to be that of a session
-	// stdin is standard input, if neither the null device nor a pipe.
-	stdin  *os.File
-	more   []uintptr // its descriptors 3, 4, …
-	marker uint64    // see proc.Start; 0: any that is free
+	command.Launch
 
 	// What the shell ahead must know; fit is nil if the command is not for it.
 	fit  *fit
 	vars map[string]string // the environment
-	real string            // dir without symbolic links
-}
-
-// defaultEnv sets a variable unless the request, the sandbox or the image did.
-func (l *launch) defaultEnv(name, value string) {
-	set := func(w *way) *way {
-		if w != nil && !slices.ContainsFunc(w.env, func(kv string) bool { return strings.HasPrefix(kv, name+"=") }) {
-			w.env = append(w.env, name+"="+value)
-		}
-		return w
-	}
-	set(&l.way)
-	if shell := l.shell; shell != nil {
-		l.shell = func() *way { return set(shell()) }
-	}
-}
-
-type way struct {
-	path string
-	argv []string
-	env  []string
+	real string            // Dir without symbolic links
 }
 
 // prepare checks a request and resolves all its names. Its errors are the
@@ -100,9 +69,9 @@ func (s *Server) resolve(req *agent.CommandRequest) (*launch, error) {
 	if err != nil {
 		return nil, reply.BadRequest("%v", err)
 	}
-	l := &launch{dir: dir, cred: s.userCred, vars: env, real: real}
+	l := &launch{Launch: command.Launch{Dir: dir, Cred: s.userCred}, vars: env, real: real}
 	if req.UID != nil {
-		l.cred = id.Credential()
+		l.Cred = id.Credential()
 	}
 	if s.ahead.on && len(req.Argv) == 0 && req.UID == nil && !req.Stdin && !req.Forget {
 		l.fit = fitOf(req.Command)
@@ -113,22 +82,22 @@ func (s *Server) resolve(req *agent.CommandRequest) (*launch, error) {
 func (l *launch) resolve(req *agent.CommandRequest) error {
 	env := l.vars
 	if len(req.Argv) > 0 {
-		l.way = way{path: req.Argv[0], argv: req.Argv, env: environ(env)}
-		if !strings.Contains(l.path, "/") {
-			l.path = lookPath(l.path, env["PATH"])
+		l.Way = command.Way{Path: req.Argv[0], Argv: req.Argv, Env: environ(env)}
+		if !strings.Contains(l.Path, "/") {
+			l.Path = lookPath(l.Path, env["PATH"])
 		}
 		return nil
 	}
-	shell := func() *way {
+	shell := func() *command.Way {
 		sh := findShell(env["PATH"])
 		if sh == "" {
 			return nil
 		}
-		return &way{path: sh, argv: []string{filepath.Base(sh), "-c", req.Command}, env: environ(env)}
+		return &command.Way{Path: sh, Argv: []string{filepath.Base(sh), "-c", req.Command}, Env: environ(env)}
 	}
 	if w, ok := words(req.Command); ok {
 		if path, environ, ok := direct(w, env, l.real); ok {
-			l.way, l.shell = way{path: path, argv: w, env: environ}, shell
+			l.Way, l.Shell = command.Way{Path: path, Argv: w, Env: environ}, shell
 			return nil
 		}
 	}
@@ -136,7 +105,7 @@ func (l *launch) resolve(req *agent.CommandRequest) error {
 	if w == nil {
 		return reply.BadRequest("this image has neither bash nor sh: give the program and its arguments as argv")
 	}
-	l.way = *w
+	l.Way = *w
 	return nil
 }
 
@@ -250,47 +219,4 @@ func expandPath(path string, env map[string]string) (string, error) {
 		return "", errors.New("cwd is empty after its variables were expanded")
 	}
 	return path, nil
-}
-
-// start executes l, by its second way if the first can not be executed.
-func (l *launch) start(files [3]uintptr) (*proc.Process, error) {
-	spec := proc.Spec{
-		Path: l.path, Argv: l.argv, Env: l.env, Dir: l.dir, Cred: l.cred,
-		TTY: l.tty, Marker: l.marker, Files: files, More: l.more,
-	}
-	p, err := proc.Start(spec)
-	if err != nil && l.shell != nil {
-		if w := l.shell(); w != nil {
-			spec.Path, spec.Argv, spec.Env = w.path, w.argv, w.env
-			p, err = proc.Start(spec)
-		}
-	}
-	return p, err
-}
-
-// whyNot says why a program could not be started, and the exit code a shell
-// would give: 127 not found, 126 found but not executable.
-func whyNot(what, name, path, dir, envPath string, err error) (string, int) {
-	switch {
-	case path == "":
-		return fmt.Sprintf("%s %q: no such file in the image's PATH (%s)", what, name, envPath), 127
-	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR):
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(dir, path)
-		}
-		if _, statErr := os.Stat(path); statErr == nil {
-			return fmt.Sprintf("%s %q: the file is there, but not the interpreter or loader it names", what, name), 127
-		}
-		return fmt.Sprintf("%s %q: no such file in the image", what, name), 127
-	case errors.Is(err, syscall.EACCES):
-		if fi, statErr := os.Stat(path); statErr == nil && fi.IsDir() {
-			return fmt.Sprintf("%s %q: is a directory", what, name), 126
-		}
-		return fmt.Sprintf("%s %q: not executable for its user, or the working directory %s is closed to it", what, name, dir), 126
-	case errors.Is(err, syscall.ENOEXEC):
-		return fmt.Sprintf("%s %q: not a program of this architecture, or a script without #!", what, name), 126
-	case errors.Is(err, syscall.EAGAIN):
-		return fmt.Sprintf("%s %q: the sandbox has no process left (its pids limit)", what, name), 126
-	}
-	return fmt.Sprintf("%s %q: %v", what, name, err), 126
 }

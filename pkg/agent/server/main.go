@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
@@ -184,7 +185,7 @@ func (s *Server) prepareEntrypoint(argv []string) error {
 	if err != nil || len(argv) == 0 {
 		return err
 	}
-	c, ends, err := s.newCommand(agent.EntrypointID, strings.Join(argv, " "), 1)
+	c, ends, err := s.commands.New(agent.EntrypointID, strings.Join(argv, " "), 1)
 	if err != nil {
 		return fmt.Errorf("make a pipe for the entrypoint: %w", err)
 	}
@@ -207,18 +208,18 @@ func (s *Server) startEntrypoint() (int, error) {
 		return 0, nil
 	}
 	argv := s.start.argv
-	l := &launch{way: way{path: argv[0], argv: argv, env: environ(s.env)}, dir: s.workdir, cred: s.userCred}
-	if !strings.Contains(l.path, "/") {
-		l.path = lookPath(l.path, s.env["PATH"])
+	l := &command.Launch{Way: command.Way{Path: argv[0], Argv: argv, Env: environ(s.env)}, Dir: s.workdir, Cred: s.userCred}
+	if !strings.Contains(l.Path, "/") {
+		l.Path = lookPath(l.Path, s.env["PATH"])
 	}
 	if script := s.start.script; script != nil {
-		l.more = []uintptr{uintptr(script.end)}
+		l.More = []uintptr{uintptr(script.end)}
 		defer syscall.Close(script.end)
 	}
-	if err := s.launch(c, l, 0, false, s.start.ends); err != nil {
-		return c.end.code, err
+	if err := s.commands.Start(c, l, 0, false, s.start.ends); err != nil {
+		return c.End().Code, err
 	}
-	c.begin()
+	c.Begin()
 	return 0, nil
 }
 
@@ -226,19 +227,19 @@ func (s *Server) startEntrypoint() (int, error) {
 func (s *Server) live(signals <-chan os.Signal) int {
 	var ended <-chan struct{}
 	if s.entrypoint != nil {
-		ended = s.entrypoint.done
+		ended = s.entrypoint.Done()
 	}
 	for {
 		select {
 		case <-ended:
-			return s.end(s.entrypoint.end)
+			return s.end(s.entrypoint.End())
 		case sig := <-signals:
 			if sig != unix.SIGTERM && sig != unix.SIGINT {
 				continue // for a shell that talks to everybody, as kill -HUP -1
 			}
 			if s.entrypoint == nil {
 				n := sig.(syscall.Signal)
-				return s.end(ending{code: 128 + int(n), signal: n})
+				return s.end(command.Ending{Code: 128 + int(n), Signal: n})
 			}
 			s.stop(sig.(syscall.Signal))
 		}
@@ -247,28 +248,28 @@ func (s *Server) live(signals <-chan os.Signal) int {
 
 // stop asks the entrypoint to end, and ends it if it does not.
 func (s *Server) stop(sig syscall.Signal) {
-	p := s.entrypoint.proc
+	p := s.entrypoint.Process
 	p.Signal(sig, false)                                                   //nolint:errcheck // gone is what is wanted
 	time.AfterFunc(stopGrace, func() { p.Signal(syscall.SIGKILL, false) }) //nolint:errcheck // as above
 }
 
 // end writes the obituary, kills the rest, and returns the exit code.
-func (s *Server) end(e ending) int {
+func (s *Server) end(e command.Ending) int {
 	s.stopping.Store(true)
-	o := agent.Obituary{ExitCode: e.code, Reason: e.reason}
-	if e.signal != 0 {
-		o.Signal = proc.SignalName(e.signal)
+	o := agent.Obituary{ExitCode: e.Code, Reason: e.Reason}
+	if e.Signal != 0 {
+		o.Signal = proc.SignalName(e.Signal)
 	}
 	var last []byte
 	if s.entrypoint != nil {
-		last = s.entrypoint.out.Tail(agent.MaxLastOutput)
+		last = s.entrypoint.Output.Tail(agent.MaxLastOutput)
 	}
 	if s.bury(o, last) != nil {
-		s.commands.dropAll() // the disk is full, perhaps of old output
+		s.commands.DropAll() // the disk is full, perhaps of old output
 		s.bury(o, last)      //nolint:errcheck // the exit code remains
 	}
 	proc.KillDescendants(2 * time.Second)
-	return e.code
+	return e.Code
 }
 
 // bury writes what the daemon reads from the disk of a dead sandbox: the last

@@ -96,13 +96,13 @@ func (p *preScript) take(s *Server) bool {
 		t := time.NewTimer(endDelay)
 		defer t.Stop()
 		select {
-		case <-s.entrypoint.done:
+		case <-s.entrypoint.Done():
 			return false
 		case <-t.C:
-			if s.entrypoint.alive() && !s.entrypoint.proc.Zombie() {
+			if s.entrypoint.Alive() && !s.entrypoint.Process.Zombie() {
 				return true // another program
 			}
-			<-s.entrypoint.done // it is dead; only the news of it is late
+			<-s.entrypoint.Done() // it is dead; only the news of it is late
 			return false
 		}
 	}

@@ -38,6 +38,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
@@ -65,7 +66,7 @@ type Server struct {
 	env        map[string]string
 	accounts   *proc.Accounts
 	files      files.Files
-	commands   *registry
+	commands   *command.Registry
 	terminals  terminals
 	contexts   interpreter.Contexts
 	sessions   sessions
@@ -74,10 +75,9 @@ type Server struct {
 	ready      atomic.Bool
 	stopping   atomic.Bool // the entrypoint ended: nothing new is started
 
-	entrypoint *command      // nil without one
-	start      start         // what it is started from
-	grace      time.Duration // interruptGrace, but in tests
-	wsPing     time.Duration // wsPing, but in tests
+	entrypoint *command.Command // nil without one
+	start      start            // what it is started from
+	wsPing     time.Duration    // wsPing, but in tests
 	cpu        cpuMeter
 	proxyOnce  sync.Once
 	proxy      http.Handler
@@ -92,7 +92,6 @@ func New(c Config) (*Server, error) {
 		stateDir: c.StateDir,
 		workdir:  b.Workdir,
 		accounts: &proc.Accounts{Passwd: "/etc/passwd", Group: "/etc/group"},
-		grace:    interruptGrace,
 		wsPing:   wsPing,
 		ahead:    ahead{on: b.ShellAhead, idle: aheadIdle, answer: aheadAnswer},
 	}
@@ -135,7 +134,13 @@ func New(c Config) (*Server, error) {
 	if each <= 0 {
 		each = output.OfCommand
 	}
-	s.commands = newRegistry(outputDir, limit, max(each, output.InMemory))
+	s.commands = command.NewRegistry(command.Config{
+		StateDir: s.stateDir, DevNull: s.devNull,
+		Limits: func() agent.Limits { return *s.limits.Load() },
+		Grace:  command.InterruptGrace,
+
+		OutputDir: outputDir, OutputLimit: limit, OutputEach: max(each, output.InMemory),
+	})
 	s.cpu.read(s.cpuCount())
 	return s, nil
 }
@@ -215,7 +220,7 @@ func (s *Server) route(r *http.Request) (reply.Handler, error) {
 		}
 	}
 	if methods == nil {
-		methods = s.commandRoutes(path)
+		methods = s.commands.Routes(path)
 	}
 	if methods == nil {
 		methods = s.terminalRoutes(path)
@@ -264,26 +269,6 @@ func (s *Server) fixedRoutes(path string) reply.Methods {
 		return reply.Methods{"GET": s.metrics}
 	case "/metrics/watch":
 		return reply.Methods{"GET": s.watchMetrics}
-	}
-	return nil
-}
-
-func (s *Server) commandRoutes(path string) reply.Methods {
-	rest, ok := strings.CutPrefix(path, "/command/")
-	if !ok {
-		return nil
-	}
-	if id, ok := strings.CutPrefix(rest, "status/"); ok && id != "" && !strings.Contains(id, "/") {
-		return reply.Methods{"GET": s.withCommand(id, s.commandStatus)}
-	}
-	id, verb, _ := strings.Cut(rest, "/")
-	switch verb {
-	case "logs":
-		return reply.Methods{"GET": s.withCommand(id, s.commandLogs)}
-	case "stdin":
-		return reply.Methods{"POST": s.withCommand(id, s.commandStdin)}
-	case "signal":
-		return reply.Methods{"POST": s.withCommand(id, s.signalCommand)}
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -33,16 +34,23 @@ type session struct {
 
 	mu      sync.Mutex
 	removed bool
-	run     *command // nil: none is running
-	stop    func()   // ends it
-	shell   *shell   // nil: none yet
-	runs    uint64   // so far
-	last    answer   // of the last shell to answer
+	run     *run   // nil: none is running
+	stop    func() // ends it
+	shell   *shell // nil: none yet
+	runs    uint64 // so far
+	last    answer // of the last shell to answer
+}
+
+// A run is one command in a session.
+type run struct {
+	started time.Time
+	over    chan struct{} // closed when end is valid, and all output was sent
+	end     command.Ending
 }
 
 // A shell is one process of a session.
 type shell struct {
-	cmd    *command
+	cmd    *command.Command
 	socket *os.File    // our end
 	script chan []byte // what is to be written to it; never full
 	word   string      // marks what it says when it exits
@@ -82,7 +90,7 @@ const (
 )
 
 // begin takes the session for one run. stop may be called at any time.
-func (ses *session) begin(run *command, stop func()) error {
+func (ses *session) begin(run *run, stop func()) error {
 	ses.mu.Lock()
 	defer ses.mu.Unlock()
 	switch {
@@ -96,14 +104,13 @@ func (ses *session) begin(run *command, stop func()) error {
 }
 
 // end publishes how the run went and lets the next one begin.
-func (ses *session) end(e ending) {
+func (ses *session) end(e command.Ending) {
 	ses.mu.Lock()
 	run := ses.run
 	ses.run, ses.stop = nil, nil
 	ses.mu.Unlock()
 	run.end = e
-	close(run.done)
-	close(run.flushed)
+	close(run.over)
 }
 
 // interrupt ends the run, and reports whether there was one.
@@ -115,7 +122,7 @@ func (ses *session) interrupt() bool {
 		return false
 	}
 	stop()
-	<-run.done
+	<-run.over
 	return true
 }
 
@@ -126,7 +133,7 @@ func (s *Server) living(ses *session) (*shell, error) {
 	if ses.removed {
 		return nil, noSession(ses.id)
 	}
-	if ses.shell != nil && ses.shell.cmd.alive() {
+	if ses.shell != nil && ses.shell.cmd.Alive() {
 		return ses.shell, nil
 	}
 	if ses.shell != nil {
@@ -146,41 +153,41 @@ func (s *Server) living(ses *session) (*shell, error) {
 // startShell starts a shell with the state of the last one. The caller holds mu.
 func (s *Server) startShell(ses *session) (*shell, error) {
 	d := dialectOf(ses.path)
-	l := &launch{
-		way: way{path: ses.path, argv: append([]string{filepath.Base(ses.path)}, d.argv...), env: environ(ses.env)},
-		dir: ses.dir, cred: s.userCred, marker: ses.tag,
+	l := &command.Launch{
+		Way: command.Way{Path: ses.path, Argv: append([]string{filepath.Base(ses.path)}, d.argv...), Env: environ(ses.env)},
+		Dir: ses.dir, Cred: s.userCred, Marker: ses.tag,
 	}
 	if ses.last.state != nil && d.hello != "" {
-		l.env = nil // what it had of that is in the state, and what it had no more is not
+		l.Env = nil // what it had of that is in the state, and what it had no more is not
 	}
 	var err error
-	proc.BriefTurns.Do(func() { _, err = os.Stat(l.dir) })
+	proc.BriefTurns.Do(func() { _, err = os.Stat(l.Dir) })
 	if err != nil {
-		l.dir = "/" // somebody has removed it
+		l.Dir = "/" // somebody has removed it
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	unix.SetNonblock(pair[0], true) //nolint:errcheck // can not fail on a socket
-	l.stdin = os.NewFile(uintptr(pair[1]), "script")
-	defer l.stdin.Close()
+	l.Stdin = os.NewFile(uintptr(pair[1]), "script")
+	defer l.Stdin.Close()
 	sh := &shell{
-		socket: os.NewFile(uintptr(pair[0]), "script"), script: make(chan []byte, 2), word: newID(),
+		socket: os.NewFile(uintptr(pair[0]), "script"), script: make(chan []byte, 2), word: command.NewID(),
 		answers: make(chan answer, 1), silent: make(chan struct{}), over: make(chan struct{}),
 	}
-	c, ends, err := s.newCommand(newID(), "session "+ses.id, 2)
+	c, ends, err := s.commands.New(command.NewID(), "session "+ses.id, 2)
 	if err != nil {
 		sh.socket.Close()
 		return nil, err
 	}
-	c.forget, c.out.Small, c.owner = true, true, sh
+	c.Forget, c.Output.Small, c.Owner = true, true, sh.output
 	sh.cmd = c
-	if err := s.launch(c, l, 0, false, ends); err != nil {
+	if err := s.commands.Start(c, l, 0, false, ends); err != nil {
 		sh.socket.Close()
 		return nil, err
 	}
-	c.begin()
+	c.Begin()
 	go proc.Guarded(sh.listen)
 	go proc.Guarded(sh.wait)
 	go proc.Guarded(sh.talk)
@@ -192,7 +199,7 @@ func (s *Server) startShell(ses *session) (*shell, error) {
 func (sh *shell) output(stream byte, b []byte) {
 	sh.feed.Lock()
 	defer sh.feed.Unlock()
-	sh.cmd.out.Write(b) //nolint:errcheck // never fails
+	sh.cmd.Output.Write(b) //nolint:errcheck // never fails
 	if sh.live != nil {
 		sh.live.Output(stream, b)
 	}
@@ -251,7 +258,7 @@ func (sh *shell) hear(b []byte) {
 // wait waits for the shell's death and hears what it said before. Whatever it
 // left behind may hold its end of the socket, so there may be no end to wait for.
 func (sh *shell) wait() {
-	<-sh.cmd.flushed
+	<-sh.cmd.Flushed()
 	sh.socket.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // open until this function closes it
 	<-sh.silent
 	if rc, err := sh.socket.SyscallConn(); err == nil {
@@ -283,7 +290,7 @@ var errMute = errors.New("the shell of this session can not say how the command 
 func (s *Server) execute(ses *session, r runLine, timeout time.Duration, cut <-chan struct{}, out *reply.Stream) {
 	sh, err := s.living(ses)
 	if err != nil {
-		ses.end(ending{code: 126, err: err.Error(), at: time.Now(), reason: agent.ReasonExited})
+		ses.end(command.Ending{Code: 126, Err: err.Error(), At: time.Now(), Reason: agent.ReasonExited})
 		return
 	}
 	ses.mu.Lock()
@@ -291,7 +298,7 @@ func (s *Server) execute(ses *session, r runLine, timeout time.Duration, cut <-c
 	r.marker = ses.marker(ses.runs)
 	r.trace, r.back, r.older = ses.last.trace, ses.last.dir, ses.last.older
 	ses.mu.Unlock()
-	r.word = newID()
+	r.word = command.NewID()
 	sh.mu.Lock()
 	sh.want = r.word
 	sh.mu.Unlock()
@@ -301,7 +308,7 @@ func (s *Server) execute(ses *session, r runLine, timeout time.Duration, cut <-c
 	sh.attach(nil)
 	ses.mu.Lock()
 	switch {
-	case e.err != "":
+	case e.Err != "":
 		ses.last = answer{}
 	case a != nil:
 		if r.cwd != "" {
@@ -315,7 +322,7 @@ func (s *Server) execute(ses *session, r runLine, timeout time.Duration, cut <-c
 
 // await waits for the end of a run: the shell's answer, or its death, after
 // which the answer may be what it said when it exited.
-func (s *Server) await(sh *shell, marker uint64, timeout time.Duration, cut <-chan struct{}) (e ending, a *answer) {
+func (s *Server) await(sh *shell, marker uint64, timeout time.Duration, cut <-chan struct{}) (e command.Ending, a *answer) {
 	var late <-chan time.Time
 	if timeout > 0 {
 		t := time.NewTimer(timeout)
@@ -332,39 +339,42 @@ func (s *Server) await(sh *shell, marker uint64, timeout time.Duration, cut <-ch
 	for {
 		select {
 		case got := <-sh.answers:
-			limit := time.NewTimer(drainLimit)
-			for _, p := range sh.cmd.pumps {
+			limit := time.NewTimer(command.DrainLimit)
+			for _, p := range sh.cmd.Pumps {
 				p.Settle(limit.C)
 			}
 			limit.Stop()
-			e.code, e.at = got.code, time.Now()
-			s.explain(sh.cmd, &e)
+			e.Code, e.At = got.code, time.Now()
+			s.commands.Explain(sh.cmd, &e)
 			return e, &got
 		case <-sh.over:
 			select {
 			case got := <-sh.answers: // it died of what came after
-				e.code, e.at, e.reason = got.code, time.Now(), agent.ReasonExited
+				e.Code, e.At, e.Reason = got.code, time.Now(), agent.ReasonExited
 				return e, &got
 			default:
 			}
 			cuts.Wait()
-			end := sh.cmd.end
-			end.err = e.err
-			if e.timedOut {
-				end = ending{code: 128 + int(syscall.SIGKILL), signal: syscall.SIGKILL, timedOut: true, timeout: timeout, at: end.at, reason: agent.ReasonTimeout}
+			end := sh.cmd.End()
+			end.Err = e.Err
+			if e.TimedOut {
+				end = command.Ending{
+					Code: 128 + int(syscall.SIGKILL), Signal: syscall.SIGKILL,
+					TimedOut: true, Timeout: timeout, At: end.At, Reason: agent.ReasonTimeout,
+				}
 			}
 			return end, sh.left
 		case <-late:
-			e.timedOut = true
+			e.TimedOut = true
 			cutOff(syscall.SIGKILL, cutOffGrace)
 		case <-cut:
 			cut = nil
-			cutOff(syscall.SIGTERM, s.grace)
+			cutOff(syscall.SIGTERM, s.commands.Grace)
 		case <-look.C:
 			if !sh.heard() {
 				mute = 0
 			} else if mute++; mute == 2 {
-				e.err = errMute.Error()
+				e.Err = errMute.Error()
 				cutOff(syscall.SIGKILL, 0)
 			}
 		}
@@ -374,9 +384,9 @@ func (s *Server) await(sh *shell, marker uint64, timeout time.Duration, cut <-ch
 // cutOff ends a run with its shell. What earlier runs left in the background
 // goes on. The shell is asked first, because one that exits says what it has.
 func (s *Server) cutOff(sh *shell, marker uint64, sig syscall.Signal, grace time.Duration) {
-	sh.cmd.proc.Signal(syscall.SIGTERM, false) //nolint:errcheck // gone is what is wanted
+	sh.cmd.Process.Signal(syscall.SIGTERM, false) //nolint:errcheck // gone is what is wanted
 	find := func() []int {
-		return proc.Marked(func(m uint64) bool { return m == marker }, sh.cmd.proc.PID)
+		return proc.Marked(func(m uint64) bool { return m == marker }, sh.cmd.Process.PID)
 	}
 	for _, pid := range find() {
 		syscall.Kill(pid, sig) //nolint:errcheck // gone is what is wanted
@@ -384,10 +394,10 @@ func (s *Server) cutOff(sh *shell, marker uint64, sig syscall.Signal, grace time
 	t := time.NewTimer(grace)
 	defer t.Stop()
 	select {
-	case <-sh.cmd.died():
+	case <-sh.cmd.Died():
 	case <-t.C:
 	}
-	sh.cmd.proc.Signal(syscall.SIGKILL, false) //nolint:errcheck // as above
+	sh.cmd.Process.Signal(syscall.SIGKILL, false) //nolint:errcheck // as above
 	proc.KillAll(find)
 }
 
@@ -400,13 +410,13 @@ func (s *Server) removeSession(ses *session) {
 	if sh == nil {
 		return
 	}
-	sh.cmd.proc.Signal(syscall.SIGHUP, true) //nolint:errcheck // gone is what is wanted
+	sh.cmd.Process.Signal(syscall.SIGHUP, true) //nolint:errcheck // gone is what is wanted
 	t := time.NewTimer(cutOffGrace)
 	defer t.Stop()
 	select {
-	case <-sh.cmd.died():
+	case <-sh.cmd.Died():
 	case <-t.C:
 	}
-	sh.cmd.proc.KillTree()
+	sh.cmd.Process.KillTree()
 	proc.KillAll(func() []int { return proc.Marked(ses.owns, 0) })
 }

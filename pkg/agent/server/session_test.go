@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
@@ -381,7 +382,7 @@ func TestSessionOfSh(t *testing.T) {
 	if err := os.Symlink("/bin/sh", sh+"/sh"); err != nil {
 		t.Fatal(err)
 	}
-	id := newID()
+	id := command.NewID()
 	ses := &session{id: id, path: sh + "/sh", env: e.s.env, dir: e.dir}
 	ses.last.dir = e.dir
 	e.s.sessions.add(ses)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
@@ -103,7 +104,7 @@ func (s *Server) makeSession(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return reply.BadRequest("%v", err)
 	}
-	ses := &session{id: newID(), env: env}
+	ses := &session{id: command.NewID(), env: env}
 	proc.FileTurns.Do(func() { err = s.settle(ses, req.Cwd) })
 	if err != nil {
 		return err
@@ -160,7 +161,7 @@ func (s *Server) runInSession(w http.ResponseWriter, r *http.Request, ses *sessi
 	if s.stopping.Load() {
 		return reply.ErrStopping
 	}
-	run := &command{id: ses.id, done: make(chan struct{}), flushed: make(chan struct{})}
+	run := &run{over: make(chan struct{})}
 	var once sync.Once
 	cut := make(chan struct{})
 	if err := ses.begin(run, func() { once.Do(func() { close(cut) }) }); err != nil {
@@ -170,15 +171,15 @@ func (s *Server) runInSession(w http.ResponseWriter, r *http.Request, ses *sessi
 	if req.Cwd != "" {
 		var err error
 		if line.cwd, err = s.cwdOfRun(ses, req.Cwd); err != nil {
-			ses.end(ending{})
+			ses.end(command.Ending{})
 			return err
 		}
 	}
 	stream := reply.NewStream(w, r)
 	run.started = time.Now()
 	stream.Begin(ses.id)
-	go proc.Guarded(func() { s.execute(ses, line, milliseconds(req.Timeout), cut, stream) })
-	stream.Follow(r, run.flushed, func() { stream.Finish(run.end.exit(run.started), run.end.failure()) })
+	go proc.Guarded(func() { s.execute(ses, line, command.Milliseconds(req.Timeout), cut, stream) })
+	stream.Follow(r, run.over, func() { stream.Finish(run.end.Exit(run.started), run.end.Failure()) })
 	return nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
@@ -36,8 +37,8 @@ type terminal struct {
 	live *viewer // has caught up; guarded by feed
 
 	mu      sync.Mutex
-	cmd     *command // nil: not started
-	tty     *os.File // nil: pipe mode
+	cmd     *command.Command // nil: not started
+	tty     *os.File         // nil: pipe mode
 	removed bool
 	holder  *viewer // who is connected, or about to be
 }
@@ -63,22 +64,22 @@ func (s *Server) launchTerminal(t *terminal, tty bool) error {
 	if tty {
 		pipes = 0
 	}
-	c, ends, err := s.newCommand(t.id, contentOf(&t.req), pipes)
+	c, ends, err := s.commands.New(t.id, contentOf(&t.req), pipes)
 	if err != nil {
 		return err
 	}
 	if tty {
-		ours, theirs, err := proc.OpenTTY(cmp.Or(t.req.Cols, 80), cmp.Or(t.req.Rows, 24), l.cred)
+		ours, theirs, err := proc.OpenTTY(cmp.Or(t.req.Cols, 80), cmp.Or(t.req.Rows, 24), l.Cred)
 		if err != nil {
 			return err
 		}
-		t.tty, l.tty, ends = ours, true, []int{theirs}
-		c.pumps = []*output.Pump{output.NewTerminal(ours, agent.PtyStdout)}
+		t.tty, l.TTY, ends = ours, true, []int{theirs}
+		c.Pumps = []*output.Pump{output.NewTerminal(ours, agent.PtyStdout)}
 	}
-	t.cmd, c.owner = c, t
-	err = s.launch(c, l, milliseconds(t.req.Timeout), !tty, ends)
+	t.cmd, c.Owner = c, t.output
+	err = s.commands.Start(c, &l.Launch, command.Milliseconds(t.req.Timeout), !tty, ends)
 	if err == nil {
-		c.begin()
+		c.Begin()
 	}
 	return err
 }
@@ -96,7 +97,7 @@ func (s *Server) prepareTerminal(req *agent.PtyRequest, tty bool) (*launch, erro
 	}
 	l, err := s.prepare(c)
 	if err == nil && tty {
-		l.defaultEnv("TERM", "xterm-256color")
+		l.DefaultEnv("TERM", "xterm-256color")
 	}
 	return l, err
 }
@@ -116,7 +117,7 @@ func contentOf(req *agent.PtyRequest) string {
 func (t *terminal) output(stream byte, b []byte) {
 	t.feed.Lock()
 	defer t.feed.Unlock()
-	t.cmd.out.Write(b) //nolint:errcheck // never fails
+	t.cmd.Output.Write(b) //nolint:errcheck // never fails
 	if t.live != nil {
 		t.live.output(stream, b)
 	}
@@ -130,7 +131,7 @@ func (t *terminal) catchUp(v *viewer, since int64, limit time.Duration) error {
 	defer t.feed.Unlock()
 	patience := time.AfterFunc(limit, func() { proc.Guarded(v.stop) })
 	defer patience.Stop()
-	from, end := t.cmd.out.Range()
+	from, end := t.cmd.Output.Range()
 	for off := max(since, from); off < end; {
 		next := min(end, off+agent.MaxPtyReplay)
 		if err := v.replay(t.cmd, off, next); err != nil {
@@ -197,14 +198,14 @@ func (t *terminal) input() *os.File {
 	if t.tty != nil {
 		return t.tty
 	}
-	return t.cmd.stdin
+	return t.cmd.Stdin
 }
 
 // signalTerminal sends sig to the foreground. Where the kernel does not tell
 // which that is (gVisor), SIGINT and SIGQUIT are typed, and others go to the
 // process group of the session's first process, as execd has it.
 func (s *Server) signalTerminal(t *terminal, sig syscall.Signal) error {
-	if t.tty != nil && t.cmd.alive() {
+	if t.tty != nil && t.cmd.Alive() {
 		if pgrp, err := proc.Foreground(t.tty); err == nil {
 			return syscall.Kill(-pgrp, sig)
 		}
@@ -213,7 +214,7 @@ func (s *Server) signalTerminal(t *terminal, sig syscall.Signal) error {
 			return err
 		}
 	}
-	return t.cmd.proc.Signal(sig, true)
+	return t.cmd.Process.Signal(sig, true)
 }
 
 // status describes t as execd does, and more.
@@ -224,10 +225,11 @@ func (t *terminal) status() agent.PtyStatus {
 	if t.cmd == nil {
 		return st
 	}
-	st.Mode, st.Running = t.mode(), t.cmd.running()
-	_, st.OutputOffset = t.cmd.out.Range()
+	st.Mode, st.Running = t.mode(), t.cmd.Running()
+	_, st.OutputOffset = t.cmd.Output.Range()
 	if !st.Running {
-		st.ExitCode = &t.cmd.end.code
+		end := t.cmd.End()
+		st.ExitCode = &end.Code
 	}
 	return st
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -48,7 +49,7 @@ func (ts *terminals) add(t *terminal) bool {
 func (t *terminal) ended() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.holder == nil && t.cmd != nil && !t.cmd.running()
+	return t.holder == nil && t.cmd != nil && !t.cmd.Running()
 }
 
 // forgotten reports, of a session that never started, whether it never will. If
@@ -122,7 +123,7 @@ func (s *Server) makeTerminal(w http.ResponseWriter, r *http.Request) error {
 	if s.stopping.Load() {
 		return reply.ErrStopping
 	}
-	t := &terminal{id: newID(), req: req, made: time.Now()}
+	t := &terminal{id: command.NewID(), req: req, made: time.Now()}
 	if !s.terminals.add(t) {
 		return reply.Fail(http.StatusTooManyRequests, reply.Failed, "this sandbox has %d terminals and all of them live: end some, by DELETE /pty/{id}", proc.MaxTerminals)
 	}
@@ -151,7 +152,7 @@ func (s *Server) removeTerminal(w http.ResponseWriter, r *http.Request, t *termi
 	c := t.cmd
 	t.mu.Unlock()
 	if c != nil {
-		s.interrupt(r.Context(), c, syscall.SIGHUP) //nolint:errcheck // ended is what is wanted
+		s.commands.Interrupt(r.Context(), c, syscall.SIGHUP) //nolint:errcheck // ended is what is wanted
 	}
 	return reply.OK(w)
 }
@@ -191,7 +192,8 @@ func (s *Server) connectTerminal(w http.ResponseWriter, r *http.Request, t *term
 	if err := s.launchTerminal(t, q.Get("pty") != "0"); err != nil {
 		f := agent.PtyFrame{Type: "error", Code: agent.PtyNotStarted, Error: err.Error()}
 		if t.cmd != nil {
-			f.ExitCode = &t.cmd.end.code
+			end := t.cmd.End()
+			f.ExitCode = &end.Code
 		}
 		v.text(f)                                                    //nolint:errcheck // over either way
 		ws.Close(websocket.StatusInternalError, agent.PtyNotStarted) //nolint:errcheck // as above

@@ -14,6 +14,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
@@ -82,7 +83,7 @@ func (v *viewer) output(stream byte, b []byte) {
 }
 
 // replay sends the output between two byte numbers in one message.
-func (v *viewer) replay(c *command, off, end int64) error {
+func (v *viewer) replay(c *command.Command, off, end int64) error {
 	w, err := v.ws.Writer(v.ctx, websocket.MessageBinary)
 	if err != nil {
 		return err
@@ -90,7 +91,7 @@ func (v *viewer) replay(c *command, off, end int64) error {
 	if _, err := w.Write(binary.BigEndian.AppendUint64([]byte{agent.PtyReplay}, uint64(off))); err != nil {
 		return err
 	}
-	if _, err := c.out.Copy(w, off, end); err != nil {
+	if _, err := c.Output.Copy(w, off, end); err != nil {
 		return err
 	}
 	return w.Close()
@@ -124,8 +125,8 @@ func (v *viewer) attend(t *terminal, every time.Duration) {
 	defer v.ping.Stop()
 	select {
 	case <-v.ctx.Done():
-	case <-t.cmd.flushed:
-		v.text(t.cmd.end.frame())                                   //nolint:errcheck // the reading end notices
+	case <-t.cmd.Flushed():
+		v.text(t.cmd.End().Frame())                                 //nolint:errcheck // the reading end notices
 		t.letGo(v)                                                  // before its client knows, which may come back at once
 		v.ws.Close(websocket.StatusNormalClosure, "process exited") //nolint:errcheck // as above
 	}

@@ -1,4 +1,4 @@
-package server
+package command
 
 import (
 	"testing"
@@ -9,13 +9,13 @@ import (
 
 // TestOutputsMakeRoom lets many commands write more than all may keep.
 func TestOutputsMakeRoom(t *testing.T) {
-	g := newRegistry(t.TempDir(), 4<<20, output.OfCommand)
-	var last *command
+	g := NewRegistry(Config{OutputDir: t.TempDir(), OutputLimit: 4 << 20, OutputEach: output.OfCommand})
+	var last *Command
 	for range 20 {
-		last = &command{id: newID(), out: nil, done: make(chan struct{})}
-		last.out = g.books.NewRing(last.id)
+		last = &Command{ID: NewID(), done: make(chan struct{})}
+		last.Output = g.books.NewRing(last.ID)
 		g.add(last)
-		last.out.Write(make([]byte, 1<<20)) //nolint:errcheck // never fails
+		last.Output.Write(make([]byte, 1<<20)) //nolint:errcheck // never fails
 		g.finished(last)
 		for g.evicting.Load() {
 			time.Sleep(time.Millisecond) // it runs beside
@@ -24,13 +24,13 @@ func TestOutputsMakeRoom(t *testing.T) {
 	if n := g.books.InFile(); n > 4<<20 {
 		t.Errorf("%d bytes of files, %d are allowed", n, 4<<20)
 	}
-	if from, end := last.out.Range(); from != 0 || end != 1<<20 {
+	if from, end := last.Output.Range(); from != 0 || end != 1<<20 {
 		t.Errorf("the newest output keeps only %d to %d", from, end)
 	}
 	for range 100 {
-		c := &command{id: newID(), done: make(chan struct{})}
-		c.out = g.books.NewRing(c.id)
-		c.out.Write(make([]byte, output.InMemory)) //nolint:errcheck // never fails
+		c := &Command{ID: NewID(), done: make(chan struct{})}
+		c.Output = g.books.NewRing(c.ID)
+		c.Output.Write(make([]byte, output.InMemory)) //nolint:errcheck // never fails
 		g.finished(c)
 	}
 	if g.inUse > finishedMemory {

@@ -1,4 +1,4 @@
-package server
+package command
 
 import (
 	"errors"
@@ -29,45 +29,45 @@ var (
 // lastWords is how much of the end of its output says why a command failed.
 const lastWords = 4 << 10
 
-// explain says why a command ended and, if a limit of the sandbox is behind
+// Explain says why a command ended and, if a limit of the sandbox is behind
 // it, which one. Its own words are the start of any suspicion, because a limit
 // that was met and coped with is no reason; a full disk is tried as well. That
 // the kernel killed it for its memory is what only the host knows.
-func (s *Server) explain(c *command, e *ending) {
+func (g *Registry) Explain(c *Command, e *Ending) {
 	switch {
-	case e.timedOut:
-		e.reason = agent.ReasonTimeout
+	case e.TimedOut:
+		e.Reason = agent.ReasonTimeout
 		return
-	case e.signal != 0:
-		e.reason = agent.ReasonKilled
+	case e.Signal != 0:
+		e.Reason = agent.ReasonKilled
 		return
 	}
-	e.reason = agent.ReasonExited
-	if e.code == 0 {
+	e.Reason = agent.ReasonExited
+	if e.Code == 0 {
 		return
 	}
-	words := c.out.Tail(lastWords)
+	words, limits := c.Output.Tail(lastWords), g.Limits()
 	switch {
-	case saysDiskFull.Match(words) && s.diskFull():
-		e.reason = agent.ReasonDiskFull
-		e.hint = "the disk limit of the sandbox is reached"
-		if n := s.limits.Load().DiskBytes; n > 0 {
-			e.hint = fmt.Sprintf("the disk limit of the sandbox, %s, is reached", amount(n))
+	case saysDiskFull.Match(words) && g.diskFull():
+		e.Reason = agent.ReasonDiskFull
+		e.Hint = "the disk limit of the sandbox is reached"
+		if n := limits.DiskBytes; n > 0 {
+			e.Hint = fmt.Sprintf("the disk limit of the sandbox, %s, is reached", amount(n))
 		}
-	case s.limits.Load().Pids > 0 && (saysNoFork.Match(words) || saysAgain.Match(words) && s.manyTasks()):
-		e.reason = agent.ReasonPidsLimit
-		e.hint = fmt.Sprintf("the sandbox may have %d processes and threads, its pids limit", s.limits.Load().Pids)
+	case limits.Pids > 0 && (saysNoFork.Match(words) || saysAgain.Match(words) && g.manyTasks()):
+		e.Reason = agent.ReasonPidsLimit
+		e.Hint = fmt.Sprintf("the sandbox may have %d processes and threads, its pids limit", limits.Pids)
 	}
 }
 
-// The values of command.blamed.
+// The values of Command.blamed.
 const (
 	blamedYes = 1
 	blamedNo  = 2
 )
 
-// oomKills is how many OOM kills the daemon says there were; -1: it says nothing.
-func oomKills(r *http.Request) int64 {
+// OOMKills is how many OOM kills the daemon says there were; -1: it says nothing.
+func OOMKills(r *http.Request) int64 {
 	n, err := strconv.ParseInt(r.Header.Get(agent.OOMKillsHeader), 10, 64)
 	if err != nil || n < 0 {
 		return -1
@@ -75,15 +75,15 @@ func oomKills(r *http.Request) int64 {
 	return n
 }
 
-// blame settles, once, whether c was killed for its memory: by a SIGKILL that no
+// Blame settles, once, whether c was killed for its memory: by a SIGKILL that no
 // client asked for, in a sandbox in which the kernel has killed since c began. The
 // first who asks after its end settles it, so that later kills are not its own.
-func (c *command) blame(now int64) {
-	if c.running() || now < 0 || c.ooms < 0 || c.end.reason != agent.ReasonKilled || c.end.signal != unix.SIGKILL {
+func (c *Command) Blame(now int64) {
+	if c.Running() || now < 0 || c.OOMKills < 0 || c.end.Reason != agent.ReasonKilled || c.end.Signal != unix.SIGKILL {
 		return
 	}
 	verdict := int32(blamedNo)
-	if now > c.ooms && !c.byHand.Load() {
+	if now > c.OOMKills && !c.byHand.Load() {
 		verdict = blamedYes
 	}
 	c.blamed.CompareAndSwap(0, verdict)
@@ -91,20 +91,20 @@ func (c *command) blame(now int64) {
 
 // manyTasks reports whether the guest has three fourths of what it may have: who
 // was refused one has ended, and some of its children with it.
-func (s *Server) manyTasks() bool { return proc.Tasks()*4 >= s.limits.Load().Pids*3 }
+func (g *Registry) manyTasks() bool { return proc.Tasks()*4 >= g.Limits().Pids*3 }
 
 // probe is what does not fit onto a disk that is full: a program that failed
 // to write as much, a usual buffer, left less.
 const probe = 1 << 20
 
 // diskFull tries to write.
-func (s *Server) diskFull() (is bool) {
-	proc.FileTurns.Do(func() { is = s.tryToWrite() })
+func (g *Registry) diskFull() (is bool) {
+	proc.FileTurns.Do(func() { is = g.tryToWrite() })
 	return is
 }
 
-func (s *Server) tryToWrite() bool {
-	path := filepath.Join(s.stateDir, "probe")
+func (g *Registry) tryToWrite() bool {
+	path := filepath.Join(g.StateDir, "probe")
 	defer os.Remove(path) //nolint:errcheck // it may not have been made
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
