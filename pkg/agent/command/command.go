@@ -97,7 +97,7 @@ func (g *Registry) New(id, content string, pipes int) (*Command, []int, error) {
 		}
 		if err != nil {
 			CloseAll(ends)
-			c.closePumps()
+			c.ClosePumps()
 			return nil, nil, err
 		}
 		ends = append(ends, p[1])
@@ -118,7 +118,8 @@ func CloseAll(fds []int) {
 	}
 }
 
-func (c *Command) closePumps() {
+// ClosePumps is for a command that does not begin.
+func (c *Command) ClosePumps() {
 	for _, p := range c.Pumps {
 		p.Close()
 	}
@@ -185,7 +186,7 @@ func (g *Registry) Started(c *Command, timeout time.Duration) {
 
 // notStarted ends a command that never ran.
 func (g *Registry) notStarted(c *Command, msg string, code int, reason string) error {
-	c.closePumps()
+	c.ClosePumps()
 	if c.Stdin != nil {
 		c.Stdin.Close()
 		c.Stdin = nil

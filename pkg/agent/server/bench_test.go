@@ -95,11 +95,11 @@ func BenchmarkAhead(b *testing.B) {
 	s, do := benchEnv(b)
 	for name, body := range map[string]string{"ahead": `{"command":"true"}`, "cold": `{"argv":["bash","-c","true"]}`} {
 		b.Run(name, func(b *testing.B) {
-			s.ahead.on = name == "ahead"
+			s.ahead.On = name == "ahead"
 			var took []float64
 			for b.Loop() {
-				if s.ahead.on {
-					s.refill()
+				if s.ahead.On {
+					s.ahead.Refill()
 					time.Sleep(10 * time.Millisecond) // off the clock that counts
 				}
 				start := time.Now()

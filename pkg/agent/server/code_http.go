@@ -12,6 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 // drivers starts the drivers of contexts, by the one who starts all children.
@@ -20,12 +21,12 @@ type drivers struct{ s *Server }
 func (drivers) Look(name string, env map[string]string) (path string) {
 	proc.BriefTurns.Do(func() {
 		if !strings.Contains(name, "/") {
-			path = lookPath(name, env["PATH"])
+			path = shell.LookPath(name, env["PATH"])
 			return
 		}
 		found, _ := filepath.Glob(name) // the patterns are ours
 		for _, p := range found {
-			if executable(p) {
+			if shell.Executable(p) {
 				path = p
 			}
 		}
@@ -33,13 +34,13 @@ func (drivers) Look(name string, env map[string]string) (path string) {
 	return path
 }
 
-func (d drivers) Terminal() (*os.File, int, error) { return proc.OpenTTY(0, 0, d.s.userCred) }
+func (d drivers) Terminal() (*os.File, int, error) { return proc.OpenTTY(0, 0, d.s.guest.cred) }
 
 func (drivers) Go(f func()) { go proc.Guarded(f) }
 
 func (d drivers) Start(path string, argv []string, p interpreter.Place, fds []uintptr) (interpreter.Process, error) {
 	started, err := proc.Start(proc.Spec{
-		Path: path, Argv: argv, Env: environ(p.Env), Dir: p.Dir, Cred: d.s.userCred,
+		Path: path, Argv: argv, Env: shell.Environ(p.Env), Dir: p.Dir, Cred: d.s.guest.cred,
 		Files: [3]uintptr(fds[:3]), More: fds[3:], Mortal: true,
 	})
 	if err != nil {
@@ -127,12 +128,12 @@ func (s *Server) place(cwd string) (interpreter.Place, error) {
 	if strings.IndexByte(cwd, 0) >= 0 {
 		return interpreter.Place{}, bad(errors.New("cwd contains a NUL byte"))
 	}
-	env, err := s.commandEnv(&agent.CommandRequest{}, s.user)
+	env, err := s.guest.Env()
 	if err != nil {
 		return interpreter.Place{}, bad(err)
 	}
 	var dir, real string
-	proc.BriefTurns.Do(func() { dir, real, err = s.workingDir(cwd, env) })
+	proc.BriefTurns.Do(func() { dir, real, err = s.guest.WorkingDir(cwd, env) })
 	if err != nil {
 		return interpreter.Place{}, bad(err)
 	}

@@ -575,7 +575,7 @@ func TestCodeBadInput(t *testing.T) {
 	if got := e.cell(c, big); got != "stdout \"big\\n\"\ncomplete" {
 		t.Errorf("5 MB of bash: %.200s", got)
 	}
-	e.s.env["PATH"] = e.dir
+	e.s.guest.env["PATH"] = e.dir
 	if out := e.call(400, "POST", "/code/context", `{"language":"python"}`); !strings.Contains(out, "python3") || !strings.Contains(out, e.dir) {
 		t.Errorf("an image without python: %s", out)
 	}
@@ -688,7 +688,7 @@ func TestCodeReadiness(t *testing.T) {
 	for _, x := range []struct{ port, host, want string }{
 		{"", "", "127.0.0.1:44771"}, {"5000", "", "127.0.0.1:5000"}, {"0", "", ""}, {"x", "", ""}, {"70000", "", ""}, {"", "http://127.0.0.1:44771", ""},
 	} {
-		e.s.env["JUPYTER_PORT"], e.s.env["JUPYTER_HOST"] = x.port, x.host
+		e.s.guest.env["JUPYTER_PORT"], e.s.guest.env["JUPYTER_HOST"] = x.port, x.host
 		if got := e.s.jupyterAddress(); got != x.want {
 			t.Errorf("JUPYTER_PORT=%q JUPYTER_HOST=%q: %q, want %q", x.port, x.host, got, x.want)
 		}

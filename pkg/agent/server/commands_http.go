@@ -42,7 +42,7 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 	if req.Background {
 		ooms = command.OOMKills(r)
 	}
-	c := s.handOver(req, l, ooms)
+	c := s.ahead.HandOver(req, &l.offer, ooms)
 	var startErr error
 	if c == nil {
 		if err := l.find(req); err != nil {
@@ -55,8 +55,8 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 		c.Forget, c.OOMKills = req.Forget, ooms
 		startErr = s.commands.Start(c, &l.Launch, command.Milliseconds(req.Timeout), req.Stdin, ends)
 	}
-	if l.fit != nil {
-		go proc.Guarded(func() { s.refillAfter(c) })
+	if l.offer.Fit != nil {
+		go proc.Guarded(func() { s.ahead.RefillAfter(c) })
 	}
 	if !req.Background {
 		c.Sink = stream.Framed
@@ -89,8 +89,8 @@ func (s *Server) interruptCommand(w http.ResponseWriter, r *http.Request) error 
 	if id == agent.EntrypointID {
 		return reply.Fail(http.StatusInternalServerError, reply.Failed, "the entrypoint is the sandbox: delete the sandbox, or signal the entrypoint")
 	}
-	if ses := s.sessions.get(id); ses != nil {
-		if !ses.interrupt() {
+	if known, ran := s.sessions.Interrupt(id); known {
+		if !ran {
 			return reply.Fail(http.StatusInternalServerError, reply.Failed, "session %s runs nothing", id)
 		}
 		return reply.OK(w)

@@ -22,8 +22,8 @@ const maxEnvFile = 1 << 20
 // makeEnvFile makes the environment file where its user could not. SDKs write
 // it by commands, which for root make what is missing. Without it, as on a
 // read-only file system, they say that they can not.
-func (s *Server) makeEnvFile(path string) {
-	if s.user.UID == 0 || s.env["EXECD_ENVS"] != envFile {
+func (g *guest) makeEnvFile(path string) {
+	if g.user.UID == 0 || g.env["EXECD_ENVS"] != envFile {
 		return
 	}
 	if os.MkdirAll(filepath.Dir(path), 0o755) != nil {
@@ -33,7 +33,7 @@ func (s *Server) makeEnvFile(path string) {
 	if err != nil {
 		return
 	}
-	f.Chown(int(s.user.UID), int(s.user.GID)) //nolint:errcheck // see above
+	f.Chown(int(g.user.UID), int(g.user.GID)) //nolint:errcheck // see above
 	f.Close()
 }
 

@@ -24,8 +24,8 @@ const jupyterPort = "44771"
 // jupyterAddress is where to accept such connections: nowhere if the image or
 // the sandbox names a Jupyter server of its own, or JUPYTER_PORT is no port.
 func (s *Server) jupyterAddress() string {
-	port := cmp.Or(s.env["JUPYTER_PORT"], jupyterPort)
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || s.env["JUPYTER_HOST"] != "" {
+	port := cmp.Or(s.guest.env["JUPYTER_PORT"], jupyterPort)
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || s.guest.env["JUPYTER_HOST"] != "" {
 		return ""
 	}
 	return net.JoinHostPort("127.0.0.1", port)

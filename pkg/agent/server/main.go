@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 // Options are what a test may set otherwise; the zero value is for PID 1.
@@ -61,7 +62,7 @@ func Main(o Options) int {
 		return o.fatal(err, 1)
 	}
 	go proc.Guarded(func() {
-		if s.start.script != nil && !s.start.script.take(s) {
+		if s.start.script != nil && !s.start.script.take(s.guest, s.entrypoint) {
 			return // live says how it ended
 		}
 		s.ready.Store(true)
@@ -119,7 +120,7 @@ func boot(o Options) (*Server, net.Listener, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	s.makeEnvFile(envFile)
+	s.guest.makeEnvFile(envFile)
 	if err := s.prepareEntrypoint(b.Entrypoint); err != nil {
 		return nil, nil, err
 	}
@@ -178,10 +179,10 @@ func (s *Server) serve(ln net.Listener) {
 
 // prepareEntrypoint resolves the entrypoint and makes its working directory.
 func (s *Server) prepareEntrypoint(argv []string) error {
-	if err := os.MkdirAll(s.workdir, 0o755); err != nil {
+	if err := os.MkdirAll(s.guest.workdir, 0o755); err != nil {
 		return fmt.Errorf("make the working directory of the image: %w", err)
 	}
-	argv, err := s.entrypointArgs(argv)
+	argv, err := s.guest.entrypointArgs(argv)
 	if err != nil || len(argv) == 0 {
 		return err
 	}
@@ -190,7 +191,7 @@ func (s *Server) prepareEntrypoint(argv []string) error {
 		return fmt.Errorf("make a pipe for the entrypoint: %w", err)
 	}
 	s.entrypoint, s.start = c, start{ends: ends}
-	s.start.argv, s.start.script, err = s.withPreScript(argv)
+	s.start.argv, s.start.script, err = s.guest.withPreScript(argv)
 	return err
 }
 
@@ -208,9 +209,9 @@ func (s *Server) startEntrypoint() (int, error) {
 		return 0, nil
 	}
 	argv := s.start.argv
-	l := &command.Launch{Way: command.Way{Path: argv[0], Argv: argv, Env: environ(s.env)}, Dir: s.workdir, Cred: s.userCred}
+	l := &command.Launch{Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(s.guest.env)}, Dir: s.guest.workdir, Cred: s.guest.cred}
 	if !strings.Contains(l.Path, "/") {
-		l.Path = lookPath(l.Path, s.env["PATH"])
+		l.Path = shell.LookPath(l.Path, s.guest.env["PATH"])
 	}
 	if script := s.start.script; script != nil {
 		l.More = []uintptr{uintptr(script.end)}

@@ -21,12 +21,12 @@
 package server
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -34,16 +34,15 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
-	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 // Config is what a Server is made of.
@@ -58,19 +57,14 @@ type Server struct {
 	token    [sha256.Size]byte
 	limits   atomic.Pointer[agent.Limits] // never nil
 	stateDir string
-	workdir  string
+	guest    *guest
 	// prestarted are languages whose standing contexts are made at once.
 	prestarted []string
-	user       proc.Identity
-	userCred   *syscall.Credential // what a child must change to be user
-	env        map[string]string
-	accounts   *proc.Accounts
-	files      files.Files
 	commands   *command.Registry
 	terminals  terminals
 	contexts   interpreter.Contexts
-	sessions   sessions
-	ahead      ahead
+	sessions   *shell.Sessions
+	ahead      *shell.Ahead
 	devNull    *os.File
 	ready      atomic.Bool
 	stopping   atomic.Bool // the entrypoint ended: nothing new is started
@@ -90,10 +84,7 @@ func New(c Config) (*Server, error) {
 	s := &Server{
 		token:    sha256.Sum256([]byte(b.Token)),
 		stateDir: c.StateDir,
-		workdir:  b.Workdir,
-		accounts: &proc.Accounts{Passwd: "/etc/passwd", Group: "/etc/group"},
 		wsPing:   wsPing,
-		ahead:    ahead{on: b.ShellAhead, idle: aheadIdle, answer: aheadAnswer},
 	}
 	proc.Reap()
 	s.contexts.Host = drivers{s}
@@ -102,24 +93,18 @@ func New(c Config) (*Server, error) {
 	if s.stateDir == "" {
 		s.stateDir = agent.StateDir
 	}
-	if s.workdir == "" {
-		s.workdir = "/"
-	}
-	if !filepath.IsAbs(s.workdir) {
-		return nil, fmt.Errorf("working directory %q of the image is not absolute", s.workdir)
+	workdir := cmp.Or(b.Workdir, "/")
+	if !filepath.IsAbs(workdir) {
+		return nil, fmt.Errorf("working directory %q of the image is not absolute", workdir)
 	}
 	outputDir := filepath.Join(s.stateDir, "output")
 	if err := makeStateDir(s.stateDir, outputDir); err != nil {
 		return nil, err
 	}
 	var err error
-	if s.user, err = s.accounts.Resolve(b.User); err != nil {
-		return nil, fmt.Errorf("USER of the image: %w", err)
+	if s.guest, err = newGuest(c.Environ, &b, workdir, s.stateDir); err != nil {
+		return nil, err
 	}
-	s.userCred = s.user.Credential()
-	s.env = baseEnv(c.Environ, b, s.user)
-	s.files = files.Files{Accounts: s.accounts, Workdir: s.workdir, StateDir: s.stateDir, User: s.user}
-	s.files.User.Home = s.env["HOME"] // an image may set another
 	if s.devNull, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
 		return nil, fmt.Errorf("open the null device: %w", err)
 	}
@@ -141,6 +126,9 @@ func New(c Config) (*Server, error) {
 
 		OutputDir: outputDir, OutputLimit: limit, OutputEach: max(each, output.InMemory),
 	})
+	host := shell.Host{Commands: s.commands, Guest: s.guest, Cred: s.guest.cred, Stopping: s.stopping.Load}
+	s.ahead = shell.NewAhead(host, b.ShellAhead, s.memory)
+	s.sessions = shell.NewSessions(host)
 	s.cpu.read(s.cpuCount())
 	return s, nil
 }
@@ -170,25 +158,6 @@ func makeStateDir(dir, output string) error {
 	return nil
 }
 
-func baseEnv(image []string, b agent.Bootstrap, user proc.Identity) map[string]string {
-	env := map[string]string{
-		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME": user.Home,
-
-		"EXECD_ENVS": envFile,
-	}
-	if b.Hostname != "" {
-		env["HOSTNAME"] = b.Hostname
-	}
-	for _, kv := range image {
-		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
-			env[k] = v
-		}
-	}
-	maps.Copy(env, b.Env)
-	return env
-}
-
 // ServeHTTP answers one request. Nothing is answered without the token, /ping
 // included.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -215,7 +184,7 @@ func (s *Server) route(r *http.Request) (reply.Handler, error) {
 	methods := s.fixedRoutes(path)
 	if methods == nil {
 		var err error
-		if methods, err = s.files.Routes(path); err != nil {
+		if methods, err = s.guest.files.Routes(path); err != nil {
 			return nil, err
 		}
 	}
@@ -229,7 +198,7 @@ func (s *Server) route(r *http.Request) (reply.Handler, error) {
 		methods = s.codeRoutes(path)
 	}
 	if methods == nil {
-		methods = s.sessionRoutes(path)
+		methods = s.sessions.Routes(path)
 	}
 	if methods == nil {
 		methods = isolatedRoutes(path)
@@ -259,8 +228,6 @@ func (s *Server) fixedRoutes(path string) reply.Methods {
 		return reply.Methods{"POST": s.runCommand, "DELETE": s.interruptCommand}
 	case "/pty":
 		return reply.Methods{"POST": s.makeTerminal, "GET": s.listTerminals}
-	case "/session":
-		return reply.Methods{"POST": s.makeSession}
 	case "/limits":
 		return reply.Methods{"PUT": s.setLimits}
 	case "/tasks":

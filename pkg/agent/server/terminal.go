@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 // A terminal is a session of POST /pty: a command that starts when the first
@@ -89,7 +90,7 @@ func (s *Server) launchTerminal(t *terminal, tty bool) error {
 func (s *Server) prepareTerminal(req *agent.PtyRequest, tty bool) (*launch, error) {
 	c := &agent.CommandRequest{Command: req.Command, Argv: req.Argv, Cwd: req.Cwd, UID: req.UID, GID: req.GID, Envs: req.Envs, Timeout: req.Timeout}
 	if c.Command == "" && len(c.Argv) == 0 {
-		sh := findShell(cmp.Or(req.Envs["PATH"], s.env["PATH"]))
+		sh := shell.FindShell(cmp.Or(req.Envs["PATH"], s.guest.env["PATH"]))
 		if sh == "" {
 			return nil, reply.BadRequest("this image has neither bash nor sh: give a program as argv")
 		}

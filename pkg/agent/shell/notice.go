@@ -1,15 +1,12 @@
-package server
+package shell
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"slices"
 	"strings"
 
 	"mvdan.cc/sh/v3/syntax"
-
-	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
 // What a command could tell of the shell it is run by. `bash -c` and the shell
@@ -27,8 +24,8 @@ const (
 	fitNests = 500
 )
 
-// A fit is a command for the shell ahead.
-type fit struct {
+// A Fit is a command for the shell ahead.
+type Fit struct {
 	text string
 	// at is where the last program is named, which bash replaces itself by; -1 if
 	// it does not.
@@ -36,30 +33,30 @@ type fit struct {
 	name string
 }
 
-// looks fits anywhere in a command and means that it may look at its shell.
-var looks = set(`BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_COMPAT BASH_ENV BASH_EXECUTION_STRING BASH_LINENO
+// revealing are words that mean, anywhere in a command, that it may look at its shell.
+var revealing = set(`BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_COMPAT BASH_ENV BASH_EXECUTION_STRING BASH_LINENO
 	BASH_LOADABLES_PATH BASH_SOURCE BASH_SUBSHELL BASH_XTRACEFD BASHOPTS SHELLOPTS PIPESTATUS SECONDS FUNCNAME HISTCMD _sandboxd
 	proc ps pgrep pkill pidof pstree killall top htop atop lsof fuser pmap strace ltrace gdb psutil`)
 
-// shady is what changes how bash reads, names things or starts programs, or
+// altering is what changes how bash reads, names things or starts programs, or
 // runs text that is not looked through.
-var shady = set(`. source eval trap alias unalias shopt enable hash builtin history fc compgen complete compopt bind suspend logout
+var altering = set(`. source eval trap alias unalias shopt enable hash builtin history fc compgen complete compopt bind suspend logout
 	caller times ulimit declare typeset local export readonly nameref coproc disown help in else`)
 
-// fitOf returns a command for the shell ahead, or nil. Plain words that name a
+// FitOf returns a command for the shell ahead, or nil. Plain words that name a
 // program need no shell: see words.
-func fitOf(command string) *fit {
+func FitOf(command string) *Fit {
 	if w, ok := words(command); !ok {
 		return notices(command)
 	} else if twins[w[0]] {
-		return &fit{text: command, at: -1}
+		return &Fit{text: command, at: -1}
 	}
 	return nil
 }
 
 // notices returns a command that can not tell the shell ahead from another, or
 // nil.
-func notices(command string) (f *fit) {
+func notices(command string) (f *Fit) {
 	if len(command) > maxFit || !readable(command) {
 		return nil
 	}
@@ -73,7 +70,7 @@ func notices(command string) (f *fit) {
 		return nil
 	}
 	for w := range strings.FieldsFuncSeq(command, func(r rune) bool { return !nameRune(r) }) {
-		if looks[w] {
+		if revealing[w] {
 			return nil
 		}
 	}
@@ -178,10 +175,10 @@ func declares(d *syntax.DeclClause) bool {
 	return named && d.Variant.Value != "nameref"
 }
 
-// plain reports whether it is known what c calls and that it does nothing shady.
+// plain reports whether it is known what c calls and that it is not altering.
 func (v *visitor) plain(c *syntax.CallExpr) bool {
 	name := c.Args[0].Lit()
-	if name == "" || shady[name] || name != "[" && strings.ContainsAny(name, `*?[]{}\!`) {
+	if name == "" || altering[name] || name != "[" && strings.ContainsAny(name, `*?[]{}\!`) {
 		return false
 	}
 	switch name {
@@ -230,8 +227,8 @@ func harmlessSet(args []*syntax.Word) bool {
 // 5.2 do (should_suppress_fork and can_optimize_connection in its execute_cmd.c):
 // a simple command without redirections that ends the text, alone, or behind
 // ";", "&&" or "||".
-func (v *visitor) fit(file *syntax.File, command string) *fit {
-	f := &fit{text: command, at: -1}
+func (v *visitor) fit(file *syntax.File, command string) *Fit {
+	f := &Fit{text: command, at: -1}
 	n := len(file.Stmts)
 	if n == 0 {
 		return f
@@ -314,13 +311,13 @@ func mentions(command, name string) bool {
 
 // complete returns the text as the shell ahead is told it, or reports false if
 // it is not sure that the last program is there to be executed.
-func (f *fit) complete(env map[string]string) (string, bool) {
+func (f *Fit) complete(env map[string]string) (string, bool) {
 	if f.at < 0 {
 		return f.text, true
 	}
 	path := f.name
 	if path[0] != '/' {
-		path = lookPath(path, env["PATH"])
+		path = LookPath(path, env["PATH"])
 	}
 	fi, err := os.Stat(path)
 	if err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 != 0o111 {
@@ -370,44 +367,8 @@ func exports(base, env map[string]string) (words string, ok bool) {
 }
 
 // quoteLine is quote without line ends, which would change the numbers of lines.
-func quoteLine(s string) string { return strings.ReplaceAll(quote(s), "\n", `'$'\n''`) }
+func quoteLine(s string) string { return strings.ReplaceAll(Quote(s), "\n", `'$'\n''`) }
 
 func identifier(s string) bool {
 	return s != "" && (s[0] < '0' || s[0] > '9') && strings.IndexFunc(s, func(r rune) bool { return !nameRune(r) }) < 0
-}
-
-// script is what makes w run a command, or reports false if w is not the shell
-// that would run it.
-//
-// All stands on one line with the first of the command, so that its lines have
-// their numbers, and the shell does none of it if it does not understand that
-// line. "k" says that what follows is the command.
-func (w *waiting) script(req *agent.CommandRequest, l *launch) (string, bool) {
-	text, ok := l.fit.complete(l.vars)
-	if !ok || l.vars["PATH"] != w.env["PATH"] && findShell(l.vars["PATH"]) != w.path {
-		return "", false
-	}
-	exported, ok := exports(w.env, l.vars)
-	if !ok {
-		return "", false
-	}
-	var b strings.Builder
-	b.WriteString("unset -v _sandboxd")
-	if fi, err := os.Stat(l.real); err != nil {
-		return "", false
-	} else if l.real != w.dir || !os.SameFile(fi, w.place) {
-		fmt.Fprintf(&b, " && cd -P -- %s && unset -v OLDPWD && declare -x OLDPWD", quoteLine(l.real))
-	}
-	if exported != "" {
-		b.WriteString(" && export" + exported)
-	}
-	merge := ""
-	if req.Background {
-		merge = " 2>&1"
-	}
-	fmt.Fprintf(&b, " && printf k >&3 || exit; exec 3>&-%s; : bash; %s", merge, text)
-	if b.Len() > aheadScript || !readable(b.String()) {
-		return "", false
-	}
-	return b.String(), true
 }

@@ -1,13 +1,12 @@
-package server
+package shell
 
 import (
 	"cmp"
-	"maps"
-	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
 )
 
 // A shell line of nothing but plain words needs no shell: `bash -c 'ls /tmp'`
@@ -17,6 +16,29 @@ import (
 // exports (PWD, SHLVL, _). Whatever might mean more than itself to a shell goes
 // to the shell, and so does what can not be found or executed, because then the
 // message and the 126 or 127 are the shell's to give.
+
+// Ways returns how a line is executed in dir, which has no symbolic links: by itself if it is
+// plain words, with the shell as the second way, or by the shell. It reports false if that is
+// needed and the image has none.
+func Ways(line string, env map[string]string, dir string) (first command.Way, second func() *command.Way, ok bool) {
+	sh := func() *command.Way {
+		path := FindShell(env["PATH"])
+		if path == "" {
+			return nil
+		}
+		return &command.Way{Path: path, Argv: []string{filepath.Base(path), "-c", line}, Env: Environ(env)}
+	}
+	if w, ok := words(line); ok {
+		if path, environ, ok := direct(w, env, dir); ok {
+			return command.Way{Path: path, Argv: w, Env: environ}, sh, true
+		}
+	}
+	w := sh()
+	if w == nil {
+		return first, nil, false
+	}
+	return *w, nil, true
+}
 
 // words splits line into words that mean only themselves, or reports false.
 func words(line string) ([]string, bool) {
@@ -91,7 +113,7 @@ func direct(argv []string, env map[string]string, dir string) (path string, envi
 	}
 	path = argv[0]
 	if !strings.Contains(path, "/") {
-		if path = lookPath(path, env["PATH"]); path == "" {
+		if path = LookPath(path, env["PATH"]); path == "" {
 			return "", nil, false
 		}
 	}
@@ -102,46 +124,4 @@ func direct(argv []string, env map[string]string, dir string) (path string, envi
 		}
 	}
 	return path, append(environ, "PWD="+dir, "SHLVL="+strconv.Itoa(level), "_="+path), true
-}
-
-// lookPath returns the first file named name in the directories of path that
-// anybody may execute, or "". It gives up at a relative directory.
-func lookPath(name, path string) string {
-	for dir := range strings.SplitSeq(path, ":") {
-		if !filepath.IsAbs(dir) {
-			return ""
-		}
-		p := dir + "/" + name
-		if executable(p) {
-			return p
-		}
-	}
-	return ""
-}
-
-func executable(path string) bool {
-	fi, err := os.Stat(path)
-	return err == nil && fi.Mode().IsRegular() && fi.Mode().Perm()&0o111 != 0
-}
-
-// findShell returns bash, else sh, else "".
-func findShell(path string) string {
-	for _, name := range []string{"bash", "sh"} {
-		if p := lookPath(name, path); p != "" {
-			return p
-		}
-		if p := "/bin/" + name; executable(p) {
-			return p
-		}
-	}
-	return ""
-}
-
-// environ returns env as KEY=VALUE, sorted.
-func environ(env map[string]string) []string {
-	out := make([]string, 0, len(env))
-	for _, k := range slices.Sorted(maps.Keys(env)) {
-		out = append(out, k+"="+env[k])
-	}
-	return out
 }

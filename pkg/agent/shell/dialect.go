@@ -1,4 +1,4 @@
-package server
+package shell
 
 import (
 	"bytes"
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// What is said to the shell of a session, and what it says.
+// How the agent speaks with the shell of a session.
 //
 // The shell reads its script (`bash -s`) from a socket of the agent's, which is
 // its standard input between two runs. A run is one line of that script:
@@ -66,14 +66,14 @@ func dialectOf(shell string) dialect {
 	return posix
 }
 
-// quote makes s one word of a shell.
-func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+// Quote makes s one word of a shell.
+func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
 // say is a command by which a shell tells its status and state, marked by word.
 // between may be empty; it runs after the status is known.
 func (d dialect) say(word, between string) string {
 	p := d.own + "printf"
-	return d.own + "eval " + quote(fmt.Sprintf(
+	return d.own + "eval " + Quote(fmt.Sprintf(
 		`%[1]s '%%s\n' "%[2]s $? $-"; %[3]s%[4]s%[1]s '%%s\n' %[2]s "${PWD-}" %[2]s "${OLDPWD-}" %[2]s; %[5]s%[1]s '%%s\n' %[2]s.; %[6]sset +x`,
 		p, word, between, d.traps, d.state, d.own)) + " "
 }
@@ -84,13 +84,13 @@ func (d dialect) greeting(word string, state []byte, dir string) []byte {
 	var b bytes.Buffer
 	if state != nil {
 		// In the directory first: PWD and OLDPWD are among the variables.
-		fmt.Fprintf(&b, "%scd -- %s 2>/dev/null; ", d.own, quote(dir))
-		fmt.Fprintf(&b, "%seval %s </dev/null >/dev/null 2>&1; ", d.own, quote(string(state)))
+		fmt.Fprintf(&b, "%scd -- %s 2>/dev/null; ", d.own, Quote(dir))
+		fmt.Fprintf(&b, "%seval %s </dev/null >/dev/null 2>&1; ", d.own, Quote(string(state)))
 		fmt.Fprintf(&b, "%sset +x 2>/dev/null; ", d.own)
 	}
 	if d.hello != "" {
 		say := d.say(word, "")
-		fmt.Fprintf(&b, d.hello, quote(`\builtin test -S /dev/fd/0 && `+say+">&0 2>/dev/null || "+say+">&10 2>/dev/null"))
+		fmt.Fprintf(&b, d.hello, Quote(`\builtin test -S /dev/fd/0 && `+say+">&0 2>/dev/null || "+say+">&10 2>/dev/null"))
 	} else {
 		b.WriteByte(':')
 	}
@@ -110,20 +110,20 @@ type runLine struct {
 }
 
 // line returns r as the shell reads it. The empty line at its end is read when
-// all of r was done: see heard.
+// all of r was done: see hasRead.
 func (d dialect) line(r runLine) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%[1]sulimit -S -m %[2]d 2>/dev/null || %[1]s:; ", d.own, r.marker/1024)
 	between := ""
 	if r.cwd != "" {
-		fmt.Fprintf(&b, "%scd -- %s && ", d.own, quote(r.cwd))
-		between = fmt.Sprintf("%scd -- %s >/dev/null; OLDPWD=%s; ", d.own, quote(r.back), quote(r.older))
+		fmt.Fprintf(&b, "%scd -- %s && ", d.own, Quote(r.cwd))
+		between = fmt.Sprintf("%scd -- %s >/dev/null; OLDPWD=%s; ", d.own, Quote(r.back), Quote(r.older))
 	}
 	command := r.command
 	if r.trace {
 		command = d.own + "set -x\n" + command
 	}
-	fmt.Fprintf(&b, "%seval %s </dev/null; ", d.own, quote(command))
+	fmt.Fprintf(&b, "%seval %s </dev/null; ", d.own, Quote(command))
 	fmt.Fprintf(&b, "%s>&0 2>/dev/null\n\n", d.say(r.word, between))
 	return b.Bytes()
 }
@@ -138,32 +138,32 @@ type answer struct {
 	state []byte // nil: not known
 }
 
-// An ear finds answers in what comes from a shell. What else comes is nothing.
-type ear struct {
+// A scanner finds answers in what comes from a shell. What else comes is nothing.
+type scanner struct {
 	buf   []byte
 	large bool // state was let go
 }
 
-// hear takes what came, and returns the answer it completes, if one of words
+// scan takes what came, and returns the answer it completes, if one of words
 // marks it.
-func (e *ear) hear(b []byte, words ...string) (a answer, ok bool) {
-	e.buf = append(e.buf, b...)
+func (c *scanner) scan(b []byte, words ...string) (a answer, ok bool) {
+	c.buf = append(c.buf, b...)
 	for _, w := range words {
-		if a, ok = e.find(w); ok {
-			e.buf, e.large = nil, false
+		if a, ok = c.find(w); ok {
+			c.buf, c.large = nil, false
 			return a, true
 		}
 	}
-	if keep := 64 << 10; len(e.buf) > maxState+2*keep {
+	if keep := 64 << 10; len(c.buf) > maxState+2*keep {
 		// The beginning says how it went, the end that it has gone.
-		e.buf, e.large = append(e.buf[:keep:keep], e.buf[len(e.buf)-keep:]...), true
+		c.buf, c.large = append(c.buf[:keep:keep], c.buf[len(c.buf)-keep:]...), true
 	}
 	return answer{}, false
 }
 
-func (e *ear) find(word string) (a answer, ok bool) {
+func (c *scanner) find(word string) (a answer, ok bool) {
 	w := []byte(word)
-	_, rest, ok := bytes.Cut(e.buf, append(w, ' '))
+	_, rest, ok := bytes.Cut(c.buf, append(w, ' '))
 	if !ok {
 		return a, false
 	}
@@ -180,7 +180,7 @@ func (e *ear) find(word string) (a answer, ok bool) {
 	a = answer{word: word, trace: strings.Contains(flags, "x"), dir: string(dir), older: string(older), state: state}
 	a.code, _ = strconv.Atoi(code)
 	a.code &= 255
-	if len(traps) > 0 || e.large || len(state) > maxState {
+	if len(traps) > 0 || c.large || len(state) > maxState {
 		a.state = nil // a trap of the client's may have printed into it
 	}
 	return a, true
