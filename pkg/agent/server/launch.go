@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
@@ -82,4 +83,24 @@ func (l *launch) resolve(req *agent.CommandRequest) error {
 		return reply.BadRequest("this image has neither bash nor sh: give the program and its arguments as argv")
 	}
 	return nil
+}
+
+// prepareTerminal is prepare for a terminal.
+func (s *Server) prepareTerminal(req *agent.PtyRequest) (*command.Launch, error) {
+	c := &agent.CommandRequest{
+		Command: req.Command, Argv: req.Argv, Cwd: req.Cwd, UID: req.UID, GID: req.GID,
+		Envs: req.Envs, Timeout: req.Timeout,
+	}
+	if c.Command == "" && len(c.Argv) == 0 {
+		sh := shell.FindShell(cmp.Or(req.Envs["PATH"], s.guest.env["PATH"]))
+		if sh == "" {
+			return nil, reply.BadRequest("this image has neither bash nor sh: give a program as argv")
+		}
+		c.Argv = []string{sh}
+	}
+	l, err := s.prepare(c)
+	if err != nil {
+		return nil, err
+	}
+	return &l.Launch, nil
 }

@@ -34,7 +34,6 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
@@ -43,6 +42,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 	"github.com/sandboxd/sandboxd/pkg/agent/shell"
+	"github.com/sandboxd/sandboxd/pkg/agent/terminal"
 )
 
 // Config is what a Server is made of.
@@ -61,7 +61,7 @@ type Server struct {
 	// prestarted are languages whose standing contexts are made at once.
 	prestarted []string
 	commands   *command.Registry
-	terminals  terminals
+	terminals  *terminal.Set
 	contexts   interpreter.Contexts
 	sessions   *shell.Sessions
 	ahead      *shell.Ahead
@@ -71,7 +71,6 @@ type Server struct {
 
 	entrypoint *command.Command // nil without one
 	start      start            // what it is started from
-	wsPing     time.Duration    // wsPing, but in tests
 	cpu        cpuMeter
 	proxyOnce  sync.Once
 	proxy      http.Handler
@@ -84,7 +83,6 @@ func New(c Config) (*Server, error) {
 	s := &Server{
 		token:    sha256.Sum256([]byte(b.Token)),
 		stateDir: c.StateDir,
-		wsPing:   wsPing,
 	}
 	proc.Reap()
 	s.contexts.Host = drivers{s}
@@ -129,6 +127,7 @@ func New(c Config) (*Server, error) {
 	host := shell.Host{Commands: s.commands, Guest: s.guest, Cred: s.guest.cred, Stopping: s.stopping.Load}
 	s.ahead = shell.NewAhead(host, b.ShellAhead, s.memory)
 	s.sessions = shell.NewSessions(host)
+	s.terminals = terminal.NewSet(terminal.Config{Commands: s.commands, Prepare: s.prepareTerminal, Stopping: s.stopping.Load})
 	s.cpu.read(s.cpuCount())
 	return s, nil
 }
@@ -192,7 +191,7 @@ func (s *Server) route(r *http.Request) (reply.Handler, error) {
 		methods = s.commands.Routes(path)
 	}
 	if methods == nil {
-		methods = s.terminalRoutes(path)
+		methods = s.terminals.Routes(path)
 	}
 	if methods == nil {
 		methods = s.codeRoutes(path)
@@ -226,8 +225,6 @@ func (s *Server) fixedRoutes(path string) reply.Methods {
 		return reply.Methods{"GET": s.ping}
 	case "/command":
 		return reply.Methods{"POST": s.runCommand, "DELETE": s.interruptCommand}
-	case "/pty":
-		return reply.Methods{"POST": s.makeTerminal, "GET": s.listTerminals}
 	case "/limits":
 		return reply.Methods{"PUT": s.setLimits}
 	case "/tasks":

@@ -367,7 +367,7 @@ func TestTerminalDetach(t *testing.T) {
 // who takes over, and not other terminals.
 func TestTerminalSlowReader(t *testing.T) {
 	e := newEnv(t)
-	e.s.wsPing = 2 * time.Second // on a busy host, who reads all may take one to answer
+	e.s.terminals.Ping = 2 * time.Second // on a busy host, who reads all may take one to answer
 	id := e.terminal(line("stty raw -echo; yes"))
 	stuck := e.join(id, "")         // never reads again
 	eventuallyTrue(t, func() bool { // a second without output: it is held up
@@ -400,7 +400,7 @@ func TestTerminalSlowReader(t *testing.T) {
 // one that reads nothing new.
 func TestTerminalSlowReplay(t *testing.T) {
 	e := newEnv(t)
-	e.s.wsPing = 100 * time.Millisecond
+	e.s.terminals.Ping = 100 * time.Millisecond
 	id := e.terminal(line("stty raw -echo; yes")) // raw: a busy host's kernel has less to do for each line
 	first, _, err := e.dial(id, "")               // begins it, and answers no ping: on a busy host it would be late
 	if err != nil {
@@ -453,7 +453,7 @@ func TestTerminalInputWaits(t *testing.T) {
 	e := newEnv(t)
 	// The client may take so long to answer a ping on a busy host. The process
 	// reads nothing for longer than until the second, when it would be gone.
-	e.s.wsPing = 2 * time.Second
+	e.s.terminals.Ping = 2 * time.Second
 	const typed = 64 << 10
 	id := e.terminal(line(fmt.Sprintf("stty raw -echo; echo ready; sleep 5; head -c %d | wc -c", typed)))
 	c := e.join(id, "")
@@ -538,11 +538,13 @@ func TestTerminalsAreBounded(t *testing.T) {
 	e.terminal(agent.PtyRequest{})
 	e.call(http.StatusNotFound, "GET", "/pty/"+ended.id, nil)
 	e.call(http.StatusTooManyRequests, "POST", "/pty", "{}")
-	if l := e.s.terminals.list(); len(l) != proc.MaxTerminals {
-		t.Errorf("%d sessions", len(l))
+	var l agent.PtyList
+	if err := json.Unmarshal([]byte(e.call(http.StatusOK, "GET", "/pty", nil)), &l); err != nil || len(l.Sessions) != proc.MaxTerminals {
+		t.Errorf("%d sessions, %v", len(l.Sessions), err)
 	}
-	e.s.terminals.list()[5].made = time.Now().Add(-2 * forgotten)
+	e.s.terminals.Forgotten = 0 // one that nobody connected to makes room as well
 	e.terminal(agent.PtyRequest{})
+	e.s.terminals.Forgotten = time.Minute
 	e.call(http.StatusTooManyRequests, "POST", "/pty", "{}")
 }
 

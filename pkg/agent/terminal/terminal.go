@@ -1,4 +1,4 @@
-package server
+package terminal
 
 import (
 	"cmp"
@@ -14,7 +14,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
-	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 // A terminal is a session of POST /pty: a command that starts when the first
@@ -44,9 +43,9 @@ type terminal struct {
 	holder  *viewer // who is connected, or about to be
 }
 
-// launchTerminal starts the command unless it was started before. An error means
+// launch starts the command unless it was started before. An error means
 // that nothing runs.
-func (s *Server) launchTerminal(t *terminal, tty bool) error {
+func (ts *Set) launch(t *terminal, tty bool) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -54,18 +53,21 @@ func (s *Server) launchTerminal(t *terminal, tty bool) error {
 		return nil
 	case t.removed:
 		return reply.Fail(http.StatusNotFound, reply.NoContext, "terminal %s was removed", t.id)
-	case s.stopping.Load():
+	case ts.Stopping():
 		return reply.ErrStopping
 	}
-	l, err := s.prepareTerminal(&t.req, tty)
+	l, err := ts.Prepare(&t.req)
 	if err != nil {
 		return err
+	}
+	if tty {
+		l.DefaultEnv("TERM", "xterm-256color")
 	}
 	pipes := 2
 	if tty {
 		pipes = 0
 	}
-	c, ends, err := s.commands.New(t.id, contentOf(&t.req), pipes)
+	c, ends, err := ts.Commands.New(t.id, contentOf(&t.req), pipes)
 	if err != nil {
 		return err
 	}
@@ -78,29 +80,11 @@ func (s *Server) launchTerminal(t *terminal, tty bool) error {
 		c.Pumps = []*output.Pump{output.NewTerminal(ours, agent.PtyStdout)}
 	}
 	t.cmd, c.Owner = c, t.output
-	err = s.commands.Start(c, &l.Launch, command.Milliseconds(t.req.Timeout), !tty, ends)
+	err = ts.Commands.Start(c, l, command.Milliseconds(t.req.Timeout), !tty, ends)
 	if err == nil {
 		c.Begin()
 	}
 	return err
-}
-
-// prepareTerminal is prepare for a terminal. It is done twice, when the session
-// is made, for its errors, and when it starts, since files may have changed.
-func (s *Server) prepareTerminal(req *agent.PtyRequest, tty bool) (*launch, error) {
-	c := &agent.CommandRequest{Command: req.Command, Argv: req.Argv, Cwd: req.Cwd, UID: req.UID, GID: req.GID, Envs: req.Envs, Timeout: req.Timeout}
-	if c.Command == "" && len(c.Argv) == 0 {
-		sh := shell.FindShell(cmp.Or(req.Envs["PATH"], s.guest.env["PATH"]))
-		if sh == "" {
-			return nil, reply.BadRequest("this image has neither bash nor sh: give a program as argv")
-		}
-		c.Argv = []string{sh}
-	}
-	l, err := s.prepare(c)
-	if err == nil && tty {
-		l.DefaultEnv("TERM", "xterm-256color")
-	}
-	return l, err
 }
 
 // contentOf is what status calls the command of a session.
@@ -202,10 +186,10 @@ func (t *terminal) input() *os.File {
 	return t.cmd.Stdin
 }
 
-// signalTerminal sends sig to the foreground. Where the kernel does not tell
+// signal sends sig to the foreground. Where the kernel does not tell
 // which that is (gVisor), SIGINT and SIGQUIT are typed, and others go to the
 // process group of the session's first process, as execd has it.
-func (s *Server) signalTerminal(t *terminal, sig syscall.Signal) error {
+func (t *terminal) signal(sig syscall.Signal) error {
 	if t.tty != nil && t.cmd.Alive() {
 		if pgrp, err := proc.Foreground(t.tty); err == nil {
 			return syscall.Kill(-pgrp, sig)

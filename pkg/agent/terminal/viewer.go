@@ -1,4 +1,4 @@
-package server
+package terminal
 
 import (
 	"context"
@@ -20,11 +20,11 @@ import (
 
 // Times of WebSockets.
 const (
-	// wsPing is between two pings; a client that has not answered one by the
+	// pingEvery is between two pings; a client that has not answered one by the
 	// next is gone, so 60 s after its last sign at the latest.
-	wsPing = 30 * time.Second
-	// wsEvict is how long a client that is sent away has to hear of it.
-	wsEvict = time.Second
+	pingEvery = 30 * time.Second
+	// evictLimit is how long a client that is sent away has to hear of it.
+	evictLimit = time.Second
 )
 
 // A viewer is a client that is connected to a terminal.
@@ -64,7 +64,7 @@ func (v *viewer) stop() {
 
 // evict tells the client that another one has taken over, and cuts it off.
 func (v *viewer) evict() {
-	t := time.AfterFunc(wsEvict, v.cancel) // a write in progress would make Close wait
+	t := time.AfterFunc(evictLimit, v.cancel) // a write in progress would make Close wait
 	go proc.Guarded(func() {
 		v.ws.Close(agent.PtyTakenOver, agent.PtyTaken) //nolint:errcheck // who does not listen is cut off
 		t.Stop()
@@ -158,7 +158,7 @@ func (v *viewer) ask(every time.Duration) {
 }
 
 // listen does what the client says until it is gone.
-func (v *viewer) listen(s *Server, t *terminal) {
+func (v *viewer) listen(t *terminal) {
 	in := t.input()
 	in.SetWriteDeadline(time.Time{}) //nolint:errcheck // closed: writing says it
 	v.mu.Lock()
@@ -170,7 +170,7 @@ func (v *viewer) listen(s *Server, t *terminal) {
 			return
 		}
 		if kind == websocket.MessageText {
-			err = v.control(s, t, r)
+			err = v.control(t, r)
 		} else {
 			err = v.typed(r)
 		}
@@ -214,7 +214,7 @@ func (v *viewer) write(b []byte) {
 var errDetached = errors.New("detached")
 
 // control does what a text message asks for. Its error is the connection's.
-func (v *viewer) control(s *Server, t *terminal, r io.Reader) error {
+func (v *viewer) control(t *terminal, r io.Reader) error {
 	b, err := io.ReadAll(r)
 	if err != nil {
 		return err
@@ -233,7 +233,7 @@ func (v *viewer) control(s *Server, t *terminal, r io.Reader) error {
 			v.fail(agent.PtyInvalidFrame, errors.New("signal: want a name as SIGINT"))
 			return nil
 		}
-		v.act(func() { s.signalTerminal(t, sig) }) //nolint:errcheck // what has ended needs none
+		v.act(func() { t.signal(sig) }) //nolint:errcheck // what has ended needs none
 	case "resize":
 		if t.tty == nil {
 			return nil // a pipe has no size; execd does not mind
