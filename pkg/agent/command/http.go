@@ -40,7 +40,8 @@ func (g *Registry) with(id string, h func(w http.ResponseWriter, r *http.Request
 	return func(w http.ResponseWriter, r *http.Request) error {
 		c := g.Get(id)
 		if c == nil {
-			return reply.Fail(http.StatusNotFound, reply.BadBody, "no command has the id %.64q; of finished ones the last %d are remembered", id, RememberFinished)
+			return reply.Fail(http.StatusNotFound, reply.BadBody,
+				"no command has the id %.64q; of finished ones the last %d are remembered", id, RememberFinished)
 		}
 		return h(w, r, c)
 	}
@@ -99,7 +100,8 @@ func stdin(w http.ResponseWriter, r *http.Request, c *Command) error {
 		return reply.BadRequest(`command %s reads /dev/null: start it with "stdin": true`, c.ID)
 	}
 	if c.stdinBusy.Swap(true) {
-		return reply.Fail(http.StatusConflict, reply.Failed, "the standard input of command %s was or is being sent by another request", c.ID)
+		return reply.Fail(http.StatusConflict, reply.Failed,
+			"the standard input of command %s was or is being sent by another request", c.ID)
 	}
 	defer c.Stdin.Close()
 	rc := http.NewResponseController(w)

@@ -86,7 +86,8 @@ func (d *draft) meetTarget(as *proc.Identity) (bool, error) {
 	case st.Mode&unix.S_IFMT == unix.S_IFDIR:
 		return false, reply.Fail(http.StatusBadRequest, reply.BadFile, "%s is a directory", d.target)
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return false, reply.Fail(http.StatusBadRequest, reply.BadFile, "%s is a device, pipe or socket: only regular files are written", d.target)
+		return false, reply.Fail(http.StatusBadRequest, reply.BadFile,
+			"%s is a device, pipe or socket: only regular files are written", d.target)
 	}
 	d.like = attributes{int(st.Uid), int(st.Gid), int(st.Mode & 0o7777)}
 	if as != nil {

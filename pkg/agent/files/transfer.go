@@ -78,7 +78,8 @@ func (f *Files) upload(w http.ResponseWriter, r *http.Request) error {
 	case files == 0:
 		return reply.Fail(http.StatusBadRequest, reply.BadContent, "the upload has no file part")
 	case len(waiting) > 0:
-		return reply.Fail(http.StatusBadRequest, reply.BadFile, "%d metadata parts have no file part; %d files were written", len(waiting), files)
+		return reply.Fail(http.StatusBadRequest, reply.BadFile,
+			"%d metadata parts have no file part; %d files were written", len(waiting), files)
 	}
 	return reply.OK(w)
 }

@@ -47,7 +47,7 @@ func benchEnv(b *testing.B) (*Server, func(method, path, contentType string, bod
 func BenchmarkCommand(b *testing.B) {
 	s, do := benchEnv(b)
 	b.Run("spawn", func(b *testing.B) {
-		n := s.devNull.Fd()
+		n := s.commands.DevNull.Fd()
 		for b.Loop() {
 			p, err := proc.Start(proc.Spec{Path: "/bin/true", Argv: []string{"true"}, Dir: "/", Files: [3]uintptr{n, n, n}})
 			if err != nil {

@@ -71,7 +71,7 @@ func TestCodeGo(t *testing.T) {
 // An interrupt ends the program, be it one that minds it or not, and compiling.
 func TestCodeGoInterrupt(t *testing.T) {
 	e := newGoEnv(t)
-	e.s.contexts.Grace = 20 * time.Second
+	e.s.code.contexts.Grace = 20 * time.Second
 	c := e.context("go")
 	for _, body := range []string{"for {}", "time.Sleep(time.Hour)", "signal.Ignore(os.Interrupt); for {}"} {
 		rest := e.started(c, "import (\"fmt\"; \"os\"; \"os/signal\"; \"time\")\nvar _, _, _ = os.Args, signal.Ignore, time.Now\nfunc main() { fmt.Println(\"go\"); "+body+" }")

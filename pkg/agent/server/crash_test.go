@@ -51,7 +51,7 @@ func TestPanicLeavesAnObituary(t *testing.T) {
 	s := e.s
 	old := proc.OnPanic
 	defer func() { proc.OnPanic = old }()
-	proc.OnPanic = s.crashed
+	proc.OnPanic = s.state.crashed
 	func() {
 		defer func() {
 			if recover() == nil {
@@ -63,7 +63,7 @@ func TestPanicLeavesAnObituary(t *testing.T) {
 			c.Process.Ended = time.Now() // as a goroutine may err
 		})
 	}()
-	b, err := os.ReadFile(filepath.Join(s.stateDir, filepath.Base(agent.ObituaryFile)))
+	b, err := os.ReadFile(filepath.Join(string(s.state), filepath.Base(agent.ObituaryFile)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func TestPanicLeavesAnObituary(t *testing.T) {
 	if err := json.Unmarshal(b, &o); err != nil || o.ExitCode != 2 || !strings.Contains(o.Message, "the agent crashed: runtime error: invalid memory address") {
 		t.Errorf("%+v %v", o, err)
 	}
-	last, err := os.ReadFile(filepath.Join(s.stateDir, filepath.Base(agent.OutputFile)))
+	last, err := os.ReadFile(filepath.Join(string(s.state), filepath.Base(agent.OutputFile)))
 	if err != nil || !strings.Contains(string(last), "TestPanicLeavesAnObituary") || len(last) > agent.MaxLastOutput {
 		t.Errorf("%d bytes: %.500s %v", len(last), last, err)
 	}

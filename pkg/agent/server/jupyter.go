@@ -23,9 +23,9 @@ const jupyterPort = "44771"
 
 // jupyterAddress is where to accept such connections: nowhere if the image or
 // the sandbox names a Jupyter server of its own, or JUPYTER_PORT is no port.
-func (s *Server) jupyterAddress() string {
-	port := cmp.Or(s.guest.env["JUPYTER_PORT"], jupyterPort)
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || s.guest.env["JUPYTER_HOST"] != "" {
+func (g *guest) jupyterAddress() string {
+	port := cmp.Or(g.env["JUPYTER_PORT"], jupyterPort)
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || g.env["JUPYTER_HOST"] != "" {
 		return ""
 	}
 	return net.JoinHostPort("127.0.0.1", port)
@@ -35,7 +35,7 @@ func (s *Server) jupyterAddress() string {
 // run: it can as soon as the agent answers. What they ask there is answered by
 // where to ask, to anybody, and without a look at it. It listens once, before
 // any code of the guest's runs; where the port is taken, whoever took it answers.
-func (s *Server) beReady(addr string) (net.Listener, error) {
+func beReady(addr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil
 	}
@@ -48,7 +48,8 @@ func (s *Server) beReady(addr string) (net.Listener, error) {
 	}
 	srv := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			reply.WriteError(w, reply.Fail(http.StatusNotFound, reply.Unsupported, "this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
+			reply.WriteError(w, reply.Fail(http.StatusNotFound, reply.Unsupported,
+				"this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
 		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		MaxHeaderBytes:    4 << 10,

@@ -2,14 +2,12 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -47,15 +45,15 @@ func Main(o Options) int {
 	if err != nil {
 		return o.fatal(err, 1)
 	}
-	proc.OnPanic = s.crashed
+	proc.OnPanic = s.state.crashed
 	proc.ReserveThreads()
 	if o.Listen == "" { // not in tests: it is one port for all
-		if _, err := s.beReady(s.jupyterAddress()); err != nil {
+		if _, err := beReady(s.guest.jupyterAddress()); err != nil {
 			fmt.Fprintf(os.Stderr, "sandbox-agent: clients of the code interpreter will not find it ready: %v\n", err)
 		}
 	}
 	if code, err := s.startEntrypoint(); err != nil {
-		s.bury(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
+		s.state.writeObituary(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
 		return o.fatal(err, code)
 	}
 	if err := detachStdio(1, 2); err != nil {
@@ -67,8 +65,8 @@ func Main(o Options) int {
 		}
 		s.ready.Store(true)
 		time.AfterFunc(time.Second, debug.FreeOSMemory) // what only starting needed
-		go proc.Guarded(s.keepCrashes)
-		go proc.Guarded(func() { s.prestart(s.prestarted) })
+		go proc.Guarded(s.state.keepCrashes)
+		go proc.Guarded(func() { s.code.prestart(s.prestarted) })
 		s.serve(ln)
 	})
 	return s.live(signals)
@@ -172,7 +170,8 @@ func (s *Server) serve(ln net.Listener) {
 		MaxHeaderBytes:    64 << 10,
 	}
 	if err := srv.Serve(files.BulkListener{Listener: ln}); err != nil && !errors.Is(err, http.ErrServerClosed) {
-		s.bury(agent.Obituary{ExitCode: 1, Message: "the agent can not accept connections: " + err.Error()}, nil) //nolint:errcheck // nobody is left to tell
+		o := agent.Obituary{ExitCode: 1, Message: "the agent can not accept connections: " + err.Error()}
+		s.state.writeObituary(o, nil) //nolint:errcheck // nobody is left to hear
 		os.Exit(1)
 	}
 }
@@ -209,7 +208,10 @@ func (s *Server) startEntrypoint() (int, error) {
 		return 0, nil
 	}
 	argv := s.start.argv
-	l := &command.Launch{Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(s.guest.env)}, Dir: s.guest.workdir, Cred: s.guest.cred}
+	l := &command.Launch{
+		Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(s.guest.env)},
+		Dir: s.guest.workdir, Cred: s.guest.cred,
+	}
 	if !strings.Contains(l.Path, "/") {
 		l.Path = shell.LookPath(l.Path, s.guest.env["PATH"])
 	}
@@ -265,49 +267,10 @@ func (s *Server) end(e command.Ending) int {
 	if s.entrypoint != nil {
 		last = s.entrypoint.Output.Tail(agent.MaxLastOutput)
 	}
-	if s.bury(o, last) != nil {
-		s.commands.DropAll() // the disk is full, perhaps of old output
-		s.bury(o, last)      //nolint:errcheck // the exit code remains
+	if s.state.writeObituary(o, last) != nil {
+		s.commands.DropAll()           // the disk is full, perhaps of old output
+		s.state.writeObituary(o, last) //nolint:errcheck // the exit code remains
 	}
 	proc.KillDescendants(2 * time.Second)
 	return e.Code
-}
-
-// bury writes what the daemon reads from the disk of a dead sandbox: the last
-// output, then, in one step, the obituary.
-func (s *Server) bury(o agent.Obituary, last []byte) error {
-	o.Message = o.Message[:min(len(o.Message), 1<<10)]
-	b, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
-	output := filepath.Join(s.stateDir, filepath.Base(agent.OutputFile))
-	obituary := filepath.Join(s.stateDir, filepath.Base(agent.ObituaryFile))
-	if err := writeSync(output, last); err != nil {
-		return err
-	}
-	if err := writeSync(obituary+".new", b); err != nil {
-		return err
-	}
-	if err := os.Rename(obituary+".new", obituary); err != nil {
-		return err
-	}
-	d, err := os.Open(s.stateDir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
-
-// writeSync makes a file anew: what stands there may be a FIFO of the guest's,
-// on which opening would hang for ever.
-func writeSync(path string, b []byte) error {
-	os.Remove(path) //nolint:errcheck // opening fails then
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	return errors.Join(err, f.Sync(), f.Close())
 }

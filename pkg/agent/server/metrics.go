@@ -18,17 +18,19 @@ import (
 // host's under runc and without CPU times under gVisor. What the kernel holds for it,
 // page cache above all, is not in it; the daemon, which reads the cgroup, knows better.
 
-// cpuMeter turns CPU time into a percentage since the reading before.
-type cpuMeter struct {
-	mu   sync.Mutex
+// meter measures what the sandbox uses of its limits.
+type meter struct {
+	limits func() agent.Limits
+
+	mu   sync.Mutex // guards the last reading of CPU time
 	at   time.Time
 	used time.Duration
 	pct  float64
 }
 
-// read returns the use since the last reading, or that reading if it was less
-// than 100 ms ago, when clock ticks are too coarse.
-func (m *cpuMeter) read(cpus float64) float64 {
+// cpu returns the percentage of cpus that was used since the last reading, or that reading if
+// it was less than 100 ms ago, when clock ticks are too coarse.
+func (m *meter) cpu(cpus float64) float64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
@@ -45,29 +47,29 @@ func (m *cpuMeter) read(cpus float64) float64 {
 	return m.pct
 }
 
-func (s *Server) cpuCount() float64 {
-	if s.limits.Load().CPUMillis > 0 {
-		return float64(s.limits.Load().CPUMillis) / 1000
+func (m *meter) cpus() float64 {
+	if n := m.limits().CPUMillis; n > 0 {
+		return float64(n) / 1000
 	}
 	return float64(runtime.NumCPU())
 }
 
 // memory returns the limit and what all processes hold for themselves and the
 // files in tmpfs, in bytes.
-func (s *Server) memory() (total, used int64) {
-	total = s.limits.Load().MemoryBytes
+func (m *meter) memory() (total, used int64) {
+	total = m.limits().MemoryBytes
 	if total <= 0 {
 		total = proc.MemTotal()
 	}
 	return total, min(proc.Private()+files.TmpfsUsed(), total)
 }
 
-func (s *Server) measure() agent.Metrics {
-	total, used := s.memory()
-	cpus := s.cpuCount()
+func (m *meter) measure() agent.Metrics {
+	total, used := m.memory()
+	cpus := m.cpus()
 	return agent.Metrics{
 		CPUCount:  cpus,
-		CPUPct:    s.cpu.read(cpus),
+		CPUPct:    m.cpu(cpus),
 		MemTotal:  float64(total) / (1 << 20),
 		MemUsed:   float64(used) / (1 << 20),
 		Timestamp: time.Now().UnixMilli(),
@@ -80,13 +82,13 @@ func countTasks(w http.ResponseWriter, _ *http.Request) error {
 	return reply.JSON(w, http.StatusOK, agent.Tasks{Tasks: proc.Tasks()})
 }
 
-// metrics is GET /metrics.
-func (s *Server) metrics(w http.ResponseWriter, _ *http.Request) error {
-	return reply.JSON(w, http.StatusOK, s.measure())
+// now is GET /metrics.
+func (m *meter) now(w http.ResponseWriter, _ *http.Request) error {
+	return reply.JSON(w, http.StatusOK, m.measure())
 }
 
-// watchMetrics is GET /metrics/watch: a line each second.
-func (s *Server) watchMetrics(w http.ResponseWriter, r *http.Request) error {
+// watch is GET /metrics/watch: a line each second.
+func (m *meter) watch(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-cache")
 	w.Header().Set("X-Accel-Buffering", "no")
@@ -94,7 +96,7 @@ func (s *Server) watchMetrics(w http.ResponseWriter, r *http.Request) error {
 	t := time.NewTicker(time.Second)
 	defer t.Stop()
 	for {
-		b, err := json.Marshal(s.measure())
+		b, err := json.Marshal(m.measure())
 		if err != nil {
 			return err
 		}

@@ -46,7 +46,8 @@ func (g *guest) entrypointArgs(argv []string) ([]string, error) {
 		sh = shell.FindShell(g.env["PATH"])
 	}
 	if sh == "" {
-		return nil, fmt.Errorf("run %.64q: this image has neither bash nor sh; give the entrypoint as program and arguments, or name a shell by %s", text, shellVar)
+		return nil, fmt.Errorf("run %.64q: this image has neither bash nor sh; "+
+			"give the entrypoint as program and arguments, or name a shell by %s", text, shellVar)
 	}
 	return []string{sh, "-c", text}, nil
 }
@@ -71,7 +72,8 @@ func (g *guest) withPreScript(argv []string) ([]string, *preScript, error) {
 	}
 	env := shell.LookPath("env", path)
 	if env == "" {
-		return nil, nil, fmt.Errorf("read %s=%.64q: what it exports is learnt by the program env, which is not in the image's PATH (%s)", preScriptVar, script, path)
+		return nil, nil, fmt.Errorf("read %s=%.64q: what it exports is learnt by the program env, "+
+			"which is not in the image's PATH (%s)", preScriptVar, script, path)
 	}
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
@@ -82,8 +84,10 @@ func (g *guest) withPreScript(argv []string) ([]string, *preScript, error) {
 	if !strings.Contains(file, "/") {
 		file = "./" + file // "." would look for it in PATH
 	}
-	text := fmt.Sprintf(`if [ -f %[1]s ] && [ -r %[1]s ]; then echo %[2]s; set -e; . %[1]s 3>&-; else echo %[3]s >&2; fi; set -e; %[4]s -0 >&3; exec 3>&-; exec "$@"`,
-		shell.Quote(file), shell.Quote("sourcing pre-script "+script), shell.Quote("warning: "+preScriptVar+"="+script+" not found or not readable"), shell.Quote(env))
+	text := fmt.Sprintf(`if [ -f %[1]s ] && [ -r %[1]s ]; then echo %[2]s; set -e; . %[1]s 3>&-; else echo %[3]s >&2; fi; `+
+		`set -e; %[4]s -0 >&3; exec 3>&-; exec "$@"`,
+		shell.Quote(file), shell.Quote("sourcing pre-script "+script),
+		shell.Quote("warning: "+preScriptVar+"="+script+" not found or not readable"), shell.Quote(env))
 	return append([]string{sh, "-c", text, "sh"}, argv...), &preScript{exported: os.NewFile(uintptr(p[0]), "pre-script"), end: p[1]}, nil
 }
 

@@ -92,6 +92,14 @@ func dialLoopback(ctx context.Context, _, _ string) (net.Conn, error) {
 	return nil, err
 }
 
+func listeningRoutes(path string) reply.Methods {
+	port, ok := strings.CutPrefix(path, "/listening/")
+	if !ok {
+		return nil
+	}
+	return reply.Methods{"GET": func(w http.ResponseWriter, r *http.Request) error { return listening(w, r, port) }}
+}
+
 // listening is GET /listening/{port}: 200 if a server on the sandbox's own
 // loopback accepts a connection, whatever it speaks.
 func listening(w http.ResponseWriter, r *http.Request, port string) error {

@@ -1,16 +1,24 @@
 // Package server is the agent: PID 1 of a sandbox, and OpenSandbox's execd API
-// over the processes and files around it.
+// over the processes and files around it. It puts the rooms together:
 //
 //	cmd/sandbox-agent ─ Main ─ bootstrap line ─ listen ─ entrypoint ─ serve ─ obituary
 //	                                              │
-//	   HTTP ─ Server ─┬─ commands ─ reaper        │  every child of this process
-//	                  │   │  └─ output rings      │  is started and waited for
-//	                  │   ├─ terminals ─ viewer   │  by the one reaper
-//	                  │   └─ sessions ─ shell     │
-//	                  ├─ code ─ interpreter       │
-//	                  ├─ files, directories       │
+//	   HTTP ─ Server ─┬─ commands ── command ─────┤  ring, pumps: output
+//	                  ├─ terminals ─ terminal     │
+//	                  ├─ sessions ── shell        │  every child of this process
+//	                  ├─ code ────── interpreter  │  is started and waited for
+//	                  ├─ files ───── files        │  by the one reaper: proc
 //	                  ├─ metrics
-//	                  └─ proxy to 127.0.0.1
+//	                  └─ proxy to 127.0.0.1          all answer by reply
+//
+// An import points down, and there are no others between them:
+//
+//	server
+//	shell, terminal           how a command is run for somebody
+//	command                   one process, its output and its end
+//	files, output             neither knows the other
+//	proc, reply               the kernel; HTTP
+//	agent                     the wire types
 //
 // The surprise: a process that holds a Server must neither start nor wait for
 // children in any other way (no os/exec): the reaper takes all of them, as PID 1
@@ -24,9 +32,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"crypto/subtle"
-	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -37,7 +43,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
-	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
@@ -54,107 +59,95 @@ type Config struct {
 
 // Server answers for one sandbox. Make it with New.
 type Server struct {
-	token    [sha256.Size]byte
-	limits   atomic.Pointer[agent.Limits] // never nil
-	stateDir string
-	guest    *guest
-	// prestarted are languages whose standing contexts are made at once.
-	prestarted []string
-	commands   *command.Registry
-	terminals  *terminal.Set
-	contexts   interpreter.Contexts
-	sessions   *shell.Sessions
-	ahead      *shell.Ahead
-	devNull    *os.File
-	ready      atomic.Bool
-	stopping   atomic.Bool // the entrypoint ended: nothing new is started
+	token  [sha256.Size]byte
+	limits atomic.Pointer[agent.Limits] // never nil
+	state  stateDir
+	guest  *guest
+	meter  meter
 
+	// Who may answer, in this order; nil: it is none of theirs. Before them come files.
+	rooms     []func(path string) reply.Methods
+	commands  *command.Registry
+	terminals *terminal.Set
+	sessions  *shell.Sessions
+	ahead     *shell.Ahead
+	code      code
+	proxyOnce sync.Once
+	proxy     http.Handler
+
+	prestarted []string         // languages whose standing contexts are made at once
 	entrypoint *command.Command // nil without one
 	start      start            // what it is started from
-	cpu        cpuMeter
-	proxyOnce  sync.Once
-	proxy      http.Handler
+	ready      atomic.Bool
+	stopping   atomic.Bool // the entrypoint ended: nothing new is started
 }
 
 // New makes a Server. It resolves the user, empties the state directory and
-// starts nothing. An error says what of the bootstrap can not work.
+// starts nothing. An error says what of the bootstrap cannot work.
 func New(c Config) (*Server, error) {
 	b := c.Bootstrap
 	s := &Server{
-		token:    sha256.Sum256([]byte(b.Token)),
-		stateDir: c.StateDir,
+		token:      sha256.Sum256([]byte(b.Token)),
+		state:      stateDir(cmp.Or(c.StateDir, agent.StateDir)),
+		prestarted: b.Prestart,
 	}
 	proc.Reap()
-	s.contexts.Host = drivers{s}
 	s.limits.Store(&b.Limits)
-	s.prestarted = b.Prestart
-	if s.stateDir == "" {
-		s.stateDir = agent.StateDir
-	}
 	workdir := cmp.Or(b.Workdir, "/")
 	if !filepath.IsAbs(workdir) {
 		return nil, fmt.Errorf("working directory %q of the image is not absolute", workdir)
 	}
-	outputDir := filepath.Join(s.stateDir, "output")
-	if err := makeStateDir(s.stateDir, outputDir); err != nil {
+	outputDir := filepath.Join(string(s.state), "output")
+	if err := makeStateDir(string(s.state), outputDir); err != nil {
 		return nil, err
 	}
 	var err error
-	if s.guest, err = newGuest(c.Environ, &b, workdir, s.stateDir); err != nil {
+	if s.guest, err = newGuest(c.Environ, &b, workdir, string(s.state)); err != nil {
 		return nil, err
 	}
-	if s.devNull, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+	devNull, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
 		return nil, fmt.Errorf("open the null device: %w", err)
 	}
-	limit := b.OutputLimit
-	if limit <= 0 {
-		limit = output.OfAll
-	}
-	if d := b.Limits.DiskBytes / 4; d > 0 {
-		limit = min(limit, d)
-	}
-	each := b.CommandOutputLimit
-	if each <= 0 {
-		each = output.OfCommand
-	}
-	s.commands = command.NewRegistry(command.Config{
-		StateDir: s.stateDir, DevNull: s.devNull,
-		Limits: func() agent.Limits { return *s.limits.Load() },
-		Grace:  command.InterruptGrace,
-
-		OutputDir: outputDir, OutputLimit: limit, OutputEach: max(each, output.InMemory),
+	total, each := outputLimits(&b)
+	s.furnish(&b, command.Config{
+		StateDir: string(s.state), DevNull: devNull, Grace: command.InterruptGrace,
+		Limits:    func() agent.Limits { return *s.limits.Load() },
+		OutputDir: outputDir, OutputLimit: total, OutputEach: each,
 	})
-	host := shell.Host{Commands: s.commands, Guest: s.guest, Cred: s.guest.cred, Stopping: s.stopping.Load}
-	s.ahead = shell.NewAhead(host, b.ShellAhead, s.memory)
-	s.sessions = shell.NewSessions(host)
-	s.terminals = terminal.NewSet(terminal.Config{Commands: s.commands, Prepare: s.prepareTerminal, Stopping: s.stopping.Load})
-	s.cpu.read(s.cpuCount())
+	s.meter.cpu(s.meter.cpus())
 	return s, nil
 }
 
-// makeStateDir makes the agent's own directory afresh: what a snapshot or an
-// earlier life left there is about other processes. The directory itself stays
-// if there is one, because it may be a mount point.
-func makeStateDir(dir, output string) error {
-	if fi, err := os.Lstat(dir); err == nil && !fi.IsDir() {
-		os.Remove(dir) //nolint:errcheck // the next call says it
+// outputLimits returns how much output is kept in files, in bytes: together, and of one command.
+func outputLimits(b *agent.Bootstrap) (total, each int64) {
+	total = b.OutputLimit
+	if total <= 0 {
+		total = output.OfAll
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make the agent's directory: %w", err)
+	if d := b.Limits.DiskBytes / 4; d > 0 {
+		total = min(total, d)
 	}
-	left, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("empty the agent's directory: %w", err)
+	each = b.CommandOutputLimit
+	if each <= 0 {
+		each = output.OfCommand
 	}
-	for _, e := range left {
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-			return fmt.Errorf("empty the agent's directory: %w", err)
-		}
+	return total, max(each, output.InMemory)
+}
+
+// furnish makes the rooms.
+func (s *Server) furnish(b *agent.Bootstrap, c command.Config) {
+	s.meter.limits = c.Limits
+	s.commands = command.NewRegistry(c)
+	host := shell.Host{Commands: s.commands, Guest: s.guest, Cred: s.guest.cred, Stopping: s.stopping.Load}
+	s.ahead = shell.NewAhead(host, b.ShellAhead, s.meter.memory)
+	s.sessions = shell.NewSessions(host)
+	s.terminals = terminal.NewSet(terminal.Config{Commands: s.commands, Prepare: s.prepareTerminal, Stopping: s.stopping.Load})
+	s.code = code{guest: s.guest, limits: c.Limits, stopping: s.stopping.Load, command: s.startCommand}
+	s.code.contexts.Host = drivers{s.guest}
+	s.rooms = []func(string) reply.Methods{
+		s.routes, s.commands.Routes, s.terminals.Routes, s.code.routes, s.sessions.Routes, isolatedRoutes, listeningRoutes,
 	}
-	if err := errors.Join(os.Chown(dir, os.Geteuid(), os.Getegid()), os.Chmod(dir, 0o700), os.Mkdir(output, 0o700)); err != nil {
-		return fmt.Errorf("make the agent's directory: %w", err)
-	}
-	return nil
 }
 
 // ServeHTTP answers one request. Nothing is answered without the token, /ping
@@ -162,7 +155,8 @@ func makeStateDir(dir, output string) error {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	sum := sha256.Sum256([]byte(r.Header.Get(agent.TokenHeader)))
 	if subtle.ConstantTimeCompare(sum[:], s.token[:]) != 1 {
-		reply.WriteError(w, reply.Fail(http.StatusUnauthorized, "UNAUTHORIZED", "this sandbox wants its token in the header %s", agent.TokenHeader))
+		reply.WriteError(w, reply.Fail(http.StatusUnauthorized, "UNAUTHORIZED",
+			"this sandbox wants its token in the header %s", agent.TokenHeader))
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, "/proxy/") {
@@ -178,32 +172,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// route finds who answers a request.
 func (s *Server) route(r *http.Request) (reply.Handler, error) {
 	path := r.URL.Path
-	methods := s.fixedRoutes(path)
-	if methods == nil {
-		var err error
-		if methods, err = s.guest.files.Routes(path); err != nil {
-			return nil, err
-		}
+	methods, err := s.guest.files.Routes(path)
+	if err != nil {
+		return nil, err
 	}
-	if methods == nil {
-		methods = s.commands.Routes(path)
-	}
-	if methods == nil {
-		methods = s.terminals.Routes(path)
-	}
-	if methods == nil {
-		methods = s.codeRoutes(path)
-	}
-	if methods == nil {
-		methods = s.sessions.Routes(path)
-	}
-	if methods == nil {
-		methods = isolatedRoutes(path)
-	}
-	if port, ok := strings.CutPrefix(path, "/listening/"); ok {
-		methods = reply.Methods{"GET": func(w http.ResponseWriter, r *http.Request) error { return listening(w, r, port) }}
+	for i := 0; methods == nil && i < len(s.rooms); i++ {
+		methods = s.rooms[i](path)
 	}
 	if methods == nil {
 		return nil, reply.Fail(http.StatusNotFound, reply.Unsupported, "this agent has no %s", path)
@@ -219,7 +196,8 @@ func (s *Server) route(r *http.Request) (reply.Handler, error) {
 	return h, nil
 }
 
-func (s *Server) fixedRoutes(path string) reply.Methods {
+// routes are those of no room.
+func (s *Server) routes(path string) reply.Methods {
 	switch path {
 	case "/ping":
 		return reply.Methods{"GET": s.ping}
@@ -230,9 +208,9 @@ func (s *Server) fixedRoutes(path string) reply.Methods {
 	case "/tasks":
 		return reply.Methods{"GET": countTasks}
 	case "/metrics":
-		return reply.Methods{"GET": s.metrics}
+		return reply.Methods{"GET": s.meter.now}
 	case "/metrics/watch":
-		return reply.Methods{"GET": s.watchMetrics}
+		return reply.Methods{"GET": s.meter.watch}
 	}
 	return nil
 }

@@ -74,7 +74,8 @@ func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 func (d dialect) say(word, between string) string {
 	p := d.own + "printf"
 	return d.own + "eval " + Quote(fmt.Sprintf(
-		`%[1]s '%%s\n' "%[2]s $? $-"; %[3]s%[4]s%[1]s '%%s\n' %[2]s "${PWD-}" %[2]s "${OLDPWD-}" %[2]s; %[5]s%[1]s '%%s\n' %[2]s.; %[6]sset +x`,
+		`%[1]s '%%s\n' "%[2]s $? $-"; %[3]s%[4]s`+
+			`%[1]s '%%s\n' %[2]s "${PWD-}" %[2]s "${OLDPWD-}" %[2]s; %[5]s%[1]s '%%s\n' %[2]s.; %[6]sset +x`,
 		p, word, between, d.traps, d.state, d.own)) + " "
 }
 

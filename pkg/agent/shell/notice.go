@@ -153,7 +153,8 @@ func (v *visitor) target(r *syntax.Redirect) bool {
 // compound reports whether bash takes s as the body of a function.
 func compound(s *syntax.Stmt) bool {
 	switch s.Cmd.(type) {
-	case *syntax.Block, *syntax.Subshell, *syntax.IfClause, *syntax.ForClause, *syntax.WhileClause, *syntax.CaseClause, *syntax.ArithmCmd, *syntax.TestClause:
+	case *syntax.Block, *syntax.Subshell, *syntax.IfClause, *syntax.ForClause, *syntax.WhileClause,
+		*syntax.CaseClause, *syntax.ArithmCmd, *syntax.TestClause:
 		return !s.Negated
 	}
 	return false
@@ -337,7 +338,8 @@ func ownName(k string) bool {
 // be set later.
 var laterNames = set(`SHLVL PS4 LANG LANGUAGE TEXTDOMAIN TEXTDOMAINDIR TZ GLOBIGNORE EXECIGNORE FIGNORE FUNCNEST OPTERR CHILD_MAX TIMEFORMAT
 	TMOUT PROMPT_COMMAND HISTFILE HISTSIZE HISTFILESIZE HISTCONTROL HISTIGNORE HISTTIMEFORMAT IGNOREEOF MAILCHECK MAILPATH MAIL histchars
-	COLUMNS LINES TERM TERMCAP TERMINFO CDPATH READLINE_LINE READLINE_POINT INPUTRC COPROC REPLY HOSTNAME HOSTTYPE MACHTYPE OSTYPE INSIDE_EMACS EMACS
+	COLUMNS LINES TERM TERMCAP TERMINFO CDPATH READLINE_LINE READLINE_POINT INPUTRC COPROC REPLY HOSTNAME HOSTTYPE MACHTYPE OSTYPE
+	INSIDE_EMACS EMACS
 	PS1 PS2 COMP_WORDBREAKS GLIBC_TUNABLES GCONV_PATH LOCPATH NLSPATH TZDIR OUTPUT_CHARSET`)
 
 // laterPrefixes begin such names: of the locale, of the loader, and of malloc.

@@ -90,7 +90,8 @@ func set(words string) map[string]bool {
 
 // quirks are variables that change what bash does or that bash changes.
 var quirks = []string{
-	"ENV", "SHELLOPTS", "POSIXLY_CORRECT", "POSIX_PEDANTIC", "SSH_CLIENT", "SSH2_CLIENT", "OLDPWD", "PWD", "UID", "EUID", "PPID", "SECONDS", "RANDOM", "SRANDOM",
+	"ENV", "SHELLOPTS", "POSIXLY_CORRECT", "POSIX_PEDANTIC", "SSH_CLIENT", "SSH2_CLIENT", "OLDPWD", "PWD", "UID", "EUID",
+	"PPID", "SECONDS", "RANDOM", "SRANDOM",
 	"EPOCHSECONDS", "EPOCHREALTIME", "LINENO", "DIRSTACK", "GROUPS", "FUNCNAME", "HISTCMD", "IFS", "OPTIND", "_",
 }
 

@@ -61,7 +61,8 @@ func (ts *Set) make(w http.ResponseWriter, r *http.Request) error {
 	}
 	t := &terminal{id: command.NewID(), req: req, made: time.Now()}
 	if !ts.add(t) {
-		return reply.Fail(http.StatusTooManyRequests, reply.Failed, "this sandbox has %d terminals and all of them live: end some, by DELETE /pty/{id}", proc.MaxTerminals)
+		return reply.Fail(http.StatusTooManyRequests, reply.Failed,
+			"this sandbox has %d terminals and all of them live: end some, by DELETE /pty/{id}", proc.MaxTerminals)
 	}
 	return reply.JSON(w, http.StatusCreated, agent.PtyCreated{SessionID: t.id})
 }
@@ -110,7 +111,8 @@ func (ts *Set) connect(w http.ResponseWriter, r *http.Request, t *terminal) erro
 		return reply.Fail(http.StatusUpgradeRequired, reply.BadBody, "a terminal is talked to by WebSocket: send the headers of an upgrade")
 	}
 	if !takeover && t.status().Connected {
-		return reply.Fail(http.StatusConflict, agent.PtyConnected, "somebody is connected to terminal %s: add takeover=1 to send them away", t.id)
+		return reply.Fail(http.StatusConflict, agent.PtyConnected,
+			"somebody is connected to terminal %s: add takeover=1 to send them away", t.id)
 	}
 	// The token lets in, so the page it comes from does not matter.
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})

@@ -206,7 +206,10 @@ func (t *terminal) signal(sig syscall.Signal) error {
 func (t *terminal) status() agent.PtyStatus {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	st := agent.PtyStatus{SessionID: t.id, Command: contentOf(&t.req), Connected: t.holder != nil, CreatedAt: t.made.Format(time.RFC3339Nano)}
+	st := agent.PtyStatus{
+		SessionID: t.id, Command: contentOf(&t.req),
+		Connected: t.holder != nil, CreatedAt: t.made.Format(time.RFC3339Nano),
+	}
 	if t.cmd == nil {
 		return st
 	}

@@ -87,7 +87,8 @@ func (s *Server) interruptCommand(w http.ResponseWriter, r *http.Request) error 
 		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter id is missing: which command is to be interrupted?")
 	}
 	if id == agent.EntrypointID {
-		return reply.Fail(http.StatusInternalServerError, reply.Failed, "the entrypoint is the sandbox: delete the sandbox, or signal the entrypoint")
+		return reply.Fail(http.StatusInternalServerError, reply.Failed,
+			"the entrypoint is the sandbox: delete the sandbox, or signal the entrypoint")
 	}
 	if known, ran := s.sessions.Interrupt(id); known {
 		if !ran {
