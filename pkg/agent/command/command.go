@@ -49,7 +49,7 @@ type Command struct {
 	// behind. Nil for POST /command.
 	Owner func(stream byte, b []byte)
 
-	// Of a command in the background: whether the kernel killed it for its memory.
+	// These tell of a command in the background whether the kernel killed it for its memory.
 	OOMKills int64        // of the sandbox before it began; -1: not known
 	byHand   atomic.Bool  // a client had it killed
 	blamed   atomic.Int32 // 0: nobody has asked yet, else blamedYes or blamedNo

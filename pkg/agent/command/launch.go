@@ -48,7 +48,7 @@ func (l *Launch) DefaultEnv(name, value string) {
 	}
 }
 
-// start executes l, by its second way if the first can not be executed.
+// start executes l, by its second way if the first cannot be executed.
 func (l *Launch) start(files [3]uintptr) (*proc.Process, error) {
 	spec := proc.Spec{
 		Path: l.Path, Argv: l.Argv, Env: l.Env, Dir: l.Dir, Cred: l.Cred,

@@ -15,7 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// What programs print when a limit stopped them: strerror(3) of libc, and the
+// Programs print these when a limit stopped them: strerror(3) of libc, and the
 // words of shells and language runtimes that do not use it. EAGAIN has the words
 // that a socket or a lock would have too, so it says it only behind what starts a
 // process or a thread, in its own line or the three before, as in a traceback.

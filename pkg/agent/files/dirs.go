@@ -194,7 +194,7 @@ func (f *Files) existing(asked string) (string, error) {
 }
 
 // walk visits what lies below root, in lexical order, with its level from 1. It
-// follows no links, skips what can not be read, our own files, and, unless root
+// follows no links, skips what cannot be read, our own files, and, unless root
 // lies in them, /proc and /sys, which are no files but questions.
 func (f *Files) walk(root string, visit func(path string, d fs.DirEntry, level int) error) {
 	base := strings.Count(strings.TrimSuffix(root, "/"), "/")

@@ -91,7 +91,7 @@ func (d *draft) meetTarget(as *proc.Identity) (bool, error) {
 	}
 	d.like = attributes{int(st.Uid), int(st.Gid), int(st.Mode & 0o7777)}
 	if as != nil {
-		// Who may replace a file by its directory may still not write it.
+		// A user who may replace a file by its directory may still not write it.
 		w, err := openAt(d.dir, base, unix.O_WRONLY)
 		if err != nil {
 			return true, err

@@ -92,7 +92,7 @@ func (f *Files) moveAcross(src, dest string, fi fs.FileInfo) error {
 	if st, ok := fi.Sys().(*syscall.Stat_t); ok {
 		a = attributes{int(st.Uid), int(st.Gid), int(st.Mode & 0o7777)}
 	}
-	if f.as != nil { // who can not give files away has a copy of their own, as by mv
+	if f.as != nil { // a user who cannot give files away gets a copy, as by mv
 		a.uid, a.gid = -1, -1
 	}
 	if err := d.commit(a); err != nil {

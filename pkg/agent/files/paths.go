@@ -47,7 +47,7 @@ const maxName = 255
 
 // withoutDots cleans an absolute path without changing what it names: where the
 // component before a .. is a symbolic link, .. is the parent of where it points,
-// as the kernel has it. What does not exist yet is no link.
+// as the kernel has it. A path that does not exist yet is no link.
 func withoutDots(path string) (string, error) {
 	if !strings.Contains(path, "..") {
 		return filepath.Clean(path), nil

@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// A Take is where output goes: b of stream 1 or 2, with room for a frame's header before it. It is
-// last when the process is dead: then b comes from what that left behind.
+// A Take receives output: the stream, 1 or 2, and the bytes with room for a frame's header
+// before them. It is last once the process is dead: then a process writes that it left behind.
 type Take func(stream byte, framed []byte, last bool)
 
 // A Pump carries one pipe of a command, or its terminal, to a Take.
@@ -59,7 +59,7 @@ func (p *Pump) Unread() (n int, err error) {
 }
 
 // widePipe is the size of the pipe of a command that has filled a usual one, in
-// bytes: on gVisor each switch between command and agent is dear. What it brings,
+// bytes: on gVisor each switch between command and agent is dear. Its effect,
 // with buffers that are used again, is in docs/benchmarks.md.
 const widePipe = 256 << 10
 

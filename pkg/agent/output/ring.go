@@ -3,8 +3,8 @@
 //	pipe ─ Pump ─▶ Ring ─ ReadAt, Copy, Follow
 //	                └─ a file, as far as Books has room
 //
-// The surprise: nothing is lost silently, and nothing fails. What cannot be kept is
-// forgotten, the oldest first, and Ring.Range tells which byte is the oldest that is left.
+// The surprise: nothing is lost silently, and nothing fails. A ring that gets no more room
+// forgets its oldest output, and Ring.Range tells which byte is the oldest that is left.
 package output
 
 import (
@@ -129,7 +129,7 @@ func (r *Ring) put(b []byte) int {
 			r.size = r.end
 			return 0
 		}
-		r.retreat() // on btrfs what is there can not be written over either
+		r.retreat() // on btrfs what is there cannot be written over either
 		return 0
 	}
 	r.end += int64(len(b))

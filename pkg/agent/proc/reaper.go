@@ -18,7 +18,7 @@ import (
 //
 // It peeks at the next zombie without taking it (waitid, WNOWAIT), so the
 // zombie keeps its pid until it is known whose it is. A pid in procs can thus
-// never be that of another process. What is not in procs is either an orphan or
+// never be that of another process. A zombie that is not in procs is either an orphan or
 // a child whose Start has not returned yet; the start lock tells the two apart.
 type reaper struct {
 	startMu sync.Mutex // held over fork and registration
@@ -61,7 +61,7 @@ type Spec struct {
 	Marker uint64              // 0: one that no other has
 	Files  [3]uintptr          // the child's 0, 1 and 2
 	More   []uintptr           // the child's 3, 4, …
-	// Mortal: it is killed when this process dies. What PID 1 leaves behind dies
+	// Mortal: it is killed when this process dies. The children of PID 1 die
 	// anyway; elsewhere, in tests, code that spins would go on for ever. It is the
 	// thread that forked whose death counts, and no thread of this process ends
 	// before the process: none is left by a goroutine that holds it.
@@ -75,8 +75,8 @@ var theReaper = sync.OnceValue(func() *reaper {
 	return r
 })
 
-// Reap begins to reap, unless that has begun: with the thread that waits for children, before
-// any code of the guest's can take the last one.
+// Reap starts the reaper, unless it runs. The agent calls it before any code of the guest runs,
+// because the reaper waits on a thread of its own, and a guest at its limit leaves none.
 func Reap() { theReaper() }
 
 // markerBase is above every real RLIMIT_RSS and small enough to print.

@@ -19,7 +19,7 @@ var (
 )
 
 // ReserveThreads makes the runtime's threads before any code of the guest's
-// runs. Go starts a thread when it needs one and dies if it can not ("failed to
+// runs. Go starts a thread when it needs one and dies if it cannot ("failed to
 // create new OS thread"), and a guest at its limit of processes leaves none: a
 // fork bomb would take PID 1 with it. Threads once made are kept and used again.
 func ReserveThreads() {

@@ -11,8 +11,8 @@ import (
 // It looks again until nobody is left, because a process may fork between a
 // look and a kill, for at most 5 s.
 //
-// What escapes: a process that changed its own RLIMIT_RSS and its session and
-// lost its parents. It must do all three on purpose.
+// A process escapes that changed its own RLIMIT_RSS and its session and lost its
+// parents. It must do all three on purpose.
 func (p *Process) KillTree() {
 	killAll(p, func() []int { return tree(List(), p.PID, p.Marker) })
 	p.Signal(syscall.SIGKILL, true) //nolint:errcheck // where /proc is not mounted, the group at least
@@ -69,8 +69,8 @@ func tree(procs []Stat, root int, marker uint64) (pids []int) {
 	return living(procs, in)
 }
 
-// Marked returns the pids of those who live and carry one of certain markers,
-// and of what descends from them, but for one pid and this process.
+// Marked returns the pids of living processes that carry one of certain markers,
+// and of their descendants, but for one pid and this process.
 func Marked(meant func(marker uint64) bool, but int) []int {
 	procs := List()
 	self := os.Getpid()

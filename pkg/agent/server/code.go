@@ -91,8 +91,8 @@ func (c *code) place(cwd string) (interpreter.Place, error) {
 }
 
 // prestart makes the standing contexts of languages, one after the other, so
-// that the first calls need not wait for them. What can not be made is made, or
-// refused, when somebody asks for it.
+// that the first calls need not wait for them. A context that cannot be made now is
+// made, or refused, when a client asks for it.
 func (c *code) prestart(languages []string) {
 	for _, language := range languages {
 		p, err := c.place("")

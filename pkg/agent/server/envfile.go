@@ -13,7 +13,7 @@ import (
 
 // envFile is what EXECD_ENVS names unless the image or the sandbox does. It is
 // on the sandbox's disk, so it outlives stops and snapshots; execd has it in
-// /opt/opensandbox, which here is the agent's and can not be written to.
+// /opt/opensandbox, which here is the agent's and cannot be written to.
 const envFile = "/var/lib/opensandbox/.env"
 
 // maxEnvFile bounds how much of an environment file is read, in bytes.
@@ -21,7 +21,7 @@ const maxEnvFile = 1 << 20
 
 // makeEnvFile makes the environment file where its user could not. SDKs write
 // it by commands, which for root make what is missing. Without it, as on a
-// read-only file system, they say that they can not.
+// read-only file system, they say that they cannot.
 func (g *guest) makeEnvFile(path string) {
 	if g.user.UID == 0 || g.env["EXECD_ENVS"] != envFile {
 		return
@@ -62,7 +62,7 @@ func addEnvFile(env map[string]string, path string) error {
 //	NAME="value"    \n \r \t \" \\ are what they are in C; then as above
 //	NAME='value'    as it stands, line ends and all
 //
-// What is none of these is skipped: it is a person's file, and one bad line
+// Other lines are skipped: it is a person's file, and one bad line
 // must not keep every command from running.
 func addEnv(env map[string]string, text string) {
 	for text != "" {

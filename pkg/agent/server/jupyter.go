@@ -32,8 +32,8 @@ func (g *guest) jupyterAddress() string {
 }
 
 // beReady accepts connections of clients that want to know whether code can be
-// run: it can as soon as the agent answers. What they ask there is answered by
-// where to ask, to anybody, and without a look at it. It listens once, before
+// run: it can as soon as the agent answers. Every request there gets the same
+// answer, which names the place to ask, whoever sent it. It listens once, before
 // any code of the guest's runs; where the port is taken, whoever took it answers.
 func beReady(addr string) (net.Listener, error) {
 	if addr == "" {

@@ -13,10 +13,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
-// What a sandbox uses is told by its processes and its tmpfs, which are all that can
+// The agent measures a sandbox by its processes and its tmpfs, which are all that can
 // be seen inside: the guest sees no cgroup, and /proc/meminfo and /proc/stat are the
-// host's under runc and without CPU times under gVisor. What the kernel holds for it,
-// page cache above all, is not in it; the daemon, which reads the cgroup, knows better.
+// host's under runc and without CPU times under gVisor. Memory that the kernel holds for
+// it, page cache above all, is not counted; the daemon, which reads the cgroup, knows better.
 
 // meter measures what the sandbox uses of its limits.
 type meter struct {
@@ -76,7 +76,7 @@ func (m *meter) measure() agent.Metrics {
 	}
 }
 
-// countTasks is GET /tasks: what the limit of pids is about. The host can not count
+// countTasks is GET /tasks: what the limit of pids is about. The host cannot count
 // it on gVisor.
 func countTasks(w http.ResponseWriter, _ *http.Request) error {
 	return reply.JSON(w, http.StatusOK, agent.Tasks{Tasks: proc.Tasks()})

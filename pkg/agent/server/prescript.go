@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
-// What OpenSandbox's bootstrap.sh does before and with the entrypoint, asked for by
-// variables of the image or the sandbox:
+// Variables of the image or the sandbox ask for what OpenSandbox's bootstrap.sh does before
+// and with the entrypoint:
 //
 //	EXECD_BOOTSTRAP_PRE_SCRIPT  a file that a shell reads first (as by "."): what it exports
 //	                            the entrypoint has, and every command. It ends the sandbox

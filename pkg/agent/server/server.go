@@ -65,7 +65,7 @@ type Server struct {
 	guest  *guest
 	meter  meter
 
-	// Who may answer, in this order; nil: it is none of theirs. Before them come files.
+	// rooms are asked in this order who answers a path, after the files; nil: it is none of theirs.
 	rooms     []func(path string) reply.Methods
 	commands  *command.Registry
 	terminals *terminal.Set

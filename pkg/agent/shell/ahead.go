@@ -24,8 +24,8 @@ import (
 // On gVisor the start of a bash is 10 ms of the 12 that `bash -c true` takes.
 // It is a process as any other command's: of the default user, in a session of
 // its own, with a marker, its pipes and /dev/null for standard input. It serves
-// one command. What a command could tell from `bash -c`, notices finds, and that
-// is started anew; so is whatever the shell cannot take.
+// one command. Commands that could tell it from `bash -c` (see notices), and those that
+// it cannot take, get a shell of their own.
 //
 // None waits before the first command that could have used it, or long after
 // the last: an idle sandbox has none.
@@ -35,7 +35,7 @@ const (
 	aheadLook   = 5 * time.Second        // between looks at memory and the clock while it waits
 	aheadDelay  = 100 * time.Millisecond // a command that runs longer is not waited for
 	aheadAnswer = 2 * time.Second        // Ahead.Answer
-	aheadScript = 48 << 10               // bytes it is told at most: less than a socket holds
+	aheadScript = 48 << 10               // bytes of a script at most: less than a socket holds
 	aheadWasted = 5                      // shells in a row that could not be taken, before there are none
 	// It is in the way of a guest that uses more of its memory than this, in percent.
 	aheadMemory = 80
@@ -134,8 +134,8 @@ type Offer struct {
 }
 
 // HandOver gives a command to the waiting shell. It returns nil if there is
-// none, or if it is certain that the command has not started. What it returns
-// is the command as Registry.Start leaves it. ooms is as in Command.
+// none, or if it is certain that the command has not started. Otherwise it
+// returns the command as Registry.Start leaves it. ooms is as in Command.
 func (a *Ahead) HandOver(req *agent.CommandRequest, o *Offer, ooms int64) *command.Command {
 	if o.Fit == nil {
 		return nil
@@ -309,7 +309,7 @@ func (a *Ahead) makeWaiting() (w *Waiting, err error) {
 		return nil, err
 	}
 	defer unix.Close(pair[1])
-	unix.SetNonblock(pair[0], true) //nolint:errcheck // can not fail on a socket
+	unix.SetNonblock(pair[0], true) //nolint:errcheck // cannot fail on a socket
 	w.talk = os.NewFile(uintptr(pair[0]), "shell ahead")
 	c.Process, err = proc.Start(proc.Spec{
 		Path: w.path, Argv: []string{filepath.Base(w.path), "-c", Loader}, Env: Environ(w.env), Dir: w.dir, Cred: a.host.Cred,

@@ -24,11 +24,11 @@ import (
 // answer either.
 //
 // Words of ours are written so that no alias and no function of the client's
-// stands for them: \builtin eval. Reserved words can not be, so there are none,
+// stands for them: \builtin eval. Reserved words cannot be, so there are none,
 // and nothing stands before builtin itself.
 
-// maxState bounds the state of a shell that is kept, in bytes. Who has more
-// loses it with the shell.
+// maxState bounds the state of a shell that is kept, in bytes. A larger one
+// is lost with the shell.
 const maxState = 1 << 20
 
 // dialect is what differs between bash and sh.
@@ -139,7 +139,7 @@ type answer struct {
 	state []byte // nil: not known
 }
 
-// A scanner finds answers in what comes from a shell. What else comes is nothing.
+// A scanner finds answers in what comes from a shell. All else that comes is ignored.
 type scanner struct {
 	buf   []byte
 	large bool // state was let go

@@ -1,12 +1,12 @@
-// Package shell runs what needs a shell, and what does not without one.
+// Package shell runs lines of shell, and those that need no shell without one.
 //
 //	POST /command ─ Ways ─ plain words ──────────────▶ the program itself
 //	                 └──── FitOf ─ Ahead ─ Waiting ──▶ a bash that was started before
 //	                         └─────────────────────▶ bash -c
 //	POST /session ─ Sessions ─ session ─ shell ──────▶ one bash from run to run
 //
-// The surprise: a command cannot tell which way it went. What could is looked for in its text
-// (notice.go), by a parser of bash's language, and goes to a bash of its own.
+// The surprise: a command cannot tell which way it went. A parser of bash's language looks in its
+// text for whatever could tell (notice.go); such a command gets a bash of its own.
 package shell
 
 import (

@@ -9,13 +9,13 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// What a command could tell of the shell it is run by. `bash -c` and the shell
+// A command could notice by which shell it is run. `bash -c` and the shell
 // ahead differ in what they were started with (BASH_EXECUTION_STRING, what ps
 // shows), in how deep they are (set -x writes "++" for "+", messages about
 // syntax say "eval"), in when they started (SECONDS), and in that only `bash -c`
 // replaces itself by the last program of the command. The last is made up for by
 // a word, exec. Whatever could show one of the others is not for the shell ahead,
-// and neither is what can not be seen through.
+// and neither is a command that cannot be seen through.
 
 // maxFit bounds the commands that are looked through, in bytes, and fitNests the
 // brackets in them: the parser recurses, on the stack of PID 1.
@@ -54,7 +54,7 @@ func FitOf(command string) *Fit {
 	return nil
 }
 
-// notices returns a command that can not tell the shell ahead from another, or
+// notices returns a command that cannot tell the shell ahead from another, or
 // nil.
 func notices(command string) (f *Fit) {
 	if len(command) > maxFit || !readable(command) {

@@ -35,9 +35,9 @@ type shell struct {
 }
 
 const (
-	// What a run that is cut off may take to end by itself.
+	// cutOffGrace is how long a run that is cut off may take to end by itself.
 	cutOffGrace = 500 * time.Millisecond
-	// lookEvery is between two looks at whether the shell has read all it was told.
+	// lookEvery is between two looks at whether the shell has read all of its script.
 	lookEvery = 3 * time.Second
 )
 
@@ -118,7 +118,7 @@ func (sh *shell) wait() {
 	close(sh.over)
 }
 
-// hasRead reports whether the shell has read all that it was told. The last of it
+// hasRead reports whether the shell has read all of its script. The last of it
 // is an empty line, which it reads when it is done with the rest.
 func (sh *shell) hasRead() bool {
 	left := 1
@@ -196,8 +196,8 @@ func (sh *shell) await(
 	}
 }
 
-// cutOff ends a run with its shell. What earlier runs left in the background
-// goes on. The shell is asked first, because one that exits says what it has.
+// cutOff ends a run with its shell. Processes that earlier runs left in the background
+// go on. The shell is asked first, because one that exits says what it has.
 func (sh *shell) cutOff(marker uint64, sig syscall.Signal, grace time.Duration) {
 	sh.cmd.Process.Signal(syscall.SIGTERM, false) //nolint:errcheck // gone is what is wanted
 	find := func() []int {

@@ -22,8 +22,8 @@ import (
 //	POST …/run ─ line ─▶ socket ─▶ bash ─ stdout, stderr ─ pumps ─▶ ring, stream of the run
 //	             answer ◀────────────┘
 //
-// A run ends when the shell answers or dies. What a dead shell had is what it
-// last said it had: at the end of a run, or when it exits.
+// A run ends when the shell answers or dies. The state of a dead shell is the one it
+// last told: at the end of a run, or when it exited.
 type session struct {
 	host *Host
 	id   string
@@ -48,7 +48,7 @@ type run struct {
 	end     command.Ending
 }
 
-// Markers of sessions stand above those of commands (see markerBase), and are
+// Markers of sessions stand above those of commands (see proc.Start), and are
 // multiples of 1024 because that is the unit of a shell's ulimit.
 const (
 	sessionMarker = 1 << 52

@@ -14,7 +14,7 @@ import (
 // saves the start of bash, 10 ms under gVisor, and is the same to see: pid,
 // process group, parent, signals, exit code, and the three variables bash
 // exports (PWD, SHLVL, _). Whatever might mean more than itself to a shell goes
-// to the shell, and so does what can not be found or executed, because then the
+// to the shell, and so does what cannot be found or executed, because then the
 // message and the 126 or 127 are the shell's to give.
 
 // Ways returns how a line is executed in dir, which has no symbolic links: by itself if it is

@@ -24,8 +24,8 @@ import (
 //	     │        └─ live: what is written now ◀─ pump
 //	     └── replay: what was written since N ◀─ ring ◀┘
 //
-// Output goes to the ring and then to the client. Who reads slowly slows the
-// process down, as at any terminal; who is gone does not.
+// Output goes to the ring and then to the client. A client that reads slowly slows the
+// process down, as at any terminal; one that is gone does not.
 type terminal struct {
 	id   string
 	req  agent.PtyRequest
@@ -109,7 +109,7 @@ func (t *terminal) output(stream byte, b []byte) {
 }
 
 // catchUp sends v the output since a byte number and that it is connected; then
-// v is live. What the ring has forgotten is skipped, as the offsets tell. Each
+// v is live. Output that the ring has forgotten is skipped, as the offsets tell. Each
 // message may take as long as limit: meanwhile the process waits.
 func (t *terminal) catchUp(v *viewer, since int64, limit time.Duration) error {
 	t.feed.Lock()
