@@ -11,13 +11,17 @@ func TestSaysNoFork(t *testing.T) {
 		"RuntimeError: can't start new thread\n":                  true,
 		"fork/exec /bin/true: resource temporarily unavailable\n": true,
 		"Error: spawn /bin/ls EAGAIN\n":                           true,
-		"  File \"x.py\", line 3, in <module>\n    os.fork()\nBlockingIOError: [Errno 11] Resource temporarily unavailable\n":                true,
-		"    self.pid = _fork_exec(\n               ^^^^^^^^^^\nBlockingIOError: [Errno 11] Resource temporarily unavailable: 'true'\n":      true,
-		"terminate called after throwing an instance of 'std::system_error'\n  what():  Resource temporarily unavailable\n":                  true,
-		"    s.recv(1)\nBlockingIOError: [Errno 11] Resource temporarily unavailable\n":                                                      false,
-		"    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\n    ^^^^^^^^^^^\nBlockingIOError: [Errno 11] Resource temporarily unavailable\n": false,
-		"flock: failed to get lock: Resource temporarily unavailable\n":                                                                      false,
-		"forked a child\n1\n2\n3\n4\nrecv: Resource temporarily unavailable\n":                                                               false,
+		"  File \"x.py\", line 3, in <module>\n    os.fork()\n" +
+			"BlockingIOError: [Errno 11] Resource temporarily unavailable\n": true,
+		"    self.pid = _fork_exec(\n               ^^^^^^^^^^\n" +
+			"BlockingIOError: [Errno 11] Resource temporarily unavailable: 'true'\n": true,
+		"terminate called after throwing an instance of 'std::system_error'\n" +
+			"  what():  Resource temporarily unavailable\n": true,
+		"    s.recv(1)\nBlockingIOError: [Errno 11] Resource temporarily unavailable\n": false,
+		"    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)\n    ^^^^^^^^^^^\n" +
+			"BlockingIOError: [Errno 11] Resource temporarily unavailable\n": false,
+		"flock: failed to get lock: Resource temporarily unavailable\n":        false,
+		"forked a child\n1\n2\n3\n4\nrecv: Resource temporarily unavailable\n": false,
 	} {
 		if got := saysNoFork.MatchString(words); got != want {
 			t.Errorf("%q: %v, want %v", words, got, want)

@@ -20,7 +20,8 @@ func TestAccounts(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("passwd", "# comment\nroot:x:0:0:root:/root:/bin/sh\napp:x:1000:100:App:/home/app:/bin/sh\nbad:x:no:no::/:\nshort:x\n1000000:x:7:7::/n:\n")
+	write("passwd", "# comment\nroot:x:0:0:root:/root:/bin/sh\napp:x:1000:100:App:/home/app:/bin/sh\nbad:x:no:no::/:\nshort:x\n"+
+		"1000000:x:7:7::/n:\n")
 	write("group", "root:x:0:\nusers:x:100:\ndocker:x:999:app,other\nvideo:x:44:other\n")
 	for spec, want := range map[string]Identity{
 		"app":          {UID: 1000, GID: 100, Groups: []uint32{999}, Name: "app", Home: "/home/app"},
@@ -46,7 +47,8 @@ func TestAccounts(t *testing.T) {
 		id, err := a.Resolve(spec)
 		if bad := want.Home == ""; bad != (err != nil) {
 			t.Errorf("%q: %+v, %v", spec, id, err)
-		} else if !bad && (id.UID != want.UID || id.GID != want.GID || id.Name != want.Name || id.Home != want.Home || len(id.Groups) != len(want.Groups)) {
+		} else if !bad && (id.UID != want.UID || id.GID != want.GID || id.Name != want.Name || id.Home != want.Home ||
+			len(id.Groups) != len(want.Groups)) {
 			t.Errorf("%q: %+v, want %+v", spec, id, want)
 		}
 	}

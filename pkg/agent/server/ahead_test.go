@@ -116,9 +116,13 @@ func commandsOfShells(t *testing.T) (taken, avoided []string) {
 		t.Fatal(err)
 	}
 	var all struct {
-		Taken   []string // what the shell ahead runs
-		Avoided []string // what it leaves to a shell of its own: what would notice, what cannot be seen through, and what a message of bash's own is about
-		Misread []string // what only the parser takes, as well: bash says where the error is
+		// The shell ahead runs these.
+		Taken []string
+		// It leaves these to a shell of their own: they would notice, cannot be seen through, or
+		// are about a message of bash's own.
+		Avoided []string
+		// It leaves these as well. Only the parser takes them: bash says where the error is.
+		Misread []string
 	}
 	if err := json.Unmarshal(b, &all); err != nil || len(all.Taken) == 0 || len(all.Avoided) == 0 || len(all.Misread) == 0 {
 		t.Fatalf("%d, %d and %d commands, %v", len(all.Taken), len(all.Avoided), len(all.Misread), err)

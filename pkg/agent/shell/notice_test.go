@@ -13,7 +13,10 @@ import (
 
 // TestNoticesBounds: what would cost PID 1 much is not looked at.
 func TestNoticesBounds(t *testing.T) {
-	for _, c := range []string{strings.Repeat("(", 5000), strings.Repeat("$(", 5000), "echo " + strings.Repeat("x", maxFit), strings.Repeat("{ ", 5000), strings.Repeat("`", 5000), strings.Repeat("! ", 5000), strings.Repeat("[[ (", 3000)} {
+	for _, c := range []string{
+		strings.Repeat("(", 5000), strings.Repeat("$(", 5000), "echo " + strings.Repeat("x", maxFit),
+		strings.Repeat("{ ", 5000), strings.Repeat("`", 5000), strings.Repeat("! ", 5000), strings.Repeat("[[ (", 3000),
+	} {
 		if notices(c) != nil {
 			t.Errorf("%.20s… is fit", c)
 		}
@@ -24,7 +27,10 @@ func TestNoticesBounds(t *testing.T) {
 	if raceEnabled {
 		limit *= 20
 	}
-	for _, c := range []string{strings.Repeat("if ", 5000), strings.Repeat("a|", 8000) + "a", strings.Repeat("a&&", 5000) + "a", strings.Repeat("while ", 2500), strings.Repeat("time ", 3000), strings.Repeat("a;", 8000)} {
+	for _, c := range []string{
+		strings.Repeat("if ", 5000), strings.Repeat("a|", 8000) + "a", strings.Repeat("a&&", 5000) + "a",
+		strings.Repeat("while ", 2500), strings.Repeat("time ", 3000), strings.Repeat("a;", 8000),
+	} {
 		before := threadTime(t)
 		notices(c)
 		if took := threadTime(t) - before; took > limit {
