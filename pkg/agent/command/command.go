@@ -106,6 +106,11 @@ func (g *Registry) New(id, content string, pipes int) (*Command, []int, error) {
 	return c, ends, nil
 }
 
+// OnTerminal has c, which has no pipes, read and write a terminal, of which ours is our end.
+func (c *Command) OnTerminal(ours *os.File) {
+	c.Pumps = []*output.Pump{output.NewTerminal(ours, agent.PtyStdout)}
+}
+
 // Milliseconds is a time that a client may give, cut to what fits.
 func Milliseconds(n int64) time.Duration {
 	return time.Duration(min(n, 1<<62/int64(time.Millisecond))) * time.Millisecond

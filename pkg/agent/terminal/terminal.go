@@ -11,7 +11,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
-	"github.com/sandboxd/sandboxd/pkg/agent/output"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -77,7 +76,7 @@ func (ts *Set) launch(t *terminal, tty bool) error {
 			return err
 		}
 		t.tty, l.TTY, ends = ours, true, []int{theirs}
-		c.Pumps = []*output.Pump{output.NewTerminal(ours, agent.PtyStdout)}
+		c.OnTerminal(ours)
 	}
 	t.cmd, c.Owner = c, t.output
 	err = ts.Commands.Start(c, l, command.Milliseconds(t.req.Timeout), !tty, ends)
