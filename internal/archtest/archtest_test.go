@@ -52,7 +52,7 @@ var walls = []struct {
 	{"github.com/coreos/go-systemd", []string{"internal/systemd"}, "a host without systemd must do as well"},
 	{"github.com/godbus/dbus", []string{"internal/systemd"}, "a host without systemd must do as well"},
 	{"github.com/prometheus", []string{"internal/metrics"}, "what counts and how it is shown is one place's business"},
-	{"mvdan.cc/sh", []string{"pkg/agent/server"}, "a guest's command is parsed inside of the guest"},
+	{"mvdan.cc/sh", []string{"pkg/agent/shell"}, "a guest's command is parsed inside of the guest"},
 	{"gvisor.dev/gvisor", nil, "tools/runsc holds the only pin"},
 }
 

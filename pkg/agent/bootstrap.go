@@ -49,7 +49,8 @@ func (b *Bootstrap) Line() ([]byte, error) {
 		return nil, fmt.Errorf("encode the agent's bootstrap: %w", err)
 	}
 	if len(line) >= MaxBootstrap {
-		return nil, fmt.Errorf("the agent's bootstrap has %d bytes, %d are possible: give fewer or shorter environment variables", len(line), MaxBootstrap-1)
+		return nil, fmt.Errorf("the agent's bootstrap has %d bytes, %d are possible: "+
+			"give fewer or shorter environment variables", len(line), MaxBootstrap-1)
 	}
 	return append(line, '\n'), nil
 }
@@ -106,7 +107,8 @@ func ReadBootstrap(r io.Reader) (Bootstrap, error) {
 		return b, fmt.Errorf("read bootstrap from standard input: %d bytes that are not the JSON line the daemon sends: %w", len(line), err)
 	}
 	if b.Protocol < MinProtocol || b.Protocol > Protocol {
-		return b, fmt.Errorf("bootstrap speaks protocol %d, this agent speaks %d to %d: daemon and agent are of different releases", b.Protocol, MinProtocol, Protocol)
+		return b, fmt.Errorf("bootstrap speaks protocol %d, this agent speaks %d to %d: "+
+			"daemon and agent are of different releases", b.Protocol, MinProtocol, Protocol)
 	}
 	if b.Token == "" {
 		return b, fmt.Errorf("bootstrap carries no token: an agent without one would be open to the whole sandbox")

@@ -150,9 +150,11 @@ func (c *Client) connect(ctx context.Context, _, _ string) (net.Conn, error) {
 	return conn, err
 }
 
-// errSilent is what becomes of a request to an agent that can not be talked to.
+// errSilent is what becomes of a request to an agent that cannot be talked to.
 func errSilent(limit time.Duration) error {
-	return errs.New(errs.Unavailable, "the agent of this sandbox has answered nothing for %v: its processes were stopped from outside, or get no CPU time or memory; `sandboxctl stats` shows the latter, `sandboxctl rm` ends it in any case", limit)
+	return errs.New(errs.Unavailable, "the agent of this sandbox has answered nothing for %v: "+
+		"its processes were stopped from outside, or get no CPU time or memory; "+
+		"`sandboxctl stats` shows the latter, `sandboxctl rm` ends it in any case", limit)
 }
 
 func (c *Client) takeSpare() net.Conn {
@@ -277,7 +279,8 @@ func checkPing(resp *http.Response) error {
 	h := resp.Header.Get(ProtocolHeader)
 	p, err := strconv.Atoi(h)
 	if err != nil || p < MinProtocol || p > Protocol {
-		return errs.New(errs.Unsupported, "the agent speaks protocol %.16q, this daemon speaks %d to %d: remove the sandbox, or run the daemon it was made by", h, MinProtocol, Protocol)
+		return errs.New(errs.Unsupported, "the agent speaks protocol %.16q, this daemon speaks %d to %d: "+
+			"remove the sandbox, or run the daemon it was made by", h, MinProtocol, Protocol)
 	}
 	return nil
 }

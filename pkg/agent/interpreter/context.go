@@ -90,7 +90,8 @@ func start(h Host, l *language, p Place) (*Context, error) {
 		}
 	}
 	if path == "" {
-		return nil, fmt.Errorf("start a context of %s: %w: none of %s is in its PATH (%s)", l.name, ErrProgram, strings.Join(names, ", "), p.Env["PATH"])
+		return nil, fmt.Errorf("start a context of %s: %w: none of %s is in its PATH (%s)",
+			l.name, ErrProgram, strings.Join(names, ", "), p.Env["PATH"])
 	}
 	for k, v := range l.env {
 		p.Env[k] = v
@@ -358,7 +359,11 @@ func (c *Context) lastWords() *Error {
 	if ws.Signaled() {
 		first = "signal: " + ws.Signal().String()
 	}
-	e := &Error{Name: agent.ContextDied, Value: fmt.Sprintf("context %s died, and what it held is lost: %s", c.ID, c.died), Traceback: []string{first}}
+	e := &Error{
+		Name:      agent.ContextDied,
+		Value:     fmt.Sprintf("context %s died, and what it held is lost: %s", c.ID, c.died),
+		Traceback: []string{first},
+	}
 	if c.how != "" {
 		e.Traceback = append(e.Traceback, c.how)
 	}

@@ -394,7 +394,10 @@ func compileError(report string) *Error {
 }
 
 func interruptError() *Error {
-	return &Error{Name: "KeyboardInterrupt", Value: "the program was interrupted", Traceback: []string{"KeyboardInterrupt: the program was interrupted"}}
+	return &Error{
+		Name: "KeyboardInterrupt", Value: "the program was interrupted",
+		Traceback: []string{"KeyboardInterrupt: the program was interrupted"},
+	}
 }
 
 // exitError is of a program that failed, as of a command that did.

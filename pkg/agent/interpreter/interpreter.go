@@ -6,7 +6,7 @@
 //	                       └◀─────── standard error: pipe ────────┘
 //
 // The driver runs in the same process as the code it is given, so code can find
-// the channel. It can not disturb more than its own context by that: whatever
+// the channel. It cannot disturb more than its own context by that: whatever
 // does not begin with the context's secret is skipped, sizes are bounded, and
 // nothing a driver says is believed of anything but its own context.
 //
@@ -152,7 +152,8 @@ func (cs *Contexts) Make(language string, p Place) (*Context, error) {
 	cs.mu.Lock()
 	if len(cs.all)+cs.reserved >= MaxContexts {
 		cs.mu.Unlock()
-		return nil, fmt.Errorf("%w: this sandbox has %d, and that is all it may have: delete some, by DELETE /code/contexts/{id}", ErrTooMany, MaxContexts)
+		return nil, fmt.Errorf("%w: this sandbox has %d, and that is all it may have: delete some, by DELETE /code/contexts/{id}",
+			ErrTooMany, MaxContexts)
 	}
 	cs.reserved++
 	cs.mu.Unlock()
@@ -173,13 +174,13 @@ func (cs *Contexts) Make(language string, p Place) (*Context, error) {
 	cs.all = append(cs.all, c)
 	cs.Host.Go(func() {
 		<-c.Done()
-		cs.bury(c)
+		cs.noteDeath(c)
 	})
 	return c, nil
 }
 
-// bury notes why c died; who was deleted is forgotten.
-func (cs *Contexts) bury(c *Context) {
+// noteDeath remembers why c died; a context that was deleted is forgotten.
+func (cs *Contexts) noteDeath(c *Context) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.all = slices.DeleteFunc(cs.all, func(o *Context) bool { return o == c })
@@ -269,7 +270,7 @@ func (cs *Contexts) Remove(id string) error {
 	cs.mu.Unlock()
 	c.kill("it was deleted")
 	<-c.Done()
-	cs.mu.Lock() // now, and not when bury comes to it
+	cs.mu.Lock() // now, and not when noteDeath comes to it
 	defer cs.mu.Unlock()
 	cs.all = slices.DeleteFunc(cs.all, func(o *Context) bool { return o == c })
 	return nil

@@ -62,7 +62,8 @@ var languages = []*language{
 	{
 		name: "python",
 		programs: func(env map[string]string) []string {
-			return append(versions(env["PYTHON_VERSION"], "python%s", "/opt/python/versions/*-%s-*/bin/python3", "/opt/python/versions/*-%s.*/bin/python3"), "python3", "python")
+			return append(versions(env["PYTHON_VERSION"], "python%s",
+				"/opt/python/versions/*-%s-*/bin/python3", "/opt/python/versions/*-%s.*/bin/python3"), "python3", "python")
 		},
 		argv:  always("-c", pythonStart),
 		again: time.Second,
@@ -77,7 +78,8 @@ var languages = []*language{
 	{
 		name: "java",
 		programs: func(env map[string]string) []string {
-			all := versions(env["JAVA_VERSION"], "java%s", "java-%s", "/usr/lib/jvm/*-%s/bin/java", "/usr/lib/jvm/*-%s-*/bin/java", "/usr/lib/jvm/*-%s.*/bin/java")
+			all := versions(env["JAVA_VERSION"], "java%s", "java-%s",
+				"/usr/lib/jvm/*-%s/bin/java", "/usr/lib/jvm/*-%s-*/bin/java", "/usr/lib/jvm/*-%s.*/bin/java")
 			if home := env["JAVA_HOME"]; filepath.IsAbs(home) {
 				all = append(all, home+"/bin/java")
 			}
@@ -91,7 +93,8 @@ var languages = []*language{
 	{
 		name: "go",
 		programs: func(env map[string]string) []string {
-			return append(versions(env["GO_VERSION"], "go%s", "go-%s", "/usr/lib/go-%s/bin/go", "/usr/local/go%s/bin/go", "/usr/local/go-%s/bin/go"), "go", "/usr/local/go/bin/go")
+			return append(versions(env["GO_VERSION"], "go%s", "go-%s",
+				"/usr/lib/go-%s/bin/go", "/usr/local/go%s/bin/go", "/usr/local/go-%s/bin/go"), "go", "/usr/local/go/bin/go")
 		},
 		argv:    func(program string, _ Place) []string { return []string{driveGo, program} },
 		self:    true,
@@ -117,13 +120,15 @@ var languages = []*language{
 			if p.Memory > 0 {
 				limit = fmt.Sprintf("ulimit -S -d %d; ", (p.Memory-p.Memory/8)>>10)
 			}
-			return fmt.Appendf(nil, "exec 2>&4 4>&-; set +o history +H; unset HISTFILE PROMPT_COMMAND; export -n PS1 PS2; %s%sprintf '\\n%s{\"type\":\"ready\"}\\n' >&3\n", bashUrged, limit, secret)
+			return fmt.Appendf(nil, "exec 2>&4 4>&-; set +o history +H; unset HISTFILE PROMPT_COMMAND; export -n PS1 PS2; "+
+				"%s%sprintf '\\n%s{\"type\":\"ready\"}\\n' >&3\n", bashUrged, limit, secret)
 		},
 		// What answers is in its own line, which is read also after an interrupt. The
 		// code and its children have neither the channel nor its end. Standard input is
 		// none from the beginning on: see bashUrged.
 		request: func(secret, code string, _ int) []byte {
-			return fmt.Appendf(nil, "{ builtin printf '\\n%s{\"type\":\"begin\"}\\n' >&3; eval %s 3>&-; } </dev/null\n%s", secret, bashQuote(code), bashSays(secret, "done", "$?"))
+			return fmt.Appendf(nil, "{ builtin printf '\\n%s{\"type\":\"begin\"}\\n' >&3; eval %s 3>&-; } </dev/null\n%s",
+				secret, bashQuote(code), bashSays(secret, "done", "$?"))
 		},
 		begins: true,
 		// One that comes while that line is read takes the part that was read with it,
@@ -155,7 +160,8 @@ const bashUrged = `trap 'builtin test -S /dev/fd/0 || builtin kill -INT $$' URG;
 // bashSays has bash send a frame. What is left of the line when its beginning is
 // lost does no harm: it has no quotes, and its errors are not seen.
 func bashSays(secret, kind, status string) []byte {
-	return []byte(`builtin printf \\n` + secret + `\\173\\42type\\42:\\42` + kind + `\\42,\\42status\\42:%d\\175\\n ` + status + " >&3 2>&- #\n")
+	return []byte(`builtin printf \\n` + secret + `\\173\\42type\\42:\\42` + kind +
+		`\\42,\\42status\\42:%d\\175\\n ` + status + " >&3 2>&- #\n")
 }
 
 // node makes javascript, and typescript, which is javascript after its types
@@ -164,7 +170,8 @@ func node(name string) *language {
 	return &language{
 		name: name,
 		programs: func(env map[string]string) []string {
-			return append(versions(env["NODE_VERSION"], "node%s", "node-%s", "/opt/node/v%s/bin/node", "/opt/node/v%s.*/bin/node"), "node", "nodejs")
+			return append(versions(env["NODE_VERSION"], "node%s", "node-%s",
+				"/opt/node/v%s/bin/node", "/opt/node/v%s.*/bin/node"), "node", "nodejs")
 		},
 		argv:    func(_ string, p Place) []string { return append(nodeHeap(p), "-e", nodeDriver, "--", name) },
 		again:   interruptAgain,

@@ -78,7 +78,9 @@ func (c *Context) Claim() (*Run, error) {
 	case c.dead:
 		return nil, gone(c.ID, c.died)
 	case c.run != nil:
-		return nil, fmt.Errorf("%w: context %s runs other code; wait for its end, interrupt it by DELETE /code?id=%s, or make another context", ErrBusy, c.ID, c.ID)
+		return nil, fmt.Errorf("%w: context %s runs other code; wait for its end, "+
+			"interrupt it by DELETE /code?id=%s, or make another context",
+			ErrBusy, c.ID, c.ID)
 	}
 	c.count++
 	c.run = &Run{Count: c.count, c: c, begun: make(chan struct{}), answered: make(chan struct{}), done: make(chan struct{})}

@@ -2,12 +2,12 @@ package server
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,9 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 func aheadEnv(t *testing.T) *env { return aheadEnvWith(t, agent.Bootstrap{}) }
@@ -28,41 +28,23 @@ func aheadEnvWith(t *testing.T, b agent.Bootstrap) *env {
 	b.ShellAhead = true
 	b.Limits.MemoryBytes = 1 << 50 // the memory of the host, all of which the agent sees here, is never short
 	e := newEnvWith(t, b)
-	e.s.ahead.answer = time.Minute // a shell of a busy host is not stuck: TestAheadThatDied tells of one that is
-	t.Cleanup(func() {
-		e.s.stopping.Store(true) // so that none is made any more
-		e.s.ahead.making.Lock()
-		defer e.s.ahead.making.Unlock()
-		if w := e.waiting(); w != nil {
-			e.s.dismiss(w)
-		}
-	})
+	e.s.ahead.Answer = time.Minute // a shell of a busy host is not stuck: TestAheadThatDied tells of one that is
+	t.Cleanup(e.s.ahead.Close)
 	return e
 }
 
-func (e *env) waiting() *waiting {
-	e.s.ahead.mu.Lock()
-	defer e.s.ahead.mu.Unlock()
-	return e.s.ahead.shell
-}
-
 // waits makes a shell wait, ready, and returns it.
-func (e *env) waits() *waiting {
+func (e *env) waits() *shell.Waiting {
 	e.Helper()
-	e.s.refill()
-	e.s.ahead.mu.Lock()
-	defer e.s.ahead.mu.Unlock()
-	w := e.s.ahead.shell
+	e.s.ahead.Refill()
+	w := e.s.ahead.Waiting()
 	if w == nil {
 		e.Fatal("no shell waits")
 	}
-	if !w.ready {
-		b := make([]byte, 1)
-		w.talk.SetReadDeadline(time.Now().Add(10 * time.Second)) //nolint:errcheck // Read says it
-		if _, err := w.talk.Read(b); err != nil || b[0] != 'r' {
-			e.Fatalf("the shell is not ready: %q %v", b, err)
+	for end := time.Now().Add(10 * time.Second); !e.s.ahead.Ready(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			e.Fatal("the shell is not ready")
 		}
-		w.ready = true
 	}
 	return w
 }
@@ -72,14 +54,14 @@ func (e *env) warm(req agent.CommandRequest) (events string, took bool) {
 	e.Helper()
 	w := e.waits()
 	events = e.events(req)
-	return events, e.s.commands.get(w.cmd.id) == w.cmd
+	return events, e.s.commands.Get(w.Command.ID) == w.Command
 }
 
 // cold runs a command by a shell of its own.
 func (e *env) cold(req agent.CommandRequest) string {
 	e.Helper()
-	e.s.ahead.on = false
-	defer func() { e.s.ahead.on = true }()
+	e.s.ahead.On = false
+	defer func() { e.s.ahead.On = true }()
 	return e.events(req)
 }
 
@@ -104,7 +86,7 @@ func (e *env) programs() {
 			}
 		}
 	}
-	e.s.env["PATH"] = bin + ":/usr/bin:/bin"
+	e.s.guest.env["PATH"] = bin + ":/usr/bin:/bin"
 	if err := os.Mkdir(filepath.Join(e.dir, "sub dir"), 0o755); err != nil {
 		e.Fatal(err)
 	}
@@ -126,34 +108,26 @@ func sorted(events string) string {
 	return strings.Join(slices.Sorted(strings.SplitSeq(events, "\n")), "\n")
 }
 
-// taken is what the shell ahead runs.
-var taken = []string{
-	"true", "false", "echo hi", "echo $LINENO\necho $LINENO", "echo $_", "echo $-", "declare -i x=5; echo $x", "echo $0 $# $@", "nosuchprog-x; echo $?",
-	"seen a 'b c' $HOME", "A=1 seen", "cd 'sub dir' && ls", "cd 'sub dir' && seen", "seen;", "seen \n", "seen # c", "seen\n\n", "seen\n# x", "seen > out; cat out", "! seen",
-	"seen &\nwait", "cd /; seen", "exit 5", "exit 300", "set -e; false; echo no", "set -euo pipefail; false | true; echo no", "echo $undefined; set -u; echo $undefined; echo no", "set -- a b; echo $2",
-	"kill -9 $$", "kill -TERM $$", "fails; echo $?", "sh -c 'kill -9 $$'", "sh -c 'kill -SEGV $$'; echo $?", "true; sh -c 'kill -SEGV $$'", "read x; echo $?", "cat; echo $?", "echo a >&2; echo b", "(exit 3)", "echo $SHLVL $PWD $OLDPWD",
-	"cd /usr; echo $OLDPWD; cd - ", "f() { echo $1; return 4; }; f x", "for i in 1 2 3; do echo $i; done", "cat <<EOF\na $HOME\nEOF", "cat > f <<'EOF'\na\nEOF\ncat f", "echo a | tr a b", "echo $(echo x; exit 3); echo $?",
-	"noshebang 'x'", "ls 'nope'", "echo \u00e4\u00f6 \u20ac; printf %s \U0001F600", "printf 'a\\tb'", `echo "${HOME:-x}" ${#HOME}`, "((1+1)); echo $?", "[[ a == a* ]] && echo yes", "exec seen", "exec nosuch-x", "sleep 300 & echo $?",
-	"wait; jobs; echo $!", "return", "break", "continue; echo x", "echo $? $!", "echo ${BASH_VERSION%%.*} $BASHPID-$$ | sed s/[0-9]//g", "a=1; (echo $a); unset a; echo ${a-unset}", "# c", "#", "true &", "umask; umask 077; umask", "type ls true if", "command -v ls",
-	"pwd; pwd -P", "getopts ab x -a; echo $x", "test -t 1; echo $?", "echo a; exit", "kill -0 $$ && echo alive", "echo *", "x='a b'; echo $x \"$x\"", "IFS=,; a=1,2; echo $a", "echo ${x:?no}; echo after", "readonly R=1; R=2; echo after",
-	"cd nope; echo $?", "shift 5; echo $?", "unset -v HOME; echo ~", "exec 3>&1; echo x >&3; ls -l nope", "seq 1 3 | while read l; do echo l$l; done", "FOO=bar exec seen", "cd /; /bin/ls usr", "./fails; echo $?", "./seen | cat", "true; seq 2", "true && seq 2", "false || seq 2", "true && false || seq 2", "true; true && sh -c 'kill -9 $$'",
-	"true & sh -c 'kill -9 $$'", "true &\nsh -c 'kill -9 $$'", "true\nsh -c 'kill -9 $$'", "true; sh -c 'kill -9 $$'; ", "true; sh -c 'kill -9 $$' >&2", "env 'seen' x", "lost 'x'", "nice 'seen'", "if true; then seen; fi", "{ seen; }", "(seen)", "seen | cat", "local x=1", "tr a b <<< a", "cat < /dev/null",
-	"seen() { echo mine; }; seen", "ls() { echo mine; }; ls", "python3 -c 'import os, sys; print(os.getpid() == os.getsid(0), sys.stdin.read())'", "export A=1 B='x y'; seen", "FOO=$(echo 1) env | grep FOO", "x=$(cat <<E\na\nE\n); echo $x", "while :; do break; done", "case a in a) echo b;; esac",
-	"echo \"it's\" 'a\"b' \\$HOME", "echo a\\\nb", "{ time true; } 2>&1 | wc -l", "select x in a; do :; done </dev/null", "shopt() { :; }; true", "echo $((1/0)); echo after", "kill -USR1 $$", "kill -INT $$; echo no", "kill -HUP $$; echo no", "kill -QUIT $$; echo no", "kill -PIPE $$; echo no", "kill -ALRM $$; echo no", "kill -CHLD $$; echo on", "trap_x=1; echo $trap_x", "a=(1 2 3); echo ${a[@]} ${#a[@]}", "declare -A m=([k]=v); echo ${m[k]}",
-	"echo a > 'sub dir/x'; rm 'sub dir/x'; ls 'sub dir'", "env | grep ^_=", "[ 1 = 1 ]", "echo `echo a`", "main() { seen \"$@\"; }; main a b", "seen() { :; }\nseen", "[[ a ]] && seen 2>&1", "echo a 2>&1 >out", "seq 1 2>&1", "seq 2 >|1 2>&1", "seen x &>out; cat out", "declare -x A=1; seen x", "mapfile -t a < seen; echo ${#a[@]}; jobs", "f() { local -a a=(1 2); echo ${a[1]}; }; f", "(sleep 300; echo late) >/dev/null 2>&1 & echo early", "mkdir -p x/y && touch x/y/z && ls -R x && rm -r x", "\techo tab", "  ", "exec 2>&1; echo x >&2", "exec 1>&-; echo x",
-}
-
-// avoided is what it leaves to a shell of its own: what would notice, what
-// cannot be seen through, and what a message of bash's own is about.
-var avoided = []string{
-	"nosuchprog-x", "./nope 'x'", "./seen", "ls", "true; ./seen", "cd 'sub dir' && ../seen", "'ls' sub*", "$x ls", "command ls", "builtin echo a", "eval 'echo a'", ". ./noshebang", "source ./noshebang", "set -x; echo a", "set -o xtrace; echo a", "set -m; echo $-",
-	"set", "export", "export -p", "declare -p HOME", "declare -f", "echo $BASH_EXECUTION_STRING", "set -o posix", "echo ${!B*}", "x=SECONDS; echo ${!x}", "echo $SECONDS", "echo ${PIPESTATUS[@]}", "trap 'echo bye' EXIT; true", "trap", "alias a=b; a", "shopt -s extglob; echo a",
-	"echo +(a)", "cat <(echo a)", "coproc cat", "hash; true", "enable -n echo; echo a", "caller", "compgen -b | head -1", "history", "ulimit -c", "times >/dev/null", "if", "echo a\nif", ")", "a() {", "echo x; )", "&& a", "|| a", "; a", "in", "f() ls", "echo 'unterminated", "cat <<EOF\na",
-	"pgrep -f nothing-x >/dev/null; echo $?", "cat /proc/self/comm", "PATH=/nope; ls 'x'", "unset PATH; ls 'x'", "exec() { echo no; }; seq 2", "printf '\\001'; echo 'a\x01b'", "echo a\r", "readonly -p", "x=a; echo ${x@P}", "declare -n r=HOME; echo $r", "./seen 'x'", "cd 'sub dir' && ../noshebang",
-	"true \\\n; seq 2", "mapfile -C 'set -x; echo' -c 1 a <<< x; echo y", "jobs -x set -x; echo y", "declare -a", "declare -g", "readonly -a", "SHLVL=5 seen x", "export SHLVL=5; seen x", "printf '%(%s)T\\n' -2",
-	"if false; then seen() { :; }; fi; seen x", "false && seen() { :; }; seen x", "(seen() { :; }); seen x", "f() { seen() { :; }; }; seen x", "seen() { :; }; unset -f seen; seen x",
-	// What only the parser takes: bash says where the error is.
-	"true\necho a > 2>&1", "true\necho a > # c\nout", "true\nelse", "true\nf() seen() { :; }", "true\nf() ! { :; }", "true\n[[ a\n== b ]]", "true\nlet 1 (a)", "true\ntime -p | cat", "true\ntime && true", "true\ntrue | time while :; do break; done",
+// commandsOfShells are read from pkg/agent/shell, whose tests look at the same.
+func commandsOfShells(t *testing.T) (taken, avoided []string) {
+	t.Helper()
+	b, err := os.ReadFile("../shell/testdata/commands.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all struct {
+		// The shell ahead runs these.
+		Taken []string
+		// It leaves these to a shell of their own: they would notice, cannot be seen through, or
+		// are about a message of bash's own.
+		Avoided []string
+		// It leaves these as well. Only the parser takes them: bash says where the error is.
+		Misread []string
+	}
+	if err := json.Unmarshal(b, &all); err != nil || len(all.Taken) == 0 || len(all.Avoided) == 0 || len(all.Misread) == 0 {
+		t.Fatalf("%d, %d and %d commands, %v", len(all.Taken), len(all.Avoided), len(all.Misread), err)
+	}
+	return all.Taken, append(all.Avoided, all.Misread...)
 }
 
 // TestAheadIsLikeTheShell runs a table of commands both ways. Output, end and
@@ -173,6 +147,7 @@ func TestAheadIsLikeTheShell(t *testing.T) {
 			t.Errorf("%q: the shell ahead took it: %v", req.Command, took)
 		}
 	}
+	taken, avoided := commandsOfShells(t)
 	for _, c := range taken {
 		check(agent.CommandRequest{Command: c}, true)
 	}
@@ -212,7 +187,7 @@ func TestAheadIsLikeTheShell(t *testing.T) {
 		v.req.Command = "echo $PWD $OLDPWD $A; cd ..; pwd; declare -i x=1; nosuchprog-x; echo $?"
 		check(v.req, v.ahead)
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // TestAheadReadsAll: a text arrives as it is, however long and in any locale.
@@ -241,7 +216,7 @@ func TestAheadInBackground(t *testing.T) {
 		if got := fmt.Sprint(logs, " ", *st.ExitCode, " ", st.Reason, " ", st.Error); got != want || st.Content != command {
 			t.Errorf("%q: %q, want %q; %+v", command, got, want, st)
 		}
-		if id != w.cmd.id {
+		if id != w.Command.ID {
 			t.Errorf("%q was not run by the shell ahead", command)
 		}
 	}
@@ -267,28 +242,28 @@ func TestAheadWaitsForNobody(t *testing.T) {
 	off := newEnv(t)
 	off.events(agent.CommandRequest{Command: "echo $HOME"})
 	on := aheadEnv(t)
-	if on.waiting() != nil {
+	if on.s.ahead.Waiting() != nil {
 		t.Error("a shell waits before the first command")
 	}
 	for _, req := range []agent.CommandRequest{{Command: "ls"}, {Command: "trap"}, {Argv: []string{"true"}}, {Command: "true", Forget: true}, {Command: "cat", Stdin: true, Timeout: 1}} {
 		on.events(req)
 	}
-	if off.waiting() != nil || on.waiting() != nil {
+	if off.s.ahead.Waiting() != nil || on.s.ahead.Waiting() != nil {
 		t.Error("a shell waits for what does not come")
 	}
-	c := on.s.commands.get(on.id(on.call(200, "POST", "/command", agent.CommandRequest{Command: "sleep 60; true", Background: true})))
-	on.s.refillAfter(c)
-	if on.waiting() == nil {
+	c := on.s.commands.Get(on.id(on.call(200, "POST", "/command", agent.CommandRequest{Command: "sleep 60; true", Background: true})))
+	on.s.ahead.RefillAfter(c)
+	if on.s.ahead.Waiting() == nil {
 		t.Error("none waits while a long command runs")
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // gone waits for the end of a waiting shell.
-func (e *env) gone(w *waiting) {
+func (e *env) gone(w *shell.Waiting) {
 	e.Helper()
 	select {
-	case <-w.cmd.proc.done:
+	case <-w.Command.Process.Done():
 	case <-time.After(10 * time.Second):
 		e.Error("the shell goes on")
 	}
@@ -298,20 +273,21 @@ func (e *env) gone(w *waiting) {
 // when what it began with is no more.
 func TestAheadIsDropped(t *testing.T) {
 	e := aheadEnv(t)
-	e.s.ahead.idle = 10 * time.Millisecond
-	var w *waiting
+	e.s.ahead.Idle = 10 * time.Millisecond
+	var w *shell.Waiting
 	for w == nil { // on a busy host it may go before it is seen
-		e.s.refill()
-		w = e.waiting()
+		e.s.ahead.Refill()
+		w = e.s.ahead.Waiting()
 	}
 	e.gone(w)
-	e.s.ahead.mu.Lock()
-	e.s.ahead.idle = time.Minute
-	e.s.ahead.mu.Unlock()
+	for e.s.ahead.Waiting() != nil {
+		time.Sleep(time.Millisecond) // whoever dropped it still says so
+	}
+	e.s.ahead.Idle = time.Minute
 
 	w = e.waits()
 	file := filepath.Join(e.dir, "envs")
-	e.s.env["EXECD_ENVS"] = file
+	e.s.guest.env["EXECD_ENVS"] = file
 	e.waits()
 	e.gone(w) // the environment is another
 	if err := os.WriteFile(file, []byte("FROM=file\n"), 0o600); err != nil {
@@ -348,16 +324,10 @@ func TestAheadIsDropped(t *testing.T) {
 
 	w = e.waits()
 	e.s.limits.Store(&agent.Limits{MemoryBytes: 1 << 10})
-	e.s.ahead.memory.Lock()
-	e.s.ahead.measured = time.Time{}
-	e.s.ahead.memory.Unlock()
-	e.s.ahead.mu.Lock()
-	e.s.ahead.idle = time.Millisecond // between looks
-	e.s.ahead.mu.Unlock()
-	e.s.lookLater(w)
+	e.s.ahead.Look()
 	e.gone(w)
-	e.s.refill()
-	if e.waiting() != nil {
+	e.s.ahead.Refill()
+	if e.s.ahead.Waiting() != nil {
 		t.Error("a shell waits though memory is short")
 	}
 }
@@ -366,13 +336,16 @@ func TestAheadIsDropped(t *testing.T) {
 // shell of their own, and their command runs once.
 func TestAheadThatDied(t *testing.T) {
 	e := aheadEnv(t)
-	e.s.ahead.answer = 50 * time.Millisecond
-	for name, harm := range map[string]func(w *waiting){
-		"killed":  func(w *waiting) { syscall.Kill(w.cmd.proc.pid, syscall.SIGKILL); <-w.cmd.proc.done },
-		"dying":   func(w *waiting) { syscall.Kill(w.cmd.proc.pid, syscall.SIGKILL) },
-		"stopped": func(w *waiting) { syscall.Kill(w.cmd.proc.pid, syscall.SIGSTOP) },
-		"soiled": func(w *waiting) {
-			f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", w.cmd.proc.pid), os.O_WRONLY, 0)
+	e.s.ahead.Answer = 50 * time.Millisecond
+	for name, harm := range map[string]func(w *shell.Waiting){
+		"killed": func(w *shell.Waiting) {
+			syscall.Kill(w.Command.Process.PID, syscall.SIGKILL)
+			<-w.Command.Process.Done()
+		},
+		"dying":   func(w *shell.Waiting) { syscall.Kill(w.Command.Process.PID, syscall.SIGKILL) },
+		"stopped": func(w *shell.Waiting) { syscall.Kill(w.Command.Process.PID, syscall.SIGSTOP) },
+		"soiled": func(w *shell.Waiting) {
+			f, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", w.Command.Process.PID), os.O_WRONLY, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -387,13 +360,13 @@ func TestAheadThatDied(t *testing.T) {
 		if got := e.events(agent.CommandRequest{Command: "echo $((1+1)) | tee -a " + name}); got != "stdout \"2\"\ncomplete" {
 			t.Errorf("%s: %s", name, got)
 		}
-		if e.s.commands.get(w.cmd.id) != nil {
+		if e.s.commands.Get(w.Command.ID) != nil {
 			t.Errorf("%s: it was run by that shell", name)
 		}
 		if b, err := os.ReadFile(filepath.Join(e.dir, name)); string(b) != "2\n" || err != nil {
 			t.Errorf("%s: it has run %d times, %v", name, bytes.Count(b, []byte("2")), err)
 		}
-		e.s.refill()
+		e.s.ahead.Refill()
 		e.waits()
 	}
 }
@@ -402,18 +375,13 @@ func TestAheadThatDied(t *testing.T) {
 // warning of its start, there is none after a while.
 func TestAheadThatWarns(t *testing.T) {
 	e := aheadEnv(t)
-	e.s.env["LC_ALL"] = "xx_XX.UTF-8"
-	never := func() bool {
-		e.s.ahead.mu.Lock()
-		defer e.s.ahead.mu.Unlock()
-		return e.s.ahead.never
-	}
-	for deadline := time.Now().Add(20 * time.Second); !never(); time.Sleep(time.Millisecond) { // until bash has written
-		if e.s.refill(); time.Now().After(deadline) {
+	e.s.guest.env["LC_ALL"] = "xx_XX.UTF-8"
+	for deadline := time.Now().Add(20 * time.Second); !e.s.ahead.Never(); time.Sleep(time.Millisecond) { // until bash has written
+		if e.s.ahead.Refill(); time.Now().After(deadline) {
 			t.Fatal("they are made for ever")
 		}
 	}
-	if e.waiting() != nil {
+	if e.s.ahead.Waiting() != nil {
 		t.Error("one waits")
 	}
 	if got := e.events(agent.CommandRequest{Command: "echo $((1+1))"}); !strings.Contains(got, "stdout \"2\"") || !strings.HasSuffix(got, "complete") {
@@ -427,7 +395,7 @@ func TestAheadDiesAfterItsStart(t *testing.T) {
 	for range 20 {
 		w := e.waits()
 		got := e.events(agent.CommandRequest{Command: "echo x >> runs; kill -9 $$"})
-		if got != "error CommandExecError -1 signal: killed" || e.s.commands.get(w.cmd.id) == nil {
+		if got != "error CommandExecError -1 signal: killed" || e.s.commands.Get(w.Command.ID) == nil {
 			t.Fatal(got)
 		}
 	}
@@ -440,11 +408,11 @@ func TestAheadDiesAfterItsStart(t *testing.T) {
 func TestAheadOfOthers(t *testing.T) {
 	bin := t.TempDir()
 	e := aheadEnvWith(t, agent.Bootstrap{Env: map[string]string{"PATH": bin + ":/usr/bin:/bin"}})
-	if err := os.WriteFile(bin+"/bash", []byte("#!/bin/sh\n[ \"$2\" = 'echo $0' ] && exec /bin/bash \"$@\"\nexit "+strconv.Itoa(aheadTooOld)+"\n"), 0o755); err != nil {
+	if err := os.WriteFile(bin+"/bash", []byte("#!/bin/sh\n[ \"$2\" = 'echo $0' ] && exec /bin/bash \"$@\"\nexit "+strconv.Itoa(75)+"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	e.s.refill()
-	w := e.waiting()
+	e.s.ahead.Refill()
+	w := e.s.ahead.Waiting()
 	if w == nil {
 		t.Fatal("no shell was started")
 	}
@@ -453,15 +421,15 @@ func TestAheadOfOthers(t *testing.T) {
 		if got := e.events(agent.CommandRequest{Command: "echo $0"}); got != "stdout \"/bin/bash\"\ncomplete" {
 			t.Error(got)
 		}
-		e.s.refill()
+		e.s.ahead.Refill()
 	}
-	if !e.s.ahead.never || e.waiting() != nil {
+	if !e.s.ahead.Never() || e.s.ahead.Waiting() != nil {
 		t.Error("it is tried again")
 	}
 	sh := aheadEnvWith(t, agent.Bootstrap{Env: map[string]string{"PATH": "/nope"}})
-	sh.s.env["BASH_ENV"] = "/nope"
-	sh.s.refill()
-	if sh.waiting() != nil {
+	sh.s.guest.env["BASH_ENV"] = "/nope"
+	sh.s.ahead.Refill()
+	if sh.s.ahead.Waiting() != nil {
 		t.Error("a shell waits whose start would have effects")
 	}
 }
@@ -472,18 +440,18 @@ func TestAheadDifferences(t *testing.T) {
 	e.programs()
 	see := func(command string) (cmdline string, started uint64) {
 		id := e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: command, Background: true}))
-		c := e.s.commands.get(id)
+		c := e.s.commands.Get(id)
 		for line := ""; !strings.Contains(line, "go"); {
-			grown := c.out.Grown()
-			if line = string(c.out.Tail(100)); line == "" {
+			grown := c.Output.Grown()
+			if line = string(c.Output.Tail(100)); line == "" {
 				<-grown
 			}
 		}
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.proc.pid))
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", c.Process.PID))
 		if err != nil {
 			t.Fatal(err)
 		}
-		fi, err := os.Stat(fmt.Sprintf("/proc/%d", c.proc.pid))
+		fi, err := os.Stat(fmt.Sprintf("/proc/%d", c.Process.PID))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -491,18 +459,18 @@ func TestAheadDifferences(t *testing.T) {
 		return string(b), uint64(fi.ModTime().UnixNano())
 	}
 	const command = "echo go; sleep 60; echo no"
-	e.s.ahead.on = false
+	e.s.ahead.On = false
 	if got, _ := see(command); got != "bash\x00-c\x00"+command+"\x00" {
 		t.Errorf("cold: %q", got)
 	}
-	e.s.ahead.on = true
+	e.s.ahead.On = true
 	// 1. The command line of the shell is not the command's, and it is older.
 	w := e.waits()
 	before := time.Now()
-	if got, _ := see(command); got != "bash\x00-c\x00"+aheadLoader+"\x00" {
+	if got, _ := see(command); got != "bash\x00-c\x00"+shell.Loader+"\x00" {
 		t.Errorf("ahead: %q", got)
 	}
-	if w.used.After(before) {
+	if w.Used.After(before) {
 		t.Error("it is not older than its command")
 	}
 	// 2. Of a program that is there but can not be executed one more line is said.
@@ -514,7 +482,7 @@ func TestAheadDifferences(t *testing.T) {
 		t.Errorf("%v\n%s\nwant, but for a line,\n%s", took, warm, cold)
 	}
 	// If the command itself takes the program away, exec is named.
-	bin, _, _ := strings.Cut(e.s.env["PATH"], ":")
+	bin, _, _ := strings.Cut(e.s.guest.env["PATH"], ":")
 	says := func(run func(c agent.CommandRequest) string) string {
 		if err := os.WriteFile(bin+"/removed", []byte("#!/bin/sh\n"), 0o755); err != nil { //nolint:gosec // a program
 			t.Fatal(err)
@@ -532,7 +500,7 @@ func TestAheadDifferences(t *testing.T) {
 	if !took || cold == warm || sorted(cold) != sorted(warm) {
 		t.Errorf("%v\n%s\nwant, in another order,\n%s", took, warm, cold)
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // TestAheadUnderLoad runs commands in random order, some at once, some one after
@@ -574,12 +542,12 @@ func TestAheadEndsLikeOthers(t *testing.T) {
 	e := aheadEnv(t)
 	mark := fmt.Sprintf("76.%09d", time.Now().UnixNano()%1e9)
 	soonGone(t, mark, func() {
-		var w *waiting
+		var w *shell.Waiting
 		got, limit := inTime(func(limit int64) string {
 			w = e.waits()
 			return e.events(agent.CommandRequest{Command: strings.ReplaceAll("sleep MARK & setsid sleep MARK & (setsid env -i sh -c 'sleep MARK & sleep MARK' &); echo started; sleep MARK; true", "MARK", mark), Timeout: limit})
 		})
-		if got != `stdout "started"`+timedOut(limit) || e.s.commands.get(w.cmd.id) == nil {
+		if got != `stdout "started"`+timedOut(limit) || e.s.commands.Get(w.Command.ID) == nil {
 			t.Error(got)
 		}
 	})
@@ -598,48 +566,6 @@ func TestAheadEndsLikeOthers(t *testing.T) {
 	}
 }
 
-// TestNoticesBounds: what would cost PID 1 much is not looked at.
-func TestNoticesBounds(t *testing.T) {
-	for _, c := range []string{strings.Repeat("(", 5000), strings.Repeat("$(", 5000), "echo " + strings.Repeat("x", maxFit), strings.Repeat("{ ", 5000), strings.Repeat("`", 5000), strings.Repeat("! ", 5000), strings.Repeat("[[ (", 3000)} {
-		if notices(c) != nil {
-			t.Errorf("%.20s… is fit", c)
-		}
-	}
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	limit := 200 * time.Millisecond
-	if raceEnabled {
-		limit *= 20
-	}
-	for _, c := range []string{strings.Repeat("if ", 5000), strings.Repeat("a|", 8000) + "a", strings.Repeat("a&&", 5000) + "a", strings.Repeat("while ", 2500), strings.Repeat("time ", 3000), strings.Repeat("a;", 8000)} {
-		before := threadTime(t)
-		notices(c)
-		if took := threadTime(t) - before; took > limit {
-			t.Errorf("%.20s… takes %v", c, took)
-		}
-	}
-}
-
-// threadTime is what the calling thread has used.
-func threadTime(t *testing.T) time.Duration {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
-		t.Fatal(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
-}
-
-func FuzzNotices(f *testing.F) {
-	for _, c := range append(slices.Clone(taken), avoided...) {
-		f.Add(c)
-	}
-	f.Fuzz(func(t *testing.T, c string) {
-		if f := notices(c); f != nil && f.at >= 0 && !strings.HasPrefix(c[f.at:], f.name) {
-			t.Errorf("%q is not at %d of %q", f.name, f.at, c)
-		}
-	})
-}
-
 // TestAheadOfAnotherUser needs root to become somebody else; hosts run CI as root.
 func TestAheadOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -647,7 +573,7 @@ func TestAheadOfAnotherUser(t *testing.T) {
 	}
 	e := aheadEnvWith(t, agent.Bootstrap{User: "65534:65533", Workdir: "/"})
 	e.programs()
-	e.s.env["PATH"] = "/usr/bin:/bin"
+	e.s.guest.env["PATH"] = "/usr/bin:/bin"
 	closed := t.TempDir()
 	if err := os.Chmod(closed, 0o700); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 func benchEnv(b *testing.B) (*Server, func(method, path, contentType string, body []byte)) {
@@ -46,13 +47,13 @@ func benchEnv(b *testing.B) (*Server, func(method, path, contentType string, bod
 func BenchmarkCommand(b *testing.B) {
 	s, do := benchEnv(b)
 	b.Run("spawn", func(b *testing.B) {
-		n := s.devNull.Fd()
+		n := s.commands.DevNull.Fd()
 		for b.Loop() {
-			p, err := s.reaper.spawn(spawnSpec{path: "/bin/true", argv: []string{"true"}, dir: "/", files: [3]uintptr{n, n, n}})
+			p, err := proc.Start(proc.Spec{Path: "/bin/true", Argv: []string{"true"}, Dir: "/", Files: [3]uintptr{n, n, n}})
 			if err != nil {
 				b.Fatal(err)
 			}
-			<-p.done
+			<-p.Done()
 		}
 	})
 	for _, command := range []string{"true", "echo hello", "'true'"} {
@@ -94,11 +95,11 @@ func BenchmarkAhead(b *testing.B) {
 	s, do := benchEnv(b)
 	for name, body := range map[string]string{"ahead": `{"command":"true"}`, "cold": `{"argv":["bash","-c","true"]}`} {
 		b.Run(name, func(b *testing.B) {
-			s.ahead.on = name == "ahead"
+			s.ahead.On = name == "ahead"
 			var took []float64
 			for b.Loop() {
-				if s.ahead.on {
-					s.refill()
+				if s.ahead.On {
+					s.ahead.Refill()
 					time.Sleep(10 * time.Millisecond) // off the clock that counts
 				}
 				start := time.Now()

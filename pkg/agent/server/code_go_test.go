@@ -23,8 +23,8 @@ func newGoEnv(t *testing.T) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.s.env["TMPDIR"] = t.TempDir() // in which nobody else builds
-	e.s.env["GOCACHE"] = cmp.Or(os.Getenv("GOCACHE"), cache+"/go-build")
+	e.s.guest.env["TMPDIR"] = t.TempDir() // in which nobody else builds
+	e.s.guest.env["GOCACHE"] = cmp.Or(os.Getenv("GOCACHE"), cache+"/go-build")
 	return e
 }
 
@@ -71,7 +71,7 @@ func TestCodeGo(t *testing.T) {
 // An interrupt ends the program, be it one that minds it or not, and compiling.
 func TestCodeGoInterrupt(t *testing.T) {
 	e := newGoEnv(t)
-	e.s.contexts.Grace = 20 * time.Second
+	e.s.code.contexts.Grace = 20 * time.Second
 	c := e.context("go")
 	for _, body := range []string{"for {}", "time.Sleep(time.Hour)", "signal.Ignore(os.Interrupt); for {}"} {
 		rest := e.started(c, "import (\"fmt\"; \"os\"; \"os/signal\"; \"time\")\nvar _, _, _ = os.Args, signal.Ignore, time.Now\nfunc main() { fmt.Println(\"go\"); "+body+" }")
@@ -91,8 +91,8 @@ func TestCodeGoInterrupt(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.program("go1.99", "echo begun > "+fifo+"; sleep 100; exit 0")
-	e.s.env["PATH"] += ":" + e.dir
-	e.s.env["GO_VERSION"] = "1.99.3"
+	e.s.guest.env["PATH"] += ":" + e.dir
+	e.s.guest.env["GO_VERSION"] = "1.99.3"
 	c = e.context("go")
 	end := make(chan string)
 	go func() { end <- e.cell(c, hello) }()
@@ -123,16 +123,16 @@ func TestCodeVersions(t *testing.T) {
 	} {
 		e := newGoEnv(t)
 		e.program(x.name, "CHOSEN="+x.name+"; export CHOSEN; exec "+x.program+" \"$@\"")
-		e.s.env["PATH"] += ":" + e.dir
-		e.s.env[x.variable] = x.version
+		e.s.guest.env["PATH"] += ":" + e.dir
+		e.s.guest.env[x.variable] = x.version
 		want := "stdout \"" + x.name + "\\n\"\ncomplete"
 		if language == "go" { // it compiles, and the program runs without it
 			e.program(x.name, "echo "+x.name+" >&2; exit 1")
 			want = "error CompileError \"" + x.name + "\""
 		}
 		e.inOrder(e.context(language), []cellCase{{x.code, want}})
-		e.s.env[x.variable] = "../../99"
-		e.s.env["CHOSEN"] = "default"
+		e.s.guest.env[x.variable] = "../../99"
+		e.s.guest.env["CHOSEN"] = "default"
 		e.inOrder(e.context(language), []cellCase{{x.code, "stdout \"default\\n\"\ncomplete"}})
 	}
 }
@@ -233,8 +233,8 @@ func TestCodeMemoryOfAll(t *testing.T) {
 func TestCodeGoAgain(t *testing.T) {
 	e := newGoEnv(t)
 	e.program("go1.99", "echo >> "+e.dir+"/built; exec go \"$@\"")
-	e.s.env["PATH"] += ":" + e.dir
-	e.s.env["GO_VERSION"] = "1.99"
+	e.s.guest.env["PATH"] += ":" + e.dir
+	e.s.guest.env["GO_VERSION"] = "1.99"
 	c := e.context("go")
 	built := func() int {
 		b, _ := os.ReadFile(e.dir + "/built")

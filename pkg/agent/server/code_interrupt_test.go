@@ -58,7 +58,7 @@ func TestCodeInterrupts(t *testing.T) {
 			if language == "go" {
 				e = newGoEnv(t)
 			}
-			e.s.contexts.Grace = 20 * time.Second
+			e.s.code.contexts.Grace = 20 * time.Second
 			c := e.context(language)
 			e.cell(c, x.set)
 			random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same each time
@@ -126,7 +126,7 @@ func TestCodeSleepsThroughInterrupt(t *testing.T) {
 // call, for which bash would wait.
 func TestCodeInterruptLeftChild(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 20 * time.Second
+	e.s.code.contexts.Grace = 20 * time.Second
 	c := e.context("bash")
 	for range 40 {
 		end := make(chan struct{})
@@ -155,7 +155,7 @@ func TestCodeInterruptLeftChild(t *testing.T) {
 // preempted: and what was sent can be seen.
 func TestCodeInterruptSparesBash(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 60 * time.Second
+	e.s.code.contexts.Grace = 60 * time.Second
 	c := e.context("bash")
 	var pid int
 	if _, err := fmt.Sscanf(e.cell(c, "echo $$"), "stdout \"%d", &pid); err != nil {
@@ -196,7 +196,7 @@ func TestCodeInterruptSparesBash(t *testing.T) {
 // A child that handles the interrupt and ends well does not keep it from bash.
 func TestCodeInterruptHandledByChild(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 20 * time.Second
+	e.s.code.contexts.Grace = 20 * time.Second
 	c := e.context("bash")
 	rest := e.started(c, "while :; do sh -c 'trap \"exit 0\" INT; echo go; while :; do :; done'; done")
 	e.call(200, "DELETE", "/code?id="+c.ID, nil)
@@ -209,7 +209,7 @@ func TestCodeInterruptHandledByChild(t *testing.T) {
 // again that no answer ever counts.
 func TestCodeInterruptSlowAnswer(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 20 * time.Second
+	e.s.code.contexts.Grace = 20 * time.Second
 	c := e.context("bash")
 	rest := e.started(c, "trap '[[ ! -e slow ]] || sleep 0.15' DEBUG; echo go; sleep 100")
 	e.call(200, "DELETE", "/code?id="+c.ID, nil)
@@ -227,7 +227,7 @@ func TestCodeInterruptSlowAnswer(t *testing.T) {
 func TestCodeInterruptIgnoredByChild(t *testing.T) {
 	t.Parallel() // it waits
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 12 * time.Second
+	e.s.code.contexts.Grace = 12 * time.Second
 	c := e.context("bash")
 	// A child in the background ignores signals before it becomes its program, not from its beginning on.
 	e.cell(c, "x=5; sleep 1000 & until read -r n </proc/$!/comm && [[ $n = sleep ]]; do :; done")

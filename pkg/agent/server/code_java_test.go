@@ -82,7 +82,7 @@ func TestCodeJavaTraceback(t *testing.T) {
 
 func TestCodeJavaInterrupt(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 20 * time.Second
+	e.s.code.contexts.Grace = 20 * time.Second
 	c := e.context("java")
 	e.cell(c, "int x = 5; Object o = new Object();")
 	for _, code := range []string{
@@ -112,7 +112,7 @@ func TestCodeJavaMemory(t *testing.T) {
 		{"List<byte[]> l = new ArrayList<>(); while (true) l.add(new byte[1 << 20]);", "error EvalException \"java.lang.OutOfMemoryError: Java heap space\""},
 		{"l = null; 1", "result \"1\"\ncomplete"},
 	})
-	if err := e.s.contexts.Remove(c.ID); err != nil {
+	if err := e.s.code.contexts.Remove(c.ID); err != nil {
 		t.Error(err)
 	}
 }

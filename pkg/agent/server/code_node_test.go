@@ -62,7 +62,7 @@ func TestCodeJavaScript(t *testing.T) {
 
 func TestCodeJavaScriptInterrupt(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 20 * time.Second
+	e.s.code.contexts.Grace = 20 * time.Second
 	c := e.context("javascript")
 	for _, code := range []string{
 		"var x = 5; console.log('go'); while (true);", "console.log('go'); await new Promise(() => setTimeout(() => {}, 1e6))",
@@ -85,7 +85,7 @@ func TestCodeJavaScriptInterrupt(t *testing.T) {
 // interrupts, and answers.
 func TestCodeJavaScriptSettlesLate(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 20 * time.Second
+	e.s.code.contexts.Grace = 20 * time.Second
 	c := e.context("javascript")
 	pid, err := strconv.Atoi(strings.Trim(strings.TrimSuffix(strings.TrimPrefix(e.cell(c, "process.pid"), "result "), "\ncomplete"), `"`))
 	if err != nil {

@@ -28,10 +28,10 @@ import (
 func newCodeEnv(t *testing.T) *env {
 	t.Helper()
 	e := newEnvWith(t, agent.Bootstrap{Env: map[string]string{"PATH": os.Getenv("PATH"), "HOME": t.TempDir(), "NODE_PATH": os.Getenv("NODE_PATH")}})
-	e.s.contexts.Grace = 300 * time.Millisecond
+	e.s.code.contexts.Grace = 300 * time.Millisecond
 	t.Cleanup(func() {
-		for _, c := range e.s.contexts.List("") {
-			e.s.contexts.Remove(c.ID) //nolint:errcheck // gone is what is wanted
+		for _, c := range e.s.code.contexts.List("") {
+			e.s.code.contexts.Remove(c.ID) //nolint:errcheck // gone is what is wanted
 		}
 	})
 	return e
@@ -285,7 +285,7 @@ func (e *env) started(c agent.CodeContext, code string) (rest func() string) {
 // An interrupt ends the code and leaves the context.
 func TestCodeInterrupt(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.contexts.Grace = 20 * time.Second // nothing here needs it
+	e.s.code.contexts.Grace = 20 * time.Second // nothing here needs it
 	for language, loops := range map[string][]string{
 		"python": {
 			"x = 5; print('go'); import time; time.sleep(100)", "print('go')\nwhile True: pass", "import subprocess; print('go'); subprocess.run(['sleep', '100'])",
@@ -403,7 +403,7 @@ func TestCodeMemory(t *testing.T) {
 		{"l = []\nwhile True: l.append(bytearray(1 << 20))", "error MemoryError \"\""},
 		{"del l; 1", "result \"1\"\ncomplete"},
 	})
-	if err := e.s.contexts.Remove(c.ID); err != nil {
+	if err := e.s.code.contexts.Remove(c.ID); err != nil {
 		t.Error(err)
 	}
 }
@@ -493,7 +493,7 @@ func TestCodeStanding(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if n := len(e.s.contexts.List("python")); n != 1 {
+	if n := len(e.s.code.contexts.List("python")); n != 1 {
 		t.Errorf("%d contexts of python", n)
 	}
 	if got := e.plain(e.call(200, "POST", "/code", `{"code":"echo shell; exit 3"}`)); got != "stdout \"shell\"\nerror CommandExecError 3 exit status 3" {
@@ -575,7 +575,7 @@ func TestCodeBadInput(t *testing.T) {
 	if got := e.cell(c, big); got != "stdout \"big\\n\"\ncomplete" {
 		t.Errorf("5 MB of bash: %.200s", got)
 	}
-	e.s.env["PATH"] = e.dir
+	e.s.guest.env["PATH"] = e.dir
 	if out := e.call(400, "POST", "/code/context", `{"language":"python"}`); !strings.Contains(out, "python3") || !strings.Contains(out, e.dir) {
 		t.Errorf("an image without python: %s", out)
 	}
@@ -597,7 +597,7 @@ func TestCodeLanguages(t *testing.T) {
 // refused when it is asked for.
 func TestCodePrestart(t *testing.T) {
 	e := newCodeEnv(t)
-	e.s.prestart([]string{"cobol", "bash", "python"})
+	e.s.code.prestart([]string{"cobol", "bash", "python"})
 	var list []agent.CodeContext
 	if err := json.Unmarshal([]byte(e.call(200, "GET", "/code/contexts", nil)), &list); err != nil || len(list) != 2 || list[0].Language != "bash" || list[1].Language != "python" {
 		t.Fatalf("%v %v", list, err)
@@ -608,7 +608,7 @@ func TestCodePrestart(t *testing.T) {
 			t.Errorf("%s did not run in the context that was there: %s", c.Language, out)
 		}
 	}
-	if n := len(e.s.contexts.List("")); n != 2 {
+	if n := len(e.s.code.contexts.List("")); n != 2 {
 		t.Errorf("%d contexts", n)
 	}
 }
@@ -688,12 +688,12 @@ func TestCodeReadiness(t *testing.T) {
 	for _, x := range []struct{ port, host, want string }{
 		{"", "", "127.0.0.1:44771"}, {"5000", "", "127.0.0.1:5000"}, {"0", "", ""}, {"x", "", ""}, {"70000", "", ""}, {"", "http://127.0.0.1:44771", ""},
 	} {
-		e.s.env["JUPYTER_PORT"], e.s.env["JUPYTER_HOST"] = x.port, x.host
-		if got := e.s.jupyterAddress(); got != x.want {
+		e.s.guest.env["JUPYTER_PORT"], e.s.guest.env["JUPYTER_HOST"] = x.port, x.host
+		if got := e.s.guest.jupyterAddress(); got != x.want {
 			t.Errorf("JUPYTER_PORT=%q JUPYTER_HOST=%q: %q, want %q", x.port, x.host, got, x.want)
 		}
 	}
-	ln, err := e.s.beReady("127.0.0.1:0")
+	ln, err := beReady("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -712,7 +712,7 @@ func TestCodeReadiness(t *testing.T) {
 	if resp.StatusCode != 404 || !strings.Contains(string(b), "no Jupyter server") || !strings.Contains(string(b), "POST /code") {
 		t.Errorf("%d %s", resp.StatusCode, b)
 	}
-	if again, err := e.s.beReady(ln.Addr().String()); again != nil || err != nil {
+	if again, err := beReady(ln.Addr().String()); again != nil || err != nil {
 		t.Errorf("a port that is taken: %v %v", again, err)
 	}
 }

@@ -19,6 +19,9 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 func TestCommandStream(t *testing.T) {
@@ -43,7 +46,7 @@ func TestCommandStream(t *testing.T) {
 			t.Errorf("%s:\n%s\nwant\n%s", command, got, want)
 		}
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // TestLineEndings: who is new gets output as it was, who is known to be older
@@ -94,7 +97,7 @@ func TestCommandBadInput(t *testing.T) {
 		`{"command":"a","gid":5}`, `{"command":"a","uid":-1}`, `{"command":"a","uid":4294967295}`, `{"command":"a","uid":1.5}`, `{"command":"a","uid":5,"gid":-5}`,
 		`{"command":"a","timeout":-1}`, `{"command":"a","envs":{"":"x"}}`, `{"command":"a","envs":{"A=B":"x"}}`, `{"command":"a","envs":{"A":"\u0000"}}`,
 		`{"command":"a\u0000b"}`, `{"argv":["a\u0000b"]}`, `{"command":"a","stdin":true,"background":true}`,
-		`{"command":"` + strings.Repeat("a", maxArg+1) + `"}`, `{"command":"a","envs":{"EXECD_ENVS":"/tmp"}}`,
+		`{"command":"` + strings.Repeat("a", command.MaxArg+1) + `"}`, `{"command":"a","envs":{"EXECD_ENVS":"/tmp"}}`,
 	} {
 		e.call(http.StatusBadRequest, "POST", "/command", body)
 	}
@@ -148,7 +151,7 @@ func TestTimeoutKillsTheTree(t *testing.T) {
 	if len(sleepers(mark)) != 1 {
 		t.Error("what a command left in the background must live on when it ends in time")
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // inTime runs a command that says "started" and does not end, with ever longer
@@ -188,10 +191,10 @@ func soonGone(t *testing.T, mark string, run func()) {
 }
 
 func sleepers(mark string) (pids []int) {
-	for _, p := range scan() {
-		b, _ := readSmall("/proc/" + strconv.Itoa(p.pid) + "/cmdline")
-		if p.state != 'Z' && bytes.Contains(b, []byte("sleep\x00"+mark)) {
-			pids = append(pids, p.pid)
+	for _, p := range proc.List() {
+		b, _ := os.ReadFile("/proc/" + strconv.Itoa(p.PID) + "/cmdline")
+		if p.State != 'Z' && bytes.Contains(b, []byte("sleep\x00"+mark)) {
+			pids = append(pids, p.PID)
 		}
 	}
 	return pids
@@ -222,9 +225,9 @@ func TestReaper(t *testing.T) {
 	wg.Wait()
 	deadline := time.Now().Add(5 * time.Second)
 	for {
-		var left []procStat
-		for _, p := range scan() {
-			if p.ppid == os.Getpid() {
+		var left []proc.Stat
+		for _, p := range proc.List() {
+			if p.Parent == os.Getpid() {
 				left = append(left, p)
 			}
 		}
@@ -330,12 +333,12 @@ func TestBackgroundAndLogs(t *testing.T) {
 // await waits for the end of a command and returns its status.
 func (e *env) await(id string) (st agent.CommandStatus) {
 	e.Helper()
-	c := e.s.commands.get(id)
+	c := e.s.commands.Get(id)
 	if c == nil {
 		e.Fatalf("command %s is not known", id)
 	}
 	select {
-	case <-c.flushed: // all its output is in the ring; done may come before that
+	case <-c.Flushed(): // all its output is in the ring; done may come before that
 	case <-time.After(10 * time.Second):
 		e.Fatal("the command does not end")
 	}
@@ -406,8 +409,8 @@ func TestStuckClient(t *testing.T) {
 	if st := e.await(id); *st.ExitCode != 5 {
 		t.Errorf("%+v", st)
 	}
-	from, end := e.s.commands.get(id).out.Range()
-	if end != 30000000 || end-from != outputOfCommand {
+	from, end := e.s.commands.Get(id).Output.Range()
+	if end != 30000000 || end-from != output.OfCommand {
 		t.Errorf("kept %d to %d", from, end)
 	}
 }
@@ -453,7 +456,7 @@ func TestInterrupt(t *testing.T) {
 	if rest, _ := io.ReadAll(br); !strings.Contains(string(rest), "signal: terminated") {
 		t.Errorf("%q", rest)
 	}
-	e.s.grace = 50 * time.Millisecond
+	e.s.commands.Grace = 50 * time.Millisecond
 	id, br = e.open(t.Context(), agent.CommandRequest{Command: "trap '' TERM; echo deaf; while :; do sleep 300; done"}, false)
 	for line := ""; !strings.Contains(line, "deaf"); {
 		var err error
@@ -515,19 +518,20 @@ func TestStdin(t *testing.T) {
 func TestForgetsTheOldest(t *testing.T) {
 	e := newEnv(t)
 	var ids []string
-	for range rememberFinished + 5 {
-		c, ends, err := e.s.newCommand(newID(), "x", 1)
+	for range command.RememberFinished + 5 {
+		c, ends, err := e.s.commands.New(command.NewID(), "x", 1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		closeAll(ends)
-		c.out.Write([]byte("x"))                         //nolint:errcheck // never fails
-		e.s.notStarted(c, "no", 126, agent.ReasonExited) //nolint:errcheck // its own text
-		ids = append(ids, c.id)
+		c.Output.Write([]byte("x")) //nolint:errcheck // never fails
+		if e.s.commands.Start(c, &command.Launch{Way: command.Way{Argv: []string{"x"}}}, 0, false, ends) == nil {
+			t.Fatal("a program without a path was started")
+		}
+		ids = append(ids, c.ID)
 	}
 	e.call(404, "GET", "/command/status/"+ids[4], nil)
 	e.call(200, "GET", "/command/status/"+ids[5], nil)
-	if n := len(e.s.commands.byID); n != rememberFinished {
+	if n := e.s.commands.Known(); n != command.RememberFinished {
 		t.Errorf("%d are remembered", n)
 	}
 }

@@ -8,8 +8,11 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // TestNeverStarted asks for everything one can do with a command that could not
@@ -33,8 +36,8 @@ func TestNeverStarted(t *testing.T) {
 		if s := e.call(http.StatusOK, "GET", "/command/status/"+id, nil); !strings.Contains(s, req.Argv[0]) {
 			t.Errorf("%+v: status %s", req, s)
 		}
-		c := e.s.commands.get(id)
-		if c.alive() || e.s.interrupt(t.Context(), c, syscall.SIGTERM) == nil {
+		c := e.s.commands.Get(id)
+		if c.Alive() || e.s.commands.Interrupt(t.Context(), c, syscall.SIGTERM) == nil {
 			t.Errorf("%+v: it lives", req)
 		}
 	}
@@ -46,21 +49,21 @@ func TestNeverStarted(t *testing.T) {
 func TestPanicLeavesAnObituary(t *testing.T) {
 	e := newEnv(t)
 	s := e.s
-	old := onPanic
-	defer func() { onPanic = old }()
-	onPanic = s.crashed
+	old := proc.OnPanic
+	defer func() { proc.OnPanic = old }()
+	proc.OnPanic = s.state.crashed
 	func() {
 		defer func() {
 			if recover() == nil {
 				t.Error("the panic was swallowed: the agent would go on with half a state")
 			}
 		}()
-		guarded(func() {
-			var c command
-			close(c.proc.done) // as a goroutine may err
+		proc.Guarded(func() {
+			var c command.Command
+			c.Process.Ended = time.Now() // as a goroutine may err
 		})
 	}()
-	b, err := os.ReadFile(filepath.Join(s.stateDir, filepath.Base(agent.ObituaryFile)))
+	b, err := os.ReadFile(filepath.Join(string(s.state), filepath.Base(agent.ObituaryFile)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +71,7 @@ func TestPanicLeavesAnObituary(t *testing.T) {
 	if err := json.Unmarshal(b, &o); err != nil || o.ExitCode != 2 || !strings.Contains(o.Message, "the agent crashed: runtime error: invalid memory address") {
 		t.Errorf("%+v %v", o, err)
 	}
-	last, err := os.ReadFile(filepath.Join(s.stateDir, filepath.Base(agent.OutputFile)))
+	last, err := os.ReadFile(filepath.Join(string(s.state), filepath.Base(agent.OutputFile)))
 	if err != nil || !strings.Contains(string(last), "TestPanicLeavesAnObituary") || len(last) > agent.MaxLastOutput {
 		t.Errorf("%d bytes: %.500s %v", len(last), last, err)
 	}

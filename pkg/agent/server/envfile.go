@@ -7,11 +7,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // envFile is what EXECD_ENVS names unless the image or the sandbox does. It is
 // on the sandbox's disk, so it outlives stops and snapshots; execd has it in
-// /opt/opensandbox, which here is the agent's and can not be written to.
+// /opt/opensandbox, which here is the agent's and cannot be written to.
 const envFile = "/var/lib/opensandbox/.env"
 
 // maxEnvFile bounds how much of an environment file is read, in bytes.
@@ -19,9 +21,9 @@ const maxEnvFile = 1 << 20
 
 // makeEnvFile makes the environment file where its user could not. SDKs write
 // it by commands, which for root make what is missing. Without it, as on a
-// read-only file system, they say that they can not.
-func (s *Server) makeEnvFile(path string) {
-	if s.user.uid == 0 || s.env["EXECD_ENVS"] != envFile {
+// read-only file system, they say that they cannot.
+func (g *guest) makeEnvFile(path string) {
+	if g.user.UID == 0 || g.env["EXECD_ENVS"] != envFile {
 		return
 	}
 	if os.MkdirAll(filepath.Dir(path), 0o755) != nil {
@@ -31,13 +33,13 @@ func (s *Server) makeEnvFile(path string) {
 	if err != nil {
 		return
 	}
-	f.Chown(int(s.user.uid), int(s.user.gid)) //nolint:errcheck // see above
+	f.Chown(int(g.user.UID), int(g.user.GID)) //nolint:errcheck // see above
 	f.Close()
 }
 
 // addEnvFile adds what an environment file says. A missing file says nothing.
 func addEnvFile(env map[string]string, path string) error {
-	f, err := openRegular(path)
+	f, err := proc.OpenRegular(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
@@ -60,7 +62,7 @@ func addEnvFile(env map[string]string, path string) error {
 //	NAME="value"    \n \r \t \" \\ are what they are in C; then as above
 //	NAME='value'    as it stands, line ends and all
 //
-// What is none of these is skipped: it is a person's file, and one bad line
+// Other lines are skipped: it is a person's file, and one bad line
 // must not keep every command from running.
 func addEnv(env map[string]string, text string) {
 	for text != "" {

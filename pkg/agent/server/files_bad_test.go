@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // What can not be a path is the client's mistake, on every route, and changes nothing.
@@ -54,7 +55,7 @@ func TestPathsThatAreNone(t *testing.T) {
 			{"POST", "/files/replace", map[string]replacement{path: {"a", "b"}}},
 		} {
 			var said struct{ Code, Message string }
-			if got := e.call(http.StatusBadRequest, c.method, c.route, c.body); json.Unmarshal([]byte(got), &said) != nil || said.Code != badFile || said.Message == "" {
+			if got := e.call(http.StatusBadRequest, c.method, c.route, c.body); json.Unmarshal([]byte(got), &said) != nil || said.Code != reply.BadFile || said.Message == "" {
 				t.Errorf("%s: %s %.20s: %.200s", name, c.method, c.route, got)
 			}
 		}

@@ -5,31 +5,33 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // Isolated sessions are sandboxes within a sandbox. They would need namespaces
-// and mounts in the guest, which its system call filter refuses, on purpose: so
-// they are told to be unavailable, as the protocol has it for such hosts.
-const noIsolation = "sessions isolated within a sandbox need namespaces of their own, which this sandbox refuses to everybody in it: make another sandbox, or use POST /session"
+// and mounts in the guest, which its system call filter refuses, on purpose. So
+// the agent answers that they are unavailable, as the protocol has it for such hosts.
+const noIsolation = "sessions isolated within a sandbox need namespaces of their own, " +
+	"which this sandbox refuses to everybody in it: make another sandbox, or use POST /session"
 
-func isolatedRoutes(path string) map[string]handler {
+func isolatedRoutes(path string) reply.Methods {
 	rest, ok := strings.CutPrefix(path, "/v1/isolated/")
 	switch {
 	case !ok:
 		return nil
 	case rest == "capabilities":
-		return map[string]handler{"GET": isolation}
+		return reply.Methods{"GET": isolation}
 	case rest == "session", rest == "sessions", strings.HasPrefix(rest, "session/"):
 		refuse := func(http.ResponseWriter, *http.Request) error {
-			return fail(http.StatusServiceUnavailable, unavailable, "%s", noIsolation)
+			return reply.Fail(http.StatusServiceUnavailable, reply.Unavailable, "%s", noIsolation)
 		}
-		return map[string]handler{"GET": refuse, "POST": refuse, "DELETE": refuse}
+		return reply.Methods{"GET": refuse, "POST": refuse, "DELETE": refuse}
 	}
 	return nil
 }
 
-// isolation is GET /v1/isolated/capabilities. Of hardening it says nothing: that
-// is done by the host, from outside.
+// isolation is GET /v1/isolated/capabilities. It says nothing of
+// hardening, which the host does from outside.
 func isolation(w http.ResponseWriter, _ *http.Request) error {
-	return writeJSON(w, http.StatusOK, agent.Isolation{Message: noIsolation})
+	return reply.JSON(w, http.StatusOK, agent.Isolation{Message: noIsolation})
 }

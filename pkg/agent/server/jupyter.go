@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // jupyterPort is where images of OpenSandbox's code interpreter run a Jupyter
@@ -20,19 +23,19 @@ const jupyterPort = "44771"
 
 // jupyterAddress is where to accept such connections: nowhere if the image or
 // the sandbox names a Jupyter server of its own, or JUPYTER_PORT is no port.
-func (s *Server) jupyterAddress() string {
-	port := cmp.Or(s.env["JUPYTER_PORT"], jupyterPort)
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || s.env["JUPYTER_HOST"] != "" {
+func (g *guest) jupyterAddress() string {
+	port := cmp.Or(g.env["JUPYTER_PORT"], jupyterPort)
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 || g.env["JUPYTER_HOST"] != "" {
 		return ""
 	}
 	return net.JoinHostPort("127.0.0.1", port)
 }
 
 // beReady accepts connections of clients that want to know whether code can be
-// run: it can as soon as the agent answers. What they ask there is answered by
-// where to ask, to anybody, and without a look at it. It listens once, before
+// run: it can as soon as the agent answers. Every request there gets the same
+// answer, which names the place to ask, whoever sent it. It listens once, before
 // any code of the guest's runs; where the port is taken, whoever took it answers.
-func (s *Server) beReady(addr string) (net.Listener, error) {
+func beReady(addr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil
 	}
@@ -45,13 +48,14 @@ func (s *Server) beReady(addr string) (net.Listener, error) {
 	}
 	srv := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			writeError(w, fail(http.StatusNotFound, unsupported, "this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
+			reply.WriteError(w, reply.Fail(http.StatusNotFound, reply.Unsupported,
+				"this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
 		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		MaxHeaderBytes:    4 << 10,
 		ErrorLog:          log.New(io.Discard, "", 0),
 	}
 	srv.SetKeepAlivesEnabled(false)
-	go guarded(func() { srv.Serve(ln) }) //nolint:errcheck // it ends with the process
+	go proc.Guarded(func() { srv.Serve(ln) }) //nolint:errcheck // it ends with the process
 	return ln, nil
 }

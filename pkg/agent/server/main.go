@@ -2,14 +2,12 @@ package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -19,6 +17,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
+	"github.com/sandboxd/sandboxd/pkg/agent/files"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 // Options are what a test may set otherwise; the zero value is for PID 1.
@@ -43,28 +45,28 @@ func Main(o Options) int {
 	if err != nil {
 		return o.fatal(err, 1)
 	}
-	onPanic = s.crashed
-	reserveThreads()
+	proc.OnPanic = s.state.crashed
+	proc.ReserveThreads()
 	if o.Listen == "" { // not in tests: it is one port for all
-		if _, err := s.beReady(s.jupyterAddress()); err != nil {
+		if _, err := beReady(s.guest.jupyterAddress()); err != nil {
 			fmt.Fprintf(os.Stderr, "sandbox-agent: clients of the code interpreter will not find it ready: %v\n", err)
 		}
 	}
 	if code, err := s.startEntrypoint(); err != nil {
-		s.bury(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
+		s.state.writeObituary(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
 		return o.fatal(err, code)
 	}
 	if err := detachStdio(1, 2); err != nil {
 		return o.fatal(err, 1)
 	}
-	go guarded(func() {
-		if s.start.script != nil && !s.start.script.take(s) {
+	go proc.Guarded(func() {
+		if s.start.script != nil && !s.start.script.take(s.guest, s.entrypoint) {
 			return // live says how it ended
 		}
 		s.ready.Store(true)
 		time.AfterFunc(time.Second, debug.FreeOSMemory) // what only starting needed
-		go guarded(s.keepCrashes)
-		go guarded(func() { s.prestart(s.prestarted) })
+		go proc.Guarded(s.state.keepCrashes)
+		go proc.Guarded(func() { s.code.prestart(s.prestarted) })
 		s.serve(ln)
 	})
 	return s.live(signals)
@@ -116,7 +118,7 @@ func boot(o Options) (*Server, net.Listener, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	s.makeEnvFile(envFile)
+	s.guest.makeEnvFile(envFile)
 	if err := s.prepareEntrypoint(b.Entrypoint); err != nil {
 		return nil, nil, err
 	}
@@ -167,27 +169,28 @@ func (s *Server) serve(ln net.Listener) {
 		IdleTimeout:       120 * time.Second,
 		MaxHeaderBytes:    64 << 10,
 	}
-	if err := srv.Serve(bulkListener{ln}); err != nil && !errors.Is(err, http.ErrServerClosed) {
-		s.bury(agent.Obituary{ExitCode: 1, Message: "the agent can not accept connections: " + err.Error()}, nil) //nolint:errcheck // nobody is left to tell
+	if err := srv.Serve(files.BulkListener{Listener: ln}); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		o := agent.Obituary{ExitCode: 1, Message: "the agent can not accept connections: " + err.Error()}
+		s.state.writeObituary(o, nil) //nolint:errcheck // nobody is left to hear
 		os.Exit(1)
 	}
 }
 
 // prepareEntrypoint resolves the entrypoint and makes its working directory.
 func (s *Server) prepareEntrypoint(argv []string) error {
-	if err := os.MkdirAll(s.workdir, 0o755); err != nil {
+	if err := os.MkdirAll(s.guest.workdir, 0o755); err != nil {
 		return fmt.Errorf("make the working directory of the image: %w", err)
 	}
-	argv, err := s.entrypointArgs(argv)
+	argv, err := s.guest.entrypointArgs(argv)
 	if err != nil || len(argv) == 0 {
 		return err
 	}
-	c, ends, err := s.newCommand(agent.EntrypointID, strings.Join(argv, " "), 1)
+	c, ends, err := s.commands.New(agent.EntrypointID, strings.Join(argv, " "), 1)
 	if err != nil {
 		return fmt.Errorf("make a pipe for the entrypoint: %w", err)
 	}
 	s.entrypoint, s.start = c, start{ends: ends}
-	s.start.argv, s.start.script, err = s.withPreScript(argv)
+	s.start.argv, s.start.script, err = s.guest.withPreScript(argv)
 	return err
 }
 
@@ -205,18 +208,21 @@ func (s *Server) startEntrypoint() (int, error) {
 		return 0, nil
 	}
 	argv := s.start.argv
-	l := &launch{way: way{path: argv[0], argv: argv, env: environ(s.env)}, dir: s.workdir, cred: s.userCred}
-	if !strings.Contains(l.path, "/") {
-		l.path = lookPath(l.path, s.env["PATH"])
+	l := &command.Launch{
+		Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(s.guest.env)},
+		Dir: s.guest.workdir, Cred: s.guest.cred,
+	}
+	if !strings.Contains(l.Path, "/") {
+		l.Path = shell.LookPath(l.Path, s.guest.env["PATH"])
 	}
 	if script := s.start.script; script != nil {
-		l.more = []uintptr{uintptr(script.end)}
+		l.More = []uintptr{uintptr(script.end)}
 		defer syscall.Close(script.end)
 	}
-	if err := s.launch(c, l, 0, false, s.start.ends); err != nil {
-		return c.end.code, err
+	if err := s.commands.Start(c, l, 0, false, s.start.ends); err != nil {
+		return c.End().Code, err
 	}
-	c.begin()
+	c.Begin()
 	return 0, nil
 }
 
@@ -224,19 +230,19 @@ func (s *Server) startEntrypoint() (int, error) {
 func (s *Server) live(signals <-chan os.Signal) int {
 	var ended <-chan struct{}
 	if s.entrypoint != nil {
-		ended = s.entrypoint.done
+		ended = s.entrypoint.Done()
 	}
 	for {
 		select {
 		case <-ended:
-			return s.end(s.entrypoint.end)
+			return s.end(s.entrypoint.End())
 		case sig := <-signals:
 			if sig != unix.SIGTERM && sig != unix.SIGINT {
 				continue // for a shell that talks to everybody, as kill -HUP -1
 			}
 			if s.entrypoint == nil {
 				n := sig.(syscall.Signal)
-				return s.end(ending{code: 128 + int(n), signal: n})
+				return s.end(command.Ending{Code: 128 + int(n), Signal: n})
 			}
 			s.stop(sig.(syscall.Signal))
 		}
@@ -245,65 +251,26 @@ func (s *Server) live(signals <-chan os.Signal) int {
 
 // stop asks the entrypoint to end, and ends it if it does not.
 func (s *Server) stop(sig syscall.Signal) {
-	p := s.entrypoint.proc
-	s.reaper.signal(p, sig, false)                                                   //nolint:errcheck // gone is what is wanted
-	time.AfterFunc(stopGrace, func() { s.reaper.signal(p, syscall.SIGKILL, false) }) //nolint:errcheck // as above
+	p := s.entrypoint.Process
+	p.Signal(sig, false)                                                   //nolint:errcheck // gone is what is wanted
+	time.AfterFunc(stopGrace, func() { p.Signal(syscall.SIGKILL, false) }) //nolint:errcheck // as above
 }
 
 // end writes the obituary, kills the rest, and returns the exit code.
-func (s *Server) end(e ending) int {
+func (s *Server) end(e command.Ending) int {
 	s.stopping.Store(true)
-	o := agent.Obituary{ExitCode: e.code, Reason: e.reason}
-	if e.signal != 0 {
-		o.Signal = signalName(e.signal)
+	o := agent.Obituary{ExitCode: e.Code, Reason: e.Reason}
+	if e.Signal != 0 {
+		o.Signal = proc.SignalName(e.Signal)
 	}
 	var last []byte
 	if s.entrypoint != nil {
-		last = s.entrypoint.out.Tail(agent.MaxLastOutput)
+		last = s.entrypoint.Output.Tail(agent.MaxLastOutput)
 	}
-	if s.bury(o, last) != nil {
-		s.commands.dropAll() // the disk is full, perhaps of old output
-		s.bury(o, last)      //nolint:errcheck // the exit code remains
+	if s.state.writeObituary(o, last) != nil {
+		s.commands.DropAll()           // the disk is full, perhaps of old output
+		s.state.writeObituary(o, last) //nolint:errcheck // the exit code remains
 	}
-	killDescendants(2 * time.Second)
-	return e.code
-}
-
-// bury writes what the daemon reads from the disk of a dead sandbox: the last
-// output, then, in one step, the obituary.
-func (s *Server) bury(o agent.Obituary, last []byte) error {
-	o.Message = o.Message[:min(len(o.Message), 1<<10)]
-	b, err := json.Marshal(o)
-	if err != nil {
-		return err
-	}
-	output := filepath.Join(s.stateDir, filepath.Base(agent.OutputFile))
-	obituary := filepath.Join(s.stateDir, filepath.Base(agent.ObituaryFile))
-	if err := writeSync(output, last); err != nil {
-		return err
-	}
-	if err := writeSync(obituary+".new", b); err != nil {
-		return err
-	}
-	if err := os.Rename(obituary+".new", obituary); err != nil {
-		return err
-	}
-	d, err := os.Open(s.stateDir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
-}
-
-// writeSync makes a file anew: what stands there may be a FIFO of the guest's,
-// on which opening would hang for ever.
-func writeSync(path string, b []byte) error {
-	os.Remove(path) //nolint:errcheck // opening fails then
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	return errors.Join(err, f.Sync(), f.Close())
+	proc.KillDescendants(2 * time.Second)
+	return e.Code
 }

@@ -43,7 +43,6 @@ func TestListenDoesNotShareItsPort(t *testing.T) {
 // A sandbox whose guest left FIFOs or links in the way must still end.
 func TestBuryOverHostileFiles(t *testing.T) {
 	dir := t.TempDir()
-	s := &Server{stateDir: dir}
 	for _, name := range []string{agent.OutputFile, agent.ObituaryFile, agent.ObituaryFile + ".new"} {
 		path := filepath.Join(dir, filepath.Base(name))
 		for what, put := range map[string]func() error{
@@ -54,7 +53,7 @@ func TestBuryOverHostileFiles(t *testing.T) {
 			if err := put(); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.bury(agent.Obituary{ExitCode: 7}, []byte("bye")); err != nil {
+			if err := stateDir(dir).writeObituary(agent.Obituary{ExitCode: 7}, []byte("bye")); err != nil {
 				t.Errorf("%s over a %s: %v", name, what, err)
 			}
 			b, err := os.ReadFile(filepath.Join(dir, filepath.Base(agent.ObituaryFile)))

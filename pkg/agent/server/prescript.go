@@ -8,10 +8,13 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
-// What OpenSandbox's bootstrap.sh does before and with the entrypoint, asked for by
-// variables of the image or the sandbox:
+// Variables of the image or the sandbox ask for what OpenSandbox's bootstrap.sh does before
+// and with the entrypoint:
 //
 //	EXECD_BOOTSTRAP_PRE_SCRIPT  a file that a shell reads first (as by "."): what it exports
 //	                            the entrypoint has, and every command. It ends the sandbox
@@ -24,13 +27,13 @@ const (
 	shellVar     = "BOOTSTRAP_SHELL"
 )
 
-// maxToldEnv bounds the environment that a pre-script leaves, in bytes. It is more
+// maxExported bounds the environment that a pre-script leaves, in bytes. It is more
 // than the kernel lets a program have.
-const maxToldEnv = 8 << 20
+const maxExported = 8 << 20
 
 // entrypointArgs is the entrypoint as it is executed.
-func (s *Server) entrypointArgs(argv []string) ([]string, error) {
-	text := s.env[shellTextVar]
+func (g *guest) entrypointArgs(argv []string) ([]string, error) {
+	text := g.env[shellTextVar]
 	switch {
 	case text != "":
 	case len(argv) > 0 && argv[0] == "-c":
@@ -38,50 +41,54 @@ func (s *Server) entrypointArgs(argv []string) ([]string, error) {
 	default:
 		return argv, nil
 	}
-	shell := s.env[shellVar]
-	if shell == "" {
-		shell = findShell(s.env["PATH"])
+	sh := g.env[shellVar]
+	if sh == "" {
+		sh = shell.FindShell(g.env["PATH"])
 	}
-	if shell == "" {
-		return nil, fmt.Errorf("run %.64q: this image has neither bash nor sh; give the entrypoint as program and arguments, or name a shell by %s", text, shellVar)
+	if sh == "" {
+		return nil, fmt.Errorf("run %.64q: this image has neither bash nor sh; "+
+			"give the entrypoint as program and arguments, or name a shell by %s", text, shellVar)
 	}
-	return []string{shell, "-c", text}, nil
+	return []string{sh, "-c", text}, nil
 }
 
 // A preScript is the shell that becomes the entrypoint once it has read a file.
 type preScript struct {
-	told *os.File // the environment then, each entry ended by NUL
-	end  int      // the shell's
+	exported *os.File // the environment then, each entry ended by NUL
+	end      int      // the shell's
 }
 
 // withPreScript puts the shell that reads the pre-script, if there is one, before the entrypoint.
-func (s *Server) withPreScript(argv []string) ([]string, *preScript, error) {
-	script, path := s.env[preScriptVar], s.env["PATH"]
+func (g *guest) withPreScript(argv []string) ([]string, *preScript, error) {
+	script, path := g.env[preScriptVar], g.env["PATH"]
 	if script == "" {
 		return argv, nil, nil
 	}
-	sh := lookPath("sh", path)
+	sh := shell.LookPath("sh", path)
 	if sh == "" {
-		if sh = findShell(path); sh == "" {
+		if sh = shell.FindShell(path); sh == "" {
 			return nil, nil, fmt.Errorf("read %s=%.64q: this image has neither bash nor sh", preScriptVar, script)
 		}
 	}
-	env := lookPath("env", path)
+	env := shell.LookPath("env", path)
 	if env == "" {
-		return nil, nil, fmt.Errorf("read %s=%.64q: what it exports is learnt by the program env, which is not in the image's PATH (%s)", preScriptVar, script, path)
+		return nil, nil, fmt.Errorf("read %s=%.64q: what it exports is learnt by the program env, "+
+			"which is not in the image's PATH (%s)", preScriptVar, script, path)
 	}
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
 		return nil, nil, fmt.Errorf("make a pipe for the pre-script: %w", err)
 	}
-	syscall.SetNonblock(p[0], true) //nolint:errcheck // can not fail on a pipe
+	syscall.SetNonblock(p[0], true) //nolint:errcheck // cannot fail on a pipe
 	file := script
 	if !strings.Contains(file, "/") {
 		file = "./" + file // "." would look for it in PATH
 	}
-	text := fmt.Sprintf(`if [ -f %[1]s ] && [ -r %[1]s ]; then echo %[2]s; set -e; . %[1]s 3>&-; else echo %[3]s >&2; fi; set -e; %[4]s -0 >&3; exec 3>&-; exec "$@"`,
-		quote(file), quote("sourcing pre-script "+script), quote("warning: "+preScriptVar+"="+script+" not found or not readable"), quote(env))
-	return append([]string{sh, "-c", text, "sh"}, argv...), &preScript{told: os.NewFile(uintptr(p[0]), "pre-script"), end: p[1]}, nil
+	text := fmt.Sprintf(`if [ -f %[1]s ] && [ -r %[1]s ]; then echo %[2]s; set -e; . %[1]s 3>&-; else echo %[3]s >&2; fi; `+
+		`set -e; %[4]s -0 >&3; exec 3>&-; exec "$@"`,
+		shell.Quote(file), shell.Quote("sourcing pre-script "+script),
+		shell.Quote("warning: "+preScriptVar+"="+script+" not found or not readable"), shell.Quote(env))
+	return append([]string{sh, "-c", text, "sh"}, argv...), &preScript{exported: os.NewFile(uintptr(p[0]), "pre-script"), end: p[1]}, nil
 }
 
 // endDelay is how long after it let go of its pipe a shell that ends may take to.
@@ -89,20 +96,20 @@ const endDelay = time.Second
 
 // take waits until the shell has read the script, and gives everything that is started
 // from now on the environment it had then. It reports false if the script ended it.
-func (p *preScript) take(s *Server) bool {
-	b, err := io.ReadAll(io.LimitReader(p.told, maxToldEnv))
-	p.told.Close()
+func (p *preScript) take(g *guest, entrypoint *command.Command) bool {
+	b, err := io.ReadAll(io.LimitReader(p.exported, maxExported))
+	p.exported.Close()
 	if err != nil || len(b) == 0 { // it ends, or the script made another program of it
 		t := time.NewTimer(endDelay)
 		defer t.Stop()
 		select {
-		case <-s.entrypoint.done:
+		case <-entrypoint.Done():
 			return false
 		case <-t.C:
-			if s.entrypoint.alive() && !s.entrypoint.proc.zombie() {
+			if entrypoint.Alive() && !entrypoint.Process.Zombie() {
 				return true // another program
 			}
-			<-s.entrypoint.done // it is dead; only the news of it is late
+			<-entrypoint.Done() // it is dead; only the news of it is late
 			return false
 		}
 	}
@@ -113,13 +120,13 @@ func (p *preScript) take(s *Server) bool {
 		}
 	}
 	for _, k := range []string{"_", "SHLVL", "PWD", "OLDPWD"} { // the shell's own
-		if old, ok := s.env[k]; ok {
+		if old, ok := g.env[k]; ok {
 			env[k] = old
 		} else {
 			delete(env, k)
 		}
 	}
-	s.env = env
-	s.files.user.home = env["HOME"]
+	g.env = env
+	g.files.User.Home = env["HOME"]
 	return true
 }

@@ -54,9 +54,7 @@ func TestProbe(t *testing.T) {
 	}
 	deadline := time.Now().Add(20 * time.Second)
 	for left := -1; left != 0; {
-		e.s.commands.mu.Lock()
-		left = len(e.s.commands.byID)
-		e.s.commands.mu.Unlock()
+		left = e.s.commands.Known()
 		if time.Now().After(deadline) {
 			t.Fatalf("%d probes are remembered", left)
 		}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
 // portKey carries the port from serveProxy to the proxy's dial.
@@ -25,11 +26,11 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request) {
 	text, path, found := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), "/proxy/"), "/")
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
-		writeError(w, fail(http.StatusBadRequest, badBody, "%.32q is no port: the path is /proxy/{port}/…", text))
+		reply.WriteError(w, reply.BadRequest("%.32q is no port: the path is /proxy/{port}/…", text))
 		return
 	}
 	if port == agent.Port {
-		writeError(w, fail(http.StatusBadRequest, badBody, "port %d is this agent: leave out /proxy/%d", port, port))
+		reply.WriteError(w, reply.BadRequest("port %d is this agent: leave out /proxy/%d", port, port))
 		return
 	}
 	if !found {
@@ -40,7 +41,7 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request) {
 	u := *r.URL
 	u.RawPath = "/" + path
 	if u.Path, err = url.PathUnescape(u.RawPath); err != nil {
-		writeError(w, fail(http.StatusBadRequest, badBody, "the path is malformed: %v", err))
+		reply.WriteError(w, reply.BadRequest("the path is malformed: %v", err))
 		return
 	}
 	out.URL = &u
@@ -71,7 +72,7 @@ func newProxy() http.Handler {
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			port, _ := r.Context().Value(portKey{}).(string)
-			writeError(w, fail(http.StatusBadGateway, runtimeFail, "nothing in the sandbox answers on port %s: %v", port, err))
+			reply.WriteError(w, reply.Fail(http.StatusBadGateway, reply.Failed, "nothing in the sandbox answers on port %s: %v", port, err))
 		},
 	}
 }
@@ -91,16 +92,24 @@ func dialLoopback(ctx context.Context, _, _ string) (net.Conn, error) {
 	return nil, err
 }
 
+func listeningRoutes(path string) reply.Methods {
+	port, ok := strings.CutPrefix(path, "/listening/")
+	if !ok {
+		return nil
+	}
+	return reply.Methods{"GET": func(w http.ResponseWriter, r *http.Request) error { return listening(w, r, port) }}
+}
+
 // listening is GET /listening/{port}: 200 if a server on the sandbox's own
 // loopback accepts a connection, whatever it speaks.
 func listening(w http.ResponseWriter, r *http.Request, port string) error {
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fail(http.StatusBadRequest, badBody, "%.32q is no port: the path is /listening/{port}", port)
+		return reply.BadRequest("%.32q is no port: the path is /listening/{port}", port)
 	}
 	conn, err := dialLoopback(context.WithValue(r.Context(), portKey{}, port), "", "")
 	if err != nil {
-		return fail(http.StatusBadGateway, runtimeFail, "nothing in the sandbox listens on port %s: %v", port, err)
+		return reply.Fail(http.StatusBadGateway, reply.Failed, "nothing in the sandbox listens on port %s: %v", port, err)
 	}
 	conn.Close()
-	return ok(w)
+	return reply.OK(w)
 }

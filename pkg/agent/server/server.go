@@ -1,16 +1,24 @@
 // Package server is the agent: PID 1 of a sandbox, and OpenSandbox's execd API
-// over the processes and files around it.
+// over the processes and files around it. It puts the rooms together:
 //
 //	cmd/sandbox-agent ─ Main ─ bootstrap line ─ listen ─ entrypoint ─ serve ─ obituary
 //	                                              │
-//	   HTTP ─ Server ─┬─ commands ─ reaper        │  every child of this process
-//	                  │   │  └─ output rings      │  is started and waited for
-//	                  │   ├─ terminals ─ viewer   │  by the one reaper
-//	                  │   └─ sessions ─ shell     │
-//	                  ├─ code ─ interpreter       │
-//	                  ├─ files, directories       │
+//	   HTTP ─ Server ─┬─ commands ── command ─────┤  ring, pumps: output
+//	                  ├─ terminals ─ terminal     │
+//	                  ├─ sessions ── shell        │  every child of this process
+//	                  ├─ code ────── interpreter  │  is started and waited for
+//	                  ├─ files ───── files        │  by the one reaper: proc
 //	                  ├─ metrics
-//	                  └─ proxy to 127.0.0.1
+//	                  └─ proxy to 127.0.0.1          all answer by reply
+//
+// An import points down, and there are no others between them:
+//
+//	server
+//	shell, terminal           how a command is run for somebody
+//	command                   one process, its output and its end
+//	files, output             neither knows the other
+//	proc, reply               the kernel; HTTP
+//	agent                     the wire types
 //
 // The surprise: a process that holds a Server must neither start nor wait for
 // children in any other way (no os/exec): the reaper takes all of them, as PID 1
@@ -21,15 +29,10 @@
 package server
 
 import (
-	"bufio"
+	"cmp"
 	"crypto/sha256"
 	"crypto/subtle"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -37,11 +40,14 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
-	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
-	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
+	"github.com/sandboxd/sandboxd/pkg/agent/terminal"
 )
 
 // Config is what a Server is made of.
@@ -53,186 +59,95 @@ type Config struct {
 
 // Server answers for one sandbox. Make it with New.
 type Server struct {
-	token    [sha256.Size]byte
-	limits   atomic.Pointer[agent.Limits] // never nil
-	stateDir string
-	workdir  string
-	// prestarted are languages whose standing contexts are made at once.
-	prestarted []string
-	user       identity
-	userCred   *syscall.Credential // what a child must change to be user
-	env        map[string]string
-	accounts   *accounts
-	files      files
-	reaper     *reaper
-	commands   *registry
-	terminals  terminals
-	contexts   interpreter.Contexts
-	sessions   sessions
-	ahead      ahead
-	devNull    *os.File
+	token  [sha256.Size]byte
+	limits atomic.Pointer[agent.Limits] // never nil
+	state  stateDir
+	guest  *guest
+	meter  meter
+
+	// rooms are asked in this order who answers a path, after the files; nil: it is none of theirs.
+	rooms     []func(path string) reply.Methods
+	commands  *command.Registry
+	terminals *terminal.Set
+	sessions  *shell.Sessions
+	ahead     *shell.Ahead
+	code      code
+	proxyOnce sync.Once
+	proxy     http.Handler
+
+	prestarted []string         // languages whose standing contexts are made at once
+	entrypoint *command.Command // nil without one
+	start      start            // what it is started from
 	ready      atomic.Bool
 	stopping   atomic.Bool // the entrypoint ended: nothing new is started
-
-	entrypoint *command      // nil without one
-	start      start         // what it is started from
-	grace      time.Duration // interruptGrace, but in tests
-	wsPing     time.Duration // wsPing, but in tests
-	cpu        cpuMeter
-	proxyOnce  sync.Once
-	proxy      http.Handler
 }
 
 // New makes a Server. It resolves the user, empties the state directory and
-// starts nothing. An error says what of the bootstrap can not work.
+// starts nothing. An error says what of the bootstrap cannot work.
 func New(c Config) (*Server, error) {
 	b := c.Bootstrap
 	s := &Server{
-		token:    sha256.Sum256([]byte(b.Token)),
-		stateDir: c.StateDir,
-		workdir:  b.Workdir,
-		accounts: &accounts{passwdFile: "/etc/passwd", groupFile: "/etc/group"},
-		reaper:   theReaper(),
-		grace:    interruptGrace,
-		wsPing:   wsPing,
-		ahead:    ahead{on: b.ShellAhead, idle: aheadIdle, answer: aheadAnswer},
+		token:      sha256.Sum256([]byte(b.Token)),
+		state:      stateDir(cmp.Or(c.StateDir, agent.StateDir)),
+		prestarted: b.Prestart,
 	}
-	s.contexts.Host = drivers{s}
+	proc.Reap()
 	s.limits.Store(&b.Limits)
-	s.prestarted = b.Prestart
-	if s.stateDir == "" {
-		s.stateDir = agent.StateDir
+	workdir := cmp.Or(b.Workdir, "/")
+	if !filepath.IsAbs(workdir) {
+		return nil, fmt.Errorf("working directory %q of the image is not absolute", workdir)
 	}
-	if s.workdir == "" {
-		s.workdir = "/"
-	}
-	if !filepath.IsAbs(s.workdir) {
-		return nil, fmt.Errorf("working directory %q of the image is not absolute", s.workdir)
-	}
-	outputDir := filepath.Join(s.stateDir, "output")
-	if err := makeStateDir(s.stateDir, outputDir); err != nil {
+	outputDir := filepath.Join(string(s.state), "output")
+	if err := makeStateDir(string(s.state), outputDir); err != nil {
 		return nil, err
 	}
 	var err error
-	if s.user, err = s.accounts.resolve(b.User); err != nil {
-		return nil, fmt.Errorf("USER of the image: %w", err)
+	if s.guest, err = newGuest(c.Environ, &b, workdir, string(s.state)); err != nil {
+		return nil, err
 	}
-	s.userCred = credential(s.user)
-	s.env = baseEnv(c.Environ, b, s.user)
-	s.files = files{accounts: s.accounts, workdir: s.workdir, stateDir: s.stateDir, user: s.user}
-	s.files.user.home = s.env["HOME"] // an image may set another
-	if s.devNull, err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
+	devNull, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
 		return nil, fmt.Errorf("open the null device: %w", err)
 	}
-	limit := b.OutputLimit
-	if limit <= 0 {
-		limit = outputOfAll
-	}
-	if d := b.Limits.DiskBytes / 4; d > 0 {
-		limit = min(limit, d)
-	}
-	each := b.CommandOutputLimit
-	if each <= 0 {
-		each = outputOfCommand
-	}
-	s.commands = newRegistry(outputDir, limit, max(each, outputInMemory))
-	s.cpu.read(s.cpuCount())
+	total, each := outputLimits(&b)
+	s.furnish(&b, command.Config{
+		StateDir: string(s.state), DevNull: devNull, Grace: command.InterruptGrace,
+		Limits:    func() agent.Limits { return *s.limits.Load() },
+		OutputDir: outputDir, OutputLimit: total, OutputEach: each,
+	})
+	s.meter.cpu(s.meter.cpus())
 	return s, nil
 }
 
-// makeStateDir makes the agent's own directory afresh: what a snapshot or an
-// earlier life left there is about other processes. The directory itself stays
-// if there is one, because it may be a mount point.
-func makeStateDir(dir, output string) error {
-	if fi, err := os.Lstat(dir); err == nil && !fi.IsDir() {
-		os.Remove(dir) //nolint:errcheck // the next call says it
+// outputLimits returns how much output is kept in files, in bytes: together, and of one command.
+func outputLimits(b *agent.Bootstrap) (total, each int64) {
+	total = b.OutputLimit
+	if total <= 0 {
+		total = output.OfAll
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make the agent's directory: %w", err)
+	if d := b.Limits.DiskBytes / 4; d > 0 {
+		total = min(total, d)
 	}
-	left, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("empty the agent's directory: %w", err)
+	each = b.CommandOutputLimit
+	if each <= 0 {
+		each = output.OfCommand
 	}
-	for _, e := range left {
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-			return fmt.Errorf("empty the agent's directory: %w", err)
-		}
-	}
-	if err := errors.Join(os.Chown(dir, os.Geteuid(), os.Getegid()), os.Chmod(dir, 0o700), os.Mkdir(output, 0o700)); err != nil {
-		return fmt.Errorf("make the agent's directory: %w", err)
-	}
-	return nil
+	return total, max(each, output.InMemory)
 }
 
-func baseEnv(image []string, b agent.Bootstrap, user identity) map[string]string {
-	env := map[string]string{
-		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-		"HOME": user.home,
-
-		"EXECD_ENVS": envFile,
+// furnish makes the rooms.
+func (s *Server) furnish(b *agent.Bootstrap, c command.Config) {
+	s.meter.limits = c.Limits
+	s.commands = command.NewRegistry(c)
+	host := shell.Host{Commands: s.commands, Guest: s.guest, Cred: s.guest.cred, Stopping: s.stopping.Load}
+	s.ahead = shell.NewAhead(host, b.ShellAhead, s.meter.memory)
+	s.sessions = shell.NewSessions(host)
+	s.terminals = terminal.NewSet(terminal.Config{Commands: s.commands, Prepare: s.prepareTerminal, Stopping: s.stopping.Load})
+	s.code = code{guest: s.guest, limits: c.Limits, stopping: s.stopping.Load, command: s.startCommand}
+	s.code.contexts.Host = drivers{s.guest}
+	s.rooms = []func(string) reply.Methods{
+		s.routes, s.commands.Routes, s.terminals.Routes, s.code.routes, s.sessions.Routes, isolatedRoutes, listeningRoutes,
 	}
-	if b.Hostname != "" {
-		env["HOSTNAME"] = b.Hostname
-	}
-	for _, kv := range image {
-		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
-			env[k] = v
-		}
-	}
-	maps.Copy(env, b.Env)
-	return env
-}
-
-// An apiError is an error with its place in the protocol.
-type apiError struct {
-	status int
-	code   string
-	error
-}
-
-func (e *apiError) Unwrap() error { return errors.Unwrap(e.error) }
-
-// The error codes of execd that are used here.
-const (
-	badBody     = "INVALID_REQUEST_BODY"
-	badFile     = "INVALID_FILE"
-	badContent  = "INVALID_FILE_CONTENT"
-	badMetadata = "INVALID_FILE_METADATA"
-	noQuery     = "MISSING_QUERY"
-	noFile      = "FILE_NOT_FOUND"
-	denied      = "PERMISSION_DENIED" // ours: of files accessed as somebody
-	noContext   = "CONTEXT_NOT_FOUND"
-	runtimeFail = "RUNTIME_ERROR"
-	unsupported = "NOT_SUPPORTED"
-	unavailable = "SERVICE_UNAVAILABLE"
-)
-
-var errStopping = fail(http.StatusServiceUnavailable, runtimeFail, "the sandbox is ending: its entrypoint has exited")
-
-func fail(status int, code, format string, args ...any) error {
-	return &apiError{status, code, fmt.Errorf(format, args...)}
-}
-
-// fsFail gives an error of the file system its place: missing is 404, what no path can be is
-// 400, all else 500.
-func fsFail(what string, err error) error {
-	if e, ok := errors.AsType[*apiError](err); ok {
-		return e
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return fail(http.StatusNotFound, noFile, "%s: %w", what, err)
-	}
-	if noPath(err) {
-		return fail(http.StatusBadRequest, badFile, "%s: %w", what, err)
-	}
-	return fail(http.StatusInternalServerError, runtimeFail, "%s: %w", what, err)
-}
-
-// noPath reports whether err says that a path can name nothing: it has too many characters, or
-// links that lead to each other (path_resolution(7)).
-func noPath(err error) bool {
-	return errors.Is(err, syscall.ENAMETOOLONG) || errors.Is(err, syscall.ELOOP)
 }
 
 // ServeHTTP answers one request. Nothing is answered without the token, /ping
@@ -240,7 +155,8 @@ func noPath(err error) bool {
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	sum := sha256.Sum256([]byte(r.Header.Get(agent.TokenHeader)))
 	if subtle.ConstantTimeCompare(sum[:], s.token[:]) != 1 {
-		writeError(w, fail(http.StatusUnauthorized, "UNAUTHORIZED", "this sandbox wants its token in the header %s", agent.TokenHeader))
+		reply.WriteError(w, reply.Fail(http.StatusUnauthorized, "UNAUTHORIZED",
+			"this sandbox wants its token in the header %s", agent.TokenHeader))
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, "/proxy/") {
@@ -252,46 +168,22 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		err = h(w, r)
 	}
 	if err != nil {
-		writeError(w, err)
+		reply.WriteError(w, err)
 	}
 }
 
-// A handler answers a request, or returns an error before it wrote anything.
-type handler func(w http.ResponseWriter, r *http.Request) error
-
-func (s *Server) route(r *http.Request) (handler, error) {
+// route finds who answers a request.
+func (s *Server) route(r *http.Request) (reply.Handler, error) {
 	path := r.URL.Path
-	methods := s.fixedRoutes(path)
-	if methods == nil {
-		methods = s.files.routes(path)
+	methods, err := s.guest.files.Routes(path)
+	if err != nil {
+		return nil, err
 	}
-	if rest, ok := strings.CutPrefix(path, identityPrefix); ok {
-		f, path, err := s.filesAs(rest)
-		if err != nil {
-			return nil, err
-		}
-		methods = f.routes(path)
+	for i := 0; methods == nil && i < len(s.rooms); i++ {
+		methods = s.rooms[i](path)
 	}
 	if methods == nil {
-		methods = s.commandRoutes(path)
-	}
-	if methods == nil {
-		methods = s.terminalRoutes(path)
-	}
-	if methods == nil {
-		methods = s.codeRoutes(path)
-	}
-	if methods == nil {
-		methods = s.sessionRoutes(path)
-	}
-	if methods == nil {
-		methods = isolatedRoutes(path)
-	}
-	if port, ok := strings.CutPrefix(path, "/listening/"); ok {
-		methods = map[string]handler{"GET": func(w http.ResponseWriter, r *http.Request) error { return listening(w, r, port) }}
-	}
-	if methods == nil {
-		return nil, fail(http.StatusNotFound, unsupported, "this agent has no %s", path)
+		return nil, reply.Fail(http.StatusNotFound, reply.Unsupported, "this agent has no %s", path)
 	}
 	method := r.Method
 	if method == http.MethodHead {
@@ -299,155 +191,44 @@ func (s *Server) route(r *http.Request) (handler, error) {
 	}
 	h := methods[method]
 	if h == nil {
-		return nil, fail(http.StatusMethodNotAllowed, unsupported, "this agent has no %s %s", r.Method, path)
+		return nil, reply.Fail(http.StatusMethodNotAllowed, reply.Unsupported, "this agent has no %s %s", r.Method, path)
 	}
 	return h, nil
 }
 
-func (s *Server) fixedRoutes(path string) map[string]handler {
+// routes are those of no room.
+func (s *Server) routes(path string) reply.Methods {
 	switch path {
 	case "/ping":
-		return map[string]handler{"GET": s.ping}
+		return reply.Methods{"GET": s.ping}
 	case "/command":
-		return map[string]handler{"POST": s.runCommand, "DELETE": s.interruptCommand}
-	case "/pty":
-		return map[string]handler{"POST": s.makeTerminal, "GET": s.listTerminals}
-	case "/session":
-		return map[string]handler{"POST": s.makeSession}
+		return reply.Methods{"POST": s.runCommand, "DELETE": s.interruptCommand}
 	case "/limits":
-		return map[string]handler{"PUT": s.setLimits}
+		return reply.Methods{"PUT": s.setLimits}
 	case "/tasks":
-		return map[string]handler{"GET": countTasks}
+		return reply.Methods{"GET": countTasks}
 	case "/metrics":
-		return map[string]handler{"GET": s.metrics}
+		return reply.Methods{"GET": s.meter.now}
 	case "/metrics/watch":
-		return map[string]handler{"GET": s.watchMetrics}
-	}
-	return nil
-}
-
-func (s *Server) commandRoutes(path string) map[string]handler {
-	rest, ok := strings.CutPrefix(path, "/command/")
-	if !ok {
-		return nil
-	}
-	if id, ok := strings.CutPrefix(rest, "status/"); ok && id != "" && !strings.Contains(id, "/") {
-		return map[string]handler{"GET": s.withCommand(id, s.commandStatus)}
-	}
-	id, verb, _ := strings.Cut(rest, "/")
-	switch verb {
-	case "logs":
-		return map[string]handler{"GET": s.withCommand(id, s.commandLogs)}
-	case "stdin":
-		return map[string]handler{"POST": s.withCommand(id, s.commandStdin)}
-	case "signal":
-		return map[string]handler{"POST": s.withCommand(id, s.signalCommand)}
+		return reply.Methods{"GET": s.meter.watch}
 	}
 	return nil
 }
 
 func (s *Server) ping(w http.ResponseWriter, _ *http.Request) error {
 	if !s.ready.Load() || s.stopping.Load() {
-		return fail(http.StatusServiceUnavailable, runtimeFail, "the sandbox can not run commands now")
+		return reply.Fail(http.StatusServiceUnavailable, reply.Failed, "the sandbox can not run commands now")
 	}
 	w.Header().Set(agent.ProtocolHeader, strconv.Itoa(agent.Protocol))
-	return ok(w)
+	return reply.OK(w)
 }
 
 // setLimits is PUT /limits: the host has given the sandbox others.
 func (s *Server) setLimits(w http.ResponseWriter, r *http.Request) error {
 	var l agent.Limits
-	if err := readJSON(w, r, &l); err != nil {
+	if err := reply.ReadJSON(w, r, &l); err != nil {
 		return err
 	}
 	s.limits.Store(&l)
-	return ok(w)
-}
-
-// ok is the success that says nothing. The length keeps JavaScript SDKs from
-// parsing it.
-func ok(w http.ResponseWriter) error {
-	w.Header().Set("Content-Length", "0")
-	w.WriteHeader(http.StatusOK)
-	return nil
-}
-
-func writeError(w http.ResponseWriter, err error) {
-	e, isAPI := errors.AsType[*apiError](err)
-	if !isAPI {
-		e = &apiError{http.StatusInternalServerError, runtimeFail, err}
-	}
-	w.Header().Del("Content-Disposition")
-	w.Header().Del("Content-Length")
-	writeJSON(w, e.status, agent.Error{Code: e.code, Message: e.Error()}) //nolint:errcheck // the client is gone
-}
-
-func writeJSON(w http.ResponseWriter, status int, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
-	w.WriteHeader(status)
-	w.Write(b) //nolint:errcheck // the client is gone
-	return nil
-}
-
-// readJSON decodes the body of r, of at most 16 MiB, into v.
-func readJSON(w http.ResponseWriter, r *http.Request, v any) error {
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, agent.MaxJSON))
-	if err != nil {
-		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return fail(http.StatusRequestEntityTooLarge, badBody, "the request body exceeds %d MiB; send files by POST /files/upload", agent.MaxJSON>>20)
-		}
-		return fail(http.StatusBadRequest, badBody, "read the request body: %v", err)
-	}
-	if err := json.Unmarshal(b, v); err != nil {
-		return fail(http.StatusBadRequest, badBody, "the request body is not the JSON this call takes: %v", err)
-	}
-	return nil
-}
-
-// readOptionalJSON is readJSON for a body that may be absent.
-func readOptionalJSON(w http.ResponseWriter, r *http.Request, v any) error {
-	if r.ContentLength == 0 {
-		return nil
-	}
-	body := bufio.NewReader(r.Body)
-	if _, err := body.Peek(1); err == io.EOF {
-		return nil // sent in chunks, of which there was none
-	}
-	r.Body = bodyReader{body, r.Body}
-	return readJSON(w, r, v)
-}
-
-// credential returns what a child that is to run as id must change, or nil.
-func credential(id identity) *syscall.Credential {
-	if int(id.uid) == os.Geteuid() && int(id.gid) == os.Getegid() {
-		have, err := os.Getgroups()
-		if err == nil && sameGroups(have, id) {
-			return nil
-		}
-	}
-	return &syscall.Credential{Uid: id.uid, Gid: id.gid, Groups: id.groups}
-}
-
-// sameGroups reports whether groups are those of id; its first group may or may
-// not be among the others.
-func sameGroups(groups []int, id identity) bool {
-	if os.Geteuid() != 0 {
-		return true // who is not root can not change them
-	}
-	want := map[int]bool{}
-	for _, g := range id.groups {
-		want[int(g)] = true
-	}
-	delete(want, int(id.gid))
-	have := map[int]bool{}
-	for _, g := range groups {
-		have[g] = true
-	}
-	delete(have, int(id.gid))
-	return maps.Equal(want, have)
+	return reply.OK(w)
 }

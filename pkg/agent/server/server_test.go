@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -13,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -21,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 func TestMain(m *testing.M) {
@@ -279,9 +277,6 @@ func TestMetricsTmpfs(t *testing.T) {
 	if all[len(all)-1] < 200 {
 		t.Errorf("with 256 MiB more in /dev/shm, %.0f MiB more are used", all)
 	}
-	if got := unescape([]byte(`/a\040b\134c`)); got != `/a b\c` {
-		t.Errorf("%q", got)
-	}
 }
 
 func TestMetrics(t *testing.T) {
@@ -317,9 +312,8 @@ func TestTasks(t *testing.T) {
 		return got.Tasks
 	}
 	// As a test the agent is not PID 1, and sees the whole host: others come and go.
-	b, err := readSmall("/proc/self/stat")
-	if s, ok := parseStat(b); err != nil || !ok || s.pid != os.Getpid() || s.tasks < 2 {
-		t.Errorf("this process, which has threads, is %+v: %v", s, err)
+	if s, ok := proc.StatOf(os.Getpid()); !ok || s.PID != os.Getpid() || s.Tasks < 2 {
+		t.Errorf("this process, which has threads, is %+v", s)
 	}
 	more := func() int64 {
 		before := count()
@@ -389,80 +383,4 @@ func TestProxy(t *testing.T) {
 	e.call(400, "GET", "/proxy/44772/ping", nil)
 	back.Close()
 	e.call(502, "GET", "/proxy/"+port+"/", nil)
-}
-
-func TestAccounts(t *testing.T) {
-	dir := t.TempDir()
-	a := &accounts{passwdFile: dir + "/passwd", groupFile: dir + "/group"}
-	if id, err := a.resolve(""); err != nil || id.uid != 0 || id.home != "/root" {
-		t.Errorf("an image without accounts: %+v, %v", id, err)
-	}
-	write := func(name, text string) {
-		if err := os.WriteFile(dir+"/"+name, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("passwd", "# comment\nroot:x:0:0:root:/root:/bin/sh\napp:x:1000:100:App:/home/app:/bin/sh\nbad:x:no:no::/:\nshort:x\n1000000:x:7:7::/n:\n")
-	write("group", "root:x:0:\nusers:x:100:\ndocker:x:999:app,other\nvideo:x:44:other\n")
-	for spec, want := range map[string]identity{
-		"app":          {uid: 1000, gid: 100, groups: []uint32{999}, name: "app", home: "/home/app"},
-		"1000":         {uid: 1000, gid: 100, groups: []uint32{999}, name: "app", home: "/home/app"},
-		"app:docker":   {uid: 1000, gid: 999, name: "app", home: "/home/app"},
-		"app:55":       {uid: 1000, gid: 55, name: "app", home: "/home/app"},
-		"4242":         {uid: 4242, gid: 0, home: "/"},
-		"4242:users":   {uid: 4242, gid: 100, home: "/"},
-		":users":       {uid: 0, gid: 100, name: "root", home: "/root"},
-		"1000000":      {uid: 7, gid: 7, name: "1000000", home: "/n"},
-		"":             {uid: 0, gid: 0, name: "root", home: "/root"},
-		"root:":        {uid: 0, gid: 0, name: "root", home: "/root"},
-		"nobody":       {},
-		"bad":          {},
-		"app:nogroup":  {},
-		"4294967295":   {},
-		"-1":           {},
-		"app:app:app":  {},
-		"99999999999":  {},
-		"app\x00":      {},
-		"app:99999999": {uid: 1000, gid: 99999999, name: "app", home: "/home/app"},
-	} {
-		id, err := a.resolve(spec)
-		if bad := want.home == ""; bad != (err != nil) {
-			t.Errorf("%q: %+v, %v", spec, id, err)
-		} else if !bad && (id.uid != want.uid || id.gid != want.gid || id.name != want.name || id.home != want.home || len(id.groups) != len(want.groups)) {
-			t.Errorf("%q: %+v, want %+v", spec, id, want)
-		}
-	}
-	if a.userName(1000) != "app" || a.userName(5) != "5" || a.groupName(999) != "docker" {
-		t.Error("names")
-	}
-	write("passwd", "new:x:1000:1000::/:/bin/sh\nmore:x:5:5::/:\n")
-	if a.userName(1000) != "new" {
-		t.Error("a changed passwd is not read again")
-	}
-}
-
-// TestAccountsAreNoFiles: a guest may make anything of /etc/passwd, and that
-// must not hold up what runs in its sandbox.
-func TestAccountsAreNoFiles(t *testing.T) {
-	dir := t.TempDir()
-	a := &accounts{passwdFile: dir + "/passwd", groupFile: dir + "/group"}
-	if err := errors.Join(syscall.Mkfifo(a.passwdFile, 0o644), os.Mkdir(a.groupFile, 0o755)); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan error, 1)
-	go func() {
-		id, err := a.resolve("")
-		if err == nil && (id.uid != 0 || id.home != "/root") {
-			err = fmt.Errorf("%+v", id)
-		}
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		if err != nil {
-			t.Error(err)
-		}
-	case <-time.After(10 * time.Second):
-		t.Fatal("a FIFO as passwd is waited for")
-	}
 }

@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
+	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 // session makes one and returns its id.
@@ -24,9 +27,7 @@ func (e *env) session(body any) string {
 		e.Fatalf("%+v, %v", c, err)
 	}
 	e.Cleanup(func() {
-		if ses := e.s.sessions.get(c.SessionID); ses != nil {
-			e.s.removeSession(ses)
-		}
+		e.s.sessions.Remove(c.SessionID)
 	})
 	return c.SessionID
 }
@@ -208,7 +209,7 @@ func TestSessionMute(t *testing.T) {
 	e := newEnv(t)
 	id := e.session(nil)
 	e.in(id, "A=1")
-	if got := e.in(id, "builtin() { :; }"); !strings.Contains(got, errMute.Error()) {
+	if got := e.in(id, "builtin() { :; }"); !strings.Contains(got, shell.ErrMute.Error()) {
 		t.Error(got)
 	}
 	if got := e.in(id, "echo on$A"); got != says("on") {
@@ -266,7 +267,7 @@ func TestSessionCwd(t *testing.T) {
 		{"/usr", "pwd; X=1", says("/usr")},
 		{"", "pwd; echo $X", says(made, "1")},
 		{"sub dir's", "pwd", says(made + "/sub dir's")},
-		{"$HOME", "pwd; cd /; exit 3", "stdout " + quoted(e.s.env["HOME"]) + "\n" + exits(3)},
+		{"$HOME", "pwd; cd /; exit 3", "stdout " + quoted(e.s.guest.env["HOME"]) + "\n" + exits(3)},
 		{"", "pwd; cd /usr/bin; cd /usr", says(made)},
 		{"bin", "pwd", says("/usr/bin")},
 		{"", "pwd; echo $OLDPWD", says("/usr", "/usr/bin")},
@@ -291,13 +292,13 @@ func TestSessionBadInput(t *testing.T) {
 	id := e.session("{}")
 	for _, body := range []string{
 		"", "{", "{}", `{"command":""}`, `{"command":5}`, `{"command":"a\u0000b"}`, `{"command":"a","timeout":-1}`, `{"command":"a","cwd":"/nope"}`,
-		`{"command":"a","cwd":"` + file + `"}`, `{"command":"a","cwd":"$NOPE"}`, `{"command":"` + strings.Repeat("a", maxArg+1) + `"}`,
+		`{"command":"a","cwd":"` + file + `"}`, `{"command":"a","cwd":"$NOPE"}`, `{"command":"` + strings.Repeat("a", command.MaxArg+1) + `"}`,
 	} {
 		e.call(http.StatusBadRequest, "POST", "/session/"+id+"/run", body)
 	}
 	for _, other := range []string{"nope", strings.Repeat("0", 32), id + "x"} {
 		for method, path := range map[string]string{"DELETE": "/session/" + other, "POST": "/session/" + other + "/run"} {
-			if got := e.call(http.StatusNotFound, method, path, `{"command":"true"}`); !strings.Contains(got, noContext) {
+			if got := e.call(http.StatusNotFound, method, path, `{"command":"true"}`); !strings.Contains(got, reply.NoContext) {
 				t.Errorf("%s %s: %s", method, path, got)
 			}
 		}
@@ -380,11 +381,11 @@ func TestSessionOfSh(t *testing.T) {
 	if err := os.Symlink("/bin/sh", sh+"/sh"); err != nil {
 		t.Fatal(err)
 	}
-	id := newID()
-	ses := &session{id: id, path: sh + "/sh", env: e.s.env, dir: e.dir}
-	ses.last.dir = e.dir
-	e.s.sessions.add(ses)
-	t.Cleanup(func() { e.s.removeSession(ses) })
+	id, err := e.s.sessions.Open(sh+"/sh", e.s.guest.env, e.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { e.s.sessions.Remove(id) })
 	e.steps(id, []step{
 		{"export A=1; b=2; f() { echo f; }; cd /usr", "complete"},
 		{"echo $A $b; f; pwd", says("1 2", "f", "/usr")},

@@ -18,6 +18,8 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // A seat is a client of a terminal.
@@ -365,7 +367,7 @@ func TestTerminalDetach(t *testing.T) {
 // who takes over, and not other terminals.
 func TestTerminalSlowReader(t *testing.T) {
 	e := newEnv(t)
-	e.s.wsPing = 2 * time.Second // on a busy host, who reads all may take one to answer
+	e.s.terminals.Ping = 2 * time.Second // on a busy host, who reads all may take one to answer
 	id := e.terminal(line("stty raw -echo; yes"))
 	stuck := e.join(id, "")         // never reads again
 	eventuallyTrue(t, func() bool { // a second without output: it is held up
@@ -376,9 +378,9 @@ func TestTerminalSlowReader(t *testing.T) {
 	other := e.join(e.terminal(line("echo here; sleep 100")), "")
 	other.says("here\r\n")
 	eventuallyTrue(t, func() bool { return !e.ptyStatus(id).Connected }) // no answer to a ping
-	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > outputOfCommand+1<<20 })
+	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > output.OfCommand+1<<20 })
 	c := e.join(id, "since=0")
-	if c.off == 0 || c.out.Len() < outputOfCommand/2 {
+	if c.off == 0 || c.out.Len() < output.OfCommand/2 {
 		t.Errorf("the ring gave %d bytes from %d", c.out.Len(), c.off)
 	}
 	runtime.KeepAlive(stuck)
@@ -391,22 +393,22 @@ func TestTerminalSlowReader(t *testing.T) {
 	if took := time.Since(start); took > 5*time.Second {
 		t.Errorf("taking over from a client that does not read took %v", took)
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // A client that does not read what it missed holds up its process no longer than
 // one that reads nothing new.
 func TestTerminalSlowReplay(t *testing.T) {
 	e := newEnv(t)
-	e.s.wsPing = 100 * time.Millisecond
+	e.s.terminals.Ping = 100 * time.Millisecond
 	id := e.terminal(line("stty raw -echo; yes")) // raw: a busy host's kernel has less to do for each line
 	first, _, err := e.dial(id, "")               // begins it, and answers no ping: on a busy host it would be late
 	if err != nil {
 		t.Fatal(err)
 	}
 	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > 0 })
-	first.CloseNow()                                                                         //nolint:errcheck // gone is what it should be
-	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > outputOfCommand }) // more than sockets take
+	first.CloseNow()                                                                          //nolint:errcheck // gone is what it should be
+	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > output.OfCommand }) // more than sockets take
 	stuck, _, err := e.dial(id, "since=0&takeover=1")
 	if err != nil {
 		t.Fatal(err)
@@ -415,7 +417,7 @@ func TestTerminalSlowReplay(t *testing.T) {
 	eventuallyTrue(t, func() bool { return !e.ptyStatus(id).Connected })
 	end := e.ptyStatus(id).OutputOffset
 	eventuallyTrue(t, func() bool { return e.ptyStatus(id).OutputOffset > end })
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 // Input that nobody reads holds up who typed it, not who takes over.
@@ -451,7 +453,7 @@ func TestTerminalInputWaits(t *testing.T) {
 	e := newEnv(t)
 	// The client may take so long to answer a ping on a busy host. The process
 	// reads nothing for longer than until the second, when it would be gone.
-	e.s.wsPing = 2 * time.Second
+	e.s.terminals.Ping = 2 * time.Second
 	const typed = 64 << 10
 	id := e.terminal(line(fmt.Sprintf("stty raw -echo; echo ready; sleep 5; head -c %d | wc -c", typed)))
 	c := e.join(id, "")
@@ -491,7 +493,7 @@ func TestTerminalBadInput(t *testing.T) {
 	if !e.ptyStatus(id).Running {
 		t.Error("an oversized message ended the session")
 	}
-	killDescendants(time.Second)
+	proc.KillDescendants(time.Second)
 }
 
 func TestTerminalNotStarted(t *testing.T) {
@@ -524,23 +526,25 @@ func TestTerminalClosedByItsProcess(t *testing.T) {
 	}
 }
 
-// At most maxTerminals sessions are known; one that ended makes room.
+// At most MaxTerminals sessions are known; one that ended makes room.
 func TestTerminalsAreBounded(t *testing.T) {
 	e := newEnv(t)
 	ended := e.join(e.terminal(line("exit 0")), "")
 	ended.ends(0)
 	eventuallyTrue(t, func() bool { return !e.ptyStatus(ended.id).Connected })
-	for range maxTerminals - 1 {
+	for range proc.MaxTerminals - 1 {
 		e.terminal(agent.PtyRequest{})
 	}
 	e.terminal(agent.PtyRequest{})
 	e.call(http.StatusNotFound, "GET", "/pty/"+ended.id, nil)
 	e.call(http.StatusTooManyRequests, "POST", "/pty", "{}")
-	if l := e.s.terminals.list(); len(l) != maxTerminals {
-		t.Errorf("%d sessions", len(l))
+	var l agent.PtyList
+	if err := json.Unmarshal([]byte(e.call(http.StatusOK, "GET", "/pty", nil)), &l); err != nil || len(l.Sessions) != proc.MaxTerminals {
+		t.Errorf("%d sessions, %v", len(l.Sessions), err)
 	}
-	e.s.terminals.list()[5].made = time.Now().Add(-2 * forgotten)
+	e.s.terminals.Forgotten = 0 // one that nobody connected to makes room as well
 	e.terminal(agent.PtyRequest{})
+	e.s.terminals.Forgotten = time.Minute
 	e.call(http.StatusTooManyRequests, "POST", "/pty", "{}")
 }
 

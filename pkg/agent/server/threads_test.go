@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
 // More clients than there are turns, that send nothing or read nothing, hold up
@@ -18,7 +19,7 @@ func TestSlowClientsTakeNoTurn(t *testing.T) {
 	e.write(path, string(make([]byte, 16<<20))) // more than the kernel keeps between two who do not read
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	many := cap(fileTurns) + cap(briefTurns) + 1
+	many := cap(proc.FileTurns) + cap(proc.BriefTurns) + 1
 	var unread []*http.Response
 	var unsent []*io.PipeWriter
 	replies := make(chan int, many)

@@ -19,7 +19,7 @@ import (
 const IDLen = 12
 
 // AgentTasks is how many tasks the agent may use beside Spec.Pids. It makes its
-// threads before the guest runs (about 5 of Go's runtime, and the reserve of pkg/agent/server): one that
+// threads before the guest runs (about 5 of Go's runtime, and the reserve of pkg/agent/proc): one that
 // can not make a thread dies, and a guest at its limit would kill it. One is left
 // of them, which the shell ahead has, so that it takes no place of the guest's.
 const AgentTasks = 32

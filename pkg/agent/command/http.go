@@ -1,0 +1,150 @@
+package command
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+	"github.com/sandboxd/sandboxd/pkg/agent/reply"
+)
+
+// Routes returns the handlers of a path below /command/, or nil.
+func (g *Registry) Routes(path string) reply.Methods {
+	rest, ok := strings.CutPrefix(path, "/command/")
+	if !ok {
+		return nil
+	}
+	if id, ok := strings.CutPrefix(rest, "status/"); ok && id != "" && !strings.Contains(id, "/") {
+		return reply.Methods{"GET": g.with(id, status)}
+	}
+	id, verb, _ := strings.Cut(rest, "/")
+	switch verb {
+	case "logs":
+		return reply.Methods{"GET": g.with(id, logs)}
+	case "stdin":
+		return reply.Methods{"POST": g.with(id, stdin)}
+	case "signal":
+		return reply.Methods{"POST": g.with(id, signal)}
+	}
+	return nil
+}
+
+func (g *Registry) with(id string, h func(w http.ResponseWriter, r *http.Request, c *Command) error) reply.Handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		c := g.Get(id)
+		if c == nil {
+			return reply.Fail(http.StatusNotFound, reply.BadBody,
+				"no command has the id %.64q; of finished ones the last %d are remembered", id, RememberFinished)
+		}
+		return h(w, r, c)
+	}
+}
+
+// status is GET /command/status/{id}.
+func status(w http.ResponseWriter, r *http.Request, c *Command) error {
+	c.Blame(OOMKills(r))
+	return reply.JSON(w, http.StatusOK, c.Status())
+}
+
+// logs is GET /command/{id}/logs. The cursor is the number of a byte of
+// the output; what the ring has forgotten is skipped. With follow=true the
+// reply goes on as the output does, until the command has ended; its cursor
+// header then tells the number of its first byte.
+func logs(w http.ResponseWriter, r *http.Request, c *Command) error {
+	q := r.URL.Query()
+	off := int64(0)
+	if q := q.Get("cursor"); q != "" {
+		var err error
+		if off, err = strconv.ParseInt(q, 10, 64); err != nil || off < 0 {
+			return reply.BadRequest("cursor %.32q is not a number of bytes", q)
+		}
+	}
+	follow := false
+	if q := q.Get("follow"); q != "" {
+		var err error
+		if follow, err = strconv.ParseBool(q); err != nil {
+			return reply.BadRequest("follow %.32q is neither true nor false", q)
+		}
+	}
+	from, end := c.Output.Range()
+	off = max(off, from)
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if follow && r.Method != http.MethodHead {
+		w.Header().Set(agent.CursorHeader, strconv.FormatInt(off, 10))
+		c.Output.Follow(r.Context(), w, http.NewResponseController(w).Flush, c.flushed, off)
+		return nil
+	}
+	w.Header().Set(agent.CursorHeader, strconv.FormatInt(max(end, off), 10))
+	if off >= end || r.Method == http.MethodHead {
+		return reply.OK(w)
+	}
+	c.Output.Copy(w, off, end) //nolint:errcheck // the client is gone
+	return nil
+}
+
+// stdin is POST /command/{id}/stdin: the body becomes the command's
+// standard input, which ends where the body ends, or where it breaks off: a
+// command whose client is gone would wait forever.
+func stdin(w http.ResponseWriter, r *http.Request, c *Command) error {
+	switch {
+	case c.Stdin == nil && c.Process == nil:
+		return reply.Fail(http.StatusConflict, reply.Failed, "command %s could not be started, so nobody reads its standard input", c.ID)
+	case c.Stdin == nil:
+		return reply.BadRequest(`command %s reads /dev/null: start it with "stdin": true`, c.ID)
+	}
+	if c.stdinBusy.Swap(true) {
+		return reply.Fail(http.StatusConflict, reply.Failed,
+			"the standard input of command %s was or is being sent by another request", c.ID)
+	}
+	defer c.Stdin.Close()
+	rc := http.NewResponseController(w)
+	rc.EnableFullDuplex() //nolint:errcheck // only saves waiting for the rest of the body
+	over := make(chan struct{})
+	defer close(over)
+	go proc.Guarded(func() { // the client may be a terminal at which nobody types: wake the read
+		select {
+		case <-c.Died():
+			rc.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // then it reads on in vain
+		case <-over:
+		}
+	})
+	_, err := io.Copy(onlyWriter{c.Stdin}, r.Body)
+	switch {
+	case err == nil:
+	case !c.Alive(), errors.Is(err, syscall.EPIPE), errors.Is(err, os.ErrClosed):
+		w.Header().Set("Connection", "close") // the command wants no more: the rest of the body is nobody's
+	default:
+		return reply.BadRequest("the standard input of command %s broke off: %v", c.ID, err)
+	}
+	return reply.OK(w)
+}
+
+// onlyWriter hides the file's ReadFrom: it would splice from a connection whose
+// reads must stay interruptible.
+type onlyWriter struct{ io.Writer }
+
+// signal is POST /command/{id}/signal.
+func signal(w http.ResponseWriter, r *http.Request, c *Command) error {
+	name := r.URL.Query().Get("signal")
+	if name == "" {
+		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter signal is missing, as in signal=SIGINT")
+	}
+	sig := proc.SignalNumber(name)
+	if sig == 0 {
+		return reply.BadRequest("%.32q is not a signal; use a name as SIGINT, or its number", name)
+	}
+	if sig == syscall.SIGKILL {
+		c.byHand.Store(true)
+	}
+	if c.Process.Signal(sig, true) != nil {
+		return reply.Fail(http.StatusConflict, reply.Failed, "command %s has ended already", c.ID)
+	}
+	return reply.OK(w)
+}

@@ -1,0 +1,102 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+)
+
+// A Launch is what a command is started from. If its first way fails to execute,
+// Shell, where there is one, finds the second; looking for it costs a dozen
+// system calls, so it is not done before.
+type Launch struct {
+	Way
+	Shell func() *Way
+	Dir   string
+	Cred  *syscall.Credential // nil: as this process
+	TTY   bool                // standard input is a terminal, to be that of a session
+	// Stdin is standard input, if neither the null device nor a pipe.
+	Stdin  *os.File
+	More   []uintptr // its descriptors 3, 4, …
+	Marker uint64    // see proc.Start; 0: any that is free
+}
+
+// A Way is a program with its arguments, the name first, and its environment.
+type Way struct {
+	Path string // "": there is none of that name
+	Argv []string
+	Env  []string // KEY=VALUE
+}
+
+// DefaultEnv sets a variable unless the environment has it.
+func (l *Launch) DefaultEnv(name, value string) {
+	set := func(w *Way) *Way {
+		if w != nil && !slices.ContainsFunc(w.Env, func(kv string) bool { return strings.HasPrefix(kv, name+"=") }) {
+			w.Env = append(w.Env, name+"="+value)
+		}
+		return w
+	}
+	set(&l.Way)
+	if shell := l.Shell; shell != nil {
+		l.Shell = func() *Way { return set(shell()) }
+	}
+}
+
+// start executes l, by its second way if the first cannot be executed.
+func (l *Launch) start(files [3]uintptr) (*proc.Process, error) {
+	spec := proc.Spec{
+		Path: l.Path, Argv: l.Argv, Env: l.Env, Dir: l.Dir, Cred: l.Cred,
+		TTY: l.TTY, Marker: l.Marker, Files: files, More: l.More,
+	}
+	p, err := proc.Start(spec)
+	if err != nil && l.Shell != nil {
+		if w := l.Shell(); w != nil {
+			spec.Path, spec.Argv, spec.Env = w.Path, w.Argv, w.Env
+			p, err = proc.Start(spec)
+		}
+	}
+	return p, err
+}
+
+// whyNot says why a program could not be started, and the exit code a shell
+// would give: 127 not found, 126 found but not executable.
+func whyNot(what, name, path, dir, envPath string, err error) (string, int) {
+	switch {
+	case path == "":
+		return fmt.Sprintf("%s %q: no such file in the image's PATH (%s)", what, name, envPath), 127
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ENOTDIR):
+		if !filepath.IsAbs(path) {
+			path = filepath.Join(dir, path)
+		}
+		if _, statErr := os.Stat(path); statErr == nil {
+			return fmt.Sprintf("%s %q: the file is there, but not the interpreter or loader it names", what, name), 127
+		}
+		return fmt.Sprintf("%s %q: no such file in the image", what, name), 127
+	case errors.Is(err, syscall.EACCES):
+		if fi, statErr := os.Stat(path); statErr == nil && fi.IsDir() {
+			return fmt.Sprintf("%s %q: is a directory", what, name), 126
+		}
+		return fmt.Sprintf("%s %q: not executable for its user, or the working directory %s is closed to it", what, name, dir), 126
+	case errors.Is(err, syscall.ENOEXEC):
+		return fmt.Sprintf("%s %q: not a program of this architecture, or a script without #!", what, name), 126
+	case errors.Is(err, syscall.EAGAIN):
+		return fmt.Sprintf("%s %q: the sandbox has no process left (its pids limit)", what, name), 126
+	}
+	return fmt.Sprintf("%s %q: %v", what, name, err), 126
+}
+
+// pathOf is the PATH of an environment.
+func pathOf(env []string) string {
+	for _, kv := range env {
+		if v, ok := strings.CutPrefix(kv, "PATH="); ok {
+			return v
+		}
+	}
+	return ""
+}

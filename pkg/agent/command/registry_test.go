@@ -1,0 +1,39 @@
+package command
+
+import (
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/output"
+)
+
+// TestOutputsMakeRoom lets many commands write more than all may keep.
+func TestOutputsMakeRoom(t *testing.T) {
+	g := NewRegistry(Config{OutputDir: t.TempDir(), OutputLimit: 4 << 20, OutputEach: output.OfCommand})
+	var last *Command
+	for range 20 {
+		last = &Command{ID: NewID(), done: make(chan struct{})}
+		last.Output = g.books.NewRing(last.ID)
+		g.add(last)
+		last.Output.Write(make([]byte, 1<<20)) //nolint:errcheck // never fails
+		g.finished(last)
+		for g.evicting.Load() {
+			time.Sleep(time.Millisecond) // it runs beside
+		}
+	}
+	if n := g.books.InFile(); n > 4<<20 {
+		t.Errorf("%d bytes of files, %d are allowed", n, 4<<20)
+	}
+	if from, end := last.Output.Range(); from != 0 || end != 1<<20 {
+		t.Errorf("the newest output keeps only %d to %d", from, end)
+	}
+	for range 100 {
+		c := &Command{ID: NewID(), done: make(chan struct{})}
+		c.Output = g.books.NewRing(c.ID)
+		c.Output.Write(make([]byte, output.InMemory)) //nolint:errcheck // never fails
+		g.finished(c)
+	}
+	if g.inUse > finishedMemory {
+		t.Errorf("finished commands hold %d bytes of memory", g.inUse)
+	}
+}

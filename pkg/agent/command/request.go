@@ -1,0 +1,50 @@
+package command
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+)
+
+// MaxArg is what Linux takes as one argument of a program (MAX_ARG_STRLEN).
+const MaxArg = 128<<10 - 1
+
+// Check reports what of a request cannot be, whatever the guest is.
+func Check(req *agent.CommandRequest) error {
+	switch {
+	case req.Command == "" && len(req.Argv) == 0:
+		return errors.New("command is missing")
+	case req.Command != "" && len(req.Argv) > 0:
+		return errors.New("command and argv exclude each other")
+	case len(req.Argv) > 0 && req.Argv[0] == "":
+		return errors.New("argv[0] is empty: it names the program")
+	case len(req.Command) > MaxArg:
+		return fmt.Errorf("command has %d bytes, the kernel takes %d: upload it as a file and run that", len(req.Command), MaxArg)
+	case strings.IndexByte(req.Command+req.Cwd, 0) >= 0:
+		return errors.New("command or cwd contains a NUL byte")
+	case req.Timeout < 0:
+		return fmt.Errorf("timeout is %d ms: it must be at least 1, or absent", req.Timeout)
+	case req.GID != nil && req.UID == nil:
+		return errors.New("gid needs uid")
+	case req.Stdin && req.Background:
+		return errors.New("a background command reads /dev/null: stdin and background exclude each other")
+	}
+	for _, a := range req.Argv {
+		if len(a) > MaxArg || strings.IndexByte(a, 0) >= 0 {
+			return fmt.Errorf("an argument holds a NUL byte or more than %d bytes", MaxArg)
+		}
+	}
+	for k, v := range req.Envs {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.IndexByte(v, 0) >= 0 {
+			return fmt.Errorf("envs: %.64q is no name or value of an environment variable", k)
+		}
+	}
+	for _, id := range []*int64{req.UID, req.GID} {
+		if id != nil && (*id < 0 || *id >= 1<<32-1) {
+			return fmt.Errorf("%d is no user or group id", *id)
+		}
+	}
+	return nil
+}

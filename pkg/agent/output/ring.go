@@ -1,0 +1,296 @@
+// Package output keeps what commands print.
+//
+//	pipe ─ Pump ─▶ Ring ─ ReadAt, Copy, Follow
+//	                └─ a file, as far as Books has room
+//
+// The surprise: nothing is lost silently, and nothing fails. A ring that gets no more room
+// forgets its oldest output, and Ring.Range tells which byte is the oldest that is left.
+package output
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+)
+
+// Limits of kept output, in bytes.
+const (
+	InMemory  = 64 << 10  // of one ring; the rest goes to its file
+	OfCommand = 16 << 20  // ring of one command, by default
+	OfAll     = 256 << 20 // files of all commands together, by default
+	step      = 256 << 10 // by which a file's share grows
+)
+
+// A Ring keeps the last output of one command, addressed by the number of the
+// byte since the start. A short output stays in memory; a longer one moves to a
+// file that wraps at the limit of one command, or earlier where the sandbox's
+// share or the disk is used up. Nothing is lost silently: from, the oldest byte kept, tells.
+type Ring struct {
+	Small bool // never goes to a file: what does not fit into memory is forgotten
+
+	books *Books
+	name  string
+
+	mu       sync.Mutex
+	mem      []byte
+	file     *os.File
+	reserved int64 // of books
+	end      int64 // bytes written ever
+	from     int64 // oldest byte kept
+	size     int64 // the ring wraps here; 0: has not been decided, so nothing has wrapped
+	dropped  bool
+	grown    chan struct{} // closed by the next Write; nil while nobody waits for one
+}
+
+// Write appends b. It never fails: what cannot be kept is forgotten.
+func (r *Ring) Write(b []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.grown != nil {
+		close(r.grown)
+		r.grown = nil
+	}
+	if r.dropped {
+		r.end += int64(len(b))
+		r.from = r.end
+		return len(b), nil
+	}
+	if r.file == nil && r.size == 0 {
+		if len(r.mem)+len(b) <= InMemory {
+			r.mem = append(r.mem, b...)
+			r.end += int64(len(b))
+			return len(b), nil
+		}
+		if r.Small {
+			r.wrapInMemory()
+		} else {
+			r.spill()
+		}
+	}
+	for rest := b; len(rest) > 0; {
+		rest = rest[r.put(rest):]
+	}
+	return len(b), nil
+}
+
+// spill moves what is in memory to a file. Where that fails, the memory is the
+// ring, as big as it may get.
+func (r *Ring) spill() {
+	first := min(step, r.books.each)
+	if !r.books.reserve(first) {
+		r.wrapInMemory()
+		return
+	}
+	r.reserved = first
+	var f *os.File
+	var err error
+	proc.BriefTurns.Do(func() {
+		f, err = os.OpenFile(filepath.Join(r.books.dir, r.name), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
+		if err == nil {
+			if _, err = f.WriteAt(r.mem, 0); err != nil {
+				f.Close()
+				os.Remove(f.Name())
+			}
+		}
+	})
+	if err != nil {
+		r.books.release(r.reserved)
+		r.reserved = 0
+		r.wrapInMemory()
+		return
+	}
+	r.file, r.mem = f, nil
+}
+
+func (r *Ring) wrapInMemory() {
+	r.size = InMemory
+	r.mem = slices.Grow(r.mem, InMemory-len(r.mem))[:InMemory]
+}
+
+// put stores a part of b in one piece and returns its length; 0 asks to be
+// called again, at most twice.
+func (r *Ring) put(b []byte) int {
+	if r.size == 0 && r.end+int64(len(b)) > r.reserved {
+		r.grow(int64(len(b)))
+	}
+	pos, room := r.end, int64(len(b))
+	if r.size > 0 {
+		pos = r.end % r.size
+		room = r.size - pos
+	}
+	b = b[:min(int64(len(b)), room)]
+	if r.file == nil {
+		copy(r.mem[pos:], b)
+	} else if err := r.writeAt(b, pos); err != nil {
+		if r.size == 0 && r.end > 0 { // the disk is full: what is there becomes the ring
+			r.size = r.end
+			return 0
+		}
+		r.retreat() // on btrfs what is there cannot be written over either
+		return 0
+	}
+	r.end += int64(len(b))
+	if r.size > 0 {
+		r.from = max(r.from, r.end-r.size)
+	}
+	return len(b)
+}
+
+func (r *Ring) writeAt(b []byte, pos int64) (err error) {
+	proc.BriefTurns.Do(func() { _, err = r.file.WriteAt(b, pos) })
+	return err
+}
+
+func (r *Ring) readAt(b []byte, pos int64) (n int, err error) {
+	proc.BriefTurns.Do(func() { n, err = r.file.ReadAt(b, pos) })
+	return n, err
+}
+
+func (r *Ring) removeFile() {
+	proc.BriefTurns.Do(func() {
+		r.file.Close()
+		os.Remove(r.file.Name())
+	})
+	r.file = nil
+}
+
+// retreat moves the newest output from a file that takes no more into memory,
+// which is the ring from then on.
+func (r *Ring) retreat() {
+	mem, keep := make([]byte, InMemory), r.end-r.from
+	keep = min(keep, InMemory)
+	for off := r.end - keep; off < r.end; {
+		at, to := off, off%InMemory
+		if r.size > 0 {
+			at = off % r.size
+		}
+		n := min(r.end-off, InMemory-to)
+		if r.size > 0 {
+			n = min(n, r.size-at)
+		}
+		if _, err := r.readAt(mem[to:to+n], at); err != nil {
+			keep = 0 // can be read no more than written
+			break
+		}
+		off += n
+	}
+	r.removeFile()
+	r.books.release(r.reserved)
+	r.reserved = 0
+	r.mem, r.size, r.from = mem, InMemory, r.end-keep
+}
+
+// grow raises the file's share so that n more bytes fit, or decides where it wraps.
+func (r *Ring) grow(n int64) {
+	want := min((r.end+n+step-1)/step*step, r.books.each)
+	if want > r.reserved && r.books.reserve(want-r.reserved) {
+		r.reserved = want
+	}
+	if r.end+n > r.reserved {
+		r.size = r.reserved
+	}
+}
+
+// drop forgets everything and frees it. The caller holds mu.
+func (r *Ring) drop() {
+	r.dropped, r.mem, r.from = true, nil, r.end
+	if r.file != nil {
+		r.removeFile()
+	}
+	r.books.release(r.reserved)
+	r.reserved = 0
+}
+
+// Drop forgets everything and frees it.
+func (r *Ring) Drop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.dropped {
+		r.drop()
+	}
+}
+
+// Settle gives back what a finished output needs no longer; with toFile its
+// memory too. It returns how many bytes of memory remain.
+func (r *Ring) Settle(toFile bool) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if toFile && r.file == nil && r.size == 0 && !r.dropped && len(r.mem) > 0 {
+		if r.spill(); r.file == nil {
+			r.drop() // no room for it anywhere: the oldest goes
+		}
+	}
+	r.mem = slices.Clip(r.mem)
+	if cap(r.mem)-len(r.mem) > 1<<10 {
+		r.mem = slices.Clone(r.mem)
+	}
+	return int64(len(r.mem))
+}
+
+// Range returns the numbers of the oldest byte kept and of the next to come.
+func (r *Ring) Range() (from, end int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.from, r.end
+}
+
+// Grown returns a channel that the next Write closes. Asked for before a read,
+// it misses nothing.
+func (r *Ring) Grown() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.grown == nil {
+		r.grown = make(chan struct{})
+	}
+	return r.grown
+}
+
+// InFile returns the bytes of file reserved for r.
+func (r *Ring) InFile() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.reserved
+}
+
+// ReadAt copies output from byte number off into b and returns how much, and
+// the number of the byte it begins with, which is later than off if the ring
+// has moved on.
+func (r *Ring) ReadAt(b []byte, off int64) (n int, at int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	at = max(off, r.from)
+	if at >= r.end || r.dropped {
+		return 0, r.end
+	}
+	pos, room := at, r.end-at
+	if r.size > 0 {
+		pos = at % r.size
+		room = min(room, r.size-pos)
+	}
+	b = b[:min(int64(len(b)), room)]
+	if r.file == nil {
+		return copy(b, r.mem[pos:]), at
+	}
+	n, _ = r.readAt(b, pos)
+	return n, at
+}
+
+// Tail returns the last n bytes, or what is left of them.
+func (r *Ring) Tail(n int) []byte {
+	_, end := r.Range()
+	off := max(end-int64(n), 0)
+	var out []byte
+	b := make([]byte, n)
+	for off < end && len(out) < n {
+		m, at := r.ReadAt(b[:n-len(out)], off)
+		if m == 0 {
+			break
+		}
+		out = append(out, b[:m]...)
+		off = at + int64(m)
+	}
+	return out
+}

@@ -1,0 +1,91 @@
+package proc
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Credential returns what a child that is to run as id must change, or nil.
+func (id Identity) Credential() *syscall.Credential {
+	if int(id.UID) == os.Geteuid() && int(id.GID) == os.Getegid() {
+		have, err := os.Getgroups()
+		if err == nil && sameGroups(have, id) {
+			return nil
+		}
+	}
+	return &syscall.Credential{Uid: id.UID, Gid: id.GID, Groups: id.Groups}
+}
+
+// sameGroups reports whether groups are those of id; its first group may or may
+// not be among the others.
+func sameGroups(groups []int, id Identity) bool {
+	if os.Geteuid() != 0 {
+		return true // only root can change them
+	}
+	want := map[int]bool{}
+	for _, g := range id.Groups {
+		want[int(g)] = true
+	}
+	delete(want, int(id.GID))
+	have := map[int]bool{}
+	for _, g := range groups {
+		have[g] = true
+	}
+	delete(have, int(id.GID))
+	return maps.Equal(want, have)
+}
+
+// Enter gives the calling thread, to which the caller is locked, the credentials
+// that the kernel asks for when it opens files: setresuid(2) of the thread
+// alone, which takes its capabilities. The real and saved ids stay, by which it
+// leaves again, and by which no process of that user may signal or trace it.
+func (id Identity) Enter() error {
+	groups, first := id.Groups, unsafe.Pointer(nil)
+	if len(groups) > 0 {
+		first = unsafe.Pointer(&groups[0])
+	}
+	const keep = ^uintptr(0)
+	_, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(groups)), uintptr(first), 0)
+	if errno == 0 {
+		_, _, errno = unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(id.GID), keep)
+	}
+	if errno == 0 {
+		_, _, errno = unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(id.UID), keep)
+	}
+	if errno != 0 {
+		LeaveIdentity()
+		return os.NewSyscallError("setresuid", errno)
+	}
+	return nil
+}
+
+// The agent's own, before any thread had others.
+var ownUID, ownGID, ownGroups = os.Geteuid(), os.Getegid(), func() []uint32 {
+	have, _ := os.Getgroups()
+	groups := make([]uint32, len(have))
+	for i, g := range have {
+		groups[i] = uint32(g)
+	}
+	return groups
+}()
+
+// LeaveIdentity undoes Enter.
+func LeaveIdentity() {
+	const keep = ^uintptr(0)
+	var first unsafe.Pointer
+	if len(ownGroups) > 0 {
+		first = unsafe.Pointer(&ownGroups[0])
+	}
+	_, _, e1 := unix.RawSyscall(unix.SYS_SETRESUID, keep, uintptr(ownUID), keep)
+	_, _, e2 := unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(ownGID), keep)
+	_, _, e3 := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(ownGroups)), uintptr(first), 0)
+	if e1 != 0 || e2 != 0 || e3 != 0 {
+		// Not to be met: the saved ids are the agent's. The thread must serve nobody.
+		panic(fmt.Sprintf("leave an identity: %v, %v, %v", e1, e2, e3))
+	}
+}

@@ -1,0 +1,54 @@
+package proc
+
+import (
+	"runtime"
+	"sync"
+)
+
+// threads is how many the agent starts beside those the runtime has: one for
+// each turn below, one that forks (startMu), and the rest for requests that the
+// kernel stops inside of a system call when it has something better to do, which
+// Go takes for one that blocks. It is part of record.AgentTasks.
+const threads = 26
+
+// A goroutine in a system call that blocks needs a thread, so those that may
+// block on a disk take turns. On a busy one 32 uploads at once would need 32.
+var (
+	FileTurns  = make(Turns, 6) // requests about files
+	BriefTurns = make(Turns, 3) // kept output, what a command needs to start, measurements
+)
+
+// ReserveThreads makes the runtime's threads before any code of the guest's
+// runs. Go starts a thread when it needs one and dies if it cannot ("failed to
+// create new OS thread"), and a guest at its limit of processes leaves none: a
+// fork bomb would take PID 1 with it. Threads once made are kept and used again.
+func ReserveThreads() {
+	var there, done sync.WaitGroup
+	there.Add(threads)
+	for range threads {
+		done.Go(func() {
+			runtime.LockOSThread() // one goroutine, one thread
+			defer runtime.UnlockOSThread()
+			there.Done()
+			there.Wait()
+		})
+	}
+	done.Wait()
+}
+
+// Turns bounds how many goroutines do something at once.
+type Turns chan struct{}
+
+// Do calls f, which takes no turn itself, in one.
+func (t Turns) Do(f func()) {
+	t <- struct{}{}
+	defer func() { <-t }()
+	f()
+}
+
+// Lend calls f outside the turn that the caller has.
+func (t Turns) Lend(f func()) {
+	<-t
+	defer func() { t <- struct{}{} }()
+	f()
+}

@@ -1,0 +1,121 @@
+package proc
+
+import (
+	"os"
+	"syscall"
+	"time"
+)
+
+// KillTree kills with SIGKILL all that p has started, directly or not: whoever
+// descends from it, is of its session or process group, or carries its marker.
+// It looks again until nobody is left, because a process may fork between a
+// look and a kill, for at most 5 s.
+//
+// A process escapes that changed its own RLIMIT_RSS and its session and lost its
+// parents. It must do all three on purpose.
+func (p *Process) KillTree() {
+	killAll(p, func() []int { return tree(List(), p.PID, p.Marker) })
+	p.Signal(syscall.SIGKILL, true) //nolint:errcheck // where /proc is not mounted, the group at least
+}
+
+// Urge sends p a SIGURG and, if p slept before that, its process group a SIGINT.
+// A process that is preempted runs, by proc_pid_stat(5).
+func (p *Process) Urge() {
+	s, ok := StatOf(p.PID)
+	p.Signal(syscall.SIGURG, false) //nolint:errcheck // gone is what is wanted
+	if ok && s.State == 'S' {
+		p.Signal(syscall.SIGINT, true) //nolint:errcheck // gone is what is wanted
+	}
+}
+
+// KillAll kills whom find finds, until it finds nobody, for at most 5 s.
+func KillAll(find func() []int) { killAll(nil, find) }
+
+// killAll is KillAll; p and its group are killed by Signal.
+func killAll(p *Process, find func() []int) {
+	deadline := time.Now().Add(5 * time.Second)
+	pause := time.Millisecond
+	for {
+		victims := find()
+		for _, v := range victims {
+			if p != nil && v == p.PID {
+				p.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
+				continue
+			}
+			syscall.Kill(v, syscall.SIGKILL) //nolint:errcheck // gone is what is wanted
+		}
+		if len(victims) == 0 || time.Now().After(deadline) {
+			break
+		}
+		// Others than p die without an event for us: their parent, if it lives, reaps them.
+		time.Sleep(pause)
+		pause = min(2*pause, 20*time.Millisecond)
+	}
+}
+
+// tree returns the pids that live and belong to root: itself, descendants,
+// members of its session or group, carriers of its marker. Never this process.
+func tree(procs []Stat, root int, marker uint64) (pids []int) {
+	self := os.Getpid()
+	in := map[int]bool{root: true}
+	for _, s := range procs {
+		if s.PID == self {
+			continue // it carries the marker it set last, and is everybody's ancestor
+		}
+		if s.Session == root || s.Group == root || marker != 0 && markerOf(s.PID) == marker {
+			in[s.PID] = true
+		}
+	}
+	return living(procs, in)
+}
+
+// Marked returns the pids of living processes that carry one of certain markers,
+// and of their descendants, but for one pid and this process.
+func Marked(meant func(marker uint64) bool, but int) []int {
+	procs := List()
+	self := os.Getpid()
+	in := map[int]bool{}
+	for _, s := range procs {
+		if s.PID != self && s.PID != but && meant(markerOf(s.PID)) {
+			in[s.PID] = true
+		}
+	}
+	return living(procs, in)
+}
+
+// living returns those in a set, and all that descends from them, who live.
+// Never this process.
+func living(procs []Stat, in map[int]bool) (pids []int) {
+	self := os.Getpid()
+	for grown := true; grown; {
+		grown = false
+		for _, s := range procs {
+			if !in[s.PID] && in[s.Parent] {
+				in[s.PID], grown = true, true
+			}
+		}
+	}
+	for _, s := range procs {
+		if in[s.PID] && s.PID != self && s.State != 'Z' && s.State != 'X' {
+			pids = append(pids, s.PID)
+		}
+	}
+	return pids
+}
+
+// KillDescendants kills all that descends from this process. As PID 1 that is
+// everybody. It never signals by -1, which outside of a pid namespace would be
+// the host.
+func KillDescendants(limit time.Duration) {
+	deadline := time.Now().Add(limit)
+	for {
+		victims := tree(List(), os.Getpid(), 0)
+		for _, v := range victims {
+			syscall.Kill(v, syscall.SIGKILL) //nolint:errcheck // gone is what is wanted
+		}
+		if len(victims) == 0 || time.Now().After(deadline) {
+			return
+		}
+		time.Sleep(time.Millisecond) // no event tells of grandchildren
+	}
+}

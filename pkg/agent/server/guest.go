@@ -1,0 +1,165 @@
+package server
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/files"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+)
+
+// guest is whom commands run as where nothing else is asked for, where and with what. It is
+// what shells are started with (shell.Guest).
+type guest struct {
+	user     proc.Identity
+	cred     *syscall.Credential // what a child must change to be user
+	accounts *proc.Accounts
+	workdir  string            // of the image
+	env      map[string]string // of image and sandbox, and what a pre-script exports
+	files    files.Files
+}
+
+// newGuest resolves the user of the image. workdir is absolute.
+func newGuest(image []string, b *agent.Bootstrap, workdir, stateDir string) (*guest, error) {
+	g := &guest{workdir: workdir, accounts: &proc.Accounts{Passwd: "/etc/passwd", Group: "/etc/group"}}
+	var err error
+	if g.user, err = g.accounts.Resolve(b.User); err != nil {
+		return nil, fmt.Errorf("USER of the image: %w", err)
+	}
+	g.cred = g.user.Credential()
+	g.env = baseEnv(image, b, g.user)
+	g.files = files.Files{Accounts: g.accounts, Workdir: workdir, StateDir: stateDir, User: g.user}
+	g.files.User.Home = g.env["HOME"] // an image may set another
+	return g, nil
+}
+
+func baseEnv(image []string, b *agent.Bootstrap, user proc.Identity) map[string]string {
+	env := map[string]string{
+		"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+		"HOME": user.Home,
+
+		"EXECD_ENVS": envFile,
+	}
+	if b.Hostname != "" {
+		env["HOSTNAME"] = b.Hostname
+	}
+	for _, kv := range image {
+		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
+			env[k] = v
+		}
+	}
+	maps.Copy(env, b.Env)
+	return env
+}
+
+// identityFor returns whom the command runs as: USER, or uid with the group and
+// groups the guest gives it, or gid alone.
+func (g *guest) identityFor(req *agent.CommandRequest) (proc.Identity, error) {
+	if req.UID == nil {
+		return g.user, nil
+	}
+	spec := strconv.FormatInt(*req.UID, 10)
+	if req.GID != nil {
+		spec += ":" + strconv.FormatInt(*req.GID, 10)
+	}
+	return g.accounts.Resolve(spec)
+}
+
+// commandEnv stacks: image and sandbox; HOME of another user; the file named by
+// EXECD_ENVS, read anew each time; the request.
+func (g *guest) commandEnv(req *agent.CommandRequest, id proc.Identity) (map[string]string, error) {
+	env := maps.Clone(g.env)
+	if id.UID != g.user.UID {
+		env["HOME"] = id.Home
+	}
+	if path := cmp.Or(req.Envs["EXECD_ENVS"], env["EXECD_ENVS"]); path != "" {
+		if err := addEnvFile(env, path); err != nil {
+			return nil, err
+		}
+	}
+	maps.Copy(env, req.Envs)
+	return env, nil
+}
+
+// Env is the environment of a command that asks for none.
+func (g *guest) Env() (map[string]string, error) {
+	return g.commandEnv(&agent.CommandRequest{}, g.user)
+}
+
+// WorkingDir expands and checks cwd. It returns the directory as named, to
+// change into, and without symbolic links, to be PWD.
+func (g *guest) WorkingDir(cwd string, env map[string]string) (dir, real string, err error) {
+	if cwd == "" {
+		cwd = g.workdir
+	} else if cwd, err = expandFrom(g.workdir, cwd, env); err != nil {
+		return "", "", err
+	}
+	real, err = files.Physical(cwd)
+	if err != nil {
+		return "", "", fmt.Errorf("cwd: %w", err)
+	}
+	return cwd, real, nil
+}
+
+// MakeDir makes cwd, and what is missing above it, for the user.
+func (g *guest) MakeDir(cwd string, env map[string]string) error {
+	dir, err := expandFrom(g.workdir, cwd, env)
+	if err != nil {
+		return err
+	}
+	if err := g.files.MakeDir(dir); err != nil {
+		return fmt.Errorf("cwd: %w", err)
+	}
+	return nil
+}
+
+// DirFrom expands and checks cwd; a relative one begins at from.
+func (g *guest) DirFrom(from, cwd string, env map[string]string) (string, error) {
+	dir, err := expandFrom(from, cwd, env)
+	if err != nil {
+		return "", err
+	}
+	if _, err := files.Physical(dir); err != nil {
+		return "", fmt.Errorf("cwd: %w", err)
+	}
+	return dir, nil
+}
+
+// expandFrom is expandPath; a relative path begins at from.
+func expandFrom(from, path string, env map[string]string) (string, error) {
+	path, err := expandPath(path, env)
+	if err == nil && !filepath.IsAbs(path) {
+		path = from + "/" + path
+	}
+	return path, err
+}
+
+// expandPath replaces a leading ~ and every $VAR. An unknown variable is an error.
+func expandPath(path string, env map[string]string) (string, error) {
+	if path == "~" || strings.HasPrefix(path, "~/") {
+		path = env["HOME"] + path[1:]
+	}
+	var missing string
+	path = os.Expand(path, func(name string) string {
+		v, ok := env[name]
+		if !ok {
+			missing = name
+		}
+		return v
+	})
+	if missing != "" {
+		return "", fmt.Errorf("cwd names the variable %s, which is not set in the sandbox", missing)
+	}
+	if path == "" {
+		return "", errors.New("cwd is empty after its variables were expanded")
+	}
+	return path, nil
+}

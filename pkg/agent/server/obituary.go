@@ -1,0 +1,103 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/agent/proc"
+)
+
+// stateDir is the agent's own directory. The daemon reads in it how a sandbox has ended.
+type stateDir string
+
+// makeStateDir makes the agent's own directory afresh: what a snapshot or an
+// earlier life left there is about other processes. The directory itself stays
+// if there is one, because it may be a mount point.
+func makeStateDir(dir, output string) error {
+	if fi, err := os.Lstat(dir); err == nil && !fi.IsDir() {
+		os.Remove(dir) //nolint:errcheck // the next call says it
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make the agent's directory: %w", err)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("empty the agent's directory: %w", err)
+	}
+	for _, e := range left {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return fmt.Errorf("empty the agent's directory: %w", err)
+		}
+	}
+	if err := errors.Join(os.Chown(dir, os.Geteuid(), os.Getegid()), os.Chmod(dir, 0o700), os.Mkdir(output, 0o700)); err != nil {
+		return fmt.Errorf("make the agent's directory: %w", err)
+	}
+	return nil
+}
+
+// writeObituary writes what the daemon reads from the disk of a dead sandbox: the last
+// output, then, in one step, the obituary.
+func (d stateDir) writeObituary(o agent.Obituary, last []byte) error {
+	o.Message = o.Message[:min(len(o.Message), 1<<10)]
+	b, err := json.Marshal(o)
+	if err != nil {
+		return err
+	}
+	output := filepath.Join(string(d), filepath.Base(agent.OutputFile))
+	obituary := filepath.Join(string(d), filepath.Base(agent.ObituaryFile))
+	if err := writeSync(output, last); err != nil {
+		return err
+	}
+	if err := writeSync(obituary+".new", b); err != nil {
+		return err
+	}
+	if err := os.Rename(obituary+".new", obituary); err != nil {
+		return err
+	}
+	f, err := os.Open(string(d))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return f.Sync()
+}
+
+// writeSync makes a file anew: what stands there may be a FIFO of the guest's,
+// on which opening would hang for ever.
+func writeSync(path string, b []byte) error {
+	os.Remove(path) //nolint:errcheck // opening fails then
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// keepCrashes has the runtime write down why it ends this process where no code of
+// ours can: when it is out of memory or of threads, for example.
+func (d stateDir) keepCrashes() {
+	proc.BriefTurns.Do(func() {
+		path := filepath.Join(string(d), filepath.Base(agent.CrashFile))
+		os.Remove(path) //nolint:errcheck // opening fails then
+		f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return // a full disk: an obituary would not fit, either
+		}
+		debug.SetCrashOutput(f, debug.CrashOptions{}) //nolint:errcheck // as above
+		f.Close()                                     // the runtime has its own
+	})
+}
+
+// crashed leaves an obituary with the stack of the panic as the last output.
+func (d stateDir) crashed(v any, stack []byte) {
+	stack = stack[:min(len(stack), agent.MaxLastOutput)]
+	o := agent.Obituary{ExitCode: 2, Message: fmt.Sprintf("the agent crashed: %v", v)}
+	d.writeObituary(o, stack) //nolint:errcheck // nobody is left to hear
+}

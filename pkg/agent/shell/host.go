@@ -1,0 +1,38 @@
+// Package shell runs lines of shell, and those that need no shell without one.
+//
+//	POST /command ─ Ways ─ plain words ──────────────▶ the program itself
+//	                 └──── FitOf ─ Ahead ─ Waiting ──▶ a bash that was started before
+//	                         └─────────────────────▶ bash -c
+//	POST /session ─ Sessions ─ session ─ shell ──────▶ one bash from run to run
+//
+// The surprise: a command cannot tell which way it went. A parser of bash's language looks in its
+// text for whatever could tell (notice.go); such a command gets a bash of its own.
+package shell
+
+import (
+	"syscall"
+
+	"github.com/sandboxd/sandboxd/pkg/agent/command"
+)
+
+// Host is what the shells of a sandbox are started with.
+type Host struct {
+	Commands *command.Registry
+	Guest    Guest
+	Cred     *syscall.Credential // whose they are; nil: the agent's own
+	Stopping func() bool         // nothing new is started
+}
+
+// Guest finds environments and directories as for commands. The server has it. All but Env
+// access files, so they want a turn.
+type Guest interface {
+	// Env is the environment of a command that asks for none. The caller may change it.
+	Env() (map[string]string, error)
+	// WorkingDir expands and checks a directory, "" for the image's. It returns it as named and
+	// without symbolic links.
+	WorkingDir(cwd string, env map[string]string) (dir, real string, err error)
+	// MakeDir makes a directory, and what is missing above it, for the user.
+	MakeDir(cwd string, env map[string]string) error
+	// DirFrom expands and checks a directory; a relative path begins at from.
+	DirFrom(from, cwd string, env map[string]string) (string, error)
+}
