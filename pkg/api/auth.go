@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -248,9 +249,9 @@ func (s *Server) fromPage(r *http.Request) error {
 	default:
 		return nil
 	}
-	return withStatus(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+	return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
 		"this daemon asks for no key, so it takes nothing from web pages or browsers (this came from %q): guests serve pages under its address too; set listen.api_key_file to call it from a page",
-		clip(cmp.Or(h.Get("Origin"), h.Get("Referer"), h.Get("User-Agent"), site), 80))
+		httperr.Clip(cmp.Or(h.Get("Origin"), h.Get("Referer"), h.Get("User-Agent"), site), 80))
 }
 
 // foreign refuses, where no key is asked for, what the browser of somebody who
@@ -262,14 +263,14 @@ func (s *Server) foreign(r *http.Request) error {
 	host := hostname(r.Host)
 	_, err := netip.ParseAddr(host)
 	if err != nil && host != "localhost" && !strings.HasSuffix(host, ".localhost") && host != hostname(external) {
-		return withStatus(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
-			"this daemon asks for no key, so it answers only under an IP address, localhost or its listen.public_address, not as %q: any web page may have that name; use one of these, or set listen.api_key_file", clip(host, 80))
+		return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+			"this daemon asks for no key, so it answers only under an IP address, localhost or its listen.public_address, not as %q: any web page may have that name; use one of these, or set listen.api_key_file", httperr.Clip(host, 80))
 	}
 	if origin := r.Header.Get("Origin"); origin != "" {
 		u, err := url.Parse(origin)
 		if err != nil || !strings.EqualFold(u.Host, r.Host) && (external == "" || !strings.EqualFold(u.Host, external)) {
-			return withStatus(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
-				"this daemon asks for no key, so it takes nothing from web pages of others, as %q; set listen.api_key_file to call it from a page", clip(origin, 80))
+			return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+				"this daemon asks for no key, so it takes nothing from web pages of others, as %q; set listen.api_key_file to call it from a page", httperr.Clip(origin, 80))
 		}
 	}
 	return nil
@@ -292,14 +293,14 @@ func (s *Server) unauthorized(r *http.Request) error {
 		return s.fromPage(r)
 	}
 	if givenKey(r) == "" {
-		return withStatus(http.StatusUnauthorized, "MISSING_API_KEY", errs.Denied,
+		return httperr.New(http.StatusUnauthorized, "MISSING_API_KEY", errs.Denied,
 			"this needs an API key: send it as header %s (the SDKs take it from OPEN_SANDBOX_API_KEY), or use the Unix socket", wire.HeaderAPIKey)
 	}
 	if key, ok := s.keys.find(givenKey(r)); ok && expired(key) {
-		return withStatus(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
+		return httperr.New(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
 			"this API key, %s, expired at %s; ask an admin for another (`sandboxctl key create`)", key.Name, key.Expires.Format(time.RFC3339))
 	}
-	return withStatus(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
+	return httperr.New(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
 		"this API key is not one of this daemon's; its keys stand in the file that its configuration names, and `sandboxctl key ls` lists the others")
 }
 

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -19,7 +20,7 @@ func TestCodesComeBack(t *testing.T) {
 	}
 	defer c.Close()
 	req := client.CreateRequest{Image: &client.Image{URI: "python"}, Entrypoint: []string{"x"}}
-	for code := range table {
+	for _, code := range httperr.Codes() {
 		w.fail = errs.New(code, "what was tried and why it failed")
 		_, err := c.Create(t.Context(), req, false)
 		if !errs.Is(err, code) || !strings.Contains(err.Error(), "what was tried and why it failed") {

@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -123,7 +124,7 @@ func (s *Server) origin(ctx context.Context, spec *record.Spec, req *wire.Create
 		return errs.Wire(err, "IMAGE::NOT_FOUND")
 	}
 	if err != nil {
-		return fmt.Errorf("resolve image %q: %w", clip(req.Image.URI, 200), err)
+		return fmt.Errorf("resolve image %q: %w", httperr.Clip(req.Image.URI, 200), err)
 	}
 	spec.ImageURI = req.Image.URI
 	return nil
@@ -143,7 +144,7 @@ func wantsWait(r *http.Request) (bool, error) {
 	}
 	b, err := parseBool(v)
 	if err != nil {
-		return false, invalid("wait %q: want true or false", clip(v, 20))
+		return false, httperr.Invalid("wait %q: want true or false", httperr.Clip(v, 20))
 	}
 	return b, nil
 }
@@ -204,16 +205,16 @@ func refuse(req *wire.CreateRequest) error {
 	case req.Extensions[wire.ExtPool] != "":
 		return errs.Wire(errs.New(errs.Unsupported, "extensions.poolRef: a single host has no pools; leave it out and name an image"), "SANDBOX::UNSUPPORTED_POOL_REF")
 	case req.Image != nil && req.SnapshotID != "":
-		return invalid("image and snapshotId are both given; a sandbox starts from one of them")
+		return httperr.Invalid("image and snapshotId are both given; a sandbox starts from one of them")
 	case len(req.SnapshotID) > maxSnapshotName:
-		return invalid("snapshotId has %d characters; no snapshot here has an id or a name that long", len(req.SnapshotID))
+		return httperr.Invalid("snapshotId has %d characters; no snapshot here has an id or a name that long", len(req.SnapshotID))
 	case req.SnapshotID != "": // no image to look at
 	case req.Image == nil:
-		return invalid("image is missing; send {\"image\":{\"uri\":\"python\"}} (`sandboxctl image ls` lists what there is)")
+		return httperr.Invalid("image is missing; send {\"image\":{\"uri\":\"python\"}} (`sandboxctl image ls` lists what there is)")
 	case strings.TrimSpace(req.Image.URI) == "":
-		return invalid("image.uri is empty; send the name of an image (`sandboxctl image ls` lists what there is)")
+		return httperr.Invalid("image.uri is empty; send the name of an image (`sandboxctl image ls` lists what there is)")
 	case len(req.Image.URI) > 512:
-		return invalid("image.uri has %d characters; no image here has a name longer than 512", len(req.Image.URI))
+		return httperr.Invalid("image.uri has %d characters; no image here has a name longer than 512", len(req.Image.URI))
 	default:
 		if err := checkAuth("image.auth", req.Image.Auth); err != nil {
 			return err
@@ -232,22 +233,22 @@ func checkEntrypoint(req *wire.CreateRequest) error {
 		if idle {
 			return nil
 		}
-		return errs.Wire(invalid("entrypoint is missing; send the command to run, as [\"tail\",\"-f\",\"/dev/null\"], or extension %s=true for none", wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
+		return errs.Wire(httperr.Invalid("entrypoint is missing; send the command to run, as [\"tail\",\"-f\",\"/dev/null\"], or extension %s=true for none", wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
 	}
 	total := 0
 	for i, a := range req.Entrypoint {
 		total += len(a) + 1
 		if strings.ContainsRune(a, 0) {
-			return errs.Wire(invalid("entrypoint[%d] holds a NUL byte, which no argument can", i), "DOCKER::INVALID_ENTRYPOINT")
+			return errs.Wire(httperr.Invalid("entrypoint[%d] holds a NUL byte, which no argument can", i), "DOCKER::INVALID_ENTRYPOINT")
 		}
 	}
 	switch {
 	case idle:
-		return invalid("both an entrypoint and extension %s=true are given; leave one out", wire.ExtIdle)
+		return httperr.Invalid("both an entrypoint and extension %s=true are given; leave one out", wire.ExtIdle)
 	case req.Entrypoint[0] == "":
-		return errs.Wire(invalid("entrypoint[0] is empty; it names the program to run"), "DOCKER::INVALID_ENTRYPOINT")
+		return errs.Wire(httperr.Invalid("entrypoint[0] is empty; it names the program to run"), "DOCKER::INVALID_ENTRYPOINT")
 	case total > maxArgBytes || len(req.Entrypoint) > maxArgs:
-		return errs.Wire(invalid("entrypoint has %d arguments of %d bytes; at most %d of %d fit", len(req.Entrypoint), total, maxArgs, maxArgBytes), "DOCKER::INVALID_ENTRYPOINT")
+		return errs.Wire(httperr.Invalid("entrypoint has %d arguments of %d bytes; at most %d of %d fit", len(req.Entrypoint), total, maxArgs, maxArgBytes), "DOCKER::INVALID_ENTRYPOINT")
 	}
 	return nil
 }
@@ -257,7 +258,7 @@ const envLifecycle = "OPENSANDBOX_LIFECYCLE"
 
 func applyEnv(spec *record.Spec, env map[string]*string) error {
 	if len(env) > maxEnv {
-		return invalid("env has %d variables; at most %d are taken", len(env), maxEnv)
+		return httperr.Invalid("env has %d variables; at most %d are taken", len(env), maxEnv)
 	}
 	total := 0
 	for _, k := range slices.Sorted(maps.Keys(env)) {
@@ -266,14 +267,14 @@ func applyEnv(spec *record.Spec, env map[string]*string) error {
 		case v == nil: // Python's SDK sends null for "not set"
 			continue
 		case k == "" || strings.ContainsAny(k, "=\x00"):
-			return invalid("env: %q can not be the name of a variable; it must not be empty nor hold = or NUL", clip(k, 80))
+			return httperr.Invalid("env: %q can not be the name of a variable; it must not be empty nor hold = or NUL", httperr.Clip(k, 80))
 		case k == envLifecycle:
-			return invalid("env: %s is reserved by OpenSandbox for lifecycle hooks, which are not run here; leave it out", k)
+			return httperr.Invalid("env: %s is reserved by OpenSandbox for lifecycle hooks, which are not run here; leave it out", k)
 		case strings.ContainsRune(*v, 0):
-			return invalid("env: the value of %q holds a NUL byte, which no variable can", clip(k, 80))
+			return httperr.Invalid("env: the value of %q holds a NUL byte, which no variable can", httperr.Clip(k, 80))
 		}
 		if total += len(k) + len(*v) + 2; total > maxEnvBytes {
-			return invalid("env is larger than %d KiB in all; put the data into a file", maxEnvBytes>>10)
+			return httperr.Invalid("env is larger than %d KiB in all; put the data into a file", maxEnvBytes>>10)
 		}
 		if spec.Env == nil {
 			spec.Env = map[string]string{}
@@ -288,9 +289,9 @@ func applyPlatform(spec *record.Spec, p *wire.Platform) error {
 	case p == nil:
 		return nil
 	case p.OS == "" || p.Arch == "":
-		return invalid("platform needs both os and arch, as {\"os\":\"linux\",\"arch\":\"%s\"}", runtime.GOARCH)
+		return httperr.Invalid("platform needs both os and arch, as {\"os\":\"linux\",\"arch\":\"%s\"}", runtime.GOARCH)
 	case p.OS != "linux" || p.Arch != runtime.GOARCH:
-		return invalid("platform %s/%s can not run here; this host is linux/%s", clip(p.OS, 20), clip(p.Arch, 20), runtime.GOARCH)
+		return httperr.Invalid("platform %s/%s can not run here; this host is linux/%s", httperr.Clip(p.OS, 20), httperr.Clip(p.Arch, 20), runtime.GOARCH)
 	}
 	spec.Platform = map[string]string{"os": p.OS, "arch": p.Arch}
 	return nil
@@ -300,20 +301,20 @@ func (s *Server) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error 
 	ext, has := req.Extensions[wire.ExtTimeout]
 	switch {
 	case has && req.Timeout != nil:
-		return invalid("timeout and extension %s are both given; leave one out", wire.ExtTimeout)
+		return httperr.Invalid("timeout and extension %s are both given; leave one out", wire.ExtTimeout)
 	case has:
 		d, err := time.ParseDuration(ext)
 		if err != nil || d < time.Second {
-			return invalid("extension %s %q: want a duration of at least 1s, as 90s or 30m", wire.ExtTimeout, clip(ext, 40))
+			return httperr.Invalid("extension %s %q: want a duration of at least 1s, as 90s or 30m", wire.ExtTimeout, httperr.Clip(ext, 40))
 		}
 		spec.Timeout = d
 	case req.Timeout != nil:
 		n := *req.Timeout
 		if n < 60 {
-			return invalid("timeout %d: want at least 60 seconds, or none for a sandbox that lives until it is deleted (extension %s takes shorter ones)", n, wire.ExtTimeout)
+			return httperr.Invalid("timeout %d: want at least 60 seconds, or none for a sandbox that lives until it is deleted (extension %s takes shorter ones)", n, wire.ExtTimeout)
 		}
 		if n > int64(100*365*24*time.Hour/time.Second) {
-			return invalid("timeout %d is more than a hundred years; leave it out for a sandbox that lives until it is deleted", n)
+			return httperr.Invalid("timeout %d is more than a hundred years; leave it out for a sandbox that lives until it is deleted", n)
 		}
 		spec.Timeout = time.Duration(n) * time.Second
 	}
@@ -324,10 +325,10 @@ func (s *Server) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error 
 		spec.Timeout = min(spec.Timeout, s.cfg.MaxTimeout)
 	}
 	if s.cfg.MaxTimeout > 0 && spec.Timeout > s.cfg.MaxTimeout {
-		return invalid("timeout of %s is longer than this host allows; the longest is %s", spec.Timeout, s.cfg.MaxTimeout)
+		return httperr.Invalid("timeout of %s is longer than this host allows; the longest is %s", spec.Timeout, s.cfg.MaxTimeout)
 	}
 	if spec.Timeout > 100*365*24*time.Hour {
-		return invalid("a timeout of %s is more than a hundred years; leave it out for a sandbox that lives until it is deleted", spec.Timeout)
+		return httperr.Invalid("a timeout of %s is more than a hundred years; leave it out for a sandbox that lives until it is deleted", spec.Timeout)
 	}
 	return nil
 }
@@ -345,7 +346,7 @@ func (s *Server) applyPolicy(spec *record.Spec, raw json.RawMessage) error {
 	}
 	var kept bytes.Buffer
 	if err := json.Compact(&kept, raw); err != nil || kept.Len() > maxPolicy {
-		return invalid("networkPolicy has %d bytes; at most %d are kept", kept.Len(), maxPolicy)
+		return httperr.Invalid("networkPolicy has %d bytes; at most %d are kept", kept.Len(), maxPolicy)
 	}
 	spec.Network, spec.NetworkPolicy = n, kept.Bytes()
 	return nil
@@ -356,14 +357,14 @@ func given(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "nu
 // applyExtensions reads what is ours of extensions, and checks what we know.
 func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) error {
 	if len(req.Extensions) > maxExts {
-		return invalid("extensions has %d entries; at most %d are kept", len(req.Extensions), maxExts)
+		return httperr.Invalid("extensions has %d entries; at most %d are kept", len(req.Extensions), maxExts)
 	}
 	total := 0
 	for k, v := range req.Extensions {
 		total += len(k) + len(v)
 	}
 	if total > maxExtBytes {
-		return invalid("extensions is larger than %d KiB in all, %s included; at most that is kept", maxExtBytes>>10, wire.ExtAllow)
+		return httperr.Invalid("extensions is larger than %d KiB in all, %s included; at most that is kept", maxExtBytes>>10, wire.ExtAllow)
 	}
 	for _, k := range slices.Sorted(maps.Keys(req.Extensions)) {
 		v := req.Extensions[k]
@@ -374,7 +375,7 @@ func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) err
 		case wire.ExtRuntime:
 			spec.Runtime = v
 			if !slices.Contains(s.cfg.Runtimes, v) {
-				err = invalid("extension %s %q is not a runtime of this host; there are: %s", k, clip(v, 40), strings.Join(s.cfg.Runtimes, ", "))
+				err = httperr.Invalid("extension %s %q is not a runtime of this host; there are: %s", k, httperr.Clip(v, 40), strings.Join(s.cfg.Runtimes, ", "))
 			}
 		case wire.ExtOneShot:
 			spec.OneShot, err = extBool(k, v)
@@ -396,9 +397,9 @@ func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) err
 		case wire.ExtNetwork, wire.ExtAllow, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
 		default:
 			if strings.HasPrefix(k, "sandboxd.") {
-				err = invalid("extension %q is unknown; ours are name, runtime, network, allow, timeout, oneshot, idle, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"", clip(k, 60))
+				err = httperr.Invalid("extension %q is unknown; ours are name, runtime, network, allow, timeout, oneshot, idle, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"", httperr.Clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
-				err = invalid("extension %q is longer than 4096 bytes", clip(k, 60))
+				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))
 			}
 		}
 		if err != nil {
@@ -406,7 +407,7 @@ func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) err
 		}
 	}
 	if spec.SecureAccess && len(spec.Publish) > 0 {
-		return invalid("secureAccess and extension %s are both given: who connects to a published port sends no token; leave one out", wire.ExtPublish)
+		return httperr.Invalid("secureAccess and extension %s are both given: who connects to a published port sends no token; leave one out", wire.ExtPublish)
 	}
 	if err := applyHealth(spec, req.Extensions); err != nil {
 		return err
@@ -421,14 +422,14 @@ func (s *Server) applyNetworkExtensions(spec *record.Spec, req *wire.CreateReque
 		return nil
 	}
 	if given(req.NetworkPolicy) {
-		return invalid("networkPolicy and the extensions %s or %s are both given; say it in one place", wire.ExtNetwork, wire.ExtAllow)
+		return httperr.Invalid("networkPolicy and the extensions %s or %s are both given; say it in one place", wire.ExtNetwork, wire.ExtAllow)
 	}
 	if hasMode {
 		switch m := record.NetworkMode(mode); m {
 		case record.NetworkNone, record.NetworkRules, record.NetworkOpen:
 			spec.Network.Mode = m
 		default:
-			return invalid("extension %s %q: want none, rules or open", wire.ExtNetwork, clip(mode, 20))
+			return httperr.Invalid("extension %s %q: want none, rules or open", wire.ExtNetwork, httperr.Clip(mode, 20))
 		}
 	} else if spec.Network.Mode == record.NetworkNone {
 		spec.Network.Mode = record.NetworkRules // asking for a rule asks for the mode that has rules
@@ -437,15 +438,15 @@ func (s *Server) applyNetworkExtensions(spec *record.Spec, req *wire.CreateReque
 		return nil
 	}
 	if spec.Network.Mode == record.NetworkNone {
-		return invalid("extension %s has rules, but %s is none, which allows nothing; use rules", wire.ExtAllow, wire.ExtNetwork)
+		return httperr.Invalid("extension %s has rules, but %s is none, which allows nothing; use rules", wire.ExtAllow, wire.ExtNetwork)
 	}
 	for text := range strings.SplitSeq(allow, ",") {
 		if len(spec.Network.Rules) == maxAllow {
-			return invalid("extension %s has more than %d rules; join ranges into one CIDR, or send a networkPolicy", wire.ExtAllow, maxAllow)
+			return httperr.Invalid("extension %s has more than %d rules; join ranges into one CIDR, or send a networkPolicy", wire.ExtAllow, maxAllow)
 		}
 		rule, err := s.cfg.ParseRule(strings.TrimSpace(text))
 		if err != nil {
-			return errs.Wrap(err, errs.Invalid, "extension %s: rule %q: %s", wire.ExtAllow, clip(text, 80), clip(err.Error(), 300))
+			return errs.Wrap(err, errs.Invalid, "extension %s: rule %q: %s", wire.ExtAllow, httperr.Clip(text, 80), httperr.Clip(err.Error(), 300))
 		}
 		rule.Allow = true
 		spec.Network.Rules = append(spec.Network.Rules, rule)
@@ -458,7 +459,7 @@ func parsePrestart(v string) (languages []string, err error) {
 	for name := range strings.SplitSeq(v, ",") {
 		name = strings.TrimSpace(name)
 		if !slices.Contains(agent.CodeLanguages, name) {
-			return nil, invalid("extension %s names %q; contexts can be made of %s", wire.ExtPrestart, clip(name, 40), strings.Join(agent.CodeLanguages, ", "))
+			return nil, httperr.Invalid("extension %s names %q; contexts can be made of %s", wire.ExtPrestart, httperr.Clip(name, 40), strings.Join(agent.CodeLanguages, ", "))
 		}
 		if !slices.Contains(languages, name) {
 			languages = append(languages, name)
@@ -474,14 +475,14 @@ func extBool(k, v string) (bool, error) {
 	case "false":
 		return false, nil
 	}
-	return false, invalid("extension %s %q: want true or false", k, clip(v, 20))
+	return false, httperr.Invalid("extension %s %q: want true or false", k, httperr.Clip(v, 20))
 }
 
 // renewSeconds reads access.renew.extend.seconds.
 func renewSeconds(v string) (time.Duration, error) {
 	n, err := strconv.Atoi(v)
 	if err != nil || n < 300 || n > 86400 || strings.HasPrefix(v, "+") {
-		return 0, invalid("extension %s %q: want whole seconds from 300 to 86400", wire.ExtRenew, clip(v, 20))
+		return 0, httperr.Invalid("extension %s %q: want whole seconds from 300 to 86400", wire.ExtRenew, httperr.Clip(v, 20))
 	}
 	return time.Duration(n) * time.Second, nil
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -39,7 +40,7 @@ func decode(w http.ResponseWriter, r *http.Request, v any) error {
 // readBody reads a body of at most maxBody bytes.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	tooLarge := func() error {
-		return withStatus(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
+		return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
 			"the body is larger than %d MiB; put data into the sandbox through its files API instead", maxBody>>20)
 	}
 	if r.ContentLength > maxBody {
@@ -61,7 +62,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 
 func unmarshal(b []byte, v any) error {
 	if !shallow(b) {
-		return invalid("the JSON body is nested deeper than %d levels; no request needs that", maxDepth)
+		return httperr.Invalid("the JSON body is nested deeper than %d levels; no request needs that", maxDepth)
 	}
 	err := json.Unmarshal(b, v)
 	if err == nil {
@@ -72,15 +73,15 @@ func unmarshal(b []byte, v any) error {
 		if field == "" {
 			field = "the body"
 		}
-		return invalid("%s: got a JSON %s where a %s is wanted", clip(field, 80), clip(e.Value, 40), jsonName(e.Type.Kind().String()))
+		return httperr.Invalid("%s: got a JSON %s where a %s is wanted", httperr.Clip(field, 80), httperr.Clip(e.Value, 40), jsonName(e.Type.Kind().String()))
 	}
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
 		if len(b) == 0 {
-			return invalid("the body is empty; a JSON object is wanted")
+			return httperr.Invalid("the body is empty; a JSON object is wanted")
 		}
-		return invalid("the body is not JSON: %s, at byte %d", clip(e.Error(), 80), e.Offset)
+		return httperr.Invalid("the body is not JSON: %s, at byte %d", httperr.Clip(e.Error(), 80), e.Offset)
 	}
-	return invalid("the body is not JSON of the wanted shape")
+	return httperr.Invalid("the body is not JSON of the wanted shape")
 }
 
 // jsonName says what JSON calls a kind of Go.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -53,7 +54,7 @@ func (s *Server) diagnostics(w http.ResponseWriter, r *http.Request, rec record.
 		return s.describeScope(w, r, rec, kind, q.Get("scope"))
 	}
 	if q.Has("scope") {
-		return invalid("scope: %s has none; only logs and events do", kind)
+		return httperr.Invalid("scope: %s has none; only logs and events do", kind)
 	}
 	text, err := s.diagnosticText(r, rec, kind, q)
 	if err != nil {
@@ -72,7 +73,7 @@ func (s *Server) describeScope(w http.ResponseWriter, r *http.Request, rec recor
 	scope = strings.ToLower(strings.TrimSpace(scope))
 	about, known := scopes[kind][scope]
 	if !known {
-		return errs.Wire(invalid("scope %q: %s know %s", clip(scope, 40), kind, strings.Join(slices.Sorted(maps.Keys(scopes[kind])), ", ")), "DIAGNOSTICS_SCOPE_UNSUPPORTED")
+		return errs.Wire(httperr.Invalid("scope %q: %s know %s", httperr.Clip(scope, 40), kind, strings.Join(slices.Sorted(maps.Keys(scopes[kind])), ", ")), "DIAGNOSTICS_SCOPE_UNSUPPORTED")
 	}
 	d := wire.Diagnostic{SandboxID: rec.ID, Kind: kind, Scope: scope, Delivery: "inline", ContentType: "text/plain; charset=utf-8"}
 	var text strings.Builder
@@ -105,7 +106,7 @@ func (s *Server) diagnosticText(r *http.Request, rec record.Record, kind string,
 		}
 		since := q.Get("since")
 		if _, err := time.ParseDuration(cmp.Or(since, "0s")); err != nil {
-			return "", invalid("since %q: want a duration as 10m", clip(since, 20))
+			return "", httperr.Invalid("since %q: want a duration as 10m", httperr.Clip(since, 20))
 		}
 		text := s.logText(r, rec, n)
 		if since != "" {
@@ -136,7 +137,7 @@ func number(q url.Values, name string, def, most int) (int, error) {
 	}
 	n, err := strconv.Atoi(q.Get(name))
 	if err != nil || n < 1 || n > most {
-		return 0, invalid("%s %q: want a whole number from 1 to %d", name, clip(q.Get(name), 20), most)
+		return 0, httperr.Invalid("%s %q: want a whole number from 1 to %d", name, httperr.Clip(q.Get(name), 20), most)
 	}
 	return n, nil
 }
@@ -259,7 +260,7 @@ func asClientError(err error) (string, bool) {
 	if errs.CodeOf(err) == errs.Internal {
 		return "", false
 	}
-	_, body := describe(err, "")
+	_, body := httperr.Body(err, "")
 	return body.Message, true
 }
 

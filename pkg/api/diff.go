@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -28,7 +29,7 @@ func (s *Server) side(r *http.Request, id string) (side, error) {
 	case err == nil:
 		return side{}, errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s", snap.ID, snap.State), "SNAPSHOT::NOT_READY")
 	case !errs.Is(err, errs.NotFound) || record.IsSnapshotID(id):
-		return side{}, fmt.Errorf("look up snapshot %q: %w", clip(id, 80), err)
+		return side{}, fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 	}
 	rec, err := s.lookup(r, id)
 	if err != nil {
@@ -44,13 +45,13 @@ func (s *Server) side(r *http.Request, id string) (side, error) {
 func (s *Server) sides(r *http.Request) (of, base side, err error) {
 	q := r.URL.Query()
 	if q.Get("of") == "" {
-		return of, base, invalid("of is missing; name the sandbox or the snapshot to look at")
+		return of, base, httperr.Invalid("of is missing; name the sandbox or the snapshot to look at")
 	}
 	if of, err = s.side(r, q.Get("of")); err != nil || q.Get("base") == "" {
 		return of, base, err
 	}
 	if base, err = s.side(r, q.Get("base")); err == nil && !slices.Equal(base.layers, of.layers) {
-		err = invalid("%s lies over the image %s and %s over %s, so there is nothing to compare", of.id, of.image, base.id, base.image)
+		err = httperr.Invalid("%s lies over the image %s and %s over %s, so there is nothing to compare", of.id, of.image, base.id, base.image)
 	}
 	return of, base, err
 }
@@ -70,7 +71,7 @@ func (s *Server) diff(w http.ResponseWriter, r *http.Request) error {
 	})
 	if err != nil && infoOf(r).wrote {
 		infoOf(r).err = err
-		_, body := describe(err, infoOf(r).requestID)
+		_, body := httperr.Body(err, infoOf(r).requestID)
 		err = out.Encode(wire.Change{Error: &body})
 	}
 	if err == nil && !infoOf(r).wrote {

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -22,17 +23,17 @@ func (s *Server) endpoint(w http.ResponseWriter, r *http.Request, rec record.Rec
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return invalid("the query string does not parse; percent-encode its values")
+		return httperr.Invalid("the query string does not parse; percent-encode its values")
 	}
 	viaProxy := false
 	if v := q.Get("use_server_proxy"); v != "" {
 		if viaProxy, err = parseBool(v); err != nil {
-			return invalid("use_server_proxy %q: want true or false", clip(v, 20))
+			return httperr.Invalid("use_server_proxy %q: want true or false", httperr.Clip(v, 20))
 		}
 	}
 	if q.Has("expires") {
 		if viaProxy {
-			return invalid("expires and use_server_proxy=true are both given; leave one out")
+			return httperr.Invalid("expires and use_server_proxy=true are both given; leave one out")
 		}
 		return s.signedEndpoint(w, r, rec, port, q.Get("expires"), v1)
 	}
@@ -88,7 +89,7 @@ func (s *Server) endpointHeaders(rec record.Record, port uint16) map[string]stri
 func parsePort(v string) (uint16, error) {
 	n, err := strconv.ParseUint(v, 10, 16)
 	if err != nil || n == 0 || v[0] == '+' || v[0] == '0' {
-		return 0, errs.Wire(invalid("port %q: want a number from 1 to 65535", clip(v, 20)), "DOCKER::INVALID_PORT")
+		return 0, errs.Wire(httperr.Invalid("port %q: want a number from 1 to 65535", httperr.Clip(v, 20)), "DOCKER::INVALID_PORT")
 	}
 	return uint16(n), nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -167,11 +168,11 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record)
 	q := r.URL.Query()
 	follow, err := parseBool(cmp.Or(q.Get("follow"), "false"))
 	if err != nil {
-		return invalid("follow: want true or false")
+		return httperr.Invalid("follow: want true or false")
 	}
 	lines, err := strconv.Atoi(cmp.Or(q.Get("tail"), "-1"))
 	if err != nil || q.Has("tail") && lines < 0 || lines > agent.MaxLines {
-		return invalid("tail %q: want a number of lines from 0 to %d; leave it out for all", clip(q.Get("tail"), 20), agent.MaxLines)
+		return httperr.Invalid("tail %q: want a number of lines from 0 to %d; leave it out for all", httperr.Clip(q.Get("tail"), 20), agent.MaxLines)
 	}
 	if rec.State.Beginning() {
 		if rec, err = s.sandboxes.Await(r.Context(), rec.ID); err != nil {

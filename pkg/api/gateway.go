@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -46,10 +47,10 @@ func (g Gateway) endpoint(id, port string, sig signature) string {
 func (s *Server) gateway(r *http.Request) (route, error) {
 	rt := route{name: "/{id}/{port}", proxy: true, rest: r.URL.EscapedPath()}
 	if rt.rest != "" && rt.rest[0] != '/' { // OPTIONS *
-		return rt, invalid("the path %q does not begin with /", clip(rt.rest, 20))
+		return rt, httperr.Invalid("the path %q does not begin with /", httperr.Clip(rt.rest, 20))
 	}
 	if r.URL.User != nil {
-		return rt, invalid("the request's target names a user; send credentials in headers")
+		return rt, httperr.Invalid("the request's target names a user; send credentials in headers")
 	}
 	host, err := plainHost(r.Host)
 	if err != nil {
@@ -57,18 +58,18 @@ func (s *Server) gateway(r *http.Request) (route, error) {
 	}
 	to := r.Header.Values(wire.HeaderIngressTo)
 	if len(to) > 1 {
-		return rt, invalid("the header %s is there %d times; send it once", wire.HeaderIngressTo, len(to))
+		return rt, httperr.Invalid("the header %s is there %d times; send it once", wire.HeaderIngressTo, len(to))
 	}
 	if label, ok := strings.CutSuffix(host, "."+s.cfg.Gateway.Domain); ok && s.cfg.Gateway.Domain != "" {
 		err := rt.parseLabel(label)
 		if err == nil && len(to) == 1 && to[0] != label {
-			err = invalid("the host is %q, and the header %s says %q; leave the header out", clip(label, 80), wire.HeaderIngressTo, clip(to[0], 80))
+			err = httperr.Invalid("the host is %q, and the header %s says %q; leave the header out", httperr.Clip(label, 80), wire.HeaderIngressTo, httperr.Clip(to[0], 80))
 		}
 		return rt, err
 	}
 	if !s.ownName(host) {
-		return rt, withStatus(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
-			"this gateway does not answer as %q: use an IP address, localhost, or what gateway.domain and gateway.address of its configuration say", clip(host, 80))
+		return rt, httperr.New(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
+			"this gateway does not answer as %q: use an IP address, localhost, or what gateway.domain and gateway.address of its configuration say", httperr.Clip(host, 80))
 	}
 	if len(to) == 1 {
 		return rt, rt.parseLabel(to[0])
@@ -107,7 +108,7 @@ func plainHost(hostport string) (string, error) {
 		host, port = host+"]", strings.TrimPrefix(port, ":")
 	}
 	if bad >= 0 || strings.Trim(port, "0123456789") != "" {
-		return "", invalid("the host %q is none; send a name or an address, and perhaps :port", clip(hostport, 80))
+		return "", httperr.Invalid("the host %q is none; send a name or an address, and perhaps :port", httperr.Clip(hostport, 80))
 	}
 	return strings.ToLower(strings.TrimSuffix(host, ".")), nil
 }
@@ -121,7 +122,7 @@ func (rt *route) parseLabel(label string) error {
 	}
 	i := strings.LastIndexByte(label, '-')
 	if i <= 0 || strings.ContainsAny(label, "./%") {
-		return invalid("%q names no port of a sandbox; want {id}-{port}, as abcdefghijkl-8000", clip(label, 80))
+		return httperr.Invalid("%q names no port of a sandbox; want {id}-{port}, as abcdefghijkl-8000", httperr.Clip(label, 80))
 	}
 	rt.id, rt.port = label[:i], label[i+1:]
 	return nil
@@ -131,8 +132,8 @@ func (rt *route) parseLabel(label string) error {
 func (rt *route) parsePath() error {
 	seg := strings.SplitN(rt.rest, "/", 6) // the first is empty
 	if len(seg) < 3 || seg[1] == "" || seg[2] == "" || strings.Contains(seg[1], "%") {
-		return withStatus(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
-			"this gateway serves ports of sandboxes at /{id}/{port}/…, and %q names none; the API is at another address", clip(rt.rest, 80))
+		return httperr.New(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
+			"this gateway serves ports of sandboxes at /{id}/{port}/…, and %q names none; the API is at another address", httperr.Clip(rt.rest, 80))
 	}
 	rt.id, rt.port = seg[1], seg[2]
 	rt.base = "/" + seg[1] + "/" + seg[2]

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -31,7 +32,7 @@ func (s *Server) request(r *http.Request, body []byte) (once record.Request, err
 	}
 	key := given[0]
 	if len(given) > 1 || key == "" || len(key) > maxRequestKey || strings.IndexFunc(key, func(c rune) bool { return c < ' ' || c > '~' }) >= 0 {
-		return once, errs.Wire(invalid("%s: want one of 1 to %d printable ASCII characters, as a UUID, drawn anew for each sandbox", wire.HeaderIdempotency, maxRequestKey), "SANDBOX::INVALID_IDEMPOTENCY_KEY")
+		return once, errs.Wire(httperr.Invalid("%s: want one of 1 to %d printable ASCII characters, as a UUID, drawn anew for each sandbox", wire.HeaderIdempotency, maxRequestKey), "SANDBOX::INVALID_IDEMPOTENCY_KEY")
 	}
 	digest := func(parts ...string) string {
 		h := sha256.New()

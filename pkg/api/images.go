@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -54,7 +55,7 @@ func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) inspectImage(w http.ResponseWriter, r *http.Request, ref string) error {
 	i, err := s.images.Resolve(r.Context(), ref)
 	if err != nil {
-		return wireIf(fmt.Errorf("inspect image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+		return httperr.Recode(fmt.Errorf("inspect image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
 	writeJSON(w, http.StatusOK, wire.ImageInspection{
 		ImageInfo: s.toImageInfo(i), Layers: i.Layers, Sources: i.Sources, Env: i.Config.Env, Workdir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
@@ -63,9 +64,9 @@ func (s *Server) inspectImage(w http.ResponseWriter, r *http.Request, ref string
 }
 
 func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, ref string) error {
-	infoOf(r).op, infoOf(r).image = opImageRemove, clip(ref, 200)
+	infoOf(r).op, infoOf(r).image = opImageRemove, httperr.Clip(ref, 200)
 	if err := s.images.Remove(context.WithoutCancel(r.Context()), ref); err != nil {
-		return wireIf(fmt.Errorf("remove image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+		return httperr.Recode(fmt.Errorf("remove image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
 	writeEmpty(w, http.StatusNoContent)
 	return nil
@@ -74,7 +75,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, ref string)
 func (s *Server) pruneImages(w http.ResponseWriter, r *http.Request) error {
 	all, err := parseBool(cmp.Or(r.URL.Query().Get("all"), "false"))
 	if err != nil {
-		return invalid("all: want true or false")
+		return httperr.Invalid("all: want true or false")
 	}
 	infoOf(r).op = opImagePrune
 	p, err := s.images.Prune(context.WithoutCancel(r.Context()), all)
@@ -92,7 +93,7 @@ func (s *Server) pruneImages(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) exportImage(w http.ResponseWriter, r *http.Request, ref string) error {
 	i, err := s.images.Resolve(r.Context(), ref)
 	if err != nil {
-		return wireIf(fmt.Errorf("export image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+		return httperr.Recode(fmt.Errorf("export image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
 	infoOf(r).op, infoOf(r).image = opImageExport, i.Ref()
 	w.Header().Set("Content-Type", "application/x-tar")
@@ -115,7 +116,7 @@ func (s *Server) buildImage(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if !isName(req.Name) {
-		return invalid("name %q is not the name of a recipe; recipes are directories of rootfs/, as base or python", clip(req.Name, 80))
+		return httperr.Invalid("name %q is not the name of a recipe; recipes are directories of rootfs/, as base or python", httperr.Clip(req.Name, 80))
 	}
 	infoOf(r).op, infoOf(r).image = opImageBuild, req.Name
 	lw := &lineWriter{w: w}
@@ -124,10 +125,10 @@ func (s *Server) buildImage(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		err = fmt.Errorf("build image %q: %w", req.Name, err)
 		if !infoOf(r).wrote {
-			return wireIf(err, errs.NotFound, "IMAGE::NOT_FOUND")
+			return httperr.Recode(err, errs.NotFound, "IMAGE::NOT_FOUND")
 		}
 		infoOf(r).err = err
-		_, body := describe(err, infoOf(r).requestID)
+		_, body := httperr.Body(err, infoOf(r).requestID)
 		lw.send(wire.BuildLine{Error: &body})
 		return nil
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 )
@@ -37,7 +38,7 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 	rc := http.NewResponseController(w)
 	rc.EnableFullDuplex() //nolint:errcheck // a recorder in a test reads the body first anyway
 	q := r.URL.Query()
-	infoOf(r).op, infoOf(r).image = opImageImport, clip(q.Get("name"), 200)
+	infoOf(r).op, infoOf(r).image = opImageImport, httperr.Clip(q.Get("name"), 200)
 	said := &teller{w: w, rc: rc, total: r.ContentLength, done: make(chan struct{})}
 	said.going.Go(said.tell)
 	im, err := s.images.Import(r.Context(), image.Archive{Name: q.Get("name"), Format: q.Get("format")}, &upload{ReadCloser: r.Body, deadline: rc.SetReadDeadline}, said.note)
@@ -48,10 +49,10 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 		said.line(wire.ImportLine{Image: &out})
 		return nil
 	}
-	err = fmt.Errorf("import image %q: %w", clip(q.Get("name"), 200), wireIf(err, errs.NotFound, "IMAGE::NOT_FOUND"))
+	err = fmt.Errorf("import image %q: %w", httperr.Clip(q.Get("name"), 200), httperr.Recode(err, errs.NotFound, "IMAGE::NOT_FOUND"))
 	if infoOf(r).wrote {
 		infoOf(r).err = err
-		_, body := describe(err, infoOf(r).requestID)
+		_, body := httperr.Body(err, infoOf(r).requestID)
 		said.line(wire.ImportLine{Error: &body})
 	} else {
 		w.Header().Set("Connection", "close")

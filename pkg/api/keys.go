@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -136,9 +137,9 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	case s.keys.store == nil:
 		return errs.New(errs.Unsupported, "this daemon was built without a place for API keys")
 	case !isName(req.Name) || strings.HasPrefix(req.Name, fixedPrefix):
-		return invalid("name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not beginning with %s", clip(req.Name, 80), fixedPrefix)
+		return httperr.Invalid("name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not beginning with %s", httperr.Clip(req.Name, 80), fixedPrefix)
 	case !slices.Contains(record.Roles, role):
-		return invalid("role %q: want viewer, operator or admin", clip(req.Role, 40))
+		return httperr.Invalid("role %q: want viewer, operator or admin", httperr.Clip(req.Role, 40))
 	}
 	secret := "sbk_" + rand.Text() + rand.Text() // 260 random bits
 	sum := sha256.Sum256([]byte(secret))
@@ -146,7 +147,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	if req.ExpiresAt != "" {
 		t, err := parseTime(req.ExpiresAt)
 		if err != nil || !t.After(key.Created) {
-			return invalid("expiresAt %q: want a time to come as 2030-01-02T15:04:05Z, or none", clip(req.ExpiresAt, 60))
+			return httperr.Invalid("expiresAt %q: want a time to come as 2030-01-02T15:04:05Z, or none", httperr.Clip(req.ExpiresAt, 60))
 		}
 		key.Expires = t.UTC()
 	}
@@ -162,13 +163,13 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) removeKey(w http.ResponseWriter, r *http.Request, name string) error {
 	switch {
 	case strings.HasPrefix(name, fixedPrefix):
-		return errs.New(errs.WrongState, "API key %s stands in the file that listen.api_key_file names; take it out there and restart sandboxd", clip(name, 80))
+		return errs.New(errs.WrongState, "API key %s stands in the file that listen.api_key_file names; take it out there and restart sandboxd", httperr.Clip(name, 80))
 	case s.keys.store == nil, !isName(name):
-		return errs.Wire(errs.New(errs.NotFound, "there is no API key %q; `sandboxctl key ls` lists them", clip(name, 80)), "KEY::NOT_FOUND")
+		return errs.Wire(errs.New(errs.NotFound, "there is no API key %q; `sandboxctl key ls` lists them", httperr.Clip(name, 80)), "KEY::NOT_FOUND")
 	}
 	err := s.keys.change(r.Context(), func(ctx context.Context) error { return s.keys.store.RemoveKey(ctx, name) })
 	if err != nil {
-		return wireIf(err, errs.NotFound, "KEY::NOT_FOUND")
+		return httperr.Recode(err, errs.NotFound, "KEY::NOT_FOUND")
 	}
 	writeEmpty(w, http.StatusNoContent)
 	return nil

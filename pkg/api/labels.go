@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -23,7 +24,7 @@ const reservedPrefix = "opensandbox.io/"
 func isName(s string) bool { return nameForm.MatchString(s) && !strings.Contains(s, "..") }
 
 func badLabel(wireCode, format string, args ...any) error {
-	return errs.Wire(invalid(format, args...), wireCode)
+	return errs.Wire(httperr.Invalid(format, args...), wireCode)
 }
 
 func checkLabelKey(k, wireCode string) error {
@@ -33,11 +34,11 @@ func checkLabelKey(k, wireCode string) error {
 	}
 	switch {
 	case strings.HasPrefix(k, reservedPrefix):
-		return badLabel(wireCode, "metadata key %q: the prefix %s is reserved; choose another", clip(k, 80), reservedPrefix)
+		return badLabel(wireCode, "metadata key %q: the prefix %s is reserved; choose another", httperr.Clip(k, 80), reservedPrefix)
 	case has && (len(prefix) > 253 || !labelPrefix.MatchString(prefix)):
-		return badLabel(wireCode, "metadata key %q: what stands before the / must be a DNS name of at most 253 lower-case characters", clip(k, 80))
+		return badLabel(wireCode, "metadata key %q: what stands before the / must be a DNS name of at most 253 lower-case characters", httperr.Clip(k, 80))
 	case len(name) > 63 || !labelWord.MatchString(name):
-		return badLabel(wireCode, "metadata key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or digit", clip(k, 80))
+		return badLabel(wireCode, "metadata key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or digit", httperr.Clip(k, 80))
 	}
 	return nil
 }
@@ -47,7 +48,7 @@ func checkLabel(k, v, wireCode string) error {
 		return err
 	}
 	if len(v) > 63 || v != "" && !labelWord.MatchString(v) {
-		return badLabel(wireCode, "metadata value %q of key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or digit, or nothing", clip(v, 80), clip(k, 80))
+		return badLabel(wireCode, "metadata value %q of key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or digit, or nothing", httperr.Clip(v, 80), httperr.Clip(k, 80))
 	}
 	return nil
 }
@@ -100,9 +101,9 @@ func checkName(name string) error {
 	case name == "":
 		return nil
 	case !isName(name):
-		return invalid("name %q: want 1 to 63 of A-Z a-z 0-9 _ . - that begin with a letter or digit, without two dots in a row", clip(name, 80))
+		return httperr.Invalid("name %q: want 1 to 63 of A-Z a-z 0-9 _ . - that begin with a letter or digit, without two dots in a row", httperr.Clip(name, 80))
 	case record.IsID(name):
-		return invalid("name %q looks like the id of a sandbox (12 characters of a-z and 2-7); choose another length", name)
+		return httperr.Invalid("name %q looks like the id of a sandbox (12 characters of a-z and 2-7); choose another length", name)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -39,7 +40,7 @@ func (s *Server) applyLimits(spec *record.Spec, limits map[string]string) error 
 		}
 	}
 	if spec.ShmBytes > spec.MemoryBytes {
-		return invalid("resourceLimits.shm of %s is more than the memory limit of %s, and what is in it counts as memory", record.Size(spec.ShmBytes), record.Size(spec.MemoryBytes))
+		return httperr.Invalid("resourceLimits.shm of %s is more than the memory limit of %s, and what is in it counts as memory", record.Size(spec.ShmBytes), record.Size(spec.MemoryBytes))
 	}
 	return nil
 }
@@ -52,17 +53,17 @@ func amounts(unit string) func(int64) string {
 // setLimit reads one of resourceLimits into l.
 func (s *Server) setLimit(l *record.Limits, key, v string) error {
 	if len(v) > maxAmount {
-		return invalid("resourceLimits.%s has %d characters; no amount needs more than %d", clip(key, 40), len(v), maxAmount)
+		return httperr.Invalid("resourceLimits.%s has %d characters; no amount needs more than %d", httperr.Clip(key, 40), len(v), maxAmount)
 	}
 	put := func(to *int64, parse func(string) (int64, error), least, most int64, text func(int64) string) error {
 		n, err := parse(v)
 		switch {
 		case err != nil:
-			return invalid("resourceLimits.%s: %s", key, err.Error())
+			return httperr.Invalid("resourceLimits.%s: %s", key, err.Error())
 		case n < least:
-			return invalid("resourceLimits.%s: %q is too little; the least is %s", key, clip(v, 40), text(least))
+			return httperr.Invalid("resourceLimits.%s: %q is too little; the least is %s", key, httperr.Clip(v, 40), text(least))
 		case n > most:
-			return invalid("resourceLimits.%s: %q is more than this host gives one sandbox (at most %s)", key, clip(v, 40), text(most))
+			return httperr.Invalid("resourceLimits.%s: %q is more than this host gives one sandbox (at most %s)", key, httperr.Clip(v, 40), text(most))
 		}
 		*to = n
 		return nil
@@ -108,5 +109,5 @@ func (s *Server) setLimit(l *record.Limits, key, v string) error {
 	case "gpu":
 		return errs.New(errs.Unsupported, "resourceLimits.gpu: this daemon lends no GPUs; leave gpu out")
 	}
-	return invalid("resourceLimits.%s is not a resource here; there are %s", clip(key, 40), limitKeyNames)
+	return httperr.Invalid("resourceLimits.%s is not a resource here; there are %s", httperr.Clip(key, 40), limitKeyNames)
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -25,9 +26,9 @@ func (s *Server) policy(w http.ResponseWriter, r *http.Request, rec record.Recor
 	in.route = "/sandboxes/{id}/proxy/18080" // and not path, which is the client's
 	fail := func(err error) {
 		in.err = err
-		status, body := describe(err, in.requestID)
+		status, body := httperr.Body(err, in.requestID)
 		if status == http.StatusServiceUnavailable {
-			w.Header().Set("Retry-After", retryAfter(err))
+			w.Header().Set("Retry-After", httperr.RetryAfter(err))
 		}
 		writeText(w, status, body.Message)
 	}
@@ -48,7 +49,7 @@ func (s *Server) policy(w http.ResponseWriter, r *http.Request, rec record.Recor
 		writeJSON(w, http.StatusOK, st)
 	case path == "/policy" || path == "/healthz":
 		w.Header().Set("Allow", "GET, POST, PUT, PATCH, DELETE")
-		writeText(w, http.StatusMethodNotAllowed, clip(r.Method, 20)+" is not allowed here")
+		writeText(w, http.StatusMethodNotAllowed, httperr.Clip(r.Method, 20)+" is not allowed here")
 	default:
 		writeText(w, http.StatusNotFound, "the egress API has /policy and /healthz here; the credential vault comes with a later release")
 	}
@@ -71,7 +72,7 @@ func (s *Server) authorisePolicy(r *http.Request, rec record.Record) error {
 	if equal(token, s.endpointToken(rec.ID, wire.EgressPort)) {
 		return nil
 	}
-	return withStatus(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied, "unauthorized: send the headers that GET /v1/sandboxes/{id}/endpoints/18080 returns")
+	return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied, "unauthorized: send the headers that GET /v1/sandboxes/{id}/endpoints/18080 returns")
 }
 
 // networkPolicy is the same as a route of the lifecycle API.
@@ -130,14 +131,14 @@ func (s *Server) policyCall(w http.ResponseWriter, r *http.Request, rec record.R
 // setPolicy puts p into t, if it can be kept to.
 func (s *Server) setPolicy(t *record.Terms, p wire.NetworkPolicy) error {
 	if n := len(p.Egress); n > maxRules {
-		return withStatus(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid, "the policy would have %d rules; at most %d are taken: join ranges into one CIDR", n, maxRules)
+		return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid, "the policy would have %d rules; at most %d are taken: join ranges into one CIDR", n, maxRules)
 	}
 	raw, err := json.Marshal(p)
 	if err != nil {
 		return fmt.Errorf("encode the policy: %w", err)
 	}
 	if len(raw) > maxPolicy {
-		return invalid("the policy would have %d bytes; at most %d are kept", len(raw), maxPolicy)
+		return httperr.Invalid("the policy would have %d bytes; at most %d are kept", len(raw), maxPolicy)
 	}
 	n, err := s.parsePolicy(raw)
 	if err != nil {
@@ -150,7 +151,7 @@ func (s *Server) setPolicy(t *record.Terms, p wire.NetworkPolicy) error {
 func (s *Server) parsePolicy(raw []byte) (record.Network, error) {
 	n, err := s.cfg.ParsePolicy(raw)
 	if err != nil {
-		err = errs.New(errs.CodeOf(err), "networkPolicy: %s", clip(err.Error(), 400)) // which repeats what was sent
+		err = errs.New(errs.CodeOf(err), "networkPolicy: %s", httperr.Clip(err.Error(), 400)) // which repeats what was sent
 	}
 	return n, err
 }
@@ -185,7 +186,7 @@ func (s *Server) mergeRules(b []byte) (func(wire.NetworkPolicy) wire.NetworkPoli
 		return nil, err
 	}
 	if len(rules) == 0 {
-		return nil, invalid("there are no rules in the body; want an array as [{\"action\":\"allow\",\"target\":\"203.0.113.0/24\"}]")
+		return nil, httperr.Invalid("there are no rules in the body; want an array as [{\"action\":\"allow\",\"target\":\"203.0.113.0/24\"}]")
 	}
 	if len(rules) <= maxRules {
 		if _, err := s.parsePolicy(fmt.Appendf(nil, `{"egress":%s}`, b)); err != nil {
@@ -217,10 +218,10 @@ func removeTargets(b []byte) (func(wire.NetworkPolicy) wire.NetworkPolicy, error
 		return nil, err
 	}
 	if len(targets) == 0 {
-		return nil, invalid("there are no targets in the body; want an array as [\"203.0.113.0/24\"]")
+		return nil, httperr.Invalid("there are no targets in the body; want an array as [\"203.0.113.0/24\"]")
 	}
 	if len(targets) > maxRules {
-		return nil, withStatus(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid, "the body has %d targets; no policy has more than %d rules", len(targets), maxRules)
+		return nil, httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid, "the body has %d targets; no policy has more than %d rules", len(targets), maxRules)
 	}
 	gone := map[string]bool{}
 	for _, t := range targets {
@@ -253,12 +254,6 @@ func rangeKey(r wire.NetworkRule) string {
 		return targetKey(r.Target)
 	}
 	return fmt.Sprintf("%s %v %s", targetKey(r.Target), r.Ports, r.Protocol)
-}
-
-func writeText(w http.ResponseWriter, status int, text string) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	w.WriteHeader(status)
-	w.Write([]byte(text + "\n")) //nolint:errcheck // a client that left needs no answer
 }
 
 // policyOf shows the rules as they were sent, or else as they are enforced.

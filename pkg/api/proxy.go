@@ -20,6 +20,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -108,7 +109,7 @@ func (s *Server) authorise(w http.ResponseWriter, r *http.Request, rec record.Re
 		if in.role != "" {
 			return forbidden(in.role, record.Operator)
 		}
-		return withStatus(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
+		return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
 			"port %d of a sandbox needs its token: send the headers that GET /v1/sandboxes/{id}/endpoints/%d returns, or the API key", port, port)
 	}
 	if rt.signed {
@@ -123,7 +124,7 @@ func (s *Server) authorise(w http.ResponseWriter, r *http.Request, rec record.Re
 	case !rec.Spec.SecureAccess && s.public(r):
 		return nil // a guest's page asks its own port for more
 	case given:
-		return withStatus(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
+		return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
 			"the endpoint token is not that of port %d of this sandbox: send the headers that GET /v1/sandboxes/{id}/endpoints/%d returns, as they are", port, port)
 	}
 	name := tokenCookie + strconv.Itoa(int(port))
@@ -139,7 +140,7 @@ func (s *Server) authorise(w http.ResponseWriter, r *http.Request, rec record.Re
 		})
 		return nil
 	}
-	return withStatus(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
+	return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
 		"port %d of this sandbox needs an endpoint token: send the headers that GET /v1/sandboxes/{id}/endpoints/%d returns, or add ?%s=…", port, port, tokenQuery)
 }
 
@@ -193,7 +194,7 @@ func (s *Server) reachable(ctx context.Context, rec record.Record, port uint16) 
 	case record.Creating, record.Starting:
 		return rec, errs.New(errs.Unavailable, "sandbox %s is still being made; ask again in a moment", rec.ID)
 	case record.Deleting:
-		return rec, notFound(rec.ID)
+		return rec, httperr.NoSandbox(rec.ID)
 	case record.Ended:
 		return rec, errs.New(errs.WrongState, "sandbox %s has ended (%s) and answers no more: %s", rec.ID, rec.Reason, cmp.Or(rec.Message, "create another"))
 	case record.Pausing, record.Paused:
@@ -215,12 +216,12 @@ func (s *Server) forward(w http.ResponseWriter, r *http.Request, rec record.Reco
 	}
 	small, err := smallBody(r, port)
 	if err != nil {
-		s.fail(w, r, invalid("the body broke off: %s", err))
+		s.fail(w, r, httperr.Invalid("the body broke off: %s", err))
 		return
 	}
 	path, err := url.PathUnescape(rest)
 	if err != nil {
-		s.fail(w, r, invalid("the path behind the port does not decode"))
+		s.fail(w, r, httperr.Invalid("the path behind the port does not decode"))
 		return
 	}
 	var explain func(*http.Response)
@@ -444,7 +445,7 @@ func unreachable(err error, id string, port uint16) error {
 		what = "it did not answer in time"
 	}
 	e := errs.Wrap(err, errs.Unavailable, "port %d of sandbox %s can not be reached: %s; start a server there, or look at the sandbox with `sandboxctl inspect %s`", port, id, what, id)
-	return &httpError{http.StatusBadGateway, errs.Wire(e, "GENERAL::UNKNOWN_ERROR")}
+	return httperr.With(http.StatusBadGateway, errs.Wire(e, "GENERAL::UNKNOWN_ERROR"))
 }
 
 // cutQuery takes the first value of key out of a raw query and leaves all

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -18,7 +19,7 @@ const maxPublish = 64
 func parsePublish(v string) (all []record.Publish, err error) {
 	for item := range strings.SplitSeq(v, ",") {
 		bad := func(why string) error {
-			return invalid("extension %s: %q: %s; want [HOSTIP:]HOSTPORT:PORT, as 8080:80 or 0.0.0.0:8080:80", wire.ExtPublish, clip(item, 80), why)
+			return httperr.Invalid("extension %s: %q: %s; want [HOSTIP:]HOSTPORT:PORT, as 8080:80 or 0.0.0.0:8080:80", wire.ExtPublish, httperr.Clip(item, 80), why)
 		}
 		text, proto, hasProto := strings.Cut(strings.TrimSpace(item), "/")
 		if hasProto && proto != "tcp" {
@@ -55,7 +56,7 @@ func parsePublish(v string) (all []record.Publish, err error) {
 		case p.Port == wire.AgentPort || p.Port == wire.EgressPort:
 			return nil, bad("that port is sandboxd's own, and reached through the API")
 		case len(all) == maxPublish:
-			return nil, invalid("extension %s names more than %d ports", wire.ExtPublish, maxPublish)
+			return nil, httperr.Invalid("extension %s names more than %d ports", wire.ExtPublish, maxPublish)
 		case slices.ContainsFunc(all, func(o record.Publish) bool { return record.Overlap(o.Host, p.Host) }):
 			return nil, bad("that port of the host is given twice")
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -32,7 +33,7 @@ func TestParsePublish(t *testing.T) {
 		"localhost:80:80", "1.2.3:80:80", "01.2.3.4:80:80", "::1:80:80", "[::1:80:80", "[127.0.0.1]:80:80", "[fe80::1%lo]:80:80", "[fe80::1%25lo]:80:80", "*:80:80", ":80:80", "1.2.3.4:1:2:3",
 		"80:80,", "80:80,,81:81", "80:80,80:81", "0.0.0.0:80:80,127.0.0.1:80:80", "[::]:80:80,[::1]:80:81", "80:44772", "80:18080", "80-90:80-90", strings.Join(many, ","), "8\x000:80",
 	} {
-		if got, err := parsePublish(text); !errs.Is(err, errs.Invalid) || len(clip(text, 100)) < 80 && !strings.Contains(err.Error(), "sandboxd.publish") {
+		if got, err := parsePublish(text); !errs.Is(err, errs.Invalid) || len(httperr.Clip(text, 100)) < 80 && !strings.Contains(err.Error(), "sandboxd.publish") {
 			t.Errorf("%.60q: %v, %v", text, got, err)
 		}
 	}

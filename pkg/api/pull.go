@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 )
@@ -21,11 +22,11 @@ func checkAuth(field string, a *wire.ImageAuth) error {
 	case a == nil:
 		return nil
 	case a.Username == "" || a.Password == "":
-		return invalid("%s needs both username and password; leave it out for an image that everybody may pull", field)
+		return httperr.Invalid("%s needs both username and password; leave it out for an image that everybody may pull", field)
 	case strings.ContainsAny(a.Username, ":\x00\r\n"), strings.ContainsAny(a.Password, "\x00\r\n"):
-		return invalid("%s holds a character that no user name (:) or no password (line breaks, NUL) can hold", field)
+		return httperr.Invalid("%s holds a character that no user name (:) or no password (line breaks, NUL) can hold", field)
 	case len(a.Username)+len(a.Password) > maxAuth:
-		return invalid("%s has %d bytes; at most %d are taken", field, len(a.Username)+len(a.Password), maxAuth)
+		return httperr.Invalid("%s has %d bytes; at most %d are taken", field, len(a.Username)+len(a.Password), maxAuth)
 	}
 	return nil
 }
@@ -48,7 +49,7 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request) error {
 	if err := checkAuth("auth", req.Auth); err != nil {
 		return err
 	}
-	infoOf(r).op, infoOf(r).image = opImagePull, clip(req.Name, 200)
+	infoOf(r).op, infoOf(r).image = opImagePull, httperr.Clip(req.Name, 200)
 	said := &teller{w: w, rc: http.NewResponseController(w), done: make(chan struct{})}
 	said.going.Go(said.tell)
 	ctx := withAuth(r.Context(), &wire.Image{Auth: req.Auth})
@@ -60,12 +61,12 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request) error {
 		said.line(wire.ImportLine{Image: &out})
 		return nil
 	}
-	err = wireIf(fmt.Errorf("pull image %q: %w", clip(req.Name, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+	err = httperr.Recode(fmt.Errorf("pull image %q: %w", httperr.Clip(req.Name, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	if !infoOf(r).wrote {
 		return err
 	}
 	infoOf(r).err = err
-	_, body := describe(err, infoOf(r).requestID)
+	_, body := httperr.Body(err, infoOf(r).requestID)
 	said.line(wire.ImportLine{Error: &body})
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -46,5 +47,5 @@ func (l *rates) allow(client string) error {
 	}
 	turn.Cancel()
 	err := errs.New(errs.Exhausted, "%s sends more than %d requests a second, which is what each client may here (limits.requests_per_second); ask again in %s", client, l.perSecond, wait.Round(time.Millisecond))
-	return &httpError{http.StatusTooManyRequests, errs.Retry(errs.Wire(err, "SANDBOX::RATE_LIMITED"), wait)}
+	return httperr.With(http.StatusTooManyRequests, errs.Retry(errs.Wire(err, "SANDBOX::RATE_LIMITED"), wait))
 }

@@ -177,11 +177,3 @@ func unescape(seg string) string {
 	}
 	return s
 }
-
-// clip shortens s for a message.
-func clip(s string, n int) string {
-	if len(s) > n {
-		return s[:n] + "…"
-	}
-	return s
-}

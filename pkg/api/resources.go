@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 )
 
 // The least that makes sense. Below 64 Mi not even the official SDK's tests
@@ -43,15 +45,15 @@ var (
 func parseSize(s string) (int64, error) {
 	m := sizeForm.FindStringSubmatch(s)
 	if m == nil {
-		return 0, invalid("%q is not a size; want a whole number with an optional unit, as 536870912, 512Mi, 1Gi or 500M", clip(s, 40))
+		return 0, httperr.Invalid("%q is not a size; want a whole number with an optional unit, as 536870912, 512Mi, 1Gi or 500M", httperr.Clip(s, 40))
 	}
 	unit, ok := units[strings.ToLower(m[2])]
 	if !ok {
-		return 0, invalid("%q has the unknown unit %q; known are k, M, G, T (powers of 1000) and Ki, Mi, Gi, Ti (powers of 1024)", clip(s, 40), clip(m[2], 20))
+		return 0, httperr.Invalid("%q has the unknown unit %q; known are k, M, G, T (powers of 1000) and Ki, Mi, Gi, Ti (powers of 1024)", httperr.Clip(s, 40), httperr.Clip(m[2], 20))
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if err != nil || n > math.MaxInt64/unit {
-		return 0, invalid("%q is more bytes than any machine has", clip(s, 40))
+		return 0, httperr.Invalid("%q is more bytes than any machine has", httperr.Clip(s, 40))
 	}
 	return n * unit, nil
 }
@@ -60,11 +62,11 @@ func parseSize(s string) (int64, error) {
 func parseCPU(s string) (int64, error) {
 	m := cpuForm.FindStringSubmatch(s)
 	if m == nil || m[2] != "" && m[3] != "" {
-		return 0, invalid("%q is not an amount of CPU; want cores as 1 or 0.5, or thousandths of a core as 500m", clip(s, 40))
+		return 0, httperr.Invalid("%q is not an amount of CPU; want cores as 1 or 0.5, or thousandths of a core as 500m", httperr.Clip(s, 40))
 	}
 	f, err := strconv.ParseFloat(m[1]+m[2], 64)
 	if err != nil || f > 1e9 {
-		return 0, invalid("%q is more CPU than any machine has", clip(s, 40))
+		return 0, httperr.Invalid("%q is more CPU than any machine has", httperr.Clip(s, 40))
 	}
 	if m[3] == "" {
 		f *= 1000
@@ -75,7 +77,7 @@ func parseCPU(s string) (int64, error) {
 func parseCount(s string) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || strings.HasPrefix(s, "+") {
-		return 0, invalid("%q is not a whole number", clip(s, 40))
+		return 0, httperr.Invalid("%q is not a whole number", httperr.Clip(s, 40))
 	}
 	return n, nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -88,26 +89,21 @@ func (s *Server) sandboxRoutes(seg []string, v1 bool) (route, map[string]handler
 	return route{}, nil
 }
 
-// notFound is what every look-up of a missing sandbox answers.
-func notFound(idOrName string) error {
-	return errs.New(errs.NotFound, "Sandbox %s not found: no sandbox here has this id or name; it may have been deleted or have expired (`sandboxctl ps -a` lists what there is)", clip(idOrName, 80))
-}
-
 // lookup finds a sandbox by id or name. What is being deleted is gone already,
 // and what can be neither id nor name never reaches anything below this.
 func (s *Server) lookup(r *http.Request, idOrName string) (record.Record, error) {
 	if !record.IsID(idOrName) && !isName(idOrName) {
-		return record.Record{}, notFound(idOrName)
+		return record.Record{}, httperr.NoSandbox(idOrName)
 	}
 	rec, err := s.sandboxes.Get(r.Context(), idOrName)
 	switch {
 	case errs.Is(err, errs.NotFound):
-		return rec, notFound(idOrName)
+		return rec, httperr.NoSandbox(idOrName)
 	case err != nil:
 		return rec, fmt.Errorf("look up sandbox %s: %w", idOrName, err)
 	case rec.State == record.Deleting:
 		infoOf(r).sandbox = rec.ID
-		return rec, notFound(idOrName)
+		return rec, httperr.NoSandbox(idOrName)
 	}
 	infoOf(r).sandbox = rec.ID
 	return rec, nil
@@ -123,7 +119,7 @@ func (s *Server) get(w http.ResponseWriter, _ *http.Request, rec record.Record) 
 // deletion could not kill it, and one whose record can not be read.
 func (s *Server) delete(w http.ResponseWriter, r *http.Request, idOrName string) error {
 	if !record.IsID(idOrName) && !isName(idOrName) {
-		return notFound(idOrName)
+		return httperr.NoSandbox(idOrName)
 	}
 	id, found := idOrName, false
 	rec, err := s.sandboxes.Get(r.Context(), idOrName)
@@ -133,14 +129,14 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, idOrName string)
 	case !errs.Is(err, errs.NotFound):
 		return fmt.Errorf("look up sandbox %s: %w", idOrName, err)
 	case !record.IsID(id):
-		return notFound(idOrName)
+		return httperr.NoSandbox(idOrName)
 	}
 	infoOf(r).sandbox = id
 	// Who hangs up during a delete has still asked for it.
 	err = s.sandboxes.Delete(context.WithoutCancel(r.Context()), id)
 	if errs.Is(err, errs.NotFound) {
 		if !found {
-			return notFound(idOrName)
+			return httperr.NoSandbox(idOrName)
 		}
 		err = nil // another delete was faster
 	}
@@ -153,7 +149,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, idOrName string)
 
 func (s *Server) pause(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	if err := s.sandboxes.Pause(context.WithoutCancel(r.Context()), rec.ID); err != nil {
-		return fmt.Errorf("pause sandbox %s: %w", rec.ID, wireIf(err, errs.WrongState, "DOCKER::SANDBOX_NOT_RUNNING"))
+		return fmt.Errorf("pause sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "DOCKER::SANDBOX_NOT_RUNNING"))
 	}
 	writeEmpty(w, http.StatusAccepted)
 	return nil
@@ -161,18 +157,10 @@ func (s *Server) pause(w http.ResponseWriter, r *http.Request, rec record.Record
 
 func (s *Server) resume(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	if err := s.sandboxes.Resume(context.WithoutCancel(r.Context()), rec.ID); err != nil {
-		return fmt.Errorf("resume sandbox %s: %w", rec.ID, wireIf(err, errs.WrongState, "DOCKER::SANDBOX_NOT_PAUSED"))
+		return fmt.Errorf("resume sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "DOCKER::SANDBOX_NOT_PAUSED"))
 	}
 	writeEmpty(w, http.StatusAccepted)
 	return nil
-}
-
-// wireIf gives err the wire code if it has the code.
-func wireIf(err error, code errs.Code, wireCode string) error {
-	if errs.Is(err, code) {
-		return errs.Wire(err, wireCode)
-	}
-	return err
 }
 
 // renew moves the end of a sandbox. MaxTimeout bounds what a creation asks for,
@@ -187,15 +175,15 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record
 	}
 	t, err := parseTime(body.ExpiresAt)
 	if err != nil {
-		return errs.Wire(invalid("expiresAt %q is not a time; send RFC 3339, as 2030-01-02T15:04:05Z", clip(body.ExpiresAt, 60)), "DOCKER::INVALID_EXPIRATION")
+		return errs.Wire(httperr.Invalid("expiresAt %q is not a time; send RFC 3339, as 2030-01-02T15:04:05Z", httperr.Clip(body.ExpiresAt, 60)), "DOCKER::INVALID_EXPIRATION")
 	}
 	now := time.Now()
 	switch {
 	case !t.After(now):
-		return errs.Wire(invalid("expiresAt %s is not in the future (the daemon's clock says %s); send a later time, or delete the sandbox",
+		return errs.Wire(httperr.Invalid("expiresAt %s is not in the future (the daemon's clock says %s); send a later time, or delete the sandbox",
 			t.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
 	case t.After(now.AddDate(100, 0, 0)):
-		return errs.Wire(invalid("expiresAt %s is more than a hundred years ahead; create the sandbox without a timeout to keep it until it is deleted",
+		return errs.Wire(httperr.Invalid("expiresAt %s is more than a hundred years ahead; create the sandbox without a timeout to keep it until it is deleted",
 			t.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
 	case rec.Expires.IsZero():
 		return errs.Wire(errs.New(errs.WrongState, "sandbox %s has no timeout and lives until it is deleted; there is nothing to renew", rec.ID), "DOCKER::INVALID_EXPIRATION")
@@ -247,11 +235,11 @@ func parseFilter(rawQuery string) (filter, error) {
 	f := filter{page: 1, pageSize: 20}
 	q, err := url.ParseQuery(rawQuery)
 	if err != nil {
-		return f, invalid("the query string does not parse; percent-encode its values")
+		return f, httperr.Invalid("the query string does not parse; percent-encode its values")
 	}
 	for _, st := range q["state"] {
 		if len(f.states) == 32 {
-			return f, invalid("more than 32 states; there are only eight")
+			return f, httperr.Invalid("more than 32 states; there are only eight")
 		}
 		f.states = append(f.states, strings.ToLower(st))
 	}
@@ -271,7 +259,7 @@ func parseFilter(rawQuery string) (filter, error) {
 		}
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 || n > p.max {
-			return f, invalid("%s %q: want a whole number from 1 to %d", p.key, clip(v, 40), p.max)
+			return f, httperr.Invalid("%s %q: want a whole number from 1 to %d", p.key, httperr.Clip(v, 40), p.max)
 		}
 		*p.to = n
 	}
@@ -292,10 +280,10 @@ func parseLabelFilter(m string, into map[string]string) (map[string]string, erro
 		key, err := url.QueryUnescape(k)
 		val, err2 := url.QueryUnescape(v)
 		if !ok || err != nil || err2 != nil || key == "" {
-			return nil, errs.Wire(invalid("metadata filter %q: want key=value pairs joined by &, each percent-encoded", clip(pair, 80)), "INVALID_METADATA_FORMAT")
+			return nil, errs.Wire(httperr.Invalid("metadata filter %q: want key=value pairs joined by &, each percent-encoded", httperr.Clip(pair, 80)), "INVALID_METADATA_FORMAT")
 		}
 		if len(into) == maxLabels {
-			return nil, errs.Wire(invalid("metadata filter: more than %d pairs; no sandbox has that many", maxLabels), "INVALID_METADATA_FORMAT")
+			return nil, errs.Wire(httperr.Invalid("metadata filter: more than %d pairs; no sandbox has that many", maxLabels), "INVALID_METADATA_FORMAT")
 		}
 		into[key] = val
 	}

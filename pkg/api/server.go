@@ -30,6 +30,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -261,7 +262,7 @@ type route struct {
 func (s *Server) find(r *http.Request) (h handler, rt route, err error) {
 	switch {
 	case r.Method == http.MethodConnect:
-		return nil, route{name: "none", refused: true}, withStatus(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
+		return nil, route{name: "none", refused: true}, httperr.New(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
 			"CONNECT is not served: this is no proxy to other hosts; ports of sandboxes are reached by GET /v1/sandboxes/{id}/endpoints/{port}")
 	case !peerOf(r).gateway:
 		h, rt = s.route(r)
@@ -327,8 +328,8 @@ func (s *Server) route(r *http.Request) (handler, route) {
 	rt.v1 = v1
 	if methods == nil {
 		return func(http.ResponseWriter, *http.Request) error {
-			return withStatus(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
-				"there is no route %q here; GET /openapi.json lists our own routes, the rest is OpenSandbox's lifecycle API", clip(raw, 120))
+			return httperr.New(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
+				"there is no route %q here; GET /openapi.json lists our own routes, the rest is OpenSandbox's lifecycle API", httperr.Clip(raw, 120))
 		}, route{name: "none", refused: true}
 	}
 	h := methods[r.Method]
@@ -423,7 +424,7 @@ func methodNotAllowed(methods map[string]handler) handler {
 			}
 		}
 		w.Header().Set("Allow", strings.Join(allow, ", "))
-		return withStatus(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
+		return httperr.New(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
 			"%s is not allowed on %s; allowed: %s", r.Method, infoOf(r).route, strings.Join(allow, ", "))
 	}
 }

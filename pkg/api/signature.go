@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -83,7 +84,7 @@ func (s *Server) checkSignature(rt *route, rec record.Record, port uint16) error
 		return nil
 	}
 	refuse := func(format string, args ...any) error {
-		return withStatus(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
+		return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
 			format+"; ask for another with GET /v1/sandboxes/{id}/endpoints/%d?expires=…", append(args, port)...)
 	}
 	if rt.id != rec.ID || !equal(rt.sig.mac, s.signText(rec.ID, port, rt.sig.expires).mac) {
@@ -106,10 +107,10 @@ func (s *Server) checkSignature(rt *route, rec record.Record, port uint16) error
 func parseExpires(text string, rec record.Record) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n > latestExpiry || strconv.FormatInt(n, 10) != text || n < 0 {
-		return 0, invalid("expires %q: want whole seconds since 1970 (UTC), as `date -d '1 hour' +%%s` prints them", clip(text, 30))
+		return 0, httperr.Invalid("expires %q: want whole seconds since 1970 (UTC), as `date -d '1 hour' +%%s` prints them", httperr.Clip(text, 30))
 	}
 	if now := time.Now().Unix(); n <= now {
-		return 0, invalid("expires %d has passed: it is %d now, in seconds since 1970 (UTC)", n, now)
+		return 0, httperr.Invalid("expires %d has passed: it is %d now, in seconds since 1970 (UTC)", n, now)
 	}
 	if !rec.Expires.IsZero() {
 		n = min(n, rec.Expires.Unix())

@@ -12,6 +12,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -54,7 +55,7 @@ func (s *Server) snapshotRoutes(seg []string) (route, map[string]handler) {
 			http.MethodGet: func(w http.ResponseWriter, r *http.Request) error {
 				snap, err := s.snapshots.Get(r.Context(), id)
 				if err != nil {
-					return fmt.Errorf("look up snapshot %q: %w", clip(id, 80), err)
+					return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 				}
 				writeJSON(w, http.StatusOK, toWireSnapshot(snap))
 				return nil
@@ -62,7 +63,7 @@ func (s *Server) snapshotRoutes(seg []string) (route, map[string]handler) {
 			http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error {
 				// Who hangs up during a delete has still asked for it.
 				if err := s.snapshots.Delete(context.WithoutCancel(r.Context()), id); err != nil {
-					return fmt.Errorf("delete snapshot %q: %w", clip(id, 80), err)
+					return fmt.Errorf("delete snapshot %q: %w", httperr.Clip(id, 80), err)
 				}
 				writeEmpty(w, http.StatusNoContent)
 				return nil
@@ -73,7 +74,7 @@ func (s *Server) snapshotRoutes(seg []string) (route, map[string]handler) {
 		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
 			snap, err := s.snapshots.Get(r.Context(), id)
 			if err != nil {
-				return fmt.Errorf("look up snapshot %q: %w", clip(id, 80), err)
+				return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 			}
 			writeJSON(w, http.StatusOK, wire.SnapshotInspection{
 				Snapshot: toWireSnapshot(snap), Image: imageURI(snap.Image), ImageDigest: snap.Image.Digest,
@@ -108,7 +109,7 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, rec reco
 	}
 	snap, err := s.snapshots.Create(r.Context(), rec.ID, name)
 	if err != nil {
-		return fmt.Errorf("snapshot sandbox %s: %w", rec.ID, wireIf(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))
+		return fmt.Errorf("snapshot sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))
 	}
 	if wait {
 		id := snap.ID
@@ -144,15 +145,15 @@ const maxSnapshotName = 256
 func checkSnapshotName(name string) error {
 	switch {
 	case name == "":
-		return invalid("name is empty; leave it out for a snapshot without one")
+		return httperr.Invalid("name is empty; leave it out for a snapshot without one")
 	case len(name) > maxSnapshotName:
-		return invalid("name has %d bytes; at most %d are kept", len(name), maxSnapshotName)
+		return httperr.Invalid("name has %d bytes; at most %d are kept", len(name), maxSnapshotName)
 	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return invalid("name %q holds what can not be printed", clip(name, 80))
+		return httperr.Invalid("name %q holds what can not be printed", httperr.Clip(name, 80))
 	case strings.ContainsAny(name, `/\`), strings.Contains(name, ".."), !startsName(name), strings.HasSuffix(name, " "):
-		return invalid("name %q: want what begins with a letter or digit, without / and \\, two dots in a row, or a space at its end", clip(name, 80))
+		return httperr.Invalid("name %q: want what begins with a letter or digit, without / and \\, two dots in a row, or a space at its end", httperr.Clip(name, 80))
 	case record.IsSnapshotID(name):
-		return invalid("name %q has the form of a snapshot's id; choose another", name)
+		return httperr.Invalid("name %q has the form of a snapshot's id; choose another", name)
 	}
 	return nil
 }
@@ -192,7 +193,7 @@ func matchSnapshot(q url.Values, f filter, snap *record.Snapshot) bool {
 func (s *Server) fromSnapshot(ctx context.Context, spec *record.Spec, id string) error {
 	snap, err := s.snapshots.Get(ctx, id)
 	if err != nil {
-		return fmt.Errorf("look up snapshot %q: %w", clip(id, 80), err)
+		return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 	}
 	spec.Snapshot, spec.Image = snap.ID, snap.Image
 	return nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/admission"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -42,7 +43,7 @@ func (s *Server) stop(w http.ResponseWriter, r *http.Request, rec record.Record)
 	if v := r.URL.Query().Get("grace"); v != "" {
 		var err error
 		if grace, err = strconv.Atoi(v); err != nil || grace < 0 || grace > maxStopGrace {
-			return invalid("grace %q: want whole seconds from 0 to %d", clip(v, 20), maxStopGrace)
+			return httperr.Invalid("grace %q: want whole seconds from 0 to %d", httperr.Clip(v, 20), maxStopGrace)
 		}
 	}
 	ctx, cancel := detached(r, 2*time.Minute)

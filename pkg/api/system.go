@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -16,7 +17,7 @@ import (
 // system answers what a daemon that has no System can not.
 func (s *Server) system() (System, error) {
 	if s.cfg.System == nil {
-		return nil, withStatus(http.StatusNotImplemented, "GENERAL::NOT_IMPLEMENTED", errs.Unsupported, "this daemon was built without what knows its host")
+		return nil, httperr.New(http.StatusNotImplemented, "GENERAL::NOT_IMPLEMENTED", errs.Unsupported, "this daemon was built without what knows its host")
 	}
 	return s.cfg.System, nil
 }
@@ -87,7 +88,7 @@ func onTheHost(r *http.Request, why string) error {
 	if peerOf(r).unix {
 		return nil
 	}
-	return withStatus(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+	return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
 		"%s over the Unix socket only: set SANDBOXD_HOST=%s on the host itself", why, "unix:///run/sandboxd/sandboxd.sock")
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -26,13 +27,13 @@ func parseTmpfs(v string, memory int64) (all []record.Tmpfs, err error) {
 		t := record.Tmpfs{Path: name, Bytes: memory / 2, Mode: 0o1777}
 		switch {
 		case len(all) == maxTmpfs:
-			return nil, invalid("extension %s names more than %d file systems", wire.ExtTmpfs, maxTmpfs)
+			return nil, httperr.Invalid("extension %s names more than %d file systems", wire.ExtTmpfs, maxTmpfs)
 		case !path.IsAbs(name) || path.Clean(name) != name || name == "/" || len(name) > maxTmpfsPath || strings.ContainsAny(name, "\x00\n"):
-			return nil, invalid("extension %s: %q: want the absolute path of a directory inside, other than /, without . and .., as /tmp", wire.ExtTmpfs, clip(name, 80))
+			return nil, httperr.Invalid("extension %s: %q: want the absolute path of a directory inside, other than /, without . and .., as /tmp", wire.ExtTmpfs, httperr.Clip(name, 80))
 		case record.IsPrivate(name):
-			return nil, invalid("extension %s: %q: the runtime or sandboxd has its own files there; choose another directory", wire.ExtTmpfs, clip(name, 80))
+			return nil, httperr.Invalid("extension %s: %q: the runtime or sandboxd has its own files there; choose another directory", wire.ExtTmpfs, httperr.Clip(name, 80))
 		case slices.ContainsFunc(all, func(o record.Tmpfs) bool { return record.Within(name, o.Path) || record.Within(o.Path, name) }):
-			return nil, invalid("extension %s: %q lies in another of them, or the other way round; one of the two would be hidden", wire.ExtTmpfs, clip(name, 80))
+			return nil, httperr.Invalid("extension %s: %q lies in another of them, or the other way round; one of the two would be hidden", wire.ExtTmpfs, httperr.Clip(name, 80))
 		}
 		if options != "" {
 			for o := range strings.SplitSeq(options, ",") {
@@ -56,23 +57,23 @@ func tmpfsOption(t *record.Tmpfs, option string, memory int64) error {
 		}
 		n, err := parseSize(v)
 		if err != nil {
-			return invalid("extension %s: size: %s", wire.ExtTmpfs, err.Error())
+			return httperr.Invalid("extension %s: size: %s", wire.ExtTmpfs, err.Error())
 		}
 		if n < minTmpfs || n > memory {
-			return invalid("extension %s: size of %s: want %s to %s, the memory of the sandbox, in which it counts", wire.ExtTmpfs, record.Size(n), record.Size(minTmpfs), record.Size(memory))
+			return httperr.Invalid("extension %s: size of %s: want %s to %s, the memory of the sandbox, in which it counts", wire.ExtTmpfs, record.Size(n), record.Size(minTmpfs), record.Size(memory))
 		}
 		t.Bytes = n
 	case key == "mode":
 		n, err := strconv.ParseUint(v, 8, 32)
 		if err != nil || n > 0o1777 {
-			return invalid("extension %s: mode %q: want octal digits up to 1777", wire.ExtTmpfs, clip(v, 20))
+			return httperr.Invalid("extension %s: mode %q: want octal digits up to 1777", wire.ExtTmpfs, httperr.Clip(v, 20))
 		}
 		t.Mode = uint32(n)
 	case option == "exec", option == "noexec":
 		t.Exec = option == "exec"
 	case option == "rw", option == "nosuid", option == "nodev": // always
 	default:
-		return invalid("extension %s: option %q; there are size=, mode=, exec and noexec; nosuid and nodev hold always", wire.ExtTmpfs, clip(option, 40))
+		return httperr.Invalid("extension %s: option %q; there are size=, mode=, exec and noexec; nosuid and nodev hold always", wire.ExtTmpfs, httperr.Clip(option, 40))
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -19,7 +20,7 @@ func (s *Server) updateLimits(w http.ResponseWriter, r *http.Request, rec record
 		return err
 	}
 	if len(req.ResourceLimits) == 0 {
-		return invalid("resourceLimits is missing or empty; send what is to change, as {\"resourceLimits\":{\"memory\":\"1Gi\"}}")
+		return httperr.Invalid("resourceLimits is missing or empty; send what is to change, as {\"resourceLimits\":{\"memory\":\"1Gi\"}}")
 	}
 	change := func(t *record.Terms) error {
 		for _, key := range slices.Sorted(maps.Keys(req.ResourceLimits)) {

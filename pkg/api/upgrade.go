@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/relay"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -26,8 +27,8 @@ func upgraded(resp *http.Response) error {
 	asked, got := protocol(resp.Request.Header), protocol(resp.Header)
 	b, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || asked == "" || !strings.EqualFold(asked, got) {
-		return withStatus(http.StatusBadGateway, "GENERAL::UNKNOWN_ERROR", errs.Unavailable,
-			"the server in the sandbox changed the protocol to %q, which this request did not ask for (it asked for %q); look at that server", clip(got, 80), clip(asked, 80))
+		return httperr.New(http.StatusBadGateway, "GENERAL::UNKNOWN_ERROR", errs.Unavailable,
+			"the server in the sandbox changed the protocol to %q, which this request did not ask for (it asked for %q); look at that server", httperr.Clip(got, 80), httperr.Clip(asked, 80))
 	}
 	resp.Body = &upgrade{ReadWriteCloser: b}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -32,13 +33,13 @@ var volumeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
 
 // badVolume is an error of the volumes of a request, with OpenSandbox's code.
 func badVolume(code, format string, args ...any) error {
-	return errs.Wire(invalid(format, args...), "VOLUME::"+code)
+	return errs.Wire(httperr.Invalid(format, args...), "VOLUME::"+code)
 }
 
 // applyVolumes checks volumes as far as that needs no look at the host.
 func (s *Server) applyVolumes(spec *record.Spec, all []wire.VolumeMount) error {
 	if len(all) > maxVolumes {
-		return invalid("volumes has %d entries; at most %d are taken", len(all), maxVolumes)
+		return httperr.Invalid("volumes has %d entries; at most %d are taken", len(all), maxVolumes)
 	}
 	names := map[string]bool{}
 	for i := range all {
@@ -53,14 +54,14 @@ func (s *Server) applyVolumes(spec *record.Spec, all []wire.VolumeMount) error {
 		for _, o := range spec.Volumes {
 			switch {
 			case o.Path == m.Path:
-				return badVolume("INVALID_MOUNT_PATH", "volumes[%d].mountPath %q is that of volume %s; one would hide the other", i, clip(m.Path, 200), o.Name)
+				return badVolume("INVALID_MOUNT_PATH", "volumes[%d].mountPath %q is that of volume %s; one would hide the other", i, httperr.Clip(m.Path, 200), o.Name)
 			case o.Claim != "" && o.Claim == m.Claim && (o.Bytes != m.Bytes || o.Create != m.Create || o.Owned != m.Owned):
 				return badVolume("INVALID_BACKEND", "volumes[%d].pvc: volume %s is mounted twice and asked for in two ways; say the same of both", i, m.Claim)
 			}
 		}
 		for _, t := range spec.Tmpfs {
 			if record.Within(t.Path, m.Path) {
-				return badVolume("INVALID_MOUNT_PATH", "volumes[%d].mountPath %q: the file system in memory at %s would lie in it, or be hidden; choose other directories", i, clip(m.Path, 200), t.Path)
+				return badVolume("INVALID_MOUNT_PATH", "volumes[%d].mountPath %q: the file system in memory at %s would lie in it, or be hidden; choose other directories", i, httperr.Clip(m.Path, 200), t.Path)
 			}
 		}
 		spec.Volumes = append(spec.Volumes, m)
@@ -99,15 +100,15 @@ func (s *Server) toMount(v *wire.VolumeMount, what string) (m record.VolumeMount
 	m = record.VolumeMount{Name: v.Name, Path: path.Clean(v.MountPath), ReadOnly: v.ReadOnly}
 	switch {
 	case len(v.Name) > maxVolumeName || !volumeName.MatchString(v.Name):
-		return m, badVolume("INVALID_NAME", "%s.name %q: want up to %d of a-z 0-9 and -, beginning and ending with a letter or digit", what, clip(v.Name, 80), maxVolumeName)
+		return m, badVolume("INVALID_NAME", "%s.name %q: want up to %d of a-z 0-9 and -, beginning and ending with a letter or digit", what, httperr.Clip(v.Name, 80), maxVolumeName)
 	case !path.IsAbs(v.MountPath) || hasDotDot(v.MountPath) || strings.ContainsRune(v.MountPath, 0):
-		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath %q: want the absolute path of a directory inside, without ..", what, clip(v.MountPath, 200))
+		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath %q: want the absolute path of a directory inside, without ..", what, httperr.Clip(v.MountPath, 200))
 	case len(v.MountPath) > maxMountPath:
 		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath has %d bytes; at most %d are taken", what, len(v.MountPath), maxMountPath)
 	case record.IsPrivate(m.Path):
-		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath %q: the runtime or sandboxd has its own files there; choose another directory", what, clip(v.MountPath, 200))
+		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath %q: the runtime or sandboxd has its own files there; choose another directory", what, httperr.Clip(v.MountPath, 200))
 	case path.IsAbs(v.SubPath) || hasDotDot(v.SubPath) || strings.ContainsRune(v.SubPath, 0) || len(v.SubPath) > maxSourcePath:
-		return m, badVolume("INVALID_SUB_PATH", "%s.subPath %q: want a relative path of at most %d bytes, without ..", what, clip(v.SubPath, 200), maxSourcePath)
+		return m, badVolume("INVALID_SUB_PATH", "%s.subPath %q: want a relative path of at most %d bytes, without ..", what, httperr.Clip(v.SubPath, 200), maxSourcePath)
 	}
 	if m.Sub = path.Clean(v.SubPath); m.Sub == "." {
 		m.Sub = ""
@@ -131,7 +132,7 @@ func (s *Server) toMount(v *wire.VolumeMount, what string) (m record.VolumeMount
 
 func toHostMount(m *record.VolumeMount, h *wire.HostPath, what string) error {
 	if !path.IsAbs(h.Path) || hasDotDot(h.Path) || strings.ContainsRune(h.Path, 0) || len(h.Path)+len(m.Sub) > maxSourcePath {
-		return badVolume("INVALID_HOST_PATH", "%s.host.path %q: want an absolute path of this host, of at most %d bytes with subPath, without ..", what, clip(h.Path, 200), maxSourcePath)
+		return badVolume("INVALID_HOST_PATH", "%s.host.path %q: want an absolute path of this host, of at most %d bytes with subPath, without ..", what, httperr.Clip(h.Path, 200), maxSourcePath)
 	}
 	m.Source = path.Clean(h.Path)
 	return nil
@@ -160,7 +161,7 @@ func checkVolumeName(name, what string) error {
 		return badVolume("INVALID_PVC_NAME", "%s: a volume can not be called prune here; choose another name", what)
 	}
 	if len(name) > maxClaimName || !volumeName.MatchString(name) {
-		return badVolume("INVALID_PVC_NAME", "%s %q: want up to %d of a-z 0-9 and -, beginning and ending with a letter or digit", what, clip(name, 80), maxClaimName)
+		return badVolume("INVALID_PVC_NAME", "%s %q: want up to %d of a-z 0-9 and -, beginning and ending with a letter or digit", what, httperr.Clip(name, 80), maxClaimName)
 	}
 	return nil
 }
@@ -177,11 +178,11 @@ func (s *Server) volumeSize(size, what string) (int64, error) {
 	n, err := parseStorage(size)
 	switch {
 	case err != nil:
-		return 0, invalid("%s: %s", what, err.Error())
+		return 0, httperr.Invalid("%s: %s", what, err.Error())
 	case s.cfg.NoDisk:
 		return 0, errs.New(errs.Unsupported, "%s: the storage pool of this host is a plain directory and can not limit volumes; leave it out", what)
 	case n < minVolume || n > maxVolume:
-		return 0, invalid("%s %q: want 16Mi to 1Pi", what, clip(size, 40))
+		return 0, httperr.Invalid("%s %q: want 16Mi to 1Pi", what, httperr.Clip(size, 40))
 	}
 	return n, nil
 }
@@ -200,7 +201,7 @@ func parseStorage(size string) (int64, error) {
 	if n := f * float64(one); err == nil && f >= 0 && n < math.MaxInt64/2 {
 		return int64(n), nil
 	}
-	return 0, invalid("%q is not a size; want a number with an optional unit, as 512Mi or 1.5Gi", clip(size, 40))
+	return 0, httperr.Invalid("%q is not a size; want a number with an optional unit, as 512Mi or 1.5Gi", httperr.Clip(size, 40))
 }
 
 func hasDotDot(p string) bool {
@@ -288,7 +289,7 @@ func (s *Server) createVolume(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) inspectVolume(w http.ResponseWriter, r *http.Request, name string) error {
-	v, err := s.cfg.Volumes.Get(r.Context(), clip(name, maxClaimName+1))
+	v, err := s.cfg.Volumes.Get(r.Context(), httperr.Clip(name, maxClaimName+1))
 	if err != nil {
 		return err
 	}
@@ -298,7 +299,7 @@ func (s *Server) inspectVolume(w http.ResponseWriter, r *http.Request, name stri
 
 func (s *Server) removeVolume(w http.ResponseWriter, r *http.Request, name string) error {
 	// Who hangs up during a delete has still asked for it.
-	if err := s.cfg.Volumes.Delete(context.WithoutCancel(r.Context()), cmp.Or(clip(name, maxClaimName+1), "-")); err != nil {
+	if err := s.cfg.Volumes.Delete(context.WithoutCancel(r.Context()), cmp.Or(httperr.Clip(name, maxClaimName+1), "-")); err != nil {
 		return err
 	}
 	writeEmpty(w, http.StatusNoContent)
