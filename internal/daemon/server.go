@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/image"
@@ -40,40 +41,41 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 	canIO, _ := d.cgroups.LimitsIO()
 	def := d.cfg.Defaults
 	return api.New(api.Config{
-		APIKeys:      keys,
-		Keys:         d.store,
-		Volumes:      sandbox.VolumesOf(d.manager),
-		VolumeBytes:  int64(d.cfg.Storage.VolumeSize),
-		Insecure:     d.cfg.Listen.Insecure == config.Insecure,
-		Secret:       secret,
-		ExternalHost: d.cfg.Listen.PublicAddress,
-		Gateway:      d.announcedGateway(),
-
-		ListenAddress: d.cfg.Listen.TCP,
-		Runtime:       d.cfg.Runtime.Default,
-
+		APIKeys:           keys,
+		Keys:              d.store,
+		Volumes:           sandbox.VolumesOf(d.manager),
+		Insecure:          d.cfg.Listen.Insecure == config.Insecure,
+		Secret:            secret,
+		ExternalHost:      d.cfg.Listen.PublicAddress,
+		Gateway:           d.announcedGateway(),
+		ListenAddress:     d.cfg.Listen.TCP,
 		TrustedProxies:    d.cfg.Listen.Proxies,
 		RequestsPerSecond: d.cfg.Limits.RequestsPerSecond,
-		Network:           record.NetworkMode(def.Network),
-		MemoryBytes:       int64(def.Memory),
-		CPUMillis:         int64(def.CPU),
-		Pids:              def.Pids,
-		DiskBytes:         int64(def.Disk),
-		LogBytes:          int64(def.LogSize),
-		MaxDiskBytes:      pool,
-		MaxTimeout:        time.Duration(d.cfg.Limits.MaxTimeout),
-		Runtimes:          []string{oci.Runsc, oci.Runc},
-		NoDisk:            !d.disks.Limits(),
-		NoIO:              !canIO,
-		ParseRule:         egress.ParseRule,
-		ParsePolicy:       egress.FromPolicy,
-		Host:              d.hostNames,
-		Notes:             d.notes,
-		Health:            d.feels,
-		AwaitReady:        d.watcher.Await,
-		Impaired:          d.impaired,
-		OpenAPI:           openapi.JSON,
-		Docs:              openapi.Docs,
+
+		Offer: spec.Offer{
+			Runtime:      d.cfg.Runtime.Default,
+			Network:      record.NetworkMode(def.Network),
+			MemoryBytes:  int64(def.Memory),
+			CPUMillis:    int64(def.CPU),
+			Pids:         def.Pids,
+			DiskBytes:    int64(def.Disk),
+			LogBytes:     int64(def.LogSize),
+			VolumeBytes:  int64(d.cfg.Storage.VolumeSize),
+			MaxDiskBytes: pool,
+			MaxTimeout:   time.Duration(d.cfg.Limits.MaxTimeout),
+			Runtimes:     []string{oci.Runsc, oci.Runc},
+			NoDisk:       !d.disks.Limits(),
+			NoIO:         !canIO,
+			ParseRule:    egress.ParseRule,
+			ParsePolicy:  egress.FromPolicy,
+		},
+		Host:       d.hostNames,
+		Notes:      d.notes,
+		Health:     d.feels,
+		AwaitReady: d.watcher.Await,
+		Impaired:   d.impaired,
+		OpenAPI:    openapi.JSON,
+		Docs:       openapi.Docs,
 		Version: wire.Version{
 			Version: version, Go: runtime.Version(), Instance: d.cfg.Instance.String(),
 			Runtimes: []string{oci.Runsc, oci.Runc},

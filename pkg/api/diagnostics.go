@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/history"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -240,7 +241,7 @@ func (s *Server) lastOutput(r *http.Request, rec record.Record) output {
 			warnings: []string{fmt.Sprintf("it has ended (%s); the last %d KiB of its output are kept", rec.Reason, maxTail>>10)},
 		}
 	case rec.State != record.Running:
-		return none("it is %s; its output can be read while it runs", stateOf(&rec))
+		return none("it is %s; its output can be read while it runs", spec.StateOf(&rec))
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), diagnosticLimit)
 	defer cancel()

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -25,7 +26,7 @@ func (s *Server) side(r *http.Request, id string) (side, error) {
 	snap, err := s.snapshots.Get(r.Context(), id)
 	switch {
 	case err == nil && snap.State == record.SnapshotReady:
-		return side{snap.ID, imageURI(snap.Image), snap.Image.Layers}, nil
+		return side{snap.ID, spec.ImageName(snap.Image), snap.Image.Layers}, nil
 	case err == nil:
 		return side{}, errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s", snap.ID, snap.State), "SNAPSHOT::NOT_READY")
 	case !errs.Is(err, errs.NotFound) || record.IsSnapshotID(id):
@@ -36,9 +37,9 @@ func (s *Server) side(r *http.Request, id string) (side, error) {
 		return side{}, err
 	}
 	if rec.State == record.Creating || rec.State == record.Ended && rec.NeverRan() {
-		return side{}, errs.New(errs.WrongState, "sandbox %s is %s and has no files of its own", rec.ID, stateOf(&rec))
+		return side{}, errs.New(errs.WrongState, "sandbox %s is %s and has no files of its own", rec.ID, spec.StateOf(&rec))
 	}
-	return side{rec.ID, imageURI(rec.Spec.Image), rec.Spec.Image.Layers}, nil
+	return side{rec.ID, spec.ImageName(rec.Spec.Image), rec.Spec.Image.Layers}, nil
 }
 
 // sides finds what a diff is of and against; nothing is the image itself.

@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
-	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -17,7 +17,7 @@ import (
 // proxy route of this server. It answers for any port and in any state,
 // because SDKs resolve 44772 and 18080 before the sandbox runs.
 func (s *Server) endpoint(w http.ResponseWriter, r *http.Request, rec record.Record, portText string, v1 bool) error {
-	port, err := parsePort(portText)
+	port, err := spec.ParsePort(portText)
 	if err != nil {
 		return err
 	}
@@ -27,7 +27,7 @@ func (s *Server) endpoint(w http.ResponseWriter, r *http.Request, rec record.Rec
 	}
 	viaProxy := false
 	if v := q.Get("use_server_proxy"); v != "" {
-		if viaProxy, err = parseBool(v); err != nil {
+		if viaProxy, err = spec.ParseBool(v); err != nil {
 			return httperr.Invalid("use_server_proxy %q: want true or false", httperr.Clip(v, 20))
 		}
 	}
@@ -84,12 +84,4 @@ func (s *Server) endpointHeaders(rec record.Record, port uint16) map[string]stri
 		return map[string]string{wire.HeaderSecureAccess: s.endpointToken(rec.ID, port)}
 	}
 	return map[string]string{wire.HeaderEndpointToken: s.endpointToken(rec.ID, port)}
-}
-
-func parsePort(v string) (uint16, error) {
-	n, err := strconv.ParseUint(v, 10, 16)
-	if err != nil || n == 0 || v[0] == '+' || v[0] == '0' {
-		return 0, errs.Wire(httperr.Invalid("port %q: want a number from 1 to 65535", httperr.Clip(v, 20)), "DOCKER::INVALID_PORT")
-	}
-	return uint16(n), nil
 }

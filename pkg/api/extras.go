@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -65,7 +66,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) error {
 func (s *Server) usage(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	switch rec.State {
 	case record.Ended, record.Creating, record.Starting:
-		return errs.New(errs.WrongState, "sandbox %s is %s; only one that runs or is paused uses anything", rec.ID, stateOf(&rec))
+		return errs.New(errs.WrongState, "sandbox %s is %s; only one that runs or is paused uses anything", rec.ID, spec.StateOf(&rec))
 	}
 	u, err := s.measure(r.Context(), &rec)
 	if err != nil {
@@ -106,7 +107,7 @@ func (s *Server) usageOfAll(w http.ResponseWriter, r *http.Request) error {
 				return nil
 			}
 			items[i] = &wire.SandboxStats{
-				ID: rec.ID, Name: rec.Spec.Name, Runtime: rec.Spec.Runtime, State: stateOf(rec), CreatedAt: micros(rec.Created), Usage: u,
+				ID: rec.ID, Name: rec.Spec.Name, Runtime: rec.Spec.Runtime, State: spec.StateOf(rec), CreatedAt: spec.Micros(rec.Created), Usage: u,
 			}
 			return nil
 		})
@@ -160,13 +161,13 @@ func (s *Server) inspection(rec record.Record) wire.Inspection {
 
 // maxLogs bounds what one look at the logs copies: what an agent may be told to
 // keep. One that goes on is cut off.
-const maxLogs = maxLog
+const maxLogs = spec.MaxLog
 
 // logs answers the output of the entrypoint, or its last lines: the agent's while
 // it runs, what the record remembers when it has ended.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	q := r.URL.Query()
-	follow, err := parseBool(cmp.Or(q.Get("follow"), "false"))
+	follow, err := spec.ParseBool(cmp.Or(q.Get("follow"), "false"))
 	if err != nil {
 		return httperr.Invalid("follow: want true or false")
 	}

@@ -20,6 +20,7 @@ import (
 
 	openapi "github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -450,11 +451,11 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	w := &world{fake: f, t: t, log: &syncBuffer{}}
 	cfg := Config{
 		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Secret: []byte("secret"), Log: slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Version:   wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
-		OpenAPI:   openapi.JSON,
-		Docs:      openapi.Docs,
-		ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy,
-		Host: func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
+		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
+		OpenAPI: openapi.JSON,
+		Docs:    openapi.Docs,
+		Offer:   spec.Offer{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy},
+		Host:    func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
 	}
 	for _, c := range change {
 		c(&cfg)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -52,10 +53,10 @@ func FuzzGateway(f *testing.F) {
 		if rt.base+rt.rest != r.URL.EscapedPath() || rt.rest != "" && rt.rest[0] != '/' {
 			t.Fatalf("%q is %q and %q", r.URL.EscapedPath(), rt.base, rt.rest)
 		}
-		if !record.IsID(rt.id) && !isName(rt.id) {
+		if !record.IsID(rt.id) && !spec.IsName(rt.id) {
 			return // answered 404 before anything is looked at
 		}
-		if _, err := parsePort(rt.port); err != nil {
+		if _, err := spec.ParsePort(rt.port); err != nil {
 			return
 		}
 		said := []string{strings.ToLower(r.Host), r.Header.Get(wire.HeaderIngressTo)}

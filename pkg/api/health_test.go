@@ -20,7 +20,7 @@ func TestBadHealth(t *testing.T) {
 		says string
 	}{
 		wire.ExtRestart:          {[]string{"", "never", "ALWAYS", "on-failure:", "on-failure:0", "on-failure:-1", "on-failure:+1", "on-failure:x", "on-failure:1:2", "on-failure:99999999999", "always:3", "no:1"}, "want|only on-failure"},
-		wire.ExtReadyCmd:         {[]string{"", "  ", "a\x00b", strings.Repeat("x", maxProbeCommand+1)}, "give|at most|NUL"},
+		wire.ExtReadyCmd:         {[]string{"", "  ", "a\x00b", strings.Repeat("x", 4<<10+1)}, "give|at most|NUL"},
 		wire.ExtReadyPort:        {[]string{"", "0", "70000", "-1", "80/tcp", "http", "+80"}, "from 1 to 65535"},
 		wire.ExtReadyInterval:    {[]string{"", "0s", "-5s", "10", "2h", "soon"}, "want a duration"},
 		wire.ExtReadyTimeout:     {[]string{"0s", "-1s", "99ms", "1h"}, "want a duration"},

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -57,9 +58,7 @@ func (s *Server) inspectImage(w http.ResponseWriter, r *http.Request, ref string
 	if err != nil {
 		return httperr.Recode(fmt.Errorf("inspect image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
-	writeJSON(w, http.StatusOK, wire.ImageInspection{
-		ImageInfo: s.toImageInfo(i), Layers: i.Layers, Sources: i.Sources, Env: i.Config.Env, Workdir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
-	})
+	writeJSON(w, http.StatusOK, spec.InspectImage(i, s.images.Aliases(i)))
 	return nil
 }
 
@@ -73,7 +72,7 @@ func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, ref string)
 }
 
 func (s *Server) pruneImages(w http.ResponseWriter, r *http.Request) error {
-	all, err := parseBool(cmp.Or(r.URL.Query().Get("all"), "false"))
+	all, err := spec.ParseBool(cmp.Or(r.URL.Query().Get("all"), "false"))
 	if err != nil {
 		return httperr.Invalid("all: want true or false")
 	}
@@ -115,7 +114,7 @@ func (s *Server) buildImage(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
-	if !isName(req.Name) {
+	if !spec.IsName(req.Name) {
 		return httperr.Invalid("name %q is not the name of a recipe; recipes are directories of rootfs/, as base or python", httperr.Clip(req.Name, 80))
 	}
 	infoOf(r).op, infoOf(r).image = opImageBuild, req.Name

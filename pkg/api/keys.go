@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -123,7 +124,7 @@ func toWireKey(k record.Key) wire.Key {
 	if strings.HasPrefix(k.Name, fixedPrefix) {
 		source = wire.KeyOfConfiguration
 	}
-	return wire.Key{Name: k.Name, Role: cmp.Or(string(k.Role), "none"), Source: source, CreatedAt: moment(k.Created), ExpiresAt: moment(k.Expires)}
+	return wire.Key{Name: k.Name, Role: cmp.Or(string(k.Role), "none"), Source: source, CreatedAt: spec.Moment(k.Created), ExpiresAt: spec.Moment(k.Expires)}
 }
 
 // createKey makes a key and tells it, this once.
@@ -136,7 +137,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	switch {
 	case s.keys.store == nil:
 		return errs.New(errs.Unsupported, "this daemon was built without a place for API keys")
-	case !isName(req.Name) || strings.HasPrefix(req.Name, fixedPrefix):
+	case !spec.IsName(req.Name) || strings.HasPrefix(req.Name, fixedPrefix):
 		return httperr.Invalid("name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not beginning with %s", httperr.Clip(req.Name, 80), fixedPrefix)
 	case !slices.Contains(record.Roles, role):
 		return httperr.Invalid("role %q: want viewer, operator or admin", httperr.Clip(req.Role, 40))
@@ -145,7 +146,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	sum := sha256.Sum256([]byte(secret))
 	key := record.Key{Name: req.Name, Role: role, Sum: sum[:], Created: time.Now().UTC()}
 	if req.ExpiresAt != "" {
-		t, err := parseTime(req.ExpiresAt)
+		t, err := spec.ParseTime(req.ExpiresAt)
 		if err != nil || !t.After(key.Created) {
 			return httperr.Invalid("expiresAt %q: want a time to come as 2030-01-02T15:04:05Z, or none", httperr.Clip(req.ExpiresAt, 60))
 		}
@@ -164,7 +165,7 @@ func (s *Server) removeKey(w http.ResponseWriter, r *http.Request, name string) 
 	switch {
 	case strings.HasPrefix(name, fixedPrefix):
 		return errs.New(errs.WrongState, "API key %s stands in the file that listen.api_key_file names; take it out there and restart sandboxd", httperr.Clip(name, 80))
-	case s.keys.store == nil, !isName(name):
+	case s.keys.store == nil, !spec.IsName(name):
 		return errs.Wire(errs.New(errs.NotFound, "there is no API key %q; `sandboxctl key ls` lists them", httperr.Clip(name, 80)), "KEY::NOT_FOUND")
 	}
 	err := s.keys.change(r.Context(), func(ctx context.Context) error { return s.keys.store.RemoveKey(ctx, name) })

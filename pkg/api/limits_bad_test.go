@@ -10,6 +10,21 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
+// The keys of resourceLimits.
+const (
+	keyMemory    = "memory"
+	keyCPU       = "cpu"
+	keyPids      = "pids"
+	keyDisk      = "disk"
+	keyShares    = "cpuShares"
+	keyReadBps   = "ioReadBps"
+	keyWriteBps  = "ioWriteBps"
+	keyReadIOPS  = "ioReadIops"
+	keyWriteIOPS = "ioWriteIops"
+	keyShm       = "shm"
+	keyLog       = "logSize"
+)
+
 // bad are amounts that no limit takes, whatever it counts.
 var bad = []string{"-1", "0", "NaN", "Inf", "+5", "1e9", "", " 1Mi", "lots", "0x10", "1.5", "99999999999999999999", strings.Repeat("9", 65)}
 

@@ -13,6 +13,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
+// maxRules is how many rules a policy may have.
+const maxRules = 4096
+
 // rulesOf is what the record of a sandbox allows and denies.
 func (w *world) rulesOf(id string) string {
 	w.mu.Lock()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -41,7 +42,7 @@ const (
 // port has a token of its own, which Endpoint.headers carries. A caller who
 // does send the API key, or comes by the Unix socket, needs none of them.
 func (s *Server) proxy(w *tracked, r *http.Request, rt route) {
-	port, err := parsePort(rt.port)
+	port, err := spec.ParsePort(rt.port)
 	if err != nil {
 		s.fail(w, r, err)
 		return
@@ -198,9 +199,9 @@ func (s *Server) reachable(ctx context.Context, rec record.Record, port uint16) 
 	case record.Ended:
 		return rec, errs.New(errs.WrongState, "sandbox %s has ended (%s) and answers no more: %s", rec.ID, rec.Reason, cmp.Or(rec.Message, "create another"))
 	case record.Pausing, record.Paused:
-		return rec, errs.New(errs.WrongState, "sandbox %s is %s and answers nothing; resume it first", rec.ID, stateOf(&rec))
+		return rec, errs.New(errs.WrongState, "sandbox %s is %s and answers nothing; resume it first", rec.ID, spec.StateOf(&rec))
 	}
-	return rec, errs.New(errs.Unavailable, "sandbox %s is %s; ask again in a moment", rec.ID, stateOf(&rec))
+	return rec, errs.New(errs.Unavailable, "sandbox %s is %s; ask again in a moment", rec.ID, spec.StateOf(&rec))
 }
 
 // ofOrigin is what an answer says of all that is served at its address, which

@@ -4,32 +4,13 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"strings"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 )
-
-// maxAuth bounds a user name and a password, in bytes: tokens of registries have
-// some kilobytes.
-const maxAuth = 16 << 10
-
-// checkAuth refuses credentials that nobody can have. It shows nothing of them.
-func checkAuth(field string, a *wire.ImageAuth) error {
-	switch {
-	case a == nil:
-		return nil
-	case a.Username == "" || a.Password == "":
-		return httperr.Invalid("%s needs both username and password; leave it out for an image that everybody may pull", field)
-	case strings.ContainsAny(a.Username, ":\x00\r\n"), strings.ContainsAny(a.Password, "\x00\r\n"):
-		return httperr.Invalid("%s holds a character that no user name (:) or no password (line breaks, NUL) can hold", field)
-	case len(a.Username)+len(a.Password) > maxAuth:
-		return httperr.Invalid("%s has %d bytes; at most %d are taken", field, len(a.Username)+len(a.Password), maxAuth)
-	}
-	return nil
-}
 
 // withAuth has ctx carry the credentials that came for an image.
 func withAuth(ctx context.Context, i *wire.Image) context.Context {
@@ -46,7 +27,7 @@ func (s *Server) pullImage(w http.ResponseWriter, r *http.Request) error {
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
-	if err := checkAuth("auth", req.Auth); err != nil {
+	if err := spec.CheckAuth("auth", req.Auth); err != nil {
 		return err
 	}
 	infoOf(r).op, infoOf(r).image = opImagePull, httperr.Clip(req.Name, 200)

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -74,7 +75,7 @@ func (s *Server) portTransport() *http.Transport {
 				return nil, err
 			}
 			id, _, _ := strings.Cut(key, "-")
-			port, err := parsePort(portText)
+			port, err := spec.ParsePort(portText)
 			if err != nil {
 				return nil, err
 			}
@@ -100,7 +101,7 @@ func (s *Server) renewOnAccess(r *http.Request, rec record.Record) {
 	if !ok || rec.Expires.IsZero() {
 		return
 	}
-	extend, err := renewSeconds(v)
+	extend, err := spec.ParseRenew(v)
 	if most := s.cfg.MaxTimeout; most > 0 {
 		extend = min(extend, most)
 	}

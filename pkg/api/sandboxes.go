@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"net/url"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -92,7 +89,7 @@ func (s *Server) sandboxRoutes(seg []string, v1 bool) (route, map[string]handler
 // lookup finds a sandbox by id or name. What is being deleted is gone already,
 // and what can be neither id nor name never reaches anything below this.
 func (s *Server) lookup(r *http.Request, idOrName string) (record.Record, error) {
-	if !record.IsID(idOrName) && !isName(idOrName) {
+	if !record.IsID(idOrName) && !spec.IsName(idOrName) {
 		return record.Record{}, httperr.NoSandbox(idOrName)
 	}
 	rec, err := s.sandboxes.Get(r.Context(), idOrName)
@@ -118,7 +115,7 @@ func (s *Server) get(w http.ResponseWriter, _ *http.Request, rec record.Record) 
 // no other route shows any more can be deleted by its ID: a sandbox whose
 // deletion could not kill it, and one whose record can not be read.
 func (s *Server) delete(w http.ResponseWriter, r *http.Request, idOrName string) error {
-	if !record.IsID(idOrName) && !isName(idOrName) {
+	if !record.IsID(idOrName) && !spec.IsName(idOrName) {
 		return httperr.NoSandbox(idOrName)
 	}
 	id, found := idOrName, false
@@ -163,9 +160,7 @@ func (s *Server) resume(w http.ResponseWriter, r *http.Request, rec record.Recor
 	return nil
 }
 
-// renew moves the end of a sandbox. MaxTimeout bounds what a creation asks for,
-// so that what somebody forgets goes; who renews has not forgotten. (OpenSandbox:
-// "the creation-time limit does not apply".) See renewOnAccess for what nobody asks for.
+// renew moves the end of a sandbox. See renewOnAccess for what no client asks for.
 func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	var body struct {
 		ExpiresAt string `json:"expiresAt"`
@@ -173,36 +168,16 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record
 	if err := decode(w, r, &body); err != nil {
 		return err
 	}
-	t, err := parseTime(body.ExpiresAt)
+	t, err := spec.Renewal(body.ExpiresAt, &rec, time.Now())
 	if err != nil {
-		return errs.Wire(httperr.Invalid("expiresAt %q is not a time; send RFC 3339, as 2030-01-02T15:04:05Z", httperr.Clip(body.ExpiresAt, 60)), "DOCKER::INVALID_EXPIRATION")
-	}
-	now := time.Now()
-	switch {
-	case !t.After(now):
-		return errs.Wire(httperr.Invalid("expiresAt %s is not in the future (the daemon's clock says %s); send a later time, or delete the sandbox",
-			t.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
-	case t.After(now.AddDate(100, 0, 0)):
-		return errs.Wire(httperr.Invalid("expiresAt %s is more than a hundred years ahead; create the sandbox without a timeout to keep it until it is deleted",
-			t.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
-	case rec.Expires.IsZero():
-		return errs.Wire(errs.New(errs.WrongState, "sandbox %s has no timeout and lives until it is deleted; there is nothing to renew", rec.ID), "DOCKER::INVALID_EXPIRATION")
+		return err
 	}
 	rec, err = s.sandboxes.Renew(context.WithoutCancel(r.Context()), rec.ID, t)
 	if err != nil {
 		return fmt.Errorf("renew sandbox %s: %w", rec.ID, err)
 	}
-	writeJSON(w, http.StatusOK, wire.Renewal{ExpiresAt: micros(rec.Expires)})
+	writeJSON(w, http.StatusOK, wire.Renewal{ExpiresAt: spec.Micros(rec.Expires)})
 	return nil
-}
-
-// parseTime reads RFC 3339; a time without a zone is UTC.
-func parseTime(v string) (time.Time, error) {
-	t, err := time.Parse(time.RFC3339Nano, v)
-	if err != nil {
-		t, err = time.Parse("2006-01-02T15:04:05.999999999", v)
-	}
-	return t, err
 }
 
 func (s *Server) patchMetadata(w http.ResponseWriter, r *http.Request, rec record.Record) error {
@@ -210,7 +185,7 @@ func (s *Server) patchMetadata(w http.ResponseWriter, r *http.Request, rec recor
 	if err := decode(w, r, &patch); err != nil {
 		return err
 	}
-	if err := checkPatch(rec.Spec.Labels, patch); err != nil {
+	if err := spec.CheckLabelPatch(rec.Spec.Labels, patch); err != nil {
 		return err
 	}
 	if len(patch) > 0 {
@@ -223,101 +198,8 @@ func (s *Server) patchMetadata(w http.ResponseWriter, r *http.Request, rec recor
 	return nil
 }
 
-// filter is what GET /sandboxes selects by.
-type filter struct {
-	states   []string // lower case; any of them
-	labels   map[string]string
-	page     int
-	pageSize int
-}
-
-func parseFilter(rawQuery string) (filter, error) {
-	f := filter{page: 1, pageSize: 20}
-	q, err := url.ParseQuery(rawQuery)
-	if err != nil {
-		return f, httperr.Invalid("the query string does not parse; percent-encode its values")
-	}
-	for _, st := range q["state"] {
-		if len(f.states) == 32 {
-			return f, httperr.Invalid("more than 32 states; there are only eight")
-		}
-		f.states = append(f.states, strings.ToLower(st))
-	}
-	for _, m := range q["metadata"] {
-		if f.labels, err = parseLabelFilter(m, f.labels); err != nil {
-			return f, err
-		}
-	}
-	for _, p := range []struct {
-		key string
-		max int
-		to  *int
-	}{{"page", 1 << 30, &f.page}, {"pageSize", 200, &f.pageSize}} {
-		v := q.Get(p.key)
-		if v == "" {
-			continue
-		}
-		n, err := strconv.Atoi(v)
-		if err != nil || n < 1 || n > p.max {
-			return f, httperr.Invalid("%s %q: want a whole number from 1 to %d", p.key, httperr.Clip(v, 40), p.max)
-		}
-		*p.to = n
-	}
-	return f, nil
-}
-
-// parseLabelFilter reads k=v&k2=v2 whose keys and values are form-encoded once
-// more (some SDKs encode once, some twice; decoding again suits both).
-func parseLabelFilter(m string, into map[string]string) (map[string]string, error) {
-	if m == "" {
-		return into, nil
-	}
-	if into == nil {
-		into = map[string]string{}
-	}
-	for pair := range strings.SplitSeq(m, "&") {
-		k, v, ok := strings.Cut(pair, "=")
-		key, err := url.QueryUnescape(k)
-		val, err2 := url.QueryUnescape(v)
-		if !ok || err != nil || err2 != nil || key == "" {
-			return nil, errs.Wire(httperr.Invalid("metadata filter %q: want key=value pairs joined by &, each percent-encoded", httperr.Clip(pair, 80)), "INVALID_METADATA_FORMAT")
-		}
-		if len(into) == maxLabels {
-			return nil, errs.Wire(httperr.Invalid("metadata filter: more than %d pairs; no sandbox has that many", maxLabels), "INVALID_METADATA_FORMAT")
-		}
-		into[key] = val
-	}
-	return into, nil
-}
-
-func (f filter) match(rec *record.Record) bool {
-	if rec.State == record.Deleting {
-		return false
-	}
-	if len(f.states) > 0 && !slices.Contains(f.states, strings.ToLower(stateOf(rec))) {
-		return false
-	}
-	for k, v := range f.labels {
-		if have, ok := rec.Spec.Labels[k]; !ok || have != v {
-			return false
-		}
-	}
-	return true
-}
-
-// paginate says which of total items are on the page that is asked for.
-func (f filter) paginate(total int) (from, to int, p wire.Pagination) {
-	p = wire.Pagination{Page: f.page, PageSize: f.pageSize, TotalItems: total, TotalPages: (total + f.pageSize - 1) / f.pageSize}
-	p.HasNextPage = f.page < p.TotalPages
-	if f.page > p.TotalPages {
-		return 0, 0, p
-	}
-	from = (f.page - 1) * f.pageSize
-	return from, min(from+f.pageSize, total), p
-}
-
 func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
-	f, err := parseFilter(r.URL.RawQuery)
+	f, err := spec.ParseFilter(r.URL.RawQuery)
 	if err != nil {
 		return err
 	}
@@ -327,11 +209,11 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	}
 	var hit []*record.Record
 	for _, rec := range all {
-		if f.match(rec) {
+		if f.Match(rec) {
 			hit = append(hit, rec)
 		}
 	}
-	from, to, page := f.paginate(len(hit))
+	from, to, page := f.Paginate(len(hit))
 	out := wire.List{Items: []wire.Sandbox{}, Pagination: page}
 	for _, rec := range hit[from:to] {
 		sb := s.show(*rec)

@@ -12,7 +12,6 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
@@ -29,6 +28,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/journal"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -44,10 +44,8 @@ type Config struct {
 	Insecure bool
 	// Keys keeps others, each with a role of its own; may be nil.
 	Keys Keys
-	// Volumes keeps named volumes; may be nil: then there are none. VolumeBytes is
-	// how much one holds whose maker does not say; 0: no bound, and see NoDisk.
-	Volumes     Volumes
-	VolumeBytes int64
+	// Volumes keeps named volumes; may be nil: then there are none.
+	Volumes Volumes
 	// RequestsPerSecond is what one client may send by TCP; 0: no bound.
 	RequestsPerSecond int
 
@@ -68,31 +66,9 @@ type Config struct {
 	// ExternalHost replaces the request's Host in endpoints, if set. It may carry a path.
 	ExternalHost string
 
-	// What a request that does not say gets.
-	Runtime     string             // runsc
-	Network     record.NetworkMode // rules
-	MemoryBytes int64              // 512 Mi
-	CPUMillis   int64              // 1000
-	Pids        int64              // 256
-	DiskBytes   int64              // 10 Gi; see NoDisk
-	LogBytes    int64              // 16 Mi
+	// Offer is what a sandbox gets, and may get at most.
+	spec.Offer
 
-	// What a request may ask for at most, each for itself: the disks of all
-	// sandboxes together may be larger than the pool, as memory may.
-	MaxMemoryBytes int64         // 1 Ti
-	MaxCPUMillis   int64         // 1024 cores
-	MaxDiskBytes   int64         // 64 Ti; the daemon gives the size of its pool
-	MaxTimeout     time.Duration // no limit; else also what one gets that asks for none, and from an access on. Not of renewals: see renew
-
-	Runtimes []string // that exist on this host; default runsc and runc
-	NoDisk   bool     // the storage pool can not limit: asking for a disk size is an error
-	NoIO     bool     // this host can not limit I/O: asking for that is an error
-
-	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (egress.ParseRule)
-	// ParsePolicy parses a networkPolicy as it was sent. (egress.FromPolicy)
-	// Without them there is one parser less, and rules are refused.
-	ParseRule   func(string) (record.Rule, error)
-	ParsePolicy func([]byte) (record.Network, error)
 	// Host says what a sandbox is called on the host, for inspect; may be nil.
 	Host func(record.Record) map[string]string
 	// Notes says where a limit of a sandbox holds less than its name says; may be nil.
@@ -118,40 +94,16 @@ type Config struct {
 }
 
 func (c *Config) defaults() {
-	c.MemoryBytes = cmp.Or(c.MemoryBytes, 512<<20)
-	c.CPUMillis = cmp.Or(c.CPUMillis, 1000)
-	c.Pids = cmp.Or(c.Pids, 256)
-	c.DiskBytes = cmp.Or(c.DiskBytes, 10<<30)
-	c.LogBytes = cmp.Or(c.LogBytes, 16<<20)
-	c.MaxMemoryBytes = cmp.Or(c.MaxMemoryBytes, 1<<40)
-	c.MaxCPUMillis = cmp.Or(c.MaxCPUMillis, 1024*1000)
-	c.MaxDiskBytes = cmp.Or(c.MaxDiskBytes&^(1<<20-1), 64<<40) // whole MiB, since it is told
-	c.DiskBytes = min(c.DiskBytes, c.MaxDiskBytes)             // the default may be of a larger host
-	if c.Runtime == "" {
-		c.Runtime = "runsc"
-	}
-	if c.Network == "" {
-		c.Network = record.NetworkRules
-	}
-	if c.Runtimes == nil {
-		c.Runtimes = []string{"runsc", "runc"}
-	}
+	c.Complete()
+	c.NoVolumes = c.Volumes == nil
 	if c.Secret == nil {
 		c.Secret = make([]byte, 32)
 		rand.Read(c.Secret) //nolint:errcheck // never fails since Go 1.24
-	}
-	if c.ParseRule == nil {
-		c.ParseRule = func(string) (record.Rule, error) { return record.Rule{}, errNoRules }
-	}
-	if c.ParsePolicy == nil {
-		c.ParsePolicy = func([]byte) (record.Network, error) { return record.Network{}, errNoRules }
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
 }
-
-var errNoRules = errs.New(errs.Unsupported, "this daemon was built without network rules; leave them out")
 
 // Server answers requests. Make one with New; its fields do not change after.
 type Server struct {

@@ -5,42 +5,15 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
-
-// snapshotStates says how OpenSandbox calls our states of a snapshot, with the
-// reason and the message that go with each.
-var snapshotStates = map[record.SnapshotState][3]string{
-	record.SnapshotCreating: {wire.SnapshotCreating, "snapshot_accepted", "Snapshot creation accepted."},
-	record.SnapshotReady:    {wire.SnapshotReady, "snapshot_runtime_ready", "Snapshot is ready."},
-	record.SnapshotFailed:   {wire.SnapshotFailed, "snapshot_capture_failed", ""},
-	record.SnapshotDeleting: {wire.SnapshotDeleting, "snapshot_deleting", "Snapshot deletion accepted."},
-}
-
-// SnapshotStateOf is the state of a snapshot as clients know it.
-func SnapshotStateOf(s record.Snapshot) string { return snapshotStates[s.State][0] }
-
-func toWireSnapshot(s record.Snapshot) wire.Snapshot {
-	st := snapshotStates[s.State]
-	changed := micros(s.Changed)
-	out := wire.Snapshot{
-		ID: s.ID, SandboxID: s.Source, Name: s.Name, CreatedAt: micros(s.Created),
-		Status: wire.Status{State: st[0], Reason: st[1], Message: st[2], LastTransitionAt: &changed},
-	}
-	if s.State == record.SnapshotFailed {
-		out.Status.Message = s.Message
-	}
-	return out
-}
 
 // snapshotRoutes finds what stands under /snapshots; seg[0] is "snapshots".
 func (s *Server) snapshotRoutes(seg []string) (route, map[string]handler) {
@@ -57,7 +30,7 @@ func (s *Server) snapshotRoutes(seg []string) (route, map[string]handler) {
 				if err != nil {
 					return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 				}
-				writeJSON(w, http.StatusOK, toWireSnapshot(snap))
+				writeJSON(w, http.StatusOK, spec.Snapshot(snap))
 				return nil
 			},
 			http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error {
@@ -76,10 +49,7 @@ func (s *Server) snapshotRoutes(seg []string) (route, map[string]handler) {
 			if err != nil {
 				return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 			}
-			writeJSON(w, http.StatusOK, wire.SnapshotInspection{
-				Snapshot: toWireSnapshot(snap), Image: imageURI(snap.Image), ImageDigest: snap.Image.Digest,
-				Layers: snap.Image.Layers, Bytes: snap.Bytes,
-			})
+			writeJSON(w, http.StatusOK, spec.InspectSnapshot(snap))
 			return nil
 		})
 	}
@@ -103,7 +73,7 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, rec reco
 	name := ""
 	if req.Name != nil {
 		name = *req.Name
-		if err := checkSnapshotName(name); err != nil {
+		if err := spec.CheckSnapshotName(name); err != nil {
 			return err
 		}
 	}
@@ -119,7 +89,7 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, rec reco
 		w.Header().Set("Preference-Applied", "wait")
 	}
 	w.Header().Set("Location", "/v1/snapshots/"+snap.ID)
-	writeJSON(w, http.StatusAccepted, toWireSnapshot(snap))
+	writeJSON(w, http.StatusAccepted, spec.Snapshot(snap))
 	return nil
 }
 
@@ -136,35 +106,8 @@ func orEmptyObject(body io.ReadCloser) (io.ReadCloser, error) {
 	}{io.MultiReader(strings.NewReader(string(b[:n])), body), body}, err
 }
 
-// maxSnapshotName is bytes: a name is for people, and need not be unique.
-const maxSnapshotName = 256
-
-// checkSnapshotName refuses what is a path or an option to somebody. Names of
-// sandboxes are stricter, because they become host names; OpenSandbox's clients call
-// snapshots "before import". What was stored before is found by its name all the same.
-func checkSnapshotName(name string) error {
-	switch {
-	case name == "":
-		return httperr.Invalid("name is empty; leave it out for a snapshot without one")
-	case len(name) > maxSnapshotName:
-		return httperr.Invalid("name has %d bytes; at most %d are kept", len(name), maxSnapshotName)
-	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return httperr.Invalid("name %q holds what can not be printed", httperr.Clip(name, 80))
-	case strings.ContainsAny(name, `/\`), strings.Contains(name, ".."), !startsName(name), strings.HasSuffix(name, " "):
-		return httperr.Invalid("name %q: want what begins with a letter or digit, without / and \\, two dots in a row, or a space at its end", httperr.Clip(name, 80))
-	case record.IsSnapshotID(name):
-		return httperr.Invalid("name %q has the form of a snapshot's id; choose another", name)
-	}
-	return nil
-}
-
-func startsName(name string) bool {
-	r, _ := utf8.DecodeRuneInString(name)
-	return unicode.IsLetter(r) || unicode.IsDigit(r)
-}
-
 func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
-	f, err := parseFilter(r.URL.RawQuery)
+	f, err := spec.ParseFilter(r.URL.RawQuery)
 	if err != nil {
 		return err
 	}
@@ -172,29 +115,22 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("list snapshots: %w", err)
 	}
-	q := r.URL.Query()
-	all = slices.DeleteFunc(all, func(snap record.Snapshot) bool { return !matchSnapshot(q, f, &snap) })
-	from, to, page := f.paginate(len(all))
+	all = slices.DeleteFunc(all, func(snap record.Snapshot) bool { return !f.MatchSnapshot(&snap) })
+	from, to, page := f.Paginate(len(all))
 	out := wire.SnapshotList{Items: []wire.Snapshot{}, Pagination: page}
 	for _, snap := range all[from:to] {
-		out.Items = append(out.Items, toWireSnapshot(snap))
+		out.Items = append(out.Items, spec.Snapshot(snap))
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
 }
 
-func matchSnapshot(q url.Values, f filter, snap *record.Snapshot) bool {
-	return (!q.Has("sandboxId") || q.Get("sandboxId") == snap.Source) &&
-		(!q.Has("name") || q.Get("name") == snap.Name) &&
-		(len(f.states) == 0 || slices.Contains(f.states, string(snap.State)))
-}
-
-// fromSnapshot has spec begin as a snapshot, with its image.
-func (s *Server) fromSnapshot(ctx context.Context, spec *record.Spec, id string) error {
+// fromSnapshot has a new sandbox begin with the files of a snapshot, over its image.
+func (s *Server) fromSnapshot(ctx context.Context, to *record.Spec, id string) error {
 	snap, err := s.snapshots.Get(ctx, id)
 	if err != nil {
 		return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 	}
-	spec.Snapshot, spec.Image = snap.ID, snap.Image
+	to.Snapshot, to.Image = snap.ID, snap.Image
 	return nil
 }

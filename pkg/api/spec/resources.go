@@ -1,4 +1,4 @@
-package api
+package spec
 
 import (
 	"math"
@@ -9,8 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 )
 
-// The least that makes sense. Below 64 Mi not even the official SDK's tests
-// go, and PID 1 needs a dozen threads.
+// Bounds that hold on every host. The official SDK's tests do not go below 64 Mi of
+// memory either, and PID 1 needs a dozen threads.
 const (
 	minMemory = 64 << 20
 	minDisk   = 16 << 20
@@ -26,8 +26,11 @@ const (
 	maxIOBps  = 1 << 40
 	minShm    = 64 << 10
 	minLog    = 64 << 10
-	maxLog    = 256 << 20
 )
+
+// MaxLog is the most that an agent may be told to keep of the output of an
+// entrypoint, in bytes.
+const MaxLog = 256 << 20
 
 var (
 	sizeForm = regexp.MustCompile(`^([0-9]+)([a-zA-Z]*)$`)
@@ -45,11 +48,13 @@ var (
 func parseSize(s string) (int64, error) {
 	m := sizeForm.FindStringSubmatch(s)
 	if m == nil {
-		return 0, httperr.Invalid("%q is not a size; want a whole number with an optional unit, as 536870912, 512Mi, 1Gi or 500M", httperr.Clip(s, 40))
+		return 0, httperr.Invalid("%q is not a size; want a whole number with an optional unit, as 536870912, 512Mi, 1Gi or 500M",
+			httperr.Clip(s, 40))
 	}
 	unit, ok := units[strings.ToLower(m[2])]
 	if !ok {
-		return 0, httperr.Invalid("%q has the unknown unit %q; known are k, M, G, T (powers of 1000) and Ki, Mi, Gi, Ti (powers of 1024)", httperr.Clip(s, 40), httperr.Clip(m[2], 20))
+		return 0, httperr.Invalid("%q has the unknown unit %q; known are k, M, G, T (powers of 1000) and Ki, Mi, Gi, Ti (powers of 1024)",
+			httperr.Clip(s, 40), httperr.Clip(m[2], 20))
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if err != nil || n > math.MaxInt64/unit {
@@ -62,7 +67,8 @@ func parseSize(s string) (int64, error) {
 func parseCPU(s string) (int64, error) {
 	m := cpuForm.FindStringSubmatch(s)
 	if m == nil || m[2] != "" && m[3] != "" {
-		return 0, httperr.Invalid("%q is not an amount of CPU; want cores as 1 or 0.5, or thousandths of a core as 500m", httperr.Clip(s, 40))
+		return 0, httperr.Invalid("%q is not an amount of CPU; want cores as 1 or 0.5, or thousandths of a core as 500m",
+			httperr.Clip(s, 40))
 	}
 	f, err := strconv.ParseFloat(m[1]+m[2], 64)
 	if err != nil || f > 1e9 {

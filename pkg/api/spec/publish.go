@@ -1,12 +1,14 @@
-package api
+package spec
 
 import (
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -14,12 +16,13 @@ import (
 const maxPublish = 64
 
 // parsePublish reads [HOSTIP:]HOSTPORT:PORT[/tcp], docker's form, several
-// separated by commas. Without an address it is this host's loopback, which
-// docker's is not: what is served to others is asked for.
+// separated by commas. Without an address it is this host's loopback, unlike
+// docker's: a port is served to other hosts only if the request says so.
 func parsePublish(v string) (all []record.Publish, err error) {
 	for item := range strings.SplitSeq(v, ",") {
 		bad := func(why string) error {
-			return httperr.Invalid("extension %s: %q: %s; want [HOSTIP:]HOSTPORT:PORT, as 8080:80 or 0.0.0.0:8080:80", wire.ExtPublish, httperr.Clip(item, 80), why)
+			return httperr.Invalid("extension %s: %q: %s; want [HOSTIP:]HOSTPORT:PORT, as 8080:80 or 0.0.0.0:8080:80", wire.ExtPublish,
+				httperr.Clip(item, 80), why)
 		}
 		text, proto, hasProto := strings.Cut(strings.TrimSpace(item), "/")
 		if hasProto && proto != "tcp" {
@@ -42,11 +45,11 @@ func parsePublish(v string) (all []record.Publish, err error) {
 			return nil, bad("the address is none of IPv4; one of IPv6 stands in brackets")
 		}
 		p := record.Publish{}
-		from, err := parsePort(hostPort)
+		from, err := ParsePort(hostPort)
 		if err != nil {
 			return nil, bad("the port of the host is no number from 1 to 65535")
 		}
-		if p.Port, err = parsePort(port); err != nil {
+		if p.Port, err = ParsePort(port); err != nil {
 			return nil, bad("the port of the sandbox is no number from 1 to 65535")
 		}
 		p.Host = netip.AddrPortFrom(netip.MustParseAddr(address).Unmap(), from)
@@ -78,4 +81,13 @@ func showPublish(all []record.Publish) (out []wire.PublishedPort) {
 		out = append(out, wire.PublishedPort{HostIP: p.Host.Addr().String(), HostPort: p.Host.Port(), Port: p.Port, Protocol: "tcp"})
 	}
 	return out
+}
+
+// ParsePort reads the number of a TCP port, in the one way to write it.
+func ParsePort(v string) (uint16, error) {
+	n, err := strconv.ParseUint(v, 10, 16)
+	if err != nil || n == 0 || v[0] == '+' || v[0] == '0' {
+		return 0, errs.Wire(httperr.Invalid("port %q: want a number from 1 to 65535", httperr.Clip(v, 20)), "DOCKER::INVALID_PORT")
+	}
+	return uint16(n), nil
 }

@@ -1,4 +1,4 @@
-package api
+package spec
 
 import (
 	"path"
@@ -19,8 +19,8 @@ const (
 )
 
 // parseTmpfs reads PATH[:OPTION,...], docker's form, several separated by ";".
-// One without a size may be half as large as the memory of the sandbox, as the
-// kernel has it for the host's.
+// One without a size may hold half of the memory of the sandbox, as the kernel lets
+// a tmpfs of the host.
 func parseTmpfs(v string, memory int64) (all []record.Tmpfs, err error) {
 	for item := range strings.SplitSeq(v, ";") {
 		name, options, _ := strings.Cut(item, ":")
@@ -28,12 +28,16 @@ func parseTmpfs(v string, memory int64) (all []record.Tmpfs, err error) {
 		switch {
 		case len(all) == maxTmpfs:
 			return nil, httperr.Invalid("extension %s names more than %d file systems", wire.ExtTmpfs, maxTmpfs)
-		case !path.IsAbs(name) || path.Clean(name) != name || name == "/" || len(name) > maxTmpfsPath || strings.ContainsAny(name, "\x00\n"):
-			return nil, httperr.Invalid("extension %s: %q: want the absolute path of a directory inside, other than /, without . and .., as /tmp", wire.ExtTmpfs, httperr.Clip(name, 80))
+		case !path.IsAbs(name) || path.Clean(name) != name || name == "/" || len(name) > maxTmpfsPath ||
+			strings.ContainsAny(name, "\x00\n"):
+			return nil, httperr.Invalid("extension %s: %q: want the absolute path of a directory inside, other than /, without . and "+
+				".., as /tmp", wire.ExtTmpfs, httperr.Clip(name, 80))
 		case record.IsPrivate(name):
-			return nil, httperr.Invalid("extension %s: %q: the runtime or sandboxd has its own files there; choose another directory", wire.ExtTmpfs, httperr.Clip(name, 80))
+			return nil, httperr.Invalid("extension %s: %q: the runtime or sandboxd has its own files there; choose another directory",
+				wire.ExtTmpfs, httperr.Clip(name, 80))
 		case slices.ContainsFunc(all, func(o record.Tmpfs) bool { return record.Within(name, o.Path) || record.Within(o.Path, name) }):
-			return nil, httperr.Invalid("extension %s: %q lies in another of them, or the other way round; one of the two would be hidden", wire.ExtTmpfs, httperr.Clip(name, 80))
+			return nil, httperr.Invalid("extension %s: %q lies in another of them, or the other way round; one of the two would be hidden",
+				wire.ExtTmpfs, httperr.Clip(name, 80))
 		}
 		if options != "" {
 			for o := range strings.SplitSeq(options, ",") {
@@ -60,7 +64,8 @@ func tmpfsOption(t *record.Tmpfs, option string, memory int64) error {
 			return httperr.Invalid("extension %s: size: %s", wire.ExtTmpfs, err.Error())
 		}
 		if n < minTmpfs || n > memory {
-			return httperr.Invalid("extension %s: size of %s: want %s to %s, the memory of the sandbox, in which it counts", wire.ExtTmpfs, record.Size(n), record.Size(minTmpfs), record.Size(memory))
+			return httperr.Invalid("extension %s: size of %s: want %s to %s, the memory of the sandbox, in which it counts", wire.ExtTmpfs,
+				record.Size(n), record.Size(minTmpfs), record.Size(memory))
 		}
 		t.Bytes = n
 	case key == "mode":
@@ -73,7 +78,8 @@ func tmpfsOption(t *record.Tmpfs, option string, memory int64) error {
 		t.Exec = option == "exec"
 	case option == "rw", option == "nosuid", option == "nodev": // always
 	default:
-		return httperr.Invalid("extension %s: option %q; there are size=, mode=, exec and noexec; nosuid and nodev hold always", wire.ExtTmpfs, httperr.Clip(option, 40))
+		return httperr.Invalid("extension %s: option %q; there are size=, mode=, exec and noexec; nosuid and nodev hold always",
+			wire.ExtTmpfs, httperr.Clip(option, 40))
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package api
+package spec
 
 import (
 	"maps"
@@ -8,20 +8,18 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
-	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Labels follow Kubernetes: kubernetes.io/docs/concepts/overview/working-with-objects/labels.
 var (
 	labelWord   = regexp.MustCompile(`^[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?$`)
 	labelPrefix = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	nameForm    = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
 )
 
-const reservedPrefix = "opensandbox.io/"
+// maxLabels is how many labels one sandbox may have.
+const maxLabels = 64
 
-// isName reports whether s may be the name of a sandbox.
-func isName(s string) bool { return nameForm.MatchString(s) && !strings.Contains(s, "..") }
+const reservedPrefix = "opensandbox.io/"
 
 func badLabel(wireCode, format string, args ...any) error {
 	return errs.Wire(httperr.Invalid(format, args...), wireCode)
@@ -36,9 +34,11 @@ func checkLabelKey(k, wireCode string) error {
 	case strings.HasPrefix(k, reservedPrefix):
 		return badLabel(wireCode, "metadata key %q: the prefix %s is reserved; choose another", httperr.Clip(k, 80), reservedPrefix)
 	case has && (len(prefix) > 253 || !labelPrefix.MatchString(prefix)):
-		return badLabel(wireCode, "metadata key %q: what stands before the / must be a DNS name of at most 253 lower-case characters", httperr.Clip(k, 80))
+		return badLabel(wireCode, "metadata key %q: what stands before the / must be a DNS name of at most 253 lower-case characters",
+			httperr.Clip(k, 80))
 	case len(name) > 63 || !labelWord.MatchString(name):
-		return badLabel(wireCode, "metadata key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or digit", httperr.Clip(k, 80))
+		return badLabel(wireCode, "metadata key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or digit",
+			httperr.Clip(k, 80))
 	}
 	return nil
 }
@@ -48,7 +48,8 @@ func checkLabel(k, v, wireCode string) error {
 		return err
 	}
 	if len(v) > 63 || v != "" && !labelWord.MatchString(v) {
-		return badLabel(wireCode, "metadata value %q of key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or digit, or nothing", httperr.Clip(v, 80), httperr.Clip(k, 80))
+		return badLabel(wireCode, "metadata value %q of key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or "+
+			"digit, or nothing", httperr.Clip(v, 80), httperr.Clip(k, 80))
 	}
 	return nil
 }
@@ -66,8 +67,9 @@ func checkLabels(m map[string]string) error {
 	return nil
 }
 
-// checkPatch checks a merge patch and what would come of it.
-func checkPatch(have map[string]string, patch map[string]*string) error {
+// CheckLabelPatch checks a merge patch of the labels that a sandbox has, and the
+// labels that it would have then. nil removes one.
+func CheckLabelPatch(have map[string]string, patch map[string]*string) error {
 	const code = "INVALID_METADATA_LABEL"
 	after := len(have)
 	for _, k := range slices.Sorted(maps.Keys(patch)) {
@@ -91,19 +93,6 @@ func checkPatch(have map[string]string, patch map[string]*string) error {
 	}
 	if after > maxLabels {
 		return badLabel(code, "metadata would have %d entries; at most %d are kept for a sandbox", after, maxLabels)
-	}
-	return nil
-}
-
-// checkName checks a name that a sandbox is to get.
-func checkName(name string) error {
-	switch {
-	case name == "":
-		return nil
-	case !isName(name):
-		return httperr.Invalid("name %q: want 1 to 63 of A-Z a-z 0-9 _ . - that begin with a letter or digit, without two dots in a row", httperr.Clip(name, 80))
-	case record.IsID(name):
-		return httperr.Invalid("name %q looks like the id of a sandbox (12 characters of a-z and 2-7); choose another length", name)
 	}
 	return nil
 }
