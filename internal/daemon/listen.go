@@ -15,7 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/certs"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/systemd"
-	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 )
 
 // listenUnix returns the API's Unix socket, mode 0660 root:group: the one that
@@ -101,7 +102,7 @@ func removeSocket(key, path string) error {
 // A tcpListener is a TCP listener and what its connections may do.
 type tcpListener struct {
 	net.Listener
-	may api.Listener
+	may auth.Listener
 }
 
 // listeners opens the TCP listeners of the configuration: the API's and the gateway's.
@@ -110,11 +111,11 @@ func (d *Daemon) listeners() (all []tcpListener, err error) {
 	for _, t := range []struct {
 		key, address string
 		cert         *certs.Pair
-		may          func(loopback bool) api.Listener
+		may          func(loopback bool) auth.Listener
 	}{
-		{"listen.tcp", l.TCP, d.cert, func(loopback bool) api.Listener { return api.Listener{PublicPorts: loopback} }},
-		{"gateway.listen", g.Listen, d.gatewayCert, func(loopback bool) api.Listener {
-			return api.Listener{Gateway: true, PublicPorts: g.Public == "yes" || g.Public == "auto" && loopback}
+		{"listen.tcp", l.TCP, d.cert, func(loopback bool) auth.Listener { return auth.Listener{PublicPorts: loopback} }},
+		{"gateway.listen", g.Listen, d.gatewayCert, func(loopback bool) auth.Listener {
+			return auth.Listener{Gateway: true, PublicPorts: g.Public == "yes" || g.Public == "auto" && loopback}
 		}},
 	} {
 		if t.address == "" {
@@ -155,9 +156,9 @@ func family(addr netip.AddrPort) string {
 }
 
 // announcedGateway is how clients reach the gateway.
-func (d *Daemon) announcedGateway() api.Gateway {
+func (d *Daemon) announcedGateway() gateway.Names {
 	g := d.cfg.Gateway
-	out := api.Gateway{Domain: g.Domain, Address: g.Address}
+	out := gateway.Names{Domain: g.Domain, Address: g.Address}
 	if g.Listen == "" {
 		return out
 	}

@@ -27,7 +27,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	once, err := spec.Request(r.Header.Values(wire.HeaderIdempotency), s.client(r), body)
+	once, err := spec.Request(r.Header.Values(wire.HeaderIdempotency), s.guard.Client(r), body)
 	if err != nil {
 		return err
 	}
@@ -71,7 +71,7 @@ func (s *Server) createOf(r *http.Request, body []byte, once record.Request) (re
 	}
 	asked.Image.Config.Labels = nil // the image's; not for each record of a sandbox to repeat
 	asked.Request = once
-	rec, err := s.sandboxes.Create(withAuth(admission.By(r.Context(), s.client(r)), req.Image), asked)
+	rec, err := s.sandboxes.Create(withAuth(admission.By(r.Context(), s.guard.Client(r)), req.Image), asked)
 	if err != nil {
 		return rec, fmt.Errorf("create a sandbox of %s: %w", asked.Image.Ref(), err)
 	}

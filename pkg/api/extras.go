@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -196,7 +197,7 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, rec record.Record)
 		io.WriteString(w, text) //nolint:errcheck // a client that left needs no answer
 		return nil
 	}
-	if _, err := s.reachable(r.Context(), rec, wire.AgentPort); err != nil {
+	if _, err := s.gateway.Reachable(r.Context(), rec, wire.AgentPort); err != nil {
 		return err
 	}
 	out := &tail{w: w, rc: http.NewResponseController(w)}
@@ -304,7 +305,7 @@ func (s *Server) copyLogs(w io.Writer, r *http.Request, rec record.Record, curso
 	if follow {
 		q.Set("follow", "true")
 	}
-	ctx, cancel := s.untilEnd(r.Context(), rec)
+	ctx, cancel := s.gateway.UntilEnd(r.Context(), rec)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
 		"http://sandbox/command/"+agent.EntrypointID+"/logs?"+q.Encode(), nil)
@@ -313,7 +314,7 @@ func (s *Server) copyLogs(w io.Writer, r *http.Request, rec record.Record, curso
 	}
 	resp, err := s.agents.Transport(rec).RoundTrip(req)
 	if err != nil {
-		return cursor, unreachable(err, rec.ID, wire.AgentPort)
+		return cursor, gateway.Unreachable(err, rec.ID, wire.AgentPort)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {

@@ -20,6 +20,7 @@ import (
 
 	openapi "github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
@@ -464,13 +465,13 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	if w.s, err = New(cfg, f, fakeSnapshots{f}, fakeDiffs{}, fakeImages{f}, fakeAgents{f}, fakeStats{f}); err != nil {
 		t.Fatal(err)
 	}
-	w.url = w.serve("tcp", "127.0.0.1:0", Listener{})
+	w.url = w.serve("tcp", "127.0.0.1:0", auth.Listener{})
 	t.Cleanup(w.s.Close)
 	return w
 }
 
 // serve opens another listener on the same server.
-func (w *world) serve(network, addr string, l Listener) string {
+func (w *world) serve(network, addr string, l auth.Listener) string {
 	w.t.Helper()
 	ln, err := net.Listen(network, addr)
 	if err != nil {
@@ -479,7 +480,7 @@ func (w *world) serve(network, addr string, l Listener) string {
 	return w.serveOn(ln, l)
 }
 
-func (w *world) serveOn(ln net.Listener, l Listener) string {
+func (w *world) serveOn(ln net.Listener, l auth.Listener) string {
 	hs := w.s.HTTPServer(l)
 	handler := hs.Handler
 	hs.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {

@@ -153,9 +153,9 @@ func TestRenewSkipped(t *testing.T) {
 	sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,"extensions":{"access.renew.extend.seconds":"3600"}}`).sandbox(t)
 	at := "/v1/sandboxes/" + sb.ID
 	w.do("GET", at+"/proxy/44772/ping", "", wire.HeaderAccessRenew, "Skip")
-	w.s.renewMu.Lock()
-	_, asked := w.s.renewed[sb.ID]
-	w.s.renewMu.Unlock()
+	w.s.renewals.mu.Lock()
+	_, asked := w.s.renewals.at[sb.ID]
+	w.s.renewals.mu.Unlock()
 	if asked {
 		t.Error("it renewed although it was told not to")
 	}

@@ -52,21 +52,21 @@ func (s *Server) policy(w http.ResponseWriter, r *http.Request, rec record.Recor
 // policyMethods change a policy at port 18080.
 var policyMethods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 
-// authorisePolicy lets in who has the token of this sandbox's egress API.
+// authorisePolicy lets a request in that has the token of this sandbox's egress API, or
+// the key of an operator.
 func (s *Server) authorisePolicy(r *http.Request, rec record.Record) error {
 	token := r.Header.Get(wire.HeaderEgressToken)
-	if infoOf(r).role.Covers(record.Operator) || s.keys.role(token).Covers(record.Operator) {
+	if infoOf(r).role.Covers(record.Operator) || s.guard.Role(token).Covers(record.Operator) {
 		return nil
 	}
-	if s.keyless() { // a page that got the token got it where none should have been given
-		if err := s.fromPage(r); err != nil {
-			return err
-		}
+	if err := s.guard.FromPage(r); err != nil { // a page that has the token got it where it should not have
+		return err
 	}
-	if equal(token, s.endpointToken(rec.ID, wire.EgressPort)) {
+	if s.gateway.Opens(token, rec.ID, wire.EgressPort) {
 		return nil
 	}
-	return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied, "unauthorized: send the headers that GET /v1/sandboxes/{id}/endpoints/18080 returns")
+	return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
+		"unauthorized: send the headers that GET /v1/sandboxes/{id}/endpoints/18080 returns")
 }
 
 // networkPolicy is the same as a route of the lifecycle API.

@@ -193,7 +193,7 @@ func TestPolicyKeyless(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.APIKeys, c.Insecure = nil, true })
 	id := w.create().ID
 	at := "/v1/sandboxes/" + id + "/proxy/18080/policy"
-	token := w.s.endpointToken(id, wire.EgressPort)
+	token := w.s.gateway.Token(id, wire.EgressPort)
 	if a := w.do("PUT", at, `{"defaultAction":"allow"}`, "Origin", "http://page", wire.HeaderEgressToken, token); a.StatusCode != http.StatusForbidden || w.rulesOf(id) != "rules []" {
 		t.Errorf("%d %s; it is %s", a.StatusCode, a.body, w.rulesOf(id))
 	}

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -232,7 +233,7 @@ func TestProxyForHours(t *testing.T) {
 			return ours
 		}
 		ln := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
-		hs := w.s.HTTPServer(Listener{})
+		hs := w.s.HTTPServer(auth.Listener{})
 		go hs.Serve(ln) //nolint:errcheck // ends with Close
 		c := ln.dial()
 		go fmt.Fprintf(c, "GET /sandboxes/%s/proxy/8000/ HTTP/1.1\r\nHost: x\r\n%s: %s\r\nConnection: close\r\n\r\n", id, wire.HeaderAPIKey, testKey)
@@ -290,7 +291,7 @@ func (p *pipes) Addr() net.Addr { return &net.UnixAddr{} }
 // TestRenewRarely: a busy endpoint does not write the store for each request, by
 // whatever way it is reached.
 func TestRenewRarely(t *testing.T) {
-	g := newGate(t, Listener{PublicPorts: true})
+	g := newGate(t, auth.Listener{PublicPorts: true})
 	busy := g.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,"extensions":{"access.renew.extend.seconds":"300"}}`).sandbox(t)
 	host := busy.ID + "-8000." + gateDomain
 	if a := g.get("/", host, "OpenSandbox-Access-Renew: skip"); a.StatusCode != 200 || g.renews.Load() != 0 {

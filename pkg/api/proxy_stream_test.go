@@ -98,6 +98,9 @@ func TestPerPeer(t *testing.T) {
 	}
 }
 
+// maxPerPeer is how many connections one TCP address may hold.
+const maxPerPeer = 512
+
 func testPerPeer(t *testing.T, secure bool) {
 	bye := make(chan struct{})
 	app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
@@ -312,6 +315,9 @@ func TestProxyEndsBeforeAnswer(t *testing.T) {
 		})
 	}
 }
+
+// drainTime is how long the gateway waits for the last bytes of a sandbox that has ended.
+const drainTime = time.Second
 
 // TestProxyUnwatched: a sandbox that runs and that nobody watches keeps its streams.
 func TestProxyUnwatched(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -92,7 +93,7 @@ func TestNoKeyIsClosedUnlessInsecure(t *testing.T) {
 func TestUnixSocketNeedsNoKey(t *testing.T) {
 	w := newWorld(t)
 	path := filepath.Join(t.TempDir(), "s")
-	w.serve("unix", path, Listener{})
+	w.serve("unix", path, auth.Listener{})
 	c := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", path)
@@ -266,7 +267,7 @@ func TestEndpointToken(t *testing.T) {
 			t.Errorf("the app did not get its key: %s", b)
 		}
 	}
-	w.url = w.serve("tcp", "127.0.0.1:0", Listener{PublicPorts: true})
+	w.url = w.serve("tcp", "127.0.0.1:0", auth.Listener{PublicPorts: true})
 	if a := w.do("GET", "/sandboxes/"+sb.ID+"/proxy/8000", "", none...); a.StatusCode != 200 {
 		t.Errorf("public: %s", a.Status)
 	}

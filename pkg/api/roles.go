@@ -3,8 +3,6 @@ package api
 import (
 	"net/http"
 
-	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
-	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -86,10 +84,4 @@ func leastRole(method string, rt route) record.Role {
 		}
 	}
 	return record.Admin
-}
-
-// forbidden is the refusal of a key that may less than what is asked for.
-func forbidden(have, need record.Role) error {
-	return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
-		"this API key has the role %s, and this needs %s; use another key (an admin makes one: `sandboxctl key create NAME --role %s`)", have, need, need)
 }

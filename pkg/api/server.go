@@ -14,20 +14,18 @@ package api
 import (
 	"context"
 	"crypto/rand"
-	"fmt"
 	"log"
 	"log/slog"
 	"net/http"
 	"net/netip"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/journal"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -43,7 +41,7 @@ type Config struct {
 	APIKeys  []string
 	Insecure bool
 	// Keys keeps others, each with a role of its own; may be nil.
-	Keys Keys
+	Keys auth.Store
 	// Volumes keeps named volumes; may be nil: then there are none.
 	Volumes Volumes
 	// RequestsPerSecond is what one client may send by TCP; 0: no bound.
@@ -53,12 +51,12 @@ type Config struct {
 	// the process.
 	Secret []byte
 
-	// TrustedProxies are peers whose X-Forwarded-* is believed and passed on; a
-	// Unix socket's always is.
+	// TrustedProxies are peers whose X-Forwarded-* is believed and passed on; that of a
+	// Unix socket always is.
 	TrustedProxies []netip.Prefix
 
-	// Gateway is what clients see of the listeners that are one.
-	Gateway Gateway
+	// Gateway has the names of the listeners that serve ports and nothing else.
+	Gateway gateway.Names
 	// ListenAddress is where the API is served by TCP, for endpoints that are
 	// asked for by the Unix socket; may be empty.
 	ListenAddress string
@@ -108,40 +106,48 @@ func (c *Config) defaults() {
 // Server answers requests. Make one with New; its fields do not change after.
 type Server struct {
 	cfg       Config
-	keys      *keyring
-	rates     rates
+	guard     *auth.Guard
+	gateway   *gateway.Gateway
+	renewals  *renewals
 	sandboxes Sandboxes
 	images    Images
-	agents    Agents
+	agents    gateway.Agents
 	stats     Stats
 	snapshots Snapshots
 	diffs     Diffs
-	ports     *http.Transport // to ports other than the agent's
-	quiet     *log.Logger     // what the proxy says besides its errors
+	quiet     *log.Logger // what the proxy says besides its errors
 
 	waitLimit time.Duration // the constant, but in tests
-
-	renewMu sync.Mutex
-	renewed map[string]time.Time // when access last renewed a sandbox
 }
 
-// New makes a Server. It fails if the keys of the store can not be read.
-func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag Agents, st Stats) (*Server, error) {
+// New makes a Server. It fails if the keys of the store cannot be read.
+func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway.Agents, st Stats) (*Server, error) {
 	cfg.defaults()
-	s := &Server{cfg: cfg, sandboxes: sb, snapshots: sn, diffs: df, images: im, agents: ag, stats: st, waitLimit: waitLimit, renewed: map[string]time.Time{}}
-	s.rates = rates{perSecond: cfg.RequestsPerSecond, of: map[string]*rate.Limiter{}}
+	s := &Server{cfg: cfg, sandboxes: sb, snapshots: sn, diffs: df, images: im, agents: ag, stats: st, waitLimit: waitLimit}
 	var err error
-	if s.keys, err = newKeyring(cfg.APIKeys, cfg.Keys); err != nil {
-		return nil, fmt.Errorf("read API keys: %w", err)
+	s.guard, err = auth.New(auth.Config{
+		Keys: cfg.APIKeys, Insecure: cfg.Insecure, Store: cfg.Keys, ExternalHost: cfg.ExternalHost, RequestsPerSecond: cfg.RequestsPerSecond,
+	})
+	if err != nil {
+		return nil, err
 	}
 	s.cfg.APIKeys = nil
-	s.ports = s.portTransport()
 	s.quiet = slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)
+	s.renewals = &renewals{sandboxes: sb, most: cfg.MaxTimeout, log: cfg.Log, at: map[string]time.Time{}}
+	s.gateway = gateway.New(gateway.Config{
+		Names: cfg.Gateway, Secret: cfg.Secret, TrustedProxies: cfg.TrustedProxies,
+		Sandboxes: sb, Agents: ag, Guard: s.guard,
+		Kills: func(id string) (int64, error) { return st.OOMKills(id) },
+		State: spec.StateOf, Accessed: s.renewals.accessed, Log: s.quiet,
+	})
 	return s, nil
 }
 
 // Close drops idle connections into sandboxes.
-func (s *Server) Close() { s.ports.CloseIdleConnections() }
+func (s *Server) Close() { s.gateway.Close() }
+
+// HTTPServer returns a server for one listener; call Serve on it.
+func (s *Server) HTTPServer(l auth.Listener) *http.Server { return l.Server(s, s.quiet) }
 
 // handler serves one route. An error that it returns becomes the answer.
 type handler func(w http.ResponseWriter, r *http.Request) error
@@ -149,17 +155,17 @@ type handler func(w http.ResponseWriter, r *http.Request) error
 // ServeHTTP routes one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	in := &info{start: time.Now(), requestID: requestID(r)}
-	in.actor, in.role = s.whoIs(r)
+	in.actor, in.role = s.guard.WhoIs(r)
 	ctx := journal.With(r.Context(), slog.String("request", in.requestID), slog.String("actor", in.actor))
 	r = r.WithContext(context.WithValue(ctx, infoKey{}, in))
-	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: peerOf(r)}
+	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: auth.PeerOf(r)}
 	tw.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	tw.Header().Set(wire.HeaderRequestID, in.requestID)
 	defer s.finish(tw, r, in)
 	h, rt, err := s.find(r)
 	in.route = rt.name
-	if in.role != "" && !tw.peer.unix {
-		if err := s.rates.allow(s.client(r)); err != nil {
+	if in.role != "" && !tw.peer.Unix {
+		if err := s.guard.Allow(r); err != nil {
 			s.cors(tw, r)
 			s.fail(tw, r, err)
 			return
@@ -170,7 +176,9 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if rt.proxy {
-		s.proxy(tw, r, rt)
+		if err := s.port(tw, r, rt.target); err != nil {
+			s.fail(tw, r, err)
+		}
 		return
 	}
 	s.cors(tw, r)
@@ -179,11 +187,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if !rt.open && in.role == "" {
-		s.fail(tw, r, s.unauthorized(r))
+		s.fail(tw, r, s.guard.Unauthorized(r))
 		return
 	}
 	if need := leastRole(r.Method, rt); !rt.open && !in.role.Covers(need) {
-		s.fail(tw, r, forbidden(in.role, need))
+		s.fail(tw, r, auth.Forbidden(in.role, need))
 		return
 	}
 	if err := h(tw, r); err != nil {
@@ -200,14 +208,7 @@ type route struct {
 	proxy   bool
 	v1      bool // asked through /v1
 
-	id   string // of proxy
-	port string
-	base string // path under which the port is served; empty: it has a host of its own
-	rest string // undecoded, after base; empty or begins with "/"
-
-	sig       signature // in the address; zero: none
-	sigInPath bool      // what looks like one may be the guest's path
-	signed    bool      // sig is right
+	target gateway.Target // of proxy
 }
 
 // find finds what a request is for, on the kind of listener that it came by.
@@ -216,14 +217,15 @@ func (s *Server) find(r *http.Request) (h handler, rt route, err error) {
 	case r.Method == http.MethodConnect:
 		return nil, route{name: "none", refused: true}, httperr.New(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
 			"CONNECT is not served: this is no proxy to other hosts; ports of sandboxes are reached by GET /v1/sandboxes/{id}/endpoints/{port}")
-	case !peerOf(r).gateway:
+	case !auth.PeerOf(r).Gateway:
 		h, rt = s.route(r)
 		return h, rt, nil
-	case r.URL.Path == "/health" && s.gatewayHealth(r):
+	case r.URL.Path == "/health" && s.cfg.Gateway.Itself(r):
 		h, rt = s.route(r)
 		return h, rt, nil
 	}
-	rt, err = s.gateway(r)
+	rt = route{name: "/{id}/{port}", proxy: true}
+	rt.target, err = s.cfg.Gateway.Find(r)
 	return nil, rt, err
 }
 
@@ -240,12 +242,12 @@ func (s *Server) route(r *http.Request) (handler, route) {
 		if len(seg) > 4 {
 			rest = "/" + rest
 		}
-		rt := route{name: "/sandboxes/{id}/proxy/{port}", proxy: true, v1: v1, id: unescape(seg[1]), port: seg[3], rest: rest}
-		rt.base = proxyBase(v1, rt.id, rt.port)
-		if id, port, sig, ok := parseSigned(rt.id); ok && port == rt.port {
-			rt.id, rt.sig = id, sig
+		id, base := unescape(seg[1]), ""
+		if v1 {
+			base = "/v1"
 		}
-		return nil, rt
+		base += gateway.Base(id, seg[3])
+		return nil, route{name: "/sandboxes/{id}/proxy/{port}", proxy: true, v1: v1, target: gateway.Below(base, id, seg[3], rest)}
 	}
 	if len(seg) > 1 && seg[len(seg)-1] == "" { // one trailing slash is forgiven
 		seg = seg[:len(seg)-1]
@@ -327,8 +329,8 @@ func (s *Server) plainRoutes(name string, v1 bool) (route, map[string]handler) {
 		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
 			v := s.cfg.Version
 			if infoOf(r).role == "" {
-				if s.keyless() { // a page asks
-					return s.unauthorized(r)
+				if s.guard.Keyless() { // a page asks
+					return s.guard.Unauthorized(r)
 				}
 				v = wire.Version{Version: v.Version}
 			}

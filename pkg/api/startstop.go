@@ -18,7 +18,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request, rec record.Record
 		return err
 	}
 	id := rec.ID
-	if rec, err = s.sandboxes.Start(admission.By(r.Context(), s.client(r)), id); err != nil {
+	if rec, err = s.sandboxes.Start(admission.By(r.Context(), s.guard.Client(r)), id); err != nil {
 		return fmt.Errorf("start sandbox %s: %w", id, err)
 	}
 	if wait {

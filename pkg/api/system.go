@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -85,7 +86,7 @@ func (s *Server) drain(on bool) handler {
 // onTheHost refuses what comes by another way than the Unix socket; why is the
 // beginning of the sentence that says so.
 func onTheHost(r *http.Request, why string) error {
-	if peerOf(r).unix {
+	if auth.PeerOf(r).Unix {
 		return nil
 	}
 	return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,

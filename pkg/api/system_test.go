@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -73,7 +74,7 @@ func TestBackup(t *testing.T) {
 			t.Errorf("by TCP, with a key: %d %s", a.StatusCode, a.body)
 		}
 		socket := filepath.Join(t.TempDir(), "s")
-		w.serve("unix", socket, Listener{})
+		w.serve("unix", socket, auth.Listener{})
 		resp, err := overUnix(t, socket).Get("http://sandboxd/v1/system/backup")
 		if err != nil {
 			t.Fatal(err)

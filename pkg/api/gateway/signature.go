@@ -1,4 +1,4 @@
-package api
+package gateway
 
 import (
 	"crypto/hmac"
@@ -10,17 +10,16 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // A signature opens one port of one sandbox until it expires. It is part of the
-// address, as OpenSandbox's OSEP-0011 has it: {id}-{port}-{expires}-{signature},
-// and the text that is signed is the one described there. Only that its end has
-// 32 digits and not 8 and the name of a key: who has the address alone could try
-// all of 2^32 in days, and clients read none of it.
+// address, as OpenSandbox's OSEP-0011 has it: {id}-{port}-{expires}-{signature}, and
+// the signed text is the one described there. The signature itself differs: it has 32
+// digits, and not 8 and the name of a key. All of 2^32 can be tried in days by anybody
+// who has the address, and no client reads it.
 type signature struct {
 	expires string // seconds since 1970 in base 36
 	mac     string // 32 hexadecimal digits
@@ -33,8 +32,8 @@ var (
 	tokenInText = regexp.MustCompile(tokenQuery + `=[^&#\s;,"]*&?`)
 )
 
-// latestExpiry is the last second that a signed address may name: the end of the
-// year 9999. With more digits the label would be longer than the 63 that DNS allows.
+// latestExpiry is the last second that a signed address may name: the end of the year
+// 9999. With more digits the label would be longer than the 63 that DNS allows.
 const latestExpiry = 253402300799
 
 // parseSigned reads the four segments of a signed label.
@@ -66,48 +65,50 @@ func (sig signature) path(id, port string) string {
 	return "/" + id + "/" + port + "/" + sig.expires + "/" + sig.mac
 }
 
-// sign makes the signature of a port until a second since 1970.
-func (s *Server) sign(id string, port uint16, until int64) signature {
-	return s.signText(id, port, strconv.FormatInt(until, 36))
+// sign makes the signature of a port that expires at a second since 1970.
+func (g *Gateway) sign(id string, port uint16, until int64) signature {
+	return g.signText(id, port, strconv.FormatInt(until, 36))
 }
 
-func (s *Server) signText(id string, port uint16, expires string) signature {
-	m := hmac.New(sha256.New, s.cfg.Secret)
+func (g *Gateway) signText(id string, port uint16, expires string) signature {
+	m := hmac.New(sha256.New, g.cfg.Secret)
 	fmt.Fprintf(m, "v1\nshort\n%s\n%d\n%s\n", id, port, expires)
 	return signature{expires, hex.EncodeToString(m.Sum(nil)[:16])}
 }
 
-// checkSignature looks at the signature of a route, if it has one. One in a path
-// that is not ours is the guest's path; elsewhere it is refused.
-func (s *Server) checkSignature(rt *route, rec record.Record, port uint16) error {
-	if rt.sig.mac == "" {
+// CheckSignature checks the signature of t, if it has one, and notes that it is right.
+// A wrong one in a path is taken for the guest's own path; elsewhere it is refused.
+func (g *Gateway) CheckSignature(t *Target, rec *record.Record, port uint16) error {
+	if t.sig.mac == "" {
 		return nil
 	}
 	refuse := func(format string, args ...any) error {
 		return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
 			format+"; ask for another with GET /v1/sandboxes/{id}/endpoints/%d?expires=…", append(args, port)...)
 	}
-	if rt.id != rec.ID || !equal(rt.sig.mac, s.signText(rec.ID, port, rt.sig.expires).mac) {
-		if rt.sigInPath {
-			rt.unsign()
+	if t.ID != rec.ID || !equal(t.sig.mac, g.signText(rec.ID, port, t.sig.expires).mac) {
+		if t.sigInPath {
+			t.unsign()
 			return nil
 		}
 		return refuse("the signature of this address is not one of this port of this sandbox")
 	}
-	until, err := strconv.ParseInt(rt.sig.expires, 36, 64)
+	until, err := strconv.ParseInt(t.sig.expires, 36, 64)
 	if err != nil || time.Now().Unix() > until {
 		return refuse("this address expired at %s", time.Unix(until, 0).UTC().Format(time.RFC3339))
 	}
-	rt.signed = true
+	t.signed = true
 	return nil
 }
 
-// parseExpires reads what a signed address is asked to live until. It does not
-// outlive its sandbox as that is now; a sandbox that is renewed gets others.
-func parseExpires(text string, rec record.Record) (int64, error) {
+// ParseExpires reads until when a signed address is to be good, in seconds since 1970.
+// It is never longer than the sandbox lives as of now; after a renewal clients ask for
+// another.
+func ParseExpires(text string, rec *record.Record) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n > latestExpiry || strconv.FormatInt(n, 10) != text || n < 0 {
-		return 0, httperr.Invalid("expires %q: want whole seconds since 1970 (UTC), as `date -d '1 hour' +%%s` prints them", httperr.Clip(text, 30))
+		return 0, httperr.Invalid("expires %q: want whole seconds since 1970 (UTC), as `date -d '1 hour' +%%s` prints them",
+			httperr.Clip(text, 30))
 	}
 	if now := time.Now().Unix(); n <= now {
 		return 0, httperr.Invalid("expires %d has passed: it is %d now, in seconds since 1970 (UTC)", n, now)
@@ -116,21 +117,4 @@ func parseExpires(text string, rec record.Record) (int64, error) {
 		n = min(n, rec.Expires.Unix())
 	}
 	return n, nil
-}
-
-// credentials of a port: the headers that carry its token.
-var tokenHeaders = []string{wire.HeaderEndpointToken, wire.HeaderSecureAccess}
-
-// tokenGiven reports whether a request has a header for the token of a port, and
-// whether every such header is right: who sends a wrong one means it, and is not
-// let in for a cookie that a browser adds.
-func tokenGiven(r *http.Request, want string) (given, right bool) {
-	right = true
-	for _, h := range tokenHeaders {
-		for _, v := range r.Header.Values(h) {
-			given = true
-			right = equal(v, want) && right
-		}
-	}
-	return given, given && right
 }

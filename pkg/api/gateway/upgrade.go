@@ -1,4 +1,4 @@
-package api
+package gateway
 
 import (
 	"io"
@@ -12,14 +12,14 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// halfOpen is how long a sandbox may stay silent on an upgraded connection
-// whose client has said its last.
+// halfOpen is how long a sandbox may stay silent on an upgraded connection whose
+// client has closed its half.
 const halfOpen = time.Minute
 
-// upgraded bounds what is left of an upgrade when its client leaves: ReverseProxy
-// then waits for the sandbox to hang up too, and a sandbox that never does would
-// hold two descriptors for as long as it lives. One that was not asked for is an
-// error: ReverseProxy refuses it as well, but leaves its connection open.
+// upgraded bounds how long an upgraded connection outlives its client: ReverseProxy
+// waits for the sandbox to hang up too, and a sandbox that never does would hold two
+// descriptors for as long as it lives. An upgrade that was not asked for is an error:
+// ReverseProxy refuses it as well, but leaves its connection open.
 func upgraded(resp *http.Response) error {
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		return nil
@@ -28,13 +28,14 @@ func upgraded(resp *http.Response) error {
 	b, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || asked == "" || !strings.EqualFold(asked, got) {
 		return httperr.New(http.StatusBadGateway, "GENERAL::UNKNOWN_ERROR", errs.Unavailable,
-			"the server in the sandbox changed the protocol to %q, which this request did not ask for (it asked for %q); look at that server", httperr.Clip(got, 80), httperr.Clip(asked, 80))
+			"the server in the sandbox changed the protocol to %q, which this request did not ask for (it asked for %q); look at "+
+				"that server", httperr.Clip(got, 80), httperr.Clip(asked, 80))
 	}
 	resp.Body = &upgrade{ReadWriteCloser: b}
 	return nil
 }
 
-// protocol is what headers say that a connection is to be upgraded to, or "".
+// protocol is the protocol that headers upgrade a connection to, or "".
 func protocol(h http.Header) string {
 	for _, v := range h["Connection"] {
 		for token := range strings.SplitSeq(v, ",") {
@@ -69,6 +70,6 @@ func (u *upgrade) CloseWrite() error {
 	if !ok {
 		return u.Close()
 	}
-	u.patience.Store(time.AfterFunc(halfOpen, func() { u.Close() })) //nolint:errcheck // closed already is as well
+	u.patience.Store(time.AfterFunc(halfOpen, func() { u.Close() })) //nolint:errcheck // it may be closed already
 	return w.CloseWrite()
 }

@@ -1,4 +1,4 @@
-package api
+package auth
 
 import (
 	"net/http"
@@ -18,7 +18,8 @@ type rates struct {
 	of        map[string]*rate.Limiter // guarded by mu
 }
 
-// maxRates is how many clients are remembered; of more, those who are idle are not.
+// maxRates is how many clients are remembered. When there are more, idle ones are
+// forgotten.
 const maxRates = 4096
 
 // allow fails with the status 429 if client has sent too many.
@@ -46,6 +47,7 @@ func (l *rates) allow(client string) error {
 		return nil
 	}
 	turn.Cancel()
-	err := errs.New(errs.Exhausted, "%s sends more than %d requests a second, which is what each client may here (limits.requests_per_second); ask again in %s", client, l.perSecond, wait.Round(time.Millisecond))
+	err := errs.New(errs.Exhausted, "%s sends more than %d requests a second, which is what each client may here "+
+		"(limits.requests_per_second); ask again in %s", client, l.perSecond, wait.Round(time.Millisecond))
 	return httperr.With(http.StatusTooManyRequests, errs.Retry(errs.Wire(err, "SANDBOX::RATE_LIMITED"), wait))
 }

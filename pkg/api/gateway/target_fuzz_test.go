@@ -1,4 +1,4 @@
-package api
+package gateway
 
 import (
 	"bufio"
@@ -11,6 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
+
+const gateDomain = "sandboxes.test"
 
 // FuzzGateway: a request as net/http takes it is refused, or names one sandbox in
 // so many words, and what is passed on is the rest of its own path.
@@ -27,10 +29,7 @@ func FuzzGateway(f *testing.F) {
 	} {
 		f.Add(seed[0], seed[1], seed[2])
 	}
-	s, err := New(Config{Gateway: Gateway{Domain: gateDomain}}, nil, nil, nil, nil, nil, nil)
-	if err != nil {
-		f.Fatal(err)
-	}
+	n := Names{Domain: gateDomain}
 	f.Fuzz(func(t *testing.T, target, host, header string) {
 		if strings.ContainsAny(host+header, "\r\n") {
 			return
@@ -43,25 +42,25 @@ func FuzzGateway(f *testing.F) {
 		if err != nil {
 			return
 		}
-		rt, err := s.gateway(r)
+		at, err := n.Find(r)
 		if err != nil {
 			if c := errs.CodeOf(err); c != errs.Invalid && c != errs.NotFound || len(err.Error()) > 500 {
 				t.Fatalf("%s: %v", c, err)
 			}
 			return
 		}
-		if rt.base+rt.rest != r.URL.EscapedPath() || rt.rest != "" && rt.rest[0] != '/' {
-			t.Fatalf("%q is %q and %q", r.URL.EscapedPath(), rt.base, rt.rest)
+		if at.base+at.Rest != r.URL.EscapedPath() || at.Rest != "" && at.Rest[0] != '/' {
+			t.Fatalf("%q is %q and %q", r.URL.EscapedPath(), at.base, at.Rest)
 		}
-		if !record.IsID(rt.id) && !spec.IsName(rt.id) {
+		if !record.IsID(at.ID) && !spec.IsName(at.ID) {
 			return // answered 404 before anything is looked at
 		}
-		if _, err := spec.ParsePort(rt.port); err != nil {
+		if _, err := spec.ParsePort(at.Port); err != nil {
 			return
 		}
 		said := []string{strings.ToLower(r.Host), r.Header.Get(wire.HeaderIngressTo)}
-		if rt.base == "" && !strings.Contains(strings.Join(said, " "), rt.id+"-"+rt.port) || rt.base != "" && !strings.HasPrefix(rt.base, "/"+rt.id+"/"+rt.port) {
-			t.Fatalf("%q %q %q reaches port %s of %s", target, host, header, rt.port, rt.id)
+		if at.base == "" && !strings.Contains(strings.Join(said, " "), at.ID+"-"+at.Port) || at.base != "" && !strings.HasPrefix(at.base, "/"+at.ID+"/"+at.Port) {
+			t.Fatalf("%q %q %q reaches port %s of %s", target, host, header, at.Port, at.ID)
 		}
 	})
 }

@@ -1,4 +1,4 @@
-package api
+package gateway
 
 import (
 	"bytes"
@@ -13,19 +13,19 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// explainKills returns what lets the stream of a command, or of code, say that
-// the kernel killed it for its memory; nil if the request is for something else. The agent
-// sees a SIGKILL from nowhere; who counts is the host.
+// explainKills returns a change of the answer by which the stream of a command, or of
+// code, says that the kernel killed it for its memory; nil if the request is for
+// something else. The agent sees a SIGKILL from nowhere; the host counts the kills.
 //
-// It is the one place where what passes through is looked at, and it looks at
-// the end of each piece only: the event that says how a command ended is the
-// last of its stream, and the agent writes it in one.
-func (s *Server) explainKills(method, path string, rec record.Record, before int64) func(*http.Response) {
+// This is the one place that reads bytes which pass, and it reads the end of each
+// piece only: the event that says how a command ended is the last of its stream, and
+// the agent writes it at once.
+func (g *Gateway) explainKills(method, path string, rec record.Record, before int64) func(*http.Response) {
 	if before == unknownKills || method != http.MethodPost {
 		return nil
 	}
 	why := func() string {
-		if now, err := s.stats.OOMKills(rec.ID); err != nil || now <= before {
+		if now, err := g.cfg.Kills(rec.ID); err != nil || now <= before {
 			return ""
 		}
 		what := "command was killed"
@@ -41,27 +41,27 @@ func (s *Server) explainKills(method, path string, rec record.Record, before int
 	}
 }
 
-// unknownKills is a count of OOM kills that nobody needs, or knows.
+// unknownKills is the count of OOM kills where nobody needs it, or knows it.
 const unknownKills = -1
 
 // kills counts the OOM kills of a sandbox for a request to its agent that has
 // something run, or asks how it ended.
-func (s *Server) kills(method, path string, rec record.Record) int64 {
+func (g *Gateway) kills(method, path string, rec record.Record) int64 {
 	if !(method == http.MethodPost && runs(path)) && !strings.HasPrefix(path, "/command/status/") {
 		return unknownKills
 	}
-	n, err := s.stats.OOMKills(rec.ID)
+	n, err := g.cfg.Kills(rec.ID)
 	if err != nil {
 		return unknownKills
 	}
 	return n
 }
 
-// tellKills tells the agent of the OOM kills so far: by how many there were when
-// a command began, and when somebody asks for its end, the agent knows of one in the
-// background what explainKills knows of one that is watched. A client is told, too:
-// what has risen by the end rose while its command ran. What one end says of them
-// does not reach the other.
+// tellKills puts the number of OOM kills so far into a request to the agent, or into
+// its answer. By the number when a command began, and the number when somebody asks
+// how it ended, the agent knows for commands in the background what explainKills knows
+// for watched ones. A client compares them as well. Neither end hears what the other
+// says of them.
 func tellKills(h http.Header, n int64) {
 	h.Del(agent.OOMKillsHeader)
 	if n != unknownKills {
@@ -75,7 +75,8 @@ func runs(path string) bool {
 	return path == "/command" || path == "/code" || ok && strings.HasSuffix(id, "/run")
 }
 
-// killedStream is a stream of events whose last may get a line more.
+// killedStream is a stream of events. Its last event gets a line more if the kernel
+// killed the command.
 type killedStream struct {
 	io.ReadCloser
 	why  func() string // empty: nothing to add
