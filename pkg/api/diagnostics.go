@@ -48,8 +48,8 @@ var scopes = map[string]map[string][]history.Kind{
 
 // diagnostics answers GET /sandboxes/{id}/diagnostics/{kind}: with a scope a
 // descriptor, without one the plain text of OpenSandbox's older routes.
-func (s *Server) diagnostics(w http.ResponseWriter, r *http.Request, rec record.Record, kind string) error {
-	q := r.URL.Query()
+func (s *Server) diagnostics(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	kind, q := r.PathValue("kind"), r.URL.Query()
 	_, scoped := scopes[kind]
 	if scoped && q.Has("scope") {
 		return s.describeScope(w, r, rec, kind, q.Get("scope"))

@@ -16,29 +16,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// imageRoutes finds what stands under /images; seg[0] is "images". A name with
-// slashes may stand as it is, or escaped into one segment.
-func (s *Server) imageRoutes(seg []string) (route, map[string]handler) {
-	switch {
-	case len(seg) == 1:
-		return route{name: "/images"}, map[string]handler{http.MethodGet: s.listImages, http.MethodPost: s.importImage}
-	case len(seg) == 2 && seg[1] == "build":
-		return route{name: "/images/build"}, only(http.MethodPost, s.buildImage)
-	case len(seg) == 2 && seg[1] == "pull":
-		return route{name: "/images/pull"}, only(http.MethodPost, s.pullImage)
-	case len(seg) == 2 && seg[1] == "prune":
-		return route{name: "/images/prune"}, only(http.MethodPost, s.pruneImages)
-	case len(seg) == 3 && seg[2] == "export":
-		return route{name: "/images/{ref}/export"}, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			return s.exportImage(w, r, unescape(seg[1]))
-		})
-	}
-	ref := unescape(strings.Join(seg[1:], "/"))
-	return route{name: "/images/{ref}"}, map[string]handler{
-		http.MethodGet:    func(w http.ResponseWriter, r *http.Request) error { return s.inspectImage(w, r, ref) },
-		http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error { return s.removeImage(w, r, ref) },
-	}
-}
+// imageRef is the image that the path names. A name with slashes may stand there as it
+// is, or escaped into one segment.
+func imageRef(r *http.Request) string { return unescape(strings.TrimSuffix(r.PathValue("ref"), "/")) }
 
 func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 	all, err := s.images.List(r.Context())
@@ -53,7 +33,8 @@ func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) inspectImage(w http.ResponseWriter, r *http.Request, ref string) error {
+func (s *Server) inspectImage(w http.ResponseWriter, r *http.Request) error {
+	ref := imageRef(r)
 	i, err := s.images.Resolve(r.Context(), ref)
 	if err != nil {
 		return httperr.Recode(fmt.Errorf("inspect image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
@@ -62,7 +43,8 @@ func (s *Server) inspectImage(w http.ResponseWriter, r *http.Request, ref string
 	return nil
 }
 
-func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, ref string) error {
+func (s *Server) removeImage(w http.ResponseWriter, r *http.Request) error {
+	ref := imageRef(r)
 	infoOf(r).op, infoOf(r).image = opImageRemove, httperr.Clip(ref, 200)
 	if err := s.images.Remove(context.WithoutCancel(r.Context()), ref); err != nil {
 		return httperr.Recode(fmt.Errorf("remove image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
@@ -89,7 +71,8 @@ func (s *Server) pruneImages(w http.ResponseWriter, r *http.Request) error {
 
 // exportImage writes an archive. What fails in the middle of it cuts the
 // connection: a short archive must not look like a whole one.
-func (s *Server) exportImage(w http.ResponseWriter, r *http.Request, ref string) error {
+func (s *Server) exportImage(w http.ResponseWriter, r *http.Request) error {
+	ref := imageRef(r)
 	i, err := s.images.Resolve(r.Context(), ref)
 	if err != nil {
 		return httperr.Recode(fmt.Errorf("export image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")

@@ -15,18 +15,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// keyRoutes are for who runs the daemon; seg[0] is "keys".
-func (s *Server) keyRoutes(seg []string) (route, map[string]handler) {
-	switch len(seg) {
-	case 1:
-		return route{name: "/keys"}, map[string]handler{http.MethodGet: s.listKeys, http.MethodPost: s.createKey}
-	case 2:
-		name := unescape(seg[1])
-		return route{name: "/keys/{name}"}, only(http.MethodDelete, func(w http.ResponseWriter, r *http.Request) error { return s.removeKey(w, r, name) })
-	}
-	return route{}, nil
-}
-
 func (s *Server) listKeys(w http.ResponseWriter, _ *http.Request) error {
 	out := wire.KeyList{Items: []wire.Key{}}
 	for _, k := range s.guard.Keys() {
@@ -76,7 +64,8 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) removeKey(w http.ResponseWriter, r *http.Request, name string) error {
+func (s *Server) removeKey(w http.ResponseWriter, r *http.Request) error {
+	name := segmentOf(r, "name")
 	switch {
 	case strings.HasPrefix(name, auth.FixedPrefix):
 		return errs.New(errs.WrongState, "API key %s stands in the file that listen.api_key_file names; take it out there and restart sandboxd", httperr.Clip(name, 80))

@@ -17,7 +17,7 @@ import (
 // from inside a sandbox. Its errors are text/plain, unlike all others.
 func (s *Server) policy(w http.ResponseWriter, r *http.Request, rec record.Record, path string) {
 	in := infoOf(r)
-	in.route = "/sandboxes/{id}/proxy/18080" // and not path, which is the client's
+	in.route = namePolicy // and not path, which is the client's
 	fail := func(err error) {
 		in.err = err
 		status, body := httperr.Body(err, in.requestID)

@@ -52,8 +52,8 @@ func (s *Server) port(w http.ResponseWriter, r *http.Request, t gateway.Target) 
 // endpoint says where a port of a sandbox is reached: by the gateway's listener if
 // there is one, or by the API's own route. It answers for any port and in any state,
 // because SDKs resolve 44772 and 18080 before the sandbox runs.
-func (s *Server) endpoint(w http.ResponseWriter, r *http.Request, rec record.Record, portText string, v1 bool) error {
-	port, err := spec.ParsePort(portText)
+func (s *Server) endpoint(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	port, err := spec.ParsePort(r.PathValue("port"))
 	if err != nil {
 		return err
 	}
@@ -67,10 +67,7 @@ func (s *Server) endpoint(w http.ResponseWriter, r *http.Request, rec record.Rec
 			return httperr.Invalid("use_server_proxy %q: want true or false", httperr.Clip(v, 20))
 		}
 	}
-	at := s.ownHost(r)
-	if v1 {
-		at += "/v1"
-	}
+	at := s.ownHost(r) + mount(r)
 	if !q.Has("expires") {
 		writeJSON(w, http.StatusOK, s.gateway.Endpoint(&rec, port, at, byAPI))
 		return nil

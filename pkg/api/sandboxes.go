@@ -13,77 +13,16 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// sandboxRoutes finds what stands under /sandboxes; seg[0] is "sandboxes".
-func (s *Server) sandboxRoutes(seg []string, v1 bool) (route, map[string]handler) {
-	if len(seg) == 1 {
-		return route{name: "/sandboxes"}, map[string]handler{http.MethodPost: s.create, http.MethodGet: s.list}
-	}
-	id := unescape(seg[1])
-	// with hands the record on, after the one look-up every route needs.
-	with := func(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
-		return func(w http.ResponseWriter, r *http.Request) error {
-			rec, err := s.lookup(r, id)
-			if err != nil {
-				return err
-			}
-			return f(w, r, rec)
+// on returns a handler that looks up the sandbox which the path names, and hands its
+// record on.
+func (s *Server) on(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		rec, err := s.lookup(r, segmentOf(r, "id"))
+		if err != nil {
+			return err
 		}
+		return f(w, r, rec)
 	}
-	rt := route{name: "/sandboxes/{id}"}
-	if len(seg) == 2 {
-		return rt, map[string]handler{
-			http.MethodGet:    with(s.get),
-			http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, id) },
-		}
-	}
-	rt.name += "/" + seg[2]
-	if len(seg) == 3 {
-		switch seg[2] {
-		case "limits":
-			return rt, only(http.MethodPatch, with(s.updateLimits))
-		case "metadata":
-			return rt, only(http.MethodPatch, with(s.patchMetadata))
-		case "start":
-			return rt, only(http.MethodPost, with(s.start))
-		case "stop":
-			return rt, only(http.MethodPost, with(s.stop))
-		case "pause":
-			return rt, only(http.MethodPost, with(s.pause))
-		case "resume":
-			return rt, only(http.MethodPost, with(s.resume))
-		case "renew-expiration":
-			return rt, only(http.MethodPost, with(s.renew))
-		case "stats":
-			return rt, only(http.MethodGet, with(s.usage))
-		case "inspect":
-			return rt, only(http.MethodGet, with(s.inspect))
-		case "logs":
-			return rt, only(http.MethodGet, with(s.logs))
-		case "snapshots":
-			return rt, only(http.MethodPost, with(s.createSnapshot))
-		case "networkpolicy":
-			h := with(s.networkPolicy)
-			return rt, map[string]handler{http.MethodGet: h, http.MethodPut: h, http.MethodPatch: h, http.MethodDelete: h}
-		}
-	}
-	if len(seg) == 4 {
-		switch seg[2] {
-		case "endpoints":
-			rt.name += "/{port}"
-			return rt, only(http.MethodGet, with(func(w http.ResponseWriter, r *http.Request, rec record.Record) error {
-				return s.endpoint(w, r, rec, seg[3], v1)
-			}))
-		case "diagnostics":
-			switch seg[3] {
-			case "logs", "events", "inspect", "summary":
-				rt.name += "/{kind}"
-				return rt, only(http.MethodGet, with(func(w http.ResponseWriter, r *http.Request, rec record.Record) error {
-					return s.diagnostics(w, r, rec, seg[3])
-				}))
-			}
-		}
-	}
-	return route{}, nil
 }
 
 // lookup finds a sandbox by id or name. What is being deleted is gone already,
@@ -114,7 +53,8 @@ func (s *Server) get(w http.ResponseWriter, _ *http.Request, rec record.Record) 
 // delete looks up by itself. Of two deletes at once both may succeed, and what
 // no other route shows any more can be deleted by its ID: a sandbox whose
 // deletion could not kill it, and one whose record can not be read.
-func (s *Server) delete(w http.ResponseWriter, r *http.Request, idOrName string) error {
+func (s *Server) delete(w http.ResponseWriter, r *http.Request) error {
+	idOrName := segmentOf(r, "id")
 	if !record.IsID(idOrName) && !spec.IsName(idOrName) {
 		return httperr.NoSandbox(idOrName)
 	}

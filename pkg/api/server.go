@@ -18,8 +18,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/history"
@@ -116,6 +114,7 @@ type Server struct {
 	snapshots Snapshots
 	diffs     Diffs
 	quiet     *log.Logger // what the proxy says besides its errors
+	routes    router
 
 	waitLimit time.Duration // the constant, but in tests
 }
@@ -140,6 +139,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 		Kills: func(id string) (int64, error) { return st.OOMKills(id) },
 		State: spec.StateOf, Accessed: s.renewals.accessed, Log: s.quiet,
 	})
+	s.routes = newRouter(s.table())
 	return s, nil
 }
 
@@ -162,8 +162,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	tw.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	tw.Header().Set(wire.HeaderRequestID, in.requestID)
 	defer s.finish(tw, r, in)
-	h, rt, err := s.find(r)
-	in.route = rt.name
+	f, err := s.find(r)
+	in.route = f.name
 	if in.role != "" && !tw.peer.Unix {
 		if err := s.guard.Allow(r); err != nil {
 			s.cors(tw, r)
@@ -175,8 +175,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.fail(tw, r, err)
 		return
 	}
-	if rt.proxy {
-		if err := s.port(tw, r, rt.target); err != nil {
+	if f.need == tokens {
+		if err := s.port(tw, r, f.target); err != nil {
 			s.fail(tw, r, err)
 		}
 		return
@@ -186,199 +186,29 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeEmpty(tw, http.StatusNoContent)
 		return
 	}
-	if !rt.open && in.role == "" {
+	switch {
+	case f.need == anyone:
+	case in.role == "":
 		s.fail(tw, r, s.guard.Unauthorized(r))
 		return
-	}
-	if need := leastRole(r.Method, rt); !rt.open && !in.role.Covers(need) {
-		s.fail(tw, r, auth.Forbidden(in.role, need))
+	case !in.role.Covers(f.need):
+		s.fail(tw, r, auth.Forbidden(in.role, f.need))
 		return
 	}
-	if err := h(tw, r); err != nil {
+	if err := f.handle(tw, r); err != nil {
 		s.fail(tw, r, err)
 	}
 }
 
-// route is what the path of a request says.
-type route struct {
-	name string // for the log: the path with {id} for what varies
-	open bool   // needs no key
-	// refused: there is no such route, or none for this method
-	refused bool
-	proxy   bool
-	v1      bool // asked through /v1
-
-	target gateway.Target // of proxy
-}
-
 // find finds what a request is for, on the kind of listener that it came by.
-func (s *Server) find(r *http.Request) (h handler, rt route, err error) {
+func (s *Server) find(r *http.Request) (found, error) {
 	switch {
 	case r.Method == http.MethodConnect:
-		return nil, route{name: "none", refused: true}, httperr.New(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
+		return found{name: nameNone}, httperr.New(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
 			"CONNECT is not served: this is no proxy to other hosts; ports of sandboxes are reached by GET /v1/sandboxes/{id}/endpoints/{port}")
-	case !auth.PeerOf(r).Gateway:
-		h, rt = s.route(r)
-		return h, rt, nil
-	case r.URL.Path == "/health" && s.cfg.Gateway.Itself(r):
-		h, rt = s.route(r)
-		return h, rt, nil
+	case !auth.PeerOf(r).Gateway, r.URL.Path == "/health" && s.cfg.Gateway.Itself(r):
+		return s.routes.find(r), nil
 	}
-	rt = route{name: "/{id}/{port}", proxy: true}
-	rt.target, err = s.cfg.Gateway.Find(r)
-	return nil, rt, err
-}
-
-// route splits the raw path and finds its handler.
-func (s *Server) route(r *http.Request) (handler, route) {
-	raw := r.URL.EscapedPath()
-	p, v1 := raw, false
-	if rest, ok := strings.CutPrefix(raw, "/v1/"); ok {
-		p, v1 = "/"+rest, true
-	}
-	seg := strings.Split(strings.TrimPrefix(p, "/"), "/")
-	if seg[0] == "sandboxes" && len(seg) >= 4 && seg[2] == "proxy" {
-		rest := strings.Join(seg[4:], "/")
-		if len(seg) > 4 {
-			rest = "/" + rest
-		}
-		id, base := unescape(seg[1]), ""
-		if v1 {
-			base = "/v1"
-		}
-		base += gateway.Base(id, seg[3])
-		return nil, route{name: "/sandboxes/{id}/proxy/{port}", proxy: true, v1: v1, target: gateway.Below(base, id, seg[3], rest)}
-	}
-	if len(seg) > 1 && seg[len(seg)-1] == "" { // one trailing slash is forgiven
-		seg = seg[:len(seg)-1]
-	}
-	var rt route
-	var methods map[string]handler
-	switch {
-	case seg[0] == "sandboxes":
-		rt, methods = s.sandboxRoutes(seg, v1)
-	case seg[0] == "images":
-		rt, methods = s.imageRoutes(seg)
-	case seg[0] == "system":
-		rt, methods = s.systemRoutes(seg)
-	case seg[0] == "snapshots":
-		rt, methods = s.snapshotRoutes(seg)
-	case seg[0] == "volumes":
-		rt, methods = s.volumeRoutes(seg)
-	case seg[0] == "keys":
-		rt, methods = s.keyRoutes(seg)
-	case seg[0] == "pools":
-		rt, methods = never("/pools", "KUBERNETES::POOL_NOT_SUPPORTED", "a single host has no pools; SDK-side pools work without them")
-	case seg[0] == "templates":
-		rt, methods = never("/templates", "FSB::API_NOT_SUPPORTED", "templates are built by OpenSandbox's Kubernetes runtime, which this is not; make an image (sandboxctl image build, image import) or a snapshot of a sandbox, and create sandboxes from that")
-	case len(seg) == 1:
-		rt, methods = s.plainRoutes(seg[0], v1)
-	case p == "/metrics/events":
-		rt, methods = route{name: p}, only(http.MethodPost, func(w http.ResponseWriter, _ *http.Request) error {
-			writeEmpty(w, http.StatusNoContent) // SDK telemetry; we keep none
-			return nil
-		})
-	}
-	rt.v1 = v1
-	if methods == nil {
-		return func(http.ResponseWriter, *http.Request) error {
-			return httperr.New(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
-				"there is no route %q here; GET /openapi.json lists our own routes, the rest is OpenSandbox's lifecycle API", httperr.Clip(raw, 120))
-		}, route{name: "none", refused: true}
-	}
-	h := methods[r.Method]
-	if h == nil && r.Method == http.MethodHead {
-		h = methods[http.MethodGet]
-	}
-	if h == nil {
-		h = methods["*"]
-	}
-	if h == nil {
-		h, rt.refused = methodNotAllowed(methods), true
-	}
-	return h, rt
-}
-
-func (s *Server) plainRoutes(name string, v1 bool) (route, map[string]handler) {
-	rt := route{name: "/" + name}
-	switch name {
-	case "health":
-		rt.open = true
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, _ *http.Request) error {
-			answer := map[string]string{"status": "healthy"}
-			if f := s.cfg.Impaired; f != nil {
-				if text := f(); text != "" {
-					answer["warning"] = text
-				}
-			}
-			writeJSON(w, http.StatusOK, answer)
-			return nil
-		})
-	case "openapi.json":
-		rt.open = true
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, _ *http.Request) error {
-			w.Header().Set("Content-Type", "application/json")
-			w.Write(s.cfg.OpenAPI) //nolint:errcheck // a client that left needs no answer
-			return nil
-		})
-	case "docs":
-		rt.open = true
-		return rt, only(http.MethodGet, s.docs)
-	case "version":
-		rt.open = true // as upstream; who has no key learns the release alone
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			v := s.cfg.Version
-			if infoOf(r).role == "" {
-				if s.guard.Keyless() { // a page asks
-					return s.guard.Unauthorized(r)
-				}
-				v = wire.Version{Version: v.Version}
-			}
-			writeJSON(w, http.StatusOK, v)
-			return nil
-		})
-	case "events":
-		return rt, only(http.MethodGet, s.events)
-	case "stats":
-		return rt, only(http.MethodGet, s.usageOfAll)
-	case "diff":
-		return rt, only(http.MethodGet, s.diff)
-	}
-	return route{}, nil
-}
-
-// docs serves a page that shows the API. It loads nothing and runs nothing, and
-// says so: guests serve pages under this address, too.
-func (s *Server) docs(w http.ResponseWriter, _ *http.Request) error {
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Length", strconv.Itoa(len(s.cfg.Docs)))
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-	h.Set("X-Content-Type-Options", "nosniff")
-	w.Write(s.cfg.Docs) //nolint:errcheck // a client that left needs no answer
-	return nil
-}
-
-func only(method string, h handler) map[string]handler { return map[string]handler{method: h} }
-
-// never answers every method with the same refusal: 400, which SDKs show with
-// its text, and which no client takes for a server that is about to be better.
-func never(name, wireCode, text string) (route, map[string]handler) {
-	return route{name: name}, map[string]handler{"*": func(http.ResponseWriter, *http.Request) error {
-		return errs.Wire(errs.New(errs.Unsupported, "%s", text), wireCode)
-	}}
-}
-
-func methodNotAllowed(methods map[string]handler) handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		var allow []string
-		for _, m := range []string{"GET", "POST", "PUT", "PATCH", "DELETE"} {
-			if methods[m] != nil {
-				allow = append(allow, m)
-			}
-		}
-		w.Header().Set("Allow", strings.Join(allow, ", "))
-		return httperr.New(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
-			"%s is not allowed on %s; allowed: %s", r.Method, infoOf(r).route, strings.Join(allow, ", "))
-	}
+	target, err := s.cfg.Gateway.Find(r)
+	return found{name: nameGateway, need: tokens, target: target}, err
 }

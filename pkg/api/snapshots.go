@@ -15,45 +15,42 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// snapshotRoutes finds what stands under /snapshots; seg[0] is "snapshots".
-func (s *Server) snapshotRoutes(seg []string) (route, map[string]handler) {
-	if len(seg) == 1 {
-		return route{name: "/snapshots"}, only(http.MethodGet, s.listSnapshots)
+func (s *Server) getSnapshot(w http.ResponseWriter, r *http.Request) error {
+	snap, err := s.snapshot(r)
+	if err != nil {
+		return err
 	}
-	id := unescape(seg[1])
-	rt := route{name: "/snapshots/{id}"}
-	switch {
-	case len(seg) == 2:
-		return rt, map[string]handler{
-			http.MethodGet: func(w http.ResponseWriter, r *http.Request) error {
-				snap, err := s.snapshots.Get(r.Context(), id)
-				if err != nil {
-					return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
-				}
-				writeJSON(w, http.StatusOK, spec.Snapshot(snap))
-				return nil
-			},
-			http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error {
-				// Who hangs up during a delete has still asked for it.
-				if err := s.snapshots.Delete(context.WithoutCancel(r.Context()), id); err != nil {
-					return fmt.Errorf("delete snapshot %q: %w", httperr.Clip(id, 80), err)
-				}
-				writeEmpty(w, http.StatusNoContent)
-				return nil
-			},
-		}
-	case len(seg) == 3 && seg[2] == "inspect":
-		rt.name += "/inspect"
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			snap, err := s.snapshots.Get(r.Context(), id)
-			if err != nil {
-				return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
-			}
-			writeJSON(w, http.StatusOK, spec.InspectSnapshot(snap))
-			return nil
-		})
+	writeJSON(w, http.StatusOK, spec.Snapshot(snap))
+	return nil
+}
+
+func (s *Server) inspectSnapshot(w http.ResponseWriter, r *http.Request) error {
+	snap, err := s.snapshot(r)
+	if err != nil {
+		return err
 	}
-	return route{}, nil
+	writeJSON(w, http.StatusOK, spec.InspectSnapshot(snap))
+	return nil
+}
+
+// snapshot finds the snapshot that the path names.
+func (s *Server) snapshot(r *http.Request) (record.Snapshot, error) {
+	id := segmentOf(r, "id")
+	snap, err := s.snapshots.Get(r.Context(), id)
+	if err != nil {
+		return snap, fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
+	}
+	return snap, nil
+}
+
+func (s *Server) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
+	id := segmentOf(r, "id")
+	// A client that hangs up during a delete has still asked for it.
+	if err := s.snapshots.Delete(context.WithoutCancel(r.Context()), id); err != nil {
+		return fmt.Errorf("delete snapshot %q: %w", httperr.Clip(id, 80), err)
+	}
+	writeEmpty(w, http.StatusNoContent)
+	return nil
 }
 
 // createSnapshot answers when the intent is durable, and if asked to wait when

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -23,45 +24,75 @@ func (s *Server) system() (System, error) {
 	return s.cfg.System, nil
 }
 
-func (s *Server) systemRoutes(seg []string) (route, map[string]handler) {
-	if len(seg) != 2 {
-		return route{}, nil
+// health answers everybody; impaired is what the daemon serves in spite of.
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) error {
+	answer := map[string]string{"status": "healthy"}
+	if f := s.cfg.Impaired; f != nil {
+		if text := f(); text != "" {
+			answer["warning"] = text
+		}
 	}
-	rt := route{name: "/system/" + seg[1]}
-	switch seg[1] {
-	case "info":
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			sys, err := s.system()
-			if err != nil {
-				return err
-			}
-			info, err := sys.Info(r.Context())
-			if err != nil {
-				return fmt.Errorf("look at the system: %w", err)
-			}
-			info.Version = s.cfg.Version
-			writeJSON(w, http.StatusOK, info)
-			return nil
-		})
-	case "df":
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			sys, err := s.system()
-			if err != nil {
-				return err
-			}
-			df, err := sys.DiskUsage(r.Context())
-			if err != nil {
-				return fmt.Errorf("measure disks: %w", err)
-			}
-			writeJSON(w, http.StatusOK, df)
-			return nil
-		})
-	case "drain":
-		return rt, map[string]handler{http.MethodPut: s.drain(true), http.MethodDelete: s.drain(false)}
-	case "backup":
-		return rt, only(http.MethodGet, s.backup)
+	writeJSON(w, http.StatusOK, answer)
+	return nil
+}
+
+// version answers everybody; without a key it is the release alone.
+func (s *Server) version(w http.ResponseWriter, r *http.Request) error {
+	v := s.cfg.Version
+	if infoOf(r).role == "" {
+		if s.guard.Keyless() { // a page asks
+			return s.guard.Unauthorized(r)
+		}
+		v = wire.Version{Version: v.Version}
 	}
-	return route{}, nil
+	writeJSON(w, http.StatusOK, v)
+	return nil
+}
+
+func (s *Server) openAPI(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("Content-Type", "application/json")
+	w.Write(s.cfg.OpenAPI) //nolint:errcheck // a client that left needs no answer
+	return nil
+}
+
+// docs serves a page that shows the API. It loads nothing and runs nothing, and
+// says so: guests serve pages under this address, too.
+func (s *Server) docs(w http.ResponseWriter, _ *http.Request) error {
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Length", strconv.Itoa(len(s.cfg.Docs)))
+	h.Set("Content-Security-Policy",
+		"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.Write(s.cfg.Docs) //nolint:errcheck // a client that left needs no answer
+	return nil
+}
+
+func (s *Server) info(w http.ResponseWriter, r *http.Request) error {
+	sys, err := s.system()
+	if err != nil {
+		return err
+	}
+	info, err := sys.Info(r.Context())
+	if err != nil {
+		return fmt.Errorf("look at the system: %w", err)
+	}
+	info.Version = s.cfg.Version
+	writeJSON(w, http.StatusOK, info)
+	return nil
+}
+
+func (s *Server) df(w http.ResponseWriter, r *http.Request) error {
+	sys, err := s.system()
+	if err != nil {
+		return err
+	}
+	df, err := sys.DiskUsage(r.Context())
+	if err != nil {
+		return fmt.Errorf("measure disks: %w", err)
+	}
+	writeJSON(w, http.StatusOK, df)
+	return nil
 }
 
 // drain is for who runs the host: a client with a key should not be able to

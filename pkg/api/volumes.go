@@ -12,23 +12,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// volumeRoutes finds what stands under /volumes; seg[0] is "volumes".
-func (s *Server) volumeRoutes(seg []string) (route, map[string]handler) {
-	switch {
-	case s.cfg.Volumes == nil || len(seg) > 2:
-		return route{}, nil
-	case len(seg) == 1:
-		return route{name: "/volumes"}, map[string]handler{http.MethodGet: s.listVolumes, http.MethodPost: s.createVolume}
-	case seg[1] == "prune":
-		return route{name: "/volumes/prune"}, only(http.MethodPost, s.pruneVolumes)
-	}
-	name := unescape(seg[1])
-	return route{name: "/volumes/{name}"}, map[string]handler{
-		http.MethodGet:    func(w http.ResponseWriter, r *http.Request) error { return s.inspectVolume(w, r, name) },
-		http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error { return s.removeVolume(w, r, name) },
-	}
-}
-
 func (s *Server) toWireVolume(v record.VolumeInfo) wire.Volume {
 	out := spec.Volume(v)
 	n, err := s.cfg.Volumes.Usage(v.ID)
@@ -73,7 +56,8 @@ func (s *Server) createVolume(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) inspectVolume(w http.ResponseWriter, r *http.Request, name string) error {
+func (s *Server) inspectVolume(w http.ResponseWriter, r *http.Request) error {
+	name := segmentOf(r, "name")
 	v, err := s.cfg.Volumes.Get(r.Context(), httperr.Clip(name, spec.MaxVolumeName+1))
 	if err != nil {
 		return err
@@ -82,7 +66,8 @@ func (s *Server) inspectVolume(w http.ResponseWriter, r *http.Request, name stri
 	return nil
 }
 
-func (s *Server) removeVolume(w http.ResponseWriter, r *http.Request, name string) error {
+func (s *Server) removeVolume(w http.ResponseWriter, r *http.Request) error {
+	name := segmentOf(r, "name")
 	// Who hangs up during a delete has still asked for it.
 	if err := s.cfg.Volumes.Delete(context.WithoutCancel(r.Context()), cmp.Or(httperr.Clip(name, spec.MaxVolumeName+1), "-")); err != nil {
 		return err
