@@ -31,7 +31,8 @@ func listenUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	}
 	if at := l.Addr().String(); at != cfg.Listen.Socket {
 		l.Close()
-		return nil, fmt.Errorf("systemd listens for us on %s, and listen.socket is %s: make ListenStream= of sandboxd.socket the same", at, cfg.Listen.Socket)
+		return nil, fmt.Errorf("systemd listens for us on %s, and listen.socket is %s: make ListenStream= of sandboxd.socket the same", at,
+			cfg.Listen.Socket)
 	}
 	return l, nil
 }
@@ -46,7 +47,8 @@ func openUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	}
 	g, err := user.LookupGroup(cfg.Listen.SocketGroup)
 	if err != nil {
-		log.Warn("only root may use the socket: its group does not exist", "group", cfg.Listen.SocketGroup, "hint", "groupadd --system "+cfg.Listen.SocketGroup)
+		log.Warn("only root may use the socket: its group does not exist", "group", cfg.Listen.SocketGroup, "hint",
+			"groupadd --system "+cfg.Listen.SocketGroup)
 		return l, nil
 	}
 	gid, err := strconv.Atoi(g.Gid)

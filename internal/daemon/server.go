@@ -84,7 +84,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Log:      d.log,
 		History:  d.history,
 		OnAnswer: d.onAnswer,
-	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of}, d.manager.Snapshots(), diffs{d.disks}, d.images, d.agents, &stats{d.cgroups, d.disks, d.agents})
+	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of}, d.manager.Snapshots(),
+		diffs{d.disks}, d.images, d.agents, &stats{d.cgroups, d.disks, d.agents})
 }
 
 // hostNames says what r is called on this host.
@@ -103,13 +104,16 @@ func (d *Daemon) hostNames(r record.Record) map[string]string {
 func (d *Daemon) notes(r record.Record) (notes []string) {
 	if _, writeback := d.cgroups.LimitsIO(); r.Spec.LimitsIO() && !writeback {
 		if r.Spec.Runtime == oci.Runsc {
-			notes = append(notes, "cgroup v1 limits reads and what a sync waits for; what the page cache writes back later is not limited, and gVisor writes through the page cache where a program asks for direct writes (O_DIRECT), too")
+			notes = append(notes, "cgroup v1 limits reads and what a sync waits for; what the page cache writes back later is not "+
+				"limited, and gVisor writes through the page cache where a program asks for direct writes (O_DIRECT), too")
 		} else {
-			notes = append(notes, "cgroup v1 limits reads, direct writes and what a sync waits for; what the page cache writes back later is not limited")
+			notes = append(notes,
+				"cgroup v1 limits reads, direct writes and what a sync waits for; what the page cache writes back later is not limited")
 		}
 	}
 	if r.Spec.Runtime == oci.Runsc && !r.Updated.IsZero() {
-		notes = append(notes, "limits were changed while it ran: gVisor goes on showing the guest the memory and CPUs it started with; the new limits hold")
+		notes = append(notes,
+			"limits were changed while it ran: gVisor goes on showing the guest the memory and CPUs it started with; the new limits hold")
 	}
 	if !d.disks.Limits() {
 		notes = append(notes, "the storage pool is a plain directory: what this sandbox writes is not limited")

@@ -14,7 +14,7 @@ import (
 // their client goes on asking.
 func TestWaitLimit(t *testing.T) {
 	w := newWorld(t)
-	w.s.waitLimit = 20 * time.Millisecond
+	w.s.sandboxes.waitLimit = 20 * time.Millisecond
 	w.hold = make(chan struct{})
 	a := w.do("POST", "/v1/sandboxes?wait=true", createBody)
 	if sb := a.sandbox(t); a.StatusCode != http.StatusAccepted || sb.Status.State != wire.Pending || a.Header.Get("Preference-Applied") != "" {

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -18,7 +19,7 @@ import (
 
 // create answers when the intent is durable, and with ?wait=true or "Prefer:
 // wait" when the sandbox runs or has failed.
-func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
+func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	wait, err := wantsWait(r)
 	if err != nil {
 		return err
@@ -57,19 +58,19 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 }
 
 // createOf makes a sandbox of a body.
-func (s *Server) createOf(r *http.Request, body []byte, once record.Request) (record.Record, error) {
+func (s *sandboxHandlers) createOf(r *http.Request, body []byte, once record.Request) (record.Record, error) {
 	var req wire.CreateRequest
 	if err := spec.Decode(body, &req); err != nil {
 		return record.Record{}, err
 	}
-	asked, err := s.cfg.Spec(&req)
+	asked, err := s.offer.Spec(&req)
 	if err != nil {
 		return record.Record{}, err
 	}
 	if err := s.origin(r.Context(), &asked, &req); err != nil {
 		return record.Record{}, err
 	}
-	asked.Image.Config.Labels = nil // the image's; not for each record of a sandbox to repeat
+	asked.Image.Config.Labels = nil // they are the image's; no record of a sandbox repeats them
 	asked.Request = once
 	rec, err := s.sandboxes.Create(withAuth(admission.By(r.Context(), s.guard.Client(r)), req.Image), asked)
 	if err != nil {
@@ -78,14 +79,13 @@ func (s *Server) createOf(r *http.Request, body []byte, once record.Request) (re
 	return rec, nil
 }
 
-// waitLimit is how long an answer waits for a sandbox: less than clients do for
-// the beginning of one. Behind a long queue it is then as it is: Pending.
+// waitLimit is how long an answer waits for a sandbox: less than clients wait for the
+// beginning of an answer. A sandbox in a long queue is then shown as it is: Pending.
 const waitLimit = 90 * time.Second
 
-// await waits until a sandbox is no longer being brought up, and if it has a
-// probe until it is ready, unhealthy or ended; it says in the answer how long
-// each step took.
-func (s *Server) await(w http.ResponseWriter, r *http.Request, id string) (record.Record, error) {
+// await waits until a sandbox is no longer being brought up, and if it has a probe
+// until it is ready, unhealthy or ended. The answer says how long each step took.
+func (s *sandboxHandlers) await(w http.ResponseWriter, r *http.Request, id string) (record.Record, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.waitLimit)
 	defer cancel()
 	rec, err := s.sandboxes.Await(ctx, id)
@@ -95,7 +95,7 @@ func (s *Server) await(w http.ResponseWriter, r *http.Request, id string) (recor
 	if err != nil {
 		return rec, fmt.Errorf("wait for sandbox %s: %w", id, err)
 	}
-	if rec, err = s.awaitReady(ctx, r.Context(), rec); err != nil {
+	if rec, err = s.readied(ctx, r.Context(), rec); err != nil {
 		return rec, fmt.Errorf("wait until sandbox %s is ready: %w", id, err)
 	}
 	if t := serverTiming(s.sandboxes.Steps(id)); t != "" {
@@ -105,8 +105,9 @@ func (s *Server) await(w http.ResponseWriter, r *http.Request, id string) (recor
 	return rec, nil
 }
 
-// origin finds the files that a sandbox begins with.
-func (s *Server) origin(ctx context.Context, to *record.Spec, req *wire.CreateRequest) (err error) {
+// origin finds the files that a sandbox begins with: a snapshot or an image. An image
+// that is not here may be one to pull.
+func (s *sandboxHandlers) origin(ctx context.Context, to *record.Spec, req *wire.CreateRequest) (err error) {
 	if req.SnapshotID != "" {
 		return s.fromSnapshot(ctx, to, req.SnapshotID)
 	}
@@ -155,19 +156,68 @@ func serverTiming(steps []Step) string {
 	return b.String()
 }
 
-// detached is ctx for what goes on when the request has ended.
-func detached(r *http.Request, d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(r.Context()), d)
-}
-
-// awaitReady waits, as long as limit lasts, for one that runs and has a probe,
-// and returns it as it is then.
-func (s *Server) awaitReady(limit, asker context.Context, rec record.Record) (record.Record, error) {
-	if rec.State != record.Running || !rec.Spec.Ready.Given() || s.cfg.AwaitReady == nil {
+// readied waits for a sandbox that runs and has a probe, as long as limit lasts, and
+// returns it as it is then.
+func (s *sandboxHandlers) readied(limit, asker context.Context, rec record.Record) (record.Record, error) {
+	if rec.State != record.Running || !rec.Spec.Ready.Given() || s.awaitReady == nil {
 		return rec, nil
 	}
-	if err := s.cfg.AwaitReady(limit, rec); err != nil && asker.Err() != nil {
+	if err := s.awaitReady(limit, rec); err != nil && asker.Err() != nil {
 		return rec, err
 	}
 	return s.sandboxes.Get(asker, rec.ID)
+}
+
+// fromSnapshot has a new sandbox begin with the files of a snapshot, over its image.
+func (s *sandboxHandlers) fromSnapshot(ctx context.Context, to *record.Spec, id string) error {
+	snap, err := s.snapshots.Get(ctx, id)
+	if err != nil {
+		return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
+	}
+	to.Snapshot, to.Image = snap.ID, snap.Image
+	return nil
+}
+
+// A client that gives a creation an Idempotency-Key may send it as often as it takes:
+// the first request that gets through makes a sandbox, the others are answered with
+// that one, also after a restart, for record.RequestsKept. Keys of two clients are
+// two keys, as far as clients are told apart. A key whose request was refused has made
+// nothing and is free.
+// (draft-ietf-httpapi-idempotency-key-header)
+
+// madeBy finds the sandbox that was made by a request of the same key.
+func (s *sandboxHandlers) madeBy(r *http.Request, once record.Request) (rec record.Record, found bool, err error) {
+	if once.Key == "" {
+		return rec, false, nil
+	}
+	m, found, err := s.sandboxes.Made(r.Context(), once.Key)
+	switch {
+	case err != nil:
+		return rec, false, err
+	case !found:
+		return rec, false, nil
+	case m.Body != once.Body:
+		return rec, false, errs.Wire(errs.New(errs.WrongState, "this %s made sandbox %s of another body; draw a key for each sandbox, and "+
+			"send the same body again only with the same key", wire.HeaderIdempotency, m.ID), "SANDBOX::IDEMPOTENCY_KEY_REUSED")
+	}
+	rec, err = s.sandboxes.Get(r.Context(), m.ID)
+	if errs.Is(err, errs.NotFound) || err == nil && rec.State == record.Deleting {
+		return rec, false, errs.Wire(errs.New(errs.WrongState, "this %s made sandbox %s, which was deleted or has expired since; draw "+
+			"another key for another sandbox", wire.HeaderIdempotency, m.ID), "SANDBOX::IDEMPOTENCY_KEY_SPENT")
+	}
+	return rec, err == nil, err
+}
+
+// isRace reports whether another request with the same key was faster.
+func isRace(err error) bool {
+	e, ok := errors.AsType[*errs.Error](err)
+	return ok && e.Wire == record.CodeRequestRace
+}
+
+// withAuth adds the credentials that came for an image to ctx.
+func withAuth(ctx context.Context, i *wire.Image) context.Context {
+	if i == nil || i.Auth == nil {
+		return ctx
+	}
+	return image.WithAuth(ctx, &image.Auth{Username: i.Auth.Username, Password: i.Auth.Password})
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// What the server needs of the rest of the daemon, and no more; internal/daemon
-// puts the real ones behind it. Errors made by errs.New reach the client, all
-// others are "internal" and reach only the log.
+// These are what the server needs of the rest of the daemon, and no more;
+// internal/daemon puts the real ones behind it. Errors made by errs.New reach the
+// client, all others are "internal" and reach only the log.
 type (
 	// Sandboxes creates, finds and ends sandboxes. (sandbox.Manager)
 	//

@@ -207,7 +207,7 @@ func TestDiagnosticsAfterRestart(t *testing.T) {
 		r.State, r.Reason, r.Message = record.Ended, record.OOM, "went over\nits limit"
 		r.Created, r.Changed = r.Created.Add(-time.Hour), r.Changed.Add(-time.Minute)
 	})
-	w.s.cfg.History = history.New()
+	w.s.diagnostics.history = history.New()
 	d := w.diagnose("/v1/sandboxes/" + id + "/diagnostics/events?scope=all")
 	if len(d.Warnings) != 1 || strings.Count(d.Content, "\n") != 2 || !strings.HasSuffix(d.Content, " lifecycle ended (oom): went over its limit\n") {
 		t.Errorf("%+v", d)

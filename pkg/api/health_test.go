@@ -71,8 +71,8 @@ func healthRequest(t *testing.T, ext map[string]string) string {
 func TestHealthSpec(t *testing.T) {
 	w := newWorld(t)
 	asked := 0
-	w.s.cfg.AwaitReady = func(context.Context, record.Record) error { asked++; return nil }
-	w.s.cfg.Health = func(record.Record) *wire.Health {
+	w.s.sandboxes.awaitReady = func(context.Context, record.Record) error { asked++; return nil }
+	w.s.sandboxes.health = func(record.Record) *wire.Health {
 		return &wire.Health{State: wire.HealthHealthy, LastOutput: "fine"}
 	}
 	a := w.do("POST", "/v1/sandboxes?wait=true", healthRequest(t, map[string]string{
@@ -94,7 +94,7 @@ func TestHealthSpec(t *testing.T) {
 	code := 3
 	r.State, r.Reason, r.ExitCode, r.Restarts = record.Ended, record.Exited, &code, 1
 	w.set(sb.ID, func(old *record.Record) { *old = r })
-	w.s.cfg.Health = func(record.Record) *wire.Health { return nil }
+	w.s.sandboxes.health = func(record.Record) *wire.Health { return nil }
 	a = w.do("GET", "/v1/sandboxes/"+sb.ID+"/inspect", "")
 	var i wire.Inspection
 	if err := json.Unmarshal(a.body, &i); err != nil || i.Status.State != wire.Pending || i.Status.Reason != "exited" || i.Sandboxd.NextStart == nil || i.Sandboxd.Restarts != 1 {

@@ -15,9 +15,14 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-func (s *Server) listKeys(w http.ResponseWriter, _ *http.Request) error {
+// keyHandlers list, make and remove API keys.
+type keyHandlers struct {
+	guard *auth.Guard
+}
+
+func (h *keyHandlers) list(w http.ResponseWriter, _ *http.Request) error {
 	out := wire.KeyList{Items: []wire.Key{}}
-	for _, k := range s.guard.Keys() {
+	for _, k := range h.guard.Keys() {
 		out.Items = append(out.Items, toWireKey(k))
 	}
 	writeJSON(w, http.StatusOK, out)
@@ -29,21 +34,25 @@ func toWireKey(k record.Key) wire.Key {
 	if strings.HasPrefix(k.Name, auth.FixedPrefix) {
 		source = wire.KeyOfConfiguration
 	}
-	return wire.Key{Name: k.Name, Role: cmp.Or(string(k.Role), "none"), Source: source, CreatedAt: spec.Moment(k.Created), ExpiresAt: spec.Moment(k.Expires)}
+	return wire.Key{
+		Name: k.Name, Role: cmp.Or(string(k.Role), "none"), Source: source, CreatedAt: spec.Moment(k.Created),
+		ExpiresAt: spec.Moment(k.Expires),
+	}
 }
 
-// createKey makes a key and tells it, this once.
-func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
+// create makes a key. Its answer is the only place that ever has the secret.
+func (h *keyHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	var req wire.KeyRequest
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
 	role := record.Role(cmp.Or(req.Role, string(record.Operator)))
 	switch {
-	case !s.guard.KeepsKeys():
+	case !h.guard.KeepsKeys():
 		return errs.New(errs.Unsupported, "this daemon was built without a place for API keys")
 	case !spec.IsName(req.Name) || strings.HasPrefix(req.Name, auth.FixedPrefix):
-		return httperr.Invalid("name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not beginning with %s", httperr.Clip(req.Name, 80), auth.FixedPrefix)
+		return httperr.Invalid("name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not beginning with %s",
+			httperr.Clip(req.Name, 80), auth.FixedPrefix)
 	case !slices.Contains(record.Roles, role):
 		return httperr.Invalid("role %q: want viewer, operator or admin", httperr.Clip(req.Role, 40))
 	}
@@ -56,7 +65,7 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 		}
 		key.Expires = t.UTC()
 	}
-	if err := s.guard.AddKey(r.Context(), key); err != nil {
+	if err := h.guard.AddKey(r.Context(), key); err != nil {
 		return err
 	}
 	w.Header().Set("Cache-Control", "no-store")
@@ -64,15 +73,17 @@ func (s *Server) createKey(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) removeKey(w http.ResponseWriter, r *http.Request) error {
+func (h *keyHandlers) remove(w http.ResponseWriter, r *http.Request) error {
 	name := segmentOf(r, "name")
 	switch {
 	case strings.HasPrefix(name, auth.FixedPrefix):
-		return errs.New(errs.WrongState, "API key %s stands in the file that listen.api_key_file names; take it out there and restart sandboxd", httperr.Clip(name, 80))
-	case !s.guard.KeepsKeys(), !spec.IsName(name):
-		return errs.Wire(errs.New(errs.NotFound, "there is no API key %q; `sandboxctl key ls` lists them", httperr.Clip(name, 80)), "KEY::NOT_FOUND")
+		return errs.New(errs.WrongState,
+			"API key %s stands in the file that listen.api_key_file names; take it out there and restart sandboxd", httperr.Clip(name, 80))
+	case !h.guard.KeepsKeys(), !spec.IsName(name):
+		return errs.Wire(errs.New(errs.NotFound, "there is no API key %q; `sandboxctl key ls` lists them", httperr.Clip(name, 80)),
+			"KEY::NOT_FOUND")
 	}
-	if err := s.guard.RemoveKey(r.Context(), name); err != nil {
+	if err := h.guard.RemoveKey(r.Context(), name); err != nil {
 		return httperr.Recode(err, errs.NotFound, "KEY::NOT_FOUND")
 	}
 	writeEmpty(w, http.StatusNoContent)

@@ -11,8 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// The operations that only the API sees from beginning to end. Those on
-// sandboxes are the Manager's to tell.
+// The operations that only the API sees from beginning to end. The Manager reports those
+// on sandboxes.
 const (
 	opExec        = "exec"
 	opImageBuild  = "image_build"

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"slices"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -13,9 +15,17 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// policy is OpenSandbox's egress API at port 18080, answered here and never
-// from inside a sandbox. Its errors are text/plain, unlike all others.
-func (s *Server) policy(w http.ResponseWriter, r *http.Request, rec record.Record, path string) {
+// policyHandlers show and change network policies.
+type policyHandlers struct {
+	sandboxes Sandboxes
+	offer     *spec.Offer
+	guard     *auth.Guard
+	gateway   *gateway.Gateway
+}
+
+// port serves OpenSandbox's egress API at port 18080: here, and never from inside a
+// sandbox. Its errors are text/plain, unlike all others.
+func (h *policyHandlers) port(w http.ResponseWriter, r *http.Request, rec record.Record, path string) {
 	in := infoOf(r)
 	in.route = namePolicy // and not path, which is the client's
 	fail := func(err error) {
@@ -26,7 +36,7 @@ func (s *Server) policy(w http.ResponseWriter, r *http.Request, rec record.Recor
 		}
 		writeText(w, status, body.Message)
 	}
-	if err := s.authorisePolicy(r, rec); err != nil {
+	if err := h.authorise(r, rec); err != nil {
 		fail(err)
 		return
 	}
@@ -35,7 +45,7 @@ func (s *Server) policy(w http.ResponseWriter, r *http.Request, rec record.Recor
 	case path == "/healthz" && read:
 		writeText(w, http.StatusOK, "ok")
 	case path == "/policy" && (read || slices.Contains(policyMethods, r.Method)):
-		st, err := s.policyCall(w, r, rec)
+		st, err := h.call(w, r, rec)
 		if err != nil {
 			fail(err)
 			return
@@ -52,36 +62,36 @@ func (s *Server) policy(w http.ResponseWriter, r *http.Request, rec record.Recor
 // policyMethods change a policy at port 18080.
 var policyMethods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 
-// authorisePolicy lets a request in that has the token of this sandbox's egress API, or
+// authorise lets a request in that has the token of this sandbox's egress API, or
 // the key of an operator.
-func (s *Server) authorisePolicy(r *http.Request, rec record.Record) error {
+func (h *policyHandlers) authorise(r *http.Request, rec record.Record) error {
 	token := r.Header.Get(wire.HeaderEgressToken)
-	if infoOf(r).role.Covers(record.Operator) || s.guard.Role(token).Covers(record.Operator) {
+	if infoOf(r).role.Covers(record.Operator) || h.guard.Role(token).Covers(record.Operator) {
 		return nil
 	}
-	if err := s.guard.FromPage(r); err != nil { // a page that has the token got it where it should not have
+	if err := h.guard.FromPage(r); err != nil { // a page that has the token got it where it should not have
 		return err
 	}
-	if s.gateway.Opens(token, rec.ID, wire.EgressPort) {
+	if h.gateway.Opens(token, rec.ID, wire.EgressPort) {
 		return nil
 	}
 	return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
 		"unauthorized: send the headers that GET /v1/sandboxes/{id}/endpoints/18080 returns")
 }
 
-// networkPolicy is the same as a route of the lifecycle API.
-func (s *Server) networkPolicy(w http.ResponseWriter, r *http.Request, rec record.Record) error {
-	st, err := s.policyCall(w, r, rec)
+// route serves the policy as a route of the lifecycle API.
+func (h *policyHandlers) route(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	st, err := h.call(w, r, rec)
 	if err == nil {
 		writeJSON(w, http.StatusOK, st)
 	}
 	return err
 }
 
-// policyCall shows the policy of a sandbox, or changes it while the sandbox
-// lives. A change is durable before it is answered, and then holds for every
-// flow that opens; those that are open go on.
-func (s *Server) policyCall(w http.ResponseWriter, r *http.Request, rec record.Record) (wire.PolicyStatus, error) {
+// call shows the policy of a sandbox, or changes it while the sandbox lives. A change is
+// durable before it is answered, and then holds for every flow that opens. Open flows go
+// on.
+func (h *policyHandlers) call(w http.ResponseWriter, r *http.Request, rec record.Record) (wire.PolicyStatus, error) {
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return spec.PolicyOf(rec.Spec.Terms()), nil
 	}
@@ -92,24 +102,24 @@ func (s *Server) policyCall(w http.ResponseWriter, r *http.Request, rec record.R
 	var edit spec.Edit
 	switch r.Method {
 	case http.MethodPatch:
-		edit, err = s.cfg.MergeRules(b)
+		edit, err = h.offer.MergeRules(b)
 	case http.MethodDelete:
 		edit, err = spec.RemoveTargets(b)
 	default:
-		edit, err = s.cfg.ReplacePolicy(b)
+		edit, err = h.offer.ReplacePolicy(b)
 	}
 	if err != nil {
 		return wire.PolicyStatus{}, err
 	}
 	found := true
-	rec, err = s.sandboxes.Update(context.WithoutCancel(r.Context()), rec.ID, func(t *record.Terms) error {
+	rec, err = h.sandboxes.Update(context.WithoutCancel(r.Context()), rec.ID, func(t *record.Terms) error {
 		was := spec.PolicyOf(*t).Policy
 		next := edit(*was)
 		if r.Method == http.MethodDelete && len(next.Egress) == len(was.Egress) {
 			found = false
 			return nil
 		}
-		return s.cfg.SetPolicy(t, next)
+		return h.offer.SetPolicy(t, next)
 	})
 	if err != nil {
 		return wire.PolicyStatus{}, fmt.Errorf("change the network policy of sandbox %s: %w", rec.ID, err)

@@ -33,7 +33,7 @@ func (s *Server) port(w http.ResponseWriter, r *http.Request, t gateway.Target) 
 			return nil
 		}
 	}
-	rec, err := s.lookup(r, t.ID)
+	rec, err := lookup(r, s.sandboxes.sandboxes, t.ID)
 	if err != nil {
 		return err
 	}
@@ -41,7 +41,7 @@ func (s *Server) port(w http.ResponseWriter, r *http.Request, t gateway.Target) 
 		return err
 	}
 	if port == wire.EgressPort {
-		s.policy(w, r, rec, t.Rest)
+		s.policies.port(w, r, rec, t.Rest)
 		return nil
 	}
 	in, p := infoOf(r), auth.PeerOf(r)

@@ -156,7 +156,7 @@ func (s *Server) finish(w *tracked, r *http.Request, in *info) {
 	p := recover()
 	if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // net/http compares it so, too
 		s.cfg.Log.Error("panic in a handler", "panic", p, "request", in.requestID, "stack", string(debug.Stack()))
-		s.fail(w, r, errs.New(errs.Internal, ""))
+		fail(w, r, errs.New(errs.Internal, ""))
 	}
 	s.observe(r, in)
 	if p != nil && errors.Is(asError(p), http.ErrAbortHandler) {

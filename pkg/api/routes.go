@@ -23,78 +23,80 @@ type route struct {
 	handle handler
 }
 
-// Who else may use a route.
+// These stand where a route needs no role.
 const (
 	anyone record.Role = "anyone" // without a key
 	tokens record.Role = "tokens" // who has the token of the port; see port
 )
 
-// table is the one place where a path becomes public. What is not in it is not
-// served, and TestRoles holds it against the OpenAPI documents.
+// table is the one place where a path becomes public. A path that is not in it is not
+// served. TestRoles compares the table with the OpenAPI documents.
 //
-// A viewer sees nothing that opens a sandbox, as the headers of an endpoint do, and
-// no contents of files. What all clients share is for admins to remove.
+// A viewer sees nothing that opens a sandbox, as the headers of an endpoint do, and no
+// contents of files. Only admins remove what all clients share.
 //
 // The first pattern that fits a path counts, and its methods are all there are.
 func (s *Server) table() []route {
 	const viewer, operator, admin = record.Viewer, record.Operator, record.Admin
-	on := s.on
+	on := func(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
+		return on(s.sandboxes.sandboxes, f)
+	}
 	rows := []route{
-		{"GET", "/health", anyone, s.health},
-		{"GET", "/version", anyone, s.version}, // as upstream; without a key it is the release alone
-		{"GET", "/openapi.json", anyone, s.openAPI},
-		{"GET", "/docs", anyone, s.docs},
+		{"GET", "/health", anyone, s.system.health},
+		{"GET", "/version", anyone, s.system.version}, // as upstream; without a key it is the release alone
+		{"GET", "/openapi.json", anyone, s.system.openAPI},
+		{"GET", "/docs", anyone, s.system.docs},
 
-		{"POST", "/sandboxes", operator, s.create},
-		{"GET", "/sandboxes", viewer, s.list},
-		{"GET", "/sandboxes/{id}", viewer, on(s.get)},
-		{"DELETE", "/sandboxes/{id}", operator, s.delete},
-		{"GET", "/sandboxes/{id}/inspect", viewer, on(s.inspect)},
-		{"GET", "/sandboxes/{id}/stats", viewer, on(s.usage)},
-		{"GET", "/sandboxes/{id}/logs", viewer, on(s.logs)},
-		{"GET", "/sandboxes/{id}/diagnostics/{kind=logs|events|inspect|summary}", viewer, on(s.diagnostics)},
-		{"PATCH", "/sandboxes/{id}/limits", operator, on(s.updateLimits)},
-		{"PATCH", "/sandboxes/{id}/metadata", operator, on(s.patchMetadata)},
-		{"POST", "/sandboxes/{id}/start", operator, on(s.start)},
-		{"POST", "/sandboxes/{id}/stop", operator, on(s.stop)},
-		{"POST", "/sandboxes/{id}/pause", operator, on(s.pause)},
-		{"POST", "/sandboxes/{id}/resume", operator, on(s.resume)},
-		{"POST", "/sandboxes/{id}/renew-expiration", operator, on(s.renew)},
-		{"POST", "/sandboxes/{id}/snapshots", operator, on(s.createSnapshot)},
-		{"GET", "/sandboxes/{id}/networkpolicy", viewer, on(s.networkPolicy)},
-		{"PUT", "/sandboxes/{id}/networkpolicy", operator, on(s.networkPolicy)},
-		{"PATCH", "/sandboxes/{id}/networkpolicy", operator, on(s.networkPolicy)},
-		{"DELETE", "/sandboxes/{id}/networkpolicy", operator, on(s.networkPolicy)},
+		{"POST", "/sandboxes", operator, s.sandboxes.create},
+		{"GET", "/sandboxes", viewer, s.sandboxes.list},
+		{"GET", "/sandboxes/{id}", viewer, on(s.sandboxes.get)},
+		{"DELETE", "/sandboxes/{id}", operator, s.sandboxes.delete},
+		{"GET", "/sandboxes/{id}/inspect", viewer, on(s.sandboxes.inspect)},
+		{"GET", "/sandboxes/{id}/stats", viewer, on(s.stats.one)},
+		{"GET", "/sandboxes/{id}/logs", viewer, on(s.logs.logs)},
+		{"GET", "/sandboxes/{id}/diagnostics/{kind=logs|events|inspect|summary}", viewer, on(s.diagnostics.answer)},
+		{"PATCH", "/sandboxes/{id}/limits", operator, on(s.sandboxes.updateLimits)},
+		{"PATCH", "/sandboxes/{id}/metadata", operator, on(s.sandboxes.patchMetadata)},
+		{"POST", "/sandboxes/{id}/start", operator, on(s.sandboxes.start)},
+		{"POST", "/sandboxes/{id}/stop", operator, on(s.sandboxes.stop)},
+		{"POST", "/sandboxes/{id}/pause", operator, on(s.sandboxes.pause)},
+		{"POST", "/sandboxes/{id}/resume", operator, on(s.sandboxes.resume)},
+		{"POST", "/sandboxes/{id}/renew-expiration", operator, on(s.sandboxes.renew)},
+		{"POST", "/sandboxes/{id}/snapshots", operator, on(s.snapshots.create)},
+		{"GET", "/sandboxes/{id}/networkpolicy", viewer, on(s.policies.route)},
+		{"PUT", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
+		{"PATCH", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
+		{"DELETE", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)}, // its headers open the port
 		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},              // see port
 
-		{"GET", "/snapshots", viewer, s.listSnapshots},
-		{"GET", "/snapshots/{id}", viewer, s.getSnapshot},
-		{"DELETE", "/snapshots/{id}", operator, s.deleteSnapshot},
-		{"GET", "/snapshots/{id}/inspect", viewer, s.inspectSnapshot},
+		{"GET", "/snapshots", viewer, s.snapshots.list},
+		{"GET", "/snapshots/{id}", viewer, s.snapshots.get},
+		{"DELETE", "/snapshots/{id}", operator, s.snapshots.delete},
+		{"GET", "/snapshots/{id}/inspect", viewer, s.snapshots.inspect},
 
-		{"GET", "/images", viewer, s.listImages},
-		{"POST", "/images", operator, s.importImage},
-		{"POST", "/images/build", operator, s.buildImage},
-		{"POST", "/images/pull", operator, s.pullImage},
-		{"POST", "/images/prune", admin, s.pruneImages},
-		{"GET", "/images/{ref}/export", operator, s.exportImage},
-		{"GET", "/images/{ref...}", viewer, s.inspectImage},
-		{"DELETE", "/images/{ref...}", admin, s.removeImage},
+		{"GET", "/images", viewer, s.images.list},
+		{"POST", "/images", operator, s.images.load},
+		{"POST", "/images/build", operator, s.images.build},
+		{"POST", "/images/pull", operator, s.images.pull},
+		{"POST", "/images/prune", admin, s.images.prune},
+		{"GET", "/images/{ref}/export", operator, s.images.export},
+		{"GET", "/images/{ref...}", viewer, s.images.inspect},
+		{"DELETE", "/images/{ref...}", admin, s.images.remove},
 
-		{"GET", "/events", viewer, s.events},
-		{"GET", "/stats", viewer, s.usageOfAll},
-		{"GET", "/diff", viewer, s.diff},
+		{"GET", "/events", viewer, s.events.stream},
+		{"GET", "/stats", viewer, s.stats.all},
+		{"GET", "/diff", viewer, s.diffs.diff},
 
-		{"GET", "/keys", admin, s.listKeys},
-		{"POST", "/keys", admin, s.createKey},
-		{"DELETE", "/keys/{name}", admin, s.removeKey},
+		{"GET", "/keys", admin, s.keys.list},
+		{"POST", "/keys", admin, s.keys.create},
+		{"DELETE", "/keys/{name}", admin, s.keys.remove},
 
-		{"GET", "/system/info", viewer, s.info},
-		{"GET", "/system/df", viewer, s.df},
-		{"PUT", "/system/drain", admin, s.drain(true)}, // and on the host: see onTheHost
-		{"DELETE", "/system/drain", admin, s.drain(false)},
-		{"GET", "/system/backup", admin, s.backup},
+		{"GET", "/system/info", viewer, s.system.info},
+		{"GET", "/system/df", viewer, s.system.df},
+		{"PUT", "/system/drain", admin, s.system.drain(true)}, // and on the host: see onTheHost
+		{"DELETE", "/system/drain", admin, s.system.drain(false)},
+		{"GET", "/system/backup", admin, s.system.backup},
 
 		{"POST", "/metrics/events", viewer, noTelemetry},
 		{"*", "/pools/{...}", viewer, never("KUBERNETES::POOL_NOT_SUPPORTED",
@@ -107,29 +109,29 @@ func (s *Server) table() []route {
 		return rows
 	}
 	return append(rows, []route{
-		{"GET", "/volumes", viewer, s.listVolumes},
-		{"POST", "/volumes", operator, s.createVolume},
-		{"POST", "/volumes/prune", admin, s.pruneVolumes}, // what anybody kept
-		{"GET", "/volumes/{name}", viewer, s.inspectVolume},
-		{"DELETE", "/volumes/{name}", operator, s.removeVolume},
+		{"GET", "/volumes", viewer, s.volumes.list},
+		{"POST", "/volumes", operator, s.volumes.create},
+		{"POST", "/volumes/prune", admin, s.volumes.prune}, // also what others want to keep
+		{"GET", "/volumes/{name}", viewer, s.volumes.inspect},
+		{"DELETE", "/volumes/{name}", operator, s.volumes.remove},
 	}...)
 }
 
 // Names of routes that are not patterns of the table.
 const (
-	nameNone    = "none"                        // what is not served
-	nameGateway = "/{id}/{port}"                // all of the gateway's listener
+	nameNone    = "none"                        // of requests that have no route
+	nameGateway = "/{id}/{port}"                // of all requests to the gateway's listener
 	namePolicy  = "/sandboxes/{id}/proxy/18080" // the egress API, which is answered here
 )
 
-// noTelemetry takes what SDKs tell of their use, and keeps none of it.
+// noTelemetry accepts the telemetry of SDKs, and keeps none of it.
 func noTelemetry(w http.ResponseWriter, _ *http.Request) error {
 	writeEmpty(w, http.StatusNoContent)
 	return nil
 }
 
-// never answers every method with the same refusal: 400, which SDKs show with
-// its text, and which no client takes for a server that is about to be better.
+// never answers every method with the same refusal: 400, which SDKs show with its text,
+// and after which no client tries again.
 func never(wireCode, text string) handler {
 	return func(http.ResponseWriter, *http.Request) error {
 		return errs.Wire(errs.New(errs.Unsupported, "%s", text), wireCode)

@@ -4,8 +4,11 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"strconv"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/admission"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -13,11 +16,27 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
+// sandboxHandlers answer what is asked of sandboxes; create.go has how they begin.
+type sandboxHandlers struct {
+	sandboxes Sandboxes
+	images    Images
+	snapshots Snapshots
+	guard     *auth.Guard
+	offer     *spec.Offer
+
+	host       func(record.Record) map[string]string // see Config; these four may be nil
+	notes      func(record.Record) []string
+	health     func(record.Record) *wire.Health
+	awaitReady func(context.Context, record.Record) error
+
+	waitLimit time.Duration // the constant, but in tests
+}
+
 // on returns a handler that looks up the sandbox which the path names, and hands its
 // record on.
-func (s *Server) on(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
+func on(all Sandboxes, f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		rec, err := s.lookup(r, segmentOf(r, "id"))
+		rec, err := lookup(r, all, segmentOf(r, "id"))
 		if err != nil {
 			return err
 		}
@@ -25,13 +44,14 @@ func (s *Server) on(f func(http.ResponseWriter, *http.Request, record.Record) er
 	}
 }
 
-// lookup finds a sandbox by id or name. What is being deleted is gone already,
-// and what can be neither id nor name never reaches anything below this.
-func (s *Server) lookup(r *http.Request, idOrName string) (record.Record, error) {
+// lookup finds a sandbox by id or name, and notes it for the log. One that is being
+// deleted is gone already. A text that can be neither id nor name reaches nothing
+// below this.
+func lookup(r *http.Request, all Sandboxes, idOrName string) (record.Record, error) {
 	if !record.IsID(idOrName) && !spec.IsName(idOrName) {
 		return record.Record{}, httperr.NoSandbox(idOrName)
 	}
-	rec, err := s.sandboxes.Get(r.Context(), idOrName)
+	rec, err := all.Get(r.Context(), idOrName)
 	switch {
 	case errs.Is(err, errs.NotFound):
 		return rec, httperr.NoSandbox(idOrName)
@@ -45,15 +65,15 @@ func (s *Server) lookup(r *http.Request, idOrName string) (record.Record, error)
 	return rec, nil
 }
 
-func (s *Server) get(w http.ResponseWriter, _ *http.Request, rec record.Record) error {
+func (s *sandboxHandlers) get(w http.ResponseWriter, _ *http.Request, rec record.Record) error {
 	writeJSON(w, http.StatusOK, s.show(rec))
 	return nil
 }
 
-// delete looks up by itself. Of two deletes at once both may succeed, and what
-// no other route shows any more can be deleted by its ID: a sandbox whose
-// deletion could not kill it, and one whose record can not be read.
-func (s *Server) delete(w http.ResponseWriter, r *http.Request) error {
+// delete looks up by itself. Of two deletes at once both may succeed, and a sandbox
+// that no other route shows any more can be deleted by its ID: one whose deletion
+// could not kill it, and one whose record cannot be read.
+func (s *sandboxHandlers) delete(w http.ResponseWriter, r *http.Request) error {
 	idOrName := segmentOf(r, "id")
 	if !record.IsID(idOrName) && !spec.IsName(idOrName) {
 		return httperr.NoSandbox(idOrName)
@@ -69,7 +89,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request) error {
 		return httperr.NoSandbox(idOrName)
 	}
 	infoOf(r).sandbox = id
-	// Who hangs up during a delete has still asked for it.
+	// A client that hangs up during a delete has still asked for it.
 	err = s.sandboxes.Delete(context.WithoutCancel(r.Context()), id)
 	if errs.Is(err, errs.NotFound) {
 		if !found {
@@ -84,7 +104,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) pause(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+func (s *sandboxHandlers) pause(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	if err := s.sandboxes.Pause(context.WithoutCancel(r.Context()), rec.ID); err != nil {
 		return fmt.Errorf("pause sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "DOCKER::SANDBOX_NOT_RUNNING"))
 	}
@@ -92,7 +112,7 @@ func (s *Server) pause(w http.ResponseWriter, r *http.Request, rec record.Record
 	return nil
 }
 
-func (s *Server) resume(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+func (s *sandboxHandlers) resume(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	if err := s.sandboxes.Resume(context.WithoutCancel(r.Context()), rec.ID); err != nil {
 		return fmt.Errorf("resume sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "DOCKER::SANDBOX_NOT_PAUSED"))
 	}
@@ -100,8 +120,8 @@ func (s *Server) resume(w http.ResponseWriter, r *http.Request, rec record.Recor
 	return nil
 }
 
-// renew moves the end of a sandbox. See renewOnAccess for what no client asks for.
-func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+// renew moves the end of a sandbox. See renewals for those that no client asks for.
+func (s *sandboxHandlers) renew(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	var body struct {
 		ExpiresAt string `json:"expiresAt"`
 	}
@@ -120,7 +140,7 @@ func (s *Server) renew(w http.ResponseWriter, r *http.Request, rec record.Record
 	return nil
 }
 
-func (s *Server) patchMetadata(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+func (s *sandboxHandlers) patchMetadata(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	var patch map[string]*string
 	if err := decode(w, r, &patch); err != nil {
 		return err
@@ -138,7 +158,7 @@ func (s *Server) patchMetadata(w http.ResponseWriter, r *http.Request, rec recor
 	return nil
 }
 
-func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
+func (s *sandboxHandlers) list(w http.ResponseWriter, r *http.Request) error {
 	f, err := spec.ParseFilter(r.URL.RawQuery)
 	if err != nil {
 		return err
@@ -158,10 +178,112 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	for _, rec := range hit[from:to] {
 		sb := s.show(*rec)
 		if sb.Sandboxd.Health != nil {
-			sb.Sandboxd.Health.LastOutput = "" // of one, not of two hundred
+			sb.Sandboxd.Health.LastOutput = "" // inspect has it; a list has two hundred
 		}
 		out.Items = append(out.Items, sb)
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
+}
+
+// updateLimits changes some limits of a sandbox that runs or is paused.
+func (s *sandboxHandlers) updateLimits(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	var req wire.LimitsPatch
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	change, err := s.offer.PatchLimits(req.ResourceLimits)
+	if err != nil { // what can never work is refused first
+		return err
+	}
+	rec, err = s.sandboxes.Update(context.WithoutCancel(r.Context()), rec.ID, change)
+	if err != nil {
+		return fmt.Errorf("update sandbox %s: %w", rec.ID, err)
+	}
+	writeJSON(w, http.StatusOK, s.inspection(rec))
+	return nil
+}
+
+// start starts a sandbox that has ended. It answers as create does.
+func (s *sandboxHandlers) start(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	wait, err := wantsWait(r)
+	if err != nil {
+		return err
+	}
+	id := rec.ID
+	if rec, err = s.sandboxes.Start(admission.By(r.Context(), s.guard.Client(r)), id); err != nil {
+		return fmt.Errorf("start sandbox %s: %w", id, err)
+	}
+	if wait {
+		if rec, err = s.await(w, r, id); err != nil {
+			return err
+		}
+	}
+	writeJSON(w, http.StatusAccepted, s.show(rec))
+	return nil
+}
+
+// Seconds that an entrypoint has to end by itself: docker's default, and the most that
+// a request may ask for, since it waits for the answer.
+const (
+	stopGrace    = 10
+	maxStopGrace = 60
+)
+
+// stop ends a sandbox and keeps it; it answers when it has ended.
+func (s *sandboxHandlers) stop(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	grace := stopGrace
+	if v := r.URL.Query().Get("grace"); v != "" {
+		var err error
+		if grace, err = strconv.Atoi(v); err != nil || grace < 0 || grace > maxStopGrace {
+			return httperr.Invalid("grace %q: want whole seconds from 0 to %d", httperr.Clip(v, 20), maxStopGrace)
+		}
+	}
+	ctx, cancel := detached(r, 2*time.Minute)
+	defer cancel()
+	if err := s.sandboxes.Stop(ctx, rec.ID, time.Duration(grace)*time.Second); err != nil {
+		return fmt.Errorf("stop sandbox %s: %w", rec.ID, err)
+	}
+	writeEmpty(w, http.StatusAccepted)
+	return nil
+}
+
+func (s *sandboxHandlers) inspect(w http.ResponseWriter, _ *http.Request, rec record.Record) error {
+	writeJSON(w, http.StatusOK, s.inspection(rec))
+	return nil
+}
+
+// inspection is describe, and where a limit holds less than its name says.
+func (s *sandboxHandlers) inspection(rec record.Record) wire.Inspection {
+	out := s.describe(rec)
+	if s.notes != nil {
+		out.Notes = s.notes(rec)
+	}
+	return out
+}
+
+// describe is spec.Inspect with what is not in the record.
+func (s *sandboxHandlers) describe(r record.Record) wire.Inspection {
+	out := spec.Inspect(r)
+	if s.health != nil {
+		out.Sandboxd.Health = s.health(r)
+	}
+	if s.host != nil {
+		out.Host = s.host(r)
+	}
+	return out
+}
+
+// show is spec.Sandbox with what is not in the record.
+func (s *sandboxHandlers) show(r record.Record) wire.Sandbox {
+	out := spec.Sandbox(r)
+	if s.health != nil {
+		out.Sandboxd.Health = s.health(r)
+	}
+	return out
+}
+
+// detached is a context for work that goes on when the request has ended.
+func detached(r *http.Request, d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(r.Context()), d)
 }

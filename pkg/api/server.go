@@ -2,13 +2,17 @@
 // the proxy into sandboxes, and our own extensions (api/openapi.yaml), all at
 // "/" and at "/v1".
 //
-//	connection ─▶ listener (who may connect) ─▶ request id, log line, CORS
-//	   ─▶ route, on the raw path ─┬▶ proxy: its own tokens, no API key needed
-//	                              └▶ API key ─▶ handler ─▶ Sandboxes, Images, …
+//	connection ─▶ auth.Listener ─▶ ServeHTTP: request id, log line, role, CORS
+//	   ─▶ routes.go, on the raw path ─┬▶ gateway: tokens of ports, no key needed
+//	                                  └▶ role ─▶ handler ─▶ Sandboxes, Images, …
+//	                                               └▶ spec: request ─▶ record ─▶ wire
 //
-// What surprises: paths are split here, by hand and undecoded. net/http's mux
-// cleans paths and redirects, and a route that is exempt from the key must
-// never depend on a string that something cleans later.
+// The rooms below it do not know one another; all stand on wire and wire/httperr.
+// deps.go says what the daemon puts behind the handlers.
+//
+// The surprise: paths are split here, by hand and undecoded. net/http's mux cleans
+// paths and redirects, and a route that is exempt from the key must never depend on a
+// string that something cleans later.
 package api
 
 import (
@@ -31,21 +35,21 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Config is what the host's owner decides. The zero value of a limit means
-// the default named beside it.
+// Config is what the host's owner decides, and what the daemon knows. The zero value
+// of a limit means the default named beside it.
 type Config struct {
-	// APIKeys open the API over TCP; any one will do. Without one every TCP
-	// request is refused; with Insecure only what web pages of others send is.
+	// APIKeys open the API over TCP; any one will do. Without any, every TCP request is
+	// refused, and with Insecure only the requests of web pages.
 	APIKeys  []string
 	Insecure bool
 	// Keys keeps others, each with a role of its own; may be nil.
 	Keys auth.Store
 	// Volumes keeps named volumes; may be nil: then there are none.
 	Volumes Volumes
-	// RequestsPerSecond is what one client may send by TCP; 0: no bound.
+	// RequestsPerSecond is how many requests one client may send by TCP; 0: no bound.
 	RequestsPerSecond int
 
-	// Secret signs endpoint tokens. Empty: a random one, and tokens end with
+	// Secret signs endpoint tokens. If it is nil, a random one does, and tokens end with
 	// the process.
 	Secret []byte
 
@@ -74,8 +78,8 @@ type Config struct {
 	Health     func(record.Record) *wire.Health
 	AwaitReady func(context.Context, record.Record) error
 
-	// Impaired says in words that anybody may read what the daemon serves in spite
-	// of, for /health; nil or "": nothing.
+	// Impaired says, for /health, which fault the daemon serves in spite of, in words that
+	// anybody may read; nil or "": none.
 	Impaired func() string
 	// System answers /system; may be nil.
 	System System
@@ -85,7 +89,7 @@ type Config struct {
 	Docs    []byte        // answers /docs (api.Docs)
 	Log     *slog.Logger  // default: slog.Default()
 	History *history.Book // what happened to sandboxes, for diagnostics; may be nil
-	// OnAnswer, if not nil, hears of every request that is over. It must not wait.
+	// OnAnswer, if not nil, is called after every request. It must not wait.
 	OnAnswer func(Answer)
 }
 
@@ -103,42 +107,65 @@ func (c *Config) defaults() {
 
 // Server answers requests. Make one with New; its fields do not change after.
 type Server struct {
-	cfg       Config
-	guard     *auth.Guard
-	gateway   *gateway.Gateway
-	renewals  *renewals
-	sandboxes Sandboxes
-	images    Images
-	agents    gateway.Agents
-	stats     Stats
-	snapshots Snapshots
-	diffs     Diffs
-	quiet     *log.Logger // what the proxy says besides its errors
-	routes    router
+	cfg     Config
+	routes  router
+	guard   *auth.Guard
+	gateway *gateway.Gateway
+	quiet   *log.Logger // what goes wrong behind answers
 
-	waitLimit time.Duration // the constant, but in tests
+	// One for each resource; table says which routes each of them answers.
+	sandboxes   *sandboxHandlers
+	policies    *policyHandlers
+	logs        *logHandlers
+	diagnostics *diagnosticHandlers
+	snapshots   *snapshotHandlers
+	diffs       *diffHandlers
+	images      *imageHandlers
+	volumes     *volumeHandlers
+	stats       *statsHandlers
+	events      *eventHandlers
+	keys        *keyHandlers
+	system      *systemHandlers
+	renewals    *renewals
 }
 
 // New makes a Server. It fails if the keys of the store cannot be read.
 func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway.Agents, st Stats) (*Server, error) {
 	cfg.defaults()
-	s := &Server{cfg: cfg, sandboxes: sb, snapshots: sn, diffs: df, images: im, agents: ag, stats: st, waitLimit: waitLimit}
-	var err error
-	s.guard, err = auth.New(auth.Config{
-		Keys: cfg.APIKeys, Insecure: cfg.Insecure, Store: cfg.Keys, ExternalHost: cfg.ExternalHost, RequestsPerSecond: cfg.RequestsPerSecond,
+	guard, err := auth.New(auth.Config{
+		Keys: cfg.APIKeys, Insecure: cfg.Insecure, Store: cfg.Keys, ExternalHost: cfg.ExternalHost,
+		RequestsPerSecond: cfg.RequestsPerSecond,
 	})
 	if err != nil {
 		return nil, err
 	}
-	s.cfg.APIKeys = nil
-	s.quiet = slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)
+	cfg.APIKeys = nil
+	s := &Server{cfg: cfg, guard: guard, quiet: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)}
 	s.renewals = &renewals{sandboxes: sb, most: cfg.MaxTimeout, log: cfg.Log, at: map[string]time.Time{}}
 	s.gateway = gateway.New(gateway.Config{
 		Names: cfg.Gateway, Secret: cfg.Secret, TrustedProxies: cfg.TrustedProxies,
-		Sandboxes: sb, Agents: ag, Guard: s.guard,
+		Sandboxes: sb, Agents: ag, Guard: guard,
 		Kills: func(id string) (int64, error) { return st.OOMKills(id) },
 		State: spec.StateOf, Accessed: s.renewals.accessed, Log: s.quiet,
 	})
+	offer := &s.cfg.Offer
+	s.sandboxes = &sandboxHandlers{
+		sandboxes: sb, images: im, snapshots: sn, guard: guard, offer: offer,
+		host: cfg.Host, notes: cfg.Notes, health: cfg.Health, awaitReady: cfg.AwaitReady, waitLimit: waitLimit,
+	}
+	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway}
+	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway}
+	s.diagnostics = &diagnosticHandlers{history: cfg.History, logs: s.logs, describe: s.sandboxes.describe}
+	s.snapshots = &snapshotHandlers{snapshots: sn}
+	s.diffs = &diffHandlers{sandboxes: sb, snapshots: sn, diffs: df}
+	s.images = &imageHandlers{images: im}
+	s.volumes = &volumeHandlers{volumes: cfg.Volumes, offer: offer, log: cfg.Log}
+	s.stats = &statsHandlers{sandboxes: sb, stats: st, log: cfg.Log}
+	s.events = &eventHandlers{sandboxes: sb}
+	s.keys = &keyHandlers{guard: guard}
+	s.system = &systemHandlers{
+		known: cfg.System, impaired: cfg.Impaired, release: cfg.Version, document: cfg.OpenAPI, page: cfg.Docs, guard: guard,
+	}
 	s.routes = newRouter(s.table())
 	return s, nil
 }
@@ -167,17 +194,17 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if in.role != "" && !tw.peer.Unix {
 		if err := s.guard.Allow(r); err != nil {
 			s.cors(tw, r)
-			s.fail(tw, r, err)
+			fail(tw, r, err)
 			return
 		}
 	}
 	if err != nil {
-		s.fail(tw, r, err)
+		fail(tw, r, err)
 		return
 	}
 	if f.need == tokens {
 		if err := s.port(tw, r, f.target); err != nil {
-			s.fail(tw, r, err)
+			fail(tw, r, err)
 		}
 		return
 	}
@@ -189,23 +216,25 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case f.need == anyone:
 	case in.role == "":
-		s.fail(tw, r, s.guard.Unauthorized(r))
+		fail(tw, r, s.guard.Unauthorized(r))
 		return
 	case !in.role.Covers(f.need):
-		s.fail(tw, r, auth.Forbidden(in.role, f.need))
+		fail(tw, r, auth.Forbidden(in.role, f.need))
 		return
 	}
 	if err := f.handle(tw, r); err != nil {
-		s.fail(tw, r, err)
+		fail(tw, r, err)
 	}
 }
 
-// find finds what a request is for, on the kind of listener that it came by.
+// find finds what a request is for: on the gateway's listener a port and nothing else,
+// but for its own /health.
 func (s *Server) find(r *http.Request) (found, error) {
 	switch {
 	case r.Method == http.MethodConnect:
 		return found{name: nameNone}, httperr.New(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
-			"CONNECT is not served: this is no proxy to other hosts; ports of sandboxes are reached by GET /v1/sandboxes/{id}/endpoints/{port}")
+			"CONNECT is not served: this is no proxy to other hosts; ports of sandboxes are reached by GET "+
+				"/v1/sandboxes/{id}/endpoints/{port}")
 	case !auth.PeerOf(r).Gateway, r.URL.Path == "/health" && s.cfg.Gateway.Itself(r):
 		return s.routes.find(r), nil
 	}

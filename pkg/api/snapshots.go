@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,8 +16,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-func (s *Server) getSnapshot(w http.ResponseWriter, r *http.Request) error {
-	snap, err := s.snapshot(r)
+// snapshotHandlers answer what is asked of snapshots.
+type snapshotHandlers struct {
+	snapshots Snapshots
+}
+
+func (s *snapshotHandlers) get(w http.ResponseWriter, r *http.Request) error {
+	snap, err := s.find(r)
 	if err != nil {
 		return err
 	}
@@ -24,8 +30,8 @@ func (s *Server) getSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (s *Server) inspectSnapshot(w http.ResponseWriter, r *http.Request) error {
-	snap, err := s.snapshot(r)
+func (s *snapshotHandlers) inspect(w http.ResponseWriter, r *http.Request) error {
+	snap, err := s.find(r)
 	if err != nil {
 		return err
 	}
@@ -33,8 +39,8 @@ func (s *Server) inspectSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// snapshot finds the snapshot that the path names.
-func (s *Server) snapshot(r *http.Request) (record.Snapshot, error) {
+// find finds the snapshot that the path names.
+func (s *snapshotHandlers) find(r *http.Request) (record.Snapshot, error) {
 	id := segmentOf(r, "id")
 	snap, err := s.snapshots.Get(r.Context(), id)
 	if err != nil {
@@ -43,7 +49,7 @@ func (s *Server) snapshot(r *http.Request) (record.Snapshot, error) {
 	return snap, nil
 }
 
-func (s *Server) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
+func (s *snapshotHandlers) delete(w http.ResponseWriter, r *http.Request) error {
 	id := segmentOf(r, "id")
 	// A client that hangs up during a delete has still asked for it.
 	if err := s.snapshots.Delete(context.WithoutCancel(r.Context()), id); err != nil {
@@ -53,9 +59,9 @@ func (s *Server) deleteSnapshot(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// createSnapshot answers when the intent is durable, and if asked to wait when
+// create answers when the intent is durable, and if asked to wait when
 // the snapshot is ready or has failed.
-func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+func (s *snapshotHandlers) create(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	wait, err := wantsWait(r)
 	if err != nil {
 		return err
@@ -103,7 +109,7 @@ func orEmptyObject(body io.ReadCloser) (io.ReadCloser, error) {
 	}{io.MultiReader(strings.NewReader(string(b[:n])), body), body}, err
 }
 
-func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
+func (s *snapshotHandlers) list(w http.ResponseWriter, r *http.Request) error {
 	f, err := spec.ParseFilter(r.URL.RawQuery)
 	if err != nil {
 		return err
@@ -122,12 +128,77 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// fromSnapshot has a new sandbox begin with the files of a snapshot, over its image.
-func (s *Server) fromSnapshot(ctx context.Context, to *record.Spec, id string) error {
-	snap, err := s.snapshots.Get(ctx, id)
-	if err != nil {
-		return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
+// diffHandlers compare the files of sandboxes and snapshots.
+type diffHandlers struct {
+	sandboxes Sandboxes
+	snapshots Snapshots
+	diffs     Diffs
+}
+
+// A side of a comparison is the files of a sandbox or of a snapshot.
+type side struct {
+	id     string
+	image  string
+	layers []string
+}
+
+// side finds a snapshot or a sandbox, by id or name. A snapshot comes first.
+func (d *diffHandlers) side(r *http.Request, id string) (side, error) {
+	snap, err := d.snapshots.Get(r.Context(), id)
+	switch {
+	case err == nil && snap.State == record.SnapshotReady:
+		return side{snap.ID, spec.ImageName(snap.Image), snap.Image.Layers}, nil
+	case err == nil:
+		return side{}, errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s", snap.ID, snap.State), "SNAPSHOT::NOT_READY")
+	case !errs.Is(err, errs.NotFound) || record.IsSnapshotID(id):
+		return side{}, fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 	}
-	to.Snapshot, to.Image = snap.ID, snap.Image
-	return nil
+	rec, err := lookup(r, d.sandboxes, id)
+	if err != nil {
+		return side{}, err
+	}
+	if rec.State == record.Creating || rec.State == record.Ended && rec.NeverRan() {
+		return side{}, errs.New(errs.WrongState, "sandbox %s is %s and has no files of its own", rec.ID, spec.StateOf(&rec))
+	}
+	return side{rec.ID, spec.ImageName(rec.Spec.Image), rec.Spec.Image.Layers}, nil
+}
+
+// sides finds what a diff is of, and its base; without one that is the image itself.
+func (d *diffHandlers) sides(r *http.Request) (of, base side, err error) {
+	q := r.URL.Query()
+	if q.Get("of") == "" {
+		return of, base, httperr.Invalid("of is missing; name the sandbox or the snapshot to look at")
+	}
+	if of, err = d.side(r, q.Get("of")); err != nil || q.Get("base") == "" {
+		return of, base, err
+	}
+	if base, err = d.side(r, q.Get("base")); err == nil && !slices.Equal(base.layers, of.layers) {
+		err = httperr.Invalid("%s lies over the image %s and %s over %s, so there is nothing to compare", of.id, of.image, base.id,
+			base.image)
+	}
+	return of, base, err
+}
+
+// diff streams the differences, one JSON object a line. A late error is the last line,
+// because the status was sent long before.
+func (d *diffHandlers) diff(w http.ResponseWriter, r *http.Request) error {
+	of, base, err := d.sides(r)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	out := json.NewEncoder(w)
+	out.SetEscapeHTML(false)
+	err = d.diffs.Diff(r.Context(), of.id, base.id, of.layers, func(kind, path string) error {
+		return out.Encode(wire.Change{Kind: kind, Path: strings.ToValidUTF8(path, "\uFFFD")})
+	})
+	if err != nil && infoOf(r).wrote {
+		infoOf(r).err = err
+		_, body := httperr.Body(err, infoOf(r).requestID)
+		err = out.Encode(wire.Change{Error: &body})
+	}
+	if err == nil && !infoOf(r).wrote {
+		w.WriteHeader(http.StatusOK) // nothing is different
+	}
+	return err
 }

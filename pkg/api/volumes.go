@@ -3,6 +3,7 @@ package api
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"net/http"
 
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
@@ -12,31 +13,39 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-func (s *Server) toWireVolume(v record.VolumeInfo) wire.Volume {
+// volumeHandlers answer what is asked of named volumes.
+type volumeHandlers struct {
+	volumes Volumes
+	offer   *spec.Offer
+	log     *slog.Logger
+}
+
+// show is spec.Volume, and how much is in it.
+func (h *volumeHandlers) show(v record.VolumeInfo) wire.Volume {
 	out := spec.Volume(v)
-	n, err := s.cfg.Volumes.Usage(v.ID)
+	n, err := h.volumes.Usage(v.ID)
 	if err == nil {
 		out.UsedBytes = &n
 	} else if !errs.Is(err, errs.Unsupported) {
-		s.cfg.Log.Warn("a volume can not be measured", "volume", v.Name, "err", err)
+		h.log.Warn("a volume can not be measured", "volume", v.Name, "err", err)
 	}
 	return out
 }
 
-func (s *Server) listVolumes(w http.ResponseWriter, r *http.Request) error {
-	all, err := s.cfg.Volumes.List(r.Context())
+func (h *volumeHandlers) list(w http.ResponseWriter, r *http.Request) error {
+	all, err := h.volumes.List(r.Context())
 	if err != nil {
 		return err
 	}
 	out := wire.VolumeList{Items: []wire.Volume{}}
 	for _, v := range all {
-		out.Items = append(out.Items, s.toWireVolume(v))
+		out.Items = append(out.Items, h.show(v))
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
 }
 
-func (s *Server) createVolume(w http.ResponseWriter, r *http.Request) error {
+func (h *volumeHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	var req wire.VolumeRequest
 	if err := decode(w, r, &req); err != nil {
 		return err
@@ -44,40 +53,40 @@ func (s *Server) createVolume(w http.ResponseWriter, r *http.Request) error {
 	if err := spec.CheckVolumeName(req.Name, "name"); err != nil {
 		return err
 	}
-	bytes, err := s.cfg.VolumeSize(req.Size, "size")
+	bytes, err := h.offer.VolumeSize(req.Size, "size")
 	if err != nil {
 		return err
 	}
-	v, err := s.cfg.Volumes.Create(r.Context(), req.Name, bytes)
+	v, err := h.volumes.Create(r.Context(), req.Name, bytes)
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusCreated, s.toWireVolume(v))
+	writeJSON(w, http.StatusCreated, h.show(v))
 	return nil
 }
 
-func (s *Server) inspectVolume(w http.ResponseWriter, r *http.Request) error {
+func (h *volumeHandlers) inspect(w http.ResponseWriter, r *http.Request) error {
 	name := segmentOf(r, "name")
-	v, err := s.cfg.Volumes.Get(r.Context(), httperr.Clip(name, spec.MaxVolumeName+1))
+	v, err := h.volumes.Get(r.Context(), httperr.Clip(name, spec.MaxVolumeName+1))
 	if err != nil {
 		return err
 	}
-	writeJSON(w, http.StatusOK, s.toWireVolume(v))
+	writeJSON(w, http.StatusOK, h.show(v))
 	return nil
 }
 
-func (s *Server) removeVolume(w http.ResponseWriter, r *http.Request) error {
+func (h *volumeHandlers) remove(w http.ResponseWriter, r *http.Request) error {
 	name := segmentOf(r, "name")
-	// Who hangs up during a delete has still asked for it.
-	if err := s.cfg.Volumes.Delete(context.WithoutCancel(r.Context()), cmp.Or(httperr.Clip(name, spec.MaxVolumeName+1), "-")); err != nil {
+	// A client that hangs up during a delete has still asked for it.
+	if err := h.volumes.Delete(context.WithoutCancel(r.Context()), cmp.Or(httperr.Clip(name, spec.MaxVolumeName+1), "-")); err != nil {
 		return err
 	}
 	writeEmpty(w, http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) pruneVolumes(w http.ResponseWriter, r *http.Request) error {
-	gone, err := s.cfg.Volumes.Prune(context.WithoutCancel(r.Context()))
+func (h *volumeHandlers) prune(w http.ResponseWriter, r *http.Request) error {
+	gone, err := h.volumes.Prune(context.WithoutCancel(r.Context()))
 	if err != nil {
 		return err
 	}
