@@ -17,7 +17,8 @@ func TestWaitLimit(t *testing.T) {
 	w.s.sandboxes.waitLimit = 20 * time.Millisecond
 	w.hold = make(chan struct{})
 	a := w.do("POST", "/v1/sandboxes?wait=true", createBody)
-	if sb := a.sandbox(t); a.StatusCode != http.StatusAccepted || sb.Status.State != wire.Pending || a.Header.Get("Preference-Applied") != "" {
+	if sb := a.sandbox(t); a.StatusCode != http.StatusAccepted || sb.Status.State != wire.Pending ||
+		a.Header.Get("Preference-Applied") != "" {
 		t.Errorf("%d %s", a.StatusCode, a.body)
 	}
 }

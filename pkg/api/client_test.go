@@ -34,11 +34,15 @@ func TestCodesComeBack(t *testing.T) {
 		t.Fatalf("%+v %q %v", sb, timing, err)
 	}
 	for range 250 {
-		if _, err := c.Create(t.Context(), client.CreateRequest{Image: &client.Image{URI: "python"}, Entrypoint: []string{"x"}, Metadata: map[string]string{"a": "b"}}, false); err != nil {
+		if _, err := c.Create(t.Context(), client.CreateRequest{
+			Image: &client.Image{URI: "python"}, Entrypoint: []string{"x"},
+			Metadata: map[string]string{"a": "b"},
+		}, false); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if l, err := c.List(t.Context(), client.Filter{States: []string{"running"}, Metadata: map[string]string{"a": "b"}}); len(l) != 250 || err != nil {
+	if l, err := c.List(t.Context(), client.Filter{States: []string{"running"}, Metadata: map[string]string{"a": "b"}}); len(l) != 250 ||
+		err != nil {
 		t.Errorf("%d of 250 over two pages, %v", len(l), err)
 	}
 	if i, err := c.Inspect(t.Context(), "lab"); err != nil || i.ID != sb.ID || i.Host["link"] != "sb-"+sb.ID {

@@ -53,7 +53,8 @@ func TestOOMIsTold(t *testing.T) {
 // what SDKs show.
 func TestOOMOfCode(t *testing.T) {
 	w := newWorld(t)
-	const died = `{"type":"error","timestamp":2,"error":{"ename":"ContextDied","evalue":"context x died","traceback":["signal: killed"]}}` + "\n\n"
+	const died = `{"type":"error","timestamp":2,"error":{"ename":"ContextDied","evalue":"context x died","traceback":["signal: killed"]}}` +
+		"\n\n"
 	w.agent = http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 		rw.Header().Set("Content-Type", "text/event-stream")
 		w.ooms.Add(1)
@@ -79,7 +80,11 @@ func TestOOMOfBackground(t *testing.T) {
 	w.ooms.Store(7)
 	at := "/v1/sandboxes/" + w.create().ID + "/proxy/44772"
 	var heard []string
-	for _, r := range [][3]string{{"POST", "/command", `{"command":"x","background":true}`}, {"GET", "/command/status/x", ""}, {"GET", "/files/info", ""}} {
+	for _, r := range [][3]string{
+		{"POST", "/command", `{"command":"x","background":true}`},
+		{"GET", "/command/status/x", ""},
+		{"GET", "/files/info", ""},
+	} {
 		a := w.do(r[0], at+r[1], r[2], agent.OOMKillsHeader, "99")
 		heard = append(heard, strings.Join(a.Header.Values(agent.OOMKillsHeader), ","))
 	}

@@ -40,7 +40,8 @@ func TestProxyUpgrade(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	fmt.Fprintf(c, "GET /sandboxes/%s/proxy/8000/ws HTTP/1.1\r\nHost: x\r\n%s: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: chat\r\n\r\n",
+	fmt.Fprintf(c, "GET /sandboxes/%s/proxy/8000/ws HTTP/1.1\r\nHost: x\r\n%s: %s\r\nConnection: Upgrade\r\nUpgrade: "+
+		"websocket\r\nSec-WebSocket-Protocol: chat\r\n\r\n",
 		sb.ID, wire.HeaderAPIKey, testKey)
 	br := bufio.NewReader(c)
 	resp, err := http.ReadResponse(br, nil)

@@ -11,11 +11,14 @@ import (
 func TestPublish(t *testing.T) {
 	w := newWorld(t)
 	body := func(more string) string {
-		return `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{"sandboxd.publish":"8080:80,[::1]:9:9"}` + more + `}`
+		return `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{"sandboxd.publish":"8080:80,[::1]:9:9"}` +
+			more + `}`
 	}
 	sb := w.do("POST", "/v1/sandboxes", body("")).sandbox(t)
 	b, _ := json.Marshal(sb.Sandboxd.Ports)
-	if string(b) != `[{"hostIp":"127.0.0.1","hostPort":8080,"port":80,"protocol":"tcp"},{"hostIp":"::1","hostPort":9,"port":9,"protocol":"tcp"}]` {
+	want := `[{"hostIp":"127.0.0.1","hostPort":8080,"port":80,"protocol":"tcp"},` +
+		`{"hostIp":"::1","hostPort":9,"port":9,"protocol":"tcp"}]`
+	if string(b) != want {
 		t.Errorf("%s", b)
 	}
 	if got := w.recs[sb.ID].Spec.Publish; len(got) != 2 {

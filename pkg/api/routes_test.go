@@ -74,7 +74,8 @@ func TestRoles(t *testing.T) {
 	used := map[string]bool{}
 	for _, rt := range routes {
 		method := rt[0]
-		path := strings.NewReplacer("{sandboxId}", "taaaaaaaaaaa", "{snapshotId}", "snap-x", "{port}", "8000", "{ref}", "nope", "{name}", "nope", "{kind}", "logs").Replace(rt[1])
+		path := strings.NewReplacer("{sandboxId}", "taaaaaaaaaaa", "{snapshotId}", "snap-x", "{port}", "8000", "{ref}", "nope", "{name}",
+			"nope", "{kind}", "logs").Replace(rt[1])
 		if strings.Contains(path, "{") {
 			t.Fatalf("%s: say what stands for its parameter", path)
 		}
@@ -149,7 +150,8 @@ func TestRoleOrder(t *testing.T) {
 			}
 		}
 	}
-	if want := "viewer>=viewer operator>=viewer operator>=operator admin>=viewer admin>=operator admin>=admin"; strings.Join(got, " ") != want {
+	if want := "viewer>=viewer operator>=viewer operator>=operator admin>=viewer admin>=operator admin>=admin"; strings.Join(got,
+		" ") != want {
 		t.Errorf("%s", got)
 	}
 	if n := len(newWorld(t).s.table()); n < 40 {

@@ -26,7 +26,8 @@ func TestStrayUpgrade(t *testing.T) {
 			}
 			br := bufio.NewReader(c)
 			if _, err := http.ReadRequest(br); err == nil {
-				io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: other\r\n\r\n") //nolint:errcheck // read below
+				// read below
+				io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: other\r\n\r\n") //nolint:errcheck
 			}
 			c.SetReadDeadline(time.Now().Add(10 * time.Second)) //nolint:errcheck // then it reads for ever
 			_, err = br.ReadByte()

@@ -59,7 +59,8 @@ func FuzzGateway(f *testing.F) {
 			return
 		}
 		said := []string{strings.ToLower(r.Host), r.Header.Get(wire.HeaderIngressTo)}
-		if at.base == "" && !strings.Contains(strings.Join(said, " "), at.ID+"-"+at.Port) || at.base != "" && !strings.HasPrefix(at.base, "/"+at.ID+"/"+at.Port) {
+		if at.base == "" && !strings.Contains(strings.Join(said, " "), at.ID+"-"+at.Port) ||
+			at.base != "" && !strings.HasPrefix(at.base, "/"+at.ID+"/"+at.Port) {
 			t.Fatalf("%q %q %q reaches port %s of %s", target, host, header, at.Port, at.ID)
 		}
 	})

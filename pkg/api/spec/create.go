@@ -95,10 +95,8 @@ func checkEntrypoint(req *wire.CreateRequest) error {
 		if idle {
 			return nil
 		}
-		return errs.Wire(
-			httperr.Invalid(
-				"entrypoint is missing; send the command to run, as [\"tail\",\"-f\",\"/dev/null\"], or extension %s=true for none",
-				wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
+		return errs.Wire(httperr.Invalid("entrypoint is missing; send the command to run, as [\"tail\",\"-f\",\"/dev/null\"], "+
+			"or extension %s=true for none", wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
 	}
 	total := 0
 	for i, a := range req.Entrypoint {
@@ -208,24 +206,23 @@ func (o *Offer) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error {
 // client that renews has not forgotten. (OpenSandbox: "the creation-time limit does
 // not apply".)
 func Renewal(expiresAt string, rec *record.Record, now time.Time) (time.Time, error) {
-	const code = "DOCKER::INVALID_EXPIRATION"
+	bad := func(code errs.Code, format string, args ...any) error {
+		return errs.Wire(errs.New(code, format, args...), "DOCKER::INVALID_EXPIRATION")
+	}
 	t, err := ParseTime(expiresAt)
 	if err != nil {
-		return t, errs.Wire(httperr.Invalid("expiresAt %q is not a time; send RFC 3339, as 2030-01-02T15:04:05Z",
-			httperr.Clip(expiresAt, 60)), code)
+		return t, bad(errs.Invalid, "expiresAt %q is not a time; send RFC 3339, as 2030-01-02T15:04:05Z", httperr.Clip(expiresAt, 60))
 	}
+	at := t.UTC().Format(time.RFC3339)
 	switch {
 	case !t.After(now):
-		return t, errs.Wire(
-			httperr.Invalid("expiresAt %s is not in the future (the daemon's clock says %s); send a later time, or delete the sandbox",
-				t.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339)), code)
+		return t, bad(errs.Invalid, "expiresAt %s is not in the future (the daemon's clock says %s); send a later time, or delete the "+
+			"sandbox", at, now.UTC().Format(time.RFC3339))
 	case t.After(now.AddDate(100, 0, 0)):
-		return t, errs.Wire(httperr.Invalid("expiresAt %s is more than a hundred years ahead; create the sandbox without a timeout to "+
-			"keep it until it is deleted",
-			t.UTC().Format(time.RFC3339)), code)
+		return t, bad(errs.Invalid, "expiresAt %s is more than a hundred years ahead; create the sandbox without a timeout to keep it "+
+			"until it is deleted", at)
 	case rec.Expires.IsZero():
-		return t, errs.Wire(errs.New(errs.WrongState, "sandbox %s has no timeout and lives until it is deleted; there is nothing to renew",
-			rec.ID), code)
+		return t, bad(errs.WrongState, "sandbox %s has no timeout and lives until it is deleted; there is nothing to renew", rec.ID)
 	}
 	return t, nil
 }

@@ -13,7 +13,8 @@ import (
 func FuzzCreate(f *testing.F) {
 	f.Add([]byte(`{"image":{"uri":"python"},"entrypoint":["tail","-f","/dev/null"],"timeout":600,"env":{},` +
 		`"resourceLimits":{"cpu":"1","memory":"2Gi"},"metadata":{"team":"t1"},"extensions":{},"secureAccess":false}`))
-	f.Add([]byte(`{"image":{"uri":"python"},"networkPolicy":{"egress":[{"action":"allow","target":"::ffff:1.2.3.4"}]},"extensions":{"sandboxd.idle":"true","sandboxd.allow":"10.0.0.0/8,"}}`))
+	f.Add([]byte(`{"image":{"uri":"python"},"networkPolicy":{"egress":[{"action":"allow","target":"::ffff:1.2.3.4"}]},` +
+		`"extensions":{"sandboxd.idle":"true","sandboxd.allow":"10.0.0.0/8,"}}`))
 	f.Add([]byte(`{"image":{"uri":"python"},"resourceLimits":{"cpu":"0.0000001","memory":"9223372036854775807","pids":"+5"}}`))
 	o := &Offer{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy, NoVolumes: true}
 	o.Complete()
@@ -24,7 +25,8 @@ func FuzzCreate(f *testing.F) {
 			spec, serr := o.Spec(&req)
 			err = serr
 			if err == nil {
-				if spec.MemoryBytes < minMemory || spec.CPUMillis < minMillis || spec.Pids < minPids || len(spec.Labels) > maxLabels || len(spec.Env) > maxEnv || spec.Timeout < 0 {
+				if spec.MemoryBytes < minMemory || spec.CPUMillis < minMillis || spec.Pids < minPids || len(spec.Labels) > maxLabels ||
+					len(spec.Env) > maxEnv || spec.Timeout < 0 {
 					t.Fatalf("out of bounds: %+v", spec)
 				}
 				return
