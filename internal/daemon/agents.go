@@ -17,7 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/pkg/agent"
-	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/health"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -26,7 +26,7 @@ import (
 
 var (
 	_ sandbox.Agents = (*agents)(nil)
-	_ api.Agents     = (*agents)(nil)
+	_ gateway.Agents = (*agents)(nil)
 	_ health.Prober  = (*agents)(nil)
 )
 

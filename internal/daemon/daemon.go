@@ -29,7 +29,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/metrics"
 	"github.com/sandboxd/sandboxd/internal/systemd"
 	"github.com/sandboxd/sandboxd/pkg/admission"
-	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/health"
@@ -393,7 +393,7 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	if err != nil {
 		return err
 	}
-	servers := []*http.Server{srv.HTTPServer(api.Listener{PublicPorts: true})}
+	servers := []*http.Server{srv.HTTPServer(auth.Listener{PublicPorts: true})}
 	failed := make(chan error, 3)
 	go func() { failed <- servers[0].Serve(unixListener) }()
 	tcp, err := d.listeners()

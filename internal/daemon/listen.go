@@ -15,7 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/certs"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/systemd"
-	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 )
 
 // listenUnix returns the API's Unix socket, mode 0660 root:group: the one that
@@ -30,7 +31,8 @@ func listenUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	}
 	if at := l.Addr().String(); at != cfg.Listen.Socket {
 		l.Close()
-		return nil, fmt.Errorf("systemd listens for us on %s, and listen.socket is %s: make ListenStream= of sandboxd.socket the same", at, cfg.Listen.Socket)
+		return nil, fmt.Errorf("systemd listens for us on %s, and listen.socket is %s: make ListenStream= of sandboxd.socket the same", at,
+			cfg.Listen.Socket)
 	}
 	return l, nil
 }
@@ -45,7 +47,8 @@ func openUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	}
 	g, err := user.LookupGroup(cfg.Listen.SocketGroup)
 	if err != nil {
-		log.Warn("only root may use the socket: its group does not exist", "group", cfg.Listen.SocketGroup, "hint", "groupadd --system "+cfg.Listen.SocketGroup)
+		log.Warn("only root may use the socket: its group does not exist", "group", cfg.Listen.SocketGroup, "hint",
+			"groupadd --system "+cfg.Listen.SocketGroup)
 		return l, nil
 	}
 	gid, err := strconv.Atoi(g.Gid)
@@ -101,7 +104,7 @@ func removeSocket(key, path string) error {
 // A tcpListener is a TCP listener and what its connections may do.
 type tcpListener struct {
 	net.Listener
-	may api.Listener
+	may auth.Listener
 }
 
 // listeners opens the TCP listeners of the configuration: the API's and the gateway's.
@@ -110,11 +113,11 @@ func (d *Daemon) listeners() (all []tcpListener, err error) {
 	for _, t := range []struct {
 		key, address string
 		cert         *certs.Pair
-		may          func(loopback bool) api.Listener
+		may          func(loopback bool) auth.Listener
 	}{
-		{"listen.tcp", l.TCP, d.cert, func(loopback bool) api.Listener { return api.Listener{PublicPorts: loopback} }},
-		{"gateway.listen", g.Listen, d.gatewayCert, func(loopback bool) api.Listener {
-			return api.Listener{Gateway: true, PublicPorts: g.Public == "yes" || g.Public == "auto" && loopback}
+		{"listen.tcp", l.TCP, d.cert, func(loopback bool) auth.Listener { return auth.Listener{PublicPorts: loopback} }},
+		{"gateway.listen", g.Listen, d.gatewayCert, func(loopback bool) auth.Listener {
+			return auth.Listener{Gateway: true, PublicPorts: g.Public == "yes" || g.Public == "auto" && loopback}
 		}},
 	} {
 		if t.address == "" {
@@ -155,9 +158,9 @@ func family(addr netip.AddrPort) string {
 }
 
 // announcedGateway is how clients reach the gateway.
-func (d *Daemon) announcedGateway() api.Gateway {
+func (d *Daemon) announcedGateway() gateway.Names {
 	g := d.cfg.Gateway
-	out := api.Gateway{Domain: g.Domain, Address: g.Address}
+	out := gateway.Names{Domain: g.Domain, Address: g.Address}
 	if g.Listen == "" {
 		return out
 	}

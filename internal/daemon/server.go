@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/image"
@@ -40,40 +41,41 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 	canIO, _ := d.cgroups.LimitsIO()
 	def := d.cfg.Defaults
 	return api.New(api.Config{
-		APIKeys:      keys,
-		Keys:         d.store,
-		Volumes:      sandbox.VolumesOf(d.manager),
-		VolumeBytes:  int64(d.cfg.Storage.VolumeSize),
-		Insecure:     d.cfg.Listen.Insecure == config.Insecure,
-		Secret:       secret,
-		ExternalHost: d.cfg.Listen.PublicAddress,
-		Gateway:      d.announcedGateway(),
-
-		ListenAddress: d.cfg.Listen.TCP,
-		Runtime:       d.cfg.Runtime.Default,
-
+		APIKeys:           keys,
+		Keys:              d.store,
+		Volumes:           sandbox.VolumesOf(d.manager),
+		Insecure:          d.cfg.Listen.Insecure == config.Insecure,
+		Secret:            secret,
+		ExternalHost:      d.cfg.Listen.PublicAddress,
+		Gateway:           d.announcedGateway(),
+		ListenAddress:     d.cfg.Listen.TCP,
 		TrustedProxies:    d.cfg.Listen.Proxies,
 		RequestsPerSecond: d.cfg.Limits.RequestsPerSecond,
-		Network:           record.NetworkMode(def.Network),
-		MemoryBytes:       int64(def.Memory),
-		CPUMillis:         int64(def.CPU),
-		Pids:              def.Pids,
-		DiskBytes:         int64(def.Disk),
-		LogBytes:          int64(def.LogSize),
-		MaxDiskBytes:      pool,
-		MaxTimeout:        time.Duration(d.cfg.Limits.MaxTimeout),
-		Runtimes:          []string{oci.Runsc, oci.Runc},
-		NoDisk:            !d.files.Pool.Limits(),
-		NoIO:              !canIO,
-		ParseRule:         egress.ParseRule,
-		ParsePolicy:       egress.FromPolicy,
-		Host:              d.hostNames,
-		Notes:             d.notes,
-		Health:            d.feels,
-		AwaitReady:        d.watcher.Await,
-		Impaired:          d.impaired,
-		OpenAPI:           openapi.JSON,
-		Docs:              openapi.Docs,
+
+		Offer: spec.Offer{
+			Runtime:      d.cfg.Runtime.Default,
+			Network:      record.NetworkMode(def.Network),
+			MemoryBytes:  int64(def.Memory),
+			CPUMillis:    int64(def.CPU),
+			Pids:         def.Pids,
+			DiskBytes:    int64(def.Disk),
+			LogBytes:     int64(def.LogSize),
+			VolumeBytes:  int64(d.cfg.Storage.VolumeSize),
+			MaxDiskBytes: pool,
+			MaxTimeout:   time.Duration(d.cfg.Limits.MaxTimeout),
+			Runtimes:     []string{oci.Runsc, oci.Runc},
+			NoDisk:       !d.files.Pool.Limits(),
+			NoIO:         !canIO,
+			ParseRule:    egress.ParseRule,
+			ParsePolicy:  egress.FromPolicy,
+		},
+		Host:       d.hostNames,
+		Notes:      d.notes,
+		Health:     d.feels,
+		AwaitReady: d.watcher.Await,
+		Impaired:   d.impaired,
+		OpenAPI:    openapi.JSON,
+		Docs:       openapi.Docs,
 		Version: wire.Version{
 			Version: version, Go: runtime.Version(), Instance: d.cfg.Instance.String(),
 			Runtimes: []string{oci.Runsc, oci.Runc},
@@ -82,8 +84,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Log:      d.log,
 		History:  d.history,
 		OnAnswer: d.onAnswer,
-	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of},
-		d.manager.Snapshots(), diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
+	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of}, d.manager.Snapshots(),
+		diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
 }
 
 // hostNames says what r is called on this host.
@@ -102,13 +104,16 @@ func (d *Daemon) hostNames(r record.Record) map[string]string {
 func (d *Daemon) notes(r record.Record) (notes []string) {
 	if _, writeback := d.cgroups.LimitsIO(); r.Spec.LimitsIO() && !writeback {
 		if r.Spec.Runtime == oci.Runsc {
-			notes = append(notes, "cgroup v1 limits reads and what a sync waits for; what the page cache writes back later is not limited, and gVisor writes through the page cache where a program asks for direct writes (O_DIRECT), too")
+			notes = append(notes, "cgroup v1 limits reads and what a sync waits for; what the page cache writes back later is not "+
+				"limited, and gVisor writes through the page cache where a program asks for direct writes (O_DIRECT), too")
 		} else {
-			notes = append(notes, "cgroup v1 limits reads, direct writes and what a sync waits for; what the page cache writes back later is not limited")
+			notes = append(notes,
+				"cgroup v1 limits reads, direct writes and what a sync waits for; what the page cache writes back later is not limited")
 		}
 	}
 	if r.Spec.Runtime == oci.Runsc && !r.Updated.IsZero() {
-		notes = append(notes, "limits were changed while it ran: gVisor goes on showing the guest the memory and CPUs it started with; the new limits hold")
+		notes = append(notes,
+			"limits were changed while it ran: gVisor goes on showing the guest the memory and CPUs it started with; the new limits hold")
 	}
 	if !d.files.Pool.Limits() {
 		notes = append(notes, "the storage pool is a plain directory: what this sandbox writes is not limited")

@@ -15,6 +15,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/backup"
 	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -81,7 +82,7 @@ func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	info.Kernel = strings.TrimSpace(string(release))
 	for _, r := range all {
-		info.Sandboxes[api.StateOf(*r)]++
+		info.Sandboxes[spec.StateOf(r)]++
 	}
 	if info.NoSweep != "" {
 		info.Strays, err = s.strays(ctx)
@@ -145,12 +146,12 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	addImages(&df, images, layers, all, snaps)
 	df.Snapshots = []wire.Disk{}
 	for _, snap := range snaps {
-		df.Snapshots = append(df.Snapshots, wire.Disk{ID: snap.ID, Name: snap.Name, State: api.SnapshotStateOf(snap), Bytes: snap.Bytes})
+		df.Snapshots = append(df.Snapshots, wire.Disk{ID: snap.ID, Name: snap.Name, State: spec.SnapshotStateOf(snap), Bytes: snap.Bytes})
 	}
 	slices.SortFunc(df.Snapshots, func(a, b wire.Disk) int { return strings.Compare(a.ID, b.ID) })
 	df.Sandboxes = []wire.Disk{}
 	for _, r := range all {
-		d := wire.Disk{ID: r.ID, Name: r.Spec.Name, State: api.StateOf(*r)}
+		d := wire.Disk{ID: r.ID, Name: r.Spec.Name, State: spec.StateOf(r)}
 		// One that is being made or deleted has none, and some pools do not count.
 		if used, limit, err := s.files.Disks.Usage(r.ID); err == nil {
 			d.Bytes, d.LimitBytes = used, limit

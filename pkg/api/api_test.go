@@ -31,7 +31,8 @@ func TestStory(t *testing.T) {
 			}
 			at := mount + "/sandboxes/" + sb.ID
 			got := w.do("GET", at, "").sandbox(t)
-			if got.Status.State != wire.Running || got.Image.URI != "python" || got.Sandboxd.ImageName != "python:latest" || strings.Join(got.Entrypoint, " ") != "tail -f /dev/null" {
+			if got.Status.State != wire.Running || got.Image.URI != "python" || got.Sandboxd.ImageName != "python:latest" ||
+				strings.Join(got.Entrypoint, " ") != "tail -f /dev/null" {
 				t.Errorf("get: %+v", got)
 			}
 			for _, port := range []string{"44772", "18080", "8000"} {
@@ -40,11 +41,13 @@ func TestStory(t *testing.T) {
 				if err := json.Unmarshal(a.body, &e); err != nil || a.StatusCode != 200 {
 					t.Fatal(err, a.Status)
 				}
-				if want := strings.TrimPrefix(w.url, "http://") + mount + "/sandboxes/" + sb.ID + "/proxy/" + port; e.Endpoint != want || len(e.Headers) != 1 {
+				if want := strings.TrimPrefix(w.url, "http://") + mount + "/sandboxes/" + sb.ID + "/proxy/" + port; e.Endpoint != want ||
+					len(e.Headers) != 1 {
 					t.Errorf("endpoint %+v, want %s", e, want)
 				}
 			}
-			if a := w.do("PATCH", at+"/metadata", `{"team":null,"project":"x"}`); a.StatusCode != 200 || a.sandbox(t).Metadata["project"] != "x" || len(a.sandbox(t).Metadata) != 1 {
+			if a := w.do("PATCH", at+"/metadata", `{"team":null,"project":"x"}`); a.StatusCode != 200 ||
+				a.sandbox(t).Metadata["project"] != "x" || len(a.sandbox(t).Metadata) != 1 {
 				t.Errorf("patch: %s", a.body)
 			}
 			if a := w.do("GET", mount+"/sandboxes?metadata=project%3Dx", ""); !strings.Contains(string(a.body), sb.ID) {
@@ -145,56 +148,64 @@ func TestBadCreate(t *testing.T) {
 		"65 extensions":        {with(`,"extensions":{` + many(65, `"k%d":"v"`) + `}`), "at most 64", 400},
 		"extensions of 65 KiB": {with(`,"extensions":{"a":"` + strings.Repeat("x", 65<<10) + `"}`), "64 KiB", 400},
 		"allow of 64 KiB":      {with(`,"extensions":{"sandboxd.allow":"1.1.1.1` + strings.Repeat(" ", 64<<10) + `"}`), "64 KiB", 400},
-		"1,025 allowed":        {with(`,"extensions":{"sandboxd.allow":"1.1.1.1` + strings.Repeat(",1.1.1.1", 1024) + `"}`), "more than 1024", 400},
-		"policy of 2 MiB":      {with(`,"networkPolicy":{"defaultAction":"` + strings.Repeat(`\u0061`, 400000) + `","defaultAction":"deny"}`), "are kept", 400},
-		"pids zero":            {limit("pids", "0"), "too little", 400},
-		"pids negative":        {limit("pids", "-5"), "too little", 400},
-		"pids absurd":          {limit("pids", "99999999"), "more than", 400},
-		"disk tiny":            {limit("disk", "1"), "too little", 400},
-		"limit not a string":   {with(`,"env":{"A":1}`), "string", 400},
-		"timeout short":        {with(`,"timeout":59`), "60", 400},
-		"timeout fraction":     {with(`,"timeout":60.5`), "timeout", 400},
-		"timeout string":       {with(`,"timeout":"60"`), "timeout", 400},
-		"timeout absurd":       {with(`,"timeout":9223372036854775807`), "hundred years", 400},
-		"prestart":             {with(`,"extensions":{"sandboxd.prestart":"python,cobol"}`), "cobol", 400},
-		"timeout ext":          {with(`,"extensions":{"sandboxd.timeout":"0.5s"}`), "at least 1s", 400},
-		"timeout twice":        {with(`,"timeout":60,"extensions":{"sandboxd.timeout":"5s"}`), "leave one out", 400},
-		"10,000 labels":        {with(`,"metadata":{` + many(10000, `"k%d":"v"`) + `}`), "at most 64", 400},
-		"label value":          {with(`,"metadata":{"a":"b c"}`), "metadata value", 400},
-		"label reserved":       {with(`,"metadata":{"opensandbox.io/x":"y"}`), "reserved", 400},
-		"label long":           {with(`,"metadata":{"a":"` + strings.Repeat("x", 64) + `"}`), "63", 400},
-		"label prefix":         {with(`,"metadata":{"A_B/x":"y"}`), "DNS", 400},
-		"1,001 env":            {with(`,"env":{` + many(1001, `"k%d":"v"`) + `}`), "at most 1000", 400},
-		"env of 2 MiB":         {with(`,"env":{"A":"` + strings.Repeat("x", 2<<20) + `"}`), "1024 KiB", 400},
-		"env name":             {with(`,"env":{"A=B":"x"}`), "name of a variable", 400},
-		"env NUL":              {with(`,"env":{"A":"\u0000"}`), "NUL", 400},
-		"name of an id":        {with(`,"extensions":{"sandboxd.name":"tabcdefghijk"}`), "looks like the id", 400},
-		"name with a slash":    {with(`,"extensions":{"sandboxd.name":"a/b"}`), "want 1 to 63", 400},
-		"name dots":            {with(`,"extensions":{"sandboxd.name":"a..b"}`), "two dots", 400},
-		"platform half":        {with(`,"platform":{"os":"linux"}`), "both", 400},
-		"platform other":       {with(`,"platform":{"os":"windows","arch":"amd64"}`), "can not run", 400},
-		"secureAccess":         {with(`,"secureAccess":"yes"`), "secureAccess", 400},
-		"credentialProxy":      {with(`,"credentialProxy":{"enabled":true}`), "later release", 400},
-		"pool":                 {with(`,"extensions":{"poolRef":"p"}`), "poolRef", 400},
-		"policy action":        {with(`,"networkPolicy":{"defaultAction":"maybe"}`), "allow or deny", 400},
-		"policy by name":       {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"pypi.org"}]}`), "names in rules", 400},
-		"policy IPv6":          {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"2001:db8::/32"}]}`), "IPv6", 400},
-		"policy host bits":     {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"10.0.0.5/8","ports":[443],"protocol":"tcp"}]}`), "10.0.0.0/8", 400},
+		"1,025 allowed": {
+			with(`,"extensions":{"sandboxd.allow":"1.1.1.1` + strings.Repeat(",1.1.1.1", 1024) + `"}`),
+			"more than 1024", 400,
+		},
+		"policy of 2 MiB": {with(`,"networkPolicy":{"defaultAction":"` + strings.Repeat(`\u0061`, 400000) +
+			`","defaultAction":"deny"}`), "are kept", 400},
+		"pids zero":          {limit("pids", "0"), "too little", 400},
+		"pids negative":      {limit("pids", "-5"), "too little", 400},
+		"pids absurd":        {limit("pids", "99999999"), "more than", 400},
+		"disk tiny":          {limit("disk", "1"), "too little", 400},
+		"limit not a string": {with(`,"env":{"A":1}`), "string", 400},
+		"timeout short":      {with(`,"timeout":59`), "60", 400},
+		"timeout fraction":   {with(`,"timeout":60.5`), "timeout", 400},
+		"timeout string":     {with(`,"timeout":"60"`), "timeout", 400},
+		"timeout absurd":     {with(`,"timeout":9223372036854775807`), "hundred years", 400},
+		"prestart":           {with(`,"extensions":{"sandboxd.prestart":"python,cobol"}`), "cobol", 400},
+		"timeout ext":        {with(`,"extensions":{"sandboxd.timeout":"0.5s"}`), "at least 1s", 400},
+		"timeout twice":      {with(`,"timeout":60,"extensions":{"sandboxd.timeout":"5s"}`), "leave one out", 400},
+		"10,000 labels":      {with(`,"metadata":{` + many(10000, `"k%d":"v"`) + `}`), "at most 64", 400},
+		"label value":        {with(`,"metadata":{"a":"b c"}`), "metadata value", 400},
+		"label reserved":     {with(`,"metadata":{"opensandbox.io/x":"y"}`), "reserved", 400},
+		"label long":         {with(`,"metadata":{"a":"` + strings.Repeat("x", 64) + `"}`), "63", 400},
+		"label prefix":       {with(`,"metadata":{"A_B/x":"y"}`), "DNS", 400},
+		"1,001 env":          {with(`,"env":{` + many(1001, `"k%d":"v"`) + `}`), "at most 1000", 400},
+		"env of 2 MiB":       {with(`,"env":{"A":"` + strings.Repeat("x", 2<<20) + `"}`), "1024 KiB", 400},
+		"env name":           {with(`,"env":{"A=B":"x"}`), "name of a variable", 400},
+		"env NUL":            {with(`,"env":{"A":"\u0000"}`), "NUL", 400},
+		"name of an id":      {with(`,"extensions":{"sandboxd.name":"tabcdefghijk"}`), "looks like the id", 400},
+		"name with a slash":  {with(`,"extensions":{"sandboxd.name":"a/b"}`), "want 1 to 63", 400},
+		"name dots":          {with(`,"extensions":{"sandboxd.name":"a..b"}`), "two dots", 400},
+		"platform half":      {with(`,"platform":{"os":"linux"}`), "both", 400},
+		"platform other":     {with(`,"platform":{"os":"windows","arch":"amd64"}`), "can not run", 400},
+		"secureAccess":       {with(`,"secureAccess":"yes"`), "secureAccess", 400},
+		"credentialProxy":    {with(`,"credentialProxy":{"enabled":true}`), "later release", 400},
+		"pool":               {with(`,"extensions":{"poolRef":"p"}`), "poolRef", 400},
+		"policy action":      {with(`,"networkPolicy":{"defaultAction":"maybe"}`), "allow or deny", 400},
+		"policy by name":     {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"pypi.org"}]}`), "names in rules", 400},
+		"policy IPv6":        {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"2001:db8::/32"}]}`), "IPv6", 400},
+		"policy host bits": {with(
+			`,"networkPolicy":{"egress":[{"action":"allow","target":"10.0.0.5/8","ports":[443],"protocol":"tcp"}]}`), "10.0.0.0/8", 400},
 		"policy bad port":      {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"1.1.1.1","ports":["x"]}]}`), "ports", 400},
 		"policy protocol":      {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"1.1.1.1","protocol":"tpc"}]}`), "tpc", 400},
 		"policy unknown field": {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"1.1.1.1","port":443}]}`), "port", 400},
-		"policy long target":   {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"` + strings.Repeat("1", 100000) + `"}]}`), "CIDR", 400},
-		"policy rule action":   {with(`,"networkPolicy":{"egress":[{"action":"x","target":"1.1.1.1"}]}`), "action", 400},
-		"policy twice":         {with(`,"networkPolicy":{},"extensions":{"sandboxd.network":"open"}`), "one place", 400},
-		"network mode":         {with(`,"extensions":{"sandboxd.network":"host"}`), "none, rules or open", 400},
-		"allow without rules":  {with(`,"extensions":{"sandboxd.network":"none","sandboxd.allow":"1.1.1.1"}`), "allows nothing", 400},
-		"allow rule":           {with(`,"extensions":{"sandboxd.allow":"1.1.1.1,example.com"}`), "example.com", 400},
-		"renew extension":      {with(`,"extensions":{"access.renew.extend.seconds":"299"}`), "300 to 86400", 400},
-		"not JSON":             {`{"image":`, "not JSON", 400},
-		"trailing":             {with("") + "x", "not JSON", 400},
-		"array":                {`[]`, "JSON object", 400},
-		"deep":                 {with(`,"x":` + strings.Repeat("[", 101) + strings.Repeat("]", 101)), "nested", 400},
-		"empty":                {"", "empty", 400},
+		"policy long target": {
+			with(`,"networkPolicy":{"egress":[{"action":"allow","target":"` + strings.Repeat("1", 100000) + `"}]}`),
+			"CIDR", 400,
+		},
+		"policy rule action":  {with(`,"networkPolicy":{"egress":[{"action":"x","target":"1.1.1.1"}]}`), "action", 400},
+		"policy twice":        {with(`,"networkPolicy":{},"extensions":{"sandboxd.network":"open"}`), "one place", 400},
+		"network mode":        {with(`,"extensions":{"sandboxd.network":"host"}`), "none, rules or open", 400},
+		"allow without rules": {with(`,"extensions":{"sandboxd.network":"none","sandboxd.allow":"1.1.1.1"}`), "allows nothing", 400},
+		"allow rule":          {with(`,"extensions":{"sandboxd.allow":"1.1.1.1,example.com"}`), "example.com", 400},
+		"renew extension":     {with(`,"extensions":{"access.renew.extend.seconds":"299"}`), "300 to 86400", 400},
+		"not JSON":            {`{"image":`, "not JSON", 400},
+		"trailing":            {with("") + "x", "not JSON", 400},
+		"array":               {`[]`, "JSON object", 400},
+		"deep":                {with(`,"x":` + strings.Repeat("[", 101) + strings.Repeat("]", 101)), "nested", 400},
+		"empty":               {"", "empty", 400},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.t = t
@@ -250,9 +261,11 @@ func TestHugeBody(t *testing.T) {
 
 func TestGoodCreate(t *testing.T) {
 	w := newWorld(t)
-	a := w.do("POST", "/sandboxes?wait=true", `{"image":{"uri":"python"},"resourceLimits":{"memory":"64Mi","cpu":"0.5","pids":"100","disk":"1G"},
+	a := w.do("POST", "/sandboxes?wait=true", `{"image":{"uri":"python"},
+		"resourceLimits":{"memory":"64Mi","cpu":"0.5","pids":"100","disk":"1G"},
 		"env":{"A":"b"},"platform":{"os":"linux","arch":"amd64"},"metadata":{"example.com/a":"","b":"c-d_e.f"},
-		"extensions":{"sandboxd.idle":"true","sandboxd.name":"lab","sandboxd.runtime":"runc","sandboxd.allow":"203.0.113.0/24","sandboxd.timeout":"90s","other":"x"}}`)
+		"extensions":{"sandboxd.idle":"true","sandboxd.name":"lab","sandboxd.runtime":"runc",
+			"sandboxd.allow":"203.0.113.0/24","sandboxd.timeout":"90s","other":"x"}}`)
 	if a.StatusCode != 202 {
 		t.Fatalf("%d %s", a.StatusCode, a.body)
 	}
@@ -265,17 +278,20 @@ func TestGoodCreate(t *testing.T) {
 	}
 	r := w.recs[sb.ID].Spec
 	if r.MemoryBytes != 64<<20 || r.CPUMillis != 500 || r.Pids != 100 || r.DiskBytes != 1e9 || r.Name != "lab" || r.Runtime != "runc" ||
-		r.Timeout != 90*time.Second || len(r.Network.Rules) != 1 || r.Network.Rules[0].String() != "allow 203.0.113.0/24" || r.Env["A"] != "b" || len(r.Entrypoint) != 0 {
+		r.Timeout != 90*time.Second || len(r.Network.Rules) != 1 || r.Network.Rules[0].String() != "allow 203.0.113.0/24" ||
+		r.Env["A"] != "b" || len(r.Entrypoint) != 0 {
 		t.Errorf("spec %+v", r)
 	}
 	if a := w.do("GET", "/v1/sandboxes/lab", ""); a.sandbox(t).ID != sb.ID {
 		t.Errorf("by name: %s", a.body)
 	}
-	if a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{"sandboxd.name":"lab"}}`); a.StatusCode != 409 {
+	if a := w.do("POST", "/v1/sandboxes",
+		`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{"sandboxd.name":"lab"}}`); a.StatusCode != 409 {
 		t.Errorf("a taken name: %d %s", a.StatusCode, a.body)
 	}
 	// null: as Python's SDK says "not set"
-	a = w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":null,"env":{"A":null}}`, "X-Lenient", "1")
+	a = w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":null,"env":{"A":null}}`,
+		"X-Lenient", "1")
 	if a.StatusCode != 202 || a.sandbox(t).ExpiresAt != nil {
 		t.Errorf("%s", a.body)
 	}
@@ -285,7 +301,8 @@ func TestGoodCreate(t *testing.T) {
 	}
 	w.failed = true
 	a = w.do("POST", "/v1/sandboxes", createBody, "Prefer", "wait")
-	if sb := a.sandbox(t); a.StatusCode != 202 || sb.Status.State != wire.Failed || sb.Status.Reason != "create_failed" || !strings.Contains(sb.Status.Message, "/nope") {
+	if sb := a.sandbox(t); a.StatusCode != 202 || sb.Status.State != wire.Failed || sb.Status.Reason != "create_failed" ||
+		!strings.Contains(sb.Status.Message, "/nope") {
 		t.Errorf("a failed create: %s", a.body)
 	}
 	w.failed, w.fail = false, errs.Retry(errs.New(errs.Exhausted, "all 2000 slots are taken; remove a sandbox"), 2500*time.Millisecond)
@@ -338,7 +355,8 @@ func TestPaths(t *testing.T) {
 		t.Errorf("PUT: %s, Allow %q", a.Status, a.Header.Get("Allow"))
 	}
 	for p, want := range map[string]int{
-		"/v1/snapshots": 200, "/v1/pools": 400, "/v1/pools/x": 400, "/templates": 400, "/v1/templates/tpl_1": 400, "/v1/sandboxes/x/diagnostics/logs": 404, "/v1/stats": 200, "/health": 200, "/openapi.json": 200, "/v1/version": 200,
+		"/v1/snapshots": 200, "/v1/pools": 400, "/v1/pools/x": 400, "/templates": 400, "/v1/templates/tpl_1": 400,
+		"/v1/sandboxes/x/diagnostics/logs": 404, "/v1/stats": 200, "/health": 200, "/openapi.json": 200, "/v1/version": 200,
 	} {
 		if a := w.do("GET", p, ""); a.StatusCode != want {
 			t.Errorf("%s: %s", p, a.Status)
@@ -389,7 +407,10 @@ func TestList(t *testing.T) {
 			t.Errorf("%s: %d, want %d", q, got, want)
 		}
 	}
-	for _, q := range []string{"?page=0", "?page=x", "?pageSize=201", "?pageSize=-1", "?metadata=nonsense", "?page=99999999999999999999", "?metadata=%25zz%3D1", "?a=%zz"} {
+	for _, q := range []string{
+		"?page=0", "?page=x", "?pageSize=201", "?pageSize=-1", "?metadata=nonsense", "?page=99999999999999999999",
+		"?metadata=%25zz%3D1", "?a=%zz",
+	} {
 		if a := w.do("GET", "/v1/sandboxes"+q, ""); a.StatusCode != 400 {
 			t.Errorf("%s: %s", q, a.Status)
 		}

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -19,7 +20,7 @@ func TestCodesComeBack(t *testing.T) {
 	}
 	defer c.Close()
 	req := client.CreateRequest{Image: &client.Image{URI: "python"}, Entrypoint: []string{"x"}}
-	for code := range table {
+	for _, code := range httperr.Codes() {
 		w.fail = errs.New(code, "what was tried and why it failed")
 		_, err := c.Create(t.Context(), req, false)
 		if !errs.Is(err, code) || !strings.Contains(err.Error(), "what was tried and why it failed") {
@@ -33,11 +34,15 @@ func TestCodesComeBack(t *testing.T) {
 		t.Fatalf("%+v %q %v", sb, timing, err)
 	}
 	for range 250 {
-		if _, err := c.Create(t.Context(), client.CreateRequest{Image: &client.Image{URI: "python"}, Entrypoint: []string{"x"}, Metadata: map[string]string{"a": "b"}}, false); err != nil {
+		if _, err := c.Create(t.Context(), client.CreateRequest{
+			Image: &client.Image{URI: "python"}, Entrypoint: []string{"x"},
+			Metadata: map[string]string{"a": "b"},
+		}, false); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if l, err := c.List(t.Context(), client.Filter{States: []string{"running"}, Metadata: map[string]string{"a": "b"}}); len(l) != 250 || err != nil {
+	if l, err := c.List(t.Context(), client.Filter{States: []string{"running"}, Metadata: map[string]string{"a": "b"}}); len(l) != 250 ||
+		err != nil {
 		t.Errorf("%d of 250 over two pages, %v", len(l), err)
 	}
 	if i, err := c.Inspect(t.Context(), "lab"); err != nil || i.ID != sb.ID || i.Host["link"] != "sb-"+sb.ID {

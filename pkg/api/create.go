@@ -1,21 +1,17 @@
 package api
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
-	"maps"
 	"net/http"
-	"runtime"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/admission"
-	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -23,7 +19,7 @@ import (
 
 // create answers when the intent is durable, and with ?wait=true or "Prefer:
 // wait" when the sandbox runs or has failed.
-func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
+func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	wait, err := wantsWait(r)
 	if err != nil {
 		return err
@@ -32,7 +28,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	once, err := s.request(r, body)
+	once, err := spec.Request(r.Header.Values(wire.HeaderIdempotency), s.guard.Client(r), body)
 	if err != nil {
 		return err
 	}
@@ -62,35 +58,34 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) error {
 }
 
 // createOf makes a sandbox of a body.
-func (s *Server) createOf(r *http.Request, body []byte, once record.Request) (record.Record, error) {
+func (s *sandboxHandlers) createOf(r *http.Request, body []byte, once record.Request) (record.Record, error) {
 	var req wire.CreateRequest
-	if err := unmarshal(body, &req); err != nil {
+	if err := spec.Decode(body, &req); err != nil {
 		return record.Record{}, err
 	}
-	spec, err := s.toSpec(&req)
+	asked, err := s.offer.Spec(&req)
 	if err != nil {
 		return record.Record{}, err
 	}
-	if err := s.origin(r.Context(), &spec, &req); err != nil {
+	if err := s.origin(r.Context(), &asked, &req); err != nil {
 		return record.Record{}, err
 	}
-	spec.Image.Config.Labels = nil // the image's; not for each record of a sandbox to repeat
-	spec.Request = once
-	rec, err := s.sandboxes.Create(withAuth(admission.By(r.Context(), s.client(r)), req.Image), spec)
+	asked.Image.Config.Labels = nil // they are the image's; no record of a sandbox repeats them
+	asked.Request = once
+	rec, err := s.sandboxes.Create(withAuth(admission.By(r.Context(), s.guard.Client(r)), req.Image), asked)
 	if err != nil {
-		return rec, fmt.Errorf("create a sandbox of %s: %w", spec.Image.Ref(), err)
+		return rec, fmt.Errorf("create a sandbox of %s: %w", asked.Image.Ref(), err)
 	}
 	return rec, nil
 }
 
-// waitLimit is how long an answer waits for a sandbox: less than clients do for
-// the beginning of one. Behind a long queue it is then as it is: Pending.
+// waitLimit is how long an answer waits for a sandbox: less than clients wait for the
+// beginning of an answer. A sandbox in a long queue is then shown as it is: Pending.
 const waitLimit = 90 * time.Second
 
-// await waits until a sandbox is no longer being brought up, and if it has a
-// probe until it is ready, unhealthy or ended; it says in the answer how long
-// each step took.
-func (s *Server) await(w http.ResponseWriter, r *http.Request, id string) (record.Record, error) {
+// await waits until a sandbox is no longer being brought up, and if it has a probe
+// until it is ready, unhealthy or ended. The answer says how long each step took.
+func (s *sandboxHandlers) await(w http.ResponseWriter, r *http.Request, id string) (record.Record, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.waitLimit)
 	defer cancel()
 	rec, err := s.sandboxes.Await(ctx, id)
@@ -100,7 +95,7 @@ func (s *Server) await(w http.ResponseWriter, r *http.Request, id string) (recor
 	if err != nil {
 		return rec, fmt.Errorf("wait for sandbox %s: %w", id, err)
 	}
-	if rec, err = s.awaitReady(ctx, r.Context(), rec); err != nil {
+	if rec, err = s.readied(ctx, r.Context(), rec); err != nil {
 		return rec, fmt.Errorf("wait until sandbox %s is ready: %w", id, err)
 	}
 	if t := serverTiming(s.sandboxes.Steps(id)); t != "" {
@@ -110,22 +105,23 @@ func (s *Server) await(w http.ResponseWriter, r *http.Request, id string) (recor
 	return rec, nil
 }
 
-// origin finds the files that a sandbox begins with.
-func (s *Server) origin(ctx context.Context, spec *record.Spec, req *wire.CreateRequest) (err error) {
+// origin finds the files that a sandbox begins with: a snapshot or an image. An image
+// that is not here may be one to pull.
+func (s *sandboxHandlers) origin(ctx context.Context, to *record.Spec, req *wire.CreateRequest) (err error) {
 	if req.SnapshotID != "" {
-		return s.fromSnapshot(ctx, spec, req.SnapshotID)
+		return s.fromSnapshot(ctx, to, req.SnapshotID)
 	}
-	spec.Image, err = s.images.Resolve(ctx, req.Image.URI)
+	to.Image, err = s.images.Resolve(ctx, req.Image.URI)
 	if errs.Is(err, errs.NotFound) && s.images.CanPull(req.Image.URI) {
-		spec.Image, err = image.Kept(req.Image.URI), nil // it is pulled when the sandbox is brought up
+		to.Image, err = image.Kept(req.Image.URI), nil // it is pulled when the sandbox is brought up
 	}
 	if errs.Is(err, errs.NotFound) {
 		return errs.Wire(err, "IMAGE::NOT_FOUND")
 	}
 	if err != nil {
-		return fmt.Errorf("resolve image %q: %w", clip(req.Image.URI, 200), err)
+		return fmt.Errorf("resolve image %q: %w", httperr.Clip(req.Image.URI, 200), err)
 	}
-	spec.ImageURI = req.Image.URI
+	to.ImageURI = req.Image.URI
 	return nil
 }
 
@@ -141,15 +137,12 @@ func wantsWait(r *http.Request) (bool, error) {
 	if v == "" {
 		return false, nil
 	}
-	b, err := parseBool(v)
+	b, err := spec.ParseBool(v)
 	if err != nil {
-		return false, invalid("wait %q: want true or false", clip(v, 20))
+		return false, httperr.Invalid("wait %q: want true or false", httperr.Clip(v, 20))
 	}
 	return b, nil
 }
-
-// parseBool also takes Python's True and False.
-func parseBool(v string) (bool, error) { return strconv.ParseBool(strings.ToLower(v)) }
 
 // serverTiming writes steps as in https://www.w3.org/TR/server-timing, in milliseconds.
 func serverTiming(steps []Step) string {
@@ -163,330 +156,68 @@ func serverTiming(steps []Step) string {
 	return b.String()
 }
 
-// toSpec checks all of a request but the image's existence.
-func (s *Server) toSpec(req *wire.CreateRequest) (record.Spec, error) {
-	spec := record.Spec{
-		Entrypoint: req.Entrypoint, Labels: req.Metadata, ResourceLimits: req.ResourceLimits,
-		Extensions: req.Extensions, Runtime: s.cfg.Runtime, SecureAccess: req.SecureAccess,
+// readied waits for a sandbox that runs and has a probe, as long as limit lasts, and
+// returns it as it is then.
+func (s *sandboxHandlers) readied(limit, asker context.Context, rec record.Record) (record.Record, error) {
+	if rec.State != record.Running || !rec.Spec.Ready.Given() || s.awaitReady == nil {
+		return rec, nil
 	}
-	if err := refuse(req); err != nil {
-		return spec, err
+	if err := s.awaitReady(limit, rec); err != nil && asker.Err() != nil {
+		return rec, err
 	}
-	if req.SnapshotID != "" && len(req.Entrypoint) == 0 && req.Extensions[wire.ExtIdle] != "true" {
-		req.Entrypoint = []string{"tail", "-f", "/dev/null"} // as the lifecycle document says
-		spec.Entrypoint = req.Entrypoint
-	}
-	for _, check := range []func() error{
-		func() error { return checkLabels(req.Metadata) },
-		func() error { return s.applyLimits(&spec, req.ResourceLimits) },
-		func() error { return applyEnv(&spec, req.Env) },
-		func() error { return applyPlatform(&spec, req.Platform) },
-		func() error { return s.applyPolicy(&spec, req.NetworkPolicy) },
-		func() error { return s.applyExtensions(&spec, req) },
-		func() error { return s.applyVolumes(&spec, req.Volumes) },
-		func() error { return s.applyTimeout(&spec, req) },
-		func() error { return checkEntrypoint(req) },
-	} {
-		if err := check(); err != nil {
-			return spec, err
-		}
-	}
-	return spec, nil
+	return s.sandboxes.Get(asker, rec.ID)
 }
 
-// refuse says no to what this release can not do, and to what never makes sense.
-func refuse(req *wire.CreateRequest) error {
-	switch {
-	case req.TemplateID != "":
-		return errs.Wire(errs.New(errs.Unsupported, "templateId: templates are built by OpenSandbox's Kubernetes runtime, which this is not; name an image, or a snapshot by snapshotId"), "FSB::API_NOT_SUPPORTED")
-	case given(req.Lifecycle):
-		return errs.Wire(errs.New(errs.Unsupported, "lifecycle: preStart and periodic hooks are not run here, so the sandbox would not be what was asked for; leave it out, and start such commands by the entrypoint or the command API (%s tells when a sandbox is ready)", wire.ExtReadyCmd), "SANDBOX::INVALID_PARAMETER")
-	case req.Extensions[wire.ExtPool] != "":
-		return errs.Wire(errs.New(errs.Unsupported, "extensions.poolRef: a single host has no pools; leave it out and name an image"), "SANDBOX::UNSUPPORTED_POOL_REF")
-	case req.Image != nil && req.SnapshotID != "":
-		return invalid("image and snapshotId are both given; a sandbox starts from one of them")
-	case len(req.SnapshotID) > maxSnapshotName:
-		return invalid("snapshotId has %d characters; no snapshot here has an id or a name that long", len(req.SnapshotID))
-	case req.SnapshotID != "": // no image to look at
-	case req.Image == nil:
-		return invalid("image is missing; send {\"image\":{\"uri\":\"python\"}} (`sandboxctl image ls` lists what there is)")
-	case strings.TrimSpace(req.Image.URI) == "":
-		return invalid("image.uri is empty; send the name of an image (`sandboxctl image ls` lists what there is)")
-	case len(req.Image.URI) > 512:
-		return invalid("image.uri has %d characters; no image here has a name longer than 512", len(req.Image.URI))
-	default:
-		if err := checkAuth("image.auth", req.Image.Auth); err != nil {
-			return err
-		}
-	}
-	switch {
-	case req.CredentialProxy != nil && req.CredentialProxy.Enabled:
-		return errs.Wire(errs.New(errs.Unsupported, "credentialProxy comes with a later release; leave it out"), "SANDBOX::INVALID_PARAMETER")
-	}
-	return nil
-}
-
-func checkEntrypoint(req *wire.CreateRequest) error {
-	idle := req.Extensions[wire.ExtIdle] == "true"
-	if len(req.Entrypoint) == 0 {
-		if idle {
-			return nil
-		}
-		return errs.Wire(invalid("entrypoint is missing; send the command to run, as [\"tail\",\"-f\",\"/dev/null\"], or extension %s=true for none", wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
-	}
-	total := 0
-	for i, a := range req.Entrypoint {
-		total += len(a) + 1
-		if strings.ContainsRune(a, 0) {
-			return errs.Wire(invalid("entrypoint[%d] holds a NUL byte, which no argument can", i), "DOCKER::INVALID_ENTRYPOINT")
-		}
-	}
-	switch {
-	case idle:
-		return invalid("both an entrypoint and extension %s=true are given; leave one out", wire.ExtIdle)
-	case req.Entrypoint[0] == "":
-		return errs.Wire(invalid("entrypoint[0] is empty; it names the program to run"), "DOCKER::INVALID_ENTRYPOINT")
-	case total > maxArgBytes || len(req.Entrypoint) > maxArgs:
-		return errs.Wire(invalid("entrypoint has %d arguments of %d bytes; at most %d of %d fit", len(req.Entrypoint), total, maxArgs, maxArgBytes), "DOCKER::INVALID_ENTRYPOINT")
-	}
-	return nil
-}
-
-// envLifecycle is how OpenSandbox hands hooks to its agent.
-const envLifecycle = "OPENSANDBOX_LIFECYCLE"
-
-func applyEnv(spec *record.Spec, env map[string]*string) error {
-	if len(env) > maxEnv {
-		return invalid("env has %d variables; at most %d are taken", len(env), maxEnv)
-	}
-	total := 0
-	for _, k := range slices.Sorted(maps.Keys(env)) {
-		v := env[k]
-		switch {
-		case v == nil: // Python's SDK sends null for "not set"
-			continue
-		case k == "" || strings.ContainsAny(k, "=\x00"):
-			return invalid("env: %q can not be the name of a variable; it must not be empty nor hold = or NUL", clip(k, 80))
-		case k == envLifecycle:
-			return invalid("env: %s is reserved by OpenSandbox for lifecycle hooks, which are not run here; leave it out", k)
-		case strings.ContainsRune(*v, 0):
-			return invalid("env: the value of %q holds a NUL byte, which no variable can", clip(k, 80))
-		}
-		if total += len(k) + len(*v) + 2; total > maxEnvBytes {
-			return invalid("env is larger than %d KiB in all; put the data into a file", maxEnvBytes>>10)
-		}
-		if spec.Env == nil {
-			spec.Env = map[string]string{}
-		}
-		spec.Env[k] = *v
-	}
-	return nil
-}
-
-func applyPlatform(spec *record.Spec, p *wire.Platform) error {
-	switch {
-	case p == nil:
-		return nil
-	case p.OS == "" || p.Arch == "":
-		return invalid("platform needs both os and arch, as {\"os\":\"linux\",\"arch\":\"%s\"}", runtime.GOARCH)
-	case p.OS != "linux" || p.Arch != runtime.GOARCH:
-		return invalid("platform %s/%s can not run here; this host is linux/%s", clip(p.OS, 20), clip(p.Arch, 20), runtime.GOARCH)
-	}
-	spec.Platform = map[string]string{"os": p.OS, "arch": p.Arch}
-	return nil
-}
-
-func (s *Server) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error {
-	ext, has := req.Extensions[wire.ExtTimeout]
-	switch {
-	case has && req.Timeout != nil:
-		return invalid("timeout and extension %s are both given; leave one out", wire.ExtTimeout)
-	case has:
-		d, err := time.ParseDuration(ext)
-		if err != nil || d < time.Second {
-			return invalid("extension %s %q: want a duration of at least 1s, as 90s or 30m", wire.ExtTimeout, clip(ext, 40))
-		}
-		spec.Timeout = d
-	case req.Timeout != nil:
-		n := *req.Timeout
-		if n < 60 {
-			return invalid("timeout %d: want at least 60 seconds, or none for a sandbox that lives until it is deleted (extension %s takes shorter ones)", n, wire.ExtTimeout)
-		}
-		if n > int64(100*365*24*time.Hour/time.Second) {
-			return invalid("timeout %d is more than a hundred years; leave it out for a sandbox that lives until it is deleted", n)
-		}
-		spec.Timeout = time.Duration(n) * time.Second
-	}
-	if spec.Timeout == 0 {
-		spec.Timeout = s.cfg.MaxTimeout // 0: no limit
-	}
-	if s.cfg.MaxTimeout > 0 && spec.OneShot { // a lease: whoever holds it renews it
-		spec.Timeout = min(spec.Timeout, s.cfg.MaxTimeout)
-	}
-	if s.cfg.MaxTimeout > 0 && spec.Timeout > s.cfg.MaxTimeout {
-		return invalid("timeout of %s is longer than this host allows; the longest is %s", spec.Timeout, s.cfg.MaxTimeout)
-	}
-	if spec.Timeout > 100*365*24*time.Hour {
-		return invalid("a timeout of %s is more than a hundred years; leave it out for a sandbox that lives until it is deleted", spec.Timeout)
-	}
-	return nil
-}
-
-// applyPolicy takes OpenSandbox's networkPolicy. An absent default is deny, so
-// {} denies all; null is as good as absent.
-func (s *Server) applyPolicy(spec *record.Spec, raw json.RawMessage) error {
-	spec.Network.Mode = s.cfg.Network
-	if !given(raw) {
-		return nil
-	}
-	n, err := s.parsePolicy(raw)
+// fromSnapshot has a new sandbox begin with the files of a snapshot, over its image.
+func (s *sandboxHandlers) fromSnapshot(ctx context.Context, to *record.Spec, id string) error {
+	snap, err := s.snapshots.Get(ctx, id)
 	if err != nil {
-		return err
+		return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 	}
-	var kept bytes.Buffer
-	if err := json.Compact(&kept, raw); err != nil || kept.Len() > maxPolicy {
-		return invalid("networkPolicy has %d bytes; at most %d are kept", kept.Len(), maxPolicy)
-	}
-	spec.Network, spec.NetworkPolicy = n, kept.Bytes()
+	to.Snapshot, to.Image = snap.ID, snap.Image
 	return nil
 }
 
-func given(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
+// A client that gives a creation an Idempotency-Key may send it as often as it takes:
+// the first request that gets through makes a sandbox, the others are answered with
+// that one, also after a restart, for record.RequestsKept. Keys of two clients are
+// two keys, as far as clients are told apart. A key whose request was refused has made
+// nothing and is free.
+// (draft-ietf-httpapi-idempotency-key-header)
 
-// applyExtensions reads what is ours of extensions, and checks what we know.
-func (s *Server) applyExtensions(spec *record.Spec, req *wire.CreateRequest) error {
-	if len(req.Extensions) > maxExts {
-		return invalid("extensions has %d entries; at most %d are kept", len(req.Extensions), maxExts)
+// madeBy finds the sandbox that was made by a request of the same key.
+func (s *sandboxHandlers) madeBy(r *http.Request, once record.Request) (rec record.Record, found bool, err error) {
+	if once.Key == "" {
+		return rec, false, nil
 	}
-	total := 0
-	for k, v := range req.Extensions {
-		total += len(k) + len(v)
+	m, found, err := s.sandboxes.Made(r.Context(), once.Key)
+	switch {
+	case err != nil:
+		return rec, false, err
+	case !found:
+		return rec, false, nil
+	case m.Body != once.Body:
+		return rec, false, errs.Wire(errs.New(errs.WrongState, "this %s made sandbox %s of another body; draw a key for each sandbox, and "+
+			"send the same body again only with the same key", wire.HeaderIdempotency, m.ID), "SANDBOX::IDEMPOTENCY_KEY_REUSED")
 	}
-	if total > maxExtBytes {
-		return invalid("extensions is larger than %d KiB in all, %s included; at most that is kept", maxExtBytes>>10, wire.ExtAllow)
+	rec, err = s.sandboxes.Get(r.Context(), m.ID)
+	if errs.Is(err, errs.NotFound) || err == nil && rec.State == record.Deleting {
+		return rec, false, errs.Wire(errs.New(errs.WrongState, "this %s made sandbox %s, which was deleted or has expired since; draw "+
+			"another key for another sandbox", wire.HeaderIdempotency, m.ID), "SANDBOX::IDEMPOTENCY_KEY_SPENT")
 	}
-	for _, k := range slices.Sorted(maps.Keys(req.Extensions)) {
-		v := req.Extensions[k]
-		var err error
-		switch k {
-		case wire.ExtName:
-			spec.Name, err = v, checkName(v)
-		case wire.ExtRuntime:
-			spec.Runtime = v
-			if !slices.Contains(s.cfg.Runtimes, v) {
-				err = invalid("extension %s %q is not a runtime of this host; there are: %s", k, clip(v, 40), strings.Join(s.cfg.Runtimes, ", "))
-			}
-		case wire.ExtOneShot:
-			spec.OneShot, err = extBool(k, v)
-		case wire.ExtIdle:
-			_, err = extBool(k, v)
-		case wire.ExtReadOnly:
-			spec.ReadOnly, err = extBool(k, v)
-		case wire.ExtTmpfs:
-			spec.Tmpfs, err = parseTmpfs(v, spec.MemoryBytes)
-		case wire.ExtPublish:
-			spec.Publish, err = parsePublish(v)
-		case wire.ExtPrestart:
-			spec.Prestart, err = parsePrestart(v)
-		case wire.ExtRestart:
-			spec.Restart, err = parseRestart(v)
-		case wire.ExtReadyCmd, wire.ExtReadyPort, wire.ExtReadyInterval, wire.ExtReadyTimeout, wire.ExtReadyRetries, wire.ExtReadyStartPeriod: // all at once
-		case wire.ExtRenew:
-			_, err = renewSeconds(v)
-		case wire.ExtNetwork, wire.ExtAllow, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
-		default:
-			if strings.HasPrefix(k, "sandboxd.") {
-				err = invalid("extension %q is unknown; ours are name, runtime, network, allow, timeout, oneshot, idle, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"", clip(k, 60))
-			} else if len(k)+len(v) > 4096 {
-				err = invalid("extension %q is longer than 4096 bytes", clip(k, 60))
-			}
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if spec.SecureAccess && len(spec.Publish) > 0 {
-		return invalid("secureAccess and extension %s are both given: who connects to a published port sends no token; leave one out", wire.ExtPublish)
-	}
-	if err := applyHealth(spec, req.Extensions); err != nil {
-		return err
-	}
-	return s.applyNetworkExtensions(spec, req)
+	return rec, err == nil, err
 }
 
-func (s *Server) applyNetworkExtensions(spec *record.Spec, req *wire.CreateRequest) error {
-	mode, hasMode := req.Extensions[wire.ExtNetwork]
-	allow, hasAllow := req.Extensions[wire.ExtAllow]
-	if !hasMode && !hasAllow {
-		return nil
-	}
-	if given(req.NetworkPolicy) {
-		return invalid("networkPolicy and the extensions %s or %s are both given; say it in one place", wire.ExtNetwork, wire.ExtAllow)
-	}
-	if hasMode {
-		switch m := record.NetworkMode(mode); m {
-		case record.NetworkNone, record.NetworkRules, record.NetworkOpen:
-			spec.Network.Mode = m
-		default:
-			return invalid("extension %s %q: want none, rules or open", wire.ExtNetwork, clip(mode, 20))
-		}
-	} else if spec.Network.Mode == record.NetworkNone {
-		spec.Network.Mode = record.NetworkRules // asking for a rule asks for the mode that has rules
-	}
-	if !hasAllow || strings.TrimSpace(allow) == "" {
-		return nil
-	}
-	if spec.Network.Mode == record.NetworkNone {
-		return invalid("extension %s has rules, but %s is none, which allows nothing; use rules", wire.ExtAllow, wire.ExtNetwork)
-	}
-	for text := range strings.SplitSeq(allow, ",") {
-		if len(spec.Network.Rules) == maxAllow {
-			return invalid("extension %s has more than %d rules; join ranges into one CIDR, or send a networkPolicy", wire.ExtAllow, maxAllow)
-		}
-		rule, err := s.cfg.ParseRule(strings.TrimSpace(text))
-		if err != nil {
-			return errs.Wrap(err, errs.Invalid, "extension %s: rule %q: %s", wire.ExtAllow, clip(text, 80), clip(err.Error(), 300))
-		}
-		rule.Allow = true
-		spec.Network.Rules = append(spec.Network.Rules, rule)
-	}
-	return nil
+// isRace reports whether another request with the same key was faster.
+func isRace(err error) bool {
+	e, ok := errors.AsType[*errs.Error](err)
+	return ok && e.Wire == record.CodeRequestRace
 }
 
-// parsePrestart reads languages of code contexts.
-func parsePrestart(v string) (languages []string, err error) {
-	for name := range strings.SplitSeq(v, ",") {
-		name = strings.TrimSpace(name)
-		if !slices.Contains(agent.CodeLanguages, name) {
-			return nil, invalid("extension %s names %q; contexts can be made of %s", wire.ExtPrestart, clip(name, 40), strings.Join(agent.CodeLanguages, ", "))
-		}
-		if !slices.Contains(languages, name) {
-			languages = append(languages, name)
-		}
+// withAuth adds the credentials that came for an image to ctx.
+func withAuth(ctx context.Context, i *wire.Image) context.Context {
+	if i == nil || i.Auth == nil {
+		return ctx
 	}
-	return languages, nil
-}
-
-func extBool(k, v string) (bool, error) {
-	switch v {
-	case "true":
-		return true, nil
-	case "false":
-		return false, nil
-	}
-	return false, invalid("extension %s %q: want true or false", k, clip(v, 20))
-}
-
-// renewSeconds reads access.renew.extend.seconds.
-func renewSeconds(v string) (time.Duration, error) {
-	n, err := strconv.Atoi(v)
-	if err != nil || n < 300 || n > 86400 || strings.HasPrefix(v, "+") {
-		return 0, invalid("extension %s %q: want whole seconds from 300 to 86400", wire.ExtRenew, clip(v, 20))
-	}
-	return time.Duration(n) * time.Second, nil
-}
-
-// detached is ctx for what goes on when the request has ended.
-func detached(r *http.Request, d time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(context.WithoutCancel(r.Context()), d)
+	return image.WithAuth(ctx, &image.Auth{Username: i.Auth.Username, Password: i.Auth.Password})
 }

@@ -3,8 +3,6 @@ package api
 import (
 	"context"
 	"io"
-	"net"
-	"net/http"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -12,9 +10,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// What the server needs of the rest of the daemon, and no more; internal/daemon
-// puts the real ones behind it. Errors made by errs.New reach the client, all
-// others are "internal" and reach only the log.
+// These are what the server needs of the rest of the daemon, and no more;
+// internal/daemon puts the real ones behind it. Errors made by errs.New reach the
+// client, all others are "internal" and reach only the log.
 type (
 	// Sandboxes creates, finds and ends sandboxes. (sandbox.Manager)
 	//
@@ -95,16 +93,6 @@ type (
 		// Prune removes layers that nobody needs, with all also images.
 		Prune(ctx context.Context, all bool) (image.Pruned, error)
 	}
-	// Agents reaches into sandboxes. (agent)
-	Agents interface {
-		// Transport returns pooled connections to the agent of r. Whatever goes
-		// through it is given the agent's token, so the server has authorised it
-		// before; the host of the request's URL does not matter to it.
-		Transport(r record.Record) http.RoundTripper
-		// Dial connects to a port at the address of r. What listens on loopback
-		// only refuses that, and is reached through the agent's /proxy/{port}.
-		Dial(ctx context.Context, r record.Record, port uint16) (net.Conn, error)
-	}
 	// System knows the daemon and its host. (internal/daemon)
 	System interface {
 		// Info needs to fill no Version.
@@ -116,12 +104,6 @@ type (
 		// Backup is the state as of now, ready to be read: reading it slowly
 		// holds up nobody.
 		Backup(ctx context.Context) (io.ReadCloser, error)
-	}
-	// Keys keeps API keys. (store)
-	Keys interface {
-		Keys(ctx context.Context) ([]record.Key, error)
-		AddKey(ctx context.Context, k record.Key) error   // errs.Exists: there is one of the name
-		RemoveKey(ctx context.Context, name string) error // errs.NotFound: there is none
 	}
 	// Volumes keeps named volumes. (sandbox.Volumes)
 	Volumes interface {

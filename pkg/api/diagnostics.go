@@ -15,21 +15,28 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/history"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Diagnostics are texts for people and agents who ask what is wrong with a
-// sandbox (OpenSandbox's diagnostic-api.yml). They answer in every state, and
-// soon: what can not be had is a warning, not an error.
+// diagnosticHandlers answer with texts for people and agents who ask what is wrong
+// with a sandbox (OpenSandbox's diagnostic-api.yml). They answer in every state, and
+// soon: a part that cannot be had is a warning, not an error.
+type diagnosticHandlers struct {
+	history  *history.Book // may be nil
+	logs     *logHandlers
+	describe func(record.Record) wire.Inspection
+}
 
 const (
 	maxDiagnostic   = 1 << 20         // bytes of output in one answer
 	diagnosticLimit = 5 * time.Second // for the agent to hand out its output
 )
 
-// scopes are what of a sandbox a text may be about.
+// scopes are the parts of a sandbox's life that a text may be about.
 var scopes = map[string]map[string][]history.Kind{
 	"logs": {
 		"container": nil, // output of the entrypoint
@@ -44,18 +51,18 @@ var scopes = map[string]map[string][]history.Kind{
 	},
 }
 
-// diagnostics answers GET /sandboxes/{id}/diagnostics/{kind}: with a scope a
+// answer answers GET /sandboxes/{id}/diagnostics/{kind}: with a scope a
 // descriptor, without one the plain text of OpenSandbox's older routes.
-func (s *Server) diagnostics(w http.ResponseWriter, r *http.Request, rec record.Record, kind string) error {
-	q := r.URL.Query()
+func (d *diagnosticHandlers) answer(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	kind, q := r.PathValue("kind"), r.URL.Query()
 	_, scoped := scopes[kind]
 	if scoped && q.Has("scope") {
-		return s.describeScope(w, r, rec, kind, q.Get("scope"))
+		return d.describeScope(w, r, rec, kind, q.Get("scope"))
 	}
 	if q.Has("scope") {
-		return invalid("scope: %s has none; only logs and events do", kind)
+		return httperr.Invalid("scope: %s has none; only logs and events do", kind)
 	}
-	text, err := s.diagnosticText(r, rec, kind, q)
+	text, err := d.diagnosticText(r, rec, kind, q)
 	if err != nil {
 		return err
 	}
@@ -68,35 +75,36 @@ func (s *Server) diagnostics(w http.ResponseWriter, r *http.Request, rec record.
 	return nil
 }
 
-func (s *Server) describeScope(w http.ResponseWriter, r *http.Request, rec record.Record, kind, scope string) error {
+func (d *diagnosticHandlers) describeScope(w http.ResponseWriter, r *http.Request, rec record.Record, kind, scope string) error {
 	scope = strings.ToLower(strings.TrimSpace(scope))
 	about, known := scopes[kind][scope]
 	if !known {
-		return errs.Wire(invalid("scope %q: %s know %s", clip(scope, 40), kind, strings.Join(slices.Sorted(maps.Keys(scopes[kind])), ", ")), "DIAGNOSTICS_SCOPE_UNSUPPORTED")
+		return errs.Wire(httperr.Invalid("scope %q: %s know %s", httperr.Clip(scope, 40), kind,
+			strings.Join(slices.Sorted(maps.Keys(scopes[kind])), ", ")), "DIAGNOSTICS_SCOPE_UNSUPPORTED")
 	}
-	d := wire.Diagnostic{SandboxID: rec.ID, Kind: kind, Scope: scope, Delivery: "inline", ContentType: "text/plain; charset=utf-8"}
+	out := wire.Diagnostic{SandboxID: rec.ID, Kind: kind, Scope: scope, Delivery: "inline", ContentType: "text/plain; charset=utf-8"}
 	var text strings.Builder
 	if len(about) > 0 {
-		lines, warnings := s.remembered(&rec, about)
-		d.Warnings = append(d.Warnings, warnings...)
+		lines, warnings := d.remembered(&rec, about)
+		out.Warnings = append(out.Warnings, warnings...)
 		for _, l := range lines {
 			text.WriteString(l)
 		}
 	}
 	if kind == "logs" && scope != "lifecycle" {
-		out := s.lastOutput(r, rec)
-		d.Truncated = out.cut
-		d.Warnings = append(d.Warnings, out.warnings...)
-		text.WriteString(out.text)
+		last := d.lastOutput(r, rec)
+		out.Truncated = last.cut
+		out.Warnings = append(out.Warnings, last.warnings...)
+		text.WriteString(last.text)
 	}
-	d.Content = text.String()
-	d.ContentLength = len(d.Content)
-	writeJSON(w, http.StatusOK, d)
+	out.Content = text.String()
+	out.ContentLength = len(out.Content)
+	writeJSON(w, http.StatusOK, out)
 	return nil
 }
 
 // diagnosticText is one of the texts without a scope.
-func (s *Server) diagnosticText(r *http.Request, rec record.Record, kind string, q url.Values) (string, error) {
+func (d *diagnosticHandlers) diagnosticText(r *http.Request, rec record.Record, kind string, q url.Values) (string, error) {
 	switch kind {
 	case "logs":
 		n, err := number(q, "tail", 100, 10_000)
@@ -105,18 +113,18 @@ func (s *Server) diagnosticText(r *http.Request, rec record.Record, kind string,
 		}
 		since := q.Get("since")
 		if _, err := time.ParseDuration(cmp.Or(since, "0s")); err != nil {
-			return "", invalid("since %q: want a duration as 10m", clip(since, 20))
+			return "", httperr.Invalid("since %q: want a duration as 10m", httperr.Clip(since, 20))
 		}
-		text := s.logText(r, rec, n)
+		text := d.logText(r, rec, n)
 		if since != "" {
 			text = "# since is not applied: output is kept as bytes, without times\n" + text
 		}
 		return text, nil
 	case "events":
 		n, err := number(q, "limit", 50, 500)
-		return s.eventText(&rec, n), err
+		return d.eventText(&rec, n), err
 	case "inspect":
-		return s.inspectText(rec), nil
+		return d.inspectText(rec), nil
 	}
 	tail, err := number(q, "tail", 50, 10_000)
 	if err != nil {
@@ -126,7 +134,7 @@ func (s *Server) diagnosticText(r *http.Request, rec record.Record, kind string,
 	if err != nil {
 		return "", err
 	}
-	return "== inspect\n" + s.inspectText(rec) + "\n== events\n" + s.eventText(&rec, limit) + "\n== logs\n" + s.logText(r, rec, tail), nil
+	return "== inspect\n" + d.inspectText(rec) + "\n== events\n" + d.eventText(&rec, limit) + "\n== logs\n" + d.logText(r, rec, tail), nil
 }
 
 // number reads a query parameter of 1 to most.
@@ -136,14 +144,14 @@ func number(q url.Values, name string, def, most int) (int, error) {
 	}
 	n, err := strconv.Atoi(q.Get(name))
 	if err != nil || n < 1 || n > most {
-		return 0, invalid("%s %q: want a whole number from 1 to %d", name, clip(q.Get(name), 20), most)
+		return 0, httperr.Invalid("%s %q: want a whole number from 1 to %d", name, httperr.Clip(q.Get(name), 20), most)
 	}
 	return n, nil
 }
 
-// remembered are the lines of what happened. What the record knows is there
+// remembered are the lines of what happened. Those that the record knows are there
 // even if the daemon was restarted since.
-func (s *Server) remembered(rec *record.Record, about []history.Kind) (lines, warnings []string) {
+func (d *diagnosticHandlers) remembered(rec *record.Record, about []history.Kind) (lines, warnings []string) {
 	line := func(at time.Time, kind, text string) string {
 		text = strings.Join(strings.Fields(text), " ") // one line, whatever a guest has put into it
 		return at.UTC().Format("2006-01-02T15:04:05.000Z") + " " + kind + " " + text + "\n"
@@ -151,16 +159,17 @@ func (s *Server) remembered(rec *record.Record, about []history.Kind) (lines, wa
 	var entries []history.Entry
 	var dropped int
 	began := time.Now()
-	if s.cfg.History != nil {
-		entries, dropped = s.cfg.History.Of(rec.ID, about...)
-		began = s.cfg.History.Began()
+	if d.history != nil {
+		entries, dropped = d.history.Of(rec.ID, about...)
+		began = d.history.Began()
 	}
 	if rec.Created.Before(began) {
 		lines = append(lines, line(rec.Created, "lifecycle", "created"))
 		if rec.Changed.Before(began) {
 			lines = append(lines, line(rec.Changed, "lifecycle", history.Change(string(rec.State), string(rec.Reason), rec.Message)))
 		}
-		warnings = append(warnings, "sandboxd was started at "+began.UTC().Format(time.RFC3339)+"; of what was before, only creation and last change are known")
+		warnings = append(warnings,
+			"sandboxd was started at "+began.UTC().Format(time.RFC3339)+"; of what was before, only creation and last change are known")
 	}
 	for _, e := range entries {
 		text := e.Text
@@ -175,27 +184,23 @@ func (s *Server) remembered(rec *record.Record, about []history.Kind) (lines, wa
 	return lines, warnings
 }
 
-func (s *Server) eventText(rec *record.Record, n int) string {
-	lines, warnings := s.remembered(rec, scopes["events"]["all"])
+func (d *diagnosticHandlers) eventText(rec *record.Record, n int) string {
+	lines, warnings := d.remembered(rec, scopes["events"]["all"])
 	return comments(warnings) + strings.Join(lines[max(0, len(lines)-n):], "")
 }
 
-func (s *Server) logText(r *http.Request, rec record.Record, n int) string {
-	out := s.lastOutput(r, rec)
+func (d *diagnosticHandlers) logText(r *http.Request, rec record.Record, n int) string {
+	out := d.lastOutput(r, rec)
 	return comments(out.warnings) + lastLines(out.text, n)
 }
 
 // inspectText is what GET …/inspect answers, laid out for reading.
-func (s *Server) inspectText(rec record.Record) string {
-	var host map[string]string
-	if s.cfg.Host != nil {
-		host = s.cfg.Host(rec)
-	}
+func (d *diagnosticHandlers) inspectText(rec record.Record) string {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	if err := e.Encode(s.toInspection(rec, host)); err != nil {
+	if err := e.Encode(d.describe(rec)); err != nil {
 		return "# " + err.Error() + "\n"
 	}
 	return b.String()
@@ -226,7 +231,7 @@ type output struct {
 }
 
 // lastOutput reads the end of the entrypoint's output, if it can be had.
-func (s *Server) lastOutput(r *http.Request, rec record.Record) output {
+func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record) output {
 	none := func(format string, args ...any) output {
 		return output{warnings: []string{fmt.Sprintf(format, args...)}}
 	}
@@ -239,12 +244,12 @@ func (s *Server) lastOutput(r *http.Request, rec record.Record) output {
 			warnings: []string{fmt.Sprintf("it has ended (%s); the last %d KiB of its output are kept", rec.Reason, maxTail>>10)},
 		}
 	case rec.State != record.Running:
-		return none("it is %s; its output can be read while it runs", stateOf(&rec))
+		return none("it is %s; its output can be read while it runs", spec.StateOf(&rec))
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), diagnosticLimit)
 	defer cancel()
 	end := &ending{}
-	if _, err := s.copyLogs(end, r.WithContext(ctx), rec, 0, false); err != nil {
+	if _, err := d.logs.copyLogs(end, r.WithContext(ctx), rec, 0, false); err != nil {
 		text := "its agent does not hand out its output"
 		if e, ok := asClientError(err); ok {
 			text = e
@@ -259,7 +264,7 @@ func asClientError(err error) (string, bool) {
 	if errs.CodeOf(err) == errs.Internal {
 		return "", false
 	}
-	_, body := describe(err, "")
+	_, body := httperr.Body(err, "")
 	return body.Message, true
 }
 

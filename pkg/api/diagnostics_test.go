@@ -57,7 +57,10 @@ func (w *world) diagnose(path string) wire.Diagnostic {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	in := &openapi3filter.RequestValidationInput{Request: req, PathParams: params, Route: rt, Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc}}
+	in := &openapi3filter.RequestValidationInput{
+		Request: req, PathParams: params, Route: rt,
+		Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc},
+	}
 	err = openapi3filter.ValidateRequest(w.t.Context(), in)
 	if err == nil {
 		err = openapi3filter.ValidateResponse(w.t.Context(), &openapi3filter.ResponseValidationInput{
@@ -126,11 +129,14 @@ func TestDiagnosticTexts(t *testing.T) {
 			"summary?tail=1&event_limit=500": "== logs\nthree\n",
 		} {
 			a := w.do("GET", at+path, "")
-			if a.StatusCode != 200 || a.Header.Get("Deprecation") != "true" || a.Header.Get("Content-Type") != "text/plain; charset=utf-8" || !strings.HasSuffix(string(a.body), want) && !strings.Contains(path, "inspect") || !strings.Contains(string(a.body), want) {
+			if a.StatusCode != 200 || a.Header.Get("Deprecation") != "true" ||
+				a.Header.Get("Content-Type") != "text/plain; charset=utf-8" ||
+				!strings.HasSuffix(string(a.body), want) && !strings.Contains(path, "inspect") || !strings.Contains(string(a.body), want) {
 				t.Errorf("%s: %d %v\n%s", path, a.StatusCode, a.Header, a.body)
 			}
 		}
-		if text := string(w.do("GET", at+"summary", "").body); strings.Contains(text, "agent-token") || !strings.Contains(text, "== inspect") || !strings.Contains(text, "== events") {
+		if text := string(w.do("GET", at+"summary", "").body); strings.Contains(text, "agent-token") ||
+			!strings.Contains(text, "== inspect") || !strings.Contains(text, "== events") {
 			t.Errorf("summary: %s", text)
 		}
 	}
@@ -160,7 +166,8 @@ func TestBadDiagnostics(t *testing.T) {
 	if e := w.do("GET", at+"events?scope=network,all", "").error(t); e.Code != "DIAGNOSTICS_SCOPE_UNSUPPORTED" {
 		t.Errorf("an unknown scope: %+v", e)
 	}
-	if a := w.do("GET", at+"events?scope=%20Runtime%20", "", "X-Lenient", "1"); a.StatusCode != 200 || !strings.Contains(string(a.body), `"scope":"runtime"`) {
+	if a := w.do("GET", at+"events?scope=%20Runtime%20", "", "X-Lenient", "1"); a.StatusCode != 200 ||
+		!strings.Contains(string(a.body), `"scope":"runtime"`) {
 		t.Errorf("a scope in another spelling: %d %s", a.StatusCode, a.body)
 	}
 	if a := w.do("GET", at+"logs", "", wire.HeaderAPIKey, ""); a.StatusCode != 401 {
@@ -177,7 +184,8 @@ func TestDiagnosticsOfSick(t *testing.T) {
 	w, id, _ := newDiagnosed(t)
 	at := "/v1/sandboxes/" + id + "/diagnostics/"
 	w.agent = says(strings.Repeat("0123456789abcde\n", 1<<18) + "\xff end\n") // 4 MiB
-	if d := w.diagnose(at + "logs?scope=container"); !d.Truncated || len(d.Content) > maxDiagnostic+8 || !strings.HasSuffix(d.Content, "\ufffd end\n") {
+	if d := w.diagnose(at + "logs?scope=container"); !d.Truncated || len(d.Content) > maxDiagnostic+8 ||
+		!strings.HasSuffix(d.Content, "\ufffd end\n") {
 		t.Errorf("a flood: truncated %v, %d bytes", d.Truncated, len(d.Content))
 	}
 	w.agent = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) })
@@ -207,9 +215,10 @@ func TestDiagnosticsAfterRestart(t *testing.T) {
 		r.State, r.Reason, r.Message = record.Ended, record.OOM, "went over\nits limit"
 		r.Created, r.Changed = r.Created.Add(-time.Hour), r.Changed.Add(-time.Minute)
 	})
-	w.s.cfg.History = history.New()
+	w.s.diagnostics.history = history.New()
 	d := w.diagnose("/v1/sandboxes/" + id + "/diagnostics/events?scope=all")
-	if len(d.Warnings) != 1 || strings.Count(d.Content, "\n") != 2 || !strings.HasSuffix(d.Content, " lifecycle ended (oom): went over its limit\n") {
+	if len(d.Warnings) != 1 || strings.Count(d.Content, "\n") != 2 ||
+		!strings.HasSuffix(d.Content, " lifecycle ended (oom): went over its limit\n") {
 		t.Errorf("%+v", d)
 	}
 }
@@ -221,7 +230,8 @@ func TestStatsOfAll(t *testing.T) {
 	w.set(ended, func(r *record.Record) { r.State = record.Ended })
 	var l wire.StatsList
 	a := w.do("GET", "/v1/stats", "")
-	if err := json.Unmarshal(a.body, &l); err != nil || len(l.Items) != 1 || l.Items[0].ID != ran || l.Items[0].Runtime != "runsc" || l.Items[0].Usage.MemoryLimitBytes != 2<<30 || l.Items[0].Usage.Pids == nil || *l.Items[0].Usage.Pids != 3 {
+	if err := json.Unmarshal(a.body, &l); err != nil || len(l.Items) != 1 || l.Items[0].ID != ran || l.Items[0].Runtime != "runsc" ||
+		l.Items[0].Usage.MemoryLimitBytes != 2<<30 || l.Items[0].Usage.Pids == nil || *l.Items[0].Usage.Pids != 3 {
 		t.Errorf("%v %s", err, a.body)
 	}
 	if a := w.do("GET", "/v1/stats", "", wire.HeaderAPIKey, ""); a.StatusCode != 401 {

@@ -20,6 +20,8 @@ import (
 
 	openapi "github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -76,7 +78,10 @@ func (f *fake) Create(ctx context.Context, s record.Spec) (record.Record, error)
 		return record.Record{}, errs.New(errs.Exists, "the name %s is taken; remove that sandbox or choose another", s.Name)
 	}
 	f.asked = append(f.asked, ctx)
-	r := record.Record{ID: record.NewID('t'), State: record.Creating, Spec: s, Token: "agent-token", Created: time.Now(), Changed: time.Now()}
+	r := record.Record{
+		ID: record.NewID('t'), State: record.Creating, Spec: s, Token: "agent-token", Created: time.Now(),
+		Changed: time.Now(),
+	}
 	if s.Timeout > 0 {
 		r.Expires = r.Created.Add(s.Timeout)
 	}
@@ -255,7 +260,10 @@ func (f *fake) Subscribe(context.Context) <-chan wire.Event { return f.events }
 type fakeImages struct{ *fake }
 
 func pythonImage() record.Image {
-	return record.Image{Name: "python", Tag: "latest", Digest: "sha256:" + strings.Repeat("a", 64), Layers: []string{"sha256:" + strings.Repeat("b", 64)}, Bytes: 1 << 27, Created: time.Now()}
+	return record.Image{
+		Name: "python", Tag: "latest", Digest: "sha256:" + strings.Repeat("a", 64),
+		Layers: []string{"sha256:" + strings.Repeat("b", 64)}, Bytes: 1 << 27, Created: time.Now(),
+	}
 }
 
 func (f fakeImages) Resolve(_ context.Context, uri string) (record.Image, error) {
@@ -442,19 +450,23 @@ func (b *syncBuffer) String() string {
 
 func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
-	f := &fake{recs: map[string]record.Record{}, snaps: map[string]record.Snapshot{}, made: map[string]record.Made{}, keys: &fakeKeys{}, volumes: &fakeVolumes{}, events: make(chan wire.Event, 8)}
+	f := &fake{
+		recs: map[string]record.Record{}, snaps: map[string]record.Snapshot{}, made: map[string]record.Made{}, keys: &fakeKeys{},
+		volumes: &fakeVolumes{}, events: make(chan wire.Event, 8),
+	}
 	f.agent = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Seen-Token", r.Header.Get(wire.HeaderAgentToken))
 		w.Header().Set("Content-Length", "0")
 	})
 	w := &world{fake: f, t: t, log: &syncBuffer{}}
 	cfg := Config{
-		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Secret: []byte("secret"), Log: slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Version:   wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
-		OpenAPI:   openapi.JSON,
-		Docs:      openapi.Docs,
-		ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy,
-		Host: func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
+		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Secret: []byte("secret"),
+		Log:     slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
+		OpenAPI: openapi.JSON,
+		Docs:    openapi.Docs,
+		Offer:   spec.Offer{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy},
+		Host:    func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
 	}
 	for _, c := range change {
 		c(&cfg)
@@ -463,13 +475,13 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	if w.s, err = New(cfg, f, fakeSnapshots{f}, fakeDiffs{}, fakeImages{f}, fakeAgents{f}, fakeStats{f}); err != nil {
 		t.Fatal(err)
 	}
-	w.url = w.serve("tcp", "127.0.0.1:0", Listener{})
+	w.url = w.serve("tcp", "127.0.0.1:0", auth.Listener{})
 	t.Cleanup(w.s.Close)
 	return w
 }
 
 // serve opens another listener on the same server.
-func (w *world) serve(network, addr string, l Listener) string {
+func (w *world) serve(network, addr string, l auth.Listener) string {
 	w.t.Helper()
 	ln, err := net.Listen(network, addr)
 	if err != nil {
@@ -478,7 +490,7 @@ func (w *world) serve(network, addr string, l Listener) string {
 	return w.serveOn(ln, l)
 }
 
-func (w *world) serveOn(ln net.Listener, l Listener) string {
+func (w *world) serveOn(ln net.Listener, l auth.Listener) string {
 	hs := w.s.HTTPServer(l)
 	handler := hs.Handler
 	hs.Handler = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
@@ -553,7 +565,8 @@ func (w *world) do(method, path, body string, headers ...string) answer {
 
 var noRedirect = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
-const createBody = `{"image":{"uri":"python"},"entrypoint":["tail","-f","/dev/null"],"timeout":600,"env":{},"resourceLimits":{"cpu":"1","memory":"2Gi"},"metadata":{"team":"t1"},"extensions":{},"secureAccess":false}`
+const createBody = `{"image":{"uri":"python"},"entrypoint":["tail","-f","/dev/null"],"timeout":600,"env":{},` +
+	`"resourceLimits":{"cpu":"1","memory":"2Gi"},"metadata":{"team":"t1"},"extensions":{},"secureAccess":false}`
 
 // create makes a sandbox from createBody.
 func (w *world) create() wire.Sandbox {

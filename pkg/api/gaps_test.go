@@ -21,7 +21,8 @@ func TestAliasIsEchoed(t *testing.T) {
 		t.Errorf("image %+v", got.Image)
 	}
 	var in wire.Inspection
-	if a := w.do("GET", "/v1/sandboxes/"+sb.ID+"/inspect", ""); json.Unmarshal(a.body, &in) != nil || in.Sandbox.Sandboxd.ImageName != "python:latest" || in.Image.URI != "python:3.11-slim" {
+	if a := w.do("GET", "/v1/sandboxes/"+sb.ID+"/inspect", ""); json.Unmarshal(a.body, &in) != nil ||
+		in.Sandbox.Sandboxd.ImageName != "python:latest" || in.Image.URI != "python:3.11-slim" {
 		t.Errorf("inspect %s", a.body)
 	}
 	w.set(sb.ID, func(r *record.Record) { r.Spec.ImageURI = "" }) // of a release before
@@ -65,7 +66,8 @@ func TestRefusedByName(t *testing.T) {
 // TestVersionWithoutKey tells the release and nothing more.
 func TestVersionWithoutKey(t *testing.T) {
 	w := newWorld(t)
-	if a := w.do("GET", "/version", "", wire.HeaderAPIKey, ""); a.StatusCode != 200 || strings.TrimSpace(string(a.body)) != `{"version":"1"}` {
+	if a := w.do("GET", "/version", "", wire.HeaderAPIKey, ""); a.StatusCode != 200 ||
+		strings.TrimSpace(string(a.body)) != `{"version":"1"}` {
 		t.Errorf("%d %s", a.StatusCode, a.body)
 	}
 	if a := w.do("GET", "/v1/version", ""); !strings.Contains(string(a.body), `"instance":"t"`) {
@@ -78,7 +80,8 @@ func TestDocs(t *testing.T) {
 	w := newWorld(t)
 	for _, p := range []string{"/docs", "/v1/docs", "/docs/"} {
 		a := w.do("GET", p, "", wire.HeaderAPIKey, "")
-		if a.StatusCode != 200 || !strings.Contains(string(a.body), "renew-expiration") || !strings.HasPrefix(a.Header.Get("Content-Type"), "text/html") || !strings.HasPrefix(a.Header.Get("Content-Security-Policy"), "default-src 'none';") {
+		if a.StatusCode != 200 || !strings.Contains(string(a.body), "renew-expiration") || !strings.HasPrefix(a.Header.Get("Content-Type"),
+			"text/html") || !strings.HasPrefix(a.Header.Get("Content-Security-Policy"), "default-src 'none';") {
 			t.Errorf("%s: %d %v %.100s", p, a.StatusCode, a.Header, a.body)
 		}
 	}
@@ -91,7 +94,8 @@ func TestForwarded(t *testing.T) {
 	app := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { seen <- r.Header }))
 	defer app.Close()
 	lies := []string{
-		"X-Forwarded-For", "6.6.6.6", "X-Forwarded-Host", "evil", "X-Forwarded-Proto", "https", "X-Forwarded-Port", "1", "X-Forwarded-Prefix", "/x",
+		"X-Forwarded-For", "6.6.6.6", "X-Forwarded-Host", "evil", "X-Forwarded-Proto", "https", "X-Forwarded-Port", "1",
+		"X-Forwarded-Prefix", "/x",
 		"Forwarded", "for=6.6.6.6", "X-Real-Ip", "6.6.6.6", wire.HeaderAccessRenew, "skip",
 	}
 	for name, c := range map[string]struct {
@@ -107,7 +111,10 @@ func TestForwarded(t *testing.T) {
 		w.do("GET", "/sandboxes/"+w.create().ID+"/proxy/8000/", "", lies...)
 		h := <-seen
 		var got []string
-		for _, k := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "Forwarded", "X-Real-Ip"} {
+		for _, k := range []string{
+			"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix",
+			"Forwarded", "X-Real-Ip",
+		} {
 			got = append(got, strings.Join(h[k], ","))
 		}
 		want := strings.Replace(c.want, "HOST", strings.TrimPrefix(w.url, "http://"), 1)
@@ -131,9 +138,12 @@ func TestLocation(t *testing.T) {
 	for _, mount := range []string{"", "/v1"} {
 		p := mount + "/sandboxes/" + id + "/proxy/8000"
 		for from, want := range map[string]string{
-			"/login?a=b#c": p + "/login?a=b#c", "/": p + "/", "http://localhost:8000/x": p + "/x", "http://localhost:8000": p + "/", "http://localhost:8000?q": p + "/?q",
-			"next": "next", "?q": "?q", "//cdn.example/x": "//cdn.example/x", "https://example.com/": "https://example.com/", "http://localhost:80001/": "http://localhost:80001/",
-			p + "/again": p + "/again", p: p, p + "0/x": p + p + "0/x",
+			"/login?a=b#c": p + "/login?a=b#c", "/": p + "/", "http://localhost:8000/x": p + "/x", "http://localhost:8000": p + "/",
+			"http://localhost:8000?q": p + "/?q",
+			"next":                    "next", "?q": "?q", "//cdn.example/x": "//cdn.example/x",
+			"https://example.com/":    "https://example.com/",
+			"http://localhost:80001/": "http://localhost:80001/",
+			p + "/again":              p + "/again", p: p, p + "0/x": p + p + "0/x",
 		} {
 			to = from
 			if got := w.do("GET", p+"/", "").Header.Get("Location"); got != want {
@@ -150,12 +160,14 @@ func TestLocation(t *testing.T) {
 // TestRenewSkipped: an access that says so does not renew.
 func TestRenewSkipped(t *testing.T) {
 	w := newWorld(t)
-	sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,"extensions":{"access.renew.extend.seconds":"3600"}}`).sandbox(t)
+	sb := w.do("POST", "/v1/sandboxes",
+		`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,`+
+			`"extensions":{"access.renew.extend.seconds":"3600"}}`).sandbox(t)
 	at := "/v1/sandboxes/" + sb.ID
 	w.do("GET", at+"/proxy/44772/ping", "", wire.HeaderAccessRenew, "Skip")
-	w.s.renewMu.Lock()
-	_, asked := w.s.renewed[sb.ID]
-	w.s.renewMu.Unlock()
+	w.s.renewals.mu.Lock()
+	_, asked := w.s.renewals.at[sb.ID]
+	w.s.renewals.mu.Unlock()
 	if asked {
 		t.Error("it renewed although it was told not to")
 	}

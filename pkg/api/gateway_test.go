@@ -15,7 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // A gate is a gateway before two sandboxes, each port of which says who it is and
@@ -32,11 +35,14 @@ type gate struct {
 
 const gateDomain = "sandboxes.test"
 
-func newGate(t *testing.T, l Listener, change ...func(*Config)) *gate {
+// latestExpiry is the last second that a signed address may name.
+const latestExpiry = 253402300799
+
+func newGate(t *testing.T, l auth.Listener, change ...func(*Config)) *gate {
 	t.Helper()
 	g := &gate{apps: map[string]*httptest.Server{}}
 	g.world = newWorld(t, append([]func(*Config){func(c *Config) {
-		c.Gateway = Gateway{Domain: gateDomain, Address: "gate.test:8081", Port: ":8081"}
+		c.Gateway = gateway.Names{Domain: gateDomain, Address: "gate.test:8081", Port: ":8081"}
 	}}, change...)...)
 	g.fake.apps = g.app
 	g.agent = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { g.answer(rw, r, "agent") })
@@ -124,8 +130,9 @@ func (g *gate) get(target, host string, headers ...string) answer {
 // TestGatewayRoutes: the three ways reach the port that they name, and what a
 // guest is asked is what was sent.
 func TestGatewayRoutes(t *testing.T) {
-	g := newGate(t, Listener{PublicPorts: true})
-	named := g.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{"sandboxd.name":"my-lab"}}`).sandbox(t).ID
+	g := newGate(t, auth.Listener{PublicPorts: true})
+	named := g.do("POST", "/v1/sandboxes",
+		`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{"sandboxd.name":"my-lab"}}`).sandbox(t).ID
 	for _, c := range []struct{ target, host, header, want string }{
 		{"/a/b?q=1", "{one}-8000." + gateDomain, "", "{one}:8000 /a/b?q=1"},
 		{"/", "{two}-9000." + gateDomain + ":8081", "", "{two}:9000 /"},
@@ -151,7 +158,8 @@ func TestGatewayRoutes(t *testing.T) {
 		{"/{one}/8000//{two}/9000", "localhost", "", "{one}:8000 //{two}/9000"},
 		{"/my-lab/8000/", "127.0.0.1", "", "{named}:8000 /"},
 		{"/{one}/8000/8000/aabbccdde/x", "127.0.0.1", "", "{one}:8000 /8000/aabbccdde/x"},
-		{"/{one}/8000/x2qxvk/" + strings.Repeat("a", 32) + "/x", "127.0.0.1", "", "{one}:8000 /x2qxvk/" + strings.Repeat("a", 32) + "/x"}, // looks signed
+		// looks signed
+		{"/{one}/8000/x2qxvk/" + strings.Repeat("a", 32) + "/x", "127.0.0.1", "", "{one}:8000 /x2qxvk/" + strings.Repeat("a", 32) + "/x"},
 	} {
 		fill := strings.NewReplacer("{one}", g.one, "{ONE}", strings.ToUpper(g.one), "{two}", g.two, "{named}", named).Replace
 		var headers []string
@@ -168,7 +176,7 @@ func TestGatewayRoutes(t *testing.T) {
 // TestGatewayRefuses: no trick of host, header, path, port or method reaches a
 // sandbox that is not plainly named, or anything else at all.
 func TestGatewayRefuses(t *testing.T) {
-	g := newGate(t, Listener{PublicPorts: true})
+	g := newGate(t, auth.Listener{PublicPorts: true})
 	const none = "OpenSandbox-Ingress-To: "
 	for _, c := range []struct {
 		what, target, host string
@@ -221,7 +229,8 @@ func TestGatewayRefuses(t *testing.T) {
 		{"the id alone", "/{one}/", "127.0.0.1", 404, nil},
 		{"the API", "/v1/sandboxes", "127.0.0.1", 400, []string{wire.HeaderAPIKey + ": " + testKey}},
 		{"the API's proxy", "/sandboxes/{one}/proxy/8000/", "127.0.0.1", 400, []string{wire.HeaderAPIKey + ": " + testKey}},
-		{"the API by absolute form", "http://127.0.0.1/v1/sandboxes", "{one}-8000." + gateDomain, 400, []string{wire.HeaderAPIKey + ": " + testKey}},
+		{"the API by absolute form", "http://127.0.0.1/v1/sandboxes", "{one}-8000." +
+			gateDomain, 400, []string{wire.HeaderAPIKey + ": " + testKey}},
 		{"a user in absolute form", "http://x@{one}-8000." + gateDomain + "/", "x", 400, nil},
 		{"elsewhere in absolute form", "http://10.0.0.1:22/", "{one}-8000." + gateDomain, 404, nil},
 
@@ -235,12 +244,14 @@ func TestGatewayRefuses(t *testing.T) {
 		{"a header with an encoded hyphen", "/", "127.0.0.1", 400, []string{none + "{one}%2d8000"}},
 
 		{"the agent", "/ping", "{one}-44772." + gateDomain, 401, nil},
-		{"the agent with an endpoint's token", "/ping", "{one}-44772." + gateDomain, 401, []string{wire.HeaderEndpointToken + ": {token44772}"}},
-		{"the agent with another sandbox's token", "/ping", "{one}-44772." + gateDomain, 401, []string{wire.HeaderAgentToken + ": another"}},
+		{"the agent with an endpoint's token", "/ping", "{one}-44772." +
+			gateDomain, 401, []string{wire.HeaderEndpointToken + ": {token44772}"}},
+		{"the agent with another sandbox's token", "/ping", "{one}-44772." +
+			gateDomain, 401, []string{wire.HeaderAgentToken + ": another"}},
 		{"the egress API", "/policy", "{one}-18080." + gateDomain, 401, nil},
 		{"a change of the policy", "/{one}/18080/policy", "127.0.0.1", 401, []string{wire.HeaderEgressToken + ": x"}},
 	} {
-		fill := strings.NewReplacer("{one}", g.one, "{two}", g.two, "{token44772}", g.s.endpointToken(g.one, 44772)).Replace
+		fill := strings.NewReplacer("{one}", g.one, "{two}", g.two, "{token44772}", g.s.gateway.Token(g.one, 44772)).Replace
 		for i, h := range c.headers {
 			c.headers[i] = fill(h)
 		}
@@ -256,7 +267,7 @@ func TestGatewayRefuses(t *testing.T) {
 
 // TestGatewayFrames: where one request ends and the next begins is not in doubt.
 func TestGatewayFrames(t *testing.T) {
-	g := newGate(t, Listener{PublicPorts: true})
+	g := newGate(t, auth.Listener{PublicPorts: true})
 	host := "Host: " + g.one + "-8000." + gateDomain + "\r\n"
 	inner := "GET /smuggled HTTP/1.1\r\nHost: " + g.two + "-9000." + gateDomain + "\r\n\r\n"
 	for _, c := range []struct {
@@ -264,15 +275,26 @@ func TestGatewayFrames(t *testing.T) {
 		status     []int
 		paths      []string // that guests were asked for
 	}{
-		{"both lengths", "POST /a HTTP/1.1\r\n" + host + fmt.Sprintf("Content-Length: %d\r\n", 5+len(inner)) + "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n" + inner, []int{200}, []string{"/a"}},
-		{"two lengths", "POST /a HTTP/1.1\r\n" + host + "Content-Length: 0\r\nContent-Length: " + fmt.Sprint(len(inner)) + "\r\n\r\n" + inner, []int{400}, nil},
+		{"both lengths", "POST /a HTTP/1.1\r\n" + host + fmt.Sprintf("Content-Length: %d\r\n", 5+len(inner)) +
+			"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n" + inner, []int{200}, []string{"/a"}},
+		{"two lengths", "POST /a HTTP/1.1\r\n" + host + "Content-Length: 0\r\nContent-Length: " + fmt.Sprint(len(inner)) + "\r\n\r\n" +
+			inner, []int{400}, nil},
 		{"a length with a sign", "POST /a HTTP/1.1\r\n" + host + "Content-Length: +0\r\n\r\n" + inner, []int{400}, nil},
 		{"another coding", "POST /a HTTP/1.1\r\n" + host + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n" + inner, []int{501}, nil},
 		{"a hidden coding", "POST /a HTTP/1.1\r\n" + host + "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + inner, []int{400}, nil},
-		{"a folded header", "GET /a HTTP/1.1\r\n" + host + "X-A: b\r\n Content-Length: 9\r\nConnection: close\r\n\r\n", []int{200}, []string{"/a"}},
+		{
+			"a folded header", "GET /a HTTP/1.1\r\n" + host + "X-A: b\r\n Content-Length: 9\r\nConnection: close\r\n\r\n",
+			[]int{200},
+			[]string{"/a"},
+		},
 		{"a bare line feed in a value", "GET /a HTTP/1.1\r\n" + host + "X-A: b\rContent-Length: 9\r\n\r\n", []int{400}, nil},
-		{"a size that is too small", "POST /a HTTP/1.1\r\n" + host + "Connection: close\r\nContent-Length: 0\r\n\r\n" + inner, []int{200}, []string{"/a"}},
-		{"CONNECT to a host", "CONNECT " + g.two + "-9000." + gateDomain + ":80 HTTP/1.1\r\nConnection: close\r\n" + host + "\r\n", []int{405}, nil},
+		{
+			"a size that is too small", "POST /a HTTP/1.1\r\n" + host + "Connection: close\r\nContent-Length: 0\r\n\r\n" + inner,
+			[]int{200},
+			[]string{"/a"},
+		},
+		{"CONNECT to a host", "CONNECT " + g.two + "-9000." + gateDomain + ":80 HTTP/1.1\r\nConnection: close\r\n" + host +
+			"\r\n", []int{405}, nil},
 		{"CONNECT to loopback", "CONNECT 127.0.0.1:22 HTTP/1.1\r\nConnection: close\r\nHost: 127.0.0.1:22\r\n\r\n", []int{405}, nil},
 		{"CONNECT to a path", "CONNECT /" + g.one + "/8000/x HTTP/1.1\r\nConnection: close\r\nHost: 127.0.0.1\r\n\r\n", []int{405}, nil},
 		{"OPTIONS of everything", "OPTIONS * HTTP/1.1\r\n" + host + "Connection: close\r\n\r\n", []int{200}, nil}, // net/http's own answer
@@ -304,14 +326,29 @@ func TestGatewayFrames(t *testing.T) {
 	}
 }
 
+// signature is the end of a signed label.
+type signature struct{ expires, mac string }
+
+// sign makes the signature of a port that expires at a second since 1970.
+func (g *gate) sign(id string, port uint16, until int64) signature {
+	at := g.s.gateway.SignedEndpoint(&record.Record{ID: id}, port, until, "").Endpoint
+	label, _, _ := strings.Cut(at, ".")
+	seg := strings.Split(label, "-")
+	return signature{seg[2], seg[3]}
+}
+
+func (s signature) label(id, port string) string {
+	return id + "-" + port + "-" + s.expires + "-" + s.mac
+}
+
 // TestGatewayTokens: what opens a port, in what order, and that the guest sees
 // nothing of it.
 func TestGatewayTokens(t *testing.T) {
-	g := newGate(t, Listener{})
-	token, other := g.s.endpointToken(g.one, 8000), g.s.endpointToken(g.two, 8000)
+	g := newGate(t, auth.Listener{})
+	token, other := g.s.gateway.Token(g.one, 8000), g.s.gateway.Token(g.two, 8000)
 	later := time.Now().Add(time.Hour).Unix()
-	sig := g.s.sign(g.one, 8000, later)
-	old := g.s.sign(g.one, 8000, time.Now().Add(-time.Second).Unix())
+	sig := g.sign(g.one, 8000, later)
+	old := g.sign(g.one, 8000, time.Now().Add(-time.Second).Unix())
 	name := func(id string) string { return id + "-8000." + gateDomain }
 	signed := sig.label(g.one, "8000")
 	const h, c, k = wire.HeaderEndpointToken + ": ", "Cookie: sandboxd_token_8000=", wire.HeaderAPIKey + ": "
@@ -330,11 +367,27 @@ func TestGatewayTokens(t *testing.T) {
 		{"an empty one and the cookie", "/", name(g.one), []string{h, c + token}, 401},
 		{"the cookie", "/", name(g.one), []string{c + token}, 200},
 		{"a neighbour's cookie before it", "/", name(g.one), []string{c + other + "; sandboxd_token_8000=" + token}, 200},
-		{"the cookie, by the page's own script", "/", name(g.one), []string{c + token, "Origin: http://" + name(g.one), "Sec-Fetch-Site: same-origin"}, 200},
-		{"the cookie, by a neighbour's script", "/", name(g.one), []string{c + token, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: cors"}, 401},
-		{"the cookie, by a neighbour's WebSocket", "/", name(g.one), []string{c + token, "Origin: http://" + name(g.two), "Connection: Upgrade", "Upgrade: websocket"}, 401},
+		{
+			"the cookie, by the page's own script", "/", name(g.one),
+			[]string{c + token, "Origin: http://" + name(g.one), "Sec-Fetch-Site: same-origin"},
+			200,
+		},
+		{
+			"the cookie, by a neighbour's script", "/", name(g.one),
+			[]string{c + token, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: cors"},
+			401,
+		},
+		{
+			"the cookie, by a neighbour's WebSocket", "/", name(g.one),
+			[]string{c + token, "Origin: http://" + name(g.two), "Connection: Upgrade", "Upgrade: websocket"},
+			401,
+		},
 		{"the cookie, by nobody's page", "/", name(g.one), []string{c + token, "Origin: null"}, 401},
-		{"the cookie, by a neighbour's link", "/", name(g.one), []string{c + token, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: navigate"}, 200},
+		{
+			"the cookie, by a neighbour's link", "/", name(g.one),
+			[]string{c + token, "Sec-Fetch-Site: same-site", "Sec-Fetch-Mode: navigate"},
+			200,
+		},
 		{"the token, by a neighbour's script that has it", "/", name(g.one), []string{h + token, "Origin: http://" + name(g.two)}, 200},
 		{"an old cookie and the query", "/?a=1&sandboxd_token=" + token, name(g.one), []string{c + "old"}, 200},
 		{"the query", "/?sandboxd_token=" + token + "&b=2", name(g.one), nil, 200},
@@ -344,11 +397,20 @@ func TestGatewayTokens(t *testing.T) {
 		{"the app's own key", "/", name(g.one), []string{h + token, "X-API-Key: the-apps"}, 200},
 		{"a wrong key", "/", name(g.one), []string{k + "x"}, 401},
 
-		{"a signed host", "/", signed + "." + gateDomain, []string{"Referer: http://" + signed + "." + gateDomain + "/a?sandboxd_token=" + token, "Origin: http://" + signed + "." + gateDomain}, 200},
+		{"a signed host", "/", signed + "." + gateDomain, []string{"Referer: http://" + signed + "." + gateDomain + "/a?sandboxd_token=" +
+			token, "Origin: http://" + signed + "." + gateDomain}, 200},
 		{"a signed host in capitals", "/", strings.ToUpper(signed + "." + gateDomain), nil, 200},
 		{"a signed header", "/", "127.0.0.1", []string{wire.HeaderIngressTo + ": " + signed}, 200},
-		{"a signed path", "/" + g.one + "/8000/" + sig.expires + "/" + sig.mac + "/x", "127.0.0.1", []string{"Referer: http://127.0.0.1/" + g.one + "/8000/" + sig.expires + "/" + sig.mac + "/x"}, 200},
-		{"a signed path and a wrong header", "/" + g.one + "/8000/" + sig.expires + "/" + sig.mac + "/x", "127.0.0.1", []string{h + "x"}, 200},
+		{
+			"a signed path", "/" + g.one + "/8000/" + sig.expires + "/" + sig.mac + "/x", "127.0.0.1",
+			[]string{"Referer: http://127.0.0.1/" + g.one + "/8000/" + sig.expires + "/" + sig.mac + "/x"},
+			200,
+		},
+		{
+			"a signed path and a wrong header", "/" + g.one + "/8000/" + sig.expires + "/" + sig.mac + "/x", "127.0.0.1",
+			[]string{h + "x"},
+			200,
+		},
 		{"a signature of another port", "/", sig.label(g.one, "8001") + "." + gateDomain, nil, 401},
 		{"a signature of another sandbox", "/", sig.label(g.two, "8000") + "." + gateDomain, nil, 401},
 		{"a later end", "/", signature{"zzzzzzz", sig.mac}.label(g.one, "8000") + "." + gateDomain, nil, 401},
@@ -357,8 +419,8 @@ func TestGatewayTokens(t *testing.T) {
 		{"an expired path", "/" + g.one + "/8000/" + old.expires + "/" + old.mac + "/x", "127.0.0.1", nil, 401},
 		{"a wrong one in the path", "/" + g.one + "/8000/" + sig.expires + "/" + strings.Repeat("0", 32) + "/x", "127.0.0.1", nil, 401},
 		{"a short one", "/", g.one + "-8000-" + sig.expires + "-" + sig.mac[:8] + "a." + gateDomain, nil, 400},
-		{"a signature of the agent's port", "/ping", g.s.sign(g.one, 44772, later).label(g.one, "44772") + "." + gateDomain, nil, 401},
-		{"a signature of the egress API", "/policy", g.s.sign(g.one, 18080, later).label(g.one, "18080") + "." + gateDomain, nil, 401},
+		{"a signature of the agent's port", "/ping", g.sign(g.one, 44772, later).label(g.one, "44772") + "." + gateDomain, nil, 401},
+		{"a signature of the egress API", "/policy", g.sign(g.one, 18080, later).label(g.one, "18080") + "." + gateDomain, nil, 401},
 		{"the agent's token", "/ping", g.one + "-44772." + gateDomain, []string{wire.HeaderAgentToken + ": agent-token"}, 200},
 	} {
 		a := g.get(x.target, x.host, x.headers...)
@@ -387,19 +449,23 @@ func TestGatewayTokens(t *testing.T) {
 
 // TestGatewaySecureAccess: what was made so asks for its token where others do not.
 func TestGatewaySecureAccess(t *testing.T) {
-	g := newGate(t, Listener{PublicPorts: true})
-	id := g.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"secureAccess":true}`).sandbox(t).ID
+	g := newGate(t, auth.Listener{PublicPorts: true})
+	made := g.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"secureAccess":true}`)
+	id := made.sandbox(t).ID
 	host := id + "-8000." + gateDomain
-	token := g.s.endpointToken(id, 8000)
+	token := g.s.gateway.Token(id, 8000)
 	for what, c := range map[string]struct {
 		header string
 		want   int
-	}{"nothing": {"X: y", 401}, "the token": {wire.HeaderSecureAccess + ": " + token, 200}, "a wrong one": {wire.HeaderSecureAccess + ": x", 401}} {
+	}{
+		"nothing": {"X: y", 401}, "the token": {wire.HeaderSecureAccess + ": " + token, 200},
+		"a wrong one": {wire.HeaderSecureAccess + ": x", 401},
+	} {
 		if a := g.get("/", host, c.header); a.StatusCode != c.want {
 			t.Errorf("%s: %s %s", what, a.Status, a.body)
 		}
 	}
-	sig := g.s.sign(id, 8000, time.Now().Unix()+60)
+	sig := g.sign(id, 8000, time.Now().Unix()+60)
 	if a := g.get("/", sig.label(id, "8000")+"."+gateDomain); a.StatusCode != 200 {
 		t.Errorf("signed: %s %s", a.Status, a.body)
 	}
@@ -408,7 +474,7 @@ func TestGatewaySecureAccess(t *testing.T) {
 // TestGatewayWithoutKeys: that anybody may use the API is said of the API's own
 // listener, and opens no agent to who reaches the gateway.
 func TestGatewayWithoutKeys(t *testing.T) {
-	g := newGate(t, Listener{}, func(c *Config) { c.APIKeys, c.Insecure = nil, true })
+	g := newGate(t, auth.Listener{}, func(c *Config) { c.APIKeys, c.Insecure = nil, true })
 	for target, want := range map[string]int{"-44772": 401, "-18080": 401, "-8000": 401} {
 		if a := g.get("/policy", g.one+target+"."+gateDomain); a.StatusCode != want || len(g.saw()) > 0 {
 			t.Errorf("%s: %s %s", target, a.Status, a.body)
@@ -419,15 +485,6 @@ func TestGatewayWithoutKeys(t *testing.T) {
 	}
 	if a := g.get("/health", "127.0.0.1"); a.StatusCode != 200 || !strings.Contains(string(a.body), "healthy") {
 		t.Errorf("health: %s %s", a.Status, a.body)
-	}
-}
-
-// TestOwnCookies: a guest sets cookies for its own name.
-func TestOwnCookies(t *testing.T) {
-	h := http.Header{"Set-Cookie": {"a=1; Domain=sandboxes.test; Path=/; HttpOnly", "sandboxd_token_8000=x", "b=domain=2;domain = .test", " sandboxd_token_1=y; Path=/"}}
-	ownCookies(h)
-	if got := fmt.Sprint(h["Set-Cookie"]); got != "[a=1; Path=/; HttpOnly b=domain=2]" {
-		t.Error(got)
 	}
 }
 
@@ -442,15 +499,16 @@ func TestEndpoints(t *testing.T) {
 		return e
 	}
 	for name, c := range map[string]struct {
-		gw            Gateway
+		gw            gateway.Names
 		plain, signed string // beginnings; {id}
 	}{
-		"no gateway":   {Gateway{}, "{api}/v1/sandboxes/{id}/proxy/8000", "{api}/v1/sandboxes/{id}-8000-"},
-		"by path":      {Gateway{Address: "gate.test:8081/x/"}, "gate.test:8081/x/{id}/8000", "gate.test:8081/x/{id}/8000/"},
-		"by its names": {Gateway{Domain: gateDomain, Port: ":8081"}, "{id}-8000." + gateDomain + ":8081", "{id}-8000-"},
+		"no gateway":   {gateway.Names{}, "{api}/v1/sandboxes/{id}/proxy/8000", "{api}/v1/sandboxes/{id}-8000-"},
+		"by path":      {gateway.Names{Address: "gate.test:8081/x/"}, "gate.test:8081/x/{id}/8000", "gate.test:8081/x/{id}/8000/"},
+		"by its names": {gateway.Names{Domain: gateDomain, Port: ":8081"}, "{id}-8000." + gateDomain + ":8081", "{id}-8000-"},
 	} {
-		g := newGate(t, Listener{}, func(cfg *Config) { cfg.Gateway = c.gw })
-		secured := g.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":600,"secureAccess":true}`).sandbox(t)
+		g := newGate(t, auth.Listener{}, func(cfg *Config) { cfg.Gateway = c.gw })
+		secured := g.do("POST", "/v1/sandboxes",
+			`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":600,"secureAccess":true}`).sandbox(t)
 		api := strings.TrimPrefix(g.url, "http://")
 		for _, id := range []string{g.one, secured.ID} {
 			header := wire.HeaderEndpointToken
@@ -458,7 +516,8 @@ func TestEndpoints(t *testing.T) {
 				header = wire.HeaderSecureAccess
 			}
 			e := ask(g, id, "8000", "?use_server_proxy=false")
-			if e.Endpoint != strings.NewReplacer("{id}", id, "{api}", api).Replace(c.plain) || e.Headers[header] != g.s.endpointToken(id, 8000) || len(e.Headers) != 1 {
+			if e.Endpoint != strings.NewReplacer("{id}", id, "{api}", api).Replace(c.plain) ||
+				e.Headers[header] != g.s.gateway.Token(id, 8000) || len(e.Headers) != 1 {
 				t.Errorf("%s: %+v", name, e)
 			}
 			if e := ask(g, id, "8000", "?use_server_proxy=True"); e.Endpoint != api+"/v1/sandboxes/"+id+"/proxy/8000" {
@@ -466,12 +525,14 @@ func TestEndpoints(t *testing.T) {
 			}
 			soon := time.Now().Unix() + 60
 			e = ask(g, id, "8000", fmt.Sprintf("?expires=%d", soon))
-			if !strings.HasPrefix(e.Endpoint, strings.NewReplacer("{id}", id, "{api}", api).Replace(c.signed)) || len(e.Headers) != 0 || !strings.Contains(e.Endpoint, strconv.FormatInt(soon, 36)) {
+			if !strings.HasPrefix(e.Endpoint, strings.NewReplacer("{id}", id, "{api}", api).Replace(c.signed)) || len(e.Headers) != 0 ||
+				!strings.Contains(e.Endpoint, strconv.FormatInt(soon, 36)) {
 				t.Errorf("%s, signed: %+v", name, e)
 			}
 			if name == "no gateway" {
 				for path, want := range map[string]int{"/a": 200, "-": 400} {
-					if a := g.do("GET", strings.TrimPrefix(e.Endpoint, api)+path, "", wire.HeaderAPIKey, ""); a.StatusCode != want || want == 200 && string(a.body) != id+":8000 /a" {
+					if a := g.do("GET", strings.TrimPrefix(e.Endpoint, api)+path, "", wire.HeaderAPIKey, ""); a.StatusCode != want ||
+						want == 200 && string(a.body) != id+":8000 /a" {
 						t.Errorf("%s: %s %s", e.Endpoint, a.Status, a.body)
 					}
 				}
@@ -481,18 +542,24 @@ func TestEndpoints(t *testing.T) {
 			}
 		}
 		// Nothing that is signed lives longer than its sandbox, nor opens what has a token of its own.
-		if e := ask(g, secured.ID, "8000", "?expires="+fmt.Sprint(latestExpiry)); !strings.Contains(e.Endpoint, strconv.FormatInt(secured.ExpiresAt.Unix(), 36)) {
+		if e := ask(g, secured.ID, "8000", "?expires="+fmt.Sprint(latestExpiry)); !strings.Contains(e.Endpoint,
+			strconv.FormatInt(secured.ExpiresAt.Unix(), 36)) {
 			t.Errorf("%s: outlives its sandbox: %+v", name, e)
 		}
 		if e := ask(g, g.one, "44772", fmt.Sprintf("?expires=%d", time.Now().Unix()+60)); e.Headers[wire.HeaderAgentToken] == "" {
 			t.Errorf("%s, the agent: %+v", name, e)
 		}
 	}
-	g := newGate(t, Listener{})
-	for _, query := range []string{"0", "1", "-1", "+99999999999", "0x7fffffff", "9e9", "099999999999", "99999999999999999999", "253402300800", "now", "", "%31%32", fmt.Sprint(time.Now().Unix())} {
-		g.do("GET", "/v1/sandboxes/"+g.one+"/endpoints/8000?expires="+query, "", "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	g := newGate(t, auth.Listener{})
+	for _, query := range []string{
+		"0", "1", "-1", "+99999999999", "0x7fffffff", "9e9", "099999999999", "99999999999999999999",
+		"253402300800", "now", "", "%31%32", fmt.Sprint(time.Now().Unix()),
+	} {
+		g.do("GET", "/v1/sandboxes/"+g.one+"/endpoints/8000?expires="+query, "", "X-Lenient", "1").wants(t, 400,
+			"SANDBOX::INVALID_PARAMETER")
 	}
-	g.do("GET", "/v1/sandboxes/"+g.one+"/endpoints/8000?use_server_proxy=true&expires=9999999999", "").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	g.do("GET", "/v1/sandboxes/"+g.one+"/endpoints/8000?use_server_proxy=true&expires=9999999999", "").wants(t, 400,
+		"SANDBOX::INVALID_PARAMETER")
 	g.do("GET", "/v1/sandboxes/taaaaaaaaaaa/endpoints/8000?expires=9999999999", "").wants(t, 404, "DOCKER::SANDBOX_NOT_FOUND")
 	g.do("GET", "/v1/sandboxes/"+g.one+"/endpoints/080?expires=9999999999", "", "X-Lenient", "1").wants(t, 400, "DOCKER::INVALID_PORT")
 }

@@ -19,8 +19,11 @@ func TestBadHealth(t *testing.T) {
 		bad  []string
 		says string
 	}{
-		wire.ExtRestart:          {[]string{"", "never", "ALWAYS", "on-failure:", "on-failure:0", "on-failure:-1", "on-failure:+1", "on-failure:x", "on-failure:1:2", "on-failure:99999999999", "always:3", "no:1"}, "want|only on-failure"},
-		wire.ExtReadyCmd:         {[]string{"", "  ", "a\x00b", strings.Repeat("x", maxProbeCommand+1)}, "give|at most|NUL"},
+		wire.ExtRestart: {[]string{
+			"", "never", "ALWAYS", "on-failure:", "on-failure:0", "on-failure:-1", "on-failure:+1",
+			"on-failure:x", "on-failure:1:2", "on-failure:99999999999", "always:3", "no:1",
+		}, "want|only on-failure"},
+		wire.ExtReadyCmd:         {[]string{"", "  ", "a\x00b", strings.Repeat("x", 4<<10+1)}, "give|at most|NUL"},
 		wire.ExtReadyPort:        {[]string{"", "0", "70000", "-1", "80/tcp", "http", "+80"}, "from 1 to 65535"},
 		wire.ExtReadyInterval:    {[]string{"", "0s", "-5s", "10", "2h", "soon"}, "want a duration"},
 		wire.ExtReadyTimeout:     {[]string{"0s", "-1s", "99ms", "1h"}, "want a duration"},
@@ -71,15 +74,17 @@ func healthRequest(t *testing.T, ext map[string]string) string {
 func TestHealthSpec(t *testing.T) {
 	w := newWorld(t)
 	asked := 0
-	w.s.cfg.AwaitReady = func(context.Context, record.Record) error { asked++; return nil }
-	w.s.cfg.Health = func(record.Record) *wire.Health {
+	w.s.sandboxes.awaitReady = func(context.Context, record.Record) error { asked++; return nil }
+	w.s.sandboxes.health = func(record.Record) *wire.Health {
 		return &wire.Health{State: wire.HealthHealthy, LastOutput: "fine"}
 	}
 	a := w.do("POST", "/v1/sandboxes?wait=true", healthRequest(t, map[string]string{
-		wire.ExtRestart: "on-failure:3", wire.ExtReadyCmd: "check", wire.ExtReadyPort: "80", wire.ExtReadyInterval: "1m", wire.ExtReadyStartPeriod: "0s",
+		wire.ExtRestart: "on-failure:3", wire.ExtReadyCmd: "check", wire.ExtReadyPort: "80", wire.ExtReadyInterval: "1m",
+		wire.ExtReadyStartPeriod: "0s",
 	}))
 	var sb wire.Sandbox
-	if err := json.Unmarshal(a.body, &sb); err != nil || a.StatusCode != 202 || asked != 1 || sb.Sandboxd.Health == nil || sb.Sandboxd.Health.LastOutput != "fine" {
+	if err := json.Unmarshal(a.body, &sb); err != nil || a.StatusCode != 202 || asked != 1 || sb.Sandboxd.Health == nil ||
+		sb.Sandboxd.Health.LastOutput != "fine" {
 		t.Fatalf("%d %s: %v, asked %d times", a.StatusCode, a.body, err, asked)
 	}
 	r := w.recs[sb.ID]
@@ -87,17 +92,19 @@ func TestHealthSpec(t *testing.T) {
 	if r.Spec.Ready != want || r.Spec.Restart != (record.Restart{Policy: record.RestartOnFailure, Max: 3}) {
 		t.Errorf("%+v, %+v", r.Spec.Ready, r.Spec.Restart)
 	}
-	if a := w.do("GET", "/v1/sandboxes", ""); !strings.Contains(string(a.body), `"state":"healthy"`) || strings.Contains(string(a.body), "fine") {
+	if a := w.do("GET", "/v1/sandboxes", ""); !strings.Contains(string(a.body), `"state":"healthy"`) ||
+		strings.Contains(string(a.body), "fine") {
 		t.Errorf("the list: %s", a.body)
 	}
 	// While it waits for its restart, it is Pending and says until when.
 	code := 3
 	r.State, r.Reason, r.ExitCode, r.Restarts = record.Ended, record.Exited, &code, 1
 	w.set(sb.ID, func(old *record.Record) { *old = r })
-	w.s.cfg.Health = func(record.Record) *wire.Health { return nil }
+	w.s.sandboxes.health = func(record.Record) *wire.Health { return nil }
 	a = w.do("GET", "/v1/sandboxes/"+sb.ID+"/inspect", "")
 	var i wire.Inspection
-	if err := json.Unmarshal(a.body, &i); err != nil || i.Status.State != wire.Pending || i.Status.Reason != "exited" || i.Sandboxd.NextStart == nil || i.Sandboxd.Restarts != 1 {
+	if err := json.Unmarshal(a.body, &i); err != nil || i.Status.State != wire.Pending || i.Status.Reason != "exited" ||
+		i.Sandboxd.NextStart == nil || i.Sandboxd.Restarts != 1 {
 		t.Errorf("%s: %v", a.body, err)
 	}
 }

@@ -36,16 +36,22 @@ func TestIdempotencyKey(t *testing.T) {
 		}
 	}
 	other := strings.Replace(createBody, "600", "601", 1)
-	if a := w.do("POST", "/v1/sandboxes", other, key("a")...); a.StatusCode != 409 || a.error(t).Code != "SANDBOX::IDEMPOTENCY_KEY_REUSED" || !strings.Contains(a.error(t).Message, id) {
+	if a := w.do("POST", "/v1/sandboxes", other, key("a")...); a.StatusCode != 409 ||
+		a.error(t).Code != "SANDBOX::IDEMPOTENCY_KEY_REUSED" || !strings.Contains(a.error(t).Message, id) {
 		t.Errorf("another body: %d %s", a.StatusCode, a.body)
 	}
-	for name, h := range map[string][]string{"another key": key("b"), "another client": key("a", wire.HeaderAPIKey, "another"), "no key": nil} {
-		if a := w.do("POST", "/v1/sandboxes", createBody, h...); a.StatusCode != 202 || a.sandbox(t).ID == id || a.Header.Get(wire.HeaderReplayed) != "" {
+	for name, h := range map[string][]string{
+		"another key": key("b"), "another client": key("a", wire.HeaderAPIKey, "another"),
+		"no key": nil,
+	} {
+		if a := w.do("POST", "/v1/sandboxes", createBody, h...); a.StatusCode != 202 || a.sandbox(t).ID == id ||
+			a.Header.Get(wire.HeaderReplayed) != "" {
 			t.Errorf("%s: %d %s", name, a.StatusCode, a.body)
 		}
 	}
 	// What was refused has used no key.
-	if a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"nope"},"entrypoint":["x"],"resourceLimits":{}}`, key("c")...); a.StatusCode != 404 {
+	if a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"nope"},"entrypoint":["x"],"resourceLimits":{}}`,
+		key("c")...); a.StatusCode != 404 {
 		t.Errorf("%d", a.StatusCode)
 	}
 	if a := w.do("POST", "/v1/sandboxes", createBody, key("c")...); a.StatusCode != 202 {
@@ -58,7 +64,8 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 	w.fail = nil
 	w.do("DELETE", "/v1/sandboxes/"+id, "")
-	if a := w.do("POST", "/v1/sandboxes", createBody, key("a")...); a.StatusCode != 409 || a.error(t).Code != "SANDBOX::IDEMPOTENCY_KEY_SPENT" {
+	if a := w.do("POST", "/v1/sandboxes", createBody, key("a")...); a.StatusCode != 409 ||
+		a.error(t).Code != "SANDBOX::IDEMPOTENCY_KEY_SPENT" {
 		t.Errorf("of one that is gone: %d %s", a.StatusCode, a.body)
 	}
 }

@@ -10,74 +10,67 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// imageRoutes finds what stands under /images; seg[0] is "images". A name with
-// slashes may stand as it is, or escaped into one segment.
-func (s *Server) imageRoutes(seg []string) (route, map[string]handler) {
-	switch {
-	case len(seg) == 1:
-		return route{name: "/images"}, map[string]handler{http.MethodGet: s.listImages, http.MethodPost: s.importImage}
-	case len(seg) == 2 && seg[1] == "build":
-		return route{name: "/images/build"}, only(http.MethodPost, s.buildImage)
-	case len(seg) == 2 && seg[1] == "pull":
-		return route{name: "/images/pull"}, only(http.MethodPost, s.pullImage)
-	case len(seg) == 2 && seg[1] == "prune":
-		return route{name: "/images/prune"}, only(http.MethodPost, s.pruneImages)
-	case len(seg) == 3 && seg[2] == "export":
-		return route{name: "/images/{ref}/export"}, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			return s.exportImage(w, r, unescape(seg[1]))
-		})
-	}
-	ref := unescape(strings.Join(seg[1:], "/"))
-	return route{name: "/images/{ref}"}, map[string]handler{
-		http.MethodGet:    func(w http.ResponseWriter, r *http.Request) error { return s.inspectImage(w, r, ref) },
-		http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error { return s.removeImage(w, r, ref) },
-	}
+// imageHandlers answer what is asked of images.
+type imageHandlers struct {
+	images Images
 }
 
-func (s *Server) listImages(w http.ResponseWriter, r *http.Request) error {
-	all, err := s.images.List(r.Context())
+// show is spec.Image with the other names of an image.
+func (h *imageHandlers) show(i record.Image) wire.ImageInfo {
+	return spec.Image(i, h.images.Aliases(i))
+}
+
+// imageRef is the image that the path names. A name with slashes may stand there as it
+// is, or escaped into one segment.
+func imageRef(r *http.Request) string { return unescape(strings.TrimSuffix(r.PathValue("ref"), "/")) }
+
+func (h *imageHandlers) list(w http.ResponseWriter, r *http.Request) error {
+	all, err := h.images.List(r.Context())
 	if err != nil {
 		return fmt.Errorf("list images: %w", err)
 	}
 	out := wire.ImageList{Items: []wire.ImageInfo{}}
 	for _, i := range all {
-		out.Items = append(out.Items, s.toImageInfo(i))
+		out.Items = append(out.Items, h.show(i))
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
 }
 
-func (s *Server) inspectImage(w http.ResponseWriter, r *http.Request, ref string) error {
-	i, err := s.images.Resolve(r.Context(), ref)
+func (h *imageHandlers) inspect(w http.ResponseWriter, r *http.Request) error {
+	ref := imageRef(r)
+	i, err := h.images.Resolve(r.Context(), ref)
 	if err != nil {
-		return wireIf(fmt.Errorf("inspect image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+		return httperr.Recode(fmt.Errorf("inspect image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
-	writeJSON(w, http.StatusOK, wire.ImageInspection{
-		ImageInfo: s.toImageInfo(i), Layers: i.Layers, Sources: i.Sources, Env: i.Config.Env, Workdir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
-	})
+	writeJSON(w, http.StatusOK, spec.InspectImage(i, h.images.Aliases(i)))
 	return nil
 }
 
-func (s *Server) removeImage(w http.ResponseWriter, r *http.Request, ref string) error {
-	infoOf(r).op, infoOf(r).image = opImageRemove, clip(ref, 200)
-	if err := s.images.Remove(context.WithoutCancel(r.Context()), ref); err != nil {
-		return wireIf(fmt.Errorf("remove image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+func (h *imageHandlers) remove(w http.ResponseWriter, r *http.Request) error {
+	ref := imageRef(r)
+	infoOf(r).op, infoOf(r).image = opImageRemove, httperr.Clip(ref, 200)
+	if err := h.images.Remove(context.WithoutCancel(r.Context()), ref); err != nil {
+		return httperr.Recode(fmt.Errorf("remove image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
 	writeEmpty(w, http.StatusNoContent)
 	return nil
 }
 
-func (s *Server) pruneImages(w http.ResponseWriter, r *http.Request) error {
-	all, err := parseBool(cmp.Or(r.URL.Query().Get("all"), "false"))
+func (h *imageHandlers) prune(w http.ResponseWriter, r *http.Request) error {
+	all, err := spec.ParseBool(cmp.Or(r.URL.Query().Get("all"), "false"))
 	if err != nil {
-		return invalid("all: want true or false")
+		return httperr.Invalid("all: want true or false")
 	}
 	infoOf(r).op = opImagePrune
-	p, err := s.images.Prune(context.WithoutCancel(r.Context()), all)
+	p, err := h.images.Prune(context.WithoutCancel(r.Context()), all)
 	if err != nil {
 		return fmt.Errorf("prune images: %w", err)
 	}
@@ -87,16 +80,17 @@ func (s *Server) pruneImages(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// exportImage writes an archive. What fails in the middle of it cuts the
-// connection: a short archive must not look like a whole one.
-func (s *Server) exportImage(w http.ResponseWriter, r *http.Request, ref string) error {
-	i, err := s.images.Resolve(r.Context(), ref)
+// export writes an archive. An error in the middle of it cuts the connection: a short
+// archive must not look like a whole one.
+func (h *imageHandlers) export(w http.ResponseWriter, r *http.Request) error {
+	ref := imageRef(r)
+	i, err := h.images.Resolve(r.Context(), ref)
 	if err != nil {
-		return wireIf(fmt.Errorf("export image %q: %w", clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+		return httperr.Recode(fmt.Errorf("export image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
 	infoOf(r).op, infoOf(r).image = opImageExport, i.Ref()
 	w.Header().Set("Content-Type", "application/x-tar")
-	if err := s.images.Export(r.Context(), i, w); err != nil {
+	if err := h.images.Export(r.Context(), i, w); err != nil {
 		if !infoOf(r).wrote {
 			return err
 		}
@@ -106,32 +100,33 @@ func (s *Server) exportImage(w http.ResponseWriter, r *http.Request, ref string)
 	return nil
 }
 
-// buildImage streams what the build says, one JSON object a line; the last
-// line tells the image or the error, because the status is long gone then. It
-// goes on when the client hangs up: the next to ask finds the image.
-func (s *Server) buildImage(w http.ResponseWriter, r *http.Request) error {
+// build streams what the build writes, one JSON object a line. The last line has the
+// image or the error, because the status was sent long before. A build goes on when the
+// client hangs up: the next request finds the image.
+func (h *imageHandlers) build(w http.ResponseWriter, r *http.Request) error {
 	var req wire.BuildRequest
 	if err := decode(w, r, &req); err != nil {
 		return err
 	}
-	if !isName(req.Name) {
-		return invalid("name %q is not the name of a recipe; recipes are directories of rootfs/, as base or python", clip(req.Name, 80))
+	if !spec.IsName(req.Name) {
+		return httperr.Invalid("name %q is not the name of a recipe; recipes are directories of rootfs/, as base or python",
+			httperr.Clip(req.Name, 80))
 	}
 	infoOf(r).op, infoOf(r).image = opImageBuild, req.Name
 	lw := &lineWriter{w: w}
-	im, err := s.images.Build(context.WithoutCancel(r.Context()), req.Name, lw)
+	im, err := h.images.Build(context.WithoutCancel(r.Context()), req.Name, lw)
 	lw.flush()
 	if err != nil {
 		err = fmt.Errorf("build image %q: %w", req.Name, err)
 		if !infoOf(r).wrote {
-			return wireIf(err, errs.NotFound, "IMAGE::NOT_FOUND")
+			return httperr.Recode(err, errs.NotFound, "IMAGE::NOT_FOUND")
 		}
 		infoOf(r).err = err
-		_, body := describe(err, infoOf(r).requestID)
+		_, body := httperr.Body(err, infoOf(r).requestID)
 		lw.send(wire.BuildLine{Error: &body})
 		return nil
 	}
-	out := s.toImageInfo(im)
+	out := h.show(im)
 	lw.send(wire.BuildLine{Image: &out})
 	return nil
 }
@@ -181,7 +176,7 @@ func (l *lineWriter) send(v wire.BuildLine) {
 	l.sendLocked(v)
 }
 
-// sendLocked does not tell of a client that has left: the build goes on.
+// sendLocked does not report a client that has left: the build goes on.
 func (l *lineWriter) sendLocked(v wire.BuildLine) {
 	l.w.Header().Set("Content-Type", "application/x-ndjson")
 	b, err := json.Marshal(v)

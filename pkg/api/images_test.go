@@ -47,7 +47,8 @@ func TestImageRoutes(t *testing.T) {
 		"odd":   {"?name=Bad", 400, "Bad"},
 		"odder": {"?format=zip", 400, "zip"},
 	} {
-		if a := w.do("POST", "/v1/images"+want.query, body, tar...); a.StatusCode != want.status || !strings.Contains(string(a.body), want.says) {
+		if a := w.do("POST", "/v1/images"+want.query, body, tar...); a.StatusCode != want.status ||
+			!strings.Contains(string(a.body), want.says) {
 			t.Errorf("import %s: %d %s; want %d and %s", body, a.StatusCode, a.body, want.status, want.says)
 		}
 	}
@@ -93,7 +94,8 @@ func TestImportRefused(t *testing.T) {
 		}
 	}
 	broken := io.MultiReader(strings.NewReader("slow"), breaking{})
-	if _, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Body: broken}, nil); err == nil || !strings.Contains(err.Error(), "the disk of the client") {
+	if _, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Body: broken}, nil); err == nil ||
+		!strings.Contains(err.Error(), "the disk of the client") {
 		t.Errorf("an archive that can not be read: %v", err)
 	}
 	silent, never := io.Pipe() // nothing comes any more, and the daemon hangs up
@@ -109,7 +111,8 @@ func TestImportRefused(t *testing.T) {
 		t.Errorf("given up while nothing came: %v", err)
 	}
 	var told []client.ImportProgress
-	im, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")}, func(p client.ImportProgress) { told = append(told, p) })
+	im, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")},
+		func(p client.ImportProgress) { told = append(told, p) })
 	if err != nil || im.Name != "python" || len(told) != 1 || told[0].Total != 7 {
 		t.Errorf("%+v, %v, told %+v", im, err, told)
 	}

@@ -10,7 +10,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 )
@@ -19,43 +21,44 @@ const (
 	// uploadStall is how long a client may send no byte of an archive. A program
 	// at the other end of its pipe may think for minutes before it writes.
 	uploadStall = 15 * time.Minute
-	// uploadRate is what it must send beyond that, on average, in bytes a second:
-	// imports are few at once, and one that drips keeps out others.
+	// uploadRate is what it must send beyond that, on average, in bytes a second. Few
+	// imports run at once, and one that drips keeps out others.
 	uploadRate = 16 << 10
 	// tellEvery is how often an import says how far it is.
 	tellEvery = 250 * time.Millisecond
-	// refusalTime is how long what is still sent is read after a refusal, so that
-	// the refusal arrives; a client that reads it stops sending.
+	// refusalTime is how long the body is read after a refusal, so that the refusal
+	// arrives; a client that reads it stops sending.
 	refusalTime = 5 * time.Second
 )
 
-// importImage makes an image of the archive that is the body. While it comes,
-// the answer says how far that is, one JSON object a line; the last line tells
-// the image or the error. What fails before the first line is an answer of its
-// own status. A client that leaves ends the import.
-func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
+// load makes an image of the archive that is the body. While it comes, the answer says
+// how far that is, one JSON object a line; the last line has the image or the error. An
+// error before the first line is an answer with a status of its own. A client that
+// leaves ends the import.
+func (h *imageHandlers) load(w http.ResponseWriter, r *http.Request) error {
 	rc := http.NewResponseController(w)
 	rc.EnableFullDuplex() //nolint:errcheck // a recorder in a test reads the body first anyway
 	q := r.URL.Query()
-	infoOf(r).op, infoOf(r).image = opImageImport, clip(q.Get("name"), 200)
+	infoOf(r).op, infoOf(r).image = opImageImport, httperr.Clip(q.Get("name"), 200)
 	said := &teller{w: w, rc: rc, total: r.ContentLength, done: make(chan struct{})}
 	said.going.Go(said.tell)
-	im, err := s.images.Import(r.Context(), image.Archive{Name: q.Get("name"), Format: q.Get("format")}, &upload{ReadCloser: r.Body, deadline: rc.SetReadDeadline}, said.note)
+	im, err := h.images.Import(r.Context(), image.Archive{Name: q.Get("name"), Format: q.Get("format")},
+		&upload{ReadCloser: r.Body, deadline: rc.SetReadDeadline}, said.note)
 	close(said.done)
 	said.going.Wait()
 	if err == nil {
-		out := s.toImageInfo(im)
+		out := h.show(im)
 		said.line(wire.ImportLine{Image: &out})
 		return nil
 	}
-	err = fmt.Errorf("import image %q: %w", clip(q.Get("name"), 200), wireIf(err, errs.NotFound, "IMAGE::NOT_FOUND"))
+	err = fmt.Errorf("import image %q: %w", httperr.Clip(q.Get("name"), 200), httperr.Recode(err, errs.NotFound, "IMAGE::NOT_FOUND"))
 	if infoOf(r).wrote {
 		infoOf(r).err = err
-		_, body := describe(err, infoOf(r).requestID)
+		_, body := httperr.Body(err, infoOf(r).requestID)
 		said.line(wire.ImportLine{Error: &body})
 	} else {
 		w.Header().Set("Connection", "close")
-		s.fail(w, r, err)
+		fail(w, r, err)
 		rc.Flush() //nolint:errcheck // a client that left needs no answer
 	}
 	rc.SetReadDeadline(time.Now().Add(refusalTime)) //nolint:errcheck // a recorder in a test has none
@@ -63,8 +66,8 @@ func (s *Server) importImage(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// upload is a body whose sender may neither stall nor drip. Only the time counts
-// that is spent waiting for it.
+// upload is a body whose sender may neither stall nor drip. Only the time that is spent
+// waiting for it counts.
 type upload struct {
 	io.ReadCloser
 	deadline func(time.Time) error
@@ -137,4 +140,36 @@ func (t *teller) line(l wire.ImportLine) {
 	}
 	t.w.Write(append(b, '\n')) //nolint:errcheck // the body tells of a client that left
 	t.rc.Flush()               //nolint:errcheck // see above
+}
+
+// pull gets an image from a registry. It streams as an import does. The layers that
+// were downloaded before a client left are kept for the next pull.
+func (h *imageHandlers) pull(w http.ResponseWriter, r *http.Request) error {
+	var req wire.PullRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	if err := spec.CheckAuth("auth", req.Auth); err != nil {
+		return err
+	}
+	infoOf(r).op, infoOf(r).image = opImagePull, httperr.Clip(req.Name, 200)
+	said := &teller{w: w, rc: http.NewResponseController(w), done: make(chan struct{})}
+	said.going.Go(said.tell)
+	ctx := withAuth(r.Context(), &wire.Image{Auth: req.Auth})
+	im, err := h.images.Pull(ctx, image.Pull{Name: req.Name}, said.note)
+	close(said.done)
+	said.going.Wait()
+	if err == nil {
+		out := h.show(im)
+		said.line(wire.ImportLine{Image: &out})
+		return nil
+	}
+	err = httperr.Recode(fmt.Errorf("pull image %q: %w", httperr.Clip(req.Name, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+	if !infoOf(r).wrote {
+		return err
+	}
+	infoOf(r).err = err
+	_, body := httperr.Body(err, infoOf(r).requestID)
+	said.line(wire.ImportLine{Error: &body})
+	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
@@ -72,7 +73,7 @@ func TestInsecureIsNotForPages(t *testing.T) {
 func TestInsecureIsNotForGuestsPages(t *testing.T) {
 	for _, public := range []bool{true, false} {
 		w := newWorld(t, func(c *Config) { c.APIKeys, c.Insecure = nil, true })
-		w.url = w.serve("tcp", "127.0.0.1:0", Listener{PublicPorts: public})
+		w.url = w.serve("tcp", "127.0.0.1:0", auth.Listener{PublicPorts: public})
 		app := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
 			rw.Header().Set("Service-Worker-Allowed", "/")
 			rw.Header().Set("Clear-Site-Data", `"*"`)

@@ -56,7 +56,8 @@ func (w *world) key(t testing.TB, name, role string) string {
 	t.Helper()
 	a := w.do("POST", "/v1/keys", fmt.Sprintf(`{"name":%q,"role":%q}`, name, role))
 	var k wire.NewKey
-	if a.StatusCode != 201 || json.Unmarshal(a.body, &k) != nil || len(k.Secret) < 50 || k.Role != role || a.Header.Get("Cache-Control") != "no-store" {
+	if a.StatusCode != 201 || json.Unmarshal(a.body, &k) != nil || len(k.Secret) < 50 || k.Role != role ||
+		a.Header.Get("Cache-Control") != "no-store" {
 		t.Fatalf("%d %s", a.StatusCode, a.body)
 	}
 	return k.Secret
@@ -75,12 +76,16 @@ func TestKeys(t *testing.T) {
 		t.Error("the log does not say whose key it was")
 	}
 	list := w.do("GET", "/v1/keys", "")
-	for _, want := range []string{`"name":"configuration-1","role":"admin","source":"configuration"`, `"name":"ci","role":"operator","source":"store"`} {
+	for _, want := range []string{
+		`"name":"configuration-1","role":"admin","source":"configuration"`,
+		`"name":"ci","role":"operator","source":"store"`,
+	} {
 		if !strings.Contains(string(list.body), want) {
 			t.Errorf("no %s in %s", want, list.body)
 		}
 	}
-	if b, _ := json.Marshal(w.keys.all); strings.Contains(string(list.body), secret) || strings.Contains(string(b), secret) || strings.Contains(w.log.String(), secret) {
+	if b, _ := json.Marshal(w.keys.all); strings.Contains(string(list.body), secret) || strings.Contains(string(b), secret) ||
+		strings.Contains(w.log.String(), secret) {
 		t.Error("the key stands somewhere")
 	}
 	if a := w.do("POST", "/v1/keys", `{"name":"ci"}`); a.StatusCode != 409 {
@@ -101,7 +106,8 @@ func TestKeys(t *testing.T) {
 	var k wire.NewKey
 	for life := 300 * time.Millisecond; ; life *= 8 { // a busy host may take longer to make and to use it
 		soon := time.Now().Add(life)
-		a := w.do("POST", "/v1/keys", fmt.Sprintf(`{"name":"brief-%d","role":"viewer","expiresAt":%q}`, life, soon.UTC().Format(time.RFC3339Nano)))
+		a := w.do("POST", "/v1/keys", fmt.Sprintf(`{"name":"brief-%d","role":"viewer","expiresAt":%q}`, life,
+			soon.UTC().Format(time.RFC3339Nano)))
 		works := json.Unmarshal(a.body, &k) == nil && as(k.Secret) == 200
 		if !works && (time.Now().Before(soon) || life > time.Minute) {
 			t.Fatalf("%d %s", a.StatusCode, a.body)
@@ -111,7 +117,8 @@ func TestKeys(t *testing.T) {
 			break
 		}
 	}
-	if a := w.do("GET", "/v1/sandboxes", "", wire.HeaderAPIKey, k.Secret); a.StatusCode != 401 || a.error(t).Code != "INVALID_API_KEY" || !strings.Contains(a.error(t).Message, "expired") {
+	if a := w.do("GET", "/v1/sandboxes", "", wire.HeaderAPIKey, k.Secret); a.StatusCode != 401 || a.error(t).Code != "INVALID_API_KEY" ||
+		!strings.Contains(a.error(t).Message, "expired") {
 		t.Errorf("expired: %d %s", a.StatusCode, a.body)
 	}
 }
@@ -119,8 +126,10 @@ func TestKeys(t *testing.T) {
 func TestBadKeys(t *testing.T) {
 	w := newWorld(t)
 	for _, body := range []string{
-		``, `[]`, `{}`, `{"name":""}`, `{"name":"../x"}`, `{"name":"a b"}`, `{"name":"configuration-7"}`, `{"name":"` + strings.Repeat("n", 64) + `"}`,
-		`{"name":"a","role":"root"}`, `{"name":"a","role":1}`, `{"name":"a","expiresAt":"tomorrow"}`, `{"name":"a","expiresAt":"2001-01-01T00:00:00Z"}`,
+		``, `[]`, `{}`, `{"name":""}`, `{"name":"../x"}`, `{"name":"a b"}`, `{"name":"configuration-7"}`, `{"name":"` +
+			strings.Repeat("n", 64) + `"}`,
+		`{"name":"a","role":"root"}`, `{"name":"a","role":1}`, `{"name":"a","expiresAt":"tomorrow"}`,
+		`{"name":"a","expiresAt":"2001-01-01T00:00:00Z"}`,
 	} {
 		if a := w.do("POST", "/v1/keys", body); a.StatusCode != 400 {
 			t.Errorf("%s: %d %s", body, a.StatusCode, a.body)
@@ -172,7 +181,8 @@ func TestRateLimit(t *testing.T) {
 	if a := w.do("GET", "/v1/sandboxes", "", wire.HeaderAPIKey, other); a.StatusCode != 200 {
 		t.Errorf("another key: %d", a.StatusCode)
 	}
-	if a := w.do("GET", "/v1/sandboxes/"+sb.ID+"/proxy/44772/ping", "", wire.HeaderAPIKey, "", wire.HeaderAgentToken, "agent-token"); a.StatusCode != 200 {
+	if a := w.do("GET", "/v1/sandboxes/"+sb.ID+"/proxy/44772/ping", "", wire.HeaderAPIKey, "", wire.HeaderAgentToken,
+		"agent-token"); a.StatusCode != 200 {
 		t.Errorf("by the token: %d", a.StatusCode)
 	}
 	time.Sleep(time.Second) // the rate is one of time

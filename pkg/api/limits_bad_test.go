@@ -10,6 +10,21 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
+// The keys of resourceLimits.
+const (
+	keyMemory    = "memory"
+	keyCPU       = "cpu"
+	keyPids      = "pids"
+	keyDisk      = "disk"
+	keyShares    = "cpuShares"
+	keyReadBps   = "ioReadBps"
+	keyWriteBps  = "ioWriteBps"
+	keyReadIOPS  = "ioReadIops"
+	keyWriteIOPS = "ioWriteIops"
+	keyShm       = "shm"
+	keyLog       = "logSize"
+)
+
 // bad are amounts that no limit takes, whatever it counts.
 var bad = []string{"-1", "0", "NaN", "Inf", "+5", "1e9", "", " 1Mi", "lots", "0x10", "1.5", "99999999999999999999", strings.Repeat("9", 65)}
 
@@ -31,7 +46,10 @@ func TestBadLimits(t *testing.T) {
 			}
 		}
 	}
-	for _, key := range []string{keyMemory, keyDisk, keyPids, keyShares, keyReadBps, keyWriteBps, keyReadIOPS, keyWriteIOPS, keyShm, keyLog} {
+	for _, key := range []string{
+		keyMemory, keyDisk, keyPids, keyShares, keyReadBps, keyWriteBps, keyReadIOPS, keyWriteIOPS, keyShm,
+		keyLog,
+	} {
 		for _, v := range bad {
 			try(key, v)
 		}
@@ -70,14 +88,18 @@ func TestBadLimits(t *testing.T) {
 func TestLimits(t *testing.T) {
 	w := newWorld(t)
 	a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],
-		"resourceLimits":{"memory":"256Mi","cpuShares":"2048","ioReadBps":"10Mi","ioWriteBps":"1M","ioReadIops":"100","ioWriteIops":"max","shm":"128Mi","logSize":"1Mi"},
+		"resourceLimits":{"memory":"256Mi","cpuShares":"2048","ioReadBps":"10Mi","ioWriteBps":"1M","ioReadIops":"100",
+			"ioWriteIops":"max","shm":"128Mi","logSize":"1Mi"},
 		"extensions":{"sandboxd.readonly":"true","sandboxd.tmpfs":"/tmp;/run:size=8m,mode=755,noexec;/work:rw,exec"}}`)
 	i := a.sandbox(t).Sandboxd
 	got := fmt.Sprint(i.CPUShares, i.IOReadBps, i.IOWriteBps, i.IOReadIOPS, i.IOWriteIOPS, i.ShmBytes, i.LogBytes, i.ReadOnly, i.Tmpfs)
-	if want := "2048 10485760 1000000 100 0 134217728 1048576 true [{/tmp 134217728 1777 false} {/run 8388608 755 false} {/work 134217728 1777 true}]"; got != want {
+	if want := "2048 10485760 1000000 100 0 134217728 1048576 true [{/tmp 134217728 1777 false} {/run 8388608 755 false} {/work " +
+		"134217728 " +
+		"1777 true}]"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{"memory":"64Mi","shm":"65Mi"}}`); a.StatusCode != 400 {
+	if a := w.do("POST", "/v1/sandboxes",
+		`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{"memory":"64Mi","shm":"65Mi"}}`); a.StatusCode != 400 {
 		t.Errorf("more shm than memory: %s", a.Status)
 	}
 }
@@ -85,17 +107,21 @@ func TestLimits(t *testing.T) {
 func TestBadTmpfs(t *testing.T) {
 	w := newWorld(t)
 	for _, v := range []string{
-		"", ";", "/tmp;", "tmp", "./tmp", "/", "//", "/tmp/", "/tmp/..", "/a/../b", "/a//b", "/\x00", "/proc", "/proc/sys", "/sys/fs", "/dev", "/dev/shm",
+		"", ";", "/tmp;", "tmp", "./tmp", "/", "//", "/tmp/", "/tmp/..", "/a/../b", "/a//b", "/\x00", "/proc", "/proc/sys", "/sys/fs",
+		"/dev", "/dev/shm",
 		"/opt", "/opt/opensandbox", "/opt/opensandbox/x", "/.sandboxd", "/etc", "/etc/hosts", "/tmp;/tmp", "/tmp;/tmp/x", "/a/b;/a",
-		"/tmp:size", "/tmp:size=", "/tmp:size=0", "/tmp:size=-1", "/tmp:size=NaN", "/tmp:size=1", "/tmp:size=3g", "/tmp:size=50%", "/tmp:mode=9", "/tmp:mode=4755", "/tmp:mode=-1",
-		"/tmp:suid", "/tmp:dev", "/tmp:ro", "/tmp:,", "/tmp:size=1m,,exec", "/tmp:uid=0", "/tmp:huge=always", "/" + strings.Repeat("x", 2000),
+		"/tmp:size", "/tmp:size=", "/tmp:size=0", "/tmp:size=-1", "/tmp:size=NaN", "/tmp:size=1", "/tmp:size=3g", "/tmp:size=50%",
+		"/tmp:mode=9", "/tmp:mode=4755", "/tmp:mode=-1",
+		"/tmp:suid", "/tmp:dev", "/tmp:ro", "/tmp:,", "/tmp:size=1m,,exec", "/tmp:uid=0", "/tmp:huge=always", "/" +
+			strings.Repeat("x", 2000),
 		strings.TrimSuffix(strings.Repeat("/t%;", 17), ";"),
 	} {
 		for i := 0; strings.Contains(v, "%;") || strings.HasSuffix(v, "t%"); i++ {
 			v = strings.Replace(v, "t%", fmt.Sprint("t", i), 1)
 		}
 		body, err := json.Marshal(map[string]any{
-			"image": map[string]string{"uri": "python"}, "entrypoint": []string{"x"}, "resourceLimits": map[string]string{}, "extensions": map[string]string{"sandboxd.tmpfs": v},
+			"image": map[string]string{"uri": "python"}, "entrypoint": []string{"x"}, "resourceLimits": map[string]string{},
+			"extensions": map[string]string{"sandboxd.tmpfs": v},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -112,7 +138,8 @@ func TestHostCanNot(t *testing.T) {
 	sb := w.create()
 	for key, v := range map[string]string{keyReadBps: "1Mi", keyWriteIOPS: "max", keyDisk: "1Gi"} {
 		body := fmt.Sprintf(`{"resourceLimits":{%q:%q}}`, key, v)
-		if a := w.do("PATCH", "/v1/sandboxes/"+sb.ID+"/limits", body); a.StatusCode != 400 || !strings.Contains(string(a.body), "API_NOT_SUPPORTED") {
+		if a := w.do("PATCH", "/v1/sandboxes/"+sb.ID+"/limits", body); a.StatusCode != 400 ||
+			!strings.Contains(string(a.body), "API_NOT_SUPPORTED") {
 			t.Errorf("%s: %d %s", body, a.StatusCode, a.body)
 		}
 	}
@@ -124,13 +151,17 @@ func TestUpdate(t *testing.T) {
 	})
 	at := "/v1/sandboxes/" + w.create().ID + "/limits"
 	a := w.do("PATCH", at, `{"resourceLimits":{"memory":"1Gi","ioReadBps":"1Mi"}}`)
-	if i := a.sandbox(t).Sandboxd; a.StatusCode != 200 || i.MemoryBytes != 1<<30 || i.IOReadBps != 1<<20 || i.Pids != 256 || !strings.Contains(string(a.body), "a note") {
+	if i := a.sandbox(t).Sandboxd; a.StatusCode != 200 || i.MemoryBytes != 1<<30 || i.IOReadBps != 1<<20 || i.Pids != 256 ||
+		!strings.Contains(string(a.body), "a note") {
 		t.Errorf("%d %s", a.StatusCode, a.body)
 	}
 	if i := w.do("PATCH", at, `{"resourceLimits":{"ioReadBps":"max"}}`).sandbox(t).Sandboxd; i.IOReadBps != 0 || i.MemoryBytes != 1<<30 {
 		t.Errorf("after max: %+v", i)
 	}
-	for _, body := range []string{``, `{}`, `{"resourceLimits":{}}`, `{"resourceLimits":null}`, `{"resourceLimits":{"memory":1}}`, `{"resourceLimits":{"shm":"1Mi"}}`, `{"resourceLimits":{"logSize":"1Mi"}}`, `[]`} {
+	for _, body := range []string{
+		``, `{}`, `{"resourceLimits":{}}`, `{"resourceLimits":null}`, `{"resourceLimits":{"memory":1}}`,
+		`{"resourceLimits":{"shm":"1Mi"}}`, `{"resourceLimits":{"logSize":"1Mi"}}`, `[]`,
+	} {
 		if a := w.do("PATCH", at, body); a.StatusCode != 400 {
 			t.Errorf("%s: %d %s", body, a.StatusCode, a.body)
 		}

@@ -48,7 +48,8 @@ func TestMaxDisk(t *testing.T) {
 	if got := w.recs[sb.ID].Spec.DiskBytes; got != 1<<30 {
 		t.Errorf("by default %d bytes, want the pool's", got)
 	}
-	if a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{"disk":"1025Mi"}}`); a.StatusCode != 400 {
+	if a := w.do("POST", "/v1/sandboxes",
+		`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{"disk":"1025Mi"}}`); a.StatusCode != 400 {
 		t.Errorf("more than the pool: %s", a.Status)
 	}
 }

@@ -1,19 +1,18 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/http"
 	"strings"
 	"time"
 
-	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
-	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// The operations that only the API sees from beginning to end. Those on
-// sandboxes are the Manager's to tell.
+// The operations that only the API sees from beginning to end. The Manager reports those
+// on sandboxes.
 const (
 	opExec        = "exec"
 	opImageBuild  = "image_build"
@@ -45,14 +44,6 @@ type Answer struct {
 	Outcome string
 }
 
-// notesExec marks a request that has the agent start a command.
-func (in *info) notesExec(r *http.Request, rec *record.Record, port uint16, rest string) {
-	if r.Method == http.MethodPost && port == wire.AgentPort && runs(strings.TrimSuffix(rest, "/")) {
-		in.op = opExec
-	}
-	in.runtime, in.image = rec.Spec.Runtime, rec.Spec.Image.Ref()
-}
-
 // outcome says in a word how a request ended.
 func (in *info) outcome() string {
 	switch {
@@ -75,6 +66,10 @@ func (in *info) outcome() string {
 // every other request.
 func (s *Server) observe(r *http.Request, in *info) {
 	took := time.Since(in.start)
+	if in.visit.Runs {
+		in.op = opExec
+	}
+	in.actor, in.image = cmp.Or(in.visit.Actor, in.actor), cmp.Or(in.visit.Image, in.image)
 	if in.first == 0 {
 		in.first = took
 	}
@@ -82,14 +77,14 @@ func (s *Server) observe(r *http.Request, in *info) {
 	if in.op != "" {
 		level, msg = slog.LevelInfo, "operation"
 	}
-	if in.status >= http.StatusInternalServerError && !in.guests && in.outcome() == string(errs.Internal) {
+	if in.status >= http.StatusInternalServerError && !in.visit.Guest && in.outcome() == string(errs.Internal) {
 		level = slog.LevelError // the answer says that the reason is in the log
 	}
 	ctx := context.Background() // not the request's: the proxy may know better who asked
 	if s.cfg.OnAnswer != nil {
 		s.cfg.OnAnswer(Answer{
-			Method: r.Method, Route: in.route, Status: in.status, Guests: in.guests, First: in.first, Took: took,
-			Op: in.op, Runtime: in.runtime, Outcome: in.outcome(),
+			Method: r.Method, Route: in.route, Status: in.status, Guests: in.visit.Guest, First: in.first, Took: took,
+			Op: in.op, Runtime: in.visit.Runtime, Outcome: in.outcome(),
 		})
 	}
 	// Last: what the log tells is counted.
@@ -108,7 +103,7 @@ func (in *info) attrs(r *http.Request, took time.Duration) []slog.Attr {
 	add("op", in.op)
 	add("sandbox", in.sandbox)
 	if in.op != "" {
-		add("runtime", in.runtime)
+		add("runtime", in.visit.Runtime)
 		add("image", in.image)
 	}
 	attrs = append(attrs, slog.Duration("dur", took))

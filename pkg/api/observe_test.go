@@ -94,7 +94,8 @@ func TestOperations(t *testing.T) {
 			continue
 		}
 		l := lines[0]
-		if l["op"] != c.op || l["outcome"] != c.outcome || l["level"] != c.level || l["request"] != "my-request" || !strings.HasPrefix(l["actor"].(string), "key ") || l["image"] == nil {
+		if l["op"] != c.op || l["outcome"] != c.outcome || l["level"] != c.level || l["request"] != "my-request" ||
+			!strings.HasPrefix(l["actor"].(string), "key ") || l["image"] == nil {
 			t.Errorf("%s %s: %v", c.method, c.path, l)
 		}
 	}

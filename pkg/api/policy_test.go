@@ -13,6 +13,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
+// maxRules is how many rules a policy may have.
+const maxRules = 4096
+
 // rulesOf is what the record of a sandbox allows and denies.
 func (w *world) rulesOf(id string) string {
 	w.mu.Lock()
@@ -27,17 +30,32 @@ func TestPolicyChanges(t *testing.T) {
 	w := newWorld(t)
 	for _, place := range []string{"/proxy/18080/policy", "/networkpolicy"} {
 		t.Run(place[1:6], func(t *testing.T) {
-			id := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{"sandboxd.allow":"203.0.113.7:443/tcp"}}`).sandbox(t).ID
+			id := w.do("POST", "/v1/sandboxes",
+				`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},`+
+					`"extensions":{"sandboxd.allow":"203.0.113.7:443/tcp"}}`).sandbox(t).ID
 			at := "/v1/sandboxes/" + id + place
 			for i, c := range []struct{ method, body, rules, answer string }{
-				{"PATCH", `[{"action":"deny","target":"1.2.3.4"},{"action":"allow","target":"1.2.3.4"}]`, "rules [deny 1.2.3.4/32 allow 203.0.113.7/32:443/tcp]", `"mode":"enforcing"`},
+				{
+					"PATCH", `[{"action":"deny","target":"1.2.3.4"},{"action":"allow","target":"1.2.3.4"}]`,
+					"rules [deny 1.2.3.4/32 allow 203.0.113.7/32:443/tcp]", `"mode":"enforcing"`,
+				},
 				// A rule for some ports is no rule for all of them, and the first one wins.
-				{"PATCH", `[{"action":"allow","target":"1.2.3.4","ports":[80]}]`, "rules [allow 1.2.3.4/32:80 deny 1.2.3.4/32 allow 203.0.113.7/32:443/tcp]", `"status":"ok"`},
-				{"PATCH", `[{"action":"deny","target":"1.2.3.4/32","ports":[80]}]`, "rules [deny 1.2.3.4/32:80 deny 1.2.3.4/32 allow 203.0.113.7/32:443/tcp]", ""},
+				{
+					"PATCH", `[{"action":"allow","target":"1.2.3.4","ports":[80]}]`,
+					"rules [allow 1.2.3.4/32:80 deny 1.2.3.4/32 allow 203.0.113.7/32:443/tcp]", `"status":"ok"`,
+				},
+				{
+					"PATCH", `[{"action":"deny","target":"1.2.3.4/32","ports":[80]}]`,
+					"rules [deny 1.2.3.4/32:80 deny 1.2.3.4/32 allow 203.0.113.7/32:443/tcp]", "",
+				},
 				{"PATCH", `[{"action":"allow","target":"1.2.3.4"}]`, "rules [allow 1.2.3.4/32 allow 203.0.113.7/32:443/tcp]", ""},
 				{"DELETE", `["203.0.113.7"]`, "rules [allow 1.2.3.4/32]", `"mode":"enforcing"`},
 				{"DELETE", `["203.0.113.7","pypi.org"]`, "rules [allow 1.2.3.4/32]", `"reason":"no matching targets found"`},
-				{"PUT", `{"defaultAction":"allow","egress":[{"action":"deny","target":"198.51.100.0/24"}]}`, "open [deny 198.51.100.0/24]", `"mode":"enforcing"`},
+				{
+					"PUT", `{"defaultAction":"allow","egress":[{"action":"deny","target":"198.51.100.0/24"}]}`,
+					"open [deny 198.51.100.0/24]",
+					`"mode":"enforcing"`,
+				},
 				{"DELETE", `["198.51.100.0/24"]`, "open []", `"mode":"allow_all"`},
 				{"PUT", `{}`, "rules []", `"mode":"deny_all"`},
 				{"PUT", `{"defaultAction":"allow"}`, "open []", `"mode":"allow_all"`},
@@ -45,18 +63,22 @@ func TestPolicyChanges(t *testing.T) {
 				{"PUT", ` `, "rules []", `"mode":"deny_all"`},
 			} {
 				a := w.do(c.method, at, c.body, "X-Lenient", "1")
-				if got := w.rulesOf(id); a.StatusCode != 200 || got != c.rules || !strings.Contains(string(a.body), c.answer) || strings.Contains(string(a.body), `"policy"`) {
+				if got := w.rulesOf(id); a.StatusCode != 200 || got != c.rules || !strings.Contains(string(a.body), c.answer) ||
+					strings.Contains(string(a.body), `"policy"`) {
 					t.Fatalf("%d: %s %s: %d %s; it is %s, want %s", i, c.method, c.body, a.StatusCode, a.body, got, c.rules)
 				}
 				var now wire.PolicyStatus
-				if b := w.do("GET", at, ""); json.Unmarshal(b.body, &now) != nil || now.Policy == nil || now.Policy.Egress == nil || len(now.Policy.Egress) != strings.Count(c.rules, "/32")+strings.Count(c.rules, "/24") {
+				if b := w.do("GET", at, ""); json.Unmarshal(b.body, &now) != nil || now.Policy == nil || now.Policy.Egress == nil ||
+					len(now.Policy.Egress) != strings.Count(c.rules, "/32")+strings.Count(c.rules, "/24") {
 					t.Errorf("%d: after %s %s: %s", i, c.method, c.body, b.body)
 				}
 			}
-			if w.do("PATCH", at, `[{"action":"allow","target":"203.0.113.0/24","ports":[443,"8000-8100"],"protocol":"tcp"}]`).StatusCode != 200 {
+			if w.do("PATCH", at,
+				`[{"action":"allow","target":"203.0.113.0/24","ports":[443,"8000-8100"],"protocol":"tcp"}]`).StatusCode != 200 {
 				t.Error("ports were refused")
 			}
-			if b := w.do("GET", at, ""); !strings.Contains(string(b.body), `{"action":"allow","target":"203.0.113.0/24","ports":[443,"8000-8100"],"protocol":"tcp"}`) {
+			if b := w.do("GET", at, ""); !strings.Contains(string(b.body),
+				`{"action":"allow","target":"203.0.113.0/24","ports":[443,"8000-8100"],"protocol":"tcp"}`) {
 				t.Errorf("shown as %s", b.body)
 			}
 		})
@@ -135,7 +157,8 @@ func TestBadPolicyChanges(t *testing.T) {
 	if a := w.do("GET", "/v1/sandboxes/nope/networkpolicy", ""); a.StatusCode != 404 {
 		t.Errorf("unknown: %d", a.StatusCode)
 	}
-	if a := w.do("PATCH", "/v1/sandboxes/"+id+"/networkpolicy", `[{"action":"allow","target":"1.2.3.4"}]`, wire.HeaderAPIKey, ""); a.StatusCode != 401 {
+	if a := w.do("PATCH", "/v1/sandboxes/"+id+"/networkpolicy", `[{"action":"allow","target":"1.2.3.4"}]`, wire.HeaderAPIKey,
+		""); a.StatusCode != 401 {
 		t.Errorf("without a key: %d", a.StatusCode)
 	}
 }
@@ -190,8 +213,9 @@ func TestPolicyKeyless(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.APIKeys, c.Insecure = nil, true })
 	id := w.create().ID
 	at := "/v1/sandboxes/" + id + "/proxy/18080/policy"
-	token := w.s.endpointToken(id, wire.EgressPort)
-	if a := w.do("PUT", at, `{"defaultAction":"allow"}`, "Origin", "http://page", wire.HeaderEgressToken, token); a.StatusCode != http.StatusForbidden || w.rulesOf(id) != "rules []" {
+	token := w.s.gateway.Token(id, wire.EgressPort)
+	if a := w.do("PUT", at, `{"defaultAction":"allow"}`, "Origin", "http://page", wire.HeaderEgressToken,
+		token); a.StatusCode != http.StatusForbidden || w.rulesOf(id) != "rules []" {
 		t.Errorf("%d %s; it is %s", a.StatusCode, a.body, w.rulesOf(id))
 	}
 	if a := w.do("PUT", at, `{"defaultAction":"allow"}`); a.StatusCode != 200 {

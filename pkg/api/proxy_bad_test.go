@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -198,7 +199,8 @@ func TestProxyMethods(t *testing.T) {
 	}
 	for ranges, want := range map[string]string{"bytes=3-5": "345", "bytes=-2": "89", "bytes=9998-": "89"} {
 		a := w.do("GET", at, "", "Range", ranges)
-		if a.StatusCode != 206 || string(a.body) != want || a.Header.Get("Content-Range") == "" || a.Header.Get("Accept-Ranges") != "bytes" {
+		if a.StatusCode != 206 || string(a.body) != want || a.Header.Get("Content-Range") == "" ||
+			a.Header.Get("Accept-Ranges") != "bytes" {
 			t.Errorf("%s: %s %q %v", ranges, a.Status, a.body, a.Header)
 		}
 	}
@@ -223,7 +225,8 @@ func TestProxyForHours(t *testing.T) {
 				if _, err := http.ReadRequest(bufio.NewReader(guests)); err != nil {
 					return
 				}
-				io.WriteString(guests, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n") //nolint:errcheck // read below
+				// read below
+				io.WriteString(guests, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n") //nolint:errcheck
 				for range 36 {
 					time.Sleep(10 * time.Minute)
 					io.WriteString(guests, "data: tick\n\n") //nolint:errcheck // read below
@@ -232,10 +235,11 @@ func TestProxyForHours(t *testing.T) {
 			return ours
 		}
 		ln := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
-		hs := w.s.HTTPServer(Listener{})
+		hs := w.s.HTTPServer(auth.Listener{})
 		go hs.Serve(ln) //nolint:errcheck // ends with Close
 		c := ln.dial()
-		go fmt.Fprintf(c, "GET /sandboxes/%s/proxy/8000/ HTTP/1.1\r\nHost: x\r\n%s: %s\r\nConnection: close\r\n\r\n", id, wire.HeaderAPIKey, testKey)
+		go fmt.Fprintf(c, "GET /sandboxes/%s/proxy/8000/ HTTP/1.1\r\nHost: x\r\n%s: %s\r\nConnection: close\r\n\r\n", id, wire.HeaderAPIKey,
+			testKey)
 		start := time.Now()
 		resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil {
@@ -290,8 +294,10 @@ func (p *pipes) Addr() net.Addr { return &net.UnixAddr{} }
 // TestRenewRarely: a busy endpoint does not write the store for each request, by
 // whatever way it is reached.
 func TestRenewRarely(t *testing.T) {
-	g := newGate(t, Listener{PublicPorts: true})
-	busy := g.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,"extensions":{"access.renew.extend.seconds":"300"}}`).sandbox(t)
+	g := newGate(t, auth.Listener{PublicPorts: true})
+	busy := g.do("POST", "/v1/sandboxes",
+		`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,`+
+			`"extensions":{"access.renew.extend.seconds":"300"}}`).sandbox(t)
 	host := busy.ID + "-8000." + gateDomain
 	if a := g.get("/", host, "OpenSandbox-Access-Renew: skip"); a.StatusCode != 200 || g.renews.Load() != 0 {
 		t.Errorf("asked not to: %s, %d renewals", a.Status, g.renews.Load())
@@ -312,7 +318,9 @@ func TestRenewRarely(t *testing.T) {
 	}
 	// What would not live longer by it is left alone, and so is what never expires.
 	for _, until := range []time.Time{time.Now().Add(time.Hour), {}} {
-		other := g.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,"extensions":{"access.renew.extend.seconds":"300"}}`).sandbox(t)
+		other := g.do("POST", "/v1/sandboxes",
+			`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,`+
+				`"extensions":{"access.renew.extend.seconds":"300"}}`).sandbox(t)
 		g.set(other.ID, func(r *record.Record) { r.Expires = until })
 		g.get("/", other.ID+"-8000."+gateDomain)
 	}

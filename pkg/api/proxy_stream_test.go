@@ -40,7 +40,8 @@ func TestProxyUpgrade(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	fmt.Fprintf(c, "GET /sandboxes/%s/proxy/8000/ws HTTP/1.1\r\nHost: x\r\n%s: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Protocol: chat\r\n\r\n",
+	fmt.Fprintf(c, "GET /sandboxes/%s/proxy/8000/ws HTTP/1.1\r\nHost: x\r\n%s: %s\r\nConnection: Upgrade\r\nUpgrade: "+
+		"websocket\r\nSec-WebSocket-Protocol: chat\r\n\r\n",
 		sb.ID, wire.HeaderAPIKey, testKey)
 	br := bufio.NewReader(c)
 	resp, err := http.ReadResponse(br, nil)
@@ -97,6 +98,9 @@ func TestPerPeer(t *testing.T) {
 		t.Run(name, func(t *testing.T) { testPerPeer(t, secure) })
 	}
 }
+
+// maxPerPeer is how many connections one TCP address may hold.
+const maxPerPeer = 512
 
 func testPerPeer(t *testing.T, secure bool) {
 	bye := make(chan struct{})
@@ -312,6 +316,9 @@ func TestProxyEndsBeforeAnswer(t *testing.T) {
 		})
 	}
 }
+
+// drainTime is how long the gateway waits for the last bytes of a sandbox that has ended.
+const drainTime = time.Second
 
 // TestProxyUnwatched: a sandbox that runs and that nobody watches keeps its streams.
 func TestProxyUnwatched(t *testing.T) {

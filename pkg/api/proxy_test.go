@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -45,7 +46,10 @@ func TestAuth(t *testing.T) {
 		}
 	}
 	// The exemption of the proxy route is no way around the key.
-	for _, p := range []string{"/v1/sandboxes/x/../../v1/sandboxes", "/sandboxes/" + sb.ID + "/proxy/../..", "/health/../v1/sandboxes", "/v1/sandboxes/" + sb.ID + "/proxy", "/v1//sandboxes"} {
+	for _, p := range []string{
+		"/v1/sandboxes/x/../../v1/sandboxes", "/sandboxes/" + sb.ID + "/proxy/../..", "/health/../v1/sandboxes",
+		"/v1/sandboxes/" + sb.ID + "/proxy", "/v1//sandboxes",
+	} {
 		req, err := http.NewRequest("GET", w.url, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -92,7 +96,7 @@ func TestNoKeyIsClosedUnlessInsecure(t *testing.T) {
 func TestUnixSocketNeedsNoKey(t *testing.T) {
 	w := newWorld(t)
 	path := filepath.Join(t.TempDir(), "s")
-	w.serve("unix", path, Listener{})
+	w.serve("unix", path, auth.Listener{})
 	c := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", path)
@@ -113,7 +117,8 @@ func TestCORS(t *testing.T) {
 	sb := w.create()
 	for _, p := range []string{"/v1/sandboxes", "/v1/sandboxes/" + sb.ID + "/proxy/44772/command"} {
 		a := w.do("OPTIONS", p, "", wire.HeaderAPIKey, "", "Origin", "http://page", "Access-Control-Request-Headers", "x-a, x-b")
-		if a.StatusCode != 204 || a.Header.Get("Access-Control-Allow-Origin") != "http://page" || a.Header.Get("Access-Control-Allow-Headers") != "x-a, x-b" {
+		if a.StatusCode != 204 || a.Header.Get("Access-Control-Allow-Origin") != "http://page" ||
+			a.Header.Get("Access-Control-Allow-Headers") != "x-a, x-b" {
 			t.Errorf("%s: %s %v", p, a.Status, a.Header)
 		}
 	}
@@ -143,18 +148,21 @@ func TestProxyToAgent(t *testing.T) {
 		}
 	}
 	for name, h := range map[string][]string{
-		"token": append(none, wire.HeaderAgentToken, "agent-token"), "key as token": append(none, wire.HeaderAgentToken, testKey), "key": nil,
+		"token": append(none, wire.HeaderAgentToken, "agent-token"), "key as token": append(none, wire.HeaderAgentToken, testKey),
+		"key":    nil,
 		"bearer": append(none, "Authorization", "Bearer "+testKey),
 	} {
 		a := w.do("DELETE", at+"/files%2Fa/b?path=%2Ftmp%2Fa&x=1;2", `["body"]`, append(h, "Cookie", "a=b")...)
 		s := <-got
-		if a.StatusCode != 200 || a.ContentLength != 0 || a.Header.Get(wire.HeaderRequestID) == "from-the-guest" || len(a.Header.Values(wire.HeaderRequestID)) != 1 {
+		if a.StatusCode != 200 || a.ContentLength != 0 || a.Header.Get(wire.HeaderRequestID) == "from-the-guest" ||
+			len(a.Header.Values(wire.HeaderRequestID)) != 1 {
 			t.Errorf("%s: %s %v", name, a.Status, a.Header)
 		}
 		if s.method != "DELETE" || s.uri != "/files%2Fa/b?path=%2Ftmp%2Fa&x=1;2" || s.body != `["body"]` {
 			t.Errorf("%s: the agent saw %+v", name, s)
 		}
-		if s.header.Get(wire.HeaderAgentToken) != "agent-token" || s.header.Get("Cookie") != "a=b" || s.header.Get("X-Forwarded-For") == "" {
+		if s.header.Get(wire.HeaderAgentToken) != "agent-token" || s.header.Get("Cookie") != "a=b" ||
+			s.header.Get("X-Forwarded-For") == "" {
 			t.Errorf("%s: the agent saw %v", name, s.header)
 		}
 		if strings.Contains(fmt.Sprint(s.header), testKey) {
@@ -266,7 +274,7 @@ func TestEndpointToken(t *testing.T) {
 			t.Errorf("the app did not get its key: %s", b)
 		}
 	}
-	w.url = w.serve("tcp", "127.0.0.1:0", Listener{PublicPorts: true})
+	w.url = w.serve("tcp", "127.0.0.1:0", auth.Listener{PublicPorts: true})
 	if a := w.do("GET", "/sandboxes/"+sb.ID+"/proxy/8000", "", none...); a.StatusCode != 200 {
 		t.Errorf("public: %s", a.Status)
 	}
@@ -277,7 +285,9 @@ func TestEndpointToken(t *testing.T) {
 
 func TestEgressAPI(t *testing.T) {
 	w := newWorld(t)
-	sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"networkPolicy":{"egress":[{"action":"allow","target":"203.0.113.0/24"},{"action":"deny","target":"1.2.3.4"}]}}`).sandbox(t)
+	sb := w.do("POST", "/v1/sandboxes",
+		`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},`+
+			`"networkPolicy":{"egress":[{"action":"allow","target":"203.0.113.0/24"},{"action":"deny","target":"1.2.3.4"}]}}`).sandbox(t)
 	at := "/v1/sandboxes/" + sb.ID + "/proxy/18080"
 	var e wire.Endpoint
 	if err := json.Unmarshal(w.do("GET", "/v1/sandboxes/"+sb.ID+"/endpoints/18080", "").body, &e); err != nil {
@@ -286,10 +296,13 @@ func TestEgressAPI(t *testing.T) {
 	none := []string{wire.HeaderAPIKey, ""}
 	tok := append(none, wire.HeaderEgressToken, e.Headers[wire.HeaderEgressToken])
 	a := w.do("GET", at+"/policy", "", tok...)
-	if want := `{"status":"ok","mode":"enforcing","enforcementMode":"dns+nft","policy":{"defaultAction":"deny","egress":[{"action":"allow","target":"203.0.113.0/24"},{"action":"deny","target":"1.2.3.4"}]}}`; strings.TrimSpace(string(a.body)) != want {
+	want := `{"status":"ok","mode":"enforcing","enforcementMode":"dns+nft","policy":{"defaultAction":"deny",` +
+		`"egress":[{"action":"allow","target":"203.0.113.0/24"},{"action":"deny","target":"1.2.3.4"}]}}`
+	if strings.TrimSpace(string(a.body)) != want {
 		t.Errorf("policy %s", a.body)
 	}
-	if got := w.recs[sb.ID].Spec.Network; got.Mode != record.NetworkRules || len(got.Rules) != 2 || got.Rules[1].String() != "deny 1.2.3.4/32" {
+	if got := w.recs[sb.ID].Spec.Network; got.Mode != record.NetworkRules || len(got.Rules) != 2 ||
+		got.Rules[1].String() != "deny 1.2.3.4/32" {
 		t.Errorf("network %+v", got)
 	}
 	for _, c := range []struct {
@@ -324,10 +337,12 @@ func TestEgressAPI(t *testing.T) {
 		{
 			`"extensions":{"sandboxd.allow":"203.0.113.0/24:443/tcp,1.2.3.4:1-9"}`,
 			"[allow 203.0.113.0/24:443/tcp allow 1.2.3.4/32:1-9]",
-			`[{"action":"allow","target":"203.0.113.0/24","ports":[443],"protocol":"tcp"},{"action":"allow","target":"1.2.3.4/32","ports":["1-9"]}]`,
+			`[{"action":"allow","target":"203.0.113.0/24","ports":[443],"protocol":"tcp"},` +
+				`{"action":"allow","target":"1.2.3.4/32","ports":["1-9"]}]`,
 		},
 	} {
-		sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},`+c.create+`}`, "X-Lenient", "1").sandbox(t)
+		sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},`+c.create+`}`, "X-Lenient",
+			"1").sandbox(t)
 		if got := fmt.Sprint(w.recs[sb.ID].Spec.Network.Rules); got != c.rules {
 			t.Errorf("%s is enforced as %s, want %s", c.create, got, c.rules)
 		}
@@ -337,14 +352,17 @@ func TestEgressAPI(t *testing.T) {
 	}
 	open := w.create()
 	w.set(open.ID, func(r *record.Record) { r.Spec.Network = record.Network{Mode: record.NetworkOpen} })
-	if a := w.do("GET", "/v1/sandboxes/"+open.ID+"/proxy/18080/policy", ""); !strings.Contains(string(a.body), `"allow_all"`) || !strings.Contains(string(a.body), `"egress":[]`) {
+	if a := w.do("GET", "/v1/sandboxes/"+open.ID+"/proxy/18080/policy", ""); !strings.Contains(string(a.body), `"allow_all"`) ||
+		!strings.Contains(string(a.body), `"egress":[]`) {
 		t.Errorf("open: %s", a.body)
 	}
 }
 
 func TestRenewOnAccess(t *testing.T) {
 	w := newWorld(t)
-	sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,"extensions":{"access.renew.extend.seconds":"300"}}`).sandbox(t)
+	sb := w.do("POST", "/v1/sandboxes",
+		`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"timeout":60,`+
+			`"extensions":{"access.renew.extend.seconds":"300"}}`).sandbox(t)
 	if a := w.do("GET", "/sandboxes/"+sb.ID+"/proxy/44772/ping", ""); a.StatusCode != 200 {
 		t.Fatal(a.Status)
 	}
@@ -365,7 +383,8 @@ func TestEventsAndImages(t *testing.T) {
 	w := newWorld(t)
 	w.events <- wire.Event{Time: time.Now(), Type: "running", ID: "tabcdefghijk"}
 	close(w.events)
-	if a := w.do("GET", "/v1/events", ""); !strings.HasPrefix(string(a.body), "event: running\ndata: {") || !strings.HasSuffix(string(a.body), "}\n\n") {
+	if a := w.do("GET", "/v1/events", ""); !strings.HasPrefix(string(a.body), "event: running\ndata: {") ||
+		!strings.HasSuffix(string(a.body), "}\n\n") {
 		t.Errorf("events %q", a.body)
 	}
 	if a := w.do("GET", "/v1/images", ""); a.StatusCode != 200 || !strings.Contains(string(a.body), `"name":"python"`) {
@@ -384,7 +403,8 @@ func TestEventsAndImages(t *testing.T) {
 		fmt.Fprintln(out, "one")
 		return record.Image{}, errs.New(errs.Unavailable, "the mirror does not answer; try again later")
 	}
-	if a := w.do("POST", "/v1/images/build", `{"name":"python"}`); !strings.Contains(string(a.body), `{"error":{"code":"DOCKER::INITIALIZATION_ERROR","message":"the mirror`) {
+	if a := w.do("POST", "/v1/images/build", `{"name":"python"}`); !strings.Contains(string(a.body),
+		`{"error":{"code":"DOCKER::INITIALIZATION_ERROR","message":"the mirror`) {
 		t.Errorf("a failing build: %s", a.body)
 	}
 	for body, want := range map[string]int{`{"name":"nope"}`: 404, `{"name":"../x"}`: 400, `{}`: 400, `{"name":7}`: 400} {
@@ -459,7 +479,8 @@ func TestLogs(t *testing.T) {
 		}
 	}
 	for _, tail := range []string{"-1", "x", "", "100001", "1.5"} {
-		if a := w.do("GET", at+"?tail="+tail, "", "X-Lenient", "1"); a.StatusCode != 400 || !strings.Contains(a.error(t).Message, "from 0 to 100000") {
+		if a := w.do("GET", at+"?tail="+tail, "", "X-Lenient", "1"); a.StatusCode != 400 ||
+			!strings.Contains(a.error(t).Message, "from 0 to 100000") {
 			t.Errorf("tail=%s: %s %s", tail, a.Status, a.body)
 		}
 	}

@@ -14,14 +14,35 @@ func TestPullRoute(t *testing.T) {
 		status int
 		says   string
 	}{
-		`{"name":"registry.example.com/x:1"}`:                                                                           {200, `{"progress":{"stage":"download","bytes":1,"total":2}}` + "\n" + `{"image":{"name":"python"`},
-		`{"name":"registry.example.com/late"}`:                                                                          {200, `{"error":{"code":"SANDBOX::FORBIDDEN","message":"the registry refuses the password"}}`},
-		`{"name":"registry.example.com/denied"}`:                                                                        {403, "refuses the password"},
-		`{"name":"other.example.com/x"}`:                                                                                {404, "IMAGE::NOT_FOUND"},
-		`{"name":"registry.example.com/x","auth":7}`:                                                                    {400, "auth"},
-		`{"name":"registry.example.com/x","auth":{"username":"u"}}`:                                                     {400, "needs both"},
-		`{"name":"registry.example.com/x","auth":{"username":"a:b","password":"s3cret"}}`:                               {400, "holds a character"},
-		`{"name":"registry.example.com/x","auth":{"username":"u","password":"s3cret\n"}}`:                               {400, "holds a character"},
+		`{"name":"registry.example.com/x:1"}`: {
+			200,
+			`{"progress":{"stage":"download","bytes":1,"total":2}}` + "\n" + `{"image":{"name":"python"`,
+		},
+		`{"name":"registry.example.com/late"}`: {
+			200,
+			`{"error":{"code":"SANDBOX::FORBIDDEN","message":"the registry refuses the password"}}`,
+		},
+		`{"name":"registry.example.com/denied"}`: {
+			403,
+			"refuses the password",
+		},
+		`{"name":"other.example.com/x"}`: {
+			404,
+			"IMAGE::NOT_FOUND",
+		},
+		`{"name":"registry.example.com/x","auth":7}`: {400, "auth"},
+		`{"name":"registry.example.com/x","auth":{"username":"u"}}`: {
+			400,
+			"needs both",
+		},
+		`{"name":"registry.example.com/x","auth":{"username":"a:b","password":"s3cret"}}`: {
+			400,
+			"holds a character",
+		},
+		`{"name":"registry.example.com/x","auth":{"username":"u","password":"s3cret\n"}}`: {
+			400,
+			"holds a character",
+		},
 		`{"name":"registry.example.com/x","auth":{"username":"u","password":"` + strings.Repeat("s3cret", 4000) + `"}}`: {400, "at most"},
 		`{"name":"registry.example.com/x","auth":{"username":"robot","password":"s3cret"}}`:                             {200, `"image"`},
 	} {
@@ -58,10 +79,12 @@ func TestCreateOfFar(t *testing.T) {
 	}
 	for id, r := range w.recs {
 		kept, err := json.Marshal(r)
-		if err != nil || r.Spec.Image.Ref() != "registry.example.com/team/app:7" || len(r.Spec.Image.Layers) > 0 || r.Spec.ImageURI != "registry.example.com/team/app:7" {
+		if err != nil || r.Spec.Image.Ref() != "registry.example.com/team/app:7" || len(r.Spec.Image.Layers) > 0 ||
+			r.Spec.ImageURI != "registry.example.com/team/app:7" {
 			t.Errorf("%s, %v", kept, err)
 		}
-		for _, path := range []string{"/v1/sandboxes/" + id, "/v1/sandboxes", "/v1/sandboxes/" + id + "/inspect", "/v1/sandboxes/" + id + "/diagnostics/events"} {
+		for _, path := range []string{"/v1/sandboxes/" + id, "/v1/sandboxes", "/v1/sandboxes/" + id + "/inspect", "/v1/sandboxes/" + id +
+			"/diagnostics/events"} {
 			kept = append(kept, w.do("GET", path, "").body...)
 		}
 		if strings.Contains(string(kept), "s3cret") || strings.Contains(string(a.body), "s3cret") {
@@ -72,11 +95,13 @@ func TestCreateOfFar(t *testing.T) {
 		`{"image":{"uri":"registry.example.com/x","auth":{"username":"u","password":""}},"entrypoint":["true"]}`,
 		`{"image":{"uri":"python","auth":{"username":"","password":"s3cret"}},"entrypoint":["true"]}`,
 	} {
-		if a := w.do("POST", "/v1/sandboxes", body); a.StatusCode != 400 || !strings.Contains(string(a.body), "image.auth") || strings.Contains(string(a.body), "s3cret") {
+		if a := w.do("POST", "/v1/sandboxes", body); a.StatusCode != 400 || !strings.Contains(string(a.body), "image.auth") ||
+			strings.Contains(string(a.body), "s3cret") {
 			t.Errorf("%d %s", a.StatusCode, a.body)
 		}
 	}
-	if a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"other.example.com/x"},"entrypoint":["true"]}`); a.StatusCode != 404 || !strings.Contains(string(a.body), "IMAGE::NOT_FOUND") {
+	if a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"other.example.com/x"},"entrypoint":["true"]}`); a.StatusCode != 404 ||
+		!strings.Contains(string(a.body), "IMAGE::NOT_FOUND") {
 		t.Errorf("%d %s", a.StatusCode, a.body)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -37,10 +39,9 @@ type info struct {
 	hungUp    bool
 	err       error
 	first     time.Duration // from start until the answer began; 0: it has not
-	guests    bool          // status may be the guest's choice
 	op        string        // the operation this is, if the API alone sees all of it
-	runtime   string        // of the sandbox, if op or guests
-	image     string        // likewise
+	image     string        // of op
+	visit     gateway.Visit // to a port, if it is one
 }
 
 // begun notes that the answer begins.
@@ -78,7 +79,7 @@ func requestID(r *http.Request) string {
 // no key is asked for, it lets none.
 func (s *Server) cors(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
-	if origin == "" || s.keyless() {
+	if origin == "" || s.guard.Keyless() {
 		return
 	}
 	h := w.Header()
@@ -100,9 +101,8 @@ type tracked struct {
 	http.ResponseWriter
 	in       *info
 	rc       *http.ResponseController
-	peer     *peer
+	peer     *auth.Peer
 	deadline time.Time
-	hold     bool // headers are not worth a packet of their own: the first of the body follows at once
 }
 
 func (t *tracked) touch() {
@@ -136,7 +136,7 @@ func (t *tracked) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 
 // Flush serves what asks for an http.Flusher.
 func (t *tracked) Flush() {
-	if !t.hold || t.in.bytes > 0 {
+	if !t.in.visit.Hold || t.in.bytes > 0 {
 		t.rc.Flush() //nolint:errcheck // a writer that can not flush does not need to
 	}
 }
@@ -145,8 +145,8 @@ func (t *tracked) Flush() {
 func (t *tracked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	t.in.begun(http.StatusSwitchingProtocols)
 	c, rw, err := t.rc.Hijack()
-	if h, ok := c.(halfCloser); ok && t.peer.free != nil {
-		c = upgradedConn{h, t.peer.free}
+	if err == nil {
+		c = t.peer.Keep(c)
 	}
 	return c, rw, err
 }
@@ -156,7 +156,7 @@ func (s *Server) finish(w *tracked, r *http.Request, in *info) {
 	p := recover()
 	if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // net/http compares it so, too
 		s.cfg.Log.Error("panic in a handler", "panic", p, "request", in.requestID, "stack", string(debug.Stack()))
-		s.fail(w, r, errs.New(errs.Internal, ""))
+		fail(w, r, errs.New(errs.Internal, ""))
 	}
 	s.observe(r, in)
 	if p != nil && errors.Is(asError(p), http.ErrAbortHandler) {
@@ -174,14 +174,6 @@ func unescape(seg string) string {
 	s, err := url.PathUnescape(seg)
 	if err != nil {
 		return ""
-	}
-	return s
-}
-
-// clip shortens s for a message.
-func clip(s string, n int) string {
-	if len(s) > n {
-		return s[:n] + "…"
 	}
 	return s
 }

@@ -2,64 +2,63 @@
 // the proxy into sandboxes, and our own extensions (api/openapi.yaml), all at
 // "/" and at "/v1".
 //
-//	connection ─▶ listener (who may connect) ─▶ request id, log line, CORS
-//	   ─▶ route, on the raw path ─┬▶ proxy: its own tokens, no API key needed
-//	                              └▶ API key ─▶ handler ─▶ Sandboxes, Images, …
+//	connection ─▶ auth.Listener ─▶ ServeHTTP: request id, log line, role, CORS
+//	   ─▶ routes.go, on the raw path ─┬▶ gateway: tokens of ports, no key needed
+//	                                  └▶ role ─▶ handler ─▶ Sandboxes, Images, …
+//	                                               └▶ spec: request ─▶ record ─▶ wire
 //
-// What surprises: paths are split here, by hand and undecoded. net/http's mux
-// cleans paths and redirects, and a route that is exempt from the key must
-// never depend on a string that something cleans later.
+// The rooms below it do not know one another; all stand on wire and wire/httperr.
+// deps.go says what the daemon puts behind the handlers.
+//
+// The surprise: paths are split here, by hand and undecoded. net/http's mux cleans
+// paths and redirects, and a route that is exempt from the key must never depend on a
+// string that something cleans later.
 package api
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
-	"fmt"
 	"log"
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"strconv"
-	"strings"
-	"sync"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/internal/journal"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Config is what the host's owner decides. The zero value of a limit means
-// the default named beside it.
+// Config is what the host's owner decides, and what the daemon knows. The zero value
+// of a limit means the default named beside it.
 type Config struct {
-	// APIKeys open the API over TCP; any one will do. Without one every TCP
-	// request is refused; with Insecure only what web pages of others send is.
+	// APIKeys open the API over TCP; any one will do. Without any, every TCP request is
+	// refused, and with Insecure only the requests of web pages.
 	APIKeys  []string
 	Insecure bool
 	// Keys keeps others, each with a role of its own; may be nil.
-	Keys Keys
-	// Volumes keeps named volumes; may be nil: then there are none. VolumeBytes is
-	// how much one holds whose maker does not say; 0: no bound, and see NoDisk.
-	Volumes     Volumes
-	VolumeBytes int64
-	// RequestsPerSecond is what one client may send by TCP; 0: no bound.
+	Keys auth.Store
+	// Volumes keeps named volumes; may be nil: then there are none.
+	Volumes Volumes
+	// RequestsPerSecond is how many requests one client may send by TCP; 0: no bound.
 	RequestsPerSecond int
 
-	// Secret signs endpoint tokens. Empty: a random one, and tokens end with
+	// Secret signs endpoint tokens. If it is nil, a random one does, and tokens end with
 	// the process.
 	Secret []byte
 
-	// TrustedProxies are peers whose X-Forwarded-* is believed and passed on; a
-	// Unix socket's always is.
+	// TrustedProxies are peers whose X-Forwarded-* is believed and passed on; that of a
+	// Unix socket always is.
 	TrustedProxies []netip.Prefix
 
-	// Gateway is what clients see of the listeners that are one.
-	Gateway Gateway
+	// Gateway has the names of the listeners that serve ports and nothing else.
+	Gateway gateway.Names
 	// ListenAddress is where the API is served by TCP, for endpoints that are
 	// asked for by the Unix socket; may be empty.
 	ListenAddress string
@@ -67,31 +66,9 @@ type Config struct {
 	// ExternalHost replaces the request's Host in endpoints, if set. It may carry a path.
 	ExternalHost string
 
-	// What a request that does not say gets.
-	Runtime     string             // runsc
-	Network     record.NetworkMode // rules
-	MemoryBytes int64              // 512 Mi
-	CPUMillis   int64              // 1000
-	Pids        int64              // 256
-	DiskBytes   int64              // 10 Gi; see NoDisk
-	LogBytes    int64              // 16 Mi
+	// Offer is what a sandbox gets, and may get at most.
+	spec.Offer
 
-	// What a request may ask for at most, each for itself: the disks of all
-	// sandboxes together may be larger than the pool, as memory may.
-	MaxMemoryBytes int64         // 1 Ti
-	MaxCPUMillis   int64         // 1024 cores
-	MaxDiskBytes   int64         // 64 Ti; the daemon gives the size of its pool
-	MaxTimeout     time.Duration // no limit; else also what one gets that asks for none, and from an access on. Not of renewals: see renew
-
-	Runtimes []string // that exist on this host; default runsc and runc
-	NoDisk   bool     // the storage pool can not limit: asking for a disk size is an error
-	NoIO     bool     // this host can not limit I/O: asking for that is an error
-
-	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (egress.ParseRule)
-	// ParsePolicy parses a networkPolicy as it was sent. (egress.FromPolicy)
-	// Without them there is one parser less, and rules are refused.
-	ParseRule   func(string) (record.Rule, error)
-	ParsePolicy func([]byte) (record.Network, error)
 	// Host says what a sandbox is called on the host, for inspect; may be nil.
 	Host func(record.Record) map[string]string
 	// Notes says where a limit of a sandbox holds less than its name says; may be nil.
@@ -101,8 +78,8 @@ type Config struct {
 	Health     func(record.Record) *wire.Health
 	AwaitReady func(context.Context, record.Record) error
 
-	// Impaired says in words that anybody may read what the daemon serves in spite
-	// of, for /health; nil or "": nothing.
+	// Impaired says, for /health, which fault the daemon serves in spite of, in words that
+	// anybody may read; nil or "": none.
 	Impaired func() string
 	// System answers /system; may be nil.
 	System System
@@ -112,83 +89,92 @@ type Config struct {
 	Docs    []byte        // answers /docs (api.Docs)
 	Log     *slog.Logger  // default: slog.Default()
 	History *history.Book // what happened to sandboxes, for diagnostics; may be nil
-	// OnAnswer, if not nil, hears of every request that is over. It must not wait.
+	// OnAnswer, if not nil, is called after every request. It must not wait.
 	OnAnswer func(Answer)
 }
 
 func (c *Config) defaults() {
-	c.MemoryBytes = cmp.Or(c.MemoryBytes, 512<<20)
-	c.CPUMillis = cmp.Or(c.CPUMillis, 1000)
-	c.Pids = cmp.Or(c.Pids, 256)
-	c.DiskBytes = cmp.Or(c.DiskBytes, 10<<30)
-	c.LogBytes = cmp.Or(c.LogBytes, 16<<20)
-	c.MaxMemoryBytes = cmp.Or(c.MaxMemoryBytes, 1<<40)
-	c.MaxCPUMillis = cmp.Or(c.MaxCPUMillis, 1024*1000)
-	c.MaxDiskBytes = cmp.Or(c.MaxDiskBytes&^(1<<20-1), 64<<40) // whole MiB, since it is told
-	c.DiskBytes = min(c.DiskBytes, c.MaxDiskBytes)             // the default may be of a larger host
-	if c.Runtime == "" {
-		c.Runtime = "runsc"
-	}
-	if c.Network == "" {
-		c.Network = record.NetworkRules
-	}
-	if c.Runtimes == nil {
-		c.Runtimes = []string{"runsc", "runc"}
-	}
+	c.Complete()
+	c.NoVolumes = c.Volumes == nil
 	if c.Secret == nil {
 		c.Secret = make([]byte, 32)
 		rand.Read(c.Secret) //nolint:errcheck // never fails since Go 1.24
-	}
-	if c.ParseRule == nil {
-		c.ParseRule = func(string) (record.Rule, error) { return record.Rule{}, errNoRules }
-	}
-	if c.ParsePolicy == nil {
-		c.ParsePolicy = func([]byte) (record.Network, error) { return record.Network{}, errNoRules }
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
 }
 
-var errNoRules = errs.New(errs.Unsupported, "this daemon was built without network rules; leave them out")
-
 // Server answers requests. Make one with New; its fields do not change after.
 type Server struct {
-	cfg       Config
-	keys      *keyring
-	rates     rates
-	sandboxes Sandboxes
-	images    Images
-	agents    Agents
-	stats     Stats
-	snapshots Snapshots
-	diffs     Diffs
-	ports     *http.Transport // to ports other than the agent's
-	quiet     *log.Logger     // what the proxy says besides its errors
+	cfg     Config
+	routes  router
+	guard   *auth.Guard
+	gateway *gateway.Gateway
+	quiet   *log.Logger // what goes wrong behind answers
 
-	waitLimit time.Duration // the constant, but in tests
-
-	renewMu sync.Mutex
-	renewed map[string]time.Time // when access last renewed a sandbox
+	// One for each resource; table says which routes each of them answers.
+	sandboxes   *sandboxHandlers
+	policies    *policyHandlers
+	logs        *logHandlers
+	diagnostics *diagnosticHandlers
+	snapshots   *snapshotHandlers
+	diffs       *diffHandlers
+	images      *imageHandlers
+	volumes     *volumeHandlers
+	stats       *statsHandlers
+	events      *eventHandlers
+	keys        *keyHandlers
+	system      *systemHandlers
+	renewals    *renewals
 }
 
-// New makes a Server. It fails if the keys of the store can not be read.
-func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag Agents, st Stats) (*Server, error) {
+// New makes a Server. It fails if the keys of the store cannot be read.
+func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway.Agents, st Stats) (*Server, error) {
 	cfg.defaults()
-	s := &Server{cfg: cfg, sandboxes: sb, snapshots: sn, diffs: df, images: im, agents: ag, stats: st, waitLimit: waitLimit, renewed: map[string]time.Time{}}
-	s.rates = rates{perSecond: cfg.RequestsPerSecond, of: map[string]*rate.Limiter{}}
-	var err error
-	if s.keys, err = newKeyring(cfg.APIKeys, cfg.Keys); err != nil {
-		return nil, fmt.Errorf("read API keys: %w", err)
+	guard, err := auth.New(auth.Config{
+		Keys: cfg.APIKeys, Insecure: cfg.Insecure, Store: cfg.Keys, ExternalHost: cfg.ExternalHost,
+		RequestsPerSecond: cfg.RequestsPerSecond,
+	})
+	if err != nil {
+		return nil, err
 	}
-	s.cfg.APIKeys = nil
-	s.ports = s.portTransport()
-	s.quiet = slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)
+	cfg.APIKeys = nil
+	s := &Server{cfg: cfg, guard: guard, quiet: slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug)}
+	s.renewals = &renewals{sandboxes: sb, most: cfg.MaxTimeout, log: cfg.Log, at: map[string]time.Time{}}
+	s.gateway = gateway.New(gateway.Config{
+		Names: cfg.Gateway, Secret: cfg.Secret, TrustedProxies: cfg.TrustedProxies,
+		Sandboxes: sb, Agents: ag, Guard: guard,
+		Kills: func(id string) (int64, error) { return st.OOMKills(id) },
+		State: spec.StateOf, Accessed: s.renewals.accessed, Log: s.quiet,
+	})
+	offer := &s.cfg.Offer
+	s.sandboxes = &sandboxHandlers{
+		sandboxes: sb, images: im, snapshots: sn, guard: guard, offer: offer,
+		host: cfg.Host, notes: cfg.Notes, health: cfg.Health, awaitReady: cfg.AwaitReady, waitLimit: waitLimit,
+	}
+	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway}
+	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway}
+	s.diagnostics = &diagnosticHandlers{history: cfg.History, logs: s.logs, describe: s.sandboxes.describe}
+	s.snapshots = &snapshotHandlers{snapshots: sn}
+	s.diffs = &diffHandlers{sandboxes: sb, snapshots: sn, diffs: df}
+	s.images = &imageHandlers{images: im}
+	s.volumes = &volumeHandlers{volumes: cfg.Volumes, offer: offer, log: cfg.Log}
+	s.stats = &statsHandlers{sandboxes: sb, stats: st, log: cfg.Log}
+	s.events = &eventHandlers{sandboxes: sb}
+	s.keys = &keyHandlers{guard: guard}
+	s.system = &systemHandlers{
+		known: cfg.System, impaired: cfg.Impaired, release: cfg.Version, document: cfg.OpenAPI, page: cfg.Docs, guard: guard,
+	}
+	s.routes = newRouter(s.table())
 	return s, nil
 }
 
 // Close drops idle connections into sandboxes.
-func (s *Server) Close() { s.ports.CloseIdleConnections() }
+func (s *Server) Close() { s.gateway.Close() }
+
+// HTTPServer returns a server for one listener; call Serve on it.
+func (s *Server) HTTPServer(l auth.Listener) *http.Server { return l.Server(s, s.quiet) }
 
 // handler serves one route. An error that it returns becomes the answer.
 type handler func(w http.ResponseWriter, r *http.Request) error
@@ -196,28 +182,30 @@ type handler func(w http.ResponseWriter, r *http.Request) error
 // ServeHTTP routes one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	in := &info{start: time.Now(), requestID: requestID(r)}
-	in.actor, in.role = s.whoIs(r)
+	in.actor, in.role = s.guard.WhoIs(r)
 	ctx := journal.With(r.Context(), slog.String("request", in.requestID), slog.String("actor", in.actor))
 	r = r.WithContext(context.WithValue(ctx, infoKey{}, in))
-	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: peerOf(r)}
+	tw := &tracked{ResponseWriter: w, in: in, rc: http.NewResponseController(w), peer: auth.PeerOf(r)}
 	tw.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	tw.Header().Set(wire.HeaderRequestID, in.requestID)
 	defer s.finish(tw, r, in)
-	h, rt, err := s.find(r)
-	in.route = rt.name
-	if in.role != "" && !tw.peer.unix {
-		if err := s.rates.allow(s.client(r)); err != nil {
+	f, err := s.find(r)
+	in.route = f.name
+	if in.role != "" && !tw.peer.Unix {
+		if err := s.guard.Allow(r); err != nil {
 			s.cors(tw, r)
-			s.fail(tw, r, err)
+			fail(tw, r, err)
 			return
 		}
 	}
 	if err != nil {
-		s.fail(tw, r, err)
+		fail(tw, r, err)
 		return
 	}
-	if rt.proxy {
-		s.proxy(tw, r, rt)
+	if f.need == tokens {
+		if err := s.port(tw, r, f.target); err != nil {
+			fail(tw, r, err)
+		}
 		return
 	}
 	s.cors(tw, r)
@@ -225,205 +213,31 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeEmpty(tw, http.StatusNoContent)
 		return
 	}
-	if !rt.open && in.role == "" {
-		s.fail(tw, r, s.unauthorized(r))
+	switch {
+	case f.need == anyone:
+	case in.role == "":
+		fail(tw, r, s.guard.Unauthorized(r))
+		return
+	case !in.role.Covers(f.need):
+		fail(tw, r, auth.Forbidden(in.role, f.need))
 		return
 	}
-	if need := leastRole(r.Method, rt); !rt.open && !in.role.Covers(need) {
-		s.fail(tw, r, forbidden(in.role, need))
-		return
-	}
-	if err := h(tw, r); err != nil {
-		s.fail(tw, r, err)
+	if err := f.handle(tw, r); err != nil {
+		fail(tw, r, err)
 	}
 }
 
-// route is what the path of a request says.
-type route struct {
-	name string // for the log: the path with {id} for what varies
-	open bool   // needs no key
-	// refused: there is no such route, or none for this method
-	refused bool
-	proxy   bool
-	v1      bool // asked through /v1
-
-	id   string // of proxy
-	port string
-	base string // path under which the port is served; empty: it has a host of its own
-	rest string // undecoded, after base; empty or begins with "/"
-
-	sig       signature // in the address; zero: none
-	sigInPath bool      // what looks like one may be the guest's path
-	signed    bool      // sig is right
-}
-
-// find finds what a request is for, on the kind of listener that it came by.
-func (s *Server) find(r *http.Request) (h handler, rt route, err error) {
+// find finds what a request is for: on the gateway's listener a port and nothing else,
+// but for its own /health.
+func (s *Server) find(r *http.Request) (found, error) {
 	switch {
 	case r.Method == http.MethodConnect:
-		return nil, route{name: "none", refused: true}, withStatus(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
-			"CONNECT is not served: this is no proxy to other hosts; ports of sandboxes are reached by GET /v1/sandboxes/{id}/endpoints/{port}")
-	case !peerOf(r).gateway:
-		h, rt = s.route(r)
-		return h, rt, nil
-	case r.URL.Path == "/health" && s.gatewayHealth(r):
-		h, rt = s.route(r)
-		return h, rt, nil
+		return found{name: nameNone}, httperr.New(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
+			"CONNECT is not served: this is no proxy to other hosts; ports of sandboxes are reached by GET "+
+				"/v1/sandboxes/{id}/endpoints/{port}")
+	case !auth.PeerOf(r).Gateway, r.URL.Path == "/health" && s.cfg.Gateway.Itself(r):
+		return s.routes.find(r), nil
 	}
-	rt, err = s.gateway(r)
-	return nil, rt, err
-}
-
-// route splits the raw path and finds its handler.
-func (s *Server) route(r *http.Request) (handler, route) {
-	raw := r.URL.EscapedPath()
-	p, v1 := raw, false
-	if rest, ok := strings.CutPrefix(raw, "/v1/"); ok {
-		p, v1 = "/"+rest, true
-	}
-	seg := strings.Split(strings.TrimPrefix(p, "/"), "/")
-	if seg[0] == "sandboxes" && len(seg) >= 4 && seg[2] == "proxy" {
-		rest := strings.Join(seg[4:], "/")
-		if len(seg) > 4 {
-			rest = "/" + rest
-		}
-		rt := route{name: "/sandboxes/{id}/proxy/{port}", proxy: true, v1: v1, id: unescape(seg[1]), port: seg[3], rest: rest}
-		rt.base = proxyBase(v1, rt.id, rt.port)
-		if id, port, sig, ok := parseSigned(rt.id); ok && port == rt.port {
-			rt.id, rt.sig = id, sig
-		}
-		return nil, rt
-	}
-	if len(seg) > 1 && seg[len(seg)-1] == "" { // one trailing slash is forgiven
-		seg = seg[:len(seg)-1]
-	}
-	var rt route
-	var methods map[string]handler
-	switch {
-	case seg[0] == "sandboxes":
-		rt, methods = s.sandboxRoutes(seg, v1)
-	case seg[0] == "images":
-		rt, methods = s.imageRoutes(seg)
-	case seg[0] == "system":
-		rt, methods = s.systemRoutes(seg)
-	case seg[0] == "snapshots":
-		rt, methods = s.snapshotRoutes(seg)
-	case seg[0] == "volumes":
-		rt, methods = s.volumeRoutes(seg)
-	case seg[0] == "keys":
-		rt, methods = s.keyRoutes(seg)
-	case seg[0] == "pools":
-		rt, methods = never("/pools", "KUBERNETES::POOL_NOT_SUPPORTED", "a single host has no pools; SDK-side pools work without them")
-	case seg[0] == "templates":
-		rt, methods = never("/templates", "FSB::API_NOT_SUPPORTED", "templates are built by OpenSandbox's Kubernetes runtime, which this is not; make an image (sandboxctl image build, image import) or a snapshot of a sandbox, and create sandboxes from that")
-	case len(seg) == 1:
-		rt, methods = s.plainRoutes(seg[0], v1)
-	case p == "/metrics/events":
-		rt, methods = route{name: p}, only(http.MethodPost, func(w http.ResponseWriter, _ *http.Request) error {
-			writeEmpty(w, http.StatusNoContent) // SDK telemetry; we keep none
-			return nil
-		})
-	}
-	rt.v1 = v1
-	if methods == nil {
-		return func(http.ResponseWriter, *http.Request) error {
-			return withStatus(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
-				"there is no route %q here; GET /openapi.json lists our own routes, the rest is OpenSandbox's lifecycle API", clip(raw, 120))
-		}, route{name: "none", refused: true}
-	}
-	h := methods[r.Method]
-	if h == nil && r.Method == http.MethodHead {
-		h = methods[http.MethodGet]
-	}
-	if h == nil {
-		h = methods["*"]
-	}
-	if h == nil {
-		h, rt.refused = methodNotAllowed(methods), true
-	}
-	return h, rt
-}
-
-func (s *Server) plainRoutes(name string, v1 bool) (route, map[string]handler) {
-	rt := route{name: "/" + name}
-	switch name {
-	case "health":
-		rt.open = true
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, _ *http.Request) error {
-			answer := map[string]string{"status": "healthy"}
-			if f := s.cfg.Impaired; f != nil {
-				if text := f(); text != "" {
-					answer["warning"] = text
-				}
-			}
-			writeJSON(w, http.StatusOK, answer)
-			return nil
-		})
-	case "openapi.json":
-		rt.open = true
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, _ *http.Request) error {
-			w.Header().Set("Content-Type", "application/json")
-			w.Write(s.cfg.OpenAPI) //nolint:errcheck // a client that left needs no answer
-			return nil
-		})
-	case "docs":
-		rt.open = true
-		return rt, only(http.MethodGet, s.docs)
-	case "version":
-		rt.open = true // as upstream; who has no key learns the release alone
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			v := s.cfg.Version
-			if infoOf(r).role == "" {
-				if s.keyless() { // a page asks
-					return s.unauthorized(r)
-				}
-				v = wire.Version{Version: v.Version}
-			}
-			writeJSON(w, http.StatusOK, v)
-			return nil
-		})
-	case "events":
-		return rt, only(http.MethodGet, s.events)
-	case "stats":
-		return rt, only(http.MethodGet, s.usageOfAll)
-	case "diff":
-		return rt, only(http.MethodGet, s.diff)
-	}
-	return route{}, nil
-}
-
-// docs serves a page that shows the API. It loads nothing and runs nothing, and
-// says so: guests serve pages under this address, too.
-func (s *Server) docs(w http.ResponseWriter, _ *http.Request) error {
-	h := w.Header()
-	h.Set("Content-Type", "text/html; charset=utf-8")
-	h.Set("Content-Length", strconv.Itoa(len(s.cfg.Docs)))
-	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
-	h.Set("X-Content-Type-Options", "nosniff")
-	w.Write(s.cfg.Docs) //nolint:errcheck // a client that left needs no answer
-	return nil
-}
-
-func only(method string, h handler) map[string]handler { return map[string]handler{method: h} }
-
-// never answers every method with the same refusal: 400, which SDKs show with
-// its text, and which no client takes for a server that is about to be better.
-func never(name, wireCode, text string) (route, map[string]handler) {
-	return route{name: name}, map[string]handler{"*": func(http.ResponseWriter, *http.Request) error {
-		return errs.Wire(errs.New(errs.Unsupported, "%s", text), wireCode)
-	}}
-}
-
-func methodNotAllowed(methods map[string]handler) handler {
-	return func(w http.ResponseWriter, r *http.Request) error {
-		var allow []string
-		for _, m := range []string{"GET", "POST", "PUT", "PATCH", "DELETE"} {
-			if methods[m] != nil {
-				allow = append(allow, m)
-			}
-		}
-		w.Header().Set("Allow", strings.Join(allow, ", "))
-		return withStatus(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
-			"%s is not allowed on %s; allowed: %s", r.Method, infoOf(r).route, strings.Join(allow, ", "))
-	}
+	target, err := s.cfg.Gateway.Find(r)
+	return found{name: nameGateway, need: tokens, target: target}, err
 }

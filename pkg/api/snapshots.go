@@ -2,92 +2,66 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// snapshotStates says how OpenSandbox calls our states of a snapshot, with the
-// reason and the message that go with each.
-var snapshotStates = map[record.SnapshotState][3]string{
-	record.SnapshotCreating: {wire.SnapshotCreating, "snapshot_accepted", "Snapshot creation accepted."},
-	record.SnapshotReady:    {wire.SnapshotReady, "snapshot_runtime_ready", "Snapshot is ready."},
-	record.SnapshotFailed:   {wire.SnapshotFailed, "snapshot_capture_failed", ""},
-	record.SnapshotDeleting: {wire.SnapshotDeleting, "snapshot_deleting", "Snapshot deletion accepted."},
+// snapshotHandlers answer what is asked of snapshots.
+type snapshotHandlers struct {
+	snapshots Snapshots
 }
 
-// SnapshotStateOf is the state of a snapshot as clients know it.
-func SnapshotStateOf(s record.Snapshot) string { return snapshotStates[s.State][0] }
-
-func toWireSnapshot(s record.Snapshot) wire.Snapshot {
-	st := snapshotStates[s.State]
-	changed := micros(s.Changed)
-	out := wire.Snapshot{
-		ID: s.ID, SandboxID: s.Source, Name: s.Name, CreatedAt: micros(s.Created),
-		Status: wire.Status{State: st[0], Reason: st[1], Message: st[2], LastTransitionAt: &changed},
+func (s *snapshotHandlers) get(w http.ResponseWriter, r *http.Request) error {
+	snap, err := s.find(r)
+	if err != nil {
+		return err
 	}
-	if s.State == record.SnapshotFailed {
-		out.Status.Message = s.Message
-	}
-	return out
+	writeJSON(w, http.StatusOK, spec.Snapshot(snap))
+	return nil
 }
 
-// snapshotRoutes finds what stands under /snapshots; seg[0] is "snapshots".
-func (s *Server) snapshotRoutes(seg []string) (route, map[string]handler) {
-	if len(seg) == 1 {
-		return route{name: "/snapshots"}, only(http.MethodGet, s.listSnapshots)
+func (s *snapshotHandlers) inspect(w http.ResponseWriter, r *http.Request) error {
+	snap, err := s.find(r)
+	if err != nil {
+		return err
 	}
-	id := unescape(seg[1])
-	rt := route{name: "/snapshots/{id}"}
-	switch {
-	case len(seg) == 2:
-		return rt, map[string]handler{
-			http.MethodGet: func(w http.ResponseWriter, r *http.Request) error {
-				snap, err := s.snapshots.Get(r.Context(), id)
-				if err != nil {
-					return fmt.Errorf("look up snapshot %q: %w", clip(id, 80), err)
-				}
-				writeJSON(w, http.StatusOK, toWireSnapshot(snap))
-				return nil
-			},
-			http.MethodDelete: func(w http.ResponseWriter, r *http.Request) error {
-				// Who hangs up during a delete has still asked for it.
-				if err := s.snapshots.Delete(context.WithoutCancel(r.Context()), id); err != nil {
-					return fmt.Errorf("delete snapshot %q: %w", clip(id, 80), err)
-				}
-				writeEmpty(w, http.StatusNoContent)
-				return nil
-			},
-		}
-	case len(seg) == 3 && seg[2] == "inspect":
-		rt.name += "/inspect"
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			snap, err := s.snapshots.Get(r.Context(), id)
-			if err != nil {
-				return fmt.Errorf("look up snapshot %q: %w", clip(id, 80), err)
-			}
-			writeJSON(w, http.StatusOK, wire.SnapshotInspection{
-				Snapshot: toWireSnapshot(snap), Image: imageURI(snap.Image), ImageDigest: snap.Image.Digest,
-				Layers: snap.Image.Layers, Bytes: snap.Bytes,
-			})
-			return nil
-		})
-	}
-	return route{}, nil
+	writeJSON(w, http.StatusOK, spec.InspectSnapshot(snap))
+	return nil
 }
 
-// createSnapshot answers when the intent is durable, and if asked to wait when
+// find finds the snapshot that the path names.
+func (s *snapshotHandlers) find(r *http.Request) (record.Snapshot, error) {
+	id := segmentOf(r, "id")
+	snap, err := s.snapshots.Get(r.Context(), id)
+	if err != nil {
+		return snap, fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
+	}
+	return snap, nil
+}
+
+func (s *snapshotHandlers) delete(w http.ResponseWriter, r *http.Request) error {
+	id := segmentOf(r, "id")
+	// A client that hangs up during a delete has still asked for it.
+	if err := s.snapshots.Delete(context.WithoutCancel(r.Context()), id); err != nil {
+		return fmt.Errorf("delete snapshot %q: %w", httperr.Clip(id, 80), err)
+	}
+	writeEmpty(w, http.StatusNoContent)
+	return nil
+}
+
+// create answers when the intent is durable, and if asked to wait when
 // the snapshot is ready or has failed.
-func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+func (s *snapshotHandlers) create(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	wait, err := wantsWait(r)
 	if err != nil {
 		return err
@@ -102,13 +76,13 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, rec reco
 	name := ""
 	if req.Name != nil {
 		name = *req.Name
-		if err := checkSnapshotName(name); err != nil {
+		if err := spec.CheckSnapshotName(name); err != nil {
 			return err
 		}
 	}
 	snap, err := s.snapshots.Create(r.Context(), rec.ID, name)
 	if err != nil {
-		return fmt.Errorf("snapshot sandbox %s: %w", rec.ID, wireIf(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))
+		return fmt.Errorf("snapshot sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))
 	}
 	if wait {
 		id := snap.ID
@@ -118,7 +92,7 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request, rec reco
 		w.Header().Set("Preference-Applied", "wait")
 	}
 	w.Header().Set("Location", "/v1/snapshots/"+snap.ID)
-	writeJSON(w, http.StatusAccepted, toWireSnapshot(snap))
+	writeJSON(w, http.StatusAccepted, spec.Snapshot(snap))
 	return nil
 }
 
@@ -135,35 +109,8 @@ func orEmptyObject(body io.ReadCloser) (io.ReadCloser, error) {
 	}{io.MultiReader(strings.NewReader(string(b[:n])), body), body}, err
 }
 
-// maxSnapshotName is bytes: a name is for people, and need not be unique.
-const maxSnapshotName = 256
-
-// checkSnapshotName refuses what is a path or an option to somebody. Names of
-// sandboxes are stricter, because they become host names; OpenSandbox's clients call
-// snapshots "before import". What was stored before is found by its name all the same.
-func checkSnapshotName(name string) error {
-	switch {
-	case name == "":
-		return invalid("name is empty; leave it out for a snapshot without one")
-	case len(name) > maxSnapshotName:
-		return invalid("name has %d bytes; at most %d are kept", len(name), maxSnapshotName)
-	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return invalid("name %q holds what can not be printed", clip(name, 80))
-	case strings.ContainsAny(name, `/\`), strings.Contains(name, ".."), !startsName(name), strings.HasSuffix(name, " "):
-		return invalid("name %q: want what begins with a letter or digit, without / and \\, two dots in a row, or a space at its end", clip(name, 80))
-	case record.IsSnapshotID(name):
-		return invalid("name %q has the form of a snapshot's id; choose another", name)
-	}
-	return nil
-}
-
-func startsName(name string) bool {
-	r, _ := utf8.DecodeRuneInString(name)
-	return unicode.IsLetter(r) || unicode.IsDigit(r)
-}
-
-func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
-	f, err := parseFilter(r.URL.RawQuery)
+func (s *snapshotHandlers) list(w http.ResponseWriter, r *http.Request) error {
+	f, err := spec.ParseFilter(r.URL.RawQuery)
 	if err != nil {
 		return err
 	}
@@ -171,29 +118,87 @@ func (s *Server) listSnapshots(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("list snapshots: %w", err)
 	}
-	q := r.URL.Query()
-	all = slices.DeleteFunc(all, func(snap record.Snapshot) bool { return !matchSnapshot(q, f, &snap) })
-	from, to, page := f.paginate(len(all))
+	all = slices.DeleteFunc(all, func(snap record.Snapshot) bool { return !f.MatchSnapshot(&snap) })
+	from, to, page := f.Paginate(len(all))
 	out := wire.SnapshotList{Items: []wire.Snapshot{}, Pagination: page}
 	for _, snap := range all[from:to] {
-		out.Items = append(out.Items, toWireSnapshot(snap))
+		out.Items = append(out.Items, spec.Snapshot(snap))
 	}
 	writeJSON(w, http.StatusOK, out)
 	return nil
 }
 
-func matchSnapshot(q url.Values, f filter, snap *record.Snapshot) bool {
-	return (!q.Has("sandboxId") || q.Get("sandboxId") == snap.Source) &&
-		(!q.Has("name") || q.Get("name") == snap.Name) &&
-		(len(f.states) == 0 || slices.Contains(f.states, string(snap.State)))
+// diffHandlers compare the files of sandboxes and snapshots.
+type diffHandlers struct {
+	sandboxes Sandboxes
+	snapshots Snapshots
+	diffs     Diffs
 }
 
-// fromSnapshot has spec begin as a snapshot, with its image.
-func (s *Server) fromSnapshot(ctx context.Context, spec *record.Spec, id string) error {
-	snap, err := s.snapshots.Get(ctx, id)
-	if err != nil {
-		return fmt.Errorf("look up snapshot %q: %w", clip(id, 80), err)
+// A side of a comparison is the files of a sandbox or of a snapshot.
+type side struct {
+	id     string
+	image  string
+	layers []string
+}
+
+// side finds a snapshot or a sandbox, by id or name. A snapshot comes first.
+func (d *diffHandlers) side(r *http.Request, id string) (side, error) {
+	snap, err := d.snapshots.Get(r.Context(), id)
+	switch {
+	case err == nil && snap.State == record.SnapshotReady:
+		return side{snap.ID, spec.ImageName(snap.Image), snap.Image.Layers}, nil
+	case err == nil:
+		return side{}, errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s", snap.ID, snap.State), "SNAPSHOT::NOT_READY")
+	case !errs.Is(err, errs.NotFound) || record.IsSnapshotID(id):
+		return side{}, fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 	}
-	spec.Snapshot, spec.Image = snap.ID, snap.Image
-	return nil
+	rec, err := lookup(r, d.sandboxes, id)
+	if err != nil {
+		return side{}, err
+	}
+	if rec.State == record.Creating || rec.State == record.Ended && rec.NeverRan() {
+		return side{}, errs.New(errs.WrongState, "sandbox %s is %s and has no files of its own", rec.ID, spec.StateOf(&rec))
+	}
+	return side{rec.ID, spec.ImageName(rec.Spec.Image), rec.Spec.Image.Layers}, nil
+}
+
+// sides finds what a diff is of, and its base; without one that is the image itself.
+func (d *diffHandlers) sides(r *http.Request) (of, base side, err error) {
+	q := r.URL.Query()
+	if q.Get("of") == "" {
+		return of, base, httperr.Invalid("of is missing; name the sandbox or the snapshot to look at")
+	}
+	if of, err = d.side(r, q.Get("of")); err != nil || q.Get("base") == "" {
+		return of, base, err
+	}
+	if base, err = d.side(r, q.Get("base")); err == nil && !slices.Equal(base.layers, of.layers) {
+		err = httperr.Invalid("%s lies over the image %s and %s over %s, so there is nothing to compare", of.id, of.image, base.id,
+			base.image)
+	}
+	return of, base, err
+}
+
+// diff streams the differences, one JSON object a line. A late error is the last line,
+// because the status was sent long before.
+func (d *diffHandlers) diff(w http.ResponseWriter, r *http.Request) error {
+	of, base, err := d.sides(r)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	out := json.NewEncoder(w)
+	out.SetEscapeHTML(false)
+	err = d.diffs.Diff(r.Context(), of.id, base.id, of.layers, func(kind, path string) error {
+		return out.Encode(wire.Change{Kind: kind, Path: strings.ToValidUTF8(path, "\uFFFD")})
+	})
+	if err != nil && infoOf(r).wrote {
+		infoOf(r).err = err
+		_, body := httperr.Body(err, infoOf(r).requestID)
+		err = out.Encode(wire.Change{Error: &body})
+	}
+	if err == nil && !infoOf(r).wrote {
+		w.WriteHeader(http.StatusOK) // nothing is different
+	}
+	return err
 }

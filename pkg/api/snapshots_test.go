@@ -24,7 +24,10 @@ func (f fakeSnapshots) Create(_ context.Context, sandbox, name string) (record.S
 		return record.Snapshot{}, errs.New(errs.WrongState, "sandbox %s is %s", sandbox, r.State)
 	}
 	t := time.Now()
-	s := record.Snapshot{ID: record.NewSnapshotID('t'), Name: name, Source: sandbox, State: record.SnapshotCreating, Image: r.Spec.Image, Created: t, Changed: t, Bytes: 7}
+	s := record.Snapshot{
+		ID: record.NewSnapshotID('t'), Name: name, Source: sandbox, State: record.SnapshotCreating, Image: r.Spec.Image,
+		Created: t, Changed: t, Bytes: 7,
+	}
 	f.snaps[s.ID] = s
 	return s, nil
 }
@@ -90,10 +93,12 @@ func TestSnapshots(t *testing.T) {
 	for _, body := range []string{"", "{}", `{"name":"before import"}`} {
 		a := w.do("POST", path, body)
 		s := a.snapshot(t, http.StatusAccepted)
-		if st := s.Status; st.State != "Creating" || st.Reason != "snapshot_accepted" || st.Message != "Snapshot creation accepted." || st.LastTransitionAt.Before(s.CreatedAt) {
+		if st := s.Status; st.State != "Creating" || st.Reason != "snapshot_accepted" || st.Message != "Snapshot creation accepted." ||
+			st.LastTransitionAt.Before(s.CreatedAt) {
 			t.Errorf("accepted as %+v", st)
 		}
-		if s.SandboxID != sb.ID || strings.Contains(body, "name") != (s.Name == "before import") || a.Header.Get("Location") != "/v1/snapshots/"+s.ID {
+		if s.SandboxID != sb.ID || strings.Contains(body, "name") != (s.Name == "before import") ||
+			a.Header.Get("Location") != "/v1/snapshots/"+s.ID {
 			t.Errorf("%+v at %s", s, a.Header.Get("Location"))
 		}
 	}
@@ -105,11 +110,13 @@ func TestSnapshots(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	var in wire.SnapshotInspection
-	if a := w.do("GET", "/v1/snapshots/"+s.ID+"/inspect", ""); json.Unmarshal(a.body, &in) != nil || in.Image != "python:latest" || in.Bytes != 7 || in.ID != s.ID {
+	if a := w.do("GET", "/v1/snapshots/"+s.ID+"/inspect", ""); json.Unmarshal(a.body, &in) != nil || in.Image != "python:latest" ||
+		in.Bytes != 7 || in.ID != s.ID {
 		t.Errorf("inspect: %s", a.body)
 	}
 	for query, want := range map[string]int{
-		"": 4, "?state=Ready": 1, "?state=creating": 3, "?sandboxId=" + sb.ID: 4, "?sandboxId=no": 0, "?name=before%20import": 1, "?pageSize=3&page=2": 1, "?page=9": 0,
+		"": 4, "?state=Ready": 1, "?state=creating": 3, "?sandboxId=" + sb.ID: 4, "?sandboxId=no": 0, "?name=before%20import": 1,
+		"?pageSize=3&page=2": 1, "?page=9": 0,
 	} {
 		var l wire.SnapshotList
 		a := w.do("GET", "/v1/snapshots"+query, "", "X-Lenient", "1")
@@ -123,7 +130,8 @@ func TestSnapshots(t *testing.T) {
 		t.Fatalf("restore: %d %s", a.StatusCode, a.body)
 	}
 	got := w.do("GET", "/v1/sandboxes/"+a.sandbox(t).ID, "").sandbox(t)
-	if got.Image != nil || got.SnapshotID != s.ID || got.Sandboxd.ImageName != "python:latest" || strings.Join(got.Entrypoint, " ") != "tail -f /dev/null" {
+	if got.Image != nil || got.SnapshotID != s.ID || got.Sandboxd.ImageName != "python:latest" ||
+		strings.Join(got.Entrypoint, " ") != "tail -f /dev/null" {
 		t.Errorf("restored as %+v", got)
 	}
 	if a := w.do("DELETE", "/v1/snapshots/"+s.ID, ""); a.StatusCode != http.StatusNoContent || len(a.body) > 0 {
@@ -140,7 +148,10 @@ func TestSnapshotsRefused(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create()
 	path := "/v1/sandboxes/" + sb.ID + "/snapshots"
-	for _, body := range []string{`{"name":""}`, `{"name":"a\u001bb"}`, `{"name":"` + strings.Repeat("x", 257) + `"}`, `{"name":7}`, `[`, `{"name":"snap-taaaaaaaaaaa"}`} {
+	for _, body := range []string{
+		`{"name":""}`, `{"name":"a\u001bb"}`, `{"name":"` + strings.Repeat("x", 257) + `"}`, `{"name":7}`, `[`,
+		`{"name":"snap-taaaaaaaaaaa"}`,
+	} {
 		w.do("POST", path, body, "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
 	}
 	w.do("POST", "/v1/sandboxes/taaaaaaaaaaa/snapshots", "{}").wants(t, 404, "DOCKER::SANDBOX_NOT_FOUND")
@@ -153,8 +164,10 @@ func TestSnapshotsRefused(t *testing.T) {
 	for _, id := range []string{"x", "..%2f..", "%00"} {
 		w.do("GET", "/v1/snapshots/"+id, "").wants(t, 404, "SNAPSHOT::NOT_FOUND")
 	}
-	w.do("POST", "/v1/sandboxes", `{"snapshotId":"a","image":{"uri":"python"}}`, "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
-	w.do("POST", "/v1/sandboxes", `{"snapshotId":"a","credentialProxy":{"enabled":true}}`, "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
+	w.do("POST", "/v1/sandboxes", `{"snapshotId":"a","image":{"uri":"python"}}`, "X-Lenient", "1").wants(t, 400,
+		"SANDBOX::INVALID_PARAMETER")
+	w.do("POST", "/v1/sandboxes", `{"snapshotId":"a","credentialProxy":{"enabled":true}}`, "X-Lenient", "1").wants(t, 400,
+		"SANDBOX::INVALID_PARAMETER")
 	w.do("PUT", "/v1/snapshots", "{}").wants(t, 405, "GENERAL::METHOD_NOT_ALLOWED")
 }
 
@@ -162,7 +175,10 @@ func TestSnapshotsRefused(t *testing.T) {
 func TestSnapshotNames(t *testing.T) {
 	w := newWorld(t)
 	path := "/v1/sandboxes/" + w.create().ID + "/snapshots"
-	for _, bad := range []string{"../x", "..", ".", "a/b", "/", `a\\b`, "-rf", " x", "x ", "a..b", "\u0000", "a\nb", "snap-taaaaaaaaaaa", strings.Repeat("x", 257)} {
+	for _, bad := range []string{
+		"../x", "..", ".", "a/b", "/", `a\\b`, "-rf", " x", "x ", "a..b", "\u0000", "a\nb", "snap-taaaaaaaaaaa",
+		strings.Repeat("x", 257),
+	} {
 		w.do("POST", path, `{"name":"`+bad+`"}`, "X-Lenient", "1").wants(t, 400, "SANDBOX::INVALID_PARAMETER")
 	}
 	for _, good := range []string{"before import", "v1.2_rc-3 (all)", "vor dem Übergang", "2026-11-22"} {
@@ -207,7 +223,8 @@ func TestDiff(t *testing.T) {
 	if a := w.do("GET", "/v1/diff?of="+s.ID+"&base="+s.ID, ""); a.StatusCode != 200 || len(a.body) > 0 {
 		t.Errorf("no difference: %d %q", a.StatusCode, a.body)
 	}
-	if a := w.do("GET", "/v1/diff?of="+s.ID+"&base="+sb.ID, ""); a.StatusCode != 200 || !strings.HasSuffix(string(a.body), `{"error":{"code":"SANDBOX::CAPACITY_EXCEEDED","message":"that is where this ends"}}`+"\n") {
+	if a := w.do("GET", "/v1/diff?of="+s.ID+"&base="+sb.ID, ""); a.StatusCode != 200 ||
+		!strings.HasSuffix(string(a.body), `{"error":{"code":"SANDBOX::CAPACITY_EXCEEDED","message":"that is where this ends"}}`+"\n") {
 		t.Errorf("a late error: %d %q", a.StatusCode, a.body)
 	}
 	other := w.create()
@@ -240,7 +257,8 @@ func TestStartAndStop(t *testing.T) {
 		t.Errorf("start: %d %s", a.StatusCode, a.body)
 	}
 	w.set(strings.TrimPrefix(path, "/v1/sandboxes/"), func(r *record.Record) { r.State = record.Ended })
-	if a := w.do("POST", path+"/start?wait=true", ""); a.StatusCode != 202 || a.sandbox(t).Status.State != wire.Running || a.Header.Get("Server-Timing") == "" {
+	if a := w.do("POST", path+"/start?wait=true", ""); a.StatusCode != 202 || a.sandbox(t).Status.State != wire.Running ||
+		a.Header.Get("Server-Timing") == "" {
 		t.Errorf("start and wait: %d %s", a.StatusCode, a.body)
 	}
 }

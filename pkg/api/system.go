@@ -8,63 +8,105 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// What the daemon says of itself and its host. See api/openapi.yaml.
-
-// system answers what a daemon that has no System can not.
-func (s *Server) system() (System, error) {
-	if s.cfg.System == nil {
-		return nil, withStatus(http.StatusNotImplemented, "GENERAL::NOT_IMPLEMENTED", errs.Unsupported, "this daemon was built without what knows its host")
-	}
-	return s.cfg.System, nil
+// systemHandlers answer what the daemon says of itself and its host.
+type systemHandlers struct {
+	known    System        // may be nil
+	impaired func() string // see Config; may be nil
+	release  wire.Version
+	document []byte // of /openapi.json
+	page     []byte // of /docs
+	guard    *auth.Guard
 }
 
-func (s *Server) systemRoutes(seg []string) (route, map[string]handler) {
-	if len(seg) != 2 {
-		return route{}, nil
+// system is what knows the host, or the refusal of a daemon without one.
+func (s *systemHandlers) system() (System, error) {
+	if s.known == nil {
+		return nil, httperr.New(http.StatusNotImplemented, "GENERAL::NOT_IMPLEMENTED", errs.Unsupported,
+			"this daemon was built without what knows its host")
 	}
-	rt := route{name: "/system/" + seg[1]}
-	switch seg[1] {
-	case "info":
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			sys, err := s.system()
-			if err != nil {
-				return err
-			}
-			info, err := sys.Info(r.Context())
-			if err != nil {
-				return fmt.Errorf("look at the system: %w", err)
-			}
-			info.Version = s.cfg.Version
-			writeJSON(w, http.StatusOK, info)
-			return nil
-		})
-	case "df":
-		return rt, only(http.MethodGet, func(w http.ResponseWriter, r *http.Request) error {
-			sys, err := s.system()
-			if err != nil {
-				return err
-			}
-			df, err := sys.DiskUsage(r.Context())
-			if err != nil {
-				return fmt.Errorf("measure disks: %w", err)
-			}
-			writeJSON(w, http.StatusOK, df)
-			return nil
-		})
-	case "drain":
-		return rt, map[string]handler{http.MethodPut: s.drain(true), http.MethodDelete: s.drain(false)}
-	case "backup":
-		return rt, only(http.MethodGet, s.backup)
-	}
-	return route{}, nil
+	return s.known, nil
 }
 
-// drain is for who runs the host: a client with a key should not be able to
+// health answers everybody; impaired is what the daemon serves in spite of.
+func (s *systemHandlers) health(w http.ResponseWriter, _ *http.Request) error {
+	answer := map[string]string{"status": "healthy"}
+	if f := s.impaired; f != nil {
+		if text := f(); text != "" {
+			answer["warning"] = text
+		}
+	}
+	writeJSON(w, http.StatusOK, answer)
+	return nil
+}
+
+// version answers everybody; without a key it is the release alone.
+func (s *systemHandlers) version(w http.ResponseWriter, r *http.Request) error {
+	v := s.release
+	if infoOf(r).role == "" {
+		if s.guard.Keyless() { // a page asks
+			return s.guard.Unauthorized(r)
+		}
+		v = wire.Version{Version: v.Version}
+	}
+	writeJSON(w, http.StatusOK, v)
+	return nil
+}
+
+func (s *systemHandlers) openAPI(w http.ResponseWriter, _ *http.Request) error {
+	w.Header().Set("Content-Type", "application/json")
+	w.Write(s.document) //nolint:errcheck // a client that left needs no answer
+	return nil
+}
+
+// docs serves a page that shows the API. It loads nothing and runs nothing, and
+// says so: guests serve pages under this address, too.
+func (s *systemHandlers) docs(w http.ResponseWriter, _ *http.Request) error {
+	h := w.Header()
+	h.Set("Content-Type", "text/html; charset=utf-8")
+	h.Set("Content-Length", strconv.Itoa(len(s.page)))
+	h.Set("Content-Security-Policy",
+		"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	w.Write(s.page) //nolint:errcheck // a client that left needs no answer
+	return nil
+}
+
+func (s *systemHandlers) info(w http.ResponseWriter, r *http.Request) error {
+	sys, err := s.system()
+	if err != nil {
+		return err
+	}
+	info, err := sys.Info(r.Context())
+	if err != nil {
+		return fmt.Errorf("look at the system: %w", err)
+	}
+	info.Version = s.release
+	writeJSON(w, http.StatusOK, info)
+	return nil
+}
+
+func (s *systemHandlers) df(w http.ResponseWriter, r *http.Request) error {
+	sys, err := s.system()
+	if err != nil {
+		return err
+	}
+	df, err := sys.DiskUsage(r.Context())
+	if err != nil {
+		return fmt.Errorf("measure disks: %w", err)
+	}
+	writeJSON(w, http.StatusOK, df)
+	return nil
+}
+
+// drain is for the person who runs the host: a client with a key should not be able to
 // shut out all others.
-func (s *Server) drain(on bool) handler {
+func (s *systemHandlers) drain(on bool) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
 		if err := onTheHost(r, "a host is drained by who runs it, so that is asked"); err != nil {
 			return err
@@ -81,20 +123,20 @@ func (s *Server) drain(on bool) handler {
 	}
 }
 
-// onTheHost refuses what comes by another way than the Unix socket; why is the
-// beginning of the sentence that says so.
+// onTheHost refuses requests that do not come by the Unix socket. why is the beginning
+// of the sentence that says so.
 func onTheHost(r *http.Request, why string) error {
-	if peerOf(r).unix {
+	if auth.PeerOf(r).Unix {
 		return nil
 	}
-	return withStatus(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+	return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
 		"%s over the Unix socket only: set SANDBOXD_HOST=%s on the host itself", why, "unix:///run/sandboxd/sandboxd.sock")
 }
 
-// backup sends the state. A key opens every sandbox, but what is in here also
-// opens what their environments are keys to: it is for who is root in all but
-// name.
-func (s *Server) backup(w http.ResponseWriter, r *http.Request) error {
+// backup sends the state. An API key opens every sandbox; the state also has their
+// environments, which are keys to other things. So it is for those who are root in all
+// but name.
+func (s *systemHandlers) backup(w http.ResponseWriter, r *http.Request) error {
 	if err := onTheHost(r, "a backup holds the environment and the tokens of every sandbox, so it is given"); err != nil {
 		return err
 	}

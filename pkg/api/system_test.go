@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -24,7 +25,10 @@ func (fakeSystem) Info(context.Context) (wire.SystemInfo, error) {
 }
 
 func (fakeSystem) DiskUsage(context.Context) (wire.DiskUsage, error) {
-	return wire.DiskUsage{Images: []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 1}}, Sandboxes: []wire.Disk{{ID: "tabcdefghijk", State: wire.Running}}, Snapshots: []wire.Disk{{ID: "snap-tabcdefghijk", State: wire.SnapshotReady}}}, nil
+	return wire.DiskUsage{Images: []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 1}}, Sandboxes: []wire.Disk{{
+		ID:    "tabcdefghijk",
+		State: wire.Running,
+	}}, Snapshots: []wire.Disk{{ID: "snap-tabcdefghijk", State: wire.SnapshotReady}}}, nil
 }
 
 func (fakeSystem) Drain(context.Context, bool) error { return nil }
@@ -43,7 +47,8 @@ func TestSystem(t *testing.T) {
 			t.Errorf("%s: %d %s", path, a.StatusCode, a.body)
 		}
 	}
-	if a := w.do("GET", "/system/info", ""); !strings.Contains(string(a.body), `"go":"go1.26"`) || !strings.Contains(string(a.body), `"Running":2`) {
+	if a := w.do("GET", "/system/info", ""); !strings.Contains(string(a.body), `"go":"go1.26"`) ||
+		!strings.Contains(string(a.body), `"Running":2`) {
 		t.Errorf("%s", a.body)
 	}
 	for path, status := range map[string]int{"/system": 404, "/system/": 404, "/system/other": 404, "/system/info/more": 404} {
@@ -73,7 +78,7 @@ func TestBackup(t *testing.T) {
 			t.Errorf("by TCP, with a key: %d %s", a.StatusCode, a.body)
 		}
 		socket := filepath.Join(t.TempDir(), "s")
-		w.serve("unix", socket, Listener{})
+		w.serve("unix", socket, auth.Listener{})
 		resp, err := overUnix(t, socket).Get("http://sandboxd/v1/system/backup")
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +89,8 @@ func TestBackup(t *testing.T) {
 			t.Fatal(err)
 		}
 		validate(t, resp.Request, "", resp, body)
-		if !full && (resp.StatusCode != http.StatusOK || string(body) != "the state") || full && resp.StatusCode != http.StatusServiceUnavailable {
+		if !full && (resp.StatusCode != http.StatusOK || string(body) != "the state") ||
+			full && resp.StatusCode != http.StatusServiceUnavailable {
 			t.Errorf("full %v: %d %s", full, resp.StatusCode, body)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
@@ -23,7 +24,8 @@ func (w *world) secure() func() (net.Conn, error) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	w.url = strings.Replace(w.serveOn(tls.NewListener(ln, &tls.Config{Certificates: lent.TLS.Certificates}), Listener{}), "http", "https", 1)
+	w.url = strings.Replace(w.serveOn(tls.NewListener(ln, &tls.Config{Certificates: lent.TLS.Certificates}), auth.Listener{}), "http",
+		"https", 1)
 	roots := x509.NewCertPool()
 	roots.AddCert(lent.Certificate())
 	cfg := &tls.Config{RootCAs: roots, ServerName: "example.com", NextProtos: []string{"h2", "http/1.1"}}
@@ -40,11 +42,15 @@ func TestTLS(t *testing.T) {
 	w := newWorld(t)
 	w.app = app.Listener
 	sb := w.create()
-	token := w.s.endpointToken(sb.ID, 8000)
+	token := w.s.gateway.Token(sb.ID, 8000)
 	connect := w.secure()
-	client := http.Client{Transport: &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn, error) { return connect() }}}
+	client := http.Client{Transport: &http.Transport{DialTLSContext: func(context.Context, string, string) (net.Conn,
+		error,
+	) {
+		return connect()
+	}}}
 	defer client.CloseIdleConnections()
-	resp, err := client.Get(w.url + "/sandboxes/" + sb.ID + "/proxy/8000/?" + tokenQuery + "=" + token)
+	resp, err := client.Get(w.url + "/sandboxes/" + sb.ID + "/proxy/8000/?sandboxd_token=" + token)
 	if err != nil {
 		t.Fatal(err)
 	}

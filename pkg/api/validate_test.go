@@ -91,7 +91,8 @@ func validate(t testing.TB, req *http.Request, body string, resp *http.Response,
 				t.Errorf("request %s %s: %v", req.Method, p, err)
 			}
 		}
-		if resp.StatusCode == http.StatusMethodNotAllowed || resp.StatusCode == http.StatusRequestEntityTooLarge || req.Method == http.MethodHead {
+		if resp.StatusCode == http.StatusMethodNotAllowed || resp.StatusCode == http.StatusRequestEntityTooLarge ||
+			req.Method == http.MethodHead {
 			return
 		}
 		out := &openapi3filter.ResponseValidationInput{
@@ -102,7 +103,8 @@ func validate(t testing.TB, req *http.Request, body string, resp *http.Response,
 		if err != nil && strings.Contains(err.Error(), "status is not supported") {
 			// OpenSandbox documents none of these; the shape is that of all errors.
 			switch resp.StatusCode {
-			case http.StatusForbidden, http.StatusNotFound, http.StatusTooManyRequests, http.StatusServiceUnavailable, http.StatusNotImplemented:
+			case http.StatusForbidden, http.StatusNotFound, http.StatusTooManyRequests, http.StatusServiceUnavailable,
+				http.StatusNotImplemented:
 				answer{resp, respBody}.error(t)
 				return
 			}

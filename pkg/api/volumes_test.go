@@ -88,13 +88,16 @@ func volumesBody(more, volumes string) string {
 	return `{"image":{"uri":"python"},"entrypoint":["x"],"volumes":[` + volumes + `]` + more + `}`
 }
 
-// TestVolumesOfACreation: what SDKs send is what is mounted.
+// TestVolumesOfACreation: what SDKs send is what is mounted. The Python SDK sends nulls;
+// the document is of OpenAPI 3.1 and says that as in 3.0, so the request is lenient.
 func TestVolumesOfACreation(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.VolumeBytes = 10 << 30 })
 	a := w.do("POST", "/v1/sandboxes", volumesBody("", `
-		{"name":"data","pvc":{"claimName":"my-data","createIfNotExists":true,"deleteOnSandboxTermination":false,"storageClass":null,"storage":null,"accessModes":null},"mountPath":"/data/","readOnly":false},
-		{"name":"part","pvc":{"claimName":"other","createIfNotExists":false,"deleteOnSandboxTermination":true,"storage":"1.5Gi","accessModes":["ReadWriteOnce"]},"mountPath":"/data/part","readOnly":true,"subPath":"a/./b/"},
-		{"name":"host","host":{"path":"/srv//shared/"},"mountPath":"/mnt/h","subPath":null}`), "X-Lenient", "1") // nulls, as the Python SDK has them; the document is of OpenAPI 3.1 and says it as in 3.0
+		{"name":"data","pvc":{"claimName":"my-data","createIfNotExists":true,"deleteOnSandboxTermination":false,
+			"storageClass":null,"storage":null,"accessModes":null},"mountPath":"/data/","readOnly":false},
+		{"name":"part","pvc":{"claimName":"other","createIfNotExists":false,"deleteOnSandboxTermination":true,
+			"storage":"1.5Gi","accessModes":["ReadWriteOnce"]},"mountPath":"/data/part","readOnly":true,"subPath":"a/./b/"},
+		{"name":"host","host":{"path":"/srv//shared/"},"mountPath":"/mnt/h","subPath":null}`), "X-Lenient", "1")
 	if a.StatusCode != 202 {
 		t.Fatalf("%d %s", a.StatusCode, a.body)
 	}
@@ -131,35 +134,52 @@ func TestVolumesRefused(t *testing.T) {
 	claim := func(fields string) string { return one(`"name":"v","mountPath":"/v","pvc":{` + fields + `}`) }
 	long := func(n int) string { return `"/` + strings.Repeat("x", n) + `"` }
 	for name, c := range map[string]struct{ body, code, says string }{
-		"no name":          {one(pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
-		"name upper":       {one(`"name":"V",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
-		"name long":        {one(`"name":"` + strings.Repeat("v", 64) + `",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
-		"name newline":     {one(`"name":"v\n",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
-		"name twice":       {volumesBody("", `{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"v",`+pvc+`,"mountPath":"/w"}`), "DUPLICATE_NAME", "another"},
-		"no backend":       {one(`"name":"v","mountPath":"/v"`), "INVALID_BACKEND", "0 backends"},
-		"unknown backend":  {one(`"name":"v","mountPath":"/v","nfs":{"server":"x"}`), "INVALID_BACKEND", "0 backends"},
-		"two backends":     {one(`"name":"v","mountPath":"/v","host":{"path":"/srv"},` + pvc), "INVALID_BACKEND", "2 backends"},
-		"ossfs":            {one(`"name":"v","mountPath":"/v","ossfs":{"bucket":"b-1","endpoint":"e","accessKeyId":"secret-id","accessKeySecret":"secret-key"}`), "UNSUPPORTED_BACKEND", "buckets"},
-		"no path":          {one(`"name":"v",` + pvc), "INVALID_MOUNT_PATH", "absolute"},
-		"relative":         {at(`"v"`), "INVALID_MOUNT_PATH", "absolute"},
-		"windows":          {at(`"C:\\v"`), "INVALID_MOUNT_PATH", "absolute"},
-		"dots":             {at(`"/v/../proc"`), "INVALID_MOUNT_PATH", "without .."},
-		"NUL":              {at(`"/v\u0000"`), "INVALID_MOUNT_PATH", "absolute"},
-		"4096 characters":  {at(long(4095)), "INVALID_MOUNT_PATH", "at most 1024"},
-		"root":             {at(`"/"`), "INVALID_MOUNT_PATH", "its own files"},
-		"root, thrice":     {at(`"/./."`), "INVALID_MOUNT_PATH", "its own files"},
-		"proc":             {at(`"/proc"`), "INVALID_MOUNT_PATH", "its own files"},
-		"below proc":       {at(`"//proc//self/"`), "INVALID_MOUNT_PATH", "its own files"},
-		"sys":              {at(`"/sys/fs/cgroup"`), "INVALID_MOUNT_PATH", "its own files"},
-		"dev":              {at(`"/dev/shm"`), "INVALID_MOUNT_PATH", "its own files"},
-		"the agent":        {at(`"/opt/opensandbox/sandbox-agent"`), "INVALID_MOUNT_PATH", "its own files"},
-		"above the agent":  {at(`"/opt"`), "INVALID_MOUNT_PATH", "its own files"},
-		"the agent's own":  {at(`"/.sandboxd"`), "INVALID_MOUNT_PATH", "its own files"},
-		"hosts":            {at(`"/etc/hosts"`), "INVALID_MOUNT_PATH", "its own files"},
-		"above hosts":      {at(`"/etc"`), "INVALID_MOUNT_PATH", "its own files"},
-		"path twice":       {volumesBody("", `{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"w",`+pvc+`,"mountPath":"/v/"}`), "INVALID_MOUNT_PATH", "hide the other"},
-		"over a tmpfs":     {volumesBody(`,"extensions":{"sandboxd.tmpfs":"/v/cache"}`, `{"name":"v",`+pvc+`,"mountPath":"/v"}`), "INVALID_MOUNT_PATH", "in memory"},
-		"on a tmpfs":       {volumesBody(`,"extensions":{"sandboxd.tmpfs":"/v"}`, `{"name":"v",`+pvc+`,"mountPath":"/v"}`), "INVALID_MOUNT_PATH", "in memory"},
+		"no name":      {one(pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
+		"name upper":   {one(`"name":"V",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
+		"name long":    {one(`"name":"` + strings.Repeat("v", 64) + `",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
+		"name newline": {one(`"name":"v\n",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
+		"name twice": {
+			volumesBody("", `{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"v",`+pvc+`,"mountPath":"/w"}`),
+			"DUPLICATE_NAME", "another",
+		},
+		"no backend":      {one(`"name":"v","mountPath":"/v"`), "INVALID_BACKEND", "0 backends"},
+		"unknown backend": {one(`"name":"v","mountPath":"/v","nfs":{"server":"x"}`), "INVALID_BACKEND", "0 backends"},
+		"two backends":    {one(`"name":"v","mountPath":"/v","host":{"path":"/srv"},` + pvc), "INVALID_BACKEND", "2 backends"},
+		"ossfs": {
+			one(
+				`"name":"v","mountPath":"/v","ossfs":{"bucket":"b-1","endpoint":"e",` +
+					`"accessKeyId":"secret-id","accessKeySecret":"secret-key"}`),
+			"UNSUPPORTED_BACKEND", "buckets",
+		},
+		"no path":         {one(`"name":"v",` + pvc), "INVALID_MOUNT_PATH", "absolute"},
+		"relative":        {at(`"v"`), "INVALID_MOUNT_PATH", "absolute"},
+		"windows":         {at(`"C:\\v"`), "INVALID_MOUNT_PATH", "absolute"},
+		"dots":            {at(`"/v/../proc"`), "INVALID_MOUNT_PATH", "without .."},
+		"NUL":             {at(`"/v\u0000"`), "INVALID_MOUNT_PATH", "absolute"},
+		"4096 characters": {at(long(4095)), "INVALID_MOUNT_PATH", "at most 1024"},
+		"root":            {at(`"/"`), "INVALID_MOUNT_PATH", "its own files"},
+		"root, thrice":    {at(`"/./."`), "INVALID_MOUNT_PATH", "its own files"},
+		"proc":            {at(`"/proc"`), "INVALID_MOUNT_PATH", "its own files"},
+		"below proc":      {at(`"//proc//self/"`), "INVALID_MOUNT_PATH", "its own files"},
+		"sys":             {at(`"/sys/fs/cgroup"`), "INVALID_MOUNT_PATH", "its own files"},
+		"dev":             {at(`"/dev/shm"`), "INVALID_MOUNT_PATH", "its own files"},
+		"the agent":       {at(`"/opt/opensandbox/sandbox-agent"`), "INVALID_MOUNT_PATH", "its own files"},
+		"above the agent": {at(`"/opt"`), "INVALID_MOUNT_PATH", "its own files"},
+		"the agent's own": {at(`"/.sandboxd"`), "INVALID_MOUNT_PATH", "its own files"},
+		"hosts":           {at(`"/etc/hosts"`), "INVALID_MOUNT_PATH", "its own files"},
+		"above hosts":     {at(`"/etc"`), "INVALID_MOUNT_PATH", "its own files"},
+		"path twice": {
+			volumesBody("", `{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"w",`+pvc+`,"mountPath":"/v/"}`),
+			"INVALID_MOUNT_PATH", "hide the other",
+		},
+		"over a tmpfs": {
+			volumesBody(`,"extensions":{"sandboxd.tmpfs":"/v/cache"}`, `{"name":"v",`+pvc+`,"mountPath":"/v"}`),
+			"INVALID_MOUNT_PATH", "in memory",
+		},
+		"on a tmpfs": {
+			volumesBody(`,"extensions":{"sandboxd.tmpfs":"/v"}`, `{"name":"v",`+pvc+`,"mountPath":"/v"}`),
+			"INVALID_MOUNT_PATH", "in memory",
+		},
 		"sub dots":         {sub(`"a/../../b"`), "INVALID_SUB_PATH", "without .."},
 		"sub absolute":     {sub(`"/a"`), "INVALID_SUB_PATH", "relative"},
 		"sub NUL":          {sub(`"a\u0000"`), "INVALID_SUB_PATH", "relative"},
@@ -175,14 +195,23 @@ func TestVolumesRefused(t *testing.T) {
 		"claim slash":      {claim(`"claimName":"a/b"`), "INVALID_PVC_NAME", "up to 253"},
 		"claim long":       {claim(`"claimName":"` + strings.Repeat("a", 254) + `"`), "INVALID_PVC_NAME", "up to 253"},
 		"claim of a route": {claim(`"claimName":"prune"`), "INVALID_PVC_NAME", "prune"},
-		"claim two ways":   {volumesBody("", `{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"w","mountPath":"/w","pvc":{"claimName":"c","storage":"1Gi"}}`), "INVALID_BACKEND", "two ways"},
-		"gVisor, twice":    {volumesBody("", `{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"w",`+pvc+`,"mountPath":"/v/x","readOnly":true}`), "INVALID_MOUNT_PATH", "twice"},
+		"claim two ways": {
+			volumesBody("",
+				`{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"w","mountPath":"/w","pvc":{"claimName":"c","storage":"1Gi"}}`),
+			"INVALID_BACKEND", "two ways",
+		},
+		"gVisor, twice": {
+			volumesBody("",
+				`{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"w",`+pvc+`,"mountPath":"/v/x","readOnly":true}`), "INVALID_MOUNT_PATH",
+			"twice",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.t = t
 			a := w.do("POST", "/v1/sandboxes", c.body)
 			var e wire.Error
-			if err := json.Unmarshal(a.body, &e); err != nil || a.StatusCode != 400 || e.Code != "VOLUME::"+c.code || !strings.Contains(e.Message, c.says) {
+			if err := json.Unmarshal(a.body, &e); err != nil || a.StatusCode != 400 || e.Code != "VOLUME::"+c.code ||
+				!strings.Contains(e.Message, c.says) {
 				t.Errorf("%d %s, want %s: %s", a.StatusCode, a.body, c.code, c.says)
 			}
 			if strings.Contains(string(a.body)+w.log.String(), "secret-") {
@@ -213,13 +242,15 @@ func TestVolumesRefused(t *testing.T) {
 		t.Errorf("%d sandboxes were made", len(w.recs))
 	}
 	w = newWorld(t, func(c *Config) { c.NoDisk = true })
-	if a := w.do("POST", "/v1/sandboxes", claim(`"claimName":"c","storage":"1Gi"`)); a.StatusCode != 400 || !strings.Contains(string(a.body), "plain directory") {
+	if a := w.do("POST", "/v1/sandboxes", claim(`"claimName":"c","storage":"1Gi"`)); a.StatusCode != 400 ||
+		!strings.Contains(string(a.body), "plain directory") {
 		t.Errorf("%d %s", a.StatusCode, a.body)
 	}
 	if a := w.do("POST", "/v1/sandboxes", claim(`"claimName":"c"`)); a.StatusCode != 202 {
 		t.Errorf("%d %s", a.StatusCode, a.body)
 	}
-	runc := volumesBody(`,"extensions":{"sandboxd.runtime":"runc"}`, `{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"w",`+pvc+`,"mountPath":"/v/x","readOnly":true}`)
+	runc := volumesBody(`,"extensions":{"sandboxd.runtime":"runc"}`,
+		`{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"w",`+pvc+`,"mountPath":"/v/x","readOnly":true}`)
 	if a := w.do("POST", "/v1/sandboxes", runc); a.StatusCode != 202 {
 		t.Errorf("twice on runc: %d %s", a.StatusCode, a.body)
 	}

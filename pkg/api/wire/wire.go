@@ -394,13 +394,14 @@ type Usage struct {
 	MemoryLimitBytes int64     `json:"memoryLimitBytes"`
 	CPUMicros        int64     `json:"cpuMicros"` // since the sandbox started
 	CPULimitMillis   int64     `json:"cpuLimitMillis"`
-	Pids             *int64    `json:"pids"` // the guest's own, threads included; null: only its agent knows (gVisor), which does not answer now
-	PidsLimit        int64     `json:"pidsLimit"`
-	OOMKills         int64     `json:"oomKills"`
-	DiskBytes        int64     `json:"diskBytes"`
-	DiskLimitBytes   int64     `json:"diskLimitBytes"`
-	RxBytes          int64     `json:"rxBytes"` // received by the sandbox
-	TxBytes          int64     `json:"txBytes"`
+	// the guest's own, threads included; null: only its agent knows (gVisor), which does not answer now
+	Pids           *int64 `json:"pids"`
+	PidsLimit      int64  `json:"pidsLimit"`
+	OOMKills       int64  `json:"oomKills"`
+	DiskBytes      int64  `json:"diskBytes"`
+	DiskLimitBytes int64  `json:"diskLimitBytes"`
+	RxBytes        int64  `json:"rxBytes"` // received by the sandbox
+	TxBytes        int64  `json:"txBytes"`
 }
 
 // StatsList answers GET /stats: all sandboxes that run or are paused. (ours)

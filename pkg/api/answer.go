@@ -1,0 +1,100 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// fail writes err as the answer, unless the answer has begun or nobody waits for it.
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	in := infoOf(r)
+	in.err = err
+	if errors.Is(err, context.Canceled) && r.Context().Err() != nil {
+		in.hungUp = true
+	}
+	if in.wrote {
+		return
+	}
+	status, body := httperr.Body(err, in.requestID)
+	if status == http.StatusServiceUnavailable || status == http.StatusTooManyRequests {
+		w.Header().Set("Retry-After", httperr.RetryAfter(err))
+	}
+	writeJSON(w, status, body)
+}
+
+// writeJSON answers with v and its length: clients of OpenSandbox take an
+// error without a body for a success.
+func writeJSON(w http.ResponseWriter, status int, v any) {
+	b, err := json.Marshal(v)
+	if err != nil { // only a bug can do this; no answer is worse than this one
+		status, b = http.StatusInternalServerError, []byte(`{"code":"GENERAL::UNKNOWN_ERROR","message":"the answer could not be encoded"}`)
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/json")
+	h.Set("Content-Length", strconv.Itoa(len(b)+1))
+	w.WriteHeader(status)
+	w.Write(append(b, '\n')) //nolint:errcheck // a client that left needs no answer
+}
+
+// writeEmpty answers without a body and says so.
+func writeEmpty(w http.ResponseWriter, status int) {
+	if status != http.StatusNoContent {
+		w.Header().Set("Content-Length", "0")
+	}
+	w.WriteHeader(status)
+}
+
+// writeText answers with one line of text.
+func writeText(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	w.Write([]byte(text + "\n")) //nolint:errcheck // a client that left needs no answer
+}
+
+// Limits of a body.
+const (
+	maxBody  = 16 << 20
+	bodyTime = time.Minute // to send a body of maxBody
+)
+
+// decode reads one JSON value of bounded size and depth. Unknown fields are
+// ignored, as OpenSandbox does; wrong types are not.
+func decode(w http.ResponseWriter, r *http.Request, v any) error {
+	b, err := readBody(w, r)
+	if err != nil {
+		return err
+	}
+	return spec.Decode(b, v)
+}
+
+// readBody reads a body of at most maxBody bytes.
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	tooLarge := func() error {
+		return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
+			"the body is larger than %d MiB; put data into the sandbox through its files API instead", maxBody>>20)
+	}
+	if r.ContentLength > maxBody {
+		w.Header().Set("Connection", "close") // else net/http would read on to keep the connection
+		return nil, tooLarge()
+	}
+	rc := http.NewResponseController(w)
+	rc.SetReadDeadline(time.Now().Add(bodyTime)) //nolint:errcheck // a recorder in a test has none
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	rc.SetReadDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return nil, tooLarge()
+	}
+	if err != nil {
+		return nil, errs.Wrap(err, errs.Invalid, "the body could not be read to its end; send it again")
+	}
+	return b, nil
+}

@@ -1,0 +1,72 @@
+package auth
+
+import (
+	"cmp"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Keyless reports whether the API is open to everybody who can connect. The first
+// key that somebody makes ends that.
+func (g *Guard) Keyless() bool { return g.insecure && len(*g.keys.all.Load()) == 0 }
+
+// FromPage refuses, where no key is asked for, the request of a web page. No page is
+// ours: those under this very address are guests', whose ports are served beside the
+// API, so the same origin proves nothing. Browsers send no Origin with a GET, and
+// Sec-Fetch-Site only to https and to loopback; by plain HTTP only the User-Agent is
+// left. A page may drop its Referer: one proves a page, none proves nothing.
+func (g *Guard) FromPage(r *http.Request) error {
+	if !g.Keyless() {
+		return nil
+	}
+	h := r.Header
+	site := h.Get("Sec-Fetch-Site")
+	switch {
+	case h.Get("Origin") != "", h.Get("Referer") != "", site != "" && site != "none":
+	case site == "" && strings.HasPrefix(h.Get("User-Agent"), "Mozilla/"):
+	default:
+		return nil
+	}
+	return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+		"this daemon asks for no key, so it takes nothing from web pages or browsers (this came from %q): guests serve pages under its "+
+			"address too; set listen.api_key_file to call it from a page",
+		httperr.Clip(cmp.Or(h.Get("Origin"), h.Get("Referer"), h.Get("User-Agent"), site), 80))
+}
+
+// foreign refuses requests that a browser sends for a foreign page: those with
+// another Origin, and those to a name that may be the page's own, bound anew to this
+// address (DNS rebinding). It is for a daemon that asks for no key. With a key neither
+// matters, since no browser sends the key by itself.
+func (g *Guard) foreign(r *http.Request) error {
+	host := hostname(r.Host)
+	_, err := netip.ParseAddr(host)
+	if err != nil && host != "localhost" && !strings.HasSuffix(host, ".localhost") && host != hostname(g.external) {
+		return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+			"this daemon asks for no key, so it answers only under an IP address, localhost or its listen.public_address, not as %q: any "+
+				"web page may have that name; use one of these, or set listen.api_key_file", httperr.Clip(host, 80))
+	}
+	if origin := r.Header.Get("Origin"); origin != "" {
+		u, err := url.Parse(origin)
+		if err != nil || !strings.EqualFold(u.Host, r.Host) && (g.external == "" || !strings.EqualFold(u.Host, g.external)) {
+			return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
+				"this daemon asks for no key, so it takes nothing from web pages of others, as %q; set listen.api_key_file to call it "+
+					"from a page", httperr.Clip(origin, 80))
+		}
+	}
+	return nil
+}
+
+// hostname is the host of a Host header, in lower case, without port and brackets.
+func hostname(hostport string) string {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	return strings.ToLower(strings.TrimSuffix(strings.Trim(host, "[]"), "."))
+}

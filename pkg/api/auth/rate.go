@@ -1,0 +1,53 @@
+package auth
+
+import (
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// rates bounds how many requests each client may send, in a second and at once.
+type rates struct {
+	perSecond int // 0: no bound
+	mu        sync.Mutex
+	of        map[string]*rate.Limiter // guarded by mu
+}
+
+// maxRates is how many clients are remembered. When there are more, idle ones are
+// forgotten.
+const maxRates = 4096
+
+// allow fails with the status 429 if client has sent too many.
+func (l *rates) allow(client string) error {
+	if l.perSecond == 0 {
+		return nil
+	}
+	l.mu.Lock()
+	lim := l.of[client]
+	if lim == nil {
+		if len(l.of) >= maxRates {
+			for c, old := range l.of {
+				if old.Tokens() >= float64(l.perSecond) {
+					delete(l.of, c)
+				}
+			}
+		}
+		lim = rate.NewLimiter(rate.Limit(l.perSecond), l.perSecond)
+		l.of[client] = lim
+	}
+	l.mu.Unlock()
+	turn := lim.Reserve()
+	wait := turn.Delay()
+	if wait == 0 {
+		return nil
+	}
+	turn.Cancel()
+	err := errs.New(errs.Exhausted, "%s sends more than %d requests a second, which is what each client may here "+
+		"(limits.requests_per_second); ask again in %s", client, l.perSecond, wait.Round(time.Millisecond))
+	return httperr.With(http.StatusTooManyRequests, errs.Retry(errs.Wire(err, "SANDBOX::RATE_LIMITED"), wait))
+}

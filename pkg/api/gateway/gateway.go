@@ -1,0 +1,139 @@
+// Package gateway carries a client's bytes to a port in a sandbox and back:
+//
+//	request ─▶ Target: which sandbox, which port, what of the path is the port's
+//	   ─▶ Serve: signature or token ─▶ does it run? ─▶ headers ─▶ agent or app
+//
+// A Target is named by the API's own route, or on a listener of the gateway's by
+// host, header or path (Names). Nothing here needs an API key: each port has a token,
+// and a signed address opens one port by itself. A key of an operator stands for
+// every token.
+//
+// The surprise: bytes pass through unread, with one exception. The last event of a
+// command's stream gets the reason added if the kernel killed the command for its
+// memory (kills.go).
+package gateway
+
+import (
+	"context"
+	"log"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Config is what a Gateway needs.
+type Config struct {
+	Names
+	// Secret signs tokens and addresses.
+	Secret []byte
+	// TrustedProxies are peers whose X-Forwarded-* is believed and passed on; that of
+	// a Unix socket always is.
+	TrustedProxies []netip.Prefix
+
+	Sandboxes Sandboxes
+	Agents    Agents
+	Guard     Guard
+	// Kills counts the processes of a sandbox that the kernel killed for its memory.
+	Kills func(id string) (int64, error)
+	// State is the state of a sandbox in the words of clients.
+	State func(*record.Record) string
+	// Accessed is called for each request that is let in to a sandbox that runs,
+	// unless the request asks not to renew it. It must not wait.
+	Accessed func(*http.Request, record.Record)
+
+	Log *log.Logger // gets what goes wrong behind an answer
+}
+
+// Sandboxes finds sandboxes. (api.Sandboxes)
+type Sandboxes interface {
+	// Await blocks while the sandbox is being brought up.
+	Await(ctx context.Context, idOrName string) (record.Record, error)
+	Get(ctx context.Context, idOrName string) (record.Record, error)
+	// Life ends when the sandbox has ended: a stream from it does not end by itself,
+	// since the link is gone and no packet tells.
+	Life(id string) context.Context
+}
+
+// Agents reaches into sandboxes. (agent)
+type Agents interface {
+	// Transport returns pooled connections to the agent of r. Whatever goes
+	// through it is given the agent's token, so the gateway has authorised it
+	// before; the host of the request's URL does not matter to it.
+	Transport(r record.Record) http.RoundTripper
+	// Dial connects to a port at the address of r. What listens on loopback
+	// only refuses that, and is reached through the agent's /proxy/{port}.
+	Dial(ctx context.Context, r record.Record, port uint16) (net.Conn, error)
+}
+
+// Guard knows the API keys. (auth.Guard)
+type Guard interface {
+	// Role is what a text opens as an API key; empty: nothing.
+	Role(secret string) record.Role
+	// Holds reports whether the value of a header holds an API key.
+	Holds(value string) bool
+	// Public reports whether guests' ports are open to the sender without a token.
+	Public(r *http.Request) bool
+	// FromPage refuses web pages where the API asks for no key.
+	FromPage(r *http.Request) error
+	// Refusal is why the key of a request, if it has one, opens no port; nil: it has none.
+	Refusal(r *http.Request, role record.Role) error
+}
+
+// A Visit is one request to a port: what the API knows of its sender, and what the
+// gateway notes for the line in the log. Only the request's own goroutine touches it.
+type Visit struct {
+	Role record.Role // of the sender's API key or Unix socket; empty: none
+	Peer string      // the other end of the connection, for the log
+	Unix bool        // the request came by a Unix socket
+
+	Actor   string // who was let in by a token; empty: whom the API names
+	Runs    bool   // the request has the agent run a command or code
+	Runtime string // of the sandbox
+	Image   string // of the sandbox
+	Guest   bool   // the answer's status may be the guest's choice
+	// Hold: the headers of the answer need no packet of their own, because the first
+	// of its body follows at once.
+	Hold bool
+}
+
+// A Gateway serves ports of sandboxes. Make one with New.
+type Gateway struct {
+	cfg   Config
+	ports *http.Transport // to ports other than the agent's
+}
+
+// New makes a Gateway.
+func New(c Config) *Gateway {
+	g := &Gateway{cfg: c}
+	g.ports = g.portTransport()
+	return g
+}
+
+// Close drops idle connections into sandboxes.
+func (g *Gateway) Close() { g.ports.CloseIdleConnections() }
+
+// Ours reports whether a port is the daemon's own, and not the guest's.
+func Ours(port uint16) bool { return port == wire.AgentPort || port == wire.EgressPort }
+
+// Serve lets a request to a port of rec in if it may be, and carries it there and
+// the answer back, for as long as bytes flow. An error that it returns is to be the
+// answer, unless the answer has begun. CheckSignature comes before.
+func (g *Gateway) Serve(w http.ResponseWriter, r *http.Request, v *Visit, rec record.Record, port uint16, t Target) error {
+	if err := g.authorise(w, r, v, &rec, port, &t); err != nil {
+		return err
+	}
+	rec, err := g.Reachable(r.Context(), rec, port)
+	if err != nil {
+		return err
+	}
+	v.Runs = r.Method == http.MethodPost && port == wire.AgentPort && runs(strings.TrimSuffix(t.Rest, "/"))
+	v.Runtime, v.Image = rec.Spec.Runtime, rec.Spec.Image.Ref()
+	if !strings.EqualFold(strings.TrimSpace(r.Header.Get(wire.HeaderAccessRenew)), "skip") {
+		g.cfg.Accessed(r, rec)
+	}
+	return g.forward(w, r, v, rec, port, t)
+}

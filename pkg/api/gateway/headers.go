@@ -1,0 +1,145 @@
+package gateway
+
+import (
+	"net/http"
+	"net/http/httputil"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+)
+
+// cleanHeaders removes from a request what only the daemon may see, and says for whom
+// it is passed on. unix: it came by a Unix socket.
+func (g *Gateway) cleanHeaders(pr *httputil.ProxyRequest, port uint16, unix bool) {
+	h := pr.Out.Header
+	h.Del(wire.HeaderAccessRenew)
+	h.Del(wire.HeaderAPIKey)
+	h.Del(wire.HeaderEndpointToken)
+	h.Del(wire.HeaderSecureAccess)
+	h.Del(wire.HeaderIngressTo)
+	h.Del(wire.HeaderEgressToken)
+	if port != wire.AgentPort {
+		h.Del(wire.HeaderAgentToken)
+	}
+	for _, k := range []string{wire.HeaderAPIKeyOther, wire.HeaderAgentToken, "Authorization"} { // other values are the app's own
+		if k := http.CanonicalHeaderKey(k); len(h[k]) > 0 {
+			if h[k] = slices.DeleteFunc(slices.Clone(h[k]), g.cfg.Guard.Holds); len(h[k]) == 0 {
+				delete(h, k)
+			}
+		}
+	}
+	if strings.EqualFold(h.Get("Upgrade"), "h2c") || len(h["Http2-Settings"]) > 0 { // nobody here could read what follows
+		h.Del("Upgrade")
+		h.Del("Connection")
+		h.Del("Http2-Settings")
+	}
+	if cookies := pr.In.Cookies(); len(cookies) > 0 {
+		h.Del("Cookie")
+		for _, c := range cookies {
+			if !strings.HasPrefix(c.Name, tokenCookie) {
+				pr.Out.AddCookie(c)
+			}
+		}
+	}
+	g.forwarded(pr, unix)
+}
+
+// forwarded says for whom a request is passed on. An app would take what the client
+// says of that for ours, so it is removed, unless a trusted proxy says it.
+func (g *Gateway) forwarded(pr *httputil.ProxyRequest, unix bool) {
+	h, in := pr.Out.Header, pr.In.Header
+	if !unix && !g.trustedProxy(pr.In) {
+		for k := range h {
+			if strings.HasPrefix(k, "X-Forwarded-") || k == "X-Real-Ip" || k == "Forwarded" {
+				delete(h, k)
+			}
+		}
+		pr.SetXForwarded()
+		return
+	}
+	h["X-Forwarded-For"] = in["X-Forwarded-For"]
+	pr.SetXForwarded()
+	for _, k := range []string{"X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded"} { // ReverseProxy has taken them out
+		if v := in.Get(k); v != "" {
+			h.Set(k, v)
+		}
+	}
+	if unix {
+		h.Del("X-Forwarded-For") // a socket has no address
+	}
+}
+
+// trustedProxy reports whether the peer is one of Config.TrustedProxies.
+func (g *Gateway) trustedProxy(r *http.Request) bool {
+	peer, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && slices.ContainsFunc(g.cfg.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(peer.Addr().Unmap()) })
+}
+
+// hideFromGuest removes from every header what opens the port. A browser puts the
+// address that it was given into Referer and Origin, and a proxy in between puts it
+// into headers of its own.
+func (t *Target) hideFromGuest(h http.Header) {
+	for _, values := range h {
+		for i, v := range values {
+			if strings.Contains(v, tokenQuery) {
+				v = tokenInText.ReplaceAllString(v, "")
+			}
+			if t.sig.mac != "" && strings.Contains(strings.ToLower(v), t.sig.mac) {
+				if !strings.Contains(v, t.sig.mac) { // hosts have no case
+					v = strings.ToLower(v)
+				}
+				v = strings.NewReplacer("-"+t.sig.expires+"-"+t.sig.mac, "", "/"+t.sig.expires+"/"+t.sig.mac, "", t.sig.mac, "").Replace(v)
+			}
+			values[i] = v
+		}
+	}
+}
+
+// ofOrigin are headers about everything that is served at the answer's address, which
+// is more than one guest.
+var ofOrigin = []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Nel", "Report-To"}
+
+// relocate changes a redirect of an app to itself, at the root of host, so that it
+// leads to where the app is served: below prefix. Other redirects stay.
+func relocate(h http.Header, host, prefix string) {
+	was := h.Get("Location")
+	to := was
+	if rest, ok := strings.CutPrefix(to, "http://"+host); ok && (rest == "" || strings.ContainsRune("/?#", rune(rest[0]))) {
+		to = rest
+		if !strings.HasPrefix(to, "/") {
+			to = "/" + to
+		}
+	}
+	if strings.HasPrefix(to, "/") && !strings.HasPrefix(to, "//") && (prefix == "" || to != prefix && !strings.HasPrefix(to, prefix+"/")) {
+		to = prefix + to
+	}
+	if to != was {
+		h.Set("Location", to)
+	}
+}
+
+// ownCookies lets a guest set cookies for its own address alone: none for the domain
+// that it shares with others, and none that the gateway reads.
+func ownCookies(h http.Header) {
+	lines := h["Set-Cookie"]
+	if len(lines) == 0 {
+		return
+	}
+	kept := lines[:0]
+	for _, line := range lines {
+		if strings.HasPrefix(strings.TrimSpace(line), tokenCookie) {
+			continue
+		}
+		var parts []string
+		for i, p := range strings.Split(line, ";") {
+			name, _, _ := strings.Cut(strings.TrimSpace(p), "=")
+			if i == 0 || !strings.EqualFold(strings.TrimSpace(name), "domain") {
+				parts = append(parts, p)
+			}
+		}
+		kept = append(kept, strings.Join(parts, ";"))
+	}
+	h["Set-Cookie"] = kept
+}

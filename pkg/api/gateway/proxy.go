@@ -1,0 +1,123 @@
+package gateway
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/internal/relay"
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// forward copies request and answer as they come, for as long as bytes flow.
+func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec record.Record, port uint16, t Target) error {
+	rest, host := t.Rest, "localhost:"+strconv.Itoa(int(port)) // a server may check its name
+	transport := g.cfg.Agents.Transport(rec)
+	if port != wire.AgentPort {
+		transport = &portTripper{direct: g.ports, agent: transport, port: port}
+	}
+	small, err := smallBody(r, port)
+	if err != nil {
+		return httperr.Invalid("the body broke off: %s", err)
+	}
+	path, err := url.PathUnescape(rest)
+	if err != nil {
+		return httperr.Invalid("the path behind the port does not decode")
+	}
+	var explain func(*http.Response)
+	kills := int64(unknownKills)
+	if port == wire.AgentPort {
+		kills = g.kills(r.Method, path, rec)
+		explain = g.explainKills(r.Method, path, rec, kills)
+	}
+	var failed error
+	p := &httputil.ReverseProxy{
+		Transport:     transport,
+		FlushInterval: -1, // a millisecond's patience measured nothing: docs/benchmarks.md
+		ErrorLog:      g.cfg.Log,
+		BufferPool:    relay.Buffers{},
+		Rewrite: func(pr *httputil.ProxyRequest) {
+			out := pr.Out
+			out.URL.Scheme = "http"
+			out.URL.Host = net.JoinHostPort(poolKey(&rec), strconv.Itoa(int(port)))
+			out.URL.Path, out.URL.RawPath = cmp.Or(path, "/"), cmp.Or(rest, "/")
+			_, out.URL.RawQuery = cutQuery(pr.In.URL.RawQuery, tokenQuery)
+			out.Host = host
+			g.cleanHeaders(pr, port, v.Unix)
+			t.hideFromGuest(out.Header)
+			tellKills(out.Header, kills)
+			if small != nil {
+				pr.Out.Body = io.NopCloser(bytes.NewReader(small))
+			}
+		},
+		ModifyResponse: func(resp *http.Response) error {
+			if err := upgraded(resp); err != nil {
+				return err
+			}
+			resp.Header.Del(wire.HeaderRequestID) // ours stands already
+			for _, k := range ofOrigin {
+				resp.Header.Del(k)
+			}
+			v.Guest = true
+			if port == wire.AgentPort {
+				tellKills(resp.Header, kills) // ours and not the agent's: a client may rely on it
+				if explain != nil {
+					explain(resp)
+				}
+				v.Hold = resp.Header.Get("Content-Type") == agent.FramesType
+				for k := range resp.Header {
+					if strings.HasPrefix(k, "Access-Control-") {
+						resp.Header.Del(k)
+					}
+				}
+			} else {
+				relocate(resp.Header, host, t.base)
+				ownCookies(resp.Header)
+			}
+			return nil
+		},
+		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, err error) {
+			if ended, ok := errors.AsType[*errs.Error](context.Cause(r.Context())); ok {
+				err = ended
+			}
+			failed = Unreachable(err, rec.ID, port)
+		},
+	}
+	// An app may answer before it has read all; HTTP/1 servers of Go would wait for
+	// the rest first. A connection that cannot do both, as HTTP/2, need not.
+	http.NewResponseController(w).EnableFullDuplex() //nolint:errcheck // see above
+	ctx, cancel := g.UntilEnd(r.Context(), rec)
+	defer cancel()
+	if port != wire.AgentPort {
+		ctx = fewHints(ctx)
+	}
+	p.ServeHTTP(w, r.WithContext(ctx))
+	return failed
+}
+
+// maxSmall bounds, in bytes, what is read before it is passed on.
+const maxSmall = 32 << 10
+
+// smallBody reads a small body of a known length that goes to the agent; it is nil
+// for other bodies. The transport then sends it in one packet with its head, and the
+// agent wakes up once, not twice.
+func smallBody(r *http.Request, port uint16) ([]byte, error) {
+	if port != wire.AgentPort || r.ContentLength <= 0 || r.ContentLength > maxSmall {
+		return nil, nil
+	}
+	b := make([]byte, r.ContentLength)
+	_, err := io.ReadFull(r.Body, b)
+	return b, err
+}

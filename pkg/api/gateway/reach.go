@@ -1,0 +1,186 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// portTripper reaches a port of a sandbox: at the sandbox's address, and where
+// that is refused through the agent, because most development servers listen
+// on 127.0.0.1 only.
+type portTripper struct {
+	direct, agent http.RoundTripper
+	port          uint16
+}
+
+func (p *portTripper) RoundTrip(r *http.Request) (*http.Response, error) {
+	body := r.Body
+	first := r.Clone(r.Context())
+	if body != nil && body != http.NoBody {
+		first.Body = io.NopCloser(body) // a dial that fails must not close it
+	}
+	resp, err := p.direct.RoundTrip(first)
+	if err == nil || !errors.Is(err, syscall.ECONNREFUSED) {
+		return resp, err
+	}
+	second := r.Clone(r.Context())
+	prefix := "/proxy/" + strconv.Itoa(int(p.port))
+	second.URL.Path, second.URL.RawPath = prefix+r.URL.Path, prefix+r.URL.EscapedPath()
+	return p.agent.RoundTrip(second)
+}
+
+// maxHints is how many interim answers (1xx) may come before the real one.
+const maxHints = 32
+
+// fewHints bounds interim answers. ReverseProxy passes each on, which lifts the
+// transport's own bound.
+func fewHints(ctx context.Context) context.Context {
+	n := 0
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error {
+		if n++; n > maxHints {
+			return fmt.Errorf("more than %d interim answers", maxHints)
+		}
+		return nil
+	}})
+}
+
+// poolKey is the host of URLs into a sandbox, by which connections are pooled: its
+// id, which is never used twice, and which of its lives it is. Connections into the
+// life before look open, since the link went without a packet.
+func poolKey(r *record.Record) string {
+	return r.ID + "-" + strconv.FormatInt(r.Started.UnixNano(), 36)
+}
+
+// portTransport connects to ports other than the agent's. See poolKey.
+func (g *Gateway) portTransport() *http.Transport {
+	return &http.Transport{
+		Proxy: nil,
+		DialContext: func(ctx context.Context, _, addr string) (net.Conn, error) {
+			key, portText, err := net.SplitHostPort(addr)
+			if err != nil {
+				return nil, err
+			}
+			id, _, _ := strings.Cut(key, "-")
+			port, err := strconv.ParseUint(portText, 10, 16)
+			if err != nil {
+				return nil, err
+			}
+			rec, err := g.cfg.Sandboxes.Get(ctx, id)
+			if err != nil {
+				return nil, err
+			}
+			return g.cfg.Agents.Dial(ctx, rec, uint16(port))
+		},
+		DisableCompression:     true,
+		MaxIdleConnsPerHost:    4,
+		MaxIdleConns:           1024,
+		IdleConnTimeout:        30 * time.Second,
+		MaxResponseHeaderBytes: 64 << 10,
+	}
+}
+
+// holdPending is how long a request to the agent waits for a sandbox that is still
+// being made: SDKs poll every 200 ms, and so their first poll succeeds.
+const holdPending = 5 * time.Second
+
+// Reachable refuses a sandbox that does not run. A request to the agent waits for one
+// that is being made, and gets its record as it is then.
+func (g *Gateway) Reachable(ctx context.Context, rec record.Record, port uint16) (record.Record, error) {
+	if rec.State.Beginning() && port == wire.AgentPort {
+		hold, cancel := context.WithTimeout(ctx, holdPending)
+		defer cancel()
+		now, err := g.cfg.Sandboxes.Await(hold, rec.ID)
+		switch {
+		case err == nil:
+			rec = now
+		case ctx.Err() != nil:
+			return rec, ctx.Err()
+		case hold.Err() == nil:
+			return rec, fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
+		}
+	}
+	switch rec.State {
+	case record.Running:
+		return rec, nil
+	case record.Creating, record.Starting:
+		return rec, errs.New(errs.Unavailable, "sandbox %s is still being made; ask again in a moment", rec.ID)
+	case record.Deleting:
+		return rec, httperr.NoSandbox(rec.ID)
+	case record.Ended:
+		return rec, errs.New(errs.WrongState, "sandbox %s has ended (%s) and answers no more: %s", rec.ID, rec.Reason,
+			cmp.Or(rec.Message, "create another"))
+	case record.Pausing, record.Paused:
+		return rec, errs.New(errs.WrongState, "sandbox %s is %s and answers nothing; resume it first", rec.ID, g.cfg.State(&rec))
+	}
+	return rec, errs.New(errs.Unavailable, "sandbox %s is %s; ask again in a moment", rec.ID, g.cfg.State(&rec))
+}
+
+// drainTime is how long the last bytes of a sandbox that has ended may take to
+// arrive.
+const drainTime = time.Second
+
+// UntilEnd is a context for bytes from a sandbox: it ends soon after the sandbox has,
+// and its cause says so. The link is gone then, and no packet tells.
+func (g *Gateway) UntilEnd(ctx context.Context, was record.Record) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	// A callback, and no goroutine that waits: there may be 1,000 terminals.
+	stop := context.AfterFunc(g.cfg.Sandboxes.Life(was.ID), func() {
+		t := time.NewTimer(drainTime)
+		defer t.Stop()
+		select {
+		case <-t.C:
+			if err := g.ended(ctx, was); err != nil {
+				cancel(err)
+			}
+		case <-ctx.Done():
+		}
+	})
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// ended says how a sandbox ended. It is nil if the sandbox lives on, as it was, and is
+// only not watched for its end.
+func (g *Gateway) ended(ctx context.Context, was record.Record) error {
+	id := was.ID
+	rec, err := g.cfg.Sandboxes.Get(ctx, id)
+	switch {
+	case errs.Is(err, errs.NotFound):
+		return errs.New(errs.NotFound, "sandbox %s ended (deleted) during the request", id)
+	case err == nil && (rec.State == record.Ended || rec.State == record.Stopping):
+		return errs.New(errs.WrongState, "sandbox %s ended (%s) during the request: %s", id, rec.Reason, rec.Message)
+	case err == nil && !was.Started.IsZero() && !rec.Started.Equal(was.Started):
+		return errs.New(errs.WrongState, "sandbox %s ended during the request, and was started again since; ask again", id)
+	}
+	return nil
+}
+
+// Unreachable says that nothing answers at a port, in the form that SDKs expect: 502
+// with a body.
+func Unreachable(err error, id string, port uint16) error {
+	if _, ok := errors.AsType[*errs.Error](err); ok {
+		return err
+	}
+	what := "nothing listens there, or it hung up"
+	if errors.Is(err, context.DeadlineExceeded) {
+		what = "it did not answer in time"
+	}
+	e := errs.Wrap(err, errs.Unavailable, "port %d of sandbox %s can not be reached: %s; start a server there, or look at the sandbox "+
+		"with `sandboxctl inspect %s`", port, id, what, id)
+	return httperr.With(http.StatusBadGateway, errs.Wire(e, "GENERAL::UNKNOWN_ERROR"))
+}

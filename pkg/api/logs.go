@@ -1,0 +1,204 @@
+package api
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/gateway"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// logHandlers read the output of entrypoints.
+type logHandlers struct {
+	sandboxes Sandboxes
+	agents    gateway.Agents
+	gateway   *gateway.Gateway
+}
+
+// maxLogs bounds what one look at the logs copies, in bytes: as much as an agent may
+// be told to keep. An agent that sends more is cut off.
+const maxLogs = spec.MaxLog
+
+// logs answers the output of the entrypoint, or its last lines. The agent has it while
+// the sandbox runs; afterwards the record has the end of it.
+func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	q := r.URL.Query()
+	follow, err := spec.ParseBool(cmp.Or(q.Get("follow"), "false"))
+	if err != nil {
+		return httperr.Invalid("follow: want true or false")
+	}
+	lines, err := strconv.Atoi(cmp.Or(q.Get("tail"), "-1"))
+	if err != nil || q.Has("tail") && lines < 0 || lines > agent.MaxLines {
+		return httperr.Invalid("tail %q: want a number of lines from 0 to %d; leave it out for all", httperr.Clip(q.Get("tail"), 20),
+			agent.MaxLines)
+	}
+	if rec.State.Beginning() {
+		if rec, err = l.sandboxes.Await(r.Context(), rec.ID); err != nil {
+			return fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
+		}
+	}
+	if len(rec.Spec.Entrypoint) == 0 {
+		return errs.New(errs.WrongState,
+			"sandbox %s was made without an entrypoint, so it has no logs; commands have theirs: `sandboxctl command logs`", rec.ID)
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/plain; charset=utf-8")
+	h.Set("X-Content-Type-Options", "nosniff")
+	if rec.State == record.Ended {
+		text := rec.LastOutput
+		if lines >= 0 {
+			count := agent.LastLines{Lines: lines}
+			io.WriteString(&count, text) //nolint:errcheck // never fails
+			text = text[len(text)-int(count.Bytes()):]
+		}
+		io.WriteString(w, text) //nolint:errcheck // a client that left needs no answer
+		return nil
+	}
+	if _, err := l.gateway.Reachable(r.Context(), rec, wire.AgentPort); err != nil {
+		return err
+	}
+	out := &tail{w: w, rc: http.NewResponseController(w)}
+	cursor := int64(0)
+	if lines >= 0 {
+		if cursor, err = l.seekLines(out, r, rec, lines, follow); err != nil {
+			return err
+		}
+	}
+	if cursor, err = l.copyLogs(out, r, rec, cursor, follow); err != nil || !follow {
+		return err
+	}
+	// The agent has sent all: the sandbox is about to end, and the daemon is about to
+	// notice. A person does not notice a tenth of a second.
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		now, err := l.sandboxes.Get(r.Context(), rec.ID)
+		switch {
+		case err != nil || now.State == record.Deleting:
+			return nil //nolint:nilerr // its end is the end of its logs
+		case now.State == record.Ended:
+			io.WriteString(w, out.missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
+			return nil
+		}
+		select {
+		case <-r.Context().Done():
+			return nil
+		case <-tick.C:
+		}
+		if now.State != record.Running {
+			continue
+		}
+		if next, err := l.copyLogs(out, r, rec, cursor, true); err == nil {
+			cursor = next
+		} // else it is about to end, and the next look tells
+	}
+}
+
+// seekLines returns the number of the byte that the last lines begin with. To find it,
+// it reads all that the agent has. out then remembers what is before, and without
+// follow it passes on no more than those lines.
+func (l *logHandlers) seekLines(out *tail, r *http.Request, rec record.Record, lines int, follow bool) (int64, error) {
+	count := agent.LastLines{Lines: lines}
+	end, err := l.copyLogs(io.MultiWriter(seen{out}, &count), r, rec, 0, false)
+	if err != nil {
+		return 0, err
+	}
+	n := count.Bytes()
+	out.last = out.last[:max(0, len(out.last)-int(n))]
+	if !follow {
+		out.w = agent.FirstBytes(out.w, n)
+	}
+	return max(0, end-n), nil
+}
+
+// tail passes output on at once, and remembers the end of it.
+type tail struct {
+	w    io.Writer
+	rc   *http.ResponseController
+	last []byte
+}
+
+// maxTail is how much output the record of an ended sandbox has, in bytes.
+const maxTail = 8 << 10
+
+func (t *tail) remember(b []byte) {
+	t.last = append(t.last, b...)
+	if n := len(t.last) - maxTail; n > 0 {
+		t.last = append(t.last[:0], t.last[n:]...)
+	}
+}
+
+// seen is output that is remembered and not passed on.
+type seen struct{ *tail }
+
+func (s seen) Write(b []byte) (int, error) {
+	s.remember(b)
+	return len(b), nil
+}
+
+func (t *tail) Write(b []byte) (int, error) {
+	t.remember(b)
+	n, err := t.w.Write(b)
+	if err == nil {
+		err = t.rc.Flush()
+	}
+	return n, err
+}
+
+// missing is the part of the last output that was written between the last look and
+// the end.
+func (t *tail) missing(final string) string {
+	for n := min(len(final), len(t.last)); n > 0; n-- {
+		if string(t.last[len(t.last)-n:]) == final[:n] {
+			return final[n:]
+		}
+	}
+	return final
+}
+
+// copyLogs copies what the entrypoint wrote since byte number cursor, with
+// follow until it has ended, and returns the number to go on with.
+func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, cursor int64, follow bool) (int64, error) {
+	q := url.Values{"cursor": {strconv.FormatInt(cursor, 10)}}
+	if follow {
+		q.Set("follow", "true")
+	}
+	ctx, cancel := l.gateway.UntilEnd(r.Context(), rec)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		"http://sandbox/command/"+agent.EntrypointID+"/logs?"+q.Encode(), nil)
+	if err != nil {
+		return cursor, err
+	}
+	resp, err := l.agents.Transport(rec).RoundTrip(req)
+	if err != nil {
+		return cursor, gateway.Unreachable(err, rec.ID, wire.AgentPort)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		return cursor, fmt.Errorf("logs of sandbox %s: the agent answers %d: %.200q", rec.ID, resp.StatusCode, b)
+	}
+	next, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64)
+	if err != nil || next < 0 {
+		return cursor, errs.New(errs.Internal, "the agent of sandbox %s gave no cursor with the logs", rec.ID)
+	}
+	if !follow {
+		if _, err := io.Copy(w, io.LimitReader(resp.Body, maxLogs)); err != nil {
+			return cursor, fmt.Errorf("copy logs of sandbox %s: %w", rec.ID, err)
+		}
+		return next, nil
+	}
+	n, _ := io.Copy(w, resp.Body) // where it breaks off, the sandbox died or the client left: either ends logs well
+	return next + n, nil
+}

@@ -1,0 +1,139 @@
+package api
+
+import (
+	"net/http"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// A route is one row of the table of all that the API serves.
+type route struct {
+	method string // or "*": every method; HEAD is GET without a body
+	// pattern is a path, segment by segment: {id} stands for any one, {kind=a|b} for
+	// one of these, {ref...} at the end for all that follow, and {...} for what the
+	// route ignores or passes on. All of it is also served below /v1.
+	//
+	// The name of a route in the log and in the metrics is its pattern, without "=a|b"
+	// and dots.
+	pattern string
+	// need is the least role of a caller, or one of the words below. A row without one is
+	// for admins.
+	need   record.Role
+	handle handler
+}
+
+// These stand where a route needs no role.
+const (
+	anyone record.Role = "anyone" // without a key
+	tokens record.Role = "tokens" // who has the token of the port; see port
+)
+
+// table is the one place where a path becomes public. A path that is not in it is not
+// served. TestRoles compares the table with the OpenAPI documents.
+//
+// A viewer sees nothing that opens a sandbox, as the headers of an endpoint do, and no
+// contents of files. Only admins remove what all clients share.
+//
+// The first pattern that fits a path counts, and its methods are all there are.
+func (s *Server) table() []route {
+	const viewer, operator, admin = record.Viewer, record.Operator, record.Admin
+	on := func(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
+		return on(s.sandboxes.sandboxes, f)
+	}
+	rows := []route{
+		{"GET", "/health", anyone, s.system.health},
+		{"GET", "/version", anyone, s.system.version}, // as upstream; without a key it is the release alone
+		{"GET", "/openapi.json", anyone, s.system.openAPI},
+		{"GET", "/docs", anyone, s.system.docs},
+
+		{"POST", "/sandboxes", operator, s.sandboxes.create},
+		{"GET", "/sandboxes", viewer, s.sandboxes.list},
+		{"GET", "/sandboxes/{id}", viewer, on(s.sandboxes.get)},
+		{"DELETE", "/sandboxes/{id}", operator, s.sandboxes.delete},
+		{"GET", "/sandboxes/{id}/inspect", viewer, on(s.sandboxes.inspect)},
+		{"GET", "/sandboxes/{id}/stats", viewer, on(s.stats.one)},
+		{"GET", "/sandboxes/{id}/logs", viewer, on(s.logs.logs)},
+		{"GET", "/sandboxes/{id}/diagnostics/{kind=logs|events|inspect|summary}", viewer, on(s.diagnostics.answer)},
+		{"PATCH", "/sandboxes/{id}/limits", operator, on(s.sandboxes.updateLimits)},
+		{"PATCH", "/sandboxes/{id}/metadata", operator, on(s.sandboxes.patchMetadata)},
+		{"POST", "/sandboxes/{id}/start", operator, on(s.sandboxes.start)},
+		{"POST", "/sandboxes/{id}/stop", operator, on(s.sandboxes.stop)},
+		{"POST", "/sandboxes/{id}/pause", operator, on(s.sandboxes.pause)},
+		{"POST", "/sandboxes/{id}/resume", operator, on(s.sandboxes.resume)},
+		{"POST", "/sandboxes/{id}/renew-expiration", operator, on(s.sandboxes.renew)},
+		{"POST", "/sandboxes/{id}/snapshots", operator, on(s.snapshots.create)},
+		{"GET", "/sandboxes/{id}/networkpolicy", viewer, on(s.policies.route)},
+		{"PUT", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
+		{"PATCH", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
+		{"DELETE", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
+		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)}, // its headers open the port
+		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},              // see port
+
+		{"GET", "/snapshots", viewer, s.snapshots.list},
+		{"GET", "/snapshots/{id}", viewer, s.snapshots.get},
+		{"DELETE", "/snapshots/{id}", operator, s.snapshots.delete},
+		{"GET", "/snapshots/{id}/inspect", viewer, s.snapshots.inspect},
+
+		{"GET", "/images", viewer, s.images.list},
+		{"POST", "/images", operator, s.images.load},
+		{"POST", "/images/build", operator, s.images.build},
+		{"POST", "/images/pull", operator, s.images.pull},
+		{"POST", "/images/prune", admin, s.images.prune},
+		{"GET", "/images/{ref}/export", operator, s.images.export},
+		{"GET", "/images/{ref...}", viewer, s.images.inspect},
+		{"DELETE", "/images/{ref...}", admin, s.images.remove},
+
+		{"GET", "/events", viewer, s.events.stream},
+		{"GET", "/stats", viewer, s.stats.all},
+		{"GET", "/diff", viewer, s.diffs.diff},
+
+		{"GET", "/keys", admin, s.keys.list},
+		{"POST", "/keys", admin, s.keys.create},
+		{"DELETE", "/keys/{name}", admin, s.keys.remove},
+
+		{"GET", "/system/info", viewer, s.system.info},
+		{"GET", "/system/df", viewer, s.system.df},
+		{"PUT", "/system/drain", admin, s.system.drain(true)}, // and on the host: see onTheHost
+		{"DELETE", "/system/drain", admin, s.system.drain(false)},
+		{"GET", "/system/backup", admin, s.system.backup},
+
+		{"POST", "/metrics/events", viewer, noTelemetry},
+		{"*", "/pools/{...}", viewer, never("KUBERNETES::POOL_NOT_SUPPORTED",
+			"a single host has no pools; SDK-side pools work without them")},
+		{"*", "/templates/{...}", viewer, never("FSB::API_NOT_SUPPORTED",
+			"templates are built by OpenSandbox's Kubernetes runtime, which this is not; make an image (sandboxctl image build, "+
+				"image import) or a snapshot of a sandbox, and create sandboxes from that")},
+	}
+	if s.cfg.NoVolumes {
+		return rows
+	}
+	return append(rows, []route{
+		{"GET", "/volumes", viewer, s.volumes.list},
+		{"POST", "/volumes", operator, s.volumes.create},
+		{"POST", "/volumes/prune", admin, s.volumes.prune}, // also what others want to keep
+		{"GET", "/volumes/{name}", viewer, s.volumes.inspect},
+		{"DELETE", "/volumes/{name}", operator, s.volumes.remove},
+	}...)
+}
+
+// Names of routes that are not patterns of the table.
+const (
+	nameNone    = "none"                        // of requests that have no route
+	nameGateway = "/{id}/{port}"                // of all requests to the gateway's listener
+	namePolicy  = "/sandboxes/{id}/proxy/18080" // the egress API, which is answered here
+)
+
+// noTelemetry accepts the telemetry of SDKs, and keeps none of it.
+func noTelemetry(w http.ResponseWriter, _ *http.Request) error {
+	writeEmpty(w, http.StatusNoContent)
+	return nil
+}
+
+// never answers every method with the same refusal: 400, which SDKs show with its text,
+// and after which no client tries again.
+func never(wireCode, text string) handler {
+	return func(http.ResponseWriter, *http.Request) error {
+		return errs.Wire(errs.New(errs.Unsupported, "%s", text), wireCode)
+	}
+}

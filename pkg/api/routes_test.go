@@ -1,0 +1,160 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/getkin/kin-openapi/openapi3"
+
+	openapi "github.com/sandboxd/sandboxd/api"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// documented lists method and path of every route in the documents: ours, and
+// OpenSandbox's for the server.
+func documented(t *testing.T) (all [][2]string) {
+	t.Helper()
+	own, err := openapi3.NewLoader().LoadFromData(openapi.YAML)
+	if err != nil {
+		t.Fatal(err)
+	}
+	docs := []*openapi3.T{own}
+	for _, name := range []string{"lifecycle", "diagnostic"} {
+		doc, err := openapi3.NewLoader().LoadFromFile("../../api/opensandbox/" + name + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		docs = append(docs, doc)
+	}
+	for _, doc := range docs {
+		for path, item := range doc.Paths.Map() {
+			for method := range item.Operations() {
+				if !slices.Contains(all, [2]string{method, path}) {
+					all = append(all, [2]string{method, path})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// row is the row of the table that serves a request.
+func (s *Server) row(method, path string) (route, bool) {
+	p, _ := s.routes.split(path)
+	if p == nil {
+		return route{}, false
+	}
+	row, ok := p.methods[method]
+	if !ok {
+		row, ok = p.methods["*"]
+	}
+	return row, ok
+}
+
+// TestRoles walks every route there is, with a key of every role: it is open to
+// those that the table names, and the table names nothing else.
+func TestRoles(t *testing.T) {
+	w := newWorld(t)
+	secrets := map[record.Role]string{}
+	for _, role := range record.Roles {
+		secrets[role] = w.key(t, "k-"+string(role), string(role))
+	}
+	// What no document has.
+	routes := append(documented(t), [][2]string{
+		{"POST", "/metrics/events"},
+		{"GET", "/pools"},
+		{"POST", "/templates"},
+		{"GET", "/sandboxes/{sandboxId}/diagnostics/inspect"},
+		{"GET", "/sandboxes/{sandboxId}/diagnostics/summary"},
+	}...)
+	used := map[string]bool{}
+	for _, rt := range routes {
+		method := rt[0]
+		path := strings.NewReplacer("{sandboxId}", "taaaaaaaaaaa", "{snapshotId}", "snap-x", "{port}", "8000", "{ref}", "nope", "{name}",
+			"nope", "{kind}", "logs").Replace(rt[1])
+		if strings.Contains(path, "{") {
+			t.Fatalf("%s: say what stands for its parameter", path)
+		}
+		row, ok := w.s.row(method, path)
+		if !ok {
+			t.Errorf("%s %s is documented and not served", method, path)
+			continue
+		}
+		used[row.method+" "+row.pattern] = true
+		found := w.s.routes.find(httptest.NewRequest(method, path, nil))
+		if found.need != row.need || found.handle == nil {
+			t.Errorf("%s %s is found with the role %q, and the table says %q", method, path, found.need, row.need)
+		}
+		open := row.need == anyone
+		if strings.HasSuffix(path, "/events") && method == "GET" {
+			continue // it does not end by itself
+		}
+		for _, role := range record.Roles {
+			a := w.do(method, path, "", "OPEN-SANDBOX-API-KEY", secrets[role])
+			byRole := a.StatusCode == http.StatusForbidden && strings.Contains(string(a.body), "has the role")
+			if may := open || role.Covers(row.need); byRole == may || a.StatusCode == http.StatusUnauthorized {
+				t.Errorf("%s %s as %s: %d %.200s", method, path, role, a.StatusCode, a.body)
+			}
+		}
+		if a := w.do(method, path, "", "OPEN-SANDBOX-API-KEY", ""); (a.StatusCode == http.StatusUnauthorized) == open {
+			t.Errorf("%s %s without a key: %d", method, path, a.StatusCode)
+		}
+	}
+	for _, row := range w.s.table() {
+		if key := row.method + " " + row.pattern; row.need != tokens && !used[key] {
+			t.Errorf("the table has %q, which no document has", key)
+		}
+	}
+}
+
+// TestRolesInTheProxy: a viewer's key opens no port, nor the policy, and the
+// tokens go on to do so.
+func TestRolesInTheProxy(t *testing.T) {
+	w := newWorld(t)
+	sb := w.create()
+	at := "/v1/sandboxes/" + sb.ID + "/proxy/"
+	viewer, operator := w.key(t, "v", "viewer"), w.key(t, "o", "operator")
+	for _, c := range []struct {
+		path, header, key string
+		want              int
+	}{
+		{"44772/ping", "OPEN-SANDBOX-API-KEY", viewer, 403},
+		{"44772/ping", "X-EXECD-ACCESS-TOKEN", viewer, 401},
+		{"44772/ping", "OPEN-SANDBOX-API-KEY", operator, 200},
+		{"44772/ping", "X-EXECD-ACCESS-TOKEN", operator, 200},
+		{"18080/policy", "OPEN-SANDBOX-API-KEY", viewer, 401},
+		{"18080/policy", "OPENSANDBOX-EGRESS-AUTH", viewer, 401},
+		{"18080/policy", "OPENSANDBOX-EGRESS-AUTH", operator, 200},
+		{"8000/", "OPEN-SANDBOX-API-KEY", viewer, 401},
+		{"8000/", "OPEN-SANDBOX-API-KEY", operator, 502}, // nothing listens there
+	} {
+		if a := w.do("GET", at+c.path, "", "OPEN-SANDBOX-API-KEY", "", c.header, c.key); a.StatusCode != c.want {
+			t.Errorf("%s by %s: %d %s, want %d", c.path, c.header, a.StatusCode, a.body, c.want)
+		}
+	}
+	if a := w.do("GET", at+"44772/ping", "", "OPEN-SANDBOX-API-KEY", viewer, "X-EXECD-ACCESS-TOKEN", "agent-token"); a.StatusCode != 200 {
+		t.Errorf("a viewer with the token: %d", a.StatusCode)
+	}
+}
+
+func TestRoleOrder(t *testing.T) {
+	var got []string
+	for _, have := range append([]record.Role{"", "root"}, record.Roles...) {
+		for _, need := range append([]record.Role{"", "root"}, record.Roles...) {
+			if have.Covers(need) {
+				got = append(got, fmt.Sprintf("%s>=%s", have, need))
+			}
+		}
+	}
+	if want := "viewer>=viewer operator>=viewer operator>=operator admin>=viewer admin>=operator admin>=admin"; strings.Join(got,
+		" ") != want {
+		t.Errorf("%s", got)
+	}
+	if n := len(newWorld(t).s.table()); n < 40 {
+		t.Errorf("only %d routes", n)
+	}
+}

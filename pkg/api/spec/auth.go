@@ -1,0 +1,28 @@
+package spec
+
+import (
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+)
+
+// maxAuth bounds user name and password together, in bytes. Tokens of registries
+// have some kilobytes.
+const maxAuth = 16 << 10
+
+// CheckAuth refuses credentials for a registry that nobody can have. Its errors
+// repeat nothing of them.
+func CheckAuth(field string, a *wire.ImageAuth) error {
+	switch {
+	case a == nil:
+		return nil
+	case a.Username == "" || a.Password == "":
+		return httperr.Invalid("%s needs both username and password; leave it out for an image that everybody may pull", field)
+	case strings.ContainsAny(a.Username, ":\x00\r\n"), strings.ContainsAny(a.Password, "\x00\r\n"):
+		return httperr.Invalid("%s holds a character that no user name (:) or no password (line breaks, NUL) can hold", field)
+	case len(a.Username)+len(a.Password) > maxAuth:
+		return httperr.Invalid("%s has %d bytes; at most %d are taken", field, len(a.Username)+len(a.Password), maxAuth)
+	}
+	return nil
+}

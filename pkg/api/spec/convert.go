@@ -1,0 +1,183 @@
+package spec
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// states has OpenSandbox's name for each of our states, and the reason that its
+// Docker runtime gives. It has two states for Ended and none for Deleting.
+var states = map[record.State][2]string{
+	record.Creating: {wire.Pending, "CONTAINER_STARTING"},
+	record.Starting: {wire.Pending, "CONTAINER_STARTING"},
+	record.Running:  {wire.Running, "CONTAINER_RUNNING"},
+	record.Pausing:  {wire.Pausing, "CONTAINER_PAUSING"},
+	record.Paused:   {wire.Paused, "CONTAINER_PAUSED"},
+	record.Resuming: {wire.Resuming, "CONTAINER_RESUMING"},
+	record.Stopping: {wire.Stopping, "CONTAINER_STOPPING"},
+	record.Deleting: {wire.Stopping, "CONTAINER_STOPPING"},
+}
+
+// StateOf is the state of r as clients see it.
+func StateOf(r *record.Record) string {
+	switch {
+	case r.State != record.Ended:
+		return states[r.State][0]
+	case r.Restarting(): // this end is not the last
+		return wire.Pending
+	case r.OK():
+		return wire.Terminated
+	}
+	return wire.Failed
+}
+
+func statusOf(r *record.Record) wire.Status {
+	st := wire.Status{State: StateOf(r), Reason: states[r.State][1], Message: r.Message}
+	if r.State == record.Ended {
+		st.Reason = string(r.Reason)
+	}
+	if !r.Changed.IsZero() {
+		t := Micros(r.Changed)
+		st.LastTransitionAt = &t
+	}
+	return st
+}
+
+// Sandbox shows a record to a client, without its token and its environment. How its
+// probe finds it is not in the record: the caller adds that.
+func Sandbox(r record.Record) wire.Sandbox {
+	out := wire.Sandbox{
+		ID:         r.ID,
+		Platform:   r.Spec.Platform,
+		Status:     statusOf(&r),
+		Metadata:   r.Spec.Labels,
+		Extensions: r.Spec.Extensions,
+		Entrypoint: r.Spec.Entrypoint,
+		CreatedAt:  Micros(r.Created),
+		Sandboxd: &wire.Info{
+			Name: r.Spec.Name, Runtime: r.Spec.Runtime, ImageName: ImageName(r.Spec.Image), ImageDigest: r.Spec.Image.Digest,
+			MemoryBytes: r.Spec.MemoryBytes, CPUMillis: r.Spec.CPUMillis, Pids: r.Spec.Pids, DiskBytes: r.Spec.DiskBytes,
+			CPUShares: r.Spec.CPUShares, ShmBytes: r.Spec.ShmBytes, LogBytes: r.Spec.LogBytes, ReadOnly: r.Spec.ReadOnly,
+			IOReadBps: r.Spec.IOReadBps, IOWriteBps: r.Spec.IOWriteBps, IOReadIOPS: r.Spec.IOReadIOPS, IOWriteIOPS: r.Spec.IOWriteIOPS,
+			Ports: showPublish(r.Spec.Publish), Network: string(r.Spec.Network.Mode), OneShot: r.Spec.OneShot, ExitCode: r.ExitCode,
+		},
+	}
+	for _, t := range r.Spec.Tmpfs {
+		out.Sandboxd.Tmpfs = append(out.Sandboxd.Tmpfs,
+			wire.Tmpfs{Path: t.Path, Bytes: t.Bytes, Mode: strconv.FormatUint(uint64(t.Mode), 8), Exec: t.Exec})
+	}
+	if r.Spec.Snapshot == "" {
+		out.Image = &wire.Image{URI: cmp.Or(r.Spec.ImageURI, ImageName(r.Spec.Image))}
+	} else {
+		out.SnapshotID = r.Spec.Snapshot
+	}
+	if out.Entrypoint == nil {
+		out.Entrypoint = []string{}
+	}
+	out.ExpiresAt = Moment(r.Expires)
+	out.Sandboxd.Restarts, out.Sandboxd.NextStart = r.Restarts, Moment(r.NextStart())
+	if r.Restarts > 0 {
+		out.Sandboxd.LastRestart = Moment(r.Started)
+	}
+	return out
+}
+
+// Moment is Micros for a field that is left out; nil for the zero time.
+func Moment(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	t = Micros(t)
+	return &t
+}
+
+// Micros is t as OpenSandbox writes times: in UTC, without nanoseconds, which not
+// every parser takes.
+func Micros(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
+
+// ImageName is name:tag of an image, or its digest if it has no name.
+func ImageName(i record.Image) string {
+	if i.Name == "" {
+		return i.Digest
+	}
+	return i.Ref()
+}
+
+// snapshotStates has OpenSandbox's name for each of our states of a snapshot, with
+// its reason and its message.
+var snapshotStates = map[record.SnapshotState][3]string{
+	record.SnapshotCreating: {wire.SnapshotCreating, "snapshot_accepted", "Snapshot creation accepted."},
+	record.SnapshotReady:    {wire.SnapshotReady, "snapshot_runtime_ready", "Snapshot is ready."},
+	record.SnapshotFailed:   {wire.SnapshotFailed, "snapshot_capture_failed", ""},
+	record.SnapshotDeleting: {wire.SnapshotDeleting, "snapshot_deleting", "Snapshot deletion accepted."},
+}
+
+// SnapshotStateOf is the state of a snapshot as clients see it.
+func SnapshotStateOf(s record.Snapshot) string { return snapshotStates[s.State][0] }
+
+// Snapshot shows a snapshot to a client.
+func Snapshot(s record.Snapshot) wire.Snapshot {
+	st := snapshotStates[s.State]
+	changed := Micros(s.Changed)
+	out := wire.Snapshot{
+		ID: s.ID, SandboxID: s.Source, Name: s.Name, CreatedAt: Micros(s.Created),
+		Status: wire.Status{State: st[0], Reason: st[1], Message: st[2], LastTransitionAt: &changed},
+	}
+	if s.State == record.SnapshotFailed {
+		out.Status.Message = s.Message
+	}
+	return out
+}
+
+// InspectSnapshot shows all there is to a snapshot.
+func InspectSnapshot(s record.Snapshot) wire.SnapshotInspection {
+	return wire.SnapshotInspection{
+		Snapshot: Snapshot(s), Image: ImageName(s.Image), ImageDigest: s.Image.Digest, Layers: s.Image.Layers, Bytes: s.Bytes,
+	}
+}
+
+// Inspect shows all there is to a sandbox but the values of its environment. What
+// its host calls it is not in the record: the caller adds that.
+func Inspect(r record.Record) wire.Inspection {
+	out := wire.Inspection{
+		Sandbox: Sandbox(r), Env: slices.Sorted(maps.Keys(r.Spec.Env)), Layers: r.Spec.Image.Layers,
+		Slot: r.Slot, State: string(r.State), LastOutput: r.LastOutput,
+	}
+	for _, v := range r.Spec.Volumes {
+		out.Volumes = append(out.Volumes, toWireMount(v))
+	}
+	for _, rule := range r.Spec.Network.Rules {
+		out.Rules = append(out.Rules, rule.String())
+	}
+	return out
+}
+
+// Image shows an image and its other names.
+func Image(i record.Image, aliases []string) wire.ImageInfo {
+	return wire.ImageInfo{
+		Name: i.Name, Tag: i.Tag, Digest: i.Digest, Bytes: i.Bytes, Created: i.Created.UTC().Truncate(time.Second), Aliases: aliases,
+	}
+}
+
+// InspectImage shows all there is to an image.
+func InspectImage(i record.Image, aliases []string) wire.ImageInspection {
+	return wire.ImageInspection{
+		ImageInfo: Image(i, aliases), Layers: i.Layers, Sources: i.Sources,
+		Env: i.Config.Env, Workdir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
+	}
+}
+
+// Volume shows a volume. How much is in it is not in the record: the caller adds that.
+func Volume(v record.VolumeInfo) wire.Volume {
+	out := wire.Volume{Name: v.Name, ID: v.ID, SizeBytes: v.Bytes, UsedBy: v.UsedBy, SandboxID: v.Owner, CreatedAt: Micros(v.Created)}
+	if out.UsedBy == nil {
+		out.UsedBy = []string{}
+	}
+	return out
+}

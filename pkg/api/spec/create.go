@@ -1,0 +1,228 @@
+package spec
+
+import (
+	"maps"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Limits of what a creation lists.
+const (
+	maxEnv      = 1000
+	maxEnvBytes = 1 << 20
+	maxArgs     = 1000      // of an entrypoint
+	maxArgBytes = 128 << 10 // of all of them; no program takes a longer one
+)
+
+// Spec makes the record of a creation. It checks everything but that the image or
+// the snapshot exists: the caller looks that up and puts it in.
+func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
+	spec := record.Spec{
+		Entrypoint: req.Entrypoint, Labels: req.Metadata, ResourceLimits: req.ResourceLimits,
+		Extensions: req.Extensions, Runtime: o.Runtime, SecureAccess: req.SecureAccess,
+	}
+	if err := refuse(req); err != nil {
+		return spec, err
+	}
+	if req.SnapshotID != "" && len(req.Entrypoint) == 0 && req.Extensions[wire.ExtIdle] != "true" {
+		req.Entrypoint = []string{"tail", "-f", "/dev/null"} // as the lifecycle document says
+		spec.Entrypoint = req.Entrypoint
+	}
+	for _, check := range []func() error{
+		func() error { return checkLabels(req.Metadata) },
+		func() error { return o.applyLimits(&spec, req.ResourceLimits) },
+		func() error { return applyEnv(&spec, req.Env) },
+		func() error { return applyPlatform(&spec, req.Platform) },
+		func() error { return o.applyPolicy(&spec, req.NetworkPolicy) },
+		func() error { return o.applyExtensions(&spec, req) },
+		func() error { return o.applyVolumes(&spec, req.Volumes) },
+		func() error { return o.applyTimeout(&spec, req) },
+		func() error { return checkEntrypoint(req) },
+	} {
+		if err := check(); err != nil {
+			return spec, err
+		}
+	}
+	return spec, nil
+}
+
+// refuse refuses what this release cannot do, and what never makes sense.
+func refuse(req *wire.CreateRequest) error {
+	switch {
+	case req.TemplateID != "":
+		return errs.Wire(errs.New(errs.Unsupported, "templateId: templates are built by OpenSandbox's Kubernetes runtime, which this is "+
+			"not; name an image, or a snapshot by snapshotId"), "FSB::API_NOT_SUPPORTED")
+	case given(req.Lifecycle):
+		return errs.Wire(errs.New(errs.Unsupported, "lifecycle: preStart and periodic hooks are not run here, so the sandbox would not be "+
+			"what was asked for; leave it out, and start such commands by the entrypoint or the command API (%s tells when a sandbox "+
+			"is ready)", wire.ExtReadyCmd), "SANDBOX::INVALID_PARAMETER")
+	case req.Extensions[wire.ExtPool] != "":
+		return errs.Wire(errs.New(errs.Unsupported, "extensions.poolRef: a single host has no pools; leave it out and name an image"),
+			"SANDBOX::UNSUPPORTED_POOL_REF")
+	case req.Image != nil && req.SnapshotID != "":
+		return httperr.Invalid("image and snapshotId are both given; a sandbox starts from one of them")
+	case len(req.SnapshotID) > maxSnapshotName:
+		return httperr.Invalid("snapshotId has %d characters; no snapshot here has an id or a name that long", len(req.SnapshotID))
+	case req.SnapshotID != "": // no image to look at
+	case req.Image == nil:
+		return httperr.Invalid("image is missing; send {\"image\":{\"uri\":\"python\"}} (`sandboxctl image ls` lists what there is)")
+	case strings.TrimSpace(req.Image.URI) == "":
+		return httperr.Invalid("image.uri is empty; send the name of an image (`sandboxctl image ls` lists what there is)")
+	case len(req.Image.URI) > 512:
+		return httperr.Invalid("image.uri has %d characters; no image here has a name longer than 512", len(req.Image.URI))
+	default:
+		if err := CheckAuth("image.auth", req.Image.Auth); err != nil {
+			return err
+		}
+	}
+	if req.CredentialProxy != nil && req.CredentialProxy.Enabled {
+		return errs.Wire(errs.New(errs.Unsupported, "credentialProxy comes with a later release; leave it out"),
+			"SANDBOX::INVALID_PARAMETER")
+	}
+	return nil
+}
+
+func checkEntrypoint(req *wire.CreateRequest) error {
+	idle := req.Extensions[wire.ExtIdle] == "true"
+	if len(req.Entrypoint) == 0 {
+		if idle {
+			return nil
+		}
+		return errs.Wire(httperr.Invalid("entrypoint is missing; send the command to run, as [\"tail\",\"-f\",\"/dev/null\"], "+
+			"or extension %s=true for none", wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
+	}
+	total := 0
+	for i, a := range req.Entrypoint {
+		total += len(a) + 1
+		if strings.ContainsRune(a, 0) {
+			return errs.Wire(httperr.Invalid("entrypoint[%d] holds a NUL byte, which no argument can", i), "DOCKER::INVALID_ENTRYPOINT")
+		}
+	}
+	switch {
+	case idle:
+		return httperr.Invalid("both an entrypoint and extension %s=true are given; leave one out", wire.ExtIdle)
+	case req.Entrypoint[0] == "":
+		return errs.Wire(httperr.Invalid("entrypoint[0] is empty; it names the program to run"), "DOCKER::INVALID_ENTRYPOINT")
+	case total > maxArgBytes || len(req.Entrypoint) > maxArgs:
+		return errs.Wire(httperr.Invalid("entrypoint has %d arguments of %d bytes; at most %d of %d fit", len(req.Entrypoint), total,
+			maxArgs, maxArgBytes), "DOCKER::INVALID_ENTRYPOINT")
+	}
+	return nil
+}
+
+// envLifecycle is how OpenSandbox hands hooks to its agent.
+const envLifecycle = "OPENSANDBOX_LIFECYCLE"
+
+func applyEnv(spec *record.Spec, env map[string]*string) error {
+	if len(env) > maxEnv {
+		return httperr.Invalid("env has %d variables; at most %d are taken", len(env), maxEnv)
+	}
+	total := 0
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		v := env[k]
+		switch {
+		case v == nil: // Python's SDK sends null for "not set"
+			continue
+		case k == "" || strings.ContainsAny(k, "=\x00"):
+			return httperr.Invalid("env: %q can not be the name of a variable; it must not be empty nor hold = or NUL", httperr.Clip(k, 80))
+		case k == envLifecycle:
+			return httperr.Invalid("env: %s is reserved by OpenSandbox for lifecycle hooks, which are not run here; leave it out", k)
+		case strings.ContainsRune(*v, 0):
+			return httperr.Invalid("env: the value of %q holds a NUL byte, which no variable can", httperr.Clip(k, 80))
+		}
+		if total += len(k) + len(*v) + 2; total > maxEnvBytes {
+			return httperr.Invalid("env is larger than %d KiB in all; put the data into a file", maxEnvBytes>>10)
+		}
+		if spec.Env == nil {
+			spec.Env = map[string]string{}
+		}
+		spec.Env[k] = *v
+	}
+	return nil
+}
+
+func applyPlatform(spec *record.Spec, p *wire.Platform) error {
+	switch {
+	case p == nil:
+		return nil
+	case p.OS == "" || p.Arch == "":
+		return httperr.Invalid("platform needs both os and arch, as {\"os\":\"linux\",\"arch\":\"%s\"}", runtime.GOARCH)
+	case p.OS != "linux" || p.Arch != runtime.GOARCH:
+		return httperr.Invalid("platform %s/%s can not run here; this host is linux/%s", httperr.Clip(p.OS, 20), httperr.Clip(p.Arch, 20),
+			runtime.GOARCH)
+	}
+	spec.Platform = map[string]string{"os": p.OS, "arch": p.Arch}
+	return nil
+}
+
+func (o *Offer) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error {
+	ext, has := req.Extensions[wire.ExtTimeout]
+	switch {
+	case has && req.Timeout != nil:
+		return httperr.Invalid("timeout and extension %s are both given; leave one out", wire.ExtTimeout)
+	case has:
+		d, err := time.ParseDuration(ext)
+		if err != nil || d < time.Second {
+			return httperr.Invalid("extension %s %q: want a duration of at least 1s, as 90s or 30m", wire.ExtTimeout, httperr.Clip(ext, 40))
+		}
+		spec.Timeout = d
+	case req.Timeout != nil:
+		n := *req.Timeout
+		if n < 60 {
+			return httperr.Invalid(
+				"timeout %d: want at least 60 seconds, or none for a sandbox that lives until it is deleted (extension %s takes "+
+					"shorter ones)", n, wire.ExtTimeout)
+		}
+		if n > int64(100*365*24*time.Hour/time.Second) {
+			return httperr.Invalid("timeout %d is more than a hundred years; leave it out for a sandbox that lives until it is deleted", n)
+		}
+		spec.Timeout = time.Duration(n) * time.Second
+	}
+	if spec.Timeout == 0 {
+		spec.Timeout = o.MaxTimeout // 0: no limit
+	}
+	if o.MaxTimeout > 0 && spec.OneShot { // a lease: whoever holds it renews it
+		spec.Timeout = min(spec.Timeout, o.MaxTimeout)
+	}
+	if o.MaxTimeout > 0 && spec.Timeout > o.MaxTimeout {
+		return httperr.Invalid("timeout of %s is longer than this host allows; the longest is %s", spec.Timeout, o.MaxTimeout)
+	}
+	if spec.Timeout > 100*365*24*time.Hour {
+		return httperr.Invalid("a timeout of %s is more than a hundred years; leave it out for a sandbox that lives until it is deleted",
+			spec.Timeout)
+	}
+	return nil
+}
+
+// Renewal checks the time that a sandbox is to live until, at the moment now.
+// MaxTimeout bounds what a creation asks for, so that forgotten sandboxes end; a
+// client that renews has not forgotten. (OpenSandbox: "the creation-time limit does
+// not apply".)
+func Renewal(expiresAt string, rec *record.Record, now time.Time) (time.Time, error) {
+	bad := func(code errs.Code, format string, args ...any) error {
+		return errs.Wire(errs.New(code, format, args...), "DOCKER::INVALID_EXPIRATION")
+	}
+	t, err := ParseTime(expiresAt)
+	if err != nil {
+		return t, bad(errs.Invalid, "expiresAt %q is not a time; send RFC 3339, as 2030-01-02T15:04:05Z", httperr.Clip(expiresAt, 60))
+	}
+	at := t.UTC().Format(time.RFC3339)
+	switch {
+	case !t.After(now):
+		return t, bad(errs.Invalid, "expiresAt %s is not in the future (the daemon's clock says %s); send a later time, or delete the "+
+			"sandbox", at, now.UTC().Format(time.RFC3339))
+	case t.After(now.AddDate(100, 0, 0)):
+		return t, bad(errs.Invalid, "expiresAt %s is more than a hundred years ahead; create the sandbox without a timeout to keep it "+
+			"until it is deleted", at)
+	case rec.Expires.IsZero():
+		return t, bad(errs.WrongState, "sandbox %s has no timeout and lives until it is deleted; there is nothing to renew", rec.ID)
+	}
+	return t, nil
+}

@@ -1,0 +1,168 @@
+package spec
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// Limits of what a creation asks for as an extension.
+const (
+	maxAllow    = 1024     // rules of sandboxd.allow
+	maxExts     = 64       // extensions
+	maxExtBytes = 64 << 10 // of all of them, sandboxd.allow among them
+)
+
+// applyExtensions reads the extensions whose names we know. It keeps others as they
+// are, but for unknown names that begin with "sandboxd.".
+func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) error {
+	if len(req.Extensions) > maxExts {
+		return httperr.Invalid("extensions has %d entries; at most %d are kept", len(req.Extensions), maxExts)
+	}
+	total := 0
+	for k, v := range req.Extensions {
+		total += len(k) + len(v)
+	}
+	if total > maxExtBytes {
+		return httperr.Invalid("extensions is larger than %d KiB in all, %s included; at most that is kept", maxExtBytes>>10, wire.ExtAllow)
+	}
+	for _, k := range slices.Sorted(maps.Keys(req.Extensions)) {
+		v := req.Extensions[k]
+		var err error
+		switch k {
+		case wire.ExtName:
+			spec.Name, err = v, checkName(v)
+		case wire.ExtRuntime:
+			spec.Runtime = v
+			if !slices.Contains(o.Runtimes, v) {
+				err = httperr.Invalid("extension %s %q is not a runtime of this host; there are: %s", k, httperr.Clip(v, 40),
+					strings.Join(o.Runtimes, ", "))
+			}
+		case wire.ExtOneShot:
+			spec.OneShot, err = extBool(k, v)
+		case wire.ExtIdle:
+			_, err = extBool(k, v)
+		case wire.ExtReadOnly:
+			spec.ReadOnly, err = extBool(k, v)
+		case wire.ExtTmpfs:
+			spec.Tmpfs, err = parseTmpfs(v, spec.MemoryBytes)
+		case wire.ExtPublish:
+			spec.Publish, err = parsePublish(v)
+		case wire.ExtPrestart:
+			spec.Prestart, err = parsePrestart(v)
+		case wire.ExtRestart:
+			spec.Restart, err = parseRestart(v)
+		// all at once
+		case wire.ExtReadyCmd, wire.ExtReadyPort, wire.ExtReadyInterval, wire.ExtReadyTimeout, wire.ExtReadyRetries,
+			wire.ExtReadyStartPeriod:
+		case wire.ExtRenew:
+			_, err = ParseRenew(v)
+		case wire.ExtNetwork, wire.ExtAllow, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
+		default:
+			if strings.HasPrefix(k, "sandboxd.") {
+				err = httperr.Invalid(
+					"extension %q is unknown; ours are name, runtime, network, allow, timeout, oneshot, idle, readonly, tmpfs, prestart, "+
+						"publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, ready.retries and "+
+						"ready.start-period, each "+
+						"after \"sandboxd.\"", httperr.Clip(k, 60))
+			} else if len(k)+len(v) > 4096 {
+				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if spec.SecureAccess && len(spec.Publish) > 0 {
+		return httperr.Invalid(
+			"secureAccess and extension %s are both given: who connects to a published port sends no token; leave one out", wire.ExtPublish)
+	}
+	if err := applyHealth(spec, req.Extensions); err != nil {
+		return err
+	}
+	return o.applyNetworkExtensions(spec, req)
+}
+
+func (o *Offer) applyNetworkExtensions(spec *record.Spec, req *wire.CreateRequest) error {
+	mode, hasMode := req.Extensions[wire.ExtNetwork]
+	allow, hasAllow := req.Extensions[wire.ExtAllow]
+	if !hasMode && !hasAllow {
+		return nil
+	}
+	if given(req.NetworkPolicy) {
+		return httperr.Invalid("networkPolicy and the extensions %s or %s are both given; say it in one place", wire.ExtNetwork,
+			wire.ExtAllow)
+	}
+	if hasMode {
+		switch m := record.NetworkMode(mode); m {
+		case record.NetworkNone, record.NetworkRules, record.NetworkOpen:
+			spec.Network.Mode = m
+		default:
+			return httperr.Invalid("extension %s %q: want none, rules or open", wire.ExtNetwork, httperr.Clip(mode, 20))
+		}
+	} else if spec.Network.Mode == record.NetworkNone {
+		spec.Network.Mode = record.NetworkRules // asking for a rule asks for the mode that has rules
+	}
+	if !hasAllow || strings.TrimSpace(allow) == "" {
+		return nil
+	}
+	if spec.Network.Mode == record.NetworkNone {
+		return httperr.Invalid("extension %s has rules, but %s is none, which allows nothing; use rules", wire.ExtAllow, wire.ExtNetwork)
+	}
+	for text := range strings.SplitSeq(allow, ",") {
+		if len(spec.Network.Rules) == maxAllow {
+			return httperr.Invalid("extension %s has more than %d rules; join ranges into one CIDR, or send a networkPolicy", wire.ExtAllow,
+				maxAllow)
+		}
+		rule, err := o.ParseRule(strings.TrimSpace(text))
+		if err != nil {
+			return errs.Wrap(err, errs.Invalid, "extension %s: rule %q: %s", wire.ExtAllow, httperr.Clip(text, 80),
+				httperr.Clip(err.Error(), 300))
+		}
+		rule.Allow = true
+		spec.Network.Rules = append(spec.Network.Rules, rule)
+	}
+	return nil
+}
+
+// parsePrestart reads the languages whose code contexts are to be made at the start.
+func parsePrestart(v string) (languages []string, err error) {
+	for name := range strings.SplitSeq(v, ",") {
+		name = strings.TrimSpace(name)
+		if !slices.Contains(agent.CodeLanguages, name) {
+			return nil, httperr.Invalid("extension %s names %q; contexts can be made of %s", wire.ExtPrestart, httperr.Clip(name, 40),
+				strings.Join(agent.CodeLanguages, ", "))
+		}
+		if !slices.Contains(languages, name) {
+			languages = append(languages, name)
+		}
+	}
+	return languages, nil
+}
+
+func extBool(k, v string) (bool, error) {
+	switch v {
+	case "true":
+		return true, nil
+	case "false":
+		return false, nil
+	}
+	return false, httperr.Invalid("extension %s %q: want true or false", k, httperr.Clip(v, 20))
+}
+
+// ParseRenew reads access.renew.extend.seconds: how long an access keeps a sandbox alive.
+func ParseRenew(v string) (time.Duration, error) {
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 300 || n > 86400 || strings.HasPrefix(v, "+") {
+		return 0, httperr.Invalid("extension %s %q: want whole seconds from 300 to 86400", wire.ExtRenew, httperr.Clip(v, 20))
+	}
+	return time.Duration(n) * time.Second, nil
+}

@@ -1,0 +1,81 @@
+// Package spec reads what a client asks of a sandbox and shows what became of it:
+//
+//	body ─▶ Decode ─▶ wire request ─▶ Offer ─▶ record.Spec, record.Terms
+//	record.Record ─▶ Sandbox, Inspection ─▶ wire.Sandbox, wire.Inspection
+//
+// All of it is pure: values in, values and errors out, no clock and no I/O. The
+// caller asks the host (is there such an image, is that name taken?). Every error is
+// one that a client may read, and names the field.
+//
+// The surprise: checks have an order. Extensions are read before volumes, which
+// must not hide a tmpfs, and before the timeout, which a oneshot sandbox gets cut.
+package spec
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// An Offer is what this host offers to one sandbox: the defaults, the most that a
+// request may ask for, and what the host cannot do. Where a field is zero, the value
+// beside it holds; see Complete.
+type Offer struct {
+	// A request that does not say gets these.
+	Runtime     string             // runsc
+	Network     record.NetworkMode // rules
+	MemoryBytes int64              // 512 Mi
+	CPUMillis   int64              // 1000
+	Pids        int64              // 256
+	DiskBytes   int64              // 10 Gi; see NoDisk
+	LogBytes    int64              // 16 Mi
+	VolumeBytes int64              // of a new volume; 0: no bound, and see NoDisk
+
+	// The most that one request may ask for. The disks of all sandboxes together
+	// may be larger than the pool, as their memory may.
+	MaxMemoryBytes int64 // 1 Ti
+	MaxCPUMillis   int64 // 1024 cores
+	MaxDiskBytes   int64 // 64 Ti; the daemon gives the size of its pool
+	// MaxTimeout bounds a new sandbox, also one that asks for no timeout, and what an
+	// access adds. It does not bound renewals: see Renewal. 0: no bound.
+	MaxTimeout time.Duration
+
+	Runtimes  []string // of this host; default runsc and runc
+	NoDisk    bool     // the storage pool cannot limit: asking for a disk size is an error
+	NoIO      bool     // this host cannot limit I/O: asking for that is an error
+	NoVolumes bool     // there are no named volumes
+
+	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (egress.ParseRule)
+	// ParsePolicy parses a networkPolicy as it was sent. (egress.FromPolicy)
+	// Where one is nil, rules of that form are refused.
+	ParseRule   func(string) (record.Rule, error)
+	ParsePolicy func([]byte) (record.Network, error)
+}
+
+// Complete puts the defaults where o says nothing.
+func (o *Offer) Complete() {
+	o.MemoryBytes = cmp.Or(o.MemoryBytes, 512<<20)
+	o.CPUMillis = cmp.Or(o.CPUMillis, 1000)
+	o.Pids = cmp.Or(o.Pids, 256)
+	o.DiskBytes = cmp.Or(o.DiskBytes, 10<<30)
+	o.LogBytes = cmp.Or(o.LogBytes, 16<<20)
+	o.MaxMemoryBytes = cmp.Or(o.MaxMemoryBytes, 1<<40)
+	o.MaxCPUMillis = cmp.Or(o.MaxCPUMillis, 1024*1000)
+	o.MaxDiskBytes = cmp.Or(o.MaxDiskBytes&^(1<<20-1), 64<<40) // whole MiB, since errors name it
+	o.DiskBytes = min(o.DiskBytes, o.MaxDiskBytes)             // the default may be of a larger host
+	o.Runtime = cmp.Or(o.Runtime, "runsc")
+	o.Network = cmp.Or(o.Network, record.NetworkRules)
+	if o.Runtimes == nil {
+		o.Runtimes = []string{"runsc", "runc"}
+	}
+	if o.ParseRule == nil {
+		o.ParseRule = func(string) (record.Rule, error) { return record.Rule{}, errNoRules }
+	}
+	if o.ParsePolicy == nil {
+		o.ParsePolicy = func([]byte) (record.Network, error) { return record.Network{}, errNoRules }
+	}
+}
+
+var errNoRules = errs.New(errs.Unsupported, "this daemon was built without network rules; leave them out")

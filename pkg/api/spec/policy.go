@@ -1,0 +1,218 @@
+package spec
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+const (
+	maxRules  = 4096    // of a policy (OpenSandbox's egress)
+	maxPolicy = 1 << 20 // bytes of a networkPolicy that are kept
+)
+
+// An Edit makes the next policy of a sandbox of its present one.
+type Edit func(wire.NetworkPolicy) wire.NetworkPolicy
+
+// SetPolicy puts p into t, if p is a policy that this host can enforce.
+func (o *Offer) SetPolicy(t *record.Terms, p wire.NetworkPolicy) error {
+	if n := len(p.Egress); n > maxRules {
+		return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
+			"the policy would have %d rules; at most %d are taken: join ranges into one CIDR", n, maxRules)
+	}
+	raw, err := json.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("encode the policy: %w", err)
+	}
+	if len(raw) > maxPolicy {
+		return httperr.Invalid("the policy would have %d bytes; at most %d are kept", len(raw), maxPolicy)
+	}
+	n, err := o.parsePolicy(raw)
+	if err != nil {
+		return err
+	}
+	t.Network, t.NetworkPolicy = n, raw
+	return nil
+}
+
+func (o *Offer) parsePolicy(raw []byte) (record.Network, error) {
+	n, err := o.ParsePolicy(raw)
+	if err != nil {
+		err = errs.New(errs.CodeOf(err), "networkPolicy: %s", httperr.Clip(err.Error(), 400)) // it repeats what was sent
+	}
+	return n, err
+}
+
+// ReplacePolicy reads a whole policy. An empty body, null and {} deny all.
+func (o *Offer) ReplacePolicy(b []byte) (Edit, error) {
+	var p wire.NetworkPolicy
+	if b = bytes.TrimSpace(b); len(b) > 0 && string(b) != "null" {
+		if err := Decode(b, &p); err != nil {
+			return nil, err
+		}
+		if len(p.Egress) <= maxRules { // else SetPolicy says so
+			if _, err := o.parsePolicy(b); err != nil { // it knows no field that p does not
+				return nil, err
+			}
+		}
+	}
+	if p.DefaultAction == "" {
+		p.DefaultAction = "deny"
+	}
+	if p.Egress == nil {
+		p.Egress = []wire.NetworkRule{}
+	}
+	return func(wire.NetworkPolicy) wire.NetworkPolicy { return p }, nil
+}
+
+// MergeRules reads rules and puts them before the present ones. The first rule for a
+// target counts, so the present rules that it covers wholly are dropped.
+func (o *Offer) MergeRules(b []byte) (Edit, error) {
+	var rules []wire.NetworkRule
+	if err := Decode(b, &rules); err != nil {
+		return nil, err
+	}
+	if len(rules) == 0 {
+		return nil,
+			httperr.Invalid("there are no rules in the body; want an array as [{\"action\":\"allow\",\"target\":\"203.0.113.0/24\"}]")
+	}
+	if len(rules) <= maxRules {
+		if _, err := o.parsePolicy(fmt.Appendf(nil, `{"egress":%s}`, b)); err != nil {
+			return nil, err
+		}
+	}
+	for i := range rules {
+		rules[i].Target = strings.ToLower(rules[i].Target)
+	}
+	return func(p wire.NetworkPolicy) wire.NetworkPolicy {
+		merged := wire.NetworkPolicy{DefaultAction: p.DefaultAction, Egress: []wire.NetworkRule{}}
+		covered := map[string]bool{}
+		for _, r := range slices.Concat(rules, p.Egress) {
+			whole, part := targetKey(r.Target), rangeKey(r)
+			if covered[whole] || covered[part] {
+				continue
+			}
+			covered[part] = true
+			merged.Egress = append(merged.Egress, r)
+		}
+		return merged
+	}, nil
+}
+
+// RemoveTargets reads targets and removes their rules. A target without a rule is no
+// error.
+func RemoveTargets(b []byte) (Edit, error) {
+	var targets []string
+	if err := Decode(b, &targets); err != nil {
+		return nil, err
+	}
+	if len(targets) == 0 {
+		return nil, httperr.Invalid("there are no targets in the body; want an array as [\"203.0.113.0/24\"]")
+	}
+	if len(targets) > maxRules {
+		return nil, httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
+			"the body has %d targets; no policy has more than %d rules", len(targets), maxRules)
+	}
+	gone := map[string]bool{}
+	for _, t := range targets {
+		gone[targetKey(t)] = true
+	}
+	return func(p wire.NetworkPolicy) wire.NetworkPolicy {
+		left := wire.NetworkPolicy{DefaultAction: p.DefaultAction, Egress: []wire.NetworkRule{}}
+		for _, r := range p.Egress {
+			if !gone[targetKey(r.Target)] {
+				left.Egress = append(left.Egress, r)
+			}
+		}
+		return left
+	}, nil
+}
+
+// targetKey is the same for two spellings of one target.
+func targetKey(target string) string {
+	t := strings.ToLower(strings.TrimSpace(target))
+	if a, err := netip.ParseAddr(t); err == nil {
+		return netip.PrefixFrom(a, a.BitLen()).String()
+	}
+	return t
+}
+
+// rangeKey is targetKey for a rule that covers all of its target, else one more
+// exact.
+func rangeKey(r wire.NetworkRule) string {
+	if len(r.Ports) == 0 && r.Protocol == "" {
+		return targetKey(r.Target)
+	}
+	return fmt.Sprintf("%s %v %s", targetKey(r.Target), r.Ports, r.Protocol)
+}
+
+// PolicyOf shows the policy as it was sent, or else the rules as they are enforced.
+func PolicyOf(t record.Terms) wire.PolicyStatus {
+	p := wire.NetworkPolicy{}
+	if len(t.NetworkPolicy) == 0 || json.Unmarshal(t.NetworkPolicy, &p) != nil {
+		p = wire.NetworkPolicy{DefaultAction: "deny"}
+		if t.Network.Mode == record.NetworkOpen {
+			p.DefaultAction = "allow"
+		}
+		for _, r := range t.Network.Rules {
+			action := "deny"
+			if r.Allow {
+				action = "allow"
+			}
+			p.Egress = append(p.Egress, wire.NetworkRule{Action: action, Target: r.Prefix.String(), Ports: portsOf(r), Protocol: r.Proto})
+		}
+	}
+	if p.DefaultAction == "" {
+		p.DefaultAction = "deny"
+	}
+	if p.Egress == nil {
+		p.Egress = []wire.NetworkRule{}
+	}
+	out := wire.PolicyStatus{Status: "ok", Mode: "enforcing", EnforcementMode: "dns+nft", Policy: &p}
+	if len(p.Egress) == 0 {
+		out.Mode = map[string]string{"allow": "allow_all", "deny": "deny_all"}[p.DefaultAction]
+	}
+	return out
+}
+
+// portsOf writes the ports of r as a networkPolicy does; nil is all.
+func portsOf(r record.Rule) []any {
+	switch first, last := r.Ports[0], r.Ports[1]; {
+	case last == 0:
+		return nil
+	case first == last:
+		return []any{first}
+	default:
+		return []any{fmt.Sprintf("%d-%d", first, last)}
+	}
+}
+
+// applyPolicy reads OpenSandbox's networkPolicy. An absent default is deny, so {}
+// denies all. null means absent: then the host's default holds.
+func (o *Offer) applyPolicy(spec *record.Spec, raw json.RawMessage) error {
+	spec.Network.Mode = o.Network
+	if !given(raw) {
+		return nil
+	}
+	n, err := o.parsePolicy(raw)
+	if err != nil {
+		return err
+	}
+	var kept bytes.Buffer
+	if err := json.Compact(&kept, raw); err != nil || kept.Len() > maxPolicy {
+		return httperr.Invalid("networkPolicy has %d bytes; at most %d are kept", kept.Len(), maxPolicy)
+	}
+	spec.Network, spec.NetworkPolicy = n, kept.Bytes()
+	return nil
+}
+
+func given(raw json.RawMessage) bool { return len(raw) > 0 && string(raw) != "null" }
