@@ -24,8 +24,8 @@ const (
 	// uploadRate is what it must send beyond that, on average, in bytes a second. Few
 	// imports run at once, and one that drips keeps out others.
 	uploadRate = 16 << 10
-	// tellEvery is how often an import says how far it is.
-	tellEvery = 250 * time.Millisecond
+	// reportEvery is how often an import says how far it is.
+	reportEvery = 250 * time.Millisecond
 	// refusalTime is how long the body is read after a refusal, so that the refusal
 	// arrives; a client that reads it stops sending.
 	refusalTime = 5 * time.Second
@@ -40,22 +40,22 @@ func (h *imageHandlers) load(w http.ResponseWriter, r *http.Request) error {
 	rc.EnableFullDuplex() //nolint:errcheck // a recorder in a test reads the body first anyway
 	q := r.URL.Query()
 	infoOf(r).op, infoOf(r).image = opImageImport, httperr.Clip(q.Get("name"), 200)
-	said := &teller{w: w, rc: rc, total: r.ContentLength, done: make(chan struct{})}
-	said.going.Go(said.tell)
+	report := &reporter{w: w, rc: rc, total: r.ContentLength, done: make(chan struct{})}
+	report.going.Go(report.run)
 	im, err := h.images.Import(r.Context(), image.Archive{Name: q.Get("name"), Format: q.Get("format")},
-		&upload{ReadCloser: r.Body, deadline: rc.SetReadDeadline}, said.note)
-	close(said.done)
-	said.going.Wait()
+		&upload{ReadCloser: r.Body, deadline: rc.SetReadDeadline}, report.note)
+	close(report.done)
+	report.going.Wait()
 	if err == nil {
 		out := h.show(im)
-		said.line(wire.ImportLine{Image: &out})
+		report.line(wire.ImportLine{Image: &out})
 		return nil
 	}
 	err = fmt.Errorf("import image %q: %w", httperr.Clip(q.Get("name"), 200), httperr.Recode(err, errs.NotFound, "IMAGE::NOT_FOUND"))
 	if infoOf(r).wrote {
 		infoOf(r).err = err
 		_, body := httperr.Body(err, infoOf(r).requestID)
-		said.line(wire.ImportLine{Error: &body})
+		report.line(wire.ImportLine{Error: &body})
 	} else {
 		w.Header().Set("Connection", "close")
 		fail(w, r, err)
@@ -91,8 +91,8 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// teller writes progress at a human pace, whatever that of the import.
-type teller struct {
+// reporter writes progress at a pace for people, whatever the pace of the import.
+type reporter struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
 	total int64 // of the archive; not known if not above 0
@@ -100,10 +100,10 @@ type teller struct {
 	going sync.WaitGroup
 
 	mu  sync.Mutex
-	now *wire.ImportProgress // not told yet
+	now *wire.ImportProgress // not reported yet
 }
 
-func (t *teller) note(p image.Progress) {
+func (t *reporter) note(p image.Progress) {
 	out := &wire.ImportProgress{Stage: p.Stage, Layer: p.Layer, Layers: p.Layers, Bytes: p.Bytes, Total: p.Total}
 	if out.Total == 0 && p.Layer == 0 {
 		out.Total = max(t.total, 0)
@@ -113,8 +113,8 @@ func (t *teller) note(p image.Progress) {
 	t.now = out
 }
 
-func (t *teller) tell() {
-	tick := time.NewTicker(tellEvery)
+func (t *reporter) run() {
+	tick := time.NewTicker(reportEvery)
 	defer tick.Stop()
 	for {
 		select {
@@ -132,7 +132,7 @@ func (t *teller) tell() {
 	}
 }
 
-func (t *teller) line(l wire.ImportLine) {
+func (t *reporter) line(l wire.ImportLine) {
 	t.w.Header().Set("Content-Type", "application/x-ndjson")
 	b, err := json.Marshal(l)
 	if err != nil {
@@ -153,15 +153,15 @@ func (h *imageHandlers) pull(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	infoOf(r).op, infoOf(r).image = opImagePull, httperr.Clip(req.Name, 200)
-	said := &teller{w: w, rc: http.NewResponseController(w), done: make(chan struct{})}
-	said.going.Go(said.tell)
+	report := &reporter{w: w, rc: http.NewResponseController(w), done: make(chan struct{})}
+	report.going.Go(report.run)
 	ctx := withAuth(r.Context(), &wire.Image{Auth: req.Auth})
-	im, err := h.images.Pull(ctx, image.Pull{Name: req.Name}, said.note)
-	close(said.done)
-	said.going.Wait()
+	im, err := h.images.Pull(ctx, image.Pull{Name: req.Name}, report.note)
+	close(report.done)
+	report.going.Wait()
 	if err == nil {
 		out := h.show(im)
-		said.line(wire.ImportLine{Image: &out})
+		report.line(wire.ImportLine{Image: &out})
 		return nil
 	}
 	err = httperr.Recode(fmt.Errorf("pull image %q: %w", httperr.Clip(req.Name, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
@@ -170,6 +170,6 @@ func (h *imageHandlers) pull(w http.ResponseWriter, r *http.Request) error {
 	}
 	infoOf(r).err = err
 	_, body := httperr.Body(err, infoOf(r).requestID)
-	said.line(wire.ImportLine{Error: &body})
+	report.line(wire.ImportLine{Error: &body})
 	return nil
 }

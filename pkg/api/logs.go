@@ -26,7 +26,7 @@ type logHandlers struct {
 }
 
 // maxLogs bounds what one look at the logs copies, in bytes: as much as an agent may
-// be told to keep. An agent that sends more is cut off.
+// keep. An agent that sends more is cut off.
 const maxLogs = spec.MaxLog
 
 // logs answers the output of the entrypoint, or its last lines. The agent has it while

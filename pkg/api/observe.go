@@ -61,9 +61,8 @@ func (in *info) outcome() string {
 	return "ok"
 }
 
-// observe writes what a request leaves in the log: the wide line of an
-// operation, what the client was told to look for there, and at level debug
-// every other request.
+// observe writes the line of a request into the log: the wide line of an operation, an
+// error that the answer says to look for there, and at level debug every other request.
 func (s *Server) observe(r *http.Request, in *info) {
 	took := time.Since(in.start)
 	if in.visit.Runs {

@@ -53,7 +53,7 @@ type Config struct {
 	// the process.
 	Secret []byte
 
-	// TrustedProxies are peers whose X-Forwarded-* is believed and passed on; that of a
+	// TrustedProxies are peers whose X-Forwarded-* is trusted and passed on; that of a
 	// Unix socket always is.
 	TrustedProxies []netip.Prefix
 

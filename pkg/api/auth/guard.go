@@ -143,7 +143,7 @@ func (g *Guard) Unauthorized(r *http.Request) error {
 
 // Refusal is why the API key of a request, or the way it came, does not open what
 // needs an operator. It is nil if neither is the reason: the request has no key, and
-// another way in may be told to it.
+// the answer may name another way in.
 func (g *Guard) Refusal(r *http.Request, role record.Role) error {
 	switch {
 	case g.Keyless() && !PeerOf(r).Gateway:

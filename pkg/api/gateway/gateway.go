@@ -30,7 +30,7 @@ type Config struct {
 	Names
 	// Secret signs tokens and addresses.
 	Secret []byte
-	// TrustedProxies are peers whose X-Forwarded-* is believed and passed on; that of
+	// TrustedProxies are peers whose X-Forwarded-* is trusted and passed on; that of
 	// a Unix socket always is.
 	TrustedProxies []netip.Prefix
 

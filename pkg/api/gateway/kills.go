@@ -57,12 +57,12 @@ func (g *Gateway) kills(method, path string, rec record.Record) int64 {
 	return n
 }
 
-// tellKills puts the number of OOM kills so far into a request to the agent, or into
+// setKills puts the number of OOM kills so far into a request to the agent, or into
 // its answer. By the number when a command began, and the number when somebody asks
 // how it ended, the agent knows for commands in the background what explainKills knows
 // for watched ones. A client compares them as well. Neither end hears what the other
 // says of them.
-func tellKills(h http.Header, n int64) {
+func setKills(h http.Header, n int64) {
 	h.Del(agent.OOMKillsHeader)
 	if n != unknownKills {
 		h.Set(agent.OOMKillsHeader, strconv.FormatInt(n, 10))

@@ -57,7 +57,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 			out.Host = host
 			g.cleanHeaders(pr, port, v.Unix)
 			t.hideFromGuest(out.Header)
-			tellKills(out.Header, kills)
+			setKills(out.Header, kills)
 			if small != nil {
 				pr.Out.Body = io.NopCloser(bytes.NewReader(small))
 			}
@@ -72,7 +72,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 			}
 			v.Guest = true
 			if port == wire.AgentPort {
-				tellKills(resp.Header, kills) // ours and not the agent's: a client may rely on it
+				setKills(resp.Header, kills) // ours and not the agent's: a client may rely on it
 				if explain != nil {
 					explain(resp)
 				}

@@ -28,8 +28,7 @@ const (
 	minLog    = 64 << 10
 )
 
-// MaxLog is the most that an agent may be told to keep of the output of an
-// entrypoint, in bytes.
+// MaxLog is the most that an agent may keep of the output of an entrypoint, in bytes.
 const MaxLog = 256 << 20
 
 var (
