@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// guest is whom commands run as where nothing else is asked for, where and with what. It is
-// what shells are started with (shell.Guest).
+// guest holds what a command starts with unless its request says otherwise: user, environment
+// and directory. Shells get it as shell.Guest.
 type guest struct {
 	user     proc.Identity
 	cred     *syscall.Credential // what a child must change to be user

@@ -110,7 +110,7 @@ func (a *Ahead) Close() {
 }
 
 // take lets go of the waiting shell, if it is ready and can run the command,
-// and returns it with what it is to be told.
+// and returns it with its script.
 func (a *Ahead) take(req *agent.CommandRequest, o *Offer) (w *Waiting, script string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

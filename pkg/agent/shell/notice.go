@@ -310,7 +310,7 @@ func mentions(command, name string) bool {
 	return false
 }
 
-// complete returns the text as the shell ahead is told it, or reports false if
+// complete returns the text as the shell ahead gets it, or reports false if
 // it is not sure that the last program is there to be executed.
 func (f *Fit) complete(env map[string]string) (string, bool) {
 	if f.at < 0 {
