@@ -25,17 +25,21 @@ func pulling(r *record.Record, at image.Progress) string {
 }
 
 // fetch pulls the image of a sandbox.
-func (d *Daemon) fetch(asker context.Context, r *record.Record, told func(string)) (record.Image, error) {
+func (d *Daemon) fetch(asker context.Context, r *record.Record, progress func(string)) (record.Image, error) {
+	ref, err := image.ParseReference(r.Spec.ImageURI)
+	if err != nil {
+		return record.Image{}, err
+	}
 	defer d.pulls.m.Delete(r.ID)
 	worth := telling{}
-	i, err := d.images.Pull(asker, image.Pull{Name: r.Spec.ImageURI, Missing: true}, func(at image.Progress) {
+	i, err := d.images.Pull(asker, image.Pull{Ref: ref, Missing: true}, func(at image.Progress) {
 		d.pulls.m.Store(r.ID, at)
 		if worth.telling(at) {
-			told(pulling(r, at))
+			progress(pulling(r, at))
 		}
 	})
 	if err == nil {
-		told("image " + r.Spec.Image.Ref() + " is here")
+		progress("image " + r.Spec.Image.Ref() + " is here")
 	}
 	return i, err
 }

@@ -111,9 +111,12 @@ func (s *sandboxHandlers) origin(ctx context.Context, to *record.Spec, req *wire
 	if req.SnapshotID != "" {
 		return s.fromSnapshot(ctx, to, req.SnapshotID)
 	}
-	to.Image, err = s.images.Resolve(ctx, req.Image.URI)
-	if errs.Is(err, errs.NotFound) && s.images.CanPull(req.Image.URI) {
-		to.Image, err = image.Kept(req.Image.URI), nil // it is pulled when the sandbox is brought up
+	ref, err := image.ParseReference(req.Image.URI)
+	if err == nil {
+		to.Image, err = s.images.Resolve(ctx, ref)
+	}
+	if errs.Is(err, errs.NotFound) && s.images.CanPull(ref) {
+		to.Image, err = ref.Kept(), nil // it is pulled when the sandbox is brought up
 	}
 	if errs.Is(err, errs.NotFound) {
 		return errs.Wire(err, "IMAGE::NOT_FOUND")

@@ -73,9 +73,9 @@ type (
 	}
 	// Images knows the root file systems of this host. (image)
 	Images interface {
-		// Resolve finds name[:tag][@digest], or what that is an alias of. Unknown
-		// is errs.NotFound.
-		Resolve(ctx context.Context, uri string) (record.Image, error)
+		// Resolve finds an image, or the one that the reference is an alias of. An
+		// unknown one is errs.NotFound.
+		Resolve(ctx context.Context, ref image.Reference) (record.Image, error)
 		List(ctx context.Context) ([]record.Image, error)
 		// Aliases lists the other names of an image.
 		Aliases(i record.Image) []string
@@ -85,11 +85,11 @@ type (
 		Import(ctx context.Context, a image.Archive, r io.Reader, progress func(image.Progress)) (record.Image, error)
 		// Pull gets an image from a registry. Credentials are in ctx (image.WithAuth).
 		Pull(ctx context.Context, p image.Pull, progress func(image.Progress)) (record.Image, error)
-		// CanPull reports whether a registry is configured for a name.
-		CanPull(uri string) bool
+		// CanPull reports whether a registry is configured for an image.
+		CanPull(ref image.Reference) bool
 		// Export writes an archive that Import takes.
 		Export(ctx context.Context, i record.Image, w io.Writer) error
-		Remove(ctx context.Context, ref string) error
+		Remove(ctx context.Context, ref image.Reference) error
 		// Prune removes layers that nobody needs, with all also images.
 		Prune(ctx context.Context, all bool) (image.Pruned, error)
 	}

@@ -266,7 +266,8 @@ func pythonImage() record.Image {
 	}
 }
 
-func (f fakeImages) Resolve(_ context.Context, uri string) (record.Image, error) {
+func (f fakeImages) Resolve(_ context.Context, ref image.Reference) (record.Image, error) {
+	uri := ref.URI
 	if uri != "python" && uri != "python:latest" && uri != "python:3.11-slim" {
 		return record.Image{}, errs.New(errs.NotFound, "image %q is not on this host; `sandboxctl image ls` lists what is", uri)
 	}
@@ -311,8 +312,8 @@ func (f flushes) FlushError() error {
 
 // Import takes a body that says what is to happen.
 func (f fakeImages) Import(ctx context.Context, a image.Archive, r io.Reader, progress func(image.Progress)) (record.Image, error) {
-	if a.Name == "Bad" || a.Format == "zip" {
-		return record.Image{}, errs.New(errs.Invalid, "image %q, format %q: want others", a.Name, a.Format)
+	if a.Format == "zip" {
+		return record.Image{}, errs.New(errs.Invalid, "image %q, format %q: want others", a.Ref.URI, a.Format)
 	}
 	var b [4]byte
 	if _, err := io.ReadFull(r, b[:]); err != nil {
@@ -335,17 +336,19 @@ func (f fakeImages) Import(ctx context.Context, a image.Archive, r io.Reader, pr
 }
 
 // CanPull knows one registry; Pull also does what the name says.
-func (f fakeImages) CanPull(uri string) bool { return strings.HasPrefix(uri, "registry.example.com/") }
+func (f fakeImages) CanPull(ref image.Reference) bool {
+	return strings.HasPrefix(ref.Name, "registry.example.com/")
+}
 
 func (f fakeImages) Pull(ctx context.Context, p image.Pull, progress func(image.Progress)) (record.Image, error) {
-	if !f.CanPull(p.Name) {
-		return record.Image{}, errs.New(errs.NotFound, "no registry is configured for %q", p.Name)
+	if !f.CanPull(p.Ref) {
+		return record.Image{}, errs.New(errs.NotFound, "no registry is configured for %q", p.Ref.URI)
 	}
 	f.pulled = append(f.pulled, ctx)
-	if !strings.HasSuffix(p.Name, "denied") {
+	if !strings.HasSuffix(p.Ref.URI, "denied") {
 		tell(ctx, progress, image.Progress{Stage: image.StageDownload, Bytes: 1, Total: 2})
 	}
-	if strings.HasSuffix(p.Name, "late") || strings.HasSuffix(p.Name, "denied") {
+	if strings.HasSuffix(p.Ref.URI, "late") || strings.HasSuffix(p.Ref.URI, "denied") {
 		return record.Image{}, errs.New(errs.Denied, "the registry refuses the password")
 	}
 	return pythonImage(), nil
@@ -367,9 +370,9 @@ func (f fakeImages) Prune(_ context.Context, all bool) (image.Pruned, error) {
 	return p, nil
 }
 
-func (f fakeImages) Remove(_ context.Context, ref string) error {
-	if ref != "python:latest" {
-		return errs.New(errs.NotFound, "image %q is not on this host", ref)
+func (f fakeImages) Remove(_ context.Context, ref image.Reference) error {
+	if ref.URI != "python:latest" {
+		return errs.New(errs.NotFound, "image %q is not on this host", ref.URI)
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -44,9 +45,18 @@ func (h *imageHandlers) list(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// resolve finds the image that a client means by uri.
+func (h *imageHandlers) resolve(ctx context.Context, uri string) (record.Image, error) {
+	ref, err := image.ParseReference(uri)
+	if err != nil {
+		return record.Image{}, err
+	}
+	return h.images.Resolve(ctx, ref)
+}
+
 func (h *imageHandlers) inspect(w http.ResponseWriter, r *http.Request) error {
 	ref := imageRef(r)
-	i, err := h.images.Resolve(r.Context(), ref)
+	i, err := h.resolve(r.Context(), ref)
 	if err != nil {
 		return httperr.Recode(fmt.Errorf("inspect image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
@@ -57,7 +67,11 @@ func (h *imageHandlers) inspect(w http.ResponseWriter, r *http.Request) error {
 func (h *imageHandlers) remove(w http.ResponseWriter, r *http.Request) error {
 	ref := imageRef(r)
 	infoOf(r).op, infoOf(r).image = opImageRemove, httperr.Clip(ref, 200)
-	if err := h.images.Remove(context.WithoutCancel(r.Context()), ref); err != nil {
+	parsed, err := image.ParseReference(ref)
+	if err == nil {
+		err = h.images.Remove(context.WithoutCancel(r.Context()), parsed)
+	}
+	if err != nil {
 		return httperr.Recode(fmt.Errorf("remove image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
 	writeEmpty(w, http.StatusNoContent)
@@ -84,7 +98,7 @@ func (h *imageHandlers) prune(w http.ResponseWriter, r *http.Request) error {
 // archive must not look like a whole one.
 func (h *imageHandlers) export(w http.ResponseWriter, r *http.Request) error {
 	ref := imageRef(r)
-	i, err := h.images.Resolve(r.Context(), ref)
+	i, err := h.resolve(r.Context(), ref)
 	if err != nil {
 		return httperr.Recode(fmt.Errorf("export image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 const (
@@ -42,8 +44,7 @@ func (h *imageHandlers) load(w http.ResponseWriter, r *http.Request) error {
 	infoOf(r).op, infoOf(r).image = opImageImport, httperr.Clip(q.Get("name"), 200)
 	report := &reporter{w: w, rc: rc, total: r.ContentLength, done: make(chan struct{})}
 	report.going.Go(report.run)
-	im, err := h.images.Import(r.Context(), image.Archive{Name: q.Get("name"), Format: q.Get("format")},
-		&upload{ReadCloser: r.Body, deadline: rc.SetReadDeadline}, report.note)
+	im, err := h.loadAs(r.Context(), q.Get("name"), q.Get("format"), &upload{ReadCloser: r.Body, deadline: rc.SetReadDeadline}, report.note)
 	close(report.done)
 	report.going.Wait()
 	if err == nil {
@@ -64,6 +65,17 @@ func (h *imageHandlers) load(w http.ResponseWriter, r *http.Request) error {
 	rc.SetReadDeadline(time.Now().Add(refusalTime)) //nolint:errcheck // a recorder in a test has none
 	io.Copy(io.Discard, r.Body)                     //nolint:errcheck // it is not wanted any more
 	return nil
+}
+
+// loadAs imports an archive under a name, or under its own if that is empty.
+func (h *imageHandlers) loadAs(ctx context.Context, name, format string, body io.Reader, progress func(image.Progress)) (i record.Image, err error) {
+	a := image.Archive{Format: format}
+	if name != "" {
+		if a.Ref, err = image.ParseReference(name); err != nil {
+			return i, err
+		}
+	}
+	return h.images.Import(ctx, a, body, progress)
 }
 
 // upload is a body whose sender may neither stall nor drip. Only the time that is spent
@@ -156,7 +168,11 @@ func (h *imageHandlers) pull(w http.ResponseWriter, r *http.Request) error {
 	report := &reporter{w: w, rc: http.NewResponseController(w), done: make(chan struct{})}
 	report.going.Go(report.run)
 	ctx := withAuth(r.Context(), &wire.Image{Auth: req.Auth})
-	im, err := h.images.Pull(ctx, image.Pull{Name: req.Name}, report.note)
+	var im record.Image
+	ref, err := image.ParseReference(req.Name)
+	if err == nil {
+		im, err = h.images.Pull(ctx, image.Pull{Ref: ref}, report.note)
+	}
 	close(report.done)
 	report.going.Wait()
 	if err == nil {

@@ -39,7 +39,7 @@ func TestAliases(t *testing.T) {
 		"python:3.9": "python:old", "python:3.9-slim": "python:old", "python:3.9.1": "base:latest",
 		"opensandbox/code-interpreter:v1.1.0": "python:latest", "bare": "base:latest", "bare:latest": "base:latest",
 	} {
-		if i, err := s.Resolve(t.Context(), uri); err != nil || i.Ref() != want {
+		if i, err := s.Resolve(t.Context(), parsed(uri)); err != nil || i.Ref() != want {
 			t.Errorf("%s: %s, %v; want %s", uri, i.Ref(), err, want)
 		}
 	}
@@ -49,19 +49,19 @@ func TestAliases(t *testing.T) {
 		"gone:7": "image build nothing", pinned: "digest", "ubuntu:1@" + strings.TrimPrefix(pinned, "ubuntu@"): "images.aliases",
 		"other/ubuntu": "images.aliases",
 	} {
-		if i, err := s.Resolve(t.Context(), uri); !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), says) {
+		if i, err := s.Resolve(t.Context(), parsed(uri)); !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), says) {
 			t.Errorf("%s: %s, %v; want it not to be found, and to read of %q", uri, i.Ref(), err, says)
 		}
 	}
 	// What is here under the very name comes first, and an alias removes nothing.
 	put("ubuntu:22.04")
-	if i, err := s.Resolve(t.Context(), "ubuntu:22.04"); err != nil || i.Ref() != "ubuntu:22.04" {
+	if i, err := s.Resolve(t.Context(), parsed("ubuntu:22.04")); err != nil || i.Ref() != "ubuntu:22.04" {
 		t.Errorf("ubuntu:22.04 is %s, %v", i.Ref(), err)
 	}
-	if err := s.Remove(t.Context(), "ubuntu:20.04"); !errs.Is(err, errs.NotFound) {
+	if err := s.Remove(t.Context(), parsed("ubuntu:20.04")); !errs.Is(err, errs.NotFound) {
 		t.Errorf("remove by an alias: %v", err)
 	}
-	if _, err := s.Resolve(t.Context(), "base"); err != nil {
+	if _, err := s.Resolve(t.Context(), parsed("base")); err != nil {
 		t.Errorf("after that: %v", err)
 	}
 	if got := strings.Join(s.Aliases(record.Image{Name: "base", Tag: "latest"}), " "); got != "bare python:3.9.1 ubuntu:*" {
@@ -92,7 +92,7 @@ func TestDefaultAliases(t *testing.T) {
 		"ubuntu": "base", "ubuntu:24.04": "base", "debian:12-slim": "base",
 	}
 	for uri, recipe := range names {
-		if _, err := s.Resolve(t.Context(), uri); uri != recipe && (!errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "sandboxctl image build "+recipe+"`")) {
+		if _, err := s.Resolve(t.Context(), parsed(uri)); uri != recipe && (!errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "sandboxctl image build "+recipe+"`")) {
 			t.Errorf("%s, before anything is built: %v", uri, err)
 		}
 	}
@@ -104,7 +104,7 @@ func TestDefaultAliases(t *testing.T) {
 		m.PutImage(t.Context(), record.Image{Name: name, Tag: DefaultTag, Digest: "sha256:" + strings.Repeat("a", 64)}) //nolint:errcheck // it is memory
 	}
 	for uri, recipe := range names {
-		if i, err := s.Resolve(t.Context(), uri); err != nil || i.Ref() != recipe+":latest" {
+		if i, err := s.Resolve(t.Context(), parsed(uri)); err != nil || i.Ref() != recipe+":latest" {
 			t.Errorf("%s: %s, %v; want what the recipe %s makes", uri, i.Ref(), err, recipe)
 		}
 	}
@@ -114,7 +114,7 @@ func TestDefaultAliases(t *testing.T) {
 		}
 	}
 	for _, uri := range []string{"opensandbox/other", "other/code-interpreter", "python:2.7"} {
-		if i, err := s.Resolve(t.Context(), uri); !errs.Is(err, errs.NotFound) {
+		if i, err := s.Resolve(t.Context(), parsed(uri)); !errs.Is(err, errs.NotFound) {
 			t.Errorf("%s is %s, %v", uri, i.Ref(), err)
 		}
 	}

@@ -101,7 +101,7 @@ func buildTwice(t *testing.T, name string, has []string) {
 	if first.Digest != second.Digest || first.Layers[0] != second.Layers[0] {
 		t.Errorf("two builds: %s and %s; what differs:\n%s", first.Digest, second.Digest, strings.Join(differences(before, l.members), "\n"))
 	}
-	if got, err := s.Resolve(t.Context(), name+"@"+first.Digest); err != nil || got.Ref() != name+":latest" {
+	if got, err := s.Resolve(t.Context(), parsed(name+"@"+first.Digest)); err != nil || got.Ref() != name+":latest" {
 		t.Errorf("resolve: %+v, %v", got, err)
 	}
 	for _, p := range append(has, "/workspace/", "/usr/bin/bash", "/usr/bin/curl", "/usr/bin/git", "/usr/bin/ps", "/etc/ssl/certs/ca-certificates.crt", "/usr/share/doc/git/copyright") {

@@ -25,9 +25,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"regexp"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -119,78 +117,31 @@ func Open(cfg Config) (*Store, error) {
 	}, nil
 }
 
-// DefaultTag is what a reference without a tag means.
-const DefaultTag = "latest"
-
-// Reference is a parsed image URI.
-type Reference struct {
-	Name   string
-	Tag    string // empty if the URI had none
-	Digest string // of the image, or empty
-}
-
-// The grammar of github.com/distribution/reference, in short: an optional host
-// with a port, components of lower-case letters and digits with single
-// separators, a tag, a digest.
-var (
-	nameForm   = regexp.MustCompile(`^[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]{1,5})?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*$`)
-	tagForm    = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
-	digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
-)
-
-// ParseReference parses name[:tag][@sha256:…]. It fails with errs.Invalid.
-func ParseReference(uri string) (Reference, error) {
-	var r Reference
-	bad := func(what string) (Reference, error) {
-		return Reference{}, errs.New(errs.Invalid, "image %.200q: %s; want name[:tag][@sha256:<64 hex digits>], lower case", uri, what)
-	}
-	rest, digest, pinned := strings.Cut(uri, "@")
-	if pinned && !digestForm.MatchString(digest) {
-		return bad("the digest is not one")
-	}
-	r.Name, r.Digest = rest, digest
-	if i := strings.LastIndexByte(rest, ':'); i > strings.LastIndexByte(rest, '/') {
-		r.Name, r.Tag = rest[:i], rest[i+1:]
-		if !tagForm.MatchString(r.Tag) {
-			return bad("the tag is not one")
-		}
-	}
-	if len(r.Name) > 255 || !nameForm.MatchString(r.Name) {
-		return bad("the name is not one")
-	}
-	return r, nil
-}
-
-// Resolve finds the image a URI names: the one of this name on this host or, if
-// there is none, the one that the name is an alias of. With a digest and no tag,
-// every tag of the name is looked at. It fails with errs.Invalid if uri is no
-// reference and with errs.NotFound if this host has no such image.
-func (s *Store) Resolve(ctx context.Context, uri string) (record.Image, error) {
-	i, err := s.local(ctx, uri)
+// Resolve finds the image of a reference: the one of this name on this host or, if
+// there is none, the one that the name is an alias of. With a digest and no tag, it
+// looks at every tag of the name. It fails with errs.NotFound if this host has no such
+// image.
+func (s *Store) Resolve(ctx context.Context, ref Reference) (record.Image, error) {
+	i, err := s.local(ctx, ref)
 	if !errs.Is(err, errs.NotFound) {
 		return i, err
 	}
-	ref, perr := ParseReference(uri)
 	a, ok := s.alias(ref)
-	if perr != nil || ref.Digest != "" || !ok {
+	if ref.Digest != "" || !ok {
 		return i, err
 	}
 	i, ok, err = s.cfg.DB.GetImage(ctx, a.to.Name, a.to.Tag)
 	switch {
 	case err != nil:
-		return record.Image{}, fmt.Errorf("resolve image %s, which stands for %s: %w", uri, a.Image, err)
+		return record.Image{}, fmt.Errorf("resolve image %s, which stands for %s: %w", ref.URI, a.Image, err)
 	case !ok:
-		return record.Image{}, errs.New(errs.NotFound, "image %s is not on this host, and neither is %s, which it stands for here (images.aliases of the configuration); `sandboxctl image build %s` or `sandboxctl image import` make that", uri, a.Image, a.to.Name)
+		return record.Image{}, errs.New(errs.NotFound, "image %s is not on this host, and neither is %s, which it stands for here (images.aliases of the configuration); `sandboxctl image build %s` or `sandboxctl image import` make that", ref.URI, a.Image, a.to.Name)
 	}
 	return i, nil
 }
 
-// local is Resolve without aliases: for who takes an image away.
-func (s *Store) local(ctx context.Context, uri string) (record.Image, error) {
-	ref, err := ParseReference(uri)
-	if err != nil {
-		return record.Image{}, err
-	}
+// local is Resolve without aliases.
+func (s *Store) local(ctx context.Context, ref Reference) (record.Image, error) {
 	if ref.Digest != "" && ref.Tag == "" {
 		return s.byDigest(ctx, ref)
 	}
@@ -198,16 +149,16 @@ func (s *Store) local(ctx context.Context, uri string) (record.Image, error) {
 	i, ok, err := s.cfg.DB.GetImage(ctx, ref.Name, tag)
 	switch {
 	case err != nil:
-		return record.Image{}, fmt.Errorf("resolve image %s: %w", uri, err)
+		return record.Image{}, fmt.Errorf("resolve image %s: %w", ref.URI, err)
 	case ref.Digest != "" && !(ok && known(i, ref.Digest)):
 		if pulled, here, err := s.cfg.DB.GetImage(ctx, ref.Name, ref.kept()); err == nil && here {
 			return pulled, nil
 		} else if !ok {
-			return record.Image{}, s.unknown(uri, ref)
+			return record.Image{}, s.unknown(ref)
 		}
 		return record.Image{}, errs.New(errs.NotFound, "image %s:%s on this host has the digest %s, not %s; `sandboxctl image ls` shows what is here", ref.Name, tag, i.Digest, ref.Digest)
 	case !ok:
-		return record.Image{}, s.unknown(uri, ref)
+		return record.Image{}, s.unknown(ref)
 	}
 	return i, nil
 }

@@ -126,6 +126,15 @@ func open(t *testing.T, recipes string) (*Store, *memory) {
 	return s, m
 }
 
+// parsed is the reference of a URI, which must be one.
+func parsed(uri string) Reference {
+	ref, err := ParseReference(uri)
+	if err != nil {
+		panic(err)
+	}
+	return ref
+}
+
 func TestParseReference(t *testing.T) {
 	hex64 := strings.Repeat("0123456789abcdef", 4)
 	for uri, want := range map[string]Reference{
@@ -137,6 +146,7 @@ func TestParseReference(t *testing.T) {
 		"localhost:5000/x/y:latest":     {Name: "localhost:5000/x/y", Tag: "latest"},
 		"registry.example.com/team/app": {Name: "registry.example.com/team/app"},
 	} {
+		want.URI = uri
 		if got, err := ParseReference(uri); err != nil || got != want {
 			t.Errorf("%s: %+v, %v; want %+v", uri, got, err, want)
 		}
@@ -181,28 +191,28 @@ func TestResolveAndRemove(t *testing.T) {
 	for uri, want := range map[string]string{
 		"python": digest("1"), "python:3.11": digest("2"), "python@" + digest("2"): digest("2"), "python:latest@" + digest("1"): digest("1"),
 	} {
-		if i, err := s.Resolve(ctx, uri); err != nil || i.Digest != want {
+		if i, err := s.Resolve(ctx, parsed(uri)); err != nil || i.Digest != want {
 			t.Errorf("%s: %s, %v; want %s", uri, i.Digest, err, want)
 		}
 	}
 	for _, uri := range []string{"ruby", "python:2", "python@" + digest("3"), "python:latest@" + digest("2")} {
-		if _, err := s.Resolve(ctx, uri); !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "sandboxctl image ls") {
+		if _, err := s.Resolve(ctx, parsed(uri)); !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "sandboxctl image ls") {
 			t.Errorf("%s: %v; want not found and what to do", uri, err)
 		}
 	}
-	if _, err := s.Resolve(ctx, "Python"); !errs.Is(err, errs.Invalid) {
+	if _, err := ParseReference("Python"); !errs.Is(err, errs.Invalid) {
 		t.Errorf("bad syntax: %v", err)
 	}
 
 	m.used["base"], m.used["py"] = true, true
-	if err := s.Remove(ctx, "python"); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
+	if err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
 		t.Errorf("remove in use: %v", err)
 	}
 	m.used["py"] = false // base is used, but by the other image too
-	if err := s.Remove(ctx, "python"); err != nil {
+	if err := s.Remove(ctx, parsed("python")); err != nil {
 		t.Error(err)
 	}
-	if err := s.Remove(ctx, "python"); !errs.Is(err, errs.NotFound) {
+	if err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.NotFound) {
 		t.Errorf("second remove: %v", err)
 	}
 	for range 2 {
@@ -247,13 +257,13 @@ func TestUnreadable(t *testing.T) {
 			t.Errorf("prune: %v", err)
 		}
 	}
-	if err := s.Remove(ctx, "ruby"); err != nil || len(m.images) > 0 || len(m.layers) != 2 {
+	if err := s.Remove(ctx, parsed("ruby")); err != nil || len(m.images) > 0 || len(m.layers) != 2 {
 		t.Errorf("of the other: %v; layers %v", err, m.layers)
 	}
-	if _, err := s.Resolve(ctx, "python"); !errs.Is(err, errs.Internal) {
+	if _, err := s.Resolve(ctx, parsed("python")); !errs.Is(err, errs.Internal) {
 		t.Errorf("resolve: %v", err)
 	}
-	if err := s.Remove(ctx, "python"); err != nil || len(m.bad) > 0 {
+	if err := s.Remove(ctx, parsed("python")); err != nil || len(m.bad) > 0 {
 		t.Errorf("remove: %v", err)
 	}
 	if err := s.Sweep(ctx); err != nil || len(m.layers) > 0 {
@@ -267,7 +277,7 @@ func TestUsedMeanwhile(t *testing.T) {
 	ctx := t.Context()
 	for name, remove := range map[string]func(*Store) error{
 		"remove": func(s *Store) error {
-			if err := s.Remove(ctx, "python"); !errs.Is(err, errs.WrongState) {
+			if err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) {
 				return fmt.Errorf("removed: %w", err)
 			}
 			return nil

@@ -30,8 +30,8 @@ const (
 
 // Archive says what an import reads.
 type Archive struct {
-	Name   string // NAME[:TAG] for the image; empty: what the archive calls it
-	Format string // one of the formats; empty is FormatAuto
+	Ref    Reference // the name of the image; zero: what the archive calls it
+	Format string    // one of the formats; empty is FormatAuto
 }
 
 // Progress is how far an import or a pull is. Total is 0 if that is not known.
@@ -67,24 +67,17 @@ const imports = 4
 // errs.Unsupported if it is for another machine, with errs.Exhausted if it does
 // not fit on the disk.
 func (s *Store) Import(ctx context.Context, a Archive, r io.Reader, progress func(Progress)) (record.Image, error) {
-	var ref Reference
-	if a.Name != "" {
-		var err error
-		if ref, err = ParseReference(a.Name); err != nil {
-			return record.Image{}, err
-		}
-		if ref.Digest != "" {
-			return record.Image{}, errs.New(errs.Invalid, "image %.200q: a digest is computed, not given; leave it out", a.Name)
-		}
+	if a.Ref.Digest != "" {
+		return record.Image{}, errs.New(errs.Invalid, "image %.200q: a digest is computed, not given; leave it out", a.Ref.URI)
 	}
 	if progress == nil {
 		progress = func(Progress) {}
 	}
-	im := &importer{s: s, ref: ref, progress: progress}
+	im := &importer{s: s, ref: a.Ref, progress: progress}
 	defer im.drop()
 	i, err := im.run(ctx, a.Format, r)
 	if err != nil {
-		return record.Image{}, fmt.Errorf("import image %s: %w", a.Name, err)
+		return record.Image{}, fmt.Errorf("import image %s: %w", a.Ref.URI, err)
 	}
 	return i, nil
 }

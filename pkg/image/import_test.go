@@ -88,6 +88,18 @@ func newWorldOf(t *testing.T, registries []registry.Registry) *world {
 	return w
 }
 
+// parsed is the reference of a URI, which must be one; the zero one of an empty URI.
+func parsed(uri string) image.Reference {
+	if uri == "" {
+		return image.Reference{}
+	}
+	ref, err := image.ParseReference(uri)
+	if err != nil {
+		panic(err)
+	}
+	return ref
+}
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -153,7 +165,7 @@ func TestImport(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			unpacked := 0
-			i, err := w.Import(t.Context(), image.Archive{Name: c.as}, bytes.NewReader(c.archive), func(p image.Progress) {
+			i, err := w.Import(t.Context(), image.Archive{Ref: parsed(c.as)}, bytes.NewReader(c.archive), func(p image.Progress) {
 				if p.Stage == "unpack" {
 					unpacked++
 				}
@@ -181,7 +193,7 @@ func TestImport(t *testing.T) {
 			}
 			// Again, under another name: nothing is unpacked twice.
 			unpacked = 0
-			again, err := w.Import(t.Context(), image.Archive{Name: "again"}, bytes.NewReader(c.archive), func(p image.Progress) {
+			again, err := w.Import(t.Context(), image.Archive{Ref: parsed("again")}, bytes.NewReader(c.archive), func(p image.Progress) {
 				if p.Stage == "unpack" {
 					unpacked++
 				}
@@ -190,9 +202,9 @@ func TestImport(t *testing.T) {
 				t.Errorf("again: %+v, %v, %d told; first %+v", again, err, unpacked, i)
 			}
 			w.holds(t, 2, 2)
-			must(t, w.Remove(t.Context(), "again"))
+			must(t, w.Remove(t.Context(), parsed("again")))
 			w.holds(t, 1, 2)
-			must(t, w.Remove(t.Context(), i.Ref()))
+			must(t, w.Remove(t.Context(), parsed(i.Ref())))
 			w.holds(t, 0, 0)
 		})
 	}
@@ -229,7 +241,7 @@ func TestExport(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
 	img := at.Image(t, at.Tar(t, at.Dir("a"), at.File("a/b"), at.File("c")), at.Tar(t, at.Dir("a"), at.File("a/.wh..wh..opq"), at.File(".wh.c")))
-	i, err := w.Import(ctx, image.Archive{Name: "x:1"}, bytes.NewReader(at.OCI(t, img)), nil)
+	i, err := w.Import(ctx, image.Archive{Ref: parsed("x:1")}, bytes.NewReader(at.OCI(t, img)), nil)
 	must(t, err)
 	var first, second bytes.Buffer
 	must(t, w.Export(ctx, i, &first))
@@ -288,7 +300,7 @@ func TestImportBad(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			_, err := w.Import(t.Context(), image.Archive{Name: "bad"}, bytes.NewReader(c.archive), nil)
+			_, err := w.Import(t.Context(), image.Archive{Ref: parsed("bad")}, bytes.NewReader(c.archive), nil)
 			if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), c.says) {
 				t.Errorf("%v; want invalid and %q", err, c.says)
 			}
@@ -303,16 +315,16 @@ func TestImportEnds(t *testing.T) {
 	left := errors.New("the client left")
 	for name, b := range map[string][]byte{"image": docker, "rootfs": at.Tar(t, at.File("a")), "packed": gz(docker)} {
 		broken := io.MultiReader(bytes.NewReader(b[:len(b)-100]), failing{left})
-		if _, err := w.Import(t.Context(), image.Archive{Name: "x"}, broken, nil); !errors.Is(err, left) {
+		if _, err := w.Import(t.Context(), image.Archive{Ref: parsed("x")}, broken, nil); !errors.Is(err, left) {
 			t.Errorf("%s whose reader fails: %v", name, err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		if _, err := w.Import(ctx, image.Archive{Name: "x"}, io.MultiReader(bytes.NewReader(b[:len(b)-100]), calling(cancel), bytes.NewReader(b[len(b)-100:])), nil); err == nil {
+		if _, err := w.Import(ctx, image.Archive{Ref: parsed("x")}, io.MultiReader(bytes.NewReader(b[:len(b)-100]), calling(cancel), bytes.NewReader(b[len(b)-100:])), nil); err == nil {
 			t.Errorf("%s that was cancelled was imported", name)
 		}
 		cancel()
 	}
-	for _, a := range []image.Archive{{Name: "Bad"}, {Name: "x@sha256:" + strings.Repeat("a", 64)}, {Name: "x", Format: "zip"}} {
+	for _, a := range []image.Archive{{Ref: parsed("x@sha256:" + strings.Repeat("a", 64))}, {Ref: parsed("x"), Format: "zip"}} {
 		if _, err := w.Import(t.Context(), a, bytes.NewReader(docker), nil); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%+v: %v", a, err)
 		}
@@ -320,7 +332,7 @@ func TestImportEnds(t *testing.T) {
 	if _, err := w.Import(t.Context(), image.Archive{}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "name") {
 		t.Errorf("a root file system without a name: %v", err)
 	}
-	if _, err := w.Import(t.Context(), image.Archive{Name: "x", Format: image.FormatDocker}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); !errs.Is(err, errs.Invalid) {
+	if _, err := w.Import(t.Context(), image.Archive{Ref: parsed("x"), Format: image.FormatDocker}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); !errs.Is(err, errs.Invalid) {
 		t.Errorf("a root file system as docker's: %v", err)
 	}
 	w.holds(t, 0, 0)
@@ -335,7 +347,7 @@ func TestImportBesideSilence(t *testing.T) {
 		r, in := io.Pipe()
 		pipes = append(pipes, in)
 		silent.Go(func() {
-			if _, err := w.Import(t.Context(), image.Archive{Name: "x"}, r, nil); err == nil {
+			if _, err := w.Import(t.Context(), image.Archive{Ref: parsed("x")}, r, nil); err == nil {
 				t.Error("nothing was imported")
 			}
 		})
@@ -346,7 +358,7 @@ func TestImportBesideSilence(t *testing.T) {
 		_, err := in.Write([]byte("x"))
 		must(t, err)
 	}
-	if _, err := w.Import(ctx, image.Archive{Name: "y"}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); err != nil {
+	if _, err := w.Import(ctx, image.Archive{Ref: parsed("y")}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); err != nil {
 		t.Error(err)
 	}
 	for _, in := range pipes {
@@ -361,7 +373,7 @@ func TestSweepDuringImport(t *testing.T) {
 	w := newWorld(t)
 	img := at.Image(t, at.Tar(t, at.File("a")), at.Tar(t, at.File("b")))
 	swept := 0
-	i, err := w.Import(t.Context(), image.Archive{Name: "x"}, bytes.NewReader(at.OCI(t, img)), func(image.Progress) {
+	i, err := w.Import(t.Context(), image.Archive{Ref: parsed("x")}, bytes.NewReader(at.OCI(t, img)), func(image.Progress) {
 		swept++
 		if err := w.Sweep(context.Background()); err != nil {
 			t.Error(err)
@@ -376,7 +388,7 @@ func TestSweepDuringImport(t *testing.T) {
 		}
 	}
 	w.used[i.Layers[0]] = []string{"lab"}
-	if err := w.Remove(t.Context(), "x"); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
+	if err := w.Remove(t.Context(), parsed("x")); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
 		t.Errorf("remove in use: %v", err)
 	}
 	w.holds(t, 1, 2)
@@ -386,13 +398,13 @@ func TestSweepDuringImport(t *testing.T) {
 func TestLayerGoesDuringImport(t *testing.T) {
 	w := newWorld(t)
 	base := at.Tar(t, at.File("a"))
-	_, err := w.Import(t.Context(), image.Archive{Name: "base"}, bytes.NewReader(at.OCI(t, at.Image(t, base))), nil)
+	_, err := w.Import(t.Context(), image.Archive{Ref: parsed("base")}, bytes.NewReader(at.OCI(t, at.Image(t, base))), nil)
 	must(t, err)
 	removed := false
-	_, err = w.Import(t.Context(), image.Archive{Name: "x"}, bytes.NewReader(at.OCI(t, at.Image(t, base, at.Tar(t, at.File("b"))))), func(p image.Progress) {
+	_, err = w.Import(t.Context(), image.Archive{Ref: parsed("x")}, bytes.NewReader(at.OCI(t, at.Image(t, base, at.Tar(t, at.File("b"))))), func(p image.Progress) {
 		if p.Stage == "unpack" && !removed {
 			removed = true
-			must(t, w.Remove(context.Background(), "base"))
+			must(t, w.Remove(context.Background(), parsed("base")))
 		}
 	})
 	if !errs.Is(err, errs.Unavailable) || !removed {

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -43,7 +42,7 @@ func AuthOf(ctx context.Context) (a Auth, ok bool) {
 
 // Pull says what is pulled.
 type Pull struct {
-	Name string // name[:tag][@digest]
+	Ref Reference
 	// Missing leaves the registry alone if the image is here by now.
 	Missing bool
 }
@@ -57,15 +56,15 @@ const (
 	downloads = 3
 )
 
-// flights are the pulls under way. Who asks for what is pulled already, with the
-// same credentials, waits for that.
+// flights are the pulls under way. A second request for an image that is being pulled
+// with the same credentials joins that pull (as in golang.org/x/sync/singleflight).
 type flights struct {
 	mu sync.Mutex
 	m  map[flightKey]*flight // guarded by mu
 }
 
 type flightKey struct {
-	name string
+	ref  Reference // canonical
 	auth Auth
 	some bool // auth is given
 }
@@ -77,10 +76,10 @@ type flight struct {
 	err    error        // likewise
 
 	// guarded by flights.mu
-	waiting int
-	told    map[int]func(Progress)
-	next    int
-	last    Progress // what was told last, for who comes later
+	waiting   int
+	listeners map[int]func(Progress)
+	next      int
+	last      Progress // for those who join later
 }
 
 // String says for people how far it is.
@@ -100,18 +99,13 @@ func (p Progress) String() string {
 	return p.Stage + " " + part
 }
 
-// CanPull reports whether a registry is configured that may have the image of a
-// URI.
-func (s *Store) CanPull(uri string) bool {
-	ref, err := ParseReference(uri)
-	return err == nil && s.cfg.Registries.Host(ref.Name) != ""
-}
+// CanPull reports whether a registry is configured that may have the image.
+func (s *Store) CanPull(ref Reference) bool { return s.cfg.Registries.Host(ref.Name) != "" }
 
 // Pull gets an image from the mirrors or the registry that are configured for
 // its name, with the credentials of WithAuth or of the configuration, and gives
-// it that name here. Layers that are here already are not downloaded; who asks
-// for what somebody pulls already waits for that. progress, if not nil, is called
-// often.
+// it that name here. Layers that are here already are not downloaded, and an image that
+// is being pulled already is not pulled twice. progress, if not nil, is called often.
 //
 // Nothing is visible before the image is whole. What was downloaded of one that
 // did not become so is kept for a while (see blobs), and the next pull goes on
@@ -123,19 +117,15 @@ func (s *Store) CanPull(uri string) bool {
 // errs.Unsupported if there is none for this machine, with errs.Unavailable if
 // it can not be reached, with errs.Exhausted if the disk is full.
 func (s *Store) Pull(ctx context.Context, p Pull, progress func(Progress)) (record.Image, error) {
-	ref, err := ParseReference(p.Name)
-	if err != nil {
-		return record.Image{}, err
+	if !s.CanPull(p.Ref) {
+		return record.Image{}, s.unknown(p.Ref)
 	}
-	if !s.CanPull(p.Name) {
-		return record.Image{}, s.unknown(p.Name, ref)
-	}
-	key := flightKey{name: ref.String()}
+	key := flightKey{ref: p.Ref.canonical()}
 	key.auth, key.some = AuthOf(ctx)
-	f, leave, err := s.board(ctx, key, p.Missing, progress)
+	f, leave, err := s.join(ctx, key, p.Missing, progress)
 	if err != nil || f == nil {
 		if err == nil {
-			return s.local(ctx, key.name)
+			return s.local(ctx, key.ref)
 		}
 		return record.Image{}, err
 	}
@@ -146,45 +136,45 @@ func (s *Store) Pull(ctx context.Context, p Pull, progress func(Progress)) (reco
 		return record.Image{}, context.Cause(ctx)
 	}
 	if f.err != nil {
-		return record.Image{}, fmt.Errorf("pull image %s: %w", p.Name, f.err)
+		return record.Image{}, fmt.Errorf("pull image %s: %w", p.Ref.URI, f.err)
 	}
 	return f.image, nil
 }
 
-// board joins the pull of key, or begins it. With missing, and if the image is
+// join joins the pull of key, or begins it. With missing, and if the image is
 // here, it does neither. A pull that is over has given the image its name before
 // it can no longer be joined, so that no two follow one another.
-func (s *Store) board(ctx context.Context, key flightKey, missing bool, progress func(Progress)) (f *flight, leave func(), err error) {
+func (s *Store) join(ctx context.Context, key flightKey, missing bool, progress func(Progress)) (f *flight, leave func(), err error) {
 	s.flights.mu.Lock()
 	defer s.flights.mu.Unlock()
 	if missing {
-		if _, err := s.local(ctx, key.name); !errs.Is(err, errs.NotFound) {
+		if _, err := s.local(ctx, key.ref); !errs.Is(err, errs.NotFound) {
 			return nil, nil, err
 		}
 	}
 	f = s.flights.m[key]
 	if f == nil {
 		ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), pullLimit, errs.New(errs.Unavailable, "it took more than %s; what came is kept, so try again", pullLimit))
-		f = &flight{cancel: cancel, done: make(chan struct{}), told: map[int]func(Progress){}}
+		f = &flight{cancel: cancel, done: make(chan struct{}), listeners: map[int]func(Progress){}}
 		s.flights.m[key] = f
-		go s.fly(ctx, key, f)
+		go s.run(ctx, key, f)
 	}
 	n := f.next
 	f.next++
 	f.waiting++
 	if progress != nil {
-		f.told[n] = progress
+		f.listeners[n] = progress
 		if f.last.Stage != "" {
 			progress(f.last)
 		}
 	}
-	return f, func() { s.alight(key, f, n) }, nil
+	return f, func() { s.leave(key, f, n) }, nil
 }
 
-// alight leaves a pull. Who is the last ends it, and waits for that.
-func (s *Store) alight(key flightKey, f *flight, n int) {
+// leave leaves a pull. The last to leave ends it, and waits until it has ended.
+func (s *Store) leave(key flightKey, f *flight, n int) {
 	s.flights.mu.Lock()
-	delete(f.told, n)
+	delete(f.listeners, n)
 	f.waiting--
 	last := f.waiting == 0
 	if last && s.flights.m[key] == f {
@@ -197,7 +187,8 @@ func (s *Store) alight(key flightKey, f *flight, n int) {
 	}
 }
 
-func (s *Store) fly(ctx context.Context, key flightKey, f *flight) {
+// run pulls, and tells all who have joined.
+func (s *Store) run(ctx context.Context, key flightKey, f *flight) {
 	defer f.cancel()
 	var auth *Auth
 	if key.some {
@@ -207,11 +198,11 @@ func (s *Store) fly(ctx context.Context, key flightKey, f *flight) {
 		s.flights.mu.Lock()
 		defer s.flights.mu.Unlock()
 		f.last = at
-		for _, told := range f.told {
-			told(at)
+		for _, progress := range f.listeners {
+			progress(at)
 		}
 	}}}
-	f.image, f.err = p.run(ctx, key.name, auth)
+	f.image, f.err = p.run(ctx, key.ref, auth)
 	p.drop()
 	if f.err != nil && ctx.Err() != nil {
 		f.err = context.Cause(ctx)
@@ -234,10 +225,8 @@ type puller struct {
 	total int64
 }
 
-func (p *puller) run(ctx context.Context, uri string, auth *Auth) (i record.Image, err error) {
-	if p.ref, err = ParseReference(uri); err != nil {
-		return i, err
-	}
+func (p *puller) run(ctx context.Context, ref Reference, auth *Auth) (i record.Image, err error) {
+	p.ref = ref
 	p.progress(Progress{Stage: StageResolve})
 	if p.repo, err = p.s.cfg.Registries.Repository(p.ref.Name, auth); err != nil {
 		return i, err
@@ -266,33 +255,6 @@ func (p *puller) run(ctx context.Context, uri string, auth *Auth) (i record.Imag
 	i, err = p.s.name(ctx, record.Image{Name: p.ref.Name, Tag: p.ref.kept(), Config: plan.Config, Sources: digests}, p.layers)
 	named = err == nil
 	return i, err
-}
-
-// String is the reference as it is looked up: a digest counts more than a tag.
-func (r Reference) String() string {
-	if r.Digest != "" {
-		return r.Name + "@" + r.Digest
-	}
-	return r.Name + ":" + r.kept()
-}
-
-// kept is the tag under which a pulled image is kept. One that is asked for by a
-// digest is not what its tag is now.
-func (r Reference) kept() string {
-	if r.Digest != "" {
-		return strings.Replace(r.Digest, ":", "-", 1)
-	}
-	return cmp.Or(r.Tag, DefaultTag)
-}
-
-// Kept is the name:tag under which the image of a URI will be kept, as the
-// beginning of its record. A URI that is none gives an empty one.
-func Kept(uri string) record.Image {
-	ref, err := ParseReference(uri)
-	if err != nil {
-		return record.Image{}
-	}
-	return record.Image{Name: ref.Name, Tag: ref.kept()}
 }
 
 // manifest reads the manifest of the image for this machine, and the digests by
@@ -476,8 +438,8 @@ func (p *puller) unpack(ctx context.Context, f *os.File, l archive.Layer, at Pro
 	return err
 }
 
-// unknown is the error for an image that is not here and can not be pulled.
-func (s *Store) unknown(uri string, ref Reference) error {
+// unknown is the error for an image that is not here and cannot be pulled.
+func (s *Store) unknown(ref Reference) error {
 	var names []string
 	for _, a := range s.cfg.Aliases {
 		names = append(names, a.Name)
@@ -489,7 +451,7 @@ func (s *Store) unknown(uri string, ref Reference) error {
 	}
 	tail := "no registry is configured for it: [[registries]] of the configuration says from where to pull; `sandboxctl image build` and `sandboxctl image import` make images without one"
 	if host := s.cfg.Registries.Host(ref.Name); host != "" {
-		tail = fmt.Sprintf("`sandboxctl image pull %s` asks registry %s for it", uri, host)
+		tail = fmt.Sprintf("`sandboxctl image pull %s` asks registry %s for it", ref.URI, host)
 	}
-	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`), and no alias stands for it (%s); %s", uri, ref, aliases, tail)
+	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`), and no alias stands for it (%s); %s", ref.URI, ref, aliases, tail)
 }

@@ -116,7 +116,7 @@ func TestPull(t *testing.T) {
 	ref := p.push(t, "team/app:1", img)
 
 	var seen []image.Progress
-	i, err := p.Pull(ctx, image.Pull{Name: ref}, func(at image.Progress) { seen = append(seen, at) })
+	i, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, func(at image.Progress) { seen = append(seen, at) })
 	must(t, err)
 	if i.Ref() != ref || len(i.Layers) != 2 || i.Config.User != "1000:1000" || i.Config.Workdir != "/srv/app" {
 		t.Errorf("pulled %+v", i)
@@ -130,7 +130,7 @@ func TestPull(t *testing.T) {
 	}
 	digest, err := img.Digest()
 	must(t, err)
-	if got, err := p.Resolve(ctx, p.Addr+"/team/app@"+digest.String()); err != nil || got.Ref() != ref {
+	if got, err := p.Resolve(ctx, parsed(p.Addr+"/team/app@"+digest.String())); err != nil || got.Ref() != ref {
 		t.Errorf("by the registry's digest: %v, %v", got.Ref(), err)
 	}
 
@@ -140,11 +140,11 @@ func TestPull(t *testing.T) {
 	must(t, err)
 	mixed = mutate.ConfigMediaType(mixed, types.DockerConfigJSON)
 	ref2 := p.push(t, "team/mixed:1", mixed)
-	must(t, p.Remove(ctx, ref))
-	_, err = p.Pull(ctx, image.Pull{Name: ref}, nil)
+	must(t, p.Remove(ctx, parsed(ref)))
+	_, err = p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil)
 	must(t, err)
 	p.Forget()
-	i2, err := p.Pull(ctx, image.Pull{Name: ref2}, nil)
+	i2, err := p.Pull(ctx, image.Pull{Ref: parsed(ref2)}, nil)
 	must(t, err)
 	if n := p.Asked("GET /v2/team/mixed/blobs/"); n != 2 { // the config, the third
 		t.Errorf("%d blobs came, want the config and one layer", n)
@@ -153,9 +153,9 @@ func TestPull(t *testing.T) {
 		t.Errorf("layers %q, want to begin with %q", i2.Layers, i.Layers)
 	}
 	p.holds(t, 2, 3)
-	must(t, p.Remove(ctx, ref))
-	must(t, p.Remove(ctx, ref2))
-	if _, err = p.Pull(ctx, image.Pull{Name: ref2}, nil); err != nil { // zstd, too, comes
+	must(t, p.Remove(ctx, parsed(ref)))
+	must(t, p.Remove(ctx, parsed(ref2)))
+	if _, err = p.Pull(ctx, image.Pull{Ref: parsed(ref2)}, nil); err != nil { // zstd, too, comes
 		t.Error(err)
 	}
 }
@@ -175,23 +175,23 @@ func TestPullOfIndex(t *testing.T) {
 		digest, err := idx.Digest()
 		must(t, err)
 		ref := p.Addr + "/multi/" + name + "@" + digest.String()
-		if got, err := p.Resolve(ctx, ref); !errs.Is(err, errs.NotFound) {
+		if got, err := p.Resolve(ctx, parsed(ref)); !errs.Is(err, errs.NotFound) {
 			t.Errorf("before the pull: %v, %v", got, err)
 		}
-		i, err := p.Pull(ctx, image.Pull{Name: ref}, nil)
+		i, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil)
 		must(t, err)
 		id, _ := mine.ConfigFile()
 		if len(i.Layers) != 1 || i.Layers[0] != id.RootFS.DiffIDs[0].String() || len(i.Sources) != 2 {
 			t.Errorf("pulled %+v, want the one of this machine", i)
 		}
 		for _, uri := range []string{ref, p.Addr + "/multi/" + name + ":1@" + digest.String()} {
-			if got, err := p.Resolve(ctx, uri); err != nil || got.Digest != i.Digest {
+			if got, err := p.Resolve(ctx, parsed(uri)); err != nil || got.Digest != i.Digest {
 				t.Errorf("%s is %v, %v", uri, got, err)
 			}
 		}
 	}
 	p.Push(t, p.Addr, "multi/none:1", mutate.AppendManifests(empty.Index, entry(other, "linux", "s390x", "")))
-	if _, err := p.Pull(ctx, image.Pull{Name: p.Addr + "/multi/none:1"}, nil); !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "linux/s390x") {
+	if _, err := p.Pull(ctx, image.Pull{Ref: parsed(p.Addr + "/multi/none:1")}, nil); !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "linux/s390x") {
 		t.Errorf("an index without this machine: %v", err)
 	}
 }
@@ -215,7 +215,7 @@ func TestPullsAtOnce(t *testing.T) {
 			if n < 3 { // whose own credentials do not matter to this registry
 				ctx = image.WithAuth(ctx, &image.Auth{Username: "u", Password: "p"})
 			}
-			if i, err := p.Pull(ctx, image.Pull{Name: name, Missing: true}, nil); err != nil || i.Ref() != name {
+			if i, err := p.Pull(ctx, image.Pull{Ref: parsed(name), Missing: true}, nil); err != nil || i.Ref() != name {
 				t.Errorf("%s: %v, %v", name, i.Ref(), err)
 			}
 		})
@@ -261,7 +261,7 @@ func TestPullGoesOn(t *testing.T) {
 		}
 		return false
 	})
-	_, err := p.Pull(leaving, image.Pull{Name: ref}, nil)
+	_, err := p.Pull(leaving, image.Pull{Ref: parsed(ref)}, nil)
 	p.Meddle(nil)
 	if err == nil {
 		t.Fatal("the pull went on without its client")
@@ -283,7 +283,7 @@ func TestPullGoesOn(t *testing.T) {
 		}
 		return -1
 	})
-	i, err := p.Pull(ctx, image.Pull{Name: ref}, nil)
+	i, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil)
 	must(t, err)
 	var from int64
 	_, span, _ := strings.Cut(p.First("bytes="), "bytes=")
@@ -296,14 +296,14 @@ func TestPullGoesOn(t *testing.T) {
 	p.holds(t, 1, 2)
 
 	// A registry that always hangs up at once: the error says so, nothing is there.
-	must(t, p.Remove(ctx, i.Ref()))
+	must(t, p.Remove(ctx, parsed(i.Ref())))
 	p.Cut(func(r *http.Request) int64 {
 		if blob(r) {
 			return 0
 		}
 		return -1
 	})
-	if _, err := p.Pull(ctx, image.Pull{Name: ref}, nil); !errs.Is(err, errs.Unavailable) {
+	if _, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil); !errs.Is(err, errs.Unavailable) {
 		t.Errorf("cut off at once: %v", err)
 	}
 	p.holds(t, 0, 0)
@@ -317,7 +317,7 @@ func TestPullGoesOn(t *testing.T) {
 	digest, err := layers[0].Digest()
 	must(t, err)
 	must(t, os.WriteFile(filepath.Join(p.dir, "blobs", strings.Replace(digest.String(), ":", "-", 1)+".part"), bytes.Repeat([]byte("x"), 1000), 0o600))
-	if _, err := p.Pull(ctx, image.Pull{Name: ref}, nil); err != nil {
+	if _, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil); err != nil {
 		t.Error(err)
 	}
 	pruned, err := p.Prune(ctx, false)
@@ -342,14 +342,14 @@ func TestPullOfWhoLeaves(t *testing.T) {
 	leaving, leave := context.WithCancel(t.Context())
 	gone, stayed := make(chan error, 1), make(chan error, 1)
 	go func() {
-		_, err := p.Pull(leaving, image.Pull{Name: ref}, nil)
+		_, err := p.Pull(leaving, image.Pull{Ref: parsed(ref)}, nil)
 		gone <- err
 	}()
 	<-asked
 	joined := make(chan struct{})
 	go func() {
 		var once sync.Once
-		_, err := p.Pull(t.Context(), image.Pull{Name: ref}, func(image.Progress) { once.Do(func() { close(joined) }) })
+		_, err := p.Pull(t.Context(), image.Pull{Ref: parsed(ref)}, func(image.Progress) { once.Do(func() { close(joined) }) })
 		stayed <- err
 	}()
 	<-joined
@@ -443,7 +443,7 @@ func TestPullLies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p.Meddle(c.lie)
-			_, err := p.Pull(ctx, image.Pull{Name: ref}, nil)
+			_, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil)
 			if !errs.Is(err, c.code) || !strings.Contains(err.Error(), c.say) {
 				t.Errorf("%v: %v; want %s, to say %q", errs.CodeOf(err), err, c.code, c.say)
 			}
@@ -454,7 +454,7 @@ func TestPullLies(t *testing.T) {
 		})
 	}
 	p.Meddle(nil)
-	if _, err := p.Pull(ctx, image.Pull{Name: ref}, nil); err != nil {
+	if _, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil); err != nil {
 		t.Errorf("when it is honest again: %v", err)
 	}
 }
@@ -475,7 +475,7 @@ func TestPullBad(t *testing.T) {
 		img, err := mutate.AppendLayers(at.Image(t, at.Tar(t, at.File("good"))), c.layer)
 		must(t, err)
 		ref := p.push(t, "team/bad:1", img)
-		_, err = p.Pull(t.Context(), image.Pull{Name: ref}, nil)
+		_, err = p.Pull(t.Context(), image.Pull{Ref: parsed(ref)}, nil)
 		if !errs.Is(err, errs.Invalid) && !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "layer 2 of 2") || !strings.Contains(err.Error(), c.say) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -503,7 +503,7 @@ func TestPullAuth(t *testing.T) {
 	})
 	ref := f.Addr + "/team/app:1"
 	pull := func(name string, auth *image.Auth) error {
-		_, err := w.Pull(image.WithAuth(t.Context(), auth), image.Pull{Name: name}, nil)
+		_, err := w.Pull(image.WithAuth(t.Context(), auth), image.Pull{Ref: parsed(name)}, nil)
 		return err
 	}
 	if err := pull(ref, nil); !errs.Is(err, errs.Denied) || !strings.Contains(err.Error(), "without a user name") {
@@ -575,26 +575,26 @@ func TestPullFromMirrors(t *testing.T) {
 		}
 		return true
 	})
-	i, err := w.Pull(ctx, image.Pull{Name: "registry.example.com/team/app:1"}, nil)
+	i, err := w.Pull(ctx, image.Pull{Ref: parsed("registry.example.com/team/app:1")}, nil)
 	must(t, err)
 	if i.Ref() != "registry.example.com/team/app:1" || main.Asked("/blobs/") != 0 || mirror.Asked("/blobs/") != 2 || told {
 		t.Errorf("%s: the registry was asked for %d blobs, its mirror for %d, which was told credentials: %v", i.Ref(), main.Asked("/blobs/"), mirror.Asked("/blobs/"), told)
 	}
 	// What no mirror has comes from the registry.
-	if _, err := w.Pull(ctx, image.Pull{Name: "registry.example.com/team/only:1"}, nil); err != nil {
+	if _, err := w.Pull(ctx, image.Pull{Ref: parsed("registry.example.com/team/only:1")}, nil); err != nil {
 		t.Error(err)
 	}
-	if _, err := w.Pull(ctx, image.Pull{Name: "dead.example.com/team/only:1"}, nil); err != nil {
+	if _, err := w.Pull(ctx, image.Pull{Ref: parsed("dead.example.com/team/only:1")}, nil); err != nil {
 		t.Errorf("beside a mirror that is down: %v", err)
 	}
-	if i, err := w.Pull(t.Context(), image.Pull{Name: "single:1"}, nil); err != nil || i.Ref() != "single:1" {
+	if i, err := w.Pull(t.Context(), image.Pull{Ref: parsed("single:1")}, nil); err != nil || i.Ref() != "single:1" {
 		t.Errorf("a name without a host: %v, %v", i.Ref(), err)
 	}
-	_, err = w.Pull(ctx, image.Pull{Name: "registry.example.com/team/none:1"}, nil)
+	_, err = w.Pull(ctx, image.Pull{Ref: parsed("registry.example.com/team/none:1")}, nil)
 	if !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "before it: registry "+liar.Addr) {
 		t.Errorf("what nobody has: %v", err)
 	}
-	_, err = w.Pull(ctx, image.Pull{Name: "other.example.com/x"}, nil)
+	_, err = w.Pull(ctx, image.Pull{Ref: parsed("other.example.com/x")}, nil)
 	if !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "[[registries]]") {
 		t.Errorf("a name of nobody: %v", err)
 	}

@@ -12,28 +12,28 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Remove forgets the image a URI names, and removes those of its layers that
+// Remove forgets the image of a reference, and removes those of its layers that
 // no other image has. It fails with errs.WrongState, and removes nothing, while
 // a sandbox stands on one of those; with errs.NotFound if there is no such image.
 // Of one whose record can not be read it removes that.
-func (s *Store) Remove(ctx context.Context, uri string) error {
+func (s *Store) Remove(ctx context.Context, ref Reference) error {
 	s.naming.Lock()
 	defer s.naming.Unlock()
-	i, err := s.local(ctx, uri) // an alias does not take away what it stands for
+	i, err := s.local(ctx, ref) // an alias does not take away what it stands for
 	if errs.Is(err, errs.Internal) {
-		return s.removeUnreadable(ctx, uri, err)
+		return s.removeUnreadable(ctx, ref, err)
 	}
 	if err != nil {
 		return err
 	}
 	all, bad, err := s.cfg.DB.ListImages(ctx)
 	if err != nil {
-		return fmt.Errorf("remove image %s: %w", uri, err)
+		return fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
 	own := s.own(i, all)
 	users, err := s.forget(ctx, i, own)
 	if err != nil {
-		return fmt.Errorf("remove image %s: %w", uri, err)
+		return fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
 	if len(users) > 0 {
 		return errs.New(errs.WrongState, "image %s is in use by %s; `sandboxctl rm` those first", i.Ref(), some(users))
@@ -44,28 +44,24 @@ func (s *Store) Remove(ctx context.Context, uri string) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("remove image %s: %w; the next sweep tries again", uri, err)
+		return fmt.Errorf("remove image %s: %w; the next sweep tries again", ref.URI, err)
 	}
 	return nil
 }
 
 // removeUnreadable removes a record that can not be read, for which why is the
 // reason. Which layers it has nobody knows; the sweep finds them.
-func (s *Store) removeUnreadable(ctx context.Context, uri string, why error) error {
-	ref, err := ParseReference(uri)
-	if err != nil {
-		return err
-	}
+func (s *Store) removeUnreadable(ctx context.Context, ref Reference, why error) error {
 	_, bad, err := s.cfg.DB.ListImages(ctx)
 	if err != nil {
-		return fmt.Errorf("remove image %s: %w", uri, err)
+		return fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
 	tag := cmp.Or(ref.Tag, DefaultTag)
 	if !slices.Contains(bad, record.Image{Name: ref.Name, Tag: tag}.Ref()) {
 		return why
 	}
 	if err := s.cfg.DB.DeleteImage(ctx, ref.Name, tag); err != nil {
-		return fmt.Errorf("remove image %s: %w", uri, err)
+		return fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
 	return nil
 }

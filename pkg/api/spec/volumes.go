@@ -136,9 +136,11 @@ func (o *Offer) toMount(v *wire.VolumeMount, what string) (m record.VolumeMount,
 		return m, errs.Wire(errs.New(errs.Unsupported, "%s.ossfs: buckets are not mounted here; use a named volume (pvc), or a directory "+
 			"of the host that the bucket is mounted on", what), "VOLUME::UNSUPPORTED_BACKEND")
 	case v.Host != nil:
-		return m, toHostMount(&m, v.Host, what)
+		err = toHostMount(&m, v.Host, what)
+		return m, err
 	}
-	return m, o.toClaim(&m, v.PVC, what)
+	err = o.toClaim(&m, v.PVC, what)
+	return m, err
 }
 
 func toHostMount(m *record.VolumeMount, h *wire.HostPath, what string) error {

@@ -1,0 +1,85 @@
+package image
+
+import (
+	"cmp"
+	"regexp"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// DefaultTag is what a reference without a tag means.
+const DefaultTag = "latest"
+
+// A Reference is a parsed image URI. Clients and configuration give URIs; they are
+// parsed where they come in, and everything behind that takes a Reference.
+type Reference struct {
+	URI    string // as it was given; for people
+	Name   string
+	Tag    string // empty if the URI had none
+	Digest string // of the image, or empty
+}
+
+// The grammar of github.com/distribution/reference, in short: an optional host
+// with a port, components of lower-case letters and digits with single
+// separators, a tag, a digest.
+var (
+	nameForm   = regexp.MustCompile(`^[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::[0-9]{1,5})?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*$`)
+	tagForm    = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$`)
+	digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
+)
+
+// ParseReference parses name[:tag][@sha256:…]. It fails with errs.Invalid.
+func ParseReference(uri string) (Reference, error) {
+	r := Reference{URI: uri}
+	bad := func(what string) (Reference, error) {
+		return Reference{}, errs.New(errs.Invalid, "image %.200q: %s; want name[:tag][@sha256:<64 hex digits>], lower case", uri, what)
+	}
+	rest, digest, pinned := strings.Cut(uri, "@")
+	if pinned && !digestForm.MatchString(digest) {
+		return bad("the digest is not one")
+	}
+	r.Name, r.Digest = rest, digest
+	if i := strings.LastIndexByte(rest, ':'); i > strings.LastIndexByte(rest, '/') {
+		r.Name, r.Tag = rest[:i], rest[i+1:]
+		if !tagForm.MatchString(r.Tag) {
+			return bad("the tag is not one")
+		}
+	}
+	if len(r.Name) > 255 || !nameForm.MatchString(r.Name) {
+		return bad("the name is not one")
+	}
+	return r, nil
+}
+
+// String is the reference as it is looked up: a digest counts more than a tag.
+func (r Reference) String() string {
+	if r.Digest != "" {
+		return r.Name + "@" + r.Digest
+	}
+	return r.Name + ":" + r.kept()
+}
+
+// kept is the tag under which a pulled image is kept. One that is asked for by a
+// digest is not what its tag is now.
+func (r Reference) kept() string {
+	if r.Digest != "" {
+		return strings.Replace(r.Digest, ":", "-", 1)
+	}
+	return cmp.Or(r.Tag, DefaultTag)
+}
+
+// canonical is the reference that is looked up: without the tag if there is a digest,
+// with the default tag if there is neither. It can be compared with ==.
+func (r Reference) canonical() Reference {
+	c := Reference{URI: r.String(), Name: r.Name, Digest: r.Digest}
+	if c.Digest == "" {
+		c.Tag = r.kept()
+	}
+	return c
+}
+
+// Kept is the beginning of the record of the image that a pull of r will make: the name
+// and the tag under which it will be kept.
+func (r Reference) Kept() record.Image { return record.Image{Name: r.Name, Tag: r.kept()} }
