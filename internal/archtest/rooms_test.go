@@ -1,0 +1,94 @@
+package archtest
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// rooms says, for each package that has rooms below it, which rooms those are and which
+// others of the same package each may import; "." is the package itself. What is not in
+// the table is not allowed: two rooms that stand side by side do not know one another.
+var rooms = map[string]map[string][]string{
+	"pkg/api": {
+		"wire":         {}, // the JSON of the API, for clients too
+		"wire/httperr": {"wire"},
+		"spec":         {"wire", "wire/httperr"},
+		"auth":         {"wire", "wire/httperr"},
+		"gateway":      {"wire", "wire/httperr"},
+		".":            {"wire", "wire/httperr", "spec", "auth", "gateway"},
+	},
+	"pkg/agent": {
+		".":           {}, // what the daemon and the agent say to one another
+		"proc":        {},
+		"interpreter": {"."},
+		"reply":       {"."},
+		"output":      {".", "proc"},
+		"files":       {".", "proc", "reply"},
+		"command":     {".", "proc", "reply", "output"},
+		"shell":       {".", "proc", "reply", "command"},
+		"terminal":    {".", "proc", "reply", "command"},
+		"server":      {".", "proc", "interpreter", "reply", "output", "files", "command", "shell", "terminal"},
+	},
+	"pkg/snapshot": {
+		"tree":          {},
+		"tree/treetest": {},
+		"layer":         {"tree"},
+		"diff":          {"tree"},
+		"overlay":       {"tree"},
+		"pool":          {"tree"},
+		"pool/btrfs":    {"tree", "pool"},
+		"pool/project":  {"tree", "pool"},
+		"pool/plain":    {"tree", "pool"},
+		".":             {"tree", "layer", "diff", "overlay", "pool", "pool/btrfs", "pool/project", "pool/plain"},
+		"snapshottest":  {".", "layer", "pool"},
+	},
+	"pkg/image": {
+		"archive":               {},
+		"archive/archivetest":   {},
+		"registry":              {},
+		"registry/registrytest": {},
+		".":                     {"archive", "registry"},
+	},
+	"pkg/oci": {
+		".":                 {},
+		"launch":            {},
+		"runc":              {".", "launch"},
+		"runsc":             {"."},
+		"runtimetest":       {"."},
+		"runtimetest/guest": {},
+	},
+}
+
+func TestRooms(t *testing.T) {
+	for _, s := range sources(t) {
+		family, room := familyOf(s.dir)
+		if family == "" || s.test() {
+			continue
+		}
+		may, ok := rooms[family][room]
+		if !ok {
+			t.Errorf("%s: %s has no room %q; name it in archtest, with what it may import", s.path, family, room)
+			continue
+		}
+		for _, imp := range s.file.Imports {
+			dep, _ := strings.CutPrefix(strings.Trim(imp.Path.Value, `"`), module)
+			if f, other := familyOf(dep); f == family && !slices.Contains(may, other) {
+				t.Errorf("%s imports %s: room %q of %s may import %q only", s.path, dep, room, family, may)
+			}
+		}
+	}
+}
+
+// familyOf splits the directory of a package into one that has rooms, and the room.
+func familyOf(dir string) (family, room string) {
+	for f := range rooms {
+		if dir == f {
+			return f, "."
+		}
+		if covers(f, dir) {
+			return f, strings.TrimPrefix(dir, f+"/")
+		}
+	}
+	return "", ""
+}
