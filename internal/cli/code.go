@@ -1,0 +1,297 @@
+package cli
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// languages are those that an agent may know.
+var languages = []string{"python", "javascript", "typescript", "java", "go", "bash"}
+
+func languageFlag(cmd *cobra.Command, to *string, value, usage string) {
+	cmd.Flags().StringVarP(to, "language", "l", value, usage)
+	_ = cmd.RegisterFlagCompletionFunc("language", cobra.FixedCompletions(languages, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func newEval(c *cli) *cobra.Command {
+	var (
+		o       output
+		code    client.Code
+		file    string
+		figures string
+	)
+	cmd := &cobra.Command{
+		Use:   "eval [flags] SANDBOX [CODE]",
+		Short: "Run code in an interpreter of a sandbox that remembers",
+		Long: `Run code in an interpreter of a sandbox, and print what it prints and the value of
+its last expression. What it defines is there the next time: without --context it
+runs in the context that the sandbox keeps for the language. Code that is not
+given comes from standard input or, with -f, from a file.
+
+With -o json each value is a line with an object, by MIME type.
+
+The exit status is 1 if the code failed; what it failed with goes to standard
+error. Ctrl-C interrupts the code, and the context lives on.`,
+		Example: `  sandboxctl eval lab 'x = 6 * 7'
+  sandboxctl eval lab 'print("remembered"); x'
+  sandboxctl eval -l javascript lab 'await Promise.resolve([1, 2].map(n => n * n))'
+  sandboxctl eval --figures . -f plot.py lab`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.check(); err != nil {
+				return err
+			}
+			if code.Context != "" && !cmd.Flags().Changed("language") {
+				code.Language = "" // the context has one
+			}
+			var err error
+			if code.Text, err = codeOf(args[1:], file); err != nil {
+				return err
+			}
+			cl, err := c.connect()
+			if err != nil {
+				return err
+			}
+			return evaluate(cl, args[0], code, shower(o.format == "json", figures))
+		},
+	}
+	o.flags(cmd, false)
+	languageFlag(cmd, &code.Language, "python", "python, javascript, typescript, java, go or bash")
+	cmd.Flags().StringVarP(&code.Context, "context", "c", "", "id of the context to run in: see sandboxctl code context")
+	cmd.Flags().StringVarP(&file, "file", "f", "", "file with the code; - is standard input")
+	cmd.Flags().StringVar(&figures, "figures", "", "directory to keep figures in, as figure-1.png")
+	return cmd
+}
+
+// maxCode bounds what is read to be run, in bytes; the agent takes less.
+const maxCode = 64 << 20
+
+// codeOf is the code that was given, or read.
+func codeOf(args []string, file string) (string, error) {
+	var in io.Reader = os.Stdin
+	switch {
+	case len(args) > 0 && file != "":
+		return "", errs.New(errs.Invalid, "CODE and --file exclude one another")
+	case len(args) > 0:
+		return args[0], nil
+	case file != "" && file != "-":
+		f, err := os.Open(file)
+		if err != nil {
+			return "", errs.Wrap(err, errs.Invalid, "read the code: %s", err)
+		}
+		defer f.Close()
+		in = f
+	}
+	b, err := io.ReadAll(io.LimitReader(in, maxCode))
+	if err != nil {
+		return "", errs.Wrap(err, errs.Invalid, "read the code: %s", err)
+	}
+	return string(b), nil
+}
+
+// evaluate runs code to its end.
+func evaluate(cl *client.Client, sandbox string, code client.Code, show func(map[string]string) error) error {
+	sig := catchSignals()
+	defer sig.stop()
+	run, err := cl.RunCode(sig.ctx, sandbox, code)
+	if err != nil {
+		if sig.ctx.Err() != nil {
+			return status{code: 130}
+		}
+		return err
+	}
+	sig.to(run)
+	err = run.Wait(os.Stdout, os.Stderr, show)
+	failed, isFailed := errors.AsType[*client.CodeError](err)
+	switch {
+	case err == nil:
+		return nil
+	case sig.ctx.Err() != nil:
+		return status{code: 130}
+	case isFailed:
+		trace := strings.Join(failed.Traceback, "\n")
+		if trace == "" {
+			trace = failed.Error()
+		}
+		fmt.Fprintln(os.Stderr, trace) // colours and all, as the interpreter has it
+		return status{code: 1}
+	case errors.Is(err, client.ErrLost):
+		return autopsy(cl, sandbox, err, "was the daemon restarted? The code goes on without this client, and its context can be used again")
+	case errors.Is(err, syscall.EPIPE):
+		return status{code: 141} // as a shell says of a writer whose reader left
+	}
+	return err
+}
+
+// shower prints the values that code shows: as JSON by MIME type, or as text,
+// and keeps those that are figures.
+func shower(asJSON bool, dir string) func(map[string]string) error {
+	n := 0
+	return func(formats map[string]string) error {
+		kept := ""
+		if dir != "" {
+			for _, typ := range slices.Sorted(maps.Keys(formats)) {
+				ext, isFigure := figureType[typ]
+				if !isFigure {
+					continue
+				}
+				if kept == "" {
+					n++
+				}
+				kept = filepath.Join(dir, fmt.Sprintf("figure-%d%s", n, ext))
+				if err := keepFigure(kept, typ, formats[typ]); err != nil {
+					return err
+				}
+			}
+		}
+		switch text := formats["text/plain"]; {
+		case asJSON:
+			return writeJSON(os.Stdout, formats, "")
+		case kept != "":
+			_, err := fmt.Println(kept)
+			return err
+		case text != "":
+			_, err := fmt.Println(text)
+			return err
+		}
+		return nil
+	}
+}
+
+// figureType is how a file with a figure of a MIME type is named.
+var figureType = map[string]string{"image/png": ".png", "image/jpeg": ".jpg", "image/svg+xml": ".svg"}
+
+// keepFigure writes a figure to a file. What is not text comes as base64.
+func keepFigure(name, typ, data string) error {
+	b := []byte(data)
+	if typ != "image/svg+xml" {
+		var err error
+		if b, err = base64.StdEncoding.DecodeString(data); err != nil {
+			return errs.Wrap(err, errs.Internal, "the code showed a figure of type %s that is not base64", typ)
+		}
+	}
+	if err := os.WriteFile(name, b, 0o644); err != nil {
+		return errs.Wrap(err, errs.Invalid, "keep a figure: %s", err)
+	}
+	return nil
+}
+
+func newCode(c *cli) *cobra.Command {
+	contexts := &cobra.Command{
+		Use:   "context",
+		Short: "Make, list and remove interpreters",
+		Example: `  ctx=$(sandboxctl code context create -l python lab)
+  sandboxctl eval --context $ctx lab 'x = 1'
+  sandboxctl code context rm lab $ctx`,
+	}
+	contexts.AddCommand(newContextCreate(c), newContextLs(c), newContextRm(c))
+	cmd := &cobra.Command{
+		Use:     "code",
+		Short:   "Look after the interpreters that eval runs code in",
+		Example: `  sandboxctl code context ls lab`,
+	}
+	cmd.AddCommand(contexts)
+	return cmd
+}
+
+func newContextCreate(c *cli) *cobra.Command {
+	var (
+		o             output
+		language, dir string
+	)
+	cmd := &cobra.Command{
+		Use:   "create [flags] SANDBOX",
+		Short: "Start an interpreter and print its id",
+		Example: `  sandboxctl code context create -l python lab
+  sandboxctl code context create -l bash -w /tmp lab`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.check(); err != nil {
+				return err
+			}
+			cl, err := c.connect()
+			if err != nil {
+				return err
+			}
+			cc, err := cl.NewCodeContext(cmd.Context(), args[0], language, dir)
+			if err != nil {
+				return err
+			}
+			if o.format == "json" {
+				return printJSON(os.Stdout, cc)
+			}
+			_, err = fmt.Println(printable(cc.ID, false))
+			return err
+		},
+	}
+	o.flags(cmd, false)
+	languageFlag(cmd, &language, "python", "python, javascript, typescript, java, go or bash")
+	cmd.Flags().StringVarP(&dir, "workdir", "w", "", "directory it starts in (default: the image's)")
+	return cmd
+}
+
+func newContextLs(c *cli) *cobra.Command {
+	var (
+		o        output
+		language string
+	)
+	cmd := &cobra.Command{
+		Use:     "ls [flags] SANDBOX",
+		Aliases: []string{"list"},
+		Short:   "List the interpreters that live",
+		Example: `  sandboxctl code context ls lab
+  sandboxctl code context ls -l python -o json lab`,
+		Args: cobra.ExactArgs(1),
+		RunE: contexts.of(c, &o, func(ctx context.Context, cl *client.Client, args []string) ([]client.CodeContext, error) {
+			if language != "" && !slices.Contains(languages, language) {
+				return nil, errs.New(errs.Invalid, "--language %q: there is no such language; the languages are %s", clip(language, 40), strings.Join(languages, ", "))
+			}
+			return cl.CodeContexts(ctx, args[0], language)
+		}),
+	}
+	o.flags(cmd, true)
+	languageFlag(cmd, &language, "", "only those of this language")
+	return cmd
+}
+
+var contexts = listing[client.CodeContext]{
+	name:   func(cc client.CodeContext) string { return cc.ID },
+	header: []string{"CONTEXT", "LANGUAGE", "STARTED IN"},
+	row:    func(cc client.CodeContext) []string { return []string{cc.ID, cc.Language, cc.Cwd} },
+}
+
+func newContextRm(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm SANDBOX CONTEXT...",
+		Short:   "End interpreters, and what runs in them",
+		Example: `  sandboxctl code context rm lab $ctx`,
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.connect()
+			if err != nil {
+				return err
+			}
+			return each(args[1:], func(id string) error {
+				if err := cl.RemoveCodeContext(cmd.Context(), args[0], id); err != nil {
+					return err
+				}
+				_, err := fmt.Println(id)
+				return err
+			})
+		},
+	}
+}

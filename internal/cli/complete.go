@@ -1,0 +1,198 @@
+package cli
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// completionLimit is how long a person may wait for the Tab key. Tests of what is
+// completed wait for longer.
+var completionLimit = 500 * time.Millisecond
+
+// wanted are the states in which a sandbox is offered to a command; to others
+// all are.
+var wanted = map[string][]string{
+	"exec":   {client.Running},
+	"shell":  {client.Running},
+	"attach": {client.Running},
+	"cp":     {client.Running},
+	"pause":  {client.Running},
+	"stop":   {client.Running, client.Paused},
+	"start":  {client.Terminated, client.Failed},
+	"resume": {client.Paused},
+	"stats":  {client.Running, client.Paused},
+	"top":    {client.Running, client.Paused},
+}
+
+// complete lets every command below cmd complete its arguments by what its
+// usage line calls them: SANDBOX, SNAPSHOT, VOLUME and IMAGE by what the daemon has, PATH and
+// FILE by the shell's own means, and all else not at all. So a command that is
+// added completes without a word about it.
+func complete(c *cli, cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		complete(c, sub)
+	}
+	if words := arguments(cmd.Use); cmd.ValidArgsFunction == nil && cmd.ValidArgs == nil && cmd.Runnable() {
+		cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return c.candidates(cmd, argument(words, len(args)), args, typed)
+		}
+	}
+	if cmd.Flags().Lookup("from") != nil {
+		_ = cmd.RegisterFlagCompletionFunc("from", func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return c.candidates(cmd, "SNAPSHOT", nil, typed)
+		})
+	}
+	for _, flag := range []string{"image", "from-image"} {
+		if cmd.Flags().Lookup(flag) != nil {
+			_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+				return c.candidates(cmd, "IMAGE", nil, typed)
+			})
+		}
+	}
+}
+
+// arguments lists what a usage line calls its arguments, as SANDBOX or
+// SANDBOX...; of alternatives the first.
+func arguments(use string) (words []string) {
+	use, _, _ = strings.Cut(use, " | ")
+	use = flagsOf.ReplaceAllString(use, "")
+	for _, w := range strings.Fields(use)[1:] {
+		if w = strings.Trim(w, "[]"); w != "flags" && w != "--" {
+			words = append(words, w)
+		}
+	}
+	return words
+}
+
+// flagsOf finds the flags in a usage line, as "[-f]" and "[--image IMAGE]",
+// and not "[--]" or "[-- COMMAND]".
+var flagsOf = regexp.MustCompile(`\[--?[a-z][^\]]*\]`)
+
+// argument is what the n-th argument is called, or "".
+func argument(words []string, n int) string {
+	if n < len(words) {
+		return strings.TrimSuffix(words[n], "...")
+	}
+	if last := len(words) - 1; last >= 0 && strings.HasSuffix(words[last], "...") {
+		return argument(words, last)
+	}
+	return ""
+}
+
+// candidates asks the daemon for what an argument may be. It is silent when
+// that fails: an error would stand in the middle of what somebody types.
+func (c *cli) candidates(cmd *cobra.Command, kind string, have []string, typed string) ([]string, cobra.ShellCompDirective) {
+	const none = cobra.ShellCompDirectiveNoFileComp
+	ctx, cancel := context.WithTimeout(context.Background(), completionLimit)
+	defer cancel()
+	var all []string
+	directive := none
+	switch {
+	case kind == "SANDBOX":
+		all = c.sandboxNames(ctx, wanted[cmd.Name()], "")
+	case strings.HasPrefix(kind, "SANDBOX:"): // of cp, where a file of this host is as good
+		all, directive = c.sandboxNames(ctx, wanted[cmd.Name()], ":"), cobra.ShellCompDirectiveNoSpace
+	case kind == "SNAPSHOT":
+		all = c.snapshotNames(ctx)
+	case kind == "VOLUME":
+		all = c.volumeNames(ctx)
+	case kind == "IMAGE":
+		all = c.imageNames(ctx)
+	case strings.Contains(kind, "PATH"), strings.Contains(kind, "FILE"), strings.Contains(kind, "DIR"), kind == "ARCHIVE":
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	return slices.DeleteFunc(all, func(s string) bool {
+		name, _, _ := strings.Cut(s, "\t")
+		return !strings.HasPrefix(name, typed) || slices.Contains(have, name)
+	}), directive
+}
+
+// sandboxNames lists names and IDs, each with suffix and a description.
+func (c *cli) sandboxNames(ctx context.Context, states []string, suffix string) (out []string) {
+	cl, err := c.connect()
+	if err != nil {
+		return nil
+	}
+	list, err := cl.List(ctx, client.Filter{States: states})
+	if err != nil {
+		return nil
+	}
+	for _, sb := range list {
+		about := sb.Status.State
+		if sb.Image != nil {
+			about = sb.Image.URI + ", " + about
+		}
+		if name := nameOf(sb); name != "" {
+			out = append(out, candidate(name+suffix, about))
+			about = name + ", " + about
+		}
+		out = append(out, candidate(sb.ID+suffix, about))
+	}
+	return out
+}
+
+// snapshotNames lists names and IDs.
+func (c *cli) snapshotNames(ctx context.Context) (out []string) {
+	cl, err := c.connect()
+	if err != nil {
+		return nil
+	}
+	list, err := cl.Snapshots(ctx, "")
+	if err != nil {
+		return nil
+	}
+	for _, s := range list {
+		about := "of " + s.SandboxID + ", " + s.Status.State
+		if s.Name != "" {
+			out = append(out, candidate(s.Name, about))
+		}
+		out = append(out, candidate(s.ID, about))
+	}
+	return out
+}
+
+func (c *cli) volumeNames(ctx context.Context) (out []string) {
+	cl, err := c.connect()
+	if err != nil {
+		return nil
+	}
+	list, err := cl.Volumes(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, v := range list {
+		out = append(out, v.Name)
+	}
+	return out
+}
+
+func (c *cli) imageNames(ctx context.Context) (out []string) {
+	cl, err := c.connect()
+	if err != nil {
+		return nil
+	}
+	list, err := cl.Images(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, i := range list {
+		name := i.Name
+		if i.Tag != "latest" {
+			name += ":" + i.Tag
+		}
+		out = append(out, candidate(name, bytesOf(i.Bytes)))
+	}
+	return out
+}
+
+// candidate is a word and what the shell shows beside it.
+func candidate(word, about string) string {
+	return printable(word, false) + "\t" + printable(about, false)
+}

@@ -1,0 +1,349 @@
+package cli
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func newCp(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use:   "cp SANDBOX:PATH PATH | PATH SANDBOX:PATH",
+		Short: "Copy files and directories between here and a sandbox",
+		Long: `Copy files and directories between here and a sandbox.
+
+A directory is copied with all that is below it: into PATH if that is a
+directory, else as PATH. "-" stands for standard input or output, for one file.
+Symbolic links are left out, and named.`,
+		Example: `  sandboxctl cp main.py lab:/tmp/
+  sandboxctl cp lab:/var/log/. logs`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cl, err := c.connect()
+			if err != nil {
+				return err
+			}
+			from, src := splitRemote(args[0])
+			to, dst := splitRemote(args[1])
+			switch {
+			case from == "" && to != "":
+				return copyIn(cmd.Context(), cl, src, to, dst)
+			case from != "" && to == "":
+				return copyOut(cmd.Context(), cl, from, src, dst)
+			}
+			return errs.New(errs.Invalid, "one of the two must be SANDBOX:PATH and the other a path here; write ./a:b for a file here whose name holds a colon")
+		},
+	}
+}
+
+// splitRemote takes SANDBOX:PATH apart; sandbox is empty for a path here.
+func splitRemote(s string) (sandbox, p string) {
+	name, p, ok := strings.Cut(s, ":")
+	if !ok || name == "" || strings.ContainsAny(name, "/.") && strings.HasPrefix(name, ".") || strings.Contains(name, "/") {
+		return "", s
+	}
+	if !strings.HasPrefix(p, "/") {
+		p = "/" + p // as docker does
+	}
+	return name, p
+}
+
+// target says where in a sandbox a source named base goes: into dst if that is
+// a directory or looks like one, else it becomes dst.
+func target(ctx context.Context, cl *client.Client, sandbox, dst, base string) (string, error) {
+	if strings.HasSuffix(dst, "/") {
+		return path.Join(dst, base), nil
+	}
+	fi, err := cl.Stat(ctx, sandbox, dst)
+	switch {
+	case err == nil && fi.Type == "directory":
+		return path.Join(dst, base), nil
+	case err == nil, isFileNotFound(err):
+		return path.Clean(dst), nil
+	}
+	return "", err
+}
+
+// isFileNotFound tells a missing file from a missing sandbox.
+func isFileNotFound(err error) bool {
+	e, ok := errors.AsType[*errs.Error](err)
+	return ok && e.Code == errs.NotFound && e.Wire == "FILE_NOT_FOUND"
+}
+
+func copyIn(ctx context.Context, cl *client.Client, src, sandbox, dst string) error {
+	if src == "-" {
+		if strings.HasSuffix(dst, "/") {
+			return errs.New(errs.Invalid, "standard input needs a file to go to, not the directory %s", dst)
+		}
+		return cl.Put(ctx, sandbox, []client.Upload{{Path: dst, Mode: 644, Size: -1, Open: func() (io.ReadCloser, error) { return io.NopCloser(os.Stdin), nil }}})
+	}
+	fi, err := os.Stat(src)
+	if err != nil {
+		return errs.New(errs.NotFound, "%s", err)
+	}
+	base := filepath.Base(src)
+	if base == "." || base == ".." || strings.HasSuffix(src, "/.") {
+		base = "." // the content, not the directory
+	}
+	if dst, err = target(ctx, cl, sandbox, dst, base); err != nil {
+		return err
+	}
+	if !fi.IsDir() {
+		return cl.Put(ctx, sandbox, []client.Upload{upload(src, dst, fi)})
+	}
+	return copyTree(ctx, cl, src, sandbox, dst)
+}
+
+func upload(src, dst string, fi fs.FileInfo) client.Upload {
+	size := fi.Size()
+	if size == 0 {
+		size = -1 // it is empty, or lies in /proc
+	}
+	return client.Upload{Path: dst, Mode: decimalMode(fi.Mode()), Size: size, Open: func() (io.ReadCloser, error) { return os.Open(src) }}
+}
+
+// decimalMode writes 0644 as 644.
+func decimalMode(m fs.FileMode) int {
+	n, err := strconv.Atoi(strconv.FormatUint(uint64(m.Perm()), 8))
+	if err != nil || n == 0 {
+		return 644 // zero would mean "leave as it is"
+	}
+	return n
+}
+
+// batch is how many files travel in one request.
+const batch = 256
+
+func copyTree(ctx context.Context, cl *client.Client, src, sandbox, dst string) error {
+	dirs := map[string]int{}
+	var files []client.Upload
+	var left []string
+	err := filepath.WalkDir(src, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(src, p)
+		if err != nil {
+			return err
+		}
+		fi, err := d.Info()
+		if err != nil {
+			return err
+		}
+		to := path.Join(dst, filepath.ToSlash(rel))
+		switch {
+		case d.IsDir():
+			dirs[to] = decimalMode(fi.Mode())
+		case fi.Mode().IsRegular():
+			files = append(files, upload(p, to, fi))
+		default:
+			left = append(left, p)
+		}
+		return nil
+	})
+	if err != nil {
+		return errs.New(errs.Invalid, "read %s: %s", src, err)
+	}
+	if err := cl.Mkdir(ctx, sandbox, dirs); err != nil {
+		return err
+	}
+	for len(files) > 0 {
+		n := min(batch, len(files))
+		if err := cl.Put(ctx, sandbox, files[:n]); err != nil {
+			return err
+		}
+		files = files[n:]
+	}
+	leftOut(left)
+	return nil
+}
+
+func leftOut(left []string) {
+	for i, p := range left {
+		if i == 10 {
+			fmt.Fprintf(os.Stderr, "sandboxctl: and %d more\n", len(left)-i)
+			return
+		}
+		fmt.Fprintf(os.Stderr, "sandboxctl: left out %s: neither a file nor a directory\n", printable(p, false))
+	}
+}
+
+func copyOut(ctx context.Context, cl *client.Client, sandbox, src, dst string) error {
+	if dst == "-" {
+		return fetch(ctx, cl, sandbox, src, os.Stdout)
+	}
+	content := strings.HasSuffix(src, "/.") || path.Clean(src) == "/"
+	src = path.Clean(src)
+	fi, err := cl.Stat(ctx, sandbox, src)
+	if err != nil {
+		return err
+	}
+	isDir := false
+	if here, err := os.Stat(dst); err == nil {
+		isDir = here.IsDir()
+	} else if strings.HasSuffix(dst, "/") {
+		return errs.New(errs.NotFound, "the directory %s does not exist here; make it first", dst)
+	}
+	if isDir && !content {
+		dst = filepath.Join(dst, path.Base(src))
+	}
+	switch fi.Type {
+	case "file":
+		return fetchFile(ctx, cl, sandbox, src, dst, fi.Mode)
+	case "directory":
+		return fetchTree(ctx, cl, sandbox, src, dst)
+	}
+	return errs.New(errs.Unsupported, "%s in sandbox %s is a %s; only files and directories are copied", src, sandbox, fi.Type)
+}
+
+func fetch(ctx context.Context, cl *client.Client, sandbox, src string, w io.Writer) error {
+	rc, err := cl.Download(ctx, sandbox, src)
+	if err != nil {
+		return err
+	}
+	defer rc.Close()
+	if _, err := io.Copy(w, rc); err != nil {
+		return errs.New(errs.Unavailable, "copy %s out of sandbox %s: %s", src, sandbox, err)
+	}
+	return nil
+}
+
+// fetchFile writes the file that the user named: through links, and into what is
+// no regular file, as a device.
+func fetchFile(ctx context.Context, cl *client.Client, sandbox, src, dst string, mode int) error {
+	if fi, err := os.Stat(dst); err == nil {
+		if !fi.Mode().IsRegular() {
+			return overwrite(ctx, cl, sandbox, src, dst)
+		}
+		if dst, err = filepath.EvalSymlinks(dst); err != nil {
+			return errs.New(errs.Invalid, "write %s: %s", dst, err)
+		}
+	}
+	root, err := os.OpenRoot(filepath.Dir(dst))
+	if err != nil {
+		return errs.New(errs.NotFound, "%s", err)
+	}
+	defer root.Close()
+	err = fetchInto(ctx, cl, sandbox, src, root, filepath.Base(dst), mode)
+	if errors.Is(err, errBeside) { // it may still be written itself, as a mount is
+		if _, statErr := os.Stat(dst); statErr == nil {
+			return overwrite(ctx, cl, sandbox, src, dst)
+		}
+	}
+	return err
+}
+
+func overwrite(ctx context.Context, cl *client.Client, sandbox, src, dst string) error {
+	f, err := os.OpenFile(dst, os.O_WRONLY|os.O_TRUNC, 0)
+	if err != nil {
+		return errs.New(errs.Invalid, "write %s: %s", dst, err)
+	}
+	return errors.Join(fetch(ctx, cl, sandbox, src, f), f.Close())
+}
+
+// errBeside is why a file can not be made beside another, or take its place.
+var errBeside = errors.New("its directory can not be written")
+
+// fetchInto writes below root and nowhere else, whatever the guest calls its
+// files: beside, then renamed, so that what is there stays whole until all of
+// the new has come. It keeps mode and owner of what is there.
+func fetchInto(ctx context.Context, cl *client.Client, sandbox, src string, root *os.Root, name string, mode int) error {
+	fail := func(err error) error {
+		code := errs.Wrap(err, errs.Invalid, "write %s: %s", printable(name, false), err)
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EBUSY) {
+			return errors.Join(errBeside, code)
+		}
+		return code
+	}
+	old, err := root.Lstat(name)
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fail(err)
+	case err == nil && !old.Mode().IsRegular():
+		return errs.New(errs.Denied, "write %s: what is there is no file, and stays; remove it, or copy to another place", printable(name, false))
+	}
+	draft := filepath.Join(filepath.Dir(name), ".sandboxctl-"+rand.Text())
+	f, err := root.OpenFile(draft, os.O_CREATE|os.O_EXCL|os.O_WRONLY, modeOf(mode, 0o644))
+	if err != nil {
+		return fail(err)
+	}
+	if old != nil {
+		st := old.Sys().(*syscall.Stat_t)
+		f.Chown(int(st.Uid), int(st.Gid)) //nolint:errcheck // as far as we may
+		err = f.Chmod(old.Mode().Perm())
+	}
+	err = errors.Join(err, fetch(ctx, cl, sandbox, src, f), f.Close())
+	if err == nil {
+		if err = root.Rename(draft, name); err == nil {
+			return nil
+		}
+		err = fail(err)
+	}
+	return errors.Join(err, root.Remove(draft))
+}
+
+// modeOf reads 644 as 0644, without what the guest has no say in: setuid and the like.
+func modeOf(decimal int, other fs.FileMode) fs.FileMode {
+	n, err := strconv.ParseUint(strconv.Itoa(decimal%1000), 8, 32)
+	if err != nil || n == 0 {
+		return other
+	}
+	return fs.FileMode(n).Perm()
+}
+
+// maxTreeDepth is deeper than any path of 4096 bytes.
+const maxTreeDepth = 4096
+
+func fetchTree(ctx context.Context, cl *client.Client, sandbox, src, dst string) error {
+	list, err := cl.ListDir(ctx, sandbox, src, maxTreeDepth)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dst, 0o755); err != nil {
+		return errs.New(errs.Invalid, "%s", err)
+	}
+	root, err := os.OpenRoot(dst)
+	if err != nil {
+		return errs.New(errs.Invalid, "%s", err)
+	}
+	defer root.Close()
+	var left []string
+	for _, fi := range list {
+		rel, ok := strings.CutPrefix(fi.Path, strings.TrimSuffix(src, "/")+"/")
+		if !ok || !filepath.IsLocal(rel) {
+			return errs.New(errs.Denied, "the sandbox names %q as a file of %s, which it is not; nothing more is copied", printable(fi.Path, false), src)
+		}
+		switch fi.Type {
+		case "directory":
+			err = root.MkdirAll(rel, modeOf(fi.Mode, 0o755)|0o700)
+		case "file":
+			if dir := filepath.Dir(rel); dir != "." {
+				err = root.MkdirAll(dir, 0o755)
+			}
+			if err == nil {
+				err = fetchInto(ctx, cl, sandbox, fi.Path, root, rel, fi.Mode)
+			}
+		default:
+			left = append(left, sandbox+":"+fi.Path)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	leftOut(left)
+	return nil
+}

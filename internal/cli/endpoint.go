@@ -1,0 +1,81 @@
+package cli
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func newEndpoint(c *cli) *cobra.Command {
+	var (
+		o       output
+		expires time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:   "endpoint [flags] SANDBOX PORT",
+		Short: "Print where a port of a sandbox is reached, and with which headers",
+		Long: `Print where a port of a sandbox is reached from elsewhere, and below that the headers to
+send, which hold the token of the port. With --expires the address itself is signed and
+needs none: whoever has it reaches that port until then, or until the sandbox ends.
+
+The address has no scheme: it is https where the daemon has a certificate, else http.
+Without a TCP listener or a gateway in the daemon's configuration it leads nowhere.`,
+		Example: `  sandboxctl endpoint lab 8000
+  curl "http://$(sandboxctl endpoint lab 8000 --expires 1h)/"
+  sandboxctl endpoint lab 8000 -o json | jq -r .endpoint`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.check(); err != nil {
+				return err
+			}
+			port, err := strconv.ParseUint(args[1], 10, 16)
+			if err != nil || port == 0 {
+				return errs.New(errs.Invalid, "port %q: want a number from 1 to 65535", clip(args[1], 20))
+			}
+			cl, err := c.connect()
+			if err != nil {
+				return err
+			}
+			var e client.Endpoint
+			if cmd.Flags().Changed("expires") {
+				if expires < time.Second {
+					return errs.New(errs.Invalid, "--expires %s: want a time to come, as 1h", expires)
+				}
+				e, err = cl.SignedEndpoint(cmd.Context(), args[0], uint16(port), time.Now().Add(expires))
+			} else {
+				e, err = cl.Endpoint(cmd.Context(), args[0], uint16(port))
+			}
+			if err != nil {
+				return err
+			}
+			return o.endpoint(e)
+		},
+	}
+	o.flags(cmd, true)
+	cmd.Flags().DurationVar(&expires, "expires", 0, "sign the address, so that it opens the port by itself for this long, as 1h")
+	return cmd
+}
+
+func (o *output) endpoint(e client.Endpoint) error {
+	if o.format == "json" {
+		return printJSON(os.Stdout, e)
+	}
+	_, err := fmt.Println(printable(e.Endpoint, false))
+	if o.format == "name" || err != nil {
+		return err
+	}
+	for _, k := range slices.Sorted(maps.Keys(e.Headers)) {
+		if _, err = fmt.Printf("%s: %s\n", printable(k, false), printable(e.Headers[k], false)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func newShell(c *cli) *cobra.Command {
+	e := execFlags{interactive: true, tty: true}
+	var env []string
+	cmd := &cobra.Command{
+		Use:   "shell [flags] SANDBOX",
+		Short: "Open a shell in a sandbox, at this terminal",
+		Long: `Open bash, or sh where there is none, in a sandbox, at this terminal: exec -it.
+The exit status is the shell's. The detach keys leave it running: see
+sandboxctl attach.`,
+		Example: "  sandboxctl shell lab\n  sandboxctl shell -u root -w / lab",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := e.check(); err != nil {
+				return err
+			}
+			vars, err := environment(env, nil)
+			if err != nil {
+				return err
+			}
+			cl, err := c.connect()
+			if err != nil {
+				return err
+			}
+			sig := catchSignals()
+			defer sig.stop()
+			return e.atTerminal(cl, sig, args[0], e.command(nil, flat(vars)), oomsOf(cl, args[0]))
+		},
+	}
+	f := cmd.Flags()
+	f.StringVarP(&e.workdir, "workdir", "w", "", "directory to start in (default: the image's)")
+	f.StringVarP(&e.user, "user", "u", "", "user to be: NAME or UID, and :GROUP or :GID (default: the image's)")
+	f.StringArrayVarP(&env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on")
+	detachKeysFlag(cmd, &e.detachKeys)
+	return cmd
+}
+
+// scrollback is how much of what was written before an attach shows, in bytes:
+// some screens.
+const scrollback = 32 << 10
+
+func newAttach(c *cli) *cobra.Command {
+	var (
+		keys     string
+		takeover bool
+		noStdin  bool
+	)
+	cmd := &cobra.Command{
+		Use:   "attach [flags] SANDBOX [TERMINAL]",
+		Short: "Come back to a terminal in a sandbox",
+		Long: `Come back to a terminal that exec -it, run -it or shell has opened, or a client of
+the API. Without TERMINAL it is the one that runs; of several, one is named by
+the beginning of its id. The exit status is that of its command.`,
+		Example: `  sandboxctl attach lab`,
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			detach, err := parseKeys(keys)
+			if err != nil {
+				return err
+			}
+			cl, err := c.connect()
+			if err != nil {
+				return err
+			}
+			all, err := cl.Terminals(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			info, err := choose(all, args)
+			if err != nil {
+				return err
+			}
+			if info.Connected && !takeover {
+				return errs.New(errs.WrongState, "somebody is at terminal %.12s; send them away by --takeover", info.SessionID)
+			}
+			v := client.View{Since: max(0, info.OutputOffset-scrollback), Takeover: takeover, Redraw: true, Pipe: info.Mode == "pipe", Err: os.Stderr}
+			if !noStdin && !v.Pipe && !isTerminal(os.Stdin) {
+				return errs.New(errs.Invalid, "the input device is not a TTY; see --no-stdin")
+			}
+			t, err := cl.Terminal(args[0], info.SessionID)
+			if err != nil {
+				return err
+			}
+			ooms := oomsOf(cl, args[0])
+			exit, err := lend(cmd.Context(), nil, t, v, !noStdin, detach)
+			switch {
+			case err == nil:
+				return outcome(cl, args[0], client.Command{Argv: []string{info.Command}}, exit, ooms)
+			case cmd.Context().Err() != nil:
+				return err
+			}
+			return lost(cl, args[0], err)
+		},
+	}
+	detachKeysFlag(cmd, &keys)
+	cmd.Flags().BoolVar(&takeover, "takeover", false, "send away who is attached")
+	cmd.Flags().BoolVar(&noStdin, "no-stdin", false, "only look on")
+	return cmd
+}
+
+// choose finds the terminal that attach is asked for.
+func choose(all []client.TerminalInfo, args []string) (client.TerminalInfo, error) {
+	var found []client.TerminalInfo
+	for _, t := range all {
+		if len(args) == 1 && t.Running || len(args) == 2 && strings.HasPrefix(t.SessionID, args[1]) {
+			found = append(found, t)
+		}
+	}
+	switch {
+	case len(found) == 1:
+		return found[0], nil
+	case len(found) > 1:
+		all = found
+	case len(args) == 1:
+		return client.TerminalInfo{}, errs.New(errs.NotFound, "no terminal runs in sandbox %s; open one by sandboxctl shell %s", args[0], args[0])
+	}
+	var rows [][]string
+	for _, t := range all {
+		made, _ := time.Parse(time.RFC3339Nano, t.CreatedAt)
+		rows = append(rows, []string{fmt.Sprintf("%.12s", t.SessionID), clip(t.Command, 40), state(t), ago(made)})
+	}
+	table(os.Stderr, []string{"TERMINAL", "COMMAND", "STATE", "CREATED"}, rows) //nolint:errcheck // the error below says the main thing
+	if len(args) == 2 && len(found) == 0 {
+		return client.TerminalInfo{}, errs.New(errs.NotFound, "sandbox %s has no terminal %q, only those above", args[0], args[1])
+	}
+	return client.TerminalInfo{}, errs.New(errs.Invalid, "sandbox %s has several terminals; name one of those above", args[0])
+}
+
+func state(t client.TerminalInfo) string {
+	switch {
+	case t.ExitCode != nil:
+		return "exited " + strconv.Itoa(*t.ExitCode)
+	case !t.Running:
+		return "not started"
+	case t.Connected:
+		return "attached"
+	}
+	return "detached"
+}
