@@ -13,14 +13,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newBench(c *cli) *cobra.Command {
+func newBench(p *command.Program) *cobra.Command {
 	var (
 		b benchmark
-		o output
+		o command.Output
 	)
 	cmd := &cobra.Command{
 		Use:   "bench [--runtime RUNTIME] [--image IMAGE] [-n N]",
@@ -38,24 +40,18 @@ Numbers of a busy host say little: look at p50, and run it twice.`,
 		Example: `  sandboxctl bench
   sandboxctl bench --runtime runc -n 50 -o json`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			if b.n < 1 || b.n > 10_000 {
 				return errs.New(errs.Invalid, "-n %d: want 1 to 10000", b.n)
 			}
-			var err error
-			if b.cl, err = c.connect(); err != nil {
-				return err
-			}
-			if err := b.run(cmd.Context()); err != nil {
+			b.cl = cl
+			if err := b.run(ctx); err != nil {
 				return err
 			}
 			return b.print(o)
-		},
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	cmd.Flags().StringSliceVar(&b.runtimes, "runtime", []string{"runc", "runsc"}, "runtimes to measure")
 	cmd.Flags().StringVar(&b.image, "image", "base", "image to measure with; it needs echo, true and rm")
 	cmd.Flags().IntVarP(&b.n, "count", "n", 10, "how often to repeat")
@@ -213,9 +209,8 @@ func (b *benchmark) inside(ctx context.Context, rt string) (err error) {
 	n := min(b.n, 5)
 	err = b.repeat("file_put_100MB", rt, "MB/s", n, func() (float64, error) {
 		start := time.Now()
-		err := b.cl.Put(ctx, sb.ID, []client.Upload{{Path: "/tmp/bench", Mode: 600, Size: benchFile, Open: func() (io.ReadCloser, error) {
-			return io.NopCloser(io.LimitReader(filler{}, benchFile)), nil
-		}}})
+		open := func() (io.ReadCloser, error) { return io.NopCloser(io.LimitReader(filler{}, benchFile)), nil }
+		err := b.cl.Put(ctx, sb.ID, []client.Upload{{Path: "/tmp/bench", Mode: 600, Size: benchFile, Open: open}})
 		return rate(start), err
 	})
 	if err != nil {
@@ -246,7 +241,8 @@ func (b *benchmark) exec(ctx context.Context, id string, argv ...string) (time.T
 	var out firstByte
 	exit, err := p.Wait(&out, io.Discard)
 	if err == nil && exit.Code != 0 {
-		err = errs.New(errs.Invalid, "%s in image %s ended with status %d; give an --image that has it", argv[0], b.image, exit.Code)
+		err = errs.New(errs.Invalid, "%s in image %s ended with status %d; give an --image that has it",
+			argv[0], b.image, exit.Code)
 	}
 	if out.at.IsZero() {
 		out.at = time.Now()
@@ -274,13 +270,15 @@ func (filler) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-func (b *benchmark) print(o output) error {
-	if o.format == "json" {
-		return printJSON(os.Stdout, b.report)
+func (b *benchmark) print(o command.Output) error {
+	if o.Format == command.JSON {
+		return text.JSON(os.Stdout, b.report)
 	}
 	var rows [][]string
 	for _, m := range b.report.Results {
-		rows = append(rows, []string{m.Name, m.Runtime, m.Unit, strconv.Itoa(m.N), fmt.Sprintf("%.4g", m.P50), fmt.Sprintf("%.4g", m.P90)})
+		rows = append(rows, []string{
+			m.Name, m.Runtime, m.Unit, strconv.Itoa(m.N), fmt.Sprintf("%.4g", m.P50), fmt.Sprintf("%.4g", m.P90),
+		})
 	}
-	return table(os.Stdout, []string{"NAME", "RUNTIME", "UNIT", "N", "P50", "P90"}, rows)
+	return text.Table(os.Stdout, []string{"NAME", "RUNTIME", "UNIT", "N", "P50", "P90"}, rows)
 }

@@ -20,6 +20,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/foreground"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
@@ -30,11 +32,11 @@ import (
 func TestMain(m *testing.M) {
 	if os.Getenv("BE_SANDBOXCTL") != "" {
 		if limit, err := time.ParseDuration(os.Getenv("COMPLETION_LIMIT")); err == nil {
-			completionLimit = limit
+			command.CompletionLimit = limit
 		}
 		if os.Getenv("TELL_SIGNALS") != "" {
 			told := os.NewFile(3, "told")
-			noticed = func() { told.WriteString("x") } //nolint:errcheck // the test waits for it
+			foreground.Noticed = func() { told.WriteString("x") } //nolint:errcheck // the test waits for it
 		}
 		os.Exit(Run("unknown", os.Args[1:]))
 	}
@@ -428,7 +430,7 @@ func TestInterrupt(t *testing.T) {
 			case <-heard:
 			case <-time.After(time.Minute): // the code is looked at
 			}
-			time.Sleep(2 * once)             // two signals at once are one
+			time.Sleep(2 * foreground.Once)  // two signals at once are one
 			c.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
 		}
 		c.Wait() //nolint:errcheck // the code is looked at
@@ -487,7 +489,7 @@ func TestInterruptEarly(t *testing.T) {
 			cmd.Process.Signal(syscall.SIGINT)    //nolint:errcheck // it lives
 			io.ReadFull(noticed, make([]byte, 1)) //nolint:errcheck // the code is looked at
 			if c.twice {
-				time.Sleep(2 * once)               // two signals at once are one
+				time.Sleep(2 * foreground.Once)    // two signals at once are one
 				cmd.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
 			} else {
 				close(awake)
@@ -764,32 +766,10 @@ func TestCp(t *testing.T) {
 }
 
 func TestParsing(t *testing.T) {
-	for s, want := range map[string]string{"256m": "256Mi", "1g": "1Gi", "512MB": "512Mi", "256Mi": "256Mi", "1Gi": "1Gi", "1000": "1000", "x": "x", "": ""} {
-		if got := dockerSize(s); got != want {
-			t.Errorf("dockerSize(%q) = %q", s, got)
-		}
-	}
 	for s, want := range map[string]string{"lab:/tmp": "lab /tmp", "lab:x": "lab /x", "./a:b": " ./a:b", "/a:b": " /a:b", "a/b:c": " a/b:c", "file": " file", ":x": " :x", "my.box:/x": "my.box /x", "../a:b": " ../a:b"} {
 		if box, p := splitRemote(s); box+" "+p != want {
 			t.Errorf("splitRemote(%q) = %q %q", s, box, p)
 		}
-	}
-	for s, want := range map[string]string{"plain ü": "plain ü", "\x1b[31m": `\x1b[31m`, "a\nb": `a\nb`, "\u202e": `\u202e`, "\x9b": "\ufffd"} {
-		if got := printable(s, false); got != want {
-			t.Errorf("printable(%q) = %q", s, got)
-		}
-	}
-	file := filepath.Join(t.TempDir(), "env")
-	if err := os.WriteFile(file, []byte("# comment\n\nA=1\nB = x\nHOME\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("HOME", "/h")
-	env, err := environment([]string{"A=2", "UNSET_VARIABLE"}, []string{file})
-	if got := fmt.Sprint(flat(env)); err != nil || got != "map[A:2 B : x HOME:/h]" {
-		t.Errorf("%s %v", got, err)
-	}
-	if _, err := environment([]string{"=x"}, nil); err == nil {
-		t.Error("=x was taken")
 	}
 }
 

@@ -15,21 +15,23 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/foreground"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// languages are those that an agent may know.
-var languages = []string{"python", "javascript", "typescript", "java", "go", "bash"}
-
+// languageFlag adds --language.
 func languageFlag(cmd *cobra.Command, to *string, value, usage string) {
 	cmd.Flags().StringVarP(to, "language", "l", value, usage)
-	_ = cmd.RegisterFlagCompletionFunc("language", cobra.FixedCompletions(languages, cobra.ShellCompDirectiveNoFileComp))
+	command.Choices(cmd, "language", agent.CodeLanguages...)
 }
 
-func newEval(c *cli) *cobra.Command {
+func newEval(p *command.Program) *cobra.Command {
 	var (
-		o       output
+		o       command.Output
 		code    client.Code
 		file    string
 		figures string
@@ -51,25 +53,18 @@ error. Ctrl-C interrupts the code, and the context lives on.`,
   sandboxctl eval -l javascript lab 'await Promise.resolve([1, 2].map(n => n * n))'
   sandboxctl eval --figures . -f plot.py lab`,
 		Args: cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			if code.Context != "" && !cmd.Flags().Changed("language") {
-				code.Language = "" // the context has one
-			}
-			var err error
-			if code.Text, err = codeOf(args[1:], file); err != nil {
-				return err
-			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			return evaluate(cl, args[0], code, shower(o.format == "json", figures))
-		},
 	}
-	o.flags(cmd, false)
+	cmd.RunE = p.Run(func(_ context.Context, cl *client.Client, args []string) error {
+		if code.Context != "" && !cmd.Flags().Changed("language") {
+			code.Language = "" // the context has one
+		}
+		var err error
+		if code.Text, err = codeOf(args[1:], file); err != nil {
+			return err
+		}
+		return evaluate(cl, args[0], code, shower(o.Format == command.JSON, figures))
+	})
+	o.Flags(cmd, false)
 	languageFlag(cmd, &code.Language, "python", "python, javascript, typescript, java, go or bash")
 	cmd.Flags().StringVarP(&code.Context, "context", "c", "", "id of the context to run in: see sandboxctl code context")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "file with the code; - is standard input")
@@ -105,34 +100,35 @@ func codeOf(args []string, file string) (string, error) {
 
 // evaluate runs code to its end.
 func evaluate(cl *client.Client, sandbox string, code client.Code, show func(map[string]string) error) error {
-	sig := catchSignals()
-	defer sig.stop()
-	run, err := cl.RunCode(sig.ctx, sandbox, code)
+	sig := foreground.Catch()
+	defer sig.Stop()
+	run, err := cl.RunCode(sig.Context, sandbox, code)
 	if err != nil {
-		if sig.ctx.Err() != nil {
-			return status{code: 130}
+		if sig.Context.Err() != nil {
+			return command.Status{Code: command.ExitInterrupted}
 		}
 		return err
 	}
-	sig.to(run)
+	sig.To(run)
 	err = run.Wait(os.Stdout, os.Stderr, show)
 	failed, isFailed := errors.AsType[*client.CodeError](err)
 	switch {
 	case err == nil:
 		return nil
-	case sig.ctx.Err() != nil:
-		return status{code: 130}
+	case sig.Context.Err() != nil:
+		return command.Status{Code: command.ExitInterrupted}
 	case isFailed:
 		trace := strings.Join(failed.Traceback, "\n")
 		if trace == "" {
 			trace = failed.Error()
 		}
 		fmt.Fprintln(os.Stderr, trace) // colours and all, as the interpreter has it
-		return status{code: 1}
+		return command.Status{Code: 1}
 	case errors.Is(err, client.ErrLost):
-		return autopsy(cl, sandbox, err, "was the daemon restarted? The code goes on without this client, and its context can be used again")
+		return foreground.WhyLost(cl, sandbox, err,
+			"was the daemon restarted? The code goes on without this client, and its context can be used again")
 	case errors.Is(err, syscall.EPIPE):
-		return status{code: 141} // as a shell says of a writer whose reader left
+		return command.Status{Code: command.ExitNoReader} // as a shell says of a writer whose reader left
 	}
 	return err
 }
@@ -158,14 +154,14 @@ func shower(asJSON bool, dir string) func(map[string]string) error {
 				}
 			}
 		}
-		switch text := formats["text/plain"]; {
+		switch plain := formats["text/plain"]; {
 		case asJSON:
-			return writeJSON(os.Stdout, formats, "")
+			return text.JSONLine(os.Stdout, formats)
 		case kept != "":
 			_, err := fmt.Println(kept)
 			return err
-		case text != "":
-			_, err := fmt.Println(text)
+		case plain != "":
+			_, err := fmt.Println(plain)
 			return err
 		}
 		return nil
@@ -190,7 +186,7 @@ func keepFigure(name, typ, data string) error {
 	return nil
 }
 
-func newCode(c *cli) *cobra.Command {
+func newCode(p *command.Program) *cobra.Command {
 	contexts := &cobra.Command{
 		Use:   "context",
 		Short: "Make, list and remove interpreters",
@@ -198,7 +194,7 @@ func newCode(c *cli) *cobra.Command {
   sandboxctl eval --context $ctx lab 'x = 1'
   sandboxctl code context rm lab $ctx`,
 	}
-	contexts.AddCommand(newContextCreate(c), newContextLs(c), newContextRm(c))
+	contexts.AddCommand(newContextCreate(p), newContextLs(p), newContextRm(p))
 	cmd := &cobra.Command{
 		Use:     "code",
 		Short:   "Look after the interpreters that eval runs code in",
@@ -208,9 +204,9 @@ func newCode(c *cli) *cobra.Command {
 	return cmd
 }
 
-func newContextCreate(c *cli) *cobra.Command {
+func newContextCreate(p *command.Program) *cobra.Command {
 	var (
-		o             output
+		o             command.Output
 		language, dir string
 	)
 	cmd := &cobra.Command{
@@ -219,34 +215,23 @@ func newContextCreate(c *cli) *cobra.Command {
 		Example: `  sandboxctl code context create -l python lab
   sandboxctl code context create -l bash -w /tmp lab`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			cl, err := c.connect()
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			cc, err := cl.NewCodeContext(ctx, args[0], language, dir)
 			if err != nil {
 				return err
 			}
-			cc, err := cl.NewCodeContext(cmd.Context(), args[0], language, dir)
-			if err != nil {
-				return err
-			}
-			if o.format == "json" {
-				return printJSON(os.Stdout, cc)
-			}
-			_, err = fmt.Println(printable(cc.ID, false))
-			return err
-		},
+			return o.One(cc, cc.ID)
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	languageFlag(cmd, &language, "python", "python, javascript, typescript, java, go or bash")
 	cmd.Flags().StringVarP(&dir, "workdir", "w", "", "directory it starts in (default: the image's)")
 	return cmd
 }
 
-func newContextLs(c *cli) *cobra.Command {
+func newContextLs(p *command.Program) *cobra.Command {
 	var (
-		o        output
+		o        command.Output
 		language string
 	)
 	cmd := &cobra.Command{
@@ -256,42 +241,33 @@ func newContextLs(c *cli) *cobra.Command {
 		Example: `  sandboxctl code context ls lab
   sandboxctl code context ls -l python -o json lab`,
 		Args: cobra.ExactArgs(1),
-		RunE: contexts.of(c, &o, func(ctx context.Context, cl *client.Client, args []string) ([]client.CodeContext, error) {
-			if language != "" && !slices.Contains(languages, language) {
-				return nil, errs.New(errs.Invalid, "--language %q: there is no such language; the languages are %s", clip(language, 40), strings.Join(languages, ", "))
+		RunE: contexts.Of(p, &o, func(ctx context.Context, cl *client.Client, args []string) ([]client.CodeContext, error) {
+			if language != "" && !slices.Contains(agent.CodeLanguages, language) {
+				return nil, errs.New(errs.Invalid, "--language %q: there is no such language; the languages are %s",
+					text.Clip(language, 40), strings.Join(agent.CodeLanguages, ", "))
 			}
 			return cl.CodeContexts(ctx, args[0], language)
 		}),
 	}
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	languageFlag(cmd, &language, "", "only those of this language")
 	return cmd
 }
 
-var contexts = listing[client.CodeContext]{
-	name:   func(cc client.CodeContext) string { return cc.ID },
-	header: []string{"CONTEXT", "LANGUAGE", "STARTED IN"},
-	row:    func(cc client.CodeContext) []string { return []string{cc.ID, cc.Language, cc.Cwd} },
+var contexts = command.Listing[client.CodeContext]{
+	Name:   func(cc client.CodeContext) string { return cc.ID },
+	Header: []string{"CONTEXT", "LANGUAGE", "STARTED IN"},
+	Row:    func(cc client.CodeContext) []string { return []string{cc.ID, cc.Language, cc.Cwd} },
 }
 
-func newContextRm(c *cli) *cobra.Command {
+func newContextRm(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm SANDBOX CONTEXT...",
 		Short:   "End interpreters, and what runs in them",
 		Example: `  sandboxctl code context rm lab $ctx`,
 		Args:    cobra.MinimumNArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			return each(args[1:], func(id string) error {
-				if err := cl.RemoveCodeContext(cmd.Context(), args[0], id); err != nil {
-					return err
-				}
-				_, err := fmt.Println(id)
-				return err
-			})
-		},
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			return command.Each(args[1:], func(id string) error { return cl.RemoveCodeContext(ctx, args[0], id) })
+		}),
 	}
 }

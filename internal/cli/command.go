@@ -1,25 +1,29 @@
 package cli
 
 import (
+	"context"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-func newCommand(c *cli) *cobra.Command {
+func newCommand(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "command",
 		Short: "Look after commands that exec -d has started, and sessions of commands",
 		Example: `  id=$(sandboxctl exec -d lab -- make test)
   sandboxctl command logs -f lab $id`,
 	}
-	cmd.AddCommand(newCommandLogs(c), newCommandStatus(c), newCommandKill(c), newSession(c))
+	cmd.AddCommand(newCommandLogs(p), newCommandStatus(p), newCommandKill(p), newSession(p))
 	return cmd
 }
 
-func newCommandLogs(c *cli) *cobra.Command {
+func newCommandLogs(p *command.Program) *cobra.Command {
 	var (
 		follow bool
 		tail   func() (int, error)
@@ -31,16 +35,12 @@ func newCommandLogs(c *cli) *cobra.Command {
   sandboxctl command logs -f lab $id
   sandboxctl command logs -n 20 lab $id`,
 		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			lines, err := tail()
 			if err != nil {
 				return err
 			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			switch ctx := cmd.Context(); {
+			switch {
 			case lines != client.AllLines:
 				err = cl.LastLines(ctx, args[0], args[1], lines, follow, os.Stdout)
 			case follow:
@@ -48,38 +48,34 @@ func newCommandLogs(c *cli) *cobra.Command {
 			default:
 				_, err = cl.CommandLogs(ctx, args[0], args[1], 0, os.Stdout)
 			}
-			if cmd.Context().Err() != nil {
-				return cmd.Context().Err()
+			if ctx.Err() != nil {
+				return ctx.Err()
 			}
 			return err
-		},
+		}),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "until the command ends")
 	tail = tailFlag(cmd)
 	return cmd
 }
 
-func newCommandStatus(c *cli) *cobra.Command {
+func newCommandStatus(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "status SANDBOX COMMAND-ID",
 		Short:   "Print the state of a command as JSON",
 		Example: `  sandboxctl command status lab $id | jq .exit_code`,
 		Args:    cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.connect()
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			st, err := cl.CommandStatus(ctx, args[0], args[1])
 			if err != nil {
 				return err
 			}
-			st, err := cl.CommandStatus(cmd.Context(), args[0], args[1])
-			if err != nil {
-				return err
-			}
-			return printJSON(os.Stdout, st)
-		},
+			return text.JSON(os.Stdout, st)
+		}),
 	}
 }
 
-func newCommandKill(c *cli) *cobra.Command {
+func newCommandKill(p *command.Program) *cobra.Command {
 	var sig string
 	cmd := &cobra.Command{
 		Use:   "kill SANDBOX COMMAND-ID",
@@ -87,17 +83,16 @@ func newCommandKill(c *cli) *cobra.Command {
 		Example: `  sandboxctl command kill lab $id
   sandboxctl command kill -s SIGINT lab $id`,
 		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			if sig != "" {
-				return cl.SignalCommand(cmd.Context(), args[0], args[1], trimSignal(sig))
+				return cl.SignalCommand(ctx, args[0], args[1], signalName(sig))
 			}
-			return cl.Interrupt(cmd.Context(), args[0], args[1])
-		},
+			return cl.Interrupt(ctx, args[0], args[1])
+		}),
 	}
 	cmd.Flags().StringVarP(&sig, "signal", "s", "", "send this signal only, as SIGINT")
 	return cmd
 }
+
+// signalName is the full name of a signal, so that both INT and SIGINT work.
+func signalName(s string) string { return "SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG") }

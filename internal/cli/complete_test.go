@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
@@ -37,7 +38,7 @@ func TestComplete(t *testing.T) {
 			break
 		}
 		if got != nil || tries == 10 {
-			t.Fatalf("within %v: %q", completionLimit, got)
+			t.Fatalf("within %v: %q", command.CompletionLimit, got)
 		}
 	}
 	t.Setenv("COMPLETION_LIMIT", "30s") // what is completed, however long it takes
@@ -87,34 +88,11 @@ func TestCompleteSilent(t *testing.T) {
 		}
 		return nil
 	})
-	if err != nil || took < completionLimit || took > 5*time.Second {
+	if err != nil || took < command.CompletionLimit || took > 5*time.Second {
 		t.Errorf("a daemon that hangs: %v after %v", err, took)
 	}
 	d.url = "unix:///nowhere.sock"
 	if got, _ := d.complete(t, "rm", ""); got != nil {
 		t.Errorf("no daemon: %q", got)
-	}
-}
-
-func TestArguments(t *testing.T) {
-	for use, want := range map[string]string{
-		"ps":                     "",
-		"rm [-f] SANDBOX...":     "SANDBOX...",
-		"stats [SANDBOX...]":     "SANDBOX...",
-		"renew SANDBOX DURATION": "SANDBOX DURATION",
-		"create [flags] IMAGE [-- COMMAND [ARG...]]":       "IMAGE COMMAND ARG...",
-		"exec [flags] SANDBOX [--] COMMAND [ARG...]":       "SANDBOX COMMAND ARG...",
-		"bench [--runtime RUNTIME] [--image IMAGE] [-n N]": "",
-		"cp SANDBOX:PATH PATH | PATH SANDBOX:PATH":         "SANDBOX:PATH PATH",
-		"x [--from SNAPSHOT|IMAGE] [-q] SANDBOX [FILE]":    "SANDBOX FILE",
-	} {
-		if got := strings.Join(arguments(use), " "); got != want {
-			t.Errorf("%q: %q, want %q", use, got, want)
-		}
-	}
-	for n, want := range map[int]string{0: "SANDBOX", 1: "FILE", 5: "FILE"} {
-		if got := argument(arguments("x SANDBOX [FILE...]"), n); got != want {
-			t.Errorf("argument %d: %q", n, got)
-		}
 	}
 }

@@ -16,11 +16,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newCp(c *cli) *cobra.Command {
+func newCp(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "cp SANDBOX:PATH PATH | PATH SANDBOX:PATH",
 		Short: "Copy files and directories between here and a sandbox",
@@ -32,21 +34,18 @@ Symbolic links are left out, and named.`,
 		Example: `  sandboxctl cp main.py lab:/tmp/
   sandboxctl cp lab:/var/log/. logs`,
 		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			from, src := splitRemote(args[0])
 			to, dst := splitRemote(args[1])
 			switch {
 			case from == "" && to != "":
-				return copyIn(cmd.Context(), cl, src, to, dst)
+				return copyIn(ctx, cl, src, to, dst)
 			case from != "" && to == "":
-				return copyOut(cmd.Context(), cl, from, src, dst)
+				return copyOut(ctx, cl, from, src, dst)
 			}
-			return errs.New(errs.Invalid, "one of the two must be SANDBOX:PATH and the other a path here; write ./a:b for a file here whose name holds a colon")
-		},
+			return errs.New(errs.Invalid, "one of the two must be SANDBOX:PATH and the other a path here; "+
+				"write ./a:b for a file here whose name holds a colon")
+		}),
 	}
 }
 
@@ -89,7 +88,8 @@ func copyIn(ctx context.Context, cl *client.Client, src, sandbox, dst string) er
 		if strings.HasSuffix(dst, "/") {
 			return errs.New(errs.Invalid, "standard input needs a file to go to, not the directory %s", dst)
 		}
-		return cl.Put(ctx, sandbox, []client.Upload{{Path: dst, Mode: 644, Size: -1, Open: func() (io.ReadCloser, error) { return io.NopCloser(os.Stdin), nil }}})
+		stdin := func() (io.ReadCloser, error) { return io.NopCloser(os.Stdin), nil }
+		return cl.Put(ctx, sandbox, []client.Upload{{Path: dst, Mode: 644, Size: -1, Open: stdin}})
 	}
 	fi, err := os.Stat(src)
 	if err != nil {
@@ -178,7 +178,7 @@ func leftOut(left []string) {
 			fmt.Fprintf(os.Stderr, "sandboxctl: and %d more\n", len(left)-i)
 			return
 		}
-		fmt.Fprintf(os.Stderr, "sandboxctl: left out %s: neither a file nor a directory\n", printable(p, false))
+		fmt.Fprintf(os.Stderr, "sandboxctl: left out %s: neither a file nor a directory\n", text.Printable(p))
 	}
 }
 
@@ -263,7 +263,7 @@ var errBeside = errors.New("its directory can not be written")
 // the new has come. It keeps mode and owner of what is there.
 func fetchInto(ctx context.Context, cl *client.Client, sandbox, src string, root *os.Root, name string, mode int) error {
 	fail := func(err error) error {
-		code := errs.Wrap(err, errs.Invalid, "write %s: %s", printable(name, false), err)
+		code := errs.Wrap(err, errs.Invalid, "write %s: %s", text.Printable(name), err)
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EBUSY) {
 			return errors.Join(errBeside, code)
 		}
@@ -274,7 +274,8 @@ func fetchInto(ctx context.Context, cl *client.Client, sandbox, src string, root
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fail(err)
 	case err == nil && !old.Mode().IsRegular():
-		return errs.New(errs.Denied, "write %s: what is there is no file, and stays; remove it, or copy to another place", printable(name, false))
+		return errs.New(errs.Denied, "write %s: what is there is no file, and stays; remove it, or copy to another place",
+			text.Printable(name))
 	}
 	draft := filepath.Join(filepath.Dir(name), ".sandboxctl-"+rand.Text())
 	f, err := root.OpenFile(draft, os.O_CREATE|os.O_EXCL|os.O_WRONLY, modeOf(mode, 0o644))
@@ -325,7 +326,8 @@ func fetchTree(ctx context.Context, cl *client.Client, sandbox, src, dst string)
 	for _, fi := range list {
 		rel, ok := strings.CutPrefix(fi.Path, strings.TrimSuffix(src, "/")+"/")
 		if !ok || !filepath.IsLocal(rel) {
-			return errs.New(errs.Denied, "the sandbox names %q as a file of %s, which it is not; nothing more is copied", printable(fi.Path, false), src)
+			return errs.New(errs.Denied, "the sandbox names %q as a file of %s, which it is not; nothing more is copied",
+				text.Printable(fi.Path), src)
 		}
 		switch fi.Type {
 		case "directory":

@@ -3,20 +3,21 @@ package cli
 import (
 	"context"
 	"fmt"
-	"os"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newCreate(c *cli) *cobra.Command {
+func newCreate(p *command.Program) *cobra.Command {
 	var (
 		s       spec
-		o       output
+		o       command.Output
 		timeout time.Duration
 		noWait  bool
 		from    string
@@ -48,13 +49,10 @@ either runtime.`,
 			}
 			return nil
 		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			image, command := "", args
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			image, argv := "", args
 			if from == "" {
-				image, command = args[0], args[1:]
+				image, argv = args[0], args[1:]
 			}
 			r, err := s.request(image)
 			if err != nil {
@@ -67,44 +65,45 @@ either runtime.`,
 			if err := renewOnAccess(renew, r.Extensions); err != nil {
 				return err
 			}
-			return c.create(cmd.Context(), r, argv(s.entrypoint, command), timeout, !noWait, o)
-		},
+			r.Entrypoint = s.argv(argv)
+			return keep(ctx, cl, r, timeout, !noWait, o)
+		}),
 	}
 	s.flags(cmd)
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	cmd.Flags().DurationVar(&timeout, "timeout", 0, "remove the sandbox after this time, as 30m (default: never)")
 	cmd.Flags().StringVar(&from, "from", "", "snapshot to begin with, by id or name, instead of an image")
-	cmd.Flags().BoolVar(&secure, "secure-access", false, "ask for the token of a port also where ports of others are open to whoever connects: see sandboxctl endpoint")
-	cmd.Flags().StringVar(&renew, "renew-on-access", "", "each request to a port, and each command, lets it live for at least this many seconds more: 300 to 86400, or as 10m")
+	cmd.Flags().BoolVar(&secure, "secure-access", false,
+		"ask for the token of a port also where ports of others are open to whoever connects: see sandboxctl endpoint")
+	cmd.Flags().StringVar(&renew, "renew-on-access", "",
+		"each request to a port, and each command, lets it live for at least this many seconds more: 300 to 86400, or as 10m")
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, while the sandbox is still being made")
 	return cmd
 }
 
 // renewOnAccess writes --renew-on-access, in seconds or as a duration, into
-// extensions. How much it may be the daemon says.
-func renewOnAccess(text string, extensions map[string]string) error {
-	if text == "" {
+// extensions. The daemon says how much it may be.
+func renewOnAccess(given string, extensions map[string]string) error {
+	if given == "" {
 		return nil
 	}
-	if _, err := strconv.Atoi(text); err != nil {
-		d, err := time.ParseDuration(text)
+	if _, err := strconv.Atoi(given); err != nil {
+		d, err := time.ParseDuration(given)
 		if err != nil || d%time.Second != 0 {
-			return errs.New(errs.Invalid, "--renew-on-access %q: want whole seconds, as 600 or 10m", clip(text, 40))
+			return errs.New(errs.Invalid, "--renew-on-access %q: want whole seconds, as 600 or 10m", text.Clip(given, 40))
 		}
-		text = strconv.FormatInt(int64(d/time.Second), 10)
+		given = strconv.FormatInt(int64(d/time.Second), 10)
 	}
-	extensions[client.ExtRenew] = text
+	extensions[client.ExtRenew] = given
 	return nil
 }
 
-// create makes a sandbox that stays and prints it.
-func (c *cli) create(ctx context.Context, r client.CreateRequest, entrypoint []string, timeout time.Duration, wait bool, o output) error {
-	cl, err := c.connect()
-	if err != nil {
-		return err
-	}
-	r.Entrypoint = entrypoint
-	if len(entrypoint) == 0 {
+// keep makes a sandbox that stays and prints it; without an entrypoint it idles.
+// A timeout of 0 is none.
+func keep(
+	ctx context.Context, cl *client.Client, r client.CreateRequest, timeout time.Duration, wait bool, o command.Output,
+) error {
+	if len(r.Entrypoint) == 0 {
 		r.Extensions[client.ExtIdle] = "true"
 	}
 	if timeout != 0 {
@@ -114,16 +113,12 @@ func (c *cli) create(ctx context.Context, r client.CreateRequest, entrypoint []s
 	if err != nil {
 		return err
 	}
-	if o.format == "json" {
-		err = printJSON(os.Stdout, sb)
-	} else {
-		_, err = fmt.Println(sb.ID)
-	}
-	if err != nil {
+	if err := o.One(sb, sb.ID); err != nil {
 		return err
 	}
 	if sb.Status.State == client.Failed {
-		return notUp(sb, errs.New(errs.Internal, "sandbox %s failed (%s): %s; `sandboxctl inspect %s` shows what is left, `sandboxctl rm %s` removes it",
+		return notUp(sb, errs.New(errs.Internal,
+			"sandbox %s failed (%s): %s; `sandboxctl inspect %s` shows what is left, `sandboxctl rm %s` removes it",
 			sb.ID, sb.Status.Reason, sb.Status.Message, sb.ID, sb.ID))
 	}
 	if wait {
@@ -132,15 +127,16 @@ func (c *cli) create(ctx context.Context, r client.CreateRequest, entrypoint []s
 	return nil
 }
 
-// notUp gives the failure of a sandbox whose entrypoint can not be run the exit
-// status that a shell and docker have for that: 127 if it is not there, 126 if it is
-// no program.
+// notUp gives the failure of a sandbox whose entrypoint cannot be run the exit
+// status that a shell and docker have for that: 127 if the entrypoint is not
+// there, 126 if it is no program.
 func notUp(sb client.Sandbox, failed error) error {
-	if sb.Sandboxd == nil || sb.Sandboxd.ExitCode == nil || sb.Status.Reason != "create_failed" && sb.Status.Reason != "start_failed" {
+	reason := sb.Status.Reason
+	if sb.Sandboxd == nil || sb.Sandboxd.ExitCode == nil || reason != "create_failed" && reason != "start_failed" {
 		return failed
 	}
-	if code := *sb.Sandboxd.ExitCode; code == exitNotFound || code == exitNotExec {
-		return status{code, printable(failed.Error(), false)}
+	if code := *sb.Sandboxd.ExitCode; code == command.ExitNotFound || code == command.ExitNotExec {
+		return command.Status{Code: code, Text: text.Printable(failed.Error())}
 	}
 	return failed
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"net/url"
 	"os"
@@ -10,10 +11,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newDiagnostics(c *cli) *cobra.Command {
+func newDiagnostics(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diagnostics",
 		Short: "Ask what is wrong with a sandbox, in any state",
@@ -23,16 +27,18 @@ nothing to programs. What can not be had is said on standard error.`,
   sandboxctl diagnostics events --scope network lab`,
 	}
 	cmd.AddCommand(
-		newDiagnostic(c, "logs", "Print what a sandbox's entrypoint wrote and what the daemon did with it", "container", "lifecycle", "all"),
-		newDiagnostic(c, "events", "Print what happened to a sandbox, and which flows were refused to it", "lifecycle", "runtime", "network", "all"),
-		newDiagnosticInspect(c), newDiagnosticSummary(c),
+		newDiagnostic(p, "logs", "Print what a sandbox's entrypoint wrote and what the daemon did with it",
+			"container", "lifecycle", "all"),
+		newDiagnostic(p, "events", "Print what happened to a sandbox, and which flows were refused to it",
+			"lifecycle", "runtime", "network", "all"),
+		newDiagnosticInspect(p), newDiagnosticSummary(p),
 	)
 	return cmd
 }
 
-func newDiagnostic(c *cli, kind, short string, scopes ...string) *cobra.Command {
+func newDiagnostic(p *command.Program, kind, short string, scopes ...string) *cobra.Command {
 	var (
-		o     output
+		o     command.Output
 		scope string
 	)
 	cmd := &cobra.Command{
@@ -41,61 +47,51 @@ func newDiagnostic(c *cli, kind, short string, scopes ...string) *cobra.Command 
 		Example: fmt.Sprintf(`  sandboxctl diagnostics %s lab
   sandboxctl diagnostics %s --scope %s -o json lab`, kind, kind, scopes[0]),
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			if !slices.Contains(scopes, scope) {
-				return errs.New(errs.Invalid, "--scope %q: the scopes of %s are %s", clip(scope, 40), kind, strings.Join(scopes, ", "))
+				return errs.New(errs.Invalid, "--scope %q: the scopes of %s are %s",
+					text.Clip(scope, 40), kind, strings.Join(scopes, ", "))
 			}
-			cl, err := c.connect()
+			d, err := cl.Diagnostic(ctx, args[0], kind, scope)
 			if err != nil {
 				return err
 			}
-			d, err := cl.Diagnostic(cmd.Context(), args[0], kind, scope)
-			if err != nil {
-				return err
-			}
-			if o.format == "json" {
-				return printJSON(os.Stdout, d)
+			if o.Format == command.JSON {
+				return text.JSON(os.Stdout, d)
 			}
 			for _, w := range d.Warnings {
-				fmt.Fprintln(os.Stderr, "sandboxctl: note:", printable(w, false))
+				command.Note(w)
 			}
 			if d.Truncated {
-				fmt.Fprintln(os.Stderr, "sandboxctl: note: the output is longer; this is the end of it")
+				command.Note("the output is longer; this is the end of it")
 			}
 			return printText(d.Content)
-		},
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	cmd.Flags().StringVarP(&scope, "scope", "s", "all", "what it is about: "+strings.Join(scopes, ", "))
-	_ = cmd.RegisterFlagCompletionFunc("scope", cobra.FixedCompletions(scopes, cobra.ShellCompDirectiveNoFileComp))
+	command.Choices(cmd, "scope", scopes...)
 	return cmd
 }
 
-func newDiagnosticInspect(c *cli) *cobra.Command {
+func newDiagnosticInspect(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "inspect SANDBOX",
 		Short:   "Print what is known of a sandbox, as a summary has it",
 		Long:    "Print what is known of a sandbox, as a summary has it. Programs read sandboxctl inspect.",
 		Example: `  sandboxctl diagnostics inspect lab`,
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.connect()
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			report, err := cl.DiagnosticText(ctx, args[0], "inspect", nil)
 			if err != nil {
 				return err
 			}
-			text, err := cl.DiagnosticText(cmd.Context(), args[0], "inspect", nil)
-			if err != nil {
-				return err
-			}
-			return printText(text)
-		},
+			return printText(report)
+		}),
 	}
 }
 
-func newDiagnosticSummary(c *cli) *cobra.Command {
+func newDiagnosticSummary(p *command.Program) *cobra.Command {
 	var lines, events int
 	cmd := &cobra.Command{
 		Use:   "summary [flags] SANDBOX",
@@ -103,19 +99,15 @@ func newDiagnosticSummary(c *cli) *cobra.Command {
 		Example: `  sandboxctl diagnostics summary lab
   sandboxctl diagnostics summary -n 500 lab >report.txt`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			text, err := cl.DiagnosticText(cmd.Context(), args[0], "summary", url.Values{
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			report, err := cl.DiagnosticText(ctx, args[0], "summary", url.Values{
 				"tail": {strconv.Itoa(lines)}, "event_limit": {strconv.Itoa(events)},
 			})
 			if err != nil {
 				return err
 			}
-			return printText(text)
-		},
+			return printText(report)
+		}),
 	}
 	cmd.Flags().IntVarP(&lines, "tail", "n", 50, "how many lines of the output, from its end")
 	cmd.Flags().IntVar(&events, "event-limit", 20, "how many events, the last ones")
@@ -123,10 +115,10 @@ func newDiagnosticSummary(c *cli) *cobra.Command {
 }
 
 // printText prints lines of which a guest may have written some.
-func printText(text string) error {
-	words := strings.Split(text, "\t")
+func printText(lines string) error {
+	words := strings.Split(lines, "\t")
 	for i, w := range words {
-		words[i] = printable(w, true)
+		words[i] = text.Lines(w)
 	}
 	_, err := fmt.Print(strings.Join(words, "\t"))
 	return err

@@ -4,16 +4,21 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-func newDiff(c *cli) *cobra.Command {
-	var o output
+func newDiff(p *command.Program) *cobra.Command {
+	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "diff SANDBOX [SNAPSHOT]",
 		Short: "List what was changed in the files of a sandbox or a snapshot",
@@ -26,26 +31,20 @@ counts as unchanged.`,
   sandboxctl diff lab before-upgrade
   sandboxctl diff -o json lab lab2`,
 		Args: cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			base := ""
 			if len(args) == 2 {
 				base = args[1]
 			}
-			out := changes{to: bufio.NewWriter(os.Stdout), format: o.format}
-			if err = cl.Diff(cmd.Context(), args[0], base, out.add); err == nil {
+			out := changes{to: bufio.NewWriter(os.Stdout), format: o.Format}
+			err := cl.Diff(ctx, args[0], base, out.add)
+			if err == nil {
 				err = out.end()
 			}
 			return errors.Join(err, out.to.Flush())
-		},
+		}),
 	}
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	return cmd
 }
 
@@ -62,31 +61,31 @@ func (c *changes) add(kind, path string) error {
 	switch c.format {
 	case "json":
 		var b bytes.Buffer
-		err = writeJSON(&b, struct {
+		err = text.JSONLine(&b, struct {
 			Kind string `json:"kind"`
 			Path string `json:"path"`
-		}{kind, path}, "")
+		}{kind, path})
 		if err == nil {
 			_, err = fmt.Fprint(c.to, cmp.Or(c.before, "[\n  "), strings.TrimSpace(b.String()))
 		}
 		c.before = ",\n  "
-	case "name":
-		_, err = fmt.Fprintln(c.to, printable(path, false))
+	case command.Name:
+		_, err = fmt.Fprintln(c.to, text.Printable(path))
 	default:
-		_, err = fmt.Fprintln(c.to, printable(kind, false), printable(path, false))
+		_, err = fmt.Fprintln(c.to, text.Printable(kind), text.Printable(path))
 	}
 	return err
 }
 
 // end closes the array.
 func (c *changes) end() error {
-	text := ""
+	closing := ""
 	switch {
-	case c.format == "json" && c.before == "":
-		text = "[]\n"
-	case c.format == "json":
-		text = "\n]\n"
+	case c.format == command.JSON && c.before == "":
+		closing = "[]\n"
+	case c.format == command.JSON:
+		closing = "\n]\n"
 	}
-	_, err := c.to.WriteString(text)
+	_, err := c.to.WriteString(closing)
 	return err
 }

@@ -9,11 +9,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newSystemDrain(c *cli) *cobra.Command {
+func newSystemDrain(p *command.Program) *cobra.Command {
 	var (
 		off, wait bool
 		timeout   time.Duration
@@ -26,19 +27,15 @@ runs goes on, and so does what waits to be created.`,
 		Example: `  sandboxctl system drain --wait --timeout 1h && systemctl reboot
   sandboxctl system drain --off`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			if off && wait || timeout != 0 && !wait {
 				return errs.New(errs.Invalid, "--wait is for a host that drains, and --timeout for --wait")
 			}
-			cl, err := c.connect()
-			if err != nil {
+			if err := cl.Drain(ctx, !off); err != nil || !wait {
 				return err
 			}
-			if err := cl.Drain(cmd.Context(), !off); err != nil || !wait {
-				return err
-			}
-			return awaitNone(cmd.Context(), cl, timeout)
-		},
+			return awaitNone(ctx, cl, timeout)
+		}),
 	}
 	cmd.Flags().BoolVar(&off, "off", false, "create sandboxes again")
 	cmd.Flags().BoolVar(&wait, "wait", false, "return when no sandbox runs or is paused")
@@ -79,10 +76,11 @@ func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) er
 		case err == nil && n == 0, err != nil && last < 0:
 			return err
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
-			return errs.New(errs.Unavailable, "%d sandboxes still run, wait or are paused after %s; the host goes on draining", max(last, n), timeout)
+			return errs.New(errs.Unavailable, "%d sandboxes still run, wait or are paused after %s; the host goes on draining",
+				max(last, n), timeout)
 		case err != nil:
 			return err
-		case n != last && isTerminal(os.Stderr):
+		case n != last && command.IsTerminal(os.Stderr):
 			fmt.Fprintf(os.Stderr, "%d sandboxes are left\n", n)
 		}
 		last = n

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"os"
 	"strconv"
@@ -9,11 +10,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newEgress(c *cli) *cobra.Command {
+func newEgress(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "egress",
 		Short: "Look at what sandboxes may reach, and change it while they live",
@@ -25,51 +28,44 @@ go on.`,
   sandboxctl egress patch --allow 203.0.113.0/24:443 lab
   sandboxctl egress rm lab 203.0.113.0/24`,
 	}
-	cmd.AddCommand(newEgressGet(c), newEgressPatch(c), newEgressRm(c))
+	cmd.AddCommand(newEgressGet(p), newEgressPatch(p), newEgressRm(p))
 	return cmd
 }
 
-func newEgressGet(c *cli) *cobra.Command {
-	var o output
+func newEgressGet(p *command.Program) *cobra.Command {
+	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "get [flags] SANDBOX",
 		Short: "Print what a sandbox may reach",
 		Example: `  sandboxctl egress get lab
   sandboxctl egress get -o json lab | jq .policy.egress`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			p, err := cl.Policy(cmd.Context(), args[0])
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			p, err := cl.Policy(ctx, args[0])
 			if err != nil {
 				return err
 			}
 			if p.Policy == nil {
 				return errs.New(errs.Internal, "the answer holds no policy; is it a sandboxd of this release?")
 			}
-			if o.format == "json" {
-				return printJSON(os.Stdout, p)
+			if o.Format == command.JSON {
+				return text.JSON(os.Stdout, p)
 			}
 			rules := p.Policy.Egress
-			if o.format == "table" {
+			if o.Format == command.Table {
 				rules = append(rules, client.NetworkRule{Action: p.Policy.DefaultAction, Target: "(all else)"})
 			}
-			return policyRules.show(os.Stdout, &o, rules)
-		},
+			return policyRules.Show(os.Stdout, &o, rules)
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	return cmd
 }
 
-var policyRules = listing[client.NetworkRule]{
-	name:   func(r client.NetworkRule) string { return r.Target },
-	header: []string{"ACTION", "TARGET", "PORTS", "PROTOCOL"},
-	row: func(r client.NetworkRule) []string {
+var policyRules = command.Listing[client.NetworkRule]{
+	Name:   func(r client.NetworkRule) string { return r.Target },
+	Header: []string{"ACTION", "TARGET", "PORTS", "PROTOCOL"},
+	Row: func(r client.NetworkRule) []string {
 		ports := make([]string, len(r.Ports))
 		for i, p := range r.Ports {
 			ports[i] = fmt.Sprint(p)
@@ -78,7 +74,7 @@ var policyRules = listing[client.NetworkRule]{
 	},
 }
 
-func newEgressPatch(c *cli) *cobra.Command {
+func newEgressPatch(p *command.Program) *cobra.Command {
 	var rules []client.NetworkRule
 	cmd := &cobra.Command{
 		Use:   "patch [flags] SANDBOX...",
@@ -89,22 +85,15 @@ and print the sandboxes. Rules that the new ones cover wholly are dropped.`,
   sandboxctl egress patch --deny 203.0.113.9 lab
   sandboxctl egress patch --rule allow=203.0.113.0/24 lab`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			if len(rules) == 0 {
 				return errs.New(errs.Invalid, "no rule is given, as in: sandboxctl egress patch --allow 203.0.113.0/24:443 %s", args[0])
 			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			return each(args, func(id string) error {
-				if _, err := cl.PatchPolicy(cmd.Context(), id, rules); err != nil {
-					return err
-				}
-				_, err := fmt.Println(id)
+			return command.Each(args, func(id string) error {
+				_, err := cl.PatchPolicy(ctx, id, rules)
 				return err
 			})
-		},
+		}),
 	}
 	f := cmd.Flags()
 	f.Var(&ruleFlag{"allow", &rules}, "allow", "allow flows to CIDR[:port[-port]][/proto], as 203.0.113.0/24:443")
@@ -138,13 +127,13 @@ func (f *ruleFlag) Set(s string) error {
 	return nil
 }
 
-// ruleOf splits CIDR[:PORT[-PORT]][/PROTO]. Whether the parts make sense is for the
-// daemon to say, which says why.
-func ruleOf(action, text string) client.NetworkRule {
-	r := client.NetworkRule{Action: action, Target: text}
+// ruleOf splits CIDR[:PORT[-PORT]][/PROTO]. The daemon says whether the parts
+// make sense, and why not.
+func ruleOf(action, s string) client.NetworkRule {
+	r := client.NetworkRule{Action: action, Target: s}
 	// What follows the last slash is a protocol unless it begins as a number.
-	if i := strings.LastIndexByte(text, '/'); i >= 0 && i+1 < len(text) && (text[i+1] < '0' || text[i+1] > '9') {
-		r.Target, r.Protocol = text[:i], text[i+1:]
+	if i := strings.LastIndexByte(s, '/'); i >= 0 && i+1 < len(s) && (s[i+1] < '0' || s[i+1] > '9') {
+		r.Target, r.Protocol = s[:i], s[i+1:]
 	}
 	if strings.Count(r.Target, ":") != 1 { // IPv6 has more
 		return r
@@ -157,29 +146,25 @@ func ruleOf(action, text string) client.NetworkRule {
 	return r
 }
 
-func newEgressRm(c *cli) *cobra.Command {
+func newEgressRm(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm SANDBOX TARGET...",
 		Short:   "Take away the rules for targets, whatever their ports, and print the targets",
 		Example: `  sandboxctl egress rm lab 203.0.113.0/24`,
 		Args:    cobra.MinimumNArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			return each(args[1:], func(target string) error {
-				p, err := cl.RemoveTargets(cmd.Context(), args[0], []string{target})
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			return command.Each(args[1:], func(target string) error {
+				p, err := cl.RemoveTargets(ctx, args[0], []string{target})
 				if err != nil {
 					return err
 				}
 				if p.Reason != "" {
-					return errs.New(errs.NotFound, "sandbox %s has no rule for %s (%s); `sandboxctl egress get %s` lists the targets, which have no ports",
-						args[0], clip(target, 80), p.Reason, args[0])
+					return errs.New(errs.NotFound,
+						"sandbox %s has no rule for %s (%s); `sandboxctl egress get %s` lists the targets, which have no ports",
+						args[0], text.Clip(target, 80), p.Reason, args[0])
 				}
-				_, err = fmt.Println(target)
-				return err
+				return nil
 			})
-		},
+		}),
 	}
 }

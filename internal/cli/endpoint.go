@@ -1,22 +1,24 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newEndpoint(c *cli) *cobra.Command {
+func newEndpoint(p *command.Program) *cobra.Command {
 	var (
-		o       output
+		o       command.Output
 		expires time.Duration
 	)
 	cmd := &cobra.Command{
@@ -32,48 +34,40 @@ Without a TCP listener or a gateway in the daemon's configuration it leads nowhe
   curl "http://$(sandboxctl endpoint lab 8000 --expires 1h)/"
   sandboxctl endpoint lab 8000 -o json | jq -r .endpoint`,
 		Args: cobra.ExactArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			port, err := strconv.ParseUint(args[1], 10, 16)
-			if err != nil || port == 0 {
-				return errs.New(errs.Invalid, "port %q: want a number from 1 to 65535", clip(args[1], 20))
-			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			var e client.Endpoint
-			if cmd.Flags().Changed("expires") {
-				if expires < time.Second {
-					return errs.New(errs.Invalid, "--expires %s: want a time to come, as 1h", expires)
-				}
-				e, err = cl.SignedEndpoint(cmd.Context(), args[0], uint16(port), time.Now().Add(expires))
-			} else {
-				e, err = cl.Endpoint(cmd.Context(), args[0], uint16(port))
-			}
-			if err != nil {
-				return err
-			}
-			return o.endpoint(e)
-		},
 	}
-	o.flags(cmd, true)
-	cmd.Flags().DurationVar(&expires, "expires", 0, "sign the address, so that it opens the port by itself for this long, as 1h")
+	cmd.RunE = p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+		port, err := strconv.ParseUint(args[1], 10, 16)
+		if err != nil || port == 0 {
+			return errs.New(errs.Invalid, "port %q: want a number from 1 to 65535", text.Clip(args[1], 20))
+		}
+		var e client.Endpoint
+		if cmd.Flags().Changed("expires") {
+			if expires < time.Second {
+				return errs.New(errs.Invalid, "--expires %s: want a time to come, as 1h", expires)
+			}
+			e, err = cl.SignedEndpoint(ctx, args[0], uint16(port), time.Now().Add(expires))
+		} else {
+			e, err = cl.Endpoint(ctx, args[0], uint16(port))
+		}
+		if err != nil {
+			return err
+		}
+		return printEndpoint(&o, e)
+	})
+	o.Flags(cmd, true)
+	cmd.Flags().DurationVar(&expires, "expires", 0,
+		"sign the address, so that it opens the port by itself for this long, as 1h")
 	return cmd
 }
 
-func (o *output) endpoint(e client.Endpoint) error {
-	if o.format == "json" {
-		return printJSON(os.Stdout, e)
-	}
-	_, err := fmt.Println(printable(e.Endpoint, false))
-	if o.format == "name" || err != nil {
+// printEndpoint prints an address and, unless its name alone is wanted, the
+// headers to send.
+func printEndpoint(o *command.Output, e client.Endpoint) error {
+	if err := o.One(e, e.Endpoint); err != nil || o.Format != command.Table {
 		return err
 	}
 	for _, k := range slices.Sorted(maps.Keys(e.Headers)) {
-		if _, err = fmt.Printf("%s: %s\n", printable(k, false), printable(e.Headers[k], false)); err != nil {
+		if _, err := fmt.Printf("%s: %s\n", text.Printable(k), text.Printable(e.Headers[k])); err != nil {
 			return err
 		}
 	}

@@ -7,10 +7,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-func newEvents(c *cli) *cobra.Command {
-	var o output
+func newEvents(p *command.Program) *cobra.Command {
+	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Print what happens to sandboxes, as it happens",
@@ -19,28 +23,21 @@ line is an object; commands whose answer ends print one object or one array.`,
 		Example: `  sandboxctl events
   sandboxctl events -o json | jq -r 'select(.reason == "oom").id'`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			for ev, err := range cl.Events(cmd.Context()) {
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			for ev, err := range cl.Events(ctx) {
 				if err != nil {
-					if cmd.Context().Err() != nil {
+					if ctx.Err() != nil {
 						return context.Canceled
 					}
 					return err
 				}
-				switch o.format {
-				case "json": // one a line
-					if err := writeJSON(os.Stdout, ev, ""); err != nil {
+				switch o.Format {
+				case command.JSON: // one a line
+					if err := text.JSONLine(os.Stdout, ev); err != nil {
 						return err
 					}
-				case "name":
-					fmt.Println(printable(ev.ID, false))
+				case command.Name:
+					fmt.Println(text.Printable(ev.ID))
 				default:
 					line := fmt.Sprintf("%s %s %s", ev.Time.Local().Format(time.RFC3339), ev.ID, ev.Type)
 					for _, more := range []string{ev.Name, ev.Reason, ev.Message} {
@@ -48,13 +45,13 @@ line is an object; commands whose answer ends print one object or one array.`,
 							line += " " + more
 						}
 					}
-					fmt.Fprintln(os.Stdout, printable(line, false))
+					fmt.Fprintln(os.Stdout, text.Printable(line))
 				}
 			}
 			return nil
-		},
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	cmd.Flags().BoolP("follow", "f", true, "go on until interrupted; it always does")
 	return cmd
 }

@@ -7,6 +7,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -20,7 +22,10 @@ var healthFlags = []struct{ name, ext, usage string }{
 	{"health-cmd", client.ExtReadyCmd, "--ready-cmd, as docker's"},
 	{"health-interval", client.ExtReadyInterval, "between two tries (default 10s; sooner until it is ready)"},
 	{"health-timeout", client.ExtReadyTimeout, "what one try may take (default 5s)"},
-	{"health-retries", client.ExtReadyRetries, "failures in a row that make it unhealthy; with --restart it is started anew then (default 3)"},
+	{
+		"health-retries", client.ExtReadyRetries,
+		"failures in a row that make it unhealthy; with --restart it is started anew then (default 3)",
+	},
 	{"health-start-period", client.ExtReadyStartPeriod, "time to become ready, in which failures do not count (default 30s)"},
 }
 
@@ -28,7 +33,7 @@ func addHealthFlags(cmd *cobra.Command) {
 	for _, h := range healthFlags {
 		cmd.Flags().String(h.name, "", h.usage)
 	}
-	_ = cmd.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{"no", "on-failure", "always", "unless-stopped"}, cobra.ShellCompDirectiveNoFileComp))
+	command.Choices(cmd, "restart", "no", "on-failure", "always", "unless-stopped")
 }
 
 // healthExtensions writes what was given, be it empty, into extensions.
@@ -53,7 +58,8 @@ func unready(sb client.Sandbox) error {
 	}
 	switch h := sb.Sandboxd.Health; h.State {
 	case client.HealthUnhealthy:
-		return errs.New(errs.Internal, "sandbox %s runs, but is not ready after %d tries: %s; look into it with `sandboxctl exec %s`", sb.ID, h.Failures, printable(h.LastOutput, false), sb.ID)
+		return errs.New(errs.Internal, "sandbox %s runs, but is not ready after %d tries: %s; look into it with `sandboxctl exec %s`",
+			sb.ID, h.Failures, text.Printable(h.LastOutput), sb.ID)
 	case client.HealthStarting:
 		fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s is not ready yet; `sandboxctl ps` tells when it is\n", sb.ID)
 	}

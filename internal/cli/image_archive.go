@@ -2,6 +2,7 @@ package cli
 
 import (
 	"archive/tar"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,12 +14,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newImageImport(c *cli) *cobra.Command {
-	var o output
+func newImageImport(p *command.Program) *cobra.Command {
+	var o command.Output
 	var format string
 	cmd := &cobra.Command{
 		Use:   "import FILE|DIRECTORY|- [NAME[:TAG]]",
@@ -31,75 +34,73 @@ its archive says.`,
   sandboxctl image import rootfs.tar.gz mine:1
   tar -C /srv/chroot -c . | sandboxctl image import - chroot`,
 		Args: cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			name := ""
 			if len(args) > 1 {
 				name = args[1]
 			}
-			return c.importImage(cmd, &o, args[0], client.Archive{Name: name, Format: format})
-		},
+			return importImage(ctx, cl, &o, args[0], client.Archive{Name: name, Format: format})
+		}),
 	}
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	cmd.Flags().StringVar(&format, "format", "auto", "what the archive is: auto, rootfs, docker or oci")
-	_ = cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"auto", "rootfs", "docker", "oci"}, cobra.ShellCompDirectiveNoFileComp))
+	command.Choices(cmd, "format", "auto", "rootfs", "docker", "oci")
 	return cmd
 }
 
-func newImageLoad(c *cli) *cobra.Command {
-	var o output
+func newImageLoad(p *command.Program) *cobra.Command {
+	var o command.Output
 	var input string
 	cmd := &cobra.Command{
 		Use:     "load [-i FILE]",
 		Short:   "Make an image of what docker save wrote, under the name it has",
 		Example: "  docker save alpine:3 | sandboxctl image load",
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return c.importImage(cmd, &o, input, client.Archive{})
-		},
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			return importImage(ctx, cl, &o, input, client.Archive{})
+		}),
 	}
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	cmd.Flags().StringVarP(&input, "input", "i", "-", "read this file, not standard input")
 	return cmd
 }
 
 // importImage sends an archive and shows on a terminal how far that is.
-func (c *cli) importImage(cmd *cobra.Command, o *output, file string, a client.Archive) error {
-	if err := o.check(); err != nil {
-		return err
-	}
-	cl, err := c.connect()
-	if err != nil {
-		return err
-	}
+func importImage(ctx context.Context, cl *client.Client, o *command.Output, file string, a client.Archive) error {
 	body, size, err := openArchive(file)
 	if err != nil {
 		return err
 	}
 	defer body.Close()
 	a.Body, a.Size = body, size
-	var show func(client.ImportProgress)
-	if !o.quiet && isTerminal(os.Stderr) {
+	return comes(o, func(progress func(client.ImportProgress)) (client.ImageInfo, error) {
+		return cl.ImportImage(ctx, a, progress)
+	})
+}
+
+// comes shows on a terminal how far an import or a pull is, and then prints the
+// image.
+func comes(o *command.Output, get func(progress func(client.ImportProgress)) (client.ImageInfo, error)) error {
+	var progress func(client.ImportProgress)
+	if !o.Quiet && command.IsTerminal(os.Stderr) {
 		bar := bar{w: os.Stderr}
-		show = bar.show
+		progress = bar.show
 		defer bar.clear()
 	}
-	im, err := cl.ImportImage(cmd.Context(), a, show)
+	im, err := get(progress)
 	if err != nil {
 		return err
 	}
-	if o.format == "json" {
-		return printJSON(os.Stdout, im)
-	}
-	_, err = fmt.Println(printable(im.Name+":"+im.Tag, false))
-	return err
+	return o.One(im, im.Name+":"+im.Tag)
 }
 
 // openArchive opens a file, standard input, or a directory as a tar of it. The
 // size is 0 if it is not known.
 func openArchive(file string) (io.ReadCloser, int64, error) {
 	if file == "-" {
-		if isTerminal(os.Stdin) {
-			return nil, 0, errs.New(errs.Invalid, "standard input is a terminal: name a file, or feed an archive by a pipe, as in: docker save alpine | sandboxctl image import -")
+		if command.IsTerminal(os.Stdin) {
+			return nil, 0, errs.New(errs.Invalid, "standard input is a terminal: name a file, or feed an archive by a pipe, "+
+				"as in: docker save alpine | sandboxctl image import -")
 		}
 		return os.Stdin, 0, nil
 	}
@@ -118,7 +119,8 @@ func openArchive(file string) (io.ReadCloser, int64, error) {
 		return f, fi.Size(), nil
 	}
 	if _, err := os.Stat(filepath.Join(file, "oci-layout")); err != nil {
-		return nil, 0, errs.New(errs.Invalid, "%s is a directory and no OCI layout; for a root file system: tar -C %s --numeric-owner -c . | sandboxctl image import - NAME", file, file)
+		return nil, 0, errs.New(errs.Invalid, "%s is a directory and no OCI layout; for a root file system: "+
+			"tar -C %s --numeric-owner -c . | sandboxctl image import - NAME", file, file)
 	}
 	r, w := io.Pipe()
 	go func() {
@@ -144,21 +146,22 @@ func (b bar) show(p client.ImportProgress) {
 	case "download":
 		what = "downloading"
 	}
-	line := fmt.Sprintf("%s  %s", what, bytesOf(p.Bytes))
+	line := fmt.Sprintf("%s  %s", what, text.Bytes(p.Bytes))
 	if p.Total > 0 {
 		done := min(1, float64(p.Bytes)/float64(p.Total))
 		full := int(done * barWidth)
-		line = fmt.Sprintf("%s  [%s%s] %s of %s  %d%%", what, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), bytesOf(p.Bytes), bytesOf(p.Total), int(done*100))
+		line = fmt.Sprintf("%s  [%s%s] %s of %s  %d%%",
+			what, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), text.Bytes(p.Bytes), text.Bytes(p.Total), int(done*100))
 	}
 	if width, _, err := term.GetSize(int(b.w.Fd())); err == nil && width > 1 {
-		line = clip(line, width-1)
+		line = text.Clip(line, width-1)
 	}
 	fmt.Fprintf(b.w, "\r\x1b[K%s", line)
 }
 
 func (b bar) clear() { fmt.Fprint(b.w, "\r\x1b[K") }
 
-func newImageExport(c *cli) *cobra.Command {
+func newImageExport(p *command.Program) *cobra.Command {
 	var out string
 	cmd := &cobra.Command{
 		Use:     "export IMAGE [-o FILE]",
@@ -166,19 +169,15 @@ func newImageExport(c *cli) *cobra.Command {
 		Short:   "Write an image as docker save does, for docker load, podman load and image import",
 		Example: "  sandboxctl image export mine:1 -o mine.tar\n  sandboxctl image export mine:1 | podman load",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			if out == "" || out == "-" {
-				if isTerminal(os.Stdout) {
+				if command.IsTerminal(os.Stdout) {
 					return errs.New(errs.Invalid, "an archive is nothing for a terminal: name a file with -o, or use a pipe")
 				}
-				return cl.ExportImage(cmd.Context(), args[0], os.Stdout)
+				return cl.ExportImage(ctx, args[0], os.Stdout)
 			}
-			return writeBeside(out, func(w io.Writer) error { return cl.ExportImage(cmd.Context(), args[0], w) })
-		},
+			return writeBeside(out, func(w io.Writer) error { return cl.ExportImage(ctx, args[0], w) })
+		}),
 	}
 	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this file, not to standard output")
 	return cmd

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -11,12 +12,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newImagePull(c *cli) *cobra.Command {
-	var o output
+func newImagePull(p *command.Program) *cobra.Command {
+	var o command.Output
 	var user string
 	var stdin bool
 	cmd := &cobra.Command{
@@ -32,36 +35,17 @@ for this pull only and kept nowhere.`,
 		Example: `  sandboxctl image pull registry.example.com/team/app:1
   sandboxctl image pull -u robot --password-stdin registry.example.com/team/app:1 <token`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			auth, err := readAuth(user, stdin)
 			if err != nil {
 				return err
 			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			var show func(client.ImportProgress)
-			if !o.quiet && isTerminal(os.Stderr) {
-				bar := bar{w: os.Stderr}
-				show = bar.show
-				defer bar.clear()
-			}
-			im, err := cl.PullImage(cmd.Context(), args[0], auth, show)
-			if err != nil {
-				return err
-			}
-			if o.format == "json" {
-				return printJSON(os.Stdout, im)
-			}
-			_, err = fmt.Println(printable(im.Name+":"+im.Tag, false))
-			return err
-		},
+			return comes(&o, func(progress func(client.ImportProgress)) (client.ImageInfo, error) {
+				return cl.PullImage(ctx, args[0], auth, progress)
+			})
+		}),
 	}
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	cmd.Flags().StringVarP(&user, "username", "u", "", "user name for the registry")
 	cmd.Flags().BoolVar(&stdin, "password-stdin", false, "read the password from standard input")
 	return cmd
@@ -79,10 +63,11 @@ func readAuth(user string, stdin bool) (*client.ImageAuth, error) {
 		return nil, nil
 	}
 	if !stdin {
-		if !isTerminal(os.Stdin) {
-			return nil, errs.New(errs.Invalid, "standard input is no terminal to ask for the password on: feed it there with --password-stdin")
+		if !command.IsTerminal(os.Stdin) {
+			return nil, errs.New(errs.Invalid,
+				"standard input is no terminal to ask for the password on: feed it there with --password-stdin")
 		}
-		fmt.Fprintf(os.Stderr, "Password of %s: ", printable(user, false))
+		fmt.Fprintf(os.Stderr, "Password of %s: ", text.Printable(user))
 		b, err := term.ReadPassword(int(os.Stdin.Fd()))
 		fmt.Fprintln(os.Stderr)
 		if err != nil {

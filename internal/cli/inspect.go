@@ -1,18 +1,23 @@
 package cli
 
 import (
+	"context"
+
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-func newInspect(c *cli) *cobra.Command {
+func newInspect(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect SANDBOX...",
 		Short: "Print all there is to know of sandboxes, as JSON",
 		Example: `  sandboxctl inspect lab
   sandboxctl inspect lab | jq -r '.[0].status.reason'`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: inspecting(c, (*client.Client).Inspect),
+		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (client.Inspection, error) {
+			return cl.Inspect(ctx, id)
+		}),
 	}
 }

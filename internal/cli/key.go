@@ -2,17 +2,17 @@ package cli
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newKey(c *cli) *cobra.Command {
+func newKey(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "key",
 		Aliases: []string{"keys"},
@@ -30,15 +30,21 @@ socket.`,
   sandboxctl key ls
   sandboxctl key rm ci`,
 	}
-	rm := verb(c, "rm NAME...", "Remove API keys; from then on they open nothing", (*client.Client).RemoveKey)
-	rm.Example = `  sandboxctl key rm ci`
-	cmd.AddCommand(newKeyCreate(c), newKeyLs(c), rm)
+	cmd.AddCommand(newKeyCreate(p), newKeyLs(p), newKeyRm(p))
 	return cmd
 }
 
-func newKeyCreate(c *cli) *cobra.Command {
+func newKeyRm(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:     "rm NAME...",
+		Short:   "Remove API keys; from then on they open nothing",
+		Example: `  sandboxctl key rm ci`,
+	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.RemoveKey(ctx, name) })
+}
+
+func newKeyCreate(p *command.Program) *cobra.Command {
 	var (
-		o       output
+		o       command.Output
 		role    string
 		expires time.Duration
 	)
@@ -51,41 +57,31 @@ not be shown again: make another if it is lost.`,
   sandboxctl key create dashboard --role viewer --expires 720h
   export OPEN_SANDBOX_API_KEY=$(sandboxctl key create me --role admin)`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			var at time.Time
-			if cmd.Flags().Changed("expires") {
-				if expires <= 0 {
-					return errs.New(errs.Invalid, "--expires %s: want a time to come, as 720h; leave it out for a key that does not expire", expires)
-				}
-				at = time.Now().Add(expires)
-			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			k, err := cl.CreateKey(cmd.Context(), args[0], role, at)
-			if err != nil {
-				return err
-			}
-			if o.format == "json" {
-				return printJSON(os.Stdout, k)
-			}
-			_, err = fmt.Println(k.Secret)
-			return err
-		},
 	}
-	o.flags(cmd, false)
+	cmd.RunE = p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+		var at time.Time
+		if cmd.Flags().Changed("expires") {
+			if expires <= 0 {
+				return errs.New(errs.Invalid,
+					"--expires %s: want a time to come, as 720h; leave it out for a key that does not expire", expires)
+			}
+			at = time.Now().Add(expires)
+		}
+		k, err := cl.CreateKey(ctx, args[0], role, at)
+		if err != nil {
+			return err
+		}
+		return o.One(k, k.Secret)
+	})
+	o.Flags(cmd, false)
 	cmd.Flags().StringVar(&role, "role", "operator", "viewer, operator or admin")
-	_ = cmd.RegisterFlagCompletionFunc("role", cobra.FixedCompletions([]string{"viewer", "operator", "admin"}, cobra.ShellCompDirectiveNoFileComp))
+	command.Choices(cmd, "role", "viewer", "operator", "admin")
 	cmd.Flags().DurationVar(&expires, "expires", 0, "how long it works, as 720h (default: until it is removed)")
 	return cmd
 }
 
-func newKeyLs(c *cli) *cobra.Command {
-	var o output
+func newKeyLs(p *command.Program) *cobra.Command {
+	var o command.Output
 	cmd := &cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
@@ -93,21 +89,23 @@ func newKeyLs(c *cli) *cobra.Command {
 		Example: `  sandboxctl key ls
   sandboxctl key ls -o json`,
 		Args: cobra.NoArgs,
-		RunE: keys.of(c, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]client.Key, error) { return cl.Keys(ctx) }),
+		RunE: keys.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]client.Key, error) {
+			return cl.Keys(ctx)
+		}),
 	}
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	return cmd
 }
 
-var keys = listing[client.Key]{
-	name:   func(k client.Key) string { return k.Name },
-	header: []string{"NAME", "ROLE", "CREATED", "EXPIRES", "FROM"},
-	row: func(k client.Key) []string {
+var keys = command.Listing[client.Key]{
+	Name:   func(k client.Key) string { return k.Name },
+	Header: []string{"NAME", "ROLE", "CREATED", "EXPIRES", "FROM"},
+	Row: func(k client.Key) []string {
 		created := ""
 		if k.CreatedAt != nil {
-			created = ago(*k.CreatedAt)
+			created = text.Ago(*k.CreatedAt)
 		}
-		expires := until(k.ExpiresAt)
+		expires := text.Until(k.ExpiresAt)
 		if k.ExpiresAt != nil && !k.ExpiresAt.After(time.Now()) {
 			expires = "expired"
 		}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -26,7 +27,8 @@ func (l *limits) flags(cmd *cobra.Command) {
 	f.Int64Var(&l.pidsLimit, "pids-limit", 0, "the same, as docker's")
 	f.StringVar(&l.disk, "disk", "", "limit of what the sandbox may write: 1Gi")
 	f.StringVar(&l.readBps, "io-read-bps", "", "limit of reading from the host's disks, in bytes a second: 10Mi; max: none")
-	f.StringVar(&l.writeBps, "io-write-bps", "", "limit of writing to them, in bytes a second; on cgroup v1 direct and synced writes only")
+	f.StringVar(&l.writeBps, "io-write-bps", "",
+		"limit of writing to them, in bytes a second; on cgroup v1 direct and synced writes only")
 	f.StringVar(&l.readIOPS, "io-read-iops", "", "limit of reads from them, in operations a second")
 	f.StringVar(&l.writeIOPS, "io-write-iops", "", "limit of writes to them, in operations a second")
 }
@@ -43,9 +45,9 @@ func (l *limits) into(m map[string]string) error {
 		return strconv.FormatInt(n, 10)
 	}
 	for k, v := range map[string]string{
-		"memory": dockerSize(l.memory), "disk": dockerSize(l.disk), "cpu": l.cpu + l.cpus,
+		"memory": command.Size(l.memory), "disk": command.Size(l.disk), "cpu": l.cpu + l.cpus,
 		"pids": number(l.pids + l.pidsLimit), "cpuShares": number(l.shares),
-		"ioReadBps": dockerSize(l.readBps), "ioWriteBps": dockerSize(l.writeBps),
+		"ioReadBps": command.Size(l.readBps), "ioWriteBps": command.Size(l.writeBps),
 		"ioReadIops": l.readIOPS, "ioWriteIops": l.writeIOPS,
 	} {
 		if v != "" {

@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"context"
 	"io"
 	"os"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -21,13 +24,14 @@ func tailFlag(cmd *cobra.Command) func() (int, error) {
 		}
 		n, err := strconv.Atoi(*tail)
 		if err != nil || n < 0 || n > client.MaxLines {
-			return 0, errs.New(errs.Invalid, "--tail %q: want a number of lines from 0 to %d, or all", clip(*tail, 40), client.MaxLines)
+			return 0, errs.New(errs.Invalid, "--tail %q: want a number of lines from 0 to %d, or all",
+				text.Clip(*tail, 40), client.MaxLines)
 		}
 		return n, nil
 	}
 }
 
-func newLogs(c *cli) *cobra.Command {
+func newLogs(p *command.Program) *cobra.Command {
 	var (
 		follow bool
 		tail   func() (int, error)
@@ -39,26 +43,22 @@ func newLogs(c *cli) *cobra.Command {
   sandboxctl logs -f lab
   sandboxctl logs -f -n 20 lab`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			lines, err := tail()
 			if err != nil {
 				return err
 			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			rc, err := cl.Logs(cmd.Context(), args[0], lines, follow)
+			rc, err := cl.Logs(ctx, args[0], lines, follow)
 			if err != nil {
 				return err
 			}
 			defer rc.Close()
 			_, err = io.Copy(os.Stdout, rc)
-			if cmd.Context().Err() != nil {
-				return cmd.Context().Err()
+			if ctx.Err() != nil {
+				return ctx.Err()
 			}
 			return err
-		},
+		}),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "until the entrypoint ends")
 	tail = tailFlag(cmd)

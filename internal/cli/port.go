@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -9,12 +10,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newPort(c *cli) *cobra.Command {
-	var o output
+func newPort(p *command.Program) *cobra.Command {
+	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "port [flags] SANDBOX [PORT[/tcp]]",
 		Short: "List the ports that a sandbox publishes, or where one of them is",
@@ -25,22 +28,16 @@ through the API, too: see sandboxctl endpoint.`,
   sandboxctl port lab 80
   sandboxctl port lab -o json`,
 		Args: cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			var want uint64
 			if len(args) == 2 {
 				var err error
-				if want, err = strconv.ParseUint(strings.TrimSuffix(args[1], "/tcp"), 10, 16); err != nil || want == 0 {
-					return errs.New(errs.Invalid, "port %q: want a number from 1 to 65535, and perhaps /tcp", clip(args[1], 20))
+				want, err = strconv.ParseUint(strings.TrimSuffix(args[1], "/tcp"), 10, 16)
+				if err != nil || want == 0 {
+					return errs.New(errs.Invalid, "port %q: want a number from 1 to 65535, and perhaps /tcp", text.Clip(args[1], 20))
 				}
 			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			sb, err := cl.Get(cmd.Context(), args[0])
+			sb, err := cl.Get(ctx, args[0])
 			if err != nil {
 				return err
 			}
@@ -53,26 +50,27 @@ through the API, too: see sandboxctl endpoint.`,
 				}
 			}
 			if want != 0 && len(ports) == 0 {
-				return errs.New(errs.NotFound, "sandbox %s does not publish port %d; `sandboxctl port %s` lists what it does", args[0], want, args[0])
+				return errs.New(errs.NotFound, "sandbox %s does not publish port %d; `sandboxctl port %s` lists what it does",
+					args[0], want, args[0])
 			}
-			return o.ports(ports, want != 0)
-		},
+			return printPorts(&o, ports, want != 0)
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	return cmd
 }
 
-// ports prints as docker does: of one port the addresses alone.
-func (o *output) ports(ports []client.PublishedPort, one bool) error {
-	if o.format == "json" {
-		return printJSON(os.Stdout, ports)
+// printPorts prints as docker does: of one port the addresses alone.
+func printPorts(o *command.Output, ports []client.PublishedPort, one bool) error {
+	if o.Format == command.JSON {
+		return text.JSON(os.Stdout, ports)
 	}
 	for _, p := range ports {
 		line := net.JoinHostPort(p.HostIP, strconv.Itoa(int(p.HostPort)))
-		if !one && o.format != "name" {
+		if !one && o.Format != "name" {
 			line = fmt.Sprintf("%d/%s -> %s", p.Port, p.Protocol, line)
 		}
-		if _, err := fmt.Println(printable(line, false)); err != nil {
+		if _, err := fmt.Println(text.Printable(line)); err != nil {
 			return err
 		}
 	}

@@ -1,25 +1,30 @@
 package cli
 
 import (
+	"context"
 	"os"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 var (
 	// live are the states of what has not ended.
-	live   = []string{client.Pending, client.Running, client.Pausing, client.Paused, client.Resuming, client.Stopping}
+	live = []string{
+		client.Pending, client.Running, client.Pausing, client.Paused, client.Resuming, client.Stopping,
+	}
 	states = append(slices.Clone(live), client.Terminated, client.Failed)
 )
 
-func newPs(c *cli) *cobra.Command {
+func newPs(p *command.Program) *cobra.Command {
 	var (
-		o       output
+		o       command.Output
 		all     bool
 		filters []string
 	)
@@ -31,10 +36,7 @@ func newPs(c *cli) *cobra.Command {
   sandboxctl ps -a --filter state=Failed
   sandboxctl ps -q --filter label=team=a`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			f, names, err := parseFilters(filters)
 			if err != nil {
 				return err
@@ -42,27 +44,25 @@ func newPs(c *cli) *cobra.Command {
 			if f.States == nil && !all {
 				f.States = live
 			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			list, err := cl.List(cmd.Context(), f)
+			list, err := cl.List(ctx, f)
 			if err != nil {
 				return err
 			}
 			list = slices.DeleteFunc(list, func(sb client.Sandbox) bool {
-				return len(names) > 0 && !slices.Contains(names, nameOf(sb)) && !slices.Contains(names, sb.ID)
+				return len(names) > 0 && !slices.Contains(names, command.NameOf(sb)) && !slices.Contains(names, sb.ID)
 			})
-			return sandboxes(&o).show(os.Stdout, &o, list)
-		},
+			return sandboxes(&o).Show(os.Stdout, &o, list)
+		}),
 	}
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "those that have ended, too")
 	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "state=Running, label=KEY=VALUE or name=NAME")
-	cmd.Flags().BoolVar(&o.noTrunc, "no-trunc", false, "do not shorten columns")
+	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not shorten columns")
 	return cmd
 }
 
+// parseFilters reads --filter. What is asked for by name is not the API's business
+// and comes apart.
 func parseFilters(list []string) (f client.Filter, names []string, err error) {
 	for _, s := range list {
 		k, v, _ := strings.Cut(s, "=")
@@ -70,7 +70,8 @@ func parseFilters(list []string) (f client.Filter, names []string, err error) {
 		case "state", "status":
 			i := slices.IndexFunc(states, func(st string) bool { return strings.EqualFold(st, v) })
 			if i < 0 {
-				return f, nil, errs.New(errs.Invalid, "--filter %q: there is no such state; the states are %s", clip(s, 60), strings.Join(states, ", "))
+				return f, nil, errs.New(errs.Invalid, "--filter %q: there is no such state; the states are %s",
+					text.Clip(s, 60), strings.Join(states, ", "))
 			}
 			f.States = append(f.States, states[i])
 		case "name", "id":
@@ -78,32 +79,29 @@ func parseFilters(list []string) (f client.Filter, names []string, err error) {
 		case "label":
 			lk, lv, ok := strings.Cut(v, "=")
 			if !ok {
-				return f, nil, errs.New(errs.Invalid, "--filter %q: want label=KEY=VALUE", clip(s, 60))
+				return f, nil, errs.New(errs.Invalid, "--filter %q: want label=KEY=VALUE", text.Clip(s, 60))
 			}
 			if f.Metadata == nil {
 				f.Metadata = map[string]string{}
 			}
 			f.Metadata[lk] = lv
 		default:
-			return f, nil, errs.New(errs.Invalid, "--filter %q: want state=…, label=KEY=VALUE or name=…", clip(s, 60))
+			return f, nil, errs.New(errs.Invalid, "--filter %q: want state=…, label=KEY=VALUE or name=…", text.Clip(s, 60))
 		}
 	}
 	return f, names, nil
 }
 
-func nameOf(sb client.Sandbox) string {
-	if sb.Sandboxd == nil {
-		return ""
-	}
-	return sb.Sandboxd.Name
-}
-
-func sandboxes(o *output) listing[client.Sandbox] {
-	return listing[client.Sandbox]{
-		name:   func(sb client.Sandbox) string { return sb.ID },
-		header: []string{"ID", "NAME", "IMAGE", "RUNTIME", "STATE", "ENTRYPOINT", "CREATED", "EXPIRES"},
-		row: func(sb client.Sandbox) []string {
-			row := []string{sb.ID, nameOf(sb), "", "", stateOf(sb), strings.Join(sb.Entrypoint, " "), ago(sb.CreatedAt), until(sb.ExpiresAt)}
+// sandboxes is how sandboxes are listed.
+func sandboxes(o *command.Output) command.Listing[client.Sandbox] {
+	return command.Listing[client.Sandbox]{
+		Name:   func(sb client.Sandbox) string { return sb.ID },
+		Header: []string{"ID", "NAME", "IMAGE", "RUNTIME", "STATE", "ENTRYPOINT", "CREATED", "EXPIRES"},
+		Row: func(sb client.Sandbox) []string {
+			row := []string{
+				sb.ID, command.NameOf(sb), "", "", stateOf(sb), strings.Join(sb.Entrypoint, " "),
+				text.Ago(sb.CreatedAt), text.Until(sb.ExpiresAt),
+			}
 			if sb.Image != nil {
 				row[2] = sb.Image.URI
 			}
@@ -113,8 +111,8 @@ func sandboxes(o *output) listing[client.Sandbox] {
 				}
 				row[3] = sb.Sandboxd.Runtime
 			}
-			if !o.noTrunc {
-				row[5] = clip(row[5], 24)
+			if !o.Full {
+				row[5] = text.Clip(row[5], 24)
 			}
 			return row
 		},

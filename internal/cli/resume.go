@@ -1,14 +1,19 @@
 package cli
 
 import (
+	"context"
+
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-func newResume(c *cli) *cobra.Command {
-	cmd := verb(c, "resume SANDBOX...", "Thaw sandboxes that were paused", (*client.Client).Resume)
-	cmd.Aliases = []string{"unpause"}
-	cmd.Example = `  sandboxctl resume lab`
-	return cmd
+func newResume(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:     "resume SANDBOX...",
+		Aliases: []string{"unpause"},
+		Short:   "Thaw sandboxes that were paused",
+		Example: `  sandboxctl resume lab`,
+	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Resume(ctx, id) })
 }

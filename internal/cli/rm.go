@@ -5,21 +5,25 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newRm(c *cli) *cobra.Command {
+func newRm(p *command.Program) *cobra.Command {
 	var force bool
-	cmd := verb(c, "rm [-f] SANDBOX...", "Destroy sandboxes, running ones too", func(cl *client.Client, ctx context.Context, id string) error {
+	cmd := p.Verb(&cobra.Command{
+		Use:   "rm [-f] SANDBOX...",
+		Short: "Destroy sandboxes, running ones too",
+		Example: `  sandboxctl rm lab
+  sandboxctl rm -f $(sandboxctl ps -aq)`,
+	}, func(ctx context.Context, cl *client.Client, id string) error {
 		err := cl.Delete(ctx, id)
 		if force && errs.Is(err, errs.NotFound) {
-			return errNothing
+			return command.ErrNothing
 		}
 		return err
 	})
-	cmd.Example = `  sandboxctl rm lab
-  sandboxctl rm -f $(sandboxctl ps -aq)`
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "what does not exist is no error")
 	return cmd
 }

@@ -10,14 +10,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/foreground"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newRun(c *cli) *cobra.Command {
+func newRun(p *command.Program) *cobra.Command {
 	var (
 		s      spec
-		e      execFlags
+		f      foreground.Flags
 		rm     bool
 		detach bool
 	)
@@ -48,71 +50,90 @@ renewed while the command runs. With --rm=false it has none.`,
   tar c . | sandboxctl run -i base -- sh -c 'tar x && ls'
   sandboxctl run -d --name web python -- python3 -m http.server 8000`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := flagsFirst(cmd, args); err != nil {
-				return err
-			}
-			if err := e.check(); err != nil {
-				return err
-			}
-			command := argv(s.entrypoint, args[1:])
-			if len(command) == 0 && !e.tty {
-				return errs.New(errs.Invalid, "no command: images here have none of their own; as in: sandboxctl run %s -- sh -c 'echo hello'", args[0])
-			}
-			r, err := s.request(args[0])
-			if err != nil {
-				return err
-			}
-			if detach {
-				if err := e.checkEntrypoint(); err != nil {
-					return err
-				}
-				if rm && cmd.Flags().Changed("rm") {
-					return errs.New(errs.Invalid, "-d and --rm exclude one another: a sandbox whose entrypoint ended keeps its logs and its exit code until sandboxctl rm; leave --rm out and give --timeout to have it removed by itself")
-				}
-				return c.create(cmd.Context(), r, command, e.timeout, true, output{format: "table"})
-			}
-			return c.run(r, e, command, rm)
-		},
 	}
+	cmd.RunE = p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+		if err := command.FlagsFirst(cmd, args); err != nil {
+			return err
+		}
+		if err := f.Check(); err != nil {
+			return err
+		}
+		argv := s.argv(args[1:])
+		if len(argv) == 0 && !f.TTY {
+			return errs.New(errs.Invalid,
+				"no command: images here have none of their own; as in: sandboxctl run %s -- sh -c 'echo hello'", args[0])
+		}
+		r, err := s.request(args[0])
+		if err != nil {
+			return err
+		}
+		if !detach {
+			return runOnce(cl, r, f, argv, rm)
+		}
+		if err := checkEntrypoint(f); err != nil {
+			return err
+		}
+		if rm && cmd.Flags().Changed("rm") {
+			return errs.New(errs.Invalid, "-d and --rm exclude one another: a sandbox whose entrypoint ended keeps its logs and "+
+				"its exit code until sandboxctl rm; leave --rm out and give --timeout to have it removed by itself")
+		}
+		r.Entrypoint = argv
+		return keep(ctx, cl, r, f.Timeout, true, command.Output{Format: command.Table})
+	})
 	cmd.Flags().SetInterspersed(false)
 	s.flags(cmd)
-	e.flags(cmd)
+	f.Add(cmd)
 	cmd.Flags().BoolVar(&rm, "rm", true, "destroy the sandbox afterwards")
-	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "create the sandbox with the command as its entrypoint, print its id and keep it")
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false,
+		"create the sandbox with the command as its entrypoint, print its id and keep it")
 	return cmd
+}
+
+// checkEntrypoint refuses flags that a command can have and an entrypoint
+// cannot: a create request says neither who runs the entrypoint, nor where, and
+// nobody is connected to it.
+func checkEntrypoint(f foreground.Flags) error {
+	switch {
+	case f.TTY:
+		return errs.New(errs.Invalid, "-d and -t exclude one another: an entrypoint has no terminal; "+
+			"create the sandbox and use sandboxctl shell")
+	case f.Interactive:
+		return errs.New(errs.Invalid, "-d and -i exclude one another: an entrypoint has no standard input; "+
+			"create the sandbox and use sandboxctl exec -i, or put the input into a file by sandboxctl cp")
+	case f.User != "":
+		return errs.New(errs.Invalid, "-d and -u exclude one another: an entrypoint runs as the image's user; "+
+			"create the sandbox and use sandboxctl exec -d -u %s", f.User)
+	case f.Workdir != "":
+		return errs.New(errs.Invalid, "-d and -w exclude one another: an entrypoint runs in the image's directory; "+
+			"create the sandbox and use sandboxctl exec -d -w %s", f.Workdir)
+	}
+	return nil
 }
 
 // cleanup bounds how long the end of a run may take.
 const cleanup = 30 * time.Second
 
-// run makes a sandbox, runs the command, and destroys the sandbox whatever
-// happens. Three requests over one connection; the last begins the moment the
-// exit status is known.
-func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool) (err error) {
-	cl, err := c.connect()
-	if err != nil {
-		return err
-	}
-	sig := catchSignals()
-	defer sig.stop()
+// runOnce makes a sandbox, runs the command, and with rm destroys the sandbox
+// whatever happens. That takes three requests over one connection; the last
+// begins the moment the exit status is known.
+func runOnce(cl *client.Client, r client.CreateRequest, f foreground.Flags, argv []string, rm bool) (err error) {
+	sig := foreground.Catch()
+	defer sig.Stop()
 	r.Extensions[client.ExtIdle] = "true"
 	if rm {
 		r.Extensions[client.ExtOneShot] = "true"
 		r.Extensions[client.ExtTimeout] = lease.String()
-	}
-	if rm {
 		if r.Metadata == nil {
 			r.Metadata = map[string]string{}
 		}
 		r.Metadata[runLabel] = rand.Text()
 	}
-	sb, err := cl.Create(sig.ctx, r, true)
-	if err != nil && sig.ctx.Err() != nil {
+	sb, err := cl.Create(sig.Context, r, true)
+	if err != nil && sig.Context.Err() != nil {
 		if rm {
 			abandon(cl, r.Metadata[runLabel])
 		}
-		return status{code: 130}
+		return command.Status{Code: command.ExitInterrupted}
 	}
 	if err != nil {
 		return err
@@ -121,13 +142,13 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 		defer func() {
 			ctx, cancel := context.WithTimeout(context.Background(), cleanup)
 			defer cancel()
-			if errors.Is(err, errDetached) {
+			if errors.Is(err, foreground.ErrDetached) {
 				err = leave(ctx, cl, sb)
 				return
 			}
 			derr := cl.Delete(ctx, sb.ID)
 			if derr != nil && !errs.Is(derr, errs.NotFound) {
-				err = errs.Wrap(derr, errs.Internal, "sandbox %s could not be destroyed; try `sandboxctl rm %s`", sb.ID, sb.ID)
+				err = notDestroyed(derr, sb.ID)
 			}
 		}()
 	}
@@ -137,17 +158,21 @@ func (c *cli) run(r client.CreateRequest, e execFlags, command []string, rm bool
 	if err := unready(sb); err != nil {
 		return err
 	}
-	if sig.pending() {
-		return status{code: 130}
+	if sig.Pending() {
+		return command.Status{Code: command.ExitInterrupted}
 	}
 	if rm && sb.ExpiresAt != nil {
-		go keepLease(sig.ctx, cl, sb.ID, *sb.ExpiresAt, sb.ExpiresAt.Sub(sb.CreatedAt)/3)
+		go keepLease(sig.Context, cl, sb.ID, *sb.ExpiresAt, sb.ExpiresAt.Sub(sb.CreatedAt)/3)
 	}
-	// Env went to the sandbox, where all of its processes see it.
-	if e.tty {
-		return e.atTerminal(cl, sig, sb.ID, e.command(command, nil), func() int64 { return 0 })
-	}
-	return execute(cl, sig, sb.ID, e.command(command, nil), e.user, os.Stdin, func() int64 { return 0 })
+	return f.Run(foreground.Job{
+		Client: cl, Signals: sig, Sandbox: sb.ID,
+		Command: f.Command(argv, nil), // the environment went to the sandbox, where all of its processes see it
+		User:    f.User, OOMs: func() int64 { return 0 },
+	})
+}
+
+func notDestroyed(err error, id string) error {
+	return errs.Wrap(err, errs.Internal, "sandbox %s could not be destroyed; try `sandboxctl rm %s`", id, id)
 }
 
 // leave keeps the sandbox of a run for as long as a person may be away.
@@ -158,7 +183,8 @@ func leave(ctx context.Context, cl *client.Client, sb client.Sandbox) error {
 			until = *now.ExpiresAt
 		}
 	}
-	fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s is destroyed at %s; see sandboxctl renew and sandboxctl rm\n", sb.ID, until.Format(time.DateTime))
+	fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s is destroyed at %s; see sandboxctl renew and sandboxctl rm\n",
+		sb.ID, until.Format(time.DateTime))
 	return nil
 }
 
@@ -176,12 +202,13 @@ func abandon(cl *client.Client, run string) {
 	for range 10 {
 		found, err := cl.List(ctx, client.Filter{Metadata: map[string]string{runLabel: run}})
 		if err != nil {
-			complain(errs.Wrap(err, errs.Unavailable, "the sandbox that was being made could not be looked for, it may still be there; see `sandboxctl ps`"))
+			command.Complain(errs.Wrap(err, errs.Unavailable,
+				"the sandbox that was being made could not be looked for, it may still be there; see `sandboxctl ps`"))
 			return
 		}
 		for _, sb := range found {
 			if err := cl.Delete(ctx, sb.ID); err != nil && !errs.Is(err, errs.NotFound) {
-				complain(errs.Wrap(err, errs.Internal, "sandbox %s could not be destroyed; try `sandboxctl rm %s`", sb.ID, sb.ID))
+				command.Complain(notDestroyed(err, sb.ID))
 			}
 		}
 		if len(found) > 0 {
@@ -212,7 +239,8 @@ func keepLease(ctx context.Context, cl *client.Client, id string, expires time.T
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			cl.Renew(ctx, id, expires.Add(time.Now().Round(0).Sub(start))) //nolint:errcheck // see above; one that is gone ends the command too
+			//nolint:errcheck // see above; a sandbox that is gone ends the command too
+			cl.Renew(ctx, id, expires.Add(time.Now().Round(0).Sub(start)))
 		}
 	}
 }

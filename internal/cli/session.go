@@ -1,17 +1,19 @@
 package cli
 
 import (
-	"fmt"
-	"os"
+	"context"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/foreground"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newSession(c *cli) *cobra.Command {
+func newSession(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "session",
 		Short: "Run commands in a shell that remembers, one after the other",
@@ -23,13 +25,13 @@ command. It needs no terminal, and outlives this client and the daemon.`,
   sandboxctl command session run lab $s 'A=$(ls | wc -l); echo $A'
   sandboxctl command session rm lab $s`,
 	}
-	cmd.AddCommand(newSessionCreate(c), newSessionRun(c), newSessionRm(c))
+	cmd.AddCommand(newSessionCreate(p), newSessionRun(p), newSessionRm(p))
 	return cmd
 }
 
-func newSessionCreate(c *cli) *cobra.Command {
+func newSessionCreate(p *command.Program) *cobra.Command {
 	var (
-		o   output
+		o   command.Output
 		dir string
 	)
 	cmd := &cobra.Command{
@@ -38,31 +40,20 @@ func newSessionCreate(c *cli) *cobra.Command {
 		Example: `  sandboxctl command session create lab
   sandboxctl command session create -w /tmp lab`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			cl, err := c.connect()
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			s, err := cl.NewSession(ctx, args[0], dir)
 			if err != nil {
 				return err
 			}
-			s, err := cl.NewSession(cmd.Context(), args[0], dir)
-			if err != nil {
-				return err
-			}
-			if o.format == "json" {
-				return printJSON(os.Stdout, s)
-			}
-			_, err = fmt.Println(printable(s.SessionID, false))
-			return err
-		},
+			return o.One(s, s.SessionID)
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	cmd.Flags().StringVarP(&dir, "workdir", "w", "", "directory it starts in, made if it is missing (default: the image's)")
 	return cmd
 }
 
-func newSessionRun(c *cli) *cobra.Command {
+func newSessionRun(p *command.Program) *cobra.Command {
 	var line client.Line
 	cmd := &cobra.Command{
 		Use:   "run [flags] SANDBOX SESSION [--] COMMAND [ARG...]",
@@ -77,25 +68,21 @@ what it had.`,
   sandboxctl command session run lab $s 'for f in s*; do echo "$f"; done'
   sandboxctl command session run --timeout 30s -w /tmp lab $s -- make test`,
 		Args: cobra.MinimumNArgs(3),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := flagsFirst(cmd, args[1:]); err != nil {
-				return err
-			}
-			words := afterDash(args[2:])
-			if len(words) == 0 {
-				return errs.New(errs.Invalid, "no command; as in: %s %s %s -- pwd", cmd.CommandPath(), args[0], args[1])
-			}
-			if line.Timeout < 0 {
-				return errs.New(errs.Invalid, "--timeout %s is negative", line.Timeout)
-			}
-			line.Shell = shellLine(words)
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			return runLine(cl, args[0], args[1], line)
-		},
 	}
+	cmd.RunE = p.Run(func(_ context.Context, cl *client.Client, args []string) error {
+		if err := command.FlagsFirst(cmd, args[1:]); err != nil {
+			return err
+		}
+		words := command.AfterDash(args[2:])
+		if len(words) == 0 {
+			return errs.New(errs.Invalid, "no command; as in: %s %s %s -- pwd", cmd.CommandPath(), args[0], args[1])
+		}
+		if line.Timeout < 0 {
+			return errs.New(errs.Invalid, "--timeout %s is negative", line.Timeout)
+		}
+		line.Shell = shellLine(words)
+		return runLine(cl, args[0], args[1], line)
+	})
 	cmd.Flags().SetInterspersed(false)
 	cmd.Flags().StringVarP(&line.Dir, "workdir", "w", "", "directory of this command only")
 	cmd.Flags().DurationVar(&line.Timeout, "timeout", 0, "end the command after this time, as 30s; the exit status is 124 then")
@@ -122,49 +109,39 @@ const plainInShell = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 // runLine runs a line in a session to its end.
 func runLine(cl *client.Client, sandbox, session string, line client.Line) error {
-	sig := catchSignals()
-	defer sig.stop()
-	p, err := cl.RunInSession(sig.ctx, sandbox, session, line)
-	if err != nil && sig.ctx.Err() != nil {
-		return status{code: 130}
+	j := foreground.Job{Client: cl, Signals: foreground.Catch(), Sandbox: sandbox}
+	defer j.Signals.Stop()
+	ctx := j.Signals.Context
+	p, err := cl.RunInSession(ctx, sandbox, session, line)
+	if err != nil && ctx.Err() != nil {
+		return command.Status{Code: command.ExitInterrupted}
 	}
 	if err != nil {
 		return err
 	}
-	sig.to(p)
-	exit, err := attend(cl, sig, sandbox, p, "The command goes on without this client, and its session can be used again")
+	exit, err := j.Wait(p, "The command goes on without this client, and its session can be used again")
 	switch {
 	case err != nil:
 		return err
 	case exit.TimedOut:
-		return status{exitTimeout, fmt.Sprintf("the command was ended: it ran longer than --timeout %s", line.Timeout)}
+		return command.Exit(command.ExitTimeout, "the command was ended: it ran longer than --timeout %s", line.Timeout)
 	case exit.Error != "":
-		return status{max(exit.Code, 1), printable(exit.Error, false)}
+		return command.Exit(max(exit.Code, 1), "%s", text.Printable(exit.Error))
 	case exit.Code != 0:
-		return status{exit.Code, limitHint(exit)}
+		return command.Status{Code: exit.Code, Text: foreground.LimitHint(exit)}
 	}
 	return nil
 }
 
-func newSessionRm(c *cli) *cobra.Command {
+func newSessionRm(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm SANDBOX SESSION...",
 		Aliases: []string{"delete"},
 		Short:   "End sessions, and what runs in them",
 		Example: `  sandboxctl command session rm lab $s`,
 		Args:    cobra.MinimumNArgs(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			return each(args[1:], func(id string) error {
-				if err := cl.RemoveSession(cmd.Context(), args[0], id); err != nil {
-					return err
-				}
-				_, err := fmt.Println(id)
-				return err
-			})
-		},
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			return command.Each(args[1:], func(id string) error { return cl.RemoveSession(ctx, args[0], id) })
+		}),
 	}
 }

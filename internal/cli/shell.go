@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strconv"
@@ -9,12 +10,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/foreground"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newShell(c *cli) *cobra.Command {
-	e := execFlags{interactive: true, tty: true}
+func newShell(p *command.Program) *cobra.Command {
+	f := foreground.Flags{Interactive: true, TTY: true}
 	var env []string
 	cmd := &cobra.Command{
 		Use:   "shell [flags] SANDBOX",
@@ -24,28 +28,25 @@ The exit status is the shell's. The detach keys leave it running: see
 sandboxctl attach.`,
 		Example: "  sandboxctl shell lab\n  sandboxctl shell -u root -w / lab",
 		Args:    cobra.ExactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			if err := e.check(); err != nil {
+		RunE: p.Run(func(_ context.Context, cl *client.Client, args []string) error {
+			if err := f.Check(); err != nil {
 				return err
 			}
-			vars, err := environment(env, nil)
+			vars, err := command.Environment(env, nil)
 			if err != nil {
 				return err
 			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			sig := catchSignals()
-			defer sig.stop()
-			return e.atTerminal(cl, sig, args[0], e.command(nil, flat(vars)), oomsOf(cl, args[0]))
-		},
+			sig := foreground.Catch()
+			defer sig.Stop()
+			return f.Run(foreground.Job{
+				Client: cl, Signals: sig, Sandbox: args[0], Command: f.Command(nil, command.Flat(vars)), User: f.User,
+			})
+		}),
 	}
-	f := cmd.Flags()
-	f.StringVarP(&e.workdir, "workdir", "w", "", "directory to start in (default: the image's)")
-	f.StringVarP(&e.user, "user", "u", "", "user to be: NAME or UID, and :GROUP or :GID (default: the image's)")
-	f.StringArrayVarP(&env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on")
-	detachKeysFlag(cmd, &e.detachKeys)
+	cmd.Flags().StringVarP(&f.Workdir, "workdir", "w", "", "directory to start in (default: the image's)")
+	cmd.Flags().StringVarP(&f.User, "user", "u", "", "user to be: NAME or UID, and :GROUP or :GID (default: the image's)")
+	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on")
+	foreground.DetachKeysFlag(cmd, &f.DetachKeys)
 	return cmd
 }
 
@@ -53,7 +54,7 @@ sandboxctl attach.`,
 // some screens.
 const scrollback = 32 << 10
 
-func newAttach(c *cli) *cobra.Command {
+func newAttach(p *command.Program) *cobra.Command {
 	var (
 		keys     string
 		takeover bool
@@ -67,16 +68,12 @@ the API. Without TERMINAL it is the one that runs; of several, one is named by
 the beginning of its id. The exit status is that of its command.`,
 		Example: `  sandboxctl attach lab`,
 		Args:    cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			detach, err := parseKeys(keys)
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			detach, err := foreground.ParseKeys(keys)
 			if err != nil {
 				return err
 			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			all, err := cl.Terminals(cmd.Context(), args[0])
+			all, err := cl.Terminals(ctx, args[0])
 			if err != nil {
 				return err
 			}
@@ -87,26 +84,21 @@ the beginning of its id. The exit status is that of its command.`,
 			if info.Connected && !takeover {
 				return errs.New(errs.WrongState, "somebody is at terminal %.12s; send them away by --takeover", info.SessionID)
 			}
-			v := client.View{Since: max(0, info.OutputOffset-scrollback), Takeover: takeover, Redraw: true, Pipe: info.Mode == "pipe", Err: os.Stderr}
-			if !noStdin && !v.Pipe && !isTerminal(os.Stdin) {
+			v := client.View{
+				Since: max(0, info.OutputOffset-scrollback), Takeover: takeover, Redraw: true, Pipe: info.Mode == "pipe", Err: os.Stderr,
+			}
+			if !noStdin && !v.Pipe && !command.IsTerminal(os.Stdin) {
 				return errs.New(errs.Invalid, "the input device is not a TTY; see --no-stdin")
 			}
 			t, err := cl.Terminal(args[0], info.SessionID)
 			if err != nil {
 				return err
 			}
-			ooms := oomsOf(cl, args[0])
-			exit, err := lend(cmd.Context(), nil, t, v, !noStdin, detach)
-			switch {
-			case err == nil:
-				return outcome(cl, args[0], client.Command{Argv: []string{info.Command}}, exit, ooms)
-			case cmd.Context().Err() != nil:
-				return err
-			}
-			return lost(cl, args[0], err)
-		},
+			j := foreground.Job{Client: cl, Sandbox: args[0], Command: client.Command{Argv: []string{info.Command}}}
+			return j.Attach(ctx, t, v, !noStdin, detach)
+		}),
 	}
-	detachKeysFlag(cmd, &keys)
+	foreground.DetachKeysFlag(cmd, &keys)
 	cmd.Flags().BoolVar(&takeover, "takeover", false, "send away who is attached")
 	cmd.Flags().BoolVar(&noStdin, "no-stdin", false, "only look on")
 	return cmd
@@ -126,14 +118,16 @@ func choose(all []client.TerminalInfo, args []string) (client.TerminalInfo, erro
 	case len(found) > 1:
 		all = found
 	case len(args) == 1:
-		return client.TerminalInfo{}, errs.New(errs.NotFound, "no terminal runs in sandbox %s; open one by sandboxctl shell %s", args[0], args[0])
+		return client.TerminalInfo{}, errs.New(errs.NotFound, "no terminal runs in sandbox %s; open one by sandboxctl shell %s",
+			args[0], args[0])
 	}
 	var rows [][]string
 	for _, t := range all {
 		made, _ := time.Parse(time.RFC3339Nano, t.CreatedAt)
-		rows = append(rows, []string{fmt.Sprintf("%.12s", t.SessionID), clip(t.Command, 40), state(t), ago(made)})
+		rows = append(rows, []string{fmt.Sprintf("%.12s", t.SessionID), text.Clip(t.Command, 40), state(t), text.Ago(made)})
 	}
-	table(os.Stderr, []string{"TERMINAL", "COMMAND", "STATE", "CREATED"}, rows) //nolint:errcheck // the error below says the main thing
+	//nolint:errcheck // the error below says the main thing
+	text.Table(os.Stderr, []string{"TERMINAL", "COMMAND", "STATE", "CREATED"}, rows)
 	if len(args) == 2 && len(found) == 0 {
 		return client.TerminalInfo{}, errs.New(errs.NotFound, "sandbox %s has no terminal %q, only those above", args[0], args[1])
 	}

@@ -2,16 +2,16 @@ package cli
 
 import (
 	"context"
-	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newSnapshot(c *cli) *cobra.Command {
+func newSnapshot(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "snapshot",
 		Aliases: []string{"snapshots"},
@@ -19,13 +19,13 @@ func newSnapshot(c *cli) *cobra.Command {
 		Example: `  sandboxctl snapshot create lab --name before-upgrade
   sandboxctl create --from before-upgrade --name lab2`,
 	}
-	cmd.AddCommand(newSnapshotCreate(c), newSnapshotLs(c), newSnapshotInspect(c), newSnapshotRm(c))
+	cmd.AddCommand(newSnapshotCreate(p), newSnapshotLs(p), newSnapshotInspect(p), newSnapshotRm(p))
 	return cmd
 }
 
-func newSnapshotCreate(c *cli) *cobra.Command {
+func newSnapshotCreate(p *command.Program) *cobra.Command {
 	var (
-		o      output
+		o      command.Output
 		name   string
 		noWait bool
 	)
@@ -40,38 +40,28 @@ as copying its files takes. Memory and processes are not part of a snapshot.`,
 		Example: `  sandboxctl snapshot create lab
   sandboxctl snapshot create lab --name before-upgrade`,
 		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			cl, err := c.connect()
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			s, err := cl.CreateSnapshot(ctx, args[0], name, !noWait)
 			if err != nil {
 				return err
 			}
-			s, err := cl.CreateSnapshot(cmd.Context(), args[0], name, !noWait)
-			if err != nil {
-				return err
-			}
-			if o.format == "json" {
-				err = printJSON(os.Stdout, s)
-			} else {
-				_, err = fmt.Println(s.ID)
-			}
+			err = o.One(s, s.ID)
 			if err == nil && s.Status.State == client.SnapshotFailed {
-				err = errs.New(errs.Internal, "snapshot %s failed: %s; `sandboxctl snapshot rm %s` removes what is left of it", s.ID, s.Status.Message, s.ID)
+				err = errs.New(errs.Internal, "snapshot %s failed: %s; `sandboxctl snapshot rm %s` removes what is left of it",
+					s.ID, s.Status.Message, s.ID)
 			}
 			return err
-		},
+		}),
 	}
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot; it need not be unique")
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, while the snapshot is still being taken")
 	return cmd
 }
 
-func newSnapshotLs(c *cli) *cobra.Command {
+func newSnapshotLs(p *command.Program) *cobra.Command {
 	var (
-		o       output
+		o       command.Output
 		sandbox string
 	)
 	cmd := &cobra.Command{
@@ -81,40 +71,45 @@ func newSnapshotLs(c *cli) *cobra.Command {
 		Example: `  sandboxctl snapshot ls
   sandboxctl snapshot ls --sandbox dnruqjdutkuk -o json`,
 		Args: cobra.NoArgs,
-		RunE: snapshots.of(c, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]client.Snapshot, error) {
+		RunE: snapshots.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]client.Snapshot, error) {
 			return cl.Snapshots(ctx, sandbox)
 		}),
 	}
-	o.flags(cmd, true)
+	o.Flags(cmd, true)
 	cmd.Flags().StringVar(&sandbox, "sandbox", "", "only those of the sandbox with this id, which may be gone")
 	return cmd
 }
 
-var snapshots = listing[client.Snapshot]{
-	name:   func(s client.Snapshot) string { return s.ID },
-	header: []string{"ID", "NAME", "SANDBOX", "STATE", "CREATED"},
-	row: func(s client.Snapshot) []string {
+// snapshots is how snapshots are listed.
+var snapshots = command.Listing[client.Snapshot]{
+	Name:   func(s client.Snapshot) string { return s.ID },
+	Header: []string{"ID", "NAME", "SANDBOX", "STATE", "CREATED"},
+	Row: func(s client.Snapshot) []string {
 		state := s.Status.State
 		if state == client.SnapshotFailed {
-			state += " (" + clip(s.Status.Message, 60) + ")"
+			state += " (" + text.Clip(s.Status.Message, 60) + ")"
 		}
-		return []string{s.ID, s.Name, s.SandboxID, state, ago(s.CreatedAt)}
+		return []string{s.ID, s.Name, s.SandboxID, state, text.Ago(s.CreatedAt)}
 	},
 }
 
-func newSnapshotInspect(c *cli) *cobra.Command {
+func newSnapshotInspect(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "inspect SNAPSHOT...",
 		Short:   "Show all there is to know of snapshots, as JSON",
 		Example: `  sandboxctl snapshot inspect before-upgrade`,
 		Args:    cobra.MinimumNArgs(1),
-		RunE:    inspecting(c, (*client.Client).InspectSnapshot),
+		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (client.SnapshotInspection, error) {
+			return cl.InspectSnapshot(ctx, id)
+		}),
 	}
 }
 
-func newSnapshotRm(c *cli) *cobra.Command {
-	cmd := verb(c, "rm SNAPSHOT...", "Remove snapshots; what was made from them stays", (*client.Client).RemoveSnapshot)
-	cmd.Example = `  sandboxctl snapshot rm before-upgrade
-  sandboxctl snapshot rm $(sandboxctl snapshot ls -q)`
-	return cmd
+func newSnapshotRm(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:   "rm SNAPSHOT...",
+		Short: "Remove snapshots; what was made from them stays",
+		Example: `  sandboxctl snapshot rm before-upgrade
+  sandboxctl snapshot rm $(sandboxctl snapshot ls -q)`,
+	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.RemoveSnapshot(ctx, id) })
 }

@@ -1,14 +1,14 @@
 package cli
 
 import (
-	"bufio"
-	"os"
-	"regexp"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -37,9 +37,12 @@ func (s *spec) flags(cmd *cobra.Command) {
 	addHealthFlags(cmd)
 	f.StringVar(&s.shm, "shm-size", "", "size of /dev/shm, which counts as memory (default 64Mi)")
 	f.BoolVar(&s.readOnly, "read-only", false, "mount the root file system read-only")
-	f.StringArrayVar(&s.tmpfs, "tmpfs", nil, "file system in memory, PATH[:size=64m,mode=1777,exec] (default size: half the memory limit)")
-	f.StringArrayVarP(&s.volumes, "volume", "v", nil, "volume, or directory that the daemon's host lends: NAME:/PATH[:ro] or /HOST/PATH:/PATH[:ro]")
-	f.StringArrayVar(&s.mounts, "mount", nil, "the same in docker's long form: type=volume|bind,source=X,target=/PATH[,readonly][,volume-subpath=DIR]")
+	f.StringArrayVar(&s.tmpfs, "tmpfs", nil,
+		"file system in memory, PATH[:size=64m,mode=1777,exec] (default size: half the memory limit)")
+	f.StringArrayVarP(&s.volumes, "volume", "v", nil,
+		"volume, or directory that the daemon's host lends: NAME:/PATH[:ro] or /HOST/PATH:/PATH[:ro]")
+	f.StringArrayVar(&s.mounts, "mount", nil,
+		"the same in docker's long form: type=volume|bind,source=X,target=/PATH[,readonly][,volume-subpath=DIR]")
 	f.StringSliceVar(&s.prestart, "prestart", nil, "languages whose interpreters start with the sandbox, for eval: python,bash")
 	f.StringVar(&s.logSize, "log-max-size", "", "how much of the output of each command is kept: 1Mi (default 16Mi)")
 	f.StringArrayVar(&s.logOpts, "log-opt", nil, "max-size=SIZE: the same, as docker's")
@@ -48,11 +51,12 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label KEY=VALUE")
 	f.StringVar(&s.network, "network", "", "none, rules (what --allow says) or open (any public address)")
 	f.StringArrayVar(&s.allow, "allow", nil, "allow flows to CIDR[:port[/proto]], as 203.0.113.0/24:443")
-	f.StringArrayVarP(&s.publish, "publish", "p", nil, "serve a TCP port of the sandbox at the host, [HOSTIP:]HOSTPORT:PORT (default HOSTIP: 127.0.0.1)")
+	f.StringArrayVarP(&s.publish, "publish", "p", nil,
+		"serve a TCP port of the sandbox at the host, [HOSTIP:]HOSTPORT:PORT (default HOSTIP: 127.0.0.1)")
 	f.StringVar(&s.entrypoint, "entrypoint", "", "program that comes before the arguments")
-	_ = cmd.RegisterFlagCompletionFunc("runtime", cobra.FixedCompletions([]string{"runsc", "runc"}, cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("prestart", cobra.FixedCompletions(languages, cobra.ShellCompDirectiveNoFileComp))
-	_ = cmd.RegisterFlagCompletionFunc("network", cobra.FixedCompletions([]string{"none", "rules", "open"}, cobra.ShellCompDirectiveNoFileComp))
+	command.Choices(cmd, "runtime", "runsc", "runc")
+	command.Choices(cmd, "prestart", agent.CodeLanguages...)
+	command.Choices(cmd, "network", "none", "rules", "open")
 }
 
 // request makes the body of create, without an entrypoint.
@@ -72,8 +76,8 @@ func (s *spec) request(image string) (client.CreateRequest, error) {
 			m[k] = v
 		}
 	}
-	set(r.ResourceLimits, "shm", dockerSize(s.shm))
-	set(r.ResourceLimits, "logSize", dockerSize(logSize))
+	set(r.ResourceLimits, "shm", command.Size(s.shm))
+	set(r.ResourceLimits, "logSize", command.Size(logSize))
 	if s.readOnly {
 		r.Extensions[client.ExtReadOnly] = "true"
 	}
@@ -90,7 +94,7 @@ func (s *spec) request(image string) (client.CreateRequest, error) {
 	if r.Volumes, err = mounts(s.volumes, s.mounts); err != nil {
 		return r, err
 	}
-	if r.Env, err = environment(s.env, s.envFiles); err != nil {
+	if r.Env, err = command.Environment(s.env, s.envFiles); err != nil {
 		return r, err
 	}
 	r.Metadata, err = pairs("--label", s.labels)
@@ -103,112 +107,31 @@ func (s *spec) logLimit() (string, error) {
 	for _, o := range s.logOpts {
 		k, v, _ := strings.Cut(o, "=")
 		if k != "max-size" || v == "" || size != "" {
-			return "", errs.New(errs.Invalid, "--log-opt %q: want max-size=SIZE, once, and not --log-max-size too", clip(o, 60))
+			return "", errs.New(errs.Invalid, "--log-opt %q: want max-size=SIZE, once, and not --log-max-size too", text.Clip(o, 60))
 		}
 		size = v
 	}
 	return size, nil
 }
 
-var dockerForm = regexp.MustCompile(`^([0-9]+)([kmgtKMGT])[bB]?$`)
-
-// dockerSize turns docker's 256m, which is 2^28 bytes there, into 256Mi: to
-// the API 256m is OpenSandbox's 256·10^6. All else goes as it is.
-func dockerSize(s string) string {
-	if m := dockerForm.FindStringSubmatch(s); m != nil {
-		return m[1] + strings.ToUpper(m[2]) + "i"
-	}
-	return s
-}
-
-// environment reads --env-file and then --env, as docker does.
-func environment(list, files []string) (map[string]*string, error) {
-	env := map[string]*string{}
-	add := func(where, line string) error {
-		k, v, ok := strings.Cut(line, "=")
-		if k == "" {
-			return errs.New(errs.Invalid, "%s: %q is no NAME=VALUE", where, clip(line, 60))
-		}
-		if !ok {
-			if v, ok = os.LookupEnv(k); !ok {
-				return nil // docker leaves out what is not set here
-			}
-		}
-		env[k] = &v
-		return nil
-	}
-	for _, name := range files {
-		f, err := os.Open(name)
-		if err != nil {
-			return nil, errs.Wrap(nil, errs.Invalid, "--env-file: %s", err)
-		}
-		sc := bufio.NewScanner(f)
-		sc.Buffer(nil, 1<<20)
-		for sc.Scan() {
-			line := strings.TrimLeft(sc.Text(), " \t")
-			if line == "" || line[0] == '#' {
-				continue
-			}
-			if err := add("--env-file "+name, line); err != nil {
-				f.Close()
-				return nil, err
-			}
-		}
-		f.Close()
-		if err := sc.Err(); err != nil {
-			return nil, errs.New(errs.Invalid, "--env-file %s: %s", name, err)
-		}
-	}
-	for _, line := range list {
-		if err := add("--env", line); err != nil {
-			return nil, err
-		}
-	}
-	return env, nil
-}
-
-// flat is an environment without the pointers.
-func flat(env map[string]*string) map[string]string {
-	out := map[string]string{}
-	for k, v := range env {
-		out[k] = *v
-	}
-	return out
-}
-
+// pairs reads KEY=VALUE arguments of a flag.
 func pairs(flag string, list []string) (map[string]string, error) {
 	m := map[string]string{}
 	for _, s := range list {
 		k, v, _ := strings.Cut(s, "=")
 		if k == "" {
-			return nil, errs.New(errs.Invalid, "%s %q: want KEY=VALUE", flag, clip(s, 60))
+			return nil, errs.New(errs.Invalid, "%s %q: want KEY=VALUE", flag, text.Clip(s, 60))
 		}
 		m[k] = v
 	}
 	return m, nil
 }
 
-// argv is --entrypoint and what follows the image, "--" left out.
-func argv(entrypoint string, rest []string) []string {
-	rest = afterDash(rest)
-	if entrypoint != "" {
-		return append([]string{entrypoint}, rest...)
+// argv is --entrypoint and what follows the image.
+func (s *spec) argv(rest []string) []string {
+	rest = command.AfterDash(rest)
+	if s.entrypoint != "" {
+		return append([]string{s.entrypoint}, rest...)
 	}
 	return rest
-}
-
-func afterDash(args []string) []string {
-	if len(args) > 0 && args[0] == "--" {
-		return args[1:]
-	}
-	return args
-}
-
-// flagsFirst explains the commonest slip: a flag behind the image or sandbox
-// belongs to the command, as with docker.
-func flagsFirst(cmd *cobra.Command, args []string) error {
-	if len(args) > 1 && strings.HasPrefix(args[1], "-") && args[1] != "--" {
-		return errs.New(errs.Invalid, "%s is taken for the command, because it follows %s; flags of %s stand before it", args[1], args[0], cmd.CommandPath())
-	}
-	return nil
 }

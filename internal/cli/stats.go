@@ -8,12 +8,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-func newStats(c *cli) *cobra.Command {
+func newStats(p *command.Program) *cobra.Command {
 	var (
-		o    output
+		o    command.Output
 		once bool
 	)
 	cmd := &cobra.Command{
@@ -23,18 +25,11 @@ func newStats(c *cli) *cobra.Command {
 each unless --no-stream asks for one alone.`,
 		Example: `  sandboxctl stats lab
   sandboxctl stats --no-stream -o json`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			return watchStats(cmd.Context(), cl, args, once, o)
-		},
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			return watchStats(ctx, cl, args, once, o)
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	cmd.Flags().BoolVar(&once, "no-stream", false, "measure once: CPU over a fifth of a second")
 	return cmd
 }
@@ -47,8 +42,8 @@ type sample struct {
 	Usage client.Usage `json:"usage"`
 }
 
-func watchStats(ctx context.Context, cl *client.Client, args []string, once bool, o output) error {
-	o.lines = !once
+func watchStats(ctx context.Context, cl *client.Client, args []string, once bool, o command.Output) error {
+	o.Lines = !once
 	last := map[string]client.Usage{}
 	every := firstLook
 	for first := true; ; first = false {
@@ -57,7 +52,8 @@ func watchStats(ctx context.Context, cl *client.Client, args []string, once bool
 			return err
 		}
 		if !first {
-			if err := o.stats(list, !once && o.format == "table" && isTerminal(os.Stdout)); err != nil || once {
+			redraw := !once && o.Format == command.Table && command.IsTerminal(os.Stdout)
+			if err := showStats(&o, list, redraw); err != nil || once {
 				return err
 			}
 			every = time.Second
@@ -94,7 +90,7 @@ func measure(ctx context.Context, cl *client.Client, args []string, last map[str
 		if err != nil {
 			return nil, err
 		}
-		add(sb.ID, nameOf(sb), u)
+		add(sb.ID, command.NameOf(sb), u)
 	}
 	return out, nil
 }
@@ -107,17 +103,20 @@ func pidsOf(u client.Usage) string {
 	return fmt.Sprint(*u.Pids)
 }
 
-func (o *output) stats(list []sample, redraw bool) error {
+// showStats prints one measurement; with redraw it takes the whole screen.
+func showStats(o *command.Output, list []sample, redraw bool) error {
 	if redraw {
 		fmt.Print("\x1b[H\x1b[2J") // home, clear
 	}
-	return samples.show(os.Stdout, o, list)
+	return samples.Show(os.Stdout, o, list)
 }
 
-var samples = listing[sample]{
-	name:   func(s sample) string { return s.ID },
-	header: []string{"ID", "NAME", "CPU", "MEMORY / LIMIT", "MEM", "PEAK", "PIDS / LIMIT", "DISK / LIMIT", "NET IN / OUT", "OOM"},
-	row: func(s sample) []string {
+var samples = command.Listing[sample]{
+	Name: func(s sample) string { return s.ID },
+	Header: []string{
+		"ID", "NAME", "CPU", "MEMORY / LIMIT", "MEM", "PEAK", "PIDS / LIMIT", "DISK / LIMIT", "NET IN / OUT", "OOM",
+	},
+	Row: func(s sample) []string {
 		u := s.Usage
 		mem := "-"
 		if u.MemoryLimitBytes > 0 {
@@ -125,9 +124,9 @@ var samples = listing[sample]{
 		}
 		return []string{
 			s.ID, s.Name, fmt.Sprintf("%.1f%%", s.CPU),
-			bytesOf(u.MemoryBytes) + " / " + bytesOf(u.MemoryLimitBytes), mem, bytesOf(u.MemoryPeakBytes),
-			fmt.Sprintf("%s / %d", pidsOf(u), u.PidsLimit), bytesOf(u.DiskBytes) + " / " + bytesOf(u.DiskLimitBytes),
-			bytesOf(u.RxBytes) + " / " + bytesOf(u.TxBytes), fmt.Sprint(u.OOMKills),
+			text.Bytes(u.MemoryBytes) + " / " + text.Bytes(u.MemoryLimitBytes), mem, text.Bytes(u.MemoryPeakBytes),
+			fmt.Sprintf("%s / %d", pidsOf(u), u.PidsLimit), text.Bytes(u.DiskBytes) + " / " + text.Bytes(u.DiskLimitBytes),
+			text.Bytes(u.RxBytes) + " / " + text.Bytes(u.TxBytes), fmt.Sprint(u.OOMKills),
 		}
 	},
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -12,47 +13,42 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newSystem(c *cli) *cobra.Command {
+func newSystem(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "system", Short: "Look at the daemon and its host, back up its state",
 		Example: `  sandboxctl system info
   sandboxctl system backup -o state.tar.gz`,
 	}
-	cmd.AddCommand(newSystemInfo(c), newSystemDf(c), newSystemDrain(c), newSystemBackup(c), newSystemRestore())
+	cmd.AddCommand(newSystemInfo(p), newSystemDf(p), newSystemDrain(p), newSystemBackup(p), newSystemRestore())
 	return cmd
 }
 
-func newSystemInfo(c *cli) *cobra.Command {
-	var o output
+func newSystemInfo(p *command.Program) *cobra.Command {
+	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "info",
 		Short: "Print what the daemon is, on what host, with which limits",
 		Example: `  sandboxctl system info
   sandboxctl system info -o json | jq .sandboxes`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			cl, err := c.connect()
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			i, err := cl.SystemInfo(ctx)
 			if err != nil {
 				return err
 			}
-			i, err := cl.SystemInfo(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if o.format == "json" {
-				return printJSON(os.Stdout, i)
+			if o.Format == command.JSON {
+				return text.JSON(os.Stdout, i)
 			}
 			return printInfo(i)
-		},
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	return cmd
 }
 
@@ -70,107 +66,104 @@ func printInfo(i client.SystemInfo) error {
 	}
 	g := i.Defaults
 	lines := [][2]string{
-		{"sandboxd", fmt.Sprintf("%s (%s), instance %s, started %s", i.Version.Version, i.Go, i.Instance, ago(i.Started))},
+		{"sandboxd", fmt.Sprintf("%s (%s), instance %s, started %s", i.Version.Version, i.Go, i.Instance, text.Ago(i.Started))},
 		{"kernel", i.Kernel},
 		{"cgroups", i.Cgroups},
 		{"state", fmt.Sprintf("%s, schema %d", i.StateDir, i.Schema)},
 		{"pool", i.Pool},
 		{"network", i.Network},
 		{"runtimes", strings.Join(i.Runtimes, " ") + ", default " + g.Runtime},
-		{"defaults", fmt.Sprintf("memory %s, cpu %dm, pids %d, disk %s, network %s", bytesOf(g.MemoryBytes), g.CPUMillis, g.Pids, bytesOf(g.DiskBytes), g.Network)},
-		{"limits", fmt.Sprintf("%d sandboxes, %d brought up at once, timeout: %s, ended ones kept %s", i.Limits.MaxSandboxes, i.Limits.MaxCreating, timeout, time.Duration(i.Limits.RetainEndedSeconds)*time.Second)},
-		{"reserve", fmt.Sprintf("memory %s, disk %s", bytesOf(i.Limits.MemoryReserveBytes), bytesOf(i.Limits.DiskReserveBytes))},
+		{"defaults", fmt.Sprintf("memory %s, cpu %dm, pids %d, disk %s, network %s",
+			text.Bytes(g.MemoryBytes), g.CPUMillis, g.Pids, text.Bytes(g.DiskBytes), g.Network)},
+		{"limits", fmt.Sprintf("%d sandboxes, %d brought up at once, timeout: %s, ended ones kept %s",
+			i.Limits.MaxSandboxes, i.Limits.MaxCreating, timeout, time.Duration(i.Limits.RetainEndedSeconds)*time.Second)},
+		{"reserve", fmt.Sprintf("memory %s, disk %s", text.Bytes(i.Limits.MemoryReserveBytes), text.Bytes(i.Limits.DiskReserveBytes))},
 		{"sandboxes", strings.Join(counts, ", ")},
 		{"images", fmt.Sprint(i.Images)},
 	}
+	add := func(name, value string) { lines = append(lines, [2]string{name, value}) }
 	if i.DrainingSince != nil {
-		lines = append(lines, [2]string{"draining", "since " + i.DrainingSince.Format(time.RFC3339) + ": no sandbox is created (sandboxctl system drain --off)"})
+		add("draining", "since "+i.DrainingSince.Format(time.RFC3339)+": no sandbox is created (sandboxctl system drain --off)")
 	}
 	if len(i.Unreadable) > 0 {
-		lines = append(lines, [2]string{"unreadable", strings.Join(i.Unreadable, " ") + " (records; delete them with sandboxctl rm, snapshot rm, image rm)"})
+		add("unreadable", strings.Join(i.Unreadable, " ")+" (records; delete them with sandboxctl rm, snapshot rm, image rm)")
 	}
 	if i.NoSweep != "" {
-		lines = append(lines, [2]string{"not swept", i.NoSweep})
+		add("not swept", i.NoSweep)
 	}
 	if len(i.Strays) > 0 {
-		lines = append(lines, [2]string{"strays", strings.Join(i.Strays, " ") + " (the host holds something of them, and the state has no record)"})
+		add("strays", strings.Join(i.Strays, " ")+" (the host holds something of them, and the state has no record)")
 	}
 	for _, l := range lines {
-		if _, err := fmt.Printf("%-11s %s\n", l[0], printable(l[1], false)); err != nil {
+		if _, err := fmt.Printf("%-11s %s\n", l[0], text.Printable(l[1])); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func newSystemDf(c *cli) *cobra.Command {
-	var o output
+func newSystemDf(p *command.Program) *cobra.Command {
+	var o command.Output
 	cmd := &cobra.Command{
 		Use:     "df",
 		Short:   "Print what images, sandboxes and snapshots take on the host's disks",
 		Example: `  sandboxctl system df`,
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			cl, err := c.connect()
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			df, err := cl.DiskUsage(ctx)
 			if err != nil {
 				return err
 			}
-			df, err := cl.DiskUsage(cmd.Context())
-			if err != nil {
-				return err
-			}
-			if o.format == "json" {
-				return printJSON(os.Stdout, df)
+			if o.Format == command.JSON {
+				return text.JSON(os.Stdout, df)
 			}
 			return printDf(df)
-		},
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	return cmd
 }
 
 func printDf(df client.DiskUsage) error {
 	var images, disks [][]string
 	for _, i := range df.Images {
-		images = append(images, []string{i.Name + ":" + i.Tag, bytesOf(i.Bytes), bytesOf(i.SharedBytes), fmt.Sprint(i.Sandboxes)})
+		images = append(images, []string{i.Name + ":" + i.Tag, text.Bytes(i.Bytes), text.Bytes(i.SharedBytes), fmt.Sprint(i.Sandboxes)})
 	}
 	for _, d := range df.Sandboxes {
 		limit := "none"
 		if d.LimitBytes > 0 {
-			limit = bytesOf(d.LimitBytes)
+			limit = text.Bytes(d.LimitBytes)
 		}
-		disks = append(disks, []string{d.ID, d.Name, d.State, bytesOf(d.Bytes), limit})
+		disks = append(disks, []string{d.ID, d.Name, d.State, text.Bytes(d.Bytes), limit})
 	}
-	if err := table(os.Stdout, []string{"IMAGE", "SIZE", "SHARED", "SANDBOXES"}, images); err != nil {
+	if err := text.Table(os.Stdout, []string{"IMAGE", "SIZE", "SHARED", "SANDBOXES"}, images); err != nil {
 		return err
 	}
 	fmt.Println()
-	if err := table(os.Stdout, []string{"SANDBOX", "NAME", "STATE", "SIZE", "LIMIT"}, disks); err != nil {
+	if err := text.Table(os.Stdout, []string{"SANDBOX", "NAME", "STATE", "SIZE", "LIMIT"}, disks); err != nil {
 		return err
 	}
 	if len(df.Snapshots) > 0 {
 		var snaps [][]string
 		for _, d := range df.Snapshots {
-			snaps = append(snaps, []string{d.ID, d.Name, d.State, bytesOf(d.Bytes)})
+			snaps = append(snaps, []string{d.ID, d.Name, d.State, text.Bytes(d.Bytes)})
 		}
 		fmt.Println()
-		if err := table(os.Stdout, []string{"SNAPSHOT", "NAME", "STATE", "SIZE"}, snaps); err != nil {
+		if err := text.Table(os.Stdout, []string{"SNAPSHOT", "NAME", "STATE", "SIZE"}, snaps); err != nil {
 			return err
 		}
 	}
 	fmt.Printf("\nlayers %s, pool %s free of %s, state directory %s free of %s\n",
-		bytesOf(df.LayerBytes), bytesOf(df.Pool.FreeBytes), bytesOf(df.Pool.TotalBytes), bytesOf(df.State.FreeBytes), bytesOf(df.State.TotalBytes))
+		text.Bytes(df.LayerBytes), text.Bytes(df.Pool.FreeBytes), text.Bytes(df.Pool.TotalBytes),
+		text.Bytes(df.State.FreeBytes), text.Bytes(df.State.TotalBytes))
 	if df.Lost > 0 {
 		fmt.Printf("%d disks without an owner go within a day\n", df.Lost)
 	}
-	_, err := fmt.Printf("%s would come back by removing unused images and ended sandboxes\n", bytesOf(df.ReclaimableBytes))
+	_, err := fmt.Printf("%s would come back by removing unused images and ended sandboxes\n", text.Bytes(df.ReclaimableBytes))
 	return err
 }
 
-func newSystemBackup(c *cli) *cobra.Command {
+func newSystemBackup(p *command.Program) *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "backup",
@@ -180,26 +173,22 @@ goes on. It holds no files of sandboxes and no image layers. It is secret: the e
 every sandbox is in it. Bring it back with "sandboxctl system restore", on the host itself.`,
 		Example: `  sandboxctl system backup -o /root/sandboxd-$(date +%F).tar.gz`,
 		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			if file == "-" {
-				if isTerminal(os.Stdout) {
+				if command.IsTerminal(os.Stdout) {
 					return errs.New(errs.Invalid, "--output -: a backup is no text for a terminal; name a file or a pipe")
 				}
-				return cl.Backup(cmd.Context(), os.Stdout)
+				return cl.Backup(ctx, os.Stdout)
 			}
 			if file == "" {
 				file = "sandboxd-backup-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
 			}
-			if err := backupTo(file, func(f *os.File) error { return cl.Backup(cmd.Context(), f) }); err != nil {
+			if err := backupTo(file, func(f *os.File) error { return cl.Backup(ctx, f) }); err != nil {
 				return err
 			}
-			_, err = fmt.Println(file)
+			_, err := fmt.Println(file)
 			return err
-		},
+		}),
 	}
 	cmd.Flags().StringVarP(&file, "output", "o", "", "file to write, - for stdout (default sandboxd-backup-TIME.tar.gz)")
 	return cmd
@@ -246,13 +235,14 @@ func newSystemRestore() *cobra.Command {
 			}
 			program, err := exec.LookPath("sandboxd")
 			if err != nil {
-				return errs.New(errs.Unavailable, "sandboxd is not on this host's PATH; a restore runs where the daemon does: sandboxd restore FILE")
+				return errs.New(errs.Unavailable,
+					"sandboxd is not on this host's PATH; a restore runs where the daemon does: sandboxd restore FILE")
 			}
 			run := exec.CommandContext(cmd.Context(), program, append([]string{"restore"}, args...)...)
 			run.Stdin, run.Stdout, run.Stderr = os.Stdin, os.Stdout, os.Stderr
 			err = run.Run()
 			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-				return status{code: max(exit.ExitCode(), 1)} // it has said why
+				return command.Status{Code: max(exit.ExitCode(), 1)} // it has said why
 			}
 			return err
 		},

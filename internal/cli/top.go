@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -22,9 +24,9 @@ import (
 // which there is no CPU percentage.
 const firstLook = 200 * time.Millisecond
 
-func newTop(c *cli) *cobra.Command {
+func newTop(p *command.Program) *cobra.Command {
 	var (
-		o     output
+		o     command.Output
 		times int
 		every time.Duration
 		sort  string
@@ -42,38 +44,31 @@ is more than one, a line.`,
   sandboxctl top --sort memory -d 5s
   sandboxctl top -n 1 -o json | jq '.[] | select(.cpuPercent > 90) | .id'`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			by, ok := orders[sort]
 			if !ok {
-				return errs.New(errs.Invalid, "--sort %q: want cpu, memory, pids, disk, age or name", clip(sort, 20))
+				return errs.New(errs.Invalid, "--sort %q: want cpu, memory, pids, disk, age or name", text.Clip(sort, 20))
 			}
 			if every < 100*time.Millisecond {
 				return errs.New(errs.Invalid, "--delay %s: want at least 100ms", every)
 			}
-			o.lines = times != 1
-			live := isTerminal(os.Stdout) && o.format == "table"
+			o.Lines = times != 1
+			live := command.IsTerminal(os.Stdout) && o.Format == command.Table
 			if times == 0 && !live {
-				times, o.lines = 1, false
-			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
+				times, o.Lines = 1, false
 			}
 			t := top{cl: cl, out: o, by: by, every: every}
 			if live && times != 1 {
-				return t.watch(cmd.Context(), times)
+				return t.watch(ctx, times)
 			}
-			return t.run(cmd.Context(), times, func(list []usage) error { return t.print(list) })
-		},
+			return t.run(ctx, times, t.print)
+		}),
 	}
-	o.flags(cmd, false)
+	o.Flags(cmd, false)
 	cmd.Flags().IntVarP(&times, "iterations", "n", 0, "end after so many measurements (default: none on a terminal, else 1)")
 	cmd.Flags().DurationVarP(&every, "delay", "d", time.Second, "time between two measurements")
 	cmd.Flags().StringVar(&sort, "sort", "cpu", "cpu, memory, pids, disk, age or name")
-	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"cpu", "memory", "pids", "disk", "age", "name"}, cobra.ShellCompDirectiveNoFileComp))
+	command.Choices(cmd, "sort", "cpu", "memory", "pids", "disk", "age", "name")
 	return cmd
 }
 
@@ -103,7 +98,7 @@ func tasks(u usage) int64 {
 
 type top struct {
 	cl    *client.Client
-	out   output
+	out   command.Output
 	by    func(a, b usage) int
 	every time.Duration
 	last  map[string]client.Usage
@@ -158,7 +153,7 @@ func cpuSince(was, now client.Usage) float64 {
 	return max(0, 100*float64(now.CPUMicros-was.CPUMicros)/float64(dt))
 }
 
-func (t *top) print(list []usage) error { return usages.show(os.Stdout, &t.out, list) }
+func (t *top) print(list []usage) error { return usages.Show(os.Stdout, &t.out, list) }
 
 // watch redraws the screen until q, Ctrl-C or the end of ctx.
 func (t *top) watch(ctx context.Context, times int) error {
@@ -214,10 +209,11 @@ func page(list []usage, now time.Time, width, height int) []byte {
 		cpu += s.CPU
 		memory += s.Usage.MemoryBytes
 	}
-	var text bytes.Buffer
-	fmt.Fprintf(&text, "%s  %d sandboxes, CPU %.0f%%, memory %s   (q quits)\n\n", now.Format(time.TimeOnly), len(list), cpu, bytesOf(memory))
-	usages.show(&text, &output{}, list) //nolint:errcheck // a buffer takes all
-	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+	var all bytes.Buffer
+	fmt.Fprintf(&all, "%s  %d sandboxes, CPU %.0f%%, memory %s   (q quits)\n\n",
+		now.Format(time.TimeOnly), len(list), cpu, text.Bytes(memory))
+	usages.Show(&all, &command.Output{}, list) //nolint:errcheck // a buffer takes all
+	lines := strings.Split(strings.TrimSuffix(all.String(), "\n"), "\n")
 	var b bytes.Buffer
 	b.WriteString("\x1b[H")
 	for i, line := range lines[:min(len(lines), max(height, 1))] {
@@ -233,10 +229,10 @@ func page(list []usage, now time.Time, width, height int) []byte {
 	return b.Bytes()
 }
 
-var usages = listing[usage]{
-	name:   func(s usage) string { return s.ID },
-	header: []string{"ID", "CPU%", "MEMORY / LIMIT", "PIDS", "DISK", "NET IN / OUT", "AGE", "RUNTIME", "NAME"},
-	row: func(s usage) []string {
+var usages = command.Listing[usage]{
+	Name:   func(s usage) string { return s.ID },
+	Header: []string{"ID", "CPU%", "MEMORY / LIMIT", "PIDS", "DISK", "NET IN / OUT", "AGE", "RUNTIME", "NAME"},
+	Row: func(s usage) []string {
 		u := s.Usage
 		name := s.Name
 		if s.State != client.Running {
@@ -244,8 +240,8 @@ var usages = listing[usage]{
 		}
 		return []string{
 			s.ID, fmt.Sprintf("%.1f", s.CPU),
-			bytesOf(u.MemoryBytes) + " / " + bytesOf(u.MemoryLimitBytes), pidsOf(u), bytesOf(u.DiskBytes),
-			bytesOf(u.RxBytes) + " / " + bytesOf(u.TxBytes), units.HumanDuration(time.Since(s.CreatedAt)), s.Runtime, name,
+			text.Bytes(u.MemoryBytes) + " / " + text.Bytes(u.MemoryLimitBytes), pidsOf(u), text.Bytes(u.DiskBytes),
+			text.Bytes(u.RxBytes) + " / " + text.Bytes(u.TxBytes), units.HumanDuration(time.Since(s.CreatedAt)), s.Runtime, name,
 		}
 	},
 }

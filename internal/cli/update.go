@@ -2,16 +2,16 @@ package cli
 
 import (
 	"context"
-	"fmt"
-	"os"
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newUpdate(c *cli) *cobra.Command {
+func newUpdate(p *command.Program) *cobra.Command {
 	var (
 		l              limits
 		labels, remove []string
@@ -27,7 +27,7 @@ sandboxctl egress.`,
   sandboxctl update --io-write-bps max lab
   sandboxctl update --label team=b --label-rm owner lab`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			change := map[string]string{}
 			if err := l.into(change); err != nil {
 				return err
@@ -37,14 +37,11 @@ sandboxctl egress.`,
 				return err
 			}
 			if len(change)+len(patch) == 0 {
-				return errs.New(errs.Invalid, "nothing to change: name a limit or a label, as in: sandboxctl update --memory 1Gi --label team=a %s", args[0])
+				return errs.New(errs.Invalid,
+					"nothing to change: name a limit or a label, as in: sandboxctl update --memory 1Gi --label team=a %s", args[0])
 			}
-			cl, err := c.connect()
-			if err != nil {
-				return err
-			}
-			return each(args, func(id string) error { return updateOne(cmd.Context(), cl, id, change, patch) })
-		},
+			return command.Each(args, func(id string) error { return updateOne(ctx, cl, id, change, patch) })
+		}),
 	}
 	l.flags(cmd)
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "set the label KEY=VALUE")
@@ -64,24 +61,25 @@ func labelPatch(set, remove []string) (map[string]*string, error) {
 	}
 	for _, k := range remove {
 		if _, both := values[k]; both {
-			return nil, errs.New(errs.Invalid, "--label and --label-rm both name %q; leave one out", clip(k, 60))
+			return nil, errs.New(errs.Invalid, "--label and --label-rm both name %q; leave one out", text.Clip(k, 60))
 		}
 		patch[k] = nil
 	}
 	return patch, nil
 }
 
-// updateOne changes one sandbox and prints how it was called, as verb does. Limits come
-// first, since they are what may be refused.
-func updateOne(ctx context.Context, cl *client.Client, called string, limits map[string]string, labels map[string]*string) error {
-	id := called
+// updateOne changes one sandbox. Limits come first, since they are what may be
+// refused.
+func updateOne(
+	ctx context.Context, cl *client.Client, id string, limits map[string]string, labels map[string]*string,
+) error {
 	if len(limits) > 0 {
 		i, err := cl.Update(ctx, id, limits)
 		if err != nil {
 			return err
 		}
 		for _, note := range i.Notes {
-			fmt.Fprintln(os.Stderr, "sandboxctl: note:", printable(note, false))
+			command.Note(note)
 		}
 		id = i.ID
 	}
@@ -90,6 +88,5 @@ func updateOne(ctx context.Context, cl *client.Client, called string, limits map
 			return err
 		}
 	}
-	_, err := fmt.Println(called)
-	return err
+	return nil
 }

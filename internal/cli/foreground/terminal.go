@@ -1,4 +1,4 @@
-package cli
+package foreground
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -20,14 +21,16 @@ import (
 // comeBack is how long a terminal waits for a daemon that went away.
 const comeBack = time.Minute
 
-// errDetached is how a terminal is left by its detach keys: no failure.
-var errDetached = status{}
+// ErrDetached is how a terminal is left by its detach keys: no failure.
+var ErrDetached error = command.Status{}
 
-func detachKeysFlag(cmd *cobra.Command, keys *string) {
+// DetachKeysFlag adds --detach-keys, which ParseKeys reads.
+func DetachKeysFlag(cmd *cobra.Command, keys *string) {
 	cmd.Flags().StringVar(keys, "detach-keys", "ctrl-p,ctrl-q", "keys that leave a terminal alone, as docker's")
 }
 
-func parseKeys(s string) ([]byte, error) {
+// ParseKeys returns what is typed when keys as "ctrl-p,x" are pressed.
+func ParseKeys(s string) ([]byte, error) {
 	keys, err := moby.ToBytes(s)
 	if err != nil {
 		return nil, errs.New(errs.Invalid, "--detach-keys %q: %s; want keys as ctrl-p or x, separated by commas", s, err)
@@ -36,50 +39,68 @@ func parseKeys(s string) ([]byte, error) {
 }
 
 // atTerminal is execute for a command at a terminal.
-func (e *execFlags) atTerminal(cl *client.Client, sig *signals, sandbox string, command client.Command, ooms func() int64) error {
-	ctx := sig.ctx
-	keys, err := parseKeys(e.detachKeys)
+func (e *Flags) atTerminal(j Job) error {
+	ctx := j.Signals.Context
+	keys, err := ParseKeys(e.DetachKeys)
 	if err != nil {
 		return err
 	}
-	err = setUser(ctx, cl, sandbox, &command, e.user)
+	if j.OOMs == nil {
+		j.OOMs = oomsOf(j.Client, j.Sandbox)
+	}
+	err = j.SetUser(ctx)
 	var t *client.Terminal
 	if err == nil {
 		cols, rows := screen()
-		t, err = cl.NewTerminal(ctx, sandbox, command, cols, rows)
+		t, err = j.Client.NewTerminal(ctx, j.Sandbox, j.Command, cols, rows)
 	}
 	if err != nil && ctx.Err() != nil {
-		return status{code: 130}
+		return command.Status{Code: command.ExitInterrupted}
 	}
 	if err != nil {
 		return err
 	}
-	sig.to(t)
+	j.Signals.To(t)
 	v := client.View{Takeover: true} // nobody else can be there yet, but a first attempt of ours
-	exit, err := lend(ctx, sig, t, v, e.interactive, keys)
+	exit, err := lend(ctx, j.Signals, t, v, e.Interactive, keys)
 	switch {
-	case errors.Is(err, errDetached):
-		fmt.Fprintf(os.Stderr, "sandboxctl: detached; come back by: sandboxctl attach %s %.12s\n", sandbox, t.ID)
+	case errors.Is(err, ErrDetached):
+		fmt.Fprintf(os.Stderr, "sandboxctl: detached; come back by: sandboxctl attach %s %.12s\n", j.Sandbox, t.ID)
 		return err
 	case err != nil && ctx.Err() != nil:
 		removeTerminal(t)
-		return status{code: 130}
+		return command.Status{Code: command.ExitInterrupted}
 	case errors.Is(err, syscall.EPIPE):
 		removeTerminal(t)
-		return status{code: 141}
+		return command.Status{Code: command.ExitNoReader}
 	case err != nil:
-		return lost(cl, sandbox, err)
+		return j.lost(err)
 	}
-	return outcome(cl, sandbox, command, exit, ooms)
+	return j.outcome(exit)
+}
+
+// Attach comes back to a terminal, shown as v says, until its process ends. With
+// typing, keys go there too. The job needs Client, Sandbox and Command.
+func (j Job) Attach(ctx context.Context, t *client.Terminal, v client.View, typing bool, detach []byte) error {
+	j.OOMs = oomsOf(j.Client, j.Sandbox)
+	exit, err := lend(ctx, nil, t, v, typing, detach)
+	switch {
+	case err == nil:
+		return j.outcome(exit)
+	case ctx.Err() != nil:
+		return err
+	}
+	return j.lost(err)
 }
 
 // lost explains why a terminal was lost.
-func lost(cl *client.Client, sandbox string, err error) error {
+func (j Job) lost(err error) error {
 	switch {
 	case errors.Is(err, client.ErrTakenOver):
-		return status{exitTool, "another client has taken this terminal over"}
+		return command.Exit(command.ExitFailed, "another client has taken this terminal over")
 	case errors.Is(err, client.ErrLost), errs.Is(err, errs.NotFound), errs.Is(err, errs.WrongState):
-		return autopsy(cl, sandbox, err, fmt.Sprintf("it lives on: when the daemon is back, come back by sandboxctl attach %s", sandbox))
+		return WhyLost(j.Client, j.Sandbox, err,
+			"it lives on: when the daemon is back, come back by sandboxctl attach "+j.Sandbox)
 	}
 	return err
 }
@@ -93,9 +114,11 @@ func removeTerminal(t *client.Terminal) {
 }
 
 // lend lends this terminal to one in a sandbox until that ends, is left, or ctx
-// ends. With typing, every key goes there but those that detach; whatever
+// ends. With typing, every key goes there except those that detach. Whatever
 // happens, this terminal is as before afterwards. sig may be nil.
-func lend(ctx context.Context, sig *signals, t *client.Terminal, v client.View, typing bool, detach []byte) (client.Exit, error) {
+func lend(
+	ctx context.Context, sig *Signals, t *client.Terminal, v client.View, typing bool, detach []byte,
+) (client.Exit, error) {
 	signal.Ignore(syscall.SIGPIPE) // a reader that leaves is an error of Write
 	v.Out, v.Patience = os.Stdout, comeBack
 	if typing {
@@ -112,10 +135,10 @@ func lend(ctx context.Context, sig *signals, t *client.Terminal, v client.View, 
 			defer sig.onExit(nil)
 		}
 	}
-	if isTerminal(os.Stdin) || isTerminal(os.Stdout) {
+	if command.IsTerminal(os.Stdin) || command.IsTerminal(os.Stdout) {
 		v.Size, v.Resized = screen, resizes(ctx)
 	}
-	if isTerminal(os.Stderr) {
+	if command.IsTerminal(os.Stderr) {
 		v.Lost = func(error) {
 			fmt.Fprintf(os.Stderr, "\r\nsandboxctl: the connection broke; trying again for %s\r\n", comeBack)
 		}
@@ -123,10 +146,10 @@ func lend(ctx context.Context, sig *signals, t *client.Terminal, v client.View, 
 	}
 	exit, err := t.Attach(ctx, v)
 	if _, ok := errors.AsType[moby.EscapeError](err); ok {
-		if isTerminal(os.Stdout) {
+		if command.IsTerminal(os.Stdout) {
 			fmt.Print("\r\n")
 		}
-		return exit, errDetached
+		return exit, ErrDetached
 	}
 	return exit, err
 }
@@ -150,9 +173,9 @@ func screen() (cols, rows int) {
 	return 0, 0
 }
 
-// resizes tells of every change of this terminal's size, until ctx ends.
+// resizes sends at every change of this terminal's size, until ctx ends.
 func resizes(ctx context.Context) <-chan struct{} {
-	got, told := make(chan os.Signal, 1), make(chan struct{}, 1)
+	got, changed := make(chan os.Signal, 1), make(chan struct{}, 1)
 	signal.Notify(got, syscall.SIGWINCH)
 	go func() {
 		defer signal.Stop(got)
@@ -163,10 +186,10 @@ func resizes(ctx context.Context) <-chan struct{} {
 			case <-got:
 			}
 			select {
-			case told <- struct{}{}:
+			case changed <- struct{}{}:
 			default: // one that is not taken yet stands for both
 			}
 		}
 	}()
-	return told
+	return changed
 }

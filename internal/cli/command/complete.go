@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"context"
@@ -9,12 +9,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-// completionLimit is how long a person may wait for the Tab key. Tests of what is
+// CompletionLimit is how long a person may wait for the Tab key. Tests of what is
 // completed wait for longer.
-var completionLimit = 500 * time.Millisecond
+var CompletionLimit = 500 * time.Millisecond
 
 // wanted are the states in which a sandbox is offered to a command; to others
 // all are.
@@ -32,29 +33,25 @@ var wanted = map[string][]string{
 }
 
 // complete lets every command below cmd complete its arguments by what its
-// usage line calls them: SANDBOX, SNAPSHOT, VOLUME and IMAGE by what the daemon has, PATH and
-// FILE by the shell's own means, and all else not at all. So a command that is
-// added completes without a word about it.
-func complete(c *cli, cmd *cobra.Command) {
+// usage line calls them: SANDBOX, SNAPSHOT, VOLUME and IMAGE by what the daemon
+// has, PATH and FILE by the shell's own means, and all else not at all. So a
+// command that is added completes without a word about it.
+func (p *Program) complete(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
-		complete(c, sub)
+		p.complete(sub)
 	}
 	if words := arguments(cmd.Use); cmd.ValidArgsFunction == nil && cmd.ValidArgs == nil && cmd.Runnable() {
 		cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-			return c.candidates(cmd, argument(words, len(args)), args, typed)
+			return p.candidates(cmd, argument(words, len(args)), args, typed)
 		}
 	}
-	if cmd.Flags().Lookup("from") != nil {
-		_ = cmd.RegisterFlagCompletionFunc("from", func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-			return c.candidates(cmd, "SNAPSHOT", nil, typed)
+	for flag, kind := range map[string]string{"from": "SNAPSHOT", "image": "IMAGE", "from-image": "IMAGE"} {
+		if cmd.Flags().Lookup(flag) == nil {
+			continue
+		}
+		_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return p.candidates(cmd, kind, nil, typed)
 		})
-	}
-	for _, flag := range []string{"image", "from-image"} {
-		if cmd.Flags().Lookup(flag) != nil {
-			_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
-				return c.candidates(cmd, "IMAGE", nil, typed)
-			})
-		}
 	}
 }
 
@@ -88,25 +85,31 @@ func argument(words []string, n int) string {
 
 // candidates asks the daemon for what an argument may be. It is silent when
 // that fails: an error would stand in the middle of what somebody types.
-func (c *cli) candidates(cmd *cobra.Command, kind string, have []string, typed string) ([]string, cobra.ShellCompDirective) {
+func (p *Program) candidates(cmd *cobra.Command, kind string, have []string, typed string) ([]string, cobra.ShellCompDirective) {
 	const none = cobra.ShellCompDirectiveNoFileComp
-	ctx, cancel := context.WithTimeout(context.Background(), completionLimit)
+	isPath := func(part string) bool { return strings.Contains(kind, part) }
+	if !strings.HasPrefix(kind, "SANDBOX:") && slices.ContainsFunc([]string{"PATH", "FILE", "DIR", "ARCHIVE"}, isPath) {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	cl, err := p.Client()
+	if err != nil {
+		return nil, none
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), CompletionLimit)
 	defer cancel()
 	var all []string
 	directive := none
 	switch {
 	case kind == "SANDBOX":
-		all = c.sandboxNames(ctx, wanted[cmd.Name()], "")
+		all = sandboxNames(ctx, cl, wanted[cmd.Name()], "")
 	case strings.HasPrefix(kind, "SANDBOX:"): // of cp, where a file of this host is as good
-		all, directive = c.sandboxNames(ctx, wanted[cmd.Name()], ":"), cobra.ShellCompDirectiveNoSpace
+		all, directive = sandboxNames(ctx, cl, wanted[cmd.Name()], ":"), cobra.ShellCompDirectiveNoSpace
 	case kind == "SNAPSHOT":
-		all = c.snapshotNames(ctx)
+		all = snapshotNames(ctx, cl)
 	case kind == "VOLUME":
-		all = c.volumeNames(ctx)
+		all = volumeNames(ctx, cl)
 	case kind == "IMAGE":
-		all = c.imageNames(ctx)
-	case strings.Contains(kind, "PATH"), strings.Contains(kind, "FILE"), strings.Contains(kind, "DIR"), kind == "ARCHIVE":
-		return nil, cobra.ShellCompDirectiveDefault
+		all = imageNames(ctx, cl)
 	}
 	return slices.DeleteFunc(all, func(s string) bool {
 		name, _, _ := strings.Cut(s, "\t")
@@ -115,11 +118,7 @@ func (c *cli) candidates(cmd *cobra.Command, kind string, have []string, typed s
 }
 
 // sandboxNames lists names and IDs, each with suffix and a description.
-func (c *cli) sandboxNames(ctx context.Context, states []string, suffix string) (out []string) {
-	cl, err := c.connect()
-	if err != nil {
-		return nil
-	}
+func sandboxNames(ctx context.Context, cl *client.Client, states []string, suffix string) (out []string) {
 	list, err := cl.List(ctx, client.Filter{States: states})
 	if err != nil {
 		return nil
@@ -129,7 +128,7 @@ func (c *cli) sandboxNames(ctx context.Context, states []string, suffix string) 
 		if sb.Image != nil {
 			about = sb.Image.URI + ", " + about
 		}
-		if name := nameOf(sb); name != "" {
+		if name := NameOf(sb); name != "" {
 			out = append(out, candidate(name+suffix, about))
 			about = name + ", " + about
 		}
@@ -139,11 +138,7 @@ func (c *cli) sandboxNames(ctx context.Context, states []string, suffix string) 
 }
 
 // snapshotNames lists names and IDs.
-func (c *cli) snapshotNames(ctx context.Context) (out []string) {
-	cl, err := c.connect()
-	if err != nil {
-		return nil
-	}
+func snapshotNames(ctx context.Context, cl *client.Client) (out []string) {
 	list, err := cl.Snapshots(ctx, "")
 	if err != nil {
 		return nil
@@ -158,11 +153,7 @@ func (c *cli) snapshotNames(ctx context.Context) (out []string) {
 	return out
 }
 
-func (c *cli) volumeNames(ctx context.Context) (out []string) {
-	cl, err := c.connect()
-	if err != nil {
-		return nil
-	}
+func volumeNames(ctx context.Context, cl *client.Client) (out []string) {
 	list, err := cl.Volumes(ctx)
 	if err != nil {
 		return nil
@@ -173,11 +164,7 @@ func (c *cli) volumeNames(ctx context.Context) (out []string) {
 	return out
 }
 
-func (c *cli) imageNames(ctx context.Context) (out []string) {
-	cl, err := c.connect()
-	if err != nil {
-		return nil
-	}
+func imageNames(ctx context.Context, cl *client.Client) (out []string) {
 	list, err := cl.Images(ctx)
 	if err != nil {
 		return nil
@@ -187,12 +174,12 @@ func (c *cli) imageNames(ctx context.Context) (out []string) {
 		if i.Tag != "latest" {
 			name += ":" + i.Tag
 		}
-		out = append(out, candidate(name, bytesOf(i.Bytes)))
+		out = append(out, candidate(name, text.Bytes(i.Bytes)))
 	}
 	return out
 }
 
 // candidate is a word and what the shell shows beside it.
 func candidate(word, about string) string {
-	return printable(word, false) + "\t" + printable(about, false)
+	return text.Printable(word) + "\t" + text.Printable(about)
 }

@@ -1,4 +1,4 @@
-package cli
+package foreground
 
 import (
 	"context"
@@ -7,39 +7,43 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
 )
 
-// signals passes signals on to a command. What comes before the command has
-// started waits for it. The second of a kind cancels ctx, which ends everything;
-// the third ends this process, whatever it waits for.
-type signals struct {
-	ctx    context.Context
+// Signals passes signals on to a command. A signal that comes before the command
+// has started waits for it. The second of a kind cancels Context, which ends
+// everything; the third ends this process, whatever it waits for.
+type Signals struct {
+	Context context.Context
+
 	cancel context.CancelFunc
 	ch     chan os.Signal
 	passed sync.WaitGroup // signals on their way
 
 	mu      sync.Mutex
-	process signaled // nil: not started yet
+	process Signaled // nil: not started yet
 	held    []os.Signal
 	restore func() // of this terminal; nil: nothing to restore
 }
 
-// signaled is a command, or a terminal in a sandbox.
-type signaled interface {
+// Signaled is what takes a signal: a command, a terminal, or code in a sandbox.
+type Signaled interface {
 	Signal(ctx context.Context, name string) error
 }
 
-func catchSignals() *signals {
-	s := &signals{ch: make(chan os.Signal, 8)}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+// Catch begins to catch SIGINT, SIGTERM, SIGHUP and SIGQUIT.
+func Catch() *Signals {
+	s := &Signals{ch: make(chan os.Signal, 8)}
+	s.Context, s.cancel = context.WithCancel(context.Background())
 	signal.Ignore(syscall.SIGPIPE) // a reader that leaves is an error of Write; nobody would clean up else
 	signal.Notify(s.ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	go s.watch()
 	return s
 }
 
-// stop ends the catching; ctx ends too.
-func (s *signals) stop() {
+// Stop ends the catching; Context ends too.
+func (s *Signals) Stop() {
 	signal.Stop(s.ch)
 	close(s.ch)
 	s.cancel()
@@ -49,17 +53,17 @@ func (s *signals) stop() {
 // passing bounds how long a signal may be on its way.
 const passing = 2 * time.Second
 
-// once is how close two signals of a kind are one: timeout(1) sends its own to
+// Once is how close two signals of a kind are one: timeout(1) sends its own to
 // the process and then to the group that the process is in.
-const once = 20 * time.Millisecond
+const Once = 20 * time.Millisecond
 
-// noticed is told of each signal that was acted upon; tests wait for it.
-var noticed = func() {}
+// Noticed is called after each signal that was acted upon; tests wait for it.
+var Noticed = func() {}
 
-func (s *signals) watch() {
+func (s *Signals) watch() {
 	seen, last := map[os.Signal]int{}, map[os.Signal]time.Time{}
 	for got := range s.ch {
-		if time.Since(last[got]) < once {
+		if time.Since(last[got]) < Once {
 			continue
 		}
 		last[got] = time.Now()
@@ -73,13 +77,13 @@ func (s *signals) watch() {
 			if s.restore != nil {
 				s.restore()
 			}
-			os.Exit(130)
+			os.Exit(command.ExitInterrupted)
 		}
-		noticed()
+		Noticed()
 	}
 }
 
-func (s *signals) pass(got os.Signal) {
+func (s *Signals) pass(got os.Signal) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.process == nil {
@@ -94,8 +98,8 @@ func (s *signals) pass(got os.Signal) {
 	})
 }
 
-// to names the command that signals are for.
-func (s *signals) to(p signaled) {
+// To names the command that signals are for.
+func (s *Signals) To(p Signaled) {
 	s.mu.Lock()
 	s.process = p
 	held := s.held
@@ -107,14 +111,14 @@ func (s *signals) to(p signaled) {
 }
 
 // onExit names what must be done before this process ends at once.
-func (s *signals) onExit(restore func()) {
+func (s *Signals) onExit(restore func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.restore = restore
 }
 
-// pending reports whether a signal came for a command that has not started.
-func (s *signals) pending() bool {
+// Pending reports whether a signal came for a command that has not started.
+func (s *Signals) Pending() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.held) > 0
