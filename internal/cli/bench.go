@@ -95,6 +95,9 @@ type measured struct {
 
 const benchFile = 100 << 20 // bytes
 
+// cleanup bounds how long the deletion of a sandbox may take.
+const cleanup = 30 * time.Second
+
 func (b *benchmark) run(ctx context.Context) error {
 	info, err := b.cl.SystemInfo(ctx)
 	if err != nil {

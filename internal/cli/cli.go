@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
 )
 
 // Run runs the command that args name, and returns the exit status of the
@@ -29,14 +30,15 @@ func newRoot(version string) *cobra.Command {
   sandboxctl rm lab`,
 	}
 	root.AddCommand(
-		newRun(p), newCreate(p), newPs(p), newExec(p), newCommand(p), newLogs(p),
-		newCp(p), newStats(p), newInspect(p), newPause(p), newResume(p), newRenew(p),
-		newUpdate(p), newRm(p), newEvents(p), newImage(p), newBench(p), newVersion(p),
-		newTop(p), newShell(p), newAttach(p), newSystem(p), newStart(p), newStop(p),
+		newExec(p), newCommand(p), newLogs(p),
+		newCp(p), newStats(p),
+		newEvents(p), newImage(p), newBench(p), newVersion(p),
+		newTop(p), newShell(p), newAttach(p), newSystem(p),
 		newSnapshot(p), newDiff(p), newKey(p), newEval(p), newCode(p),
 		newEndpoint(p), newPort(p), newVolume(p), newEgress(p),
 		newDiagnostics(p),
 	)
+	root.AddCommand(sandbox.Commands(p)...)
 	p.Prepare(root)
 	return root
 }

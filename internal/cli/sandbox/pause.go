@@ -1,4 +1,4 @@
-package cli
+package sandbox
 
 import (
 	"context"
@@ -16,4 +16,13 @@ func newPause(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl pause lab
   sandboxctl pause $(sandboxctl ps -q --filter label=team=a)`,
 	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Pause(ctx, id) })
+}
+
+func newResume(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:     "resume SANDBOX...",
+		Aliases: []string{"unpause"},
+		Short:   "Thaw sandboxes that were paused",
+		Example: `  sandboxctl resume lab`,
+	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Resume(ctx, id) })
 }
