@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/exec"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
 )
 
@@ -30,15 +31,15 @@ func newRoot(version string) *cobra.Command {
   sandboxctl rm lab`,
 	}
 	root.AddCommand(
-		newExec(p), newCommand(p), newLogs(p),
 		newCp(p), newStats(p),
 		newEvents(p), newImage(p), newBench(p), newVersion(p),
-		newTop(p), newShell(p), newAttach(p), newSystem(p),
+		newTop(p), newSystem(p),
 		newSnapshot(p), newDiff(p), newKey(p), newEval(p), newCode(p),
 		newEndpoint(p), newPort(p), newVolume(p), newEgress(p),
 		newDiagnostics(p),
 	)
 	root.AddCommand(sandbox.Commands(p)...)
+	root.AddCommand(exec.Commands(p)...)
 	p.Prepare(root)
 	return root
 }

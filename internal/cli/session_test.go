@@ -2,7 +2,6 @@ package cli
 
 import (
 	"io"
-	"os/exec"
 	"slices"
 	"strings"
 	"syscall"
@@ -85,21 +84,5 @@ func TestSessionInterrupt(t *testing.T) {
 	c.Wait()                          //nolint:errcheck // the code is looked at
 	if c.ProcessState.ExitCode() != 143 {
 		t.Errorf("status %d, %q", c.ProcessState.ExitCode(), d.asked())
-	}
-}
-
-// TestShellLine: a shell reads the words that were given.
-func TestShellLine(t *testing.T) {
-	for _, words := range [][]string{
-		{"echo", "plain", "a b", "", "$HOME", "it's", `"x"`, "a\nb", "*", "~", "#", "a=b", "x;y", "-n"},
-		{"printf", "%s", "\\"},
-	} {
-		out, err := exec.Command("sh", "-c", "printf '<%s>' "+shellLine(words)).Output()
-		if want := "<" + strings.Join(words, "><") + ">"; err != nil || string(out) != want {
-			t.Errorf("%q: %s, %v", shellLine(words), out, err)
-		}
-	}
-	if got := shellLine([]string{"cd /usr && ls"}); got != "cd /usr && ls" {
-		t.Errorf("one word became %q", got)
 	}
 }

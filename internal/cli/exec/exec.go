@@ -1,4 +1,7 @@
-package cli
+// Package exec has the commands that run programs in a sandbox that is there:
+// exec and shell, attach to come back to a terminal, command for what runs in
+// the background, sessions of a shell, and logs, the output of the entrypoint.
+package exec
 
 import (
 	"context"
@@ -11,6 +14,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
+
+// Commands makes the commands of this room.
+func Commands(p *command.Program) []*cobra.Command {
+	return []*cobra.Command{newExec(p), newShell(p), newAttach(p), newCommand(p), newLogs(p)}
+}
 
 func newExec(p *command.Program) *cobra.Command {
 	var (
