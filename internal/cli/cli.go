@@ -10,6 +10,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/code"
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/exec"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
@@ -34,12 +35,13 @@ func newRoot(version string) *cobra.Command {
 		newCp(p), newStats(p),
 		newEvents(p), newImage(p), newBench(p), newVersion(p),
 		newTop(p), newSystem(p),
-		newSnapshot(p), newDiff(p), newKey(p), newEval(p), newCode(p),
+		newSnapshot(p), newDiff(p), newKey(p),
 		newEndpoint(p), newPort(p), newVolume(p), newEgress(p),
 		newDiagnostics(p),
 	)
 	root.AddCommand(sandbox.Commands(p)...)
 	root.AddCommand(exec.Commands(p)...)
+	root.AddCommand(code.Commands(p)...)
 	p.Prepare(root)
 	return root
 }
