@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/code"
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/exec"
+	"github.com/sandboxd/sandboxd/internal/cli/files"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
 )
 
@@ -32,16 +33,17 @@ func newRoot(version string) *cobra.Command {
   sandboxctl rm lab`,
 	}
 	root.AddCommand(
-		newCp(p), newStats(p),
+		newStats(p),
 		newEvents(p), newImage(p), newBench(p), newVersion(p),
 		newTop(p), newSystem(p),
-		newSnapshot(p), newDiff(p), newKey(p),
+		newSnapshot(p), newKey(p),
 		newEndpoint(p), newPort(p), newVolume(p), newEgress(p),
 		newDiagnostics(p),
 	)
 	root.AddCommand(sandbox.Commands(p)...)
 	root.AddCommand(exec.Commands(p)...)
 	root.AddCommand(code.Commands(p)...)
+	root.AddCommand(files.Commands(p)...)
 	p.Prepare(root)
 	return root
 }
