@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/exec"
 	"github.com/sandboxd/sandboxd/internal/cli/files"
+	"github.com/sandboxd/sandboxd/internal/cli/network"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
 )
 
@@ -37,13 +38,14 @@ func newRoot(version string) *cobra.Command {
 		newEvents(p), newImage(p), newBench(p), newVersion(p),
 		newTop(p), newSystem(p),
 		newSnapshot(p), newKey(p),
-		newEndpoint(p), newPort(p), newVolume(p), newEgress(p),
+		newVolume(p),
 		newDiagnostics(p),
 	)
 	root.AddCommand(sandbox.Commands(p)...)
 	root.AddCommand(exec.Commands(p)...)
 	root.AddCommand(code.Commands(p)...)
 	root.AddCommand(files.Commands(p)...)
+	root.AddCommand(network.Commands(p)...)
 	p.Prepare(root)
 	return root
 }
