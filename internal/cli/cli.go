@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/exec"
 	"github.com/sandboxd/sandboxd/internal/cli/files"
 	"github.com/sandboxd/sandboxd/internal/cli/network"
+	"github.com/sandboxd/sandboxd/internal/cli/observe"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
 )
 
@@ -34,18 +35,17 @@ func newRoot(version string) *cobra.Command {
   sandboxctl rm lab`,
 	}
 	root.AddCommand(
-		newStats(p),
-		newEvents(p), newImage(p), newBench(p), newVersion(p),
-		newTop(p), newSystem(p),
+		newImage(p), newBench(p), newVersion(p),
+		newSystem(p),
 		newSnapshot(p), newKey(p),
 		newVolume(p),
-		newDiagnostics(p),
 	)
 	root.AddCommand(sandbox.Commands(p)...)
 	root.AddCommand(exec.Commands(p)...)
 	root.AddCommand(code.Commands(p)...)
 	root.AddCommand(files.Commands(p)...)
 	root.AddCommand(network.Commands(p)...)
+	root.AddCommand(observe.Commands(p)...)
 	p.Prepare(root)
 	return root
 }
