@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/exec"
 	"github.com/sandboxd/sandboxd/internal/cli/files"
+	"github.com/sandboxd/sandboxd/internal/cli/image"
 	"github.com/sandboxd/sandboxd/internal/cli/network"
 	"github.com/sandboxd/sandboxd/internal/cli/observe"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
@@ -35,7 +36,7 @@ func newRoot(version string) *cobra.Command {
   sandboxctl rm lab`,
 	}
 	root.AddCommand(
-		newImage(p), newBench(p), newVersion(p),
+		newBench(p), newVersion(p),
 		newSystem(p),
 		newSnapshot(p), newKey(p),
 		newVolume(p),
@@ -46,6 +47,7 @@ func newRoot(version string) *cobra.Command {
 	root.AddCommand(files.Commands(p)...)
 	root.AddCommand(network.Commands(p)...)
 	root.AddCommand(observe.Commands(p)...)
+	root.AddCommand(image.Commands(p)...)
 	p.Prepare(root)
 	return root
 }

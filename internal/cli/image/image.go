@@ -1,4 +1,5 @@
-package cli
+// Package image has the commands for images.
+package image
 
 import (
 	"context"
@@ -12,6 +13,11 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
+
+// Commands makes the commands of this room.
+func Commands(p *command.Program) []*cobra.Command {
+	return []*cobra.Command{newImage(p)}
+}
 
 func newImage(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{

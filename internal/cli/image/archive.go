@@ -1,4 +1,4 @@
-package cli
+package image
 
 import (
 	"archive/tar"
