@@ -18,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/network"
 	"github.com/sandboxd/sandboxd/internal/cli/observe"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
+	"github.com/sandboxd/sandboxd/internal/cli/volume"
 )
 
 // Run runs the command that args name, and returns the exit status of the
@@ -39,7 +40,6 @@ func newRoot(version string) *cobra.Command {
 		newBench(p), newVersion(p),
 		newSystem(p),
 		newSnapshot(p), newKey(p),
-		newVolume(p),
 	)
 	root.AddCommand(sandbox.Commands(p)...)
 	root.AddCommand(exec.Commands(p)...)
@@ -48,6 +48,7 @@ func newRoot(version string) *cobra.Command {
 	root.AddCommand(network.Commands(p)...)
 	root.AddCommand(observe.Commands(p)...)
 	root.AddCommand(image.Commands(p)...)
+	root.AddCommand(volume.Commands(p)...)
 	p.Prepare(root)
 	return root
 }

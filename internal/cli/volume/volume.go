@@ -1,4 +1,5 @@
-package cli
+// Package volume has the commands for volumes.
+package volume
 
 import (
 	"context"
@@ -13,6 +14,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
+
+// Commands makes the commands of this room.
+func Commands(p *command.Program) []*cobra.Command {
+	return []*cobra.Command{newVolume(p)}
+}
 
 func newVolume(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
