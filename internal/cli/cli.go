@@ -18,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/network"
 	"github.com/sandboxd/sandboxd/internal/cli/observe"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
+	"github.com/sandboxd/sandboxd/internal/cli/snapshot"
 	"github.com/sandboxd/sandboxd/internal/cli/volume"
 )
 
@@ -39,7 +40,7 @@ func newRoot(version string) *cobra.Command {
 	root.AddCommand(
 		newBench(p), newVersion(p),
 		newSystem(p),
-		newSnapshot(p), newKey(p),
+		newKey(p),
 	)
 	root.AddCommand(sandbox.Commands(p)...)
 	root.AddCommand(exec.Commands(p)...)
@@ -49,6 +50,7 @@ func newRoot(version string) *cobra.Command {
 	root.AddCommand(observe.Commands(p)...)
 	root.AddCommand(image.Commands(p)...)
 	root.AddCommand(volume.Commands(p)...)
+	root.AddCommand(snapshot.Commands(p)...)
 	p.Prepare(root)
 	return root
 }

@@ -1,4 +1,5 @@
-package cli
+// Package snapshot has the commands for snapshots.
+package snapshot
 
 import (
 	"context"
@@ -10,6 +11,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
+
+// Commands makes the commands of this room.
+func Commands(p *command.Program) []*cobra.Command {
+	return []*cobra.Command{newSnapshot(p)}
+}
 
 func newSnapshot(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
