@@ -19,6 +19,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/observe"
 	"github.com/sandboxd/sandboxd/internal/cli/sandbox"
 	"github.com/sandboxd/sandboxd/internal/cli/snapshot"
+	"github.com/sandboxd/sandboxd/internal/cli/system"
 	"github.com/sandboxd/sandboxd/internal/cli/volume"
 )
 
@@ -38,9 +39,7 @@ func newRoot(version string) *cobra.Command {
   sandboxctl rm lab`,
 	}
 	root.AddCommand(
-		newBench(p), newVersion(p),
-		newSystem(p),
-		newKey(p),
+		newBench(p),
 	)
 	root.AddCommand(sandbox.Commands(p)...)
 	root.AddCommand(exec.Commands(p)...)
@@ -51,6 +50,7 @@ func newRoot(version string) *cobra.Command {
 	root.AddCommand(image.Commands(p)...)
 	root.AddCommand(volume.Commands(p)...)
 	root.AddCommand(snapshot.Commands(p)...)
+	root.AddCommand(system.Commands(p)...)
 	p.Prepare(root)
 	return root
 }

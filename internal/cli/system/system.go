@@ -1,4 +1,6 @@
-package cli
+// Package system has the commands for the daemon itself: what it is, its disks, its
+// API keys, draining it, backing it up.
+package system
 
 import (
 	"context"
@@ -18,6 +20,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
+
+// Commands makes the commands of this room.
+func Commands(p *command.Program) []*cobra.Command {
+	return []*cobra.Command{newSystem(p), newVersion(p), newKey(p)}
+}
 
 func newSystem(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
