@@ -10,6 +10,7 @@ package cli
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/bench"
 	"github.com/sandboxd/sandboxd/internal/cli/code"
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/exec"
@@ -38,9 +39,6 @@ func newRoot(version string) *cobra.Command {
   sandboxctl shell lab
   sandboxctl rm lab`,
 	}
-	root.AddCommand(
-		newBench(p),
-	)
 	root.AddCommand(sandbox.Commands(p)...)
 	root.AddCommand(exec.Commands(p)...)
 	root.AddCommand(code.Commands(p)...)
@@ -51,6 +49,7 @@ func newRoot(version string) *cobra.Command {
 	root.AddCommand(volume.Commands(p)...)
 	root.AddCommand(snapshot.Commands(p)...)
 	root.AddCommand(system.Commands(p)...)
+	root.AddCommand(bench.Commands(p)...)
 	p.Prepare(root)
 	return root
 }

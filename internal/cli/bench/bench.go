@@ -1,4 +1,5 @@
-package cli
+// Package bench has the command that measures a host as a client sees it.
+package bench
 
 import (
 	"context"
@@ -18,6 +19,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
+
+// Commands makes the commands of this room.
+func Commands(p *command.Program) []*cobra.Command {
+	return []*cobra.Command{newBench(p)}
+}
 
 func newBench(p *command.Program) *cobra.Command {
 	var (
