@@ -1,10 +1,19 @@
-// Package cli is the command line of sandboxd: it puts the commands together.
-// Each room below it makes the commands of one subject from what package command
-// gives it, and knows no other room:
+// Package cli is the command line of sandboxd: it puts the rooms below it
+// together. A room makes the commands of one subject and imports no other room:
 //
-//	sandbox   run, create, ps, update, stop, rm …: the life of sandboxes
+//	sandbox    run, create, ps, inspect, update, start, stop, pause, resume, renew, rm
+//	exec       exec, shell, attach, command, logs
+//	code       eval, code
+//	files      cp, diff
+//	network    egress, endpoint, port
+//	observe    events, stats, top, diagnostics
+//	image, volume, snapshot
+//	system     system, version, key
+//	bench
 //
-// text prints, foreground runs a command as if it ran here.
+// All stand on three: command holds what every command needs, foreground runs a
+// command of a sandbox as if it ran here, text prints. Package command shows how
+// a command is written.
 package cli
 
 import (
@@ -39,17 +48,12 @@ func newRoot(version string) *cobra.Command {
   sandboxctl shell lab
   sandboxctl rm lab`,
 	}
-	root.AddCommand(sandbox.Commands(p)...)
-	root.AddCommand(exec.Commands(p)...)
-	root.AddCommand(code.Commands(p)...)
-	root.AddCommand(files.Commands(p)...)
-	root.AddCommand(network.Commands(p)...)
-	root.AddCommand(observe.Commands(p)...)
-	root.AddCommand(image.Commands(p)...)
-	root.AddCommand(volume.Commands(p)...)
-	root.AddCommand(snapshot.Commands(p)...)
-	root.AddCommand(system.Commands(p)...)
-	root.AddCommand(bench.Commands(p)...)
+	for _, room := range []func(*command.Program) []*cobra.Command{
+		sandbox.Commands, exec.Commands, code.Commands, files.Commands, network.Commands, observe.Commands,
+		image.Commands, volume.Commands, snapshot.Commands, system.Commands, bench.Commands,
+	} {
+		root.AddCommand(room(p)...)
+	}
 	p.Prepare(root)
 	return root
 }
