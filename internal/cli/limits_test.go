@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // TestLimitFlags: docker's flags and ours become what the API takes.
@@ -26,7 +26,7 @@ func TestLimitFlags(t *testing.T) {
 	if got := d.create.ResourceLimits; !maps.Equal(got, want) {
 		t.Errorf("resourceLimits %v, want %v", got, want)
 	}
-	if e := d.create.Extensions; e[client.ExtReadOnly] != "true" || e[client.ExtTmpfs] != "/tmp;/run:size=8m,exec" || e[client.ExtPrestart] != "python,bash,java" {
+	if e := d.create.Extensions; e[wire.ExtReadOnly] != "true" || e[wire.ExtTmpfs] != "/tmp;/run:size=8m,exec" || e[wire.ExtPrestart] != "python,bash,java" {
 		t.Errorf("extensions %v", e)
 	}
 	for _, args := range [][]string{
@@ -93,7 +93,7 @@ func TestCreateAccess(t *testing.T) {
 		{"", "", false}, {"--secure-access", "", true}, {"--renew-on-access 600", "600", false}, {"--renew-on-access 10m --secure-access", "600", true},
 	} {
 		args := append(append([]string{"create"}, strings.Fields(c.flags)...), "python")
-		if r := d.run(t, args...); r.code != 0 || d.create.SecureAccess != c.secure || d.create.Extensions[client.ExtRenew] != c.renew {
+		if r := d.run(t, args...); r.code != 0 || d.create.SecureAccess != c.secure || d.create.Extensions[wire.ExtRenew] != c.renew {
 			t.Errorf("%q: %+v, %+v", c.flags, r, d.create)
 		}
 	}

@@ -10,27 +10,26 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 func TestMounts(t *testing.T) {
-	pvc := func(name, path string) client.VolumeMount {
-		return client.VolumeMount{MountPath: path, PVC: &client.PVC{ClaimName: name}}
+	pvc := func(name, path string) wire.VolumeMount {
+		return wire.VolumeMount{MountPath: path, PVC: &wire.PVC{ClaimName: name}}
 	}
-	for args, want := range map[string]client.VolumeMount{
+	for args, want := range map[string]wire.VolumeMount{
 		"-v data:/data":                                          pvc("data", "/data"),
 		"-v data:/data:rw":                                       pvc("data", "/data"),
-		"-v data:/data:ro":                                       {MountPath: "/data", ReadOnly: true, PVC: &client.PVC{ClaimName: "data"}},
-		"-v /srv/x:/data:ro":                                     {MountPath: "/data", ReadOnly: true, Host: &client.HostPath{Path: "/srv/x"}},
+		"-v data:/data:ro":                                       {MountPath: "/data", ReadOnly: true, PVC: &wire.PVC{ClaimName: "data"}},
+		"-v /srv/x:/data:ro":                                     {MountPath: "/data", ReadOnly: true, Host: &wire.HostPath{Path: "/srv/x"}},
 		"--volume data:/data":                                    pvc("data", "/data"),
 		"--mount source=data,target=/data":                       pvc("data", "/data"),
 		"--mount type=volume,src=data,dst=/data":                 pvc("data", "/data"),
-		"--mount type=bind,src=/s,dst=/d,readonly":               {MountPath: "/d", ReadOnly: true, Host: &client.HostPath{Path: "/s"}},
-		"--mount src=a,dst=/d,readonly=false,volume-subpath=x/y": {MountPath: "/d", SubPath: "x/y", PVC: &client.PVC{ClaimName: "a"}},
+		"--mount type=bind,src=/s,dst=/d,readonly":               {MountPath: "/d", ReadOnly: true, Host: &wire.HostPath{Path: "/s"}},
+		"--mount src=a,dst=/d,readonly=false,volume-subpath=x/y": {MountPath: "/d", SubPath: "x/y", PVC: &wire.PVC{ClaimName: "a"}},
 	} {
 		d := newDaemon(t)
 		want.Name = "volume-1"
-		if r := d.run(t, append(append([]string{"create"}, strings.Fields(args)...), "python")...); r.code != 0 || !reflect.DeepEqual(d.create.Volumes, []client.VolumeMount{want}) {
+		if r := d.run(t, append(append([]string{"create"}, strings.Fields(args)...), "python")...); r.code != 0 || !reflect.DeepEqual(d.create.Volumes, []wire.VolumeMount{want}) {
 			t.Errorf("%s: %+v, asked for %+v, want %+v", args, r, d.create.Volumes, want)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/testcache"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -28,7 +29,7 @@ func Image(t testing.TB, d *Daemon, name string) {
 	all, err := c.Images(t.Context())
 	must(t, err)
 	if b, _ := os.ReadFile(note); string(b) == sum &&
-		slices.ContainsFunc(all, func(i client.ImageInfo) bool { return i.Name == name }) {
+		slices.ContainsFunc(all, func(i wire.ImageInfo) bool { return i.Name == name }) {
 		return
 	}
 	if err := fromCache(t.Context(), c, name, sum); err != nil {
@@ -51,7 +52,7 @@ func fromCache(ctx context.Context, c *client.Client, name, sum string) error {
 	defer lock.Close()
 	if f, err := testcache.Open(path); err == nil {
 		defer f.Close()
-		_, err := c.ImportImage(ctx, client.Archive{Name: name, Body: f}, func(client.ImportProgress) {})
+		_, err := c.ImportImage(ctx, client.Archive{Name: name, Body: f}, func(wire.ImportProgress) {})
 		return err
 	}
 	last := ""

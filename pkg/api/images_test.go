@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -108,8 +109,8 @@ func TestImportRefused(t *testing.T) {
 	if _, err := c.ImportImage(ctx, client.Archive{Name: "x", Body: silent}, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("given up while nothing came: %v", err)
 	}
-	var told []client.ImportProgress
-	im, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")}, func(p client.ImportProgress) { told = append(told, p) })
+	var told []wire.ImportProgress
+	im, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")}, func(p wire.ImportProgress) { told = append(told, p) })
 	if err != nil || im.Name != "python" || len(told) != 1 || told[0].Total != 7 {
 		t.Errorf("%+v, %v, told %+v", im, err, told)
 	}

@@ -2,7 +2,7 @@
 // files in sandboxes, and what sandboxd has beyond OpenSandbox.
 //
 //	c, err := client.FromEnv()
-//	sb, err := c.Create(ctx, client.CreateRequest{…}, true)
+//	sb, err := c.Create(ctx, wire.CreateRequest{…}, true)
 //	p, err := c.Start(ctx, sb.ID, client.Command{Argv: []string{"uname", "-a"}})
 //	exit, err := p.Wait(os.Stdout, os.Stderr)
 //	err = c.Delete(ctx, sb.ID)
@@ -29,79 +29,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
-)
-
-// The JSON of the API.
-type (
-	CreateRequest = wire.CreateRequest
-	Image         = wire.Image
-	ImageAuth     = wire.ImageAuth
-	Sandbox       = wire.Sandbox
-	Status        = wire.Status
-	Info          = wire.Info
-	Health        = wire.Health
-	Inspection    = wire.Inspection
-	Endpoint      = wire.Endpoint
-	PublishedPort = wire.PublishedPort
-	Event         = wire.Event
-	ImageInfo     = wire.ImageInfo
-	Usage         = wire.Usage
-	SandboxStats  = wire.SandboxStats
-	Version       = wire.Version
-	Diagnostic    = wire.Diagnostic
-
-	ImageInspection = wire.ImageInspection
-	ImportProgress  = wire.ImportProgress
-	PruneReport     = wire.PruneReport
-)
-
-// MaxLines is how many lines may be asked for by number.
-const MaxLines = agent.MaxLines
-
-// The states of a sandbox.
-const (
-	Pending    = wire.Pending
-	Running    = wire.Running
-	Pausing    = wire.Pausing
-	Paused     = wire.Paused
-	Resuming   = wire.Resuming
-	Stopping   = wire.Stopping
-	Terminated = wire.Terminated
-	Failed     = wire.Failed
-)
-
-// The keys of CreateRequest.Extensions that are sandboxd's.
-const (
-	ExtName     = wire.ExtName
-	ExtRuntime  = wire.ExtRuntime
-	ExtNetwork  = wire.ExtNetwork
-	ExtAllow    = wire.ExtAllow
-	ExtTimeout  = wire.ExtTimeout
-	ExtOneShot  = wire.ExtOneShot
-	ExtIdle     = wire.ExtIdle
-	ExtReadOnly = wire.ExtReadOnly
-	ExtTmpfs    = wire.ExtTmpfs
-	ExtPublish  = wire.ExtPublish
-	ExtPrestart = wire.ExtPrestart
-	ExtRenew    = wire.ExtRenew
-
-	ExtRestart          = wire.ExtRestart
-	ExtReadyCmd         = wire.ExtReadyCmd
-	ExtReadyPort        = wire.ExtReadyPort
-	ExtReadyInterval    = wire.ExtReadyInterval
-	ExtReadyTimeout     = wire.ExtReadyTimeout
-	ExtReadyRetries     = wire.ExtReadyRetries
-	ExtReadyStartPeriod = wire.ExtReadyStartPeriod
-)
-
-// How a sandbox with a probe feels.
-const (
-	HealthStarting  = wire.HealthStarting
-	HealthHealthy   = wire.HealthHealthy
-	HealthUnhealthy = wire.HealthUnhealthy
 )
 
 // DefaultHost is where a daemon of the default instance listens.

@@ -147,7 +147,7 @@ func silence(t *testing.T) {
 	c.answer = 50 * time.Millisecond
 	for name, f := range map[string]func(context.Context) error{
 		"get":    func(ctx context.Context) error { _, err := c.Get(ctx, "lab"); return err },
-		"create": func(ctx context.Context) error { _, err := c.Create(ctx, CreateRequest{}, true); return err },
+		"create": func(ctx context.Context) error { _, err := c.Create(ctx, wire.CreateRequest{}, true); return err },
 		"delete": func(ctx context.Context) error { return c.Delete(ctx, "lab") },
 		"start": func(ctx context.Context) error {
 			_, err := c.Start(ctx, "lab", Command{Argv: []string{"x"}})

@@ -15,19 +15,15 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// CodeContext is a living interpreter in a sandbox: what one call defines the
-// next one finds.
-type CodeContext = agent.CodeContext
-
 // NewCodeContext starts an interpreter of a language, in dir or, if that is
 // empty, in the image's WORKDIR.
-func (c *Client) NewCodeContext(ctx context.Context, idOrName, language, dir string) (cc CodeContext, err error) {
-	err = c.do(ctx, request{method: http.MethodPost, path: agentPath(idOrName, "/code/context"), json: CodeContext{Language: language, Cwd: dir}, patient: true}, &cc)
+func (c *Client) NewCodeContext(ctx context.Context, idOrName, language, dir string) (cc agent.CodeContext, err error) {
+	err = c.do(ctx, request{method: http.MethodPost, path: agentPath(idOrName, "/code/context"), json: agent.CodeContext{Language: language, Cwd: dir}, patient: true}, &cc)
 	return cc, err
 }
 
 // CodeContexts lists the interpreters of a language, or all.
-func (c *Client) CodeContexts(ctx context.Context, idOrName, language string) (list []CodeContext, err error) {
+func (c *Client) CodeContexts(ctx context.Context, idOrName, language string) (list []agent.CodeContext, err error) {
 	r := request{method: http.MethodGet, path: agentPath(idOrName, "/code/contexts")}
 	if language != "" {
 		r.query = url.Values{"language": {language}}

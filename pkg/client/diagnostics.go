@@ -5,12 +5,14 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // Diagnostic asks what is wrong with a sandbox, in any state: kind is "logs", of
 // which scopes are container, lifecycle and all, or "events", of which they are
 // lifecycle, runtime, network and all.
-func (c *Client) Diagnostic(ctx context.Context, idOrName, kind, scope string) (d Diagnostic, err error) {
+func (c *Client) Diagnostic(ctx context.Context, idOrName, kind, scope string) (d wire.Diagnostic, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/diagnostics/"+url.PathEscape(kind)), query: url.Values{"scope": {scope}}}, &d)
 	return d, err
 }

@@ -183,11 +183,8 @@ func (c *Client) SignalCommand(ctx context.Context, idOrName, command, name stri
 	}, nil)
 }
 
-// CommandStatus is what the agent knows of a command.
-type CommandStatus = agent.CommandStatus
-
 // CommandStatus returns the state of a command.
-func (c *Client) CommandStatus(ctx context.Context, idOrName, command string) (st CommandStatus, err error) {
+func (c *Client) CommandStatus(ctx context.Context, idOrName, command string) (st agent.CommandStatus, err error) {
 	if err := checkCommandID(command); err != nil {
 		return st, err
 	}

@@ -18,9 +18,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// FileInfo describes a file in a sandbox. Its strings are the guest's.
-type FileInfo = agent.FileInfo
-
 // Upload is one file to put into a sandbox.
 type Upload struct {
 	Path string // absolute; missing parents are made
@@ -213,13 +210,13 @@ func (c *Client) Download(ctx context.Context, idOrName, path string) (io.ReadCl
 }
 
 // Stat describes a file of a sandbox; one that does not exist is errs.NotFound.
-func (c *Client) Stat(ctx context.Context, idOrName, path string) (FileInfo, error) {
-	var m map[string]FileInfo
+func (c *Client) Stat(ctx context.Context, idOrName, path string) (agent.FileInfo, error) {
+	var m map[string]agent.FileInfo
 	err := c.do(ctx, request{
 		method: http.MethodGet, path: agentPath(idOrName, "/files/info"), query: url.Values{"path": {path}},
 	}, &m)
 	if err != nil {
-		return FileInfo{}, err
+		return agent.FileInfo{}, err
 	}
 	fi, ok := m[path]
 	if !ok {
@@ -229,7 +226,7 @@ func (c *Client) Stat(ctx context.Context, idOrName, path string) (FileInfo, err
 }
 
 // ListDir lists a directory of a sandbox, depth levels deep.
-func (c *Client) ListDir(ctx context.Context, idOrName, path string, depth int) (l []FileInfo, err error) {
+func (c *Client) ListDir(ctx context.Context, idOrName, path string, depth int) (l []agent.FileInfo, err error) {
 	err = c.do(ctx, request{
 		method: http.MethodGet, path: agentPath(idOrName, "/directories/list"),
 		query: url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}},

@@ -20,7 +20,7 @@ import (
 )
 
 // Images lists the images of the host.
-func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
+func (c *Client) Images(ctx context.Context) ([]wire.ImageInfo, error) {
 	var l wire.ImageList
 	err := c.do(ctx, request{method: http.MethodGet, path: "/images"}, &l)
 	return l.Items, err
@@ -32,10 +32,10 @@ func (c *Client) RemoveImage(ctx context.Context, ref string) error {
 }
 
 // BuildImage makes the image of a recipe and calls progress for each line of the build.
-func (c *Client) BuildImage(ctx context.Context, name string, progress func(line string)) (ImageInfo, error) {
+func (c *Client) BuildImage(ctx context.Context, name string, progress func(line string)) (wire.ImageInfo, error) {
 	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/build", json: wire.BuildRequest{Name: name}})
 	if err != nil {
-		return ImageInfo{}, err
+		return wire.ImageInfo{}, err
 	}
 	defer resp.Body.Close()
 	im, err := parseBuild(resp.Body, progress)
@@ -45,17 +45,17 @@ func (c *Client) BuildImage(ctx context.Context, name string, progress func(line
 	return im, err
 }
 
-func parseBuild(r io.Reader, progress func(string)) (ImageInfo, error) {
+func parseBuild(r io.Reader, progress func(string)) (wire.ImageInfo, error) {
 	sc := bufio.NewScanner(r)
 	sc.Buffer(nil, maxEvent)
 	for sc.Scan() {
 		var l wire.BuildLine
 		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
-			return ImageInfo{}, fmt.Errorf("decode a line of the build: %w", err)
+			return wire.ImageInfo{}, fmt.Errorf("decode a line of the build: %w", err)
 		}
 		switch {
 		case l.Error != nil:
-			return ImageInfo{}, errs.Wire(errs.New(errs.Internal, "%s", l.Error.Message), l.Error.Code)
+			return wire.ImageInfo{}, errs.Wire(errs.New(errs.Internal, "%s", l.Error.Message), l.Error.Code)
 		case l.Image != nil:
 			return *l.Image, nil
 		default:
@@ -63,9 +63,9 @@ func parseBuild(r io.Reader, progress func(string)) (ImageInfo, error) {
 		}
 	}
 	if err := sc.Err(); err != nil {
-		return ImageInfo{}, err
+		return wire.ImageInfo{}, err
 	}
-	return ImageInfo{}, io.ErrUnexpectedEOF
+	return wire.ImageInfo{}, io.ErrUnexpectedEOF
 }
 
 // Archive is an image to import.
@@ -79,7 +79,7 @@ type Archive struct {
 // ImportImage makes an image of an archive. progress is told, a few times a
 // second, how far the daemon is. Cancelling ctx ends the import, and leaves
 // nothing.
-func (c *Client) ImportImage(ctx context.Context, a Archive, progress func(ImportProgress)) (ImageInfo, error) {
+func (c *Client) ImportImage(ctx context.Context, a Archive, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	q := url.Values{}
 	for k, v := range map[string]string{"name": a.Name, "format": a.Format} {
 		if v != "" {
@@ -97,7 +97,7 @@ func (c *Client) ImportImage(ctx context.Context, a Archive, progress func(Impor
 		header: http.Header{"Content-Type": {"application/octet-stream"}}, patient: true,
 	})
 	if err != nil {
-		return ImageInfo{}, body.blame(err)
+		return wire.ImageInfo{}, body.blame(err)
 	}
 	defer resp.Body.Close() // also ends what is still sent
 	im, err := c.arriving(ctx, resp.Body, progress)
@@ -107,27 +107,27 @@ func (c *Client) ImportImage(ctx context.Context, a Archive, progress func(Impor
 // PullImage gets an image from the registry that the daemon's configuration
 // names for it. progress is told, a few times a second, how far that is.
 // Cancelling ctx ends the pull; the next goes on from there.
-func (c *Client) PullImage(ctx context.Context, name string, auth *ImageAuth, progress func(ImportProgress)) (ImageInfo, error) {
+func (c *Client) PullImage(ctx context.Context, name string, auth *wire.ImageAuth, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/pull", json: wire.PullRequest{Name: name, Auth: auth}, patient: true})
 	if err != nil {
-		return ImageInfo{}, err
+		return wire.ImageInfo{}, err
 	}
 	defer resp.Body.Close()
 	return c.arriving(ctx, resp.Body, progress)
 }
 
 // arriving reads the lines of an image that comes to be.
-func (c *Client) arriving(ctx context.Context, r io.ReadCloser, progress func(ImportProgress)) (ImageInfo, error) {
+func (c *Client) arriving(ctx context.Context, r io.ReadCloser, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	sc := bufio.NewScanner(c.followed(ctx, r))
 	sc.Buffer(nil, maxEvent)
 	for sc.Scan() {
 		var l wire.ImportLine
 		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
-			return ImageInfo{}, fmt.Errorf("decode a line of the answer: %w", err)
+			return wire.ImageInfo{}, fmt.Errorf("decode a line of the answer: %w", err)
 		}
 		switch {
 		case l.Error != nil:
-			return ImageInfo{}, errs.Wire(errs.New(errs.Invalid, "%s", l.Error.Message), l.Error.Code)
+			return wire.ImageInfo{}, errs.Wire(errs.New(errs.Invalid, "%s", l.Error.Message), l.Error.Code)
 		case l.Image != nil:
 			return *l.Image, nil
 		case l.Progress != nil && progress != nil:
@@ -135,9 +135,9 @@ func (c *Client) arriving(ctx context.Context, r io.ReadCloser, progress func(Im
 		}
 	}
 	if err := sc.Err(); err != nil {
-		return ImageInfo{}, err
+		return wire.ImageInfo{}, err
 	}
-	return ImageInfo{}, c.lost(ctx, io.ErrUnexpectedEOF)
+	return wire.ImageInfo{}, c.lost(ctx, io.ErrUnexpectedEOF)
 }
 
 // unblocked reads r elsewhere, so that Close ends a Read that waits.
@@ -229,16 +229,16 @@ func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error
 }
 
 // InspectImage returns all there is to know of an image.
-func (c *Client) InspectImage(ctx context.Context, ref string) (ImageInspection, error) {
-	var i ImageInspection
+func (c *Client) InspectImage(ctx context.Context, ref string) (wire.ImageInspection, error) {
+	var i wire.ImageInspection
 	err := c.do(ctx, request{method: http.MethodGet, path: "/images/" + url.PathEscape(ref)}, &i)
 	return i, err
 }
 
 // PruneImages removes layers that nobody needs, with all also images that no
 // sandbox uses.
-func (c *Client) PruneImages(ctx context.Context, all bool) (PruneReport, error) {
-	var p PruneReport
+func (c *Client) PruneImages(ctx context.Context, all bool) (wire.PruneReport, error) {
+	var p wire.PruneReport
 	err := c.do(ctx, request{method: http.MethodPost, path: "/images/prune", query: url.Values{"all": {strconv.FormatBool(all)}}}, &p)
 	return p, err
 }

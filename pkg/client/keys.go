@@ -9,15 +9,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// The JSON of /keys.
-type (
-	Key    = wire.Key
-	NewKey = wire.NewKey
-)
-
 // CreateKey makes an API key, whose Secret is told this once. An empty role is
 // an operator's; expires zero is never.
-func (c *Client) CreateKey(ctx context.Context, name, role string, expires time.Time) (k NewKey, err error) {
+func (c *Client) CreateKey(ctx context.Context, name, role string, expires time.Time) (k wire.NewKey, err error) {
 	req := wire.KeyRequest{Name: name, Role: role}
 	if !expires.IsZero() {
 		req.ExpiresAt = expires.UTC().Format(time.RFC3339Nano)
@@ -27,7 +21,7 @@ func (c *Client) CreateKey(ctx context.Context, name, role string, expires time.
 }
 
 // Keys lists the API keys there are, those of the configuration first.
-func (c *Client) Keys(ctx context.Context) ([]Key, error) {
+func (c *Client) Keys(ctx context.Context) ([]wire.Key, error) {
 	var l wire.KeyList
 	err := c.do(ctx, request{method: http.MethodGet, path: "/keys"}, &l)
 	return l.Items, err

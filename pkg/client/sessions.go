@@ -9,12 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
-// Session is a shell that lives from run to run and keeps what a shell keeps:
-// variables, functions, its directory.
-type Session = agent.SessionCreated
-
 // NewSession starts a shell, in dir or, if that is empty, in the image's WORKDIR.
-func (c *Client) NewSession(ctx context.Context, idOrName, dir string) (s Session, err error) {
+func (c *Client) NewSession(ctx context.Context, idOrName, dir string) (s agent.SessionCreated, err error) {
 	err = c.do(ctx, request{method: http.MethodPost, path: agentPath(idOrName, "/session"), json: agent.SessionRequest{Cwd: dir}, patient: true}, &s)
 	return s, err
 }

@@ -13,20 +13,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// The JSON of snapshots.
-type (
-	Snapshot           = wire.Snapshot
-	SnapshotInspection = wire.SnapshotInspection
-)
-
-// The states of a snapshot.
-const (
-	SnapshotCreating = wire.SnapshotCreating
-	SnapshotReady    = wire.SnapshotReady
-	SnapshotFailed   = wire.SnapshotFailed
-	SnapshotDeleting = wire.SnapshotDeleting
-)
-
 func snapshotPath(idOrName, rest string) string {
 	return "/snapshots/" + url.PathEscape(idOrName) + rest
 }
@@ -34,7 +20,7 @@ func snapshotPath(idOrName, rest string) string {
 // CreateSnapshot takes a snapshot of the files of a sandbox; name may be empty.
 // With wait it returns when the snapshot is ready or has failed, which
 // Status.State tells: a failed one is not an error here.
-func (c *Client) CreateSnapshot(ctx context.Context, sandbox, name string, wait bool) (s Snapshot, err error) {
+func (c *Client) CreateSnapshot(ctx context.Context, sandbox, name string, wait bool) (s wire.Snapshot, err error) {
 	var body wire.CreateSnapshotRequest
 	if name != "" {
 		body.Name = &name
@@ -49,7 +35,7 @@ func (c *Client) CreateSnapshot(ctx context.Context, sandbox, name string, wait 
 
 // Snapshots lists the snapshots of a sandbox, by its ID, or all if that is
 // empty, the newest first.
-func (c *Client) Snapshots(ctx context.Context, sandboxID string) (all []Snapshot, err error) {
+func (c *Client) Snapshots(ctx context.Context, sandboxID string) (all []wire.Snapshot, err error) {
 	q := url.Values{"pageSize": {"200"}}
 	if sandboxID != "" {
 		q.Set("sandboxId", sandboxID)
@@ -74,7 +60,7 @@ func (c *Client) Snapshots(ctx context.Context, sandboxID string) (all []Snapsho
 }
 
 // InspectSnapshot returns all there is to know of a snapshot.
-func (c *Client) InspectSnapshot(ctx context.Context, idOrName string) (s SnapshotInspection, err error) {
+func (c *Client) InspectSnapshot(ctx context.Context, idOrName string) (s wire.SnapshotInspection, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: snapshotPath(idOrName, "/inspect")}, &s)
 	return s, err
 }

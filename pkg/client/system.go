@@ -8,20 +8,14 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// The JSON of /system.
-type (
-	SystemInfo = wire.SystemInfo
-	DiskUsage  = wire.DiskUsage
-)
-
 // SystemInfo says what the daemon is, on what host, with which limits.
-func (c *Client) SystemInfo(ctx context.Context) (i SystemInfo, err error) {
+func (c *Client) SystemInfo(ctx context.Context) (i wire.SystemInfo, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: "/system/info"}, &i)
 	return i, err
 }
 
 // DiskUsage says what images and sandboxes take on the host's disks.
-func (c *Client) DiskUsage(ctx context.Context) (df DiskUsage, err error) {
+func (c *Client) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: "/system/df"}, &df)
 	return df, err
 }

@@ -17,9 +17,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// TerminalInfo is what the agent knows of a terminal. Its strings are the guest's.
-type TerminalInfo = agent.PtyStatus
-
 // A Terminal is a session in a sandbox: a process at a terminal, or at three
 // pipes, that starts when the first client attaches and outlives all of them
 // and the daemon.
@@ -53,14 +50,14 @@ func (c *Client) Terminal(idOrName, id string) (*Terminal, error) {
 }
 
 // Terminals lists the sessions of a sandbox, oldest first.
-func (c *Client) Terminals(ctx context.Context, idOrName string) ([]TerminalInfo, error) {
+func (c *Client) Terminals(ctx context.Context, idOrName string) ([]agent.PtyStatus, error) {
 	var l agent.PtyList
 	err := c.do(ctx, request{method: http.MethodGet, path: agentPath(idOrName, "/pty")}, &l)
 	return l.Sessions, err
 }
 
 // Status returns the state of the session.
-func (t *Terminal) Status(ctx context.Context) (st TerminalInfo, err error) {
+func (t *Terminal) Status(ctx context.Context) (st agent.PtyStatus, err error) {
 	err = t.c.do(ctx, request{method: http.MethodGet, path: agentPath(t.sandbox, "/pty/"+t.ID)}, &st)
 	return st, err
 }

@@ -8,32 +8,23 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// The JSON of volumes.
-type (
-	Volume            = wire.Volume
-	VolumeMount       = wire.VolumeMount
-	HostPath          = wire.HostPath
-	PVC               = wire.PVC
-	VolumePruneReport = wire.VolumePruneReport
-)
-
 func volumePath(name string) string { return "/volumes/" + url.PathEscape(name) }
 
 // CreateVolume makes a named volume. An empty size is the host's default.
-func (c *Client) CreateVolume(ctx context.Context, name, size string) (v Volume, err error) {
+func (c *Client) CreateVolume(ctx context.Context, name, size string) (v wire.Volume, err error) {
 	err = c.do(ctx, request{method: http.MethodPost, path: "/volumes", json: wire.VolumeRequest{Name: name, Size: size}}, &v)
 	return v, err
 }
 
 // Volumes lists the named volumes there are, by name.
-func (c *Client) Volumes(ctx context.Context) ([]Volume, error) {
+func (c *Client) Volumes(ctx context.Context) ([]wire.Volume, error) {
 	var l wire.VolumeList
 	err := c.do(ctx, request{method: http.MethodGet, path: "/volumes"}, &l)
 	return l.Items, err
 }
 
 // Volume returns one named volume.
-func (c *Client) Volume(ctx context.Context, name string) (v Volume, err error) {
+func (c *Client) Volume(ctx context.Context, name string) (v wire.Volume, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: volumePath(name)}, &v)
 	return v, err
 }
@@ -45,7 +36,7 @@ func (c *Client) RemoveVolume(ctx context.Context, name string) error {
 }
 
 // PruneVolumes deletes every volume that no sandbox has mounted.
-func (c *Client) PruneVolumes(ctx context.Context) (p VolumePruneReport, err error) {
+func (c *Client) PruneVolumes(ctx context.Context) (p wire.VolumePruneReport, err error) {
 	err = c.do(ctx, request{method: http.MethodPost, path: "/volumes/prune"}, &p)
 	return p, err
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -15,9 +16,9 @@ import (
 const codeImage = "code-interpreter"
 
 // codeSandbox makes a sandbox in which code can run.
-func (b *bench) codeSandbox(ctx context.Context, rt string) (client.Sandbox, error) {
+func (b *bench) codeSandbox(ctx context.Context, rt string) (wire.Sandbox, error) {
 	if err := b.ensureImage(ctx, codeImage); err != nil {
-		return client.Sandbox{}, err
+		return wire.Sandbox{}, err
 	}
 	r := request(rt)
 	r.Image.URI = codeImage

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 )
@@ -39,7 +40,7 @@ func snapshotEnded(ctx context.Context, b *bench) error {
 // stopped makes a sandbox that has run a script and was stopped.
 func (b *bench) stopped(ctx context.Context, script string) (string, error) {
 	r := request(oci.Runc)
-	delete(r.Extensions, client.ExtOneShot)
+	delete(r.Extensions, wire.ExtOneShot)
 	sb, err := b.cl.Create(ctx, r, true)
 	if err != nil {
 		return "", err
@@ -87,9 +88,9 @@ func (b *bench) snapshotOf(ctx context.Context, id, suffix string) error {
 	return errors.Join(err, b.cl.RemoveSnapshot(ctx, s.ID), cleaned(ctx))
 }
 
-func (b *bench) snapshot(ctx context.Context, id string) (client.Snapshot, error) {
+func (b *bench) snapshot(ctx context.Context, id string) (wire.Snapshot, error) {
 	s, err := b.cl.CreateSnapshot(ctx, id, "", true)
-	if err == nil && s.Status.State != client.SnapshotReady {
+	if err == nil && s.Status.State != wire.SnapshotReady {
 		err = fmt.Errorf("snapshot %s is %s: %s", s.ID, s.Status.State, s.Status.Message)
 	}
 	return s, err
@@ -104,11 +105,11 @@ func (b *bench) createFrom(ctx context.Context, snap, rt, suffix string) error {
 		return err
 	}
 	var made []string
-	create := func(r client.CreateRequest) (float64, error) {
+	create := func(r wire.CreateRequest) (float64, error) {
 		start := time.Now()
 		sb, err := b.cl.Create(ctx, r, true)
 		took := ms(time.Since(start))
-		if err == nil && sb.Status.State != client.Running {
+		if err == nil && sb.Status.State != wire.Running {
 			err = fmt.Errorf("sandbox %s is %s: %s", sb.ID, sb.Status.State, sb.Status.Message)
 		}
 		made = append(made, sb.ID)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/test/official"
 )
@@ -214,7 +215,7 @@ func restore(t *testing.T, d *daemontest.Daemon) {
 		clear(t, c)
 		now, err := c.Images(context.Background())
 		for _, i := range now {
-			if !slices.ContainsFunc(before, func(b client.ImageInfo) bool { return b.Name == i.Name && b.Tag == i.Tag }) {
+			if !slices.ContainsFunc(before, func(b wire.ImageInfo) bool { return b.Name == i.Name && b.Tag == i.Tag }) {
 				err = errors.Join(err, c.RemoveImage(context.Background(), i.Name+":"+i.Tag))
 			}
 		}

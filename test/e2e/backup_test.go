@@ -95,7 +95,7 @@ func TestRestore(t *testing.T) {
 	}
 	for range 2 { // also after one more restart
 		h.Start()
-		for _, sb := range []client.Sandbox{old, again, booted} {
+		for _, sb := range []wire.Sandbox{old, again, booted} {
 			h.answers(t, sb.ID)
 		}
 		h.holdsOnly(t, before)
@@ -113,7 +113,7 @@ func TestRestore(t *testing.T) {
 	}
 	h.Start()
 	// It was deleted since; the backup can not know, and its end harms nobody.
-	if sb, err := h.api.Get(t.Context(), gone.ID); err != nil || sb.Status.State != client.Failed {
+	if sb, err := h.api.Get(t.Context(), gone.ID); err != nil || sb.Status.State != wire.Failed {
 		t.Errorf("%+v, %v", sb, err)
 	}
 	if err := h.api.Delete(t.Context(), gone.ID); err != nil {

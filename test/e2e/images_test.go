@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -75,7 +76,7 @@ func TestDigestOfWhatCameBack(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	digest := func(name string) string {
-		var list []client.ImageInspection
+		var list []wire.ImageInspection
 		if err := json.Unmarshal([]byte(l.ok("image", "inspect", name)), &list); err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +173,7 @@ func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 
 // removal: an image in use stays, one that is not goes, and prune tells.
 func removal(t *testing.T, l *lab) {
-	var all []client.ImageInspection
+	var all []wire.ImageInspection
 	if err := json.Unmarshal([]byte(l.ok("image", "inspect", "from-oci:1")), &all); err != nil || len(all) != 1 || all[0].Labels["team"] != "a" || len(all[0].Layers) != 2 {
 		t.Fatalf("inspect: %+v, %v", all, err)
 	}

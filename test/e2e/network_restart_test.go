@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -119,7 +120,7 @@ func TestNetworkWhileAway(t *testing.T) {
 	for _, name := range runtimes {
 		t.Run(name, func(t *testing.T) {
 			r := spec(name)
-			r.Extensions[client.ExtAllow] = "198.51.100.0/24:443"
+			r.Extensions[wire.ExtAllow] = "198.51.100.0/24:443"
 			sb := h.create(t, r)
 			start := func(script string) string {
 				p, err := h.api.Start(t.Context(), sb.ID, client.Command{Argv: []string{"bash", "-c", script}, Background: true})

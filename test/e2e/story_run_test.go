@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // tellBench: a user measures their host, with the names that make bench has.
@@ -262,7 +262,7 @@ func tellFollow(t *testing.T, l *lab) {
 	if code := waitLast(); code != 0 || last.String() != "begin\nend\n" {
 		t.Errorf("logs -f -n 1: %d, %q", code, last)
 	}
-	l.awaitState(t, id, client.Terminated, 5*time.Second)
+	l.awaitState(t, id, wire.Terminated, 5*time.Second)
 	if out := l.ok("logs", id); out != "begin\nend\n" {
 		t.Errorf("logs of an ended sandbox: %q", out)
 	}

@@ -18,7 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // newTerminalHost is newHost with the image of this package's own recipe.
@@ -33,7 +33,7 @@ func newTerminalHost(t *testing.T) host {
 	return h
 }
 
-func terminalSpec(runtime string) client.CreateRequest {
+func terminalSpec(runtime string) wire.CreateRequest {
 	r := spec(runtime)
 	r.Image.URI = "terminal"
 	return r

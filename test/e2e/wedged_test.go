@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -64,13 +65,13 @@ const noticed = 2 * time.Second
 // killed kills a process that a sandbox can not live without, and returns the
 // sandbox when it has failed, and how soon after the kill that was, by the daemon's
 // own account. What the daemon is not told of the sweep sees, up to a minute later.
-func (h host) killed(t *testing.T, id string, pid int) (client.Sandbox, time.Duration) {
+func (h host) killed(t *testing.T, id string, pid int) (wire.Sandbox, time.Duration) {
 	t.Helper()
 	start := time.Now()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	sb := h.awaitState(t, id, client.Failed, 2*time.Minute)
+	sb := h.awaitState(t, id, wire.Failed, 2*time.Minute)
 	// It has failed when all was taken down, which waits for the disk; the log tells
 	// when its death was noticed.
 	return sb, h.logged(t, start, `the runtime of a sandbox died" sandbox=`+id+" ").at.Sub(start)

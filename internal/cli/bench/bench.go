@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -154,15 +155,15 @@ func (b *benchmark) keep(name, rt, unit string, values []float64) {
 
 func millis(start time.Time) float64 { return float64(time.Since(start)) / 1e6 }
 
-func (b *benchmark) create(ctx context.Context, rt string) (client.Sandbox, error) {
-	sb, err := b.cl.Create(ctx, client.CreateRequest{
-		Image: &client.Image{URI: b.image},
+func (b *benchmark) create(ctx context.Context, rt string) (wire.Sandbox, error) {
+	sb, err := b.cl.Create(ctx, wire.CreateRequest{
+		Image: &wire.Image{URI: b.image},
 		Extensions: map[string]string{
-			client.ExtRuntime: rt, client.ExtIdle: "true", client.ExtOneShot: "true",
-			client.ExtTimeout: "15m", // a net for the case that this process is killed
+			wire.ExtRuntime: rt, wire.ExtIdle: "true", wire.ExtOneShot: "true",
+			wire.ExtTimeout: "15m", // a net for the case that this process is killed
 		},
 	}, true)
-	if err == nil && sb.Status.State != client.Running {
+	if err == nil && sb.Status.State != wire.Running {
 		err = errs.New(errs.Internal, "the sandbox failed (%s): %s", sb.Status.Reason, sb.Status.Message)
 	}
 	return sb, err

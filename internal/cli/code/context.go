@@ -69,7 +69,7 @@ func newContextLs(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl code context ls lab
   sandboxctl code context ls -l python -o json lab`,
 		Args: cobra.ExactArgs(1),
-		RunE: contexts.Of(p, &o, func(ctx context.Context, cl *client.Client, args []string) ([]client.CodeContext, error) {
+		RunE: contexts.Of(p, &o, func(ctx context.Context, cl *client.Client, args []string) ([]agent.CodeContext, error) {
 			if language != "" && !slices.Contains(agent.CodeLanguages, language) {
 				return nil, errs.New(errs.Invalid, "--language %q: there is no such language; the languages are %s",
 					text.Clip(language, 40), strings.Join(agent.CodeLanguages, ", "))
@@ -82,10 +82,10 @@ func newContextLs(p *command.Program) *cobra.Command {
 	return cmd
 }
 
-var contexts = command.Listing[client.CodeContext]{
-	Name:   func(cc client.CodeContext) string { return cc.ID },
+var contexts = command.Listing[agent.CodeContext]{
+	Name:   func(cc agent.CodeContext) string { return cc.ID },
 	Header: []string{"CONTEXT", "LANGUAGE", "STARTED IN"},
-	Row:    func(cc client.CodeContext) []string { return []string{cc.ID, cc.Language, cc.Cwd} },
+	Row:    func(cc agent.CodeContext) []string { return []string{cc.ID, cc.Language, cc.Cwd} },
 }
 
 func newContextRm(p *command.Program) *cobra.Command {

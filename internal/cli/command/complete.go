@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -20,16 +21,16 @@ var CompletionLimit = 500 * time.Millisecond
 // wanted are the states in which a sandbox is offered to a command; to others
 // all are.
 var wanted = map[string][]string{
-	"exec":   {client.Running},
-	"shell":  {client.Running},
-	"attach": {client.Running},
-	"cp":     {client.Running},
-	"pause":  {client.Running},
-	"stop":   {client.Running, client.Paused},
-	"start":  {client.Terminated, client.Failed},
-	"resume": {client.Paused},
-	"stats":  {client.Running, client.Paused},
-	"top":    {client.Running, client.Paused},
+	"exec":   {wire.Running},
+	"shell":  {wire.Running},
+	"attach": {wire.Running},
+	"cp":     {wire.Running},
+	"pause":  {wire.Running},
+	"stop":   {wire.Running, wire.Paused},
+	"start":  {wire.Terminated, wire.Failed},
+	"resume": {wire.Paused},
+	"stats":  {wire.Running, wire.Paused},
+	"top":    {wire.Running, wire.Paused},
 }
 
 // complete lets every command below cmd complete its arguments by what its

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -52,7 +53,7 @@ func (o *Output) check() error {
 }
 
 // NameOf returns the name of a sandbox, or "".
-func NameOf(sb client.Sandbox) string {
+func NameOf(sb wire.Sandbox) string {
 	if sb.Sandboxd == nil {
 		return ""
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -23,9 +24,9 @@ func tailFlag(cmd *cobra.Command) func() (int, error) {
 			return client.AllLines, nil
 		}
 		n, err := strconv.Atoi(*tail)
-		if err != nil || n < 0 || n > client.MaxLines {
+		if err != nil || n < 0 || n > agent.MaxLines {
 			return 0, errs.New(errs.Invalid, "--tail %q: want a number of lines from 0 to %d, or all",
-				text.Clip(*tail, 40), client.MaxLines)
+				text.Clip(*tail, 40), agent.MaxLines)
 		}
 		return n, nil
 	}

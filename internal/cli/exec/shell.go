@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/foreground"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -105,8 +106,8 @@ the beginning of its id. The exit status is that of its command.`,
 }
 
 // choose finds the terminal that attach is asked for.
-func choose(all []client.TerminalInfo, args []string) (client.TerminalInfo, error) {
-	var found []client.TerminalInfo
+func choose(all []agent.PtyStatus, args []string) (agent.PtyStatus, error) {
+	var found []agent.PtyStatus
 	for _, t := range all {
 		if len(args) == 1 && t.Running || len(args) == 2 && strings.HasPrefix(t.SessionID, args[1]) {
 			found = append(found, t)
@@ -118,7 +119,7 @@ func choose(all []client.TerminalInfo, args []string) (client.TerminalInfo, erro
 	case len(found) > 1:
 		all = found
 	case len(args) == 1:
-		return client.TerminalInfo{}, errs.New(errs.NotFound, "no terminal runs in sandbox %s; open one by sandboxctl shell %s",
+		return agent.PtyStatus{}, errs.New(errs.NotFound, "no terminal runs in sandbox %s; open one by sandboxctl shell %s",
 			args[0], args[0])
 	}
 	var rows [][]string
@@ -129,12 +130,12 @@ func choose(all []client.TerminalInfo, args []string) (client.TerminalInfo, erro
 	//nolint:errcheck // the error below says the main thing
 	text.Table(os.Stderr, []string{"TERMINAL", "COMMAND", "STATE", "CREATED"}, rows)
 	if len(args) == 2 && len(found) == 0 {
-		return client.TerminalInfo{}, errs.New(errs.NotFound, "sandbox %s has no terminal %q, only those above", args[0], args[1])
+		return agent.PtyStatus{}, errs.New(errs.NotFound, "sandbox %s has no terminal %q, only those above", args[0], args[1])
 	}
-	return client.TerminalInfo{}, errs.New(errs.Invalid, "sandbox %s has several terminals; name one of those above", args[0])
+	return agent.PtyStatus{}, errs.New(errs.Invalid, "sandbox %s has several terminals; name one of those above", args[0])
 }
 
-func state(t client.TerminalInfo) string {
+func state(t agent.PtyStatus) string {
 	switch {
 	case t.ExitCode != nil:
 		return "exited " + strconv.Itoa(*t.ExitCode)

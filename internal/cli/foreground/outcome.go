@@ -9,6 +9,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -78,7 +79,7 @@ func WhyLost(cl *client.Client, sandbox string, lost error, hint string) error {
 			}
 			return command.Exit(command.ExitKilled, "killed (oom): sandbox %s went over its memory limit%s; give it more with --memory",
 				sandbox, limit)
-		case err == nil && (sb.Status.State == client.Failed || sb.Status.State == client.Terminated):
+		case err == nil && (sb.Status.State == wire.Failed || sb.Status.State == wire.Terminated):
 			return command.Exit(command.ExitKilled, "killed: sandbox %s ended while the command ran (%s) %s",
 				sandbox, sb.Status.Reason, text.Printable(sb.Status.Message))
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -73,15 +74,15 @@ func importImage(ctx context.Context, cl *client.Client, o *command.Output, file
 	}
 	defer body.Close()
 	a.Body, a.Size = body, size
-	return comes(o, func(progress func(client.ImportProgress)) (client.ImageInfo, error) {
+	return comes(o, func(progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 		return cl.ImportImage(ctx, a, progress)
 	})
 }
 
 // comes shows on a terminal how far an import or a pull is, and then prints the
 // image.
-func comes(o *command.Output, get func(progress func(client.ImportProgress)) (client.ImageInfo, error)) error {
-	var progress func(client.ImportProgress)
+func comes(o *command.Output, get func(progress func(wire.ImportProgress)) (wire.ImageInfo, error)) error {
+	var progress func(wire.ImportProgress)
 	if !o.Quiet && command.IsTerminal(os.Stderr) {
 		bar := bar{w: os.Stderr}
 		progress = bar.show
@@ -135,7 +136,7 @@ type bar struct{ w *os.File }
 
 const barWidth = 30
 
-func (b bar) show(p client.ImportProgress) {
+func (b bar) show(p wire.ImportProgress) {
 	what := "receiving"
 	switch p.Stage {
 	case "unpack":

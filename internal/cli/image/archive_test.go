@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 func TestBar(t *testing.T) {
@@ -16,9 +16,9 @@ func TestBar(t *testing.T) {
 	}
 	defer f.Close()
 	b := bar{f}
-	b.show(client.ImportProgress{Stage: "receive", Bytes: 1 << 20})
-	b.show(client.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 1 << 20, Total: 2 << 20})
-	b.show(client.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 9, Total: 2}) // a daemon may err
+	b.show(wire.ImportProgress{Stage: "receive", Bytes: 1 << 20})
+	b.show(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 1 << 20, Total: 2 << 20})
+	b.show(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 9, Total: 2}) // a daemon may err
 	b.clear()
 	got, err := os.ReadFile(f.Name())
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -43,7 +44,7 @@ images.aliases of the daemon's configuration; :* is for any tag.`,
 		Example: `  sandboxctl image ls
   sandboxctl image ls -o name`,
 		Args: cobra.NoArgs,
-		RunE: images(&o).Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]client.ImageInfo, error) {
+		RunE: images(&o).Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.ImageInfo, error) {
 			return cl.Images(ctx)
 		}),
 	}
@@ -53,11 +54,11 @@ images.aliases of the daemon's configuration; :* is for any tag.`,
 }
 
 // images is how images are listed.
-func images(o *command.Output) command.Listing[client.ImageInfo] {
-	return command.Listing[client.ImageInfo]{
-		Name:   func(i client.ImageInfo) string { return i.Name + ":" + i.Tag },
+func images(o *command.Output) command.Listing[wire.ImageInfo] {
+	return command.Listing[wire.ImageInfo]{
+		Name:   func(i wire.ImageInfo) string { return i.Name + ":" + i.Tag },
 		Header: []string{"NAME", "TAG", "DIGEST", "CREATED", "SIZE", "ALIASES"},
-		Row: func(i client.ImageInfo) []string {
+		Row: func(i wire.ImageInfo) []string {
 			digest := i.Digest
 			if !o.Full {
 				digest = text.Clip(digest, 20)
@@ -106,7 +107,7 @@ func newImageInspect(p *command.Program) *cobra.Command {
 		Short:   "Print all there is to know of images, as JSON",
 		Example: `  sandboxctl image inspect python`,
 		Args:    cobra.MinimumNArgs(1),
-		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, ref string) (client.ImageInspection, error) {
+		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, ref string) (wire.ImageInspection, error) {
 			return cl.InspectImage(ctx, ref)
 		}),
 	}

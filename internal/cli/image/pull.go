@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -40,7 +41,7 @@ for this pull only and kept nowhere.`,
 			if err != nil {
 				return err
 			}
-			return comes(&o, func(progress func(client.ImportProgress)) (client.ImageInfo, error) {
+			return comes(&o, func(progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 				return cl.PullImage(ctx, args[0], auth, progress)
 			})
 		}),
@@ -55,7 +56,7 @@ for this pull only and kept nowhere.`,
 const maxPassword = 16 << 10
 
 // readAuth reads the password of user; without a user there is none.
-func readAuth(user string, stdin bool) (*client.ImageAuth, error) {
+func readAuth(user string, stdin bool) (*wire.ImageAuth, error) {
 	if user == "" {
 		if stdin {
 			return nil, errs.New(errs.Invalid, "--password-stdin needs the user name that the password is of: -u NAME")
@@ -73,7 +74,7 @@ func readAuth(user string, stdin bool) (*client.ImageAuth, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read the password: %w", err)
 		}
-		return &client.ImageAuth{Username: user, Password: string(b)}, nil
+		return &wire.ImageAuth{Username: user, Password: string(b)}, nil
 	}
 	line, err := bufio.NewReader(io.LimitReader(os.Stdin, maxPassword)).ReadString('\n')
 	if err != nil && !errors.Is(err, io.EOF) {
@@ -82,5 +83,5 @@ func readAuth(user string, stdin bool) (*client.ImageAuth, error) {
 	if line = strings.TrimRight(line, "\r\n"); line == "" {
 		return nil, errs.New(errs.Invalid, "standard input holds no password")
 	}
-	return &client.ImageAuth{Username: user, Password: line}, nil
+	return &wire.ImageAuth{Username: user, Password: line}, nil
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -53,7 +54,7 @@ func newEgressGet(p *command.Program) *cobra.Command {
 			}
 			rules := p.Policy.Egress
 			if o.Format == command.Table {
-				rules = append(rules, client.NetworkRule{Action: p.Policy.DefaultAction, Target: "(all else)"})
+				rules = append(rules, wire.NetworkRule{Action: p.Policy.DefaultAction, Target: "(all else)"})
 			}
 			return policyRules.Show(os.Stdout, &o, rules)
 		}),
@@ -62,10 +63,10 @@ func newEgressGet(p *command.Program) *cobra.Command {
 	return cmd
 }
 
-var policyRules = command.Listing[client.NetworkRule]{
-	Name:   func(r client.NetworkRule) string { return r.Target },
+var policyRules = command.Listing[wire.NetworkRule]{
+	Name:   func(r wire.NetworkRule) string { return r.Target },
 	Header: []string{"ACTION", "TARGET", "PORTS", "PROTOCOL"},
-	Row: func(r client.NetworkRule) []string {
+	Row: func(r wire.NetworkRule) []string {
 		ports := make([]string, len(r.Ports))
 		for i, p := range r.Ports {
 			ports[i] = fmt.Sprint(p)
@@ -75,7 +76,7 @@ var policyRules = command.Listing[client.NetworkRule]{
 }
 
 func newEgressPatch(p *command.Program) *cobra.Command {
-	var rules []client.NetworkRule
+	var rules []wire.NetworkRule
 	cmd := &cobra.Command{
 		Use:   "patch [flags] SANDBOX...",
 		Short: "Put rules before those that sandboxes have",
@@ -106,7 +107,7 @@ and print the sandboxes. Rules that the new ones cover wholly are dropped.`,
 // their order on the command line is that of the rules.
 type ruleFlag struct {
 	action string // "": the value begins with it
-	rules  *[]client.NetworkRule
+	rules  *[]wire.NetworkRule
 }
 
 func (f *ruleFlag) Type() string   { return "string" }
@@ -129,8 +130,8 @@ func (f *ruleFlag) Set(s string) error {
 
 // ruleOf splits CIDR[:PORT[-PORT]][/PROTO]. The daemon says whether the parts
 // make sense, and why not.
-func ruleOf(action, s string) client.NetworkRule {
-	r := client.NetworkRule{Action: action, Target: s}
+func ruleOf(action, s string) wire.NetworkRule {
+	r := wire.NetworkRule{Action: action, Target: s}
 	// What follows the last slash is a protocol unless it begins as a number.
 	if i := strings.LastIndexByte(s, '/'); i >= 0 && i+1 < len(s) && (s[i+1] < '0' || s[i+1] > '9') {
 		r.Target, r.Protocol = s[:i], s[i+1:]

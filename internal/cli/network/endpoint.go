@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -40,7 +41,7 @@ Without a TCP listener or a gateway in the daemon's configuration it leads nowhe
 		if err != nil || port == 0 {
 			return errs.New(errs.Invalid, "port %q: want a number from 1 to 65535", text.Clip(args[1], 20))
 		}
-		var e client.Endpoint
+		var e wire.Endpoint
 		if cmd.Flags().Changed("expires") {
 			if expires < time.Second {
 				return errs.New(errs.Invalid, "--expires %s: want a time to come, as 1h", expires)
@@ -62,7 +63,7 @@ Without a TCP listener or a gateway in the daemon's configuration it leads nowhe
 
 // printEndpoint prints an address and, unless its name alone is wanted, the
 // headers to send.
-func printEndpoint(o *command.Output, e client.Endpoint) error {
+func printEndpoint(o *command.Output, e wire.Endpoint) error {
 	if err := o.One(e, e.Endpoint); err != nil || o.Format != command.Table {
 		return err
 	}

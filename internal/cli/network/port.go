@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -41,7 +42,7 @@ through the API, too: see sandboxctl endpoint.`,
 			if err != nil {
 				return err
 			}
-			ports := []client.PublishedPort{}
+			ports := []wire.PublishedPort{}
 			if sb.Sandboxd != nil {
 				for _, p := range sb.Sandboxd.Ports {
 					if want == 0 || uint64(p.Port) == want {
@@ -61,7 +62,7 @@ through the API, too: see sandboxctl endpoint.`,
 }
 
 // printPorts prints as docker does: of one port the addresses alone.
-func printPorts(o *command.Output, ports []client.PublishedPort, one bool) error {
+func printPorts(o *command.Output, ports []wire.PublishedPort, one bool) error {
 	if o.Format == command.JSON {
 		return text.JSON(os.Stdout, ports)
 	}

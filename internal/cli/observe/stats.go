@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -36,15 +37,15 @@ each unless --no-stream asks for one alone.`,
 
 // sample is one measurement, and CPU in percent of one core since the one before.
 type sample struct {
-	ID    string       `json:"id"`
-	Name  string       `json:"name,omitempty"`
-	CPU   float64      `json:"cpuPercent"`
-	Usage client.Usage `json:"usage"`
+	ID    string     `json:"id"`
+	Name  string     `json:"name,omitempty"`
+	CPU   float64    `json:"cpuPercent"`
+	Usage wire.Usage `json:"usage"`
 }
 
 func watchStats(ctx context.Context, cl *client.Client, args []string, once bool, o command.Output) error {
 	o.Lines = !once
-	last := map[string]client.Usage{}
+	last := map[string]wire.Usage{}
 	every := firstLook
 	for first := true; ; first = false {
 		list, err := measure(ctx, cl, args, last)
@@ -68,9 +69,9 @@ func watchStats(ctx context.Context, cl *client.Client, args []string, once bool
 
 // measure looks at the sandboxes named, or at all that run: then one that can
 // not be measured is left out.
-func measure(ctx context.Context, cl *client.Client, args []string, last map[string]client.Usage) ([]sample, error) {
+func measure(ctx context.Context, cl *client.Client, args []string, last map[string]wire.Usage) ([]sample, error) {
 	out := []sample{}
-	add := func(id, name string, u client.Usage) {
+	add := func(id, name string, u wire.Usage) {
 		out = append(out, sample{ID: id, Name: name, CPU: cpuSince(last[id], u), Usage: u})
 		last[id] = u
 	}
@@ -96,7 +97,7 @@ func measure(ctx context.Context, cl *client.Client, args []string, last map[str
 }
 
 // pidsOf is how many processes and threads there are, where somebody knows.
-func pidsOf(u client.Usage) string {
+func pidsOf(u wire.Usage) string {
 	if u.Pids == nil {
 		return "-"
 	}

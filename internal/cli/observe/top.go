@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -74,7 +75,7 @@ is more than one, a line.`,
 
 // usage is a row: what a sandbox uses, and its CPU since the look before.
 type usage struct {
-	client.SandboxStats
+	wire.SandboxStats
 	CPU float64 `json:"cpuPercent"`
 }
 
@@ -101,7 +102,7 @@ type top struct {
 	out   command.Output
 	by    func(a, b usage) int
 	every time.Duration
-	last  map[string]client.Usage
+	last  map[string]wire.Usage
 }
 
 // run shows a measurement now and then, so many times or, for 0, until ctx ends.
@@ -133,7 +134,7 @@ func (t *top) measure(ctx context.Context) ([]usage, error) {
 	if err != nil {
 		return nil, err
 	}
-	now := make(map[string]client.Usage, len(all))
+	now := make(map[string]wire.Usage, len(all))
 	list := make([]usage, 0, len(all))
 	for _, s := range all {
 		now[s.ID] = s.Usage
@@ -145,7 +146,7 @@ func (t *top) measure(ctx context.Context) ([]usage, error) {
 }
 
 // cpuSince is the CPU time between two measurements, in percent of one core.
-func cpuSince(was, now client.Usage) float64 {
+func cpuSince(was, now wire.Usage) float64 {
 	dt := now.Time.Sub(was.Time).Microseconds()
 	if was.Time.IsZero() || dt <= 0 {
 		return 0
@@ -235,7 +236,7 @@ var usages = command.Listing[usage]{
 	Row: func(s usage) []string {
 		u := s.Usage
 		name := s.Name
-		if s.State != client.Running {
+		if s.State != wire.Running {
 			name = strings.TrimSpace(name + " (" + s.State + ")")
 		}
 		return []string{

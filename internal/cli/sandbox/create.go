@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -94,20 +95,20 @@ func renewOnAccess(given string, extensions map[string]string) error {
 		}
 		given = strconv.FormatInt(int64(d/time.Second), 10)
 	}
-	extensions[client.ExtRenew] = given
+	extensions[wire.ExtRenew] = given
 	return nil
 }
 
 // keep makes a sandbox that stays and prints it; without an entrypoint it idles.
 // A timeout of 0 is none.
 func keep(
-	ctx context.Context, cl *client.Client, r client.CreateRequest, timeout time.Duration, wait bool, o command.Output,
+	ctx context.Context, cl *client.Client, r wire.CreateRequest, timeout time.Duration, wait bool, o command.Output,
 ) error {
 	if len(r.Entrypoint) == 0 {
-		r.Extensions[client.ExtIdle] = "true"
+		r.Extensions[wire.ExtIdle] = "true"
 	}
 	if timeout != 0 {
-		r.Extensions[client.ExtTimeout] = timeout.String()
+		r.Extensions[wire.ExtTimeout] = timeout.String()
 	}
 	sb, err := cl.Create(ctx, r, wait)
 	if err != nil {
@@ -116,7 +117,7 @@ func keep(
 	if err := o.One(sb, sb.ID); err != nil {
 		return err
 	}
-	if sb.Status.State == client.Failed {
+	if sb.Status.State == wire.Failed {
 		return notUp(sb, errs.New(errs.Internal,
 			"sandbox %s failed (%s): %s; `sandboxctl inspect %s` shows what is left, `sandboxctl rm %s` removes it",
 			sb.ID, sb.Status.Reason, sb.Status.Message, sb.ID, sb.ID))
@@ -130,7 +131,7 @@ func keep(
 // notUp gives the failure of a sandbox whose entrypoint cannot be run the exit
 // status that a shell and docker have for that: 127 if the entrypoint is not
 // there, 126 if it is no program.
-func notUp(sb client.Sandbox, failed error) error {
+func notUp(sb wire.Sandbox, failed error) error {
 	reason := sb.Status.Reason
 	if sb.Sandboxd == nil || sb.Sandboxd.ExitCode == nil || reason != "create_failed" && reason != "start_failed" {
 		return failed

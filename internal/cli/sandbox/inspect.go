@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -16,7 +17,7 @@ func newInspect(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl inspect lab
   sandboxctl inspect lab | jq -r '.[0].status.reason'`,
 		Args: cobra.MinimumNArgs(1),
-		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (client.Inspection, error) {
+		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (wire.Inspection, error) {
 			return cl.Inspect(ctx, id)
 		}),
 	}

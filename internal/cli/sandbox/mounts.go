@@ -5,13 +5,13 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/internal/cli/text"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // mounts reads the values of -v and --mount, docker's forms.
-func mounts(short, long []string) (all []client.VolumeMount, err error) {
-	read := func(values []string, parse func(string) (client.VolumeMount, error)) error {
+func mounts(short, long []string) (all []wire.VolumeMount, err error) {
+	read := func(values []string, parse func(string) (wire.VolumeMount, error)) error {
 		for _, s := range values {
 			m, err := parse(s)
 			if err != nil {
@@ -33,19 +33,19 @@ func mounts(short, long []string) (all []client.VolumeMount, err error) {
 
 // mountOf mounts source, a directory of the host if bind is set and a volume
 // otherwise, at target.
-func mountOf(source, target string, bind bool) client.VolumeMount {
-	m := client.VolumeMount{MountPath: target}
+func mountOf(source, target string, bind bool) wire.VolumeMount {
+	m := wire.VolumeMount{MountPath: target}
 	if bind {
-		m.Host = &client.HostPath{Path: source}
+		m.Host = &wire.HostPath{Path: source}
 	} else {
-		m.PVC = &client.PVC{ClaimName: source}
+		m.PVC = &wire.PVC{ClaimName: source}
 	}
 	return m
 }
 
 // shortMount reads a value of -v.
-func shortMount(s string) (m client.VolumeMount, err error) {
-	fail := func(format string, args ...any) (client.VolumeMount, error) {
+func shortMount(s string) (m wire.VolumeMount, err error) {
+	fail := func(format string, args ...any) (wire.VolumeMount, error) {
 		return m, errs.New(errs.Invalid, "-v %q: "+format, append([]any{text.Clip(s, 80)}, args...)...)
 	}
 	f := strings.Split(s, ":")
@@ -66,8 +66,8 @@ func shortMount(s string) (m client.VolumeMount, err error) {
 }
 
 // longMount reads a value of --mount.
-func longMount(s string) (m client.VolumeMount, err error) {
-	fail := func(format string, args ...any) (client.VolumeMount, error) {
+func longMount(s string) (m wire.VolumeMount, err error) {
+	fail := func(format string, args ...any) (wire.VolumeMount, error) {
 		return m, errs.New(errs.Invalid, "--mount %q: "+format, append([]any{text.Clip(s, 80)}, args...)...)
 	}
 	kind, source, target, subPath, readOnly := "volume", "", "", "", false

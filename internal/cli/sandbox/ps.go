@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -17,9 +18,9 @@ import (
 var (
 	// live are the states of what has not ended.
 	live = []string{
-		client.Pending, client.Running, client.Pausing, client.Paused, client.Resuming, client.Stopping,
+		wire.Pending, wire.Running, wire.Pausing, wire.Paused, wire.Resuming, wire.Stopping,
 	}
-	states = append(slices.Clone(live), client.Terminated, client.Failed)
+	states = append(slices.Clone(live), wire.Terminated, wire.Failed)
 )
 
 func newPs(p *command.Program) *cobra.Command {
@@ -48,7 +49,7 @@ func newPs(p *command.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			list = slices.DeleteFunc(list, func(sb client.Sandbox) bool {
+			list = slices.DeleteFunc(list, func(sb wire.Sandbox) bool {
 				return len(names) > 0 && !slices.Contains(names, command.NameOf(sb)) && !slices.Contains(names, sb.ID)
 			})
 			return sandboxes(&o).Show(os.Stdout, &o, list)
@@ -93,11 +94,11 @@ func parseFilters(list []string) (f client.Filter, names []string, err error) {
 }
 
 // sandboxes is how sandboxes are listed.
-func sandboxes(o *command.Output) command.Listing[client.Sandbox] {
-	return command.Listing[client.Sandbox]{
-		Name:   func(sb client.Sandbox) string { return sb.ID },
+func sandboxes(o *command.Output) command.Listing[wire.Sandbox] {
+	return command.Listing[wire.Sandbox]{
+		Name:   func(sb wire.Sandbox) string { return sb.ID },
 		Header: []string{"ID", "NAME", "IMAGE", "RUNTIME", "STATE", "ENTRYPOINT", "CREATED", "EXPIRES"},
-		Row: func(sb client.Sandbox) []string {
+		Row: func(sb wire.Sandbox) []string {
 			row := []string{
 				sb.ID, command.NameOf(sb), "", "", stateOf(sb), strings.Join(sb.Entrypoint, " "),
 				text.Ago(sb.CreatedAt), text.Until(sb.ExpiresAt),

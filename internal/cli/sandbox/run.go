@@ -12,6 +12,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/foreground"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -116,13 +117,13 @@ const cleanup = 30 * time.Second
 // runOnce makes a sandbox, runs the command, and with rm destroys the sandbox
 // whatever happens. That takes three requests over one connection; the last
 // begins the moment the exit status is known.
-func runOnce(cl *client.Client, r client.CreateRequest, f foreground.Flags, argv []string, rm bool) (err error) {
+func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv []string, rm bool) (err error) {
 	sig := foreground.Catch()
 	defer sig.Stop()
-	r.Extensions[client.ExtIdle] = "true"
+	r.Extensions[wire.ExtIdle] = "true"
 	if rm {
-		r.Extensions[client.ExtOneShot] = "true"
-		r.Extensions[client.ExtTimeout] = lease.String()
+		r.Extensions[wire.ExtOneShot] = "true"
+		r.Extensions[wire.ExtTimeout] = lease.String()
 		if r.Metadata == nil {
 			r.Metadata = map[string]string{}
 		}
@@ -152,7 +153,7 @@ func runOnce(cl *client.Client, r client.CreateRequest, f foreground.Flags, argv
 			}
 		}()
 	}
-	if sb.Status.State != client.Running {
+	if sb.Status.State != wire.Running {
 		return errs.New(errs.Internal, "the sandbox failed (%s): %s", sb.Status.Reason, sb.Status.Message)
 	}
 	if err := unready(sb); err != nil {
@@ -176,7 +177,7 @@ func notDestroyed(err error, id string) error {
 }
 
 // leave keeps the sandbox of a run for as long as a person may be away.
-func leave(ctx context.Context, cl *client.Client, sb client.Sandbox) error {
+func leave(ctx context.Context, cl *client.Client, sb wire.Sandbox) error {
 	until := time.Now().Add(24 * time.Hour)
 	if _, err := cl.Renew(ctx, sb.ID, until); err != nil { // the host allows less
 		if now, err := cl.Get(ctx, sb.ID); err == nil && now.ExpiresAt != nil {

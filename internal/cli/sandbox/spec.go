@@ -9,7 +9,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/agent"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -60,9 +60,9 @@ func (s *spec) flags(cmd *cobra.Command) {
 }
 
 // request makes the body of create, without an entrypoint.
-func (s *spec) request(image string) (client.CreateRequest, error) {
-	r := client.CreateRequest{
-		Image: &client.Image{URI: image}, ResourceLimits: map[string]string{}, Extensions: map[string]string{},
+func (s *spec) request(image string) (wire.CreateRequest, error) {
+	r := wire.CreateRequest{
+		Image: &wire.Image{URI: image}, ResourceLimits: map[string]string{}, Extensions: map[string]string{},
 	}
 	if err := s.into(r.ResourceLimits); err != nil {
 		return r, err
@@ -79,15 +79,15 @@ func (s *spec) request(image string) (client.CreateRequest, error) {
 	set(r.ResourceLimits, "shm", command.Size(s.shm))
 	set(r.ResourceLimits, "logSize", command.Size(logSize))
 	if s.readOnly {
-		r.Extensions[client.ExtReadOnly] = "true"
+		r.Extensions[wire.ExtReadOnly] = "true"
 	}
-	set(r.Extensions, client.ExtPrestart, strings.Join(s.prestart, ","))
-	set(r.Extensions, client.ExtTmpfs, strings.Join(s.tmpfs, ";"))
-	set(r.Extensions, client.ExtName, s.name)
-	set(r.Extensions, client.ExtRuntime, s.runtime)
-	set(r.Extensions, client.ExtNetwork, s.network)
-	set(r.Extensions, client.ExtAllow, strings.Join(s.allow, ","))
-	set(r.Extensions, client.ExtPublish, strings.Join(s.publish, ","))
+	set(r.Extensions, wire.ExtPrestart, strings.Join(s.prestart, ","))
+	set(r.Extensions, wire.ExtTmpfs, strings.Join(s.tmpfs, ";"))
+	set(r.Extensions, wire.ExtName, s.name)
+	set(r.Extensions, wire.ExtRuntime, s.runtime)
+	set(r.Extensions, wire.ExtNetwork, s.network)
+	set(r.Extensions, wire.ExtAllow, strings.Join(s.allow, ","))
+	set(r.Extensions, wire.ExtPublish, strings.Join(s.publish, ","))
 	if err := healthExtensions(s.given, r.Extensions); err != nil {
 		return r, err
 	}

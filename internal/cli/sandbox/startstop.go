@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -22,9 +23,9 @@ func newStart(p *command.Program) *cobra.Command {
 	}, func(ctx context.Context, cl *client.Client, id string) error {
 		sb, err := cl.Restart(ctx, id, true)
 		if errs.Is(err, errs.WrongState) {
-			return already(ctx, cl, id, err, client.Running)
+			return already(ctx, cl, id, err, wire.Running)
 		}
-		if err == nil && sb.Status.State == client.Failed {
+		if err == nil && sb.Status.State == wire.Failed {
 			err = notUp(sb, errs.New(errs.Internal, "sandbox %s failed (%s): %s; its files are kept",
 				sb.ID, sb.Status.Reason, sb.Status.Message))
 		}
@@ -45,7 +46,7 @@ func newStop(p *command.Program) *cobra.Command {
 	}, func(ctx context.Context, cl *client.Client, id string) error {
 		err := cl.Stop(ctx, id, time.Duration(seconds)*time.Second)
 		if errs.Is(err, errs.WrongState) {
-			return already(ctx, cl, id, err, client.Terminated, client.Failed)
+			return already(ctx, cl, id, err, wire.Terminated, wire.Failed)
 		}
 		return err
 	})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -52,7 +53,7 @@ as copying its files takes. Memory and processes are not part of a snapshot.`,
 				return err
 			}
 			err = o.One(s, s.ID)
-			if err == nil && s.Status.State == client.SnapshotFailed {
+			if err == nil && s.Status.State == wire.SnapshotFailed {
 				err = errs.New(errs.Internal, "snapshot %s failed: %s; `sandboxctl snapshot rm %s` removes what is left of it",
 					s.ID, s.Status.Message, s.ID)
 			}
@@ -77,7 +78,7 @@ func newSnapshotLs(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl snapshot ls
   sandboxctl snapshot ls --sandbox dnruqjdutkuk -o json`,
 		Args: cobra.NoArgs,
-		RunE: snapshots.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]client.Snapshot, error) {
+		RunE: snapshots.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Snapshot, error) {
 			return cl.Snapshots(ctx, sandbox)
 		}),
 	}
@@ -87,12 +88,12 @@ func newSnapshotLs(p *command.Program) *cobra.Command {
 }
 
 // snapshots is how snapshots are listed.
-var snapshots = command.Listing[client.Snapshot]{
-	Name:   func(s client.Snapshot) string { return s.ID },
+var snapshots = command.Listing[wire.Snapshot]{
+	Name:   func(s wire.Snapshot) string { return s.ID },
 	Header: []string{"ID", "NAME", "SANDBOX", "STATE", "CREATED"},
-	Row: func(s client.Snapshot) []string {
+	Row: func(s wire.Snapshot) []string {
 		state := s.Status.State
-		if state == client.SnapshotFailed {
+		if state == wire.SnapshotFailed {
 			state += " (" + text.Clip(s.Status.Message, 60) + ")"
 		}
 		return []string{s.ID, s.Name, s.SandboxID, state, text.Ago(s.CreatedAt)}
@@ -105,7 +106,7 @@ func newSnapshotInspect(p *command.Program) *cobra.Command {
 		Short:   "Show all there is to know of snapshots, as JSON",
 		Example: `  sandboxctl snapshot inspect before-upgrade`,
 		Args:    cobra.MinimumNArgs(1),
-		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (client.SnapshotInspection, error) {
+		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (wire.SnapshotInspection, error) {
 			return cl.InspectSnapshot(ctx, id)
 		}),
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -96,7 +97,7 @@ func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) er
 func alive(ctx context.Context, cl *client.Client) (n int, err error) {
 	i, err := cl.SystemInfo(ctx)
 	for state, count := range i.Sandboxes {
-		if state != client.Terminated && state != client.Failed {
+		if state != wire.Terminated && state != wire.Failed {
 			n += count
 		}
 	}

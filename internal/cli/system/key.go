@@ -8,6 +8,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -89,7 +90,7 @@ func newKeyLs(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl key ls
   sandboxctl key ls -o json`,
 		Args: cobra.NoArgs,
-		RunE: keys.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]client.Key, error) {
+		RunE: keys.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Key, error) {
 			return cl.Keys(ctx)
 		}),
 	}
@@ -97,10 +98,10 @@ func newKeyLs(p *command.Program) *cobra.Command {
 	return cmd
 }
 
-var keys = command.Listing[client.Key]{
-	Name:   func(k client.Key) string { return k.Name },
+var keys = command.Listing[wire.Key]{
+	Name:   func(k wire.Key) string { return k.Name },
 	Header: []string{"NAME", "ROLE", "CREATED", "EXPIRES", "FROM"},
-	Row: func(k client.Key) []string {
+	Row: func(k wire.Key) []string {
 		created := ""
 		if k.CreatedAt != nil {
 			created = text.Ago(*k.CreatedAt)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -59,7 +60,7 @@ func newSystemInfo(p *command.Program) *cobra.Command {
 	return cmd
 }
 
-func printInfo(i client.SystemInfo) error {
+func printInfo(i wire.SystemInfo) error {
 	var counts []string
 	for _, state := range slices.Sorted(maps.Keys(i.Sandboxes)) {
 		counts = append(counts, fmt.Sprintf("%d %s", i.Sandboxes[state], state))
@@ -131,7 +132,7 @@ func newSystemDf(p *command.Program) *cobra.Command {
 	return cmd
 }
 
-func printDf(df client.DiskUsage) error {
+func printDf(df wire.DiskUsage) error {
 	var images, disks [][]string
 	for _, i := range df.Images {
 		images = append(images, []string{i.Name + ":" + i.Tag, text.Bytes(i.Bytes), text.Bytes(i.SharedBytes), fmt.Sprint(i.Sandboxes)})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -81,7 +82,7 @@ func newVolumeLs(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl volume ls
   sandboxctl volume ls -o json`,
 		Args: cobra.NoArgs,
-		RunE: volumes.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]client.Volume, error) {
+		RunE: volumes.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Volume, error) {
 			return cl.Volumes(ctx)
 		}),
 	}
@@ -90,10 +91,10 @@ func newVolumeLs(p *command.Program) *cobra.Command {
 }
 
 // volumes is how volumes are listed.
-var volumes = command.Listing[client.Volume]{
-	Name:   func(v client.Volume) string { return v.Name },
+var volumes = command.Listing[wire.Volume]{
+	Name:   func(v wire.Volume) string { return v.Name },
 	Header: []string{"NAME", "USED", "SIZE", "SANDBOXES", "CREATED"},
-	Row: func(v client.Volume) []string {
+	Row: func(v wire.Volume) []string {
 		used, size := "", "no limit"
 		if v.UsedBytes != nil {
 			used = text.Bytes(*v.UsedBytes)
@@ -111,7 +112,7 @@ func newVolumeInspect(p *command.Program) *cobra.Command {
 		Short:   "Show all there is to know of volumes, as JSON",
 		Example: `  sandboxctl volume inspect data`,
 		Args:    cobra.MinimumNArgs(1),
-		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, name string) (client.Volume, error) {
+		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, name string) (wire.Volume, error) {
 			return cl.Volume(ctx, name)
 		}),
 	}
