@@ -53,7 +53,7 @@ func newPtyServer(t *testing.T, scripts ...func(ctx context.Context, ws *websock
 	if err != nil {
 		t.Fatal(err)
 	}
-	term, err := c.Terminal("lab", ptyID)
+	term, err := c.Terminals("lab").Get(ptyID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestAttachWaits(t *testing.T) {
 			_, typed, _ = ws.Read(ctx)
 			says(exited)(ctx, ws)
 		})
-		term.c.ping = patient
+		term.in.ping = patient
 		exit, err := term.Attach(t.Context(), View{In: strings.NewReader("typed"), Out: io.Discard})
 		s.mu.Lock() // which the script holds
 		connections, late := len(s.queries), round > patient
@@ -219,7 +219,7 @@ func TestAttachWaits(t *testing.T) {
 		<-silent
 	})
 	defer close(silent)
-	term.c.ping = every
+	term.in.ping = every
 	lost := make(chan struct{})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()

@@ -180,7 +180,7 @@ func silence(t *testing.T) {
 	}()
 	put := make(chan error, 1)
 	go func() {
-		put <- c.Put(t.Context(), "lab", []Upload{{"/a", 644, -1, func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("a")), nil }}})
+		put <- c.Files("lab").Put(t.Context(), []Upload{{"/a", 644, -1, func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("a")), nil }}})
 	}()
 	_, err := c.Version(t.Context())
 	if err := errors.Join(err, <-follow, <-put); err != nil {
@@ -275,7 +275,7 @@ func TestHostileAgent(t *testing.T) {
 	if _, err := c.Start(t.Context(), "lab", Command{Argv: []string{"x"}}); err == nil {
 		t.Error("text/html: no error")
 	}
-	if _, err := c.CommandLogs(t.Context(), "lab", "../x", 0, io.Discard); !errs.Is(err, errs.Invalid) {
+	if _, err := c.Commands("lab").Logs(t.Context(), "../x", 0, io.Discard); !errs.Is(err, errs.Invalid) {
 		t.Errorf("a command id that is a path: %v", err)
 	}
 }
@@ -334,38 +334,38 @@ func TestFiles(t *testing.T) {
 		return func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(s)), nil }
 	}
 	big := strings.Repeat("0123456789", 200_000)
-	if err := c.Put(t.Context(), "lab", []Upload{{"/a", 644, -1, text("one")}, {"/b c", 755, -1, text(big)}}); err != nil {
+	if err := c.Files("lab").Put(t.Context(), []Upload{{"/a", 644, -1, text("one")}, {"/b c", 755, -1, text(big)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got["/a"] != "one" || got["/b c"] != big || fmt.Sprint(modes) != "[644 755]" {
 		t.Errorf("%d files, modes %v", len(got), modes)
 	}
-	if err := c.Put(t.Context(), "lab", []Upload{{"/x", 644, -1, func() (io.ReadCloser, error) { return nil, errors.New("disk on fire") }}}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
+	if err := c.Files("lab").Put(t.Context(), []Upload{{"/x", 644, -1, func() (io.ReadCloser, error) { return nil, errors.New("disk on fire") }}}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
 		t.Errorf("a source that fails: %v", err)
 	}
 	// Sizes known: those bytes and no more.
-	if err := c.Put(t.Context(), "lab", []Upload{{"/s", 644, 3, text("onesie")}, {"/none", 600, 0, text("")}, {"/b", 755, int64(len(big)), text(big)}}); err != nil {
+	if err := c.Files("lab").Put(t.Context(), []Upload{{"/s", 644, 3, text("onesie")}, {"/none", 600, 0, text("")}, {"/b", 755, int64(len(big)), text(big)}}); err != nil {
 		t.Fatal(err)
 	}
 	if s, ok := got["/none"]; got["/s"] != "one" || s != "" || !ok || got["/b"] != big {
 		t.Errorf("with sizes: %q, %q, %d bytes", got["/s"], s, len(got["/b"]))
 	}
-	if err := c.Put(t.Context(), "lab", []Upload{{"/short", 644, 30, text("one")}}); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "/short") {
+	if err := c.Files("lab").Put(t.Context(), []Upload{{"/short", 644, 30, text("one")}}); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "/short") {
 		t.Errorf("a file that shrinks: %v", err)
 	}
-	if fi, err := c.Stat(t.Context(), "lab", "/a"); err != nil || fi.Size != 3 {
+	if fi, err := c.Files("lab").Stat(t.Context(), "/a"); err != nil || fi.Size != 3 {
 		t.Errorf("%+v %v", fi, err)
 	}
-	if _, err := c.Stat(t.Context(), "lab", "/other"); err == nil {
+	if _, err := c.Files("lab").Stat(t.Context(), "/other"); err == nil {
 		t.Error("an answer about another file was believed")
 	}
-	if _, err := c.Download(t.Context(), "lab", "/none"); !errs.Is(err, errs.NotFound) {
+	if _, err := c.Files("lab").Download(t.Context(), "/none"); !errs.Is(err, errs.NotFound) {
 		t.Errorf("%v", err)
 	}
 	for spec, want := range map[string]string{
 		"7": "7 -1", "7:8": "7 8", "web": "33 34", "web:mail": "33 8", "web:9": "33 9", "bad": "err", "nobody": "err", "-1": "err", "web:none": "err", "99999999999": "err",
 	} {
-		u, g, err := c.LookupUser(t.Context(), "lab", spec)
+		u, g, err := c.Commands("lab").LookupUser(t.Context(), spec)
 		s := "err"
 		if err == nil {
 			s = fmt.Sprint(*u, " ", -1)

@@ -26,7 +26,7 @@ type Command struct {
 	UID, GID   *int64            // default: the image's USER; GID needs UID
 	Timeout    time.Duration     // the whole tree is killed after it; 0: never
 	Stdin      bool              // Process.SendStdin will be called
-	Background bool              // keep on when this client leaves; output by CommandLogs
+	Background bool              // keep on when this client leaves; output by Commands.Logs
 }
 
 // Exit says how a command ended.
@@ -41,35 +41,30 @@ type Exit struct {
 
 // Process is a command that was started.
 type Process struct {
-	ID string // what CommandLogs and Signal know it by
+	ID string // what Commands knows it by
 	// OOMKills is how many processes of the sandbox the kernel had killed for its memory
 	// before this began; math.MaxInt64 if the daemon does not say.
 	OOMKills int64
 
-	c       *Client
-	sandbox string
+	in      sandbox
 	session bool // it is a line of one, whose id ID is
 	body    io.ReadCloser
 	frames  *agent.FrameReader
 }
 
-func agentPath(idOrName, rest string) string {
-	return sandboxPath(idOrName, "/proxy/"+strconv.Itoa(agent.Port)+rest)
-}
-
 // Start starts a command. Its output waits until Wait is called; a command in
 // the foreground is killed or not, as the agent likes, when ctx ends.
 func (c *Client) Start(ctx context.Context, idOrName string, cmd Command) (*Process, error) {
-	return c.begin(ctx, idOrName, "/command", agent.CommandRequest{
+	return c.in(idOrName).begin(ctx, "/command", agent.CommandRequest{
 		Argv: cmd.Argv, Command: cmd.Shell, Cwd: cmd.Dir, Envs: cmd.Env, UID: cmd.UID, GID: cmd.GID,
 		Stdin: cmd.Stdin, Background: cmd.Background, Timeout: cmd.Timeout.Milliseconds(),
 	})
 }
 
 // begin asks the agent for something that answers in frames.
-func (c *Client) begin(ctx context.Context, idOrName, path string, body any) (*Process, error) {
-	resp, err := c.stream(ctx, request{
-		method: http.MethodPost, path: agentPath(idOrName, path), json: body,
+func (s sandbox) begin(ctx context.Context, path string, body any) (*Process, error) {
+	resp, err := s.stream(ctx, request{
+		method: http.MethodPost, path: s.agentPath(path), json: body,
 		header: http.Header{"Accept": {agent.FramesType}},
 	})
 	if err != nil {
@@ -77,7 +72,7 @@ func (c *Client) begin(ctx context.Context, idOrName, path string, body any) (*P
 	}
 	p := &Process{
 		OOMKills: math.MaxInt64,
-		c:        c, sandbox: idOrName, body: resp.Body, frames: agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10)),
+		in:       s, body: resp.Body, frames: agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10)),
 	}
 	if n, err := strconv.ParseInt(resp.Header.Get(agent.OOMKillsHeader), 10, 64); err == nil {
 		p.OOMKills = n
@@ -91,15 +86,15 @@ func (c *Client) begin(ctx context.Context, idOrName, path string, body any) (*P
 
 func (p *Process) first(contentType string) error {
 	if contentType != agent.FramesType {
-		return errs.New(errs.Internal, "the agent of sandbox %s answers %q, not frames; it is of another release or not an agent", p.sandbox, contentType)
+		return errs.New(errs.Internal, "the agent of sandbox %s answers %q, not frames; it is of another release or not an agent", p.in.name, contentType)
 	}
 	_, payload, err := p.frames.Next()
 	if err != nil {
-		return errs.Wrap(err, errs.Unavailable, "the agent of sandbox %s hung up before the command began; look at it with `sandboxctl inspect %s`", p.sandbox, p.sandbox)
+		return errs.Wrap(err, errs.Unavailable, "the agent of sandbox %s hung up before the command began; look at it with `sandboxctl inspect %s`", p.in.name, p.in.name)
 	}
 	first, err := agent.ParseInit(payload)
 	if err != nil {
-		return errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", p.sandbox)
+		return errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", p.in.name)
 	}
 	p.ID = first.ID
 	return nil
@@ -134,7 +129,7 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 			keep = true
 			e, err := agent.ParseExit(payload)
 			if err != nil {
-				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end", p.sandbox)
+				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end", p.in.name)
 			}
 			return Exit{Code: e.ExitCode, Signal: e.Signal, TimedOut: e.TimedOut, Error: e.Error, Reason: e.Reason, Hint: e.Hint}, nil
 		}
@@ -158,8 +153,8 @@ func (p *Process) Close() error { return p.body.Close() }
 
 // SendStdin feeds the command until r ends, which is the end of its standard input.
 func (p *Process) SendStdin(ctx context.Context, r io.Reader) error {
-	return p.c.do(ctx, request{
-		method: http.MethodPost, path: agentPath(p.sandbox, "/command/"+p.ID+"/stdin"), body: r,
+	return p.in.do(ctx, request{
+		method: http.MethodPost, path: p.in.agentPath("/command/" + p.ID + "/stdin"), body: r,
 		header: http.Header{"Content-Type": {"application/octet-stream"}},
 	}, nil)
 }
@@ -167,38 +162,41 @@ func (p *Process) SendStdin(ctx context.Context, r io.Reader) error {
 // Signal sends a signal, by name as "SIGINT", to the command's process group.
 func (p *Process) Signal(ctx context.Context, name string) error {
 	if p.session {
-		return p.c.Interrupt(ctx, p.sandbox, p.ID)
+		return Commands{p.in}.Interrupt(ctx, p.ID)
 	}
-	return p.c.SignalCommand(ctx, p.sandbox, p.ID, name)
+	return Commands{p.in}.Signal(ctx, p.ID, name)
 }
 
-// SignalCommand is Process.Signal for a command known by its id.
-func (c *Client) SignalCommand(ctx context.Context, idOrName, command, name string) error {
+// Commands are the commands that were started in a sandbox, each known by its id.
+type Commands struct{ sandbox }
+
+// Signal sends a signal, by name as "SIGINT", to the command's process group.
+func (c Commands) Signal(ctx context.Context, command, name string) error {
 	if err := checkCommandID(command); err != nil {
 		return err
 	}
 	return c.do(ctx, request{
-		method: http.MethodPost, path: agentPath(idOrName, "/command/"+command+"/signal"),
+		method: http.MethodPost, path: c.agentPath("/command/" + command + "/signal"),
 		query: url.Values{"signal": {name}},
 	}, nil)
 }
 
-// CommandStatus returns the state of a command.
-func (c *Client) CommandStatus(ctx context.Context, idOrName, command string) (st agent.CommandStatus, err error) {
+// Status returns the state of a command.
+func (c Commands) Status(ctx context.Context, command string) (st agent.CommandStatus, err error) {
 	if err := checkCommandID(command); err != nil {
 		return st, err
 	}
-	err = c.do(ctx, request{method: http.MethodGet, path: agentPath(idOrName, "/command/status/"+command)}, &st)
+	err = c.do(ctx, request{method: http.MethodGet, path: c.agentPath("/command/status/" + command)}, &st)
 	return st, err
 }
 
-// CommandLogs copies the output of a background command since cursor to w and
+// Logs copies the output of a background command since cursor to w and
 // returns the cursor for the next call; 0 is the start.
-func (c *Client) CommandLogs(ctx context.Context, idOrName, command string, cursor int64, w io.Writer) (int64, error) {
+func (c Commands) Logs(ctx context.Context, command string, cursor int64, w io.Writer) (int64, error) {
 	if err := checkCommandID(command); err != nil {
 		return cursor, err
 	}
-	r := request{method: http.MethodGet, path: agentPath(idOrName, "/command/"+command+"/logs")}
+	r := request{method: http.MethodGet, path: c.agentPath("/command/" + command + "/logs")}
 	if cursor > 0 {
 		r.query = url.Values{"cursor": {strconv.FormatInt(cursor, 10)}}
 	}
@@ -212,7 +210,7 @@ func (c *Client) CommandLogs(ctx context.Context, idOrName, command string, curs
 	}
 	next, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64)
 	if err != nil || next < cursor {
-		return cursor, errs.New(errs.Internal, "the agent of sandbox %s gave no cursor with the logs", idOrName)
+		return cursor, errs.New(errs.Internal, "the agent of sandbox %s gave no cursor with the logs", c.name)
 	}
 	return next, nil
 }
@@ -220,30 +218,30 @@ func (c *Client) CommandLogs(ctx context.Context, idOrName, command string, curs
 // LastLines copies the last lines of the output of a background command to w, and
 // with follow what comes until the command has ended or ctx has. To find the
 // lines it reads all that the agent has.
-func (c *Client) LastLines(ctx context.Context, idOrName, command string, lines int, follow bool, w io.Writer) error {
+func (c Commands) LastLines(ctx context.Context, command string, lines int, follow bool, w io.Writer) error {
 	count := agent.LastLines{Lines: lines}
-	end, err := c.CommandLogs(ctx, idOrName, command, 0, &count)
+	end, err := c.Logs(ctx, command, 0, &count)
 	if err != nil {
 		return err
 	}
 	n := count.Bytes()
 	if follow {
-		return c.FollowCommand(ctx, idOrName, command, max(0, end-n), w)
+		return c.Follow(ctx, command, max(0, end-n), w)
 	}
 	if n > 0 {
-		_, err = c.CommandLogs(ctx, idOrName, command, max(0, end-n), agent.FirstBytes(w, n))
+		_, err = c.Logs(ctx, command, max(0, end-n), agent.FirstBytes(w, n))
 	}
 	return err
 }
 
-// FollowCommand copies the output of a background command since cursor to w, as
+// Follow copies the output of a background command since cursor to w, as
 // it comes, until the command has ended or ctx has.
-func (c *Client) FollowCommand(ctx context.Context, idOrName, command string, cursor int64, w io.Writer) error {
+func (c Commands) Follow(ctx context.Context, command string, cursor int64, w io.Writer) error {
 	if err := checkCommandID(command); err != nil {
 		return err
 	}
 	resp, err := c.stream(ctx, request{
-		method: http.MethodGet, path: agentPath(idOrName, "/command/"+command+"/logs"),
+		method: http.MethodGet, path: c.agentPath("/command/" + command + "/logs"),
 		query: url.Values{"cursor": {strconv.FormatInt(cursor, 10)}, "follow": {"true"}}, patient: true,
 	})
 	if err != nil {
@@ -263,19 +261,19 @@ func checkCommandID(id string) error {
 
 // LookupUser finds uid and gid of USER[:GROUP], by number or by name in the
 // sandbox's own /etc/passwd and /etc/group.
-func (c *Client) LookupUser(ctx context.Context, idOrName, spec string) (uid, gid *int64, err error) {
+func (c Commands) LookupUser(ctx context.Context, spec string) (uid, gid *int64, err error) {
 	user, group, hasGroup := strings.Cut(spec, ":")
 	if n, ok := number(user); ok {
 		uid = &n
 	} else {
-		row, err := c.lookupName(ctx, idOrName, "/etc/passwd", user, 4)
+		row, err := c.lookupName(ctx, "/etc/passwd", user, 4)
 		if err != nil {
 			return nil, nil, err
 		}
 		u, ok1 := number(row[2])
 		g, ok2 := number(row[3])
 		if !ok1 || !ok2 {
-			return nil, nil, errs.New(errs.Invalid, "user %q has no numbers in /etc/passwd of sandbox %s", user, idOrName)
+			return nil, nil, errs.New(errs.Invalid, "user %q has no numbers in /etc/passwd of sandbox %s", user, c.name)
 		}
 		uid, gid = &u, &g
 	}
@@ -285,13 +283,13 @@ func (c *Client) LookupUser(ctx context.Context, idOrName, spec string) (uid, gi
 	if n, ok := number(group); ok {
 		return uid, &n, nil
 	}
-	row, err := c.lookupName(ctx, idOrName, "/etc/group", group, 3)
+	row, err := c.lookupName(ctx, "/etc/group", group, 3)
 	if err != nil {
 		return nil, nil, err
 	}
 	g, ok := number(row[2])
 	if !ok {
-		return nil, nil, errs.New(errs.Invalid, "group %q has no number in /etc/group of sandbox %s", group, idOrName)
+		return nil, nil, errs.New(errs.Invalid, "group %q has no number in /etc/group of sandbox %s", group, c.name)
 	}
 	return uid, &g, nil
 }
@@ -302,8 +300,8 @@ func number(s string) (int64, bool) {
 }
 
 // lookupName finds the line of name in a colon-separated file of at least min fields.
-func (c *Client) lookupName(ctx context.Context, idOrName, file, name string, fields int) ([]string, error) {
-	rc, err := c.Download(ctx, idOrName, file)
+func (c Commands) lookupName(ctx context.Context, file, name string, fields int) ([]string, error) {
+	rc, err := Files(c).Download(ctx, file)
 	if err != nil {
 		return nil, fmt.Errorf("look up %q: %w", name, err)
 	}
@@ -314,13 +312,13 @@ func (c *Client) lookupName(ctx context.Context, idOrName, file, name string, fi
 			return row, nil
 		}
 	}
-	return nil, errs.New(errs.Invalid, "%s of sandbox %s does not know %q; use a number", file, idOrName, name)
+	return nil, errs.New(errs.Invalid, "%s of sandbox %s does not know %q; use a number", file, c.name, name)
 }
 
 // Interrupt ends a command: SIGTERM to its process group, and SIGKILL after three seconds.
-func (c *Client) Interrupt(ctx context.Context, idOrName, command string) error {
+func (c Commands) Interrupt(ctx context.Context, command string) error {
 	if err := checkCommandID(command); err != nil {
 		return err
 	}
-	return c.do(ctx, request{method: http.MethodDelete, path: agentPath(idOrName, "/command"), query: url.Values{"id": {command}}}, nil)
+	return c.do(ctx, request{method: http.MethodDelete, path: c.agentPath("/command"), query: url.Values{"id": {command}}}, nil)
 }

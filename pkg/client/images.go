@@ -19,20 +19,23 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Images lists the images of the host.
-func (c *Client) Images(ctx context.Context) ([]wire.ImageInfo, error) {
+// Images are the images of a host.
+type Images struct{ *daemon }
+
+// List lists the images of the host.
+func (c Images) List(ctx context.Context) ([]wire.ImageInfo, error) {
 	var l wire.ImageList
 	err := c.do(ctx, request{method: http.MethodGet, path: "/images"}, &l)
 	return l.Items, err
 }
 
-// RemoveImage removes name[:tag] or a digest.
-func (c *Client) RemoveImage(ctx context.Context, ref string) error {
+// Remove removes name[:tag] or a digest.
+func (c Images) Remove(ctx context.Context, ref string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: "/images/" + url.PathEscape(ref)}, nil)
 }
 
-// BuildImage makes the image of a recipe and calls progress for each line of the build.
-func (c *Client) BuildImage(ctx context.Context, name string, progress func(line string)) (wire.ImageInfo, error) {
+// Build makes the image of a recipe and calls progress for each line of the build.
+func (c Images) Build(ctx context.Context, name string, progress func(line string)) (wire.ImageInfo, error) {
 	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/build", json: wire.BuildRequest{Name: name}})
 	if err != nil {
 		return wire.ImageInfo{}, err
@@ -76,10 +79,10 @@ type Archive struct {
 	Body   io.Reader
 }
 
-// ImportImage makes an image of an archive. progress is told, a few times a
+// Import makes an image of an archive. progress is told, a few times a
 // second, how far the daemon is. Cancelling ctx ends the import, and leaves
 // nothing.
-func (c *Client) ImportImage(ctx context.Context, a Archive, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
+func (c Images) Import(ctx context.Context, a Archive, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	q := url.Values{}
 	for k, v := range map[string]string{"name": a.Name, "format": a.Format} {
 		if v != "" {
@@ -104,10 +107,10 @@ func (c *Client) ImportImage(ctx context.Context, a Archive, progress func(wire.
 	return im, body.blame(err)
 }
 
-// PullImage gets an image from the registry that the daemon's configuration
+// Pull gets an image from the registry that the daemon's configuration
 // names for it. progress is told, a few times a second, how far that is.
 // Cancelling ctx ends the pull; the next goes on from there.
-func (c *Client) PullImage(ctx context.Context, name string, auth *wire.ImageAuth, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
+func (c Images) Pull(ctx context.Context, name string, auth *wire.ImageAuth, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/pull", json: wire.PullRequest{Name: name, Auth: auth}, patient: true})
 	if err != nil {
 		return wire.ImageInfo{}, err
@@ -117,7 +120,7 @@ func (c *Client) PullImage(ctx context.Context, name string, auth *wire.ImageAut
 }
 
 // arriving reads the lines of an image that comes to be.
-func (c *Client) arriving(ctx context.Context, r io.ReadCloser, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
+func (c Images) arriving(ctx context.Context, r io.ReadCloser, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	sc := bufio.NewScanner(c.followed(ctx, r))
 	sc.Buffer(nil, maxEvent)
 	for sc.Scan() {
@@ -216,9 +219,9 @@ func (r *remembering) blame(err error) error {
 	return err
 }
 
-// ExportImage writes the archive of an image to w. What was written is whole
+// Export writes the archive of an image to w. What was written is whole
 // only if this succeeds.
-func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error {
+func (c Images) Export(ctx context.Context, ref string, w io.Writer) error {
 	resp, err := c.stream(ctx, request{method: http.MethodGet, path: "/images/" + url.PathEscape(ref) + "/export", patient: true})
 	if err != nil {
 		return err
@@ -228,16 +231,16 @@ func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error
 	return err
 }
 
-// InspectImage returns all there is to know of an image.
-func (c *Client) InspectImage(ctx context.Context, ref string) (wire.ImageInspection, error) {
+// Inspect returns all there is to know of an image.
+func (c Images) Inspect(ctx context.Context, ref string) (wire.ImageInspection, error) {
 	var i wire.ImageInspection
 	err := c.do(ctx, request{method: http.MethodGet, path: "/images/" + url.PathEscape(ref)}, &i)
 	return i, err
 }
 
-// PruneImages removes layers that nobody needs, with all also images that no
+// Prune removes layers that nobody needs, with all also images that no
 // sandbox uses.
-func (c *Client) PruneImages(ctx context.Context, all bool) (wire.PruneReport, error) {
+func (c Images) Prune(ctx context.Context, all bool) (wire.PruneReport, error) {
 	var p wire.PruneReport
 	err := c.do(ctx, request{method: http.MethodPost, path: "/images/prune", query: url.Values{"all": {strconv.FormatBool(all)}}}, &p)
 	return p, err

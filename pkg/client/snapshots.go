@@ -13,14 +13,17 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
+// Snapshots are the snapshots of a host.
+type Snapshots struct{ *daemon }
+
 func snapshotPath(idOrName, rest string) string {
 	return "/snapshots/" + url.PathEscape(idOrName) + rest
 }
 
-// CreateSnapshot takes a snapshot of the files of a sandbox; name may be empty.
+// Create takes a snapshot of the files of a sandbox; name may be empty.
 // With wait it returns when the snapshot is ready or has failed, which
 // Status.State tells: a failed one is not an error here.
-func (c *Client) CreateSnapshot(ctx context.Context, sandbox, name string, wait bool) (s wire.Snapshot, err error) {
+func (c Snapshots) Create(ctx context.Context, sandbox, name string, wait bool) (s wire.Snapshot, err error) {
 	var body wire.CreateSnapshotRequest
 	if name != "" {
 		body.Name = &name
@@ -33,9 +36,9 @@ func (c *Client) CreateSnapshot(ctx context.Context, sandbox, name string, wait 
 	return s, err
 }
 
-// Snapshots lists the snapshots of a sandbox, by its ID, or all if that is
+// List lists the snapshots of a sandbox, by its ID, or all if that is
 // empty, the newest first.
-func (c *Client) Snapshots(ctx context.Context, sandboxID string) (all []wire.Snapshot, err error) {
+func (c Snapshots) List(ctx context.Context, sandboxID string) (all []wire.Snapshot, err error) {
 	q := url.Values{"pageSize": {"200"}}
 	if sandboxID != "" {
 		q.Set("sandboxId", sandboxID)
@@ -59,21 +62,21 @@ func (c *Client) Snapshots(ctx context.Context, sandboxID string) (all []wire.Sn
 	}
 }
 
-// InspectSnapshot returns all there is to know of a snapshot.
-func (c *Client) InspectSnapshot(ctx context.Context, idOrName string) (s wire.SnapshotInspection, err error) {
+// Inspect returns all there is to know of a snapshot.
+func (c Snapshots) Inspect(ctx context.Context, idOrName string) (s wire.SnapshotInspection, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: snapshotPath(idOrName, "/inspect")}, &s)
 	return s, err
 }
 
-// RemoveSnapshot deletes a snapshot. What was made from it stays.
-func (c *Client) RemoveSnapshot(ctx context.Context, idOrName string) error {
+// Remove deletes a snapshot. What was made from it stays.
+func (c Snapshots) Remove(ctx context.Context, idOrName string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: snapshotPath(idOrName, "")}, nil)
 }
 
 // Diff calls change for what is different between the files of a sandbox or a
 // snapshot, by id or name, and base, which is another one of the same image, or
 // its image alone if it is empty.
-func (c *Client) Diff(ctx context.Context, idOrName, base string, change func(kind, path string) error) error {
+func (c Snapshots) Diff(ctx context.Context, idOrName, base string, change func(kind, path string) error) error {
 	q := url.Values{"of": {idOrName}}
 	if base != "" {
 		q.Set("base", base)

@@ -8,21 +8,24 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// SystemInfo says what the daemon is, on what host, with which limits.
-func (c *Client) SystemInfo(ctx context.Context) (i wire.SystemInfo, err error) {
+// System is a daemon and its host.
+type System struct{ *daemon }
+
+// Info says what the daemon is, on what host, with which limits.
+func (c System) Info(ctx context.Context) (i wire.SystemInfo, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: "/system/info"}, &i)
 	return i, err
 }
 
 // DiskUsage says what images and sandboxes take on the host's disks.
-func (c *Client) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
+func (c System) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	err = c.do(ctx, request{method: http.MethodGet, path: "/system/df"}, &df)
 	return df, err
 }
 
 // Drain has the host take no new sandboxes, or take them again; those that are
 // there go on. It outlasts restarts.
-func (c *Client) Drain(ctx context.Context, on bool) error {
+func (c System) Drain(ctx context.Context, on bool) error {
 	method := http.MethodDelete
 	if on {
 		method = http.MethodPut
@@ -32,7 +35,7 @@ func (c *Client) Drain(ctx context.Context, on bool) error {
 
 // Backup writes the state of the daemon to w. It is secret. An error means that
 // what w has is not a backup.
-func (c *Client) Backup(ctx context.Context, w io.Writer) error {
+func (c System) Backup(ctx context.Context, w io.Writer) error {
 	resp, err := c.stream(ctx, request{method: http.MethodGet, path: "/system/backup"})
 	if err != nil {
 		return err

@@ -93,7 +93,7 @@ func freePort() (string, error) {
 
 // ensureImage builds an image unless it is there of an earlier run.
 func (d *daemon) ensureImage(ctx context.Context, name string) error {
-	images, err := d.cl.Images(ctx)
+	images, err := d.cl.Images().List(ctx)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (d *daemon) ensureImage(ctx context.Context, name string) error {
 	}
 	fmt.Fprintf(os.Stderr, "bench: building the image %s (once)\n", name)
 	last := ""
-	if _, err := d.cl.BuildImage(ctx, name, func(line string) { last = line }); err != nil {
+	if _, err := d.cl.Images().Build(ctx, name, func(line string) { last = line }); err != nil {
 		return fmt.Errorf("build the image %s: %w (its last line: %s)", name, err, last)
 	}
 	return nil

@@ -56,7 +56,7 @@ func (b *bench) snapshotOf(ctx context.Context, id, suffix string) error {
 		start := time.Now()
 		s, err := b.snapshot(ctx, id)
 		took := ms(time.Since(start))
-		return took, errors.Join(err, b.cl.RemoveSnapshot(ctx, s.ID))
+		return took, errors.Join(err, b.cl.Snapshots().Remove(ctx, s.ID))
 	}
 	pool := filepath.Join(inst.StateDir(), "pool")
 	copied := filepath.Join(pool, "bench-copy")
@@ -85,11 +85,11 @@ func (b *bench) snapshotOf(ctx context.Context, id, suffix string) error {
 	for _, rt := range runtimes {
 		err = errors.Join(err, b.createFrom(ctx, s.ID, rt, suffix))
 	}
-	return errors.Join(err, b.cl.RemoveSnapshot(ctx, s.ID), cleaned(ctx))
+	return errors.Join(err, b.cl.Snapshots().Remove(ctx, s.ID), cleaned(ctx))
 }
 
 func (b *bench) snapshot(ctx context.Context, id string) (wire.Snapshot, error) {
-	s, err := b.cl.CreateSnapshot(ctx, id, "", true)
+	s, err := b.cl.Snapshots().Create(ctx, id, "", true)
 	if err == nil && s.Status.State != wire.SnapshotReady {
 		err = fmt.Errorf("snapshot %s is %s: %s", s.ID, s.Status.State, s.Status.Message)
 	}
@@ -190,7 +190,7 @@ func snapshotLive(ctx context.Context, b *bench) error {
 		a, c, err := turns(b.times(20, 2), 1, func() (float64, error) {
 			return second(func() error {
 				s, err := b.snapshot(ctx, sb.ID)
-				return errors.Join(err, b.cl.RemoveSnapshot(ctx, s.ID))
+				return errors.Join(err, b.cl.Snapshots().Remove(ctx, s.ID))
 			})
 		}, func() (float64, error) { return second(func() error { return nil }) })
 		if err := errors.Join(err, b.drop(ctx, sb.ID)); err != nil {

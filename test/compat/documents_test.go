@@ -145,7 +145,7 @@ func target(t *testing.T, d *daemontest.Daemon, c *client.Client, runtime string
 	if port != wire.AgentPort {
 		return at
 	}
-	python, err := c.NewCodeContext(ctx, sb.ID, "python", "")
+	python, err := c.Interpreters(sb.ID).Create(ctx, "python", "")
 	if err != nil {
 		t.Fatal(err)
 	}

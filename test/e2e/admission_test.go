@@ -343,7 +343,7 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tcp.Close()
-	if err := tcp.Drain(t.Context(), true); !errs.Is(err, errs.Denied) {
+	if err := tcp.System().Drain(t.Context(), true); !errs.Is(err, errs.Denied) {
 		t.Errorf("drained from afar: %v", err)
 	}
 	drain := func(args ...string) (string, error) {
@@ -360,7 +360,7 @@ func TestDrain(t *testing.T) {
 	for range 2 {
 		h.refused(t, errs.Unavailable, "draining since", "system drain --off")
 		h.answers(t, keep.ID)
-		if i, err := h.api.SystemInfo(t.Context()); err != nil || i.DrainingSince == nil {
+		if i, err := h.api.System().Info(t.Context()); err != nil || i.DrainingSince == nil {
 			t.Errorf("info: %+v, %v", i, err)
 		}
 		resp, err := http.Get("http://" + h.TCP + "/health")

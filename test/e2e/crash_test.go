@@ -177,8 +177,8 @@ func live(ctx context.Context, h host, runtime string) {
 	var a, b, c wire.Sandbox
 	var s wire.Snapshot
 	for _, step := range []func() error{
-		func() error { return unlessThere(h.api.CreateVolume(ctx, "spare", "")) },
-		func() error { return h.api.RemoveVolume(ctx, "spare") },
+		func() error { return unlessThere(h.api.Volumes().Create(ctx, "spare", "")) },
+		func() error { return h.api.Volumes().Remove(ctx, "spare") },
 		func() (err error) { a, err = h.api.Create(ctx, withVolumes(runtime), true); return err },
 		func() error { _, err := h.exec(ctx, a.ID, "true"); return err },
 		func() error { _, err := h.api.Update(ctx, a.ID, map[string]string{"cpu": "500m"}); return err },
@@ -189,9 +189,9 @@ func live(ctx context.Context, h host, runtime string) {
 			return err
 		},
 		func() error { return h.ended(ctx, b.ID) },
-		func() (err error) { s, err = h.api.CreateSnapshot(ctx, a.ID, "", true); return err },
+		func() (err error) { s, err = h.api.Snapshots().Create(ctx, a.ID, "", true); return err },
 		func() (err error) { c, err = h.api.Create(ctx, from(runtime, s.ID), true); return err },
-		func() error { return h.api.RemoveSnapshot(ctx, s.ID) },
+		func() error { return h.api.Snapshots().Remove(ctx, s.ID) },
 		func() error { return h.api.Stop(ctx, a.ID, 0) },
 		func() error { _, err := h.api.Restart(ctx, a.ID, true); return err },
 		func() error { return h.api.Delete(ctx, a.ID) },
@@ -274,7 +274,7 @@ func agree(t *testing.T, h host) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	snaps, err := h.api.Snapshots(t.Context(), "")
+	snaps, err := h.api.Snapshots().List(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -233,7 +233,7 @@ func TestStop(t *testing.T) {
 			p.Close()
 			h.Start()
 			h.answers(t, sb.ID)
-			if st, err := h.api.CommandStatus(t.Context(), sb.ID, p.ID); err != nil || !st.Running {
+			if st, err := h.api.Commands(sb.ID).Status(t.Context(), p.ID); err != nil || !st.Running {
 				t.Errorf("the command did not go on: %+v, %v", st, err)
 			}
 			return lasted

@@ -207,7 +207,7 @@ func TestImportIsAtomic(t *testing.T) {
 	hosttest.Root(t)
 	h := newHost(t, daemontest.Options{})
 	var base bytes.Buffer
-	if err := h.api.ExportImage(t.Context(), "base", &base); err != nil {
+	if err := h.api.Images().Export(t.Context(), "base", &base); err != nil {
 		t.Fatal(err)
 	}
 	left := func() (n int) {
@@ -226,7 +226,7 @@ func TestImportIsAtomic(t *testing.T) {
 			_, _ = w.Write(b[:len(b)/2])
 			die()
 		}()
-		_, err := h.api.ImportImage(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil)
+		_, err := h.api.Images().Import(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil)
 		return err
 	}
 	for _, format := range []string{"docker", "rootfs"} {
@@ -237,7 +237,7 @@ func TestImportIsAtomic(t *testing.T) {
 			_, _ = w.Write(b[:len(b)/2])
 			w.CloseWithError(gone)
 		}()
-		if _, err := h.api.ImportImage(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil); !errors.Is(err, gone) {
+		if _, err := h.api.Images().Import(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil); !errors.Is(err, gone) {
 			t.Errorf("a client that leaves, %s: %v", format, err)
 		}
 		settles(t, func() error {
@@ -254,14 +254,14 @@ func TestImportIsAtomic(t *testing.T) {
 			t.Errorf("%d things are left of a %s import whose daemon died", n, format)
 		}
 	}
-	if _, err := h.api.InspectImage(t.Context(), "half"); !errs.Is(err, errs.NotFound) {
+	if _, err := h.api.Images().Inspect(t.Context(), "half"); !errs.Is(err, errs.NotFound) {
 		t.Errorf("half an image: %v", err)
 	}
-	im, err := h.api.ImportImage(t.Context(), client.Archive{Name: "half", Size: int64(base.Len()), Body: &base}, nil)
+	im, err := h.api.Images().Import(t.Context(), client.Archive{Name: "half", Size: int64(base.Len()), Body: &base}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.api.RemoveImage(t.Context(), im.Name); err != nil {
+	if err := h.api.Images().Remove(t.Context(), im.Name); err != nil {
 		t.Error(err)
 	}
 }

@@ -133,7 +133,7 @@ func TestNetworkWhileAway(t *testing.T) {
 			talking, knocking := start(talk), start(knock)
 			said := func(id, word string, from, to time.Time) (all []int64) {
 				var b bytes.Buffer
-				if _, err := h.api.CommandLogs(t.Context(), sb.ID, id, 0, &b); err != nil {
+				if _, err := h.api.Commands(sb.ID).Logs(t.Context(), id, 0, &b); err != nil {
 					t.Fatal(err)
 				}
 				for line := range strings.Lines(b.String()) {
@@ -191,7 +191,7 @@ func TestNetworkWhileAway(t *testing.T) {
 			if t.Failed() {
 				for _, id := range []string{talking, knocking} {
 					var b bytes.Buffer
-					_, _ = h.api.CommandLogs(t.Context(), sb.ID, id, 0, &b)
+					_, _ = h.api.Commands(sb.ID).Logs(t.Context(), id, 0, &b)
 					t.Logf("killed at %d, back at %d, served at %d; it said\n%s", killed.UnixMilli(), back.UnixMilli(), served.UnixMilli(), b.String())
 				}
 			}

@@ -116,7 +116,7 @@ func (f *field) guard(runtime string) *guarded {
 func (f *field) ticks(g *guarded) int {
 	f.Helper()
 	var b strings.Builder
-	if _, err := f.api.CommandLogs(f.Context(), g.ID, g.working, 0, &b); err != nil {
+	if _, err := f.api.Commands(g.ID).Logs(f.Context(), g.working, 0, &b); err != nil {
 		f.Errorf("%s on %s: %v", g.ID, g.runtime, err)
 	}
 	if strings.Contains(b.String(), "broken") {

@@ -369,7 +369,7 @@ func tellPullLies(p *puller) {
 		if err != nil || sb.Status.State != wire.Failed || !strings.Contains(sb.Status.Message, say) {
 			p.Errorf("%+v, %v; want it to say %q", sb.Status, err, say)
 		}
-		if _, err := p.api.InspectImage(p.Context(), ref); !errs.Is(err, errs.NotFound) {
+		if _, err := p.api.Images().Inspect(p.Context(), ref); !errs.Is(err, errs.NotFound) {
 			p.Errorf("the image is here: %v", err)
 		}
 	}
@@ -413,7 +413,7 @@ func TestPullKilled(t *testing.T) {
 	if !strings.Contains(sb.Status.Message, "sandboxd stopped in the middle") {
 		t.Errorf("%+v", sb.Status)
 	}
-	if _, err := p.api.InspectImage(t.Context(), ref); !errs.Is(err, errs.NotFound) {
+	if _, err := p.api.Images().Inspect(t.Context(), ref); !errs.Is(err, errs.NotFound) {
 		t.Errorf("half an image: %v", err)
 	}
 	p.Forget()

@@ -72,18 +72,18 @@ func TestRestartLosesNoOutput(t *testing.T) {
 			}
 			for name, id := range map[string]string{"background": back.ID, "foreground": fore.ID} {
 				eventually(t, 20*time.Second, func() error {
-					st, err := h.api.CommandStatus(ctx, sb.ID, id)
+					st, err := h.api.Commands(sb.ID).Status(ctx, id)
 					if err == nil && st.Running {
 						err = fmt.Errorf("command %s still runs", id)
 					}
 					return err
 				})
-				st, err := h.api.CommandStatus(ctx, sb.ID, id)
+				st, err := h.api.Commands(sb.ID).Status(ctx, id)
 				if err != nil || st.ExitCode == nil || *st.ExitCode != 0 {
 					t.Errorf("%s: %+v, %v", name, st, err)
 				}
 				var got bytes.Buffer
-				if _, err := h.api.CommandLogs(ctx, sb.ID, id, 0, &got); err != nil {
+				if _, err := h.api.Commands(sb.ID).Logs(ctx, id, 0, &got); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 				if got.String() != want {
@@ -263,7 +263,7 @@ func TestPauseSurvivesRestart(t *testing.T) {
 			ever := time.Now().Add(time.Hour)
 			ticks := func(from, to time.Time) (all []time.Time) { // by the clock of the guest
 				var b bytes.Buffer
-				if _, err := h.api.CommandLogs(ctx, sb.ID, p.ID, 0, &b); err != nil {
+				if _, err := h.api.Commands(sb.ID).Logs(ctx, p.ID, 0, &b); err != nil {
 					t.Fatal(err)
 				}
 				for line := range strings.Lines(b.String()) {

@@ -96,7 +96,7 @@ func tellFull(t *testing.T, l *lab) {
 	id := l.make("python", "--pids", "16")
 	l.ok("exec", "-d", id, "--", "python3", "-c", crowd)
 	eventually(t, 20*time.Second, func() error {
-		_, err := l.api.Stat(l.Context(), id, "/root/full")
+		_, err := l.api.Files(id).Stat(l.Context(), "/root/full")
 		return err
 	})
 	var all sync.WaitGroup

@@ -162,7 +162,7 @@ func tellLab(t *testing.T, l *lab) {
 	if out := l.ok("command", "logs", "-f", "lab", cmd); out != "one\ntwo\n" {
 		t.Errorf("command logs -f printed %q", out)
 	}
-	eventually(t, 5*time.Second, func() error { _, err := l.api.CommandStatus(t.Context(), id, cmd); return err })
+	eventually(t, 5*time.Second, func() error { _, err := l.api.Commands(id).Status(t.Context(), cmd); return err })
 	if st := l.ok("command", "status", "lab", cmd); !strings.Contains(st, `"exit_code": 5`) {
 		t.Errorf("command status printed %s", st)
 	}

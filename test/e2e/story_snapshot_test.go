@@ -238,7 +238,7 @@ func tellSnapshotsRefused(t *testing.T, l *lab) {
 	if err := l.api.Delete(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.api.CreateSnapshot(t.Context(), id, "", true); !errs.Is(err, errs.NotFound) {
+	if _, err := l.api.Snapshots().Create(t.Context(), id, "", true); !errs.Is(err, errs.NotFound) {
 		t.Errorf("a snapshot of what is being deleted: %v", err)
 	}
 }
@@ -295,12 +295,12 @@ func (l *lab) deleteSnapshots(t *testing.T) { l.host.deleteSnapshots(t) }
 // deleteSnapshots deletes every snapshot.
 func (h host) deleteSnapshots(t testing.TB) {
 	t.Helper()
-	all, err := h.api.Snapshots(t.Context(), "")
+	all, err := h.api.Snapshots().List(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range all {
-		if err := h.api.RemoveSnapshot(t.Context(), s.ID); err != nil {
+		if err := h.api.Snapshots().Remove(t.Context(), s.ID); err != nil {
 			t.Errorf("delete %s, which was %s: %v", s.ID, s.Status.State, err)
 		}
 	}

@@ -294,7 +294,7 @@ func tellDetach(t *testing.T, l *lab, id string) {
 	other.types("\x18q")
 	other.ends(0)
 	l.wants(l.ctl("attach", id), 125, "several terminals", "cat", "env PS1=$  bash", "detached")
-	all, err := l.api.Terminals(t.Context(), id)
+	all, err := l.api.Terminals(id).List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,12 +54,12 @@ func TestVolumes(t *testing.T) {
 
 func (h host) deleteVolumes(t testing.TB) {
 	t.Helper()
-	all, err := h.api.Volumes(t.Context())
+	all, err := h.api.Volumes().List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, v := range all {
-		if err := h.api.RemoveVolume(t.Context(), v.Name); err != nil {
+		if err := h.api.Volumes().Remove(t.Context(), v.Name); err != nil {
 			t.Errorf("delete volume %s: %v", v.Name, err)
 		}
 	}
@@ -293,7 +293,7 @@ func tellVolumeOwned(t *testing.T, l *lab, _ string) {
 	l.ok("rm", owned.ID, before.ID, lent.ID)
 	there("before", "lent")
 	settles(t, func() error { // deletes go on behind the answer, and lent's is what decides
-		v, err := l.api.Volume(t.Context(), "lent")
+		v, err := l.api.Volumes().Get(t.Context(), "lent")
 		if err == nil && !slices.Equal(v.UsedBy, []string{heir}) {
 			err = fmt.Errorf("lent is used by %q, want %q", v.UsedBy, heir)
 		}

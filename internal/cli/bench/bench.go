@@ -106,7 +106,7 @@ const benchFile = 100 << 20 // bytes
 const cleanup = 30 * time.Second
 
 func (b *benchmark) run(ctx context.Context) error {
-	info, err := b.cl.SystemInfo(ctx)
+	info, err := b.cl.System().Info(ctx)
 	if err != nil {
 		return err
 	}
@@ -220,7 +220,7 @@ func (b *benchmark) inside(ctx context.Context, rt string) (err error) {
 	err = b.repeat("file_put_100MB", rt, "MB/s", n, func() (float64, error) {
 		start := time.Now()
 		open := func() (io.ReadCloser, error) { return io.NopCloser(io.LimitReader(filler{}, benchFile)), nil }
-		err := b.cl.Put(ctx, sb.ID, []client.Upload{{Path: "/tmp/bench", Mode: 600, Size: benchFile, Open: open}})
+		err := b.cl.Files(sb.ID).Put(ctx, []client.Upload{{Path: "/tmp/bench", Mode: 600, Size: benchFile, Open: open}})
 		return rate(start), err
 	})
 	if err != nil {
@@ -228,7 +228,7 @@ func (b *benchmark) inside(ctx context.Context, rt string) (err error) {
 	}
 	return b.repeat("file_get_100MB", rt, "MB/s", n, func() (float64, error) {
 		start := time.Now()
-		r, err := b.cl.Download(ctx, sb.ID, "/tmp/bench")
+		r, err := b.cl.Files(sb.ID).Download(ctx, "/tmp/bench")
 		if err != nil {
 			return 0, err
 		}

@@ -44,7 +44,7 @@ func newContextCreate(p *command.Program) *cobra.Command {
   sandboxctl code context create -l bash -w /tmp lab`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			cc, err := cl.NewCodeContext(ctx, args[0], language, dir)
+			cc, err := cl.Interpreters(args[0]).Create(ctx, language, dir)
 			if err != nil {
 				return err
 			}
@@ -74,7 +74,7 @@ func newContextLs(p *command.Program) *cobra.Command {
 				return nil, errs.New(errs.Invalid, "--language %q: there is no such language; the languages are %s",
 					text.Clip(language, 40), strings.Join(agent.CodeLanguages, ", "))
 			}
-			return cl.CodeContexts(ctx, args[0], language)
+			return cl.Interpreters(args[0]).List(ctx, language)
 		}),
 	}
 	o.Flags(cmd, true)
@@ -95,7 +95,7 @@ func newContextRm(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl code context rm lab $ctx`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			return command.Each(args[1:], func(id string) error { return cl.RemoveCodeContext(ctx, args[0], id) })
+			return command.Each(args[1:], func(id string) error { return cl.Interpreters(args[0]).Remove(ctx, id) })
 		}),
 	}
 }

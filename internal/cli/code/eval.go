@@ -95,7 +95,7 @@ func codeOf(args []string, file string) (string, error) {
 func evaluate(cl *client.Client, sandbox string, code client.Code, show func(map[string]string) error) error {
 	sig := foreground.Catch()
 	defer sig.Stop()
-	run, err := cl.RunCode(sig.Context, sandbox, code)
+	run, err := cl.Interpreters(sandbox).Run(sig.Context, code)
 	if err != nil {
 		if sig.Context.Err() != nil {
 			return command.Status{Code: command.ExitInterrupted}

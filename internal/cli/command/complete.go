@@ -140,7 +140,7 @@ func sandboxNames(ctx context.Context, cl *client.Client, states []string, suffi
 
 // snapshotNames lists names and IDs.
 func snapshotNames(ctx context.Context, cl *client.Client) (out []string) {
-	list, err := cl.Snapshots(ctx, "")
+	list, err := cl.Snapshots().List(ctx, "")
 	if err != nil {
 		return nil
 	}
@@ -155,7 +155,7 @@ func snapshotNames(ctx context.Context, cl *client.Client) (out []string) {
 }
 
 func volumeNames(ctx context.Context, cl *client.Client) (out []string) {
-	list, err := cl.Volumes(ctx)
+	list, err := cl.Volumes().List(ctx)
 	if err != nil {
 		return nil
 	}
@@ -166,7 +166,7 @@ func volumeNames(ctx context.Context, cl *client.Client) (out []string) {
 }
 
 func imageNames(ctx context.Context, cl *client.Client) (out []string) {
-	list, err := cl.Images(ctx)
+	list, err := cl.Images().List(ctx)
 	if err != nil {
 		return nil
 	}

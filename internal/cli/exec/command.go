@@ -42,11 +42,11 @@ func newCommandLogs(p *command.Program) *cobra.Command {
 			}
 			switch {
 			case lines != client.AllLines:
-				err = cl.LastLines(ctx, args[0], args[1], lines, follow, os.Stdout)
+				err = cl.Commands(args[0]).LastLines(ctx, args[1], lines, follow, os.Stdout)
 			case follow:
-				err = cl.FollowCommand(ctx, args[0], args[1], 0, os.Stdout)
+				err = cl.Commands(args[0]).Follow(ctx, args[1], 0, os.Stdout)
 			default:
-				_, err = cl.CommandLogs(ctx, args[0], args[1], 0, os.Stdout)
+				_, err = cl.Commands(args[0]).Logs(ctx, args[1], 0, os.Stdout)
 			}
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -66,7 +66,7 @@ func newCommandStatus(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl command status lab $id | jq .exit_code`,
 		Args:    cobra.ExactArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			st, err := cl.CommandStatus(ctx, args[0], args[1])
+			st, err := cl.Commands(args[0]).Status(ctx, args[1])
 			if err != nil {
 				return err
 			}
@@ -85,9 +85,9 @@ func newCommandKill(p *command.Program) *cobra.Command {
 		Args: cobra.ExactArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			if sig != "" {
-				return cl.SignalCommand(ctx, args[0], args[1], signalName(sig))
+				return cl.Commands(args[0]).Signal(ctx, args[1], signalName(sig))
 			}
-			return cl.Interrupt(ctx, args[0], args[1])
+			return cl.Commands(args[0]).Interrupt(ctx, args[1])
 		}),
 	}
 	cmd.Flags().StringVarP(&sig, "signal", "s", "", "send this signal only, as SIGINT")

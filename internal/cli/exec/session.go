@@ -41,7 +41,7 @@ func newSessionCreate(p *command.Program) *cobra.Command {
   sandboxctl command session create -w /tmp lab`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			s, err := cl.NewSession(ctx, args[0], dir)
+			s, err := cl.Sessions(args[0]).Create(ctx, dir)
 			if err != nil {
 				return err
 			}
@@ -112,7 +112,7 @@ func runLine(cl *client.Client, sandbox, session string, line client.Line) error
 	j := foreground.Job{Client: cl, Signals: foreground.Catch(), Sandbox: sandbox}
 	defer j.Signals.Stop()
 	ctx := j.Signals.Context
-	p, err := cl.RunInSession(ctx, sandbox, session, line)
+	p, err := cl.Sessions(sandbox).Run(ctx, session, line)
 	if err != nil && ctx.Err() != nil {
 		return command.Status{Code: command.ExitInterrupted}
 	}
@@ -141,7 +141,7 @@ func newSessionRm(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl command session rm lab $s`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			return command.Each(args[1:], func(id string) error { return cl.RemoveSession(ctx, args[0], id) })
+			return command.Each(args[1:], func(id string) error { return cl.Sessions(args[0]).Remove(ctx, id) })
 		}),
 	}
 }

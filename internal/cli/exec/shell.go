@@ -74,7 +74,7 @@ the beginning of its id. The exit status is that of its command.`,
 			if err != nil {
 				return err
 			}
-			all, err := cl.Terminals(ctx, args[0])
+			all, err := cl.Terminals(args[0]).List(ctx)
 			if err != nil {
 				return err
 			}
@@ -91,7 +91,7 @@ the beginning of its id. The exit status is that of its command.`,
 			if !noStdin && !v.Pipe && !command.IsTerminal(os.Stdin) {
 				return errs.New(errs.Invalid, "the input device is not a TTY; see --no-stdin")
 			}
-			t, err := cl.Terminal(args[0], info.SessionID)
+			t, err := cl.Terminals(args[0]).Get(info.SessionID)
 			if err != nil {
 				return err
 			}

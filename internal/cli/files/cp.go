@@ -65,7 +65,7 @@ func target(ctx context.Context, cl *client.Client, sandbox, dst, base string) (
 	if strings.HasSuffix(dst, "/") {
 		return path.Join(dst, base), nil
 	}
-	fi, err := cl.Stat(ctx, sandbox, dst)
+	fi, err := cl.Files(sandbox).Stat(ctx, dst)
 	switch {
 	case err == nil && fi.Type == "directory":
 		return path.Join(dst, base), nil
@@ -87,7 +87,7 @@ func copyIn(ctx context.Context, cl *client.Client, src, sandbox, dst string) er
 			return errs.New(errs.Invalid, "standard input needs a file to go to, not the directory %s", dst)
 		}
 		stdin := func() (io.ReadCloser, error) { return io.NopCloser(os.Stdin), nil }
-		return cl.Put(ctx, sandbox, []client.Upload{{Path: dst, Mode: 644, Size: -1, Open: stdin}})
+		return cl.Files(sandbox).Put(ctx, []client.Upload{{Path: dst, Mode: 644, Size: -1, Open: stdin}})
 	}
 	fi, err := os.Stat(src)
 	if err != nil {
@@ -101,7 +101,7 @@ func copyIn(ctx context.Context, cl *client.Client, src, sandbox, dst string) er
 		return err
 	}
 	if !fi.IsDir() {
-		return cl.Put(ctx, sandbox, []client.Upload{upload(src, dst, fi)})
+		return cl.Files(sandbox).Put(ctx, []client.Upload{upload(src, dst, fi)})
 	}
 	return copyTree(ctx, cl, src, sandbox, dst)
 }
@@ -156,12 +156,12 @@ func copyTree(ctx context.Context, cl *client.Client, src, sandbox, dst string) 
 	if err != nil {
 		return errs.New(errs.Invalid, "read %s: %s", src, err)
 	}
-	if err := cl.Mkdir(ctx, sandbox, dirs); err != nil {
+	if err := cl.Files(sandbox).Mkdir(ctx, dirs); err != nil {
 		return err
 	}
 	for len(files) > 0 {
 		n := min(batch, len(files))
-		if err := cl.Put(ctx, sandbox, files[:n]); err != nil {
+		if err := cl.Files(sandbox).Put(ctx, files[:n]); err != nil {
 			return err
 		}
 		files = files[n:]

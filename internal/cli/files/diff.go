@@ -37,7 +37,7 @@ counts as unchanged.`,
 				base = args[1]
 			}
 			out := changes{to: bufio.NewWriter(os.Stdout), format: o.Format}
-			err := cl.Diff(ctx, args[0], base, out.add)
+			err := cl.Snapshots().Diff(ctx, args[0], base, out.add)
 			if err == nil {
 				err = out.end()
 			}

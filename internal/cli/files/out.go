@@ -24,7 +24,7 @@ func copyOut(ctx context.Context, cl *client.Client, sandbox, src, dst string) e
 	}
 	content := strings.HasSuffix(src, "/.") || path.Clean(src) == "/"
 	src = path.Clean(src)
-	fi, err := cl.Stat(ctx, sandbox, src)
+	fi, err := cl.Files(sandbox).Stat(ctx, src)
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func copyOut(ctx context.Context, cl *client.Client, sandbox, src, dst string) e
 }
 
 func fetch(ctx context.Context, cl *client.Client, sandbox, src string, w io.Writer) error {
-	rc, err := cl.Download(ctx, sandbox, src)
+	rc, err := cl.Files(sandbox).Download(ctx, src)
 	if err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func modeOf(decimal int, other fs.FileMode) fs.FileMode {
 const maxTreeDepth = 4096
 
 func fetchTree(ctx context.Context, cl *client.Client, sandbox, src, dst string) error {
-	list, err := cl.ListDir(ctx, sandbox, src, maxTreeDepth)
+	list, err := cl.Files(sandbox).List(ctx, src, maxTreeDepth)
 	if err != nil {
 		return err
 	}

@@ -37,7 +37,7 @@ type Job struct {
 // SetUser looks up the user in the sandbox.
 func (j *Job) SetUser(ctx context.Context) (err error) {
 	if j.User != "" {
-		j.Command.UID, j.Command.GID, err = j.Client.LookupUser(ctx, j.Sandbox, j.User)
+		j.Command.UID, j.Command.GID, err = j.Client.Commands(j.Sandbox).LookupUser(ctx, j.User)
 	}
 	return err
 }

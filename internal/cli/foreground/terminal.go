@@ -52,7 +52,7 @@ func (e *Flags) atTerminal(j Job) error {
 	var t *client.Terminal
 	if err == nil {
 		cols, rows := screen()
-		t, err = j.Client.NewTerminal(ctx, j.Sandbox, j.Command, cols, rows)
+		t, err = j.Client.Terminals(j.Sandbox).Create(ctx, j.Command, cols, rows)
 	}
 	if err != nil && ctx.Err() != nil {
 		return command.Status{Code: command.ExitInterrupted}

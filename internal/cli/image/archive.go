@@ -75,7 +75,7 @@ func importImage(ctx context.Context, cl *client.Client, o *command.Output, file
 	defer body.Close()
 	a.Body, a.Size = body, size
 	return comes(o, func(progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
-		return cl.ImportImage(ctx, a, progress)
+		return cl.Images().Import(ctx, a, progress)
 	})
 }
 
@@ -175,9 +175,9 @@ func newImageExport(p *command.Program) *cobra.Command {
 				if command.IsTerminal(os.Stdout) {
 					return errs.New(errs.Invalid, "an archive is nothing for a terminal: name a file with -o, or use a pipe")
 				}
-				return cl.ExportImage(ctx, args[0], os.Stdout)
+				return cl.Images().Export(ctx, args[0], os.Stdout)
 			}
-			return writeBeside(out, func(w io.Writer) error { return cl.ExportImage(ctx, args[0], w) })
+			return writeBeside(out, func(w io.Writer) error { return cl.Images().Export(ctx, args[0], w) })
 		}),
 	}
 	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this file, not to standard output")

@@ -45,7 +45,7 @@ images.aliases of the daemon's configuration; :* is for any tag.`,
   sandboxctl image ls -o name`,
 		Args: cobra.NoArgs,
 		RunE: images(&o).Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.ImageInfo, error) {
-			return cl.Images(ctx)
+			return cl.Images().List(ctx)
 		}),
 	}
 	o.Flags(cmd, true)
@@ -77,7 +77,7 @@ func newImageBuild(p *command.Program) *cobra.Command {
   sandboxctl image build -q python`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			im, err := cl.BuildImage(ctx, args[0], func(line string) {
+			im, err := cl.Images().Build(ctx, args[0], func(line string) {
 				if !o.Quiet {
 					fmt.Fprintln(os.Stderr, text.Printable(line))
 				}
@@ -98,7 +98,7 @@ func newImageRm(p *command.Program) *cobra.Command {
 		Short: "Remove images that no sandbox uses",
 		Example: `  sandboxctl image rm python
   sandboxctl image rm $(sandboxctl image ls -q)`,
-	}, func(ctx context.Context, cl *client.Client, ref string) error { return cl.RemoveImage(ctx, ref) })
+	}, func(ctx context.Context, cl *client.Client, ref string) error { return cl.Images().Remove(ctx, ref) })
 }
 
 func newImageInspect(p *command.Program) *cobra.Command {
@@ -108,7 +108,7 @@ func newImageInspect(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl image inspect python`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, ref string) (wire.ImageInspection, error) {
-			return cl.InspectImage(ctx, ref)
+			return cl.Images().Inspect(ctx, ref)
 		}),
 	}
 }
@@ -122,7 +122,7 @@ func newImagePrune(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl image prune -a`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
-			p, err := cl.PruneImages(ctx, all)
+			p, err := cl.Images().Prune(ctx, all)
 			if err != nil {
 				return err
 			}

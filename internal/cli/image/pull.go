@@ -42,7 +42,7 @@ for this pull only and kept nowhere.`,
 				return err
 			}
 			return comes(&o, func(progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
-				return cl.PullImage(ctx, args[0], auth, progress)
+				return cl.Images().Pull(ctx, args[0], auth, progress)
 			})
 		}),
 	}

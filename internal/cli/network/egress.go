@@ -42,7 +42,7 @@ func newEgressGet(p *command.Program) *cobra.Command {
   sandboxctl egress get -o json lab | jq .policy.egress`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			p, err := cl.Policy(ctx, args[0])
+			p, err := cl.Policy(args[0]).Get(ctx)
 			if err != nil {
 				return err
 			}
@@ -91,7 +91,7 @@ and print the sandboxes. Rules that the new ones cover wholly are dropped.`,
 				return errs.New(errs.Invalid, "no rule is given, as in: sandboxctl egress patch --allow 203.0.113.0/24:443 %s", args[0])
 			}
 			return command.Each(args, func(id string) error {
-				_, err := cl.PatchPolicy(ctx, id, rules)
+				_, err := cl.Policy(id).Patch(ctx, rules)
 				return err
 			})
 		}),
@@ -155,7 +155,7 @@ func newEgressRm(p *command.Program) *cobra.Command {
 		Args:    cobra.MinimumNArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			return command.Each(args[1:], func(target string) error {
-				p, err := cl.RemoveTargets(ctx, args[0], []string{target})
+				p, err := cl.Policy(args[0]).Remove(ctx, []string{target})
 				if err != nil {
 					return err
 				}

@@ -52,7 +52,7 @@ func newDiagnostic(p *command.Program, kind, short string, scopes ...string) *co
 				return errs.New(errs.Invalid, "--scope %q: the scopes of %s are %s",
 					text.Clip(scope, 40), kind, strings.Join(scopes, ", "))
 			}
-			d, err := cl.Diagnostic(ctx, args[0], kind, scope)
+			d, err := cl.Diagnostics(args[0]).Get(ctx, kind, scope)
 			if err != nil {
 				return err
 			}
@@ -82,7 +82,7 @@ func newDiagnosticInspect(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl diagnostics inspect lab`,
 		Args:    cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			report, err := cl.DiagnosticText(ctx, args[0], "inspect", nil)
+			report, err := cl.Diagnostics(args[0]).Text(ctx, "inspect", nil)
 			if err != nil {
 				return err
 			}
@@ -100,7 +100,7 @@ func newDiagnosticSummary(p *command.Program) *cobra.Command {
   sandboxctl diagnostics summary -n 500 lab >report.txt`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			report, err := cl.DiagnosticText(ctx, args[0], "summary", url.Values{
+			report, err := cl.Diagnostics(args[0]).Text(ctx, "summary", url.Values{
 				"tail": {strconv.Itoa(lines)}, "event_limit": {strconv.Itoa(events)},
 			})
 			if err != nil {

@@ -48,7 +48,7 @@ as copying its files takes. Memory and processes are not part of a snapshot.`,
   sandboxctl snapshot create lab --name before-upgrade`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			s, err := cl.CreateSnapshot(ctx, args[0], name, !noWait)
+			s, err := cl.Snapshots().Create(ctx, args[0], name, !noWait)
 			if err != nil {
 				return err
 			}
@@ -79,7 +79,7 @@ func newSnapshotLs(p *command.Program) *cobra.Command {
   sandboxctl snapshot ls --sandbox dnruqjdutkuk -o json`,
 		Args: cobra.NoArgs,
 		RunE: snapshots.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Snapshot, error) {
-			return cl.Snapshots(ctx, sandbox)
+			return cl.Snapshots().List(ctx, sandbox)
 		}),
 	}
 	o.Flags(cmd, true)
@@ -107,7 +107,7 @@ func newSnapshotInspect(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl snapshot inspect before-upgrade`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (wire.SnapshotInspection, error) {
-			return cl.InspectSnapshot(ctx, id)
+			return cl.Snapshots().Inspect(ctx, id)
 		}),
 	}
 }
@@ -118,5 +118,5 @@ func newSnapshotRm(p *command.Program) *cobra.Command {
 		Short: "Remove snapshots; what was made from them stays",
 		Example: `  sandboxctl snapshot rm before-upgrade
   sandboxctl snapshot rm $(sandboxctl snapshot ls -q)`,
-	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.RemoveSnapshot(ctx, id) })
+	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Snapshots().Remove(ctx, id) })
 }

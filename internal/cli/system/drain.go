@@ -32,7 +32,7 @@ runs goes on, and so does what waits to be created.`,
 			if off && wait || timeout != 0 && !wait {
 				return errs.New(errs.Invalid, "--wait is for a host that drains, and --timeout for --wait")
 			}
-			if err := cl.Drain(ctx, !off); err != nil || !wait {
+			if err := cl.System().Drain(ctx, !off); err != nil || !wait {
 				return err
 			}
 			return awaitNone(ctx, cl, timeout)
@@ -95,7 +95,7 @@ func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) er
 
 // alive counts the sandboxes that have not ended.
 func alive(ctx context.Context, cl *client.Client) (n int, err error) {
-	i, err := cl.SystemInfo(ctx)
+	i, err := cl.System().Info(ctx)
 	for state, count := range i.Sandboxes {
 		if state != wire.Terminated && state != wire.Failed {
 			n += count

@@ -40,7 +40,7 @@ func newKeyRm(p *command.Program) *cobra.Command {
 		Use:     "rm NAME...",
 		Short:   "Remove API keys; from then on they open nothing",
 		Example: `  sandboxctl key rm ci`,
-	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.RemoveKey(ctx, name) })
+	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.Keys().Remove(ctx, name) })
 }
 
 func newKeyCreate(p *command.Program) *cobra.Command {
@@ -68,7 +68,7 @@ not be shown again: make another if it is lost.`,
 			}
 			at = time.Now().Add(expires)
 		}
-		k, err := cl.CreateKey(ctx, args[0], role, at)
+		k, err := cl.Keys().Create(ctx, args[0], role, at)
 		if err != nil {
 			return err
 		}
@@ -91,7 +91,7 @@ func newKeyLs(p *command.Program) *cobra.Command {
   sandboxctl key ls -o json`,
 		Args: cobra.NoArgs,
 		RunE: keys.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Key, error) {
-			return cl.Keys(ctx)
+			return cl.Keys().List(ctx)
 		}),
 	}
 	o.Flags(cmd, true)

@@ -46,7 +46,7 @@ func newSystemInfo(p *command.Program) *cobra.Command {
   sandboxctl system info -o json | jq .sandboxes`,
 		Args: cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
-			i, err := cl.SystemInfo(ctx)
+			i, err := cl.System().Info(ctx)
 			if err != nil {
 				return err
 			}
@@ -118,7 +118,7 @@ func newSystemDf(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl system df`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
-			df, err := cl.DiskUsage(ctx)
+			df, err := cl.System().DiskUsage(ctx)
 			if err != nil {
 				return err
 			}
@@ -186,12 +186,12 @@ every sandbox is in it. Bring it back with "sandboxctl system restore", on the h
 				if command.IsTerminal(os.Stdout) {
 					return errs.New(errs.Invalid, "--output -: a backup is no text for a terminal; name a file or a pipe")
 				}
-				return cl.Backup(ctx, os.Stdout)
+				return cl.System().Backup(ctx, os.Stdout)
 			}
 			if file == "" {
 				file = "sandboxd-backup-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
 			}
-			if err := backupTo(file, func(f *os.File) error { return cl.Backup(ctx, f) }); err != nil {
+			if err := backupTo(file, func(f *os.File) error { return cl.System().Backup(ctx, f) }); err != nil {
 				return err
 			}
 			_, err := fmt.Println(file)

@@ -45,7 +45,7 @@ func newVolumeRm(p *command.Program) *cobra.Command {
 		Use:     "rm VOLUME...",
 		Short:   "Remove volumes and all that is in them",
 		Example: `  sandboxctl volume rm data`,
-	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.RemoveVolume(ctx, name) })
+	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.Volumes().Remove(ctx, name) })
 }
 
 func newVolumeCreate(p *command.Program) *cobra.Command {
@@ -60,7 +60,7 @@ func newVolumeCreate(p *command.Program) *cobra.Command {
   sandboxctl volume create models --size 20Gi`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			v, err := cl.CreateVolume(ctx, args[0], command.Size(size))
+			v, err := cl.Volumes().Create(ctx, args[0], command.Size(size))
 			if err != nil {
 				return err
 			}
@@ -83,7 +83,7 @@ func newVolumeLs(p *command.Program) *cobra.Command {
   sandboxctl volume ls -o json`,
 		Args: cobra.NoArgs,
 		RunE: volumes.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Volume, error) {
-			return cl.Volumes(ctx)
+			return cl.Volumes().List(ctx)
 		}),
 	}
 	o.Flags(cmd, true)
@@ -113,7 +113,7 @@ func newVolumeInspect(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl volume inspect data`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, name string) (wire.Volume, error) {
-			return cl.Volume(ctx, name)
+			return cl.Volumes().Get(ctx, name)
 		}),
 	}
 }
@@ -135,7 +135,7 @@ that have ended count. It asks nothing, so it wants -f.`,
 				return errs.New(errs.Invalid, "this removes every volume that no sandbox has mounted, for good; "+
 					"-f says that this is meant (`sandboxctl volume ls` shows them)")
 			}
-			p, err := cl.PruneVolumes(ctx)
+			p, err := cl.Volumes().Prune(ctx)
 			if err != nil {
 				return err
 			}
