@@ -21,14 +21,16 @@ type Interpreters struct{ sandbox }
 
 // Create starts an interpreter of a language, in dir or, if that is
 // empty, in the image's WORKDIR.
-func (c Interpreters) Create(ctx context.Context, language, dir string) (cc agent.CodeContext, err error) {
-	err = c.do(ctx, request{method: http.MethodPost, path: c.agentPath("/code/context"), json: agent.CodeContext{Language: language, Cwd: dir}, patient: true}, &cc)
-	return cc, err
+func (c Interpreters) Create(ctx context.Context, language, dir string) (agent.CodeContext, error) {
+	return ask[agent.CodeContext](ctx, c.daemon, request{
+		method: http.MethodPost, path: c.agentPath("/code/context"), patient: true,
+		json: agent.CodeContext{Language: language, Cwd: dir},
+	})
 }
 
 // List lists the interpreters of a language, or all.
 func (c Interpreters) List(ctx context.Context, language string) (list []agent.CodeContext, err error) {
-	r := request{method: http.MethodGet, path: c.agentPath("/code/contexts")}
+	r := get(c.agentPath("/code/contexts"))
 	if language != "" {
 		r.query = url.Values{"language": {language}}
 	}

@@ -15,9 +15,10 @@ type Diagnostics struct{ sandbox }
 // Get asks what is wrong with a sandbox, in any state: kind is "logs", of
 // which scopes are container, lifecycle and all, or "events", of which they are
 // lifecycle, runtime, network and all.
-func (c Diagnostics) Get(ctx context.Context, kind, scope string) (d wire.Diagnostic, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: c.path("/diagnostics/" + url.PathEscape(kind)), query: url.Values{"scope": {scope}}}, &d)
-	return d, err
+func (c Diagnostics) Get(ctx context.Context, kind, scope string) (wire.Diagnostic, error) {
+	return ask[wire.Diagnostic](ctx, c.daemon, request{
+		method: http.MethodGet, path: c.path("/diagnostics/" + url.PathEscape(kind)), query: url.Values{"scope": {scope}},
+	})
 }
 
 // Text is the same as a text for people: kind is "inspect", "summary",

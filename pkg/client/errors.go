@@ -28,13 +28,15 @@ func (d *daemon) lost(ctx context.Context, err error) error {
 		if errors.Is(err, os.ErrPermission) {
 			return errs.Wrap(err, errs.Denied, "cannot connect to %s: permission denied; become root or a member of group sandboxd", d.host)
 		}
-		return errs.Wrap(err, errs.Unavailable, "cannot connect to %s: %s; is sandboxd running? Start it with `make dev-up` or `systemctl start sandboxd`, or set SANDBOXD_HOST", d.host, why)
+		return errs.Wrap(err, errs.Unavailable, "cannot connect to %s: %s; is sandboxd running? "+
+			"Start it with `make dev-up` or `systemctl start sandboxd`, or set SANDBOXD_HOST", d.host, why)
 	}
 	if u, ok := errors.AsType[*url.Error](err); ok {
 		err = u.Err
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return errs.Wrap(err, errs.Denied, "the certificate of %s is not to be trusted: %s; have SSL_CERT_FILE name the PEM file of the authority that signed it, and ask under a name that it holds", d.host, err)
+		return errs.Wrap(err, errs.Denied, "the certificate of %s is not to be trusted: %s; have SSL_CERT_FILE name "+
+			"the PEM file of the authority that signed it, and ask under a name that it holds", d.host, err)
 	}
 	return errs.Wrap(err, errs.Unavailable, "the connection to %s broke: %s; see whether sandboxd still runs and ask again", d.host, err)
 }
@@ -67,7 +69,8 @@ func fromWire(status int, e wire.Error) error {
 func codeOf(status int, wireCode string) errs.Code {
 	switch status {
 	case http.StatusBadRequest:
-		if wireCode == "SANDBOX::API_NOT_SUPPORTED" || wireCode == "SNAPSHOT::NOT_IMPLEMENTED" || wireCode == "VOLUME::UNSUPPORTED_BACKEND" {
+		switch wireCode {
+		case "SANDBOX::API_NOT_SUPPORTED", "SNAPSHOT::NOT_IMPLEMENTED", "VOLUME::UNSUPPORTED_BACKEND":
 			return errs.Unsupported
 		}
 		return errs.Invalid

@@ -86,11 +86,13 @@ func (s sandbox) begin(ctx context.Context, path string, body any) (*Process, er
 
 func (p *Process) first(contentType string) error {
 	if contentType != agent.FramesType {
-		return errs.New(errs.Internal, "the agent of sandbox %s answers %q, not frames; it is of another release or not an agent", p.in.name, contentType)
+		return errs.New(errs.Internal, "the agent of sandbox %s answers %q, not frames; it is of another release or not an agent",
+			p.in.name, contentType)
 	}
 	_, payload, err := p.frames.Next()
 	if err != nil {
-		return errs.Wrap(err, errs.Unavailable, "the agent of sandbox %s hung up before the command began; look at it with `sandboxctl inspect %s`", p.in.name, p.in.name)
+		return errs.Wrap(err, errs.Unavailable,
+			"the agent of sandbox %s hung up before the command began; look at it with `sandboxctl inspect %s`", p.in.name, p.in.name)
 	}
 	first, err := agent.ParseInit(payload)
 	if err != nil {
@@ -129,7 +131,8 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 			keep = true
 			e, err := agent.ParseExit(payload)
 			if err != nil {
-				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end", p.in.name)
+				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end",
+					p.in.name)
 			}
 			return Exit{Code: e.ExitCode, Signal: e.Signal, TimedOut: e.TimedOut, Error: e.Error, Reason: e.Reason, Hint: e.Hint}, nil
 		}
@@ -186,7 +189,7 @@ func (c Commands) Status(ctx context.Context, command string) (st agent.CommandS
 	if err := checkCommandID(command); err != nil {
 		return st, err
 	}
-	err = c.do(ctx, request{method: http.MethodGet, path: c.agentPath("/command/status/" + command)}, &st)
+	err = c.do(ctx, get(c.agentPath("/command/status/"+command)), &st)
 	return st, err
 }
 
@@ -196,7 +199,7 @@ func (c Commands) Logs(ctx context.Context, command string, cursor int64, w io.W
 	if err := checkCommandID(command); err != nil {
 		return cursor, err
 	}
-	r := request{method: http.MethodGet, path: c.agentPath("/command/" + command + "/logs")}
+	r := get(c.agentPath("/command/" + command + "/logs"))
 	if cursor > 0 {
 		r.query = url.Values{"cursor": {strconv.FormatInt(cursor, 10)}}
 	}
@@ -240,16 +243,10 @@ func (c Commands) Follow(ctx context.Context, command string, cursor int64, w io
 	if err := checkCommandID(command); err != nil {
 		return err
 	}
-	resp, err := c.stream(ctx, request{
+	return c.copyTo(ctx, request{
 		method: http.MethodGet, path: c.agentPath("/command/" + command + "/logs"),
 		query: url.Values{"cursor": {strconv.FormatInt(cursor, 10)}, "follow": {"true"}}, patient: true,
-	})
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(w, c.followed(ctx, resp.Body))
-	return err
+	}, w)
 }
 
 func checkCommandID(id string) error {

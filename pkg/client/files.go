@@ -167,7 +167,8 @@ func (b *uploads) readPart(p []byte) (n int, err error) {
 	}
 	switch {
 	case err == io.EOF && b.read < size:
-		return n, errs.New(errs.Invalid, "put %s: the file lost bytes while it was read: it had %d; try again when nobody writes to it", at.file.Path, size)
+		return n, errs.New(errs.Invalid,
+			"put %s: the file lost bytes while it was read: it had %d; try again when nobody writes to it", at.file.Path, size)
 	case err != nil && err != io.EOF:
 		return n, fmt.Errorf("put %s: %w", at.file.Path, err)
 	case b.read == size:
@@ -230,12 +231,11 @@ func (c Files) Stat(ctx context.Context, path string) (agent.FileInfo, error) {
 }
 
 // List lists a directory of a sandbox, depth levels deep.
-func (c Files) List(ctx context.Context, path string, depth int) (l []agent.FileInfo, err error) {
-	err = c.do(ctx, request{
+func (c Files) List(ctx context.Context, path string, depth int) ([]agent.FileInfo, error) {
+	return ask[[]agent.FileInfo](ctx, c.daemon, request{
 		method: http.MethodGet, path: c.agentPath("/directories/list"),
 		query: url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}},
-	}, &l)
-	return l, err
+	})
 }
 
 // Mkdir makes directories, parents too; modes as in Upload.

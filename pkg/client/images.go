@@ -1,12 +1,9 @@
 package client
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -22,16 +19,18 @@ import (
 // Images are the images of a host.
 type Images struct{ *daemon }
 
+func imagePath(ref, rest string) string { return "/images/" + url.PathEscape(ref) + rest }
+
 // List lists the images of the host.
 func (c Images) List(ctx context.Context) ([]wire.ImageInfo, error) {
 	var l wire.ImageList
-	err := c.do(ctx, request{method: http.MethodGet, path: "/images"}, &l)
+	err := c.do(ctx, get("/images"), &l)
 	return l.Items, err
 }
 
 // Remove removes name[:tag] or a digest.
 func (c Images) Remove(ctx context.Context, ref string) error {
-	return c.do(ctx, request{method: http.MethodDelete, path: "/images/" + url.PathEscape(ref)}, nil)
+	return c.do(ctx, request{method: http.MethodDelete, path: imagePath(ref, "")}, nil)
 }
 
 // Build makes the image of a recipe and calls progress for each line of the build.
@@ -49,14 +48,10 @@ func (c Images) Build(ctx context.Context, name string, progress func(line strin
 }
 
 func parseBuild(r io.Reader, progress func(string)) (wire.ImageInfo, error) {
-	sc := bufio.NewScanner(r)
-	sc.Buffer(nil, maxEvent)
-	for sc.Scan() {
-		var l wire.BuildLine
-		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
-			return wire.ImageInfo{}, fmt.Errorf("decode a line of the build: %w", err)
-		}
+	for l, err := range lines[wire.BuildLine](r, "build") {
 		switch {
+		case err != nil:
+			return wire.ImageInfo{}, err
 		case l.Error != nil:
 			return wire.ImageInfo{}, errs.Wire(errs.New(errs.Internal, "%s", l.Error.Message), l.Error.Code)
 		case l.Image != nil:
@@ -64,9 +59,6 @@ func parseBuild(r io.Reader, progress func(string)) (wire.ImageInfo, error) {
 		default:
 			progress(l.Line)
 		}
-	}
-	if err := sc.Err(); err != nil {
-		return wire.ImageInfo{}, err
 	}
 	return wire.ImageInfo{}, io.ErrUnexpectedEOF
 }
@@ -111,7 +103,9 @@ func (c Images) Import(ctx context.Context, a Archive, progress func(wire.Import
 // names for it. progress is told, a few times a second, how far that is.
 // Cancelling ctx ends the pull; the next goes on from there.
 func (c Images) Pull(ctx context.Context, name string, auth *wire.ImageAuth, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
-	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/pull", json: wire.PullRequest{Name: name, Auth: auth}, patient: true})
+	resp, err := c.stream(ctx, request{
+		method: http.MethodPost, path: "/images/pull", json: wire.PullRequest{Name: name, Auth: auth}, patient: true,
+	})
 	if err != nil {
 		return wire.ImageInfo{}, err
 	}
@@ -121,14 +115,10 @@ func (c Images) Pull(ctx context.Context, name string, auth *wire.ImageAuth, pro
 
 // arriving reads the lines of an image that comes to be.
 func (c Images) arriving(ctx context.Context, r io.ReadCloser, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
-	sc := bufio.NewScanner(c.followed(ctx, r))
-	sc.Buffer(nil, maxEvent)
-	for sc.Scan() {
-		var l wire.ImportLine
-		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
-			return wire.ImageInfo{}, fmt.Errorf("decode a line of the answer: %w", err)
-		}
+	for l, err := range lines[wire.ImportLine](c.followed(ctx, r), "answer") {
 		switch {
+		case err != nil:
+			return wire.ImageInfo{}, err
 		case l.Error != nil:
 			return wire.ImageInfo{}, errs.Wire(errs.New(errs.Invalid, "%s", l.Error.Message), l.Error.Code)
 		case l.Image != nil:
@@ -136,9 +126,6 @@ func (c Images) arriving(ctx context.Context, r io.ReadCloser, progress func(wir
 		case l.Progress != nil && progress != nil:
 			progress(*l.Progress)
 		}
-	}
-	if err := sc.Err(); err != nil {
-		return wire.ImageInfo{}, err
 	}
 	return wire.ImageInfo{}, c.lost(ctx, io.ErrUnexpectedEOF)
 }
@@ -222,26 +209,18 @@ func (r *remembering) blame(err error) error {
 // Export writes the archive of an image to w. What was written is whole
 // only if this succeeds.
 func (c Images) Export(ctx context.Context, ref string, w io.Writer) error {
-	resp, err := c.stream(ctx, request{method: http.MethodGet, path: "/images/" + url.PathEscape(ref) + "/export", patient: true})
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(w, c.followed(ctx, resp.Body))
-	return err
+	return c.copyTo(ctx, request{method: http.MethodGet, path: imagePath(ref, "/export"), patient: true}, w)
 }
 
 // Inspect returns all there is to know of an image.
 func (c Images) Inspect(ctx context.Context, ref string) (wire.ImageInspection, error) {
-	var i wire.ImageInspection
-	err := c.do(ctx, request{method: http.MethodGet, path: "/images/" + url.PathEscape(ref)}, &i)
-	return i, err
+	return ask[wire.ImageInspection](ctx, c.daemon, get(imagePath(ref, "")))
 }
 
 // Prune removes layers that nobody needs, with all also images that no
 // sandbox uses.
 func (c Images) Prune(ctx context.Context, all bool) (wire.PruneReport, error) {
-	var p wire.PruneReport
-	err := c.do(ctx, request{method: http.MethodPost, path: "/images/prune", query: url.Values{"all": {strconv.FormatBool(all)}}}, &p)
-	return p, err
+	return ask[wire.PruneReport](ctx, c.daemon, request{
+		method: http.MethodPost, path: "/images/prune", query: url.Values{"all": {strconv.FormatBool(all)}},
+	})
 }

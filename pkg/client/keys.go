@@ -26,7 +26,7 @@ func (c Keys) Create(ctx context.Context, name, role string, expires time.Time) 
 // List lists the API keys there are, those of the configuration first.
 func (c Keys) List(ctx context.Context) ([]wire.Key, error) {
 	var l wire.KeyList
-	err := c.do(ctx, request{method: http.MethodGet, path: "/keys"}, &l)
+	err := c.do(ctx, get("/keys"), &l)
 	return l.Items, err
 }
 

@@ -12,23 +12,20 @@ type Policy struct{ sandbox }
 
 // Get returns what a sandbox may reach. Of its rules the first that fits a flow
 // decides, else the default does.
-func (c Policy) Get(ctx context.Context) (p wire.PolicyStatus, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: c.path("/networkpolicy")}, &p)
-	return p, err
+func (c Policy) Get(ctx context.Context) (wire.PolicyStatus, error) {
+	return ask[wire.PolicyStatus](ctx, c.daemon, get(c.path("/networkpolicy")))
 }
 
 // Patch puts rules before those that a sandbox has, of which it drops what
 // they cover. They hold for flows that open when it has returned; those that are
 // open go on. The answer has no Policy.
-func (c Policy) Patch(ctx context.Context, rules []wire.NetworkRule) (p wire.PolicyStatus, err error) {
-	err = c.do(ctx, request{method: http.MethodPatch, path: c.path("/networkpolicy"), json: rules}, &p)
-	return p, err
+func (c Policy) Patch(ctx context.Context, rules []wire.NetworkRule) (wire.PolicyStatus, error) {
+	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodPatch, path: c.path("/networkpolicy"), json: rules})
 }
 
 // Remove takes away all rules for some targets, as 203.0.113.0/24, whatever
 // their ports. Where there are none PolicyStatus.Reason says so. The answer has no
 // Policy.
-func (c Policy) Remove(ctx context.Context, targets []string) (p wire.PolicyStatus, err error) {
-	err = c.do(ctx, request{method: http.MethodDelete, path: c.path("/networkpolicy"), json: targets}, &p)
-	return p, err
+func (c Policy) Remove(ctx context.Context, targets []string) (wire.PolicyStatus, error) {
+	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodDelete, path: c.path("/networkpolicy"), json: targets})
 }

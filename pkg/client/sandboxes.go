@@ -74,9 +74,8 @@ func (c *Client) awaitTurn(ctx context.Context, id string) (wire.Sandbox, error)
 }
 
 // Get returns one sandbox; one that does not exist is errs.NotFound.
-func (c *Client) Get(ctx context.Context, idOrName string) (sb wire.Sandbox, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "")}, &sb)
-	return sb, err
+func (c *Client) Get(ctx context.Context, idOrName string) (wire.Sandbox, error) {
+	return ask[wire.Sandbox](ctx, c.daemon, get(sandboxPath(idOrName, "")))
 }
 
 // Filter selects sandboxes; what is empty selects all.
@@ -87,7 +86,7 @@ type Filter struct {
 
 // List returns the sandboxes that match, newest first.
 func (c *Client) List(ctx context.Context, f Filter) ([]wire.Sandbox, error) {
-	q := url.Values{"pageSize": {"200"}}
+	q := url.Values{}
 	for _, s := range f.States {
 		q.Add("state", s)
 	}
@@ -98,24 +97,10 @@ func (c *Client) List(ctx context.Context, f Filter) ([]wire.Sandbox, error) {
 		}
 		q.Set("metadata", m.Encode())
 	}
-	var all []wire.Sandbox
-	seen := map[string]bool{} // pages shift when sandboxes come and go between two requests
-	for page := 1; ; page++ {
-		q.Set("page", strconv.Itoa(page))
-		var l wire.List
-		if err := c.do(ctx, request{method: http.MethodGet, path: "/sandboxes", query: q}, &l); err != nil {
-			return nil, err
-		}
-		for _, sb := range l.Items {
-			if !seen[sb.ID] {
-				seen[sb.ID] = true
-				all = append(all, sb)
-			}
-		}
-		if !l.Pagination.HasNextPage || len(l.Items) == 0 {
-			return all, nil
-		}
-	}
+	return pages(q, func(sb wire.Sandbox) string { return sb.ID }, func(q url.Values) ([]wire.Sandbox, wire.Pagination, error) {
+		l, err := ask[wire.List](ctx, c.daemon, request{method: http.MethodGet, path: "/sandboxes", query: q})
+		return l.Items, l.Pagination, err
+	})
 }
 
 // Delete destroys a sandbox. When it returns, its processes are dead.
@@ -168,9 +153,10 @@ func (c *Client) Renew(ctx context.Context, idOrName string, expires time.Time) 
 
 // Update changes limits of a sandbox that runs or is paused; the keys are those
 // of CreateRequest.ResourceLimits.
-func (c *Client) Update(ctx context.Context, idOrName string, limits map[string]string) (i wire.Inspection, err error) {
-	err = c.do(ctx, request{method: http.MethodPatch, path: sandboxPath(idOrName, "/limits"), json: wire.LimitsPatch{ResourceLimits: limits}}, &i)
-	return i, err
+func (c *Client) Update(ctx context.Context, idOrName string, limits map[string]string) (wire.Inspection, error) {
+	return ask[wire.Inspection](ctx, c.daemon, request{
+		method: http.MethodPatch, path: sandboxPath(idOrName, "/limits"), json: wire.LimitsPatch{ResourceLimits: limits},
+	})
 }
 
 // PatchMetadata sets metadata, and removes what is nil.
@@ -183,37 +169,33 @@ func (c *Client) PatchMetadata(ctx context.Context, idOrName string, patch map[s
 }
 
 // Endpoint says where a port of a sandbox is reached from outside, and with which headers.
-func (c *Client) Endpoint(ctx context.Context, idOrName string, port uint16) (e wire.Endpoint, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port))}, &e)
-	return e, err
+func (c *Client) Endpoint(ctx context.Context, idOrName string, port uint16) (wire.Endpoint, error) {
+	return ask[wire.Endpoint](ctx, c.daemon, get(sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port))))
 }
 
 // SignedEndpoint is an Endpoint that opens its port by itself until a time, but at
 // most as long as the sandbox lives; only what the agent's port needs is in Headers.
-func (c *Client) SignedEndpoint(ctx context.Context, idOrName string, port uint16, until time.Time) (e wire.Endpoint, err error) {
-	err = c.do(ctx, request{
+func (c *Client) SignedEndpoint(ctx context.Context, idOrName string, port uint16, until time.Time) (wire.Endpoint, error) {
+	return ask[wire.Endpoint](ctx, c.daemon, request{
 		method: http.MethodGet, path: sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port)),
 		query: url.Values{"expires": {strconv.FormatInt(until.Unix(), 10)}},
-	}, &e)
-	return e, err
+	})
 }
 
 // Inspect returns all there is to know of a sandbox but its secrets.
-func (c *Client) Inspect(ctx context.Context, idOrName string) (i wire.Inspection, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/inspect")}, &i)
-	return i, err
+func (c *Client) Inspect(ctx context.Context, idOrName string) (wire.Inspection, error) {
+	return ask[wire.Inspection](ctx, c.daemon, get(sandboxPath(idOrName, "/inspect")))
 }
 
 // Stats measures a sandbox.
-func (c *Client) Stats(ctx context.Context, idOrName string) (u wire.Usage, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/stats")}, &u)
-	return u, err
+func (c *Client) Stats(ctx context.Context, idOrName string) (wire.Usage, error) {
+	return ask[wire.Usage](ctx, c.daemon, get(sandboxPath(idOrName, "/stats")))
 }
 
 // AllStats measures all sandboxes that run or are paused, in one request.
 func (c *Client) AllStats(ctx context.Context) ([]wire.SandboxStats, error) {
 	var l wire.StatsList
-	err := c.do(ctx, request{method: http.MethodGet, path: "/stats"}, &l)
+	err := c.do(ctx, get("/stats"), &l)
 	return l.Items, err
 }
 
@@ -238,19 +220,15 @@ func (c *Client) Logs(ctx context.Context, idOrName string, lines int, follow bo
 }
 
 // Version asks the daemon what it is.
-func (c *Client) Version(ctx context.Context) (v wire.Version, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: "/version"}, &v)
-	return v, err
+func (c *Client) Version(ctx context.Context) (wire.Version, error) {
+	return ask[wire.Version](ctx, c.daemon, get("/version"))
 }
-
-// maxEvent bounds a line of an event or build stream.
-const maxEvent = 1 << 20
 
 // Events yields what happens on the daemon until ctx ends or the loop breaks.
 // The last thing it yields is an error, if one ended it.
 func (c *Client) Events(ctx context.Context) iter.Seq2[wire.Event, error] {
 	return func(yield func(wire.Event, error) bool) {
-		resp, err := c.stream(ctx, request{method: http.MethodGet, path: "/events"})
+		resp, err := c.stream(ctx, get("/events"))
 		if err != nil {
 			yield(wire.Event{}, err)
 			return
@@ -272,7 +250,7 @@ func (c *Client) Events(ctx context.Context) iter.Seq2[wire.Event, error] {
 func parseEvents(r io.Reader) iter.Seq2[wire.Event, error] {
 	return func(yield func(wire.Event, error) bool) {
 		sc := bufio.NewScanner(r)
-		sc.Buffer(nil, maxEvent)
+		sc.Buffer(nil, maxLine)
 		for sc.Scan() {
 			data, ok := strings.CutPrefix(sc.Text(), "data:")
 			if !ok {

@@ -14,9 +14,10 @@ import (
 type Sessions struct{ sandbox }
 
 // Create starts a shell, in dir or, if that is empty, in the image's WORKDIR.
-func (c Sessions) Create(ctx context.Context, dir string) (s agent.SessionCreated, err error) {
-	err = c.do(ctx, request{method: http.MethodPost, path: c.agentPath("/session"), json: agent.SessionRequest{Cwd: dir}, patient: true}, &s)
-	return s, err
+func (c Sessions) Create(ctx context.Context, dir string) (agent.SessionCreated, error) {
+	return ask[agent.SessionCreated](ctx, c.daemon, request{
+		method: http.MethodPost, path: c.agentPath("/session"), json: agent.SessionRequest{Cwd: dir}, patient: true,
+	})
 }
 
 // Remove ends a shell and all that it has started.

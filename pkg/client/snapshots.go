@@ -1,13 +1,9 @@
 package client
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
-	"fmt"
 	"net/http"
 	"net/url"
-	"strconv"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -38,34 +34,20 @@ func (c Snapshots) Create(ctx context.Context, sandbox, name string, wait bool) 
 
 // List lists the snapshots of a sandbox, by its ID, or all if that is
 // empty, the newest first.
-func (c Snapshots) List(ctx context.Context, sandboxID string) (all []wire.Snapshot, err error) {
-	q := url.Values{"pageSize": {"200"}}
+func (c Snapshots) List(ctx context.Context, sandboxID string) ([]wire.Snapshot, error) {
+	q := url.Values{}
 	if sandboxID != "" {
 		q.Set("sandboxId", sandboxID)
 	}
-	seen := map[string]bool{} // pages shift when snapshots come and go between two requests
-	for page := 1; ; page++ {
-		q.Set("page", strconv.Itoa(page))
-		var l wire.SnapshotList
-		if err := c.do(ctx, request{method: http.MethodGet, path: "/snapshots", query: q}, &l); err != nil {
-			return nil, err
-		}
-		for _, s := range l.Items {
-			if !seen[s.ID] {
-				seen[s.ID] = true
-				all = append(all, s)
-			}
-		}
-		if !l.Pagination.HasNextPage || len(l.Items) == 0 {
-			return all, nil
-		}
-	}
+	return pages(q, func(s wire.Snapshot) string { return s.ID }, func(q url.Values) ([]wire.Snapshot, wire.Pagination, error) {
+		l, err := ask[wire.SnapshotList](ctx, c.daemon, request{method: http.MethodGet, path: "/snapshots", query: q})
+		return l.Items, l.Pagination, err
+	})
 }
 
 // Inspect returns all there is to know of a snapshot.
-func (c Snapshots) Inspect(ctx context.Context, idOrName string) (s wire.SnapshotInspection, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: snapshotPath(idOrName, "/inspect")}, &s)
-	return s, err
+func (c Snapshots) Inspect(ctx context.Context, idOrName string) (wire.SnapshotInspection, error) {
+	return ask[wire.SnapshotInspection](ctx, c.daemon, get(snapshotPath(idOrName, "/inspect")))
 }
 
 // Remove deletes a snapshot. What was made from it stays.
@@ -86,12 +68,9 @@ func (c Snapshots) Diff(ctx context.Context, idOrName, base string, change func(
 		return err
 	}
 	defer resp.Body.Close()
-	sc := bufio.NewScanner(resp.Body)
-	sc.Buffer(nil, maxEvent)
-	for sc.Scan() {
-		var l wire.Change
-		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
-			return fmt.Errorf("decode a line of the diff: %w", err)
+	for l, err := range lines[wire.Change](c.followed(ctx, resp.Body), "diff") {
+		if err != nil {
+			return err
 		}
 		if l.Error != nil {
 			return errs.Wire(errs.New(errs.Internal, "%s", l.Error.Message), l.Error.Code)
@@ -99,9 +78,6 @@ func (c Snapshots) Diff(ctx context.Context, idOrName, base string, change func(
 		if err := change(l.Kind, l.Path); err != nil {
 			return err
 		}
-	}
-	if err := sc.Err(); err != nil {
-		return c.lost(ctx, err)
 	}
 	return nil
 }

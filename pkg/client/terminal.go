@@ -54,13 +54,13 @@ func (c Terminals) Get(id string) (*Terminal, error) {
 // List lists the sessions of a sandbox, oldest first.
 func (c Terminals) List(ctx context.Context) ([]agent.PtyStatus, error) {
 	var l agent.PtyList
-	err := c.do(ctx, request{method: http.MethodGet, path: c.agentPath("/pty")}, &l)
+	err := c.do(ctx, get(c.agentPath("/pty")), &l)
 	return l.Sessions, err
 }
 
 // Status returns the state of the session.
 func (t *Terminal) Status(ctx context.Context) (st agent.PtyStatus, err error) {
-	err = t.in.do(ctx, request{method: http.MethodGet, path: t.in.agentPath("/pty/" + t.ID)}, &st)
+	err = t.in.do(ctx, get(t.in.agentPath("/pty/"+t.ID)), &st)
 	return st, err
 }
 
