@@ -71,7 +71,8 @@ type daemon struct {
 
 func newDaemon(t *testing.T) *daemon {
 	d := &daemon{
-		state: wire.Status{State: wire.Running}, signals: make(chan string, 4), renewed: make(chan struct{}, 100), stdin: make(chan string, 1), files: map[string]string{},
+		state: wire.Status{State: wire.Running}, signals: make(chan string, 4), renewed: make(chan struct{}, 100),
+		stdin: make(chan string, 1), files: map[string]string{},
 		exec: func(w io.Writer, _ <-chan string) { exit(w, 0) },
 	}
 	s := httptest.NewServer(d)
@@ -101,8 +102,9 @@ func (d *daemon) sandbox() wire.Sandbox {
 	}
 	return wire.Sandbox{
 		ExpiresAt: expires,
-		ID:        testID, Status: d.state, Image: &wire.Image{URI: "python:latest"}, Entrypoint: []string{"a\x1b[2Jb"}, CreatedAt: time.Now(),
-		Sandboxd: &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules"},
+		ID:        testID, Status: d.state, Image: &wire.Image{URI: "python:latest"}, Entrypoint: []string{"a\x1b[2Jb"},
+		CreatedAt: time.Now(),
+		Sandboxd:  &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules"},
 	}
 }
 
@@ -152,8 +154,14 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "GET /stats":
 		d.cpu += 50_000
 		reply(200, wire.StatsList{Items: []wire.SandboxStats{
-			{ID: "tzzzzzzzzzzz", Runtime: "runc", State: wire.Paused, CreatedAt: time.Now(), Usage: wire.Usage{Time: time.Now(), MemoryBytes: 1 << 30}},
-			{ID: testID, Name: "lab", Runtime: "runsc", State: wire.Running, CreatedAt: time.Now().Add(-time.Hour), Usage: wire.Usage{Time: time.Now(), CPUMicros: d.cpu, MemoryLimitBytes: 64 << 20}},
+			{
+				ID: "tzzzzzzzzzzz", Runtime: "runc", State: wire.Paused, CreatedAt: time.Now(),
+				Usage: wire.Usage{Time: time.Now(), MemoryBytes: 1 << 30},
+			},
+			{
+				ID: testID, Name: "lab", Runtime: "runsc", State: wire.Running, CreatedAt: time.Now().Add(-time.Hour),
+				Usage: wire.Usage{Time: time.Now(), CPUMicros: d.cpu, MemoryLimitBytes: 64 << 20},
+			},
 		}})
 	case "POST /images":
 		b, _ := io.ReadAll(r.Body)
@@ -170,11 +178,17 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Length", "2000000") // more than comes
 		io.WriteString(w, "half")                   //nolint:errcheck // the test sees what is missing
 	case "POST /images/prune":
-		reply(200, wire.PruneReport{Images: []string{"old:" + r.URL.Query().Get("all")}, Layers: []string{"sha256:1"}, BytesReclaimed: 3 << 20})
+		reply(200, wire.PruneReport{
+			Images: []string{"old:" + r.URL.Query().Get("all")}, Layers: []string{"sha256:1"},
+			BytesReclaimed: 3 << 20,
+		})
 	case "GET /images/python":
 		reply(200, wire.ImageInspection{ImageInfo: wire.ImageInfo{Name: "python"}, Labels: map[string]string{"team": "a"}})
 	case "GET /images":
-		reply(200, wire.ImageList{Items: []wire.ImageInfo{{Name: "python", Tag: "latest", Digest: "sha256:0123456789abcdef0123", Bytes: 1 << 20, Created: time.Now()}}})
+		reply(200, wire.ImageList{Items: []wire.ImageInfo{{
+			Name: "python", Tag: "latest", Digest: "sha256:0123456789abcdef0123",
+			Bytes: 1 << 20, Created: time.Now(),
+		}}})
 	default:
 		reply(404, wire.Error{Code: "DOCKER::SANDBOX_NOT_FOUND", Message: "Sandbox not found"})
 	}
@@ -292,20 +306,24 @@ func TestRun(t *testing.T) {
 		frame(w, 2, "warning\n")
 		exit(w, 3)
 	}
-	r := d.run(t, "run", "--runtime", "runc", "-m", "256m", "--cpus", "0.5", "--pids", "64", "-e", "A=b", "-l", "team=a", "--allow", "203.0.113.0/24:443", "--allow", "10.0.0.1",
-		"-w", "/tmp", "--timeout", "30s", "python", "--", "python3", "-c", "print(6*7)")
+	r := d.run(t, "run", "--runtime", "runc", "-m", "256m", "--cpus", "0.5", "--pids", "64", "-e", "A=b", "-l", "team=a",
+		"--allow", "203.0.113.0/24:443", "--allow", "10.0.0.1", "-w", "/tmp", "--timeout", "30s", "python", "--", "python3", "-c", "print(6*7)")
 	if r.code != 3 || r.out != "42\n" || r.errout != "warning\n" {
 		t.Errorf("%+v", r)
 	}
-	if got := strings.Join(d.asked(), "; "); got != "POST /sandboxes; POST /sandboxes/"+testID+"/proxy/44772/command; DELETE /sandboxes/"+testID {
+	want := "POST /sandboxes; POST /sandboxes/" + testID + "/proxy/44772/command; DELETE /sandboxes/" + testID
+	if got := strings.Join(d.asked(), "; "); got != want {
 		t.Errorf("requests: %s", got)
 	}
 	c := d.create
-	if c.ResourceLimits["memory"] != "256Mi" || c.ResourceLimits["cpu"] != "0.5" || c.ResourceLimits["pids"] != "64" || *c.Env["A"] != "b" || c.Metadata["team"] != "a" ||
-		c.Extensions[wire.ExtAllow] != "203.0.113.0/24:443,10.0.0.1" || c.Extensions[wire.ExtIdle] != "true" || c.Extensions[wire.ExtOneShot] != "true" || c.Extensions[wire.ExtRuntime] != "runc" || len(c.Entrypoint) != 0 {
+	if c.ResourceLimits["memory"] != "256Mi" || c.ResourceLimits["cpu"] != "0.5" || c.ResourceLimits["pids"] != "64" ||
+		*c.Env["A"] != "b" || c.Metadata["team"] != "a" ||
+		c.Extensions[wire.ExtAllow] != "203.0.113.0/24:443,10.0.0.1" || c.Extensions[wire.ExtIdle] != "true" ||
+		c.Extensions[wire.ExtOneShot] != "true" || c.Extensions[wire.ExtRuntime] != "runc" || len(c.Entrypoint) != 0 {
 		t.Errorf("create %+v", c)
 	}
-	if strings.Join(d.command.Argv, "|") != "python3|-c|print(6*7)" || d.command.Timeout != 30000 || d.command.Cwd != "/tmp" || d.command.Stdin {
+	if strings.Join(d.command.Argv, "|") != "python3|-c|print(6*7)" || d.command.Timeout != 30000 || d.command.Cwd != "/tmp" ||
+		d.command.Stdin {
 		t.Errorf("command %+v", d.command)
 	}
 }
@@ -325,18 +343,43 @@ func TestExitCodes(t *testing.T) {
 		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "not a TTY"},
 		"unknown verb":   {args: []string{"rnu"}, code: 125, says: "run"},
 		"unknown format": {args: []string{"ps", "-o", "xml"}, code: 125, says: "json"},
-		"not found":      {exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":127,"error":"no such file"}`) }, code: 127, says: "installed"},
-		"not executable": {exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":126,"error":"denied\u001b"}`) }, code: 126, says: "executable"},
+		"not found": {
+			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":127,"error":"no such file"}`) },
+			code: 127, says: "installed",
+		},
+		"not executable": {
+			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":126,"error":"denied\u001b"}`) },
+			code: 126, says: "executable",
+		},
 		"timeout": {exec: func(w io.Writer, _ <-chan string) {
 			frame(w, 3, `{"exit_code":137,"signal":"SIGKILL","timed_out":true}`)
 		}, code: 124, says: "longer than"},
-		"killed":        {exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":137,"signal":"SIGKILL"}`) }, code: 137, says: "memory limit of 64MiB"},
-		"killed alone":  {exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":137,"signal":"SIGKILL"}`) }, args: []string{"exec", "lab", "x"}, code: 137, says: "killed by SIGKILL"},
-		"signal":        {exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":139,"signal":"SIGSEGV"}`) }, code: 139},
-		"sandbox oom":   {exec: func(io.Writer, <-chan string) {}, state: wire.Status{State: wire.Failed, Reason: "oom"}, args: []string{"exec", "lab", "x"}, code: 137, says: "memory limit of 64MiB"},
-		"sandbox died":  {exec: func(io.Writer, <-chan string) {}, state: wire.Status{State: wire.Failed, Reason: "runtime_crash", Message: "the sentry died"}, args: []string{"exec", "lab", "x"}, code: 137, says: "the sentry died"},
-		"expired":       {exec: func(io.Writer, <-chan string) {}, state: wire.Status{State: wire.Terminated, Reason: "expired"}, args: []string{"exec", "lab", "x"}, code: 124, says: "timeout"},
-		"create failed": {state: wire.Status{State: wire.Failed, Reason: "create_failed", Message: "runtime: boom"}, code: 125, says: "boom"},
+		"killed": {
+			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":137,"signal":"SIGKILL"}`) }, code: 137,
+			says: "memory limit of 64MiB",
+		},
+		"killed alone": {
+			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":137,"signal":"SIGKILL"}`) },
+			args: []string{"exec", "lab", "x"}, code: 137, says: "killed by SIGKILL",
+		},
+		"signal": {exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":139,"signal":"SIGSEGV"}`) }, code: 139},
+		"sandbox oom": {
+			exec: func(io.Writer, <-chan string) {}, state: wire.Status{State: wire.Failed, Reason: "oom"},
+			args: []string{"exec", "lab", "x"}, code: 137, says: "memory limit of 64MiB",
+		},
+		"sandbox died": {
+			exec:  func(io.Writer, <-chan string) {},
+			state: wire.Status{State: wire.Failed, Reason: "runtime_crash", Message: "the sentry died"},
+			args:  []string{"exec", "lab", "x"}, code: 137, says: "the sentry died",
+		},
+		"expired": {
+			exec: func(io.Writer, <-chan string) {}, state: wire.Status{State: wire.Terminated, Reason: "expired"},
+			args: []string{"exec", "lab", "x"}, code: 124, says: "timeout",
+		},
+		"create failed": {
+			state: wire.Status{State: wire.Failed, Reason: "create_failed", Message: "runtime: boom"}, code: 125,
+			says: "boom",
+		},
 		"no sandbox":    {args: []string{"exec", "other", "true"}, code: 125, says: "not found"},
 		"rm unknown":    {args: []string{"rm", "other"}, code: 125, says: "not found"},
 		"rm -f unknown": {args: []string{"rm", "-f", "other"}, code: 0},
@@ -357,7 +400,8 @@ func TestExitCodes(t *testing.T) {
 			if r.code != c.code || !strings.Contains(r.errout, c.says) || strings.Contains(r.errout, "\x1b") {
 				t.Errorf("%+v, want %d and %q", r, c.code, c.says)
 			}
-			if c.args[0] == "run" && slices.Contains(d.asked(), "POST /sandboxes") && d.create.Image.URI != "nope" && !slices.Contains(d.asked(), "DELETE /sandboxes/"+testID) {
+			if c.args[0] == "run" && slices.Contains(d.asked(), "POST /sandboxes") && d.create.Image.URI != "nope" &&
+				!slices.Contains(d.asked(), "DELETE /sandboxes/"+testID) {
 				t.Errorf("the sandbox was not destroyed: %v", d.asked())
 			}
 		})
@@ -380,17 +424,20 @@ func TestRunDetached(t *testing.T) {
 		{"--rm", "--timeout"},
 	} {
 		args := append(append([]string{"run", "-d"}, strings.Fields(c.flags)...), "base", "--", "true")
-		if r := d.run(t, args...); r.code != 125 || r.out != "" || !strings.Contains(r.errout, "-d and "+c.flags[:2]) || !strings.Contains(r.errout, c.says) {
+		if r := d.run(t, args...); r.code != 125 || r.out != "" || !strings.Contains(r.errout, "-d and "+c.flags[:2]) ||
+			!strings.Contains(r.errout, c.says) {
 			t.Errorf("%s: %+v, want %q", c.flags, r, c.says)
 		}
 	}
 	if asked := d.asked(); len(asked) != 0 {
 		t.Errorf("the daemon was asked %q", asked)
 	}
-	if r := d.run(t, "run", "-d", "--rm=false", "--timeout", "1h", "--name", "web", "base", "--", "serve", "-u"); r.code != 0 || r.out != testID+"\n" || r.errout != "" {
+	if r := d.run(t, "run", "-d", "--rm=false", "--timeout", "1h", "--name", "web", "base", "--", "serve", "-u"); r.code != 0 ||
+		r.out != testID+"\n" || r.errout != "" {
 		t.Errorf("%+v", r)
 	}
-	if c := d.create; !slices.Equal(c.Entrypoint, []string{"serve", "-u"}) || c.Extensions[wire.ExtTimeout] != "1h0m0s" || c.Extensions[wire.ExtIdle] != "" || c.Extensions[wire.ExtOneShot] != "" {
+	if c := d.create; !slices.Equal(c.Entrypoint, []string{"serve", "-u"}) || c.Extensions[wire.ExtTimeout] != "1h0m0s" ||
+		c.Extensions[wire.ExtIdle] != "" || c.Extensions[wire.ExtOneShot] != "" {
 		t.Errorf("create %+v", c)
 	}
 	if got := strings.Join(d.asked(), "; "); got != "POST /sandboxes" {
@@ -448,11 +495,23 @@ func TestInterruptEarly(t *testing.T) {
 		twice bool   // a second Ctrl-C, on which it hangs on
 		want  string // requests after it
 	}{
-		"creating":        {[]string{"run", "base", "--", "true"}, "POST /v1/sandboxes", false, "DELETE /sandboxes/" + testID},
-		"creating, twice": {[]string{"run", "base", "--", "true"}, "POST /v1/sandboxes", true, "GET /sandboxes DELETE /sandboxes/" + testID},
-		"kept, twice":     {[]string{"run", "--rm=false", "base", "--", "true"}, "POST /v1/sandboxes", true, ""},
-		"starting":        {[]string{"exec", "lab", "true"}, "POST /v1/sandboxes/lab/proxy/44772/command", false, "POST /sandboxes/lab/proxy/44772/command/" + commandID + "/signal"},
-		"starting, twice": {[]string{"run", "base", "true"}, "POST /v1/sandboxes/" + testID + "/proxy/44772/command", true, "DELETE /sandboxes/" + testID},
+		"creating": {[]string{"run", "base", "--", "true"}, "POST /v1/sandboxes", false, "DELETE /sandboxes/" + testID},
+		"creating, twice": {
+			[]string{"run", "base", "--", "true"},
+			"POST /v1/sandboxes", true,
+			"GET /sandboxes DELETE /sandboxes/" + testID,
+		},
+		"kept, twice": {[]string{"run", "--rm=false", "base", "--", "true"}, "POST /v1/sandboxes", true, ""},
+		"starting": {
+			[]string{"exec", "lab", "true"},
+			"POST /v1/sandboxes/lab/proxy/44772/command", false,
+			"POST /sandboxes/lab/proxy/44772/command/" + commandID + "/signal",
+		},
+		"starting, twice": {
+			[]string{"run", "base", "true"},
+			"POST /v1/sandboxes/" + testID + "/proxy/44772/command", true,
+			"DELETE /sandboxes/" + testID,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newDaemon(t)
@@ -608,7 +667,8 @@ func TestOutput(t *testing.T) {
 			}
 		}
 	}
-	if r := d.run(t, "ps", "--no-trunc"); !strings.Contains(r.out, `a\x1b[2Jb`) || strings.Contains(r.out, "\x1b") || !strings.HasPrefix(r.out, "ID ") {
+	if r := d.run(t, "ps", "--no-trunc"); !strings.Contains(r.out, `a\x1b[2Jb`) || strings.Contains(r.out, "\x1b") ||
+		!strings.HasPrefix(r.out, "ID ") {
 		t.Errorf("ps %q", r.out)
 	}
 	for _, args := range []string{"ps -o json", "image ls -o json", "stats --no-stream -o json"} {
@@ -651,7 +711,8 @@ func TestCp(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	for name, want := range map[string]string{
-		"/tmp/a.txt": "644 A", "/new": "644 A", "/typed": "644 typed", "/w/src": "dir 755", "/w/src/a.txt": "644 A", "/w/src/sub": "dir 755", "/w/src/sub/b.sh": "755 B",
+		"/tmp/a.txt": "644 A", "/new": "644 A", "/typed": "644 typed", "/w/src": "dir 755", "/w/src/a.txt": "644 A",
+		"/w/src/sub": "dir 755", "/w/src/sub/b.sh": "755 B",
 	} {
 		if d.files[name] != want {
 			t.Errorf("%s is %q, want %q", name, d.files[name], want)
@@ -661,7 +722,8 @@ func TestCp(t *testing.T) {
 		t.Error("a link was followed")
 	}
 	d.files = map[string]string{"/etc/x": "X", "/dir/f": "F", "/dir/d/g": "G"}
-	d.tree = `[{"path":"/dir/d","type":"directory","mode":755},{"path":"/dir/d/g","type":"file","mode":4755},{"path":"/dir/f","type":"file","mode":600},{"path":"/dir/l","type":"symlink"}]`
+	d.tree = `[{"path":"/dir/d","type":"directory","mode":755},{"path":"/dir/d/g","type":"file","mode":4755},` +
+		`{"path":"/dir/f","type":"file","mode":600},{"path":"/dir/l","type":"symlink"}]`
 	out := filepath.Join(here, "out")
 	if r := d.run(t, "cp", "lab:/dir", out); r.code != 0 {
 		t.Errorf("%+v", r)
@@ -744,7 +806,8 @@ func TestFilters(t *testing.T) {
 			t.Errorf("%s: %+v", filter, r)
 		}
 	}
-	if r := d.run(t, "code", "context", "ls", "-l", "klingon", "lab"); r.code != 125 || !strings.Contains(r.errout, "the languages are python, ") {
+	if r := d.run(t, "code", "context", "ls", "-l", "klingon", "lab"); r.code != 125 ||
+		!strings.Contains(r.errout, "the languages are python, ") {
 		t.Errorf("%+v", r)
 	}
 	if asked := d.asked(); len(asked) != 0 {

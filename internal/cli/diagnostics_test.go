@@ -18,7 +18,8 @@ func TestDiagnostics(t *testing.T) {
 		switch kind := strings.TrimPrefix(r.URL.Path, "/v1/sandboxes/lab/diagnostics/"); kind {
 		case "logs", "events":
 			json.NewEncoder(w).Encode(wire.Diagnostic{ //nolint:errcheck // the test sees what is missing
-				Kind: kind, Content: kind + " of " + r.URL.Query().Get("scope") + ":\ta\x1b[2J\nb", Warnings: []string{"no\x1b more"}, Truncated: kind == "logs",
+				Kind: kind, Content: kind + " of " + r.URL.Query().Get("scope") + ":\ta\x1b[2J\nb", Warnings: []string{"no\x1b more"},
+				Truncated: kind == "logs",
 			})
 		default:
 			io.WriteString(w, kind+" "+r.URL.RawQuery+"\n") //nolint:errcheck // the test sees what is missing
@@ -28,7 +29,10 @@ func TestDiagnostics(t *testing.T) {
 	d := &daemon{url: s.URL}
 	const note = "sandboxctl: note: no\\x1b more\n"
 	for args, want := range map[string]result{
-		"logs lab":                         {0, "logs of all:\ta\\x1b[2J\nb", note + "sandboxctl: note: the output is longer; this is the end of it\n"},
+		"logs lab": {
+			0, "logs of all:\ta\\x1b[2J\nb",
+			note + "sandboxctl: note: the output is longer; this is the end of it\n",
+		},
 		"events -s network lab":            {0, "events of network:\ta\\x1b[2J\nb", note},
 		"inspect lab":                      {0, "inspect \n", ""},
 		"summary lab":                      {0, "summary event_limit=20&tail=50\n", ""},
@@ -38,7 +42,8 @@ func TestDiagnostics(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", args, r, want)
 		}
 	}
-	if r := d.run(t, "diagnostics", "logs", "-s", "network", "lab"); r.code != 125 || !strings.Contains(r.errout, "the scopes of logs are container, lifecycle, all") {
+	if r := d.run(t, "diagnostics", "logs", "-s", "network", "lab"); r.code != 125 ||
+		!strings.Contains(r.errout, "the scopes of logs are container, lifecycle, all") {
 		t.Errorf("%+v", r)
 	}
 }

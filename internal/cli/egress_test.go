@@ -26,7 +26,8 @@ func policies(t *testing.T) (d *daemon, asked func() []string) {
 		switch {
 		case r.URL.Path != "/v1/sandboxes/lab/networkpolicy":
 			w.WriteHeader(http.StatusNotFound)
-			io.WriteString(w, `{"code":"DOCKER::SANDBOX_NOT_FOUND","message":"Sandbox not found"}`) //nolint:errcheck // the test sees what is missing
+			//nolint:errcheck // the test sees what is missing
+			io.WriteString(w, `{"code":"DOCKER::SANDBOX_NOT_FOUND","message":"Sandbox not found"}`)
 			return
 		case r.Method == http.MethodGet:
 			st.Policy = &wire.NetworkPolicy{DefaultAction: "deny", Egress: []wire.NetworkRule{
@@ -61,16 +62,21 @@ func TestEgress(t *testing.T) {
 		t.Errorf("get -o name: %+v", r)
 	}
 	before := len(asked())
-	if r := d.run(t, "egress", "patch", "--deny", "203.0.113.9", "--allow", "203.0.113.0/24:443", "--rule", "deny=10.0.0.0/8/icmp", "lab", "other"); r.code != 125 || r.out != "lab\n" || !strings.Contains(r.errout, "not found") {
+	r := d.run(t, "egress", "patch", "--deny", "203.0.113.9", "--allow", "203.0.113.0/24:443", "--rule", "deny=10.0.0.0/8/icmp",
+		"lab", "other")
+	if r.code != 125 || r.out != "lab\n" || !strings.Contains(r.errout, "not found") {
 		t.Errorf("patch: %+v", r)
 	}
-	if r := d.run(t, "egress", "rm", "lab", "203.0.113.0/24", "1.2.3.4:80"); r.code != 125 || r.out != "203.0.113.0/24\n" || !strings.Contains(r.errout, "no rule for 1.2.3.4:80") {
+	if r := d.run(t, "egress", "rm", "lab", "203.0.113.0/24", "1.2.3.4:80"); r.code != 125 || r.out != "203.0.113.0/24\n" ||
+		!strings.Contains(r.errout, "no rule for 1.2.3.4:80") {
 		t.Errorf("rm: %+v", r)
 	}
-	const body = `[{"action":"deny","target":"203.0.113.9"},{"action":"allow","target":"203.0.113.0/24","ports":[443]},{"action":"deny","target":"10.0.0.0/8","protocol":"icmp"}]`
+	const body = `[{"action":"deny","target":"203.0.113.9"},{"action":"allow","target":"203.0.113.0/24","ports":[443]},` +
+		`{"action":"deny","target":"10.0.0.0/8","protocol":"icmp"}]`
 	at := " /v1/sandboxes/lab/networkpolicy "
 	if got := asked()[before:]; !slices.Equal(got, []string{
-		"PATCH" + at + body, "PATCH /v1/sandboxes/other/networkpolicy " + body, "DELETE" + at + `["203.0.113.0/24"]`, "DELETE" + at + `["1.2.3.4:80"]`,
+		"PATCH" + at + body, "PATCH /v1/sandboxes/other/networkpolicy " + body, "DELETE" + at + `["203.0.113.0/24"]`,
+		"DELETE" + at + `["1.2.3.4:80"]`,
 	}) {
 		t.Errorf("asked\n%s", strings.Join(got, "\n"))
 	}

@@ -37,11 +37,15 @@ func TestImages(t *testing.T) {
 		"image export torn -o " + filepath.Join(dir, "t.tar"): {125, "", "broke"},
 		"image export torn -o /absent/t.tar":                  {125, "", "no such file"},
 	} {
-		if r := d.run(t, strings.Fields(args)...); r.code != want.code || r.out != want.out || !strings.Contains(r.errout, want.errout) || want.errout == "" && r.errout != "" {
+		if r := d.run(t, strings.Fields(args)...); r.code != want.code || r.out != want.out || !strings.Contains(r.errout, want.errout) ||
+			want.errout == "" && r.errout != "" {
 			t.Errorf("%s: %+v, want %+v", args, r, want)
 		}
 	}
-	for _, want := range []string{`format=auto&name=mine%3A1 10 "an archive"`, `format=rootfs&name=mine%3A1 -1 "typed"`, ` 10 "an archive"`, ` -1 "typed"`, `format=auto -1 "oci-layout`} {
+	for _, want := range []string{
+		`format=auto&name=mine%3A1 10 "an archive"`, `format=rootfs&name=mine%3A1 -1 "typed"`,
+		` 10 "an archive"`, ` -1 "typed"`, `format=auto -1 "oci-layout`,
+	} {
 		if !slices.ContainsFunc(d.uploads, func(got string) bool { return strings.HasPrefix(got, want) }) {
 			t.Errorf("no upload %q among %q", want, d.uploads)
 		}

@@ -15,18 +15,21 @@ import (
 // TestLimitFlags: docker's flags and ours become what the API takes.
 func TestLimitFlags(t *testing.T) {
 	d := newDaemon(t)
-	r := d.run(t, "create", "--memory", "1g", "--cpu-shares", "2048", "--io-read-bps", "10m", "--io-write-bps", "max", "--io-write-iops", "100",
-		"--shm-size", "128m", "--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run:size=8m,exec", "--prestart", "python,bash", "--prestart", "java", "--log-opt", "max-size=10m", "python")
+	r := d.run(t, "create", "--memory", "1g", "--cpu-shares", "2048", "--io-read-bps", "10m", "--io-write-bps", "max",
+		"--io-write-iops", "100", "--shm-size", "128m", "--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run:size=8m,exec",
+		"--prestart", "python,bash", "--prestart", "java", "--log-opt", "max-size=10m", "python")
 	if r.code != 0 {
 		t.Fatalf("%+v", r)
 	}
 	want := map[string]string{
-		"memory": "1Gi", "cpuShares": "2048", "ioReadBps": "10Mi", "ioWriteBps": "max", "ioWriteIops": "100", "shm": "128Mi", "logSize": "10Mi",
+		"memory": "1Gi", "cpuShares": "2048", "ioReadBps": "10Mi", "ioWriteBps": "max", "ioWriteIops": "100", "shm": "128Mi",
+		"logSize": "10Mi",
 	}
 	if got := d.create.ResourceLimits; !maps.Equal(got, want) {
 		t.Errorf("resourceLimits %v, want %v", got, want)
 	}
-	if e := d.create.Extensions; e[wire.ExtReadOnly] != "true" || e[wire.ExtTmpfs] != "/tmp;/run:size=8m,exec" || e[wire.ExtPrestart] != "python,bash,java" {
+	if e := d.create.Extensions; e[wire.ExtReadOnly] != "true" || e[wire.ExtTmpfs] != "/tmp;/run:size=8m,exec" ||
+		e[wire.ExtPrestart] != "python,bash,java" {
 		t.Errorf("extensions %v", e)
 	}
 	for _, args := range [][]string{
@@ -52,9 +55,12 @@ func TestUpdate(t *testing.T) {
 		bodies = append(bodies, strings.TrimSpace(string(b)))
 	}
 	for args, want := range map[string][]string{
-		"update --cpu 2 --label team=b --label-rm owner lab": {"PATCH /sandboxes/lab/limits", `{"resourceLimits":{"cpu":"2"}}`, "PATCH /sandboxes/" + testID + "/metadata", `{"owner":null,"team":"b"}`},
-		"update -l empty= lab":                               {"PATCH /sandboxes/lab/metadata", `{"empty":""}`},
-		"update -m 1g lab":                                   {"PATCH /sandboxes/lab/limits", `{"resourceLimits":{"memory":"1Gi"}}`},
+		"update --cpu 2 --label team=b --label-rm owner lab": {
+			"PATCH /sandboxes/lab/limits", `{"resourceLimits":{"cpu":"2"}}`,
+			"PATCH /sandboxes/" + testID + "/metadata", `{"owner":null,"team":"b"}`,
+		},
+		"update -l empty= lab": {"PATCH /sandboxes/lab/metadata", `{"empty":""}`},
+		"update -m 1g lab":     {"PATCH /sandboxes/lab/limits", `{"resourceLimits":{"memory":"1Gi"}}`},
 	} {
 		before := len(bodies)
 		if r := d.run(t, strings.Fields(args)...); r.code != 0 || r.out != "lab\n" || r.errout != "" {
@@ -90,7 +96,10 @@ func TestCreateAccess(t *testing.T) {
 		flags, renew string
 		secure       bool
 	}{
-		{"", "", false}, {"--secure-access", "", true}, {"--renew-on-access 600", "600", false}, {"--renew-on-access 10m --secure-access", "600", true},
+		{"", "", false},
+		{"--secure-access", "", true},
+		{"--renew-on-access 600", "600", false},
+		{"--renew-on-access 10m --secure-access", "600", true},
 	} {
 		args := append(append([]string{"create"}, strings.Fields(c.flags)...), "python")
 		if r := d.run(t, args...); r.code != 0 || d.create.SecureAccess != c.secure || d.create.Extensions[wire.ExtRenew] != c.renew {
@@ -106,7 +115,8 @@ func TestLimitIsNamed(t *testing.T) {
 		frame(w, agent.FrameEnd, `{"exit_code":1,"reason":"disk_full","hint":"the disk limit of the sandbox, 64Mi,\u001b[2J is reached"}`)
 	}
 	r := d.run(t, "exec", "lab", "--", "dd")
-	if r.code != 1 || !strings.Contains(r.errout, "(disk_full): the disk limit of the sandbox, 64Mi") || !strings.Contains(r.errout, "--disk") || strings.Contains(r.errout, "\x1b") {
+	if r.code != 1 || !strings.Contains(r.errout, "(disk_full): the disk limit of the sandbox, 64Mi") ||
+		!strings.Contains(r.errout, "--disk") || strings.Contains(r.errout, "\x1b") {
 		t.Errorf("%+v", r)
 	}
 	d.exec = func(w io.Writer, _ <-chan string) { frame(w, agent.FrameEnd, `{"exit_code":2,"reason":"exited"}`) }

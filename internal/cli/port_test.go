@@ -16,7 +16,9 @@ func TestPorts(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked = append(asked, r.Method+" "+r.URL.RequestURI())
 		var v any = wire.Sandbox{ID: testID, Status: wire.Status{State: wire.Running}, Sandboxd: &wire.Info{Ports: []wire.PublishedPort{
-			{HostIP: "127.0.0.1", HostPort: 8080, Port: 80, Protocol: "tcp"}, {HostIP: "::1", HostPort: 81, Port: 80, Protocol: "tcp"}, {HostIP: "0.0.0.0", HostPort: 9, Port: 9, Protocol: "tcp"},
+			{HostIP: "127.0.0.1", HostPort: 8080, Port: 80, Protocol: "tcp"},
+			{HostIP: "::1", HostPort: 81, Port: 80, Protocol: "tcp"},
+			{HostIP: "0.0.0.0", HostPort: 9, Port: 9, Protocol: "tcp"},
 		}}}
 		if strings.Contains(r.URL.Path, "/endpoints/") {
 			v = wire.Endpoint{Endpoint: "h:1/sandboxes/x/proxy/80", Headers: map[string]string{"X-B": "2", "X-A": "1\x1b[2J"}}
@@ -32,7 +34,11 @@ func TestPorts(t *testing.T) {
 		{"port lab", "80/tcp -> 127.0.0.1:8080\n80/tcp -> [::1]:81\n9/tcp -> 0.0.0.0:9\n", "", 0},
 		{"port lab 80", "127.0.0.1:8080\n[::1]:81\n", "", 0},
 		{"port lab 9/tcp", "0.0.0.0:9\n", "", 0},
-		{"port -o json lab 9", "[\n  {\n    \"hostIp\": \"0.0.0.0\",\n    \"hostPort\": 9,\n    \"port\": 9,\n    \"protocol\": \"tcp\"\n  }\n]\n", "", 0},
+		{
+			"port -o json lab 9",
+			"[\n  {\n    \"hostIp\": \"0.0.0.0\",\n    \"hostPort\": 9,\n    \"port\": 9,\n    \"protocol\": \"tcp\"\n  }\n]\n",
+			"", 0,
+		},
 		{"port lab 7", "", "does not publish port 7", 125},
 		{"port lab 0", "", "from 1 to 65535", 125},
 		{"port lab 80/udp", "", "from 1 to 65535", 125},
@@ -51,7 +57,8 @@ func TestPorts(t *testing.T) {
 		t.Errorf("asked: %s", all)
 	}
 	f := newDaemon(t)
-	if r := f.run(t, "create", "-p", "8080:80", "--publish", "0.0.0.0:9:9/tcp", "python"); r.code != 0 || f.create.Extensions["sandboxd.publish"] != "8080:80,0.0.0.0:9:9/tcp" {
+	if r := f.run(t, "create", "-p", "8080:80", "--publish", "0.0.0.0:9:9/tcp", "python"); r.code != 0 ||
+		f.create.Extensions["sandboxd.publish"] != "8080:80,0.0.0.0:9:9/tcp" {
 		t.Errorf("%+v asked for %q", r, f.create.Extensions)
 	}
 }

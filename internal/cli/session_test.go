@@ -27,9 +27,15 @@ func TestSession(t *testing.T) {
 		t.Errorf("%+v, %+v", r, d.line)
 	}
 	for end, want := range map[string]result{
-		`{"exit_code":137,"signal":"SIGKILL","timed_out":true}`:           {124, "", "sandboxctl: the command was ended: it ran longer than --timeout 0s\n"},
-		`{"exit_code":0,"error":"the shell can not say"}`:                 {1, "", "sandboxctl: the shell can not say\n"},
-		`{"exit_code":1,"reason":"disk_full","hint":"the limit is 64Mi"}`: {1, "", "sandboxctl: the command failed (disk_full): the limit is 64Mi; give it more with --disk\n"},
+		`{"exit_code":137,"signal":"SIGKILL","timed_out":true}`: {
+			124, "",
+			"sandboxctl: the command was ended: it ran longer than --timeout 0s\n",
+		},
+		`{"exit_code":0,"error":"the shell can not say"}`: {1, "", "sandboxctl: the shell can not say\n"},
+		`{"exit_code":1,"reason":"disk_full","hint":"the limit is 64Mi"}`: {
+			1, "",
+			"sandboxctl: the command failed (disk_full): the limit is 64Mi; give it more with --disk\n",
+		},
 	} {
 		d.exec = func(w io.Writer, _ <-chan string) { frame(w, agent.FrameEnd, end) }
 		if r := d.run(t, "command", "session", "run", "lab", commandID, "cd /; ls"); r != want || d.line.Command != "cd /; ls" {
@@ -37,7 +43,8 @@ func TestSession(t *testing.T) {
 		}
 	}
 	for _, verb := range []string{"rm", "delete"} {
-		if r := d.run(t, "command", "session", verb, "lab", commandID); r.code != 0 || r.out != commandID+"\n" || !slices.Contains(d.asked(), "DELETE"+at+"/"+commandID) {
+		if r := d.run(t, "command", "session", verb, "lab", commandID); r.code != 0 || r.out != commandID+"\n" ||
+			!slices.Contains(d.asked(), "DELETE"+at+"/"+commandID) {
 			t.Errorf("%+v, %q", r, d.asked())
 		}
 	}
@@ -50,7 +57,8 @@ func TestSession(t *testing.T) {
 		"create":                      "SANDBOX",
 		"rm lab":                      "SESSION",
 	} {
-		if r := d.run(t, append([]string{"command", "session"}, strings.Fields(args)...)...); r.code != 125 || !strings.Contains(r.errout, says) {
+		if r := d.run(t, append([]string{"command", "session"}, strings.Fields(args)...)...); r.code != 125 ||
+			!strings.Contains(r.errout, says) {
 			t.Errorf("%s: %+v", args, r)
 		}
 	}

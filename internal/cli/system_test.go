@@ -24,9 +24,11 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 		})
 	}
 	answer("info", wire.SystemInfo{
-		Version: wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}, Started: time.Now(), Cgroups: "unified",
+		Version: wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}, Started: time.Now(),
+		Cgroups:       "unified",
 		DrainingSince: new(time.Now()),
-		Pool:          "btrfs\x1b[2J", Sandboxes: map[string]int{"Running": 2, "Failed": 1}, NoSweep: "the state was restored", Strays: strays,
+		Pool:          "btrfs\x1b[2J", Sandboxes: map[string]int{"Running": 2, "Failed": 1}, NoSweep: "the state was restored",
+		Strays: strays,
 	})
 	answer("df", wire.DiskUsage{
 		Images:    []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 100 << 20, Sandboxes: 2}},
@@ -43,14 +45,21 @@ func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *d
 
 func TestSystem(t *testing.T) {
 	// Restored, and the host holds nothing else: there is nothing to say of strays.
-	if r := newSystemDaemon(t, http.NotFound).run(t, "system", "info"); r.code != 0 || !strings.Contains(r.out, "not swept   the state was restored\n") ||
+	if r := newSystemDaemon(t, http.NotFound).run(t, "system", "info"); r.code != 0 ||
+		!strings.Contains(r.out, "not swept   the state was restored\n") ||
 		strings.Contains(r.out, "unknown") || strings.Contains(r.out, "strays") {
 		t.Errorf("%+v", r)
 	}
 	d := newSystemDaemon(t, http.NotFound, testID)
 	for cmd, wants := range map[string][]string{
-		"info":         {"v1 (go1.26), instance a", "1 Failed, 2 Running", "not swept   the state was restored", "draining    since", "strays      " + testID + " (", `btrfs\x1b[2J`},
-		"df":           {"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "2 disks without an owner", "5MiB would come back"},
+		"info": {
+			"v1 (go1.26), instance a", "1 Failed, 2 Running", "not swept   the state was restored", "draining    since",
+			"strays      " + testID + " (", `btrfs\x1b[2J`,
+		},
+		"df": {
+			"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "2 disks without an owner",
+			"5MiB would come back",
+		},
 		"info -o json": {`"strays": [`},
 		"df -o json":   {`"lost": 2`},
 	} {
@@ -69,7 +78,10 @@ func TestSystem(t *testing.T) {
 // TestSystemDrain waits for what runs, as long as it is told.
 func TestSystemDrain(t *testing.T) {
 	d := newSystemDaemon(t, http.NotFound)
-	for cmd, code := range map[string]int{"drain": 0, "drain --off": 0, "drain --off --wait": 125, "drain --timeout 1s": 125, "drain x": 125} {
+	for cmd, code := range map[string]int{
+		"drain": 0, "drain --off": 0, "drain --off --wait": 125, "drain --timeout 1s": 125,
+		"drain x": 125,
+	} {
 		if r := d.run(t, append([]string{"system"}, strings.Fields(cmd)...)...); r.code != code || r.out != "" {
 			t.Errorf("%s: %+v", cmd, r)
 		}

@@ -17,7 +17,8 @@ func TestTop(t *testing.T) {
 	d := newDaemon(t)
 	r := d.run(t, "top")
 	lines := strings.Split(r.out, "\n")
-	if r.code != 0 || len(lines) != 4 || !strings.HasPrefix(lines[1], testID) || !strings.Contains(lines[1], "About an hour") || !strings.HasSuffix(lines[1], " lab") || !strings.HasSuffix(lines[2], "runc      (Paused)") {
+	if r.code != 0 || len(lines) != 4 || !strings.HasPrefix(lines[1], testID) || !strings.Contains(lines[1], "About an hour") ||
+		!strings.HasSuffix(lines[1], " lab") || !strings.HasSuffix(lines[2], "runc      (Paused)") {
 		t.Errorf("%+v", r)
 	}
 	if n := len(slices.DeleteFunc(d.asked(), func(s string) bool { return s != "GET /stats" })); n != 2 {
@@ -28,7 +29,8 @@ func TestTop(t *testing.T) {
 		CPU float64 `json:"cpuPercent"`
 	}
 	r = d.run(t, "top", "-n", "1", "-o", "json", "--sort", "memory")
-	if err := json.Unmarshal([]byte(r.out), &list); err != nil || len(list) != 2 || list[1].ID != testID || list[1].CPU < 1 || list[1].CPU > 30 {
+	if err := json.Unmarshal([]byte(r.out), &list); err != nil || len(list) != 2 || list[1].ID != testID || list[1].CPU < 1 ||
+		list[1].CPU > 30 {
 		t.Errorf("%v %+v", err, r)
 	}
 	if r := d.run(t, "top", "-n", "2", "-d", "100ms", "-o", "name"); strings.Count(r.out, testID) != 2 {

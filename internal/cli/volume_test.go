@@ -17,10 +17,13 @@ func TestMounts(t *testing.T) {
 		return wire.VolumeMount{MountPath: path, PVC: &wire.PVC{ClaimName: name}}
 	}
 	for args, want := range map[string]wire.VolumeMount{
-		"-v data:/data":                                          pvc("data", "/data"),
-		"-v data:/data:rw":                                       pvc("data", "/data"),
-		"-v data:/data:ro":                                       {MountPath: "/data", ReadOnly: true, PVC: &wire.PVC{ClaimName: "data"}},
-		"-v /srv/x:/data:ro":                                     {MountPath: "/data", ReadOnly: true, Host: &wire.HostPath{Path: "/srv/x"}},
+		"-v data:/data":    pvc("data", "/data"),
+		"-v data:/data:rw": pvc("data", "/data"),
+		"-v data:/data:ro": {MountPath: "/data", ReadOnly: true, PVC: &wire.PVC{ClaimName: "data"}},
+		"-v /srv/x:/data:ro": {
+			MountPath: "/data", ReadOnly: true,
+			Host: &wire.HostPath{Path: "/srv/x"},
+		},
 		"--volume data:/data":                                    pvc("data", "/data"),
 		"--mount source=data,target=/data":                       pvc("data", "/data"),
 		"--mount type=volume,src=data,dst=/data":                 pvc("data", "/data"),
@@ -29,7 +32,8 @@ func TestMounts(t *testing.T) {
 	} {
 		d := newDaemon(t)
 		want.Name = "volume-1"
-		if r := d.run(t, append(append([]string{"create"}, strings.Fields(args)...), "python")...); r.code != 0 || !reflect.DeepEqual(d.create.Volumes, []wire.VolumeMount{want}) {
+		if r := d.run(t, append(append([]string{"create"}, strings.Fields(args)...), "python")...); r.code != 0 ||
+			!reflect.DeepEqual(d.create.Volumes, []wire.VolumeMount{want}) {
 			t.Errorf("%s: %+v, asked for %+v, want %+v", args, r, d.create.Volumes, want)
 		}
 	}
@@ -48,21 +52,26 @@ func TestMounts(t *testing.T) {
 		"--mount src=data,dst=/d,readonly=may": "readonly=false",
 		"--mount src=data,dst=/d,uid=7":        "uid=7",
 	} {
-		if r := d.run(t, append(append([]string{"create"}, strings.Fields(args)...), "python")...); r.code != 125 || !strings.Contains(r.errout, want) {
+		if r := d.run(t, append(append([]string{"create"}, strings.Fields(args)...), "python")...); r.code != 125 ||
+			!strings.Contains(r.errout, want) {
 			t.Errorf("%s: %+v, want %q", args, r, want)
 		}
 	}
 	if got := d.asked(); len(got) > 0 {
 		t.Errorf("the daemon was asked %q", got)
 	}
-	if r := d.run(t, "run", "-v", "a:/a", "-v", "b:/b", "python", "true"); r.code != 0 || len(d.create.Volumes) != 2 || d.create.Volumes[1].Name != "volume-2" {
+	if r := d.run(t, "run", "-v", "a:/a", "-v", "b:/b", "python", "true"); r.code != 0 || len(d.create.Volumes) != 2 ||
+		d.create.Volumes[1].Name != "volume-2" {
 		t.Errorf("run: %+v, %+v", r, d.create.Volumes)
 	}
 }
 
 func TestVolumeCommands(t *testing.T) {
 	used := int64(5 << 20)
-	data := wire.Volume{Name: "data", ID: "vol-taaaaaaaaaaa", SizeBytes: 1 << 30, UsedBytes: &used, UsedBy: []string{testID}, CreatedAt: time.Now().Add(-time.Hour)}
+	data := wire.Volume{
+		Name: "data", ID: "vol-taaaaaaaaaaa", SizeBytes: 1 << 30, UsedBytes: &used, UsedBy: []string{testID},
+		CreatedAt: time.Now().Add(-time.Hour),
+	}
 	var size string
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		reply := func(status int, v any) {
@@ -100,7 +109,8 @@ func TestVolumeCommands(t *testing.T) {
 		"volume inspect none":        {125, "[]\n", "in use"},
 		"__complete volume rm da":    {0, "data\n:4\n", "Completion ended"},
 	} {
-		if r := d.run(t, strings.Fields(args)...); r.code != want.code || r.out != want.out || !strings.Contains(r.errout, want.errout) || want.errout == "" && r.errout != "" {
+		if r := d.run(t, strings.Fields(args)...); r.code != want.code || r.out != want.out || !strings.Contains(r.errout, want.errout) ||
+			want.errout == "" && r.errout != "" {
 			t.Errorf("%s: %+v, want %+v", args, r, want)
 		}
 	}
@@ -108,12 +118,14 @@ func TestVolumeCommands(t *testing.T) {
 	if size != "20Gi" {
 		t.Errorf("docker's 20g became %q", size)
 	}
-	if r := d.run(t, "volume", "ls"); !strings.Contains(r.out, "SANDBOXES") || !strings.Contains(r.out, "5MiB") || !strings.Contains(r.out, "no limit") {
+	if r := d.run(t, "volume", "ls"); !strings.Contains(r.out, "SANDBOXES") || !strings.Contains(r.out, "5MiB") ||
+		!strings.Contains(r.out, "no limit") {
 		t.Errorf("ls prints\n%s", r.out)
 	}
 	for _, args := range []string{"volume ls -o json", "volume inspect data"} {
 		var list []wire.Volume
-		if r := d.run(t, strings.Fields(args)...); json.Unmarshal([]byte(r.out), &list) != nil || list[0].Name != "data" || *list[0].UsedBytes != used || list[0].UsedBy[0] != testID {
+		if r := d.run(t, strings.Fields(args)...); json.Unmarshal([]byte(r.out), &list) != nil || list[0].Name != "data" ||
+			*list[0].UsedBytes != used || list[0].UsedBy[0] != testID {
 			t.Errorf("%s: %+v", args, r)
 		}
 	}

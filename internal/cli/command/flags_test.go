@@ -8,7 +8,10 @@ import (
 )
 
 func TestParsing(t *testing.T) {
-	for s, want := range map[string]string{"256m": "256Mi", "1g": "1Gi", "512MB": "512Mi", "256Mi": "256Mi", "1Gi": "1Gi", "1000": "1000", "x": "x", "": ""} {
+	for s, want := range map[string]string{
+		"256m": "256Mi", "1g": "1Gi", "512MB": "512Mi", "256Mi": "256Mi", "1Gi": "1Gi", "1000": "1000",
+		"x": "x", "": "",
+	} {
 		if got := Size(s); got != want {
 			t.Errorf("Size(%q) = %q", s, got)
 		}

@@ -25,7 +25,9 @@ func TestBar(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := strings.Split(string(got), "\r\x1b[K")
-	if len(lines) != 5 || lines[1] != "receiving  1MiB" || lines[2] != "unpacking layer 2 of 3  [===============               ] 1MiB of 2MiB  50%" || !strings.HasSuffix(lines[3], "100%") || lines[4] != "" {
+	if len(lines) != 5 || lines[1] != "receiving  1MiB" ||
+		lines[2] != "unpacking layer 2 of 3  [===============               ] 1MiB of 2MiB  50%" ||
+		!strings.HasSuffix(lines[3], "100%") || lines[4] != "" {
 		t.Errorf("%q", lines)
 	}
 }
