@@ -87,10 +87,10 @@ man: $(BUILD)/man/sandboxctl.1 ## write the man pages of all commands into build
 	@ls $(BUILD)/man | wc -l | xargs echo "pages in build/man:"
 
 # They are made of what the commands say of themselves.
-$(BUILD)/man/sandboxctl.1: $(wildcard cmd/sandboxctl/*.go cmd/sandboxd/*.go internal/manual/*.go)
+$(BUILD)/man/sandboxctl.1: $(wildcard internal/cli/*.go internal/cli/*/*.go cmd/sandboxd/*.go internal/manual/*.go)
 	@$(MAKE) go
 	@rm -rf $(BUILD)/man
-	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) MAN_DIR=$(BUILD)/man $(GO) test -count=1 -run '^TestManual$$' ./cmd/sandboxctl ./cmd/sandboxd || { rm -rf $(BUILD)/man; exit 1; }
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) MAN_DIR=$(BUILD)/man $(GO) test -count=1 -run '^TestManual$$' ./internal/cli ./cmd/sandboxd || { rm -rf $(BUILD)/man; exit 1; }
 
 .PHONY: images
 images: deps build ## build the images and write them to build/images, for hosts without a network

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/testcache"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -25,10 +26,10 @@ func Image(t testing.TB, d *Daemon, name string) {
 	must(t, err)
 	sum := testcache.Digest(recipe)
 	note := filepath.Join(d.StateDir, "recipe-of-"+name)
-	all, err := c.Images(t.Context())
+	all, err := c.Images().List(t.Context())
 	must(t, err)
 	if b, _ := os.ReadFile(note); string(b) == sum &&
-		slices.ContainsFunc(all, func(i client.ImageInfo) bool { return i.Name == name }) {
+		slices.ContainsFunc(all, func(i wire.ImageInfo) bool { return i.Name == name }) {
 		return
 	}
 	if err := fromCache(t.Context(), c, name, sum); err != nil {
@@ -51,14 +52,14 @@ func fromCache(ctx context.Context, c *client.Client, name, sum string) error {
 	defer lock.Close()
 	if f, err := testcache.Open(path); err == nil {
 		defer f.Close()
-		_, err := c.ImportImage(ctx, client.Archive{Name: name, Body: f}, func(client.ImportProgress) {})
+		_, err := c.Images().Import(ctx, client.Archive{Name: name, Body: f}, func(wire.ImportProgress) {})
 		return err
 	}
 	last := ""
-	if _, err := c.BuildImage(ctx, name, func(line string) { last = line }); err != nil {
+	if _, err := c.Images().Build(ctx, name, func(line string) { last = line }); err != nil {
 		return fmt.Errorf("build it: %w (its last line: %s)", err, last)
 	}
-	return testcache.Keep(path, func(w io.Writer) error { return c.ExportImage(ctx, name, w) })
+	return testcache.Keep(path, func(w io.Writer) error { return c.Images().Export(ctx, name, w) })
 }
 
 // Cached reports whether the cache has the image of a recipe below the directory recipes.

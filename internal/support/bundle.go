@@ -129,7 +129,7 @@ func (b *bundle) parts(all []record.Record, log bool) []part {
 			}
 			return asJSON(list)
 		}},
-		{"system-info.json", func(ctx context.Context) ([]byte, error) { return answer(ctx, b.api.SystemInfo) }},
+		{"system-info.json", func(ctx context.Context) ([]byte, error) { return answer(ctx, b.api.System().Info) }},
 		{"rules.txt", b.filtered("iptables-save")},
 		{"sets.txt", b.filtered("ipset", "save")},
 		{"links.txt", b.filtered("ip", "-o", "-s", "link")},
@@ -157,7 +157,7 @@ func (b *bundle) records(ctx context.Context) ([]record.Record, error) {
 	}
 	defer os.RemoveAll(dir)
 	var archive bytes.Buffer
-	if err := b.api.Backup(ctx, &archive); err != nil {
+	if err := b.api.System().Backup(ctx, &archive); err != nil {
 		path := filepath.Join(b.cfg.StateDir, "sandboxd.db")
 		if _, serr := os.Stat(path); errors.Is(serr, fs.ErrNotExist) {
 			return nil, nil // no daemon ever ran: there is nothing to know

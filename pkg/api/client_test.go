@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -19,7 +20,7 @@ func TestCodesComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	req := client.CreateRequest{Image: &client.Image{URI: "python"}, Entrypoint: []string{"x"}}
+	req := wire.CreateRequest{Image: &wire.Image{URI: "python"}, Entrypoint: []string{"x"}}
 	for _, code := range httperr.Codes() {
 		w.fail = errs.New(code, "what was tried and why it failed")
 		_, err := c.Create(t.Context(), req, false)
@@ -28,14 +29,14 @@ func TestCodesComeBack(t *testing.T) {
 		}
 	}
 	w.fail = nil
-	req.Extensions = map[string]string{client.ExtName: "lab"}
+	req.Extensions = map[string]string{wire.ExtName: "lab"}
 	sb, timing, err := c.CreateTimed(t.Context(), req, true)
-	if err != nil || sb.Status.State != client.Running || timing == "" {
+	if err != nil || sb.Status.State != wire.Running || timing == "" {
 		t.Fatalf("%+v %q %v", sb, timing, err)
 	}
 	for range 250 {
-		if _, err := c.Create(t.Context(), client.CreateRequest{
-			Image: &client.Image{URI: "python"}, Entrypoint: []string{"x"},
+		if _, err := c.Create(t.Context(), wire.CreateRequest{
+			Image: &wire.Image{URI: "python"}, Entrypoint: []string{"x"},
 			Metadata: map[string]string{"a": "b"},
 		}, false); err != nil {
 			t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -85,7 +86,7 @@ func TestImportRefused(t *testing.T) {
 	for kind, want := range map[string]errs.Code{"full": errs.Exhausted, "late": errs.Invalid} {
 		sent := &pouring{start: strings.NewReader(kind)}
 		start := time.Now()
-		_, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Body: sent}, nil)
+		_, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Body: sent}, nil)
 		if !errs.Is(err, want) {
 			t.Errorf("%s: %v, want %s", kind, err, want)
 		}
@@ -94,36 +95,36 @@ func TestImportRefused(t *testing.T) {
 		}
 	}
 	broken := io.MultiReader(strings.NewReader("slow"), breaking{})
-	if _, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Body: broken}, nil); err == nil ||
+	if _, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Body: broken}, nil); err == nil ||
 		!strings.Contains(err.Error(), "the disk of the client") {
 		t.Errorf("an archive that can not be read: %v", err)
 	}
 	silent, never := io.Pipe() // nothing comes any more, and the daemon hangs up
 	go func() { _, _ = never.Write([]byte("full")) }()
-	if _, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Body: silent}, nil); !errs.Is(err, errs.Exhausted) {
+	if _, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Body: silent}, nil); !errs.Is(err, errs.Exhausted) {
 		t.Errorf("a refusal to who sends nothing more: %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	silent, never = io.Pipe()
 	go func() { _, _ = never.Write([]byte("slow")) }()
-	if _, err := c.ImportImage(ctx, client.Archive{Name: "x", Body: silent}, nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := c.Images().Import(ctx, client.Archive{Name: "x", Body: silent}, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("given up while nothing came: %v", err)
 	}
-	var told []client.ImportProgress
-	im, err := c.ImportImage(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")},
-		func(p client.ImportProgress) { told = append(told, p) })
+	var told []wire.ImportProgress
+	im, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")},
+		func(p wire.ImportProgress) { told = append(told, p) })
 	if err != nil || im.Name != "python" || len(told) != 1 || told[0].Total != 7 {
 		t.Errorf("%+v, %v, told %+v", im, err, told)
 	}
 	var out bytes.Buffer
-	if err := c.ExportImage(t.Context(), "python", &out); err != nil || out.String() != "a tar of python:latest" {
+	if err := c.Images().Export(t.Context(), "python", &out); err != nil || out.String() != "a tar of python:latest" {
 		t.Errorf("export: %q, %v", out.String(), err)
 	}
-	if i, err := c.InspectImage(t.Context(), "python"); err != nil || len(i.Layers) != 1 {
+	if i, err := c.Images().Inspect(t.Context(), "python"); err != nil || len(i.Layers) != 1 {
 		t.Errorf("inspect: %+v, %v", i, err)
 	}
-	if p, err := c.PruneImages(t.Context(), true); err != nil || p.BytesReclaimed != 7 || len(p.Images) != 1 {
+	if p, err := c.Images().Prune(t.Context(), true); err != nil || p.BytesReclaimed != 7 || len(p.Images) != 1 {
 		t.Errorf("prune: %+v, %v", p, err)
 	}
 }

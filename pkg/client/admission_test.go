@@ -7,20 +7,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // TestLongQueue: who wants to wait does so for longer than the daemon's answer.
 func TestLongQueue(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
-		state := Running
+		state := wire.Running
 		if r.Method == http.MethodPost {
-			state = Pending
+			state = wire.Pending
 		}
 		io.WriteString(w, `{"id":"tabcdefghijk","status":{"state":"`+state+`"}}`) //nolint:errcheck // read below
 	})
-	for wait, want := range map[bool]string{true: Running, false: Pending} {
-		if sb, err := c.Create(t.Context(), CreateRequest{}, wait); err != nil || sb.Status.State != want {
+	for wait, want := range map[bool]string{true: wire.Running, false: wire.Pending} {
+		if sb, err := c.Create(t.Context(), wire.CreateRequest{}, wait); err != nil || sb.Status.State != want {
 			t.Errorf("wait %v: %+v, %v", wait, sb, err)
 		}
 	}
@@ -36,7 +37,7 @@ func TestNoRoom(t *testing.T) {
 				w.WriteHeader(http.StatusServiceUnavailable)
 				io.WriteString(w, `{"code":"`+code+`","message":"no room"}`) //nolint:errcheck // read below
 			})
-			_, err := c.Create(t.Context(), CreateRequest{}, true)
+			_, err := c.Create(t.Context(), wire.CreateRequest{}, true)
 			e, ok := err.(*errs.Error) //nolint:errorlint // what comes from the wire is not wrapped
 			if !ok || e.Code != want || e.Retry != retry || !strings.Contains(e.Text, "no room") {
 				t.Errorf("%s, %q: %+v", code, after, err)

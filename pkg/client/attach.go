@@ -119,7 +119,7 @@ func (a *attachment) connect(ctx context.Context, takeover bool) (Exit, error) {
 			return Exit{}, closed(err)
 		}
 		if err := json.Unmarshal(b, &f); err != nil {
-			return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", a.t.sandbox)
+			return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", a.t.in.name)
 		}
 		if exit, over, err := a.frame(f); over {
 			return exit, err
@@ -155,7 +155,7 @@ func (a *attachment) frame(f agent.PtyFrame) (exit Exit, over bool, err error) {
 		a.told = false
 	case "exit":
 		if f.ExitCode == nil {
-			return exit, true, errs.New(errs.Internal, "the agent of sandbox %s says nothing sensible of the terminal's end", a.t.sandbox)
+			return exit, true, errs.New(errs.Internal, "the agent of sandbox %s says nothing sensible of the terminal's end", a.t.in.name)
 		}
 		return Exit{Code: *f.ExitCode, Signal: f.Signal, TimedOut: f.TimedOut, Error: f.Error}, true, nil
 	case "error":
@@ -219,7 +219,7 @@ func (c *counted) Write(b []byte) (n int, err error) {
 
 // send sends what is typed, sizes and pings, until the connection ends.
 func (a *attachment) send(ctx context.Context, ws *websocket.Conn) {
-	every := a.t.c.ping
+	every := a.t.in.ping
 	ping := time.NewTicker(every)
 	defer ping.Stop()
 	if a.view.Redraw && a.resize(ctx, ws, 1) != nil { // they do when the size changes

@@ -53,7 +53,7 @@ func newPtyServer(t *testing.T, scripts ...func(ctx context.Context, ws *websock
 	if err != nil {
 		t.Fatal(err)
 	}
-	term, err := c.Terminal("lab", ptyID)
+	term, err := c.Terminals("lab").Get(ptyID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,8 @@ func TestAttachComesBack(t *testing.T) {
 	s, term := newPtyServer(t, says(connected, "\x01one ", "\x01two "), says(replayed(8, "three "), connected, "\x02four", exited))
 	var out bytes.Buffer
 	var lost, back int
-	exit, err := term.Attach(t.Context(), View{Out: &out, Patience: 10 * time.Second, Lost: func(error) { lost++ }, Back: func() { back++ }})
+	exit, err := term.Attach(t.Context(),
+		View{Out: &out, Patience: 10 * time.Second, Lost: func(error) { lost++ }, Back: func() { back++ }})
 	if err != nil || exit.Code != 7 || out.String() != "one two three four" || lost != 1 || back != 1 {
 		t.Errorf("%+v, %v, %q, lost %d, back %d", exit, err, out.String(), lost, back)
 	}
@@ -105,8 +106,14 @@ func TestAttachEnds(t *testing.T) {
 		code   errs.Code
 		exit   Exit
 	}{
-		"signal":      {script: says(connected, `{"type":"exit","exit_code":137,"signal":"SIGKILL"}`), exit: Exit{Code: 137, Signal: "SIGKILL"}},
-		"not started": {script: says(`{"type":"error","code":"START_FAILED","error":"no such file","exit_code":127}`), exit: Exit{Code: 127, Error: "no such file"}},
+		"signal": {
+			script: says(connected, `{"type":"exit","exit_code":137,"signal":"SIGKILL"}`),
+			exit:   Exit{Code: 137, Signal: "SIGKILL"},
+		},
+		"not started": {
+			script: says(`{"type":"error","code":"START_FAILED","error":"no such file","exit_code":127}`),
+			exit:   Exit{Code: 127, Error: "no such file"},
+		},
 		"no terminal": {script: says(`{"type":"error","code":"START_FAILED","error":"none left"}`), code: errs.Internal},
 		"busy":        {script: says(`{"type":"error","code":"ALREADY_CONNECTED","error":"x"}`), code: errs.WrongState},
 		"taken over":  {script: taken, is: ErrTakenOver},
@@ -120,13 +127,15 @@ func TestAttachEnds(t *testing.T) {
 	} {
 		_, term := newPtyServer(t, c.script)
 		exit, err := term.Attach(t.Context(), View{Out: io.Discard, Patience: 300 * time.Millisecond})
-		if c.is == nil && c.code == "" && err != nil || c.is != nil && !errors.Is(err, c.is) || c.code != "" && !errs.Is(err, c.code) || exit != c.exit {
+		if c.is == nil && c.code == "" && err != nil || c.is != nil && !errors.Is(err, c.is) || c.code != "" && !errs.Is(err, c.code) ||
+			exit != c.exit {
 			t.Errorf("%s: %+v, %v", name, exit, err)
 		}
 	}
 	_, term := newPtyServer(t) // answers 502 from the start: nothing is waited for
 	start := time.Now()
-	if _, err := term.Attach(t.Context(), View{Out: io.Discard, Patience: time.Minute}); !errs.Is(err, errs.Unavailable) || time.Since(start) > 5*time.Second {
+	if _, err := term.Attach(t.Context(), View{Out: io.Discard, Patience: time.Minute}); !errs.Is(err, errs.Unavailable) ||
+		time.Since(start) > 5*time.Second {
 		t.Error(err)
 	}
 }
@@ -200,7 +209,7 @@ func TestAttachWaits(t *testing.T) {
 			_, typed, _ = ws.Read(ctx)
 			says(exited)(ctx, ws)
 		})
-		term.c.ping = patient
+		term.in.ping = patient
 		exit, err := term.Attach(t.Context(), View{In: strings.NewReader("typed"), Out: io.Discard})
 		s.mu.Lock() // which the script holds
 		connections, late := len(s.queries), round > patient
@@ -219,11 +228,12 @@ func TestAttachWaits(t *testing.T) {
 		<-silent
 	})
 	defer close(silent)
-	term.c.ping = every
+	term.in.ping = every
 	lost := make(chan struct{})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	term.Attach(ctx, View{Out: io.Discard, Patience: time.Minute, Lost: func(error) { close(lost); cancel() }}) //nolint:errcheck // lost tells
+	//nolint:errcheck // lost tells
+	term.Attach(ctx, View{Out: io.Discard, Patience: time.Minute, Lost: func(error) { close(lost); cancel() }})
 	select {
 	case <-lost:
 	default:

@@ -147,7 +147,7 @@ func silence(t *testing.T) {
 	c.answer = 50 * time.Millisecond
 	for name, f := range map[string]func(context.Context) error{
 		"get":    func(ctx context.Context) error { _, err := c.Get(ctx, "lab"); return err },
-		"create": func(ctx context.Context) error { _, err := c.Create(ctx, CreateRequest{}, true); return err },
+		"create": func(ctx context.Context) error { _, err := c.Create(ctx, wire.CreateRequest{}, true); return err },
 		"delete": func(ctx context.Context) error { return c.Delete(ctx, "lab") },
 		"start": func(ctx context.Context) error {
 			_, err := c.Start(ctx, "lab", Command{Argv: []string{"x"}})
@@ -180,7 +180,8 @@ func silence(t *testing.T) {
 	}()
 	put := make(chan error, 1)
 	go func() {
-		put <- c.Put(t.Context(), "lab", []Upload{{"/a", 644, -1, func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("a")), nil }}})
+		put <- c.Files("lab").Put(t.Context(),
+			[]Upload{{"/a", 644, -1, func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader("a")), nil }}})
 	}()
 	_, err := c.Version(t.Context())
 	if err := errors.Join(err, <-follow, <-put); err != nil {
@@ -205,14 +206,16 @@ func TestExec(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		switch strings.TrimPrefix(r.URL.Path, "/v1/sandboxes/lab/proxy/44772") {
 		case "/command":
-			if err := json.NewDecoder(r.Body).Decode(&got); err != nil || r.Header.Get(wire.HeaderAPIKey) != "key" || r.Header.Get("Accept") != agent.FramesType {
+			if err := json.NewDecoder(r.Body).Decode(&got); err != nil || r.Header.Get(wire.HeaderAPIKey) != "key" ||
+				r.Header.Get("Accept") != agent.FramesType {
 				t.Errorf("%v %v", err, r.Header)
 			}
 			w.Header().Set("Content-Type", agent.FramesType)
 			w.Write(frames()) //nolint:errcheck // read below
 			http.NewResponseController(w).Flush()
 			in := <-stdin
-			w.Write(frames(1, "out:"+in, 0, "", 2, "err\x1b", 3, `{"exit_code":7,"signal":"SIG\u001bX"}`)[len(frames()):]) //nolint:errcheck // without a second init
+			//nolint:errcheck // without a second init
+			w.Write(frames(1, "out:"+in, 0, "", 2, "err\x1b", 3, `{"exit_code":7,"signal":"SIG\u001bX"}`)[len(frames()):])
 		case "/command/" + commandID + "/stdin":
 			b, _ := io.ReadAll(r.Body)
 			stdin <- string(b)
@@ -223,11 +226,16 @@ func TestExec(t *testing.T) {
 		}
 	})
 	uid := int64(5)
-	p, err := c.Start(t.Context(), "lab", Command{Argv: []string{"a", "b"}, Dir: "/d", Env: map[string]string{"E": "f"}, UID: &uid, Timeout: 1500 * time.Millisecond, Stdin: true})
+	p, err := c.Start(t.Context(), "lab",
+		Command{
+			Argv: []string{"a", "b"}, Dir: "/d", Env: map[string]string{"E": "f"}, UID: &uid, Timeout: 1500 * time.Millisecond,
+			Stdin: true,
+		})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.ID != commandID || got.Command != "" || strings.Join(got.Argv, " ") != "a b" || got.Cwd != "/d" || got.Envs["E"] != "f" || *got.UID != 5 || got.Timeout != 1500 || !got.Stdin {
+	if p.ID != commandID || got.Command != "" || strings.Join(got.Argv, " ") != "a b" || got.Cwd != "/d" || got.Envs["E"] != "f" ||
+		*got.UID != 5 || got.Timeout != 1500 || !got.Stdin {
 		t.Errorf("%s %+v", p.ID, got)
 	}
 	if err := p.Signal(t.Context(), "SIGINT"); err != nil || <-signals != "SIGINT" {
@@ -260,7 +268,8 @@ func TestHostileAgent(t *testing.T) {
 		}
 	}
 	for name, b := range map[string][]byte{
-		"cut off": frames(1, "x"), "bad exit": frames(3, `{"exit_code":99999}`), "no exit": frames(3, `[]`), "unknown stream": append(frames(), 9, 0, 0, 0, 0),
+		"cut off": frames(1, "x"), "bad exit": frames(3, `{"exit_code":99999}`), "no exit": frames(3, `[]`),
+		"unknown stream": append(frames(), 9, 0, 0, 0, 0),
 	} {
 		body = b
 		p, err := c.Start(t.Context(), "lab", Command{Argv: []string{"x"}})
@@ -275,7 +284,7 @@ func TestHostileAgent(t *testing.T) {
 	if _, err := c.Start(t.Context(), "lab", Command{Argv: []string{"x"}}); err == nil {
 		t.Error("text/html: no error")
 	}
-	if _, err := c.CommandLogs(t.Context(), "lab", "../x", 0, io.Discard); !errs.Is(err, errs.Invalid) {
+	if _, err := c.Commands("lab").Logs(t.Context(), "../x", 0, io.Discard); !errs.Is(err, errs.Invalid) {
 		t.Errorf("a command id that is a path: %v", err)
 	}
 }
@@ -334,38 +343,43 @@ func TestFiles(t *testing.T) {
 		return func() (io.ReadCloser, error) { return io.NopCloser(strings.NewReader(s)), nil }
 	}
 	big := strings.Repeat("0123456789", 200_000)
-	if err := c.Put(t.Context(), "lab", []Upload{{"/a", 644, -1, text("one")}, {"/b c", 755, -1, text(big)}}); err != nil {
+	if err := c.Files("lab").Put(t.Context(), []Upload{{"/a", 644, -1, text("one")}, {"/b c", 755, -1, text(big)}}); err != nil {
 		t.Fatal(err)
 	}
 	if got["/a"] != "one" || got["/b c"] != big || fmt.Sprint(modes) != "[644 755]" {
 		t.Errorf("%d files, modes %v", len(got), modes)
 	}
-	if err := c.Put(t.Context(), "lab", []Upload{{"/x", 644, -1, func() (io.ReadCloser, error) { return nil, errors.New("disk on fire") }}}); err == nil || !strings.Contains(err.Error(), "disk on fire") {
+	burning := func() (io.ReadCloser, error) { return nil, errors.New("disk on fire") }
+	if err := c.Files("lab").Put(t.Context(), []Upload{{"/x", 644, -1, burning}}); err == nil ||
+		!strings.Contains(err.Error(), "disk on fire") {
 		t.Errorf("a source that fails: %v", err)
 	}
 	// Sizes known: those bytes and no more.
-	if err := c.Put(t.Context(), "lab", []Upload{{"/s", 644, 3, text("onesie")}, {"/none", 600, 0, text("")}, {"/b", 755, int64(len(big)), text(big)}}); err != nil {
+	if err := c.Files("lab").Put(t.Context(),
+		[]Upload{{"/s", 644, 3, text("onesie")}, {"/none", 600, 0, text("")}, {"/b", 755, int64(len(big)), text(big)}}); err != nil {
 		t.Fatal(err)
 	}
 	if s, ok := got["/none"]; got["/s"] != "one" || s != "" || !ok || got["/b"] != big {
 		t.Errorf("with sizes: %q, %q, %d bytes", got["/s"], s, len(got["/b"]))
 	}
-	if err := c.Put(t.Context(), "lab", []Upload{{"/short", 644, 30, text("one")}}); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "/short") {
+	if err := c.Files("lab").Put(t.Context(), []Upload{{"/short", 644, 30, text("one")}}); !errs.Is(err, errs.Invalid) ||
+		!strings.Contains(err.Error(), "/short") {
 		t.Errorf("a file that shrinks: %v", err)
 	}
-	if fi, err := c.Stat(t.Context(), "lab", "/a"); err != nil || fi.Size != 3 {
+	if fi, err := c.Files("lab").Stat(t.Context(), "/a"); err != nil || fi.Size != 3 {
 		t.Errorf("%+v %v", fi, err)
 	}
-	if _, err := c.Stat(t.Context(), "lab", "/other"); err == nil {
+	if _, err := c.Files("lab").Stat(t.Context(), "/other"); err == nil {
 		t.Error("an answer about another file was believed")
 	}
-	if _, err := c.Download(t.Context(), "lab", "/none"); !errs.Is(err, errs.NotFound) {
+	if _, err := c.Files("lab").Download(t.Context(), "/none"); !errs.Is(err, errs.NotFound) {
 		t.Errorf("%v", err)
 	}
 	for spec, want := range map[string]string{
-		"7": "7 -1", "7:8": "7 8", "web": "33 34", "web:mail": "33 8", "web:9": "33 9", "bad": "err", "nobody": "err", "-1": "err", "web:none": "err", "99999999999": "err",
+		"7": "7 -1", "7:8": "7 8", "web": "33 34", "web:mail": "33 8", "web:9": "33 9", "bad": "err", "nobody": "err", "-1": "err",
+		"web:none": "err", "99999999999": "err",
 	} {
-		u, g, err := c.LookupUser(t.Context(), "lab", spec)
+		u, g, err := c.Commands("lab").LookupUser(t.Context(), spec)
 		s := "err"
 		if err == nil {
 			s = fmt.Sprint(*u, " ", -1)
@@ -381,7 +395,8 @@ func TestFiles(t *testing.T) {
 
 func TestStreams(t *testing.T) {
 	var seen []string
-	for ev, err := range parseEvents(strings.NewReader(": alive\n\nevent: running\ndata: {\"type\":\"running\",\"id\":\"x\"}\n\ndata:{\"type\":\"ended\"}\n\n")) {
+	const stream = ": alive\n\nevent: running\ndata: {\"type\":\"running\",\"id\":\"x\"}\n\ndata:{\"type\":\"ended\"}\n\n"
+	for ev, err := range parseEvents(strings.NewReader(stream)) {
 		seen = append(seen, ev.Type)
 		if err != nil {
 			seen = append(seen, err.Error())
@@ -391,11 +406,13 @@ func TestStreams(t *testing.T) {
 		t.Errorf("%q", seen)
 	}
 	var lines []string
-	im, err := parseBuild(strings.NewReader("{\"line\":\"a\"}\n{\"line\":\"b\"}\n{\"image\":{\"name\":\"python\"}}\n"), func(s string) { lines = append(lines, s) })
+	im, err := parseBuild(strings.NewReader("{\"line\":\"a\"}\n{\"line\":\"b\"}\n{\"image\":{\"name\":\"python\"}}\n"),
+		func(s string) { lines = append(lines, s) })
 	if err != nil || im.Name != "python" || fmt.Sprint(lines) != "[a b]" {
 		t.Errorf("%+v %v %v", im, err, lines)
 	}
-	if _, err := parseBuild(strings.NewReader("{\"line\":\"a\"}\n{\"error\":{\"code\":\"C\",\"message\":\"m\"}}\n"), func(string) {}); err == nil || err.Error() != "m" {
+	if _, err := parseBuild(strings.NewReader("{\"line\":\"a\"}\n{\"error\":{\"code\":\"C\",\"message\":\"m\"}}\n"),
+		func(string) {}); err == nil || err.Error() != "m" {
 		t.Errorf("%v", err)
 	}
 	if _, err := parseBuild(strings.NewReader("{\"line\":\"a\"}\n"), func(string) {}); !errors.Is(err, io.ErrUnexpectedEOF) {

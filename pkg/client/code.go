@@ -15,20 +15,22 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// CodeContext is a living interpreter in a sandbox: what one call defines the
-// next one finds.
-type CodeContext = agent.CodeContext
+// Interpreters are the living interpreters in a sandbox, also called contexts:
+// what one call defines the next one finds.
+type Interpreters struct{ sandbox }
 
-// NewCodeContext starts an interpreter of a language, in dir or, if that is
+// Create starts an interpreter of a language, in dir or, if that is
 // empty, in the image's WORKDIR.
-func (c *Client) NewCodeContext(ctx context.Context, idOrName, language, dir string) (cc CodeContext, err error) {
-	err = c.do(ctx, request{method: http.MethodPost, path: agentPath(idOrName, "/code/context"), json: CodeContext{Language: language, Cwd: dir}, patient: true}, &cc)
-	return cc, err
+func (c Interpreters) Create(ctx context.Context, language, dir string) (agent.CodeContext, error) {
+	return ask[agent.CodeContext](ctx, c.daemon, request{
+		method: http.MethodPost, path: c.agentPath("/code/context"), patient: true,
+		json: agent.CodeContext{Language: language, Cwd: dir},
+	})
 }
 
-// CodeContexts lists the interpreters of a language, or all.
-func (c *Client) CodeContexts(ctx context.Context, idOrName, language string) (list []CodeContext, err error) {
-	r := request{method: http.MethodGet, path: agentPath(idOrName, "/code/contexts")}
+// List lists the interpreters of a language, or all.
+func (c Interpreters) List(ctx context.Context, language string) (list []agent.CodeContext, err error) {
+	r := get(c.agentPath("/code/contexts"))
 	if language != "" {
 		r.query = url.Values{"language": {language}}
 	}
@@ -36,12 +38,12 @@ func (c *Client) CodeContexts(ctx context.Context, idOrName, language string) (l
 	return list, err
 }
 
-// RemoveCodeContext ends an interpreter and what runs in it.
-func (c *Client) RemoveCodeContext(ctx context.Context, idOrName, id string) error {
-	return c.do(ctx, request{method: http.MethodDelete, path: agentPath(idOrName, "/code/contexts/"+url.PathEscape(id))}, nil)
+// Remove ends an interpreter and what runs in it.
+func (c Interpreters) Remove(ctx context.Context, id string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: c.agentPath("/code/contexts/" + url.PathEscape(id))}, nil)
 }
 
-// Code is what RunCode runs.
+// Code is what Interpreters.Run runs.
 type Code struct {
 	Text     string
 	Language string // whose standing context it runs in, unless Context says which
@@ -58,30 +60,29 @@ func (e *CodeError) Error() string { return fmt.Sprintf("%s: %s", e.Name, e.Valu
 type Evaluation struct {
 	Context string // whose id it is
 
-	c       *Client
-	sandbox string
-	body    io.ReadCloser
-	events  *bufio.Reader
+	in     sandbox
+	body   io.ReadCloser
+	events *bufio.Reader
 }
 
-// RunCode starts code. Its output waits until Wait is called; it goes on when
+// Run starts code. Its output waits until Wait is called; it goes on when
 // this client leaves.
-func (c *Client) RunCode(ctx context.Context, idOrName string, code Code) (*Evaluation, error) {
+func (c Interpreters) Run(ctx context.Context, code Code) (*Evaluation, error) {
 	resp, err := c.stream(ctx, request{
-		method: http.MethodPost, path: agentPath(idOrName, "/code"), patient: true,
+		method: http.MethodPost, path: c.agentPath("/code"), patient: true,
 		json: agent.CodeRequest{Code: code.Text, Context: agent.CodeContext{ID: code.Context, Language: code.Language}},
 	})
 	if err != nil {
 		return nil, err
 	}
-	e := &Evaluation{c: c, sandbox: idOrName, body: resp.Body, events: bufio.NewReaderSize(resp.Body, 32<<10)}
+	e := &Evaluation{in: c.sandbox, body: resp.Body, events: bufio.NewReaderSize(resp.Body, 32<<10)}
 	first, err := e.next()
 	if err == nil && (first.Type != "init" || first.Text == "") {
 		err = fmt.Errorf("the first event is %.32q", first.Type)
 	}
 	if err != nil {
 		resp.Body.Close()
-		return nil, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", idOrName)
+		return nil, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", c.name)
 	}
 	e.Context = first.Text
 	return e, nil
@@ -131,7 +132,7 @@ func (e *Evaluation) Wait(stdout, stderr io.Writer, result func(map[string]strin
 			err = result(ev.Results)
 		case "error":
 			if ev.Error == nil {
-				return errs.New(errs.Internal, "the agent of sandbox %s says nothing sensible of the code's end", e.sandbox)
+				return errs.New(errs.Internal, "the agent of sandbox %s says nothing sensible of the code's end", e.in.name)
 			}
 			return (*CodeError)(ev.Error)
 		case "execution_complete":
@@ -145,5 +146,5 @@ func (e *Evaluation) Wait(stdout, stderr io.Writer, result func(map[string]strin
 
 // Signal interrupts the code, whatever the name: its context lives on.
 func (e *Evaluation) Signal(ctx context.Context, _ string) error {
-	return e.c.do(ctx, request{method: http.MethodDelete, path: agentPath(e.sandbox, "/code"), query: url.Values{"id": {e.Context}}}, nil)
+	return e.in.do(ctx, request{method: http.MethodDelete, path: e.in.agentPath("/code"), query: url.Values{"id": {e.Context}}}, nil)
 }

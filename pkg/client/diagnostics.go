@@ -5,20 +5,26 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// Diagnostic asks what is wrong with a sandbox, in any state: kind is "logs", of
+// Diagnostics say what is wrong with a sandbox, in any state.
+type Diagnostics struct{ sandbox }
+
+// Get asks what is wrong with a sandbox, in any state: kind is "logs", of
 // which scopes are container, lifecycle and all, or "events", of which they are
 // lifecycle, runtime, network and all.
-func (c *Client) Diagnostic(ctx context.Context, idOrName, kind, scope string) (d Diagnostic, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/diagnostics/"+url.PathEscape(kind)), query: url.Values{"scope": {scope}}}, &d)
-	return d, err
+func (c Diagnostics) Get(ctx context.Context, kind, scope string) (wire.Diagnostic, error) {
+	return ask[wire.Diagnostic](ctx, c.daemon, request{
+		method: http.MethodGet, path: c.path("/diagnostics/" + url.PathEscape(kind)), query: url.Values{"scope": {scope}},
+	})
 }
 
-// DiagnosticText is the same as a text for people: kind is "inspect", "summary",
+// Text is the same as a text for people: kind is "inspect", "summary",
 // "logs" or "events". Query may bound it: tail and, of a summary, event_limit.
-func (c *Client) DiagnosticText(ctx context.Context, idOrName, kind string, query url.Values) (string, error) {
-	resp, err := c.stream(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/diagnostics/"+url.PathEscape(kind)), query: query})
+func (c Diagnostics) Text(ctx context.Context, kind string, query url.Values) (string, error) {
+	resp, err := c.stream(ctx, request{method: http.MethodGet, path: c.path("/diagnostics/" + url.PathEscape(kind)), query: query})
 	if err != nil {
 		return "", err
 	}

@@ -8,9 +8,7 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
@@ -26,7 +24,7 @@ type Command struct {
 	UID, GID   *int64            // default: the image's USER; GID needs UID
 	Timeout    time.Duration     // the whole tree is killed after it; 0: never
 	Stdin      bool              // Process.SendStdin will be called
-	Background bool              // keep on when this client leaves; output by CommandLogs
+	Background bool              // keep on when this client leaves; output by Commands.Logs
 }
 
 // Exit says how a command ended.
@@ -41,35 +39,30 @@ type Exit struct {
 
 // Process is a command that was started.
 type Process struct {
-	ID string // what CommandLogs and Signal know it by
+	ID string // what Commands knows it by
 	// OOMKills is how many processes of the sandbox the kernel had killed for its memory
 	// before this began; math.MaxInt64 if the daemon does not say.
 	OOMKills int64
 
-	c       *Client
-	sandbox string
+	in      sandbox
 	session bool // it is a line of one, whose id ID is
 	body    io.ReadCloser
 	frames  *agent.FrameReader
 }
 
-func agentPath(idOrName, rest string) string {
-	return sandboxPath(idOrName, "/proxy/"+strconv.Itoa(agent.Port)+rest)
-}
-
 // Start starts a command. Its output waits until Wait is called; a command in
 // the foreground is killed or not, as the agent likes, when ctx ends.
 func (c *Client) Start(ctx context.Context, idOrName string, cmd Command) (*Process, error) {
-	return c.begin(ctx, idOrName, "/command", agent.CommandRequest{
+	return c.in(idOrName).begin(ctx, "/command", agent.CommandRequest{
 		Argv: cmd.Argv, Command: cmd.Shell, Cwd: cmd.Dir, Envs: cmd.Env, UID: cmd.UID, GID: cmd.GID,
 		Stdin: cmd.Stdin, Background: cmd.Background, Timeout: cmd.Timeout.Milliseconds(),
 	})
 }
 
 // begin asks the agent for something that answers in frames.
-func (c *Client) begin(ctx context.Context, idOrName, path string, body any) (*Process, error) {
-	resp, err := c.stream(ctx, request{
-		method: http.MethodPost, path: agentPath(idOrName, path), json: body,
+func (s sandbox) begin(ctx context.Context, path string, body any) (*Process, error) {
+	resp, err := s.stream(ctx, request{
+		method: http.MethodPost, path: s.agentPath(path), json: body,
 		header: http.Header{"Accept": {agent.FramesType}},
 	})
 	if err != nil {
@@ -77,7 +70,7 @@ func (c *Client) begin(ctx context.Context, idOrName, path string, body any) (*P
 	}
 	p := &Process{
 		OOMKills: math.MaxInt64,
-		c:        c, sandbox: idOrName, body: resp.Body, frames: agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10)),
+		in:       s, body: resp.Body, frames: agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10)),
 	}
 	if n, err := strconv.ParseInt(resp.Header.Get(agent.OOMKillsHeader), 10, 64); err == nil {
 		p.OOMKills = n
@@ -91,15 +84,17 @@ func (c *Client) begin(ctx context.Context, idOrName, path string, body any) (*P
 
 func (p *Process) first(contentType string) error {
 	if contentType != agent.FramesType {
-		return errs.New(errs.Internal, "the agent of sandbox %s answers %q, not frames; it is of another release or not an agent", p.sandbox, contentType)
+		return errs.New(errs.Internal, "the agent of sandbox %s answers %q, not frames; it is of another release or not an agent",
+			p.in.name, contentType)
 	}
 	_, payload, err := p.frames.Next()
 	if err != nil {
-		return errs.Wrap(err, errs.Unavailable, "the agent of sandbox %s hung up before the command began; look at it with `sandboxctl inspect %s`", p.sandbox, p.sandbox)
+		return errs.Wrap(err, errs.Unavailable,
+			"the agent of sandbox %s hung up before the command began; look at it with `sandboxctl inspect %s`", p.in.name, p.in.name)
 	}
 	first, err := agent.ParseInit(payload)
 	if err != nil {
-		return errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", p.sandbox)
+		return errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", p.in.name)
 	}
 	p.ID = first.ID
 	return nil
@@ -134,7 +129,8 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 			keep = true
 			e, err := agent.ParseExit(payload)
 			if err != nil {
-				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end", p.sandbox)
+				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end",
+					p.in.name)
 			}
 			return Exit{Code: e.ExitCode, Signal: e.Signal, TimedOut: e.TimedOut, Error: e.Error, Reason: e.Reason, Hint: e.Hint}, nil
 		}
@@ -158,8 +154,8 @@ func (p *Process) Close() error { return p.body.Close() }
 
 // SendStdin feeds the command until r ends, which is the end of its standard input.
 func (p *Process) SendStdin(ctx context.Context, r io.Reader) error {
-	return p.c.do(ctx, request{
-		method: http.MethodPost, path: agentPath(p.sandbox, "/command/"+p.ID+"/stdin"), body: r,
+	return p.in.do(ctx, request{
+		method: http.MethodPost, path: p.in.agentPath("/command/" + p.ID + "/stdin"), body: r,
 		header: http.Header{"Content-Type": {"application/octet-stream"}},
 	}, nil)
 }
@@ -167,163 +163,7 @@ func (p *Process) SendStdin(ctx context.Context, r io.Reader) error {
 // Signal sends a signal, by name as "SIGINT", to the command's process group.
 func (p *Process) Signal(ctx context.Context, name string) error {
 	if p.session {
-		return p.c.Interrupt(ctx, p.sandbox, p.ID)
+		return Commands{p.in}.Interrupt(ctx, p.ID)
 	}
-	return p.c.SignalCommand(ctx, p.sandbox, p.ID, name)
-}
-
-// SignalCommand is Process.Signal for a command known by its id.
-func (c *Client) SignalCommand(ctx context.Context, idOrName, command, name string) error {
-	if err := checkCommandID(command); err != nil {
-		return err
-	}
-	return c.do(ctx, request{
-		method: http.MethodPost, path: agentPath(idOrName, "/command/"+command+"/signal"),
-		query: url.Values{"signal": {name}},
-	}, nil)
-}
-
-// CommandStatus is what the agent knows of a command.
-type CommandStatus = agent.CommandStatus
-
-// CommandStatus returns the state of a command.
-func (c *Client) CommandStatus(ctx context.Context, idOrName, command string) (st CommandStatus, err error) {
-	if err := checkCommandID(command); err != nil {
-		return st, err
-	}
-	err = c.do(ctx, request{method: http.MethodGet, path: agentPath(idOrName, "/command/status/"+command)}, &st)
-	return st, err
-}
-
-// CommandLogs copies the output of a background command since cursor to w and
-// returns the cursor for the next call; 0 is the start.
-func (c *Client) CommandLogs(ctx context.Context, idOrName, command string, cursor int64, w io.Writer) (int64, error) {
-	if err := checkCommandID(command); err != nil {
-		return cursor, err
-	}
-	r := request{method: http.MethodGet, path: agentPath(idOrName, "/command/"+command+"/logs")}
-	if cursor > 0 {
-		r.query = url.Values{"cursor": {strconv.FormatInt(cursor, 10)}}
-	}
-	resp, err := c.stream(ctx, r)
-	if err != nil {
-		return cursor, err
-	}
-	defer resp.Body.Close()
-	if _, err := io.Copy(w, resp.Body); err != nil {
-		return cursor, fmt.Errorf("copy the logs of command %s: %w", command, err)
-	}
-	next, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64)
-	if err != nil || next < cursor {
-		return cursor, errs.New(errs.Internal, "the agent of sandbox %s gave no cursor with the logs", idOrName)
-	}
-	return next, nil
-}
-
-// LastLines copies the last lines of the output of a background command to w, and
-// with follow what comes until the command has ended or ctx has. To find the
-// lines it reads all that the agent has.
-func (c *Client) LastLines(ctx context.Context, idOrName, command string, lines int, follow bool, w io.Writer) error {
-	count := agent.LastLines{Lines: lines}
-	end, err := c.CommandLogs(ctx, idOrName, command, 0, &count)
-	if err != nil {
-		return err
-	}
-	n := count.Bytes()
-	if follow {
-		return c.FollowCommand(ctx, idOrName, command, max(0, end-n), w)
-	}
-	if n > 0 {
-		_, err = c.CommandLogs(ctx, idOrName, command, max(0, end-n), agent.FirstBytes(w, n))
-	}
-	return err
-}
-
-// FollowCommand copies the output of a background command since cursor to w, as
-// it comes, until the command has ended or ctx has.
-func (c *Client) FollowCommand(ctx context.Context, idOrName, command string, cursor int64, w io.Writer) error {
-	if err := checkCommandID(command); err != nil {
-		return err
-	}
-	resp, err := c.stream(ctx, request{
-		method: http.MethodGet, path: agentPath(idOrName, "/command/"+command+"/logs"),
-		query: url.Values{"cursor": {strconv.FormatInt(cursor, 10)}, "follow": {"true"}}, patient: true,
-	})
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(w, c.followed(ctx, resp.Body))
-	return err
-}
-
-func checkCommandID(id string) error {
-	if !agent.IsCommandID(id) {
-		return errs.New(errs.Invalid, "%q is not the id of a command; `sandboxctl exec -d` prints it", id)
-	}
-	return nil
-}
-
-// LookupUser finds uid and gid of USER[:GROUP], by number or by name in the
-// sandbox's own /etc/passwd and /etc/group.
-func (c *Client) LookupUser(ctx context.Context, idOrName, spec string) (uid, gid *int64, err error) {
-	user, group, hasGroup := strings.Cut(spec, ":")
-	if n, ok := number(user); ok {
-		uid = &n
-	} else {
-		row, err := c.lookupName(ctx, idOrName, "/etc/passwd", user, 4)
-		if err != nil {
-			return nil, nil, err
-		}
-		u, ok1 := number(row[2])
-		g, ok2 := number(row[3])
-		if !ok1 || !ok2 {
-			return nil, nil, errs.New(errs.Invalid, "user %q has no numbers in /etc/passwd of sandbox %s", user, idOrName)
-		}
-		uid, gid = &u, &g
-	}
-	if !hasGroup {
-		return uid, gid, nil
-	}
-	if n, ok := number(group); ok {
-		return uid, &n, nil
-	}
-	row, err := c.lookupName(ctx, idOrName, "/etc/group", group, 3)
-	if err != nil {
-		return nil, nil, err
-	}
-	g, ok := number(row[2])
-	if !ok {
-		return nil, nil, errs.New(errs.Invalid, "group %q has no number in /etc/group of sandbox %s", group, idOrName)
-	}
-	return uid, &g, nil
-}
-
-func number(s string) (int64, bool) {
-	n, err := strconv.ParseInt(s, 10, 64)
-	return n, err == nil && n >= 0 && n < 1<<32-1
-}
-
-// lookupName finds the line of name in a colon-separated file of at least min fields.
-func (c *Client) lookupName(ctx context.Context, idOrName, file, name string, fields int) ([]string, error) {
-	rc, err := c.Download(ctx, idOrName, file)
-	if err != nil {
-		return nil, fmt.Errorf("look up %q: %w", name, err)
-	}
-	defer rc.Close()
-	sc := bufio.NewScanner(io.LimitReader(rc, 4<<20))
-	for sc.Scan() {
-		if row := strings.Split(sc.Text(), ":"); row[0] == name && len(row) >= fields {
-			return row, nil
-		}
-	}
-	return nil, errs.New(errs.Invalid, "%s of sandbox %s does not know %q; use a number", file, idOrName, name)
-}
-
-// Interrupt ends a command: SIGTERM to its process group, and SIGKILL after three seconds.
-func (c *Client) Interrupt(ctx context.Context, idOrName, command string) error {
-	if err := checkCommandID(command); err != nil {
-		return err
-	}
-	return c.do(ctx, request{method: http.MethodDelete, path: agentPath(idOrName, "/command"), query: url.Values{"id": {command}}}, nil)
+	return Commands{p.in}.Signal(ctx, p.ID, name)
 }

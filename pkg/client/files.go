@@ -18,8 +18,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// FileInfo describes a file in a sandbox. Its strings are the guest's.
-type FileInfo = agent.FileInfo
+// Files are the files of a sandbox. What is said of them is the guest's, their
+// names too.
+type Files struct{ sandbox }
 
 // Upload is one file to put into a sandbox.
 type Upload struct {
@@ -32,7 +33,7 @@ type Upload struct {
 // Put puts files into a sandbox in one streamed request. Each replaces what
 // was there once it has arrived in full. Of a file
 // that grows meanwhile it takes the first Size bytes; one that shrinks is an error.
-func (c *Client) Put(ctx context.Context, idOrName string, files []Upload) error {
+func (c Files) Put(ctx context.Context, files []Upload) error {
 	var b uploads
 	mw := multipart.NewWriter(&b.head)
 	for i := range files {
@@ -47,7 +48,7 @@ func (c *Client) Put(ctx context.Context, idOrName string, files []Upload) error
 	}
 	b.flush()
 	err := c.do(ctx, request{
-		method: http.MethodPost, path: agentPath(idOrName, "/files/upload"), body: &b, length: max(b.length, 0),
+		method: http.MethodPost, path: c.agentPath("/files/upload"), body: &b, length: max(b.length, 0),
 		header: http.Header{"Content-Type": {mw.FormDataContentType()}},
 	}, nil)
 	if local := b.broken(); err != nil && local != nil {
@@ -166,7 +167,8 @@ func (b *uploads) readPart(p []byte) (n int, err error) {
 	}
 	switch {
 	case err == io.EOF && b.read < size:
-		return n, errs.New(errs.Invalid, "put %s: the file lost bytes while it was read: it had %d; try again when nobody writes to it", at.file.Path, size)
+		return n, errs.New(errs.Invalid,
+			"put %s: the file lost bytes while it was read: it had %d; try again when nobody writes to it", at.file.Path, size)
 	case err != nil && err != io.EOF:
 		return n, fmt.Errorf("put %s: %w", at.file.Path, err)
 	case b.read == size:
@@ -202,9 +204,9 @@ func (b *uploads) broken() error {
 }
 
 // Download reads a file of a sandbox.
-func (c *Client) Download(ctx context.Context, idOrName, path string) (io.ReadCloser, error) {
+func (c Files) Download(ctx context.Context, path string) (io.ReadCloser, error) {
 	resp, err := c.stream(ctx, request{
-		method: http.MethodGet, path: agentPath(idOrName, "/files/download"), query: url.Values{"path": {path}},
+		method: http.MethodGet, path: c.agentPath("/files/download"), query: url.Values{"path": {path}},
 	})
 	if err != nil {
 		return nil, err
@@ -213,35 +215,34 @@ func (c *Client) Download(ctx context.Context, idOrName, path string) (io.ReadCl
 }
 
 // Stat describes a file of a sandbox; one that does not exist is errs.NotFound.
-func (c *Client) Stat(ctx context.Context, idOrName, path string) (FileInfo, error) {
-	var m map[string]FileInfo
+func (c Files) Stat(ctx context.Context, path string) (agent.FileInfo, error) {
+	var m map[string]agent.FileInfo
 	err := c.do(ctx, request{
-		method: http.MethodGet, path: agentPath(idOrName, "/files/info"), query: url.Values{"path": {path}},
+		method: http.MethodGet, path: c.agentPath("/files/info"), query: url.Values{"path": {path}},
 	}, &m)
 	if err != nil {
-		return FileInfo{}, err
+		return agent.FileInfo{}, err
 	}
 	fi, ok := m[path]
 	if !ok {
-		return fi, errs.New(errs.Internal, "the agent of sandbox %s did not say what %s is", idOrName, path)
+		return fi, errs.New(errs.Internal, "the agent of sandbox %s did not say what %s is", c.name, path)
 	}
 	return fi, nil
 }
 
-// ListDir lists a directory of a sandbox, depth levels deep.
-func (c *Client) ListDir(ctx context.Context, idOrName, path string, depth int) (l []FileInfo, err error) {
-	err = c.do(ctx, request{
-		method: http.MethodGet, path: agentPath(idOrName, "/directories/list"),
+// List lists a directory of a sandbox, depth levels deep.
+func (c Files) List(ctx context.Context, path string, depth int) ([]agent.FileInfo, error) {
+	return ask[[]agent.FileInfo](ctx, c.daemon, request{
+		method: http.MethodGet, path: c.agentPath("/directories/list"),
 		query: url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}},
-	}, &l)
-	return l, err
+	})
 }
 
 // Mkdir makes directories, parents too; modes as in Upload.
-func (c *Client) Mkdir(ctx context.Context, idOrName string, modes map[string]int) error {
+func (c Files) Mkdir(ctx context.Context, modes map[string]int) error {
 	body := map[string]agent.FileMode{}
 	for p, m := range modes {
 		body[p] = agent.FileMode{Mode: m}
 	}
-	return c.do(ctx, request{method: http.MethodPost, path: agentPath(idOrName, "/directories"), json: body}, nil)
+	return c.do(ctx, request{method: http.MethodPost, path: c.agentPath("/directories"), json: body}, nil)
 }

@@ -1,12 +1,9 @@
 package client
 
 import (
-	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -19,23 +16,28 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Images lists the images of the host.
-func (c *Client) Images(ctx context.Context) ([]ImageInfo, error) {
+// Images are the images of a host.
+type Images struct{ *daemon }
+
+func imagePath(ref, rest string) string { return "/images/" + url.PathEscape(ref) + rest }
+
+// List lists the images of the host.
+func (c Images) List(ctx context.Context) ([]wire.ImageInfo, error) {
 	var l wire.ImageList
-	err := c.do(ctx, request{method: http.MethodGet, path: "/images"}, &l)
+	err := c.do(ctx, get("/images"), &l)
 	return l.Items, err
 }
 
-// RemoveImage removes name[:tag] or a digest.
-func (c *Client) RemoveImage(ctx context.Context, ref string) error {
-	return c.do(ctx, request{method: http.MethodDelete, path: "/images/" + url.PathEscape(ref)}, nil)
+// Remove removes name[:tag] or a digest.
+func (c Images) Remove(ctx context.Context, ref string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: imagePath(ref, "")}, nil)
 }
 
-// BuildImage makes the image of a recipe and calls progress for each line of the build.
-func (c *Client) BuildImage(ctx context.Context, name string, progress func(line string)) (ImageInfo, error) {
+// Build makes the image of a recipe and calls progress for each line of the build.
+func (c Images) Build(ctx context.Context, name string, progress func(line string)) (wire.ImageInfo, error) {
 	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/build", json: wire.BuildRequest{Name: name}})
 	if err != nil {
-		return ImageInfo{}, err
+		return wire.ImageInfo{}, err
 	}
 	defer resp.Body.Close()
 	im, err := parseBuild(resp.Body, progress)
@@ -45,27 +47,20 @@ func (c *Client) BuildImage(ctx context.Context, name string, progress func(line
 	return im, err
 }
 
-func parseBuild(r io.Reader, progress func(string)) (ImageInfo, error) {
-	sc := bufio.NewScanner(r)
-	sc.Buffer(nil, maxEvent)
-	for sc.Scan() {
-		var l wire.BuildLine
-		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
-			return ImageInfo{}, fmt.Errorf("decode a line of the build: %w", err)
-		}
+func parseBuild(r io.Reader, progress func(string)) (wire.ImageInfo, error) {
+	for l, err := range lines[wire.BuildLine](r, "build") {
 		switch {
+		case err != nil:
+			return wire.ImageInfo{}, err
 		case l.Error != nil:
-			return ImageInfo{}, errs.Wire(errs.New(errs.Internal, "%s", l.Error.Message), l.Error.Code)
+			return wire.ImageInfo{}, errs.Wire(errs.New(errs.Internal, "%s", l.Error.Message), l.Error.Code)
 		case l.Image != nil:
 			return *l.Image, nil
 		default:
 			progress(l.Line)
 		}
 	}
-	if err := sc.Err(); err != nil {
-		return ImageInfo{}, err
-	}
-	return ImageInfo{}, io.ErrUnexpectedEOF
+	return wire.ImageInfo{}, io.ErrUnexpectedEOF
 }
 
 // Archive is an image to import.
@@ -76,10 +71,10 @@ type Archive struct {
 	Body   io.Reader
 }
 
-// ImportImage makes an image of an archive. progress is told, a few times a
+// Import makes an image of an archive. progress is told, a few times a
 // second, how far the daemon is. Cancelling ctx ends the import, and leaves
 // nothing.
-func (c *Client) ImportImage(ctx context.Context, a Archive, progress func(ImportProgress)) (ImageInfo, error) {
+func (c Images) Import(ctx context.Context, a Archive, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	q := url.Values{}
 	for k, v := range map[string]string{"name": a.Name, "format": a.Format} {
 		if v != "" {
@@ -97,47 +92,42 @@ func (c *Client) ImportImage(ctx context.Context, a Archive, progress func(Impor
 		header: http.Header{"Content-Type": {"application/octet-stream"}}, patient: true,
 	})
 	if err != nil {
-		return ImageInfo{}, body.blame(err)
+		return wire.ImageInfo{}, body.blame(err)
 	}
 	defer resp.Body.Close() // also ends what is still sent
 	im, err := c.arriving(ctx, resp.Body, progress)
 	return im, body.blame(err)
 }
 
-// PullImage gets an image from the registry that the daemon's configuration
+// Pull gets an image from the registry that the daemon's configuration
 // names for it. progress is told, a few times a second, how far that is.
 // Cancelling ctx ends the pull; the next goes on from there.
-func (c *Client) PullImage(ctx context.Context, name string, auth *ImageAuth, progress func(ImportProgress)) (ImageInfo, error) {
-	resp, err := c.stream(ctx, request{method: http.MethodPost, path: "/images/pull", json: wire.PullRequest{Name: name, Auth: auth}, patient: true})
+func (c Images) Pull(ctx context.Context, name string, auth *wire.ImageAuth, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
+	resp, err := c.stream(ctx, request{
+		method: http.MethodPost, path: "/images/pull", json: wire.PullRequest{Name: name, Auth: auth}, patient: true,
+	})
 	if err != nil {
-		return ImageInfo{}, err
+		return wire.ImageInfo{}, err
 	}
 	defer resp.Body.Close()
 	return c.arriving(ctx, resp.Body, progress)
 }
 
 // arriving reads the lines of an image that comes to be.
-func (c *Client) arriving(ctx context.Context, r io.ReadCloser, progress func(ImportProgress)) (ImageInfo, error) {
-	sc := bufio.NewScanner(c.followed(ctx, r))
-	sc.Buffer(nil, maxEvent)
-	for sc.Scan() {
-		var l wire.ImportLine
-		if err := json.Unmarshal(sc.Bytes(), &l); err != nil {
-			return ImageInfo{}, fmt.Errorf("decode a line of the answer: %w", err)
-		}
+func (c Images) arriving(ctx context.Context, r io.ReadCloser, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
+	for l, err := range lines[wire.ImportLine](c.followed(ctx, r), "answer") {
 		switch {
+		case err != nil:
+			return wire.ImageInfo{}, err
 		case l.Error != nil:
-			return ImageInfo{}, errs.Wire(errs.New(errs.Invalid, "%s", l.Error.Message), l.Error.Code)
+			return wire.ImageInfo{}, errs.Wire(errs.New(errs.Invalid, "%s", l.Error.Message), l.Error.Code)
 		case l.Image != nil:
 			return *l.Image, nil
 		case l.Progress != nil && progress != nil:
 			progress(*l.Progress)
 		}
 	}
-	if err := sc.Err(); err != nil {
-		return ImageInfo{}, err
-	}
-	return ImageInfo{}, c.lost(ctx, io.ErrUnexpectedEOF)
+	return wire.ImageInfo{}, c.lost(ctx, io.ErrUnexpectedEOF)
 }
 
 // unblocked reads r elsewhere, so that Close ends a Read that waits.
@@ -216,29 +206,21 @@ func (r *remembering) blame(err error) error {
 	return err
 }
 
-// ExportImage writes the archive of an image to w. What was written is whole
+// Export writes the archive of an image to w. What was written is whole
 // only if this succeeds.
-func (c *Client) ExportImage(ctx context.Context, ref string, w io.Writer) error {
-	resp, err := c.stream(ctx, request{method: http.MethodGet, path: "/images/" + url.PathEscape(ref) + "/export", patient: true})
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(w, c.followed(ctx, resp.Body))
-	return err
+func (c Images) Export(ctx context.Context, ref string, w io.Writer) error {
+	return c.copyTo(ctx, request{method: http.MethodGet, path: imagePath(ref, "/export"), patient: true}, w)
 }
 
-// InspectImage returns all there is to know of an image.
-func (c *Client) InspectImage(ctx context.Context, ref string) (ImageInspection, error) {
-	var i ImageInspection
-	err := c.do(ctx, request{method: http.MethodGet, path: "/images/" + url.PathEscape(ref)}, &i)
-	return i, err
+// Inspect returns all there is to know of an image.
+func (c Images) Inspect(ctx context.Context, ref string) (wire.ImageInspection, error) {
+	return ask[wire.ImageInspection](ctx, c.daemon, get(imagePath(ref, "")))
 }
 
-// PruneImages removes layers that nobody needs, with all also images that no
+// Prune removes layers that nobody needs, with all also images that no
 // sandbox uses.
-func (c *Client) PruneImages(ctx context.Context, all bool) (PruneReport, error) {
-	var p PruneReport
-	err := c.do(ctx, request{method: http.MethodPost, path: "/images/prune", query: url.Values{"all": {strconv.FormatBool(all)}}}, &p)
-	return p, err
+func (c Images) Prune(ctx context.Context, all bool) (wire.PruneReport, error) {
+	return ask[wire.PruneReport](ctx, c.daemon, request{
+		method: http.MethodPost, path: "/images/prune", query: url.Values{"all": {strconv.FormatBool(all)}},
+	})
 }

@@ -21,7 +21,7 @@ func TestImportFromSilentPipe(t *testing.T) {
 	})
 	silent, pipe := io.Pipe()
 	go func() { _, _ = pipe.Write([]byte("half")) }()
-	if _, err := c.ImportImage(t.Context(), Archive{Name: "x", Body: silent}, nil); !errs.Is(err, errs.Unavailable) {
+	if _, err := c.Images().Import(t.Context(), Archive{Name: "x", Body: silent}, nil); !errs.Is(err, errs.Unavailable) {
 		t.Errorf("%v, want unavailable", err)
 	}
 }

@@ -9,15 +9,12 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// The JSON of /keys.
-type (
-	Key    = wire.Key
-	NewKey = wire.NewKey
-)
+// Keys are the API keys of a daemon.
+type Keys struct{ *daemon }
 
-// CreateKey makes an API key, whose Secret is told this once. An empty role is
+// Create makes an API key, whose Secret is told this once. An empty role is
 // an operator's; expires zero is never.
-func (c *Client) CreateKey(ctx context.Context, name, role string, expires time.Time) (k NewKey, err error) {
+func (c Keys) Create(ctx context.Context, name, role string, expires time.Time) (k wire.NewKey, err error) {
 	req := wire.KeyRequest{Name: name, Role: role}
 	if !expires.IsZero() {
 		req.ExpiresAt = expires.UTC().Format(time.RFC3339Nano)
@@ -26,14 +23,14 @@ func (c *Client) CreateKey(ctx context.Context, name, role string, expires time.
 	return k, err
 }
 
-// Keys lists the API keys there are, those of the configuration first.
-func (c *Client) Keys(ctx context.Context) ([]Key, error) {
+// List lists the API keys there are, those of the configuration first.
+func (c Keys) List(ctx context.Context) ([]wire.Key, error) {
 	var l wire.KeyList
-	err := c.do(ctx, request{method: http.MethodGet, path: "/keys"}, &l)
+	err := c.do(ctx, get("/keys"), &l)
 	return l.Items, err
 }
 
-// RemoveKey removes an API key; from then on it opens nothing.
-func (c *Client) RemoveKey(ctx context.Context, name string) error {
+// Remove removes an API key; from then on it opens nothing.
+func (c Keys) Remove(ctx context.Context, name string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: "/keys/" + url.PathEscape(name)}, nil)
 }

@@ -7,31 +7,25 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// The JSON of network policies.
-type (
-	NetworkRule  = wire.NetworkRule
-	PolicyStatus = wire.PolicyStatus
-)
+// Policy is what a sandbox may reach.
+type Policy struct{ sandbox }
 
-// Policy returns what a sandbox may reach. Of its rules the first that fits a flow
+// Get returns what a sandbox may reach. Of its rules the first that fits a flow
 // decides, else the default does.
-func (c *Client) Policy(ctx context.Context, idOrName string) (p PolicyStatus, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/networkpolicy")}, &p)
-	return p, err
+func (c Policy) Get(ctx context.Context) (wire.PolicyStatus, error) {
+	return ask[wire.PolicyStatus](ctx, c.daemon, get(c.path("/networkpolicy")))
 }
 
-// PatchPolicy puts rules before those that a sandbox has, of which it drops what
+// Patch puts rules before those that a sandbox has, of which it drops what
 // they cover. They hold for flows that open when it has returned; those that are
 // open go on. The answer has no Policy.
-func (c *Client) PatchPolicy(ctx context.Context, idOrName string, rules []NetworkRule) (p PolicyStatus, err error) {
-	err = c.do(ctx, request{method: http.MethodPatch, path: sandboxPath(idOrName, "/networkpolicy"), json: rules}, &p)
-	return p, err
+func (c Policy) Patch(ctx context.Context, rules []wire.NetworkRule) (wire.PolicyStatus, error) {
+	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodPatch, path: c.path("/networkpolicy"), json: rules})
 }
 
-// RemoveTargets takes away all rules for some targets, as 203.0.113.0/24, whatever
+// Remove takes away all rules for some targets, as 203.0.113.0/24, whatever
 // their ports. Where there are none PolicyStatus.Reason says so. The answer has no
 // Policy.
-func (c *Client) RemoveTargets(ctx context.Context, idOrName string, targets []string) (p PolicyStatus, err error) {
-	err = c.do(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, "/networkpolicy"), json: targets}, &p)
-	return p, err
+func (c Policy) Remove(ctx context.Context, targets []string) (wire.PolicyStatus, error) {
+	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodDelete, path: c.path("/networkpolicy"), json: targets})
 }

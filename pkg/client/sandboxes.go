@@ -22,14 +22,14 @@ func sandboxPath(idOrName, rest string) string {
 
 // Create asks for a sandbox. With wait it returns when the sandbox runs or has
 // failed, which Status.State tells: a failed one is not an error here.
-func (c *Client) Create(ctx context.Context, r CreateRequest, wait bool) (Sandbox, error) {
+func (c *Client) Create(ctx context.Context, r wire.CreateRequest, wait bool) (wire.Sandbox, error) {
 	sb, _, err := c.CreateTimed(ctx, r, wait)
 	return sb, err
 }
 
 // CreateTimed is Create that also returns how long each step took, as the
 // Server-Timing header has it, if wait is set.
-func (c *Client) CreateTimed(ctx context.Context, r CreateRequest, wait bool) (sb Sandbox, timing string, err error) {
+func (c *Client) CreateTimed(ctx context.Context, r wire.CreateRequest, wait bool) (sb wire.Sandbox, timing string, err error) {
 	req := request{method: http.MethodPost, path: "/sandboxes", json: r}
 	if wait {
 		req.query = url.Values{"wait": {"true"}}
@@ -46,18 +46,18 @@ func (c *Client) CreateTimed(ctx context.Context, r CreateRequest, wait bool) (s
 
 // coming reports whether a sandbox is on its way: it waits for its turn, or is
 // not ready yet. One that waits for its restart has come, and ended.
-func coming(sb Sandbox) bool {
+func coming(sb wire.Sandbox) bool {
 	if i := sb.Sandboxd; i != nil && (i.NextStart != nil || i.Health != nil) {
-		return i.Health != nil && i.Health.State == HealthStarting
+		return i.Health != nil && i.Health.State == wire.HealthStarting
 	}
-	return sb.Status.State == Pending
+	return sb.Status.State == wire.Pending
 }
 
 // askAgain is how often to look at a sandbox that waits behind a long queue.
 const askAgain = time.Second
 
 // awaitTurn waits for a sandbox for which the daemon does not wait any longer.
-func (c *Client) awaitTurn(ctx context.Context, id string) (Sandbox, error) {
+func (c *Client) awaitTurn(ctx context.Context, id string) (wire.Sandbox, error) {
 	tick := time.NewTicker(askAgain)
 	defer tick.Stop()
 	for {
@@ -74,9 +74,8 @@ func (c *Client) awaitTurn(ctx context.Context, id string) (Sandbox, error) {
 }
 
 // Get returns one sandbox; one that does not exist is errs.NotFound.
-func (c *Client) Get(ctx context.Context, idOrName string) (sb Sandbox, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "")}, &sb)
-	return sb, err
+func (c *Client) Get(ctx context.Context, idOrName string) (wire.Sandbox, error) {
+	return ask[wire.Sandbox](ctx, c.daemon, get(sandboxPath(idOrName, "")))
 }
 
 // Filter selects sandboxes; what is empty selects all.
@@ -86,8 +85,8 @@ type Filter struct {
 }
 
 // List returns the sandboxes that match, newest first.
-func (c *Client) List(ctx context.Context, f Filter) ([]Sandbox, error) {
-	q := url.Values{"pageSize": {"200"}}
+func (c *Client) List(ctx context.Context, f Filter) ([]wire.Sandbox, error) {
+	q := url.Values{}
 	for _, s := range f.States {
 		q.Add("state", s)
 	}
@@ -98,24 +97,10 @@ func (c *Client) List(ctx context.Context, f Filter) ([]Sandbox, error) {
 		}
 		q.Set("metadata", m.Encode())
 	}
-	var all []Sandbox
-	seen := map[string]bool{} // pages shift when sandboxes come and go between two requests
-	for page := 1; ; page++ {
-		q.Set("page", strconv.Itoa(page))
-		var l wire.List
-		if err := c.do(ctx, request{method: http.MethodGet, path: "/sandboxes", query: q}, &l); err != nil {
-			return nil, err
-		}
-		for _, sb := range l.Items {
-			if !seen[sb.ID] {
-				seen[sb.ID] = true
-				all = append(all, sb)
-			}
-		}
-		if !l.Pagination.HasNextPage || len(l.Items) == 0 {
-			return all, nil
-		}
-	}
+	return pages(q, func(sb wire.Sandbox) string { return sb.ID }, func(q url.Values) ([]wire.Sandbox, wire.Pagination, error) {
+		l, err := ask[wire.List](ctx, c.daemon, request{method: http.MethodGet, path: "/sandboxes", query: q})
+		return l.Items, l.Pagination, err
+	})
 }
 
 // Delete destroys a sandbox. When it returns, its processes are dead.
@@ -125,7 +110,7 @@ func (c *Client) Delete(ctx context.Context, idOrName string) error {
 
 // Restart lets a sandbox that has ended live again, with its files. With wait
 // it returns when the sandbox runs or has failed, which Status.State tells.
-func (c *Client) Restart(ctx context.Context, idOrName string, wait bool) (sb Sandbox, err error) {
+func (c *Client) Restart(ctx context.Context, idOrName string, wait bool) (sb wire.Sandbox, err error) {
 	r := request{method: http.MethodPost, path: sandboxPath(idOrName, "/start")}
 	if wait {
 		r.query = url.Values{"wait": {"true"}}
@@ -168,13 +153,14 @@ func (c *Client) Renew(ctx context.Context, idOrName string, expires time.Time) 
 
 // Update changes limits of a sandbox that runs or is paused; the keys are those
 // of CreateRequest.ResourceLimits.
-func (c *Client) Update(ctx context.Context, idOrName string, limits map[string]string) (i Inspection, err error) {
-	err = c.do(ctx, request{method: http.MethodPatch, path: sandboxPath(idOrName, "/limits"), json: wire.LimitsPatch{ResourceLimits: limits}}, &i)
-	return i, err
+func (c *Client) Update(ctx context.Context, idOrName string, limits map[string]string) (wire.Inspection, error) {
+	return ask[wire.Inspection](ctx, c.daemon, request{
+		method: http.MethodPatch, path: sandboxPath(idOrName, "/limits"), json: wire.LimitsPatch{ResourceLimits: limits},
+	})
 }
 
 // PatchMetadata sets metadata, and removes what is nil.
-func (c *Client) PatchMetadata(ctx context.Context, idOrName string, patch map[string]*string) (sb Sandbox, err error) {
+func (c *Client) PatchMetadata(ctx context.Context, idOrName string, patch map[string]*string) (sb wire.Sandbox, err error) {
 	if patch == nil {
 		patch = map[string]*string{}
 	}
@@ -183,37 +169,33 @@ func (c *Client) PatchMetadata(ctx context.Context, idOrName string, patch map[s
 }
 
 // Endpoint says where a port of a sandbox is reached from outside, and with which headers.
-func (c *Client) Endpoint(ctx context.Context, idOrName string, port uint16) (e Endpoint, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port))}, &e)
-	return e, err
+func (c *Client) Endpoint(ctx context.Context, idOrName string, port uint16) (wire.Endpoint, error) {
+	return ask[wire.Endpoint](ctx, c.daemon, get(sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port))))
 }
 
 // SignedEndpoint is an Endpoint that opens its port by itself until a time, but at
 // most as long as the sandbox lives; only what the agent's port needs is in Headers.
-func (c *Client) SignedEndpoint(ctx context.Context, idOrName string, port uint16, until time.Time) (e Endpoint, err error) {
-	err = c.do(ctx, request{
+func (c *Client) SignedEndpoint(ctx context.Context, idOrName string, port uint16, until time.Time) (wire.Endpoint, error) {
+	return ask[wire.Endpoint](ctx, c.daemon, request{
 		method: http.MethodGet, path: sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port)),
 		query: url.Values{"expires": {strconv.FormatInt(until.Unix(), 10)}},
-	}, &e)
-	return e, err
+	})
 }
 
 // Inspect returns all there is to know of a sandbox but its secrets.
-func (c *Client) Inspect(ctx context.Context, idOrName string) (i Inspection, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/inspect")}, &i)
-	return i, err
+func (c *Client) Inspect(ctx context.Context, idOrName string) (wire.Inspection, error) {
+	return ask[wire.Inspection](ctx, c.daemon, get(sandboxPath(idOrName, "/inspect")))
 }
 
 // Stats measures a sandbox.
-func (c *Client) Stats(ctx context.Context, idOrName string) (u Usage, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/stats")}, &u)
-	return u, err
+func (c *Client) Stats(ctx context.Context, idOrName string) (wire.Usage, error) {
+	return ask[wire.Usage](ctx, c.daemon, get(sandboxPath(idOrName, "/stats")))
 }
 
 // AllStats measures all sandboxes that run or are paused, in one request.
-func (c *Client) AllStats(ctx context.Context) ([]SandboxStats, error) {
+func (c *Client) AllStats(ctx context.Context) ([]wire.SandboxStats, error) {
 	var l wire.StatsList
-	err := c.do(ctx, request{method: http.MethodGet, path: "/stats"}, &l)
+	err := c.do(ctx, get("/stats"), &l)
 	return l.Items, err
 }
 
@@ -238,21 +220,17 @@ func (c *Client) Logs(ctx context.Context, idOrName string, lines int, follow bo
 }
 
 // Version asks the daemon what it is.
-func (c *Client) Version(ctx context.Context) (v Version, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: "/version"}, &v)
-	return v, err
+func (c *Client) Version(ctx context.Context) (wire.Version, error) {
+	return ask[wire.Version](ctx, c.daemon, get("/version"))
 }
-
-// maxEvent bounds a line of an event or build stream.
-const maxEvent = 1 << 20
 
 // Events yields what happens on the daemon until ctx ends or the loop breaks.
 // The last thing it yields is an error, if one ended it.
-func (c *Client) Events(ctx context.Context) iter.Seq2[Event, error] {
-	return func(yield func(Event, error) bool) {
-		resp, err := c.stream(ctx, request{method: http.MethodGet, path: "/events"})
+func (c *Client) Events(ctx context.Context) iter.Seq2[wire.Event, error] {
+	return func(yield func(wire.Event, error) bool) {
+		resp, err := c.stream(ctx, get("/events"))
 		if err != nil {
-			yield(Event{}, err)
+			yield(wire.Event{}, err)
 			return
 		}
 		defer resp.Body.Close()
@@ -269,18 +247,18 @@ func (c *Client) Events(ctx context.Context) iter.Seq2[Event, error] {
 
 // parseEvents reads server-sent events (WHATWG HTML §9.2.6) whose data is one
 // line of JSON; it does not need the other fields.
-func parseEvents(r io.Reader) iter.Seq2[Event, error] {
-	return func(yield func(Event, error) bool) {
+func parseEvents(r io.Reader) iter.Seq2[wire.Event, error] {
+	return func(yield func(wire.Event, error) bool) {
 		sc := bufio.NewScanner(r)
-		sc.Buffer(nil, maxEvent)
+		sc.Buffer(nil, maxLine)
 		for sc.Scan() {
 			data, ok := strings.CutPrefix(sc.Text(), "data:")
 			if !ok {
 				continue
 			}
-			var ev Event
+			var ev wire.Event
 			if err := json.Unmarshal([]byte(data), &ev); err != nil {
-				yield(Event{}, fmt.Errorf("decode an event: %w", err))
+				yield(wire.Event{}, fmt.Errorf("decode an event: %w", err))
 				return
 			}
 			if !yield(ev, nil) {
@@ -291,6 +269,6 @@ func parseEvents(r io.Reader) iter.Seq2[Event, error] {
 		if err == nil {
 			err = io.ErrUnexpectedEOF // an event stream has no end of its own
 		}
-		yield(Event{}, err)
+		yield(wire.Event{}, err)
 	}
 }

@@ -9,19 +9,20 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
-// Session is a shell that lives from run to run and keeps what a shell keeps:
-// variables, functions, its directory.
-type Session = agent.SessionCreated
+// Sessions are the shells of a sandbox that live from run to run and keep what a
+// shell keeps: variables, functions, the directory.
+type Sessions struct{ sandbox }
 
-// NewSession starts a shell, in dir or, if that is empty, in the image's WORKDIR.
-func (c *Client) NewSession(ctx context.Context, idOrName, dir string) (s Session, err error) {
-	err = c.do(ctx, request{method: http.MethodPost, path: agentPath(idOrName, "/session"), json: agent.SessionRequest{Cwd: dir}, patient: true}, &s)
-	return s, err
+// Create starts a shell, in dir or, if that is empty, in the image's WORKDIR.
+func (c Sessions) Create(ctx context.Context, dir string) (agent.SessionCreated, error) {
+	return ask[agent.SessionCreated](ctx, c.daemon, request{
+		method: http.MethodPost, path: c.agentPath("/session"), json: agent.SessionRequest{Cwd: dir}, patient: true,
+	})
 }
 
-// RemoveSession ends a shell and all that it has started.
-func (c *Client) RemoveSession(ctx context.Context, idOrName, session string) error {
-	return c.do(ctx, request{method: http.MethodDelete, path: agentPath(idOrName, "/session/"+url.PathEscape(session))}, nil)
+// Remove ends a shell and all that it has started.
+func (c Sessions) Remove(ctx context.Context, session string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: c.agentPath("/session/" + url.PathEscape(session))}, nil)
 }
 
 // Line is what to run in a session.
@@ -31,11 +32,11 @@ type Line struct {
 	Timeout time.Duration // the line is ended after it, the session is not; 0: never
 }
 
-// RunInSession runs a line in a session, which runs one at a time. It goes on when
+// Run runs a line in a session, which runs one at a time. It goes on when
 // this client leaves. Whatever its Signal is called with, it ends the line: what
 // the line has started is killed, and the session lives on.
-func (c *Client) RunInSession(ctx context.Context, idOrName, session string, line Line) (*Process, error) {
-	p, err := c.begin(ctx, idOrName, "/session/"+url.PathEscape(session)+"/run", agent.SessionRun{
+func (c Sessions) Run(ctx context.Context, session string, line Line) (*Process, error) {
+	p, err := c.begin(ctx, "/session/"+url.PathEscape(session)+"/run", agent.SessionRun{
 		Command: line.Shell, Cwd: line.Dir, Timeout: line.Timeout.Milliseconds(),
 	})
 	if err == nil {

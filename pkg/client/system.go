@@ -8,27 +8,22 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// The JSON of /system.
-type (
-	SystemInfo = wire.SystemInfo
-	DiskUsage  = wire.DiskUsage
-)
+// System is a daemon and its host.
+type System struct{ *daemon }
 
-// SystemInfo says what the daemon is, on what host, with which limits.
-func (c *Client) SystemInfo(ctx context.Context) (i SystemInfo, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: "/system/info"}, &i)
-	return i, err
+// Info says what the daemon is, on what host, with which limits.
+func (c System) Info(ctx context.Context) (wire.SystemInfo, error) {
+	return ask[wire.SystemInfo](ctx, c.daemon, get("/system/info"))
 }
 
 // DiskUsage says what images and sandboxes take on the host's disks.
-func (c *Client) DiskUsage(ctx context.Context) (df DiskUsage, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: "/system/df"}, &df)
-	return df, err
+func (c System) DiskUsage(ctx context.Context) (wire.DiskUsage, error) {
+	return ask[wire.DiskUsage](ctx, c.daemon, get("/system/df"))
 }
 
 // Drain has the host take no new sandboxes, or take them again; those that are
 // there go on. It outlasts restarts.
-func (c *Client) Drain(ctx context.Context, on bool) error {
+func (c System) Drain(ctx context.Context, on bool) error {
 	method := http.MethodDelete
 	if on {
 		method = http.MethodPut
@@ -38,12 +33,6 @@ func (c *Client) Drain(ctx context.Context, on bool) error {
 
 // Backup writes the state of the daemon to w. It is secret. An error means that
 // what w has is not a backup.
-func (c *Client) Backup(ctx context.Context, w io.Writer) error {
-	resp, err := c.stream(ctx, request{method: http.MethodGet, path: "/system/backup"})
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(w, c.followed(ctx, resp.Body))
-	return err
+func (c System) Backup(ctx context.Context, w io.Writer) error {
+	return c.copyTo(ctx, get("/system/backup"), w)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// TerminalInfo is what the agent knows of a terminal. Its strings are the guest's.
-type TerminalInfo = agent.PtyStatus
+// Terminals are the terminals of a sandbox. What is said of them is the guest's.
+type Terminals struct{ sandbox }
 
 // A Terminal is a session in a sandbox: a process at a terminal, or at three
 // pipes, that starts when the first client attaches and outlives all of them
@@ -26,54 +26,53 @@ type TerminalInfo = agent.PtyStatus
 type Terminal struct {
 	ID string
 
-	c       *Client
-	sandbox string
+	in sandbox
 }
 
-// NewTerminal makes a session for cmd; without Argv it is an interactive shell.
+// Create makes a session for cmd; without Argv it is an interactive shell.
 // The terminal has cols by rows characters, or 80 by 24 if either is 0.
-func (c *Client) NewTerminal(ctx context.Context, idOrName string, cmd Command, cols, rows int) (*Terminal, error) {
+func (c Terminals) Create(ctx context.Context, cmd Command, cols, rows int) (*Terminal, error) {
 	var reply agent.PtyCreated
-	err := c.do(ctx, request{method: http.MethodPost, path: agentPath(idOrName, "/pty"), json: agent.PtyRequest{
+	err := c.do(ctx, request{method: http.MethodPost, path: c.agentPath("/pty"), json: agent.PtyRequest{
 		Argv: cmd.Argv, Cwd: cmd.Dir, Envs: cmd.Env, UID: cmd.UID, GID: cmd.GID,
 		Timeout: cmd.Timeout.Milliseconds(), Cols: cols, Rows: rows,
 	}}, &reply)
 	if err != nil {
 		return nil, err
 	}
-	return c.Terminal(idOrName, reply.SessionID)
+	return c.Get(reply.SessionID)
 }
 
-// Terminal returns a session by its id; whether it is there, its use will tell.
-func (c *Client) Terminal(idOrName, id string) (*Terminal, error) {
+// Get returns a session by its id; whether it is there, its use will tell.
+func (c Terminals) Get(id string) (*Terminal, error) {
 	if !agent.IsCommandID(id) {
 		return nil, errs.New(errs.Invalid, "%q is not the id of a terminal", id)
 	}
-	return &Terminal{ID: id, c: c, sandbox: idOrName}, nil
+	return &Terminal{ID: id, in: c.sandbox}, nil
 }
 
-// Terminals lists the sessions of a sandbox, oldest first.
-func (c *Client) Terminals(ctx context.Context, idOrName string) ([]TerminalInfo, error) {
+// List lists the sessions of a sandbox, oldest first.
+func (c Terminals) List(ctx context.Context) ([]agent.PtyStatus, error) {
 	var l agent.PtyList
-	err := c.do(ctx, request{method: http.MethodGet, path: agentPath(idOrName, "/pty")}, &l)
+	err := c.do(ctx, get(c.agentPath("/pty")), &l)
 	return l.Sessions, err
 }
 
 // Status returns the state of the session.
-func (t *Terminal) Status(ctx context.Context) (st TerminalInfo, err error) {
-	err = t.c.do(ctx, request{method: http.MethodGet, path: agentPath(t.sandbox, "/pty/"+t.ID)}, &st)
+func (t *Terminal) Status(ctx context.Context) (st agent.PtyStatus, err error) {
+	err = t.in.do(ctx, get(t.in.agentPath("/pty/"+t.ID)), &st)
 	return st, err
 }
 
 // Remove hangs up: the process and what it started are ended.
 func (t *Terminal) Remove(ctx context.Context) error {
-	return t.c.do(ctx, request{method: http.MethodDelete, path: agentPath(t.sandbox, "/pty/"+t.ID)}, nil)
+	return t.in.do(ctx, request{method: http.MethodDelete, path: t.in.agentPath("/pty/" + t.ID)}, nil)
 }
 
 // Signal sends a signal, by name as "SIGTERM", to the group of the session's
 // first process.
 func (t *Terminal) Signal(ctx context.Context, name string) error {
-	return t.c.SignalCommand(ctx, t.sandbox, t.ID, name)
+	return Commands{t.in}.Signal(ctx, t.ID, name)
 }
 
 var (
@@ -147,13 +146,13 @@ func (t *Terminal) dial(ctx context.Context, pipe, takeover bool, since int64, p
 		q.Set("takeover", "1")
 	}
 	h := http.Header{}
-	if t.c.key != "" {
-		h.Set(wire.HeaderAPIKey, t.c.key)
+	if t.in.key != "" {
+		h.Set(wire.HeaderAPIKey, t.in.key)
 	}
-	hold, cancel := context.WithTimeoutCause(ctx, t.c.answer, errSilent)
+	hold, cancel := context.WithTimeoutCause(ctx, t.in.answer, errSilent)
 	defer cancel()
-	ws, resp, err := websocket.Dial(hold, t.c.base+"/v1"+agentPath(t.sandbox, "/pty/"+t.ID+"/ws")+"?"+q.Encode(),
-		&websocket.DialOptions{HTTPClient: t.c.http, HTTPHeader: h, OnPingReceived: func(context.Context, []byte) bool {
+	ws, resp, err := websocket.Dial(hold, t.in.base+"/v1"+t.in.agentPath("/pty/"+t.ID+"/ws")+"?"+q.Encode(),
+		&websocket.DialOptions{HTTPClient: t.in.http, HTTPHeader: h, OnPingReceived: func(context.Context, []byte) bool {
 			pinged()
 			return true
 		}})
@@ -164,7 +163,7 @@ func (t *Terminal) dial(ctx context.Context, pipe, takeover bool, since int64, p
 	case resp != nil && resp.StatusCode != http.StatusSwitchingProtocols:
 		return nil, fromResponse(resp)
 	case context.Cause(hold) == errSilent: //nolint:errorlint // it is passed through unwrapped
-		return nil, errs.Wrap(err, errs.Unavailable, "%s did not answer for %s", t.c.host, t.c.answer)
+		return nil, errs.Wrap(err, errs.Unavailable, "%s did not answer for %s", t.in.host, t.in.answer)
 	}
-	return nil, t.c.lost(ctx, err)
+	return nil, t.in.lost(ctx, err)
 }

@@ -8,44 +8,37 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// The JSON of volumes.
-type (
-	Volume            = wire.Volume
-	VolumeMount       = wire.VolumeMount
-	HostPath          = wire.HostPath
-	PVC               = wire.PVC
-	VolumePruneReport = wire.VolumePruneReport
-)
+// Volumes are the named volumes of a host.
+type Volumes struct{ *daemon }
 
 func volumePath(name string) string { return "/volumes/" + url.PathEscape(name) }
 
-// CreateVolume makes a named volume. An empty size is the host's default.
-func (c *Client) CreateVolume(ctx context.Context, name, size string) (v Volume, err error) {
-	err = c.do(ctx, request{method: http.MethodPost, path: "/volumes", json: wire.VolumeRequest{Name: name, Size: size}}, &v)
-	return v, err
+// Create makes a named volume. An empty size is the host's default.
+func (c Volumes) Create(ctx context.Context, name, size string) (wire.Volume, error) {
+	return ask[wire.Volume](ctx, c.daemon, request{
+		method: http.MethodPost, path: "/volumes", json: wire.VolumeRequest{Name: name, Size: size},
+	})
 }
 
-// Volumes lists the named volumes there are, by name.
-func (c *Client) Volumes(ctx context.Context) ([]Volume, error) {
+// List lists the named volumes there are, by name.
+func (c Volumes) List(ctx context.Context) ([]wire.Volume, error) {
 	var l wire.VolumeList
-	err := c.do(ctx, request{method: http.MethodGet, path: "/volumes"}, &l)
+	err := c.do(ctx, get("/volumes"), &l)
 	return l.Items, err
 }
 
-// Volume returns one named volume.
-func (c *Client) Volume(ctx context.Context, name string) (v Volume, err error) {
-	err = c.do(ctx, request{method: http.MethodGet, path: volumePath(name)}, &v)
-	return v, err
+// Get returns one named volume.
+func (c Volumes) Get(ctx context.Context, name string) (wire.Volume, error) {
+	return ask[wire.Volume](ctx, c.daemon, get(volumePath(name)))
 }
 
-// RemoveVolume deletes a volume with all that is in it, unless a sandbox has it
+// Remove deletes a volume with all that is in it, unless a sandbox has it
 // mounted.
-func (c *Client) RemoveVolume(ctx context.Context, name string) error {
+func (c Volumes) Remove(ctx context.Context, name string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: volumePath(name)}, nil)
 }
 
-// PruneVolumes deletes every volume that no sandbox has mounted.
-func (c *Client) PruneVolumes(ctx context.Context) (p VolumePruneReport, err error) {
-	err = c.do(ctx, request{method: http.MethodPost, path: "/volumes/prune"}, &p)
-	return p, err
+// Prune deletes every volume that no sandbox has mounted.
+func (c Volumes) Prune(ctx context.Context) (wire.VolumePruneReport, error) {
+	return ask[wire.VolumePruneReport](ctx, c.daemon, request{method: http.MethodPost, path: "/volumes/prune"})
 }

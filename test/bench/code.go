@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -15,9 +16,9 @@ import (
 const codeImage = "code-interpreter"
 
 // codeSandbox makes a sandbox in which code can run.
-func (b *bench) codeSandbox(ctx context.Context, rt string) (client.Sandbox, error) {
+func (b *bench) codeSandbox(ctx context.Context, rt string) (wire.Sandbox, error) {
 	if err := b.ensureImage(ctx, codeImage); err != nil {
-		return client.Sandbox{}, err
+		return wire.Sandbox{}, err
 	}
 	r := request(rt)
 	r.Image.URI = codeImage
@@ -44,14 +45,14 @@ func codeCell(ctx context.Context, b *bench) error {
 }
 
 func (b *bench) cells(ctx context.Context, rt, id, language string) error {
-	c, err := b.cl.NewCodeContext(ctx, id, language, "")
+	c, err := b.cl.Interpreters(id).Create(ctx, language, "")
 	if err != nil {
 		return err
 	}
 	cell := func() (float64, error) {
 		value := ""
 		start := time.Now()
-		e, err := b.cl.RunCode(ctx, id, client.Code{Text: "1+1", Context: c.ID})
+		e, err := b.cl.Interpreters(id).Run(ctx, client.Code{Text: "1+1", Context: c.ID})
 		if err != nil {
 			return 0, err
 		}
@@ -96,12 +97,12 @@ func codeContext(ctx context.Context, b *bench) error {
 		} {
 			ours := func() (float64, error) {
 				start := time.Now()
-				c, err := b.cl.NewCodeContext(ctx, sb.ID, l.language, "")
+				c, err := b.cl.Interpreters(sb.ID).Create(ctx, l.language, "")
 				took := ms(time.Since(start))
 				if err != nil {
 					return 0, err
 				}
-				return took, b.cl.RemoveCodeContext(ctx, sb.ID, c.ID)
+				return took, b.cl.Interpreters(sb.ID).Remove(ctx, c.ID)
 			}
 			theirs := func() (float64, error) {
 				start := time.Now()
@@ -140,7 +141,7 @@ func codeGo(ctx context.Context, b *bench) error {
 }
 
 func (b *bench) goPrograms(ctx context.Context, rt, id string) error {
-	c, err := b.cl.NewCodeContext(ctx, id, "go", "")
+	c, err := b.cl.Interpreters(id).Create(ctx, "go", "")
 	if err != nil {
 		return err
 	}
@@ -151,7 +152,7 @@ func (b *bench) goPrograms(ctx context.Context, rt, id string) error {
 	cell := func() (float64, error) {
 		var out strings.Builder
 		start := time.Now()
-		e, err := b.cl.RunCode(ctx, id, client.Code{Text: source(), Context: c.ID})
+		e, err := b.cl.Interpreters(id).Run(ctx, client.Code{Text: source(), Context: c.ID})
 		if err != nil {
 			return 0, err
 		}
@@ -169,7 +170,7 @@ func (b *bench) goPrograms(ctx context.Context, rt, id string) error {
 	command := func() (float64, error) {
 		nth++
 		src := source()
-		err := b.cl.Put(ctx, id, []client.Upload{{Path: "/root/x.go", Mode: 644, Size: int64(len(src)), Open: func() (io.ReadCloser, error) {
+		err := b.cl.Files(id).Put(ctx, []client.Upload{{Path: "/root/x.go", Mode: 644, Size: int64(len(src)), Open: func() (io.ReadCloser, error) {
 			return io.NopCloser(strings.NewReader(src)), nil
 		}}})
 		if err != nil {
@@ -224,7 +225,7 @@ func idleInterpreter(ctx context.Context, b *bench) error {
 			}
 		}
 		context := grown(func(id string) (io.Closer, error) {
-			_, err := b.cl.NewCodeContext(ctx, id, "python", "")
+			_, err := b.cl.Interpreters(id).Create(ctx, "python", "")
 			return io.NopCloser(nil), err
 		})
 		bare := grown(func(id string) (io.Closer, error) {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -92,7 +93,7 @@ func freePort() (string, error) {
 
 // ensureImage builds an image unless it is there of an earlier run.
 func (d *daemon) ensureImage(ctx context.Context, name string) error {
-	images, err := d.cl.Images(ctx)
+	images, err := d.cl.Images().List(ctx)
 	if err != nil {
 		return err
 	}
@@ -103,7 +104,7 @@ func (d *daemon) ensureImage(ctx context.Context, name string) error {
 	}
 	fmt.Fprintf(os.Stderr, "bench: building the image %s (once)\n", name)
 	last := ""
-	if _, err := d.cl.BuildImage(ctx, name, func(line string) { last = line }); err != nil {
+	if _, err := d.cl.Images().Build(ctx, name, func(line string) { last = line }); err != nil {
 		return fmt.Errorf("build the image %s: %w (its last line: %s)", name, err, last)
 	}
 	return nil
@@ -151,21 +152,21 @@ func (d *daemon) stop() error {
 }
 
 // request asks for an idle sandbox of the defaults.
-func request(runtime string) client.CreateRequest {
-	return client.CreateRequest{
-		Image:      &client.Image{URI: image},
-		Extensions: map[string]string{client.ExtRuntime: runtime, client.ExtIdle: "true", client.ExtOneShot: "true"},
+func request(runtime string) wire.CreateRequest {
+	return wire.CreateRequest{
+		Image:      &wire.Image{URI: image},
+		Extensions: map[string]string{wire.ExtRuntime: runtime, wire.ExtIdle: "true", wire.ExtOneShot: "true"},
 	}
 }
 
-func (d *daemon) create(ctx context.Context, runtime string) (client.Sandbox, error) {
+func (d *daemon) create(ctx context.Context, runtime string) (wire.Sandbox, error) {
 	return d.createOf(ctx, request(runtime))
 }
 
 // createOf returns a sandbox that runs.
-func (d *daemon) createOf(ctx context.Context, r client.CreateRequest) (client.Sandbox, error) {
+func (d *daemon) createOf(ctx context.Context, r wire.CreateRequest) (wire.Sandbox, error) {
 	sb, err := d.cl.Create(ctx, r, true)
-	if err == nil && sb.Status.State != client.Running {
+	if err == nil && sb.Status.State != wire.Running {
 		err = fmt.Errorf("sandbox %s is %s: %s", sb.ID, sb.Status.State, sb.Status.Message)
 	}
 	return sb, err

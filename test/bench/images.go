@@ -76,12 +76,12 @@ func imports(ctx context.Context, b *bench) (err error) {
 				return 0, err
 			}
 			start := time.Now()
-			_, err = b.cl.ImportImage(ctx, client.Archive{Name: "bench-import", Size: fi.Size(), Body: f}, nil)
+			_, err = b.cl.Images().Import(ctx, client.Archive{Name: "bench-import", Size: fi.Size(), Body: f}, nil)
 			took := time.Since(start).Seconds()
 			if err != nil {
 				return 0, err
 			}
-			return took, errors.Join(b.cl.RemoveImage(ctx, "bench-import"), syncDir(dir))
+			return took, errors.Join(b.cl.Images().Remove(ctx, "bench-import"), syncDir(dir))
 		}
 		a, t, err := turns(b.times(5, 1), 1, ours, extract)
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/test/official"
 )
 
@@ -179,7 +179,7 @@ func (b *bench) curlFirst(ctx context.Context, rt string) (id string, err error)
 	if err != nil {
 		return "", fmt.Errorf("curl %s: %w: %s", base, err, out)
 	}
-	var sb client.Sandbox
+	var sb wire.Sandbox
 	if err := json.Unmarshal(out, &sb); err != nil {
 		return "", fmt.Errorf("%s answers %q: %w", base, out, err)
 	}

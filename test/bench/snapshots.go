@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 )
@@ -39,7 +40,7 @@ func snapshotEnded(ctx context.Context, b *bench) error {
 // stopped makes a sandbox that has run a script and was stopped.
 func (b *bench) stopped(ctx context.Context, script string) (string, error) {
 	r := request(oci.Runc)
-	delete(r.Extensions, client.ExtOneShot)
+	delete(r.Extensions, wire.ExtOneShot)
 	sb, err := b.cl.Create(ctx, r, true)
 	if err != nil {
 		return "", err
@@ -55,7 +56,7 @@ func (b *bench) snapshotOf(ctx context.Context, id, suffix string) error {
 		start := time.Now()
 		s, err := b.snapshot(ctx, id)
 		took := ms(time.Since(start))
-		return took, errors.Join(err, b.cl.RemoveSnapshot(ctx, s.ID))
+		return took, errors.Join(err, b.cl.Snapshots().Remove(ctx, s.ID))
 	}
 	pool := filepath.Join(inst.StateDir(), "pool")
 	copied := filepath.Join(pool, "bench-copy")
@@ -84,12 +85,12 @@ func (b *bench) snapshotOf(ctx context.Context, id, suffix string) error {
 	for _, rt := range runtimes {
 		err = errors.Join(err, b.createFrom(ctx, s.ID, rt, suffix))
 	}
-	return errors.Join(err, b.cl.RemoveSnapshot(ctx, s.ID), cleaned(ctx))
+	return errors.Join(err, b.cl.Snapshots().Remove(ctx, s.ID), cleaned(ctx))
 }
 
-func (b *bench) snapshot(ctx context.Context, id string) (client.Snapshot, error) {
-	s, err := b.cl.CreateSnapshot(ctx, id, "", true)
-	if err == nil && s.Status.State != client.SnapshotReady {
+func (b *bench) snapshot(ctx context.Context, id string) (wire.Snapshot, error) {
+	s, err := b.cl.Snapshots().Create(ctx, id, "", true)
+	if err == nil && s.Status.State != wire.SnapshotReady {
 		err = fmt.Errorf("snapshot %s is %s: %s", s.ID, s.Status.State, s.Status.Message)
 	}
 	return s, err
@@ -104,11 +105,11 @@ func (b *bench) createFrom(ctx context.Context, snap, rt, suffix string) error {
 		return err
 	}
 	var made []string
-	create := func(r client.CreateRequest) (float64, error) {
+	create := func(r wire.CreateRequest) (float64, error) {
 		start := time.Now()
 		sb, err := b.cl.Create(ctx, r, true)
 		took := ms(time.Since(start))
-		if err == nil && sb.Status.State != client.Running {
+		if err == nil && sb.Status.State != wire.Running {
 			err = fmt.Errorf("sandbox %s is %s: %s", sb.ID, sb.Status.State, sb.Status.Message)
 		}
 		made = append(made, sb.ID)
@@ -189,7 +190,7 @@ func snapshotLive(ctx context.Context, b *bench) error {
 		a, c, err := turns(b.times(20, 2), 1, func() (float64, error) {
 			return second(func() error {
 				s, err := b.snapshot(ctx, sb.ID)
-				return errors.Join(err, b.cl.RemoveSnapshot(ctx, s.ID))
+				return errors.Join(err, b.cl.Snapshots().Remove(ctx, s.ID))
 			})
 		}, func() (float64, error) { return second(func() error { return nil }) })
 		if err := errors.Join(err, b.drop(ctx, sb.ID)); err != nil {

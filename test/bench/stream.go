@@ -47,7 +47,7 @@ func (b *bench) streamOn(ctx context.Context, rt string, all []*sdk) (err error)
 	}
 	defer func() { err = errors.Join(err, b.drop(ctx, sb.ID)) }()
 	line := strings.Repeat("0123456789abcdef", lineBytes/16)[:lineBytes-1] + "\n"
-	err = b.cl.Put(ctx, sb.ID, []client.Upload{{Path: linesFile, Mode: 644, Size: streamBytes, Open: func() (io.ReadCloser, error) {
+	err = b.cl.Files(sb.ID).Put(ctx, []client.Upload{{Path: linesFile, Mode: 644, Size: streamBytes, Open: func() (io.ReadCloser, error) {
 		return io.NopCloser(strings.NewReader(strings.Repeat(line, streamBytes/lineBytes))), nil
 	}}})
 	if err != nil {

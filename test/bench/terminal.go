@@ -71,7 +71,7 @@ type echo struct {
 }
 
 func (b *bench) echo(ctx context.Context, id, base string, tr *http.Transport, h http.Header) (*echo, error) {
-	t, err := b.cl.NewTerminal(ctx, id, client.Command{Argv: []string{"sh", "-c", "stty raw -echo; echo ready; exec cat"}}, 80, 24)
+	t, err := b.cl.Terminals(id).Create(ctx, client.Command{Argv: []string{"sh", "-c", "stty raw -echo; echo ready; exec cat"}}, 80, 24)
 	if err != nil {
 		return nil, err
 	}

@@ -120,13 +120,13 @@ func (t *transfer) on(ctx context.Context, rt string) (err error) {
 }
 
 func (t *transfer) upload(ctx context.Context, path string) error {
-	return t.b.cl.Put(ctx, t.id, []client.Upload{{Path: path, Mode: 644, Size: t.size, Open: func() (io.ReadCloser, error) {
+	return t.b.cl.Files(t.id).Put(ctx, []client.Upload{{Path: path, Mode: 644, Size: t.size, Open: func() (io.ReadCloser, error) {
 		return io.NopCloser(noiseReader(t.size)), nil
 	}}})
 }
 
 func (t *transfer) download(ctx context.Context, path string) error {
-	r, err := t.b.cl.Download(ctx, t.id, path)
+	r, err := t.b.cl.Files(t.id).Download(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (b *bench) manyFilesOn(ctx context.Context, rt string) (err error) {
 				return io.NopCloser(bytes.NewReader(noise[from : from+smallSize])), nil
 			}}
 		}
-		return b.cl.Put(ctx, sb.ID, batch)
+		return b.cl.Files(sb.ID).Put(ctx, batch)
 	}
 	if err := upload("/root/source"); err != nil {
 		return err

@@ -57,7 +57,7 @@ func TestPythonRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := c.Drain(t.Context(), true); err != nil {
+	if err := c.System().Drain(t.Context(), true); err != nil {
 		t.Fatal(err)
 	}
 	defer os.Remove(filepath.Join(d.StateDir, "draining")) // other tests use the directory

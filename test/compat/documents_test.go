@@ -121,8 +121,8 @@ type asked struct {
 func target(t *testing.T, d *daemontest.Daemon, c *client.Client, runtime string, port uint16) *asked {
 	t.Helper()
 	ctx := t.Context()
-	sb, err := c.Create(ctx, client.CreateRequest{
-		Image: &client.Image{URI: "python"}, Entrypoint: []string{"tail", "-f", "/dev/null"},
+	sb, err := c.Create(ctx, wire.CreateRequest{
+		Image: &wire.Image{URI: "python"}, Entrypoint: []string{"tail", "-f", "/dev/null"},
 		Extensions: map[string]string{"sandboxd.name": judged, "sandboxd.runtime": runtime},
 	}, true)
 	if err != nil {
@@ -145,7 +145,7 @@ func target(t *testing.T, d *daemontest.Daemon, c *client.Client, runtime string
 	if port != wire.AgentPort {
 		return at
 	}
-	python, err := c.NewCodeContext(ctx, sb.ID, "python", "")
+	python, err := c.Interpreters(sb.ID).Create(ctx, "python", "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/test/official"
 )
@@ -191,7 +192,7 @@ func restore(t *testing.T, d *daemontest.Daemon) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, err := c.Images(t.Context())
+	before, err := c.Images().List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -199,10 +200,10 @@ func restore(t *testing.T, d *daemontest.Daemon) {
 	t.Cleanup(func() {
 		defer c.Close()
 		clear(t, c)
-		now, err := c.Images(context.Background())
+		now, err := c.Images().List(context.Background())
 		for _, i := range now {
-			if !slices.ContainsFunc(before, func(b client.ImageInfo) bool { return b.Name == i.Name && b.Tag == i.Tag }) {
-				err = errors.Join(err, c.RemoveImage(context.Background(), i.Name+":"+i.Tag))
+			if !slices.ContainsFunc(before, func(b wire.ImageInfo) bool { return b.Name == i.Name && b.Tag == i.Tag }) {
+				err = errors.Join(err, c.Images().Remove(context.Background(), i.Name+":"+i.Tag))
 			}
 		}
 		if err != nil {
@@ -219,15 +220,15 @@ func clear(t *testing.T, c *client.Client) {
 	for _, sb := range sandboxes {
 		err = errors.Join(err, c.Delete(ctx, sb.ID))
 	}
-	snapshots, failed := c.Snapshots(ctx, "")
+	snapshots, failed := c.Snapshots().List(ctx, "")
 	err = errors.Join(err, failed)
 	for _, s := range snapshots {
-		err = errors.Join(err, c.RemoveSnapshot(ctx, s.ID))
+		err = errors.Join(err, c.Snapshots().Remove(ctx, s.ID))
 	}
-	volumes, failed := c.Volumes(ctx)
+	volumes, failed := c.Volumes().List(ctx)
 	err = errors.Join(err, failed)
 	for _, v := range volumes {
-		err = errors.Join(err, c.RemoveVolume(ctx, v.Name))
+		err = errors.Join(err, c.Volumes().Remove(ctx, v.Name))
 	}
 	if err != nil {
 		t.Errorf("clear the instance: %v", err)

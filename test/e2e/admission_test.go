@@ -20,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -30,7 +31,7 @@ var place = regexp.MustCompile(`^waiting for (\d+) creations? before it$`)
 // places are those of all sandboxes that wait.
 func (h host) places(t *testing.T) map[string]int {
 	t.Helper()
-	all, err := h.api.List(t.Context(), client.Filter{States: []string{client.Pending}})
+	all, err := h.api.List(t.Context(), client.Filter{States: []string{wire.Pending}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,11 +53,11 @@ func post(t *testing.T, c *client.Client, n int, runtime, who string) (ids []str
 	for i := range n {
 		wg.Go(func() {
 			r := spec(runtime)
-			r.Extensions[client.ExtName] = fmt.Sprintf("%s-%d", who, i)
+			r.Extensions[wire.ExtName] = fmt.Sprintf("%s-%d", who, i)
 			sb, err := c.Create(t.Context(), r, false)
 			if err != nil {
 				t.Error(err)
-			} else if sb.Status.State != client.Pending {
+			} else if sb.Status.State != wire.Pending {
 				t.Errorf("%s is %+v", sb.ID, sb.Status)
 			}
 			ids[i] = sb.ID
@@ -157,7 +158,7 @@ func TestQueue(t *testing.T) {
 				}
 			}
 			for _, id := range ids {
-				h.awaitState(t, id, client.Running, 30*time.Second)
+				h.awaitState(t, id, wire.Running, 30*time.Second)
 			}
 			settles(t, func() error {
 				if n := len(seen.list()) - already; n < len(ids) {
@@ -200,7 +201,7 @@ func (h host) deleteInQueue(t *testing.T, runtime string) time.Duration {
 	gone := make(chan error, 1)
 	go func() { // who waits for it hears so
 		r := spec(runtime)
-		r.Extensions[client.ExtName] = "waited-for"
+		r.Extensions[wire.ExtName] = "waited-for"
 		_, err := h.api.Create(t.Context(), r, true)
 		gone <- err
 	}()
@@ -218,7 +219,7 @@ func (h host) deleteInQueue(t *testing.T, runtime string) time.Duration {
 		t.Errorf("who waited for it got %v", err)
 	}
 	for _, id := range slices.DeleteFunc(ids, func(id string) bool { return id == last }) {
-		h.awaitState(t, id, client.Running, 30*time.Second)
+		h.awaitState(t, id, wire.Running, 30*time.Second)
 	}
 	if wait == 0 {
 		return time.Hour
@@ -260,9 +261,9 @@ func (h host) killWithQueue(t *testing.T, runtime string) (waited int) {
 		switch {
 		case err != nil:
 			t.Errorf("%s is lost: %v", id, err)
-		case sb.Status.State == client.Running:
+		case sb.Status.State == wire.Running:
 			h.answers(t, id)
-		case sb.Status.State == client.Failed && strings.Contains(sb.Status.Message, "sandboxd stopped in the middle"):
+		case sb.Status.State == wire.Failed && strings.Contains(sb.Status.Message, "sandboxd stopped in the middle"):
 			waited++
 		default:
 			t.Errorf("%s is %+v", id, sb.Status)
@@ -311,7 +312,7 @@ func TestBounds(t *testing.T) {
 	h := newHost(t, daemontest.Options{Config: []string{"[limits]", ""}})
 	before := h.empty(t)
 	r := spec("runc")
-	r.Extensions[client.ExtTimeout] = "10m"
+	r.Extensions[wire.ExtTimeout] = "10m"
 	keep := h.create(t, r)
 	for _, b := range []struct {
 		table, line string
@@ -342,7 +343,7 @@ func TestDrain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tcp.Close()
-	if err := tcp.Drain(t.Context(), true); !errs.Is(err, errs.Denied) {
+	if err := tcp.System().Drain(t.Context(), true); !errs.Is(err, errs.Denied) {
 		t.Errorf("drained from afar: %v", err)
 	}
 	drain := func(args ...string) (string, error) {
@@ -359,7 +360,7 @@ func TestDrain(t *testing.T) {
 	for range 2 {
 		h.refused(t, errs.Unavailable, "draining since", "system drain --off")
 		h.answers(t, keep.ID)
-		if i, err := h.api.SystemInfo(t.Context()); err != nil || i.DrainingSince == nil {
+		if i, err := h.api.System().Info(t.Context()); err != nil || i.DrainingSince == nil {
 			t.Errorf("info: %+v, %v", i, err)
 		}
 		resp, err := http.Get("http://" + h.TCP + "/health")

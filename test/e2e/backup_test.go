@@ -31,7 +31,7 @@ func (h host) backup(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(h.api.Backup(t.Context(), f), f.Close()); err != nil {
+	if err := errors.Join(h.api.System().Backup(t.Context(), f), f.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return f.Name()
@@ -95,11 +95,11 @@ func TestRestore(t *testing.T) {
 	}
 	for range 2 { // also after one more restart
 		h.Start()
-		for _, sb := range []client.Sandbox{old, again, booted} {
+		for _, sb := range []wire.Sandbox{old, again, booted} {
 			h.answers(t, sb.ID)
 		}
 		h.holdsOnly(t, before)
-		info, err := h.api.SystemInfo(t.Context())
+		info, err := h.api.System().Info(t.Context())
 		if err != nil || !slices.Equal(info.Strays, young) || !strings.Contains(info.NoSweep, "restored") {
 			t.Errorf("%+v, %v", info, err)
 		}
@@ -113,7 +113,7 @@ func TestRestore(t *testing.T) {
 	}
 	h.Start()
 	// It was deleted since; the backup can not know, and its end harms nobody.
-	if sb, err := h.api.Get(t.Context(), gone.ID); err != nil || sb.Status.State != client.Failed {
+	if sb, err := h.api.Get(t.Context(), gone.ID); err != nil || sb.Status.State != wire.Failed {
 		t.Errorf("%+v, %v", sb, err)
 	}
 	if err := h.api.Delete(t.Context(), gone.ID); err != nil {
@@ -262,7 +262,7 @@ func TestBackupOnFullDisk(t *testing.T) {
 	file := u.backup(t)
 	fill(t, filepath.Join(state, "fill"))
 	var b bytes.Buffer
-	if err := u.api.Backup(t.Context(), &b); !errs.Is(err, errs.Unavailable) || b.Len() > 0 {
+	if err := u.api.System().Backup(t.Context(), &b); !errs.Is(err, errs.Unavailable) || b.Len() > 0 {
 		t.Errorf("%d bytes, %v", b.Len(), err)
 	}
 	u.answers(t, sb.ID)
@@ -346,7 +346,7 @@ func TestUpgrade(t *testing.T) {
 			if sb, err := u.api.Get(t.Context(), "lab"); err != nil || sb.Sandboxd == nil || sb.Sandboxd.Name != "lab" {
 				t.Errorf("%+v, %v", sb, err)
 			}
-			if info, err := u.api.SystemInfo(t.Context()); err != nil || info.NoSweep != "" || len(info.Unreadable) > 0 {
+			if info, err := u.api.System().Info(t.Context()); err != nil || info.NoSweep != "" || len(info.Unreadable) > 0 {
 				t.Errorf("%+v, %v", info, err)
 			}
 			u.deleteAll(t)
@@ -366,17 +366,17 @@ var releaseOthers = map[string][]string{
 // others are the keys, snapshots and volumes that the daemon shows.
 func (h host) others(t *testing.T) (all []string) {
 	t.Helper()
-	keys, err := h.api.Keys(t.Context())
+	keys, err := h.api.Keys().List(t.Context())
 	for _, k := range keys {
 		if k.Source == wire.KeyOfStore {
 			all = append(all, "key "+k.Name+" "+k.Role)
 		}
 	}
-	snapshots, serr := h.api.Snapshots(t.Context(), "")
+	snapshots, serr := h.api.Snapshots().List(t.Context(), "")
 	for _, s := range snapshots {
 		all = append(all, "snapshot "+s.ID+" "+s.Status.State)
 	}
-	volumes, verr := h.api.Volumes(t.Context())
+	volumes, verr := h.api.Volumes().List(t.Context())
 	for _, v := range volumes {
 		all = append(all, "volume "+v.Name)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -64,7 +65,7 @@ func TestPreScript(t *testing.T) {
 			}
 			// What it leaves behind in the background keeps nobody waiting; what it takes time for does.
 			again("export FROM_PRE='a b' PATH=/opt/x:$PATH\nunset GONE\nsleep 500 &\necho from-pre\nsleep 1\necho read > /root/order\n")
-			if sb, err := h.api.Restart(t.Context(), id, true); err != nil || sb.Status.State != client.Running {
+			if sb, err := h.api.Restart(t.Context(), id, true); err != nil || sb.Status.State != wire.Running {
 				t.Fatal(sb.Status, err)
 			}
 			eventually(t, 10*time.Second, func() error { return contains(h.logs(t, id), "from-pre\nentry a b\n") })
@@ -78,8 +79,8 @@ func TestPreScript(t *testing.T) {
 			}
 			again("echo before it breaks\nfalse\necho unreached\n")
 			sb, err := h.api.Restart(t.Context(), id, true)
-			if err == nil && sb.Status.State == client.Running {
-				sb, err = h.awaitState(t, id, client.Failed, 10*time.Second), nil
+			if err == nil && sb.Status.State == wire.Running {
+				sb, err = h.awaitState(t, id, wire.Failed, 10*time.Second), nil
 			}
 			status := sb.Status.Message
 			if err != nil {

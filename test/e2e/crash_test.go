@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
@@ -94,7 +95,7 @@ func TestErrorAtEveryStep(t *testing.T) {
 				if err != nil {
 					t.Fatalf("create: %v", err)
 				}
-				if s := sb.Status; s.State != client.Failed || s.Reason != "create_failed" || !strings.Contains(s.Message, "step "+step) {
+				if s := sb.Status; s.State != wire.Failed || s.Reason != "create_failed" || !strings.Contains(s.Message, "step "+step) {
 					t.Errorf("the sandbox is %+v", s)
 				}
 				agree(t, h)
@@ -161,7 +162,7 @@ func recoveryOf(point string) []string {
 }
 
 // from is a sandbox of a snapshot that idles.
-func from(runtime, snapshot string) client.CreateRequest {
+func from(runtime, snapshot string) wire.CreateRequest {
 	r := spec(runtime)
 	r.Image, r.SnapshotID = nil, snapshot
 	return r
@@ -173,11 +174,11 @@ func from(runtime, snapshot string) client.CreateRequest {
 func live(ctx context.Context, h host, runtime string) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	var a, b, c client.Sandbox
-	var s client.Snapshot
+	var a, b, c wire.Sandbox
+	var s wire.Snapshot
 	for _, step := range []func() error{
-		func() error { return unlessThere(h.api.CreateVolume(ctx, "spare", "")) },
-		func() error { return h.api.RemoveVolume(ctx, "spare") },
+		func() error { return unlessThere(h.api.Volumes().Create(ctx, "spare", "")) },
+		func() error { return h.api.Volumes().Remove(ctx, "spare") },
 		func() (err error) { a, err = h.api.Create(ctx, withVolumes(runtime), true); return err },
 		func() error { _, err := h.exec(ctx, a.ID, "true"); return err },
 		func() error { _, err := h.api.Update(ctx, a.ID, map[string]string{"cpu": "500m"}); return err },
@@ -188,9 +189,9 @@ func live(ctx context.Context, h host, runtime string) {
 			return err
 		},
 		func() error { return h.ended(ctx, b.ID) },
-		func() (err error) { s, err = h.api.CreateSnapshot(ctx, a.ID, "", true); return err },
+		func() (err error) { s, err = h.api.Snapshots().Create(ctx, a.ID, "", true); return err },
 		func() (err error) { c, err = h.api.Create(ctx, from(runtime, s.ID), true); return err },
-		func() error { return h.api.RemoveSnapshot(ctx, s.ID) },
+		func() error { return h.api.Snapshots().Remove(ctx, s.ID) },
 		func() error { return h.api.Stop(ctx, a.ID, 0) },
 		func() error { _, err := h.api.Restart(ctx, a.ID, true); return err },
 		func() error { return h.api.Delete(ctx, a.ID) },
@@ -216,17 +217,17 @@ func live(ctx context.Context, h host, runtime string) {
 }
 
 // withVolumes is a sandbox that has two volumes, of which one goes with it.
-func withVolumes(runtime string) client.CreateRequest {
+func withVolumes(runtime string) wire.CreateRequest {
 	r := spec(runtime)
-	r.Volumes = []client.VolumeMount{
-		{Name: "kept", MountPath: "/kept", PVC: &client.PVC{ClaimName: "kept"}},
-		{Name: "mine", MountPath: "/mine", PVC: &client.PVC{ClaimName: "mine", DeleteOnSandboxTermination: true}},
+	r.Volumes = []wire.VolumeMount{
+		{Name: "kept", MountPath: "/kept", PVC: &wire.PVC{ClaimName: "kept"}},
+		{Name: "mine", MountPath: "/mine", PVC: &wire.PVC{ClaimName: "mine", DeleteOnSandboxTermination: true}},
 	}
 	return r
 }
 
 // unlessThere forgives that a volume is there: its maker died in between.
-func unlessThere(_ client.Volume, err error) error {
+func unlessThere(_ wire.Volume, err error) error {
 	if errs.Is(err, errs.Exists) {
 		return nil
 	}
@@ -237,7 +238,7 @@ func unlessThere(_ client.Volume, err error) error {
 func (h host) ended(ctx context.Context, id string) error {
 	for {
 		sb, err := h.api.Get(ctx, id)
-		if err != nil || sb.Status.State == client.Failed || sb.Status.State == client.Terminated {
+		if err != nil || sb.Status.State == wire.Failed || sb.Status.State == wire.Terminated {
 			return err
 		}
 		select {
@@ -273,26 +274,26 @@ func agree(t *testing.T, h host) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	snaps, err := h.api.Snapshots(t.Context(), "")
+	snaps, err := h.api.Snapshots().List(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range snaps {
-		if s.Status.State != client.SnapshotReady && s.Status.State != client.SnapshotFailed {
+		if s.Status.State != wire.SnapshotReady && s.Status.State != wire.SnapshotFailed {
 			t.Errorf("after the recovery snapshot %s is %+v", s.ID, s.Status)
 		}
 	}
 	h.deleteSnapshots(t)
 	for _, sb := range all {
 		switch sb.Status.State {
-		case client.Running:
+		case wire.Running:
 			h.answers(t, sb.ID)
-		case client.Paused:
+		case wire.Paused:
 			if err := h.api.Resume(t.Context(), sb.ID); err != nil {
 				t.Errorf("resume %s: %v", sb.ID, err)
 			}
 			h.answers(t, sb.ID)
-		case client.Terminated, client.Failed:
+		case wire.Terminated, wire.Failed:
 		default:
 			t.Errorf("after the recovery sandbox %s is %+v", sb.ID, sb.Status)
 		}

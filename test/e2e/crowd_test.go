@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -86,7 +87,7 @@ func TestClientHangsUp(t *testing.T) {
 					t.Fatal(err)
 				}
 				for _, sb := range all {
-					h.awaitState(t, sb.ID, client.Running, 10*time.Second)
+					h.awaitState(t, sb.ID, wire.Running, 10*time.Second)
 					h.answers(t, sb.ID)
 				}
 			}
@@ -108,7 +109,7 @@ func TestCrowd(t *testing.T) {
 	for i := range 20 {
 		wg.Go(func() {
 			sb, err := h.api.Create(t.Context(), spec(runtimes[i%2]), true)
-			if err != nil || sb.Status.State != client.Running {
+			if err != nil || sb.Status.State != wire.Running {
 				t.Errorf("%+v, %v", sb.Status, err)
 				return
 			}
@@ -143,7 +144,7 @@ func TestOutOfFiles(t *testing.T) {
 				if errs.Is(err, errs.Internal) && !strings.Contains(err.Error(), "request") {
 					t.Errorf("create: %v", err)
 				}
-			case sb.Status.State == client.Failed:
+			case sb.Status.State == wire.Failed:
 				failed++
 				said = append(said, sb.Status.Message)
 				if !strings.Contains(sb.Status.Message, ": step ") {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -232,7 +233,7 @@ func TestStop(t *testing.T) {
 			p.Close()
 			h.Start()
 			h.answers(t, sb.ID)
-			if st, err := h.api.CommandStatus(t.Context(), sb.ID, p.ID); err != nil || !st.Running {
+			if st, err := h.api.Commands(sb.ID).Status(t.Context(), p.ID); err != nil || !st.Running {
 				t.Errorf("the command did not go on: %+v, %v", st, err)
 			}
 			return lasted
@@ -255,7 +256,7 @@ func TestDiskFull(t *testing.T) {
 		switch {
 		case err != nil && !errs.Is(err, errs.Exhausted):
 			t.Errorf("create: %s: %v", errs.CodeOf(err), err)
-		case err == nil && (sb.Status.State != client.Failed || !strings.Contains(sb.Status.Message, "full")):
+		case err == nil && (sb.Status.State != wire.Failed || !strings.Contains(sb.Status.Message, "full")):
 			t.Errorf("create: %+v", sb.Status)
 		}
 	}

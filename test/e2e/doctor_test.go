@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 type finding struct{ Check, Status, Detail, Protects, Mend string }
@@ -83,7 +83,7 @@ func TestSupportBundle(t *testing.T) {
 	secret := "PLANTED-environment"
 	r.Env = map[string]*string{"KEY": &secret}
 	r.Metadata = map[string]string{"team": "PLANTED-label"}
-	r.Extensions[client.ExtName] = "PLANTED-name"
+	r.Extensions[wire.ExtName] = "PLANTED-name"
 	sb := h.create(t, r)
 	ep, err := h.api.Endpoint(t.Context(), sb.ID, 44772)
 	if err != nil {

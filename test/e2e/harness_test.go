@@ -16,6 +16,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -49,27 +50,27 @@ func connect(t testing.TB, d *daemontest.Daemon) host {
 }
 
 // spec is a sandbox of base that idles, or runs an entrypoint.
-func spec(runtime string, entrypoint ...string) client.CreateRequest {
-	r := client.CreateRequest{
-		Image:          &client.Image{URI: "base"},
+func spec(runtime string, entrypoint ...string) wire.CreateRequest {
+	r := wire.CreateRequest{
+		Image:          &wire.Image{URI: "base"},
 		Entrypoint:     entrypoint,
 		ResourceLimits: map[string]string{"memory": "256Mi", "cpu": "1"},
-		Extensions:     map[string]string{client.ExtRuntime: runtime},
+		Extensions:     map[string]string{wire.ExtRuntime: runtime},
 	}
 	if len(entrypoint) == 0 {
-		r.Extensions[client.ExtIdle] = "true"
+		r.Extensions[wire.ExtIdle] = "true"
 	}
 	return r
 }
 
 // create makes a sandbox that must run.
-func (h host) create(t testing.TB, r client.CreateRequest) client.Sandbox {
+func (h host) create(t testing.TB, r wire.CreateRequest) wire.Sandbox {
 	t.Helper()
 	sb, err := h.api.Create(t.Context(), r, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if sb.Status.State != client.Running {
+	if sb.Status.State != wire.Running {
 		t.Fatalf("created sandbox %s is %+v", sb.ID, sb.Status)
 	}
 	return sb
@@ -100,9 +101,9 @@ func (h host) answers(t testing.TB, id string) {
 }
 
 // awaitState waits for a sandbox to be in a state, at most within limit.
-func (h host) awaitState(t testing.TB, id, state string, limit time.Duration) client.Sandbox {
+func (h host) awaitState(t testing.TB, id, state string, limit time.Duration) wire.Sandbox {
 	t.Helper()
-	var sb client.Sandbox
+	var sb wire.Sandbox
 	eventually(t, limit, func() (err error) {
 		if sb, err = h.api.Get(t.Context(), id); err == nil && sb.Status.State != state {
 			err = fmt.Errorf("sandbox %s is %+v, not %s", id, sb.Status, state)

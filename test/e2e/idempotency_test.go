@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // TestIdempotencyKey asks for one sandbox many times: at once, of a daemon that
@@ -23,7 +23,7 @@ func TestIdempotencyKey(t *testing.T) {
 			ask := func(key, body string) (answer, string) {
 				t.Helper()
 				a := l.request("POST", "/v1/sandboxes?wait=true", strings.NewReader(body), "Idempotency-Key", key)
-				var sb client.Sandbox
+				var sb wire.Sandbox
 				if err := json.Unmarshal([]byte(a.body), &sb); err != nil {
 					t.Fatal(err)
 				}

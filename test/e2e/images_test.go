@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -75,7 +76,7 @@ func TestDigestOfWhatCameBack(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	digest := func(name string) string {
-		var list []client.ImageInspection
+		var list []wire.ImageInspection
 		if err := json.Unmarshal([]byte(l.ok("image", "inspect", name)), &list); err != nil {
 			t.Fatal(err)
 		}
@@ -172,7 +173,7 @@ func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 
 // removal: an image in use stays, one that is not goes, and prune tells.
 func removal(t *testing.T, l *lab) {
-	var all []client.ImageInspection
+	var all []wire.ImageInspection
 	if err := json.Unmarshal([]byte(l.ok("image", "inspect", "from-oci:1")), &all); err != nil || len(all) != 1 || all[0].Labels["team"] != "a" || len(all[0].Layers) != 2 {
 		t.Fatalf("inspect: %+v, %v", all, err)
 	}
@@ -206,7 +207,7 @@ func TestImportIsAtomic(t *testing.T) {
 	hosttest.Root(t)
 	h := newHost(t, daemontest.Options{})
 	var base bytes.Buffer
-	if err := h.api.ExportImage(t.Context(), "base", &base); err != nil {
+	if err := h.api.Images().Export(t.Context(), "base", &base); err != nil {
 		t.Fatal(err)
 	}
 	left := func() (n int) {
@@ -225,7 +226,7 @@ func TestImportIsAtomic(t *testing.T) {
 			_, _ = w.Write(b[:len(b)/2])
 			die()
 		}()
-		_, err := h.api.ImportImage(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil)
+		_, err := h.api.Images().Import(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil)
 		return err
 	}
 	for _, format := range []string{"docker", "rootfs"} {
@@ -236,7 +237,7 @@ func TestImportIsAtomic(t *testing.T) {
 			_, _ = w.Write(b[:len(b)/2])
 			w.CloseWithError(gone)
 		}()
-		if _, err := h.api.ImportImage(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil); !errors.Is(err, gone) {
+		if _, err := h.api.Images().Import(t.Context(), client.Archive{Name: "half", Format: format, Body: r}, nil); !errors.Is(err, gone) {
 			t.Errorf("a client that leaves, %s: %v", format, err)
 		}
 		settles(t, func() error {
@@ -253,14 +254,14 @@ func TestImportIsAtomic(t *testing.T) {
 			t.Errorf("%d things are left of a %s import whose daemon died", n, format)
 		}
 	}
-	if _, err := h.api.InspectImage(t.Context(), "half"); !errs.Is(err, errs.NotFound) {
+	if _, err := h.api.Images().Inspect(t.Context(), "half"); !errs.Is(err, errs.NotFound) {
 		t.Errorf("half an image: %v", err)
 	}
-	im, err := h.api.ImportImage(t.Context(), client.Archive{Name: "half", Size: int64(base.Len()), Body: &base}, nil)
+	im, err := h.api.Images().Import(t.Context(), client.Archive{Name: "half", Size: int64(base.Len()), Body: &base}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.api.RemoveImage(t.Context(), im.Name); err != nil {
+	if err := h.api.Images().Remove(t.Context(), im.Name); err != nil {
 		t.Error(err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -46,11 +47,11 @@ for at in (("127.0.0.1", 9000), ("0.0.0.0", 8000)):
 `
 
 // serving makes a sandbox in which guestServer answers.
-func (h host) serving(t *testing.T, runtime string, change func(*client.CreateRequest)) client.Sandbox {
+func (h host) serving(t *testing.T, runtime string, change func(*wire.CreateRequest)) wire.Sandbox {
 	t.Helper()
 	r := spec(runtime, "python3", "-c", guestServer)
 	r.Image.URI = "python"
-	r.Extensions[client.ExtReadyPort] = "8000"
+	r.Extensions[wire.ExtReadyPort] = "8000"
 	if change != nil {
 		change(&r)
 	}
@@ -106,7 +107,7 @@ func TestGateway(t *testing.T) {
 			if err != nil || len(signed.Headers) > 0 {
 				t.Fatalf("%+v, %v", signed, err)
 			}
-			to := func(e client.Endpoint, more ...string) map[string]string {
+			to := func(e wire.Endpoint, more ...string) map[string]string {
 				m := map[string]string{}
 				for k, v := range e.Headers {
 					m[k] = v
@@ -188,8 +189,8 @@ func TestPublish(t *testing.T) {
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
 			addr, other := hosttest.FreePort(t).String(), hosttest.FreePort(t).String()
-			publish := func(list string) func(*client.CreateRequest) {
-				return func(r *client.CreateRequest) { r.Extensions[client.ExtPublish] = list }
+			publish := func(list string) func(*wire.CreateRequest) {
+				return func(r *wire.CreateRequest) { r.Extensions[wire.ExtPublish] = list }
 			}
 			sb := h.serving(t, runtime, publish(addr+":8000,"+other+":7"))
 			defer h.deleteAll(t)
@@ -217,7 +218,7 @@ func TestPublish(t *testing.T) {
 				"no port":            {"127.0.0.1:0:1", "from 1 to 65535", errs.Invalid},
 				"the agent's inside": {hosttest.FreePort(t).String() + ":44772", "sandboxd's own", errs.Invalid},
 			} {
-				r.Extensions[client.ExtPublish] = c.list
+				r.Extensions[wire.ExtPublish] = c.list
 				if _, err := h.api.Create(t.Context(), r, true); !errs.Is(err, c.code) || !strings.Contains(err.Error(), c.says) {
 					t.Errorf("%s: %v", what, err)
 				}
@@ -245,11 +246,11 @@ func TestPublish(t *testing.T) {
 				t.Fatalf("the port of a stopped sandbox is taken: %v", err)
 			}
 			got, err := h.api.Restart(t.Context(), sb.ID, true)
-			if err != nil || got.Status.State != client.Failed || !strings.Contains(got.Status.Message, "ports") {
+			if err != nil || got.Status.State != wire.Failed || !strings.Contains(got.Status.Message, "ports") {
 				t.Errorf("started beside another: %+v, %v", got.Status, err)
 			}
 			l.Close()
-			if got, err = h.api.Restart(t.Context(), sb.ID, true); err != nil || got.Status.State != client.Running {
+			if got, err = h.api.Restart(t.Context(), sb.ID, true); err != nil || got.Status.State != wire.Running {
 				t.Fatalf("started again: %+v, %v", got.Status, err)
 			}
 			settles(t, func() error { _, err := get(addr); return err })

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -119,7 +120,7 @@ func TestNetworkWhileAway(t *testing.T) {
 	for _, name := range runtimes {
 		t.Run(name, func(t *testing.T) {
 			r := spec(name)
-			r.Extensions[client.ExtAllow] = "198.51.100.0/24:443"
+			r.Extensions[wire.ExtAllow] = "198.51.100.0/24:443"
 			sb := h.create(t, r)
 			start := func(script string) string {
 				p, err := h.api.Start(t.Context(), sb.ID, client.Command{Argv: []string{"bash", "-c", script}, Background: true})
@@ -132,7 +133,7 @@ func TestNetworkWhileAway(t *testing.T) {
 			talking, knocking := start(talk), start(knock)
 			said := func(id, word string, from, to time.Time) (all []int64) {
 				var b bytes.Buffer
-				if _, err := h.api.CommandLogs(t.Context(), sb.ID, id, 0, &b); err != nil {
+				if _, err := h.api.Commands(sb.ID).Logs(t.Context(), id, 0, &b); err != nil {
 					t.Fatal(err)
 				}
 				for line := range strings.Lines(b.String()) {
@@ -190,7 +191,7 @@ func TestNetworkWhileAway(t *testing.T) {
 			if t.Failed() {
 				for _, id := range []string{talking, knocking} {
 					var b bytes.Buffer
-					_, _ = h.api.CommandLogs(t.Context(), sb.ID, id, 0, &b)
+					_, _ = h.api.Commands(sb.ID).Logs(t.Context(), id, 0, &b)
 					t.Logf("killed at %d, back at %d, served at %d; it said\n%s", killed.UnixMilli(), back.UnixMilli(), served.UnixMilli(), b.String())
 				}
 			}

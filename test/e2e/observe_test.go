@@ -16,7 +16,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 // adminSocket is where a test daemon shows its numbers.
@@ -185,7 +184,7 @@ func TestAdminSocket(t *testing.T) {
 	h := connect(t, d)
 	daemontest.Image(t, h.Daemon, "base")
 	s := spec("runc")
-	s.Extensions[client.ExtNetwork] = "open"
+	s.Extensions[wire.ExtNetwork] = "open"
 	sb := h.create(t, s)
 	// A flow that no policy opens, and one a rule would have to.
 	// Datagrams: a SYN is sent, and counted, again where the verdict is late.
@@ -269,7 +268,7 @@ func TestDiagnosed(t *testing.T) {
 		if _, err := h.exec(t.Context(), sb.ID, "sh", "-c", "kill -TERM $(pgrep -x sleep)"); err != nil {
 			t.Log(err) // its end may be faster than the answer
 		}
-		h.awaitState(t, sb.ID, client.Failed, 10*time.Second)
+		h.awaitState(t, sb.ID, wire.Failed, 10*time.Second)
 		has(tell("logs?scope=container"), "first\nlast\n", "it has ended (killed)")
 		eventually(t, 5*time.Second, func() error { // its state is seen before the event is told
 			if d := tell("events?scope=lifecycle"); !strings.Contains(d.Content, "lifecycle ended (killed)") {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -35,7 +36,7 @@ while echo x >&3 && read -t 60 -u 3; do echo tick; sleep 0.05; done; echo broken
 
 // A guarded is a sandbox that works, tries to get out, and is watched.
 type guarded struct {
-	client.Sandbox
+	wire.Sandbox
 	runtime, working string
 }
 
@@ -98,7 +99,7 @@ func (f *field) listen(addr, netns string) {
 func (f *field) guard(runtime string) *guarded {
 	f.Helper()
 	r := spec(runtime)
-	r.Extensions[client.ExtAllow] = "203.0.113.240/28:443" // the outside and its neighbour
+	r.Extensions[wire.ExtAllow] = "203.0.113.240/28:443" // the outside and its neighbour
 	g := &guarded{Sandbox: f.create(f.T, r), runtime: runtime}
 	for _, script := range []string{intruder, worker} {
 		p, err := f.api.Start(f.Context(), g.ID, client.Command{Argv: []string{"bash", "-c", script}, Background: true})
@@ -115,7 +116,7 @@ func (f *field) guard(runtime string) *guarded {
 func (f *field) ticks(g *guarded) int {
 	f.Helper()
 	var b strings.Builder
-	if _, err := f.api.CommandLogs(f.Context(), g.ID, g.working, 0, &b); err != nil {
+	if _, err := f.api.Commands(g.ID).Logs(f.Context(), g.working, 0, &b); err != nil {
 		f.Errorf("%s on %s: %v", g.ID, g.runtime, err)
 	}
 	if strings.Contains(b.String(), "broken") {
@@ -129,7 +130,7 @@ func (f *field) ticks(g *guarded) int {
 func (f *field) control() {
 	f.Helper()
 	r := spec("runc")
-	r.Extensions[client.ExtAllow] = "203.0.113.240/28"
+	r.Extensions[wire.ExtAllow] = "203.0.113.240/28"
 	sb := f.create(f.T, r)
 	p, err := f.api.Start(f.Context(), sb.ID, client.Command{Argv: []string{"bash", "-c", intruder}, Background: true})
 	if err != nil {
@@ -402,7 +403,7 @@ func (f *field) linksDeleted(all []*guarded) {
 		ends := f.guard("runsc")
 		start := time.Now()
 		f.run("ip link del sb-" + ends.ID)
-		sb := f.awaitState(f.T, ends.ID, client.Failed, 2*time.Minute)
+		sb := f.awaitState(f.T, ends.ID, wire.Failed, 2*time.Minute)
 		if sb.Status.Reason != "runtime_crash" || !strings.Contains(sb.Status.Message, "took its network away") {
 			f.Errorf("it ended as %+v", sb.Status)
 		}
@@ -452,7 +453,7 @@ func TestOperatorFiles(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if ended := now.Status.State == client.Failed; ended != deed.ends {
+					if ended := now.Status.State == wire.Failed; ended != deed.ends {
 						t.Errorf("it is %+v", now.Status)
 					}
 					if deed.lost != "" && !strings.Contains(h.Log(), "sandbox="+sb.ID+" lost="+deed.lost) {

@@ -24,7 +24,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	rt "github.com/sandboxd/sandboxd/pkg/image/registry/registrytest"
 )
@@ -125,11 +125,11 @@ func (p *puller) removeAll() {
 }
 
 // far is a sandbox of an image of the registry.
-func far(runtime, ref, password string) client.CreateRequest {
+func far(runtime, ref, password string) wire.CreateRequest {
 	r := spec(runtime)
-	r.Image = &client.Image{URI: ref}
+	r.Image = &wire.Image{URI: ref}
 	if password != "" {
-		r.Image.Auth = &client.ImageAuth{Username: rt.User, Password: password}
+		r.Image.Auth = &wire.ImageAuth{Username: rt.User, Password: password}
 	}
 	return r
 }
@@ -227,7 +227,7 @@ func tellPullByCreate(p *puller) {
 		}
 		return false
 	})
-	var sb client.Sandbox
+	var sb wire.Sandbox
 	soon(p.T, time.Second, "answer", func() time.Duration { // the registry says nothing yet
 		return took(func() {
 			var err error
@@ -238,7 +238,7 @@ func tellPullByCreate(p *puller) {
 	})
 	p.awaitMessage(sb.ID, "pulling image "+ref)
 	open()
-	sb = p.awaitState(p.T, sb.ID, client.Running, 30*time.Second)
+	sb = p.awaitState(p.T, sb.ID, wire.Running, 30*time.Second)
 	p.answers(p.T, sb.ID)
 	if out, err := p.exec(p.Context(), sb.ID, "stat", "-c", "%s", "/opt/bulk"); err != nil || strings.TrimSpace(out) != fmt.Sprint(bulk) {
 		p.Errorf("its file has %q bytes, %v", out, err)
@@ -261,7 +261,7 @@ func (p *puller) awaitMessage(id, part string) {
 	p.Helper()
 	eventually(p.T, 10*time.Second, func() error {
 		sb, err := p.api.Get(p.Context(), id)
-		if err == nil && (sb.Status.State != client.Pending || !strings.Contains(sb.Status.Message, part)) {
+		if err == nil && (sb.Status.State != wire.Pending || !strings.Contains(sb.Status.Message, part)) {
 			err = fmt.Errorf("it is %+v, want a message of %q", sb.Status, part)
 		}
 		return err
@@ -301,7 +301,7 @@ func tellPullRefused(p *puller) {
 		{p.Addr + "/team/none:1", rt.Password, "has no team/none:1 (404"},
 	} {
 		sb, err := p.api.Create(p.Context(), far(p.runtime, c.ref, c.password), true)
-		if err != nil || sb.Status.State != client.Failed || !strings.Contains(sb.Status.Message, "step image") || !strings.Contains(sb.Status.Message, c.say) {
+		if err != nil || sb.Status.State != wire.Failed || !strings.Contains(sb.Status.Message, "step image") || !strings.Contains(sb.Status.Message, c.say) {
 			p.Errorf("%s: %+v, %v; want it to say %q", c.ref, sb.Status, err, c.say)
 		}
 		if h := p.history(sb.ID); strings.Contains(h, "not-the-password-1234") {
@@ -322,7 +322,7 @@ func tellPullAtOnce(p *puller) {
 	for range 5 {
 		all.Go(func() {
 			sb, err := p.api.Create(p.Context(), far(p.runtime, ref, rt.Password), true)
-			if err != nil || sb.Status.State != client.Running {
+			if err != nil || sb.Status.State != wire.Running {
 				p.Errorf("%+v, %v", sb.Status, err)
 			}
 		})
@@ -366,10 +366,10 @@ func tellPullLies(p *puller) {
 			return false
 		})
 		sb, err := p.api.Create(p.Context(), far(p.runtime, ref, rt.Password), true)
-		if err != nil || sb.Status.State != client.Failed || !strings.Contains(sb.Status.Message, say) {
+		if err != nil || sb.Status.State != wire.Failed || !strings.Contains(sb.Status.Message, say) {
 			p.Errorf("%+v, %v; want it to say %q", sb.Status, err, say)
 		}
-		if _, err := p.api.InspectImage(p.Context(), ref); !errs.Is(err, errs.NotFound) {
+		if _, err := p.api.Images().Inspect(p.Context(), ref); !errs.Is(err, errs.NotFound) {
 			p.Errorf("the image is here: %v", err)
 		}
 	}
@@ -409,11 +409,11 @@ func TestPullKilled(t *testing.T) {
 	p.Meddle(nil)
 	p.Cut(nil)
 	p.Start()
-	sb = p.awaitState(t, sb.ID, client.Failed, 10*time.Second)
+	sb = p.awaitState(t, sb.ID, wire.Failed, 10*time.Second)
 	if !strings.Contains(sb.Status.Message, "sandboxd stopped in the middle") {
 		t.Errorf("%+v", sb.Status)
 	}
-	if _, err := p.api.InspectImage(t.Context(), ref); !errs.Is(err, errs.NotFound) {
+	if _, err := p.api.Images().Inspect(t.Context(), ref); !errs.Is(err, errs.NotFound) {
 		t.Errorf("half an image: %v", err)
 	}
 	p.Forget()
@@ -435,7 +435,7 @@ func TestPullKilled(t *testing.T) {
 		}
 		<-p.Ended()
 		p.Start()
-		p.awaitState(t, sb.ID, client.Failed, 10*time.Second)
+		p.awaitState(t, sb.ID, wire.Failed, 10*time.Second)
 		p.answers(t, p.create(t, far("runsc", ref, "")).ID) // the image was here
 		p.removeAll()
 		p.Stop()

@@ -8,7 +8,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 const extRenew = "access.renew.extend.seconds"
@@ -40,7 +40,7 @@ func TestRenewOnAccess(t *testing.T) {
 				"more than max_timeout":  {proxy, "3600", most},
 				"who did not ask for it": {gate, "", 0},
 			} {
-				id := h.serving(t, runtime, func(r *client.CreateRequest) {
+				id := h.serving(t, runtime, func(r *wire.CreateRequest) {
 					timeout := int64(120)
 					r.Timeout, r.SecureAccess = &timeout, true
 					if c.extend != "" {

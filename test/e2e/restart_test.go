@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -71,18 +72,18 @@ func TestRestartLosesNoOutput(t *testing.T) {
 			}
 			for name, id := range map[string]string{"background": back.ID, "foreground": fore.ID} {
 				eventually(t, 20*time.Second, func() error {
-					st, err := h.api.CommandStatus(ctx, sb.ID, id)
+					st, err := h.api.Commands(sb.ID).Status(ctx, id)
 					if err == nil && st.Running {
 						err = fmt.Errorf("command %s still runs", id)
 					}
 					return err
 				})
-				st, err := h.api.CommandStatus(ctx, sb.ID, id)
+				st, err := h.api.Commands(sb.ID).Status(ctx, id)
 				if err != nil || st.ExitCode == nil || *st.ExitCode != 0 {
 					t.Errorf("%s: %+v, %v", name, st, err)
 				}
 				var got bytes.Buffer
-				if _, err := h.api.CommandLogs(ctx, sb.ID, id, 0, &got); err != nil {
+				if _, err := h.api.Commands(sb.ID).Logs(ctx, id, 0, &got); err != nil {
 					t.Errorf("%s: %v", name, err)
 				}
 				if got.String() != want {
@@ -125,10 +126,10 @@ func difference(got, want string) string {
 // The daemon says when it begins to erase; how long that takes is not its timers'.
 func TestTimeoutAcrossRestart(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
-	live := func(timeout time.Duration) (all []client.Sandbox) {
+	live := func(timeout time.Duration) (all []wire.Sandbox) {
 		for _, runtime := range runtimes {
 			r := spec(runtime)
-			r.Extensions[client.ExtTimeout] = hosttest.Patient(timeout).String()
+			r.Extensions[wire.ExtTimeout] = hosttest.Patient(timeout).String()
 			all = append(all, h.create(t, r))
 		}
 		return all
@@ -170,12 +171,12 @@ func TestTimeoutAcrossRestart(t *testing.T) {
 }
 
 // livesUntil asks for a sandbox until it is gone: it runs until its time.
-func (h host) livesUntil(t *testing.T, sb client.Sandbox) {
+func (h host) livesUntil(t *testing.T, sb wire.Sandbox) {
 	for gone := false; !gone; time.Sleep(10 * time.Millisecond) { // looked at from outside
 		got, err := h.api.Get(t.Context(), sb.ID)
 		now := time.Now()
 		gone = errs.Is(err, errs.NotFound)
-		if alive := err == nil && got.Status.State == client.Running; now.Before(*sb.ExpiresAt) && !alive {
+		if alive := err == nil && got.Status.State == wire.Running; now.Before(*sb.ExpiresAt) && !alive {
 			t.Errorf("%v before its time sandbox %s is %+v, %v", sb.ExpiresAt.Sub(now), sb.ID, got.Status, err)
 		} else if now.After(sb.ExpiresAt.Add(2 * time.Minute)) { // twice as late as a sweep could be
 			t.Errorf("sandbox %s is still known: %+v, %v", sb.ID, got.Status, err)
@@ -227,9 +228,9 @@ func TestEndWhileAway(t *testing.T) {
 				id, state, reason, says string
 				code                    int
 			}{
-				{well.ID, client.Terminated, "exited", "done\n", 0},
-				{ill.ID, client.Failed, "exited", "broken\n", 7},
-				{shot.ID, client.Failed, "killed", "", 137},
+				{well.ID, wire.Terminated, "exited", "done\n", 0},
+				{ill.ID, wire.Failed, "exited", "broken\n", 7},
+				{shot.ID, wire.Failed, "killed", "", 137},
 			} {
 				i, err := h.api.Inspect(t.Context(), c.id)
 				if err != nil {
@@ -262,7 +263,7 @@ func TestPauseSurvivesRestart(t *testing.T) {
 			ever := time.Now().Add(time.Hour)
 			ticks := func(from, to time.Time) (all []time.Time) { // by the clock of the guest
 				var b bytes.Buffer
-				if _, err := h.api.CommandLogs(ctx, sb.ID, p.ID, 0, &b); err != nil {
+				if _, err := h.api.Commands(sb.ID).Logs(ctx, p.ID, 0, &b); err != nil {
 					t.Fatal(err)
 				}
 				for line := range strings.Lines(b.String()) {
@@ -288,7 +289,7 @@ func TestPauseSurvivesRestart(t *testing.T) {
 			if err := h.TryStart(); err != nil {
 				t.Fatal(err)
 			}
-			if sb, err := h.api.Get(ctx, sb.ID); err != nil || sb.Status.State != client.Paused {
+			if sb, err := h.api.Get(ctx, sb.ID); err != nil || sb.Status.State != wire.Paused {
 				t.Fatalf("%+v, %v", sb.Status, err)
 			}
 			soon(t, 2*time.Second, "tick after the resume", func() time.Duration {

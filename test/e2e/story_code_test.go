@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
 // tellEval has somebody calculate at a prompt, and script it.
@@ -50,7 +50,7 @@ func tellEval(t *testing.T, l *lab) {
 	if out := l.ok("eval", "-c", two, id, "pwd"); out != "/tmp\n" {
 		t.Errorf("%q", out)
 	}
-	var list []client.CodeContext
+	var list []agent.CodeContext
 	if err := json.Unmarshal([]byte(l.ok("code", "context", "ls", "-l", "bash", "-o", "json", id)), &list); err != nil || len(list) != 2 || list[1].ID != two || list[1].Cwd != "/tmp" {
 		t.Errorf("%+v, %v", list, err)
 	}

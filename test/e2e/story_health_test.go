@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -29,7 +29,7 @@ func tellReady(t *testing.T, l *lab) {
 		// it is killed below; here all of the sandbox is paused, which is no failure.
 		l.ok("pause", id)
 		time.Sleep(3 * time.Second)
-		if h := l.health(id); h.State != client.HealthHealthy {
+		if h := l.health(id); h.State != wire.HealthHealthy {
 			t.Errorf("%s: paused, it is %+v", listen, h)
 		}
 		l.ok("resume", id)
@@ -37,11 +37,11 @@ func tellReady(t *testing.T, l *lab) {
 	}
 	// Ready by a command; ready for a while only, and again.
 	id := l.make("--ready-cmd", "echo looked; test ! -e /tmp/broken", "--health-interval", "1s", "--health-retries", "2", "base")
-	if h := l.health(id); h.State != client.HealthHealthy || h.LastOutput != "looked\n" || h.CheckedAt == nil {
+	if h := l.health(id); h.State != wire.HealthHealthy || h.LastOutput != "looked\n" || h.CheckedAt == nil {
 		t.Errorf("%+v", h)
 	}
 	l.ok("exec", id, "--", "touch", "/tmp/broken")
-	l.awaitHealth(id, client.HealthUnhealthy, 10*time.Second)
+	l.awaitHealth(id, wire.HealthUnhealthy, 10*time.Second)
 	if h := l.health(id); h.Failures < 2 || !strings.Contains(h.LastOutput, "exited with code 1: looked") {
 		t.Errorf("%+v", h)
 	}
@@ -49,7 +49,7 @@ func tellReady(t *testing.T, l *lab) {
 		t.Errorf("ps printed %s", ps)
 	}
 	l.ok("exec", id, "--", "rm", "/tmp/broken")
-	l.awaitHealth(id, client.HealthHealthy, 10*time.Second)
+	l.awaitHealth(id, wire.HealthHealthy, 10*time.Second)
 
 	// One that never becomes it says so, and stays for a look.
 	l.wants(l.ctl("create", "--name", "never", "--runtime", l.runtime, "--ready-port", "81", "--health-interval", "1s", "--health-retries", "1", "--health-start-period", "0s", "base"), 125, "nothing accepts connections at port 81")
@@ -57,12 +57,12 @@ func tellReady(t *testing.T, l *lab) {
 }
 
 // health is how a sandbox feels.
-func (l *lab) health(id string) client.Health {
+func (l *lab) health(id string) wire.Health {
 	l.Helper()
 	if h := l.inspect(id).Sandboxd.Health; h != nil {
 		return *h
 	}
-	return client.Health{}
+	return wire.Health{}
 }
 
 func (l *lab) awaitHealth(id, state string, limit time.Duration) {
@@ -92,7 +92,7 @@ func tellHangingProbe(t *testing.T, l *lab) {
 			if id == "" {
 				id = hang(i)
 			}
-			l.awaitHealth(id, client.HealthUnhealthy, 20*time.Second)
+			l.awaitHealth(id, wire.HealthUnhealthy, 20*time.Second)
 			l.answers(t, id)
 			lasted := took(func() {
 				l.ok("ps")
@@ -116,10 +116,10 @@ func tellRestart(t *testing.T, l *lab) {
 		if err != nil {
 			return err
 		}
-		if i.Sandboxd.NextStart != nil && i.Status.State == client.Pending && i.Status.Reason == "exited" {
+		if i.Sandboxd.NextStart != nil && i.Status.State == wire.Pending && i.Status.Reason == "exited" {
 			seen = true
 		}
-		if i.Status.State != client.Failed {
+		if i.Status.State != wire.Failed {
 			return fmt.Errorf("it is %+v", i.Status)
 		}
 		return nil
@@ -135,7 +135,7 @@ func tellRestart(t *testing.T, l *lab) {
 	// While it waits, stop keeps it and rm removes it.
 	for _, end := range []string{"stop", "rm"} {
 		id := l.make("--no-wait", "--restart", "always", "base", "--", "sh", "-c", "echo life >>/lives")
-		var i client.Inspection
+		var i wire.Inspection
 		var ps string
 		for n := 1; ; n = i.Sandboxd.Restarts + 1 { // each wait is twice as long as the last: in one of them there is time
 			eventually(t, 20*time.Second, func() (err error) {
@@ -161,7 +161,7 @@ func tellRestart(t *testing.T, l *lab) {
 			l.gone(t, id)
 			continue
 		}
-		if i := l.inspect(id); i.Status.State != client.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.Restarts != before {
+		if i := l.inspect(id); i.Status.State != wire.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.Restarts != before {
 			t.Errorf("%s: %+v, %+v", end, i.Status, i.Sandboxd)
 		}
 	}
@@ -184,7 +184,7 @@ func tellRecycle(t *testing.T, l *lab) {
 		"--health-interval", "1s", "--health-retries", "2", "base")
 	l.ok("exec", id, "--", "touch", "/dev/shm/broken", "/kept")
 	eventually(t, 20*time.Second, func() error {
-		if i := l.inspect(id); i.Sandboxd.Restarts != 1 || i.Sandboxd.Health == nil || i.Sandboxd.Health.State != client.HealthHealthy {
+		if i := l.inspect(id); i.Sandboxd.Restarts != 1 || i.Sandboxd.Health == nil || i.Sandboxd.Health.State != wire.HealthHealthy {
 			return fmt.Errorf("%+v, %+v", i.Status, i.Sandboxd)
 		}
 		return nil
@@ -202,11 +202,11 @@ func tellHealthBad(t *testing.T, l *lab) {
 		ext  map[string]string
 		says string
 	}{
-		{map[string]string{client.ExtRestart: "sometimes"}, "always"},
-		{map[string]string{client.ExtRestart: "on-failure:-1"}, "from 1"},
-		{map[string]string{client.ExtReadyPort: "0"}, "1 to 65535"},
-		{map[string]string{client.ExtReadyPort: "70000"}, "1 to 65535"},
-		{map[string]string{client.ExtReadyCmd: " "}, "give a command"},
+		{map[string]string{wire.ExtRestart: "sometimes"}, "always"},
+		{map[string]string{wire.ExtRestart: "on-failure:-1"}, "from 1"},
+		{map[string]string{wire.ExtReadyPort: "0"}, "1 to 65535"},
+		{map[string]string{wire.ExtReadyPort: "70000"}, "1 to 65535"},
+		{map[string]string{wire.ExtReadyCmd: " "}, "give a command"},
 	} {
 		r := spec(l.runtime)
 		for k, v := range c.ext {
@@ -228,15 +228,15 @@ func TestRestartAcrossDaemons(t *testing.T) {
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {
 			r := spec(runtime, "sh", "-c", "echo life >>/lives; test -e /stay && sleep 1000")
-			r.Extensions[client.ExtRestart] = "always"
+			r.Extensions[wire.ExtRestart] = "always"
 			waits, err := h.api.Create(t.Context(), r, false)
 			if err != nil {
 				t.Fatal(err)
 			}
 			r = spec(runtime)
-			r.Extensions[client.ExtRestart] = "on-failure:5"
+			r.Extensions[wire.ExtRestart] = "on-failure:5"
 			dies := h.create(t, r)
-			r.Extensions[client.ExtRestart] = "no"
+			r.Extensions[wire.ExtRestart] = "no"
 			stays := h.create(t, r)
 			eventually(t, 20*time.Second, func() error {
 				i, err := h.api.Inspect(t.Context(), waits.ID)
@@ -262,7 +262,7 @@ func TestRestartAcrossDaemons(t *testing.T) {
 			})
 			eventually(t, 10*time.Second, func() error {
 				i, err := h.api.Inspect(t.Context(), dies.ID)
-				if err == nil && (i.Status.State != client.Running || i.Sandboxd.Restarts != 1) {
+				if err == nil && (i.Status.State != wire.Running || i.Sandboxd.Restarts != 1) {
 					err = fmt.Errorf("%+v, %+v", i.Status, i.Sandboxd)
 				}
 				return err

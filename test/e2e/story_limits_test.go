@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // eat takes 400 MB of memory and touches all of it.
@@ -35,7 +35,7 @@ func tellMemory(t *testing.T, l *lab) {
 			t.Errorf("after the kill: %+v", u)
 		}
 	} else {
-		if sb := l.awaitState(t, id, client.Failed, 5*time.Second); sb.Status.Reason != "oom" {
+		if sb := l.awaitState(t, id, wire.Failed, 5*time.Second); sb.Status.Reason != "oom" {
 			t.Errorf("a sandbox over its limit is %+v", sb.Status)
 		}
 		if ps := l.ok("ps", "-a"); !strings.Contains(ps, "Failed (oom)") {
@@ -96,7 +96,7 @@ func tellFull(t *testing.T, l *lab) {
 	id := l.make("python", "--pids", "16")
 	l.ok("exec", "-d", id, "--", "python3", "-c", crowd)
 	eventually(t, 20*time.Second, func() error {
-		_, err := l.api.Stat(l.Context(), id, "/root/full")
+		_, err := l.api.Files(id).Stat(l.Context(), "/root/full")
 		return err
 	})
 	var all sync.WaitGroup
@@ -221,7 +221,7 @@ func tellSmall(t *testing.T, l *lab) {
 		}
 	}
 	l.ok("exec", id, "--", "sh", "-c", "head -c 8000000 /dev/urandom | sha256sum >/dev/null")
-	if sb := l.inspect(id); sb.Status.State != client.Running {
+	if sb := l.inspect(id); sb.Status.State != wire.Running {
 		t.Errorf("it is %+v", sb.Status)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // egressAPI asks the egress API of a sandbox as SDKs do: by its endpoint and the
@@ -163,7 +163,7 @@ func TestAliasRestart(t *testing.T) {
 	old := map[string]string{}
 	for _, runtime := range runtimes {
 		r := spec(runtime, "tail", "-f", "/dev/null")
-		r.Image = &client.Image{URI: "shop/app:1"}
+		r.Image = &wire.Image{URI: "shop/app:1"}
 		sb := h.create(t, r)
 		if err := h.api.Stop(t.Context(), sb.ID, 0); err != nil {
 			t.Fatal(err)
@@ -181,12 +181,12 @@ func TestAliasRestart(t *testing.T) {
 	h.Start()
 	for id, digest := range old {
 		sb, err := h.api.Restart(t.Context(), id, true)
-		if err != nil || sb.Status.State != client.Running || sb.Image.URI != "shop/app:1" || sb.Sandboxd.ImageName != "base:latest" || sb.Sandboxd.ImageDigest != digest {
+		if err != nil || sb.Status.State != wire.Running || sb.Image.URI != "shop/app:1" || sb.Sandboxd.ImageName != "base:latest" || sb.Sandboxd.ImageDigest != digest {
 			t.Errorf("%+v %+v, %v", sb, sb.Sandboxd, err)
 		}
 	}
 	r := spec("runc")
-	r.Image = &client.Image{URI: "shop/app:2"}
+	r.Image = &wire.Image{URI: "shop/app:2"}
 	if sb := h.create(t, r); sb.Sandboxd.ImageName != "python:latest" {
 		t.Errorf("a new one is of %s", sb.Sandboxd.ImageName)
 	}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 // tellReasons: a sandbox that ends says why in the API, to ps, and as an event.
@@ -38,7 +37,7 @@ func tellReasons(t *testing.T, l *lab) {
 			if id == "" {
 				t.Fatalf("create printed no id: %+v", r)
 			}
-			l.awaitState(t, id, client.Failed, 30*time.Second)
+			l.awaitState(t, id, wire.Failed, 30*time.Second)
 			i := l.inspect(id)
 			if i.Status.Reason != c.reason || !strings.Contains(i.Status.Message, c.message) {
 				t.Errorf("status %+v, want %s with %q", i.Status, c.reason, c.message)
@@ -72,12 +71,12 @@ func (l *lab) events(t *testing.T) func(t *testing.T, id, kind, reason string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := make(chan client.Event, 1000)
+	all := make(chan wire.Event, 1000)
 	go func() {
 		defer close(all)
 		defer resp.Body.Close()
 		for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-			var ev client.Event
+			var ev wire.Event
 			if data, ok := strings.CutPrefix(lines.Text(), "data:"); ok && json.Unmarshal([]byte(data), &ev) == nil {
 				all <- ev
 			}

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // tellBench: a user measures their host, with the names that make bench has.
@@ -162,7 +162,7 @@ func tellLab(t *testing.T, l *lab) {
 	if out := l.ok("command", "logs", "-f", "lab", cmd); out != "one\ntwo\n" {
 		t.Errorf("command logs -f printed %q", out)
 	}
-	eventually(t, 5*time.Second, func() error { _, err := l.api.CommandStatus(t.Context(), id, cmd); return err })
+	eventually(t, 5*time.Second, func() error { _, err := l.api.Commands(id).Status(t.Context(), cmd); return err })
 	if st := l.ok("command", "status", "lab", cmd); !strings.Contains(st, `"exit_code": 5`) {
 		t.Errorf("command status printed %s", st)
 	}
@@ -262,7 +262,7 @@ func tellFollow(t *testing.T, l *lab) {
 	if code := waitLast(); code != 0 || last.String() != "begin\nend\n" {
 		t.Errorf("logs -f -n 1: %d, %q", code, last)
 	}
-	l.awaitState(t, id, client.Terminated, 5*time.Second)
+	l.awaitState(t, id, wire.Terminated, 5*time.Second)
 	if out := l.ok("logs", id); out != "begin\nend\n" {
 		t.Errorf("logs of an ended sandbox: %q", out)
 	}

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -162,8 +162,8 @@ func tellSnapshots(t *testing.T, l *lab) {
 	ended := snap(id)
 
 	ls := l.ok("snapshot", "ls", "-o", "json")
-	var list []client.Snapshot
-	if err := json.Unmarshal([]byte(ls), &list); err != nil || len(list) != 3 || list[2].Name != "while it runs" || list[0].SandboxID != id || list[0].Status.State != client.SnapshotReady {
+	var list []wire.Snapshot
+	if err := json.Unmarshal([]byte(ls), &list); err != nil || len(list) != 3 || list[2].Name != "while it runs" || list[0].SandboxID != id || list[0].Status.State != wire.SnapshotReady {
 		t.Errorf("snapshot ls: %v, %s", err, ls)
 	}
 	for what, s := range map[string]string{"running": running, "paused": paused, "ended": ended} {
@@ -238,7 +238,7 @@ func tellSnapshotsRefused(t *testing.T, l *lab) {
 	if err := l.api.Delete(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := l.api.CreateSnapshot(t.Context(), id, "", true); !errs.Is(err, errs.NotFound) {
+	if _, err := l.api.Snapshots().Create(t.Context(), id, "", true); !errs.Is(err, errs.NotFound) {
 		t.Errorf("a snapshot of what is being deleted: %v", err)
 	}
 }
@@ -253,7 +253,7 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		t.Errorf("stop printed %q after %v", out, time.Since(start))
 	}
 	i := l.inspect(id)
-	if i.Status.State != client.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 || !strings.HasPrefix(i.LastOutput, "up\n") || !strings.HasSuffix(i.LastOutput, "bye\n") {
+	if i.Status.State != wire.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 || !strings.HasPrefix(i.LastOutput, "up\n") || !strings.HasSuffix(i.LastOutput, "bye\n") {
 		t.Errorf("stopped as %+v, %q", i.Status, i.LastOutput)
 	}
 	if r := l.ctl("stop", "sleeper"); r.code != 0 || r.out != "sleeper\n" || !strings.Contains(r.errout, "sandbox sleeper is Terminated already") {
@@ -265,7 +265,7 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		}
 		l.answers(t, id)
 		i = l.inspect(id)
-		if i.Status.State != client.Running || i.Slot != before.Slot || !i.ExpiresAt.Equal(*before.ExpiresAt) || i.Sandboxd.ExitCode != nil {
+		if i.Status.State != wire.Running || i.Slot != before.Slot || !i.ExpiresAt.Equal(*before.ExpiresAt) || i.Sandboxd.ExitCode != nil {
 			t.Errorf("started as %+v", i)
 		}
 		if r := l.ctl("start", "sleeper"); r.code != 0 || r.out != "sleeper\n" || !strings.Contains(r.errout, "sandbox sleeper is Running already") {
@@ -285,7 +285,7 @@ func tellStopAndStart(t *testing.T, l *lab) {
 	})
 	// One that ended by itself starts again, too, and its old end is forgotten.
 	l.ctl("exec", "sleeper", "--", "sh", "-c", "kill -TERM -1") // all but the agent
-	l.awaitState(t, id, client.Failed, 10*time.Second)
+	l.awaitState(t, id, wire.Failed, 10*time.Second)
 	l.ok("start", "sleeper")
 	l.answers(t, id)
 }
@@ -295,12 +295,12 @@ func (l *lab) deleteSnapshots(t *testing.T) { l.host.deleteSnapshots(t) }
 // deleteSnapshots deletes every snapshot.
 func (h host) deleteSnapshots(t testing.TB) {
 	t.Helper()
-	all, err := h.api.Snapshots(t.Context(), "")
+	all, err := h.api.Snapshots().List(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range all {
-		if err := h.api.RemoveSnapshot(t.Context(), s.ID); err != nil {
+		if err := h.api.Snapshots().Remove(t.Context(), s.ID); err != nil {
 			t.Errorf("delete %s, which was %s: %v", s.ID, s.Status.State, err)
 		}
 	}

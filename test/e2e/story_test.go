@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // stories are what users do, told by the command line tool and, where that
@@ -164,9 +164,9 @@ func (l *lab) python(id string, v any, script string, args ...string) {
 }
 
 // inspect returns what is known of one sandbox.
-func (l *lab) inspect(id string) client.Inspection {
+func (l *lab) inspect(id string) wire.Inspection {
 	l.Helper()
-	var all []client.Inspection
+	var all []wire.Inspection
 	if err := json.Unmarshal([]byte(l.ok("inspect", id)), &all); err != nil || len(all) != 1 {
 		l.Fatalf("inspect %s: %v, %d of them", id, err, len(all))
 	}
@@ -174,7 +174,7 @@ func (l *lab) inspect(id string) client.Inspection {
 }
 
 // usage returns what a sandbox uses.
-func (l *lab) usage(id string) client.Usage {
+func (l *lab) usage(id string) wire.Usage {
 	l.Helper()
 	u, err := l.api.Stats(l.Context(), id)
 	if err != nil {

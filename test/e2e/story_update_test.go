@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // tellReadOnly: nothing is written but where that was asked for, and the agent
@@ -58,7 +58,7 @@ func tellReadOnly(t *testing.T, l *lab) {
 
 	// Its end is remembered as any other's.
 	id = strings.TrimSpace(l.ctl("create", "--runtime", l.runtime, "--read-only", "base", "--", "sh", "-c", "echo bye; exit 5").out)
-	l.awaitState(t, id, client.Failed, 10*time.Second)
+	l.awaitState(t, id, wire.Failed, 10*time.Second)
 	if i := l.inspect(id); i.Status.Reason != "exited" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 || i.LastOutput != "bye\n" {
 		t.Errorf("it ended as %+v, %q", i.Status, i.LastOutput)
 	}
@@ -167,11 +167,11 @@ func tellIO(t *testing.T, l *lab) {
 	free := l.inspect(neighbour)
 	// gVisor opens without O_DIRECT, so what was just written must leave the
 	// page cache of the host.
-	read := func(i client.Inspection) float64 {
+	read := func(i wire.Inspection) float64 {
 		forget(t, i.Host["rootfs"]+"/var/file")
 		return l.rate(i, "Read", "if=/var/file", "of=/dev/null", "iflag=direct")
 	}
-	write := func(i client.Inspection) float64 {
+	write := func(i wire.Inspection) float64 {
 		return l.rate(i, "Write", "if=/dev/zero", "of=/var/file", "conv=fsync")
 	}
 	write(free) // for read
@@ -187,7 +187,7 @@ func tellIO(t *testing.T, l *lab) {
 // while dd copies 16 MiB in it, in MiB/s. The kernel's count for the sandbox is what
 // its limit is held against. On cgroup v1 that is less than what dd copies, if
 // somebody else calls sync(2) meanwhile: what was dirty is then written for nobody.
-func (l *lab) rate(i client.Inspection, what string, args ...string) float64 {
+func (l *lab) rate(i wire.Inspection, what string, args ...string) float64 {
 	l.Helper()
 	before := carried(l.T, i.Host["cgroup"], what)
 	lasted := took(func() {
@@ -230,7 +230,7 @@ func carried(t *testing.T, cgroup, what string) map[string]int {
 // wantRate fails the test if a sandbox is ever faster than most, and unless it is
 // as fast as least at one of five times. What others do on the disk makes it
 // slower: where it is slow, half as fast as one without limits is enough.
-func (l *lab) wantRate(what string, rate func(client.Inspection) float64, i, free client.Inspection, least, most float64) {
+func (l *lab) wantRate(what string, rate func(wire.Inspection) float64, i, free wire.Inspection, least, most float64) {
 	l.Helper()
 	var seen []string
 	for range 5 {

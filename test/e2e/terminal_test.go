@@ -18,7 +18,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // newTerminalHost is newHost with the image of this package's own recipe.
@@ -33,7 +33,7 @@ func newTerminalHost(t *testing.T) host {
 	return h
 }
 
-func terminalSpec(runtime string) client.CreateRequest {
+func terminalSpec(runtime string) wire.CreateRequest {
 	r := spec(runtime)
 	r.Image.URI = "terminal"
 	return r
@@ -294,7 +294,7 @@ func tellDetach(t *testing.T, l *lab, id string) {
 	other.types("\x18q")
 	other.ends(0)
 	l.wants(l.ctl("attach", id), 125, "several terminals", "cat", "env PS1=$  bash", "detached")
-	all, err := l.api.Terminals(t.Context(), id)
+	all, err := l.api.Terminals(id).List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // TestTopAndTab runs sandboxctl as people do: what uses what, and the Tab key.
@@ -22,7 +22,7 @@ func TestTopAndTab(t *testing.T) {
 			ID         string
 			Runtime    string
 			CPUPercent float64
-			Usage      client.Usage
+			Usage      wire.Usage
 		}
 		eventually(t, 10*time.Second, func() error {
 			out := l.ok("top", "-n", "1", "-o", "json")

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
-	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -54,12 +54,12 @@ func TestVolumes(t *testing.T) {
 
 func (h host) deleteVolumes(t testing.TB) {
 	t.Helper()
-	all, err := h.api.Volumes(t.Context())
+	all, err := h.api.Volumes().List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, v := range all {
-		if err := h.api.RemoveVolume(t.Context(), v.Name); err != nil {
+		if err := h.api.Volumes().Remove(t.Context(), v.Name); err != nil {
 			t.Errorf("delete volume %s: %v", v.Name, err)
 		}
 	}
@@ -71,9 +71,9 @@ func (l *lab) sh(id, script string) string {
 	return l.ok("exec", id, "--", "sh", "-c", script)
 }
 
-func (l *lab) volume(name string) client.Volume {
+func (l *lab) volume(name string) wire.Volume {
 	l.Helper()
-	var all []client.Volume
+	var all []wire.Volume
 	if err := json.Unmarshal([]byte(l.ok("volume", "inspect", name)), &all); err != nil || len(all) != 1 {
 		l.Fatalf("volume inspect %s: %v", name, err)
 	}
@@ -257,14 +257,14 @@ func tellVolumeQuota(t *testing.T, l *lab, _ string) {
 		t.Errorf("the volume has %q", got)
 	}
 	big := "1.5Gi"
-	sb, err := l.api.Create(t.Context(), l.with(client.VolumeMount{Name: "v", MountPath: "/v", PVC: &client.PVC{ClaimName: "big", Storage: &big}}), true)
-	if err != nil || sb.Status.State != client.Running || l.volume("big").SizeBytes != 3<<29 {
+	sb, err := l.api.Create(t.Context(), l.with(wire.VolumeMount{Name: "v", MountPath: "/v", PVC: &wire.PVC{ClaimName: "big", Storage: &big}}), true)
+	if err != nil || sb.Status.State != wire.Running || l.volume("big").SizeBytes != 3<<29 {
 		t.Errorf("%v, %+v, %d", err, sb.Status, l.volume("big").SizeBytes)
 	}
 }
 
 // with is a sandbox with volumes.
-func (l *lab) with(all ...client.VolumeMount) client.CreateRequest {
+func (l *lab) with(all ...wire.VolumeMount) wire.CreateRequest {
 	r := spec(l.runtime)
 	r.Volumes = all
 	return r
@@ -273,8 +273,8 @@ func (l *lab) with(all ...client.VolumeMount) client.CreateRequest {
 // tellVolumeOwned: a volume that goes with its sandbox goes, unless it was there
 // before or another one has it.
 func tellVolumeOwned(t *testing.T, l *lab, _ string) {
-	mount := func(name string) client.VolumeMount {
-		return client.VolumeMount{Name: "v", MountPath: "/v", PVC: &client.PVC{ClaimName: name, DeleteOnSandboxTermination: true}}
+	mount := func(name string) wire.VolumeMount {
+		return wire.VolumeMount{Name: "v", MountPath: "/v", PVC: &wire.PVC{ClaimName: name, DeleteOnSandboxTermination: true}}
 	}
 	there := func(want ...string) {
 		t.Helper()
@@ -293,7 +293,7 @@ func tellVolumeOwned(t *testing.T, l *lab, _ string) {
 	l.ok("rm", owned.ID, before.ID, lent.ID)
 	there("before", "lent")
 	settles(t, func() error { // deletes go on behind the answer, and lent's is what decides
-		v, err := l.api.Volume(t.Context(), "lent")
+		v, err := l.api.Volumes().Get(t.Context(), "lent")
 		if err == nil && !slices.Equal(v.UsedBy, []string{heir}) {
 			err = fmt.Errorf("lent is used by %q, want %q", v.UsedBy, heir)
 		}
@@ -444,9 +444,9 @@ func tellHostPathRace(t *testing.T, l *lab, lent string) {
 	}()
 	ran, refused := 0, 0
 	for range 12 {
-		sb, err := l.api.Create(t.Context(), l.with(client.VolumeMount{Name: "h", MountPath: "/h", Host: &client.HostPath{Path: top + "/a/sub"}}), true)
+		sb, err := l.api.Create(t.Context(), l.with(wire.VolumeMount{Name: "h", MountPath: "/h", Host: &wire.HostPath{Path: top + "/a/sub"}}), true)
 		switch {
-		case err != nil && errs.Is(err, errs.Invalid), err == nil && sb.Status.State == client.Failed:
+		case err != nil && errs.Is(err, errs.Invalid), err == nil && sb.Status.State == wire.Failed:
 			refused++
 		case err != nil:
 			t.Fatal(err)
@@ -463,33 +463,33 @@ func tellHostPathRace(t *testing.T, l *lab, lent string) {
 
 // tellVolumeRefused: what makes no sense says so, and leaves no volume.
 func tellVolumeRefused(t *testing.T, l *lab, _ string) {
-	pvc := &client.PVC{ClaimName: "refused"}
+	pvc := &wire.PVC{ClaimName: "refused"}
 	for what, c := range map[string]struct {
-		all  []client.VolumeMount
+		all  []wire.VolumeMount
 		text string
 	}{
-		"proc":    {[]client.VolumeMount{{Name: "v", MountPath: "/proc", PVC: pvc}}, "its own files"},
-		"below":   {[]client.VolumeMount{{Name: "v", MountPath: "/sys/fs/x", PVC: pvc}}, "its own files"},
-		"dev":     {[]client.VolumeMount{{Name: "v", MountPath: "/dev/shm", PVC: pvc}}, "its own files"},
-		"agent":   {[]client.VolumeMount{{Name: "v", MountPath: "/opt", PVC: pvc}}, "its own files"},
-		"etc":     {[]client.VolumeMount{{Name: "v", MountPath: "/etc", PVC: pvc}}, "its own files"},
-		"root":    {[]client.VolumeMount{{Name: "v", MountPath: "//", PVC: pvc}}, "its own files"},
-		"dots":    {[]client.VolumeMount{{Name: "v", MountPath: "/v/../proc", PVC: pvc}}, "without .."},
-		"long":    {[]client.VolumeMount{{Name: "v", MountPath: "/" + strings.Repeat("x", 4096), PVC: pvc}}, "at most"},
-		"twice":   {[]client.VolumeMount{{Name: "v", MountPath: "/v", PVC: pvc}, {Name: "w", MountPath: "/v/", PVC: pvc}}, "hide the other"},
-		"sub":     {[]client.VolumeMount{{Name: "v", MountPath: "/v", SubPath: "../x", PVC: pvc}}, "without .."},
-		"none":    {[]client.VolumeMount{{Name: "v", MountPath: "/v"}}, "0 backends"},
-		"both":    {[]client.VolumeMount{{Name: "v", MountPath: "/v", PVC: pvc, Host: &client.HostPath{Path: "/srv"}}}, "2 backends"},
-		"name":    {[]client.VolumeMount{{Name: "V", MountPath: "/v", PVC: pvc}}, "want up to 63"},
-		"claim":   {[]client.VolumeMount{{Name: "v", MountPath: "/v", PVC: &client.PVC{ClaimName: "a_b"}}}, "want up to 253"},
-		"program": {[]client.VolumeMount{{Name: "v", MountPath: "/etc/passwd", PVC: pvc}}, "no directory"},
+		"proc":    {[]wire.VolumeMount{{Name: "v", MountPath: "/proc", PVC: pvc}}, "its own files"},
+		"below":   {[]wire.VolumeMount{{Name: "v", MountPath: "/sys/fs/x", PVC: pvc}}, "its own files"},
+		"dev":     {[]wire.VolumeMount{{Name: "v", MountPath: "/dev/shm", PVC: pvc}}, "its own files"},
+		"agent":   {[]wire.VolumeMount{{Name: "v", MountPath: "/opt", PVC: pvc}}, "its own files"},
+		"etc":     {[]wire.VolumeMount{{Name: "v", MountPath: "/etc", PVC: pvc}}, "its own files"},
+		"root":    {[]wire.VolumeMount{{Name: "v", MountPath: "//", PVC: pvc}}, "its own files"},
+		"dots":    {[]wire.VolumeMount{{Name: "v", MountPath: "/v/../proc", PVC: pvc}}, "without .."},
+		"long":    {[]wire.VolumeMount{{Name: "v", MountPath: "/" + strings.Repeat("x", 4096), PVC: pvc}}, "at most"},
+		"twice":   {[]wire.VolumeMount{{Name: "v", MountPath: "/v", PVC: pvc}, {Name: "w", MountPath: "/v/", PVC: pvc}}, "hide the other"},
+		"sub":     {[]wire.VolumeMount{{Name: "v", MountPath: "/v", SubPath: "../x", PVC: pvc}}, "without .."},
+		"none":    {[]wire.VolumeMount{{Name: "v", MountPath: "/v"}}, "0 backends"},
+		"both":    {[]wire.VolumeMount{{Name: "v", MountPath: "/v", PVC: pvc, Host: &wire.HostPath{Path: "/srv"}}}, "2 backends"},
+		"name":    {[]wire.VolumeMount{{Name: "V", MountPath: "/v", PVC: pvc}}, "want up to 63"},
+		"claim":   {[]wire.VolumeMount{{Name: "v", MountPath: "/v", PVC: &wire.PVC{ClaimName: "a_b"}}}, "want up to 253"},
+		"program": {[]wire.VolumeMount{{Name: "v", MountPath: "/etc/passwd", PVC: pvc}}, "no directory"},
 	} {
 		sb, err := l.api.Create(t.Context(), l.with(c.all...), true)
 		text := fmt.Sprint(err)
 		if err == nil {
 			text = sb.Status.Message
 		}
-		if err == nil && sb.Status.State == client.Running || !strings.Contains(text, c.text) {
+		if err == nil && sb.Status.State == wire.Running || !strings.Contains(text, c.text) {
 			t.Errorf("%s: %v, %s", what, err, text)
 		}
 		if (err == nil) != (what == "program") {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -64,13 +65,13 @@ const noticed = 2 * time.Second
 // killed kills a process that a sandbox can not live without, and returns the
 // sandbox when it has failed, and how soon after the kill that was, by the daemon's
 // own account. What the daemon is not told of the sweep sees, up to a minute later.
-func (h host) killed(t *testing.T, id string, pid int) (client.Sandbox, time.Duration) {
+func (h host) killed(t *testing.T, id string, pid int) (wire.Sandbox, time.Duration) {
 	t.Helper()
 	start := time.Now()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	sb := h.awaitState(t, id, client.Failed, 2*time.Minute)
+	sb := h.awaitState(t, id, wire.Failed, 2*time.Minute)
 	// It has failed when all was taken down, which waits for the disk; the log tells
 	// when its death was noticed.
 	return sb, h.logged(t, start, `the runtime of a sandbox died" sandbox=`+id+" ").at.Sub(start)
@@ -160,10 +161,10 @@ func TestStoppedParts(t *testing.T) {
 					_, err := h.exec(ctx, sb.ID, "cat", "/etc/debian_version")
 					return err
 				})
-				ask("stat", func(ctx context.Context) error { _, err := h.api.Stat(ctx, sb.ID, "/etc"); return err })
+				ask("stat", func(ctx context.Context) error { _, err := h.api.Files(sb.ID).Stat(ctx, "/etc"); return err })
 				ask("upload", func(ctx context.Context) error {
 					big := make([]byte, 16<<20) // more than any buffer between here and there
-					return h.api.Put(ctx, sb.ID, []client.Upload{{Path: "/root/big", Mode: 644, Size: int64(len(big)), Open: func() (io.ReadCloser, error) {
+					return h.api.Files(sb.ID).Put(ctx, []client.Upload{{Path: "/root/big", Mode: 644, Size: int64(len(big)), Open: func() (io.ReadCloser, error) {
 						return io.NopCloser(bytes.NewReader(big)), nil
 					}}})
 				})

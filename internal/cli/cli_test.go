@@ -1,0 +1,819 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/foreground"
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+)
+
+// TestMain lets the test binary be sandboxctl, so that exit codes, signals and
+// the two outputs are the real ones.
+func TestMain(m *testing.M) {
+	if os.Getenv("BE_SANDBOXCTL") != "" {
+		if limit, err := time.ParseDuration(os.Getenv("COMPLETION_LIMIT")); err == nil {
+			command.CompletionLimit = limit
+		}
+		if os.Getenv("TELL_SIGNALS") != "" {
+			told := os.NewFile(3, "told")
+			foreground.Noticed = func() { told.WriteString("x") } //nolint:errcheck // the test waits for it
+		}
+		os.Exit(Run("unknown", os.Args[1:]))
+	}
+	os.Exit(m.Run())
+}
+
+const (
+	testID    = "tabcdefghijk"
+	commandID = "0123456789abcdef0123456789abcdef"
+)
+
+// daemon plays a daemon with one sandbox, as far as a command line can see.
+type daemon struct {
+	url string
+
+	mu       sync.Mutex
+	requests []string
+	create   wire.CreateRequest
+	command  agent.CommandRequest
+	line     agent.SessionRun
+	state    wire.Status
+	exec     func(w io.Writer, signals <-chan string) // after the init frame
+	signals  chan string
+	stdin    chan string
+	oom      int64
+	cpu      int64         // of lab, in GET /stats
+	lease    time.Duration // of a sandbox; 0: none
+	renewed  chan struct{}
+	files    map[string]string
+	uploads  []string              // archives: query, length, beginning
+	tree     string                // JSON of directories/list
+	before   func(r *http.Request) // each answer
+}
+
+func newDaemon(t *testing.T) *daemon {
+	d := &daemon{
+		state: wire.Status{State: wire.Running}, signals: make(chan string, 4), renewed: make(chan struct{}, 100),
+		stdin: make(chan string, 1), files: map[string]string{},
+		exec: func(w io.Writer, _ <-chan string) { exit(w, 0) },
+	}
+	s := httptest.NewServer(d)
+	t.Cleanup(s.Close)
+	d.url = s.URL
+	return d
+}
+
+func frame(w io.Writer, stream byte, text string) {
+	w.Write(agent.AppendFrame(nil, stream, []byte(text))) //nolint:errcheck // the test sees what is missing
+	http.NewResponseController(w.(http.ResponseWriter)).Flush()
+}
+
+func exit(w io.Writer, code int) { frame(w, agent.FrameEnd, fmt.Sprintf(`{"exit_code":%d}`, code)) }
+
+// asked returns the requests so far.
+func (d *daemon) asked() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.requests)
+}
+
+func (d *daemon) sandbox() wire.Sandbox {
+	var expires *time.Time
+	if d.lease > 0 {
+		expires = new(time.Now().Add(d.lease))
+	}
+	return wire.Sandbox{
+		ExpiresAt: expires,
+		ID:        testID, Status: d.state, Image: &wire.Image{URI: "python:latest"}, Entrypoint: []string{"a\x1b[2Jb"},
+		CreatedAt: time.Now(),
+		Sandboxd:  &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules"},
+	}
+}
+
+func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	d.mu.Lock()
+	d.requests = append(d.requests, r.Method+" "+strings.TrimPrefix(r.URL.Path, "/v1"))
+	d.mu.Unlock()
+	if d.before != nil {
+		d.before(r)
+	}
+	defer d.asked() // what the handler wrote is seen by who asks later
+	p, inside := strings.CutPrefix(r.URL.Path, "/v1/sandboxes/"+testID+"/proxy/44772")
+	if !inside {
+		p, inside = strings.CutPrefix(r.URL.Path, "/v1/sandboxes/lab/proxy/44772")
+	}
+	if inside {
+		d.agent(w, r, p)
+		return
+	}
+	reply := func(status int, v any) {
+		w.WriteHeader(status)
+		json.NewEncoder(w).Encode(v) //nolint:errcheck // the test sees what is missing
+	}
+	switch r.Method + " " + strings.Replace(strings.TrimPrefix(r.URL.Path, "/v1"), testID, "lab", 1) {
+	case "POST /sandboxes":
+		d.create = wire.CreateRequest{}
+		if json.NewDecoder(r.Body).Decode(&d.create); d.create.Image.URI == "nope" {
+			reply(404, wire.Error{Code: "IMAGE::NOT_FOUND", Message: "image \"nope\" is not here; see `sandboxctl image ls`"})
+			return
+		}
+		reply(202, d.sandbox())
+	case "GET /sandboxes":
+		reply(200, wire.List{Items: []wire.Sandbox{d.sandbox()}, Pagination: wire.Pagination{Page: 1}})
+	case "GET /sandboxes/lab":
+		reply(200, d.sandbox())
+	case "POST /sandboxes/lab/renew-expiration":
+		d.renewed <- struct{}{}
+		reply(200, wire.Renewal{})
+	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause":
+		w.WriteHeader(204)
+	case "GET /sandboxes/lab/stats":
+		reply(200, wire.Usage{Time: time.Now(), OOMKills: d.oom, MemoryLimitBytes: 64 << 20})
+	case "PATCH /sandboxes/lab/limits", "PATCH /sandboxes/lab/metadata":
+		reply(200, d.sandbox())
+	case "GET /sandboxes/lab/logs":
+		fmt.Fprintln(w, r.URL.RawQuery)
+	case "GET /stats":
+		d.cpu += 50_000
+		reply(200, wire.StatsList{Items: []wire.SandboxStats{
+			{
+				ID: "tzzzzzzzzzzz", Runtime: "runc", State: wire.Paused, CreatedAt: time.Now(),
+				Usage: wire.Usage{Time: time.Now(), MemoryBytes: 1 << 30},
+			},
+			{
+				ID: testID, Name: "lab", Runtime: "runsc", State: wire.Running, CreatedAt: time.Now().Add(-time.Hour),
+				Usage: wire.Usage{Time: time.Now(), CPUMicros: d.cpu, MemoryLimitBytes: 64 << 20},
+			},
+		}})
+	case "POST /images":
+		b, _ := io.ReadAll(r.Body)
+		d.uploads = append(d.uploads, fmt.Sprintf("%s %d %.40q", r.URL.RawQuery, r.ContentLength, b))
+		reply(200, wire.ImportLine{Progress: &wire.ImportProgress{Stage: "receive", Bytes: 1}})
+		if r.URL.Query().Get("name") == "bad" {
+			reply(200, wire.ImportLine{Error: &wire.Error{Code: "SANDBOX::INVALID_PARAMETER", Message: "layer 3 is \x1b bad"}})
+			return
+		}
+		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "mine", Tag: "1"}})
+	case "GET /images/python/export":
+		io.WriteString(w, "an archive") //nolint:errcheck // the test sees what is missing
+	case "GET /images/torn/export":
+		w.Header().Set("Content-Length", "2000000") // more than comes
+		io.WriteString(w, "half")                   //nolint:errcheck // the test sees what is missing
+	case "POST /images/prune":
+		reply(200, wire.PruneReport{
+			Images: []string{"old:" + r.URL.Query().Get("all")}, Layers: []string{"sha256:1"},
+			BytesReclaimed: 3 << 20,
+		})
+	case "GET /images/python":
+		reply(200, wire.ImageInspection{ImageInfo: wire.ImageInfo{Name: "python"}, Labels: map[string]string{"team": "a"}})
+	case "GET /images":
+		reply(200, wire.ImageList{Items: []wire.ImageInfo{{
+			Name: "python", Tag: "latest", Digest: "sha256:0123456789abcdef0123",
+			Bytes: 1 << 20, Created: time.Now(),
+		}}})
+	default:
+		reply(404, wire.Error{Code: "DOCKER::SANDBOX_NOT_FOUND", Message: "Sandbox not found"})
+	}
+}
+
+func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
+	if r.Method == http.MethodDelete {
+		if p == "/command" {
+			d.signals <- "interrupt " + r.URL.Query().Get("id")
+		}
+		return
+	}
+	switch p {
+	case "/session":
+		json.NewDecoder(r.Body).Decode(&d.line)             //nolint:errcheck // the test sees what is missing
+		io.WriteString(w, `{"session_id":"`+commandID+`"}`) //nolint:errcheck // the test sees what is missing
+	case "/session/" + commandID + "/run":
+		json.NewDecoder(r.Body).Decode(&d.line) //nolint:errcheck // the test sees what is missing
+		w.Header().Set("Content-Type", agent.FramesType)
+		frame(w, agent.FrameControl, `{"id":"`+commandID+`"}`)
+		d.exec(w, d.signals)
+	case "/command":
+		json.NewDecoder(r.Body).Decode(&d.command) //nolint:errcheck // the test sees what is missing
+		w.Header().Set("Content-Type", agent.FramesType)
+		frame(w, agent.FrameControl, `{"id":"`+commandID+`"}`)
+		if !d.command.Background {
+			d.exec(w, d.signals)
+		}
+	case "/command/" + commandID + "/signal":
+		d.signals <- r.URL.Query().Get("signal")
+	case "/command/" + commandID + "/stdin":
+		b, _ := io.ReadAll(r.Body)
+		d.stdin <- string(b)
+	case "/command/" + commandID + "/logs":
+		const log = "first\nlog\n"
+		n := 0
+		fmt.Sscan(r.URL.Query().Get("cursor"), &n) //nolint:errcheck // none is 0
+		w.Header().Set(agent.CursorHeader, fmt.Sprint(len(log)))
+		io.WriteString(w, log[n:]) //nolint:errcheck // the test sees what is missing
+		if r.URL.Query().Has("follow") {
+			io.WriteString(w, "later\n") //nolint:errcheck // the test sees what is missing
+		}
+	case "/files/info":
+		name := r.URL.Query().Get("path")
+		if _, ok := d.files[name]; ok || d.tree != "" && name == "/dir" {
+			typ := map[bool]string{true: "file", false: "directory"}[ok]
+			fmt.Fprintf(w, `{%q:{"path":%q,"type":%q,"mode":600}}`, name, name, typ)
+			return
+		}
+		w.WriteHeader(404)
+		io.WriteString(w, `{"code":"FILE_NOT_FOUND","message":"no such file"}`) //nolint:errcheck // the test sees what is missing
+	case "/files/download":
+		if r.URL.Query().Get("path") == "/torn" {
+			w.Header().Set("Content-Length", "2000000") // more than comes
+		}
+		io.WriteString(w, d.files[r.URL.Query().Get("path")]) //nolint:errcheck // the test sees what is missing
+	case "/directories/list":
+		io.WriteString(w, d.tree) //nolint:errcheck // the test sees what is missing
+	case "/directories":
+		var m map[string]agent.FileMode
+		json.NewDecoder(r.Body).Decode(&m) //nolint:errcheck // the test sees what is missing
+		for name, fm := range m {
+			d.files[name] = fmt.Sprint("dir ", fm.Mode)
+		}
+	case "/files/upload":
+		mr, _ := r.MultipartReader()
+		for {
+			meta, err := mr.NextPart()
+			if err != nil {
+				return
+			}
+			var m struct {
+				Path string
+				Mode int
+			}
+			json.NewDecoder(meta).Decode(&m) //nolint:errcheck // the test sees what is missing
+			part, _ := mr.NextPart()
+			b, _ := io.ReadAll(part)
+			d.files[m.Path] = fmt.Sprint(m.Mode, " ", string(b))
+		}
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+type result struct {
+	code        int
+	out, errout string
+}
+
+func (d *daemon) cmd(args ...string) *exec.Cmd {
+	d.asked() // what the test has set is seen by the handlers
+	c := exec.Command(os.Args[0], args...)
+	c.Env = append(os.Environ(), "BE_SANDBOXCTL=1", "SANDBOXD_HOST="+d.url, "OPEN_SANDBOX_API_KEY=key", "GORACE=atexit_sleep_ms=0")
+	return c
+}
+
+func (d *daemon) run(t *testing.T, args ...string) result {
+	t.Helper()
+	c := d.cmd(args...)
+	var out, errout bytes.Buffer
+	c.Stdout, c.Stderr, c.Stdin = &out, &errout, strings.NewReader("typed")
+	err := c.Run()
+	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+		t.Fatal(err)
+	}
+	d.asked()
+	return result{c.ProcessState.ExitCode(), out.String(), errout.String()}
+}
+
+func TestRun(t *testing.T) {
+	d := newDaemon(t)
+	d.exec = func(w io.Writer, _ <-chan string) {
+		frame(w, 1, "42\n")
+		frame(w, 2, "warning\n")
+		exit(w, 3)
+	}
+	r := d.run(t, "run", "--runtime", "runc", "-m", "256m", "--cpus", "0.5", "--pids", "64", "-e", "A=b", "-l", "team=a",
+		"--allow", "203.0.113.0/24:443", "--allow", "10.0.0.1", "-w", "/tmp", "--timeout", "30s", "python", "--", "python3", "-c", "print(6*7)")
+	if r.code != 3 || r.out != "42\n" || r.errout != "warning\n" {
+		t.Errorf("%+v", r)
+	}
+	want := "POST /sandboxes; POST /sandboxes/" + testID + "/proxy/44772/command; DELETE /sandboxes/" + testID
+	if got := strings.Join(d.asked(), "; "); got != want {
+		t.Errorf("requests: %s", got)
+	}
+	c := d.create
+	if c.ResourceLimits["memory"] != "256Mi" || c.ResourceLimits["cpu"] != "0.5" || c.ResourceLimits["pids"] != "64" ||
+		*c.Env["A"] != "b" || c.Metadata["team"] != "a" ||
+		c.Extensions[wire.ExtAllow] != "203.0.113.0/24:443,10.0.0.1" || c.Extensions[wire.ExtIdle] != "true" ||
+		c.Extensions[wire.ExtOneShot] != "true" || c.Extensions[wire.ExtRuntime] != "runc" || len(c.Entrypoint) != 0 {
+		t.Errorf("create %+v", c)
+	}
+	if strings.Join(d.command.Argv, "|") != "python3|-c|print(6*7)" || d.command.Timeout != 30000 || d.command.Cwd != "/tmp" ||
+		d.command.Stdin {
+		t.Errorf("command %+v", d.command)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	for name, c := range map[string]struct {
+		exec  func(w io.Writer, _ <-chan string)
+		state wire.Status
+		args  []string
+		code  int
+		says  string
+	}{
+		"unknown image":  {args: []string{"run", "nope", "--", "true"}, code: 125, says: "image ls"},
+		"no command":     {args: []string{"run", "base"}, code: 125, says: "no command"},
+		"unknown flag":   {args: []string{"run", "--nope", "base", "true"}, code: 125, says: "--help"},
+		"flag too late":  {args: []string{"run", "base", "--runtime", "runc"}, code: 125, says: "stand before it"},
+		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "not a TTY"},
+		"unknown verb":   {args: []string{"rnu"}, code: 125, says: "run"},
+		"unknown format": {args: []string{"ps", "-o", "xml"}, code: 125, says: "json"},
+		"not found": {
+			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":127,"error":"no such file"}`) },
+			code: 127, says: "installed",
+		},
+		"not executable": {
+			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":126,"error":"denied\u001b"}`) },
+			code: 126, says: "executable",
+		},
+		"timeout": {exec: func(w io.Writer, _ <-chan string) {
+			frame(w, 3, `{"exit_code":137,"signal":"SIGKILL","timed_out":true}`)
+		}, code: 124, says: "longer than"},
+		"killed": {
+			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":137,"signal":"SIGKILL"}`) }, code: 137,
+			says: "memory limit of 64MiB",
+		},
+		"killed alone": {
+			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":137,"signal":"SIGKILL"}`) },
+			args: []string{"exec", "lab", "x"}, code: 137, says: "killed by SIGKILL",
+		},
+		"signal": {exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":139,"signal":"SIGSEGV"}`) }, code: 139},
+		"sandbox oom": {
+			exec: func(io.Writer, <-chan string) {}, state: wire.Status{State: wire.Failed, Reason: "oom"},
+			args: []string{"exec", "lab", "x"}, code: 137, says: "memory limit of 64MiB",
+		},
+		"sandbox died": {
+			exec:  func(io.Writer, <-chan string) {},
+			state: wire.Status{State: wire.Failed, Reason: "runtime_crash", Message: "the sentry died"},
+			args:  []string{"exec", "lab", "x"}, code: 137, says: "the sentry died",
+		},
+		"expired": {
+			exec: func(io.Writer, <-chan string) {}, state: wire.Status{State: wire.Terminated, Reason: "expired"},
+			args: []string{"exec", "lab", "x"}, code: 124, says: "timeout",
+		},
+		"create failed": {
+			state: wire.Status{State: wire.Failed, Reason: "create_failed", Message: "runtime: boom"}, code: 125,
+			says: "boom",
+		},
+		"no sandbox":    {args: []string{"exec", "other", "true"}, code: 125, says: "not found"},
+		"rm unknown":    {args: []string{"rm", "other"}, code: 125, says: "not found"},
+		"rm -f unknown": {args: []string{"rm", "-f", "other"}, code: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDaemon(t)
+			d.oom = 1
+			if c.exec != nil {
+				d.exec = c.exec
+			}
+			if c.state.State != "" {
+				d.state = c.state
+			}
+			if c.args == nil {
+				c.args = []string{"run", "base", "--", "true"}
+			}
+			r := d.run(t, c.args...)
+			if r.code != c.code || !strings.Contains(r.errout, c.says) || strings.Contains(r.errout, "\x1b") {
+				t.Errorf("%+v, want %d and %q", r, c.code, c.says)
+			}
+			if c.args[0] == "run" && slices.Contains(d.asked(), "POST /sandboxes") && d.create.Image.URI != "nope" &&
+				!slices.Contains(d.asked(), "DELETE /sandboxes/"+testID) {
+				t.Errorf("the sandbox was not destroyed: %v", d.asked())
+			}
+		})
+	}
+	d := &daemon{url: "unix:///nonexistent/sandboxd.sock"}
+	if r := d.run(t, "ps"); r.code != 125 || !strings.Contains(r.errout, "make dev-up") || strings.Count(r.errout, "\n") != 1 {
+		t.Errorf("no daemon: %+v", r)
+	}
+}
+
+// TestRunDetached: what an entrypoint can not have is refused before there is a
+// sandbox, and all else reaches it.
+func TestRunDetached(t *testing.T) {
+	d := newDaemon(t)
+	for _, c := range []struct{ flags, says string }{
+		{"-u nobody", "sandboxctl exec -d -u nobody"},
+		{"-w /tmp", "sandboxctl exec -d -w /tmp"},
+		{"-i", "no standard input"},
+		{"-t", "sandboxctl shell"},
+		{"--rm", "--timeout"},
+	} {
+		args := append(append([]string{"run", "-d"}, strings.Fields(c.flags)...), "base", "--", "true")
+		if r := d.run(t, args...); r.code != 125 || r.out != "" || !strings.Contains(r.errout, "-d and "+c.flags[:2]) ||
+			!strings.Contains(r.errout, c.says) {
+			t.Errorf("%s: %+v, want %q", c.flags, r, c.says)
+		}
+	}
+	if asked := d.asked(); len(asked) != 0 {
+		t.Errorf("the daemon was asked %q", asked)
+	}
+	if r := d.run(t, "run", "-d", "--rm=false", "--timeout", "1h", "--name", "web", "base", "--", "serve", "-u"); r.code != 0 ||
+		r.out != testID+"\n" || r.errout != "" {
+		t.Errorf("%+v", r)
+	}
+	if c := d.create; !slices.Equal(c.Entrypoint, []string{"serve", "-u"}) || c.Extensions[wire.ExtTimeout] != "1h0m0s" ||
+		c.Extensions[wire.ExtIdle] != "" || c.Extensions[wire.ExtOneShot] != "" {
+		t.Errorf("create %+v", c)
+	}
+	if got := strings.Join(d.asked(), "; "); got != "POST /sandboxes" {
+		t.Errorf("requests: %s", got)
+	}
+}
+
+// TestInterrupt: Ctrl-C goes to the command, and the sandbox is destroyed all the same.
+func TestInterrupt(t *testing.T) {
+	for _, twice := range []bool{false, true} {
+		d := newDaemon(t)
+		heard, gone := make(chan struct{}), make(chan struct{})
+		d.exec = func(w io.Writer, signals <-chan string) {
+			frame(w, 1, "up\n")
+			if sig := <-signals; sig == "SIGINT" && !twice {
+				exit(w, 130)
+				return
+			}
+			close(heard)
+			<-gone // deaf to it
+		}
+		c := d.cmd("run", "base", "--", "sleep", "9")
+		out, err := c.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		guard := time.AfterFunc(time.Minute, func() { c.Process.Kill() })
+		io.ReadFull(out, make([]byte, 3)) //nolint:errcheck // it is up
+		c.Process.Signal(syscall.SIGINT)  //nolint:errcheck // it lives
+		if twice {
+			select {
+			case <-heard:
+			case <-time.After(time.Minute): // the code is looked at
+			}
+			time.Sleep(2 * foreground.Once)  // two signals at once are one
+			c.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
+		}
+		c.Wait() //nolint:errcheck // the code is looked at
+		guard.Stop()
+		if c.ProcessState.ExitCode() != 130 || !slices.Contains(d.asked(), "DELETE /sandboxes/"+testID) {
+			t.Errorf("twice %v: %d, %v", twice, c.ProcessState.ExitCode(), d.asked())
+		}
+		close(gone)
+	}
+}
+
+// TestInterruptEarly: Ctrl-C counts before there is a command, too.
+func TestInterruptEarly(t *testing.T) {
+	for name, c := range map[string]struct {
+		args  []string
+		at    string // the request that hangs
+		twice bool   // a second Ctrl-C, on which it hangs on
+		want  string // requests after it
+	}{
+		"creating": {[]string{"run", "base", "--", "true"}, "POST /v1/sandboxes", false, "DELETE /sandboxes/" + testID},
+		"creating, twice": {
+			[]string{"run", "base", "--", "true"},
+			"POST /v1/sandboxes", true,
+			"GET /sandboxes DELETE /sandboxes/" + testID,
+		},
+		"kept, twice": {[]string{"run", "--rm=false", "base", "--", "true"}, "POST /v1/sandboxes", true, ""},
+		"starting": {
+			[]string{"exec", "lab", "true"},
+			"POST /v1/sandboxes/lab/proxy/44772/command", false,
+			"POST /sandboxes/lab/proxy/44772/command/" + commandID + "/signal",
+		},
+		"starting, twice": {
+			[]string{"run", "base", "true"},
+			"POST /v1/sandboxes/" + testID + "/proxy/44772/command", true,
+			"DELETE /sandboxes/" + testID,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDaemon(t)
+			asked, awake := make(chan struct{}), make(chan struct{})
+			d.before = func(r *http.Request) {
+				if r.Method+" "+r.URL.Path == c.at {
+					close(asked)
+					<-awake
+				}
+			}
+			d.exec = func(w io.Writer, signals <-chan string) {
+				if !c.twice { // else nobody is left
+					<-signals
+				}
+				exit(w, 130)
+			}
+			cmd := d.cmd(c.args...)
+			noticed, told, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer noticed.Close()
+			cmd.ExtraFiles, cmd.Env = []*os.File{told}, append(cmd.Env, "TELL_SIGNALS=1")
+			err = cmd.Start()
+			told.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			guard := time.AfterFunc(time.Minute, func() { cmd.Process.Kill() })
+			defer guard.Stop()
+			<-asked
+			cmd.Process.Signal(syscall.SIGINT)    //nolint:errcheck // it lives
+			io.ReadFull(noticed, make([]byte, 1)) //nolint:errcheck // the code is looked at
+			if c.twice {
+				time.Sleep(2 * foreground.Once)    // two signals at once are one
+				cmd.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
+			} else {
+				close(awake)
+			}
+			cmd.Wait() //nolint:errcheck // the code is looked at
+			if c.twice {
+				close(awake)
+			}
+			var after []string
+			for _, r := range d.asked() {
+				if "POST /v1"+strings.TrimPrefix(r, "POST ") == c.at {
+					after = nil
+					continue
+				}
+				if strings.HasSuffix(r, "/stats") { // asked for beside the command
+					continue
+				}
+				after = append(after, r)
+			}
+			if got := strings.Join(after, " "); cmd.ProcessState.ExitCode() != 130 || got != c.want {
+				t.Errorf("status %d, then %q, want 130 and %q", cmd.ProcessState.ExitCode(), got, c.want)
+			}
+		})
+	}
+}
+
+// TestReaderLeaves: `| head -1` ends the command, and the sandbox of a run.
+func TestReaderLeaves(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string // asked for afterwards
+	}{
+		{[]string{"exec", "lab", "yes"}, "POST /sandboxes/lab/proxy/44772/command/" + commandID + "/signal"},
+		{[]string{"run", "base", "yes"}, "DELETE /sandboxes/" + testID},
+	} {
+		d := newDaemon(t)
+		got := make(chan string, 1)
+		d.exec = func(w io.Writer, signals <-chan string) {
+			frame(w, 1, "y\n")
+			got <- <-signals
+		}
+		r, w, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Close()
+		cmd := d.cmd(c.args...)
+		cmd.Stdout = w
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		guard := time.AfterFunc(10*time.Second, func() { cmd.Process.Kill() })
+		cmd.Wait() //nolint:errcheck // the code is looked at
+		guard.Stop()
+		if code := cmd.ProcessState.ExitCode(); code != 141 || <-got != "SIGPIPE" || !slices.Contains(d.asked(), c.want) {
+			t.Errorf("%v: status %d, %v", c.args, code, d.asked())
+		}
+	}
+}
+
+// TestLease: a sandbox whose run was killed goes by itself.
+func TestLease(t *testing.T) {
+	d := newDaemon(t)
+	if r := d.run(t, "run", "base", "--", "true"); r.code != 0 || d.create.Extensions[wire.ExtTimeout] != "10m0s" {
+		t.Errorf("%+v: %v", r, d.create.Extensions)
+	}
+	if d.run(t, "run", "--rm=false", "base", "--", "true"); d.create.Extensions[wire.ExtTimeout] != "" {
+		t.Errorf("kept: %v", d.create.Extensions)
+	}
+	// It is renewed every third of what the daemon gave.
+	d.lease = 30 * time.Millisecond
+	d.exec = func(w io.Writer, _ <-chan string) { <-d.renewed; exit(w, 0) }
+	if r := d.run(t, "run", "base", "--", "true"); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestStdin(t *testing.T) {
+	d := newDaemon(t)
+	d.exec = func(w io.Writer, _ <-chan string) { frame(w, 1, <-d.stdin); exit(w, 0) }
+	if r := d.run(t, "exec", "-i", "lab", "cat"); r.out != "typed" || !d.command.Stdin {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestOutput(t *testing.T) {
+	d := newDaemon(t)
+	for args, want := range map[string]string{
+		"create python -o name":                testID + "\n",
+		"create python --name lab -- a b":      testID + "\n",
+		"ps -q":                                testID + "\n",
+		"ps --filter name=other -q":            "",
+		"exec -d lab sleep 9":                  commandID + "\n",
+		"command logs lab " + commandID:        "first\nlog\n",
+		"command logs -n all lab " + commandID: "first\nlog\n",
+		"command logs -n 1 lab " + commandID:   "log\n",
+		"command logs -n 0 lab " + commandID:   "",
+		"command logs -n 9 lab " + commandID:   "first\nlog\n",
+		"command logs -fn 1 lab " + commandID:  "log\nlater\n",
+		"command logs -fn 0 lab " + commandID:  "later\n",
+		"command logs -f lab " + commandID:     "first\nlog\nlater\n",
+		"logs lab":                             "\n",
+		"logs -n 3 lab":                        "tail=3\n",
+		"logs -f --tail 0 lab":                 "follow=true&tail=0\n",
+		"image ls -o name":                     "python:latest\n",
+		"pause lab":                            "lab\n",
+		"rm lab " + testID:                     "lab\n" + testID + "\n",
+	} {
+		if r := d.run(t, strings.Fields(args)...); r.code != 0 || r.out != want || r.errout != "" {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+	for _, tail := range []string{"-1", "x", "100001"} {
+		for _, args := range [][]string{{"logs", "-n", tail, "lab"}, {"command", "logs", "-n", tail, "lab", commandID}} {
+			if r := d.run(t, args...); r.code != 125 || !strings.Contains(r.errout, "or all") {
+				t.Errorf("%q: %+v", args, r)
+			}
+		}
+	}
+	if r := d.run(t, "ps", "--no-trunc"); !strings.Contains(r.out, `a\x1b[2Jb`) || strings.Contains(r.out, "\x1b") ||
+		!strings.HasPrefix(r.out, "ID ") {
+		t.Errorf("ps %q", r.out)
+	}
+	for _, args := range []string{"ps -o json", "image ls -o json", "stats --no-stream -o json"} {
+		r := d.run(t, strings.Fields(args)...)
+		if !json.Valid([]byte(r.out)) || r.code != 0 {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+	if r := d.run(t, "stats", "lab", "--no-stream"); !strings.Contains(r.out, "64MiB") || strings.Contains(r.out, "\x1b") {
+		t.Errorf("%+v", r)
+	}
+	if r := d.run(t, "completion", "bash"); r.code != 0 || !strings.Contains(r.out, "sandboxctl") {
+		t.Errorf("completion: %d", r.code)
+	}
+}
+
+func TestCp(t *testing.T) {
+	d := newDaemon(t)
+	here := t.TempDir()
+	write := func(name, text string, mode os.FileMode) {
+		t.Helper()
+		p := filepath.Join(here, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, []byte(text), mode)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("src/a.txt", "A", 0o644)
+	write("src/sub/b.sh", "B", 0o755)
+	if err := os.Symlink("/etc/passwd", filepath.Join(here, "src/link")); err != nil {
+		t.Fatal(err)
+	}
+	src := filepath.Join(here, "src")
+	for _, args := range [][]string{{src + "/a.txt", "lab:/tmp/"}, {src + "/a.txt", "lab:/new"}, {"-", "lab:/typed"}} {
+		if r := d.run(t, append([]string{"cp"}, args...)...); r.code != 0 {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
+	r := d.run(t, "cp", src, "lab:/w/")
+	if r.code != 0 || !strings.Contains(r.errout, "left out") {
+		t.Errorf("%+v", r)
+	}
+	for name, want := range map[string]string{
+		"/tmp/a.txt": "644 A", "/new": "644 A", "/typed": "644 typed", "/w/src": "dir 755", "/w/src/a.txt": "644 A",
+		"/w/src/sub": "dir 755", "/w/src/sub/b.sh": "755 B",
+	} {
+		if d.files[name] != want {
+			t.Errorf("%s is %q, want %q", name, d.files[name], want)
+		}
+	}
+	if _, ok := d.files["/w/src/link"]; ok {
+		t.Error("a link was followed")
+	}
+	d.files = map[string]string{"/etc/x": "X", "/dir/f": "F", "/dir/d/g": "G"}
+	d.tree = `[{"path":"/dir/d","type":"directory","mode":755},{"path":"/dir/d/g","type":"file","mode":4755},` +
+		`{"path":"/dir/f","type":"file","mode":600},{"path":"/dir/l","type":"symlink"}]`
+	out := filepath.Join(here, "out")
+	if r := d.run(t, "cp", "lab:/dir", out); r.code != 0 {
+		t.Errorf("%+v", r)
+	}
+	if r := d.run(t, "cp", "lab:/etc/x", "-"); r.out != "X" {
+		t.Errorf("%+v", r)
+	}
+	for name, want := range map[string]string{"f": "F", "d/g": "G"} {
+		if b, err := os.ReadFile(filepath.Join(out, name)); string(b) != want {
+			t.Errorf("%s: %q %v", name, b, err)
+		}
+	}
+	if fi, err := os.Stat(filepath.Join(out, "d/g")); err != nil || fi.Mode() != 0o755 {
+		t.Errorf("a setuid bit came along: %v %v", fi.Mode(), err)
+	}
+	// A copy that breaks off leaves what was there, and nothing beside it.
+	d.files["/torn"] = strings.Repeat("T", 1<<20)
+	write("kept/torn", "old", 0o644)
+	if r := d.run(t, "cp", "lab:/torn", filepath.Join(here, "kept/torn")); r.code != 125 {
+		t.Errorf("%+v", r)
+	}
+	if b, err := os.ReadFile(filepath.Join(here, "kept/torn")); string(b) != "old" {
+		t.Errorf("%.10q %v", b, err)
+	}
+	if all, err := os.ReadDir(filepath.Join(here, "kept")); len(all) != 1 {
+		t.Errorf("left: %v %v", all, err)
+	}
+	// Links are written through, devices written to, modes kept.
+	write("kept/secret", "old", 0o600)
+	write("elsewhere", "old", 0o644)
+	for link, to := range map[string]string{"kept/out": filepath.Join(here, "elsewhere"), "kept/null": os.DevNull, "kept/in": "secret"} {
+		if err := os.Symlink(to, filepath.Join(here, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"out", "null", "in"} {
+		if r := d.run(t, "cp", "lab:/etc/x", filepath.Join(here, "kept", name)); r.code != 0 {
+			t.Errorf("%s: %+v", name, r)
+		}
+		if fi, err := os.Lstat(filepath.Join(here, "kept", name)); err != nil || fi.Mode()&fs.ModeSymlink == 0 {
+			t.Errorf("%s is no link any more: %v", name, err)
+		}
+	}
+	for name, want := range map[string]fs.FileMode{"elsewhere": 0o644, "kept/secret": 0o600} {
+		fi, err := os.Stat(filepath.Join(here, name))
+		b, readErr := os.ReadFile(filepath.Join(here, name))
+		if errors.Join(err, readErr) != nil || string(b) != "X" || fi.Mode() != want {
+			t.Errorf("%s: %q, %v", name, b, errors.Join(err, readErr))
+		}
+	}
+	// But not those that a guest has made us meet.
+	d.tree = `[{"path":"/dir/out","type":"file","mode":644}]`
+	d.files["/dir/out"] = "evil"
+	if r := d.run(t, "cp", "lab:/dir/.", filepath.Join(here, "kept")); r.code != 125 || !strings.Contains(r.errout, "no file") {
+		t.Errorf("%+v", r)
+	}
+	// What a guest says a file is called is no path here.
+	for _, p := range []string{"/dir/../../../" + here + "/pwned", "/etc/cron.d/x", "/dir//" + here + "/pwned", "/dir/"} {
+		d.tree = fmt.Sprintf(`[{"path":%q,"type":"file","mode":644}]`, p)
+		if r := d.run(t, "cp", "lab:/dir", filepath.Join(here, "evil")); r.code != 125 {
+			t.Errorf("%s: %+v", p, r)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(here, "pwned")); err == nil {
+		t.Error("a guest wrote outside of the destination")
+	}
+}
+
+// TestFilters: what can match nothing is refused, and says what could.
+func TestFilters(t *testing.T) {
+	d := newDaemon(t)
+	for filter, want := range map[string]string{
+		"state=Bogus":   "the states are Pending, Running, Pausing, Paused, Resuming, Stopping, Terminated, Failed",
+		"status=exited": "the states are",
+		"state=":        "the states are",
+		"color=red":     "want state=",
+		"label=team":    "want label=KEY=VALUE",
+	} {
+		if r := d.run(t, "ps", "--filter", filter); r.code != 125 || !strings.Contains(r.errout, want) || r.out != "" {
+			t.Errorf("%s: %+v", filter, r)
+		}
+	}
+	if r := d.run(t, "code", "context", "ls", "-l", "klingon", "lab"); r.code != 125 ||
+		!strings.Contains(r.errout, "the languages are python, ") {
+		t.Errorf("%+v", r)
+	}
+	if asked := d.asked(); len(asked) != 0 {
+		t.Errorf("the daemon was asked %q", asked)
+	}
+	if r := d.run(t, "ps", "-q", "--filter", "status=running"); r.code != 0 || r.out != testID+"\n" {
+		t.Errorf("%+v", r)
+	}
+}

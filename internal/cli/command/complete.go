@@ -1,0 +1,186 @@
+package command
+
+import (
+	"context"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// CompletionLimit is how long a person may wait for the Tab key. Tests of what is
+// completed wait for longer.
+var CompletionLimit = 500 * time.Millisecond
+
+// wanted are the states in which a sandbox is offered to a command; to others
+// all are.
+var wanted = map[string][]string{
+	"exec":   {wire.Running},
+	"shell":  {wire.Running},
+	"attach": {wire.Running},
+	"cp":     {wire.Running},
+	"pause":  {wire.Running},
+	"stop":   {wire.Running, wire.Paused},
+	"start":  {wire.Terminated, wire.Failed},
+	"resume": {wire.Paused},
+	"stats":  {wire.Running, wire.Paused},
+	"top":    {wire.Running, wire.Paused},
+}
+
+// complete lets every command below cmd complete its arguments by what its
+// usage line calls them: SANDBOX, SNAPSHOT, VOLUME and IMAGE by what the daemon
+// has, PATH and FILE by the shell's own means, and all else not at all. So a
+// command that is added completes without a word about it.
+func (p *Program) complete(cmd *cobra.Command) {
+	for _, sub := range cmd.Commands() {
+		p.complete(sub)
+	}
+	if words := arguments(cmd.Use); cmd.ValidArgsFunction == nil && cmd.ValidArgs == nil && cmd.Runnable() {
+		cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return p.candidates(cmd, argument(words, len(args)), args, typed)
+		}
+	}
+	for flag, kind := range map[string]string{"from": "SNAPSHOT", "image": "IMAGE", "from-image": "IMAGE"} {
+		if cmd.Flags().Lookup(flag) == nil {
+			continue
+		}
+		_ = cmd.RegisterFlagCompletionFunc(flag, func(cmd *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
+			return p.candidates(cmd, kind, nil, typed)
+		})
+	}
+}
+
+// arguments lists what a usage line calls its arguments, as SANDBOX or
+// SANDBOX...; of alternatives the first.
+func arguments(use string) (words []string) {
+	use, _, _ = strings.Cut(use, " | ")
+	use = flagsOf.ReplaceAllString(use, "")
+	for _, w := range strings.Fields(use)[1:] {
+		if w = strings.Trim(w, "[]"); w != "flags" && w != "--" {
+			words = append(words, w)
+		}
+	}
+	return words
+}
+
+// flagsOf finds the flags in a usage line, as "[-f]" and "[--image IMAGE]",
+// and not "[--]" or "[-- COMMAND]".
+var flagsOf = regexp.MustCompile(`\[--?[a-z][^\]]*\]`)
+
+// argument is what the n-th argument is called, or "".
+func argument(words []string, n int) string {
+	if n < len(words) {
+		return strings.TrimSuffix(words[n], "...")
+	}
+	if last := len(words) - 1; last >= 0 && strings.HasSuffix(words[last], "...") {
+		return argument(words, last)
+	}
+	return ""
+}
+
+// candidates asks the daemon for what an argument may be. It is silent when
+// that fails: an error would stand in the middle of what somebody types.
+func (p *Program) candidates(cmd *cobra.Command, kind string, have []string, typed string) ([]string, cobra.ShellCompDirective) {
+	const none = cobra.ShellCompDirectiveNoFileComp
+	isPath := func(part string) bool { return strings.Contains(kind, part) }
+	if !strings.HasPrefix(kind, "SANDBOX:") && slices.ContainsFunc([]string{"PATH", "FILE", "DIR", "ARCHIVE"}, isPath) {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	cl, err := p.Client()
+	if err != nil {
+		return nil, none
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), CompletionLimit)
+	defer cancel()
+	var all []string
+	directive := none
+	switch {
+	case kind == "SANDBOX":
+		all = sandboxNames(ctx, cl, wanted[cmd.Name()], "")
+	case strings.HasPrefix(kind, "SANDBOX:"): // of cp, where a file of this host is as good
+		all, directive = sandboxNames(ctx, cl, wanted[cmd.Name()], ":"), cobra.ShellCompDirectiveNoSpace
+	case kind == "SNAPSHOT":
+		all = snapshotNames(ctx, cl)
+	case kind == "VOLUME":
+		all = volumeNames(ctx, cl)
+	case kind == "IMAGE":
+		all = imageNames(ctx, cl)
+	}
+	return slices.DeleteFunc(all, func(s string) bool {
+		name, _, _ := strings.Cut(s, "\t")
+		return !strings.HasPrefix(name, typed) || slices.Contains(have, name)
+	}), directive
+}
+
+// sandboxNames lists names and IDs, each with suffix and a description.
+func sandboxNames(ctx context.Context, cl *client.Client, states []string, suffix string) (out []string) {
+	list, err := cl.List(ctx, client.Filter{States: states})
+	if err != nil {
+		return nil
+	}
+	for _, sb := range list {
+		about := sb.Status.State
+		if sb.Image != nil {
+			about = sb.Image.URI + ", " + about
+		}
+		if name := NameOf(sb); name != "" {
+			out = append(out, candidate(name+suffix, about))
+			about = name + ", " + about
+		}
+		out = append(out, candidate(sb.ID+suffix, about))
+	}
+	return out
+}
+
+// snapshotNames lists names and IDs.
+func snapshotNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, err := cl.Snapshots().List(ctx, "")
+	if err != nil {
+		return nil
+	}
+	for _, s := range list {
+		about := "of " + s.SandboxID + ", " + s.Status.State
+		if s.Name != "" {
+			out = append(out, candidate(s.Name, about))
+		}
+		out = append(out, candidate(s.ID, about))
+	}
+	return out
+}
+
+func volumeNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, err := cl.Volumes().List(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, v := range list {
+		out = append(out, v.Name)
+	}
+	return out
+}
+
+func imageNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, err := cl.Images().List(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, i := range list {
+		name := i.Name
+		if i.Tag != "latest" {
+			name += ":" + i.Tag
+		}
+		out = append(out, candidate(name, text.Bytes(i.Bytes)))
+	}
+	return out
+}
+
+// candidate is a word and what the shell shows beside it.
+func candidate(word, about string) string {
+	return text.Printable(word) + "\t" + text.Printable(about)
+}

@@ -1,0 +1,102 @@
+package command
+
+import (
+	"bufio"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Choices has the shell complete the values of a flag.
+func Choices(cmd *cobra.Command, flag string, values ...string) {
+	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+}
+
+var dockerForm = regexp.MustCompile(`^([0-9]+)([kmgtKMGT])[bB]?$`)
+
+// Size turns docker's 256m, which is 2^28 bytes there, into 256Mi: to
+// the API 256m is OpenSandbox's 256·10^6. All else goes as it is.
+func Size(s string) string {
+	if m := dockerForm.FindStringSubmatch(s); m != nil {
+		return m[1] + strings.ToUpper(m[2]) + "i"
+	}
+	return s
+}
+
+// Environment reads --env-file and then --env, as docker does.
+func Environment(list, files []string) (map[string]*string, error) {
+	env := map[string]*string{}
+	add := func(where, line string) error {
+		k, v, ok := strings.Cut(line, "=")
+		if k == "" {
+			return errs.New(errs.Invalid, "%s: %q is no NAME=VALUE", where, text.Clip(line, 60))
+		}
+		if !ok {
+			if v, ok = os.LookupEnv(k); !ok {
+				return nil // docker leaves out what is not set here
+			}
+		}
+		env[k] = &v
+		return nil
+	}
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, errs.Wrap(nil, errs.Invalid, "--env-file: %s", err)
+		}
+		sc := bufio.NewScanner(f)
+		sc.Buffer(nil, 1<<20)
+		for sc.Scan() {
+			line := strings.TrimLeft(sc.Text(), " \t")
+			if line == "" || line[0] == '#' {
+				continue
+			}
+			if err := add("--env-file "+name, line); err != nil {
+				f.Close()
+				return nil, err
+			}
+		}
+		f.Close()
+		if err := sc.Err(); err != nil {
+			return nil, errs.New(errs.Invalid, "--env-file %s: %s", name, err)
+		}
+	}
+	for _, line := range list {
+		if err := add("--env", line); err != nil {
+			return nil, err
+		}
+	}
+	return env, nil
+}
+
+// Flat is an environment without the pointers.
+func Flat(env map[string]*string) map[string]string {
+	out := map[string]string{}
+	for k, v := range env {
+		out[k] = *v
+	}
+	return out
+}
+
+// AfterDash returns args without the "--" that they may begin with.
+func AfterDash(args []string) []string {
+	if len(args) > 0 && args[0] == "--" {
+		return args[1:]
+	}
+	return args
+}
+
+// FlagsFirst explains the commonest slip: a flag behind the image or sandbox
+// belongs to the command, as with docker.
+func FlagsFirst(cmd *cobra.Command, args []string) error {
+	if len(args) > 1 && strings.HasPrefix(args[1], "-") && args[1] != "--" {
+		return errs.New(errs.Invalid, "%s is taken for the command, because it follows %s; flags of %s stand before it",
+			args[1], args[0], cmd.CommandPath())
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// The formats of -o.
+const (
+	JSON  = "json"
+	Table = "table"
+	Name  = "name"
+)
+
+// Output is how a command prints: -o json, table or name.
+type Output struct {
+	Format string
+	Quiet  bool // -q, which is -o name
+	Full   bool // columns are not shortened
+	Lines  bool // more than one answer comes: as JSON each is a line
+}
+
+// Flags adds -o, and with quiet also -q, to cmd. They are checked before cmd runs.
+func (o *Output) Flags(cmd *cobra.Command, quiet bool) {
+	cmd.Flags().StringVarP(&o.Format, "output", "o", Table, "output format: table, json or name")
+	Choices(cmd, "output", Table, JSON, Name)
+	if quiet {
+		cmd.Flags().BoolVarP(&o.Quiet, "quiet", "q", false, "print names only, as -o name")
+	}
+	cmd.PreRunE = func(*cobra.Command, []string) error { return o.check() }
+}
+
+func (o *Output) check() error {
+	switch o.Format {
+	case JSON, Table, Name:
+	default:
+		return errs.New(errs.Invalid, "--output %q: want table, json or name", o.Format)
+	}
+	if o.Quiet {
+		o.Format = Name
+	}
+	return nil
+}
+
+// NameOf returns the name of a sandbox, or "".
+func NameOf(sb wire.Sandbox) string {
+	if sb.Sandboxd == nil {
+		return ""
+	}
+	return sb.Sandboxd.Name
+}
+
+// One prints one thing: as JSON all of it, else its name.
+func (o *Output) One(v any, name string) error {
+	if o.Format == JSON {
+		return text.JSON(os.Stdout, v)
+	}
+	_, err := fmt.Println(text.Printable(name))
+	return err
+}
+
+// A Listing is how things of one kind are printed.
+type Listing[T any] struct {
+	Name   func(T) string // what -o name prints, and other commands take
+	Header []string
+	Row    func(T) []string
+}
+
+// Show prints a list: as JSON an array, also of nothing; one name a line; or a table.
+func (l Listing[T]) Show(w io.Writer, o *Output, list []T) error {
+	switch o.Format {
+	case JSON:
+		if list == nil {
+			list = []T{}
+		}
+		if o.Lines {
+			return text.JSONLine(w, list)
+		}
+		return text.JSON(w, list)
+	case Name:
+		for _, v := range list {
+			if _, err := fmt.Fprintln(w, text.Printable(l.Name(v))); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	rows := make([][]string, 0, len(list))
+	for _, v := range list {
+		rows = append(rows, l.Row(v))
+	}
+	return text.Table(w, l.Header, rows)
+}
+
+// Of is what cobra runs of a command that fetches a list and shows it.
+func (l Listing[T]) Of(
+	p *Program, o *Output, fetch func(ctx context.Context, cl *client.Client, args []string) ([]T, error),
+) func(*cobra.Command, []string) error {
+	return p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+		list, err := fetch(ctx, cl, args)
+		if err != nil {
+			return err
+		}
+		return l.Show(os.Stdout, o, list)
+	})
+}
+
+// Inspect is what cobra runs of a command that prints all there is to know of
+// things, as one array of JSON. Those that fail are named on standard error, and
+// the rest is printed.
+func Inspect[T any](
+	p *Program, one func(ctx context.Context, cl *client.Client, name string) (T, error),
+) func(*cobra.Command, []string) error {
+	return p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+		all := []T{}
+		err := every(args, func(name string) error {
+			v, err := one(ctx, cl, name)
+			if err == nil {
+				all = append(all, v)
+			}
+			return err
+		})
+		return cmp.Or(err, text.JSON(os.Stdout, all))
+	})
+}

@@ -1,0 +1,67 @@
+package exec
+
+import (
+	"context"
+	"io"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// tailFlag adds docker's flag for the end of an output. The function that it
+// returns gives the number of lines, or client.AllLines.
+func tailFlag(cmd *cobra.Command) func() (int, error) {
+	tail := cmd.Flags().StringP("tail", "n", "all", "how many lines from the end to begin with; 0 with -f: only what comes")
+	return func() (int, error) {
+		if *tail == "all" {
+			return client.AllLines, nil
+		}
+		n, err := strconv.Atoi(*tail)
+		if err != nil || n < 0 || n > agent.MaxLines {
+			return 0, errs.New(errs.Invalid, "--tail %q: want a number of lines from 0 to %d, or all",
+				text.Clip(*tail, 40), agent.MaxLines)
+		}
+		return n, nil
+	}
+}
+
+func newLogs(p *command.Program) *cobra.Command {
+	var (
+		follow bool
+		tail   func() (int, error)
+	)
+	cmd := &cobra.Command{
+		Use:   "logs [-f] [-n LINES] SANDBOX",
+		Short: "Print the output of a sandbox's entrypoint",
+		Example: `  sandboxctl logs lab
+  sandboxctl logs -f lab
+  sandboxctl logs -f -n 20 lab`,
+		Args: cobra.ExactArgs(1),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			lines, err := tail()
+			if err != nil {
+				return err
+			}
+			rc, err := cl.Logs(ctx, args[0], lines, follow)
+			if err != nil {
+				return err
+			}
+			defer rc.Close()
+			_, err = io.Copy(os.Stdout, rc)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return err
+		}),
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "until the entrypoint ends")
+	tail = tailFlag(cmd)
+	return cmd
+}

@@ -1,0 +1,213 @@
+package image
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func newImageImport(p *command.Program) *cobra.Command {
+	var o command.Output
+	var format string
+	cmd := &cobra.Command{
+		Use:   "import FILE|DIRECTORY|- [NAME[:TAG]]",
+		Short: "Make an image of an archive: a root file system, docker save, or an OCI layout",
+		Long: `Make an image of an archive: a tar of a root file system, what docker save,
+podman save or buildx write, or an OCI image layout, as a tar or a directory.
+Tars may be compressed by gzip or zstd. Without a name the image is called what
+its archive says.`,
+		Example: `  docker save alpine:3 | sandboxctl image import -
+  sandboxctl image import rootfs.tar.gz mine:1
+  tar -C /srv/chroot -c . | sandboxctl image import - chroot`,
+		Args: cobra.RangeArgs(1, 2),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			name := ""
+			if len(args) > 1 {
+				name = args[1]
+			}
+			return importImage(ctx, cl, &o, args[0], client.Archive{Name: name, Format: format})
+		}),
+	}
+	o.Flags(cmd, true)
+	cmd.Flags().StringVar(&format, "format", "auto", "what the archive is: auto, rootfs, docker or oci")
+	command.Choices(cmd, "format", "auto", "rootfs", "docker", "oci")
+	return cmd
+}
+
+func newImageLoad(p *command.Program) *cobra.Command {
+	var o command.Output
+	var input string
+	cmd := &cobra.Command{
+		Use:     "load [-i FILE]",
+		Short:   "Make an image of what docker save wrote, under the name it has",
+		Example: "  docker save alpine:3 | sandboxctl image load",
+		Args:    cobra.NoArgs,
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			return importImage(ctx, cl, &o, input, client.Archive{})
+		}),
+	}
+	o.Flags(cmd, true)
+	cmd.Flags().StringVarP(&input, "input", "i", "-", "read this file, not standard input")
+	return cmd
+}
+
+// importImage sends an archive and shows on a terminal how far that is.
+func importImage(ctx context.Context, cl *client.Client, o *command.Output, file string, a client.Archive) error {
+	body, size, err := openArchive(file)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	a.Body, a.Size = body, size
+	return comes(o, func(progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
+		return cl.Images().Import(ctx, a, progress)
+	})
+}
+
+// comes shows on a terminal how far an import or a pull is, and then prints the
+// image.
+func comes(o *command.Output, get func(progress func(wire.ImportProgress)) (wire.ImageInfo, error)) error {
+	var progress func(wire.ImportProgress)
+	if !o.Quiet && command.IsTerminal(os.Stderr) {
+		bar := bar{w: os.Stderr}
+		progress = bar.show
+		defer bar.clear()
+	}
+	im, err := get(progress)
+	if err != nil {
+		return err
+	}
+	return o.One(im, im.Name+":"+im.Tag)
+}
+
+// openArchive opens a file, standard input, or a directory as a tar of it. The
+// size is 0 if it is not known.
+func openArchive(file string) (io.ReadCloser, int64, error) {
+	if file == "-" {
+		if command.IsTerminal(os.Stdin) {
+			return nil, 0, errs.New(errs.Invalid, "standard input is a terminal: name a file, or feed an archive by a pipe, "+
+				"as in: docker save alpine | sandboxctl image import -")
+		}
+		return os.Stdin, 0, nil
+	}
+	fi, err := os.Stat(file)
+	if err != nil {
+		return nil, 0, err
+	}
+	if !fi.IsDir() {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, 0, err
+		}
+		if !fi.Mode().IsRegular() {
+			return f, 0, nil
+		}
+		return f, fi.Size(), nil
+	}
+	if _, err := os.Stat(filepath.Join(file, "oci-layout")); err != nil {
+		return nil, 0, errs.New(errs.Invalid, "%s is a directory and no OCI layout; for a root file system: "+
+			"tar -C %s --numeric-owner -c . | sandboxctl image import - NAME", file, file)
+	}
+	r, w := io.Pipe()
+	go func() {
+		tw := tar.NewWriter(w)
+		w.CloseWithError(errors.Join(tw.AddFS(os.DirFS(file)), tw.Close()))
+	}()
+	return r, 0, nil
+}
+
+// bar shows on one line of a terminal how far an import or a pull is.
+type bar struct{ w *os.File }
+
+const barWidth = 30
+
+func (b bar) show(p wire.ImportProgress) {
+	what := "receiving"
+	switch p.Stage {
+	case "unpack":
+		what = fmt.Sprintf("unpacking layer %d of %d", p.Layer, p.Layers)
+	case "resolve":
+		fmt.Fprintf(b.w, "\r\x1b[Kasking the registry")
+		return
+	case "download":
+		what = "downloading"
+	}
+	line := fmt.Sprintf("%s  %s", what, text.Bytes(p.Bytes))
+	if p.Total > 0 {
+		done := min(1, float64(p.Bytes)/float64(p.Total))
+		full := int(done * barWidth)
+		line = fmt.Sprintf("%s  [%s%s] %s of %s  %d%%",
+			what, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), text.Bytes(p.Bytes), text.Bytes(p.Total), int(done*100))
+	}
+	if width, _, err := term.GetSize(int(b.w.Fd())); err == nil && width > 1 {
+		line = text.Clip(line, width-1)
+	}
+	fmt.Fprintf(b.w, "\r\x1b[K%s", line)
+}
+
+func (b bar) clear() { fmt.Fprint(b.w, "\r\x1b[K") }
+
+func newImageExport(p *command.Program) *cobra.Command {
+	var out string
+	cmd := &cobra.Command{
+		Use:     "export IMAGE [-o FILE]",
+		Aliases: []string{"save"},
+		Short:   "Write an image as docker save does, for docker load, podman load and image import",
+		Example: "  sandboxctl image export mine:1 -o mine.tar\n  sandboxctl image export mine:1 | podman load",
+		Args:    cobra.ExactArgs(1),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			if out == "" || out == "-" {
+				if command.IsTerminal(os.Stdout) {
+					return errs.New(errs.Invalid, "an archive is nothing for a terminal: name a file with -o, or use a pipe")
+				}
+				return cl.Images().Export(ctx, args[0], os.Stdout)
+			}
+			return writeBeside(out, func(w io.Writer) error { return cl.Images().Export(ctx, args[0], w) })
+		}),
+	}
+	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this file, not to standard output")
+	return cmd
+}
+
+// writeBeside writes a file that has its name only when it is whole.
+func writeBeside(name string, write func(io.Writer) error) error {
+	if fi, err := os.Stat(name); err == nil && !fi.Mode().IsRegular() { // a device, a pipe
+		f, err := os.OpenFile(name, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(write(f), f.Close())
+	}
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-")
+	if err != nil {
+		return err
+	}
+	err = write(f)
+	if err == nil {
+		err = f.Chmod(0o644)
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), name)
+	}
+	if err != nil {
+		if rerr := os.Remove(f.Name()); !errors.Is(rerr, fs.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
+	}
+	return err
+}

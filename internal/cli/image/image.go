@@ -1,0 +1,144 @@
+// Package image has the commands for images.
+package image
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+// Commands makes the commands of this room.
+func Commands(p *command.Program) []*cobra.Command {
+	return []*cobra.Command{newImage(p)}
+}
+
+func newImage(p *command.Program) *cobra.Command {
+	cmd := &cobra.Command{
+		Use: "image", Aliases: []string{"images"}, Short: "List, build, pull, import, export and remove images",
+		Example: `  sandboxctl image ls
+  sandboxctl image build python`,
+	}
+	cmd.AddCommand(
+		newImageLs(p), newImageInspect(p), newImageBuild(p), newImagePull(p), newImageImport(p), newImageLoad(p),
+		newImageExport(p), newImageRm(p), newImagePrune(p),
+	)
+	return cmd
+}
+
+func newImageLs(p *command.Program) *cobra.Command {
+	var o command.Output
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List images",
+		Long: `List the images of this host. ALIASES are the names that stand for them, by
+images.aliases of the daemon's configuration; :* is for any tag.`,
+		Example: `  sandboxctl image ls
+  sandboxctl image ls -o name`,
+		Args: cobra.NoArgs,
+		RunE: images(&o).Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.ImageInfo, error) {
+			return cl.Images().List(ctx)
+		}),
+	}
+	o.Flags(cmd, true)
+	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not shorten digests")
+	return cmd
+}
+
+// images is how images are listed.
+func images(o *command.Output) command.Listing[wire.ImageInfo] {
+	return command.Listing[wire.ImageInfo]{
+		Name:   func(i wire.ImageInfo) string { return i.Name + ":" + i.Tag },
+		Header: []string{"NAME", "TAG", "DIGEST", "CREATED", "SIZE", "ALIASES"},
+		Row: func(i wire.ImageInfo) []string {
+			digest := i.Digest
+			if !o.Full {
+				digest = text.Clip(digest, 20)
+			}
+			return []string{i.Name, i.Tag, digest, text.Ago(i.Created), text.Bytes(i.Bytes), strings.Join(i.Aliases, " ")}
+		},
+	}
+}
+
+func newImageBuild(p *command.Program) *cobra.Command {
+	var o command.Output
+	cmd := &cobra.Command{
+		Use:   "build RECIPE",
+		Short: "Make the image of a recipe in rootfs/",
+		Example: `  sandboxctl image build base
+  sandboxctl image build -q python`,
+		Args: cobra.ExactArgs(1),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			im, err := cl.Images().Build(ctx, args[0], func(line string) {
+				if !o.Quiet {
+					fmt.Fprintln(os.Stderr, text.Printable(line))
+				}
+			})
+			if err != nil {
+				return err
+			}
+			return o.One(im, im.Name+":"+im.Tag)
+		}),
+	}
+	o.Flags(cmd, true)
+	return cmd
+}
+
+func newImageRm(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:   "rm IMAGE...",
+		Short: "Remove images that no sandbox uses",
+		Example: `  sandboxctl image rm python
+  sandboxctl image rm $(sandboxctl image ls -q)`,
+	}, func(ctx context.Context, cl *client.Client, ref string) error { return cl.Images().Remove(ctx, ref) })
+}
+
+func newImageInspect(p *command.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:     "inspect IMAGE...",
+		Short:   "Print all there is to know of images, as JSON",
+		Example: `  sandboxctl image inspect python`,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, ref string) (wire.ImageInspection, error) {
+			return cl.Images().Inspect(ctx, ref)
+		}),
+	}
+}
+
+func newImagePrune(p *command.Program) *cobra.Command {
+	var o command.Output
+	var all bool
+	cmd := &cobra.Command{
+		Use:     "prune [-a]",
+		Short:   "Remove layers that nobody needs, with -a also images that no sandbox uses",
+		Example: `  sandboxctl image prune -a`,
+		Args:    cobra.NoArgs,
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			p, err := cl.Images().Prune(ctx, all)
+			if err != nil {
+				return err
+			}
+			if o.Format == command.JSON {
+				return text.JSON(os.Stdout, p)
+			}
+			for _, name := range append(p.Images, p.Layers...) {
+				fmt.Println(text.Printable(name))
+			}
+			if o.Format == command.Table {
+				fmt.Println("Total reclaimed space:", text.Bytes(p.BytesReclaimed))
+			}
+			return nil
+		}),
+	}
+	o.Flags(cmd, true)
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "also remove images that no sandbox uses")
+	return cmd
+}

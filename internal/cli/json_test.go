@@ -1,0 +1,282 @@
+package cli
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+)
+
+var update = flag.Bool("update", false, "write testdata/json.golden anew")
+
+// shape is what a command prints with -o json.
+type shape string
+
+const (
+	object shape = "an object"
+	array  shape = "an array"
+	stream shape = "lines, each a value of its own" // of what has no end, or comes beside other output
+)
+
+// jsonCommands are the commands that take -o json, and those that print nothing
+// else, each run at least once.
+var jsonCommands = []struct {
+	args string
+	want shape
+}{
+	{"create base", object},
+	{"ps", array},
+	{"inspect lab", array},
+	{"stats --no-stream", array},
+	{"stats --no-stream lab", array},
+	{"top -n 1", array},
+	{"top -n 2 -d 100ms", stream},
+	{"diff lab", array},
+	{"diff same", array},
+	{"events", stream},
+	{"diagnostics logs lab", object},
+	{"diagnostics events -s network lab", object},
+	{"egress get lab", object},
+	{"endpoint lab 80", object},
+	{"port lab", array},
+	{"image ls", array},
+	{"image inspect base", array},
+	{"image build base", object},
+	{"image import -", object},
+	{"image load", object},
+	{"image pull base", object},
+	{"image prune", object},
+	{"key create ci", object},
+	{"key ls", array},
+	{"snapshot create lab", object},
+	{"snapshot ls", array},
+	{"snapshot inspect before", array},
+	{"volume create data", object},
+	{"volume ls", array},
+	{"volume inspect data", array},
+	{"volume prune -f", object},
+	{"code context create -l python lab", object},
+	{"code context ls lab", array},
+	{"command session create lab", object},
+	{"command status lab " + commandID, object},
+	{"eval lab 1", stream},
+	{"system info", object},
+	{"system df", object},
+	{"version", object},
+}
+
+// measures is the one whose answer is never the same.
+const measures = "sandboxctl bench"
+
+// onlyJSON reports whether a command prints JSON without being asked to.
+func onlyJSON(cmd *cobra.Command) bool { return strings.HasSuffix(cmd.Short, "as JSON") }
+
+// TestJSON: what programs read of each command stays as it is. An answer that ends
+// is one value: one thing is an object, a list is an array, also when it is empty.
+func TestJSON(t *testing.T) {
+	d := &daemon{url: newFixedDaemon(t)}
+	var all strings.Builder
+	ran := map[string]bool{}
+	for _, c := range jsonCommands {
+		args := strings.Fields(c.args)
+		cmd, _, err := newRoot("unknown").Find(args)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ran[cmd.CommandPath()] = true
+		if !onlyJSON(cmd) {
+			args = append(args, "-o", "json")
+		}
+		r := d.run(t, args...)
+		if r.code != 0 {
+			if c.args != "events" { // its stream has broken off
+				t.Errorf("%s: %+v", c.args, r)
+			}
+		}
+		fmt.Fprintf(&all, "$ sandboxctl %s\n%s", strings.Join(args, " "), strings.ReplaceAll(r.out, runtime.Version(), "GOVERSION"))
+		values, lines := 0, strings.Count(r.out, "\n")
+		for dec := json.NewDecoder(strings.NewReader(r.out)); ; values++ {
+			var v any
+			if err := dec.Decode(&v); err == io.EOF {
+				break
+			} else if err != nil {
+				t.Errorf("%s prints no JSON: %v\n%s", c.args, err, r.out)
+				break
+			}
+		}
+		begins := map[byte]shape{'{': object, '[': array}[(r.out + " ")[0]]
+		if c.want == stream && (values != lines || values < 1) || c.want != stream && (values != 1 || begins != c.want) {
+			t.Errorf("%s prints %d values in %d lines, want %s:\n%s", c.args, values, lines, c.want, r.out)
+		}
+	}
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		f := cmd.Flags().Lookup("output")
+		if (f != nil && f.DefValue == "table" || onlyJSON(cmd)) && !ran[cmd.CommandPath()] && cmd.CommandPath() != measures {
+			t.Errorf("the JSON of %s is not in the table above", cmd.CommandPath())
+		}
+		for _, sub := range cmd.Commands() {
+			walk(sub)
+		}
+	}
+	walk(newRoot("unknown"))
+
+	const file = "testdata/json.golden"
+	if *update {
+		if err := os.WriteFile(file, []byte(all.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	golden, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(golden) != all.String() {
+		t.Errorf("what is printed is not what %s says (-update writes it anew):\n%s", file, all.String())
+	}
+}
+
+// newFixedDaemon plays a daemon whose answers are always the same.
+func newFixedDaemon(t *testing.T) (url string) {
+	at := time.Date(2026, 11, 22, 7, 30, 0, 0, time.UTC)
+	sb := wire.Sandbox{
+		ID: testID, Status: wire.Status{State: wire.Running}, Image: &wire.Image{URI: "base"}, Entrypoint: []string{"sh"}, CreatedAt: at,
+		Sandboxd: &wire.Info{
+			Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules",
+			Ports: []wire.PublishedPort{{HostIP: "127.0.0.1", HostPort: 8000, Port: 80, Protocol: "tcp"}},
+		},
+	}
+	usage := wire.Usage{Time: at, MemoryBytes: 1 << 20, MemoryLimitBytes: 64 << 20, CPUMicros: 5, Pids: new(int64(3)), PidsLimit: 256}
+	im := wire.ImageInfo{Name: "base", Tag: "latest", Digest: "sha256:00", Created: at, Bytes: 1 << 20}
+	snap := wire.Snapshot{ID: "snap-" + testID, Name: "before", SandboxID: testID, Status: wire.Status{State: "Ready"}, CreatedAt: at}
+	vol := wire.Volume{Name: "data", ID: "vol-" + testID, SizeBytes: 1 << 30, CreatedAt: at}
+	cc := agent.CodeContext{ID: "c1", Language: "python", Cwd: "/workspace"}
+	version := wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}
+	answers := map[string][]any{ // one a line
+		"POST /sandboxes":    {sb},
+		"GET /sandboxes":     {wire.List{Items: []wire.Sandbox{sb}, Pagination: wire.Pagination{Page: 1, TotalItems: 1}}},
+		"GET /sandboxes/lab": {sb},
+		"GET /sandboxes/lab/inspect": {wire.Inspection{
+			Sandbox: sb, Env: []string{"PATH"}, Rules: []string{"allow 203.0.113.0/24:443"}, Layers: []string{"sha256:00"}, Slot: 3,
+			State: "running", LastOutput: "bye\n",
+			Volumes: []wire.VolumeMount{{Name: "data", PVC: &wire.PVC{ClaimName: "data"}, MountPath: "/data"}}, Notes: []string{"note"},
+			Host: map[string]string{"address": "10.0.0.2"},
+		}},
+		"GET /images/base": {wire.ImageInspection{
+			ImageInfo: im, Layers: []string{"sha256:00"}, Env: []string{"A=b"},
+			Workdir: "/workspace", User: "root", Labels: map[string]string{"team": "a"},
+		}},
+		"GET /snapshots/before/inspect": {wire.SnapshotInspection{
+			Snapshot: snap, Image: "base", ImageDigest: "sha256:00",
+			Layers: []string{"sha256:00"}, Bytes: 4096,
+		}},
+		"GET /volumes/data": {vol},
+		"GET /sandboxes/lab/proxy/44772/command/status/" + commandID: {agent.CommandStatus{
+			ID: commandID, Content: "make test", ExitCode: new(5), Reason: agent.ReasonExited, StartedAt: "2026-11-22T07:30:00Z",
+			FinishedAt: "2026-11-22T07:30:01Z",
+		}},
+		"GET /stats": {wire.StatsList{Items: []wire.SandboxStats{{
+			ID: testID, Name: "lab", Runtime: "runsc",
+			State: wire.Running, CreatedAt: at, Usage: usage,
+		}}}},
+		"GET /sandboxes/lab/stats": {usage},
+		"GET /diff":                {wire.Change{Kind: "A", Path: "/a<b"}, wire.Change{Kind: "D", Path: "/c\x1b"}},
+		"GET /events": {
+			"data: " + encoded(wire.Event{Type: "created", ID: testID, Time: at}),
+			"data: " + encoded(wire.Event{Type: "ended", ID: testID, Time: at, Reason: "oom"}),
+		},
+		"GET /sandboxes/lab/endpoints/80": {wire.Endpoint{
+			Endpoint: "127.0.0.1:8080/sandboxes/lab/proxy/80",
+			Headers:  map[string]string{"X": "y"},
+		}},
+		"GET /sandboxes/lab/networkpolicy": {wire.PolicyStatus{
+			Status: "ok", Mode: "enforcing", EnforcementMode: "dns+nft",
+			Policy: &wire.NetworkPolicy{
+				DefaultAction: "deny", Egress: []wire.NetworkRule{{
+					Action: "allow", Target: "203.0.113.0/24", Ports: []any{443, "8000-8100"},
+					Protocol: "tcp",
+				}},
+			},
+		}},
+		"GET /sandboxes/lab/diagnostics/logs": {wire.Diagnostic{
+			SandboxID: testID, Kind: "logs", Scope: "all", Delivery: "inline", ContentType: "text/plain; charset=utf-8", Content: "up\n",
+			ContentLength: 3, Warnings: []string{"w"},
+		}},
+		"GET /sandboxes/lab/diagnostics/events": {wire.Diagnostic{
+			SandboxID: testID, Kind: "events", Scope: "network", Delivery: "inline",
+			ContentType: "text/plain; charset=utf-8",
+		}},
+		"GET /images":        {wire.ImageList{Items: []wire.ImageInfo{im}}},
+		"POST /images/build": {wire.BuildLine{Line: "building"}, wire.BuildLine{Image: &im}},
+		"POST /images":       {wire.ImportLine{Image: &im}},
+		"POST /images/pull":  {wire.ImportLine{Image: &im}},
+		"POST /images/prune": {wire.PruneReport{Images: []string{"old:1"}, Layers: []string{}, BytesReclaimed: 3}},
+		"POST /keys": {wire.NewKey{
+			Key:    wire.Key{Name: "ci", Role: "operator", CreatedAt: &at},
+			Secret: "secret",
+		}},
+		"GET /keys":                     {wire.KeyList{Items: []wire.Key{{Name: "ci", Role: "operator", CreatedAt: &at}}}},
+		"POST /sandboxes/lab/snapshots": {snap},
+		"GET /snapshots": {wire.SnapshotList{
+			Items:      []wire.Snapshot{snap},
+			Pagination: wire.Pagination{Page: 1, TotalItems: 1},
+		}},
+		"POST /volumes":       {vol},
+		"GET /volumes":        {wire.VolumeList{Items: []wire.Volume{}}},
+		"POST /volumes/prune": {wire.VolumePruneReport{Volumes: []string{"spare"}}},
+		"POST /sandboxes/lab/proxy/44772/code/context": {cc},
+		"GET /sandboxes/lab/proxy/44772/code/contexts": {[]agent.CodeContext{cc}},
+		"POST /sandboxes/lab/proxy/44772/session":      {agent.SessionCreated{SessionID: commandID}},
+		"POST /sandboxes/lab/proxy/44772/code": {
+			agent.Event{Type: "init", Text: "c1"},
+			agent.Event{Type: "result", Results: map[string]string{"text/plain": "1"}},
+			agent.Event{Type: "execution_complete"},
+		},
+		"GET /system/info": {wire.SystemInfo{
+			Version: version, Started: at, Cgroups: "unified", Pool: "btrfs",
+			Sandboxes: map[string]int{"Running": 2},
+		}},
+		"GET /system/df": {wire.DiskUsage{Images: []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 1}}, Lost: 2}},
+		"GET /version":   {version},
+	}
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked := r.Method + " " + strings.Replace(strings.TrimPrefix(r.URL.Path, "/v1"), testID, "lab", 1)
+		lines, ok := answers[asked]
+		if !ok {
+			t.Errorf("nobody answers %s", asked)
+		}
+		if r.URL.Query().Get("of") == "same" {
+			lines = nil
+		}
+		io.Copy(io.Discard, r.Body) //nolint:errcheck // a client that left is seen by its output
+		for _, l := range lines {
+			if text, ok := l.(string); ok {
+				fmt.Fprintf(w, "%s\n\n", text)
+			} else {
+				fmt.Fprintln(w, encoded(l))
+			}
+		}
+	}))
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func encoded(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}

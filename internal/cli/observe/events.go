@@ -1,0 +1,57 @@
+package observe
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+func newEvents(p *command.Program) *cobra.Command {
+	var o command.Output
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Print what happens to sandboxes, as it happens",
+		Long: `Print what happens to sandboxes, as it happens. It has no end, so with -o json each
+line is an object; commands whose answer ends print one object or one array.`,
+		Example: `  sandboxctl events
+  sandboxctl events -o json | jq -r 'select(.reason == "oom").id'`,
+		Args: cobra.NoArgs,
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			for ev, err := range cl.Events(ctx) {
+				if err != nil {
+					if ctx.Err() != nil {
+						return context.Canceled
+					}
+					return err
+				}
+				switch o.Format {
+				case command.JSON: // one a line
+					if err := text.JSONLine(os.Stdout, ev); err != nil {
+						return err
+					}
+				case command.Name:
+					fmt.Println(text.Printable(ev.ID))
+				default:
+					line := fmt.Sprintf("%s %s %s", ev.Time.Local().Format(time.RFC3339), ev.ID, ev.Type)
+					for _, more := range []string{ev.Name, ev.Reason, ev.Message} {
+						if more != "" {
+							line += " " + more
+						}
+					}
+					fmt.Fprintln(os.Stdout, text.Printable(line))
+				}
+			}
+			return nil
+		}),
+	}
+	o.Flags(cmd, false)
+	cmd.Flags().BoolP("follow", "f", true, "go on until interrupted; it always does")
+	return cmd
+}

@@ -1,0 +1,143 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func newCreate(p *command.Program) *cobra.Command {
+	var (
+		s       spec
+		o       command.Output
+		timeout time.Duration
+		noWait  bool
+		from    string
+		secure  bool
+		renew   string
+	)
+	cmd := &cobra.Command{
+		Use:   "create [flags] IMAGE [-- COMMAND [ARG...]]",
+		Short: "Create a sandbox and print its id",
+		Long: `Create a sandbox and print its id.
+
+With a COMMAND the sandbox ends when the command does; without, it lives until
+its timeout or until it is removed; --restart makes that another life of it.
+With --ready-port or --ready-cmd the id is printed when it is ready. With --from, instead of an image, it
+begins with the files of a snapshot, over the image that these were made on, on
+either runtime.`,
+		Example: `  sandboxctl create python --name lab --memory 256Mi --timeout 30m
+  sandboxctl create base --runtime runc --allow 203.0.113.0/24:443
+  sandboxctl create -p 8080:8000 python -- python3 -m http.server 8000
+  sandboxctl create --restart on-failure:5 --ready-port 8000 python -- python3 -m http.server 8000
+  sandboxctl create --timeout 10m --renew-on-access 600 --secure-access python
+  sandboxctl create --from before-upgrade --name lab2`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if from == "" {
+				return cobra.MinimumNArgs(1)(cmd, args)
+			}
+			if n := cmd.ArgsLenAtDash(); n > 0 || n < 0 && len(args) > 0 {
+				return fmt.Errorf("%q and --from are both given; the image is the snapshot's, and a command stands behind --", args[0])
+			}
+			return nil
+		},
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			image, argv := "", args
+			if from == "" {
+				image, argv = args[0], args[1:]
+			}
+			r, err := s.request(image)
+			if err != nil {
+				return err
+			}
+			if from != "" {
+				r.Image, r.SnapshotID = nil, from
+			}
+			r.SecureAccess = secure
+			if err := renewOnAccess(renew, r.Extensions); err != nil {
+				return err
+			}
+			r.Entrypoint = s.argv(argv)
+			return keep(ctx, cl, r, timeout, !noWait, o)
+		}),
+	}
+	s.flags(cmd)
+	o.Flags(cmd, true)
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "remove the sandbox after this time, as 30m (default: never)")
+	cmd.Flags().StringVar(&from, "from", "", "snapshot to begin with, by id or name, instead of an image")
+	cmd.Flags().BoolVar(&secure, "secure-access", false,
+		"ask for the token of a port also where ports of others are open to whoever connects: see sandboxctl endpoint")
+	cmd.Flags().StringVar(&renew, "renew-on-access", "",
+		"each request to a port, and each command, lets it live for at least this many seconds more: 300 to 86400, or as 10m")
+	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, while the sandbox is still being made")
+	return cmd
+}
+
+// renewOnAccess writes --renew-on-access, in seconds or as a duration, into
+// extensions. The daemon says how much it may be.
+func renewOnAccess(given string, extensions map[string]string) error {
+	if given == "" {
+		return nil
+	}
+	if _, err := strconv.Atoi(given); err != nil {
+		d, err := time.ParseDuration(given)
+		if err != nil || d%time.Second != 0 {
+			return errs.New(errs.Invalid, "--renew-on-access %q: want whole seconds, as 600 or 10m", text.Clip(given, 40))
+		}
+		given = strconv.FormatInt(int64(d/time.Second), 10)
+	}
+	extensions[wire.ExtRenew] = given
+	return nil
+}
+
+// keep makes a sandbox that stays and prints it; without an entrypoint it idles.
+// A timeout of 0 is none.
+func keep(
+	ctx context.Context, cl *client.Client, r wire.CreateRequest, timeout time.Duration, wait bool, o command.Output,
+) error {
+	if len(r.Entrypoint) == 0 {
+		r.Extensions[wire.ExtIdle] = "true"
+	}
+	if timeout != 0 {
+		r.Extensions[wire.ExtTimeout] = timeout.String()
+	}
+	sb, err := cl.Create(ctx, r, wait)
+	if err != nil {
+		return err
+	}
+	if err := o.One(sb, sb.ID); err != nil {
+		return err
+	}
+	if sb.Status.State == wire.Failed {
+		return notUp(sb, errs.New(errs.Internal,
+			"sandbox %s failed (%s): %s; `sandboxctl inspect %s` shows what is left, `sandboxctl rm %s` removes it",
+			sb.ID, sb.Status.Reason, sb.Status.Message, sb.ID, sb.ID))
+	}
+	if wait {
+		return unready(sb)
+	}
+	return nil
+}
+
+// notUp gives the failure of a sandbox whose entrypoint cannot be run the exit
+// status that a shell and docker have for that: 127 if the entrypoint is not
+// there, 126 if it is no program.
+func notUp(sb wire.Sandbox, failed error) error {
+	reason := sb.Status.Reason
+	if sb.Sandboxd == nil || sb.Sandboxd.ExitCode == nil || reason != "create_failed" && reason != "start_failed" {
+		return failed
+	}
+	if code := *sb.Sandboxd.ExitCode; code == command.ExitNotFound || code == command.ExitNotExec {
+		return command.Status{Code: code, Text: text.Printable(failed.Error())}
+	}
+	return failed
+}

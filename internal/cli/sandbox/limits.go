@@ -1,0 +1,58 @@
+package sandbox
+
+import (
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// limits are the flags of run, create and update that bound a sandbox.
+type limits struct {
+	memory, cpu, cpus, disk string
+	pids, pidsLimit, shares int64
+	readBps, writeBps       string
+	readIOPS, writeIOPS     string
+}
+
+func (l *limits) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVarP(&l.memory, "memory", "m", "", "memory limit: 256Mi, 1Gi; docker's 256m and 1g mean the same")
+	f.StringVar(&l.cpu, "cpu", "", "CPU limit: 500m, 0.5 or 2")
+	f.StringVar(&l.cpus, "cpus", "", "CPU limit in cores, as docker's")
+	f.Int64Var(&l.shares, "cpu-shares", 0, "weight against other sandboxes when CPU time is short: 2 to 262144 (default 1024)")
+	f.Int64Var(&l.pids, "pids", 0, "limit of processes and threads")
+	f.Int64Var(&l.pidsLimit, "pids-limit", 0, "the same, as docker's")
+	f.StringVar(&l.disk, "disk", "", "limit of what the sandbox may write: 1Gi")
+	f.StringVar(&l.readBps, "io-read-bps", "", "limit of reading from the host's disks, in bytes a second: 10Mi; max: none")
+	f.StringVar(&l.writeBps, "io-write-bps", "",
+		"limit of writing to them, in bytes a second; on cgroup v1 direct and synced writes only")
+	f.StringVar(&l.readIOPS, "io-read-iops", "", "limit of reads from them, in operations a second")
+	f.StringVar(&l.writeIOPS, "io-write-iops", "", "limit of writes to them, in operations a second")
+}
+
+// into writes what was given into resourceLimits.
+func (l *limits) into(m map[string]string) error {
+	if l.cpu != "" && l.cpus != "" || l.pids != 0 && l.pidsLimit != 0 {
+		return errs.New(errs.Invalid, "--cpu and --cpus, and --pids and --pids-limit, are the same; give one of them")
+	}
+	number := func(n int64) string {
+		if n == 0 {
+			return ""
+		}
+		return strconv.FormatInt(n, 10)
+	}
+	for k, v := range map[string]string{
+		"memory": command.Size(l.memory), "disk": command.Size(l.disk), "cpu": l.cpu + l.cpus,
+		"pids": number(l.pids + l.pidsLimit), "cpuShares": number(l.shares),
+		"ioReadBps": command.Size(l.readBps), "ioWriteBps": command.Size(l.writeBps),
+		"ioReadIops": l.readIOPS, "ioWriteIops": l.writeIOPS,
+	} {
+		if v != "" {
+			m[k] = v
+		}
+	}
+	return nil
+}

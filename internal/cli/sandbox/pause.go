@@ -1,0 +1,28 @@
+package sandbox
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+func newPause(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:   "pause SANDBOX...",
+		Short: "Freeze all processes of sandboxes",
+		Example: `  sandboxctl pause lab
+  sandboxctl pause $(sandboxctl ps -q --filter label=team=a)`,
+	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Pause(ctx, id) })
+}
+
+func newResume(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:     "resume SANDBOX...",
+		Aliases: []string{"unpause"},
+		Short:   "Thaw sandboxes that were paused",
+		Example: `  sandboxctl resume lab`,
+	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Resume(ctx, id) })
+}

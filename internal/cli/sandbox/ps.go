@@ -1,0 +1,121 @@
+package sandbox
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+var (
+	// live are the states of what has not ended.
+	live = []string{
+		wire.Pending, wire.Running, wire.Pausing, wire.Paused, wire.Resuming, wire.Stopping,
+	}
+	states = append(slices.Clone(live), wire.Terminated, wire.Failed)
+)
+
+func newPs(p *command.Program) *cobra.Command {
+	var (
+		o       command.Output
+		all     bool
+		filters []string
+	)
+	cmd := &cobra.Command{
+		Use:     "ps",
+		Aliases: []string{"ls"},
+		Short:   "List sandboxes",
+		Example: `  sandboxctl ps
+  sandboxctl ps -a --filter state=Failed
+  sandboxctl ps -q --filter label=team=a`,
+		Args: cobra.NoArgs,
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			f, names, err := parseFilters(filters)
+			if err != nil {
+				return err
+			}
+			if f.States == nil && !all {
+				f.States = live
+			}
+			list, err := cl.List(ctx, f)
+			if err != nil {
+				return err
+			}
+			list = slices.DeleteFunc(list, func(sb wire.Sandbox) bool {
+				return len(names) > 0 && !slices.Contains(names, command.NameOf(sb)) && !slices.Contains(names, sb.ID)
+			})
+			return sandboxes(&o).Show(os.Stdout, &o, list)
+		}),
+	}
+	o.Flags(cmd, true)
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "those that have ended, too")
+	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "state=Running, label=KEY=VALUE or name=NAME")
+	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not shorten columns")
+	return cmd
+}
+
+// parseFilters reads --filter. What is asked for by name is not the API's business
+// and comes apart.
+func parseFilters(list []string) (f client.Filter, names []string, err error) {
+	for _, s := range list {
+		k, v, _ := strings.Cut(s, "=")
+		switch k {
+		case "state", "status":
+			i := slices.IndexFunc(states, func(st string) bool { return strings.EqualFold(st, v) })
+			if i < 0 {
+				return f, nil, errs.New(errs.Invalid, "--filter %q: there is no such state; the states are %s",
+					text.Clip(s, 60), strings.Join(states, ", "))
+			}
+			f.States = append(f.States, states[i])
+		case "name", "id":
+			names = append(names, v)
+		case "label":
+			lk, lv, ok := strings.Cut(v, "=")
+			if !ok {
+				return f, nil, errs.New(errs.Invalid, "--filter %q: want label=KEY=VALUE", text.Clip(s, 60))
+			}
+			if f.Metadata == nil {
+				f.Metadata = map[string]string{}
+			}
+			f.Metadata[lk] = lv
+		default:
+			return f, nil, errs.New(errs.Invalid, "--filter %q: want state=…, label=KEY=VALUE or name=…", text.Clip(s, 60))
+		}
+	}
+	return f, names, nil
+}
+
+// sandboxes is how sandboxes are listed.
+func sandboxes(o *command.Output) command.Listing[wire.Sandbox] {
+	return command.Listing[wire.Sandbox]{
+		Name:   func(sb wire.Sandbox) string { return sb.ID },
+		Header: []string{"ID", "NAME", "IMAGE", "RUNTIME", "STATE", "ENTRYPOINT", "CREATED", "EXPIRES"},
+		Row: func(sb wire.Sandbox) []string {
+			row := []string{
+				sb.ID, command.NameOf(sb), "", "", stateOf(sb), strings.Join(sb.Entrypoint, " "),
+				text.Ago(sb.CreatedAt), text.Until(sb.ExpiresAt),
+			}
+			if sb.Image != nil {
+				row[2] = sb.Image.URI
+			}
+			if sb.Sandboxd != nil {
+				if sb.Image == nil {
+					row[2] = sb.Sandboxd.ImageName // it was made from a snapshot
+				}
+				row[3] = sb.Sandboxd.Runtime
+			}
+			if !o.Full {
+				row[5] = text.Clip(row[5], 24)
+			}
+			return row
+		},
+	}
+}

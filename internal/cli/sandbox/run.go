@@ -1,0 +1,247 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/foreground"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func newRun(p *command.Program) *cobra.Command {
+	var (
+		s      spec
+		f      foreground.Flags
+		rm     bool
+		detach bool
+	)
+	cmd := &cobra.Command{
+		Use:   "run [flags] IMAGE [--] COMMAND [ARG...]",
+		Short: "Run a command in a sandbox of its own, which is destroyed afterwards",
+		Long: `Run a command in a sandbox of its own, which is destroyed afterwards.
+
+The exit status is the command's; 124 if it ran into --timeout, 125 if
+sandboxctl or the daemon failed, 126 or 127 if the command can not be run or
+does not exist, 137 if it was killed (the reason is on stderr). Ctrl-C goes to
+the command; a second one destroys the sandbox at once, a third does not even
+wait for that.
+
+With -it the command runs at this terminal, without one a shell does. The detach
+keys leave the sandbox alone; it is destroyed a day later at the latest.
+
+With -d the command is the entrypoint of a sandbox that stays: it runs as the
+user and in the directory of the image, and sandboxctl logs shows what it says.
+The sandbox is removed by --timeout or sandboxctl rm, also after its end.
+
+If sandboxctl is killed, or is stopped (Ctrl-Z) or can not reach the daemon for
+ten minutes, the sandbox goes by itself: it is made with a timeout that is
+renewed while the command runs. With --rm=false it has none.`,
+		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
+  sandboxctl run --runtime runc --memory 256Mi base uname -a
+  sandboxctl run -it base
+  tar c . | sandboxctl run -i base -- sh -c 'tar x && ls'
+  sandboxctl run -d --name web python -- python3 -m http.server 8000`,
+		Args: cobra.MinimumNArgs(1),
+	}
+	cmd.RunE = p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+		if err := command.FlagsFirst(cmd, args); err != nil {
+			return err
+		}
+		if err := f.Check(); err != nil {
+			return err
+		}
+		argv := s.argv(args[1:])
+		if len(argv) == 0 && !f.TTY {
+			return errs.New(errs.Invalid,
+				"no command: images here have none of their own; as in: sandboxctl run %s -- sh -c 'echo hello'", args[0])
+		}
+		r, err := s.request(args[0])
+		if err != nil {
+			return err
+		}
+		if !detach {
+			return runOnce(cl, r, f, argv, rm)
+		}
+		if err := checkEntrypoint(f); err != nil {
+			return err
+		}
+		if rm && cmd.Flags().Changed("rm") {
+			return errs.New(errs.Invalid, "-d and --rm exclude one another: a sandbox whose entrypoint ended keeps its logs and "+
+				"its exit code until sandboxctl rm; leave --rm out and give --timeout to have it removed by itself")
+		}
+		r.Entrypoint = argv
+		return keep(ctx, cl, r, f.Timeout, true, command.Output{Format: command.Table})
+	})
+	cmd.Flags().SetInterspersed(false)
+	s.flags(cmd)
+	f.Add(cmd)
+	cmd.Flags().BoolVar(&rm, "rm", true, "destroy the sandbox afterwards")
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false,
+		"create the sandbox with the command as its entrypoint, print its id and keep it")
+	return cmd
+}
+
+// checkEntrypoint refuses flags that a command can have and an entrypoint
+// cannot: a create request says neither who runs the entrypoint, nor where, and
+// nobody is connected to it.
+func checkEntrypoint(f foreground.Flags) error {
+	switch {
+	case f.TTY:
+		return errs.New(errs.Invalid, "-d and -t exclude one another: an entrypoint has no terminal; "+
+			"create the sandbox and use sandboxctl shell")
+	case f.Interactive:
+		return errs.New(errs.Invalid, "-d and -i exclude one another: an entrypoint has no standard input; "+
+			"create the sandbox and use sandboxctl exec -i, or put the input into a file by sandboxctl cp")
+	case f.User != "":
+		return errs.New(errs.Invalid, "-d and -u exclude one another: an entrypoint runs as the image's user; "+
+			"create the sandbox and use sandboxctl exec -d -u %s", f.User)
+	case f.Workdir != "":
+		return errs.New(errs.Invalid, "-d and -w exclude one another: an entrypoint runs in the image's directory; "+
+			"create the sandbox and use sandboxctl exec -d -w %s", f.Workdir)
+	}
+	return nil
+}
+
+// cleanup bounds how long the end of a run may take.
+const cleanup = 30 * time.Second
+
+// runOnce makes a sandbox, runs the command, and with rm destroys the sandbox
+// whatever happens. That takes three requests over one connection; the last
+// begins the moment the exit status is known.
+func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv []string, rm bool) (err error) {
+	sig := foreground.Catch()
+	defer sig.Stop()
+	r.Extensions[wire.ExtIdle] = "true"
+	if rm {
+		r.Extensions[wire.ExtOneShot] = "true"
+		r.Extensions[wire.ExtTimeout] = lease.String()
+		if r.Metadata == nil {
+			r.Metadata = map[string]string{}
+		}
+		r.Metadata[runLabel] = rand.Text()
+	}
+	sb, err := cl.Create(sig.Context, r, true)
+	if err != nil && sig.Context.Err() != nil {
+		if rm {
+			abandon(cl, r.Metadata[runLabel])
+		}
+		return command.Status{Code: command.ExitInterrupted}
+	}
+	if err != nil {
+		return err
+	}
+	if rm {
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.Background(), cleanup)
+			defer cancel()
+			if errors.Is(err, foreground.ErrDetached) {
+				err = leave(ctx, cl, sb)
+				return
+			}
+			derr := cl.Delete(ctx, sb.ID)
+			if derr != nil && !errs.Is(derr, errs.NotFound) {
+				err = notDestroyed(derr, sb.ID)
+			}
+		}()
+	}
+	if sb.Status.State != wire.Running {
+		return errs.New(errs.Internal, "the sandbox failed (%s): %s", sb.Status.Reason, sb.Status.Message)
+	}
+	if err := unready(sb); err != nil {
+		return err
+	}
+	if sig.Pending() {
+		return command.Status{Code: command.ExitInterrupted}
+	}
+	if rm && sb.ExpiresAt != nil {
+		go keepLease(sig.Context, cl, sb.ID, *sb.ExpiresAt, sb.ExpiresAt.Sub(sb.CreatedAt)/3)
+	}
+	return f.Run(foreground.Job{
+		Client: cl, Signals: sig, Sandbox: sb.ID,
+		Command: f.Command(argv, nil), // the environment went to the sandbox, where all of its processes see it
+		User:    f.User, OOMs: func() int64 { return 0 },
+	})
+}
+
+func notDestroyed(err error, id string) error {
+	return errs.Wrap(err, errs.Internal, "sandbox %s could not be destroyed; try `sandboxctl rm %s`", id, id)
+}
+
+// leave keeps the sandbox of a run for as long as a person may be away.
+func leave(ctx context.Context, cl *client.Client, sb wire.Sandbox) error {
+	until := time.Now().Add(24 * time.Hour)
+	if _, err := cl.Renew(ctx, sb.ID, until); err != nil { // the host allows less
+		if now, err := cl.Get(ctx, sb.ID); err == nil && now.ExpiresAt != nil {
+			until = *now.ExpiresAt
+		}
+	}
+	fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s is destroyed at %s; see sandboxctl renew and sandboxctl rm\n",
+		sb.ID, until.Format(time.DateTime))
+	return nil
+}
+
+// runLabel carries a number of its own for each run, by which a sandbox is found
+// again whose creation was interrupted: its id never arrived.
+const runLabel = "sandboxctl.run"
+
+// abandon destroys the sandbox of an interrupted creation. The daemon may still
+// be writing it down, or have dropped it: it is looked for during two seconds.
+func abandon(cl *client.Client, run string) {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanup)
+	defer cancel()
+	tick := time.NewTicker(200 * time.Millisecond)
+	defer tick.Stop()
+	for range 10 {
+		found, err := cl.List(ctx, client.Filter{Metadata: map[string]string{runLabel: run}})
+		if err != nil {
+			command.Complain(errs.Wrap(err, errs.Unavailable,
+				"the sandbox that was being made could not be looked for, it may still be there; see `sandboxctl ps`"))
+			return
+		}
+		for _, sb := range found {
+			if err := cl.Delete(ctx, sb.ID); err != nil && !errs.Is(err, errs.NotFound) {
+				command.Complain(notDestroyed(err, sb.ID))
+			}
+		}
+		if len(found) > 0 {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// lease is the timeout of a run's sandbox, so that it does not outlive a
+// sandboxctl that was killed. A host may allow less.
+const lease = 10 * time.Minute
+
+// keepLease moves the expiry of a sandbox as time passes, until ctx ends. It
+// counts from the expiry that the daemon gave, not from the clock here, which
+// may be another; but on that clock, not on Go's monotonic one, which a host
+// that sleeps does not move. A renewal that fails is made up for by the next.
+func keepLease(ctx context.Context, cl *client.Client, id string, expires time.Time, every time.Duration) {
+	start := time.Now().Round(0)
+	tick := time.NewTicker(max(every, time.Millisecond))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			//nolint:errcheck // see above; a sandbox that is gone ends the command too
+			cl.Renew(ctx, id, expires.Add(time.Now().Round(0).Sub(start)))
+		}
+	}
+}

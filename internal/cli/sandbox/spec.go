@@ -1,0 +1,137 @@
+package sandbox
+
+import (
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// spec is what run and create ask of a sandbox.
+type spec struct {
+	limits
+	name, runtime, network string
+	shm, logSize           string
+	logOpts                []string
+	readOnly               bool
+	tmpfs, volumes, mounts []string
+	prestart               []string
+	env, envFiles, labels  []string
+	allow, publish         []string
+	entrypoint             string
+	given                  *pflag.FlagSet
+}
+
+func (s *spec) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&s.name, "name", "", "name of the sandbox, accepted wherever its id is")
+	f.StringVar(&s.runtime, "runtime", "", "runsc (gVisor) or runc (shares the host's kernel: for code you half trust)")
+	s.given = f
+	s.limits.flags(cmd)
+	addHealthFlags(cmd)
+	f.StringVar(&s.shm, "shm-size", "", "size of /dev/shm, which counts as memory (default 64Mi)")
+	f.BoolVar(&s.readOnly, "read-only", false, "mount the root file system read-only")
+	f.StringArrayVar(&s.tmpfs, "tmpfs", nil,
+		"file system in memory, PATH[:size=64m,mode=1777,exec] (default size: half the memory limit)")
+	f.StringArrayVarP(&s.volumes, "volume", "v", nil,
+		"volume, or directory that the daemon's host lends: NAME:/PATH[:ro] or /HOST/PATH:/PATH[:ro]")
+	f.StringArrayVar(&s.mounts, "mount", nil,
+		"the same in docker's long form: type=volume|bind,source=X,target=/PATH[,readonly][,volume-subpath=DIR]")
+	f.StringSliceVar(&s.prestart, "prestart", nil, "languages whose interpreters start with the sandbox, for eval: python,bash")
+	f.StringVar(&s.logSize, "log-max-size", "", "how much of the output of each command is kept: 1Mi (default 16Mi)")
+	f.StringArrayVar(&s.logOpts, "log-opt", nil, "max-size=SIZE: the same, as docker's")
+	f.StringArrayVarP(&s.env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on")
+	f.StringArrayVar(&s.envFiles, "env-file", nil, "file of NAME=VALUE lines")
+	f.StringArrayVarP(&s.labels, "label", "l", nil, "label KEY=VALUE")
+	f.StringVar(&s.network, "network", "", "none, rules (what --allow says) or open (any public address)")
+	f.StringArrayVar(&s.allow, "allow", nil, "allow flows to CIDR[:port[/proto]], as 203.0.113.0/24:443")
+	f.StringArrayVarP(&s.publish, "publish", "p", nil,
+		"serve a TCP port of the sandbox at the host, [HOSTIP:]HOSTPORT:PORT (default HOSTIP: 127.0.0.1)")
+	f.StringVar(&s.entrypoint, "entrypoint", "", "program that comes before the arguments")
+	command.Choices(cmd, "runtime", "runsc", "runc")
+	command.Choices(cmd, "prestart", agent.CodeLanguages...)
+	command.Choices(cmd, "network", "none", "rules", "open")
+}
+
+// request makes the body of create, without an entrypoint.
+func (s *spec) request(image string) (wire.CreateRequest, error) {
+	r := wire.CreateRequest{
+		Image: &wire.Image{URI: image}, ResourceLimits: map[string]string{}, Extensions: map[string]string{},
+	}
+	if err := s.into(r.ResourceLimits); err != nil {
+		return r, err
+	}
+	logSize, err := s.logLimit()
+	if err != nil {
+		return r, err
+	}
+	set := func(m map[string]string, k, v string) {
+		if v != "" {
+			m[k] = v
+		}
+	}
+	set(r.ResourceLimits, "shm", command.Size(s.shm))
+	set(r.ResourceLimits, "logSize", command.Size(logSize))
+	if s.readOnly {
+		r.Extensions[wire.ExtReadOnly] = "true"
+	}
+	set(r.Extensions, wire.ExtPrestart, strings.Join(s.prestart, ","))
+	set(r.Extensions, wire.ExtTmpfs, strings.Join(s.tmpfs, ";"))
+	set(r.Extensions, wire.ExtName, s.name)
+	set(r.Extensions, wire.ExtRuntime, s.runtime)
+	set(r.Extensions, wire.ExtNetwork, s.network)
+	set(r.Extensions, wire.ExtAllow, strings.Join(s.allow, ","))
+	set(r.Extensions, wire.ExtPublish, strings.Join(s.publish, ","))
+	if err := healthExtensions(s.given, r.Extensions); err != nil {
+		return r, err
+	}
+	if r.Volumes, err = mounts(s.volumes, s.mounts); err != nil {
+		return r, err
+	}
+	if r.Env, err = command.Environment(s.env, s.envFiles); err != nil {
+		return r, err
+	}
+	r.Metadata, err = pairs("--label", s.labels)
+	return r, err
+}
+
+// logLimit is --log-max-size, or docker's way to say it.
+func (s *spec) logLimit() (string, error) {
+	size := s.logSize
+	for _, o := range s.logOpts {
+		k, v, _ := strings.Cut(o, "=")
+		if k != "max-size" || v == "" || size != "" {
+			return "", errs.New(errs.Invalid, "--log-opt %q: want max-size=SIZE, once, and not --log-max-size too", text.Clip(o, 60))
+		}
+		size = v
+	}
+	return size, nil
+}
+
+// pairs reads KEY=VALUE arguments of a flag.
+func pairs(flag string, list []string) (map[string]string, error) {
+	m := map[string]string{}
+	for _, s := range list {
+		k, v, _ := strings.Cut(s, "=")
+		if k == "" {
+			return nil, errs.New(errs.Invalid, "%s %q: want KEY=VALUE", flag, text.Clip(s, 60))
+		}
+		m[k] = v
+	}
+	return m, nil
+}
+
+// argv is --entrypoint and what follows the image.
+func (s *spec) argv(rest []string) []string {
+	rest = command.AfterDash(rest)
+	if s.entrypoint != "" {
+		return append([]string{s.entrypoint}, rest...)
+	}
+	return rest
+}

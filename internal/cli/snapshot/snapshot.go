@@ -1,0 +1,122 @@
+// Package snapshot has the commands for snapshots.
+package snapshot
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Commands makes the commands of this room.
+func Commands(p *command.Program) []*cobra.Command {
+	return []*cobra.Command{newSnapshot(p)}
+}
+
+func newSnapshot(p *command.Program) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "snapshot",
+		Aliases: []string{"snapshots"},
+		Short:   "Keep the files of a sandbox, and start others from them",
+		Example: `  sandboxctl snapshot create lab --name before-upgrade
+  sandboxctl create --from before-upgrade --name lab2`,
+	}
+	cmd.AddCommand(newSnapshotCreate(p), newSnapshotLs(p), newSnapshotInspect(p), newSnapshotRm(p))
+	return cmd
+}
+
+func newSnapshotCreate(p *command.Program) *cobra.Command {
+	var (
+		o      command.Output
+		name   string
+		noWait bool
+	)
+	cmd := &cobra.Command{
+		Use:   "create [flags] SANDBOX",
+		Short: "Take a snapshot of the files of a sandbox and print its id",
+		Long: `Take a snapshot of the files of a sandbox and print its id.
+
+The sandbox may run, be paused or have ended. One that runs stands still for
+some milliseconds, or, where the storage pool is a plain directory, for as long
+as copying its files takes. Memory and processes are not part of a snapshot.`,
+		Example: `  sandboxctl snapshot create lab
+  sandboxctl snapshot create lab --name before-upgrade`,
+		Args: cobra.ExactArgs(1),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			s, err := cl.Snapshots().Create(ctx, args[0], name, !noWait)
+			if err != nil {
+				return err
+			}
+			err = o.One(s, s.ID)
+			if err == nil && s.Status.State == wire.SnapshotFailed {
+				err = errs.New(errs.Internal, "snapshot %s failed: %s; `sandboxctl snapshot rm %s` removes what is left of it",
+					s.ID, s.Status.Message, s.ID)
+			}
+			return err
+		}),
+	}
+	o.Flags(cmd, true)
+	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot; it need not be unique")
+	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, while the snapshot is still being taken")
+	return cmd
+}
+
+func newSnapshotLs(p *command.Program) *cobra.Command {
+	var (
+		o       command.Output
+		sandbox string
+	)
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List snapshots",
+		Example: `  sandboxctl snapshot ls
+  sandboxctl snapshot ls --sandbox dnruqjdutkuk -o json`,
+		Args: cobra.NoArgs,
+		RunE: snapshots.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Snapshot, error) {
+			return cl.Snapshots().List(ctx, sandbox)
+		}),
+	}
+	o.Flags(cmd, true)
+	cmd.Flags().StringVar(&sandbox, "sandbox", "", "only those of the sandbox with this id, which may be gone")
+	return cmd
+}
+
+// snapshots is how snapshots are listed.
+var snapshots = command.Listing[wire.Snapshot]{
+	Name:   func(s wire.Snapshot) string { return s.ID },
+	Header: []string{"ID", "NAME", "SANDBOX", "STATE", "CREATED"},
+	Row: func(s wire.Snapshot) []string {
+		state := s.Status.State
+		if state == wire.SnapshotFailed {
+			state += " (" + text.Clip(s.Status.Message, 60) + ")"
+		}
+		return []string{s.ID, s.Name, s.SandboxID, state, text.Ago(s.CreatedAt)}
+	},
+}
+
+func newSnapshotInspect(p *command.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:     "inspect SNAPSHOT...",
+		Short:   "Show all there is to know of snapshots, as JSON",
+		Example: `  sandboxctl snapshot inspect before-upgrade`,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (wire.SnapshotInspection, error) {
+			return cl.Snapshots().Inspect(ctx, id)
+		}),
+	}
+}
+
+func newSnapshotRm(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:   "rm SNAPSHOT...",
+		Short: "Remove snapshots; what was made from them stays",
+		Example: `  sandboxctl snapshot rm before-upgrade
+  sandboxctl snapshot rm $(sandboxctl snapshot ls -q)`,
+	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Snapshots().Remove(ctx, id) })
+}

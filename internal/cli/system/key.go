@@ -1,0 +1,115 @@
+package system
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func newKey(p *command.Program) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "key",
+		Aliases: []string{"keys"},
+		Short:   "Make, list and remove API keys",
+		Long: `Make, list and remove the keys with which clients use the API over TCP. They work,
+and stop working, at once. A key has a role:
+
+  viewer    looks at sandboxes, but at nothing that opens one
+  operator  makes, uses and ends sandboxes, and adds images
+  admin     does everything: removes images, makes keys
+
+Those of the daemon's configuration are admins', and so is who uses the Unix
+socket.`,
+		Example: `  sandboxctl key create ci --role operator --expires 720h
+  sandboxctl key ls
+  sandboxctl key rm ci`,
+	}
+	cmd.AddCommand(newKeyCreate(p), newKeyLs(p), newKeyRm(p))
+	return cmd
+}
+
+func newKeyRm(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:     "rm NAME...",
+		Short:   "Remove API keys; from then on they open nothing",
+		Example: `  sandboxctl key rm ci`,
+	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.Keys().Remove(ctx, name) })
+}
+
+func newKeyCreate(p *command.Program) *cobra.Command {
+	var (
+		o       command.Output
+		role    string
+		expires time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:   "create [flags] NAME",
+		Short: "Make an API key and print it, this once",
+		Long: `Make an API key and print it. The daemon keeps a digest of it alone, so that it can
+not be shown again: make another if it is lost.`,
+		Example: `  sandboxctl key create ci
+  sandboxctl key create dashboard --role viewer --expires 720h
+  export OPEN_SANDBOX_API_KEY=$(sandboxctl key create me --role admin)`,
+		Args: cobra.ExactArgs(1),
+	}
+	cmd.RunE = p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+		var at time.Time
+		if cmd.Flags().Changed("expires") {
+			if expires <= 0 {
+				return errs.New(errs.Invalid,
+					"--expires %s: want a time to come, as 720h; leave it out for a key that does not expire", expires)
+			}
+			at = time.Now().Add(expires)
+		}
+		k, err := cl.Keys().Create(ctx, args[0], role, at)
+		if err != nil {
+			return err
+		}
+		return o.One(k, k.Secret)
+	})
+	o.Flags(cmd, false)
+	cmd.Flags().StringVar(&role, "role", "operator", "viewer, operator or admin")
+	command.Choices(cmd, "role", "viewer", "operator", "admin")
+	cmd.Flags().DurationVar(&expires, "expires", 0, "how long it works, as 720h (default: until it is removed)")
+	return cmd
+}
+
+func newKeyLs(p *command.Program) *cobra.Command {
+	var o command.Output
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List API keys",
+		Example: `  sandboxctl key ls
+  sandboxctl key ls -o json`,
+		Args: cobra.NoArgs,
+		RunE: keys.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Key, error) {
+			return cl.Keys().List(ctx)
+		}),
+	}
+	o.Flags(cmd, true)
+	return cmd
+}
+
+var keys = command.Listing[wire.Key]{
+	Name:   func(k wire.Key) string { return k.Name },
+	Header: []string{"NAME", "ROLE", "CREATED", "EXPIRES", "FROM"},
+	Row: func(k wire.Key) []string {
+		created := ""
+		if k.CreatedAt != nil {
+			created = text.Ago(*k.CreatedAt)
+		}
+		expires := text.Until(k.ExpiresAt)
+		if k.ExpiresAt != nil && !k.ExpiresAt.After(time.Now()) {
+			expires = "expired"
+		}
+		return []string{k.Name, k.Role, created, expires, k.Source}
+	},
+}

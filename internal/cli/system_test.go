@@ -1,0 +1,143 @@
+package cli
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+)
+
+// newSystemDaemon plays a daemon that knows its host; what is sent of a backup
+// is up to backup.
+func newSystemDaemon(t *testing.T, backup http.HandlerFunc, strays ...string) *daemon {
+	t.Helper()
+	mux := http.NewServeMux()
+	answer := func(path string, v any) {
+		mux.HandleFunc("GET /v1/system/"+path, func(w http.ResponseWriter, _ *http.Request) {
+			json.NewEncoder(w).Encode(v) //nolint:errcheck // the test sees what is missing
+		})
+	}
+	answer("info", wire.SystemInfo{
+		Version: wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}, Started: time.Now(),
+		Cgroups:       "unified",
+		DrainingSince: new(time.Now()),
+		Pool:          "btrfs\x1b[2J", Sandboxes: map[string]int{"Running": 2, "Failed": 1}, NoSweep: "the state was restored",
+		Strays: strays,
+	})
+	answer("df", wire.DiskUsage{
+		Images:    []wire.ImageDisk{{Name: "base", Tag: "latest", Bytes: 100 << 20, Sandboxes: 2}},
+		Sandboxes: []wire.Disk{{ID: testID, Name: "lab", State: "Running", Bytes: 3 << 20, LimitBytes: 1 << 30}},
+		Snapshots: []wire.Disk{{ID: "snap-" + testID, Name: "before", State: "Ready", Bytes: 7 << 20}}, Lost: 2, ReclaimableBytes: 5 << 20,
+	})
+	mux.HandleFunc("GET /v1/system/backup", backup)
+	mux.HandleFunc("/v1/system/drain", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
+	mux.HandleFunc("GET /v1/events", func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	return &daemon{url: s.URL}
+}
+
+func TestSystem(t *testing.T) {
+	// Restored, and the host holds nothing else: there is nothing to say of strays.
+	if r := newSystemDaemon(t, http.NotFound).run(t, "system", "info"); r.code != 0 ||
+		!strings.Contains(r.out, "not swept   the state was restored\n") ||
+		strings.Contains(r.out, "unknown") || strings.Contains(r.out, "strays") {
+		t.Errorf("%+v", r)
+	}
+	d := newSystemDaemon(t, http.NotFound, testID)
+	for cmd, wants := range map[string][]string{
+		"info": {
+			"v1 (go1.26), instance a", "1 Failed, 2 Running", "not swept   the state was restored", "draining    since",
+			"strays      " + testID + " (", `btrfs\x1b[2J`,
+		},
+		"df": {
+			"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "2 disks without an owner",
+			"5MiB would come back",
+		},
+		"info -o json": {`"strays": [`},
+		"df -o json":   {`"lost": 2`},
+	} {
+		r := d.run(t, append([]string{"system"}, strings.Fields(cmd)...)...)
+		if r.code != 0 {
+			t.Errorf("%s: %+v", cmd, r)
+		}
+		for _, want := range wants {
+			if !strings.Contains(r.out, want) {
+				t.Errorf("%s does not print %q:\n%s", cmd, want, r.out)
+			}
+		}
+	}
+}
+
+// TestSystemDrain waits for what runs, as long as it is told.
+func TestSystemDrain(t *testing.T) {
+	d := newSystemDaemon(t, http.NotFound)
+	for cmd, code := range map[string]int{
+		"drain": 0, "drain --off": 0, "drain --off --wait": 125, "drain --timeout 1s": 125,
+		"drain x": 125,
+	} {
+		if r := d.run(t, append([]string{"system"}, strings.Fields(cmd)...)...); r.code != code || r.out != "" {
+			t.Errorf("%s: %+v", cmd, r)
+		}
+	}
+	r := d.run(t, "system", "drain", "--wait", "--timeout", "1ms") // they are counted once at least
+	if r.code != 125 || !strings.Contains(r.errout, "2 sandboxes still run") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestSystemBackup makes a file of all that comes, or none.
+func TestSystemBackup(t *testing.T) {
+	d := newSystemDaemon(t, func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("the state")) })
+	file := filepath.Join(t.TempDir(), "b.tar.gz")
+	if r := d.run(t, "system", "backup", "-o", file); r.code != 0 || strings.TrimSpace(r.out) != file {
+		t.Errorf("%+v", r)
+	}
+	if b, err := os.ReadFile(file); err != nil || string(b) != "the state" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if fi, err := os.Stat(file); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", fi, err)
+	}
+	if r := d.run(t, "system", "backup", "-o", "-"); r.code != 0 || r.out != "the state" {
+		t.Errorf("%+v", r)
+	}
+	cut := newSystemDaemon(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "100")
+		w.Write([]byte("the sta"))
+	})
+	dir := t.TempDir()
+	r := cut.run(t, "system", "backup", "-o", filepath.Join(dir, "b"))
+	if left, err := os.ReadDir(dir); r.code == 0 || err != nil || len(left) > 0 {
+		t.Errorf("cut short: %+v; left %v, %v", r, left, err)
+	}
+	if r := d.run(t, "system", "backup", "-o", filepath.Join(dir, "no", "b")); r.code == 0 || !strings.Contains(r.errout, "no such file") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestSystemRestore runs sandboxd, with its exit status, and says so where
+// there is none.
+func TestSystemRestore(t *testing.T) {
+	d := newSystemDaemon(t, http.NotFound)
+	dir := t.TempDir()
+	t.Setenv("PATH", dir)
+	if r := d.run(t, "system", "restore", "f"); r.code == 0 || !strings.Contains(r.errout, "sandboxd restore FILE") {
+		t.Errorf("%+v", r)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "sandboxd"), []byte("#!/bin/sh\necho \"$@\"\nexit 7\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if r := d.run(t, "system", "restore", "f", "--config", "c"); r.code != 7 || r.out != "restore f --config c\n" {
+		t.Errorf("%+v", r)
+	}
+	if r := d.run(t, "system", "restore", "--accept"); r.code != 7 || r.out != "restore --accept\n" {
+		t.Errorf("%+v", r)
+	}
+}

@@ -1,0 +1,154 @@
+// Package volume has the commands for volumes.
+package volume
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// Commands makes the commands of this room.
+func Commands(p *command.Program) []*cobra.Command {
+	return []*cobra.Command{newVolume(p)}
+}
+
+func newVolume(p *command.Program) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "volume",
+		Aliases: []string{"volumes"},
+		Short:   "Keep files apart from sandboxes, and share them among sandboxes",
+		Long: `Keep files apart from sandboxes, and share them among sandboxes.
+
+A volume is made when a sandbox first names it (-v NAME:/path), or by "create"; it
+begins with what the image of the first sandbox has at that path. It stays until
+it is removed, and can not be while a sandbox has it mounted, also one that has
+ended. Snapshots of sandboxes do not contain it.`,
+		Example: `  sandboxctl volume create data --size 1Gi
+  sandboxctl run -v data:/data python -- python3 -c 'open("/data/x","w")'
+  sandboxctl volume ls`,
+	}
+	cmd.AddCommand(newVolumeCreate(p), newVolumeLs(p), newVolumeInspect(p), newVolumeRm(p), newVolumePrune(p))
+	return cmd
+}
+
+func newVolumeRm(p *command.Program) *cobra.Command {
+	return p.Verb(&cobra.Command{
+		Use:     "rm VOLUME...",
+		Short:   "Remove volumes and all that is in them",
+		Example: `  sandboxctl volume rm data`,
+	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.Volumes().Remove(ctx, name) })
+}
+
+func newVolumeCreate(p *command.Program) *cobra.Command {
+	var (
+		o    command.Output
+		size string
+	)
+	cmd := &cobra.Command{
+		Use:   "create [flags] NAME",
+		Short: "Make a volume and print its name",
+		Example: `  sandboxctl volume create data
+  sandboxctl volume create models --size 20Gi`,
+		Args: cobra.ExactArgs(1),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			v, err := cl.Volumes().Create(ctx, args[0], command.Size(size))
+			if err != nil {
+				return err
+			}
+			return o.One(v, v.Name)
+		}),
+	}
+	o.Flags(cmd, true)
+	cmd.Flags().StringVar(&size, "size", "",
+		"how much it may hold, as 1Gi (default: the host's, volume_size of its configuration)")
+	return cmd
+}
+
+func newVolumeLs(p *command.Program) *cobra.Command {
+	var o command.Output
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List volumes",
+		Example: `  sandboxctl volume ls
+  sandboxctl volume ls -o json`,
+		Args: cobra.NoArgs,
+		RunE: volumes.Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.Volume, error) {
+			return cl.Volumes().List(ctx)
+		}),
+	}
+	o.Flags(cmd, true)
+	return cmd
+}
+
+// volumes is how volumes are listed.
+var volumes = command.Listing[wire.Volume]{
+	Name:   func(v wire.Volume) string { return v.Name },
+	Header: []string{"NAME", "USED", "SIZE", "SANDBOXES", "CREATED"},
+	Row: func(v wire.Volume) []string {
+		used, size := "", "no limit"
+		if v.UsedBytes != nil {
+			used = text.Bytes(*v.UsedBytes)
+		}
+		if v.SizeBytes > 0 {
+			size = text.Bytes(v.SizeBytes)
+		}
+		return []string{v.Name, used, size, strconv.Itoa(len(v.UsedBy)), text.Ago(v.CreatedAt)}
+	},
+}
+
+func newVolumeInspect(p *command.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:     "inspect VOLUME...",
+		Short:   "Show all there is to know of volumes, as JSON",
+		Example: `  sandboxctl volume inspect data`,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, name string) (wire.Volume, error) {
+			return cl.Volumes().Get(ctx, name)
+		}),
+	}
+}
+
+func newVolumePrune(p *command.Program) *cobra.Command {
+	var (
+		o     command.Output
+		force bool
+	)
+	cmd := &cobra.Command{
+		Use:   "prune -f",
+		Short: "Remove every volume that no sandbox has mounted",
+		Long: `Remove every volume that no sandbox has mounted, with all that is in it. Sandboxes
+that have ended count. It asks nothing, so it wants -f.`,
+		Example: `  sandboxctl volume prune -f`,
+		Args:    cobra.NoArgs,
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			if !force {
+				return errs.New(errs.Invalid, "this removes every volume that no sandbox has mounted, for good; "+
+					"-f says that this is meant (`sandboxctl volume ls` shows them)")
+			}
+			p, err := cl.Volumes().Prune(ctx)
+			if err != nil {
+				return err
+			}
+			if o.Format == command.JSON {
+				return text.JSON(os.Stdout, p)
+			}
+			for _, name := range p.Volumes {
+				fmt.Println(text.Printable(name))
+			}
+			return nil
+		}),
+	}
+	o.Flags(cmd, true)
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "do it")
+	return cmd
+}

@@ -1,0 +1,99 @@
+package client
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// lost explains a connection that could not be made or broke.
+func (d *daemon) lost(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
+		why := op.Err.Error()
+		if errors.Is(err, os.ErrPermission) {
+			return errs.Wrap(err, errs.Denied, "cannot connect to %s: permission denied; become root or a member of group sandboxd", d.host)
+		}
+		return errs.Wrap(err, errs.Unavailable, "cannot connect to %s: %s; is sandboxd running? "+
+			"Start it with `make dev-up` or `systemctl start sandboxd`, or set SANDBOXD_HOST", d.host, why)
+	}
+	if u, ok := errors.AsType[*url.Error](err); ok {
+		err = u.Err
+	}
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
+		return errs.Wrap(err, errs.Denied, "the certificate of %s is not to be trusted: %s; have SSL_CERT_FILE name "+
+			"the PEM file of the authority that signed it, and ask under a name that it holds", d.host, err)
+	}
+	return errs.Wrap(err, errs.Unavailable, "the connection to %s broke: %s; see whether sandboxd still runs and ask again", d.host, err)
+}
+
+// fromResponse turns an answer that is no success back into an error of
+// pkg/errs: the other direction of the table in pkg/api.
+func fromResponse(resp *http.Response) error {
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	var e wire.Error
+	if json.Unmarshal(b, &e) != nil || e.Message == "" {
+		e.Message = strings.TrimSpace(string(b))
+		if strings.HasSuffix(e.Message, "HTTP request to an HTTPS server.") { // net/http's own words
+			e.Message = "this is a TLS listener, and was asked without; begin the host with https://"
+		}
+		if e.Message == "" || strings.HasPrefix(e.Message, "<") {
+			e.Message = "the server answered " + resp.Status
+		}
+	}
+	err := fromWire(resp.StatusCode, e)
+	if n, perr := strconv.Atoi(resp.Header.Get("Retry-After")); perr == nil && n > 0 {
+		err = errs.Retry(err, time.Duration(n)*time.Second)
+	}
+	return err
+}
+
+func fromWire(status int, e wire.Error) error {
+	return errs.Wire(errs.New(codeOf(status, e.Code), "%s", e.Message), e.Code)
+}
+
+func codeOf(status int, wireCode string) errs.Code {
+	switch status {
+	case http.StatusBadRequest:
+		switch wireCode {
+		case "SANDBOX::API_NOT_SUPPORTED", "SNAPSHOT::NOT_IMPLEMENTED", "VOLUME::UNSUPPORTED_BACKEND":
+			return errs.Unsupported
+		}
+		return errs.Invalid
+	case http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity, http.StatusMethodNotAllowed:
+		return errs.Invalid
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return errs.Denied
+	case http.StatusNotFound:
+		return errs.NotFound
+	case http.StatusConflict:
+		if wireCode == "SANDBOX::ALREADY_EXISTS" {
+			return errs.Exists
+		}
+		return errs.WrongState
+	case http.StatusTooManyRequests, http.StatusInsufficientStorage:
+		return errs.Exhausted
+	case http.StatusNotImplemented:
+		return errs.Unsupported
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		if wireCode == "SANDBOX::CAPACITY_EXCEEDED" {
+			return errs.Exhausted
+		}
+		return errs.Unavailable
+	}
+	return errs.Internal
+}
