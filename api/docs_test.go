@@ -73,7 +73,10 @@ func describe(id string, doc *openapi3.T) document {
 				Summary: op.Summary, Description: op.Description, Open: op.Security != nil && len(*op.Security) == 0,
 			}
 			for _, p := range slices.Concat(item.Parameters, op.Parameters) {
-				o.Parameters = append(o.Parameters, field{p.Value.Name, p.Value.In, p.Value.Description, p.Value.Required, typeOf(id, p.Value.Schema)})
+				o.Parameters = append(o.Parameters, field{
+					p.Value.Name, p.Value.In, p.Value.Description, p.Value.Required,
+					typeOf(id, p.Value.Schema),
+				})
 			}
 			if op.RequestBody != nil {
 				o.Body = contents(id, op.RequestBody.Value.Content)
@@ -91,11 +94,17 @@ func describe(id string, doc *openapi3.T) document {
 	}
 	for _, name := range slices.Sorted(maps.Keys(doc.Components.Schemas)) {
 		ref := doc.Components.Schemas[name]
-		s := schema{ID: id + "." + name, Name: name, Description: ref.Value.Description, Type: typeOf(id, &openapi3.SchemaRef{Value: ref.Value})}
+		s := schema{
+			ID: id + "." + name, Name: name, Description: ref.Value.Description,
+			Type: typeOf(id, &openapi3.SchemaRef{Value: ref.Value}),
+		}
 		for _, part := range append([]*openapi3.SchemaRef{ref}, ref.Value.AllOf...) {
 			for _, f := range slices.Sorted(maps.Keys(part.Value.Properties)) {
 				p := part.Value.Properties[f]
-				s.Fields = append(s.Fields, field{Name: f, Description: p.Value.Description, Required: slices.Contains(part.Value.Required, f), Type: typeOf(id, p)})
+				s.Fields = append(s.Fields, field{
+					Name: f, Description: p.Value.Description,
+					Required: slices.Contains(part.Value.Required, f), Type: typeOf(id, p),
+				})
 			}
 		}
 		d.Schemas = append(d.Schemas, s)

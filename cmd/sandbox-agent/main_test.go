@@ -62,7 +62,8 @@ func start(t *testing.T, b agent.Bootstrap, line string) *box {
 	}
 	defer stdin.Close()
 	// Who starts the agent may ignore signals, as nohup does: no child of its may begin so.
-	x.cmd = exec.Command("sh", "-c", `trap "" HUP INT QUIT PIPE TSTP TTIN TTOU; exec "$@"`, "sh", os.Args[0], "-listen", x.addr, "-state-dir", x.state)
+	x.cmd = exec.Command("sh", "-c", `trap "" HUP INT QUIT PIPE TSTP TTIN TTOU; exec "$@"`, "sh", os.Args[0], "-listen", x.addr,
+		"-state-dir", x.state)
 	x.cmd.Env = []string{"BE_THE_AGENT=1", "PATH=" + os.Getenv("PATH"), "FROM_IMAGE=yes"}
 	x.cmd.Stdin, x.cmd.Stderr = stdin, &x.stderr
 	if line != "" {
@@ -147,7 +148,8 @@ func (x *box) ended(wantCode int) (agent.Obituary, string) {
 
 func TestLifeAndDeath(t *testing.T) {
 	dir := t.TempDir()
-	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "echo hello from $FROM_BOOT $FROM_IMAGE; while [ ! -e $0/stop ]; do sleep 0.01; done; exit 42", dir}, Env: map[string]string{"FROM_BOOT": "boot"}}, "")
+	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "echo hello from $FROM_BOOT $FROM_IMAGE; while [ ! -e $0/stop ]; do " +
+		"sleep 0.01; done; exit 42", dir}, Env: map[string]string{"FROM_BOOT": "boot"}}, "")
 	x.ready()
 	if out, code := x.run("echo $FROM_BOOT $FROM_IMAGE; exit 3"); out != "boot yes\n" || code != 3 {
 		t.Errorf("%q %d", out, code)
@@ -231,7 +233,8 @@ func TestEntrypointThatCanNotStart(t *testing.T) {
 		x := start(t, agent.Bootstrap{Entrypoint: c.argv}, "")
 		o, _ := x.ended(c.code)
 		said := x.stderr.String()
-		if o.ExitCode != c.code || !strings.Contains(o.Message, c.says) || !strings.Contains(said, c.says) || strings.Count(said, "\n") != 1 {
+		if o.ExitCode != c.code || !strings.Contains(o.Message, c.says) || !strings.Contains(said, c.says) ||
+			strings.Count(said, "\n") != 1 {
 			t.Errorf("%q: %+v; %q", c.argv, o, said)
 		}
 	}
@@ -261,7 +264,8 @@ func TestBootErrors(t *testing.T) {
 }
 
 func TestSignals(t *testing.T) {
-	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "trap 'echo term; exit 5' TERM; echo up; while :; do sleep 0.01; done"}}, "")
+	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "trap 'echo term; exit 5' TERM; echo up; while :; do sleep 0.01; done"}},
+		"")
 	x.ready()
 	x.awaitLogs("up\n")
 	x.cmd.Process.Signal(syscall.SIGHUP)  //nolint:errcheck // it must survive this
@@ -275,7 +279,8 @@ func TestSignals(t *testing.T) {
 	}
 
 	x = start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "seq 1 100000; kill -9 $$"}}, "")
-	if o, last := x.ended(137); o.ExitCode != 137 || o.Signal != "SIGKILL" || len(last) != agent.MaxLastOutput || !strings.HasSuffix(last, "\n100000\n") {
+	if o, last := x.ended(137); o.ExitCode != 137 || o.Signal != "SIGKILL" || len(last) != agent.MaxLastOutput ||
+		!strings.HasSuffix(last, "\n100000\n") {
 		t.Errorf("%+v, %d bytes", o, len(last))
 	}
 
@@ -302,7 +307,10 @@ func TestRunsAsTheUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		return // only root can become somebody else
 	}
-	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", "id -u; id -g; id -G; echo $HOME; sleep 100"}, User: "daemon", Workdir: "/"}, "")
+	x := start(t, agent.Bootstrap{
+		Entrypoint: []string{"sh", "-c", "id -u; id -g; id -G; echo $HOME; sleep 100"},
+		User:       "daemon", Workdir: "/",
+	}, "")
 	x.ready()
 	out, code := x.run("id -u; id -g; id -G; echo $HOME; pwd")
 	if out != "1\n1\n1\n/usr/sbin\n/\n" || code != 0 {
@@ -333,7 +341,10 @@ func TestDriversDieWithTheAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	x := start(t, agent.Bootstrap{Env: map[string]string{"HOME": t.TempDir(), "GOCACHE": cmp.Or(os.Getenv("GOCACHE"), cache+"/go-build")}, Prestart: []string{"bash", "bash", "python"}}, "")
+	x := start(t, agent.Bootstrap{
+		Env:      map[string]string{"HOME": t.TempDir(), "GOCACHE": cmp.Or(os.Getenv("GOCACHE"), cache+"/go-build")},
+		Prestart: []string{"bash", "bash", "python"},
+	}, "")
 	x.ready()
 	printPid := map[string]string{
 		"python":     "import os; print(os.getpid(), flush=True)\nwhile True: pass",

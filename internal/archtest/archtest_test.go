@@ -53,12 +53,17 @@ var walls = []struct {
 	allowed []string
 	reason  string
 }{
-	{"github.com/vishvananda/netlink", []string{"pkg/netns", "pkg/egress", "internal/dump"}, "links and sets are changed in one place each"},
+	{
+		"github.com/vishvananda/netlink",
+		[]string{"pkg/netns", "pkg/egress", "internal/dump"},
+		"links and sets are changed in one place each",
+	},
 	{"github.com/coreos/go-iptables", []string{"pkg/egress"}, "one owner of the chains"},
 	{"github.com/google/nftables", []string{"pkg/egress", "internal/hosttest"}, "one owner of the lock; tests see that it is gone"},
 	{"github.com/containerd/cgroups", []string{"pkg/cgroups"}, "two libraries never write one cgroup"},
 	{"go.etcd.io/bbolt", []string{"pkg/store"}, "one owner of the schema"},
-	{"github.com/opencontainers/runc", []string{"cmd/sandboxd-runc"}, "libcontainer is cgo, and its init re-executes the binary that links it"},
+	{"github.com/opencontainers/runc", []string{"cmd/sandboxd-runc"}, "libcontainer is cgo, and its init re-executes the binary that " +
+		"links it"},
 	{"github.com/spf13/cobra", []string{"internal/cli", "cmd/sandboxd", "internal/manual"}, "flags are the programs' business"},
 	{"github.com/miekg/dns", []string{"pkg/egress"}, "hostile DNS is parsed in one place"},
 	{"github.com/pelletier/go-toml", []string{"internal/config", "pkg/image"}, "what is not TOML on disk is JSON"},
@@ -144,7 +149,8 @@ func TestLayers(t *testing.T) {
 			}
 			to, toRule := layerOf(dep)
 			if to > from || to == from && toRule != fromRule {
-				t.Errorf("%s (layer %d) imports %s (layer %d): imports point down, and neighbours do not know one another", s.path, from, dep, to)
+				t.Errorf("%s (layer %d) imports %s (layer %d): imports point down, and neighbours do not know one another", s.path, from,
+					dep, to)
 			}
 		}
 	}

@@ -113,7 +113,8 @@ func TestProse(t *testing.T) {
 		}
 		for _, p := range d.paragraphs() {
 			if n := len(strings.Fields(p.text)); n > maxParagraph {
-				t.Errorf("%s:%d: the paragraph has %d words, more than %d: give each topic one of its own", d.path, p.number, n, maxParagraph)
+				t.Errorf("%s:%d: the paragraph has %d words, more than %d: give each topic one of its own", d.path, p.number,
+					n, maxParagraph)
 			}
 		}
 		for _, l := range d.lines {

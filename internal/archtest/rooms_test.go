@@ -43,6 +43,25 @@ var rooms = map[string]map[string][]string{
 		".":             {"tree", "layer", "diff", "overlay", "pool", "pool/btrfs", "pool/project", "pool/plain"},
 		"snapshottest":  {".", "layer", "pool"},
 	},
+	"internal/cli": {
+		"text":       {}, // sizes, times and tables as people read them
+		"command":    {"text"},
+		"foreground": {"text", "command"}, // a program of the guest in front of this terminal
+		"bench":      {"text", "command"},
+		"code":       {"text", "command", "foreground"},
+		"exec":       {"text", "command", "foreground"},
+		"files":      {"text", "command"},
+		"image":      {"text", "command"},
+		"network":    {"text", "command"},
+		"observe":    {"text", "command"},
+		"sandbox":    {"text", "command", "foreground"},
+		"snapshot":   {"text", "command"},
+		"system":     {"text", "command"},
+		"volume":     {"text", "command"},
+		".": {
+			"command", "bench", "code", "exec", "files", "image", "network", "observe", "sandbox", "snapshot", "system", "volume",
+		},
+	},
 	"pkg/image": {
 		"archive":               {},
 		"archive/archivetest":   {},

@@ -115,7 +115,8 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 		return m, fmt.Errorf("its manifest: %w", err)
 	}
 	if m.Format != Format {
-		return m, fmt.Errorf("it is of format %d and this sandboxd reads %d; use the sandboxd that wrote it, %q", m.Format, Format, m.Version)
+		return m, fmt.Errorf("it is of format %d and this sandboxd reads %d; use the sandboxd that wrote it, %q", m.Format, Format,
+			m.Version)
 	}
 	if err := next(tr, stateName, maxState); err != nil {
 		return m, err
@@ -126,7 +127,8 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 		return m, err
 	}
 	if sum := hex.EncodeToString(h.Sum(nil)); n != m.Bytes || sum != m.SHA256 {
-		return m, fmt.Errorf("it is damaged: its manifest wants %d bytes with sha256 %.12s…, and it has %d with %.12s…", m.Bytes, m.SHA256, n, sum)
+		return m, fmt.Errorf("it is damaged: its manifest wants %d bytes with sha256 %.12s…, and it has %d with %.12s…", m.Bytes, m.SHA256,
+			n, sum)
 	}
 	if _, err := tr.Next(); !errors.Is(err, io.EOF) {
 		return m, fmt.Errorf("after the store: %w", orUnexpected(err))

@@ -67,7 +67,8 @@ func (p *Pair) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.err == nil && time.Now().After(c.Leaf.NotAfter) {
-		return fmt.Errorf("the certificate in %s expired at %s: clients refuse it; renew it", p.cert, c.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		return fmt.Errorf("the certificate in %s expired at %s: clients refuse it; renew it", p.cert,
+			c.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	return p.err
 }

@@ -139,7 +139,10 @@ func TestReload(t *testing.T) {
 
 	// Bad ones change nothing, and are told once each.
 	old, oldKey := issue(t, "expired", -time.Minute)
-	for what, bad := range map[string][2][]byte{"no PEM": {[]byte("hello"), k3}, "empty": {nil, nil}, "half": {c3[:len(c3)/2], k3}, "expired": {old, oldKey}} {
+	for what, bad := range map[string][2][]byte{
+		"no PEM": {[]byte("hello"), k3}, "empty": {nil, nil}, "half": {c3[:len(c3)/2], k3},
+		"expired": {old, oldKey},
+	} {
 		log.Reset()
 		rename("tls.key", bad[1])
 		rename("tls.crt", bad[0])

@@ -343,7 +343,8 @@ func (c *Config) validateListen(bad func(string, ...any)) {
 		bad("listen.tcp = %q: want address:port, as 127.0.0.1:8080", l.TCP)
 	}
 	if l.APIKeyFile == "" && l.Insecure == "" {
-		bad("listen.tcp needs listen.api_key_file, because whoever reaches it may run code; make one with: (umask 077; openssl rand -hex 32 >/etc/sandboxd/api-key)")
+		bad("listen.tcp needs listen.api_key_file, because whoever reaches it may run code; make one with: (umask 077; openssl rand " +
+			"-hex 32 >/etc/sandboxd/api-key)")
 	}
 }
 

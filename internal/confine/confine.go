@@ -139,7 +139,8 @@ func Start(ctx context.Context, c Child) (*Process, error) {
 	if err := <-started; err != nil {
 		inW.Close()
 		outR.Close()
-		return nil, fmt.Errorf("confine %s (see user.max_user_namespaces and, on Ubuntu, kernel.apparmor_restrict_unprivileged_userns): %w", c.Verb, err)
+		return nil, fmt.Errorf("confine %s (see user.max_user_namespaces and, on Ubuntu, kernel.apparmor_restrict_unprivileged_userns): %w",
+			c.Verb, err)
 	}
 	return p, nil
 }

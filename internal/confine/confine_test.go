@@ -112,7 +112,8 @@ func write(outside string) error {
 		return fmt.Errorf("whiteout: %w", err)
 	}
 	// A version 2 file capability: cap_net_raw, effective.
-	if err := unix.Setxattr("/file", "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0); err != nil {
+	if err := unix.Setxattr("/file", "security.capability",
+		[]byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0); err != nil {
 		return fmt.Errorf("file capability: %w", err)
 	}
 	for what, err := range map[string]error{
@@ -266,7 +267,8 @@ func TestChildWritesItsRootOnly(t *testing.T) {
 
 func TestChildFails(t *testing.T) {
 	needsRoot(t)
-	if _, err := ask(t, Child{Verb: "fail", Args: []string{"invalid", "bad \x1b thing"}}, ""); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "bad") {
+	if _, err := ask(t, Child{Verb: "fail", Args: []string{"invalid", "bad \x1b thing"}}, ""); !errs.Is(err, errs.Invalid) ||
+		!strings.Contains(err.Error(), "bad") {
 		t.Errorf("invalid: %v", err)
 	}
 	if _, err := ask(t, Child{Verb: "fail", Args: []string{"denied", "not a child's word"}}, ""); !errs.Is(err, errs.Internal) {
@@ -278,7 +280,8 @@ func TestChildFails(t *testing.T) {
 	if _, err := ask(t, Child{Verb: "eat"}, ""); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "memory") {
 		t.Errorf("a glutton: %v", err)
 	}
-	if _, err := ask(t, Child{Verb: "spin", Time: time.Second}, ""); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "to read") {
+	if _, err := ask(t, Child{Verb: "spin", Time: time.Second}, ""); !errs.Is(err, errs.Invalid) ||
+		!strings.Contains(err.Error(), "to read") {
 		t.Errorf("a burner: %v", err)
 	}
 	if out, err := ask(t, Child{Verb: "echo"}, strings.Repeat("x", 3<<20)); err != nil || len(out) != 3<<20 {
@@ -303,7 +306,8 @@ func TestChildEndsWithItsContext(t *testing.T) {
 // TestUnderSharedMounts: systemd makes every mount of a host shared.
 func TestUnderSharedMounts(t *testing.T) {
 	needsRoot(t)
-	out, err := exec.Command("unshare", "--mount", "--propagation", "shared", os.Args[0], "-test.run", "^TestChildWritesItsRootOnly$", "-test.v").CombinedOutput()
+	out, err := exec.Command("unshare", "--mount", "--propagation", "shared", os.Args[0], "-test.run", "^TestChildWritesItsRootOnly$",
+		"-test.v").CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("PASS: TestChildWritesItsRootOnly")) {
 		t.Fatalf("%v: %s", err, out)
 	}

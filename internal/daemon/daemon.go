@@ -269,7 +269,8 @@ func (d *Daemon) keepAddresses(ctx context.Context) error {
 		return err
 	}
 	if len(was) > 0 && len(all) > 0 {
-		return fmt.Errorf("network.address_pool was %s and is now %s, but %d sandboxes have addresses of the first: set it back, delete them, and then change it", was, now, len(all))
+		return fmt.Errorf("network.address_pool was %s and is now %s, but %d sandboxes have addresses of the first: set it back, delete "+
+			"them, and then change it", was, now, len(all))
 	}
 	if err := durable.Write(path, []byte(now), 0o600); err != nil {
 		return fmt.Errorf("remember the address pool: %w", err)

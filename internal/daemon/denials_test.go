@@ -26,7 +26,10 @@ func TestDenials(t *testing.T) {
 		d.history.Open("flood")
 		d.history.Open("quiet")
 		deny := func(id string, i int) {
-			d.onDeny(egress.Denial{ID: id, Proto: "tcp", Dst: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i % 2)}), 80), Rule: "default"})
+			d.onDeny(egress.Denial{
+				ID: id, Proto: "tcp", Dst: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i % 2)}), 80),
+				Rule: "default",
+			})
 		}
 		const seconds, each = 60, 100
 		for i := range seconds * each {
@@ -58,7 +61,8 @@ func TestDenials(t *testing.T) {
 			}
 		}
 		if most := denialBurst + seconds + 1 + lines["more"]; lines["flood"] > most || lines["more"] > seconds/10+1 {
-			t.Errorf("%d lines for one sandbox in %d s, %d of them about more; want at most %d", lines["flood"], seconds, lines["more"], most)
+			t.Errorf("%d lines for one sandbox in %d s, %d of them about more; want at most %d", lines["flood"], seconds, lines["more"],
+				most)
 		}
 		if got := lines["flood"] - lines["more"] + more; got != seconds*each {
 			t.Errorf("%d denials are told of, %d were", got, seconds*each)

@@ -38,7 +38,8 @@ func claim(cfg *config.Config) (locks []*os.File, err error) {
 		}
 		return err
 	}
-	if err := take(fmt.Sprintf("/run/sandboxd-%s.lock", cfg.Instance), fmt.Sprintf("runs as instance %q on this host", cfg.Instance)); err != nil {
+	if err := take(fmt.Sprintf("/run/sandboxd-%s.lock", cfg.Instance),
+		fmt.Sprintf("runs as instance %q on this host", cfg.Instance)); err != nil {
 		return locks, err
 	}
 	if err := ownDirectory("state_dir", cfg.StateDir, 0o700); err != nil {
@@ -100,7 +101,8 @@ func lockFile(path, what string) (*os.File, error) {
 		holder := unix.Flock_t{Type: unix.F_WRLCK}
 		_ = unix.FcntlFlock(f.Fd(), unix.F_GETLK, &holder)
 		f.Close()
-		return nil, fmt.Errorf("another sandboxd (pid %d) %s: stop it, or give this one another instance and directories in its configuration", holder.Pid, what)
+		return nil, fmt.Errorf("another sandboxd (pid %d) %s: stop it, or give this one another instance and directories in its "+
+			"configuration", holder.Pid, what)
 	}
 	return f, nil
 }

@@ -40,7 +40,8 @@ type links struct {
 }
 
 // errCut is why no link goes up.
-var errCut = errors.New("the firewall of sandboxd is gone and could not be put back yet: until it is, links of sandboxes stay down (the log says what fails)")
+var errCut = errors.New("the firewall of sandboxd is gone and could not be put back yet: until it is, links of sandboxes stay down (the " +
+	"log says what fails)")
 
 // Attach links a sandbox, unless nothing would keep it in.
 func (l links) Attach(ctx context.Context, id string, addr netip.Addr) error {

@@ -94,7 +94,8 @@ func (d *Daemon) onEvent(e sandbox.Event) {
 // guest does not get as many as it likes.
 func (d *Daemon) onDeny(n egress.Denial) {
 	level := slog.LevelDebug
-	if d.history.Note(n.ID, history.Network, time.Now(), "denied "+n.Proto+" "+n.Dst.String()+": "+n.Rule) && d.denials.allow(n.ID, time.Now()) {
+	if d.history.Note(n.ID, history.Network, time.Now(), "denied "+n.Proto+" "+n.Dst.String()+": "+n.Rule) &&
+		d.denials.allow(n.ID, time.Now()) {
 		level = slog.LevelInfo
 	}
 	d.log.Log(context.Background(), level, "denied", "sandbox", n.ID, "proto", n.Proto, "dst", n.Dst.String(), "rule", n.Rule)

@@ -25,7 +25,10 @@ func TestTelling(t *testing.T) {
 		}
 	}
 	hear(image.Progress{Stage: image.StageUnpack, Layer: 101, Layers: 101})
-	if len(said) != 13 || !slices.Equal(said[:3], []string{"asking the registry", "downloaded 0 of 1000 MiB", "downloaded 100 of 1000 MiB"}) || said[12] != "unpacking layer 101 of 101" {
+	if len(said) != 13 || !slices.Equal(said[:3], []string{
+		"asking the registry", "downloaded 0 of 1000 MiB",
+		"downloaded 100 of 1000 MiB",
+	}) || said[12] != "unpacking layer 101 of 101" {
 		t.Errorf("%d lines: %q", len(said), said)
 	}
 	said, tell = nil, &telling{} // all layers were here but one, which is empty

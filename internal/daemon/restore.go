@@ -98,10 +98,12 @@ func unpack(cfg *config.Config, r io.Reader, path string) (m backup.Manifest, er
 		return m, err
 	}
 	if m.Instance != cfg.Instance.String() {
-		return m, fmt.Errorf("the backup is of instance %q, whose ids begin with that, and this is %q: name the configuration of that instance with --config", m.Instance, cfg.Instance)
+		return m, fmt.Errorf("the backup is of instance %q, whose ids begin with that, and this is %q: name the configuration of that "+
+			"instance with --config", m.Instance, cfg.Instance)
 	}
 	if pool := cfg.Network.Pool.String(); m.AddressPool != pool {
-		return m, fmt.Errorf("the backup's sandboxes have addresses of %s, and network.address_pool is %s: set it to the first", m.AddressPool, pool)
+		return m, fmt.Errorf("the backup's sandboxes have addresses of %s, and network.address_pool is %s: set it to the first",
+			m.AddressPool, pool)
 	}
 	facts, err := store.Examine(path)
 	m.State = facts
@@ -134,7 +136,8 @@ func stopped(err error) error {
 // noRoom gives a full disk the code and the words of a client.
 func noRoom(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || err != nil && strings.Contains(err.Error(), unix.ENOSPC.Error()) {
-		return errs.Wrap(err, errs.Unavailable, "no space is left in the state directory of sandboxd for a copy of the state; free some there and try again")
+		return errs.Wrap(err, errs.Unavailable, "no space is left in the state directory of sandboxd for a copy of the state; free some "+
+			"there and try again")
 	}
 	return err
 }
@@ -147,7 +150,8 @@ func (d *Daemon) noSweep() string {
 			"bring back the sandboxd.db of that pool, or, to give its disks up, delete what lies in %s",
 			d.files.Pool.ID(), d.store.PoolID(), filepath.Join(d.cfg.StateDir, "pool"))
 	case d.store.Restored() != "":
-		return fmt.Sprintf("the state was restored from %s, and the host may hold what is younger: to have that swept, stop sandboxd, run `sandboxd restore --accept` and start it", d.store.Restored())
+		return fmt.Sprintf("the state was restored from %s, and the host may hold what is younger: to have that swept, stop sandboxd, "+
+			"run `sandboxd restore --accept` and start it", d.store.Restored())
 	}
 	return ""
 }
@@ -199,5 +203,7 @@ func (d *Daemon) mayCreate(ctx context.Context) error {
 	if err != nil || len(strays) == 0 {
 		return err
 	}
-	return errs.New(errs.Unavailable, "nothing is created here for now: %d sandboxes on this host are not in the state (%s first), and a new one could get the address and user ids of one of them; `sandboxctl system info` says why and what to do", len(strays), strays[0])
+	return errs.New(errs.Unavailable, "nothing is created here for now: %d sandboxes on this host are not in the state (%s first), and "+
+		"a new one could get the address and user ids of one of them; `sandboxctl system info` says why and what to do", len(strays),
+		strays[0])
 }

@@ -21,7 +21,10 @@ func TestLayerUsers(t *testing.T) {
 	for id, state := range map[string]record.SnapshotState{
 		"snap-daaaaaaaaaaa": record.SnapshotReady, "snap-dbbbbbbbbbbb": record.SnapshotFailed,
 	} {
-		if err := db.PutSnapshot(t.Context(), record.Snapshot{ID: id, State: state, Image: record.Image{Layers: []string{"l"}}}); err != nil {
+		if err := db.PutSnapshot(t.Context(), record.Snapshot{
+			ID: id, State: state,
+			Image: record.Image{Layers: []string{"l"}},
+		}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -39,13 +42,24 @@ func TestAddImages(t *testing.T) {
 	}
 	var df wire.DiskUsage
 	addImages(&df, []record.Image{image("a", "shared"), image("b", "shared"), image("c")},
-		map[string]int64{"a": 1, "b": 10, "c": 100, "shared": 1000, "of a snapshot": 10_000, "of nobody": 100_000, "of one that failed": 1_000_000},
+		map[string]int64{
+			"a": 1, "b": 10, "c": 100, "shared": 1000, "of a snapshot": 10_000, "of nobody": 100_000,
+			"of one that failed": 1_000_000,
+		},
 		[]*record.Record{{Spec: record.Spec{Image: image("a", "shared")}}},
-		[]record.Snapshot{{State: record.SnapshotReady, Image: image("of a snapshot")}, {State: record.SnapshotFailed, Image: image("of one that failed")}, {State: record.SnapshotCreating, Image: image("c")}})
+		[]record.Snapshot{
+			{State: record.SnapshotReady, Image: image("of a snapshot")},
+			{State: record.SnapshotFailed, Image: image("of one that failed")},
+			{State: record.SnapshotCreating, Image: image("c")},
+		})
 	if df.LayerBytes != 1_111_111 || df.ReclaimableBytes != 1_100_010 {
 		t.Errorf("layers %d, reclaimable %d", df.LayerBytes, df.ReclaimableBytes)
 	}
-	want := []wire.ImageDisk{{Name: "a", Bytes: 1001, SharedBytes: 1000, Sandboxes: 1}, {Name: "b", Bytes: 1010, SharedBytes: 1000}, {Name: "c", Bytes: 100}}
+	want := []wire.ImageDisk{
+		{Name: "a", Bytes: 1001, SharedBytes: 1000, Sandboxes: 1},
+		{Name: "b", Bytes: 1010, SharedBytes: 1000},
+		{Name: "c", Bytes: 100},
+	}
 	if !slices.Equal(df.Images, want) {
 		t.Errorf("images %+v, want %+v", df.Images, want)
 	}

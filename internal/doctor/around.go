@@ -22,7 +22,8 @@ var aroundChecks = []check{
 				return skipped("adjtimex: %v", err)
 			}
 			if state == unix.TIME_ERROR || t.Status&unix.STA_UNSYNC != 0 {
-				return warn("apt-get install chrony, or timedatectl set-ntp true", "nothing keeps the clock: timeouts move when it is stepped")
+				return warn("apt-get install chrony, or timedatectl set-ntp true",
+					"nothing keeps the clock: timeouts move when it is stepped")
 			}
 			return ok("synchronised, error at most %d ms", t.Maxerror/1000)
 		},
@@ -44,7 +45,8 @@ var aroundChecks = []check{
 			}
 			if drop := decides(rules); drop != "" {
 				return warn("move those rules to the family of "+strings.TrimSpace(name)+" (update-alternatives --config iptables)",
-					"%s has rules too, as %q: what they drop is dropped, whatever a sandbox is allowed", strings.TrimSuffix(other, "-save"), drop)
+					"%s has rules too, as %q: what they drop is dropped, whatever a sandbox is allowed", strings.TrimSuffix(other, "-save"),
+					drop)
 			}
 			return ok("%s; the other family decides nothing", strings.TrimSpace(name))
 		},
@@ -78,7 +80,8 @@ func decides(saved string) string {
 			if strings.HasPrefix(line, ":"+chain+" DROP") {
 				return line
 			}
-			if strings.HasPrefix(line, "-A "+chain+" ") && !strings.HasSuffix(line, "-j ACCEPT") && !strings.Contains(line, "-j SANDBOXD-") {
+			if strings.HasPrefix(line, "-A "+chain+" ") && !strings.HasSuffix(line, "-j ACCEPT") &&
+				!strings.Contains(line, "-j SANDBOXD-") {
 				return line
 			}
 		}

@@ -67,7 +67,10 @@ const probeLimit = 20 * time.Second
 // attackers, what is around.
 func table() []check {
 	var all []check
-	for _, part := range [][]check{programChecks, kernelChecks, packetChecks, storageChecks, limitChecks(), hardeningChecks(), aroundChecks, versionChecks} {
+	for _, part := range [][]check{
+		programChecks, kernelChecks, packetChecks, storageChecks, limitChecks(), hardeningChecks(), aroundChecks,
+		versionChecks,
+	} {
 		all = append(all, part...)
 	}
 	return all

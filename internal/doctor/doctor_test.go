@@ -70,7 +70,8 @@ func TestLimits(t *testing.T) {
 			t.Errorf("10 sandboxes: %+v", f)
 		}
 	}
-	arp := "IP address HW type Flags HW address Mask Device\n" + strings.Repeat("10.0.0.1 0x1 0x2 02:00:00:00:00:01 * eth0\n", 90) + strings.Repeat("10.160.0.2 0x1 0x6 02:00:00:00:00:01 * sb-a\n", 900)
+	arp := "IP address HW type Flags HW address Mask Device\n" + strings.Repeat("10.0.0.1 0x1 0x2 02:00:00:00:00:01 * eth0\n",
+		90) + strings.Repeat("10.160.0.2 0x1 0x6 02:00:00:00:00:01 * sb-a\n", 900)
 	for limit, want := range map[string]Status{"1024": OK, "100": Warn} {
 		h := newTree(t, map[string]string{"/proc/net/arp": arp, "/proc/sys/net/ipv4/neigh/default/gc_thresh3": limit})
 		if f := neighbours.ask(t.Context(), h); f.Status != want {
@@ -100,7 +101,8 @@ func TestHardening(t *testing.T) {
 				if f.Status != want || f.Fixable() {
 					t.Errorf("%s is %q: %+v; want %s", name, v, f, want)
 				}
-				if command := "echo '" + name + " = " + c.set + "' >>/etc/sysctl.d/99-hardening.conf && sysctl -w " + name + "=" + c.set; want == Warn && f.Mend != command {
+				if command := "echo '" + name + " = " + c.set + "' >>/etc/sysctl.d/99-hardening.conf && sysctl -w " + name + "=" +
+					c.set; want == Warn && f.Mend != command {
 					t.Errorf("%s is mended by %q, want %q", name, f.Mend, command)
 				}
 			}
@@ -110,11 +112,14 @@ func TestHardening(t *testing.T) {
 		}
 	}
 	for files, want := range map[[2]string]Status{
-		{"core", "0"}: OK, {"|/lib/systemd/systemd-coredump %P", "16"}: OK, {"|/lib/systemd/systemd-coredump %P", "0"}: Warn, {"|/usr/share/apport/apport -p%p", ""}: Skipped,
+		{"core", "0"}: OK, {"|/lib/systemd/systemd-coredump %P", "16"}: OK, {"|/lib/systemd/systemd-coredump %P", "0"}: Warn,
+		{"|/usr/share/apport/apport -p%p", ""}: Skipped,
 	} {
-		h := newTree(t, map[string]string{"/proc/sys/kernel/core_pattern": files[0] + "\n", "/proc/sys/kernel/core_pipe_limit": files[1] + "\n"})
+		h := newTree(t, map[string]string{"/proc/sys/kernel/core_pattern": files[0] + "\n", "/proc/sys/kernel/core_pipe_limit": files[1] +
+			"\n"})
 		f := find(t, "kernel.core_pipe_limit").ask(t.Context(), h)
-		if f.Status != want || f.Fixable() || want == Warn && (!strings.Contains(f.Mend, "sysctl -w kernel.core_pipe_limit=16") || !strings.Contains(f.Detail, "starts /lib/systemd/systemd-coredump as root")) {
+		if f.Status != want || f.Fixable() || want == Warn && (!strings.Contains(f.Mend, "sysctl -w kernel.core_pipe_limit=16") ||
+			!strings.Contains(f.Detail, "starts /lib/systemd/systemd-coredump as root")) {
 			t.Errorf("%q: %+v; want %s", files, f, want)
 		}
 	}
@@ -224,7 +229,8 @@ func TestKernel(t *testing.T) {
 
 func TestAdvisories(t *testing.T) {
 	for text, bad := range map[string]bool{
-		"v1.1.5": true, "v1.1.15": true, "v1.2.7": true, "v1.2.8": false, "v1.3.2": true, "v1.3.3": false, "v1.4.0": false, "v1.5.2": false, "v2.0.0": false,
+		"v1.1.5": true, "v1.1.15": true, "v1.2.7": true, "v1.2.8": false, "v1.3.2": true, "v1.3.3": false, "v1.4.0": false, "v1.5.2": false,
+		"v2.0.0": false,
 	} {
 		v, ok := parseVersion(text)
 		if !ok {
@@ -276,7 +282,10 @@ func TestStart(t *testing.T) {
 	if err == nil {
 		t.Fatal("a host without anything will do")
 	}
-	for _, want := range []string{"as root", "/nowhere/runsc", "/nowhere/agent/sandbox-agent", "libexec_dir", "apt-get install iptables", "apt-get install btrfs-progs", "5.4.0 is older than 6.1"} {
+	for _, want := range []string{
+		"as root", "/nowhere/runsc", "/nowhere/agent/sandbox-agent", "libexec_dir", "apt-get install iptables",
+		"apt-get install btrfs-progs", "5.4.0 is older than 6.1",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("it does not say %q:\n%v", want, err)
 		}
@@ -378,7 +387,10 @@ func TestFirewalldAround(t *testing.T) {
 	if f := ask(); f.Status != OK {
 		t.Errorf("with both: %+v", f)
 	}
-	for name, was := range map[string]string{"10.160.0.0/16": zone, "15353/udp": zone, "ANY": policy, "ACCEPT": policy, "ingress-zones: sandboxd-a": policy} {
+	for name, was := range map[string]string{
+		"10.160.0.0/16": zone, "15353/udp": zone, "ANY": policy, "ACCEPT": policy,
+		"ingress-zones: sandboxd-a": policy,
+	} {
 		file := map[string]string{zone: "zone", policy: "policy"}[was]
 		put(file, strings.Replace(was, name, "", 1))
 		if f := ask(); f.Status != Warn || strings.Contains(f.Mend, "--new-") {
@@ -409,11 +421,23 @@ func TestNftables(t *testing.T) {
 		mend      string // empty: nothing to mend
 		detail    []string
 	}{
-		"none":              {},
-		"firewalld's":       {[]egress.Barrier{reject}, true, "", nil},
-		"left by firewalld": {[]egress.Barrier{reject}, false, strings.ReplaceAll(out, "filter forward", "firewalld filter_FORWARD") + keep, []string{"inet firewalld filter_FORWARD"}},
-		"forward":           {[]egress.Barrier{forward, reject}, true, out + keep, []string{"inet filter forward, by its policy", "allowed to reach"}},
-		"both":              {[]egress.Barrier{forward, input}, false, out + " && " + in + keep, []string{"ip site in, by a rule of rest", "resolver"}},
+		"none":        {},
+		"firewalld's": {[]egress.Barrier{reject}, true, "", nil},
+		"left by firewalld": {
+			[]egress.Barrier{reject},
+			false, strings.ReplaceAll(out, "filter forward", "firewalld filter_FORWARD") + keep,
+			[]string{"inet firewalld filter_FORWARD"},
+		},
+		"forward": {
+			[]egress.Barrier{forward, reject},
+			true, out + keep,
+			[]string{"inet filter forward, by its policy", "allowed to reach"},
+		},
+		"both": {
+			[]egress.Barrier{forward, input},
+			false, out + " && " + in + keep,
+			[]string{"ip site in, by a rule of rest", "resolver"},
+		},
 	} {
 		f := barred(c.all, 'a', c.firewalld)
 		if f.Mend != c.mend || (f.Status == Warn) != (c.mend != "") || f.Status == Fail || f.Fixable() {

@@ -29,7 +29,8 @@ var firewalld = check{
 		ports := []string{fmt.Sprintf("%d/tcp", egress.ResolverPort), fmt.Sprintf("%d/udp", egress.ResolverPort)}
 		z, p := h.firewalldInfo(ctx, "zone", zone), h.firewalldInfo(ctx, "policy", policy)
 		if slices.Contains(z["sources"], pool) && slices.Contains(z["ports"], ports[0]) && slices.Contains(z["ports"], ports[1]) &&
-			slices.Contains(p["ingress-zones"], zone) && slices.Contains(p["egress-zones"], "ANY") && slices.Contains(p["target"], "ACCEPT") {
+			slices.Contains(p["ingress-zones"], zone) && slices.Contains(p["egress-zones"], "ANY") &&
+			slices.Contains(p["target"], "ACCEPT") {
 			return ok("it lets out what sandboxd does (zone %s, policy %s)", zone, policy)
 		}
 		mend := h.firewalldMend(ctx, zone, policy, pool, ports)

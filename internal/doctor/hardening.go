@@ -53,14 +53,18 @@ var restraints = []restraint{
 	{
 		name: "net.netfilter.nf_conntrack_tcp_loose", least: 1, most: 1, set: 1,
 		protects: "open connections of sandboxes, when the table of flows was flushed or full",
-		risk:     "a connection whose entry in the table of flows is lost hangs: its packets are invalid then, and dropped, instead of asked about anew",
+		risk: "a connection whose entry in the table of flows is lost hangs: its packets are invalid then, and dropped, instead of " +
+			"asked about anew",
 	},
 }
 
 func hardeningChecks() []check {
 	var checks []check
 	for _, r := range restraints {
-		checks = append(checks, check{name: r.name, protects: r.protects, run: func(_ context.Context, h *host) Finding { return h.within(r) }})
+		checks = append(checks, check{
+			name: r.name, protects: r.protects,
+			run: func(_ context.Context, h *host) Finding { return h.within(r) },
+		})
 	}
 	return append(checks, coreHandler)
 }
@@ -106,7 +110,8 @@ var coreHandler = check{
 			return skipped("%s does not exist here", name)
 		case "0": // core(5): no limit, and the kernel does not wait for them
 			s := setting{name, 16} // systemd's, in its 50-coredump.conf
-			return warn(s.mendForGood(), "each crash on this host starts %s as root, any number at once (%s is 0); those of guests start none", program, name)
+			return warn(s.mendForGood(), "each crash on this host starts %s as root, any number at once (%s is 0); those of guests "+
+				"start none", program, name)
 		}
 		return ok("crashes start %s, at most %s at once; those of guests start none", program, limit)
 	},

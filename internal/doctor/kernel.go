@@ -40,7 +40,8 @@ var kernelChecks = []check{
 			base := h.cfg.Instance.UIDBase(0)
 			f, err := netns.UserNS(base, 65536)
 			if err != nil {
-				return fail("sysctl -w user.max_user_namespaces=65536; on Ubuntu see kernel.apparmor_restrict_unprivileged_userns", "%v", err)
+				return fail("sysctl -w user.max_user_namespaces=65536; on Ubuntu see kernel.apparmor_restrict_unprivileged_userns",
+					"%v", err)
 			}
 			f.Close()
 			return ok("made one that maps 0-65535 to %d-%d", base, base+65535)
@@ -72,7 +73,8 @@ var kernelChecks = []check{
 				return fail("boot with systemd.unified_cgroup_hierarchy=1, without cgroup_disable=", "%v", err)
 			}
 			if !swap {
-				return warn("boot with swapaccount=1, or swapoff -a", "%s; the kernel does not limit swap: a guest over its memory limit may fill it", mode)
+				return warn("boot with swapaccount=1, or swapoff -a", "%s; the kernel does not limit swap: a guest over its memory "+
+					"limit may fill it", mode)
 			}
 			return ok("%s", mode)
 		},
@@ -117,7 +119,8 @@ var kernelChecks = []check{
 			if h.command(ctx, "modprobe", "-n", "btrfs") == nil {
 				return ok("a module that is loaded when needed")
 			}
-			return fail(`install a kernel with btrfs (Debian: linux-image-amd64), or set storage.pool = "plain", which can not limit disks`, "this kernel has no btrfs")
+			return fail(`install a kernel with btrfs (Debian: linux-image-amd64), or set storage.pool = "plain", which can not limit disks`,
+				"this kernel has no btrfs")
 		},
 	},
 }

@@ -91,15 +91,18 @@ func limitChecks() []check {
 			return h.atLeast(s.name, s.need(n), max(s.need(n), s.raise), s.modules)
 		}})
 	}
-	checks = append(checks, check{name: "namespaces", protects: "namespaces of every sandbox", run: func(_ context.Context, h *host) Finding {
-		need := 2*int64(h.cfg.Limits.MaxSandboxes) + 64
-		for _, kind := range namespaceSysctls {
-			if f := h.atLeast("user.max_"+kind+"_namespaces", need, need, nil); f.Status != OK && f.Status != Skipped {
-				return f
+	checks = append(checks, check{
+		name: "namespaces", protects: "namespaces of every sandbox",
+		run: func(_ context.Context, h *host) Finding {
+			need := 2*int64(h.cfg.Limits.MaxSandboxes) + 64
+			for _, kind := range namespaceSysctls {
+				if f := h.atLeast("user.max_"+kind+"_namespaces", need, need, nil); f.Status != OK && f.Status != Skipped {
+					return f
+				}
 			}
-		}
-		return ok("user.max_*_namespaces are enough for %d sandboxes", h.cfg.Limits.MaxSandboxes)
-	}})
+			return ok("user.max_*_namespaces are enough for %d sandboxes", h.cfg.Limits.MaxSandboxes)
+		},
+	})
 	return append(checks, neighbours)
 }
 
@@ -125,22 +128,26 @@ func (h *host) atLeast(name string, need, want int64, modules []string) Finding 
 }
 
 // nofile looks at the daemon's own limit if one runs, else at that of who asks.
-var nofile = check{name: "nofile", protects: "the daemon's descriptors, and 65536 for each guest", run: func(_ context.Context, h *host) Finding {
-	need := uint64(max(h.cfg.Limits.MaxSandboxes*filesEach+1024, 65536))
-	pid, whose := h.daemon(), "this shell (no daemon runs)"
-	if pid != 0 {
-		whose = fmt.Sprintf("the daemon, pid %d,", pid)
-	}
-	var l unix.Rlimit
-	if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &l); err != nil {
-		return skipped("limits of %s: %v", whose, err)
-	}
-	if l.Max < need {
-		return warn(fmt.Sprintf("LimitNOFILE=%d in its unit, or ulimit -Hn %d before sandboxd serve", max(need, 1048576), max(need, 1048576)),
-			"%s may open %d files, and %d sandboxes may need %d", whose, l.Max, h.cfg.Limits.MaxSandboxes, need)
-	}
-	return ok("%s may open %d files", whose, l.Max)
-}}
+var nofile = check{
+	name: "nofile", protects: "the daemon's descriptors, and 65536 for each guest",
+	run: func(_ context.Context, h *host) Finding {
+		need := uint64(max(h.cfg.Limits.MaxSandboxes*filesEach+1024, 65536))
+		pid, whose := h.daemon(), "this shell (no daemon runs)"
+		if pid != 0 {
+			whose = fmt.Sprintf("the daemon, pid %d,", pid)
+		}
+		var l unix.Rlimit
+		if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &l); err != nil {
+			return skipped("limits of %s: %v", whose, err)
+		}
+		if l.Max < need {
+			return warn(fmt.Sprintf("LimitNOFILE=%d in its unit, or ulimit -Hn %d before sandboxd serve", max(need, 1048576),
+				max(need, 1048576)),
+				"%s may open %d files, and %d sandboxes may need %d", whose, l.Max, h.cfg.Limits.MaxSandboxes, need)
+		}
+		return ok("%s may open %d files", whose, l.Max)
+	},
+}
 
 // daemon is the pid of the daemon of this instance, which holds its lock; 0 if
 // none runs or it can not be told.
@@ -160,25 +167,28 @@ func (h *host) daemon() int {
 // neighbours looks at the table that the kernel keeps for all networks of a
 // host together. The entries of sandboxes are permanent, and those do not count
 // since Linux 5.0 (neigh_alloc in net/core/neighbour.c); the host's own do.
-var neighbours = check{name: "net.ipv4.neigh.default.gc_thresh3", protects: "the host's own network, beside a sandbox for each link", run: func(_ context.Context, h *host) Finding {
-	const name = "net.ipv4.neigh.default.gc_thresh3"
-	text := h.read(setting{name: name}.path())
-	limit, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
-	if err != nil {
-		return skipped("%s is %q", name, text)
-	}
-	used := int64(0)
-	for line := range strings.Lines(h.read("/proc/net/arp")) {
-		// IP address, HW type, Flags (0x2 complete, 0x4 permanent; if_arp.h), …
-		if f := strings.Fields(line); len(f) > 3 && f[2] == "0x2" {
-			used++
+var neighbours = check{
+	name: "net.ipv4.neigh.default.gc_thresh3", protects: "the host's own network, beside a sandbox for each link",
+	run: func(_ context.Context, h *host) Finding {
+		const name = "net.ipv4.neigh.default.gc_thresh3"
+		text := h.read(setting{name: name}.path())
+		limit, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+		if err != nil {
+			return skipped("%s is %q", name, text)
 		}
-	}
-	if used*10 > limit*8 {
-		s := setting{name, limit * 4}
-		w := warn(s.mend(), "%d of %d neighbours are in use: beyond that the host reaches nobody new", used, limit)
-		w.sysctl = &s
-		return w
-	}
-	return ok("%d of %d in use; those of sandboxes do not count", used, limit)
-}}
+		used := int64(0)
+		for line := range strings.Lines(h.read("/proc/net/arp")) {
+			// IP address, HW type, Flags (0x2 complete, 0x4 permanent; if_arp.h), …
+			if f := strings.Fields(line); len(f) > 3 && f[2] == "0x2" {
+				used++
+			}
+		}
+		if used*10 > limit*8 {
+			s := setting{name, limit * 4}
+			w := warn(s.mend(), "%d of %d neighbours are in use: beyond that the host reaches nobody new", used, limit)
+			w.sysctl = &s
+			return w
+		}
+		return ok("%d of %d in use; those of sandboxes do not count", used, limit)
+	},
+}

@@ -40,7 +40,8 @@ func barred(all []egress.Barrier, i instance.Instance, firewalld bool) Finding {
 	if mend == nil {
 		return ok("no firewall of nf_tables discards what sandboxes are allowed")
 	}
-	return warn(strings.Join(mend, " && ")+" # and in the file that these rules are from, such as /etc/nftables.conf", "%s", strings.Join(details, "; "))
+	return warn(strings.Join(mend, " && ")+" # and in the file that these rules are from, such as /etc/nftables.conf",
+		"%s", strings.Join(details, "; "))
 }
 
 // admit lets a barrier leave to sandboxd's own chains what sandboxes send

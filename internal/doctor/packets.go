@@ -11,7 +11,8 @@ import (
 // its own.
 var packetChecks = []check{
 	tried(egress.ProbeSets, "which address may send by which link", "ip_set", "ip_set_hash_netiface"),
-	tried(egress.ProbeChains, "default deny for every sandbox", "nf_tables", "nf_conntrack", "xt_set", "xt_mark", "xt_connlimit", "xt_hashlimit", "xt_NFQUEUE", "xt_NFLOG"),
+	tried(egress.ProbeChains, "default deny for every sandbox", "nf_tables", "nf_conntrack", "xt_set", "xt_mark", "xt_connlimit",
+		"xt_hashlimit", "xt_NFQUEUE", "xt_NFLOG"),
 	tried(egress.ProbeQueue, "the question to sandboxd about each new flow", "nfnetlink_queue"),
 }
 

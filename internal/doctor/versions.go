@@ -28,12 +28,27 @@ type advisory struct {
 // considered?") says what stands in the way besides.
 var advisoriesOf = map[string][]advisory{
 	"runc": {
-		{"CVE-2025-31133, CVE-2025-52565, CVE-2025-52881", "masked paths and /dev/console by races, to a write to /proc of the host", version{}, []version{{1, 2, 8}, {1, 3, 3}, {1, 4, 0}}, "github.com/opencontainers/runc/security/advisories/GHSA-9493-h29p-rfm2"},
+		{
+			"CVE-2025-31133, CVE-2025-52565, CVE-2025-52881", "masked paths and /dev/console by races, to a write to /proc of the host",
+			version{},
+			[]version{{1, 2, 8}, {1, 3, 3}, {1, 4, 0}},
+			"github.com/opencontainers/runc/security/advisories/GHSA-9493-h29p-rfm2",
+		},
 		{"CVE-2024-21626", "a leaked descriptor of the host's files", version{}, []version{{1, 1, 12}}, "GHSA-xr7r-f8xq-vfvv"},
 	},
 	"kernel": {
-		{"CVE-2024-1086", "nf_tables in a user namespace, to root", version{3, 15}, []version{{6, 1, 76}, {6, 6, 15}, {6, 7, 3}, {6, 8}}, "git.kernel.org f342de4e2f33"},
-		{"CVE-2023-0386", "overlayfs copies set-user-id files up, to root", version{5, 11}, []version{{6, 1, 9}, {6, 2}}, "git.kernel.org 4f11ada10d0a"},
+		{
+			"CVE-2024-1086", "nf_tables in a user namespace, to root",
+			version{3, 15},
+			[]version{{6, 1, 76}, {6, 6, 15}, {6, 7, 3}, {6, 8}},
+			"git.kernel.org f342de4e2f33",
+		},
+		{
+			"CVE-2023-0386", "overlayfs copies set-user-id files up, to root",
+			version{5, 11},
+			[]version{{6, 1, 9}, {6, 2}},
+			"git.kernel.org 4f11ada10d0a",
+		},
 	},
 }
 
@@ -57,7 +72,8 @@ func known(what string, v version) Finding {
 			for _, f := range a.fixed {
 				fixed = append(fixed, f.String())
 			}
-			return warn(fmt.Sprintf("upgrade %s to %s", what, strings.Join(fixed, ", ")), "%s %s has %s (%s); see %s", what, v, a.id, a.what, a.source)
+			return warn(fmt.Sprintf("upgrade %s to %s", what, strings.Join(fixed, ", ")), "%s %s has %s (%s); see %s", what, v, a.id,
+				a.what, a.source)
 		}
 	}
 	return ok("%s %s: no flaw is known here", what, v)
@@ -110,7 +126,8 @@ var versionChecks = []check{
 				return skipped("%s is gVisor %s: %v", path, text, err)
 			}
 			if age := h.now().Sub(day); age > gvisorOld {
-				return warn("upgrade sandboxd: it pins gVisor", "%s is gVisor of %s, %d days old; it is mended in new releases only", path, day.Format(time.DateOnly), int(age.Hours()/24))
+				return warn("upgrade sandboxd: it pins gVisor", "%s is gVisor of %s, %d days old; it is mended in new releases only", path,
+					day.Format(time.DateOnly), int(age.Hours()/24))
 			}
 			return ok("gVisor of %s", day.Format(time.DateOnly))
 		},

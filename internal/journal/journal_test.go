@@ -76,7 +76,8 @@ func BenchmarkLine(b *testing.B) {
 	ctx := With(b.Context(), slog.String("request", "0123456789abcdef"), slog.String("actor", "uid=0 pid=1"))
 	b.ReportAllocs()
 	for b.Loop() {
-		log.LogAttrs(ctx, slog.LevelInfo, "operation", slog.String("op", "exec"), slog.String("sandbox", "daaaaaaaaaaa"), slog.Duration("dur", 1234567))
+		log.LogAttrs(ctx, slog.LevelInfo, "operation", slog.String("op", "exec"), slog.String("sandbox", "daaaaaaaaaaa"),
+			slog.Duration("dur", 1234567))
 	}
 }
 
@@ -93,7 +94,8 @@ func TestCapture(t *testing.T) {
 	log.Print("Unsolicited response")
 	Capture(slog.New(newHandler(&debug, slog.LevelDebug, true)))
 	log.Print("Unsolicited response received on idle HTTP channel starting with \"\x1b[2J\"\nlevel=ERROR msg=forged")
-	want := `<7>level=DEBUG msg="Unsolicited response received on idle HTTP channel starting with \"\x1b[2J\"\nlevel=ERROR msg=forged"` + "\n"
+	want := `<7>level=DEBUG msg="Unsolicited response received on idle HTTP channel starting with \"\x1b[2J\"\nlevel=ERROR msg=forged"` +
+		"\n"
 	if info.Len() > 0 || debug.String() != want {
 		t.Errorf("%q, %q", info.String(), debug.String())
 	}

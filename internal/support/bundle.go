@@ -142,7 +142,8 @@ func (b *bundle) parts(all []record.Record, log bool) []part {
 			if _, err := os.Stat("/run/systemd/journal"); err != nil {
 				return nil, errors.New("no journal here; the log is where sandboxd's stderr goes")
 			}
-			text, err := run(ctx, "journalctl", "--unit", "sandboxd", "--lines", fmt.Sprint(journalSize), "--no-pager", "--output", "short-iso")
+			text, err := run(ctx, "journalctl", "--unit", "sandboxd", "--lines", fmt.Sprint(journalSize), "--no-pager", "--output",
+				"short-iso")
 			return openLog(text), err
 		}})
 	}
@@ -195,7 +196,10 @@ func (b *bundle) versions(ctx context.Context) ([]byte, error) {
 			}
 		}
 	}
-	for name, argv := range map[string][]string{"uname": {"uname", "-a"}, "iptables": {"iptables", "-V"}, "systemd": {"systemctl", "--version"}} {
+	for name, argv := range map[string][]string{
+		"uname": {"uname", "-a"}, "iptables": {"iptables", "-V"},
+		"systemd": {"systemctl", "--version"},
+	} {
 		out, _ := run(ctx, argv...)
 		v[name] = strings.TrimSpace(string(out))
 	}

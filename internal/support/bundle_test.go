@@ -70,10 +70,12 @@ api_key_file = "`+key+`"
 		t.Fatal(err)
 	}
 	r := record.Record{
-		ID: "aabcdefghijk", State: record.Ended, Reason: record.Exited, Token: "PLANTED-token", Message: "PLANTED-message", LastOutput: "PLANTED-output",
+		ID: "aabcdefghijk", State: record.Ended, Reason: record.Exited, Token: "PLANTED-token", Message: "PLANTED-message",
+		LastOutput: "PLANTED-output",
 		Spec: record.Spec{
 			Name: "PLANTED-name", Runtime: "runc", Entrypoint: []string{"/bin/sh", "PLANTED-argument"},
-			Env: map[string]string{"KEY": `PLANTED-env with "quotes"`}, Labels: map[string]string{"team": "PLANTED-label"}, Extensions: map[string]string{"x": "PLANTED-extension"},
+			Env: map[string]string{"KEY": `PLANTED-env with "quotes"`}, Labels: map[string]string{"team": "PLANTED-label"},
+			Extensions:    map[string]string{"x": "PLANTED-extension"},
 			NetworkPolicy: []byte(`{"egress":[{"target":"PLANTED-policy"}]}`),
 		},
 	}
@@ -130,7 +132,8 @@ func TestUnreadableStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := members(t, b.Bytes())
-	if _, ok := all["journal.txt"]; ok || !strings.Contains(all["errors.txt"], "log is left out") || !strings.Contains(all["errors.txt"], "damaged") {
+	if _, ok := all["journal.txt"]; ok || !strings.Contains(all["errors.txt"], "log is left out") ||
+		!strings.Contains(all["errors.txt"], "damaged") {
 		t.Errorf("%s", all["errors.txt"])
 	}
 }

@@ -57,7 +57,8 @@ func Listener(name string) (net.Listener, error) {
 				found = l
 				continue
 			}
-			err = errors.Join(err, fmt.Errorf("systemd holds a socket %q at %s: a socket unit of sandboxd has one, with FileDescriptorName=%s", n, l.Addr(), name))
+			err = errors.Join(err, fmt.Errorf("systemd holds a socket %q at %s: a socket unit of sandboxd has one, with "+
+				"FileDescriptorName=%s", n, l.Addr(), name))
 		}
 	}
 	return found, err

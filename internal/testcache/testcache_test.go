@@ -61,7 +61,8 @@ func TestTree(t *testing.T) {
 	fills := 0
 	fill := func(at string) error {
 		fills++
-		return errors.Join(os.Mkdir(filepath.Join(at, "lib"), 0o755), os.WriteFile(file, []byte("whole"), 0o600), os.Symlink("lib", filepath.Join(at, "link")))
+		return errors.Join(os.Mkdir(filepath.Join(at, "lib"), 0o755), os.WriteFile(file, []byte("whole"), 0o600),
+			os.Symlink("lib", filepath.Join(at, "link")))
 	}
 	use := func(what string, want int) {
 		t.Helper()

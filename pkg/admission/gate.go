@@ -84,7 +84,8 @@ type Gate struct {
 func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(), err error) {
 	if since := g.Drain.Since(); !since.IsZero() {
 		return nil, g.refuse(Draining, errs.Retry(errs.Wire(errs.New(errs.Unavailable,
-			"nothing is created or started here: the host is draining since %s; what runs goes on, and `sandboxctl system drain --off` ends it", since.Format(time.RFC3339)),
+			"nothing is created or started here: the host is draining since %s; what runs goes on, and `sandboxctl system drain --off` "+
+				"ends it", since.Format(time.RFC3339)),
 			"SANDBOX::DRAINING"), maxRetry))
 	}
 	needs := g.Host.StartBytes(runtime)
@@ -95,7 +96,8 @@ func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(
 		return nil, err
 	}
 	if more > 0 && len(all)+g.entering+more > g.Limits.MaxSandboxes {
-		return nil, g.full(all, MaxSandboxes, 0, "this host has its %d sandboxes (limits.max_sandboxes); delete some, ended ones with `sandboxctl rm` too", g.Limits.MaxSandboxes)
+		return nil, g.full(all, MaxSandboxes, 0, "this host has its %d sandboxes (limits.max_sandboxes); delete some, ended ones with "+
+			"`sandboxctl rm` too", g.Limits.MaxSandboxes)
 	}
 	if err := g.memory(all, needs); err != nil {
 		return nil, err
@@ -133,7 +135,8 @@ func (g *Gate) memory(all []*record.Record, needs int64) error {
 		return nil
 	}
 	return g.full(all, Memory, g.Queue.clears(),
-		"the host has %s of memory left, of which %d creations under way take %s and this one %s, and it keeps %s back (limits.memory_reserve); delete sandboxes or wait for some to end",
+		"the host has %s of memory left, of which %d creations under way take %s and this one %s, and it keeps %s back "+
+			"(limits.memory_reserve); delete sandboxes or wait for some to end",
 		record.Mebibytes(free), n, record.Mebibytes(promised), record.Mebibytes(needs), record.Mebibytes(g.Limits.MemoryReserve))
 }
 

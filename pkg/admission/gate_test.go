@@ -84,7 +84,10 @@ func TestBounds(t *testing.T) {
 		mustEnter(t, g)()
 
 		// Retry-After is when the first one goes by itself, within reason.
-		for expires, retry := range map[time.Duration]time.Duration{-time.Hour: minRetry, 20 * time.Second: 20 * time.Second, time.Hour: maxRetry} {
+		for expires, retry := range map[time.Duration]time.Duration{
+			-time.Hour: minRetry, 20 * time.Second: 20 * time.Second,
+			time.Hour: maxRetry,
+		} {
 			y.all = []*record.Record{{}, {Expires: time.Now().Add(expires)}, {Expires: time.Now().Add(2 * time.Hour)}}
 			wantRefusal(t, g, errs.Exhausted, retry)
 		}
@@ -110,7 +113,8 @@ func TestMemory(t *testing.T) {
 		leave := mustEnter(t, g)
 		mustEnter(t, g)
 		y.all = append(y.all, &record.Record{State: record.Creating}, &record.Record{State: record.Creating})
-		wantRefusal(t, g, errs.Exhausted, unknownRetry, "300 MiB of memory left", "4 creations under way take 40 MiB", "256 MiB", "limits.memory_reserve")
+		wantRefusal(t, g, errs.Exhausted, unknownRetry, "300 MiB of memory left", "4 creations under way take 40 MiB",
+			"256 MiB", "limits.memory_reserve")
 		leave()
 		mustEnter(t, g)()
 		y.memory = 200 << 20

@@ -10,7 +10,10 @@ import (
 )
 
 func TestBootstrapRoundTrip(t *testing.T) {
-	b := Bootstrap{Protocol: Protocol, Token: "secret", Env: map[string]string{"A": "ä\nb"}, Entrypoint: []string{"tail", "-f"}, User: "nobody:nogroup"}
+	b := Bootstrap{
+		Protocol: Protocol, Token: "secret", Env: map[string]string{"A": "ä\nb"}, Entrypoint: []string{"tail", "-f"},
+		User: "nobody:nogroup",
+	}
 	f, err := b.File()
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +57,10 @@ func TestObituary(t *testing.T) {
 	if err != nil || o.ExitCode != 137 || o.Message != "a [2Jb c" {
 		t.Errorf("got %+v, %v", o, err)
 	}
-	for _, bad := range []string{"", "{", "[]", `{"exitCode":-1}`, `{"exitCode":256}`, `{"exitCode":1e9}`, `{"signal":"rm -rf"}`, `{"message":"` + strings.Repeat("x", MaxObituary) + `"}`} {
+	for _, bad := range []string{
+		"", "{", "[]", `{"exitCode":-1}`, `{"exitCode":256}`, `{"exitCode":1e9}`, `{"signal":"rm -rf"}`,
+		`{"message":"` + strings.Repeat("x", MaxObituary) + `"}`,
+	} {
 		if o, err := ParseObituary([]byte(bad)); err == nil {
 			t.Errorf("%.40q: accepted as %+v", bad, o)
 		}

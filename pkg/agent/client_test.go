@@ -116,7 +116,8 @@ func TestSpareIsClosed(t *testing.T) {
 			go func() {
 				br := bufio.NewReader(agents)
 				if _, err := http.ReadRequest(br); err == nil {
-					io.WriteString(agents, "HTTP/1.1 200 OK\r\n"+ProtocolHeader+": 1\r\nContent-Length: 0\r\n\r\n") //nolint:errcheck // Ready fails then
+					io.WriteString(agents, "HTTP/1.1 200 OK\r\n"+ProtocolHeader+
+						": 1\r\nContent-Length: 0\r\n\r\n") //nolint:errcheck // Ready fails then
 				}
 				br.ReadByte() //nolint:errcheck // until it is closed
 				closed <- time.Now()

@@ -68,7 +68,9 @@ func (h *imageHandlers) load(w http.ResponseWriter, r *http.Request) error {
 }
 
 // loadAs imports an archive under a name, or under its own if that is empty.
-func (h *imageHandlers) loadAs(ctx context.Context, name, format string, body io.Reader, progress func(image.Progress)) (i record.Image, err error) {
+func (h *imageHandlers) loadAs(ctx context.Context, name, format string, body io.Reader, progress func(image.Progress)) (i record.Image,
+	err error,
+) {
 	a := image.Archive{Format: format}
 	if name != "" {
 		if a.Ref, err = image.ParseReference(name); err != nil {

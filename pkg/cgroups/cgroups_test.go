@@ -58,9 +58,12 @@ func describe(lay *layout) string {
 func TestLayout(t *testing.T) {
 	const at = "/sys/fs/cgroup"
 	for _, tt := range []struct{ name, mounts, offered, want string }{
-		{"unified", unifiedHost, "cpuset cpu io memory hugetlb pids rdma misc", "unified: memory=@ pids=@ cpu=@ io=@; made in @; removed from 1"},
-		{"hybrid", hybridHost, "", "hybrid: memory=@/memory pids=@/pids cpu=@/cpu io=@/blkio; made in @/blkio @/memory @/pids @/cpu @/unified; removed from 8"},
-		{"hybrid, pids on v2", hybridHost, "pids", "hybrid: memory=@/memory pids=@/unified cpu=@/cpu io=@/blkio; made in @/blkio @/memory @/cpu @/unified; removed from 8"},
+		{"unified", unifiedHost, "cpuset cpu io memory hugetlb pids rdma misc", "unified: memory=@ pids=@ cpu=@ io=@; made in @; " +
+			"removed from 1"},
+		{"hybrid", hybridHost, "", "hybrid: memory=@/memory pids=@/pids cpu=@/cpu io=@/blkio; made in @/blkio @/memory @/pids @/cpu " +
+			"@/unified; removed from 8"},
+		{"hybrid, pids on v2", hybridHost, "pids", "hybrid: memory=@/memory pids=@/unified cpu=@/cpu io=@/blkio; made in @/blkio " +
+			"@/memory @/cpu @/unified; removed from 8"},
 		{"legacy", legacyHost, "", "legacy: memory=@/memory pids=@/pids cpu=@/cpu,cpuacct cpuacct=@/cpu,cpuacct freezer=@/freezer; " +
 			"made in @/freezer @/cpu,cpuacct @/memory @/pids; removed from 5"},
 	} {
@@ -81,7 +84,8 @@ func TestLayoutNamesWhatIsMissing(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "no controller memory") {
 		t.Errorf("without memory: %v", err)
 	}
-	if _, err = newLayout(parseMounts("1 1 8:1 / / rw - ext4 /dev/root rw\n"), nil); err == nil || !strings.Contains(err.Error(), "mount -t cgroup2") {
+	if _, err = newLayout(parseMounts("1 1 8:1 / / rw - ext4 /dev/root rw\n"), nil); err == nil ||
+		!strings.Contains(err.Error(), "mount -t cgroup2") {
 		t.Errorf("without cgroups: %v", err)
 	}
 }

@@ -91,7 +91,8 @@ func newLayout(mounts []*hierarchy, offered []string) (*layout, error) {
 		lay.all = append(lay.all, lay.v2)
 	}
 	if len(lay.all) == 0 {
-		return nil, errors.New("find cgroups: no cgroup file system is mounted: mount one (mount -t cgroup2 none /sys/fs/cgroup) or start under an init that does")
+		return nil, errors.New("find cgroups: no cgroup file system is mounted: mount one (mount -t cgroup2 none /sys/fs/cgroup) or " +
+			"start under an init that does")
 	}
 	want := needed
 	if lay.v2 == nil {
@@ -125,7 +126,8 @@ func newLayout(mounts []*hierarchy, offered []string) (*layout, error) {
 	}
 	if len(missing) > 0 {
 		return nil, fmt.Errorf("find cgroups: this host has no controller %s, neither in the v2 tree nor on v1: "+
-			"look for cgroup_disable= in /proc/cmdline and for CONFIG_MEMCG, CONFIG_CGROUP_PIDS, CONFIG_CFS_BANDWIDTH in the kernel's config",
+			"look for cgroup_disable= in /proc/cmdline and for CONFIG_MEMCG, CONFIG_CGROUP_PIDS, CONFIG_CFS_BANDWIDTH in the kernel's "+
+			"config",
 			strings.Join(missing, ", "))
 	}
 	if lay.v2 != nil {
@@ -189,10 +191,12 @@ func (lay *layout) checkLinks() error {
 		named := filepath.Join(filepath.Dir(h.mount), c)
 		a, err := os.Stat(named)
 		if err != nil {
-			return fmt.Errorf("find cgroups: the v1 controller %s is mounted at %s, but runtimes look for it at %s: make a link there: %w", c, h.mount, named, err)
+			return fmt.Errorf("find cgroups: the v1 controller %s is mounted at %s, but runtimes look for it at %s: make a link there: %w",
+				c, h.mount, named, err)
 		}
 		if b, err := os.Stat(h.mount); err != nil || !os.SameFile(a, b) {
-			return fmt.Errorf("find cgroups: the v1 controller %s is mounted at %s, but %s is another directory: make it a link to the mount", c, h.mount, named)
+			return fmt.Errorf("find cgroups: the v1 controller %s is mounted at %s, but %s is another directory: make it a link to the "+
+				"mount", c, h.mount, named)
 		}
 	}
 	return nil
@@ -234,8 +238,8 @@ func delegate(lay *layout, root string) error {
 			if err == nil {
 				err = errors.New("not offered")
 			}
-			return fmt.Errorf("delegate cgroup %s: it has no controller %s (only: %q): its parent must have that in cgroup.subtree_control "+
-				"and hold no processes of its own; under systemd the unit needs Delegate=memory pids cpu: %w",
+			return fmt.Errorf("delegate cgroup %s: it has no controller %s (only: %q): its parent must have that in "+
+				"cgroup.subtree_control and hold no processes of its own; under systemd the unit needs Delegate=memory pids cpu: %w",
 				dir, c, strings.Join(has, " "), err)
 		}
 	}

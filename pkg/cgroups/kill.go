@@ -58,7 +58,8 @@ func (t *Tree) Freeze(ctx context.Context, id string) error {
 	if gone(err) {
 		return fmt.Errorf("freeze %s: %w", id, fs.ErrNotExist)
 	}
-	return errors.Join(fmt.Errorf("freeze %s: %w: a process waits in the kernel for a disk or a vfork; thawed again", id, err), t.control.thaw(dir))
+	return errors.Join(fmt.Errorf("freeze %s: %w: a process waits in the kernel for a disk or a vfork; thawed again", id, err),
+		t.control.thaw(dir))
 }
 
 // Thaw lets the processes of id run. It does not wait for them to.

@@ -148,7 +148,8 @@ func (t *Tree) check(id string) error {
 
 func (t *Tree) checkLimits(l Limits) error {
 	if can, _ := t.LimitsIO(); l.limitsIO() && !can {
-		return errs.New(errs.Unsupported, "a limit of I/O: this host has no io (v1: blkio) controller for it, or its files are on no block device; leave it out")
+		return errs.New(errs.Unsupported, "a limit of I/O: this host has no io (v1: blkio) controller for it, or its files are on no "+
+			"block device; leave it out")
 	}
 	return l.check()
 }

@@ -86,7 +86,8 @@ func testBelowUse(t *testing.T, e *env) {
 	id := e.create(Limits{MemoryBytes: 256 << 20})
 	dir := t.TempDir()
 	// 32 MiB of page cache, and 64 MiB that stay.
-	e.sh(id, fmt.Sprintf("head -c %d /dev/zero >%s/file; x=$(head -c %d /dev/zero | tr '\\0' x); echo >%s/held; sleep 1000 & wait", 32<<20, dir, 64<<20, dir))
+	e.sh(id, fmt.Sprintf("head -c %d /dev/zero >%s/file; x=$(head -c %d /dev/zero | tr '\\0' x); echo >%s/held; sleep 1000 & wait", 32<<20,
+		dir, 64<<20, dir))
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(5 * time.Millisecond) { // a file of the test's, looked at from outside
 		if _, err := os.Stat(dir + "/held"); err == nil {
 			break

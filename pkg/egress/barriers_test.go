@@ -101,7 +101,10 @@ func TestBarriers(t *testing.T) {
 	iif, oif := expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME
 	ours, port := name(iif, inst.LinkPrefix()), toResolver
 	pool := inst.Pool().Addr().As4()
-	counted := []expr.Any{&expr.Counter{}, &expr.Log{Level: expr.LogLevelInfo, Flags: expr.LogFlagsNFLog, Key: 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_LEVEL, Data: []byte("no")}}
+	counted := []expr.Any{&expr.Counter{}, &expr.Log{
+		Level: expr.LogLevelInfo, Flags: expr.LogFlagsNFLog,
+		Key: 1<<unix.NFTA_LOG_PREFIX | 1<<unix.NFTA_LOG_LEVEL, Data: []byte("no"),
+	}}
 	reject := append(slices.Clone(counted), &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
 	for _, c := range []struct {
 		what   string
@@ -111,10 +114,16 @@ func TestBarriers(t *testing.T) {
 	}{
 		{"no rules", open, nil, ""},
 		{"policy", closed, nil, "its policy"},
-		{"policy, behind what is not of sandboxes", closed, [][]expr.Any{then(accept, known), then(accept, exactly(iif, "lo")), then(accept, fromAddr(10, 0, 0, 7))}, "its policy"},
+		{"policy, behind what is not of sandboxes", closed, [][]expr.Any{
+			then(accept, known), then(accept, exactly(iif, "lo")),
+			then(accept, fromAddr(10, 0, 0, 7)),
+		}, "its policy"},
 		{"last rule", open, [][]expr.Any{then(accept, known), then(drop, counted)}, "a rule of chain"},
 		{"last rule rejects", open, [][]expr.Any{then(accept, known), reject}, "a rule of chain"},
-		{"some are dropped", open, [][]expr.Any{then(drop, port), then(drop, exactly(iif, "eth0")), then(drop, name(oif, inst.LinkPrefix()), port)}, ""},
+		{"some are dropped", open, [][]expr.Any{
+			then(drop, port), then(drop, exactly(iif, "eth0")),
+			then(drop, name(oif, inst.LinkPrefix()), port),
+		}, ""},
 		{"all are accepted first", closed, [][]expr.Any{then(accept, counted)}, ""},
 		{"in a chain that all go to", open, [][]expr.Any{then(accept, known), jumpTo("rest")}, "a rule of rest"},
 		{"in a chain that others go to", open, [][]expr.Any{jumpTo("rest", exactly(iif, "eth0"))}, ""},
@@ -224,7 +233,8 @@ func TestBarrierHolds(t *testing.T) {
 		f.flush()
 	}
 	f.base("forward", nftables.ChainHookForward, nftables.ChainPolicyDrop)
-	f.base("in", nftables.ChainHookInput, nftables.ChainPolicyAccept, then(expr.VerdictDrop, exactly(expr.MetaKeyIIFNAME, "up0")), then(expr.VerdictDrop, ours))
+	f.base("in", nftables.ChainHookInput, nftables.ChainPolicyAccept, then(expr.VerdictDrop, exactly(expr.MetaKeyIIFNAME, "up0")),
+		then(expr.VerdictDrop, ours))
 	barriers("forward ip site forward: its policy", "input ip site in: a rule of in")
 	reaches(false, false)
 

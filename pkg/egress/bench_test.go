@@ -29,7 +29,8 @@ func timed(b *testing.B, to *[]time.Duration, f func() error) {
 func BenchmarkRegister(b *testing.B) {
 	w := newWorld(b)
 	e := w.open()
-	n := rules(b, "rules", "203.0.113.0/24:443", "1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4", "1.0.0.5", "1.0.0.6", "1.0.0.7", "1.0.0.8", "1.0.0.9")
+	n := rules(b, "rules", "203.0.113.0/24:443", "1.0.0.1", "1.0.0.2", "1.0.0.3", "1.0.0.4", "1.0.0.5", "1.0.0.6", "1.0.0.7", "1.0.0.8",
+		"1.0.0.9")
 	ctx := context.Background()
 	for i := range 500 {
 		if err := e.Register(ctx, id(i), addr(i), n); err != nil {

@@ -203,7 +203,8 @@ func (c *chains) save(ctx context.Context) (rulesOf, error) {
 	}
 	if strings.Contains(stdout+stderr, "tables present") {
 		c.foreign.Do(func() {
-			c.log.Info("this host has tables of both iptables-legacy and iptables-nft; `sandboxd doctor` says whether the other's drop what sandboxd accepts")
+			c.log.Info("this host has tables of both iptables-legacy and iptables-nft; `sandboxd doctor` says whether the other's drop " +
+				"what sandboxd accepts")
 		})
 	}
 	return parseSave(stdout), nil
@@ -334,7 +335,8 @@ func (c *chains) standing(ctx context.Context) (bool, error) {
 			return false, nil
 		}
 		if c.moves == maxMoves+1 {
-			c.log.Warn("another program keeps its iptables rules in front of sandboxd's; one that accepts a packet of a sandbox lets it out unasked", "rules", behind)
+			c.log.Warn("another program keeps its iptables rules in front of sandboxd's; one that accepts a packet of a sandbox lets it "+
+				"out unasked", "rules", behind)
 		}
 	}
 	if c.installed != nil {

@@ -138,7 +138,10 @@ func TestForgedLetters(t *testing.T) {
 		"203.0.113.1": answers("203.0.113.66", swapped), // that of TCP, where nobody forges
 	} {
 		next <- h
-		a, err := ask(t.Context(), netip.MustParseAddrPort(pc.LocalAddr().String()), dns.Question{Name: "one.test.", Qtype: dns.TypeA, Qclass: dns.ClassINET})
+		a, err := ask(t.Context(), netip.MustParseAddrPort(pc.LocalAddr().String()), dns.Question{
+			Name: "one.test.", Qtype: dns.TypeA,
+			Qclass: dns.ClassINET,
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

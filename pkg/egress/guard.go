@@ -67,17 +67,20 @@ func (e *Engine) guard(ctx context.Context) {
 
 func (e *Engine) check(ctx context.Context) {
 	if err := e.mendSources(); err != nil {
-		e.log.Error("who may send could not be compared with who is registered; who is missing is cut off, and this is tried again", "err", err)
+		e.log.Error("who may send could not be compared with who is registered; who is missing is cut off, and this is tried again",
+			"err", err)
 	}
 	if err := e.refreshHosts(); err != nil {
 		e.log.Warn("addresses of this host not read", "err", err)
 	}
 	e.dns.refresh()
 	if err := e.restore(ctx); err != nil && !errors.Is(err, errLater) && ctx.Err() == nil {
-		e.log.Error("the chains of sandboxd could not be seen to stand; links of sandboxes that were taken down stay so, and this is tried again", "err", err)
+		e.log.Error("the chains of sandboxd could not be seen to stand; links of sandboxes that were taken down stay so, and this is "+
+			"tried again", "err", err)
 	}
 	if err := e.restore6(ctx); err != nil && ctx.Err() == nil {
-		e.log.Error("the rules against IPv6 could not be seen to stand: IPv6 of sandboxes is blocked by the lock and by disable_ipv6 on their links alone, and this is tried again", "err", err)
+		e.log.Error("the rules against IPv6 could not be seen to stand: IPv6 of sandboxes is blocked by the lock and by disable_ipv6 on "+
+			"their links alone, and this is tried again", "err", err)
 	}
 }
 
@@ -168,7 +171,8 @@ func (e *Engine) letGo() {
 		return
 	}
 	if e.cut.Load() {
-		e.log.Warn("links of sandboxes stay down: the chains of sandboxd are gone; a daemon that can make them takes the links up", "links", len(e.held))
+		e.log.Warn("links of sandboxes stay down: the chains of sandboxd are gone; a daemon that can make them takes the links up",
+			"links", len(e.held))
 	} else if err := e.linksUp(); err != nil {
 		e.log.Warn("links of sandboxes stay down; the next daemon takes them up", "err", err)
 	}

@@ -580,7 +580,10 @@ func TestUplink(t *testing.T) {
 	w.run("ip", "addr", "add", "192.0.2.1/24", "dev", "lan0")
 	w.run("ip", "link", "set", "lan0", "up")
 	w.in(lan, func() {
-		for _, c := range []string{"link set lo up", "addr add 192.0.2.2/24 dev eth0", "link set eth0 up", "route add default via 192.0.2.1"} {
+		for _, c := range []string{
+			"link set lo up", "addr add 192.0.2.2/24 dev eth0", "link set eth0 up",
+			"route add default via 192.0.2.1",
+		} {
 			w.run("ip", strings.Fields(c)...)
 		}
 		w.carries("eth0")

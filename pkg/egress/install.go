@@ -58,7 +58,8 @@ func (c *chains) restore(ctx context.Context, script string) error {
 	cmd.Stdin = strings.NewReader(script)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("iptables-restore: %w: %s (the kernel may lack a module that a rule names: xt_…, or nft_compat)%s", cmp.Or(ctx.Err(), err), strings.TrimSpace(string(out)), blamed(script, out))
+		return fmt.Errorf("iptables-restore: %w: %s (the kernel may lack a module that a rule names: xt_…, or nft_compat)%s",
+			cmp.Or(ctx.Err(), err), strings.TrimSpace(string(out)), blamed(script, out))
 	}
 	return nil
 }

@@ -31,7 +31,8 @@ var both6 = []string{"-A OUTPUT -o sb-e+ -j DROP", "-A PREROUTING -i sb-e+ -j DR
 func (w *world) stands6() {
 	w.t.Helper()
 	var have []string
-	for deadline := time.Now().Add(patient); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) { // the guard is what is waited for
+	// the guard is what is waited for
+	for deadline := time.Now().Add(patient); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if have = w.rules6(); slices.Equal(have, both6) {
 			return
 		}

@@ -254,7 +254,9 @@ func (e *Engine) keepLock() (stood bool) {
 		e.lockFault = ""
 	case err.Error() != e.lockFault: // said once, but each of them
 		e.lockFault = err.Error()
-		e.log.Error("the lock behind the chains is not as it should be. Without it nothing but iptables keeps sandboxes in: after `iptables -F` they are open until sandboxd sees it and takes their links down, some 50 ms, and while it does not run for as long; and links that forward for sandboxes forward for all. This is tried again every ten seconds", "err", err)
+		e.log.Error("the lock behind the chains is not as it should be. Without it nothing but iptables keeps sandboxes in: after "+
+			"`iptables -F` they are open until sandboxd sees it and takes their links down, some 50 ms, and while it does not run for "+
+			"as long; and links that forward for sandboxes forward for all. This is tried again every ten seconds", "err", err)
 	}
 	return stood
 }

@@ -39,7 +39,8 @@ func TestOperator(t *testing.T) {
 						e.guarding.Unlock()
 						t.Fatalf("%s: %s", c, out)
 					}
-					c = strings.NewReplacer(inst.Chain("BACK"), inst.Chain("BACK")+"-B", inst.Chain("RAW"), inst.Chain("RAW")+"-B").Replace(c)
+					c = strings.NewReplacer(inst.Chain("BACK"), inst.Chain("BACK")+"-B", inst.Chain("RAW"),
+						inst.Chain("RAW")+"-B").Replace(c)
 				}
 			}
 			e.guarding.Unlock()

@@ -93,9 +93,12 @@ func TestFromPolicy(t *testing.T) {
 		``, `[]`, `{} {}`, `{"defaultaction":1}`, `{"unknown":1}`, `{"defaultAction":"maybe"}`, many,
 		`{"egress":[{"action":"allow"}]}`, `{"egress":[{"action":"permit","target":"1.2.3.4"}]}`,
 		`{"egress":[{"action":"allow","target":"pypi.org"}]}`, `{"egress":[{"action":"allow","target":"::/0"}]}`,
-		`{"egress":[{"action":"allow","target":"1.2.3.4","ports":[0]}]}`, `{"egress":[{"action":"allow","target":"1.2.3.4","ports":[1.5]}]}`,
-		`{"egress":[{"action":"allow","target":"1.2.3.4","ports":["9-1"]}]}`, `{"egress":[{"action":"allow","target":"1.2.3.4","ports":[]}]}`,
-		`{"egress":[{"action":"allow","target":"10.0.0.5/8","ports":[443],"protocol":"tcp"}]}`, `{"egress":[{"action":"allow","target":"1.2.3.4","port":443}]}`,
+		`{"egress":[{"action":"allow","target":"1.2.3.4","ports":[0]}]}`,
+		`{"egress":[{"action":"allow","target":"1.2.3.4","ports":[1.5]}]}`,
+		`{"egress":[{"action":"allow","target":"1.2.3.4","ports":["9-1"]}]}`,
+		`{"egress":[{"action":"allow","target":"1.2.3.4","ports":[]}]}`,
+		`{"egress":[{"action":"allow","target":"10.0.0.5/8","ports":[443],"protocol":"tcp"}]}`,
+		`{"egress":[{"action":"allow","target":"1.2.3.4","port":443}]}`,
 		`{"egress":[{"action":"allow","target":"1.2.3.4","protocol":"TCP"}]}`,
 		`{"egress":[{"action":"allow","target":"1.2.3.4","protocol":"icmp","ports":[80]}]}`,
 	} {
@@ -124,7 +127,10 @@ func TestDecide(t *testing.T) {
 	hosts := map[netip.Addr]bool{netip.MustParseAddr("198.51.100.1"): true}
 	e := &Engine{cfg: Config{Instance: inst, Pool: inst.Pool()}}
 	e.hosts.Store(&hosts)
-	everything := []string{"0.0.0.0/0", "10.0.0.0/8", "169.254.0.0/16", "127.0.0.0/8", "198.51.100.1", "100.64.0.0/10", "240.0.0.0/4", "224.0.0.0/4", "168.63.129.16"}
+	everything := []string{
+		"0.0.0.0/0", "10.0.0.0/8", "169.254.0.0/16", "127.0.0.0/8", "198.51.100.1", "100.64.0.0/10",
+		"240.0.0.0/4", "224.0.0.0/4", "168.63.129.16",
+	}
 	for _, c := range []struct {
 		mode  record.NetworkMode
 		rules []string

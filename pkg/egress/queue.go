@@ -60,7 +60,8 @@ func openQueue(ctx context.Context, num uint16) (*queue, error) {
 		select {
 		case <-retry.C:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("NFQUEUE %d: %w: another process holds it (see /proc/net/netfilter/nfnetlink_queue, second column); is another daemon of this instance running?", num, err)
+			return nil, fmt.Errorf("NFQUEUE %d: %w: another process holds it (see /proc/net/netfilter/nfnetlink_queue, second column); "+
+				"is another daemon of this instance running?", num, err)
 		}
 	}
 }
@@ -124,7 +125,8 @@ func configure(fd int, num uint16) error {
 		}
 		err := configRequest(fd, num, attrs)
 		if errors.Is(err, unix.EINVAL) && c.typ == nfqaCfgCmd {
-			return fmt.Errorf("NFQUEUE %d: %w: the kernel needs the module nfnetlink_queue (modprobe nfnetlink_queue; Debian has it in linux-image-amd64)", num, err)
+			return fmt.Errorf("NFQUEUE %d: %w: the kernel needs the module nfnetlink_queue (modprobe nfnetlink_queue; Debian has it in "+
+				"linux-image-amd64)", num, err)
 		}
 		if err != nil {
 			return fmt.Errorf("NFQUEUE %d: %s: %w", num, c.what, err)

@@ -21,7 +21,8 @@ import (
 func ParseRule(s string) (record.Rule, error) {
 	r := record.Rule{Allow: true}
 	bad := func(format string, args ...any) (record.Rule, error) {
-		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: "+format+"; write CIDR[:port[-port]][/proto], as 203.0.113.0/24:443/tcp", append([]any{s}, args...)...)
+		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: "+format+"; write CIDR[:port[-port]][/proto], as "+
+			"203.0.113.0/24:443/tcp", append([]any{s}, args...)...)
 	}
 	rest := s
 	// What follows the last slash is a protocol unless it starts as a number.
@@ -85,9 +86,11 @@ func parseTarget(s string) (netip.Prefix, error) {
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	if isName(s) {
-		return netip.Prefix{}, errs.New(errs.Unsupported, "network rule for %q: names in rules come in a later release; give an address", short(s))
+		return netip.Prefix{}, errs.New(errs.Unsupported, "network rule for %q: names in rules come in a later release; give an address",
+			short(s))
 	}
-	return netip.Prefix{}, errs.New(errs.Invalid, "network rule for %q: not an IPv4 address or CIDR, as 203.0.113.7 or 203.0.113.0/24", short(s))
+	return netip.Prefix{}, errs.New(errs.Invalid, "network rule for %q: not an IPv4 address or CIDR, as 203.0.113.7 or 203.0.113.0/24",
+		short(s))
 }
 
 // short is s as an error shows it: the client may have sent a book.
@@ -127,7 +130,8 @@ func FromPolicy(data []byte) (record.Network, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&p); err != nil {
-		return record.Network{}, errs.Wrap(err, errs.Invalid, "networkPolicy is not {defaultAction, egress: [{action, target, ports, protocol}]}: %s", err)
+		return record.Network{}, errs.Wrap(err, errs.Invalid, "networkPolicy is not {defaultAction, egress: [{action, target, ports, "+
+			"protocol}]}: %s", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return record.Network{}, errs.New(errs.Invalid, "networkPolicy has something after its end")
@@ -153,7 +157,8 @@ func FromPolicy(data []byte) (record.Network, error) {
 			return record.Network{}, err
 		}
 		if prefix != prefix.Masked() {
-			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].target: %s has bits beyond its mask: is %s meant, or %s?", i, prefix, prefix.Masked(), prefix.Addr())
+			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].target: %s has bits beyond its mask: is %s meant, "+
+				"or %s?", i, prefix, prefix.Masked(), prefix.Addr())
 		}
 		if e.Ports != nil && len(e.Ports) == 0 {
 			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].ports is empty; leave it out for all ports", i)
@@ -164,7 +169,8 @@ func FromPolicy(data []byte) (record.Network, error) {
 		}
 		for _, raw := range e.Ports {
 			if r.Ports, err = parsePorts(raw); err != nil {
-				return record.Network{}, errs.Wrap(err, errs.Invalid, "networkPolicy.egress[%d].ports: %s is neither a port nor a range as \"8000-8100\"", i, raw)
+				return record.Network{}, errs.Wrap(err, errs.Invalid, "networkPolicy.egress[%d].ports: %s is neither a port nor a range "+
+					"as \"8000-8100\"", i, raw)
 			}
 			n.Rules = append(n.Rules, r)
 		}

@@ -32,7 +32,8 @@ func (e *Engine) src() string { return e.cfg.Instance.Set("src") }
 func (e *Engine) createSets() error {
 	err := e.sets.IpsetCreate(e.src(), "hash:net,iface", netlink.IpsetCreateOptions{Replace: true})
 	if err != nil {
-		return fmt.Errorf("make ipset %s: %w: the kernel needs the modules ip_set and ip_set_hash_netiface (modprobe ip_set_hash_netiface; Debian has them in linux-image-amd64, not in its cloud-less minimal builds)", e.src(), err)
+		return fmt.Errorf("make ipset %s: %w: the kernel needs the modules ip_set and ip_set_hash_netiface (modprobe "+
+			"ip_set_hash_netiface; Debian has them in linux-image-amd64, not in its cloud-less minimal builds)", e.src(), err)
 	}
 	return nil
 }

@@ -14,7 +14,10 @@ import (
 // probed is a sandbox with a probe that is tried every five seconds.
 func probed(id string, policy record.RestartPolicy) record.Record {
 	r := box(id, policy, 0)
-	r.Spec.Ready = record.Probe{Command: "check", Interval: 5 * time.Second, Timeout: time.Second, StartPeriod: 20 * time.Second, Retries: 3}
+	r.Spec.Ready = record.Probe{
+		Command: "check", Interval: 5 * time.Second, Timeout: time.Second, StartPeriod: 20 * time.Second,
+		Retries: 3,
+	}
 	return r
 }
 
@@ -27,7 +30,8 @@ func TestBecomesReady(t *testing.T) {
 		r := m.box("a")
 		go func() { ready <- w.Await(t.Context(), r) }()
 		time.Sleep(19 * time.Second)
-		if h, _ := w.Of(r); h.State != Starting || h.Failures != 0 || h.Output != "exit code 1: not yet" || time.Since(h.Checked) > 2*time.Second {
+		if h, _ := w.Of(r); h.State != Starting || h.Failures != 0 || h.Output != "exit code 1: not yet" ||
+			time.Since(h.Checked) > 2*time.Second {
 			t.Errorf("%+v", h)
 		}
 		if n := m.tried(); n < 15 || n > 40 {

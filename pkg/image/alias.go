@@ -55,7 +55,8 @@ func ParseAliases(m map[string]string) ([]Alias, error) {
 func parseAlias(name, image string) (Alias, error) {
 	a := Alias{Name: name, Image: image}
 	want := func(what string) (Alias, error) {
-		return a, errs.New(errs.Invalid, "alias %.200q = %.200q: %s; want NAME[:TAG] or NAME:PREFIX* for tags that begin so, and NAME[:TAG] of a local image", name, image, what)
+		return a, errs.New(errs.Invalid, "alias %.200q = %.200q: %s; want NAME[:TAG] or NAME:PREFIX* for tags that begin so, and "+
+			"NAME[:TAG] of a local image", name, image, what)
 	}
 	plain, star := strings.CutSuffix(name, "*")
 	if plain, a.any = strings.CutSuffix(plain, ":"); a.any { // NAME:*

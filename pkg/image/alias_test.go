@@ -28,7 +28,10 @@ func TestAliases(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.PutImage(t.Context(), record.Image{Name: r.Name, Tag: r.Tag, Digest: "sha256:" + strings.Repeat("a", 64)}) //nolint:errcheck // it is memory
+		m.PutImage(t.Context(), record.Image{
+			Name: r.Name, Tag: r.Tag,
+			Digest: "sha256:" + strings.Repeat("a", 64),
+		}) //nolint:errcheck // it is memory
 	}
 	put("base:latest")
 	put("python:latest")
@@ -87,12 +90,16 @@ func TestDefaultAliases(t *testing.T) {
 		t.Fatal(err)
 	}
 	names := map[string]string{
-		"opensandbox/code-interpreter": "code-interpreter", "opensandbox/code-interpreter:latest": "code-interpreter", "opensandbox/code-interpreter:v1.0.2": "code-interpreter",
-		"code-interpreter": "code-interpreter", "python:3.11-slim": "python", "python:3": "python", "python:slim": "python", "python": "python",
-		"ubuntu": "base", "ubuntu:24.04": "base", "debian:12-slim": "base",
+		"opensandbox/code-interpreter": "code-interpreter", "opensandbox/code-interpreter:latest": "code-interpreter",
+		"opensandbox/code-interpreter:v1.0.2": "code-interpreter",
+		"code-interpreter":                    "code-interpreter", "python:3.11-slim": "python", "python:3": "python",
+		"python:slim": "python",
+		"python":      "python",
+		"ubuntu":      "base", "ubuntu:24.04": "base", "debian:12-slim": "base",
 	}
 	for uri, recipe := range names {
-		if _, err := s.Resolve(t.Context(), parsed(uri)); uri != recipe && (!errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "sandboxctl image build "+recipe+"`")) {
+		if _, err := s.Resolve(t.Context(), parsed(uri)); uri != recipe &&
+			(!errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "sandboxctl image build "+recipe+"`")) {
 			t.Errorf("%s, before anything is built: %v", uri, err)
 		}
 	}
@@ -101,7 +108,10 @@ func TestDefaultAliases(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range recipes {
-		m.PutImage(t.Context(), record.Image{Name: name, Tag: DefaultTag, Digest: "sha256:" + strings.Repeat("a", 64)}) //nolint:errcheck // it is memory
+		m.PutImage(t.Context(), record.Image{
+			Name: name, Tag: DefaultTag,
+			Digest: "sha256:" + strings.Repeat("a", 64),
+		}) //nolint:errcheck // it is memory
 	}
 	for uri, recipe := range names {
 		if i, err := s.Resolve(t.Context(), parsed(uri)); err != nil || i.Ref() != recipe+":latest" {
@@ -122,10 +132,13 @@ func TestDefaultAliases(t *testing.T) {
 
 func TestBadAliases(t *testing.T) {
 	for name, image := range map[string]string{
-		"Ubuntu": "base", "ubuntu:": "base", "ubuntu*": "base", "*": "base", ":*": "base", "": "base", "ubuntu:*x": "base", "ubuntu:**": "base",
-		"ubuntu@sha256:" + strings.Repeat("a", 64): "base", "ubuntu": "Base", "debian": "base@sha256:" + strings.Repeat("a", 64), "a b": "base",
+		"Ubuntu": "base", "ubuntu:": "base", "ubuntu*": "base", "*": "base", ":*": "base", "": "base", "ubuntu:*x": "base",
+		"ubuntu:**": "base",
+		"ubuntu@sha256:" + strings.Repeat("a", 64): "base", "ubuntu": "Base", "debian": "base@sha256:" + strings.Repeat("a", 64),
+		"a b": "base",
 	} {
-		if all, err := ParseAliases(map[string]string{name: image, "good:*": "base"}); err == nil || !strings.Contains(err.Error(), "want NAME") {
+		if all, err := ParseAliases(map[string]string{name: image, "good:*": "base"}); err == nil ||
+			!strings.Contains(err.Error(), "want NAME") {
 			t.Errorf("%q = %q: %+v, %v", name, image, all, err)
 		}
 	}

@@ -228,7 +228,8 @@ func (d *download) fetch(ctx context.Context) (cut bool, err error) {
 	left := d.want.Size - d.have
 	in := &meter{r: &roomy{r: body, room: d.room}, told: func(int64) { watch.Reset(stall) }}
 	w := writer{w: d.f}
-	n, err := io.CopyBuffer(&w, &meter{r: io.TeeReader(io.LimitReader(in, left), d.sum), told: func(n int64) { d.told(d.have + n) }}, make([]byte, 1<<18))
+	n, err := io.CopyBuffer(&w, &meter{r: io.TeeReader(io.LimitReader(in, left), d.sum), told: func(n int64) { d.told(d.have + n) }},
+		make([]byte, 1<<18))
 	d.have += n
 	switch {
 	case w.err != nil:
@@ -238,7 +239,8 @@ func (d *download) fetch(ctx context.Context) (cut bool, err error) {
 	case err != nil:
 		return true, d.from.Explain(of, cmp.Or(cause(ctx, silence), err))
 	case n < left:
-		return true, d.from.Explain(of, fmt.Errorf("it has sent %d of %d bytes of %s: %w", d.have, d.want.Size, d.want.Digest, io.ErrUnexpectedEOF))
+		return true, d.from.Explain(of, fmt.Errorf("it has sent %d of %d bytes of %s: %w", d.have, d.want.Size, d.want.Digest,
+			io.ErrUnexpectedEOF))
 	}
 	more, _ := io.ReadFull(in, make([]byte, 1))
 	d.more = more > 0

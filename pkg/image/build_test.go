@@ -36,7 +36,8 @@ func (l *listing) Stage(ctx context.Context, r io.Reader, progress func(int64)) 
 		for h, err := tr.Next(); err == nil; h, err = tr.Next() {
 			content := sha256.New()
 			_, _ = io.Copy(content, tr)
-			l.members[strings.TrimPrefix(h.Name, ".")] = fmt.Sprintf("%c %s %o %d:%d %s %d %x", h.Typeflag, h.Linkname, h.Mode, h.Uid, h.Gid, h.ModTime.UTC(), h.Size, content.Sum(nil)[:8])
+			l.members[strings.TrimPrefix(h.Name, ".")] = fmt.Sprintf("%c %s %o %d:%d %s %d %x", h.Typeflag, h.Linkname, h.Mode, h.Uid,
+				h.Gid, h.ModTime.UTC(), h.Size, content.Sum(nil)[:8])
 		}
 		_, _ = io.Copy(io.Discard, pr)
 	}()
@@ -99,19 +100,22 @@ func buildTwice(t *testing.T, name string, has []string) {
 		first, before, second = second, l.members, build()
 	}
 	if first.Digest != second.Digest || first.Layers[0] != second.Layers[0] {
-		t.Errorf("two builds: %s and %s; what differs:\n%s", first.Digest, second.Digest, strings.Join(differences(before, l.members), "\n"))
+		t.Errorf("two builds: %s and %s; what differs:\n%s", first.Digest, second.Digest,
+			strings.Join(differences(before, l.members), "\n"))
 	}
 	if got, err := s.Resolve(t.Context(), parsed(name+"@"+first.Digest)); err != nil || got.Ref() != name+":latest" {
 		t.Errorf("resolve: %+v, %v", got, err)
 	}
-	for _, p := range append(has, "/workspace/", "/usr/bin/bash", "/usr/bin/curl", "/usr/bin/git", "/usr/bin/ps", "/etc/ssl/certs/ca-certificates.crt", "/usr/share/doc/git/copyright") {
+	for _, p := range append(has, "/workspace/", "/usr/bin/bash", "/usr/bin/curl", "/usr/bin/git",
+		"/usr/bin/ps", "/etc/ssl/certs/ca-certificates.crt", "/usr/share/doc/git/copyright") {
 		if l.members[p] == "" {
 			t.Errorf("the image lacks %s", p)
 		}
 	}
 	for p := range l.members {
 		if p == "/etc/hostname" || p == "/etc/resolv.conf" || p == "/etc/machine-id" || strings.HasPrefix(p, "/usr/share/man/man") ||
-			strings.HasPrefix(p, "/var/log/") && !strings.HasSuffix(p, "/") || strings.HasPrefix(p, "/var/lib/apt/lists/") && strings.Contains(p, "_dists_") || strings.HasSuffix(p, ".deb") {
+			strings.HasPrefix(p, "/var/log/") && !strings.HasSuffix(p, "/") || strings.HasPrefix(p, "/var/lib/apt/lists/") &&
+			strings.Contains(p, "_dists_") || strings.HasSuffix(p, ".deb") {
 			t.Errorf("the image has %s", p)
 		}
 	}

@@ -46,7 +46,10 @@ func (s *Store) Export(ctx context.Context, i record.Image, w io.Writer) error {
 func (s *Store) export(ctx context.Context, i record.Image, w io.Writer) error {
 	tw := tar.NewWriter(w)
 	put := func(name string, b []byte) error {
-		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o444, Size: int64(len(b)), ModTime: time.Unix(0, 0)}); err != nil {
+		if err := tw.WriteHeader(&tar.Header{
+			Typeflag: tar.TypeReg, Name: name, Mode: 0o444, Size: int64(len(b)),
+			ModTime: time.Unix(0, 0),
+		}); err != nil {
 			return err
 		}
 		_, err := tw.Write(b)
@@ -96,7 +99,10 @@ func (s *Store) putLayer(ctx context.Context, tw *tar.Writer, layer string) (v1.
 		return v1.Hash{}, err
 	}
 	sum := v1.Hash{Algorithm: strings.TrimSuffix(digestPrefix, ":"), Hex: hex.EncodeToString(h.Sum(nil))}
-	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: sum.Hex + ".tar", Mode: 0o444, Size: size.n, ModTime: time.Unix(0, 0)}); err != nil {
+	if err := tw.WriteHeader(&tar.Header{
+		Typeflag: tar.TypeReg, Name: sum.Hex + ".tar", Mode: 0o444, Size: size.n,
+		ModTime: time.Unix(0, 0),
+	}); err != nil {
 		return v1.Hash{}, err
 	}
 	return sum, s.cfg.Layers.Read(ctx, layer, tw)

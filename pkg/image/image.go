@@ -135,7 +135,9 @@ func (s *Store) Resolve(ctx context.Context, ref Reference) (record.Image, error
 	case err != nil:
 		return record.Image{}, fmt.Errorf("resolve image %s, which stands for %s: %w", ref.URI, a.Image, err)
 	case !ok:
-		return record.Image{}, errs.New(errs.NotFound, "image %s is not on this host, and neither is %s, which it stands for here (images.aliases of the configuration); `sandboxctl image build %s` or `sandboxctl image import` make that", ref.URI, a.Image, a.to.Name)
+		return record.Image{}, errs.New(errs.NotFound, "image %s is not on this host, and neither is %s, which it stands for here "+
+			"(images.aliases of the configuration); `sandboxctl image build %s` or `sandboxctl image import` make that", ref.URI, a.Image,
+			a.to.Name)
 	}
 	return i, nil
 }
@@ -156,7 +158,8 @@ func (s *Store) local(ctx context.Context, ref Reference) (record.Image, error) 
 		} else if !ok {
 			return record.Image{}, s.unknown(ref)
 		}
-		return record.Image{}, errs.New(errs.NotFound, "image %s:%s on this host has the digest %s, not %s; `sandboxctl image ls` shows what is here", ref.Name, tag, i.Digest, ref.Digest)
+		return record.Image{}, errs.New(errs.NotFound, "image %s:%s on this host has the digest %s, not %s; `sandboxctl image ls` shows "+
+			"what is here", ref.Name, tag, i.Digest, ref.Digest)
 	case !ok:
 		return record.Image{}, s.unknown(ref)
 	}
@@ -179,7 +182,8 @@ func (s *Store) byDigest(ctx context.Context, ref Reference) (record.Image, erro
 			return i, nil
 		}
 	}
-	return record.Image{}, errs.New(errs.NotFound, "no image %s on this host has the digest %s; `sandboxctl image ls` shows what is here", ref.Name, ref.Digest)
+	return record.Image{}, errs.New(errs.NotFound, "no image %s on this host has the digest %s; `sandboxctl image ls` shows what is here",
+		ref.Name, ref.Digest)
 }
 
 // List returns the images of this host that can be read.

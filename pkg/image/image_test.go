@@ -153,7 +153,8 @@ func TestParseReference(t *testing.T) {
 	}
 	for _, uri := range []string{
 		"", ":", "@", "python:", "python@", "Python", "py thon", "../etc", "/etc", "a//b", "a/", "-a", "a:b:c", "a:.b", "a\x00b", "a\n",
-		"python@sha256:" + hex64[1:], "python@md5:" + hex64, "python@sha256:" + strings.ToUpper(hex64), "a:" + strings.Repeat("t", 129), strings.Repeat("a", 256),
+		"python@sha256:" + hex64[1:], "python@md5:" + hex64, "python@sha256:" + strings.ToUpper(hex64), "a:" + strings.Repeat("t", 129),
+		strings.Repeat("a", 256),
 	} {
 		if r, err := ParseReference(uri); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%q: %+v, %v; want invalid", uri, r, err)
@@ -189,7 +190,8 @@ func TestResolveAndRemove(t *testing.T) {
 	}
 	m.layers["nobody's"], m.layers["of an old build"], m.used["of an old build"] = true, true, true
 	for uri, want := range map[string]string{
-		"python": digest("1"), "python:3.11": digest("2"), "python@" + digest("2"): digest("2"), "python:latest@" + digest("1"): digest("1"),
+		"python": digest("1"), "python:3.11": digest("2"), "python@" + digest("2"): digest("2"),
+		"python:latest@" + digest("1"): digest("1"),
 	} {
 		if i, err := s.Resolve(ctx, parsed(uri)); err != nil || i.Digest != want {
 			t.Errorf("%s: %s, %v; want %s", uri, i.Digest, err, want)
@@ -324,7 +326,8 @@ exclude = ["rel"]
 suite = "Book worm"`: "\"a b\" is no package\n\"rel\" is no absolute path\nenv \"=x\" is not KEY=VALUE\nworkdir \"here\"",
 		`packages = [`: "1| packages = [",
 	} {
-		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "bad"), 0o755), os.WriteFile(filepath.Join(dir, "bad", "recipe.toml"), []byte(text), 0o644)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "bad"), 0o755), os.WriteFile(filepath.Join(dir, "bad", "recipe.toml"),
+			[]byte(text), 0o644)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := s.recipe("bad"); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), want) {
@@ -341,7 +344,8 @@ suite = "Book worm"`: "\"a b\" is no package\n\"rel\" is no absolute path\nenv \
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", "/nowhere")
-	if _, err := s.Build(t.Context(), "bad", io.Discard); !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "apt-get install mmdebstrap") {
+	if _, err := s.Build(t.Context(), "bad", io.Discard); !errs.Is(err, errs.Unsupported) ||
+		!strings.Contains(err.Error(), "apt-get install mmdebstrap") {
 		t.Errorf("without mmdebstrap: %v", err)
 	}
 }

@@ -132,7 +132,8 @@ func (im *importer) run(ctx context.Context, format string, r io.Reader) (record
 	case FormatDocker, FormatOCI:
 		kind.Image = true
 	default:
-		return record.Image{}, errs.New(errs.Invalid, "format %.20q: want %s, %s, %s or %s", format, FormatAuto, FormatRootfs, FormatDocker, FormatOCI)
+		return record.Image{}, errs.New(errs.Invalid, "format %.20q: want %s, %s, %s or %s", format, FormatAuto, FormatRootfs, FormatDocker,
+			FormatOCI)
 	}
 	if !kind.Image && im.ref.Name == "" {
 		return record.Image{}, errs.New(errs.Invalid, "the archive is a root file system, which has no name: give one")
@@ -240,7 +241,8 @@ func (im *importer) stage(ctx context.Context, r io.Reader, want string, check f
 	}
 	im.layers = append(im.layers, staged{stage, digest, n})
 	if want != "" && digest != want {
-		return errs.New(errs.Invalid, "it has the digest %s where the image's config says %s: the archive was changed or is broken", digest, want)
+		return errs.New(errs.Invalid, "it has the digest %s where the image's config says %s: the archive was changed or is broken", digest,
+			want)
 	}
 	if check != nil {
 		return check()
@@ -284,7 +286,8 @@ func (s *Store) name(ctx context.Context, i record.Image, layers []staged) (_ re
 			_, err = s.cfg.Layers.Size(ctx, l.digest)
 		}
 		if errs.Is(err, errs.NotFound) {
-			return i, errs.Wrap(err, errs.Unavailable, "layer %s was removed while the image that shares it was imported; import it again", l.digest)
+			return i, errs.Wrap(err, errs.Unavailable, "layer %s was removed while the image that shares it was imported; import it again",
+				l.digest)
 		}
 		if err != nil {
 			return i, err

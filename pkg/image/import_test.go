@@ -178,7 +178,10 @@ func TestImport(t *testing.T) {
 				w.holds(t, 1, 1)
 				return
 			}
-			if want := map[string]string{"docker": "team/app:7", "oci": "from-oci:1", "docker, gzip": "mine:latest", "oci, zstd": "mine:2"}[name]; i.Ref() != want {
+			if want := map[string]string{
+				"docker": "team/app:7", "oci": "from-oci:1", "docker, gzip": "mine:latest",
+				"oci, zstd": "mine:2",
+			}[name]; i.Ref() != want {
 				t.Errorf("it is called %s, want %s", i.Ref(), want)
 			}
 			if len(i.Layers) != 2 || i.Config.User != "1000:1000" || i.Config.Labels["team"] != "a" || i.Bytes == 0 || unpacked == 0 {
@@ -222,7 +225,8 @@ func TestImportOfDocker(t *testing.T) {
 	}
 	i, err := w.Import(t.Context(), image.Archive{}, open("docker-20.10-save.tar.gz"), nil)
 	must(t, err)
-	if i.Ref() != "two:2" || len(i.Layers) != 2 || !slices.Contains(i.Config.Env, "A=b") || i.Config.Workdir != "/srv" || i.Config.User != "5:6" || i.Config.Labels["k"] != "v" {
+	if i.Ref() != "two:2" || len(i.Layers) != 2 || !slices.Contains(i.Config.Env, "A=b") || i.Config.Workdir != "/srv" ||
+		i.Config.User != "5:6" || i.Config.Labels["k"] != "v" {
 		t.Errorf("image %+v", i)
 	}
 	dir, err := w.disks.Layers.Path(i.Layers[1])
@@ -230,7 +234,8 @@ func TestImportOfDocker(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(dir, "etc/n")); err != nil || string(b) != "new\n" {
 		t.Errorf("the second layer: %q, %v", b, err)
 	}
-	if _, err := w.Import(t.Context(), image.Archive{}, open("docker-20.10-save-two.tar.gz"), nil); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "two:1") {
+	if _, err := w.Import(t.Context(), image.Archive{}, open("docker-20.10-save-two.tar.gz"), nil); !errs.Is(err, errs.Invalid) ||
+		!strings.Contains(err.Error(), "two:1") {
 		t.Errorf("an archive of two images: %v", err)
 	}
 	w.holds(t, 1, 2)
@@ -240,14 +245,16 @@ func TestImportOfDocker(t *testing.T) {
 func TestExport(t *testing.T) {
 	w := newWorld(t)
 	ctx := t.Context()
-	img := at.Image(t, at.Tar(t, at.Dir("a"), at.File("a/b"), at.File("c")), at.Tar(t, at.Dir("a"), at.File("a/.wh..wh..opq"), at.File(".wh.c")))
+	img := at.Image(t, at.Tar(t, at.Dir("a"), at.File("a/b"), at.File("c")), at.Tar(t, at.Dir("a"), at.File("a/.wh..wh..opq"),
+		at.File(".wh.c")))
 	i, err := w.Import(ctx, image.Archive{Ref: parsed("x:1")}, bytes.NewReader(at.OCI(t, img)), nil)
 	must(t, err)
 	var first, second bytes.Buffer
 	must(t, w.Export(ctx, i, &first))
 	j, err := w.Import(ctx, image.Archive{}, bytes.NewReader(first.Bytes()), nil)
 	must(t, err)
-	if j.Ref() != "x:1" || j.Bytes != i.Bytes || !maps.Equal(j.Config.Labels, i.Config.Labels) || j.Config.User != i.Config.User || !slices.Equal(j.Config.Env, i.Config.Env) {
+	if j.Ref() != "x:1" || j.Bytes != i.Bytes || !maps.Equal(j.Config.Labels, i.Config.Labels) || j.Config.User != i.Config.User ||
+		!slices.Equal(j.Config.Env, i.Config.Env) {
 		t.Errorf("came back as %+v, was %+v", j, i)
 	}
 	j.Created = i.Created
@@ -280,23 +287,30 @@ func TestImportBad(t *testing.T) {
 		archive []byte
 		says    string
 	}{
-		"docker: another layer":       {swap(docker, gz(other), "*.tar.gz"), "digest"},
-		"docker: layer not packed":    {swap(docker, other, "*.tar.gz"), "digest"},
-		"docker: layer cut off":       {swap(docker, gz(layer)[:30], "*.tar.gz"), "cut off"},
-		"docker: layer is a bomb":     {swap(docker, bomb(nil), "*.tar.gz"), "bomb"},
-		"docker: layer is hostile":    {at.Docker(t, at.Image(t, at.Tar(t, at.File("../x"))), "x:1"), "leaves"},
-		"docker: whiteout of itself":  {at.Docker(t, at.Image(t, at.Tar(t, at.File(".wh.."))), "x:1"), "whiteout"},
-		"docker: device":              {at.Docker(t, at.Image(t, at.Tar(t, tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3})), "x:1"), "no file, directory or link"},
-		"docker: second layer is bad": {at.Docker(t, at.Image(t, layer, at.Tar(t, at.File("../x"))), "x:1"), "layer 2 of 2: the layer names a file \"../x\": leaves"},
-		"docker: cut off":             {docker[:len(docker)-2000], "cut off"},
-		"oci: another layer":          {swap(oci, gz(other), "blobs/sha256/*"), "digest"},
-		"oci: the same, packed anew":  {swap(oci, zst(layer), "blobs/sha256/*"), "digest"},
-		"rootfs: cut off":             {layer[:len(layer)-1024], "cut off"},
-		"rootfs: cut off in a file":   {layer[:700], "cut off"},
-		"rootfs: gzip cut off":        {gz(layer)[:len(gz(layer))-10], "cut off"},
-		"rootfs: a bomb":              {bomb(at.Tar(t, at.File("a"))), "bomb"},
-		"nothing":                     {nil, "empty"},
-		"text":                        {bytes.Repeat([]byte("hello "), 1000), "no tar"},
+		"docker: another layer":      {swap(docker, gz(other), "*.tar.gz"), "digest"},
+		"docker: layer not packed":   {swap(docker, other, "*.tar.gz"), "digest"},
+		"docker: layer cut off":      {swap(docker, gz(layer)[:30], "*.tar.gz"), "cut off"},
+		"docker: layer is a bomb":    {swap(docker, bomb(nil), "*.tar.gz"), "bomb"},
+		"docker: layer is hostile":   {at.Docker(t, at.Image(t, at.Tar(t, at.File("../x"))), "x:1"), "leaves"},
+		"docker: whiteout of itself": {at.Docker(t, at.Image(t, at.Tar(t, at.File(".wh.."))), "x:1"), "whiteout"},
+		"docker: device": {
+			at.Docker(t,
+				at.Image(t, at.Tar(t, tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3})), "x:1"),
+			"no file, directory or link",
+		},
+		"docker: second layer is bad": {
+			at.Docker(t, at.Image(t, layer, at.Tar(t, at.File("../x"))), "x:1"),
+			"layer 2 of 2: the layer names a file \"../x\": leaves",
+		},
+		"docker: cut off":            {docker[:len(docker)-2000], "cut off"},
+		"oci: another layer":         {swap(oci, gz(other), "blobs/sha256/*"), "digest"},
+		"oci: the same, packed anew": {swap(oci, zst(layer), "blobs/sha256/*"), "digest"},
+		"rootfs: cut off":            {layer[:len(layer)-1024], "cut off"},
+		"rootfs: cut off in a file":  {layer[:700], "cut off"},
+		"rootfs: gzip cut off":       {gz(layer)[:len(gz(layer))-10], "cut off"},
+		"rootfs: a bomb":             {bomb(at.Tar(t, at.File("a"))), "bomb"},
+		"nothing":                    {nil, "empty"},
+		"text":                       {bytes.Repeat([]byte("hello "), 1000), "no tar"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
@@ -319,7 +333,8 @@ func TestImportEnds(t *testing.T) {
 			t.Errorf("%s whose reader fails: %v", name, err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
-		if _, err := w.Import(ctx, image.Archive{Ref: parsed("x")}, io.MultiReader(bytes.NewReader(b[:len(b)-100]), calling(cancel), bytes.NewReader(b[len(b)-100:])), nil); err == nil {
+		if _, err := w.Import(ctx, image.Archive{Ref: parsed("x")}, io.MultiReader(bytes.NewReader(b[:len(b)-100]), calling(cancel),
+			bytes.NewReader(b[len(b)-100:])), nil); err == nil {
 			t.Errorf("%s that was cancelled was imported", name)
 		}
 		cancel()
@@ -329,10 +344,12 @@ func TestImportEnds(t *testing.T) {
 			t.Errorf("%+v: %v", a, err)
 		}
 	}
-	if _, err := w.Import(t.Context(), image.Archive{}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "name") {
+	if _, err := w.Import(t.Context(), image.Archive{}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); !errs.Is(err, errs.Invalid) ||
+		!strings.Contains(err.Error(), "name") {
 		t.Errorf("a root file system without a name: %v", err)
 	}
-	if _, err := w.Import(t.Context(), image.Archive{Ref: parsed("x"), Format: image.FormatDocker}, bytes.NewReader(at.Tar(t, at.File("a"))), nil); !errs.Is(err, errs.Invalid) {
+	if _, err := w.Import(t.Context(), image.Archive{Ref: parsed("x"), Format: image.FormatDocker},
+		bytes.NewReader(at.Tar(t, at.File("a"))), nil); !errs.Is(err, errs.Invalid) {
 		t.Errorf("a root file system as docker's: %v", err)
 	}
 	w.holds(t, 0, 0)
@@ -401,12 +418,13 @@ func TestLayerGoesDuringImport(t *testing.T) {
 	_, err := w.Import(t.Context(), image.Archive{Ref: parsed("base")}, bytes.NewReader(at.OCI(t, at.Image(t, base))), nil)
 	must(t, err)
 	removed := false
-	_, err = w.Import(t.Context(), image.Archive{Ref: parsed("x")}, bytes.NewReader(at.OCI(t, at.Image(t, base, at.Tar(t, at.File("b"))))), func(p image.Progress) {
-		if p.Stage == "unpack" && !removed {
-			removed = true
-			must(t, w.Remove(context.Background(), parsed("base")))
-		}
-	})
+	_, err = w.Import(t.Context(), image.Archive{Ref: parsed("x")}, bytes.NewReader(at.OCI(t, at.Image(t, base, at.Tar(t, at.File("b"))))),
+		func(p image.Progress) {
+			if p.Stage == "unpack" && !removed {
+				removed = true
+				must(t, w.Remove(context.Background(), parsed("base")))
+			}
+		})
 	if !errs.Is(err, errs.Unavailable) || !removed {
 		t.Errorf("%v", err)
 	}

@@ -154,7 +154,8 @@ func (s *Store) join(ctx context.Context, key flightKey, missing bool, progress 
 	}
 	f = s.flights.m[key]
 	if f == nil {
-		ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), pullLimit, errs.New(errs.Unavailable, "it took more than %s; what came is kept, so try again", pullLimit))
+		ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), pullLimit,
+			errs.New(errs.Unavailable, "it took more than %s; what came is kept, so try again", pullLimit))
 		f = &flight{cancel: cancel, done: make(chan struct{}), listeners: map[int]func(Progress){}}
 		s.flights.m[key] = f
 		go s.run(ctx, key, f)
@@ -449,9 +450,11 @@ func (s *Store) unknown(ref Reference) error {
 	if len(names) > 0 {
 		aliases = "images.aliases of the configuration has " + some(names)
 	}
-	tail := "no registry is configured for it: [[registries]] of the configuration says from where to pull; `sandboxctl image build` and `sandboxctl image import` make images without one"
+	tail := "no registry is configured for it: [[registries]] of the configuration says from where to pull; `sandboxctl image build` " +
+		"and `sandboxctl image import` make images without one"
 	if host := s.cfg.Registries.Host(ref.Name); host != "" {
 		tail = fmt.Sprintf("`sandboxctl image pull %s` asks registry %s for it", ref.URI, host)
 	}
-	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`), and no alias stands for it (%s); %s", ref.URI, ref, aliases, tail)
+	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`), and no alias stands for it "+
+		"(%s); %s", ref.URI, ref, aliases, tail)
 }

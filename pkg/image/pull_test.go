@@ -166,11 +166,15 @@ func TestPullOfIndex(t *testing.T) {
 	ctx := t.Context()
 	mine, other := at.Image(t, at.Tar(t, at.File("mine"))), at.Image(t, at.Tar(t, at.File("other")))
 	entry := func(img v1.Image, os, arch, variant string) mutate.IndexAddendum {
-		return mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: os, Architecture: arch, Variant: variant}}}
+		return mutate.IndexAddendum{Add: img, Descriptor: v1.Descriptor{Platform: &v1.Platform{
+			OS: os, Architecture: arch,
+			Variant: variant,
+		}}}
 	}
 	for name, mt := range map[string]types.MediaType{"oci": types.OCIImageIndex, "docker": types.DockerManifestList} {
 		idx := mutate.IndexMediaType(mutate.AppendManifests(empty.Index,
-			entry(other, "unknown", "unknown", ""), entry(other, "linux", "s390x", ""), entry(other, "linux", runtime.GOARCH, "v9"), entry(mine, "linux", runtime.GOARCH, "")), mt)
+			entry(other, "unknown", "unknown", ""), entry(other, "linux", "s390x", ""), entry(other, "linux", runtime.GOARCH, "v9"),
+			entry(mine, "linux", runtime.GOARCH, "")), mt)
 		p.Push(t, p.Addr, "multi/"+name+":1", idx)
 		digest, err := idx.Digest()
 		must(t, err)
@@ -191,7 +195,8 @@ func TestPullOfIndex(t *testing.T) {
 		}
 	}
 	p.Push(t, p.Addr, "multi/none:1", mutate.AppendManifests(empty.Index, entry(other, "linux", "s390x", "")))
-	if _, err := p.Pull(ctx, image.Pull{Ref: parsed(p.Addr + "/multi/none:1")}, nil); !errs.Is(err, errs.Unsupported) || !strings.Contains(err.Error(), "linux/s390x") {
+	if _, err := p.Pull(ctx, image.Pull{Ref: parsed(p.Addr + "/multi/none:1")}, nil); !errs.Is(err, errs.Unsupported) ||
+		!strings.Contains(err.Error(), "linux/s390x") {
 		t.Errorf("an index without this machine: %v", err)
 	}
 }
@@ -316,7 +321,8 @@ func TestPullGoesOn(t *testing.T) {
 	must(t, err)
 	digest, err := layers[0].Digest()
 	must(t, err)
-	must(t, os.WriteFile(filepath.Join(p.dir, "blobs", strings.Replace(digest.String(), ":", "-", 1)+".part"), bytes.Repeat([]byte("x"), 1000), 0o600))
+	must(t, os.WriteFile(filepath.Join(p.dir, "blobs", strings.Replace(digest.String(), ":", "-", 1)+".part"),
+		bytes.Repeat([]byte("x"), 1000), 0o600))
 	if _, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil); err != nil {
 		t.Error(err)
 	}
@@ -371,7 +377,10 @@ func TestPullLies(t *testing.T) {
 	p := newPulling(t)
 	ctx := t.Context()
 	ref := p.push(t, "team/app:1", at.Image(t, bulky(t, "big", 1<<20)))
-	inside := rt.NewAuthority(t).Serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the registry reached what is inside") }))
+	inside := rt.NewAuthority(t).Serve(t, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		t.Error("the registry reached " +
+			"what is inside")
+	}))
 	where := func(part string, do func(w http.ResponseWriter, r *http.Request)) func(http.ResponseWriter, *http.Request) bool {
 		return func(w http.ResponseWriter, r *http.Request) bool {
 			if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, part) {
@@ -400,33 +409,69 @@ func TestPullLies(t *testing.T) {
 		code errs.Code
 		say  string
 	}{
-		"other blob": {where("/blobs/", func(w http.ResponseWriter, r *http.Request) { rt.Endless(r.Context(), w, 1) }), errs.Invalid, "lies"},
+		"other blob": {
+			where("/blobs/", func(w http.ResponseWriter, r *http.Request) { rt.Endless(r.Context(), w, 1) }), errs.Invalid,
+			"lies",
+		},
 		"endless blob": {where("/blobs/", func(w http.ResponseWriter, r *http.Request) {
 			if n := rt.Endless(r.Context(), w, 1<<30); n > 64<<20 {
 				t.Errorf("%d bytes were read", n)
 			}
 		}), errs.Invalid, "lies"},
-		"no blob":          {where("/blobs/", func(http.ResponseWriter, *http.Request) {}), errs.Unavailable, "0 of"},
-		"another range":    {where("/blobs/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusPartialContent) }), errs.Invalid, "range"},
-		"endless manifest": {where("/manifests/", func(w http.ResponseWriter, r *http.Request) { rt.Endless(r.Context(), w, 1<<30) }), errs.Invalid, "more than 4194304 bytes"},
+		"no blob": {where("/blobs/", func(http.ResponseWriter, *http.Request) {}), errs.Unavailable, "0 of"},
+		"another range": {
+			where("/blobs/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusPartialContent) }),
+			errs.Invalid, "range",
+		},
+		"endless manifest": {
+			where("/manifests/", func(w http.ResponseWriter, r *http.Request) { rt.Endless(r.Context(), w, 1<<30) }),
+			errs.Invalid, "more than 4194304 bytes",
+		},
 		"manifest's digest": {where("/manifests/", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Docker-Content-Digest", "sha256:"+strings.Repeat("b", 64))
 		}), errs.Invalid, "lies"},
-		"no JSON":          {where("/manifests/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }), errs.Invalid, "no JSON"},
-		"both at once":     {where("/manifests/", says(map[string]any{"layers": []any{}, "manifests": []any{}})), errs.Invalid, "at once"},
-		"schema 1":         {where("/manifests/", says(map[string]any{"schemaVersion": 1, "fsLayers": []any{}})), errs.Unsupported, "schema 1"},
-		"no layers":        {where("/manifests/", says(map[string]any{"config": desc(types.OCIConfigJSON, 2), "layers": []any{}})), errs.Invalid, "0 layers"},
-		"many layers":      {where("/manifests/", says(map[string]any{"config": desc(types.OCIConfigJSON, 2), "layers": layers(200, desc(types.OCILayer, 1))})), errs.Invalid, "200 layers"},
-		"foreign layer":    {where("/manifests/", says(map[string]any{"config": desc(types.OCIConfigJSON, 2), "layers": layers(1, desc(types.DockerForeignLayer, 1))})), errs.Unsupported, "media type"},
-		"negative size":    {where("/manifests/", says(map[string]any{"config": desc(types.OCIConfigJSON, 2), "layers": layers(1, desc(types.OCILayer, -1))})), errs.Invalid, "-1 bytes"},
-		"large config":     {where("/manifests/", says(map[string]any{"config": desc(types.OCIConfigJSON, 1<<30), "layers": layers(1, desc(types.OCILayer, 1))})), errs.Invalid, "1073741824 bytes"},
-		"to loopback":      {where("/blobs/", to("https://127.0.0.1:"+port+"/x")), errs.Denied, "address of this host or its network"},
-		"to loopback, v6":  {where("/blobs/", to("https://[::ffff:127.0.0.1]:"+port+"/x")), errs.Denied, "address of this host or its network"},
+		"no JSON": {
+			where("/manifests/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }), errs.Invalid,
+			"no JSON",
+		},
+		"both at once": {where("/manifests/", says(map[string]any{"layers": []any{}, "manifests": []any{}})), errs.Invalid, "at once"},
+		"schema 1": {
+			where("/manifests/", says(map[string]any{"schemaVersion": 1, "fsLayers": []any{}})), errs.Unsupported,
+			"schema 1",
+		},
+		"no layers": {
+			where("/manifests/", says(map[string]any{"config": desc(types.OCIConfigJSON, 2), "layers": []any{}})),
+			errs.Invalid, "0 layers",
+		},
+		"many layers": {where("/manifests/", says(map[string]any{
+			"config": desc(types.OCIConfigJSON, 2),
+			"layers": layers(200, desc(types.OCILayer, 1)),
+		})), errs.Invalid, "200 layers"},
+		"foreign layer": {where("/manifests/", says(map[string]any{
+			"config": desc(types.OCIConfigJSON, 2),
+			"layers": layers(1, desc(types.DockerForeignLayer, 1)),
+		})), errs.Unsupported, "media type"},
+		"negative size": {where("/manifests/", says(map[string]any{
+			"config": desc(types.OCIConfigJSON, 2),
+			"layers": layers(1, desc(types.OCILayer, -1)),
+		})), errs.Invalid, "-1 bytes"},
+		"large config": {where("/manifests/", says(map[string]any{
+			"config": desc(types.OCIConfigJSON, 1<<30),
+			"layers": layers(1, desc(types.OCILayer, 1)),
+		})), errs.Invalid, "1073741824 bytes"},
+		"to loopback": {where("/blobs/", to("https://127.0.0.1:"+port+"/x")), errs.Denied, "address of this host or its network"},
+		"to loopback, v6": {
+			where("/blobs/", to("https://[::ffff:127.0.0.1]:"+port+"/x")), errs.Denied,
+			"address of this host or its network",
+		},
 		"to localhost":     {where("/manifests/", to("https://localhost:"+port+"/x")), errs.Denied, "address of this host or its network"},
 		"to a private one": {where("/manifests/", to("https://10.0.0.1/x")), errs.Denied, "address of this host or its network"},
-		"to metadata":      {where("/manifests/", to("https://169.254.169.254/latest")), errs.Denied, "address of this host or its network"},
-		"to no TLS":        {where("/manifests/", to("http://registry.example.com/x")), errs.Denied, "without TLS"},
-		"to a file":        {where("/manifests/", to("file:///etc/passwd")), errs.Denied, "file"},
+		"to metadata": {
+			where("/manifests/", to("https://169.254.169.254/latest")), errs.Denied,
+			"address of this host or its network",
+		},
+		"to no TLS": {where("/manifests/", to("http://registry.example.com/x")), errs.Denied, "without TLS"},
+		"to a file": {where("/manifests/", to("file:///etc/passwd")), errs.Denied, "file"},
 		"token of loopback": {where("/v2/", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="https://127.0.0.1:`+port+`/token",service="x"`)
 			w.WriteHeader(http.StatusUnauthorized)
@@ -435,7 +480,10 @@ func TestPullLies(t *testing.T) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="https://localhost:`+port+`/token",service="x"`)
 			w.WriteHeader(http.StatusUnauthorized)
 		}), errs.Denied, "address of this host or its network"},
-		"large header": {where("/v2/", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X", strings.Repeat("x", 1<<20)) }), errs.Unavailable, "header"},
+		"large header": {
+			where("/v2/", func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("X", strings.Repeat("x", 1<<20)) }),
+			errs.Unavailable, "header",
+		},
 		"no such tag": {where("/manifests/", func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusNotFound)
 			fmt.Fprint(w, `{"errors":[{"code":"MANIFEST_UNKNOWN","message":"evil\u001b[31m"}]}`)
@@ -462,7 +510,10 @@ func TestPullLies(t *testing.T) {
 // TestPullBad has images whose blobs are what their manifests say, and bad.
 func TestPullBad(t *testing.T) {
 	p := newPulling(t)
-	bomb := &oddLayer{static.NewLayer(gz(make([]byte, 512<<20)), types.OCILayer), v1.Hash{Algorithm: "sha256", Hex: strings.Repeat("c", 64)}}
+	bomb := &oddLayer{
+		static.NewLayer(gz(make([]byte, 512<<20)), types.OCILayer),
+		v1.Hash{Algorithm: "sha256", Hex: strings.Repeat("c", 64)},
+	}
 	other := &oddLayer{static.NewLayer(gz(at.Tar(t, at.File("x"))), types.OCILayer), bomb.id}
 	torn := at.Tar(t, at.File("x"))
 	half := &oddLayer{static.NewLayer(torn[:700], types.OCIUncompressedLayer), bomb.id}
@@ -476,7 +527,8 @@ func TestPullBad(t *testing.T) {
 		must(t, err)
 		ref := p.push(t, "team/bad:1", img)
 		_, err = p.Pull(t.Context(), image.Pull{Ref: parsed(ref)}, nil)
-		if !errs.Is(err, errs.Invalid) && !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "layer 2 of 2") || !strings.Contains(err.Error(), c.say) {
+		if !errs.Is(err, errs.Invalid) && !errs.Is(err, errs.Exhausted) || !strings.Contains(err.Error(), "layer 2 of 2") ||
+			!strings.Contains(err.Error(), c.say) {
 			t.Errorf("%s: %v", name, err)
 		}
 		p.holds(t, 0, 0)
@@ -489,7 +541,10 @@ func TestPullAuth(t *testing.T) {
 	a.Push(t, f.Addr, "team/app:1", at.Image(t, at.Tar(t, at.File("x"))))
 	file := filepath.Join(t.TempDir(), "credentials")
 	must(t, os.WriteFile(file, []byte("robot:of-the-file\n"), 0o600))
-	w := newWorldOf(t, []registry.Registry{{Prefix: f.Addr, CA: a.File}, {Prefix: "filed", Location: f.Addr, CA: a.File, Credentials: file}})
+	w := newWorldOf(t, []registry.Registry{
+		{Prefix: f.Addr, CA: a.File},
+		{Prefix: "filed", Location: f.Addr, CA: a.File, Credentials: file},
+	})
 	f.Meddle(func(w http.ResponseWriter, r *http.Request) bool {
 		_, password, ok := r.BasicAuth()
 		if ok && (password == "right" || password == "of-the-file") {
@@ -518,7 +573,8 @@ func TestPullAuth(t *testing.T) {
 			t.Errorf("the error shows the password: %v", err)
 		}
 	}
-	if s := fmt.Sprintf("%v %+v %#v", image.Auth{Username: "u", Password: "p4ss"}, &image.Auth{Username: "u", Password: "p4ss"}, image.Auth{Username: "u", Password: "p4ss"}); strings.Contains(s, "p4ss") {
+	if s := fmt.Sprintf("%v %+v %#v", image.Auth{Username: "u", Password: "p4ss"}, &image.Auth{Username: "u", Password: "p4ss"},
+		image.Auth{Username: "u", Password: "p4ss"}); strings.Contains(s, "p4ss") {
 		t.Errorf("credentials print as %s", s)
 	}
 	if err := pull(ref, &image.Auth{Username: "robot", Password: "right"}); err != nil {
@@ -547,7 +603,10 @@ func TestPullFromMirrors(t *testing.T) {
 	}
 	watch(mirror)
 	w := newWorldOf(t, []registry.Registry{
-		{Prefix: "registry.example.com", Location: main.Addr + "/lib", Mirrors: []string{liar.Addr + "/lib", mirror.Addr + "/lib"}, CA: a.File},
+		{
+			Prefix: "registry.example.com", Location: main.Addr + "/lib", Mirrors: []string{liar.Addr + "/lib", mirror.Addr + "/lib"},
+			CA: a.File,
+		},
 		{Prefix: "dead.example.com", Location: main.Addr + "/lib", Mirrors: []string{"127.0.0.1:1"}, CA: a.File},
 		{Prefix: "", Location: mirror.Addr, Namespace: "library", CA: a.File},
 		{Prefix: mirror.Addr, CA: a.File},
@@ -578,7 +637,8 @@ func TestPullFromMirrors(t *testing.T) {
 	i, err := w.Pull(ctx, image.Pull{Ref: parsed("registry.example.com/team/app:1")}, nil)
 	must(t, err)
 	if i.Ref() != "registry.example.com/team/app:1" || main.Asked("/blobs/") != 0 || mirror.Asked("/blobs/") != 2 || told {
-		t.Errorf("%s: the registry was asked for %d blobs, its mirror for %d, which was told credentials: %v", i.Ref(), main.Asked("/blobs/"), mirror.Asked("/blobs/"), told)
+		t.Errorf("%s: the registry was asked for %d blobs, its mirror for %d, which was told credentials: %v", i.Ref(),
+			main.Asked("/blobs/"), mirror.Asked("/blobs/"), told)
 	}
 	// What no mirror has comes from the registry.
 	if _, err := w.Pull(ctx, image.Pull{Ref: parsed("registry.example.com/team/only:1")}, nil); err != nil {

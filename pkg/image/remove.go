@@ -92,7 +92,8 @@ func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
 		return p, fmt.Errorf("prune images: %w", err)
 	}
 	if len(bad) > 0 {
-		return p, errs.New(errs.WrongState, "nothing is pruned, because the record of image %s can not be read and may need any layer: `sandboxctl image rm` it, and build or import it again", some(bad))
+		return p, errs.New(errs.WrongState, "nothing is pruned, because the record of image %s can not be read and may need any layer: "+
+			"`sandboxctl image rm` it, and build or import it again", some(bad))
 	}
 	if all {
 		for _, i := range images {

@@ -45,7 +45,8 @@ func aptSources(etc fs.FS, suite string) (string, error) {
 		}
 	}
 	if len(lines) == 0 {
-		return "", errs.New(errs.Unsupported, "the apt sources of this host have no component main of suite %q: add it, or name another suite in the recipe", suite)
+		return "", errs.New(errs.Unsupported, "the apt sources of this host have no component main of suite %q: add it, or name another "+
+			"suite in the recipe", suite)
 	}
 	return strings.Join(lines, "\n") + "\n", nil
 }
@@ -125,7 +126,12 @@ func expand(f map[string]string) (list []source) {
 		return nil
 	}
 	var options []string
-	for _, o := range [][2]string{{"signed-by", "signed-by"}, {"trusted", "trusted"}, {"architectures", "arch"}, {"check-valid-until", "check-valid-until"}} {
+	for _, o := range [][2]string{
+		{"signed-by", "signed-by"},
+		{"trusted", "trusted"},
+		{"architectures", "arch"},
+		{"check-valid-until", "check-valid-until"},
+	} {
 		v := strings.Join(strings.Fields(f[o[0]]), ",")
 		// A key written out has no one-line form; then mmdebstrap looks for one
 		// of the host's keyrings that fits.

@@ -68,7 +68,8 @@ func withChild(base, size uint32, flags uintptr, steps []step, use func(proc str
 	}
 	runtime.UnlockOSThread()
 	if errno != 0 {
-		return fmt.Errorf("clone into a new user namespace (see user.max_user_namespaces and, on Ubuntu, kernel.apparmor_restrict_unprivileged_userns): %w", errno)
+		return fmt.Errorf("clone into a new user namespace (see user.max_user_namespaces and, on Ubuntu, "+
+			"kernel.apparmor_restrict_unprivileged_userns): %w", errno)
 	}
 	err = guide(pid, pair[0], base, size, steps, use)
 	return errors.Join(err, end(pid))
@@ -255,14 +256,16 @@ func write(steps []step) (errno syscall.Errno, at int) {
 	const cwd = ^uintptr(99) // AT_FDCWD, -100
 	for i := range steps {
 		s := &steps[i]
-		fd, _, errno := syscall.RawSyscall6(syscall.SYS_OPENAT, cwd, uintptr(unsafe.Pointer(s.path)), syscall.O_WRONLY|syscall.O_CLOEXEC, 0, 0, 0)
+		fd, _, errno := syscall.RawSyscall6(syscall.SYS_OPENAT, cwd, uintptr(unsafe.Pointer(s.path)), syscall.O_WRONLY|syscall.O_CLOEXEC,
+			0, 0, 0)
 		if errno == syscall.ENOENT && s.optional {
 			continue
 		}
 		if errno != 0 {
 			return errno, i
 		}
-		_, _, errno = syscall.RawSyscall6(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(s.data))), uintptr(len(s.data)), 0, 0, 0)
+		_, _, errno = syscall.RawSyscall6(syscall.SYS_WRITE, fd, uintptr(unsafe.Pointer(unsafe.SliceData(s.data))), uintptr(len(s.data)),
+			0, 0, 0)
 		if errno != 0 {
 			return errno, i
 		}

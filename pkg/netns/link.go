@@ -276,7 +276,8 @@ func (m *Manager) rejoin(id string, addr netip.Addr) error {
 	}
 	by, err := routeTo(h, addr)
 	if err == nil && by != l.Attrs().Index {
-		err = fmt.Errorf("something on this host leads %s elsewhere: see `ip route get %s`, `ip rule` and `ip route show table all`", addr, addr)
+		err = fmt.Errorf("something on this host leads %s elsewhere: see `ip route get %s`, `ip rule` and `ip route show table all`", addr,
+			addr)
 	}
 	return err
 }

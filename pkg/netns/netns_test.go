@@ -552,7 +552,8 @@ func TestAttachedCarries(t *testing.T) {
 					return
 				}
 				// Nobody listens, and the guest's kernel says so.
-				if _, err := hosttest.Dial("tcp", netip.AddrPortFrom(addr(i), 44772).String(), 30*time.Second); !errors.Is(err, unix.ECONNREFUSED) {
+				if _, err := hosttest.Dial("tcp", netip.AddrPortFrom(addr(i), 44772).String(), 30*time.Second); !errors.Is(err,
+					unix.ECONNREFUSED) {
 					t.Error(err)
 				}
 			})

@@ -35,11 +35,16 @@ func mounts(name string, c Config) []specs.Mount {
 	}
 	m := []specs.Mount{
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: tmpfs("nosuid", "noexec", "strictatime", "mode=755", "size=64k", "nr_inodes=1k")},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: tmpfs("nosuid", "noexec", "strictatime", "mode=755", "size=64k",
+			"nr_inodes=1k")},
 		// max: kernel.pty.max is one number for the whole host.
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5", "max=1024"}},
+		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{
+			"nosuid", "noexec", "newinstance", "ptmxmode=0666",
+			"mode=0620", "gid=5", "max=1024",
+		}},
 		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: sized(c.ShmBytes, "nosuid", "noexec", "nodev", "mode=1777")},
-		{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: tmpfs("nosuid", "noexec", "nodev", "mode=755", "size=16384k", "nr_inodes=4k")},
+		{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: tmpfs("nosuid", "noexec", "nodev", "mode=755", "size=16384k",
+			"nr_inodes=4k")},
 		// Needs a network namespace owned by the container's user namespace, else EPERM.
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
 	}
@@ -49,7 +54,10 @@ func mounts(name string, c Config) []specs.Mount {
 		{"/etc/hostname", c.HostnameFile},
 	} {
 		if f.src != "" {
-			m = append(m, specs.Mount{Destination: f.dst, Type: "bind", Source: f.src, Options: []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"}})
+			m = append(m, specs.Mount{
+				Destination: f.dst, Type: "bind", Source: f.src,
+				Options: []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"},
+			})
 		}
 	}
 	for _, t := range c.Tmpfs {
@@ -63,9 +71,15 @@ func mounts(name string, c Config) []specs.Mount {
 	}
 	// Nothing of these hides the agent's.
 	if c.AgentState != "" {
-		m = append(m, specs.Mount{Destination: AgentState, Type: "bind", Source: c.AgentState, Options: []string{"bind", "nosuid", "nodev", "noexec", "rprivate"}})
+		m = append(m, specs.Mount{
+			Destination: AgentState, Type: "bind", Source: c.AgentState,
+			Options: []string{"bind", "nosuid", "nodev", "noexec", "rprivate"},
+		})
 	}
-	m = append(m, specs.Mount{Destination: AgentDir, Type: "bind", Source: c.AgentDir, Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"}})
+	m = append(m, specs.Mount{
+		Destination: AgentDir, Type: "bind", Source: c.AgentDir,
+		Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"},
+	})
 	// Last: no other mount point is looked for in what guests may be writing to
 	// at this moment. That they hide nothing is checked where they are attached.
 	for _, v := range c.Volumes {

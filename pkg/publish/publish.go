@@ -157,13 +157,16 @@ func (p *Ports) explain(host netip.AddrPort, err error) error {
 		for id, h := range p.holds {
 			for a := range h.listeners {
 				if record.Overlap(a, host) {
-					return errs.Wrap(err, errs.Exists, "publish %s: sandbox %s has that port; choose another, or end that sandbox", host, id)
+					return errs.Wrap(err, errs.Exists, "publish %s: sandbox %s has that port; choose another, or end that sandbox", host,
+						id)
 				}
 			}
 		}
-		return errs.Wrap(err, errs.Exists, "publish %s: another program of this host has that port; choose another, or see who has it with: ss -ltnp 'sport = :%d'", host, host.Port())
+		return errs.Wrap(err, errs.Exists, "publish %s: another program of this host has that port; choose another, or see who has it "+
+			"with: ss -ltnp 'sport = :%d'", host, host.Port())
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return errs.Wrap(err, errs.Invalid, "publish %s: this host does not have the address; see `ip address`, or use 127.0.0.1, or 0.0.0.0 for all of IPv4", host)
+		return errs.Wrap(err, errs.Invalid, "publish %s: this host does not have the address; see `ip address`, or use 127.0.0.1, or "+
+			"0.0.0.0 for all of IPv4", host)
 	}
 	return errs.Wrap(err, errs.Unavailable, "publish %s: %s; choose another port, or try again", host, err)
 }

@@ -172,7 +172,8 @@ func TestReserve(t *testing.T) {
 	mine, foreign := hosttest.FreePort(t), listen(t, "127.0.0.1:0")
 	two := []record.Publish{{Host: mine, Port: 80}, {Host: f.host, Port: 80}}
 	err := f.ports.Reserve(ctx, "two", two)
-	if !errs.Is(err, errs.Exists) || !strings.Contains(err.Error(), "sandbox one has that port") || !strings.Contains(err.Error(), f.host.String()) {
+	if !errs.Is(err, errs.Exists) || !strings.Contains(err.Error(), "sandbox one has that port") ||
+		!strings.Contains(err.Error(), f.host.String()) {
 		t.Errorf("taken by a sandbox: %v", err)
 	}
 	taken := foreign.Addr().(*net.TCPAddr).AddrPort()
@@ -181,11 +182,13 @@ func TestReserve(t *testing.T) {
 		t.Errorf("taken by another: %v", err)
 	}
 	all := netip.AddrPortFrom(netip.IPv4Unspecified(), f.host.Port())
-	if err := f.ports.Reserve(ctx, "two", []record.Publish{{Host: all, Port: 80}}); !errs.Is(err, errs.Exists) || !strings.Contains(err.Error(), "sandbox one") {
+	if err := f.ports.Reserve(ctx, "two", []record.Publish{{Host: all, Port: 80}}); !errs.Is(err, errs.Exists) ||
+		!strings.Contains(err.Error(), "sandbox one") {
 		t.Errorf("taken on one of all addresses: %v", err)
 	}
 	nowhere := netip.MustParseAddrPort("192.0.2.1:80")
-	if err := f.ports.Reserve(ctx, "two", []record.Publish{{Host: nowhere, Port: 80}}); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), "does not have the address") {
+	if err := f.ports.Reserve(ctx, "two", []record.Publish{{Host: nowhere, Port: 80}}); !errs.Is(err, errs.Invalid) ||
+		!strings.Contains(err.Error(), "does not have the address") {
 		t.Errorf("not ours: %v", err)
 	}
 	if ids, _ := f.ports.List(ctx); !slices.Equal(ids, []string{"one"}) {

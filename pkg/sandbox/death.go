@@ -148,10 +148,12 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 	switch {
 	case n.ooms > 0 && (!left || o.ExitCode != 0):
 		d.reason = record.OOM
-		d.message = fmt.Sprintf("it went over its memory limit of %s; give it more (--memory), or let it use less", record.Mebibytes(r.Spec.MemoryBytes))
+		d.message = fmt.Sprintf("it went over its memory limit of %s; give it more (--memory), or let it use less",
+			record.Mebibytes(r.Spec.MemoryBytes))
 	case !left && l.diskFull(r):
 		d.reason = record.DiskFull
-		d.message = fmt.Sprintf("it filled its disk of %s, and its exit code did not fit on it; give it more (--disk), or let it write less", record.Mebibytes(r.Spec.DiskBytes))
+		d.message = fmt.Sprintf("it filled its disk of %s, and its exit code did not fit on it; give it more (--disk), or "+
+			"let it write less", record.Mebibytes(r.Spec.DiskBytes))
 	case !left && o.LastOutput != "":
 		first, _, _ := strings.Cut(o.LastOutput, "\n")
 		d.reason = record.RuntimeCrash
@@ -159,7 +161,8 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 		d.output = o.LastOutput[:min(len(o.LastOutput), maxOutput)]
 	case !left:
 		d.reason = record.RuntimeCrash
-		d.message = fmt.Sprintf("its runtime (%s) or its agent died without a word: somebody killed it from outside, or it crashed; see the daemon's log", r.Spec.Runtime)
+		d.message = fmt.Sprintf("its runtime (%s) or its agent died without a word: somebody killed it from outside, or it crashed; see "+
+			"the daemon's log", r.Spec.Runtime)
 	case o.Message != "":
 		d.reason = record.Exited
 		d.message = o.Message
@@ -181,10 +184,12 @@ func (l *life) blame(r *record.Record, o Obituary, n counts, d *death) {
 	switch {
 	case l.diskFull(r):
 		d.reason = record.DiskFull
-		d.message += fmt.Sprintf(" while its disk of %s was full; give it more (--disk), or let it write less", record.Mebibytes(r.Spec.DiskBytes))
+		d.message += fmt.Sprintf(" while its disk of %s was full; give it more (--disk), or let it write less",
+			record.Mebibytes(r.Spec.DiskBytes))
 	case n.refused > 0, o.Reason == string(record.PidsLimit) && l.Runtimes[r.Spec.Runtime].HostPids > 0: // there only the agent knows
 		d.reason = record.PidsLimit
-		d.message += fmt.Sprintf(" after it was refused processes at its limit of %d; give it more (--pids), or let it start fewer", r.Spec.Pids)
+		d.message += fmt.Sprintf(" after it was refused processes at its limit of %d; give it more (--pids), or let it start fewer",
+			r.Spec.Pids)
 	}
 }
 

@@ -61,7 +61,10 @@ func story(ctx context.Context, m *Manager, h *host) (failed int) {
 	note(m.Snapshots().Delete(ctx, ended))
 	note(m.Delete(ctx, a))
 	synctest.Wait() // what Delete leaves to the background
-	c := create(record.Spec{Name: "lab", Snapshot: running, Entrypoint: []string{"deaf"}, Volumes: []record.VolumeMount{{Claim: "kept", Create: true, Path: "/kept"}}})
+	c := create(record.Spec{
+		Name: "lab", Snapshot: running, Entrypoint: []string{"deaf"},
+		Volumes: []record.VolumeMount{{Claim: "kept", Create: true, Path: "/kept"}},
+	})
 	note(m.Pause(ctx, c))
 	_, err = m.Update(ctx, c, func(l *record.Terms) error { l.CPUShares = 512; return nil })
 	note(err)

@@ -19,7 +19,8 @@ const stepImage = "image"
 
 // fetches reports whether the image of a sandbox is yet to come.
 func (m launcher) fetches(r *record.Record) bool {
-	return m.life.cfg.Fetch != nil && r.State == record.Creating && r.Spec.ImageURI != "" && r.Spec.Snapshot == "" && len(r.Spec.Image.Layers) == 0
+	return m.life.cfg.Fetch != nil && r.State == record.Creating && r.Spec.ImageURI != "" && r.Spec.Snapshot == "" &&
+		len(r.Spec.Image.Layers) == 0
 }
 
 // launchFetched is launch for one whose image is yet to come. While that comes

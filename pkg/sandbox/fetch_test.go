@@ -24,7 +24,10 @@ func slowly(ctx context.Context, _ *record.Record, told func(string)) (record.Im
 	told("half of it is here")
 	select {
 	case <-time.After(time.Hour):
-		return record.Image{Name: "far", Tag: "1", Layers: []string{"sha256:far"}, Config: record.ImageConfig{Labels: map[string]string{"of": "the image"}}}, nil
+		return record.Image{
+			Name: "far", Tag: "1", Layers: []string{"sha256:far"},
+			Config: record.ImageConfig{Labels: map[string]string{"of": "the image"}},
+		}, nil
 	case <-ctx.Done():
 		return record.Image{}, context.Cause(ctx)
 	}
@@ -55,7 +58,8 @@ func TestFetch(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, err = m.Await(t.Context(), r.ID)
-		if err != nil || r.State != record.Running || r.Spec.Labels["colour"] != "blue" || !slices.Equal(r.Spec.Image.Layers, []string{"sha256:far"}) || r.Spec.Image.Config.Labels != nil {
+		if err != nil || r.State != record.Running || r.Spec.Labels["colour"] != "blue" ||
+			!slices.Equal(r.Spec.Image.Layers, []string{"sha256:far"}) || r.Spec.Image.Config.Labels != nil {
 			t.Errorf("%+v, %v", r, err)
 		}
 		synctest.Wait()
@@ -82,7 +86,8 @@ func TestFetchFails(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, err = m.Await(t.Context(), r.ID)
-		if err != nil || r.State != record.Ended || r.Reason != record.CreateFailed || r.Message != "could not be created: step image: there is none" {
+		if err != nil || r.State != record.Ended || r.Reason != record.CreateFailed ||
+			r.Message != "could not be created: step image: there is none" {
 			t.Errorf("%+v, %v", r, err)
 		}
 	})
@@ -126,7 +131,8 @@ func TestClosedWhileFetching(t *testing.T) {
 		if err := m.Recover(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if r, err := m.Get(t.Context(), r.ID); err != nil || r.State != record.Ended || !strings.Contains(r.Message, "sandboxd stopped in the middle") {
+		if r, err := m.Get(t.Context(), r.ID); err != nil || r.State != record.Ended ||
+			!strings.Contains(r.Message, "sandboxd stopped in the middle") {
 			t.Errorf("%+v, %v", r, err)
 		}
 		if w := h.wrong(d); len(w) > 0 {

@@ -158,10 +158,12 @@ func (h *host) checkWriteAhead() {
 	for t := range h.things {
 		_, id, _ := strings.Cut(t, "/")
 		_, ok := h.records[id]
-		if strings.HasPrefix(id, "vol-") && !slices.ContainsFunc(slices.Collect(maps.Values(h.volumes)), func(v record.Volume) bool { return v.ID == id }) {
+		if strings.HasPrefix(id, "vol-") && !slices.ContainsFunc(slices.Collect(maps.Values(h.volumes)),
+			func(v record.Volume) bool { return v.ID == id }) {
 			h.early = append(h.early, t)
 		}
-		if _, snap := h.snapshots[id]; !ok && !snap && !strings.Contains(id, "ghost") && (strings.HasPrefix(id, "d") || strings.HasPrefix(id, "snap-d")) {
+		if _, snap := h.snapshots[id]; !ok && !snap && !strings.Contains(id, "ghost") &&
+			(strings.HasPrefix(id, "d") || strings.HasPrefix(id, "snap-d")) {
 			h.early = append(h.early, t)
 		}
 	}
@@ -291,7 +293,8 @@ func (h *host) boot(t testing.TB, change ...func(*Config)) (*Manager, *incarnati
 	}
 	m, err := New(Deps{
 		Namespaces: fakeNamespaces{d}, Disks: fakeDisks{d}, Frozen: fakeFrozen{d}, Rootfs: fakeRootfs{d}, Cgroups: fakeCgroups{d},
-		Network: fakeNetwork{d}, Egress: fakeEgress{d}, Ports: fakePorts{d}, Bundles: fakeBundles{d}, Agents: fakeAgents{d}, Store: fakeStore{d}, Volumes: fakeVolumes{d},
+		Network: fakeNetwork{d}, Egress: fakeEgress{d}, Ports: fakePorts{d}, Bundles: fakeBundles{d}, Agents: fakeAgents{d},
+		Store: fakeStore{d}, Volumes: fakeVolumes{d},
 		Runtimes: map[string]RuntimeKind{
 			"runsc": {Runtime: fakeRuntime{d, "runsc"}, HoldsLink: true, OOMGroup: true, HeadroomBytes: 64 << 20, HostPids: 4096},
 			"runc":  {Runtime: fakeRuntime{d, "runc"}, OwnUsers: true},

@@ -46,7 +46,8 @@ func TestRestartByPolicy(t *testing.T) {
 		}
 		restarted := 0
 		for len(events) > 0 {
-			if e := <-events; e.Type == EventRestart && e.Reason == string(record.Exited) && strings.Contains(e.Message, "exited with code 3") {
+			if e := <-events; e.Type == EventRestart && e.Reason == string(record.Exited) &&
+				strings.Contains(e.Message, "exited with code 3") {
 				restarted++
 			}
 		}
@@ -146,7 +147,8 @@ func TestRecycle(t *testing.T) {
 			if p == record.RestartNo && r.State != record.Running {
 				t.Errorf("without a policy it became %+v", r)
 			}
-			if p == record.RestartAlways && (r.State != record.Ended || r.Reason != record.Unhealthy || r.OK() || !strings.Contains(r.Message, "it says no") || !r.Restarting()) {
+			if p == record.RestartAlways && (r.State != record.Ended || r.Reason != record.Unhealthy || r.OK() ||
+				!strings.Contains(r.Message, "it says no") || !r.Restarting()) {
 				t.Errorf("%+v", r)
 			}
 		}

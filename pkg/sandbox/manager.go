@@ -254,7 +254,8 @@ func (m *Manager) check(s record.Spec) error {
 		return errs.New(errs.Invalid, "runtime %q is unknown; this host has %s", s.Runtime, strings.Join(names, " and "))
 	}
 	if s.Name != "" && (!validName.MatchString(s.Name) || record.IsID(s.Name) || record.IsSnapshotID(s.Name)) {
-		return errs.New(errs.Invalid, "name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not the form of an id (12 of a-z 2-7, or snap- and those)", s.Name)
+		return errs.New(errs.Invalid, "name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not the form of an "+
+			"id (12 of a-z 2-7, or snap- and those)", s.Name)
 	}
 	return nil
 }

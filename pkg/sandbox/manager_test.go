@@ -100,7 +100,10 @@ func TestCreateIsAsynchronous(t *testing.T) {
 		for _, s := range m.Steps(r.ID) {
 			names = append(names, s.Name)
 		}
-		if want := []string{"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runtime", "agent", "ports", "cpu"}; !slices.Equal(names, want) {
+		if want := []string{
+			"namespaces", "disk", "rootfs", "cgroup", "network", "egress", "bundle", "runtime", "agent", "ports",
+			"cpu",
+		}; !slices.Equal(names, want) {
 			t.Fatalf("steps %v, want %v", names, want)
 		}
 	})
@@ -395,13 +398,16 @@ func TestDeaths(t *testing.T) {
 		ok      bool
 		message string
 	}{
-		"exit 0":    {func(h *host, id string) { h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
-		"exit 3":    {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 3}) }, record.Exited, false, "code 3"},
-		"not found": {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 127, Message: "no such file"}) }, record.Exited, false, "no such file"},
-		"signal":    {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 137, Signal: "SIGKILL"}) }, record.Killed, false, "SIGKILL"},
-		"shot":      {func(h *host, id string) { h.shoot(id) }, record.RuntimeCrash, false, "runc"},
-		"oom":       {func(h *host, id string) { h.ooms[id] = 1; h.shoot(id) }, record.OOM, false, "64 MiB"},
-		"oom, 137":  {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{ExitCode: 137}) }, record.OOM, false, "64 MiB"},
+		"exit 0": {func(h *host, id string) { h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
+		"exit 3": {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 3}) }, record.Exited, false, "code 3"},
+		"not found": {
+			func(h *host, id string) { h.exit(id, Obituary{ExitCode: 127, Message: "no such file"}) }, record.Exited, false,
+			"no such file",
+		},
+		"signal":   {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 137, Signal: "SIGKILL"}) }, record.Killed, false, "SIGKILL"},
+		"shot":     {func(h *host, id string) { h.shoot(id) }, record.RuntimeCrash, false, "runc"},
+		"oom":      {func(h *host, id string) { h.ooms[id] = 1; h.shoot(id) }, record.OOM, false, "64 MiB"},
+		"oom, 137": {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{ExitCode: 137}) }, record.OOM, false, "64 MiB"},
 		"disk full": {func(h *host, id string) {
 			h.diskUsed[id], h.diskLimit[id] = 63<<20+1<<19, 64<<20
 			h.exit(id, Obituary{ExitCode: 1})
@@ -418,10 +424,16 @@ func TestDeaths(t *testing.T) {
 			h.diskUsed[id], h.diskLimit[id] = 64<<20, 64<<20
 			h.exit(id, Obituary{})
 		}, record.Exited, true, "code 0"},
-		"pids":           {func(h *host, id string) { h.refused[id] = 3; h.exit(id, Obituary{ExitCode: 2}) }, record.PidsLimit, false, "limit of 16"},
+		"pids": {
+			func(h *host, id string) { h.refused[id] = 3; h.exit(id, Obituary{ExitCode: 2}) }, record.PidsLimit, false,
+			"limit of 16",
+		},
 		"pids, but well": {func(h *host, id string) { h.refused[id] = 3; h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
-		"pids, a lie":    {func(h *host, id string) { h.exit(id, Obituary{ExitCode: 2, Reason: "pids_limit"}) }, record.Exited, false, "code 2"},
-		"oom beside":     {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
+		"pids, a lie": {
+			func(h *host, id string) { h.exit(id, Obituary{ExitCode: 2, Reason: "pids_limit"}) }, record.Exited, false,
+			"code 2",
+		},
+		"oom beside": {func(h *host, id string) { h.ooms[id] = 1; h.exit(id, Obituary{}) }, record.Exited, true, "code 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, h *host, m *Manager) {
@@ -432,7 +444,8 @@ func TestDeaths(t *testing.T) {
 				synctest.Wait()
 				<-m.Life(r.ID).Done()
 				r, err := m.Get(t.Context(), r.ID)
-				if err != nil || r.State != record.Ended || r.Reason != c.reason || r.OK() != c.ok || !strings.Contains(r.Message, c.message) {
+				if err != nil || r.State != record.Ended || r.Reason != c.reason || r.OK() != c.ok ||
+					!strings.Contains(r.Message, c.message) {
 					t.Fatalf("%+v, %v", r, err)
 				}
 				cancel()

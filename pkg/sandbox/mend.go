@@ -76,8 +76,9 @@ func (m recovery) mend(ctx context.Context, r *record.Record, kinds []string) (d
 		case what == fatal && m.life.cfg.NoSweep == "":
 			log.Error("somebody took something from a sandbox on the host that can not be brought back; it is ended")
 			return death{
-				reason:  record.RuntimeCrash,
-				message: fmt.Sprintf("somebody took its %s away on the host (not through sandboxd), and it can not go on without; create it again", row.name),
+				reason: record.RuntimeCrash,
+				message: fmt.Sprintf("somebody took its %s away on the host (not through sandboxd), and it can not go on without; "+
+					"create it again", row.name),
 			}, true, nil
 		default:
 			log.Warn("somebody took something from a sandbox on the host; it goes on without, until it ends")

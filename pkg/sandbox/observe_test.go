@@ -79,14 +79,16 @@ func TestObserved(t *testing.T) {
 			op    string
 			steps bool
 		}{{"create", true}, {"pause", false}, {"delete", true}} {
-			if i >= len(ops) || ops[i].Name != want.op || ops[i].Outcome != "ok" || ops[i].ID != r.ID || ops[i].Runtime != "runc" || (len(ops[i].Steps) > 0) != want.steps {
+			if i >= len(ops) || ops[i].Name != want.op || ops[i].Outcome != "ok" || ops[i].ID != r.ID || ops[i].Runtime != "runc" ||
+				(len(ops[i].Steps) > 0) != want.steps {
 				t.Fatalf("operations: %+v", ops)
 			}
 		}
 		if got := strings.Join(events, " "); got != "creating running pausing paused deleting deleted" {
 			t.Errorf("events: %s", got)
 		}
-		if want := "INFO operation op=create sandbox=" + r.ID + " runtime=runc image=: outcome=ok asker=me"; len(log.all) != 3 || log.all[0] != want {
+		if want := "INFO operation op=create sandbox=" + r.ID + " runtime=runc image=: outcome=ok asker=me"; len(log.all) != 3 ||
+			log.all[0] != want {
 			t.Errorf("the log: %q, want %q first", log.all, want)
 		}
 	})

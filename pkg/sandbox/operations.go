@@ -123,9 +123,11 @@ func (m *Manager) Renew(ctx context.Context, idOrName string, expires time.Time)
 	return m.with(ctx, "renew", idOrName, func(r *record.Record) error {
 		switch {
 		case r.Expires.IsZero():
-			return errs.Wire(errs.New(errs.WrongState, "sandbox %s has no timeout: it stays until it is deleted, and there is nothing to renew", r.ID), "DOCKER::INVALID_EXPIRATION")
+			return errs.Wire(errs.New(errs.WrongState, "sandbox %s has no timeout: it stays until it is deleted, and there is nothing "+
+				"to renew", r.ID), "DOCKER::INVALID_EXPIRATION")
 		case !expires.After(now()):
-			return errs.Wire(errs.New(errs.Invalid, "expiresAt %s is not in the future", expires.UTC().Format(time.RFC3339)), "DOCKER::INVALID_EXPIRATION")
+			return errs.Wire(errs.New(errs.Invalid, "expiresAt %s is not in the future", expires.UTC().Format(time.RFC3339)),
+				"DOCKER::INVALID_EXPIRATION")
 		}
 		return m.amend(ctx, r, EventRenewed, func(r *record.Record) { r.Expires = expires.Round(0).UTC() })
 	})

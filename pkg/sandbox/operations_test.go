@@ -228,13 +228,17 @@ func TestEndSaysWhy(t *testing.T) {
 func TestStopAndStart(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		ctx := t.Context()
-		a := mustCreate(t, m, record.Spec{Runtime: "runc", Name: "lab", Entrypoint: []string{"polite"}, Limits: record.Limits{CPUMillis: 100}})
+		a := mustCreate(t, m, record.Spec{
+			Runtime: "runc", Name: "lab", Entrypoint: []string{"polite"},
+			Limits: record.Limits{CPUMillis: 100},
+		})
 		begin := time.Now()
 		if err := m.Stop(ctx, "lab", time.Minute); err != nil {
 			t.Fatal(err)
 		}
 		r, err := m.Get(ctx, a.ID)
-		if err != nil || r.State != record.Ended || r.Reason != record.Stopped || !r.OK() || r.LastOutput != "bye" || *r.ExitCode != 143 || time.Since(begin) > 0 {
+		if err != nil || r.State != record.Ended || r.Reason != record.Stopped || !r.OK() || r.LastOutput != "bye" || *r.ExitCode != 143 ||
+			time.Since(begin) > 0 {
 			t.Fatalf("%+v, %v after %v", r, err, time.Since(begin))
 		}
 		if d := m.Deadline(r); !d.IsZero() {
@@ -244,7 +248,8 @@ func TestStopAndStart(t *testing.T) {
 		if r, err = m.Start(ctx, "lab"); err != nil || r.State != record.Starting {
 			t.Fatalf("%s, %v", r.State, err)
 		}
-		if r, err = m.Await(ctx, "lab"); err != nil || r.State != record.Running || r.Reason != "" || r.ExitCode != nil || r.LastOutput != "" || r.Slot != a.Slot {
+		if r, err = m.Await(ctx, "lab"); err != nil || r.State != record.Running || r.Reason != "" || r.ExitCode != nil ||
+			r.LastOutput != "" || r.Slot != a.Slot {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		_, err = m.Start(ctx, "lab")
@@ -305,7 +310,8 @@ func TestStartRefusedAndFailed(t *testing.T) {
 			t.Fatal(err)
 		}
 		r, err := m.Await(ctx, b.ID)
-		if err != nil || r.State != record.Ended || r.Reason != record.StartFailed || !strings.Contains(r.Message, "could not be started: step rootfs") || !h.has("disk/"+b.ID) {
+		if err != nil || r.State != record.Ended || r.Reason != record.StartFailed ||
+			!strings.Contains(r.Message, "could not be started: step rootfs") || !h.has("disk/"+b.ID) {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		// Not the end of it.

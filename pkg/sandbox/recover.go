@@ -211,7 +211,8 @@ func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
 		return err
 	}
 	// It may have been paused since, or be the source of a snapshot that was cut short.
-	if err := bounded(ctx, freezeLimit, "thaw", func(ctx context.Context) error { return m.life.Cgroups.Thaw(ctx, r.ID) }); err != nil || same {
+	if err := bounded(ctx, freezeLimit, "thaw", func(ctx context.Context) error { return m.life.Cgroups.Thaw(ctx, r.ID) }); err != nil ||
+		same {
 		return err
 	}
 	n := *r
@@ -221,7 +222,8 @@ func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
 	if err := m.life.put(ctx, n); err != nil {
 		return err
 	}
-	m.life.cfg.Log.Warn("a sandbox runs although its record says otherwise; it goes on", "sandbox", r.ID, "state", string(r.State), "reason", m.life.cfg.NoSweep)
+	m.life.cfg.Log.Warn("a sandbox runs although its record says otherwise; it goes on", "sandbox", r.ID, "state", string(r.State),
+		"reason", m.life.cfg.NoSweep)
 	*r = n
 	m.life.bus.publish(string(record.Running), r)
 	return nil
@@ -239,7 +241,8 @@ func (m recovery) examine(ctx context.Context, r *record.Record) (d death, dead 
 		}
 		return failure(r.State, why), true, nil
 	case r.BootID != m.life.cfg.BootID:
-		return death{reason: record.HostReboot, message: "the host went down while it was " + string(r.State) + "; its disk is kept"}, true, nil
+		return death{reason: record.HostReboot, message: "the host went down while it was " + string(r.State) + "; its disk is kept"}, true,
+			nil
 	}
 	alive, err := m.life.Cgroups.Populated(r.ID)
 	if err != nil || alive && r.State != record.Stopping {

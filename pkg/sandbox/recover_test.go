@@ -190,7 +190,8 @@ func TestOlderThanLife(t *testing.T) {
 		agree(t, h, d)
 		for range 2 { // the second may sweep
 			for name, id := range lives {
-				if r, err := m.Get(t.Context(), id); err != nil || r.State != record.Running || r.BootID != h.bootID || r.Reason != "" || r.ExitCode != nil || r.Started.IsZero() {
+				if r, err := m.Get(t.Context(), id); err != nil || r.State != record.Running || r.BootID != h.bootID || r.Reason != "" ||
+					r.ExitCode != nil || r.Started.IsZero() {
 					t.Errorf("%s: %+v, %v", name, r, err)
 				}
 			}

@@ -140,7 +140,8 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string
 	}
 	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // of which there is nothing
 	if len(list) >= s.max {
-		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has %d snapshots and keeps no more: delete some (sandboxctl snapshot ls)", s.max)
+		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has %d snapshots and keeps no more: delete some (sandboxctl "+
+			"snapshot ls)", s.max)
 	}
 	t := now()
 	snap := record.Snapshot{ID: id, Name: name, Source: r.ID, State: record.SnapshotCreating, Image: r.Spec.Image, Created: t, Changed: t}
@@ -164,7 +165,10 @@ func (s *Snapshots) take(ctx context.Context, r *record.Record, snap *record.Sna
 		}
 		err = errors.Join(err, s.fail(ctx, snap, snapshotText(err)))
 	}
-	args := []any{"snapshot", snap.ID, "sandbox", r.ID, "state", string(r.State), "dur", time.Since(start), "stood", stood, "bytes", snap.Bytes}
+	args := []any{
+		"snapshot", snap.ID, "sandbox", r.ID, "state", string(r.State), "dur", time.Since(start), "stood", stood,
+		"bytes", snap.Bytes,
+	}
 	if err != nil {
 		s.m.life.cfg.Log.ErrorContext(ctx, "snapshot", append(args, "err", strings.ReplaceAll(err.Error(), "\n", "; "))...)
 		return
@@ -321,11 +325,14 @@ func (s *Snapshots) Get(ctx context.Context, idOrName string) (record.Snapshot, 
 	case idOrName != "" && len(named) == 1:
 		return named[0], nil
 	case idOrName != "" && len(named) > 1:
-		return record.Snapshot{}, errs.New(errs.WrongState, "%d snapshots have the name %q; say by its id which one is meant (sandboxctl snapshot ls)", len(named), idOrName)
+		return record.Snapshot{}, errs.New(errs.WrongState, "%d snapshots have the name %q; say by its id which one is meant "+
+			"(sandboxctl snapshot ls)", len(named), idOrName)
 	case slices.Contains(bad, idOrName):
-		return record.Snapshot{}, errs.New(errs.Internal, "the record of snapshot %s can not be read; all that can be done with it is to delete it", idOrName)
+		return record.Snapshot{}, errs.New(errs.Internal, "the record of snapshot %s can not be read; all that can be done with it is "+
+			"to delete it", idOrName)
 	}
-	return record.Snapshot{}, errs.Wire(errs.New(errs.NotFound, "no snapshot %q; sandboxctl snapshot ls lists those there are", idOrName), "SNAPSHOT::NOT_FOUND")
+	return record.Snapshot{}, errs.Wire(errs.New(errs.NotFound, "no snapshot %q; sandboxctl snapshot ls lists those there are", idOrName),
+		"SNAPSHOT::NOT_FOUND")
 }
 
 // List returns all snapshots, the newest first.

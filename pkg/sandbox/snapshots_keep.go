@@ -26,9 +26,11 @@ func (s *Snapshots) hold(ctx context.Context, spec *record.Spec) (release func()
 	switch {
 	case err != nil:
 	case snap.State != record.SnapshotReady:
-		err = errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s; a sandbox can begin as one that is ready", snap.ID, snap.State), "SNAPSHOT::NOT_READY")
+		err = errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s; a sandbox can begin as one that is ready", snap.ID, snap.State),
+			"SNAPSHOT::NOT_READY")
 	case spec.DiskBytes > 0 && spec.DiskBytes < snap.Bytes:
-		err = errs.Wire(errs.New(errs.Invalid, "snapshot %s holds %s, more than the disk of %s that is asked for; ask for a larger one (--disk)",
+		err = errs.Wire(errs.New(errs.Invalid, "snapshot %s holds %s, more than the disk of %s that is asked for; ask for a larger one "+
+			"(--disk)",
 			snap.ID, record.Mebibytes(snap.Bytes), record.Mebibytes(spec.DiskBytes)), "SNAPSHOT::INVALID_RESTORE_CONFIG")
 	}
 	if err != nil {
@@ -79,7 +81,8 @@ func (s *Snapshots) remains(ctx context.Context, idOrName string) (record.Snapsh
 // unused refuses a snapshot that somebody is at.
 func (s *Snapshots) unused(ctx context.Context, snap *record.Snapshot) error {
 	if snap.State == record.SnapshotCreating {
-		return errs.Wire(errs.New(errs.WrongState, "snapshot %s is still being taken; delete it when it is ready", snap.ID), "SNAPSHOT::INVALID_STATE")
+		return errs.Wire(errs.New(errs.WrongState, "snapshot %s is still being taken; delete it when it is ready", snap.ID),
+			"SNAPSHOT::INVALID_STATE")
 	}
 	all, err := s.m.life.Store.List(ctx)
 	if err != nil {
@@ -87,7 +90,8 @@ func (s *Snapshots) unused(ctx context.Context, snap *record.Snapshot) error {
 	}
 	for _, r := range all {
 		if r.Spec.Snapshot == snap.ID && r.State == record.Creating {
-			return errs.Wire(errs.New(errs.WrongState, "snapshot %s is in use: sandbox %s is just being made from it; try again when it runs", snap.ID, r.ID), "SNAPSHOT::DELETE_CONFLICT")
+			return errs.Wire(errs.New(errs.WrongState, "snapshot %s is in use: sandbox %s is just being made from it; try again when it "+
+				"runs", snap.ID, r.ID), "SNAPSHOT::DELETE_CONFLICT")
 		}
 	}
 	return nil

@@ -38,7 +38,10 @@ func TestSnapshotOfEveryState(t *testing.T) {
 		a := mustCreate(t, m, record.Spec{Runtime: "runc", Name: "lab"})
 		h.calls = nil
 		mustSnapshot(t, m, "lab", "")
-		got := slices.DeleteFunc(slices.Clone(h.calls), func(c string) bool { return strings.HasPrefix(c, "store.Get") || c == "store.Snapshots" })
+		got := slices.DeleteFunc(slices.Clone(h.calls), func(c string) bool {
+			return strings.HasPrefix(c, "store.Get") ||
+				c == "store.Snapshots"
+		})
 		if want := []string{
 			"store.PutSnapshot creating snap-" + first, "snapshot.Prepare", "frozen.make " + first, "snapshot.make snap-" + first,
 			"frozen.unmake " + first, "snapshot.Finish snap-" + first, "store.PutSnapshot ready snap-" + first,
@@ -171,7 +174,8 @@ func TestSnapshotOfWhatIsDeleted(t *testing.T) {
 		if err := m.Delete(t.Context(), first); err != nil || time.Since(start) > hurryLimit+time.Second {
 			t.Fatalf("delete: %v after %v", err, time.Since(start))
 		}
-		if s, err = m.Snapshots().Await(t.Context(), s.ID); err != nil || s.State != record.SnapshotFailed || !strings.Contains(s.Message, "deleted") {
+		if s, err = m.Snapshots().Await(t.Context(), s.ID); err != nil || s.State != record.SnapshotFailed ||
+			!strings.Contains(s.Message, "deleted") {
 			t.Errorf("%+v, %v", s, err)
 		}
 		if err := m.Snapshots().Delete(t.Context(), s.ID); err != nil {
@@ -222,7 +226,8 @@ func TestSnapshotOfWhatIsDeletedAtOnce(t *testing.T) {
 		if err := <-deleted; err != nil || time.Since(start) > hurryLimit+time.Second {
 			t.Fatalf("delete: %v after %v", err, time.Since(start))
 		}
-		if s, err := m.Snapshots().Await(t.Context(), "snap-"+first); err != nil || s.State != record.SnapshotFailed || !strings.Contains(s.Message, "deleted") {
+		if s, err := m.Snapshots().Await(t.Context(), "snap-"+first); err != nil || s.State != record.SnapshotFailed ||
+			!strings.Contains(s.Message, "deleted") {
 			t.Errorf("%+v, %v", s, err)
 		}
 		if err := m.Snapshots().Delete(t.Context(), "snap-"+first); err != nil {
@@ -297,7 +302,8 @@ func TestSnapshotStrays(t *testing.T) {
 			t.Fatalf("strays %v, %v", h.strays, err)
 		}
 		wantCode(t, func() error { _, err := m.Snapshots().Get(t.Context(), "snap-dghostghostb"); return err }(), errs.Internal)
-		if err := m.Snapshots().Delete(t.Context(), "snap-dghostghostb"); err != nil || h.has("snapshot/snap-dghostghostb") || len(h.badSnapshots) > 0 {
+		if err := m.Snapshots().Delete(t.Context(), "snap-dghostghostb"); err != nil || h.has("snapshot/snap-dghostghostb") ||
+			len(h.badSnapshots) > 0 {
 			t.Errorf("delete of a damaged one: %v", err)
 		}
 		stop(t, m)

@@ -44,7 +44,8 @@ func (m *Manager) Update(ctx context.Context, idOrName string, change func(*reco
 // update makes t hold, of which limits and network say what is new.
 func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, limits, network bool) error {
 	if l.Runtimes[r.Spec.Runtime].HostPids > 0 && t.Limits.Pids != r.Spec.Pids {
-		return errs.New(errs.Unsupported, "the limit of processes of sandbox %s is kept by %s itself and is the one it started with; create another sandbox with --pids %d", r.ID, r.Spec.Runtime, t.Limits.Pids)
+		return errs.New(errs.Unsupported, "the limit of processes of sandbox %s is kept by %s itself and is the one it started with; "+
+			"create another sandbox with --pids %d", r.ID, r.Spec.Runtime, t.Limits.Pids)
 	}
 	old, next := *r, *r
 	next.Spec.Limits, next.Spec.Network, next.Spec.NetworkPolicy = t.Limits, t.Network, t.NetworkPolicy
@@ -122,7 +123,8 @@ func (l *life) fitsMemory(r *record.Record) error {
 	}
 	c := cgroupLimits(l.Deps, r)
 	if c.MemoryBytes > 0 && held > c.MemoryBytes+c.HeadroomBytes {
-		return errs.New(errs.WrongState, "sandbox %s uses %s of memory; with a limit of %s the kernel would kill it: let it free some first", r.ID, record.Mebibytes(held-c.HeadroomBytes), record.Mebibytes(c.MemoryBytes))
+		return errs.New(errs.WrongState, "sandbox %s uses %s of memory; with a limit of %s the kernel would kill it: let it "+
+			"free some first", r.ID, record.Mebibytes(held-c.HeadroomBytes), record.Mebibytes(c.MemoryBytes))
 	}
 	return nil
 }
@@ -138,7 +140,8 @@ func (l *life) fitsDisk(r *record.Record) error {
 		return fmt.Errorf("read the disk in use: %w", err)
 	}
 	if r.Spec.DiskBytes < limit && used > r.Spec.DiskBytes {
-		return errs.New(errs.WrongState, "the disk of sandbox %s holds %s, more than %s: remove files first", r.ID, record.Mebibytes(used), record.Mebibytes(r.Spec.DiskBytes))
+		return errs.New(errs.WrongState, "the disk of sandbox %s holds %s, more than %s: remove files first", r.ID, record.Mebibytes(used),
+			record.Mebibytes(r.Spec.DiskBytes))
 	}
 	return nil
 }

@@ -25,7 +25,8 @@ func TestUpdate(t *testing.T) {
 		if err != nil || got.Spec.MemoryBytes != 128<<20 || got.Updated.IsZero() {
 			t.Fatalf("%+v, %v", got, err)
 		}
-		if l := h.limits[r.ID]; l.MemoryBytes != 128<<20 || l.Pids != 16+record.AgentTasks || h.cpu[r.ID] != 500 || h.diskLimit[r.ID] != 128<<20 {
+		if l := h.limits[r.ID]; l.MemoryBytes != 128<<20 || l.Pids != 16+record.AgentTasks || h.cpu[r.ID] != 500 ||
+			h.diskLimit[r.ID] != 128<<20 {
 			t.Errorf("the host has %+v, cpu %d, disk %d", l, h.cpu[r.ID], h.diskLimit[r.ID])
 		}
 		synctest.Wait()
@@ -53,10 +54,22 @@ func TestUpdateRefused(t *testing.T) {
 		code    errs.Code
 		says    string
 	}{
-		"memory in use": {"runc", func(h *host, _ *Manager, id string) { h.held[id] = 60 << 20 }, func(l *record.Terms) error { l.MemoryBytes = 32 << 20; return nil }, errs.WrongState, "uses 60 MiB"},
-		"disk in use":   {"runc", func(h *host, _ *Manager, id string) { h.diskUsed[id] = 40 << 20 }, func(l *record.Terms) error { l.DiskBytes = 32 << 20; return nil }, errs.WrongState, "holds 40 MiB"},
-		"pids, gVisor":  {"runsc", func(*host, *Manager, string) {}, func(l *record.Terms) error { l.Pids = 99; return nil }, errs.Unsupported, "create another"},
-		"no change":     {"runc", func(*host, *Manager, string) {}, func(*record.Terms) error { return errs.New(errs.Invalid, "no") }, errs.Invalid, "no"},
+		"memory in use": {
+			"runc", func(h *host, _ *Manager, id string) { h.held[id] = 60 << 20 },
+			func(l *record.Terms) error { l.MemoryBytes = 32 << 20; return nil }, errs.WrongState, "uses 60 MiB",
+		},
+		"disk in use": {
+			"runc", func(h *host, _ *Manager, id string) { h.diskUsed[id] = 40 << 20 },
+			func(l *record.Terms) error { l.DiskBytes = 32 << 20; return nil }, errs.WrongState, "holds 40 MiB",
+		},
+		"pids, gVisor": {
+			"runsc", func(*host, *Manager, string) {}, func(l *record.Terms) error { l.Pids = 99; return nil },
+			errs.Unsupported, "create another",
+		},
+		"no change": {
+			"runc", func(*host, *Manager, string) {}, func(*record.Terms) error { return errs.New(errs.Invalid, "no") },
+			errs.Invalid, "no",
+		},
 		"ended": {"runc", func(h *host, _ *Manager, id string) {
 			h.exit(id, Obituary{})
 			synctest.Wait()
@@ -106,7 +119,8 @@ func TestUpdateHoldsLater(t *testing.T) {
 			if fits := want.memory+want.disk == 128<<20; (err == nil) != fits {
 				t.Errorf("%v", err)
 			}
-			if l := h.limits[r.ID]; l.MemoryBytes != want.memory || l.Pids != 8+record.AgentTasks || h.cpu[r.ID] != 250 || h.diskLimit[r.ID] != want.disk {
+			if l := h.limits[r.ID]; l.MemoryBytes != want.memory || l.Pids != 8+record.AgentTasks || h.cpu[r.ID] != 250 ||
+				h.diskLimit[r.ID] != want.disk {
 				t.Errorf("the host has %+v, cpu %d, disk %d; want %+v", l, h.cpu[r.ID], h.diskLimit[r.ID], want)
 			}
 			if want.memory == 256<<20 {
@@ -176,14 +190,19 @@ func TestUpdateNetwork(t *testing.T) {
 			t.Errorf("event %+v", e)
 		}
 		before := len(h.calls)
-		if _, err := m.Update(t.Context(), r.ID, open); err != nil || slices.ContainsFunc(h.calls[before:], func(c string) bool { return strings.HasPrefix(c, "egress") || strings.HasPrefix(c, "store.Put") }) {
+		if _, err := m.Update(t.Context(), r.ID, open); err != nil ||
+			slices.ContainsFunc(h.calls[before:], func(c string) bool {
+				return strings.HasPrefix(c, "egress") ||
+					strings.HasPrefix(c, "store.Put")
+			}) {
 			t.Errorf("to what is: %v, %v", err, h.calls[before:])
 		}
 		if err := m.Pause(t.Context(), r.ID); err != nil {
 			t.Fatal(err)
 		}
 		h.fault = fault{call: "egress.make " + r.ID + " #3", mode: errAfter} // after its creation and the first change
-		if _, err := m.Update(t.Context(), r.ID, func(c *record.Terms) error { c.Network.Mode = record.NetworkNone; return nil }); !errors.Is(err, errInjected) {
+		none := func(c *record.Terms) error { c.Network.Mode = record.NetworkNone; return nil }
+		if _, err := m.Update(t.Context(), r.ID, none); !errors.Is(err, errInjected) {
 			t.Errorf("the egress refused, and Update says %v", err)
 		}
 		if now, _ := h.record(r.ID); now.Spec.Network.Mode != record.NetworkOpen || d.registered[r.ID].Mode != record.NetworkOpen {

@@ -86,7 +86,8 @@ func (v *Volumes) Get(ctx context.Context, name string) (record.VolumeInfo, erro
 	}
 	at := slices.IndexFunc(all, func(i record.VolumeInfo) bool { return i.Name == name })
 	if at < 0 {
-		return record.VolumeInfo{}, errs.Wire(errs.New(errs.NotFound, "there is no volume %q; `sandboxctl volume ls` lists them", name), "VOLUME::PVC_NOT_FOUND")
+		return record.VolumeInfo{}, errs.Wire(errs.New(errs.NotFound, "there is no volume %q; `sandboxctl volume ls` lists them", name),
+			"VOLUME::PVC_NOT_FOUND")
 	}
 	return all[at], nil
 }
@@ -106,7 +107,8 @@ func (v *Volumes) Delete(ctx context.Context, name string) error {
 	}
 	defer m.tracker.end()
 	if _, bad, err := m.life.Store.Volumes(ctx); err == nil && slices.Contains(bad, name) {
-		return bounded(ctx, storeLimit, "store:volume:forget", func(ctx context.Context) error { return m.life.Store.ForgetVolume(ctx, name, "") })
+		return bounded(ctx, storeLimit, "store:volume:forget",
+			func(ctx context.Context) error { return m.life.Store.ForgetVolume(ctx, name, "") })
 	}
 	if err := v.awaitLeavers(ctx, name); err != nil {
 		return err
@@ -181,7 +183,8 @@ func (l *life) dropVolumes(ctx context.Context) error {
 func (l *life) dropVolume(ctx context.Context, v *record.Volume) error {
 	err := bounded(ctx, stepLimit, "volume:delete", func(ctx context.Context) error { return l.Volumes.DeleteVolume(ctx, v.ID) })
 	if err == nil {
-		err = bounded(ctx, storeLimit, "store:volume:forget", func(ctx context.Context) error { return l.Store.ForgetVolume(ctx, v.Name, v.ID) })
+		err = bounded(ctx, storeLimit, "store:volume:forget",
+			func(ctx context.Context) error { return l.Store.ForgetVolume(ctx, v.Name, v.ID) })
 	}
 	if err != nil {
 		return fmt.Errorf("delete volume %s: %w", v.Name, err)

@@ -148,7 +148,8 @@ func (w *committer) explain(err error) error {
 		return r.error
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), strings.Contains(err.Error(), syscall.ENOSPC.Error()):
 		return errs.Wrap(fmt.Errorf("write %s: %w", w.path, err), errs.Unavailable,
-			"no space is left in the state directory of sandboxd: nothing was changed and nothing is lost; free some space there and try again")
+			"no space is left in the state directory of sandboxd: nothing was changed and nothing is lost; free some space there and "+
+				"try again")
 	}
 	return fmt.Errorf("write %s: %w", w.path, err)
 }

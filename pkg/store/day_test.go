@@ -76,7 +76,10 @@ func day(ctx context.Context, db *DB) []step {
 		}},
 		{"a large record", func() error { return put("daaaaaaaaaaa", record.Ended, 8<<10) }},
 		{"image", func() error {
-			return db.PutImage(ctx, record.Image{Name: "base", Tag: "latest", Digest: "sha256:1", Config: record.ImageConfig{Env: []string{large}}})
+			return db.PutImage(ctx, record.Image{
+				Name: "base", Tag: "latest", Digest: "sha256:1",
+				Config: record.ImageConfig{Env: []string{large}},
+			})
 		}},
 		{"key", func() error { return db.AddKey(ctx, record.Key{Name: "ci", Role: record.Operator, Sum: []byte(large)}) }},
 		{"volume", func() error {

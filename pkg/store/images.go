@@ -39,7 +39,8 @@ func (db *DB) GetImage(_ context.Context, name, tag string) (i record.Image, ok 
 		return err
 	})
 	if err != nil {
-		return record.Image{}, false, errs.Wrap(err, errs.Internal, "the record of image %s can not be read: remove it (sandboxctl image rm), and build or import it again", ref)
+		return record.Image{}, false, errs.Wrap(err, errs.Internal, "the record of image %s can not be read: remove it (sandboxctl "+
+			"image rm), and build or import it again", ref)
 	}
 	return i, ok, nil
 }
@@ -74,7 +75,8 @@ func readImage(ref, b []byte) (i record.Image, err error) {
 func (db *DB) lookAtImages(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketImages).ForEach(func(k, v []byte) error {
 		if _, err := readImage(k, v); err != nil {
-			db.log.Error("the record of an image can not be read; no layer is removed until that image is, or is made again", "image", string(k), "err", err)
+			db.log.Error("the record of an image can not be read; no layer is removed until that image is, or is made again",
+				"image", string(k), "err", err)
 		}
 		return nil
 	})

@@ -44,7 +44,8 @@ func (db *DB) AddKey(ctx context.Context, k record.Key) error {
 	if err == nil {
 		err = db.commit(ctx, func(tx *bbolt.Tx) error {
 			if tx.Bucket(bucketKeys).Get([]byte(k.Name)) != nil {
-				return refusal{errs.New(errs.Exists, "there is an API key %q already; remove it first (`sandboxctl key rm %s`), or choose another name", k.Name, k.Name)}
+				return refusal{errs.New(errs.Exists, "there is an API key %q already; remove it first (`sandboxctl key rm %s`), or "+
+					"choose another name", k.Name, k.Name)}
 			}
 			return tx.Bucket(bucketKeys).Put([]byte(k.Name), b)
 		}, nil)

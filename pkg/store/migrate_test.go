@@ -60,7 +60,8 @@ func TestMigrate(t *testing.T) {
 
 	broken := errors.New("broken")
 	steps := append(append([]migration(nil), migrations...), note("two", nil), note("three", &broken))
-	if _, err := openWith(path, Options{}, steps); !errors.Is(err, broken) || !strings.Contains(err.Error(), fmt.Sprintf("schema %d", Schema+1)) {
+	if _, err := openWith(path, Options{}, steps); !errors.Is(err, broken) ||
+		!strings.Contains(err.Error(), fmt.Sprintf("schema %d", Schema+1)) {
 		t.Fatalf("a step that fails: %v", err)
 	}
 	kept := fmt.Sprintf("%s.v%d", path, Schema)

@@ -208,7 +208,10 @@ func TestBackupWhileWriting(t *testing.T) {
 				return
 			default:
 			}
-			r := record.Record{ID: id(round), State: record.Running, Message: fmt.Sprint(round), LastOutput: strings.Repeat("z", int(round)%3000)}
+			r := record.Record{
+				ID: id(round), State: record.Running, Message: fmt.Sprint(round),
+				LastOutput: strings.Repeat("z", int(round)%3000),
+			}
 			err := db.Put(t.Context(), r)
 			if round < 100 {
 				err = db.Insert(t.Context(), &r)
@@ -255,7 +258,8 @@ func TestRestored(t *testing.T) {
 	db := openTest(t, path, Options{})
 	insert(t, db, "daaaaaaaaaaa", "")
 	for id, state := range map[string]record.SnapshotState{
-		"snap-daaaaaaaaaaa": record.SnapshotCreating, "snap-dbbbbbbbbbbb": record.SnapshotReady, "snap-dccccccccccc": record.SnapshotCreating,
+		"snap-daaaaaaaaaaa": record.SnapshotCreating, "snap-dbbbbbbbbbbb": record.SnapshotReady,
+		"snap-dccccccccccc": record.SnapshotCreating,
 	} {
 		if err := db.PutSnapshot(t.Context(), record.Snapshot{ID: id, Source: "daaaaaaaaaaa", State: state}); err != nil {
 			t.Fatal(err)

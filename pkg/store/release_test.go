@@ -42,7 +42,8 @@ func releaseImage() record.Image {
 // fullSpec is a spec with a value in every field, or in one of its like.
 func fullSpec() record.Spec {
 	return record.Spec{
-		Name: "lab", Image: releaseImage(), ImageURI: "ubuntu:24.04", Snapshot: "snap-" + releaseID('b'), Runtime: "runsc", Entrypoint: []string{"sleep", "1"},
+		Name: "lab", Image: releaseImage(), ImageURI: "ubuntu:24.04", Snapshot: "snap-" + releaseID('b'),
+		Runtime: "runsc", Entrypoint: []string{"sleep", "1"},
 		Env: map[string]string{"KEY": "value"}, Labels: map[string]string{"team": "a"}, Timeout: time.Hour, OneShot: true,
 		Limits: record.Limits{
 			MemoryBytes: 1 << 28, CPUMillis: 500, CPUShares: 512, Pids: 64, DiskBytes: 1 << 30,
@@ -50,7 +51,10 @@ func fullSpec() record.Spec {
 		},
 		ReadOnly: true, Tmpfs: []record.Tmpfs{{Path: "/tmp", Bytes: 1 << 24, Mode: 0o1777, Exec: true}},
 		Volumes: []record.VolumeMount{
-			{Name: "data", Path: "/data", ReadOnly: true, Sub: "a/b", Claim: "owned", Volume: "vol-" + releaseID('b'), Create: true, Bytes: 1 << 26, Owned: true},
+			{
+				Name: "data", Path: "/data", ReadOnly: true, Sub: "a/b", Claim: "owned", Volume: "vol-" + releaseID('b'), Create: true,
+				Bytes: 1 << 26, Owned: true,
+			},
 			{Name: "host", Path: "/srv", Source: "/srv/files"},
 		},
 		Prestart: []string{"python"},
@@ -63,7 +67,8 @@ func fullSpec() record.Spec {
 			Command: "true", Port: 80, Interval: time.Second, Timeout: 2 * time.Second, StartPeriod: 3 * time.Second, Retries: 4,
 		},
 		Request:        record.Request{Key: strings.Repeat("12", 32), Body: strings.Repeat("34", 32)},
-		ResourceLimits: map[string]string{"cpu": "500m"}, Platform: map[string]string{"os": "linux"}, Extensions: map[string]string{"x": "y"},
+		ResourceLimits: map[string]string{"cpu": "500m"}, Platform: map[string]string{"os": "linux"},
+		Extensions:    map[string]string{"x": "y"},
 		NetworkPolicy: []byte(`{"egress":[]}`),
 	}
 }
@@ -72,7 +77,8 @@ func fullSpec() record.Spec {
 func fullRecord() record.Record {
 	code := 3
 	r := record.Record{
-		ID: releaseID('g'), State: record.Ended, Token: "TOKEN", BootID: "a-boot-long-ago", Created: past, Expires: future, Updated: past.Add(time.Second), Started: past.Add(time.Second),
+		ID: releaseID('g'), State: record.Ended, Token: "TOKEN", BootID: "a-boot-long-ago", Created: past, Expires: future,
+		Updated: past.Add(time.Second), Started: past.Add(time.Second),
 		Restarts: 3, QuickRestarts: 2, // as many as there may be, so that a daemon does not start it
 		Reason: record.Exited, Message: "exited with 3", ExitCode: &code, LastOutput: "bye\n",
 		Changed: future, // retain_ended must not end it before a test looks
@@ -86,7 +92,8 @@ func fullRecord() record.Record {
 // releaseStates are all states of a sandbox, in the order of the IDs that a
 // release writes.
 var releaseStates = []record.State{
-	record.Creating, record.Running, record.Pausing, record.Paused, record.Resuming, record.Stopping, record.Ended, record.Deleting, record.Starting,
+	record.Creating, record.Running, record.Pausing, record.Paused, record.Resuming, record.Stopping, record.Ended, record.Deleting,
+	record.Starting,
 }
 
 // fillStore writes a sandbox, a snapshot, a volume in every state and a value in
@@ -102,8 +109,14 @@ func fillStore(t *testing.T, db *DB) {
 	}
 	must(db.SetPoolID(ctx, "00112233445566778899aabbccddeeff"))
 	must(db.PutImage(ctx, image))
-	for i, s := range []record.SnapshotState{record.SnapshotCreating, record.SnapshotReady, record.SnapshotFailed, record.SnapshotDeleting} {
-		snap := record.Snapshot{ID: "snap-" + releaseID('a'+rune(i)), Name: "before", Source: releaseID('b'), State: s, Image: image, Created: past, Changed: future}
+	for i, s := range []record.SnapshotState{
+		record.SnapshotCreating, record.SnapshotReady, record.SnapshotFailed,
+		record.SnapshotDeleting,
+	} {
+		snap := record.Snapshot{
+			ID: "snap-" + releaseID('a'+rune(i)), Name: "before", Source: releaseID('b'), State: s, Image: image,
+			Created: past, Changed: future,
+		}
 		switch s {
 		case record.SnapshotReady:
 			snap.Bytes = 1 << 20
@@ -113,14 +126,24 @@ func fillStore(t *testing.T, db *DB) {
 		must(db.PutSnapshot(ctx, snap))
 	}
 	for i, s := range []record.VolumeState{record.VolumeReady, record.VolumeDeleting} {
-		must(db.AddVolume(ctx, record.Volume{ID: "vol-" + releaseID('x'+rune(i)), Name: "volume-" + string(s), State: s, Bytes: 1 << 20, Created: past}))
+		must(db.AddVolume(ctx, record.Volume{
+			ID: "vol-" + releaseID('x'+rune(i)), Name: "volume-" + string(s), State: s, Bytes: 1 << 20,
+			Created: past,
+		}))
 	}
 	must(db.VolumeMade(ctx, "volume-ready", "vol-"+releaseID('x')))
-	must(db.AddKey(ctx, record.Key{Name: "ci", Role: record.Operator, Sum: []byte(strings.Repeat("s", 32)), Created: past, Expires: future}))
+	must(db.AddKey(ctx, record.Key{
+		Name: "ci", Role: record.Operator, Sum: []byte(strings.Repeat("s", 32)), Created: past,
+		Expires: future,
+	}))
 	for i, s := range releaseStates {
 		r := record.Record{
-			ID: releaseID('a' + rune(i)), State: s, Token: "TOKEN", BootID: "a-boot-long-ago", Created: past, Changed: past.Add(time.Minute),
-			Spec: record.Spec{Image: image, Runtime: "runc", Limits: record.Limits{MemoryBytes: 1 << 28, CPUMillis: 1000, Pids: 256}, Network: record.Network{Mode: record.NetworkNone}},
+			ID: releaseID('a' + rune(i)), State: s, Token: "TOKEN", BootID: "a-boot-long-ago", Created: past,
+			Changed: past.Add(time.Minute),
+			Spec: record.Spec{
+				Image: image, Runtime: "runc", Limits: record.Limits{MemoryBytes: 1 << 28, CPUMillis: 1000, Pids: 256},
+				Network: record.Network{Mode: record.NetworkNone},
+			},
 		}
 		switch s {
 		case record.Running:
@@ -132,7 +155,10 @@ func fillStore(t *testing.T, db *DB) {
 		must(db.Insert(ctx, &r))
 	}
 	must(db.Delete(ctx, releaseID('a'))) // a slot that was given back
-	r := record.Record{ID: releaseID('a'), State: record.Creating, BootID: "a-boot-long-ago", Created: past, Changed: past, Spec: record.Spec{Image: image, Runtime: "runc"}}
+	r := record.Record{
+		ID: releaseID('a'), State: record.Creating, BootID: "a-boot-long-ago", Created: past, Changed: past,
+		Spec: record.Spec{Image: image, Runtime: "runc"},
+	}
 	must(db.Insert(ctx, &r))
 }
 
@@ -190,7 +216,8 @@ func TestRelease(t *testing.T) {
 		seen.add(reflect.ValueOf(v))
 	}
 	for _, name := range seen.empty() {
-		t.Errorf("%s has no value in anything that a release writes; give it one in fullSpec, fullRecord or fillStore, with which a daemon can start", name)
+		t.Errorf("%s has no value in anything that a release writes; give it one in fullSpec, fullRecord or fillStore, with which a "+
+			"daemon can start", name)
 	}
 	text := string(indented(t, want))
 	for _, state := range states(t) {

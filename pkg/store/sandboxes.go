@@ -31,7 +31,8 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 		}
 		if n.Spec.Name != "" {
 			if id := names.Get([]byte(n.Spec.Name)); id != nil {
-				return refusal{errs.New(errs.Exists, "the name %q belongs to sandbox %s; delete that one, or choose another name", n.Spec.Name, id)}
+				return refusal{errs.New(errs.Exists, "the name %q belongs to sandbox %s; delete that one, or choose another name",
+					n.Spec.Name, id)}
 			}
 		}
 		if n.Spec.Snapshot == "" && n.Spec.Image.Digest != "" {
@@ -183,7 +184,8 @@ func takeSlot(tx *bbolt.Tx, id string) (int, error) {
 	free, slots := tx.Bucket(bucketFree), tx.Bucket(bucketSlots)
 	k, slot := free.Cursor().First()
 	if k == nil {
-		return 0, refusal{errs.New(errs.Exhausted, "all address slots of this host are in use; delete a sandbox (sandboxctl ps) and try again")}
+		return 0, refusal{errs.New(errs.Exhausted, "all address slots of this host are in use; delete a sandbox (sandboxctl ps) and try "+
+			"again")}
 	}
 	// bbolt's keys and values are valid only until the next write.
 	k, slot = slices.Clone(k), slices.Clone(slot)

@@ -59,7 +59,8 @@ func tooNew(v, newest int) error {
 	if v <= newest {
 		return nil
 	}
-	return fmt.Errorf("it has schema %d and this sandboxd knows none above %d, so a newer sandboxd wrote it; start that one, or move the file away", v, newest)
+	return fmt.Errorf("it has schema %d and this sandboxd knows none above %d, so a newer sandboxd wrote it; start that one, or move "+
+		"the file away", v, newest)
 }
 
 // prepare brings the queue of free slots up to the number of slots there are

@@ -60,7 +60,8 @@ func (db *DB) loadSnapshots(tx *bbolt.Tx) error {
 		}
 		if err != nil {
 			db.badSnapshots[id] = err
-			db.log.Error("the record of a snapshot can not be read; its files are left alone until it is deleted", "snapshot", id, "err", err)
+			db.log.Error("the record of a snapshot can not be read; its files are left alone until it is deleted", "snapshot", id,
+				"err", err)
 			return nil
 		}
 		db.snapshots[id] = s

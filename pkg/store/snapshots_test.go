@@ -48,7 +48,8 @@ func TestSnapshots(t *testing.T) {
 	}
 	db = openTest(t, path, Options{})
 	list, bad, err := db.SnapshotRecords(ctx)
-	if err != nil || !reflect.DeepEqual(list, []record.Snapshot{s}) || !reflect.DeepEqual(bad, []string{"snap-dccccccccccc", "snap-dddddddddddd"}) {
+	if err != nil || !reflect.DeepEqual(list, []record.Snapshot{s}) ||
+		!reflect.DeepEqual(bad, []string{"snap-dccccccccccc", "snap-dddddddddddd"}) {
 		t.Fatalf("%+v, %v, %v; want %+v", list, bad, err, s)
 	}
 	for _, id := range bad {

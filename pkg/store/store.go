@@ -203,7 +203,8 @@ func open(path string, wait time.Duration, readOnly bool) (b *bbolt.DB, err erro
 	})
 	switch {
 	case errors.Is(err, berrors.ErrTimeout):
-		return nil, fmt.Errorf("another sandboxd runs on this state directory (%s): %s is locked; stop it, or give this one its own instance", holder(path), path)
+		return nil, fmt.Errorf("another sandboxd runs on this state directory (%s): %s is locked; stop it, or give this one its own "+
+			"instance", holder(path), path)
 	case errors.Is(err, berrors.ErrInvalid), errors.Is(err, berrors.ErrChecksum), errors.Is(err, berrors.ErrVersionMismatch),
 		err != nil && strings.Contains(err.Error(), "file size too small"):
 		return nil, damaged(path, err)
@@ -256,7 +257,8 @@ func makeFile(path string) error {
 }
 
 func damaged(path string, err error) error {
-	return fmt.Errorf("state file %s is damaged: %w; move it away to start with an empty one (disks are then moved to lost+found, not deleted), or bring back a copy", path, err)
+	return fmt.Errorf("state file %s is damaged: %w; move it away to start with an empty one (disks are then moved to lost+found, not "+
+		"deleted), or bring back a copy", path, err)
 }
 
 // fill writes zeros from the end of the file up to size. bbolt takes the room
@@ -293,7 +295,8 @@ func (db *DB) load() error {
 			}
 			if err != nil {
 				db.bad[id] = err
-				db.log.Error("a record can not be read; what it holds on the host is left alone until it is deleted", "sandbox", id, "err", err)
+				db.log.Error("a record can not be read; what it holds on the host is left alone until it is deleted", "sandbox", id,
+					"err", err)
 				return nil
 			}
 			db.remember(r)

@@ -93,7 +93,8 @@ func withSnapshot(t *testing.T) (path string, want kept) {
 		`"bytes":4096,"created":"2026-11-21T12:00:00Z","changed":"2026-11-21T12:01:00Z"}`
 	edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket(bucketSnapshots).Put([]byte(id), []byte(text)) })
 	want.Snapshots = []record.Snapshot{{
-		ID: id, Name: "before", Source: "ubbbbbbbbbbb", State: record.SnapshotReady, Bytes: 4096, Created: past, Changed: past.Add(time.Minute),
+		ID: id, Name: "before", Source: "ubbbbbbbbbbb", State: record.SnapshotReady, Bytes: 4096, Created: past,
+		Changed: past.Add(time.Minute),
 		Image: record.Image{
 			Name: "base", Tag: "latest", Digest: "sha256:ab", Layers: []string{"sha256:cd"}, Bytes: 1 << 20, Created: past,
 			Config: record.ImageConfig{User: "nobody"},

@@ -57,7 +57,8 @@ func (db *DB) CondemnVolume(ctx context.Context, name string) (record.Volume, er
 			return err
 		}
 		if len(used) > 0 {
-			return refusal{errs.Wire(errs.New(errs.WrongState, "volume %s is in use by %s; remove what has it mounted first, also what has ended", name, clipped(used)), "VOLUME::IN_USE")}
+			return refusal{errs.Wire(errs.New(errs.WrongState, "volume %s is in use by %s; remove what has it mounted first, also what "+
+				"has ended", name, clipped(used)), "VOLUME::IN_USE")}
 		}
 		v.State = record.VolumeDeleting
 		return nil
@@ -117,7 +118,8 @@ func (db *DB) changeVolume(ctx context.Context, name string, f func(*bbolt.Tx, *
 }
 
 func noVolume(name string) error {
-	return refusal{errs.Wire(errs.New(errs.NotFound, "there is no volume %q; `sandboxctl volume ls` lists them", name), "VOLUME::PVC_NOT_FOUND")}
+	return refusal{errs.Wire(errs.New(errs.NotFound, "there is no volume %q; `sandboxctl volume ls` lists them", name),
+		"VOLUME::PVC_NOT_FOUND")}
 }
 
 // claimVolumes gives the mounts of r the volumes of their names, and returns those
@@ -191,7 +193,8 @@ func usersOf(tx *bbolt.Tx, volume, but string) (ids []string, err error) {
 			return nil
 		}
 		var r record.Record
-		if err := json.Unmarshal(b, &r); err != nil || slices.ContainsFunc(r.Spec.Volumes, func(m record.VolumeMount) bool { return m.Volume == volume }) {
+		if err := json.Unmarshal(b, &r); err != nil ||
+			slices.ContainsFunc(r.Spec.Volumes, func(m record.VolumeMount) bool { return m.Volume == volume }) {
 			ids = append(ids, string(k))
 		}
 		return nil
@@ -252,7 +255,8 @@ func (db *DB) loadVolumes(tx *bbolt.Tx) error {
 		name := string(k)
 		if err := readVolume(name, b, &v); err != nil {
 			db.badVolumes[name] = err
-			db.log.Error("the record of a volume can not be read; nothing mounts it, and its files are left alone", "volume", name, "err", err)
+			db.log.Error("the record of a volume can not be read; nothing mounts it, and its files are left alone", "volume", name,
+				"err", err)
 			return nil
 		}
 		db.volumes[name] = v

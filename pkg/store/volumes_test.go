@@ -56,13 +56,17 @@ func TestVolumes(t *testing.T) {
 		record.VolumeMount{Claim: "mine", Volume: "vol-dmmmmmmmmmmm", Create: true, Owned: true, Bytes: 9},
 		record.VolumeMount{Claim: "mine", Volume: "vol-dooooooooooo", Create: true, Owned: true, Bytes: 9, Sub: "x"},
 		record.VolumeMount{Source: "/srv"})
-	if v := a.Spec.Volumes; v[0].Volume != kept.ID || v[0].Owned || v[0].Bytes != 7 || v[1].Volume != "vol-dmmmmmmmmmmm" || v[2].Volume != v[1].Volume || !v[1].Owned || !v[2].Owned || v[3].Volume != "" {
+	if v := a.Spec.Volumes; v[0].Volume != kept.ID || v[0].Owned || v[0].Bytes != 7 || v[1].Volume != "vol-dmmmmmmmmmmm" ||
+		v[2].Volume != v[1].Volume || !v[1].Owned || !v[2].Owned || v[3].Volume != "" {
 		t.Errorf("it has %+v", v)
 	}
 	if v := volumes(t, db)["mine"]; v.Owner != a.ID || v.Bytes != 9 || v.ID != "vol-dmmmmmmmmmmm" || v.State != record.VolumeReady {
 		t.Errorf("made with it was %+v", v)
 	}
-	r := record.Record{ID: "dbbbbbbbbbbb", Spec: record.Spec{Volumes: []record.VolumeMount{{Claim: "new", Volume: "vol-dqqqqqqqqqqq", Create: true}, {Claim: "none", Volume: "vol-drrrrrrrrrrr"}}}}
+	r := record.Record{ID: "dbbbbbbbbbbb", Spec: record.Spec{Volumes: []record.VolumeMount{{
+		Claim: "new", Volume: "vol-dqqqqqqqqqqq",
+		Create: true,
+	}, {Claim: "none", Volume: "vol-drrrrrrrrrrr"}}}}
 	want(db.Insert(ctx, &r), errs.NotFound, "no volume")
 	if n := len(volumes(t, db)); n != 2 {
 		t.Errorf("of a sandbox that was refused there are volumes: %d", n)
@@ -101,7 +105,11 @@ func TestVolumes(t *testing.T) {
 	if err != nil || v.State != record.VolumeDeleting || volumes(t, db)["kept"].State != record.VolumeDeleting {
 		t.Errorf("%+v, %v", v, err)
 	}
-	want(db.Insert(ctx, &record.Record{ID: "dddddddddddd", Spec: record.Spec{Volumes: []record.VolumeMount{{Claim: "kept", Create: true, Volume: "vol-dvvvvvvvvvvv"}}}}), errs.Unavailable, "being deleted")
+	want(db.Insert(ctx, &record.Record{
+		ID:   "dddddddddddd",
+		Spec: record.Spec{Volumes: []record.VolumeMount{{Claim: "kept", Create: true, Volume: "vol-dvvvvvvvvvvv"}}},
+	}), errs.Unavailable,
+		"being deleted")
 	for _, id := range []string{"vol-dzzzzzzzzzzz", kept.ID, kept.ID} {
 		if err := db.ForgetVolume(ctx, "kept", id); err != nil {
 			t.Fatal(err)
@@ -129,7 +137,10 @@ func TestDamagedVolumes(t *testing.T) {
 	db := openTest(t, path, Options{})
 	ctx := t.Context()
 	if err := db.bolt.Update(func(tx *bbolt.Tx) error {
-		for name, v := range map[string]string{"broken": "{", "liar": `{"name":"other","id":"vol-daaaaaaaaaaa"}`, "path": `{"name":"path","id":"../../etc"}`} {
+		for name, v := range map[string]string{
+			"broken": "{", "liar": `{"name":"other","id":"vol-daaaaaaaaaaa"}`,
+			"path": `{"name":"path","id":"../../etc"}`,
+		} {
 			if err := tx.Bucket(bucketVolumes).Put([]byte(name), []byte(v)); err != nil {
 				return err
 			}
@@ -149,7 +160,11 @@ func TestDamagedVolumes(t *testing.T) {
 	if _, err := db.CondemnVolume(ctx, "broken"); !errs.Is(err, errs.Internal) {
 		t.Errorf("condemned: %v", err)
 	}
-	if err := db.Insert(ctx, &record.Record{ID: "daaaaaaaaaaa", Spec: record.Spec{Volumes: []record.VolumeMount{{Claim: "liar", Create: true, Volume: "vol-dbbbbbbbbbbb"}}}}); !errs.Is(err, errs.Internal) {
+	if err := db.Insert(ctx, &record.Record{
+		ID:   "daaaaaaaaaaa",
+		Spec: record.Spec{Volumes: []record.VolumeMount{{Claim: "liar", Create: true, Volume: "vol-dbbbbbbbbbbb"}}},
+	}); !errs.Is(err,
+		errs.Internal) {
 		t.Errorf("mounted: %v", err)
 	}
 	for _, name := range bad {

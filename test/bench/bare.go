@@ -93,7 +93,8 @@ func openBare(ctx context.Context, bin, layerDir string, layers []string) (b *ba
 		return nil, err
 	}
 	if b.drivers[oci.Runsc], err = runsc.New(runsc.Config{
-		Binary: filepath.Join(bin, "runsc"), Root: filepath.Join(b.run, "runsc"), Bundle: b.bundle, StartInCgroup: b.groups.Start, Processes: b.groups.Processes,
+		Binary: filepath.Join(bin, "runsc"), Root: filepath.Join(b.run, "runsc"), Bundle: b.bundle, StartInCgroup: b.groups.Start,
+		Processes: b.groups.Processes,
 	}); err != nil {
 		return nil, err
 	}
@@ -202,7 +203,10 @@ func (x *box) writeBundle() error {
 			return err
 		}
 	}
-	boot := agent.Bootstrap{Protocol: agent.Protocol, Token: "bench", Hostname: x.id, Limits: agent.Limits{MemoryBytes: memoryBytes, CPUMillis: cpuMillis}}
+	boot := agent.Bootstrap{
+		Protocol: agent.Protocol, Token: "bench", Hostname: x.id,
+		Limits: agent.Limits{MemoryBytes: memoryBytes, CPUMillis: cpuMillis},
+	}
 	var err error
 	if x.stdin, err = boot.File(); err != nil {
 		return err
@@ -236,7 +240,8 @@ func (x *box) kill(ctx context.Context) error {
 
 // runscDelete is the baseline of a deletion on runsc, by its command line.
 func (x *box) runscDelete(ctx context.Context) error {
-	cmd := exec.CommandContext(ctx, filepath.Join(x.b.bin, "runsc"), "--root="+filepath.Join(x.b.run, "runsc"), "--ignore-cgroups", "delete", "-force", x.id)
+	cmd := exec.CommandContext(ctx, filepath.Join(x.b.bin, "runsc"), "--root="+filepath.Join(x.b.run, "runsc"), "--ignore-cgroups",
+		"delete", "-force", x.id)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("runsc delete: %w: %s", err, out)
 	}

@@ -152,7 +152,10 @@ func writeSaved(name, layer string) (err error) {
 		return err
 	}
 	sum := hex.EncodeToString(h.Sum(nil))
-	config, err := json.Marshal(map[string]any{"os": "linux", "rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + sum}}})
+	config, err := json.Marshal(map[string]any{
+		"os":     "linux",
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{"sha256:" + sum}},
+	})
 	if err != nil {
 		return err
 	}
@@ -170,7 +173,11 @@ func writeSaved(name, layer string) (err error) {
 		name string
 		size int64
 		r    io.Reader
-	}{{sum + "/layer.tar", n, in}, {"config.json", int64(len(config)), strings.NewReader(string(config))}, {"manifest.json", int64(len(manifest)), strings.NewReader(manifest)}} {
+	}{
+		{sum + "/layer.tar", n, in},
+		{"config.json", int64(len(config)), strings.NewReader(string(config))},
+		{"manifest.json", int64(len(manifest)), strings.NewReader(manifest)},
+	} {
 		if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: m.name, Mode: 0o644, Size: m.size}); err != nil {
 			return err
 		}

@@ -41,7 +41,8 @@ func execTrue(ctx context.Context, b *bench) error {
 		if err := errors.Join(err, b.drop(ctx, sb.ID)); err != nil {
 			return err
 		}
-		b.add(row("exec_true", rt, "ms", a, "POST /command at the agent's own address", c, goal{maxP50: pick(rt, 2.0, 14.0), maxRatio: 1.3}))
+		b.add(row("exec_true", rt, "ms", a, "POST /command at the agent's own address", c,
+			goal{maxP50: pick(rt, 2.0, 14.0), maxRatio: 1.3}))
 	}
 	return nil
 }
@@ -66,11 +67,13 @@ func execAhead(ctx context.Context, b *bench) error {
 				return ms(time.Since(start)), err
 			}
 		}
-		a, c, err := turns(b.times(200, 20), 5, timed(client.Command{Shell: "true"}), timed(client.Command{Argv: []string{"bash", "-c", "true"}}))
+		a, c, err := turns(b.times(200, 20), 5, timed(client.Command{Shell: "true"}),
+			timed(client.Command{Argv: []string{"bash", "-c", "true"}}))
 		if err := errors.Join(err, b.drop(ctx, sb.ID)); err != nil {
 			return err
 		}
-		b.add(row("exec_true_ahead", rt, "ms", a, "the same, by a shell that is started for it", c, goal{maxP50: pick(rt, 1.5, 4.0), maxRatio: pick(rt, 1.0, 0.25)}))
+		b.add(row("exec_true_ahead", rt, "ms", a, "the same, by a shell that is started for it", c,
+			goal{maxP50: pick(rt, 1.5, 4.0), maxRatio: pick(rt, 1.0, 0.25)}))
 	}
 	return nil
 }

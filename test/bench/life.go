@@ -21,7 +21,8 @@ func pick[T any](runtime string, runc, runsc T) T {
 
 // launched names the baseline of a start.
 func launched(runtime string) string {
-	return pick(runtime, "libcontainer in a running launcher, to the agent's first answer", "runsc run --detach, to the agent's first answer")
+	return pick(runtime, "libcontainer in a running launcher, to the agent's first answer",
+		"runsc run --detach, to the agent's first answer")
 }
 
 // coldCreate: from the request to the first byte of echo, against the bare

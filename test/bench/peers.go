@@ -108,8 +108,9 @@ func command(ctx context.Context, argv ...string) error {
 func podman(ctx context.Context, dir, tar string) (peer, error) {
 	base := []string{"podman", "--root", dir + "/root", "--runroot", dir + "/run", "--cgroup-manager", "cgroupfs", "--runtime", "runc"}
 	p := peer{
-		name:   "podman run --rm --network=none",
-		run:    append(base[:len(base):len(base)], "run", "--rm", "--network=none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "bench", "true"),
+		name: "podman run --rm --network=none",
+		run: append(base[:len(base):len(base)], "run", "--rm", "--network=none", "--ulimit", "nofile=1024:1024",
+			"--ulimit", "nproc=1024:1024", "bench", "true"),
 		faster: [2]float64{2.5, 1},
 		cleanup: func() error {
 			syscall.Unmount(dir+"/root/overlay", syscall.MNT_DETACH) //nolint:errcheck // podman leaves it mounted

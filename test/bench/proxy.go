@@ -47,8 +47,14 @@ func (b *bench) proxiedOn(ctx context.Context, rt string) (err error) {
 		return err
 	}
 	port := strconv.Itoa(guestPort)
-	ours := site{"http://" + b.tcp + "/v1/sandboxes/" + sb.ID + "/proxy/" + port, &http.Client{Transport: &http.Transport{WriteBufferSize: 64 << 10}}}
-	direct := site{"http://" + net.JoinHostPort(in.Host["address"], port), &http.Client{Transport: &http.Transport{WriteBufferSize: 64 << 10}}}
+	ours := site{
+		"http://" + b.tcp + "/v1/sandboxes/" + sb.ID + "/proxy/" + port,
+		&http.Client{Transport: &http.Transport{WriteBufferSize: 64 << 10}},
+	}
+	direct := site{
+		"http://" + net.JoinHostPort(in.Host["address"], port),
+		&http.Client{Transport: &http.Transport{WriteBufferSize: 64 << 10}},
+	}
 	defer ours.client.CloseIdleConnections()
 	defer direct.client.CloseIdleConnections()
 	if err := direct.await(ctx); err != nil {
@@ -80,7 +86,10 @@ func (b *bench) serve(ctx context.Context, id string) (stop func() error, err er
 	if err != nil {
 		return nil, fmt.Errorf("%w; scripts/bench.sh builds it", err)
 	}
-	err = b.cl.Files(id).Put(ctx, []client.Upload{{Path: "/root/guest", Mode: 755, Size: fi.Size(), Open: func() (io.ReadCloser, error) { return os.Open(program) }}})
+	err = b.cl.Files(id).Put(ctx, []client.Upload{{
+		Path: "/root/guest", Mode: 755, Size: fi.Size(),
+		Open: func() (io.ReadCloser, error) { return os.Open(program) },
+	}})
 	if err != nil {
 		return nil, err
 	}

@@ -137,7 +137,8 @@ func (r *Report) write(path string) error {
 
 func (r *Report) print(w io.Writer) {
 	m := r.Machine
-	fmt.Fprintf(w, "\nsandboxd %s, %s, Linux %s, %d CPUs (%s), load %s before, %s after\n\n", m.Version, m.Go, m.Kernel, m.CPUs, m.CPU, m.LoadBefore, m.LoadAfter)
+	fmt.Fprintf(w, "\nsandboxd %s, %s, Linux %s, %d CPUs (%s), load %s before, %s after\n\n", m.Version, m.Go, m.Kernel, m.CPUs, m.CPU,
+		m.LoadBefore, m.LoadAfter)
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(tw, "NAME\tRUNTIME\tUNIT\tN\tP50\tP90\tBASELINE\tITS P50\tRATIO\tGOAL\t")
 	for i := range r.Results {
@@ -150,7 +151,8 @@ func (r *Report) print(w io.Writer) {
 		if name == "" {
 			name = "-"
 		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%.4g\t%.4g\t%s\t%s\t%s\t%s\t%s\n", x.Name, x.Runtime, x.Unit, x.N, x.P50, x.P90, name, base, ratio, x.goal, x.verdict())
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%.4g\t%.4g\t%s\t%s\t%s\t%s\t%s\n", x.Name, x.Runtime, x.Unit, x.N, x.P50, x.P90, name, base, ratio,
+			x.goal, x.verdict())
 	}
 	tw.Flush() //nolint:errcheck // a table for a person
 }
@@ -166,7 +168,10 @@ func (r *Report) progress(w io.Writer, shown int) int {
 }
 
 func machine(version string) Machine {
-	m := Machine{Time: time.Now().UTC(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(), Version: version, LoadBefore: load()}
+	m := Machine{
+		Time: time.Now().UTC(), Arch: runtime.GOARCH, CPUs: runtime.NumCPU(), Go: runtime.Version(), Version: version,
+		LoadBefore: load(),
+	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		m.Kernel = unix.ByteSliceToString(u.Release[:])

@@ -245,7 +245,8 @@ func soak(ctx context.Context, b *bench) error {
 			{"soak_goroutines", "goroutines", after.goroutines, end.goroutines, 1},
 			{"soak_db", "MB", after.db, end.db, 1},
 		} {
-			b.add(row(v.name, rt, v.unit, []float64{v.is}, fmt.Sprintf("after %d, under load", tenth), []float64{v.was}, goal{maxRatio: v.slack}))
+			b.add(row(v.name, rt, v.unit, []float64{v.is}, fmt.Sprintf("after %d, under load", tenth), []float64{v.was},
+				goal{maxRatio: v.slack}))
 		}
 	}
 	return nil

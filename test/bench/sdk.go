@@ -53,7 +53,8 @@ type sdk struct {
 // sdks starts the programs of test/bench/sdk, installed as test/compat installs
 // what it judges. The caller ends them.
 func (b *bench) sdks(ctx context.Context) (all []*sdk, err error) {
-	installed, compat, here := filepath.Join(b.dir, "..", "compat"), filepath.Join(b.root, "test", "compat"), filepath.Join(b.root, "test", "bench", "sdk")
+	installed, compat, here := filepath.Join(b.dir, "..", "compat"), filepath.Join(b.root, "test", "compat"),
+		filepath.Join(b.root, "test", "bench", "sdk")
 	python, err := official.Python(ctx, filepath.Join(compat, "python", "requirements.txt"))
 	if err != nil {
 		return nil, err
@@ -164,7 +165,8 @@ func sdkFirst(ctx context.Context, b *bench) (err error) {
 			if err != nil {
 				return err
 			}
-			b.add(row("sdk_create_to_first_command_"+s.name, rt, "ms", a, "the same calls with curl, two processes", c, goal{maxP50: pick(rt, 80.0, 150.0), maxRatio: 1.3}))
+			b.add(row("sdk_create_to_first_command_"+s.name, rt, "ms", a, "the same calls with curl, two processes", c,
+				goal{maxP50: pick(rt, 80.0, 150.0), maxRatio: 1.3}))
 		}
 	}
 	return nil
@@ -185,7 +187,12 @@ func (b *bench) curlFirst(ctx context.Context, rt string) (id string, err error)
 	}
 	one, agent := base+"/"+sb.ID, base+"/"+sb.ID+"/proxy/44772"
 	var argv []string
-	for i, call := range [][]string{{one + "/endpoints/44772"}, {one + "/endpoints/18080"}, {agent + "/ping"}, {"-d", `{"command":"echo hello"}`, agent + "/command"}} {
+	for i, call := range [][]string{
+		{one + "/endpoints/44772"},
+		{one + "/endpoints/18080"},
+		{agent + "/ping"},
+		{"-d", `{"command":"echo hello"}`, agent + "/command"},
+	} {
 		if i > 0 {
 			argv = append(argv, "--next")
 		}

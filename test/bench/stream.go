@@ -120,7 +120,8 @@ func (b *bench) events(ctx context.Context, id string) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+e.Endpoint+"/command", strings.NewReader(`{"command":"cat `+linesFile+`"}`))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+e.Endpoint+"/command",
+		strings.NewReader(`{"command":"cat `+linesFile+`"}`))
 	if err != nil {
 		return 0, err
 	}

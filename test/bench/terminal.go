@@ -75,7 +75,10 @@ func (b *bench) echo(ctx context.Context, id, base string, tr *http.Transport, h
 	if err != nil {
 		return nil, err
 	}
-	ws, _, err := websocket.Dial(ctx, base+"/pty/"+t.ID+"/ws", &websocket.DialOptions{HTTPClient: &http.Client{Transport: tr}, HTTPHeader: h})
+	ws, _, err := websocket.Dial(ctx, base+"/pty/"+t.ID+"/ws", &websocket.DialOptions{
+		HTTPClient: &http.Client{Transport: tr},
+		HTTPHeader: h,
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -178,9 +178,12 @@ func (b *bench) manyFilesOn(ctx context.Context, rt string) (err error) {
 		batch := make([]client.Upload, smallFiles)
 		for i := range batch {
 			from := (i * smallSize) % (len(noise) - smallSize)
-			batch[i] = client.Upload{Path: fmt.Sprintf("%s/d%02d/f%02d", dir, i/perDir, i%perDir), Mode: 644, Size: smallSize, Open: func() (io.ReadCloser, error) {
-				return io.NopCloser(bytes.NewReader(noise[from : from+smallSize])), nil
-			}}
+			batch[i] = client.Upload{
+				Path: fmt.Sprintf("%s/d%02d/f%02d", dir, i/perDir, i%perDir), Mode: 644, Size: smallSize,
+				Open: func() (io.ReadCloser, error) {
+					return io.NopCloser(bytes.NewReader(noise[from : from+smallSize])), nil
+				},
+			}
 		}
 		return b.cl.Files(sb.ID).Put(ctx, batch)
 	}

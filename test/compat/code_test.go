@@ -27,7 +27,8 @@ func TestPythonCodeInterpreter(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 				defer cancel()
 				cmd := exec.CommandContext(ctx, python, "python/code.py", runtime, image)
-				cmd.Env = append(os.Environ(), "OPEN_SANDBOX_DOMAIN="+d.TCP, "OPEN_SANDBOX_API_KEY="+daemontest.Key, "PYTHONWARNINGS=ignore")
+				cmd.Env = append(os.Environ(), "OPEN_SANDBOX_DOMAIN="+d.TCP, "OPEN_SANDBOX_API_KEY="+daemontest.Key,
+					"PYTHONWARNINGS=ignore")
 				var errout bytes.Buffer
 				cmd.Stderr = &errout
 				out, err := cmd.Output()

@@ -91,7 +91,8 @@ func TestDocuments(t *testing.T) {
 		writeBaseline(t, now)
 	}
 	for _, e := range missing(now, known) {
-		t.Errorf("%s %s: %s %q is not in %s; the output above shows how to ask for it again", e.Operation, e.Check, e.Failure, e.Signature, differences)
+		t.Errorf("%s %s: %s %q is not in %s; the output above shows how to ask for it again", e.Operation, e.Check, e.Failure, e.Signature,
+			differences)
 	}
 	for _, e := range known.Entries {
 		if e.Why == "" {
@@ -205,7 +206,10 @@ func (at *asked) judge(t *testing.T, st, document, base string) (found baseline)
 	}
 	list := filepath.Join(dir, differences)
 	copyFile(t, differences, list)
-	argv := []string{"--config-file", filepath.Join(here, "schemathesis.toml"), "run", document, "--url", at.url + base, "--baseline", list, "--baseline-update", "--report-har-path", filepath.Join(dir, "har")}
+	argv := []string{
+		"--config-file", filepath.Join(here, "schemathesis.toml"), "run", document, "--url", at.url + base, "--baseline", list,
+		"--baseline-update", "--report-har-path", filepath.Join(dir, "har"),
+	}
 	for k, v := range at.headers {
 		argv = append(argv, "--header", k+": "+v)
 	}
@@ -267,7 +271,8 @@ func readBaseline(t *testing.T, file string) (b baseline) {
 func writeBaseline(t *testing.T, b baseline) {
 	t.Helper()
 	slices.SortFunc(b.Entries, func(x, y difference) int {
-		return cmp.Or(strings.Compare(x.Operation, y.Operation), strings.Compare(x.Check, y.Check), strings.Compare(x.Signature, y.Signature))
+		return cmp.Or(strings.Compare(x.Operation, y.Operation), strings.Compare(x.Check, y.Check),
+			strings.Compare(x.Signature, y.Signature))
 	})
 	text, err := json.MarshalIndent(b, "", "  ")
 	if err != nil {

@@ -71,7 +71,8 @@ func homeless(t *testing.T, home string) (env []string) {
 	maps.Copy(set, map[string]string{"HOME": home, "CI": "true", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""})
 	for _, v := range os.Environ() {
 		name, _, _ := strings.Cut(v, "=")
-		if _, ours := set[name]; !ours && !strings.HasPrefix(name, "SANDBOXD_") && !strings.HasPrefix(name, "GIT_") && !strings.HasPrefix(name, "MAKE") {
+		if _, ours := set[name]; !ours && !strings.HasPrefix(name, "SANDBOXD_") && !strings.HasPrefix(name, "GIT_") &&
+			!strings.HasPrefix(name, "MAKE") {
 			env = append(env, v)
 		}
 	}

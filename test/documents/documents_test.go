@@ -65,7 +65,8 @@ func TestBlocks(t *testing.T) {
 			case b.language == "python":
 				run++
 			default:
-				t.Errorf("%s:%d: nothing runs this block: begin its commands with \"$ \", or say in a comment before it <!-- not run: REASON -->", file, b.line)
+				t.Errorf("%s:%d: nothing runs this block: begin its commands with \"$ \", or say in a comment before it <!-- not run: "+
+					"REASON -->", file, b.line)
 			}
 		}
 		if not > run/3 {

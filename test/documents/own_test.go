@@ -34,7 +34,8 @@ func TestParse(t *testing.T) {
 		t.Fatal(blocks, err)
 	}
 	all, err := blocks[0].commands()
-	if err != nil || len(all) != 2 || all[0].text != "a \\\n    b" || !slices.Equal(all[0].prints, []string{"1", "2"}) || all[1].line != 8 || all[1].prints != nil {
+	if err != nil || len(all) != 2 || all[0].text != "a \\\n    b" || !slices.Equal(all[0].prints, []string{"1", "2"}) ||
+		all[1].line != 8 || all[1].prints != nil {
 		t.Errorf("commands are %+v, %v", all, err)
 	}
 	if _, err := (block{text: []string{"1", "$ a"}}).commands(); err == nil {

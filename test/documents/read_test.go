@@ -79,7 +79,8 @@ func (b *block) setMark(comments []string) error {
 	for _, c := range comments {
 		m := comment.FindStringSubmatch(c)
 		if m == nil || !slices.Contains(marks, m[1]) || b.mark != "" {
-			return fmt.Errorf("%s:%d: want one comment before the block, <!-- MARK: REASON --> with a mark of %q; it is %q", b.file, b.line, marks, comments)
+			return fmt.Errorf("%s:%d: want one comment before the block, <!-- MARK: REASON --> with a mark of %q; it is %q", b.file, b.line,
+				marks, comments)
 		}
 		b.mark, b.reason = m[1], m[2]
 	}

@@ -47,7 +47,8 @@ func differ(shown, printed []string) string {
 		case i >= len(shown):
 			return fmt.Sprintf("shows nothing where %q was printed", printed[i])
 		case shape(shown[i]) != shape(printed[i]):
-			return fmt.Sprintf("shows   %q\nprinted %q\ncompared as %q\nand         %q", shown[i], printed[i], shape(shown[i]), shape(printed[i]))
+			return fmt.Sprintf("shows   %q\nprinted %q\ncompared as %q\nand         %q", shown[i], printed[i], shape(shown[i]),
+				shape(printed[i]))
 		}
 	}
 	return ""

@@ -100,8 +100,10 @@ func TestShellAhead(t *testing.T) {
 			}
 			// Both ways say the same. The argument list is the way of old.
 			for _, c := range []string{
-				"echo $HOME $PWD $OLDPWD $SHLVL $- $_; umask; ulimit -n 2>&1; echo err >&2", "cd /usr && ls", "exit 7", "kill -9 $$", "true; sh -c 'kill -TERM $$'", "set -e; false; echo no",
-				"for i in a b; do echo $i; done | tr a-z A-Z", "cat; wc -c <<EOF\ntext\nEOF", "readlink /proc/self/fd/0", "ls 'nope'", "if", "nosuch-program 1", "trap 'echo bye' EXIT; exit 3",
+				"echo $HOME $PWD $OLDPWD $SHLVL $- $_; umask; ulimit -n 2>&1; echo err >&2", "cd /usr && ls", "exit 7", "kill -9 $$",
+				"true; sh -c 'kill -TERM $$'", "set -e; false; echo no",
+				"for i in a b; do echo $i; done | tr a-z A-Z", "cat; wc -c <<EOF\ntext\nEOF", "readlink /proc/self/fd/0",
+				"ls 'nope'", "if", "nosuch-program 1", "trap 'echo bye' EXIT; exit 3",
 			} {
 				h.aheadOf(t, sb.ID)
 				for _, more := range []map[string]any{{}, {"cwd": "/tmp", "envs": map[string]string{"A": "it's"}}} {
@@ -128,11 +130,15 @@ func TestShellAhead(t *testing.T) {
 			}
 			// Time limit and interrupt reach all it started.
 			h.aheadOf(t, sb.ID)
-			if got := h.line(t, sb.ID, map[string]any{"command": "sleep 4321 & setsid sleep 4321; true", "timeout": 300}); !strings.Contains(got, "timed out after 300ms") {
+			if got := h.line(t, sb.ID, map[string]any{
+				"command": "sleep 4321 & setsid sleep 4321; true",
+				"timeout": 300,
+			}); !strings.Contains(got, "timed out after 300ms") {
 				t.Error(got)
 			}
 			settles(t, func() error { // the answer waits for the shell's end, not for theirs
-				if left := h.inside(t, sb.ID, "sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 432[1]' || true"); strings.TrimSpace(left) != "0" {
+				if left := h.inside(t, sb.ID, "sh", "-c", "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 432[1]' "+
+					"|| true"); strings.TrimSpace(left) != "0" {
 					return fmt.Errorf("%s survive the time limit", left)
 				}
 				return nil

@@ -219,7 +219,8 @@ func TestRestoreRefuses(t *testing.T) {
 		if err := os.WriteFile(path, c.file, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if said, err := h.restore(t, append(c.args, path)...); err == nil || !strings.Contains(said, c.want) || !strings.Contains(said, "as it was") {
+		if said, err := h.restore(t, append(c.args, path)...); err == nil || !strings.Contains(said, c.want) ||
+			!strings.Contains(said, "as it was") {
 			t.Errorf("%s: %v\n%s", name, err, said)
 		}
 	}

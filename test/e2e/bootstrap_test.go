@@ -103,9 +103,12 @@ func TestShellText(t *testing.T) {
 				env        map[string]string
 				entrypoint []string
 			}{
-				"one two\n":      {map[string]string{"BOOTSTRAP_CMD": `X=one; echo $X two && exec sleep 1000`}, []string{"/nonexistent"}},
-				"three four\n":   {nil, []string{"-c", "X=three;", "echo $X four && exec sleep 1000"}},
-				"by /bin/dash\n": {map[string]string{"BOOTSTRAP_CMD": `echo by $0; exec sleep 1000`, "BOOTSTRAP_SHELL": "/bin/dash"}, []string{"x"}},
+				"one two\n":    {map[string]string{"BOOTSTRAP_CMD": `X=one; echo $X two && exec sleep 1000`}, []string{"/nonexistent"}},
+				"three four\n": {nil, []string{"-c", "X=three;", "echo $X four && exec sleep 1000"}},
+				"by /bin/dash\n": {
+					map[string]string{"BOOTSTRAP_CMD": `echo by $0; exec sleep 1000`, "BOOTSTRAP_SHELL": "/bin/dash"},
+					[]string{"x"},
+				},
 			} {
 				r := spec(runtime, c.entrypoint...)
 				r.Env = values(c.env)

@@ -17,7 +17,8 @@ import (
 
 // unreachable are the steps that no life and no recovery takes, and why.
 var unreachable = map[string]string{
-	"store:put:creating":    "a record is inserted as Creating; it is put so only if its labels change while it waits for its turn, or its image was pulled (TestPullKilled)",
+	"store:put:creating": "a record is inserted as Creating; it is put so only if its labels change while it waits for its turn, or " +
+		"its image was pulled (TestPullKilled)",
 	"store:snapshot:failed": "a step of recovery: TestKillInRecovery takes it",
 	"snapshot:stray":        "a step of recovery from a lost store: TestSnapshotStrays takes it",
 }

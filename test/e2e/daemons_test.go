@@ -59,7 +59,8 @@ func seed(t *testing.T, h host, dir string) {
 	if err := os.WriteFile(filepath.Join(dir, "pool", "id"), id, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), "cp", "-a", filepath.Join(h.StateDir, "layers"), filepath.Join(h.StateDir, "sandboxd.db"), dir).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), "cp", "-a", filepath.Join(h.StateDir, "layers"), filepath.Join(h.StateDir, "sandboxd.db"),
+		dir).CombinedOutput()
 	if err != nil {
 		t.Fatalf("copy the images: %v\n%s", err, out)
 	}

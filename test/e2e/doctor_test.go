@@ -90,7 +90,8 @@ func TestSupportBundle(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "bundle.tar.gz")
-	if out, err := exec.CommandContext(t.Context(), daemontest.Bin("sandboxd"), "support-bundle", "--config", h.Config, "-o", file).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), daemontest.Bin("sandboxd"), "support-bundle", "--config", h.Config,
+		"-o", file).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	text, err := exec.CommandContext(t.Context(), "tar", "-xzOf", file).Output()
@@ -106,7 +107,10 @@ func TestSupportBundle(t *testing.T) {
 			t.Errorf("%q is in the bundle", s)
 		}
 	}
-	for _, want := range []string{sb.ID, "sb-" + sb.ID, h.Instance.Chain("FORWARD"), h.Instance.Set("src"), `"check": "nofile"`, `"state": "running"`, "/" + h.Instance.CgroupRoot() + "/" + sb.ID} {
+	for _, want := range []string{
+		sb.ID, "sb-" + sb.ID, h.Instance.Chain("FORWARD"), h.Instance.Set("src"), `"check": "nofile"`,
+		`"state": "running"`, "/" + h.Instance.CgroupRoot() + "/" + sb.ID,
+	} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("%q is not in the bundle", want)
 		}

@@ -64,7 +64,8 @@ func TestIdempotencyKey(t *testing.T) {
 			if all := strings.Fields(l.ok("ps", "-a", "-q")); len(all) != 2 {
 				t.Errorf("there are %q, want %s and %s", all, ids[0], id)
 			}
-			if a, _ := ask(race, strings.Replace(body, "128Mi", "256Mi", 1)); a.status != 409 || !strings.Contains(a.body, "IDEMPOTENCY_KEY_REUSED") {
+			if a, _ := ask(race, strings.Replace(body, "128Mi", "256Mi", 1)); a.status != 409 ||
+				!strings.Contains(a.body, "IDEMPOTENCY_KEY_REUSED") {
 				t.Errorf("another body: %d %s", a.status, a.body)
 			}
 			l.ok("rm", ids[0])

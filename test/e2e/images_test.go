@@ -72,7 +72,8 @@ func TestDigestOfWhatCameBack(t *testing.T) {
 	}
 	// In another order, and in another format, than an export has.
 	tar := filepath.Join(dir, "root.tar")
-	if out, err := exec.Command("tar", "-C", filepath.Join(dir, "root"), "--format=gnu", "-cf", tar, "./b", "./etc", "./a").CombinedOutput(); err != nil {
+	if out, err := exec.Command("tar", "-C", filepath.Join(dir, "root"), "--format=gnu", "-cf", tar,
+		"./b", "./etc", "./a").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	digest := func(name string) string {
@@ -118,7 +119,8 @@ func TestImages(t *testing.T) {
 		}
 	}
 	pod.do("umount", id)
-	pod.do("commit", "--change", "ENV COLOR=blue", "--change", "ENV EDITOR=vi", "--change", "WORKDIR /srv/app", "--change", "USER 1234:4321", "--change", "LABEL team=a", id, "localhost/team/app:7")
+	pod.do("commit", "--change", "ENV COLOR=blue", "--change", "ENV EDITOR=vi", "--change", "WORKDIR /srv/app",
+		"--change", "USER 1234:4321", "--change", "LABEL team=a", id, "localhost/team/app:7")
 	pod.do("save", "-o", file("docker.tar"), "localhost/team/app:7")
 	pod.do("save", "--format", "oci-archive", "-o", file("oci.tar"), "localhost/team/app:7")
 	pod.do("save", "--format", "oci-dir", "-o", file("oci"), "localhost/team/app:7")
@@ -128,7 +130,10 @@ func TestImages(t *testing.T) {
 			args = append(args, name)
 		}
 		got := strings.TrimSpace(l.ok(args...))
-		if want := map[string]string{"": "localhost/team/app:7", "from-oci:1": "from-oci:1", "from-dir": "from-dir:latest"}[name]; got != want {
+		if want := map[string]string{
+			"": "localhost/team/app:7", "from-oci:1": "from-oci:1",
+			"from-dir": "from-dir:latest",
+		}[name]; got != want {
 			t.Errorf("%s was imported as %q, want %q", archive, got, want)
 		}
 		for _, runtime := range runtimes {
@@ -141,10 +146,12 @@ func TestImages(t *testing.T) {
 	l.ok("image", "export", "localhost/team/app:7", "-o", file("back.tar"))
 	pod.do("rmi", "--force", "localhost/team/app:7")
 	pod.do("load", "-i", file("back.tar"))
-	if out := pod.do("image", "inspect", "--format", "{{.Config.User}} {{.Config.WorkingDir}} {{.Config.Labels.team}} {{len .RootFS.Layers}}", "localhost/team/app:7"); out != "1234:4321 /srv/app a 2" {
+	if out := pod.do("image", "inspect", "--format", "{{.Config.User}} {{.Config.WorkingDir}} {{.Config.Labels.team}} {{len "+
+		".RootFS.Layers}}", "localhost/team/app:7"); out != "1234:4321 /srv/app a 2" {
 		t.Errorf("podman says of what came back: %s", out)
 	}
-	if out := pod.do("run", "--rm", "--network=none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "localhost/team/app:7", "sh", "-c", "cat own; ls /etc/debian_version || pwd"); !strings.Contains(out, "of the second layer\n/srv/app") {
+	if out := pod.do("run", "--rm", "--network=none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024", "localhost/team/app:7",
+		"sh", "-c", "cat own; ls /etc/debian_version || pwd"); !strings.Contains(out, "of the second layer\n/srv/app") {
 		t.Errorf("what came back runs as: %s", out)
 	}
 	removal(t, l)
@@ -154,7 +161,8 @@ func TestImages(t *testing.T) {
 func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 	id := l.make("--env", "COLOR=red", ref, "--", "sh", "-c", "id -u; id -g; pwd; echo $COLOR $EDITOR; sleep 1000")
 	defer l.ok("rm", id)
-	out := l.ok("exec", id, "--", "sh", "-c", "id -u; id -g; pwd; echo $COLOR $EDITOR; cat own; ls -ln own | cut -d' ' -f1,3,4; ls /etc/debian_version 2>/dev/null || echo gone")
+	out := l.ok("exec", id, "--", "sh", "-c", "id -u; id -g; pwd; echo $COLOR $EDITOR; cat own; ls -ln own | cut -d' ' -f1,3,4; ls "+
+		"/etc/debian_version 2>/dev/null || echo gone")
 	want := "1234\n4321\n/srv/app\nred vi\n"
 	if out != want+"of the second layer\n-rw-r----- 1234 4321\ngone\n" {
 		t.Errorf("a command says %q", out)
@@ -174,7 +182,8 @@ func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 // removal: an image in use stays, one that is not goes, and prune tells.
 func removal(t *testing.T, l *lab) {
 	var all []wire.ImageInspection
-	if err := json.Unmarshal([]byte(l.ok("image", "inspect", "from-oci:1")), &all); err != nil || len(all) != 1 || all[0].Labels["team"] != "a" || len(all[0].Layers) != 2 {
+	if err := json.Unmarshal([]byte(l.ok("image", "inspect", "from-oci:1")), &all); err != nil || len(all) != 1 ||
+		all[0].Labels["team"] != "a" || len(all[0].Layers) != 2 {
 		t.Fatalf("inspect: %+v, %v", all, err)
 	}
 	id := l.make("--name", "holds-it", "from-oci:1")

@@ -123,19 +123,31 @@ func TestGateway(t *testing.T) {
 				status  int
 				begins  string
 			}{
-				"by host":               {"https://" + e.Endpoint + "/a%2Fb?q", to(e), 200, "8000 /a%2Fb?q\n"},
-				"by header":             {"https://" + addr + "/x", to(e, "OpenSandbox-Ingress-To", sb.ID+"-8000"), 200, "8000 /x\n"},
-				"by path":               {"https://" + addr + "/" + sb.ID + "/8000/x", to(e), 200, "8000 /x\n"},
-				"on loopback inside":    {"https://" + inside.Endpoint + "/", to(inside), 200, "9000 /\n"},
-				"signed":                {"https://" + signed.Endpoint + "/s", nil, 200, "8000 /s\n"},
-				"without a token":       {"https://" + e.Endpoint + "/", nil, 401, ""},
-				"with another's":        {"https://" + e.Endpoint + "/", to(inside), 401, ""},
-				"another sandbox":       {"https://" + other.ID + "-8000." + domain + "/", to(e), 401, ""},
-				"the agent":             {"https://" + sb.ID + "-44772." + domain + "/ping", to(e), 401, ""},
-				"the API":               {"https://" + addr + "/v1/sandboxes", map[string]string{"OPEN-SANDBOX-API-KEY": daemontest.Key}, 400, ""},
-				"the host":              {"https://" + addr + "/127.0.0.1/22/", nil, 404, ""},
-				"nothing listens":       {"https://" + sb.ID + "-7." + domain + "/", map[string]string{"OPEN-SANDBOX-API-KEY": daemontest.Key}, 502, ""},
-				"the agent, by its own": {"https://" + sb.ID + "-44772." + domain + "/ping", map[string]string{"OPEN-SANDBOX-API-KEY": daemontest.Key}, 200, ""},
+				"by host":            {"https://" + e.Endpoint + "/a%2Fb?q", to(e), 200, "8000 /a%2Fb?q\n"},
+				"by header":          {"https://" + addr + "/x", to(e, "OpenSandbox-Ingress-To", sb.ID+"-8000"), 200, "8000 /x\n"},
+				"by path":            {"https://" + addr + "/" + sb.ID + "/8000/x", to(e), 200, "8000 /x\n"},
+				"on loopback inside": {"https://" + inside.Endpoint + "/", to(inside), 200, "9000 /\n"},
+				"signed":             {"https://" + signed.Endpoint + "/s", nil, 200, "8000 /s\n"},
+				"without a token":    {"https://" + e.Endpoint + "/", nil, 401, ""},
+				"with another's":     {"https://" + e.Endpoint + "/", to(inside), 401, ""},
+				"another sandbox":    {"https://" + other.ID + "-8000." + domain + "/", to(e), 401, ""},
+				"the agent":          {"https://" + sb.ID + "-44772." + domain + "/ping", to(e), 401, ""},
+				"the API": {
+					"https://" + addr + "/v1/sandboxes",
+					map[string]string{"OPEN-SANDBOX-API-KEY": daemontest.Key},
+					400, "",
+				},
+				"the host": {"https://" + addr + "/127.0.0.1/22/", nil, 404, ""},
+				"nothing listens": {
+					"https://" + sb.ID + "-7." + domain + "/",
+					map[string]string{"OPEN-SANDBOX-API-KEY": daemontest.Key},
+					502, "",
+				},
+				"the agent, by its own": {
+					"https://" + sb.ID + "-44772." + domain + "/ping",
+					map[string]string{"OPEN-SANDBOX-API-KEY": daemontest.Key},
+					200, "",
+				},
 			} {
 				status, body, header := get(c.url, c.headers)
 				if status != c.status || !strings.HasPrefix(body, c.begins) {
@@ -160,7 +172,11 @@ func TestGateway(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 			defer cancel()
-			ws, resp, err := websocket.Dial(ctx, "wss://"+agent.Endpoint+"/pty/nobody/ws", &websocket.DialOptions{HTTPClient: https, HTTPHeader: http.Header{"X-Execd-Access-Token": {agent.Headers["X-EXECD-ACCESS-TOKEN"]}}})
+			ws, resp, err := websocket.Dial(ctx, "wss://"+agent.Endpoint+"/pty/nobody/ws",
+				&websocket.DialOptions{
+					HTTPClient: https,
+					HTTPHeader: http.Header{"X-Execd-Access-Token": {agent.Headers["X-EXECD-ACCESS-TOKEN"]}},
+				})
 			if err == nil {
 				ws.CloseNow() //nolint:errcheck // it should not be there
 			}

@@ -51,7 +51,8 @@ func TestKeys(t *testing.T) {
 		}
 	}
 	var list []struct{ Name, Role, Source string }
-	if err := json.Unmarshal([]byte(l.ok("key", "ls", "-o", "json")), &list); err != nil || len(list) != 4 || list[0].Source != "configuration" {
+	if err := json.Unmarshal([]byte(l.ok("key", "ls", "-o", "json")), &list); err != nil || len(list) != 4 ||
+		list[0].Source != "configuration" {
 		t.Errorf("%v %+v", err, list)
 	}
 	state, err := os.ReadFile(filepath.Join(h.StateDir, "sandboxd.db"))

@@ -49,7 +49,8 @@ func TestMonitoringFiles(t *testing.T) {
 		found := 0
 		for line := range strings.Lines(string(b)) {
 			text := strings.ReplaceAll(line, `\"`, `"`)
-			if !strings.Contains(text, "_") && !strings.Contains(text, "up{") || strings.Contains(text, "summary:") || strings.Contains(text, "description") {
+			if !strings.Contains(text, "_") && !strings.Contains(text, "up{") || strings.Contains(text, "summary:") ||
+				strings.Contains(text, "description") {
 				continue
 			}
 			for _, m := range asked.FindAllStringSubmatch(text, -1) {

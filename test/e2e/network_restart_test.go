@@ -192,7 +192,8 @@ func TestNetworkWhileAway(t *testing.T) {
 				for _, id := range []string{talking, knocking} {
 					var b bytes.Buffer
 					_, _ = h.api.Commands(sb.ID).Logs(t.Context(), id, 0, &b)
-					t.Logf("killed at %d, back at %d, served at %d; it said\n%s", killed.UnixMilli(), back.UnixMilli(), served.UnixMilli(), b.String())
+					t.Logf("killed at %d, back at %d, served at %d; it said\n%s", killed.UnixMilli(), back.UnixMilli(), served.UnixMilli(),
+						b.String())
 				}
 			}
 			h.deleteAll(t)

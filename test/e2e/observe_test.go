@@ -150,7 +150,8 @@ func TestAdminSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(d.Config, []byte(strings.Replace(string(conf), "[listen]\n", "[listen]\nmetrics = \""+tcp+"\"\n", 1)), 0o600); err != nil {
+	if err := os.WriteFile(d.Config, []byte(strings.Replace(string(conf), "[listen]\n", "[listen]\nmetrics = \""+tcp+"\"\n", 1)),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	d.Start()
@@ -163,7 +164,8 @@ func TestAdminSocket(t *testing.T) {
 			t.Errorf("the API answers %s: %d %.80s", path, status, body)
 		}
 	}
-	if status, body := ask(t, adminSocket(d), "/debug/pprof/goroutine?debug=1"); status != http.StatusOK || !strings.Contains(body, "goroutine profile") {
+	if status, body := ask(t, adminSocket(d), "/debug/pprof/goroutine?debug=1"); status != http.StatusOK ||
+		!strings.Contains(body, "goroutine profile") {
 		t.Errorf("profile: %d %.80s", status, body)
 	}
 	for _, path := range []string{"/sandboxes", "/v1/sandboxes"} {
@@ -242,16 +244,19 @@ func TestDiagnosed(t *testing.T) {
 			return nil
 		})
 		l := &lab{host: h, T: t, runtime: runtime}
-		if out := l.ok("diagnostics", "events", "-s", "network", sb.ID) + l.ok("diagnostics", "summary", "-n", "1", sb.ID); !strings.Contains(out, "metadata service") || !strings.Contains(out, "== logs\nlast\n") {
+		if out := l.ok("diagnostics", "events", "-s", "network", sb.ID) + l.ok("diagnostics", "summary", "-n", "1",
+			sb.ID); !strings.Contains(out, "metadata service") || !strings.Contains(out, "== logs\nlast\n") {
 			t.Errorf("sandboxctl diagnostics printed %s", out)
 		}
-		has(tell("events?scope=all"), "lifecycle creating\n", "lifecycle running\n", "runtime create: ok in ", "; namespaces ", "agent ", "network denied")
+		has(tell("events?scope=all"), "lifecycle creating\n", "lifecycle running\n", "runtime create: ok in ", "; namespaces ",
+			"agent ", "network denied")
 		if err := h.api.Pause(t.Context(), sb.ID); err != nil {
 			t.Fatal(err)
 		}
 		has(tell("logs?scope=all"), "it is Paused", "pause: ok")
 		status, text := ask(t, h.Socket, "/sandboxes/"+sb.ID+"/diagnostics/summary")
-		if status != http.StatusOK || !strings.Contains(text, `"id": "`+sb.ID+`"`) || !strings.Contains(text, "lifecycle paused") || strings.Contains(text, "\"token\"") {
+		if status != http.StatusOK || !strings.Contains(text, `"id": "`+sb.ID+`"`) || !strings.Contains(text, "lifecycle paused") ||
+			strings.Contains(text, "\"token\"") {
 			t.Errorf("summary: %d %s", status, text)
 		}
 		if err := h.api.Resume(t.Context(), sb.ID); err != nil {

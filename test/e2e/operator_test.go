@@ -224,7 +224,10 @@ func (f *field) run(lines ...string) {
 }
 
 // What an operator types who wants a clean firewall.
-var flushed = []string{"iptables -F", "iptables -t nat -F", "iptables -t mangle -F", "iptables -t raw -F", "ip6tables -F", "ip6tables -t raw -F"}
+var flushed = []string{
+	"iptables -F", "iptables -t nat -F", "iptables -t mangle -F", "iptables -t raw -F", "ip6tables -F",
+	"ip6tables -t raw -F",
+}
 
 // A set that a chain names can not be destroyed, and the guard makes those anew
 // some 10 ms after they went: whoever means it tries again.

@@ -52,7 +52,8 @@ func newPuller(t *testing.T) *puller {
 	}
 	h := newHost(t, daemontest.Options{Config: []string{
 		"[[registries]]", fmt.Sprintf("prefix = %q", p.Addr), fmt.Sprintf("ca = %q", p.File),
-		"[[registries]]", `prefix = "registry.example.com"`, fmt.Sprintf("location = %q", p.Addr), fmt.Sprintf("ca = %q", p.File), fmt.Sprintf("credentials = %q", password),
+		"[[registries]]", `prefix = "registry.example.com"`, fmt.Sprintf("location = %q", p.Addr), fmt.Sprintf("ca = %q", p.File),
+		fmt.Sprintf("credentials = %q", password),
 	}})
 	p.lab = &lab{host: h, T: t}
 	p.ok("image", "export", "base", "-o", filepath.Join(p.dir, "base.tar"))
@@ -66,7 +67,9 @@ func newPuller(t *testing.T) *puller {
 	if err != nil || len(layers) != 1 {
 		t.Fatalf("base has %d layers, %v", len(layers), err)
 	}
-	packed, err := tarball.LayerFromOpener(layers[0].Uncompressed, tarball.WithCompressionLevel(gzip.BestSpeed), tarball.WithCompressedCaching) // once for all pushes
+	// once for all pushes
+	packed, err := tarball.LayerFromOpener(layers[0].Uncompressed, tarball.WithCompressionLevel(gzip.BestSpeed),
+		tarball.WithCompressedCaching)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +246,8 @@ func tellPullByCreate(p *puller) {
 	if out, err := p.exec(p.Context(), sb.ID, "stat", "-c", "%s", "/opt/bulk"); err != nil || strings.TrimSpace(out) != fmt.Sprint(bulk) {
 		p.Errorf("its file has %q bytes, %v", out, err)
 	}
-	if h := p.history(sb.ID); !strings.Contains(h, "pulling image "+ref+": downloaded") || !strings.Contains(h, "image "+ref+" is here") || strings.Contains(h, rt.Password) {
+	if h := p.history(sb.ID); !strings.Contains(h, "pulling image "+ref+": downloaded") || !strings.Contains(h, "image "+ref+" is here") ||
+		strings.Contains(h, rt.Password) {
 		p.Errorf("its events: %s", h)
 	}
 	if sb.Image == nil || sb.Image.URI != ref || sb.Image.Auth != nil {
@@ -283,7 +287,8 @@ func tellPullByCommand(p *puller) {
 	if n := p.Asked("/blobs/"); n != 1 { // its config
 		p.Errorf("the same image asks for %d blobs", n)
 	}
-	if out := p.ok("run", "--runtime", p.runtime, "registry.example.com/team/cli:1", "--", "stat", "-c", "%s", "/opt/bulk"); strings.TrimSpace(out) != fmt.Sprint(bulk) {
+	if out := p.ok("run", "--runtime", p.runtime, "registry.example.com/team/cli:1", "--", "stat", "-c", "%s",
+		"/opt/bulk"); strings.TrimSpace(out) != fmt.Sprint(bulk) {
 		p.Errorf("its file has %q bytes", out)
 	}
 	p.wants(p.ctl("image", "pull", "other.example.com/app"), 125, "[[registries]]", "image import")
@@ -301,7 +306,8 @@ func tellPullRefused(p *puller) {
 		{p.Addr + "/team/none:1", rt.Password, "has no team/none:1 (404"},
 	} {
 		sb, err := p.api.Create(p.Context(), far(p.runtime, c.ref, c.password), true)
-		if err != nil || sb.Status.State != wire.Failed || !strings.Contains(sb.Status.Message, "step image") || !strings.Contains(sb.Status.Message, c.say) {
+		if err != nil || sb.Status.State != wire.Failed || !strings.Contains(sb.Status.Message, "step image") ||
+			!strings.Contains(sb.Status.Message, c.say) {
 			p.Errorf("%s: %+v, %v; want it to say %q", c.ref, sb.Status, err, c.say)
 		}
 		if h := p.history(sb.ID); strings.Contains(h, "not-the-password-1234") {

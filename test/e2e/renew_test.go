@@ -65,7 +65,8 @@ func TestRenewOnAccess(t *testing.T) {
 					})
 					after, end := time.Now(), h.expires(t, id)
 					if end.Sub(before) < c.gets-time.Second || end.Sub(after) > c.gets+time.Second {
-						t.Errorf("%s: the end is %v after the visit began and %v after it ended, want %v", what, end.Sub(before), end.Sub(after), c.gets)
+						t.Errorf("%s: the end is %v after the visit began and %v after it ended, want %v", what, end.Sub(before),
+							end.Sub(after), c.gets)
 					}
 				}
 				ends[id] = h.expires(t, id)

@@ -87,7 +87,8 @@ func TestRestartLosesNoOutput(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 				if got.String() != want {
-					t.Errorf("%s: %d bytes of output, want %d; the first line that differs is %q", name, got.Len(), len(want), difference(got.String(), want))
+					t.Errorf("%s: %d bytes of output, want %d; the first line that differs is %q", name, got.Len(), len(want),
+						difference(got.String(), want))
 				}
 			}
 			h.deleteAll(t)
@@ -255,7 +256,10 @@ func TestPauseSurvivesRestart(t *testing.T) {
 		t.Run(runtime, func(t *testing.T) {
 			sb := h.create(t, spec(runtime))
 			ctx := t.Context()
-			p, err := h.api.Start(ctx, sb.ID, client.Command{Argv: []string{"sh", "-c", "while :; do date +%s%3N; sleep 0.05; done"}, Background: true})
+			p, err := h.api.Start(ctx, sb.ID, client.Command{
+				Argv:       []string{"sh", "-c", "while :; do date +%s%3N; sleep 0.05; done"},
+				Background: true,
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -267,7 +271,8 @@ func TestPauseSurvivesRestart(t *testing.T) {
 					t.Fatal(err)
 				}
 				for line := range strings.Lines(b.String()) {
-					if at, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64); err == nil && at >= from.UnixMilli() && at < to.UnixMilli() {
+					if at, err := strconv.ParseInt(strings.TrimSpace(line), 10, 64); err == nil && at >= from.UnixMilli() &&
+						at < to.UnixMilli() {
 						all = append(all, time.UnixMilli(at))
 					}
 				}

@@ -16,7 +16,8 @@ import (
 // returns the body of its answer.
 func (h host) ask(t *testing.T, sandbox, method, path, body string) string {
 	t.Helper()
-	r, err := http.NewRequestWithContext(t.Context(), method, "http://"+h.TCP+"/v1/sandboxes/"+sandbox+"/proxy/44772"+path, strings.NewReader(body))
+	r, err := http.NewRequestWithContext(t.Context(), method, "http://"+h.TCP+"/v1/sandboxes/"+sandbox+"/proxy/44772"+path,
+		strings.NewReader(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,10 +107,12 @@ func (h host) cellGoesOn(t *testing.T, sandbox string) (ended func()) {
 		return l.request("POST", "/v1/sandboxes/"+sandbox+"/proxy/44772/code", strings.NewReader(string(b)))
 	}
 	var made struct{ ID string }
-	if err := json.Unmarshal([]byte(h.ask(t, sandbox, "POST", "/code/context", `{"language":"python"}`)), &made); err != nil || made.ID == "" {
+	if err := json.Unmarshal([]byte(h.ask(t, sandbox, "POST", "/code/context", `{"language":"python"}`)), &made); err != nil ||
+		made.ID == "" {
 		t.Fatal(made, err)
 	}
-	if a := code(made.ID, "import os\nfor f in 'begun', 'end': os.mkfifo('/tmp/' + f)\nx = 'kept'"); !strings.Contains(a.body, "execution_complete") {
+	if a := code(made.ID, "import os\nfor f in 'begun', 'end': os.mkfifo('/tmp/' + f)\nx = 'kept'"); !strings.Contains(a.body,
+		"execution_complete") {
 		t.Fatal(a)
 	}
 	broken := make(chan error, 1)
@@ -133,7 +136,8 @@ func (h host) cellGoesOn(t *testing.T, sandbox string) (ended func()) {
 			t.Fatal(err)
 		}
 		settles(t, func() error { // nobody is told of its end who did not listen from the beginning
-			if a := code(made.ID, "x, y"); a.status != http.StatusOK || !strings.Contains(a.body, "('kept', 'end')") || !strings.Contains(a.body, "execution_complete") {
+			if a := code(made.ID, "x, y"); a.status != http.StatusOK || !strings.Contains(a.body, "('kept', 'end')") ||
+				!strings.Contains(a.body, "execution_complete") {
 				return fmt.Errorf("after its end: %d %s", a.status, a.body)
 			}
 			return nil

@@ -16,7 +16,8 @@ func tellAPI(t *testing.T, l *lab) {
 	check := func(a answer, status int, texts ...string) {
 		t.Helper()
 		var e struct{ Code, Message string }
-		if a.status != status || json.Unmarshal([]byte(a.body), &e) != nil || e.Code == "" || e.Message == "" || a.header.Get(header) == "" {
+		if a.status != status || json.Unmarshal([]byte(a.body), &e) != nil || e.Code == "" || e.Message == "" ||
+			a.header.Get(header) == "" {
 			t.Errorf("%d with request id %q: %.500s; want %d", a.status, a.header.Get(header), a.body, status)
 		}
 		for _, text := range texts {
@@ -66,7 +67,8 @@ func tellAPI(t *testing.T, l *lab) {
 	check(create(`,"metadata":{`+strings.Join(labels, ",")+`}`), 400, "metadata")
 	check(create(`,"metadata":{"k":"`+strings.Repeat("v", 1<<20)+`"}`), 400, "metadata")
 	for _, limits := range []string{
-		`"memory":"-1"`, `"memory":"0"`, `"memory":"NaN"`, `"memory":"1e30"`, `"memory":"99999999999999999999"`, `"memory":"9Ti"`, `"memory":""`,
+		`"memory":"-1"`, `"memory":"0"`, `"memory":"NaN"`, `"memory":"1e30"`, `"memory":"99999999999999999999"`, `"memory":"9Ti"`,
+		`"memory":""`,
 		`"cpu":"-1"`, `"cpu":"0"`, `"cpu":"NaN"`, `"cpu":"Infinity"`, `"cpu":"1000000"`, `"cpu":"0x10"`,
 		`"pids":"-1"`, `"pids":"0"`, `"pids":"1.5"`, `"pids":"99999999999"`,
 		`"disk":"-1"`, `"disk":"0"`, `"disk":"9999999Ti"`, `"quarks":"1"`, `"memory":null`, `"memory":512`,
@@ -80,12 +82,14 @@ func tellAPI(t *testing.T, l *lab) {
 	}
 	for _, more := range []string{
 		`,"timeout":-1`, `,"timeout":0`, `,"timeout":1e300`, `,"timeout":"soon"`, `,"extensions":{"sandboxd.runtime":"kata"}`,
-		`,"extensions":{"sandboxd.name":"../x"}`, `,"extensions":{"sandboxd.nothing":"x"}`, `,"env":{"A=B":"x"}`, `,"networkPolicy":{"defaultAction":"maybe"}`,
+		`,"extensions":{"sandboxd.name":"../x"}`, `,"extensions":{"sandboxd.nothing":"x"}`, `,"env":{"A=B":"x"}`,
+		`,"networkPolicy":{"defaultAction":"maybe"}`,
 	} {
 		check(create(more), 400)
 	}
 	check(l.request("POST", "/v1/sandboxes", strings.NewReader(`{"image":{"uri":"nope"},"entrypoint":["true"],"resourceLimits":{"cpu":"1","memory":"128Mi"}}`)), 404, "image ls")
-	if a := l.request("GET", "/docs", nil, "OPEN-SANDBOX-API-KEY", ""); a.status != 200 || !strings.Contains(a.body, "/sandboxes/{sandboxId}/renew-expiration") {
+	if a := l.request("GET", "/docs", nil, "OPEN-SANDBOX-API-KEY", ""); a.status != 200 ||
+		!strings.Contains(a.body, "/sandboxes/{sandboxId}/renew-expiration") {
 		t.Errorf("/docs: %d %.200s", a.status, a.body)
 	}
 	for _, path := range []string{"/openapi.json", "/v1/openapi.json"} {
@@ -93,7 +97,8 @@ func tellAPI(t *testing.T, l *lab) {
 			OpenAPI string         `json:"openapi"`
 			Paths   map[string]any `json:"paths"`
 		}
-		if a := l.request("GET", path, nil); a.status != 200 || json.Unmarshal([]byte(a.body), &doc) != nil || doc.OpenAPI == "" || len(doc.Paths) < 5 {
+		if a := l.request("GET", path, nil); a.status != 200 || json.Unmarshal([]byte(a.body), &doc) != nil || doc.OpenAPI == "" ||
+			len(doc.Paths) < 5 {
 			t.Errorf("%s: %d %.200s", path, a.status, a.body)
 		}
 	}

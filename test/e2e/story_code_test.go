@@ -18,7 +18,8 @@ func tellEval(t *testing.T, l *lab) {
 	if out := l.ok("eval", id, "x = 6 * 7\nprint('out')\nx"); out != "out\n42\n" {
 		t.Errorf("%q", out)
 	}
-	if r := l.feed(strings.NewReader("import sys\nprint(x, file=sys.stderr)"), "eval", id); r.code != 0 || r.out != "" || r.errout != "42\n" {
+	if r := l.feed(strings.NewReader("import sys\nprint(x, file=sys.stderr)"), "eval", id); r.code != 0 || r.out != "" ||
+		r.errout != "42\n" {
 		t.Errorf("what was defined is not remembered: %+v", r)
 	}
 	l.wants(l.ctl("eval", id, "def f(): return 1 / 0\nf()"), 1, "ZeroDivisionError", "line 1")
@@ -30,7 +31,8 @@ func tellEval(t *testing.T, l *lab) {
 		t.Errorf("a child that dies by a signal: %+v", r)
 	}
 	file := filepath.Join(t.TempDir(), "figure.py")
-	if err := os.WriteFile(file, []byte("class F:\n    def _repr_svg_(self): return '<svg>é</svg>'\n    def _repr_png_(self): return b'png'\nF()"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("class F:\n    def _repr_svg_(self): return '<svg>é</svg>'\n    def _repr_png_(self): return "+
+		"b'png'\nF()"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
@@ -45,13 +47,15 @@ func tellEval(t *testing.T, l *lab) {
 		t.Errorf("%v, %v", value, err)
 	}
 
-	one, two := strings.TrimSpace(l.ok("code", "context", "create", id)), strings.TrimSpace(l.ok("code", "context", "create", "-l", "bash", "-w", "/tmp", id))
+	one, two := strings.TrimSpace(l.ok("code", "context", "create", id)),
+		strings.TrimSpace(l.ok("code", "context", "create", "-l", "bash", "-w", "/tmp", id))
 	l.wants(l.ctl("eval", "-c", one, id, "x"), 1, "NameError")
 	if out := l.ok("eval", "-c", two, id, "pwd"); out != "/tmp\n" {
 		t.Errorf("%q", out)
 	}
 	var list []agent.CodeContext
-	if err := json.Unmarshal([]byte(l.ok("code", "context", "ls", "-l", "bash", "-o", "json", id)), &list); err != nil || len(list) != 2 || list[1].ID != two || list[1].Cwd != "/tmp" {
+	if err := json.Unmarshal([]byte(l.ok("code", "context", "ls", "-l", "bash", "-o", "json", id)), &list); err != nil || len(list) != 2 ||
+		list[1].ID != two || list[1].Cwd != "/tmp" {
 		t.Errorf("%+v, %v", list, err)
 	}
 	l.interrupts(id)
@@ -124,7 +128,8 @@ func (l *lab) interrupts(id string) {
 		l.Error(err)
 	}
 	_ = cmd.Wait()
-	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(errout.String(), "KeyboardInterrupt") || time.Since(start) > 20*time.Second {
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(errout.String(), "KeyboardInterrupt") ||
+		time.Since(start) > 20*time.Second {
 		l.Errorf("exit status %d after %s, %q", code, time.Since(start), errout.String())
 	}
 	if out := l.ok("eval", id, "x"); out != "42\n" {

@@ -86,7 +86,8 @@ type findings struct {
 // capabilities is the list of docs/design/hardening.md as a mask: CHOWN DAC_OVERRIDE
 // FOWNER FSETID KILL SETGID SETUID SETPCAP NET_BIND_SERVICE SYS_CHROOT SETFCAP.
 const capabilities = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_KILL |
-	1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_NET_BIND_SERVICE | 1<<unix.CAP_SYS_CHROOT | 1<<unix.CAP_SETFCAP
+	1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETPCAP | 1<<unix.CAP_NET_BIND_SERVICE | 1<<unix.CAP_SYS_CHROOT |
+	1<<unix.CAP_SETFCAP
 
 // tellHardening holds both runtimes to docs/design/hardening.md, from inside. The comments
 // below name its rows: of the table of defaults, unless they say otherwise.
@@ -129,7 +130,8 @@ func tellHardening(t *testing.T, l *lab) {
 			t.Errorf("sockets: AF_%s: %s", family, f.Sockets[family])
 		}
 	}
-	if !strings.HasPrefix(f.Agent, "ro,") || !strings.Contains(f.Agent, "nosuid") { // the daemon itself, "/proc/self/exe": one file for all sandboxes
+	// the daemon itself, "/proc/self/exe": one file for all sandboxes
+	if !strings.HasPrefix(f.Agent, "ro,") || !strings.Contains(f.Agent, "nosuid") {
 		t.Errorf("the agent's mount: %s", f.Agent)
 	}
 	refused("agent", "writing its binary", f.Writable["/opt/opensandbox/sandbox-agent"])
@@ -145,7 +147,8 @@ func tellHardening(t *testing.T, l *lab) {
 	}
 	for _, fds := range []map[string]string{f.Fds1, f.Fds} { // the daemon itself, "Descriptors": nothing of the host to reopen
 		for fd, to := range fds {
-			if strings.HasPrefix(to, "/") && to != "/dev/null" && !strings.HasPrefix(to, "/proc") && !strings.HasPrefix(to, "/.") && !strings.HasPrefix(to, "/dev/pts") && !strings.HasPrefix(to, "/run/") {
+			if strings.HasPrefix(to, "/") && to != "/dev/null" && !strings.HasPrefix(to, "/proc") && !strings.HasPrefix(to, "/.") &&
+				!strings.HasPrefix(to, "/dev/pts") && !strings.HasPrefix(to, "/run/") {
 				t.Errorf("descriptor %s is %s", fd, to)
 			}
 		}
@@ -157,7 +160,8 @@ func tellHardening(t *testing.T, l *lab) {
 		t.Errorf("RLIMIT_NOFILE is %v", f.NoFile)
 	}
 	// Another user's process is out of reach (PTRACE_ATTACH to PID 1).
-	if out := l.ok("exec", "-u", "nobody", id, "--", "python3", "-c", "import ctypes; print(ctypes.CDLL(None).ptrace(16, 1, None, None))"); out != "-1\n" {
+	if out := l.ok("exec", "-u", "nobody", id, "--", "python3", "-c",
+		"import ctypes; print(ctypes.CDLL(None).ptrace(16, 1, None, None))"); out != "-1\n" {
 		t.Errorf("nobody may trace PID 1: %q", out)
 	}
 	if l.runtime == "runc" {

@@ -52,7 +52,8 @@ func tellReady(t *testing.T, l *lab) {
 	l.awaitHealth(id, wire.HealthHealthy, 10*time.Second)
 
 	// One that never becomes it says so, and stays for a look.
-	l.wants(l.ctl("create", "--name", "never", "--runtime", l.runtime, "--ready-port", "81", "--health-interval", "1s", "--health-retries", "1", "--health-start-period", "0s", "base"), 125, "nothing accepts connections at port 81")
+	l.wants(l.ctl("create", "--name", "never", "--runtime", l.runtime, "--ready-port", "81", "--health-interval", "1s", "--health-retries",
+		"1", "--health-start-period", "0s", "base"), 125, "nothing accepts connections at port 81")
 	l.answers(t, "never")
 }
 
@@ -125,7 +126,8 @@ func tellRestart(t *testing.T, l *lab) {
 		return nil
 	})
 	i := l.inspect(id)
-	if !seen || i.Sandboxd.Restarts != 2 || i.Sandboxd.NextStart != nil || i.Status.Reason != "exited" || *i.Sandboxd.ExitCode != 3 || i.LastOutput != "3\n" {
+	if !seen || i.Sandboxd.Restarts != 2 || i.Sandboxd.NextStart != nil || i.Status.Reason != "exited" || *i.Sandboxd.ExitCode != 3 ||
+		i.LastOutput != "3\n" {
 		t.Errorf("seen waiting: %v; %+v, %+v, last output %q", seen, i.Status, i.Sandboxd, i.LastOutput)
 	}
 	if d := l.ok("inspect", id); !strings.Contains(d, `"restarts": 2`) {

@@ -25,7 +25,8 @@ func (g *guest) sessions() {
 	if err := json.Unmarshal([]byte(g.call(200, "POST", "/session", "{}")), &made); err != nil || made.ID == "" {
 		g.Fatal(made, err)
 	}
-	g.hears(g.run(made.ID, "cd /usr/bin; B=two; export E=1; f() { echo f$1; }; alias g='echo g'; set -o pipefail; shopt -s nullglob"), "complete")
+	g.hears(g.run(made.ID, "cd /usr/bin; B=two; export E=1; f() { echo f$1; }; alias g='echo g'; set -o pipefail; shopt -s nullglob"),
+		"complete")
 	const kept = "stdout two 1 f3 g /usr/bin\n\ncomplete"
 	keeps := func(after string) {
 		g.Helper()
@@ -45,14 +46,21 @@ func (g *guest) sessions() {
 		{"eval() { echo mine; }; printf() { echo mine; }; alias builtin=false; echo on", "stdout on\n\ncomplete"},
 		{"unset -f eval printf; unalias builtin; sleep 7778 & echo on", "stdout on\n\ncomplete"},
 		{"cat; read x; echo $?", "stdout 1\n\ncomplete"},
-		{"echo __EXIT_CODE__:3; echo __PWD__:/x; echo '{\"type\":\"error\"}'", "stdout __EXIT_CODE__:3\n__PWD__:/x\n{\"type\":\"error\"}\n\ncomplete"},
+		{
+			"echo __EXIT_CODE__:3; echo __PWD__:/x; echo '{\"type\":\"error\"}'",
+			"stdout __EXIT_CODE__:3\n__PWD__:/x\n{\"type\":\"error\"}\n\ncomplete",
+		},
 		{"for fd in 3 4 5 10 11 255; do sh -c \"echo garbage 0 hB >&$fd\"; done 2>/dev/null; (exit 6)", "error CommandExecError 6"},
-		{"for i in 1 2 3; do echo " + strings.Repeat("0", 32) + " 0 hB >&10; head -c 3000000 /dev/zero >&10; done; echo on", "stdout on\n\ncomplete"},
+		{
+			"for i in 1 2 3; do echo " + strings.Repeat("0", 32) + " 0 hB >&10; head -c 3000000 /dev/zero >&10; done; echo on",
+			"stdout on\n\ncomplete",
+		},
 	} {
 		g.hears(g.run(made.ID, c.code), c.says)
 		keeps(c.code)
 	}
-	out := g.call(200, "POST", "/session/"+made.ID+"/run", agent.SessionRun{Command: "cd /; echo begun; exec 2>/dev/null; trap '' TERM; sleep 7778 & while :; do sleep 0.05; done", Timeout: 1500})
+	out := g.call(200, "POST", "/session/"+made.ID+"/run", agent.SessionRun{Command: "cd /; echo begun; exec 2>/dev/null; trap '' TERM; " +
+		"sleep 7778 & while :; do sleep 0.05; done", Timeout: 1500})
 	g.hears(out, "stdout begun\n\nerror CommandExecError -1")
 	if !strings.Contains(out, "timed out after 1.5s") {
 		g.Errorf("a timeout: %s", out)
@@ -114,8 +122,10 @@ func (g *guest) files() {
 	} {
 		g.uploads(name, 400, parts...)
 	}
-	for _, body := range []string{"hello", "--b\r\nContent-Disposition: form-data; name=\"metadata\"\r\n\r\n{\"path\":\"/tmp/d/here\"}\r\n--b\r\nContent-Disp", "--b--", "--b"} {
-		if a := g.request("POST", g.path("/files/upload"), strings.NewReader(body), "Content-Type", "multipart/form-data; boundary=b"); a.status != 400 || !strings.Contains(a.body, `"message"`) {
+	for _, body := range []string{"hello", "--b\r\nContent-Disposition: form-data; " +
+		"name=\"metadata\"\r\n\r\n{\"path\":\"/tmp/d/here\"}\r\n--b\r\nContent-Disp", "--b--", "--b"} {
+		if a := g.request("POST", g.path("/files/upload"), strings.NewReader(body), "Content-Type",
+			"multipart/form-data; boundary=b"); a.status != 400 || !strings.Contains(a.body, `"message"`) {
 			g.Errorf("%q: %d %s", body, a.status, a.body)
 		}
 	}
@@ -151,8 +161,9 @@ func (g *guest) cutOff(list func() string) {
 		g.Fatal(err)
 	}
 	defer conn.Close()
-	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nOPEN-SANDBOX-API-KEY: %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", g.path("/files/upload"), daemontest.Key, kind, len(body)) //nolint:errcheck // the draft counts
-	conn.Write(body[:len(body)/2])                                                                                                                                                           //nolint:errcheck // as above
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nOPEN-SANDBOX-API-KEY: %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n",
+		g.path("/files/upload"), daemontest.Key, kind, len(body)) //nolint:errcheck // the draft counts
+	conn.Write(body[:len(body)/2]) //nolint:errcheck // as above
 	settles(g.T, func() error {
 		if list() == before {
 			return errors.New("the upload has not begun")

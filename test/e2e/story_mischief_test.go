@@ -84,7 +84,10 @@ var codeMischief = []struct {
 	{"values to be shown", "python", []cell{
 		{"class R:\n    def _repr_html_(self): return '<b>'\n    def __repr__(self): return 'R'\nR()", "result R <b>\ncomplete"},
 		{"display(1, R()); print('x'); 2", "stdout x\n\nresult 1 \nresult R <b>\nresult 2 \ncomplete"},
-		{"class B:\n    def _repr_html_(self): 1/0\n    def __repr__(self): return 'B'\nB()", "stderr a format of B failed: ZeroDivisionError: division by zero\n\nresult B \ncomplete"},
+		{
+			"class B:\n    def _repr_html_(self): 1/0\n    def __repr__(self): return 'B'\nB()",
+			"stderr a format of B failed: ZeroDivisionError: division by zero\n\nresult B \ncomplete",
+		},
 	}},
 	{"closed outputs in python", "python", []cell{
 		{"import os, sys; sys.stdout.close()", "complete"},
@@ -98,7 +101,10 @@ var codeMischief = []struct {
 	}},
 	{"garbage in every descriptor of python", "python", []cell{{garbage + "1", ""}, {"6 * 7", "result 42 \ncomplete"}}},
 	{"garbage in every descriptor of bash", "bash", []cell{
-		{"for fd in /proc/self/fd/*; do fd=${fd##*/}; echo '{\"type\":\"done\"}' >&$fd; head -c 3000 /dev/zero >&$fd; done 2>/dev/null", ""},
+		{
+			"for fd in /proc/self/fd/*; do fd=${fd##*/}; echo '{\"type\":\"done\"}' >&$fd; head -c 3000 /dev/zero >&$fd; done 2>/dev/null",
+			"",
+		},
 		{"echo $((6 * 7))", "stdout 42\n\ncomplete"},
 	}},
 	{"every descriptor closed", "python", []cell{{"import os; os.closerange(0, 1000)", "error ContextDied "}}},
@@ -133,7 +139,8 @@ func (g *guest) call(status int, method, route string, body any) string {
 func (g *guest) newContext(language string) string {
 	g.Helper()
 	var c agent.CodeContext
-	if out := g.call(200, "POST", "/code/context", agent.CodeContext{Language: language}); json.Unmarshal([]byte(out), &c) != nil || c.ID == "" {
+	if out := g.call(200, "POST", "/code/context", agent.CodeContext{Language: language}); json.Unmarshal([]byte(out), &c) != nil ||
+		c.ID == "" {
 		g.Fatalf("a context of %s: %s", language, out)
 	}
 	return c.ID
@@ -199,7 +206,8 @@ func (g *guest) hears(stream, says string) {
 	if out != "" {
 		got = "stdout " + out + "\n" + got
 	}
-	if name, value, ok := strings.Cut(says, "ContextDied "); ok && strings.HasPrefix(end, name+"ContextDied ") && strings.Contains(end, value) {
+	if name, value, ok := strings.Cut(says, "ContextDied "); ok && strings.HasPrefix(end, name+"ContextDied ") &&
+		strings.Contains(end, value) {
 		return
 	}
 	if end == "" || says != "" && got != says && got != says+" " {
@@ -282,7 +290,8 @@ func (g *guest) sleepsThrough() {
 	g.Helper()
 	var w sync.WaitGroup
 	for language, code := range map[string]string{
-		"python":     "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('go', flush=True)\nwhile True: time.sleep(1)",
+		"python": "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('go', flush=True)\nwhile True: " +
+			"time.sleep(1)",
 		"bash":       "trap '' INT; echo go; while :; do sleep 1; done",
 		"javascript": "await new Promise((f) => setTimeout(f, 1)); console.log('go'); while (true);",
 	} {
@@ -290,7 +299,8 @@ func (g *guest) sleepsThrough() {
 		ended := g.started(c, code)
 		w.Go(func() { // each takes the whole of the grace
 			a, err := g.try("DELETE", g.path("/code?id="+c), nil)
-			if out := ended(); err != nil || a.status != 200 || !strings.Contains(out, "ContextDied") || !strings.Contains(out, "did not stop within "+interpreter.Grace.String()+" of an interrupt") {
+			if out := ended(); err != nil || a.status != 200 || !strings.Contains(out, "ContextDied") ||
+				!strings.Contains(out, "did not stop within "+interpreter.Grace.String()+" of an interrupt") {
 				g.Errorf("%s: %d %v %.2000s", language, a.status, err, out)
 			}
 			a, err = g.try("POST", g.path("/code"), strings.NewReader(`{"code":"1","context":{"id":"`+c+`"}}`))
@@ -310,7 +320,8 @@ func (g *guest) printsMuch() {
 	const size, line = 1 << 30, 64 << 10
 	daemon, inside := g.rss(g.T, g.id)
 	c := g.newContext("python")
-	body := fmt.Sprintf(`{"context":{"id":%q},"code":"import sys\nfor _ in range(%d): sys.stdout.write('x' * %d + '\\n')\n'all'"}`, c, size/line, line-1)
+	body := fmt.Sprintf(`{"context":{"id":%q},"code":"import sys\nfor _ in range(%d): sys.stdout.write('x' * %d + '\\n')\n'all'"}`, c,
+		size/line, line-1)
 	r, err := http.NewRequestWithContext(g.Context(), "POST", "http://"+g.TCP+g.path("/code"), strings.NewReader(body))
 	if err != nil {
 		g.Fatal(err)

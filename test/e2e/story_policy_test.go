@@ -78,10 +78,12 @@ func tellNetworkChange(t *testing.T, l *lab) {
 	at := "/v1/sandboxes/" + id + "/networkpolicy"
 	l.wantPolicy(l.request("PUT", at, strings.NewReader(`{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.0/24","ports":[443],"protocol":"tcp"}]}`)), "enforcing")
 	l.wantFlows(l.dial(id, flow, "tcp "+outsideAddr+" 80", "tcp "+outsideHost+" 443", "tcp 169.254.169.254 80"), map[string]string{
-		flow: refusedFlow, "tcp " + outsideAddr + " 80": "ok", "tcp " + outsideHost + " 443": refusedFlow, "tcp 169.254.169.254 80": refusedFlow,
+		flow: refusedFlow, "tcp " + outsideAddr + " 80": "ok", "tcp " + outsideHost + " 443": refusedFlow,
+		"tcp 169.254.169.254 80": refusedFlow,
 	})
 	l.ok("pause", id)
-	l.wantPolicy(l.request("PATCH", at, strings.NewReader(fmt.Sprintf(`[{"action":"allow","target":%q,"ports":[443]}]`, outsideAddr))), "enforcing")
+	l.wantPolicy(l.request("PATCH", at, strings.NewReader(fmt.Sprintf(`[{"action":"allow","target":%q,"ports":[443]}]`, outsideAddr))),
+		"enforcing")
 	l.ok("resume", id)
 	reaches("ok")
 	if rules := l.inspect(id).Rules; len(rules) != 2 || rules[0] != "allow "+outsideAddr+"/32:443" {
@@ -93,7 +95,8 @@ func tellNetworkChange(t *testing.T, l *lab) {
 	reaches(refusedFlow)
 	l.ok("egress", "patch", "--allow", outsideAddr+":443/tcp", id)
 	reaches("ok")
-	if a := l.egressAPI("PATCH", id, `[{"action":"allow","target":"2001:db8::1"}]`); a.status != 400 || !strings.Contains(a.body, "IPv6") || !strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
+	if a := l.egressAPI("PATCH", id, `[{"action":"allow","target":"2001:db8::1"}]`); a.status != 400 || !strings.Contains(a.body, "IPv6") ||
+		!strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
 		t.Errorf("IPv6: %d %s", a.status, a.body)
 	}
 	l.ok("stop", id)
@@ -138,7 +141,8 @@ func TestPolicyRestart(t *testing.T) {
 // a sandbox stays what it is when they come to mean others.
 func tellAliases(t *testing.T, l *lab) {
 	for name, image := range map[string]string{
-		"ubuntu": "base:latest", "ubuntu:22.04": "base:latest", "python:3.11": "python:latest", "python:3.12": "python:latest", "python:3.11-slim": "python:latest",
+		"ubuntu": "base:latest", "ubuntu:22.04": "base:latest", "python:3.11": "python:latest", "python:3.12": "python:latest",
+		"python:3.11-slim": "python:latest",
 	} {
 		id := l.make(name)
 		if i := l.inspect(id); i.Image.URI != name || i.Sandboxd.ImageName != image {
@@ -181,7 +185,8 @@ func TestAliasRestart(t *testing.T) {
 	h.Start()
 	for id, digest := range old {
 		sb, err := h.api.Restart(t.Context(), id, true)
-		if err != nil || sb.Status.State != wire.Running || sb.Image.URI != "shop/app:1" || sb.Sandboxd.ImageName != "base:latest" || sb.Sandboxd.ImageDigest != digest {
+		if err != nil || sb.Status.State != wire.Running || sb.Image.URI != "shop/app:1" || sb.Sandboxd.ImageName != "base:latest" ||
+			sb.Sandboxd.ImageDigest != digest {
 			t.Errorf("%+v %+v, %v", sb, sb.Sandboxd, err)
 		}
 	}

@@ -17,16 +17,20 @@ import (
 // tellReasons: a sandbox that ends says why in the API, to ps, and as an event.
 // What else can end one is told where it happens: restarts and reboots.
 func tellReasons(t *testing.T, l *lab) {
-	forks := "python3 -c '\nimport os, signal, time\ntry:\n  while os.fork(): pass\n  signal.pause()\nexcept OSError: time.sleep(0.2); raise'"
+	forks := "python3 -c '\nimport os, signal, time\ntry:\n  while os.fork(): pass\n  signal.pause()\nexcept OSError: time.sleep(0.2); " +
+		"raise'"
 	for name, c := range map[string]struct {
 		args    []string
 		reason  string
 		message string
 	}{
-		"exited":     {[]string{"base", "--", "sh", "-c", "exit 3"}, "exited", "code 3"},
-		"killed":     {[]string{"base", "--", "sh", "-c", "kill -9 $$"}, "killed", "SIGKILL"},
-		"oom":        {[]string{"--memory", "128Mi", "python", "--", "python3", "-c", eat}, "oom", "128 MiB"},
-		"disk_full":  {[]string{"--disk", "32Mi", "base", "--", "dd", "if=/dev/urandom", "of=/var/fill", "bs=64k", "count=1000"}, "disk_full", "32 MiB"},
+		"exited": {[]string{"base", "--", "sh", "-c", "exit 3"}, "exited", "code 3"},
+		"killed": {[]string{"base", "--", "sh", "-c", "kill -9 $$"}, "killed", "SIGKILL"},
+		"oom":    {[]string{"--memory", "128Mi", "python", "--", "python3", "-c", eat}, "oom", "128 MiB"},
+		"disk_full": {
+			[]string{"--disk", "32Mi", "base", "--", "dd", "if=/dev/urandom", "of=/var/fill", "bs=64k", "count=1000"},
+			"disk_full", "32 MiB",
+		},
 		"pids_limit": {[]string{"--pids", "32", "python", "--", "sh", "-c", forks}, "pids_limit", "limit of 32"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -102,7 +106,8 @@ func tellFailures(t *testing.T, l *lab) {
 	id := l.make("python", "--memory", "128Mi", "--disk", "32Mi", "--pids", "32")
 	const fill = "dd if=/dev/urandom of=/var/fill bs=64k count=1000"
 	l.wants(l.ctl("exec", id, "--", "sh", "-c", fill), 1, "disk_full", "32Mi", "--disk")
-	if ev := l.failure(id, fill); ev.Value != "1" || !strings.Contains(strings.Join(ev.Traceback, "|"), "disk_full: the disk limit of the sandbox, 32Mi") {
+	if ev := l.failure(id, fill); ev.Value != "1" || !strings.Contains(strings.Join(ev.Traceback, "|"),
+		"disk_full: the disk limit of the sandbox, 32Mi") {
 		t.Errorf("event %+v", ev)
 	}
 	if out := l.ok("exec", id, "--", "seq", "1", "200000"); !strings.HasSuffix(out, "\n199999\n200000\n") {
@@ -120,7 +125,8 @@ func tellFailures(t *testing.T, l *lab) {
 import os, signal
 while os.fork(): pass
 signal.pause()"`
-	if ev := l.failure(id, forks); ev.Value != "1" || !strings.Contains(strings.Join(ev.Traceback, "|"), "pids_limit: the sandbox may have 32 processes") {
+	if ev := l.failure(id, forks); ev.Value != "1" ||
+		!strings.Contains(strings.Join(ev.Traceback, "|"), "pids_limit: the sandbox may have 32 processes") {
 		t.Errorf("event %+v", ev)
 	}
 	l.ok("rm", id)
@@ -130,7 +136,8 @@ signal.pause()"`
 	}
 	id = l.make("python", "--memory", "128Mi")
 	ev := l.failure(id, fmt.Sprintf("python3 -c %q", eat))
-	if got := strings.Join(ev.Traceback, "|"); ev.Value != "-1" || !strings.Contains(got, "signal: killed|oom: command was killed: out of memory (sandbox limit 128 MiB)") {
+	if got := strings.Join(ev.Traceback, "|"); ev.Value != "-1" || !strings.Contains(got, "signal: killed|oom: command was killed: out "+
+		"of memory (sandbox limit 128 MiB)") {
 		t.Errorf("event %+v", ev)
 	}
 	// Nobody watches one in the background; it is asked for.

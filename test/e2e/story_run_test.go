@@ -61,10 +61,12 @@ func tellRun(t *testing.T, l *lab) {
 	if r := run("base", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); r != (told{"out\n", "err\n", 7}) {
 		t.Errorf("%+v", r)
 	}
-	if r := run("-e", "A=b c", "-w", "/var/tmp", "-u", "nobody", "base", "--", "sh", "-c", `echo "$A"; pwd; id -u; id -gn`); r.out != "b c\n/var/tmp\n65534\nnogroup\n" {
+	if r := run("-e", "A=b c", "-w", "/var/tmp", "-u", "nobody", "base", "--", "sh", "-c",
+		`echo "$A"; pwd; id -u; id -gn`); r.out != "b c\n/var/tmp\n65534\nnogroup\n" {
 		t.Errorf("%+v", r)
 	}
-	if r := run("-u", "1000:1001", "base", "--", "sh", "-c", "id -u; id -g; touch /root/x 2>/dev/null || echo denied"); r.out != "1000\n1001\ndenied\n" {
+	if r := run("-u", "1000:1001", "base", "--", "sh", "-c",
+		"id -u; id -g; touch /root/x 2>/dev/null || echo denied"); r.out != "1000\n1001\ndenied\n" {
 		t.Errorf("%+v", r)
 	}
 	in := make([]byte, 1<<20)
@@ -127,7 +129,8 @@ func tellLab(t *testing.T, l *lab) {
 	if !regexp.MustCompile(`^[a-z][a-z2-7]{11}$`).MatchString(id) {
 		t.Fatalf("create printed %q", id)
 	}
-	if ps := l.ok("ps"); !regexp.MustCompile(`(?m)^` + id + ` +lab +python\S* +` + l.runtime + ` +Running .*in \d+ minutes`).MatchString(ps) {
+	if ps := l.ok("ps"); !regexp.MustCompile(`(?m)^` + id + ` +lab +python\S* +` + l.runtime +
+		` +Running .*in \d+ minutes`).MatchString(ps) {
 		t.Errorf("ps printed %s", ps)
 	}
 	for args, want := range map[string]string{
@@ -184,7 +187,8 @@ func tellLab(t *testing.T, l *lab) {
 	l.wants(l.ctl("exec", "lab", "--", "true"), 125, "Paused", "resume")
 	l.ok("resume", "lab")
 	l.ok("exec", "lab", "--", "true")
-	if until, err := time.Parse(time.RFC3339, strings.TrimSpace(l.ok("renew", "lab", "3h"))); err != nil || time.Until(until) < 179*time.Minute {
+	if until, err := time.Parse(time.RFC3339, strings.TrimSpace(l.ok("renew", "lab", "3h"))); err != nil ||
+		time.Until(until) < 179*time.Minute {
 		t.Errorf("renewed until %v, %v", until, err)
 	}
 	l.ok("rm", "lab")
@@ -215,7 +219,8 @@ func tellCopy(t *testing.T, l *lab) {
 		t.Errorf("50 MB came back as %d bytes, %v", len(back), err)
 	}
 	l.ok("cp", filepath.Join(dir, "tree"), id+":/srv")
-	if out := l.ok("exec", id, "--", "sh", "-c", "cd /srv/tree && find . -type f | sort && stat -c %a a"); out != "./a\n./sub/b\n./sub/c d\n640\n" {
+	out := l.ok("exec", id, "--", "sh", "-c", "cd /srv/tree && find . -type f | sort && stat -c %a a")
+	if out != "./a\n./sub/b\n./sub/c d\n640\n" {
 		t.Errorf("the tree arrived as %q", out)
 	}
 	l.ok("cp", id+":/srv/tree", filepath.Join(dir, "tree2"))
@@ -294,12 +299,14 @@ func tellFollow(t *testing.T, l *lab) {
 // tellNoShell: an image need not have a shell; only what asks for one fails.
 func tellNoShell(t *testing.T, l *lab) {
 	id := l.make("python")
-	l.ok("exec", id, "--", "python3", "-c", "import os; [os.remove(p) for p in ('/bin/sh', '/bin/bash', '/bin/dash') if os.path.lexists(p)]")
+	l.ok("exec", id, "--", "python3", "-c",
+		"import os; [os.remove(p) for p in ('/bin/sh', '/bin/bash', '/bin/dash') if os.path.lexists(p)]")
 	if out := l.ok("exec", id, "--", "python3", "-c", "print(1)"); out != "1\n" {
 		t.Errorf("without a shell: %q", out)
 	}
 	l.wants(l.ctl("exec", id, "--", "sh", "-c", "true"), 127, "sh")
-	a := l.request("POST", "/v1/sandboxes/"+id+"/proxy/44772/command", strings.NewReader(`{"command":"echo hello; echo again"}`), "X-EXECD-ACCESS-TOKEN", daemontest.Key)
+	a := l.request("POST", "/v1/sandboxes/"+id+"/proxy/44772/command", strings.NewReader(`{"command":"echo hello; echo again"}`),
+		"X-EXECD-ACCESS-TOKEN", daemontest.Key)
 	if !strings.Contains(a.body, "sh") || !strings.Contains(a.body, "error") && a.status < 400 {
 		t.Errorf("a shell line without a shell: %d %s", a.status, a.body)
 	}

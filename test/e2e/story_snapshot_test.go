@@ -141,7 +141,10 @@ func tellSnapshots(t *testing.T, l *lab) {
 		l.answers(t, id)
 	}
 	changes := l.ok("diff", "origin")
-	for _, want := range []string{"A /srv/m/own-4", "A /srv/m/odd \\x09\\n name", "D /etc/debian_version", "C /usr/share/pam", "A /usr/share/pam/new", "D /usr/share/pam/", "C /usr/share/perl5", "C /etc/passwd", "A /etc/hostname.d"} {
+	for _, want := range []string{
+		"A /srv/m/own-4", "A /srv/m/odd \\x09\\n name", "D /etc/debian_version", "C /usr/share/pam",
+		"A /usr/share/pam/new", "D /usr/share/pam/", "C /usr/share/perl5", "C /etc/passwd", "A /etc/hostname.d",
+	} {
 		if !strings.Contains(changes, "\n"+want) {
 			t.Errorf("diff lacks %q", want)
 		}
@@ -163,7 +166,8 @@ func tellSnapshots(t *testing.T, l *lab) {
 
 	ls := l.ok("snapshot", "ls", "-o", "json")
 	var list []wire.Snapshot
-	if err := json.Unmarshal([]byte(ls), &list); err != nil || len(list) != 3 || list[2].Name != "while it runs" || list[0].SandboxID != id || list[0].Status.State != wire.SnapshotReady {
+	if err := json.Unmarshal([]byte(ls), &list); err != nil || len(list) != 3 || list[2].Name != "while it runs" ||
+		list[0].SandboxID != id || list[0].Status.State != wire.SnapshotReady {
 		t.Errorf("snapshot ls: %v, %s", err, ls)
 	}
 	for what, s := range map[string]string{"running": running, "paused": paused, "ended": ended} {
@@ -245,7 +249,8 @@ func tellSnapshotsRefused(t *testing.T, l *lab) {
 
 // tellStopAndStart: what was stopped starts again as it was, but for its memory.
 func tellStopAndStart(t *testing.T, l *lab) {
-	id := l.make("base", "--name", "sleeper", "--timeout", "1h", "--", "sh", "-c", `echo run >>/srv/runs; trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.1; done`)
+	id := l.make("base", "--name", "sleeper", "--timeout", "1h", "--", "sh", "-c",
+		`echo run >>/srv/runs; trap 'echo bye; exit 5' TERM; echo up; while :; do sleep 0.1; done`)
 	l.ok("exec", id, "--", "sh", "-c", "echo kept >/srv/file; chown 33:44 /srv/file")
 	before := l.inspect(id)
 	start := time.Now()
@@ -253,10 +258,12 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		t.Errorf("stop printed %q after %v", out, time.Since(start))
 	}
 	i := l.inspect(id)
-	if i.Status.State != wire.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 || !strings.HasPrefix(i.LastOutput, "up\n") || !strings.HasSuffix(i.LastOutput, "bye\n") {
+	if i.Status.State != wire.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 ||
+		!strings.HasPrefix(i.LastOutput, "up\n") || !strings.HasSuffix(i.LastOutput, "bye\n") {
 		t.Errorf("stopped as %+v, %q", i.Status, i.LastOutput)
 	}
-	if r := l.ctl("stop", "sleeper"); r.code != 0 || r.out != "sleeper\n" || !strings.Contains(r.errout, "sandbox sleeper is Terminated already") {
+	if r := l.ctl("stop", "sleeper"); r.code != 0 || r.out != "sleeper\n" ||
+		!strings.Contains(r.errout, "sandbox sleeper is Terminated already") {
 		t.Errorf("stop of what is stopped: %+v", r) // docker says 0
 	}
 	for range 2 {
@@ -268,7 +275,8 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		if i.Status.State != wire.Running || i.Slot != before.Slot || !i.ExpiresAt.Equal(*before.ExpiresAt) || i.Sandboxd.ExitCode != nil {
 			t.Errorf("started as %+v", i)
 		}
-		if r := l.ctl("start", "sleeper"); r.code != 0 || r.out != "sleeper\n" || !strings.Contains(r.errout, "sandbox sleeper is Running already") {
+		if r := l.ctl("start", "sleeper"); r.code != 0 || r.out != "sleeper\n" ||
+			!strings.Contains(r.errout, "sandbox sleeper is Running already") {
 			t.Errorf("start of what runs: %+v", r)
 		}
 		l.ok("pause", "sleeper")
@@ -278,7 +286,8 @@ func tellStopAndStart(t *testing.T, l *lab) {
 	}
 	l.ok("start", "sleeper")
 	eventually(t, 5*time.Second, func() error {
-		if out := l.ok("exec", id, "--", "sh", "-c", "cat /srv/file /srv/runs; stat -c %u:%g /srv/file"); out != "kept\nrun\nrun\nrun\nrun\n33:44\n" {
+		if out := l.ok("exec", id, "--", "sh", "-c",
+			"cat /srv/file /srv/runs; stat -c %u:%g /srv/file"); out != "kept\nrun\nrun\nrun\nrun\n33:44\n" {
 			return fmt.Errorf("its files are %q", out)
 		}
 		return nil

@@ -19,7 +19,8 @@ import (
 // tellReadOnly: nothing is written but where that was asked for, and the agent
 // goes on doing all it does.
 func tellReadOnly(t *testing.T, l *lab) {
-	id := l.make("python", "--read-only", "--tmpfs", "/tmp:size=8m", "--tmpfs", "/work:exec,size=16m", "--shm-size", "32m", "--disk", "256Mi", "--memory", "256Mi")
+	id := l.make("python", "--read-only", "--tmpfs", "/tmp:size=8m", "--tmpfs", "/work:exec,size=16m", "--shm-size", "32m", "--disk",
+		"256Mi", "--memory", "256Mi")
 	for _, path := range []string{"/x", "/root/x", "/var/x", "/opt/opensandbox/x", "/etc/hosts"} {
 		l.wants(l.ctl("exec", id, "--", "sh", "-c", "echo x >"+path), 2, "ead-only file system")
 	}
@@ -28,7 +29,8 @@ func tellReadOnly(t *testing.T, l *lab) {
 		if full := fmt.Sprintf("%d bytes", mib<<20); !strings.Contains(r.errout, full) && !strings.Contains(r.errout, "No space") {
 			t.Errorf("%s of %d MiB: %s", dir, mib, r.errout)
 		}
-		if size := strings.TrimSpace(l.ok("exec", id, "--", "stat", "-c", "%s", dir+"/fill")); size > fmt.Sprint(mib<<20) && len(size) >= len(fmt.Sprint(mib<<20)) {
+		if size := strings.TrimSpace(l.ok("exec", id, "--", "stat", "-c", "%s", dir+"/fill")); size > fmt.Sprint(mib<<20) &&
+			len(size) >= len(fmt.Sprint(mib<<20)) {
 			t.Errorf("%s took %s bytes", dir, size)
 		}
 		l.ok("exec", id, "--", "rm", dir+"/fill")
@@ -59,7 +61,8 @@ func tellReadOnly(t *testing.T, l *lab) {
 	// Its end is remembered as any other's.
 	id = strings.TrimSpace(l.ctl("create", "--runtime", l.runtime, "--read-only", "base", "--", "sh", "-c", "echo bye; exit 5").out)
 	l.awaitState(t, id, wire.Failed, 10*time.Second)
-	if i := l.inspect(id); i.Status.Reason != "exited" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 || i.LastOutput != "bye\n" {
+	if i := l.inspect(id); i.Status.Reason != "exited" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 ||
+		i.LastOutput != "bye\n" {
 		t.Errorf("it ended as %+v, %q", i.Status, i.LastOutput)
 	}
 }
@@ -160,7 +163,8 @@ func tellIO(t *testing.T, l *lab) {
 	i := l.inspect(id)
 	t.Logf("notes: %q", i.Notes)
 	// What is said to be limited is what is; on v2 all is, and nothing needs to be said.
-	if said := strings.Join(i.Notes, "; "); strings.Contains(said, "cgroup v1") && strings.Contains(said, "O_DIRECT), too") != (l.runtime == "runsc") {
+	if said := strings.Join(i.Notes, "; "); strings.Contains(said, "cgroup v1") &&
+		strings.Contains(said, "O_DIRECT), too") != (l.runtime == "runsc") {
 		t.Errorf("notes on %s: %s", l.runtime, said)
 	}
 	neighbour := l.make("base") // which nothing limits

@@ -206,7 +206,8 @@ func TestTerminals(t *testing.T) {
 		t.Run(runtime, func(t *testing.T) {
 			id := h.create(t, terminalSpec(runtime)).ID
 			for name, tell := range map[string]func(*testing.T, *lab, string){
-				"shell": tellShell, "detach": tellDetach, "vim": tellVim, "tmux": tellTmux, "top": tellTop, "run": tellRunAtTerminal, "refusals": tellRefusals,
+				"shell": tellShell, "detach": tellDetach, "vim": tellVim, "tmux": tellTmux, "top": tellTop, "run": tellRunAtTerminal,
+				"refusals": tellRefusals,
 			} {
 				t.Run(name, func(t *testing.T) { tell(t, &lab{host: h, T: t, runtime: runtime}, id) })
 			}
@@ -425,7 +426,10 @@ func TestTerminalSurvivesDaemon(t *testing.T) {
 			shown := s.shown.String()
 			s.mu.Unlock()
 			_, shown, _ = strings.Cut(shown, "begin\r\n")
-			for _, own := range []string{"\r\nsandboxctl: the connection broke; trying again for 1m0s\r\n", "sandboxctl: connected again\r\n"} {
+			for _, own := range []string{
+				"\r\nsandboxctl: the connection broke; trying again for 1m0s\r\n",
+				"sandboxctl: connected again\r\n",
+			} {
 				shown = strings.ReplaceAll(shown, own, "")
 			}
 			want := strings.ReplaceAll(numbered(lines), "\n", "\r\n") + "got typed\r\nand more\r\n"

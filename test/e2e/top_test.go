@@ -34,13 +34,15 @@ func TestTopAndTab(t *testing.T) {
 			}
 			return nil
 		})
-		if r := rows[0]; r.Runtime != l.runtime || r.Usage.MemoryBytes == 0 || r.Usage.MemoryLimitBytes != 256<<20 || r.Usage.Pids == nil || *r.Usage.Pids == 0 || r.Usage.DiskLimitBytes == 0 {
+		if r := rows[0]; r.Runtime != l.runtime || r.Usage.MemoryBytes == 0 || r.Usage.MemoryLimitBytes != 256<<20 || r.Usage.Pids == nil ||
+			*r.Usage.Pids == 0 || r.Usage.DiskLimitBytes == 0 {
 			t.Errorf("top: %+v", r)
 		}
 		if out := l.ok("top"); strings.Count(out, "\n") != 3 || !strings.Contains(out, "busy-"+l.runtime) {
 			t.Errorf("top: %s", out)
 		}
-		if out := l.ctl("__complete", "exec", "").out; !strings.Contains(out, idle+"\tbase, Running") || !strings.Contains(out, "busy-"+l.runtime+"\t") {
+		if out := l.ctl("__complete", "exec", "").out; !strings.Contains(out, idle+"\tbase, Running") ||
+			!strings.Contains(out, "busy-"+l.runtime+"\t") {
 			t.Errorf("Tab: %s", out)
 		}
 		if out := l.ctl("__complete", "resume", "").out; strings.Contains(out, idle) {

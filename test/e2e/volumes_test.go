@@ -95,9 +95,11 @@ func tellVolumeKept(t *testing.T, l *lab, _ string) {
 	if got := l.sh(id, list); got != want {
 		t.Errorf("the volume begins as\n%s\nand the image has\n%s", got, want)
 	}
-	l.sh(id, "echo mine >/data/f && chown 33:44 /data/f && chmod 640 /data/f && mkdir /data/d && ln -s f /data/l && rm /etc/pam.d/passwd && sync")
+	l.sh(id, "echo mine >/data/f && chown 33:44 /data/f && chmod 640 /data/f && mkdir /data/d && ln -s f /data/l && rm "+
+		"/etc/pam.d/passwd && sync")
 	var st unix.Stat_t
-	if err := unix.Lstat(filepath.Join(l.volumeDir("data"), "f"), &st); err != nil || st.Uid != 33 || st.Gid != 44 || st.Mode&0o7777 != 0o640 {
+	if err := unix.Lstat(filepath.Join(l.volumeDir("data"), "f"), &st); err != nil || st.Uid != 33 || st.Gid != 44 ||
+		st.Mode&0o7777 != 0o640 {
 		t.Errorf("on the disk the file is %d:%d %o, %v", st.Uid, st.Gid, st.Mode, err)
 	}
 	census := "stat -c '%n %u:%g %a' /data /data/* && cat /data/l && ls /etc/pam.d | wc -l"
@@ -215,7 +217,8 @@ cat /v/f /h/mounted/f`
 	if out.out != "1\nkept\nbelow\n" {
 		t.Errorf("read-only is %q, %q", out.out, out.errout)
 	}
-	if got := l.sh(id, `grep -E ' (/v|/h|/h/mounted) ' /proc/self/mounts | awk '{print $2, $4}'`); strings.Contains(got, " rw") || !strings.Contains(got, "/v ro") {
+	if got := l.sh(id, `grep -E ' (/v|/h|/h/mounted) ' /proc/self/mounts | awk '{print $2, $4}'`); strings.Contains(got, " rw") ||
+		!strings.Contains(got, "/v ro") {
 		t.Errorf("mounted as %s", got)
 	}
 	l.sh(w, "echo more >>/v/f") // the other one may
@@ -243,7 +246,10 @@ func tellVolumeQuota(t *testing.T, l *lab, _ string) {
 	l.sh(b, "echo on the own disk there is room >/srv/f")
 	l.sh(b, "rm /v/a /v/b && sync -f /v && echo again >/v/c")
 	// A subvolume in a volume would have no limit of its own (btrfs lets anybody make one).
-	for name, ioctl := range map[string]uint64{"SUBVOL_CREATE": 0x5000940e, "SUBVOL_CREATE_V2": 0x50009418, "with high bits": 0x1_5000940e} {
+	for name, ioctl := range map[string]uint64{
+		"SUBVOL_CREATE": 0x5000940e, "SUBVOL_CREATE_V2": 0x50009418,
+		"with high bits": 0x1_5000940e,
+	} {
 		at := 8
 		if name == "SUBVOL_CREATE_V2" {
 			at = 56
@@ -257,7 +263,10 @@ func tellVolumeQuota(t *testing.T, l *lab, _ string) {
 		t.Errorf("the volume has %q", got)
 	}
 	big := "1.5Gi"
-	sb, err := l.api.Create(t.Context(), l.with(wire.VolumeMount{Name: "v", MountPath: "/v", PVC: &wire.PVC{ClaimName: "big", Storage: &big}}), true)
+	sb, err := l.api.Create(t.Context(), l.with(wire.VolumeMount{
+		Name: "v", MountPath: "/v",
+		PVC: &wire.PVC{ClaimName: "big", Storage: &big},
+	}), true)
 	if err != nil || sb.Status.State != wire.Running || l.volume("big").SizeBytes != 3<<29 {
 		t.Errorf("%v, %+v, %d", err, sb.Status, l.volume("big").SizeBytes)
 	}
@@ -321,9 +330,11 @@ func tellVolumeOwned(t *testing.T, l *lab, _ string) {
 // volumes.
 func tellVolumeNested(t *testing.T, l *lab, _ string) {
 	l.sh(l.make("-v", "kept:/v", "base"), "echo k >/v/f")
-	id := l.make("-v", "outer:/v", "-v", "inner:/v/deep/er", "--mount", "type=volume,src=inner,dst=/part,readonly,volume-subpath=some/part", "-v", "kept:/v/kept:ro",
+	id := l.make("-v", "outer:/v", "-v", "inner:/v/deep/er", "--mount", "type=volume,src=inner,dst=/part,readonly,volume-subpath=some/part",
+		"-v", "kept:/v/kept:ro",
 		"-v", "mem:/work/there", "--tmpfs", "/work", "-v", "run:/run/app", "-v", "deep:/"+strings.Repeat("d/", 400)+"d", "base")
-	l.sh(id, "echo o >/v/f; echo i >/v/deep/er/f; echo m >/work/there/f; echo r >/run/app/f; cd /$(printf 'd/%.0s' $(seq 400)) && echo d >d/f")
+	l.sh(id, "echo o >/v/f; echo i >/v/deep/er/f; echo m >/work/there/f; echo r >/run/app/f; cd /$(printf 'd/%.0s' $(seq 400)) && echo "+
+		"d >d/f")
 	if r := l.ctl("exec", id, "--", "sh", "-c", "echo x >/part/f || echo x >/v/kept/f || echo x >/v/kept/g"); r.code == 0 {
 		t.Error("a volume that is mounted read-only can be written to")
 	}
@@ -347,7 +358,8 @@ func tellVolumeNested(t *testing.T, l *lab, _ string) {
 	ro := l.make("--read-only", "-v", "outer:/not/there/yet", "base")
 	l.sh(ro, "echo y >/not/there/yet/g")
 	// On gVisor a file that is open for writing there could not be read here.
-	twice := l.ctl("create", "--runtime", l.runtime, "-v", "outer:/v", "--mount", "type=volume,src=outer,dst=/v/part,readonly,volume-subpath=some", "base")
+	twice := l.ctl("create", "--runtime", l.runtime, "-v", "outer:/v", "--mount",
+		"type=volume,src=outer,dst=/v/part,readonly,volume-subpath=some", "base")
 	if l.runtime == "runsc" {
 		l.wants(twice, 125, "twice")
 	} else {
@@ -368,14 +380,16 @@ func tellHostPath(t *testing.T, l *lab, lent string) {
 		t.Fatal(err)
 	}
 	id := l.make("-v", dir+":/h", "-v", dir+"/made/up:/m", "-v", dir+"/file:/srv/one:ro", "base")
-	if got := l.sh(id, "stat -c '%u:%g' /h/file; cat /h/file /srv/one; echo guest >/m/f; chown 7:8 /m/f; id -u"); got != "1000:100\nhost\nhost\n0\n" {
+	got := l.sh(id, "stat -c '%u:%g' /h/file; cat /h/file /srv/one; echo guest >/m/f; chown 7:8 /m/f; id -u")
+	if got != "1000:100\nhost\nhost\n0\n" {
 		t.Errorf("it has %q", got)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(filepath.Join(dir, "made/up/f"), &st); err != nil || st.Uid != 7 || st.Gid != 8 {
 		t.Errorf("on the host the file is %d:%d, %v", st.Uid, st.Gid, err)
 	}
-	if got := l.sh(id, `grep -E ' /h ' /proc/self/mounts`); l.runtime == "runc" && (!strings.Contains(got, "nosuid") || !strings.Contains(got, "nodev")) {
+	if got := l.sh(id, `grep -E ' /h ' /proc/self/mounts`); l.runtime == "runc" &&
+		(!strings.Contains(got, "nosuid") || !strings.Contains(got, "nodev")) {
 		t.Errorf("mounted as %s", got)
 	}
 	if r := l.ctl("exec", id, "--", "sh", "-c", "mknod /h/dev b 7 0 && cat /h/dev"); r.code == 0 {
@@ -444,7 +458,10 @@ func tellHostPathRace(t *testing.T, l *lab, lent string) {
 	}()
 	ran, refused := 0, 0
 	for range 12 {
-		sb, err := l.api.Create(t.Context(), l.with(wire.VolumeMount{Name: "h", MountPath: "/h", Host: &wire.HostPath{Path: top + "/a/sub"}}), true)
+		sb, err := l.api.Create(t.Context(), l.with(wire.VolumeMount{
+			Name: "h", MountPath: "/h",
+			Host: &wire.HostPath{Path: top + "/a/sub"},
+		}), true)
 		switch {
 		case err != nil && errs.Is(err, errs.Invalid), err == nil && sb.Status.State == wire.Failed:
 			refused++

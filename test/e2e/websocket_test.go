@@ -173,7 +173,8 @@ func (w *socket) exits(ctx context.Context, code int) error {
 			continue
 		}
 		var f agent.PtyFrame
-		if json.Unmarshal(last, &f) != nil || f.Type != "exit" || f.ExitCode == nil || *f.ExitCode != code || websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+		if json.Unmarshal(last, &f) != nil || f.Type != "exit" || f.ExitCode == nil || *f.ExitCode != code ||
+			websocket.CloseStatus(err) != websocket.StatusNormalClosure {
 			return fmt.Errorf("last frame %s, then %w; want exit with %d and a close with 1000", last, err, code)
 		}
 		return nil
@@ -194,7 +195,8 @@ func TestPtyOfTheReference(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			pty, err := d.open(ctx, id, `trap 'echo hup' HUP; stty -echo; stty size; echo ready; while :; do if read -t 0.2 x; then echo "$y$x"; y=; else y=$y$x; fi; done`) // one that is woken late gives up after any character
+			// one that is woken late gives up after any character
+			pty, err := d.open(ctx, id, `trap 'echo hup' HUP; stty -echo; stty size; echo ready; while :; do if read -t 0.2 x; then echo "$y$x"; y=; else y=$y$x; fi; done`)
 			check(err)
 			w, _, err := d.wire(ctx, id, pty, "")
 			if err != nil {
@@ -400,7 +402,8 @@ func TestWebSocketOfAnApp(t *testing.T) {
 			p.Close()
 			var ws *websocket.Conn
 			eventually(t, 10*time.Second, func() (err error) {
-				ws, _, err = websocket.Dial(t.Context(), "http://"+h.TCP+"/sandboxes/"+id+"/proxy/8000/chat", &websocket.DialOptions{HTTPHeader: http.Header{"OPEN-SANDBOX-API-KEY": {daemontest.Key}}})
+				ws, _, err = websocket.Dial(t.Context(), "http://"+h.TCP+"/sandboxes/"+id+"/proxy/8000/chat",
+					&websocket.DialOptions{HTTPHeader: http.Header{"OPEN-SANDBOX-API-KEY": {daemontest.Key}}})
 				return err
 			})
 			if t.Failed() {

@@ -107,7 +107,11 @@ func TestDryRun(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v: %s", script, err, out)
 		}
-		for _, want := range []string{prefix + "/libexec/sandboxd", "/etc/systemd/system/sandboxd.service", "/etc/sysusers.d/sandboxd.conf", "/etc/tmpfiles.d/sandboxd.conf", prefix + "/share/bash-completion/completions/sandboxctl", "/etc/modules-load.d/sandboxd.conf"} {
+		for _, want := range []string{
+			prefix + "/libexec/sandboxd", "/etc/systemd/system/sandboxd.service", "/etc/sysusers.d/sandboxd.conf",
+			"/etc/tmpfiles.d/sandboxd.conf", prefix + "/share/bash-completion/completions/sandboxctl",
+			"/etc/modules-load.d/sandboxd.conf",
+		} {
 			if !strings.Contains(string(out), want) {
 				t.Errorf("%s says nothing of %s:\n%s", script, want, out)
 			}
@@ -182,7 +186,8 @@ func TestUninstall(t *testing.T) {
 			script: `cd /opt/x && mkdir -p share/man/man1 share/man/man8 share/bash-completion/completions
 touch share/man/man1/sandboxctl.1 share/man/man1/sandboxctl-exec.1 share/man/man8/sandboxd-serve.8 share/man/man1/sandbox.1 share/bash-completion/completions/sandboxctl
 "$OLDPWD/scripts/uninstall.sh"`,
-			gone: "/opt/x/share/man/man1/sandboxctl.1 /opt/x/share/man/man1/sandboxctl-exec.1 /opt/x/share/man/man8/sandboxd-serve.8 /opt/x/share/bash-completion/completions/sandboxctl",
+			gone: "/opt/x/share/man/man1/sandboxctl.1 /opt/x/share/man/man1/sandboxctl-exec.1 /opt/x/share/man/man8/sandboxd-serve.8 " +
+				"/opt/x/share/bash-completion/completions/sandboxctl",
 			stay: "/opt/x/share/man/man1/sandbox.1",
 		},
 		"no configuration": {
@@ -193,7 +198,8 @@ touch share/man/man1/sandboxctl.1 share/man/man1/sandboxctl-exec.1 share/man/man
 			stay: "/opt/x/bin/sandboxd /srv/state/disk",
 		},
 		"no daemon": {
-			script: "rm /opt/x/bin/sandboxd; scripts/uninstall.sh --purge", fails: true, want: "but no /opt/x/bin/sandboxd to end sandboxes with",
+			script: "rm /opt/x/bin/sandboxd; scripts/uninstall.sh --purge", fails: true,
+			want: "but no /opt/x/bin/sandboxd to end sandboxes with",
 			stay: "/srv/state/disk /etc/systemd/system/sandboxd.service",
 		},
 		"no teardown": {
@@ -201,7 +207,8 @@ touch share/man/man1/sandboxctl.1 share/man/man1/sandboxctl-exec.1 share/man/man
 			stay: "/srv/state/disk /opt/x/bin/sandboxd",
 		},
 		"purge": {
-			script: "scripts/uninstall.sh --purge", gone: "/srv/state /etc/sandboxd /opt/x/bin/sandboxd", stay: "/var/lib/sandboxd/sandboxd.db",
+			script: "scripts/uninstall.sh --purge", gone: "/srv/state /etc/sandboxd /opt/x/bin/sandboxd",
+			stay: "/var/lib/sandboxd/sandboxd.db",
 		},
 		"purge later": {
 			script: "scripts/uninstall.sh; scripts/uninstall.sh --purge", gone: "/srv/state /etc/sandboxd",
@@ -211,15 +218,19 @@ touch share/man/man1/sandboxctl.1 share/man/man1/sandboxctl-exec.1 share/man/man
 			gone:   "/var/lib/sandboxd-b", stay: "/var/lib/sandboxd/sandboxd.db",
 		},
 		"purge of what is mounted": {
-			script: "mkdir /srv/state/pool; mount -t tmpfs none /srv/state/pool; touch /srv/state/pool/precious; scripts/uninstall.sh --purge",
-			fails:  true, want: "still mounted, so nothing was removed: /srv/state/pool", stay: "/srv/state/pool/precious /srv/state/disk /opt/x/bin/sandboxd",
+			script: "mkdir /srv/state/pool; mount -t tmpfs none /srv/state/pool; touch /srv/state/pool/precious; scripts/uninstall.sh " +
+				"--purge",
+			fails: true, want: "still mounted, so nothing was removed: /srv/state/pool", stay: "/srv/state/pool/precious " +
+				"/srv/state/disk /opt/x/bin/sandboxd",
 		},
 		"purge of a disk": {
-			script: "mount -t tmpfs none /srv/state; mkdir /srv/state/d; touch /srv/state/d/f /srv/state/sandboxd.db; scripts/uninstall.sh --purge",
-			gone:   "/srv/state/d /srv/state/sandboxd.db /etc/sandboxd", stay: "/srv/state",
+			script: "mount -t tmpfs none /srv/state; mkdir /srv/state/d; touch /srv/state/d/f /srv/state/sandboxd.db; " +
+				"scripts/uninstall.sh --purge",
+			gone: "/srv/state/d /srv/state/sandboxd.db /etc/sandboxd", stay: "/srv/state",
 		},
 		"purge of what is not ours": {
-			script: "rm /srv/state/sandboxd.db; scripts/uninstall.sh --purge", fails: true, want: "/srv/state has no sandboxd.db", stay: "/srv/state/disk",
+			script: "rm /srv/state/sandboxd.db; scripts/uninstall.sh --purge", fails: true, want: "/srv/state has no sandboxd.db",
+			stay: "/srv/state/disk",
 		},
 		"a state directory it can not read": {
 			script: "echo 'state_dir = \"/srv/\\u0041\"' >/etc/sandboxd/config.toml; scripts/uninstall.sh --purge",
@@ -227,9 +238,11 @@ touch share/man/man1/sandboxctl.1 share/man/man1/sandboxctl-exec.1 share/man/man
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			files := "for f in " + c.gone + "; do [ ! -e $f ] || echo LEFT $f; done; for f in " + c.stay + "; do [ -e $f ] || echo GONE $f; done"
+			files := "for f in " + c.gone + "; do [ ! -e $f ] || echo LEFT $f; done; for f in " + c.stay +
+				"; do [ -e $f ] || echo GONE $f; done"
 			out, err := world(t, installed+"status=0; ("+c.script+") || status=$?; "+files+"; exit $status")
-			if (err != nil) != c.fails || !strings.Contains(out, c.want) || strings.Contains(out, "LEFT /") || strings.Contains(out, "GONE /") {
+			if (err != nil) != c.fails || !strings.Contains(out, c.want) || strings.Contains(out, "LEFT /") ||
+				strings.Contains(out, "GONE /") {
 				t.Errorf("%v:\n%s", err, out)
 			}
 		})
@@ -308,7 +321,8 @@ kill -`+signal+` $story
 status=0; wait $story || status=$?
 timeout 20 tail -f --pid=$qemu /dev/null
 ls build/vm /run/cache/sandboxd-test/vm; echo ended with $status`)
-		if err != nil || !strings.HasSuffix(out, "ended with 130\n") || strings.Contains(out, "clock.disk") || !strings.Contains(out, "fake-plain-") {
+		if err != nil || !strings.HasSuffix(out, "ended with 130\n") || strings.Contains(out, "clock.disk") ||
+			!strings.Contains(out, "fake-plain-") {
 			t.Errorf("SIG%s: %v:\n%s", signal, err, out)
 		}
 	}

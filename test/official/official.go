@@ -23,7 +23,8 @@ const stepLimit = 5 * time.Minute
 // requirements names in it.
 func Python(ctx context.Context, requirements string) (string, error) {
 	at, err := environment(ctx, "venv", requirements, []string{"python3", "-VV"}, func(at string) error {
-		if err := step(ctx, "python3 with venv is needed; on Debian: apt-get install python3-venv", "python3", "-m", "venv", at); err != nil {
+		if err := step(ctx, "python3 with venv is needed; on Debian: apt-get install python3-venv", "python3", "-m", "venv",
+			at); err != nil {
 			return err
 		}
 		return step(ctx, "official clients come from PyPI; is there a way to it, or to a mirror in pip.conf?",

@@ -193,8 +193,11 @@ func split(top, stories string, p pkg, tests, others []string) (jobs []*job) {
 	program := func(name, run, skip string) *job {
 		j := &job{
 			name: name, pkg: p.ImportPath, dir: p.Dir, lane: true, convert: filepath.Join(top, "build", "tools", "test2json"),
-			argv: []string{filepath.Join(top, "build", "test-bin", filepath.Base(p.ImportPath)+".test"), "-test.v=test2json", "-test.timeout=" + limit, "-test.run=" + run},
-			env:  []string{"SANDBOXD_TEST=root", "SANDBOXD_BIN=" + filepath.Join(top, "build", "bin")},
+			argv: []string{
+				filepath.Join(top, "build", "test-bin", filepath.Base(p.ImportPath)+".test"), "-test.v=test2json",
+				"-test.timeout=" + limit, "-test.run=" + run,
+			},
+			env: []string{"SANDBOXD_TEST=root", "SANDBOXD_BIN=" + filepath.Join(top, "build", "bin")},
 		}
 		if skip != "" {
 			j.argv = append(j.argv, "-test.skip="+skip)

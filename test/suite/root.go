@@ -78,7 +78,8 @@ func mentions(n ast.Node) (names []string) {
 	ast.Inspect(n, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.SelectorExpr:
-			if x, ok := n.X.(*ast.Ident); ok && (rootKits[x.Name] || x.Name == "hosttest" && (n.Sel.Name == "Root" || n.Sel.Name == "Private")) {
+			if x, ok := n.X.(*ast.Ident); ok && (rootKits[x.Name] || x.Name == "hosttest" &&
+				(n.Sel.Name == "Root" || n.Sel.Name == "Private")) {
 				names = append(names, gate)
 			}
 		case *ast.Ident:

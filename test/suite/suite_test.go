@@ -116,7 +116,10 @@ func b(t *testing.T)      { a(t); helper(t) }
 		t.Fatal(err)
 	}
 	root, others, err := rootTests(pkg{Dir: dir, TestGoFiles: []string{"x_test.go"}})
-	want := []string{"TestCircle", "TestDirect", "TestHelper", "TestKit", "TestMethod", "TestPrivate", "TestRace", "TestTable", "TestVariable"}
+	want := []string{
+		"TestCircle", "TestDirect", "TestHelper", "TestKit", "TestMethod", "TestPrivate", "TestRace", "TestTable",
+		"TestVariable",
+	}
 	if err != nil || !slices.Equal(root, want) || !slices.Equal(others, []string{"TestFreePort", "TestPlain"}) {
 		t.Errorf("root %v, others %v, %v", root, others, err)
 	}
@@ -129,7 +132,10 @@ func TestCarryOut(t *testing.T) {
 	diary := filepath.Join(dir, "diary")
 	note := func(name string, j job) *job {
 		j.name, j.dir, j.script = name, dir, true
-		j.argv = []string{"sh", "-c", `echo "+$1" >>"$2"; sleep 0.1; echo "said by $1"; echo "-$1" >>"$2"; [ "$1" != bad ]`, "sh", name, diary}
+		j.argv = []string{
+			"sh", "-c", `echo "+$1" >>"$2"; sleep 0.1; echo "said by $1"; echo "-$1" >>"$2"; [ "$1" != bad ]`, "sh", name,
+			diary,
+		}
 		return &j
 	}
 	jobs := []*job{
@@ -153,7 +159,8 @@ func TestCarryOut(t *testing.T) {
 			t.Errorf("the log of %s: %s, %v", name, log, err)
 		}
 	}
-	if err := carryOut([]*job{{name: "none", argv: []string{filepath.Join(dir, "no such program")}, dir: dir}}, 1, dir); err == nil || !strings.Contains(err.Error(), "none: ") {
+	if err := carryOut([]*job{{name: "none", argv: []string{filepath.Join(dir, "no such program")}, dir: dir}}, 1, dir); err == nil ||
+		!strings.Contains(err.Error(), "none: ") {
 		t.Errorf("a job that cannot be started: %v", err)
 	}
 }
@@ -172,13 +179,17 @@ func TestLane(t *testing.T) {
 	dir := t.TempDir()
 	for where, lane := range map[string]bool{inLane: true, onThisHost: false} {
 		look := "grep SigIgn /proc/self/status; readlink /proc/self/ns/net; ip route get 198.51.100.1; true"
-		j := &job{name: where, dir: dir, script: true, argv: []string{"sh", "-c", `trap '' INT HUP; exec "$0" "$@"`, self, jobCommand, where, "/bin/sh", "-c", look}}
+		j := &job{name: where, dir: dir, script: true, argv: []string{
+			"sh", "-c", `trap '' INT HUP; exec "$0" "$@"`, self, jobCommand,
+			where, "/bin/sh", "-c", look,
+		}}
 		if err := j.run("yz", dir); err != nil {
 			t.Fatal(err)
 		}
 		b, err := os.ReadFile(filepath.Join(dir, where+".json"))
 		log := string(b)
-		if err != nil || !strings.Contains(log, `"Action":"pass"`) || !regexp.MustCompile(`SigIgn:\\t\d+[0-9a-f][048c]\\n`).MatchString(log) {
+		if err != nil || !strings.Contains(log, `"Action":"pass"`) ||
+			!regexp.MustCompile(`SigIgn:\\t\d+[0-9a-f][048c]\\n`).MatchString(log) {
 			t.Errorf("%s: %v: %s", where, err, log)
 		}
 		// The test itself may be in a lane.

@@ -135,7 +135,10 @@ func (s *summary) read(name string, in io.Reader) error {
 		}
 	}
 	if s.results == 0 {
-		s.failures = append(s.failures, &failure{pkg: name, said: head("it ended without a result\n" + strings.Join(s.other, "")), sure: true})
+		s.failures = append(s.failures, &failure{
+			pkg: name, said: head("it ended without a result\n" + strings.Join(s.other, "")),
+			sure: true,
+		})
 	}
 	return lines.Err()
 }

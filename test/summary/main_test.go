@@ -82,10 +82,12 @@ func TestSkippedUntilRun(t *testing.T) {
 // Whatever fails in the first run is named after all of the last one, each with its own words.
 func TestFailuresLast(t *testing.T) {
 	first := run(t, map[string]string{
-		"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestBad(t *testing.T) { t.Error(\"is bad\") }\nfunc TestGood(t *testing.T) {}\n",
+		"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestBad(t *testing.T) { t.Error(\"is bad\") }\nfunc TestGood(t " +
+			"*testing.T) {}\n",
 		"b/b_test.go": "package b\n\nimport \"testing\"\n\nfunc TestNotBuilt(t *testing.T) { missing() }\n",
 		"c/c_test.go": "package c\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestExits(t *testing.T) { os.Exit(3) }\n",
-		"d/d_test.go": "package d\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestGood(t *testing.T) {}\n\nfunc TestMain(m *testing.M) { m.Run(); println(\"left something\"); os.Exit(1) }\n",
+		"d/d_test.go": "package d\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestGood(t *testing.T) {}\n\nfunc TestMain(m " +
+			"*testing.M) { m.Run(); println(\"left something\"); os.Exit(1) }\n",
 	})
 	second := run(t, map[string]string{"a/a_test.go": gated}, "GATE=1")
 	var out bytes.Buffer
@@ -134,7 +136,12 @@ func TestTree(t *testing.T) {
 		runs       []string
 		again, end string
 	}{
-		{"passed twice", []string{run(t, files, "BAD=slow"), good, good}, "x/a ^TestTree$/^a\\.b$\n", "--- fail x/a TestTree/a.b (unsteady: it passed 2 times after that)\n    a_test.go:11: slow\n"},
+		{
+			"passed twice",
+			[]string{run(t, files, "BAD=slow"), good, good},
+			"x/a ^TestTree$/^a\\.b$\n",
+			"--- fail x/a TestTree/a.b (unsteady: it passed 2 times after that)\n    a_test.go:11: slow\n",
+		},
 		{"passed once", []string{run(t, files, "BAD=slow"), good}, "x/a ^TestTree$/^a\\.b$\n", "--- fail x/a TestTree/a.b\n"},
 		{"failed again", []string{run(t, files, "BAD=slow"), good, run(t, files, "BAD=slow"), good}, "", "--- fail x/a TestTree/a.b\n"},
 		{"a race", []string{run(t, files, "BAD=race detected during execution of test"), good, good}, "", "--- fail x/a TestTree/a.b\n"},
@@ -169,7 +176,8 @@ func TestNotWorthAgain(t *testing.T) {
 	for _, name := range []string{"A", "B", "C", "D"} {
 		many += "\nfunc Test" + name + "(t *testing.T) { t.Error(1) }\n"
 	}
-	exits := "package a\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestA(t *testing.T) {}\n\nfunc TestMain(m *testing.M) { m.Run(); os.Exit(1) }\n"
+	exits := "package a\n\nimport (\n\t\"os\"\n\t\"testing\"\n)\n\nfunc TestA(t *testing.T) {}\n\nfunc TestMain(m *testing.M) { " +
+		"m.Run(); os.Exit(1) }\n"
 	for _, source := range []string{many, exits} {
 		var out bytes.Buffer
 		if worthAgain(t, &out, run(t, map[string]string{"a/a_test.go": source})) || out.Len() > 0 {
@@ -186,7 +194,8 @@ func TestNoResult(t *testing.T) {
 		"empty":       {"", "--- fail run1\nit ended without a result\n"},
 		"other words": {"exec: no such program\n", "it ended without a result\nexec: no such program\n"},
 		"cut off": {
-			`{"Action":"pass","Package":"x/b","Test":"TestA"}` + "\n" + `{"Action":"output","Package":"x/b","Test":"TestB","Output":"    b_test.go:7: so far\n"}` + "\n",
+			`{"Action":"pass","Package":"x/b","Test":"TestA"}` + "\n" +
+				`{"Action":"output","Package":"x/b","Test":"TestB","Output":"    b_test.go:7: so far\n"}` + "\n",
 			"--- fail x/b TestB\n    b_test.go:7: so far\n",
 		},
 	} {
@@ -199,7 +208,8 @@ func TestNoResult(t *testing.T) {
 
 // What is printed of a failure is bounded, and what is printed last is enough.
 func TestShort(t *testing.T) {
-	files := map[string]string{"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestA(t *testing.T) {\n\tfor i := range 1000 {\n\t\tt.Error(\"wrong\", i)\n\t}\n}\n\nfunc TestB(t *testing.T) { t.Error(\"why\") }\n"}
+	files := map[string]string{"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestA(t *testing.T) {\n\tfor i := range 1000 " +
+		"{\n\t\tt.Error(\"wrong\", i)\n\t}\n}\n\nfunc TestB(t *testing.T) { t.Error(\"why\") }\n"}
 	var out bytes.Buffer
 	if ok, err := summarize(&out, run(t, files)); ok || err != nil {
 		t.Errorf("%v %v", ok, err)
@@ -231,7 +241,8 @@ func TestTimes(t *testing.T) {
 	}
 	var out bytes.Buffer
 	s.printTimes(&out)
-	want := "seconds of each package:\n    3.0 x/a\n    2.0 x/b\nthe 20 slowest tests:\n    2.0 x/b TestB\n    1.2 x/a TestC\n    1.0 x/a TestA\n"
+	want := "seconds of each package:\n    3.0 x/a\n    2.0 x/b\nthe 20 slowest tests:\n    2.0 x/b TestB\n    1.2 x/a TestC\n    1.0 " +
+		"x/a TestA\n"
 	if out.String() != want {
 		t.Errorf("%s\nwant\n%s", out.String(), want)
 	}

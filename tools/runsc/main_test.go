@@ -15,10 +15,14 @@ func TestGuestLimits(t *testing.T) {
 		t.Fatal(err)
 	}
 	boot := func(bundle string) []string {
-		return strings.Fields("runsc-sandbox --root=/r --ignore-cgroups=true boot --bundle=" + bundle + " --total-host-memory 8589934592 --total-memory 8589934592 id")
+		return strings.Fields("runsc-sandbox --root=/r --ignore-cgroups=true boot --bundle=" + bundle +
+			" --total-host-memory 8589934592 --total-memory 8589934592 id")
 	}
 	got := strings.Join(guestLimits(boot(dir)), " ")
-	for _, want := range []string{"--total-host-memory 8589934592 ", "--total-memory 268435456 id", "--cpu-num ", "--cpu-quota 150000 --cpu-period 100000 "} {
+	for _, want := range []string{
+		"--total-host-memory 8589934592 ", "--total-memory 268435456 id",
+		"--cpu-num ", "--cpu-quota 150000 --cpu-period 100000 ",
+	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in %q", want, got)
 		}

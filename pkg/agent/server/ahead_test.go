@@ -79,7 +79,10 @@ env | sort
 func (e *env) programs() {
 	e.Helper()
 	bin := e.TempDir()
-	for name, text := range map[string]string{"seen": seen, "noshebang": "echo script $0\n", "fails": "#!/bin/sh\nkill -9 $$\n", "lost": "#!/nope/x\n", "garbage": "\177ELF\x00\x00garbage"} {
+	for name, text := range map[string]string{
+		"seen": seen, "noshebang": "echo script $0\n", "fails": "#!/bin/sh\nkill -9 $$\n",
+		"lost": "#!/nope/x\n", "garbage": "\177ELF\x00\x00garbage",
+	} {
 		for _, dir := range []string{e.dir, bin} {
 			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
 				e.Fatal(err)
@@ -207,7 +210,8 @@ func TestAheadReadsAll(t *testing.T) {
 func TestAheadInBackground(t *testing.T) {
 	e := aheadEnv(t)
 	for command, want := range map[string]string{
-		"echo a; echo b >&2; echo c": "a\nb\nc\n 0 exited ", "sh -c 'echo a; kill -9 $$'": "a\n -1 killed signal: killed", "exit 7": " 7 exited exit status 7",
+		"echo a; echo b >&2; echo c": "a\nb\nc\n 0 exited ", "sh -c 'echo a; kill -9 $$'": "a\n -1 killed signal: killed",
+		"exit 7": " 7 exited exit status 7",
 	} {
 		w := e.waits()
 		id := e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: command, Background: true}))
@@ -227,7 +231,8 @@ func TestAheadServesOnce(t *testing.T) {
 	e := aheadEnv(t)
 	pids := map[string]bool{}
 	for range 5 {
-		got, took := e.warm(agent.CommandRequest{Command: "echo $$ ${left-none} $PWD $(umask); left=here; export left; cd /; umask 0; f() { :; }", Envs: map[string]string{"ONCE": "1"}})
+		got, took := e.warm(agent.CommandRequest{Command: "echo $$ ${left-none} $PWD $(umask); left=here; export left; cd /; umask 0; " +
+			"f() { :; }", Envs: map[string]string{"ONCE": "1"}})
 		pid, rest, _ := strings.Cut(strings.TrimPrefix(got, `stdout "`), " ")
 		if pids[pid] || !strings.HasPrefix(rest, "none "+e.dir+" 0022") || !took {
 			t.Errorf("%v %s", took, got)
@@ -245,7 +250,13 @@ func TestAheadWaitsForNobody(t *testing.T) {
 	if on.s.ahead.Waiting() != nil {
 		t.Error("a shell waits before the first command")
 	}
-	for _, req := range []agent.CommandRequest{{Command: "ls"}, {Command: "trap"}, {Argv: []string{"true"}}, {Command: "true", Forget: true}, {Command: "cat", Stdin: true, Timeout: 1}} {
+	for _, req := range []agent.CommandRequest{
+		{Command: "ls"},
+		{Command: "trap"},
+		{Argv: []string{"true"}},
+		{Command: "true", Forget: true},
+		{Command: "cat", Stdin: true, Timeout: 1},
+	} {
 		on.events(req)
 	}
 	if off.s.ahead.Waiting() != nil || on.s.ahead.Waiting() != nil {
@@ -295,7 +306,8 @@ func TestAheadIsDropped(t *testing.T) {
 	}
 	// What the file says is said to the one that waits, and the next begins with it.
 	for range 2 {
-		if got, took := e.warm(agent.CommandRequest{Command: "echo $FROM; env | grep -c FROM"}); got != "stdout \"file\"\nstdout \"1\"\ncomplete" || !took {
+		if got, took := e.warm(agent.CommandRequest{Command: "echo $FROM; env | grep -c FROM"}); got != "stdout \"file\"\nstdout "+
+			"\"1\"\ncomplete" || !took {
 			t.Errorf("%v %s", took, got)
 		}
 	}
@@ -384,7 +396,8 @@ func TestAheadThatWarns(t *testing.T) {
 	if e.s.ahead.Waiting() != nil {
 		t.Error("one waits")
 	}
-	if got := e.events(agent.CommandRequest{Command: "echo $((1+1))"}); !strings.Contains(got, "stdout \"2\"") || !strings.HasSuffix(got, "complete") {
+	if got := e.events(agent.CommandRequest{Command: "echo $((1+1))"}); !strings.Contains(got, "stdout \"2\"") ||
+		!strings.HasSuffix(got, "complete") {
 		t.Error(got)
 	}
 }
@@ -408,7 +421,8 @@ func TestAheadDiesAfterItsStart(t *testing.T) {
 func TestAheadOfOthers(t *testing.T) {
 	bin := t.TempDir()
 	e := aheadEnvWith(t, agent.Bootstrap{Env: map[string]string{"PATH": bin + ":/usr/bin:/bin"}})
-	if err := os.WriteFile(bin+"/bash", []byte("#!/bin/sh\n[ \"$2\" = 'echo $0' ] && exec /bin/bash \"$@\"\nexit "+strconv.Itoa(75)+"\n"), 0o755); err != nil {
+	if err := os.WriteFile(bin+"/bash", []byte("#!/bin/sh\n[ \"$2\" = 'echo $0' ] && exec /bin/bash \"$@\"\nexit "+strconv.Itoa(75)+"\n"),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 	e.s.ahead.Refill()
@@ -478,7 +492,8 @@ func TestAheadDifferences(t *testing.T) {
 	warm, took := e.warm(agent.CommandRequest{Command: "garbage 'x'"})
 	coldSays, coldEnd, _ := strings.Cut(cold, "error Command")
 	warmSays, warmEnd, _ := strings.Cut(warm, "error Command")
-	if !took || coldEnd != warmEnd || !strings.Contains(coldSays, "Exec format error") || !strings.HasPrefix(warmSays, coldSays) || warmSays == coldSays {
+	if !took || coldEnd != warmEnd || !strings.Contains(coldSays, "Exec format error") || !strings.HasPrefix(warmSays, coldSays) ||
+		warmSays == coldSays {
 		t.Errorf("%v\n%s\nwant, but for a line,\n%s", took, warm, cold)
 	}
 	// If the command itself takes the program away, exec is named.
@@ -523,11 +538,15 @@ func TestAheadUnderLoad(t *testing.T) {
 				case 2:
 					command, want = fmt.Sprintf("echo %s >&2; exit %d", word, code), "stderr \""+word+"\""
 				case 3:
-					command, want = fmt.Sprintf("for i in a b; do echo $i-$W; done\nexit %d", code), "stdout \"a-"+word+"\"\nstdout \"b-"+word+"\""
+					command, want = fmt.Sprintf("for i in a b; do echo $i-$W; done\nexit %d", code),
+						"stdout \"a-"+word+"\"\nstdout \"b-"+word+"\""
 				case 4:
 					command, want = fmt.Sprintf("trap 'exit %d' EXIT; echo $W", code), "stdout \""+word+"\""
 				}
-				want += map[int]string{0: "\ncomplete", 1: "\nerror CommandExecError 1 exit status 1", 2: "\nerror CommandExecError 2 exit status 2"}[code]
+				want += map[int]string{
+					0: "\ncomplete", 1: "\nerror CommandExecError 1 exit status 1",
+					2: "\nerror CommandExecError 2 exit status 2",
+				}[code]
 				if got := e.events(agent.CommandRequest{Command: command, Envs: map[string]string{"W": word}}); got != want {
 					t.Errorf("%s:\n%s\nwant\n%s", command, got, want)
 				}
@@ -545,7 +564,8 @@ func TestAheadEndsLikeOthers(t *testing.T) {
 		var w *shell.Waiting
 		got, limit := inTime(func(limit int64) string {
 			w = e.waits()
-			return e.events(agent.CommandRequest{Command: strings.ReplaceAll("sleep MARK & setsid sleep MARK & (setsid env -i sh -c 'sleep MARK & sleep MARK' &); echo started; sleep MARK; true", "MARK", mark), Timeout: limit})
+			return e.events(agent.CommandRequest{Command: strings.ReplaceAll("sleep MARK & setsid sleep MARK & (setsid env -i sh -c "+
+				"'sleep MARK & sleep MARK' &); echo started; sleep MARK; true", "MARK", mark), Timeout: limit})
 		})
 		if got != `stdout "started"`+timedOut(limit) || e.s.commands.Get(w.Command.ID) == nil {
 			t.Error(got)
@@ -553,7 +573,8 @@ func TestAheadEndsLikeOthers(t *testing.T) {
 	})
 	// A program that ends well when it is interrupted is the process, not a child of it.
 	e.waits()
-	id, br := e.open(t.Context(), agent.CommandRequest{Command: "true; python3 -c 'import signal,sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15]); print(\"set\", flush=True); signal.sigwait([15]); sys.exit(3)'"}, false)
+	id, br := e.open(t.Context(), agent.CommandRequest{Command: "true; python3 -c 'import signal,sys; " +
+		"signal.pthread_sigmask(signal.SIG_BLOCK, [15]); print(\"set\", flush=True); signal.sigwait([15]); sys.exit(3)'"}, false)
 	for line := ""; !strings.Contains(line, "set"); {
 		var err error
 		if line, err = br.ReadString('\n'); err != nil {
@@ -583,7 +604,8 @@ func TestAheadOfAnotherUser(t *testing.T) {
 		want string
 		took bool
 	}{
-		{agent.CommandRequest{Command: "id -u; id -g; id -G; (umask)"}, "stdout \"65534\"\nstdout \"65533\"\nstdout \"65533\"\nstdout \"0022\"\ncomplete", true},
+		{agent.CommandRequest{Command: "id -u; id -g; id -G; (umask)"}, "stdout \"65534\"\nstdout \"65533\"\nstdout \"65533\"\nstdout " +
+			"\"0022\"\ncomplete", true},
 		{agent.CommandRequest{Command: "pwd; true", Cwd: "/usr"}, "stdout \"/usr\"\ncomplete", true},
 		{agent.CommandRequest{Command: "pwd; true", Cwd: closed}, "closed to it", false},
 	} {

@@ -36,27 +36,37 @@ func TestCodeGo(t *testing.T) {
 		{"import \"fmt\"\nfunc main() { fmt.Println(\"no clause\") }", "stdout \"no clause\\n\"\ncomplete"},
 		{"// a comment\npackage main\nfunc main() {}", "complete"},
 		{"import \"os\"\nfunc main() { os.Stderr.WriteString(\"ü\\n\"); os.Exit(3) }", "stderr \"ü\\n\"\nerror CommandExecError \"3\""},
-		{"import (\"fmt\"; \"io\"; \"os\")\nfunc main() { b, err := io.ReadAll(os.Stdin); fmt.Println(len(b), err) }", "stdout \"0 <nil>\\n\"\ncomplete"},
-		{"import (\"fmt\"; \"os\")\nfunc main() { d, _ := os.Getwd(); l, _ := os.Readlink(\"/proc/self/fd/3\"); fmt.Println(d, len(l) > 7 && l[:7] == \"socket:\") }", "stdout \"" + e.dir + " false\\n\"\ncomplete"},
-		{"import (\"fmt\"; \"os\")\nfunc main() { f, _ := os.ReadDir(os.TempDir()); for _, x := range f { if len(x.Name()) > 11 && x.Name()[:11] == \"sandboxd-go\" { fmt.Println(\"left:\", x) } } }", "complete"},
+		{
+			"import (\"fmt\"; \"io\"; \"os\")\nfunc main() { b, err := io.ReadAll(os.Stdin); fmt.Println(len(b), err) }",
+			"stdout \"0 <nil>\\n\"\ncomplete",
+		},
+		{"import (\"fmt\"; \"os\")\nfunc main() { d, _ := os.Getwd(); l, _ := os.Readlink(\"/proc/self/fd/3\"); fmt.Println(d, len(l) > " +
+			"7 && l[:7] == \"socket:\") }", "stdout \"" + e.dir + " false\\n\"\ncomplete"},
+		{"import (\"fmt\"; \"os\")\nfunc main() { f, _ := os.ReadDir(os.TempDir()); for _, x := range f { if len(x.Name()) > 11 && " +
+			"x.Name()[:11] == \"sandboxd-go\" { fmt.Println(\"left:\", x) } } }", "complete"},
 		{"func main() { println(1 +) }", "error CompileError \"main.go:1:26: syntax error: unexpected ), expected expression\""},
 		{"x := 1", "error CompileError \"main.go:1:1: syntax error: non-declaration statement outside function body\""},
 		{"package foo\nfunc main() {}", "error CompileError \"main.go:1: package foo is no program: it has to be package main\""},
 		{"import \"syscall\"\nfunc main() { syscall.Kill(syscall.Getpid(), 9) }", "error CommandExecError \"signal: killed\""},
 	})
 	err := e.lastError(c, "package main\n\nimport \"os\"\n\nfunc main() {\n\tnope()\n\talso()\n}\n")
-	if got := strings.Join(err.Traceback, "\n"); got != "main.go:3:8: \"os\" imported and not used\nmain.go:6:2: undefined: nope\nmain.go:7:2: undefined: also" {
+	if got := strings.Join(err.Traceback, "\n"); got != "main.go:3:8: \"os\" imported and not used\nmain.go:6:2: undefined: "+
+		"nope\nmain.go:7:2: undefined: also" {
 		t.Errorf("%s: %s", err.Name, got)
 	}
-	if got := e.cell(c, "import \"example.com/nope\"\nfunc main() {}"); !strings.HasPrefix(got, "error CompileError \"main.go:1:8: ") || !strings.Contains(got, "example.com/nope") {
+	if got := e.cell(c, "import \"example.com/nope\"\nfunc main() {}"); !strings.HasPrefix(got, "error CompileError \"main.go:1:8: ") ||
+		!strings.Contains(got, "example.com/nope") {
 		t.Error(got)
 	}
-	if got := e.cell(c, "func main() {\n\tvar m map[int]int\n\tm[1] = 2\n}"); !strings.Contains(got, "panic: assignment to entry in nil map") || !strings.Contains(got, "main.go:3 ") || !strings.HasSuffix(got, "error CommandExecError \"2\"") {
+	if got := e.cell(c, "func main() {\n\tvar m map[int]int\n\tm[1] = 2\n}"); !strings.Contains(got,
+		"panic: assignment to entry in nil map") || !strings.Contains(got, "main.go:3 ") ||
+		!strings.HasSuffix(got, "error CommandExecError \"2\"") {
 		t.Error(got)
 	}
 	// What a program leaves behind does not end the call late.
 	mark := fmt.Sprintf("77.%09d", time.Now().UnixNano()%1e9)
-	if got := e.cell(c, "import (\"os/exec\"; \"os\")\nfunc main() { c := exec.Command(\"sleep\", \""+mark+"\"); c.Stdout = os.Stdout; c.Start() }"); got != "complete" {
+	if got := e.cell(c, "import (\"os/exec\"; \"os\")\nfunc main() { c := exec.Command(\"sleep\", \""+mark+
+		"\"); c.Stdout = os.Stdout; c.Start() }"); got != "complete" {
 		t.Error(got)
 	}
 	if len(sleepers(mark)) != 1 {
@@ -74,7 +84,8 @@ func TestCodeGoInterrupt(t *testing.T) {
 	e.s.code.contexts.Grace = 20 * time.Second
 	c := e.context("go")
 	for _, body := range []string{"for {}", "time.Sleep(time.Hour)", "signal.Ignore(os.Interrupt); for {}"} {
-		rest := e.started(c, "import (\"fmt\"; \"os\"; \"os/signal\"; \"time\")\nvar _, _, _ = os.Args, signal.Ignore, time.Now\nfunc main() { fmt.Println(\"go\"); "+body+" }")
+		rest := e.started(c, "import (\"fmt\"; \"os\"; \"os/signal\"; \"time\")\nvar _, _, _ = os.Args, signal.Ignore, time.Now\nfunc "+
+			"main() { fmt.Println(\"go\"); "+body+" }")
 		e.call(500, "POST", "/code", agent.CodeRequest{Code: "1", Context: c}) // busy
 		e.call(200, "DELETE", "/code?id="+c.ID, nil)
 		if got := rest(); got != "stdout \"go\\n\"\nerror KeyboardInterrupt \"the program was interrupted\"" {
@@ -119,7 +130,8 @@ func TestCodeVersions(t *testing.T) {
 		"python":     {"python3.99", "PYTHON_VERSION", "3.99.1", "python3", "import os; print(os.environ['CHOSEN'])"},
 		"javascript": {"node-99", "NODE_VERSION", "v99.1.0", "node", "console.log(process.env.CHOSEN)"},
 		"java":       {"java99", "JAVA_VERSION", "99", "java", "System.out.println(System.getenv(\"CHOSEN\"))"},
-		"go":         {"go1.99", "GO_VERSION", "1.99", "go", "import \"os\"\nfunc main() { os.Stdout.WriteString(os.Getenv(\"CHOSEN\") + \"\\n\") }"},
+		"go": {"go1.99", "GO_VERSION", "1.99", "go", "import \"os\"\nfunc main() { os.Stdout.WriteString(os.Getenv(\"CHOSEN\") " +
+			"+ \"\\n\") }"},
 	} {
 		e := newGoEnv(t)
 		e.program(x.name, "CHOSEN="+x.name+"; export CHOSEN; exec "+x.program+" \"$@\"")
@@ -150,19 +162,24 @@ func TestCodeMischiefOfAll(t *testing.T) {
 			"(sleep 0.01) & (exec >&- 2>&-; echo nobody) 2>/dev/null; true",
 		}, cellCase{"echo sane", "stdout \"sane\\n\"\ncomplete"}},
 		"javascript": {[]string{
-			"for (let fd = 0; fd < 64; fd++) { try { require('fs').writeSync(fd, \"" + junk + "\") } catch {} } await new Promise((f) => setTimeout(f, 20))", // in which node reads its own pipes
+			// in which node reads its own pipes
+			"for (let fd = 0; fd < 64; fd++) { try { require('fs').writeSync(fd, \"" + junk +
+				"\") } catch {} } await new Promise((f) => setTimeout(f, 20))",
 			"process.stdout.end(); process.stderr.destroy(); console.log = undefined; undefined",
 			"require('child_process').spawn('sleep', ['0.01'], { detached: true, stdio: 'inherit' }).unref(); undefined",
 		}, cellCase{"process.stdout.write('sane\\n'); undefined", "stdout \"sane\\n\"\ncomplete"}},
 		"java": {[]string{
 			// Pipes only: to open one of the JDK's own files so would truncate it, for all of this host.
-			"for (int i = 0; i < 64; i++) { var p = Paths.get(\"/proc/self/fd/\" + i); if (!Files.exists(p, LinkOption.NOFOLLOW_LINKS) || !Files.readSymbolicLink(p).toString().startsWith(\"pipe:\")) continue; try (var f = new FileOutputStream(p.toFile())) { f.write(\"" + junk + "\".getBytes()); } catch (IOException e) {} }",
+			"for (int i = 0; i < 64; i++) { var p = Paths.get(\"/proc/self/fd/\" + i); if (!Files.exists(p, LinkOption.NOFOLLOW_LINKS) " +
+				"|| !Files.readSymbolicLink(p).toString().startsWith(\"pipe:\")) continue; try (var f = new " +
+				"FileOutputStream(p.toFile())) { f.write(\"" + junk + "\".getBytes()); } catch (IOException e) {} }",
 			"System.out.close(); System.err.close(); System.setIn(null);",
 			"new FileOutputStream(FileDescriptor.out).close()",
 			"new ProcessBuilder(\"sh\", \"-c\", \"sleep 0.01\").start();",
 		}, cellCase{"1 + 1", "result \"2\"\ncomplete"}},
 		"go": {[]string{
-			"import (\"fmt\"; \"os\")\nfunc main() { for i := uintptr(0); i < 64; i++ { fmt.Fprint(os.NewFile(i, \"\"), \"" + junk + "\") } }",
+			"import (\"fmt\"; \"os\")\nfunc main() { for i := uintptr(0); i < 64; i++ { fmt.Fprint(os.NewFile(i, \"\"), \"" + junk +
+				"\") } }",
 			"import \"os\"\nfunc main() { os.Stdout.Close(); os.Stderr.Close(); os.Remove(os.Args[0]) }",
 			"import \"os/exec\"\nfunc main() { exec.Command(\"sh\", \"-c\", \"sleep 0.01\").Start() }",
 		}, cellCase{hello, "stdout \"hello\\n\"\ncomplete"}},

@@ -28,27 +28,45 @@ func TestCodeInterrupts(t *testing.T) {
 	}{
 		"python": {
 			"x = 5\nimport time, subprocess, asyncio", "x", "result \"5\"\ncomplete",
-			[]string{"while True: pass", "time.sleep(100)", "subprocess.run(['sleep', '100'])", "await asyncio.sleep(100)", "while True: print('y' * 1000)", "sum(range(100000))", "await asyncio.sleep(0.003)", "1"},
+			[]string{
+				"while True: pass", "time.sleep(100)", "subprocess.run(['sleep', '100'])", "await asyncio.sleep(100)",
+				"while True: print('y' * 1000)", "sum(range(100000))", "await asyncio.sleep(0.003)", "1",
+			},
 			0,
 		},
 		"bash": {
 			"x=5", "echo $x", "stdout \"5\\n\"\ncomplete",
-			[]string{"while :; do :; done", "sleep 100", "while :; do (:); done", "echo $(sleep 100)", "for i in {1..200}; do :; done", "sleep 0.003", "while :; do printf %01000d 1; done", ":"},
+			[]string{
+				"while :; do :; done", "sleep 100", "while :; do (:); done", "echo $(sleep 100)", "for i in {1..200}; do :; done",
+				"sleep 0.003", "while :; do printf %01000d 1; done", ":",
+			},
 			0,
 		},
 		"javascript": {
 			"var x = 5; const { execSync } = require('child_process')", "x", "result \"5\"\ncomplete",
-			[]string{"while (true);", "await new Promise(() => setTimeout(() => {}, 1e6))", "execSync('sleep 100')", "while (true) console.log('y'.repeat(1000))", "for (let i = 0; i < 1e6; i++);", "await new Promise((f) => setTimeout(f, 3))", "process.once('SIGINT', () => {}); while (true);", "process.once('SIGINT', () => {}); await new Promise(() => {})", "1"},
+			[]string{
+				"while (true);", "await new Promise(() => setTimeout(() => {}, 1e6))", "execSync('sleep 100')",
+				"while (true) console.log('y'.repeat(1000))", "for (let i = 0; i < 1e6; i++);",
+				"await new Promise((f) => setTimeout(f, 3))", "process.once('SIGINT', () => {}); while (true);",
+				"process.once('SIGINT', () => {}); await new Promise(() => {})", "1",
+			},
 			0,
 		},
 		"java": {
 			"int x = 5;", "x", "result \"5\"\ncomplete",
-			[]string{"while (true);", "Thread.sleep(100000)", "new ProcessBuilder(\"sleep\", \"100\").start().waitFor()", "while (true) System.out.println(\"y\".repeat(1000));", "for (int i = 0; i < 1000000; i++);", "Thread.sleep(3)", "class C" + "{}", "1"},
+			[]string{
+				"while (true);", "Thread.sleep(100000)", "new ProcessBuilder(\"sleep\", \"100\").start().waitFor()",
+				"while (true) System.out.println(\"y\".repeat(1000));", "for (int i = 0; i < 1000000; i++);", "Thread.sleep(3)",
+				"class C" + "{}", "1",
+			},
 			0,
 		},
 		"go": {
 			"func main() {}", "func main() { println(5) }", "stderr \"5\\n\"\ncomplete",
-			[]string{"func main() { for {} }", "import \"time\"\nfunc main() { time.Sleep(time.Hour) }", "func main() { for { println(\"y\") } }", "func main() {}"},
+			[]string{
+				"func main() { for {} }", "import \"time\"\nfunc main() { time.Sleep(time.Hour) }",
+				"func main() { for { println(\"y\") } }", "func main() {}",
+			},
 			200 * time.Millisecond,
 		},
 	} {
@@ -91,7 +109,8 @@ func TestCodeInterrupts(t *testing.T) {
 					}
 				}
 				if got := e.cell(c, x.get); got != x.want || kind == "ContextDied" || kind == "ended" {
-					t.Fatalf("%d: %q interrupted after %v ended with %q; then %s gave %s, want %s", i, code, delay, end[max(0, len(end)-3000):], x.get, got, x.want)
+					t.Fatalf("%d: %q interrupted after %v ended with %q; then %s gave %s, want %s", i, code, delay,
+						end[max(0, len(end)-3000):], x.get, got, x.want)
 				}
 			}
 		})
@@ -104,17 +123,22 @@ func TestCodeSleepsThroughInterrupt(t *testing.T) {
 	for language, x := range map[string]struct{ code, sane, want string }{
 		"bash":       {"trap '' INT; echo go; while :; do sleep 1; done", "echo 1", "stdout \"1\\n\"\ncomplete"},
 		"javascript": {"await new Promise((f) => setTimeout(f, 1)); console.log('go'); while (true);", "1", "result \"1\"\ncomplete"},
-		"java":       {"while (true) { try { System.out.println(\"go\"); while (true) Thread.sleep(1000); } catch (Throwable e) {} }", "1", "result \"1\"\ncomplete"},
+		"java": {
+			"while (true) { try { System.out.println(\"go\"); while (true) Thread.sleep(1000); } catch (Throwable e) {} }",
+			"1", "result \"1\"\ncomplete",
+		},
 	} {
 		t.Run(language, func(t *testing.T) {
 			e := newCodeEnv(t)
 			c := e.context(language)
 			rest := e.started(c, x.code)
 			e.call(200, "DELETE", "/code?id="+c.ID, nil)
-			if got := rest(); !strings.Contains(got, "error ContextDied ") || !strings.Contains(got, "did not stop within 300ms of an interrupt") {
+			if got := rest(); !strings.Contains(got, "error ContextDied ") ||
+				!strings.Contains(got, "did not stop within 300ms of an interrupt") {
 				t.Error(got)
 			}
-			if out := e.call(404, "POST", "/code", agent.CodeRequest{Code: x.sane, Context: c}); !strings.Contains(out, "did not stop within 300ms of an interrupt") || !strings.Contains(out, "POST /code/context") {
+			if out := e.call(404, "POST", "/code", agent.CodeRequest{Code: x.sane, Context: c}); !strings.Contains(out,
+				"did not stop within 300ms of an interrupt") || !strings.Contains(out, "POST /code/context") {
 				t.Error(out)
 			}
 			e.inOrder(e.context(language), []cellCase{{x.sane, x.want}})

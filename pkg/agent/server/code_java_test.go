@@ -20,8 +20,12 @@ func TestCodeJava(t *testing.T) {
 		{"x = 5", "complete"},
 		{"x;", "result \"5\"\ncomplete"},
 		{"System.err.print(\"err\");", "stderr \"err\"\ncomplete"}, // apart: two pipes have no order
-		{"System.out.println(\"out ü€𝄞\"); \"value \\\"ü\\\"\"", "stdout \"out ü€𝄞\\n\"\nresult \"\\\"value \\\\\\\"ü\\\\\\\"\\\"\"\ncomplete"},
-		{"int a = 10;\nint b = 20;\nint sum = a + b;\nSystem.out.println(\"Sum: \" + sum);\nsum", "stdout \"Sum: 30\\n\"\nresult \"30\"\ncomplete"},
+		{"System.out.println(\"out ü€𝄞\"); \"value \\\"ü\\\"\"", "stdout \"out ü€𝄞\\n\"\nresult \"\\\"value " +
+			"\\\\\\\"ü\\\\\\\"\\\"\"\ncomplete"},
+		{
+			"int a = 10;\nint b = 20;\nint sum = a + b;\nSystem.out.println(\"Sum: \" + sum);\nsum",
+			"stdout \"Sum: 30\\n\"\nresult \"30\"\ncomplete",
+		},
 		{"import java.time.Duration;\nrecord P(int n) {}\nnew P((int) Duration.ofMinutes(1).toSeconds())", "result \"P[n=60]\"\ncomplete"},
 		{"List.of(1, 2).stream().map(n -> n * n).collect(Collectors.toList())", "result \"[1, 4]\"\ncomplete"},
 		{"new int[] {1, 2}", "result \"int[2] { 1, 2 }\"\ncomplete"},
@@ -34,7 +38,10 @@ func TestCodeJava(t *testing.T) {
 		{"f(0)", "error EvalException \"java.lang.ArithmeticException: / by zero\""},
 		{"new Scanner(System.in).nextLine()", "error EvalException \"java.util.NoSuchElementException: No line found\""},
 		{"System.in.read()", "result \"-1\"\ncomplete"},
-		{"new ProcessBuilder(\"sh\", \"-c\", \"echo child; readlink /proc/self/fd/3 || echo closed\").inheritIO().start().waitFor()", "stdout \"child\\nclosed\\n\"\nresult \"0\"\ncomplete"},
+		{
+			"new ProcessBuilder(\"sh\", \"-c\", \"echo child; readlink /proc/self/fd/3 || echo closed\").inheritIO().start().waitFor()",
+			"stdout \"child\\nclosed\\n\"\nresult \"0\"\ncomplete",
+		},
 		{"System.out.close()", "complete"},
 		{"System.out.println(\"back\")", "stdout \"back\\n\"\ncomplete"},
 		{"System.setOut(null)", "complete"},
@@ -69,13 +76,16 @@ func TestCodeJavaTraceback(t *testing.T) {
 	e := newCodeEnv(t)
 	c := e.context("java")
 	e.cell(c, "int f(int n) {\n  return 1 / n;\n}")
-	got := strings.Join(e.lastError(c, "int x = 1;\ntry {\n  f(0);\n} catch (Exception e) {\n  throw new IllegalStateException(\"outer\", e);\n}").Traceback, "\n")
-	want := "java.lang.IllegalStateException: outer\n    at <cell 2>:5\nCaused by: java.lang.ArithmeticException: / by zero\n    at f (<cell 1>:2)\n    at <cell 2>:3"
+	got := strings.Join(e.lastError(c, "int x = 1;\ntry {\n  f(0);\n} catch (Exception e) {\n  throw new "+
+		"IllegalStateException(\"outer\", e);\n}").Traceback, "\n")
+	want := "java.lang.IllegalStateException: outer\n    at <cell 2>:5\nCaused by: java.lang.ArithmeticException: / by zero\n    at f " +
+		"(<cell 1>:2)\n    at <cell 2>:3"
 	if got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
 	got = strings.Join(e.lastError(c, "int y = 1;\n\nint z =  nope;").Traceback, "\n")
-	if want := "    int z =  nope;\n             ^"; !strings.Contains(got, "<cell 3>:3: cannot find symbol\n") || !strings.Contains(got, want) {
+	if want := "    int z =  nope;\n             ^"; !strings.Contains(got, "<cell 3>:3: cannot find symbol\n") ||
+		!strings.Contains(got, want) {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}
 }
@@ -88,7 +98,8 @@ func TestCodeJavaInterrupt(t *testing.T) {
 	for _, code := range []string{
 		"System.out.println(\"go\"); while (true);", "System.out.println(\"go\"); Thread.sleep(100000);",
 		"System.out.println(\"go\"); while (true) { try { Thread.sleep(1000); } catch (Exception e) {} }",
-		"System.out.println(\"go\"); new ProcessBuilder(\"sleep\", \"100\").start().waitFor()", "System.out.println(\"go\"); synchronized (o) { o.wait(); }",
+		"System.out.println(\"go\"); new ProcessBuilder(\"sleep\", \"100\").start().waitFor()",
+		"System.out.println(\"go\"); synchronized (o) { o.wait(); }",
 		"System.out.println(\"go\");\nwhile (true) System.out.print(\"\");\nx = 6;",
 	} {
 		rest := e.started(c, code)
@@ -109,7 +120,8 @@ func TestCodeJavaMemory(t *testing.T) {
 	c := e.context("java")
 	e.inOrder(c, []cellCase{
 		{"byte[] b = new byte[200 << 20];", "error EvalException \"java.lang.OutOfMemoryError: Java heap space\""},
-		{"List<byte[]> l = new ArrayList<>(); while (true) l.add(new byte[1 << 20]);", "error EvalException \"java.lang.OutOfMemoryError: Java heap space\""},
+		{"List<byte[]> l = new ArrayList<>(); while (true) l.add(new byte[1 << 20]);", "error EvalException " +
+			"\"java.lang.OutOfMemoryError: Java heap space\""},
 		{"l = null; 1", "result \"1\"\ncomplete"},
 	})
 	if err := e.s.code.contexts.Remove(c.ID); err != nil {

@@ -43,10 +43,14 @@ func TestCodeJavaScript(t *testing.T) {
 		{"const { readFile } = require('fs/promises'); (await readFile('com.js', 'utf8')).length", "result \"14\"\ncomplete"},
 		{"require('./com.js').c", "result \"3\"\ncomplete"},
 		{"(await import('path')).sep", "result \"'/'\"\ncomplete"},
-		{"import d, { a as one, b } from './mod.mjs';\nimport * as path from 'path';\n[d, one, b, path.sep].join(' ')", "result \"'d 1 2 /'\"\ncomplete"},
+		{
+			"import d, { a as one, b } from './mod.mjs';\nimport * as path from 'path';\n[d, one, b, path.sep].join(' ')",
+			"result \"'d 1 2 /'\"\ncomplete",
+		},
 		{"export const z = 26", "complete"},
 		{"z", "result \"26\"\ncomplete"},
-		{"display('first'); ({[Symbol.for('Jupyter.display')]: () => ({'text/html': '<b>'})})", "result \"'first'\"\nresult \"{ [Symbol(Jupyter.display)]: [Function: [Jupyter.display]] }\" text/html=<b>\ncomplete"},
+		{"display('first'); ({[Symbol.for('Jupyter.display')]: () => ({'text/html': '<b>'})})", "result \"'first'\"\nresult \"{ " +
+			"[Symbol(Jupyter.display)]: [Function: [Jupyter.display]] }\" text/html=<b>\ncomplete"},
 		{"throw new TypeError('x')", "error TypeError \"x\""},
 		{"throw 5", "error Uncaught \"5\""},
 		{"await Promise.reject(new Error('r'))", "error Error \"r\""},
@@ -66,18 +70,23 @@ func TestCodeJavaScriptInterrupt(t *testing.T) {
 	c := e.context("javascript")
 	for _, code := range []string{
 		"var x = 5; console.log('go'); while (true);", "console.log('go'); await new Promise(() => setTimeout(() => {}, 1e6))",
-		"var child = require('child_process').spawn('sleep', ['100']); console.log('go'); await new Promise(() => {})", "console.log('go'); require('child_process').execSync('sleep 100')",
+		"var child = require('child_process').spawn('sleep', ['100']); console.log('go'); await new Promise(() => {})",
+		"console.log('go'); require('child_process').execSync('sleep 100')",
 	} {
 		rest := e.started(c, code)
 		e.call(200, "DELETE", "/code?id="+c.ID, nil)
 		// execSync says that its command failed if it learns of the signal before node does.
-		if got := strings.Replace(rest(), `error Error "Command failed: sleep 100"`, `error KeyboardInterrupt "the code was interrupted"`, 1); got != "stdout \"go\\n\"\nerror KeyboardInterrupt \"the code was interrupted\"" {
+		if got := strings.Replace(rest(), `error Error "Command failed: sleep 100"`, `error KeyboardInterrupt "the code was interrupted"`,
+			1); got != "stdout \"go\\n\"\nerror KeyboardInterrupt \"the code was interrupted\"" {
 			t.Errorf("%s: %s", code, got)
 		}
 	}
 	e.inOrder(c, []cellCase{
 		{"x", "result \"5\"\ncomplete"},
-		{"await new Promise((r) => child.signalCode ? r(child.signalCode) : child.on('exit', (code, signal) => r(signal)))", "result \"'SIGINT'\"\ncomplete"},
+		{
+			"await new Promise((r) => child.signalCode ? r(child.signalCode) : child.on('exit', (code, signal) => r(signal)))",
+			"result \"'SIGINT'\"\ncomplete",
+		},
 	})
 }
 
@@ -127,7 +136,8 @@ func TestCodeJavaScriptChildInterrupted(t *testing.T) {
 	e := newCodeEnv(t)
 	c := e.context("javascript")
 	file := filepath.Join(t.TempDir(), "pid")
-	code := fmt.Sprintf("console.log('go'); require('child_process').execSync('echo $$ >%[1]s.new; mv %[1]s.new %[1]s; exec sleep 100', { stdio: 'ignore' })", file)
+	code := fmt.Sprintf("console.log('go'); require('child_process').execSync('echo $$ >%[1]s.new; mv %[1]s.new %[1]s; exec sleep 100', "+
+		"{ stdio: 'ignore' })", file)
 	killed := func() (rest func() string) {
 		rest = e.started(c, code)
 		var pid int

@@ -27,7 +27,10 @@ import (
 // newCodeEnv is an agent whose contexts find the programs of this host.
 func newCodeEnv(t *testing.T) *env {
 	t.Helper()
-	e := newEnvWith(t, agent.Bootstrap{Env: map[string]string{"PATH": os.Getenv("PATH"), "HOME": t.TempDir(), "NODE_PATH": os.Getenv("NODE_PATH")}})
+	e := newEnvWith(t, agent.Bootstrap{Env: map[string]string{
+		"PATH": os.Getenv("PATH"), "HOME": t.TempDir(),
+		"NODE_PATH": os.Getenv("NODE_PATH"),
+	}})
 	e.s.code.contexts.Grace = 300 * time.Millisecond
 	t.Cleanup(func() {
 		for _, c := range e.s.code.contexts.List("") {
@@ -51,7 +54,8 @@ func (e *env) context(language string) agent.CodeContext {
 // counts; chunks of one stream that follow one another are put together.
 func (e *env) cell(c agent.CodeContext, code string) string {
 	e.Helper()
-	return e.cellEvents(e.call(http.StatusOK, "POST", "/code", agent.CodeRequest{Code: code, Context: agent.CodeContext{ID: c.ID, Language: c.Language}}))
+	return e.cellEvents(e.call(http.StatusOK, "POST", "/code",
+		agent.CodeRequest{Code: code, Context: agent.CodeContext{ID: c.ID, Language: c.Language}}))
 }
 
 func (e *env) cellEvents(out string) string {
@@ -141,13 +145,19 @@ func TestCodePython(t *testing.T) {
 		{"nope", "error NameError \"name 'nope' is not defined\""},
 		{"input()", "error EOFError \"EOF when reading a line\""},
 		{"sys.exit(3)", "error SystemExit \"3\""},
-		{"class R:\n    def _repr_html_(self): return '<b>'\n    def _repr_png_(self): return b'png'\n    def __repr__(self): return 'R'\nR()", "result \"R\" text/html=<b> image/png=cG5n\ncomplete"},
+		{"class R:\n    def _repr_html_(self): return '<b>'\n    def _repr_png_(self): return b'png'\n    def __repr__(self): return " +
+			"'R'\nR()", "result \"R\" text/html=<b> image/png=cG5n\ncomplete"},
 		{"R", "result \"<class '__main__.R'>\"\ncomplete"},
-		{"display(1, R()); print('x'); 2", "result \"1\"\nresult \"R\" text/html=<b> image/png=cG5n\nstdout \"x\\n\"\nresult \"2\"\ncomplete"},
+		{"display(1, R()); print('x'); 2", "result \"1\"\nresult \"R\" text/html=<b> image/png=cG5n\nstdout \"x\\n\"\nresult " +
+			"\"2\"\ncomplete"},
 		{"display({'text/markdown': '*m*'}, raw=True)", "result \"\" text/markdown=*m*\ncomplete"},
-		{"class M:\n    def _repr_mimebundle_(self, include=None, exclude=None): return {'text/plain': 'plain', 'application/json': {'a': 1}}, {}\nM()", "result \"plain\" application/json={\"a\": 1}\ncomplete"},
+		{"class M:\n    def _repr_mimebundle_(self, include=None, exclude=None): return {'text/plain': 'plain', 'application/json': " +
+			"{'a': 1}}, {}\nM()", "result \"plain\" application/json={\"a\": 1}\ncomplete"},
 		{"class B:\n    def __repr__(self): 1/0\nB()", "error ZeroDivisionError \"division by zero\""},
-		{"import pickle, __main__; __main__.x, __name__, pickle.loads(pickle.dumps(R)) is R", "result \"(41, '__main__', True)\"\ncomplete"},
+		{
+			"import pickle, __main__; __main__.x, __name__, pickle.loads(pickle.dumps(R)) is R",
+			"result \"(41, '__main__', True)\"\ncomplete",
+		},
 		{"!echo shell", "stdout \"shell\\n\"\nresult \"CompletedProcess(args='echo shell', returncode=0)\"\ncomplete"},
 		{"def h(", "error SyntaxError \"'(' was never closed (<cell 29>, line 1)\""},
 		{"os.getcwd() == " + strconv.Quote(e.dir), "result \"True\"\ncomplete"},
@@ -171,7 +181,10 @@ func TestCodePythonTraceback(t *testing.T) {
 		t.Fatal(out)
 	}
 	tb := strings.Join(ev.Error.Traceback, "\n")
-	for _, want := range []string{"Traceback (most recent call last):", `File "<cell 2>", line 2, in <module>`, "    f()", `File "<cell 1>", line 2, in f`, "return 1 / 0  # here", "ZeroDivisionError: division by zero"} {
+	for _, want := range []string{
+		"Traceback (most recent call last):", `File "<cell 2>", line 2, in <module>`,
+		"    f()", `File "<cell 1>", line 2, in f`, "return 1 / 0  # here", "ZeroDivisionError: division by zero",
+	} {
 		if !strings.Contains(tb, want) {
 			t.Errorf("no %q in\n%s", want, tb)
 		}
@@ -288,7 +301,8 @@ func TestCodeInterrupt(t *testing.T) {
 	e.s.code.contexts.Grace = 20 * time.Second // nothing here needs it
 	for language, loops := range map[string][]string{
 		"python": {
-			"x = 5; print('go'); import time; time.sleep(100)", "print('go')\nwhile True: pass", "import subprocess; print('go'); subprocess.run(['sleep', '100'])",
+			"x = 5; print('go'); import time; time.sleep(100)", "print('go')\nwhile True: pass",
+			"import subprocess; print('go'); subprocess.run(['sleep', '100'])",
 			"import asyncio; print('go'); await asyncio.sleep(100)",
 		},
 		"bash": {"x=5; echo go; sleep 100; echo next", "echo go; while :; do :; done", "f() { echo go; sleep 100; }; while :; do f; done"},
@@ -298,14 +312,21 @@ func TestCodeInterrupt(t *testing.T) {
 			rest := e.started(c, code)
 			e.call(500, "POST", "/code", agent.CodeRequest{Code: "1", Context: c}) // busy
 			e.call(200, "DELETE", "/code?id="+c.ID, nil)
-			want := map[string]string{"python": "stdout \"go\\n\"\nerror KeyboardInterrupt \"\"", "bash": "stdout \"go\\n\"\nstderr \"\\n\"\nerror CommandExecError \"130\""}[language]
+			want := map[string]string{"python": "stdout \"go\\n\"\nerror KeyboardInterrupt \"\"", "bash": "stdout \"go\\n\"\nstderr " +
+				"\"\\n\"\nerror CommandExecError \"130\""}[language]
 			if got := rest(); got != want {
 				t.Errorf("%s: %s\nwant\n%s", code, got, want)
 			}
 		}
-		e.inOrder(c, []cellCase{map[string]cellCase{"python": {"x", "result \"5\"\ncomplete"}, "bash": {"echo $x", "stdout \"5\\n\"\ncomplete"}}[language]})
+		e.inOrder(c, []cellCase{map[string]cellCase{
+			"python": {"x", "result \"5\"\ncomplete"},
+			"bash":   {"echo $x", "stdout \"5\\n\"\ncomplete"},
+		}[language]})
 		e.call(200, "DELETE", "/code?id="+c.ID, nil) // nothing runs
-		e.inOrder(c, []cellCase{map[string]cellCase{"python": {"x", "result \"5\"\ncomplete"}, "bash": {"echo $x", "stdout \"5\\n\"\ncomplete"}}[language]})
+		e.inOrder(c, []cellCase{map[string]cellCase{
+			"python": {"x", "result \"5\"\ncomplete"},
+			"bash":   {"echo $x", "stdout \"5\\n\"\ncomplete"},
+		}[language]})
 	}
 	e.call(500, "DELETE", "/code?id=nope", nil)
 	e.call(400, "DELETE", "/code", nil)
@@ -357,9 +378,15 @@ for name in os.listdir('/proc/self/fd'):
 		{"os.close(0); os.close(2); 1", "result \"1\"\ncomplete"},
 		{"sys.stdout = None", "complete"},
 		{"print('back')", "stdout \"back\\n\"\ncomplete"},
-		{"pid = os.fork()\nif pid == 0: print('child')\nelse: os.waitpid(pid, 0); print('parent')\n1", "stdout \"child\\nparent\\n\"\nresult \"1\"\ncomplete"},
+		{
+			"pid = os.fork()\nif pid == 0: print('child')\nelse: os.waitpid(pid, 0); print('parent')\n1",
+			"stdout \"child\\nparent\\n\"\nresult \"1\"\ncomplete",
+		},
 		{"1", "result \"1\"\ncomplete"},
-		{"import subprocess; subprocess.run(['ls', '-l', '/proc/self/fd'], capture_output=True, text=True).stdout.count('socket:')", "result \"0\"\ncomplete"},
+		{
+			"import subprocess; subprocess.run(['ls', '-l', '/proc/self/fd'], capture_output=True, text=True).stdout.count('socket:')",
+			"result \"0\"\ncomplete",
+		},
 	})
 	for code, why := range map[string]string{
 		"import os; os._exit(9)":                       "exited with status 9",
@@ -382,10 +409,12 @@ func TestCodeDeathTakesAll(t *testing.T) {
 	e := newCodeEnv(t)
 	mark := fmt.Sprintf("79.%09d", time.Now().UnixNano()%1e9)
 	for language, code := range map[string]string{
-		"python": "import os, subprocess\nfor argv in ['sleep', 'MARK'], ['setsid', 'sleep', 'MARK'], ['env', '-i', 'setsid', 'sh', '-c', 'sleep MARK & sleep MARK']: subprocess.Popen(argv, close_fds=True)\nos._exit(9)",
-		"bash":   "sleep MARK & (setsid sleep MARK &); exit 9",
+		"python": "import os, subprocess\nfor argv in ['sleep', 'MARK'], ['setsid', 'sleep', 'MARK'], ['env', '-i', 'setsid', 'sh', " +
+			"'-c', 'sleep MARK & sleep MARK']: subprocess.Popen(argv, close_fds=True)\nos._exit(9)",
+		"bash": "sleep MARK & (setsid sleep MARK &); exit 9",
 	} {
-		if got := e.cell(e.context(language), strings.ReplaceAll(code, "MARK", mark)); !strings.Contains(got, "error ContextDied ") || !strings.Contains(got, "exited with status 9") {
+		if got := e.cell(e.context(language), strings.ReplaceAll(code, "MARK", mark)); !strings.Contains(got, "error ContextDied ") ||
+			!strings.Contains(got, "exited with status 9") {
 			t.Error(got)
 		}
 		if left := sleepers(mark); len(left) > 0 { // at once, not soon
@@ -413,7 +442,8 @@ func TestCodeMuchOutput(t *testing.T) {
 	e := newCodeEnv(t)
 	c := e.context("python")
 	const size = 1 << 28
-	body, _ := json.Marshal(agent.CodeRequest{Code: fmt.Sprintf("import sys\nfor _ in range(%d): sys.stdout.write('x' * 65535 + '\\n')\n1", size>>16), Context: c})
+	body, _ := json.Marshal(agent.CodeRequest{Code: fmt.Sprintf("import sys\nfor _ in range(%d): sys.stdout.write('x' * 65535 + '\\n')\n1",
+		size>>16), Context: c})
 	resp, err := e.http.Client().Do(e.request("POST", "/code", bytes.NewReader(body)))
 	if err != nil {
 		t.Fatal(err)
@@ -496,7 +526,8 @@ func TestCodeStanding(t *testing.T) {
 	if n := len(e.s.code.contexts.List("python")); n != 1 {
 		t.Errorf("%d contexts of python", n)
 	}
-	if got := e.plain(e.call(200, "POST", "/code", `{"code":"echo shell; exit 3"}`)); got != "stdout \"shell\"\nerror CommandExecError 3 exit status 3" {
+	if got := e.plain(e.call(200, "POST", "/code",
+		`{"code":"echo shell; exit 3"}`)); got != "stdout \"shell\"\nerror CommandExecError 3 exit status 3" {
 		t.Errorf("without a language: %s", got)
 	}
 }
@@ -552,16 +583,26 @@ func TestCodeContexts(t *testing.T) {
 
 func TestCodeBadInput(t *testing.T) {
 	e := newCodeEnv(t)
-	for _, body := range []string{"", "{", "[]", `"x"`, "{}", `{"language":""}`, `{"language":"cobol"}`, `{"language":5}`, `{"language":"Python"}`, `{"language":"python","cwd":"/nope"}`, `{"language":"python","cwd":"a\u0000"}`} {
+	for _, body := range []string{
+		"", "{", "[]", `"x"`, "{}", `{"language":""}`, `{"language":"cobol"}`, `{"language":5}`,
+		`{"language":"Python"}`, `{"language":"python","cwd":"/nope"}`, `{"language":"python","cwd":"a\u0000"}`,
+	} {
 		e.call(400, "POST", "/code/context", body)
 	}
-	if out := e.call(400, "POST", "/code/context", `{"language":"cobol"}`); !strings.Contains(out, "python") || !strings.Contains(out, "bash") {
+	if out := e.call(400, "POST", "/code/context", `{"language":"cobol"}`); !strings.Contains(out, "python") ||
+		!strings.Contains(out, "bash") {
 		t.Errorf("the languages are not named: %s", out)
 	}
-	for _, body := range []string{"", "{", "[]", "{}", `{"code":""}`, `{"code":5}`, `{"code":"a\u0000","context":{"language":"python"}}`, `{"code":"1","context":{"language":"cobol"}}`, `{"code":"1","context":[]}`} {
+	for _, body := range []string{
+		"", "{", "[]", "{}", `{"code":""}`, `{"code":5}`, `{"code":"a\u0000","context":{"language":"python"}}`,
+		`{"code":"1","context":{"language":"cobol"}}`, `{"code":"1","context":[]}`,
+	} {
 		e.call(400, "POST", "/code", body)
 	}
-	e.call(413, "POST", "/code", agent.CodeRequest{Code: strings.Repeat("#", interpreter.MaxCode+1), Context: agent.CodeContext{Language: "python"}})
+	e.call(413, "POST", "/code", agent.CodeRequest{
+		Code:    strings.Repeat("#", interpreter.MaxCode+1),
+		Context: agent.CodeContext{Language: "python"},
+	})
 	e.call(404, "POST", "/code", `{"code":"1","context":{"id":"nope","language":"python"}}`)
 	c := e.context("bash")
 	e.call(400, "POST", "/code", agent.CodeRequest{Code: "1", Context: agent.CodeContext{ID: c.ID, Language: "python"}})
@@ -576,19 +617,23 @@ func TestCodeBadInput(t *testing.T) {
 		t.Errorf("5 MB of bash: %.200s", got)
 	}
 	e.s.guest.env["PATH"] = e.dir
-	if out := e.call(400, "POST", "/code/context", `{"language":"python"}`); !strings.Contains(out, "python3") || !strings.Contains(out, e.dir) {
+	if out := e.call(400, "POST", "/code/context", `{"language":"python"}`); !strings.Contains(out, "python3") ||
+		!strings.Contains(out, e.dir) {
 		t.Errorf("an image without python: %s", out)
 	}
-	if err := os.WriteFile(e.dir+"/python3", []byte("#!/bin/sh\necho broken >&2; exit 4\n"), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.WriteFile(e.dir+"/python3", []byte("#!/bin/sh\necho broken >&2; exit 4\n"),
+		0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	if out := e.call(500, "POST", "/code/context", `{"language":"python"}`); !strings.Contains(out, "status 4") || !strings.Contains(out, "broken") {
+	if out := e.call(500, "POST", "/code/context", `{"language":"python"}`); !strings.Contains(out, "status 4") ||
+		!strings.Contains(out, "broken") {
 		t.Errorf("a python that does not start: %s", out)
 	}
 }
 
 func TestCodeLanguages(t *testing.T) {
-	if got, want := slices.Sorted(slices.Values(interpreter.Languages())), slices.Sorted(slices.Values(agent.CodeLanguages)); !slices.Equal(got, want) {
+	if got, want := slices.Sorted(slices.Values(interpreter.Languages())),
+		slices.Sorted(slices.Values(agent.CodeLanguages)); !slices.Equal(got, want) {
 		t.Errorf("the agent has %v, and the API knows %v", got, want)
 	}
 }
@@ -599,7 +644,8 @@ func TestCodePrestart(t *testing.T) {
 	e := newCodeEnv(t)
 	e.s.code.prestart([]string{"cobol", "bash", "python"})
 	var list []agent.CodeContext
-	if err := json.Unmarshal([]byte(e.call(200, "GET", "/code/contexts", nil)), &list); err != nil || len(list) != 2 || list[0].Language != "bash" || list[1].Language != "python" {
+	if err := json.Unmarshal([]byte(e.call(200, "GET", "/code/contexts", nil)), &list); err != nil || len(list) != 2 ||
+		list[0].Language != "bash" || list[1].Language != "python" {
 		t.Fatalf("%v %v", list, err)
 	}
 	for _, c := range list {
@@ -660,7 +706,8 @@ func TestCodeClientGone(t *testing.T) {
 	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	body, _ := json.Marshal(agent.CodeRequest{Code: "print('go', flush=True)\nfor i in range(10000): print('x' * 100)\nopen(" + strconv.Quote(fifo) + ").read(); done = 1", Context: c})
+	body, _ := json.Marshal(agent.CodeRequest{Code: "print('go', flush=True)\nfor i in range(10000): print('x' * 100)\nopen(" +
+		strconv.Quote(fifo) + ").read(); done = 1", Context: c})
 	resp, err := e.http.Client().Do(e.request("POST", "/code", bytes.NewReader(body)).WithContext(ctx))
 	if err != nil {
 		t.Fatal(err)
@@ -686,7 +733,12 @@ func TestCodeClientGone(t *testing.T) {
 func TestCodeReadiness(t *testing.T) {
 	e := newCodeEnv(t)
 	for _, x := range []struct{ port, host, want string }{
-		{"", "", "127.0.0.1:44771"}, {"5000", "", "127.0.0.1:5000"}, {"0", "", ""}, {"x", "", ""}, {"70000", "", ""}, {"", "http://127.0.0.1:44771", ""},
+		{"", "", "127.0.0.1:44771"},
+		{"5000", "", "127.0.0.1:5000"},
+		{"0", "", ""},
+		{"x", "", ""},
+		{"70000", "", ""},
+		{"", "http://127.0.0.1:44771", ""},
 	} {
 		e.s.guest.env["JUPYTER_PORT"], e.s.guest.env["JUPYTER_HOST"] = x.port, x.host
 		if got := e.s.guest.jupyterAddress(); got != x.want {
@@ -699,7 +751,10 @@ func TestCodeReadiness(t *testing.T) {
 	}
 	defer ln.Close()
 	_, port, _ := net.SplitHostPort(ln.Addr().String())
-	got := e.events(agent.CommandRequest{Command: "bash -c 'exec 3<>/dev/tcp/127.0.0.1/${JUPYTER_PORT:-44771}' && exit 0 || exit 1", Envs: map[string]string{"JUPYTER_PORT": port}})
+	got := e.events(agent.CommandRequest{
+		Command: "bash -c 'exec 3<>/dev/tcp/127.0.0.1/${JUPYTER_PORT:-44771}' && exit 0 || exit 1",
+		Envs:    map[string]string{"JUPYTER_PORT": port},
+	})
 	if got != "complete" {
 		t.Error(got)
 	}

@@ -37,10 +37,12 @@ func TestCommandStream(t *testing.T) {
 		"printf 'x\\377y<&>\\033\\n'": "stdout \"x\ufffdy\\u003c\\u0026\\u003e\\u001b\"\ncomplete",
 		"kill -9 $$":                  "error CommandExecError -1 signal: killed",
 		"kill -TERM $$":               "error CommandExecError -1 signal: terminated",
-		"nosuchprogram-x":             "stderr \"bash: line 1: nosuchprogram-x: command not found\"\nerror CommandExecError 127 exit status 127",
-		"if":                          "stderr \"bash: -c: line 2: syntax error: unexpected end of file\"\nerror CommandExecError 2 exit status 2",
-		"cat":                         "complete", // stdin is /dev/null
-		"sleep 300 & echo $?":         "stdout \"0\"\ncomplete",
+		"nosuchprogram-x": "stderr \"bash: line 1: nosuchprogram-x: command not found\"\nerror CommandExecError 127 exit " +
+			"status 127",
+		"if": "stderr \"bash: -c: line 2: syntax error: unexpected end of file\"\nerror CommandExecError 2 " +
+			"exit status 2",
+		"cat":                 "complete", // stdin is /dev/null
+		"sleep 300 & echo $?": "stdout \"0\"\ncomplete",
 	} {
 		if got := e.events(agent.CommandRequest{Command: command}); got != want {
 			t.Errorf("%s:\n%s\nwant\n%s", command, got, want)
@@ -56,9 +58,13 @@ func TestLineEndings(t *testing.T) {
 	bare, whole := `stdout "a" stdout "\n" stdout "b" stdout "c" complete`, `stdout "a\n" stdout "\n" stdout "b\r\n" stdout "c" complete`
 	id := e.session(nil)
 	for sdk, want := range map[string]string{
-		"OpenSandbox-Python-SDK/1.1.1": whole, "OpenSandbox-Python-SDK/1.1.2.dev20261020": whole, "OpenSandbox-Python-SDK/1.2.0": whole, "OpenSandbox-Go-SDK/2": whole,
-		"": whole, "curl/7.88": whole, "python-httpx/0.1.0": whole, "OpenSandbox-Python-SDK/": whole, "OpenSandbox-Python-SDK/x": whole, "my-OpenSandbox-Python-SDK/0.1": whole,
-		"OpenSandbox-Python-SDK/1.1.0": bare, "OpenSandbox-Python-SDK/0.1.16": bare, "OpenSandbox-JS-SDK/0.1.11": bare, "OpenSandbox-Kotlin-SDK/1.0.0": bare,
+		"OpenSandbox-Python-SDK/1.1.1": whole, "OpenSandbox-Python-SDK/1.1.2.dev20261020": whole, "OpenSandbox-Python-SDK/1.2.0": whole,
+		"OpenSandbox-Go-SDK/2": whole,
+		"":                     whole, "curl/7.88": whole, "python-httpx/0.1.0": whole, "OpenSandbox-Python-SDK/": whole,
+		"OpenSandbox-Python-SDK/x":      whole,
+		"my-OpenSandbox-Python-SDK/0.1": whole,
+		"OpenSandbox-Python-SDK/1.1.0":  bare, "OpenSandbox-Python-SDK/0.1.16": bare, "OpenSandbox-JS-SDK/0.1.11": bare,
+		"OpenSandbox-Kotlin-SDK/1.0.0":  bare,
 		"OpenSandbox-JS-SDK/1.1.0-rc.1": bare, "OpenSandbox-Python-SDK/1.1": bare,
 	} {
 		for _, path := range []string{"/command", "/session/" + id + "/run"} {
@@ -92,10 +98,14 @@ func TestCommandBadInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, body := range []string{
-		"", "{", "[]", "null", `"x"`, "{}", `{"command":""}`, `{"command":5}`, `{"command":"a","argv":["a"]}`, `{"argv":[]}`, `{"argv":[""]}`,
-		`{"command":"a","cwd":"/nope"}`, `{"command":"a","cwd":"` + file + `"}`, `{"command":"a","cwd":"$NOPE/x"}`, `{"command":"a","cwd":"a\u0000b"}`,
-		`{"command":"a","gid":5}`, `{"command":"a","uid":-1}`, `{"command":"a","uid":4294967295}`, `{"command":"a","uid":1.5}`, `{"command":"a","uid":5,"gid":-5}`,
-		`{"command":"a","timeout":-1}`, `{"command":"a","envs":{"":"x"}}`, `{"command":"a","envs":{"A=B":"x"}}`, `{"command":"a","envs":{"A":"\u0000"}}`,
+		"", "{", "[]", "null", `"x"`, "{}", `{"command":""}`, `{"command":5}`, `{"command":"a","argv":["a"]}`,
+		`{"argv":[]}`, `{"argv":[""]}`,
+		`{"command":"a","cwd":"/nope"}`, `{"command":"a","cwd":"` + file + `"}`, `{"command":"a","cwd":"$NOPE/x"}`,
+		`{"command":"a","cwd":"a\u0000b"}`,
+		`{"command":"a","gid":5}`, `{"command":"a","uid":-1}`, `{"command":"a","uid":4294967295}`, `{"command":"a","uid":1.5}`,
+		`{"command":"a","uid":5,"gid":-5}`,
+		`{"command":"a","timeout":-1}`, `{"command":"a","envs":{"":"x"}}`, `{"command":"a","envs":{"A=B":"x"}}`,
+		`{"command":"a","envs":{"A":"\u0000"}}`,
 		`{"command":"a\u0000b"}`, `{"argv":["a\u0000b"]}`, `{"command":"a","stdin":true,"background":true}`,
 		`{"command":"` + strings.Repeat("a", command.MaxArg+1) + `"}`, `{"command":"a","envs":{"EXECD_ENVS":"/tmp"}}`,
 	} {
@@ -109,14 +119,20 @@ func TestCommandEnvironment(t *testing.T) {
 	if err := os.WriteFile(envs, []byte("# no\nX=2\nY=$FROM-y\nbroken\n=z\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got := e.events(agent.CommandRequest{Command: `echo "$FROM $X $Y $HOSTNAME $Z $LC_ALL"`, Envs: map[string]string{"EXECD_ENVS": envs, "Z": "z"}})
+	got := e.events(agent.CommandRequest{
+		Command: `echo "$FROM $X $Y $HOSTNAME $Z $LC_ALL"`,
+		Envs:    map[string]string{"EXECD_ENVS": envs, "Z": "z"},
+	})
 	if got != "stdout \"boot 2 boot-y box z C\"\ncomplete" {
 		t.Error(got)
 	}
 	if err := os.Mkdir(e.dir+"/sub", 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for cwd, want := range map[string]string{"": e.dir, "sub": e.dir + "/sub", "$D": "/usr", "${D}/bin": "/usr/bin", "~": "/tmp", "~/": "/tmp"} {
+	for cwd, want := range map[string]string{
+		"": e.dir, "sub": e.dir + "/sub", "$D": "/usr", "${D}/bin": "/usr/bin", "~": "/tmp",
+		"~/": "/tmp",
+	} {
 		got := e.events(agent.CommandRequest{Command: "pwd", Cwd: cwd, Envs: map[string]string{"D": "/usr", "HOME": "/tmp"}})
 		if got != "stdout "+strconv.Quote(want)+"\ncomplete" {
 			t.Errorf("cwd %q: %s", cwd, got)
@@ -306,21 +322,27 @@ func TestFollowLogsClientLeaves(t *testing.T) {
 
 func TestBackgroundAndLogs(t *testing.T) {
 	e := newEnv(t)
-	out := e.call(200, "POST", "/command", agent.CommandRequest{Command: "echo one; echo two >&2; sleep 0.2; printf three", Background: true})
+	out := e.call(200, "POST", "/command", agent.CommandRequest{
+		Command:    "echo one; echo two >&2; sleep 0.2; printf three",
+		Background: true,
+	})
 	if got := e.plain(out); got != "complete" {
 		t.Error(got)
 	}
 	id := e.id(out)
 	e.await(id)
 	resp, logs := e.send(e.request("GET", "/command/"+id+"/logs", nil))
-	if logs != "one\ntwo\nthree" || resp.Header.Get(agent.CursorHeader) != "13" || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
+	if logs != "one\ntwo\nthree" || resp.Header.Get(agent.CursorHeader) != "13" || !strings.HasPrefix(resp.Header.Get("Content-Type"),
+		"text/plain") {
 		t.Errorf("%q %v", logs, resp.Header)
 	}
-	if resp, logs := e.send(e.request("GET", "/command/"+id+"/logs?cursor=4", nil)); logs != "two\nthree" || resp.Header.Get(agent.CursorHeader) != "13" {
+	if resp, logs := e.send(e.request("GET", "/command/"+id+"/logs?cursor=4", nil)); logs != "two\nthree" ||
+		resp.Header.Get(agent.CursorHeader) != "13" {
 		t.Errorf("%q", logs)
 	}
 	for _, cursor := range []string{"13", "99"} {
-		if resp, logs := e.send(e.request("GET", "/command/"+id+"/logs?cursor="+cursor, nil)); logs != "" || resp.Header.Get(agent.CursorHeader) != cursor {
+		if resp, logs := e.send(e.request("GET", "/command/"+id+"/logs?cursor="+cursor, nil)); logs != "" ||
+			resp.Header.Get(agent.CursorHeader) != cursor {
 			t.Errorf("cursor %s: %q %s", cursor, logs, resp.Header.Get(agent.CursorHeader))
 		}
 	}
@@ -342,7 +364,8 @@ func (e *env) await(id string) (st agent.CommandStatus) {
 	case <-time.After(10 * time.Second):
 		e.Fatal("the command does not end")
 	}
-	if err := json.Unmarshal([]byte(e.call(200, "GET", "/command/status/"+id, nil)), &st); err != nil || st.Running || st.ExitCode == nil || st.FinishedAt == "" {
+	if err := json.Unmarshal([]byte(e.call(200, "GET", "/command/status/"+id, nil)), &st); err != nil || st.Running || st.ExitCode == nil ||
+		st.FinishedAt == "" {
 		e.Errorf("%+v, %v", st, err)
 	}
 	return st
@@ -472,7 +495,8 @@ func TestInterrupt(t *testing.T) {
 
 func TestSignal(t *testing.T) {
 	e := newEnv(t)
-	id, br := e.open(t.Context(), agent.CommandRequest{Command: "trap 'echo got; exit 6' INT; echo set; while :; do sleep 0.01; done"}, false)
+	id, br := e.open(t.Context(), agent.CommandRequest{Command: "trap 'echo got; exit 6' INT; echo set; while :; do sleep 0.01; done"},
+		false)
 	for line := ""; !strings.Contains(line, "set"); {
 		var err error
 		if line, err = br.ReadString('\n'); err != nil {

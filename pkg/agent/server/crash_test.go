@@ -68,7 +68,8 @@ func TestPanicLeavesAnObituary(t *testing.T) {
 		t.Fatal(err)
 	}
 	var o agent.Obituary
-	if err := json.Unmarshal(b, &o); err != nil || o.ExitCode != 2 || !strings.Contains(o.Message, "the agent crashed: runtime error: invalid memory address") {
+	if err := json.Unmarshal(b, &o); err != nil || o.ExitCode != 2 ||
+		!strings.Contains(o.Message, "the agent crashed: runtime error: invalid memory address") {
 		t.Errorf("%+v %v", o, err)
 	}
 	last, err := os.ReadFile(filepath.Join(string(s.state), filepath.Base(agent.OutputFile)))

@@ -55,7 +55,8 @@ func TestPathsThatAreNone(t *testing.T) {
 			{"POST", "/files/replace", map[string]replacement{path: {"a", "b"}}},
 		} {
 			var said struct{ Code, Message string }
-			if got := e.call(http.StatusBadRequest, c.method, c.route, c.body); json.Unmarshal([]byte(got), &said) != nil || said.Code != reply.BadFile || said.Message == "" {
+			if got := e.call(http.StatusBadRequest, c.method, c.route, c.body); json.Unmarshal([]byte(got), &said) != nil ||
+				said.Code != reply.BadFile || said.Message == "" {
 				t.Errorf("%s: %s %.20s: %.200s", name, c.method, c.route, got)
 			}
 		}
@@ -76,8 +77,9 @@ func TestEndlessMetadata(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	conn.PrintfLine("POST /files/upload HTTP/1.1\r\nHost: x\r\n%s: tok\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: %d\r\n", agent.TokenHeader, 10<<30) //nolint:errcheck // the answer counts
-	conn.PrintfLine("--b\r\nContent-Disposition: form-data; name=\"metadata\"; filename=\"metadata\"\r\n")                                                                     //nolint:errcheck // as above
+	conn.PrintfLine("POST /files/upload HTTP/1.1\r\nHost: x\r\n%s: tok\r\nContent-Type: multipart/form-data; "+
+		"boundary=b\r\nContent-Length: %d\r\n", agent.TokenHeader, 10<<30) //nolint:errcheck // the answer counts
+	conn.PrintfLine("--b\r\nContent-Disposition: form-data; name=\"metadata\"; filename=\"metadata\"\r\n") //nolint:errcheck // as above
 	sent := make(chan int)
 	go func() {
 		n, zeros := 0, make([]byte, 1<<20)
@@ -140,7 +142,8 @@ func TestFilesOfOthersBehindASwap(t *testing.T) {
 	for name, uid := range map[string]int{"mine": 61234, "theirs": 0} {
 		dir := e.dir + "/" + name
 		e.write(dir+"/file", name)
-		if err := errors.Join(os.Chmod(dir, 0o700), os.Chown(dir, uid, uid), os.Chown(dir+"/file", uid, uid), os.Chmod(dir+"/file", 0o600)); err != nil {
+		if err := errors.Join(os.Chmod(dir, 0o700), os.Chown(dir, uid, uid), os.Chown(dir+"/file", uid, uid),
+			os.Chmod(dir+"/file", 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -188,7 +191,8 @@ func (e *env) swaps(dir, other string, f func()) {
 				}
 			default:
 			}
-			if err := unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE); err != nil && !errors.Is(err, syscall.EINTR) {
+			if err := unix.Renameat2(unix.AT_FDCWD, dir, unix.AT_FDCWD, link, unix.RENAME_EXCHANGE); err != nil &&
+				!errors.Is(err, syscall.EINTR) {
 				e.Error(err)
 				return
 			}

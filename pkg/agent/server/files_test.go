@@ -109,7 +109,8 @@ func q(path string) string { return url.QueryEscape(path) }
 func TestUpload(t *testing.T) {
 	e := newEnv(t)
 	big := strings.Repeat("0123456789abcdef\r\n--", 200_000)
-	if got := e.upload(meta(e.dir+"/a/b/c", `,"mode":755,"owner":null,"group":null`), content(big), meta("rel", ""), content("")); got != 200 {
+	if got := e.upload(meta(e.dir+"/a/b/c", `,"mode":755,"owner":null,"group":null`), content(big), meta("rel", ""),
+		content("")); got != 200 {
 		t.Fatal(got)
 	}
 	if e.read(e.dir+"/a/b/c") != big || e.read(e.dir+"/rel") != "" {
@@ -135,7 +136,8 @@ func TestUpload(t *testing.T) {
 		t.Error("a reader of the old file sees the new one")
 	}
 	// Two metadata, then two files.
-	if got := e.upload(meta("m1", ""), meta("m2", `,"mode":4755`), content("1"), content("2")); got != 200 || e.read(e.dir+"/m1") != "1" || e.read(e.dir+"/m2") != "2" {
+	if got := e.upload(meta("m1", ""), meta("m2", `,"mode":4755`), content("1"), content("2")); got != 200 || e.read(e.dir+"/m1") != "1" ||
+		e.read(e.dir+"/m2") != "2" {
 		t.Error("pairing by index")
 	}
 	if fi, _ := os.Stat(e.dir + "/m2"); fi.Mode() != fs.ModeSetuid|0o755 {
@@ -152,7 +154,10 @@ func TestUploadThroughLinks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for path, want := range map[string]int{"abs": 200, "dangling": 200, "dir/third": 200, "loop": 400, "dir": 400, "real": 400, "real/file/below": 500, "/dev/null": 400} {
+	for path, want := range map[string]int{
+		"abs": 200, "dangling": 200, "dir/third": 200, "loop": 400, "dir": 400, "real": 400,
+		"real/file/below": 500, "/dev/null": 400,
+	} {
 		if got := e.upload(meta(path, ""), content(path)); got != want {
 			t.Errorf("%s: status %d, want %d", path, got, want)
 		}
@@ -170,7 +175,10 @@ func TestUploadThroughLinks(t *testing.T) {
 func TestDotsBehindLinks(t *testing.T) {
 	e := newEnv(t)
 	e.write(e.dir+"/a/deep/file", "old")
-	for link, to := range map[string]string{"dir": "a/deep", "a/deep/up": "../top", "via": "dir/up", "far": "dir/../far", "nowhere": "none"} {
+	for link, to := range map[string]string{
+		"dir": "a/deep", "a/deep/up": "../top", "via": "dir/up", "far": "dir/../far",
+		"nowhere": "none",
+	} {
 		if err := os.Symlink(to, e.dir+"/"+link); err != nil {
 			t.Fatal(err)
 		}
@@ -238,7 +246,8 @@ func TestUploadCutOff(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Fprintf(conn, "POST /files/upload HTTP/1.1\r\nHost: x\r\n%s: tok\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n", agent.TokenHeader, typ, len(body))
+	fmt.Fprintf(conn, "POST /files/upload HTTP/1.1\r\nHost: x\r\n%s: tok\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n",
+		agent.TokenHeader, typ, len(body))
 	conn.Write(body[:len(body)/2]) //nolint:errcheck // a test
 	deadline := time.Now().Add(5 * time.Second)
 	for len(e.unfinished()) == 0 && time.Now().Before(deadline) {
@@ -272,7 +281,8 @@ func TestDownload(t *testing.T) {
 	e.write(e.dir+"/empty", "")
 	path := "/files/download?path=" + q(e.dir+"/a ä\"")
 	for rng, want := range map[string]string{
-		"": "200 10  0123456789", "bytes=0-3": "206 4 bytes 0-3/10 0123", "bytes=4-": "206 6 bytes 4-9/10 456789", "bytes=-3": "206 3 bytes 7-9/10 789",
+		"": "200 10  0123456789", "bytes=0-3": "206 4 bytes 0-3/10 0123", "bytes=4-": "206 6 bytes 4-9/10 456789",
+		"bytes=-3":  "206 3 bytes 7-9/10 789",
 		"bytes=-99": "206 10 bytes 0-9/10 0123456789", "bytes=8-99": "206 2 bytes 8-9/10 89", "bytes=0-1,3-4": "200 10  0123456789",
 	} {
 		r := e.request("GET", path, nil)
@@ -288,14 +298,18 @@ func TestDownload(t *testing.T) {
 			t.Errorf("disposition %s", cd)
 		}
 	}
-	for _, rng := range []string{"bytes=10-", "bytes=5-4", "bytes=-0", "bytes=-", "bytes=a-b", "bytes=+1-2", "lines=1-2", "bytes=1", "bytes", "bytes=99999999999999999999-"} {
+	for _, rng := range []string{
+		"bytes=10-", "bytes=5-4", "bytes=-0", "bytes=-", "bytes=a-b", "bytes=+1-2", "lines=1-2", "bytes=1",
+		"bytes", "bytes=99999999999999999999-",
+	} {
 		r := e.request("GET", path, nil)
 		r.Header.Set("Range", rng)
 		if resp, body := e.send(r); resp.StatusCode != 416 || !strings.Contains(body, `"message"`) {
 			t.Errorf("%s: %d %s", rng, resp.StatusCode, body)
 		}
 	}
-	if resp, body := e.send(e.request("GET", "/files/download?path="+q(e.dir+"/empty"), nil)); resp.StatusCode != 200 || resp.ContentLength != 0 || body != "" {
+	if resp, body := e.send(e.request("GET", "/files/download?path="+q(e.dir+"/empty"), nil)); resp.StatusCode != 200 ||
+		resp.ContentLength != 0 || body != "" {
 		t.Error("an empty file")
 	}
 	if _, body := e.send(e.request("GET", "/files/download?path=/proc/self/status", nil)); !strings.Contains(body, "State:") {
@@ -321,9 +335,12 @@ func TestDownloadLines(t *testing.T) {
 	e.write(e.dir+"/f", "one\r\ntwo\n\nfour\r"+"x\n"+long+"\nlast")
 	e.write(e.dir+"/t", "one\ntwo\n")
 	for query, want := range map[string]string{
-		"f&offset=1": "one\ntwo\n\nfour\rx\n" + long + "\nlast", "f&limit=1": "one", "f&offset=2&limit=2": "two\n", "f&offset=3&limit=1": "", "f&offset=4&limit=1": "four\rx",
-		"f&offset=5&limit=1": long, "f&offset=6&limit=9": "last", "f&offset=99": "", "f&limit=9223372036854775807": "one\ntwo\n\nfour\rx\n" + long + "\nlast",
-		"t&limit=5": "one\ntwo", "t&offset=2": "two", "t&offset=3": "", "f&offset=9223372036854775807&limit=9223372036854775807": "",
+		"f&offset=1": "one\ntwo\n\nfour\rx\n" + long + "\nlast", "f&limit=1": "one", "f&offset=2&limit=2": "two\n",
+		"f&offset=3&limit=1": "", "f&offset=4&limit=1": "four\rx",
+		"f&offset=5&limit=1": long, "f&offset=6&limit=9": "last", "f&offset=99": "",
+		"f&limit=9223372036854775807": "one\ntwo\n\nfour\rx\n" + long + "\nlast",
+		"t&limit=5":                   "one\ntwo", "t&offset=2": "two", "t&offset=3": "",
+		"f&offset=9223372036854775807&limit=9223372036854775807": "",
 	} {
 		resp, got := e.send(e.request("GET", "/files/download?path="+query, nil))
 		if resp.StatusCode != 200 || got != want || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/plain") {
@@ -350,7 +367,8 @@ func TestInfoPermissionsRemove(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := infos[e.dir+"/f"]
-	if f.Path != e.dir+"/f" || f.Type != "file" || f.Size != 5 || f.Mode != 644 || infos["l"].Type != "symlink" || infos["l"].Path != e.dir+"/l" || infos[e.dir+"/./"].Type != "directory" {
+	if f.Path != e.dir+"/f" || f.Type != "file" || f.Size != 5 || f.Mode != 644 || infos["l"].Type != "symlink" ||
+		infos["l"].Path != e.dir+"/l" || infos[e.dir+"/./"].Type != "directory" {
 		t.Errorf("%+v", infos)
 	}
 	if m, err := time.Parse(time.RFC3339Nano, f.Modified); err != nil || time.Since(m) > time.Minute || m.Nanosecond() == 0 {
@@ -369,7 +387,8 @@ func TestInfoPermissionsRemove(t *testing.T) {
 	if os.Getuid() == 0 {
 		e.call(200, "POST", "/files/permissions", map[string]agent.FileMode{"f": {Owner: "nobody", Group: "nogroup", Mode: 4711}})
 		get := e.call(200, "GET", "/files/info?path=f", nil)
-		if json.Unmarshal([]byte(get), &infos); infos["f"].Owner != "nobody" || infos["f"].Group != "nogroup" || infos["f"].Mode != 4711 { //nolint:errcheck // compared
+		if json.Unmarshal([]byte(get), &infos); infos["f"].Owner != "nobody" || infos["f"].Group != "nogroup" ||
+			infos["f"].Mode != 4711 { //nolint:errcheck // compared
 			t.Errorf("%+v", infos["f"])
 		}
 	}
@@ -435,7 +454,8 @@ func TestNewFilesBelongToTheUser(t *testing.T) {
 		return // only root gives files away
 	}
 	e := newEnvWith(t, agent.Bootstrap{User: "65534:65534"})
-	if got := e.upload(meta("d/f", ""), content("x"), meta("d/g", `,"owner":"root","group":"0","mode":600`), content("y")); got != http.StatusOK {
+	if got := e.upload(meta("d/f", ""), content("x"), meta("d/g", `,"owner":"root","group":"0","mode":600`),
+		content("y")); got != http.StatusOK {
 		t.Fatal(got)
 	}
 	e.call(200, "POST", "/directories", map[string]agent.FileMode{"m/n": {}})

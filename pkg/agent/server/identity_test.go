@@ -77,7 +77,8 @@ func TestFilesAsSomebody(t *testing.T) {
 	denied := func(got string) {
 		t.Helper()
 		var x agent.Error
-		if json.Unmarshal([]byte(got), &x); x.Code != "PERMISSION_DENIED" || !strings.Contains(x.Message, "permi") { //nolint:errcheck // compared
+		if json.Unmarshal([]byte(got), &x); x.Code != "PERMISSION_DENIED" ||
+			!strings.Contains(x.Message, "permi") { //nolint:errcheck // compared
 			t.Errorf("%s", got)
 		}
 	}
@@ -150,13 +151,17 @@ func TestFilesAsSomebody(t *testing.T) {
 	e.drafts(e.dir)
 
 	// A group that is not the user's own, and root who is in no other.
-	if status, reply := e.uploadTo("/v1/filesystem/0/61235", e.dir+"/byroot", "x", ""); status != 200 || ownership(t, e.dir+"/byroot") != "0:61235 644" {
+	if status, reply := e.uploadTo("/v1/filesystem/0/61235", e.dir+"/byroot", "x", ""); status != 200 ||
+		ownership(t, e.dir+"/byroot") != "0:61235 644" {
 		t.Error(status, reply, ownership(t, e.dir+"/byroot"))
 	}
 	e.call(200, "GET", "/v1/filesystem/0/0/files/download?path=secret", nil)
 	e.call(200, "GET", "/files/download?path=secret", nil) // and the agent is itself again
 
-	for _, bad := range []string{"x/0", "0/x", "-1/0", "4294967295/0", "0/4294967296", "0/", "/0", "0", "", "1e3/0", "0x1/1", strings.Repeat("9", 99) + "/0"} {
+	for _, bad := range []string{
+		"x/0", "0/x", "-1/0", "4294967295/0", "0/4294967296", "0/", "/0", "0", "", "1e3/0", "0x1/1",
+		strings.Repeat("9", 99) + "/0",
+	} {
 		e.call(400, "GET", "/v1/filesystem/"+bad+"/files/info?path=readable", nil)
 	}
 	for _, none := range []string{"", "/", "/command", "/v1/filesystem/0/0/files/info", "/ping", "/metrics"} {

@@ -17,14 +17,25 @@ func TestReasons(t *testing.T) {
 		command, reason, event string
 		timeout                int64
 	}{
-		"well":        {"true", agent.ReasonExited, "", 0},
-		"badly":       {"exit 3", agent.ReasonExited, "error CommandExecError 3 exit status 3", 0},
-		"killed":      {"kill -9 $$", agent.ReasonKilled, "error CommandExecError -1 signal: killed", 0},
-		"timeout":     {"exec sleep 1000", agent.ReasonTimeout, "error CommandExecError -1 signal: killed|command timed out after 50ms", 50},
-		"pids":        {"echo 'sh: fork: Resource temporarily unavailable' >&2; exit 254", agent.ReasonPidsLimit, "error CommandExecError 254 exit status 254|pids_limit: the sandbox may have 32 processes and threads, its pids limit", 0},
-		"pids, near":  {"echo 'BlockingIOError: Resource temporarily unavailable' >&2; exit 1", agent.ReasonPidsLimit, "error CommandExecError 1 exit status 1|pids_limit: the sandbox may have 32 processes and threads, its pids limit", 0}, // /proc shows the host's
+		"well":   {"true", agent.ReasonExited, "", 0},
+		"badly":  {"exit 3", agent.ReasonExited, "error CommandExecError 3 exit status 3", 0},
+		"killed": {"kill -9 $$", agent.ReasonKilled, "error CommandExecError -1 signal: killed", 0},
+		"timeout": {
+			"exec sleep 1000", agent.ReasonTimeout, "error CommandExecError -1 signal: killed|command timed out after 50ms",
+			50,
+		},
+		"pids": {
+			"echo 'sh: fork: Resource temporarily unavailable' >&2; exit 254", agent.ReasonPidsLimit,
+			"error CommandExecError 254 exit status 254|pids_limit: the sandbox may have 32 processes and threads, its pids limit", 0,
+		},
+		// /proc shows the host's
+		"pids, near": {
+			"echo 'BlockingIOError: Resource temporarily unavailable' >&2; exit 1", agent.ReasonPidsLimit,
+			"error CommandExecError 1 exit status 1|pids_limit: the sandbox may have 32 processes and threads, its pids limit", 0,
+		},
 		"pids, coped": {"echo 'sh: fork: Resource temporarily unavailable' >&2", agent.ReasonExited, "", 0},
-		"disk, a lie": {"echo 'dd: No space left on device' >&2; exit 1", agent.ReasonExited, "error CommandExecError 1 exit status 1", 0}, // another disk was full, or none
+		// another disk was full, or none
+		"disk, a lie": {"echo 'dd: No space left on device' >&2; exit 1", agent.ReasonExited, "error CommandExecError 1 exit status 1", 0},
 		"not there":   {"", agent.ReasonExited, "", 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -286,7 +287,8 @@ func TestMetrics(t *testing.T) {
 		if err := json.Unmarshal([]byte(e.call(200, "GET", "/metrics", nil)), &m); err != nil {
 			t.Fatal(err)
 		}
-		if m.CPUCount != 0.1 || m.MemTotal != 64 || m.MemUsed <= 0 || m.MemUsed > m.MemTotal || m.CPUPct < 0 || m.CPUPct > 100 || m.Timestamp == 0 {
+		if m.CPUCount != 0.1 || m.MemTotal != 64 || m.MemUsed <= 0 || m.MemUsed > m.MemTotal || m.CPUPct < 0 || m.CPUPct > 100 ||
+			m.Timestamp == 0 {
 			t.Errorf("%+v", m)
 		}
 	}
@@ -347,7 +349,7 @@ func TestProxy(t *testing.T) {
 		if r.Header.Get("Upgrade") == "chat" {
 			c, rw, _ := w.(http.Hijacker).Hijack()
 			defer c.Close()
-			io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: chat\r\n\r\n") //nolint:errcheck // a test
+			fmt.Fprint(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: chat\r\n\r\n")
 			line, _ := rw.ReadString('\n')
 			io.WriteString(c, "you said "+line) //nolint:errcheck // a test
 			return
@@ -358,7 +360,8 @@ func TestProxy(t *testing.T) {
 	defer back.Close()
 	port := back.URL[strings.LastIndex(back.URL, ":")+1:]
 	resp, got := e.send(e.request("DELETE", "/proxy/"+port+"/a//b%2Fc?q=1&q=2", strings.NewReader("[1]")))
-	if resp.StatusCode != 418 || got != "tea" || body != "[1]" || seen.URL.EscapedPath() != "/a//b%2Fc" || seen.URL.RawQuery != "q=1&q=2" || seen.Header.Get(agent.TokenHeader) != "" {
+	if resp.StatusCode != 418 || got != "tea" || body != "[1]" || seen.URL.EscapedPath() != "/a//b%2Fc" || seen.URL.RawQuery != "q=1&q=2" ||
+		seen.Header.Get(agent.TokenHeader) != "" {
 		t.Errorf("%d %q %q %v", resp.StatusCode, got, body, seen.URL)
 	}
 	if e.send(e.request("GET", "/proxy/"+port, nil)); seen.URL.Path != "/" {

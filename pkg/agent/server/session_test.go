@@ -81,8 +81,12 @@ func TestSessionKeepsWhatBashKeeps(t *testing.T) {
 	id := e.session(nil)
 	e.steps(id, []step{
 		{"pwd", says(e.dir)},
-		{"export A=1; b='two words'; declare -a c=(x 'y z'); f() { echo f$1; }; alias g='echo g'; cd /usr; shopt -s nullglob; set -o pipefail; umask 027; set -- p q", "complete"},
-		{`echo "$A $b ${c[1]}"; f 1; g; pwd; echo /nope*; umask; echo $2; sh -c 'echo $A'`, says("1 two words y z", "f1", "g", "/usr", "\n", "0027", "q", "1")},
+		{"export A=1; b='two words'; declare -a c=(x 'y z'); f() { echo f$1; }; alias g='echo g'; cd /usr; shopt -s nullglob; set -o " +
+			"pipefail; umask 027; set -- p q", "complete"},
+		{
+			`echo "$A $b ${c[1]}"; f 1; g; pwd; echo /nope*; umask; echo $2; sh -c 'echo $A'`,
+			says("1 two words y z", "f1", "g", "/usr", "\n", "0027", "q", "1"),
+		},
 		{"false | true", exits(1)},
 		{"sleep 300 & echo $!>" + e.dir + "/pid", "complete"},
 		{"[[ $! = $(cat " + e.dir + "/pid) ]] && jobs -p | grep -c . && kill $! && wait $!", "stdout \"1\"\n" + exits(143)},
@@ -108,14 +112,17 @@ func TestSessionSurvives(t *testing.T) {
 		{"exec fails", "exec /nope/x; echo no", "stderr \"bash: line N: /nope/x: No such file or directory\"\n" + exits(127)},
 		{"syntax", "if", "stderr \"bash: eval: line N: syntax error: unexpected end of file\"\n" + exits(2)},
 		{"open quote", "echo 'abc", "stderr \"bash: eval: line N: unexpected EOF while looking for matching `''\"\n" + exits(2)},
-		{"open here-document", "cat <<X\nabc", "stderr \"bash: line N: warning: here-document at line N delimited by end-of-file (wanted `X')\"\nstdout \"abc\"\ncomplete"},
-		{"braces", "}; echo no", "stderr \"bash: eval: line N: syntax error near unexpected token `}'\"\nstderr \"bash: eval: line N: `}; echo no'\"\n" + exits(2)},
+		{"open here-document", "cat <<X\nabc", "stderr \"bash: line N: warning: here-document at line N delimited by end-of-file " +
+			"(wanted `X')\"\nstdout \"abc\"\ncomplete"},
+		{"braces", "}; echo no", "stderr \"bash: eval: line N: syntax error near unexpected token `}'\"\nstderr \"bash: eval: line N: " +
+			"`}; echo no'\"\n" + exits(2)},
 		{"outputs closed", "exec >&- 2>&-; echo x", exits(1)},
 		{"break and return", "break 2>/dev/null; return 3 2>/dev/null; echo still", says("still")},
 		{"an EXIT trap of its own", "trap 'echo bye' EXIT; exit 4", "stdout \"bye\"\n" + exits(4)},
 		{"a RETURN and an ERR trap", "trap 'echo r' RETURN; trap 'echo e' ERR; trap - ERR RETURN", "complete"},
 		{"its aliases", "alias eval=false printf=false builtin=false '{'=false; echo on", says("on")},
-		{"its functions", "eval() { echo mine; }; printf() { echo mine; }; set() { echo mine; }; trap() { echo mine; }; declare() { echo mine; }; echo on", says("on")},
+		{"its functions", "eval() { echo mine; }; printf() { echo mine; }; set() { echo mine; }; trap() { echo mine; }; declare() { " +
+			"echo mine; }; echo on", says("on")},
 		{"a job that holds the output open", "sleep 300 & echo on", says("on")},
 		{"xtrace", "set -x; true; set +x", "stderr \"++ true\"\nstderr \"++ set +x\"\ncomplete"},
 		{"division", "echo $((1/0)); echo no", "stderr \"bash: line N: 1/0: division by 0 (error token is \\\"0\\\")\"\n" + exits(1)},
@@ -136,7 +143,8 @@ func TestSessionSurvives(t *testing.T) {
 					return // it has no output any more, as it asked for
 				}
 				lines := strings.Split(got, "\n")
-				if !strings.HasPrefix(lines[0], `stderr "1 2 $x `) || strings.Join(lines[1:], " ") != `stderr "f" stderr "g" stderr "/usr" stderr "1" complete` {
+				if !strings.HasPrefix(lines[0], `stderr "1 2 $x `) ||
+					strings.Join(lines[1:], " ") != `stderr "f" stderr "g" stderr "/usr" stderr "1" complete` {
 					t.Fatalf("afterwards: %s", got)
 				}
 			}
@@ -167,12 +175,18 @@ func TestSessionMarkers(t *testing.T) {
 	e := newEnv(t)
 	id := e.session(nil)
 	e.steps(id, []step{
-		{"echo __EXIT_CODE__:3; echo __ENV_DUMP_START__; echo __ENV_DUMP_END__; echo __PWD__:/x", says("__EXIT_CODE__:3", "__ENV_DUMP_START__", "__ENV_DUMP_END__", "__PWD__:/x")},
+		{
+			"echo __EXIT_CODE__:3; echo __ENV_DUMP_START__; echo __ENV_DUMP_END__; echo __PWD__:/x",
+			says("__EXIT_CODE__:3", "__ENV_DUMP_START__", "__ENV_DUMP_END__", "__PWD__:/x"),
+		},
 		{"pwd", says(e.dir)},
 		// Programs find nothing but the three descriptors they are to have.
 		{`sh -c 'cd /proc/self/fd; echo *' | tr -d '\n'; for fd in 0 3 4 5 10 11 255; do sh -c "echo garbage 0 hB >&$fd" 2>/dev/null; done; true`, says("0 1 2 3")},
 		// The shell itself may write to its channel: that is no answer.
-		{"for i in 1 2 3; do echo " + strings.Repeat("0", 32) + " 0 hB >&10; head -c 3000000 /dev/zero >&10; done; echo on; (exit 5)", "stdout \"on\"\n" + exits(5)},
+		{
+			"for i in 1 2 3; do echo " + strings.Repeat("0", 32) + " 0 hB >&10; head -c 3000000 /dev/zero >&10; done; echo on; (exit 5)",
+			"stdout \"on\"\n" + exits(5),
+		},
 		{"echo x; (exit 6)", "stdout \"x\"\n" + exits(6)},
 	})
 }
@@ -231,7 +245,10 @@ func TestSessionTimeout(t *testing.T) {
 		"sh -c 'kill -STOP $PPID'; sleep MARK",
 	} {
 		got, limit := inTime(func(limit int64) string {
-			return e.inFor(id, agent.SessionRun{Command: "cd /bin; echo started; " + strings.ReplaceAll(script, "MARK", mark), Timeout: limit})
+			return e.inFor(id, agent.SessionRun{
+				Command: "cd /bin; echo started; " + strings.ReplaceAll(script, "MARK", mark),
+				Timeout: limit,
+			})
 		})
 		if want := timedOut(limit); !strings.HasPrefix(got, `stdout "started"`) || !strings.HasSuffix(got, want) {
 			t.Errorf("%s:\n%s\nwant%s", script, got, want)
@@ -286,13 +303,18 @@ func TestSessionBadInput(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, body := range []string{"{", "[]", `{"cwd":5}`, `{"cwd":"` + file + `"}`, `{"cwd":"` + file + `/x"}`, `{"cwd":"$NOPE"}`, `{"cwd":"a\u0000b"}`, `{"cwd":"` + strings.Repeat("x", 5000) + `"}`} {
+	for _, body := range []string{
+		"{", "[]", `{"cwd":5}`, `{"cwd":"` + file + `"}`, `{"cwd":"` + file + `/x"}`, `{"cwd":"$NOPE"}`,
+		`{"cwd":"a\u0000b"}`, `{"cwd":"` + strings.Repeat("x", 5000) + `"}`,
+	} {
 		e.call(http.StatusBadRequest, "POST", "/session", body)
 	}
 	id := e.session("{}")
 	for _, body := range []string{
-		"", "{", "{}", `{"command":""}`, `{"command":5}`, `{"command":"a\u0000b"}`, `{"command":"a","timeout":-1}`, `{"command":"a","cwd":"/nope"}`,
-		`{"command":"a","cwd":"` + file + `"}`, `{"command":"a","cwd":"$NOPE"}`, `{"command":"` + strings.Repeat("a", command.MaxArg+1) + `"}`,
+		"", "{", "{}", `{"command":""}`, `{"command":5}`, `{"command":"a\u0000b"}`, `{"command":"a","timeout":-1}`,
+		`{"command":"a","cwd":"/nope"}`,
+		`{"command":"a","cwd":"` + file + `"}`, `{"command":"a","cwd":"$NOPE"}`, `{"command":"` + strings.Repeat("a", command.MaxArg+1) +
+			`"}`,
 	} {
 		e.call(http.StatusBadRequest, "POST", "/session/"+id+"/run", body)
 	}

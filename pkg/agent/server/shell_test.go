@@ -50,7 +50,10 @@ func TestDirectIsLikeTheShell(t *testing.T) {
 			if cwd != "" && envs != nil {
 				continue
 			}
-			for _, line := range []string{"env", "ls -d /usr", "false", "echo a", "./noshebang", "./notexec", "./nope", "nope-x a", "/", ps + " -o pid=,pgid=,sid=,args= -C " + filepath.Base(ps)} {
+			for _, line := range []string{
+				"env", "ls -d /usr", "false", "echo a", "./noshebang", "./notexec", "./nope", "nope-x a", "/",
+				ps + " -o pid=,pgid=,sid=,args= -C " + filepath.Base(ps),
+			} {
 				first, rest, _ := strings.Cut(line, " ")
 				quoted := "'" + first + "' " + rest
 				a := e.run(agent.CommandRequest{Command: line, Envs: envs, Cwd: cwd})

@@ -45,7 +45,8 @@ func (e *env) terminal(req agent.PtyRequest) string {
 func (e *env) dial(id, query string) (*websocket.Conn, *http.Response, error) {
 	ctx, cancel := context.WithTimeout(e.Context(), 10*time.Second)
 	defer cancel()
-	return websocket.Dial(ctx, e.http.URL+"/pty/"+id+"/ws?"+query, &websocket.DialOptions{HTTPHeader: http.Header{agent.TokenHeader: {"tok"}}})
+	return websocket.Dial(ctx, e.http.URL+"/pty/"+id+"/ws?"+query,
+		&websocket.DialOptions{HTTPHeader: http.Header{agent.TokenHeader: {"tok"}}})
 }
 
 // join connects and reads up to the frame that says so.
@@ -176,7 +177,8 @@ func line(command string) agent.PtyRequest { return agent.PtyRequest{Command: co
 
 func TestTerminal(t *testing.T) {
 	e := newEnv(t)
-	id := e.terminal(agent.PtyRequest{Argv: []string{"sh", "-c", "stty -echo; tty; stty size; echo $TERM; ps -o tpgid= -p $$; read x; echo got $x; exit 7"}, Cols: 132, Rows: 43})
+	id := e.terminal(agent.PtyRequest{Argv: []string{"sh", "-c", "stty -echo; tty; stty size; echo $TERM; ps -o tpgid= -p $$; read x; " +
+		"echo got $x; exit 7"}, Cols: 132, Rows: 43})
 	if st := e.ptyStatus(id); st.Running || st.Mode != "" || st.OutputOffset != 0 {
 		t.Errorf("before the first connection: %+v", st)
 	}
@@ -186,7 +188,8 @@ func TestTerminal(t *testing.T) {
 	}
 	c.until(func() bool { return strings.Count(c.out.String(), "\n") == 4 })
 	lines := strings.Split(c.out.String(), "\r\n")
-	if !strings.HasPrefix(lines[0], "/dev/pts/") || lines[1] != "43 132" || lines[2] != "xterm-256color" || strings.TrimSpace(lines[3]) == "-1" {
+	if !strings.HasPrefix(lines[0], "/dev/pts/") || lines[1] != "43 132" || lines[2] != "xterm-256color" ||
+		strings.TrimSpace(lines[3]) == "-1" {
 		t.Errorf("%q", lines)
 	}
 	if st := e.ptyStatus(id); !st.Running || !st.Connected || st.Mode != "pty" || st.OutputOffset != int64(c.out.Len()) {
@@ -218,7 +221,10 @@ func TestTerminalResizeAndSignals(t *testing.T) {
 	c.says("ready\r\n")
 	c.sends(`{"type":"resize","cols":100,"rows":50}`)
 	c.says("50 100\r\n")
-	for _, bad := range []string{`{"type":"resize","cols":0,"rows":5}`, `{"type":"resize","cols":-1,"rows":5}`, `{"type":"resize","cols":70000,"rows":5}`, `{"type":"signal","signal":"SIGNOPE"}`, `{"type":"what"}`, `{`, ``} {
+	for _, bad := range []string{
+		`{"type":"resize","cols":0,"rows":5}`, `{"type":"resize","cols":-1,"rows":5}`,
+		`{"type":"resize","cols":70000,"rows":5}`, `{"type":"signal","signal":"SIGNOPE"}`, `{"type":"what"}`, `{`, ``,
+	} {
 		c.sends(bad)
 		c.until(func() bool { return c.last.Type == "error" })
 		if c.last.Code != agent.PtyInvalidFrame || c.last.Error == "" {
@@ -466,7 +472,8 @@ func TestTerminalInputWaits(t *testing.T) {
 func TestTerminalBadInput(t *testing.T) {
 	e := newEnv(t)
 	for _, body := range []string{
-		"{", "[]", `{"cwd":"/nope"}`, `{"command":"a","argv":["a"]}`, `{"argv":[""]}`, `{"command":"a\u0000"}`, `{"cols":-1}`, `{"rows":65536}`,
+		"{", "[]", `{"cwd":"/nope"}`, `{"command":"a","argv":["a"]}`, `{"argv":[""]}`, `{"command":"a\u0000"}`,
+		`{"cols":-1}`, `{"rows":65536}`,
 		`{"cols":1.5}`, `{"timeout":-1}`, `{"uid":-1}`, `{"gid":5}`, `{"envs":{"A=":"b"}}`,
 	} {
 		e.call(http.StatusBadRequest, "POST", "/pty", body)
@@ -505,7 +512,8 @@ func TestTerminalNotStarted(t *testing.T) {
 	}
 	c := &seat{env: e, ws: ws}
 	c.until(func() bool { return c.last.Type == "error" })
-	if c.last.Code != agent.PtyNotStarted || c.last.ExitCode == nil || *c.last.ExitCode != 127 || !strings.Contains(c.last.Error, "nosuchprogram-x") {
+	if c.last.Code != agent.PtyNotStarted || c.last.ExitCode == nil || *c.last.ExitCode != 127 ||
+		!strings.Contains(c.last.Error, "nosuchprogram-x") {
 		t.Errorf("%+v", c.last)
 	}
 	if err := c.next(); websocket.CloseStatus(err) != websocket.StatusInternalError {

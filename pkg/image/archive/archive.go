@@ -115,7 +115,8 @@ func probe(head []byte) (k Kind, err error) {
 	case bytes.HasPrefix(head, gzipMagic), bytes.HasPrefix(head, zstdMagic):
 		k.Compressed = true
 	case bytes.HasPrefix(head, []byte("BZh")), bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
-		return k, errs.New(errs.Unsupported, "the archive is compressed by bzip2 or xz: unpack it first, as by xzcat FILE | sandboxctl image import - NAME")
+		return k, errs.New(errs.Unsupported, "the archive is compressed by bzip2 or xz: unpack it first, as by xzcat FILE | sandboxctl "+
+			"image import - NAME")
 	}
 	var start bytes.Buffer
 	if err := inflate(&start, bytes.NewReader(head)); err != nil && start.Len() == 0 {
@@ -167,7 +168,8 @@ func inflate(to io.Writer, from io.Reader) error {
 		r, err = gzip.NewReader(br)
 	case bytes.HasPrefix(magic, zstdMagic):
 		var z *zstd.Decoder
-		z, err = zstd.NewReader(br, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxZstd), zstd.WithDecoderMaxMemory(2*maxZstd))
+		z, err = zstd.NewReader(br, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxZstd),
+			zstd.WithDecoderMaxMemory(2*maxZstd))
 		if err == nil {
 			defer z.Close()
 		}
@@ -308,7 +310,8 @@ func (m *members) read(name string) ([]byte, error) {
 		return nil, err
 	}
 	if s.Size > maxDocument {
-		return nil, errs.New(errs.Invalid, "member %.100q of the archive has %d bytes; a document has at most %d", name, s.Size, maxDocument)
+		return nil, errs.New(errs.Invalid, "member %.100q of the archive has %d bytes; a document has at most %d", name, s.Size,
+			maxDocument)
 	}
 	b := make([]byte, s.Size)
 	if _, err := m.f.ReadAt(b, s.At); err != nil && !(errors.Is(err, io.EOF) && s.Size == 0) {

@@ -136,13 +136,16 @@ func TestPlan(t *testing.T) {
 		}
 		var out bytes.Buffer
 		l := p.Layers[0]
-		if err := inflate(&out, bytes.NewReader(b[l.At:l.At+l.Size])); err != nil || !bytes.Equal(out.Bytes(), upper) || !l.Packed || (l.Digest == "") != (name == "docker") {
+		if err := inflate(&out, bytes.NewReader(b[l.At:l.At+l.Size])); err != nil || !bytes.Equal(out.Bytes(), upper) || !l.Packed ||
+			(l.Digest == "") != (name == "docker") {
 			t.Errorf("%s: layer %+v is %d bytes, %v", name, l, out.Len(), err)
 		}
-		if p.Config.Workdir != "/srv/app" || p.Config.User != "1000:1000" || p.Config.Labels["team"] != "a" || !slices.Contains(p.Config.Env, "A=from image") {
+		if p.Config.Workdir != "/srv/app" || p.Config.User != "1000:1000" || p.Config.Labels["team"] != "a" ||
+			!slices.Contains(p.Config.Env, "A=from image") {
 			t.Errorf("%s: config %+v", name, p.Config)
 		}
-		if want := map[string]string{"docker": "team/app:7", "oci": "from-oci:1"}[name]; len(p.Tags) != 1 || !strings.HasSuffix(p.Tags[0], want) {
+		if want := map[string]string{"docker": "team/app:7", "oci": "from-oci:1"}[name]; len(p.Tags) != 1 ||
+			!strings.HasSuffix(p.Tags[0], want) {
 			t.Errorf("%s: tags %q", name, p.Tags)
 		}
 		for cut := 0; cut < len(b); cut += 100 {
@@ -203,13 +206,15 @@ func TestBadArchives(t *testing.T) {
 		t.Errorf("three links: %v", err)
 	}
 	for name, b := range map[string][]byte{
-		"100 levels of links":      chain(100, "../"+layerName),
-		"links in a circle":        chain(5, "5"),
-		"links out of it":          chain(2, "../../../../etc/passwd"),
-		"no manifest":              edit(docker, "manifest.json", func([]byte) []byte { return nil }),
-		"manifest of nothing":      edit(docker, "manifest.json", func([]byte) []byte { return []byte("[]") }),
-		"manifest of two":          edit(docker, "manifest.json", func(b []byte) []byte { return []byte("[" + string(b[1:len(b)-1]) + "," + string(b[1:])) }),
-		"manifest too large":       edit(docker, "manifest.json", func(b []byte) []byte { return append(b, bytes.Repeat([]byte(" "), maxDocument)...) }),
+		"100 levels of links": chain(100, "../"+layerName),
+		"links in a circle":   chain(5, "5"),
+		"links out of it":     chain(2, "../../../../etc/passwd"),
+		"no manifest":         edit(docker, "manifest.json", func([]byte) []byte { return nil }),
+		"manifest of nothing": edit(docker, "manifest.json", func([]byte) []byte { return []byte("[]") }),
+		"manifest of two": edit(docker, "manifest.json",
+			func(b []byte) []byte { return []byte("[" + string(b[1:len(b)-1]) + "," + string(b[1:])) }),
+		"manifest too large": edit(docker, "manifest.json",
+			func(b []byte) []byte { return append(b, bytes.Repeat([]byte(" "), maxDocument)...) }),
 		"manifest nests":           edit(docker, "manifest.json", func([]byte) []byte { return bytes.Repeat([]byte("["), 1<<20) }),
 		"manifest names no config": edit(docker, "manifest.json", replace(`"Config":"`, `"Config":"no-`)),
 		"config of no layers":      edit(docker, "sha256:*", replace(`"diff_ids":["`, `"diff_ids":[],"x":["`)),
@@ -218,8 +223,9 @@ func TestBadArchives(t *testing.T) {
 		"digest of no digest":      edit(docker, "sha256:*", replace(`"diff_ids":["sha256:`, `"diff_ids":["md5:`)),
 		"oci: config changed":      edit(oci, "blobs/sha256/*", replace(`/srv/app`, `/srv/bpp`)),
 		"oci: index of nothing":    edit(oci, "index.json", func([]byte) []byte { return []byte(`{"schemaVersion":2,"manifests":[]}`) }),
-		"oci: index in itself":     edit(oci, "index.json", replace("vnd.docker.distribution.manifest.v2", "vnd.docker.distribution.manifest.list.v2")),
-		"oci: manifest missing":    edit(oci, "index.json", replace(`"sha256:`, `"sha256:0000`)),
+		"oci: index in itself": edit(oci, "index.json", replace("vnd.docker.distribution.manifest.v2",
+			"vnd.docker.distribution.manifest.list.v2")),
+		"oci: manifest missing": edit(oci, "index.json", replace(`"sha256:`, `"sha256:0000`)),
 	} {
 		if p, err := plan(b); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%s: %+v, %v", name, p, err)

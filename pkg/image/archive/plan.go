@@ -56,7 +56,8 @@ func planOf(f io.ReaderAt, size int64, args []string) (Plan, error) {
 	case want != "docker" && m.has("index.json"):
 		p, config, err = m.ociPlan()
 	default:
-		return p, errs.New(errs.Invalid, "the archive of an image has no manifest.json, as `docker save` writes, and no index.json, as an OCI layout has; if it is a root file system, say --format rootfs")
+		return p, errs.New(errs.Invalid, "the archive of an image has no manifest.json, as `docker save` writes, and no index.json, as "+
+			"an OCI layout has; if it is a root file system, say --format rootfs")
 	}
 	if err != nil {
 		return p, err
@@ -106,7 +107,8 @@ func (m *members) ociPlan() (p Plan, config []byte, err error) {
 		return p, nil, err
 	}
 	if len(images) != 1 {
-		return p, nil, errs.New(errs.Invalid, "the archive holds %d images for linux/%s; save them one at a time", len(images), runtime.GOARCH)
+		return p, nil, errs.New(errs.Invalid, "the archive holds %d images for linux/%s; save them one at a time", len(images),
+			runtime.GOARCH)
 	}
 	desc := images[0]
 	if b, err = m.blob(desc); err != nil {
@@ -223,9 +225,13 @@ func configOf(b []byte) (Config, error) {
 		return Config{}, errs.Wrap(err, errs.Invalid, "the config of the image can not be read")
 	}
 	if c.OS != "" && c.OS != "linux" || c.Architecture != "" && c.Architecture != runtime.GOARCH {
-		return Config{}, errs.New(errs.Unsupported, "the image is for %.20s/%.20s, this host is linux/%s", c.OS, c.Architecture, runtime.GOARCH)
+		return Config{}, errs.New(errs.Unsupported, "the image is for %.20s/%.20s, this host is linux/%s", c.OS, c.Architecture,
+			runtime.GOARCH)
 	}
-	out := Config{Config: record.ImageConfig{Env: c.Config.Env, Workdir: path.Clean("/" + c.Config.WorkingDir), User: c.Config.User, Labels: c.Config.Labels}}
+	out := Config{Config: record.ImageConfig{
+		Env: c.Config.Env, Workdir: path.Clean("/" + c.Config.WorkingDir), User: c.Config.User,
+		Labels: c.Config.Labels,
+	}}
 	for _, id := range c.RootFS.DiffIDs {
 		out.DiffIDs = append(out.DiffIDs, id.String())
 	}

@@ -84,7 +84,8 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.URL.Scheme = "https"
 	}
 	if s := r.URL.Scheme; s != "https" && !(s == "http" && g.insecure) {
-		return nil, errs.New(errs.Denied, "registry %s wants us to speak %.10s with %.100s, without TLS: refused; insecure = true of its [[registries]] allows that", g.host, s, r.URL.Host)
+		return nil, errs.New(errs.Denied, "registry %s wants us to speak %.10s with %.100s, without TLS: refused; insecure = true of "+
+			"its [[registries]] allows that", g.host, s, r.URL.Host)
 	}
 	if !g.own[hostPort(r.URL)] { // a proxy would dial it, out of our sight
 		if a, err := netip.ParseAddr(r.URL.Hostname()); err == nil && !elsewhere(a) || strings.EqualFold(r.URL.Hostname(), "localhost") {
@@ -95,7 +96,8 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (g *guard) inside(where string) error {
-	return errs.New(errs.Denied, "registry %s sends us to %.100s, which is an address of this host or its network, not a public one: refused; if that is right, name it in redirects of its [[registries]]", g.host, where)
+	return errs.New(errs.Denied, "registry %s sends us to %.100s, which is an address of this host or its network, not a public one: "+
+		"refused; if that is right, name it in redirects of its [[registries]]", g.host, where)
 }
 
 func (g *guard) dial(ctx context.Context, network, addr string) (net.Conn, error) {

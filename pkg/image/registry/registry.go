@@ -241,7 +241,8 @@ func newSource(p *place, path, namespace, rest string, auth *Auth) (*source, err
 		s.said = "that came with the request (image.auth)"
 	case p.Credentials != "":
 		if auth, err = readCredentials(p.Credentials); err != nil {
-			return nil, errs.Wrap(err, errs.Unavailable, "the credentials of registry %s can not be read; the daemon's log says why", p.host)
+			return nil, errs.Wrap(err, errs.Unavailable, "the credentials of registry %s can not be read; the daemon's log says why",
+				p.host)
 		}
 		s.said = "of its credentials file"
 	}

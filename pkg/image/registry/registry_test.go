@@ -53,7 +53,10 @@ func TestOwnAddresses(t *testing.T) {
 func TestRepositories(t *testing.T) {
 	c, err := New([]Registry{
 		{Prefix: "registry.example.com"},
-		{Prefix: "registry.example.com/team", Location: "10.0.0.1:5000/of/team", Mirrors: []string{"mirror.example.com/m", "registry.example.com"}},
+		{
+			Prefix: "registry.example.com/team", Location: "10.0.0.1:5000/of/team",
+			Mirrors: []string{"mirror.example.com/m", "registry.example.com"},
+		},
 		{Prefix: "", Location: "hub.example.com", Namespace: "library"},
 		{Prefix: "opensandbox", Location: "10.0.0.1:5000/os"},
 	})

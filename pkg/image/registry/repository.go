@@ -75,7 +75,9 @@ func (r *Repository) Sources() int { return len(r.sources) }
 // Blob opens a blob of size bytes from byte at on. What comes may begin at 0 nevertheless, as
 // begins says. The first from places are not asked; of is the one that answered.
 // Whoever reads it checks its size and digest. Errors are those of Manifest.
-func (r *Repository) Blob(ctx context.Context, digest string, at, size int64, from int) (body io.ReadCloser, begins int64, of int, err error) {
+func (r *Repository) Blob(ctx context.Context, digest string, at, size int64, from int) (body io.ReadCloser, begins int64, of int,
+	err error,
+) {
 	of, err = r.ask(ctx, from, func(s *source) error {
 		body, begins, err = s.blob(ctx, digest, at, size)
 		return err
@@ -152,7 +154,8 @@ func (s *source) manifest(ctx context.Context, ref string, limit int64) ([]byte,
 		return nil, "", s.explain(err)
 	}
 	if int64(len(b)) > limit {
-		return nil, "", errs.New(errs.Invalid, "registry %s sends a manifest of %s with more than %d bytes, which no image needs", s.host, s.repo.RepositoryStr(), limit)
+		return nil, "", errs.New(errs.Invalid, "registry %s sends a manifest of %s with more than %d bytes, which no image needs", s.host,
+			s.repo.RepositoryStr(), limit)
 	}
 	sum := sha256.Sum256(b)
 	digest := "sha256:" + hex.EncodeToString(sum[:])
@@ -161,7 +164,8 @@ func (s *source) manifest(ctx context.Context, ref string, limit int64) ([]byte,
 		want = ref
 	}
 	if want != "" && want != digest {
-		return nil, "", errs.New(errs.Invalid, "registry %s sends a manifest of %s with the digest %s where it should be %.100s: it is broken, or lies", s.host, s.repo.RepositoryStr(), digest, want)
+		return nil, "", errs.New(errs.Invalid, "registry %s sends a manifest of %s with the digest %s where it should be %.100s: it is "+
+			"broken, or lies", s.host, s.repo.RepositoryStr(), digest, want)
 	}
 	return b, digest, nil
 }
@@ -193,7 +197,8 @@ func (s *source) blob(ctx context.Context, digest string, at, size int64) (io.Re
 		}
 		resp.Body.Close()
 	}
-	return nil, 0, errs.New(errs.Invalid, "registry %s answers a request for %s from byte %d on with the range %.60q", s.host, digest, at, resp.Header.Get("Content-Range"))
+	return nil, 0, errs.New(errs.Invalid, "registry %s answers a request for %s from byte %d on with the range %.60q", s.host, digest, at,
+		resp.Header.Get("Content-Range"))
 }
 
 // get makes a request of one of the statuses that are good.
@@ -278,7 +283,8 @@ func (s *source) refusal(status int, words, ref string) error {
 	case (status == http.StatusUnauthorized || status == http.StatusForbidden) && s.said != "":
 		return errs.New(errs.Denied, "registry %s does not give out %s for the user name and password %s (%s)", s.host, what, s.said, said)
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		return errs.New(errs.Denied, "registry %s does not give out %s without a user name and a password (%s): give them with the request (image.auth, or `sandboxctl image pull -u`), or by credentials of its [[registries]]", s.host, what, said)
+		return errs.New(errs.Denied, "registry %s does not give out %s without a user name and a password (%s): give them with the "+
+			"request (image.auth, or `sandboxctl image pull -u`), or by credentials of its [[registries]]", s.host, what, said)
 	case status == http.StatusNotFound:
 		return errs.New(errs.NotFound, "registry %s has no %s (%s)", s.host, what, said)
 	case status == http.StatusTooManyRequests || status >= 500:

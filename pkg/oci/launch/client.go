@@ -217,7 +217,10 @@ func spawn(cmd *exec.Cmd) (*process, error) {
 		conn.Close()
 		return nil, fmt.Errorf("start launcher: %w", err)
 	}
-	p := &process{cmd: cmd, conn: conn.(*net.UnixConn), dead: make(chan struct{}), waiting: map[uint64]chan string{}, stuck: map[uint64]bool{}}
+	p := &process{
+		cmd: cmd, conn: conn.(*net.UnixConn), dead: make(chan struct{}), waiting: map[uint64]chan string{},
+		stuck: map[uint64]bool{},
+	}
 	go p.listen()
 	return p, nil
 }

@@ -221,7 +221,10 @@ func (h *Host) NewBox(t testing.TB, rt Runtime) *Box {
 	if base != 0 {
 		b.Config.UserNS = b.ns("user")
 	}
-	for name, path := range map[string]*string{"resolv.conf": &b.Config.ResolvConf, "hosts": &b.Config.Hosts, "hostname": &b.Config.HostnameFile} {
+	for name, path := range map[string]*string{
+		"resolv.conf": &b.Config.ResolvConf, "hosts": &b.Config.Hosts,
+		"hostname": &b.Config.HostnameFile,
+	} {
 		must(t, os.MkdirAll(h.Bundle(b.ID), 0o700))
 		must(t, oci.WriteFile(h.Bundle(b.ID), name, []byte("# "+name+" of sandboxd\n"), 0o644))
 		*path = filepath.Join(h.Bundle(b.ID), name)

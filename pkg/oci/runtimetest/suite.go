@@ -59,7 +59,8 @@ func testReport(t *testing.T, h *Host, rt Runtime) {
 	}
 	for key, want := range map[string]string{
 		"hostname": "lab", "pid": "1", "cwd": "/", "dev": "", "unmasked": "", "rootfs": "",
-		"/etc/resolv.conf": "# resolv.conf of sandboxd\n", "/etc/hosts": "# hosts of sandboxd\n", "/etc/hostname": "# hostname of sandboxd\n",
+		"/etc/resolv.conf": "# resolv.conf of sandboxd\n", "/etc/hosts": "# hosts of sandboxd\n",
+		"/etc/hostname": "# hostname of sandboxd\n",
 	} {
 		if got := r[key]; got != want {
 			t.Errorf("%s = %q, want %q", key, got, want)
@@ -160,7 +161,8 @@ func reportRunc(t *testing.T, b *Box, r, status map[string]string) {
 	}
 	for line := range strings.Lines(r["fds"]) {
 		fd, to, _ := strings.Cut(strings.TrimSpace(line), " ")
-		ok := to == "/dev/null" || to == "" /* the listing itself */ || strings.HasPrefix(to, "socket:") && fd == "0" || strings.HasPrefix(to, "anon_inode:") || strings.HasPrefix(to, "/proc/1/fd")
+		ok := to == "/dev/null" || to == "" /* the listing itself */ || strings.HasPrefix(to, "socket:") && fd == "0" ||
+			strings.HasPrefix(to, "anon_inode:") || strings.HasPrefix(to, "/proc/1/fd")
 		if !ok {
 			t.Errorf("PID 1 of %s holds descriptor %s to %s", b.ID, fd, to)
 		}
@@ -203,7 +205,8 @@ func testPlaces(t *testing.T, h *Host, rt Runtime) {
 		"/.sandboxd": {"mode": "700", "write": "ok", "fill": "32"},
 	} {
 		for key, v := range want {
-			if near := key == "fill" && dir != "/.sandboxd" && got[dir][key] == less(v); got[dir][key] != v && !near { // the program takes a page
+			// the program takes a page
+			if near := key == "fill" && dir != "/.sandboxd" && got[dir][key] == less(v); got[dir][key] != v && !near {
 				t.Errorf("%s: %s is %q, want %q", dir, key, got[dir][key], v)
 			}
 		}

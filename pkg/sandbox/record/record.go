@@ -177,7 +177,8 @@ func (s *Spec) Terms() Terms { return Terms{s.Limits, s.Network, s.NetworkPolicy
 
 // SameNetwork reports whether t and o allow the same and show the same.
 func (t Terms) SameNetwork(o Terms) bool {
-	return t.Network.Mode == o.Network.Mode && reflect.DeepEqual(t.Network.Rules, o.Network.Rules) && bytes.Equal(t.NetworkPolicy, o.NetworkPolicy)
+	return t.Network.Mode == o.Network.Mode && reflect.DeepEqual(t.Network.Rules, o.Network.Rules) &&
+		bytes.Equal(t.NetworkPolicy, o.NetworkPolicy)
 }
 
 // NetworkMode is what a sandbox may reach in general.

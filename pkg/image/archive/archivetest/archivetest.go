@@ -61,7 +61,10 @@ func Image(t testing.TB, layers ...[]byte) v1.Image {
 	must(t, err)
 	c = c.DeepCopy()
 	c.OS, c.Architecture = "linux", runtime.GOARCH
-	c.Config = v1.Config{Env: []string{"PATH=/bin", "A=from image"}, WorkingDir: "/srv/app", User: "1000:1000", Labels: map[string]string{"team": "a"}}
+	c.Config = v1.Config{
+		Env: []string{"PATH=/bin", "A=from image"}, WorkingDir: "/srv/app", User: "1000:1000",
+		Labels: map[string]string{"team": "a"},
+	}
 	img, err = mutate.ConfigFile(img, c)
 	must(t, err)
 	return img

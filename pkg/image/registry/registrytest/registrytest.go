@@ -77,7 +77,8 @@ func (a *Authority) sign(t testing.TB) (cert, key []byte) {
 	must(t, err)
 	tmpl := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "registry of a test"}, NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, KeyUsage: x509.KeyUsageDigitalSignature,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, a.cert, &k.PublicKey, a.key)
 	must(t, err)
@@ -166,7 +167,8 @@ func (a *Authority) Push(t testing.TB, addr, ref string, what remote.Taggable) {
 	t.Helper()
 	tag, err := name.NewTag(addr + "/" + ref)
 	must(t, err)
-	must(t, remote.Push(tag, what, remote.WithTransport(a.transport()), remote.WithAuth(authn.FromConfig(authn.AuthConfig{Username: User, Password: Password}))))
+	must(t, remote.Push(tag, what, remote.WithTransport(a.transport()),
+		remote.WithAuth(authn.FromConfig(authn.AuthConfig{Username: User, Password: Password}))))
 }
 
 // Front stands before a registry.

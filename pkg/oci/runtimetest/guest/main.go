@@ -124,7 +124,10 @@ func report() map[string]string {
 			r["unmasked"] += p + " "
 		}
 	}
-	for _, p := range []string{"/sys/kernel/mm/transparent_hugepage/enabled", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/opt/opensandbox/sandbox-agent"} {
+	for _, p := range []string{
+		"/sys/kernel/mm/transparent_hugepage/enabled", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger",
+		"/opt/opensandbox/sandbox-agent",
+	} {
 		if fd, err := unix.Open(p, unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
 			unix.Close(fd)
 			r["writable"] += p + " "
