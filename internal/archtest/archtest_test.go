@@ -35,16 +35,10 @@ var layers = [][]string{
 	3: {"pkg/sandbox", "internal/backup"},
 	4: {"pkg/expiry", "pkg/health", "pkg/admission"},
 	5: {"pkg/api", "api"},
-	6: {"pkg/client", "internal/config", "internal/cli/text"},
-	7: {"internal/doctor", "internal/cli/command"},
-	8: {"internal/daemon", "internal/daemontest", "internal/support", "internal/cli/foreground"},
-	9: {
-		"internal/cli/bench", "internal/cli/code", "internal/cli/exec", "internal/cli/files", "internal/cli/image",
-		"internal/cli/network", "internal/cli/observe", "internal/cli/sandbox", "internal/cli/snapshot", "internal/cli/system",
-		"internal/cli/volume",
-	},
-	10: {"internal/cli"},
-	11: {"cmd", "test"},
+	6: {"pkg/client", "internal/config"},
+	7: {"internal/doctor", "internal/cli"},
+	8: {"internal/daemon", "internal/daemontest", "internal/support"},
+	9: {"cmd", "test"},
 }
 
 // walls names, for a dependency, the only packages that may import it.
