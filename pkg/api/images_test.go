@@ -111,11 +111,11 @@ func TestImportRefused(t *testing.T) {
 	if _, err := c.Images().Import(ctx, client.Archive{Name: "x", Body: silent}, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("given up while nothing came: %v", err)
 	}
-	var told []wire.ImportProgress
+	var steps []wire.ImportProgress
 	im, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")},
-		func(p wire.ImportProgress) { told = append(told, p) })
-	if err != nil || im.Name != "python" || len(told) != 1 || told[0].Total != 7 {
-		t.Errorf("%+v, %v, told %+v", im, err, told)
+		func(p wire.ImportProgress) { steps = append(steps, p) })
+	if err != nil || im.Name != "python" || len(steps) != 1 || steps[0].Total != 7 {
+		t.Errorf("%+v, %v, steps %+v", im, err, steps)
 	}
 	var out bytes.Buffer
 	if err := c.Images().Export(t.Context(), "python", &out); err != nil || out.String() != "a tar of python:latest" {

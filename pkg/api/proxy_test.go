@@ -422,7 +422,7 @@ func TestEventsAndImages(t *testing.T) {
 func TestLogs(t *testing.T) {
 	w := newWorld(t)
 	out := "one\ntwo\n"
-	looks := make(chan struct{}, 100)
+	probes := make(chan struct{}, 100)
 	w.agent = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/command/entrypoint/logs" {
 			http.NotFound(rw, r)
@@ -435,30 +435,30 @@ func TestLogs(t *testing.T) {
 		}
 		rw.Header().Set(agent.CursorHeader, fmt.Sprint(first))
 		io.WriteString(rw, out[n:]) //nolint:errcheck // a recorder
-		looks <- struct{}{}
+		probes <- struct{}{}
 	})
 	sb := w.create()
 	at := "/v1/sandboxes/" + sb.ID + "/logs"
 	if a := w.do("GET", at, ""); string(a.body) != out {
 		t.Errorf("logs %q", a.body)
 	}
-	<-looks
+	<-probes
 	for tail, want := range map[string]string{"0": "", "1": "two\n", "2": out, "100000": out} {
 		if a := w.do("GET", at+"?tail="+tail, ""); string(a.body) != want {
 			t.Errorf("tail %s: %q", tail, a.body)
 		}
-		<-looks
-		<-looks
+		<-probes
+		<-probes
 	}
 	// What was written before the lines that are wanted does not come at the end.
 	for _, c := range []struct {
-		query string
-		looks int
-		want  string
+		query  string
+		probes int
+		want   string
 	}{{"", 1, out + "three\n"}, {"&tail=0", 2, "three\n"}, {"&tail=1", 2, "two\nthree\n"}} {
 		w.set(sb.ID, func(r *record.Record) { r.State = record.Running })
-		for len(looks) > 0 {
-			<-looks
+		for len(probes) > 0 {
+			<-probes
 		}
 		ended := make(chan struct{})
 		go func() {
@@ -467,8 +467,8 @@ func TestLogs(t *testing.T) {
 				t.Errorf("followed%s %q, want %q", c.query, a.body, c.want)
 			}
 		}()
-		for range c.looks {
-			<-looks
+		for range c.probes {
+			<-probes
 		}
 		w.set(sb.ID, func(r *record.Record) { r.State, r.LastOutput = record.Ended, "two\nthree\n" })
 		<-ended

@@ -34,8 +34,8 @@ type View struct {
 	Redraw   bool  // have programs that fill the screen draw it anew
 
 	Patience time.Duration // how long to try again when the connection breaks
-	Lost     func(error)   // told that it broke
-	Back     func()        // told that it is back
+	Lost     func(error)   // called when it broke
+	Back     func()        // called when it is back
 }
 
 // pingEvery is how often a client asks whether anybody is there. Nobody is when no
@@ -44,16 +44,16 @@ const pingEvery = 30 * time.Second
 
 // attachment is one call of Attach.
 type attachment struct {
-	t      *Terminal
-	view   View
-	offset int64         // of the next byte
-	typed  chan []byte   // from read, one at a time
-	unsent []byte        // typed, and not sent for sure
-	begin  func()        // start to read what is typed; once
-	left   chan struct{} // closed when In failed, which ends the session
-	why    error         // of In; read after left
-	joined bool          // connected since the last break
-	told   bool          // view.Lost was
+	t        *Terminal
+	view     View
+	offset   int64         // of the next byte
+	typed    chan []byte   // from read, one at a time
+	unsent   []byte        // typed, and not sent for sure
+	begin    func()        // start to read what is typed; once
+	left     chan struct{} // closed when In failed, which ends the session
+	why      error         // of In; read after left
+	joined   bool          // connected since the last break
+	lostTold bool          // view.Lost was called, and view.Back not yet
 
 	heard atomic.Pointer[time.Time] // when something last came
 }
@@ -149,10 +149,10 @@ func (a *attachment) frame(f agent.PtyFrame) (exit Exit, over bool, err error) {
 	switch f.Type {
 	case "connected":
 		a.begin()
-		if a.joined = true; a.told && a.view.Back != nil {
+		if a.joined = true; a.lostTold && a.view.Back != nil {
 			a.view.Back()
 		}
-		a.told = false
+		a.lostTold = false
 	case "exit":
 		if f.ExitCode == nil {
 			return exit, true, errs.New(errs.Internal, "the agent of sandbox %s says nothing sensible of the terminal's end", a.t.in.name)

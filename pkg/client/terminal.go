@@ -124,8 +124,8 @@ func (t *Terminal) Attach(ctx context.Context, v View) (Exit, error) {
 		if time.Since(broken) > v.Patience {
 			return Exit{}, fmt.Errorf("%w (%w)", ErrLost, err)
 		}
-		if v.Lost != nil && !a.told {
-			a.told = true
+		if v.Lost != nil && !a.lostTold {
+			a.lostTold = true
 			v.Lost(err)
 		}
 		takeover = true // the agent may not know yet that the old connection is gone

@@ -89,10 +89,10 @@ type opener interface {
 	Sources() int
 }
 
-// get returns a blob as a file, downloading what of it is not here yet. told
+// get returns a blob as a file, downloading what of it is not here yet. progress
 // hears how much of it there is.
 // Preconditions: it is in use.
-func (b *blobs) get(ctx context.Context, want archive.Layer, from opener, told func(int64)) (*os.File, error) {
+func (b *blobs) get(ctx context.Context, want archive.Layer, from opener, progress func(int64)) (*os.File, error) {
 	unlock, err := b.going.Lock(ctx, want.Digest)
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (b *blobs) get(ctx context.Context, want archive.Layer, from opener, told f
 	path := b.path(want.Digest)
 	if f, err := os.Open(path); err == nil {
 		if fi, err := f.Stat(); err == nil && fi.Size() == want.Size {
-			told(want.Size)
+			progress(want.Size)
 			return f, nil
 		}
 		f.Close()
@@ -110,7 +110,7 @@ func (b *blobs) get(ctx context.Context, want archive.Layer, from opener, told f
 	if err != nil {
 		return nil, fmt.Errorf("keep a blob: %w", full(err))
 	}
-	d := &download{f: f, want: want, from: from, told: told, room: b.room}
+	d := &download{f: f, want: want, from: from, progress: progress, room: b.room}
 	if err := d.run(ctx); err != nil {
 		return nil, errors.Join(err, f.Close(), d.leave(path+half))
 	}
@@ -122,11 +122,11 @@ func (b *blobs) get(ctx context.Context, want archive.Layer, from opener, told f
 
 // download is one blob on its way.
 type download struct {
-	f    *os.File
-	want archive.Layer
-	from opener
-	told func(int64)
-	room func() error
+	f        *os.File
+	want     archive.Layer
+	from     opener
+	progress func(int64)
+	room     func() error
 
 	have  int64 // bytes in f, which sum has seen
 	sum   hash.Hash
@@ -195,7 +195,7 @@ func (d *download) resume() error {
 		return err
 	}
 	d.found = true
-	d.told(d.have)
+	d.progress(d.have)
 	return nil
 }
 
@@ -226,9 +226,9 @@ func (d *download) fetch(ctx context.Context) (cut bool, err error) {
 	watch := time.AfterFunc(stall, func() { cancel(silence) })
 	defer watch.Stop()
 	left := d.want.Size - d.have
-	in := &meter{r: &roomy{r: body, room: d.room}, told: func(int64) { watch.Reset(stall) }}
+	in := &meter{r: &roomy{r: body, room: d.room}, report: func(int64) { watch.Reset(stall) }}
 	w := writer{w: d.f}
-	n, err := io.CopyBuffer(&w, &meter{r: io.TeeReader(io.LimitReader(in, left), d.sum), told: func(n int64) { d.told(d.have + n) }},
+	n, err := io.CopyBuffer(&w, &meter{r: io.TeeReader(io.LimitReader(in, left), d.sum), report: func(n int64) { d.progress(d.have + n) }},
 		make([]byte, 1<<18))
 	d.have += n
 	switch {

@@ -107,7 +107,7 @@ func (im *importer) drop() {
 }
 
 func (im *importer) run(ctx context.Context, format string, r io.Reader) (record.Image, error) {
-	received := &meter{r: r, told: func(n int64) { im.progress(Progress{Stage: StageReceive, Bytes: n}) }}
+	received := &meter{r: r, report: func(n int64) { im.progress(Progress{Stage: StageReceive, Bytes: n}) }}
 	head, err := io.ReadAll(io.LimitReader(received, archive.HeadSize))
 	if err != nil {
 		return record.Image{}, err
@@ -213,7 +213,7 @@ func inLayer(err error, n, of int) error {
 // checks both of its digests.
 func (im *importer) layer(ctx context.Context, f io.ReaderAt, l archive.Layer, at Progress) error {
 	at.Total = l.Size
-	raw := &meter{r: io.NewSectionReader(f, l.At, l.Size), told: func(n int64) { at.Bytes = n; im.progress(at) }}
+	raw := &meter{r: io.NewSectionReader(f, l.At, l.Size), report: func(n int64) { at.Bytes = n; im.progress(at) }}
 	sum := &summed{r: raw, h: sha256.New(), want: l.Digest}
 	var r io.Reader = sum
 	if l.Packed {

@@ -10,16 +10,16 @@ import (
 
 // meter tells how much was read.
 type meter struct {
-	r    io.Reader
-	n    int64
-	told func(int64)
+	r      io.Reader
+	n      int64
+	report func(int64)
 }
 
 func (m *meter) Read(p []byte) (int, error) {
 	n, err := m.r.Read(p)
 	if n > 0 {
 		m.n += int64(n)
-		m.told(m.n)
+		m.report(m.n)
 	}
 	return n, err
 }

@@ -20,8 +20,8 @@ func far() record.Spec {
 }
 
 // slowly is a Fetch that lasts for an hour, and tells so.
-func slowly(ctx context.Context, _ *record.Record, told func(string)) (record.Image, error) {
-	told("half of it is here")
+func slowly(ctx context.Context, _ *record.Record, progress func(string)) (record.Image, error) {
+	progress("half of it is here")
 	select {
 	case <-time.After(time.Hour):
 		return record.Image{

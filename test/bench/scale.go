@@ -67,10 +67,10 @@ func restart(ctx context.Context, b *bench) error {
 func scale(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		n := b.times(pick(rt, 1000, 500), 20)
-		var few, all looks
+		var few, all latencies
 		ids, err := b.crowd(ctx, rt, 10)
 		if err == nil {
-			few, err = b.looks(ctx, rt, 10)
+			few, err = b.latencies(ctx, rt, 10)
 		}
 		if err == nil {
 			var more []string
@@ -78,7 +78,7 @@ func scale(ctx context.Context, b *bench) error {
 			ids = append(ids, more...)
 		}
 		if err == nil {
-			all, err = b.looks(ctx, rt, n)
+			all, err = b.latencies(ctx, rt, n)
 		}
 		rss := float64(processKB(b.pid, "status", "VmRSS:")) * 1024 / 1e6
 		if err := errors.Join(err, b.dropAll(ctx, ids)); err != nil {
@@ -94,12 +94,12 @@ func scale(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// looks are times in ms.
-type looks struct{ list, page, create, sweep []float64 }
+// latencies are times in ms.
+type latencies struct{ list, page, create, sweep []float64 }
 
-// looks measures a daemon that has n sandboxes. A whole listing has n items; a
+// latencies measures a daemon that has n sandboxes. A whole listing has n items; a
 // page, which is what clients ask for, as many as there are beside 10.
-func (b *bench) looks(ctx context.Context, rt string, n int) (l looks, err error) {
+func (b *bench) latencies(ctx context.Context, rt string, n int) (l latencies, err error) {
 	for range b.times(50, 5) {
 		start := time.Now()
 		all, err := b.cl.List(ctx, client.Filter{})

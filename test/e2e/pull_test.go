@@ -277,7 +277,7 @@ func (p *puller) awaitMessage(id, part string) {
 func tellPullByCommand(p *puller) {
 	ref := p.pushed("team/cli:1")
 	r := p.feed(strings.NewReader(rt.Password+"\n"), "image", "pull", "-u", rt.User, "--password-stdin", ref)
-	if r != (told{ref + "\n", "", 0}) {
+	if r != (result{ref + "\n", "", 0}) {
 		p.Fatalf("%+v", r)
 	}
 	p.Forget()

@@ -149,12 +149,12 @@ func (h host) cellGoesOn(t *testing.T, sandbox string) (ended func()) {
 // over a command that was cut off.
 func tellSession(l *lab, id string) {
 	s := strings.TrimSpace(l.ok("command", "session", "create", "-w", "/var/new", id))
-	run := func(args ...string) told { return l.ctl(append([]string{"command", "session", "run"}, args...)...) }
-	if r := run(id, s, "--", `A="it's $HOME"; f() { echo "$A" >&2; return 3; }; pwd`); r != (told{"/var/new\n", "", 0}) {
+	run := func(args ...string) result { return l.ctl(append([]string{"command", "session", "run"}, args...)...) }
+	if r := run(id, s, "--", `A="it's $HOME"; f() { echo "$A" >&2; return 3; }; pwd`); r != (result{"/var/new\n", "", 0}) {
 		l.Errorf("%+v", r)
 	}
 	l.wants(run("--timeout", "300ms", id, s, "--", "sleep", "60"), 124, "--timeout 300ms")
-	if r := run("-w", "/usr", id, s, "f"); r != (told{"", "it's /root\n", 3}) {
+	if r := run("-w", "/usr", id, s, "f"); r != (result{"", "it's /root\n", 3}) {
 		l.Errorf("%+v", r)
 	}
 	if r := run(id, s, "--", "printf", "%s|", "a b", "$A", "it's"); r.out != "a b|$A|it's|" {

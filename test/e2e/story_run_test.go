@@ -54,11 +54,11 @@ func tellBench(t *testing.T, l *lab) {
 
 // tellRun: a command, its output and its exit status, and nothing after it.
 func tellRun(t *testing.T, l *lab) {
-	run := func(args ...string) told { return l.ctl(append([]string{"run", "--runtime", l.runtime}, args...)...) }
-	if r := run("python", "--", "python3", "-c", "print(6*7)"); r != (told{"42\n", "", 0}) {
+	run := func(args ...string) result { return l.ctl(append([]string{"run", "--runtime", l.runtime}, args...)...) }
+	if r := run("python", "--", "python3", "-c", "print(6*7)"); r != (result{"42\n", "", 0}) {
 		t.Errorf("%+v", r)
 	}
-	if r := run("base", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); r != (told{"out\n", "err\n", 7}) {
+	if r := run("base", "--", "sh", "-c", "echo out; echo err >&2; exit 7"); r != (result{"out\n", "err\n", 7}) {
 		t.Errorf("%+v", r)
 	}
 	if r := run("-e", "A=b c", "-w", "/var/tmp", "-u", "nobody", "base", "--", "sh", "-c",
@@ -74,7 +74,7 @@ func tellRun(t *testing.T, l *lab) {
 	if r := l.feed(bytes.NewReader(in), "run", "--runtime", l.runtime, "-i", "base", "--", "cat"); r.out != string(in) || r.code != 0 {
 		t.Errorf("cat of %d random bytes: %d bytes, %d, %q", len(in), len(r.out), r.code, r.errout)
 	}
-	if r := run("base", "--", "cat"); r != (told{}) { // without -i there is no input
+	if r := run("base", "--", "cat"); r != (result{}) { // without -i there is no input
 		t.Errorf("%+v", r)
 	}
 	r := run("python", "--", "python3", "-c", "import sys; sys.stdout.buffer.write(bytes(range(256))*40960)")
@@ -97,7 +97,7 @@ var every = func() (b []byte) {
 // tellRunFails: the exit statuses that docker, env and timeout have made
 // customary, and errors that say what to do.
 func tellRunFails(t *testing.T, l *lab) {
-	run := func(args ...string) told { return l.ctl(append([]string{"run", "--runtime", l.runtime}, args...)...) }
+	run := func(args ...string) result { return l.ctl(append([]string{"run", "--runtime", l.runtime}, args...)...) }
 	l.wants(run("base", "--", "no-such-program"), 127, "no-such-program")
 	l.wants(run("base", "--", "/no/such/program"), 127, "/no/such/program")
 	l.wants(run("base", "--", "/etc/passwd"), 126, "/etc/passwd", "executable")

@@ -89,8 +89,8 @@ type lab struct {
 	out     *outside
 }
 
-// told is what a process printed and how it ended.
-type told struct {
+// result is what a process printed and how it ended.
+type result struct {
 	out, errout string
 	code        int
 }
@@ -99,10 +99,10 @@ type told struct {
 const patience = 60 * time.Second
 
 // ctl runs sandboxctl to its end.
-func (l *lab) ctl(args ...string) told { l.Helper(); return l.feed(nil, args...) }
+func (l *lab) ctl(args ...string) result { l.Helper(); return l.feed(nil, args...) }
 
 // feed is ctl with a standard input.
-func (l *lab) feed(stdin io.Reader, args ...string) told {
+func (l *lab) feed(stdin io.Reader, args ...string) result {
 	l.Helper()
 	ctx, cancel := context.WithTimeout(l.Context(), patience)
 	defer cancel()
@@ -116,7 +116,7 @@ func (l *lab) feed(stdin io.Reader, args ...string) told {
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		l.Fatal(err)
 	}
-	return told{out.String(), errout.String(), cmd.ProcessState.ExitCode()}
+	return result{out.String(), errout.String(), cmd.ProcessState.ExitCode()}
 }
 
 func (l *lab) command(ctx context.Context, args ...string) *exec.Cmd {
@@ -142,7 +142,7 @@ func (l *lab) make(args ...string) string {
 }
 
 // wants checks how a command line ended and that stderr holds each of the texts.
-func (l *lab) wants(r told, code int, texts ...string) {
+func (l *lab) wants(r result, code int, texts ...string) {
 	l.Helper()
 	if r.code != code {
 		l.Errorf("exit status %d, want %d; it said %.500q and %.2000q", r.code, code, r.out, r.errout)
