@@ -51,8 +51,8 @@ sandboxctl attach.`,
 	return cmd
 }
 
-// scrollback is how much of what was written before an attach shows, in bytes:
-// some screens.
+// scrollback is how many bytes that were written before it an attach shows: some
+// screens.
 const scrollback = 32 << 10
 
 func newAttach(p *command.Program) *cobra.Command {

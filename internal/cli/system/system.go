@@ -1,5 +1,8 @@
 // Package system has the commands for the daemon itself: what it is, its disks, its
 // API keys, draining it, backing it up.
+//
+// What surprises: `system restore` runs sandboxd on this host, because the daemon
+// is stopped for it.
 package system
 
 import (
@@ -222,8 +225,8 @@ func backupTo(file string, fill func(*os.File) error) error {
 	return nil
 }
 
-// newSystemRestore runs sandboxd's own command: the daemon is stopped for it,
-// so there is nobody to ask.
+// newSystemRestore runs `sandboxd restore`: the daemon is stopped for it, so there
+// is nothing to connect to.
 func newSystemRestore() *cobra.Command {
 	var (
 		accept bool
