@@ -34,7 +34,9 @@ func TestCodesComeBack(t *testing.T) {
 		t.Fatalf("%+v %q %v", sb, timing, err)
 	}
 	for range 250 {
-		if _, err := c.Create(t.Context(), wire.CreateRequest{Image: &wire.Image{URI: "python"}, Entrypoint: []string{"x"}, Metadata: map[string]string{"a": "b"}}, false); err != nil {
+		if _, err := c.Create(t.Context(),
+			wire.CreateRequest{Image: &wire.Image{URI: "python"}, Entrypoint: []string{"x"}, Metadata: map[string]string{"a": "b"}},
+			false); err != nil {
 			t.Fatal(err)
 		}
 	}

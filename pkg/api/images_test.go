@@ -94,7 +94,8 @@ func TestImportRefused(t *testing.T) {
 		}
 	}
 	broken := io.MultiReader(strings.NewReader("slow"), breaking{})
-	if _, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Body: broken}, nil); err == nil || !strings.Contains(err.Error(), "the disk of the client") {
+	if _, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Body: broken}, nil); err == nil ||
+		!strings.Contains(err.Error(), "the disk of the client") {
 		t.Errorf("an archive that can not be read: %v", err)
 	}
 	silent, never := io.Pipe() // nothing comes any more, and the daemon hangs up
@@ -110,7 +111,8 @@ func TestImportRefused(t *testing.T) {
 		t.Errorf("given up while nothing came: %v", err)
 	}
 	var told []wire.ImportProgress
-	im, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")}, func(p wire.ImportProgress) { told = append(told, p) })
+	im, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Size: 7, Body: strings.NewReader("slow...")},
+		func(p wire.ImportProgress) { told = append(told, p) })
 	if err != nil || im.Name != "python" || len(told) != 1 || told[0].Total != 7 {
 		t.Errorf("%+v, %v, told %+v", im, err, told)
 	}

@@ -170,9 +170,12 @@ func (b *bench) goPrograms(ctx context.Context, rt, id string) error {
 	command := func() (float64, error) {
 		nth++
 		src := source()
-		err := b.cl.Files(id).Put(ctx, []client.Upload{{Path: "/root/x.go", Mode: 644, Size: int64(len(src)), Open: func() (io.ReadCloser, error) {
-			return io.NopCloser(strings.NewReader(src)), nil
-		}}})
+		err := b.cl.Files(id).Put(ctx, []client.Upload{{
+			Path: "/root/x.go", Mode: 644, Size: int64(len(src)),
+			Open: func() (io.ReadCloser, error) {
+				return io.NopCloser(strings.NewReader(src)), nil
+			},
+		}})
 		if err != nil {
 			return 0, err
 		}

@@ -80,7 +80,10 @@ func (b *bench) serve(ctx context.Context, id string) (stop func() error, err er
 	if err != nil {
 		return nil, fmt.Errorf("%w; scripts/bench.sh builds it", err)
 	}
-	err = b.cl.Files(id).Put(ctx, []client.Upload{{Path: "/root/guest", Mode: 755, Size: fi.Size(), Open: func() (io.ReadCloser, error) { return os.Open(program) }}})
+	err = b.cl.Files(id).Put(ctx, []client.Upload{{
+		Path: "/root/guest", Mode: 755, Size: fi.Size(),
+		Open: func() (io.ReadCloser, error) { return os.Open(program) },
+	}})
 	if err != nil {
 		return nil, err
 	}

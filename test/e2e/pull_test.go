@@ -301,7 +301,8 @@ func tellPullRefused(p *puller) {
 		{p.Addr + "/team/none:1", rt.Password, "has no team/none:1 (404"},
 	} {
 		sb, err := p.api.Create(p.Context(), far(p.runtime, c.ref, c.password), true)
-		if err != nil || sb.Status.State != wire.Failed || !strings.Contains(sb.Status.Message, "step image") || !strings.Contains(sb.Status.Message, c.say) {
+		if err != nil || sb.Status.State != wire.Failed || !strings.Contains(sb.Status.Message, "step image") ||
+			!strings.Contains(sb.Status.Message, c.say) {
 			p.Errorf("%s: %+v, %v; want it to say %q", c.ref, sb.Status, err, c.say)
 		}
 		if h := p.history(sb.ID); strings.Contains(h, "not-the-password-1234") {

@@ -17,12 +17,16 @@ func tellEntrypoints(t *testing.T, l *lab) {
 		code                int // -1: none
 		message             string
 	}{
-		"missing":    {[]string{"/no/such/program"}, wire.Failed, "", "", 127, "/no/such/program"},
-		"forbidden":  {[]string{"/etc/passwd"}, wire.Failed, "", "", 126, "/etc/passwd"},
-		"well":       {[]string{"true"}, wire.Terminated, "exited", "", 0, ""},
-		"badly":      {[]string{"sh", "-c", "exit 3"}, wire.Failed, "exited", "", 3, "3"},
-		"last words": {[]string{"sh", "-c", "echo starting; echo cannot open the door >&2; exit 4"}, wire.Failed, "exited", "starting\ncannot open the door\n", 4, "4"},
-		"killed":     {[]string{"sh", "-c", "kill -9 $$"}, wire.Failed, "killed", "", 137, "SIGKILL"},
+		"missing":   {[]string{"/no/such/program"}, wire.Failed, "", "", 127, "/no/such/program"},
+		"forbidden": {[]string{"/etc/passwd"}, wire.Failed, "", "", 126, "/etc/passwd"},
+		"well":      {[]string{"true"}, wire.Terminated, "exited", "", 0, ""},
+		"badly":     {[]string{"sh", "-c", "exit 3"}, wire.Failed, "exited", "", 3, "3"},
+		"last words": {
+			[]string{"sh", "-c", "echo starting; echo cannot open the door >&2; exit 4"},
+			wire.Failed, "exited",
+			"starting\ncannot open the door\n", 4, "4",
+		},
+		"killed": {[]string{"sh", "-c", "kill -9 $$"}, wire.Failed, "killed", "", 137, "SIGKILL"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := &lab{host: l.host, T: t, runtime: l.runtime}

@@ -181,7 +181,8 @@ func TestAliasRestart(t *testing.T) {
 	h.Start()
 	for id, digest := range old {
 		sb, err := h.api.Restart(t.Context(), id, true)
-		if err != nil || sb.Status.State != wire.Running || sb.Image.URI != "shop/app:1" || sb.Sandboxd.ImageName != "base:latest" || sb.Sandboxd.ImageDigest != digest {
+		if err != nil || sb.Status.State != wire.Running || sb.Image.URI != "shop/app:1" || sb.Sandboxd.ImageName != "base:latest" ||
+			sb.Sandboxd.ImageDigest != digest {
 			t.Errorf("%+v %+v, %v", sb, sb.Sandboxd, err)
 		}
 	}

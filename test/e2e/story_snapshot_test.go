@@ -163,7 +163,8 @@ func tellSnapshots(t *testing.T, l *lab) {
 
 	ls := l.ok("snapshot", "ls", "-o", "json")
 	var list []wire.Snapshot
-	if err := json.Unmarshal([]byte(ls), &list); err != nil || len(list) != 3 || list[2].Name != "while it runs" || list[0].SandboxID != id || list[0].Status.State != wire.SnapshotReady {
+	if err := json.Unmarshal([]byte(ls), &list); err != nil || len(list) != 3 || list[2].Name != "while it runs" ||
+		list[0].SandboxID != id || list[0].Status.State != wire.SnapshotReady {
 		t.Errorf("snapshot ls: %v, %s", err, ls)
 	}
 	for what, s := range map[string]string{"running": running, "paused": paused, "ended": ended} {
@@ -253,7 +254,8 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		t.Errorf("stop printed %q after %v", out, time.Since(start))
 	}
 	i := l.inspect(id)
-	if i.Status.State != wire.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 || !strings.HasPrefix(i.LastOutput, "up\n") || !strings.HasSuffix(i.LastOutput, "bye\n") {
+	if i.Status.State != wire.Terminated || i.Status.Reason != "stopped" || i.Sandboxd.ExitCode == nil || *i.Sandboxd.ExitCode != 5 ||
+		!strings.HasPrefix(i.LastOutput, "up\n") || !strings.HasSuffix(i.LastOutput, "bye\n") {
 		t.Errorf("stopped as %+v, %q", i.Status, i.LastOutput)
 	}
 	if r := l.ctl("stop", "sleeper"); r.code != 0 || r.out != "sleeper\n" || !strings.Contains(r.errout, "sandbox sleeper is Terminated already") {

@@ -257,7 +257,8 @@ func tellVolumeQuota(t *testing.T, l *lab, _ string) {
 		t.Errorf("the volume has %q", got)
 	}
 	big := "1.5Gi"
-	sb, err := l.api.Create(t.Context(), l.with(wire.VolumeMount{Name: "v", MountPath: "/v", PVC: &wire.PVC{ClaimName: "big", Storage: &big}}), true)
+	sb, err := l.api.Create(t.Context(),
+		l.with(wire.VolumeMount{Name: "v", MountPath: "/v", PVC: &wire.PVC{ClaimName: "big", Storage: &big}}), true)
 	if err != nil || sb.Status.State != wire.Running || l.volume("big").SizeBytes != 3<<29 {
 		t.Errorf("%v, %+v, %d", err, sb.Status, l.volume("big").SizeBytes)
 	}
@@ -444,7 +445,8 @@ func tellHostPathRace(t *testing.T, l *lab, lent string) {
 	}()
 	ran, refused := 0, 0
 	for range 12 {
-		sb, err := l.api.Create(t.Context(), l.with(wire.VolumeMount{Name: "h", MountPath: "/h", Host: &wire.HostPath{Path: top + "/a/sub"}}), true)
+		sb, err := l.api.Create(t.Context(),
+			l.with(wire.VolumeMount{Name: "h", MountPath: "/h", Host: &wire.HostPath{Path: top + "/a/sub"}}), true)
 		switch {
 		case err != nil && errs.Is(err, errs.Invalid), err == nil && sb.Status.State == wire.Failed:
 			refused++

@@ -164,9 +164,10 @@ func TestStoppedParts(t *testing.T) {
 				ask("stat", func(ctx context.Context) error { _, err := h.api.Files(sb.ID).Stat(ctx, "/etc"); return err })
 				ask("upload", func(ctx context.Context) error {
 					big := make([]byte, 16<<20) // more than any buffer between here and there
-					return h.api.Files(sb.ID).Put(ctx, []client.Upload{{Path: "/root/big", Mode: 644, Size: int64(len(big)), Open: func() (io.ReadCloser, error) {
-						return io.NopCloser(bytes.NewReader(big)), nil
-					}}})
+					return h.api.Files(sb.ID).Put(ctx,
+						[]client.Upload{{Path: "/root/big", Mode: 644, Size: int64(len(big)), Open: func() (io.ReadCloser, error) {
+							return io.NopCloser(bytes.NewReader(big)), nil
+						}}})
 				})
 				h.unharmed(t, sb.ID, other.ID)
 				for range cap(asked) {
