@@ -16,11 +16,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// A View is what a client shows a terminal in. Only Out is needed.
+// A View is where and how a client shows a terminal. Only Out is needed.
 type View struct {
-	// In is what is typed. Its end is no end of the session: a terminal has
-	// none but what is typed. Any other error ends Attach. A read in progress
-	// outlives Attach.
+	// In is what is typed. Its end does not end the session, any other error ends
+	// Attach. A read in progress outlives Attach.
 	In  io.Reader
 	Out io.Writer
 	Err io.Writer // of pipe mode; nil: Out
@@ -28,46 +27,46 @@ type View struct {
 	Size    func() (cols, rows int) // of the terminal, asked for at first and after Resized
 	Resized <-chan struct{}
 
-	Pipe     bool  // three pipes and no terminal; counts for who attaches first
+	Pipe     bool  // three pipes and no terminal; the first client that attaches decides
 	Since    int64 // the byte to begin with; what the session has forgotten is skipped
-	Takeover bool  // send away who is attached
+	Takeover bool  // send away the client that is attached
 	Redraw   bool  // have programs that fill the screen draw it anew
 
 	Patience time.Duration // how long to try again when the connection breaks
-	Lost     func(error)   // called when it broke
-	Back     func()        // called when it is back
+	Lost     func(error)   // is called when it breaks
+	Back     func()        // is called when it is back
 }
 
-// pingEvery is how often a client asks whether anybody is there. Nobody is when no
-// answer came, and nothing else for half as long again.
+// pingEvery is how often a client pings. The connection is dead when no answer
+// comes, and nothing else for half as long again.
 const pingEvery = 30 * time.Second
 
 // attachment is one call of Attach.
 type attachment struct {
-	t        *Terminal
-	view     View
-	offset   int64         // of the next byte
-	typed    chan []byte   // from read, one at a time
-	unsent   []byte        // typed, and not sent for sure
-	begin    func()        // start to read what is typed; once
-	left     chan struct{} // closed when In failed, which ends the session
-	why      error         // of In; read after left
-	joined   bool          // connected since the last break
-	lostTold bool          // view.Lost was called, and view.Back not yet
+	t      *Terminal
+	view   View
+	offset int64         // of the next byte
+	typed  chan []byte   // from read, one at a time
+	unsent []byte        // typed, and not sent for sure
+	begin  func()        // start to read what is typed; once
+	left   chan struct{} // closed when In failed, which ends the session
+	why    error         // of In; read after left
+	joined bool          // connected since the last break
+	lost   bool          // view.Lost was called, and view.Back was not
 
-	heard atomic.Pointer[time.Time] // when something last came
+	received atomic.Pointer[time.Time] // when something was last received
 }
 
-func (a *attachment) hear() {
+func (a *attachment) noteReceived() {
 	now := time.Now()
-	a.heard.Store(&now)
+	a.received.Store(&now)
 }
 
 // leaveLimit is how long an agent may take to let a client go.
 const leaveLimit = time.Second
 
-// read reads what is typed until that fails, which ends the session, if need be
-// without a word of the agent.
+// read reads what is typed until that fails. An error ends the session, if need
+// be without an answer of the agent.
 func (a *attachment) read(ctx context.Context, cancel context.CancelCauseFunc) {
 	for {
 		b := make([]byte, 4<<10)
@@ -92,11 +91,11 @@ func (a *attachment) read(ctx context.Context, cancel context.CancelCauseFunc) {
 
 // connect serves the session over one connection.
 func (a *attachment) connect(ctx context.Context, takeover bool) (Exit, error) {
-	ws, err := a.t.dial(ctx, a.view.Pipe, takeover, a.offset, a.hear)
+	ws, err := a.t.dial(ctx, a.view.Pipe, takeover, a.offset, a.noteReceived)
 	if err != nil {
 		return Exit{}, err
 	}
-	a.hear()
+	a.noteReceived()
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() { defer close(done); a.send(ctx, ws) }()
@@ -106,7 +105,7 @@ func (a *attachment) connect(ctx context.Context, takeover bool) (Exit, error) {
 		if err != nil {
 			return Exit{}, closed(err)
 		}
-		a.hear()
+		a.noteReceived()
 		if kind == websocket.MessageBinary {
 			if err := a.output(r); err != nil {
 				return Exit{}, err
@@ -149,10 +148,10 @@ func (a *attachment) frame(f agent.PtyFrame) (exit Exit, over bool, err error) {
 	switch f.Type {
 	case "connected":
 		a.begin()
-		if a.joined = true; a.lostTold && a.view.Back != nil {
+		if a.joined = true; a.lost && a.view.Back != nil {
 			a.view.Back()
 		}
-		a.lostTold = false
+		a.lost = false
 	case "exit":
 		if f.ExitCode == nil {
 			return exit, true, errs.New(errs.Internal, "the agent of sandbox %s says nothing sensible of the terminal's end", a.t.in.name)
@@ -193,7 +192,7 @@ func (a *attachment) output(r io.Reader) error {
 		_, err := io.Copy(io.Discard, r)
 		return err
 	}
-	out := &counted{w: w, n: &a.offset, came: a.hear}
+	out := &counted{w: w, n: &a.offset, onWrite: a.noteReceived}
 	if _, err := io.Copy(out, r); out.err != nil {
 		return fmt.Errorf("write the terminal's output: %w", out.err)
 	} else if err != nil {
@@ -204,14 +203,14 @@ func (a *attachment) output(r io.Reader) error {
 
 // counted counts what was written, and remembers its own errors.
 type counted struct {
-	w    io.Writer
-	n    *int64
-	came func()
-	err  error
+	w       io.Writer
+	n       *int64
+	onWrite func()
+	err     error
 }
 
 func (c *counted) Write(b []byte) (n int, err error) {
-	c.came()
+	c.onWrite()
 	n, c.err = c.w.Write(b)
 	*c.n += int64(n)
 	return n, c.err
@@ -252,7 +251,7 @@ func (a *attachment) send(ctx context.Context, ws *websocket.Conn) {
 			cancel()
 			// While the process takes no input its agent reads no pings, but it
 			// goes on sending its own, or output.
-			if err != nil && time.Since(*a.heard.Load()) > every*3/2 {
+			if err != nil && time.Since(*a.received.Load()) > every*3/2 {
 				ws.CloseNow() //nolint:errcheck // the reader notices
 				return
 			}
@@ -260,7 +259,7 @@ func (a *attachment) send(ctx context.Context, ws *websocket.Conn) {
 	}
 }
 
-// resize tells the size of the terminal, some rows more than it has.
+// resize sends the size of the terminal, plus some rows.
 func (a *attachment) resize(ctx context.Context, ws *websocket.Conn, more int) error {
 	if a.view.Size == nil {
 		return nil

@@ -1,5 +1,5 @@
-// Package client is the Go client of sandboxd: the lifecycle API, commands and
-// files in sandboxes, and what sandboxd has beyond OpenSandbox.
+// Package client is the Go client of sandboxd: the lifecycle API of OpenSandbox,
+// commands and files in sandboxes, and what sandboxd adds to that.
 //
 //	c, err := client.FromEnv()
 //	sb, err := c.Create(ctx, wire.CreateRequest{…}, true)

@@ -46,8 +46,8 @@ func (c Interpreters) Remove(ctx context.Context, id string) error {
 // Code is what Interpreters.Run runs.
 type Code struct {
 	Text     string
-	Language string // whose standing context it runs in, unless Context says which
-	Context  string // id of a CodeContext
+	Language string // it runs in the context that the sandbox keeps for this language
+	Context  string // or in the context with this id
 }
 
 // CodeError is code that failed: an exception it did not catch, or the end of
@@ -58,7 +58,7 @@ func (e *CodeError) Error() string { return fmt.Sprintf("%s: %s", e.Name, e.Valu
 
 // Evaluation is code that runs.
 type Evaluation struct {
-	Context string // whose id it is
+	Context string // id of the context that it runs in
 
 	in     sandbox
 	body   io.ReadCloser

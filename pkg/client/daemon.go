@@ -17,11 +17,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// How long a daemon may take. One that hangs must not hang its clients, too.
+// How long a daemon may take. A daemon that hangs must not make its clients hang.
 const (
 	dialLimit = 10 * time.Second
-	// answerLimit is until the header of an answer; the daemon itself gives up
-	// on the slowest it does, a creation, after 90 s.
+	// answerLimit is the time to the header of an answer. The slowest request is a
+	// creation, which the daemon gives up after 90 s.
 	answerLimit = 2 * time.Minute
 )
 

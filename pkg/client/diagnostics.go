@@ -12,9 +12,9 @@ import (
 // Diagnostics say what is wrong with a sandbox, in any state.
 type Diagnostics struct{ sandbox }
 
-// Get asks what is wrong with a sandbox, in any state: kind is "logs", of
-// which scopes are container, lifecycle and all, or "events", of which they are
-// lifecycle, runtime, network and all.
+// Get asks what is wrong with a sandbox. kind is "logs", with the scopes
+// container, lifecycle and all, or "events", with the scopes lifecycle, runtime,
+// network and all.
 func (c Diagnostics) Get(ctx context.Context, kind, scope string) (wire.Diagnostic, error) {
 	return ask[wire.Diagnostic](ctx, c.daemon, request{
 		method: http.MethodGet, path: c.path("/diagnostics/" + url.PathEscape(kind)), query: url.Values{"scope": {scope}},

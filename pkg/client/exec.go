@@ -39,7 +39,7 @@ type Exit struct {
 
 // Process is a command that was started.
 type Process struct {
-	ID string // what Commands knows it by
+	ID string // by which Commands knows it
 	// OOMKills is how many processes of the sandbox the kernel had killed for its memory
 	// before this began; math.MaxInt64 if the daemon does not say.
 	OOMKills int64
@@ -140,8 +140,8 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 	}
 }
 
-// drain reads the end of the body, so that its connection ends well or serves
-// again. Who does not end within a second is cut off.
+// drain reads the end of the body, so that its connection can serve again. A body
+// that does not end within a second is cut off.
 func (p *Process) drain() {
 	t := time.AfterFunc(time.Second, func() { p.body.Close() })
 	defer t.Stop()

@@ -18,8 +18,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Files are the files of a sandbox. What is said of them is the guest's, their
-// names too.
+// Files are the files of a sandbox. Their names, and all other strings about them,
+// come from the guest.
 type Files struct{ sandbox }
 
 // Upload is one file to put into a sandbox.
@@ -31,8 +31,8 @@ type Upload struct {
 }
 
 // Put puts files into a sandbox in one streamed request. Each replaces what
-// was there once it has arrived in full. Of a file
-// that grows meanwhile it takes the first Size bytes; one that shrinks is an error.
+// was there once it has arrived in full. If a file grows meanwhile, its first Size
+// bytes are put; if it shrinks, that is an error.
 func (c Files) Put(ctx context.Context, files []Upload) error {
 	var b uploads
 	mw := multipart.NewWriter(&b.head)

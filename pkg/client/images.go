@@ -71,8 +71,8 @@ type Archive struct {
 	Body   io.Reader
 }
 
-// Import makes an image of an archive. progress is told, a few times a
-// second, how far the daemon is. Cancelling ctx ends the import, and leaves
+// Import makes an image of an archive. progress is called a few times a second
+// with how far the daemon is. Cancelling ctx ends the import, and leaves
 // nothing.
 func (c Images) Import(ctx context.Context, a Archive, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	q := url.Values{}
@@ -81,7 +81,7 @@ func (c Images) Import(ctx context.Context, a Archive, progress func(wire.Import
 			q.Set(k, v)
 		}
 	}
-	body := &remembering{r: a.Body} // what can not be read here is not the daemon's fault
+	body := &remembering{r: a.Body} // an archive that cannot be read is not the daemon's fault
 	if a.Size == 0 {
 		in := unblocked(a.Body)
 		defer in.Close()
@@ -100,7 +100,7 @@ func (c Images) Import(ctx context.Context, a Archive, progress func(wire.Import
 }
 
 // Pull gets an image from the registry that the daemon's configuration
-// names for it. progress is told, a few times a second, how far that is.
+// names for it. progress is called a few times a second with how far that is.
 // Cancelling ctx ends the pull; the next goes on from there.
 func (c Images) Pull(ctx context.Context, name string, auth *wire.ImageAuth, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	resp, err := c.stream(ctx, request{
@@ -156,7 +156,7 @@ func closeWithConn(ctx context.Context, body io.Closer) context.Context {
 	}})
 }
 
-// watched is a connection that tells when it broke.
+// watched is a connection whose alive ends when it breaks.
 type watched struct {
 	net.Conn
 	alive context.Context
@@ -206,8 +206,8 @@ func (r *remembering) blame(err error) error {
 	return err
 }
 
-// Export writes the archive of an image to w. What was written is whole
-// only if this succeeds.
+// Export writes the archive of an image to w. The archive is whole only if there
+// is no error.
 func (c Images) Export(ctx context.Context, ref string, w io.Writer) error {
 	return c.copyTo(ctx, request{method: http.MethodGet, path: imagePath(ref, "/export"), patient: true}, w)
 }

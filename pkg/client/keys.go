@@ -12,7 +12,7 @@ import (
 // Keys are the API keys of a daemon.
 type Keys struct{ *daemon }
 
-// Create makes an API key, whose Secret is told this once. An empty role is
+// Create makes an API key, whose Secret is returned this once. An empty role is
 // an operator's; expires zero is never.
 func (c Keys) Create(ctx context.Context, name, role string, expires time.Time) (k wire.NewKey, err error) {
 	req := wire.KeyRequest{Name: name, Role: role}

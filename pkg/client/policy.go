@@ -10,15 +10,15 @@ import (
 // Policy is what a sandbox may reach.
 type Policy struct{ sandbox }
 
-// Get returns what a sandbox may reach. Of its rules the first that fits a flow
-// decides, else the default does.
+// Get returns what a sandbox may reach. The first rule that fits a flow decides;
+// where none fits, the default does.
 func (c Policy) Get(ctx context.Context) (wire.PolicyStatus, error) {
 	return ask[wire.PolicyStatus](ctx, c.daemon, get(c.path("/networkpolicy")))
 }
 
-// Patch puts rules before those that a sandbox has, of which it drops what
-// they cover. They hold for flows that open when it has returned; those that are
-// open go on. The answer has no Policy.
+// Patch puts rules before those that a sandbox has, and drops old ones that they
+// cover. They hold for flows that open after it has returned; open flows go on.
+// The answer has no Policy.
 func (c Policy) Patch(ctx context.Context, rules []wire.NetworkRule) (wire.PolicyStatus, error) {
 	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodPatch, path: c.path("/networkpolicy"), json: rules})
 }

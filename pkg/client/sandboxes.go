@@ -21,7 +21,7 @@ func sandboxPath(idOrName, rest string) string {
 }
 
 // Create asks for a sandbox. With wait it returns when the sandbox runs or has
-// failed, which Status.State tells: a failed one is not an error here.
+// failed; Status.State says which. A sandbox that failed is not an error here.
 func (c *Client) Create(ctx context.Context, r wire.CreateRequest, wait bool) (wire.Sandbox, error) {
 	sb, _, err := c.CreateTimed(ctx, r, wait)
 	return sb, err
@@ -45,7 +45,7 @@ func (c *Client) CreateTimed(ctx context.Context, r wire.CreateRequest, wait boo
 }
 
 // coming reports whether a sandbox is on its way: it waits for its turn, or is
-// not ready yet. One that waits for its restart has come, and ended.
+// not ready yet. A sandbox that waits for its restart has run and ended.
 func coming(sb wire.Sandbox) bool {
 	if i := sb.Sandboxd; i != nil && (i.NextStart != nil || i.Health != nil) {
 		return i.Health != nil && i.Health.State == wire.HealthStarting
@@ -78,7 +78,7 @@ func (c *Client) Get(ctx context.Context, idOrName string) (wire.Sandbox, error)
 	return ask[wire.Sandbox](ctx, c.daemon, get(sandboxPath(idOrName, "")))
 }
 
-// Filter selects sandboxes; what is empty selects all.
+// Filter selects sandboxes; an empty field selects all.
 type Filter struct {
 	States   []string          // any of them
 	Metadata map[string]string // all of them
@@ -108,8 +108,8 @@ func (c *Client) Delete(ctx context.Context, idOrName string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, "")}, nil)
 }
 
-// Restart lets a sandbox that has ended live again, with its files. With wait
-// it returns when the sandbox runs or has failed, which Status.State tells.
+// Restart runs a sandbox again that has ended, with its files. With wait it
+// returns when the sandbox runs or has failed; Status.State says which.
 func (c *Client) Restart(ctx context.Context, idOrName string, wait bool) (sb wire.Sandbox, err error) {
 	r := request{method: http.MethodPost, path: sandboxPath(idOrName, "/start")}
 	if wait {
@@ -159,7 +159,7 @@ func (c *Client) Update(ctx context.Context, idOrName string, limits map[string]
 	})
 }
 
-// PatchMetadata sets metadata, and removes what is nil.
+// PatchMetadata sets metadata, and removes the keys whose value is nil.
 func (c *Client) PatchMetadata(ctx context.Context, idOrName string, patch map[string]*string) (sb wire.Sandbox, err error) {
 	if patch == nil {
 		patch = map[string]*string{}
@@ -182,7 +182,7 @@ func (c *Client) SignedEndpoint(ctx context.Context, idOrName string, port uint1
 	})
 }
 
-// Inspect returns all there is to know of a sandbox but its secrets.
+// Inspect returns all there is to know of a sandbox except its secrets.
 func (c *Client) Inspect(ctx context.Context, idOrName string) (wire.Inspection, error) {
 	return ask[wire.Inspection](ctx, c.daemon, get(sandboxPath(idOrName, "/inspect")))
 }
@@ -202,8 +202,8 @@ func (c *Client) AllStats(ctx context.Context) ([]wire.SandboxStats, error) {
 // AllLines asks for all lines of an output.
 const AllLines = -1
 
-// Logs reads the last lines of the output of the entrypoint, or AllLines, and with
-// follow what comes until it ends.
+// Logs reads the last lines of the output of the entrypoint, or AllLines. With
+// follow it goes on until the entrypoint ends.
 func (c *Client) Logs(ctx context.Context, idOrName string, lines int, follow bool) (io.ReadCloser, error) {
 	r := request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs"), query: url.Values{}, patient: follow}
 	if follow {

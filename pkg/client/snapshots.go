@@ -17,8 +17,8 @@ func snapshotPath(idOrName, rest string) string {
 }
 
 // Create takes a snapshot of the files of a sandbox; name may be empty.
-// With wait it returns when the snapshot is ready or has failed, which
-// Status.State tells: a failed one is not an error here.
+// With wait it returns when the snapshot is ready or has failed; Status.State
+// says which. A snapshot that failed is not an error here.
 func (c Snapshots) Create(ctx context.Context, sandbox, name string, wait bool) (s wire.Snapshot, err error) {
 	var body wire.CreateSnapshotRequest
 	if name != "" {
@@ -50,7 +50,7 @@ func (c Snapshots) Inspect(ctx context.Context, idOrName string) (wire.SnapshotI
 	return ask[wire.SnapshotInspection](ctx, c.daemon, get(snapshotPath(idOrName, "/inspect")))
 }
 
-// Remove deletes a snapshot. What was made from it stays.
+// Remove deletes a snapshot. Sandboxes that were made from it stay.
 func (c Snapshots) Remove(ctx context.Context, idOrName string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: snapshotPath(idOrName, "")}, nil)
 }

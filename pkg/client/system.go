@@ -21,8 +21,8 @@ func (c System) DiskUsage(ctx context.Context) (wire.DiskUsage, error) {
 	return ask[wire.DiskUsage](ctx, c.daemon, get("/system/df"))
 }
 
-// Drain has the host take no new sandboxes, or take them again; those that are
-// there go on. It outlasts restarts.
+// Drain has the daemon refuse new sandboxes, or accept them again, also after a
+// restart. Those that exist go on.
 func (c System) Drain(ctx context.Context, on bool) error {
 	method := http.MethodDelete
 	if on {
@@ -31,8 +31,8 @@ func (c System) Drain(ctx context.Context, on bool) error {
 	return c.do(ctx, request{method: method, path: "/system/drain"}, nil)
 }
 
-// Backup writes the state of the daemon to w. It is secret. An error means that
-// what w has is not a backup.
+// Backup writes the state of the daemon to w. It is secret. After an error w does
+// not hold a backup.
 func (c System) Backup(ctx context.Context, w io.Writer) error {
 	return c.copyTo(ctx, get("/system/backup"), w)
 }

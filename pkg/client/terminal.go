@@ -17,7 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Terminals are the terminals of a sandbox. What is said of them is the guest's.
+// Terminals are the terminals of a sandbox. The strings that describe them come
+// from the guest.
 type Terminals struct{ sandbox }
 
 // A Terminal is a session in a sandbox: a process at a terminal, or at three
@@ -43,7 +44,7 @@ func (c Terminals) Create(ctx context.Context, cmd Command, cols, rows int) (*Te
 	return c.Get(reply.SessionID)
 }
 
-// Get returns a session by its id; whether it is there, its use will tell.
+// Get returns a session by its id. It does not ask whether the session exists.
 func (c Terminals) Get(id string) (*Terminal, error) {
 	if !agent.IsCommandID(id) {
 		return nil, errs.New(errs.Invalid, "%q is not the id of a terminal", id)
@@ -78,12 +79,12 @@ func (t *Terminal) Signal(ctx context.Context, name string) error {
 var (
 	// ErrTakenOver ends Attach when another client has taken the session over.
 	ErrTakenOver = errors.New("another client has taken over the terminal")
-	// errBroke is a connection that ended without a word.
+	// errBroke is a connection that ended without a reason.
 	errBroke = errors.New("the connection to the terminal broke")
 )
 
-// retryEvery is between two attempts to connect again. Nothing tells when a
-// daemon is back.
+// retryEvery is between two attempts to connect again. There is no event for a
+// daemon that is back.
 const retryEvery = 100 * time.Millisecond
 
 // Attach connects to the session and serves it until the process has ended, v.In
@@ -124,8 +125,8 @@ func (t *Terminal) Attach(ctx context.Context, v View) (Exit, error) {
 		if time.Since(broken) > v.Patience {
 			return Exit{}, fmt.Errorf("%w (%w)", ErrLost, err)
 		}
-		if v.Lost != nil && !a.lostTold {
-			a.lostTold = true
+		if v.Lost != nil && !a.lost {
+			a.lost = true
 			v.Lost(err)
 		}
 		takeover = true // the agent may not know yet that the old connection is gone
@@ -136,7 +137,7 @@ func (t *Terminal) Attach(ctx context.Context, v View) (Exit, error) {
 	}
 }
 
-// dial makes the WebSocket. It calls pinged when the agent asks whether anybody is there.
+// dial makes the WebSocket. It calls pinged for each ping of the agent.
 func (t *Terminal) dial(ctx context.Context, pipe, takeover bool, since int64, pinged func()) (*websocket.Conn, error) {
 	q := url.Values{"since": {strconv.FormatInt(since, 10)}}
 	if pipe {

@@ -1,4 +1,9 @@
-// Package bench has the command that measures a host as a client sees it.
+// Package bench has the command that measures a host as a client sees it: for
+// each runtime it makes sandboxes, runs commands, moves files and removes what it
+// made.
+//
+// What surprises: names and JSON of the rows are those of `make bench`, which
+// programs compare, so they stay as they are.
 package bench
 
 import (
@@ -80,7 +85,7 @@ type benchReport struct {
 	Results []measured   `json:"results"`
 }
 
-// A benchMachine is the daemon's, as far as it tells.
+// A benchMachine is the machine of the daemon, as far as the API describes it.
 type benchMachine struct {
 	Time    time.Time `json:"time"`
 	Kernel  string    `json:"kernel"`
@@ -160,7 +165,7 @@ func (b *benchmark) create(ctx context.Context, rt string) (wire.Sandbox, error)
 		Image: &wire.Image{URI: b.image},
 		Extensions: map[string]string{
 			wire.ExtRuntime: rt, wire.ExtIdle: "true", wire.ExtOneShot: "true",
-			wire.ExtTimeout: "15m", // a net for the case that this process is killed
+			wire.ExtTimeout: "15m", // in case this process is killed
 		},
 	}, true)
 	if err == nil && sb.Status.State != wire.Running {
@@ -169,7 +174,7 @@ func (b *benchmark) create(ctx context.Context, rt string) (wire.Sandbox, error)
 	return sb, err
 }
 
-// delete destroys a sandbox also when ctx has ended.
+// delete destroys a sandbox, even when ctx has ended.
 func (b *benchmark) delete(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanup)
 	defer cancel()
@@ -270,7 +275,7 @@ func (f *firstByte) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// filler is an endless file that is no hole.
+// filler is an endless file without holes.
 type filler struct{}
 
 func (filler) Read(p []byte) (int, error) {

@@ -1,5 +1,8 @@
 // Package code has eval, which runs code in an interpreter of a sandbox, and the
-// commands that look after interpreters.
+// commands that make, list and remove interpreters (contexts).
+//
+// What surprises: an interpreter remembers. Without --context code runs in the one
+// that the sandbox keeps for the language.
 package code
 
 import (

@@ -65,7 +65,7 @@ error. Ctrl-C interrupts the code, and the context lives on.`,
 	return cmd
 }
 
-// maxCode bounds what is read to be run, in bytes; the agent takes less.
+// maxCode bounds the code that is read, in bytes; the agent takes less.
 const maxCode = 64 << 20
 
 // codeOf is the code that was given, or read.
@@ -164,7 +164,7 @@ func shower(asJSON bool, dir string) func(map[string]string) error {
 // figureType is how a file with a figure of a MIME type is named.
 var figureType = map[string]string{"image/png": ".png", "image/jpeg": ".jpg", "image/svg+xml": ".svg"}
 
-// keepFigure writes a figure to a file. What is not text comes as base64.
+// keepFigure writes a figure to a file. All types except SVG come as base64.
 func keepFigure(name, typ, data string) error {
 	b := []byte(data)
 	if typ != "image/svg+xml" {

@@ -18,8 +18,8 @@ import (
 // completed wait for longer.
 var CompletionLimit = 500 * time.Millisecond
 
-// wanted are the states in which a sandbox is offered to a command; to others
-// all are.
+// wanted are the states of the sandboxes that are offered to a command. A command
+// that is not listed is offered all.
 var wanted = map[string][]string{
 	"exec":   {wire.Running},
 	"shell":  {wire.Running},
@@ -33,10 +33,10 @@ var wanted = map[string][]string{
 	"top":    {wire.Running, wire.Paused},
 }
 
-// complete lets every command below cmd complete its arguments by what its
-// usage line calls them: SANDBOX, SNAPSHOT, VOLUME and IMAGE by what the daemon
-// has, PATH and FILE by the shell's own means, and all else not at all. So a
-// command that is added completes without a word about it.
+// complete has every command below cmd complete its arguments by the words of its
+// usage line: SANDBOX, SNAPSHOT, VOLUME and IMAGE are completed from what the
+// daemon has, PATH and FILE by the shell, other words not at all. A new command
+// needs no code for this.
 func (p *Program) complete(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		p.complete(sub)
@@ -56,8 +56,8 @@ func (p *Program) complete(cmd *cobra.Command) {
 	}
 }
 
-// arguments lists what a usage line calls its arguments, as SANDBOX or
-// SANDBOX...; of alternatives the first.
+// arguments lists the words that stand for arguments in a usage line, as SANDBOX or
+// SANDBOX...; it reads the first of alternatives only.
 func arguments(use string) (words []string) {
 	use, _, _ = strings.Cut(use, " | ")
 	use = flagsOf.ReplaceAllString(use, "")
@@ -73,7 +73,7 @@ func arguments(use string) (words []string) {
 // and not "[--]" or "[-- COMMAND]".
 var flagsOf = regexp.MustCompile(`\[--?[a-z][^\]]*\]`)
 
-// argument is what the n-th argument is called, or "".
+// argument is the word for the n-th argument, or "".
 func argument(words []string, n int) string {
 	if n < len(words) {
 		return strings.TrimSuffix(words[n], "...")
@@ -103,7 +103,7 @@ func (p *Program) candidates(cmd *cobra.Command, kind string, have []string, typ
 	switch {
 	case kind == "SANDBOX":
 		all = sandboxNames(ctx, cl, wanted[cmd.Name()], "")
-	case strings.HasPrefix(kind, "SANDBOX:"): // of cp, where a file of this host is as good
+	case strings.HasPrefix(kind, "SANDBOX:"): // an argument of cp; a file of this host will do as well
 		all, directive = sandboxNames(ctx, cl, wanted[cmd.Name()], ":"), cobra.ShellCompDirectiveNoSpace
 	case kind == "SNAPSHOT":
 		all = snapshotNames(ctx, cl)

@@ -10,8 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-// ErrNothing is returned by what Each calls when there was nothing to do: it is
-// no failure, and the name is not printed.
+// ErrNothing is returned by the function that Each calls when there was nothing to
+// do: that is no failure, and the name is not printed.
 var ErrNothing = errors.New("nothing done")
 
 // Each does f to every name and prints those that it was done to, as docker
@@ -43,7 +43,8 @@ func every(names []string, f func(name string) error) error {
 	return last
 }
 
-// Verb has cmd, which holds the texts, do f to Each of its arguments.
+// Verb completes cmd, which has the texts, to a command that does f to Each of its
+// arguments.
 func (p *Program) Verb(cmd *cobra.Command, f func(ctx context.Context, cl *client.Client, name string) error) *cobra.Command {
 	cmd.Args = cobra.MinimumNArgs(1)
 	cmd.RunE = p.Run(func(ctx context.Context, cl *client.Client, args []string) error {

@@ -71,7 +71,7 @@ func (o *Output) One(v any, name string) error {
 
 // A Listing is how things of one kind are printed.
 type Listing[T any] struct {
-	Name   func(T) string // what -o name prints, and other commands take
+	Name   func(T) string // is printed by -o name, and accepted by other commands
 	Header []string
 	Row    func(T) []string
 }
@@ -102,7 +102,8 @@ func (l Listing[T]) Show(w io.Writer, o *Output, list []T) error {
 	return text.Table(w, l.Header, rows)
 }
 
-// Of is what cobra runs of a command that fetches a list and shows it.
+// Of returns the function that cobra runs for a command that fetches and shows a
+// list.
 func (l Listing[T]) Of(
 	p *Program, o *Output, fetch func(ctx context.Context, cl *client.Client, args []string) ([]T, error),
 ) func(*cobra.Command, []string) error {
@@ -115,9 +116,9 @@ func (l Listing[T]) Of(
 	})
 }
 
-// Inspect is what cobra runs of a command that prints all there is to know of
-// things, as one array of JSON. Those that fail are named on standard error, and
-// the rest is printed.
+// Inspect returns the function that cobra runs for a command that prints all there
+// is to know of the things it names, as one array of JSON. Errors go to standard
+// error, and the rest is printed.
 func Inspect[T any](
 	p *Program, one func(ctx context.Context, cl *client.Client, name string) (T, error),
 ) func(*cobra.Command, []string) error {

@@ -37,7 +37,7 @@ import (
 type Program struct {
 	Version string // of this program
 
-	host   string // the flag --host; empty: what the environment says
+	host   string // the flag --host; empty: from the environment
 	key    string
 	client *client.Client
 }
@@ -47,9 +47,8 @@ func New(version string) *Program {
 	return &Program{Version: version, key: os.Getenv("OPEN_SANDBOX_API_KEY")}
 }
 
-// Prepare makes of root and the commands below it a command line: they get the
-// flag that names the daemon, errors that say how a command is used, and
-// completion.
+// Prepare completes root and the commands below it: it adds the flag that names
+// the daemon, errors that say how a command is used, and completion.
 func (p *Program) Prepare(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.PersistentFlags().StringVarP(&p.host, "host", "H", "", "daemon to talk to: unix:///path, tcp://host:port or an http(s) URL "+
@@ -66,7 +65,7 @@ func (p *Program) Prepare(root *cobra.Command) {
 // Execute runs the command that args name and returns the exit status of the
 // process. Its error, if any, goes to standard error.
 func Execute(root *cobra.Command, args []string) int {
-	// The one Ctrl-C ends what takes no care of signals itself (run and exec do).
+	// One Ctrl-C ends commands that do not handle signals themselves, as run and exec do.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	root.SetArgs(args)
@@ -87,8 +86,8 @@ func Execute(root *cobra.Command, args []string) int {
 	return ExitFailed
 }
 
-// Client returns the client of the daemon, and makes it the first time. Nothing
-// is sent yet: an error is one of its address.
+// Client returns the client of the daemon, which it makes the first time. Nothing
+// is sent yet: an error means that the address is wrong.
 func (p *Program) Client() (*client.Client, error) {
 	if p.client != nil {
 		return p.client, nil
@@ -106,7 +105,7 @@ func (p *Program) Client() (*client.Client, error) {
 // SIGHUP.
 type Action func(ctx context.Context, cl *client.Client, args []string) error
 
-// Run makes of f what cobra runs.
+// Run returns the function that cobra runs for a command that does f.
 func (p *Program) Run(f Action) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		cl, err := p.Client()

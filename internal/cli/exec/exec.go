@@ -1,6 +1,9 @@
-// Package exec has the commands that run programs in a sandbox that is there:
-// exec and shell, attach to come back to a terminal, command for what runs in
-// the background, sessions of a shell, and logs, the output of the entrypoint.
+// Package exec has the commands that run programs in a sandbox that exists: exec
+// and shell, attach to come back to a terminal, command for programs in the
+// background and for sessions of a shell, and logs, the output of the entrypoint.
+//
+// What surprises: what runs at a terminal belongs to the sandbox. It goes on when
+// sandboxctl leaves or the daemon is restarted.
 package exec
 
 import (

@@ -1,8 +1,8 @@
 // Package files has the commands for the files of a sandbox: cp copies them, diff
 // lists what was changed.
 //
-// What surprises: names of files come from a guest. cp writes below the
-// destination and nowhere else, whatever they are.
+// What surprises: the names of files come from a guest. cp writes below the
+// destination and nowhere else, whatever the names are.
 package files
 
 import (

@@ -58,8 +58,8 @@ func fetch(ctx context.Context, cl *client.Client, sandbox, src string, w io.Wri
 	return nil
 }
 
-// fetchFile writes the file that the user named: through links, and into what is
-// no regular file, as a device.
+// fetchFile writes the file that the user named. It follows links, and writes into
+// a device or a pipe.
 func fetchFile(ctx context.Context, cl *client.Client, sandbox, src, dst string, mode int) error {
 	if fi, err := os.Stat(dst); err == nil {
 		if !fi.Mode().IsRegular() {
@@ -91,7 +91,7 @@ func overwrite(ctx context.Context, cl *client.Client, sandbox, src, dst string)
 	return errors.Join(fetch(ctx, cl, sandbox, src, f), f.Close())
 }
 
-// errBeside is why a file can not be made beside another, or take its place.
+// errBeside is why a file cannot be made beside another, or take its place.
 var errBeside = errors.New("its directory can not be written")
 
 // fetchInto writes below root and nowhere else, whatever the guest calls its

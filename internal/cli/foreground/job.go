@@ -6,8 +6,8 @@
 //
 // The order: Catch signals, start the command, Signals.To it, wait for its end,
 // say why it ended. What surprises: when the stream of a command breaks, its
-// sandbox has most often ended, so WhyLost looks at that before the connection
-// is blamed.
+// sandbox has most often ended, so WhyLost asks for the sandbox before it blames
+// the connection.
 package foreground
 
 import (
@@ -69,8 +69,8 @@ func (j Job) execute(stdin io.Reader) error {
 	return j.outcome(exit)
 }
 
-// Wait passes signals on to a command and prints what it says until it ends.
-// hint is for one that the daemon was lost under.
+// Wait passes signals on to a command and prints its output until it ends. hint
+// says what to do if the daemon goes away before that.
 func (j Job) Wait(p *client.Process, hint string) (client.Exit, error) {
 	j.Signals.To(p)
 	exit, err := p.Wait(os.Stdout, os.Stderr)

@@ -94,8 +94,8 @@ func WhyLost(cl *client.Client, sandbox string, lost error, hint string) error {
 	}
 }
 
-// oomsOf asks how many OOM kills a sandbox has had, and waits for the answer
-// only when somebody wants it.
+// oomsOf asks how many OOM kills a sandbox has had. The function that it returns
+// waits for the answer.
 func oomsOf(cl *client.Client, sandbox string) func() int64 {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	answer := make(chan int64, 1)

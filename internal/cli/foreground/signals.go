@@ -36,7 +36,7 @@ type Signaled interface {
 func Catch() *Signals {
 	s := &Signals{ch: make(chan os.Signal, 8)}
 	s.Context, s.cancel = context.WithCancel(context.Background())
-	signal.Ignore(syscall.SIGPIPE) // a reader that leaves is an error of Write; nobody would clean up else
+	signal.Ignore(syscall.SIGPIPE) // a reader that leaves is an error of Write, after which we clean up
 	signal.Notify(s.ch, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	go s.watch()
 	return s
@@ -53,8 +53,8 @@ func (s *Signals) Stop() {
 // passing bounds how long a signal may be on its way.
 const passing = 2 * time.Second
 
-// Once is how close two signals of a kind are one: timeout(1) sends its own to
-// the process and then to the group that the process is in.
+// Once is the time within which two signals of a kind count as one: timeout(1)
+// sends its signal to the process and then to the group of the process.
 const Once = 20 * time.Millisecond
 
 // Noticed is called after each signal that was acted upon; tests wait for it.

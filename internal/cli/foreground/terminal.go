@@ -61,7 +61,7 @@ func (e *Flags) atTerminal(j Job) error {
 		return err
 	}
 	j.Signals.To(t)
-	v := client.View{Takeover: true} // nobody else can be there yet, but a first attempt of ours
+	v := client.View{Takeover: true} // only a first attempt of ours can be there yet
 	exit, err := lend(ctx, j.Signals, t, v, e.Interactive, keys)
 	switch {
 	case errors.Is(err, ErrDetached):
@@ -113,7 +113,7 @@ func removeTerminal(t *client.Terminal) {
 	t.Remove(ctx) //nolint:errcheck // see above
 }
 
-// lend lends this terminal to one in a sandbox until that ends, is left, or ctx
+// lend connects this terminal to one in a sandbox until that ends, is left, or ctx
 // ends. With typing, every key goes there except those that detach. Whatever
 // happens, this terminal is as before afterwards. sig may be nil.
 func lend(

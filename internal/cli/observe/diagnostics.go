@@ -114,7 +114,7 @@ func newDiagnosticSummary(p *command.Program) *cobra.Command {
 	return cmd
 }
 
-// printText prints lines of which a guest may have written some.
+// printText prints lines; a guest may have written some of them.
 func printText(lines string) error {
 	words := strings.Split(lines, "\t")
 	for i, w := range words {

@@ -1,5 +1,8 @@
 // Package observe has the commands that watch sandboxes: events, stats and top
 // print until they are stopped, diagnostics says what is wrong with one sandbox.
+//
+// What surprises: a CPU percentage needs two measurements, so stats and top measure
+// once before they print.
 package observe
 
 import (

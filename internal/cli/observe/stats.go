@@ -35,7 +35,7 @@ each unless --no-stream asks for one alone.`,
 	return cmd
 }
 
-// sample is one measurement, and CPU in percent of one core since the one before.
+// sample is one measurement, and the CPU in percent of one core since the last.
 type sample struct {
 	ID    string     `json:"id"`
 	Name  string     `json:"name,omitempty"`
@@ -67,8 +67,8 @@ func watchStats(ctx context.Context, cl *client.Client, args []string, once bool
 	}
 }
 
-// measure looks at the sandboxes named, or at all that run: then one that can
-// not be measured is left out.
+// measure measures the sandboxes named, or all that run; of these, one that cannot
+// be measured is left out.
 func measure(ctx context.Context, cl *client.Client, args []string, last map[string]wire.Usage) ([]sample, error) {
 	out := []sample{}
 	add := func(id, name string, u wire.Usage) {
@@ -96,7 +96,7 @@ func measure(ctx context.Context, cl *client.Client, args []string, last map[str
 	return out, nil
 }
 
-// pidsOf is how many processes and threads there are, where somebody knows.
+// pidsOf is how many processes and threads there are, or "-" if that is unknown.
 func pidsOf(u wire.Usage) string {
 	if u.Pids == nil {
 		return "-"

@@ -73,13 +73,13 @@ is more than one, a line.`,
 	return cmd
 }
 
-// usage is a row: what a sandbox uses, and its CPU since the look before.
+// usage is a row: what a sandbox uses, and its CPU since the last measurement.
 type usage struct {
 	wire.SandboxStats
 	CPU float64 `json:"cpuPercent"`
 }
 
-// orders are how rows may stand: the largest first, but names.
+// orders are how rows may be sorted: the largest first, names by the alphabet.
 var orders = map[string]func(a, b usage) int{
 	"cpu":    func(a, b usage) int { return cmp.Compare(b.CPU, a.CPU) },
 	"memory": func(a, b usage) int { return cmp.Compare(b.Usage.MemoryBytes, a.Usage.MemoryBytes) },
@@ -89,7 +89,7 @@ var orders = map[string]func(a, b usage) int{
 	"name":   func(a, b usage) int { return cmp.Compare(cmp.Or(a.Name, a.ID), cmp.Or(b.Name, b.ID)) },
 }
 
-// tasks sorts: who does not know comes last.
+// tasks is what rows are sorted by: a sandbox whose count is unknown comes last.
 func tasks(u usage) int64 {
 	if u.Usage.Pids == nil {
 		return -1
@@ -105,7 +105,7 @@ type top struct {
 	last  map[string]wire.Usage
 }
 
-// run shows a measurement now and then, so many times or, for 0, until ctx ends.
+// run shows a measurement every t.every, so many times or, for 0, until ctx ends.
 func (t *top) run(ctx context.Context, times int, show func([]usage) error) error {
 	if _, err := t.measure(ctx); err != nil {
 		return err
@@ -190,8 +190,8 @@ func (t *top) watch(ctx context.Context, times int) error {
 	}
 }
 
-// awaitQuit reads keys until one that ends, which Ctrl-C is too: the terminal
-// no longer makes a signal of it.
+// awaitQuit reads keys until one that ends: q, or Ctrl-C, of which a raw terminal
+// makes no signal.
 func awaitQuit(in *os.File) {
 	key := make([]byte, 1)
 	for {
@@ -201,8 +201,8 @@ func awaitQuit(in *os.File) {
 	}
 }
 
-// page draws one look, no larger than the terminal: from the top left corner,
-// each line to its end, and nothing below.
+// page draws one measurement, no larger than the terminal: from the top left
+// corner, each line to its end, and nothing below.
 func page(list []usage, now time.Time, width, height int) []byte {
 	var cpu float64
 	var memory int64

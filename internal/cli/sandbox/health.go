@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// healthFlags say when a sandbox is ready and which of its ends are not the
-// last. The daemon knows what they may be.
+// healthFlags say when a sandbox is ready and whether it is started again when it
+// ends. The daemon checks their values.
 var healthFlags = []struct{ name, ext, usage string }{
 	{"restart", wire.ExtRestart, "start it again when it ends: no, on-failure[:max], always or unless-stopped (default no)"},
 	{"ready-cmd", wire.ExtReadyCmd, "it is ready when this shell command succeeds in it; create waits for that"},
@@ -36,7 +36,7 @@ func addHealthFlags(cmd *cobra.Command) {
 	command.Choices(cmd, "restart", "no", "on-failure", "always", "unless-stopped")
 }
 
-// healthExtensions writes what was given, be it empty, into extensions.
+// healthExtensions writes the flags that were given, even empty ones, into ext.
 func healthExtensions(flags *pflag.FlagSet, ext map[string]string) error {
 	for _, h := range healthFlags {
 		f := flags.Lookup(h.name)

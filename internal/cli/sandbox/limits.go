@@ -33,7 +33,7 @@ func (l *limits) flags(cmd *cobra.Command) {
 	f.StringVar(&l.writeIOPS, "io-write-iops", "", "limit of writes to them, in operations a second")
 }
 
-// into writes what was given into resourceLimits.
+// into writes the limits that were given into m, the resourceLimits of a request.
 func (l *limits) into(m map[string]string) error {
 	if l.cpu != "" && l.cpus != "" || l.pids != 0 && l.pidsLimit != 0 {
 		return errs.New(errs.Invalid, "--cpu and --cpus, and --pids and --pids-limit, are the same; give one of them")

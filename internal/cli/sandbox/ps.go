@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	// live are the states of what has not ended.
+	// live are the states of sandboxes that have not ended.
 	live = []string{
 		wire.Pending, wire.Running, wire.Pausing, wire.Paused, wire.Resuming, wire.Stopping,
 	}
@@ -62,8 +62,8 @@ func newPs(p *command.Program) *cobra.Command {
 	return cmd
 }
 
-// parseFilters reads --filter. What is asked for by name is not the API's business
-// and comes apart.
+// parseFilters reads the values of --filter. The API has no filter by name, so
+// names are returned by themselves.
 func parseFilters(list []string) (f client.Filter, names []string, err error) {
 	for _, s := range list {
 		k, v, _ := strings.Cut(s, "=")

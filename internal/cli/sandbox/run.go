@@ -189,12 +189,12 @@ func leave(ctx context.Context, cl *client.Client, sb wire.Sandbox) error {
 	return nil
 }
 
-// runLabel carries a number of its own for each run, by which a sandbox is found
-// again whose creation was interrupted: its id never arrived.
+// runLabel has a random value for each run. If the creation of a sandbox is
+// interrupted, its id never arrives, and it is found by this label.
 const runLabel = "sandboxctl.run"
 
 // abandon destroys the sandbox of an interrupted creation. The daemon may still
-// be writing it down, or have dropped it: it is looked for during two seconds.
+// be recording it, or have dropped it, so we look for it for two seconds.
 func abandon(cl *client.Client, run string) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanup)
 	defer cancel()
@@ -228,9 +228,10 @@ func abandon(cl *client.Client, run string) {
 const lease = 10 * time.Minute
 
 // keepLease moves the expiry of a sandbox as time passes, until ctx ends. It
-// counts from the expiry that the daemon gave, not from the clock here, which
-// may be another; but on that clock, not on Go's monotonic one, which a host
-// that sleeps does not move. A renewal that fails is made up for by the next.
+// starts from the expiry that the daemon gave, because the clock here may differ,
+// and adds the time that passes on the wall clock here, because Go's monotonic
+// clock stops while the host sleeps. A renewal that fails is made up for by the
+// next.
 func keepLease(ctx context.Context, cl *client.Client, id string, expires time.Time, every time.Duration) {
 	start := time.Now().Round(0)
 	tick := time.NewTicker(max(every, time.Millisecond))
@@ -240,7 +241,7 @@ func keepLease(ctx context.Context, cl *client.Client, id string, expires time.T
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			//nolint:errcheck // see above; a sandbox that is gone ends the command too
+			//nolint:errcheck // see above; if the sandbox is gone, the command ends too
 			cl.Renew(ctx, id, expires.Add(time.Now().Round(0).Sub(start)))
 		}
 	}

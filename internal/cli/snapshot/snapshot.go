@@ -1,4 +1,5 @@
-// Package snapshot has the commands for snapshots.
+// Package snapshot has the commands for snapshots: the files of a sandbox as of one
+// moment. `create --from`, in package sandbox, starts another from one.
 package snapshot
 
 import (

@@ -44,12 +44,13 @@ runs goes on, and so does what waits to be created.`,
 	return cmd
 }
 
-// lookAgain is how often to look without an event: streams of events may lose
-// some, and end.
+// lookAgain is how often to count without an event: a stream of events may lose
+// some, and may end.
 const lookAgain = 5 * time.Second
 
-// awaitNone returns when no sandbox has processes or is about to. It counts them
-// once however short the timeout is: the error says how many are left.
+// awaitNone returns when no sandbox has processes or is about to have some. It
+// counts the sandboxes at least once, however short the timeout is: the error says
+// how many are left.
 func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) error {
 	count := ctx
 	if timeout > 0 {

@@ -1,4 +1,4 @@
-// Package text makes of values what sandboxctl prints: lines, sizes, ages,
+// Package text turns values into what sandboxctl prints: lines, sizes, ages,
 // tables and JSON.
 //
 // What surprises: a string may come from a guest, or from another client, and

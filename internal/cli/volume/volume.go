@@ -1,4 +1,5 @@
-// Package volume has the commands for volumes.
+// Package volume has the commands for volumes: files that outlive sandboxes. The
+// flags that mount one are those of run and create, in package sandbox.
 package volume
 
 import (

@@ -1,0 +1,105 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+func newSystemBackup(p *command.Program) *cobra.Command {
+	var file string
+	cmd := &cobra.Command{
+		Use:   "backup",
+		Short: "Write the state of the daemon to a file, while it runs",
+		Long: `Writes what sandboxd knows (sandboxes, names, images) to a file, as of one moment, while all
+goes on. It holds no files of sandboxes and no image layers. It is secret: the environment of
+every sandbox is in it. Bring it back with "sandboxctl system restore", on the host itself.`,
+		Example: `  sandboxctl system backup -o /root/sandboxd-$(date +%F).tar.gz`,
+		Args:    cobra.NoArgs,
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			if file == "-" {
+				if command.IsTerminal(os.Stdout) {
+					return errs.New(errs.Invalid, "--output -: a backup is no text for a terminal; name a file or a pipe")
+				}
+				return cl.System().Backup(ctx, os.Stdout)
+			}
+			if file == "" {
+				file = "sandboxd-backup-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
+			}
+			if err := backupTo(file, func(f *os.File) error { return cl.System().Backup(ctx, f) }); err != nil {
+				return err
+			}
+			_, err := fmt.Println(file)
+			return err
+		}),
+	}
+	cmd.Flags().StringVarP(&file, "output", "o", "", "file to write, - for stdout (default sandboxd-backup-TIME.tar.gz)")
+	return cmd
+}
+
+// backupTo makes file from what fill writes, whole or not at all.
+func backupTo(file string, fill func(*os.File) error) error {
+	tmp := file + ".partial"
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return errs.Wrap(err, errs.Invalid, "the backup can not be written: %v", err)
+	}
+	err = fill(f)
+	if werr := errors.Join(f.Sync(), f.Close()); err == nil && werr != nil {
+		err = errs.Wrap(werr, errs.Unavailable, "the backup can not be written: %v", werr)
+	}
+	if err == nil {
+		err = os.Rename(tmp, file)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(tmp))
+	}
+	return nil
+}
+
+// newSystemRestore runs `sandboxd restore`: the daemon is stopped for it, so there
+// is nothing to connect to.
+func newSystemRestore() *cobra.Command {
+	var (
+		accept bool
+		config string
+	)
+	cmd := &cobra.Command{
+		Use:     "restore FILE",
+		Short:   `Bring back the state of a backup (runs "sandboxd restore" on this host)`,
+		Example: `  sandboxctl system restore /root/sandboxd-2026-11-21.tar.gz`,
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if accept {
+				args = append(args, "--accept")
+			}
+			if config != "" {
+				args = append(args, "--config", config)
+			}
+			program, err := exec.LookPath("sandboxd")
+			if err != nil {
+				return errs.New(errs.Unavailable,
+					"sandboxd is not on this host's PATH; a restore runs where the daemon does: sandboxd restore FILE")
+			}
+			run := exec.CommandContext(cmd.Context(), program, append([]string{"restore"}, args...)...)
+			run.Stdin, run.Stdout, run.Stderr = os.Stdin, os.Stdout, os.Stderr
+			err = run.Run()
+			if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+				return command.Status{Code: max(exit.ExitCode(), 1)} // it has said why
+			}
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&accept, "accept", false, "let the next daemon sweep what the restored state does not know")
+	cmd.Flags().StringVar(&config, "config", "", "configuration file of the daemon")
+	return cmd
+}

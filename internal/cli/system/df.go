@@ -1,0 +1,75 @@
+package system
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
+)
+
+func newSystemDf(p *command.Program) *cobra.Command {
+	var o command.Output
+	cmd := &cobra.Command{
+		Use:     "df",
+		Short:   "Print what images, sandboxes and snapshots take on the host's disks",
+		Example: `  sandboxctl system df`,
+		Args:    cobra.NoArgs,
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
+			df, err := cl.System().DiskUsage(ctx)
+			if err != nil {
+				return err
+			}
+			if o.Format == command.JSON {
+				return text.JSON(os.Stdout, df)
+			}
+			return printDf(df)
+		}),
+	}
+	o.Flags(cmd, false)
+	return cmd
+}
+
+func printDf(df wire.DiskUsage) error {
+	var images, disks [][]string
+	for _, i := range df.Images {
+		images = append(images, []string{i.Name + ":" + i.Tag, text.Bytes(i.Bytes), text.Bytes(i.SharedBytes), fmt.Sprint(i.Sandboxes)})
+	}
+	for _, d := range df.Sandboxes {
+		limit := "none"
+		if d.LimitBytes > 0 {
+			limit = text.Bytes(d.LimitBytes)
+		}
+		disks = append(disks, []string{d.ID, d.Name, d.State, text.Bytes(d.Bytes), limit})
+	}
+	if err := text.Table(os.Stdout, []string{"IMAGE", "SIZE", "SHARED", "SANDBOXES"}, images); err != nil {
+		return err
+	}
+	fmt.Println()
+	if err := text.Table(os.Stdout, []string{"SANDBOX", "NAME", "STATE", "SIZE", "LIMIT"}, disks); err != nil {
+		return err
+	}
+	if len(df.Snapshots) > 0 {
+		var snaps [][]string
+		for _, d := range df.Snapshots {
+			snaps = append(snaps, []string{d.ID, d.Name, d.State, text.Bytes(d.Bytes)})
+		}
+		fmt.Println()
+		if err := text.Table(os.Stdout, []string{"SNAPSHOT", "NAME", "STATE", "SIZE"}, snaps); err != nil {
+			return err
+		}
+	}
+	fmt.Printf("\nlayers %s, pool %s free of %s, state directory %s free of %s\n",
+		text.Bytes(df.LayerBytes), text.Bytes(df.Pool.FreeBytes), text.Bytes(df.Pool.TotalBytes),
+		text.Bytes(df.State.FreeBytes), text.Bytes(df.State.TotalBytes))
+	if df.Lost > 0 {
+		fmt.Printf("%d disks without an owner go within a day\n", df.Lost)
+	}
+	_, err := fmt.Printf("%s would come back by removing unused images and ended sandboxes\n", text.Bytes(df.ReclaimableBytes))
+	return err
+}
