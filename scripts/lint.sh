@@ -13,12 +13,12 @@ go vet -tags seccomp,vm,all ./...
 git ls-files '*.sh' .ci/run | xargs shellcheck
 go test -count=1 ./internal/archtest
 
-# The vulnerability database is a web service. Where it can not be reached
+# The vulnerability database is a web service. Where it cannot be reached
 # (an air-gapped CI) that is said, not taken for a pass.
 if out=$("$tools/govulncheck" -tags seccomp ./... 2>&1); then
   echo "$out" | tail -n 3
 elif grep -qE 'dial tcp|no such host|connection refused|vuln.go.dev.*(403|407|50[0-9])|Forbidden' <<<"$out"; then
-  echo "govulncheck: LEFT OUT, its database can not be reached from here" >&2
+  echo "govulncheck: LEFT OUT, its database cannot be reached from here" >&2
 else
   echo "$out"
   exit 1

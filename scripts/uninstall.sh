@@ -45,7 +45,7 @@ setting() {
   line=$(sed -n '/^[[:space:]]*\[/q; /^[[:space:]]*'"$1"'[[:space:]]*=/p' $config)
   [ -n "$line" ] || return 0
   [[ $line =~ ^[[:space:]]*$1[[:space:]]*=[[:space:]]*(\"([^\"\\]*)\"|\'([^\']*)\')[[:space:]]*(#.*)?$ ]] ||
-    fail "$config: can not make out what $1 is: $line; write it as $1 = \"...\""
+    fail "$config: cannot make out what $1 is: $line; write it as $1 = \"...\""
   echo "${BASH_REMATCH[2]}${BASH_REMATCH[3]}"
 }
 instance=$(setting instance)

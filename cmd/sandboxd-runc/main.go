@@ -72,7 +72,7 @@ func run(root string) error {
 
 // seal executes this binary again from a sealed copy in memory, once, so that
 // libcontainer need not make one for every start. A guest that finds it through
-// /proc/<pid>/exe can not write to it (CVE-2019-5736).
+// /proc/<pid>/exe cannot write to it (CVE-2019-5736).
 func seal() error {
 	if exeseal.IsSelfExeCloned() {
 		return nil

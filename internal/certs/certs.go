@@ -4,7 +4,7 @@
 // The files are looked at when a client connects, not watched: certbot and
 // Kubernetes swap symbolic links or directories, of which a watch on a file
 // hears nothing and a watch on its directory not always, and two stat(2) cost
-// less than a thousandth of a handshake. What can not be used changes nothing:
+// less than a thousandth of a handshake. What cannot be used changes nothing:
 // the certificate before it is served on, and Err says why.
 package certs
 
@@ -43,7 +43,7 @@ type state struct {
 }
 
 // Load reads a certificate, with those that lead to its root behind it, and its
-// key, both PEM. Only this first time is it an error if they can not be used.
+// key, both PEM. Only this first time is it an error if they cannot be used.
 func Load(cert, key string, log *slog.Logger) (*Pair, error) {
 	p := &Pair{cert: cert, key: key, log: log}
 	if p.check(); p.err != nil {
@@ -100,7 +100,7 @@ func (p *Pair) check() {
 	if err != nil {
 		p.err = fmt.Errorf("read the certificate %s and its key %s: %w; both must be PEM and belong together", p.cert, p.key, err)
 		if p.now != nil && !again {
-			p.log.Error("a new certificate can not be used; the one before it is served on", "err", p.err)
+			p.log.Error("a new certificate cannot be used; the one before it is served on", "err", p.err)
 		}
 		return
 	}

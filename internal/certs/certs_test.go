@@ -180,7 +180,7 @@ func TestReload(t *testing.T) {
 func first(a, _ []byte) []byte  { return a }
 func second(_, b []byte) []byte { return b }
 
-// TestLoad: a daemon does not start with what it can not serve.
+// TestLoad: a daemon does not start with what it cannot serve.
 func TestLoad(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, first(issue(t, "a", time.Hour)), second(issue(t, "b", time.Hour)))

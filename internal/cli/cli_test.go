@@ -413,7 +413,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// TestRunDetached: what an entrypoint can not have is refused before there is a
+// TestRunDetached: what an entrypoint cannot have is refused before there is a
 // sandbox, and all else reaches it.
 func TestRunDetached(t *testing.T) {
 	d := newDaemon(t)

@@ -31,7 +31,7 @@ func TestSession(t *testing.T) {
 			124, "",
 			"sandboxctl: the command was ended: it ran longer than --timeout 0s\n",
 		},
-		`{"exit_code":0,"error":"the shell can not say"}`: {1, "", "sandboxctl: the shell can not say\n"},
+		`{"exit_code":0,"error":"the shell cannot say"}`: {1, "", "sandboxctl: the shell cannot say\n"},
 		`{"exit_code":1,"reason":"disk_full","hint":"the limit is 64Mi"}`: {
 			1, "",
 			"sandboxctl: the command failed (disk_full): the limit is 64Mi; give it more with --disk\n",

@@ -289,7 +289,7 @@ func (c *Config) validateStorage(bad func(string, ...any)) {
 		case !filepath.IsAbs(p) || filepath.Clean(p) != p:
 			bad("storage.allowed_host_paths: %q: want an absolute path without . and .., and without a slash at its end", p)
 		case p == "/":
-			bad("storage.allowed_host_paths: the whole host, / , can not be lent: it holds the files of sandboxd itself; name directories")
+			bad("storage.allowed_host_paths: the whole host, / , cannot be lent: it holds the files of sandboxd itself; name directories")
 		case within(p, c.StateDir), within(p, c.RunDir):
 			bad("storage.allowed_host_paths: %q lies among the files of sandboxd itself; choose another directory", p)
 		}

@@ -143,7 +143,7 @@ func TestAPIKeys(t *testing.T) {
 // What would lend the daemon's own files, or could not be meant, is refused.
 func TestStorage(t *testing.T) {
 	for value, want := range map[string]string{
-		`allowed_host_paths = ["/"]`:                             "can not be lent",
+		`allowed_host_paths = ["/"]`:                             "cannot be lent",
 		`allowed_host_paths = ["srv"]`:                           "absolute",
 		`allowed_host_paths = ["/srv/"]`:                         "slash at its end",
 		`allowed_host_paths = ["/srv/../etc"]`:                   "absolute path without",

@@ -50,7 +50,7 @@ func Main(verbs map[string]Verb) {
 	if len(f.Text) > maxTail/4 {
 		f.Text = f.Text[:maxTail/4]
 	}
-	line, _ := json.Marshal(f) // of two strings: can not fail
+	line, _ := json.Marshal(f) // of two strings: cannot fail
 	os.Stderr.Write(append(append([]byte{'\n'}, line...), '\n'))
 	os.Exit(1)
 }

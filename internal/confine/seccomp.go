@@ -56,7 +56,7 @@ func filter(arch uint32) []unix.SockFilter {
 		f = append(f, unless(unix.BPF_JEQ, n, 1), ret(no))
 	}
 	return append(f,
-		// Its flags lie where a filter can not look; who is told that there is none uses clone.
+		// Its flags lie where a filter cannot look; who is told that there is none uses clone.
 		unless(unix.BPF_JEQ, unix.SYS_CLONE3, 1),
 		ret(unix.SECCOMP_RET_ERRNO|uint32(unix.ENOSYS)),
 		unless(unix.BPF_JEQ, unix.SYS_CLONE, 3),

@@ -150,7 +150,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 func (d *Daemon) disksToLimit() (all []cgroups.Disk) {
 	pool, layers, err := d.files.Devices()
 	if err != nil || pool == "" {
-		d.log.Warn("I/O can not be limited: the storage pool is on no block device", "err", err)
+		d.log.Warn("I/O cannot be limited: the storage pool is on no block device", "err", err)
 		return nil
 	}
 	all = append(all, cgroups.Disk{Dev: pool})

@@ -30,7 +30,7 @@ func claim(cfg *config.Config) (locks []*os.File, err error) {
 		}
 	}()
 	// Links, chains, sets and cgroups of an instance are the host's: its lock
-	// can not be in a directory that a configuration may move.
+	// cannot be in a directory that a configuration may move.
 	take := func(path, what string) error {
 		f, err := lockFile(path, what)
 		if err == nil {

@@ -150,7 +150,7 @@ func (s *stats) Usage(ctx context.Context, r *record.Record) (wire.Usage, error)
 		return wire.Usage{}, err
 	}
 	u.DiskBytes, _, err = s.disks.Usage(id)
-	if err != nil && !errs.Is(err, errs.Unsupported) { // a pool that can not limit does not count
+	if err != nil && !errs.Is(err, errs.Unsupported) { // a pool that cannot limit does not count
 		return wire.Usage{}, err
 	}
 	// The host's end of the link: what it receives, the sandbox has sent.

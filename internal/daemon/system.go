@@ -90,7 +90,7 @@ func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 	return info, err
 }
 
-// unreadable are sandboxes, snapshots and images whose records can not be read.
+// unreadable are sandboxes, snapshots and images whose records cannot be read.
 func (s *system) unreadable(ctx context.Context) ([]string, error) {
 	boxes, err := s.store.Unreadable(ctx)
 	if err != nil {

@@ -29,7 +29,7 @@ func (d *Daemon) tiePool(ctx context.Context) error {
 }
 
 // layerUsers names the sandboxes and snapshots that stand on a layer. While a
-// record can not be read, that stands on every layer: it may name any of them;
+// record cannot be read, that stands on every layer: it may name any of them;
 // and while nothing may be swept, so may a sandbox that is in no record. What is
 // being deleted needs its layers no more: its processes are killed first.
 func (d *Daemon) layerUsers(layer string) (users []string) {
@@ -39,7 +39,7 @@ func (d *Daemon) layerUsers(layer string) (users []string) {
 	}
 	snaps, badSnaps, err := d.store.SnapshotRecords(ctx)
 	if err != nil {
-		return []string{"snapshots that can not be listed"}
+		return []string{"snapshots that cannot be listed"}
 	}
 	for _, s := range snaps {
 		if s.State != record.SnapshotFailed && slices.Contains(s.Image.Layers, layer) {
@@ -48,11 +48,11 @@ func (d *Daemon) layerUsers(layer string) (users []string) {
 	}
 	bad, err := d.store.Unreadable(ctx)
 	if n := len(bad) + len(badSnaps); err != nil || n > 0 {
-		return []string{fmt.Sprintf("%d sandboxes or snapshots whose records can not be read", n)}
+		return []string{fmt.Sprintf("%d sandboxes or snapshots whose records cannot be read", n)}
 	}
 	all, err := d.store.List(ctx)
 	if err != nil {
-		return []string{"sandboxes that can not be listed"}
+		return []string{"sandboxes that cannot be listed"}
 	}
 	for _, r := range all {
 		if r.State != record.Deleting && slices.Contains(r.Spec.Image.Layers, layer) {

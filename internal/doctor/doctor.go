@@ -9,7 +9,7 @@
 // a host must have.
 //
 // What surprises: features of the kernel are tried, not read off its version: a
-// distribution backports and leaves out. A check that can not tell says
+// distribution backports and leaves out. A check that cannot tell says
 // "skipped", never "ok".
 package doctor
 
@@ -115,7 +115,7 @@ func start(h *host, checks []check) error {
 		}
 	}
 	if missing != nil {
-		return fmt.Errorf("this host can not run sandboxd:\n%w", errors.Join(missing...))
+		return fmt.Errorf("this host cannot run sandboxd:\n%w", errors.Join(missing...))
 	}
 	return nil
 }

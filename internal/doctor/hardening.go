@@ -25,7 +25,7 @@ type restraint struct {
 // Documentation/networking/nf_conntrack-sysctl.rst of Linux.
 var restraints = []restraint{
 	{
-		name: "kernel.unprivileged_bpf_disabled", least: 1, most: 2, set: 2, // 1 can not be undone before the next boot
+		name: "kernel.unprivileged_bpf_disabled", least: 1, most: 2, set: 2, // 1 cannot be undone before the next boot
 		protects: "the kernel, behind the seccomp filter of a guest",
 		risk:     "any user may load BPF programs, and faults of their verifier are how to get into a kernel",
 	},

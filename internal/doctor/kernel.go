@@ -119,7 +119,7 @@ var kernelChecks = []check{
 			if h.command(ctx, "modprobe", "-n", "btrfs") == nil {
 				return ok("a module that is loaded when needed")
 			}
-			return fail(`install a kernel with btrfs (Debian: linux-image-amd64), or set storage.pool = "plain", which can not limit disks`,
+			return fail(`install a kernel with btrfs (Debian: linux-image-amd64), or set storage.pool = "plain", which cannot limit disks`,
 				"this kernel has no btrfs")
 		},
 	},

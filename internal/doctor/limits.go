@@ -63,7 +63,7 @@ var sysctls = []struct {
 		need: func(n int64) int64 { return n*mountsEach + 1024 },
 	},
 	// Each sandbox may have that many flows (egress: connlimit), and the table is
-	// the host's: full, the host itself can not connect any more. A quarter of
+	// the host's: full, the host itself cannot connect any more. A quarter of
 	// the sandboxes at their limit at once is more than an accident.
 	{
 		name: "net.netfilter.nf_conntrack_max", protects: "connections of the whole host", modules: []string{"nf_conntrack"},
@@ -150,7 +150,7 @@ var nofile = check{
 }
 
 // daemon is the pid of the daemon of this instance, which holds its lock; 0 if
-// none runs or it can not be told.
+// none runs or it cannot be told.
 func (h *host) daemon() int {
 	f, err := os.Open(fmt.Sprintf("/run/sandboxd-%s.lock", h.cfg.Instance))
 	if err != nil {

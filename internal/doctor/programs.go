@@ -33,7 +33,7 @@ var programChecks = []check{
 				}
 			}
 			if missing != nil {
-				return fail("set libexec_dir to where sandboxd's programs are", "can not be executed: %s", strings.Join(missing, ", "))
+				return fail("set libexec_dir to where sandboxd's programs are", "cannot be executed: %s", strings.Join(missing, ", "))
 			}
 			return ok("runsc, sandboxd-runc and sandbox-agent are in %s", h.cfg.LibexecDir)
 		},

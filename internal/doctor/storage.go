@@ -84,7 +84,7 @@ var storageChecks = []check{
 // pool is the kind of pool the daemon takes.
 func (h *host) pool() string {
 	kind, err := pool.Kind(h.cfg.StateDir, h.cfg.Storage.Pool)
-	if err != nil { // the state directory can not be looked at, which its own check says
+	if err != nil { // the state directory cannot be looked at, which its own check says
 		return h.cfg.Storage.Pool
 	}
 	return kind

@@ -20,7 +20,7 @@ func TestWrite(t *testing.T) {
 			t.Errorf("%q, %v", b, err)
 		}
 	}
-	// What can not be written leaves what was there.
+	// What cannot be written leaves what was there.
 	if err := os.Mkdir(path+".new", 0o700); err != nil {
 		t.Fatal(err)
 	}

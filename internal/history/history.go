@@ -1,6 +1,6 @@
 // Package history remembers what happened to each sandbox lately, for people
 // who ask why one is as it is. It is in memory and bounded: a ring for each
-// kind of thing, so that a guest that is refused a thousand flows can not push
+// kind of thing, so that a guest that is refused a thousand flows cannot push
 // out how it came to be. It begins anew with the daemon; what must survive is
 // in the record.
 package history

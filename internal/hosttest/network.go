@@ -24,7 +24,7 @@ import (
 const privateEnv = "SANDBOXD_TEST_PRIVATE_NET"
 
 // InPrivateNetwork is a TestMain that runs root tests in a network and mount
-// namespace of their own, which then is "the host": what they do can not be seen
+// namespace of their own, which then is "the host": what they do cannot be seen
 // outside. It does not return.
 func InPrivateNetwork(m *testing.M) {
 	if os.Getenv("SANDBOXD_TEST") != "root" || os.Geteuid() != 0 {

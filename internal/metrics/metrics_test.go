@@ -100,7 +100,7 @@ func TestUnboundedLabels(t *testing.T) {
 	}
 }
 
-// TestLookFails holds that a host that can not be looked at hides no counter.
+// TestLookFails holds that a host that cannot be looked at hides no counter.
 func TestLookFails(t *testing.T) {
 	m := newMetrics(func() (Look, error) { return Look{}, errors.New("no pool") })
 	m.Operation("delete", "runsc", OK, time.Second)

@@ -53,6 +53,6 @@ func TestEnded(t *testing.T) {
 		}
 	}
 	if _, err := Open(1 << 22); err == nil {
-		t.Error("a process that can not be was opened")
+		t.Error("a process that cannot be was opened")
 	}
 }

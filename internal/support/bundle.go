@@ -59,7 +59,7 @@ type part struct {
 	get  func(context.Context) ([]byte, error)
 }
 
-// Write writes a bundle. What can not be had is said in it, not returned.
+// Write writes a bundle. What cannot be had is said in it, not returned.
 func Write(ctx context.Context, w io.Writer, cfg *config.Config, version string) error {
 	b := bundle{cfg: cfg, version: version}
 	if c, err := client.New("unix://"+cfg.Listen.Socket, ""); err == nil {

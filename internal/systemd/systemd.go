@@ -9,7 +9,7 @@
 //
 // What surprises: the scope is beside the service and not in it. A service's
 // own cgroup is killed with it, its limits would be the guests', and systemd
-// 252 can not start a service whose delegated cgroup is populated.
+// 252 cannot start a service whose delegated cgroup is populated.
 package systemd
 
 import (

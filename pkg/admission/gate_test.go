@@ -129,7 +129,7 @@ func TestMemory(t *testing.T) {
 	})
 }
 
-// TestNotKnown refuses when the host can not be looked at, and for no bound.
+// TestNotKnown refuses when the host cannot be looked at, and for no bound.
 func TestNotKnown(t *testing.T) {
 	y := &yard{failed: errors.New("no /proc")}
 	g, refused := newGate(t, y, Limits{MaxSandboxes: 3})
@@ -170,7 +170,7 @@ func TestDrain(t *testing.T) {
 		t.Error(*refused)
 	}
 
-	// A state directory that can not be written to keeps what is.
+	// A state directory that cannot be written to keeps what is.
 	if err := os.RemoveAll(filepath.Dir(again.path)); err != nil {
 		t.Fatal(err)
 	}

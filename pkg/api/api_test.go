@@ -179,7 +179,7 @@ func TestBadCreate(t *testing.T) {
 		"name with a slash":  {with(`,"extensions":{"sandboxd.name":"a/b"}`), "want 1 to 63", 400},
 		"name dots":          {with(`,"extensions":{"sandboxd.name":"a..b"}`), "two dots", 400},
 		"platform half":      {with(`,"platform":{"os":"linux"}`), "both", 400},
-		"platform other":     {with(`,"platform":{"os":"windows","arch":"amd64"}`), "can not run", 400},
+		"platform other":     {with(`,"platform":{"os":"windows","arch":"amd64"}`), "cannot run", 400},
 		"secureAccess":       {with(`,"secureAccess":"yes"`), "secureAccess", 400},
 		"credentialProxy":    {with(`,"credentialProxy":{"enabled":true}`), "later release", 400},
 		"pool":               {with(`,"extensions":{"poolRef":"p"}`), "poolRef", 400},

@@ -97,7 +97,7 @@ func TestImportRefused(t *testing.T) {
 	broken := io.MultiReader(strings.NewReader("slow"), breaking{})
 	if _, err := c.Images().Import(t.Context(), client.Archive{Name: "x", Body: broken}, nil); err == nil ||
 		!strings.Contains(err.Error(), "the disk of the client") {
-		t.Errorf("an archive that can not be read: %v", err)
+		t.Errorf("an archive that cannot be read: %v", err)
 	}
 	silent, never := io.Pipe() // nothing comes any more, and the daemon hangs up
 	go func() { _, _ = never.Write([]byte("full")) }()

@@ -140,7 +140,7 @@ func TestBadKeys(t *testing.T) {
 	}
 	w.keys.fail = errs.New(errs.Internal, "broken")
 	if _, err := New(Config{Keys: w.keys}, nil, nil, nil, nil, nil, nil); err == nil {
-		t.Error("a server whose keys can not be read serves")
+		t.Error("a server whose keys cannot be read serves")
 	}
 }
 

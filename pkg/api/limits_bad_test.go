@@ -132,7 +132,7 @@ func TestBadTmpfs(t *testing.T) {
 	}
 }
 
-// TestHostCanNot: what this host can not limit is refused by name.
+// TestHostCanNot: what this host cannot limit is refused by name.
 func TestHostCanNot(t *testing.T) {
 	w := newWorld(t, func(c *Config) { c.NoIO, c.NoDisk = true, true })
 	sb := w.create()

@@ -106,7 +106,7 @@ func TestOperations(t *testing.T) {
 	}
 }
 
-// TestGuestsChooseNoLevel holds that a guest can not fill the log with errors,
+// TestGuestsChooseNoLevel holds that a guest cannot fill the log with errors,
 // and that its status is known for the guest's.
 func TestGuestsChooseNoLevel(t *testing.T) {
 	h := newHeard()

@@ -150,7 +150,7 @@ func TestBadPolicyChanges(t *testing.T) {
 		w.set(id, func(r *record.Record) { r.State = record.Running })
 		w.fail = errs.New(errs.Unavailable, "not now")
 		if a := w.do("PATCH", at, `[{"action":"allow","target":"1.2.3.4"}]`); a.StatusCode != 503 || a.Header.Get("Retry-After") == "" {
-			t.Errorf("when it can not be kept: %d %s", a.StatusCode, a.body)
+			t.Errorf("when it cannot be kept: %d %s", a.StatusCode, a.body)
 		}
 		w.fail = nil
 	}

@@ -137,7 +137,7 @@ func (t *tracked) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 // Flush serves what asks for an http.Flusher.
 func (t *tracked) Flush() {
 	if !t.in.visit.Hold || t.in.bytes > 0 {
-		t.rc.Flush() //nolint:errcheck // a writer that can not flush does not need to
+		t.rc.Flush() //nolint:errcheck // a writer that cannot flush does not need to
 	}
 }
 

@@ -25,7 +25,7 @@
 // github.com/containerd/cgroups carries the v2 tree of the root (enabling
 // controllers down the path), knowing which cgroups the daemon itself stands
 // in, and all statistics. Limits, kill, freeze and events are direct writes:
-// its managers can not be asked what they would write, so v2 could not be
+// its managers cannot be asked what they would write, so v2 could not be
 // tested on a v1 host; they wait for a frozen or dead group by sleeping and
 // take no context; and making a group with them takes 0.30 ms, not 0.19.
 package cgroups

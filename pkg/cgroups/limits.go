@@ -18,7 +18,7 @@ type Limits struct {
 	CPUShares int64
 	// Bytes and operations in a second, on each of Config.Disks.
 	IOReadBps, IOWriteBps, IOReadIOPS, IOWriteIOPS int64
-	// OOMGroup lets one OOM kill all (a sentry can not lose a part). cgroup v1
+	// OOMGroup lets one OOM kill all (a sentry cannot lose a part). cgroup v1
 	// has no such switch: there the kernel kills one process, and the sandbox
 	// ends because that was its sentry or agent.
 	OOMGroup bool

@@ -136,7 +136,7 @@ func testShares(t *testing.T, e *env) {
 func testIO(t *testing.T, e *env) {
 	can, writeback := e.LimitsIO()
 	if !can {
-		t.Fatal("this host can not limit I/O")
+		t.Fatal("this host cannot limit I/O")
 	}
 	t.Logf("what the page cache writes back is limited: %v", writeback)
 	dir, err := os.MkdirTemp(".", ".io-") // not /tmp, which may be memory; go and archtest pass it by

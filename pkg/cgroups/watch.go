@@ -81,7 +81,7 @@ func (w *watcher) changed(wd int32, all bool) {
 	}
 }
 
-// look ends the waits of s that are over. What can not be read is not over: a
+// look ends the waits of s that are over. What cannot be read is not over: a
 // context or the next event ends it.
 func (w *watcher) look(s *subject) {
 	e, err := readEvents(s.dir)

@@ -27,7 +27,7 @@ func TestLongQueue(t *testing.T) {
 	}
 }
 
-// TestNoRoom: a full host is told from one that can not just now, with the time
+// TestNoRoom: a full host is told from one that cannot just now, with the time
 // to ask again.
 func TestNoRoom(t *testing.T) {
 	for code, want := range map[string]errs.Code{"SANDBOX::CAPACITY_EXCEEDED": errs.Exhausted, "SANDBOX::DRAINING": errs.Unavailable} {

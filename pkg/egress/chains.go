@@ -44,7 +44,7 @@ var tables = []string{"raw", "mangle", "nat", "filter"}
 // wanted returns the chains, and the jumps to them from the built-in chains.
 //
 // Chains exist in two generations, so that new text is complete before it is
-// hooked in and the old is unhooked after that: iptables can not replace a
+// hooked in and the old is unhooked after that: iptables cannot replace a
 // chain at once. All text is in the normal form of iptables -S, so that it can
 // be compared with what the kernel has.
 func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generation int) (chains, hooks rulesOf) {

@@ -57,7 +57,7 @@ func (e *Engine) FlowCounts() []FlowCount {
 	for w, verdict := range [ways]string{"allow", "deny", "drop"} {
 		for by, name := range [causes]string{"rule", "mode", "private_range", "blocked", "fault"} {
 			if way(w) == passed && cause(by) > byMode || way(w) == dropped && cause(by) != byFault {
-				continue // can not be
+				continue // cannot be
 			}
 			out = append(out, FlowCount{verdict, name, e.flowCounts[w][by].Load()})
 		}

@@ -34,7 +34,7 @@
 // disable_ipv6 on the links (pkg/netns).
 //
 // The kernel rules repeat the blocks that no policy may open (the host, other
-// sandboxes, link-local), so that an error in Go can not open them.
+// sandboxes, link-local), so that an error in Go cannot open them.
 package egress
 
 import (

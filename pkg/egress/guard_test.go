@@ -339,7 +339,7 @@ func (w *world) breakIptables(e *Engine) (mend func(), tries func() int) {
 	}
 }
 
-// TestCut: where nothing keeps sandboxes in and the chains can not be made, the
+// TestCut: where nothing keeps sandboxes in and the chains cannot be made, the
 // links are down and whoever would raise one is told so, also by Close; what
 // only this Engine knows of them is given back where that is safe.
 func TestCut(t *testing.T) {
@@ -501,7 +501,7 @@ func TestEachSet(t *testing.T) {
 	}
 }
 
-// TestBackOff: chains that can not be made are not tried several times a second,
+// TestBackOff: chains that cannot be made are not tried several times a second,
 // what is left of the old ones stays in place, and they are made when they can be.
 func TestBackOff(t *testing.T) {
 	w := newWorld(t)
@@ -645,13 +645,13 @@ func TestUplink(t *testing.T) {
 	w.unread = errors.New("no such file")
 	w.mu.Unlock()
 	if err := e.CloseUplinks(); err == nil || !strings.Contains(err.Error(), "no such file") {
-		t.Errorf("what can not be read counts as closed: %v", err)
+		t.Errorf("what cannot be read counts as closed: %v", err)
 	}
 	if err := e.lock.remove(); err != nil {
 		t.Fatal(err)
 	}
 	e.check(t.Context())
-	closed("with names that can not be read and the lock taken away")
+	closed("with names that cannot be read and the lock taken away")
 	e.Close()
 	flushAll(w)
 	closed("with all chains flushed and nobody there")

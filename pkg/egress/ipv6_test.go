@@ -124,7 +124,7 @@ func TestWithoutIP6tables(t *testing.T) {
 	}
 }
 
-// TestBrokenIP6tables: what can not be read, made or taken away is said.
+// TestBrokenIP6tables: what cannot be read, made or taken away is said.
 func TestBrokenIP6tables(t *testing.T) {
 	for program, script := range map[string]string{
 		"ip6tables-save": "echo it is broken >&2; exit 4",

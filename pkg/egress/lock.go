@@ -261,7 +261,7 @@ func (e *Engine) keepLock() (stood bool) {
 	return stood
 }
 
-// raiseLock does what keepLock says. Uplinks that can not be read are those of
+// raiseLock does what keepLock says. Uplinks that cannot be read are those of
 // before.
 func (e *Engine) raiseLock() (stood bool, err error) {
 	want, unread := e.closed, error(nil)

@@ -71,7 +71,7 @@ func compile(n record.Network) (*policy, error) {
 		case r.Ports[0] > r.Ports[1]:
 			return nil, errs.New(errs.Invalid, "network rule %d: ports %d-%d run backwards", i+1, r.Ports[0], r.Ports[1])
 		case r.Ports[1] != 0 && (r.Ports[0] == 0 || proto != 0 && !hasPorts(proto)):
-			return nil, errs.New(errs.Invalid, "network rule %d: ports %d-%d can not be of %q", i+1, r.Ports[0], r.Ports[1], r.Proto)
+			return nil, errs.New(errs.Invalid, "network rule %d: ports %d-%d cannot be of %q", i+1, r.Ports[0], r.Ports[1], r.Proto)
 		}
 		prefix := r.Prefix.Masked()
 		p.rules = append(p.rules, rule{

@@ -51,7 +51,7 @@ func probe(ctx context.Context, i instance.Instance) (map[string]error, error) {
 	found := map[string]error{ProbeSets: e.createSets()}
 	found[ProbeChains] = func() error {
 		if found[ProbeSets] != nil {
-			return nil // rules that name a set can not be made without it, which has been said
+			return nil // rules that name a set cannot be made without it, which has been said
 		}
 		c, err := newChains(i, i.Pool(), i.Gateway(), slog.New(slog.DiscardHandler))
 		if err != nil {

@@ -24,7 +24,7 @@ const (
 	Exists      Code = "exists"      // the name is taken
 	WrongState  Code = "wrong_state" // works in another state of the object
 	Exhausted   Code = "exhausted"   // a limit of this host is reached
-	Unsupported Code = "unsupported" // this runtime, pool or build can not
+	Unsupported Code = "unsupported" // this runtime, pool or build cannot
 	Unavailable Code = "unavailable" // works later
 	Internal    Code = "internal"    // the default; its text goes to the log only
 )

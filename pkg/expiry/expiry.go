@@ -74,7 +74,7 @@ func run(ctx context.Context, m Manager, a alarm, log *slog.Logger) error {
 				events = nil
 			case e.Type == sandbox.EventLost:
 				if err := q.fill(ctx, m); err != nil {
-					log.Error("expiry can not list sandboxes; the sweep stands in", "err", err)
+					log.Error("expiry cannot list sandboxes; the sweep stands in", "err", err)
 				}
 			default:
 				q.update(ctx, m, e.ID, time.Time{})

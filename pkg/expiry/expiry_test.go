@@ -226,7 +226,7 @@ func TestRetry(t *testing.T) {
 	})
 }
 
-// TestWallAlarm uses the kernel's timer. (A step of the clock can not be
+// TestWallAlarm uses the kernel's timer. (A step of the clock cannot be
 // tested on a host that others use; the kernel's part is ECANCELED.)
 func TestWallAlarm(t *testing.T) {
 	a, err := newWallAlarm()

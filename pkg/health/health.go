@@ -124,7 +124,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	lookAtAll := func() {
 		anew = nil
 		if err := w.lookAtAll(ctx); err != nil {
-			w.log.Error("restarts and probes of sandboxes wait: the list can not be read", "err", err)
+			w.log.Error("restarts and probes of sandboxes wait: the list cannot be read", "err", err)
 			anew = time.After(retry)
 		}
 	}
@@ -182,7 +182,7 @@ func (w *Watcher) lookAt(ctx context.Context, id string, notBefore time.Duration
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if d := w.wards[id]; d != nil { // it is being deleted, or can not be read
+	if d := w.wards[id]; d != nil { // it is being deleted, or cannot be read
 		w.drop(id, d)
 	}
 }

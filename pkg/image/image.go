@@ -53,7 +53,7 @@ type Layers interface {
 }
 
 // DB keeps image records by name and tag. Put replaces; deleting what is
-// absent is fine. A record that can not be read is listed by its name:tag only,
+// absent is fine. A record that cannot be read is listed by its name:tag only,
 // and errs.Internal to Get. (store)
 type DB interface {
 	PutImage(ctx context.Context, i record.Image) error

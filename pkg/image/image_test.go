@@ -26,7 +26,7 @@ type memory struct {
 	images map[string]record.Image
 	layers map[string]bool
 	used   map[string]bool
-	bad    map[string]bool // name:tag of records that can not be read
+	bad    map[string]bool // name:tag of records that cannot be read
 	gone   func()          // after a record went
 }
 
@@ -398,7 +398,7 @@ deb http://security.test bookworm-security main
 	}
 }
 
-// TestCheckPlan: a child that was taken over can not name more than an honest
+// TestCheckPlan: a child that was taken over cannot name more than an honest
 // one, nor what is not in the archive.
 func TestCheckPlan(t *testing.T) {
 	layer := archive.Layer{Span: archive.Span{At: 10, Size: 90}, DiffID: "sha256:" + strings.Repeat("0", 64)}

@@ -115,7 +115,7 @@ func (s *Store) CanPull(ref Reference) bool { return s.cfg.Registries.Host(ref.N
 // image, with errs.Denied if the registry wants other credentials or sends us
 // where we do not go, with errs.Invalid if it lies or the image is broken, with
 // errs.Unsupported if there is none for this machine, with errs.Unavailable if
-// it can not be reached, with errs.Exhausted if the disk is full.
+// it cannot be reached, with errs.Exhausted if the disk is full.
 func (s *Store) Pull(ctx context.Context, p Pull, progress func(Progress)) (record.Image, error) {
 	if !s.CanPull(p.Ref) {
 		return record.Image{}, s.unknown(p.Ref)

@@ -15,7 +15,7 @@ import (
 // Remove forgets the image of a reference, and removes those of its layers that
 // no other image has. It fails with errs.WrongState, and removes nothing, while
 // a sandbox stands on one of those; with errs.NotFound if there is no such image.
-// Of one whose record can not be read it removes that.
+// Of one whose record cannot be read it removes that.
 func (s *Store) Remove(ctx context.Context, ref Reference) error {
 	s.naming.Lock()
 	defer s.naming.Unlock()
@@ -49,7 +49,7 @@ func (s *Store) Remove(ctx context.Context, ref Reference) error {
 	return nil
 }
 
-// removeUnreadable removes a record that can not be read, for which why is the
+// removeUnreadable removes a record that cannot be read, for which why is the
 // reason. Which layers it has nobody knows; the sweep finds them.
 func (s *Store) removeUnreadable(ctx context.Context, ref Reference, why error) error {
 	_, bad, err := s.cfg.DB.ListImages(ctx)
@@ -75,8 +75,8 @@ type Pruned struct {
 
 // Prune removes layers that neither an image nor a sandbox needs and what pulls
 // have left that did not come to their end, and with all also every image that no
-// sandbox uses. It fails with errs.WrongState while the record of an image can
-// not be read: that may need any layer.
+// sandbox uses. It fails with errs.WrongState while the record of an image cannot
+// be read: that may need any layer.
 func (s *Store) Prune(ctx context.Context, all bool) (Pruned, error) {
 	p, err := s.prune(ctx, all)
 	n, berr := s.blobs.sweep(0, 0)
@@ -92,7 +92,7 @@ func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
 		return p, fmt.Errorf("prune images: %w", err)
 	}
 	if len(bad) > 0 {
-		return p, errs.New(errs.WrongState, "nothing is pruned, because the record of image %s can not be read and may need any layer: "+
+		return p, errs.New(errs.WrongState, "nothing is pruned, because the record of image %s cannot be read and may need any layer: "+
 			"`sandboxctl image rm` it, and build or import it again", some(bad))
 	}
 	if all {

@@ -232,7 +232,7 @@ func (r *reaper) force(m *Manager) {
 		// By index: by now the name may be another's.
 		err := h.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}})
 		if err != nil && !isGone(err) && m.Log != nil {
-			m.Log.Warn("a link of an ended sandbox can not be deleted", "link", name, "err", err)
+			m.Log.Warn("a link of an ended sandbox cannot be deleted", "link", name, "err", err)
 		}
 	}
 }

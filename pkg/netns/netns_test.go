@@ -295,7 +295,7 @@ func TestOwnUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a.Ino != b.Ino {
-		t.Error("the network namespace does not belong to the user namespace: sysfs can not be mounted")
+		t.Error("the network namespace does not belong to the user namespace: sysfs cannot be mounted")
 	}
 }
 
@@ -508,7 +508,7 @@ func TestCreateHalf(t *testing.T) {
 		t.Errorf("list: %v, %v", ids, err)
 	}
 	remove(t, m, id)
-	// A user namespace that can not be: the mapping passes the end of the id space.
+	// A user namespace that cannot be: the mapping passes the end of the id space.
 	if err := m.CreateNamespaces(t.Context(), id, true, ^uint32(0)-100); err == nil {
 		t.Error("a mapping beyond 32 bits was made")
 	}

@@ -104,7 +104,7 @@ func (m *Manager) openUplinks(h *netlink.Handle) error {
 			mtu = a.MTU
 		}
 		if err := m.forward(a.Name); err != nil {
-			errs = append(errs, err) // one that can not is no reason for the others
+			errs = append(errs, err) // one that cannot is no reason for the others
 		}
 	}
 	m.mtu.Store(int32(min(mtu, 1500)))

@@ -59,9 +59,9 @@ func TestForwarding(t *testing.T) {
 	is("after Setup alone", "0", "1", "")
 	m.BeforeForward = func() error { return errors.New("no lock") }
 	if err := m.OpenUplinks(t.Context()); err == nil || !strings.Contains(err.Error(), "conf/upa/forwarding") {
-		t.Errorf("what can not be closed is opened: %v", err)
+		t.Errorf("what cannot be closed is opened: %v", err)
 	}
-	is("that can not be closed", "0", "1", "upa")
+	is("that cannot be closed", "0", "1", "upa")
 	m.BeforeForward = func() error {
 		is("before it forwards", "0", "1", "upa")
 		return nil

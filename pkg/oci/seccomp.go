@@ -120,7 +120,7 @@ func sockets() (rules []specs.LinuxSyscall) {
 
 // personality refuses every value but 0, 8 (PER_LINUX32) and 0xffffffff, which
 // only asks. "Not one of three" needs three conditions on one argument, which
-// libcontainer can not say. But 0 and 0xffffffff are the two values in which
+// libcontainer cannot say. But 0 and 0xffffffff are the two values in which
 // every bit equals its upper neighbour (31's being 0), so it is 32 rules "this
 // bit set, the next one clear"; the one for bit 3 also wants bit 2, to spare 8.
 func personality() (rules []specs.LinuxSyscall) {

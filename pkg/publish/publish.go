@@ -150,7 +150,7 @@ func family(a netip.AddrPort) string {
 	return "tcp6"
 }
 
-// explain says why a port can not be had. Preconditions: mu is held.
+// explain says why a port cannot be had. Preconditions: mu is held.
 func (p *Ports) explain(host netip.AddrPort, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):

@@ -63,7 +63,7 @@ type (
 		DeleteVolume(ctx context.Context, vol string) error
 		// VolumeUsage returns the bytes in a volume; see Disks.Usage.
 		VolumeUsage(vol string) (int64, error)
-		// CheckHostPath fails if a path of the host can not be mounted.
+		// CheckHostPath fails if a path of the host cannot be mounted.
 		CheckHostPath(m record.VolumeMount) error
 		// AttachVolumes mounts volumes where the runtime takes them from. The root
 		// file system is mounted, and nothing runs in it.
@@ -225,7 +225,7 @@ type RuntimeKind struct {
 	OOMGroup      bool  // losing one process to the OOM killer is losing all (runsc)
 	HeadroomBytes int64 // memory of the runtime itself, on top of the guest's
 	// HoldsLink says that it reads packets off the link it started with, and
-	// can not take up another that is put in its place (runsc).
+	// cannot take up another that is put in its place (runsc).
 	HoldsLink bool
 	// HostPids replaces Spec.Pids as the limit of host tasks, if not 0. gVisor
 	// keeps Spec.Pids itself; on the host its sentry must always find a task.
@@ -263,7 +263,7 @@ type CgroupLimits struct {
 	CPUShares   int64 // weight: 2 to 262144; 0 is the default, 1024
 	// Bytes and operations in a second, on each disk that its files are on.
 	IOReadBps, IOWriteBps, IOReadIOPS, IOWriteIOPS int64
-	OOMGroup                                       bool // one OOM kills all (runsc: a sentry can not lose a part)
+	OOMGroup                                       bool // one OOM kills all (runsc: a sentry cannot lose a part)
 	// Head-room of the runtime itself, on top of what the guest is told.
 	HeadroomBytes int64
 	KeepMemory    bool // Limit leaves that of memory as it is

@@ -169,8 +169,8 @@ func (h *host) checkWriteAhead() {
 	}
 }
 
-// make and unmake are the effects of all resources. unmake refuses what can
-// not be taken from under a living process.
+// make and unmake are the effects of all resources. unmake refuses what cannot
+// be taken from under a living process.
 func (d *incarnation) make(ctx context.Context, kind, id string) error {
 	return d.do(ctx, kind+".make", id, func() error {
 		d.things[kind+"/"+id] = true

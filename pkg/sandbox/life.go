@@ -47,7 +47,7 @@ func bounded(ctx context.Context, limit time.Duration, name string, f func(conte
 // set makes r durable in another state, together with other changes.
 func (l *life) set(ctx context.Context, r *record.Record, to record.State, changes ...func(*record.Record)) error {
 	if !allowed(r.State, to) {
-		return fmt.Errorf("sandbox %s is %s and can not become %s", r.ID, r.State, to)
+		return fmt.Errorf("sandbox %s is %s and cannot become %s", r.ID, r.State, to)
 	}
 	n := *r
 	n.State, n.Changed = to, now()
@@ -156,7 +156,7 @@ func (l *life) ask(ctx context.Context, r *record.Record, grace time.Duration, h
 		err = l.Agents.Terminate(ctx, r)
 	}
 	if err != nil {
-		l.cfg.Log.Debug("the entrypoint of a sandbox can not be asked to end", "sandbox", r.ID, "err", err)
+		l.cfg.Log.Debug("the entrypoint of a sandbox cannot be asked to end", "sandbox", r.ID, "err", err)
 		return
 	}
 	<-gone // also when ctx ends
@@ -271,7 +271,7 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 // erase is the one teardown: DELETE, expiry, and the recovery of either. It
 // calls dead once the processes are dead; links and disk follow. An error
 // leaves the sandbox Deleting, and the sweep goes on.
-// Preconditions: r is condemned, or an ID whose record can not be read.
+// Preconditions: r is condemned, or an ID whose record cannot be read.
 func (l *life) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
 	if err := l.kill(ctx, r.ID); err != nil {
 		return nil, err

@@ -74,10 +74,10 @@ func (m recovery) mend(ctx context.Context, r *record.Record, kinds []string) (d
 			}
 			log.Warn("somebody took something from a sandbox on the host; it is back", "dur", time.Since(start))
 		case what == fatal && m.life.cfg.NoSweep == "":
-			log.Error("somebody took something from a sandbox on the host that can not be brought back; it is ended")
+			log.Error("somebody took something from a sandbox on the host that cannot be brought back; it is ended")
 			return death{
 				reason: record.RuntimeCrash,
-				message: fmt.Sprintf("somebody took its %s away on the host (not through sandboxd), and it can not go on without; "+
+				message: fmt.Sprintf("somebody took its %s away on the host (not through sandboxd), and it cannot go on without; "+
 					"create it again", row.name),
 			}, true, nil
 		default:

@@ -168,7 +168,7 @@ func (m *Manager) amend(ctx context.Context, r *record.Record, event string, cha
 // may its address have another owner. A creation that goes on is cut short. Of
 // several at once all succeed; one whose kill failed can be tried again, by ID.
 //
-// A record that can not be read is deleted too, by its ID, with all that its
+// A record that cannot be read is deleted too, by its ID, with all that its
 // sandbox holds. Nothing else ever takes that away.
 func (m *Manager) Delete(ctx context.Context, idOrName string) error {
 	return m.remove(ctx, opDelete, idOrName, func(*record.Record) bool { return true })
@@ -242,7 +242,7 @@ func (m *Manager) removeLocked(ctx context.Context, op, id string, want func(*re
 	return err
 }
 
-// findRemains is find for those who erase. Of a record that can not be read it
+// findRemains is find for those who erase. Of a record that cannot be read it
 // returns the ID alone, which is all that a teardown needs.
 func (m *Manager) findRemains(ctx context.Context, idOrName string) (record.Record, error) {
 	r, err := m.find(ctx, idOrName)

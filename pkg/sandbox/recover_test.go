@@ -328,7 +328,7 @@ func TestSweep(t *testing.T) {
 	})
 }
 
-// TestListFails sweeps nothing when it can not see everything.
+// TestListFails sweeps nothing when it cannot see everything.
 func TestListFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()

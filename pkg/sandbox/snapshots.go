@@ -328,7 +328,7 @@ func (s *Snapshots) Get(ctx context.Context, idOrName string) (record.Snapshot, 
 		return record.Snapshot{}, errs.New(errs.WrongState, "%d snapshots have the name %q; say by its id which one is meant "+
 			"(sandboxctl snapshot ls)", len(named), idOrName)
 	case slices.Contains(bad, idOrName):
-		return record.Snapshot{}, errs.New(errs.Internal, "the record of snapshot %s can not be read; all that can be done with it is "+
+		return record.Snapshot{}, errs.New(errs.Internal, "the record of snapshot %s cannot be read; all that can be done with it is "+
 			"to delete it", idOrName)
 	}
 	return record.Snapshot{}, errs.Wire(errs.New(errs.NotFound, "no snapshot %q; sandboxctl snapshot ls lists those there are", idOrName),

@@ -42,7 +42,7 @@ func (s *Snapshots) hold(ctx context.Context, spec *record.Spec) (release func()
 }
 
 // Delete removes a snapshot. One that is being taken, and one that a sandbox is
-// just being made from, is errs.WrongState. A record that can not be read is
+// just being made from, is errs.WrongState. A record that cannot be read is
 // deleted too, by its ID.
 func (s *Snapshots) Delete(ctx context.Context, idOrName string) error {
 	snap, err := s.remains(ctx, idOrName)
@@ -67,7 +67,7 @@ func (s *Snapshots) Delete(ctx context.Context, idOrName string) error {
 	return s.erase(ctx, &snap)
 }
 
-// remains is Get, but of a record that can not be read it returns the ID.
+// remains is Get, but of a record that cannot be read it returns the ID.
 func (s *Snapshots) remains(ctx context.Context, idOrName string) (record.Snapshot, error) {
 	snap, err := s.Get(ctx, idOrName)
 	if errs.Is(err, errs.Internal) {

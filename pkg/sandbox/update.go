@@ -18,7 +18,7 @@ const tellLimit = 2 * time.Second
 // Update changes the terms of a sandbox that runs or is paused: its limits and
 // what it may reach. The new ones are durable before the first of them holds; a
 // daemon that dies in between is followed by one that makes them hold. Less than
-// is used now is errs.WrongState, with the numbers; what this runtime can not
+// is used now is errs.WrongState, with the numbers; what this runtime cannot
 // change in life, errs.Unsupported. A network policy holds for flows that open
 // from then on.
 func (m *Manager) Update(ctx context.Context, idOrName string, change func(*record.Terms) error) (record.Record, error) {
@@ -129,8 +129,8 @@ func (l *life) fitsMemory(r *record.Record) error {
 	return nil
 }
 
-// fitsDisk refuses a limit below what is used: a disk that is over its limit can
-// not even be cleared everywhere.
+// fitsDisk refuses a limit below what is used: a disk that is over its limit cannot
+// even be cleared everywhere.
 func (l *life) fitsDisk(r *record.Record) error {
 	if r.Spec.DiskBytes == 0 {
 		return nil

@@ -98,7 +98,7 @@ func (v *Volumes) Usage(id string) (int64, error) { return v.m.life.Volumes.Volu
 
 // Delete removes a volume and all that is in it. While a sandbox has it mounted, in
 // whatever state, it is errs.WrongState; one that is just being deleted is waited
-// for. A record that can not be read is removed, and what it stood for stays on
+// for. A record that cannot be read is removed, and what it stood for stays on
 // the pool.
 func (v *Volumes) Delete(ctx context.Context, name string) error {
 	m := v.m

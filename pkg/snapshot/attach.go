@@ -231,7 +231,7 @@ func cloneTree(f *os.File, ns int, readOnly bool) (*os.File, error) {
 		c.Close()
 		err = &os.PathError{Op: "idmap", Path: f.Name(), Err: err}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-			return nil, errs.Wire(errs.Wrap(err, errs.Invalid, "its file system, or one that is mounted in it, can not be shown with "+
+			return nil, errs.Wire(errs.Wrap(err, errs.Invalid, "its file system, or one that is mounted in it, cannot be shown with "+
 				"the ids of a guest (proc, sysfs, cgroups, NFS, some FUSE, and tmpfs before Linux 6.3); mount a directory of "+
 				"another"), "VOLUME::INVALID_HOST_PATH")
 		}

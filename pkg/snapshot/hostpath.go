@@ -147,7 +147,7 @@ func badPath(err error, wire, what string) error {
 	if _, ok := errors.AsType[*errs.Error](err); ok {
 		return err
 	}
-	why := "it can not be opened; the daemon's log says why"
+	why := "it cannot be opened; the daemon's log says why"
 	switch {
 	case errors.Is(err, unix.ELOOP):
 		why = "it leads through a symbolic link, and links are not followed there"
@@ -160,9 +160,9 @@ func badPath(err error, wire, what string) error {
 	case errors.Is(err, unix.ENAMETOOLONG):
 		why = "it, or a part of it, is too long"
 	case errors.Is(err, unix.EROFS):
-		why = "it does not exist and can not be made: what it lies on is read-only"
+		why = "it does not exist and cannot be made: what it lies on is read-only"
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return errs.Wire(errs.Wrap(err, errs.Exhausted, "%s: it does not exist and can not be made: what it lies on is full", what), wire)
+		return errs.Wire(errs.Wrap(err, errs.Exhausted, "%s: it does not exist and cannot be made: what it lies on is full", what), wire)
 	}
 	return errs.Wire(errs.Wrap(err, errs.Invalid, "%s: %s", what, why), wire)
 }

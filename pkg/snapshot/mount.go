@@ -189,7 +189,7 @@ func volatileMark(disk string) (marked bool, err error) {
 	var was [64]byte
 	n, err := unix.Lgetxattr(disk, bootAttr, was[:])
 	if err != nil || string(was[:n]) != boot {
-		return true, errs.New(errs.WrongState, "its disk was in use without syncing when the host went down, so its files can not be "+
+		return true, errs.New(errs.WrongState, "its disk was in use without syncing when the host went down, so its files cannot be "+
 			"trusted: delete the sandbox")
 	}
 	return true, nil

@@ -86,7 +86,7 @@ func Examine(path string) (f Facts, err error) {
 			}))
 	})
 	if err != nil {
-		return f, fmt.Errorf("%s can not be used: %w", path, err)
+		return f, fmt.Errorf("%s cannot be used: %w", path, err)
 	}
 	return f, nil
 }
@@ -179,7 +179,7 @@ func (db *DB) AcceptRestored(ctx context.Context) error {
 }
 
 // Records reads the records of a store that nobody writes to, without the
-// images. Those that can not be read are left out.
+// images. Those that cannot be read are left out.
 func Records(path string) (all []record.Record, err error) {
 	b, err := open(path, time.Second, true)
 	if err != nil {

@@ -140,7 +140,7 @@ func commits(t *testing.T) (all []commit) {
 	return all
 }
 
-// unreadable says what db says it can not read: bucket and key.
+// unreadable says what db says it cannot read: bucket and key.
 func unreadable(t *testing.T, db *DB) (bad []string) {
 	t.Helper()
 	ctx := t.Context()

@@ -25,7 +25,7 @@ func (db *DB) PutImage(ctx context.Context, i record.Image) error {
 	return nil
 }
 
-// GetImage returns the image that name:tag is now. One that can not be read is
+// GetImage returns the image that name:tag is now. One that cannot be read is
 // errs.Internal; it can be deleted, and replaced.
 func (db *DB) GetImage(_ context.Context, name, tag string) (i record.Image, ok bool, err error) {
 	ref := record.Image{Name: name, Tag: tag}.Ref()
@@ -39,14 +39,14 @@ func (db *DB) GetImage(_ context.Context, name, tag string) (i record.Image, ok 
 		return err
 	})
 	if err != nil {
-		return record.Image{}, false, errs.Wrap(err, errs.Internal, "the record of image %s can not be read: remove it (sandboxctl "+
+		return record.Image{}, false, errs.Wrap(err, errs.Internal, "the record of image %s cannot be read: remove it (sandboxctl "+
 			"image rm), and build or import it again", ref)
 	}
 	return i, ok, nil
 }
 
 // ListImages returns all images by name and tag, and the name:tag of those that
-// can not be read: these may need any layer.
+// cannot be read: these may need any layer.
 func (db *DB) ListImages(context.Context) (list []record.Image, unreadable []string, err error) {
 	err = db.bolt.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketImages).ForEach(func(k, v []byte) error {
@@ -71,11 +71,11 @@ func readImage(ref, b []byte) (i record.Image, err error) {
 	return i, err
 }
 
-// lookAtImages reports those that can not be read.
+// lookAtImages reports those that cannot be read.
 func (db *DB) lookAtImages(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketImages).ForEach(func(k, v []byte) error {
 		if _, err := readImage(k, v); err != nil {
-			db.log.Error("the record of an image can not be read; no layer is removed until that image is, or is made again",
+			db.log.Error("the record of an image cannot be read; no layer is removed until that image is, or is made again",
 				"image", string(k), "err", err)
 		}
 		return nil

@@ -11,14 +11,14 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Keys returns the API keys by name. One that can not be read opens nothing, and
+// Keys returns the API keys by name. One that cannot be read opens nothing, and
 // is listed by its name alone, so that it can be removed.
 func (db *DB) Keys(context.Context) (all []record.Key, err error) {
 	err = db.bolt.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketKeys).ForEach(func(name, v []byte) error {
 			k, err := readKey(name, v)
 			if err != nil {
-				db.log.Error("an API key can not be read and opens nothing; remove it and make another", "key", string(name), "err", err)
+				db.log.Error("an API key cannot be read and opens nothing; remove it and make another", "key", string(name), "err", err)
 				k = record.Key{Name: string(name)}
 			}
 			all = append(all, k)

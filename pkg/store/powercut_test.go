@@ -171,7 +171,7 @@ func TestDamaged(t *testing.T) {
 			}
 			continue
 		}
-		// A record that can not be read is reported, and kept from harm.
+		// A record that cannot be read is reported, and kept from harm.
 		got, bad := contents(t, db), unreadable(t, db)
 		closeTest(t, db)
 		_, err = Examine(path)
@@ -179,7 +179,7 @@ func TestDamaged(t *testing.T) {
 		case len(bad) == 0 && (got != last.written || err != nil):
 			t.Errorf("%s: the store opens and holds\n%s\nof which it can read all; Examine says %v", name, got, err)
 		case len(bad) > 0 && err == nil:
-			t.Errorf("%s: Examine finds nothing wrong, and %v can not be read", name, bad)
+			t.Errorf("%s: Examine finds nothing wrong, and %v cannot be read", name, bad)
 		}
 		for _, b := range bad {
 			lost[strings.Fields(b)[0]]++

@@ -66,7 +66,7 @@ func (db *DB) ForgetRequests(ctx context.Context, before time.Time) error {
 	err := db.bolt.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketRequests).ForEach(func(k, v []byte) error {
 			var m record.Made
-			if json.Unmarshal(v, &m) != nil || m.At.Before(before) { // what can not be read ties nothing to anything
+			if json.Unmarshal(v, &m) != nil || m.At.Before(before) { // what cannot be read ties nothing to anything
 				old = append(old, slices.Clone(k))
 			}
 			return nil

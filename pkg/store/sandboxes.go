@@ -196,7 +196,7 @@ func takeSlot(tx *bbolt.Tx, id string) (int, error) {
 }
 
 // freeSlots puts the slots of id at the end of the queue. There is one, but a
-// record that can not be read does not say which.
+// record that cannot be read does not say which.
 func freeSlots(tx *bbolt.Tx, id string) error {
 	c := tx.Bucket(bucketSlots).Cursor()
 	var mine [][]byte

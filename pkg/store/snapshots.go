@@ -42,14 +42,14 @@ func (db *DB) DeleteSnapshotRecord(ctx context.Context, id string) error {
 }
 
 // SnapshotRecords returns the records of all snapshots, in no order, and the
-// ids of those that can not be read: what these hold is nobody's stray.
+// ids of those that cannot be read: what these hold is nobody's stray.
 func (db *DB) SnapshotRecords(context.Context) (list []record.Snapshot, unreadable []string, err error) {
 	db.mu.RLock()
 	defer db.mu.RUnlock()
 	return slices.Collect(maps.Values(db.snapshots)), slices.Sorted(maps.Keys(db.badSnapshots)), nil
 }
 
-// loadSnapshots reads every record. One that can not be read is reported and kept.
+// loadSnapshots reads every record. One that cannot be read is reported and kept.
 func (db *DB) loadSnapshots(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketSnapshots).ForEach(func(k, v []byte) error {
 		var s record.Snapshot
@@ -60,7 +60,7 @@ func (db *DB) loadSnapshots(tx *bbolt.Tx) error {
 		}
 		if err != nil {
 			db.badSnapshots[id] = err
-			db.log.Error("the record of a snapshot can not be read; its files are left alone until it is deleted", "snapshot", id,
+			db.log.Error("the record of a snapshot cannot be read; its files are left alone until it is deleted", "snapshot", id,
 				"err", err)
 			return nil
 		}

@@ -279,7 +279,7 @@ func fill(path string, size int64) error {
 	return f.Sync()
 }
 
-// load reads every record. One that can not be read is reported and kept; it
+// load reads every record. One that cannot be read is reported and kept; it
 // holds its slot, and Unreadable names it.
 func (db *DB) load() error {
 	return db.bolt.View(func(tx *bbolt.Tx) error {
@@ -295,7 +295,7 @@ func (db *DB) load() error {
 			}
 			if err != nil {
 				db.bad[id] = err
-				db.log.Error("a record can not be read; what it holds on the host is left alone until it is deleted", "sandbox", id,
+				db.log.Error("a record cannot be read; what it holds on the host is left alone until it is deleted", "sandbox", id,
 					"err", err)
 				return nil
 			}
@@ -370,7 +370,7 @@ func (db *DB) SetPoolID(ctx context.Context, id string) error {
 	return nil
 }
 
-// Unreadable lists the ids of records that are in the file and can not be
+// Unreadable lists the ids of records that are in the file and cannot be
 // read. Nothing of theirs may be taken for a stray.
 func (db *DB) Unreadable(context.Context) ([]string, error) {
 	db.mu.RLock()

@@ -164,7 +164,7 @@ func contentsOf(t *testing.T, db *DB) (k kept) {
 	t.Helper()
 	ctx := t.Context()
 	if bad := unreadable(t, db); len(bad) > 0 {
-		t.Fatalf("can not be read: %v", bad)
+		t.Fatalf("cannot be read: %v", bad)
 	}
 	must := func(err error) {
 		t.Helper()

@@ -48,7 +48,7 @@ func (db *DB) VolumeMade(ctx context.Context, name, id string) error {
 
 // CondemnVolume makes the end of a volume durable. It fails with errs.NotFound
 // if there is none, and with errs.WrongState while a sandbox has it mounted, in
-// whatever state that is. A record that can not be read is an error: what
+// whatever state that is. A record that cannot be read is an error: what
 // it was called on the pool nobody knows (see ForgetVolume).
 func (db *DB) CondemnVolume(ctx context.Context, name string) (record.Volume, error) {
 	v, err := db.changeVolume(ctx, name, func(tx *bbolt.Tx, v *record.Volume) error {
@@ -70,7 +70,7 @@ func (db *DB) CondemnVolume(ctx context.Context, name string) (record.Volume, er
 }
 
 // ForgetVolume removes the record of the volume of that name and ID, or one of
-// that name that can not be read. No such record is no error.
+// that name that cannot be read. No such record is no error.
 func (db *DB) ForgetVolume(ctx context.Context, name, id string) error {
 	gone := false
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {
@@ -92,7 +92,7 @@ func (db *DB) ForgetVolume(ctx context.Context, name, id string) error {
 }
 
 // Volumes returns the records of all volumes, in no order, and the names of those
-// that can not be read.
+// that cannot be read.
 func (db *DB) Volumes(context.Context) (all []record.Volume, unreadable []string, err error) {
 	db.mu.RLock()
 	defer db.mu.RUnlock()
@@ -160,7 +160,7 @@ func claimVolumes(tx *bbolt.Tx, r *record.Record) (made []record.Volume, err err
 func leaveVolumes(tx *bbolt.Tx, id string) (left []record.Volume, err error) {
 	var r record.Record
 	if json.Unmarshal(tx.Bucket(bucketBoxes).Get([]byte(id)), &r) != nil {
-		return nil, nil // of one that can not be read they stay
+		return nil, nil // of one that cannot be read they stay
 	}
 	for _, m := range r.Spec.Volumes {
 		if !m.Owned || slices.ContainsFunc(left, func(v record.Volume) bool { return v.Name == m.Claim }) {
@@ -168,7 +168,7 @@ func leaveVolumes(tx *bbolt.Tx, id string) (left []record.Volume, err error) {
 		}
 		v, ok, err := getVolume(tx, m.Claim)
 		if err != nil || !ok || v.ID != m.Volume || v.Owner != id {
-			continue //nolint:nilerr // what can not be read stays
+			continue //nolint:nilerr // what cannot be read stays
 		}
 		used, err := usersOf(tx, v.ID, id)
 		if err != nil {
@@ -185,7 +185,7 @@ func leaveVolumes(tx *bbolt.Tx, id string) (left []record.Volume, err error) {
 }
 
 // usersOf lists the sandboxes that a volume is mounted in, or will be; a record
-// that names it and can not be read counts.
+// that names it and cannot be read counts.
 func usersOf(tx *bbolt.Tx, volume, but string) (ids []string, err error) {
 	needle := []byte(`"` + volume + `"`)
 	err = tx.Bucket(bucketBoxes).ForEach(func(k, b []byte) error {
@@ -216,7 +216,7 @@ func getVolume(tx *bbolt.Tx, name string) (v record.Volume, ok bool, err error) 
 		return v, false, nil
 	}
 	if err := readVolume(name, b, &v); err != nil {
-		return v, true, errs.Wrap(err, errs.Internal, "the record of volume %s can not be read; its files are on the pool still", name)
+		return v, true, errs.Wrap(err, errs.Internal, "the record of volume %s cannot be read; its files are on the pool still", name)
 	}
 	return v, true, nil
 }
@@ -248,14 +248,14 @@ func (db *DB) rememberVolumes(all []record.Volume) {
 	}
 }
 
-// loadVolumes reads every record. One that can not be read is reported and kept.
+// loadVolumes reads every record. One that cannot be read is reported and kept.
 func (db *DB) loadVolumes(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketVolumes).ForEach(func(k, b []byte) error {
 		var v record.Volume
 		name := string(k)
 		if err := readVolume(name, b, &v); err != nil {
 			db.badVolumes[name] = err
-			db.log.Error("the record of a volume can not be read; nothing mounts it, and its files are left alone", "volume", name,
+			db.log.Error("the record of a volume cannot be read; nothing mounts it, and its files are left alone", "volume", name,
 				"err", err)
 			return nil
 		}

@@ -112,7 +112,7 @@ func TestRestore(t *testing.T) {
 		h.Stop()
 	}
 	h.Start()
-	// It was deleted since; the backup can not know, and its end harms nobody.
+	// It was deleted since; the backup cannot know, and its end harms nobody.
 	if sb, err := h.api.Get(t.Context(), gone.ID); err != nil || sb.Status.State != wire.Failed {
 		t.Errorf("%+v, %v", sb, err)
 	}

@@ -27,7 +27,7 @@ func dialAlways(addr string) func(context.Context, string, string) (net.Conn, er
 }
 
 // guestServer answers every request with what it was asked, on 0.0.0.0:8000, and
-// on 127.0.0.1:9000 where others of the host can not come.
+// on 127.0.0.1:9000 where others of the host cannot come.
 const guestServer = `
 import http.server, threading
 class H(http.server.BaseHTTPRequestHandler):

@@ -229,7 +229,7 @@ var flushed = []string{
 	"ip6tables -t raw -F",
 }
 
-// A set that a chain names can not be destroyed, and the guard makes those anew
+// A set that a chain names cannot be destroyed, and the guard makes those anew
 // some 10 ms after they went: whoever means it tries again.
 var destroyed = append(flushed[:len(flushed):len(flushed)],
 	`for i in $(seq 50); do printf '*filter\nCOMMIT\n*nat\nCOMMIT\n*mangle\nCOMMIT\n*raw\nCOMMIT\n' | iptables-restore && ipset destroy && exit; done; exit 1`)
@@ -387,7 +387,7 @@ func (f *field) linksDown(all []*guarded) {
 }
 
 // linksDeleted deletes the link of one sandbox on each runtime, beside all: on
-// runc it comes back, on gVisor it can not and the sandbox ends.
+// runc it comes back, on gVisor it cannot and the sandbox ends.
 func (f *field) linksDeleted(all []*guarded) {
 	f.Helper()
 	again := f.guard("runc")
@@ -445,7 +445,7 @@ func TestOperatorFiles(t *testing.T) {
 			} {
 				t.Run(deed.name, func(t *testing.T) {
 					sb := h.create(t, spec(runtime))
-					// It need not succeed: what is mounted or busy can not be removed.
+					// It need not succeed: what is mounted or busy cannot be removed.
 					out, _ := exec.Command("sh", "-c", strings.ReplaceAll(deed.line, "ID", sb.ID)).CombinedOutput()
 					t.Logf("%s", out)
 					h.Kill() // the next daemon's recovery is the sweep of the minute

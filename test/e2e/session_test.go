@@ -77,8 +77,8 @@ func TestSessionSurvivesDaemon(t *testing.T) {
 			if got := run("f"); !strings.Contains(got, `"text":"kept`) {
 				t.Error(got)
 			}
-			// A shell that can not answer any more is replaced, not waited for.
-			if got := run("set -n"); !strings.Contains(got, "can not say how the command ended") {
+			// A shell that cannot answer any more is replaced, not waited for.
+			if got := run("set -n"); !strings.Contains(got, "cannot say how the command ended") {
 				t.Error(got)
 			}
 			if got := run("echo on"); !strings.Contains(got, `"text":"on`) {

@@ -76,7 +76,7 @@ func (g *guest) sessions() {
 	g.goesOn("a session")
 }
 
-// files sends what can not be a file, and files that break off. Nothing of it is left.
+// files sends what cannot be a file, and files that break off. Nothing of it is left.
 func (g *guest) files() {
 	g.Helper()
 	g.ok("exec", g.id, "--", "sh", "-c", "mkdir /tmp/d; cd /tmp/d; echo old >here; ln -s loop1 loop2; ln -s loop2 loop1")

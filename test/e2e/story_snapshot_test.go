@@ -219,7 +219,7 @@ func shown(census []string) (out []string) {
 	return out
 }
 
-// tellSnapshotsRefused: what can not be says why, and leaves nothing.
+// tellSnapshotsRefused: what cannot be says why, and leaves nothing.
 func tellSnapshotsRefused(t *testing.T, l *lab) {
 	defer l.deleteSnapshots(t)
 	failed := l.ctl("create", "--runtime", l.runtime, "base", "--", "/etc/passwd")

@@ -162,7 +162,7 @@ func TestTLS(t *testing.T) {
 	if name, warning := health(); name != "two" || !strings.Contains(warning, "certificate") || strings.Contains(warning, ca.dir) {
 		t.Errorf("with a bad one: serves %s, warns %q", name, warning)
 	}
-	h.logged(t, time.Time{}, "a new certificate can not be used")
+	h.logged(t, time.Time{}, "a new certificate cannot be used")
 
 	ctl := func(host, roots string, args ...string) (string, error) {
 		cmd := exec.Command(daemontest.Bin("sandboxctl"), append([]string{"--host", host}, args...)...)

@@ -62,7 +62,7 @@ var parts = map[string][]string{
 // noticed is how soon a death is.
 const noticed = 2 * time.Second
 
-// killed kills a process that a sandbox can not live without, and returns the
+// killed kills a process that a sandbox cannot live without, and returns the
 // sandbox when it has failed, and how soon after the kill that was, by the daemon's
 // own account. What the daemon is not told of the sweep sees, up to a minute later.
 func (h host) killed(t *testing.T, id string, pid int) (wire.Sandbox, time.Duration) {

@@ -22,7 +22,7 @@ const top = "../.."
 
 // exposure is what systemd-analyze of Debian 12 gives the service, on a scale
 // from 0 to 10; docker.service has 9.6. It may only be lowered. Each version of
-// systemd asks for more, so figures of two can not be compared.
+// systemd asks for more, so figures of two cannot be compared.
 const (
 	exposure = 7.1
 	version  = "systemd 252 "
@@ -122,7 +122,7 @@ func TestDryRun(t *testing.T) {
 	}
 }
 
-// TestBadFlags: what can not be is refused before anything is touched.
+// TestBadFlags: what cannot be is refused before anything is touched.
 func TestBadFlags(t *testing.T) {
 	for _, args := range [][]string{{"--prefix", "relative"}, {"--prefix", "/a b"}, {"--prefix", "/x;reboot"}, {"--no-such"}} {
 		out, err := exec.Command(filepath.Join(top, "scripts/install.sh"), append([]string{"--dry-run"}, args...)...).CombinedOutput()
@@ -169,7 +169,7 @@ echo 'state_dir = "/srv/state" # a disk of its own' >/etc/sandboxd/config.toml
 `
 
 // TestUninstall: sandboxes are ended by the daemon that serves, before anything
-// goes; where that can not be, nothing goes.
+// goes; where that cannot be, nothing goes.
 func TestUninstall(t *testing.T) {
 	for name, c := range map[string]struct {
 		script string
@@ -232,9 +232,9 @@ touch share/man/man1/sandboxctl.1 share/man/man1/sandboxctl-exec.1 share/man/man
 			script: "rm /srv/state/sandboxd.db; scripts/uninstall.sh --purge", fails: true, want: "/srv/state has no sandboxd.db",
 			stay: "/srv/state/disk",
 		},
-		"a state directory it can not read": {
+		"a state directory it cannot read": {
 			script: "echo 'state_dir = \"/srv/\\u0041\"' >/etc/sandboxd/config.toml; scripts/uninstall.sh --purge",
-			fails:  true, want: "can not make out what state_dir is", stay: "/opt/x/bin/sandboxd /srv/state/disk",
+			fails:  true, want: "cannot make out what state_dir is", stay: "/opt/x/bin/sandboxd /srv/state/disk",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The kinds of pool that this project's own machines can not limit: xfs and ext4
+# The kinds of pool that this project's own machines cannot limit: xfs and ext4
 # with project quotas, and a btrfs that an operator mounted. The conformance
 # suite runs on each, and the daemon with a sandbox of each runtime.
 # needs: xfsprogs

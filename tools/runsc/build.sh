@@ -54,7 +54,7 @@ fi
 
 export GOTOOLCHAIN="$tool" CGO_ENABLED=0 GOFLAGS=-mod=readonly GOAMD64=v1 GOARM64=v8.0 GOEXPERIMENT='' GOWORK=off
 if ! have=$(go env GOVERSION 2>&1); then
-	say "Go toolchain $tool, with which the checksum was recorded, can not be had: $have"
+	say "Go toolchain $tool, with which the checksum was recorded, cannot be had: $have"
 	exit 1
 fi
 tmp=$out.tmp.$$

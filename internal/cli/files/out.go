@@ -92,7 +92,7 @@ func overwrite(ctx context.Context, cl *client.Client, sandbox, src, dst string)
 }
 
 // errBeside is why a file cannot be made beside another, or take its place.
-var errBeside = errors.New("its directory can not be written")
+var errBeside = errors.New("its directory cannot be written")
 
 // fetchInto writes below root and nowhere else, whatever the guest calls its
 // files: beside, then renamed, so that what is there stays whole until all of

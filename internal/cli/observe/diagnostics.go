@@ -22,7 +22,7 @@ func newDiagnostics(p *command.Program) *cobra.Command {
 		Use:   "diagnostics",
 		Short: "Ask what is wrong with a sandbox, in any state",
 		Long: `Ask what is wrong with a sandbox, in any state: texts for people, which promise
-nothing to programs. What can not be had is said on standard error.`,
+nothing to programs. What cannot be had is said on standard error.`,
 		Example: `  sandboxctl diagnostics summary lab
   sandboxctl diagnostics events --scope network lab`,
 	}

@@ -30,7 +30,7 @@ func newRun(p *command.Program) *cobra.Command {
 		Long: `Run a command in a sandbox of its own, which is destroyed afterwards.
 
 The exit status is the command's; 124 if it ran into --timeout, 125 if
-sandboxctl or the daemon failed, 126 or 127 if the command can not be run or
+sandboxctl or the daemon failed, 126 or 127 if the command cannot be run or
 does not exist, 137 if it was killed (the reason is on stderr). Ctrl-C goes to
 the command; a second one destroys the sandbox at once, a third does not even
 wait for that.
@@ -42,7 +42,7 @@ With -d the command is the entrypoint of a sandbox that stays: it runs as the
 user and in the directory of the image, and sandboxctl logs shows what it says.
 The sandbox is removed by --timeout or sandboxctl rm, also after its end.
 
-If sandboxctl is killed, or is stopped (Ctrl-Z) or can not reach the daemon for
+If sandboxctl is killed, or is stopped (Ctrl-Z) or cannot reach the daemon for
 ten minutes, the sandbox goes by itself: it is made with a timeout that is
 renewed while the command runs. With --rm=false it has none.`,
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'

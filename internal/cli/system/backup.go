@@ -51,11 +51,11 @@ func backupTo(file string, fill func(*os.File) error) error {
 	tmp := file + ".partial"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return errs.Wrap(err, errs.Invalid, "the backup can not be written: %v", err)
+		return errs.Wrap(err, errs.Invalid, "the backup cannot be written: %v", err)
 	}
 	err = fill(f)
 	if werr := errors.Join(f.Sync(), f.Close()); err == nil && werr != nil {
-		err = errs.Wrap(werr, errs.Unavailable, "the backup can not be written: %v", werr)
+		err = errs.Wrap(werr, errs.Unavailable, "the backup cannot be written: %v", werr)
 	}
 	if err == nil {
 		err = os.Rename(tmp, file)

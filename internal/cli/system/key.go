@@ -52,8 +52,8 @@ func newKeyCreate(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create [flags] NAME",
 		Short: "Make an API key and print it, this once",
-		Long: `Make an API key and print it. The daemon keeps a digest of it alone, so that it can
-not be shown again: make another if it is lost.`,
+		Long: `Make an API key and print it. The daemon keeps a digest of it alone, so that it cannot
+be shown again: make another if it is lost.`,
 		Example: `  sandboxctl key create ci
   sandboxctl key create dashboard --role viewer --expires 720h
   export OPEN_SANDBOX_API_KEY=$(sandboxctl key create me --role admin)`,

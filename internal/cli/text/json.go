@@ -26,7 +26,7 @@ func writeJSON(w io.Writer, v any, indent string) error {
 	e.SetEscapeHTML(false)
 	e.SetIndent("", indent)
 	if err := e.Encode(v); err != nil {
-		return errs.Wrap(err, errs.Internal, "the answer can not be printed as JSON")
+		return errs.Wrap(err, errs.Internal, "the answer cannot be printed as JSON")
 	}
 	_, err := w.Write(unsteered(b.Bytes()))
 	return err

@@ -31,7 +31,7 @@ func newVolume(p *command.Program) *cobra.Command {
 
 A volume is made when a sandbox first names it (-v NAME:/path), or by "create"; it
 begins with what the image of the first sandbox has at that path. It stays until
-it is removed, and can not be while a sandbox has it mounted, also one that has
+it is removed, and cannot be while a sandbox has it mounted, also one that has
 ended. Snapshots of sandboxes do not contain it.`,
 		Example: `  sandboxctl volume create data --size 1Gi
   sandboxctl run -v data:/data python -- python3 -c 'open("/data/x","w")'

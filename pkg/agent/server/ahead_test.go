@@ -487,7 +487,7 @@ func TestAheadDifferences(t *testing.T) {
 	if w.Used.After(before) {
 		t.Error("it is not older than its command")
 	}
-	// 2. Of a program that is there but can not be executed one more line is said.
+	// 2. Of a program that is there but cannot be executed one more line is said.
 	cold := e.cold(agent.CommandRequest{Command: "garbage 'x'"})
 	warm, took := e.warm(agent.CommandRequest{Command: "garbage 'x'"})
 	coldSays, coldEnd, _ := strings.Cut(cold, "error Command")

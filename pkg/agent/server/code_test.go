@@ -638,7 +638,7 @@ func TestCodeLanguages(t *testing.T) {
 	}
 }
 
-// What was started ahead is the context of its language; what can not be is
+// What was started ahead is the context of its language; what cannot be is
 // refused when it is asked for.
 func TestCodePrestart(t *testing.T) {
 	e := newCodeEnv(t)

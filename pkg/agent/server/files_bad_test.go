@@ -21,7 +21,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
-// What can not be a path is the client's mistake, on every route, and changes nothing.
+// What cannot be a path is the client's mistake, on every route, and changes nothing.
 func TestPathsThatAreNone(t *testing.T) {
 	e := newEnv(t)
 	e.write(e.dir+"/here", "x")

@@ -170,7 +170,7 @@ func (s *Server) serve(ln net.Listener) {
 		MaxHeaderBytes:    64 << 10,
 	}
 	if err := srv.Serve(files.BulkListener{Listener: ln}); err != nil && !errors.Is(err, http.ErrServerClosed) {
-		o := agent.Obituary{ExitCode: 1, Message: "the agent can not accept connections: " + err.Error()}
+		o := agent.Obituary{ExitCode: 1, Message: "the agent cannot accept connections: " + err.Error()}
 		s.state.writeObituary(o, nil) //nolint:errcheck // nobody is left to hear
 		os.Exit(1)
 	}

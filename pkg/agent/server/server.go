@@ -217,7 +217,7 @@ func (s *Server) routes(path string) reply.Methods {
 
 func (s *Server) ping(w http.ResponseWriter, _ *http.Request) error {
 	if !s.ready.Load() || s.stopping.Load() {
-		return reply.Fail(http.StatusServiceUnavailable, reply.Failed, "the sandbox can not run commands now")
+		return reply.Fail(http.StatusServiceUnavailable, reply.Failed, "the sandbox cannot run commands now")
 	}
 	w.Header().Set(agent.ProtocolHeader, strconv.Itoa(agent.Protocol))
 	return reply.OK(w)

@@ -215,7 +215,7 @@ func TestSessionLoses(t *testing.T) {
 	}
 }
 
-// TestSessionMute: a shell that can not answer is replaced.
+// TestSessionMute: a shell that cannot answer is replaced.
 func TestSessionMute(t *testing.T) {
 	if testing.Short() {
 		t.Skip("waits for two pings")

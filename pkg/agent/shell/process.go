@@ -130,7 +130,7 @@ func (sh *shell) hasRead() bool {
 }
 
 // ErrMute is the end of a run that took from its shell what it answers by.
-var ErrMute = errors.New("the shell of this session can not say how the command ended, because that took away what it says it by " +
+var ErrMute = errors.New("the shell of this session cannot say how the command ended, because that took away what it says it by " +
 	"(set -n, or its builtins): the session goes on in a new shell, without what this one had")
 
 // await waits for the end of a run: the shell's answer, or its death, after

@@ -180,7 +180,7 @@ func Unreachable(err error, id string, port uint16) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		what = "it did not answer in time"
 	}
-	e := errs.Wrap(err, errs.Unavailable, "port %d of sandbox %s can not be reached: %s; start a server there, or look at the sandbox "+
+	e := errs.Wrap(err, errs.Unavailable, "port %d of sandbox %s cannot be reached: %s; start a server there, or look at the sandbox "+
 		"with `sandboxctl inspect %s`", port, id, what, id)
 	return httperr.With(http.StatusBadGateway, errs.Wire(e, "GENERAL::UNKNOWN_ERROR"))
 }

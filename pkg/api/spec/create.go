@@ -131,7 +131,7 @@ func applyEnv(spec *record.Spec, env map[string]*string) error {
 		case v == nil: // Python's SDK sends null for "not set"
 			continue
 		case k == "" || strings.ContainsAny(k, "=\x00"):
-			return httperr.Invalid("env: %q can not be the name of a variable; it must not be empty nor hold = or NUL", httperr.Clip(k, 80))
+			return httperr.Invalid("env: %q cannot be the name of a variable; it must not be empty nor hold = or NUL", httperr.Clip(k, 80))
 		case k == envLifecycle:
 			return httperr.Invalid("env: %s is reserved by OpenSandbox for lifecycle hooks, which are not run here; leave it out", k)
 		case strings.ContainsRune(*v, 0):
@@ -155,7 +155,7 @@ func applyPlatform(spec *record.Spec, p *wire.Platform) error {
 	case p.OS == "" || p.Arch == "":
 		return httperr.Invalid("platform needs both os and arch, as {\"os\":\"linux\",\"arch\":\"%s\"}", runtime.GOARCH)
 	case p.OS != "linux" || p.Arch != runtime.GOARCH:
-		return httperr.Invalid("platform %s/%s can not run here; this host is linux/%s", httperr.Clip(p.OS, 20), httperr.Clip(p.Arch, 20),
+		return httperr.Invalid("platform %s/%s cannot run here; this host is linux/%s", httperr.Clip(p.OS, 20), httperr.Clip(p.Arch, 20),
 			runtime.GOARCH)
 	}
 	spec.Platform = map[string]string{"os": p.OS, "arch": p.Arch}

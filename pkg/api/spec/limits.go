@@ -73,7 +73,7 @@ func (o *Offer) setLimit(l *record.Limits, key, v string) error {
 	}
 	io := func(to *int64, parse func(string) (int64, error), least, most int64, text func(int64) string) error {
 		if o.NoIO {
-			return errs.New(errs.Unsupported, "resourceLimits.%s: this host can not limit I/O: it has no io (v1: blkio) controller, or "+
+			return errs.New(errs.Unsupported, "resourceLimits.%s: this host cannot limit I/O: it has no io (v1: blkio) controller, or "+
 				"its files are on no block device; leave it out", key)
 		}
 		if v == "max" { // as the kernel writes it
@@ -91,7 +91,7 @@ func (o *Offer) setLimit(l *record.Limits, key, v string) error {
 		return put(&l.Pids, parseCount, minPids, maxPids, amounts(" processes"))
 	case keyDisk:
 		if o.NoDisk {
-			return errs.New(errs.Unsupported, "resourceLimits.disk: the storage pool of this host is a plain directory and can not limit "+
+			return errs.New(errs.Unsupported, "resourceLimits.disk: the storage pool of this host is a plain directory and cannot limit "+
 				"disks; leave disk out, or set another storage.pool in the daemon's configuration")
 		}
 		return put(&l.DiskBytes, parseSize, minDisk, o.MaxDiskBytes, record.Size)
@@ -128,7 +128,7 @@ func (o *Offer) PatchLimits(limits map[string]string) (func(*record.Terms) error
 	change := func(t *record.Terms) error {
 		for _, key := range slices.Sorted(maps.Keys(limits)) {
 			if key == keyShm || key == keyLog {
-				return errs.New(errs.Unsupported, "resourceLimits.%s can not change while a sandbox runs; create another with it", key)
+				return errs.New(errs.Unsupported, "resourceLimits.%s cannot change while a sandbox runs; create another with it", key)
 			}
 			if err := o.setLimit(&t.Limits, key, limits[key]); err != nil {
 				return err

@@ -45,7 +45,7 @@ func CheckSnapshotName(name string) error {
 	case len(name) > maxSnapshotName:
 		return httperr.Invalid("name has %d bytes; at most %d are kept", len(name), maxSnapshotName)
 	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return httperr.Invalid("name %q holds what can not be printed", httperr.Clip(name, 80))
+		return httperr.Invalid("name %q holds what cannot be printed", httperr.Clip(name, 80))
 	case strings.ContainsAny(name, `/\`), strings.Contains(name, ".."), !startsName(name), strings.HasSuffix(name, " "):
 		return httperr.Invalid(
 			"name %q: want what begins with a letter or digit, without / and \\, two dots in a row, or a space at its end",

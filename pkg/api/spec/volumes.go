@@ -94,7 +94,7 @@ func onceInOne(spec *record.Spec) error {
 				(record.Within(a.Source, b.Source) || record.Within(b.Source, a.Source))
 			if same && a.ReadOnly != b.ReadOnly && top(i) == top(j) {
 				return badVolume("INVALID_MOUNT_PATH", "volumes %s and %s show the same files twice in one volume (%s), once read-only, "+
-					"which gVisor can not; mount one of them elsewhere, or take runc", b.Name, a.Name, all[top(i)].Name)
+					"which gVisor cannot; mount one of them elsewhere, or take runc", b.Name, a.Name, all[top(i)].Name)
 			}
 		}
 	}
@@ -173,7 +173,7 @@ func (o *Offer) toClaim(m *record.VolumeMount, p *wire.PVC, what string) (err er
 // CheckVolumeName checks the name of a volume; errors call it what.
 func CheckVolumeName(name, what string) error {
 	if name == "prune" { // POST /volumes/prune is a route
-		return badVolume("INVALID_PVC_NAME", "%s: a volume can not be called prune here; choose another name", what)
+		return badVolume("INVALID_PVC_NAME", "%s: a volume cannot be called prune here; choose another name", what)
 	}
 	if len(name) > MaxVolumeName || !volumeName.MatchString(name) {
 		return badVolume("INVALID_PVC_NAME", "%s %q: want up to %d of a-z 0-9 and -, beginning and ending with a letter or digit", what,
@@ -197,7 +197,7 @@ func (o *Offer) VolumeSize(size, what string) (int64, error) {
 		return 0, httperr.Invalid("%s: %s", what, err.Error())
 	case o.NoDisk:
 		return 0, errs.New(errs.Unsupported,
-			"%s: the storage pool of this host is a plain directory and can not limit volumes; leave it out", what)
+			"%s: the storage pool of this host is a plain directory and cannot limit volumes; leave it out", what)
 	case n < minVolume || n > maxVolume:
 		return 0, httperr.Invalid("%s %q: want 16Mi to 1Pi", what, httperr.Clip(size, 40))
 	}

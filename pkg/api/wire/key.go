@@ -11,7 +11,7 @@ const (
 // Key is an API key, but for the key. (ours)
 type Key struct {
 	Name      string     `json:"name"`
-	Role      string     `json:"role"`   // viewer, operator, admin; none: its record can not be read
+	Role      string     `json:"role"`   // viewer, operator, admin; none: its record cannot be read
 	Source    string     `json:"source"` // KeyOfStore, KeyOfConfiguration
 	CreatedAt *time.Time `json:"createdAt,omitempty"`
 	ExpiresAt *time.Time `json:"expiresAt,omitempty"` // absent: never

@@ -18,7 +18,7 @@ type SystemInfo struct {
 	Images    int            `json:"images"`
 	// DrainingSince, if there, is since when no sandbox is created.
 	DrainingSince *time.Time `json:"drainingSince,omitempty"`
-	// Unreadable are records of sandboxes, snapshots and images that can not be
+	// Unreadable are records of sandboxes, snapshots and images that cannot be
 	// read; delete them by id, or by name:tag.
 	Unreadable []string `json:"unreadable,omitempty"`
 	// NoSweep, if there, is why nothing is erased that nobody asked to; Strays

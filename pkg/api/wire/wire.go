@@ -189,7 +189,7 @@ type Info struct {
 	MemoryBytes int64           `json:"memoryBytes"`
 	CPUMillis   int64           `json:"cpuMillis"`
 	Pids        int64           `json:"pids"`
-	DiskBytes   int64           `json:"diskBytes,omitempty"` // absent: the pool can not limit
+	DiskBytes   int64           `json:"diskBytes,omitempty"` // absent: the pool cannot limit
 	CPUShares   int64           `json:"cpuShares,omitempty"` // absent: the default, 1024
 	IOReadBps   int64           `json:"ioReadBps,omitempty"` // absent, as the next three: no limit
 	IOWriteBps  int64           `json:"ioWriteBps,omitempty"`

@@ -203,7 +203,7 @@ func broken(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
 		return errs.Wrap(err, errs.Invalid, "the archive is cut off: what is compressed in it has no end")
 	}
-	return errs.Wrap(err, errs.Invalid, "what is compressed in the archive can not be unpacked")
+	return errs.Wrap(err, errs.Invalid, "what is compressed in the archive cannot be unpacked")
 }
 
 type counter struct {

@@ -73,7 +73,7 @@ func (m *members) dockerPlan() (p Plan, config []byte, err error) {
 	}
 	var all tarball.Manifest
 	if err := json.Unmarshal(b, &all); err != nil {
-		return p, nil, errs.Wrap(err, errs.Invalid, "manifest.json of the archive can not be read")
+		return p, nil, errs.Wrap(err, errs.Invalid, "manifest.json of the archive cannot be read")
 	}
 	if len(all) != 1 {
 		var names []string
@@ -116,7 +116,7 @@ func (m *members) ociPlan() (p Plan, config []byte, err error) {
 	}
 	manifest, err := v1.ParseManifest(bytes.NewReader(b))
 	if err != nil {
-		return p, nil, errs.Wrap(err, errs.Invalid, "the manifest of the image can not be read")
+		return p, nil, errs.Wrap(err, errs.Invalid, "the manifest of the image cannot be read")
 	}
 	for _, k := range []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"} {
 		// Some write only a tag there, which is no name.
@@ -144,7 +144,7 @@ func (m *members) images(index []byte, depth int) (found []v1.Descriptor, err er
 	}
 	im, err := v1.ParseIndexManifest(bytes.NewReader(index))
 	if err != nil {
-		return nil, errs.Wrap(err, errs.Invalid, "an index of the archive can not be read")
+		return nil, errs.Wrap(err, errs.Invalid, "an index of the archive cannot be read")
 	}
 	if len(im.Manifests) > 1000 {
 		return nil, errs.New(errs.Invalid, "an index of the archive lists %d images", len(im.Manifests))
@@ -222,7 +222,7 @@ func (m *members) finish(p *Plan, config []byte) error {
 func configOf(b []byte) (Config, error) {
 	c, err := v1.ParseConfigFile(bytes.NewReader(b))
 	if err != nil {
-		return Config{}, errs.Wrap(err, errs.Invalid, "the config of the image can not be read")
+		return Config{}, errs.Wrap(err, errs.Invalid, "the config of the image cannot be read")
 	}
 	if c.OS != "" && c.OS != "linux" || c.Architecture != "" && c.Architecture != runtime.GOARCH {
 		return Config{}, errs.New(errs.Unsupported, "the image is for %.20s/%.20s, this host is linux/%s", c.OS, c.Architecture,

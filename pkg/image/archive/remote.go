@@ -88,7 +88,7 @@ func manifestOf(b []byte) (Manifest, error) {
 	}
 	in, err := v1.ParseManifest(bytes.NewReader(b))
 	if err != nil {
-		return Manifest{}, errs.Wrap(err, errs.Invalid, "the manifest of the image can not be read")
+		return Manifest{}, errs.Wrap(err, errs.Invalid, "the manifest of the image cannot be read")
 	}
 	if n := len(in.Layers); n == 0 || n > MaxLayers {
 		return Manifest{}, errs.New(errs.Invalid, "the manifest of the image names %d layers; want 1 to %d (an artifact that is no "+
@@ -117,7 +117,7 @@ func manifestOf(b []byte) (Manifest, error) {
 func indexOf(b []byte) (Manifest, error) {
 	in, err := v1.ParseIndexManifest(bytes.NewReader(b))
 	if err != nil {
-		return Manifest{}, errs.Wrap(err, errs.Invalid, "the index of the image can not be read")
+		return Manifest{}, errs.Wrap(err, errs.Invalid, "the index of the image cannot be read")
 	}
 	var best *v1.Descriptor
 	var others []string

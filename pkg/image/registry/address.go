@@ -76,7 +76,7 @@ func hostPort(u *url.URL) string {
 }
 
 // RoundTrip refuses what is not to be asked. Addresses behind names are looked
-// at when they are dialled: then they can not change any more.
+// at when they are dialled: then they cannot change any more.
 func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme == "http" && !g.insecure && strings.EqualFold(r.URL.Host, g.host) {
 		// go-containerregistry tries that, too, with registries of private addresses.

@@ -5,7 +5,7 @@
 //	Repository.Manifest, Repository.Blob: of the first that has it
 //
 // The handshake of credentials and tokens is go-containerregistry's. The two
-// requests that read are made here: its own can not go on in the middle of a
+// requests that read are made here: its own cannot go on in the middle of a
 // blob, and take manifests of 100 MiB.
 //
 // What surprises: a registry is not trusted with anything but its own content.
@@ -241,7 +241,7 @@ func newSource(p *place, path, namespace, rest string, auth *Auth) (*source, err
 		s.said = "that came with the request (image.auth)"
 	case p.Credentials != "":
 		if auth, err = readCredentials(p.Credentials); err != nil {
-			return nil, errs.Wrap(err, errs.Unavailable, "the credentials of registry %s can not be read; the daemon's log says why",
+			return nil, errs.Wrap(err, errs.Unavailable, "the credentials of registry %s cannot be read; the daemon's log says why",
 				p.host)
 		}
 		s.said = "of its credentials file"

@@ -59,7 +59,7 @@ const (
 // It has at most limit bytes.
 //
 // It fails with errs.NotFound if there is none, errs.Denied if the registry wants
-// (other) credentials, errs.Unavailable if it can not be reached, errs.Invalid
+// (other) credentials, errs.Unavailable if it cannot be reached, errs.Invalid
 // if it lies.
 func (r *Repository) Manifest(ctx context.Context, ref string, limit int64) (b []byte, digest string, err error) {
 	_, err = r.ask(ctx, 0, func(s *source) error {
@@ -263,7 +263,7 @@ func (s *source) explain(err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
-	return errs.Wrap(errors.New(s.clean(err.Error())), errs.Unavailable, "registry %s can not be read: %s", s.host, s.clean(why.Error()))
+	return errs.Wrap(errors.New(s.clean(err.Error())), errs.Unavailable, "registry %s cannot be read: %s", s.host, s.clean(why.Error()))
 }
 
 // refusal is the error of a status that is none of success.
@@ -288,7 +288,7 @@ func (s *source) refusal(status int, words, ref string) error {
 	case status == http.StatusNotFound:
 		return errs.New(errs.NotFound, "registry %s has no %s (%s)", s.host, what, said)
 	case status == http.StatusTooManyRequests || status >= 500:
-		return errs.New(errs.Unavailable, "registry %s can not give out %s now (%s); try again later", s.host, what, said)
+		return errs.New(errs.Unavailable, "registry %s cannot give out %s now (%s); try again later", s.host, what, said)
 	}
 	return errs.New(errs.Invalid, "registry %s does not give out %s (%s)", s.host, what, said)
 }

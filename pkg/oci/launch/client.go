@@ -33,7 +33,7 @@ type Client struct {
 }
 
 // New returns a Client whose launchers are made by command, and starts the
-// first, so that a launcher that can not run is known at once.
+// first, so that a launcher that cannot run is known at once.
 func New(command func() *exec.Cmd) (*Client, error) {
 	c := &Client{command: command, patience: patience}
 	if _, err := c.launcher(); err != nil {

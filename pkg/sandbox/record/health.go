@@ -36,7 +36,7 @@ type Probe struct {
 func (p Probe) Given() bool { return p.Command != "" || p.Port != 0 }
 
 // The waits before restarts are docker's shape: they double, up to a bound, and
-// begin anew for a sandbox that has lived for a while. One that can not be started
+// begin anew for a sandbox that has lived for a while. One that cannot be started
 // waits for the longest.
 const (
 	restartFirst = time.Second

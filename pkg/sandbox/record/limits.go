@@ -11,7 +11,7 @@ type Limits struct {
 	// docker's 2 to 262144, 1024 by default.
 	CPUShares int64 `json:"cpuShares,omitempty"`
 	Pids      int64 `json:"pids"`      // tasks of the guest; AgentTasks come on top
-	DiskBytes int64 `json:"diskBytes"` // 0: the pool can not limit
+	DiskBytes int64 `json:"diskBytes"` // 0: the pool cannot limit
 	// Of the disks that its files are on, each in a second.
 	IOReadBps   int64 `json:"ioReadBps,omitempty"` // bytes
 	IOWriteBps  int64 `json:"ioWriteBps,omitempty"`

@@ -20,7 +20,7 @@ const IDLen = 12
 
 // AgentTasks is how many tasks the agent may use beside Spec.Pids. It makes its
 // threads before the guest runs (about 5 of Go's runtime, and the reserve of pkg/agent/proc): one that
-// can not make a thread dies, and a guest at its limit would kill it. One is left
+// cannot make a thread dies, and a guest at its limit would kill it. One is left
 // of them, which the shell ahead has, so that it takes no place of the guest's.
 const AgentTasks = 32
 
@@ -158,7 +158,7 @@ type Publish struct {
 	Port uint16         `json:"port"`
 }
 
-// Overlap reports whether two addresses of the host can not be listened on at once.
+// Overlap reports whether two addresses of the host cannot be listened on at once.
 func Overlap(a, b netip.AddrPort) bool {
 	x, y := a.Addr(), b.Addr()
 	return a.Port() == b.Port() && (x == y || x.Is4() == y.Is4() && (x.IsUnspecified() || y.IsUnspecified()))

@@ -134,7 +134,7 @@ func tarError(name string, err error) error {
 	switch errno {
 	case unix.ELOOP, unix.ENOTDIR, unix.EISDIR, unix.EEXIST, unix.ENOENT, unix.ENAMETOOLONG, unix.EXDEV,
 		unix.EINVAL, unix.ERANGE, unix.E2BIG, unix.EMLINK, unix.EPERM, unix.EOPNOTSUPP:
-		return errs.New(errs.Invalid, "the layer can not be unpacked: %.200q: %v", name, err)
+		return errs.New(errs.Invalid, "the layer cannot be unpacked: %.200q: %v", name, err)
 	}
 	return fmt.Errorf("unpack %.200q: %w", name, err)
 }

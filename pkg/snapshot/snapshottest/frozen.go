@@ -144,7 +144,7 @@ func (e *Env) refusedSnapshots(t *testing.T, snap string) {
 	must(t, e.Mounts.Unmount(ctx, id))
 	must(t, unix.Setxattr(filepath.Join(e.Config.StateDir, "pool", id), "trusted.sandboxd.boot", []byte("another"), 0))
 	if err := e.Snapshots.TakeSnapshot(ctx, never, id); !errs.Is(err, errs.WrongState) {
-		t.Errorf("a snapshot of what can not be trusted: %v", err)
+		t.Errorf("a snapshot of what cannot be trusted: %v", err)
 	}
 	must(t, e.Disks.DeleteDisk(ctx, id))
 }

@@ -20,7 +20,7 @@ func (e *Env) testLimitDisk(t *testing.T) {
 	if !e.Pool.Limits() {
 		id := e.Disk(t, 0)
 		if err := e.Disks.LimitDisk(t.Context(), id, 32<<20); !errs.Is(err, errs.Unsupported) {
-			t.Errorf("a pool that can not limit: %v", err)
+			t.Errorf("a pool that cannot limit: %v", err)
 		}
 		must(t, e.Disks.DeleteDisk(t.Context(), id))
 		return

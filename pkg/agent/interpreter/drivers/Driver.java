@@ -232,7 +232,7 @@ public class Driver {
         return !expression || e.value() == null || e.value().isEmpty() ? null : e.value();
     }
 
-    /** Throws a Failure if a snippet failed, and warns of one that can not be used yet. */
+    /** Throws a Failure if a snippet failed, and warns of one that cannot be used yet. */
     void check(SnippetEvent e, Cell cell, int before) throws Failure {
         if (interrupted == cell.count && e.value() == null && e.exception() == null && e.status() != Status.REJECTED && e.snippet().kind() != Snippet.Kind.METHOD) {
             throw stopped();
@@ -262,7 +262,7 @@ public class Driver {
         List<String> needs = new ArrayList<>();
         shell.unresolvedDependencies(s).forEach(needs::add);
         shell.diagnostics(s).filter(Diag::isError).forEach(d -> needs.add(d.getMessage(Locale.ROOT).split("\n", 2)[0]));
-        return s.name() + " can not be used until this is mended: " + String.join(", ", needs);
+        return s.name() + " cannot be used until this is mended: " + String.join(", ", needs);
     }
 
     /** A compile error, with the lines of the cell that it is in. */

@@ -151,7 +151,7 @@
       }
     }
     if (module_.stripTypeScriptTypes) return (code) => module_.stripTypeScriptTypes(code, { mode: 'transform' });
-    throw new Error('this image can not erase types: it needs the package typescript, or a node of version 22.13 or later');
+    throw new Error('this image cannot erase types: it needs the package typescript, or a node of version 22.13 or later');
   }
 
   // Running cells.

@@ -81,7 +81,7 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	}
 	mkfs, err := exec.LookPath("mkfs.btrfs")
 	if err != nil {
-		return errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which can not "+
+		return errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which cannot "+
 			"limit disks", pool.Plain)
 	}
 	tmp := b.image + ".new"
@@ -144,7 +144,7 @@ func (b *LoopPool) mount() error {
 	defer dev.Close()
 	if err := unix.Mount(dev.Name(), b.dir, "btrfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, "nodiscard"); err != nil {
 		if errors.Is(err, unix.ENODEV) {
-			return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which can not limit disks", pool.Plain)
+			return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which cannot limit disks", pool.Plain)
 		}
 		return fmt.Errorf("mount %s (%s) on %s: %w; dmesg says more", b.image, dev.Name(), b.dir, err)
 	}
