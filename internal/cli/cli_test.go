@@ -307,8 +307,8 @@ func TestRun(t *testing.T) {
 		exit(w, 3)
 	}
 	r := d.run(t, "run", "--runtime", "runc", "-m", "256m", "--cpus", "0.5", "--pids", "64", "-e", "A=b", "-l", "team=a",
-		"--allow", "203.0.113.0/24:443", "--allow", "10.0.0.1", "-w", "/tmp", "--timeout", "30s", "python", "--", "python3", "-c",
-		"print(6*7)")
+		"--allow", "203.0.113.0/24:443", "--allow", "10.0.0.1", "-w", "/tmp", "--timeout", "30s",
+		"python", "--", "python3", "-c", "print(6*7)")
 	if r.code != 3 || r.out != "42\n" || r.errout != "warning\n" {
 		t.Errorf("%+v", r)
 	}
