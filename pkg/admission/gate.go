@@ -76,11 +76,11 @@ type Gate struct {
 	promised int64 // bytes of memory they take
 }
 
-// Enter lets one sandbox on runtime in that is to be brought up, or refuses it
-// with errs.Exhausted, or errs.Unavailable while the host drains, and how soon to
-// ask again. more are the sandboxes that the list grows by: none for one that is
-// there and starts again. leave is to be called when the list shows that it is
-// coming up, or when it will not.
+// Enter admits one sandbox that is to be brought up on runtime. It refuses with
+// errs.Exhausted, or with errs.Unavailable while the host drains, and says how soon to
+// ask again. more is 1 for a new sandbox and 0 for one that starts again, which is in
+// the list already. leave is to be called when the list shows that it is coming up, or
+// when it will not.
 func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(), err error) {
 	if since := g.Drain.Since(); !since.IsZero() {
 		return nil, g.refuse(Draining, errs.Retry(errs.Wire(errs.New(errs.Unavailable,

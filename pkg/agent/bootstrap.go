@@ -80,8 +80,8 @@ func (b *Bootstrap) File() (*os.File, error) {
 	return f, nil
 }
 
-// ReadBootstrap reads one line of at most MaxBootstrap bytes from r. It reads
-// byte-exactly no further than a reader that ends after the line.
+// ReadBootstrap reads one line of at most MaxBootstrap bytes from r. What follows the
+// line in the same read is dropped.
 func ReadBootstrap(r io.Reader) (Bootstrap, error) {
 	var b Bootstrap
 	var line []byte

@@ -131,7 +131,8 @@ const chainText = `
 -A @INPUT$ -j @DENY$
 `
 
-// hookText: last in a table is first in its chain.
+// hookText holds the jumps to our chains. They are inserted at the top one by one, so
+// the last line of a table ends up first in its chain.
 const hookText = `
 *raw
 -A PREROUTING -i LINKS -j @RAW$

@@ -20,7 +20,8 @@ type atOnce struct{}
 func (atOnce) Came() <-chan struct{} { return closedChan }
 func (atOnce) Done()                 {}
 
-// A launcher is a Manager while it brings sandboxes up.
+// A launcher is a Manager while it brings sandboxes up. (The launcher of pkg/oci/launch
+// is another: it starts runc's processes.)
 type launcher struct{ *Manager }
 
 // launch brings a sandbox up in the background when its turn has come. While it

@@ -268,9 +268,10 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 	return l.set(ctx, r, record.Deleting, why)
 }
 
-// erase is the one teardown: DELETE, expiry, and the recovery of either. It
-// calls dead once the processes are dead; links and disk follow. An error
-// leaves the sandbox Deleting, and the sweep goes on.
+// erase ends the record too: DELETE, expiry, and the recovery of either. (end keeps
+// record and disk. Both call release, the one teardown.) It calls dead once the
+// processes are dead; links and disk follow. An error leaves the sandbox Deleting, and
+// the sweep goes on.
 // Preconditions: r is condemned, or an ID whose record cannot be read.
 func (l *life) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
 	if err := l.kill(ctx, r.ID); err != nil {

@@ -36,8 +36,8 @@ type resource struct {
 	// whole, if not nil, reports whether what a record holds is all there: held
 	// names also those who hold a remainder.
 	whole func(context.Context, *record.Record) (bool, error)
-	// lost says what it is for a sandbox that lives to hold none any more;
-	// harmless if nil. See mend.
+	// lost says how bad it is if a living sandbox no longer holds one; nil: harmless. See
+	// mend.
 	lost func(*record.Record) loss
 	// rejoin, if not nil, makes whole what is still held, under what runs. If
 	// nil, what is not whole is lost.
@@ -54,9 +54,9 @@ const (
 )
 
 // resources is what a sandbox is made of, by danger: the cgroup, which kills
-// everything, before any process; the default-deny chain before any packet. The
-// last is what a start needs more of than a small sandbox has (see startMillis).
-// A row added here is rolled back, deleted, recovered, swept, timed and
+// everything, before any process; the default-deny chain before any packet. The last
+// row limits the CPU: a start needs more of it than a small sandbox has (see
+// startMillis). A row added here is rolled back, deleted, recovered, swept, timed and
 // fault-tested like the others.
 func resources(d Deps, c Config) []resource {
 	owner := func(r *record.Record) bool { return d.Runtimes[r.Spec.Runtime].OwnUsers }

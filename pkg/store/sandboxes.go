@@ -15,12 +15,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Insert adds a new record and sets r.Slot to the slot that has been free for
-// longest, in one transaction. It fails with errs.Exists when the id or the
-// name is taken or its request has made another already, with errs.Exhausted when every slot is in use, and with
-// errs.Unavailable when its image went since it was looked up. What begins as a
-// snapshot has its layers from that; an image without a digest is yet to come. Volumes
-// that it names and that there are none of are added with it, if that is asked for.
+// Insert adds a new record and sets r.Slot to the slot that has been free for longest,
+// in one transaction. It fails with errs.Exists when the id or the name is taken or its
+// request has made another already, with errs.Exhausted when every slot is in use, and
+// with errs.Unavailable when its image went since it was looked up. The image is not
+// looked up where the sandbox begins as a snapshot, or where the image has no digest
+// because it is yet to be pulled. Volumes that it names and that do not exist are added
+// with it, if it asks for that.
 func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	n := own(*r)
 	var made []record.Volume

@@ -67,7 +67,7 @@ either runtime.`,
 				return err
 			}
 			r.Entrypoint = s.argv(argv)
-			return keep(ctx, cl, r, timeout, !noWait, o)
+			return createKept(ctx, cl, r, timeout, !noWait, o)
 		}),
 	}
 	s.flags(cmd)
@@ -99,9 +99,9 @@ func renewOnAccess(given string, extensions map[string]string) error {
 	return nil
 }
 
-// keep makes a sandbox that stays and prints it; without an entrypoint it idles.
+// createKept makes a sandbox that stays and prints it; without an entrypoint it idles.
 // A timeout of 0 is none.
-func keep(
+func createKept(
 	ctx context.Context, cl *client.Client, r wire.CreateRequest, timeout time.Duration, wait bool, o command.Output,
 ) error {
 	if len(r.Entrypoint) == 0 {

@@ -79,7 +79,7 @@ renewed while the command runs. With --rm=false it has none.`,
 				"its exit code until sandboxctl rm; leave --rm out and give --timeout to have it removed by itself")
 		}
 		r.Entrypoint = argv
-		return keep(ctx, cl, r, f.Timeout, true, command.Output{Format: command.Table})
+		return createKept(ctx, cl, r, f.Timeout, true, command.Output{Format: command.Table})
 	})
 	cmd.Flags().SetInterspersed(false)
 	s.flags(cmd)

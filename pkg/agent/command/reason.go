@@ -29,10 +29,10 @@ var (
 // lastWords is how much of the end of its output says why a command failed.
 const lastWords = 4 << 10
 
-// Explain says why a command ended and, if a limit of the sandbox is behind
-// it, which one. Its own words are the start of any suspicion, because a limit
-// that was met and coped with is no reason; a full disk is tried as well. That
-// the kernel killed it for its memory is what only the host knows.
+// Explain says why a command ended and, if a limit of the sandbox is behind it, which
+// one. A limit is suspected only if the command's last output speaks of it: a limit
+// that it met and coped with is no reason. A full disk is checked by a write too. Only
+// the host knows whether the kernel killed it for its memory.
 func (g *Registry) Explain(c *Command, e *Ending) {
 	switch {
 	case e.TimedOut:

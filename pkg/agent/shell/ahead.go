@@ -37,7 +37,7 @@ const (
 	aheadAnswer = 2 * time.Second        // Ahead.Answer
 	aheadScript = 48 << 10               // bytes of a script at most: less than a socket holds
 	aheadWasted = 5                      // shells in a row that could not be taken, before there are none
-	// It is in the way of a guest that uses more of its memory than this, in percent.
+	// No shell waits while the guest uses more of its memory than this, in percent.
 	aheadMemory = 80
 )
 

@@ -13,13 +13,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// explainKills returns a change of the answer by which the stream of a command, or of
-// code, says that the kernel killed it for its memory; nil if the request is for
-// something else. The agent sees a SIGKILL from nowhere; the host counts the kills.
+// explainKills returns a function that changes the answer to a command, or to code: its
+// stream then says that the kernel killed it for its memory. It is nil for other
+// requests. The agent sees a SIGKILL from nowhere; the host counts the kills.
 //
-// This is the one place that reads bytes which pass, and it reads the end of each
-// piece only: the event that says how a command ended is the last of its stream, and
-// the agent writes it at once.
+// This is the one place that reads bytes which pass, and it reads the end of each piece
+// only: the event that says how a command ended is the last of its stream, and the
+// agent writes it at once.
 func (g *Gateway) explainKills(method, path string, rec record.Record, before int64) func(*http.Response) {
 	if before == unknownKills || method != http.MethodPost {
 		return nil
@@ -57,11 +57,11 @@ func (g *Gateway) kills(method, path string, rec record.Record) int64 {
 	return n
 }
 
-// setKills puts the number of OOM kills so far into a request to the agent, or into
-// its answer. By the number when a command began, and the number when somebody asks
-// how it ended, the agent knows for commands in the background what explainKills knows
-// for watched ones. A client compares them as well. Neither end hears what the other
-// says of them.
+// setKills puts the number of OOM kills so far into a request to the agent, or into its
+// answer. By the number when a command began, and the number when somebody asks how it
+// ended, the agent knows for commands in the background what explainKills knows for
+// watched ones. A client compares them as well. The header is always set anew, so
+// neither the client nor the agent can send the other a number of its own.
 func setKills(h http.Header, n int64) {
 	h.Del(agent.OOMKillsHeader)
 	if n != unknownKills {

@@ -21,8 +21,8 @@ const (
 	maxArgBytes = 128 << 10 // of all of them; no program takes a longer one
 )
 
-// Spec makes the record of a creation. It checks everything but that the image or
-// the snapshot exists: the caller looks that up and puts it in.
+// Spec makes the specification of a sandbox from a request. It checks everything but
+// that the image or the snapshot exists: the caller looks that up and puts it in.
 func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 	spec := record.Spec{
 		Entrypoint: req.Entrypoint, Labels: req.Metadata, ResourceLimits: req.ResourceLimits,
