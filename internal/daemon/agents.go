@@ -154,7 +154,7 @@ func (a *agents) Terminate(ctx context.Context, r *record.Record) error {
 }
 
 // Transport returns pooled connections to the agent of r.
-func (a *agents) Transport(r record.Record) http.RoundTripper { return a.client(&r).RoundTripper() }
+func (a *agents) Transport(r *record.Record) http.RoundTripper { return a.client(r).RoundTripper() }
 
 // Dial connects to a port of r. One that listens on loopback only refuses; the
 // API then goes through the agent.

@@ -380,7 +380,7 @@ func (f fakeImages) Remove(_ context.Context, ref image.Reference) error {
 // fakeAgents reaches the handlers of fake.
 type fakeAgents struct{ *fake }
 
-func (f fakeAgents) Transport(r record.Record) http.RoundTripper {
+func (f fakeAgents) Transport(r *record.Record) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		req = req.Clone(req.Context())
 		req.Header.Set(wire.HeaderAgentToken, r.Token)

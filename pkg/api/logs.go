@@ -64,7 +64,7 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 		io.WriteString(w, text) //nolint:errcheck // a client that left needs no answer
 		return nil
 	}
-	if _, err := l.gateway.Reachable(r.Context(), rec, wire.AgentPort); err != nil {
+	if err := l.gateway.Reachable(r.Context(), &rec, wire.AgentPort); err != nil {
 		return err
 	}
 	out := &tail{w: w, rc: http.NewResponseController(w)}
@@ -173,14 +173,14 @@ func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, 
 	if follow {
 		q.Set("follow", "true")
 	}
-	ctx, cancel := l.gateway.UntilEnd(r.Context(), rec)
+	ctx, cancel := l.gateway.UntilEnd(r.Context(), &rec)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
 		"http://sandbox/command/"+agent.EntrypointID+"/logs?"+q.Encode(), nil)
 	if err != nil {
 		return cursor, err
 	}
-	resp, err := l.agents.Transport(rec).RoundTrip(req)
+	resp, err := l.agents.Transport(&rec).RoundTrip(req)
 	if err != nil {
 		return cursor, gateway.Unreachable(err, rec.ID, wire.AgentPort)
 	}

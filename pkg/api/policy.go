@@ -25,7 +25,7 @@ type policyHandlers struct {
 
 // port serves OpenSandbox's egress API at port 18080: here, and never from inside a
 // sandbox. Its errors are text/plain, unlike all others.
-func (h *policyHandlers) port(w http.ResponseWriter, r *http.Request, rec record.Record, path string) {
+func (h *policyHandlers) port(w http.ResponseWriter, r *http.Request, rec *record.Record, path string) {
 	in := infoOf(r)
 	in.route = namePolicy // and not path, which is the client's
 	fail := func(err error) {
@@ -36,7 +36,7 @@ func (h *policyHandlers) port(w http.ResponseWriter, r *http.Request, rec record
 		}
 		writeText(w, status, body.Message)
 	}
-	if err := h.authorise(r, rec); err != nil {
+	if err := h.authorise(r, *rec); err != nil {
 		fail(err)
 		return
 	}
@@ -45,7 +45,7 @@ func (h *policyHandlers) port(w http.ResponseWriter, r *http.Request, rec record
 	case path == "/healthz" && read:
 		writeText(w, http.StatusOK, "ok")
 	case path == "/policy" && (read || slices.Contains(policyMethods, r.Method)):
-		st, err := h.call(w, r, rec)
+		st, err := h.call(w, r, *rec)
 		if err != nil {
 			fail(err)
 			return

@@ -33,11 +33,11 @@ func (s *Server) port(w http.ResponseWriter, r *http.Request, t gateway.Target) 
 			return nil
 		}
 	}
-	rec, err := lookup(r, s.sandboxes.sandboxes, t.ID)
+	rec, err := s.recordOf(r, t.ID)
 	if err != nil {
 		return err
 	}
-	if err := s.gateway.CheckSignature(&t, &rec, port); err != nil {
+	if err := s.gateway.CheckSignature(&t, rec, port); err != nil {
 		return err
 	}
 	if port == wire.EgressPort {
@@ -46,7 +46,16 @@ func (s *Server) port(w http.ResponseWriter, r *http.Request, t gateway.Target) 
 	}
 	in, p := infoOf(r), auth.PeerOf(r)
 	in.visit = gateway.Visit{Role: in.role, Peer: p.Actor, Unix: p.Unix}
-	return s.gateway.Serve(w, r, &in.visit, rec, port, t)
+	return s.gateway.Serve(w, r, &in.visit, rec, port, &t)
+}
+
+// recordOf looks up a sandbox for port. A record is large, and a stack stays as large as
+// it ever was for as long as a WebSocket is open: hence a pointer, and no inlining.
+//
+//go:noinline
+func (s *Server) recordOf(r *http.Request, id string) (*record.Record, error) {
+	rec, err := lookup(r, s.sandboxes.sandboxes, id)
+	return &rec, err
 }
 
 // endpoint says where a port of a sandbox is reached: by the gateway's listener if
@@ -107,7 +116,7 @@ type renewals struct {
 	at map[string]time.Time // when access last renewed a sandbox
 }
 
-func (n *renewals) accessed(r *http.Request, rec record.Record) {
+func (n *renewals) accessed(r *http.Request, rec *record.Record) {
 	v, ok := rec.Spec.Extensions[wire.ExtRenew]
 	if !ok || rec.Expires.IsZero() {
 		return

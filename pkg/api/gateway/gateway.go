@@ -43,7 +43,7 @@ type Config struct {
 	State func(*record.Record) string
 	// Accessed is called for each request that is let in to a sandbox that runs,
 	// unless the request asks not to renew it. It must not wait.
-	Accessed func(*http.Request, record.Record)
+	Accessed func(*http.Request, *record.Record)
 
 	Log *log.Logger // gets what goes wrong behind an answer
 }
@@ -63,7 +63,7 @@ type Agents interface {
 	// Transport returns pooled connections to the agent of r. Whatever goes
 	// through it is given the agent's token, so the gateway has authorised it
 	// before; the host of the request's URL does not matter to it.
-	Transport(r record.Record) http.RoundTripper
+	Transport(r *record.Record) http.RoundTripper
 	// Dial connects to a port at the address of r. What listens on loopback
 	// only refuses that, and is reached through the agent's /proxy/{port}.
 	Dial(ctx context.Context, r record.Record, port uint16) (net.Conn, error)
@@ -122,12 +122,14 @@ func Ours(port uint16) bool { return port == wire.AgentPort || port == wire.Egre
 // Serve lets a request to a port of rec in if it may be, and carries it there and
 // the answer back, for as long as bytes flow. An error that it returns is to be the
 // answer, unless the answer has begun. CheckSignature comes before.
-func (g *Gateway) Serve(w http.ResponseWriter, r *http.Request, v *Visit, rec record.Record, port uint16, t Target) error {
-	if err := g.authorise(w, r, v, &rec, port, &t); err != nil {
+//
+// Records are large, and a stack that they make grow stays large for as long as a
+// WebSocket is open. So they are passed by reference from here on.
+func (g *Gateway) Serve(w http.ResponseWriter, r *http.Request, v *Visit, rec *record.Record, port uint16, t *Target) error {
+	if err := g.authorise(w, r, v, rec, port, t); err != nil {
 		return err
 	}
-	rec, err := g.Reachable(r.Context(), rec, port)
-	if err != nil {
+	if err := g.Reachable(r.Context(), rec, port); err != nil {
 		return err
 	}
 	v.Runs = r.Method == http.MethodPost && port == wire.AgentPort && runs(strings.TrimSuffix(t.Rest, "/"))

@@ -20,7 +20,7 @@ import (
 // This is the one place that reads bytes which pass, and it reads the end of each piece
 // only: the event that says how a command ended is the last of its stream, and the
 // agent writes it at once.
-func (g *Gateway) explainKills(method, path string, rec record.Record, before int64) func(*http.Response) {
+func (g *Gateway) explainKills(method, path string, rec *record.Record, before int64) func(*http.Response) {
 	if before == unknownKills || method != http.MethodPost {
 		return nil
 	}
@@ -46,7 +46,7 @@ const unknownKills = -1
 
 // kills counts the OOM kills of a sandbox for a request to its agent that has
 // something run, or asks how it ended.
-func (g *Gateway) kills(method, path string, rec record.Record) int64 {
+func (g *Gateway) kills(method, path string, rec *record.Record) int64 {
 	if !(method == http.MethodPost && runs(path)) && !strings.HasPrefix(path, "/command/status/") {
 		return unknownKills
 	}

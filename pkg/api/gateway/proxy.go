@@ -22,7 +22,7 @@ import (
 )
 
 // forward copies request and answer as they come, for as long as bytes flow.
-func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec record.Record, port uint16, t Target) error {
+func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec *record.Record, port uint16, t *Target) error {
 	rest, host := t.Rest, "localhost:"+strconv.Itoa(int(port)) // a server may check its name
 	transport := g.cfg.Agents.Transport(rec)
 	if port != wire.AgentPort {
@@ -51,7 +51,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			out := pr.Out
 			out.URL.Scheme = "http"
-			out.URL.Host = net.JoinHostPort(poolKey(&rec), strconv.Itoa(int(port)))
+			out.URL.Host = net.JoinHostPort(poolKey(rec), strconv.Itoa(int(port)))
 			out.URL.Path, out.URL.RawPath = cmp.Or(path, "/"), cmp.Or(rest, "/")
 			_, out.URL.RawQuery = cutQuery(pr.In.URL.RawQuery, tokenQuery)
 			out.Host = host

@@ -100,35 +100,35 @@ func (g *Gateway) portTransport() *http.Transport {
 const holdPending = 5 * time.Second
 
 // Reachable refuses a sandbox that does not run. A request to the agent waits for one
-// that is being made, and gets its record as it is then.
-func (g *Gateway) Reachable(ctx context.Context, rec record.Record, port uint16) (record.Record, error) {
+// that is being made; rec then becomes what the record is by then.
+func (g *Gateway) Reachable(ctx context.Context, rec *record.Record, port uint16) error {
 	if rec.State.Beginning() && port == wire.AgentPort {
 		hold, cancel := context.WithTimeout(ctx, holdPending)
 		defer cancel()
 		now, err := g.cfg.Sandboxes.Await(hold, rec.ID)
 		switch {
 		case err == nil:
-			rec = now
+			*rec = now
 		case ctx.Err() != nil:
-			return rec, ctx.Err()
+			return ctx.Err()
 		case hold.Err() == nil:
-			return rec, fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
+			return fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
 		}
 	}
 	switch rec.State {
 	case record.Running:
-		return rec, nil
+		return nil
 	case record.Creating, record.Starting:
-		return rec, errs.New(errs.Unavailable, "sandbox %s is still being made; ask again in a moment", rec.ID)
+		return errs.New(errs.Unavailable, "sandbox %s is still being made; ask again in a moment", rec.ID)
 	case record.Deleting:
-		return rec, httperr.NoSandbox(rec.ID)
+		return httperr.NoSandbox(rec.ID)
 	case record.Ended:
-		return rec, errs.New(errs.WrongState, "sandbox %s has ended (%s) and answers no more: %s", rec.ID, rec.Reason,
+		return errs.New(errs.WrongState, "sandbox %s has ended (%s) and answers no more: %s", rec.ID, rec.Reason,
 			cmp.Or(rec.Message, "create another"))
 	case record.Pausing, record.Paused:
-		return rec, errs.New(errs.WrongState, "sandbox %s is %s and answers nothing; resume it first", rec.ID, g.cfg.State(&rec))
+		return errs.New(errs.WrongState, "sandbox %s is %s and answers nothing; resume it first", rec.ID, g.cfg.State(rec))
 	}
-	return rec, errs.New(errs.Unavailable, "sandbox %s is %s; ask again in a moment", rec.ID, g.cfg.State(&rec))
+	return errs.New(errs.Unavailable, "sandbox %s is %s; ask again in a moment", rec.ID, g.cfg.State(rec))
 }
 
 // drainTime is how long the last bytes of a sandbox that has ended may take to
@@ -137,15 +137,16 @@ const drainTime = time.Second
 
 // UntilEnd is a context for bytes from a sandbox: it ends soon after the sandbox has,
 // and its cause says so. The link is gone then, and no packet tells.
-func (g *Gateway) UntilEnd(ctx context.Context, was record.Record) (context.Context, context.CancelFunc) {
+func (g *Gateway) UntilEnd(ctx context.Context, rec *record.Record) (context.Context, context.CancelFunc) {
+	id, started := rec.ID, rec.Started
 	ctx, cancel := context.WithCancelCause(ctx)
 	// A callback, and no goroutine that waits: there may be 1,000 terminals.
-	stop := context.AfterFunc(g.cfg.Sandboxes.Life(was.ID), func() {
+	stop := context.AfterFunc(g.cfg.Sandboxes.Life(id), func() {
 		t := time.NewTimer(drainTime)
 		defer t.Stop()
 		select {
 		case <-t.C:
-			if err := g.ended(ctx, was); err != nil {
+			if err := g.ended(ctx, id, started); err != nil {
 				cancel(err)
 			}
 		case <-ctx.Done():
@@ -154,17 +155,16 @@ func (g *Gateway) UntilEnd(ctx context.Context, was record.Record) (context.Cont
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// ended says how a sandbox ended. It is nil if the sandbox lives on, as it was, and is
-// only not watched for its end.
-func (g *Gateway) ended(ctx context.Context, was record.Record) error {
-	id := was.ID
+// ended says how the life of a sandbox that began at started ended. It is nil if the
+// sandbox lives on, and is only not watched for its end.
+func (g *Gateway) ended(ctx context.Context, id string, started time.Time) error {
 	rec, err := g.cfg.Sandboxes.Get(ctx, id)
 	switch {
 	case errs.Is(err, errs.NotFound):
 		return errs.New(errs.NotFound, "sandbox %s ended (deleted) during the request", id)
 	case err == nil && (rec.State == record.Ended || rec.State == record.Stopping):
 		return errs.New(errs.WrongState, "sandbox %s ended (%s) during the request: %s", id, rec.Reason, rec.Message)
-	case err == nil && !was.Started.IsZero() && !rec.Started.Equal(was.Started):
+	case err == nil && !started.IsZero() && !rec.Started.Equal(started):
 		return errs.New(errs.WrongState, "sandbox %s ended during the request, and was started again since; ask again", id)
 	}
 	return nil
