@@ -15,25 +15,26 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// A Barrier is a base chain of nf_tables, of somebody else, that discards what
-// it does not accept by name, and accepts nothing of sandboxes. A packet must
-// pass every base chain of its hook, so what the chains here accept it discards
-// all the same.
+// A Barrier is a base chain of nf_tables that another program made. It drops whatever
+// it does not accept by name, and it has no rule that accepts packets of sandboxes. A
+// packet must pass every base chain of its hook, so a barrier drops packets that
+// sandboxd's own chains accept.
 type Barrier struct {
 	Family string // "inet" or "ip", as nft(8) writes it
 	Table  string
 	Chain  string
 	Hook   string // "forward": what sandboxes may reach; "input": the resolver
-	By     string // what discards: "its policy", or "a rule of CHAIN"
+	By     string // what drops the packet: "its policy", or "a rule of CHAIN"
 }
 
-// Name is the chain as nft(8) takes it.
+// Name is the chain as nft(8) writes it.
 func (b Barrier) Name() string { return b.Family + " " + b.Table + " " + b.Chain }
 
-// Barriers lists those for the sandboxes of an instance, whose addresses are of
-// pool. It reads rules, and not all that they can say: a condition counts as met
-// by sandboxes if it is on their links' name or on all of their addresses, and a
-// chain that lets any of what these send pass lets it pass on purpose.
+// Barriers lists the barriers that drop packets of the sandboxes of an instance. The
+// sandboxes' addresses lie in pool. It understands only some conditions of rules: a
+// condition counts as met by sandboxes if it matches their links' name or all of their
+// addresses. A chain that accepts any packets of sandboxes counts as accepting them on
+// purpose.
 func Barriers(i instance.Instance, pool netip.Prefix) ([]Barrier, error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -65,10 +66,11 @@ func Barriers(i instance.Instance, pool netip.Prefix) ([]Barrier, error) {
 	return all, nil
 }
 
-// families are those that meet IPv4.
+// families are the table families that see IPv4 packets.
 var families = map[nftables.TableFamily]string{nftables.TableFamilyINet: "inet", nftables.TableFamilyIPv4: "ip"}
 
-// hookOf is the hook of a base chain that packets of sandboxes meet, or empty.
+// hookOf is the hook of a base chain that packets of sandboxes pass. It is empty for
+// other chains.
 func hookOf(c *nftables.Chain) string {
 	switch {
 	case c.Hooknum == nil || c.Type != nftables.ChainTypeFilter:
@@ -80,19 +82,19 @@ func hookOf(c *nftables.Chain) string {
 	return ""
 }
 
-// isIptables reports whether c is a chain of iptables-nft, in which sandboxd has
-// its own rules, and those in front; or, beside iptables-legacy, the doctor's
-// iptables-family looks at it.
+// isIptables reports whether c is a chain of iptables-nft. With iptables-nft sandboxd
+// puts its own rules into these chains, in front of the others. With iptables-legacy
+// the doctor's check iptables-family covers them.
 func isIptables(c *nftables.Chain) bool {
 	return c.Table.Family == nftables.TableFamilyIPv4 && c.Table.Name == "filter" && (c.Name == "INPUT" || c.Name == "FORWARD")
 }
 
-// What becomes in a chain of the first packet of a flow from a sandbox, which meets
-// no condition but those on its link and address.
+// A fate is what a chain does with the first packet of a flow from a sandbox. The
+// packet meets no conditions but those on its link and address.
 type fate int
 
 const (
-	falls  fate = iota // through, to the next rule of the caller, or to the policy
+	falls  fate = iota // goes on to the next rule of the caller, or to the policy
 	passes             // is accepted
 	drops
 )
@@ -105,11 +107,11 @@ type reader struct {
 	pool  netip.Prefix
 }
 
-// deepest is how far jumps are followed: the kernel's NFT_JUMP_STACK_SIZE.
+// deepest is how many jumps are followed: the kernel's NFT_JUMP_STACK_SIZE.
 const deepest = 16
 
-// walk says what becomes of a packet in a chain, and what dropped it. Only packets
-// of sandboxes come to a chain that is theirs.
+// walk returns the fate of a packet in a chain, and what dropped it. If theirs is set,
+// only packets of sandboxes reach the chain.
 func (r *reader) walk(chain string, theirs bool, depth int) (fate, string, error) {
 	if depth == deepest {
 		return falls, "", nil
@@ -128,13 +130,13 @@ func (r *reader) walk(chain string, theirs bool, depth int) (fate, string, error
 		}
 		named = named || theirs
 		v := verdictOf(rule.Exprs)
-		// A condition that is not looked into may be met, or not: what it accepts of
-		// sandboxes by name is let pass, all else is left to the rules behind.
+		// A condition that is not understood may or may not be met. If the rule names
+		// sandboxes and accepts, it counts as met; otherwise the next rules decide.
 		if !met && !(named && v.Kind != expr.VerdictDrop) {
 			continue
 		}
 		switch v.Kind {
-		case expr.VerdictAccept, expr.VerdictQueue: // whoever reads the queue decides
+		case expr.VerdictAccept, expr.VerdictQueue: // the program that reads the queue decides
 			return passes, "", nil
 		case expr.VerdictDrop:
 			return drops, "a rule of " + chain, nil
@@ -152,7 +154,7 @@ func (r *reader) walk(chain string, theirs bool, depth int) (fate, string, error
 	return falls, "", nil
 }
 
-// verdictOf is what a rule does with a packet that meets it; Continue, if nothing.
+// verdictOf is what a rule does with a packet that meets it. Continue means nothing.
 func verdictOf(rule []expr.Any) expr.Verdict {
 	for _, e := range rule {
 		switch e := e.(type) {
@@ -167,8 +169,8 @@ func verdictOf(rule []expr.Any) expr.Verdict {
 	return expr.Verdict{Kind: expr.VerdictContinue}
 }
 
-// meets reports whether every packet of a sandbox meets all conditions of a rule,
-// and whether one of them names sandboxes: what they send, that is.
+// meets reports whether every packet of a sandbox meets all conditions of a rule, and
+// whether one of the conditions names sandboxes as the source.
 func (r *reader) meets(rule []expr.Any) (met, named bool, err error) {
 	met = true
 	var loaded expr.Any // into the register that is compared next
@@ -196,7 +198,7 @@ func (r *reader) meets(rule []expr.Any) (met, named bool, err error) {
 	return met, named, nil
 }
 
-// forKnown reports whether a rule is for flows that are open, by their state.
+// forKnown reports whether a rule matches established flows only, by their state.
 func forKnown(rule []expr.Any) bool {
 	i := slices.IndexFunc(rule, func(e expr.Any) bool {
 		ct, ok := e.(*expr.Ct)
@@ -213,12 +215,12 @@ func forKnown(rule []expr.Any) bool {
 	return ok && cmp.Op == expr.CmpOpNeq && binaryutil.NativeEndian.Uint32(mask.Mask)&expr.CtStateBitNEW == 0
 }
 
-// isUs reports whether what was loaded equals want, under mask, for every packet
-// of a sandbox, and for few others.
+// isUs reports whether the loaded value equals want, under mask, for every packet of a
+// sandbox and for few other packets.
 func (r *reader) isUs(loaded expr.Any, mask, want []byte) bool {
 	switch l := loaded.(type) {
 	case *expr.Meta:
-		// A name that ends in * is compared as far as that, others to their end.
+		// A name that ends in * is compared up to the *, any other name to its end.
 		return l.Key == expr.MetaKeyIIFNAME && len(want) > 0 && len(want) < unix.IFNAMSIZ && strings.HasPrefix(r.link, string(want))
 	case *expr.Payload:
 		const ipSource = 12 // offset in the header
@@ -240,7 +242,7 @@ func (r *reader) isUs(loaded expr.Any, mask, want []byte) bool {
 	return false
 }
 
-// net32 is the mask of a prefix that long.
+// net32 is the mask of a prefix of that length.
 func net32(bits int) (m [4]byte) {
 	for i := range bits {
 		m[i/8] |= 0x80 >> (i % 8)
@@ -248,15 +250,15 @@ func net32(bits int) (m [4]byte) {
 	return m
 }
 
-// isIPv4 reports whether a comparison holds for every IPv4 packet: nft(8) puts it
-// before those of addresses in tables of the family inet.
+// isIPv4 reports whether a comparison holds for every IPv4 packet. In tables of the
+// family inet, nft(8) puts such a comparison before comparisons of addresses.
 func isIPv4(loaded expr.Any, e *expr.Cmp) bool {
 	m, ok := loaded.(*expr.Meta)
 	return ok && m.Key == expr.MetaKeyNFPROTO && e.Op == expr.CmpOpEq && bytes.Equal(e.Data, []byte{unix.NFPROTO_IPV4})
 }
 
-// inSet reports whether a set of links' names has those of sandboxes. Maps of
-// verdicts, and what is to be in none, are not looked into.
+// inSet reports whether a set of link names contains those of sandboxes. Verdict maps
+// and negated lookups are not examined.
 func (r *reader) inSet(loaded expr.Any, mask []byte, e *expr.Lookup) (bool, error) {
 	m, ok := loaded.(*expr.Meta)
 	if !ok || m.Key != expr.MetaKeyIIFNAME || mask != nil || e.Invert || e.IsDestRegSet {
@@ -267,7 +269,7 @@ func (r *reader) inSet(loaded expr.Any, mask []byte, e *expr.Lookup) (bool, erro
 		return false, fmt.Errorf("set %s: %w", e.SetName, err)
 	}
 	for _, el := range elements {
-		// A name with * is the begin of an interval: itself and zeros.
+		// A name with * is the start of an interval: the name, then zeros.
 		if name := bytes.TrimRight(el.Key, "\x00"); !el.IntervalEnd && len(name) > 0 && strings.HasPrefix(r.link, string(name)) {
 			return true, nil
 		}

@@ -19,8 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// The marks of a verdict. Three bits are ours; the rest of a packet's mark is
-// left to others.
+// The marks of a verdict. sandboxd uses three bits; it leaves the rest of a packet's
+// mark to other programs.
 const (
 	markAllow = 0x1000000
 	markDeny  = 0x2000000
@@ -37,16 +37,16 @@ const xtablesWait = 5
 // them, without "-A CHAIN".
 type rulesOf map[string]map[string][]string
 
-// tables in the order in which a packet meets them. They are filled and hooked
-// in this order, too: what is not marked yet is dropped in filter.
+// tables in the order in which a packet passes them. They are filled and hooked in this
+// order, too: filter drops what has no mark yet.
 var tables = []string{"raw", "mangle", "nat", "filter"}
 
 // wanted returns the chains, and the jumps to them from the built-in chains.
 //
-// Chains exist in two generations, so that new text is complete before it is
-// hooked in and the old is unhooked after that: iptables cannot replace a
-// chain at once. All text is in the normal form of iptables -S, so that it can
-// be compared with what the kernel has.
+// Chains exist in two generations. New chains are complete before they are hooked in,
+// and the old ones are unhooked after that, because iptables cannot replace a chain at
+// once. All text is in the normal form of iptables -S, so that it can be compared with
+// the kernel's rules.
 func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generation int) (chains, hooks rulesOf) {
 	suffix := ""
 	if generation > 0 {
@@ -70,7 +70,7 @@ func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generati
 	return expand(r, chainText), expand(r, hookText)
 }
 
-// tag marks the one rule of ours that jumps to no chain of ours.
+// tag marks our only rule that does not jump to one of our chains.
 func tag(i instance.Instance) string { return i.Set("masquerade") }
 
 func expand(r *strings.Replacer, text string) rulesOf {
@@ -90,8 +90,8 @@ func expand(r *strings.Replacer, text string) rulesOf {
 	return out
 }
 
-// chainText is the picture of docs/design/network.md ("What path does a packet
-// take?") as rules. NFLOG is for debugging: tcpdump -i nflog:NUMBER.
+// chainText holds, as rules, the picture in docs/design/network.md ("What path does a
+// packet take?"). NFLOG is for debugging: tcpdump -i nflog:NUMBER.
 const chainText = `
 *raw
 -A @RAW$ -m set ! --match-set SRC src,src -m limit --limit 10/sec --limit-burst 20 -j NFLOG --nflog-prefix spoof --nflog-group NUMBER
@@ -159,17 +159,16 @@ type chains struct {
 
 	foreign sync.Once // the warning about another family of tables
 
-	// installed is what iptables printed right after an install: another
-	// version may print a rule in another form than ours.
+	// installed is what iptables printed right after an install: other versions may
+	// print a rule in another form.
 	installed rulesOf
-	// moves counts how often the hooks were put in front again, moved is when
-	// they last were.
+	// moves counts how often the hooks were put in front again; moved is the last time.
 	moves int
 	moved time.Time
 }
 
-// maxMoves is when to stop putting the hooks in front, since somebody else
-// insists, too; movesPause is when to begin again.
+// maxMoves is after how many moves sandboxd stops putting the hooks in front, because
+// another program does the same; movesPause is when it starts again.
 const (
 	maxMoves   = 5
 	movesPause = time.Hour
@@ -216,7 +215,7 @@ func saved(ctx context.Context, program string) (stdout, stderr string, err erro
 	ctx, cancel := context.WithTimeout(ctx, saveLimit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program)
-	cmd.WaitDelay = time.Second // a child of its own may hold the pipe
+	cmd.WaitDelay = time.Second // a child of iptables-save may hold the pipe
 	var out, complaints bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &complaints
 	if err := cmd.Run(); err != nil {
@@ -245,9 +244,9 @@ func parseSave(text string) rulesOf {
 	return out
 }
 
-// ours cuts from all what belongs to the instance, hooks included and in the
-// position they have among the rules of others: behind is how many rules that
-// are not of sandboxd stand before the last hook of a chain.
+// ours picks the instance's rules and hooks out of all. A hook keeps its position among
+// other programs' rules: behind is the number of rules not made by sandboxd that stand
+// before the last hook of a chain.
 func (c *chains) ours(all rulesOf) (mine rulesOf, behind int) {
 	mine = rulesOf{}
 	mark := c.inst.Chain("")
@@ -274,7 +273,7 @@ func (c *chains) ours(all rulesOf) (mine rulesOf, behind int) {
 	return mine, behind
 }
 
-// equal compares what is mine, chains without rules included.
+// equal compares the instance's rules, including chains without rules.
 func equal(a, b rulesOf) bool {
 	for _, t := range tables {
 		if len(a[t]) != len(b[t]) {
@@ -290,7 +289,7 @@ func equal(a, b rulesOf) bool {
 	return true
 }
 
-// alike compares how many rules each chain has, whatever their form.
+// alike compares how many rules each chain has, not their text.
 func alike(a, b rulesOf) bool {
 	for _, t := range tables {
 		if len(a[t]) != len(b[t]) {
@@ -306,12 +305,12 @@ func alike(a, b rulesOf) bool {
 	return true
 }
 
-// merged is all that an instance has of one generation.
+// merged is all chains and hooks that an instance has of one generation.
 func (c *chains) merged(generation int) rulesOf {
 	chains, hooks := wanted(c.inst, c.pool, c.gateway, generation)
 	for table, h := range hooks {
 		for name, rules := range h {
-			// Inserted one by one at the top, the last comes first.
+			// Each is inserted at the top, so the last comes first.
 			rules = slices.Clone(rules)
 			slices.Reverse(rules)
 			chains[table][name] = rules
@@ -320,7 +319,7 @@ func (c *chains) merged(generation int) rulesOf {
 	return chains
 }
 
-// standing reports whether what is in the kernel is what should be.
+// standing reports whether the kernel has the rules that it should have.
 func (c *chains) standing(ctx context.Context) (bool, error) {
 	all, err := c.save(ctx)
 	if err != nil {
@@ -352,7 +351,7 @@ func (c *chains) standing(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// hooked reports whether packets meet the chains of a generation, all of them.
+// hooked reports whether packets pass all chains of a generation.
 func (c *chains) hooked(mine rulesOf, generation int) bool {
 	chains, hooks := wanted(c.inst, c.pool, c.gateway, generation)
 	for table, h := range hooks {
@@ -389,21 +388,21 @@ func (c *chains) hooks(mine rulesOf, generation int) (n int) {
 	return n
 }
 
-// install makes the chains stand. Where a generation is hooked, also in part, the other is
-// built, hooked in front of it, and only then the old one is taken away.
+// install makes the chains stand. If a generation is hooked, even in part, install
+// builds the other one, hooks it in front, and only then removes the old one.
 func (c *chains) install(ctx context.Context) error {
 	all, err := c.save(ctx)
 	if err != nil {
 		return err
 	}
 	mine, _ := c.ours(all)
-	// Not the one with more hooks in place: those hold until the other's do, also
-	// if this fails half way.
+	// Build the generation with fewer hooks in place: the other one protects until the
+	// new hooks stand, also if this fails half way.
 	generation := 0
 	if first := c.hooks(mine, 0); first > 0 && first >= c.hooks(mine, 1) {
 		generation = 1
 	}
-	// Remainders of an install that was cut short.
+	// Remainders of an interrupted install.
 	if err := c.remove(mine, generation); err != nil {
 		return err
 	}
@@ -411,7 +410,7 @@ func (c *chains) install(ctx context.Context) error {
 	if err := c.restore(ctx, c.script(chains, hooks, mine)); err != nil {
 		return err
 	}
-	// The other generation, and chains that only older versions had.
+	// Remove the other generation, and chains that only older versions had.
 	err = c.removeChains(mine, func(table, name string) bool {
 		_, wanted := chains[table][name]
 		return strings.HasPrefix(name, c.inst.Chain("")) && !wanted
@@ -427,7 +426,7 @@ func (c *chains) install(ctx context.Context) error {
 	}
 	now, _ := c.ours(all)
 	if !alike(now, c.merged(generation)) {
-		c.installed = nil // or what is left of them would count as whole
+		c.installed = nil // otherwise the rules that are left would count as complete
 		return errors.New("somebody changed them while they were made")
 	}
 	c.installed = now

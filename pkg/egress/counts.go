@@ -10,8 +10,8 @@ import (
 	"sync/atomic"
 )
 
-// A reason says why a flow was decided as it was: its kind to be counted, its
-// text for people.
+// A reason says why a flow was allowed or denied: the cause is counted, the text is for
+// people.
 type reason struct {
 	cause cause
 	text  string
@@ -23,41 +23,41 @@ type cause uint8
 const (
 	byRule  cause = iota // a rule of the policy
 	byMode               // none of them: the mode
-	byRange              // a private range that no rule names
-	byBlock              // what no policy opens: the host, other sandboxes, metadata services, …
-	byFault              // no packet that could be decided on, or of a sandbox not heard of yet
+	byRange              // no rule matched: the mode decided
+	byBlock              // never allowed by a policy: the host, other sandboxes, metadata services, …
+	byFault              // not a packet that can be decided on, or its sandbox is not registered yet
 	causes
 )
 
-// way is what becomes of a flow.
+// way is what happens to a flow.
 type way uint8
 
 const (
 	passed  way = iota
-	refused     // at once
+	refused     // at once, with an answer
 	dropped     // without an answer: the guest tries again
 	ways
 )
 
-// flowCounts counts new flows; the reader of the queue adds, anybody reads.
+// flowCounts counts new flows. Only the reader of the queue adds; anybody may read.
 type flowCounts [ways][causes]atomic.Uint64
 
 func (c *flowCounts) add(w way, by cause) { c[w][by].Add(1) }
 
-// FlowCount is how many new flows were decided in one way for one kind of reason.
+// FlowCount is the number of new flows with one verdict and one cause.
 type FlowCount struct {
 	Verdict string // "allow", "deny" (refused) or "drop" (not answered)
 	Cause   string // "rule", "mode", "private_range", "blocked" or "fault"
 	Count   uint64
 }
 
-// FlowCounts returns what was decided since Open; also what never was, as 0.
+// FlowCounts returns the counts since Open, including those that are 0.
 func (e *Engine) FlowCounts() []FlowCount {
 	out := make([]FlowCount, 0, int(ways)*int(causes))
 	for w, verdict := range [ways]string{"allow", "deny", "drop"} {
 		for by, name := range [causes]string{"rule", "mode", "private_range", "blocked", "fault"} {
 			if way(w) == passed && cause(by) > byMode || way(w) == dropped && cause(by) != byFault {
-				continue // cannot be
+				continue // this combination cannot occur
 			}
 			out = append(out, FlowCount{verdict, name, e.flowCounts[w][by].Load()})
 		}
@@ -77,7 +77,8 @@ type QueueCounts struct {
 // (linux/net/netfilter/nfnetlink_queue.c, seq_show).
 const queueFile = "/proc/net/netfilter/nfnetlink_queue"
 
-// QueueCounts asks the kernel. A queue that nobody has bound is zeros.
+// QueueCounts reads the counters from the kernel. They are zero if the queue is not
+// bound.
 func (e *Engine) QueueCounts() (QueueCounts, error) {
 	b, err := os.ReadFile(queueFile)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -27,8 +27,8 @@ const (
 	dnsInFlight = 64              // queries of one sandbox under way; more get SERVFAIL
 	dnsConns    = 16              // TCP connections of one sandbox; more are closed
 	dnsTimeout  = 2 * time.Second // for an answer, over all upstreams
-	dnsIdle     = 5 * time.Second // of a TCP connection
-	dnsUDPSize  = 1232            // what we tell upstreams, and at most send: no fragments (DNS flag day 2020)
+	dnsIdle     = 5 * time.Second // a TCP connection may be idle this long
+	dnsUDPSize  = 1232            // told to upstreams, and the most that is sent: no fragments (DNS flag day 2020)
 
 	resolvConf = "/etc/resolv.conf"
 )
@@ -46,10 +46,10 @@ func take(n *atomic.Int32, limit int32) bool {
 	return true
 }
 
-// The resolver answers what sandboxes send to port 53, whatever server they
-// meant: it arrives here by DNAT. For a sandbox with an open network it asks
-// the upstreams; any other is refused at once, since in this release its rules
-// know no names. It keeps no cache: the upstream does.
+// The resolver answers all queries that sandboxes send to port 53, to whatever server:
+// DNAT brings them here. For a sandbox with an open network it asks the upstreams. For
+// any other sandbox it refuses at once, since in this release rules cannot contain
+// names. It has no cache: the upstream has one.
 type resolver struct {
 	e         *Engine
 	log       *slog.Logger
@@ -65,7 +65,7 @@ func newResolver(e *Engine) (*resolver, error) {
 	r.upstreams.Store(&e.cfg.Upstreams)
 	r.refresh()
 	addr := netip.AddrPortFrom(e.cfg.Gateway, ResolverPort).String()
-	// The gateway's address may come to lo after this.
+	// The gateway's address may be added to lo after this.
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
 		return errors.Join(c.Control(func(fd uintptr) {
@@ -193,7 +193,7 @@ func (r *resolver) respond(s *sandbox, q *dns.Msg) *dns.Msg {
 	case question.Qtype == dns.TypeANY, question.Qtype == dns.TypeAXFR, question.Qtype == dns.TypeIXFR:
 		return fail(dns.RcodeRefused)
 	case question.Qtype == dns.TypeAAAA, question.Qtype == dns.TypeHTTPS, question.Qtype == dns.TypeSVCB:
-		return m // no data: IPv6 is blocked, and the other two carry addresses
+		return m // no data: IPv6 is blocked, and the other two types carry addresses
 	}
 	if !take(&s.dns.queries, dnsInFlight) {
 		return fail(dns.RcodeServerFailure)
@@ -211,7 +211,7 @@ func (r *resolver) respond(s *sandbox, q *dns.Msg) *dns.Msg {
 	return m
 }
 
-// forward asks the upstreams in turn, by UDP and, where that is too short, TCP.
+// forward asks the upstreams in turn: by UDP, then by TCP if the answer is truncated.
 func (r *resolver) forward(question dns.Question) (*dns.Msg, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), dnsTimeout)
 	defer cancel()
@@ -234,8 +234,8 @@ func (r *resolver) forward(question dns.Question) (*dns.Msg, error) {
 	return nil, errors.Join(errs...)
 }
 
-// ask sends a query of our own making: a fresh id and port, the letters of the
-// name in random case, nothing else of what the guest sent.
+// ask sends a query that takes only the name and type from the guest: its id and port
+// are fresh, and the letters of the name are in random case.
 func ask(ctx context.Context, upstream netip.AddrPort, question dns.Question) (*dns.Msg, error) {
 	q := new(dns.Msg)
 	q.SetQuestion(randomCase(question.Name), question.Qtype)
@@ -249,14 +249,15 @@ func ask(ctx context.Context, upstream netip.AddrPort, question dns.Question) (*
 		if len(a.Question) != 1 || a.Question[0].Qtype != question.Qtype || !strings.EqualFold(a.Question[0].Name, question.Name) {
 			return nil, errors.New("answer to another question")
 		}
-		// In other letters it is forged, or of a server that keeps none: TCP tells.
+		// Other letters: the answer is forged, or the server changes case. TCP settles
+		// it.
 		if network == "udp" && (a.Truncated || a.Question[0].Name != q.Question[0].Name) {
 			continue
 		}
 		for _, section := range [][]dns.RR{a.Answer, a.Ns} {
 			for _, rr := range section {
 				if h := rr.Header(); strings.EqualFold(h.Name, question.Name) {
-					h.Name = question.Name // in the guest's letters again
+					h.Name = question.Name // in the guest's spelling again
 				}
 			}
 		}
@@ -276,9 +277,8 @@ func randomCase(name string) string {
 	return string(b)
 }
 
-// filter takes out what must not be believed of a public name: addresses of the
-// host and its networks (rebinding), and IPv6. A private address stays if a
-// rule names it.
+// filter removes answers that a public name must not have: addresses of the host and
+// its networks (rebinding), and IPv6. A private address stays if a rule names it.
 func (r *resolver) filter(s *sandbox, rrs []dns.RR) []dns.RR {
 	p := s.policy.Load()
 	var out []dns.RR
@@ -297,8 +297,8 @@ func (r *resolver) filter(s *sandbox, rrs []dns.RR) []dns.RR {
 	return out
 }
 
-// budgetListener closes connections beyond what a sandbox may have: this port
-// is not under connlimit.
+// budgetListener closes connections beyond a sandbox's budget: connlimit does not cover
+// this port.
 type budgetListener struct {
 	net.Listener
 	e *Engine
@@ -326,7 +326,7 @@ type budgetConn struct {
 	give func()
 }
 
-// Close closes the connection and gives its place to another.
+// Close closes the connection and frees its place in the budget.
 func (c *budgetConn) Close() error {
 	c.give()
 	return c.Conn.Close()

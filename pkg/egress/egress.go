@@ -12,25 +12,24 @@
 //	              ▼                 mark DENY  ─▶ refused at once (RST, port unreachable)
 //	                                no mark    ─▶ dropped
 //
-// The chains are static and match every link of the instance; a sandbox is one
-// entry, address and link, in the set SRC. Without it nothing a sandbox sends
-// passes, so registering is what opens and unregistering is the kill switch.
+// The chains are static and match every link of the instance. A sandbox is one entry,
+// address and link, in the set SRC. Without the entry nothing that a sandbox sends
+// passes: Register opens its network, and Unregister is the kill switch.
 //
-// What surprises: everything keeps standing when the daemon is gone. The queue
-// then has no reader and lets packets by without a mark, established flows pass
-// by conntrack, and a flow without a mark is dropped in FORWARD: what was open
-// goes on and nothing new opens. Nothing is remembered to make it otherwise;
-// a SYN that is dropped is sent again and answered after the restart.
+// What surprises: everything keeps standing when the daemon is gone. The queue then has
+// no reader and lets packets pass without a mark, conntrack lets established flows
+// pass, and FORWARD drops a flow without a mark. So established flows go on and no new
+// flow opens. Nothing is stored to change that: the guest sends a dropped SYN again,
+// and it is answered after the restart.
 //
 // Refusals come at once, but the kernel sends one host six ICMP errors and then
 // one a second (net.ipv4.icmp_ratelimit): a guest that is refused UDP flows
 // faster than that sees some of them time out. TCP resets have no such limit.
 //
-// Behind all that stands a lock, for the day when somebody flushes iptables: a
-// table of nf_tables that iptables(8) does not know of drops what carries no
-// mark ALLOW (lock.go).
+// A lock protects sandboxes if somebody flushes iptables: a table of nf_tables that
+// iptables(8) does not see drops packets without the mark ALLOW (lock.go).
 //
-// IPv6 is dropped whole, by two rules of ip6tables (ipv6.go), by the lock, and by
+// IPv6 is dropped entirely: by two rules of ip6tables (ipv6.go), by the lock, and by
 // disable_ipv6 on the links (pkg/netns).
 //
 // The kernel rules repeat the blocks that no policy may open (the host, other
@@ -54,28 +53,28 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Config says for whom an Engine decides. Only Instance is needed.
+// Config describes the instance that an Engine serves. Only Instance is required.
 type Config struct {
 	Instance instance.Instance
-	// Pool holds the addresses of all sandboxes; Gateway is the host's address
-	// towards them and that of the resolver. Zero: those of the instance.
+	// Pool holds the addresses of all sandboxes. Gateway is the host's address towards
+	// them, and the resolver's. Zero values are replaced by those of the instance.
 	Pool    netip.Prefix
 	Gateway netip.Addr
-	// Upstreams are asked for names, in this order. Empty: the nameservers of
-	// /etc/resolv.conf, as they are at the time.
+	// Upstreams are the DNS servers to ask, in this order. If empty, they are the
+	// nameservers in /etc/resolv.conf, which is read again in every round of the guard.
 	Upstreams []netip.AddrPort
-	// Uplinks, if not nil, names the links that forward for the sake of
-	// sandboxes alone: what arrives by one and opens a flow to elsewhere is
-	// dropped. It is asked at the start, by CloseUplinks, every ten seconds, and
-	// when somebody changes the rules of nf_tables.
+	// Uplinks, if not nil, names the links that forward only because sandboxes need it.
+	// The lock drops a forwarded packet that arrives by such a link and opens a flow.
+	// Uplinks is called at the start, by CloseUplinks, every ten seconds, and when
+	// somebody changes the rules of nf_tables.
 	Uplinks func() ([]string, error)
 	Logger  *slog.Logger // nil: discard
-	// OnDeny, if not nil, hears of denied flows, one call at a time and outside
-	// the packet path; at most 100 a second for each sandbox, and some may be
-	// lost under load.
+	// OnDeny, if not nil, is called with denied flows, one call at a time and outside
+	// the packet path. A sandbox causes at most 100 calls a second; under load some may
+	// be lost.
 	OnDeny func(Denial)
 
-	every time.Duration // how often the guard looks by itself; 0: guardEvery
+	every time.Duration // how often the guard checks; 0: guardEvery
 }
 
 // Denial is a flow that was refused.
@@ -106,14 +105,14 @@ type Engine struct {
 	flowCounts flowCounts
 	health     health
 
-	guarding  sync.Mutex    // chains, lock, and what follows
+	guarding  sync.Mutex    // guards chains, lock, and the fields below
 	held      []*heldLink   // down until the chains stand
 	retry     time.Time     // when the chains may be tried again, if pause is not 0
-	pause     time.Duration // before that, since the last try failed
-	cut       atomic.Bool   // nothing keeps sandboxes in: no link may be up
+	pause     time.Duration // the wait before that, since the last try failed
+	cut       atomic.Bool   // no rules hold sandboxes: no link may be up
 	lock      lock
-	closed    []string // the uplinks the lock knows
-	lockFault string   // why it does not stand, as last said
+	closed    []string // the uplinks that the lock contains
+	lockFault string   // why the lock does not stand, as last logged
 
 	mu     sync.RWMutex
 	byID   map[string]*sandbox
@@ -126,17 +125,17 @@ type sandbox struct {
 	addr   netip.Addr
 	policy atomic.Pointer[policy]
 	dns    dnsBudget
-	deny   rate // only the reader of the queue touches it
-	// leaving is set, under Engine.mu, before its entry leaves the set of
-	// sources: the guard does not put that back.
+	deny   rate // only the reader of the queue uses it
+	// leaving is set, under Engine.mu, before the entry leaves the set of sources: then
+	// the guard does not put the entry back.
 	leaving bool
-	entered bool // its entry is in the set of sources, unless somebody took it out
+	entered bool // its entry was added to the set of sources
 }
 
-// Open makes the packet layer stand and starts to decide. It fails if the host
-// lacks what it needs, with the name of the package or kernel module; nothing
-// is open then. Sandboxes that were registered before stay so in the kernel
-// and must be registered again before new flows of theirs can open.
+// Open makes the packet layer stand and starts to decide on flows. If the host lacks
+// something, the error names the package or kernel module, and no sandbox can reach
+// anything. Sandboxes registered with an earlier Engine stay in the kernel; they must
+// be registered again before they can open new flows.
 func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	if !cfg.Pool.IsValid() {
 		cfg.Pool = cfg.Instance.Pool()
@@ -162,7 +161,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// open makes what stands on other parts after them: sets, chains that refer to
+// open makes the parts that depend on one another, in order: sets, chains that refer to
 // them, resolver, queue.
 func (e *Engine) open(ctx context.Context) (err error) {
 	if e.sets, err = netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE); err != nil {
@@ -189,7 +188,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.restore6(ctx); err != nil {
 		return err
 	}
-	// A set that older versions had, and that no chain refers to any more.
+	// Older versions had this set; no chain refers to it any more.
 	_ = e.sets.IpsetDestroy(e.cfg.Instance.Set(oldUplinks))
 	if err := e.closeLeftovers(); err != nil {
 		return err
@@ -216,8 +215,8 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// Close stops deciding. Chains and sets stay, closed: established flows go on
-// and nothing new opens. It may be called twice.
+// Close stops deciding. Chains and sets stay: established flows go on and no new flow
+// opens. It may be called twice.
 func (e *Engine) Close() error {
 	var errs []error
 	if e.stop != nil {
@@ -244,8 +243,8 @@ func (e *Engine) Close() error {
 	return errors.Join(errs...)
 }
 
-// Register lets the sandbox id send from addr by its link, under the policy n.
-// Calling it again replaces the policy, for new flows.
+// Register lets the sandbox id send from addr by its link, under the policy n. Calling
+// it again replaces the policy for new flows.
 //
 // The policy is in force before the first packet passes.
 func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n record.Network) error {
@@ -292,8 +291,8 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
 	return nil
 }
 
-// Unregister cuts id off, established flows from it included, and forgets its
-// policy. Its conntrack entries follow; Gone waits for that. Absent is success.
+// Unregister cuts id off, established flows included, and removes its policy. Its
+// conntrack entries are deleted later; Gone waits for that. Absent is success.
 func (e *Engine) Unregister(ctx context.Context, id string) error {
 	e.mu.Lock()
 	s := e.byID[id]
@@ -305,7 +304,7 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 	if s != nil {
 		addrs = append(addrs, s.addr)
 	} else {
-		// Registered by a daemon before this one.
+		// An earlier daemon registered it.
 		sources, err := e.sources()
 		if err != nil {
 			return fmt.Errorf("unregister %s: %w", id, err)
@@ -331,8 +330,8 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 	return nil
 }
 
-// Gone waits until no trace of the flows of id is left, or ctx ends. Until then
-// its address must not be given to another, who would get the replies.
+// Gone waits until all conntrack entries of id are deleted, or ctx ends. Until then its
+// address must not be reused: the next owner would get the replies.
 func (e *Engine) Gone(ctx context.Context, id string) error {
 	select {
 	case <-e.flows.gone(id):
@@ -342,7 +341,7 @@ func (e *Engine) Gone(ctx context.Context, id string) error {
 	}
 }
 
-// ListRegistered lists the IDs that may send.
+// ListRegistered lists the IDs of sandboxes that may send.
 func (e *Engine) ListRegistered(context.Context) ([]string, error) {
 	sources, err := e.sources()
 	if err != nil {
@@ -362,10 +361,10 @@ func (e *Engine) lookup(addr netip.Addr) *sandbox {
 	return e.byAddr[addr]
 }
 
-// deniedPerSecond bounds what one sandbox can have the daemon say about it.
+// deniedPerSecond is how many denials of one sandbox are reported each second.
 const deniedPerSecond = 100
 
-// rate counts in whole seconds.
+// rate counts by whole seconds.
 type rate struct {
 	second int64
 	n      int
@@ -379,7 +378,7 @@ func (r *rate) allow(now time.Time, limit int) bool {
 	return r.n <= limit
 }
 
-// tell passes a denial on, if it may and can.
+// tell reports a denial, unless the rate is exceeded or the receiver is too slow.
 func (e *Engine) tell(s *sandbox, f flow, why string) {
 	if e.cfg.OnDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
 		return

@@ -18,22 +18,22 @@ const (
 	// guardEvery is how often the chains are compared with what they should be.
 	// It costs two forks: iptables-save 1.4 ms, ip6tables-save 1.6, /bin/true 1.0.
 	guardEvery = 10 * time.Second
-	// guardSettle is how long after a change, and guardApart how long after the
-	// last time, at least: changes come in bursts.
+	// After a change the guard waits guardSettle, and at least guardApart after its
+	// last check: changes come in bursts.
 	guardSettle = 10 * time.Millisecond
 	guardApart  = 100 * time.Millisecond
-	// retryFirst is how long after an install that failed the next one is tried,
-	// doubled each time up to guardEvery: one that fails half way changes rules,
-	// which wakes the guard.
+	// retryFirst is the wait after an install that failed. It doubles with each
+	// failure, up to guardEvery: an install that fails half way changes rules, and that
+	// wakes the guard.
 	retryFirst = 200 * time.Millisecond
 )
 
-// errLater says that an install failed a moment ago, and why was said then.
+// errLater says that an install failed a moment ago; its reason was logged then.
 var errLater = errors.New("wait before the chains are tried again")
 
-// guard watches over what others may change under us: chains, addresses of the
-// host, nameservers. Changes of chains are heard of at once where iptables is
-// that of nf_tables; those made with iptables-legacy wait for the next tick.
+// guard checks what other programs may change: chains, addresses of the host,
+// nameservers. With iptables-nft it notices a change of chains at once; changes made
+// with iptables-legacy wait for the next tick.
 func (e *Engine) guard(ctx context.Context) {
 	tick := time.NewTicker(e.cfg.every)
 	defer tick.Stop()
@@ -84,9 +84,9 @@ func (e *Engine) check(ctx context.Context) {
 	}
 }
 
-// restore makes lock and chains stand. Where packets would pass without meeting
-// either, the links of all sandboxes are down until it has: that is the one
-// thing here that fails open. What opened meanwhile is closed again.
+// restore makes lock and chains stand. If packets would pass without either, restore
+// keeps the links of all sandboxes down until the chains stand: nothing else here fails
+// open. Then it closes the flows that opened meanwhile.
 func (e *Engine) restore(ctx context.Context) error {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()
@@ -98,7 +98,7 @@ func (e *Engine) restore(ctx context.Context) error {
 	if ok {
 		e.cut.Store(false)
 		e.pause, e.retry = 0, time.Time{}
-		return e.linksUp() // those that did not come up the last time
+		return e.linksUp() // those that failed to come up the last time
 	}
 	all, err := e.chains.save(ctx)
 	if err != nil {
@@ -110,11 +110,11 @@ func (e *Engine) restore(ctx context.Context) error {
 	case unmet && locked:
 		e.log.Warn("the chains of sandboxd were removed: nothing new opens until they are back")
 	case unmet:
-		e.cut.Store(true) // first: who raises a link looks at it afterwards
+		e.cut.Store(true) // before linksDown: a caller that raises a link checks cut afterwards
 		down, err := e.linksDown()
 		e.held = append(e.held, down...)
 		if err != nil {
-			// The chains are the better remedy, and next.
+			// The next step, installing the chains, is the better remedy.
 			e.log.Error("the chains of sandboxd were removed, and links of its sandboxes stay up until they are back", "err", err)
 		}
 		if len(down) > 0 {
@@ -125,7 +125,7 @@ func (e *Engine) restore(ctx context.Context) error {
 	if start.Before(e.retry) {
 		return errLater
 	}
-	err = e.createSets() // which the chains name
+	err = e.createSets() // the chains name them
 	if err == nil {
 		err = e.chains.install(ctx)
 	}
@@ -136,8 +136,8 @@ func (e *Engine) restore(ctx context.Context) error {
 	}
 	e.pause = 0
 	e.cut.Store(false)
-	// At the start no policy is known, and every flow would be closed: only if
-	// there was nothing to hold them.
+	// At the start no policy is known, so closeSuspects would close every flow. It runs
+	// only if neither chains nor lock held them.
 	if unmet || e.serves() {
 		e.closeSuspects()
 	}
@@ -148,7 +148,7 @@ func (e *Engine) restore(ctx context.Context) error {
 	return nil
 }
 
-// untilRetry is how long an install that failed has to wait; 0 if none did.
+// untilRetry is how long to wait after a failed install; 0 if none failed.
 func (e *Engine) untilRetry() time.Duration {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()
@@ -158,12 +158,12 @@ func (e *Engine) untilRetry() time.Duration {
 	return max(time.Until(e.retry), time.Millisecond)
 }
 
-// Cut reports whether all links are down, and are to stay so, since nothing
-// would keep what is behind them in.
+// Cut reports whether all links are down and must stay down, because neither chains nor
+// lock hold the sandboxes behind them.
 func (e *Engine) Cut() bool { return e.cut.Load() }
 
-// letGo is the end of what only this Engine knows. Links that must stay down
-// are raised by the sweep of the next daemon, when that has chains that stand.
+// letGo ends what only this Engine knows. Links that must stay down are raised by the
+// sweep of the next daemon once its chains stand.
 func (e *Engine) letGo() {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()
@@ -186,7 +186,8 @@ func (e *Engine) serves() bool {
 	return len(e.byID) > 0
 }
 
-// heldLink is a link that is down, with what the kernel forgot with that.
+// heldLink is a link that is down, with the routes and neighbours that the kernel
+// forgot when it went down.
 type heldLink struct {
 	link   netlink.Link
 	routes []netlink.Route
@@ -242,11 +243,12 @@ func (e *Engine) linksDown() ([]*heldLink, error) {
 	return down, errors.Join(errs...)
 }
 
-// linksUp undoes linksDown. What fails is held, to be tried again.
+// linksUp undoes linksDown. A link that fails stays held and is tried again.
 //
 // While a link is down its sandbox has no route here, and a packet for it may leave by
-// another link. The kernel tracks that as a flow to the sandbox, which then could answer.
-// Such flows can begin until the route is back, so they are closed after that.
+// another link. The kernel tracks that as a flow to the sandbox, and the sandbox could
+// answer it. Such flows can begin until the route is back, so linksUp closes them after
+// that.
 func (e *Engine) linksUp() error {
 	if len(e.held) == 0 {
 		return nil
@@ -275,9 +277,9 @@ func (e *Engine) linksUp() error {
 	return errors.Join(errs...)
 }
 
-// refreshHosts reads the addresses of this host. They are closed to sandboxes
-// by the INPUT chain in any case; here they name the reason, and are taken out
-// of answers of the resolver.
+// refreshHosts reads the addresses of this host. The INPUT chain closes them to
+// sandboxes in any case. Here they give a denial its reason, and the resolver removes
+// them from answers.
 func (e *Engine) refreshHosts() error {
 	addrs, err := dump.Again(func() ([]netlink.Addr, error) { return e.sets.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {

@@ -6,16 +6,15 @@ import (
 	"time"
 )
 
-// guardOverdue is when the guard counts as stuck: some six rounds late. The
-// longest that it may take by itself is an install in which every iptables waits
-// for the lock of another.
+// guardOverdue is when the guard counts as stuck: some six rounds late. The longest
+// regular round is an install in which every iptables waits for another program's lock.
 const guardOverdue = time.Minute
 
-// health is what an Engine knows about itself.
+// health is the state of an Engine.
 type health struct {
 	mu     sync.Mutex
-	fault  error     // what ended for good
-	looked time.Time // when the guard last came round
+	fault  error     // what failed for good
+	looked time.Time // when the guard last finished a round
 }
 
 func (h *health) fail(err error) {
@@ -32,8 +31,8 @@ func (h *health) look(now time.Time) {
 	h.looked = now
 }
 
-// Err says why an open Engine no longer does its work and will not again: only
-// another one helps. Nil is well.
+// Err says why an open Engine has stopped working for good: only a new Engine helps.
+// Nil means healthy.
 func (e *Engine) Err() error {
 	e.health.mu.Lock()
 	defer e.health.mu.Unlock()

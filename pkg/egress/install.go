@@ -21,9 +21,10 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// script makes chains and hooks what iptables-restore(8) reads. It does a table at
-// once or not at all: of rules that are added one by one half may be flushed by an
-// operator, and the other half then refuses what the first would have let pass.
+// script writes chains and hooks in the format of iptables-restore(8). That program
+// applies a table at once or not at all. If rules were added one by one, an operator
+// could flush half of them, and the other half would then refuse flows that the first
+// half allowed.
 func (c *chains) script(chains, hooks, mine rulesOf) string {
 	var b strings.Builder
 	for _, table := range tables {
@@ -39,7 +40,7 @@ func (c *chains) script(chains, hooks, mine rulesOf) string {
 		for name, rules := range hooks[table] {
 			for _, r := range rules {
 				if !strings.Contains(r, c.inst.Chain("")) && slices.Contains(mine[table][name], r) {
-					continue // MASQUERADE: one is enough, anywhere
+					continue // MASQUERADE: one is enough, at any position
 				}
 				fmt.Fprintf(&b, "-I %s 1 %s\n", name, r)
 			}
@@ -49,7 +50,7 @@ func (c *chains) script(chains, hooks, mine rulesOf) string {
 	return b.String()
 }
 
-// restore does what script says, beside all that is there.
+// restore runs script and leaves all other rules as they are.
 func (c *chains) restore(ctx context.Context, script string) error {
 	ctx, cancel := context.WithTimeout(ctx, restoreLimit)
 	defer cancel()
@@ -64,13 +65,13 @@ func (c *chains) restore(ctx context.Context, script string) error {
 	return nil
 }
 
-// restoreLimit is how long iptables-restore may take: it needs 10 ms, beside
-// what it waits for others.
+// restoreLimit is how long iptables-restore may take: it needs 10 ms, plus the wait for
+// other programs.
 const restoreLimit = 15 * time.Second
 
 var blamedLine = regexp.MustCompile(`line:? (\d+)`)
 
-// blamed quotes the line of script that iptables-restore complains of.
+// blamed quotes the line of script that iptables-restore rejects.
 func blamed(script string, said []byte) string {
 	m := blamedLine.FindSubmatch(said)
 	if m == nil {
@@ -84,8 +85,8 @@ func blamed(script string, said []byte) string {
 	return fmt.Sprintf("; line %d is %q", n, lines[n-1])
 }
 
-// remove takes away what mine, read before, has of a generation: hooks, then
-// chains.
+// remove removes the hooks of a generation, then its chains. mine is what was read
+// before.
 func (c *chains) remove(mine rulesOf, generation int) error {
 	chains, _ := wanted(c.inst, c.pool, c.gateway, generation)
 	return c.removeChains(mine, func(table, name string) bool {
@@ -94,8 +95,8 @@ func (c *chains) remove(mine rulesOf, generation int) error {
 	})
 }
 
-// removeChains takes away the chains that which chooses, with all jumps to them
-// from elsewhere.
+// removeChains removes the chains that which chooses, and all jumps to them from other
+// chains.
 func (c *chains) removeChains(mine rulesOf, which func(table, name string) bool) error {
 	for _, table := range tables {
 		var names []string
@@ -114,7 +115,7 @@ func (c *chains) removeChains(mine rulesOf, which func(table, name string) bool)
 				}
 			}
 		}
-		for _, name := range names { // empty first: they refer to one another
+		for _, name := range names { // empty them first: they refer to one another
 			if err := c.v4.ClearChain(table, name); err != nil {
 				return fmt.Errorf("clear %s %s: %w", table, name, err)
 			}
@@ -128,8 +129,8 @@ func (c *chains) removeChains(mine rulesOf, which func(table, name string) bool)
 	return nil
 }
 
-// unmasquerade takes away the rules that mine has under the tag, but for those
-// of keep: the pool may have been another.
+// unmasquerade removes the tagged rules in mine that are not in keep: the pool may have
+// changed.
 func (c *chains) unmasquerade(mine rulesOf, keep []string) error {
 	for _, r := range mine["nat"]["POSTROUTING"] {
 		if slices.Contains(keep, r) {
@@ -143,8 +144,8 @@ func (c *chains) unmasquerade(mine rulesOf, keep []string) error {
 }
 
 // Purge removes chains, lock and sets of an instance. Its sandboxes must be gone: with
-// the chains goes all that holds them. It is for uninstalling and for tests;
-// absent is success.
+// the chains goes all that holds them. Use it for uninstalling and in tests. Absent is
+// success.
 func Purge(ctx context.Context, i instance.Instance) error {
 	if err := purge(ctx, i); err != nil {
 		return fmt.Errorf("purge egress of instance %s: %w", i, err)

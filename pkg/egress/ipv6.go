@@ -25,8 +25,8 @@ func hooks6(i instance.Instance) rulesOf {
 	return expand(strings.NewReplacer("LINKS", i.LinkMatch()), hook6Text)
 }
 
-// save6 reads all rules of ip6tables. Where the kernel has none of its tables
-// there are no rules.
+// save6 reads all rules of ip6tables. If the kernel has no such tables, there are no
+// rules.
 func save6(ctx context.Context) (rulesOf, error) {
 	out, _, err := saved(ctx, "ip6tables-save")
 	if err != nil {
@@ -35,7 +35,7 @@ func save6(ctx context.Context) (rulesOf, error) {
 	return parseSave(out), nil
 }
 
-// each6 calls f for the rules against IPv6, until it fails.
+// each6 calls f for each rule against IPv6, until f fails.
 func each6(i instance.Instance, f func(table, chain, rule string) error) error {
 	for table, chains := range hooks6(i) {
 		for name, rules := range chains {
@@ -49,9 +49,8 @@ func each6(i instance.Instance, f func(table, chain, rule string) error) error {
 	return nil
 }
 
-// lost6 are those rules against IPv6 that are not in the kernel. Where in its
-// chain one stands is not looked at: what somebody lets pass in front of it meets
-// the lock.
+// lost6 lists the rules against IPv6 that the kernel lacks. Their position in the chain
+// does not matter: the lock drops what a rule in front of them accepts.
 func (c *chains) lost6(ctx context.Context) (lost []string, err error) {
 	if c.v6 == nil {
 		return nil, nil
@@ -79,8 +78,8 @@ func (c *chains) install6() error {
 	})
 }
 
-// restore6 makes the rules against IPv6 stand. No link is down meanwhile: the
-// lock and disable_ipv6 hold what they held.
+// restore6 makes the rules against IPv6 stand. It takes no link down: the lock and
+// disable_ipv6 still block IPv6.
 func (e *Engine) restore6(ctx context.Context) error {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()
@@ -95,11 +94,11 @@ func (e *Engine) restore6(ctx context.Context) error {
 	return nil
 }
 
-// purge6 takes the rules against IPv6 away, each as often as it is there.
+// purge6 removes the rules against IPv6, duplicates included.
 func (c *chains) purge6(ctx context.Context) error {
 	all, err := save6(ctx)
 	if errors.Is(err, exec.ErrNotFound) {
-		return nil // who made rules had the program
+		return nil // without the program nobody made rules
 	}
 	if err != nil {
 		return err

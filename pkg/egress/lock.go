@@ -14,14 +14,14 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// lockPriority is behind the filter chains of iptables: what those refuse is
-// refused at once, and what they let pass must pass here, too.
+// lockPriority is behind the filter chains of iptables: what they refuse is refused at
+// once, and what they accept must pass the lock, too.
 const lockPriority = 10
 
-// A lock is what keeps sandboxes in when somebody flushes iptables: a table of
-// nf_tables beside those that iptables(8) knows of. It asks nothing and allows
-// nothing by itself; it drops the first packet of every flow that does not carry
-// the mark of an allowed one, which a flushed chain does not give.
+// A lock holds sandboxes if somebody flushes iptables: a table of nf_tables that
+// iptables(8) does not see. It asks nothing and allows nothing by itself. It drops the
+// first packet of every flow without the mark of an allowed flow; a flushed chain sets
+// no mark.
 //
 //	forward   from a sandbox: established, or mark ALLOW     else drop
 //	          to a sandbox:   established                    else drop
@@ -30,30 +30,29 @@ const lockPriority = 10
 //	output    IPv6 to a sandbox                              drop
 //	nat       nothing: see natChain
 //
-// Uplinks are the links that forward for the sake of sandboxes alone
-// (Config.Uplinks): without that rule the host would be a router between all its
-// networks. They are a set of names in the table.
+// Uplinks are the links that forward only because sandboxes need it (Config.Uplinks).
+// Without the rule for them the host would be a router between all its networks. They
+// are a set of names in the table.
 //
 // So `iptables -F` opens nothing, also while no daemon runs. `nft flush ruleset`
-// takes the lock along: the guard hears of that, and takes links down until both
-// are back.
+// removes the lock too: the guard notices, and takes links down until both are back.
 type lock struct {
 	inst    instance.Instance
 	gateway [4]byte
 }
 
-// table is the lock's; it is replaced as a whole.
+// table is the lock's table; it is replaced as a whole.
 func (l lock) table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: l.inst.Set("lock")}
 }
 
-// lockRule is one rule: what a packet must be, and what becomes of it then.
+// lockRule is one rule: its conditions, and its verdict.
 type lockRule struct {
 	match   []expr.Any
 	verdict expr.VerdictKind
 }
 
-// rules are those of the lock by chain.
+// rules are the lock's rules by chain.
 func (l lock) rules() map[string][]lockRule {
 	from, to := name(expr.MetaKeyIIFNAME, l.inst.LinkPrefix()), name(expr.MetaKeyOIFNAME, l.inst.LinkPrefix())
 	between := name(expr.MetaKeyOIFNAME, linkPrefix)
@@ -86,7 +85,7 @@ func (l lock) rules() map[string][]lockRule {
 	}
 }
 
-// resolver matches what was redirected to the resolver.
+// resolver matches packets that were redirected to the resolver.
 func (l lock) resolver(proto byte) []expr.Any {
 	const ipDst, portDst = 16, 2 // offsets in the headers
 	const dnat = 1 << 5          // IPS_DST_NAT of nf_conntrack_common.h
@@ -107,7 +106,7 @@ func (l lock) resolver(proto byte) []expr.Any {
 	)
 }
 
-// name matches links whose name begins like that.
+// name matches links whose name begins with prefix.
 func name(key expr.MetaKey, prefix string) []expr.Any {
 	return []expr.Any{
 		&expr.Meta{Key: key, Register: 1},
@@ -115,7 +114,7 @@ func name(key expr.MetaKey, prefix string) []expr.Any {
 	}
 }
 
-// not turns round the comparison that m ends with.
+// not negates the comparison that m ends with.
 func not(m []expr.Any) []expr.Any {
 	last := *m[len(m)-1].(*expr.Cmp)
 	last.Op = expr.CmpOpNeq
@@ -129,7 +128,7 @@ func family(nfproto byte) []expr.Any {
 	}
 }
 
-// masked matches when what load puts into register 1 is want under mask.
+// masked matches if the value that load puts into register 1 is want under mask.
 func masked(load expr.Any, mask, want uint32) []expr.Any {
 	return []expr.Any{
 		load,
@@ -138,7 +137,7 @@ func masked(load expr.Any, mask, want uint32) []expr.Any {
 	}
 }
 
-// bits matches when any of them is set.
+// bits matches if any of the bits is set.
 func bits(load expr.Any, any uint32) []expr.Any {
 	return not(masked(load, any, 0))
 }
@@ -146,14 +145,14 @@ func bits(load expr.Any, any uint32) []expr.Any {
 // uplinkSet names the set of uplinks in the lock's table.
 const uplinkSet = "uplinks"
 
-// install makes the lock, or makes it anew, with these uplinks, in one
-// transaction: there is no time in which it is not whole.
+// install replaces the lock, with these uplinks, in one transaction: the lock is
+// complete at every moment.
 func (l lock) install(uplinks []string) error {
 	c, err := nftables.New()
 	if err != nil {
 		return fmt.Errorf("talk to nf_tables: %w", err)
 	}
-	t := c.AddTable(l.table()) // or there would be nothing to delete
+	t := c.AddTable(l.table()) // otherwise there would be nothing to delete
 	c.DelTable(t)
 	c.AddTable(t)
 	elements := make([]nftables.SetElement, 0, len(uplinks))
@@ -180,7 +179,8 @@ func (l lock) install(uplinks []string) error {
 	if err := c.Flush(); err != nil {
 		return fmt.Errorf("make nf_tables' table %s: %w (the kernel needs the module nf_tables)", t.Name, err)
 	}
-	// Beside the rest: a kernel that has no module nft_chain_nat does without.
+	// A separate transaction: a kernel without the module nft_chain_nat does without
+	// it.
 	c.AddChain(&nftables.Chain{
 		Name: natChain, Table: t, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
@@ -189,15 +189,13 @@ func (l lock) install(uplinks []string) error {
 	return nil
 }
 
-// natChain is empty. The kernel translates the packets of a flow for as long as a
-// network namespace has any chain of NAT. Who takes away all that iptables has
-// takes away the last: masqueraded flows would leave with the sandbox's own
-// address, and be reset.
+// natChain is empty. The kernel translates the packets of a flow as long as a network
+// namespace has any NAT chain. If somebody deletes all chains of iptables and there is
+// no other, masqueraded flows leave with the sandbox's own address and are reset.
 const natChain = "nat"
 
 // standing reports whether all rules of the lock are there, and the uplinks it
-// knows. A rule that somebody wrote anew by hand counts: it is no accident any
-// more.
+// contains. A rule that somebody rewrote by hand counts as there: that is no accident.
 func (l lock) standing() (ok bool, uplinks []string, err error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -205,7 +203,7 @@ func (l lock) standing() (ok bool, uplinks []string, err error) {
 	}
 	t := l.table()
 	for name, rules := range l.rules() {
-		// Without the table, or the chain, the list is empty.
+		// Without the table or the chain, the list is empty.
 		have, err := c.GetRules(t, &nftables.Chain{Name: name, Table: t})
 		if err != nil {
 			return false, nil, fmt.Errorf("read nf_tables' table %s: %w", t.Name, err)
@@ -232,7 +230,7 @@ func (l lock) standing() (ok bool, uplinks []string, err error) {
 	return true, uplinks, nil
 }
 
-// remove takes the lock away. Absent is success.
+// remove removes the lock. Absent is success.
 func (l lock) remove() error {
 	c, err := nftables.New()
 	if err != nil {
@@ -245,14 +243,14 @@ func (l lock) remove() error {
 	return nil
 }
 
-// keepLock makes the lock stand, with the uplinks of now, and reports whether
-// its rules did all the time.
+// keepLock makes the lock stand, with the current uplinks, and reports whether its
+// rules were complete before.
 func (e *Engine) keepLock() (stood bool) {
 	stood, err := e.raiseLock()
 	switch {
 	case err == nil:
 		e.lockFault = ""
-	case err.Error() != e.lockFault: // said once, but each of them
+	case err.Error() != e.lockFault: // each new fault is logged once
 		e.lockFault = err.Error()
 		e.log.Error("the lock behind the chains is not as it should be. Without it nothing but iptables keeps sandboxes in: after "+
 			"`iptables -F` they are open until sandboxd sees it and takes their links down, some 50 ms, and while it does not run for "+
@@ -261,8 +259,8 @@ func (e *Engine) keepLock() (stood bool) {
 	return stood
 }
 
-// raiseLock does what keepLock says. Uplinks that cannot be read are those of
-// before.
+// raiseLock does the work of keepLock. If the uplinks cannot be read, the previous ones
+// stay.
 func (e *Engine) raiseLock() (stood bool, err error) {
 	want, unread := e.closed, error(nil)
 	if e.cfg.Uplinks != nil {
@@ -283,8 +281,8 @@ func (e *Engine) raiseLock() (stood bool, err error) {
 	return stood, errors.Join(err, unread)
 }
 
-// CloseUplinks closes to all but sandboxes what Config.Uplinks names now. It is
-// for whoever is about to have a link forward.
+// CloseUplinks closes the uplinks that Config.Uplinks names now to all but sandboxes.
+// Call it before a link is made to forward.
 func (e *Engine) CloseUplinks() error {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()

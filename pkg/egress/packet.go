@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// parseFlow reads the flow of an IPv4 packet of which at least header and ports
-// are there. conntrack has put fragments together before; a packet that still
-// is a later fragment, or cut short, is not ok.
+// parseFlow reads the flow of an IPv4 packet, of which at least header and ports must
+// be there. conntrack has reassembled fragments before. For a later fragment or a
+// truncated packet ok is false.
 func parseFlow(p []byte) (f flow, ok bool) {
 	if len(p) < 20 || p[0]>>4 != 4 {
 		return f, false

@@ -13,7 +13,7 @@ import (
 // maxRules is how many rules a policy may have.
 const maxRules = 4096
 
-// A policy is a record.Network made ready for many questions. It is immutable.
+// A policy is a record.Network compiled for fast decisions. It is immutable.
 type policy struct {
 	mode  record.NetworkMode
 	rules []rule
@@ -28,7 +28,7 @@ type rule struct {
 	text        string
 }
 
-// protocols are those a rule may name.
+// protocols are the protocols that a rule may name.
 var protocols = map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "icmp": unix.IPPROTO_ICMP}
 
 func protoName(p uint8) string {
@@ -101,9 +101,9 @@ func (r *rule) matches(f flow) bool {
 	return true
 }
 
-// decide answers for a flow that no hard block stops: the first rule that
-// matches, else the mode. To a private address only rules that name its range
-// allow: 0.0.0.0/0 says "the Internet", not "the network of this host".
+// decide answers for a flow that no hard block stops: the first rule that matches
+// decides, else the mode. Only a rule that names a private range allows a private
+// address: 0.0.0.0/0 means "the Internet", not "the network of this host".
 func (p *policy) decide(f flow) (allow bool, why reason) {
 	if p.mode == record.NetworkNone {
 		return false, reason{byMode, "network none"}
@@ -121,7 +121,7 @@ func (p *policy) decide(f flow) (allow bool, why reason) {
 	return p.mode == record.NetworkOpen, reason{byMode, "default"}
 }
 
-// names reports whether a rule allows something of a private address.
+// names reports whether a rule with private set contains a.
 func (p *policy) names(a netip.Addr) bool {
 	for i := range p.rules {
 		if r := &p.rules[i]; r.private && r.prefix.Contains(a) {
@@ -152,9 +152,9 @@ func concat(lists ...[]namedRange) (out []namedRange) {
 }
 
 var (
-	// blocked is reached under no policy. The metadata services of clouds hand
-	// out credentials of the host; those with an address outside link-local are
-	// listed: Alibaba's, Oracle's old one, and Azure's host agent.
+	// blocked ranges are closed under every policy. The metadata services of clouds
+	// hand out credentials of the host. Listed here are those with an address outside
+	// link-local: Alibaba's, Oracle's old one, and Azure's host agent.
 	blocked = concat(
 		ranges("metadata service", "169.254.169.254/32", "100.100.100.200/32", "192.0.0.192/32", "168.63.129.16/32"),
 		ranges("link-local", "169.254.0.0/16"),
@@ -169,7 +169,7 @@ var (
 		"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15", "192.0.0.0/24")
 )
 
-// containing returns the name of the first range that has a, or "".
+// containing returns the name of the first range that contains a, or "".
 func containing(list []namedRange, a netip.Addr) string {
 	for i := range list {
 		if list[i].prefix.Contains(a) {
@@ -179,7 +179,7 @@ func containing(list []namedRange, a netip.Addr) string {
 	return ""
 }
 
-// within reports whether p lies inside one of list, or equals it.
+// within reports whether p lies inside a prefix of list, or equals it.
 func within(list []namedRange, p netip.Prefix) bool {
 	for i := range list {
 		if l := list[i].prefix; p.Bits() >= l.Bits() && l.Contains(p.Addr()) {
@@ -197,7 +197,7 @@ func (e *Engine) decide(s *sandbox, f flow) (allow bool, why reason) {
 	return s.policy.Load().decide(f)
 }
 
-// blocks says why dst is reached under no policy, or "".
+// blocks says why dst is closed under every policy, or "".
 func (e *Engine) blocks(dst netip.Addr) string {
 	if name := containing(blocked, dst); name != "" {
 		return name

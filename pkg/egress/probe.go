@@ -12,16 +12,15 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// Probe makes all that an Engine needs of this kernel, in a network namespace
-// of its own that nobody else ever sees: sets, every chain with every rule, the
-// queue. It answers what Open would have failed with, by part; an error of its
-// own means that it could not even try. The host is not touched, a daemon that
-// runs neither.
+// Probe makes all that an Engine needs of this kernel: sets, every chain with every
+// rule, the queue. It works in a network namespace of its own, so it affects neither
+// the host nor a running daemon. For each part it returns the error that Open would
+// fail with. An error of its own means that it could not try.
 func Probe(ctx context.Context, i instance.Instance) (found map[string]error, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Never unlocked: the thread, and with it the namespace, ends here.
+		// Never unlocked: the thread ends here, and its namespace with it.
 		runtime.LockOSThread()
 		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			err = fmt.Errorf("make a network namespace to try things in: %w", err)
@@ -51,7 +50,7 @@ func probe(ctx context.Context, i instance.Instance) (map[string]error, error) {
 	found := map[string]error{ProbeSets: e.createSets()}
 	found[ProbeChains] = func() error {
 		if found[ProbeSets] != nil {
-			return nil // rules that name a set cannot be made without it, which has been said
+			return nil // rules that name a set cannot be made without it; the set's error says so
 		}
 		c, err := newChains(i, i.Pool(), i.Gateway(), slog.New(slog.DiscardHandler))
 		if err != nil {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What of linux/netfilter/nfnetlink_queue.h is spoken here.
+// The constants of linux/netfilter/nfnetlink_queue.h used here.
 const (
 	nfqPacket, nfqVerdict, nfqConfig = unix.NFNL_SUBSYS_QUEUE << 8, unix.NFNL_SUBSYS_QUEUE<<8 | 1, unix.NFNL_SUBSYS_QUEUE<<8 | 2
 
@@ -21,19 +21,19 @@ const (
 	nfqaCfgCmd, nfqaCfgParams, nfqaCfgMaxLen, nfqaCfgMask, nfqaCfgFlags = 1, 2, 3, 4, 5
 	nfqCmdBind                                                          = 1
 	nfqCopyPacket                                                       = 2
-	nfqFlagGSO                                                          = 1 << 2 // do not split what is only looked at
+	nfqFlagGSO                                                          = 1 << 2 // the kernel need not split packets
 
 	nfAccept = 1
 )
 
 const (
-	// queueCopy is how much of a packet is seen: the longest IPv4 header and ports.
+	// queueCopy is how much of a packet is read: the longest IPv4 header, and ports.
 	queueCopy = 64
 	// queueLen is how many first packets may wait for an answer; more are dropped.
 	queueLen = 4096
-	// queueBuffer holds those of a burst, at some 500 bytes each.
+	// queueBuffer holds the packets of a burst, at some 500 bytes each.
 	queueBuffer = 8 << 20
-	// queueWait is how long to wait for a daemon that still exits: the kernel
+	// queueWait is how long to wait for a daemon that is still exiting: the kernel
 	// frees its queue some 0.5 s late.
 	queueWait = 5 * time.Second
 )
@@ -43,14 +43,14 @@ type queue struct {
 	f   *os.File
 	raw syscall.RawConn
 	num uint16
-	out [40]byte // the verdict message; all but id and mark stays
+	out [40]byte // the verdict message; only id and mark change
 }
 
 // openQueue binds to queue num.
 func openQueue(ctx context.Context, num uint16) (*queue, error) {
 	ctx, cancel := context.WithTimeout(ctx, queueWait)
 	defer cancel()
-	retry := time.NewTicker(50 * time.Millisecond) // the kernel does not say when it is free
+	retry := time.NewTicker(50 * time.Millisecond) // the kernel sends no event when it is free
 	defer retry.Stop()
 	for {
 		q, err := bindQueue(num)
@@ -95,7 +95,7 @@ func putAttr(b []byte, typ uint16, n int) {
 	binary.NativeEndian.PutUint16(b[2:], typ)
 }
 
-// configure binds, and leaves the socket non-blocking.
+// configure binds the queue, and makes the socket non-blocking.
 func configure(fd int, num uint16) error {
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return err
@@ -103,7 +103,7 @@ func configure(fd int, num uint16) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, queueBuffer); err != nil {
 		return fmt.Errorf("receive buffer: %w", err)
 	}
-	// An overrun drops packets, which are sent again; it needs no error of its own.
+	// An overrun drops packets, which guests send again; it needs no error of its own.
 	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_NO_ENOBUFS, 1); err != nil {
 		return fmt.Errorf("NETLINK_NO_ENOBUFS: %w", err)
 	}
@@ -146,9 +146,9 @@ func appendAttr(b []byte, typ uint16, data []byte) []byte {
 	return b
 }
 
-// configRequest sends one configuration message and waits for its answer. The
-// socket still blocks. Packets that come before the answer are left unanswered:
-// they are those of the first microseconds, and will be sent again.
+// configRequest sends one configuration message and waits for its answer. The socket
+// still blocks. Packets that arrive before the answer get no verdict: they are those of
+// the first microseconds, and guests send them again.
 func configRequest(fd int, num uint16, attrs []byte) error {
 	msg := make([]byte, 20, 20+len(attrs))
 	binary.NativeEndian.PutUint16(msg[4:], nfqConfig)
@@ -193,8 +193,8 @@ type queued struct {
 	payload []byte
 }
 
-// receive reads what is there into buf and returns the messages; it waits for
-// the first. It returns os.ErrClosed after close.
+// receive reads pending messages into buf and returns them; it waits for the first. It
+// returns os.ErrClosed after close.
 func (q *queue) receive(buf []byte) ([]byte, error) {
 	var n int
 	var err error
@@ -252,7 +252,7 @@ func parseQueued(attrs []byte) (p queued, ok bool) {
 }
 
 // answer lets the packet go on, with mark in place of the bits of markMask.
-// A packet that is gone by now is none of our business.
+// If the packet is gone by now, that is no error.
 func (q *queue) answer(p queued, mark uint32) error {
 	binary.BigEndian.PutUint32(q.out[28:], p.id)
 	binary.BigEndian.PutUint32(q.out[36:], p.mark&^markMask|mark)
@@ -264,8 +264,8 @@ func (q *queue) answer(p queued, mark uint32) error {
 	return errors.Join(werr, err)
 }
 
-// serveQueue answers until the queue is closed. There is one reader: it is
-// good for 28,000 flows a second.
+// serveQueue answers until the queue is closed. One reader is enough: it handles 28,000
+// flows a second.
 func (e *Engine) serveQueue(ctx context.Context) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -301,8 +301,8 @@ func (e *Engine) verdict(packet []byte) uint32 {
 	}
 	s := e.lookup(f.src)
 	if s == nil {
-		// Of a sandbox this daemon has not heard of yet, just after its start:
-		// dropped without an answer, so that the guest tries again.
+		// This daemon just started, and the sandbox is not registered yet: drop the
+		// packet without an answer, so that the guest tries again.
 		e.flowCounts.add(dropped, byFault)
 		return 0
 	}

@@ -25,7 +25,7 @@ func ParseRule(s string) (record.Rule, error) {
 			"203.0.113.0/24:443/tcp", append([]any{s}, args...)...)
 	}
 	rest := s
-	// What follows the last slash is a protocol unless it starts as a number.
+	// Text after the last slash is a protocol unless it starts with a digit.
 	if i := strings.LastIndexByte(rest, '/'); i >= 0 && (i+1 == len(rest) || !isDigit(rest[i+1])) {
 		r.Proto, rest = rest[i+1:], rest[:i]
 		if _, ok := protocols[r.Proto]; !ok {
@@ -73,8 +73,8 @@ func parsePort(s string) (uint16, bool) {
 	return uint16(n), err == nil && n > 0 && s[0] != '0'
 }
 
-// parseTarget reads an IPv4 address or CIDR. netip takes neither octal nor hex,
-// nor fewer than four numbers, which other programs would read as something else.
+// parseTarget reads an IPv4 address or CIDR. netip takes neither octal nor hex, nor
+// fewer than four numbers; other programs read these as other addresses.
 func parseTarget(s string) (netip.Prefix, error) {
 	if strings.Contains(s, ":") {
 		return netip.Prefix{}, errIPv6(s)
@@ -93,11 +93,11 @@ func parseTarget(s string) (netip.Prefix, error) {
 		short(s))
 }
 
-// short is s as an error shows it: the client may have sent a book.
+// short is s, shortened for an error: a client may send any length.
 func short(s string) string { return s[:min(len(s), 80)] }
 
-// isName reports whether s looks like a domain name: its last label does not
-// start as a number does, or it would be an odd spelling of an address.
+// isName reports whether s could be a domain name: its last label does not start with a
+// digit. Otherwise it is an odd spelling of an address.
 func isName(s string) bool {
 	if s == "" || strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.*") != "" {
 		return false
@@ -111,8 +111,8 @@ func errIPv6(s string) error {
 	return errs.New(errs.Unsupported, "network rule %q: IPv6 is blocked in this release; give an IPv4 address", short(s))
 }
 
-// networkPolicy is OpenSandbox's NetworkPolicy, with ports and protocol of our
-// own. Unknown fields are refused.
+// networkPolicy is OpenSandbox's NetworkPolicy, with our fields ports and protocol
+// added. Unknown fields are refused.
 type networkPolicy struct {
 	DefaultAction string `json:"defaultAction"`
 	Egress        []struct {

@@ -20,7 +20,7 @@ import (
 
 const linkPrefix = "sb-"
 
-// source is an entry of the set of those who may send.
+// source is an entry of the set of sources.
 type source struct {
 	id   string
 	addr netip.Addr
@@ -28,7 +28,7 @@ type source struct {
 
 func (e *Engine) src() string { return e.cfg.Instance.Set("src") }
 
-// createSets makes the set, or keeps the one there is with what it holds.
+// createSets makes the set. If it exists, it keeps its entries.
 func (e *Engine) createSets() error {
 	err := e.sets.IpsetCreate(e.src(), "hash:net,iface", netlink.IpsetCreateOptions{Replace: true})
 	if err != nil {
@@ -38,8 +38,8 @@ func (e *Engine) createSets() error {
 	return nil
 }
 
-// oldUplinks is the set in which versions before kept what is now in the lock: it
-// takes 64 links and no more, and goes with `ipset destroy`.
+// oldUplinks is the set in which older versions kept the uplinks, which are now in the
+// lock. It takes at most 64 links, and `ipset destroy` removes it.
 const oldUplinks = "uplink"
 
 func entry(id string, a netip.Addr) *netlink.IPSetEntry {
@@ -54,10 +54,10 @@ func (e *Engine) delSource(id string, a netip.Addr) error {
 	return absent(e.sets.IpsetDel(e.src(), entry(id, a)))
 }
 
-// absent is err, unless it says that an entry was not there.
+// absent is err, or nil if err says that the entry was not there.
 func absent(err error) error {
 	if errors.Is(err, nl.IPSetError(nl.IPSET_ERR_EXIST)) {
-		return nil // the library's word for absent
+		return nil // how the library says that an entry was not there
 	}
 	return err
 }
@@ -78,12 +78,12 @@ func (e *Engine) sources() ([]source, error) {
 	return out, nil
 }
 
-// mendSources puts back the entries of those who are registered and that
-// somebody took out of the set. The kernel tells nobody of changes of sets; one
-// whose entry is missing is cut off, not open.
+// mendSources puts back the entries of registered sandboxes that somebody took out of
+// the set. The kernel sends no event for changes of sets. A sandbox whose entry is
+// missing is cut off, not open.
 func (e *Engine) mendSources() error {
 	e.mu.RLock()
-	before := map[*sandbox]bool{} // who comes while the set is read is not missing
+	before := map[*sandbox]bool{} // a sandbox registered while the set is read is not missing
 	for _, s := range e.byID {
 		before[s] = s.entered
 	}
@@ -118,9 +118,9 @@ func (e *Engine) mendSources() error {
 	return nil
 }
 
-// The flusher deletes the conntrack entries of those who are gone. It walks the
-// whole table for that, some 6 ms, so it does so in the background and once for
-// all who wait.
+// The flusher deletes the conntrack entries of sandboxes that are gone. Each time it
+// walks the whole table, some 6 ms, so it does that in the background and once for all
+// who wait.
 type flusher struct {
 	log     *slog.Logger
 	handle  *netlink.Handle
@@ -131,7 +131,7 @@ type flusher struct {
 
 type leaving struct {
 	addrs []netip.Addr
-	taken bool // a flush is under way and knows only the addrs of now
+	taken bool // a flush is under way, with the current addrs only
 	done  chan struct{}
 }
 
@@ -178,13 +178,13 @@ func (f *flusher) run(ctx context.Context) {
 		case <-f.wake:
 			f.flush()
 		case <-ctx.Done():
-			f.flush() // what was promised
+			f.flush() // pending ones must still be flushed
 			return
 		}
 	}
 }
 
-// from matches flows that one of the addresses opened, or that were opened to it.
+// from matches flows that one of the addresses opened, or that were opened to one.
 type from map[netip.Addr]bool
 
 func (m from) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
@@ -223,8 +223,8 @@ func (f *flusher) flush() {
 	}
 }
 
-// delete deletes the entries that match. What is missed in a table that never
-// stopped changing ends by its own timeout.
+// delete deletes the entries that match. An entry that it missed because the table kept
+// changing ends by its own timeout.
 func (f *flusher) delete(match netlink.CustomConntrackFilter) (n uint, err error) {
 	return dump.Again(func() (uint, error) {
 		more, err := f.handle.ConntrackDeleteFilters(netlink.ConntrackTable, netlink.InetFamily(unix.AF_INET), match)
@@ -233,7 +233,7 @@ func (f *flusher) delete(match netlink.CustomConntrackFilter) (n uint, err error
 	})
 }
 
-// matching matches the flows that it says yes to.
+// matching matches the flows for which it returns true.
 type matching func(f flow, reply netip.Addr) bool
 
 // MatchConntrackFlow serves netlink.CustomConntrackFilter.
@@ -244,9 +244,9 @@ func (m matching) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
 	return m(flow{src: src, dst: dst, proto: c.Forward.Protocol, port: c.Forward.DstPort}, reply)
 }
 
-// closeSuspects closes the flows that would not be there had the chains stood
-// all the time: every one that is not allowed now, or went out as it came, and
-// those from outside into a sandbox. What is allowed goes on.
+// closeSuspects closes the flows that could not exist had the chains stood all the
+// time: flows that are not allowed now, flows that left without masquerading, and flows
+// from outside into a sandbox. Allowed flows go on.
 func (e *Engine) closeSuspects() {
 	hosts := *e.hosts.Load()
 	n, err := e.flows.delete(matching(func(f flow, reply netip.Addr) bool {
@@ -266,9 +266,9 @@ func (e *Engine) closeSuspects() {
 	e.log.Info("flows that nobody allowed were closed", "flows", n)
 }
 
-// closeLeftovers closes the flows of addresses that nobody has: the daemon may
-// have died after it unregistered a sandbox and before its flows were closed,
-// and the next owner of the address would get the replies.
+// closeLeftovers closes the flows of addresses that have no owner. The daemon may have
+// died after it unregistered a sandbox and before it closed its flows; the next owner
+// of the address would get the replies.
 func (e *Engine) closeLeftovers() error {
 	sources, err := e.sources()
 	if err != nil {

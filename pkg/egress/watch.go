@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A watch hears of every change of nf_tables, ours included, and not what it was.
+// A watch reports every change of nf_tables, ours included, but not what changed.
 type watch struct {
 	f   *os.File
 	raw syscall.RawConn
@@ -35,8 +35,8 @@ func watchRules() (*watch, error) {
 	return w, nil
 }
 
-// run sends to changes until close. Messages that the kernel could not keep
-// (ENOBUFS) are changes, too.
+// run sends to changes until close. If the kernel had no room for messages (ENOBUFS),
+// that counts as a change, too.
 func (w *watch) run(changes chan<- struct{}) {
 	buf := make([]byte, 64<<10)
 	for {
