@@ -10,22 +10,21 @@
 // The limits are enforced at <id>, where no runtime writes, and repeated on the
 // leaf, which is what a guest on runc sees as its own cgroup.
 //
-// A controller (memory, cpu, pids, and io where the host has that) is used where
-// it is: in the v2 tree, else in its v1 hierarchy. Limits of I/O stand on one
-// level only: <id> on v2; the leaf on v1, which hands none down. What is done to the processes as a whole
-// (kill, freeze, is anybody left) always goes through the v2 tree if one is
-// mounted, controllers or not: cgroup.kill, cgroup.freeze and cgroup.events
-// have no race and an event each. Only a host without any v2 tree gets the v1
-// freezer and a loop over pids.
+// A controller (memory, cpu, pids, and io if the host has it) is used where it is: in
+// the v2 tree, else in its v1 hierarchy. Limits of I/O are on one level only: <id> on
+// v2; the leaf on v1, where children do not inherit them. Operations on all processes
+// (kill, freeze, populated) always use the v2 tree if one is mounted, with or without
+// controllers: cgroup.kill, cgroup.freeze and cgroup.events have no race, and an event
+// each. Only a host without any v2 tree uses the v1 freezer and a loop over pids.
 //
 // What surprises: on v1 a process is moved not by writing its pid, but by
 // moving a thread of the daemon ahead of the fork (see Start): 0.2 ms instead
 // of 6 on an idle host.
 //
-// github.com/containerd/cgroups carries the v2 tree of the root (enabling
-// controllers down the path), knowing which cgroups the daemon itself stands
-// in, and all statistics. Limits, kill, freeze and events are direct writes:
-// its managers cannot be asked what they would write, so v2 could not be
-// tested on a v1 host; they wait for a frozen or dead group by sleeping and
-// take no context; and making a group with them takes 0.30 ms, not 0.19.
+// github.com/containerd/cgroups carries the v2 tree of the root (it enables controllers
+// down the path), finds the daemon's own cgroups, and reads all statistics. Limits,
+// kill, freeze and events are direct writes, for three reasons. Its managers cannot say
+// what they would write, so v2 could not be tested on a v1 host. They wait for a frozen
+// or dead group by sleeping and take no context. Making a group with them takes 0.30
+// ms, not 0.19.
 package cgroups

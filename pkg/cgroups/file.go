@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writeFile writes value to a file that the kernel made. Raw calls, because a
-// cgroup file is written in one write, never made, and never polled: 2.7 µs
-// against 9 of os.WriteFile, and a create does a dozen.
+// writeFile writes value to an existing file of the kernel. It uses raw calls, because
+// a cgroup file is written in one write, never created, and never polled: 2.7 µs
+// instead of 9 with os.WriteFile, and a create does a dozen such writes.
 func writeFile(path, value string) error {
 	fd, err := openRaw(path, unix.O_WRONLY)
 	if err != nil {
@@ -25,7 +25,7 @@ func writeFile(path, value string) error {
 	return nil
 }
 
-// readFile reads a file of the kernel's that fits into a page.
+// readFile reads a file of the kernel that fits into a page.
 func readFile(path string) (string, error) {
 	fd, err := openRaw(path, unix.O_RDONLY)
 	if err != nil {
@@ -66,7 +66,7 @@ func mkdir(path string) error {
 	return nil
 }
 
-// gone reports whether err means that a cgroup is not there (any more): a file
+// gone reports whether err means that a cgroup does not exist or no longer does: a file
 // that was open when its cgroup was removed gives ENODEV.
 func gone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV)
@@ -83,8 +83,8 @@ func field(text, key string) (uint64, bool) {
 	return 0, false
 }
 
-// pids reads the processes of one cgroup, without this one, whose thread may
-// be on its way through (see Start).
+// pids reads the processes of one cgroup, without this process: one of its threads may
+// be there for a fork (see Start).
 func pids(dir string) ([]int, error) {
 	b, err := os.ReadFile(dir + "/cgroup.procs")
 	if err != nil {
@@ -92,7 +92,7 @@ func pids(dir string) ([]int, error) {
 	}
 	var list []int
 	for f := range strings.FieldsSeq(string(b)) {
-		// 0 is a process of a pid namespace that this one does not see.
+		// 0 is a process of a pid namespace that is not visible here.
 		if n, err := strconv.Atoi(f); err == nil && n != os.Getpid() && n != 0 {
 			list = append(list, n)
 		}
@@ -100,8 +100,8 @@ func pids(dir string) ([]int, error) {
 	return list, nil
 }
 
-// pidsBelow reads the processes of a cgroup and of those below it. What is
-// gone holds none.
+// pidsBelow reads the processes of a cgroup and of those below it. A cgroup that is
+// gone has none.
 func pidsBelow(dir string) (list []int, err error) {
 	err = walk(dir, func(d string) error {
 		p, err := pids(d)
@@ -111,8 +111,8 @@ func pidsBelow(dir string) (list []int, err error) {
 	return list, err
 }
 
-// walk calls f for a cgroup and those below it, children first. What is gone
-// is passed over.
+// walk calls f for a cgroup and those below it, children first. It skips cgroups that
+// are gone.
 func walk(dir string, f func(dir string) error) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !gone(err) {

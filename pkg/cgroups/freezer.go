@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// freezer controls groups of a host without any v2 tree, through the v1
-// freezer and the pids in it. It is slower and has no events: a watch costs a
-// goroutine and follows the processes one after the other.
+// freezer controls groups of a host without any v2 tree, through the v1 freezer and the
+// pids in it. It is slower and has no events: a watch costs a goroutine, which waits
+// for the processes one after the other.
 type freezer struct{}
 
-// poll is how often what has no event is looked at.
+// poll is the interval for checking a state that has no event.
 const poll = time.Millisecond
 
 func (*freezer) populated(dir string) (bool, error) {
@@ -32,8 +32,8 @@ func (*freezer) frozen(dir string) (bool, error) {
 	return strings.TrimSpace(s) == "FROZEN", err
 }
 
-// freeze writes again and again, as cgroup-v1/freezer-subsystem.rst asks: a
-// fork may slip through.
+// freeze writes repeatedly, as cgroup-v1/freezer-subsystem.rst requires: a fork may
+// escape one write.
 func (f *freezer) freeze(ctx context.Context, dir string) error {
 	for {
 		if err := writeFile(dir+"/freezer.state", "FROZEN"); err != nil {
@@ -55,17 +55,17 @@ func (*freezer) thaw(dir string) error {
 	return nil
 }
 
-// kill freezes, so that nothing forks, kills, thaws, so that it dies, and
-// looks again.
+// kill freezes, so that nothing forks; kills; thaws, so that the processes die; and
+// checks again.
 func (f *freezer) kill(ctx context.Context, dir string) error {
 	for {
-		// Freezing is a help, not a condition.
+		// Killing works without freezing, only less surely.
 		if err := writeFile(dir+"/freezer.state", "FROZEN"); gone(err) {
 			return nil
 		}
 		list, err := pidsBelow(dir)
 		for _, p := range list {
-			_ = unix.Kill(p, unix.SIGKILL) // ESRCH: it was faster
+			_ = unix.Kill(p, unix.SIGKILL) // ESRCH: it has exited already
 		}
 		err = errors.Join(err, walk(dir, f.thaw))
 		if err != nil || len(list) == 0 {
@@ -100,7 +100,7 @@ func (f *freezer) watch(ctx context.Context, dir string) (<-chan struct{}, error
 func (*freezer) removed(string) {}
 func (*freezer) close() error   { return nil }
 
-// pause lets the kernel get on where it gives no event.
+// pause waits where the kernel has no event.
 func pause(ctx context.Context) error {
 	timer := time.NewTimer(poll)
 	defer timer.Stop()
@@ -112,8 +112,8 @@ func pause(ctx context.Context) error {
 	}
 }
 
-// waitExit waits until a process has ended, whoever its parent is, without
-// holding a thread. None of that pid is success.
+// waitExit waits until a process has ended, whoever its parent is, without blocking a
+// thread. If there is no such pid, that is success.
 func waitExit(ctx context.Context, pid int) error {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) { // EINVAL: a thread, not a process

@@ -25,16 +25,16 @@ type hierarchy struct {
 // process (see Start) must not be throttled in there.
 var needed = []string{"memory", "pids", "cpu"}
 
-// io limits disks where the host has it; v1 calls it blkio. Without it there
-// are no such limits, and asking for one is an error.
+// io limits disks if the host has it; v1 calls it blkio. Without it there are no such
+// limits, and asking for one is an error.
 const blkio = "blkio"
 
-// A layout says where a host keeps what: a pure function of its mounts.
+// A layout says which hierarchy has which controller. It depends on the mounts only.
 type layout struct {
 	all  []*hierarchy          // every hierarchy, v2 last
 	v2   *hierarchy            // nil on a host with v1 only
 	of   map[string]*hierarchy // controller to hierarchy; all of needed, and perhaps io
-	ours []*hierarchy          // those in which groups are made: the v1 ones as a process enters them, then v2
+	ours []*hierarchy          // where groups are made: v1 in the order in which a process enters them, then v2
 }
 
 // parseMounts finds the cgroup mounts in the text of /proc/self/mountinfo
@@ -49,7 +49,7 @@ func parseMounts(mountinfo string) []*hierarchy {
 		}
 		h := &hierarchy{mount: unescape(l[4]), base: unescape(l[3]), dev: l[2], v2: r[0] == "cgroup2"}
 		for o := range strings.SplitSeq(r[2], ",") {
-			// Of the super block's options, those that are no controller.
+			// Of the super block's options, drop those that are no controller.
 			if h.v2 || o == "rw" || o == "ro" || o == "none" || o == "xattr" || o == "noprefix" || o == "clone_children" ||
 				o == "cpuset_v2_mode" || o == "favordynmods" || strings.HasPrefix(o, "release_agent=") {
 				continue
@@ -72,8 +72,8 @@ func unescape(s string) string {
 	return strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace(s)
 }
 
-// newLayout decides which hierarchy serves what. offered are the controllers
-// of the v2 tree's root.
+// newLayout assigns each controller to a hierarchy. offered are the controllers of the
+// v2 tree's root.
 func newLayout(mounts []*hierarchy, offered []string) (*layout, error) {
 	lay := &layout{of: map[string]*hierarchy{}}
 	v1 := map[string]*hierarchy{}
@@ -180,12 +180,12 @@ func detect() (*layout, error) {
 	return lay, lay.checkLinks()
 }
 
-// checkLinks makes sure that each v1 controller is found by its name beside
-// its mount, as where "cpu" is a link to "cpu,cpuacct": both runtimes and the
-// statistics library look there.
+// checkLinks checks that each v1 controller is found under its own name beside its
+// mount; "cpu", for example, may be a link to "cpu,cpuacct". Both runtimes and the
+// statistics library use these names.
 func (lay *layout) checkLinks() error {
 	for c, h := range lay.of {
-		if h.v2 || c == "io" { // for which nobody but sandboxd looks
+		if h.v2 || c == "io" { // io: only sandboxd uses it
 			continue
 		}
 		named := filepath.Join(filepath.Dir(h.mount), c)
@@ -211,7 +211,7 @@ func delegate(lay *layout, root string) error {
 	}
 	var res cgroup2.Resources
 	for _, c := range ctrls {
-		switch c { // an empty struct enables and limits nothing
+		switch c { // an empty struct enables the controller and limits nothing
 		case "memory":
 			res.Memory = &cgroup2.Memory{}
 		case "pids":
@@ -221,9 +221,8 @@ func delegate(lay *layout, root string) error {
 		}
 	}
 	_, err := cgroup2.NewManager(lay.v2.mount, "/"+root, &res)
-	// The library keeps the last of its errors only, and takes the root away
-	// with it. Whether every level offers every controller says more, and is
-	// what counts.
+	// The library returns only its last error, and removes the root then. Checking that
+	// every level offers every controller says more, and is decisive.
 	dir := lay.v2.mount
 	for name := range strings.SplitSeq(root, "/") {
 		dir += "/" + name
@@ -246,17 +245,17 @@ func delegate(lay *layout, root string) error {
 	return enable(dir, ctrls)
 }
 
-// delegateIO enables io down to the root, as far as it is offered: a systemd
-// unit may delegate without it, and then there are no limits of I/O.
+// delegateIO enables io down to the root, as far as it is offered: a systemd unit may
+// delegate without io, and then there are no limits of I/O.
 func (lay *layout) delegateIO(root string) {
 	dir := lay.v2.mount
 	for name := range strings.SplitSeq(root, "/") {
-		_ = enable(dir, []string{"io"}) // whether the root has it tells, not this
+		_ = enable(dir, []string{"io"}) // errors show later: the root lacks io
 		dir += "/" + name
 	}
 }
 
-// enable lets the children of dir have controllers. Enabling again is free.
+// enable enables controllers for the children of dir. Repeating it changes nothing.
 func enable(dir string, ctrls []string) error {
 	if err := writeFile(dir+"/cgroup.subtree_control", "+"+strings.Join(ctrls, " +")); err != nil {
 		return fmt.Errorf("enable cgroup controllers: %w", err)
@@ -264,7 +263,7 @@ func enable(dir string, ctrls []string) error {
 	return nil
 }
 
-// controllers reads what a v2 cgroup offers.
+// controllers reads the controllers that a v2 cgroup offers.
 func controllers(dir string) ([]string, error) {
 	b, err := os.ReadFile(dir + "/cgroup.controllers")
 	return strings.Fields(string(b)), err

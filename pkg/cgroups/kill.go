@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// within bounds ctx by the tree's patience.
+// within limits ctx to the tree's patience.
 func (t *Tree) within(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, t.patience, fmt.Errorf("gave up after %v", t.patience))
 }
@@ -28,8 +28,8 @@ func (t *Tree) Processes(id string) ([]int, error) {
 	return pids, nil
 }
 
-// Populated reports whether id has a process. An id without cgroups has none,
-// and neither has one of zombies only.
+// Populated reports whether id has a process. Zombies do not count. An id without
+// cgroups has none.
 func (t *Tree) Populated(id string) (bool, error) {
 	if err := t.check(id); err != nil {
 		return false, err
@@ -41,9 +41,9 @@ func (t *Tree) Populated(id string) (bool, error) {
 	return yes, nil
 }
 
-// Freeze stops every process of id and returns when all have stopped. When
-// that takes longer than the patience or ctx, id is thawed again. Freezing the
-// frozen or the empty is success; what has no cgroups is fs.ErrNotExist.
+// Freeze stops every process of id and returns when all have stopped. If that takes
+// longer than the patience or ctx, Freeze thaws id again. Freezing a frozen or empty id
+// is success; an id without cgroups is fs.ErrNotExist.
 func (t *Tree) Freeze(ctx context.Context, id string) error {
 	if err := t.check(id); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (t *Tree) Freeze(ctx context.Context, id string) error {
 		t.control.thaw(dir))
 }
 
-// Thaw lets the processes of id run. It does not wait for them to.
+// Thaw lets the processes of id run. It does not wait until they run.
 func (t *Tree) Thaw(_ context.Context, id string) error {
 	if err := t.check(id); err != nil {
 		return err
@@ -85,8 +85,8 @@ func (t *Tree) Frozen(id string) (bool, error) {
 	return yes, nil
 }
 
-// Kill ends every process of id, frozen ones too, and returns when none is
-// left; zombies whose parent is outside do not count. 0.3 ms for a handful.
+// Kill ends every process of id, frozen ones too, and returns when none is left.
+// Zombies whose parent is outside do not count. It takes 0.3 ms for a handful.
 func (t *Tree) Kill(ctx context.Context, id string) error {
 	if err := t.check(id); err != nil {
 		return err
@@ -106,8 +106,8 @@ func (t *Tree) Kill(ctx context.Context, id string) error {
 	return nil
 }
 
-// thawStray undoes what a runtime froze in the v1 freezer before it died
-// itself: libcontainer does so on hybrid hosts, and cgroup.kill would wait for
+// thawStray thaws processes that a runtime froze in the v1 freezer before the runtime
+// died. libcontainer uses that freezer on hybrid hosts; cgroup.kill would wait for
 // ever.
 func (t *Tree) thawStray(id string) error {
 	if t.layout.v2 == nil {
@@ -128,8 +128,8 @@ func (t *Tree) thawStray(id string) error {
 	return nil
 }
 
-// killStray kills what is in a v1 group of id but not in the controlled one: a
-// runtime that places a pid by hand enters one hierarchy after the other, and
+// killStray kills processes that are in a v1 group of id but not in the controlled
+// group. A runtime that places a pid by hand enters one hierarchy after the other, and
 // may be killed half way.
 func (t *Tree) killStray(ctx context.Context, id string) error {
 	for _, h := range t.layout.all {
@@ -146,7 +146,7 @@ func (t *Tree) killStray(ctx context.Context, id string) error {
 				return err
 			}
 			for _, p := range list {
-				_ = unix.Kill(p, unix.SIGKILL) // ESRCH: it was faster
+				_ = unix.Kill(p, unix.SIGKILL) // ESRCH: it has exited already
 			}
 			for _, p := range list {
 				if err := waitExit(ctx, p); err != nil {
@@ -193,9 +193,9 @@ func (t *Tree) Watch(ctx context.Context, id string) (<-chan struct{}, error) {
 	return ch, nil
 }
 
-// Remove removes every cgroup of id in every hierarchy, those that a runtime
-// made beside or below ours included. While a process lives in there it
-// removes nothing and says so: Kill first.
+// Remove removes every cgroup of id in every hierarchy, including those that a runtime
+// made beside or below ours. If a process lives in one of them, Remove removes nothing
+// and returns an error: call Kill first.
 func (t *Tree) Remove(ctx context.Context, id string) error {
 	populated, err := t.Populated(id)
 	if err != nil {
@@ -212,8 +212,8 @@ func (t *Tree) Remove(ctx context.Context, id string) error {
 	return nil
 }
 
-// removeAll goes through all hierarchies, the v2 tree last: as long as that is
-// there, what is in it can be killed.
+// removeAll goes through all hierarchies, the v2 tree last: as long as the v2 group
+// exists, the processes in it can be killed.
 func (t *Tree) removeAll(ctx context.Context, id string) error {
 	var errs []error
 	for _, h := range t.layout.all {
@@ -223,8 +223,8 @@ func (t *Tree) removeAll(ctx context.Context, id string) error {
 	return errors.Join(errs...)
 }
 
-// remove removes dir and what is below it. The two levels of ours go first,
-// without looking; a runtime's sub-cgroups are looked for only when in the way.
+// remove removes dir and the groups below it. It removes the two levels of ours first,
+// without listing; it looks for a runtime's sub-cgroups only if they are in the way.
 func (t *Tree) remove(ctx context.Context, dir string) error {
 	_ = unix.Rmdir(dir + "/" + leaf)
 	for {
@@ -241,8 +241,8 @@ func (t *Tree) remove(ctx context.Context, dir string) error {
 	}
 }
 
-// rmdirWait removes one cgroup. A group that is not in the v2 tree may hold a
-// process that was killed and is not yet dead: wait for it to end.
+// rmdirWait removes one cgroup. A group outside the v2 tree may hold a process that was
+// killed and is not yet dead: rmdirWait waits for its end.
 func rmdirWait(ctx context.Context, dir string) error {
 	for {
 		err := unix.Rmdir(dir)
@@ -260,7 +260,7 @@ func rmdirWait(ctx context.Context, dir string) error {
 		if len(list) > 0 {
 			err = waitExit(ctx, list[0])
 		} else {
-			err = pause(ctx) // its last process is past being listed; v1 has no event for the rest
+			err = pause(ctx) // its last process is no longer listed; v1 has no event for the rest
 		}
 		if err != nil {
 			return errors.Join(failed, err)

@@ -9,36 +9,36 @@ import (
 )
 
 // Limits are the limits of a whole sandbox from its first process on; zero is
-// unlimited. For CPU time see LimitCPU.
+// unlimited. LimitCPU limits CPU time.
 type Limits struct {
-	MemoryBytes int64 // what the guest is told; swap is not lent
+	MemoryBytes int64 // the limit that the guest sees; there is no swap on top
 	Pids        int64 // tasks, threads included
-	// CPUShares is the weight against other sandboxes when CPU time is short, as
-	// docker and the OCI spec have it: 2 to 262144; 0 is the default, 1024.
+	// CPUShares is the weight against other sandboxes when CPU time is short, as docker
+	// and the OCI spec define it: 2 to 262144; 0 is the default, 1024.
 	CPUShares int64
-	// Bytes and operations in a second, on each of Config.Disks.
+	// Bytes and operations per second, on each of Config.Disks.
 	IOReadBps, IOWriteBps, IOReadIOPS, IOWriteIOPS int64
-	// OOMGroup lets one OOM kill all (a sentry cannot lose a part). cgroup v1
-	// has no such switch: there the kernel kills one process, and the sandbox
-	// ends because that was its sentry or agent.
+	// OOMGroup makes one OOM kill end all processes (a sentry cannot lose a part of
+	// itself). cgroup v1 has no such switch: there the kernel kills one process, the
+	// sentry or the agent, and that ends the sandbox.
 	OOMGroup bool
-	// HeadroomBytes is the runtime's own need on top of MemoryBytes.
+	// HeadroomBytes is what the runtime itself needs on top of MemoryBytes.
 	HeadroomBytes int64
-	// KeepMemory has Limit leave the limit of memory as it is.
+	// KeepMemory makes Limit leave the memory limit as it is.
 	KeepMemory bool
 }
 
-// The bounds of what a limit may say. More is a slip of units.
+// The largest limits that are accepted. A larger number is a mistaken unit.
 const (
 	maxMemory = 1 << 50 // 1 PiB
-	maxCPU    = 1 << 20 // about a thousand CPUs; the kernel refuses quotas a little above
+	maxCPU    = 1 << 20 // about a thousand CPUs; the kernel refuses slightly larger quotas
 	maxPids   = 1 << 22 // PID_MAX_LIMIT; pids.max of v1 refuses more
 	maxShares = 1 << 18 // MAX_SHARES of the scheduler
 	minShares = 2
 	maxIOPS   = 1<<32 - 1 // the kernel keeps 32 bits
 
-	// period is the kernel's default period of a CPU quota, and what runtimes
-	// use. It is written where a file wants both.
+	// period is the kernel's default period of a CPU quota, and the one runtimes use.
+	// It is written to files that take quota and period.
 	period    = 100_000 // µs
 	minMillis = 10      // 1 ms in a period, min_cfs_quota_period
 )
@@ -65,7 +65,7 @@ func (l Limits) check() error {
 	return nil
 }
 
-// enforced is the memory limit with head-room; 0 is unlimited.
+// enforced is the memory limit including headroom; 0 is unlimited.
 func (l Limits) enforced() int64 {
 	if l.MemoryBytes == 0 {
 		return 0
@@ -78,27 +78,27 @@ func (l Limits) limitsIO() bool { return l.IOReadBps|l.IOWriteBps|l.IOReadIOPS|l
 // A write is one line written to one file of one cgroup.
 type write struct{ file, value string }
 
-// A flavour says which files a host has, beyond v1 or v2.
+// A flavour says which files a host has, in addition to v1 or v2.
 type flavour struct {
 	v2    bool
 	swap  bool   // swap is accounted: memory.swap.max, memory.memsw.limit_in_bytes
-	disks []Disk // that I/O is limited on
+	disks []Disk // on which I/O is limited
 }
 
-// A Disk is a whole block device; the kernel takes no partition.
+// A Disk is a whole block device; the kernel accepts no partition.
 type Disk struct {
 	Dev string // major:minor, as "254:0"
-	// ReadsOnly: writes to it are not limited. That is for a disk with a loop
-	// file in it which is a Disk too. A write that waits there holds up the file
-	// system in the loop, and with it everybody: a neighbour's fsync took 2 to
-	// 3 s instead of 0.05 (measured here, btrfs on 6.18, limit 1 MiB/s). One that
-	// waits in front of the loop device holds up nobody.
+	// ReadsOnly: writes to this disk are not limited. Set it for a disk with a loop
+	// file that is a Disk too. A write that waits at this disk blocks the file system
+	// in the loop file, and with it all its users: a neighbour's fsync took 2 to 3 s
+	// instead of 0.05 (measured here, btrfs on 6.18, limit 1 MiB/s). A write that waits
+	// in front of the loop device blocks nobody else.
 	ReadsOnly bool
 }
 
-// writes lists, in order, what makes ctrl of one cgroup obey l. It is pure, so
-// that v2 is tested on hosts without v2. It is for a cgroup without limits yet:
-// v1 wants memory ≤ memory+swap to hold after each single write.
+// writes lists, in order, the writes that make ctrl of one cgroup obey l. It is pure,
+// so that v2 is tested on hosts without v2. The cgroup must have no limits yet: v1
+// requires memory ≤ memory+swap after each single write.
 //
 // Sources: Documentation/admin-guide/cgroup-v2.rst ("memory.max",
 // "memory.oom.group", "memory.swap.max", "pids.max", "cpu.weight", "io.max");
@@ -126,16 +126,16 @@ func (l Limits) writes(ctrl string, f flavour) []write {
 	return nil
 }
 
-// weight is what cpu.weight of v2 (1 to 10000, default 100) makes of docker's
-// shares: the curve through (2, 1), (1024, 100) and (262144, 10000) that
-// runtimes agreed on (opencontainers/cgroups, ConvertCPUSharesToCgroupV2Value).
+// weight converts docker's shares to cpu.weight of v2 (1 to 10000, default 100). It
+// uses the curve through (2, 1), (1024, 100) and (262144, 10000) that runtimes agreed
+// on (opencontainers/cgroups, ConvertCPUSharesToCgroupV2Value).
 func weight(shares int64) int64 {
 	l := math.Log2(float64(min(max(shares, minShares), maxShares)))
 	return int64(math.Ceil(math.Pow(10, (l*l+125*l)/612-7.0/34.0)))
 }
 
-// io limits each disk for itself. Where a file system lies in a loop file, its
-// reads pass two of them.
+// io limits each disk separately. If a file system is in a loop file, its reads pass
+// two disks.
 func (l Limits) io(f flavour) (w []write) {
 	for _, d := range f.disks {
 		l := l
@@ -156,7 +156,7 @@ func (l Limits) io(f flavour) (w []write) {
 	return w
 }
 
-// cpuQuota makes a cgroup use at most millis thousandths of a CPU; 0 is no limit.
+// cpuQuota limits a cgroup to millis thousandths of a CPU; 0 is no limit.
 //
 // Sources: cgroup-v2.rst ("cpu.max"); Documentation/scheduler/sched-bwc.rst.
 func cpuQuota(millis int64, v2 bool) write {
@@ -191,7 +191,7 @@ func (l Limits) memoryV1(f flavour) []write {
 	}
 	limit, both := write{"memory.limit_in_bytes", value}, write{"memory.memsw.limit_in_bytes", value}
 	if !f.swap {
-		// Without swap accounting there is no limit to swap, only this.
+		// Without swap accounting swap cannot be limited, only discouraged.
 		return []write{limit, {"memory.swappiness", "0"}}
 	}
 	return []write{limit, both}

@@ -10,7 +10,7 @@ func (p places) rootDir(h *hierarchy) string           { return h.mount + "/" + 
 func (p places) dir(h *hierarchy, id string) string    { return p.rootDir(h) + "/" + id }
 func (p places) leafIn(h *hierarchy, id string) string { return p.dir(h, id) + "/" + leaf }
 
-// controlled is the group that control works on.
+// controlled is the group that control uses.
 func (p places) controlled(id string) string {
 	if p.layout.v2 != nil {
 		return p.dir(p.layout.v2, id)
@@ -18,8 +18,8 @@ func (p places) controlled(id string) string {
 	return p.dir(p.layout.of["freezer"], id)
 }
 
-// ioDir is the one cgroup of id with limits of I/O: v1 does not hand them down
-// to the leaf; on v2 a request would pay twice.
+// ioDir is the one cgroup of id with limits of I/O: on v1 the leaf would not inherit
+// them; on v2 a request would be charged twice.
 func (p places) ioDir(id string) string {
 	h := p.layout.of["io"]
 	if h.v2 {

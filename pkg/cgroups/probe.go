@@ -9,16 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Probe says what Open would find, by trying: Mode, and whether the kernel
-// limits swap. In the v2 tree, if there is one, it starts a process straight in
-// a group of its own making and removes the group.
+// Probe finds what Open would find: the mode, and whether the kernel limits swap. If
+// there is a v2 tree, it starts a process directly in a new group there and removes the
+// group.
 func Probe() (mode string, swap bool, err error) {
 	lay, err := detect()
 	if err != nil {
 		return "", false, err
 	}
 	memory := lay.of["memory"]
-	// The root of a v2 tree has no limits; CONFIG_MEMCG alone brings them since 6.1.
+	// The root of a v2 tree has no limits; since 6.1, CONFIG_MEMCG alone provides swap
+	// limits.
 	swap = memory.v2 || unix.Access(memory.mount+"/memory.memsw.limit_in_bytes", unix.F_OK) == nil
 	if lay.v2 != nil {
 		err = startInside(lay.v2.mount)

@@ -14,15 +14,14 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// A door is the way of a new process into its cgroups. On v2 that is
-// CLONE_INTO_CGROUP. On v1 a locked thread of this process goes in ahead,
-// forks there, and goes back.
+// A door starts a new process in its cgroups. On v2 it uses CLONE_INTO_CGROUP. On v1 a
+// locked thread of this process enters the cgroups first, forks there, and goes back.
 type door struct {
 	v1   []*hierarchy // in the order of entering
-	home []int        // the tasks files of this process's own cgroups, alike
+	home []int        // the tasks files of this process's own cgroups, in the same order
 }
 
-// newDoor opens the way back.
+// newDoor opens the files for the way back.
 func newDoor(lay *layout) (*door, error) {
 	d := &door{}
 	own, _, err := cgroups.ParseCgroupFileUnified("/proc/self/cgroup")
@@ -33,7 +32,7 @@ func newDoor(lay *layout) (*door, error) {
 		if h.v2 {
 			continue
 		}
-		// The path is relative to the hierarchy, the mount may show a part of it.
+		// The path is relative to the hierarchy; the mount may show only a part of it.
 		path := strings.TrimPrefix(own[h.names[0]], strings.TrimSuffix(h.base, "/"))
 		fd, err := openRaw(h.mount+path+"/tasks", unix.O_WRONLY)
 		if err != nil {
@@ -52,16 +51,15 @@ func (d *door) close() {
 	d.home = nil
 }
 
-// Start starts cmd as cmd.Start does, its first instruction already inside the
-// leaf of id in every hierarchy; so nothing has to be moved later, and a kill
-// of id misses nothing.
+// Start starts cmd like cmd.Start, with its first instruction already inside the leaf
+// of id in every hierarchy. So nothing has to be moved later, and a kill of id misses
+// nothing.
 //
-// On v1 the thread moves itself by writing "0" to tasks. That is the one write
-// for which the kernel does not stop all forks and exits of the host
-// (cgroup_procs_write_start in kernel/cgroup/cgroup.c: "skip the global lock"),
-// which on an idle host means to wait for RCU. Measured here (6.18, hybrid), ms
-// p50/p90 for 4 v1 hierarchies, on top of a fork with CLONE_INTO_CGROUP, which
-// costs nothing that can be told from noise:
+// On v1 the thread moves itself by writing "0" to tasks. This is the only write for
+// which the kernel does not stop all forks and exits of the host
+// (cgroup_procs_write_start in kernel/cgroup/cgroup.c: "skip the global lock"). On an
+// idle host that stop waits for RCU. Measured here (6.18, hybrid), ms p50/p90 for 4 v1
+// hierarchies, on top of a fork with CLONE_INTO_CGROUP, whose cost is below the noise:
 //
 //	                                      back to back    200 ms apart
 //	"0" to tasks of each leaf (this)      0.05 / 0.08     0.16 / 0.20
@@ -70,13 +68,11 @@ func (d *door) close() {
 //	child's pid to tasks after the fork   0.05 / 0.07      6.0 / 10.0
 //	child's pid to cgroup.procs           0.04 / 0.06      6.1 / 10.1
 //
-// The thread goes back instead of being thrown away, because the end of the
-// thread that forked is what Pdeathsig of the child fires on, and because a
-// thread on its way out would keep the leaf busy.
+// The thread goes back and is not discarded: the end of the thread that forked triggers
+// the child's Pdeathsig, and an exiting thread would keep the leaf busy.
 //
-// A frozen id is refused: the child would stop before its exec, and with it
-// every fork of this process. On v1 the thread counts as one task of id while
-// it forks.
+// A frozen id is refused: the child would stop before its exec, and with it every fork
+// of this process. On v1 the thread counts as one task of id while it forks.
 func (t *Tree) Start(id string, cmd *exec.Cmd) error {
 	if err := t.check(id); err != nil {
 		return err
@@ -129,16 +125,16 @@ func (t *Tree) start(id string, cmd *exec.Cmd) error {
 	})
 }
 
-// onThread runs f on a thread of its own that is not the main one: the kernel
-// charges a process's memory to the cgroup of its main thread, and the OOM
-// killer takes the process whose main thread is in the group. If f says that
-// it spoilt the thread, the thread ends.
+// onThread runs f on a thread of its own that is not the main one: the kernel charges a
+// process's memory to the cgroup of its main thread, and the OOM killer kills the
+// process whose main thread is in the group. If f reports that the thread is unusable,
+// the thread ends.
 func onThread(f func() (spoilt bool, err error)) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() {
-			done <- onThread(f) // this thread is taken, so it runs on another
+			done <- onThread(f) // this is the main thread and stays locked, so f runs on another
 			runtime.UnlockOSThread()
 			return
 		}

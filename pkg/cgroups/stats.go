@@ -13,21 +13,21 @@ import (
 	"github.com/containerd/cgroups/v3/cgroup2"
 )
 
-// Usage is what a sandbox has used, its runtime's own processes included.
+// Usage is the resource use of a sandbox, its runtime's own processes included.
 type Usage struct {
 	MemoryBytes     uint64 // now, page cache included
-	MemoryPeakBytes uint64 // the most since the start
+	MemoryPeakBytes uint64 // the maximum since the start
 	CPUMicros       uint64 // µs of CPU since the start
-	ThrottledMicros uint64 // µs that tasks stood still because of the CPU limit
+	ThrottledMicros uint64 // µs that tasks waited because of the CPU limit
 	Pids            uint64 // tasks now, threads included
 	OOMKills        uint64 // processes killed at the memory limit
 }
 
-// stats reads counters through containerd/cgroups, each from the hierarchy
-// that has it.
+// stats reads counters through containerd/cgroups, each from the hierarchy that has its
+// controller.
 type stats struct {
 	lay                      *layout
-	memory, pids, cpu, usage v1Stat // nil where v2 serves
+	memory, pids, cpu, usage v1Stat // nil: v2 has it
 }
 
 type v1Stat interface {
@@ -36,7 +36,7 @@ type v1Stat interface {
 
 func newStats(lay *layout) *stats {
 	s := &stats{lay: lay}
-	parent := func(ctrl string) string { // checkLinks made sure that <parent>/<ctrl> is the mount
+	parent := func(ctrl string) string { // checkLinks checked that <parent>/<ctrl> is the mount
 		h := lay.of[ctrl]
 		if h == nil || h.v2 {
 			return ""
@@ -79,8 +79,8 @@ func (s *stats) read(group string, u *Usage) error {
 	if s.lay.v2 == nil {
 		return nil
 	}
-	// Every v2 cgroup counts its CPU time, also one without the controller: so
-	// a hybrid host needs no group in cpuacct.
+	// Every v2 cgroup counts its CPU time, even without the controller: a hybrid host
+	// needs no group in cpuacct.
 	mask := cgroup2.StatCPU
 	if s.memory == nil {
 		mask |= cgroup2.StatMemory
@@ -112,7 +112,7 @@ func (s *stats) read(group string, u *Usage) error {
 	return nil
 }
 
-// throttled reads how long the tasks of group stood still.
+// throttled reads how long the tasks of group were throttled.
 func (s *stats) throttled(group string) (uint64, error) {
 	if s.cpu != nil {
 		m := v1.Metrics{CPU: &v1.CPUStat{Throttling: &v1.Throttle{}}}
@@ -124,8 +124,8 @@ func (s *stats) throttled(group string) (uint64, error) {
 	return n, err
 }
 
-// Usage reads the counters of id (0.25 ms on v1, whose memory.stat is long). An id without cgroups is
-// fs.ErrNotExist.
+// Usage reads the counters of id (0.25 ms on v1, whose memory.stat is long). An id
+// without cgroups is fs.ErrNotExist.
 func (t *Tree) Usage(id string) (Usage, error) {
 	var u Usage
 	if err := t.check(id); err != nil {
@@ -134,7 +134,8 @@ func (t *Tree) Usage(id string) (Usage, error) {
 	group := "/" + t.root + "/" + id
 	err := t.stats.read(group, &u)
 	if err == nil {
-		// Both levels have the same quota: it bites on whichever runs dry first.
+		// Both levels have the same quota: the level whose quota runs out first
+		// throttles.
 		var below uint64
 		below, err = t.stats.throttled(group + "/" + leaf)
 		u.ThrottledMicros = max(u.ThrottledMicros, below)
@@ -151,9 +152,9 @@ func (t *Tree) Usage(id string) (Usage, error) {
 	return u, nil
 }
 
-// InitTasks counts the tasks of that process of id that is PID 1 to itself and to
-// the others; 0 where there is none. Usage counts them, too. It is the first one
-// to come, so more than a look at one process is rare.
+// InitTasks counts the tasks of the process of id that is PID 1 inside the sandbox; 0
+// if there is none. Usage counts these tasks, too. That process is the first in the
+// list, so it rarely reads a second one.
 func (t *Tree) InitTasks(id string) (uint64, error) {
 	if err := t.check(id); err != nil {
 		return 0, err
@@ -165,7 +166,7 @@ func (t *Tree) InitTasks(id string) (uint64, error) {
 	for _, p := range list {
 		text, err := readFile(fmt.Sprintf("/proc/%d/status", p))
 		if err != nil {
-			continue // it has gone
+			continue // it has ended
 		}
 		ns, tasks := statusLine(text, "NSpid"), statusLine(text, "Threads")
 		if len(ns) == 2 && ns[1] == "1" && len(tasks) == 1 { // its id here, and in a namespace below this one
@@ -185,18 +186,18 @@ func statusLine(text, name string) []string {
 	return nil
 }
 
-// OOMKills counts the processes of id that the kernel killed at its memory
-// limit; an id without cgroups has 0. It must be asked before Remove. One file
-// (v1: two) of 3 µs, because a death waits for it; the library reads all of a
-// controller's.
+// OOMKills counts the processes of id that the kernel killed at its memory limit; an id
+// without cgroups has 0. Call it before Remove. It reads one file (v1: two) in 3 µs,
+// because the handling of a death waits for it; the library reads all files of a
+// controller.
 func (t *Tree) OOMKills(id string) (uint64, error) {
 	if err := t.check(id); err != nil {
 		return 0, err
 	}
 	h := t.layout.of["memory"]
-	files := []string{t.dir(h, id) + "/memory.events"} // counts what is below, too
+	files := []string{t.dir(h, id) + "/memory.events"} // includes the groups below
 	if !h.v2 {
-		// v1 counts a kill in the cgroup of the victim, whose limit ever was hit.
+		// v1 counts a kill in the victim's cgroup, whichever limit was hit.
 		files = []string{t.dir(h, id) + "/memory.oom_control", t.leafIn(h, id) + "/memory.oom_control"}
 	}
 	var sum uint64

@@ -17,25 +17,25 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// leaf is the cgroup below <id> that all processes are in: v2 lets a cgroup
-// have controllers below it, or processes, not both.
+// leaf is the cgroup below <id> that holds all processes: in v2 a cgroup may either
+// enable controllers for its children or hold processes.
 const leaf = "run"
 
-// Config says where a Tree grows.
+// Config configures a Tree.
 type Config struct {
 	Instance instance.Instance
 	// Root is the cgroup below which all sandboxes live, relative to the mounts,
-	// without slashes at its ends: Instance.CgroupRoot() if empty. It may be
-	// nested, as "sandboxd.slice/sandboxes", and must hold no process.
+	// without slashes at its ends: Instance.CgroupRoot() if empty. It may be nested, as
+	// "sandboxd.slice/sandboxes", and must hold no process.
 	Root  string
-	Disks []Disk // that I/O is limited on
-	// Patience bounds how long Freeze, Kill and Remove wait for the kernel
-	// where their context has no earlier end: 10 s if zero.
+	Disks []Disk // on which I/O is limited
+	// Patience bounds how long Freeze, Kill and Remove wait for the kernel if their
+	// context has no earlier end: 10 s if zero.
 	Patience time.Duration
 }
 
-// A Tree is the cgroups of one instance. All methods may be called at once; a
-// caller that creates, starts, kills and removes one ID keeps these in order.
+// A Tree is the cgroups of one instance. All methods may be called concurrently; a
+// caller that creates, starts, kills and removes one ID must keep these calls in order.
 type Tree struct {
 	places
 	inst     instance.Instance
@@ -46,24 +46,23 @@ type Tree struct {
 	door     *door
 }
 
-// control is what is done to the processes of a group as a whole. dir is the
-// group in the hierarchy that the control works on.
+// control performs the operations on all processes of a group. dir is the group in the
+// hierarchy that the control uses.
 type control interface {
 	populated(dir string) (bool, error)
 	frozen(dir string) (bool, error)
 	freeze(ctx context.Context, dir string) error
 	thaw(dir string) error
 	kill(ctx context.Context, dir string) error // returns when empty
-	// watch closes the channel when dir is empty or gone, or ctx ends.
+	// watch returns a channel that closes when dir is empty or gone, or ctx ends.
 	watch(ctx context.Context, dir string) (<-chan struct{}, error)
-	// removed tells that dir was removed.
+	// removed reports that dir was removed.
 	removed(dir string)
 	close() error
 }
 
-// Open finds the host's cgroups and makes the root. It fails on a host that
-// lacks a controller, naming it. Close stops the watching and changes nothing
-// on the host.
+// Open finds the host's cgroups and makes the root. If the host lacks a controller, the
+// error names it. Close stops the watching and changes nothing on the host.
 func Open(c Config) (*Tree, error) {
 	lay, err := detect()
 	if err != nil {
@@ -127,18 +126,17 @@ func (t *Tree) Close() error {
 // controllers, no v2 tree.
 func (t *Tree) Mode() string { return t.layout.mode() }
 
-// CgroupsPath is the leaf as the OCI runtime spec wants it (config-linux,
-// "cgroupsPath"). It is absolute, hence relative to the mount of each
-// hierarchy; libcontainer's fs manager then joins <mount>/<path> in every v1
-// hierarchy and, on a hybrid host, in /sys/fs/cgroup/unified. Those it finds
-// here are this leaf; those it makes (devices, cpuset, freezer, ...) get the
-// same name, so that Remove finds them. runsc does the same with a shorter
-// list and takes a group that exists as it is.
+// CgroupsPath is the leaf in the form of the OCI runtime spec (config-linux,
+// "cgroupsPath"). It is absolute, hence relative to the mount of each hierarchy.
+// libcontainer's fs manager then joins <mount>/<path> in every v1 hierarchy and, on a
+// hybrid host, in /sys/fs/cgroup/unified. The groups that it finds are this leaf; those
+// that it makes (devices, cpuset, freezer, ...) get the same name, so that Remove finds
+// them. runsc does the same with a shorter list and uses an existing group as it is.
 func (t *Tree) CgroupsPath(id string) string {
 	return "/" + t.root + "/" + id + "/" + leaf
 }
 
-// check keeps whatever is no ID of this instance away from paths.
+// check refuses a string that is no ID of this instance before it becomes a path.
 func (t *Tree) check(id string) error {
 	if !record.IsID(id) || id[0] != byte(t.inst) {
 		return errs.New(errs.Invalid, "%q is not the id of a sandbox of instance %s", id, t.inst)
@@ -169,14 +167,14 @@ func (t *Tree) makeRoot() error {
 	return nil
 }
 
-// Create makes the cgroups of id and writes its limits, to the leaf as well: a
-// guest that sees its own group sees them there. An ID is never used twice, so one that has cgroups
-// already is an error (fs.ErrExist). What a failed Create leaves, Remove takes.
+// Create makes the cgroups of id and writes its limits, to the leaf as well: a guest
+// that sees its own group sees them there. An ID is never used twice, so an ID that has
+// cgroups already is an error (fs.ErrExist). After a failed Create, Remove removes what
+// is left.
 //
-// 0.2 ms p50 back to back, 0.3 on an idle host, nearly all of it mkdir (memory's
-// two alone 0.14). Walking the path anew for each file costs 1 µs; held
-// directory descriptors would save that and go stale when somebody removes the
-// root.
+// It takes 0.2 ms p50 back to back, 0.3 on an idle host, nearly all of it mkdir
+// (memory's two alone 0.14). Resolving the path for each file costs 1 µs; open
+// directory descriptors would save that, but go stale when somebody removes the root.
 func (t *Tree) Create(ctx context.Context, id string, l Limits) error {
 	if err := errors.Join(t.check(id), t.checkLimits(l)); err != nil {
 		return err
@@ -225,14 +223,14 @@ func (t *Tree) create(id string, l Limits) error {
 	return nil
 }
 
-// LimitsIO says whether I/O can be limited here, and whether that holds for
-// what the page cache writes back too: only v2 knows whose that is.
+// LimitsIO reports whether I/O can be limited here, and whether that includes writeback
+// from the page cache: only v2 knows which sandbox that belongs to.
 func (t *Tree) LimitsIO() (can, writeback bool) {
 	f, ok := t.flavours["io"]
 	return ok && len(f.disks) > 0, f.v2
 }
 
-// write makes ctrl of one cgroup obey l.
+// write writes the limits l for ctrl of one cgroup.
 func (t *Tree) write(ctrl, dir string, l Limits) error {
 	for _, w := range l.writes(ctrl, t.flavours[ctrl]) {
 		if err := writeFile(dir+"/"+w.file, w.value); err != nil {
@@ -246,7 +244,7 @@ func (t *Tree) write(ctrl, dir string, l Limits) error {
 // than 10 counts as 10, the kernel's floor, and 0 is no limit. An id without
 // cgroups is fs.ErrNotExist.
 //
-// It is apart from Create because a start may need more than the sandbox has.
+// It is not part of Create because a start may need more than the sandbox may use.
 func (t *Tree) LimitCPU(_ context.Context, id string, millis int64) error {
 	if err := t.check(id); err != nil {
 		return err
@@ -256,8 +254,8 @@ func (t *Tree) LimitCPU(_ context.Context, id string, millis int64) error {
 	}
 	h := t.layout.of["cpu"]
 	w, free := cpuQuota(millis, h.v2), cpuQuota(0, h.v2)
-	// The leaf has it too, for a guest that looks. v1 allows no group more than
-	// the one above it, so the leaf has none while that changes.
+	// The leaf has the limit too, so that a guest can see it. v1 allows no group more
+	// than its parent, so the leaf has no limit during the change.
 	for _, w := range []struct{ dir, file, value string }{
 		{t.leafIn(h, id), free.file, free.value}, {t.dir(h, id), w.file, w.value}, {t.leafIn(h, id), w.file, w.value},
 	} {
@@ -271,8 +269,8 @@ func (t *Tree) LimitCPU(_ context.Context, id string, millis int64) error {
 	return nil
 }
 
-// List returns the IDs of this instance that have a cgroup in any hierarchy,
-// sorted: also those of which only what a runtime made is left.
+// List returns the IDs of this instance that have a cgroup in any hierarchy, sorted. It
+// includes IDs that have only groups made by a runtime.
 func (t *Tree) List(ctx context.Context) ([]string, error) {
 	seen := map[string]bool{}
 	for _, h := range t.layout.all {

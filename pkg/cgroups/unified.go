@@ -12,10 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unified controls groups through the v2 tree. The kernel reports each change
-// of "populated" and "frozen" in cgroup.events by an inotify event, but no
-// second one within 10 ms of the last (CGROUP_FILE_NOTIFY_MIN_INTV). Who waits
-// for what was just asked for has other ways first: linger and bridge.
+// unified controls groups through the v2 tree. The kernel reports each change of
+// "populated" and "frozen" in cgroup.events by an inotify event, but no second one
+// within 10 ms of the last (CGROUP_FILE_NOTIFY_MIN_INTV). So a caller that waits for an
+// expected change first uses linger and bridge.
 type unified struct{ *watcher }
 
 func newUnified() (*unified, error) {
@@ -26,7 +26,7 @@ func newUnified() (*unified, error) {
 	return &unified{w}, nil
 }
 
-// events is the content of cgroup.events; gone when there is no such cgroup.
+// events is the content of cgroup.events; gone: there is no such cgroup.
 type events struct{ populated, frozen, gone bool }
 
 func (e events) empty() bool    { return !e.populated }
@@ -53,8 +53,8 @@ func (*unified) populated(dir string) (bool, error) {
 	return e.populated, err
 }
 
-// frozen is true when dir is to be frozen and all in it has stopped. The event
-// alone lags behind a thaw.
+// frozen reports whether dir is set to frozen and all processes in it have stopped. The
+// event alone lags behind a thaw.
 func (*unified) frozen(dir string) (bool, error) {
 	e, err := readEvents(dir)
 	if err != nil || !e.frozen {
@@ -88,10 +88,10 @@ func (*unified) thaw(dir string) error {
 	return nil
 }
 
-// kill sends SIGKILL to all of dir, frozen or not, and to what they fork
+// kill sends SIGKILL to all processes of dir, frozen or not, and to their forks
 // meanwhile (cgroup-v2.rst, "cgroup.kill").
 func (u *unified) kill(ctx context.Context, dir string) error {
-	list, _ := pids(dir + "/" + leaf) // a help only, see bridge
+	list, _ := pids(dir + "/" + leaf) // an incomplete list is enough, see bridge
 	err := writeFile(dir+"/cgroup.kill", "1")
 	if gone(err) {
 		return nil
@@ -103,9 +103,9 @@ func (u *unified) kill(ctx context.Context, dir string) error {
 	return u.await(ctx, dir, events.empty)
 }
 
-// bridge waits for the end of dying processes by their pidfds, at most as long
-// as cgroup.events may be silent. Without it a kill shortly after a start, a
-// freeze or a thaw takes 10 ms, with it 0.3.
+// bridge waits for the end of dying processes by their pidfds, at most as long as the
+// kernel may hold back an event. Without it a kill shortly after a start, a freeze or a
+// thaw takes 10 ms, with it 0.3.
 func bridge(list []int, dir string) {
 	const silence = 10 // ms
 	end := time.Now().Add(silence * time.Millisecond)
@@ -117,12 +117,12 @@ func bridge(list []int, dir string) {
 		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, max(0, int(time.Until(end).Milliseconds())))
 		_ = unix.Close(fd)
 	}
-	// The kernel tells of a death a few µs before it takes the dead off the
-	// group's count.
+	// A process counts as dead a few µs before the kernel removes it from the group's
+	// count.
 	linger(dir, events.empty)
 }
 
-// linger looks for what comes in a few µs, for about 0.2 ms, before anybody
+// linger polls for about 0.2 ms for a change that takes a few µs, before the caller
 // waits for an event that the kernel may hold back.
 func linger(dir string, met func(events) bool) {
 	for range 64 {
@@ -137,15 +137,15 @@ func (u *unified) watch(ctx context.Context, dir string) (<-chan struct{}, error
 	return u.wait(ctx, dir, events.empty)
 }
 
-// await is wait, to the end; it returns why ctx ended, or that the watcher was
-// closed.
+// await calls wait and blocks until it ends. It returns why ctx ended, or that the
+// watcher was closed.
 func (u *unified) await(ctx context.Context, dir string, met func(events) bool) error {
 	ch, err := u.wait(ctx, dir, met)
 	if err != nil {
 		return err
 	}
 	<-ch
-	// Both may have come: what was waited for counts.
+	// Both may have happened: then await succeeds.
 	if e, err := readEvents(dir); err == nil && (e.gone || met(e)) {
 		return nil
 	}

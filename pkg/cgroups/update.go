@@ -13,10 +13,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Limit gives id, which has cgroups and perhaps processes, the limits l; CPU
-// time is LimitCPU's. It may be called any number of times. Less memory than
-// MemoryHeld is errs.WrongState where the kernel says so in time (v1); v2 kills
-// instead, so ask first. An id without cgroups is fs.ErrNotExist.
+// Limit changes the limits of id, which has cgroups and perhaps processes, to l;
+// LimitCPU changes CPU time. It may be called any number of times. A limit below
+// MemoryHeld is errs.WrongState on v1, where the kernel refuses it; v2 kills instead,
+// so check first. An id without cgroups is fs.ErrNotExist.
 func (t *Tree) Limit(_ context.Context, id string, l Limits) error {
 	if err := errors.Join(t.check(id), t.checkLimits(l)); err != nil {
 		return err
@@ -50,9 +50,8 @@ func limitFailed(id string, l Limits, err error) error {
 	return fmt.Errorf("limit %s: %w", id, err)
 }
 
-// rewrite is write for a cgroup that has limits already: v1 wants memory ≤
-// memory+swap at any moment, so what grows last on the way down grows first on
-// the way up.
+// rewrite is write for a cgroup that has limits already. v1 requires memory ≤
+// memory+swap at any moment: raise memory+swap first, lower memory first.
 func (t *Tree) rewrite(ctrl, dir string, l Limits) error {
 	w := l.writes(ctrl, t.flavours[ctrl])
 	if f := t.flavours[ctrl]; ctrl == "memory" && !f.v2 && f.swap {
@@ -72,7 +71,7 @@ func (t *Tree) rewrite(ctrl, dir string, l Limits) error {
 	return nil
 }
 
-// hasIOLimits reports whether id has a limit of I/O: the files are empty else.
+// hasIOLimits reports whether id has a limit of I/O: without one the files are empty.
 func (t *Tree) hasIOLimits(id string) bool {
 	seen := map[string]bool{}
 	for _, w := range (Limits{}).io(t.flavours["io"]) {
@@ -87,8 +86,8 @@ func (t *Tree) hasIOLimits(id string) bool {
 	return false
 }
 
-// MemoryHeld is the memory of id, in bytes, that the kernel could not take back
-// without killing: all but the page cache of files. An id without cgroups has 0.
+// MemoryHeld is the memory of id, in bytes, that the kernel could not reclaim without
+// killing: all but the page cache of files. An id without cgroups has 0.
 func (t *Tree) MemoryHeld(id string) (int64, error) {
 	if err := t.check(id); err != nil {
 		return 0, err
@@ -110,7 +109,7 @@ func (t *Tree) MemoryHeld(id string) (int64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the memory that %s holds: %w", id, err)
 	}
-	// Memory file systems are on the lists of anonymous memory, not on these.
+	// Files of memory file systems are on the lists of anonymous memory, not on these.
 	for _, list := range []string{"inactive_file", "active_file"} {
 		n, _ := field(stat, prefix+list)
 		used -= int64(n)
@@ -130,11 +129,12 @@ func readNumber(path string) (int64, error) {
 	return n, nil
 }
 
-// PidsRefused counts the tasks that id was refused at its limit; an id without
-// cgroups has 0. It must be asked before Remove.
+// PidsRefused counts the tasks that id was refused at its limit; an id without cgroups
+// has 0. Call it before Remove.
 //
-// Which of the two levels counts depends on the kernel: v1, and v2 before 6.11,
-// count where the fork failed, later ones where the limit stands, and up from it.
+// The kernel decides which of the two levels counts: v1, and v2 before 6.11, count in
+// the cgroup whose fork failed; later kernels count in the cgroup with the limit and in
+// its ancestors.
 func (t *Tree) PidsRefused(id string) (uint64, error) {
 	if err := t.check(id); err != nil {
 		return 0, err

@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A watcher waits for changes of cgroup.events of any number of groups, with
-// one inotify descriptor and one goroutine that sleeps in Go's poller: no
-// thread, and no descriptor or goroutine for each group.
+// A watcher waits for changes of cgroup.events of any number of groups. It uses one
+// inotify descriptor and one goroutine that sleeps in Go's poller: no thread, and no
+// descriptor or goroutine for each group.
 type watcher struct {
 	file *os.File
-	fd   int // of file, whose Fd would make it blocking
+	fd   int // of file; file.Fd would make it blocking
 
 	mu    sync.Mutex
 	byWD  map[int32]*subject
@@ -31,12 +31,12 @@ type subject struct {
 	waits map[*wait]bool
 }
 
-// A wait ends, by closing its channel, when met says so, the group is gone, or
-// the context ends.
+// A wait ends, and closes its channel, when met returns true, the group is gone, or the
+// context ends.
 type wait struct {
 	met  func(events) bool
 	ch   chan struct{}
-	stop func() bool // of the context
+	stop func() bool // stops waiting for the context
 }
 
 var errClosed = errors.New("watch cgroups: closed")
@@ -67,7 +67,7 @@ func (w *watcher) run() {
 	}
 }
 
-// changed looks at the group behind wd anew, or at all if events were lost.
+// changed checks the group behind wd, or all groups if events were lost.
 func (w *watcher) changed(wd int32, all bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -81,8 +81,8 @@ func (w *watcher) changed(wd int32, all bool) {
 	}
 }
 
-// look ends the waits of s that are over. What cannot be read is not over: a
-// context or the next event ends it.
+// look ends the waits of s that are over. If cgroup.events cannot be read, the waits go
+// on until their context or the next event ends them.
 func (w *watcher) look(s *subject) {
 	e, err := readEvents(s.dir)
 	if err != nil {
@@ -95,7 +95,7 @@ func (w *watcher) look(s *subject) {
 	}
 }
 
-// end closes the channel of x, and forgets s when nobody waits for it.
+// end closes the channel of x, and removes s when nobody waits for it.
 func (w *watcher) end(s *subject, x *wait) {
 	if !s.waits[x] {
 		return
@@ -107,14 +107,14 @@ func (w *watcher) end(s *subject, x *wait) {
 		delete(w.byWD, s.wd)
 		delete(w.byDir, s.dir)
 		if !w.done {
-			// EINVAL: the kernel has dropped the watch with its file.
+			// EINVAL: the kernel removed the watch with its file.
 			_, _ = unix.InotifyRmWatch(w.fd, uint32(s.wd))
 		}
 	}
 }
 
-// wait returns a channel that is closed when met holds for cgroup.events of
-// dir, dir is gone or ctx ends.
+// wait returns a channel that is closed when met holds for cgroup.events of dir, dir is
+// gone or ctx ends.
 func (w *watcher) wait(ctx context.Context, dir string, met func(events) bool) (<-chan struct{}, error) {
 	x := &wait{met: met, ch: make(chan struct{})}
 	w.mu.Lock()
@@ -148,11 +148,11 @@ func (w *watcher) wait(ctx context.Context, dir string, met func(events) bool) (
 		defer w.mu.Unlock()
 		w.end(s, x)
 	})
-	w.look(s) // what happened before the watch was set
+	w.look(s) // for changes before the watch was set
 	return x.ch, nil
 }
 
-// removed ends all waits for dir: inotify says nothing when a cgroup goes.
+// removed ends all waits for dir: inotify sends no event when a cgroup is removed.
 func (w *watcher) removed(dir string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

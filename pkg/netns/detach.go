@@ -12,17 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A link is not deleted by the request that ends a sandbox: RTM_DELLINK waits
-// for an RCU grace period under the RTNL lock, 28 ms in which no other sandbox
-// can be linked either. It goes when its network namespace goes, which the
-// kernel does by itself and for many at once. Only a link that is still there
-// after grace, because something else holds the namespace, is deleted by name.
+// The request that ends a sandbox does not delete its link: RTM_DELLINK waits for an
+// RCU grace period under the RTNL lock, 28 ms in which no other sandbox can be linked.
+// The link goes when its network namespace goes. The kernel does that by itself and for
+// many at once. Only a link that is still there after grace, because something else
+// holds the namespace, is deleted explicitly.
 const grace = 400 * time.Millisecond
 
-// Detach cuts id off: when it returns, the link is down and the host has no
-// route to it. The link itself is gone soon, at the latest after
-// half a second, or when DeleteNamespaces let go of its other end; Gone waits
-// for that. Absent is success.
+// Detach cuts id off: when it returns, the link is down and the host has no route to
+// it. The link itself is gone at the latest half a second later, or when
+// DeleteNamespaces has unpinned its other end; Gone waits for that. Absent is success.
 func (m *Manager) Detach(_ context.Context, id string) error {
 	if err := m.check(id); err != nil {
 		return err
@@ -33,7 +32,7 @@ func (m *Manager) Detach(_ context.Context, id string) error {
 	}
 	l, err := h.LinkByName(Link(id))
 	if err == nil {
-		// Takes its routes and neighbours along.
+		// This removes its routes and neighbours, too.
 		err = h.LinkSetDown(l)
 	}
 	if isGone(err) {
@@ -78,7 +77,7 @@ func (m *Manager) deleteLink(h *netlink.Handle, name string) error {
 	return nil
 }
 
-// The reaper sees links off. One goroutine serves all of them and lives while
+// The reaper waits for links to go. One goroutine serves all of them; it runs while
 // there are any.
 type reaper struct {
 	mu      sync.Mutex
@@ -87,10 +86,10 @@ type reaper struct {
 	wake    chan struct{}       // cap 1: waiting has a new deadline
 }
 
-// leaving is a link that somebody waits to see gone.
+// leaving is a link that somebody waits for until it is gone.
 type leaving struct {
-	gone  chan struct{} // closed then
-	index int           // what is deleted by force at due; 0: nothing
+	gone  chan struct{} // closed when the link is gone
+	index int           // index of the link that is deleted by force at due; 0: none
 	due   time.Time
 }
 
@@ -109,7 +108,7 @@ func (r *reaper) watch(m *Manager, name string) (<-chan struct{}, error) {
 	return gone, nil
 }
 
-// cancel takes a forced end back and reports whether there was one to come.
+// cancel cancels a forced deletion and reports whether there was one to cancel.
 func (r *reaper) cancel(name string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -121,8 +120,8 @@ func (r *reaper) cancel(name string) bool {
 	return true
 }
 
-// enlist has somebody wait for the link called name. If index is not 0, the
-// link of that index is deleted after grace.
+// enlist adds the link called name to those waited for. If index is not 0, the link
+// with that index is deleted after grace.
 func (r *reaper) enlist(m *Manager, name string, index int) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +140,7 @@ func (r *reaper) enlist(m *Manager, name string, index int) error {
 		}
 		return nil
 	}
-	// Subscribe before the first look, so that no end is missed.
+	// Subscribe before the first look, so that no event is missed.
 	updates, done := make(chan netlink.LinkUpdate, 64), make(chan struct{})
 	err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
 		ErrorCallback: func(error) {}, // the channel closes, and run looks again
@@ -166,7 +165,7 @@ func (r *reaper) run(m *Manager, updates <-chan netlink.LinkUpdate, done chan<- 
 		select {
 		case u, ok := <-heard:
 			if !ok {
-				// The kernel had more to say than we could hear: from here on, look.
+				// The kernel lost events: from here on, poll.
 				heard = nil
 				r.look(m)
 			} else if u.Header.Type == unix.RTM_DELLINK {
@@ -189,7 +188,7 @@ func (r *reaper) run(m *Manager, updates <-chan netlink.LinkUpdate, done chan<- 
 	}
 }
 
-// unsubscribe ends a LinkSubscribe, whose sender may be stuck on us.
+// unsubscribe ends a LinkSubscribe, whose sender may be blocked on its channel.
 func unsubscribe(updates <-chan netlink.LinkUpdate, done chan<- struct{}) {
 	close(done)
 	go func() {
@@ -208,7 +207,7 @@ func (r *reaper) see(name string) {
 	}
 }
 
-// look asks for every link that is waited for: it may have been gone before.
+// look checks every link that is waited for: it may have gone before the subscription.
 func (r *reaper) look(m *Manager) {
 	h, err := m.host()
 	if err != nil {
@@ -221,15 +220,15 @@ func (r *reaper) look(m *Manager) {
 	}
 }
 
-// force deletes the links that had their time.
+// force deletes the links whose grace has passed.
 func (r *reaper) force(m *Manager) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE) // its own: a delete blocks the socket for 28 ms
 	if err != nil {
-		return // the sweep of the minute comes round again
+		return // the sweep, once a minute, tries again
 	}
 	defer h.Close()
 	for name, index := range r.overdue() {
-		// By index: by now the name may be another's.
+		// By index: another link may have the name by now.
 		err := h.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}})
 		if err != nil && !isGone(err) && m.Log != nil {
 			m.Log.Warn("a link of an ended sandbox cannot be deleted", "link", name, "err", err)
@@ -237,7 +236,7 @@ func (r *reaper) force(m *Manager) {
 	}
 }
 
-// overdue returns the links that had their time, and gives each more of it.
+// overdue returns the links whose grace has passed, and sets their next deadline.
 func (r *reaper) overdue() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -256,8 +255,8 @@ func (r *reaper) names() []string {
 	return slices.Collect(maps.Keys(r.waiting))
 }
 
-// next says how long the earliest deadline is away, and whether anybody waits;
-// if not, the goroutine has ended.
+// next returns the time to the earliest deadline, and whether anybody waits. If not,
+// the goroutine ends.
 func (r *reaper) next() (d time.Duration, any bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

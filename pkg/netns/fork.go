@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// childTimeout bounds the few microseconds a child works; a child that was
-// stopped from outside must not hold a create for ever.
+// childTimeout bounds the few microseconds that a child works: a create must not hang
+// if somebody stops the child.
 const childTimeout = 5 * time.Second
 
-// UserNS returns a descriptor of a new user namespace that maps ids
-// 0..size-1 to base and up (to themselves if base is 0). Nothing runs in it.
-// It is what mount_setattr(2) wants for MOUNT_ATTR_IDMAP. The caller closes it.
+// UserNS returns a descriptor of a new user namespace that maps ids 0..size-1 to base
+// and up (to themselves if base is 0). No process runs in it. mount_setattr(2) needs
+// such a descriptor for MOUNT_ATTR_IDMAP. The caller closes it.
 func UserNS(base, size uint32) (*os.File, error) {
 	var f *os.File
 	err := withChild(base, size, 0, nil, func(proc string) (err error) {
@@ -35,9 +35,9 @@ func UserNS(base, size uint32) (*os.File, error) {
 	return f, nil
 }
 
-// withChild makes a user namespace that maps 0..size-1 to base and up, plus
-// the namespaces of flags, runs steps inside, and calls use with the /proc
-// directory of a process that is in them and ends when use returns.
+// withChild makes a user namespace that maps 0..size-1 to base and up, and the
+// namespaces of flags. It runs steps inside, and calls use with the /proc directory of
+// a process in these namespaces. That process ends when use returns.
 //
 // The process is a fork of this one that runs only raw system calls: measured
 // at 60 MB of daemon, a fork costs a third of a re-exec, and it needs neither
@@ -55,7 +55,7 @@ func withChild(base, size uint32, flags uintptr, steps []step, use func(proc str
 	back, err := become(base)
 	if err != nil {
 		unix.Close(pair[1])
-		return err // the thread, in doubt, dies locked
+		return err // the thread's state is unknown: it ends locked
 	}
 	pid, errno := spawn(flags|unix.CLONE_NEWUSER, pair, steps)
 	unix.Close(pair[1])
@@ -64,7 +64,7 @@ func withChild(base, size uint32, flags uintptr, steps []step, use func(proc str
 		if errno == 0 {
 			errs = append(errs, end(pid))
 		}
-		return errors.Join(errs...) // likewise
+		return errors.Join(errs...) // as above
 	}
 	runtime.UnlockOSThread()
 	if errno != 0 {
@@ -75,7 +75,7 @@ func withChild(base, size uint32, flags uintptr, steps []step, use func(proc str
 	return errors.Join(err, end(pid))
 }
 
-// guide takes the child through its life, from this side.
+// guide drives the child from the parent's side.
 func guide(pid, sock int, base, size uint32, steps []step, use func(proc string) error) error {
 	tv := unix.NsecToTimeval(childTimeout.Nanoseconds())
 	if err := unix.SetsockoptTimeval(sock, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
@@ -124,24 +124,23 @@ func retryEINTR(f func() error) error {
 	}
 }
 
-// dumpable says whether this process is meant to dump core and to be traced by
-// its user. Changing ids makes it look set-user-id, and no longer so.
+// dumpable reports whether this process may dump core and be traced by its user.
+// Changing ids clears that, as for a set-user-id program.
 var dumpable = sync.OnceValue(func() bool {
 	d, err := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	return err == nil && d == 1
 })
 
-// become makes this thread, which must be locked, the user and group id, with
-// all the capabilities it had. The real and saved ids stay 0, and that is the
-// way back.
+// become changes this thread, which must be locked, to the user and group id, with all
+// the capabilities it had. The real and saved ids stay 0, so that it can change back.
 func become(id uint32) (back func() error, err error) {
 	if id == 0 {
 		return func() error { return nil }, nil
 	}
 	const keep = ^uintptr(0)
-	dumpable() // before it changes
+	dumpable() // read it before it changes
 	set := func(id uintptr) error {
-		// Raw, so that only this thread changes: syscall.Setresuid changes all.
+		// Raw, so that only this thread changes: syscall.Setresuid changes all threads.
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESGID, keep, id, keep); e != 0 {
 			return fmt.Errorf("setresgid %d: %w", id, e)
 		}
@@ -153,7 +152,7 @@ func become(id uint32) (back func() error, err error) {
 	if err := set(uintptr(id)); err != nil {
 		return nil, err
 	}
-	// The kernel emptied the effective set; the permitted one is whole.
+	// The kernel emptied the effective set; the permitted one is complete.
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData
 	if err := unix.Capget(&hdr, &caps[0]); err != nil {
@@ -166,7 +165,7 @@ func become(id uint32) (back func() error, err error) {
 		return nil, fmt.Errorf("capset: %w", err)
 	}
 	return func() error {
-		// User first: it brings the effective set back that setresgid wants.
+		// User first: that restores the effective set, which setresgid needs.
 		if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, keep, 0, keep); e != 0 {
 			return e
 		}
@@ -180,13 +179,13 @@ func become(id uint32) (back func() error, err error) {
 	}, nil
 }
 
-// step is one file the child writes. Everything it needs is laid out before
-// the fork: after it, nothing may allocate.
+// step is one file that the child writes. Everything it needs is prepared before the
+// fork: after the fork nothing may allocate.
 type step struct {
 	name     string
 	path     *byte // name, zero-terminated
 	data     []byte
-	optional bool // a kernel without the file is fine
+	optional bool // a kernel without the file is no error
 }
 
 func newStep(name, value string, optional bool) step {
@@ -197,14 +196,14 @@ func newStep(name, value string, optional bool) step {
 	return step{name: name, path: p, data: []byte(value), optional: optional}
 }
 
-// spawn forks. The child has no exit signal, so that a wait for any child
-// elsewhere in the daemon does not reap it; end asks with __WALL.
+// spawn forks. The child has no exit signal, so that a wait for any child elsewhere in
+// the daemon does not reap it; end waits for it with __WALL.
 func spawn(flags uintptr, pair [2]int, steps []step) (pid int, errno syscall.Errno) {
 	var all, old unix.Sigset_t
 	for i := range all.Val {
 		all.Val[i] = ^all.Val[i]
 	}
-	// The child has the daemon's signal handlers and no Go runtime to serve them.
+	// The child has the daemon's signal handlers but no Go runtime to serve them.
 	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &old); err != nil {
 		return 0, unix.EINVAL
 	}
@@ -216,10 +215,10 @@ func spawn(flags uintptr, pair [2]int, steps []step) (pid int, errno syscall.Err
 	return int(r), errno
 }
 
-// clone forks, and in the child never returns.
+// clone forks. In the child it never returns.
 //
-// Preconditions: the thread is locked and its signals are blocked. What the
-// child runs must not split the stack, allocate, or take a lock: it is one
+// Preconditions: the thread is locked and its signals are blocked. The code that the
+// child runs must not split the stack, allocate, or take a lock: the child is one
 // thread of a copy of a process that had many.
 //
 //go:nosplit
@@ -229,8 +228,9 @@ func clone(flags, parentEnd, childEnd uintptr, steps []step, buf *[2]uint32) (ui
 	if errno != 0 || pid != 0 {
 		return pid, errno
 	}
-	// Without the parent's end here, the parent's death reads as end of file. Nor is
-	// anything else of the daemon's held: pipes that others wait on, locks, listeners.
+	// Close the parent's end here, so that the parent's death reads as end of file. The
+	// child must not hold the daemon's other descriptors either: pipes that others wait
+	// on, locks, listeners.
 	syscall.RawSyscall6(syscall.SYS_CLOSE, parentEnd, 0, 0, 0, 0, 0)
 	if childEnd > 0 {
 		syscall.RawSyscall6(unix.SYS_CLOSE_RANGE, 0, childEnd-1, 0, 0, 0, 0)

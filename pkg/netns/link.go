@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/dump"
 )
 
-// guestLink is what a guest calls its one interface.
+// guestLink is the name of a guest's one interface.
 const guestLink = "eth0"
 
 // The two ends of every link. No two links share a segment, so the addresses
@@ -26,14 +26,14 @@ var (
 	guestMAC = net.HardwareAddr{2, 0, 0, 0, 0, 2}
 )
 
-// carrierTimeout bounds the wait for the kernel's link watch: some 0.1 ms, or
-// up to a second where host and guest number the two ends alike.
+// carrierTimeout bounds the wait for the kernel's link watch: some 0.1 ms, or up to a
+// second if host and guest give the two ends the same index.
 const carrierTimeout = 3 * time.Second
 
 // Attach links id to the host under addr and configures both ends.
 //
-// It may be called again, and must be after runsc ran in the namespace: runsc
-// takes address and routes out of it.
+// It may be called again, and must be after runsc ran in the namespace: runsc removes
+// address and routes from it.
 func (m *Manager) Attach(ctx context.Context, id string, addr netip.Addr) error {
 	if err := m.check(id); err != nil {
 		return err
@@ -70,10 +70,9 @@ func (m *Manager) attach(id string, addr netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	// The end that is up first has no carrier then, and stays without a queue
-	// until the kernel's link watch comes round to it; what is sent before is
-	// lost, and a lost SYN is a second. So both go up early, and the first is
-	// looked at last.
+	// The end that is up first has no carrier, and has no queue until the kernel's link
+	// watch checks it again. Packets sent before that are lost, and a lost SYN costs a
+	// second. So both ends go up early, and the first end is checked last.
 	if err := writeSysctls(hostLink, outer.Attrs().Name); err != nil {
 		return err
 	}
@@ -92,7 +91,7 @@ func (m *Manager) attach(id string, addr netip.Addr) error {
 	return carries(guest, ns, inner.Attrs().Index)
 }
 
-// carries waits until the link of that index in ns can send.
+// carries waits until the link with that index in ns can send.
 func carries(h *netlink.Handle, ns vns.NsHandle, index int) error {
 	running := func() (bool, error) {
 		l, err := h.LinkByIndex(index)
@@ -112,7 +111,8 @@ func carries(h *netlink.Handle, ns vns.NsHandle, index int) error {
 	timeout := time.NewTimer(carrierTimeout)
 	defer timeout.Stop()
 	for {
-		// Again after the subscription, and after every event: they say less than the link.
+		// Check after the subscription and after every event: events say less than the
+		// link.
 		if ok, err := running(); ok || err != nil {
 			return err
 		}
@@ -127,10 +127,10 @@ func carries(h *netlink.Handle, ns vns.NsHandle, index int) error {
 	}
 }
 
-// pair returns both ends of the link called name, made if need be.
+// pair returns both ends of the link called name. It makes the link if there is none.
 func (m *Manager) pair(host, guest *netlink.Handle, ns vns.NsHandle, name string) (outer, inner netlink.Link, err error) {
 	if m.reap.cancel(name) {
-		// Detach was here and its work is not done: finish it first.
+		// Detach was called and has not finished: finish it first.
 		if err := m.deleteLink(host, name); err != nil {
 			return nil, nil, err
 		}
@@ -145,7 +145,7 @@ func (m *Manager) pair(host, guest *netlink.Handle, ns vns.NsHandle, name string
 		if outer, inner, err = existing(host, guest, name); outer != nil || err != nil {
 			return outer, inner, err
 		}
-		// A link of that name that leads elsewhere is a remainder.
+		// A link of that name whose other end is elsewhere is a remainder.
 		if err := m.deleteLink(host, name); err != nil {
 			return nil, nil, err
 		}
@@ -163,8 +163,8 @@ func (m *Manager) pair(host, guest *netlink.Handle, ns vns.NsHandle, name string
 	return outer, inner, nil
 }
 
-// existing returns the ends of the link called name if it leads into guest,
-// and nothing if it leads elsewhere.
+// existing returns the ends of the link called name if its other end is in guest, and
+// nothing otherwise.
 func existing(host, guest *netlink.Handle, name string) (outer, inner netlink.Link, err error) {
 	outer, err = host.LinkByName(name)
 	if isGone(err) {
@@ -189,7 +189,7 @@ func existing(host, guest *netlink.Handle, name string) (outer, inner netlink.Li
 
 func (m *Manager) setUpHost(h *netlink.Handle, l netlink.Link, addr netip.Addr) error {
 	index := l.Attrs().Index
-	// Nobody asks by ARP and nobody would answer.
+	// Nobody sends ARP requests, and nobody would answer.
 	if err := h.NeighSet(neighbour(index, addr, guestMAC)); err != nil {
 		return fmt.Errorf("host neighbour: %w", err)
 	}
@@ -202,9 +202,9 @@ func (m *Manager) setUpHost(h *netlink.Handle, l netlink.Link, addr netip.Addr) 
 	return nil
 }
 
-// Joined reports whether the host reaches addr by the link of id: somebody may
-// have set the link down, which takes its routes along, or deleted the route.
-// Without a link it is false.
+// Joined reports whether the host reaches addr by the link of id. Somebody may have set
+// the link down, which removes its routes, or deleted the route. Without a link it is
+// false.
 func (m *Manager) Joined(_ context.Context, id string, addr netip.Addr) (bool, error) {
 	if err := m.check(id); err != nil {
 		return false, err
@@ -227,8 +227,8 @@ func (m *Manager) Joined(_ context.Context, id string, addr netip.Addr) (bool, e
 	return err == nil && by == l.Attrs().Index, err
 }
 
-// routeTo returns the index of the link by which the host reaches addr, 0 if it
-// does not.
+// routeTo returns the index of the link by which the host reaches addr, or 0 if the
+// host has no route to it.
 func routeTo(h *netlink.Handle, addr netip.Addr) (int, error) {
 	routes, err := h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) {
@@ -243,9 +243,9 @@ func routeTo(h *netlink.Handle, addr netip.Addr) (int, error) {
 	return routes[0].LinkIndex, nil
 }
 
-// Rejoin makes the host's side of the link of id what Attach made it. The guest's
-// side it leaves alone: under gVisor address and routes are the sentry's, and
-// what Attach would give to eth0 the host would answer for.
+// Rejoin makes the host's side of the link of id as Attach made it. It leaves the
+// guest's side alone: under gVisor the sentry has address and routes, and for an
+// address that Attach gave to eth0 the host would answer.
 func (m *Manager) Rejoin(_ context.Context, id string, addr netip.Addr) error {
 	if err := m.check(id); err != nil {
 		return err
@@ -282,7 +282,7 @@ func (m *Manager) rejoin(id string, addr netip.Addr) error {
 	return err
 }
 
-// LeaveDown sets the link of id down, and nothing else. Absent is success.
+// LeaveDown sets the link of id down, and does nothing else. Absent is success.
 func (m *Manager) LeaveDown(_ context.Context, id string) error {
 	if err := m.check(id); err != nil {
 		return err
@@ -338,8 +338,8 @@ func single(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}
 }
 
-// ListLinks lists the IDs of this instance that have a host link, those that
-// are on their way out included.
+// ListLinks lists the IDs of this instance that have a host link, including links that
+// are being removed.
 func (m *Manager) ListLinks(context.Context) ([]string, error) {
 	h, err := m.host()
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// WatchLost calls lost with the ID of every sandbox of this instance whose link
-// is deleted, by whom ever, until ctx ends. Calls come one at a time. When the
-// kernel had more to say than was read, some are missing; it then goes on.
+// WatchLost calls lost with the ID of every sandbox of this instance whose link is
+// deleted, whoever deletes it, until ctx ends. Calls come one at a time. If the kernel
+// loses events, WatchLost misses those and goes on.
 func (m *Manager) WatchLost(ctx context.Context, lost func(id string)) error {
 	for ctx.Err() == nil {
 		updates, done := make(chan netlink.LinkUpdate, 256), make(chan struct{})

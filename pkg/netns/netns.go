@@ -8,17 +8,16 @@
 //	      02:…:02                      02:…:01        route 10.x.y.z/32
 //	default via gateway                gateway/32 on lo
 //
-// The namespaces are pinned as files, <run>/ns/<id>/{net,user}, for runtimes
-// to join by path. They outlive the daemon, and a path is all that has to be
-// remembered to remove them.
+// The namespaces are pinned as files, <run>/ns/<id>/{net,user}; runtimes join them by
+// path. They outlive the daemon, and it needs only the path to remove them.
 //
-// What surprises: a sandbox with users of its own (runc) gets a user namespace
-// that was *created* by its own mapped root, and whose per-user limits were
-// lowered from inside, because the kernel charges inotify instances and the
-// like to the creator too: a namespace made by root lets one guest use up what
-// root has. Both need a process inside the namespace for a moment. It is a
-// fork that never execs (see fork.go), so neither a helper binary nor a
-// re-exec of the daemon stands on the path of a create.
+// What surprises: a sandbox with users of its own (runc) gets a user namespace that was
+// *created* by its own mapped root, and whose per-user limits were lowered from inside.
+// The reason: the kernel charges inotify instances and the like to the creator too, so
+// in a namespace made by root one guest could use up root's limits. Creating it and
+// lowering the limits need a process inside the namespace for a moment. That process is
+// a fork that never execs (see fork.go), so a create needs neither a helper binary nor
+// a re-exec of the daemon.
 package netns
 
 import (
@@ -41,36 +40,37 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// idLen is the length of a sandbox ID: "sb-" and it fill IFNAMSIZ-1.
+// idLen is the length of a sandbox ID: with "sb-" in front it fills IFNAMSIZ-1.
 const idLen = 12
 
-// usersPerSandbox is how many ids the user namespace of a sandbox maps.
+// usersPerSandbox is how many ids a sandbox's user namespace maps.
 const usersPerSandbox = 65536
 
-// Manager makes, unmakes and lists the namespaces and links of one instance.
-// The zero value is not usable; call New. All methods may be called at once,
-// but not two for one ID.
+// Manager creates, removes and lists the namespaces and links of one instance. The zero
+// value is not usable; call New. All methods may be called concurrently, but not two
+// for one ID.
 type Manager struct {
 	// Pool and Gateway default to those of the instance. Change them before
 	// the first call.
 	Pool    netip.Prefix
 	Gateway netip.Addr
-	// BeforeForward, if not nil, is called before a link forwards that did not,
-	// when SwitchedOn names it already. If it fails the link stays as it was.
+	// BeforeForward, if not nil, is called before forwarding is switched on for a link.
+	// SwitchedOn names the link by then. If BeforeForward fails the link stays as it
+	// was.
 	BeforeForward func() error
-	// Log says what was changed on the host. Nil is silence.
+	// Log reports changes to the host. Nil: no log.
 	Log *slog.Logger
 
 	inst instance.Instance
 	dir  string // <runDir>/ns
 
-	mtu  atomic.Int32 // of new links; 0 is the kernel's default
+	mtu  atomic.Int32 // of new links; 0: the kernel's default
 	host func() (*netlink.Handle, error)
 	reap reaper
 }
 
-// New returns a Manager that keeps its files below runDir. It touches nothing;
-// Setup does.
+// New returns a Manager that keeps its files below runDir. It changes nothing on the
+// host; Setup does.
 func New(inst instance.Instance, runDir string) *Manager {
 	m := &Manager{
 		Pool:    inst.Pool(),
@@ -85,10 +85,10 @@ func New(inst instance.Instance, runDir string) *Manager {
 	return m
 }
 
-// NetPath is where the network namespace of id is pinned.
+// NetPath is the path at which the network namespace of id is pinned.
 func (m *Manager) NetPath(id string) string { return filepath.Join(m.dir, id, "net") }
 
-// UserPath is where the user namespace of id is pinned, if it has its own.
+// UserPath is the path at which the user namespace of id is pinned, if it has its own.
 func (m *Manager) UserPath(id string) string { return filepath.Join(m.dir, id, "user") }
 
 // Link names the host end of the link of id.
@@ -98,8 +98,8 @@ func Link(id string) string { return "sb-" + id }
 // a user namespace that maps guest ids 0..65535 to uidBase and up, and owns
 // the network namespace (sysfs and joining by a runtime depend on that).
 //
-// It fails if id has namespaces; what a failed call left is for
-// DeleteNamespaces to remove.
+// It fails if id has namespaces. After a failed call, DeleteNamespaces removes what is
+// left.
 func (m *Manager) CreateNamespaces(ctx context.Context, id string, ownUsers bool, uidBase uint32) error {
 	if err := m.check(id); err != nil {
 		return err
@@ -152,8 +152,8 @@ func bind(from, to string) error {
 	return nil
 }
 
-// newNet pins a new network namespace, owned by the host's user namespace, on
-// path. It borrows a thread for that and gives it back.
+// newNet pins a new network namespace, owned by the host's user namespace, on path. It
+// uses a thread of its own.
 func newNet(path string) error {
 	runtime.LockOSThread()
 	here, err := os.Open("/proc/thread-self/ns/net")
@@ -179,9 +179,9 @@ func newNet(path string) error {
 	return err
 }
 
-// DeleteNamespaces unpins the namespaces of id. They, and a link into them,
-// are gone when the last process in them is and the kernel has got round to it
-// (some 40 ms; see Gone). Absent is success.
+// DeleteNamespaces unpins the namespaces of id. The kernel removes them, and a link
+// into them, some 40 ms after the last process in them has ended (see Gone). Absent is
+// success.
 func (m *Manager) DeleteNamespaces(_ context.Context, id string) error {
 	if err := m.check(id); err != nil {
 		return err
@@ -204,7 +204,7 @@ func unpin(path string) error {
 	for {
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
-			break // not, or no longer, a mount
+			break // not a mount, or no longer
 		}
 		if err != nil {
 			return fmt.Errorf("unmount %s: %w", path, err)
@@ -231,8 +231,8 @@ func (m *Manager) ListNamespaces(context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// Pinned reports whether the namespaces of id can be joined: somebody may have
-// unmounted a pin, and the sandbox goes on in what only its processes hold.
+// Pinned reports whether the namespaces of id can be joined. If somebody unmounts a
+// pin, the sandbox goes on in namespaces that only its processes hold.
 func (m *Manager) Pinned(_ context.Context, id string) (bool, error) {
 	if err := m.check(id); err != nil {
 		return false, err
@@ -253,7 +253,7 @@ func (m *Manager) Pinned(_ context.Context, id string) (bool, error) {
 	return true, nil
 }
 
-// check refuses what is not an ID of this instance before it becomes a path or
+// check refuses a string that is not an ID of this instance before it becomes a path or
 // a link name.
 func (m *Manager) check(id string) error {
 	if len(id) != idLen || strings.Trim(id, instance.Alphabet) != "" || id[0] != byte(m.inst) {

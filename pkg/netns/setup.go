@@ -15,9 +15,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/dump"
 )
 
-// Setup makes the host ready for links: the gateway address on lo, an
-// unreachable route for the pool. It may run at any time and does nothing
-// twice. Nothing forwards yet: that is OpenUplinks.
+// Setup makes the host ready for links: the gateway address on lo, an unreachable route
+// for the pool. It may run at any time; a second run changes nothing. It does not
+// switch forwarding on: OpenUplinks does.
 func (m *Manager) Setup(ctx context.Context) error {
 	if err := m.setup(); err != nil {
 		return fmt.Errorf("set up the host's network for instance %s: %w", m.inst, err)
@@ -25,19 +25,18 @@ func (m *Manager) Setup(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// OpenUplinks has the host forward what arrives for sandboxes. It may run at
-// any time and does nothing twice; the daemon calls it when the rules stand
-// that keep others from being forwarded, and with every sweep, so that an
-// uplink that appears later is served too.
+// OpenUplinks makes the host forward packets for sandboxes. It may run at any time; a
+// second run changes nothing. The daemon calls it once the rules stand that keep the
+// packets of others from being forwarded, and with every sweep, so that it covers
+// uplinks that appear later.
 //
-// Forwarding is switched on per link, where the kernel asks for it: on the
-// link a packet comes in by. That is every sandbox link (Attach) and every
-// link by which replies may arrive, that is, one that has routes. The global
-// net.ipv4.ip_forward, which would make the host a router between all its
-// networks and for links to come, is not touched. Still a link that forwards
-// does so to every other link: SwitchedOn names those for which only this was
-// the reason, so that egress closes them to all but sandboxes, and BeforeForward
-// has it do so before a link is switched on.
+// Forwarding is switched on per link; the kernel checks the link by which a packet
+// arrives. These are all sandbox links (Attach) and every link by which replies may
+// arrive, that is, every link with routes. The global net.ipv4.ip_forward is not
+// changed: it would make the host a router between all its networks, also for links to
+// come. But a link that forwards does so to every other link. So SwitchedOn names the
+// links that forward only for sandboxes, egress closes them to all but sandboxes, and
+// BeforeForward lets it do so before a link is switched on.
 func (m *Manager) OpenUplinks(ctx context.Context) error {
 	h, err := m.host()
 	if err == nil {
@@ -67,8 +66,8 @@ func (m *Manager) setup() error {
 	if err := h.AddrReplace(lo, &netlink.Addr{IPNet: single(m.Gateway)}); err != nil {
 		return fmt.Errorf("gateway %s on lo: %w", m.Gateway, err)
 	}
-	// Without it, what the daemon sends to a sandbox that is not there, its
-	// token included, would leave by the default route.
+	// Without it, packets from the daemon to a sandbox that is not there, its token
+	// included, would leave by the default route.
 	if err := h.RouteReplace(m.poolRoute()); err != nil {
 		return fmt.Errorf("unreachable route to %s: %w", m.Pool, err)
 	}
@@ -79,8 +78,8 @@ func (m *Manager) poolRoute() *netlink.Route {
 	return &netlink.Route{Type: unix.RTN_UNREACHABLE, Dst: ipNet(m.Pool), Priority: 1 << 20}
 }
 
-// openUplinks enables forwarding on links with routes, and notes their
-// smallest MTU: a guest with a greater one would depend on path MTU discovery.
+// openUplinks switches forwarding on for links with routes, and stores their smallest
+// MTU: a guest with a greater one would depend on path MTU discovery.
 func (m *Manager) openUplinks(h *netlink.Handle) error {
 	indexes, err := routedLinks(h)
 	if err != nil {
@@ -104,7 +103,7 @@ func (m *Manager) openUplinks(h *netlink.Handle) error {
 			mtu = a.MTU
 		}
 		if err := m.forward(a.Name); err != nil {
-			errs = append(errs, err) // one that cannot is no reason for the others
+			errs = append(errs, err) // the other links are still switched on
 		}
 	}
 	m.mtu.Store(int32(min(mtu, 1500)))
@@ -123,7 +122,7 @@ func (m *Manager) forward(link string) error {
 	if strings.TrimSpace(string(was)) == "1" {
 		return nil
 	}
-	if err := m.note(link); err != nil { // first: what is not noted is never closed
+	if err := m.note(link); err != nil { // first: a link that is not noted is never closed
 		return err
 	}
 	if m.BeforeForward != nil {
@@ -141,7 +140,7 @@ func (m *Manager) forward(link string) error {
 	return nil
 }
 
-// routedLinks lists the indexes of links that unicast IPv4 routes lead out by.
+// routedLinks lists the indexes of the links that unicast IPv4 routes use.
 func routedLinks(h *netlink.Handle) (map[int]bool, error) {
 	routes, err := dump.Again(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
@@ -161,10 +160,10 @@ func routedLinks(h *netlink.Handle) (map[int]bool, error) {
 	return indexes, nil
 }
 
-// Purge undoes Setup and OpenUplinks. Forwarding goes off where only they asked for it, also
-// if another instance lives by it: its own next Setup switches it on again. It
-// is for uninstalling and for tests; links and namespaces must be gone by then.
-// Absent is success.
+// Purge undoes Setup and OpenUplinks. Forwarding goes off on links where only they
+// switched it on, also if another instance needs it: that instance's next Setup
+// switches it on again. Use it for uninstalling and in tests; links and namespaces must
+// be gone before. Absent is success.
 func (m *Manager) Purge(ctx context.Context) error {
 	h, err := m.host()
 	if err != nil {

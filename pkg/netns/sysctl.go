@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A sysctl is a file below /proc/sys and what is written to it.
+// A sysctl is a file below /proc/sys and the value written to it.
 type sysctl struct {
 	name, value string
-	optional    bool // a kernel without the file is fine
+	optional    bool // a kernel without the file is no error
 }
 
-// guestNet is written inside a new network namespace, before there is a link;
-// "default" is what a link then starts with.
+// guestNet is written inside a new network namespace, before there is a link; a new
+// link starts with the values of "default".
 //
 // IPv6 is blocked (docs/design/network.md, "Why is IPv6 blocked?"). A kernel
 // without IPv6 has no file for it.
@@ -32,11 +32,11 @@ var guestNet = []sysctl{
 	{"net/ipv4/conf/default/arp_announce", "2", false},
 }
 
-// guestUser limits what one sandbox may take of what the kernel counts by user
-// (docs/design/hardening.md, "Which traps do ordinary container defaults miss?").
-// User and network namespaces: none, it has the ones it needs. The others: a
-// runtime makes one of each when it starts, and the one of the start before is
-// freed late, so 1 would fail every second time.
+// guestUser limits how much one sandbox may use of the objects that the kernel counts
+// by user (docs/design/hardening.md, "Which traps do ordinary container defaults
+// miss?"). User and network namespaces: none, the sandbox has those it needs. Other
+// namespaces: a runtime makes one of each when it starts, and the kernel frees those of
+// the start before late, so with a limit of 1 every second start would fail.
 var guestUser = []sysctl{
 	{"user/max_inotify_instances", "64", false},
 	{"user/max_inotify_watches", "65536", false},
@@ -66,7 +66,7 @@ var hostLink = []sysctl{
 
 const procSys = "/proc/sys/"
 
-// guestSteps is guestNet and guestUser for a child of withChild to write.
+// guestSteps is guestNet and guestUser as steps for a child of withChild.
 func guestSteps() []step {
 	steps := make([]step, 0, len(guestNet)+len(guestUser))
 	for _, list := range [][]sysctl{guestNet, guestUser} {
@@ -77,8 +77,8 @@ func guestSteps() []step {
 	return steps
 }
 
-// writeGuestSysctls writes guestNet. Preconditions: the thread is locked, in
-// the namespace that is meant.
+// writeGuestSysctls writes guestNet. Preconditions: the thread is locked, and is in the
+// guest's namespace.
 func writeGuestSysctls() error { return writeSysctls(guestNet, "") }
 
 // writeSysctls writes list, with link for every %s.
@@ -99,8 +99,8 @@ func writeSysctls(list []sysctl, link string) error {
 	return nil
 }
 
-// writeFile writes a file of /proc, which must exist, in one write. It asks the
-// kernel for nothing else: an Attach writes eleven of them.
+// writeFile writes a file of /proc, which must exist, in one write. It makes as
+// few system calls as possible: an Attach writes eleven such files.
 func writeFile(path string, data []byte) error {
 	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -16,8 +16,8 @@ const ipForward = "net/ipv4/ip_forward"
 
 func forwarding(link string) string { return "net/ipv4/conf/" + link + "/forwarding" }
 
-// notes is the file that says on which links OpenUplinks switched forwarding on, and
-// what ip_forward was then. A reboot ends both.
+// notes is the file that lists the links on which OpenUplinks switched forwarding on,
+// with the value that ip_forward had then. A reboot clears both.
 func (m *Manager) notes() string { return filepath.Join(m.dir, "uplinks") }
 
 func (m *Manager) noted() (map[string]string, error) {
@@ -35,7 +35,7 @@ func (m *Manager) noted() (map[string]string, error) {
 	return links, nil
 }
 
-// note remembers that forwarding is about to be switched on for link.
+// note stores that forwarding is about to be switched on for link.
 func (m *Manager) note(link string) error {
 	links, err := m.noted()
 	if err != nil {
@@ -54,9 +54,10 @@ func (m *Manager) note(link string) error {
 	return os.Rename(m.notes()+".new", m.notes())
 }
 
-// SwitchedOn names the links that forward because OpenUplinks asked for it and, as
-// far as can be told, nobody else: whoever set ip_forward since, as Docker and
-// libvirt do, wants all links to forward. Links that did before are never named.
+// SwitchedOn names the links that forward because OpenUplinks switched it on and, as
+// far as can be known, for no other reason: a program that has set ip_forward since, as
+// Docker and libvirt do, wants all links to forward. A link that forwarded before is
+// never named.
 func (m *Manager) SwitchedOn() ([]string, error) {
 	links, err := m.noted()
 	if err != nil || len(links) == 0 {
@@ -70,7 +71,7 @@ func (m *Manager) SwitchedOn() ([]string, error) {
 	return slices.Sorted(maps.Keys(links)), nil
 }
 
-// unforward undoes what forward did.
+// unforward switches off forwarding that forward switched on.
 func (m *Manager) unforward() error {
 	links, err := m.SwitchedOn()
 	if err != nil {

@@ -1,12 +1,12 @@
 // Package publish forwards TCP ports of host addresses into sandboxes, by
 // connections that the daemon accepts and makes itself.
 //
-//	Reserve ─▶ the port is ours, and nobody is answered yet
-//	Open    ─▶ who connects, or has waited since Reserve, reaches the sandbox
+//	Reserve ─▶ the port is ours; clients that connect must wait
+//	Open    ─▶ clients, including those that wait, reach the sandbox
 //	Close   ─▶ the port is free, every connection is cut
 //
-// What surprises: all of this ends with the daemon, connections too. The next one
-// opens what the records name. A daemon that is killed leaves nothing behind.
+// What surprises: all of this ends with the daemon, connections too. The next daemon
+// opens the ports that the records name. A killed daemon leaves nothing behind.
 package publish
 
 import (
@@ -28,8 +28,8 @@ import (
 )
 
 const (
-	// maxConns is how many connections the ports of one sandbox may have. Each is
-	// two descriptors of the daemon, and 2 KiB while nothing flows.
+	// maxConns is how many connections the ports of one sandbox may have. Each takes
+	// two descriptors of the daemon, and 2 KiB while idle.
 	maxConns    = 512
 	dialTimeout = 5 * time.Second
 )
@@ -42,30 +42,30 @@ type Ports struct {
 	holds map[string]*holding // by ID
 }
 
-// A holding is what one sandbox has.
+// A holding is the ports and connections of one sandbox.
 type holding struct {
-	ctx       context.Context // until Close
+	ctx       context.Context // ends with Close
 	cancel    context.CancelFunc
 	listeners map[netip.AddrPort]*net.TCPListener
-	open      map[netip.AddrPort]bool   // whose connections are accepted
-	conns     map[*net.TCPConn]struct{} // of clients and to the sandbox
+	open      map[netip.AddrPort]bool   // ports that accept connections
+	conns     map[*net.TCPConn]struct{} // from clients and to the sandbox
 	clients   int
-	dropped   bool // that there were too many has been said
+	dropped   bool // the warning about too many connections was logged
 }
 
 // New returns an empty Ports.
 func New(log *slog.Logger) *Ports { return &Ports{log: log, holds: map[string]*holding{}} }
 
-// Reserve takes ports for a sandbox that is about to be made, all or none. One
-// that somebody has is errs.Exists, an address that this host has not errs.Invalid.
+// Reserve reserves ports for a sandbox that is about to be made, all or none. A port in
+// use is errs.Exists; an address that this host does not have is errs.Invalid.
 func (p *Ports) Reserve(_ context.Context, id string, ports []record.Publish) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.take(id, ports)
 }
 
-// Open has everybody who connects to ports reach the sandbox at addr. What is
-// open already stays as it is.
+// Open forwards connections to ports to the sandbox at addr. Ports that are open
+// already stay as they are.
 func (p *Ports) Open(_ context.Context, id string, addr netip.Addr, ports []record.Publish) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -82,7 +82,7 @@ func (p *Ports) Open(_ context.Context, id string, addr netip.Addr, ports []reco
 	return nil
 }
 
-// Close lets go of all that a sandbox has, and cuts its connections.
+// Close frees all ports of a sandbox, and cuts its connections.
 func (p *Ports) Close(_ context.Context, id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,8 +90,8 @@ func (p *Ports) Close(_ context.Context, id string) error {
 	return nil
 }
 
-// List returns the sandboxes that were opened or reserved for, those without
-// ports among them.
+// List returns the sandboxes for which Reserve or Open was called, including those
+// without ports.
 func (p *Ports) List(context.Context) (ids []string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -101,7 +101,7 @@ func (p *Ports) List(context.Context) (ids []string, err error) {
 	return ids, nil
 }
 
-// CloseAll is Close of every sandbox.
+// CloseAll closes every sandbox.
 func (p *Ports) CloseAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,7 +110,7 @@ func (p *Ports) CloseAll() {
 	}
 }
 
-// take listens on what id does not have yet of ports. Preconditions: mu is held.
+// take listens on those of ports that id does not have yet. Preconditions: mu is held.
 func (p *Ports) take(id string, ports []record.Publish) error {
 	h := p.holds[id]
 	fresh := h == nil
@@ -141,8 +141,7 @@ func (p *Ports) take(id string, ports []record.Publish) error {
 	return nil
 }
 
-// family is the network of an address: with "tcp" 0.0.0.0 would mean all of IPv6,
-// too, which nobody has asked for.
+// family is the network of an address: with "tcp", 0.0.0.0 would also mean all of IPv6.
 func family(a netip.AddrPort) string {
 	if a.Addr().Is4() {
 		return "tcp4"
@@ -150,7 +149,7 @@ func family(a netip.AddrPort) string {
 	return "tcp6"
 }
 
-// explain says why a port cannot be had. Preconditions: mu is held.
+// explain says why a port is not available. Preconditions: mu is held.
 func (p *Ports) explain(host netip.AddrPort, err error) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
@@ -171,7 +170,7 @@ func (p *Ports) explain(host netip.AddrPort, err error) error {
 	return errs.Wrap(err, errs.Unavailable, "publish %s: %s; choose another port, or try again", host, err)
 }
 
-// drop is Close. Preconditions: mu is held.
+// drop closes a sandbox. Preconditions: mu is held.
 func (p *Ports) drop(id string) {
 	h := p.holds[id]
 	if h == nil {
@@ -187,7 +186,7 @@ func (p *Ports) drop(id string) {
 	}
 }
 
-// accept serves one port until it is closed.
+// accept serves one port until the port is closed.
 func (p *Ports) accept(id string, h *holding, l *net.TCPListener, to netip.AddrPort) {
 	var pause time.Duration
 	for {
@@ -195,7 +194,7 @@ func (p *Ports) accept(id string, h *holding, l *net.TCPListener, to netip.AddrP
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
-		if err != nil { // no descriptors, or a client that left: both pass
+		if err != nil { // no descriptors, or a client that left: neither lasts
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
 			p.log.Warn("accept a connection to a published port", "sandbox", id, "port", l.Addr().String(), "err", err)
 			select {
@@ -228,24 +227,24 @@ func (p *Ports) enter(id string, h *holding, c *net.TCPConn) bool {
 	return true
 }
 
-// serve copies both ways until both have ended, or either breaks. The end of one
-// is passed on by itself: who has said all may still listen.
+// serve copies both ways until both have ended, or either breaks. It passes on the end
+// of one direction alone: a side that has finished sending may still read.
 func (p *Ports) serve(h *holding, client *net.TCPConn, to netip.AddrPort) {
 	defer p.leave(h, client)
 	d := net.Dialer{Timeout: dialTimeout, Control: breaks}
 	c, err := d.DialContext(h.ctx, "tcp4", to.String())
 	if err != nil {
-		reset(client) // refused, as the guest does it
+		reset(client) // as the guest refuses a connection
 		return
 	}
 	guest := c.(*net.TCPConn)
-	guest.SetLinger(-1) //nolint:errcheck // cut already is as well
+	guest.SetLinger(-1) //nolint:errcheck // already cut is fine
 	p.mu.Lock()
 	h.conns[guest] = struct{}{}
 	ended := h.ctx.Err() != nil
 	p.mu.Unlock()
 	defer p.forget(h, guest)
-	if ended { // before it was there to be cut
+	if ended { // the sandbox was closed before c was in conns
 		reset(guest)
 		return
 	}
@@ -261,10 +260,10 @@ func (p *Ports) serve(h *holding, client *net.TCPConn, to netip.AddrPort) {
 type way struct {
 	src, dst *net.TCPConn
 	back     *way
-	ended    atomic.Bool // and dst has been told so
+	ended    atomic.Bool // the end was passed on to dst
 }
 
-// run copies until src ends or either end breaks, which breaks both.
+// run copies until src ends or either side breaks; then it breaks both.
 func (w *way) run() {
 	if _, err := relay.Copy(w.dst, w.src); err == nil && !w.broken() {
 		w.ended.Store(true)
@@ -276,9 +275,10 @@ func (w *way) run() {
 	reset(w.src)
 }
 
-// broken reports whether the end that was read from src was none: a socket tells that
-// its peer broke to one caller only, which may have been the one who wrote to it. It is
-// closed then, which by itself takes an end of both sides (tcp(7), TCP_INFO).
+// broken reports whether the end of file read from src was not a real end. A socket
+// reports to only one caller that its peer broke the connection, and that caller may
+// have been the writer. A broken socket is in state closed; an intact one gets there
+// only after both sides have ended (tcp(7), TCP_INFO).
 func (w *way) broken() bool {
 	raw, err := w.src.SyscallConn()
 	if err != nil {
@@ -309,8 +309,8 @@ func (p *Ports) forget(h *holding, c *net.TCPConn) {
 	delete(h.conns, c)
 }
 
-// breaks has a connection that is given up while it is dialled break, too: the guest may
-// have accepted it before we know (socket(7), SO_LINGER).
+// breaks makes a connection that is given up during the dial break, too: the guest may
+// have accepted it before the daemon knows (socket(7), SO_LINGER).
 func breaks(_, _ string, c syscall.RawConn) error {
 	var err error
 	if e := c.Control(func(fd uintptr) {
@@ -321,8 +321,8 @@ func breaks(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// reset closes a connection so that the other end sees it break, and not end.
+// reset closes a connection so that the other side sees it break, not end.
 func reset(c *net.TCPConn) {
-	c.SetLinger(0) //nolint:errcheck // closed already is as well
+	c.SetLinger(0) //nolint:errcheck // already closed is fine
 	c.Close()
 }
