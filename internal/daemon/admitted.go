@@ -21,13 +21,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// startBytes is the memory that a sandbox takes to come up. An idle one was
-// measured at 17.7 MiB on gVisor and at 1.8 MiB on runc (docs/benchmarks.md);
-// this is half as much again, and what the kernel keeps for a namespace with a
+// startBytes is the memory that a sandbox needs to come up. An idle sandbox was
+// measured at 17.7 MiB on gVisor and at 1.8 MiB on runc (docs/benchmarks.md). These
+// values are half as much again, plus what the kernel needs for a namespace with a
 // link, a mount and a cgroup.
 var startBytes = map[string]int64{oci.Runsc: 28 << 20, oci.Runc: 4 << 20}
 
-// newGate makes what keeps the host from more sandboxes than it has room for.
+// newGate makes the gate that refuses sandboxes for which the host has no room.
 func (d *Daemon) newGate() *admission.Gate {
 	return &admission.Gate{
 		Limits: admission.Limits{
@@ -63,7 +63,7 @@ func memAvailable() (int64, error) {
 	return kb << 10, nil
 }
 
-// spaces are the places that sandboxes fill.
+// spaces are the places whose free space sandboxes use.
 func (d *Daemon) spaces() ([]admission.Space, error) {
 	pool, _, err := d.files.Pool.Space()
 	if err != nil {
@@ -81,7 +81,7 @@ func (d *Daemon) spaces() ([]admission.Space, error) {
 	}, nil
 }
 
-// stateSpace is the room on the file system of the state directory.
+// stateSpace is the free space on the file system of the state directory.
 func stateSpace(dir string) (wire.Space, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -92,21 +92,21 @@ func stateSpace(dir string) (wire.Space, error) {
 
 var _ api.Sandboxes = (*admitted)(nil)
 
-// admitted is the Manager as the API wants it, behind the host's limits.
+// admitted is the Manager behind the host's limits, as the API's Sandboxes.
 type admitted struct {
 	*sandbox.Manager
 	gate *admission.Gate
-	may  func(context.Context) error // why none may be made at all
+	may  func(context.Context) error // why nothing may be created at all
 	made func(ctx context.Context, key string) (record.Made, bool, error)
-	pull func(r *record.Record) string // how far its image is
+	pull func(r *record.Record) string // the progress of its image's pull
 }
 
-// Made says what was made for the key of a request.
+// Made returns what was made for the idempotency key of a request.
 func (a *admitted) Made(ctx context.Context, key string) (record.Made, bool, error) {
 	return a.made(ctx, key)
 }
 
-// Create refuses what the host has no room for.
+// Create refuses a sandbox for which the host has no room.
 func (a *admitted) Create(ctx context.Context, s record.Spec) (record.Record, error) {
 	if err := a.may(ctx); err != nil {
 		return record.Record{}, err
@@ -120,8 +120,8 @@ func (a *admitted) Create(ctx context.Context, s record.Spec) (record.Record, er
 	return a.placed(r), err
 }
 
-// Start refuses what the host has no room for, and what may no longer have its
-// slot for itself.
+// Start refuses a sandbox for which the host has no room, and while the host has
+// sandboxes that the state does not contain: one of them may have its slot.
 func (a *admitted) Start(ctx context.Context, idOrName string) (record.Record, error) {
 	if err := a.may(ctx); err != nil {
 		return record.Record{}, err
@@ -139,16 +139,16 @@ func (a *admitted) Start(ctx context.Context, idOrName string) (record.Record, e
 	return a.placed(r), err
 }
 
-// Get says of a sandbox that waits for its turn where it stands.
+// Get adds the position in the queue to a waiting sandbox.
 func (a *admitted) Get(ctx context.Context, idOrName string) (record.Record, error) {
 	r, err := a.Manager.Get(ctx, idOrName)
 	return a.placed(r), err
 }
 
-// List is Get for all.
+// List does the same as Get for all sandboxes.
 func (a *admitted) List(ctx context.Context) ([]*record.Record, error) {
 	all, err := a.Manager.List(ctx)
-	positions := a.gate.Queue.Positions() // once: it is as long as the queue
+	positions := a.gate.Queue.Positions() // once: each call takes time in proportion to the queue
 	for i, r := range all {
 		text := place(positions[r.ID])
 		if text == "" && r.State.Beginning() {
@@ -163,7 +163,7 @@ func (a *admitted) List(ctx context.Context) ([]*record.Record, error) {
 	return all, err
 }
 
-// placed returns r with the one thing about it that is not durable.
+// placed sets the message of a sandbox that is coming up; that message is not durable.
 func (a *admitted) placed(r record.Record) record.Record {
 	if r.State.Beginning() {
 		if r.Message = place(a.gate.Queue.Positions()[r.ID]); r.Message == "" {
@@ -183,7 +183,7 @@ func place(position int) string {
 	return fmt.Sprintf("waiting for %d creations before it", position)
 }
 
-// Steps returns the steps of a creation in the API's words.
+// Steps returns the steps of a creation as API types.
 func (a *admitted) Steps(id string) (steps []api.Step) {
 	for _, s := range a.Manager.Steps(id) {
 		steps = append(steps, api.Step(s))
@@ -191,7 +191,7 @@ func (a *admitted) Steps(id string) (steps []api.Step) {
 	return steps
 }
 
-// Subscribe returns events in the API's words.
+// Subscribe returns events as API types.
 func (a *admitted) Subscribe(ctx context.Context) <-chan wire.Event {
 	out := make(chan wire.Event)
 	in := a.Manager.Subscribe(ctx)
@@ -210,14 +210,14 @@ func (a *admitted) Subscribe(ctx context.Context) <-chan wire.Event {
 
 var _ health.Manager = keeper{}
 
-// keeper is the Manager as pkg/health wants it, behind the same limits: what is
-// started by its policy takes turns with what somebody asks for.
+// keeper is the Manager behind the host's limits, as pkg/health's Manager: restarts by
+// policy and requests of clients take turns.
 type keeper struct {
 	sandbox.Keeper
 	gate *admission.Gate
 }
 
-// Restart refuses what the host has no room for; it is tried again.
+// Restart refuses a sandbox for which the host has no room; pkg/health tries again.
 func (k keeper) Restart(ctx context.Context, id string) error {
 	r, err := k.Get(ctx, id)
 	if errs.Is(err, errs.NotFound) {
@@ -232,6 +232,6 @@ func (k keeper) Restart(ctx context.Context, id string) error {
 	}
 	leave = sync.OnceFunc(leave)
 	defer leave()
-	// From its beginning on the gate finds it among the sandboxes.
+	// leave runs when the restart begins: from then on the gate finds r in the list.
 	return k.Keeper.Restart(admission.By(ctx, "restarts"), id, leave)
 }

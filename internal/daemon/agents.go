@@ -30,13 +30,13 @@ var (
 	_ health.Prober  = (*agents)(nil)
 )
 
-// keptCommands is how many commands with as much output as is kept of one fit
-// into what is kept of all.
+// keptCommands is how many commands, each with the most output kept for one command,
+// fit into the output kept for all.
 const keptCommands = 16
 
 const dialTimeout = 5 * time.Second
 
-// agents reaches PID 1 of every sandbox, by one pooled client each.
+// agents reaches PID 1 of every sandbox, through one pooled client each.
 type agents struct {
 	cfg   *config.Config
 	disks *snapshot.Disks
@@ -49,8 +49,8 @@ func newAgents(cfg *config.Config, disks *snapshot.Disks) *agents {
 	return &agents{cfg: cfg, disks: disks, clients: map[string]*agent.Client{}}
 }
 
-// Bootstrap returns the line that PID 1 of r reads. Connections to an agent
-// of an earlier life lead nowhere.
+// Bootstrap returns the line that PID 1 of r reads. It drops the client for r:
+// connections to the agent of an earlier life are dead.
 func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 	a.forget(r.ID)
 	env := map[string]string{}
@@ -88,7 +88,7 @@ func limitsOf(r *record.Record) agent.Limits {
 	return agent.Limits{MemoryBytes: r.Spec.MemoryBytes, CPUMillis: r.Spec.CPUMillis, DiskBytes: r.Spec.DiskBytes, Pids: r.Spec.Pids}
 }
 
-// Tell lets the agent of r know its limits.
+// Tell sends the agent of r its limits.
 func (a *agents) Tell(ctx context.Context, r *record.Record) error {
 	return a.client(r).Tell(ctx, limitsOf(r))
 }
@@ -117,7 +117,7 @@ func (a *agents) forget(id string) {
 	}
 }
 
-// forgetAllBut drops the clients of all sandboxes that keep does not hold on to.
+// forgetAllBut drops the clients of all sandboxes for which keep returns false.
 func (a *agents) forgetAllBut(keep func(id string) bool) {
 	a.mu.Lock()
 	ids := slices.Collect(maps.Keys(a.clients))
@@ -156,16 +156,15 @@ func (a *agents) Terminate(ctx context.Context, r *record.Record) error {
 // Transport returns pooled connections to the agent of r.
 func (a *agents) Transport(r *record.Record) http.RoundTripper { return a.client(r).RoundTripper() }
 
-// Dial connects to a port of r. One that listens on loopback only refuses; the
-// API then goes through the agent.
+// Dial connects to a port of r. A port that listens on loopback only refuses; then the
+// API goes through the agent.
 func (a *agents) Dial(ctx context.Context, r record.Record, port uint16) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	return dial(ctx, netip.AddrPortFrom(a.cfg.Addr(r.Slot), port))
 }
 
-// ProbePort is nil if something accepts connections at a port of r, be it on
-// loopback only.
+// ProbePort returns nil if a port of r accepts connections, even on loopback only.
 func (a *agents) ProbePort(ctx context.Context, r record.Record, port uint16) error {
 	conn, err := a.Dial(ctx, r, port)
 	switch {
@@ -177,13 +176,13 @@ func (a *agents) ProbePort(ctx context.Context, r record.Record, port uint16) er
 	return err
 }
 
-// ProbeCommand runs a command by the shell of r and returns the end of its output.
+// ProbeCommand runs a command with the shell of r and returns the end of its output.
 func (a *agents) ProbeCommand(ctx context.Context, r record.Record, command string, limit time.Duration) (string, error) {
 	return a.client(&r).Probe(ctx, command, limit)
 }
 
 // Obituary reads what the agent of a dead sandbox left on its disk. Without an
-// obituary LastOutput is what ended the agent, if that is known.
+// obituary, LastOutput is the error that ended the agent, if that is known.
 func (a *agents) Obituary(ctx context.Context, id string) (sandbox.Obituary, bool) {
 	b, err := a.disks.ReadFile(ctx, id, agent.ObituaryFile, agent.MaxObituary)
 	if err != nil {
@@ -199,7 +198,7 @@ func (a *agents) Obituary(ctx context.Context, id string) (sandbox.Obituary, boo
 	}
 	output, err := a.disks.ReadFile(ctx, id, agent.OutputFile, agent.MaxLastOutput)
 	if err != nil {
-		output = nil // it wrote nothing
+		output = nil // it wrote no output
 	}
 	return sandbox.Obituary{
 		ExitCode:   o.ExitCode,

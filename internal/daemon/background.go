@@ -14,11 +14,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// sweepEvery is how often the recovery runs while nothing is wrong.
+// sweepEvery is the interval of the sweep.
 const sweepEvery = time.Minute
 
-// A background is what the daemon does without a caller: expiry, probes and
-// restarts, the sweep, the watchdog.
+// A background is the daemon's own work: expiry, probes and restarts, the sweep, the
+// watchdog.
 type background struct{ *Daemon }
 
 // run works until ctx ends.
@@ -48,7 +48,7 @@ func (d background) run(ctx context.Context) {
 			<-done
 			return
 		case <-tick.C:
-			d.impaired() // so that the log tells, though nobody connects
+			d.impaired() // this logs the fault, even if nobody connects
 			if err := d.measuredSweep(ctx); err != nil && ctx.Err() == nil {
 				d.log.Error("sweep", "err", err)
 			}
@@ -56,10 +56,10 @@ func (d background) run(ctx context.Context) {
 	}
 }
 
-// sweep puts right what nobody reported: uplinks that came late, sandboxes that
-// are not as their records say, what deleted disks and layers left.
+// sweep repairs what no event reports: new uplinks, sandboxes that are not as their
+// records say, remains of deleted disks and layers.
 func (d background) sweep(ctx context.Context) error {
-	var held error // a scope that nobody holds is no reason to leave the rest as it is
+	var held error // an error of the scope must not stop the rest of the sweep
 	if d.scope != nil {
 		held = d.scope.Keep(ctx)
 	}
@@ -82,7 +82,7 @@ func (d background) forgetClients(ctx context.Context) {
 	}
 }
 
-// measuredSweep is sweep, counted.
+// measuredSweep runs sweep and counts it.
 func (d background) measuredSweep(ctx context.Context) error {
 	start := time.Now()
 	err := d.sweep(ctx)
@@ -92,11 +92,11 @@ func (d background) measuredSweep(ctx context.Context) error {
 	return err
 }
 
-// watchLinks recovers a sandbox as soon as its link is gone. While a sandbox lives
-// nobody but an operator removes its link.
+// watchLinks recovers a sandbox as soon as its link is gone. While a sandbox lives,
+// only an operator removes its link.
 func (d background) watchLinks(ctx context.Context) {
 	err := d.ns.WatchLost(ctx, func(id string) {
-		go func() { // one that is busy holds up no other
+		go func() { // one busy sandbox must not hold up others
 			if err := d.manager.Recover(ctx, id); err != nil && ctx.Err() == nil {
 				d.log.Error("a sandbox whose link is gone; the sweep looks again", "sandbox", id, "err", err)
 			}
@@ -108,9 +108,10 @@ func (d background) watchLinks(ctx context.Context) {
 }
 
 // healthy asks the API for its health, through the daemon's own socket, and the egress
-// engine whether it still decides on flows. The watchdog of systemd restarts the daemon
-// if healthy fails, so it fails only for what a restart mends. A disk that is full or
-// hangs is nothing of that kind: its requests fail, and say why, in the next daemon too.
+// engine whether it still decides on flows. systemd's watchdog restarts the daemon if
+// healthy fails, so it fails only for faults that a restart repairs. A disk that is
+// full or hangs is not such a fault: requests that need it fail in the next daemon too,
+// and their errors say why.
 func (d background) healthy(ctx context.Context) error {
 	if err := d.egress.Err(); err != nil {
 		return fmt.Errorf("decide on the flows of sandboxes: %w", err)

@@ -17,15 +17,15 @@ import (
 
 var _ sandbox.Bundles = (*bundles)(nil)
 
-// bundles writes OCI bundles below <run>/bundles: the one place where a record
-// and the places of its resources become a runtime spec.
+// bundles writes OCI bundles below <run>/bundles. Only here a record and the places of
+// its resources become a runtime spec.
 type bundles struct {
 	cfg     *config.Config
 	mounts  *snapshot.Mounts
 	volumes *snapshot.Volumes
 	ns      *netns.Manager
 	cgroups *cgroups.Tree
-	noFile  uint64 // the most open files a process of ours may be given
+	noFile  uint64 // the most open files that a sandbox's process may have
 }
 
 func newBundles(cfg *config.Config, files *snapshot.Store, ns *netns.Manager, cg *cgroups.Tree) (*bundles, error) {
@@ -70,7 +70,7 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 		c.Tmpfs = append(c.Tmpfs, oci.Tmpfs(t))
 	}
 	for i, outer := range record.Outer(r.Spec.Volumes) {
-		if outer < 0 { // else it stands in that one
+		if outer < 0 { // otherwise volume number outer contains it
 			v := r.Spec.Volumes[i]
 			c.Volumes = append(c.Volumes, oci.Volume{Source: b.volumes.VolumeDir(r.ID, i), Path: v.Path, ReadOnly: v.ReadOnly})
 		}
@@ -84,7 +84,7 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 	if err := oci.Write(dir, oci.NewSpec(r.Spec.Runtime, c)); err != nil {
 		return err
 	}
-	// ndots:1 and no search list: one question for a name, not five.
+	// ndots:1 and no search list: one query for a name, not five.
 	files := map[string]string{
 		"resolv.conf": fmt.Sprintf("nameserver %s\noptions ndots:1\n", b.cfg.Instance.Gateway()),
 		"hosts":       fmt.Sprintf("127.0.0.1 localhost\n%s %s\n", b.cfg.Addr(r.Slot), hostname),
@@ -115,7 +115,7 @@ func (b *bundles) List(context.Context) (ids []string, err error) {
 	return ids, nil
 }
 
-// ownUsers reports whether the guest ids of r are host ids of its own: under
-// runc the host's kernel is the wall, so root inside must be nobody outside.
-// gVisor's guest ids never reach the host's kernel.
+// ownUsers reports whether the guest ids of r are mapped to host ids of its own. Under
+// runc only the host's kernel separates sandboxes, so root inside must be nobody
+// outside. gVisor's guest ids never reach the host's kernel.
 func ownUsers(r *record.Record) bool { return r.Spec.Runtime == oci.Runc }

@@ -6,8 +6,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
 
-// Confined is what this program does when it starts itself again without
-// privileges, to read bytes that nobody vouches for.
+// Confined returns the tasks for which this program starts itself again without
+// privileges, to read untrusted bytes.
 func Confined() map[string]confine.Verb {
 	verbs := archive.Verbs()
 	verbs[layer.UnpackVerb] = layer.Unpack

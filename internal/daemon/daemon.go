@@ -1,10 +1,10 @@
-// Package daemon wires sandboxd together: it opens every mechanism in the one
-// order that is safe, hands them to the Manager and the API, and closes them.
+// Package daemon wires sandboxd together: it opens every mechanism in the only safe
+// order, passes them to the Manager and the API, and closes them.
 //
 //	host check ─▶ lock ─▶ pool ─▶ store ─▶ network ─▶ egress ─▶ Recover ─▶ sockets
 //
-// What surprises: closing ends no sandbox. Processes, mounts, links, rules and
-// the pool stay, for the next daemon to find; Teardown is what takes them away.
+// What surprises: closing ends no sandbox. Processes, mounts, links, rules and the pool
+// stay, and the next daemon finds them; Teardown removes them.
 package daemon
 
 import (
@@ -78,7 +78,7 @@ type Daemon struct {
 	// Certificates of TCP listeners; nil: they are plain.
 	cert, gatewayCert *certs.Pair
 
-	close []func() error // in order; undone backward
+	close []func() error // in order of opening; closed in reverse
 }
 
 // Run opens the daemon, serves until ctx ends, and closes it. ready is called
@@ -95,13 +95,13 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	if err != nil {
 		return err
 	}
-	if err := d.openCerts(); err != nil { // not in open: Teardown must not need them
+	if err := d.openCerts(); err != nil { // not in open: Teardown must work without certificates
 		return errors.Join(err, d.Close())
 	}
 	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx))
 	if err != nil {
-		// What could not be brought into agreement is named and tried again by
-		// the sweep; it must not keep everybody else's sandboxes from the API.
+		// Recover's error names what does not match the records, and the sweep tries
+		// again. That must not keep other sandboxes from the API.
 		log.Error("recovery is incomplete; it runs again in a minute", "err", err)
 	}
 	err = d.serve(ctx, version, func() error {
@@ -115,8 +115,8 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 
 // open opens everything below the API.
 func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon, err error) {
-	// Modes are those that the code names, whatever a unit says: a root directory
-	// that only its owner may enter shuts out every other user of a guest.
+	// Files get the modes that the code names, whatever umask a unit sets: a root
+	// directory that only its owner may enter shuts out every other user of a guest.
 	unix.Umask(0o022)
 	d := &Daemon{cfg: cfg, log: log, history: history.New(), denials: newDenials(log)}
 	d.metrics = d.newMetrics()
@@ -145,8 +145,8 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	return d, d.openManager()
 }
 
-// disksToLimit are what I/O is limited on: sandboxes write to the pool and read
-// from both.
+// disksToLimit are the disks on which I/O is limited: sandboxes write to the pool, and
+// read from the pool and the layers.
 func (d *Daemon) disksToLimit() (all []cgroups.Disk) {
 	pool, layers, err := d.files.Devices()
 	if err != nil || pool == "" {
@@ -162,7 +162,7 @@ func (d *Daemon) disksToLimit() (all []cgroups.Disk) {
 
 func (d *Daemon) onClose(f func() error) { d.close = append(d.close, f) }
 
-// Close lets go of everything in reverse order. Sandboxes go on.
+// Close closes everything in reverse order. Sandboxes go on.
 func (d *Daemon) Close() error {
 	var errs []error
 	for i := len(d.close) - 1; i >= 0; i-- {
@@ -172,7 +172,7 @@ func (d *Daemon) Close() error {
 	return errors.Join(errs...)
 }
 
-// claim takes locks and directories.
+// claim takes the locks and makes the directories.
 func (d *Daemon) claim() error {
 	locks, err := claim(d.cfg)
 	if err != nil {
@@ -188,8 +188,8 @@ func (d *Daemon) claim() error {
 	return nil
 }
 
-// openCgroups finds the cgroup below which sandboxes live: a scope of systemd's
-// where that is init, because it owns the tree there; else one of our own.
+// openCgroups finds the cgroup below which sandboxes live: a systemd scope if systemd
+// is init, because it owns the tree then; otherwise a cgroup of our own.
 func (d *Daemon) openCgroups(ctx context.Context) (err error) {
 	c := cgroups.Config{Instance: d.cfg.Instance, Disks: d.disksToLimit()}
 	if systemd.Booted() {
@@ -208,7 +208,7 @@ func (d *Daemon) openCgroups(ctx context.Context) (err error) {
 	return nil
 }
 
-// openStorage mounts the pool and opens the store, and ties one to the other.
+// openStorage mounts the pool, opens the store, and ties the store to the pool.
 func (d *Daemon) openStorage(ctx context.Context) error {
 	identity, err := netns.UserNS(0, 65536)
 	if err != nil {
@@ -253,8 +253,8 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 	return err
 }
 
-// keepAddresses refuses another address pool while sandboxes have addresses of
-// the old one: an address follows from pool and slot, and is stored nowhere else.
+// keepAddresses refuses another address pool while sandboxes have addresses of the old
+// one: an address is computed from pool and slot, and stored nowhere else.
 func (d *Daemon) keepAddresses(ctx context.Context) error {
 	path, now := filepath.Join(d.cfg.StateDir, "address-pool"), d.cfg.Network.Pool.String()
 	was, err := os.ReadFile(path)
@@ -294,7 +294,7 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		return err
 	}
 	d.onClose(d.egress.Close)
-	// Now: before, the host would forward for all its networks.
+	// Not earlier: without the rules the host would forward for all its networks.
 	d.ns.BeforeForward = d.egress.CloseUplinks
 	if err := d.ns.OpenUplinks(ctx); err != nil {
 		d.log.Error("sandboxes may get no replies; this is tried again every minute", "err", err)
@@ -424,7 +424,7 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	}
 	stop()
 	<-timers
-	// Streams of hours do not hold up a restart: their agents keep the output.
+	// Long streams do not hold up a restart: their agents keep the output.
 	limit, cancel := context.WithTimeout(context.Background(), shutdownLimit/10)
 	defer cancel()
 	for _, s := range servers {

@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// A guest is refused as often as it likes, and each time by another address: its
-// denials may take so many lines of the log at once, and then one in a while.
-// Above that journald drops lines of the whole daemon, errors included. What is
-// not logged is counted, and stays in the sandbox's history and at level debug.
+// A guest can cause any number of denials, each for another address. So the log takes a
+// burst of lines for each guest, and then one line per denialEvery. With more lines,
+// journald drops lines of the whole daemon, errors included. Denials that are not
+// logged are counted, and stay in the sandbox's history and at level debug.
 const (
 	denialBurst = 20
 	denialEvery = time.Second
-	// moreEvery is how often it is said how many there were beside.
+	// moreEvery is the interval of the line that counts unlogged denials.
 	moreEvery = 10 * time.Second
 )
 
-// denials decides which refused flows get a line.
+// denials decides which denied flows get a log line.
 type denials struct {
 	log *slog.Logger
 
@@ -25,18 +25,18 @@ type denials struct {
 	ofs map[string]*bucket // by sandbox, guarded by mu
 }
 
-// bucket is what one sandbox may have logged.
+// bucket is the log budget of one sandbox.
 type bucket struct {
-	lines int       // that it may have now
+	lines int       // lines it may log now
 	full  time.Time // when lines was last added to
-	more  int       // that got none, and were not told of
+	more  int       // denials without a line, not reported yet
 }
 
 func newDenials(log *slog.Logger) *denials {
 	return &denials{log: log, ofs: map[string]*bucket{}}
 }
 
-// allow takes one line, if id may have it; else it counts.
+// allow takes one line of id's budget; if there is none left, it counts the denial.
 func (d *denials) allow(id string, now time.Time) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -59,7 +59,7 @@ func (d *denials) allow(id string, now time.Time) bool {
 	return false
 }
 
-// tell says how many got no line.
+// tell logs how many denials got no line.
 func (d *denials) tell(id string, b *bucket) {
 	d.mu.Lock()
 	n := b.more
@@ -68,7 +68,7 @@ func (d *denials) tell(id string, b *bucket) {
 	d.log.Info("more denied", "sandbox", id, "n", n, "within", moreEvery)
 }
 
-// forget drops what is remembered of a sandbox that is gone.
+// forget removes the bucket of a deleted sandbox.
 func (d *denials) forget(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

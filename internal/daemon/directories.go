@@ -14,8 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
-// marker is in every directory that is sandboxd's. The one in the state
-// directory is also its lock.
+// marker is a file in every directory of sandboxd. The marker in the state directory is
+// also its lock.
 const marker = "lock"
 
 // claim takes the locks of the instance and of the state directory, and makes
@@ -29,8 +29,8 @@ func claim(cfg *config.Config) (locks []*os.File, err error) {
 			locks = nil
 		}
 	}()
-	// Links, chains, sets and cgroups of an instance are the host's: its lock
-	// cannot be in a directory that a configuration may move.
+	// Links, chains, sets and cgroups of an instance belong to the host. So the
+	// instance's lock cannot be in a directory that a configuration may change.
 	take := func(path, what string) error {
 		f, err := lockFile(path, what)
 		if err == nil {
@@ -48,15 +48,15 @@ func claim(cfg *config.Config) (locks []*os.File, err error) {
 	if err := take(filepath.Join(cfg.StateDir, marker), "keeps its state in "+cfg.StateDir); err != nil {
 		return locks, err
 	}
-	// Guests' mapped roots pass through to their own root file systems.
+	// Guests' mapped roots must pass through it to reach their root file systems.
 	if err := ownDirectory("run_dir", cfg.RunDir, 0o711); err != nil {
 		return locks, err
 	}
 	return locks, os.WriteFile(filepath.Join(cfg.RunDir, marker), nil, 0o600)
 }
 
-// ownDirectory makes dir, and refuses one that holds something and is not
-// sandboxd's: it would change its mode, and a teardown removes from it.
+// ownDirectory makes dir. It refuses a non-empty directory that is not sandboxd's: the
+// daemon would change its mode, and a teardown would remove files from it.
 func ownDirectory(key, dir string, mode os.FileMode) error {
 	if err := os.MkdirAll(dir, mode); err != nil {
 		return fmt.Errorf("make %s: %w", key, err)
@@ -70,12 +70,12 @@ func ownDirectory(key, dir string, mode os.FileMode) error {
 		switch e.Name() {
 		case marker, "sandboxd.db":
 			ours = true
-		case "sandboxd.sock": // systemd's, which listens before the first start
-		case "lost+found": // of a file system made for us
+		case "sandboxd.sock": // systemd makes it: it listens before the first start
+		case "lost+found": // of a new file system
 		case "pool":
 			if kind, err := pool.Kind(dir, pool.Auto); err == nil && kind == pool.BtrfsLoop {
 				foreign = e.Name()
-			} // else an operator mounted one
+			} // otherwise an operator mounted a pool
 		default:
 			foreign = e.Name()
 		}
@@ -89,8 +89,8 @@ func ownDirectory(key, dir string, mode os.FileMode) error {
 	return nil
 }
 
-// lockFile takes an fcntl(2) lock on path. Unlike one of flock(2), it is not
-// held by a child between fork and exec, so it ends with the process at once.
+// lockFile takes an fcntl(2) lock on path. Unlike a flock(2) lock, a child does not
+// hold it between fork and exec, so it ends with the process at once.
 func lockFile(path, what string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -107,18 +107,18 @@ func lockFile(path, what string) (*os.File, error) {
 	return f, nil
 }
 
-// runEntries are what a daemon makes in its run directory.
+// runEntries are the entries that a daemon makes in its run directory.
 var runEntries = []string{"bundles", "ns", "runsc", "runc", marker, "sandboxd.sock", "admin.sock"}
 
-// removeRunDir removes the run directory of a daemon without sandboxes. It
-// names what it does not know instead of removing it.
+// removeRunDir removes the run directory of a daemon without sandboxes. If it finds
+// unknown entries, it names them and does not remove them.
 func removeRunDir(dir string) error {
 	for _, e := range runEntries {
 		if err := os.RemoveAll(filepath.Join(dir, e)); err != nil {
 			return fmt.Errorf("remove run_dir: %w", err)
 		}
 	}
-	// Not with what is in it: that would be what somebody keeps, mounted there.
+	// Only if it is empty: entries in it would be users' files, still mounted there.
 	if err := os.Remove(filepath.Join(dir, snapshot.VolumesDir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove run_dir: %w", err)
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 )
 
-// listenUnix returns the API's Unix socket, mode 0660 root:group: the one that
-// systemd holds, which answers across restarts, or one of our own.
+// listenUnix returns the API's Unix socket, mode 0660 root:group: the socket that
+// systemd holds, which stays open across restarts, or one of our own.
 func listenUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	l, err := systemd.Listener("api")
 	if err != nil {
@@ -37,8 +37,8 @@ func listenUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	return l, nil
 }
 
-// openUnix opens the socket. What lies at its path is a leftover: the lock on
-// the state directory says that no other daemon of this instance lives.
+// openUnix opens the socket. A socket at its path is a leftover: the lock on the state
+// directory shows that no other daemon of this instance runs.
 func openUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	path := cfg.Listen.Socket
 	l, err := bindUnix("listen.socket", path, 0o660)
@@ -62,7 +62,7 @@ func openUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	return l, nil
 }
 
-// bindUnix opens a Unix socket of mode mode at the path that key says.
+// bindUnix opens a Unix socket with mode mode at the path of configuration key key.
 func bindUnix(key, path string, mode os.FileMode) (net.Listener, error) {
 	if err := removeSocket(key, path); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func bindUnix(key, path string, mode os.FileMode) (net.Listener, error) {
 	return l, nil
 }
 
-// removeSocket removes a stale socket, and nothing that is not a socket.
+// removeSocket removes a stale socket, and nothing but a socket.
 func removeSocket(key, path string) error {
 	fi, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -90,7 +90,7 @@ func removeSocket(key, path string) error {
 	if fi.Mode().Type() != fs.ModeSocket {
 		return fmt.Errorf("listen on %s: something that is no socket lies there; move it away or set %s", path, key)
 	}
-	// A daemon that does not share our state directory may serve there.
+	// A daemon with another state directory may serve there.
 	if c, err := net.Dial("unix", path); err == nil {
 		c.Close()
 		return fmt.Errorf("listen on %s: another program answers there; set %s to another path", path, key)
@@ -101,7 +101,7 @@ func removeSocket(key, path string) error {
 	return nil
 }
 
-// A tcpListener is a TCP listener and what its connections may do.
+// A tcpListener is a TCP listener and what its connections are allowed to do.
 type tcpListener struct {
 	net.Listener
 	may auth.Listener
@@ -148,8 +148,8 @@ func listenTCP(key, address string) (l net.Listener, loopback bool, err error) {
 	return l, addr.Addr().IsLoopback(), nil
 }
 
-// family is the network to listen on an address with: by "tcp" 0.0.0.0 would mean
-// all of IPv6, too. [::] means both, as everywhere.
+// family is the network for listening on an address: with "tcp", 0.0.0.0 would also
+// mean all of IPv6. [::] means both, as everywhere.
 func family(addr netip.AddrPort) string {
 	if addr.Addr().Is4() {
 		return "tcp4"
@@ -157,7 +157,7 @@ func family(addr netip.AddrPort) string {
 	return "tcp"
 }
 
-// announcedGateway is how clients reach the gateway.
+// announcedGateway is the address by which clients reach the gateway.
 func (d *Daemon) announcedGateway() gateway.Names {
 	g := d.cfg.Gateway
 	out := gateway.Names{Domain: g.Domain, Address: g.Address}
@@ -166,7 +166,7 @@ func (d *Daemon) announcedGateway() gateway.Names {
 	}
 	host, _, _ := strings.Cut(g.Address, "/")
 	_, port, err := net.SplitHostPort(host)
-	if err != nil && g.Address == "" { // else clients use the scheme's own
+	if err != nil && g.Address == "" { // otherwise clients use the scheme's default port
 		_, port, _ = net.SplitHostPort(g.Listen)
 	}
 	if own := map[bool]string{false: "80", true: "443"}[d.gatewayCert != nil]; port != "" && port != own {

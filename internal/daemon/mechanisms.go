@@ -21,7 +21,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 )
 
-// The mechanisms know nothing of sandboxes; these say so in their types.
+// The mechanisms know nothing of sandboxes; these assertions and adapters connect them.
 
 type cgroupTree struct{ *cgroups.Tree }
 
@@ -33,28 +33,28 @@ func (t cgroupTree) Limit(ctx context.Context, id string, l sandbox.CgroupLimits
 	return t.Tree.Limit(ctx, id, cgroups.Limits(l))
 }
 
-// links is netns, with the flows of an address counted as part of its link.
+// links is netns; an address's flows count as part of its link.
 type links struct {
 	*netns.Manager
 	flows *egress.Engine
 }
 
-// errCut is why no link goes up.
+// errCut is the error when no link may go up.
 var errCut = errors.New("the firewall of sandboxd is gone and could not be put back yet: until it is, links of sandboxes stay down (the " +
 	"log says what fails)")
 
-// Attach links a sandbox, unless nothing would keep it in.
+// Attach links a sandbox, unless neither chains nor lock would hold it.
 func (l links) Attach(ctx context.Context, id string, addr netip.Addr) error {
 	return l.raise(ctx, id, func() error { return l.Manager.Attach(ctx, id, addr) })
 }
 
-// Rejoin does for the host's side what Attach does for both.
+// Rejoin does the same for the host's side as Attach for both.
 func (l links) Rejoin(ctx context.Context, id string, addr netip.Addr) error {
 	return l.raise(ctx, id, func() error { return l.Manager.Rejoin(ctx, id, addr) })
 }
 
-// raise looks again when the link is up: the guard takes down those that it
-// sees up, and this one it may have seen before.
+// raise checks Cut again when the link is up: the guard takes down links that it sees
+// up, and it may have looked before this one was.
 func (l links) raise(ctx context.Context, id string, up func() error) error {
 	if l.flows.Cut() {
 		return errCut
@@ -66,8 +66,8 @@ func (l links) raise(ctx context.Context, id string, up func() error) error {
 	return err
 }
 
-// Joined is true also while the guard has all links down: that is no loss, and
-// the guard's to end.
+// Joined is true also while the guard has all links down: that is no loss of a link,
+// and the guard ends it.
 func (l links) Joined(ctx context.Context, id string, addr netip.Addr) (bool, error) {
 	if l.flows.Cut() {
 		return true, nil
@@ -75,7 +75,7 @@ func (l links) Joined(ctx context.Context, id string, addr netip.Addr) (bool, er
 	return l.Manager.Joined(ctx, id, addr)
 }
 
-// Gone waits until nothing of the sandbox is left at its address.
+// Gone waits until no flows and no link of the sandbox are left.
 func (l links) Gone(ctx context.Context, id string) error {
 	return errors.Join(l.flows.Gone(ctx, id), l.Manager.Gone(ctx, id))
 }
@@ -85,8 +85,9 @@ type rootfs struct {
 	disks *snapshot.Disks
 }
 
-// Mount also removes what the agent left that died on this disk, or on the one
-// it began as: a death before the next agent is up must not be blamed on it.
+// Mount also removes the files of an agent that died on this disk, or on the disk it
+// was copied from. Otherwise a death before the next agent is up would be blamed on
+// them.
 func (s rootfs) Mount(ctx context.Context, id string, m sandbox.Mount) error {
 	for _, path := range []string{agent.ObituaryFile, agent.CrashFile} {
 		if err := s.disks.RemoveFile(ctx, id, path); err != nil {
@@ -117,15 +118,15 @@ var (
 	_ api.Diffs           = diffs{}
 )
 
-// diffs compares what guests and users have written: what the agent keeps in
-// its own directory is neither.
+// diffs compares what guests and users have written. It leaves out the agent's own
+// directory.
 type diffs struct{ files *snapshot.Store }
 
 func (d diffs) Diff(ctx context.Context, of, base string, layers []string, emit func(kind, path string) error) error {
 	return d.files.Diff(ctx, of, base, layers, func(p string) bool { return p == agent.StateDir }, emit)
 }
 
-// stats measures one sandbox.
+// stats measures the resource use of a sandbox.
 type stats struct {
 	cgroups *cgroups.Tree
 	disks   *snapshot.Disks
@@ -153,18 +154,18 @@ func (s *stats) Usage(ctx context.Context, r *record.Record) (wire.Usage, error)
 	if err != nil && !errs.Is(err, errs.Unsupported) { // a pool that cannot limit does not count
 		return wire.Usage{}, err
 	}
-	// The host's end of the link: what it receives, the sandbox has sent.
+	// At the host's end of the link, received bytes are those that the sandbox sent.
 	u.TxBytes = counter(id, "rx_bytes")
 	u.RxBytes = counter(id, "tx_bytes")
 	return u, nil
 }
 
-// countTimeout is how long an agent may take to count: a busy guest starves it.
+// countTimeout is how long an agent may take to count: a busy guest may starve it.
 const countTimeout = time.Second
 
-// tasks counts the guest's own of all tasks of r, which are what its limit is
-// about. On gVisor those of the host are the sentry's, and only its guest sees its
-// own: nil, where nobody answers.
+// tasks counts the guest's own tasks of all tasks of r; the limit is about these. On
+// gVisor the host's tasks are the sentry's, and only the guest's agent can count the
+// guest's. The result is nil if the agent does not answer.
 func (s *stats) tasks(ctx context.Context, r *record.Record, all uint64) (*int64, error) {
 	if r.Spec.Runtime != oci.Runsc {
 		agent, err := s.cgroups.InitTasks(r.ID)
@@ -177,12 +178,12 @@ func (s *stats) tasks(ctx context.Context, r *record.Record, all uint64) (*int64
 	defer cancel()
 	n, err := s.agents.client(r).Tasks(ctx)
 	if err != nil {
-		return nil, nil //nolint:nilerr // all else is known
+		return nil, nil //nolint:nilerr // everything else is known
 	}
 	return &n, nil
 }
 
-// OOMKills counts the processes of id that were killed for its memory.
+// OOMKills counts the processes of id that the kernel killed at its memory limit.
 func (s *stats) OOMKills(id string) (int64, error) {
 	n, err := s.cgroups.OOMKills(id)
 	return int64(n), err

@@ -21,8 +21,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// newMetrics makes what counts; the packages below know nothing of it, but
-// that somebody listens.
+// newMetrics makes the metrics. The packages below do not know them; they only call
+// callbacks.
 func (d *Daemon) newMetrics() *metrics.Metrics {
 	return metrics.New(metrics.Config{
 		Runtimes: []string{oci.Runsc, oci.Runc},
@@ -39,7 +39,7 @@ func (d *Daemon) newMetrics() *metrics.Metrics {
 	})
 }
 
-// look reads how the host stands: memory, one statfs and one file of /proc.
+// look reads the state of the host: memory, one statfs and one file of /proc.
 func (d *Daemon) look() (l metrics.Look, err error) {
 	all, err := d.manager.List(context.Background())
 	if err != nil {
@@ -68,7 +68,7 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 	return l, err
 }
 
-// openHistory begins the histories of the sandboxes that are there already.
+// openHistory opens the histories of the sandboxes that exist already.
 func (d *Daemon) openHistory(ctx context.Context) error {
 	all, err := d.manager.List(ctx)
 	for i := range all {
@@ -77,7 +77,7 @@ func (d *Daemon) openHistory(ctx context.Context) error {
 	return err
 }
 
-// onEvent hears of every event of the Manager.
+// onEvent is called for every event of the Manager.
 func (d *Daemon) onEvent(e sandbox.Event) {
 	switch e.Type {
 	case string(record.Creating):
@@ -90,8 +90,8 @@ func (d *Daemon) onEvent(e sandbox.Event) {
 	d.history.Note(e.ID, history.State, e.Time, history.Change(e.Type, e.Reason, e.Message))
 }
 
-// onDeny hears of refused flows. The same one again is not worth a line, and a
-// guest does not get as many as it likes.
+// onDeny is called for denied flows. A repeated denial gets no line at level info, and
+// the lines of one guest are limited.
 func (d *Daemon) onDeny(n egress.Denial) {
 	level := slog.LevelDebug
 	if d.history.Note(n.ID, history.Network, time.Now(), "denied "+n.Proto+" "+n.Dst.String()+": "+n.Rule) &&
@@ -101,7 +101,7 @@ func (d *Daemon) onDeny(n egress.Denial) {
 	d.log.Log(context.Background(), level, "denied", "sandbox", n.ID, "proto", n.Proto, "dst", n.Dst.String(), "rule", n.Rule)
 }
 
-// onOperation hears of every operation of the Manager.
+// onOperation is called for every operation of the Manager.
 func (d *Daemon) onOperation(o sandbox.Operation) {
 	d.history.Note(o.ID, history.Operation, time.Now(), operationText(o))
 	d.metrics.Operation(o.Name, o.Runtime, o.Outcome, o.Took)
@@ -120,7 +120,7 @@ func (d *Daemon) onOperation(o sandbox.Operation) {
 	}
 }
 
-// operationText is an operation on one line.
+// operationText formats an operation on one line.
 func operationText(o sandbox.Operation) string {
 	text := fmt.Sprintf("%s: %s in %s", o.Name, o.Outcome, o.Took.Round(10*time.Microsecond))
 	if o.Text != "" {
@@ -136,7 +136,7 @@ func operationText(o sandbox.Operation) string {
 	return text
 }
 
-// onAnswer hears of every request of the API that is over.
+// onAnswer is called for every finished request of the API.
 func (d *Daemon) onAnswer(a api.Answer) {
 	d.metrics.Request(a.Method, a.Route, a.Status, a.Guests, a.First)
 	switch {
@@ -148,9 +148,9 @@ func (d *Daemon) onAnswer(a api.Answer) {
 	}
 }
 
-// serveAdmin serves metrics and profiles to root, on a socket of their own: the
-// API's may be open to a group, and reached from other hosts. The profiles show
-// memory, in which there are keys; so listen.metrics has the numbers alone.
+// serveAdmin serves metrics and profiles to root, on a socket of their own: the API may
+// be open to a group, and to other hosts. Profiles show memory, which contains keys; so
+// listen.metrics serves only the metrics.
 func (d *Daemon) serveAdmin(version string) (stop func(), err error) {
 	d.metrics.Build(version, d.cfg.Instance.String())
 	l, err := bindUnix("listen.admin_socket", d.cfg.Listen.AdminSocket, 0o600)
@@ -188,7 +188,7 @@ func (d *Daemon) serveNumbers(what string, l net.Listener, h http.Handler) *http
 	return srv
 }
 
-// feels is how r is by its probe, as the API shows it; nil: it has none.
+// feels returns the health of r as an API type; nil: r has no probe.
 func (d *Daemon) feels(r record.Record) *wire.Health {
 	h, ok := d.watcher.Of(r)
 	if !ok {

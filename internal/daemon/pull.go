@@ -8,10 +8,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// pulls says of sandboxes whose image is being pulled how far that is.
+// pulls holds the progress of image pulls for sandboxes.
 type pulls struct{ m sync.Map } // by ID: image.Progress
 
-// of is for people; empty: nothing is pulled.
+// of returns the progress for people; empty: no pull is under way.
 func (p *pulls) of(r *record.Record) string {
 	at, ok := p.m.Load(r.ID)
 	if !ok {
@@ -44,9 +44,9 @@ func (d *Daemon) fetch(asker context.Context, r *record.Record, progress func(st
 	return i, err
 }
 
-// telling keeps the progress of one pull from filling the history of its
-// sandbox, which has room for some thirty lines: it is a line when the download
-// begins, at each tenth of it, and when only unpacking is left.
+// telling keeps the progress of one pull from filling the history of its sandbox, which
+// has room for some thirty lines. There is a line when the download begins, at each
+// tenth of it, and when only unpacking is left.
 type telling struct{ mark int64 }
 
 func (t *telling) telling(at image.Progress) bool {
@@ -54,7 +54,7 @@ func (t *telling) telling(at image.Progress) bool {
 	switch {
 	case at.Stage == image.StageDownload:
 		mark = 2 + 10*at.Bytes/max(at.Total, 1)
-	case at.Stage == image.StageUnpack && (t.mark < 2 || t.mark >= 12): // not beside a download
+	case at.Stage == image.StageUnpack && (t.mark < 2 || t.mark >= 12): // not during a download
 		mark = 13
 	}
 	if mark <= t.mark {

@@ -23,11 +23,11 @@ import (
 
 func stateFile(cfg *config.Config) string { return filepath.Join(cfg.StateDir, "sandboxd.db") }
 
-// Restore puts the state of a backup in the place of the present one, which it
-// keeps beside. No daemon of the instance may run. It says on out what it did.
+// Restore replaces the state by that of a backup, and keeps the present state beside
+// it. No daemon of the instance may run. It writes to out what it did.
 //
-// The daemon that then starts sweeps nothing until AcceptRestored: the host may
-// run sandboxes, and keep disks, that were made after the backup.
+// The daemon that then starts sweeps nothing until AcceptRestored: the host may have
+// sandboxes and disks that were made after the backup.
 func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) (err error) {
 	locks, err := claim(cfg)
 	if err != nil {
@@ -64,7 +64,7 @@ disks without one kept in lost+found for a day.`)
 	return nil
 }
 
-// AcceptRestored lets the next daemon sweep what a restored state does not know.
+// AcceptRestored lets the next daemon sweep what is not in a restored state.
 func AcceptRestored(ctx context.Context, cfg *config.Config, out io.Writer) error {
 	locks, err := claim(cfg)
 	if err != nil {
@@ -86,8 +86,8 @@ func AcceptRestored(ctx context.Context, cfg *config.Config, out io.Writer) erro
 	return err
 }
 
-// unpack writes the store of a backup to path, synced, and refuses what is not
-// of this instance.
+// unpack writes the store of a backup to path, synced. It refuses a backup of another
+// instance.
 func unpack(cfg *config.Config, r io.Reader, path string) (m backup.Manifest, err error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -110,8 +110,8 @@ func unpack(cfg *config.Config, r io.Reader, path string) (m backup.Manifest, er
 	return m, err
 }
 
-// exchange gives tmp the name path; what had it is kept beside, under the name
-// returned. There is a whole state under the name at every moment.
+// exchange renames tmp to path. It keeps the previous file under the name returned. At
+// every moment path is a complete state.
 func exchange(tmp, path string) (kept string, err error) {
 	if _, err := os.Stat(path); err == nil {
 		kept = path + ".before-restore-" + time.Now().UTC().Format("20060102T150405.000Z")
@@ -128,12 +128,12 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// stopped adds what to do about a daemon that runs.
+// stopped adds to err how to stop a running daemon.
 func stopped(err error) error {
 	return fmt.Errorf("%w (for this, stop it: its sandboxes keep running; systemctl stop sandboxd.socket sandboxd)", err)
 }
 
-// noRoom gives a full disk the code and the words of a client.
+// noRoom gives a full disk's error the code and text for a client.
 func noRoom(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || err != nil && strings.Contains(err.Error(), unix.ENOSPC.Error()) {
 		return errs.Wrap(err, errs.Unavailable, "no space is left in the state directory of sandboxd for a copy of the state; free some "+
@@ -142,7 +142,7 @@ func noRoom(err error) error {
 	return err
 }
 
-// noSweep says why nothing may be erased that nobody asked to, or is empty.
+// noSweep says why the sweep may erase nothing; empty: it may.
 func (d *Daemon) noSweep() string {
 	switch {
 	case d.files.Pool.ID() != d.store.PoolID():
@@ -156,7 +156,7 @@ func (d *Daemon) noSweep() string {
 	return ""
 }
 
-// strays lists the ids of which the host holds something and the store nothing.
+// strays lists the ids that the host has and the store does not.
 func (d *Daemon) strays(ctx context.Context) ([]string, error) {
 	known := map[string]bool{}
 	all, err := d.store.List(ctx)
@@ -192,8 +192,8 @@ func (d *Daemon) strays(ctx context.Context) ([]string, error) {
 	return strays, nil
 }
 
-// mayCreate refuses new sandboxes beside those that the store has forgotten:
-// the slots of these, address and user ids, look free to it.
+// mayCreate refuses new sandboxes while the host has sandboxes that the store does not
+// know: their slots, with address and user ids, look free to the store.
 func (d *Daemon) mayCreate(ctx context.Context) error {
 	reason := d.noSweep()
 	if reason == "" {

@@ -88,7 +88,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
 }
 
-// hostNames says what r is called on this host.
+// hostNames returns the names of r's resources on this host.
 func (d *Daemon) hostNames(r record.Record) map[string]string {
 	return map[string]string{
 		"address": d.cfg.Addr(r.Slot).String(),
@@ -100,7 +100,7 @@ func (d *Daemon) hostNames(r record.Record) map[string]string {
 	}
 }
 
-// notes says where a limit of r holds less than its name says.
+// notes says where a limit of r does less than its name says.
 func (d *Daemon) notes(r record.Record) (notes []string) {
 	if _, writeback := d.cgroups.LimitsIO(); r.Spec.LimitsIO() && !writeback {
 		if r.Spec.Runtime == oci.Runsc {
@@ -121,7 +121,7 @@ func (d *Daemon) notes(r record.Record) (notes []string) {
 	return notes
 }
 
-// readSecret returns what signs endpoint tokens, drawn at the first start.
+// readSecret returns the key that signs endpoint tokens, made at the first start.
 func readSecret(path string) ([]byte, error) {
 	b, err := os.ReadFile(path)
 	if err == nil && len(b) >= 32 {

@@ -24,7 +24,7 @@ import (
 
 var _ api.System = (*system)(nil)
 
-// system is the daemon as it answers for itself.
+// system answers requests about the daemon itself.
 type system struct {
 	*Daemon
 	version string
@@ -34,7 +34,7 @@ type system struct {
 	layers map[string]int64 // bytes by digest; guarded by mu
 }
 
-// Info says what the daemon is and what it holds.
+// Info describes the daemon and what it holds.
 func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 	all, err := s.store.List(ctx)
 	if err != nil {
@@ -90,7 +90,7 @@ func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 	return info, err
 }
 
-// unreadable are sandboxes, snapshots and images whose records cannot be read.
+// unreadable lists sandboxes, snapshots and images whose records cannot be read.
 func (s *system) unreadable(ctx context.Context) ([]string, error) {
 	boxes, err := s.store.Unreadable(ctx)
 	if err != nil {
@@ -104,7 +104,7 @@ func (s *system) unreadable(ctx context.Context) ([]string, error) {
 	return slices.Concat(boxes, snaps, images), err
 }
 
-// Drain has the host take no new sandboxes, or take them again.
+// Drain starts or ends the drain of the host.
 func (s *system) Drain(_ context.Context, on bool) error {
 	if err := s.drain.Set(on); err != nil {
 		return noRoom(err)
@@ -113,7 +113,7 @@ func (s *system) Drain(_ context.Context, on bool) error {
 	return nil
 }
 
-// DiskUsage measures what images and sandboxes take.
+// DiskUsage measures the disk use of images and sandboxes.
 func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	if df.State, err = stateSpace(s.cfg.StateDir); err != nil {
 		return df, err
@@ -152,7 +152,7 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	df.Sandboxes = []wire.Disk{}
 	for _, r := range all {
 		d := wire.Disk{ID: r.ID, Name: r.Spec.Name, State: spec.StateOf(r)}
-		// One that is being made or deleted has none, and some pools do not count.
+		// A sandbox being made or deleted has no disk, and some pools do not count.
 		if used, limit, err := s.files.Disks.Usage(r.ID); err == nil {
 			d.Bytes, d.LimitBytes = used, limit
 		}
@@ -167,10 +167,10 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	return df, err
 }
 
-// addImages counts layers, of which layers has the bytes: of each image, and
-// each layer once. What neither a sandbox nor a snapshot stands on could go.
+// addImages adds up the bytes of layers, by image and in total, each layer once in the
+// total. Layers without a sandbox or snapshot on them are reclaimable.
 func addImages(df *wire.DiskUsage, images []record.Image, layers map[string]int64, all []*record.Record, snaps []record.Snapshot) {
-	users := map[string]int{} // of a layer: images
+	users := map[string]int{} // by layer: number of images
 	for _, i := range images {
 		for _, l := range i.Layers {
 			users[l]++
@@ -214,10 +214,10 @@ func addImages(df *wire.DiskUsage, images []record.Image, layers map[string]int6
 	}
 }
 
-// layerBytes walks a layer once in the life of the daemon: layers never change.
+// layerBytes measures each layer once per run of the daemon: layers never change.
 func (s *system) layerBytes(ctx context.Context, digest string) (int64, error) {
 	s.mu.Lock()
-	defer s.mu.Unlock() // two walks at once would be slower than one after the other
+	defer s.mu.Unlock() // two measurements at once would be slower than one after the other
 	if n, ok := s.layers[digest]; ok {
 		return n, nil
 	}
@@ -228,9 +228,9 @@ func (s *system) layerBytes(ctx context.Context, digest string) (int64, error) {
 	return n, err
 }
 
-// Backup copies the state into a file without a name, which goes with the
-// process that holds it: however this ends, nothing is left, and a disk that is
-// too full for it says so before the answer has begun.
+// Backup copies the state into a file without a name. The kernel removes it when the
+// process closes it or ends, so nothing is ever left. If the disk is too full, Backup
+// fails before the answer begins.
 func (s *system) Backup(ctx context.Context) (io.ReadCloser, error) {
 	f, err := s.backup(ctx)
 	if err != nil {
@@ -274,7 +274,7 @@ func (s *system) backup(ctx context.Context) (_ *os.File, err error) {
 	return out, ctx.Err()
 }
 
-// unnamed makes a file in dir that has no name there (open(2), O_TMPFILE).
+// unnamed makes a file in dir that has no name (open(2), O_TMPFILE).
 func unnamed(dir string) (*os.File, error) {
 	f, err := os.OpenFile(dir, unix.O_TMPFILE|os.O_RDWR, 0o600)
 	if err != nil {

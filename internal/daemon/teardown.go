@@ -13,15 +13,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress"
 )
 
-// Teardown ends every sandbox of the instance, with its disk, removes every
-// snapshot, and takes away
-// what the instance holds on the host: rules, sets, gateway, cgroup root, run
-// directory, the mount of the pool. The state directory stays, with images and
-// volumes in it.
-// It refuses while a daemon of the instance runs.
+// Teardown ends every sandbox of the instance, with its disk, and removes every
+// snapshot. Then it removes what the instance has on the host: rules, sets, gateway,
+// cgroup root, run directory, the mount of the pool. The state directory stays, with
+// images and volumes in it. Teardown refuses while a daemon of the instance runs.
 func Teardown(ctx context.Context, cfg *config.Config) error {
 	if _, err := os.Stat(stateFile(cfg)); errors.Is(err, fs.ErrNotExist) {
-		return nil // no daemon of this configuration ever ran: nothing to open, nothing to take away
+		return nil // no daemon of this configuration ever ran: there is nothing to remove
 	}
 	log := journal.New(os.Stderr, slog.LevelWarn)
 	d, err := open(ctx, cfg, log)
@@ -32,13 +30,13 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())
 	}
-	locks := d.close[0] // let go of last
+	locks := d.close[0] // closed last
 	d.close = d.close[1:]
 	defer locks() //nolint:errcheck // the process ends
 	if err := d.Close(); err != nil {
 		return fmt.Errorf("teardown: %w", err)
 	}
-	// A mount that is still there would be emptied, not removed.
+	// RemoveAll would empty a mount that is still there.
 	mounts, err := d.files.Mounts.ListMounts(ctx)
 	if err == nil {
 		var attached []string

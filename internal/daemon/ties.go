@@ -9,10 +9,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// What the store, the pool and the layers of images have to do with one another.
+// The relations between the store, the pool and the layers of images.
 
-// tiePool makes a new store belong to the pool, if nothing in the pool can
-// belong to another one.
+// tiePool ties a new store to the pool, unless the pool has disks or snapshots, which
+// may belong to another store.
 func (d *Daemon) tiePool(ctx context.Context) error {
 	if d.store.PoolID() != "" {
 		return nil
@@ -28,10 +28,10 @@ func (d *Daemon) tiePool(ctx context.Context) error {
 	return d.store.SetPoolID(ctx, d.files.Pool.ID())
 }
 
-// layerUsers names the sandboxes and snapshots that stand on a layer. While a
-// record cannot be read, that stands on every layer: it may name any of them;
-// and while nothing may be swept, so may a sandbox that is in no record. What is
-// being deleted needs its layers no more: its processes are killed first.
+// layerUsers names the sandboxes and snapshots that use a layer. An unreadable record
+// counts as using every layer, because it may name any. While nothing may be swept,
+// every layer is in use, because sandboxes without a record may use it. A sandbox being
+// deleted no longer needs its layers: its processes are killed first.
 func (d *Daemon) layerUsers(layer string) (users []string) {
 	ctx := context.Background()
 	if d.noSweep() != "" {

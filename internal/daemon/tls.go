@@ -21,7 +21,7 @@ func (d *Daemon) openCerts() (err error) {
 	return err
 }
 
-// secured is l, by TLS if the configuration names a certificate for it.
+// secured returns l, with TLS if the configuration names a certificate for it.
 func secured(l net.Listener, p *certs.Pair) net.Listener {
 	if p == nil {
 		return l
@@ -29,7 +29,7 @@ func secured(l net.Listener, p *certs.Pair) net.Listener {
 	return tls.NewListener(l, p.Config())
 }
 
-// impaired is what /health says to everybody: no path and no reason, which are in
+// impaired is the fault that /health reports to everybody. Path and reason are only in
 // the log.
 func (d *Daemon) impaired() string {
 	for _, p := range []*certs.Pair{d.cert, d.gatewayCert} {

@@ -12,17 +12,16 @@ import (
 	"github.com/sandboxd/sandboxd/internal/durable"
 )
 
-// Drain is whether the host is being emptied: nothing new is created, what runs
-// goes on. It is a file, so that a restart, which is what one drains for most
-// often, does not forget it.
+// Drain is whether the host drains: nothing new is created, running sandboxes go on. It
+// is stored as a file, so that it survives a restart: most drains are for one.
 type Drain struct {
 	path string
 
 	mu    sync.Mutex
-	since time.Time // zero: it is not; guarded by mu
+	since time.Time // zero: it does not drain; guarded by mu
 }
 
-// OpenDrain reads the file at path. Its age is since when the host drains.
+// OpenDrain reads the file at path. The file's age is the start of the drain.
 func OpenDrain(path string) (*Drain, error) {
 	d := &Drain{path: path}
 	fi, err := os.Stat(path)
@@ -35,15 +34,15 @@ func OpenDrain(path string) (*Drain, error) {
 	return d, nil
 }
 
-// Since is since when the host drains; zero: it does not.
+// Since is when the drain started; zero: the host does not drain.
 func (d *Drain) Since() time.Time {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.since
 }
 
-// Set has the host drain, or no longer. It is durable before it returns, and
-// may be said twice.
+// Set starts or ends the drain. It is durable before it returns. Setting the same state
+// again does nothing.
 func (d *Drain) Set(on bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -55,7 +54,7 @@ func (d *Drain) Set(on bool) error {
 	if on {
 		since = time.Now().UTC()
 		err = os.WriteFile(d.path, nil, 0o600)
-	} else if err = os.Remove(d.path); errors.Is(err, fs.ErrNotExist) { // somebody helped
+	} else if err = os.Remove(d.path); errors.Is(err, fs.ErrNotExist) { // already removed
 		err = nil
 	}
 	if err == nil {

@@ -1,5 +1,5 @@
-// Package admission says whether a sandbox may be created, and when it is
-// brought up.
+// Package admission decides whether a sandbox may be created, and when it is brought
+// up.
 //
 //	create ─▶ Gate: draining? too many? too little memory, disk? ─yes─▶ 503, Retry-After
 //	            │ no, and the intent becomes durable
@@ -9,10 +9,10 @@
 //	            ▼
 //	          the Manager brings it up
 //
-// What surprises: memory may be promised several times over. The gate looks at
-// what the host has now, not at the sum of limits: most sandboxes use a small
-// part of theirs. What it does count is what those take that are on their way
-// and not yet seen in that number.
+// What surprises: the limits of all sandboxes may add up to several times the host's
+// memory. The gate checks the memory available now, not the sum of limits: most
+// sandboxes use a small part of theirs. It also counts the memory for sandboxes that
+// are still coming up, which is not in that number yet.
 package admission
 
 import (
@@ -25,7 +25,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// The bounds, as they are called where refusals are counted.
+// The bounds, by the names under which refusals are counted.
 const (
 	Draining     = "draining"
 	MaxSandboxes = "max_sandboxes"
@@ -36,27 +36,27 @@ const (
 // BoundNames lists the bounds.
 func BoundNames() []string { return []string{Draining, MaxSandboxes, Memory, Disk} }
 
-// Space is a place for files.
+// Space is a file system or directory whose free space the gate checks.
 type Space struct {
 	Name      string // for people: "the storage pool"
 	FreeBytes int64
-	Remedy    string // what makes room there
+	Remedy    string // how to free space there
 }
 
-// Host is what the gate looks at.
+// Host is what the gate reads of the host.
 type Host struct {
-	// Sandboxes lists all, ended ones too.
+	// Sandboxes lists all sandboxes, ended ones too.
 	Sandboxes func(context.Context) ([]*record.Record, error)
-	// Deadline is when a sandbox goes by itself; zero is never.
+	// Deadline is when a sandbox is erased by itself; zero is never.
 	Deadline func(record.Record) time.Time
-	// MemoryBytes is what can be had without swapping. (proc(5), MemAvailable)
+	// MemoryBytes is the memory available without swapping (proc(5), MemAvailable).
 	MemoryBytes func() (int64, error)
 	Spaces      func() ([]Space, error)
-	// StartBytes is the memory that a sandbox of a runtime takes to come up.
+	// StartBytes is the memory that a sandbox of a runtime needs to come up.
 	StartBytes func(runtime string) int64
 }
 
-// Limits are what the host's owner wants kept.
+// Limits are the limits and reserves that the host's owner sets.
 type Limits struct {
 	MaxSandboxes  int
 	MemoryReserve int64 // bytes of Host.MemoryBytes
@@ -69,18 +69,18 @@ type Gate struct {
 	Host    Host
 	Queue   *Queue
 	Drain   *Drain
-	Refused func(bound string) // hears of each refusal; may be nil
+	Refused func(bound string) // called for each refusal; may be nil
 
 	mu       sync.Mutex
-	entering int   // let in, and not in the list yet or just there; guarded by mu
-	promised int64 // bytes of memory they take
+	entering int   // admitted, but not in the list yet or only just there; guarded by mu
+	promised int64 // bytes of memory for admitted sandboxes
 }
 
 // Enter admits one sandbox that is to be brought up on runtime. It refuses with
-// errs.Exhausted, or with errs.Unavailable while the host drains, and says how soon to
-// ask again. more is 1 for a new sandbox and 0 for one that starts again, which is in
-// the list already. leave is to be called when the list shows that it is coming up, or
-// when it will not.
+// errs.Exhausted, or with errs.Unavailable while the host drains; the error says when
+// to try again. more is 1 for a new sandbox, and 0 for a restart of one that is in the
+// list already. Call leave when the list shows that the sandbox is coming up, or when
+// it will not come up.
 func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(), err error) {
 	if since := g.Drain.Since(); !since.IsZero() {
 		return nil, g.refuse(Draining, errs.Retry(errs.Wire(errs.New(errs.Unavailable,
@@ -115,7 +115,7 @@ func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(
 	}, nil
 }
 
-// memory refuses what would go at the reserve. Preconditions: g.mu is held.
+// memory refuses a sandbox that would use the reserve. Preconditions: g.mu is held.
 func (g *Gate) memory(all []*record.Record, needs int64) error {
 	if g.Limits.MemoryReserve == 0 {
 		return nil
@@ -157,15 +157,15 @@ func (g *Gate) disk(all []*record.Record) error {
 	return nil
 }
 
-// How soon to ask again.
+// When a refused client should try again.
 const (
 	minRetry     = time.Second
 	maxRetry     = time.Minute
-	unknownRetry = 10 * time.Second // nothing is known to go; what clients delete is not known
+	unknownRetry = 10 * time.Second // no deadline is known; nobody knows what clients will delete
 )
 
-// full refuses for want of room. Room comes with the first sandbox to go by
-// itself or, where creations under way are what takes it, after soon.
+// full refuses because there is no room. Room comes when the first sandbox reaches its
+// deadline or, if creations under way take the room, after soon.
 func (g *Gate) full(all []*record.Record, bound string, soon time.Duration, format string, args ...any) error {
 	retry := unknownRetry
 	first := true

@@ -9,54 +9,54 @@ import (
 
 type clientKey struct{}
 
-// By returns a context that says who asks for a sandbox. Clients take turns;
-// whoever comes without a name is one client.
+// By returns a context that names the client that asks for a sandbox. Clients take
+// turns; all clients without a name count as one.
 func By(ctx context.Context, client string) context.Context {
 	return context.WithValue(ctx, clientKey{}, client)
 }
 
-// Queue lets a bounded number of sandboxes be brought up at once. The others
-// wait: one of each client in turn, of one client the first to come first. So
-// whoever asks for a hundred holds up nobody who asks for one.
+// Queue bounds how many sandboxes are brought up at once. The others wait. Clients are
+// served in turn, one sandbox each; the sandboxes of one client in order of arrival. So
+// a client that asks for a hundred does not hold up a client that asks for one.
 type Queue struct {
 	max int
 
 	mu      sync.Mutex
-	going   int           // turns that have come and are not done; guarded by mu, as all below
-	waiting int           // turns that have not come
+	going   int           // turns that have begun and are not done; guarded by mu, as all below
+	waiting int           // turns that have not begun
 	ring    []*line       // clients that wait; the first is served next and goes to the end
-	pace    time.Duration // how long a turn takes: of each new one an eighth
+	pace    time.Duration // average time of a turn; each new turn weighs an eighth
 }
 
-// line is what one client waits for, first come first.
+// line is the waiting turns of one client, in order of arrival.
 type line struct {
 	client string
 	turns  []*Turn
 }
 
-// Turn is the place of one sandbox among those that are brought up.
+// Turn is the place of one sandbox in the queue.
 type Turn struct {
 	queue *Queue
 	id    string
-	came  chan struct{} // closed when it has come
+	came  chan struct{} // closed when the turn begins
 
 	// Guarded by queue.mu.
-	line  *line     // nil: it does not wait
-	since time.Time // when it came
+	line  *line     // nil: the turn does not wait
+	since time.Time // when the turn began
 	over  bool
 }
 
-// NewQueue makes a Queue in which max turns go on at once; at least one does.
+// NewQueue makes a Queue with max turns at once, at least one.
 func NewQueue(limit int) *Queue { return &Queue{max: max(limit, 1)} }
 
-// Enter takes the next place for sandbox id, of the client that ctx names. The
-// caller owes Done, whether or not the turn comes.
+// Enter takes the next place for sandbox id, for the client named in ctx. The caller
+// must call Done, whether or not the turn comes.
 func (q *Queue) Enter(ctx context.Context, id string) *Turn {
 	client, _ := ctx.Value(clientKey{}).(string)
 	t := &Turn{queue: q, id: id, came: make(chan struct{})}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.going < q.max { // then nobody waits
+	if q.going < q.max { // then no turn waits
 		q.grant(t)
 		return t
 	}
@@ -71,10 +71,10 @@ func (q *Queue) Enter(ctx context.Context, id string) *Turn {
 	return t
 }
 
-// Came is closed when the turn has come.
+// Came returns a channel that is closed when the turn begins.
 func (t *Turn) Came() <-chan struct{} { return t.came }
 
-// Done gives the place to the next, or gives up waiting for it. Only the first
+// Done ends the turn, so that the next can begin, or gives up waiting. Only the first
 // call does anything.
 func (t *Turn) Done() {
 	q := t.queue
@@ -93,7 +93,7 @@ func (t *Turn) Done() {
 	t.over = true
 }
 
-// leave takes a turn that waits out of its line.
+// leave removes a waiting turn from its line.
 func (q *Queue) leave(t *Turn) {
 	l := t.line
 	l.turns = slices.DeleteFunc(l.turns, func(o *Turn) bool { return o == t })
@@ -104,12 +104,12 @@ func (q *Queue) leave(t *Turn) {
 	q.waiting--
 }
 
-// next lets turns come while there is room.
+// next begins waiting turns while there is room.
 func (q *Queue) next() {
 	for q.going < q.max && len(q.ring) > 0 {
 		l := q.ring[0]
 		t := l.turns[0]
-		q.ring = append(q.ring[1:], l) // leave drops it if this was its last
+		q.ring = append(q.ring[1:], l) // leave removes l if this was its last turn
 		q.leave(t)
 		q.grant(t)
 	}
@@ -129,9 +129,9 @@ func (q *Queue) measure(took time.Duration) {
 	q.pace += (took - q.pace) / 8
 }
 
-// Positions says, of each sandbox that waits, after how many others its turn
-// comes: the next one has 1, for one of those that are brought up must be done
-// first. Who comes later, of a client that waits for less, may push it back.
+// Positions returns the position of each waiting sandbox. The next one has position 1,
+// because one that is coming up must be done first. A later sandbox of a client with
+// fewer waiting sandboxes may push others back.
 func (q *Queue) Positions() map[string]int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -146,14 +146,14 @@ func (q *Queue) Positions() map[string]int {
 	return all
 }
 
-// Len returns how many turns go on and how many wait.
+// Len returns how many turns have begun and how many wait.
 func (q *Queue) Len() (going, waiting int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.going, q.waiting
 }
 
-// clears guesses how long all that there is now takes; 0 if nothing goes on.
+// clears estimates how long all current turns take; 0 if there are none.
 func (q *Queue) clears() time.Duration {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -51,7 +51,8 @@ func limitFailed(id string, l Limits, err error) error {
 }
 
 // rewrite is write for a cgroup that has limits already. v1 requires memory ≤
-// memory+swap at any moment: raise memory+swap first, lower memory first.
+// memory+swap at any moment. So to raise the limits write memory+swap first; to lower
+// them, memory first.
 func (t *Tree) rewrite(ctrl, dir string, l Limits) error {
 	w := l.writes(ctrl, t.flavours[ctrl])
 	if f := t.flavours[ctrl]; ctrl == "memory" && !f.v2 && f.swap {

@@ -26,8 +26,8 @@ func newWallAlarm() (*wallAlarm, error) {
 	return a, nil
 }
 
-// read turns what the timer says into what C receives. A cancelled timer
-// (ECANCELED) is as good as one that went off: look at the clock again.
+// read turns the timer's events into values on C. A cancelled timer (ECANCELED) counts
+// like an expired one: the clock must be read again.
 func (a *wallAlarm) read() {
 	var count [8]byte
 	for {
@@ -46,7 +46,7 @@ func (a *wallAlarm) wake() {
 }
 
 func (a *wallAlarm) set(t time.Time) error {
-	// Zero would disarm it: never is the end of time.
+	// Zero would disarm the timer: "never" is the end of time.
 	spec := unix.ItimerSpec{Value: unix.Timespec{Sec: 1<<62 - 1}}
 	if !t.IsZero() {
 		spec.Value = unix.NsecToTimespec(max(t.UnixNano(), 1))
@@ -60,7 +60,7 @@ func (a *wallAlarm) set(t time.Time) error {
 		err = errors.Join(err, serr)
 	}
 	if errors.Is(err, unix.ECANCELED) {
-		// Armed, and the clock was set since: read will not hear of that.
+		// Armed, but the clock was set since, and read gets no event for that.
 		a.wake()
 		return nil
 	}

@@ -1,13 +1,13 @@
-// Package expiry erases sandboxes when their time has come: when their timeout
-// has passed, or when they ended and were kept for long enough.
+// Package expiry erases sandboxes at their deadline: when their timeout has passed, or
+// when they ended and the time for keeping them has passed.
 //
-// It calls the Manager like anybody else and holds no truth of its own: the
-// deadlines are in the records, so a restart forgets none.
+// It calls the Manager like any other caller and stores nothing itself: the deadlines
+// are in the records, so they survive a restart.
 //
-// What surprises: time here is the wall clock, since that is what a client was
-// promised (expiresAt). It runs while the host sleeps, and it can be set. A
-// kernel timer that is cancelled by such a step (timerfd_create(2),
-// TFD_TIMER_CANCEL_ON_SET) wakes this package, which then looks again.
+// What surprises: time here is the wall clock, since the promise to the client
+// (expiresAt) is in wall time. It runs while the host sleeps, and it can be set. A
+// kernel timer that such a step cancels (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET)
+// wakes this package, which then checks all deadlines again.
 package expiry
 
 import (
@@ -31,20 +31,20 @@ type Manager interface {
 	Subscribe(ctx context.Context) <-chan sandbox.Event
 }
 
-// retry is how long after one try the next one comes.
+// retry is the wait between two attempts to erase a sandbox.
 const retry = 10 * time.Second
 
 // alarm is a timer on the wall clock.
 type alarm interface {
-	// set has C receive at t, or now if t has passed, or never if t is zero,
-	// and when the clock is set.
+	// set makes C receive at t, or now if t has passed, or never if t is zero. C also
+	// receives when the clock is set.
 	set(t time.Time) error
 	C() <-chan struct{}
 	close()
 }
 
-// Run erases what is due until ctx ends. It returns the cause, or why there is
-// no timer.
+// Run erases sandboxes at their deadlines until ctx ends. It returns the cause, or why
+// there is no timer.
 func Run(ctx context.Context, m Manager, log *slog.Logger) error {
 	a, err := newWallAlarm()
 	if err != nil {
@@ -56,7 +56,7 @@ func Run(ctx context.Context, m Manager, log *slog.Logger) error {
 
 func run(ctx context.Context, m Manager, a alarm, log *slog.Logger) error {
 	q := newQueue()
-	events := m.Subscribe(ctx) // before the list: nothing falls in between
+	events := m.Subscribe(ctx) // before the list, so that no change is missed
 	if err := q.fill(ctx, m); err != nil {
 		return err
 	}
@@ -79,11 +79,11 @@ func run(ctx context.Context, m Manager, a alarm, log *slog.Logger) error {
 			default:
 				q.update(ctx, m, e.ID, time.Time{})
 			}
-		case id := <-tried: // it may be there still: renewed, or not to be killed
+		case id := <-tried: // it may still exist: renewed, or it could not be killed
 			q.update(ctx, m, id, time.Now().Add(retry))
 		case <-a.C():
 			for _, id := range q.due(time.Now()) {
-				// One that does not die holds up no other.
+				// A sandbox that does not die must not hold up others.
 				go func() {
 					if err := m.Expire(ctx, id); err != nil {
 						log.Error("expire", "sandbox", id, "err", err)
@@ -107,12 +107,12 @@ type queue struct {
 type item struct {
 	id string
 	at time.Time
-	i  int // in items
+	i  int // index in items
 }
 
 func newQueue() *queue { return &queue{byID: map[string]*item{}} }
 
-// fill takes all deadlines anew.
+// fill replaces all deadlines by those of the Manager.
 func (q *queue) fill(ctx context.Context, m Manager) error {
 	all, err := m.List(ctx)
 	if err != nil {
@@ -125,8 +125,8 @@ func (q *queue) fill(ctx context.Context, m Manager) error {
 	return nil
 }
 
-// update takes the deadline of one sandbox anew, or notBefore if that is later.
-// One that is gone has none.
+// update reads the deadline of one sandbox again, or uses notBefore if that is later. A
+// sandbox that is gone has no deadline.
 func (q *queue) update(ctx context.Context, m Manager, id string, notBefore time.Time) {
 	r, err := m.Get(ctx, id)
 	if err != nil {
@@ -140,9 +140,9 @@ func (q *queue) update(ctx context.Context, m Manager, id string, notBefore time
 	q.set(id, at)
 }
 
-// set gives id a deadline, or none if it is zero.
+// set sets the deadline of id; zero removes it.
 func (q *queue) set(id string, at time.Time) {
-	at = at.Round(0) // by the wall clock, also when it was read in this process
+	at = at.Round(0) // wall clock only: drop the monotonic reading
 	switch it := q.byID[id]; {
 	case it == nil && at.IsZero():
 	case it == nil:
@@ -163,7 +163,7 @@ func (q *queue) next() time.Time {
 	return q.items[0].at
 }
 
-// due takes out what has come to its time.
+// due removes and returns the sandboxes whose deadline has come.
 func (q *queue) due(now time.Time) (ids []string) {
 	now = now.Round(0)
 	for len(q.items) > 0 && !q.items[0].at.After(now) {
@@ -172,7 +172,7 @@ func (q *queue) due(now time.Time) (ids []string) {
 	return ids
 }
 
-// What container/heap asks for.
+// The methods that container/heap needs.
 
 func (q *queue) Len() int           { return len(q.items) }
 func (q *queue) Less(i, j int) bool { return q.items[i].at.Before(q.items[j].at) }
@@ -190,7 +190,7 @@ func (q *queue) Push(x any) {
 	q.byID[it.id] = it
 }
 
-// Pop takes the last one out.
+// Pop removes and returns the last item.
 func (q *queue) Pop() any {
 	last := len(q.items) - 1
 	it := q.items[last]

@@ -1,18 +1,18 @@
-// Package health watches sandboxes whose specs ask for it, and acts: it tries
-// whether they are ready, ends those that have stopped being it, and starts
-// again, after a while, what its policy does not let end.
+// Package health watches sandboxes whose specs ask for it, and acts: it probes whether
+// they are ready, ends those that have become unhealthy, and restarts ended ones after
+// a back-off if their policy says so.
 //
 //	running ── probe ──▶ starting ──▶ healthy ◀──▶ unhealthy
 //	   ▲                                               │ recycle, if there is a policy
 //	   └──── back-off, restart ◀──── ended ◀───────────┘
 //
-// It calls the Manager like anybody else and holds no truth of its own: policy,
-// counts and the time of the next start follow from the record, so a daemon that
-// is killed forgets none. How a sandbox feels is in memory; the next daemon asks.
+// It calls the Manager like any other caller and stores nothing itself: policy, counts
+// and the time of the next start follow from the record, so they survive if the daemon
+// is killed. The health of a sandbox is in memory; the next daemon probes again.
 //
-// What surprises: there is one goroutine for each sandbox with a probe, and one
-// try of each at a time, but no limit across them: a shared one would let those
-// whose probes hang hold up the others'.
+// What surprises: each sandbox with a probe has one goroutine and at most one try at a
+// time, but there is no limit across sandboxes: with a shared limit, sandboxes whose
+// probes hang would hold up the others.
 package health
 
 import (
@@ -30,54 +30,54 @@ type Manager interface {
 	Get(ctx context.Context, idOrName string) (record.Record, error)
 	List(ctx context.Context) ([]*record.Record, error)
 	Subscribe(ctx context.Context) <-chan sandbox.Event
-	// Life ends when the sandbox has.
+	// Life returns a context that ends when the sandbox ends.
 	Life(id string) context.Context
 	// Restart starts a sandbox if its policy wants that, and only then.
 	Restart(ctx context.Context, id string) error
-	// Recycle ends a sandbox that is unhealthy if its policy wants it back, and
-	// nobody is at it.
+	// Recycle ends an unhealthy sandbox if its policy restarts it and no other
+	// operation on it is under way.
 	Recycle(ctx context.Context, was record.Record, why string) error
-	// StandsStill reports whether a sandbox that runs may answer nothing for a
-	// while, since a snapshot of it is being taken.
+	// StandsStill reports whether a running sandbox may not answer for a while because
+	// a snapshot of it is being taken.
 	StandsStill(id string) bool
-	// Announce tells who listens to events.
+	// Announce sends a health event to subscribers.
 	Announce(r record.Record, health, message string)
 }
 
-// Prober tries things in sandboxes, until ctx ends.
+// Prober runs probes in sandboxes, until ctx ends.
 type Prober interface {
-	// ProbePort is nil if something accepts connections at a port.
+	// ProbePort returns nil if a port accepts connections.
 	ProbePort(ctx context.Context, r record.Record, port uint16) error
-	// ProbeCommand is nil if a command exits with 0; the end of what it printed
-	// comes along in either case, hostile and at most 1 KiB.
+	// ProbeCommand returns nil if a command exits with 0. In either case it returns the
+	// end of the command's output, which is hostile and at most 1 KiB.
 	ProbeCommand(ctx context.Context, r record.Record, command string, limit time.Duration) (output string, err error)
 }
 
-// State is how a sandbox with a probe feels.
+// State is the health of a sandbox with a probe.
 type State string
 
 // The states.
 const (
-	Starting  State = "starting" // it was not ready yet
+	Starting  State = "starting" // it has not been ready yet
 	Healthy   State = "healthy"
-	Unhealthy State = "unhealthy" // it failed as often as its probe says, in a row
+	Unhealthy State = "unhealthy" // as many failures in a row as its probe sets
 )
 
-// Health is what the probe of a sandbox has found.
+// Health is the result of a sandbox's probe.
 type Health struct {
 	State    State
 	Failures int       // in a row
-	Output   string    // of the last try, and why it failed
-	Checked  time.Time // zero: it was not tried yet
+	Output   string    // of the last try, with the error if it failed
+	Checked  time.Time // zero: not tried yet
 }
 
 const (
-	// retry is how long after what went wrong here it is tried again. What goes
-	// on being refused waits for twice as long each time, up to RestartLast: a host
-	// that is drained or full is that for long, and hundreds may wait.
+	// retry is the wait after an error here. After each further refusal of the same
+	// restart the wait doubles, up to RestartLast: a host that drains or is full stays
+	// so for long, and hundreds of restarts may wait.
 	retry = 10 * time.Second
-	// restarters bounds how many sandboxes come up at once by their policies: after
-	// a reboot these may be hundreds, and somebody may want to create one.
+	// restarters bounds how many sandboxes restart by their policies at once: after a
+	// reboot there may be hundreds, and a client may want to create one meanwhile.
 	restarters = 4
 )
 
@@ -86,25 +86,25 @@ type Watcher struct {
 	m     Manager
 	try   Prober
 	log   *slog.Logger
-	slots chan struct{} // of those that restart
-	again chan refusal  // what could not be restarted
+	slots chan struct{} // slots for restarts
+	again chan refusal  // restarts that were refused
 
 	mu      sync.Mutex
 	wards   map[string]*ward // guarded by mu, as all below
-	changed chan struct{}    // closed, and made anew, when anybody's health changes
+	changed chan struct{}    // closed and replaced when the health of any sandbox changes
 }
 
-// A refusal is a sandbox that could not be restarted, and for how long it waits.
+// A refusal is a sandbox whose restart was refused, and how long it waits.
 type refusal struct {
 	id   string
 	wait time.Duration
 }
 
-// A ward is a sandbox that is looked after.
+// A ward is a sandbox that the Watcher watches.
 type ward struct {
-	started time.Time   // which of its lives health is about
+	started time.Time   // identifies the life that health is about
 	health  Health      // while it lives
-	probe   func()      // ends its probe; nil: there is none, or it is paused
+	probe   func()      // ends its probe; nil: there is none, or the sandbox is paused
 	restart *time.Timer // nil: none is due
 }
 
@@ -119,7 +119,7 @@ func New(m Manager, p Prober, log *slog.Logger) *Watcher {
 
 // Run watches until ctx ends, and returns the cause.
 func (w *Watcher) Run(ctx context.Context) error {
-	events := w.m.Subscribe(ctx) // before the list: nothing falls in between
+	events := w.m.Subscribe(ctx) // before the list, so that no change is missed
 	var anew <-chan time.Time
 	lookAtAll := func() {
 		anew = nil
@@ -152,7 +152,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// lookAtAll takes up what there is, and lets go of what is not there any more.
+// lookAtAll calls look for every sandbox, and drops wards that no longer exist.
 func (w *Watcher) lookAtAll(ctx context.Context) error {
 	all, err := w.m.List(ctx)
 	if err != nil {
@@ -173,7 +173,7 @@ func (w *Watcher) lookAtAll(ctx context.Context) error {
 	return nil
 }
 
-// lookAt is look at one of which something was heard.
+// lookAt calls look for one sandbox after an event.
 func (w *Watcher) lookAt(ctx context.Context, id string, notBefore time.Duration) {
 	r, err := w.m.Get(ctx, id)
 	if err == nil {
@@ -187,8 +187,8 @@ func (w *Watcher) lookAt(ctx context.Context, id string, notBefore time.Duration
 	}
 }
 
-// look does for r what its record asks for: a probe while it runs, none while
-// it is paused, a restart when it has ended. Only Run's goroutine calls it.
+// look does what r's record asks for: a probe while it runs, none while it is paused, a
+// restart when it has ended. Only Run's goroutine calls it.
 func (w *Watcher) look(ctx context.Context, r record.Record, notBefore time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -217,11 +217,11 @@ func (w *Watcher) look(ctx context.Context, r record.Record, notBefore time.Dura
 			d.probe = nil
 		}
 	case r.Restarting():
-		if d != nil { // what it was while it lived
+		if d != nil { // the ward of the life that ended
 			w.drop(r.ID, d)
 			d = nil
 		}
-		// A clock that was set must not make it wait for hours.
+		// If the clock was set, the sandbox must not wait for hours.
 		wait := min(max(time.Until(r.NextStart()), notBefore), record.RestartLast)
 		ward().restart = time.AfterFunc(wait, func() { w.restart(ctx, r.ID, notBefore) })
 	case d != nil:
@@ -229,7 +229,7 @@ func (w *Watcher) look(ctx context.Context, r record.Record, notBefore time.Dura
 	}
 }
 
-// drop ends all that is done for a sandbox. The caller holds w.mu.
+// drop stops the probe and the restart of a sandbox. The caller holds w.mu.
 func (w *Watcher) drop(id string, d *ward) {
 	if d.probe != nil {
 		d.probe()
@@ -249,8 +249,8 @@ func (w *Watcher) stop() {
 	}
 }
 
-// restart starts a sandbox whose time has come. One that does not come up
-// holds up no other. waited is how long it has since it was refused, or 0.
+// restart starts a sandbox whose time has come. A sandbox that does not come up does
+// not hold up others. waited is how long it waited after the last refusal, or 0.
 func (w *Watcher) restart(ctx context.Context, id string, waited time.Duration) {
 	select {
 	case w.slots <- struct{}{}:
@@ -260,10 +260,10 @@ func (w *Watcher) restart(ctx context.Context, id string, waited time.Duration) 
 	err := w.m.Restart(ctx, id)
 	<-w.slots
 	if err == nil || ctx.Err() != nil {
-		return // what became of it, the events tell
+		return // events report the outcome
 	}
 	level := slog.LevelWarn
-	if waited > 0 { // it was said
+	if waited > 0 { // logged already
 		level = slog.LevelDebug
 	}
 	next := refusal{id, min(max(2*waited, retry), record.RestartLast)}
@@ -274,13 +274,13 @@ func (w *Watcher) restart(ctx context.Context, id string, waited time.Duration) 
 	}
 }
 
-// tell wakes who waits for anybody's health. The caller holds w.mu.
+// tell wakes all that wait for a change of health. The caller holds w.mu.
 func (w *Watcher) tell() {
 	close(w.changed)
 	w.changed = make(chan struct{})
 }
 
-// Of says how r feels; ok is false if it has no probe or does not live.
+// Of returns the health of r; ok is false if r has no probe or does not live.
 func (w *Watcher) Of(r record.Record) (h Health, ok bool) {
 	h, _ = w.of(r)
 	return h, h.State != ""
@@ -301,11 +301,11 @@ func (w *Watcher) of(r record.Record) (Health, <-chan struct{}) {
 	case d != nil && d.started.After(r.Started): // r is of an earlier life
 		return Health{}, nil
 	}
-	return Health{State: Starting}, w.changed // not heard of yet
+	return Health{State: Starting}, w.changed // no event has arrived yet
 }
 
-// Await returns when a sandbox that runs is ready, has turned out not to
-// become it, or has ended. When ctx ends first it returns the cause.
+// Await returns when a running sandbox is ready, is unhealthy, or has ended. When ctx
+// ends first it returns the cause.
 func (w *Watcher) Await(ctx context.Context, r record.Record) error {
 	ended := w.m.Life(r.ID).Done()
 	for {

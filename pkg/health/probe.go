@@ -10,17 +10,17 @@ import (
 )
 
 const (
-	// firstTry is how soon after its start, or a daemon's, a sandbox is tried.
+	// firstTry is the wait before the first try, after a sandbox or a daemon starts.
 	firstTry = 100 * time.Millisecond
-	// eagerly is the longest wait between two tries of what may become ready any
-	// moment: somebody may be waiting for that.
+	// eagerly is the longest wait between two tries of a starting sandbox: a client may
+	// be waiting until it is ready.
 	eagerly = time.Second
-	// slack is what an agent may take longer than the command it runs.
+	// slack is how much longer than its command an agent may take.
 	slack = 2 * time.Second
 )
 
-// watch tries a sandbox until ctx ends, which is when it ends or is paused, or
-// until it was recycled.
+// watch probes a sandbox until ctx ends, that is, until the sandbox ends or is paused,
+// or until it was recycled.
 func (w *Watcher) watch(ctx context.Context, r record.Record, h Health) {
 	p := r.Spec.Ready
 	wait := firstTry
@@ -28,7 +28,7 @@ func (w *Watcher) watch(ctx context.Context, r record.Record, h Health) {
 		stood := w.m.StandsStill(r.ID)
 		output, err := w.once(ctx, r)
 		if ctx.Err() != nil {
-			return // it says nothing about the sandbox
+			return // that says nothing about the sandbox
 		}
 		patient := h.State == Starting && time.Since(r.Started) < p.StartPeriod
 		was := h.State
@@ -52,8 +52,7 @@ func (w *Watcher) watch(ctx context.Context, r record.Record, h Health) {
 	}
 }
 
-// next is what one more try makes of h. A failure does not count while one is
-// patient, or the sandbox stands still.
+// next returns h after one more try. If patient is set, a failure does not count.
 func next(h Health, p record.Probe, output string, err error, patient bool) Health {
 	h.Output, h.Checked = output, time.Now()
 	switch {
@@ -74,7 +73,7 @@ func next(h Health, p record.Probe, output string, err error, patient bool) Heal
 	return h
 }
 
-// once tries r once.
+// once runs the probe of r once.
 func (w *Watcher) once(ctx context.Context, r record.Record) (output string, err error) {
 	p := r.Spec.Ready
 	if p.Port != 0 {
@@ -99,7 +98,7 @@ func within(ctx context.Context, limit time.Duration, try func(context.Context) 
 	return err
 }
 
-// note keeps what was found of r; it reports false if nobody wants it any more.
+// note stores the health of r. It returns false if the watch of r has ended.
 func (w *Watcher) note(ctx context.Context, r record.Record, h Health) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -112,7 +111,7 @@ func (w *Watcher) note(ctx context.Context, r record.Record, h Health) bool {
 	return true
 }
 
-// sleep waits for about d; so those who began together part.
+// sleep waits for about d, at random, so that sandboxes that began together spread out.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d - d/10 + rand.N(d/5+1))
 	defer t.Stop()
