@@ -17,8 +17,8 @@ import (
 
 var _ sandbox.Bundles = (*bundles)(nil)
 
-// bundles writes OCI bundles below <run>/bundles. Only here a record and the places of
-// its resources become a runtime spec.
+// bundles writes OCI bundles below <run>/bundles. It alone turns a record and the paths
+// of its resources into a runtime spec.
 type bundles struct {
 	cfg     *config.Config
 	mounts  *snapshot.Mounts

@@ -21,7 +21,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 )
 
-// The mechanisms know nothing of sandboxes; these assertions and adapters connect them.
+// The mechanisms know nothing of sandboxes; these types adapt them to the interfaces of
+// the Manager and the API.
 
 type cgroupTree struct{ *cgroups.Tree }
 
@@ -43,18 +44,18 @@ type links struct {
 var errCut = errors.New("the firewall of sandboxd is gone and could not be put back yet: until it is, links of sandboxes stay down (the " +
 	"log says what fails)")
 
-// Attach links a sandbox, unless neither chains nor lock would hold it.
+// Attach links a sandbox, unless neither chains nor lock would confine it.
 func (l links) Attach(ctx context.Context, id string, addr netip.Addr) error {
 	return l.raise(ctx, id, func() error { return l.Manager.Attach(ctx, id, addr) })
 }
 
-// Rejoin does the same for the host's side as Attach for both.
+// Rejoin does for the host's side what Attach does for both.
 func (l links) Rejoin(ctx context.Context, id string, addr netip.Addr) error {
 	return l.raise(ctx, id, func() error { return l.Manager.Rejoin(ctx, id, addr) })
 }
 
 // raise checks Cut again when the link is up: the guard takes down links that it sees
-// up, and it may have looked before this one was.
+// up, and it may have looked before this link was up.
 func (l links) raise(ctx context.Context, id string, up func() error) error {
 	if l.flows.Cut() {
 		return errCut
@@ -86,8 +87,8 @@ type rootfs struct {
 }
 
 // Mount also removes the files of an agent that died on this disk, or on the disk it
-// was copied from. Otherwise a death before the next agent is up would be blamed on
-// them.
+// was copied from. Otherwise these files would be read as the cause of a death before
+// the next agent is up.
 func (s rootfs) Mount(ctx context.Context, id string, m sandbox.Mount) error {
 	for _, path := range []string{agent.ObituaryFile, agent.CrashFile} {
 		if err := s.disks.RemoveFile(ctx, id, path); err != nil {
@@ -163,8 +164,8 @@ func (s *stats) Usage(ctx context.Context, r *record.Record) (wire.Usage, error)
 // countTimeout is how long an agent may take to count: a busy guest may starve it.
 const countTimeout = time.Second
 
-// tasks counts the guest's own tasks of all tasks of r; the limit is about these. On
-// gVisor the host's tasks are the sentry's, and only the guest's agent can count the
+// tasks counts the guest's own tasks among all tasks of r; the limit applies to these.
+// On gVisor the host's tasks are the sentry's, and only the guest's agent can count the
 // guest's. The result is nil if the agent does not answer.
 func (s *stats) tasks(ctx context.Context, r *record.Record, all uint64) (*int64, error) {
 	if r.Spec.Runtime != oci.Runsc {

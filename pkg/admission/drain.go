@@ -13,7 +13,7 @@ import (
 )
 
 // Drain is whether the host drains: nothing new is created, running sandboxes go on. It
-// is stored as a file, so that it survives a restart: most drains are for one.
+// is stored as a file, so that it survives a restart, the most common reason to drain.
 type Drain struct {
 	path string
 

@@ -222,7 +222,7 @@ func delegate(lay *layout, root string) error {
 	}
 	_, err := cgroup2.NewManager(lay.v2.mount, "/"+root, &res)
 	// The library returns only its last error, and removes the root then. Checking that
-	// every level offers every controller says more, and is decisive.
+	// every level offers every controller says more, and decides.
 	dir := lay.v2.mount
 	for name := range strings.SplitSeq(root, "/") {
 		dir += "/" + name
@@ -250,7 +250,7 @@ func delegate(lay *layout, root string) error {
 func (lay *layout) delegateIO(root string) {
 	dir := lay.v2.mount
 	for name := range strings.SplitSeq(root, "/") {
-		_ = enable(dir, []string{"io"}) // errors show later: the root lacks io
+		_ = enable(dir, []string{"io"}) // if this failed, the root lacks io
 		dir += "/" + name
 	}
 }

@@ -28,7 +28,7 @@ type Limits struct {
 	KeepMemory bool
 }
 
-// The largest limits that are accepted. A larger number is a mistaken unit.
+// The bounds of limits. A larger number is a mistaken unit.
 const (
 	maxMemory = 1 << 50 // 1 PiB
 	maxCPU    = 1 << 20 // about a thousand CPUs; the kernel refuses slightly larger quotas

@@ -153,8 +153,8 @@ func (t *Tree) Usage(id string) (Usage, error) {
 }
 
 // InitTasks counts the tasks of the process of id that is PID 1 inside the sandbox; 0
-// if there is none. Usage counts these tasks, too. That process is the first in the
-// list, so it rarely reads a second one.
+// if there is none. Usage counts these tasks, too. That process enters the cgroup
+// first, so InitTasks rarely reads a second process.
 func (t *Tree) InitTasks(id string) (uint64, error) {
 	if err := t.check(id); err != nil {
 		return 0, err
@@ -187,7 +187,7 @@ func statusLine(text, name string) []string {
 }
 
 // OOMKills counts the processes of id that the kernel killed at its memory limit; an id
-// without cgroups has 0. Call it before Remove. It reads one file (v1: two) in 3 µs,
+// without cgroups has 0. Call it before Remove. It reads one file (v1: two), 3 µs each,
 // because the handling of a death waits for it; the library reads all files of a
 // controller.
 func (t *Tree) OOMKills(id string) (uint64, error) {

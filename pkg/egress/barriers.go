@@ -154,7 +154,8 @@ func (r *reader) walk(chain string, theirs bool, depth int) (fate, string, error
 	return falls, "", nil
 }
 
-// verdictOf is what a rule does with a packet that meets it. Continue means nothing.
+// verdictOf is what a rule does with a packet that meets it; Continue if it does
+// nothing.
 func verdictOf(rule []expr.Any) expr.Verdict {
 	for _, e := range rule {
 		switch e := e.(type) {

@@ -167,8 +167,9 @@ type chains struct {
 	moved time.Time
 }
 
-// maxMoves is after how many moves sandboxd stops putting the hooks in front, because
-// another program does the same; movesPause is when it starts again.
+// maxMoves is the number of moves after which sandboxd stops putting the hooks in
+// front, because another program does the same; movesPause is the pause before it
+// starts again.
 const (
 	maxMoves   = 5
 	movesPause = time.Hour
@@ -388,8 +389,8 @@ func (c *chains) hooks(mine rulesOf, generation int) (n int) {
 	return n
 }
 
-// install makes the chains stand. If a generation is hooked, even in part, install
-// builds the other one, hooks it in front, and only then removes the old one.
+// install installs the chains. If a generation is hooked, even in part, install builds
+// the other one, hooks it in front, and only then removes the old one.
 func (c *chains) install(ctx context.Context) error {
 	all, err := c.save(ctx)
 	if err != nil {
@@ -397,7 +398,7 @@ func (c *chains) install(ctx context.Context) error {
 	}
 	mine, _ := c.ours(all)
 	// Build the generation with fewer hooks in place: the other one protects until the
-	// new hooks stand, also if this fails half way.
+	// new hooks are in place, also if this fails half way.
 	generation := 0
 	if first := c.hooks(mine, 0); first > 0 && first >= c.hooks(mine, 1) {
 		generation = 1

@@ -22,8 +22,8 @@ type cause uint8
 
 const (
 	byRule  cause = iota // a rule of the policy
-	byMode               // none of them: the mode
-	byRange              // no rule matched: the mode decided
+	byMode               // no rule matched: the mode decided
+	byRange              // a private range that no rule names
 	byBlock              // never allowed by a policy: the host, other sandboxes, metadata services, …
 	byFault              // not a packet that can be decided on, or its sandbox is not registered yet
 	causes

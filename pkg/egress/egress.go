@@ -16,18 +16,18 @@
 // address and link, in the set SRC. Without the entry nothing that a sandbox sends
 // passes: Register opens its network, and Unregister is the kill switch.
 //
-// What surprises: everything keeps standing when the daemon is gone. The queue then has
-// no reader and lets packets pass without a mark, conntrack lets established flows
-// pass, and FORWARD drops a flow without a mark. So established flows go on and no new
-// flow opens. Nothing is stored to change that: the guest sends a dropped SYN again,
-// and it is answered after the restart.
+// What surprises: all rules stay when the daemon is gone. The queue then has no reader
+// and lets packets pass without a mark, conntrack lets established flows pass, and
+// FORWARD drops a flow without a mark. So established flows go on and no new flow
+// opens. Nothing is stored to change that: the guest sends a dropped SYN again, and it
+// is answered after the restart.
 //
 // Refusals come at once, but the kernel sends one host six ICMP errors and then
 // one a second (net.ipv4.icmp_ratelimit): a guest that is refused UDP flows
 // faster than that sees some of them time out. TCP resets have no such limit.
 //
-// A lock protects sandboxes if somebody flushes iptables: a table of nf_tables that
-// iptables(8) does not see drops packets without the mark ALLOW (lock.go).
+// A lock confines sandboxes even if somebody flushes iptables: a table of nf_tables
+// that iptables(8) does not see drops packets without the mark ALLOW (lock.go).
 //
 // IPv6 is dropped entirely: by two rules of ip6tables (ipv6.go), by the lock, and by
 // disable_ipv6 on the links (pkg/netns).
@@ -106,13 +106,13 @@ type Engine struct {
 	health     health
 
 	guarding  sync.Mutex    // guards chains, lock, and the fields below
-	held      []*heldLink   // down until the chains stand
+	held      []*heldLink   // down until the chains are complete
 	retry     time.Time     // when the chains may be tried again, if pause is not 0
 	pause     time.Duration // the wait before that, since the last try failed
-	cut       atomic.Bool   // no rules hold sandboxes: no link may be up
+	cut       atomic.Bool   // nothing confines sandboxes: no link may be up
 	lock      lock
 	closed    []string // the uplinks that the lock contains
-	lockFault string   // why the lock does not stand, as last logged
+	lockFault string   // why the lock is incomplete, as last logged
 
 	mu     sync.RWMutex
 	byID   map[string]*sandbox
@@ -132,10 +132,10 @@ type sandbox struct {
 	entered bool // its entry was added to the set of sources
 }
 
-// Open makes the packet layer stand and starts to decide on flows. If the host lacks
-// something, the error names the package or kernel module, and no sandbox can reach
-// anything. Sandboxes registered with an earlier Engine stay in the kernel; they must
-// be registered again before they can open new flows.
+// Open installs the packet layer and starts to decide on flows. If the host lacks
+// something, the error names the package or kernel module, and nothing is open then.
+// Sandboxes registered with an earlier Engine stay in the kernel; they must be
+// registered again before they can open new flows.
 func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	if !cfg.Pool.IsValid() {
 		cfg.Pool = cfg.Instance.Pool()

@@ -84,9 +84,10 @@ func (e *Engine) check(ctx context.Context) {
 	}
 }
 
-// restore makes lock and chains stand. If packets would pass without either, restore
-// keeps the links of all sandboxes down until the chains stand: nothing else here fails
-// open. Then it closes the flows that opened meanwhile.
+// restore installs lock and chains again if they are incomplete. If packets would pass
+// without either, restore keeps the links of all sandboxes down until the chains are
+// complete: nothing else here fails open. Then it closes the flows that opened
+// meanwhile.
 func (e *Engine) restore(ctx context.Context) error {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()
@@ -137,7 +138,7 @@ func (e *Engine) restore(ctx context.Context) error {
 	e.pause = 0
 	e.cut.Store(false)
 	// At the start no policy is known, so closeSuspects would close every flow. It runs
-	// only if neither chains nor lock held them.
+	// only if neither chains nor lock blocked them.
 	if unmet || e.serves() {
 		e.closeSuspects()
 	}
@@ -159,11 +160,11 @@ func (e *Engine) untilRetry() time.Duration {
 }
 
 // Cut reports whether all links are down and must stay down, because neither chains nor
-// lock hold the sandboxes behind them.
+// lock confine the sandboxes behind them.
 func (e *Engine) Cut() bool { return e.cut.Load() }
 
-// letGo ends what only this Engine knows. Links that must stay down are raised by the
-// sweep of the next daemon once its chains stand.
+// letGo gives up the links that only this Engine knows to be down. Links that must stay
+// down are raised by the sweep of the next daemon once its chains are complete.
 func (e *Engine) letGo() {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()

@@ -143,8 +143,8 @@ func (c *chains) unmasquerade(mine rulesOf, keep []string) error {
 	return nil
 }
 
-// Purge removes chains, lock and sets of an instance. Its sandboxes must be gone: with
-// the chains goes all that holds them. Use it for uninstalling and in tests. Absent is
+// Purge removes chains, lock and sets of an instance. Its sandboxes must be gone:
+// nothing confines them after that. Use it for uninstalling and in tests. Absent is
 // success.
 func Purge(ctx context.Context, i instance.Instance) error {
 	if err := purge(ctx, i); err != nil {

@@ -78,7 +78,7 @@ func (c *chains) install6() error {
 	})
 }
 
-// restore6 makes the rules against IPv6 stand. It takes no link down: the lock and
+// restore6 installs missing rules against IPv6. It takes no link down: the lock and
 // disable_ipv6 still block IPv6.
 func (e *Engine) restore6(ctx context.Context) error {
 	e.guarding.Lock()

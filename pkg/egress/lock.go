@@ -18,10 +18,10 @@ import (
 // once, and what they accept must pass the lock, too.
 const lockPriority = 10
 
-// A lock holds sandboxes if somebody flushes iptables: a table of nf_tables that
-// iptables(8) does not see. It asks nothing and allows nothing by itself. It drops the
-// first packet of every flow without the mark of an allowed flow; a flushed chain sets
-// no mark.
+// A lock confines sandboxes even if somebody flushes iptables. It is a table of
+// nf_tables that iptables(8) does not see. It asks nothing and allows nothing by
+// itself. It drops the first packet of every flow without the mark of an allowed flow;
+// a flushed chain sets no mark.
 //
 //	forward   from a sandbox: established, or mark ALLOW     else drop
 //	          to a sandbox:   established                    else drop
@@ -243,8 +243,8 @@ func (l lock) remove() error {
 	return nil
 }
 
-// keepLock makes the lock stand, with the current uplinks, and reports whether its
-// rules were complete before.
+// keepLock installs the lock again if it is incomplete or its uplinks changed, and
+// reports whether its rules were complete before.
 func (e *Engine) keepLock() (stood bool) {
 	stood, err := e.raiseLock()
 	switch {

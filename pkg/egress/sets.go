@@ -28,7 +28,7 @@ type source struct {
 
 func (e *Engine) src() string { return e.cfg.Instance.Set("src") }
 
-// createSets makes the set. If it exists, it keeps its entries.
+// createSets makes the set. An existing set keeps its entries.
 func (e *Engine) createSets() error {
 	err := e.sets.IpsetCreate(e.src(), "hash:net,iface", netlink.IpsetCreateOptions{Replace: true})
 	if err != nil {

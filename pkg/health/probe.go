@@ -52,7 +52,8 @@ func (w *Watcher) watch(ctx context.Context, r record.Record, h Health) {
 	}
 }
 
-// next returns h after one more try. If patient is set, a failure does not count.
+// next returns h after one more try. If patient is set (the sandbox is starting, or
+// stands still), a failure does not count.
 func next(h Health, p record.Probe, output string, err error, patient bool) Health {
 	h.Output, h.Checked = output, time.Now()
 	switch {

@@ -20,8 +20,8 @@ import (
 const grace = 400 * time.Millisecond
 
 // Detach cuts id off: when it returns, the link is down and the host has no route to
-// it. The link itself is gone at the latest half a second later, or when
-// DeleteNamespaces has unpinned its other end; Gone waits for that. Absent is success.
+// it. The link itself is gone once DeleteNamespaces has unpinned its other end, at the
+// latest after half a second; Gone waits for that. Absent is success.
 func (m *Manager) Detach(_ context.Context, id string) error {
 	if err := m.check(id); err != nil {
 		return err

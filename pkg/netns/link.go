@@ -244,8 +244,8 @@ func routeTo(h *netlink.Handle, addr netip.Addr) (int, error) {
 }
 
 // Rejoin makes the host's side of the link of id as Attach made it. It leaves the
-// guest's side alone: under gVisor the sentry has address and routes, and for an
-// address that Attach gave to eth0 the host would answer.
+// guest's side alone: under gVisor the sentry has address and routes. If eth0 got an
+// address, the host's kernel would answer for it.
 func (m *Manager) Rejoin(_ context.Context, id string, addr netip.Addr) error {
 	if err := m.check(id); err != nil {
 		return err

@@ -153,7 +153,7 @@ func bind(from, to string) error {
 }
 
 // newNet pins a new network namespace, owned by the host's user namespace, on path. It
-// uses a thread of its own.
+// moves the calling thread there and back.
 func newNet(path string) error {
 	runtime.LockOSThread()
 	here, err := os.Open("/proc/thread-self/ns/net")

@@ -26,8 +26,8 @@ func (m *Manager) Setup(ctx context.Context) error {
 }
 
 // OpenUplinks makes the host forward packets for sandboxes. It may run at any time; a
-// second run changes nothing. The daemon calls it once the rules stand that keep the
-// packets of others from being forwarded, and with every sweep, so that it covers
+// second run changes nothing. The daemon calls it once the rules are in place that keep
+// the packets of others from being forwarded, and with every sweep, so that it covers
 // uplinks that appear later.
 //
 // Forwarding is switched on per link; the kernel checks the link by which a packet

@@ -36,7 +36,7 @@ var guestNet = []sysctl{
 // by user (docs/design/hardening.md, "Which traps do ordinary container defaults
 // miss?"). User and network namespaces: none, the sandbox has those it needs. Other
 // namespaces: a runtime makes one of each when it starts, and the kernel frees those of
-// the start before late, so with a limit of 1 every second start would fail.
+// the previous start late. So with a limit of 1 every second start would fail.
 var guestUser = []sysctl{
 	{"user/max_inotify_instances", "64", false},
 	{"user/max_inotify_watches", "65536", false},

@@ -54,10 +54,10 @@ func (m *Manager) note(link string) error {
 	return os.Rename(m.notes()+".new", m.notes())
 }
 
-// SwitchedOn names the links that forward because OpenUplinks switched it on and, as
-// far as can be known, for no other reason: a program that has set ip_forward since, as
-// Docker and libvirt do, wants all links to forward. A link that forwarded before is
-// never named.
+// SwitchedOn names the links that forward because OpenUplinks switched forwarding on
+// and, as far as can be known, for no other reason: a program that has set ip_forward
+// since, as Docker and libvirt do, wants all links to forward. A link that forwarded
+// before is never named.
 func (m *Manager) SwitchedOn() ([]string, error) {
 	links, err := m.noted()
 	if err != nil || len(links) == 0 {

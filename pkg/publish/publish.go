@@ -244,7 +244,7 @@ func (p *Ports) serve(h *holding, client *net.TCPConn, to netip.AddrPort) {
 	ended := h.ctx.Err() != nil
 	p.mu.Unlock()
 	defer p.forget(h, guest)
-	if ended { // the sandbox was closed before c was in conns
+	if ended { // the sandbox was closed before guest was in conns
 		reset(guest)
 		return
 	}
