@@ -75,7 +75,7 @@ type Daemon struct {
 	history *history.Book
 	denials *denials
 	pulls   pulls
-	// Certificates of TCP listeners; nil: they are plain.
+	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
 	close []func() error // in order of opening; closed in reverse

@@ -17,9 +17,9 @@
 // controllers: cgroup.kill, cgroup.freeze and cgroup.events have no race, and an event
 // each. Only a host without any v2 tree uses the v1 freezer and a loop over pids.
 //
-// What surprises: on v1 a process is moved not by writing its pid, but by
-// moving a thread of the daemon ahead of the fork (see Start): 0.2 ms instead
-// of 6 on an idle host.
+// What surprises: on v1 a process is not moved by writing its pid. A thread of the
+// daemon enters the cgroup and forks there (see Start): 0.2 ms instead of 6 on an idle
+// host.
 //
 // github.com/containerd/cgroups carries the v2 tree of the root (it enables controllers
 // down the path), finds the daemon's own cgroups, and reads all statistics. Limits,

@@ -141,7 +141,7 @@ func onThread(f func() (spoilt bool, err error)) error {
 		spoilt, err := f()
 		if !spoilt {
 			runtime.UnlockOSThread()
-		} // else the goroutine ends locked, and its thread with it
+		} // otherwise the goroutine ends locked, and its thread ends with it
 		done <- err
 	}()
 	return <-done

@@ -1,7 +1,7 @@
 // Package egress decides what a sandbox may reach.
 //
-// The kernel asks once for each new flow, in Go, and carries the answer for the
-// rest of it:
+// The kernel asks the daemon once for each new flow, and applies the answer to the rest
+// of the flow:
 //
 //	sb-<id> ─▶ raw       source address belongs to that link?   else drop
 //	           mangle    first packet of a flow: NFQUEUE ──▶ Engine: hard blocks,

@@ -82,7 +82,7 @@ func compile(n record.Network) (*policy, error) {
 	return p, nil
 }
 
-// A flow is what a policy is asked about.
+// A flow is what a policy decides on.
 type flow struct {
 	src, dst netip.Addr
 	proto    uint8

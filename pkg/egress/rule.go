@@ -16,7 +16,7 @@ import (
 //
 //	CIDR[:PORT[-PORT]][/PROTO]      1.2.3.4   203.0.113.0/24:443   1.2.3.4:53/udp
 //
-// It takes one spelling of everything: no leading zeros, no host bits, no names
+// It accepts only one spelling of each rule: no leading zeros, no host bits, no names
 // and no IPv6. The error says what to write instead.
 func ParseRule(s string) (record.Rule, error) {
 	r := record.Rule{Allow: true}

@@ -39,11 +39,11 @@ func UserNS(base, size uint32) (*os.File, error) {
 // namespaces of flags. It runs steps inside, and calls use with the /proc directory of
 // a process in these namespaces. That process ends when use returns.
 //
-// The process is a fork of this one that runs only raw system calls: measured
-// at 60 MB of daemon, a fork costs a third of a re-exec, and it needs neither
-// a second binary nor an order among package initialisers. The namespaces
-// belong to base, because the thread that forks is base for a moment; the
-// process's other threads stay what they are.
+// The process is a fork of this one that runs only raw system calls. Measured at 60 MB
+// of daemon, a fork costs a third of a re-exec, and it needs neither a second binary
+// nor an order among package initialisers. The namespaces belong to base, because the
+// thread that forks has base's ids for a moment; the process's other threads keep
+// theirs.
 func withChild(base, size uint32, flags uintptr, steps []step, use func(proc string) error) error {
 	runtime.LockOSThread()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

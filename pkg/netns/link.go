@@ -232,7 +232,7 @@ func (m *Manager) Joined(_ context.Context, id string, addr netip.Addr) (bool, e
 func routeTo(h *netlink.Handle, addr netip.Addr) (int, error) {
 	routes, err := h.RouteGetWithOptions(addr.AsSlice(), &netlink.RouteGetOptions{FIBMatch: true})
 	if errors.Is(err, unix.EHOSTUNREACH) || errors.Is(err, unix.ENETUNREACH) {
-		return 0, nil // by Setup's own route, or none
+		return 0, nil // Setup's unreachable route, or no route
 	}
 	if err != nil {
 		return 0, fmt.Errorf("route to %s: %w", addr, err)
