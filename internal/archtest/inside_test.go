@@ -67,7 +67,7 @@ func TestInside(t *testing.T) {
 }
 
 // hostile reports whether a path leads to the root of a file system. Tests give such
-// paths to the product, which must refuse them or resolve them inside the guest.
+// paths to the product, which must refuse or withstand them.
 func hostile(up string) bool {
 	_, to, _ := strings.Cut(up[strings.LastIndex(up, ".."):], "/")
 	return to == "etc" || to == "srv"

@@ -27,7 +27,7 @@ func rootTests(p pkg) (root, others []string, err error) {
 			return nil, nil, err
 		}
 		for _, d := range file.Decls {
-			key := "" // declarations other than functions and variables
+			key := "" // set for functions; variables have their own names
 			if f, ok := d.(*ast.FuncDecl); ok {
 				key = f.Name.Name
 				if strings.HasPrefix(key, "Test") && f.Recv == nil && key != "TestMain" {

@@ -32,7 +32,7 @@ func run(t *testing.T, files map[string]string, env ...string) string {
 	return out.String()
 }
 
-// summarize reads runs and returns what summary prints.
+// summarize reads runs, writes to out what summary prints, and returns the verdict.
 func summarize(out *bytes.Buffer, runs ...string) (bool, error) {
 	s := newSummary()
 	for i, r := range runs {
