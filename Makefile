@@ -57,7 +57,7 @@ deps-test:
 	@scripts/deps.sh test
 
 .PHONY: test
-test: ## the proof of a push: lint, unit, root, end to end, crash, SDK; fails on a skip
+test: ## all that a push must pass: lint, unit, root, end to end, crash, SDK; fails on a skip
 	@$(MAKE) deps
 	@$(MAKE) -j2 deps-test build
 	@$(MAKE) promtool

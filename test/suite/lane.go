@@ -36,8 +36,8 @@ func checkLanes(n int) error {
 	return nil
 }
 
-// carryOut runs the jobs, n at a time. Of the jobs that may begin, the longest comes
-// first. Jobs that must run alone run after all others have ended.
+// carryOut runs the jobs, n at a time. The longest job that may begin comes first. Jobs
+// that must run alone run after all others have ended.
 func carryOut(jobs []*job, n int, logs string) error {
 	slices.SortStableFunc(jobs, func(a, b *job) int { return cmp.Compare(b.cost, a.cost) })
 	var side, alone []*job

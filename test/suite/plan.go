@@ -29,8 +29,8 @@ type job struct {
 	cost    int    // about how many seconds it takes
 }
 
-// apart are the packages in which each test is a job of its own. Of the tests named here,
-// each named subtest is a job, too.
+// apart are the packages in which each test is a job of its own. Each subtest
+// that is named here is a job, too.
 var apart = map[string]map[string][]string{
 	"test/e2e": {
 		"TestStories":          {"runc", "runsc"},

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
-# docker and firewalld write rules of their own, and start and stop beside sandboxd. What is
-# closed stays closed, and what is allowed stays allowed.
+# docker and firewalld write rules of their own, and start and stop beside sandboxd. Closed
+# addresses stay closed, and allowed ones stay allowed.
 # needs: docker.io firewalld apparmor
 
 # outside is a host that answers "hello" on 203.0.113.2, ports 8080 and 8081.
@@ -28,8 +28,8 @@ ask() { sandboxctl exec "$1" -- timeout 20 bash -c 'exec 3<>"/dev/tcp/$1/$2" && 
 # hears SANDBOX: the address that it is allowed to reach answers.
 hears() { [ "$(ask "$1" 203.0.113.2 8080)" = hello ]; }
 
-# walls: what must hold beside any other firewall. What is closed is closed at every moment;
-# what is allowed answers as soon as flushed chains are back.
+# walls must hold beside any other firewall: closed addresses are closed at every moment, and
+# allowed ones answer as soon as flushed chains are back.
 walls() {
   local s
   for s in free gvisor; do
