@@ -31,15 +31,15 @@ build: go $(BUILD)/man/sandboxctl.1 ## compile everything into build/bin, and wr
 	tools/runsc/build.sh $(BIN)/runsc
 
 .PHONY: quickstart
-quickstart: deps build ## from a fresh clone to Python in a sandbox, on both runtimes
+quickstart: deps build ## build, start a development daemon, run Python in a sandbox on both runtimes
 	@scripts/quickstart.sh
 
 .PHONY: dev-up dev-down dev-pid dev-env
 dev-up: ## start the development daemon (instance d) if it is not running
 	@scripts/dev.sh up
-dev-down: ## stop it and give back everything it holds but images
+dev-down: ## stop it and remove everything that it holds, except images
 	@scripts/dev.sh down
-dev-pid: ## print its pid
+dev-pid: ## print the pid of the development daemon
 	@scripts/dev.sh pid
 dev-env: ## print the environment for clients: eval "$(make -s dev-env)"
 	@scripts/dev.sh env
@@ -49,7 +49,7 @@ lint: go ## gofumpt, vet, staticcheck, govulncheck, archtest, shellcheck
 	@scripts/lint.sh
 
 .PHONY: promtool
-promtool: ## fetch the tool that checks the alert rules
+promtool: ## fetch promtool, which checks the alert rules
 	@scripts/promtool.sh
 
 .PHONY: deps-test
@@ -57,14 +57,14 @@ deps-test:
 	@scripts/deps.sh test
 
 .PHONY: test
-test: ## the proof of a push: lint, unit, root, end to end, crash, SDK; fails on a skip
+test: ## all that a push must pass: lint, unit, root, end to end, crash, SDK; fails on a skip
 	@$(MAKE) deps
 	@$(MAKE) -j2 deps-test build
 	@$(MAKE) promtool
 	@scripts/test.sh push
 
 .PHONY: test-all
-test-all: ## everything there is: every case on both runtimes, every story of a whole machine, the documents
+test-all: ## all tests: every case on both runtimes, every story of a whole machine, the documents
 	@$(MAKE) deps
 	@$(MAKE) -j2 deps-test build
 	@$(MAKE) promtool
@@ -75,7 +75,7 @@ fuzz: go ## run each fuzz target for FUZZTIME (1m)
 	@scripts/fuzz.sh $(or $(FUZZTIME),1m)
 
 .PHONY: test-compat
-test-compat: deps build ## the official clients against the daemon; UPDATE=1 writes what they found into docs/compatibility.md
+test-compat: deps build ## run the official clients against the daemon; UPDATE=1 writes the results to docs/compatibility.md
 	SANDBOXD_TEST=root SANDBOXD_BIN=$(BIN) $(GO) test -count=1 -tags seccomp -timeout 20m ./test/compat $(if $(UPDATE),-update)
 
 .PHONY: bench
@@ -86,18 +86,18 @@ bench: deps build ## measure; writes build/bench.json and prints a table
 man: $(BUILD)/man/sandboxctl.1 ## write the man pages of all commands into build/man
 	@ls $(BUILD)/man | wc -l | xargs echo "pages in build/man:"
 
-# They are made of what the commands say of themselves.
+# The man pages are generated from the help texts of the commands.
 $(BUILD)/man/sandboxctl.1: $(wildcard internal/cli/*.go internal/cli/*/*.go cmd/sandboxd/*.go internal/manual/*.go)
 	@$(MAKE) go
 	@rm -rf $(BUILD)/man
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) MAN_DIR=$(BUILD)/man $(GO) test -count=1 -run '^TestManual$$' ./internal/cli ./cmd/sandboxd || { rm -rf $(BUILD)/man; exit 1; }
 
 .PHONY: images
-images: deps build ## build the images and write them to build/images, for hosts without a network
+images: deps build ## build all images and write them to build/images, for hosts without a network
 	@scripts/images.sh
 
 .PHONY: test-vm
-test-vm: deps build ## install and break the service in emulated machines; STORIES="service power" for some
+test-vm: deps build ## install and break the service in emulated machines; STORIES="service power" selects stories
 	@scripts/test-vm.sh $(STORIES)
 
 .PHONY: clean

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures the programs in build/bin beside their baselines: writes
-# build/bench.json and prints a table. Arguments go to test/bench, as -quick.
+# Measures the programs in build/bin against their baselines, writes build/bench.json and
+# prints a table. Arguments are passed to test/bench, for example -quick.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" -eq 0 ] || { echo "bench: sandboxd makes namespaces, cgroups and firewall rules, so this needs root" >&2; exit 1; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that building and running need and, as `deps.sh test`,
-# those of the tests, too. Does nothing, and needs no network, if all are there.
+# Installs the Debian packages that building and running need; `deps.sh test` also installs
+# those of the tests. If all are installed, it does nothing and needs no network.
 set -euo pipefail
 
 want=(
@@ -14,11 +14,11 @@ want=(
 )
 if [ "${1:-}" = test ]; then
   want+=(
-    podman runc              # images go there and back; runc's own opinion of a bundle
+    podman runc              # tests exchange images with podman, and have runc check a bundle
     xfsprogs                 # a pool on xfs
-    qemu-system-x86 qemu-utils e2fsprogs # whole machines
+    qemu-system-x86 qemu-utils e2fsprogs # whole machines (test/vm)
   )
-  # Any release of these will do, from wherever it came.
+  # Any release of these will do, also one that is no Debian package.
   command -v node >/dev/null && command -v npm >/dev/null || want+=(nodejs npm)
   command -v tsc >/dev/null || want+=(node-typescript)
   command -v javac >/dev/null || want+=(default-jdk-headless)
@@ -37,7 +37,7 @@ echo "installing ${missing[*]}" >&2
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q >&2
 apt-get install -q -y --no-install-recommends "${missing[@]}" >&2
-# Debian starts it, for everybody who reaches port 5000; the tests start their own.
+# Debian starts it, open to everyone who reaches port 5000. The tests start their own.
 if [[ " ${missing[*]} " = *" docker-registry "* && -d /run/systemd/system ]]; then
   systemctl disable --now docker-registry >&2
 fi

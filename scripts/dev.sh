@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The development daemon: instance d, own directories, a Unix socket, TCP on
+# The development daemon: instance d with its own directories, a Unix socket, and TCP on
 # loopback with a key. `dev.sh up|down|pid|env`.
 set -euo pipefail
 
@@ -9,7 +9,7 @@ dev=$top/build/dev
 port=${SANDBOXD_DEV_PORT:-8080}
 socket=/run/sandboxd-d/sandboxd.sock
 
-# A zombie, which kill -0 still finds, has no executable.
+# kill -0 would also find a zombie; a zombie has no executable.
 running() { [ -s "$dev/pid" ] && [ -n "$(readlink "/proc/$(cat "$dev/pid")/exe")" ]; }
 
 configure() {

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Runs each fuzz target of the repository for a time (go help testflag: -fuzztime), one
-# after the other:
+# Runs each fuzz target of the repository, one after the other, for the given time (go help
+# testflag: -fuzztime):
 #   scripts/fuzz.sh 1m
-# What a target finds lies below testdata/fuzz of its package: mend it and commit the file.
+# A failing input is written below testdata/fuzz of its package: mend the fault and commit
+# the file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 failed=()

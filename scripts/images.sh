@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the images of all recipes, or of those named, and writes them to
-# build/images, from where scripts/install.sh takes them to hosts without a network:
+# Builds the images of all recipes, or of the named recipes, and writes them to
+# build/images. scripts/install.sh imports them from there, on hosts without a network:
 #   scripts/images.sh [NAME...]
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Installs what `make build` made, and starts it as a systemd service:
 #   scripts/install.sh [--prefix DIR] [--dry-run] [--no-start]
-# Needs no network. Over an older version it is an upgrade: programs are
-# replaced under the running ones, the daemon is started anew, sandboxes go on.
-# A configuration that is there is left alone.
+# Needs no network. Over an older version it is an upgrade: it replaces the programs
+# and restarts the daemon; running sandboxes go on. It never changes an existing
+# configuration.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +20,7 @@ while [ $# -gt 0 ]; do
 done
 fail() { echo "install: $*" >&2; exit 1; }
 [[ $prefix = /* ]] || fail "--prefix $prefix: want an absolute path"
-# The unit file and systemd's own parsing would each need another quoting.
+# Other characters would need quoting, differently in the unit file and for systemd.
 [[ $prefix =~ ^[A-Za-z0-9/._+-]+$ ]] || fail "--prefix $prefix: want letters, digits and /._+- only"
 bin=build/bin
 for f in sandboxd sandboxctl sandboxd-runc runsc agent/sandbox-agent; do
@@ -28,20 +28,21 @@ for f in sandboxd sandboxctl sandboxd-runc runsc agent/sandbox-agent; do
 done
 [ -s build/man/sandboxctl.1 ] || fail "build/man/sandboxctl.1 is missing: run make build"
 
-# do runs a command, or with --dry-run says it.
+# do_ runs a command or, with --dry-run, prints it.
 do_() { if [ -n "$dry" ]; then echo "$*"; else "$@"; fi; }
-# put FILE TARGET MODE replaces TARGET whole, so that who executes the old one keeps it.
+# put FILE TARGET MODE replaces TARGET by a rename, so that running programs keep the old
+# file.
 put() {
   do_ install -D -m "$3" "$1" "$2.new"
   do_ mv -f "$2.new" "$2"
 }
-# say COMMAND TARGET puts what a command prints.
+# say COMMAND TARGET writes the output of a command to TARGET.
 say() {
   if [ -n "$dry" ]; then echo "$1 > $2"; return; fi
   $1 | install -D -m 644 /dev/stdin "$2.new"
   mv -f "$2.new" "$2"
 }
-# fill FILE TARGET is put, with the prefix where FILE says so.
+# fill FILE TARGET is put, with the prefix in place of @prefix@.
 fill() {
   if [ -n "$dry" ]; then echo "sed s,@prefix@,$prefix, $1 > $2"; return; fi
   sed "s,@prefix@,$prefix,g" "$1" | install -D -m 644 /dev/stdin "$2.new"
@@ -57,11 +58,11 @@ if [ -z "$dry" ]; then
   [ ${#missing[@]} -eq 0 ] || fail "the daemon needs programs that are not here: apt-get install ${missing[*]}"
 fi
 
-# Before anything is replaced: what the new daemon does not understand would keep
-# it from starting, with the old one gone.
+# Check the configuration before replacing anything: if the new daemon rejected it, the
+# host would be without a daemon.
 config=/etc/sandboxd/config.toml
 if [ -e $config ]; then
-  do_ $bin/sandboxd config check $config || fail "the new version does not take $config, so nothing was changed"
+  do_ $bin/sandboxd config check $config || fail "the new version rejects $config, so nothing was changed"
 fi
 
 put $bin/sandboxd "$prefix/bin/sandboxd" 755
@@ -70,8 +71,8 @@ put $bin/runsc "$prefix/libexec/sandboxd/runsc" 755
 put $bin/sandboxd-runc "$prefix/libexec/sandboxd/sandboxd-runc" 755
 put $bin/agent/sandbox-agent "$prefix/libexec/sandboxd/agent/sandbox-agent" 755
 while read -r f; do put "$f" "$prefix/share/sandboxd/$f" 644; done < <(find rootfs -type f | sort)
-for section in 1 8; do do_ install -D -m 644 -t "$prefix/share/man/man$section" build/man/*.$section; done # nobody runs them
-# What the Tab key does is a program's own words, in the place where each shell looks.
+for section in 1 8; do do_ install -D -m 644 -t "$prefix/share/man/man$section" build/man/*.$section; done # no rename: nothing executes them
+# Each program prints its own completions; each shell reads them from its own directory.
 for program in sandboxd sandboxctl; do
   for shell in "bash bash-completion/completions/$program" "zsh zsh/site-functions/_$program" "fish fish/vendor_completions.d/$program.fish"; do
     say "$bin/$program completion ${shell%% *}" "$prefix/share/${shell##* }"
@@ -92,7 +93,7 @@ if [ ! -e $config ]; then
 fi
 
 [ -e /usr/share/bash-completion/bash_completion ] ||
-  echo "install: bash completes commands of sandboxctl once there is the package bash-completion: apt-get install bash-completion" >&2
+  echo "install: for completion of sandboxctl's commands, bash needs the package bash-completion: apt-get install bash-completion" >&2
 
 if [ ! -d /run/systemd/system ] && [ -z "$dry" ]; then
   echo "install: systemd is not init here, so nothing was started: $prefix/bin/sandboxd serve"
@@ -100,7 +101,7 @@ if [ ! -d /run/systemd/system ] && [ -z "$dry" ]; then
 fi
 do_ systemd-sysusers /etc/sysusers.d/sandboxd.conf
 do_ systemd-tmpfiles --create /etc/tmpfiles.d/sandboxd.conf
-# Not by systemd-modules-load.service: that fails for anybody's missing module.
+# Not by systemd-modules-load.service: it fails if a module of any other package is missing.
 mapfile -t modules < <(grep -v '^#' systemd/sandboxd.modules)
 do_ modprobe -a "${modules[@]}" || echo "install: not every module could be loaded; if the daemon misses one, sandboxd doctor says so" >&2
 do_ systemctl daemon-reload
@@ -111,9 +112,9 @@ do_ systemctl restart sandboxd.service
 if [ -z "$dry" ]; then
   "$prefix/bin/sandboxctl" version
   for archive in build/images/*.tar; do
-    [ -s "$archive" ] || continue # none: sandboxctl image build makes them, with a network
+    [ -s "$archive" ] || continue # no archives: sandboxctl image build makes images, with a network
     name=$(basename "$archive" .tar)
     "$prefix/bin/sandboxctl" image inspect "$name" >/dev/null 2>&1 || "$prefix/bin/sandboxctl" image import "$archive"
   done
-  echo "sandboxd serves; let USER use it with: usermod -aG sandboxd USER"
+  echo "sandboxd serves; to let USER use it: usermod -aG sandboxd USER"
 fi

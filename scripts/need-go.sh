@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks that there is a Go that can fetch the toolchain go.mod asks for, which
-# 1.21 was the first to do; says the one command that gets it where there is none.
+# Checks that there is a Go that can fetch the toolchain that go.mod asks for: 1.21 was the
+# first. If there is none, prints the one command that installs it.
 set -euo pipefail
 
 go=${1:-go}

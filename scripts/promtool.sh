@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Puts promtool, which checks the alert rules, into build/tools. Debian has it in
-# the package of a server that starts as soon as it is installed: so the package
-# is unpacked, not installed. Does nothing, and needs no network, if it is there.
+# Puts promtool, which checks the alert rules, into build/tools. It is part of Debian's
+# prometheus package, whose server starts at installation, so the script unpacks the package
+# and does not install it. If promtool is there, it does nothing and needs no network.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs a command that proves the tree and, if it succeeds and nothing is uncommitted,
-# leaves a note of it in ${XDG_CACHE_HOME:-~/.cache}/sandboxd-ci: a file called by the
-# tree's hash and a suffix, whose first word is the seconds that it took.
+# Runs a command that proves the tree. If it succeeds and nothing is uncommitted, the script
+# leaves a note in ${XDG_CACHE_HOME:-~/.cache}/sandboxd-ci: a file named by the tree's hash
+# and a suffix. Its first word is how many seconds the command took.
 #   scripts/proof.sh SUFFIX COMMAND...
 set -euo pipefail
 suffix=$1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What `make quickstart` does after building: a development daemon, two images,
-# Python in a sandbox on both runtimes, timings, and what to try next.
+# `make quickstart` runs this after building: it starts a development daemon, builds two
+# images, runs Python in a sandbox on both runtimes, and prints timings and what to try next.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" -eq 0 ] || { echo "quickstart: sandboxd makes namespaces, cgroups and firewall rules, so this needs root" >&2; exit 1; }

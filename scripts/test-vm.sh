@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Whole machines, emulated by qemu: a Debian with its own kernel, systemd and
-# pure cgroup v2, in which sandboxd is installed by its script and a story is
-# told (test/vm/STORY.sh, boot by boot).
+# Runs stories in whole machines that qemu emulates: a Debian with its own kernel, systemd
+# and pure cgroup v2. A story (test/vm/STORY.sh) installs sandboxd with its script and has
+# one stage for each boot.
 #   scripts/test-vm.sh [--debian bookworm|trixie] [STORY...]
-# Needs root, qemu-system-x86, qemu-utils and mmdebstrap. What a machine said
-# stays in build/vm/STORY.log, its kernel's words in STORY.console.
+# Needs root, qemu-system-x86, qemu-utils and mmdebstrap. The output of a story is in
+# build/vm/STORY.log, that of its kernel in STORY.console.
 #
-# The disk of the Debian is made once and kept in ~/.cache/sandboxd-test/vm; a
-# story writes to an overlay of it. A line "# needs: PACKAGE..." in a story asks
-# for a Debian of its own with more packages.
+# The disk of the Debian is made once and kept in ~/.cache/sandboxd-test/vm; a story writes
+# to an overlay of it. A line "# needs: PACKAGE..." in a story asks for a Debian of its own
+# with more packages.
 #
-# Emulation is slow, so a story is one boot where it can be, with few starts on runsc.
+# Emulation is slow: a story should be one boot if it can, with few starts on runsc.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 vm=$PWD/build/vm suite=bookworm
@@ -26,10 +26,10 @@ for tool in qemu-system-x86_64 qemu-img mmdebstrap mkfs.ext4; do
 done
 for s in "${stories[@]}"; do [ -f "test/vm/$s.sh" ] || fail "no story $s: test/vm has $(cd test/vm && ls -m ./*.sh)"; done
 mkdir -p "$vm" "$cache/vm" "$cache/images"
-new=$cache/vm/new.$$ # a disk that is not whole yet
-payload=$vm/_${stories[0]} # what is tested; "./..." of go has no packages below "_"
+new=$cache/vm/new.$$ # a disk that is not complete yet
+payload=$vm/_${stories[0]} # the files under test; the "_" hides them from "./..." of go
 
-# An interrupted run leaves no machine, no overlay, and no half of a disk.
+# An interrupted run leaves no machine, no overlay and no incomplete disk.
 tidy() {
   local job
   for job in $(jobs -p); do kill "$job" 2>/dev/null || true; done
@@ -39,15 +39,15 @@ tidy() {
 trap tidy EXIT
 trap 'exit 130' INT TERM HUP
 
-# debian DIR PACKAGES makes disk, vmlinuz and initrd of a plain Debian in DIR, in a
-# mount namespace of its own, where nobody looks at its mounts or keeps them. The
-# text of this function is part of the disk's name: a change makes another disk.
+# debian DIR PACKAGES makes disk, vmlinuz and initrd of a plain Debian in DIR. It runs in a
+# mount namespace of its own, so that no other process sees its mounts or keeps them in use.
+# The code of this function is part of the disk's name: a change makes another disk.
 debian() {
   local root=$1/root off
   mkdir "$root"
   mount -t tmpfs -o size=2g,mode=755 none "$root" # dpkg syncs each file it writes
-  # shellcheck disable=SC2016 # $1 is what mmdebstrap calls a hook with
-  # An initrd of three modules is made, and loaded, in a tenth of the time.
+  # shellcheck disable=SC2016 # $1 is the argument that mmdebstrap gives a hook
+  # An initrd of three modules is made and loaded in a tenth of the time.
   mmdebstrap --variant=minbase --mode=root --include="$2" \
     --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --setup-hook='mkdir -p "$1/etc/initramfs-tools/conf.d" "$1/usr/share/initramfs-tools/modules.d"' \
@@ -58,7 +58,7 @@ debian() {
   cp "$root"/boot/initrd.img-* "$1/initrd"
   rm -f "$root"/boot/initrd.img-*
   mkdir "$root/mnt/sandboxd"
-  # On a busy host systemd's minute and a half is over before the disks are found.
+  # On a busy host it takes longer than systemd's minute and a half to find the disks.
   echo 'LABEL=sandboxd /mnt/sandboxd ext4 ro,x-systemd.device-timeout=20min 0 0' >>"$root/etc/fstab"
   mkdir -p "$root/etc/systemd/system.conf.d"
   printf '[Manager]\nDefaultTimeoutStartSec=10min\n' >"$root/etc/systemd/system.conf.d/slow.conf"
@@ -83,9 +83,9 @@ UNIT
   rm -rf "$1/root" "$1/raw"
 }
 
-# base STORY sets $base to the directory of the Debian below a story. It is made
-# if it is not in the cache, or is not any more what was made: to read it all
-# takes a second. Older ones of its kind go, unless another run stands on them.
+# base STORY sets $base to the directory of the Debian that a story uses. It makes the Debian
+# if the cache has none or a damaged one: checking it takes a second. It deletes older ones of
+# the same kind, unless another run uses them.
 base() {
   local kind=plain packages=systemd-sysv,linux-image-cloud-amd64,udev,kmod,dbus,iptables,ipset,iproute2
   packages+=,procps,btrfs-progs,e2fsprogs,util-linux-extra
@@ -97,7 +97,7 @@ base() {
   flock "$lock"
   if ! (cd "$base" && sha256sum --status --check sums) 2>/dev/null; then
     echo "== a Debian ($suite, $kind)"
-    rm -rf --one-file-system "$base" "$cache/vm"/new.* # of runs that were killed: nobody else makes one now
+    rm -rf --one-file-system "$base" "$cache/vm"/new.* # of killed runs: no other run makes one now
     mkdir "$new"
     suite=$suite unshare -m bash -euo pipefail -c "$(declare -f debian); debian \"\$@\"" debian "$new" "$packages"
     (cd "$new" && sha256sum disk vmlinuz initrd >sums)
@@ -111,15 +111,15 @@ base() {
   exec {lock}>&-
 }
 
-# image NAME prints the path of an image's archive in the cache, and has it built
-# if it is not there or not what was written.
+# image NAME prints the path of an image's archive in the cache. It builds the image if the
+# archive is missing or damaged.
 image() {
   local recipe=rootfs/$1/recipe.toml archive lock
   archive=$cache/images/$1-$(sha256sum <"$recipe" | head -c 16).tar
   exec {lock}>"$archive.lock"
   flock "$lock"
   if ! sha256sum --status --check <<<"$(cat "$archive.sha256" 2>&1)  $archive" 2>/dev/null; then
-    (exec {lock}>&- && scripts/images.sh "$1") >&2 # without the lock, which a daemon would keep
+    (exec {lock}>&- && scripts/images.sh "$1") >&2 # without the lock: a daemon would keep it
     cp "build/images/$1.tar" "$archive.new.$$"
     sha256sum <"$archive.new.$$" | head -c 64 >"$archive.sha256.new.$$"
     mv "$archive.new.$$" "$archive"
@@ -129,10 +129,10 @@ image() {
   echo "$archive"
 }
 
-# payload makes the disk with what is tested: as a clone after `make build`.
+# payload makes the disk with the files under test, like a clone after `make build`.
 payload() {
   local dir=$payload archive
-  archive=$(image base) # to import another would take a minute of each story
+  archive=$(image base) # each other image would take a minute of each story
   rm -rf "$dir" "$dir.disk"
   mkdir -p "$dir/build/images"
   cp -al build/bin build/man "$dir/build/"
@@ -143,14 +143,13 @@ payload() {
   rm -rf "$dir"
 }
 
-# boot runs stage $2 of story $1 until the machine is off, or the story asks
-# for a power cut.
+# boot runs stage $2 of story $1 until the machine is off, or the story asks for a power cut.
 #
-# What the emulator is bad at is left out: vector instructions (Go hashes an
-# image three times faster without them) and the kernel's mitigations; and the
-# clock is the TSC, since to read another is a call into the emulator. The kernel
-# does not check that the timer ticks: where the host is busy an emulated one may
-# be too late for that, and the kernel gives up. A panic ends the machine at once.
+# Options avoid what the emulator does slowly: there are no vector instructions (Go hashes an
+# image three times faster without them) and no mitigations in the kernel, and the clock is
+# the TSC, because reading another one is a call into the emulator. The kernel does not check
+# that the timer ticks: on a busy host an emulated timer may be too late for the check, and
+# the kernel would give up. A panic ends the machine at once.
 boot() {
   local story=$1 stage=$2 log=$vm/$1.log qemu
   : >"$vm/$story.serial"
@@ -162,16 +161,16 @@ boot() {
     -drive "file=$payload.disk,format=raw,if=virtio,readonly=on" &
   qemu=$!
   tail -n +1 -f --pid=$qemu "$vm/$story.serial" 2>/dev/null | while true; do
-    # One that says nothing for twenty minutes hangs, however slow its host is.
+    # A machine that is silent for twenty minutes hangs, even on a slow host.
     read -t 1200 -r line || { [ $? -le 128 ] || { echo "silent for 20 minutes" >>"$log"; kill $qemu; }; break; }
     line=${line%$'\r'}
     echo "$line" >>"$log"
     case $line in
     '== '*) echo "  $line" ;;
-    'CUT THE POWER') kill $qemu ;; # it ends at once
+    'CUT THE POWER') kill $qemu ;; # qemu ends at once, without a shutdown
     esac
   done &
-  wait $! || true # bash runs no trap while it waits for what is not in the background
+  wait $! || true # bash runs no trap while it waits for a process in the foreground
   wait $qemu 2>/dev/null || true
 }
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the tests: `scripts/test.sh push` is `make test`, `scripts/test.sh all` is
-# `make test-all`. test/suite runs them side by side, test/summary prints what came of it.
-# LANES is how many run at a time.
+# `make test-all`. test/suite runs them side by side; test/summary prints the result. LANES
+# is how many jobs run at a time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ "$(id -u)" -eq 0 ] || { echo "make test: the root and end-to-end tests need root" >&2; exit 1; }
@@ -11,9 +11,9 @@ go build -o build/tools/ ./test/suite ./test/summary
 cp /proc/stat build/stat.before
 build/tools/suite ${LANES:+-lanes "$LANES"} "$what"
 
-# The few tests that failed run twice more, each by itself, so that what is unsteady can
-# be told from what is broken. They have failed all the same. A whole machine takes too
-# long for that, and lint is no test.
+# If a few tests failed, each runs twice more, by itself, to distinguish an unsteady test
+# from a broken one. They count as failed either way. A whole machine takes too long for
+# that, and lint is no test.
 if build/tools/summary -again build/test/*.json >build/again; then
   n=0
   while read -r package tests; do

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Ends all sandboxes and removes what scripts/install.sh installed:
 #   scripts/uninstall.sh [--prefix DIR] [--dry-run] [--purge]
-# The prefix is the installed unit's. Configuration and data (/etc/sandboxd, the
-# state directory: images, the store, disks of sandboxes that had ended) stay,
-# unless --purge is given.
+# The default prefix is that of the installed unit. Configuration and data stay unless
+# --purge is given: /etc/sandboxd, and the state directory with images, the store and
+# the disks of ended sandboxes.
 set -euo pipefail
 
 prefix='' dry='' purge=''
@@ -21,13 +21,13 @@ fail() { echo "uninstall: $*" >&2; exit 1; }
 [[ -z $prefix || $prefix = /* ]] || fail "--prefix $prefix: want an absolute path"
 [ -n "$dry" ] || [ "$(id -u)" -eq 0 ] || fail "run it as root, or look first with --dry-run"
 do_() { if [ -n "$dry" ]; then echo "$*"; else "$@"; fi; }
-# refuse is fail, but a dry run goes on to show the rest.
+# refuse is fail, except that a dry run goes on and shows the rest.
 refuse() { if [ -n "$dry" ]; then echo "uninstall: it would fail here: $*" >&2; else fail "$@"; fi; }
 
 unit=/etc/systemd/system/sandboxd.service config=/etc/sandboxd/config.toml
 
-# The unit knows which daemon serves, whatever --prefix says: a teardown that
-# does not happen would leave sandboxes over disks that are deleted.
+# The unit, and not --prefix, determines which daemon serves. Without a teardown by that
+# daemon, sandboxes would go on running on deleted disks.
 if [ -e $unit ]; then
   of_unit=$(sed -n 's,^ExecStart=\(/.*\)/bin/sandboxd serve.*,\1,p' $unit)
   [ -n "$of_unit" ] || fail "$unit starts no PREFIX/bin/sandboxd serve: it is not as install.sh wrote it; mend ExecStart="
@@ -37,8 +37,8 @@ fi
 prefix=${prefix:-/usr/local}
 sandboxd=$prefix/bin/sandboxd
 
-# setting KEY prints a string at the top of the configuration. The daemon's own
-# reader may be gone by now, as at a --purge after an uninstall.
+# setting KEY prints a top-level string of the configuration. The daemon, which could read
+# it, may be gone already, as at a --purge after an uninstall.
 setting() {
   [ -e $config ] || return 0
   local line
@@ -57,13 +57,13 @@ state=${state:-/var/lib/sandboxd$suffix} run=${run:-/run/sandboxd$suffix}
 [[ $state = /*/* && $run = /*/* ]] || fail "$config: state_dir $state, run_dir $run: want directories of sandboxd's own"
 state=$(realpath -m "$state") run=$(realpath -m "$run")
 
-# below DIR lists what is mounted below it.
+# below DIR lists the mounts below DIR.
 below() { findmnt -lno TARGET | awk -v dir="$1/" 'index($0, dir) == 1'; }
 
 if [ -d /run/systemd/system ] && [ -e $unit ]; then
   do_ systemctl disable --now sandboxd.socket sandboxd.service
 fi
-# What only the daemon knows: sandboxes, links, rules, mounts, cgroups.
+# Only the daemon knows all sandboxes, links, rules, mounts and cgroups.
 if [ -x "$sandboxd" ]; then
   args=()
   [ ! -e $config ] || args=(--config "$config")
@@ -90,7 +90,7 @@ fi
 if [ -e "$state" ] && [ ! -e "$state/sandboxd.db" ] && [ -n "$(ls -A "$state")" ]; then
   refuse "$state has no sandboxd.db: it is not what a daemon kept its state in; look at it, and delete it yourself"
 fi
-# It may be a disk of its own, which stays, empty.
+# The state directory may be a mount point: it stays, empty.
 if mountpoint -q "$state"; then
   do_ find "$state" -xdev -mindepth 1 -delete
 else

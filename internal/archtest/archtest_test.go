@@ -1,6 +1,6 @@
-// Package archtest holds the house rules that a compiler does not: who may
-// import whom, which package alone may touch a dependency, and how large a
-// file or a function may grow. Each rule says its reason.
+// Package archtest holds the house rules that a compiler does not check: which package
+// may import which, which package alone may use a dependency, and how large a file or a
+// function may grow. Each rule gives its reason.
 package archtest
 
 import (
@@ -17,10 +17,10 @@ import (
 
 const module = "github.com/sandboxd/sandboxd/"
 
-// layers lists the packages of the plan from the ground up; an import must
-// point to a lower layer. Packages of one layer do not know one another, so
-// that each can be read, tested and replaced alone. A path stands for what is
-// below it too, the longest match counts.
+// layers lists the packages from the lowest layer up. A package may import only packages
+// of lower layers. Packages of one layer do not import one another, so that each can be
+// read, tested and replaced alone. A path also covers the packages below it; the longest
+// match counts.
 var layers = [][]string{
 	0: {
 		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/durable", "internal/dump",
@@ -69,7 +69,7 @@ var walls = []struct {
 	{"gvisor.dev/gvisor", nil, "tools/runsc holds the only pin"},
 }
 
-// sandboxctl must stay a client: what it can do, any client can.
+// sandboxctl must stay a client: any client can do what it can do.
 var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent", "pkg/api/wire"}
 
 type source struct {
@@ -181,7 +181,7 @@ func TestClientOnly(t *testing.T) {
 	}
 }
 
-// TestNoGhosts holds that the rules name only packages that there are.
+// TestNoGhosts holds that the rules name only packages that exist.
 func TestNoGhosts(t *testing.T) {
 	var dirs []string
 	for _, s := range sources(t) {

@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// climbs finds the paths that go up, by how a file's name ends: what begins with
-// "../" in a program, also as the ".." of a Join, and any in a script, where they
-// stand behind a directory: $(dirname "$0")/..
+// climbs finds the paths that go up, by the extension of the file. In a program these
+// are strings that begin with "../" or are a ".." for Join; in a script, any "..",
+// because there it follows a directory: $(dirname "$0")/..
 var climbs = map[string]*regexp.Regexp{
 	".go":      quoted,
 	".py":      quoted,
@@ -27,8 +27,8 @@ var (
 	unquoted = regexp.MustCompile(`\.\.(?:/\.\.)*(?:/\w*)?`)
 )
 
-// TestInside holds that no program and no script of the checkout names a file out of
-// it: what is beside the checkout is one person's, and who clones it has nothing there.
+// TestInside holds that no program and no script of the checkout names a file outside of
+// it: such a file exists only on one person's machine and not in a clone.
 func TestInside(t *testing.T) {
 	root, seen := "../..", 0
 	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
@@ -66,8 +66,8 @@ func TestInside(t *testing.T) {
 	}
 }
 
-// hostile reports whether a path is one of those that tests have the product refuse or
-// bear: they lead to the root of a file system.
+// hostile reports whether a path leads to the root of a file system. Tests give such
+// paths to the product, which must refuse or withstand them.
 func hostile(up string) bool {
 	_, to, _ := strings.Cut(up[strings.LastIndex(up, ".."):], "/")
 	return to == "etc" || to == "srv"

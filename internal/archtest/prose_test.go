@@ -11,14 +11,14 @@ import (
 	"unicode/utf8"
 )
 
-// Sizes of documents. Whoever comes to a project is tired and has half an hour: a
-// short document is read, a long one is not. Words are counted as wc(1) counts them.
+// Sizes of documents. A new reader is tired and has half an hour, and reads a short
+// document but not a long one. Words are counted as wc(1) counts them.
 const (
 	maxParagraph = 120 // words; a cell of a table and an item of a list are paragraphs
 	maxColumn    = 120 // columns of a line outside of tables and blocks of code
 )
 
-// maxWords are documents that grow unless somebody watches them.
+// maxWords are the most words of the documents that would otherwise grow.
 var maxWords = map[string]int{"README.md": 900, "ARCHITECTURE.md": 1500}
 
 // prose are the documents whose form TestProse holds.
@@ -34,7 +34,7 @@ type document struct {
 	lines []line
 }
 
-// A line is one of a document that stands in no block of code.
+// A line is a line of a document outside blocks of code.
 type line struct {
 	number int // counted from 1
 	text   string
@@ -62,7 +62,7 @@ func documents(t *testing.T, patterns []string) (all []document) {
 	return all
 }
 
-// withoutCode returns the lines that stand in no block of code.
+// withoutCode returns the lines outside blocks of code.
 func withoutCode(text string) (all []line) {
 	code := false
 	for i, l := range strings.Split(text, "\n") {
@@ -77,11 +77,11 @@ func withoutCode(text string) (all []line) {
 	return all
 }
 
-// item is how an item of a list begins.
+// item matches the beginning of an item of a list.
 var item = regexp.MustCompile(`^\s*([-*]|\d+\.) `)
 
-// paragraphs cuts a document into what a reader takes in at once: paragraphs, items of
-// lists, and cells of tables. Each stands with the number of its first line.
+// paragraphs cuts a document into paragraphs, items of lists and cells of tables. Each
+// has the number of its first line.
 func (d document) paragraphs() (all []line) {
 	open := false
 	for _, l := range d.lines {
@@ -103,7 +103,7 @@ func (d document) paragraphs() (all []line) {
 	return all
 }
 
-// isRow reports whether a line is one of a table.
+// isRow reports whether a line is a row of a table.
 func isRow(l string) bool { return strings.HasPrefix(l, "|") }
 
 func TestProse(t *testing.T) {
@@ -128,12 +128,12 @@ func TestProse(t *testing.T) {
 var (
 	link = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	span = regexp.MustCompile("`([^`\\s]+)`")
-	// place is a name in a document that is a path of the checkout, or several: a{b,c}.
+	// place matches a path of the checkout in a document, or several paths: a{b,c}.
 	place = regexp.MustCompile(`^[\w.*/-]*(\{[\w./,-]+\}[\w.*/-]*)?$`)
 )
 
-// TestPaths holds that what documents lead to is there: files and headings of links,
-// and what they call by a path of the checkout. A file of Go is always called by that.
+// TestPaths holds that the targets of documents exist: the files and headings of links,
+// and the paths of the checkout. A Go file is always named by its path.
 func TestPaths(t *testing.T) {
 	all := documents(t, linked)
 	for _, d := range all {
@@ -156,10 +156,10 @@ func TestPaths(t *testing.T) {
 	}
 }
 
-// inComment is a document as a comment names it.
+// inComment matches the path of a document in a comment.
 var inComment = regexp.MustCompile(`\bdocs/[\w/-]+\.md\b`)
 
-// TestCommentPaths holds that the documents that comments name are there.
+// TestCommentPaths holds that the documents that comments name exist.
 func TestCommentPaths(t *testing.T) {
 	for _, s := range sources(t) {
 		for _, group := range s.file.Comments {
@@ -172,7 +172,7 @@ func TestCommentPaths(t *testing.T) {
 	}
 }
 
-// broken says why a link of the document at path is one, or "".
+// broken says why a link of the document at path is broken; "" if it is not.
 func broken(all []document, path, to string) string {
 	file, heading, _ := strings.Cut(to, "#")
 	target := path
@@ -192,7 +192,7 @@ func broken(all []document, path, to string) string {
 	return ""
 }
 
-// anchor is how a heading is linked to; "" if the line is none.
+// anchor is the link target of a heading; "" if the line is no heading.
 func anchor(l string) string {
 	text := strings.TrimLeft(l, "#")
 	if text == l {
@@ -209,8 +209,8 @@ func anchor(l string) string {
 	}, strings.TrimSpace(text))
 }
 
-// places returns the paths of the checkout that text in code stands for: none, if it
-// is something else.
+// places returns the paths of the checkout that a code span names; none if the span is
+// no path.
 func places(text string) []string {
 	if !place.MatchString(text) {
 		return nil
@@ -218,7 +218,7 @@ func places(text string) []string {
 	top, _, below := strings.Cut(text, "/")
 	if !strings.HasSuffix(text, ".go") {
 		fi, err := os.Stat(filepath.Join("../..", top))
-		if !below || top == "" || top == "build" || err != nil || !fi.IsDir() { // make writes build
+		if !below || top == "" || top == "build" || err != nil || !fi.IsDir() { // make creates build
 			return nil
 		}
 	}
@@ -234,7 +234,7 @@ func places(text string) []string {
 	return all
 }
 
-// TestParagraphs holds that TestProse counts what it should.
+// TestParagraphs holds that paragraphs cuts a text correctly.
 func TestParagraphs(t *testing.T) {
 	const text = "# head\n\none\ntwo\n- three\n  four\n- five\n\n| a b | c |\n|---|---|\n\n```\ncode\n```\nsix\n<!-- seven -->\n"
 	d := document{text: text, lines: withoutCode(text)}

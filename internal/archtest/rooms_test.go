@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// rooms says, for each package that has rooms below it, which rooms those are and which
-// others of the same package each may import; "." is the package itself. What is not in
-// the table is not allowed: two rooms that stand side by side do not know one another.
+// rooms lists, for each package that has rooms (packages below it), the rooms and which
+// rooms of the same package each may import; "." is the package itself. An import that is
+// not in the table is not allowed.
 var rooms = map[string]map[string][]string{
 	"pkg/api": {
 		"wire":         {}, // the JSON of the API, for clients too
@@ -19,7 +19,7 @@ var rooms = map[string]map[string][]string{
 		".":            {"wire", "wire/httperr", "spec", "auth", "gateway"},
 	},
 	"pkg/agent": {
-		".":           {}, // what the daemon and the agent say to one another
+		".":           {}, // the protocol between the daemon and the agent
 		"proc":        {},
 		"interpreter": {"."},
 		"reply":       {"."},
@@ -46,7 +46,7 @@ var rooms = map[string]map[string][]string{
 	"internal/cli": {
 		"text":       {}, // sizes, times and tables as people read them
 		"command":    {"text"},
-		"foreground": {"text", "command"}, // a program of the guest in front of this terminal
+		"foreground": {"text", "command"}, // a guest's program in the foreground of this terminal
 		"bench":      {"text", "command"},
 		"code":       {"text", "command", "foreground"},
 		"exec":       {"text", "command", "foreground"},

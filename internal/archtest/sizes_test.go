@@ -75,8 +75,8 @@ func receiver(f *ast.FuncDecl) string {
 	return ""
 }
 
-// TestColumns holds that a line fits where people read it. Text that may not be broken,
-// in backquotes, may be longer.
+// TestColumns holds that no line is too long to read. Lines with text in backquotes,
+// which cannot be broken, may be longer.
 func TestColumns(t *testing.T) {
 	for _, s := range sources(t) {
 		text, err := os.ReadFile(filepath.Join("../..", s.path))
@@ -96,8 +96,8 @@ func TestColumns(t *testing.T) {
 	}
 }
 
-// literals returns the lines of a file with text in backquotes, and those that are
-// comments as a whole.
+// literals returns the lines of a file that have text in backquotes, and the lines that
+// are nothing but a comment.
 func literals(text []byte) (raw, comments map[int]bool) {
 	raw, comments = map[int]bool{}, map[int]bool{}
 	file := token.NewFileSet().AddFile("", 1, len(text))

@@ -1,8 +1,8 @@
 // Package config reads the daemon's one configuration file.
 //
-// The defaults are a file too, default.toml, embedded and printed by
-// `sandboxd config init`: value and reason stand beside each other there. A
-// user's file is read over it, strictly.
+// The defaults are a file too: default.toml, embedded, which `sandboxd config init`
+// writes. It holds each value with its reason. A user's file is read over it; an
+// unknown key is an error.
 package config
 
 import (
@@ -28,7 +28,7 @@ import (
 //go:embed default.toml
 var defaults []byte
 
-// Insecure is what listen.insecure must say to serve TCP without a key.
+// Insecure is the value of listen.insecure that serves TCP without a key.
 const Insecure = "anyone who can connect may run code"
 
 // Config is the configuration of a daemon, as default.toml describes it.
@@ -55,7 +55,7 @@ type Config struct {
 	Instance instance.Instance `toml:"-"`
 }
 
-// Listen says where the API is served and to whom.
+// Listen is where the API is served, and to whom.
 type Listen struct {
 	Socket        string `toml:"socket"`
 	SocketGroup   string `toml:"socket_group"`
@@ -83,7 +83,8 @@ type Gateway struct {
 	TLSKey  string `toml:"tls_key"`
 }
 
-// Storage is the pool that holds what sandboxes write.
+// Storage is the pool to which sandboxes write, and the host's directories that they
+// may mount.
 type Storage struct {
 	Pool     string `toml:"pool"`
 	PoolSize Size   `toml:"pool_size"`
@@ -109,7 +110,7 @@ type Runtime struct {
 	StartTimeout  Duration `toml:"start_timeout"`
 }
 
-// Images says what names of images mean.
+// Images is the aliases of image names.
 type Images struct {
 	Aliases map[string]string `toml:"aliases"`
 
@@ -117,7 +118,7 @@ type Images struct {
 	Registries *registry.Client `toml:"-"` // Config.Registries, checked
 }
 
-// Guest is what a sandbox gets that asks for nothing.
+// Guest is what a sandbox gets if its request does not say otherwise.
 type Guest struct {
 	Memory  Size   `toml:"memory"`
 	CPU     CPU    `toml:"cpu"`
@@ -140,7 +141,7 @@ type Limits struct {
 	RequestsPerSecond int `toml:"requests_per_second"`
 }
 
-// Log is how much the daemon says.
+// Log is how much the daemon logs.
 type Log struct {
 	Level string `toml:"level"`
 }
@@ -184,7 +185,7 @@ func decode(b []byte, name string, c *Config) error {
 	return nil
 }
 
-// validate fills what derives from the instance and reports every problem.
+// validate fills in what derives from the instance and reports every problem.
 func (c *Config) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -296,7 +297,8 @@ func (c *Config) validateStorage(bad func(string, ...any)) {
 	}
 }
 
-// fillPrograms finds what was installed with this program, under whatever prefix.
+// fillPrograms finds the directories that were installed with this program, under any
+// prefix.
 func (c *Config) fillPrograms() error {
 	if c.LibexecDir != "" && c.RecipesDir != "" {
 		return nil
@@ -348,7 +350,7 @@ func (c *Config) validateListen(bad func(string, ...any)) {
 	}
 }
 
-// domainForm is a name of which wildcard names make sense, in lower case.
+// domainForm matches a domain name in lower case, without a wildcard.
 var domainForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
 
 func (c *Config) validateGateway(bad func(string, ...any)) {
@@ -377,8 +379,8 @@ func (c *Config) validateGateway(bad func(string, ...any)) {
 	}
 }
 
-// validateTLS checks the two files of a certificate; what is in them is read when
-// they are served.
+// validateTLS checks the paths of a certificate and its key. The files are read when
+// the listener starts.
 func validateTLS(table, cert, key string, bad func(string, ...any)) {
 	if (cert == "") != (key == "") {
 		bad("%s.tls_cert and %s.tls_key: only one is given; a certificate needs its key", table, table)
@@ -411,7 +413,7 @@ func (c *Config) validateNetwork(bad func(string, ...any)) {
 	}
 }
 
-// APIKeys reads the API keys, one in each line; none if no file is named.
+// APIKeys reads the API keys, one per line; none if no file is named.
 func (c *Config) APIKeys() ([]string, error) {
 	if c.Listen.APIKeyFile == "" {
 		return nil, nil
@@ -488,8 +490,8 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	return nil
 }
 
-// Addr is the address of the sandbox in slot: the pool without its first two,
-// so that none ends in .0 of the pool itself.
+// Addr is the address of the sandbox in slot. It leaves out the pool's first two
+// addresses, so that no sandbox has the address of the pool itself.
 func (c *Config) Addr(slot int) netip.Addr {
 	a := c.Network.Pool.Addr().As4()
 	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])

@@ -99,7 +99,8 @@ func TestUnknownKeyNamesLine(t *testing.T) {
 	}
 }
 
-// TestAliases: those of a file are added to the defaults, and may take one away.
+// TestAliases: aliases of a file are added to the defaults, and an empty one removes a
+// default.
 func TestAliases(t *testing.T) {
 	c, err := load(t, "[images.aliases]\n'node:*' = 'javascript'\n'ubuntu:*' = 'jammy:22'\n'debian:*' = ''")
 	if err != nil {
@@ -140,7 +141,8 @@ func TestAPIKeys(t *testing.T) {
 	}
 }
 
-// What would lend the daemon's own files, or could not be meant, is refused.
+// TestStorage: a host path that would expose the daemon's own files, or that is not a
+// clean absolute path, is refused; so is a volume size that is too small.
 func TestStorage(t *testing.T) {
 	for value, want := range map[string]string{
 		`allowed_host_paths = ["/"]`:                             "cannot be lent",

@@ -1,9 +1,9 @@
-// Package daemontest runs the real daemon for end-to-end tests: started as a
-// process, killed as a process, asked through its sockets.
+// Package daemontest runs the real daemon for end-to-end tests. It starts and kills the
+// daemon as a process; tests use the daemon through its sockets.
 //
-// Tests share the state directory of an instance, so that an image is there once;
-// a lock keeps two processes from using one instance at the same time. Test runs
-// side by side have instances of their own (SANDBOXD_TEST_INSTANCE).
+// Tests share the state directory of an instance, so that each image is imported once.
+// A lock prevents two processes from using one instance at the same time. Test runs side
+// by side have instances of their own (SANDBOXD_TEST_INSTANCE).
 package daemontest
 
 import (
@@ -26,9 +26,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// Instance is the instance of test daemons, unless Options say otherwise, and Other
-// that of a second daemon beside it. SANDBOXD_TEST_INSTANCE names both by two
-// letters; "tu" if it is empty.
+// Instance is the instance of test daemons, unless Options name another. Other is the
+// instance of a second daemon. SANDBOXD_TEST_INSTANCE gives both as two letters; "tu" if
+// it is empty.
 var Instance, Other = instances(cmp.Or(os.Getenv("SANDBOXD_TEST_INSTANCE"), "tu"))
 
 func instances(letters string) (first, second instance.Instance) {
@@ -45,7 +45,7 @@ func instances(letters string) (first, second instance.Instance) {
 	return first, second
 }
 
-// Options are what a test may want otherwise. The zero Options is what New uses.
+// Options change how a test daemon is set up. New uses the zero Options.
 type Options struct {
 	Instance instance.Instance // Instance if zero
 	StateDir string            // the instance's own if empty
@@ -103,7 +103,7 @@ func New(t testing.TB, config ...string) *Daemon {
 	return NewWith(t, Options{Config: config})
 }
 
-// NewWith is New for tests that want something else, too.
+// NewWith is New with Options.
 func NewWith(t testing.TB, o Options) *Daemon {
 	t.Helper()
 	d := Prepare(t, o)
@@ -137,7 +137,7 @@ func Prepare(t testing.TB, o Options) *Daemon {
 		d.TCP = hosttest.FreePort(t).String()
 	}
 	d.configure(o)
-	d.teardown() // what a killed test run may have left
+	d.teardown() // a killed test run may have left something
 	hosttest.Leaks(t, d.Instance)
 	t.Cleanup(func() {
 		d.Stop()
@@ -173,7 +173,7 @@ level = "debug"
 	must(d.t, os.WriteFile(d.Config, []byte(text+strings.Join(o.Config, "\n")), 0o600))
 }
 
-// Start starts the daemon and returns when it serves.
+// Start starts the daemon and returns when the daemon serves.
 func (d *Daemon) Start(env ...string) {
 	d.t.Helper()
 	if err := d.TryStart(env...); err != nil {
@@ -181,7 +181,7 @@ func (d *Daemon) Start(env ...string) {
 	}
 }
 
-// TryStart is Start for daemons that may refuse.
+// TryStart is Start for daemons that may refuse to start.
 func (d *Daemon) TryStart(env ...string) error {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -194,7 +194,7 @@ func (d *Daemon) TryStart(env ...string) error {
 	cmd.ExtraFiles = []*os.File{w}
 	cmd.Env = append(append(os.Environ(), "SANDBOXD_READY_FD=3"), env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	// A descendant that keeps the log open must not hold up Wait.
+	// A descendant that keeps the log open must not block Wait.
 	cmd.WaitDelay = time.Second
 	if err := cmd.Start(); err != nil {
 		w.Close()
@@ -217,7 +217,7 @@ func (d *Daemon) StartArmed(point string) error {
 	return d.TryStart(failpoint.Env + "=" + point)
 }
 
-// Pid is the daemon's.
+// Pid is the daemon's process ID.
 func (d *Daemon) Pid() int { return d.cmd.Process.Pid }
 
 // Kill kills the daemon with SIGKILL.
@@ -226,7 +226,7 @@ func (d *Daemon) Kill() {
 	<-d.done
 }
 
-// Stop asks the daemon to end, and waits until it did.
+// Stop asks the daemon to end, and waits until it has ended.
 func (d *Daemon) Stop() {
 	if d.cmd == nil {
 		return
@@ -240,10 +240,10 @@ func (d *Daemon) Stop() {
 	}
 }
 
-// Ended is closed when the daemon's process is gone.
+// Ended is closed when the daemon's process has ended.
 func (d *Daemon) Ended() <-chan struct{} { return d.done }
 
-// Log is what the daemon has said so far.
+// Log is the daemon's log so far.
 func (d *Daemon) Log() string { return d.log.String() }
 
 func (d *Daemon) teardown() {
@@ -253,7 +253,7 @@ func (d *Daemon) teardown() {
 	}
 }
 
-// lock keeps two test processes from one instance.
+// lock prevents two test processes from using one instance.
 func lock(t testing.TB, inst instance.Instance) {
 	t.Helper()
 	f, err := os.OpenFile("/run/lock/sandboxd-test-"+inst.String(), os.O_CREATE|os.O_RDWR, 0o600)

@@ -14,9 +14,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-// Image has the daemon hold the image of a recipe: the one it has from an earlier
-// test, else the archive in the cache, else a new build, which goes into the cache.
-// Only the build needs a network.
+// Image makes the image of a recipe available to the daemon. It uses the daemon's image
+// from an earlier test, else the archive in the cache, else a new build, which it adds to
+// the cache. Only the build needs a network.
 func Image(t testing.TB, d *Daemon, name string) {
 	t.Helper()
 	c, err := client.New("unix://"+d.Socket, "")
@@ -38,8 +38,8 @@ func Image(t testing.TB, d *Daemon, name string) {
 	must(t, os.WriteFile(note, []byte(sum), 0o600))
 }
 
-// fromCache imports the archive of the recipe with the digest sum. Where there is
-// none, or a damaged one, it builds the image and exports it to the cache.
+// fromCache imports the archive of the recipe with the digest sum. If the archive is
+// missing or damaged, it builds the image and exports it to the cache.
 func fromCache(ctx context.Context, c *client.Client, name, sum string) error {
 	path, err := archive(name, sum)
 	if err != nil {

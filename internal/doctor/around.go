@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// aroundChecks look at what else is on the host.
+// aroundChecks check what else runs on the host.
 var aroundChecks = []check{
 	{
 		name: "clock", protects: "timeouts, which are of the wall clock",
@@ -71,8 +71,8 @@ var aroundChecks = []check{
 	},
 }
 
-// decides returns a rule or policy of INPUT or FORWARD that takes packets away
-// or sends them elsewhere, of what iptables-save printed.
+// decides returns the first rule or policy of INPUT or FORWARD, in the output of
+// iptables-save, that drops packets or sends them to another chain.
 func decides(saved string) string {
 	for line := range strings.Lines(saved) {
 		line = strings.TrimSpace(line)
@@ -89,7 +89,7 @@ func decides(saved string) string {
 	return ""
 }
 
-// runs reports whether a process of that name does.
+// runs reports whether a process of that name runs.
 func (h *host) runs(name string) bool {
 	found, _ := filepath.Glob(h.root + "/proc/[0-9]*/comm")
 	for _, p := range found {

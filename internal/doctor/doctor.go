@@ -1,16 +1,16 @@
-// Package doctor looks at a host as sandboxd needs it, and says of each thing
-// that is not so what it puts at risk and the command that mends it.
+// Package doctor checks that a host has what sandboxd needs. For each problem it
+// reports what the problem puts at risk and the command that mends it.
 //
-//	table ─▶ check ─▶ Finding {ok, warn, fail, skipped; what is; what mends it}
+//	table ─▶ check ─▶ Finding {ok, warn, fail, skipped; the state; the command}
 //	             └──▶ Mend: sysctls and modules, the two that are safe to set
 //
-// The daemon asks the same table at its start for those few checks that are
-// cheap and without which nothing can run (Start), so there is one list of what
-// a host must have.
+// The daemon runs some checks of the same table at each start (Start): those that
+// are cheap and without which nothing can run. So there is one list of what a host
+// must have.
 //
-// What surprises: features of the kernel are tried, not read off its version: a
-// distribution backports and leaves out. A check that cannot tell says
-// "skipped", never "ok".
+// One thing surprises: the doctor tries features of the kernel and does not infer
+// them from its version, because distributions backport some and leave out others. A
+// check that cannot decide reports "skipped", never "ok".
 package doctor
 
 import (
@@ -29,42 +29,41 @@ type Status string
 // The statuses. Only Fail makes the doctor's exit status 1.
 const (
 	OK      Status = "ok"
-	Warn    Status = "warn"    // it runs, but not in every case or not as safely
-	Fail    Status = "fail"    // it does not run, or not safely
-	Skipped Status = "skipped" // it could not be told; Detail says why
+	Warn    Status = "warn"    // sandboxd runs, but not in every case or not as safely
+	Fail    Status = "fail"    // sandboxd does not run, or not safely
+	Skipped Status = "skipped" // the check could not decide; Detail says why
 )
 
 // A Finding is what one check found.
 type Finding struct {
 	Check    string `json:"check"`
 	Status   Status `json:"status"`
-	Detail   string `json:"detail"`         // what is
-	Protects string `json:"protects"`       // what it is good for
-	Mend     string `json:"mend,omitempty"` // a command, or what to do
+	Detail   string `json:"detail"`         // the state that was found
+	Protects string `json:"protects"`       // what the check protects
+	Mend     string `json:"mend,omitempty"` // a command, or advice
 	Fixed    string `json:"fixed,omitempty"`
 
-	sysctl  *setting // what Mend may set,
-	modules []string // and load
+	sysctl  *setting // the sysctl that Mend may set
+	modules []string // the modules that Mend may load
 }
 
-// Fixable reports whether Mend can do something about it.
+// Fixable reports whether Mend can fix the finding.
 func (f *Finding) Fixable() bool { return f.sysctl != nil || f.modules != nil }
 
 // A check is one row of the table.
 type check struct {
 	name     string
 	protects string
-	root     bool // only root can tell
-	start    bool // cheap, and nothing runs without: the daemon asks it at every start
+	root     bool // only root can run it
+	start    bool // cheap and indispensable: the daemon runs it at every start
 	run      func(context.Context, *host) Finding
 }
 
 // probeLimit bounds one check: a wedged iptables must not wedge the doctor.
 const probeLimit = 20 * time.Second
 
-// table is everything the doctor knows, in the order in which it is shown: what
-// is missing, what the kernel can, what the host allows, what it keeps from
-// attackers, what is around.
+// table is all checks, in the order in which they are shown: programs, the kernel's
+// features, packets, storage, limits, hardening, other software, versions.
 func table() []check {
 	var all []check
 	for _, part := range [][]check{
@@ -100,8 +99,8 @@ func (c check) ask(ctx context.Context, h *host) Finding {
 	return f
 }
 
-// Start asks what must be so before a daemon touches anything. Its error names
-// everything that is missing, each with what to do.
+// Start runs the checks that must pass before a daemon touches anything. Its error
+// names everything that is missing, each with its remedy.
 func Start(cfg *config.Config) error { return start(newHost(cfg), table()) }
 
 func start(h *host, checks []check) error {
@@ -120,11 +119,11 @@ func start(h *host, checks []check) error {
 	return nil
 }
 
-// host is what the checks look at.
+// host is the host that the checks examine.
 type host struct {
 	cfg    *config.Config
 	isRoot bool
-	root   string // "", or a directory that tests have instead of /
+	root   string // "", or a directory that tests use instead of /
 	now    func() time.Time
 
 	trial
@@ -134,7 +133,7 @@ func newHost(cfg *config.Config) *host {
 	return &host{cfg: cfg, isRoot: os.Geteuid() == 0, now: time.Now}
 }
 
-// read returns a file of the host, empty if there is none or it is closed to us.
+// read returns a file of the host; empty if it is absent or unreadable.
 func (h *host) read(path string) string {
 	b, err := os.ReadFile(h.root + path)
 	if err != nil {

@@ -53,8 +53,8 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestLimits compares sysctls with what max_sandboxes need, and knows when it
-// does not know.
+// TestLimits compares sysctls with the need of max_sandboxes, and skips a sysctl that
+// does not exist or holds no number.
 func TestLimits(t *testing.T) {
 	for text, want := range map[string]Status{"4194304\n": OK, "32768\n": Warn, "lots\n": Skipped, "": Skipped, "-1\n": Warn} {
 		h := newTree(t, map[string]string{"/proc/sys/kernel/pid_max": text})
@@ -80,8 +80,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// TestHardening knows the values that will do, asks for one of them, and leaves it
-// to people to set it.
+// TestHardening accepts the values in range, advises one otherwise, and does not set it.
 func TestHardening(t *testing.T) {
 	for name, c := range map[string]struct {
 		good, bad []string
@@ -125,8 +124,8 @@ func TestHardening(t *testing.T) {
 	}
 }
 
-// TestHardeningExists: the names are those of the kernel that the tests run on,
-// where it has them at all. Every Linux since 6.1 has these three.
+// TestHardeningExists: the sysctls exist in the kernel that the tests run on, if it has
+// the feature. Every Linux since 6.1 has these three.
 func TestHardeningExists(t *testing.T) {
 	h := newTree(t, nil)
 	h.root = ""
@@ -137,8 +136,8 @@ func TestHardeningExists(t *testing.T) {
 	}
 }
 
-// TestMend sets once what is too low, keeps what an operator wrote, and lowers
-// nothing.
+// TestMend raises each sysctl that is too low, once. It keeps an operator's lines and
+// lowers nothing.
 func TestMend(t *testing.T) {
 	const pid, files = "/proc/sys/kernel/pid_max", "/proc/sys/fs/file-max"
 	h := newTree(t, map[string]string{pid: "32768\n", files: "9999999\n", sysctlFile: "# mine\nvm.swappiness = 1\n"})
@@ -161,7 +160,7 @@ func TestMend(t *testing.T) {
 	if got := h.read(files); got != "9999999\n" {
 		t.Errorf("file-max is %q", got)
 	}
-	// Lowered by somebody: raised again, and still in the file once.
+	// After another program lowered it: raised again, and still once in the file.
 	if err := os.WriteFile(h.root+pid, []byte("100\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +173,7 @@ func TestMend(t *testing.T) {
 	}
 }
 
-// TestMendTellsFailure: what could not be set is not said to be fixed.
+// TestMendTellsFailure: a sysctl that could not be set is not reported as fixed.
 func TestMendTellsFailure(t *testing.T) {
 	h := newTree(t, map[string]string{"/proc/sys/kernel/pid_max": "1", "/etc": "not a directory"})
 	found := examine(t.Context(), h, []check{find(t, "kernel.pid_max")})
@@ -183,8 +182,8 @@ func TestMendTellsFailure(t *testing.T) {
 	}
 }
 
-// TestMendLooksAgain: what was done is no verdict. The host is judged as it is
-// afterwards.
+// TestMendLooksAgain: Mend runs the checks again and reports the state that they find,
+// not the change that it made.
 func TestMendLooksAgain(t *testing.T) {
 	const path, other = "/proc/sys/kernel/pid_max", "/proc/sys/fs/file-max"
 	inVain := func(_ context.Context, h *host) Finding {
@@ -254,7 +253,8 @@ func TestAdvisories(t *testing.T) {
 	}
 }
 
-// TestGvisorAge reads the date of what go built: this test itself links no gVisor.
+// TestGvisorAge reads the date in a program's build information; this test itself links
+// no gVisor.
 func TestGvisorAge(t *testing.T) {
 	m := pseudoVersion.FindStringSubmatch("v0.0.0-20260905035102-160fafc42237+sandboxd")
 	if m == nil || m[1] != "20260905" {
@@ -296,7 +296,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// TestOthersCanNotTell: without root a check that needs it says so.
+// TestOthersCanNotTell: without root, a check that needs root is skipped and says so.
 func TestOthersCanNotTell(t *testing.T) {
 	h := newTree(t, nil)
 	h.isRoot = false
@@ -330,7 +330,7 @@ func TestOtherFamily(t *testing.T) {
 	}
 }
 
-// fakeFirewalld answers as firewall-cmd 1.3.3 does, of what the files say.
+// fakeFirewalld answers as firewall-cmd 1.3.3 does, from the content of files.
 const fakeFirewalld = `#!/bin/sh
 case "$*" in
 "--info-zone=sandboxd-a") f=zone ;;

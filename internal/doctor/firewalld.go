@@ -9,12 +9,12 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress"
 )
 
-// firewalld is the check of that name. What iptables accepts is still subject to
-// firewalld's own tables (docs.fedoraproject.org, f32 release notes, "Security"),
-// so it must be told: a zone whose members may reach the resolver and nothing
-// else of this host, and a policy that lets that zone out. Whom the zone lets out
-// is then decided by sandboxd's own chains. A zone like "trusted" would do too,
-// and open every port of this host to whoever sends from an address of the pool.
+// firewalld is the check of that name. A packet that iptables accepts must still pass
+// firewalld's own tables (docs.fedoraproject.org, f32 release notes, "Security"). So
+// firewalld needs a zone whose members may reach the resolver and nothing else of this
+// host, and a policy that lets that zone out. sandboxd's own chains then decide what
+// sandboxes may reach. A zone like "trusted" would also work, but it would open every
+// port of this host to all senders with an address of the pool.
 var firewalld = check{
 	name: "firewalld", protects: "what sandboxes are allowed to reach", root: true,
 	run: func(ctx context.Context, h *host) Finding {
@@ -22,8 +22,8 @@ var firewalld = check{
 			return ok("it does not run")
 		}
 		pool := h.cfg.Network.Pool.String()
-		// A policy must not be called as a zone is, and neither may be longer
-		// than 17 characters (firewalld.zone(5), firewalld.policy(5)).
+		// A policy must not have the name of a zone, and neither name may be longer than
+		// 17 characters (firewalld.zone(5), firewalld.policy(5)).
 		zone := "sandboxd-" + h.cfg.Instance.String()
 		policy := zone + "-out"
 		ports := []string{fmt.Sprintf("%d/tcp", egress.ResolverPort), fmt.Sprintf("%d/udp", egress.ResolverPort)}
@@ -41,9 +41,9 @@ var firewalld = check{
 	},
 }
 
-// firewalldMend is one line of commands, of which firewall-cmd 1.3 takes one kind
-// of option at a time. What is there already is no error to it, but for a zone
-// and a policy. change-source also takes the pool out of another zone.
+// firewalldMend is one line of commands, because firewall-cmd 1.3 takes one kind of
+// option at a time. Adding what already exists is no error, except for a zone and a
+// policy. change-source also removes the pool from another zone.
 func (h *host) firewalldMend(ctx context.Context, zone, policy, pool string, ports []string) string {
 	var lines []string
 	add := func(args string) { lines = append(lines, "firewall-cmd "+args) }
@@ -66,8 +66,8 @@ func (h *host) firewalldHas(ctx context.Context, kind, name string) bool {
 	return h.command(ctx, "firewall-cmd", "--permanent", "--info-"+kind+"="+name) == nil
 }
 
-// firewalldInfo reads "name: words" lines about what runs; nothing is there of
-// what does not.
+// firewalldInfo reads the "name: words" lines of a zone or policy in force; nil if there
+// is none.
 func (h *host) firewalldInfo(ctx context.Context, kind, name string) map[string][]string {
 	out, err := h.output(ctx, "firewall-cmd", "--info-"+kind+"="+name)
 	if err != nil {

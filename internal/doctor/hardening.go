@@ -7,22 +7,22 @@ import (
 	"strings"
 )
 
-// A restraint is a sysctl by which the kernel keeps from unprivileged processes
-// what attacks on it begin with. Guests are refused most of that by their seccomp
-// filter, or live in gVisor; this is for those who got past that, and for other
-// users of the host. Mend leaves them alone: users who debug or profile may rely
-// on them.
+// A restraint is a sysctl that denies unprivileged processes a feature with which
+// attacks on the kernel begin. The seccomp filter denies guests most of these features,
+// or guests run in gVisor; restraints are for guests that got past that, and for other
+// users of the host. Mend does not set restraints: users who debug or profile may need
+// the features.
 type restraint struct {
 	name        string
-	least, most int64 // which values will do
-	set         int64 // what to set otherwise
+	least, most int64 // the range of acceptable values
+	set         int64 // the value to set otherwise
 	protects    string
-	risk        string // what another value means
+	risk        string // the risk of another value
 }
 
-// The values are of Documentation/admin-guide/sysctl/{kernel,vm}.rst,
+// The values are from Linux: Documentation/admin-guide/sysctl/{kernel,vm}.rst,
 // Documentation/admin-guide/LSM/Yama.rst and
-// Documentation/networking/nf_conntrack-sysctl.rst of Linux.
+// Documentation/networking/nf_conntrack-sysctl.rst.
 var restraints = []restraint{
 	{
 		name: "kernel.unprivileged_bpf_disabled", least: 1, most: 2, set: 2, // 1 cannot be undone before the next boot
@@ -49,7 +49,7 @@ var restraints = []restraint{
 		protects: "the kernel, behind the seccomp filter of a guest",
 		risk:     "any user may stop the kernel in the middle of a copy, and so win races in it",
 	},
-	// Not of attacks, but as the others: somebody may have set it on purpose.
+	// This one is not about attacks, but like the others it may have been set on purpose.
 	{
 		name: "net.netfilter.nf_conntrack_tcp_loose", least: 1, most: 1, set: 1,
 		protects: "open connections of sandboxes, when the table of flows was flushed or full",
@@ -69,7 +69,7 @@ func hardeningChecks() []check {
 	return append(checks, coreHandler)
 }
 
-// within compares a sysctl with what will do.
+// within checks that a sysctl is in the range of acceptable values.
 func (h *host) within(r restraint) Finding {
 	s := setting{r.name, r.set}
 	text := strings.TrimSpace(h.read(s.path()))
@@ -86,14 +86,15 @@ func (h *host) within(r restraint) Finding {
 	return ok("%d", is)
 }
 
-// mendForGood is for what Mend does not keep in sysctlFile.
+// mendForGood is a command for a sysctl that Mend does not keep in sysctlFile: it sets
+// the value now and for the next boot.
 func (s setting) mendForGood() string {
 	return fmt.Sprintf("echo '%s = %d' >>/etc/sysctl.d/99-hardening.conf && %s", s.name, s.want, s.mend())
 }
 
-// coreHandler looks at the program that the kernel starts, as root of the host and
-// for the core of whatever crashes. Sandboxes have the one limit of cores at
-// which none is started (pkg/oci); all else on the host has not.
+// coreHandler checks the program that the kernel starts, as root of the host, for the
+// core dump of each crashed process. Sandboxes have the one core size limit at which
+// the kernel starts none (pkg/oci); other processes of the host do not.
 var coreHandler = check{
 	name: "kernel.core_pipe_limit", protects: "the host from a flood of crash handlers",
 	run: func(_ context.Context, h *host) Finding {
@@ -109,7 +110,7 @@ var coreHandler = check{
 		case "":
 			return skipped("%s does not exist here", name)
 		case "0": // core(5): no limit, and the kernel does not wait for them
-			s := setting{name, 16} // systemd's, in its 50-coredump.conf
+			s := setting{name, 16} // systemd's value, in its 50-coredump.conf
 			return warn(s.mendForGood(), "each crash on this host starts %s as root, any number at once (%s is 0); those of guests "+
 				"start none", program, name)
 		}

@@ -135,7 +135,7 @@ func existing(dir string) string {
 	}
 }
 
-// version is a dotted version; what is missing is 0.
+// version is a dotted version; missing numbers are 0.
 type version [3]int
 
 func (v version) String() string {

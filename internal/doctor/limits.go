@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A setting is a sysctl and what it should be at least.
+// A setting is a sysctl and the least value that it should have.
 type setting struct {
 	name string // as sysctl(8) writes it
 	want int64
@@ -20,24 +20,24 @@ func (s setting) path() string { return "/proc/sys/" + strings.ReplaceAll(s.name
 
 func (s setting) mend() string { return fmt.Sprintf("sysctl -w %s=%d", s.name, s.want) }
 
-// What to reckon with for one sandbox. Idle ones of the image base were counted,
-// five of each runtime (Linux 6.18, 21 November 2026): 15 tasks on runc and 31 to
-// 33 on gVisor, 1 descriptor and 1 watch of the daemon, 2 to 3 mounts, 1 key.
-// Commands and streams come on top.
+// What one sandbox may need. Measured on idle sandboxes of the image base, five of each
+// runtime (Linux 6.18, 21 November 2026): 15 tasks on runc and 31 to 33 on gVisor, 1
+// descriptor and 1 watch of the daemon, 2 to 3 mounts, 1 key. Commands and streams need
+// more.
 const (
 	tasksEach  = 64
 	filesEach  = 16
-	flowsEach  = 1024 // what egress allows each
+	flowsEach  = 1024 // the limit of egress for each
 	watchEach  = 2
 	mountsEach = 4
-	ownTasks   = 4096 // everybody else's
+	ownTasks   = 4096 // of the rest of the host
 )
 
-// sysctls are the limits that max_sandboxes runs into, by what n need.
+// sysctls are the limits that max_sandboxes may reach; need is what n sandboxes need.
 var sysctls = []struct {
 	name, protects string
 	need           func(n int64) int64
-	raise          int64 // what to set instead of the need, if more: a round number that others set
+	raise          int64 // the value to set if it is more than the need: a round number that others set
 	modules        []string
 }{
 	{name: "kernel.pid_max", protects: "forks of the whole host", raise: 4194304, // systemd's on 64 bit
@@ -62,9 +62,9 @@ var sysctls = []struct {
 		name: "fs.mount-max", protects: "root file systems, and what PID 1 of a sandbox mounts",
 		need: func(n int64) int64 { return n*mountsEach + 1024 },
 	},
-	// Each sandbox may have that many flows (egress: connlimit), and the table is
-	// the host's: full, the host itself cannot connect any more. A quarter of
-	// the sandboxes at their limit at once is more than an accident.
+	// Each sandbox may have flowsEach flows (egress: connlimit), and the table is the
+	// host's: when it is full, the host itself cannot connect any more. The need counts
+	// a quarter of the sandboxes at their limit at once, which is no accident any more.
 	{
 		name: "net.netfilter.nf_conntrack_max", protects: "connections of the whole host", modules: []string{"nf_conntrack"},
 		need: func(n int64) int64 { return n*flowsEach/4 + 16384 },
@@ -72,7 +72,7 @@ var sysctls = []struct {
 	{
 		name: "vm.max_map_count", protects: "memory of large guests on gVisor",
 		need: func(int64) int64 { return 65530 },
-	}, // the kernel's default; only a lowered one is too low
+	}, // the kernel's default; only a lowered value is too low
 	// runc gives each sandbox a session keyring, charged to its own user id.
 	{
 		name: "kernel.keys.maxkeys", protects: "starts on runc",
@@ -80,7 +80,7 @@ var sysctls = []struct {
 	},
 }
 
-// namespaceSysctls are counted for each user who makes some: on gVisor root.
+// namespaceSysctls are counted for each user that makes namespaces: on gVisor, root.
 var namespaceSysctls = []string{"user", "net", "mnt", "pid", "ipc", "uts", "cgroup"}
 
 func limitChecks() []check {
@@ -106,7 +106,7 @@ func limitChecks() []check {
 	return append(checks, neighbours)
 }
 
-// atLeast compares a sysctl with what max_sandboxes need.
+// atLeast compares a sysctl with the need of max_sandboxes.
 func (h *host) atLeast(name string, need, want int64, modules []string) Finding {
 	s := setting{name, want}
 	text := strings.TrimSpace(h.read(s.path()))
@@ -127,7 +127,7 @@ func (h *host) atLeast(name string, need, want int64, modules []string) Finding 
 	return ok("%d, enough for %d sandboxes", is, h.cfg.Limits.MaxSandboxes)
 }
 
-// nofile looks at the daemon's own limit if one runs, else at that of who asks.
+// nofile checks the limit of the running daemon or, if none runs, of this process.
 var nofile = check{
 	name: "nofile", protects: "the daemon's descriptors, and 65536 for each guest",
 	run: func(_ context.Context, h *host) Finding {
@@ -149,8 +149,8 @@ var nofile = check{
 	},
 }
 
-// daemon is the pid of the daemon of this instance, which holds its lock; 0 if
-// none runs or it cannot be told.
+// daemon is the pid of the daemon that holds the lock of this instance; 0 if none runs
+// or the pid is unknown.
 func (h *host) daemon() int {
 	f, err := os.Open(fmt.Sprintf("/run/sandboxd-%s.lock", h.cfg.Instance))
 	if err != nil {
@@ -164,9 +164,9 @@ func (h *host) daemon() int {
 	return int(lock.Pid)
 }
 
-// neighbours looks at the table that the kernel keeps for all networks of a
-// host together. The entries of sandboxes are permanent, and those do not count
-// since Linux 5.0 (neigh_alloc in net/core/neighbour.c); the host's own do.
+// neighbours checks the neighbour table that all networks of a host share. Permanent
+// entries, such as those of sandboxes, do not count since Linux 5.0 (neigh_alloc in
+// net/core/neighbour.c); the host's own do.
 var neighbours = check{
 	name: "net.ipv4.neigh.default.gc_thresh3", protects: "the host's own network, beside a sandbox for each link",
 	run: func(_ context.Context, h *host) Finding {

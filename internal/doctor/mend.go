@@ -14,13 +14,13 @@ import (
 	"github.com/sandboxd/sandboxd/internal/config"
 )
 
-// sysctlFile is where Mend keeps what it set, for the next boot.
+// sysctlFile is where Mend keeps the sysctls that it set, for the next boot.
 const sysctlFile = "/etc/sysctl.d/60-sandboxd.conf"
 
-// Mend sets the sysctls and loads the modules that findings ask for, and looks
-// again: what it returns is how the host is now, and in each finding what was
-// done and what was before. Everything else is left to people: it would change
-// what others on the host rely on. Twice is as good as once.
+// Mend sets the sysctls and loads the modules that findings ask for, and then runs
+// the checks again. It returns the new findings; Fixed in each says what was done and
+// what the value was before. Everything else is left to the operator, because it would
+// change what others on the host rely on. Mend is idempotent.
 func Mend(ctx context.Context, cfg *config.Config, found []Finding) ([]Finding, error) {
 	return mendAll(ctx, newHost(cfg), found, table())
 }
@@ -58,11 +58,11 @@ func mend(ctx context.Context, h *host, found []Finding) error {
 	return errors.Join(errs...)
 }
 
-// set writes a sysctl: for the next boot first, then now.
+// set writes a sysctl: first to sysctlFile for the next boot, then to the kernel.
 func (h *host) set(s setting) (was string, err error) {
 	was = strings.TrimSpace(h.read(s.path()))
 	if now, err := strconv.ParseInt(was, 10, 64); err != nil || now >= s.want {
-		return was, err // somebody raised it meanwhile
+		return was, err // it was raised in the meantime
 	}
 	if err := h.keep(s, was); err != nil {
 		return was, err
@@ -73,14 +73,14 @@ func (h *host) set(s setting) (was string, err error) {
 	return was, nil
 }
 
-// keep adds a setting to sysctlFile, once, with what it was before.
+// keep adds a setting to sysctlFile, once, with its previous value.
 func (h *host) keep(s setting, was string) error {
 	path := h.root + sysctlFile
 	b, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("keep %s: %w", s.name, err)
 	}
-	// sysctl.d(5) knows comments on lines of their own only.
+	// sysctl.d(5) allows comments only on lines of their own.
 	line := fmt.Sprintf("%s = %d", s.name, s.want)
 	lines := strings.Split(strings.TrimSuffix(string(b), "\n"), "\n")
 	if len(b) == 0 {

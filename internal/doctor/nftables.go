@@ -9,8 +9,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress"
 )
 
-// plainNftables is the check "nftables": of firewalls that are written for nft(8)
-// alone. Iptables shows nothing of them, and a packet must pass them, too.
+// plainNftables is the check "nftables". It finds firewalls that are written for nft(8)
+// alone: iptables does not show them, and a packet must pass them, too.
 var plainNftables = check{
 	name: "nftables", protects: "what sandboxes are allowed to reach, and their names", root: true,
 	run: func(_ context.Context, h *host) Finding {
@@ -22,8 +22,8 @@ var plainNftables = check{
 	},
 }
 
-// barred judges the barriers that there are. Those of a firewalld that runs are
-// the check firewalld's.
+// barred reports the barriers. It leaves those of a running firewalld to the check
+// firewalld.
 func barred(all []egress.Barrier, i instance.Instance, firewalld bool) Finding {
 	var details, mend []string
 	for _, b := range all {
@@ -44,9 +44,10 @@ func barred(all []egress.Barrier, i instance.Instance, firewalld bool) Finding {
 		"%s", strings.Join(details, "; "))
 }
 
-// admit lets a barrier leave to sandboxd's own chains what sandboxes send
-// elsewhere, and lets pass what they ask the resolver. What else they send to this
-// host it goes on to discard, but for answers.
+// admit returns the commands that open a barrier for sandboxes: packets to elsewhere
+// pass, and sandboxd's own chains decide about them; queries to the resolver and
+// replies pass. The barrier still discards everything else that sandboxes send to this
+// host.
 func admit(b egress.Barrier, i instance.Instance) (commands []string) {
 	link := "'" + i.LinkPrefix() + "*'"
 	rules := []string{"iifname " + link + " accept", "oifname " + link + " ct state established,related accept"}

@@ -35,13 +35,13 @@ func tried(part, protects string, modules ...string) check {
 	}}
 }
 
-// packets tries once for all three.
+// packets runs the trial once for the three checks.
 func (h *host) packets(ctx context.Context) (map[string]error, error) {
 	h.packetsOnce.Do(func() { h.found, h.foundErr = egress.Probe(ctx, h.cfg.Instance) })
 	return h.found, h.foundErr
 }
 
-// trial is what a host remembers of it.
+// trial is the result of the one trial.
 type trial struct {
 	packetsOnce sync.Once
 	found       map[string]error

@@ -11,8 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/project"
 )
 
-// leastFree is what the file system of the state directory should have left
-// for records, layers and copies of the state.
+// leastFree is how many bytes the file system of the state directory should have
+// free, for records, layers and copies of the state.
 const leastFree = 1 << 30
 
 var storageChecks = []check{
@@ -26,7 +26,7 @@ var storageChecks = []check{
 			}
 			need := int64(leastFree)
 			if _, err := os.Stat(filepath.Join(h.cfg.StateDir, "pool.img")); err != nil && h.pool() == pool.BtrfsLoop {
-				need += int64(h.cfg.Storage.PoolSize) // it is yet to be allocated, in full
+				need += int64(h.cfg.Storage.PoolSize) // the daemon will allocate it in full
 				if free < need {
 					return fail("free space, or lower storage.pool_size", "%s has %d MiB free, and storage.pool_size wants %d MiB of it",
 						dir, free>>20, h.cfg.Storage.PoolSize>>20)
@@ -81,10 +81,10 @@ var storageChecks = []check{
 	},
 }
 
-// pool is the kind of pool the daemon takes.
+// pool is the kind of pool that the daemon uses.
 func (h *host) pool() string {
 	kind, err := pool.Kind(h.cfg.StateDir, h.cfg.Storage.Pool)
-	if err != nil { // the state directory cannot be looked at, which its own check says
+	if err != nil { // the state directory is unreadable, which its own check reports
 		return h.cfg.Storage.Pool
 	}
 	return kind

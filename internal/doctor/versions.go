@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// An advisory is a flaw that is known to be fixed in some versions. It is in
-// force from since on, and mended from the version of fixed that has the same
-// first two numbers, or of the last entry, on.
+// An advisory is a known flaw and the versions that fix it. Versions have the flaw
+// from since on. It is fixed from the entry of fixed that has the same first two
+// numbers on; without such an entry, from the last entry on.
 type advisory struct {
 	id    string
 	what  string
@@ -22,10 +22,10 @@ type advisory struct {
 	source string
 }
 
-// advisoriesOf is the table of known flaws, of 21 November 2026. It names what
-// a guest could use of the parts that sandboxd starts, no others: a doctor that
-// cries wolf is not read. docs/design/hardening.md ("Which known flaws were
-// considered?") says what stands in the way besides.
+// advisoriesOf is the table of known flaws, as of 21 November 2026. It lists only flaws
+// that a guest could use, in the parts that sandboxd starts: nobody reads a doctor that
+// cries wolf. docs/design/hardening.md ("Which known flaws were considered?") lists the
+// other defences.
 var advisoriesOf = map[string][]advisory{
 	"runc": {
 		{
@@ -79,8 +79,8 @@ func known(what string, v version) Finding {
 	return ok("%s %s: no flaw is known here", what, v)
 }
 
-// gVisor is released weekly and mends only its newest: a pin of more than a
-// year says that nobody looks.
+// gVisor is released weekly and fixes flaws only in its newest release: a pin of more
+// than a year is not maintained.
 const gvisorOld = 365 * 24 * time.Hour
 
 var versionChecks = []check{
@@ -103,7 +103,7 @@ var versionChecks = []check{
 				return skipped("%v", err)
 			}
 			v, yes := parseVersion(text)
-			if !yes || strings.Contains(text, "-") { // a candidate or an untagged commit
+			if !yes || strings.Contains(text, "-") { // a release candidate or an untagged commit
 				return skipped("%s links libcontainer %s, which is no release", path, text)
 			}
 			return known("runc", v)
@@ -147,7 +147,7 @@ func moduleOf(path, module string) (string, error) {
 		if d.Path != module {
 			continue
 		}
-		if d.Replace != nil && strings.HasPrefix(d.Replace.Version, "v") { // else a directory: that version, mended
+		if d.Replace != nil && strings.HasPrefix(d.Replace.Version, "v") { // otherwise a directory: that version, patched
 			d = d.Replace
 		}
 		return d.Version, nil
@@ -155,12 +155,12 @@ func moduleOf(path, module string) (string, error) {
 	return "", fmt.Errorf("%s was not built with %s", path, module)
 }
 
-// debianKernel is in the version text of Debian's kernels, whose release has
-// only the ABI: "6.1.0-18-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.76-1 (…)".
+// debianKernel matches the version text of Debian's kernels. Their release has only the
+// ABI: "6.1.0-18-amd64", "#1 SMP PREEMPT_DYNAMIC Debian 6.1.76-1 (…)".
 var debianKernel = regexp.MustCompile(`Debian (\d+\.\d+\.\d+)-`)
 
-// kernelVersion is the upstream version a kernel was made of. It is certain for
-// Debian's and for those that name a stable release of three numbers.
+// kernelVersion is the upstream version of a kernel. It is certain for Debian's kernels
+// and for kernels whose release has the three numbers of a stable release.
 func kernelVersion(release, text string) (v version, certain bool) {
 	if m := debianKernel.FindStringSubmatch(text); m != nil {
 		return parseVersion(m[1])

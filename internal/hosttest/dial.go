@@ -14,11 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Dial connects, from the network namespace of this thread. An answer, yes or no,
-// that did not come to the first SYN is an error of its own: the kernel counts
-// those that it sent again, so that a slow host does not look like a lost packet.
+// Dial connects from the network namespace of this thread. If the answer, yes or no, did
+// not come to the first SYN, Dial returns an error that says so. It reads the kernel's
+// count of retransmissions, so that a slow host does not look like a lost packet.
 func Dial(network, to string, timeout time.Duration) (net.Conn, error) {
-	kept := -1 // the socket, which Dial closes if nobody answers
+	kept := -1 // the socket, duplicated, because net.Dialer closes its own without an answer
 	d := net.Dialer{Timeout: timeout, Control: func(_, _ string, raw syscall.RawConn) (err error) {
 		if e := raw.Control(func(fd uintptr) { kept, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
 			return e
@@ -43,7 +43,7 @@ func Dial(network, to string, timeout time.Duration) (net.Conn, error) {
 	return c, cmp.Or(unread, err)
 }
 
-// Resent is how many segments of c the kernel has sent again; none of what is not TCP.
+// Resent is how many segments of c the kernel has retransmitted; 0 if c is not TCP.
 func Resent(c net.Conn) (n int, err error) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {
@@ -62,9 +62,9 @@ func Resent(c net.Conn) (n int, err error) {
 	return n, cmp.Or(ctlErr, err)
 }
 
-// Soonest runs try until one run takes no longer than limit, ten times at most,
-// and is how long the shortest took. It ends at the first error. A busy host delays
-// some runs; what is slow by itself is slow each time.
+// Soonest runs try until one run takes no longer than limit, at most ten times, and
+// returns the time of the shortest run. It ends at the first error. A busy host delays
+// some runs; code that is slow by itself is slow each time.
 func Soonest(limit time.Duration, try func() error) (least time.Duration, err error) {
 	least = math.MaxInt64
 	for i := 0; i < 10 && least > limit && err == nil; i++ {
@@ -75,21 +75,21 @@ func Soonest(limit time.Duration, try func() error) (least time.Duration, err er
 	return least, err
 }
 
-// Pipes is a listener whose connections, made by Dial, have no kernel in between:
-// so their time may be that of testing/synctest.
+// Pipes is a listener whose connections, made by Dial, do not pass the kernel, so that
+// they work with the clock of testing/synctest.
 type Pipes struct {
 	conns  chan net.Conn
 	closed context.Context
 	close  context.CancelFunc
 }
 
-// NewPipes returns one that so many may dial before anybody accepts.
+// NewPipes returns a listener that queues up to backlog connections before Accept.
 func NewPipes(backlog int) *Pipes {
 	closed, stop := context.WithCancel(context.Background())
 	return &Pipes{make(chan net.Conn, backlog), closed, stop}
 }
 
-// Dial connects to whoever accepts.
+// Dial makes a connection, which Accept returns.
 func (p *Pipes) Dial(ctx context.Context) (net.Conn, error) {
 	ours, theirs := net.Pipe()
 	select {
@@ -102,7 +102,7 @@ func (p *Pipes) Dial(ctx context.Context) (net.Conn, error) {
 	}
 }
 
-// Accept serves net.Listener.
+// Accept implements net.Listener.
 func (p *Pipes) Accept() (net.Conn, error) {
 	select {
 	case c := <-p.conns:
@@ -112,8 +112,8 @@ func (p *Pipes) Accept() (net.Conn, error) {
 	}
 }
 
-// Close serves net.Listener.
+// Close implements net.Listener.
 func (p *Pipes) Close() error { p.close(); return nil }
 
-// Addr serves net.Listener.
+// Addr implements net.Listener.
 func (p *Pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipes", Net: "unix"} }

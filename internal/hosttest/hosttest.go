@@ -33,8 +33,8 @@ func Root(t testing.TB) {
 	}
 }
 
-// Patient is d on a host as fast as hosts are, and longer on one that says it is
-// slower: SANDBOXD_TEST_SCALE is by how much.
+// Patient is d, multiplied by SANDBOXD_TEST_SCALE, which a slow host sets to a factor
+// above 1.
 func Patient(d time.Duration) time.Duration {
 	scale, err := strconv.ParseFloat(os.Getenv("SANDBOXD_TEST_SCALE"), 64)
 	if err != nil || scale < 1 {
@@ -43,11 +43,10 @@ func Patient(d time.Duration) time.Duration {
 	return time.Duration(float64(d) * scale)
 }
 
-// Leaks notes what the host holds for inst and checks, when t ends, that
-// nothing was added: links, namespaces, mounts, cgroups, chains, sets, loop
-// devices, processes. It hangs on the constructor of every environment, so
-// that nobody forgets it. Call it before anything that registers a Cleanup
-// which removes things.
+// Leaks records what the host holds for inst and checks, when t ends, that nothing was
+// added: links, namespaces, mounts, cgroups, chains, sets, loop devices, processes. The
+// constructor of every environment calls it, so that no test forgets it. Call it before
+// registering a Cleanup that removes things.
 func Leaks(t testing.TB, inst instance.Instance) {
 	t.Helper()
 	before := Held(inst)
@@ -77,8 +76,7 @@ func added(before, after []string) (extra []string) {
 	return extra
 }
 
-// Held lists everything on the host that carries a name of inst, one per line,
-// sorted.
+// Held lists everything on the host that has a name of inst, sorted.
 func Held(inst instance.Instance) []string {
 	var held []string
 	links, _ := filepath.Glob("/sys/class/net/" + inst.LinkPrefix() + "*")
@@ -145,7 +143,7 @@ func rules6(inst instance.Instance) (held []string) {
 	return held
 }
 
-// tables lists the tables of nf_tables that carry a name of inst.
+// tables lists the tables of nf_tables that have a name of inst.
 func tables(inst instance.Instance) (held []string) {
 	c, err := nftables.New()
 	if err != nil {
@@ -160,15 +158,15 @@ func tables(inst instance.Instance) (held []string) {
 	return held
 }
 
-// memberOf is "set address" of "add set address timeout 3": what a set counts
-// down changes all the time.
+// memberOf is "set address" of "add set address timeout 3": it leaves out the timeout,
+// which changes all the time.
 func memberOf(line string) string {
 	f := strings.Fields(line)
 	return strings.Join(f[1:min(3, len(f))], " ")
 }
 
-// files lists what is called after a sandbox of inst in its run directory
-// (namespace pins, bundles, mount points, states of runtimes) and its pool.
+// files lists the files that are named after a sandbox of inst, in its run directory
+// (namespace pins, bundles, mount points, states of runtimes) and in its pool.
 func files(inst instance.Instance) (held []string) {
 	id := inst.String() + strings.Repeat("[a-z2-7]", 11) + "*"
 	for _, dir := range []string{inst.RunDir(), inst.RunDir() + "/*", inst.StateDir() + "/pool"} {
@@ -180,7 +178,7 @@ func files(inst instance.Instance) (held []string) {
 	return held
 }
 
-// loops maps loop devices to the files below dir that they are over.
+// loops maps loop devices to their backing files below dir.
 func loops(dir string) map[string]string {
 	files := map[string]string{}
 	found, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
@@ -193,10 +191,10 @@ func loops(dir string) map[string]string {
 	return files
 }
 
-// others reports whether a device is in use by strangers alone: it is mounted in
-// mount namespaces that were made while it was mounted on the host (unshare(1), a
-// service with PrivateTmp), and no process of inst is in any of them. The
-// kernel frees it with the last of these, whatever inst does.
+// others reports whether only strangers use a device: it is mounted in mount namespaces
+// that were made while it was mounted on the host (unshare(1), a service with
+// PrivateTmp), and no process of inst is in any of them. The kernel frees the device
+// when the last of these namespaces ends; inst has no influence on that.
 func others(inst instance.Instance, device string) (used bool) {
 	mine := mountNamespace("self")
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -251,7 +249,7 @@ func of(pid, run, state string) string {
 	return ""
 }
 
-// Kernel reports whether this host's is that release of Linux, or a later one.
+// Kernel reports whether this host runs that release of Linux or a later one.
 func Kernel(t testing.TB, major, minor int) bool {
 	t.Helper()
 	var u unix.Utsname

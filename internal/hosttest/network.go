@@ -23,9 +23,9 @@ import (
 // privateEnv marks the process that InPrivateNetwork started in a network of its own.
 const privateEnv = "SANDBOXD_TEST_PRIVATE_NET"
 
-// InPrivateNetwork is a TestMain that runs root tests in a network and mount
-// namespace of their own, which then is "the host": what they do cannot be seen
-// outside. It does not return.
+// InPrivateNetwork is a TestMain that runs root tests in a network and mount namespace
+// of their own, which is "the host" to them: their changes are invisible outside. It
+// does not return.
 func InPrivateNetwork(m *testing.M) {
 	if os.Getenv("SANDBOXD_TEST") != "root" || os.Geteuid() != 0 {
 		os.Exit(m.Run())
@@ -33,7 +33,7 @@ func InPrivateNetwork(m *testing.M) {
 	if os.Getenv(privateEnv) == "" {
 		cmd := again(os.Args[1:]...)
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-		signal.Notify(make(chan os.Signal, 1), os.Interrupt) // the child decides, and begins with nothing ignored
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt) // the child handles it, and starts with no signal ignored
 		os.Exit(exitCode(cmd))
 	}
 	for _, mount := range []struct {
@@ -52,11 +52,10 @@ func InPrivateNetwork(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Private runs the test that calls it in a network and mount namespace of its
-// own, on whose rules and links it may do as it likes. It reports true in there,
-// where cgroups and files are those of the host, and there is no link but lo.
-// Outside it calls first, for what needs the host's network, and returns false
-// when the test has ended in there.
+// Private runs the test that calls it in a network and mount namespace of its own,
+// where the test may change rules and links freely. Inside, it returns true; cgroups and
+// files are those of the host, and the only link is lo. Outside, it calls first, which
+// may use the host's network, and returns false when the test inside has ended.
 func Private(t *testing.T, first func()) bool {
 	t.Helper()
 	Root(t)
@@ -79,8 +78,8 @@ func Private(t *testing.T, first func()) bool {
 }
 
 // OwnHost makes the new network and mount namespaces of this process look like a host:
-// /sys shows the links of this network and the cgroups of the real host, names of
-// network namespaces are its own, lo is up, and nothing of daemons' is mounted.
+// /sys shows the links of this network and the cgroups of the real host, the names of
+// network namespaces are its own, lo is up, and no mounts of daemons are there.
 func OwnHost() error {
 	keep, err := os.MkdirTemp("", "sandboxd-cgroup-")
 	if err != nil {
@@ -105,21 +104,21 @@ func OwnHost() error {
 	return nil
 }
 
-// leaveOthers unmounts, in this mount namespace alone, what daemons have mounted on
-// the host. The namespace began with all of it: a pool that is unmounted on the
-// host would stay in use, and its loop device there, until this process ends.
+// leaveOthers unmounts what daemons have mounted on the host, in this mount namespace
+// only. The namespace began with copies of these mounts: a pool that is unmounted on
+// the host, and its loop device, would stay in use until this process ends.
 func leaveOthers() {
-	first := instance.Instance('a') // whose directories the others' begin with
+	first := instance.Instance('a') // directories of other instances begin with its names
 	mounts, _ := os.ReadFile("/proc/thread-self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
 		f := strings.Fields(line)
 		if len(f) > 4 && (strings.HasPrefix(f[4], first.StateDir()) || strings.HasPrefix(f[4], first.RunDir())) {
-			_ = unix.Unmount(f[4], unix.MNT_DETACH) // what is below another has gone with it
+			_ = unix.Unmount(f[4], unix.MNT_DETACH) // a mount below another is gone with that
 		}
 	}
 }
 
-// timeLeft is what the test has, less what it takes to tell.
+// timeLeft is the time until the test's deadline, less five seconds for reporting.
 func timeLeft(t *testing.T) time.Duration {
 	at, ok := t.Deadline()
 	if !ok {
@@ -153,9 +152,9 @@ func exitCode(cmd *exec.Cmd) int {
 // given are the ports that FreePort has returned.
 var given sync.Map
 
-// FreePort returns an address of loopback at which nobody listens, of a port that the
-// kernel gives nobody by itself (ip(7), ip_local_port_range): one of those would be a
-// client's of another test a moment later.
+// FreePort returns a loopback address on which no process listens. The port is outside
+// ip_local_port_range (ip(7)), from which the kernel takes ports for clients: a client
+// of another test could have such a port a moment later.
 func FreePort(t testing.TB) netip.AddrPort {
 	t.Helper()
 	var last error

@@ -9,19 +9,17 @@ import (
 	"time"
 )
 
-// settles is how long a host that has nothing else to do may take to let go of
-// what was in use.
+// settles is how long an idle host may take to free what was in use.
 const settles = 5 * time.Second
 
-// Settles tries f until it succeeds and returns nil, or its last error when what
-// f waits for is late.
+// Settles tries f until it succeeds, and then returns nil. If f does not succeed in
+// time, it returns the last error of f.
 //
-// The kernel frees links with their network namespace, loop devices with the last
-// mount of them, and both in the background: after grace periods of RCU, and
-// after the file system on the device is written. On a host that computes and
-// syncs without end that takes many times as long. So what is late after five
-// seconds is compared with a like thing that is made and let go of only then: f
-// must succeed until three times as long have passed as that took.
+// The kernel frees a link with its network namespace, and a loop device with its last
+// mount. It does both in the background: after grace periods of RCU, and after the file
+// system on the device is written. On a host that computes and syncs without end that
+// takes many times as long. So if f still fails after five seconds, Settles makes and
+// frees a reference and measures that: f must succeed within another two times as long.
 func Settles(t testing.TB, f func() error) error {
 	t.Helper()
 	start := time.Now()
@@ -56,14 +54,14 @@ func until(deadline time.Time, f func() error) error {
 	}
 }
 
-// A reference is what a sandbox is to the kernel: a process in a network and a
-// mount namespace of its own, with a link to the host, and a disk that is mounted
-// there alone and was written to. It ends when its input does.
+// A reference has what a sandbox has in the kernel: a process in a network and a mount
+// namespace of its own, a link to the host, and a disk that is mounted only there and
+// was written to. It ends when its input ends.
 const reference = `mount -o loop "$1" "$2" && echo x >"$2/x" &&
 ip link add "$3" type veth peer name "$3" netns "$4" && echo made && read -r _`
 
-// letGo makes a reference, ends it, and returns how long that took until nothing
-// was left of it.
+// letGo makes a reference, ends it, and returns how long it took until the kernel had
+// freed all of it.
 func letGo(t testing.TB) (time.Duration, error) {
 	start := time.Now()
 	dir, err := os.MkdirTemp("", "reference")
@@ -91,7 +89,7 @@ func letGo(t testing.TB) (time.Duration, error) {
 	}
 	made, _ := out.Read(make([]byte, 16))
 	in.Close()
-	err = cmd.Wait() // of read, which finds no line
+	err = cmd.Wait() // the error is that of read, which finds no line
 	if made == 0 {
 		return 0, fmt.Errorf("the reference was not made: %w", err)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// TestSettles: what goes is waited for, and what stays is told, soon after a
-// like thing has gone.
+// TestSettles: Settles waits for what the kernel frees late, and reports what stays soon
+// after a reference is gone.
 func TestSettles(t *testing.T) {
 	Root(t)
 	start := time.Now()
@@ -41,8 +41,8 @@ func TestSettles(t *testing.T) {
 	}
 }
 
-// TestOthers: a disk that is mounted nowhere any more but in a namespace of
-// somebody else is not held; in one of a process of the instance it is.
+// TestOthers: a disk that is still mounted only in a stranger's namespace does not count
+// as held; in the namespace of a process of the instance it does.
 func TestOthers(t *testing.T) {
 	Root(t)
 	inst := instance.Instance('7')
@@ -84,7 +84,7 @@ func TestOthers(t *testing.T) {
 			t.Errorf("in a namespace of %s: the host holds %q, %v", arg, got, err)
 		}
 		in.Close()
-		_ = cmd.Wait() // of read, which finds no line
+		_ = cmd.Wait() // the error is that of read, which finds no line
 		if err := Settles(t, func() error {
 			if got := Held(inst); len(got) > 0 {
 				return fmt.Errorf("the host holds %v", got)

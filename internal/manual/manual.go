@@ -1,6 +1,6 @@
-// Package manual turns a tree of commands into man pages, and holds what a
-// command must say of itself. Only tests import it, so that no program carries
-// the generator: `make man` runs them with MAN_DIR set.
+// Package manual turns a tree of commands into man pages, and holds the rules for a
+// command's texts. Only tests import it, so that no program contains the generator:
+// `make man` runs the tests with MAN_DIR set.
 package manual
 
 import (
@@ -13,8 +13,9 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// Test checks every command of root and writes its pages, of this section of
-// the manual, into $MAN_DIR or, to see that they can be made, elsewhere.
+// Test checks every command of root and writes its pages for this section of the manual
+// to $MAN_DIR. Without MAN_DIR it writes them to a temporary directory, to check that
+// they can be made.
 func Test(t *testing.T, root *cobra.Command, section string) {
 	t.Helper()
 	check(t, root)
@@ -31,12 +32,12 @@ func Test(t *testing.T, root *cobra.Command, section string) {
 	pages(t, root, dir, section)
 }
 
-// check wants of every command a line, an example that begins with the command
-// itself, and flags that say what they are for.
+// check holds that every command has a title of one line, and an example that begins
+// with the command itself.
 func check(t *testing.T, cmd *cobra.Command) {
 	t.Helper()
 	if cmd.Name() == "completion" || cmd.Name() == "help" || cmd.Hidden {
-		return // cobra's own, which say it in their long text
+		return // cobra's own, whose long text has the examples
 	}
 	if cmd.Short == "" {
 		t.Errorf("%s says nothing of itself: give it Short", cmd.CommandPath())

@@ -20,7 +20,8 @@ import (
 	"syscall"
 )
 
-// Dir returns the directory of one kind of entry ("images"), made if it is absent.
+// Dir returns the directory of one kind of entry ("images"). It makes the directory if
+// it is absent.
 func Dir(kind string) (string, error) {
 	base, err := os.UserCacheDir()
 	if err != nil {
@@ -39,7 +40,7 @@ func Digest(parts ...[]byte) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Lock waits until nobody else makes or checks the entry at path; unlock by Close.
+// Lock waits until no other process makes or checks the entry at path. Close unlocks it.
 func Lock(path string) (io.Closer, error) {
 	f, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -97,9 +98,9 @@ func Open(path string) (*os.File, error) {
 	return nil, fmt.Errorf("%s is damaged: its content is not what %s.sha256 says", path, path)
 }
 
-// Tree returns the directory at path with what fill puts into it. The entry is made
-// anew unless an earlier fill completed and every file still has the content that it
-// left there. What Python compiles (__pycache__) may come and go.
+// Tree makes the directory at path and has fill write its files. It makes the entry anew
+// unless an earlier fill completed and every file still has the content that fill wrote.
+// It ignores what Python compiles (__pycache__).
 func Tree(path string, fill func(at string) error) error {
 	lock, err := Lock(path)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// What was kept is opened as long as it is what was written, and as nothing else.
+// A kept file opens as long as its content is what was written.
 func TestKeep(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "image.tar")
 	if _, err := Open(path); err == nil {
@@ -54,7 +54,7 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// A tree is filled once, and again when it is not what it was.
+// A tree is filled once, and again when its content has changed.
 func TestTree(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "venv")
 	file := filepath.Join(path, "lib", "file")

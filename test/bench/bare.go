@@ -23,10 +23,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
-// bareInstance owns what the baselines stand on.
+// bareInstance owns the resources of the baselines.
 const bareInstance = instance.Instance('y')
 
-// What a sandbox gets that asks for nothing: the daemon's defaults.
+// The limits of a sandbox whose request names none: the daemon's defaults.
 const (
 	memoryBytes = 512 << 20
 	cpuMillis   = 1000
@@ -40,8 +40,8 @@ type driver interface {
 	Close() error
 }
 
-// bare starts the same bundles as the daemon by the same runtimes, with nothing
-// around them: no API, no record, no rules, no table.
+// bare starts the same bundles as the daemon with the same runtimes, and nothing else: no
+// API, no record, no rules, no table.
 type bare struct {
 	run, state, bin string
 	layers          []string
@@ -55,8 +55,8 @@ type bare struct {
 	slots    chan int
 }
 
-// openBare makes the ground of the baselines. layerDir is where the daemon
-// keeps the image layers named.
+// openBare prepares the baselines. layerDir is where the daemon keeps the named image
+// layers.
 func openBare(ctx context.Context, bin, layerDir string, layers []string) (b *bare, err error) {
 	b = &bare{
 		run: bareInstance.RunDir(), state: bareInstance.StateDir(), bin: bin, layers: layers,
@@ -104,8 +104,8 @@ func openBare(ctx context.Context, bin, layerDir string, layers []string) (b *ba
 	return b, err
 }
 
-// linkLayers gives the baselines the very inodes of the daemon's layers, so
-// that both find the same page cache.
+// linkLayers gives the baselines the same inodes as the daemon's layers, so that both use
+// the same page cache.
 func (b *bare) linkLayers(from string) error {
 	to := filepath.Join(b.state, "layers")
 	if err := os.MkdirAll(to, 0o700); err != nil {
@@ -125,7 +125,7 @@ func (b *bare) linkLayers(from string) error {
 
 func (b *bare) bundle(id string) string { return filepath.Join(b.run, "bundles", id) }
 
-// close gives back everything.
+// close frees everything.
 func (b *bare) close(ctx context.Context) error {
 	var failed []error
 	for _, d := range b.drivers {
@@ -133,12 +133,12 @@ func (b *bare) close(ctx context.Context) error {
 	}
 	failed = append(failed, b.ns.Purge(ctx), b.groups.RemoveRoot(), b.groups.Close(), b.files.UnmountPool(), b.identity.Close())
 	if err := errors.Join(failed...); err != nil {
-		return err // a mount that is still there would be emptied
+		return err // a remaining mount would be emptied
 	}
 	return errors.Join(os.RemoveAll(b.run), os.RemoveAll(b.state))
 }
 
-// A box is all that a bare runtime needs for one sandbox.
+// A box is everything that a bare runtime needs for one sandbox.
 type box struct {
 	b       *bare
 	id      string
@@ -149,8 +149,8 @@ type box struct {
 	agent   *agent.Client
 }
 
-// prepare makes everything a start needs: what the daemon does inside the
-// measured time happens here, before it.
+// prepare makes everything that a start needs. The daemon does this work inside the
+// measured time, the baseline before it.
 func (b *bare) prepare(ctx context.Context, runtime string) (x *box, err error) {
 	x = &box{b: b, id: record.NewID(bareInstance), runtime: runtime, slot: <-b.slots}
 	defer func() {
@@ -219,7 +219,8 @@ func (x *box) writeBundle() error {
 	return nil
 }
 
-// start is the baseline of a creation: the runtime, to the agent's first answer.
+// start is the baseline of a creation: from the start of the runtime to the agent's first
+// answer.
 func (x *box) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
@@ -229,8 +230,7 @@ func (x *box) start(ctx context.Context) error {
 	return x.agent.Ready(ctx)
 }
 
-// kill is the baseline of a deletion on runc: what is left after it is the
-// surroundings that prepare made.
+// kill is the baseline of a deletion on runc. It leaves only what prepare made.
 func (x *box) kill(ctx context.Context) error {
 	if err := x.b.groups.Kill(ctx, x.id); err != nil {
 		return err
@@ -238,7 +238,7 @@ func (x *box) kill(ctx context.Context) error {
 	return x.b.drivers[x.runtime].Forget(ctx, x.id)
 }
 
-// runscDelete is the baseline of a deletion on runsc, by its command line.
+// runscDelete is the baseline of a deletion on runsc, with the runsc command.
 func (x *box) runscDelete(ctx context.Context) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(x.b.bin, "runsc"), "--root="+filepath.Join(x.b.run, "runsc"), "--ignore-cgroups",
 		"delete", "-force", x.id)
@@ -248,7 +248,7 @@ func (x *box) runscDelete(ctx context.Context) error {
 	return nil
 }
 
-// drop is remove that waits until all of it is gone.
+// drop is remove, and waits until everything is gone.
 func (x *box) drop(ctx context.Context) error {
 	if err := x.remove(ctx); err != nil {
 		return err
@@ -256,7 +256,7 @@ func (x *box) drop(ctx context.Context) error {
 	return settle(x.id)
 }
 
-// remove kills it if it lives and gives everything back, also when ctx has ended.
+// remove kills the box if it lives and frees everything, even if ctx has ended.
 func (x *box) remove(ctx context.Context) error {
 	ctx, b := context.WithoutCancel(ctx), x.b
 	if x.agent != nil {

@@ -25,7 +25,7 @@ func (b *bench) codeSandbox(ctx context.Context, rt string) (wire.Sandbox, error
 	return b.createOf(ctx, r)
 }
 
-// codeCell: 1+1 in a context that is there, from the request to the call's end.
+// codeCell: 1+1 in an existing context, from the request to the end of the call.
 func codeCell(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		sb, err := b.codeSandbox(ctx, rt)
@@ -79,8 +79,8 @@ func (b *bench) cells(ctx context.Context, rt, id, language string) error {
 	return nil
 }
 
-// codeContext: a new context until it takes code, against the bare program until
-// its end, in the same sandbox and by the same API.
+// codeContext: the time until a new context accepts code, against the time of the bare
+// program until its end, in the same sandbox and through the same API.
 func codeContext(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		sb, err := b.codeSandbox(ctx, rt)
@@ -122,8 +122,8 @@ func codeContext(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// codeGo: a program of go that has run already, and one like it with another
-// constant, against the go command that runs such a program.
+// codeGo: a Go program that has run before, and the same program with another constant,
+// against the go command that runs such a program.
 func codeGo(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		sb, err := b.codeSandbox(ctx, rt)
@@ -196,8 +196,8 @@ func (b *bench) goPrograms(ctx context.Context, rt, id string) error {
 	return nil
 }
 
-// idleInterpreter: by how much a sandbox grows on the host that has a python
-// context, against one that has a python that waits.
+// idleInterpreter: how much a sandbox's memory on the host grows with a python context,
+// against a sandbox with a waiting python.
 func idleInterpreter(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		grown := func(begin func(id string) (io.Closer, error)) func() (float64, error) {
@@ -207,8 +207,8 @@ func idleInterpreter(ctx context.Context, b *bench) error {
 					return 0, err
 				}
 				defer func() { err = errors.Join(err, b.drop(ctx, sb.ID)) }()
-				// Python once, so that what it takes of the host's page cache, and the agent
-				// for its first command, are there before.
+				// Run Python once, so that its part of the host's page cache, and the agent's memory
+				// for a first command, do not count.
 				if _, err := b.exec(ctx, sb.ID, "python3", "-c", "pass"); err != nil {
 					return 0, err
 				}

@@ -43,8 +43,8 @@ func (d *daemon) program(name string) string {
 	return filepath.Join(d.bin, name)
 }
 
-// startDaemon starts a daemon that serves when this returns, with the image
-// built if it is not there.
+// startDaemon starts a daemon, and builds the image if it is absent. The daemon serves when
+// startDaemon returns.
 func startDaemon(ctx context.Context, bin, recipes, dir string) (*daemon, error) {
 	d := &daemon{bin: bin, dir: dir}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -82,7 +82,7 @@ max_sandboxes = 1500
 	return d, d.ensureImage(ctx, image)
 }
 
-// freePort returns an address of loopback on which nothing listens.
+// freePort returns a loopback address on which nothing listens.
 func freePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -91,7 +91,7 @@ func freePort() (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// ensureImage builds an image unless it is there of an earlier run.
+// ensureImage builds an image unless an earlier run has built it.
 func (d *daemon) ensureImage(ctx context.Context, name string) error {
 	images, err := d.cl.Images().List(ctx)
 	if err != nil {
@@ -110,7 +110,7 @@ func (d *daemon) ensureImage(ctx context.Context, name string) error {
 	return nil
 }
 
-// start starts the program; the daemon serves when it returns.
+// start starts the program. The daemon serves when start returns.
 func (d *daemon) start(ctx context.Context) error {
 	pidFile := filepath.Join(d.dir, "pid")
 	cmd := exec.CommandContext(ctx, d.program("sandboxd"), "serve", "--config", d.config(), "--detach",
@@ -140,7 +140,7 @@ func (d *daemon) end() error {
 	return err
 }
 
-// stop ends the daemon and gives back all it holds, its images kept.
+// stop ends the daemon and frees everything that it holds, except its images.
 func (d *daemon) stop() error {
 	if err := d.end(); err != nil {
 		return err
@@ -151,7 +151,7 @@ func (d *daemon) stop() error {
 	return nil
 }
 
-// request asks for an idle sandbox of the defaults.
+// request asks for an idle sandbox with default limits.
 func request(runtime string) wire.CreateRequest {
 	return wire.CreateRequest{
 		Image:      &wire.Image{URI: image},
@@ -163,7 +163,7 @@ func (d *daemon) create(ctx context.Context, runtime string) (wire.Sandbox, erro
 	return d.createOf(ctx, request(runtime))
 }
 
-// createOf returns a sandbox that runs.
+// createOf creates a sandbox and returns it when it runs.
 func (d *daemon) createOf(ctx context.Context, r wire.CreateRequest) (wire.Sandbox, error) {
 	sb, err := d.cl.Create(ctx, r, true)
 	if err == nil && sb.Status.State != wire.Running {
@@ -187,7 +187,7 @@ func (d *daemon) exec(ctx context.Context, id string, argv ...string) (time.Time
 	return d.run(ctx, id, client.Command{Argv: argv})
 }
 
-// run runs a command and says when its first word came.
+// run runs a command and returns when its first output came.
 func (d *daemon) run(ctx context.Context, id string, c client.Command) (time.Time, error) {
 	p, err := d.cl.Start(ctx, id, c)
 	if err != nil {
@@ -202,8 +202,8 @@ func (d *daemon) run(ctx context.Context, id string, c client.Command) (time.Tim
 	return out.at, err
 }
 
-// settle waits until nothing carries the name of id: what is cleaned up in the
-// background must not be paid for by the next measurement.
+// settle waits until nothing on the host has the name of id, so that the next measurement
+// does not pay for a cleanup in the background.
 func settle(id string) error {
 	deadline := time.Now().Add(10 * time.Second)
 	for len(left(id)) > 0 {
@@ -235,7 +235,7 @@ func left(id string) (all []string) {
 	return all
 }
 
-// leaks is what the host still holds of both instances.
+// leaks lists what the host still holds of both instances.
 func leaks() error {
 	var held []string
 	for _, i := range []instance.Instance{inst, bareInstance} {

@@ -22,14 +22,14 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-// What is imported: 1 GB in as many files as a large image has.
+// The imported image: 1 GB in as many files as a large image has.
 const (
 	importBytes = 1 << 30
 	importFiles = 20_000
 )
 
-// imports measures an import against tar -x of the same tar, both until all is
-// on disk: once a root file system, once `docker save` of it.
+// imports measures an import against tar -x of the same tar, both until everything is on
+// disk: once for a root file system, once for its `docker save`.
 func imports(ctx context.Context, b *bench) (err error) {
 	dir, err := os.MkdirTemp(filepath.Join(inst.StateDir()), "bench-import-")
 	if err != nil {
@@ -101,8 +101,8 @@ func syncDir(dir string) error {
 	return unix.Syncfs(int(f.Fd()))
 }
 
-// writeRootfs writes a tar of importFiles files of sizes as images have them,
-// most of them small, with bytes that nothing makes smaller.
+// writeRootfs writes a tar of importFiles files with incompressible content and with the
+// sizes of a typical image: most of them are small.
 func writeRootfs(name string, size int64) (err error) {
 	f, err := os.Create(name)
 	if err != nil {
@@ -117,7 +117,7 @@ func writeRootfs(name string, size int64) (err error) {
 	small := size / 4 / importFiles
 	for i := range importFiles {
 		n := small
-		if i%100 == 0 { // every hundredth is large: three quarters of all bytes
+		if i%100 == 0 { // every hundredth file is large; these have three quarters of all bytes
 			n = size * 3 / 4 / (importFiles / 100)
 			d := fmt.Sprintf("usr/lib/d%03d/", i/100)
 			if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: d, Mode: 0o755}); err != nil {
@@ -139,7 +139,7 @@ func writeRootfs(name string, size int64) (err error) {
 	return errors.Join(tw.Close(), w.Flush())
 }
 
-// writeSaved writes what `docker save` does of an image with one layer.
+// writeSaved writes an archive of one layer in the form of `docker save`.
 func writeSaved(name, layer string) (err error) {
 	in, err := os.Open(layer)
 	if err != nil {

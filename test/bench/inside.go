@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-// execTrue: true by the API, against true asked of the agent itself.
+// execTrue: the command true through the API, against true sent to the agent directly.
 func execTrue(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		sb, err := b.create(ctx, rt)
@@ -47,12 +47,12 @@ func execTrue(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// thinks is how long a client is busy with an answer before it sends the next
-// command. The shell ahead is started in that time.
+// thinks is how long a client works on an answer before it sends the next command. The
+// agent starts the shell ahead in that time.
 const thinks = 100 * time.Millisecond
 
-// execAhead: true as a shell line by the API, which a shell runs that was started
-// before, against a shell that is started for it.
+// execAhead: true as a shell line through the API, run by the shell ahead, against a shell
+// that is started for the line.
 func execAhead(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		sb, err := b.create(ctx, rt)
@@ -78,8 +78,8 @@ func execAhead(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// direct returns a way to run a command by the agent of a sandbox, the daemon
-// left out: what exec costs without sandboxd.
+// direct returns a function that runs a command through the agent of a sandbox without the
+// daemon: the cost of exec without sandboxd.
 func (b *bench) direct(ctx context.Context, id string) (func(context.Context, ...string) error, error) {
 	e, err := b.cl.Endpoint(ctx, id, agent.Port)
 	if err != nil {
@@ -100,8 +100,8 @@ func (b *bench) direct(ctx context.Context, id string) (func(context.Context, ..
 	}, nil
 }
 
-// ask runs a command by the agent itself and says when its first word came: its
-// output, or its end.
+// ask runs a command through the agent directly and returns when the first event came: its
+// output or its end.
 func ask(ctx context.Context, a *agent.Client, argv ...string) (at time.Time, err error) {
 	body, err := json.Marshal(agent.CommandRequest{Argv: argv})
 	if err != nil {
@@ -130,7 +130,7 @@ func ask(ctx context.Context, a *agent.Client, argv ...string) (at time.Time, er
 			if err == nil && exit.ExitCode != 0 {
 				err = fmt.Errorf("%v: exit status %d", argv, exit.ExitCode)
 			}
-			io.Copy(io.Discard, resp.Body) //nolint:errcheck // so that the connection serves again
+			io.Copy(io.Discard, resp.Body) //nolint:errcheck // so that the connection is reused
 			return at, err
 		}
 	}

@@ -25,9 +25,9 @@ func launched(runtime string) string {
 		"runsc run --detach, to the agent's first answer")
 }
 
-// coldCreate: from the request to the first byte of echo, against the bare
-// runtime from its start to the agent's first answer; and against the same work
-// without a daemon, to tell what that adds: requests, and records on disk.
+// coldCreate: from the request to the first byte of echo, against the bare runtime from its
+// start to the agent's first answer; and against the same work without a daemon, which
+// shows what the daemon adds: requests, and records on disk.
 func coldCreate(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		ours := func() (float64, error) {
@@ -83,8 +83,8 @@ func coldCreate(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// deletion: from the request to 204, against what the runtimes offer; and
-// what is left of it a second later.
+// deletion: from the request to 204, against the runtimes' own deletion; and what is left
+// on the host a second later.
 func deletion(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		var remains []float64
@@ -176,7 +176,7 @@ func burst(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// inParallel does 0..n-1 by burstClients and returns how many a second.
+// inParallel does 0..n-1 with burstClients clients and returns how many per second.
 func inParallel(n int, do func(i int) error) (rate float64, err error) {
 	next := make(chan int)
 	var (
@@ -204,8 +204,7 @@ func inParallel(n int, do func(i int) error) (rate float64, err error) {
 	return float64(n) / time.Since(start).Seconds(), errors.Join(errz...)
 }
 
-// dropAll deletes sandboxes, also when ctx has ended, and waits until all of
-// them are gone.
+// dropAll deletes sandboxes, even if ctx has ended, and waits until all of them are gone.
 func (b *bench) dropAll(ctx context.Context, ids []string) error {
 	var errz []error
 	for _, id := range ids {
@@ -214,7 +213,7 @@ func (b *bench) dropAll(ctx context.Context, ids []string) error {
 		}
 	}
 	if err := errors.Join(errz...); err != nil {
-		return err // nothing goes that was not deleted
+		return err // a sandbox that was not deleted stays
 	}
 	for _, id := range ids {
 		if id != "" {

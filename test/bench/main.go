@@ -1,12 +1,11 @@
-// Command bench measures sandboxd beside what it is built on and what it
-// competes with, in one run on one machine, and writes build/bench.json.
-// It runs at the root of the checkout (scripts/bench.sh).
+// Command bench measures sandboxd, the software that it is built on and its competitors,
+// in one run on one machine, and writes build/bench.json. It runs at the root of the
+// checkout (scripts/bench.sh).
 //
-// It starts a daemon of its own (instance b) and, for the baselines, drives
-// the runtimes itself with the daemon's own packages (instance y). What
-// surprises: the two take turns, call by call. A machine that is busy, or that
-// the neighbours of a virtual machine slow down, slows both, so that ratios
-// hold where absolute numbers do not.
+// It starts a daemon of its own (instance b). For the baselines it starts the runtimes
+// itself, with the daemon's own packages (instance y). One thing surprises: daemon and
+// baseline take turns, call by call. A busy machine, or a virtual machine with busy
+// neighbours, slows both, so ratios are valid where absolute numbers are not.
 package main
 
 import (
@@ -29,7 +28,7 @@ import (
 type bench struct {
 	*daemon
 	bare    *bare
-	root    string // of the checkout: the programs of SDKs, and what pins them
+	root    string // of the checkout: the SDK programs and their pinned versions
 	quick   bool
 	verbose bool
 	report  Report
@@ -92,12 +91,12 @@ func run(ctx context.Context) (err error) {
 	}
 	err = b.measure(ctx, want)
 	b.report.Machine.LoadAfter = load()
-	b.report.print(os.Stdout) // what was measured counts, whatever failed then
+	b.report.print(os.Stdout) // also after a failure: measured rows stay valid
 	return errors.Join(err, b.report.write(*out))
 }
 
-// prepare opens the ground of the baselines, on the layers of the daemon's
-// image, and lets each runtime run once: the first start reads from disk.
+// prepare opens the baselines on the layers of the daemon's image and runs each runtime
+// once, because the first start reads from disk.
 func (b *bench) prepare(ctx context.Context) error {
 	v, err := b.cl.Version(ctx)
 	if err != nil {
@@ -137,7 +136,7 @@ type suite struct {
 }
 
 var suites = []suite{
-	{"create_at_200 list_200 daemon_rss", manySandboxes}, // first: of a daemon that has done nothing yet
+	{"create_at_200 list_200 daemon_rss", manySandboxes}, // first: it needs a daemon that has done nothing yet
 	{"cold_create_first_command", coldCreate},
 	{"create_202", accepted},
 	{"sdk_create_to_first_command", sdkFirst},
@@ -186,7 +185,7 @@ func (b *bench) measure(ctx context.Context, want *regexp.Regexp) error {
 
 func (b *bench) add(r Result) { b.report.Results = append(b.report.Results, r) }
 
-// times is how often to repeat: quick is for a smoke test.
+// times is the number of repetitions; quick is for a smoke test.
 func (b *bench) times(full, quick int) int {
 	if b.quick {
 		return quick
@@ -194,7 +193,7 @@ func (b *bench) times(full, quick int) int {
 	return full
 }
 
-// drop deletes a sandbox and waits until all of it is gone.
+// drop deletes a sandbox and waits until everything of it is gone.
 func (b *bench) drop(ctx context.Context, id string) error {
 	if err := b.cl.Delete(context.WithoutCancel(ctx), id); err != nil {
 		return err
@@ -202,8 +201,8 @@ func (b *bench) drop(ctx context.Context, id string) error {
 	return settle(id)
 }
 
-// turns calls ours and theirs n times each, taking turns and changing who goes
-// first, after some rounds to warm up. Both return what they measured.
+// turns calls ours and theirs n times each, after some rounds to warm up. They take turns,
+// and each goes first in every other round. Both return what they measured.
 func turns(n, warm int, ours, theirs func() (float64, error)) (a, c []float64, err error) {
 	for i := range n + warm {
 		order := []func() (float64, error){ours, theirs}

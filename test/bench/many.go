@@ -18,9 +18,9 @@ import (
 
 const many = 200
 
-// manySandboxes: what 200 sandboxes cost the daemon, a listing of them, and
-// the creation of one more. Creations on the empty host are measured before
-// and after, so that a host that got busier in between does not pass for 200.
+// manySandboxes: what 200 sandboxes cost the daemon, how long it takes to list them, and to
+// create one more. Creations on the empty host are measured before and after, so that a
+// host that became busier does not count as the cost of 200 sandboxes.
 func manySandboxes(ctx context.Context, b *bench) error {
 	const mb = 1e6
 	empty := float64(processKB(b.pid, "status", "VmRSS:")) * 1024 / mb
@@ -61,7 +61,7 @@ func manySandboxes(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// crowd creates n sandboxes; those it made, it returns also with an error.
+// crowd creates n sandboxes. With an error it also returns the sandboxes that it made.
 func (b *bench) crowd(ctx context.Context, runtime string, n int) ([]string, error) {
 	ids := make([]string, n)
 	_, err := inParallel(n, func(i int) error {
@@ -93,8 +93,7 @@ func (b *bench) creations(ctx context.Context, n int, into map[string][]float64)
 	return nil
 }
 
-// idleMemory: proportional set size of all host processes of a sandbox that
-// does nothing.
+// idleMemory: proportional set size of all host processes of an idle sandbox.
 func idleMemory(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		var ids []string
@@ -108,7 +107,7 @@ func idleMemory(ctx context.Context, b *bench) error {
 			}
 			ids = append(ids, sb.ID)
 		}
-		time.Sleep(time.Second) // what a start needed and an idle sandbox does not, is given back
+		time.Sleep(time.Second) // memory that only the start needed is freed
 		for _, id := range ids {
 			size, err := b.pss(ctx, id)
 			failed = errors.Join(failed, err)
@@ -132,7 +131,7 @@ func (b *bench) pss(ctx context.Context, id string) (float64, error) {
 	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		err := filepath.WalkDir(filepath.Dir(mount+in.Host["cgroup"]), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || filepath.Base(path) != "cgroup.procs" {
-				return nil // another layout of the hierarchies has no such group
+				return nil // another cgroup layout has no such group
 			}
 			procs, err := os.ReadFile(path)
 			for _, f := range strings.Fields(string(procs)) {
@@ -155,7 +154,7 @@ func (b *bench) pss(ctx context.Context, id string) (float64, error) {
 	return float64(kb) / 1024, nil
 }
 
-// processKB reads a line of /proc/pid/file that is in kB; 0 if it is not there.
+// processKB reads a line of /proc/pid/file that is in kB; 0 if it is absent.
 func processKB(pid int, file, key string) int64 {
 	f, err := os.Open(fmt.Sprintf("/proc/%d/%s", pid, file))
 	if err != nil {

@@ -13,15 +13,15 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-// sample prints what PID 1 of a sandbox holds of memory, in kB, again and again.
-// gVisor keeps no high-water mark.
+// sample prints the memory of PID 1 of a sandbox, in kB, again and again: gVisor keeps
+// no high-water mark.
 const sample = `while :; do
   while read -r key kb _; do [ "$key" = VmRSS: ] && echo "$kb"; done </proc/1/status
   sleep 0.02
 done`
 
-// agentPeak runs f and returns the most memory that the agent of a sandbox had
-// meanwhile, in MiB. It slows f down.
+// agentPeak runs f and returns the most memory that the agent of a sandbox had during f,
+// in MiB. It slows f down.
 func (b *bench) agentPeak(ctx context.Context, id string, f func() error) (float64, error) {
 	p, err := b.cl.Start(ctx, id, client.Command{Argv: []string{"sh", "-c", sample}})
 	if err != nil {
@@ -45,10 +45,9 @@ func (b *bench) agentPeak(ctx context.Context, id string, f func() error) (float
 	return float64(most) / 1024, err
 }
 
-// daemonPeak runs f and returns the most memory that the daemon had meanwhile, in
-// MiB.
+// daemonPeak runs f and returns the most memory that the daemon had during f, in MiB.
 func (b *bench) daemonPeak(f func() error) (float64, error) {
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", b.pid), []byte("5"), 0); err != nil { // proc(5): the mark begins anew
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", b.pid), []byte("5"), 0); err != nil { // proc(5): resets the peak
 		return 0, err
 	}
 	err := f()

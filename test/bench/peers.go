@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A peer is another way to run a command in a container of its own.
+// A peer is another program that runs a command in a container of its own.
 type peer struct {
 	name    string
 	run     []string // the whole command line
@@ -19,8 +19,8 @@ type peer struct {
 	cleanup func() error
 }
 
-// runOnce: sandboxctl run as a process, from its start to its end, against the
-// same of podman and docker where they are installed.
+// runOnce: sandboxctl run as a process, from its start to its end, against podman and
+// docker, if they are installed.
 func runOnce(ctx context.Context, b *bench) (err error) {
 	peers := b.peers(ctx)
 	defer func() {
@@ -64,7 +64,7 @@ func wall(ctx context.Context, env []string, argv ...string) (float64, error) {
 	return took, nil
 }
 
-// peers are the others that work here, each with our image imported. One that
+// peers are the peers that work on this host, each with our image imported. A peer that
 // does not work is left out, with the reason.
 func (b *bench) peers(ctx context.Context) (all []peer) {
 	dir := filepath.Join(b.dir, "peers")
@@ -102,9 +102,8 @@ func command(ctx context.Context, argv ...string) error {
 	return nil
 }
 
-// podman with storage of its own, on runc: Debian's crun refuses hybrid
-// cgroups. The limits are some that every host
-// may set.
+// podman uses storage of its own, and runc, because Debian's crun refuses hybrid cgroups.
+// Its limits are limits that every host can set.
 func podman(ctx context.Context, dir, tar string) (peer, error) {
 	base := []string{"podman", "--root", dir + "/root", "--runroot", dir + "/run", "--cgroup-manager", "cgroupfs", "--runtime", "runc"}
 	p := peer{
@@ -123,13 +122,13 @@ func podman(ctx context.Context, dir, tar string) (peer, error) {
 	return p, command(ctx, p.run...)
 }
 
-// docker with an engine of its own, in a network namespace of its own, so that
-// its rules do not meet the host's.
+// docker uses an engine of its own in a network namespace of its own, so that its rules do
+// not mix with the host's.
 func docker(ctx context.Context, dir, tar string) (peer, error) {
 	if _, err := exec.LookPath("dockerd"); err != nil {
 		return peer{}, errors.New("there is no dockerd")
 	}
-	run, err := os.MkdirTemp("/run", "sandboxd-bench-docker-") // short: sockets lie in it
+	run, err := os.MkdirTemp("/run", "sandboxd-bench-docker-") // short, because paths of sockets are limited
 	if err != nil {
 		return peer{}, err
 	}
@@ -149,8 +148,8 @@ func docker(ctx context.Context, dir, tar string) (peer, error) {
 		faster: [2]float64{4, 2},
 		cleanup: func() error {
 			if engine.Process != nil {
-				engine.Process.Signal(syscall.SIGTERM) //nolint:errcheck // Wait tells
-				engine.Wait()                          //nolint:errcheck // by a signal
+				engine.Process.Signal(syscall.SIGTERM) //nolint:errcheck // Wait returns the result
+				engine.Wait()                          //nolint:errcheck // it ends by the signal
 			}
 			return errors.Join(os.RemoveAll(run), os.RemoveAll(dir))
 		},
@@ -163,7 +162,7 @@ func docker(ctx context.Context, dir, tar string) (peer, error) {
 		if time.Now().After(deadline) {
 			return p, fmt.Errorf("dockerd does not answer; see %s", log.Name())
 		}
-		time.Sleep(100 * time.Millisecond) // another program's start
+		time.Sleep(100 * time.Millisecond) // another program's start has no event
 	}
 	if err := command(ctx, "docker", "--host", host, "import", tar, "bench"); err != nil {
 		return p, err

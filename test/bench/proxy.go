@@ -20,8 +20,8 @@ const (
 	proxyBytes = 256 << 20
 )
 
-// proxied: a server in a sandbox through the daemon's TCP listener, against the
-// same at the sandbox's own address.
+// proxied: a server in a sandbox through the daemon's TCP listener, against the same server
+// at the sandbox's own address.
 func proxied(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		if err := b.proxiedOn(ctx, rt); err != nil {
@@ -79,7 +79,7 @@ func (b *bench) proxiedOn(ctx context.Context, rt string) (err error) {
 	return nil
 }
 
-// serve puts the guest's server into a sandbox and starts it.
+// serve copies the guest's server into a sandbox and starts it.
 func (b *bench) serve(ctx context.Context, id string) (stop func() error, err error) {
 	program := filepath.Join(b.dir, "..", "bench-guest")
 	fi, err := os.Stat(program)
@@ -118,7 +118,7 @@ func (s site) await(ctx context.Context) error {
 		if err == nil || time.Now().After(deadline) {
 			return err
 		}
-		time.Sleep(5 * time.Millisecond) // a server of the guest's tells nobody outside
+		time.Sleep(5 * time.Millisecond) // there is no event when a guest's server is ready
 	}
 }
 
@@ -134,7 +134,7 @@ func (s site) latency(ctx context.Context) func() (float64, error) {
 	}
 }
 
-// out is MB/s of an answer.
+// out is the rate of an answer in MB/s.
 func (s site) out(ctx context.Context) func() (float64, error) {
 	return func() (float64, error) {
 		start := time.Now()
@@ -147,7 +147,7 @@ func (s site) out(ctx context.Context) func() (float64, error) {
 	}
 }
 
-// in is MB/s of a request.
+// in is the rate of a request in MB/s.
 func (s site) in(ctx context.Context) func() (float64, error) {
 	return func() (float64, error) {
 		start := time.Now()

@@ -15,9 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Result is one row. Values are in Unit; Ratio is P50 over BaselineP50, so
-// for times less is better and for rates more. Rows without a baseline leave
-// the last three at zero.
+// A Result is one row. Values are in Unit. Ratio is P50 divided by BaselineP50: for times
+// less is better, for rates more. In rows without a baseline the last three are zero.
 type Result struct {
 	Name        string  `json:"name"`
 	Runtime     string  `json:"runtime"`
@@ -53,11 +52,11 @@ type Report struct {
 	Results []Result `json:"results"`
 }
 
-// A goal bounds a row; all of its bounds must hold. Zero bounds nothing.
+// A goal bounds a row; all of its bounds must hold. Zero is no bound.
 type goal struct {
 	maxP50, maxRatio float64
 	minP50, minRatio float64
-	maxOver          float64 // what P50 may be above the baseline's
+	maxOver          float64 // how far P50 may be above the baseline's
 }
 
 func (g goal) String() string {
@@ -75,7 +74,7 @@ func (g goal) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// verdict is "ok" or "MISS", or empty without a goal.
+// verdict is "ok" or "MISS"; empty without a goal.
 func (r *Result) verdict() string {
 	var checks []bool
 	add := func(bound float64, ok bool) {
@@ -118,7 +117,7 @@ func row(name, runtimeName, unit string, ours []float64, baseline string, theirs
 	return r
 }
 
-// round keeps four digits: more are noise.
+// round keeps four digits; more digits are noise.
 func round(v float64) float64 {
 	if v == 0 {
 		return 0
@@ -157,8 +156,8 @@ func (r *Report) print(w io.Writer) {
 	tw.Flush() //nolint:errcheck // a table for a person
 }
 
-// progress says in a line each what rows there are from shown on, for whom
-// the table at the end is far, and returns how many there are.
+// progress prints the rows from shown on, one per line, for people who wait for the final
+// table. It returns how many rows there are.
 func (r *Report) progress(w io.Writer, shown int) int {
 	for i := range r.Results[shown:] {
 		x := &r.Results[shown+i]

@@ -18,8 +18,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/oci"
 )
 
-// restart: how long the API is away when the daemon is stopped and started
-// anew under 100 sandboxes, half on each runtime, and whether all answer then.
+// restart: how long the API is unavailable when the daemon is restarted with 100 running
+// sandboxes, half on each runtime, and whether all of them answer afterwards.
 func restart(ctx context.Context, b *bench) error {
 	each := b.times(50, 5)
 	ids, err := b.crowd(ctx, oci.Runc, each)
@@ -62,8 +62,8 @@ func restart(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// scale: what a listing, a creation and a sweep take beside 1000 idle
-// sandboxes on runc, and 500 on runsc, against 10 of them.
+// scale: how long a listing, a creation and a sweep take with 1000 idle sandboxes on runc,
+// and with 500 on runsc, against 10.
 func scale(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		n := b.times(pick(rt, 1000, 500), 20)
@@ -97,8 +97,8 @@ func scale(ctx context.Context, b *bench) error {
 // latencies are times in ms.
 type latencies struct{ list, page, create, sweep []float64 }
 
-// latencies measures a daemon that has n sandboxes. A whole listing has n items; a
-// page, which is what clients ask for, as many as there are beside 10.
+// latencies measures a daemon that has n sandboxes. A full listing has n items; a page,
+// which is what clients ask for, has 10 for every n.
 func (b *bench) latencies(ctx context.Context, rt string, n int) (l latencies, err error) {
 	for range b.times(50, 5) {
 		start := time.Now()
@@ -140,7 +140,7 @@ func (b *bench) latencies(ctx context.Context, rt string, n int) (l latencies, e
 func (b *bench) nextSweep(ctx context.Context) (float64, error) {
 	sum, count, err := b.sweeps(ctx)
 	for end := time.Now().Add(2 * time.Minute); err == nil && time.Now().Before(end); {
-		time.Sleep(time.Second) // a sweep a minute, and no event that tells of it
+		time.Sleep(time.Second) // there is one sweep a minute, and no event for it
 		var s, n float64
 		if s, n, err = b.sweeps(ctx); n > count {
 			return (s - sum) / (n - count) * 1e3, err
@@ -190,8 +190,8 @@ func (b *bench) get(ctx context.Context, socket, path string, each func(line str
 
 const soakClients = 4
 
-// soak: create, one command, delete, 5,000 times by 4 clients. The last 500
-// must be as fast as the first, and the daemon no larger.
+// soak: 4 clients create, run one command and delete, 5,000 times. The last 500 must be as
+// fast as the first 500, and the daemon no larger.
 func soak(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		n := b.times(pick(rt, 4000, 1000), 40)
@@ -200,7 +200,7 @@ func soak(ctx context.Context, b *bench) error {
 			mu    sync.Mutex
 			took  []float64
 			steps [3][]float64 // of the latest tenth: create, command, delete
-			after size         // the first tenth: what the daemon keeps, it has by then
+			after size         // after the first tenth, when the daemon has everything that it keeps
 		)
 		round := func() error {
 			start := time.Now()
@@ -232,7 +232,7 @@ func soak(ctx context.Context, b *bench) error {
 		if err := soakBy(n, round); err != nil {
 			return err
 		}
-		time.Sleep(2 * time.Second) // what deletion leaves to the background
+		time.Sleep(2 * time.Second) // deletion frees some things in the background
 		end := b.size(ctx)
 		b.add(row("soak", rt, "ms", took[n-tenth:], fmt.Sprintf("first %d of %d", tenth, n), took[:tenth], goal{maxRatio: 1.1}))
 		for _, v := range []struct {
@@ -275,7 +275,7 @@ func (b *bench) size(ctx context.Context) (s size) {
 	s.rss = float64(processKB(b.pid, "status", "VmRSS:")) * 1024 / 1e6
 	fds, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.pid))
 	s.fds = float64(len(fds))
-	// Without it the row is 0, and seen to be.
+	// Without it the row is 0, which the reader sees.
 	_ = b.get(ctx, filepath.Join(inst.RunDir(), "admin.sock"), "/metrics", func(line string) {
 		if v, ok := strings.CutPrefix(line, "go_goroutines "); ok {
 			s.goroutines, _ = strconv.ParseFloat(v, 64)

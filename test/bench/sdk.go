@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/test/official"
 )
 
-// accepted: how long a creation takes to be answered, which is before anything
-// of it is done.
+// accepted: how long the answer to a creation takes. The daemon answers before it creates
+// anything.
 func accepted(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		var took []float64
@@ -27,7 +27,7 @@ func accepted(ctx context.Context, b *bench) error {
 			if err != nil {
 				return err
 			}
-			if i >= 3 { // those warm up
+			if i >= 3 { // the first three warm up
 				took = append(took, ms(time.Since(start)))
 			}
 			if _, err := b.exec(ctx, sb.ID, "true"); err != nil { // waits until it runs
@@ -42,7 +42,7 @@ func accepted(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// An sdk is a program of an official client that does what it is told, line by line.
+// An sdk is a program that uses an official client and takes commands, one per line.
 type sdk struct {
 	name string
 	cmd  *exec.Cmd
@@ -50,8 +50,8 @@ type sdk struct {
 	out  *bufio.Scanner
 }
 
-// sdks starts the programs of test/bench/sdk, installed as test/compat installs
-// what it judges. The caller ends them.
+// sdks starts the programs of test/bench/sdk, with clients installed as in test/compat. The
+// caller ends them.
 func (b *bench) sdks(ctx context.Context) (all []*sdk, err error) {
 	installed, compat, here := filepath.Join(b.dir, "..", "compat"), filepath.Join(b.root, "test", "compat"),
 		filepath.Join(b.root, "test", "bench", "sdk")
@@ -119,7 +119,7 @@ func endAll(all []*sdk) error {
 	return errors.Join(errz...)
 }
 
-// ask has the program do something and reads its answer into fields.
+// ask sends the program a command and reads its answer into fields.
 func (s *sdk) ask(line string, fields ...any) error {
 	if _, err := fmt.Fprintln(s.in, line); err != nil {
 		return fmt.Errorf("ask the SDK program %s: %w", s.name, err)
@@ -133,9 +133,9 @@ func (s *sdk) ask(line string, fields ...any) error {
 	return nil
 }
 
-// sdkFirst: from an SDK's create to the end of its first command, against the
-// same calls with curl: one process that creates, and one for the two endpoints,
-// the ping and the command, all on one connection.
+// sdkFirst: from an SDK's create to the end of its first command, against the same calls
+// with curl: one process creates; another one, on one connection, asks for the two
+// endpoints, pings and runs the command.
 func sdkFirst(ctx context.Context, b *bench) (err error) {
 	all, err := b.sdks(ctx)
 	if err != nil {
@@ -172,7 +172,7 @@ func sdkFirst(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
-// curlFirst does with curl what an SDK does.
+// curlFirst makes the calls of an SDK with curl.
 func (b *bench) curlFirst(ctx context.Context, rt string) (id string, err error) {
 	base := "http://" + b.tcp + "/v1/sandboxes"
 	body := fmt.Sprintf(`{"image":{"uri":"base"},"entrypoint":["tail","-f","/dev/null"],"timeout":600,"resourceLimits":{"cpu":"1","memory":"512Mi"},"extensions":{"sandboxd.runtime":%q}}`, rt)

@@ -20,9 +20,9 @@ import (
 // furnish writes 1 GB in 20,000 files.
 const furnish = `mkdir /srv/big && cd /srv/big && head -c 1073741824 /dev/urandom | split -b 53688 -a 5 -d - f && sync`
 
-// snapshotEnded: of a sandbox that was stopped with 1 GB in 20,000 files,
-// against a copy of them, and of one without; and sandboxes made from that,
-// against ones made from the image.
+// snapshotEnded: a snapshot of a stopped sandbox with 1 GB in 20,000 files, against a copy
+// of the files; a snapshot of a sandbox without them; and sandboxes created from the
+// snapshot, against sandboxes created from the image.
 func snapshotEnded(ctx context.Context, b *bench) error {
 	for _, size := range []struct{ name, files string }{{"", furnish}, {"_empty", "true"}} {
 		id, err := b.stopped(ctx, size.files)
@@ -37,7 +37,7 @@ func snapshotEnded(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// stopped makes a sandbox that has run a script and was stopped.
+// stopped makes a sandbox, runs a script in it and stops it.
 func (b *bench) stopped(ctx context.Context, script string) (string, error) {
 	r := request(oci.Runc)
 	delete(r.Extensions, wire.ExtOneShot)
@@ -96,10 +96,10 @@ func (b *bench) snapshot(ctx context.Context, id string) (wire.Snapshot, error) 
 	return s, err
 }
 
-// createFrom: until the sandbox runs, from a snapshot and from the image; once
-// while all that were made stay, and once while each is deleted before the next.
-// The second is slower for large snapshots: qgroups have the kernel go through
-// all that a deleted disk shared, and commits wait for that.
+// createFrom: the time until a sandbox runs, from a snapshot and from the image. It
+// measures twice: once all created sandboxes stay, and once each is deleted before the
+// next. The second is slower for large snapshots: because of qgroups the kernel goes
+// through everything that a deleted disk shared, and commits wait for that.
 func (b *bench) createFrom(ctx context.Context, snap, rt, suffix string) error {
 	if err := cleaned(ctx); err != nil {
 		return err
@@ -141,8 +141,7 @@ func (b *bench) createFrom(ctx context.Context, snap, rt, suffix string) error {
 	return nil
 }
 
-// cleaned waits until the kernel's cleaner is done with the disks that were
-// deleted.
+// cleaned waits until the kernel's cleaner has freed the deleted disks.
 func cleaned(ctx context.Context) error {
 	out, err := exec.CommandContext(ctx, "btrfs", "subvolume", "sync", filepath.Join(inst.StateDir(), "pool")).CombinedOutput()
 	if err != nil {
@@ -151,8 +150,8 @@ func cleaned(ctx context.Context) error {
 	return nil
 }
 
-// ticks writes the time to a file every millisecond, for a second, with the
-// shell's own commands only, and prints the longest gap in microseconds.
+// ticks writes the time to a file every millisecond for a second, with builtin commands of
+// the shell only, and prints the longest gap in microseconds.
 const ticks = `
 mkfifo /srv/never 2>/dev/null; exec 9<>/srv/never
 last=${EPOCHREALTIME/./}; max=0; n=0; end=$((last + 1000000))
@@ -165,8 +164,8 @@ while [ $last -lt $end ]; do
 done
 echo $max`
 
-// snapshotLive: the longest time that a guest that writes every millisecond
-// stood still, in a second with a snapshot and in one without.
+// snapshotLive: a guest writes every millisecond; the row is its longest pause in a second
+// with a snapshot, against a second without one.
 func snapshotLive(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		sb, err := b.create(ctx, rt)
@@ -178,7 +177,7 @@ func snapshotLive(ctx context.Context, b *bench) error {
 			if err != nil {
 				return 0, err
 			}
-			time.Sleep(400 * time.Millisecond) // into the second
+			time.Sleep(400 * time.Millisecond) // so that the snapshot falls into the second
 			err = meanwhile()
 			var out, words bytes.Buffer
 			if exit, werr := p.Wait(&out, &words); werr != nil || exit.Code != 0 {

@@ -14,18 +14,18 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-// What a command prints: lines of 4 KiB.
+// The output of a command: lines of 4 KiB.
 const (
 	lineBytes   = 4 << 10
 	streamBytes = 100_000_000 / lineBytes * lineBytes
-	longStream  = 10 // times of it: by then memory would have grown that grows
+	longStream  = 10 // times streamBytes: enough to see memory that grows
 )
 
 const linesFile = "/root/lines"
 
-// commandStream: 100 MB of a command's output to the Go client; what daemon and
-// agent hold while ten times of it pass; and how much of it comes as the SDKs get it,
-// in events of JSON, one for each line: to a Go program, and to them.
+// commandStream: the rate of 100 MB of a command's output to the Go client; the memory of
+// daemon and agent during ten times as much; and the rate as the SDKs get it, one JSON
+// event for each line: to a Go program, and to the SDKs.
 func commandStream(ctx context.Context, b *bench) (err error) {
 	all, err := b.sdks(ctx)
 	if err != nil {
@@ -61,7 +61,7 @@ func (b *bench) streamOn(ctx context.Context, rt string, all []*sdk) (err error)
 		if err != nil {
 			return err
 		}
-		if i >= 2 { // those warm up
+		if i >= 2 { // the first two warm up
 			ours = append(ours, v)
 		}
 		if v, err = b.events(ctx, sb.ID); err != nil {
@@ -70,7 +70,7 @@ func (b *bench) streamOn(ctx context.Context, rt string, all []*sdk) (err error)
 		if i >= 2 {
 			events = append(events, v)
 		}
-		if i%4 != 3 { // SDKs take seconds
+		if i%4 != 3 { // an SDK takes seconds, so it runs in every fourth round only
 			continue
 		}
 		for k, s := range all {
@@ -79,7 +79,7 @@ func (b *bench) streamOn(ctx context.Context, rt string, all []*sdk) (err error)
 			if err := s.ask("stream "+sb.ID+" cat "+linesFile, &took, &n); err != nil {
 				return err
 			}
-			if n != streamBytes && n != streamBytes-streamBytes/lineBytes { // older ones get lines without their ends
+			if n != streamBytes && n != streamBytes-streamBytes/lineBytes { // older SDKs drop the ends of lines
 				return fmt.Errorf("the SDK %s got %d of %d bytes", s.name, n, streamBytes)
 			}
 			theirs[k] = append(theirs[k], streamBytes/mega/took)
@@ -93,7 +93,7 @@ func (b *bench) streamOn(ctx context.Context, rt string, all []*sdk) (err error)
 	return b.streamMemory(ctx, rt, sb.ID)
 }
 
-// stream has a command print all lines n times, and returns MB/s.
+// stream runs a command that prints all lines n times, and returns MB/s.
 func (b *bench) stream(ctx context.Context, id string, n int) (float64, error) {
 	argv := []string{"cat"}
 	for range n {
@@ -113,8 +113,8 @@ func (b *bench) stream(ctx context.Context, id string, n int) (float64, error) {
 	return float64(n) * streamBytes / mega / took.Seconds(), err
 }
 
-// events has a command print all lines as events, decodes them, and returns MB/s of
-// what they hold.
+// events runs a command whose output comes as events, decodes them, and returns MB/s of
+// their content.
 func (b *bench) events(ctx context.Context, id string) (float64, error) {
 	e, err := b.cl.Endpoint(ctx, id, agent.Port)
 	if err != nil {
@@ -159,7 +159,7 @@ func (c *counter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// streamMemory: what daemon and agent hold while much passes, against while little does.
+// streamMemory: the memory of daemon and agent during much output, against little output.
 func (b *bench) streamMemory(ctx context.Context, rt, id string) error {
 	for _, who := range []struct {
 		name string

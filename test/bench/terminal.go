@@ -17,8 +17,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
-// ptyEcho: a key through API, proxy and terminal to a program that writes it
-// back, against the same with the agent itself.
+// ptyEcho: a key goes through API, proxy and terminal to a program that writes it back,
+// against the same with the agent directly.
 func ptyEcho(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		sb, err := b.create(ctx, rt)
@@ -30,7 +30,7 @@ func ptyEcho(ctx context.Context, b *bench) error {
 			return errors.Join(err, b.drop(ctx, sb.ID))
 		}
 		a, c, err := turns(b.times(500, 50), 20, ours.round, theirs.round)
-		ours.ws.CloseNow()   //nolint:errcheck // it has served
+		ours.ws.CloseNow()   //nolint:errcheck // it is not needed any more
 		theirs.ws.CloseNow() //nolint:errcheck // as above
 		if err := errors.Join(err, b.drop(ctx, sb.ID)); err != nil {
 			return err
@@ -40,7 +40,7 @@ func ptyEcho(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// echoes opens two terminals, one by the daemon and one at the agent.
+// echoes opens two terminals, one through the daemon and one at the agent.
 func (b *bench) echoes(ctx context.Context, id string) (ours, theirs *echo, err error) {
 	socket := filepath.Join(inst.RunDir(), "sandboxd.sock")
 	ours, err = b.echo(ctx, id, "http://sandboxd/v1/sandboxes/"+id+"/proxy/"+strconv.Itoa(agent.Port), &http.Transport{
@@ -106,7 +106,7 @@ func (e *echo) until(want []byte) error {
 	}
 }
 
-// round types a key and waits for it.
+// round types a key and waits for its echo.
 func (e *echo) round() (float64, error) {
 	start := time.Now()
 	if err := e.ws.Write(e.ctx, websocket.MessageBinary, []byte{agent.PtyStdin, 'x'}); err != nil {

@@ -14,7 +14,7 @@ import (
 
 const mega = 1e6
 
-// noise is what files are made of: nothing makes it smaller, and it has no holes.
+// noise is the content of files: incompressible and without holes.
 var noise = func() []byte {
 	b := make([]byte, 8<<20)
 	rng := rand.NewChaCha8([32]byte{1})
@@ -22,7 +22,7 @@ var noise = func() []byte {
 	return b
 }()
 
-// noiseReader reads n bytes of noise, over and over.
+// noiseReader reads n bytes, repeating noise.
 func noiseReader(n int64) io.Reader { return io.LimitReader(&endless{}, n) }
 
 type endless struct{ at int }
@@ -33,13 +33,13 @@ func (e *endless) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// swallow reads r to its end in large pieces: io.Discard would take 8 KiB at a
-// time, and so be what is measured.
+// swallow reads r to its end in large pieces. io.Discard would read 8 KiB at a time, and
+// the bench would measure that.
 func swallow(r io.Reader) (int64, error) {
 	return io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{r}, make([]byte, 256<<10))
 }
 
-// files: 100 MB in and out through the proxy, against cp inside the sandbox.
+// files: 100 MB in and out through the proxy, against cp in the sandbox.
 func files(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		t := transfer{b: b, size: 100 << 20, put: "file_put_100MB", get: "file_get_100MB", n: b.times(8, 2)}
@@ -50,8 +50,8 @@ func files(ctx context.Context, b *bench) error {
 	return nil
 }
 
-// gigabyte: the same with 1 GB, twice what the sandbox has of memory, and what
-// the agent holds of it.
+// gigabyte: the same with 1 GB, twice the memory of the sandbox, and the memory that the
+// agent uses for it.
 func gigabyte(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		t := transfer{b: b, size: 1 << 30, put: "upload_1GB", get: "download_1GB", n: b.times(5, 1), peaks: true}
@@ -138,7 +138,7 @@ func (t *transfer) download(ctx context.Context, path string) error {
 	return err
 }
 
-// rate times f and then removes what it made, off the clock.
+// rate measures f and then, outside of the measured time, removes what f made.
 func (t *transfer) rate(ctx context.Context, f func() error) func() (float64, error) {
 	return func() (float64, error) {
 		start := time.Now()
@@ -151,14 +151,14 @@ func (t *transfer) rate(ctx context.Context, f func() error) func() (float64, er
 	}
 }
 
-// What one batch has: files as those of a checkout.
+// The files of one batch, as in a checkout.
 const (
 	smallFiles = 10_000
 	smallSize  = 2 << 10 // bytes
 	perDir     = 100
 )
 
-// manyFiles: 10,000 small files in one upload, against cp -r of them inside.
+// manyFiles: 10,000 small files in one upload, against cp -r of them in the sandbox.
 func manyFiles(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		if err := b.manyFilesOn(ctx, rt); err != nil {

@@ -2,5 +2,5 @@
 
 package documents
 
-// everything is whether blocks marked "run by test-all" run, too.
+// everything says whether blocks marked "run by test-all" run, too.
 const everything = true

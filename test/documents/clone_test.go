@@ -12,12 +12,12 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
-// alone are packages whose tests read files of the checkout, and take seconds.
+// alone are packages whose tests read files of the checkout and take only seconds.
 var alone = []string{"./api", "./internal/archtest", "./test/install", "./test/summary"}
 
-// TestClone runs tests in a clone that has nothing beside it, and without a home: what
-// is committed is enough for what anybody can build and test. That no test or script
-// names a path out of the checkout is TestInside's to say, in internal/archtest.
+// TestClone runs tests in a clone, with nothing beside it and with an empty home: what is
+// committed is enough to build and test. TestInside, in internal/archtest, holds that no
+// test or script names a path outside of the checkout.
 func TestClone(t *testing.T) {
 	hosttest.Root(t)
 	dir, env := clone(t)
@@ -28,8 +28,8 @@ func TestClone(t *testing.T) {
 	}
 }
 
-// clone clones what is committed into an empty directory, and returns an environment
-// with an empty home but with Go's caches.
+// clone clones what is committed into an empty directory, and returns an environment with
+// an empty home and Go's caches.
 func clone(t *testing.T) (dir string, env []string) {
 	t.Helper()
 	from, err := filepath.Abs(top)
@@ -56,8 +56,8 @@ func clone(t *testing.T) (dir string, env []string) {
 	return dir, env
 }
 
-// homeless is the environment of somebody new at this host: nothing of the test run
-// and nothing of who runs it, but where Go keeps what it downloaded and compiled.
+// homeless is the environment of a new user of this host. It has nothing of the test run
+// and of its user, except the places of Go's caches.
 func homeless(t *testing.T, home string) (env []string) {
 	t.Helper()
 	out, err := exec.Command("go", "env", "-json", "GOCACHE", "GOENV", "GOMODCACHE", "GOPATH").Output()

@@ -1,10 +1,10 @@
-// Package documents runs what documents tell their readers to type, and compares what
-// is printed with what the documents show.
+// Package documents runs the commands that documents tell their readers to type, and
+// compares their output with what the documents show.
 //
-// A fenced block whose lines begin with "$ " is typed at a shell: the lines after a
-// command are what it prints. All such blocks of a document run in order, in one bash
-// that is in an empty directory. A comment before a block may keep it from running
-// (marks). What differs from run to run is compared by its shape (shapes).
+// In a fenced block, lines that begin with "$ " are typed at a shell, and the lines after a
+// command are its output. All such blocks of a document run in order, in one bash in an
+// empty directory. A comment before a block may prevent it from running (marks). Parts
+// that differ from run to run are compared by their shape (shapes).
 package documents
 
 import (
@@ -32,8 +32,8 @@ const top = "../../"
 // documents are those whose commands run, each on a daemon of its own.
 var documents = []string{"README.md", "docs/tour.md"}
 
-// TestBlocks holds that each block of a document runs, here or in the test that its
-// mark names, or says why nothing runs it.
+// TestBlocks holds that each block of a document runs, here or in the test that its mark
+// names, or has a mark with the reason why not.
 func TestBlocks(t *testing.T) {
 	var source strings.Builder
 	tests, err := filepath.Glob("*_test.go")
@@ -83,7 +83,7 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// tell runs one document on a daemon of its own.
+// tell runs the blocks of one document on a daemon of its own.
 func tell(t *testing.T, file string) {
 	d := daemontest.New(t)
 	for _, name := range []string{"base", "python"} {
@@ -131,20 +131,21 @@ func (s *session) shell(b block) {
 		if d := differ(c.prints, printed); d != "" {
 			s.t.Errorf("%s:%d: $ %s\n%s\nall that was printed:\n%s", b.file, c.line, c.text, d, strings.Join(printed, "\n"))
 		}
-		asked := i+1 < len(all) && all[i+1].text == "echo $?" // which is compared
+		asked := i+1 < len(all) && all[i+1].text == "echo $?" // the status is compared there
 		if shown := c.showsFailure(); shown != (status != 0) && !asked {
 			s.t.Errorf("%s:%d: $ %s\nends with status %d; the document shows it failing: %v", b.file, c.line, c.text, status, shown)
 		}
 	}
 }
 
-// complaint is how sandboxctl says that it failed; notes are none.
+// complaint matches what sandboxctl prints about itself; note matches those of these lines
+// that are no errors.
 var (
 	complaint = regexp.MustCompile(`^sandboxctl: `)
 	note      = regexp.MustCompile(`^sandboxctl: (note|detached)\b`)
 )
 
-// showsFailure reports whether the last line that a command shows is of its failure.
+// showsFailure reports whether the last line of a command's output is an error.
 func (c command) showsFailure() bool {
 	if len(c.prints) == 0 {
 		return false
@@ -153,10 +154,11 @@ func (c command) showsFailure() bool {
 	return complaint.MatchString(last) && !note.MatchString(last)
 }
 
-// answer is what a line of a program says that it prints: print(6*7)  # 42
+// answer matches the output that a line of a program gives in a comment: print(6*7)  # 42
 var answer = regexp.MustCompile(`(?m)^print\(.*\)  # (.*)$`)
 
-// python runs a program with the official SDK; its lines that print say what.
+// python runs a program with the official SDK and compares its output with the comments
+// on its lines.
 func (s *session) python(b block) {
 	python, err := official.Python(s.t.Context(), top+"test/compat/python/requirements.txt")
 	if err != nil {
@@ -185,8 +187,8 @@ func (s *session) python(b block) {
 	}
 }
 
-// restore removes what earlier tests left to the instance, and what the document
-// leaves to later ones: everything but the images that were there before.
+// restore removes what earlier tests left in the instance and, at the end of the test, what
+// the document left: everything except the images that were there before.
 func restore(t *testing.T, d *daemontest.Daemon) {
 	t.Helper()
 	c, err := client.New("unix://"+d.Socket, "")
@@ -216,7 +218,7 @@ func restore(t *testing.T, d *daemontest.Daemon) {
 // clear removes all sandboxes, snapshots and volumes.
 func clear(t *testing.T, c *client.Client) {
 	t.Helper()
-	ctx := context.Background() // also at the end of the test
+	ctx := context.Background() // it also runs when the test's context has ended
 	sandboxes, err := c.List(ctx, client.Filter{})
 	for _, sb := range sandboxes {
 		err = errors.Join(err, c.Delete(ctx, sb.ID))

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestParse holds that what a document must not say is an error, and not a block that
-// nobody runs.
+// TestParse holds that a malformed block is an error, and not a block that does not run.
 func TestParse(t *testing.T) {
 	const shell = "```\n$ echo hello\nhello\n```\n"
 	for name, c := range map[string]struct{ text, says string }{
@@ -43,7 +42,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestShape holds that what differs from run to run is equal, and nothing else.
+// TestShape holds that texts count as equal if they differ only in what differs from run to
+// run.
 func TestShape(t *testing.T) {
 	for _, c := range []struct {
 		shown, printed string
@@ -81,7 +81,7 @@ func TestSession(t *testing.T) {
 		{"printf 'no end'", []string{"no end"}, 0},
 		{"echo out; echo err >&2; false", []string{"out", "err"}, 1},
 		{"echo $?", []string{"1"}, 0},
-		{"cat; pwd -P", []string{s.dir}, 0}, // with nothing to read
+		{"cat; pwd -P", []string{s.dir}, 0}, // stdin is empty
 		{"for i in 1 2; do\n  echo $i\ndone", []string{"1", "2"}, 0},
 	} {
 		prints, status, err := s.run(c.text)

@@ -19,12 +19,12 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
-// quickstartLimit is for a host that has never compiled Go or built an image.
+// quickstartLimit suffices for a host that has never compiled Go or built an image.
 const quickstartLimit = 30 * time.Minute
 
-// TestQuickstart does what the README's "Two commands" say, in a clone, and gives
-// everything back. On a host that had a development daemon before, its images stay and
-// are not built anew.
+// TestQuickstart runs the README's "Two commands" in a clone, and removes everything
+// afterwards. If the host had a development daemon before, its images stay and are not
+// built anew.
 func TestQuickstart(t *testing.T) {
 	hosttest.Root(t)
 	dev, err := instance.Parse("d")
@@ -52,7 +52,7 @@ func TestQuickstart(t *testing.T) {
 	hosttest.Leaks(t, dev)
 	sh := newcomer(t)
 	if isNew {
-		t.Cleanup(func() { // after make dev-down, which leaves it
+		t.Cleanup(func() { // after make dev-down, which leaves this
 			if err := os.RemoveAll(dev.StateDir()); err != nil {
 				t.Error(err)
 			}
@@ -69,8 +69,8 @@ func TestQuickstart(t *testing.T) {
 	}
 }
 
-// typed returns the README's two blocks: what is typed, and what it prints. The second
-// command of the title is in the text.
+// typed returns the README's two blocks: the commands and their output. The second command
+// of the title is in the text.
 func typed(t *testing.T) (clone, commands block) {
 	t.Helper()
 	var marked []block
@@ -94,13 +94,13 @@ func typed(t *testing.T) (clone, commands block) {
 	return marked[0], marked[1]
 }
 
-// newcomer returns a shell in a new clone: each call runs one line in it, which must
-// not fail, and returns what it prints.
+// newcomer returns a shell in a new clone. Each call runs one line, which must not fail,
+// and returns its output.
 func newcomer(t *testing.T) func(line string) string {
 	t.Helper()
 	dir, env := clone(t)
 	_, port, _ := strings.Cut(hosttest.FreePort(t).String(), ":")
-	env = append(env, "SANDBOXD_DEV_PORT="+port) // 8080 may be somebody's
+	env = append(env, "SANDBOXD_DEV_PORT="+port) // 8080 may be in use
 	return func(line string) string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(context.Background(), hosttest.Patient(quickstartLimit))
@@ -108,8 +108,8 @@ func newcomer(t *testing.T) func(line string) string {
 		cmd := exec.CommandContext(ctx, "bash", "--noprofile", "--norc", "-c", line)
 		cmd.Dir, cmd.Env = dir, env
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // make, and what it runs
-		// Not a pipe, which the daemon would keep open.
+		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) } // make and its children
+		// Not a pipe: the daemon would keep it open.
 		said, err := os.Create(filepath.Join(filepath.Dir(dir), "said"))
 		if err != nil {
 			t.Fatal(err)

@@ -14,24 +14,24 @@ type block struct {
 	file     string
 	line     int    // of its first line, counted from 1
 	language string // after the fence; empty for most
-	mark     string // how the comment before the block begins, one of marks; empty for most
-	reason   string // what the comment says after that
+	mark     string // the beginning of the comment before the block, one of marks; empty for most
+	reason   string // the rest of that comment
 	text     []string
 }
 
-// A command is one line, or several that backslashes join, of a shell block.
+// A command is one line of a shell block, or several lines joined by backslashes.
 type command struct {
 	line   int
 	text   string
 	prints []string
 }
 
-// marks are how a comment before a block may begin. Each goes on with a reason, as
-// in <!-- not run: it needs a registry -->.
+// marks are the beginnings that a comment before a block may have. A reason follows, as in
+// <!-- not run: it needs a registry -->.
 var marks = []string{
-	"not run",         // nothing runs it; the reason says what does instead, or why nothing can
-	"run by",          // another test of this package runs it, which is named
-	"run by test-all", // TestDocuments runs it, with the build tag all only
+	"not run",         // no test runs it; the reason says why, or which other test covers it
+	"run by",          // another test of this package runs it; its name follows
+	"run by test-all", // TestDocuments runs it, only with the build tag all
 }
 
 var (
@@ -87,7 +87,7 @@ func (b *block) setMark(comments []string) error {
 	return nil
 }
 
-// commands splits a shell block: lines that begin with "$ " and what each prints.
+// commands splits a shell block into commands, which begin with "$ ", and their output.
 func (b block) commands() (all []command, err error) {
 	joined := false
 	for i, line := range b.text {

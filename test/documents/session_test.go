@@ -17,7 +17,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
-// commandLimit is when a command of a document is taken to hang.
+// commandLimit is the time after which a command of a document counts as hanging.
 const commandLimit = 2 * time.Minute
 
 // A session is one bash, in which all commands of a document run.
@@ -30,7 +30,7 @@ type session struct {
 	lines  chan string
 }
 
-// endOf is what the session prints after each command, before its exit status.
+// endOf is printed after each command, before its exit status.
 const endOf = "end-of-command-of-the-document"
 
 // newSession starts bash in an empty directory.
@@ -63,7 +63,7 @@ func newSession(t *testing.T, env []string) *session {
 	t.Cleanup(func() {
 		w.Close()
 		_ = syscall.Kill(-s.cmd.Process.Pid, syscall.SIGKILL)
-		for range s.lines { // until the last of them lets go of it
+		for range s.lines { // until the last process closes it
 		}
 		_ = s.cmd.Wait()
 		printed.Close()
@@ -114,14 +114,15 @@ func (c command) atTerminal() bool {
 	return len(c.prints) > 0 && prompt.MatchString(c.prints[0])
 }
 
-// unseen is what a shell tells a terminal and nobody sees: that it brackets pastes.
+// unseen matches what a terminal does not show: carriage returns, and the sequences that
+// switch bracketed paste on and off.
 var unseen = regexp.MustCompile(`\r|\x1b\[\?2004[hl]`)
 
-// keys are what a document writes for keys that are no text.
+// keys are how a document writes keys that are no text.
 var keys = strings.NewReplacer("^P", "\x10", "^Q", "\x11")
 
-// runAtTerminal runs a command with a terminal, types what the document shows
-// behind each prompt when the prompt is there, and returns what the terminal shows.
+// runAtTerminal runs a command at a terminal. When a prompt appears, it types what the
+// document shows after that prompt. It returns what the terminal shows.
 func (s *session) runAtTerminal(c command) (printed []string, status int, err error) {
 	cmd := s.command("script", "--quiet", "--return", "--flush", "--command", c.text, "/dev/null")
 	cmd.Env = append(cmd.Env, "TERM=dumb", "SHELL=/bin/bash")
@@ -139,7 +140,7 @@ func (s *session) runAtTerminal(c command) (printed []string, status int, err er
 	limit := time.AfterFunc(hosttest.Patient(commandLimit), func() { _ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) })
 	defer limit.Stop()
 	var shown []byte
-	fresh := 0 // where what was shown since the last keys begins: a prompt before them is not the next
+	fresh := 0 // where the output since the last keys begins; the next prompt comes after it
 	for _, line := range c.prints {
 		m := prompt.FindStringSubmatch(line)
 		if m == nil {

@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// shapes are what differs from run to run: it is replaced on both sides, in this
-// order, before what a document shows is compared with what was printed. All else
-// must be equal.
+// shapes match what differs from run to run. It is replaced, in this order, in the document
+// and in the printed output before the two are compared. Everything else must be equal.
 var shapes = []struct{ is, as string }{
 	{`\bsnap-[a-z2-7]{12}\b`, "<snapshot>"},
 	{`\b[0-9a-f]{12}\b`, "<terminal>"},
@@ -19,7 +18,7 @@ var shapes = []struct{ is, as string }{
 	{`\b[\d.]+(B|[KMG]iB) /`, "<size> /"},
 	{`/ [\d.]+(B|KiB)`, "/ <size>"},
 	{`\b\d+ / 256\b`, "<processes> / 256"},
-	{` {2,}`, "  "}, // columns are as wide as what stands in them
+	{` {2,}`, "  "}, // the width of columns depends on their content
 }
 
 var compiled = func() (all []*regexp.Regexp) {
@@ -29,7 +28,7 @@ var compiled = func() (all []*regexp.Regexp) {
 	return all
 }()
 
-// shape is a line without what differs from run to run.
+// shape is a line with the parts that differ from run to run replaced.
 func shape(line string) string {
 	for i, re := range compiled {
 		line = re.ReplaceAllString(line, shapes[i].as)
@@ -37,8 +36,8 @@ func shape(line string) string {
 	return strings.TrimRight(line, " ")
 }
 
-// differ returns the first difference between what a document shows and what was
-// printed, line by line; "" if there is none.
+// differ compares what a document shows with what was printed, line by line, and returns
+// the first difference; "" if there is none.
 func differ(shown, printed []string) string {
 	for i := range max(len(shown), len(printed)) {
 		switch {

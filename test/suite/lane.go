@@ -23,9 +23,10 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
-// Each lane has two instances of sandboxd: that of its daemon, and that of a second
-// one. The default pair, "tu", is not among them, so that a test run by hand does not
-// wait for the suite. Letters of packages' own tests are not among them either.
+// instances are the two instances of sandboxd of each lane: one for its daemon, one for a
+// second daemon. The default pair, "tu", is not among them, so that a test run by hand
+// does not wait for the suite. Letters that tests of packages use are not among them
+// either.
 var instances = []string{"bc", "fh", "qr", "op", "lm", "jk"}
 
 func checkLanes(n int) error {
@@ -35,8 +36,8 @@ func checkLanes(n int) error {
 	return nil
 }
 
-// carryOut runs the jobs, n at a time; of those that may begin the longest comes first.
-// What must run alone runs when all else has ended.
+// carryOut runs the jobs, n at a time. The longest job that may begin comes first. Jobs
+// that must run alone run after all others have ended.
 func carryOut(jobs []*job, n int, logs string) error {
 	slices.SortStableFunc(jobs, func(a, b *job) int { return cmp.Compare(b.cost, a.cost) })
 	var side, alone []*job
@@ -60,13 +61,13 @@ type queue struct {
 	logs string
 
 	mu      sync.Mutex
-	changed sync.Cond // a job has ended
+	changed sync.Cond // signalled when a job has ended
 	waiting []*job
 	running []*job
 	err     error // why a job could not be run
 }
 
-// drain runs all that waits, in n lanes.
+// drain runs all waiting jobs in n lanes.
 func (q *queue) drain(n int) {
 	var lanes sync.WaitGroup
 	for i := range n {
@@ -87,7 +88,7 @@ func (q *queue) drain(n int) {
 	lanes.Wait()
 }
 
-// next takes the first job that need not wait for another; nil if none is left.
+// next takes the first job that does not have to wait for another; nil if none is left.
 func (q *queue) next() *job {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -142,7 +143,7 @@ func (j *job) run(pair, logs string) error {
 			return err
 		}
 	}
-	used := 0.0 // by it and by those it waited for: not by daemons that outlive a test
+	used := 0.0 // by the job and the children it waited for, not by daemons that outlive a test
 	if cmd.ProcessState != nil {
 		used = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()
 	}
@@ -153,7 +154,8 @@ func (j *job) run(pair, logs string) error {
 	return nil
 }
 
-// scriptEvents writes what a script said as if it were a test, so that it is counted.
+// scriptEvents writes a script's output as the events of a test, so that the script is
+// counted.
 func scriptEvents(log io.Writer, name string, said *bytes.Buffer, how string, took time.Duration) error {
 	type event struct {
 		Action, Package, Test, Output string
@@ -168,8 +170,8 @@ func scriptEvents(log io.Writer, name string, said *bytes.Buffer, how string, to
 	return to.Encode(event{Action: how, Package: "script", Test: name, Elapsed: took.Seconds()})
 }
 
-// command is what runs the job: a test program by way of this program, for what
-// becomeJob does, and of test2json, which turns its output into events.
+// command is the command line of the job. A test program is started by test2json, which
+// turns its output into events, and by this program (becomeJob).
 func (j *job) command() ([]string, error) {
 	if j.pkg == "" {
 		return j.argv, nil
@@ -182,18 +184,18 @@ func (j *job) command() ([]string, error) {
 	return append([]string{j.convert, "-t", "-p", j.pkg, self, jobCommand, where}, j.argv...), err
 }
 
-// jobCommand is the first argument of this program where it becomes a job, and the
-// second says where that runs.
+// jobCommand is the first argument of this program when it becomes a job. The second
+// argument says where the job runs.
 const (
 	jobCommand = "job"
 	inLane     = "in-lane"
 	onThisHost = "on-this-host"
 )
 
-// becomeJob becomes the program of argv, in a lane if where says so, with no signal
-// ignored (test2json ignores SIGINT). It returns only if that failed.
+// becomeJob executes the program of argv, in a lane if where is inLane, with no signal
+// ignored (test2json ignores SIGINT). It returns only on failure.
 func becomeJob(where string, argv []string) error {
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT) // a handler ends with exec
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT) // exec resets a handler to the default
 	if where == inLane {
 		if err := makeLane(); err != nil {
 			return err
@@ -202,8 +204,8 @@ func becomeJob(where string, argv []string) error {
 	return syscall.Exec(argv[0], argv, os.Environ())
 }
 
-// makeLane puts this thread, and what it becomes, on a host of its own, whose way out
-// leads nowhere.
+// makeLane gives this thread, and the program that it executes, a host of their own. Its
+// default route leads nowhere.
 func makeLane() error {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWNS); err != nil {

@@ -1,13 +1,13 @@
-// Suite runs the tests of this repository side by side and writes what each said to
-// build/test/JOB.json, in the form of `go test -json`, for test/summary to read.
+// Suite runs the tests of this repository side by side and writes the output of each job
+// to build/test/JOB.json, in the form of `go test -json`. test/summary reads these files.
 //
 //	suite push    what `make test` runs
 //	suite all     everything there is: `make test-all`
 //
-// The work is cut into jobs (plan.go): a check, a package, or one test of a large
-// package. Jobs run in lanes, one at a time in each. A lane is a host of its own as far
-// as tests can tell (lane.go): it has its own network, its own mounts and its own
-// instances of sandboxd. Jobs that measure time run at the end, one after the other.
+// A job (plan.go) is a check, a package, or one test of a large package. Jobs run in
+// lanes, one at a time in each. A lane (lane.go) looks like a host of its own to a test:
+// it has its own network, its own mounts and its own instances of sandboxd. Jobs that
+// measure time run at the end, one after the other.
 package main
 
 import (
@@ -32,8 +32,8 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: suite [-lanes N] [-only PATTERN] push|all")
 		os.Exit(2)
 	}
-	// Jobs begin with no signal ignored, whatever this process began with (nohup, `&`). They
-	// die with it.
+	// Jobs start with no signal ignored, even if this process ignores some (nohup, `&`).
+	// They die with this process.
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	go func() {
@@ -46,8 +46,8 @@ func main() {
 	}
 }
 
-// run makes the plan and carries it out. It fails only if that was not possible:
-// what tests said is test/summary's to judge.
+// run makes the plan and runs its jobs. It fails only if a job could not be run;
+// test/summary judges the results of the tests.
 func run(all bool, lanes int, only string) error {
 	top, err := os.Getwd()
 	if err != nil {

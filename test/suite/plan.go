@@ -14,7 +14,7 @@ import (
 
 const module = "github.com/sandboxd/sandboxd/"
 
-// A job is what a lane does at a time.
+// A job is one unit of work of a lane.
 type job struct {
 	name    string   // "test/e2e TestStop"
 	pkg     string   // import path, of a test program
@@ -23,14 +23,14 @@ type job struct {
 	dir     string
 	env     []string
 	script  bool
-	lane    bool   // it runs on a host of its own, not on the real one
+	lane    bool   // it runs in a lane, not on the real host
 	alone   bool   // it measures time
-	after   string // the job that must have ended
+	after   string // the job that must end before
 	cost    int    // about how many seconds it takes
 }
 
-// apart are the packages whose tests are jobs of their own, by names of tests of which
-// each subtest named is one, too.
+// apart are the packages in which each test is a job of its own. Each subtest
+// that is named here is a job, too.
 var apart = map[string]map[string][]string{
 	"test/e2e": {
 		"TestStories":          {"runc", "runsc"},
@@ -48,14 +48,14 @@ var apart = map[string]map[string][]string{
 	},
 }
 
-// The stories of whole machines (test/vm) that a push tells, and all there are.
+// The stories of whole machines (test/vm): those of a push, and all.
 const (
 	pushStories = "service"
 	allStories  = "service power limits neighbours clock pools"
 )
 
-// Jobs that take long, in seconds on a machine with two cores, so that none of them
-// begins last. An estimate that is wrong costs time and nothing else.
+// costs are the seconds that long jobs take on a machine with two cores. The longest jobs
+// begin first. A wrong estimate costs time and nothing else.
 var costs = map[string]int{
 	"test/fixtures":                      1000,
 	"lint":                               900,
@@ -83,7 +83,7 @@ var costs = map[string]int{
 var onHost = map[string]bool{
 	"test/fixtures":                 true, // downloads
 	"pkg/image":                     true, // builds an image of Debian packages
-	"test/documents TestQuickstart": true, // a user's host
+	"test/documents TestQuickstart": true, // it tries what a user does on a host
 }
 
 func init() {
@@ -92,11 +92,11 @@ func init() {
 	}
 }
 
-// alone are jobs that compare times, which others beside them would change.
+// alone are jobs that compare times; other jobs at the same time would change them.
 var alone = map[string]bool{}
 
-// fixtures is the job that fills the cache with images and official clients, which
-// the jobs of `apart` take from there.
+// fixtures is the job that fills the cache with images and official clients, for the jobs
+// of `apart`.
 const fixtures = "test/fixtures"
 
 // A pkg is a package with tests.
@@ -108,7 +108,7 @@ type pkg struct {
 
 func (p pkg) name() string { return strings.TrimPrefix(p.ImportPath, module) }
 
-// plan returns the jobs, after it has compiled the test programs that they run.
+// plan compiles the test programs and returns the jobs that run them.
 func plan(top string, all bool, only string) ([]*job, error) {
 	wanted, err := regexp.Compile(only)
 	if err != nil {
@@ -183,10 +183,10 @@ func list(top, tags string) (all []pkg, err error) {
 	}
 }
 
-// split makes the jobs of a package's root tests. Of a package whose tests are jobs of
-// their own, the others are one job.
+// split makes the jobs of a package's root tests. In a package of `apart`, the tests that
+// need no root are one job.
 func split(top, stories string, p pkg, tests, others []string) (jobs []*job) {
-	limit := "40m" // what has not ended then hangs
+	limit := "40m" // a job that takes longer hangs
 	if p.name() == "test/vm" {
 		limit = "80m"
 	}
@@ -232,7 +232,7 @@ func split(top, stories string, p pkg, tests, others []string) (jobs []*job) {
 	return jobs
 }
 
-// compile makes the test programs of packages, and the program that reads their output.
+// compile builds the test programs of packages, and test2json, which reads their output.
 func compile(top, tags string, packages []string) error {
 	for _, argv := range [][]string{
 		{"go", "build", "-o", filepath.Join("build", "tools", "test2json"), "cmd/test2json"},

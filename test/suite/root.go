@@ -10,14 +10,14 @@ import (
 )
 
 // rootTests returns the tests of a package that need root, and the others. A test needs
-// root if its code, followed from function to function within the package, comes to
-// hosttest.Root, Private or one of rootKits, or asks for SANDBOXD_TEST. So does one that
-// asks for raceEnabled: it leaves something out under the race detector, which is how all
-// others run.
+// root if its code, followed from function to function within the package, reaches
+// hosttest.Root, Private or one of rootKits, or reads SANDBOXD_TEST. A test that reads
+// raceEnabled also counts: it leaves something out under the race detector, and the
+// others run under it.
 //
-// Functions are told apart by name only, which finds too many rather than too few. One
-// that is missed skips under the race detector and is run nowhere, which test/summary
-// reports as a failure.
+// Functions are distinguished by name only, which finds too many tests rather than too
+// few. A missed test skips under the race detector and runs nowhere else, which
+// test/summary reports as a failure.
 func rootTests(p pkg) (root, others []string, err error) {
 	var tests []string
 	uses := map[string][]string{} // names that a function mentions
@@ -27,7 +27,7 @@ func rootTests(p pkg) (root, others []string, err error) {
 			return nil, nil, err
 		}
 		for _, d := range file.Decls {
-			key := "" // package variables: they are mentioned by name
+			key := "" // set for functions; variables have their own names
 			if f, ok := d.(*ast.FuncDecl); ok {
 				key = f.Name.Name
 				if strings.HasPrefix(key, "Test") && f.Recv == nil && key != "TestMain" {
@@ -70,7 +70,7 @@ func rootTests(p pkg) (root, others []string, err error) {
 // rootKits are packages whose environments need root.
 var rootKits = map[string]bool{"daemontest": true, "snapshottest": true, "runtimetest": true}
 
-// gate stands for all that asks for root.
+// gate stands for everything that asks for root.
 const gate = "(root)"
 
 // mentions lists the names in a declaration, and gate if it asks for root.

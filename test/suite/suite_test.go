@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 }
 
 // Each test of the repository is in a job: under the race detector or in a job of its
-// own, and where it needs root in one that has root.
+// own. A test that needs root is in a job that has root.
 func TestEveryTestIsInThePlan(t *testing.T) {
 	const tags = "seccomp,vm,all"
 	packages, err := list("../..", tags)
@@ -85,7 +85,7 @@ func TestEveryTestIsInThePlan(t *testing.T) {
 	}
 }
 
-// The way to root is followed through functions, methods and variables.
+// rootTests follows functions, methods and variables.
 func TestRootTests(t *testing.T) {
 	dir := t.TempDir()
 	const source = `package x
@@ -125,8 +125,8 @@ func b(t *testing.T)      { a(t); helper(t) }
 	}
 }
 
-// Jobs wait for the one they come after, and those that run alone for all. What a script
-// says and how it ends is in its log.
+// A job waits for the job in its field after; a job that runs alone waits for all. The log
+// of a script has its output and its result.
 func TestCarryOut(t *testing.T) {
 	dir := t.TempDir()
 	diary := filepath.Join(dir, "diary")
@@ -165,7 +165,8 @@ func TestCarryOut(t *testing.T) {
 	}
 }
 
-// A lane has a network of its own with a way out, and a job no signal that is ignored.
+// A lane has a network of its own with a default route, and a job starts with no signal
+// ignored.
 func TestLane(t *testing.T) {
 	hosttest.Root(t)
 	self, err := os.Executable()

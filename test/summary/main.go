@@ -1,22 +1,21 @@
-// Summary reads files of `go test -json`, each of one run, and prints what a person wants
-// to know, the most important last: how long each package took and which tests were
-// slowest, what failed and why, and how many tests there were. A log is often kept only
-// in part, so its last 100 lines are enough to know what failed.
+// Summary reads the output of `go test -json`, one file for each run, and prints a result
+// for people: how long each package took and which tests were slowest, what failed and
+// why, and how many tests there were. The most important comes last: often only the end
+// of a log is kept, so its last 100 lines are enough to know what failed.
 //
 //	summary [-since FILE] FILE...
 //
-// -since names a copy of /proc/stat of before the runs, to tell how much of the CPUs'
-// time the hypervisor gave to others.
+// -since names a copy of /proc/stat from before the runs. With it, summary prints how much
+// of the CPUs' time the hypervisor gave to others.
 //
-// A test is counted once, however many files have it. One that was skipped and that no
-// other file has run is a failure: a prerequisite was missing. So is a file that ends
-// without a result.
+// A test that is in several files is counted once. A test that was skipped and that no
+// other file has run is a failure: a prerequisite was missing. A file that ends without a
+// result is a failure, too.
 //
-// A test that failed, and passed when it was run twice more, has failed all the same, and
-// is called unsteady. With -again the program prints instead which tests are worth running
-// again, a line each: their package and the pattern for -run. There are none where a data
-// race was found, a package failed as a whole, or more than three tests did: that is no
-// accident.
+// A test that failed, and then passed two more runs, still counts as failed, and is called
+// unsteady. With -again, summary prints instead which tests should run again, one per
+// line: the package and the pattern for -run. It prints none if there was a data race, if
+// a package failed as a whole, or if more than three tests failed: these are no accidents.
 package main
 
 import (
@@ -57,8 +56,8 @@ func main() {
 	}
 }
 
-// event is a line of `go test -json`: `go doc test2json`, and of builds `go help
-// buildjson`, whose lines name what is built instead of a package.
+// event is a line of `go test -json` (`go doc test2json`). Lines of builds name what is
+// built instead of a package (`go help buildjson`).
 type event struct {
 	Action, Package, Test, Output string
 	ImportPath, FailedBuild       string
@@ -69,32 +68,32 @@ type event struct {
 // between them.
 type summary struct {
 	passed   map[string]bool
-	skipped  map[string][]string // what was said by tests that no run has run
+	skipped  map[string][]string // output of tests that every run skipped
 	failures []*failure
 	packages map[string]float64 // seconds
 	tests    map[string]float64 // seconds, the longest of each
 
 	// Of the file that is being read:
 	results int                 // tests and packages that ended
-	other   []string            // lines that are no events: the go command's own words
-	builds  map[string]string   // what building said, by what is built
-	output  map[string][]string // of what has not ended
-	blamed  map[string]bool     // packages of which a test failed
+	other   []string            // lines that are no events: output of the go command itself
+	builds  map[string]string   // output of builds, by what is built
+	output  map[string][]string // of tests and packages that have not ended
+	blamed  map[string]bool     // packages in which a test failed
 }
 
 func newSummary() *summary {
 	return &summary{passed: map[string]bool{}, skipped: map[string][]string{}, packages: map[string]float64{}, tests: map[string]float64{}}
 }
 
-// failure is a test that failed, or a package by itself.
+// failure is a failed test, or a package that failed without a failed test.
 type failure struct {
-	pkg, test string // no test: a package
+	pkg, test string // empty test: the package
 	said      string
 	sure      bool // it is no accident
-	passes    int  // of runs since
+	passes    int  // in later runs
 }
 
-// unsteady is whether it was an accident, as far as running it again can tell.
+// unsteady reports whether the test passed when it ran again.
 func (f *failure) unsteady() bool { return !f.sure && f.passes >= 2 }
 
 func (f *failure) how() string {
@@ -129,7 +128,7 @@ func (s *summary) read(name string, in io.Reader) error {
 		}
 		s.add(e)
 	}
-	for _, key := range slices.Sorted(maps.Keys(s.output)) { // what was cut off
+	for _, key := range slices.Sorted(maps.Keys(s.output)) { // tests without an end
 		if pkg, test, _ := strings.Cut(key, " "); test != "" {
 			s.testEnded("fail", pkg, test)
 		}
@@ -175,9 +174,9 @@ func (s *summary) packageEnded(e event) {
 			}
 		}
 		said = s.builds[e.FailedBuild] + said
-		delete(s.builds, e.FailedBuild) // it is told once, by the first of what needed it
+		delete(s.builds, e.FailedBuild) // printed once, with the first package that needed it
 	}
-	if e.Action == "fail" && !s.blamed[e.Package] { // it was not built, or ended by itself
+	if e.Action == "fail" && !s.blamed[e.Package] { // it did not compile, or ended outside of a test
 		s.failures = append(s.failures, &failure{pkg: e.Package, said: head(said), sure: true})
 	}
 	delete(s.blamed, e.Package)
@@ -216,7 +215,7 @@ func (s *summary) testEnded(action, pkg, test string) {
 	}
 }
 
-// printAgain prints which tests are worth running again, and reports whether there are any.
+// printAgain prints which tests should run again, and reports whether there are any.
 func (s *summary) printAgain(out io.Writer) bool {
 	again, ok := s.again()
 	for _, f := range again {
@@ -225,8 +224,8 @@ func (s *summary) printAgain(out io.Writer) bool {
 	return ok
 }
 
-// again gives the tests that failed once and should be run again, without those that
-// failed because of another of them.
+// again returns the tests that failed once and should run again, without tests that failed
+// only because a subtest failed.
 func (s *summary) again() (fs []*failure, ok bool) {
 	for _, f := range s.failures {
 		if f.sure {
@@ -244,7 +243,7 @@ func (s *summary) again() (fs []*failure, ok bool) {
 
 const maxAgain = 3
 
-// pattern is what -run takes for one test.
+// pattern is the argument of -run for one test.
 func pattern(test string) string {
 	parts := strings.Split(test, "/")
 	for i, p := range parts {
@@ -253,8 +252,8 @@ func pattern(test string) string {
 	return strings.Join(parts, "/")
 }
 
-// end prints what failed, each with the first lines of what it said, then one line for
-// each failure, and the counts. It reports whether all is well.
+// end prints the failures, each with the first lines of its output, then one line for each
+// failure, and the counts. It reports whether everything passed.
 func (s *summary) end(out io.Writer) bool {
 	for _, key := range slices.Sorted(maps.Keys(s.skipped)) {
 		fmt.Fprintf(out, "--- skip %s\n%s", key, said(s.skipped[key]))
@@ -277,17 +276,17 @@ func (s *summary) end(out io.Writer) bool {
 	return len(s.passed) > 0 && len(failed) == 0 && len(s.skipped) == 0
 }
 
-// passing matches what slog's text handler writes below a warning.
+// passing matches lines of slog's text handler below the level of a warning.
 var passing = regexp.MustCompile(`\btime=\S+ level=(DEBUG|INFO)\b`)
 
-// certain matches what no second run makes good.
+// certain matches failures that a second run cannot excuse.
 var certain = regexp.MustCompile(`(?m)^WARNING: DATA RACE|^panic: |^fatal error: |race detected during execution`)
 
 // maxSaid is how many lines of a failure are printed.
 const maxSaid = 40
 
-// said is what a test said itself, by the lines that the testing package marks
-// with the file they come from, each with at most two that follow.
+// said is what the test itself logged: the lines to which the testing package adds a file
+// and a line number, each with at most two lines that follow.
 func said(output []string) string {
 	var b strings.Builder
 	keep := 0
@@ -306,7 +305,7 @@ func said(output []string) string {
 	return head(b.String())
 }
 
-// head is the first lines of a text.
+// head is the first lines of a text, at most maxSaid.
 func head(text string) string {
 	lines := slices.Collect(strings.Lines(text))
 	if len(lines) <= maxSaid {
@@ -315,8 +314,8 @@ func head(text string) string {
 	return strings.Join(lines[:maxSaid], "") + fmt.Sprintf("... %d lines more\n", len(lines)-maxSaid)
 }
 
-// framework matches what testing prints around what a test logs.
+// framework matches lines that the testing package itself prints.
 var framework = regexp.MustCompile(`^\s*(---|===) [A-Z]+`)
 
-// own matches how testing begins what a test logs.
+// own matches the beginning of what a test logs.
 var own = regexp.MustCompile(`^\s+\w+_test\.go:\d+: |^panic: `)

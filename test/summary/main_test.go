@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// run gives what the go command writes of a module of the given files.
+// run returns the output of `go test -json` for a module of the given files.
 func run(t *testing.T, files map[string]string, env ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -32,7 +32,7 @@ func run(t *testing.T, files map[string]string, env ...string) string {
 	return out.String()
 }
 
-// summarize reads runs and prints all about them.
+// summarize reads runs, writes to out what summary prints, and returns the verdict.
 func summarize(out *bytes.Buffer, runs ...string) (bool, error) {
 	s := newSummary()
 	for i, r := range runs {
@@ -60,7 +60,8 @@ func TestGated(t *testing.T) {
 }
 `
 
-// What one run leaves out and the next one runs is no failure; what no run has run is one.
+// A test that one run skips and the next one runs is no failure; a test that no run has
+// run is a failure.
 func TestSkippedUntilRun(t *testing.T) {
 	without := run(t, map[string]string{"a/a_test.go": gated})
 	with := run(t, map[string]string{"a/a_test.go": gated}, "GATE=1")
@@ -79,7 +80,7 @@ func TestSkippedUntilRun(t *testing.T) {
 	}
 }
 
-// Whatever fails in the first run is named after all of the last one, each with its own words.
+// A failure of the first run is still printed after the last run, with its own output.
 func TestFailuresLast(t *testing.T) {
 	first := run(t, map[string]string{
 		"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestBad(t *testing.T) { t.Error(\"is bad\") }\nfunc TestGood(t " +
@@ -110,8 +111,8 @@ func TestFailuresLast(t *testing.T) {
 	}
 }
 
-// A test that fails once and then passes twice is told of as unsteady, and has failed; one
-// that fails again, or races, is not unsteady.
+// A test that fails once and then passes twice is called unsteady and counts as failed; a
+// test that fails again, or has a data race, is not unsteady.
 func TestUnsteady(t *testing.T) {
 	const unsteady = `package a
 
@@ -170,7 +171,7 @@ func worthAgain(t *testing.T, out *bytes.Buffer, runs ...string) bool {
 	return s.printAgain(out)
 }
 
-// Many failures are no accident, and a package that ends by itself is none.
+// Many failures are no accident, nor is a package that ends outside of a test.
 func TestNotWorthAgain(t *testing.T) {
 	many := "package a\n\nimport \"testing\"\n"
 	for _, name := range []string{"A", "B", "C", "D"} {
@@ -186,8 +187,8 @@ func TestNotWorthAgain(t *testing.T) {
 	}
 }
 
-// A run that ends without a result, or in the middle of a test, has failed, whatever else
-// passed.
+// A run that ends without a result, or in the middle of a test, has failed, even if all
+// other tests passed.
 func TestNoResult(t *testing.T) {
 	good := run(t, map[string]string{"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestGood(t *testing.T) {}\n"})
 	for name, tt := range map[string]struct{ stream, end string }{
@@ -206,7 +207,7 @@ func TestNoResult(t *testing.T) {
 	}
 }
 
-// What is printed of a failure is bounded, and what is printed last is enough.
+// The output of a failure is bounded, and the end of the summary is enough to know it.
 func TestShort(t *testing.T) {
 	files := map[string]string{"a/a_test.go": "package a\n\nimport \"testing\"\n\nfunc TestA(t *testing.T) {\n\tfor i := range 1000 " +
 		"{\n\t\tt.Error(\"wrong\", i)\n\t}\n}\n\nfunc TestB(t *testing.T) { t.Error(\"why\") }\n"}
@@ -227,7 +228,7 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// Times are of packages and tests, the longest first, those of two runs added up.
+// Times of packages and tests are sorted, the longest first; those of two runs are added.
 func TestTimes(t *testing.T) {
 	s := newSummary()
 	for _, text := range []string{
@@ -248,7 +249,7 @@ func TestTimes(t *testing.T) {
 	}
 }
 
-// A tenth of the time was stolen, half of it idle or waiting for a disk.
+// A tenth of the time was stolen; in half of it the CPUs were idle or waited for a disk.
 func TestShares(t *testing.T) {
 	before, now := "cpu  0 0 0 100 0 0 0 0 0 0\ncpu0 0", "cpu  30 0 10 140 10 0 0 10 5 0\ncpu0 1"
 	if got := shares(before, now); got != "stolen: 10.0 %, idle: 50 %" {

@@ -14,8 +14,8 @@ import (
 
 const slowest = 20
 
-// printTimes prints how long each package took, in seconds, and the slowest tests. Where
-// packages ran side by side the times add up to more than the run took.
+// printTimes prints how long each package took, in seconds, and the slowest tests. The
+// times of packages that ran side by side add up to more than the run took.
 func (s *summary) printTimes(out io.Writer) {
 	fmt.Fprintln(out, "seconds of each package:")
 	for _, name := range byTime(s.packages) {
@@ -35,8 +35,8 @@ func byTime(seconds map[string]float64) []string {
 	})
 }
 
-// machine says what the tests ran on: the CPUs and, if since names a copy of /proc/stat of
-// before, the share of their time that others had (proc_stat(5): steal).
+// machine describes the machine of the run: the CPUs and, if since names an earlier copy
+// of /proc/stat, the share of their time that others had (proc_stat(5): steal).
 func machine(since string) string {
 	info, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -64,7 +64,7 @@ func machine(since string) string {
 
 var cpuModel = regexp.MustCompile(`(?m)^model name\s*: (.*)$`)
 
-// shares says what of the time between two contents of /proc/stat was stolen, and what idle.
+// shares returns the share of stolen and of idle time between two contents of /proc/stat.
 func shares(before, now string) string {
 	a, b := ticks(before), ticks(now)
 	if len(a) < 8 || len(b) < 8 {
@@ -80,7 +80,7 @@ func shares(before, now string) string {
 	return fmt.Sprintf("stolen: %.1f %%, idle: %.0f %%", 100*(b[7]-a[7])/total, 100*(b[3]-a[3]+b[4]-a[4])/total)
 }
 
-// ticks are the numbers of the first line, of all CPUs together.
+// ticks are the numbers of the first line, which is for all CPUs together.
 func ticks(stat string) (n []float64) {
 	line, _, _ := strings.Cut(stat, "\n")
 	fields := strings.Fields(line)

@@ -1,11 +1,11 @@
-# shellcheck shell=bash disable=SC2016 # what stands in single quotes is for the guest
-# The clock is set, an hour forth and an hour back, with sandboxes that have
-# timeouts: what a client was promised is a time of the wall clock.
+# shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
+# The clock is set an hour forward and an hour back, with sandboxes that have timeouts: an
+# expiry that a client was promised is a time of the wall clock.
 
 # step SECONDS sets the clock.
 step() { date -s "@$(($(date +%s) + $1))"; }
 
-# known NAME: there is such a sandbox.
+# known NAME: the sandbox exists.
 known() { sandboxctl inspect "$1" >/dev/null 2>&1; }
 unknown() { ! known "$1"; }
 
@@ -20,7 +20,7 @@ stage_1() {
 
   say an hour forth
   step 3600
-  eventually 2 unknown short # its time has come
+  eventually 2 unknown short # it has expired
   known long
   known never
   same alive "$(sandboxctl exec long -- echo alive)" "long, an hour on"

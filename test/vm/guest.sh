@@ -1,6 +1,6 @@
 #!/bin/bash
-# What a machine of scripts/test-vm.sh does when it is up: the stage of the story
-# that its kernel's command line names. The second serial line is its voice.
+# A machine of scripts/test-vm.sh runs this after boot. It runs the stage of the story that
+# the kernel's command line names, and writes its output to the second serial line.
 exec >/dev/ttyS1 2>&1 </dev/null
 story='' stage=''
 for word in $(</proc/cmdline); do

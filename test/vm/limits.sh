@@ -1,12 +1,12 @@
-# shellcheck shell=bash disable=SC2016 # what stands in single quotes is for the guest
-# Every limit on pure cgroup v2, set, changed in life, and run into.
+# shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
+# Every limit on pure cgroup v2 is set, changed while the sandbox runs, and exceeded.
 
 root=/sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope
 
 # id_of NAME
 id_of() { sandboxctl inspect "$1" | sed -n 's/^ *"id": "\([a-z2-7]\{12\}\)".*/\1/p' | head -n 1; }
 
-# ends_with REASON ARGS...: a sandbox of these ends for this reason.
+# ends_with REASON ARGS...: a sandbox created with ARGS ends for this reason.
 ends_with() {
   local reason=$1 id
   shift
@@ -16,7 +16,7 @@ ends_with() {
   sandboxctl rm "$id"
 }
 
-# seconds COMMAND...: how long it takes, in whole ones.
+# seconds COMMAND...: prints how many whole seconds the command takes.
 seconds() {
   local start=$SECONDS
   "$@" >&2

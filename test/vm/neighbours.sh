@@ -1,6 +1,6 @@
-# shellcheck shell=bash disable=SC2016 # what stands in single quotes is for the guest
-# Beside docker and firewalld, which write rules of their own, come and go:
-# nothing opens that is closed, and what is allowed stays so.
+# shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
+# docker and firewalld write rules of their own, and start and stop beside sandboxd. Closed
+# addresses stay closed, and allowed ones stay allowed.
 # needs: docker.io firewalld apparmor
 
 # outside is a host that answers "hello" on 203.0.113.2, ports 8080 and 8081.
@@ -21,15 +21,15 @@ outside() {
   done
 }
 
-# ask SANDBOX ADDRESS PORT prints what answers there. bash on gVisor alone takes
-# five seconds of such a machine.
+# ask SANDBOX ADDRESS PORT prints the answer from there. Starting bash on gVisor alone takes
+# five seconds on such a machine.
 ask() { sandboxctl exec "$1" -- timeout 20 bash -c 'exec 3<>"/dev/tcp/$1/$2" && head -n 1 <&3' ask "$2" "$3"; }
 
-# hears SANDBOX: what it is allowed to reach answers.
+# hears SANDBOX: the address that it is allowed to reach answers.
 hears() { [ "$(ask "$1" 203.0.113.2 8080)" = hello ]; }
 
-# walls: what must hold, whoever else is about: what is closed at every moment,
-# what is open once the chains are back that somebody flushed.
+# walls must hold beside any other firewall: closed addresses are closed at every moment, and
+# allowed ones answer as soon as flushed chains are back.
 walls() {
   local s
   for s in free gvisor; do

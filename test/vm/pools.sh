@@ -1,12 +1,12 @@
 # shellcheck shell=bash
-# The kinds of pool that this project's own machines cannot limit: xfs and ext4
-# with project quotas, and a btrfs that an operator mounted. The conformance
-# suite runs on each, and the daemon with a sandbox of each runtime.
+# The kinds of pool that the test host itself cannot limit: xfs and ext4 with project
+# quotas, and a btrfs that an operator mounted. On each, the conformance suite runs, and a
+# daemon with a sandbox of each runtime.
 # needs: xfsprogs
 
 pool=/var/lib/sandboxd/pool
 
-# suite PATTERN NAMES...: tests of pkg/snapshot pass, and these are among them.
+# suite PATTERN NAMES...: the tests of pkg/snapshot that match pass, and NAMES are among them.
 suite() {
   local name
   TMPDIR=/var/tmp SANDBOXD_TEST=root build/snapshot.test -test.v -test.timeout 20m -test.run "$1" >/tmp/suite 2>&1 || { cat /tmp/suite; return 1; }
@@ -15,7 +15,7 @@ suite() {
   echo "$(grep -c -- '--- PASS' /tmp/suite) passed"
 }
 
-# daemon_on KIND OPTIONS MKFS...: sandboxd anew, its pool a new file system.
+# daemon_on KIND OPTIONS MKFS...: starts sandboxd anew with a new file system as its pool.
 daemon_on() {
   local kind=$1 options=$2
   shift 2
@@ -32,7 +32,7 @@ daemon_on() {
   grep "pool .*$kind" /tmp/doctor
 }
 
-# limits: disks have their limit, and live on in snapshots, on both runtimes.
+# limits: disks have their limit, and snapshots keep their content, on both runtimes.
 limits() {
   local runtime snap
   for runtime in runc runsc; do

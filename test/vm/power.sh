@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# A clean reboot, and the power cut in the middle of creates.
+# A clean reboot, and a power cut in the middle of creates.
 
-# known N: at least N creates were answered.
+# known N: the daemon answered at least N creates.
 known() { [ "$(wc -l </root/ids)" -ge "$1" ]; }
 
 stage_1() {
@@ -31,7 +31,7 @@ stage_3() {
   eventually 30 sandboxctl ps
   while read -r id; do
     [[ $id =~ ^a[a-z2-7]{11}$ ]] || continue
-    sandboxctl inspect "$id" | grep -q host_reboot # acknowledged, so known
+    sandboxctl inspect "$id" | grep -q host_reboot # the create was answered, so the sandbox must exist
   done </root/ids
   same again "$(sandboxctl run --runtime runc base -- echo again)" "a new sandbox"
   for id in $(sandboxctl ps -a -o name); do sandboxctl rm "$id"; done

@@ -1,24 +1,25 @@
-# shellcheck shell=bash disable=SC2016 # what stands in single quotes is for the guest
-# An operator installs the service, uses it on both runtimes, breaks it in every
-# way an init system can, upgrades it, and takes it away again.
+# shellcheck shell=bash disable=SC2016 # single quotes: the guest's shell expands these
+# An operator installs the service, uses it on both runtimes, breaks it in every way that an
+# init system can, upgrades it and removes it.
 
 daemon_pid() { systemctl show -p MainPID --value sandboxd.service; }
 
-# new_daemon OLD: another one than OLD is up.
+# new_daemon OLD: a daemon with another pid than OLD is up.
 new_daemon() {
   local pid
   pid=$(daemon_pid)
   [ "$pid" != 0 ] && [ "$pid" != "$1" ] && [ "$(systemctl is-active sandboxd.service)" = active ]
 }
 
-# nobody_sleeps ends what sleeps in lim, as often as it takes: pkill does not see
-# what is about to sleep. (The scope's holder is a "sleep infinity".)
+# nobody_sleeps ends the sleeps in lim, and succeeds when none is left. It must be repeated,
+# because pkill misses a process that is about to sleep. (The scope's holder is a
+# "sleep infinity".)
 nobody_sleeps() {
   pkill -f '^sleep 100000$' || true
   sandboxctl exec lim -- sh -c '[ "$(pgrep -c -f "^(sleep 100000|sh -c for)")" = 0 ]'
 }
 
-# ended COMMAND: its last line is there.
+# ended COMMAND: the log has the command's last line.
 ended() { sandboxctl command logs lim "$1" | grep '^end$' >/dev/null; }
 
 stage_1() {
@@ -45,7 +46,7 @@ stage_1() {
   same "50000 100000" "$(cat "$cg/cpu.max")" cpu.max
   same $((64 + 32)) "$(cat "$cg/pids.max")" "pids.max, 32 for the agent"
   fails "Disk quota exceeded" sandboxctl exec lim -- dd if=/dev/zero of=/big bs=1M count=200
-  fails "" sandboxctl exec lim -- tail /dev/zero # it keeps all that has no end of line
+  fails "" sandboxctl exec lim -- tail /dev/zero # tail keeps a line until its end, and this line has none
   fails "Cannot fork" sandboxctl exec lim -- sh -c 'for i in $(seq 100); do sleep 100000 & done'
   eventually 30 nobody_sleeps
   same alive "$(sandboxctl exec lim -- echo alive)" "lim after all that"
@@ -65,7 +66,7 @@ stage_1() {
   old=$(daemon_pid)
   systemctl restart sandboxd.service
   new_daemon "$old"
-  echo no-such-module >/etc/modules-load.d/foreign.conf # is nothing of ours
+  echo no-such-module >/etc/modules-load.d/foreign.conf # another package's module
   scripts/install.sh
   sandboxctl exec lim -- touch /dev/shm/upgraded
   eventually 30 ended "$cmd"
@@ -76,7 +77,7 @@ stage_1() {
   mv /etc/sandboxd/config.toml /root/
   kill -KILL "$(daemon_pid)"
   while [ "$(systemctl show -p NRestarts --value sandboxd.service)" -lt 8 ]; do
-    timeout 1 sandboxctl ps >/dev/null 2>&1 || true # a client, which starts it by the socket
+    timeout 1 sandboxctl ps >/dev/null 2>&1 || true # a client: the socket starts the daemon
   done
   same active "$(systemctl is-active sandboxd.socket)" "the socket"
   mv /root/config.toml /etc/sandboxd/
@@ -94,7 +95,7 @@ stage_1() {
   chmod +x /usr/local/sbin/core-handler
   echo '|/usr/local/sbin/core-handler %e' >/proc/sys/kernel/core_pattern
   fails "" sandboxctl exec lim -- bash -c 'ulimit -c unlimited; kill -SEGV $$'
-  cp /bin/bash /tmp/host # the handler runs by itself: once it knows of this one, it would of that
+  cp /bin/bash /tmp/host # the handler runs later: once it knows of this crash, it would know of the guest's
   fails "" /tmp/host -c 'ulimit -c unlimited; kill -SEGV $$'
   eventually 30 [ -s /tmp/crashed ]
   same host "$(cat /tmp/crashed)" "the crashes that the handler knows of"
@@ -106,13 +107,13 @@ stage_1() {
 
   say "nobody can hold the scope: the daemon starts and recovers all the same"
   scope=/sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope
-  ln -s /usr/bin/sleep /usr/local/bin/ # for this story, which looks there first
+  ln -s /usr/bin/sleep /usr/local/bin/ # first in this story's PATH
   printf '#!/nowhere\n' >/usr/local/sbin/sleep
   chmod +x /usr/local/sbin/sleep
   xargs -r kill -KILL <$scope/holder/cgroup.procs
   systemctl restart sandboxd.service
   same alive "$(sandboxctl exec lim -- echo alive)" "lim, whose scope nobody holds"
-  mkdir $scope/aaaaaaaaaaaa # of no sandbox
+  mkdir $scope/aaaaaaaaaaaa # a stray: no sandbox has this ID
   eventually 20 [ ! -e $scope/aaaaaaaaaaaa ]
   rm /usr/local/sbin/sleep /usr/local/bin/sleep
   eventually 20 grep -q . $scope/holder/cgroup.procs
@@ -125,7 +126,7 @@ stage_1() {
   [ ! -e /usr/local/bin/sandboxd ]
   [ -e /var/lib/sandboxd/sandboxd.db ]
   [ ! -e /sys/fs/cgroup/sandboxd.slice/sandboxd-a.scope ]
-  # Rules of IPv6 name links alone.
+  # Rules of IPv6 name only links, so look for their prefix, too.
   rules=$(iptables-save && ip6tables-save && ipset list -n)
   fails "" grep -iE 'sandboxd|sb-' <<<"$rules"
   scripts/uninstall.sh --purge

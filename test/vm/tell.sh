@@ -1,10 +1,10 @@
 #!/bin/bash
-# Tells one stage of a story; see guest.sh. Every line must succeed.
+# Runs one stage of a story; see guest.sh. Every line must succeed.
 set -eEuo pipefail
 trap 'echo "FAILED: ${BASH_SOURCE[0]}:$LINENO: $BASH_COMMAND"; journalctl -u sandboxd --no-pager -o cat | grep -v "msg=request" | tail -n 40' ERR
 export PATH=/usr/local/bin:$PATH
 
-# say WORDS...: what comes now, and how many seconds into the stage.
+# say WORDS...: prints what comes next, and the seconds since the stage began.
 say() { echo "== $* (at $SECONDS s)"; }
 
 # same WANT GOT WHAT
@@ -14,9 +14,9 @@ same() {
   return 1
 }
 
-# eventually SECONDS COMMAND...: until it succeeds. A machine like this is five
-# times slower than one of metal at least, and if its host is slow, so is every
-# look: it hangs once the time is over and it was looked at twenty times.
+# eventually SECONDS COMMAND...: repeats the command until it succeeds. This machine is at
+# least five times slower than hardware, and on a slow host each try is slow, too. So it
+# gives up only after five times SECONDS and twenty tries.
 eventually() {
   local end=$((SECONDS + $1 * 5)) looks=0
   shift
@@ -26,7 +26,7 @@ eventually() {
   done
 }
 
-# fails WORDS COMMAND...: it must fail, and say WORDS.
+# fails WORDS COMMAND...: the command must fail and print WORDS.
 fails() {
   local words=$1 out
   shift
@@ -34,13 +34,13 @@ fails() {
   [[ $out = *$words* ]] || { echo "want \"$words\" of $*, got: $out"; return 1; }
 }
 
-# install_sandboxd is what an operator does, with images from elsewhere.
+# install_sandboxd installs as an operator does, with images from another host.
 install_sandboxd() {
   local uplink=up0
   ip link add $uplink type dummy
   ip addr add 192.0.2.2/24 dev $uplink
   ip link set $uplink up
-  ip route add default via 192.0.2.1 # to nowhere; guests want an uplink
+  ip route add default via 192.0.2.1 # it leads nowhere; guests need an uplink
   scripts/install.sh --no-start
   cat >/etc/sandboxd/config.toml <<'TOML'
 [storage]
@@ -53,7 +53,7 @@ TOML
   scripts/install.sh 2>&1 | cat # no progress bars
 }
 
-# nothing_left: no trace of any sandbox on this host.
+# nothing_left: this host has no trace of any sandbox.
 nothing_left() {
   ! { ip -br link | grep '^sb-' || grep '/run/sandboxd/[a-z2-7]\{12\}' /proc/self/mountinfo ||
     find /sys/fs/cgroup/sandboxd.slice -mindepth 2 -type d ! -name holder | grep . ||

@@ -1,7 +1,7 @@
 //go:build vm
 
 // Package vm runs the stories that STORIES names as tests, so that they are counted with
-// the others. How a machine comes about is in scripts/test-vm.sh, which needs no go.
+// the other tests. scripts/test-vm.sh makes the machines; it needs no Go.
 package vm
 
 import (

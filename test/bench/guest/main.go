@@ -1,9 +1,9 @@
-// Command guest is what the bench reaches in a sandbox through the proxy: an
-// HTTP server that costs as little as one can.
+// Command guest is the HTTP server that the bench reaches in a sandbox through the proxy.
+// It costs as little as possible.
 //
 //	GET /            answers two bytes
 //	GET /out?n=      answers n bytes
-//	POST /in         takes what it is sent
+//	POST /in         reads the body and drops it
 package main
 
 import (
