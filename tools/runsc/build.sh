@@ -41,7 +41,7 @@ else
 	tool=$(go env GOVERSION)
 fi
 
-# If a build of these files is in the cache and has the recorded sum, use it.
+# What these very files gave before, and still has the recorded sum, is not built again.
 sum() { sha256sum "$1" 2>/dev/null | cut -d' ' -f1; }
 if [ -z "$record" ]; then
 	from=$(cat build.sh go.mod go.sum ./*.go precompile/*.go "$sums" | sha256sum | cut -d' ' -f1)
@@ -60,16 +60,16 @@ fi
 tmp=$out.tmp.$$
 trap 'rm -rf "$tmp" mended' EXIT
 
-# The source is the pin with one line changed. Its directory is fixed, because the
-# binary contains its path.
+# The source that is built is the pin with one line mended. Its place is a fixed
+# one, because the binary remembers it.
 #
-# A guest that is frozen twice in a row, by two pauses or two snapshots, must go on.
-# At each freeze the kernel withdraws the notification of a waiting syscall thread to
-# the sentry, and notifies again after the thaw. After two freezes in a row it has
-# announced one notification too many, and SECCOMP_IOCTL_NOTIF_RECV returns ENOENT for
-# the withdrawn one (kernel/seccomp.c, seccomp_notify_recv). gVisor treats ENOENT as
-# the death of the thread and kills the process: the next command ended with SIGSEGV.
-# With the change, gVisor waits for the next notification.
+# A guest that is frozen twice, by two pauses or two snapshots, with nothing to
+# do in between, must go on. Each freeze has the kernel withdraw what a waiting
+# syscall thread has notified the sentry of and, after the thaw, notify again;
+# of two in a row it announces one too many, and SECCOMP_IOCTL_NOTIF_RECV then
+# returns ENOENT for the one that is gone (kernel/seccomp.c,
+# seccomp_notify_recv). gVisor takes that for the death of the thread and kills
+# the process: the next command ended with SIGSEGV. There is more to wait for.
 go mod download gvisor.dev/gvisor
 source=$(go list -m -f '{{.Dir}}' gvisor.dev/gvisor)
 file=pkg/sentry/platform/systrap/syscall_thread_unsafe.go

@@ -8,10 +8,10 @@ import (
 	gofer "gvisor.dev/gvisor/runsc/fsgofer/filter"
 )
 
-// The programs that gVisor searches before it compiles a filter (12 ms in the sentry
-// and 5 in the gofer). Generated code of its bazel build fills these maps; the Go
-// module has empty stubs instead. sentryFilters and goferFilters are the same
-// generated code (precompile), for the variants in use.
+// The programs that gVisor looks into before it compiles a filter: 12 ms in the
+// sentry and 5 in the gofer. Its bazel build fills them in generated code; the
+// Go module has stubs there that fill in nothing. sentryFilters and goferFilters
+// are the same generated code (precompile), for the variants in use.
 //
 //go:linkname sentryPrograms gvisor.dev/gvisor/runsc/boot/filter.precompiledPrograms
 var sentryPrograms map[string]precompiledseccomp.Program

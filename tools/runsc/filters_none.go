@@ -4,6 +4,6 @@ package main
 
 import "gvisor.dev/gvisor/pkg/seccomp/precompiledseccomp"
 
-// No filters are recorded for this architecture: every start compiles its own.
+// Nobody has recorded filters for this architecture: every start compiles its own.
 func sentryFilters(map[string]precompiledseccomp.Program) {}
 func goferFilters(map[string]precompiledseccomp.Program)  {}

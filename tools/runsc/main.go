@@ -1,16 +1,16 @@
 // Command runsc is gVisor's runsc at the one version that sandboxd ships, with
 // two things that a plain build of the Go module lacks.
 //
-// The guest sees its limits. runsc reads MemTotal and the number of CPUs from the
-// cgroup that it sets up. sandboxd sets up the cgroup itself and runs runsc with
-// --ignore-cgroups (16 ms less), so every guest would see the whole host. Here
-// the boot process reads both from the bundle instead, see guestLimits.
+// The guest sees its limits. runsc learns MemTotal and the number of CPUs from
+// the cgroup that it sets up; sandboxd sets up the cgroup itself, runs runsc
+// with --ignore-cgroups (16 ms less) and would have every guest see the whole
+// host. So the boot process takes both from the bundle here, see guestLimits.
 //
-// The seccomp filters of sentry and gofer are precompiled, as in gVisor's own
-// build, and not compiled at every start, see filters.go.
+// The seccomp filters of sentry and gofer are compiled before, as in gVisor's
+// own build, and not in every start, see filters.go.
 //
-// It is a module of its own, so that gVisor's dependencies never change the
-// versions of sandboxd's.
+// It is a module of its own, so that gVisor's dependencies never move
+// sandboxd's.
 package main
 
 import (
@@ -35,10 +35,10 @@ func main() {
 	maincli.Main()
 }
 
-// guestLimits returns the arguments of `runsc boot` with the memory and CPUs of the
-// bundle's spec in place of the host's. The boot process executes itself once more
-// with the result, in a root without the bundle. guestLimits then returns args
-// unchanged, as it does for everything that it does not understand.
+// guestLimits returns args, those of `runsc boot`, with the memory and CPUs of
+// the bundle's spec in place of the host's. The boot process executes itself
+// once more with these, in a root without bundle: then they stay as they are,
+// and so does all that it does not understand.
 func guestLimits(args []string) []string {
 	boot := slices.Index(args, "boot")
 	total := slices.Index(args, "--total-memory")
@@ -72,8 +72,8 @@ func guestLimits(args []string) []string {
 		args[total+1] = strconv.FormatUint(limit, 10)
 	}
 	if cpu := s.Linux.Resources.CPU; cpu.Quota > 0 && cpu.Period > 0 {
-		// As runsc does with a cgroup: round up to whole CPUs, and take at least
-		// two, because programs use no locks on one.
+		// As runsc does from a cgroup: up to whole CPUs, and at least two,
+		// because programs drop their locks on one.
 		n := max(2, int((cpu.Quota+cpu.Period-1)/cpu.Period))
 		args = slices.Insert(args, total,
 			"--cpu-num", strconv.Itoa(min(n, runtime.NumCPU())),

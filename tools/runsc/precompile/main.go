@@ -1,16 +1,16 @@
-// Command precompile writes the compiled seccomp programs of sentry and gofer, which
-// gVisor's own build (bazel) generates and the Go module lacks. Without them both
-// compile their filters at every start, which takes 12 and 5 ms on the development
-// machine.
+// Command precompile writes what gVisor's own build (bazel) adds to its source
+// and a Go module lacks: the seccomp programs of sentry and gofer, compiled.
+// Without them both compile their filters in every start, which takes 12 and
+// 5 ms here.
 //
-//	go run ./precompile FILE    a minute; build.sh --record runs it after a bump of the pin
+//	go run ./precompile FILE    a minute; after a bump of the pin, by build.sh --record
 //
-// The file is committed and not made by every build, because two runs may write the
-// rules in different orders.
+// Two runs may write rules in two orders, which is why the file is committed
+// and not made by every build.
 //
-// Only the variants that sandboxd uses are kept: systrap, gVisor's own network stack,
-// no devices, with and without direct file system access. Any other start compiles its
-// filter as before.
+// Only the variants that sandboxd uses are kept: systrap, gVisor's own network
+// stack, no devices; with and without direct file system access. Any other
+// start compiles its filter as before.
 package main
 
 import (
