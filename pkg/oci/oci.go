@@ -1,8 +1,8 @@
 // Package oci turns a Config into an OCI runtime spec and keeps it as a bundle.
 //
 // NewSpec is a pure function: the same Config gives the same spec, for gVisor's
-// runsc and for runc. What a sandbox may do (capabilities, no_new_privs,
-// seccomp, masked paths, rlimits, mounts) is decided here and nowhere else.
+// runsc and for runc. The rights of a sandbox (capabilities, no_new_privs,
+// seccomp, masked paths, rlimits, mounts) are decided here and nowhere else.
 //
 // What surprises: Config has no field for any of that. No client request can set a
 // capability, a hook, an annotation, a sysctl or a mount, except empty memory and the

@@ -13,14 +13,14 @@ import "github.com/opencontainers/runtime-spec/specs-go"
 // Three rules of the trade:
 //   - libcontainer ORs several conditions on one argument, so a rule holds at
 //     most one per argument: masks and single values, no ranges.
-//   - The kernel looks at the low 32 bits of an int argument, the filter at 64.
-//     Every comparison is masked, or wrong only by refusing more
+//   - The kernel reads the low 32 bits of an int argument, the filter all 64.
+//     Every comparison is masked, or refuses too much rather than too little
 //     (CVE-2019-10063).
-//   - A name that the host's libseccomp does not know is skipped, and a number
-//     is no name: libcontainer has no other way to say a call. 2.5.4 (Debian 12)
-//     knows none of open_tree_attr, statmount and listmount, so there they are
-//     not refused. What changes a mount in them wants CAP_SYS_ADMIN over the
-//     mount namespace, which nobody in a sandbox has; the rest reads what
+//   - libcontainer names calls only by name, not by number, and skips a name that
+//     the host's libseccomp does not know. 2.5.4 (Debian 12) knows none of
+//     open_tree_attr, statmount and listmount, so there they are not refused.
+//     Changing a mount with them needs CAP_SYS_ADMIN over the mount namespace,
+//     which no process in a sandbox has; otherwise they only read what
 //     /proc/self/mountinfo shows anyway.
 func seccomp(goarch string) *specs.LinuxSeccomp {
 	s := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow}

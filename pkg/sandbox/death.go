@@ -186,7 +186,7 @@ func (l *life) blame(r *record.Record, o Obituary, n counts, d *death) {
 		d.reason = record.DiskFull
 		d.message += fmt.Sprintf(" while its disk of %s was full; give it more (--disk), or let it write less",
 			record.Mebibytes(r.Spec.DiskBytes))
-	case n.refused > 0, o.Reason == string(record.PidsLimit) && l.Runtimes[r.Spec.Runtime].HostPids > 0: // with HostPids only the agent knows
+	case n.refused > 0, o.Reason == string(record.PidsLimit) && l.Runtimes[r.Spec.Runtime].HostPids > 0: // only the agent knows
 		d.reason = record.PidsLimit
 		d.message += fmt.Sprintf(" after it was refused processes at its limit of %d; give it more (--pids), or let it start fewer",
 			r.Spec.Pids)

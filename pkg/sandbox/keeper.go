@@ -38,7 +38,7 @@ func (k Keeper) Restart(ctx context.Context, id string, begun func()) error {
 	begun()
 	r, err := k.Await(ctx, id)
 	if err != nil || r.State != record.Running {
-		return nil //nolint:nilerr // deleted, or ended again: who watches it sees that
+		return nil //nolint:nilerr // deleted, or ended again: its observer sees that
 	}
 	r.Reason, r.Message = was.Reason, fmt.Sprintf("restart %d: %s", r.Restarts, was.Message)
 	k.life.bus.publish(EventRestart, &r)

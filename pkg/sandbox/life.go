@@ -303,7 +303,7 @@ func (l *life) gone(ctx context.Context, id string) error {
 // due is when a sandbox is to be erased; zero means never.
 func (l *life) due(r *record.Record) time.Time {
 	t := r.Expires
-	if r.State == record.Ended && r.Reason != record.Stopped && !r.Restarting() { // a client that stopped it may start it again
+	if r.State == record.Ended && r.Reason != record.Stopped && !r.Restarting() { // a stopped one may be started again
 		if kept := r.Changed.Add(l.cfg.Retain); t.IsZero() || kept.Before(t) {
 			return kept
 		}

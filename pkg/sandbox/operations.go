@@ -261,7 +261,7 @@ func (m *Manager) findRemains(ctx context.Context, idOrName string) (record.Reco
 
 // erase is life.erase for a sandbox that may be watched and streamed into.
 func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
-	if r.State != "" { // else the record is unreadable, and cannot be written
+	if r.State != "" { // else it is unreadable, and cannot be written
 		if err := m.life.condemn(ctx, r); err != nil {
 			return nil, err
 		}

@@ -138,7 +138,7 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string
 	if err != nil {
 		return record.Snapshot{}, fmt.Errorf("snapshot %s: %w", r.ID, err)
 	}
-	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // a failed snapshot has no files
+	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // these have no files
 	if len(list) >= s.max {
 		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has %d snapshots and keeps no more: delete some (sandboxctl "+
 			"snapshot ls)", s.max)

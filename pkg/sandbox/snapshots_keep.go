@@ -100,7 +100,7 @@ func (s *Snapshots) unused(ctx context.Context, snap *record.Snapshot) error {
 // erase removes a snapshot for good. After an error it stays deleting, and the sweep
 // goes on.
 func (s *Snapshots) erase(ctx context.Context, snap *record.Snapshot) error {
-	if snap.State != "" && snap.State != record.SnapshotDeleting { // else the record is unreadable, and cannot be written
+	if snap.State != "" && snap.State != record.SnapshotDeleting { // else it is unreadable, and cannot be written
 		if err := s.set(ctx, snap, record.SnapshotDeleting, ""); err != nil {
 			return fmt.Errorf("delete snapshot %s: %w", snap.ID, err)
 		}
@@ -179,7 +179,7 @@ func (s *Snapshots) heal(ctx context.Context, snap *record.Snapshot) error {
 	return nil
 }
 
-// abandon ends a snapshot that nobody takes any more. Its source may still be frozen.
+// abandon ends a snapshot that is no longer being taken. Its source may still be frozen.
 func (s *Snapshots) abandon(ctx context.Context, snap *record.Snapshot) error {
 	r, ok, err := s.m.life.Store.Get(ctx, snap.Source)
 	if err != nil {

@@ -19,7 +19,7 @@ type tracker struct {
 	handles map[string]*handle // by the sandbox's ID
 }
 
-// A handle is what is known in memory of one life of a sandbox: from the start of
+// A handle holds the in-memory state of one life of a sandbox: from the start of
 // its creation until it has ended. A sandbox that is started again has another.
 type handle struct {
 	id     string

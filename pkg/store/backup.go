@@ -105,10 +105,10 @@ func each(tx *bbolt.Tx, bucket []byte, f func(k, v []byte) error) error {
 	})
 }
 
-// MarkRestored prepares a store that nobody has open to replace a later one. It stores
-// what as the text of Restored until AcceptRestored. It marks sandboxes that were being
-// created as running. They may run by now, and the recovery of a creation that was cut
-// short would end them; it ends dead ones either way.
+// MarkRestored prepares a store that nobody has open to replace a later one. Restored
+// returns what until AcceptRestored is called. MarkRestored marks sandboxes that were
+// being created as running. They may run by now, and the recovery of a creation that was
+// cut short would end them; it ends dead ones either way.
 //
 // MarkRestored forgets snapshots that were being taken. They may be whole by now, and
 // the recovery of one that was cut short would destroy them; files on the pool without

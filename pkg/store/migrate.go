@@ -33,7 +33,7 @@ var migrations = []migration{
 		_, err := tx.CreateBucketIfNotExists(bucketSnapshots)
 		return err
 	},
-	2: func(tx *bbolt.Tx) error { // a new number: a release without these would make a sandbox twice, and would not know API keys
+	2: func(tx *bbolt.Tx) error { // a new number: a release without these would make a sandbox twice, and know no keys
 		_, err := tx.CreateBucketIfNotExists(bucketRequests)
 		_, err2 := tx.CreateBucketIfNotExists(bucketKeys)
 		_, err3 := tx.CreateBucketIfNotExists(bucketVolumes)

@@ -168,7 +168,7 @@ func leaveVolumes(tx *bbolt.Tx, id string) (left []record.Volume, err error) {
 		}
 		v, ok, err := getVolume(tx, m.Claim)
 		if err != nil || !ok || v.ID != m.Volume || v.Owner != id {
-			continue //nolint:nilerr // what cannot be read stays
+			continue //nolint:nilerr // an unreadable record stays
 		}
 		used, err := usersOf(tx, v.ID, id)
 		if err != nil {

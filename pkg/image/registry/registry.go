@@ -2,6 +2,7 @@
 // github.com/opencontainers/distribution-spec.
 //
 //	name ─▶ Registry, by its prefix ─▶ mirrors, in order, then the registry
+//
 // Repository.Manifest, Repository.Blob: from the first that has it
 //
 // go-containerregistry does the handshake of credentials and tokens. The two requests

@@ -119,7 +119,7 @@ func (r *Record) NeverRan() bool { return r.Reason == CreateFailed || r.Reason =
 type Spec struct {
 	Name       string            `json:"name,omitempty"`     // unique among live records, or empty
 	Image      Image             `json:"image"`              // without layers while it is pulled
-	ImageURI   string            `json:"imageUri,omitempty"` // as the client wrote it, perhaps an alias; empty: there was none, or the record is old
+	ImageURI   string            `json:"imageUri,omitempty"` // from the client, perhaps an alias; empty: none was given, or long ago
 	Snapshot   string            `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
 	Runtime    string            `json:"runtime"`            // "runsc" or "runc"
 	Entrypoint []string          `json:"entrypoint"`

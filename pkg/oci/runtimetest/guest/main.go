@@ -39,7 +39,7 @@ func main() {
 		if err != nil {
 			b = []byte(strconv.Quote(err.Error()))
 		}
-		os.Stdin.Write(append(b, '\n')) //nolint:errcheck // nobody left to tell
+		os.Stdin.Write(append(b, '\n')) //nolint:errcheck // the reader is gone
 	}
 }
 
@@ -173,7 +173,7 @@ var probes = map[string]func() unix.Errno{
 	"unshare":  func() unix.Errno { return call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER) },
 	"setns":    func() unix.Errno { return call(unix.SYS_SETNS, ^uintptr(0), 0) },
 	"clone3":   func() unix.Errno { return call(unix.SYS_CLONE3, 0, 0) },
-	"clonens":  func() unix.Errno { return call(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_THREAD) }, // EINVAL if the filter let it through
+	"clonens":  func() unix.Errno { return call(unix.SYS_CLONE, unix.CLONE_NEWUSER|unix.CLONE_THREAD) }, // EINVAL if it got through
 	"mount":    func() unix.Errno { return call(unix.SYS_MOUNT, 0, 0, 0, 0, 0) },
 	"fsopen":   func() unix.Errno { return call(unix.SYS_FSOPEN, 0, 0) },
 	"bpf":      func() unix.Errno { return call(unix.SYS_BPF, 0, 0, 0) },
