@@ -80,8 +80,8 @@ func (p *Pair) current() *tls.Certificate {
 	return p.now
 }
 
-// check reads the files if they have changed. Preconditions: mu is held, or no other
-// goroutine has p yet.
+// check reads the files if they have changed.
+// Preconditions: mu is held, or no other goroutine has p yet.
 func (p *Pair) check() {
 	var seen [2]state
 	for i, name := range []string{p.cert, p.key} {

@@ -23,8 +23,8 @@ func Write(path string, b []byte, mode fs.FileMode) error {
 	return Rename(path+".new", path)
 }
 
-// Rename is rename(2); when it returns, the new name is on disk. Preconditions: the
-// content of from is on disk.
+// Rename is rename(2); when it returns, the new name is on disk.
+// Preconditions: the content of from is on disk.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err

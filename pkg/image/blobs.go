@@ -89,7 +89,8 @@ type opener interface {
 }
 
 // get returns a blob as a file, and downloads the missing part of it. It calls progress
-// with the number of bytes that are here. Preconditions: the blob is in use.
+// with the number of bytes that are here.
+// Preconditions: the blob is in use.
 func (b *blobs) get(ctx context.Context, want archive.Layer, from opener, progress func(int64)) (*os.File, error) {
 	unlock, err := b.going.Lock(ctx, want.Digest)
 	if err != nil {

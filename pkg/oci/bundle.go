@@ -27,7 +27,7 @@ func Write(dir string, spec *specs.Spec) error {
 // WriteFile puts one more file into the bundle dir, either all of it or nothing: for
 // example the resolv.conf that Config binds. A file that a guest reads needs mode 0644.
 //
-// It does not sync: a bundle is in /run and is lost with a boot.
+// It does not sync: a bundle is in /run and is lost at a reboot.
 func WriteFile(dir, name string, data []byte, mode fs.FileMode) error {
 	path := filepath.Join(dir, name)
 	tmp := path + ".new"

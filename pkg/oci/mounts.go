@@ -12,9 +12,9 @@ const defaultShm = 64 << 20
 
 // mounts are the mounts of a sandbox beside its root file system.
 //
-// Two are missing on purpose. Without cgroup there is no release_agent to write and no
-// limit to lift (and a start takes 2.5 ms less). mq_open(3) does not need mqueue. /tmp
-// is on the root file system, i.e. within the disk limit. The runtime would make
+// cgroup and mqueue are not mounted. Without cgroup there is no release_agent to write
+// and no limit to lift (and a start takes 2.5 ms less). mq_open(3) does not need mqueue.
+// /tmp is on the root file system, i.e. within the disk limit. The runtime would make
 // missing mount points in the guest's own layer; pkg/snapshot's scaffold layer has them
 // all.
 func mounts(name string, c Config) []specs.Mount {
@@ -82,8 +82,7 @@ func mounts(name string, c Config) []specs.Mount {
 		Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"},
 	})
 	// Volumes come last: guests may be writing to them now, so no other mount point may
-	// be looked up in them. Where they are attached, it is checked that they hide
-	// nothing.
+	// be looked up in them. The code that attaches them checks that they hide nothing.
 	for _, v := range c.Volumes {
 		options := []string{"rbind", "nosuid", "nodev", "rprivate"}
 		if v.ReadOnly {

@@ -38,8 +38,8 @@ const AgentState = "/.sandboxd"
 const AgentPath = AgentDir + "/sandbox-agent"
 
 // OOMScoreAdj is the OOM score that every process of a sandbox starts with: the kernel
-// kills guests before any process of the host. A starter with CAP_SYS_RESOURCE also
-// sets the floor by that; only the floor keeps a guest from lowering its score.
+// kills guests before any process of the host. A starter with CAP_SYS_RESOURCE
+// also sets a floor with it, and only that keeps a guest from lowering its score.
 const OOMScoreAdj = 500
 
 // MaxNoFile is the limit of open files where the host allows that many.

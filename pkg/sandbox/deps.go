@@ -193,7 +193,7 @@ type (
 		AddVolume(ctx context.Context, v record.Volume) error
 		// VolumeMade notes that the files of a volume are there.
 		VolumeMade(ctx context.Context, name, id string) error
-		// CondemnVolume makes a volume deleting if no record of a sandbox names it.
+		// CondemnVolume sets a volume to deleting if no record of a sandbox names it.
 		CondemnVolume(ctx context.Context, name string) (record.Volume, error)
 		ForgetVolume(ctx context.Context, name, id string) error
 		// Volumes returns all, in no order, and the names of those that are damaged.

@@ -45,9 +45,10 @@ func (k Keeper) Restart(ctx context.Context, id string, begun func()) error {
 	return nil
 }
 
-// Recycle ends the unhealthy sandbox whose record was was, if it still lives that life
-// and its policy then starts it again. why is for people. It does nothing while another
-// operation holds the sandbox: that operation may be why it was found unhealthy.
+// Recycle ends an unhealthy sandbox so that its policy starts it again. was is its
+// record from when it was found unhealthy: Recycle does nothing if that life is over, or
+// if the policy would not start it again. why is for people. It does nothing either
+// while another operation holds the sandbox, which may be why it was found unhealthy.
 func (k Keeper) Recycle(ctx context.Context, was record.Record, why string) error {
 	start := time.Now()
 	if !k.tracker.begin() {

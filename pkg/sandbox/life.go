@@ -126,8 +126,8 @@ func (l *life) thawTo(ctx context.Context, r *record.Record) error {
 var stopped = death{reason: record.Stopped, message: "it was stopped; `sandboxctl start` runs it again"}
 
 // stop ends a sandbox that runs or is paused, for a client or for its policy. It asks
-// the entrypoint to end, waits until grace is over or hurry ends, calls last, and
-// kills.
+// the entrypoint to end, and waits until grace is over or hurry ends. Then it calls
+// last, and kills.
 func (l *life) stop(ctx context.Context, r *record.Record, d death, grace time.Duration, hurry context.Context, last func()) error {
 	polite := r.State == record.Running && len(r.Spec.Entrypoint) > 0 && grace > 0
 	if err := l.set(ctx, r, record.Stopping, d.write); err != nil {

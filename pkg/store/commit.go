@@ -39,7 +39,7 @@ type committer struct {
 	done   chan struct{} // the loop has ended
 	once   sync.Once
 
-	running sync.Mutex   // held from the begin of a transaction until memory has the same
+	running sync.Mutex   // held from the start of a transaction until memory has the same
 	mu      sync.RWMutex // guards the copy of the file in memory
 }
 

@@ -65,8 +65,8 @@ func Packed(magic []byte) bool {
 	return bytes.HasPrefix(magic, gzipMagic) || bytes.HasPrefix(magic, zstdMagic)
 }
 
-// manifestOf reads a document of a registry. The content decides its kind; the media
-// type is not checked.
+// manifestOf reads a document of a registry. The content decides its kind; its
+// media type is only a claim.
 func manifestOf(b []byte) (Manifest, error) {
 	var has struct {
 		Manifests, Layers, Config, FSLayers json.RawMessage

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long a start may go on after its caller has given up. Then the
-// launcher gets no new starts, and it is killed once all its starts are such. Starts
-// take tens of milliseconds, on a loaded host seconds.
+// patience is how long a start may go on after the end of its context. Then it is given
+// up: its launcher gets no new starts, and is killed once all its starts are given up.
+// Starts take tens of milliseconds, on a loaded host seconds.
 const patience = 10 * time.Second
 
 // A Client keeps one launcher running and asks it to start sandboxes.
@@ -52,7 +52,7 @@ type process struct {
 	mu      sync.Mutex
 	seq     uint64
 	waiting map[uint64]chan string
-	stuck   map[uint64]bool // those of waiting that have lasted longer than patience
+	stuck   map[uint64]bool // those of waiting that were given up
 	retired bool            // gets no new starts
 }
 
@@ -151,8 +151,8 @@ func (c *Client) retire(p *process) {
 	p.maybeEnd()
 }
 
-// giveUp is called when a start has lasted longer than patience. Other starts of the
-// same launcher go on.
+// giveUp is called when a start has gone on for patience after the end of its context.
+// Other starts of the same launcher go on.
 func (c *Client) giveUp(p *process, seq uint64) {
 	p.mu.Lock()
 	if p.waiting[seq] != nil {
@@ -172,7 +172,8 @@ func (p *process) isDead() bool {
 }
 
 // maybeEnd ends a launcher that gets no new starts and has no start that a caller waits
-// for. Preconditions: mu is held.
+// for.
+// Preconditions: mu is held.
 func (p *process) maybeEnd() {
 	switch {
 	case !p.retired:

@@ -20,8 +20,9 @@ const IDLen = 12
 
 // AgentTasks is how many tasks the agent may use beside Spec.Pids. It makes its threads
 // before the guest runs (about 5 of Go's runtime, and the reserve of pkg/agent/proc).
-// An agent that cannot make a thread dies, so a guest at its limit would kill it. One
-// of the tasks is for the shell ahead, so that it takes no place of the guest's.
+// An agent that cannot make a thread dies: without this reserve a guest at its limit
+// would kill it. One of the tasks is for the shell ahead, so that it takes no place of
+// the guest's.
 const AgentTasks = 32
 
 // NewID draws the ID of a sandbox: the instance and 55 random bits in lower-case
@@ -117,9 +118,11 @@ func (r *Record) NeverRan() bool { return r.Reason == CreateFailed || r.Reason =
 
 // Spec is what the caller asked for, resolved and checked.
 type Spec struct {
-	Name       string            `json:"name,omitempty"`     // unique among live records, or empty
-	Image      Image             `json:"image"`              // without layers while it is pulled
-	ImageURI   string            `json:"imageUri,omitempty"` // from the client, perhaps an alias; empty: none was given, or long ago
+	Name  string `json:"name,omitempty"` // unique among live records, or empty
+	Image Image  `json:"image"`          // without layers while it is pulled
+	// ImageURI is the image as the client wrote it, perhaps an alias. It is empty if the
+	// client gave none, and in old records.
+	ImageURI   string            `json:"imageUri,omitempty"`
 	Snapshot   string            `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
 	Runtime    string            `json:"runtime"`            // "runsc" or "runc"
 	Entrypoint []string          `json:"entrypoint"`
