@@ -1,14 +1,14 @@
-// Command sandboxd-runc starts runc containers for sandboxd. It is the one
-// binary that links libcontainer, and so the one with cgo.
+// Command sandboxd-runc starts runc containers for sandboxd. It is the only binary that
+// links libcontainer, and so the only one with cgo.
 //
 // It is a launcher (pkg/oci/launch): the daemon keeps one running and asks it
 // over a socket to start sandboxes, many at once. Nothing else about a
 // container needs libcontainer: pkg/cgroups kills it, pkg/oci/runc forgets and
 // lists it.
 //
-// What surprises: "runc init", the first process of every container, is this
-// binary executed again, from a sealed copy in memory, with the argument
-// "init". Every start pays for what package init functions do here.
+// What surprises: "runc init", the first process of every container, is this binary,
+// executed again from a sealed copy in memory with the argument "init". Every start
+// pays for the init functions of packages here.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"runtime"
 	"runtime/debug"
 
-	_ "github.com/opencontainers/cgroups/devices" // teaches libcontainer device rules
+	_ "github.com/opencontainers/cgroups/devices" // lets libcontainer set device rules
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/exeseal"
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // enters the namespaces before Go starts
@@ -33,9 +33,9 @@ func init() {
 	if len(os.Args) > 1 && os.Args[1] == "init" {
 		libcontainer.Init() // does not return
 	}
-	// The first thread is main's alone. libcontainer enters a container's mount
-	// namespace on a thread that is to die with its goroutine, and the first one
-	// never dies: it would stay inside, and hold the disk of a sandbox that is gone.
+	// Only main may use the first thread. libcontainer enters a container's mount
+	// namespace on a thread that ends with its goroutine. The first thread never ends:
+	// it would stay inside and hold the disk of a sandbox that is gone.
 	runtime.LockOSThread()
 }
 
@@ -65,7 +65,7 @@ func run(root string) error {
 	if err != nil {
 		return err
 	}
-	debug.SetGCPercent(400) // a few MiB, all of it short-lived
+	debug.SetGCPercent(400) // the heap is a few MiB of short-lived objects
 	l := launcher{root: root, null: null}
 	return launch.Serve(l.start)
 }

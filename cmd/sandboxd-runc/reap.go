@@ -8,12 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reap waits for a child behind the caller's back; what it died of is the
-// agent's to tell.
+// reap waits for a child in the background. The agent reports how the child died.
 //
-// It waits for a pidfd in Go's poller: os.Process.Wait would keep one thread
-// for each living sandbox, and with a hundred of those a start takes a quarter
-// longer.
+// It waits for a pidfd in Go's poller: os.Process.Wait would keep one thread for each
+// living sandbox, and with a hundred sandboxes a start takes a quarter longer.
 func reap(pid int) error {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
@@ -28,7 +26,7 @@ func reap(pid int) error {
 		defer f.Close()                //nolint:errcheck // only waited for
 		c.Read(func(fd uintptr) bool { //nolint:errcheck // it ends when the child is reaped
 			for {
-				// EAGAIN: it lives (pidfd_open(2), PIDFD_NONBLOCK).
+				// EAGAIN: the child lives (pidfd_open(2), PIDFD_NONBLOCK).
 				if err := unix.Waitid(unix.P_PIDFD, int(fd), nil, unix.WEXITED, nil); !errors.Is(err, unix.EINTR) {
 					return !errors.Is(err, unix.EAGAIN)
 				}

@@ -45,7 +45,7 @@ func (l launcher) start(id, bundle string, stdin *os.File) (err error) {
 		return fmt.Errorf("create container: %w", err)
 	}
 	if err := c.Run(process); err != nil {
-		// Its init is dead or will be: it reads from us.
+		// Its init is dead or will die: it reads from this process.
 		if destroyErr := c.Destroy(); destroyErr != nil {
 			err = errors.Join(err, destroyErr)
 		}
@@ -73,8 +73,8 @@ func readSpec(bundle string) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// newProcess takes over what pkg/oci puts into a spec. libcontainer keeps this
-// half of the conversion in runc's own main package.
+// newProcess converts a spec of pkg/oci. libcontainer keeps this half of the conversion
+// in runc's own main package.
 func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 	process := &libcontainer.Process{
 		Init:            true,
@@ -99,10 +99,10 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 	return process, nil
 }
 
-// takeOver makes r a limit of this process, which its children inherit.
-// libcontainer would set it on the init from outside instead, and for a process
-// of another user namespace that needs CAP_SYS_RESOURCE, which not every host
-// has (prlimit(2)). Limits are the same for all sandboxes of a host.
+// takeOver makes r a limit of this process, which its children inherit. libcontainer
+// would set it on the init from outside instead. For a process in another user
+// namespace that needs CAP_SYS_RESOURCE, which not every host has (prlimit(2)). All
+// sandboxes of a host have the same limits.
 func takeOver(r specs.POSIXRlimit) error {
 	number, ok := rlimits[r.Type]
 	if !ok {
@@ -113,15 +113,15 @@ func takeOver(r specs.POSIXRlimit) error {
 	if err := unix.Getrlimit(number, &have); err != nil || have == want {
 		return err
 	}
-	// syscall's, not x/sys's raw one: Go gives children its own idea of NOFILE
-	// until it is told otherwise this way.
+	// syscall's Setrlimit, not the raw one of x/sys: otherwise Go gives its children
+	// another limit of NOFILE.
 	if err := syscall.Setrlimit(number, (*syscall.Rlimit)(&want)); err != nil {
 		return fmt.Errorf("set %s from %d:%d to %d:%d: %w", r.Type, have.Cur, have.Max, r.Soft, r.Hard, err)
 	}
 	return nil
 }
 
-// rlimits are those that pkg/oci sets.
+// rlimits are the limits that pkg/oci sets.
 var rlimits = map[string]int{
 	"RLIMIT_CORE":    unix.RLIMIT_CORE,
 	"RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,

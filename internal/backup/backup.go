@@ -1,13 +1,13 @@
-// Package backup is the file that `sandboxctl system backup` writes: the state
-// of a daemon, in a form that any tar can open.
+// Package backup reads and writes the file of `sandboxctl system backup`: the state of
+// a daemon, in a form that any tar can open.
 //
 //	<name>.tar.gz
 //	  manifest.json   what wrote it, when, of which instance and pool; the sum
 //	  sandboxd.db     the store, as of one moment
 //
-// What surprises: it holds no file of any sandbox and no image layer. It is
-// what sandboxd knows, not what sandboxes wrote; and it is secret, for it has
-// their environments and the tokens of their agents.
+// What surprises: it holds no file of any sandbox and no image layer. It holds the
+// records of sandboxd, not the data of sandboxes. It is secret: it has the environments
+// of the sandboxes and the tokens of their agents.
 package backup
 
 import (
@@ -33,27 +33,27 @@ const (
 	stateName    = "sandboxd.db"
 )
 
-// What Read takes at most: a backup may come from anywhere.
+// Limits of Read: a backup may come from anywhere.
 const (
 	maxManifest = 64 << 10
 	maxState    = 16 << 30
 )
 
-// Manifest says what a backup is of.
+// Manifest describes the content of a backup.
 type Manifest struct {
 	Format      int         `json:"format"`
 	Version     string      `json:"version"` // of the sandboxd that wrote it
 	Taken       time.Time   `json:"taken"`
 	Host        string      `json:"host"`
 	Instance    string      `json:"instance"`
-	AddressPool string      `json:"addressPool"` // addresses follow from it and the slots
+	AddressPool string      `json:"addressPool"` // the slots and it give the addresses
 	State       store.Facts `json:"state"`
 	Bytes       int64       `json:"bytes"`  // of the store
 	SHA256      string      `json:"sha256"` // of the store, in hex
 }
 
-// Write writes a backup of state, a copy of the store. It fills in what the
-// manifest says of it.
+// Write writes a backup of state, a copy of the store. It sets the fields of the
+// manifest that describe the store.
 func Write(w io.Writer, m Manifest, state io.ReadSeeker) error {
 	h := sha256.New()
 	n, err := io.Copy(h, state)
@@ -89,7 +89,7 @@ func Write(w io.Writer, m Manifest, state io.ReadSeeker) error {
 	return nil
 }
 
-// Read reads a backup and writes the store in it to state. It fails on what is
+// Read reads a backup and writes the store in it to state. It fails if the backup is
 // cut short, changed or of a newer format; state is worthless then.
 func Read(r io.Reader, state io.Writer) (m Manifest, err error) {
 	if m, err = read(r, state); err != nil {
@@ -133,14 +133,14 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 	if _, err := tr.Next(); !errors.Is(err, io.EOF) {
 		return m, fmt.Errorf("after the store: %w", orUnexpected(err))
 	}
-	// The sum of all stands behind the end of the archive.
+	// The gzip checksum comes after the end of the archive.
 	if _, err := io.Copy(io.Discard, io.LimitReader(zr, maxManifest)); err != nil {
 		return m, err
 	}
 	return m, nil
 }
 
-// next goes to the next member, which must be the one named.
+// next goes to the next member, which must have that name.
 func next(tr *tar.Reader, name string, limit int64) error {
 	h, err := tr.Next()
 	if err != nil {

@@ -1,11 +1,11 @@
-// Package certs serves a TLS certificate from two files and takes up what they
-// become.
+// Package certs serves a TLS certificate from two files and reloads them when they
+// change.
 //
-// The files are looked at when a client connects, not watched: certbot and
-// Kubernetes swap symbolic links or directories, of which a watch on a file
-// hears nothing and a watch on its directory not always, and two stat(2) cost
-// less than a thousandth of a handshake. What cannot be used changes nothing:
-// the certificate before it is served on, and Err says why.
+// It checks the files when a client connects and does not watch them: certbot and
+// Kubernetes swap symbolic links or directories. A watch on a file misses that, and a
+// watch on its directory does not always see it. Two stat(2) cost less than a
+// thousandth of a handshake. If the new files cannot be used, the old certificate stays
+// in use, and Err says why.
 package certs
 
 import (
@@ -18,9 +18,9 @@ import (
 	"time"
 )
 
-// retry is how soon files that could not be used are read again though they
-// seem the same: who is written in place, and within one tick of the file
-// system's clock, looks no different when it is whole.
+// retry is how soon unusable files are read again although they seem unchanged: a file
+// that is written in place, within one tick of the file system's clock, looks the same
+// when it is whole.
 const retry = time.Second
 
 // Pair is a certificate and its key.
@@ -29,21 +29,21 @@ type Pair struct {
 	log       *slog.Logger
 
 	mu   sync.Mutex
-	now  *tls.Certificate // guarded by mu, as all below
+	now  *tls.Certificate // guarded by mu, as are all below
 	seen [2]state         // of the files, when they were last read
 	read time.Time        // when that was
-	err  error            // why what was read then is not in use
+	err  error            // why the files as last read are not in use
 }
 
-// state tells one content of a file from another without reading it.
+// state identifies one content of a file without reading it.
 type state struct {
 	dev, ino     uint64
 	size         int64
 	mtime, ctime syscall.Timespec
 }
 
-// Load reads a certificate, with those that lead to its root behind it, and its
-// key, both PEM. Only this first time is it an error if they cannot be used.
+// Load reads a certificate, followed by those that lead to its root, and its key, both
+// PEM. Only this first time unusable files are an error.
 func Load(cert, key string, log *slog.Logger) (*Pair, error) {
 	p := &Pair{cert: cert, key: key, log: log}
 	if p.check(); p.err != nil {
@@ -52,7 +52,7 @@ func Load(cert, key string, log *slog.Logger) (*Pair, error) {
 	return p, nil
 }
 
-// Config is what listeners serve the pair with.
+// Config is the TLS configuration of listeners that serve the pair.
 func (p *Pair) Config() *tls.Config {
 	return &tls.Config{
 		NextProtos:     []string{"http/1.1"},
@@ -60,8 +60,8 @@ func (p *Pair) Config() *tls.Config {
 	}
 }
 
-// Err looks at the files and returns why what they hold is not what is served,
-// or that what is served has expired; nil if all is well.
+// Err checks the files and returns why their content is not in use, or that the
+// certificate in use has expired; nil if all is well.
 func (p *Pair) Err() error {
 	c := p.current()
 	p.mu.Lock()
@@ -80,19 +80,19 @@ func (p *Pair) current() *tls.Certificate {
 	return p.now
 }
 
-// check takes up what the files have become. Preconditions: mu is held, or
-// nobody else knows p yet.
+// check reads the files if they have changed.
+// Preconditions: mu is held, or no other goroutine has p yet.
 func (p *Pair) check() {
 	var seen [2]state
 	for i, name := range []string{p.cert, p.key} {
-		seen[i] = look(name) // the zero state of what is not there differs from any other
+		seen[i] = look(name) // a missing file has the zero state, which differs from any other
 	}
 	now := time.Now()
 	if seen == p.seen && (p.now != nil && p.err == nil || now.Sub(p.read) < retry) {
 		return
 	}
 	again := seen == p.seen
-	p.seen, p.read = seen, now // before they are read: what changes meanwhile is looked at again
+	p.seen, p.read = seen, now // before they are read: a change in between is seen the next time
 	c, err := tls.LoadX509KeyPair(p.cert, p.key)
 	if err == nil && now.After(c.Leaf.NotAfter) && p.now != nil && now.Before(p.now.Leaf.NotAfter) {
 		err = fmt.Errorf("it expired at %s, and the one before it has not", c.Leaf.NotAfter.UTC().Format(time.RFC3339))
@@ -110,7 +110,7 @@ func (p *Pair) check() {
 	p.now, p.err = &c, nil
 }
 
-// look follows links: what counts is the file at their end.
+// look follows links: only the file at their end matters.
 func look(name string) state {
 	fi, err := os.Stat(name)
 	if err != nil {

@@ -22,9 +22,9 @@ type Verb func(args []string) error
 // second follows name in the arguments of a child's second life.
 const second = "-"
 
-// MainOfTest is Main for TestMain. A test binary that links libc finds no libc
-// in a child's root, so it goes on in its first life: what it does runs on the
-// one thread that has dropped all, other threads of it have not.
+// MainOfTest is Main for TestMain. A test binary that links libc finds no libc in a
+// child's root, so it stays in its first life: the verb runs on the one thread that has
+// dropped its privileges; the other threads have not.
 func MainOfTest(verbs map[string]Verb) {
 	oneLife = true
 	Main(verbs)
@@ -32,9 +32,8 @@ func MainOfTest(verbs map[string]Verb) {
 
 var oneLife bool
 
-// Main returns at once, unless this process is a child: then it does one of the
-// verbs and exits. It is the first statement of main. The program must be linked
-// statically.
+// Main returns at once, unless this process is a child: then it runs one of the verbs
+// and exits. It is the first statement of main. The program must be linked statically.
 func Main(verbs map[string]Verb) {
 	if len(os.Args) < 3 || os.Args[0] != name {
 		return
@@ -50,7 +49,7 @@ func Main(verbs map[string]Verb) {
 	if len(f.Text) > maxTail/4 {
 		f.Text = f.Text[:maxTail/4]
 	}
-	line, _ := json.Marshal(f) // of two strings: cannot fail
+	line, _ := json.Marshal(f) // a struct of two strings: cannot fail
 	os.Stderr.Write(append(append([]byte{'\n'}, line...), '\n'))
 	os.Exit(1)
 }
@@ -75,15 +74,15 @@ func live(verbs map[string]Verb) error {
 	return err
 }
 
-// settle gives this process its root and its limits, leaves it only the
-// capabilities that its second life works with, and begins that.
+// settle gives this process its root and its limits, leaves it only the capabilities
+// that its second life needs, and executes that.
 func settle(root int, cpu uint64) error {
-	runtime.LockOSThread() // credentials are a thread's own
+	runtime.LockOSThread() // credentials belong to a thread
 	self, err := unix.Open("/proc/self/exe", unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open this program: %w", err)
 	}
-	// The daemon is the last that the kernel may kill for memory, this the first.
+	// The kernel kills the daemon last for memory, and this process first.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
 		return fmt.Errorf("be killed before others: %w", err)
 	}
@@ -95,7 +94,7 @@ func settle(root int, cpu uint64) error {
 		return fmt.Errorf("close_range: %w", err)
 	}
 	for what, max := range map[int]uint64{
-		unix.RLIMIT_CORE: 1, // the one value at which the kernel starts no handler on the host
+		unix.RLIMIT_CORE: 1, // at any other value the kernel starts the core handler of the host
 		unix.RLIMIT_CPU:  cpu, unix.RLIMIT_DATA: maxData, unix.RLIMIT_AS: maxSpace,
 		unix.RLIMIT_FSIZE: maxFile, unix.RLIMIT_NOFILE: maxFiles, unix.RLIMIT_MEMLOCK: 0,
 		unix.RLIMIT_NPROC: maxTasks,
@@ -111,7 +110,7 @@ func settle(root int, cpu uint64) error {
 	if err != nil {
 		return err
 	}
-	// A collector that gives up before the limit does; two threads at work.
+	// The collector gives up before the limit is reached; two threads run.
 	env, err := syscall.SlicePtrFromStrings([]string{"GOMEMLIMIT=512MiB", "GOMAXPROCS=2"})
 	if err != nil {
 		return err
@@ -122,8 +121,8 @@ func settle(root int, cpu uint64) error {
 	return fmt.Errorf("execute this program again: %w", errno)
 }
 
-// moveInto makes the mount root the only one there is. /proc is where it is
-// attached on the way, because every host has that.
+// moveInto makes the mount root the only mount there is. It attaches it to /proc on the
+// way, because every host has that directory.
 func moveInto(root int) error {
 	const at = "/proc"
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
@@ -132,8 +131,8 @@ func moveInto(root int) error {
 	if err := unix.MoveMount(root, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach the root: %w", err)
 	}
-	// It is a clone of a mount that is shared under systemd, and pivot_root(2)
-	// takes none that is.
+	// The mount is a clone of a shared one under systemd, and pivot_root(2) accepts no
+	// shared mount.
 	if err := unix.Mount("", at, "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the root private: %w", err)
 	}
@@ -143,15 +142,15 @@ func moveInto(root int) error {
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("pivot_root: %w", err)
 	}
-	// What was the root lies on top of the new one, and is "." still.
+	// The old root is now on top of the new one, and is still ".".
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount the host: %w", err)
 	}
 	return unix.Chdir("/")
 }
 
-// dropAll leaves this thread the capabilities of FileCaps that it has, also for
-// what it executes, and nothing that could give it others.
+// dropAll leaves this thread only those capabilities of FileCaps that it has, also for
+// the program that it executes, and nothing that could give it others.
 func dropAll() error {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var caps [2]unix.CapUserData
@@ -166,7 +165,7 @@ func dropAll() error {
 		if c < 32 && keep&(1<<c) != 0 {
 			continue
 		}
-		// EINVAL: this kernel has fewer.
+		// EINVAL: this kernel has fewer capabilities.
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil && !errors.Is(err, unix.EINVAL) {
 			return fmt.Errorf("drop capability %d: %w", c, err)
 		}
@@ -175,7 +174,7 @@ func dropAll() error {
 		return fmt.Errorf("no_new_privs: %w", err)
 	}
 	caps = [2]unix.CapUserData{{Effective: keep, Permitted: keep, Inheritable: keep}}
-	if err := unix.Capset(&hdr, &caps[0]); err != nil { // what is not inheritable leaves the ambient set
+	if err := unix.Capset(&hdr, &caps[0]); err != nil { // a capability that is not inheritable leaves the ambient set
 		return fmt.Errorf("capset: %w", err)
 	}
 	return nil

@@ -1,5 +1,5 @@
-// Package confine runs the parts of a program that read hostile bytes as
-// children without privileges: the same binary, started again.
+// Package confine runs the parts of a program that read hostile bytes in children
+// without privileges: the same binary, started again.
 //
 //	program ── Start(Child{Verb: "unpack", Root: dir}) ──▶ the same binary
 //	             its own user, mount, pid, network, ipc, uts, cgroup namespaces
@@ -9,12 +9,12 @@
 //	             no system calls that make namespaces
 //	           ◀── standard output: the answer; standard error: one Failure
 //
-// A child that is taken over can write what it was made to write, below Root,
-// and nothing else: there is no other file, no network, no other process.
+// A hijacked child can write only the files it was made to write, below Root: there is
+// no other file, no network, no other process.
 //
 // What surprises: the binary is executed twice. Go has threads before main, and
-// credentials are a thread's own; the first life sets them up on one thread and
-// executes, because what is executed has one thread and its credentials.
+// credentials belong to a thread. The first life sets them up on one thread and
+// executes the binary again, which then has only that thread's credentials.
 package confine
 
 import (
@@ -37,9 +37,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// FileCaps are what it takes to make files of any owner and mode, and no more.
-// They hold for files of ids 0..65535 only, which the child's user namespace
-// maps to themselves.
+// FileCaps are the capabilities needed to make files of any owner and mode, and no
+// more. They hold only for files of ids 0..65535, which the child's user namespace maps
+// to themselves.
 var FileCaps = []uintptr{unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID, unix.CAP_SETFCAP}
 
 // Child says what to run and what it may do. Sizes are bytes.
@@ -55,28 +55,28 @@ type Child struct {
 // FirstFile is the descriptor of Files[0] in the child.
 const FirstFile = 3
 
-// Limits of every child. A Go program reserves more than a gigabyte of
-// addresses before it does anything, so it is data that bounds memory.
+// Limits of every child. A Go program reserves more than a gigabyte of addresses at its
+// start, so memory is bounded by the limit on data.
 const (
 	maxData  = 768 << 20
 	maxSpace = 8 << 30
 	maxFiles = 1024
 	maxTasks = 64       // processes and threads, counted in the child's user namespace; Go has about ten
-	maxFile  = 64 << 30 // of a layer; all its files together are bounded by its limits
+	maxFile  = 64 << 30 // for the file of a layer; limits on the whole bound all files together
 )
 
-// name is argv[0] of a child: what tells it from the program, and what an
-// operator sees in a list of processes.
+// name is argv[0] of a child. It distinguishes the child from the program, also for an
+// operator who lists processes.
 const name = "sandboxd-confined"
 
-// ids are those a child may give to files: the guest's.
+// ids is how many ids a child may give to files: the guest's.
 const ids = 65536
 
-// nobody is who a child is.
+// nobody is the user of a child.
 const nobody = 65534
 
-// Process is a started child. Whoever started it reads Out to its end, closes
-// In when all is written, and calls Wait.
+// Process is a started child. The caller reads Out to its end, closes In when all is
+// written, and calls Wait.
 type Process struct {
 	In  *os.File // its standard input
 	Out *os.File // its standard output
@@ -87,11 +87,11 @@ type Process struct {
 	done  chan error
 }
 
-// pipeSize is what the kernel grants without privileges: fewer wake-ups than
-// the default of 64 KiB.
+// pipeSize is the largest that the kernel allows without privileges: fewer wake-ups
+// than with the default of 64 KiB.
 const pipeSize = 1 << 20
 
-// Start starts a child. It ends with ctx, and with this process.
+// Start starts a child, which ends with ctx, and with this process.
 func Start(ctx context.Context, c Child) (*Process, error) {
 	root, err := cloneRoot(c.Root)
 	if err != nil {
@@ -145,8 +145,8 @@ func Start(ctx context.Context, c Child) (*Process, error) {
 	return p, nil
 }
 
-// run starts the child and waits for it, on one thread: the death of that
-// thread would be taken for the parent's.
+// run starts the child and waits for it, on one thread: the kernel takes the death of
+// that thread for the parent's.
 func (p *Process) run(started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -157,13 +157,13 @@ func (p *Process) run(started chan<- error) {
 	}
 	err = p.cmd.Wait()
 	if errors.Is(err, exec.ErrWaitDelay) {
-		err = nil // it ended well; a fork of this program had a copy of its pipe for a moment
+		err = nil // it ended well; a forked process had a copy of its pipe for a moment
 	}
 	p.done <- err
 }
 
-// Wait returns when the child has ended. Its own words come as an errs.Error of
-// a code that a child may use; its death otherwise is internal.
+// Wait returns when the child has ended. If the child reported a Failure, the error is
+// an errs.Error with a code that a child may use. Any other death is internal.
 func (p *Process) Wait() error {
 	err := <-p.done
 	p.done <- err
@@ -210,17 +210,18 @@ func pipe() (r, w *os.File, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	// Not by Fd, which would make it block, and Close wait for a blocked write.
+	// Not with Fd: it would make the pipe blocking, and Close would wait for a blocked
+	// write.
 	c, err := w.SyscallConn()
 	if err == nil {
 		err = c.Control(func(fd uintptr) {
-			_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) // a small one works too
+			_, _ = unix.FcntlInt(fd, unix.F_SETPIPE_SZ, pipeSize) // a small pipe works too
 		})
 	}
 	return r, w, err
 }
 
-// cloneRoot returns a mount that is attached nowhere: of dir, or of nothing.
+// cloneRoot returns a mount of dir, or an empty one, that is attached nowhere.
 func cloneRoot(dir string) (*os.File, error) {
 	const flags = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 	if dir == "" {
@@ -249,7 +250,7 @@ func cloneRoot(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), dir), nil
 }
 
-// tail keeps the end of what a child writes to standard error.
+// tail keeps the end of a child's standard error.
 type tail struct{ b []byte }
 
 const maxTail = 16 << 10

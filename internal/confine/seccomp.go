@@ -8,19 +8,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newNamespaces are the flags of clone(2) that make namespaces. A user namespace
-// of its own would give a child every capability in it, and with them ways into
-// the kernel that it has no business in.
+// newNamespaces are the flags of clone(2) that make namespaces. A user namespace of its
+// own would give a child every capability in it, and with them access to kernel code
+// that it does not need.
 const newNamespaces = unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET |
 	unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
 
-// refused are calls that no child makes and that kernels were broken by.
+// refused are calls that no child makes and through which kernels were exploited.
 var refused = []uint32{
 	unix.SYS_UNSHARE, unix.SYS_SETNS, unix.SYS_BPF, unix.SYS_PTRACE, unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD,
 	unix.SYS_IO_URING_SETUP, unix.SYS_KEYCTL, unix.SYS_ADD_KEY, unix.SYS_REQUEST_KEY,
 }
 
-// arches are what the kernel calls the machines that sandboxd is made for
+// arches are the kernel's names for the machines that sandboxd is made for
 // (linux/audit.h). On both, the flags of clone are its first argument.
 var arches = map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}
 
@@ -39,7 +39,7 @@ func filter(arch uint32) []unix.SockFilter {
 	ret := func(what uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: what}
 	}
-	// Unless the comparison holds, the next so many are skipped.
+	// If the comparison does not hold, the next skip instructions are skipped.
 	unless := func(op uint16, k uint32, skip uint8) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_JMP | op | unix.BPF_K, K: k, Jf: skip}
 	}
@@ -49,14 +49,14 @@ func filter(arch uint32) []unix.SockFilter {
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: arch, Jt: 1},
 		ret(unix.SECCOMP_RET_KILL_PROCESS),
 		load(atNumber),
-		unless(unix.BPF_JGE, 0x40000000, 1), // x32, whose numbers are others
+		unless(unix.BPF_JGE, 0x40000000, 1), // x32, with other call numbers
 		ret(no),
 	}
 	for _, n := range refused {
 		f = append(f, unless(unix.BPF_JEQ, n, 1), ret(no))
 	}
 	return append(f,
-		// Its flags lie where a filter cannot look; who is told that there is none uses clone.
+		// A filter cannot read its flags. A program that gets ENOSYS uses clone.
 		unless(unix.BPF_JEQ, unix.SYS_CLONE3, 1),
 		ret(unix.SECCOMP_RET_ERRNO|uint32(unix.ENOSYS)),
 		unless(unix.BPF_JEQ, unix.SYS_CLONE, 3),
@@ -67,7 +67,7 @@ func filter(arch uint32) []unix.SockFilter {
 	)
 }
 
-// refuse puts the filter on this thread and what it executes.
+// refuse sets the filter for this thread and the program that it executes.
 // Preconditions: no_new_privs is set.
 func refuse() error {
 	arch, ok := arches[runtime.GOARCH]

@@ -7,11 +7,11 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// tries is how often one listing is asked for: each time it changed the host was
-// busy for some microseconds, and eight of them in a row were not seen.
+// tries is how often one listing is read. Each failed try means some microseconds of
+// changes on the host, and eight of them in a row were never seen.
 const tries = 8
 
-// Again calls ask until what it returns was not interrupted by a change, and
+// Again calls ask until no change has interrupted its answer, at most tries times, and
 // returns the last answer.
 func Again[T any](ask func() (T, error)) (all T, err error) {
 	for range tries {

@@ -1,5 +1,5 @@
-// Package durable writes small files that a power cut must not leave half
-// written, or empty: the whole of one is on disk before it has its name.
+// Package durable writes small files that must not be half written, or empty, after a
+// power cut: all of a file is on disk before it has its name.
 package durable
 
 import (
@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 )
 
-// Write writes b to path, in the place of what is there. It writes beside, as
-// <path>.new, and renames; when it returns, file and name are on disk.
+// Write writes b to path and replaces the old file. It writes to <path>.new and renames
+// that; when it returns, file and name are on disk.
 func Write(path string, b []byte, mode fs.FileMode) error {
 	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, mode)
 	if err != nil {
@@ -24,7 +24,7 @@ func Write(path string, b []byte, mode fs.FileMode) error {
 }
 
 // Rename is rename(2); when it returns, the new name is on disk.
-// Preconditions: what is renamed is on disk.
+// Preconditions: the content of from is on disk.
 func Rename(from, to string) error {
 	if err := os.Rename(from, to); err != nil {
 		return err

@@ -1,8 +1,7 @@
-// Package history remembers what happened to each sandbox lately, for people
-// who ask why one is as it is. It is in memory and bounded: a ring for each
-// kind of thing, so that a guest that is refused a thousand flows cannot push
-// out how it came to be. It begins anew with the daemon; what must survive is
-// in the record.
+// Package history keeps the recent events of each sandbox, for people who ask about its
+// state. It is in memory and bounded. There is a ring for each kind of event, so that a
+// thousand refused flows cannot push out the events of a start. It begins anew with the
+// daemon; facts that must survive are in the record.
 package history
 
 import (
@@ -13,29 +12,28 @@ import (
 	"unicode"
 )
 
-// Kind is a kind of thing that happens.
+// Kind is a kind of event.
 type Kind uint8
 
 // The kinds.
 const (
 	State     Kind = iota // a sandbox entered a state, expires at another time, …
 	Operation             // the daemon finished something on it
-	Network               // a flow was refused
+	Network               // the egress refused a flow
 	kinds
 )
 
-// String is what a line calls the kind.
+// String is the name of the kind in a line.
 func (k Kind) String() string { return [...]string{"lifecycle", "runtime", "network"}[k] }
 
-// Bounds: entries of one kind of one sandbox, and bytes of a text. With a
-// thousand sandboxes whose rings are full that is some 15 MB; an idle one has
-// four entries.
+// Bounds: entries per kind and sandbox, and bytes of a text. A thousand sandboxes with
+// full rings take some 15 MB; an idle sandbox has four entries.
 const (
 	maxEntries = 32
 	maxText    = 300
 )
 
-// Entry is one thing that happened, or the same thing several times in a row.
+// Entry is one event, or the same event several times in a row.
 type Entry struct {
 	Time  time.Time // of the last time
 	Kind  Kind
@@ -54,13 +52,13 @@ type Book struct {
 
 type page struct {
 	rings   [kinds][]Entry
-	dropped [kinds]int // older entries that had to go
+	dropped [kinds]int // older entries that were dropped
 }
 
 // New returns a Book that begins now.
 func New() *Book { return &Book{began: time.Now(), pages: map[string]*page{}} }
 
-// Began is when the memory begins.
+// Began is when the Book was made.
 func (b *Book) Began() time.Time { return b.began }
 
 // Open begins the history of a sandbox, unless it has one.
@@ -79,9 +77,9 @@ func (b *Book) Forget(id string) {
 	delete(b.pages, id)
 }
 
-// Note remembers something of a sandbox whose history is open; of another it
-// does nothing, because what comes late must not bring back one that is gone.
-// It reports whether that is something else than the last time.
+// Note adds an event of a sandbox whose history is open. Otherwise it does nothing: a
+// late event must not bring back a sandbox that is gone. It reports whether the event
+// differs from the last one.
 func (b *Book) Note(id string, k Kind, at time.Time, text string) (fresh bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -104,8 +102,8 @@ func (b *Book) Note(id string, k Kind, at time.Time, text string) (fresh bool) {
 	return true
 }
 
-// Of returns what is remembered of these kinds, the oldest first, and how many
-// older entries had to go.
+// Of returns the entries of these kinds, the oldest first, and how many older entries
+// were dropped.
 func (b *Book) Of(id string, ks ...Kind) (entries []Entry, dropped int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -1,6 +1,6 @@
 // Package instance derives every host-wide name of one sandboxd from a single
-// character, so that two daemons live on one host and neither touches what is
-// the other's.
+// character, so that two daemons live on one host and neither touches the other's
+// resources.
 //
 // The instance is the first character of every sandbox ID. Link match, chains,
 // sets, queue number, gateway, address pool, user-id ranges, cgroup root and

@@ -1,11 +1,10 @@
-// Package journal writes the daemon's log: logfmt, one line for each record.
-// Where standard error is the systemd journal, each line begins with its
-// priority (sd-daemon(3)) and has no time, which the journal knows better.
+// Package journal writes the daemon's log: logfmt, one line for each record. If
+// standard error is the systemd journal, each line begins with its priority
+// (sd-daemon(3)) and has no time, because the journal adds a better one.
 //
-// What is known of who asked travels in the context: With puts it there, and
-// every line that is logged with that context carries it. So the line of a
-// sandbox's creation names the request that wanted it, although the Manager
-// that writes it knows nothing of requests.
+// The attributes of a request travel in the context: With puts them there, and every
+// line that is logged with that context has them. So the line of a sandbox's creation
+// names its request, although the Manager that writes it knows nothing of requests.
 package journal
 
 import (
@@ -20,22 +19,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// New logs to f what is at least of level.
+// New returns a logger that writes records of at least level to f.
 func New(f *os.File, level slog.Leveler) *slog.Logger {
 	return slog.New(newHandler(f, level, isJournal(f, os.Getenv("JOURNAL_STREAM"))))
 }
 
-// Capture has to take what libraries log by themselves, at debug what they write
-// with package log: there net/http says what a server sent that nobody asked, in
-// the words of that server, which may be a guest.
+// Capture makes to the default logger. It also gets the output of package log, at level
+// debug: there net/http logs unsolicited data in the words of a server, which may be a
+// guest.
 func Capture(to *slog.Logger) {
 	slog.SetLogLoggerLevel(slog.LevelDebug)
 	slog.SetDefault(to)
 }
 
-// isJournal reports whether f is the stream that $JOURNAL_STREAM names, as
-// device:inode (systemd.exec(5)). The variable alone says nothing: children
-// inherit it whatever their standard error is.
+// isJournal reports whether f is the stream that $JOURNAL_STREAM names, as device:inode
+// (systemd.exec(5)). The variable alone proves nothing: children inherit it, whatever
+// their standard error is.
 func isJournal(f *os.File, stream string) bool {
 	var st unix.Stat_t
 	if stream == "" || unix.Fstat(int(f.Fd()), &st) != nil {
@@ -44,14 +43,14 @@ func isJournal(f *os.File, stream string) bool {
 	return stream == fmt.Sprintf("%d:%d", st.Dev, st.Ino)
 }
 
-// handler is slog's TextHandler, with what the context knows on every line
-// and, for the journal, a priority before it.
+// handler is slog's TextHandler. It adds the attributes of the context to every line
+// and, for the journal, puts a priority before it.
 type handler struct {
 	slog.Handler // writes into line
 	line         *line
 }
 
-// line is where one record is made ready, to be written in one piece.
+// line is the buffer of one record, which is written in one piece.
 type line struct {
 	mu      sync.Mutex
 	buf     bytes.Buffer // guarded by mu
@@ -92,17 +91,17 @@ func (h handler) Handle(ctx context.Context, r slog.Record) error {
 	return err
 }
 
-// WithAttrs is of slog.Handler.
+// WithAttrs implements slog.Handler.
 func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
 	return handler{h.Handler.WithAttrs(attrs), h.line}
 }
 
-// WithGroup is of slog.Handler.
+// WithGroup implements slog.Handler.
 func (h handler) WithGroup(name string) slog.Handler {
 	return handler{h.Handler.WithGroup(name), h.line}
 }
 
-// priority is a level as sd-daemon(3) writes it.
+// priority is a level in the notation of sd-daemon(3).
 func priority(l slog.Level) string {
 	switch {
 	case l >= slog.LevelError:
@@ -117,7 +116,7 @@ func priority(l slog.Level) string {
 
 type key struct{}
 
-// With returns a context whose log lines carry attrs, and those of ctx no more.
+// With returns a context whose log lines have attrs, and no longer those of ctx.
 func With(ctx context.Context, attrs ...slog.Attr) context.Context {
 	return context.WithValue(ctx, key{}, attrs)
 }

@@ -1,9 +1,9 @@
-// Package keylock is a set of locks, one per key, whose waiters give up when
-// their context does.
+// Package keylock is a set of locks, one per key. A waiter gives up when its context
+// ends.
 //
-// A lock that nobody holds or waits for takes no memory. It may be released by
-// another goroutine than the one that took it: an operation hands it to the
-// background work that finishes it.
+// A lock without a holder or waiters takes no memory. Another goroutine than the one
+// that took it may release it: an operation hands it to the background work that
+// finishes it.
 package keylock
 
 import (
@@ -22,8 +22,8 @@ type entry struct {
 	refs int // holder and waiters; guarded by Set.mu
 }
 
-// Lock takes the lock of key and returns what releases it, to be called once.
-// When ctx ends first it returns the cause.
+// Lock takes the lock of key and returns the function that releases it, to be called
+// once. When ctx ends first it returns the cause.
 func (s *Set) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	e := s.ref(key)
 	select {

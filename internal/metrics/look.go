@@ -2,16 +2,16 @@ package metrics
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// Look is how the host stands when somebody asks. What is looked at must be in
-// memory, or a file of /proc: it is done at every scrape.
+// Look is the present state of the host. It is read at every scrape, so every value
+// must be in memory, or in a file of /proc.
 type Look struct {
-	Sandboxes     map[Kind]int // how many there are of each
-	Creating      int          // sandboxes that are brought up
+	Sandboxes     map[Kind]int // how many there are of each kind
+	Creating      int          // sandboxes that are being brought up
 	Waiting       int          // sandboxes that wait for their turn
 	PoolBytes     int64        // size of the storage pool
 	PoolUsedBytes int64
 	Flows         []Flows
-	// Packets of the queue of new flows, as the kernel counts them.
+	// Packets in the queue of new flows, as the kernel counts them.
 	QueueWaiting    int64 // now
 	QueueOverflowed int64 // dropped because the queue was full
 	QueueLost       int64 // dropped because the daemon did not read fast enough
@@ -20,7 +20,7 @@ type Look struct {
 // Kind is a state and a runtime.
 type Kind struct{ State, Runtime string }
 
-// Flows are new flows that were decided in one way for one kind of reason.
+// Flows counts new flows with the same verdict and the same kind of reason.
 type Flows struct {
 	Verdict string // "allow", "deny" or "drop"
 	Cause   string
@@ -51,14 +51,14 @@ func newLooker(look func() (Look, error)) *looker {
 	}
 }
 
-// Describe is of prometheus.Collector.
+// Describe implements prometheus.Collector.
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{l.sandboxes, l.creations, l.pool, l.poolUsed, l.flows, l.waiting, l.dropped, l.failed} {
 		ch <- d
 	}
 }
 
-// Collect is of prometheus.Collector.
+// Collect implements prometheus.Collector.
 func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)

@@ -1,9 +1,8 @@
-// Package metrics counts what the daemon does, for Prometheus. Operations are
-// counted as they end; how the host stands (sandboxes, pool, flows) is looked
-// at only when somebody asks.
+// Package metrics counts what the daemon does, for Prometheus. Operations are counted
+// as they end; the state of the host (sandboxes, pool, flows) is read only at a scrape.
 //
-// No label holds what a client, a guest or an image chose: no ID, no name, no
-// path, no rule. So the number of series is fixed by the code, about a thousand.
+// No label has a value that a client, a guest or an image chose: no ID, no name, no
+// path, no rule. So the code fixes the number of series, about a thousand.
 package metrics
 
 import (
@@ -17,17 +16,16 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// OK is the outcome of what succeeded; the others are "aborted", for what
-// nobody wanted any more, and the codes of pkg/errs.
+// OK is the outcome of a success. The others are "aborted", for an operation that no
+// client wanted any more, and the codes of pkg/errs.
 const OK = "ok"
 
-// buckets are seconds: from a step of half a millisecond to a start that takes
-// as long as it may.
+// buckets are seconds: from a step of half a millisecond to the longest start.
 var buckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 10, 60}
 
-// Config is what a Metrics is told.
+// Config is the configuration of a Metrics.
 type Config struct {
-	Runtimes []string // whose series exist from the start, so that a first event is an increase
+	Runtimes []string // their series exist from the start, so that a first event is an increase
 	Ops      []string // likewise
 	Reasons  []string // likewise
 	Bounds   []string // likewise
@@ -53,7 +51,7 @@ type Metrics struct {
 	refused    *prometheus.CounterVec // bound
 }
 
-// New makes Metrics of its own registry.
+// New makes Metrics with their own registry.
 func New(c Config) *Metrics {
 	m := &Metrics{
 		registry:   prometheus.NewRegistry(),
@@ -83,7 +81,7 @@ func New(c Config) *Metrics {
 	return m
 }
 
-// Build says what runs. It may be called once.
+// Build sets the version and instance. It may be called once.
 func (m *Metrics) Build(version, instance string) {
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "sandboxd_build_info", Help: "What runs; the value is 1.",
@@ -93,8 +91,8 @@ func (m *Metrics) Build(version, instance string) {
 	m.registry.MustRegister(build)
 }
 
-// begin makes the series that dashboards and alerts look at: a rate sees no
-// increase from nothing to one.
+// begin makes the series that dashboards and alerts use: a rate sees no increase when a
+// series first appears.
 func (m *Metrics) begin(c Config) {
 	for _, r := range c.Runtimes {
 		for _, op := range c.Ops {
@@ -126,7 +124,7 @@ func histogram(name, help string, labels ...string) *prometheus.HistogramVec {
 	return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "sandboxd_" + name, Help: help, Buckets: buckets}, labels)
 }
 
-// Operation counts a finished operation. runtime is empty for what has none.
+// Operation counts a finished operation. runtime may be empty.
 func (m *Metrics) Operation(op, runtime, outcome string, took time.Duration) {
 	m.operations.WithLabelValues(op, runtime, outcome).Inc()
 	m.took.WithLabelValues(op, runtime).Observe(took.Seconds())
@@ -145,14 +143,14 @@ func (m *Metrics) StepFailed(way, step, runtime string) {
 // Ended counts a sandbox that ended without being deleted.
 func (m *Metrics) Ended(reason, runtime string) { m.ended.WithLabelValues(reason, runtime).Inc() }
 
-// Exec counts a command that was asked for, and how long its start took.
+// Exec counts a requested command, and how long its start took.
 func (m *Metrics) Exec(runtime, outcome string, start time.Duration) {
 	m.execs.WithLabelValues(runtime, outcome).Inc()
 	m.started.WithLabelValues(runtime).Observe(start.Seconds())
 }
 
-// Request counts an answer. route is a pattern of ours. first is the time until
-// the answer began. Of what a guest has answered, only the class is kept.
+// Request counts an answer. route is one of our patterns. first is the time until the
+// answer began. For an answer from a guest it keeps only the class of the status.
 func (m *Metrics) Request(method, route string, status int, guests bool, first time.Duration) {
 	m.requests.WithLabelValues(knownMethod(method), route, code(status, guests)).Inc()
 	m.answered.WithLabelValues(route).Observe(first.Seconds())
@@ -161,7 +159,7 @@ func (m *Metrics) Request(method, route string, status int, guests bool, first t
 // Refused counts a creation that met a bound of the host.
 func (m *Metrics) Refused(bound string) { m.refused.WithLabelValues(bound).Inc() }
 
-// Sweep counts a run of the recovery in peace.
+// Sweep counts a periodic run of the recovery.
 func (m *Metrics) Sweep(failed bool, took time.Duration) {
 	outcome := OK
 	if failed {
@@ -191,7 +189,7 @@ func code(status int, guests bool) string {
 	return strconv.Itoa(status)
 }
 
-// Handler serves the exposition (GET /metrics).
+// Handler serves the metrics in the text format (GET /metrics).
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
 		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, Timeout: 10 * time.Second,

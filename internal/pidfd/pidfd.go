@@ -1,8 +1,9 @@
-// Package pidfd learns how a process ended that is no child of this one.
+// Package pidfd finds out how a process ended that is not a child of this one.
 //
-// While its parent has not reaped it, /proc tells root. Later the kernel tells who has
-// held a descriptor of it since before its end (PIDFD_GET_INFO with PIDFD_INFO_EXIT,
-// since Linux 6.15); on an older one Ended may have nothing to say.
+// Until its parent has reaped it, root can read that in /proc. Later the kernel reports
+// it only to a process that has held a descriptor of it since before its end
+// (PIDFD_GET_INFO with PIDFD_INFO_EXIT, since Linux 6.15). On an older kernel Ended may
+// return nothing.
 package pidfd
 
 import (
@@ -23,7 +24,7 @@ type Process struct {
 	pid int
 }
 
-// Open takes hold of a process. One that has ended and was reaped is ESRCH.
+// Open opens a process. If the process was reaped, the error is ESRCH.
 func Open(pid int) (*Process, error) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -32,10 +33,10 @@ func Open(pid int) (*Process, error) {
 	return &Process{os.NewFile(uintptr(fd), "pidfd"), pid}, nil
 }
 
-// Close lets go of it.
+// Close closes the descriptor.
 func (p *Process) Close() error { return p.f.Close() }
 
-// info is struct pidfd_info of linux/pidfd.h, as of its first version.
+// info is the first version of struct pidfd_info in linux/pidfd.h.
 type info struct {
 	mask, cgroup                                                            uint64
 	pid, tgid, ppid, ruid, rgid, euid, egid, suid, sgid, fsuid, fsgid, exit uint32
@@ -46,8 +47,8 @@ const (
 	infoExit = 1 << 3
 )
 
-// Ended says how it ended: "killed by SIGKILL", "exited with code 2". It is empty if
-// that is not known, or the process has not ended within limit.
+// Ended returns how it ended: "killed by SIGKILL", "exited with code 2". It returns ""
+// if that is not known, or the process has not ended within limit.
 func (p *Process) Ended(limit time.Duration) string {
 	fd := []unix.PollFd{{Fd: int32(p.f.Fd()), Events: unix.POLLIN}}
 	for deadline := time.Now().Add(limit); ; {

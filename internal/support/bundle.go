@@ -1,10 +1,10 @@
-// Package support writes the file that goes with a report of a bug: what the
-// doctor finds, what the daemon knows, what the host holds of it.
+// Package support writes the file that goes with a bug report: the findings of the
+// doctor, the state of the daemon, and its resources on the host.
 //
-// It is read by strangers. So it has no environment, no arguments, no labels,
-// no output of any sandbox, no key and no token; of the log only fields that are
-// the daemon's own words (openLog); and every text in it has gone through a
-// scrubber that knows the secrets of this host.
+// Strangers read the file. So it has no environment, no arguments, no labels, no output
+// of any sandbox, no key and no token. From the log it has only fields with the
+// daemon's own words (openLog). Every text goes through a scrubber that knows the
+// secrets of this host.
 package support
 
 import (
@@ -59,7 +59,8 @@ type part struct {
 	get  func(context.Context) ([]byte, error)
 }
 
-// Write writes a bundle. What cannot be had is said in it, not returned.
+// Write writes a bundle. It notes missing parts in the bundle and returns no error for
+// them.
 func Write(ctx context.Context, w io.Writer, cfg *config.Config, version string) error {
 	b := bundle{cfg: cfg, version: version}
 	if c, err := client.New("unix://"+cfg.Listen.Socket, ""); err == nil {
@@ -68,7 +69,7 @@ func Write(ctx context.Context, w io.Writer, cfg *config.Config, version string)
 	}
 	all, err := b.records(ctx)
 	if err != nil {
-		// Without the records nobody knows what to cut out of the log.
+		// Without the records the secrets in the log are not known.
 		b.failed = append(b.failed, fmt.Sprintf("records: %v; the log is left out with them", err))
 	}
 	scrub := scrubber(cfg, all)
@@ -150,7 +151,7 @@ func (b *bundle) parts(all []record.Record, log bool) []part {
 	return parts
 }
 
-// records come from a backup of the daemon, or from the store where none runs.
+// records come from a backup of the daemon, or from the store if no daemon runs.
 func (b *bundle) records(ctx context.Context) ([]record.Record, error) {
 	dir, err := os.MkdirTemp("", "sandboxd-support-")
 	if err != nil {
@@ -161,7 +162,7 @@ func (b *bundle) records(ctx context.Context) ([]record.Record, error) {
 	if err := b.api.System().Backup(ctx, &archive); err != nil {
 		path := filepath.Join(b.cfg.StateDir, "sandboxd.db")
 		if _, serr := os.Stat(path); errors.Is(serr, fs.ErrNotExist) {
-			return nil, nil // no daemon ever ran: there is nothing to know
+			return nil, nil // no daemon ever ran: there are no records
 		}
 		all, serr := store.Records(path)
 		if serr != nil {
@@ -208,8 +209,8 @@ func (b *bundle) versions(ctx context.Context) ([]byte, error) {
 	return asJSON(v)
 }
 
-// filtered is the output of a command, of which only lines that name something
-// of this instance are kept: the rest is nobody's business.
+// filtered is the output of a command, reduced to the lines that name something of this
+// instance: the others may be private.
 func (b *bundle) filtered(argv ...string) func(context.Context) ([]byte, error) {
 	i := b.cfg.Instance
 	return func(ctx context.Context) ([]byte, error) {
@@ -260,7 +261,7 @@ func keep(text []byte, any ...string) []byte {
 	return out.Bytes()
 }
 
-// run is the output of a command, its beginning cut away if there is too much.
+// run is the output of a command. If it is too long, its beginning is cut off.
 func run(ctx context.Context, argv ...string) ([]byte, error) {
 	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).Output()
 	return out[max(0, len(out)-maxMember):], err

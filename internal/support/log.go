@@ -10,13 +10,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Of the log, operations, warnings and errors go into a bundle, and what systemd
-// and the Go runtime say of the daemon. Requests, refused flows and names that
-// were looked up are what clients typed and guests did.
+// A bundle has the log's operations, warnings and errors, and what systemd and the Go
+// runtime log about the daemon. Requests, refused flows and looked-up names are left
+// out: clients typed them and guests made them.
 var (
 	ours  = regexp.MustCompile(`^(\S+ \S+ sandboxd\[\d+\]: )?(time=\d\S+ )?level=[A-Z]`)
 	inits = regexp.MustCompile(`^\S+ \S+ systemd\[\d+\]: `)
-	// Where a crash was: no value of the program is on these lines.
+	// The place of a crash: these lines have no value of the program.
 	crash = regexp.MustCompile(`^(\S+ \S+ sandboxd\[\d+\]: )?(fatal error: |SIG[A-Z]+: |goroutine \d+ .*\[.*\]:$|\t\S+\.go:\d+)`)
 )
 
@@ -28,14 +28,15 @@ var frank = map[string]bool{
 	"path": true, "group": true, "hint": true, "from": true, "to": true, "kept": true, "stack": true,
 }
 
-// ownRequest is a request id that the daemon chose; others are the client's.
+// ownRequest matches a request id that the daemon chose; others are from clients.
 var ownRequest = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// quoted is what an error quotes: names, arguments, values that somebody sent.
+// quoted matches the quoted parts of an error: names, arguments, values that somebody
+// sent.
 var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
-// openLog keeps of a log what may be shown: whole lines, and of each the fields
-// in which nobody's words are. What it does not know it leaves out.
+// openLog keeps the parts of a log that may be shown: whole lines, and in each the
+// fields that hold only the daemon's words. It leaves out everything it does not know.
 func openLog(text []byte) []byte {
 	var out bytes.Buffer
 	for line := range strings.Lines(string(text)) {
@@ -53,7 +54,7 @@ func openLog(text []byte) []byte {
 	return out.Bytes()
 }
 
-// openFields is openLog for the fields of a line; it is false for a line that is
+// openFields is openLog for the fields of a line; it returns false for a line that is
 // left out.
 func openFields(line string) (string, bool) {
 	fields, ok := parseFields(line)
@@ -71,7 +72,8 @@ func openFields(line string) (string, bool) {
 		case f.key == "sandbox" && record.IsID(f.value), f.key == "snapshot" && record.IsSnapshotID(f.value):
 		case f.key == "request" && ownRequest.MatchString(f.value):
 		case f.key == "err" && (of["outcome"] == "" || of["outcome"] == string(errs.Internal)):
-			// What a client did wrong quotes it; this is of the host.
+			// An error about a client's mistake quotes the client; this one is about
+			// the host.
 			f.value = quoted.ReplaceAllString(f.value, strconv.Quote(gone))
 		default:
 			f.value = gone
@@ -86,8 +88,8 @@ func openFields(line string) (string, bool) {
 
 type field struct{ key, value string }
 
-// parseFields takes a line of slog's TextHandler apart. It is false for a line
-// that is none, as one that journald cut.
+// parseFields parses a line of slog's TextHandler. It returns false for any other line,
+// such as one that journald cut.
 func parseFields(line string) (all []field, ok bool) {
 	for line != "" {
 		key, rest, found := strings.Cut(line, "=")

@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// A sandbox is what a bundle says of one: enough to see what happened when,
-// nothing that somebody typed.
+// A sandbox is the part of a record that goes into a bundle: enough to see what
+// happened when, and nothing that a person typed.
 type sandbox struct {
 	ID       string        `json:"id"`
 	State    record.State  `json:"state"`
@@ -36,7 +36,7 @@ type sandbox struct {
 	Pids        int64 `json:"pids"`
 	DiskBytes   int64 `json:"diskBytes"`
 
-	// Numbers in the place of what was left out.
+	// Counts of the parts that are left out.
 	EntrypointArgs  int `json:"entrypointArgs"`
 	EnvVars         int `json:"envVars"`
 	Labels          int `json:"labels"`
@@ -56,23 +56,23 @@ func redacted(r record.Record) sandbox {
 	}
 }
 
-// gone stands where a secret was.
+// gone replaces a secret.
 const gone = "[redacted]"
 
-// leastSecret is how long a value must be to be looked for: "1" and "true" are
-// no secrets, and to cut them out would cut everything.
+// leastSecret is the least length of a value that is treated as a secret: "1" and
+// "true" are none, and cutting them out would cut everything.
 const leastSecret = 6
 
-// quotings is how many times a text may be quoted in a text that is quoted: by
-// an error (%q), by the one around it, and by slog or JSON.
+// quotings is how many times a text may be quoted inside another quoted text: by an
+// error (%q), by the error around it, and by slog or JSON.
 const quotings = 3
 
-// scrubber takes every secret that this host knows out of a text: it is the
-// second wall, behind leaving out what may hold one. Logs quote what clients sent.
+// scrubber removes every secret that this host knows from a text. It is the second
+// wall: parts that may hold a secret are left out first. Logs quote what clients sent.
 func scrubber(cfg *config.Config, all []record.Record) *strings.Replacer {
 	var secrets []string
 	add := func(s string) {
-		for _, line := range strings.Split(s, "\n") { // logs quote lines apart
+		for _, line := range strings.Split(s, "\n") { // a log quotes each line separately
 			if line = strings.TrimSpace(line); len(line) < leastSecret {
 				continue
 			}

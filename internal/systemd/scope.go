@@ -18,14 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slice is where scopes of all instances are, so that an operator can bound
-// all sandboxes together: systemctl set-property sandboxd.slice MemoryMax=...
+// slice holds the scopes of all instances, so that an operator can bound all sandboxes
+// together: systemctl set-property sandboxd.slice MemoryMax=...
 const slice = "sandboxd.slice"
 
 // jobLimit bounds how long systemd may take to start or stop a scope.
 const jobLimit = 30 * time.Second
 
-// A Scope is a delegated scope unit: below its cgroup systemd touches nothing.
+// A Scope is a delegated scope unit: systemd touches nothing below its cgroup.
 type Scope struct {
 	name  string
 	mount string // of the hierarchy that systemd keeps its units in
@@ -34,8 +34,8 @@ type Scope struct {
 // NewScope names the scope of an instance.
 func NewScope(instance string) *Scope {
 	s := &Scope{name: "sandboxd-" + instance + ".scope", mount: "/sys/fs/cgroup"}
-	// Where systemd keeps its units on hosts of all kinds: "Two Key Design Rules"
-	// and what follows, in systemd's CGROUP_DELEGATION.md.
+	// Where systemd keeps its units on each kind of host: "Two Key Design Rules" and
+	// the sections after it, in systemd's CGROUP_DELEGATION.md.
 	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 		var fs unix.Statfs_t
 		if unix.Statfs(dir, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC {
@@ -50,8 +50,8 @@ func NewScope(instance string) *Scope {
 // Cgroup is the scope's cgroup, relative to the mounts.
 func (s *Scope) Cgroup() string { return slice + "/" + s.name }
 
-// Keep makes the scope if it is not there. It is cheap if it is, so that it can
-// be asked for again and again.
+// Keep makes the scope if it does not exist. Otherwise it is cheap, so it can be called
+// again and again.
 func (s *Scope) Keep(ctx context.Context) error {
 	if s.held() {
 		return nil
@@ -79,7 +79,7 @@ func (s *Scope) start(ctx context.Context, holder *os.Process) error {
 			dbus.PropPids(uint32(holder.Pid)),
 			{Name: "Delegate", Value: godbus.MakeVariant(true)},
 			{Name: "TasksMax", Value: godbus.MakeVariant(^uint64(0))},
-			// A shutdown waits for no guest.
+			// A shutdown does not wait for guests.
 			{Name: "KillSignal", Value: godbus.MakeVariant(int32(syscall.SIGKILL))},
 		}, done)
 		return err
@@ -90,7 +90,7 @@ func (s *Scope) start(ctx context.Context, holder *os.Process) error {
 	return s.park(holder.Pid)
 }
 
-// Stop ends the scope with all that is in it. A scope that is not there is fine.
+// Stop ends the scope and everything in it. A missing scope is no error.
 func (s *Scope) Stop(ctx context.Context) error {
 	if _, err := os.Stat(s.dir()); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -107,13 +107,14 @@ func (s *Scope) Stop(ctx context.Context) error {
 
 func (s *Scope) dir() string { return s.mount + "/" + s.Cgroup() }
 
-// held reports whether the holder lives in its place.
+// held reports whether the holder lives in its cgroup.
 func (s *Scope) held() bool {
 	b, err := os.ReadFile(s.dir() + "/holder/cgroup.procs")
 	return err == nil && strings.TrimSpace(string(b)) != ""
 }
 
-// Stands reports whether any process is in the scope: then it goes on, held or not.
+// Stands reports whether any process is in the scope: then the scope exists, with or
+// without its holder.
 func (s *Scope) Stands() bool {
 	b, err := os.ReadFile(s.dir() + "/cgroup.events")
 	if err == nil {
@@ -144,7 +145,7 @@ func (s *Scope) park(pid int) error {
 	return os.WriteFile(dir+"/cgroup.procs", []byte(strconv.Itoa(pid)), 0)
 }
 
-// job has systemd do something and waits until it is done.
+// job makes systemd do something and waits until it is done.
 func (s *Scope) job(ctx context.Context, start func(*dbus.Conn, chan<- string) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, jobLimit, fmt.Errorf("systemd did not answer within %s", jobLimit))
 	defer cancel()
@@ -168,12 +169,12 @@ func (s *Scope) job(ctx context.Context, start func(*dbus.Conn, chan<- string) e
 	}
 }
 
-// startHolder starts the process that a scope needs to exist. It outlives the
-// daemon; until then the daemon waits for it, so that it leaves no zombie.
+// startHolder starts the process that a scope needs to exist. It outlives the daemon.
+// While the daemon lives it waits for the process, so that no zombie is left.
 func startHolder() (*os.Process, error) {
 	cmd := exec.Command("sleep", "infinity")
 	cmd.Dir = "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at a daemon in a terminal is not for it
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at a daemon in a terminal must not reach it
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the process that holds the scope of sandboxes: %w", err)
 	}

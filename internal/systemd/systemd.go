@@ -1,15 +1,14 @@
-// Package systemd is what the daemon has to do with the service manager, if
-// there is one: readiness and watchdog, sockets it was handed, and the scope
-// in which sandboxes live.
+// Package systemd talks to the service manager, if there is one: readiness and
+// watchdog, sockets that systemd passes, and the scope in which sandboxes live.
 //
 //	system.slice/sandboxd.service        the daemon; restarts as often as it likes
 //	sandboxd.slice/sandboxd-a.scope      Delegate=yes: ours below here
 //	├── holder/                          one sleeping process keeps the scope
 //	└── <id>/run/                        sandboxes, which no restart meets
 //
-// What surprises: the scope is beside the service and not in it. A service's
-// own cgroup is killed with it, its limits would be the guests', and systemd
-// 252 cannot start a service whose delegated cgroup is populated.
+// What surprises: the scope is beside the service and not in it. systemd kills a
+// service's own cgroup with the service, its limits would apply to the guests, and
+// systemd 252 cannot start a service whose delegated cgroup is populated.
 package systemd
 
 import (
@@ -30,8 +29,8 @@ func Booted() bool {
 	return err == nil && fi.IsDir()
 }
 
-// Ready says that the service serves (sd_notify(3)); it does nothing where no
-// service manager waits for that.
+// Ready reports that the service is ready (sd_notify(3)). It does nothing if no service
+// manager waits for that.
 func Ready(status string) error {
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady+"\nSTATUS="+status); err != nil {
 		return fmt.Errorf("tell systemd that the daemon is ready: %w", err)
@@ -39,7 +38,7 @@ func Ready(status string) error {
 	return nil
 }
 
-// Stopping says that the service ends (sd_notify(3)).
+// Stopping reports that the service ends (sd_notify(3)).
 func Stopping() { _, _ = daemon.SdNotify(false, daemon.SdNotifyStopping) }
 
 // Listener returns the stream socket that systemd holds for this service under
@@ -64,10 +63,10 @@ func Listener(name string) (net.Listener, error) {
 	return found, err
 }
 
-// Watch keeps the service's watchdog quiet while healthy returns nil, until ctx
-// ends (WatchdogSec= of systemd.service(5)). A daemon that hangs is then killed
-// and started anew; its sandboxes go on. Without a watchdog it returns at once.
-// healthy gets as long as is left; why it failed goes to unwell.
+// Watch keeps the service's watchdog quiet while healthy returns nil, until ctx ends
+// (WatchdogSec= of systemd.service(5)). If the daemon hangs, systemd kills it and
+// starts it anew; its sandboxes go on. Without a watchdog it returns at once. healthy
+// has until the watchdog's limit; Watch calls unwell with its error.
 func Watch(ctx context.Context, healthy func(context.Context) error, unwell func(error)) error {
 	limit, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {

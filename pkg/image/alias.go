@@ -11,10 +11,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// An Alias is another name for a local image, as clients write it in programs
-// that were made for a host with a registry. What is on this host under the
-// very name a client gives is always meant first, and a digest means an image,
-// not a name: neither is ever looked up here.
+// An Alias is another name for a local image. Clients use it in programs that were made
+// for a host with a registry. An image on this host with the very name that a client
+// gives always comes first, and a digest means an image, not a name: aliases are used
+// for neither.
 type Alias struct {
 	Name  string // NAME[:TAG], or NAME:PREFIX* for all tags that begin so
 	Image string // NAME[:TAG] of a local image
@@ -24,8 +24,8 @@ type Alias struct {
 	to        Reference
 }
 
-// ParseAliases reads names of images by the names that clients give. An empty
-// value takes an alias away. The error names all that is wrong.
+// ParseAliases reads a map from the names that clients give to names of images. An
+// empty value removes an alias. The error names every wrong entry.
 func ParseAliases(m map[string]string) ([]Alias, error) {
 	var all []Alias
 	var bad []error
@@ -39,7 +39,8 @@ func ParseAliases(m map[string]string) ([]Alias, error) {
 		}
 		all = append(all, a)
 	}
-	// The most exact first: a whole tag before a prefix, a long one before a short.
+	// The most exact come first: a whole tag before a prefix, a long prefix before a
+	// short one.
 	slices.SortStableFunc(all, func(a, b Alias) int {
 		if a.any != b.any {
 			if b.any {
@@ -83,7 +84,7 @@ func parseAlias(name, image string) (Alias, error) {
 	return a, nil
 }
 
-// alias finds what stands for a name and a tag.
+// alias finds the alias for a name and a tag.
 func (s *Store) alias(ref Reference) (Alias, bool) {
 	tag := cmp.Or(ref.Tag, DefaultTag)
 	for _, a := range s.cfg.Aliases {
@@ -94,7 +95,7 @@ func (s *Store) alias(ref Reference) (Alias, bool) {
 	return Alias{}, false
 }
 
-// Aliases lists the names that stand for i, in order.
+// Aliases lists the aliases of i, in order.
 func (s *Store) Aliases(i record.Image) (names []string) {
 	for _, a := range s.cfg.Aliases {
 		if a.to.Name == i.Name && a.to.Tag == i.Tag {

@@ -22,9 +22,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/image/archive"
 )
 
-// What is kept of pulls that did not come to their end, so that the next one
-// goes on where they were cut off: for how long, and how much in all. The oldest
-// goes first.
+// Bounds on the remains of unfinished pulls, from which the next pull goes on: their
+// age, and their size in all. The oldest are removed first.
 const (
 	blobsFor = 24 * time.Hour
 	blobsMax = 16 << 30
@@ -33,27 +32,27 @@ const (
 const (
 	// stall is how long a registry may send nothing in the middle of a blob.
 	stall = time.Minute
-	// cuts is how often in a row a blob may be cut off without a byte of it
-	// having come.
+	// cuts is how often in a row the connection may break before a byte of a blob has
+	// come.
 	cuts = 5
 	half = ".part"
 )
 
-// blobs keeps what is downloaded, by digest, until the image that needs it has
-// its name. A file under its digest is whole and was checked; one with .part
-// behind that is the beginning of it.
+// blobs keeps downloads by digest, until the image that needs them has its name. A file
+// named by its digest is whole and was checked; a file with .part behind that is the
+// beginning of a blob.
 type blobs struct {
 	dir  string
 	room func() error
 
-	going keylock.Set // by digest: who comes second finds it whole
+	going keylock.Set // by digest: a second pull waits and finds the blob whole
 
 	mu   sync.Mutex
 	used map[string]int // by digest: how many pulls need it; guarded by mu
 }
 
-// use keeps blobs from being removed until the function that it returns is
-// called. That says whether their image is there: then nobody needs them.
+// use keeps blobs from being removed until the returned function is called. Its
+// argument says whether their image is there: then the blobs are no longer needed.
 func (b *blobs) use(all []archive.Layer) (done func(named bool)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -74,24 +73,24 @@ func (b *blobs) use(all []archive.Layer) (done func(named bool)) {
 	}
 }
 
-// drop removes a whole blob that is worth nothing.
-func (b *blobs) drop(digest string) { _ = os.Remove(b.path(digest)) } // else the sweep does
+// drop removes a whole blob that is not needed.
+func (b *blobs) drop(digest string) { _ = os.Remove(b.path(digest)) } // on an error the sweep removes it
 
 func (b *blobs) path(digest string) string {
 	return filepath.Join(b.dir, strings.ReplaceAll(digest, ":", "-"))
 }
 
-// opener opens a blob from a byte on. begins is where it really begins, 0 or at;
-// of is where it comes from, and explain makes an error of reading it readable.
+// opener opens a blob from a byte on. begins is where the body really begins, 0 or at.
+// of is the source that sent it, and explain makes an error of reading it readable.
 type opener interface {
 	Blob(ctx context.Context, digest string, at, size int64, from int) (body io.ReadCloser, begins int64, of int, err error)
 	Explain(of int, err error) error
 	Sources() int
 }
 
-// get returns a blob as a file, downloading what of it is not here yet. progress
-// hears how much of it there is.
-// Preconditions: it is in use.
+// get returns a blob as a file, and downloads the missing part of it. It calls progress
+// with the number of bytes that are here.
+// Preconditions: the blob is in use.
 func (b *blobs) get(ctx context.Context, want archive.Layer, from opener, progress func(int64)) (*os.File, error) {
 	unlock, err := b.going.Lock(ctx, want.Digest)
 	if err != nil {
@@ -120,7 +119,7 @@ func (b *blobs) get(ctx context.Context, want archive.Layer, from opener, progre
 	return f, nil
 }
 
-// download is one blob on its way.
+// download is the download of one blob.
 type download struct {
 	f        *os.File
 	want     archive.Layer
@@ -128,19 +127,19 @@ type download struct {
 	progress func(int64)
 	room     func() error
 
-	have  int64 // bytes in f, which sum has seen
+	have  int64 // bytes in f, all of them added to sum
 	sum   hash.Hash
 	found bool // some of it was here already
-	place int  // the first place that has not lied
+	place int  // the first source that has not sent a wrong blob
 	bad   bool // nothing of it is worth keeping
-	more  bool // there was more of it than there should be
+	more  bool // the source sent more than the size of the blob
 }
 
 func (d *download) run(ctx context.Context) error {
 	if err := d.resume(); err != nil {
 		return fmt.Errorf("read what is here of a blob: %w", err)
 	}
-	empty := 0 // cuts in a row that brought nothing
+	empty := 0 // failed tries in a row that brought nothing
 	for {
 		if d.have < d.want.Size || d.want.Size == 0 {
 			before := d.have
@@ -171,7 +170,7 @@ func (d *download) run(ctx context.Context) error {
 	}
 }
 
-// rest waits.
+// rest waits for d, or until ctx ends.
 func rest(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -181,7 +180,7 @@ func rest(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// resume looks at what an earlier download has left.
+// resume reads what an earlier download has left.
 func (d *download) resume() error {
 	d.sum = sha256.New()
 	fi, err := d.f.Stat()
@@ -207,13 +206,13 @@ func (d *download) again() error {
 	return errors.Join(err, d.f.Truncate(0))
 }
 
-// fetch reads what is missing. cut says of an error that going on may help.
+// fetch reads the missing part. cut says that another try may help against the error.
 func (d *download) fetch(ctx context.Context) (cut bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	body, begins, of, err := d.from.Blob(ctx, d.want.Digest, d.have, d.want.Size, d.place)
 	if err != nil {
-		return false, err // it was tried several times
+		return false, err // Blob has tried it several times
 	}
 	defer body.Close()
 	d.place = max(d.place, of)
@@ -234,7 +233,7 @@ func (d *download) fetch(ctx context.Context) (cut bool, err error) {
 	switch {
 	case w.err != nil:
 		return false, fmt.Errorf("keep a blob: %w", full(w.err))
-	case errs.Is(err, errs.Exhausted): // there is no more room
+	case errs.Is(err, errs.Exhausted): // the disk is full
 		return false, err
 	case err != nil:
 		return true, d.from.Explain(of, cmp.Or(cause(ctx, silence), err))
@@ -247,7 +246,7 @@ func (d *download) fetch(ctx context.Context) (cut bool, err error) {
 	return false, nil
 }
 
-// cause is why if that is why ctx ended, else nil.
+// cause returns why if ctx ended because of it, else nil.
 func cause(ctx context.Context, why error) error {
 	if errors.Is(context.Cause(ctx), why) {
 		return why
@@ -255,8 +254,8 @@ func cause(ctx context.Context, why error) error {
 	return nil
 }
 
-// writer remembers that it was the writing that failed. A digest has then seen
-// more than the file.
+// writer remembers that a write failed. The digest has then read more than the file
+// has.
 type writer struct {
 	w   io.Writer
 	err error
@@ -267,8 +266,8 @@ func (w *writer) Write(p []byte) (n int, err error) {
 	return n, w.err
 }
 
-// check compares the digest. What is wrong may have been here already, or come
-// from a mirror: then it is not the end yet.
+// check compares the digest. The wrong bytes may be from an earlier download, or from a
+// mirror: then the download begins anew.
 func (d *download) check() (ok bool, err error) {
 	got := "sha256:" + hex.EncodeToString(d.sum.Sum(nil))
 	if got == d.want.Digest && !d.more {
@@ -293,7 +292,7 @@ func (d *download) check() (ok bool, err error) {
 	return false, nil
 }
 
-// leave removes what is not worth to be gone on with.
+// leave removes the file if another download cannot go on from it.
 func (d *download) leave(path string) error {
 	if !d.bad && d.have > 0 {
 		return nil
@@ -308,7 +307,7 @@ type leftover struct {
 	time  time.Time
 }
 
-// leftovers lists what no pull needs, the oldest first.
+// leftovers lists the files that no pull needs, the oldest first.
 func (b *blobs) leftovers() (list []leftover, err error) {
 	entries, err := os.ReadDir(b.dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -332,7 +331,8 @@ func (b *blobs) leftovers() (list []leftover, err error) {
 	return list, nil
 }
 
-// sweep removes what is too old or too much, and returns how many bytes.
+// sweep removes files that are too old, and the oldest ones while all together exceed
+// most. It returns how many bytes it removed.
 func (b *blobs) sweep(age time.Duration, most int64) (bytes int64, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -19,12 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stopTime is how long mmdebstrap may take to clean up once it is told to stop.
+// stopTime is how long mmdebstrap may take to clean up after SIGTERM.
 const stopTime = 10 * time.Second
 
-// tidy removes from a finished tree what tells the build host and its hour:
-// names, logs, backups and caches. What apt and mmdebstrap remove by themselves
-// is not repeated.
+// tidy removes from a finished tree the files that depend on the build host and the
+// time: names, logs, backups and caches. It leaves out what apt and mmdebstrap remove
+// themselves.
 const tidy = `set -e
 cd "$1"
 rm -f etc/hostname etc/resolv.conf etc/machine-id var/lib/dbus/machine-id
@@ -34,16 +34,16 @@ rm -rf var/lib/apt/lists/* var/cache/apt/* run/*
 find var/log -type f -delete
 find var/tmp -mindepth 1 -delete`
 
-// Build makes the image name:latest from the recipe of that name and returns
-// its record once it can be used. What is done is told to progress, line by line.
+// Build makes the image name:latest from the recipe of that name and returns its record
+// once it can be used. It writes its progress to progress, line by line.
 //
-// Two builds of one day (UTC) from equal packages have equal digests: times
-// later than the day's first second are set to it. Cancelling ctx ends the
-// build within 10 s and leaves nothing.
+// Two builds on one day (UTC) from equal packages have equal digests: a time later than
+// the day's first second is set to that. If ctx is cancelled, the build ends within 10
+// s and leaves nothing.
 //
-// It fails with errs.Unsupported where mmdebstrap or a source of the suite is
-// missing, and with errs.Unavailable, naming the last words of mmdebstrap, if
-// that fails: more often than not by the network.
+// It fails with errs.Unsupported if mmdebstrap or a source of the suite is missing. It
+// fails with errs.Unavailable, with the last lines of mmdebstrap, if that fails: mostly
+// the network is the cause.
 func (s *Store) Build(ctx context.Context, name string, progress io.Writer) (record.Image, error) {
 	r, err := s.recipe(name)
 	if err != nil {
@@ -81,7 +81,7 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, progress
 		return i, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(tmp)) }()
-	if err := os.Chmod(tmp, 0o755); err != nil { // apt fetches as a user of its own
+	if err := os.Chmod(tmp, 0o755); err != nil { // apt fetches as another user
 		return i, err
 	}
 
@@ -108,15 +108,15 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, progress
 	return i, nil
 }
 
-// aptProxies are the proxies of the host's apt, as environment: mmdebstrap does
-// not read the host's apt.conf, and as an option they would stay in the image.
+// aptProxies are the proxies of the host's apt, as environment variables: mmdebstrap
+// does not read the host's apt.conf, and an option would stay in the image.
 func aptProxies(ctx context.Context) (env []string) {
 	for _, scheme := range []string{"http", "https"} {
 		v := os.Getenv(scheme + "_proxy")
 		if v == "" {
 			out, err := exec.CommandContext(ctx, "apt-config", "shell", "v", "Acquire::"+scheme+"::Proxy").Output()
 			if err != nil {
-				continue // then there is no apt to ask
+				continue // apt is not installed
 			}
 			_, v, _ = strings.Cut(strings.TrimSpace(string(out)), "=")
 			v = strings.Trim(v, "'")
@@ -134,8 +134,8 @@ func aptProxies(ctx context.Context) (env []string) {
 // arguments are those of mmdebstrap(1): a tar on standard output, sources on
 // standard input.
 func (r *Recipe) arguments() []string {
-	// force-unsafe-io stays in the image: what dpkg would sync, a sandbox's disk
-	// does not promise.
+	// force-unsafe-io stays in the image: the disk of a sandbox does not promise what
+	// dpkg would sync.
 	a := []string{"--mode=root", "--format=tar", "--variant=" + r.Variant, "--dpkgopt=force-unsafe-io"}
 	if len(r.Packages) > 0 {
 		a = append(a, "--include="+strings.Join(r.Packages, ","))
@@ -155,13 +155,14 @@ func (r *Recipe) arguments() []string {
 // importOutput runs mmdebstrap and stages the tar it writes. A tar counts only
 // if mmdebstrap ended well.
 func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Writer) (l staged, err error) {
-	// The parent-death signal is sent when this thread ends, so it may not end before.
+	// The kernel sends the parent-death signal when this thread ends, so the thread
+	// must live.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	cmd.SysProcAttr = &unix.SysProcAttr{
 		Setpgid:      true, // one signal reaches apt and dpkg too
 		Pdeathsig:    unix.SIGTERM,
-		Unshareflags: unix.CLONE_NEWNS, // no mount of it is ever seen by, or left to, the host
+		Unshareflags: unix.CLONE_NEWNS, // the host never sees or keeps a mount of it
 	}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGTERM) }
 	cmd.WaitDelay = stopTime
@@ -190,20 +191,20 @@ func (s *Store) importOutput(ctx context.Context, cmd *exec.Cmd, progress io.Wri
 	if err == nil {
 		return l, nil
 	}
-	if !end.waited { // the import failed first: nobody reads any more
+	if !end.waited { // the import failed first: nothing reads the pipe any more
 		_ = unix.Kill(-cmd.Process.Pid, unix.SIGTERM)
 		_, _ = io.Copy(io.Discard, out)
 		_ = cmd.Wait()
 	}
 	if end.waited && !errors.Is(end.err, io.EOF) {
-		err = end.err // in its own words, not as what half a tar looks like
+		err = end.err // its own error, not the one of a tar cut short
 	}
-	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // what ignored the first; none is the rule
+	_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // for a process that ignored SIGTERM; usually there is none
 	return staged{}, errors.Join(ctx.Err(), err)
 }
 
-// endOfProcess reads a pipe and, instead of its end, gives the end of the
-// process: an import of half a tar then fails before it is named.
+// endOfProcess reads a pipe and gives the end of the process instead of the end of the
+// pipe: an import of half a tar then fails before the image is named.
 type endOfProcess struct {
 	r      io.Reader
 	wait   func() error
@@ -226,7 +227,7 @@ func (e *endOfProcess) Read(p []byte) (int, error) {
 	return 0, e.err
 }
 
-// oneAtATime orders what mmdebstrap and the import say at the same time.
+// oneAtATime orders the simultaneous output of mmdebstrap and the import.
 type oneAtATime struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -238,7 +239,7 @@ func (o *oneAtATime) Write(p []byte) (int, error) {
 	return o.w.Write(p)
 }
 
-// lastWords passes output on and keeps its end, for an error.
+// lastWords passes output on and keeps the end of it for an error.
 type lastWords struct {
 	w   io.Writer
 	end []byte
@@ -251,7 +252,7 @@ func (l *lastWords) Write(p []byte) (int, error) {
 	if len(l.end) > 2*keptWords {
 		l.end = append([]byte(nil), l.end[len(l.end)-keptWords:]...)
 	}
-	_, _ = l.w.Write(p) // who watches may go away
+	_, _ = l.w.Write(p) // the reader may go away
 	return len(p), nil
 }
 

@@ -54,7 +54,7 @@ func checkConfig(c *record.ImageConfig) error {
 	return nil
 }
 
-// full says of an error that the disk is full what to do about it.
+// full adds to an error of a full disk what to do about it.
 func full(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
 		return errs.Wrap(err, errs.Exhausted, "the disk of the state directory is full: free space, or remove images (sandboxctl image "+

@@ -20,16 +20,16 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// exports is how many may go on at once: each holds the names of a directory in
+// exports is how many exports may run at once: each holds the names of a directory in
 // memory for as long as its client reads.
 const exports = 4
 
-// Export writes an image as `docker save` does: `docker load`, `podman load` and
-// Import take it. Layers are made into tars anew, so the digests of those that came
-// in archives of others, or from registries, are not those they were imported with;
-// what was built here, and what an export gave and Import took, gives the same again
-// (see ownDigest). Each layer is read twice, because its size and digest come first. It
-// fails with errs.Unavailable while too many others are written.
+// Export writes an image as `docker save` does: `docker load`, `podman load` and Import
+// read it. Layers are made into tars anew. So a layer that came from another program's
+// archive, or from a registry, gets another digest than the one it was imported with. A
+// layer that was built here, or that Import took from an export, keeps its digest (see
+// ownDigest). Each layer is read twice, because its size and digest come first. Export
+// fails with errs.Unavailable while too many others run.
 func (s *Store) Export(ctx context.Context, i record.Image, w io.Writer) error {
 	select {
 	case s.exporting <- struct{}{}:

@@ -1,19 +1,18 @@
 // Package image turns recipes and archives into images, and names into images.
 //
-// An image is a record: a name and a tag, the layers below it, and what a
-// sandbox takes over from it (environment, directory, user). Layers are kept by
-// another, the storage of package snapshot; records by a third, the database;
-// both are interfaces here.
+// An image is a record: a name and a tag, its layers, and the config that a sandbox
+// takes over (environment, directory, user). Package snapshot stores the layers, the
+// database stores the records; both are interfaces here.
 //
 //	recipe ─▶ mmdebstrap ─▶ tar ─┐
 //	tar of a root file system ───┼─▶ staged layers ─▶ named layers ─▶ record
 //	docker save, OCI layout ─────┤    no names yet     one short lock
 //	registry ─▶ blobs ───────────┘
 //
-// What surprises: Build writes no file of the image. mmdebstrap's tar flows
-// through a pipe straight into the layer store, and its digest is the layer's
-// name. So a build is repeatable exactly if mmdebstrap's output is, and all that
-// would make it differ is removed inside, before the tar is made.
+// What surprises: Build writes no file of the image. mmdebstrap's tar flows through a
+// pipe straight into the layer store, and its digest is the layer's name. So a build is
+// repeatable exactly if mmdebstrap's output is. Everything that would make the output
+// differ is removed inside, before the tar is made.
 package image
 
 import (
@@ -35,26 +34,26 @@ import (
 
 // Layers keeps unpacked layers by the digest of their tar. (snapshot/layer)
 type Layers interface {
-	// Stage unpacks a tar into a layer without a name, Commit gives it its name,
-	// Drop removes it if it has none.
+	// Stage unpacks a tar into a layer without a name. Commit gives it its name, Drop
+	// removes it if it has none.
 	Stage(ctx context.Context, r io.Reader, progress func(int64)) (stage, digest string, bytes int64, err error)
 	Commit(ctx context.Context, stage, digest string) error
 	Drop(stage string) error
-	// Read writes a layer as a tar, the same each time, and ReadStage one that has
-	// no name yet.
+	// Read writes a layer as a tar, the same each time. ReadStage does so for a layer
+	// without a name.
 	Read(ctx context.Context, digest string, w io.Writer) error
 	ReadStage(ctx context.Context, stage string, w io.Writer) error
 	// Size fails with errs.NotFound if the layer is not here.
 	Size(ctx context.Context, digest string) (int64, error)
 	Remove(ctx context.Context, digest string) error
 	List(ctx context.Context) ([]string, error)
-	// Room fails with errs.Exhausted where imports may take no more disk.
+	// Room fails with errs.Exhausted if imports may take no more disk.
 	Room() error
 }
 
-// DB keeps image records by name and tag. Put replaces; deleting what is
-// absent is fine. A record that cannot be read is listed by its name:tag only,
-// and errs.Internal to Get. (store)
+// DB keeps image records by name and tag. Put replaces; deleting an absent record is no
+// error. An unreadable record is listed by its name:tag only, and errs.Internal to Get.
+// (store)
 type DB interface {
 	PutImage(ctx context.Context, i record.Image) error
 	GetImage(ctx context.Context, name, tag string) (record.Image, bool, error)
@@ -67,18 +66,17 @@ type Config struct {
 	Layers     Layers
 	DB         DB
 	RecipesDir string // <RecipesDir>/<name>/recipe.toml
-	// TempDir holds the root file systems under construction, a few hundred MB
-	// each, and archives while they are read. It is the Store's alone: Open
-	// empties it.
+	// TempDir holds the root file systems under construction, a few hundred MB each,
+	// and archives while they are read. Only the Store uses it: Open empties it.
 	TempDir string
-	// Users names those who stand on a layer, for people.
+	// Users names the users of a layer, for people.
 	Users func(layer string) []string
-	// Aliases are other names of images, the first that fits counts. (ParseAliases)
+	// Aliases are other names of images; the first that fits is used. (ParseAliases)
 	Aliases []Alias
-	// Registries are asked for images that are not here; nil: there are none.
+	// Registries are asked for images that are not on this host; nil: there are none.
 	Registries *registry.Client
-	// BlobsDir holds what is downloaded until its image is there. It is kept, so
-	// that a pull goes on where it was cut off. Needed with Registries only.
+	// BlobsDir holds downloads until their image is there. It is kept, so that a pull
+	// goes on where it was cut off. Needed with Registries only.
 	BlobsDir string
 }
 
@@ -89,15 +87,15 @@ type Store struct {
 	build     chan struct{}
 	importing chan struct{}
 	exporting chan struct{}
-	// Held from before a layer has a name until an image names it, so that no
-	// sweep takes it in between.
+	// Held from before a layer has a name until an image names it, so that no sweep
+	// removes the layer in between.
 	naming sync.Mutex
 
 	flights flights
 	blobs   blobs
 }
 
-// Open returns a Store, and removes what a killed build left.
+// Open returns a Store, and removes the remains of a killed build.
 func Open(cfg Config) (*Store, error) {
 	if err := os.RemoveAll(cfg.TempDir); err != nil {
 		return nil, fmt.Errorf("remove leftovers of image builds: %w", err)
@@ -117,9 +115,9 @@ func Open(cfg Config) (*Store, error) {
 	}, nil
 }
 
-// Resolve finds the image of a reference: the one of this name on this host or, if
+// Resolve finds the image of a reference: the image with this name on this host or, if
 // there is none, the one that the name is an alias of. With a digest and no tag, it
-// looks at every tag of the name. It fails with errs.NotFound if this host has no such
+// searches every tag of the name. It fails with errs.NotFound if this host has no such
 // image.
 func (s *Store) Resolve(ctx context.Context, ref Reference) (record.Image, error) {
 	i, err := s.local(ctx, ref)
@@ -166,7 +164,7 @@ func (s *Store) local(ctx context.Context, ref Reference) (record.Image, error) 
 	return i, nil
 }
 
-// known reports whether a digest is one of an image: its own here, or of the
+// known reports whether a digest is one of an image: its own here, or one from the
 // registry that it was pulled from.
 func known(i record.Image, digest string) bool {
 	return i.Digest == digest || slices.Contains(i.Sources, digest)
@@ -195,8 +193,8 @@ func (s *Store) List(ctx context.Context) ([]record.Image, error) {
 	return all, nil
 }
 
-// digestOf is the digest of an image: of its layers and config, so that equal
-// images have equal digests, whenever and under whatever name they were made.
+// digestOf is the digest of an image, made of its layers and config: equal images have
+// equal digests, whenever and under whatever name they were made.
 func digestOf(layers []string, c record.ImageConfig) (string, error) {
 	b, err := json.Marshal(struct {
 		Layers []string           `json:"layers"`

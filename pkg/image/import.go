@@ -22,7 +22,7 @@ import (
 
 // Formats of archives.
 const (
-	FormatAuto   = "auto"   // what the first member of the archive looks like
+	FormatAuto   = "auto"   // decided by the first member of the archive
 	FormatRootfs = "rootfs" // a tar of a root file system
 	FormatDocker = "docker" // of `docker save`
 	FormatOCI    = "oci"    // a tar of an OCI image layout
@@ -30,42 +30,41 @@ const (
 
 // Archive says what an import reads.
 type Archive struct {
-	Ref    Reference // the name of the image; zero: what the archive calls it
+	Ref    Reference // the name of the image; zero: the name in the archive
 	Format string    // one of the formats; empty is FormatAuto
 }
 
-// Progress is how far an import or a pull is. Total is 0 if that is not known.
+// Progress is how far an import or a pull is. Total is 0 if it is not known.
 type Progress struct {
 	Stage        string // one of the stages below
-	Layer        int    // that is unpacked, from 1
+	Layer        int    // the layer that is unpacked, from 1
 	Layers       int
 	Bytes, Total int64
 }
 
 // Stages of imports and pulls.
 const (
-	StageReceive  = "receive"  // the archive
-	StageResolve  = "resolve"  // what a name means
-	StageDownload = "download" // the layers that are not here
-	StageUnpack   = "unpack"   // a layer
+	StageReceive  = "receive"  // read the archive
+	StageResolve  = "resolve"  // look the name up
+	StageDownload = "download" // fetch the missing layers
+	StageUnpack   = "unpack"   // unpack a layer
 )
 
 // imports is how many may run at once: each keeps a core and the disk busy.
 const imports = 4
 
-// Import makes an image of an archive: a tar of a root file system, of `docker
-// save` or of an OCI image layout, as it is or compressed by gzip or zstd.
-// progress, if not nil, is called often.
+// Import makes an image of an archive: a tar of a root file system, of `docker save` or
+// of an OCI image layout, plain or compressed by gzip or zstd. If progress is not nil,
+// Import calls it often.
 //
-// A root file system is unpacked while it comes. The archive of an image is
-// kept aside first, as a file without a name, because what it says of its layers
-// comes last in it. Layers are unpacked and checked without names; they get them,
-// and the image its own, when all is there. Cancelling ctx, or a reader that
-// fails, leaves nothing.
+// Import unpacks a root file system while it comes. It first spools the archive of an
+// image into a file without a name, because the list of its layers comes last. It
+// unpacks and checks layers without names; they get their names, and the image its own,
+// when all are there. If ctx is cancelled or the reader fails, nothing is left.
 //
 // It fails with errs.Invalid if the archive is broken, hostile or none, with
-// errs.Unsupported if it is for another machine, with errs.Exhausted if it does
-// not fit on the disk.
+// errs.Unsupported if it is for another machine, with errs.Exhausted if it does not fit
+// on the disk.
 func (s *Store) Import(ctx context.Context, a Archive, r io.Reader, progress func(Progress)) (record.Image, error) {
 	if a.Ref.Digest != "" {
 		return record.Image{}, errs.New(errs.Invalid, "image %.200q: a digest is computed, not given; leave it out", a.Ref.URI)
@@ -92,16 +91,16 @@ type importer struct {
 
 // staged is a layer of the image to be, lowest first.
 type staged struct {
-	stage  string // empty: it was here already
+	stage  string // empty: this host had it already
 	digest string
 	bytes  int64
 }
 
-// drop removes what was not named.
+// drop removes the layers that have no name.
 func (im *importer) drop() {
 	for _, l := range im.layers {
 		if l.stage != "" {
-			_ = im.s.cfg.Layers.Drop(l.stage) // the next start removes it else
+			_ = im.s.cfg.Layers.Drop(l.stage) // on an error the next start removes it
 		}
 	}
 }
@@ -112,7 +111,7 @@ func (im *importer) run(ctx context.Context, format string, r io.Reader) (record
 	if err != nil {
 		return record.Image{}, err
 	}
-	// Only now, so that who sends nothing keeps nobody waiting.
+	// Only now, so that a client that sends nothing blocks no other.
 	select {
 	case im.s.importing <- struct{}{}:
 		defer func() { <-im.s.importing }()
@@ -189,7 +188,7 @@ func (im *importer) image(ctx context.Context, format string, r io.Reader) (reco
 	return plan.Config, nil
 }
 
-// here takes a layer that this host has already.
+// here uses a layer that this host has already.
 func (im *importer) here(ctx context.Context, diffID string) (bool, error) {
 	n, err := im.s.cfg.Layers.Size(ctx, diffID)
 	if errs.Is(err, errs.NotFound) {
@@ -201,7 +200,7 @@ func (im *importer) here(ctx context.Context, diffID string) (bool, error) {
 	return err == nil, err
 }
 
-// inLayer says in which layer something is wrong, also to who sees only the text.
+// inLayer says in which layer something is wrong, also in the text of the error.
 func inLayer(err error, n, of int) error {
 	if e, ok := errors.AsType[*errs.Error](err); ok {
 		return errs.Wrap(err, e.Code, "layer %d of %d: %s", n, of, e.Text)
@@ -209,7 +208,7 @@ func inLayer(err error, n, of int) error {
 	return fmt.Errorf("layer %d of %d: %w", n, of, err)
 }
 
-// layer stages one layer of a spooled archive, unpacking it if need be, and
+// layer stages one layer of a spooled archive. It unpacks the layer if need be, and
 // checks both of its digests.
 func (im *importer) layer(ctx context.Context, f io.ReaderAt, l archive.Layer, at Progress) error {
 	at.Total = l.Size
@@ -227,8 +226,8 @@ func (im *importer) layer(ctx context.Context, f io.ReaderAt, l archive.Layer, a
 	return im.stage(ctx, r, l.DiffID, sum.check)
 }
 
-// stage stages a layer, which must have the digest want if that is not empty
-// and pass check if that is not nil.
+// stage stages a layer. The layer must have the digest want if that is not empty, and
+// pass check if that is not nil.
 func (im *importer) stage(ctx context.Context, r io.Reader, want string, check func() error) error {
 	stage, digest, n, err := im.s.cfg.Layers.Stage(ctx, r, nil)
 	if err != nil {
@@ -250,11 +249,11 @@ func (im *importer) stage(ctx context.Context, r io.Reader, want string, check f
 	return nil
 }
 
-// ownDigest is how a layer is named that nobody else has a name for: by the tar that
-// an export makes of it. So an image that was built, or made of a root file system,
-// has the same digest wherever it is brought by export and import. Layers of images of
-// others keep the names that those gave them, by which they are found again and shared,
-// until an export makes other tars of them.
+// ownDigest names a layer that has no digest from elsewhere, by the tar that an export
+// makes of it. So an image that was built, or made of a root file system, has the same
+// digest on every host that it is exported to. Layers of other programs' images keep
+// their digests, by which they are found again and shared, until an export makes other
+// tars of them.
 func (s *Store) ownDigest(ctx context.Context, stage string) (string, error) {
 	h := sha256.New()
 	if err := s.cfg.Layers.ReadStage(ctx, stage, h); err != nil {
@@ -263,8 +262,8 @@ func (s *Store) ownDigest(ctx context.Context, stage string) (string, error) {
 	return digestPrefix + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// name gives staged layers and then the image their names: from here on nobody
-// takes them for garbage.
+// name gives staged layers and then the image their names: from here on they are no
+// garbage.
 func (s *Store) name(ctx context.Context, i record.Image, layers []staged) (_ record.Image, err error) {
 	i.Created = time.Now().UTC()
 	if i.Tag == "" {
@@ -296,10 +295,10 @@ func (s *Store) name(ctx context.Context, i record.Image, layers []staged) (_ re
 	return i, s.cfg.DB.PutImage(ctx, i)
 }
 
-// nameOf chooses the name of an image from what its archive calls it.
+// nameOf chooses the name of an image from the names in its archive.
 func nameOf(tags []string) (Reference, error) {
 	for _, t := range tags {
-		// docker says alpine, podman and others the whole of it.
+		// docker writes alpine, podman and others the full name.
 		if rest, ok := strings.CutPrefix(strings.TrimPrefix(t, "index."), "docker.io/"); ok {
 			t = strings.TrimPrefix(rest, "library/")
 		}
@@ -310,8 +309,8 @@ func nameOf(tags []string) (Reference, error) {
 	return Reference{}, errs.New(errs.Invalid, "the archive does not say what its image is called: give a name")
 }
 
-// spool copies an archive into a file that has no name, so that nothing is left
-// of it however this ends.
+// spool copies an archive into a file without a name, so that nothing of it is ever
+// left behind.
 func (s *Store) spool(r io.Reader) (f *os.File, size int64, err error) {
 	f, err = os.CreateTemp(s.cfg.TempDir, "archive-")
 	if err != nil {
@@ -326,15 +325,15 @@ func (s *Store) spool(r io.Reader) (f *os.File, size int64, err error) {
 	return f, size, nil
 }
 
-// probe asks a child what an archive is that begins with head.
+// probe asks a child which kind of archive begins with head.
 func probe(ctx context.Context, head []byte) (k archive.Kind, err error) {
 	return k, ask(ctx, confine.Child{Verb: archive.ProbeVerb}, head, &k)
 }
 
-// planOf asks a child what an archive holds, and believes nothing of it that
+// planOf asks a child what an archive holds, and checks everything in the answer that
 // can be checked.
 func planOf(ctx context.Context, f *os.File, size int64, format string) (p archive.Plan, err error) {
-	ro, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // nothing that the child could write to
+	ro, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // read-only: the child cannot write to it
 	if err != nil {
 		return p, fmt.Errorf("open the archive again: %w", err)
 	}
@@ -349,7 +348,7 @@ func planOf(ctx context.Context, f *os.File, size int64, format string) (p archi
 	return p, checkPlan(&p, size)
 }
 
-// checkPlan refuses a plan for an archive of size bytes that no honest child makes.
+// checkPlan refuses a plan that no honest child makes for an archive of size bytes.
 func checkPlan(p *archive.Plan, size int64) error {
 	if err := checkLayers(p.Layers); err != nil {
 		return err
@@ -384,9 +383,9 @@ func ask(ctx context.Context, c confine.Child, in []byte, answer any) error {
 		return err
 	}
 	defer p.Close()
-	go func() { _, _ = p.In.Write(in); p.In.Close() }() // a child that wants no more says why it ends
+	go func() { _, _ = p.In.Write(in); p.In.Close() }() // if the child stops reading, its end says why
 	b, err := io.ReadAll(io.LimitReader(p.Out, maxAnswer))
-	p.Kill() // it may go on for ever; ended well already, it does not notice
+	p.Kill() // it may run for ever; a child that has ended is not affected
 	if werr := p.Wait(); errs.CodeOf(werr) != errs.Internal {
 		return werr
 	} else if err == nil && len(b) == 0 {
@@ -416,8 +415,8 @@ func inflate(ctx context.Context, from io.Reader) (io.ReadCloser, error) {
 	return i, nil
 }
 
-// inflated is what a child writes. Its end is good only if both the child and
-// what it reads ended well.
+// inflated is the output of a child. Its end is good only if both the child and the
+// reader that feeds it ended well.
 type inflated struct {
 	p   *confine.Process
 	fed chan error
@@ -435,7 +434,7 @@ func (i *inflated) Read(b []byte) (int, error) {
 	i.err = err
 	if errors.Is(err, io.EOF) {
 		died := i.p.Wait()
-		i.p.In.Close() // ends a feeder that still has something
+		i.p.In.Close() // ends a feeder that still has data
 		if died != nil {
 			i.err = died
 		} else if ferr := <-i.fed; ferr != nil {

@@ -25,8 +25,8 @@ type Auth = registry.Auth
 
 type authKey struct{}
 
-// WithAuth returns a context in which Pull finds credentials: they belong to
-// one request and to nothing that is kept of it. nil is none.
+// WithAuth returns a context in which Pull finds credentials. They belong to one
+// request and are never stored. nil means none.
 func WithAuth(ctx context.Context, a *Auth) context.Context {
 	if a == nil {
 		return ctx
@@ -40,19 +40,18 @@ func AuthOf(ctx context.Context) (a Auth, ok bool) {
 	return a, ok
 }
 
-// Pull says what is pulled.
+// Pull says what to pull.
 type Pull struct {
 	Ref Reference
-	// Missing leaves the registry alone if the image is here by now.
+	// Missing makes the pull ask no registry if the image is here by now.
 	Missing bool
 }
 
 const (
-	// pullLimit bounds a pull as a whole: a registry that drips would else keep
-	// one for ever.
+	// pullLimit bounds a whole pull: otherwise a registry that sends a little at a time
+	// would keep it going for ever.
 	pullLimit = 2 * time.Hour
-	// downloads is how many blobs of an image are on their way at once, as with
-	// docker.
+	// downloads is how many blobs of an image are downloaded at once, as with docker.
 	downloads = 3
 )
 
@@ -66,7 +65,7 @@ type flights struct {
 type flightKey struct {
 	ref  Reference // canonical
 	auth Auth
-	some bool // auth is given
+	some bool // credentials were given
 }
 
 type flight struct {
@@ -79,10 +78,10 @@ type flight struct {
 	waiting   int
 	listeners map[int]func(Progress)
 	next      int
-	last      Progress // for those who join later
+	last      Progress // for callers that join later
 }
 
-// String says for people how far it is.
+// String writes the progress for people.
 func (p Progress) String() string {
 	part := record.Mebibytes(p.Bytes)
 	if p.Total > 0 {
@@ -102,20 +101,20 @@ func (p Progress) String() string {
 // CanPull reports whether a registry is configured that may have the image.
 func (s *Store) CanPull(ref Reference) bool { return s.cfg.Registries.Host(ref.Name) != "" }
 
-// Pull gets an image from the mirrors or the registry that are configured for
-// its name, with the credentials of WithAuth or of the configuration, and gives
-// it that name here. Layers that are here already are not downloaded, and an image that
-// is being pulled already is not pulled twice. progress, if not nil, is called often.
+// Pull gets an image from the mirrors or the registry that are configured for its name,
+// with the credentials of WithAuth or of the configuration, and gives it that name
+// here. It does not download layers that are here already, and it does not pull an
+// image twice at the same time. If progress is not nil, Pull calls it often.
 //
-// Nothing is visible before the image is whole. What was downloaded of one that
-// did not become so is kept for a while (see blobs), and the next pull goes on
-// from there. A pull ends when nobody waits for it any more.
+// Nothing is visible before the image is whole. The downloads of a failed pull are kept
+// for a while (see blobs), and the next pull goes on from there. A pull ends when no
+// caller waits for it any more.
 //
-// It fails with errs.NotFound if no registry is configured or there is no such
-// image, with errs.Denied if the registry wants other credentials or sends us
-// where we do not go, with errs.Invalid if it lies or the image is broken, with
-// errs.Unsupported if there is none for this machine, with errs.Unavailable if
-// it cannot be reached, with errs.Exhausted if the disk is full.
+// It fails with errs.NotFound if no registry is configured or there is no such image,
+// with errs.Denied if the registry wants other credentials or redirects to a forbidden
+// address, with errs.Invalid if it sends wrong content or the image is broken, with
+// errs.Unsupported if there is none for this machine, with errs.Unavailable if it
+// cannot be reached, with errs.Exhausted if the disk is full.
 func (s *Store) Pull(ctx context.Context, p Pull, progress func(Progress)) (record.Image, error) {
 	if !s.CanPull(p.Ref) {
 		return record.Image{}, s.unknown(p.Ref)
@@ -141,9 +140,9 @@ func (s *Store) Pull(ctx context.Context, p Pull, progress func(Progress)) (reco
 	return f.image, nil
 }
 
-// join joins the pull of key, or begins it. With missing, and if the image is
-// here, it does neither. A pull that is over has given the image its name before
-// it can no longer be joined, so that no two follow one another.
+// join joins the pull of key, or begins it. With missing, and if the image is here, it
+// does neither. A pull gives the image its name before it can no longer be joined, so
+// no second pull follows it.
 func (s *Store) join(ctx context.Context, key flightKey, missing bool, progress func(Progress)) (f *flight, leave func(), err error) {
 	s.flights.mu.Lock()
 	defer s.flights.mu.Unlock()
@@ -188,7 +187,7 @@ func (s *Store) leave(key flightKey, f *flight, n int) {
 	}
 }
 
-// run pulls, and tells all who have joined.
+// run pulls, and gives the result to all who have joined.
 func (s *Store) run(ctx context.Context, key flightKey, f *flight) {
 	defer f.cancel()
 	var auth *Auth
@@ -258,8 +257,8 @@ func (p *puller) run(ctx context.Context, ref Reference, auth *Auth) (i record.I
 	return i, err
 }
 
-// manifest reads the manifest of the image for this machine, and the digests by
-// which its registry knows it.
+// manifest reads the manifest of the image for this machine, and returns the digests
+// that the registry has for the image.
 func (p *puller) manifest(ctx context.Context) (m archive.Manifest, digests []string, err error) {
 	want := cmp.Or(p.ref.Digest, p.ref.Tag, DefaultTag)
 	for range 3 { // an index of indexes is allowed, and rare
@@ -301,18 +300,18 @@ func (p *puller) config(ctx context.Context, b archive.Blob) (c archive.Config, 
 	if err != nil {
 		return c, fmt.Errorf("read the config of the image: %w", err)
 	}
-	if sum := sha256.Sum256(text); "sha256:"+hex.EncodeToString(sum[:]) != b.Digest { // it was kept, and is broken since
+	if sum := sha256.Sum256(text); "sha256:"+hex.EncodeToString(sum[:]) != b.Digest { // the kept file was damaged since
 		return c, errs.New(errs.Unavailable, "the config of the image, which an earlier pull has left, is broken; try again")
 	}
 	return read[archive.Config](ctx, archive.ConfigVerb, text)
 }
 
-// read has a child read a document.
+// read makes a child read a document.
 func read[T any](ctx context.Context, verb string, b []byte) (said T, err error) {
 	return said, ask(ctx, confine.Child{Verb: verb}, b, &said)
 }
 
-// checkPulled refuses what no honest child says.
+// checkPulled refuses a plan that no honest child makes.
 func checkPulled(p *archive.Plan) error {
 	if err := checkLayers(p.Layers); err != nil {
 		return err
@@ -328,18 +327,18 @@ func checkPulled(p *archive.Plan) error {
 	return checkConfig(&p.Config)
 }
 
-// arrival is a layer that is here, or will not come.
+// arrival is a downloaded layer, or why it will not come.
 type arrival struct {
 	f   *os.File
 	err error
 }
 
-// fetch downloads the layers that are not here, a few at once, and stages each
-// when it and those below it have come.
+// fetch downloads the missing layers, a few at once, and stages each when it and those
+// below it are there.
 func (p *puller) fetch(ctx context.Context, layers []archive.Layer) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var going sync.WaitGroup
-	come := make([]chan arrival, len(layers)) // nil: it is here
+	come := make([]chan arrival, len(layers)) // nil: the layer is here
 	defer func() {
 		cancel()
 		going.Wait()
@@ -377,7 +376,7 @@ func (p *puller) fetch(ctx context.Context, layers []archive.Layer) error {
 	return p.stageAll(ctx, layers, come)
 }
 
-// note tells how much has come of all layers.
+// note reports how much of all layers has come.
 func (p *puller) note(layer int, n int64, layers int) {
 	p.mu.Lock()
 	p.got[layer] = n
@@ -392,7 +391,7 @@ func (p *puller) note(layer int, n int64, layers int) {
 // stageAll stages the layers in order, lowest first.
 func (p *puller) stageAll(ctx context.Context, layers []archive.Layer, come []chan arrival) error {
 	staged := map[string]staged{}
-	for _, l := range p.layers { // that are here
+	for _, l := range p.layers { // those that are here
 		staged[l.digest] = l
 	}
 	p.layers = nil
@@ -418,9 +417,9 @@ func (p *puller) stageAll(ctx context.Context, layers []archive.Layer, come []ch
 	return nil
 }
 
-// unpack stages one layer that has come.
+// unpack stages one downloaded layer.
 func (p *puller) unpack(ctx context.Context, f *os.File, l archive.Layer, at Progress) error {
-	select { // a few at once, imports among them
+	select { // a few at once, together with imports
 	case p.s.importing <- struct{}{}:
 		defer func() { <-p.s.importing }()
 	case <-ctx.Done():
@@ -433,7 +432,7 @@ func (p *puller) unpack(ctx context.Context, f *os.File, l archive.Layer, at Pro
 	}
 	l.Packed = archive.Packed(magic[:n])
 	err = p.layer(ctx, f, l, at)
-	if errs.Is(err, errs.Invalid) { // it would be no better the next time
+	if errs.Is(err, errs.Invalid) { // the next time it would fail too
 		p.s.blobs.drop(l.Digest)
 	}
 	return err

@@ -8,7 +8,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// meter tells how much was read.
+// meter reports how much was read.
 type meter struct {
 	r      io.Reader
 	n      int64
@@ -24,7 +24,7 @@ func (m *meter) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// roomy is a reader that ends where the disk has no more room for imports.
+// roomy is a reader that fails when the disk has no more room for imports.
 type roomy struct {
 	r     io.Reader
 	n     int64
@@ -44,7 +44,7 @@ func (m *roomy) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// summed is a reader whose digest must be want.
+// summed is a reader that checks that its content has the digest want.
 type summed struct {
 	r    io.Reader
 	h    hash.Hash
@@ -57,7 +57,7 @@ func (s *summed) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// check reads what is left and compares.
+// check reads the rest and compares.
 func (s *summed) check() error {
 	if s.want == "" {
 		return nil

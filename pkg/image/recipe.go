@@ -20,7 +20,7 @@ import (
 type Recipe struct {
 	Suite    string   `toml:"suite"`    // default: the host's
 	Variant  string   `toml:"variant"`  // default: minbase
-	Packages []string `toml:"packages"` // installed without what they recommend
+	Packages []string `toml:"packages"` // installed without recommended packages
 	Exclude  []string `toml:"exclude"`  // dpkg path-exclude
 	Include  []string `toml:"include"`  // dpkg path-include
 	Hooks    []string `toml:"hooks"`    // shell, on the host, $1 is the root
@@ -89,7 +89,7 @@ func (s *Store) recipe(name string) (Recipe, error) {
 	return r, nil
 }
 
-// check reports all that is wrong with a recipe.
+// check reports everything that is wrong with a recipe.
 func (r *Recipe) check() error {
 	var all []error
 	bad := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
@@ -124,7 +124,7 @@ func (r *Recipe) config() record.ImageConfig {
 	return record.ImageConfig{Env: r.Env, Workdir: r.Workdir, User: r.User}
 }
 
-// hostSuite is the suite of the host.
+// hostSuite is the Debian suite of the host.
 func hostSuite() (string, error) {
 	b, err := os.ReadFile("/etc/os-release")
 	if err != nil {

@@ -9,11 +9,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// DefaultTag is what a reference without a tag means.
+// DefaultTag is the tag of a reference without one.
 const DefaultTag = "latest"
 
-// A Reference is a parsed image URI. Clients and configuration give URIs; they are
-// parsed where they come in, and everything behind that takes a Reference.
+// A Reference is a parsed image URI. URIs from clients and the configuration are parsed
+// where they come in; all other code takes a Reference.
 type Reference struct {
 	URI    string // as it was given; for people
 	Name   string
@@ -53,7 +53,7 @@ func ParseReference(uri string) (Reference, error) {
 	return r, nil
 }
 
-// String is the reference as it is looked up: a digest counts more than a tag.
+// String is the reference that is looked up: a digest comes before a tag.
 func (r Reference) String() string {
 	if r.Digest != "" {
 		return r.Name + "@" + r.Digest
@@ -61,8 +61,8 @@ func (r Reference) String() string {
 	return r.Name + ":" + r.kept()
 }
 
-// kept is the tag under which a pulled image is kept. One that is asked for by a
-// digest is not what its tag is now.
+// kept is the tag under which a pulled image is kept. If the reference has a digest,
+// the tag is made of that: the tag of the reference may be another image now.
 func (r Reference) kept() string {
 	if r.Digest != "" {
 		return strings.Replace(r.Digest, ":", "-", 1)
@@ -80,6 +80,6 @@ func (r Reference) canonical() Reference {
 	return c
 }
 
-// Kept is the beginning of the record of the image that a pull of r will make: the name
-// and the tag under which it will be kept.
+// Kept is the beginning of the record that a pull of r will make: the name and the tag
+// under which the image will be kept.
 func (r Reference) Kept() record.Image { return record.Image{Name: r.Name, Tag: r.kept()} }

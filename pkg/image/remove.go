@@ -12,14 +12,14 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Remove forgets the image of a reference, and removes those of its layers that
-// no other image has. It fails with errs.WrongState, and removes nothing, while
-// a sandbox stands on one of those; with errs.NotFound if there is no such image.
-// Of one whose record cannot be read it removes that.
+// Remove deletes the image of a reference, and those of its layers that no other image
+// has. It fails with errs.WrongState, and removes nothing, while a sandbox uses one of
+// those layers; with errs.NotFound if there is no such image. If its record cannot be
+// read, Remove deletes the record only.
 func (s *Store) Remove(ctx context.Context, ref Reference) error {
 	s.naming.Lock()
 	defer s.naming.Unlock()
-	i, err := s.local(ctx, ref) // an alias does not take away what it stands for
+	i, err := s.local(ctx, ref) // removing by an alias must not remove its image
 	if errs.Is(err, errs.Internal) {
 		return s.removeUnreadable(ctx, ref, err)
 	}
@@ -39,7 +39,7 @@ func (s *Store) Remove(ctx context.Context, ref Reference) error {
 		return errs.New(errs.WrongState, "image %s is in use by %s; `sandboxctl rm` those first", i.Ref(), some(users))
 	}
 	for _, l := range own {
-		if len(bad) == 0 { // else the sweep does, when that is known again
+		if len(bad) == 0 { // else the sweep does, when all records can be read again
 			err = errors.Join(err, s.cfg.Layers.Remove(ctx, l))
 		}
 	}
@@ -49,8 +49,8 @@ func (s *Store) Remove(ctx context.Context, ref Reference) error {
 	return nil
 }
 
-// removeUnreadable removes a record that cannot be read, for which why is the
-// reason. Which layers it has nobody knows; the sweep finds them.
+// removeUnreadable removes a record that cannot be read; why is the reason. Its layers
+// are not known; the sweep finds them.
 func (s *Store) removeUnreadable(ctx context.Context, ref Reference, why error) error {
 	_, bad, err := s.cfg.DB.ListImages(ctx)
 	if err != nil {
@@ -66,17 +66,17 @@ func (s *Store) removeUnreadable(ctx context.Context, ref Reference, why error) 
 	return nil
 }
 
-// Pruned is what a prune took away.
+// Pruned is what a prune removed.
 type Pruned struct {
 	Images []string // name:tag
 	Layers []string // digests
-	Bytes  int64    // of files in the layers, and of what pulls have left
+	Bytes  int64    // of files in the layers, and of the remains of unfinished pulls
 }
 
-// Prune removes layers that neither an image nor a sandbox needs and what pulls
-// have left that did not come to their end, and with all also every image that no
-// sandbox uses. It fails with errs.WrongState while the record of an image cannot
-// be read: that may need any layer.
+// Prune removes layers that neither an image nor a sandbox needs and the remains of
+// unfinished pulls. With all it also removes every image that no sandbox uses. It fails
+// with errs.WrongState while the record of an image cannot be read: that image may need
+// any layer.
 func (s *Store) Prune(ctx context.Context, all bool) (Pruned, error) {
 	p, err := s.prune(ctx, all)
 	n, berr := s.blobs.sweep(0, 0)
@@ -129,22 +129,22 @@ func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
 	return p, nil
 }
 
-// Sweep removes layers that neither an image nor a sandbox needs, as a rebuilt
-// image leaves them, and what is too old or too much of pulls that did not come
-// to their end. Those of builds, imports and pulls under way have no names yet.
+// Sweep removes layers that neither an image nor a sandbox needs, for example after a
+// rebuild, and remains of unfinished pulls that are too old or too large. Layers of
+// builds, imports and pulls in progress have no names yet, so it does not see them.
 func (s *Store) Sweep(ctx context.Context) error {
 	_, err := s.prune(ctx, false)
 	if errs.Is(err, errs.WrongState) {
-		err = nil // the store has said so
+		err = nil // the store has logged it
 	}
 	_, berr := s.blobs.sweep(blobsFor, blobsMax)
 	return errors.Join(err, berr)
 }
 
-// forget removes the record of i, unless somebody stands on one of layers. Who
-// looks an image up may stand on it a moment later, so the record goes before the
-// last look, and comes back if that finds anybody: once it is gone, nobody
-// begins to stand on what it named.
+// forget removes the record of i, unless a sandbox uses one of layers. A caller that
+// has just looked the image up may use it a moment later. So forget removes the record
+// first, checks again, and puts the record back if there is a user now: without the
+// record no new sandbox can use the image.
 func (s *Store) forget(ctx context.Context, i record.Image, layers []string) (users []string, err error) {
 	if users = s.users(layers); len(users) > 0 {
 		return users, nil
@@ -158,7 +158,7 @@ func (s *Store) forget(ctx context.Context, i record.Image, layers []string) (us
 	return nil, nil
 }
 
-// users names the sandboxes that stand on layers.
+// users names the sandboxes that use layers.
 func (s *Store) users(layers []string) (users []string) {
 	for _, l := range layers {
 		for _, u := range s.cfg.Users(l) {
@@ -170,14 +170,14 @@ func (s *Store) users(layers []string) (users []string) {
 	return users
 }
 
-// own are the layers that i has and no other image.
+// own are the layers that only i has.
 func (s *Store) own(i record.Image, all []record.Image) []string {
 	others := slices.DeleteFunc(slices.Clone(all), func(o record.Image) bool { return o.Ref() == i.Ref() })
 	shared := named(others)
 	return slices.DeleteFunc(slices.Clone(i.Layers), func(l string) bool { return shared[l] })
 }
 
-// named is the set of layers that images name.
+// named is the set of all layers that images name.
 func named(images []record.Image) map[string]bool {
 	set := map[string]bool{}
 	for _, i := range images {
@@ -188,7 +188,7 @@ func named(images []record.Image) map[string]bool {
 	return set
 }
 
-// some lists a few of many.
+// some names a few of many.
 func some(names []string) string {
 	const few = 5
 	if n := len(names); n > few {

@@ -12,9 +12,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// aptSources returns the sources of a suite, its updates and its security
-// suite from a host's /etc/apt, as lines of sources.list(5). Other repositories
-// of the host stay out: an image holds what its recipe names, from Debian.
+// aptSources returns the sources of a suite, its updates and its security suite from a
+// host's /etc/apt, as lines of sources.list(5). It leaves out other repositories of the
+// host: an image holds only what its recipe names, from Debian.
 func aptSources(etc fs.FS, suite string) (string, error) {
 	var files []string
 	for _, pattern := range []string{"sources.list", "sources.list.d/*.list", "sources.list.d/*.sources"} {
@@ -133,8 +133,8 @@ func expand(f map[string]string) (list []source) {
 		{"check-valid-until", "check-valid-until"},
 	} {
 		v := strings.Join(strings.Fields(f[o[0]]), ",")
-		// A key written out has no one-line form; then mmdebstrap looks for one
-		// of the host's keyrings that fits.
+		// A key given in full has no one-line form; then mmdebstrap searches the host's
+		// keyrings for one that fits.
 		if v == "" || o[0] == "signed-by" && !strings.HasPrefix(v, "/") {
 			continue
 		}

@@ -24,17 +24,17 @@ func Write(dir string, spec *specs.Spec) error {
 	return WriteFile(dir, "config.json", b, 0o600)
 }
 
-// WriteFile puts one more file into the bundle dir, whole or not at all, as the
-// resolv.conf that Config binds. What a guest reads needs mode 0644.
+// WriteFile puts one more file into the bundle dir, either all of it or nothing: for
+// example the resolv.conf that Config binds. A file that a guest reads needs mode 0644.
 //
-// It does not sync: a bundle lies in /run and dies with the host.
+// It does not sync: a bundle is in /run and is lost at a reboot.
 func WriteFile(dir, name string, data []byte, mode fs.FileMode) error {
 	path := filepath.Join(dir, name)
 	tmp := path + ".new"
 	if err := os.WriteFile(tmp, data, mode); err != nil {
 		return fmt.Errorf("write bundle file: %w", err)
 	}
-	// Neither umask nor a leftover of another mode decides.
+	// The mode must not depend on the umask or on a leftover file.
 	if err := os.Chmod(tmp, mode); err != nil {
 		return fmt.Errorf("write bundle file: %w", err)
 	}
@@ -44,9 +44,9 @@ func WriteFile(dir, name string, data []byte, mode fs.FileMode) error {
 	return nil
 }
 
-// Remove removes the bundle dir and the files in it. It never descends: a root
-// file system that somebody mounted below the bundle survives, and is an error.
-// No bundle is no error.
+// Remove removes the bundle dir and the files in it. It never descends: a root file
+// system mounted below the bundle survives, and is an error. A missing bundle is no
+// error.
 func Remove(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

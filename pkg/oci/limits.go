@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HostNoFile is the Config.NoFile that this process may give: MaxNoFile, or its
-// own hard limit where that is lower and CAP_SYS_RESOURCE may be missing.
+// HostNoFile is the highest Config.NoFile that this process may set: MaxNoFile, or its
+// own hard limit if that is lower and CAP_SYS_RESOURCE may be missing.
 func HostNoFile() (uint64, error) {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {

@@ -7,7 +7,7 @@ import (
 )
 
 // MainPID reads a process ID from the JSON file in which a runtime keeps its state of a
-// sandbox. The keys in path lead to it.
+// sandbox. path lists the keys that lead to it.
 func MainPID(file string, path ...string) (pid int, err error) {
 	b, err := os.ReadFile(file)
 	for _, key := range path {

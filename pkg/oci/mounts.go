@@ -10,23 +10,24 @@ import (
 // defaultShm is the size of /dev/shm, as docker has it.
 const defaultShm = 64 << 20
 
-// mounts are what stands in a sandbox beside its root file system.
+// mounts are the mounts of a sandbox beside its root file system.
 //
-// Not mounted: cgroup, because nothing to write to is no release_agent and no
-// limit lifted (and 2.5 ms saved), and mqueue, which mq_open(3) does not need.
-// /tmp lies on the root file system, i.e. within the disk limit. Missing mount
-// points would be made by the runtime, in the guest's own layer: pkg/snapshot's
-// scaffold layer holds them all.
+// cgroup and mqueue are not mounted. Without cgroup there is no release_agent to write
+// and no limit to lift (and a start takes 2.5 ms less). mq_open(3) does not need mqueue.
+// /tmp is on the root file system, i.e. within the disk limit. The runtime would make
+// missing mount points in the guest's own layer; pkg/snapshot's scaffold layer has them
+// all.
 func mounts(name string, c Config) []specs.Mount {
 	tmpfs := func(options ...string) []string {
 		if name == Runsc {
-			// The sentry's tmpfs takes size and mode only; memory stops the rest.
+			// The sentry's tmpfs takes size and mode only; the memory limit bounds the
+			// rest.
 			options = options[:len(options)-1]
 		}
 		return options
 	}
-	// An inode costs the kernel about a page: as many as pages, and a few for
-	// the small ones.
+	// An inode costs the kernel about a page: allow as many as pages, and a few for
+	// small sizes.
 	sized := func(bytes int64, options ...string) []string {
 		return tmpfs(append(options, fmt.Sprintf("size=%dk", bytes>>10), fmt.Sprintf("nr_inodes=%d", max(bytes>>12, 1<<10)))...)
 	}
@@ -65,11 +66,11 @@ func mounts(name string, c Config) []specs.Mount {
 		if !t.Exec {
 			options = append(options, "noexec")
 		}
-		// Instead of one of ours, as /run, not on top of it.
+		// It replaces one of ours, for example /run, and is not mounted on top.
 		m = slices.DeleteFunc(m, func(o specs.Mount) bool { return o.Destination == t.Path })
 		m = append(m, specs.Mount{Destination: t.Path, Type: "tmpfs", Source: "tmpfs", Options: sized(t.Bytes, options...)})
 	}
-	// Nothing of these hides the agent's.
+	// No later mount may hide the agent's directories.
 	if c.AgentState != "" {
 		m = append(m, specs.Mount{
 			Destination: AgentState, Type: "bind", Source: c.AgentState,
@@ -80,8 +81,8 @@ func mounts(name string, c Config) []specs.Mount {
 		Destination: AgentDir, Type: "bind", Source: c.AgentDir,
 		Options: []string{"bind", "ro", "nosuid", "nodev", "rprivate"},
 	})
-	// Last: no other mount point is looked for in what guests may be writing to
-	// at this moment. That they hide nothing is checked where they are attached.
+	// Volumes come last: guests may be writing to them now, so no other mount point may
+	// be looked up in them. The code that attaches them checks that they hide nothing.
 	for _, v := range c.Volumes {
 		options := []string{"rbind", "nosuid", "nodev", "rprivate"}
 		if v.ReadOnly {

@@ -1,14 +1,13 @@
 // Package oci turns a Config into an OCI runtime spec and keeps it as a bundle.
 //
 // NewSpec is a pure function: the same Config gives the same spec, for gVisor's
-// runsc and for runc. What a sandbox may do (capabilities, no_new_privs,
-// seccomp, masked paths, rlimits, mounts) is decided here and nowhere else.
+// runsc and for runc. The rights of a sandbox (capabilities, no_new_privs,
+// seccomp, masked paths, rlimits, mounts) are decided here and nowhere else.
 //
-// What surprises: Config has no field for any of that. No request of a client
-// can reach a capability, a hook, an annotation, a sysctl or a mount of
-// anything but empty memory and what pkg/snapshot has attached for it, because
-// there is nothing to put it into. A
-// property test holds that line.
+// What surprises: Config has no field for any of that. No client request can set a
+// capability, a hook, an annotation, a sysctl or a mount, except empty memory and the
+// volumes that pkg/snapshot has attached: there is no field to put one into. A property
+// test checks that.
 //
 // Sources: the OCI runtime spec (github.com/opencontainers/runtime-spec),
 // capabilities(7), seccomp(2), kernel fs/coredump.c.
@@ -38,9 +37,9 @@ const AgentState = "/.sandboxd"
 // AgentPath is PID 1 of every sandbox.
 const AgentPath = AgentDir + "/sandbox-agent"
 
-// OOMScoreAdj is what every process of a sandbox starts with: the kernel kills
-// guests before anything of the host. Only the floor that it also sets (for a
-// starter with CAP_SYS_RESOURCE) keeps a guest from lowering it.
+// OOMScoreAdj is the OOM score that every process of a sandbox starts with: the kernel
+// kills guests before any process of the host. A starter with CAP_SYS_RESOURCE
+// also sets a floor with it, and only that keeps a guest from lowering its score.
 const OOMScoreAdj = 500
 
 // MaxNoFile is the limit of open files where the host allows that many.
@@ -54,8 +53,8 @@ type Config struct {
 
 	RootFS   string // the mounted root file system
 	ReadOnly bool   // mount it read-only
-	// AgentState is a directory for the agent alone, bound to AgentState; empty:
-	// none, the root file system has it.
+	// AgentState is a directory that only the agent uses, bound to AgentState; empty:
+	// none, the agent writes to the root file system.
 	AgentState string
 	Tmpfs      []Tmpfs // file systems in memory, in order
 	Volumes    []Volume
@@ -63,12 +62,12 @@ type Config struct {
 
 	NetNS  string // network namespace to join
 	UserNS string // runc: user namespace to join, which owns NetNS; empty: the host's. runsc: not used
-	// CgroupsPath is the leaf that the runtime's processes stand in, relative to
-	// the cgroup root, as "/sandboxd-d/<id>/run". It exists already.
+	// CgroupsPath is the cgroup of the runtime's processes, a leaf relative to the
+	// cgroup root, for example "/sandboxd-d/<id>/run". It exists already.
 	CgroupsPath string
 
-	// Files of the host, bound read-only to the same names in /etc. Empty: the
-	// image's own.
+	// Files of the host, bound read-only to the same names in /etc. Empty: the image's
+	// own file.
 	ResolvConf   string
 	Hosts        string
 	HostnameFile string
@@ -76,13 +75,13 @@ type Config struct {
 	AgentDir string   // directory that holds sandbox-agent, bound to AgentDir
 	Env      []string // of PID 1, KEY=VALUE
 
-	MemoryBytes int64  // what the guest is told it has; enforced by pkg/cgroups
+	MemoryBytes int64  // memory that the guest sees; enforced by pkg/cgroups
 	CPUMillis   int64  // thousandths of a core; enforced by pkg/cgroups. gVisor shows whole CPUs, at least two
 	Pids        int64  // runsc: RLIMIT_NPROC, which the sentry enforces; runc: pkg/cgroups
 	NoFile      uint64 // RLIMIT_NOFILE; 0: MaxNoFile. More than the starter's own hard limit fails the start
 }
 
-// A Tmpfs is a file system in memory: nosuid, nodev, and noexec unless Exec.
+// A Tmpfs is a file system in memory, mounted nosuid, nodev, and noexec unless Exec.
 type Tmpfs struct {
 	Path  string // absolute
 	Bytes int64
@@ -90,16 +89,16 @@ type Tmpfs struct {
 	Exec  bool
 }
 
-// A Volume is a directory or file of the host that is bound, with all that is
-// mounted below it: nosuid and nodev.
+// A Volume is a directory or file of the host that is bound with all mounts below it:
+// nosuid and nodev.
 type Volume struct {
-	Source   string // that nobody but root can change
+	Source   string // only root may be able to change it
 	Path     string // absolute
 	ReadOnly bool
 }
 
-// NewSpec makes the spec of one sandbox for runtime, Runsc or Runc. It panics
-// on any other name: names from requests are checked long before.
+// NewSpec makes the spec of one sandbox for runtime, Runsc or Runc. It panics on any
+// other name: the names in requests are checked long before.
 func NewSpec(runtimeName string, c Config) *specs.Spec {
 	return newSpec(runtimeName, runtime.GOARCH, c)
 }
@@ -115,7 +114,7 @@ func newSpec(name, goarch string, c Config) *specs.Spec {
 		c.NoFile = MaxNoFile
 	}
 	s := &specs.Spec{
-		Version:  "1.0.2", // the newest that both runtimes understand in full
+		Version:  "1.0.2", // the newest version that both runtimes fully support
 		Hostname: c.Hostname,
 		Root:     &specs.Root{Path: c.RootFS, Readonly: c.ReadOnly},
 		Process:  process(c),
@@ -155,8 +154,8 @@ func process(c Config) *specs.Process {
 		NoNewPrivileges: true,
 		OOMScoreAdj:     &score,
 		Rlimits: []specs.POSIXRlimit{
-			// Exactly 1: a crash pipes guest data into the host's root-owned
-			// core_pattern helper at 0 too; fs/coredump.c stops only at 1.
+			// Exactly 1: at any other value, 0 included, a crash pipes guest data into
+			// the host's core_pattern helper, which runs as root (fs/coredump.c).
 			{Type: "RLIMIT_CORE", Soft: 1, Hard: 1},
 			{Type: "RLIMIT_MEMLOCK", Soft: 64 << 10, Hard: 64 << 10},
 			{Type: "RLIMIT_NOFILE", Soft: c.NoFile, Hard: c.NoFile},
@@ -166,15 +165,15 @@ func process(c Config) *specs.Process {
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// runscOnly adds what only gVisor takes. The sentry filters itself: an OCI
+// runscOnly adds settings for gVisor only. The sentry has its own filter: an OCI
 // seccomp profile would only run inside it, and a user namespace adds nothing.
 func runscOnly(s *specs.Spec, c Config) {
 	if c.Pids > 0 {
 		n := uint64(c.Pids)
 		s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NPROC", Soft: n, Hard: n})
 	}
-	// Not for any cgroup, which runsc is told to leave alone: sandboxd's sentry
-	// reads MemTotal and the number of CPUs from here (tools/runsc).
+	// Not for any cgroup: runsc is run with --ignore-cgroups. sandboxd's sentry reads
+	// MemTotal and the number of CPUs from here (tools/runsc).
 	r := &specs.LinuxResources{}
 	if c.MemoryBytes > 0 {
 		r.Memory = &specs.LinuxMemory{Limit: &c.MemoryBytes}
@@ -186,22 +185,22 @@ func runscOnly(s *specs.Spec, c Config) {
 	s.Linux.Resources = r
 }
 
-// runcOnly adds what stands between a guest and the kernel of the host.
+// runcOnly adds the walls between a guest and the kernel of the host.
 func runcOnly(s *specs.Spec, c Config, goarch string) {
-	// Memory, CPU and pids belong to pkg/cgroups; two writers of one limit is one too many.
+	// pkg/cgroups sets memory, CPU and pids; a second writer would be one too many.
 	s.Linux.Resources = &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
 	s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	if c.UserNS != "" {
-		// By path and without mappings: libcontainer reads them from the
-		// namespace, and refuses to be told.
+		// By path and without mappings: libcontainer reads the mappings from the
+		// namespace, and refuses them in the spec.
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: c.UserNS})
 	}
 	s.Linux.Seccomp = seccomp(goarch)
 }
 
-// capabilities is Docker's list without NET_RAW, MKNOD and AUDIT_WRITE, with
-// SYS_CHROOT, which apt and sshd call and which is harmless behind pivot_root.
-// ping works without NET_RAW through net.ipv4.ping_group_range.
+// capabilities is Docker's list without NET_RAW, MKNOD and AUDIT_WRITE. SYS_CHROOT
+// stays: apt and sshd call chroot, and it is harmless behind pivot_root. ping works
+// without NET_RAW through net.ipv4.ping_group_range.
 var capabilities = []string{
 	"CAP_CHOWN",
 	"CAP_DAC_OVERRIDE",
@@ -216,7 +215,7 @@ var capabilities = []string{
 	"CAP_SYS_CHROOT",
 }
 
-// maskedPaths is Docker's list and what else of /proc and /sys tells about the
+// maskedPaths is Docker's list and further paths in /proc and /sys that describe the
 // host. runsc's /proc is its own; there the list costs nothing.
 var maskedPaths = []string{
 	"/proc/acpi",

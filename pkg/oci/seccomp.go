@@ -4,23 +4,23 @@ import "github.com/opencontainers/runtime-spec/specs-go"
 
 // seccomp is the filter for runc: a deny-list, for one architecture.
 //
-// A deny-list, because libseccomp compiles it again in every start: about 1 ms
-// against 9 for an allow-list. It is the only filter: what it does not name
-// reaches the host's kernel, where the user namespace and the missing
-// CAP_SYS_ADMIN are what is left. One architecture, because the filter then
+// It is a deny-list because libseccomp compiles it again in every start: about 1 ms
+// against 9 for an allow-list. It is the only filter. A call that it does not name
+// reaches the host's kernel, where only the user namespace and the missing
+// CAP_SYS_ADMIN protect the host. It is for one architecture because the filter then
 // kills every call of another ABI (int 0x80, x32).
 //
 // Three rules of the trade:
 //   - libcontainer ORs several conditions on one argument, so a rule holds at
 //     most one per argument: masks and single values, no ranges.
-//   - The kernel looks at the low 32 bits of an int argument, the filter at 64.
-//     Every comparison is masked, or wrong only by refusing more
+//   - The kernel reads the low 32 bits of an int argument, the filter all 64.
+//     Every comparison is masked, or refuses too much rather than too little
 //     (CVE-2019-10063).
-//   - A name that the host's libseccomp does not know is skipped, and a number
-//     is no name: libcontainer has no other way to say a call. 2.5.4 (Debian 12)
-//     knows none of open_tree_attr, statmount and listmount, so there they are
-//     not refused. What changes a mount in them wants CAP_SYS_ADMIN over the
-//     mount namespace, which nobody in a sandbox has; the rest reads what
+//   - libcontainer names calls only by name, not by number, and skips a name that
+//     the host's libseccomp does not know. 2.5.4 (Debian 12) knows none of
+//     open_tree_attr, statmount and listmount, so there they are not refused.
+//     Changing a mount with them needs CAP_SYS_ADMIN over the mount namespace,
+//     which no process in a sandbox has; otherwise they only read what
 //     /proc/self/mountinfo shows anyway.
 func seccomp(goarch string) *specs.LinuxSeccomp {
 	s := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow}
@@ -36,8 +36,8 @@ func seccomp(goarch string) *specs.LinuxSeccomp {
 	}
 	s.Syscalls = []specs.LinuxSyscall{
 		refuse(ePERM, names),
-		// Programs fall back from these on ENOSYS only. The flags of clone3 lie
-		// behind a pointer, where no filter sees them.
+		// Programs fall back from these on ENOSYS only. The flags of clone3 are behind
+		// a pointer, and no filter can read them.
 		refuse(eNOSYS, []string{"clone3", "io_uring_enter", "io_uring_register", "io_uring_setup"}),
 	}
 	for _, bit := range namespaceBits {
@@ -51,7 +51,7 @@ func seccomp(goarch string) *specs.LinuxSeccomp {
 	for _, cmd := range subvolumes {
 		s.Syscalls = append(s.Syscalls, refuse(eNOTTY, []string{"ioctl"}, low32(1, cmd)))
 	}
-	// RLIMIT_CORE stays 1 (see process): it may be read, not set.
+	// RLIMIT_CORE stays 1 (see process): reading it is allowed, setting it is not.
 	s.Syscalls = append(s.Syscalls,
 		refuse(ePERM, []string{"setrlimit"}, low32(0, rlimitCore)),
 		refuse(ePERM, []string{"prlimit64"}, low32(1, rlimitCore), not(2, 0)),
@@ -59,8 +59,8 @@ func seccomp(goarch string) *specs.LinuxSeccomp {
 	return s
 }
 
-// denied are the calls refused whatever their arguments. ptrace stays allowed
-// (gdb, strace): since 4.8 the kernel checks the filter again after it.
+// denied are the calls that are refused with any arguments. ptrace stays allowed (gdb,
+// strace): since 4.8 the kernel checks the filter again after it.
 var denied = []string{
 	// namespaces
 	"setns", "unshare",
@@ -78,10 +78,11 @@ var denied = []string{
 	"process_madvise", "process_vm_readv", "process_vm_writev", "set_mempolicy",
 }
 
-// subvolumes are what makes and removes subvolumes of a btrfs (linux/btrfs.h:
-// SNAP_CREATE, SUBVOL_CREATE, SNAP_DESTROY, and their second versions), which it
-// lets anybody: one that is made in a volume has no part in the volume's limit, and
-// keeps it from being deleted. Overlays answer so, too.
+// subvolumes are the requests that make and remove subvolumes of a btrfs
+// (linux/btrfs.h: SNAP_CREATE, SUBVOL_CREATE, SNAP_DESTROY, and their second versions).
+// btrfs allows them to everybody. A subvolume made in a volume is not counted in the
+// volume's limit, and keeps the volume from being deleted. Overlays answer these
+// requests, too.
 var subvolumes = []uint64{0x50009401, 0x5000940e, 0x5000940f, 0x50009417, 0x50009418, 0x5000943f}
 
 // namespaceBits are the CLONE_NEW* flags of clone(2). 0x80, CLONE_NEWTIME, is
@@ -96,13 +97,13 @@ var namespaceBits = []uint64{
 	0x40000000, // NEWNET
 }
 
-// sockets leaves AF_UNIX (1), INET (2), INET6 (10) and NETLINK (16, ROUTE
-// only). The others (ALG, VSOCK, PACKET, XDP, TIPC, ...) load kernel modules
-// that no sandbox needs; a user namespace does not stop most of them.
+// sockets allows AF_UNIX (1), INET (2), INET6 (10) and NETLINK (16, ROUTE only). The
+// others (ALG, VSOCK, PACKET, XDP, TIPC, ...) load kernel modules that no sandbox
+// needs; a user namespace does not stop most of them.
 func sockets() (rules []specs.LinuxSyscall) {
 	const (
 		inet, inet6, netlink = 2, 10, 16
-		protoSMC             = 256 // AF_SMC through the back door of AF_INET
+		protoSMC             = 256 // AF_SMC as a protocol of AF_INET
 	)
 	calls := []string{"socket", "socketpair"}
 	for family := uint64(3); family < netlink; family++ {
@@ -118,11 +119,11 @@ func sockets() (rules []specs.LinuxSyscall) {
 	)
 }
 
-// personality refuses every value but 0, 8 (PER_LINUX32) and 0xffffffff, which
-// only asks. "Not one of three" needs three conditions on one argument, which
-// libcontainer cannot say. But 0 and 0xffffffff are the two values in which
-// every bit equals its upper neighbour (31's being 0), so it is 32 rules "this
-// bit set, the next one clear"; the one for bit 3 also wants bit 2, to spare 8.
+// personality refuses every value but 0, 8 (PER_LINUX32) and 0xffffffff, which only
+// reads. "Not one of three" needs three conditions on one argument, which libcontainer
+// cannot express. But 0 and 0xffffffff are the two values in which every bit equals its
+// upper neighbour (that of bit 31 being 0). So there are 32 rules "this bit set, the
+// next one clear"; the rule for bit 3 also wants bit 2, to allow 8.
 func personality() (rules []specs.LinuxSyscall) {
 	for i := range 32 {
 		bit, next := uint64(1)<<i, uint64(1)<<((i+1)%32)
@@ -139,7 +140,7 @@ func personality() (rules []specs.LinuxSyscall) {
 const (
 	tiocsti         = 0x5412
 	tioclinux       = 0x541c
-	fsIocFssetxattr = 0x401c5820 // leaves the project quota of one's disk
+	fsIocFssetxattr = 0x401c5820 // makes a file leave the project quota of its disk
 	rlimitCore      = 4
 
 	ePERM           = 1
@@ -158,7 +159,7 @@ func masked(i uint, mask, value uint64) specs.LinuxSeccompArg {
 	return specs.LinuxSeccompArg{Index: i, Value: mask, ValueTwo: value, Op: specs.OpMaskedEqual}
 }
 
-// low32 is true if the 32 bits that the kernel looks at are value.
+// low32 is true if the 32 bits that the kernel reads are value.
 func low32(i uint, value uint64) specs.LinuxSeccompArg { return masked(i, 0xffffffff, value) }
 
 // not is true for everything but value, also for value with a high bit set.

@@ -11,16 +11,16 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// maxOutput bounds what a record remembers of a sandbox's last words.
+// maxOutput bounds the last output that a record keeps of a sandbox, in bytes.
 const maxOutput = 8 << 10
 
-// A death is what an ended sandbox is remembered by.
+// A death is what a record keeps of how its sandbox ended.
 type death struct {
 	reason  record.Reason
 	message string
 	code    *int
 	output  string
-	ran     bool // its entrypoint ran, for however short a time
+	ran     bool // its entrypoint ran, however briefly
 }
 
 func (d death) write(r *record.Record) {
@@ -28,14 +28,14 @@ func (d death) write(r *record.Record) {
 	r.ExitCode, r.LastOutput = d.code, d.output
 }
 
-// How much of its last output the message of a sandbox that did not come up holds.
+// How much of the last output goes into the message of a sandbox that did not come up.
 const (
 	messageLines = 20
 	messageBytes = 2 << 10
 )
 
-// lastLines is the end of the output of a sandbox that failed, for its message, without
-// what would do something to a terminal.
+// lastLines returns the end of the output of a sandbox that failed, for its message,
+// without characters that would control a terminal.
 func (d *death) lastLines() string {
 	if d.output == "" || d.code != nil && *d.code == 0 {
 		return ""
@@ -57,19 +57,19 @@ func (d *death) lastLines() string {
 	return "; its last lines:\n" + last
 }
 
-// counts are what the kernel has counted against a sandbox.
+// counts are the kernel's counters of a sandbox.
 type counts struct {
-	ooms, refused uint64 // processes killed for memory, and not begun for want of pids
+	ooms, refused uint64 // processes killed for memory, and processes refused at the pids limit
 }
 
-// counted is what stands on the counters of r, dead or alive. What cannot be
-// read counts as nothing: there may never have been a cgroup.
+// counted reads the counters of r, dead or alive. An unreadable counter counts as zero:
+// there may never have been a cgroup.
 func (l *life) counted(r *record.Record) (n counts) {
 	var err error
 	if n.ooms, err = l.Cgroups.OOMKills(r.ID); err != nil {
 		l.cfg.Log.Debug("the OOM kills of a sandbox are unknown", "sandbox", r.ID, "err", err)
 	}
-	if l.Runtimes[r.Spec.Runtime].HostPids == 0 { // else the runtime keeps that limit
+	if l.Runtimes[r.Spec.Runtime].HostPids == 0 { // else the runtime enforces that limit
 		if n.refused, err = l.Cgroups.PidsRefused(r.ID); err != nil {
 			l.cfg.Log.Debug("whether a sandbox was refused processes is unknown", "sandbox", r.ID, "err", err)
 		}
@@ -77,26 +77,26 @@ func (l *life) counted(r *record.Record) (n counts) {
 	return n
 }
 
-// past is what the counters of sandboxes were a while ago: they count a whole
-// life, and what a sandbox survived is not what it dies of days later.
+// past holds earlier counts of sandboxes. A counter covers a whole life, and an event
+// that a sandbox survived is not the cause of its death days later.
 type past struct {
 	mu sync.Mutex
 	of map[string]*pastLife // by sandbox
 }
 
 type pastLife struct {
-	started time.Time // which of its lives
-	before  counts    // at least a sweep ago; what is above is recent
+	started time.Time // the life they belong to
+	before  counts    // at least a sweep old; anything above it is recent
 	last    counts
-	noted   time.Time // when last was
+	noted   time.Time // when last was noted
 }
 
-// pastAge is how old counts are, at the least, before they are the past: what
-// a sandbox is about to die of may come right before a sweep.
+// pastAge is the least age of counts in before: the cause of a death may be counted
+// right before a sweep.
 const pastAge = 45 * time.Second
 
-// note keeps what the counters of r are now. Of one that was adopted from
-// another daemon nothing older is known.
+// note keeps the present counts of r. All earlier counts of an adopted sandbox are old,
+// since this daemon did not see them grow.
 func (p *past) note(r *record.Record, n counts, adopted bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -116,7 +116,7 @@ func (p *past) note(r *record.Record, n counts, adopted bool) {
 	}
 }
 
-// since is what of n is recent. All of it is where nothing was noted.
+// since returns the recent part of n: all of it if nothing was noted.
 func (p *past) since(r *record.Record, n counts) counts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -179,22 +179,22 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 	return d
 }
 
-// blame looks for a limit behind an entrypoint that failed by itself.
+// blame looks for a limit that made the entrypoint fail.
 func (l *life) blame(r *record.Record, o Obituary, n counts, d *death) {
 	switch {
 	case l.diskFull(r):
 		d.reason = record.DiskFull
 		d.message += fmt.Sprintf(" while its disk of %s was full; give it more (--disk), or let it write less",
 			record.Mebibytes(r.Spec.DiskBytes))
-	case n.refused > 0, o.Reason == string(record.PidsLimit) && l.Runtimes[r.Spec.Runtime].HostPids > 0: // there only the agent knows
+	case n.refused > 0, o.Reason == string(record.PidsLimit) && l.Runtimes[r.Spec.Runtime].HostPids > 0: // only the agent knows
 		d.reason = record.PidsLimit
 		d.message += fmt.Sprintf(" after it was refused processes at its limit of %d; give it more (--pids), or let it start fewer",
 			r.Spec.Pids)
 	}
 }
 
-// diskFull reports whether the quota says that the disk of r is full: what is
-// left is less than programs write at once.
+// diskFull reports whether the disk of r is full by its quota: less is left than
+// programs write at once.
 func (l *life) diskFull(r *record.Record) bool {
 	if r.Spec.DiskBytes == 0 {
 		return false
@@ -207,5 +207,5 @@ func (l *life) diskFull(r *record.Record) bool {
 	return limit > 0 && limit-used < min(limit/16, fullMargin)
 }
 
-// fullMargin is what may be left of a full disk, in bytes.
+// fullMargin is how many bytes a full disk may still have.
 const fullMargin = 2 << 20

@@ -123,8 +123,8 @@ type (
 		// Reserve takes the ports before there is a sandbox, all or none: they
 		// are errs.Exists if somebody has one.
 		Reserve(ctx context.Context, id string, ports []record.Publish) error
-		// Open lets who connects to them reach the sandbox. Without Reserve it
-		// takes them first; none at all is held too.
+		// Open serves the ports, so that connections to them reach the sandbox. Without
+		// Reserve it reserves them first. List also names a sandbox without any ports.
 		Open(ctx context.Context, id string, addr netip.Addr, ports []record.Publish) error
 		Close(ctx context.Context, id string) error
 		List(ctx context.Context) ([]string, error)
@@ -186,14 +186,14 @@ type (
 		// that are damaged.
 		SnapshotRecords(ctx context.Context) (all []record.Snapshot, unreadable []string, err error)
 
-		// Insert also gives the mounts of r the volumes of their names, and adds
-		// those that there are none of. Delete condemns the volumes that go with a
-		// sandbox and that nobody else has mounted.
+		// Insert also gives each mount of r the volume of its name, and adds the
+		// missing volumes. Delete condemns the volumes that go with a sandbox and that
+		// no other sandbox has mounted.
 
 		AddVolume(ctx context.Context, v record.Volume) error
 		// VolumeMade notes that the files of a volume are there.
 		VolumeMade(ctx context.Context, name, id string) error
-		// CondemnVolume has a volume that no record of a sandbox names be deleting.
+		// CondemnVolume sets a volume to deleting if no record of a sandbox names it.
 		CondemnVolume(ctx context.Context, name string) (record.Volume, error)
 		ForgetVolume(ctx context.Context, name, id string) error
 		// Volumes returns all, in no order, and the names of those that are damaged.

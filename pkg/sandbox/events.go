@@ -19,23 +19,23 @@ type Event struct {
 	Message string
 }
 
-// What happens to a sandbox without a change of state, or after the last.
+// The events that are no change of state, or that come after the last one.
 const (
 	EventRenewed = "renewed"   // it expires at another time
 	EventLabels  = "labels"    // its labels changed
 	EventUpdated = "updated"   // its limits or its network policy changed
-	EventHealth  = "health"    // its reason is how it is now: healthy or unhealthy
+	EventHealth  = "health"    // its reason is the new health: healthy or unhealthy
 	EventRestart = "restarted" // by its policy; its reason is why it had ended
-	EventPulling = "pulling"   // its message is how far its image has come
+	EventPulling = "pulling"   // its message is the progress of the pull of its image
 	EventDeleted = "deleted"   // its processes are dead and its ID is unknown
-	EventLost    = "lost"      // the reader was slow: look at the whole list again
+	EventLost    = "lost"      // the reader was too slow: it must read the whole list again
 )
 
 // eventBuffer is how far a reader may fall behind: a burst of 50 sandboxes is
 // 250 events.
 const eventBuffer = 512
 
-// bus hands events to whoever listens, and waits for nobody.
+// bus sends events to all subscribers and waits for none of them.
 type bus struct {
 	onEvent func(Event) // may be nil
 	mu      sync.Mutex
@@ -77,9 +77,9 @@ func (b *bus) publish(kind string, r *record.Record) {
 	}
 }
 
-// send keeps the last place in the buffer for EventLost. While that is unread,
-// and until half of the buffer is free again, events are dropped: whoever looks
-// at the whole list after EventLost has missed nothing.
+// send keeps the last place in the buffer for EventLost. While that is unread, and
+// until half of the buffer is free again, events are dropped. A reader that reads the
+// whole list after EventLost has missed nothing.
 func (s *subscriber) send(e Event) {
 	switch n := len(s.ch); {
 	case s.lost && n > cap(s.ch)/2:

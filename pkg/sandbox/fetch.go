@@ -8,24 +8,24 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// A Fetch brings the image of r to this host, or waits for it, and tells how far
-// that is: each call of progress becomes an event. asker's values are those of the
-// context that the creation was asked with; it ends with the creation. Package
-// image does it; the Manager knows only that it takes long.
+// A Fetch brings the image of r to this host, or waits for it. Each call of progress
+// becomes an event. asker has the values of the context of the request, and ends with
+// the creation. Package image implements Fetch; the Manager knows only that it takes
+// long.
 type Fetch func(asker context.Context, r *record.Record, progress func(text string)) (record.Image, error)
 
 // stepImage is the step of a creation whose image was not on this host.
 const stepImage = "image"
 
-// fetches reports whether the image of a sandbox is yet to come.
+// fetches reports whether the image of a sandbox is not on this host yet.
 func (m launcher) fetches(r *record.Record) bool {
 	return m.life.cfg.Fetch != nil && r.State == record.Creating && r.Spec.ImageURI != "" && r.Spec.Snapshot == "" &&
 		len(r.Spec.Image.Layers) == 0
 }
 
-// launchFetched is launch for one whose image is yet to come. While that comes
-// it is like one that waits for its turn, which it takes only then: a slow
-// registry holds up nobody else.
+// launchFetched is launch for a sandbox whose image is not on this host yet. During the
+// fetch it is treated as if it waited for its turn. It takes its turn only afterwards:
+// a slow registry delays no other sandbox.
 // Preconditions: those of launch.
 func (m launcher) launchFetched(asker context.Context, r record.Record, unlock func()) {
 	h := m.tracker.add(m.ctx, r.ID)
@@ -46,7 +46,7 @@ func (m launcher) launchFetched(asker context.Context, r record.Record, unlock f
 	}()
 }
 
-// fetch makes the image of a sandbox durable in its record, or ends it.
+// fetch makes the image of a sandbox durable in its record, or ends the sandbox.
 func (m launcher) fetch(asker context.Context, h *handle, r *record.Record) bool {
 	start := time.Now()
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(asker))
@@ -61,14 +61,14 @@ func (m launcher) fetch(asker context.Context, h *handle, r *record.Record) bool
 	})
 	h.steps = append(h.steps, Step{stepImage, time.Since(start)})
 	unlock, lerr := m.locks.Lock(h.creation, h.id)
-	if lerr != nil { // somebody deletes it, or the daemon ends: see launchLater
+	if lerr != nil { // it is being deleted, or the daemon stops: see launchLater
 		m.life.log(ctx, opCreate, r, start, h.steps, lerr)
 		return false
 	}
 	defer unlock()
-	fresh, ferr := m.find(h.creation, h.id) // renewed and labelled, perhaps
+	fresh, ferr := m.find(h.creation, h.id) // it may have been renewed or relabelled
 	if ferr == nil && err == nil {
-		image.Config.Labels = nil // the image's; not for each record of a sandbox to repeat
+		image.Config.Labels = nil // the labels of the image, which no record of a sandbox repeats
 		whole := fresh
 		whole.Spec.Image = image
 		err = m.life.put(ctx, whole)

@@ -8,13 +8,13 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// A Turn is the place of a sandbox among those that are brought up. (admission)
+// A Turn is the place of a sandbox in the queue of those to be brought up. (admission)
 type Turn interface {
-	Came() <-chan struct{} // closed when it has come
-	Done()                 // gives the place back, or up
+	Came() <-chan struct{} // closed when the turn has come
+	Done()                 // gives the place back, before or after the turn has come
 }
 
-// atOnce is the turn of who need not wait.
+// atOnce is the Turn of a sandbox that need not wait.
 type atOnce struct{}
 
 func (atOnce) Came() <-chan struct{} { return closedChan }
@@ -24,9 +24,9 @@ func (atOnce) Done()                 {}
 // is another: it starts runc's processes.)
 type launcher struct{ *Manager }
 
-// launch brings a sandbox up in the background when its turn has come. While it
-// waits for that its lock is free: it can be renewed, labelled and deleted like
-// any other. asker is the context of who asked.
+// launch brings a sandbox up in the background when its turn has come. While it waits
+// for its turn its lock is free: it can be renewed, labelled and deleted like any
+// other. asker is the context of the request.
 // Preconditions: the intent is durable, the lock is taken, tracker.begin was called.
 func (m launcher) launch(asker context.Context, r record.Record, unlock func()) {
 	if m.fetches(&r) {
@@ -61,8 +61,8 @@ func (m launcher) launch(asker context.Context, r record.Record, unlock func()) 
 	}
 }
 
-// launchLater waits for a turn, and then for the lock. The time counts for none
-// of the limits of a creation.
+// launchLater waits for a turn, and then for the lock. This time counts against no
+// limit of a creation.
 func (m launcher) launchLater(asker context.Context, h *handle, r *record.Record, turn Turn) {
 	start := time.Now()
 	unlock, err := m.lockInTurn(h, turn)
@@ -71,7 +71,7 @@ func (m launcher) launchLater(asker context.Context, h *handle, r *record.Record
 	if err == nil {
 		defer unlock()
 		var fresh record.Record
-		if fresh, err = m.find(h.creation, r.ID); err == nil { // renewed and labelled, perhaps
+		if fresh, err = m.find(h.creation, r.ID); err == nil { // it may have been renewed or relabelled
 			m.provision(asker, h, &fresh)
 			return
 		}
@@ -79,8 +79,8 @@ func (m launcher) launchLater(asker context.Context, h *handle, r *record.Record
 	if cause := context.Cause(h.creation); cause != nil {
 		err = cause
 	}
-	// Nothing of it is there. Whoever deletes it goes on; in any other case the
-	// sweep, or the next daemon, ends it.
+	// It has no resources yet. A deletion that cancelled it goes on; in any other case
+	// the sweep, or the next daemon, ends it.
 	m.life.log(asker, opOf(r), r, time.Now(), h.steps, err)
 }
 
@@ -112,7 +112,7 @@ func (m launcher) provision(asker context.Context, h *handle, r *record.Record) 
 	case err == nil:
 		m.watch(h, r.Spec.Runtime)
 	case errors.Is(cause, errDeleted), errors.Is(cause, errClosing):
-		err = cause // whoever cancelled erases it, or the next daemon ends it
+		err = cause // the deletion that cancelled it erases it, or the next daemon ends it
 	default:
 		err = errors.Join(err, m.life.fail(ctx, r, err))
 		m.tracker.remove(h.id, errEnded)
@@ -120,7 +120,7 @@ func (m launcher) provision(asker context.Context, h *handle, r *record.Record) 
 	m.life.log(asker, op, r, start, h.steps, err)
 }
 
-// opOf is the operation that begins with a record like r.
+// opOf is the operation that brings up a sandbox with the record r.
 func opOf(r *record.Record) string {
 	if r.State == record.Starting {
 		return opStart

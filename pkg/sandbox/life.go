@@ -12,9 +12,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// life moves one sandbox from state to state. It knows the order of things and
-// nothing of concurrency: whoever calls it holds the lock of the sandbox. A
-// cancelled context cuts short what makes a sandbox, never what unmakes one.
+// life moves one sandbox from state to state. It knows the order of the steps and
+// nothing of concurrency: the caller holds the lock of the sandbox. A cancelled context
+// cuts short a call that makes something, never a call that unmakes it.
 type life struct {
 	Deps
 	cfg  Config
@@ -31,20 +31,20 @@ const (
 	goneLimit   = 10 * time.Second
 )
 
-// now is the wall clock, and only that: expiry goes by it, also across a
-// suspend or a step of the clock.
+// now is the wall clock without a monotonic reading: expiry follows the wall clock,
+// also across a suspend or a step of the clock.
 func now() time.Time { return time.Now().Round(0).UTC() }
 
 // errTooLong is why a call was given up; the log says how long it took.
 var errTooLong = errs.New(errs.Unavailable, "it took too long; the host may be overloaded")
 
-// bounded runs one call under a deadline and between its failpoints, cut loose
-// from the cancellation of ctx.
+// bounded runs one call under a deadline and between its failpoints. The call is not
+// cancelled with ctx.
 func bounded(ctx context.Context, limit time.Duration, name string, f func(context.Context) error) error {
 	return within(context.WithoutCancel(ctx), limit, name, f)
 }
 
-// set makes r durable in another state, together with other changes.
+// set moves r to another state, together with other changes, and makes it durable.
 func (l *life) set(ctx context.Context, r *record.Record, to record.State, changes ...func(*record.Record)) error {
 	if !allowed(r.State, to) {
 		return fmt.Errorf("sandbox %s is %s and cannot become %s", r.ID, r.State, to)
@@ -72,8 +72,8 @@ func (l *life) put(ctx context.Context, r record.Record) error {
 func (l *life) start(ctx context.Context, r *record.Record) ([]Step, error) {
 	rows := l.rows
 	if r.State == record.Starting {
-		rows = l.fleeting() // the rest it has kept
-		// Its address is its own still, but the link of its last life may be there.
+		rows = l.fleeting() // it has kept the other rows
+		// It still has its address, but the link of its last life may be there.
 		if err := l.gone(ctx, r.ID); err != nil {
 			return nil, err
 		}
@@ -93,14 +93,14 @@ func (l *life) pause(ctx context.Context, r *record.Record) error {
 		}
 	}
 	if err := l.freeze(ctx, r.ID); err != nil {
-		// Half frozen is nothing a sandbox can be left in.
+		// A sandbox must not stay half frozen.
 		return errors.Join(err, l.thawTo(ctx, r))
 	}
 	return l.set(ctx, r, record.Paused)
 }
 
-// resume thaws a sandbox that is Paused or Resuming. One that does not thaw
-// stays Resuming, and the sweep tries again.
+// resume thaws a sandbox that is Paused or Resuming. If the thaw fails it stays
+// Resuming, and the sweep tries again.
 func (l *life) resume(ctx context.Context, r *record.Record) error {
 	if r.State != record.Resuming {
 		if err := l.set(ctx, r, record.Resuming); err != nil {
@@ -122,12 +122,12 @@ func (l *life) thawTo(ctx context.Context, r *record.Record) error {
 	return l.set(ctx, r, record.Running)
 }
 
-// stopped is how a sandbox is remembered that somebody stopped.
+// stopped is the death of a sandbox that a client stopped.
 var stopped = death{reason: record.Stopped, message: "it was stopped; `sandboxctl start` runs it again"}
 
-// stop ends a sandbox that runs or is paused, because somebody, or its policy,
-// wants it to. Its entrypoint is asked first, and has until grace is over or
-// hurry ends. It calls last before it kills.
+// stop ends a sandbox that runs or is paused, for a client or for its policy. It asks
+// the entrypoint to end, and waits until grace is over or hurry ends. Then it calls
+// last, and kills.
 func (l *life) stop(ctx context.Context, r *record.Record, d death, grace time.Duration, hurry context.Context, last func()) error {
 	polite := r.State == record.Running && len(r.Spec.Entrypoint) > 0 && grace > 0
 	if err := l.set(ctx, r, record.Stopping, d.write); err != nil {
@@ -145,8 +145,8 @@ func (l *life) stop(ctx context.Context, r *record.Record, d death, grace time.D
 	return l.end(ctx, r, d)
 }
 
-// ask has the entrypoint of r end by itself. What goes wrong is no matter: the
-// kill comes next.
+// ask asks the entrypoint of r to end by itself. Errors are ignored: the kill comes
+// next.
 func (l *life) ask(ctx context.Context, r *record.Record, grace time.Duration, hurry context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
@@ -166,7 +166,7 @@ func (l *life) kill(ctx context.Context, id string) error {
 	return bounded(ctx, killLimit, "kill", func(ctx context.Context) error { return l.Cgroups.Kill(ctx, id) })
 }
 
-// failure is how a sandbox in state s is remembered that did not come up.
+// failure is the death of a sandbox in state s that did not come up.
 func failure(s record.State, why string) death {
 	if s == record.Starting {
 		return death{reason: record.StartFailed, message: "could not be started" + why}
@@ -183,13 +183,13 @@ func (l *life) fail(ctx context.Context, r *record.Record, err error) error {
 	}
 	d := l.diagnose(ctx, r)
 	if d.ran && errors.Is(err, errDied) {
-		// It came up and ended before anybody could ask its agent; that nobody
-		// did must not make another end of it.
+		// It came up and ended before the daemon reached its agent. The record must say
+		// the same as if the daemon had reached it.
 		d.message += d.lastLines()
 		return l.end(ctx, r, d)
 	}
 	switch said := d.message; {
-	case d.code != nil && errors.Is(err, errDied): // the agent's own words, with which it gave up
+	case d.code != nil && errors.Is(err, errDied): // the agent said why it gave up
 		d.message = failure(r.State, ": "+said).message
 	case d.code != nil || d.reason == record.OOM:
 		d.message = failed.message + ": " + said // it says why no agent answered
@@ -204,8 +204,7 @@ func (l *life) fail(ctx context.Context, r *record.Record, err error) error {
 	return l.end(ctx, r, d)
 }
 
-// clientText says which step of a creation failed, and why as far as a client
-// may know.
+// clientText says which step of a creation failed and why, as far as a client may know.
 func clientText(err error) string {
 	text := ""
 	if s, ok := errors.AsType[*stepError](err); ok {
@@ -225,8 +224,8 @@ func clientText(err error) string {
 	return text + " failed; the daemon's log says why"
 }
 
-// end takes everything from a sandbox but its record and its disk. An error
-// leaves it Stopping, with the reason, and the sweep goes on.
+// end takes everything from a sandbox but its record and its disk. After an error it
+// stays Stopping, with the reason, and the sweep goes on.
 func (l *life) end(ctx context.Context, r *record.Record, d death) error {
 	if !r.State.Beginning() && r.State != record.Stopping {
 		if err := l.set(ctx, r, record.Stopping, d.write); err != nil {
@@ -268,10 +267,10 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 	return l.set(ctx, r, record.Deleting, why)
 }
 
-// erase ends the record too: DELETE, expiry, and the recovery of either. (end keeps
-// record and disk. Both call release, the one teardown.) It calls dead once the
-// processes are dead; links and disk follow. An error leaves the sandbox Deleting, and
-// the sweep goes on.
+// erase also removes the record: for DELETE, expiry, and the recovery of either. (end
+// keeps record and disk. Both call release, the one teardown.) It calls dead once the
+// processes are dead; links and disk follow. After an error the sandbox stays Deleting,
+// and the sweep goes on.
 // Preconditions: r is condemned, or an ID whose record cannot be read.
 func (l *life) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
 	if err := l.kill(ctx, r.ID); err != nil {
@@ -301,10 +300,10 @@ func (l *life) gone(ctx context.Context, id string) error {
 	return bounded(ctx, goneLimit, "gone", func(ctx context.Context) error { return l.Network.Gone(ctx, id) })
 }
 
-// due is when a sandbox is to be erased; zero is never.
+// due is when a sandbox is to be erased; zero means never.
 func (l *life) due(r *record.Record) time.Time {
 	t := r.Expires
-	if r.State == record.Ended && r.Reason != record.Stopped && !r.Restarting() { // who stopped it wants it back
+	if r.State == record.Ended && r.Reason != record.Stopped && !r.Restarting() { // a stopped one may be started again
 		if kept := r.Changed.Add(l.cfg.Retain); t.IsZero() || kept.Before(t) {
 			return kept
 		}

@@ -1,6 +1,5 @@
-// Package sandbox is the core of sandboxd: it owns the life of every sandbox
-// on the host and is the only package that knows in which order the resources
-// of one come and go.
+// Package sandbox is the core of sandboxd: it owns the life of every sandbox on the
+// host. No other package knows in which order the resources of a sandbox come and go.
 //
 //	Create ─▶ creating ─▶ running ─▶ pausing ─▶ paused
 //	              │          ▲  │                 │
@@ -13,10 +12,10 @@
 //
 //	Delete and expiry, from anywhere ─▶ deleting ─▶ (no record)
 //
-// What a sandbox is made of is one table (resources.go). A transition writes
-// its intent, walks the table, and writes its result (life.go); Manager adds
-// locks, background work and what is in memory only; Recover (recover.go)
-// brings host and store into agreement again, at start and every minute.
+// One table lists the resources of a sandbox (resources.go). A transition writes its
+// intent, walks the table, and writes its result (life.go). Manager adds locks,
+// background work and the state that is in memory only. Recover (recover.go) brings
+// host and store into agreement again, at start and every minute.
 //
 // What surprises: a sandbox whose creation fails, or whose processes end, does
 // not go away. It is Ended, with a reason, a message and its last output, until
@@ -47,37 +46,36 @@ type Config struct {
 	Instance instance.Instance
 	Addr     func(slot int) netip.Addr // the address of a slot; a pure function
 	Retain   time.Duration             // how long an ended sandbox is kept; 1 h if zero
-	// StartLimit is how long the runtime may take to start, and after it the
-	// agent to answer: a cold page cache, a busy host. 30 s if zero. A whole
+	// StartLimit is how long the runtime may take to start, and after it the agent to
+	// answer; a cold page cache or a busy host needs time. 30 s if zero. A whole
 	// creation may take a minute more.
 	StartLimit time.Duration
 	NewToken   func() string // draws the token of an agent; 128 random bits if nil
 	BootID     string        // tells a reboot from a restart; the kernel's if empty
-	// NoSweep, if not empty, is why nothing may be erased that was not asked
-	// for by name: the storage pool belongs to another store, say.
+	// NoSweep, if not empty, is why the daemon erases only sandboxes that a client
+	// names: the storage pool belongs to another store, say.
 	NoSweep string
 	Log     *slog.Logger // slog.Default if nil
-	// Admit, if not nil, gives each sandbox that is to be brought up its turn.
-	// asker is the context of who asked.
+	// Admit, if not nil, gives each sandbox that is to be brought up its turn. asker is
+	// the context of the request.
 	Admit func(asker context.Context, id string) Turn
-	// Fetch, if not nil, brings the image of a sandbox whose record names none of
-	// its layers.
+	// Fetch, if not nil, brings the image of a sandbox whose record names no layers.
 	Fetch Fetch
-	// OnEvent and OnOperation, if not nil, hear of all that happens, before
-	// who caused it does. They must not wait for anything.
+	// OnEvent and OnOperation, if not nil, are called for every event and operation,
+	// before the caller that caused it gets its result. They must not block.
 	OnEvent     func(Event)
 	OnOperation func(Operation)
 }
 
 // Manager runs sandboxes. Its methods may be called concurrently.
 //
-// Where idOrName stands, a name is as good as an ID. What does not exist is
-// errs.NotFound, and so, but for Delete, is what is being deleted.
+// A parameter idOrName takes a name or an ID. A sandbox that does not exist is
+// errs.NotFound. So is one that is being deleted, except for Delete.
 type Manager struct {
 	life      life
 	snapshots *Snapshots
 
-	began time.Time // when this daemon did; records that changed later are its own
+	began time.Time // when this daemon began; records that changed later were changed by it
 	newID func() string
 	volID func() string // draws the ID of a volume
 	locks keylock.Set   // one per sandbox, around every mutation; reads take none
@@ -96,7 +94,7 @@ var (
 	bootIDFile = "/proc/sys/kernel/random/boot_id"
 )
 
-// New returns a Manager. Recover must run before anything else is asked of it.
+// New returns a Manager. Recover must run before any other method.
 func New(d Deps, c Config) (*Manager, error) {
 	if c.Retain == 0 {
 		c.Retain = time.Hour
@@ -129,8 +127,8 @@ func New(d Deps, c Config) (*Manager, error) {
 	return m, nil
 }
 
-// Close lets what is in flight finish, at most until ctx ends, and stops
-// watching. Sandboxes go on.
+// Close waits for the operations in flight, at most until ctx ends, and stops watching.
+// Sandboxes live on.
 func (m *Manager) Close(ctx context.Context) error {
 	m.tracker.close()
 	idle := make(chan struct{})
@@ -151,8 +149,8 @@ func (m *Manager) Close(ctx context.Context) error {
 	return err
 }
 
-// Create starts the life of a sandbox and returns as soon as that is durable;
-// what follows goes on in the background, whatever becomes of ctx. See Await.
+// Create begins a sandbox and returns as soon as the intent is durable. The rest
+// happens in the background, even if ctx ends. See Await.
 func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, error) {
 	if err := errors.Join(m.check(s), m.checkVolumes(ctx, &s)); err != nil {
 		return record.Record{}, err
@@ -188,14 +186,14 @@ func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, err
 	return r, nil
 }
 
-// Start lets a sandbox that has ended, or was stopped, live again: with its ID,
-// its name, its address, its files and its entrypoint, but without what was in
-// memory. It returns as soon as that is durable. See Await.
+// Start lets a sandbox that has ended, or was stopped, live again. It keeps its ID,
+// name, address, files and entrypoint, and loses the content of its memory. Start
+// returns as soon as the intent is durable. See Await.
 func (m *Manager) Start(ctx context.Context, idOrName string) (record.Record, error) {
 	return m.startAgain(ctx, idOrName, true)
 }
 
-// startAgain is Start; asked says whether somebody asked for it.
+// startAgain is Start; asked says whether a client requested it.
 func (m *Manager) startAgain(ctx context.Context, idOrName string, asked bool) (record.Record, error) {
 	r, err := m.Get(ctx, idOrName)
 	if err == nil && r.State.Beginning() { // not waited for
@@ -260,15 +258,16 @@ func (m *Manager) check(s record.Spec) error {
 	return nil
 }
 
-// insert makes the intent durable. A record that was written although the
-// store said no would come back as a sandbox that nobody asked for.
+// insert makes the intent durable. If the store fails, insert also deletes the record:
+// one that was written despite the error would come back as a sandbox that no client
+// requested.
 func (m *Manager) insert(ctx context.Context, r *record.Record) (err error) {
 	release, err := m.snapshots.hold(ctx, &r.Spec)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if len(r.Spec.Publish) > 0 { // what is taken is refused while there is nothing to undo
+	if len(r.Spec.Publish) > 0 { // a port in use is refused while there is nothing to undo
 		if err := m.life.Ports.Reserve(ctx, r.ID, r.Spec.Publish); err != nil {
 			return err
 		}
@@ -304,7 +303,7 @@ func (m *Manager) Await(ctx context.Context, idOrName string) (record.Record, er
 	}
 	select {
 	case <-h.ready:
-		if context.Cause(h.creation) == errDeleted { // about to be
+		if context.Cause(h.creation) == errDeleted { // it is about to be deleted
 			return record.Record{}, notFound(idOrName)
 		}
 		return m.Get(ctx, r.ID)
@@ -313,8 +312,8 @@ func (m *Manager) Await(ctx context.Context, idOrName string) (record.Record, er
 	}
 }
 
-// Steps says how long each step of a creation took, in the order of the table;
-// nothing while it goes on, and nothing of one that another daemon did.
+// Steps returns how long each step of a creation took, in the order of the table. It
+// returns nothing while the creation goes on, or if another daemon did it.
 func (m *Manager) Steps(id string) []Step {
 	h := m.tracker.get(id)
 	if h == nil {
@@ -328,8 +327,8 @@ func (m *Manager) Steps(id string) []Step {
 	}
 }
 
-// Life returns a context that ends when the sandbox has ended: streams into it
-// have no more to say. It has ended already if there are no processes.
+// Life returns a context that ends when the sandbox has ended, for streams into it. It
+// has ended already if there are no processes.
 func (m *Manager) Life(id string) context.Context {
 	if h := m.tracker.get(id); h != nil {
 		return h.ctx
@@ -350,7 +349,7 @@ func (m *Manager) Get(ctx context.Context, idOrName string) (record.Record, erro
 	return r, err
 }
 
-// find is Get for those who also see what is being deleted.
+// find is Get, but also finds a sandbox that is being deleted.
 func (m *Manager) find(ctx context.Context, idOrName string) (record.Record, error) {
 	r, ok, err := m.life.Store.Get(ctx, idOrName)
 	if err != nil {
@@ -372,10 +371,10 @@ func (m *Manager) List(ctx context.Context) ([]*record.Record, error) {
 	return slices.DeleteFunc(all, func(r *record.Record) bool { return r.State == record.Deleting }), nil
 }
 
-// Subscribe sends what happens from now on until ctx ends, and then closes the
-// channel. A slow reader loses events and gets EventLost instead.
+// Subscribe sends all events from now on until ctx ends, and then closes the channel. A
+// slow reader loses events and gets EventLost instead.
 func (m *Manager) Subscribe(ctx context.Context) <-chan Event { return m.life.bus.subscribe(ctx) }
 
-// Deadline is when a sandbox will be erased: when it expires or, if it has
-// ended, when it was kept for long enough. Zero is never.
+// Deadline is when a sandbox will be erased: when it expires or, if it has ended, after
+// Config.Retain. Zero means never.
 func (m *Manager) Deadline(r record.Record) time.Time { return m.life.due(&r) }

@@ -9,17 +9,17 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// A loss is what it means for a sandbox that lives to hold nothing of a row any
-// more, because somebody took it away on the host.
+// A loss says what happens to a live sandbox that no longer holds a row, because
+// somebody removed it on the host.
 type loss int
 
 const (
-	harmless loss = iota // what runs has a hold of its own on it
+	harmless loss = iota // the running processes have a hold of their own on it
 	mendable             // up brings it back
-	fatal                // nothing brings it back under what runs
+	fatal                // nothing brings it back while the processes run
 )
 
-// lostLink is what it means for r to lose its link.
+// lostLink is the loss of r if its link is gone.
 func lostLink(d Deps, r *record.Record) loss {
 	if d.Runtimes[r.Spec.Runtime].HoldsLink {
 		return fatal
@@ -27,11 +27,11 @@ func lostLink(d Deps, r *record.Record) loss {
 	return mendable
 }
 
-// reconcileOne compares one sandbox, of which somebody heard that it lost something,
-// with its record. Unlike reconcile it waits for the lock.
+// reconcileOne compares one sandbox, which was reported to have lost something, with
+// its record. Unlike reconcile it waits for the lock.
 func (m recovery) reconcileOne(ctx context.Context, id string) error {
 	if r, ok, err := m.life.Store.Get(ctx, id); err != nil || !ok || !live(r.State) {
-		return err // it loses everything on its way out
+		return err // a sandbox that ends loses everything
 	}
 	unlock, err := m.locks.Lock(ctx, id)
 	if err != nil {
@@ -41,9 +41,9 @@ func (m recovery) reconcileOne(ctx context.Context, id string) error {
 	return m.reconcileLocked(ctx, id, nil)
 }
 
-// mend finds what somebody took from r, which lives, and brings back what it can. If
-// the sandbox cannot go on without the rest, dead is true and d says why. kinds are the
-// rows that were held a moment ago.
+// mend finds the rows that r, which lives, no longer holds, and brings back those it
+// can. If the sandbox cannot go on without the others, dead is true and d says why.
+// kinds are the rows that were held a moment ago.
 func (m recovery) mend(ctx context.Context, r *record.Record, kinds []string) (d death, dead bool, err error) {
 	for _, row := range m.life.rows {
 		if row.held == nil || !row.wants(r) {
@@ -87,8 +87,9 @@ func (m recovery) mend(ctx context.Context, r *record.Record, kinds []string) (d
 	return death{}, false, nil
 }
 
-// has reports whether r, which is locked, holds anything of a row, and all of it.
-// had is whether it was listed, which it may not have been when it was being made.
+// has reports whether r, which is locked, holds anything of a row, and all of it. had
+// says whether the row was listed; a row that was being made then may be missing from
+// the list.
 func (m recovery) has(ctx context.Context, row resource, r *record.Record, had bool) (held, whole bool, err error) {
 	if !had {
 		ids, err := m.list(ctx, row)

@@ -11,31 +11,31 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// An Operation is a change of one sandbox that has finished, well or not. It
-// is one line of the log.
+// An Operation is a finished change of one sandbox, successful or not. It is one line
+// of the log.
 type Operation struct {
 	Name    string // one of OperationNames
 	ID      string
-	Runtime string        // empty: of a sandbox without a readable record
+	Runtime string        // empty: the sandbox has no readable record
 	Took    time.Duration // without the wait for its turn
-	Steps   []Step        // of what brings a sandbox up, or takes it away
+	Steps   []Step        // those that bring the sandbox up, or take it away
 	Up      bool          // the steps bring it up
 	Outcome string        // "ok", "aborted", or the code of pkg/errs
-	Failed  string        // the step that failed; empty: none, or what has no steps
+	Failed  string        // the step that failed; empty: none, or the operation has no steps
 	Text    string        // why it failed, as far as a client may know
-	Ended   record.Reason // why the sandbox has ended by it; empty: it has not
+	Ended   record.Reason // why the sandbox ended by this operation; empty: it did not
 }
 
-// The outcomes that are no codes of pkg/errs.
+// The outcomes that are not codes of pkg/errs.
 const (
 	outcomeOK      = "ok"
-	outcomeAborted = "aborted" // nobody wants it any more, or the daemon stops
+	outcomeAborted = "aborted" // no client wants it any more, or the daemon stops
 )
 
 // The operations.
 const (
 	opCreate  = "create"
-	opStart   = "start" // of one that had ended
+	opStart   = "start" // start one that had ended
 	opStop    = "stop"
 	opPause   = "pause"
 	opResume  = "resume"
@@ -63,8 +63,8 @@ func outcomeOf(err error) string {
 	return string(errs.CodeOf(err))
 }
 
-// log writes the one wide line of a finished operation, and tells who listens.
-// The handler adds what the context knows of who asked.
+// log calls OnOperation and writes the one wide line of a finished operation. The log
+// handler adds what the context knows of the request.
 func (l *life) log(ctx context.Context, op string, r *record.Record, start time.Time, steps []Step, err error) {
 	o := Operation{Name: op, ID: r.ID, Runtime: r.Spec.Runtime, Took: time.Since(start), Steps: steps, Outcome: outcomeOf(err)}
 	o.Up = op == opCreate || op == opStart
@@ -79,7 +79,7 @@ func (l *life) log(ctx context.Context, op string, r *record.Record, start time.
 	attrs = append(attrs, slog.Duration("dur", o.Took))
 	for _, s := range steps {
 		name := "step_" + s.Name
-		if s.Name == stepQueue { // before dur, not of it
+		if s.Name == stepQueue { // before dur, not part of it
 			name = "queued"
 		}
 		attrs = append(attrs, slog.Duration(name, s.Took))
@@ -102,5 +102,5 @@ func (l *life) log(ctx context.Context, op string, r *record.Record, start time.
 	if l.cfg.OnOperation != nil {
 		l.cfg.OnOperation(o)
 	}
-	l.cfg.Log.LogAttrs(ctx, level, "operation", attrs...) // last: what the log tells is counted
+	l.cfg.Log.LogAttrs(ctx, level, "operation", attrs...) // last: an operation in the log has been counted
 }

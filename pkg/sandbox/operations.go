@@ -14,8 +14,8 @@ import (
 
 func newToken() string { return rand.Text() }
 
-// with runs f on the current record of a sandbox, alone. The wait for the lock
-// ends with ctx; what f does must not.
+// with runs f on the current record of a sandbox, under its lock. The wait for the lock
+// ends with ctx; f must not.
 func (m *Manager) with(ctx context.Context, op, idOrName string, f func(*record.Record) error) (record.Record, error) {
 	if !m.tracker.begin() {
 		return record.Record{}, errClosing
@@ -49,8 +49,8 @@ func (m *Manager) Resume(ctx context.Context, idOrName string) error {
 	return m.shift(ctx, opResume, idOrName, record.Paused, m.life.resume)
 }
 
-// shift is an operation that needs a sandbox in one state. A creation that
-// goes on is not waited for.
+// shift is an operation that needs a sandbox in one state. It does not wait for a
+// creation in progress.
 func (m *Manager) shift(ctx context.Context, op, idOrName string, from record.State, f func(context.Context, *record.Record) error) error {
 	r, err := m.Get(ctx, idOrName)
 	if err != nil {
@@ -71,10 +71,10 @@ func (m *Manager) shift(ctx context.Context, op, idOrName string, from record.St
 	return err
 }
 
-// Stop ends a sandbox that runs or is paused and keeps it, stopped, until it
-// expires or is deleted. Its entrypoint gets SIGTERM and has grace to end; then
-// all processes are killed. One that waits for its restart just stays as it is.
-// See Start.
+// Stop ends a sandbox that runs or is paused and keeps it, stopped, until it expires or
+// is deleted. Its entrypoint gets SIGTERM and has grace to end; then all processes are
+// killed. A sandbox that waits for its restart stays ended, and is not restarted. See
+// Start.
 func (m *Manager) Stop(ctx context.Context, idOrName string, grace time.Duration) error {
 	r, err := m.Get(ctx, idOrName)
 	if err == nil && r.State.Beginning() { // not waited for
@@ -91,7 +91,7 @@ func (m *Manager) Stop(ctx context.Context, idOrName string, grace time.Duration
 	})
 }
 
-// stop ends a sandbox as d, if may says so under its lock.
+// stop ends a sandbox as d, if may allows it under the lock.
 func (m *Manager) stop(ctx context.Context, op, id string, grace time.Duration, d death, may func(*record.Record) error) error {
 	start := time.Now()
 	_, err := m.with(ctx, op, id, func(r *record.Record) error {
@@ -106,7 +106,7 @@ func (m *Manager) stop(ctx context.Context, op, id string, grace time.Duration, 
 	return err
 }
 
-// stopLocked is stop for who has the lock and knows that it may.
+// stopLocked is stop for a caller that has the lock and has checked may.
 func (m *Manager) stopLocked(ctx context.Context, op string, r *record.Record, start time.Time, grace time.Duration, d death) error {
 	hurry := context.Background()
 	if h := m.tracker.get(r.ID); h != nil {
@@ -117,8 +117,8 @@ func (m *Manager) stopLocked(ctx context.Context, op string, r *record.Record, s
 	return err
 }
 
-// Renew lets a sandbox expire at another time, which must be in the future.
-// One that never expires stays so: it is errs.WrongState.
+// Renew changes when a sandbox expires, which must be in the future. For a sandbox that
+// never expires it fails with errs.WrongState.
 func (m *Manager) Renew(ctx context.Context, idOrName string, expires time.Time) (record.Record, error) {
 	return m.with(ctx, "renew", idOrName, func(r *record.Record) error {
 		switch {
@@ -151,7 +151,7 @@ func (m *Manager) PatchLabels(ctx context.Context, idOrName string, patch map[st
 	})
 }
 
-// amend makes a change that is no transition durable.
+// amend makes a change durable that is no transition.
 func (m *Manager) amend(ctx context.Context, r *record.Record, event string, change func(*record.Record)) error {
 	n := *r
 	change(&n)
@@ -163,19 +163,19 @@ func (m *Manager) amend(ctx context.Context, r *record.Record, event string, cha
 	return nil
 }
 
-// Delete ends a sandbox and returns when its processes are dead and its ID is
-// unknown; what is left of it on the host goes within a second, and only then
-// may its address have another owner. A creation that goes on is cut short. Of
-// several at once all succeed; one whose kill failed can be tried again, by ID.
+// Delete ends a sandbox and returns when its processes are dead and its ID is unknown.
+// The rest of it on the host goes within a second, and only then may its address have
+// another owner. A creation in progress is cut short. Deletions of one sandbox at the
+// same time all succeed. If the kill failed, Delete can be tried again, by ID.
 //
-// A record that cannot be read is deleted too, by its ID, with all that its
-// sandbox holds. Nothing else ever takes that away.
+// A record that cannot be read is deleted too, by its ID, with all that its sandbox
+// holds. Nothing else ever removes these.
 func (m *Manager) Delete(ctx context.Context, idOrName string) error {
 	return m.remove(ctx, opDelete, idOrName, func(*record.Record) bool { return true })
 }
 
-// Expire is Delete for a sandbox whose Deadline has passed. It does nothing to
-// another, and nothing while Config.NoSweep holds.
+// Expire is Delete for a sandbox whose Deadline has passed. It does nothing before the
+// Deadline, and nothing while Config.NoSweep is set.
 func (m *Manager) Expire(ctx context.Context, id string) error {
 	if m.life.cfg.NoSweep != "" {
 		return nil
@@ -187,14 +187,14 @@ func (m *Manager) Expire(ctx context.Context, id string) error {
 	return err
 }
 
-// remove erases a sandbox if want says so, also under its lock.
+// remove erases a sandbox if want agrees, also under its lock.
 func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*record.Record) bool) error {
 	r, err := m.findRemains(ctx, idOrName)
 	if err != nil || !want(&r) {
 		return err
 	}
 	if r.State == record.Deleting {
-		// Gone for whoever asks, but only once its processes are.
+		// Clients no longer see it, but only once its processes are gone.
 		if alive, err := m.life.Cgroups.Populated(r.ID); err == nil && !alive {
 			return notFound(idOrName)
 		}
@@ -206,7 +206,7 @@ func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*re
 		h.abort(errDeleted)
 	}
 	m.snapshots.hurry(r.ID)
-	dead := make(chan error, 2) // nobody may be there to read either
+	dead := make(chan error, 2) // there may be no reader for either
 	go func() {
 		defer m.tracker.end()
 		dead <- m.removeLocked(context.WithoutCancel(ctx), op, r.ID, want, func() { dead <- nil })
@@ -217,7 +217,7 @@ func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*re
 			return fmt.Errorf("%s %s: %w", op, r.ID, err)
 		}
 		return nil
-	case <-ctx.Done(): // it goes on
+	case <-ctx.Done(): // the deletion goes on
 		return context.Cause(ctx)
 	}
 }
@@ -232,7 +232,7 @@ func (m *Manager) removeLocked(ctx context.Context, op, id string, want func(*re
 	defer unlock()
 	r, err := m.findRemains(ctx, id)
 	if errs.Is(err, errs.NotFound) {
-		return nil // of two at once, the other was first
+		return nil // another deletion was first
 	}
 	if err != nil || !want(&r) {
 		return err
@@ -242,8 +242,8 @@ func (m *Manager) removeLocked(ctx context.Context, op, id string, want func(*re
 	return err
 }
 
-// findRemains is find for those who erase. Of a record that cannot be read it
-// returns the ID alone, which is all that a teardown needs.
+// findRemains is find for deletions. If the record cannot be read it returns the ID
+// alone, which is all that a teardown needs.
 func (m *Manager) findRemains(ctx context.Context, idOrName string) (record.Record, error) {
 	r, err := m.find(ctx, idOrName)
 	if !errs.Is(err, errs.NotFound) {
@@ -259,9 +259,9 @@ func (m *Manager) findRemains(ctx context.Context, idOrName string) (record.Reco
 	return r, err
 }
 
-// erase is life's, for a sandbox that may be watched and streamed into.
+// erase is life.erase for a sandbox that may be watched and streamed into.
 func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
-	if r.State != "" { // else it can be read no better than written
+	if r.State != "" { // else it is unreadable, and cannot be written
 		if err := m.life.condemn(ctx, r); err != nil {
 			return nil, err
 		}

@@ -11,24 +11,25 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// sweepers bounds how many sandboxes are reconciled at once, so that a wedged
-// one delays no other and a reboot with hundreds no API.
+// sweepers bounds how many sandboxes are reconciled at once. There are several so that
+// a stuck sandbox delays no other, and hundreds of them after a reboot do not delay the
+// API.
 const sweepers = 8
 
-// Recover brings host and store into agreement: it finishes what a dead daemon
-// began, ends what died without one, takes up what lives, and releases what no
-// record names. It runs before the API opens, and every minute while sandboxes
-// come and go; what another operation is at, it leaves to that.
+// Recover brings host and store into agreement: it finishes what a dead daemon began,
+// ends sandboxes that died without a daemon, adopts those that live, and releases what
+// no record names. It runs before the API opens, and every minute while sandboxes come
+// and go. It leaves alone a sandbox that another operation holds.
 //
-// The host is listed before the store. A record is written before the first
-// resource it names, so whatever is held without a record was left behind; in
-// the other order a sandbox born between the two lists would look like a stray.
+// The host is listed before the store. A record is written before the first resource it
+// names, so a resource without a record was left behind. In the other order a sandbox
+// born between the two lists would look like a stray.
 //
-// With ids it does so for these alone, of which somebody heard that they lost
-// something on the host.
+// With ids it does so for these alone, which were reported to have lost something on
+// the host.
 //
-// An error to list anything stops it before it has touched anything. Errors
-// with single sandboxes are joined; the next run tries again.
+// If a list fails, Recover stops before it has touched anything. Errors with single
+// sandboxes are joined; the next run tries again.
 func (m *Manager) Recover(ctx context.Context, ids ...string) error {
 	if !m.tracker.begin() {
 		return errClosing
@@ -49,7 +50,7 @@ func (m recovery) run(ctx context.Context, ids []string) error {
 		}
 		return errors.Join(errz...)
 	}
-	snapshots := m.snapshots.recover(ctx) // first: they leave sandboxes frozen
+	snapshots := m.snapshots.recover(ctx) // first: a snapshot that was cut short leaves its sandbox frozen
 	held, err := m.held(ctx)
 	if err != nil {
 		return fmt.Errorf("recover: %w", err)
@@ -85,8 +86,8 @@ func (m recovery) run(ctx context.Context, ids []string) error {
 	return errors.Join(snapshots, inParallel(todo), volumes)
 }
 
-// held lists by ID which rows of the table are held on the host. What is not
-// an ID of this instance is somebody else's.
+// held lists by ID which rows of the table are held on the host. It skips names that
+// are no ID of this instance.
 func (m recovery) held(ctx context.Context) (map[string][]string, error) {
 	held := map[string][]string{}
 	for _, row := range m.life.rows {
@@ -134,7 +135,7 @@ func inParallel(todo []func() error) error {
 func (m recovery) reconcile(ctx context.Context, id string, kinds []string) error {
 	unlock, ok := m.locks.TryLock(id)
 	if !ok {
-		return nil // whoever holds it knows better
+		return nil // the holder of the lock takes care of it
 	}
 	defer unlock()
 	return m.reconcileLocked(ctx, id, kinds)
@@ -154,7 +155,7 @@ func (m recovery) reconcileLocked(ctx context.Context, id string, kinds []string
 	return nil
 }
 
-// heal is the table of recovery, whole.
+// heal is the whole table of recovery.
 func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) error {
 	start := time.Now()
 	may := m.life.cfg.NoSweep == ""
@@ -193,11 +194,11 @@ func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) er
 	return err
 }
 
-// trustHost makes the record of a sandbox that runs say so. It matters only while
-// Config.NoSweep holds, after a restored backup: a record may then be older than the
-// life of its sandbox, which had ended, or was about to, or ran before the last reboot
-// when the backup was made, and was started since. A record that this daemon wrote is
-// never older.
+// trustHost makes the record of a running sandbox Running. It matters only while
+// Config.NoSweep is set, after a restored backup: a record may then be older than the
+// life of its sandbox. At the time of the backup the sandbox had ended, or was about
+// to, or ran before the last reboot, and it was started since. A record that this
+// daemon wrote is never older.
 func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
 	if m.life.cfg.NoSweep == "" || r.State == record.Deleting || r.Changed.After(m.began) {
 		return nil
@@ -210,7 +211,8 @@ func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
 	if alive, err := m.life.Cgroups.Populated(r.ID); err != nil || !alive {
 		return err
 	}
-	// It may have been paused since, or be the source of a snapshot that was cut short.
+	// It may have been paused since the backup, or be the source of a snapshot that was
+	// cut short.
 	if err := bounded(ctx, freezeLimit, "thaw", func(ctx context.Context) error { return m.life.Cgroups.Thaw(ctx, r.ID) }); err != nil ||
 		same {
 		return err
@@ -229,7 +231,7 @@ func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
 	return nil
 }
 
-// examine says whether a sandbox is dead, or has to die, and of what.
+// examine says whether a sandbox is dead or has to die, and why.
 func (m recovery) examine(ctx context.Context, r *record.Record) (d death, dead bool, err error) {
 	switch {
 	case r.State == record.Stopping && r.Reason != "":
@@ -251,10 +253,10 @@ func (m recovery) examine(ctx context.Context, r *record.Record) (d death, dead 
 	return m.life.diagnose(ctx, r), true, nil
 }
 
-// adopt takes up a sandbox that lives: it finishes what was intended, lets it
-// reach what it may reach, and watches it. One that this Manager watches
-// already needs the first only. Limits are written again in any case: whoever
-// made others durable may have died before they held.
+// adopt takes over a live sandbox: it finishes the intent, restores what the sandbox
+// may reach, and watches it. A sandbox that this Manager already watches needs only the
+// first. Limits are always written again: a daemon may have died after it made new ones
+// durable and before they held.
 func (m recovery) adopt(ctx context.Context, r *record.Record) error {
 	known := m.tracker.get(r.ID) != nil
 	if !known {
@@ -267,7 +269,7 @@ func (m recovery) adopt(ctx context.Context, r *record.Record) error {
 	}
 	m.life.past.note(r, m.life.counted(r), !known)
 	err := m.life.limitAgain(ctx, r)
-	if !known { // ports ended with the daemon before; what took one meanwhile ends no sandbox
+	if !known { // the old daemon's ports ended with it; a port that is taken by now ends no sandbox
 		err = errors.Join(err, m.life.Ports.Open(ctx, r.ID, m.life.cfg.Addr(r.Slot), r.Spec.Publish))
 	}
 	switch r.State {
@@ -299,8 +301,8 @@ func (m recovery) tidy(ctx context.Context, r *record.Record, kinds []string) er
 	return err
 }
 
-// releaseStray takes away what is held without a record. A disk may be all
-// that somebody has left of a lost store: it is moved aside, not deleted.
+// releaseStray releases resources that have no record. A disk is moved aside, not
+// deleted: it may be all that is left of a lost store.
 func (m recovery) releaseStray(ctx context.Context, id string) error {
 	unlock, ok := m.locks.TryLock(id)
 	if !ok {

@@ -33,14 +33,14 @@ type resource struct {
 	up     func(context.Context, *record.Record) error
 	down   func(context.Context, *record.Record) error
 	held   func(context.Context) ([]string, error)
-	// whole, if not nil, reports whether what a record holds is all there: held
-	// names also those who hold a remainder.
+	// whole, if not nil, reports whether all of what a record holds is there: held also
+	// names those that hold a part.
 	whole func(context.Context, *record.Record) (bool, error)
 	// lost says how bad it is if a living sandbox no longer holds one; nil: harmless. See
 	// mend.
 	lost func(*record.Record) loss
-	// rejoin, if not nil, makes whole what is still held, under what runs. If
-	// nil, what is not whole is lost.
+	// rejoin, if not nil, repairs a row that is held in part, while the sandbox runs.
+	// If nil, such a row is lost.
 	rejoin func(context.Context, *record.Record) error
 }
 

@@ -18,14 +18,14 @@ import (
 //	Create ─▶ creating ─┬─▶ ready ─┬─▶ deleting ─▶ (no record)
 //	                    └─▶ failed ┘
 //
-// A snapshot is taken under the lock of its source, which stands still
-// meanwhile if it runs: record, sync, freeze, copy, thaw, record. "creating"
-// is the intent of all of it: who finds one that nobody is at thaws the source,
-// removes the copy and calls it failed.
+// A snapshot is taken under the lock of its source. A source that runs stands still
+// meanwhile: record, sync, freeze, copy, thaw, record. "creating" is the intent of all
+// of it: if nobody works on a creating snapshot, the sweep thaws the source, removes
+// the copy and marks the snapshot failed.
 //
-// A snapshot needs its source no longer than that, and what is made from it
-// needs the snapshot only until its own disk is there. So the one reference
-// that there is to count is a sandbox that is Creating from it.
+// A snapshot needs its source only while it is taken. A sandbox made from it needs the
+// snapshot only until its own disk is there. So the only reference to count is a
+// sandbox that is Creating from it.
 type Snapshots struct {
 	m     *Manager
 	newID func() string
@@ -49,8 +49,8 @@ const takeLimit = 5 * time.Minute
 // hurryLimit is how much longer a copy may take once its sandbox is to be deleted.
 const hurryLimit = 2 * time.Second
 
-// maxSnapshots bounds what a host keeps: each costs btrfs a qgroup, and every
-// one of them is in memory.
+// maxSnapshots bounds how many a host keeps: each costs btrfs a qgroup, and all of them
+// are in memory.
 const maxSnapshots = 10_000
 
 func newSnapshots(m *Manager) *Snapshots {
@@ -65,10 +65,10 @@ func newSnapshots(m *Manager) *Snapshots {
 // Snapshots is the part of the Manager that keeps snapshots.
 func (m *Manager) Snapshots() *Snapshots { return m.snapshots }
 
-// Create begins a snapshot of a sandbox that runs, is paused or has ended and
-// returns as soon as that is durable; what follows goes on in the background,
-// whatever becomes of ctx. See Await. A sandbox in another state, or one that
-// never ran, is errs.WrongState.
+// Create begins a snapshot of a sandbox that runs, is paused or has ended and returns
+// as soon as the intent is durable. The rest happens in the background, even if ctx
+// ends. See Await. For a sandbox in another state, or one that never ran, it fails with
+// errs.WrongState.
 func (s *Snapshots) Create(ctx context.Context, idOrName, name string) (record.Snapshot, error) {
 	m := s.m
 	r, err := m.Get(ctx, idOrName)
@@ -94,7 +94,7 @@ func (s *Snapshots) Create(ctx context.Context, idOrName, name string) (record.S
 		m.tracker.end()
 		return record.Snapshot{}, err
 	}
-	// Known before it is durable: a DELETE in between cuts it short, too.
+	// Registered before it is durable: a DELETE in between cuts it short, too.
 	copyCtx, cut := context.WithCancelCause(m.ctx)
 	c := &copying{id: s.newID(), cut: cut, done: make(chan struct{})}
 	s.mu.Lock()
@@ -138,7 +138,7 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string
 	if err != nil {
 		return record.Snapshot{}, fmt.Errorf("snapshot %s: %w", r.ID, err)
 	}
-	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // of which there is nothing
+	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // these have no files
 	if len(list) >= s.max {
 		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has %d snapshots and keeps no more: delete some (sandboxctl "+
 			"snapshot ls)", s.max)
@@ -146,8 +146,8 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string
 	t := now()
 	snap := record.Snapshot{ID: id, Name: name, Source: r.ID, State: record.SnapshotCreating, Image: r.Spec.Image, Created: t, Changed: t}
 	if err := s.put(ctx, snap); err != nil {
-		// One that was written although the store said no would come back as a
-		// failed one that nobody asked for.
+		// A record that was written despite the error would come back as a failed
+		// snapshot that no client requested.
 		return snap, errors.Join(fmt.Errorf("snapshot %s: %w", r.ID, err), s.forget(ctx, snap.ID))
 	}
 	return snap, nil
@@ -176,11 +176,12 @@ func (s *Snapshots) take(ctx context.Context, r *record.Record, snap *record.Sna
 	s.m.life.cfg.Log.InfoContext(ctx, "snapshot", args...)
 }
 
-// errFrozen is a sandbox that stands still and should not. Its snapshot stays
-// creating, so that the sweep thaws it.
+// errFrozen says that a sandbox could not be thawed. Its snapshot stays creating, so
+// that the sweep thaws it.
 var errFrozen = errors.New("the sandbox could not be thawed; the sweep tries again")
 
-// copy copies the disk of r, which stands still meanwhile, and returns for how long.
+// copy copies the disk of r, which stands still meanwhile, and returns for how long it
+// did.
 func (s *Snapshots) copy(ctx context.Context, r *record.Record, snap *record.Snapshot) (stood time.Duration, err error) {
 	l := &s.m.life
 	take := func() error {
@@ -200,8 +201,8 @@ func (s *Snapshots) copy(ctx context.Context, r *record.Record, snap *record.Sna
 	})
 }
 
-// standstill runs f while no process of a running sandbox does. What can be
-// written out before is, so that it is short.
+// standstill runs f while all processes of a running sandbox are frozen. It writes out
+// dirty data before, so that the freeze is short.
 func (s *Snapshots) standstill(ctx context.Context, id string, f func() error) (stood time.Duration, err error) {
 	l := &s.m.life
 	if err := within(ctx, takeLimit, "snapshot:prepare", l.Frozen.PrepareSnapshot); err != nil {
@@ -222,7 +223,7 @@ func (s *Snapshots) thaw(ctx context.Context, id string) error {
 	return bounded(ctx, freezeLimit, "snapshot:thaw", func(ctx context.Context) error { return s.m.life.Cgroups.Thaw(ctx, id) })
 }
 
-// within is bounded for what the end of ctx cuts short.
+// within is bounded for calls that the end of ctx cuts short.
 func within(ctx context.Context, limit time.Duration, name string, f func(context.Context) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, errTooLong)
 	defer cancel()
@@ -232,7 +233,7 @@ func within(ctx context.Context, limit time.Duration, name string, f func(contex
 	return nil
 }
 
-// snapshotText is what a client may know of why a snapshot failed.
+// snapshotText is why a snapshot failed, as far as a client may know.
 func snapshotText(err error) string {
 	if e, ok := errors.AsType[*errs.Error](err); ok {
 		return e.Text
@@ -240,7 +241,7 @@ func snapshotText(err error) string {
 	return "the files could not be copied; the daemon's log says why"
 }
 
-// fail removes half a snapshot and remembers why there is no whole one.
+// fail removes an unfinished snapshot and keeps in its record why it failed.
 func (s *Snapshots) fail(ctx context.Context, snap *record.Snapshot, why string) error {
 	if err := s.discard(ctx, snap.ID); err != nil {
 		return err
@@ -275,14 +276,14 @@ func (s *Snapshots) forget(ctx context.Context, id string) error {
 	})
 }
 
-// hurry bounds a snapshot of a sandbox that is to be deleted. It was accepted,
-// so it is taken, if that is a matter of a moment, as on a pool that does not
-// copy.
+// hurry bounds the snapshot of a sandbox that is to be deleted. The snapshot was
+// accepted, so it is still taken if that needs only a moment, as on a pool that does
+// not copy.
 func (s *Snapshots) hurry(source string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.going[source]; c != nil {
-		time.AfterFunc(hurryLimit, func() { c.cut(errDeleted) }) // of one that is done it does nothing
+		time.AfterFunc(hurryLimit, func() { c.cut(errDeleted) }) // does nothing once the snapshot is done
 	}
 }
 

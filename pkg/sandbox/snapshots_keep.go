@@ -11,9 +11,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// hold checks that a sandbox can begin as a snapshot, gives spec its image, and
-// keeps it from being deleted until release is called: by then a record that is
-// Creating must name it, or nobody.
+// hold checks that a sandbox can begin as a snapshot, gives spec its image, and keeps
+// the snapshot from being deleted until release is called. By then a record that is
+// Creating names it, or none ever will.
 func (s *Snapshots) hold(ctx context.Context, spec *record.Spec) (release func(), err error) {
 	if spec.Snapshot == "" {
 		return func() {}, nil
@@ -41,9 +41,9 @@ func (s *Snapshots) hold(ctx context.Context, spec *record.Spec) (release func()
 	return release, nil
 }
 
-// Delete removes a snapshot. One that is being taken, and one that a sandbox is
-// just being made from, is errs.WrongState. A record that cannot be read is
-// deleted too, by its ID.
+// Delete removes a snapshot. It fails with errs.WrongState while the snapshot is being
+// taken, or a sandbox is being made from it. A record that cannot be read is deleted
+// too, by its ID.
 func (s *Snapshots) Delete(ctx context.Context, idOrName string) error {
 	snap, err := s.remains(ctx, idOrName)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Snapshots) Delete(ctx context.Context, idOrName string) error {
 	return s.erase(ctx, &snap)
 }
 
-// remains is Get, but of a record that cannot be read it returns the ID.
+// remains is Get, but if the record cannot be read it returns the ID.
 func (s *Snapshots) remains(ctx context.Context, idOrName string) (record.Snapshot, error) {
 	snap, err := s.Get(ctx, idOrName)
 	if errs.Is(err, errs.Internal) {
@@ -78,7 +78,7 @@ func (s *Snapshots) remains(ctx context.Context, idOrName string) (record.Snapsh
 	return snap, err
 }
 
-// unused refuses a snapshot that somebody is at.
+// unused refuses a snapshot that is in use.
 func (s *Snapshots) unused(ctx context.Context, snap *record.Snapshot) error {
 	if snap.State == record.SnapshotCreating {
 		return errs.Wire(errs.New(errs.WrongState, "snapshot %s is still being taken; delete it when it is ready", snap.ID),
@@ -97,10 +97,10 @@ func (s *Snapshots) unused(ctx context.Context, snap *record.Snapshot) error {
 	return nil
 }
 
-// erase takes a snapshot away for good. An error leaves it deleting, and the
-// sweep goes on.
+// erase removes a snapshot for good. After an error it stays deleting, and the sweep
+// goes on.
 func (s *Snapshots) erase(ctx context.Context, snap *record.Snapshot) error {
-	if snap.State != "" && snap.State != record.SnapshotDeleting { // else it can be read no better than written
+	if snap.State != "" && snap.State != record.SnapshotDeleting { // else it is unreadable, and cannot be written
 		if err := s.set(ctx, snap, record.SnapshotDeleting, ""); err != nil {
 			return fmt.Errorf("delete snapshot %s: %w", snap.ID, err)
 		}
@@ -115,8 +115,8 @@ func (s *Snapshots) erase(ctx context.Context, snap *record.Snapshot) error {
 	return nil
 }
 
-// recover is Recover's, for snapshots: what is on the pool and not in the store
-// is nobody's. The pool is listed first, for the reason given there.
+// recover does the part of Recover for snapshots: a snapshot on the pool without a
+// record is a stray. The pool is listed first, for the reason given there.
 func (s *Snapshots) recover(ctx context.Context) error {
 	l := &s.m.life
 	bound, cancel := context.WithTimeout(ctx, stepLimit)
@@ -142,13 +142,13 @@ func (s *Snapshots) recover(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
-// heal finishes what a dead daemon, or an error, left of a snapshot. A failed one
-// is kept as long as an ended sandbox: for who asks why.
+// heal finishes what a dead daemon, or an error, left of a snapshot. A failed one is
+// kept as long as an ended sandbox, so that its message can be read.
 func (s *Snapshots) heal(ctx context.Context, snap *record.Snapshot) error {
 	key := snap.ID
 	switch snap.State {
 	case record.SnapshotCreating:
-		key = snap.Source // who takes one holds that lock
+		key = snap.Source // it is taken under that lock
 	case record.SnapshotDeleting:
 	case record.SnapshotFailed:
 		if s.m.life.cfg.NoSweep != "" || !isDue(snap.Changed.Add(s.m.life.cfg.Retain)) {
@@ -159,7 +159,7 @@ func (s *Snapshots) heal(ctx context.Context, snap *record.Snapshot) error {
 	}
 	unlock, ok := s.m.locks.TryLock(key)
 	if !ok {
-		return nil // whoever holds it knows better
+		return nil // the holder of the lock takes care of it
 	}
 	defer unlock()
 	now, err := s.Get(ctx, snap.ID)
@@ -179,7 +179,7 @@ func (s *Snapshots) heal(ctx context.Context, snap *record.Snapshot) error {
 	return nil
 }
 
-// abandon ends a snapshot that nobody takes any more. Its source may stand still.
+// abandon ends a snapshot that is no longer being taken. Its source may still be frozen.
 func (s *Snapshots) abandon(ctx context.Context, snap *record.Snapshot) error {
 	r, ok, err := s.m.life.Store.Get(ctx, snap.Source)
 	if err != nil {
@@ -196,7 +196,7 @@ func (s *Snapshots) abandon(ctx context.Context, snap *record.Snapshot) error {
 	return s.fail(ctx, snap, "sandboxd or the host stopped in the middle; take it again")
 }
 
-// releaseStray moves aside what lies on the pool without a record.
+// releaseStray moves aside a snapshot on the pool that has no record.
 func (s *Snapshots) releaseStray(ctx context.Context, id string) error {
 	if why := s.m.life.cfg.NoSweep; why != "" {
 		s.m.life.cfg.Log.Warn("a snapshot without a record is left alone", "snapshot", id, "reason", why)

@@ -19,27 +19,28 @@ type tracker struct {
 	handles map[string]*handle // by the sandbox's ID
 }
 
-// A handle is what is known in memory of one life of a sandbox: from the start of
+// A handle holds the in-memory state of one life of a sandbox: from the start of
 // its creation until it has ended. A sandbox that is started again has another.
 type handle struct {
 	id     string
 	ctx    context.Context // until the sandbox has ended; for streams
 	cancel context.CancelCauseFunc
-	// creation ends with ctx, or when abort ends a creation that nobody wants any more.
+	// creation ends with ctx, or when abort ends a creation that no client wants any
+	// more.
 	creation context.Context
 	abort    context.CancelCauseFunc
 	ready    chan struct{} // closed when the creation has ended, either way
 	steps    []Step        // of the creation; written before ready is closed
 
-	queued bool     // it waits for its turn, and nobody has its lock; guarded by tracker.mu
+	queued bool     // it waits for its turn and its lock is free; guarded by tracker.mu
 	lost   []string // the rows it was found without; guarded by tracker.mu
 	// main is the process with which the sandbox ends; nil if that is not known.
 	// It is guarded by tracker.mu.
 	main *pidfd.Process
 }
 
-// begin says that an operation begins, which Close waits for. It reports false when
-// none may begin any more; else the caller owes end.
+// begin notes the begin of an operation, which Close waits for. It reports false when
+// none may begin any more; otherwise the caller must call end.
 func (t *tracker) begin() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -50,11 +51,11 @@ func (t *tracker) begin() bool {
 	return true
 }
 
-// end says that an operation has ended.
+// end notes the end of an operation.
 func (t *tracker) end() { t.operations.Done() }
 
 // close lets no operation begin any more, and aborts those that only wait for their
-// turn: nothing of them is there.
+// turn: they have no resources yet.
 func (t *tracker) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -107,8 +108,8 @@ func (t *tracker) setQueued(h *handle, queued bool) {
 	}
 }
 
-// queued reports whether a sandbox waits for its turn: then nobody has its lock,
-// and yet it is not dead.
+// queued reports whether a sandbox waits for its turn: then its lock is free, and yet
+// it is not dead.
 func (t *tracker) queued(id string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -143,7 +144,7 @@ func (t *tracker) setLost(id, row string) bool {
 	return true
 }
 
-// setFound takes back what setLost noted.
+// setFound undoes setLost.
 func (t *tracker) setFound(id, row string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -11,16 +11,16 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// tellLimit bounds how long an agent may take to hear of new limits: they hold
+// tellLimit bounds how long the daemon tries to give an agent the new limits: they hold
 // without it.
 const tellLimit = 2 * time.Second
 
-// Update changes the terms of a sandbox that runs or is paused: its limits and
-// what it may reach. The new ones are durable before the first of them holds; a
-// daemon that dies in between is followed by one that makes them hold. Less than
-// is used now is errs.WrongState, with the numbers; what this runtime cannot
-// change in life, errs.Unsupported. A network policy holds for flows that open
-// from then on.
+// Update changes the terms of a sandbox that runs or is paused: its limits and its
+// network policy. The new terms are durable before the first of them holds; if the
+// daemon dies in between, the next one makes them hold. A limit below present use is
+// errs.WrongState, with the numbers. A limit that this runtime cannot change while the
+// sandbox lives is errs.Unsupported. A network policy holds for flows that open from
+// then on.
 func (m *Manager) Update(ctx context.Context, idOrName string, change func(*record.Terms) error) (record.Record, error) {
 	start := time.Now()
 	return m.with(ctx, "update", idOrName, func(r *record.Record) error {
@@ -41,7 +41,7 @@ func (m *Manager) Update(ctx context.Context, idOrName string, change func(*reco
 	})
 }
 
-// update makes t hold, of which limits and network say what is new.
+// update makes t hold. limits and network say which part of it is new.
 func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, limits, network bool) error {
 	if l.Runtimes[r.Spec.Runtime].HostPids > 0 && t.Limits.Pids != r.Spec.Pids {
 		return errs.New(errs.Unsupported, "the limit of processes of sandbox %s is kept by %s itself and is the one it started with; "+
@@ -65,7 +65,7 @@ func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, lim
 		return err
 	}
 	if err := l.put(ctx, next); err != nil {
-		return errors.Join(err, l.put(ctx, old)) // what a store may have kept although it said no
+		return errors.Join(err, l.put(ctx, old)) // the store may have written the record despite the error
 	}
 	if err := hold(&next); err != nil {
 		return errors.Join(err, l.put(ctx, old), hold(&old))
@@ -82,7 +82,7 @@ func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, lim
 	return nil
 }
 
-// register has the egress keep to the record's policy.
+// register gives the egress the policy of the record.
 func (l *life) register(ctx context.Context, r *record.Record) error {
 	i := slices.IndexFunc(l.rows, func(row resource) bool { return row.name == "egress" })
 	_, err := step(context.WithoutCancel(ctx), "up:", l.rows[i], l.rows[i].up, r)
@@ -94,8 +94,8 @@ func (l *life) limit(ctx context.Context, r *record.Record) error {
 	return l.write(ctx, r, true, true)
 }
 
-// limitAgain is limit for the sweep. What was made less than is used by now,
-// since the daemon died before it held, waits until it fits; the others hold.
+// limitAgain is limit for the sweep. A limit that is below present use by now, because
+// the daemon died before it held, waits until it fits; the others hold.
 func (l *life) limitAgain(ctx context.Context, r *record.Record) error {
 	memory, disk := l.fitsMemory(r), l.fitsDisk(r)
 	return errors.Join(memory, disk, l.write(ctx, r, memory == nil, disk == nil))
@@ -115,7 +115,7 @@ func (l *life) write(ctx context.Context, r *record.Record, memory, disk bool) e
 	})
 }
 
-// fitsMemory refuses a limit below what is used: the kernel would kill for it.
+// fitsMemory refuses a limit below present use: the kernel would kill for it.
 func (l *life) fitsMemory(r *record.Record) error {
 	held, err := l.Cgroups.MemoryHeld(r.ID)
 	if err != nil {
@@ -129,8 +129,8 @@ func (l *life) fitsMemory(r *record.Record) error {
 	return nil
 }
 
-// fitsDisk refuses a limit below what is used: a disk that is over its limit cannot
-// even be cleared everywhere.
+// fitsDisk refuses a limit below present use: not every pool lets files be deleted from
+// a disk that is over its limit.
 func (l *life) fitsDisk(r *record.Record) error {
 	if r.Spec.DiskBytes == 0 {
 		return nil

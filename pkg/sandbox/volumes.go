@@ -16,12 +16,12 @@ import (
 //
 //	Create, or a sandbox that names it ─▶ ready ─▶ deleting ─▶ (no record)
 //
-// A volume is a record at first: its files are made when a sandbox first mounts
-// it, since only then is it known what the image has there. Records of sandboxes
-// count as users, whatever state they are in; that nobody uses a volume and that
-// it is to be deleted is one transaction of the store.
+// A volume is only a record at first. Its files are made when a sandbox first mounts
+// it, because only then is it known what the image has there. Every record of a sandbox
+// counts as a user, whatever its state. One transaction of the store checks that a
+// volume has no users and condemns it.
 //
-// What lies on the pool without a record is left alone: a volume is what somebody
+// Files on the pool without a record are left alone: a volume holds data that somebody
 // wanted to keep.
 type Volumes struct{ m *Manager }
 
@@ -97,9 +97,8 @@ func (v *Volumes) Get(ctx context.Context, name string) (record.VolumeInfo, erro
 func (v *Volumes) Usage(id string) (int64, error) { return v.m.life.Volumes.VolumeUsage(id) }
 
 // Delete removes a volume and all that is in it. While a sandbox has it mounted, in
-// whatever state, it is errs.WrongState; one that is just being deleted is waited
-// for. A record that cannot be read is removed, and what it stood for stays on
-// the pool.
+// whatever state, it fails with errs.WrongState; it waits for a sandbox that is being
+// deleted. A record that cannot be read is removed, and its files stay on the pool.
 func (v *Volumes) Delete(ctx context.Context, name string) error {
 	m := v.m
 	if !m.tracker.begin() {
@@ -124,7 +123,7 @@ func (v *Volumes) Delete(ctx context.Context, name string) error {
 	return m.life.dropVolume(ctx, &vol)
 }
 
-// awaitLeavers waits for sandboxes that are being deleted, and yet hold a volume.
+// awaitLeavers waits for sandboxes that are being deleted and still hold a volume.
 func (v *Volumes) awaitLeavers(ctx context.Context, name string) error {
 	all, err := v.m.life.Store.List(ctx)
 	if err != nil {
@@ -156,7 +155,7 @@ func (v *Volumes) Prune(ctx context.Context) (gone []string, err error) {
 		switch derr := v.Delete(ctx, i.Name); {
 		case derr == nil:
 			gone = append(gone, i.Name)
-		case errs.Is(derr, errs.NotFound), errs.Is(derr, errs.WrongState): // somebody was faster
+		case errs.Is(derr, errs.NotFound), errs.Is(derr, errs.WrongState): // another caller was faster
 		default:
 			err = errors.Join(err, derr)
 		}
@@ -164,7 +163,7 @@ func (v *Volumes) Prune(ctx context.Context) (gone []string, err error) {
 	return gone, err
 }
 
-// dropVolumes finishes what condemned volumes.
+// dropVolumes removes the volumes that are condemned.
 func (l *life) dropVolumes(ctx context.Context) error {
 	all, _, err := l.Store.Volumes(ctx)
 	if err != nil {
@@ -193,8 +192,8 @@ func (l *life) dropVolume(ctx context.Context, v *record.Volume) error {
 	return nil
 }
 
-// checkVolumes refuses what no start of the sandbox could mount, and draws the IDs
-// of volumes that may have to be made.
+// checkVolumes refuses volumes that no start of the sandbox could mount, and draws the
+// IDs of those that may have to be made.
 func (m *Manager) checkVolumes(ctx context.Context, s *record.Spec) error {
 	if len(s.Volumes) == 0 {
 		return nil
@@ -218,10 +217,10 @@ func (m *Manager) checkVolumes(ctx context.Context, s *record.Spec) error {
 	return nil
 }
 
-// volumesRow is the row of volumes; ids are as of the row rootfs.
+// volumesRow is the row of volumes; owner and uids are those of the row rootfs.
 func volumesRow(d Deps, owner func(*record.Record) bool, uids func(*record.Record) uint32) resource {
 	return resource{
-		name: "volumes", after: []string{"rootfs"}, limit: takeLimit, // what an image has for a new one is copied
+		name: "volumes", after: []string{"rootfs"}, limit: takeLimit, // files of the image are copied into a new volume
 		wanted: func(r *record.Record) bool { return len(r.Spec.Volumes) > 0 },
 		up:     func(ctx context.Context, r *record.Record) error { return attachVolumes(ctx, d, r, owner(r), uids(r)) },
 		down:   func(ctx context.Context, r *record.Record) error { return d.Volumes.DetachVolumes(ctx, r.ID) },
@@ -229,8 +228,8 @@ func volumesRow(d Deps, owner func(*record.Record) bool, uids func(*record.Recor
 	}
 }
 
-// attachVolumes makes the volumes of r, where r is the first to mount them, and
-// mounts them where the runtime finds them.
+// attachVolumes makes the volumes that r is the first to mount, and mounts all of its
+// volumes where the runtime finds them.
 func attachVolumes(ctx context.Context, d Deps, r *record.Record, ownUsers bool, uidBase uint32) error {
 	all, _, err := d.Store.Volumes(ctx)
 	if err != nil {
@@ -254,7 +253,7 @@ func attachVolumes(ctx context.Context, d Deps, r *record.Record, ownUsers bool,
 			continue
 		}
 		seed := VolumeSeed{OwnUsers: ownUsers, UIDBase: uidBase}
-		if m.Sub == "" && outer[i] < 0 { // what it shows is what it hides
+		if m.Sub == "" && outer[i] < 0 { // it begins with the files of the image that it hides
 			seed.ID, seed.Path = r.ID, m.Path
 		}
 		if err := d.Volumes.MakeVolume(ctx, v.ID, v.Bytes, seed); err != nil {

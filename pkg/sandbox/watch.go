@@ -10,7 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// watch has an observer notice when the last process of a running sandbox dies.
+// watch starts an observer that notices when the last process of a running sandbox
+// dies.
 func (m *Manager) watch(h *handle, runtime string) {
 	gone, err := m.life.Cgroups.Watch(h.ctx, h.id)
 	if err != nil {
@@ -43,9 +44,9 @@ func (l *life) mainProcess(id, runtime string) *pidfd.Process {
 }
 
 // mainExitLimit is how long the main process of a sandbox may take to end once its
-// cgroup is empty. PID 1 leaves the cgroup first and ends last: the kernel has it wait
-// until all others of its namespace are reaped. Only one that was moved out of the
-// cgroup alive takes so long.
+// cgroup is empty. PID 1 leaves the cgroup first and ends last: it waits in the kernel
+// until all others of its namespace are reaped. Only a process that was moved out of
+// the cgroup alive takes so long.
 const mainExitLimit = 5 * time.Second
 
 // explainCrash adds to d how the runtime of a sandbox ended, if d has no other reason.
@@ -66,7 +67,7 @@ func (l *life) explainCrash(r *record.Record, d *death, main *pidfd.Process) {
 // died ends a sandbox whose processes are gone.
 func (m *Manager) died(h *handle) {
 	if h.ctx.Err() != nil {
-		return // somebody ended it
+		return // an operation ended it
 	}
 	id, start := h.id, time.Now()
 	unlock, err := m.locks.Lock(m.ctx, id)
@@ -75,7 +76,7 @@ func (m *Manager) died(h *handle) {
 	}
 	defer unlock()
 	if h.ctx.Err() != nil {
-		return // meanwhile; what runs now, if anything, is another life
+		return // it was ended meanwhile; any process now is of another life
 	}
 	ctx := context.WithoutCancel(m.ctx)
 	r, err := m.find(ctx, id)
@@ -96,7 +97,7 @@ func (m *Manager) died(h *handle) {
 	d := m.life.diagnose(ctx, &r)
 	m.life.explainCrash(&r, &d, m.tracker.main(h))
 	err = m.life.set(ctx, &r, record.Stopping, d.write)
-	m.tracker.remove(id, errEnded) // now, so that whoever waited for it can read why
+	m.tracker.remove(id, errEnded) // now, so that those who wait for it can read why
 	if err == nil {
 		err = m.life.end(ctx, &r, d)
 	}

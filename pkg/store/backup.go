@@ -14,8 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Backup writes the file as it is at one moment and returns its bytes. Writers
-// go on meanwhile, but the file grows while w is slow: give it one that is not.
+// Backup writes the file as it is at one moment and returns its bytes. Writers go on
+// meanwhile, but the file grows while w is slow: w should be fast.
 func (db *DB) Backup(w io.Writer) (n int64, err error) {
 	err = db.bolt.View(func(tx *bbolt.Tx) error {
 		n, err = tx.WriteTo(w)
@@ -27,7 +27,7 @@ func (db *DB) Backup(w io.Writer) (n int64, err error) {
 	return n, nil
 }
 
-// Facts are what a file that is not in use says of itself.
+// Facts are what a file that is not open says about itself.
 type Facts struct {
 	Schema    int    `json:"schema"`
 	PoolID    string `json:"pool"`
@@ -35,13 +35,13 @@ type Facts struct {
 	Images    int    `json:"images"`
 }
 
-// Examine reads a store that nobody has open, whole: every page is where bbolt
-// wants it, every record can be decoded, the schema is one this program knows.
-// It changes nothing.
+// Examine reads all of a store that nobody has open. It checks that bbolt finds every
+// page in order, that every record can be decoded, and that this program knows the
+// schema. It changes nothing.
 func Examine(path string) (f Facts, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
-		if p := recover(); p != nil { // bbolt asserts what it reads
+		if p := recover(); p != nil { // bbolt panics on damaged pages
 			err = fmt.Errorf("%s is damaged: %v", path, p)
 		}
 	}()
@@ -51,7 +51,7 @@ func Examine(path string) (f Facts, err error) {
 	}
 	defer b.Close() //nolint:errcheck // nothing written
 	err = b.View(func(tx *bbolt.Tx) error {
-		for e := range tx.Check() { // to its end: it sends from a goroutine
+		for e := range tx.Check() { // read to its end: a goroutine sends
 			err = errors.Join(err, e)
 		}
 		if err != nil {
@@ -91,7 +91,7 @@ func Examine(path string) (f Facts, err error) {
 	return f, nil
 }
 
-// each calls f for every record in a bucket, which an old schema may lack.
+// each calls f for every record in a bucket, which a file of an old schema may lack.
 func each(tx *bbolt.Tx, bucket []byte, f func(k, v []byte) error) error {
 	b := tx.Bucket(bucket)
 	if b == nil {
@@ -105,15 +105,14 @@ func each(tx *bbolt.Tx, bucket []byte, f func(k, v []byte) error) error {
 	})
 }
 
-// MarkRestored prepares a store that nobody has open for taking the place of a
-// later one: until AcceptRestored it says what, and sandboxes that were being
-// created are taken for running. They may be by now, and what the recovery does
-// to a creation that was cut short would end them; those that are not alive it
-// ends either way.
+// MarkRestored prepares a store that nobody has open to replace a later one. Restored
+// returns what until AcceptRestored is called. MarkRestored marks sandboxes that were
+// being created as running. They may run by now, and the recovery of a creation that was
+// cut short would end them; it ends dead ones either way.
 //
-// Snapshots that were being taken are forgotten. They may be whole by now, and
-// what the recovery does to one that was cut short would destroy them; what is on
-// the pool without a record is kept for a while.
+// MarkRestored forgets snapshots that were being taken. They may be whole by now, and
+// the recovery of one that was cut short would destroy them; files on the pool without
+// a record are kept for a while.
 func MarkRestored(path, what string) error {
 	b, err := open(path, time.Second, false)
 	if err != nil {
@@ -147,7 +146,7 @@ func MarkRestored(path, what string) error {
 
 // forgetUntaken deletes the records of snapshots that were being taken.
 func forgetUntaken(snapshots *bbolt.Bucket) error {
-	if snapshots == nil { // of a release without
+	if snapshots == nil { // an old release wrote it
 		return nil
 	}
 	var untaken []string
@@ -164,11 +163,11 @@ func forgetUntaken(snapshots *bbolt.Bucket) error {
 	return err
 }
 
-// Restored says what this store was restored from, or is empty. Until that is
-// accepted nothing may be swept: the host may hold what a later store knew.
+// Restored says what this store was restored from, or is empty. Until AcceptRestored
+// nothing may be swept: resources on the host may belong to records of a later store.
 func (db *DB) Restored() string { return db.restored }
 
-// AcceptRestored makes the store like any other. It must run before other calls.
+// AcceptRestored ends the marks of a restored store. It must run before other calls.
 func (db *DB) AcceptRestored(ctx context.Context) error {
 	err := db.commit(ctx, func(tx *bbolt.Tx) error { return tx.Bucket(bucketMeta).Delete(keyRestored) }, nil)
 	if err != nil {
@@ -178,8 +177,8 @@ func (db *DB) AcceptRestored(ctx context.Context) error {
 	return nil
 }
 
-// Records reads the records of a store that nobody writes to, without the
-// images. Those that cannot be read are left out.
+// Records reads the records of a store that nobody writes to, without the images. It
+// leaves out records that cannot be read.
 func Records(path string) (all []record.Record, err error) {
 	b, err := open(path, time.Second, true)
 	if err != nil {

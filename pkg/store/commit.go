@@ -15,8 +15,8 @@ import (
 
 // A change is one caller's part of a transaction.
 type change struct {
-	// do checks first and writes after: when it returns a refusal, it has
-	// written nothing.
+	// do checks first and writes after: when it returns a refusal, it has written
+	// nothing.
 	do func(*bbolt.Tx) error
 	// then runs under committer.mu once the change is durable.
 	then func()
@@ -39,16 +39,16 @@ type committer struct {
 	done   chan struct{} // the loop has ended
 	once   sync.Once
 
-	running sync.Mutex   // held from the begin of a transaction until memory has what it wrote
-	mu      sync.RWMutex // guards what is in memory of the file
+	running sync.Mutex   // held from the start of a transaction until memory has the same
+	mu      sync.RWMutex // guards the copy of the file in memory
 }
 
-// maxGroup bounds a transaction, so that its first caller does not wait for
-// ever under load.
+// maxGroup bounds a transaction, so that its first caller does not wait for ever under
+// load.
 const maxGroup = 64
 
-// commit makes a change durable. Once it is in the queue, ctx counts no more:
-// an error then means that the change was not made, never that one does not know.
+// commit makes a change durable. Once the change is in the queue, commit ignores ctx:
+// an error then means that the change was not made, never that its result is unknown.
 func (w *committer) commit(ctx context.Context, do func(*bbolt.Tx) error, then func()) error {
 	c := &change{do: do, then: then, done: make(chan struct{})}
 	select {
@@ -62,8 +62,8 @@ func (w *committer) commit(ctx context.Context, do func(*bbolt.Tx) error, then f
 	return w.explain(c.err)
 }
 
-// loop is the only writer. While it syncs one transaction, callers queue
-// up for the next: nobody waits for a timer, and eight callers share a sync.
+// loop is the only writer. While it syncs one transaction, callers queue up for the
+// next: no caller waits for a timer, and eight callers share a sync.
 func (w *committer) loop() {
 	defer close(w.done)
 	for {
@@ -92,14 +92,14 @@ func (w *committer) loop() {
 	}
 }
 
-// settle waits until memory has what the file has.
+// settle waits until memory has the same as the file.
 func (w *committer) settle() {
 	w.running.Lock()
 	defer w.running.Unlock()
 }
 
-// run commits a group in one transaction. If that fails, each change gets a
-// transaction of its own, so that none fails by the fault of another.
+// run commits a group in one transaction. If that fails, each change gets a transaction
+// of its own, so that no change fails because of another.
 func (w *committer) run(group []*change) {
 	err := w.update(func(tx *bbolt.Tx) error {
 		for _, c := range group {
@@ -127,7 +127,7 @@ func (w *committer) run(group []*change) {
 	}
 }
 
-// update is bbolt's, which panics on what it finds impossible.
+// update is bbolt's Update, which panics on a damaged file.
 func (w *committer) update(f func(*bbolt.Tx) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -137,8 +137,8 @@ func (w *committer) update(f func(*bbolt.Tx) error) (err error) {
 	return w.bolt.Update(f)
 }
 
-// explain gives an error of a commit the code and the words of a client. bbolt
-// does not wrap all of its causes, hence the look at the text.
+// explain gives an error of a commit a code and a text for clients. bbolt does not wrap
+// all of its causes, so explain compares their text.
 func (w *committer) explain(err error) error {
 	var r refusal
 	switch {

@@ -25,7 +25,7 @@ func (db *DB) PutImage(ctx context.Context, i record.Image) error {
 	return nil
 }
 
-// GetImage returns the image that name:tag is now. One that cannot be read is
+// GetImage returns the image that name:tag is now. A record that cannot be read is
 // errs.Internal; it can be deleted, and replaced.
 func (db *DB) GetImage(_ context.Context, name, tag string) (i record.Image, ok bool, err error) {
 	ref := record.Image{Name: name, Tag: tag}.Ref()
@@ -45,7 +45,7 @@ func (db *DB) GetImage(_ context.Context, name, tag string) (i record.Image, ok 
 	return i, ok, nil
 }
 
-// ListImages returns all images by name and tag, and the name:tag of those that
+// ListImages returns all images by name and tag, and the name:tag of the records that
 // cannot be read: these may need any layer.
 func (db *DB) ListImages(context.Context) (list []record.Image, unreadable []string, err error) {
 	err = db.bolt.View(func(tx *bbolt.Tx) error {
@@ -71,7 +71,7 @@ func readImage(ref, b []byte) (i record.Image, err error) {
 	return i, err
 }
 
-// lookAtImages reports those that cannot be read.
+// lookAtImages reports the records that cannot be read.
 func (db *DB) lookAtImages(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketImages).ForEach(func(k, v []byte) error {
 		if _, err := readImage(k, v); err != nil {
@@ -82,8 +82,8 @@ func (db *DB) lookAtImages(tx *bbolt.Tx) error {
 	})
 }
 
-// hasImage refuses an image that is not, or no longer, what its name means:
-// its layers may be gone.
+// hasImage refuses an image if its name:tag is gone or is another image by now: its
+// layers may be gone.
 func hasImage(tx *bbolt.Tx, i record.Image) error {
 	if b := tx.Bucket(bucketImages).Get([]byte(i.Ref())); b != nil {
 		if is, err := readImage([]byte(i.Ref()), b); err == nil && is.Digest == i.Digest {
@@ -93,8 +93,8 @@ func hasImage(tx *bbolt.Tx, i record.Image) error {
 	return refusal{errs.New(errs.Unavailable, "image %s was removed or made anew just now; try again", i.Ref())}
 }
 
-// DeleteImage takes the name from an image, which may be unreadable. It is no
-// error if there is none.
+// DeleteImage removes the record of name:tag, which may be unreadable. It is no error
+// if there is none.
 func (db *DB) DeleteImage(ctx context.Context, name, tag string) error {
 	ref := record.Image{Name: name, Tag: tag}.Ref()
 	if err := db.commit(ctx, func(tx *bbolt.Tx) error {

@@ -11,8 +11,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Keys returns the API keys by name. One that cannot be read opens nothing, and
-// is listed by its name alone, so that it can be removed.
+// Keys returns the API keys by name. An unreadable key opens nothing. It is listed by
+// its name alone, so that it can be removed.
 func (db *DB) Keys(context.Context) (all []record.Key, err error) {
 	err = db.bolt.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketKeys).ForEach(func(name, v []byte) error {
@@ -38,7 +38,7 @@ func readKey(name, b []byte) (k record.Key, err error) {
 	return k, err
 }
 
-// AddKey adds an API key. It fails with errs.Exists if there is one of its name.
+// AddKey adds an API key. It fails with errs.Exists if the name is taken.
 func (db *DB) AddKey(ctx context.Context, k record.Key) error {
 	b, err := json.Marshal(k)
 	if err == nil {

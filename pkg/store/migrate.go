@@ -17,9 +17,9 @@ import (
 // also writes the new number, so a file is always wholly of one schema.
 type migration func(*bbolt.Tx) error
 
-// migrations are all there are: migrations[n] turns schema n into n+1. Those of
-// releases that somebody may still come from stay for ever, and each release
-// adds a file that it wrote to testdata, for TestUpgrade.
+// migrations are all migrations: migrations[n] turns schema n into n+1. The migrations
+// from every released schema stay for ever. Each release adds a file that it wrote to
+// testdata, for TestUpgrade.
 var migrations = []migration{
 	0: func(tx *bbolt.Tx) error { // an empty file
 		for _, b := range [][]byte{bucketMeta, bucketBoxes, bucketNames, bucketSlots, bucketFree, bucketImages} {
@@ -29,11 +29,11 @@ var migrations = []migration{
 		}
 		return nil
 	},
-	1: func(tx *bbolt.Tx) error { // a new number: who does not know snapshots would remove the layers they stand on
+	1: func(tx *bbolt.Tx) error { // a new number: a release without snapshots would remove the layers below them
 		_, err := tx.CreateBucketIfNotExists(bucketSnapshots)
 		return err
 	},
-	2: func(tx *bbolt.Tx) error { // a new number: who does not know them would make a sandbox twice, and know no keys
+	2: func(tx *bbolt.Tx) error { // a new number: a release without these would make a sandbox twice, and know no keys
 		_, err := tx.CreateBucketIfNotExists(bucketRequests)
 		_, err2 := tx.CreateBucketIfNotExists(bucketKeys)
 		_, err3 := tx.CreateBucketIfNotExists(bucketVolumes)
@@ -41,8 +41,8 @@ var migrations = []migration{
 	},
 }
 
-// migrate brings the file to the newest schema. The file as it was stays beside
-// it, as <path>.v<schema>: the release before can be started on that one.
+// migrate brings the file to the newest schema. It keeps the old file beside the new
+// one, as <path>.v<schema>: the previous release can be started on that.
 func (db *DB) migrate() error {
 	v, err := db.schema()
 	if err != nil {
@@ -77,10 +77,10 @@ func (db *DB) schema() (v int, err error) {
 	return v, err
 }
 
-// keep copies the file to path, whole or not at all.
+// keep copies the file to path, either all of it or nothing.
 func (db *DB) keep(path string) error {
-	// What does not fit must not be tried: a disk filled to the brim by a copy
-	// would fail others than us.
+	// It does not try a copy that does not fit: other programs would fail on the full
+	// disk.
 	var st unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(path), &st); err != nil {
 		return &os.PathError{Op: "statfs", Path: filepath.Dir(path), Err: err}

@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Made returns what the request key has made, unless nobody asked by it or that
-// was forgotten. Get finds the record then, if it was not deleted.
+// Made returns what the request with that key has made, unless there was none or it was
+// forgotten. If the record was not deleted, Get finds it then.
 func (db *DB) Made(_ context.Context, key string) (m record.Made, ok bool, err error) {
 	err = db.bolt.View(func(tx *bbolt.Tx) error {
 		b := tx.Bucket(bucketRequests).Get([]byte(key))
@@ -30,14 +30,14 @@ func (db *DB) Made(_ context.Context, key string) (m record.Made, ok bool, err e
 		db.mu.RLock()
 		_, there := db.boxes[m.ID]
 		db.mu.RUnlock()
-		if !there { // it was deleted, or is in the file and on its way to memory
+		if !there { // it was deleted, or is in the file and not in memory yet
 			db.settle()
 		}
 	}
 	return m, ok, nil
 }
 
-// fresh refuses a request whose key has made something already.
+// fresh refuses a request if its key has made something already.
 func fresh(tx *bbolt.Tx, r *record.Record) error {
 	if key := r.Spec.Request.Key; key == "" || tx.Bucket(bucketRequests).Get([]byte(key)) == nil {
 		return nil
@@ -46,8 +46,7 @@ func fresh(tx *bbolt.Tx, r *record.Record) error {
 		record.CodeRequestRace)}
 }
 
-// noteRequest notes, in the transaction that makes a record, by what it was
-// asked for.
+// noteRequest notes the request of a record, in the transaction that makes the record.
 func noteRequest(tx *bbolt.Tx, r *record.Record) error {
 	if r.Spec.Request.Key == "" {
 		return nil
@@ -59,14 +58,14 @@ func noteRequest(tx *bbolt.Tx, r *record.Record) error {
 	return tx.Bucket(bucketRequests).Put([]byte(r.Spec.Request.Key), b)
 }
 
-// ForgetRequests forgets what requests have made before a time; then their keys
-// make something anew.
+// ForgetRequests forgets requests from before a time; their keys then make something
+// anew.
 func (db *DB) ForgetRequests(ctx context.Context, before time.Time) error {
 	var old [][]byte
 	err := db.bolt.View(func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketRequests).ForEach(func(k, v []byte) error {
 			var m record.Made
-			if json.Unmarshal(v, &m) != nil || m.At.Before(before) { // what cannot be read ties nothing to anything
+			if json.Unmarshal(v, &m) != nil || m.At.Before(before) { // an unreadable note is useless
 				old = append(old, slices.Clone(k))
 			}
 			return nil

@@ -18,10 +18,10 @@ import (
 // Insert adds a new record and sets r.Slot to the slot that has been free for longest,
 // in one transaction. It fails with errs.Exists when the id or the name is taken or its
 // request has made another already, with errs.Exhausted when every slot is in use, and
-// with errs.Unavailable when its image went since it was looked up. The image is not
-// looked up where the sandbox begins as a snapshot, or where the image has no digest
-// because it is yet to be pulled. Volumes that it names and that do not exist are added
-// with it, if it asks for that.
+// with errs.Unavailable when its image was removed since it was looked up. It does not
+// look the image up if the sandbox begins as a snapshot, or if the image has no digest
+// because it is yet to be pulled. If the record asks for it, Insert adds the volumes it
+// names that do not exist.
 func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	n := own(*r)
 	var made []record.Volume
@@ -64,10 +64,10 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	return nil
 }
 
-// Put replaces the record r.ID. Its slot and name never change. The name of a
-// record that is being deleted is free at once; its slot only after Delete. Where
-// the image has come for which a record waited, it fails as Insert does when that
-// went since.
+// Put replaces the record r.ID. Its slot and name never change. The name of a record
+// that is being deleted is free at once; its slot only after Delete. If the record
+// waited for its image and now has it, Put fails like Insert when that image was
+// removed since.
 func (db *DB) Put(ctx context.Context, r record.Record) error {
 	r = own(r)
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {
@@ -91,9 +91,9 @@ func (db *DB) Put(ctx context.Context, r record.Record) error {
 	return nil
 }
 
-// Delete removes the record id, which may be unreadable, and puts its slot at
-// the end of the queue. It is no error if there is none. The volumes that go with
-// it are to be deleted then, but for those that others have mounted: they stay.
+// Delete removes the record id, which may be unreadable, and puts its slot at the end
+// of the queue. It is no error if there is none. It condemns the volumes that go with
+// the sandbox, except those that other sandboxes have mounted.
 func (db *DB) Delete(ctx context.Context, id string) error {
 	var left []record.Volume
 	err := db.commit(ctx, func(tx *bbolt.Tx) (err error) {
@@ -115,7 +115,7 @@ func (db *DB) Delete(ctx context.Context, id string) error {
 	return nil
 }
 
-// own copies what a caller might still write into.
+// own copies the parts of a record that a caller might still write into.
 func own(r record.Record) record.Record {
 	r.Spec.Labels = maps.Clone(r.Spec.Labels)
 	r.Spec.Env = maps.Clone(r.Spec.Env)
@@ -139,7 +139,7 @@ func write(tx *bbolt.Tx, r record.Record) error {
 	return dropName(names, name, r.ID)
 }
 
-// dropName frees a name unless another record has taken it by now.
+// dropName frees a name unless another record has it by now.
 func dropName(names *bbolt.Bucket, name []byte, id string) error {
 	if string(names.Get(name)) != id {
 		return nil
@@ -169,7 +169,7 @@ func erase(tx *bbolt.Tx, id string) error {
 	return boxes.Delete([]byte(id))
 }
 
-// dropAll frees the names of an unreadable record: they are looked up backward.
+// dropAll frees the names of an unreadable record. It searches all names for the id.
 func dropAll(names *bbolt.Bucket, id string) error {
 	c := names.Cursor()
 	for k, v := c.First(); k != nil; k, v = c.Next() {
@@ -196,8 +196,8 @@ func takeSlot(tx *bbolt.Tx, id string) (int, error) {
 	return int(binary.BigEndian.Uint16(slot)), slots.Put(slot, []byte(id))
 }
 
-// freeSlots puts the slots of id at the end of the queue. There is one, but a
-// record that cannot be read does not say which.
+// freeSlots puts the slots of id at the end of the queue. There is one slot, but an
+// unreadable record does not say which.
 func freeSlots(tx *bbolt.Tx, id string) error {
 	c := tx.Bucket(bucketSlots).Cursor()
 	var mine [][]byte

@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checkSchema refuses a file from the future, and one in which bbolt does not
-// find its way: it goes to every key. It only reads: a file that is refused
-// stays as it was, to the byte.
+// checkSchema refuses a file of a newer schema, and one that bbolt cannot read: it
+// visits every key. It only reads: a refused file stays the same to the byte.
 func (db *DB) checkSchema() error {
 	var lost error
 	err := db.bolt.View(func(tx *bbolt.Tx) error {
@@ -38,9 +37,9 @@ func (db *DB) checkSchema() error {
 	return nil
 }
 
-// inOrder fails unless the keys of every bucket ascend. bbolt relies on that and
-// does not look: a key that a disk has lost would leave a record that is nobody's,
-// and what its sandbox holds would be swept.
+// inOrder fails unless the keys of every bucket ascend. bbolt relies on that and does
+// not check it. If a disk lost a key, the record would be lost, and the sweep would
+// remove what its sandbox holds.
 func inOrder(tx *bbolt.Tx) error {
 	return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
 		var last []byte
@@ -63,13 +62,13 @@ func tooNew(v, newest int) error {
 		"the file away", v, newest)
 }
 
-// prepare brings the queue of free slots up to the number of slots there are
-// now, and reads what the file says of itself.
+// prepare makes the queue of free slots fit the present number of slots, and reads what
+// the file says about itself.
 func (db *DB) prepare(slots int) error {
 	err := db.bolt.Update(func(tx *bbolt.Tx) error {
 		meta := tx.Bucket(bucketMeta)
 		db.poolID, db.restored = string(meta.Get(keyPool)), string(meta.Get(keyRestored))
-		// Files of schema 3 were written before there were volumes, by no release.
+		// Files of schema 3 without volumes were written by no release.
 		if _, err := tx.CreateBucketIfNotExists(bucketVolumes); err != nil {
 			return err
 		}
@@ -97,8 +96,8 @@ func schema(tx *bbolt.Tx) (int, error) {
 	return n, nil
 }
 
-// queueSlots makes every slot below n either in use or queued, once, and takes
-// those from n on out of the queue.
+// queueSlots makes every slot below n either in use or queued, once, and removes the
+// slots from n on from the queue.
 func queueSlots(tx *bbolt.Tx, n int) error {
 	known := map[int]bool{}
 	c := tx.Bucket(bucketSlots).Cursor()

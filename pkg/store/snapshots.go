@@ -41,15 +41,15 @@ func (db *DB) DeleteSnapshotRecord(ctx context.Context, id string) error {
 	return nil
 }
 
-// SnapshotRecords returns the records of all snapshots, in no order, and the
-// ids of those that cannot be read: what these hold is nobody's stray.
+// SnapshotRecords returns the records of all snapshots, in no order, and the ids of
+// those that cannot be read: their files are no strays.
 func (db *DB) SnapshotRecords(context.Context) (list []record.Snapshot, unreadable []string, err error) {
 	db.mu.RLock()
 	defer db.mu.RUnlock()
 	return slices.Collect(maps.Values(db.snapshots)), slices.Sorted(maps.Keys(db.badSnapshots)), nil
 }
 
-// loadSnapshots reads every record. One that cannot be read is reported and kept.
+// loadSnapshots reads every record. It reports and keeps one that cannot be read.
 func (db *DB) loadSnapshots(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketSnapshots).ForEach(func(k, v []byte) error {
 		var s record.Snapshot

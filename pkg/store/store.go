@@ -13,19 +13,18 @@
 //	keys       name      -> API key, JSON: a digest, never the key
 //	volumes    name      -> volume, JSON
 //
-// What surprises: reads never touch the file. All records are held in memory
-// and change after their commit, so a list of 200 costs microseconds, and what
-// Get returns is shared: replace its maps and slices, never write into them.
+// What surprises: reads never touch the file. All records are held in memory and change
+// after their commit, so a list of 200 costs microseconds. The result of Get is shared:
+// replace its maps and slices, never write into them.
 //
-// Every commit is synced. It is tempting not to: a daemon that is killed loses
-// nothing that it wrote, synced or not, and after a crash of the host every
-// sandbox is dead anyway, so "running" would not need a sync. But bbolt orders
-// data pages before the meta page by that very sync. An unsynced commit does
-// not lose itself in a power cut, it loses the file, and with it the record of
-// every ended sandbox that was to be kept. A synced commit takes 0.31 ms here,
-// and commits that come while another one syncs share the next one (commit.go):
-// 0.1 ms each for eight callers. The file is written full of zeros in advance,
-// which is no faster, but lets a full disk meet other programs first.
+// Every commit is synced. It is tempting not to: a killed daemon loses nothing that it
+// wrote, synced or not, and after a crash of the host every sandbox is dead anyway, so
+// "running" would not need a sync. But bbolt orders data pages before the meta page by
+// that very sync. In a power cut an unsynced commit loses the whole file, and with it
+// the record of every ended sandbox that was to be kept. A synced commit takes 0.31 ms
+// here, and commits that come while another one syncs share the next one (commit.go):
+// 0.1 ms each for eight callers. The file is filled with zeros in advance, which is no
+// faster, but makes a full disk stop other programs first.
 package store
 
 import (
@@ -52,8 +51,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Schema is the version of what is in the file. A file of a newer one is
-// refused; one of an older one is brought forward by migrations (migrate.go).
+// Schema is the version of the file's content. A file with a newer one is refused;
+// migrations bring one with an older one forward (migrate.go).
 const Schema = 3
 
 // reserve is how much of the file is written in advance: about two thousand
@@ -94,7 +93,7 @@ type DB struct {
 	poolID   string
 	restored string
 
-	index                  // guarded by mu, as all below
+	index                  // guarded by mu, as are all below
 	bad   map[string]error // records that cannot be read, by id
 
 	snapshots    map[string]record.Snapshot
@@ -104,9 +103,9 @@ type DB struct {
 	badVolumes map[string]error
 }
 
-// Open opens or makes the store at path. Its directory must exist. It fails
-// when another process has it open, when a newer sandboxd wrote it, and when
-// it is damaged; it never changes a file that it refuses.
+// Open opens or makes the store at path. Its directory must exist. It fails when
+// another process has it open, when a newer sandboxd wrote it, and when it is damaged.
+// It never changes a file that it refuses.
 func Open(path string, o Options) (*DB, error) { return openWith(path, o, migrations) }
 
 func openWith(path string, o Options, steps []migration) (db *DB, err error) {
@@ -148,8 +147,8 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 		volumes:    map[string]record.Volume{},
 		badVolumes: map[string]error{},
 	}
-	// bbolt asserts what it reads, and a page beyond the end of a file that was
-	// cut faults.
+	// bbolt panics on damaged pages, and a page beyond the end of a file that was cut
+	// short faults.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
 		if p := recover(); p != nil {
@@ -162,7 +161,7 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 	if err := db.checkSchema(); err != nil {
 		return nil, err
 	}
-	// Before bbolt grows the file itself, by a hole.
+	// Before bbolt grows the file itself, by making a hole.
 	if err := fill(path, o.Reserve); err != nil {
 		o.Log.Warn("could not reserve room for the state file", "path", path, "err", err)
 	}
@@ -185,7 +184,7 @@ func open(path string, wait time.Duration, readOnly bool) (b *bbolt.DB, err erro
 	defer func() {
 		if p := recover(); p != nil {
 			b, err = nil, damaged(path, fmt.Errorf("%v", p))
-			// Its mapping is lost to us and would keep the lock.
+			// The mapping of the file is lost to us and would keep the lock.
 			_ = errors.Join(unix.Flock(int(file.Fd()), unix.LOCK_UN), file.Close())
 		}
 	}()
@@ -232,11 +231,11 @@ func isWhole(b *bbolt.DB) error {
 	})
 }
 
-// makeFile makes an empty store if there is none, beside first: a power cut
-// must not leave a file under the name that is half of one.
+// makeFile makes an empty store if there is none. It writes it beside first: after a
+// power cut there must be no half file under the name.
 func makeFile(path string) error {
 	fi, err := os.Stat(path)
-	if err == nil && fi.Size() == 0 { // bbolt would begin anew, in silence
+	if err == nil && fi.Size() == 0 { // bbolt would begin anew without an error
 		return damaged(path, errors.New("it has no bytes"))
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -279,8 +278,8 @@ func fill(path string, size int64) error {
 	return f.Sync()
 }
 
-// load reads every record. One that cannot be read is reported and kept; it
-// holds its slot, and Unreadable names it.
+// load reads every record. It reports and keeps one that cannot be read: that holds its
+// slot, and Unreadable names it.
 func (db *DB) load() error {
 	return db.bolt.View(func(tx *bbolt.Tx) error {
 		if err := errors.Join(db.loadSnapshots(tx), db.loadVolumes(tx), db.lookAtImages(tx)); err != nil {
@@ -305,8 +304,8 @@ func (db *DB) load() error {
 	})
 }
 
-// An index holds the records of sandboxes in memory, by ID, by name and by age. The
-// records are replaced, never written into.
+// An index holds the records of sandboxes in memory, by ID, by name and by age. Records
+// in it are replaced, never written into.
 type index struct {
 	boxes map[string]*record.Record
 	order []*record.Record // the same, newest first
@@ -340,25 +339,24 @@ func (x *index) forget(id string) {
 	}
 }
 
-// newestFirst orders by the wall clock only: of records that were read from the
-// file nothing else is known.
+// newestFirst orders by the wall clock only: records read from the file have no other
+// time.
 func newestFirst(a, b *record.Record) int {
 	return cmp.Or(cmp.Compare(b.Created.UnixNano(), a.Created.UnixNano()), strings.Compare(a.ID, b.ID))
 }
 
-// Close waits for what is being written and closes the file. What is asked of
-// db afterwards fails.
+// Close waits for writes in progress and closes the file. Later calls fail.
 func (db *DB) Close() error {
 	db.once.Do(func() { close(db.closed) })
 	<-db.done
 	return db.bolt.Close()
 }
 
-// PoolID is the random id of the storage pool that this store belongs to, or
-// empty. If the pool has another one, nothing must be swept.
+// PoolID is the random id of the storage pool that this store belongs to, or empty. If
+// the pool has another id, nothing may be swept.
 func (db *DB) PoolID() string { return db.poolID }
 
-// SetPoolID ties this store to a storage pool. It must run before other calls.
+// SetPoolID binds this store to a storage pool. It must run before other calls.
 func (db *DB) SetPoolID(ctx context.Context, id string) error {
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketMeta).Put(keyPool, []byte(id))
@@ -370,8 +368,8 @@ func (db *DB) SetPoolID(ctx context.Context, id string) error {
 	return nil
 }
 
-// Unreadable lists the ids of records that are in the file and cannot be
-// read. Nothing of theirs may be taken for a stray.
+// Unreadable lists the ids of records that are in the file and cannot be read. What
+// they hold is no stray.
 func (db *DB) Unreadable(context.Context) ([]string, error) {
 	db.mu.RLock()
 	defer db.mu.RUnlock()

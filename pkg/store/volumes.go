@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// AddVolume adds the record of a volume. It fails with errs.Exists if there is
-// one of its name.
+// AddVolume adds the record of a volume. It fails with errs.Exists if the name is
+// taken.
 func (db *DB) AddVolume(ctx context.Context, v record.Volume) error {
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {
 		if tx.Bucket(bucketVolumes).Get([]byte(v.Name)) != nil {
@@ -46,10 +46,10 @@ func (db *DB) VolumeMade(ctx context.Context, name, id string) error {
 	return nil
 }
 
-// CondemnVolume makes the end of a volume durable. It fails with errs.NotFound
-// if there is none, and with errs.WrongState while a sandbox has it mounted, in
-// whatever state that is. A record that cannot be read is an error: what
-// it was called on the pool nobody knows (see ForgetVolume).
+// CondemnVolume makes the end of a volume durable. It fails with errs.NotFound if there
+// is none, and with errs.WrongState while a sandbox has it mounted, whatever the
+// sandbox's state. A record that cannot be read is an error: it does not say which
+// directory on the pool is the volume's (see ForgetVolume).
 func (db *DB) CondemnVolume(ctx context.Context, name string) (record.Volume, error) {
 	v, err := db.changeVolume(ctx, name, func(tx *bbolt.Tx, v *record.Volume) error {
 		used, err := usersOf(tx, v.ID, "")
@@ -69,8 +69,8 @@ func (db *DB) CondemnVolume(ctx context.Context, name string) (record.Volume, er
 	return v, nil
 }
 
-// ForgetVolume removes the record of the volume of that name and ID, or one of
-// that name that cannot be read. No such record is no error.
+// ForgetVolume removes the record of the volume with that name and ID, or an unreadable
+// record with that name. A missing record is no error.
 func (db *DB) ForgetVolume(ctx context.Context, name, id string) error {
 	gone := false
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {
@@ -91,8 +91,8 @@ func (db *DB) ForgetVolume(ctx context.Context, name, id string) error {
 	return nil
 }
 
-// Volumes returns the records of all volumes, in no order, and the names of those
-// that cannot be read.
+// Volumes returns the records of all volumes, in no order, and the names of those that
+// cannot be read.
 func (db *DB) Volumes(context.Context) (all []record.Volume, unreadable []string, err error) {
 	db.mu.RLock()
 	defer db.mu.RUnlock()
@@ -122,8 +122,8 @@ func noVolume(name string) error {
 		"VOLUME::PVC_NOT_FOUND")}
 }
 
-// claimVolumes gives the mounts of r the volumes of their names, and returns those
-// that there were none of: they are to be added with r. It writes nothing.
+// claimVolumes gives each mount of r the volume of its name, and returns the volumes
+// that do not exist yet: they are to be added with r. It writes nothing.
 func claimVolumes(tx *bbolt.Tx, r *record.Record) (made []record.Volume, err error) {
 	for i := range r.Spec.Volumes {
 		m := &r.Spec.Volumes[i]
@@ -155,12 +155,12 @@ func claimVolumes(tx *bbolt.Tx, r *record.Record) (made []record.Volume, err err
 	return made, nil
 }
 
-// leaveVolumes returns, changed, the volumes that go with a sandbox that is about
-// to be erased. It writes nothing.
+// leaveVolumes returns, changed, the volumes that go with a sandbox that is about to be
+// erased. It writes nothing.
 func leaveVolumes(tx *bbolt.Tx, id string) (left []record.Volume, err error) {
 	var r record.Record
 	if json.Unmarshal(tx.Bucket(bucketBoxes).Get([]byte(id)), &r) != nil {
-		return nil, nil // of one that cannot be read they stay
+		return nil, nil // an unreadable record does not name its volumes: they stay
 	}
 	for _, m := range r.Spec.Volumes {
 		if !m.Owned || slices.ContainsFunc(left, func(v record.Volume) bool { return v.Name == m.Claim }) {
@@ -168,7 +168,7 @@ func leaveVolumes(tx *bbolt.Tx, id string) (left []record.Volume, err error) {
 		}
 		v, ok, err := getVolume(tx, m.Claim)
 		if err != nil || !ok || v.ID != m.Volume || v.Owner != id {
-			continue //nolint:nilerr // what cannot be read stays
+			continue //nolint:nilerr // an unreadable record stays
 		}
 		used, err := usersOf(tx, v.ID, id)
 		if err != nil {
@@ -184,8 +184,8 @@ func leaveVolumes(tx *bbolt.Tx, id string) (left []record.Volume, err error) {
 	return left, nil
 }
 
-// usersOf lists the sandboxes that a volume is mounted in, or will be; a record
-// that names it and cannot be read counts.
+// usersOf lists the sandboxes that have a volume mounted, or will have. An unreadable
+// record that names the volume counts.
 func usersOf(tx *bbolt.Tx, volume, but string) (ids []string, err error) {
 	needle := []byte(`"` + volume + `"`)
 	err = tx.Bucket(bucketBoxes).ForEach(func(k, b []byte) error {
@@ -248,7 +248,7 @@ func (db *DB) rememberVolumes(all []record.Volume) {
 	}
 }
 
-// loadVolumes reads every record. One that cannot be read is reported and kept.
+// loadVolumes reads every record. It reports and keeps one that cannot be read.
 func (db *DB) loadVolumes(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketVolumes).ForEach(func(k, b []byte) error {
 		var v record.Volume

@@ -1,8 +1,8 @@
-// Package archive reads archives of images: what `docker save`, `podman save`
-// and buildx write, OCI image layouts in a tar, and tars of a root file system.
+// Package archive reads archives of images: the output of `docker save`, `podman save`
+// and buildx, OCI image layouts in a tar, and tars of a root file system.
 //
-// All of it runs in confined children (internal/confine); the daemon asks them
-// where things are and what they say, and reads the bytes itself:
+// All of it runs in confined children (internal/confine). The daemon asks them where
+// things are and what documents say, and reads the bytes itself:
 //
 //	probe    the first bytes   ─▶ Kind: is it compressed, is it an image
 //	inflate  gzip or zstd      ─▶ what was compressed, at most maxRatio times as much
@@ -10,10 +10,10 @@
 //	manifest what a registry says of an image ─▶ Manifest
 //	config   the config that a manifest names  ─▶ Config
 //
-// The documents inside are parsed by go-containerregistry. Its readers of whole
-// archives are not used: they look for each member by scanning from the start,
-// and want a layout to be a directory. One scan here notes where members lie,
-// and a layer is then a section of a file.
+// go-containerregistry parses the documents inside. Its readers of whole archives are
+// not used: they find each member by scanning from the start, and need a layout in a
+// directory. Here one scan notes where members are, and a layer is then a section of a
+// file.
 package archive
 
 import (
@@ -46,7 +46,7 @@ const (
 	ConfigVerb   = "config"
 )
 
-// Verbs is what a program that imports images gives to confine.Main.
+// Verbs are the verbs that a program that imports images passes to confine.Main.
 func Verbs() map[string]confine.Verb {
 	return map[string]confine.Verb{
 		ProbeVerb: func([]string) error {
@@ -94,22 +94,21 @@ func answer[T any](read func([]byte) (T, error)) error {
 	return json.NewEncoder(os.Stdout).Encode(said)
 }
 
-// HeadSize is how much of an archive a probe wants to see, in bytes.
+// HeadSize is how much of an archive a probe reads, in bytes.
 const HeadSize = 64 << 10
 
-// Kind is what the first bytes of an archive tell.
+// Kind is what the first bytes of an archive show.
 type Kind struct {
 	Compressed bool `json:"compressed"`
 	Image      bool `json:"image"` // else the tar is a root file system itself
 }
 
-// member is what the members at the top of an image's archive are called.
-// `docker save` has directories or files named by digests, an OCI layout has
-// blobs.
+// member matches the names of top-level members in the archive of an image. `docker
+// save` has directories or files named by digests, an OCI layout has blobs.
 var member = regexp.MustCompile(`^(?:[0-9a-f]{64}(?:\.json|\.tar|\.tar\.gz)?|sha256:[0-9a-f]{64}|manifest\.json|repositories|oci-layout|index\.json|blobs)$`)
 
-// probe looks at the first member of an archive. The root directory says
-// nothing, so it is the first after it that does.
+// probe reads the first members of an archive. The root directory shows nothing, so
+// probe decides by the first member after it.
 func probe(head []byte) (k Kind, err error) {
 	switch {
 	case bytes.HasPrefix(head, gzipMagic), bytes.HasPrefix(head, zstdMagic):
@@ -120,7 +119,7 @@ func probe(head []byte) (k Kind, err error) {
 	}
 	var start bytes.Buffer
 	if err := inflate(&start, bytes.NewReader(head)); err != nil && start.Len() == 0 {
-		return k, err // that the rest is missing is no wonder
+		return k, err // the rest is missing by design
 	}
 	tr := tar.NewReader(&start)
 	for {
@@ -146,12 +145,12 @@ var (
 	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
 )
 
-// Bounds of what is compressed. Layers of software shrink to a third; text that
-// repeats itself to a fiftieth.
+// Bounds of decompression. Layers of software shrink to a third; repetitive text
+// shrinks to a fiftieth.
 const (
 	maxRatio = 200
-	slack    = 64 << 20  // that a small archive may grow to
-	maxZstd  = 1<<27 + 1 // bytes of window: zstd --long=27, what zstd -d takes unasked
+	slack    = 64 << 20  // size that a small archive may always reach
+	maxZstd  = 1<<27 + 1 // bytes of window: zstd --long=27, the default limit of zstd -d
 )
 
 // inflate copies from to to, decompressed if it is compressed.
@@ -272,8 +271,7 @@ func scan(f io.ReaderAt, size int64) (*members, error) {
 	}
 }
 
-// ended refuses a tar that has no end: package tar takes that of its reader for
-// one.
+// ended refuses a tar without an end: package tar accepts the end of its reader as one.
 func ended(in *io.SectionReader) error {
 	at, err := in.Seek(0, io.SeekCurrent)
 	if err != nil {
@@ -286,8 +284,8 @@ func ended(in *io.SectionReader) error {
 	return nil
 }
 
-// find returns where a member lies, following a few links: `docker save` of old
-// links layers that are equal.
+// find returns where a member lies. It follows a few links: old versions of `docker
+// save` link equal layers.
 func (m *members) find(name string) (Span, error) {
 	at := path.Clean("/" + name)[1:]
 	for range maxLinks {

@@ -17,28 +17,27 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// Plan says what an archive holds. It is the word of a child that read hostile
-// bytes: spans are checked against the file, digests against what is read.
+// Plan says what an archive holds. A child that read hostile bytes made it: the daemon
+// checks spans against the file, and digests against the bytes.
 type Plan struct {
 	Layers []Layer            `json:"layers"` // lowest first
 	Config record.ImageConfig `json:"config"`
-	Tags   []string           `json:"tags"` // what the archive calls the image; often nothing
+	Tags   []string           `json:"tags"` // the names in the archive; often none
 }
 
 // Layer is one layer of an archive.
 type Layer struct {
 	Span
 	DiffID string `json:"diffID"`           // of the layer, uncompressed
-	Digest string `json:"digest,omitempty"` // of the span, if a manifest says it
+	Digest string `json:"digest,omitempty"` // of the span, if a manifest has it
 	Packed bool   `json:"packed"`           // compressed
 }
 
-// MaxLayers is what overlayfs stacks in one mount on every kernel from 6.1, and
-// docker's own limit.
+// MaxLayers is how many layers overlayfs stacks in one mount on every kernel from 6.1,
+// and docker's own limit.
 const MaxLayers = 127
 
-// planOf reads an archive of size bytes. args may hold the one format that is
-// wanted.
+// planOf reads an archive of size bytes. args may hold the one format that is accepted.
 func planOf(f io.ReaderAt, size int64, args []string) (Plan, error) {
 	m, err := scan(f, size)
 	if err != nil {
@@ -119,7 +118,7 @@ func (m *members) ociPlan() (p Plan, config []byte, err error) {
 		return p, nil, errs.Wrap(err, errs.Invalid, "the manifest of the image cannot be read")
 	}
 	for _, k := range []string{"io.containerd.image.name", "org.opencontainers.image.ref.name"} {
-		// Some write only a tag there, which is no name.
+		// Some programs write only a tag there, which is no name.
 		if name := desc.Annotations[k]; strings.ContainsAny(name, ":/") {
 			p.Tags = append(p.Tags, name)
 		}
@@ -137,7 +136,7 @@ func (m *members) ociPlan() (p Plan, config []byte, err error) {
 	return p, config, nil
 }
 
-// images returns the descriptors below an index that can run here.
+// images returns the descriptors of an index that can run here.
 func (m *members) images(index []byte, depth int) (found []v1.Descriptor, err error) {
 	if depth > 3 {
 		return nil, errs.New(errs.Invalid, "indexes of the archive are nested too deeply")
@@ -151,7 +150,7 @@ func (m *members) images(index []byte, depth int) (found []v1.Descriptor, err er
 	}
 	for _, d := range im.Manifests {
 		if p := d.Platform; p != nil && p.OS+p.Architecture != "" && (p.OS != "linux" || p.Architecture != runtime.GOARCH) {
-			continue // another machine's, or an attestation ("unknown")
+			continue // for another machine, or an attestation ("unknown")
 		}
 		switch {
 		case d.MediaType.IsIndex():
@@ -178,7 +177,7 @@ func (m *members) images(index []byte, depth int) (found []v1.Descriptor, err er
 
 func blobName(h v1.Hash) string { return path.Join("blobs", h.Algorithm, h.Hex) }
 
-// blob returns a document that is named by its digest.
+// blob returns the document with a digest.
 func (m *members) blob(d v1.Descriptor) ([]byte, error) {
 	b, err := m.read(blobName(d.Digest))
 	if err != nil {
@@ -238,8 +237,8 @@ func configOf(b []byte) (Config, error) {
 	return out, nil
 }
 
-// once leaves of equal layers the topmost: whatever a lower one adds or hides,
-// that one adds and hides again, and overlayfs refuses one directory twice.
+// once removes equal layers except the topmost: that one adds and hides again whatever
+// a lower one does, and overlayfs refuses one directory twice.
 func once(layers []Layer) (left []Layer) {
 	for i, l := range layers {
 		again := false

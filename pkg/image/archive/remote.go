@@ -12,37 +12,37 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// MaxDocument bounds a manifest, an index and a config of a registry, in bytes;
-// 4 MiB is what the distribution specification has registries take at least.
+// MaxDocument bounds a manifest, an index and a config of a registry, in bytes. The
+// distribution specification makes registries accept at least 4 MiB.
 const MaxDocument = 4 << 20
 
-// maxBlob bounds what a descriptor may say of a size, so that sums of them do
-// not overflow: 1 TiB.
+// maxBlob bounds the size in a descriptor, so that sums of sizes do not overflow: 1
+// TiB.
 const maxBlob = 1 << 40
 
-// A Blob is what a document of a registry says of another one, or of a layer.
+// A Blob is how a document of a registry describes another document, or a layer.
 type Blob struct {
 	Digest string `json:"digest"`
 	Size   int64  `json:"size"`
 }
 
-// Manifest is what a document of a registry says, that is a manifest or an index.
+// Manifest is the content of a document of a registry, which is a manifest or an index.
 type Manifest struct {
-	// Next is the manifest for this machine, if the document is an index; then
-	// it says nothing else.
+	// Next is the manifest for this machine, if the document is an index; then all else
+	// is empty.
 	Next   *Blob  `json:"next,omitempty"`
 	Config Blob   `json:"config"`
 	Layers []Blob `json:"layers"` // lowest first
 }
 
-// Config is what the config of an image says.
+// Config is the content of the config of an image.
 type Config struct {
 	DiffIDs []string           `json:"diffIDs"` // lowest first
 	Config  record.ImageConfig `json:"config"`
 }
 
-// Plan joins what the two say. Where its layers lie, and whether they are
-// compressed, nobody knows yet: of each Span only the size is true.
+// Plan joins the two. Where the layers lie, and whether they are compressed, is not
+// known yet: of each Span only the size is set.
 func (m Manifest) Plan(c Config) (Plan, error) {
 	if n := len(c.DiffIDs); n != len(m.Layers) || n == 0 || n > MaxLayers {
 		return Plan{}, layerCount(n, len(m.Layers))
@@ -65,8 +65,8 @@ func Packed(magic []byte) bool {
 	return bytes.HasPrefix(magic, gzipMagic) || bytes.HasPrefix(magic, zstdMagic)
 }
 
-// manifestOf reads a document of a registry. Its kind is what it holds: a
-// media type is only what somebody says.
+// manifestOf reads a document of a registry. The content decides its kind; its
+// media type is only a claim.
 func manifestOf(b []byte) (Manifest, error) {
 	var has struct {
 		Manifests, Layers, Config, FSLayers json.RawMessage
@@ -79,7 +79,7 @@ func manifestOf(b []byte) (Manifest, error) {
 	case has.FSLayers != nil:
 		return Manifest{}, errs.New(errs.Unsupported, "the manifest of the image has the form of 2015 (schema 1), which names no "+
 			"config: push it again with a newer tool")
-	case index && image: // which of them it is would be the reader's choice (CVE-2021-41190)
+	case index && image: // each reader would choose another one (CVE-2021-41190)
 		return Manifest{}, errs.New(errs.Invalid, "the manifest of the image is an index and a manifest at once")
 	case index:
 		return indexOf(b)
@@ -112,8 +112,8 @@ func manifestOf(b []byte) (Manifest, error) {
 	return m, nil
 }
 
-// indexOf chooses of an index what runs here: of several the first without a
-// variant, else the first.
+// indexOf chooses the manifest of an index that runs here: the first without a variant,
+// else the first.
 func indexOf(b []byte) (Manifest, error) {
 	in, err := v1.ParseIndexManifest(bytes.NewReader(b))
 	if err != nil {

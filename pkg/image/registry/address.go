@@ -16,18 +16,18 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Limits of one request. A registry may take its time to find a manifest; how
-// long one may stay silent in the middle of a blob is stall's business.
+// Limits of one request. A registry may take its time to find a manifest; stall bounds
+// its silence in the middle of a blob.
 const (
 	dialLimit   = 15 * time.Second
 	answerLimit = time.Minute
 	maxHeader   = 64 << 10 // bytes; signed addresses of blobs are a few KiB
 )
 
-// guard is the one way to a registry and to wherever it sends us.
+// guard is the only way to a registry and to the addresses it redirects to.
 type guard struct {
 	host     string          // of the registry
-	own      map[string]bool // host:port that may be inside of this network
+	own      map[string]bool // host:port that may be inside this network
 	insecure bool
 	base     *http.Transport
 }
@@ -41,8 +41,7 @@ func newGuard(host string, insecure bool, roots *x509.CertPool, redirects []stri
 			g.own[hostPort(u)] = true
 		}
 	}
-	// What the environment names as a proxy is the operator's word, not a
-	// registry's.
+	// The operator chose the proxies in the environment; a registry did not.
 	for _, scheme := range []string{"http", "https"} {
 		if p, err := http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: scheme, Host: host}}); err == nil && p != nil {
 			g.own[hostPort(p)] = true
@@ -58,12 +57,12 @@ func newGuard(host string, insecure bool, roots *x509.CertPool, redirects []stri
 		IdleConnTimeout:        answerLimit,
 		MaxIdleConnsPerHost:    4,
 		MaxResponseHeaderBytes: maxHeader,
-		DisableCompression:     true, // it is the digest of what is sent that counts
+		DisableCompression:     true, // the digest is that of the bytes as sent
 	}
 	return g
 }
 
-// hostPort is what a request to u dials.
+// hostPort is the address that a request to u dials.
 func hostPort(u *url.URL) string {
 	port := u.Port()
 	if port == "" {
@@ -75,11 +74,11 @@ func hostPort(u *url.URL) string {
 	return net.JoinHostPort(strings.ToLower(u.Hostname()), port)
 }
 
-// RoundTrip refuses what is not to be asked. Addresses behind names are looked
-// at when they are dialled: then they cannot change any more.
+// RoundTrip refuses forbidden requests. The address behind a name is checked when it is
+// dialled: then it cannot change any more.
 func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.URL.Scheme == "http" && !g.insecure && strings.EqualFold(r.URL.Host, g.host) {
-		// go-containerregistry tries that, too, with registries of private addresses.
+		// go-containerregistry also tries http with registries at private addresses.
 		r = r.Clone(r.Context())
 		r.URL.Scheme = "https"
 	}
@@ -87,7 +86,7 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errs.New(errs.Denied, "registry %s wants us to speak %.10s with %.100s, without TLS: refused; insecure = true of "+
 			"its [[registries]] allows that", g.host, s, r.URL.Host)
 	}
-	if !g.own[hostPort(r.URL)] { // a proxy would dial it, out of our sight
+	if !g.own[hostPort(r.URL)] { // a proxy would dial it, and no address could be checked
 		if a, err := netip.ParseAddr(r.URL.Hostname()); err == nil && !elsewhere(a) || strings.EqualFold(r.URL.Hostname(), "localhost") {
 			return nil, g.inside(r.URL.Host)
 		}
@@ -114,9 +113,9 @@ func (g *guard) dial(ctx context.Context, network, addr string) (net.Conn, error
 	return d.DialContext(ctx, network, addr)
 }
 
-// inner are the ranges, beside those that net/netip knows, that are not of the
-// public network (IANA's registries of special-purpose addresses), or lead to
-// IPv4 addresses in other words.
+// inner are ranges, beside those that net/netip knows, that are not in the public
+// network (IANA's registries of special-purpose addresses), or that embed IPv4
+// addresses.
 var inner = []netip.Prefix{
 	netip.MustParsePrefix("0.0.0.0/8"),
 	netip.MustParsePrefix("100.64.0.0/10"), // carriers' NAT
@@ -130,8 +129,8 @@ var inner = []netip.Prefix{
 	netip.MustParsePrefix("fec0::/10"),
 }
 
-// elsewhere reports whether a is public, and not of this host: what listens on that
-// is behind its firewall for everybody else.
+// elsewhere reports whether a is public and not an address of this host: the host's
+// firewall keeps everybody else from what listens there.
 func elsewhere(a netip.Addr) bool {
 	if !public(a) {
 		return false

@@ -2,16 +2,16 @@
 // github.com/opencontainers/distribution-spec.
 //
 //	name ─▶ Registry, by its prefix ─▶ mirrors, in order, then the registry
-//	Repository.Manifest, Repository.Blob: of the first that has it
 //
-// The handshake of credentials and tokens is go-containerregistry's. The two
-// requests that read are made here: its own cannot go on in the middle of a
-// blob, and take manifests of 100 MiB.
+// Repository.Manifest, Repository.Blob: from the first that has it
 //
-// What surprises: a registry is not trusted with anything but its own content.
-// Wherever it sends a request, by a redirect or as the address of its token
-// server, that goes by TLS (unless insecure), and only to public addresses: not
-// to this host, nor to its network (address.go).
+// go-containerregistry does the handshake of credentials and tokens. The two requests
+// that read are made here: those of go-containerregistry cannot go on in the middle of
+// a blob, and accept manifests of 100 MiB.
+//
+// What surprises: a registry is trusted with its own content only. A redirect, or the
+// address of its token server, is followed by TLS (unless insecure), and only to public
+// addresses: not to this host, nor to its network (address.go).
 package registry
 
 import (
@@ -33,35 +33,35 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Registry says from where names are pulled that begin with Prefix.
+// Registry says where names that begin with Prefix are pulled from.
 type Registry struct {
-	// Prefix is whole components of a name, the first perhaps a host; of several
-	// that fit the longest counts. Empty: names that have no host.
+	// Prefix is whole components of a name, the first perhaps a host. If several fit,
+	// the longest is used. Empty: names without a host.
 	Prefix string `toml:"prefix"`
-	// Location is host[:port][/path], which stands in the place of Prefix; Prefix
-	// itself if empty.
+	// Location is host[:port][/path], which replaces Prefix; Prefix itself if empty.
 	Location string `toml:"location"`
-	// Namespace is put before what is only one component behind Location.
+	// Namespace is put before a name that has only one component behind Location.
 	Namespace string `toml:"namespace"`
-	// Mirrors are asked first, in order: host[:port][/path] in the place of
-	// Prefix. How to speak to one says the Registry whose prefix it has.
+	// Mirrors are asked first, in order: host[:port][/path] instead of Prefix. The
+	// Registry whose prefix a mirror has says how to speak to it.
 	Mirrors []string `toml:"mirrors"`
-	// Insecure lets HTTP without TLS be spoken where HTTPS is not.
+	// Insecure allows HTTP without TLS if there is no HTTPS.
 	Insecure bool `toml:"insecure"`
 	// CA is a file of certificates (PEM) that sign for it, beside the system's.
 	CA string `toml:"ca"`
-	// Credentials is a file of mode 0600 with one line, USER:PASSWORD. It is read
-	// for each pull that brings none.
+	// Credentials is a file of mode 0600 with one line, USER:PASSWORD. It is read for
+	// each pull that brings no credentials.
 	Credentials string `toml:"credentials"`
-	// Redirects are host[:port] inside of this network that it may send us to,
-	// as the store of its blobs, or its token server.
+	// Redirects are host[:port] inside this network that it may redirect to, as the
+	// store of its blobs, or its token server.
 	Redirects []string `toml:"redirects"`
 }
 
-// Auth is what a registry asks for. It is comparable, and prints as nothing.
+// Auth is a user name and a password for a registry. It is comparable, and prints as
+// "(hidden)".
 type Auth struct{ Username, Password string }
 
-// String hides it, whatever prints it.
+// String hides the secret in all output.
 func (Auth) String() string { return "(hidden)" }
 
 // GoString does so too.
@@ -79,8 +79,7 @@ type place struct {
 	guard      *guard
 }
 
-// New checks what the configuration says of registries. The error names all
-// that is wrong.
+// New checks the configuration of registries. The error names everything that is wrong.
 func New(list []Registry) (*Client, error) {
 	c := &Client{}
 	var bad []error
@@ -158,14 +157,13 @@ func splitLocation(l string) (host, path string, err error) {
 	return host, path, nil
 }
 
-// hasHost reports whether the first component of a name is a host, as docker
-// tells it.
+// hasHost reports whether the first component of a name is a host, by docker's rule.
 func hasHost(repo string) bool {
 	first, _, more := strings.Cut(repo, "/")
 	return more && (strings.ContainsAny(first, ".:") || first == "localhost")
 }
 
-// find returns the place of a name, and what of the name comes behind its prefix.
+// find returns the place of a name, and the rest of the name behind the prefix.
 func (c *Client) find(repo string) (p *place, rest string) {
 	if c == nil {
 		return nil, ""
@@ -190,9 +188,9 @@ func (c *Client) Host(repo string) string {
 	return ""
 }
 
-// Repository returns what holds the tags of a name. auth, if not nil, is for the
-// registry itself and never for its mirrors. It fails with errs.NotFound if no
-// registry is configured for the name, and asks nobody anything.
+// Repository returns the repository of a name. auth, if not nil, is for the registry
+// itself and never for its mirrors. It fails with errs.NotFound if no registry is
+// configured for the name. It sends no request.
 func (c *Client) Repository(repo string, auth *Auth) (*Repository, error) {
 	p, rest := c.find(repo)
 	if p == nil {
@@ -202,7 +200,7 @@ func (c *Client) Repository(repo string, auth *Auth) (*Repository, error) {
 	for _, m := range p.Mirrors {
 		host, path, _ := splitLocation(m)
 		at, _ := c.find(strings.Trim(m, "/") + "/x")
-		if at == nil || at.host != host { // of which nothing is said
+		if at == nil || at.host != host { // a mirror that is not configured
 			at = &place{host: host, guard: newGuard(host, false, nil, nil)}
 		}
 		s, err := newSource(at, path, p.Namespace, rest, nil)

@@ -27,7 +27,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Repository is one repository, in its registry and the mirrors of that. Its
+// Repository is one repository, in its registry and that registry's mirrors. Its
 // methods may be called concurrently.
 type Repository struct {
 	sources []*source // the registry itself is the last
@@ -38,29 +38,29 @@ type source struct {
 	host   string
 	repo   name.Repository
 	auth   authn.Authenticator
-	said   string // where auth came from, for people; empty: nowhere
+	said   string // origin of auth, for people; empty: no auth
 	secret string
 	guard  *guard
 	mirror bool
-	down   atomic.Bool // a mirror that was not reached is not waited for again
+	down   atomic.Bool // a mirror that could not be reached is not tried again
 
 	mu   sync.Mutex
-	http *http.Client // once it is known how to authenticate; guarded by mu
+	http *http.Client // set once the way to authenticate is known; guarded by mu
 }
 
-// retries is how often a request is made that fails in a way that may pass, and
-// pause what comes between, doubled each time.
+// retries is how many times a request is made if its errors are temporary. pause is the
+// wait in between, doubled each time.
 const (
 	retries = 3
 	pause   = time.Second / 2
 )
 
-// Manifest reads the manifest or index of a tag or a digest, and its own digest.
-// It has at most limit bytes.
+// Manifest reads the manifest or index of a tag or a digest, and its own digest. It has
+// at most limit bytes.
 //
 // It fails with errs.NotFound if there is none, errs.Denied if the registry wants
-// (other) credentials, errs.Unavailable if it cannot be reached, errs.Invalid
-// if it lies.
+// (other) credentials, errs.Unavailable if it cannot be reached, errs.Invalid if it
+// sends wrong content.
 func (r *Repository) Manifest(ctx context.Context, ref string, limit int64) (b []byte, digest string, err error) {
 	_, err = r.ask(ctx, 0, func(s *source) error {
 		b, digest, err = s.manifest(ctx, ref, limit)
@@ -69,12 +69,12 @@ func (r *Repository) Manifest(ctx context.Context, ref string, limit int64) (b [
 	return b, digest, err
 }
 
-// Sources is how many places there are that may have a blob.
+// Sources is the number of places that may have a blob.
 func (r *Repository) Sources() int { return len(r.sources) }
 
-// Blob opens a blob of size bytes from byte at on. What comes may begin at 0 nevertheless, as
-// begins says. The first from places are not asked; of is the one that answered.
-// Whoever reads it checks its size and digest. Errors are those of Manifest.
+// Blob opens a blob of size bytes from byte at on. The body may begin at 0
+// nevertheless, as begins says. The first from places are skipped; of is the one that
+// answered. The caller checks size and digest. Errors are those of Manifest.
 func (r *Repository) Blob(ctx context.Context, digest string, at, size int64, from int) (body io.ReadCloser, begins int64, of int,
 	err error,
 ) {
@@ -85,14 +85,14 @@ func (r *Repository) Blob(ctx context.Context, digest string, at, size int64, fr
 	return body, begins, of, err
 }
 
-// Explain makes an error of reading what place of has sent one for people.
+// Explain makes an error of reading a body from place of readable.
 func (r *Repository) Explain(of int, err error) error { return r.sources[of].explain(err) }
 
-// ask has f ask one place after the other, and all again if that may help.
+// ask calls f for one place after the other, and for all again if that may help.
 func (r *Repository) ask(ctx context.Context, from int, f func(*source) error) (of int, err error) {
 	wait := pause
 	for try := 1; ; try++ {
-		var missed []string // what the mirrors said
+		var missed []string // errors of the mirrors
 		for i := from; i < len(r.sources); i++ {
 			if r.sources[i].down.Load() {
 				continue
@@ -130,12 +130,12 @@ func text(err error) string {
 	return err.Error()
 }
 
-// documentLimit is how long a handshake, or a manifest, may take to its end.
+// documentLimit bounds the whole of a handshake, or of reading a manifest.
 const documentLimit = 90 * time.Second
 
 var errSlow = errors.New("it took too long to answer")
 
-// accepts are the documents that may be answered for a manifest.
+// accepts are the media types accepted for a manifest.
 var accepts = strings.Join([]string{
 	string(types.OCIManifestSchema1), string(types.DockerManifestSchema2),
 	string(types.OCIImageIndex), string(types.DockerManifestList),
@@ -180,7 +180,7 @@ func (s *source) blob(ctx context.Context, digest string, at, size int64) (io.Re
 		return nil, 0, err
 	}
 	switch resp.StatusCode {
-	case http.StatusOK: // it knows no ranges
+	case http.StatusOK: // it does not support ranges
 		return resp.Body, 0, nil
 	case http.StatusRequestedRangeNotSatisfiable:
 		resp.Body.Close()
@@ -201,7 +201,7 @@ func (s *source) blob(ctx context.Context, digest string, at, size int64) (io.Re
 		resp.Header.Get("Content-Range"))
 }
 
-// get makes a request of one of the statuses that are good.
+// get makes a request. Its answer must have one of the statuses in good.
 func (s *source) get(ctx context.Context, kind, ref string, h http.Header, good ...int) (*http.Response, error) {
 	c, err := s.client(ctx)
 	if err != nil {
@@ -227,7 +227,7 @@ func (s *source) get(ctx context.Context, kind, ref string, h http.Header, good 
 	return nil, s.refusal(resp.StatusCode, s.words(body), ref)
 }
 
-// client is the way to the source, authenticated.
+// client is the authenticated HTTP client of the source.
 func (s *source) client(ctx context.Context) (*http.Client, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -238,13 +238,13 @@ func (s *source) client(ctx context.Context) (*http.Client, error) {
 		if err != nil {
 			return nil, err
 		}
-		s.http = &http.Client{Transport: rt} // the guard sees redirects, too
+		s.http = &http.Client{Transport: rt} // the guard also checks redirects
 	}
 	return s.http, nil
 }
 
-// explain makes an error of a request one for people. It shows no address of a
-// redirect, which may be signed.
+// explain makes an error of a request readable. It shows no address of a redirect,
+// which may be signed.
 func (s *source) explain(err error) error {
 	if e, ok := errors.AsType[*errs.Error](err); ok {
 		return e
@@ -266,7 +266,7 @@ func (s *source) explain(err error) error {
 	return errs.Wrap(errors.New(s.clean(err.Error())), errs.Unavailable, "registry %s cannot be read: %s", s.host, s.clean(why.Error()))
 }
 
-// refusal is the error of a status that is none of success.
+// refusal is the error for a status that is no success.
 func (s *source) refusal(status int, words, ref string) error {
 	said := fmt.Sprintf("%d %s", status, http.StatusText(status))
 	if words != "" {
@@ -293,7 +293,7 @@ func (s *source) refusal(status int, words, ref string) error {
 	return errs.New(errs.Invalid, "registry %s does not give out %s (%s)", s.host, what, said)
 }
 
-// words are what the errors of a body say, by the distribution specification.
+// words are the texts of the errors in a body, by the distribution specification.
 func (s *source) words(body []byte) string {
 	var all struct {
 		Errors []struct{ Code, Message string }
@@ -304,8 +304,8 @@ func (s *source) words(body []byte) string {
 	return s.clean(strings.TrimSpace(all.Errors[0].Code + " " + all.Errors[0].Message))
 }
 
-// clean makes one short line of what may be a registry's own words. They may
-// repeat what was said to it; then not the secret.
+// clean makes one short line of a text that may come from a registry. The text may
+// repeat the request; clean cuts the secret out.
 func (s *source) clean(t string) string {
 	if s.secret != "" {
 		basic := ""

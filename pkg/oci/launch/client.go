@@ -16,9 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// patience is how long a start that nobody waits for may go on before its
-// launcher gets no new ones, and is killed once it has only such starts in its
-// hands. Starts take tens of milliseconds, on a loaded host seconds.
+// patience is how long a start may go on after the end of its context. Then it is given
+// up: its launcher gets no new starts, and is killed once all its starts are given up.
+// Starts take tens of milliseconds, on a loaded host seconds.
 const patience = 10 * time.Second
 
 // A Client keeps one launcher running and asks it to start sandboxes.
@@ -28,12 +28,12 @@ type Client struct {
 
 	mu     sync.Mutex
 	live   *process   // nil: none runs
-	old    []*process // replaced; they finish what they have in hand
+	old    []*process // replaced; they finish their starts
 	closed bool
 }
 
-// New returns a Client whose launchers are made by command, and starts the
-// first, so that a launcher that cannot run is known at once.
+// New returns a Client that makes its launchers with command. It starts the first one,
+// so that a launcher that cannot run is known at once.
 func New(command func() *exec.Cmd) (*Client, error) {
 	c := &Client{command: command, patience: patience}
 	if _, err := c.launcher(); err != nil {
@@ -42,7 +42,7 @@ func New(command func() *exec.Cmd) (*Client, error) {
 	return c, nil
 }
 
-// A process is one launcher in its life.
+// A process is one launcher process.
 type process struct {
 	cmd  *exec.Cmd
 	conn *net.UnixConn
@@ -52,18 +52,17 @@ type process struct {
 	mu      sync.Mutex
 	seq     uint64
 	waiting map[uint64]chan string
-	stuck   map[uint64]bool // those of waiting that nobody has patience for
+	stuck   map[uint64]bool // those of waiting that were given up
 	retired bool            // gets no new starts
 }
 
 // errUnsent marks a request that no launcher has read.
 var errUnsent = errors.New("the launcher has ended")
 
-// Start asks the launcher to start id from bundle and returns when PID 1 runs,
-// or with the runtime's own words why not. stdin becomes PID 1's; Start does
-// not close it. A launcher that died is replaced before anybody notices, unless
-// it died with this start in hand: that is an error, and what it made of id may
-// be there.
+// Start asks the launcher to start id from bundle and returns when PID 1 runs, or with
+// the runtime's error. stdin becomes PID 1's; Start does not close it. A launcher that
+// died is replaced without an error, unless it died during this start: that is an
+// error, and parts of id may exist.
 func (c *Client) Start(ctx context.Context, id, bundle string, stdin *os.File) error {
 	if err := ctx.Err(); err != nil {
 		return context.Cause(ctx)
@@ -82,7 +81,7 @@ func (c *Client) Start(ctx context.Context, id, bundle string, stdin *os.File) e
 	return errors.New("the launcher ends as soon as it is started; its last words are in the daemon's log")
 }
 
-// Pid is the process id of the launcher that runs, or 0.
+// Pid is the process id of the running launcher, or 0.
 func (c *Client) Pid() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,7 +119,7 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// launcher returns the one that runs, or starts one.
+// launcher returns the running launcher, or starts one.
 func (c *Client) launcher() (*process, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -137,8 +136,8 @@ func (c *Client) launcher() (*process, error) {
 	return c.live, nil
 }
 
-// retire lets another launcher do the starts from now on. This one ends when
-// the starts in its hands have.
+// retire makes another launcher do the starts from now on. This one ends when its
+// starts are done.
 func (c *Client) retire(p *process) {
 	c.mu.Lock()
 	if c.live == p {
@@ -152,8 +151,8 @@ func (c *Client) retire(p *process) {
 	p.maybeEnd()
 }
 
-// giveUp is called when nobody has patience with a start any more. Other
-// starts in the same hands go on.
+// giveUp is called when a start has gone on for patience after the end of its context.
+// Other starts of the same launcher go on.
 func (c *Client) giveUp(p *process, seq uint64) {
 	p.mu.Lock()
 	if p.waiting[seq] != nil {
@@ -172,8 +171,8 @@ func (p *process) isDead() bool {
 	}
 }
 
-// maybeEnd ends a launcher that gets no new starts and does nothing that
-// somebody waits for.
+// maybeEnd ends a launcher that gets no new starts and has no start that a caller waits
+// for.
 // Preconditions: mu is held.
 func (p *process) maybeEnd() {
 	switch {
@@ -185,7 +184,7 @@ func (p *process) maybeEnd() {
 	}
 }
 
-// settle forgets a start and returns whom to answer, if anybody waits.
+// settle forgets a start and returns the channel for its answer, or nil.
 func (p *process) settle(seq uint64) chan string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -212,7 +211,7 @@ func spawn(cmd *exec.Cmd) (*process, error) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	cmd.SysProcAttr.Setpgid = true // ^C at a daemon in a terminal ends it by the socket, in order
+	cmd.SysProcAttr.Setpgid = true // ^C at a daemon in a terminal must end the launcher by its socket, in order
 	if err := cmd.Start(); err != nil {
 		conn.Close()
 		return nil, fmt.Errorf("start launcher: %w", err)
@@ -235,19 +234,19 @@ func (p *process) listen() {
 		}
 		var r Reply
 		if json.Unmarshal(b[:n], &r) != nil {
-			break // it is not what we started
+			break // not a reply of a launcher
 		}
 		if answer := p.settle(r.Seq); answer != nil {
 			answer <- r.Err
 		}
 	}
-	p.conn.Close() // it ends, if it has not yet
+	p.conn.Close() // it ends it if it still runs
 	p.err = p.cmd.Wait()
 	close(p.dead)
 }
 
-// start sends req and waits for the answer. It calls giveUp when its context
-// has ended for longer than patience.
+// start sends req and waits for the answer. It calls giveUp once its context has been
+// over for longer than patience.
 func (p *process) start(ctx context.Context, req Request, stdin *os.File, patience time.Duration, giveUp func(seq uint64)) error {
 	answer := make(chan string, 1)
 	p.mu.Lock()
@@ -284,8 +283,8 @@ func (p *process) start(ctx context.Context, req Request, stdin *os.File, patien
 	return p.await(ctx, answer, patience, func() { giveUp(req.Seq) })
 }
 
-// await returns when the start is settled: what its launcher still does to the
-// sandbox must not come after what the caller does next.
+// await returns only when the start is settled: the launcher must not work on the
+// sandbox while the caller goes on.
 func (p *process) await(ctx context.Context, answer chan string, patience time.Duration, giveUp func()) error {
 	select {
 	case words := <-answer:
@@ -295,7 +294,7 @@ func (p *process) await(ctx context.Context, answer chan string, patience time.D
 	case <-ctx.Done():
 	}
 	select {
-	case <-answer: // whether it runs or not, the caller tears it down
+	case <-answer: // running or not, the caller tears it down
 		return context.Cause(ctx)
 	case <-p.dead:
 		return context.Cause(ctx)
@@ -309,7 +308,8 @@ func (p *process) await(ctx context.Context, answer chan string, patience time.D
 	return context.Cause(ctx)
 }
 
-// lost is why a launcher that ended did not answer; it may have, just before.
+// lost is the error of a start whose launcher ended. The answer may have come just
+// before.
 func (p *process) lost(answer chan string) error {
 	select {
 	case words := <-answer:

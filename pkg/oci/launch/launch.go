@@ -1,15 +1,14 @@
-// Package launch keeps a launcher running: a child process that starts
-// sandboxes when asked over a socket, so that no start pays for a process of
-// its own, and so that the daemon need not link what starts them.
+// Package launch keeps a launcher running: a child process that starts sandboxes when
+// asked over a socket. So no start pays for a process of its own, and the daemon need
+// not link the code that starts sandboxes.
 //
-// The protocol is one SOCK_SEQPACKET socket, the launcher's descriptor 3. A
-// packet from the daemon is one Request in JSON with one descriptor beside it,
-// the stdin of PID 1; a packet back is one Reply. Requests run at the same time
-// and are answered in any order. The end of the socket ends the launcher, never
-// a sandbox.
+// The protocol is one SOCK_SEQPACKET socket, the launcher's descriptor 3. A packet from
+// the daemon is one Request in JSON with one descriptor beside it, the stdin of PID 1;
+// a packet back is one Reply. Requests run at the same time and are answered in any
+// order. When the socket closes, the launcher ends; sandboxes live on.
 //
-// What surprises: Start does not return before the launcher has answered, even
-// when its context ends first. A start that was given up but still runs could
+// What surprises: Start does not return before the launcher has answered, even if its
+// context ends first. A start that the caller has given up but that still runs could
 // make a sandbox after its teardown.
 package launch
 
@@ -26,7 +25,7 @@ import (
 
 // Request asks for one start.
 type Request struct {
-	Seq    uint64 `json:"seq"` // comes back in the Reply
+	Seq    uint64 `json:"seq"` // copied into the Reply
 	ID     string `json:"id"`
 	Bundle string `json:"bundle"`
 }
@@ -34,7 +33,7 @@ type Request struct {
 // Reply answers one Request.
 type Reply struct {
 	Seq uint64 `json:"seq"`
-	Err string `json:"err,omitempty"` // the runtime's own words; empty: it runs
+	Err string `json:"err,omitempty"` // the runtime's error; empty: it runs
 }
 
 const (
@@ -43,9 +42,9 @@ const (
 	maxErr    = 8 << 10
 )
 
-// Serve is the launcher's side: it calls start for each request, all at the
-// same time, and returns nil when the daemon has closed the socket. Serve
-// closes stdin when start returns.
+// Serve is the launcher's side: it calls start for each request, all at the same time,
+// and returns nil when the daemon has closed the socket. Serve closes stdin when start
+// returns.
 func Serve(start func(id, bundle string, stdin *os.File) error) error {
 	f := os.NewFile(socketFD, "launcher socket")
 	c, err := net.FileConn(f)
@@ -70,14 +69,14 @@ func Serve(start func(id, bundle string, stdin *os.File) error) error {
 			}
 			b, err := json.Marshal(reply)
 			if err == nil {
-				// No daemon to tell: the read above ends the launcher.
+				// The daemon is gone: the read above ends the launcher.
 				_, _ = conn.Write(b)
 			}
 		}()
 	}
 }
 
-// receive reads one request; nil without an error is the end.
+// receive reads one request; nil without an error means that the socket is closed.
 func receive(conn *net.UnixConn) (*Request, *os.File, error) {
 	b, oob := make([]byte, maxPacket), make([]byte, unix.CmsgSpace(4))
 	n, noob, flags, _, err := conn.ReadMsgUnix(b, oob)

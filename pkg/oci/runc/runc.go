@@ -1,12 +1,12 @@
-// Package runc starts sandboxes on runc, by way of sandboxd-runc: the one
-// binary that links libcontainer, kept running as a launcher.
+// Package runc starts sandboxes on runc with sandboxd-runc. That is the only binary
+// that links libcontainer; it is kept running as a launcher.
 //
-// It starts, forgets and lists; it does not kill. A container's processes die
-// with their cgroup, and then all that is left is a directory below
-// Config.Root, which Forget removes without asking anybody.
+// It starts, forgets and lists; it does not kill. A container's processes die with
+// their cgroup. Only a directory below Config.Root is left then, and Forget removes it
+// without libcontainer.
 //
-// What surprises: sandboxes are children of the launcher, which reaps them.
-// They outlive it, and the daemon; then the host's init reaps them.
+// What surprises: sandboxes are children of the launcher, which reaps them. They
+// outlive the launcher and the daemon; then the host's init reaps them.
 package runc
 
 import (
@@ -27,13 +27,13 @@ type Config struct {
 	// Binary is sandboxd-runc, absolute. Its directory must be neither above
 	// nor below Root: libcontainer's overlays would overlap.
 	Binary string
-	Root   string                 // libcontainer's state; on a tmpfs, as nothing in it outlives a boot
+	Root   string                 // libcontainer's state; on a tmpfs, as it is useless after a boot
 	Bundle func(id string) string // directory of a sandbox's config.json
 	Log    *os.File               // the launcher's stderr; nil: os.Stderr
 }
 
-// A Driver starts sandboxes on runc. What it must remember lies below Root, so
-// any daemon can forget what another one started.
+// A Driver starts sandboxes on runc. Its state is below Root, so any daemon can forget
+// a sandbox that another one started.
 type Driver struct {
 	c        Config
 	launcher *launch.Client
@@ -59,9 +59,9 @@ func New(c Config) (*Driver, error) {
 	return &Driver{c: c, launcher: l}, nil
 }
 
-// Start returns when the init of id runs, or with libcontainer's own words why
-// not. stdin becomes PID 1's; Start does not close it. After an error processes
-// may be left in the cgroup of id: kill that, then Forget.
+// Start returns when the init of id runs, or with libcontainer's error. stdin becomes
+// PID 1's; Start does not close it. After an error processes may be left in the cgroup
+// of id: kill the cgroup, then call Forget.
 func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
 	if err := d.launcher.Start(ctx, id, d.c.Bundle(id), stdin); err != nil {
 		return fmt.Errorf("start %s on runc: %w", id, err)
@@ -69,11 +69,11 @@ func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
 	return nil
 }
 
-// Forget removes what libcontainer remembers of id, whose processes must be
-// dead. Nothing to forget is no error.
+// Forget removes libcontainer's state of id, whose processes must be dead. It is no
+// error if there is none.
 //
-// libcontainer's own Destroy would also remove the cgroup, which is
-// pkg/cgroups' to remove.
+// libcontainer's own Destroy would also remove the cgroup, which belongs to
+// pkg/cgroups.
 func (d *Driver) Forget(_ context.Context, id string) error {
 	if err := os.RemoveAll(filepath.Join(d.c.Root, id)); err != nil {
 		return fmt.Errorf("forget %s: %w", id, err)
@@ -81,7 +81,7 @@ func (d *Driver) Forget(_ context.Context, id string) error {
 	return nil
 }
 
-// List returns the ids that libcontainer remembers, also those whose start was
+// List returns the ids with a state of libcontainer, including those whose start was
 // cut short.
 func (d *Driver) List(context.Context) ([]string, error) {
 	entries, err := os.ReadDir(d.c.Root)
@@ -100,7 +100,7 @@ func (d *Driver) List(context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// MainPID is the process ID of PID 1 of id, as the host counts.
+// MainPID is the process ID of PID 1 of id in the host's PID namespace.
 func (d *Driver) MainPID(id string) (pid int, err error) {
 	return oci.MainPID(filepath.Join(d.c.Root, id, "state.json"), "init_process_pid")
 }

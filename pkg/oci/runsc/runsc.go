@@ -1,14 +1,13 @@
 // Package runsc starts sandboxes on gVisor.
 //
-// It starts, forgets and lists; it does not kill. A sandbox on gVisor is five
-// or six host processes in one cgroup, and the cgroup kills them: `runsc kill`
-// and `runsc delete` would each cost another process start to do the same
-// worse. What is left after that are three files below Config.Root, and Forget
-// removes them.
+// It starts, forgets and lists; it does not kill. A sandbox on gVisor is five or six
+// host processes in one cgroup, and the cgroup kills them: `runsc kill` and `runsc
+// delete` would each start a process to do the same worse. Three files below
+// Config.Root are left then, and Forget removes them.
 //
-// What surprises: whatever runsc has on its own stdin, stdout and stderr
-// becomes the guest's. So its words reach us through --log, a file in the
-// bundle, and the other two are /dev/null.
+// What surprises: runsc gives its own stdin, stdout and stderr to the guest. So runsc
+// writes its errors with --log, to a file in the bundle, and its stdout and stderr are
+// /dev/null.
 package runsc
 
 import (
@@ -32,21 +31,21 @@ import (
 // Config says which runsc to drive, and where.
 type Config struct {
 	Binary string                 // runsc, absolute
-	Root   string                 // its state; on a tmpfs, as nothing in it outlives a boot
+	Root   string                 // its state; on a tmpfs, as it is useless after a boot
 	Bundle func(id string) string // directory of a sandbox's config.json
 
 	// StartInCgroup starts cmd in the cgroup leaf of id. All of gVisor's
 	// processes stay there: it runs with --ignore-cgroups.
 	StartInCgroup func(id string, cmd *exec.Cmd) error
 
-	// Processes lists those in the cgroup of id, and below it.
+	// Processes lists the processes in the cgroup of id, and below it.
 	Processes func(id string) ([]int, error)
 
 	Platform string // "systrap" if empty
 }
 
-// A Driver starts sandboxes on gVisor. It keeps nothing in memory, so any
-// daemon can forget what another one started.
+// A Driver starts sandboxes on gVisor. It keeps nothing in memory, so any daemon can
+// forget a sandbox that another one started.
 type Driver struct {
 	c    Config
 	null *os.File
@@ -60,7 +59,8 @@ func New(c Config) (*Driver, error) {
 	if _, err := exec.LookPath(c.Binary); err != nil {
 		return nil, fmt.Errorf("find runsc at %s (make build puts it into build/bin): %w", c.Binary, err)
 	}
-	// 12 characters of id and "runsc-.sock"; longer, and runsc puts the socket elsewhere.
+	// 12 characters of id and "runsc-.sock"; with a longer path runsc puts the socket
+	// elsewhere.
 	if n := len(c.Root) + len("/runsc-abcdefghijkl.sock"); n >= 108 {
 		return nil, fmt.Errorf("runsc root %s: too long for a unix socket by %d bytes; choose a shorter run_dir", c.Root, n-107)
 	}
@@ -74,9 +74,9 @@ func New(c Config) (*Driver, error) {
 	return &Driver{c: c, null: null}, nil
 }
 
-// Start returns when the init of id runs, or with runsc's own words why not.
-// stdin becomes PID 1's; Start does not close it. If ctx ends first, processes
-// may be left in the cgroup of id: kill that, then Forget.
+// Start returns when the init of id runs, or with runsc's error. stdin becomes PID 1's;
+// Start does not close it. If ctx ends first, processes may be left in the cgroup of
+// id: kill the cgroup, then call Forget.
 func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
 	bundle := d.c.Bundle(id)
 	log := filepath.Join(bundle, "runsc.log")
@@ -89,7 +89,7 @@ func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
 	if err := d.c.StartInCgroup(id, cmd); err != nil {
 		return fmt.Errorf("start %s: start runsc in its cgroup: %w", id, err)
 	}
-	limitErr := restrain(cmd.Process.Pid) // what it makes inherits that
+	limitErr := restrain(cmd.Process.Pid) // its children inherit the limits
 	if err := cmd.Wait(); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("start %s on runsc: %w", id, context.Cause(ctx))
@@ -102,8 +102,8 @@ func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
 	return nil
 }
 
-// restrainAll restrains all processes of id: where the host was busy, the first may
-// have made others before it was. It ends when it finds none that is new.
+// restrainAll restrains all processes of id: on a busy host the first may have made
+// others before it was restrained. It ends when it finds no new one.
 func (d *Driver) restrainAll(id string) error {
 	done := map[int]bool{}
 	for {
@@ -127,14 +127,14 @@ func (d *Driver) restrainAll(id string) error {
 	}
 }
 
-// restrain sets what is to hold for each of gVisor's processes.
+// restrain sets the limits of one of gVisor's processes.
 func restrain(pid int) error {
 	// At exactly 1 no crash of the sentry reaches the host's core_pattern helper (pkg/oci).
 	core := unix.Rlimit{Cur: 1, Max: 1}
 	if err := unix.Prlimit(pid, unix.RLIMIT_CORE, &core, nil); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("set RLIMIT_CORE: %w", err)
 	}
-	// runsc gives it to the sentry alone, not to the gofer and the guest's stubs.
+	// runsc sets it for the sentry only, not for the gofer and the guest's stubs.
 	err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", pid), strconv.AppendInt(nil, oci.OOMScoreAdj, 10), 0)
 	if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("set oom_score_adj: %w", err)
@@ -142,7 +142,7 @@ func restrain(pid int) error {
 	return nil
 }
 
-// args are the flags of every runsc command, then those of one.
+// args are the common flags of runsc, followed by one command.
 func (d *Driver) args(log string, command ...string) []string {
 	args := []string{
 		"--root=" + d.c.Root,
@@ -150,19 +150,19 @@ func (d *Driver) args(log string, command ...string) []string {
 		"--log-format=json",
 		"--platform=" + d.c.Platform,
 		"--network=sandbox",
-		"--overlay2=none", // the upper is a directory of the host: cp, diff, limits and snapshots are one code path
+		"--overlay2=none", // the upper is a directory of the host: cp, diff, limits and snapshots need no other code
 		"--host-uds=none",
 		"--host-fifo=none",
 		"--net-raw=false",
 		"--iouring=false",
 		"--ignore-cgroups", // pkg/cgroups made and limited the leaf; this saves 16 ms
 		"--host-settings=ignore",
-		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // one binary, no gvisor-bin/ beside it
+		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // one binary, without gvisor-bin/ beside it
 	}
 	return append(args, command...)
 }
 
-// words is what runsc logged before it failed with err.
+// words returns the text that runsc logged before it failed with err.
 func words(log string, err error) string {
 	f, openErr := os.Open(log)
 	if openErr != nil {
@@ -170,7 +170,7 @@ func words(log string, err error) string {
 	}
 	defer f.Close()
 	var all []string
-	for dec := json.NewDecoder(io.LimitReader(f, 8<<10)); ; { // values, without lines between them
+	for dec := json.NewDecoder(io.LimitReader(f, 8<<10)); ; { // JSON values, not separated by lines
 		var entry struct {
 			Msg string `json:"msg"`
 		}
@@ -187,16 +187,16 @@ func words(log string, err error) string {
 	return strings.Join(all, "; ")
 }
 
-// Forget removes what runsc remembers of id, whose processes must be dead.
-// Nothing to forget is no error.
+// Forget removes runsc's state of id, whose processes must be dead. It is no error if
+// there is none.
 //
-// It is what `runsc delete` does after its process start and its waiting, for
-// containers without a cgroup, hooks and overlay of gVisor's own
+// It does what `runsc delete` does after its start and its waiting, for containers
+// without a cgroup, hooks and an overlay of gVisor's own
 // (gvisor.dev/gvisor/runsc/container, Destroy).
 func (d *Driver) Forget(_ context.Context, id string) error {
 	name := id + "_sandbox:" + id
 	var failed error
-	// The state goes last: while it is there, List names id.
+	// The state file goes last: as long as it exists, List names id.
 	for _, f := range []string{"runsc-" + id + ".sock", name + ".lock", name + ".state"} {
 		if err := os.Remove(filepath.Join(d.c.Root, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			failed = errors.Join(failed, fmt.Errorf("forget %s: %w", id, err))
@@ -210,7 +210,7 @@ func (d *Driver) MainPID(id string) (pid int, err error) {
 	return oci.MainPID(filepath.Join(d.c.Root, id+"_sandbox:"+id+".state"), "sandbox", "pid")
 }
 
-// List returns the ids that runsc remembers, also those whose start was cut
+// List returns the ids with a state of runsc, including those whose start was cut
 // short.
 func (d *Driver) List(context.Context) ([]string, error) {
 	entries, err := os.ReadDir(d.c.Root)
@@ -235,13 +235,12 @@ func (d *Driver) List(context.Context) ([]string, error) {
 	return ids, nil
 }
 
-// Close gives back what all sandboxes of Root share: the empty network
-// namespace of their gofers. Running sandboxes keep theirs; the next Start
-// makes another.
+// Close removes the network namespace that all gofers of Root share, which is empty.
+// Running sandboxes keep theirs; the next Start makes another.
 func (d *Driver) Close() error {
 	path := filepath.Join(d.c.Root, "null-netns")
 	for {
-		// Starts that race pin theirs one on top of the other.
+		// Starts at the same time mount theirs on top of each other.
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) {
 			break

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Bench measures starts: back to back, and with a pause before each, as a lone
-// user on an idle host has them. Namespaces, cgroup and root file system are
-// there already. Run it with -benchtime=40x.
+// Bench measures starts: back to back, and with a pause before each, like the starts of
+// a single user on an idle host. Namespaces, cgroup and root file system exist already.
+// Run it with -benchtime=40x.
 func Bench(b *testing.B, name string, open Open) {
 	h := NewHost(b, name)
 	rt := open(b, h)

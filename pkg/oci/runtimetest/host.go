@@ -1,9 +1,8 @@
-// Package runtimetest is the conformance suite that every runtime of sandboxd
-// passes: it asks runsc and runc the same questions, from inside the sandbox.
+// Package runtimetest is the conformance suite that every runtime of sandboxd passes:
+// it puts the same questions to runsc and runc, from inside the sandbox.
 //
-// It makes namespaces, cgroups and root file systems itself, in the simplest
-// way that works, so that a runtime is tested against the kernel and not
-// against its neighbours.
+// It makes namespaces, cgroups and root file systems itself, in the simplest way that
+// works: a runtime is tested against the kernel, not against other packages.
 package runtimetest
 
 import (
@@ -34,7 +33,7 @@ import (
 // inst is the instance whose names the suite uses.
 const inst = instance.Instance('r')
 
-// A Runtime is what is tested: sandbox.Runtime, and Close.
+// A Runtime is the interface under test: sandbox.Runtime, and Close.
 type Runtime interface {
 	Start(ctx context.Context, id string, stdin *os.File) error
 	Forget(ctx context.Context, id string) error
@@ -42,7 +41,7 @@ type Runtime interface {
 	Close() error
 }
 
-// A Host is what a runtime is given to work with.
+// A Host is the environment of a runtime under test.
 type Host struct {
 	Root string // for its state
 	Bin  string // build/bin
@@ -53,12 +52,12 @@ type Host struct {
 	slots   chan int
 }
 
-// NewHost makes the directories of a test and checks at its end that nothing
-// is left on the host.
+// NewHost makes the directories of a test. When the test ends it checks that nothing is
+// left on the host.
 func NewHost(t testing.TB, name string) *Host {
 	t.Helper()
 	hosttest.Root(t)
-	lock(t) // two test binaries would see each other as leaks
+	lock(t) // two test binaries would report each other's sandboxes as leaks
 	hosttest.Leaks(t, inst)
 	h := &Host{runtime: name, dir: inst.RunDir(), slots: make(chan int, 64)}
 	for i := range cap(h.slots) {
@@ -69,12 +68,12 @@ func NewHost(t testing.TB, name string) *Host {
 	must(t, err)
 	h.Bin = bin
 	must(t, os.MkdirAll(h.Root, 0o700))
-	must(t, os.Chmod(h.dir, 0o711)) // mapped roots pass through
+	must(t, os.Chmod(h.dir, 0o711)) // mapped roots must pass through
 	t.Cleanup(func() {
 		for _, d := range []string{h.Root, filepath.Join(h.dir, "ns"), filepath.Join(h.dir, "bundles")} {
 			must(t, os.RemoveAll(d))
 		}
-		os.Remove(h.dir) // the other runtime's test may still be in it
+		os.Remove(h.dir) // the other runtime's test may still use it
 		for _, c := range hierarchies(t) {
 			os.Remove(filepath.Join(c, inst.CgroupRoot()))
 		}
@@ -101,12 +100,12 @@ func lock(t testing.TB) {
 // Bundle is where the bundle of id lies.
 func (h *Host) Bundle(id string) string { return filepath.Join(h.dir, "bundles", id) }
 
-// StartInCgroup starts cmd in the leaf of id. A v1 child stands where the
-// thread that forked it stood; v2 has CLONE_INTO_CGROUP.
+// StartInCgroup starts cmd in the leaf of id. On v1 a child starts in the cgroup of the
+// thread that forked it; v2 has CLONE_INTO_CGROUP.
 func (h *Host) StartInCgroup(id string, cmd *exec.Cmd) error {
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // to the end: a thread that is lost in a cgroup dies with the goroutine
+		runtime.LockOSThread() // never unlocked: a thread left in a cgroup ends with the goroutine
 		done <- h.startInCgroup(id, cmd)
 	}()
 	return <-done
@@ -127,7 +126,7 @@ func (h *Host) startInCgroup(id string, cmd *exec.Cmd) (err error) {
 	for line := range strings.Lines(string(home)) {
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		switch m := filepath.Join("/sys/fs/cgroup", f[1]); f[1] {
-		case "cpu", "memory", "pids": // cpuset wants cpus first; the others limit nothing
+		case "cpu", "memory", "pids": // cpuset needs cpus first; the others limit nothing
 			if err := join(m, leaf(id)); err != nil {
 				return err
 			}
@@ -147,7 +146,7 @@ func (h *Host) startInCgroup(id string, cmd *exec.Cmd) (err error) {
 	return cmd.Start()
 }
 
-// Processes lists those in the leaf of id.
+// Processes lists the processes in the leaf of id.
 func (h *Host) Processes(id string) (pids []int, err error) {
 	_, v2, err := mounts()
 	if err != nil {
@@ -193,8 +192,8 @@ func (h *Host) NewBox(t testing.TB, rt Runtime) *Box {
 	if h.runtime == oci.Runc {
 		base = int(inst.UIDBase(b.slot))
 	}
-	// runsc mounts a tmpfs of its own on a /tmp that is empty, and none on this
-	// one, as pkg/snapshot's scaffold has it.
+	// runsc mounts its own tmpfs on an empty /tmp. It mounts none on this one, which
+	// has an entry like pkg/snapshot's scaffold.
 	for _, d := range []string{"dev", "etc", "opt/opensandbox", "proc", "run", "sys", "tmp/.X11-unix"} {
 		must(t, os.MkdirAll(filepath.Join(rootfs, d), 0o755))
 	}
@@ -231,7 +230,7 @@ func (h *Host) NewBox(t testing.TB, rt Runtime) *Box {
 	}
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	must(t, err)
-	must(t, unix.SetNonblock(pair[0], true)) // deadlines
+	must(t, unix.SetNonblock(pair[0], true)) // so that deadlines work
 	b.near, b.stdin = os.NewFile(uintptr(pair[0]), "near"), os.NewFile(uintptr(pair[1]), "stdin")
 	b.in = bufio.NewReader(b.near)
 	return b
@@ -327,8 +326,8 @@ func (b *Box) AwaitDead(t testing.TB) {
 	}
 }
 
-// hostSide returns what the kernel says of every host process of the sandbox:
-// the fields of its status, and oom_score_adj.
+// hostSide returns the kernel's view of every host process of the sandbox: the fields
+// of its status, and oom_score_adj.
 func (b *Box) hostSide(t testing.TB) map[string]map[string]string {
 	t.Helper()
 	_, v2, err := mounts()
@@ -339,7 +338,7 @@ func (b *Box) hostSide(t testing.TB) map[string]map[string]string {
 	for _, pid := range strings.Fields(string(pids)) {
 		status, err := os.ReadFile("/proc/" + pid + "/status")
 		score, scoreErr := os.ReadFile("/proc/" + pid + "/oom_score_adj")
-		if err == nil && scoreErr == nil { // else it has just ended
+		if err == nil && scoreErr == nil { // otherwise it has just ended
 			all[pid] = fields(string(status))
 			all[pid]["oom_score_adj"] = strings.TrimSpace(string(score))
 		}
@@ -350,7 +349,7 @@ func (b *Box) hostSide(t testing.TB) map[string]map[string]string {
 	return all
 }
 
-// Remove ends the sandbox and gives back all that NewBox made.
+// Remove ends the sandbox and removes everything that NewBox made.
 func (b *Box) Remove(t testing.TB) {
 	t.Helper()
 	b.once.Do(func() {
@@ -374,7 +373,7 @@ func (b *Box) Remove(t testing.TB) {
 	})
 }
 
-// rmdir removes a cgroup; v1 lets go of dead tasks a moment late, without an event.
+// rmdir removes a cgroup. v1 releases dead tasks a moment late, without an event.
 func rmdir(t testing.TB, dir string) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; {

@@ -38,8 +38,8 @@ func Run(t *testing.T, name string, open Open) {
 	t.Run("AnotherDaemon", func(t *testing.T) { testAnotherDaemon(t, h, rt, open) })
 }
 
-// testReport asks the sandbox what it is and compares with docs/design/hardening.md
-// ("What does a sandbox get by default?").
+// testReport asks the sandbox about its environment and compares the answer with
+// docs/design/hardening.md ("What does a sandbox get by default?").
 func testReport(t *testing.T, h *Host, rt Runtime) {
 	b := h.NewBox(t, rt)
 	must(t, b.Start(t.Context()))
@@ -102,7 +102,7 @@ func reportRunsc(t *testing.T, r map[string]string) {
 	if got := fields(r["/proc/meminfo"])["MemTotal"]; got != "262144 kB" {
 		t.Errorf("MemTotal is %s, want the 256 MiB of the spec", got)
 	}
-	// The host is behind the sentry: what counts is that nothing reaches it.
+	// The sentry stands before the host: the test is that no call reaches the host.
 	for _, name := range []string{"bpf", "io_uring", "alg", "vsock", "perf", "reboot", "mknod"} {
 		if got := r["sys."+name]; got == "ok" {
 			t.Errorf("%s: allowed", name)
@@ -180,8 +180,8 @@ func testReadOnly(t *testing.T, h *Host, rt Runtime) {
 	}
 }
 
-// testPlaces: on a read-only root what is in memory is as large as was asked,
-// and the agent has a place on the disk that the host can read.
+// testPlaces: on a read-only root, file systems in memory have the requested sizes, and
+// the agent has a place on the disk that the host can read.
 func testPlaces(t *testing.T, h *Host, rt Runtime) {
 	b := h.NewBox(t, rt)
 	b.Config.ReadOnly, b.Config.ShmBytes = true, 8<<20
@@ -205,7 +205,7 @@ func testPlaces(t *testing.T, h *Host, rt Runtime) {
 		"/.sandboxd": {"mode": "700", "write": "ok", "fill": "32"},
 	} {
 		for key, v := range want {
-			// the program takes a page
+			// the program itself takes a page
 			if near := key == "fill" && dir != "/.sandboxd" && got[dir][key] == less(v); got[dir][key] != v && !near {
 				t.Errorf("%s: %s is %q, want %q", dir, key, got[dir][key], v)
 			}
@@ -262,7 +262,7 @@ func testForgetAndList(t *testing.T, h *Host, rt Runtime) {
 	ctx := t.Context()
 	b := h.NewBox(t, rt)
 	listed(t, rt, b.ID, false)
-	must(t, rt.Forget(ctx, b.ID)) // what never was
+	must(t, rt.Forget(ctx, b.ID)) // it never existed
 	must(t, b.Start(ctx))
 	listed(t, rt, b.ID, true)
 	b.Kill(t)
@@ -286,7 +286,7 @@ func testForgetAndList(t *testing.T, h *Host, rt Runtime) {
 func testInitExits(t *testing.T, h *Host, rt Runtime) {
 	b := h.NewBox(t, rt)
 	must(t, b.Start(t.Context()))
-	b.stdin.Close() // so that its death is the end of the socket
+	b.stdin.Close() // so that the end of PID 1 closes the socket
 	if err := b.Ask("exit", new(string)); err == nil {
 		t.Error("an answer from the dead")
 	}
@@ -300,7 +300,7 @@ func testCanceled(t *testing.T, h *Host, rt Runtime) {
 	if err := b.Start(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("start under a context that ended: %v", err)
 	}
-	// Whatever was left: Remove, by Cleanup, must clear it.
+	// Remove, by Cleanup, must clear whatever was left.
 }
 
 func testEightAtOnce(t *testing.T, h *Host, rt Runtime) {
@@ -329,8 +329,8 @@ func testEightAtOnce(t *testing.T, h *Host, rt Runtime) {
 	}
 }
 
-// testAnotherDaemon: sandboxes outlive the driver that started them, and its
-// successor lists and forgets them.
+// testAnotherDaemon: sandboxes outlive the driver that started them, and the next
+// driver lists and forgets them.
 func testAnotherDaemon(t *testing.T, h *Host, rt Runtime, open Open) {
 	first := open(t, h)
 	b := h.NewBox(t, rt)
@@ -345,10 +345,9 @@ func testAnotherDaemon(t *testing.T, h *Host, rt Runtime, open Open) {
 	listed(t, rt, b.ID, false)
 }
 
-// remakeLeaf makes the cgroup leaf again: a runtime may take it away when its
-// start fails, and Linux 6.18 kills whatever is cloned into a cgroup that
-// cgroup.kill was ever written to (the clone is compared with the count of
-// kills of its parent's cgroup).
+// remakeLeaf makes the cgroup leaf again: a runtime may remove it when its start fails,
+// and Linux 6.18 kills every process that is cloned into a cgroup whose cgroup.kill was
+// ever written (it compares the clone with the count of kills of its parent's cgroup).
 func remakeLeaf(t *testing.T, b *Box) {
 	t.Helper()
 	for _, m := range hierarchies(t) {

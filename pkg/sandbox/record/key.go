@@ -10,22 +10,22 @@ type Role string
 
 // The roles. Each may do what those before it may.
 const (
-	Viewer   Role = "viewer"   // look, but at nothing that opens a sandbox
+	Viewer   Role = "viewer"   // read everything but what opens a sandbox
 	Operator Role = "operator" // make, use and end sandboxes; add images
-	Admin    Role = "admin"    // everything, what all share among it: keys, images, the host
+	Admin    Role = "admin"    // everything, also what all users share: keys, images, the host
 )
 
 // Roles are all there are, the least first.
 var Roles = []Role{Viewer, Operator, Admin}
 
-// Covers reports whether a holder of r may do what needs least. Neither may be
-// something else than a role: then nobody may.
+// Covers reports whether a holder of r may do what needs least. It is false if either
+// is no role.
 func (r Role) Covers(least Role) bool {
 	need := slices.Index(Roles, least)
 	return need >= 0 && slices.Index(Roles, r) >= need
 }
 
-// Key is an API key as the store has it: without the key.
+// Key is an API key as the store has it: without the secret.
 type Key struct {
 	Name    string    `json:"name"`
 	Role    Role      `json:"role"`

@@ -12,7 +12,7 @@ type Limits struct {
 	CPUShares int64 `json:"cpuShares,omitempty"`
 	Pids      int64 `json:"pids"`      // tasks of the guest; AgentTasks come on top
 	DiskBytes int64 `json:"diskBytes"` // 0: the pool cannot limit
-	// Of the disks that its files are on, each in a second.
+	// For each of the disks that its files are on, and per second.
 	IOReadBps   int64 `json:"ioReadBps,omitempty"` // bytes
 	IOWriteBps  int64 `json:"ioWriteBps,omitempty"`
 	IOReadIOPS  int64 `json:"ioReadIops,omitempty"` // operations
@@ -46,5 +46,5 @@ func Size(n int64) string {
 	return fmt.Sprintf("%d bytes", n)
 }
 
-// Mebibytes is how people are told a size.
+// Mebibytes writes a size for people.
 func Mebibytes(n int64) string { return fmt.Sprintf("%d MiB", n>>20) }

@@ -18,14 +18,15 @@ import (
 // IDLen is the length of an ID: with "sb-" before it, it fills IFNAMSIZ-1.
 const IDLen = 12
 
-// AgentTasks is how many tasks the agent may use beside Spec.Pids. It makes its
-// threads before the guest runs (about 5 of Go's runtime, and the reserve of pkg/agent/proc): one that
-// cannot make a thread dies, and a guest at its limit would kill it. One is left
-// of them, which the shell ahead has, so that it takes no place of the guest's.
+// AgentTasks is how many tasks the agent may use beside Spec.Pids. It makes its threads
+// before the guest runs (about 5 of Go's runtime, and the reserve of pkg/agent/proc).
+// An agent that cannot make a thread dies: without this reserve a guest at its limit
+// would kill it. One of the tasks is for the shell ahead, so that it takes no place of
+// the guest's.
 const AgentTasks = 32
 
-// NewID draws the ID of a sandbox: the instance and 55 random bits in
-// lower-case base32. No client chooses one and none is used twice.
+// NewID draws the ID of a sandbox: the instance and 55 random bits in lower-case
+// base32. Clients never choose an ID, and none is used twice.
 func NewID(i instance.Instance) string {
 	var b [8]byte
 	rand.Read(b[:]) //nolint:errcheck // never fails since Go 1.24
@@ -33,15 +34,15 @@ func NewID(i instance.Instance) string {
 	return i.String() + s[:IDLen-1]
 }
 
-// IsID reports whether s has the form of an ID. What it does not accept must
-// never reach a path, a link or a cgroup.
+// IsID reports whether s has the form of an ID. Any other string must never reach a
+// path, a link or a cgroup.
 func IsID(s string) bool {
 	return len(s) == IDLen && strings.Trim(s, instance.Alphabet) == ""
 }
 
-// State is the durable state of a sandbox. States ending in -ing, Running
-// apart, are intents: they are on disk before the first side effect of an
-// operation and until its last, and each has exactly one recovery.
+// State is the durable state of a sandbox. States ending in -ing, except Running, are
+// intents: they are on disk before the first side effect of an operation and until its
+// last, and each has exactly one recovery.
 type State string
 
 // The states.
@@ -53,7 +54,7 @@ const (
 	Resuming State = "resuming" // intent; recovery resumes
 	Stopping State = "stopping" // intent; recovery ends
 	Ended    State = "ended"    // record and upper are kept, nothing else
-	Starting State = "starting" // intent, of one that had ended; recovery ends it again
+	Starting State = "starting" // intent, from ended; recovery ends it again
 	Deleting State = "deleting" // intent; recovery erases
 )
 
@@ -71,13 +72,13 @@ const (
 	Expired      Reason = "expired"       // its timeout passed
 	OOM          Reason = "oom"           // it went over its memory limit
 	DiskFull     Reason = "disk_full"     // its entrypoint failed while its disk was full
-	PidsLimit    Reason = "pids_limit"    // its entrypoint failed, having been refused processes
+	PidsLimit    Reason = "pids_limit"    // its entrypoint failed after it was refused processes
 	HostReboot   Reason = "host_reboot"   // the host went down under it
-	RuntimeCrash Reason = "runtime_crash" // runtime or agent died without a word
+	RuntimeCrash Reason = "runtime_crash" // runtime or agent died without a message
 	CreateFailed Reason = "create_failed" // it never ran
-	Stopped      Reason = "stopped"       // somebody asked for it; it is kept until it expires or is deleted
+	Stopped      Reason = "stopped"       // a client asked for it; it is kept until it expires or is deleted
 	StartFailed  Reason = "start_failed"  // it ran before, and could not be started again
-	Unhealthy    Reason = "unhealthy"     // it failed its probe, and its policy has it started anew
+	Unhealthy    Reason = "unhealthy"     // it failed its probe, and its policy starts it anew
 )
 
 // Record is what the store keeps for one sandbox.
@@ -86,7 +87,7 @@ type Record struct {
 	State   State     `json:"state"`
 	Slot    int       `json:"slot"` // index into address pool and user-id ranges; unique among live records
 	Spec    Spec      `json:"spec"`
-	Token   string    `json:"token"` // the agent's; never leaves the host but by Endpoint.headers
+	Token   string    `json:"token"` // the agent's; leaves the host only in Endpoint.headers
 	BootID  string    `json:"bootId"`
 	Created time.Time `json:"created"`
 	Changed time.Time `json:"changed"` // last transition
@@ -95,11 +96,11 @@ type Record struct {
 	Updated time.Time `json:"updated,omitzero"`
 	// Started is when its present, or last, life came up; zero: it did not.
 	Started time.Time `json:"started,omitzero"`
-	// Restarts counts what its policy did since somebody created or started it,
+	// Restarts counts the restarts by its policy since a client created or started it,
 	// QuickRestarts those of them in a row that did not last.
 	Restarts      int `json:"restarts,omitempty"`
 	QuickRestarts int `json:"quickRestarts,omitempty"`
-	// What an ended sandbox is remembered by.
+	// How a sandbox ended.
 	Reason     Reason `json:"reason,omitempty"`
 	Message    string `json:"message,omitempty"` // cause and step, for people
 	ExitCode   *int   `json:"exitCode,omitempty"`
@@ -117,19 +118,21 @@ func (r *Record) NeverRan() bool { return r.Reason == CreateFailed || r.Reason =
 
 // Spec is what the caller asked for, resolved and checked.
 type Spec struct {
-	Name       string            `json:"name,omitempty"`     // unique among live records, or empty
-	Image      Image             `json:"image"`              // without layers while it is pulled
-	ImageURI   string            `json:"imageUri,omitempty"` // as the client wrote it, perhaps an alias; empty: it did not, or long ago
+	Name  string `json:"name,omitempty"` // unique among live records, or empty
+	Image Image  `json:"image"`          // without layers while it is pulled
+	// ImageURI is the image as the client wrote it, perhaps an alias. It is empty if the
+	// client gave none, and in old records.
+	ImageURI   string            `json:"imageUri,omitempty"`
 	Snapshot   string            `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
 	Runtime    string            `json:"runtime"`            // "runsc" or "runc"
 	Entrypoint []string          `json:"entrypoint"`
 	Env        map[string]string `json:"env,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"` // OpenSandbox calls them metadata
 	Timeout    time.Duration     `json:"timeout,omitempty"`
-	OneShot    bool              `json:"oneShot,omitempty"` // `run --rm`: the upper need not survive a host crash
+	OneShot    bool              `json:"oneShot,omitempty"` // `run --rm`: a host crash may lose the upper
 
 	Limits
-	ReadOnly bool    `json:"readOnly,omitempty"` // the root file system is
+	ReadOnly bool    `json:"readOnly,omitempty"` // mount the root file system read-only
 	Tmpfs    []Tmpfs `json:"tmpfs,omitempty"`
 
 	Volumes []VolumeMount `json:"volumes,omitempty"`
@@ -138,14 +141,14 @@ type Spec struct {
 
 	Network Network   `json:"network"`
 	Publish []Publish `json:"publish,omitempty"`
-	// SecureAccess has its ports ask for their tokens on every listener.
+	// SecureAccess makes every listener require the tokens of its ports.
 	SecureAccess bool    `json:"secureAccess,omitempty"`
 	Restart      Restart `json:"restart,omitzero"`
 	Ready        Probe   `json:"ready,omitzero"`
 
 	Request Request `json:"request,omitzero"`
 
-	// Echoed to OpenSandbox clients as they came in.
+	// Returned to OpenSandbox clients as they sent them.
 	ResourceLimits map[string]string `json:"resourceLimits,omitempty"`
 	Platform       map[string]string `json:"platform,omitempty"`
 	Extensions     map[string]string `json:"extensions,omitempty"`
@@ -164,15 +167,15 @@ func Overlap(a, b netip.AddrPort) bool {
 	return a.Port() == b.Port() && (x == y || x.Is4() == y.Is4() && (x.IsUnspecified() || y.IsUnspecified()))
 }
 
-// Terms are what of a Spec may change while its sandbox lives.
+// Terms are the parts of a Spec that may change while its sandbox lives.
 type Terms struct {
 	Limits
 	Network       Network
 	NetworkPolicy []byte // see Spec
 }
 
-// Terms returns those of s. They share its slices: replace them, never write
-// into them.
+// Terms returns those of s. They share its slices: replace a slice, never write into
+// it.
 func (s *Spec) Terms() Terms { return Terms{s.Limits, s.Network, s.NetworkPolicy} }
 
 // SameNetwork reports whether t and o allow the same and show the same.
@@ -235,18 +238,18 @@ type Image struct {
 	Bytes   int64       `json:"bytes"`
 	Created time.Time   `json:"created"`
 	Config  ImageConfig `json:"config"`
-	// Sources are the digests by which the registry knows it that it was pulled
-	// from: of its index, if it has one, and of its manifest.
+	// Sources are the digests that the registry it was pulled from has for it: of its
+	// index, if there is one, and of its manifest.
 	Sources []string `json:"sources,omitempty"`
 }
 
 // Ref is name:tag.
 func (i Image) Ref() string { return i.Name + ":" + i.Tag }
 
-// ImageConfig is what of an image's config a sandbox takes over.
+// ImageConfig is the part of an image's config that a sandbox takes over.
 type ImageConfig struct {
 	Env     []string          `json:"env,omitempty"` // KEY=VALUE
 	Workdir string            `json:"workdir,omitempty"`
 	User    string            `json:"user,omitempty"`
-	Labels  map[string]string `json:"labels,omitempty"` // of the image; a sandbox's are Spec.Labels
+	Labels  map[string]string `json:"labels,omitempty"` // of the image; those of a sandbox are Spec.Labels
 }

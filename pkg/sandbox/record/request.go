@@ -2,16 +2,16 @@ package record
 
 import "time"
 
-// A Request is by what a sandbox was asked for, if its client gave it a key: who
-// asks again by that gets the same sandbox. Both are digests, since a body may
-// hold secrets.
+// A Request identifies the request for a sandbox, if its client sent an idempotency
+// key: a second request with that key gets the same sandbox. Both are digests, since a
+// body may hold secrets.
 type Request struct {
 	Key  string `json:"key"`
 	Body string `json:"body"`
 }
 
-// Made is what a request has made. It outlives the sandbox: a request that comes
-// late must not make another.
+// Made is what a request has made. It outlives the sandbox: a late repetition must not
+// make another one.
 type Made struct {
 	ID   string    `json:"id"`
 	Body string    `json:"body"`
@@ -21,6 +21,5 @@ type Made struct {
 // CodeRequestRace marks the error of the slower of two requests with one key.
 const CodeRequestRace = "SANDBOX::IDEMPOTENCY_KEY_RACE"
 
-// RequestsKept is how long it is known what a request has made: longer than
-// clients go on asking.
+// RequestsKept is how long a Made is kept: longer than clients repeat a request.
 const RequestsKept = 24 * time.Hour

@@ -14,14 +14,14 @@ const snapshotPrefix = "snap-"
 // NewSnapshotID draws the ID of a snapshot.
 func NewSnapshotID(i instance.Instance) string { return snapshotPrefix + NewID(i) }
 
-// IsSnapshotID reports whether s has the form of a snapshot's ID. What it does
-// not accept must never reach a path.
+// IsSnapshotID reports whether s has the form of a snapshot's ID. Any other string must
+// never reach a path.
 func IsSnapshotID(s string) bool {
 	id, ok := strings.CutPrefix(s, snapshotPrefix)
 	return ok && IsID(id)
 }
 
-// SnapshotOf reports whether id is a snapshot's of instance i.
+// SnapshotOf reports whether id is the ID of a snapshot of instance i.
 func SnapshotOf(i instance.Instance, id string) bool {
 	return IsSnapshotID(id) && strings.HasPrefix(id, snapshotPrefix+i.String())
 }
@@ -33,15 +33,15 @@ type SnapshotState string
 const (
 	SnapshotCreating SnapshotState = "creating" // intent; recovery thaws the source and ends it as failed
 	SnapshotReady    SnapshotState = "ready"
-	SnapshotFailed   SnapshotState = "failed"   // a record, and nothing on the pool
+	SnapshotFailed   SnapshotState = "failed"   // it has a record, and nothing on the pool
 	SnapshotDeleting SnapshotState = "deleting" // intent; recovery deletes
 )
 
-// Snapshot is what the store keeps for one snapshot: the frozen disk of a
-// sandbox, which lies on the pool under its ID, and the image it lay over.
+// Snapshot is what the store keeps for one snapshot: the frozen disk of a sandbox,
+// which is on the pool under its ID, and the image below that disk.
 type Snapshot struct {
 	ID      string        `json:"id"`
-	Name    string        `json:"name,omitempty"` // of any form, and of any number of snapshots
+	Name    string        `json:"name,omitempty"` // of any form; several snapshots may have the same
 	Source  string        `json:"source"`         // ID of the sandbox; it may be long gone
 	State   SnapshotState `json:"state"`
 	Message string        `json:"message,omitempty"` // why it failed, for people

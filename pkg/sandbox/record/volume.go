@@ -12,12 +12,12 @@ import (
 // on sight and on disk.
 const volumePrefix = "vol-"
 
-// NewVolumeID draws the ID of a volume: what its directory on the pool is called,
-// whatever its name. None is used twice.
+// NewVolumeID draws the ID of a volume, which is the name of its directory on the pool.
+// None is used twice.
 func NewVolumeID(i instance.Instance) string { return volumePrefix + NewID(i) }
 
-// IsVolumeID reports whether s has the form of a volume's ID. What it does not
-// accept must never reach a path.
+// IsVolumeID reports whether s has the form of a volume's ID. Any other string must
+// never reach a path.
 func IsVolumeID(s string) bool {
 	id, ok := strings.CutPrefix(s, volumePrefix)
 	return ok && IsID(id)
@@ -39,7 +39,7 @@ type Volume struct {
 	Name  string      `json:"name"` // unique
 	State VolumeState `json:"state"`
 	Bytes int64       `json:"bytes,omitempty"` // how much it may hold; 0: no limit
-	// Owner is the sandbox that it was made for and goes with; empty: it stays.
+	// Owner is the sandbox it was made for and is deleted with; empty: it stays.
 	Owner   string    `json:"owner,omitempty"`
 	Made    bool      `json:"made,omitempty"` // its files are on the pool
 	Created time.Time `json:"created"`
@@ -57,24 +57,24 @@ type VolumeMount struct {
 	Name     string `json:"name"` // as its client calls it; unique in the sandbox
 	Path     string `json:"path"` // in the sandbox; absolute and clean
 	ReadOnly bool   `json:"readOnly,omitempty"`
-	Sub      string `json:"sub,omitempty"` // what of the source is mounted, below it; clean
+	Sub      string `json:"sub,omitempty"` // path below the source of what is mounted; clean
 	// Source is a path of the host; empty: a named volume.
 	Source string `json:"source,omitempty"` // absolute and clean
 	Claim  string `json:"claim,omitempty"`  // name of the volume
 	Volume string `json:"volume,omitempty"` // its ID
 
-	// Of a volume that there is none of yet.
+	// For a volume that does not exist yet.
 	Create bool  `json:"create,omitempty"` // make it
 	Bytes  int64 `json:"bytes,omitempty"`  // see Volume.Bytes
-	Owned  bool  `json:"owned,omitempty"`  // it goes with the sandbox
+	Owned  bool  `json:"owned,omitempty"`  // it is deleted with the sandbox
 }
 
-// Private are the trees of a sandbox that the runtime or sandboxd has its own
-// files in: nothing may hide them, or lie in them.
+// Private are the trees of a sandbox that hold files of the runtime or of sandboxd: no
+// mount may hide them, or lie in them.
 var Private = []string{"/proc", "/sys", "/dev", "/opt/opensandbox", "/.sandboxd", "/etc/resolv.conf", "/etc/hosts", "/etc/hostname"}
 
-// IsPrivate reports whether something mounted at p would hide or lie in what is
-// Private. p is absolute and clean.
+// IsPrivate reports whether a mount at p would hide a Private tree or lie in one. p is
+// absolute and clean.
 func IsPrivate(p string) bool {
 	return p == "/" || slices.ContainsFunc(Private, func(o string) bool { return Within(p, o) || Within(o, p) })
 }
@@ -84,8 +84,7 @@ func Within(p, dir string) bool {
 	return p == dir || dir == "/" || strings.HasPrefix(p, dir+"/")
 }
 
-// Outer returns for each of all the index of the one that it is mounted in, or
-// -1: the innermost, where there are several.
+// Outer returns for each mount the index of the innermost mount that it lies in, or -1.
 func Outer(all []VolumeMount) []int {
 	outer := make([]int, len(all))
 	for i := range all {

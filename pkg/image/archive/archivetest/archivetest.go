@@ -46,8 +46,7 @@ func File(name string) tar.Header { return tar.Header{Typeflag: tar.TypeReg, Nam
 // Dir is a directory.
 func Dir(name string) tar.Header { return tar.Header{Typeflag: tar.TypeDir, Name: name} }
 
-// Image is an image of layers, which are tars, with a config that has something
-// of everything.
+// Image is an image of layers, which are tars. Its config has a value in every field.
 func Image(t testing.TB, layers ...[]byte) v1.Image {
 	t.Helper()
 	img := empty.Image
@@ -70,7 +69,7 @@ func Image(t testing.TB, layers ...[]byte) v1.Image {
 	return img
 }
 
-// Docker is what tools write that compress the layers in a `docker save`.
+// Docker is a `docker save` with compressed layers, as some tools write it.
 func Docker(t testing.TB, img v1.Image, tag string) []byte {
 	t.Helper()
 	ref, err := name.NewTag(tag)
@@ -94,8 +93,8 @@ func OCI(t testing.TB, img v1.Image) []byte {
 	return b.Bytes()
 }
 
-// Edit makes a tar of a tar: change returns the header and content of a member,
-// or no header to leave it out.
+// Edit makes a tar from a tar: change returns the header and content of a member, or no
+// header to leave it out.
 func Edit(t testing.TB, b []byte, change func(h *tar.Header, content []byte) (*tar.Header, []byte)) []byte {
 	t.Helper()
 	var out bytes.Buffer

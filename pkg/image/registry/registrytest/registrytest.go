@@ -1,6 +1,6 @@
-// Package registrytest has registries for tests: a real one, Debian's
-// docker-registry with TLS and a password, and a front that stands before one,
-// which counts, cuts off and lies.
+// Package registrytest has registries for tests: a real one, Debian's docker-registry
+// with TLS and a password, and a front that stands before one. The front counts, cuts
+// off and falsifies answers.
 package registrytest
 
 import (
@@ -41,7 +41,7 @@ import (
 const (
 	User     = "robot"
 	Password = "open-sesame-4711"
-	// of htpasswd -Bbn; 5 rounds, because each request is a guess to the registry
+	// from htpasswd -Bbn; 5 rounds, because the registry checks it for each request
 	htpasswd = "robot:$2y$05$VsgElmU8lNBE.sy72vvYXOCfXLSvWoW6iXlxQBMVta0AWM..KSLTG\n"
 )
 
@@ -155,7 +155,7 @@ auth: {htpasswd: {realm: test, path: %s}}
 		select {
 		case <-done:
 			t.Fatalf("docker-registry ended: %s", said.String())
-		case <-time.After(20 * time.Millisecond): // what is waited for is looked at from outside
+		case <-time.After(20 * time.Millisecond): // the server can only be polled
 		}
 	}
 	t.Fatalf("docker-registry does not answer: %s", said.String())
@@ -179,13 +179,12 @@ type Front struct {
 	mu    sync.Mutex
 	asked []string // "GET /v2/… bytes=…"; guarded by mu
 	sent  int64    // bytes of answers; guarded by mu
-	// Meddle, if not nil, may answer in the place of the registry: then it
-	// returns true.
+	// Meddle, if not nil, may answer instead of the registry: then it returns true.
 	meddle func(w http.ResponseWriter, r *http.Request) bool
 	cut    func(r *http.Request) int64
 }
 
-// NewFront stands before what h serves.
+// NewFront stands before h.
 func NewFront(t testing.TB, a *Authority, h http.Handler) *Front {
 	t.Helper()
 	f := &Front{Authority: a}
@@ -215,22 +214,22 @@ func (r *Real) Before(t testing.TB) *Front {
 	return NewFront(t, r.Authority, p)
 }
 
-// Meddle has f answer in the place of the registry where it returns true.
+// Meddle makes f answer instead of the registry; f returns true if it did.
 func (f *Front) Meddle(m func(w http.ResponseWriter, r *http.Request) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.meddle = m
 }
 
-// Cut has the connection end after so many bytes of an answer; below 0: not.
+// Cut makes the connection end after so many bytes of an answer; below 0: never.
 func (f *Front) Cut(after func(r *http.Request) int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.cut = after
 }
 
-// Asked returns how many requests there were whose method and path hold part,
-// and forgets nothing.
+// Asked returns how many requests there were whose method and path hold part. It does
+// not reset the list.
 func (f *Front) Asked(part string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -242,7 +241,7 @@ func (f *Front) Asked(part string) (n int) {
 	return n
 }
 
-// First is the first request since whose method, path and range hold part.
+// First returns the first request since Forget whose method, path and range hold part.
 func (f *Front) First(part string) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -261,7 +260,7 @@ func (f *Front) Sent() int64 {
 	return f.sent
 }
 
-// Forget forgets what was asked and sent.
+// Forget resets Asked and Sent.
 func (f *Front) Forget() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -297,7 +296,7 @@ func (c *counted) Write(p []byte) (int, error) {
 // Unwrap is for http.ResponseController.
 func (c *counted) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
-// Endless writes until nobody reads any more, at most for limit bytes.
+// Endless writes until the reader stops, at most limit bytes.
 func Endless(ctx context.Context, w io.Writer, limit int64) (n int64) {
 	b := bytes.Repeat([]byte("endless "), 8<<10)
 	for n < limit && ctx.Err() == nil {

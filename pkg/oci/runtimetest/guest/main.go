@@ -1,6 +1,6 @@
-// Command guest is PID 1 of the sandboxes that runtimetest starts. It reads
-// questions from stdin, one line of JSON each, and answers there too: stdin is
-// a socket, stdout is /dev/null as for every sandbox.
+// Command guest is PID 1 of the sandboxes that runtimetest starts. It reads questions
+// from stdin, one line of JSON each, and writes its answers there too: stdin is a
+// socket, stdout is /dev/null as for every sandbox.
 package main
 
 import (
@@ -20,7 +20,7 @@ func main() {
 	for {
 		line, err := in.ReadString('\n')
 		if err != nil {
-			select {} // init lives on; the cgroup ends it
+			select {} // init lives on until the cgroup kills it
 		}
 		var answer any
 		switch q := strings.TrimSpace(line); q {
@@ -39,11 +39,11 @@ func main() {
 		if err != nil {
 			b = []byte(strconv.Quote(err.Error()))
 		}
-		os.Stdin.Write(append(b, '\n')) //nolint:errcheck // nobody left to tell
+		os.Stdin.Write(append(b, '\n')) //nolint:errcheck // the reader is gone
 	}
 }
 
-// places says how large the file system of each is, and what can be done there.
+// places returns the size of each file system, and what the guest can do there.
 func places() map[string]map[string]string {
 	all := map[string]map[string]string{}
 	for _, dir := range []string{"/", "/tmp", "/run", "/work", "/dev/shm", "/.sandboxd"} {
@@ -68,7 +68,7 @@ func places() map[string]map[string]string {
 	return all
 }
 
-// fill writes up to 32 MiB and returns how many it took.
+// fill writes up to 32 MiB and returns how many bytes fitted.
 func fill(path string) string {
 	f, err := os.Create(path)
 	if err != nil {
@@ -167,7 +167,8 @@ func call(nr uintptr, args ...uintptr) unix.Errno {
 	return errno
 }
 
-// probes try what a sandbox must not; arguments are such that success harms nobody.
+// probes try calls that a sandbox must not make. Their arguments do no harm if a call
+// succeeds.
 var probes = map[string]func() unix.Errno{
 	"unshare":  func() unix.Errno { return call(unix.SYS_UNSHARE, unix.CLONE_NEWUSER) },
 	"setns":    func() unix.Errno { return call(unix.SYS_SETNS, ^uintptr(0), 0) },
