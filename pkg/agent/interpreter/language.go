@@ -151,12 +151,12 @@ var languages = []*language{
 // bash again, for ever. Bash is at that point if it is preempted at the end of that
 // system call.
 //
-// A trap waits until bash has no child to wait for. This one does nothing when
-// standard input is the channel: then no code runs, and the signal came late.
-// Children do not inherit it, and a SIGURG without a trap has no effect. What bash
-// waits for is to end, so it gets a SIGINT while bash sleeps, which is outside of
-// that exchange; all of the group at once, since a subshell of bash's that waits
-// for a child of its own minds one only if that child dies of it, too.
+// A trap waits until bash has no child to wait for. This trap does nothing when
+// standard input is the channel: then no code runs, and the signal came late. Children
+// do not inherit it, and a SIGURG without a trap has no effect. The child that bash
+// waits for has to end, so it gets a SIGINT while bash sleeps; bash is not in that
+// exchange then. The whole group gets it at once, because a subshell that waits for a
+// child of its own obeys a SIGINT only if that child dies of it too.
 const bashUrged = `trap 'builtin test -S /dev/fd/0 || builtin kill -INT $$' URG; `
 
 // bashSays makes bash send a frame. If the beginning of the line is lost, the rest does
