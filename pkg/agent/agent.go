@@ -8,10 +8,10 @@
 //	Client         ── HTTP/1.1, token ─────▶ OpenSandbox's execd API
 //	ParseObituary  ◀─ files in the upper ─── how the entrypoint ended
 //
-// The surprise: the agent is guest code from its first accept. Whoever replaced
-// PID 1 speaks through this package, so everything that decodes here is bounded
-// in size and time, and nothing an agent says is a path, a length to allocate
-// or a reason to trust.
+// The surprise: the agent is guest code from its first accept, because a guest can
+// replace PID 1. So this package bounds everything that it decodes in size and time. It
+// uses nothing from an agent as a path or as a length to allocate, and trusts none of
+// it.
 //
 // # What is spoken
 //
@@ -62,9 +62,9 @@ const (
 
 	ProtocolHeader = "X-Sandboxd-Agent-Protocol"
 	TokenHeader    = "X-EXECD-ACCESS-TOKEN" //nolint:gosec // the header's name
-	// OOMKillsHeader is how many processes the kernel has killed for the sandbox's
-	// memory: the daemon adds it to requests about commands, and to the answers, because
-	// only the host knows.
+	// OOMKillsHeader has the number of processes that the kernel has killed for the
+	// sandbox's memory. The daemon adds it to requests about commands, and to the
+	// answers, because only the host knows.
 	OOMKillsHeader = "X-Sandboxd-OOM-Kills"
 	CursorHeader   = "EXECD-COMMANDS-TAIL-CURSOR"
 
@@ -80,9 +80,9 @@ const (
 	EntrypointID = "entrypoint"
 )
 
-// Why a command ended. The same words are used of sandboxes, which have more of
-// them (record.Reason); "oom" of a command that is watched is added by the daemon,
-// because only the host knows, and of one in the background by OOMKillsHeader.
+// Why a command ended. Sandboxes have the same reasons and some more (record.Reason).
+// Only the host knows of an "oom": the daemon adds it to a watched command, and the
+// agent finds it for a background command by OOMKillsHeader.
 const (
 	ReasonExited    = "exited"
 	ReasonKilled    = "killed"
@@ -103,7 +103,7 @@ type CommandRequest struct {
 	GID        *int64            `json:"gid,omitempty"` // needs UID
 	Envs       map[string]string `json:"envs,omitempty"`
 	Stdin      bool              `json:"stdin,omitempty"`
-	Forget     bool              `json:"forget,omitempty"` // it is not known after its end: a probe
+	Forget     bool              `json:"forget,omitempty"` // the agent forgets it at its end: a probe
 }
 
 // Event is one event of the stream of a command or of code. Empty fields are
@@ -172,8 +172,8 @@ type Tasks struct {
 	Tasks int64 `json:"tasks"` // processes and their threads, without the agent
 }
 
-// ContextDied is the name of the error that ends code whose context died. The
-// first line of its traceback is "signal: killed" if it was by SIGKILL.
+// ContextDied is the name of the error that ends code whose context died. The first
+// line of its traceback is "signal: killed" if a SIGKILL ended it.
 const ContextDied = "ContextDied"
 
 // CodeRequest is the body of POST /code. Without an id the code runs in the
@@ -184,7 +184,7 @@ type CodeRequest struct {
 	Context CodeContext `json:"context"`
 }
 
-// CodeLanguages are those that contexts can be made of.
+// CodeLanguages are the languages of contexts.
 var CodeLanguages = []string{"python", "javascript", "typescript", "java", "go", "bash"}
 
 // CodeContext is a living interpreter: the body and the reply of POST

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bootstrap is all the agent must know before it listens. It reaches PID 1 as
-// one line of JSON on standard input, never by the environment or a file: what
-// runs in the sandbox later can read those.
+// Bootstrap is all the agent must know before it listens. It reaches PID 1 as one line
+// of JSON on standard input, never by the environment or a file: programs that run in
+// the sandbox later can read those.
 type Bootstrap struct {
 	Protocol   int               `json:"protocol"`
 	Token      string            `json:"token"`
-	Hostname   string            `json:"hostname,omitempty"`   // HOSTNAME of what runs inside
+	Hostname   string            `json:"hostname,omitempty"`   // HOSTNAME of programs inside
 	Env        map[string]string `json:"env,omitempty"`        // on top of the process environment, which is the image's
 	Entrypoint []string          `json:"entrypoint,omitempty"` // none: the sandbox lives until it is killed
 	Workdir    string            `json:"workdir,omitempty"`    // default cwd; "" is /
@@ -33,8 +33,8 @@ type Bootstrap struct {
 	ShellAhead bool `json:"shellAhead,omitempty"`
 }
 
-// Limits are what the sandbox may use; zero is unlimited. The agent only
-// reports them, the host enforces.
+// Limits are what the sandbox may use; zero is unlimited. The agent only reports them;
+// the host enforces them.
 type Limits struct {
 	MemoryBytes int64 `json:"memoryBytes,omitempty"`
 	CPUMillis   int64 `json:"cpuMillis,omitempty"` // thousandths of a core

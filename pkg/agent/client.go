@@ -21,18 +21,19 @@ import (
 const (
 	maxReplyHeader = 64 << 10
 	dialTimeout    = 5 * time.Second
-	// An idle connection costs the agent about 12 KiB. Shorter than the agent's
-	// own 120 s, so that the side which may retry is the one that closes.
+	// An idle connection costs the agent about 12 KiB. The time is shorter than the
+	// agent's own 120 s, so the client closes first: it is the side that may retry.
 	idleTimeout = 90 * time.Second
 	// How long a connection made by Ready may wait for its first request.
 	spareAge = 5 * time.Second
-	// A request without the head of an answer is slow, or its agent is wedged:
-	// after doubtAfter the agent is pinged, and has patience to answer that.
+	// If a request gets no head of an answer, either the request is slow or the agent
+	// hangs. After doubtAfter the client pings the agent, which must answer within
+	// patience.
 	doubtAfter = 5 * time.Second
 	patience   = 10 * time.Second
 )
 
-// Client talks to one agent. It keeps connections; Close lets go of them.
+// Client talks to one agent. It keeps connections open; Close closes them.
 type Client struct {
 	dial      func(context.Context) (net.Conn, error)
 	token     string
@@ -41,15 +42,15 @@ type Client struct {
 	doubtAfter, patience time.Duration
 
 	mu    sync.Mutex
-	spare net.Conn    // made and proven by Ready; guarded by mu
-	stale *time.Timer // closes spare: nobody would notice that the agent has; guarded by mu
+	spare net.Conn    // made and used by Ready; guarded by mu
+	stale *time.Timer // closes spare, because nobody would notice if the agent closed it; guarded by mu
 }
 
 // New returns a client that dials with dial and proves itself with token.
 func New(dial func(ctx context.Context) (net.Conn, error), token string) *Client {
 	c := &Client{dial: dial, token: token, doubtAfter: doubtAfter, patience: patience}
 	c.transport = &http.Transport{
-		Proxy:                  nil, // never by way of anybody's environment
+		Proxy:                  nil, // never from the environment
 		DialContext:            c.connect,
 		DisableCompression:     true,
 		MaxIdleConnsPerHost:    4,
@@ -68,15 +69,16 @@ func (c *Client) Close() {
 	c.transport.CloseIdleConnections()
 }
 
-// RoundTripper forwards requests to the agent and nowhere else: scheme and host
-// of a request are ignored, its path, headers and body go as they are, the
-// agent's token is set over whatever the request carried. So the caller must
-// have authorised the request. Reply headers are bounded by 64 KiB, bodies are
-// not: they stream. Upgrades work as with [http.Transport].
+// RoundTripper forwards requests to the agent and nowhere else. It ignores scheme and
+// host of a request, passes path, headers and body on as they are, and sets the agent's
+// token in place of any that the request has. So the caller must have authorised the
+// request. Reply headers are bounded by 64 KiB. Bodies stream and are not bounded.
+// Upgrades work as with [http.Transport].
 //
-// A request may take its time while the agent answers pings. When it does not,
-// because somebody stopped it or it is starved, the request ends after 15 s
-// with errs.Unavailable. Once the head of an answer is there, nothing is asked.
+// A request may take long as long as the agent answers pings. If the agent does not
+// answer, because somebody stopped it or it gets no CPU, the request ends after 15 s
+// with errs.Unavailable. Once the head of an answer is there, the client sends no
+// pings.
 func (c *Client) RoundTripper() http.RoundTripper { return roundTripper{c} }
 
 type roundTripper struct{ c *Client }
@@ -101,11 +103,11 @@ func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 			err = silent
 		}
 	}
-	return resp, err // its body lives by ctx, which ends with that of r
+	return resp, err // its body needs ctx, which ends with that of r
 }
 
-// doubt pings the agent while a request waits for its answer, and ends the
-// request when nothing comes back. The caller says when it is answered.
+// doubt pings the agent while a request waits for its answer, and ends the request when
+// no ping is answered. The caller says when the request is.
 func (c *Client) doubt(ctx context.Context, giveUp context.CancelCauseFunc) (answered func()) {
 	ctx, stop := context.WithCancel(ctx)
 	late := time.AfterFunc(c.doubtAfter, func() {
@@ -126,7 +128,7 @@ func (c *Client) doubt(ctx context.Context, giveUp context.CancelCauseFunc) (ans
 	}
 }
 
-// lives reports whether the agent answers a ping, be it that it refuses it.
+// lives reports whether the agent answers a ping, even with a refusal.
 func (c *Client) lives(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, c.patience)
 	defer cancel()
@@ -150,7 +152,7 @@ func (c *Client) connect(ctx context.Context, _, _ string) (net.Conn, error) {
 	return conn, err
 }
 
-// errSilent is what becomes of a request to an agent that cannot be talked to.
+// errSilent is the error of a request whose agent does not answer.
 func errSilent(limit time.Duration) error {
 	return errs.New(errs.Unavailable, "the agent of this sandbox has answered nothing for %v: "+
 		"its processes were stopped from outside, or get no CPU time or memory; "+
@@ -168,16 +170,15 @@ func (c *Client) takeSpare() net.Conn {
 	return s
 }
 
-// errNotReady is an answer that a later attempt may better.
+// errNotReady is an answer after which a later attempt may succeed.
 var errNotReady = errors.New("agent is not ready")
 
-// Ready blocks until the agent answers, which it does once commands can run, or
-// ctx ends. It connects anew every 1 to 20 ms, a sixteenth of the time waited so
-// far, so that polling adds a few percent to any boot; each attempt has a
-// deadline of its own: while a guest boots, connections are refused or, where
-// the packets meet a link that is not up yet, time out, and the kernel would
-// repeat a lost SYN after a second only. An agent that refuses the token or
-// speaks a foreign protocol is an error at once.
+// Ready blocks until the agent answers, which it does once commands can run, or ctx
+// ends. It connects anew every 1 to 20 ms, a sixteenth of the time waited so far, so
+// that polling adds a few percent to any boot. Each attempt has a deadline of its own:
+// while a guest boots, connections are refused or, if the link is not up yet, time out,
+// and the kernel would repeat a lost SYN only after a second. An agent that refuses the
+// token or speaks a foreign protocol is an error at once.
 func (c *Client) Ready(ctx context.Context) error {
 	attempt, start := 20*time.Millisecond, time.Now()
 	for {
@@ -202,8 +203,8 @@ func (c *Client) Ready(ctx context.Context) error {
 	}
 }
 
-// Tell lets the agent know the limits of its sandbox, which it reports inside;
-// one of an older release does not listen, which is no error.
+// Tell sends the agent the limits of its sandbox, which it reports inside. An agent of
+// an older release does not know the request, which is no error.
 func (c *Client) Tell(ctx context.Context, l Limits) error {
 	b, err := json.Marshal(l)
 	if err != nil {
@@ -261,7 +262,7 @@ func (c *Client) ping(ctx context.Context, conn net.Conn) error {
 		return err
 	}
 	if resp.Close || br.Buffered() > 0 || len(bytes.TrimSpace(body)) > 0 {
-		return errNotReady // answers, but not as an agent does: never reuse this connection
+		return errNotReady // something answers, but not as an agent does: never reuse this connection
 	}
 	if !stop() {
 		return context.Cause(ctx)

@@ -43,13 +43,13 @@ func AppendFrame(dst []byte, stream byte, payload []byte) []byte {
 	return append(AppendFrameHeader(dst, stream, len(payload)), payload...)
 }
 
-// AppendFrameHeader appends what is before a payload of size bytes.
+// AppendFrameHeader appends the header of a frame with a payload of size bytes.
 func AppendFrameHeader(dst []byte, stream byte, size int) []byte {
 	return binary.BigEndian.AppendUint32(append(dst, stream), uint32(size))
 }
 
-// FrameReader takes a body of frames apart. It holds at most one frame and
-// allocates no more than has arrived, whatever a header promises.
+// FrameReader splits a body into frames. It holds at most one frame and allocates no
+// more than has arrived, whatever length a header gives.
 type FrameReader struct {
 	r    io.Reader
 	buf  []byte
@@ -57,12 +57,13 @@ type FrameReader struct {
 	done bool
 }
 
-// NewFrameReader reads frames from r; give it a buffered reader if r's reads are dear.
+// NewFrameReader reads frames from r; give it a buffered reader if reads from r are
+// expensive.
 func NewFrameReader(r io.Reader) *FrameReader { return &FrameReader{r: r} }
 
-// Next returns the next frame; payload is valid until the call after. It
-// returns io.EOF at the end of a body that ended well, and any other error,
-// io.ErrUnexpectedEOF among them, if it was cut off or is not a body of frames.
+// Next returns the next frame; payload is valid until the following call. It returns
+// io.EOF at the end of a complete body. Any other error, such as io.ErrUnexpectedEOF,
+// means that the body was cut off or is not a body of frames.
 func (f *FrameReader) Next() (stream byte, payload []byte, err error) {
 	var h [FrameHeader]byte
 	if _, err := io.ReadFull(f.r, h[:]); err != nil {

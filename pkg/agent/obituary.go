@@ -10,16 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where a dying agent writes, relative to the root of the guest. The obituary
-// is renamed into place after the output, so whoever sees the first can read
-// the second. Both were writable by the guest: open them with O_NOFOLLOW, as
-// regular files, and read no more than the limits.
+// Where a dying agent writes, relative to the root of the guest. The obituary is
+// renamed into place after the output is written, so if there is an obituary, the
+// output is complete. The guest could write both: open them with O_NOFOLLOW, as regular
+// files, and read no more than the limits.
 const (
 	StateDir     = "/.sandboxd" // in the guest; 0700 root, made by the agent
 	ObituaryFile = ".sandboxd/obituary.json"
 	OutputFile   = ".sandboxd/last-output"
-	// CrashFile is where the Go runtime writes what it ends the agent for, when
-	// that is no panic: then there is no obituary. Most often it is empty.
+	// CrashFile is where the Go runtime writes why it ends the agent. If that is no
+	// panic, there is no obituary. Most often the file is empty.
 	CrashFile = ".sandboxd/crash"
 
 	MaxObituary   = 4 << 10
@@ -31,12 +31,12 @@ type Obituary struct {
 	ExitCode int    `json:"exitCode"`          // 0..255; 128+n after signal n; 126, 127: could not start
 	Signal   string `json:"signal,omitempty"`  // "SIGKILL", or empty
 	Message  string `json:"message,omitempty"` // why it could not start, for people; hostile
-	Reason   string `json:"reason,omitempty"`  // Reason…; what the agent takes for it
+	Reason   string `json:"reason,omitempty"`  // Reason…, as the agent has found it
 }
 
-// ParseObituary decodes what may be an obituary. Its fields are in range and
-// Message is at most 1 KiB of printable text afterwards; whether they are true
-// only the guest knows.
+// ParseObituary decodes an obituary. It fails unless the fields are in range, and cuts
+// Message to 1 KiB of printable text. The guest may have written anything there, so the
+// fields may be false.
 func ParseObituary(b []byte) (Obituary, error) {
 	var o Obituary
 	if len(b) > MaxObituary {

@@ -18,8 +18,8 @@ import (
 // MaxProbeOutput is how much of the end of what a probe prints is kept, in bytes.
 const MaxProbeOutput = 1 << 10
 
-// maxProbeRead bounds what is taken from one probe: it says what is wrong, and
-// is no way to keep the daemon busy.
+// maxProbeRead bounds the output that is read from one probe, so that a guest cannot
+// keep the daemon busy with it.
 const maxProbeRead = 1 << 20
 
 // Listening is nil if something accepts connections at a port of the sandbox's

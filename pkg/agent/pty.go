@@ -1,6 +1,6 @@
 package agent
 
-// The first byte of a binary message of GET /pty/{id}/ws: what the rest is.
+// The first byte of a binary message of GET /pty/{id}/ws says what the rest is.
 const (
 	PtyStdin  = 0 // to the session
 	PtyStdout = 1 // from the session, or all of its terminal
@@ -66,9 +66,9 @@ type PtyList struct {
 	Sessions []PtyStatus `json:"sessions"`
 }
 
-// PtyFrame is a text message of GET /pty/{id}/ws, in either direction; Type says
-// which of the rest counts. Signal, TimedOut and Error of exit are ours, and detach is:
-// the agent lets somebody else connect, and closes.
+// PtyFrame is a text message of GET /pty/{id}/ws, in either direction; Type says which
+// of the other fields count. Signal, TimedOut and Error of exit are ours, and so is
+// detach: the agent lets another client connect, and closes.
 type PtyFrame struct {
 	Type      string `json:"type"` // stdin signal resize ping detach; connected exit error pong
 	Data      string `json:"data,omitempty"`

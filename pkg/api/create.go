@@ -106,7 +106,7 @@ func (s *sandboxHandlers) await(w http.ResponseWriter, r *http.Request, id strin
 }
 
 // origin finds the files that a sandbox begins with: a snapshot or an image. An image
-// that is not here may be one to pull.
+// that is not on this host may be pulled.
 func (s *sandboxHandlers) origin(ctx context.Context, to *record.Spec, req *wire.CreateRequest) (err error) {
 	if req.SnapshotID != "" {
 		return s.fromSnapshot(ctx, to, req.SnapshotID)
@@ -159,8 +159,8 @@ func serverTiming(steps []Step) string {
 	return b.String()
 }
 
-// readied waits for a sandbox that runs and has a probe, as long as limit lasts, and
-// returns it as it is then.
+// readied waits for a running sandbox with a probe, until limit ends at the latest, and
+// returns its record as of then.
 func (s *sandboxHandlers) readied(limit, asker context.Context, rec record.Record) (record.Record, error) {
 	if rec.State != record.Running || !rec.Spec.Ready.Given() || s.awaitReady == nil {
 		return rec, nil
@@ -171,7 +171,7 @@ func (s *sandboxHandlers) readied(limit, asker context.Context, rec record.Recor
 	return s.sandboxes.Get(asker, rec.ID)
 }
 
-// fromSnapshot has a new sandbox begin with the files of a snapshot, over its image.
+// fromSnapshot makes a new sandbox begin with the files of a snapshot, over its image.
 func (s *sandboxHandlers) fromSnapshot(ctx context.Context, to *record.Spec, id string) error {
 	snap, err := s.snapshots.Get(ctx, id)
 	if err != nil {
@@ -181,12 +181,11 @@ func (s *sandboxHandlers) fromSnapshot(ctx context.Context, to *record.Spec, id 
 	return nil
 }
 
-// A client that gives a creation an Idempotency-Key may send it as often as it takes:
-// the first request that gets through makes a sandbox, the others are answered with
-// that one, also after a restart, for record.RequestsKept. Keys of two clients are
-// two keys, as far as clients are told apart. A key whose request was refused has made
-// nothing and is free.
-// (draft-ietf-httpapi-idempotency-key-header)
+// A client may repeat a creation that has an Idempotency-Key. The first request that
+// gets through makes a sandbox. The answer to the others is that sandbox, also after a
+// restart, for record.RequestsKept. The same key of two clients counts as two keys, as
+// far as the daemon can tell clients apart. A key whose request was refused has made
+// nothing and is free again. (draft-ietf-httpapi-idempotency-key-header)
 
 // madeBy finds the sandbox that was made by a request of the same key.
 func (s *sandboxHandlers) madeBy(r *http.Request, once record.Request) (rec record.Record, found bool, err error) {

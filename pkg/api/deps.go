@@ -10,52 +10,52 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// These are what the server needs of the rest of the daemon, and no more;
-// internal/daemon puts the real ones behind it. Errors made by errs.New reach the
+// These interfaces are all that the server needs of the rest of the daemon.
+// internal/daemon passes the implementations in. Errors made by errs.New reach the
 // client, all others are "internal" and reach only the log.
 type (
 	// Sandboxes creates, finds and ends sandboxes. (sandbox.Manager)
 	//
-	// Where idOrName stands, a unique name is as good as an ID; where id stands
-	// it is an ID that Get has returned. What does not exist is errs.NotFound.
+	// An idOrName is an ID or a unique name; an id is an ID that Get has returned. If
+	// there is no such sandbox, the error is errs.NotFound.
 	Sandboxes interface {
 		// Create returns when the intent is durable; from then on ctx does not matter.
 		Create(ctx context.Context, s record.Spec) (record.Record, error)
-		// Made says what was made for the key of a request, and when. Create
-		// refuses one that has made something with record.CodeRequestRace.
+		// Made says what an earlier request with the same key has made, and when. If
+		// there is such a request, Create fails with record.CodeRequestRace.
 		Made(ctx context.Context, key string) (m record.Made, ok bool, err error)
 		// Await blocks while the sandbox is being brought up.
 		Await(ctx context.Context, idOrName string) (record.Record, error)
 		Get(ctx context.Context, idOrName string) (record.Record, error)
 		List(ctx context.Context) ([]*record.Record, error) // newest first; shared, to be read only
-		// Delete returns when the processes are dead and the ID is gone. It
-		// succeeds on a sandbox that is being deleted by somebody else, and
-		// may know IDs that Get does not: what is left of a failed delete.
+		// Delete returns when the processes are dead and the ID is gone. It succeeds if
+		// somebody else is deleting the sandbox. It also takes IDs that Get does not
+		// know: those of sandboxes whose deletion failed.
 		Delete(ctx context.Context, id string) error
-		// Start brings one that has ended up again; see Create and Await.
+		// Start starts a sandbox that has ended; see Create and Await.
 		Start(ctx context.Context, id string) (record.Record, error)
-		// Stop ends one and keeps it. Its entrypoint has grace to end by itself.
+		// Stop ends a sandbox and keeps it. Its entrypoint has grace to end by itself.
 		Stop(ctx context.Context, id string, grace time.Duration) error
 		Pause(ctx context.Context, id string) error
 		Resume(ctx context.Context, id string) error
 		Renew(ctx context.Context, id string, expires time.Time) (record.Record, error)
-		// Update changes terms of a sandbox that runs or is paused: change gets
-		// the present ones.
+		// Update changes terms of a sandbox that runs or is paused. It calls change
+		// with the present terms.
 		Update(ctx context.Context, id string, change func(*record.Terms) error) (record.Record, error)
 		// PatchLabels sets the labels given and removes those that are nil.
 		PatchLabels(ctx context.Context, id string, patch map[string]*string) (record.Record, error)
 		// Steps says how long each step of the creation took, in order.
 		Steps(id string) []Step
-		// Life ends when the sandbox has ended: what streams from it will not
-		// end by itself, since its link is gone without a word.
+		// Life ends when the sandbox has ended. A stream from the sandbox does not end
+		// by itself, since its link goes away without a packet.
 		Life(id string) context.Context
 		// Subscribe sends what happens until ctx ends. A slow reader loses events, not the daemon.
 		Subscribe(ctx context.Context) <-chan wire.Event
 	}
 	// Snapshots keeps copies of the files of sandboxes. (sandbox.Snapshots)
 	//
-	// A name is as good as an ID if no other snapshot has it. What does not
-	// exist is errs.NotFound.
+	// An idOrName is an ID, or a name that no other snapshot has. If there is no such
+	// snapshot, the error is errs.NotFound.
 	Snapshots interface {
 		// Create returns when the intent is durable; from then on ctx does not matter.
 		Create(ctx context.Context, sandbox, name string) (record.Snapshot, error)
@@ -67,14 +67,14 @@ type (
 	}
 	// Diffs compares the files of sandboxes and snapshots. (snapshot)
 	Diffs interface {
-		// Diff calls emit for what is different between two trees over the same
-		// layers; an empty base is the layers alone.
+		// Diff calls emit for each difference between two trees over the same layers.
+		// An empty base is the layers alone.
 		Diff(ctx context.Context, of, base string, layers []string, emit func(kind, path string) error) error
 	}
 	// Images knows the root file systems of this host. (image)
 	Images interface {
-		// Resolve finds an image, or the one that the reference is an alias of. An
-		// unknown one is errs.NotFound.
+		// Resolve finds the image of a reference or of an alias. If there is none, the
+		// error is errs.NotFound.
 		Resolve(ctx context.Context, ref image.Reference) (record.Image, error)
 		List(ctx context.Context) ([]record.Image, error)
 		// Aliases lists the other names of an image.
@@ -90,37 +90,36 @@ type (
 		// Export writes an archive that Import takes.
 		Export(ctx context.Context, i record.Image, w io.Writer) error
 		Remove(ctx context.Context, ref image.Reference) error
-		// Prune removes layers that nobody needs, with all also images.
+		// Prune removes unused layers, and with all also unused images.
 		Prune(ctx context.Context, all bool) (image.Pruned, error)
 	}
 	// System knows the daemon and its host. (internal/daemon)
 	System interface {
-		// Info needs to fill no Version.
+		// Info may leave Version empty.
 		Info(ctx context.Context) (wire.SystemInfo, error)
 		DiskUsage(ctx context.Context) (wire.DiskUsage, error)
-		// Drain has the host take no new sandboxes, or take them again. It is
-		// durable when it returns.
+		// Drain makes the host refuse new sandboxes, or accept them again. The change
+		// is durable when Drain returns.
 		Drain(ctx context.Context, on bool) error
-		// Backup is the state as of now, ready to be read: reading it slowly
-		// holds up nobody.
+		// Backup returns the state as of now. A slow reader delays nobody.
 		Backup(ctx context.Context) (io.ReadCloser, error)
 	}
 	// Volumes keeps named volumes. (sandbox.Volumes)
 	Volumes interface {
-		// Create fails with errs.Exists if there is one of the name; 0 bytes is no limit.
+		// Create fails with errs.Exists if the name is taken. 0 bytes means no limit.
 		Create(ctx context.Context, name string, bytes int64) (record.VolumeInfo, error)
 		Get(ctx context.Context, name string) (record.VolumeInfo, error)
 		List(ctx context.Context) ([]record.VolumeInfo, error) // by name
-		// Usage returns the bytes in one, by its ID.
+		// Usage returns the bytes in the volume with this ID.
 		Usage(id string) (int64, error)
 		// Delete fails with errs.WrongState while a sandbox has it mounted.
 		Delete(ctx context.Context, name string) error
-		// Prune deletes all that no sandbox has mounted.
+		// Prune deletes all volumes that no sandbox has mounted.
 		Prune(ctx context.Context) (names []string, err error)
 	}
 	// Stats measures. (cgroups, snapshot, netns)
 	Stats interface {
-		// Usage needs to fill no limits; the server knows them.
+		// Usage may leave out the limits; the server knows them.
 		Usage(ctx context.Context, r *record.Record) (wire.Usage, error)
 		// OOMKills counts the processes of a sandbox that were killed for its memory.
 		OOMKills(id string) (int64, error)

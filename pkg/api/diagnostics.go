@@ -22,9 +22,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// diagnosticHandlers answer with texts for people and agents who ask what is wrong
-// with a sandbox (OpenSandbox's diagnostic-api.yml). They answer in every state, and
-// soon: a part that cannot be had is a warning, not an error.
+// diagnosticHandlers answer with texts that say what is wrong with a sandbox, for
+// people and for AI agents (OpenSandbox's diagnostic-api.yml). They answer in every
+// state, and soon: a part that is not available is a warning, not an error.
 type diagnosticHandlers struct {
 	history  *history.Book // may be nil
 	logs     *logHandlers
@@ -33,7 +33,7 @@ type diagnosticHandlers struct {
 
 const (
 	maxDiagnostic   = 1 << 20         // bytes of output in one answer
-	diagnosticLimit = 5 * time.Second // for the agent to hand out its output
+	diagnosticLimit = 5 * time.Second // for the agent to send its output
 )
 
 // scopes are the parts of a sandbox's life that a text may be about.
@@ -149,8 +149,8 @@ func number(q url.Values, name string, def, most int) (int, error) {
 	return n, nil
 }
 
-// remembered are the lines of what happened. Those that the record knows are there
-// even if the daemon was restarted since.
+// remembered returns lines that say what happened to a sandbox. Those that come from
+// its record outlive a restart of the daemon.
 func (d *diagnosticHandlers) remembered(rec *record.Record, about []history.Kind) (lines, warnings []string) {
 	line := func(at time.Time, kind, text string) string {
 		text = strings.Join(strings.Fields(text), " ") // one line, whatever a guest has put into it
@@ -194,7 +194,7 @@ func (d *diagnosticHandlers) logText(r *http.Request, rec record.Record, n int) 
 	return comments(out.warnings) + lastLines(out.text, n)
 }
 
-// inspectText is what GET …/inspect answers, laid out for reading.
+// inspectText is the answer of GET …/inspect as text for people.
 func (d *diagnosticHandlers) inspectText(rec record.Record) string {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -214,7 +214,7 @@ func comments(warnings []string) string {
 	return b.String()
 }
 
-// lastLines is the end of text from the n-th line before it.
+// lastLines returns the last n lines of text.
 func lastLines(text string, n int) string {
 	at := len(strings.TrimSuffix(text, "\n"))
 	for ; n > 0 && at >= 0; n-- {
@@ -230,7 +230,7 @@ type output struct {
 	warnings []string
 }
 
-// lastOutput reads the end of the entrypoint's output, if it can be had.
+// lastOutput reads the end of the entrypoint's output, if that is available.
 func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record) output {
 	none := func(format string, args ...any) output {
 		return output{warnings: []string{fmt.Sprintf(format, args...)}}

@@ -18,7 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// imageHandlers answer what is asked of images.
+// imageHandlers serve the routes of images.
 type imageHandlers struct {
 	images Images
 }

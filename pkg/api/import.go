@@ -20,11 +20,11 @@ import (
 )
 
 const (
-	// uploadStall is how long a client may send no byte of an archive. A program
-	// at the other end of its pipe may think for minutes before it writes.
+	// uploadStall is how long a client may send no byte of an archive. A program that
+	// the client reads from may take minutes before it writes.
 	uploadStall = 15 * time.Minute
-	// uploadRate is what it must send beyond that, on average, in bytes a second. Few
-	// imports run at once, and one that drips keeps out others.
+	// uploadRate is how much a client must send beyond that, on average, in bytes a
+	// second. Few imports run at once, and a slow one keeps out others.
 	uploadRate = 16 << 10
 	// reportEvery is how often an import says how far it is.
 	reportEvery = 250 * time.Millisecond
@@ -33,10 +33,10 @@ const (
 	refusalTime = 5 * time.Second
 )
 
-// load makes an image of the archive that is the body. While it comes, the answer says
-// how far that is, one JSON object a line; the last line has the image or the error. An
-// error before the first line is an answer with a status of its own. A client that
-// leaves ends the import.
+// load makes an image of the archive that is the body. Meanwhile the answer reports the
+// progress, one JSON object a line; the last line has the image or the error. An error
+// before the first line is an answer with a status of its own. The import ends when its
+// client leaves.
 func (h *imageHandlers) load(w http.ResponseWriter, r *http.Request) error {
 	rc := http.NewResponseController(w)
 	rc.EnableFullDuplex() //nolint:errcheck // a recorder in a test reads the body first anyway
@@ -80,8 +80,8 @@ func (h *imageHandlers) loadAs(ctx context.Context, name, format string, body io
 	return h.images.Import(ctx, a, body, progress)
 }
 
-// upload is a body whose sender may neither stall nor drip. Only the time that is spent
-// waiting for it counts.
+// upload is a body whose sender must keep to uploadStall and uploadRate. Only the time
+// spent waiting for the sender counts.
 type upload struct {
 	io.ReadCloser
 	deadline func(time.Time) error
@@ -105,7 +105,7 @@ func (u *upload) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// reporter writes progress at a pace for people, whatever the pace of the import.
+// reporter writes progress once in reportEvery at most, however fast the import is.
 type reporter struct {
 	w     http.ResponseWriter
 	rc    *http.ResponseController
@@ -152,7 +152,7 @@ func (t *reporter) line(l wire.ImportLine) {
 	if err != nil {
 		return
 	}
-	t.w.Write(append(b, '\n')) //nolint:errcheck // the body tells of a client that left
+	t.w.Write(append(b, '\n')) //nolint:errcheck // if the client has left, reading the body fails
 	t.rc.Flush()               //nolint:errcheck // see above
 }
 

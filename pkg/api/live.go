@@ -88,8 +88,8 @@ func (s *statsHandlers) all(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// measure reads what a sandbox uses. Nothing of it comes from inside, but for the
-// number of tasks on gVisor, which is shown and not relied upon.
+// measure reads what a sandbox uses. No figure comes from inside the sandbox, except
+// the number of tasks on gVisor, which is shown and not relied upon.
 func (s *statsHandlers) measure(ctx context.Context, rec *record.Record) (wire.Usage, error) {
 	u, err := s.stats.Usage(ctx, rec)
 	if err != nil {
@@ -109,7 +109,7 @@ func (s *statsHandlers) measure(ctx context.Context, rec *record.Record) (wire.U
 // between do not cut it and a dead client is noticed.
 const heartbeat = 15 * time.Second
 
-// eventHandlers tell what happens to sandboxes.
+// eventHandlers stream what happens to sandboxes.
 type eventHandlers struct {
 	sandboxes Sandboxes
 }

@@ -25,7 +25,7 @@ type logHandlers struct {
 	gateway   *gateway.Gateway
 }
 
-// maxLogs bounds what one look at the logs copies, in bytes: as much as an agent may
+// maxLogs bounds the bytes that one request for logs copies: as much as an agent may
 // keep. An agent that sends more is cut off.
 const maxLogs = spec.MaxLog
 
@@ -100,7 +100,7 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 		}
 		if next, err := l.copyLogs(out, r, rec, cursor, true); err == nil {
 			cursor = next
-		} // else it is about to end, and the next look tells
+		} // else it is about to end: the next round sees it
 	}
 }
 

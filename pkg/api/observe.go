@@ -37,8 +37,8 @@ type Answer struct {
 	First  time.Duration // until the answer began
 	Took   time.Duration // until it ended
 
-	// One of OperationNames, or empty, and if not, what of the sandbox and
-	// what became of it: "ok", "aborted" or a code of pkg/errs.
+	// Op is one of OperationNames, or empty. If it is not empty, Runtime is the
+	// sandbox's, and Outcome is "ok", "aborted" or a code of pkg/errs.
 	Op      string
 	Runtime string
 	Outcome string
@@ -62,7 +62,7 @@ func (in *info) outcome() string {
 }
 
 // observe writes the line of a request into the log: the wide line of an operation, an
-// error that the answer says to look for there, and at level debug every other request.
+// error whose answer refers to the log, and at level debug every other request.
 func (s *Server) observe(r *http.Request, in *info) {
 	took := time.Since(in.start)
 	if in.visit.Runs {

@@ -62,8 +62,8 @@ func (h *policyHandlers) port(w http.ResponseWriter, r *http.Request, rec *recor
 // policyMethods change a policy at port 18080.
 var policyMethods = []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete}
 
-// authorise lets a request in that has the token of this sandbox's egress API, or
-// the key of an operator.
+// authorise admits a request that has the token of this sandbox's egress API, or the
+// key of an operator.
 func (h *policyHandlers) authorise(r *http.Request, rec record.Record) error {
 	token := r.Header.Get(wire.HeaderEgressToken)
 	if infoOf(r).role.Covers(record.Operator) || h.guard.Role(token).Covers(record.Operator) {

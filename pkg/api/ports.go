@@ -104,9 +104,9 @@ func (s *Server) ownHost(r *http.Request) string {
 // renewEvery bounds how often access renews a sandbox, as OpenSandbox does.
 const renewEvery = time.Minute
 
-// renewals moves the end of sandboxes that are made with ExtRenew when somebody uses
-// one: at most once in renewEvery, and without making the request wait. No client
-// asks for that, so unlike a renewal it is bounded by most, from now; 0: no bound.
+// renewals moves the expiry of a sandbox that was made with ExtRenew when somebody uses
+// it: at most once in renewEvery, and without delaying the request. No client asks for
+// that, so unlike a renewal by a client it is bounded: by most, from now; 0: no bound.
 type renewals struct {
 	sandboxes Sandboxes
 	most      time.Duration

@@ -74,9 +74,9 @@ func requestID(r *http.Request) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// cors lets pages of any origin call the API, as OpenSandbox does. The key is
-// a header that no browser sends by itself, so this gives nothing away; where
-// no key is asked for, it lets none.
+// cors lets pages of any origin call the API, as OpenSandbox does. The key is a header
+// that no browser sends by itself, so this gives nothing away; where no key is asked
+// for, cors lets no page call.
 func (s *Server) cors(w http.ResponseWriter, r *http.Request) {
 	origin := r.Header.Get("Origin")
 	if origin == "" || s.guard.Keyless() {
@@ -151,7 +151,7 @@ func (t *tracked) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	return c, rw, err
 }
 
-// finish catches a panic and sees to what a request leaves in the log.
+// finish catches a panic and writes what the log gets about a request.
 func (s *Server) finish(w *tracked, r *http.Request, in *info) {
 	p := recover()
 	if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // net/http compares it so, too
@@ -169,7 +169,8 @@ func asError(p any) error {
 	return err
 }
 
-// unescape decodes one path segment; what does not decode names nothing.
+// unescape decodes one path segment. A text that does not decode becomes "", which
+// names nothing.
 func unescape(seg string) string {
 	s, err := url.PathUnescape(seg)
 	if err != nil {

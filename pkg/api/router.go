@@ -107,8 +107,8 @@ func (p *place) open() bool {
 	return true
 }
 
-// split cuts a raw path into segments, without /v1, and finds their place; nil is
-// none. One trailing slash is forgiven, but where anything may follow.
+// split cuts a raw path into segments, without /v1, and finds their place; nil is none.
+// It ignores one trailing slash, except where anything may follow.
 func (all router) split(path string) (p *place, seg []string) {
 	if rest, ok := strings.CutPrefix(path, "/v1/"); ok {
 		path = "/" + rest
@@ -151,7 +151,7 @@ func (all router) find(r *http.Request) found {
 		row, ok = p.methods["*"]
 	}
 	if !ok {
-		need := record.Viewer // 405 tells nothing
+		need := record.Viewer // 405 gives nothing away
 		if p.open() {
 			need = anyone
 		}

@@ -26,7 +26,7 @@ type route struct {
 // These stand where a route needs no role.
 const (
 	anyone record.Role = "anyone" // without a key
-	tokens record.Role = "tokens" // who has the token of the port; see port
+	tokens record.Role = "tokens" // with the token of the port; see port
 )
 
 // table is the one place where a path becomes public. A path that is not in it is not
@@ -35,7 +35,8 @@ const (
 // A viewer sees nothing that opens a sandbox, as the headers of an endpoint do, and no
 // contents of files. Only admins remove what all clients share.
 //
-// The first pattern that fits a path counts, and its methods are all there are.
+// Only the first pattern that fits a path counts: a path has no methods but those of
+// this pattern.
 func (s *Server) table() []route {
 	const viewer, operator, admin = record.Viewer, record.Operator, record.Admin
 	on := func(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {

@@ -16,7 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// sandboxHandlers answer what is asked of sandboxes; create.go has how they begin.
+// sandboxHandlers serve the routes of sandboxes; those that create one are in
+// create.go.
 type sandboxHandlers struct {
 	sandboxes Sandboxes
 	images    Images
@@ -44,9 +45,8 @@ func on(all Sandboxes, f func(http.ResponseWriter, *http.Request, record.Record)
 	}
 }
 
-// lookup finds a sandbox by id or name, and notes it for the log. One that is being
-// deleted is gone already. A text that can be neither id nor name reaches nothing
-// below this.
+// lookup finds a sandbox by id or name, and notes it for the log. A sandbox that is
+// being deleted is not found. A text that cannot be an id or a name is not passed on.
 func lookup(r *http.Request, all Sandboxes, idOrName string) (record.Record, error) {
 	if !record.IsID(idOrName) && !spec.IsName(idOrName) {
 		return record.Record{}, httperr.NoSandbox(idOrName)
@@ -70,9 +70,9 @@ func (s *sandboxHandlers) get(w http.ResponseWriter, _ *http.Request, rec record
 	return nil
 }
 
-// delete looks up by itself. Of two deletes at once both may succeed, and a sandbox
-// that no other route shows any more can be deleted by its ID: one whose deletion
-// could not kill it, and one whose record cannot be read.
+// delete does its own look-up. Two deletes at the same time may both succeed. A sandbox
+// that no other route shows can still be deleted by its ID: its deletion could not kill
+// it, or its record cannot be read.
 func (s *sandboxHandlers) delete(w http.ResponseWriter, r *http.Request) error {
 	idOrName := segmentOf(r, "id")
 	if !record.IsID(idOrName) && !spec.IsName(idOrName) {
@@ -120,7 +120,7 @@ func (s *sandboxHandlers) resume(w http.ResponseWriter, r *http.Request, rec rec
 	return nil
 }
 
-// renew moves the end of a sandbox. See renewals for those that no client asks for.
+// renew moves the expiry of a sandbox. See renewals for those that no client asks for.
 func (s *sandboxHandlers) renew(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	var body struct {
 		ExpiresAt string `json:"expiresAt"`
@@ -253,7 +253,7 @@ func (s *sandboxHandlers) inspect(w http.ResponseWriter, _ *http.Request, rec re
 	return nil
 }
 
-// inspection is describe, and where a limit holds less than its name says.
+// inspection is describe, and notes where a limit holds less than its name says.
 func (s *sandboxHandlers) inspection(rec record.Record) wire.Inspection {
 	out := s.describe(rec)
 	if s.notes != nil {

@@ -38,11 +38,11 @@ import (
 // Config is what the host's owner decides, and what the daemon knows. The zero value
 // of a limit means the default named beside it.
 type Config struct {
-	// APIKeys open the API over TCP; any one will do. Without any, every TCP request is
-	// refused, and with Insecure only the requests of web pages.
+	// APIKeys open the API over TCP; a client needs one of them. If there are none,
+	// every TCP request is refused or, with Insecure, only those of web pages.
 	APIKeys  []string
 	Insecure bool
-	// Keys keeps others, each with a role of its own; may be nil.
+	// Keys keeps further keys, each with a role of its own; may be nil.
 	Keys auth.Store
 	// Volumes keeps named volumes; may be nil: then there are none.
 	Volumes Volumes
@@ -73,13 +73,14 @@ type Config struct {
 	Host func(record.Record) map[string]string
 	// Notes says where a limit of a sandbox holds less than its name says; may be nil.
 	Notes func(record.Record) []string
-	// Health is how a sandbox is by its probe; nil: it has none. AwaitReady
-	// blocks while one that runs may become ready. Both may be missing.
+	// Health says what the probe of a sandbox has found; nil: it has no probe.
+	// AwaitReady blocks while a running sandbox may still become ready. Both functions
+	// may be nil.
 	Health     func(record.Record) *wire.Health
 	AwaitReady func(context.Context, record.Record) error
 
-	// Impaired says, for /health, which fault the daemon serves in spite of, in words that
-	// anybody may read; nil or "": none.
+	// Impaired names, for /health, a fault that does not keep the daemon from serving,
+	// in words that anybody may read; nil or "": none.
 	Impaired func() string
 	// System answers /system; may be nil.
 	System System
@@ -113,7 +114,7 @@ type Server struct {
 	gateway *gateway.Gateway
 	quiet   *log.Logger // what goes wrong behind answers
 
-	// One for each resource; table says which routes each of them answers.
+	// One for each resource; table says which routes each of them serves.
 	sandboxes   *sandboxHandlers
 	policies    *policyHandlers
 	logs        *logHandlers
@@ -228,7 +229,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // find finds what a request is for: on the gateway's listener a port and nothing else,
-// but for its own /health.
+// except its own /health.
 func (s *Server) find(r *http.Request) (found, error) {
 	switch {
 	case r.Method == http.MethodConnect:

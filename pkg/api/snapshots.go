@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// snapshotHandlers answer what is asked of snapshots.
+// snapshotHandlers serve the routes of snapshots.
 type snapshotHandlers struct {
 	snapshots Snapshots
 }
@@ -163,7 +163,7 @@ func (d *diffHandlers) side(r *http.Request, id string) (side, error) {
 	return side{rec.ID, spec.ImageName(rec.Spec.Image), rec.Spec.Image.Layers}, nil
 }
 
-// sides finds what a diff is of, and its base; without one that is the image itself.
+// sides finds the two sides of a diff. Without a base, the base is the image itself.
 func (d *diffHandlers) sides(r *http.Request) (of, base side, err error) {
 	q := r.URL.Query()
 	if q.Get("of") == "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// systemHandlers answer what the daemon says of itself and its host.
+// systemHandlers serve the routes about the daemon and its host.
 type systemHandlers struct {
 	known    System        // may be nil
 	impaired func() string // see Config; may be nil
@@ -33,7 +33,8 @@ func (s *systemHandlers) system() (System, error) {
 	return s.known, nil
 }
 
-// health answers everybody; impaired is what the daemon serves in spite of.
+// health answers everybody; impaired names a fault that does not keep the daemon from
+// serving.
 func (s *systemHandlers) health(w http.ResponseWriter, _ *http.Request) error {
 	answer := map[string]string{"status": "healthy"}
 	if f := s.impaired; f != nil {
@@ -134,8 +135,8 @@ func onTheHost(r *http.Request, why string) error {
 }
 
 // backup sends the state. An API key opens every sandbox; the state also has their
-// environments, which are keys to other things. So it is for those who are root in all
-// but name.
+// environments, which are keys to other things. So only users of the Unix socket get
+// it, who are root in all but name.
 func (s *systemHandlers) backup(w http.ResponseWriter, r *http.Request) error {
 	if err := onTheHost(r, "a backup holds the environment and the tokens of every sandbox, so it is given"); err != nil {
 		return err
@@ -153,7 +154,7 @@ func (s *systemHandlers) backup(w http.ResponseWriter, r *http.Request) error {
 	h.Set("Content-Type", "application/gzip")
 	if st, ok := f.(interface{ Stat() (fs.FileInfo, error) }); ok {
 		if fi, err := st.Stat(); err == nil {
-			h.Set("Content-Length", strconv.FormatInt(fi.Size(), 10)) // what is cut short is seen to be
+			h.Set("Content-Length", strconv.FormatInt(fi.Size(), 10)) // so that a client notices a backup that was cut short
 		}
 	}
 	w.WriteHeader(http.StatusOK)

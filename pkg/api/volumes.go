@@ -13,7 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// volumeHandlers answer what is asked of named volumes.
+// volumeHandlers serve the routes of named volumes.
 type volumeHandlers struct {
 	volumes Volumes
 	offer   *spec.Offer

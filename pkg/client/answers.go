@@ -60,9 +60,8 @@ func lines[T any](r io.Reader, of string) iter.Seq2[T, error] {
 	}
 }
 
-// pages asks for page after page of a list until there is no other. Pages shift
-// when things come and go between two requests, so what has an id that was seen
-// is left out.
+// pages asks for page after page of a list until there is no other. Pages shift when
+// things come and go between two requests, so items whose id came before are left out.
 func pages[T any](
 	query url.Values, id func(T) string, fetch func(query url.Values) (items []T, p wire.Pagination, err error),
 ) (all []T, err error) {

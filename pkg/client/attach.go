@@ -18,7 +18,7 @@ import (
 
 // A View is where and how a client shows a terminal. Only Out is needed.
 type View struct {
-	// In is what is typed. Its end does not end the session, any other error ends
+	// In is the typed input. Its end does not end the session; any other error ends
 	// Attach. A read in progress outlives Attach.
 	In  io.Reader
 	Out io.Writer
@@ -28,7 +28,7 @@ type View struct {
 	Resized <-chan struct{}
 
 	Pipe     bool  // three pipes and no terminal; the first client that attaches decides
-	Since    int64 // the byte to begin with; what the session has forgotten is skipped
+	Since    int64 // the byte to begin with; output that the session has forgotten is skipped
 	Takeover bool  // send away the client that is attached
 	Redraw   bool  // have programs that fill the screen draw it anew
 
@@ -47,7 +47,7 @@ type attachment struct {
 	view   View
 	offset int64         // of the next byte
 	typed  chan []byte   // from read, one at a time
-	unsent []byte        // typed, and not sent for sure
+	unsent []byte        // typed, and perhaps not sent
 	begin  func()        // start to read what is typed; once
 	left   chan struct{} // closed when In failed, which ends the session
 	why    error         // of In; read after left
@@ -65,8 +65,8 @@ func (a *attachment) noteReceived() {
 // leaveLimit is how long an agent may take to let a client go.
 const leaveLimit = time.Second
 
-// read reads what is typed until that fails. An error ends the session, if need
-// be without an answer of the agent.
+// read reads the typed input until that fails. An error ends the session, even if the
+// agent does not answer.
 func (a *attachment) read(ctx context.Context, cancel context.CancelCauseFunc) {
 	for {
 		b := make([]byte, 4<<10)
@@ -201,7 +201,7 @@ func (a *attachment) output(r io.Reader) error {
 	return nil
 }
 
-// counted counts what was written, and remembers its own errors.
+// counted counts the bytes written, and remembers its own errors.
 type counted struct {
 	w       io.Writer
 	n       *int64
@@ -216,12 +216,12 @@ func (c *counted) Write(b []byte) (n int, err error) {
 	return n, c.err
 }
 
-// send sends what is typed, sizes and pings, until the connection ends.
+// send sends typed input, sizes and pings, until the connection ends.
 func (a *attachment) send(ctx context.Context, ws *websocket.Conn) {
 	every := a.t.in.ping
 	ping := time.NewTicker(every)
 	defer ping.Stop()
-	if a.view.Redraw && a.resize(ctx, ws, 1) != nil { // they do when the size changes
+	if a.view.Redraw && a.resize(ctx, ws, 1) != nil { // programs draw anew when the size changes
 		return
 	}
 	if a.resize(ctx, ws, 0) != nil {

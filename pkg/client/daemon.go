@@ -65,16 +65,16 @@ type request struct {
 	body         io.Reader
 	length       int64 // of body; 0: unknown
 	json         any   // instead of body
-	// The answer may begin late: when there is something to follow.
+	// patient: the answer may begin late, when there is something to follow.
 	patient bool
 }
 
 // errSilent is why a request was given up: its answer did not begin.
 var errSilent = errors.New("no answer")
 
-// stream sends r and returns the answer if it is a success; the caller closes
-// its body. If no answer begins for answerLimit that is an error, unless r has
-// a body, which takes as long as it is, or is patient.
+// stream sends r and returns the answer if it is a success; the caller closes its body.
+// If no answer begins within answerLimit, that is an error, unless r has a body, which
+// may take long to send, or is patient.
 func (d *daemon) stream(ctx context.Context, r request) (*http.Response, error) {
 	if r.json != nil {
 		b, err := json.Marshal(r.json)

@@ -21,8 +21,8 @@ func (c Diagnostics) Get(ctx context.Context, kind, scope string) (wire.Diagnost
 	})
 }
 
-// Text is the same as a text for people: kind is "inspect", "summary",
-// "logs" or "events". Query may bound it: tail and, of a summary, event_limit.
+// Text returns the same as text for people: kind is "inspect", "summary", "logs" or
+// "events". Query may bound it: tail and, of a summary, event_limit.
 func (c Diagnostics) Text(ctx context.Context, kind string, query url.Values) (string, error) {
 	resp, err := c.stream(ctx, request{method: http.MethodGet, path: c.path("/diagnostics/" + url.PathEscape(kind)), query: query})
 	if err != nil {

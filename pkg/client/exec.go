@@ -50,8 +50,8 @@ type Process struct {
 	frames  *agent.FrameReader
 }
 
-// Start starts a command. Its output waits until Wait is called; a command in
-// the foreground is killed or not, as the agent likes, when ctx ends.
+// Start starts a command. Its output waits until Wait is called; when ctx ends, the
+// agent decides whether a foreground command is killed.
 func (c *Client) Start(ctx context.Context, idOrName string, cmd Command) (*Process, error) {
 	return c.in(idOrName).begin(ctx, "/command", agent.CommandRequest{
 		Argv: cmd.Argv, Command: cmd.Shell, Cwd: cmd.Dir, Envs: cmd.Env, UID: cmd.UID, GID: cmd.GID,
@@ -149,7 +149,7 @@ func (p *Process) drain() {
 	p.body.Close()
 }
 
-// Close lets go of a command that nobody will Wait for.
+// Close closes the stream of a command that nobody will Wait for.
 func (p *Process) Close() error { return p.body.Close() }
 
 // SendStdin feeds the command until r ends, which is the end of its standard input.

@@ -117,7 +117,7 @@ func (b *uploads) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := 0
-	for n < len(p) && len(b.parts) > 0 && b.err == nil && !b.closed.Load() { // small parts go together
+	for n < len(p) && len(b.parts) > 0 && b.err == nil && !b.closed.Load() { // small parts are sent together
 		m, err := b.readPart(p[n:])
 		n += m
 		if err == nil {
@@ -197,7 +197,7 @@ func (b *uploads) Close() error {
 // broken is the error of a file.
 func (b *uploads) broken() error {
 	if !b.mu.TryLock() {
-		return nil // it waits for a file, and so for nothing that broke
+		return nil // it is waiting for a file, so the file is not what broke
 	}
 	defer b.mu.Unlock()
 	return b.err

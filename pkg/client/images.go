@@ -113,7 +113,7 @@ func (c Images) Pull(ctx context.Context, name string, auth *wire.ImageAuth, pro
 	return c.arriving(ctx, resp.Body, progress)
 }
 
-// arriving reads the lines of an image that comes to be.
+// arriving reads the lines of an import or a pull.
 func (c Images) arriving(ctx context.Context, r io.ReadCloser, progress func(wire.ImportProgress)) (wire.ImageInfo, error) {
 	for l, err := range lines[wire.ImportLine](c.followed(ctx, r), "answer") {
 		switch {
@@ -130,7 +130,7 @@ func (c Images) arriving(ctx context.Context, r io.ReadCloser, progress func(wir
 	return wire.ImageInfo{}, c.lost(ctx, io.ErrUnexpectedEOF)
 }
 
-// unblocked reads r elsewhere, so that Close ends a Read that waits.
+// unblocked reads r in another goroutine, so that Close ends a Read that waits.
 func unblocked(r io.Reader) io.ReadCloser {
 	out, in := io.Pipe()
 	go func() {
@@ -185,7 +185,7 @@ func (w *watched) Close() error {
 	return w.Conn.Close()
 }
 
-// remembering is a body that keeps why it could not be read.
+// remembering is a body that keeps the error with which reading it failed.
 type remembering struct {
 	r   io.Reader
 	err atomic.Pointer[error] // net/http reads where it likes
@@ -217,8 +217,7 @@ func (c Images) Inspect(ctx context.Context, ref string) (wire.ImageInspection, 
 	return ask[wire.ImageInspection](ctx, c.daemon, get(imagePath(ref, "")))
 }
 
-// Prune removes layers that nobody needs, with all also images that no
-// sandbox uses.
+// Prune removes unused layers, and with all also images that no sandbox uses.
 func (c Images) Prune(ctx context.Context, all bool) (wire.PruneReport, error) {
 	return ask[wire.PruneReport](ctx, c.daemon, request{
 		method: http.MethodPost, path: "/images/prune", query: url.Values{"all": {strconv.FormatBool(all)}},

@@ -44,8 +44,8 @@ func (c *Client) CreateTimed(ctx context.Context, r wire.CreateRequest, wait boo
 	return sb, h.Get("Server-Timing"), err
 }
 
-// coming reports whether a sandbox is on its way: it waits for its turn, or is
-// not ready yet. A sandbox that waits for its restart has run and ended.
+// coming reports whether a sandbox is being created: it waits for its turn, or is not
+// ready yet. A sandbox that waits for its restart does not count: it has run and ended.
 func coming(sb wire.Sandbox) bool {
 	if i := sb.Sandboxd; i != nil && (i.NextStart != nil || i.Health != nil) {
 		return i.Health != nil && i.Health.State == wire.HealthStarting
@@ -108,8 +108,8 @@ func (c *Client) Delete(ctx context.Context, idOrName string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, "")}, nil)
 }
 
-// Restart runs a sandbox again that has ended, with its files. With wait it
-// returns when the sandbox runs or has failed; Status.State says which.
+// Restart runs an ended sandbox again, with its files. With wait it returns when the
+// sandbox runs or has failed; Status.State says which.
 func (c *Client) Restart(ctx context.Context, idOrName string, wait bool) (sb wire.Sandbox, err error) {
 	r := request{method: http.MethodPost, path: sandboxPath(idOrName, "/start")}
 	if wait {
@@ -219,7 +219,7 @@ func (c *Client) Logs(ctx context.Context, idOrName string, lines int, follow bo
 	return c.followed(ctx, resp.Body), nil
 }
 
-// Version asks the daemon what it is.
+// Version returns the version of the daemon.
 func (c *Client) Version(ctx context.Context) (wire.Version, error) {
 	return ask[wire.Version](ctx, c.daemon, get("/version"))
 }

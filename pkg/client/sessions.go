@@ -32,9 +32,9 @@ type Line struct {
 	Timeout time.Duration // the line is ended after it, the session is not; 0: never
 }
 
-// Run runs a line in a session, which runs one at a time. It goes on when
-// this client leaves. Whatever its Signal is called with, it ends the line: what
-// the line has started is killed, and the session lives on.
+// Run runs a line in a session, which runs one at a time. It goes on when this client
+// leaves. Its Signal ends the line, whichever signal is given: the processes that the
+// line has started are killed, and the session lives on.
 func (c Sessions) Run(ctx context.Context, session string, line Line) (*Process, error) {
 	p, err := c.begin(ctx, "/session/"+url.PathEscape(session)+"/run", agent.SessionRun{
 		Command: line.Shell, Cwd: line.Dir, Timeout: line.Timeout.Milliseconds(),

@@ -21,7 +21,7 @@ func (c System) DiskUsage(ctx context.Context) (wire.DiskUsage, error) {
 	return ask[wire.DiskUsage](ctx, c.daemon, get("/system/df"))
 }
 
-// Drain has the daemon refuse new sandboxes, or accept them again, also after a
+// Drain makes the daemon refuse new sandboxes, or accept them again, also after a
 // restart. Those that exist go on.
 func (c System) Drain(ctx context.Context, on bool) error {
 	method := http.MethodDelete

@@ -19,14 +19,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// VolumesDir is the directory below the run directory where volumes are mounted
-// for the runtime to take them from.
+// VolumesDir is the directory below the run directory where volumes are mounted; the
+// runtime bind-mounts them from there.
 const VolumesDir = "volumes"
 
 // VolumeMounts are what a sandbox mounts beside its root file system.
 type VolumeMounts struct {
 	All      []record.VolumeMount
-	Memory   []string // paths of file systems in memory, in which the runtime makes mount points itself
+	Memory   []string // paths of tmpfs, in which the runtime makes mount points itself
 	OwnUsers bool     // as in Mount
 	UIDBase  uint32
 }
@@ -37,10 +37,10 @@ func (v *Volumes) VolumeDir(id string, n int) string {
 	return filepath.Join(v.runDir, VolumesDir, id, strconv.Itoa(n))
 }
 
-// AttachVolumes mounts the volumes of id where the runtime takes them from, nosuid and
-// nodev, with the ids of its guest and with all mounts below them. A volume whose path
-// is in another volume is mounted in that one. AttachVolumes also makes their mount
-// points in the root file system.
+// AttachVolumes mounts the volumes of id below VolumesDir, nosuid and nodev, with the
+// ids of its guest and with all mounts below them. A volume whose path is in another
+// volume is mounted in that one. AttachVolumes also makes their mount points in the
+// root file system.
 //
 // It works on descriptors, so it mounts what it has checked, even if somebody renames
 // directories meanwhile, in volumes that others write to or on the host.
@@ -211,8 +211,8 @@ func (a *attachment) mount(i int) error {
 
 // cloneTree makes an idmapped copy of the mounts at f and below, attached nowhere.
 // Mounts that are added there later do not show in the copy, and mounts in the copy
-// show nowhere else. A file system that cannot be idmapped, as those of the kernel
-// about itself, is refused with everything mounted in it.
+// show nowhere else. A file system that cannot be idmapped, such as proc or sysfs, is
+// refused with everything mounted in it.
 func cloneTree(f *os.File, ns int, readOnly bool) (*os.File, error) {
 	fd, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
 	if err != nil {

@@ -28,9 +28,10 @@ func (p *Pool) diskDir(id string) (string, error) {
 }
 
 // CreateDisk makes a disk that holds at most bytes, metadata included; 0 is no limit.
-// It is empty, or begins as a snapshot, which it does not need afterwards. It fails
-// with fs.ErrExist if there is one, with errs.NotFound without the snapshot, with
-// errs.Exhausted if the pool is full, with errs.Unsupported if the pool cannot limit.
+// It is empty, or begins with the files of a snapshot, which it does not need
+// afterwards. CreateDisk fails with fs.ErrExist if the disk exists, with errs.NotFound
+// if the snapshot does not, with errs.Exhausted if the pool is full, and with
+// errs.Unsupported if the pool cannot limit.
 func (d *Disks) CreateDisk(ctx context.Context, id, snapshot string, bytes int64) error {
 	dir, err := d.pool.diskDir(id)
 	if err != nil {
@@ -42,7 +43,7 @@ func (d *Disks) CreateDisk(ctx context.Context, id, snapshot string, bytes int64
 	if err := d.pool.driver.Create(dir, bytes); err != nil {
 		return createFailed(id, err)
 	}
-	// Guest root owns the root of what it will see.
+	// Guest root owns the root directory that it will see.
 	err = unix.Mkdir(filepath.Join(dir, "u"), 0o755)
 	if err == nil {
 		err = unix.Mkdir(filepath.Join(dir, "w"), 0o700)
@@ -53,7 +54,7 @@ func (d *Disks) CreateDisk(ctx context.Context, id, snapshot string, bytes int64
 	return nil
 }
 
-// branch makes the disk of id, at dir, of a snapshot.
+// branch makes the disk of id, at dir, from a snapshot.
 func (d *Disks) branch(ctx context.Context, snap, id, dir string, bytes int64) error {
 	from, err := d.pool.snapshotDir(snap)
 	if err != nil {
@@ -158,7 +159,7 @@ func (d *Disks) Usage(id string) (used, limit int64, err error) {
 		return 0, 0, fmt.Errorf("usage of disk %s: %w", id, err)
 	}
 	if limit > 0 {
-		used = min(used, limit) // for a moment the kernel reserves more than it lets anybody write
+		used = min(used, limit) // for a moment the kernel may reserve more than the limit
 	}
 	return used, limit, nil
 }

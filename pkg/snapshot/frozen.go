@@ -13,7 +13,7 @@ import (
 )
 
 // Snapshots are frozen disks: copies, each of one disk at one moment, that nobody
-// changes. A disk that begins as a snapshot needs it no longer.
+// changes. A disk that was made from a snapshot does not need it afterwards.
 type Snapshots struct{ pool *Pool }
 
 // snapshotDir is the directory of a snapshot, whether it is there or not.
@@ -24,8 +24,8 @@ func (p *Pool) snapshotDir(snap string) (string, error) {
 	return filepath.Join(p.dir, snap), nil
 }
 
-// PrepareSnapshot writes out what is only in memory, so that TakeSnapshot need not
-// do so while a guest stands still.
+// PrepareSnapshot writes out data that is only in memory, so that TakeSnapshot need not
+// do so while the guest is frozen.
 func (s *Snapshots) PrepareSnapshot(ctx context.Context) error {
 	if err := s.pool.driver.Flush(ctx); err != nil {
 		return fmt.Errorf("sync storage pool: %w", err)
@@ -57,8 +57,7 @@ func (s *Snapshots) TakeSnapshot(ctx context.Context, snap, id string) error {
 }
 
 // FinishSnapshot makes a snapshot survive a crash of the host. It returns the bytes
-// that the disk of id, of which it was taken, is charged with, 0 if the pool does not
-// count.
+// that its source, the disk of id, is charged with; 0 if the pool does not count.
 func (s *Snapshots) FinishSnapshot(ctx context.Context, snap, id string) (bytes int64, err error) {
 	dir, err := s.pool.diskDir(id)
 	if err != nil {

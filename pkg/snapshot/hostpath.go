@@ -38,7 +38,7 @@ func (v *Volumes) openHost(m *record.VolumeMount) (*os.File, error) {
 			"configuration names those (storage.allowed_host_paths)", m.Source), "VOLUME::HOST_PATH_NOT_ALLOWED")
 	}
 	what := fmt.Sprintf("host path %q", filepath.Join(m.Source, m.Sub))
-	top, err := openPath(allowed) // the operator's name, links and all
+	top, err := openPath(allowed) // the operator's path: links in it are followed
 	if err != nil {
 		return nil, badPath(err, "VOLUME::HOST_PATH_NOT_FOUND", what)
 	}
@@ -63,7 +63,7 @@ func (v *Volumes) openHost(m *record.VolumeMount) (*os.File, error) {
 	return f, nil
 }
 
-// kernelFS are file systems of the kernel about itself.
+// kernelFS are file systems that show the kernel's own state.
 var kernelFS = []int64{
 	unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC, unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC,
 	unix.SECURITYFS_MAGIC, unix.BPF_FS_MAGIC, unix.DEVPTS_SUPER_MAGIC, unix.NSFS_MAGIC, unix.EFIVARFS_MAGIC, unix.PSTOREFS_MAGIC,
@@ -141,7 +141,7 @@ func sameKind(f *os.File, want uint32) error {
 	return err
 }
 
-// badPath makes an error that a client may read of why a path cannot be mounted. wire is
+// badPath makes an error for clients that says why a path cannot be mounted. wire is
 // its code in the API.
 func badPath(err error, wire, what string) error {
 	if _, ok := errors.AsType[*errs.Error](err); ok {

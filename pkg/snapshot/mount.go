@@ -174,9 +174,9 @@ func (m *Mounts) makeTarget(id string, how Mount) (string, error) {
 const bootAttr = "trusted.sandboxd.boot"
 
 // volatileMark reports whether a disk has overlayfs' mark of a volatile mount that was
-// never unmounted. The mark says only that nothing was synced. If only the daemon
-// died, the page cache has everything. If the host went down, the files are what the
-// disk happened to have, and volatileMark fails with errs.WrongState.
+// never unmounted. The mark says only that nothing was synced. If only the daemon died,
+// the page cache has everything. If the host went down, the disk may lack any of the
+// writes, and volatileMark fails with errs.WrongState.
 func volatileMark(disk string) (marked bool, err error) {
 	marked, err = tree.Exists(filepath.Join(disk, "w/work/incompat/volatile"))
 	if err != nil || !marked {
@@ -263,10 +263,10 @@ func (m *Mounts) unmount(id string) error {
 	return nil
 }
 
-// detach takes a mount out of the tree. The end of an overlay is a sync of the whole
-// file system that its upper is on, which takes 2 ms when nobody has written and
-// seconds when any sandbox has. A descriptor delays the end until the background
-// closes it.
+// detach takes a mount out of the tree. When an overlay ends, the kernel syncs the
+// whole file system that its upper is on. That takes 2 ms when nobody has written, and
+// seconds when any sandbox has. A descriptor delays the end until the background closes
+// it.
 func (m *Mounts) detach(id, target string) error {
 	fd, err := unix.Open(target, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -297,8 +297,8 @@ func (m *Mounts) detach(id, target string) error {
 	return nil
 }
 
-// awaitRelease waits until no overlay that was detached holds the disk of id:
-// two on one upper are undefined.
+// awaitRelease waits until no overlay that was detached holds the disk of id: the
+// behaviour of two overlays on one upper is undefined.
 func (m *Mounts) awaitRelease(ctx context.Context, id string) error {
 	m.mu.Lock()
 	wait := append([]chan struct{}(nil), m.releasing[id]...)
@@ -313,8 +313,8 @@ func (m *Mounts) awaitRelease(ctx context.Context, id string) error {
 	return nil
 }
 
-// Mounted reports whether the root of id is mounted. If somebody has unmounted it,
-// processes in it go on: they have mounts of their own.
+// Mounted reports whether the root of id is mounted. If somebody has unmounted it, its
+// processes go on: they have mounts of their own.
 func (m *Mounts) Mounted(_ context.Context, id string) (bool, error) {
 	if !record.IsID(id) {
 		return false, fmt.Errorf("look for the rootfs of %q: not an id", id)

@@ -41,7 +41,8 @@ func openPool(ctx context.Context, d pool.Driver, dir, layers string, bg *sync.W
 	return &Pool{driver: d, dir: dir, trash: make(chan struct{}, 1), bg: bg}, nil
 }
 
-// prepare makes what is in a pool beside disks, snapshots and volumes.
+// prepare makes the directories and files of a pool that are no disks, snapshots or
+// volumes.
 func (p *Pool) prepare() (err error) {
 	for _, d := range []string{pool.LostDir, pool.TrashDir} {
 		if err := os.Mkdir(filepath.Join(p.dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -71,8 +72,8 @@ func readOrMakeID(dir string) (string, error) {
 	return id, nil
 }
 
-// ID is the random name of the pool. A store of records that remembers another one
-// belongs to other disks: then nothing may be swept.
+// ID is the random name of the pool. If the store of records has another ID, it belongs
+// to other disks: then nothing may be swept.
 func (p *Pool) ID() string { return p.id }
 
 // Limits reports whether the pool can limit the bytes of a disk.
@@ -87,7 +88,7 @@ func (p *Pool) Space() (free, total int64, err error) {
 	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
 }
 
-// ids lists the names in the pool that is accepts.
+// ids lists the names in the pool for which is returns true.
 func (p *Pool) ids(is func(name string) bool) (ids []string, err error) {
 	entries, err := os.ReadDir(p.dir)
 	for _, e := range entries {
@@ -102,9 +103,9 @@ func (p *Pool) ids(is func(name string) bool) (ids []string, err error) {
 // never used twice, so the name is free.
 func (p *Pool) trashPath(id string) string { return filepath.Join(p.dir, pool.TrashDir, id) }
 
-// destroyLater destroys in the background what was moved from dir to the trash with
-// the error moved. A file system that is full to the last block refuses to rename
-// and allows to destroy; absent is fine.
+// destroyLater destroys in the background what was moved from dir to the trash. moved
+// is the error of that rename: a file system that is full to the last block refuses to
+// rename, but can destroy. Absent is fine.
 func (p *Pool) destroyLater(dir string, moved error) error {
 	switch {
 	case moved == nil:
@@ -143,7 +144,7 @@ func (p *Pool) removeTrash(ctx context.Context) error {
 // strayFor is how long a disk without a record is kept.
 const strayFor = 24 * time.Hour
 
-// lostPath is where a stray of now is kept.
+// lostPath is where something that becomes a stray now is kept.
 func (p *Pool) lostPath(id string) string {
 	return filepath.Join(p.dir, pool.LostDir, pool.StrayName(id, time.Now()))
 }
@@ -162,7 +163,8 @@ func (p *Pool) Sweep(ctx context.Context, noSweep string) error {
 	return nil
 }
 
-// clocked is before any release of sandboxd: a clock that shows less was not set.
+// clocked is earlier than any release of sandboxd: a clock that shows an earlier time
+// was not set.
 var clocked = time.Date(2025, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func (p *Pool) sweepStrays() error {

@@ -14,7 +14,7 @@ import (
 )
 
 // ReadFile reads at most max bytes of a regular file in the upper of id: a file that
-// the guest has written, whatever the image has under that name.
+// the guest has written, not one of the image.
 //
 // The upper may be hostile. ReadFile follows no link, reaches nothing above the upper
 // or mounted in it, and does not block on a fifo. The guest may have written anything

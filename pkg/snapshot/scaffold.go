@@ -12,16 +12,16 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
 
-// scaffoldName is made of what is in it: another set of mount points is another
-// layer, and running sandboxes keep theirs. Older ones are left: a dozen empty
+// scaffoldName depends on the scaffold's content: another set of mount points is
+// another layer, and running sandboxes keep theirs. Older ones are left: a dozen empty
 // inodes.
 var scaffoldName = func() string {
 	h := sha256.Sum256([]byte(fmt.Sprint(scaffold)))
 	return fmt.Sprintf("scaffold-%x", h[:4])
 }()
 
-// agentState is where the agent keeps its own, on the disk: a place that is
-// written to even where the root file system is read-only.
+// agentState is the agent's own directory, on the disk. It is writable even if the root
+// file system is read-only.
 const agentState = ".sandboxd"
 
 // scaffold is every mount point of a sandbox, in an order that makes parents

@@ -17,8 +17,8 @@
 // sandbox (package overlay).
 //
 // A disk is what one sandbox has written. A snapshot is a disk frozen at one moment,
-// from which others begin. The word means nothing else here; the package has its name
-// from what container runtimes call a snapshotter.
+// from which others begin. The word has no other meaning here; the package is named
+// after the snapshotter of container runtimes.
 //
 // Files on disk carry guest ids, 0..65535, always, whichever sandbox and runtime has
 // them (see package overlay).
@@ -83,8 +83,8 @@ type Config struct {
 	FullQgroups bool
 }
 
-// Store keeps the files of one instance. The methods of its parts may be called at
-// the same time for different ids.
+// Store keeps the files of one instance. Methods of its parts may run at the same time
+// for different ids.
 type Store struct {
 	Layers    *layer.Store
 	Pool      *Pool
@@ -227,7 +227,7 @@ func (s *Store) Close() error {
 	}
 }
 
-// UnmountPool is Close without giving up, and takes the pool out of use: for the end
+// UnmountPool is Close that never gives up, and takes the pool out of use: for the end
 // of a development daemon, and for tests. It fails with EBUSY while a root file system
 // is mounted.
 func (s *Store) UnmountPool() error {

@@ -24,8 +24,8 @@ const (
 	volumeDraft = "d.new" // that, while it is not whole
 )
 
-// A Seed is a directory that a new volume begins as: Path in the mounted root
-// file system of a sandbox that nothing runs in.
+// A Seed is a directory whose files a new volume begins with: Path in the mounted root
+// file system of a sandbox in which nothing runs.
 type Seed struct {
 	ID       string // of the sandbox; empty: the volume begins empty
 	Path     string
@@ -53,8 +53,8 @@ func (p *Pool) volumeDir(vol string) (string, error) {
 }
 
 // MakeVolume makes the volume vol, which holds at most bytes, metadata included; 0 is
-// no limit. It begins as seed, with its owner and mode. A volume that is there stays
-// as it is; half of one, which a killed daemon left, is made anew.
+// no limit. It begins with the files, owner and mode of seed. A volume that exists
+// stays as it is; half of one, left by a killed daemon, is made anew.
 func (v *Volumes) MakeVolume(ctx context.Context, vol string, bytes int64, seed Seed) error {
 	dir, err := v.pool.volumeDir(vol)
 	if err != nil {
@@ -148,7 +148,7 @@ func (v *Volumes) fill(ctx context.Context, draft string, seed Seed) (copied boo
 }
 
 // copySeed copies a directory that a guest may have filled. It runs cp(1) in a user
-// namespace of the guest's ids, which lets it do what guest root may.
+// namespace with the guest's ids, so cp may do no more than guest root.
 func (v *Volumes) copySeed(ctx context.Context, from *os.File, draft string, seed Seed) error {
 	ns, done, err := v.users.open(seed.ID, seed.OwnUsers)
 	if err != nil {

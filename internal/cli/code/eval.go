@@ -121,7 +121,7 @@ func evaluate(cl *client.Client, sandbox string, code client.Code, show func(map
 		return foreground.WhyLost(cl, sandbox, err,
 			"was the daemon restarted? The code goes on without this client, and its context can be used again")
 	case errors.Is(err, syscall.EPIPE):
-		return command.Status{Code: command.ExitNoReader} // as a shell says of a writer whose reader left
+		return command.Status{Code: command.ExitNoReader} // as shells report a writer whose reader left
 	}
 	return err
 }

@@ -33,10 +33,10 @@ var wanted = map[string][]string{
 	"top":    {wire.Running, wire.Paused},
 }
 
-// complete has every command below cmd complete its arguments by the words of its
-// usage line: SANDBOX, SNAPSHOT, VOLUME and IMAGE are completed from what the
-// daemon has, PATH and FILE by the shell, other words not at all. A new command
-// needs no code for this.
+// complete makes every command below cmd complete its arguments by the words of its
+// usage line: SANDBOX, SNAPSHOT, VOLUME and IMAGE are completed from what the daemon
+// has, PATH and FILE by the shell, other words not at all. A new command needs no code
+// for this.
 func (p *Program) complete(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		p.complete(sub)

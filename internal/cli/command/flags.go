@@ -12,15 +12,15 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// Choices has the shell complete the values of a flag.
+// Choices makes the shell complete the values of a flag.
 func Choices(cmd *cobra.Command, flag string, values ...string) {
 	_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
 var dockerForm = regexp.MustCompile(`^([0-9]+)([kmgtKMGT])[bB]?$`)
 
-// Size turns docker's 256m, which is 2^28 bytes there, into 256Mi: to
-// the API 256m is OpenSandbox's 256·10^6. All else goes as it is.
+// Size turns docker's 256m, which is 2^28 bytes there, into 256Mi: to the API 256m is
+// OpenSandbox's 256·10^6. Other texts stay as they are.
 func Size(s string) string {
 	if m := dockerForm.FindStringSubmatch(s); m != nil {
 		return m[1] + strings.ToUpper(m[2]) + "i"

@@ -116,9 +116,9 @@ func (l Listing[T]) Of(
 	})
 }
 
-// Inspect returns the function that cobra runs for a command that prints all there
-// is to know of the things it names, as one array of JSON. Errors go to standard
-// error, and the rest is printed.
+// Inspect returns the function that cobra runs for a command that prints everything
+// about the things it names, as one array of JSON. Errors go to standard error, and the
+// rest is printed.
 func Inspect[T any](
 	p *Program, one func(ctx context.Context, cl *client.Client, name string) (T, error),
 ) func(*cobra.Command, []string) error {

@@ -116,7 +116,7 @@ func (p *Program) Run(f Action) func(*cobra.Command, []string) error {
 	}
 }
 
-// explainArgs lets a wrong number of arguments say what is wanted.
+// explainArgs makes the error about a wrong number of arguments say what is wanted.
 func explainArgs(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		explainArgs(sub)

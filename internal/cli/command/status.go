@@ -36,7 +36,7 @@ func Exit(code int, format string, args ...any) error {
 	return Status{Code: code, Text: fmt.Sprintf(format, args...)}
 }
 
-// Complain prints what a person can use of an error: its text, not its cause.
+// Complain prints an error for a person: its text, not its cause.
 func Complain(err error) {
 	line := strings.TrimSpace(strings.ReplaceAll(err.Error(), "\t", "  ")) // cobra's suggestions
 	if e, ok := errors.AsType[*errs.Error](err); ok {

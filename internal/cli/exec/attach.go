@@ -18,8 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// scrollback is how many bytes that were written before it an attach shows: some
-// screens.
+// scrollback is how many bytes of earlier output an attach shows: some screens.
 const scrollback = 32 << 10
 
 func newAttach(p *command.Program) *cobra.Command {

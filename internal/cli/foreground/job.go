@@ -82,7 +82,7 @@ func (j Job) Wait(p *client.Process, hint string) (client.Exit, error) {
 		return exit, WhyLost(j.Client, j.Sandbox, err, "was the daemon restarted? "+hint)
 	case errors.Is(err, syscall.EPIPE):
 		abort(p, "SIGPIPE")
-		return exit, command.Status{Code: command.ExitNoReader} // as a shell says of a writer whose reader left
+		return exit, command.Status{Code: command.ExitNoReader} // as shells report a writer whose reader left
 	}
 	return exit, err
 }

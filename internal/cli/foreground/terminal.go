@@ -21,7 +21,7 @@ import (
 // comeBack is how long a terminal waits for a daemon that went away.
 const comeBack = time.Minute
 
-// ErrDetached is how a terminal is left by its detach keys: no failure.
+// ErrDetached means that somebody left a terminal by its detach keys. It is no failure.
 var ErrDetached error = command.Status{}
 
 // DetachKeysFlag adds --detach-keys, which ParseKeys reads.
@@ -61,7 +61,7 @@ func (e *Flags) atTerminal(j Job) error {
 		return err
 	}
 	j.Signals.To(t)
-	v := client.View{Takeover: true} // only a first attempt of ours can be there yet
+	v := client.View{Takeover: true} // any other client there is an earlier attempt of this process
 	exit, err := lend(ctx, j.Signals, t, v, e.Interactive, keys)
 	switch {
 	case errors.Is(err, ErrDetached):
@@ -187,7 +187,7 @@ func resizes(ctx context.Context) <-chan struct{} {
 			}
 			select {
 			case changed <- struct{}{}:
-			default: // one that is not taken yet stands for both
+			default: // a change that was not read yet stands for both
 			}
 		}
 	}()

@@ -66,7 +66,7 @@ func newImageLoad(p *command.Program) *cobra.Command {
 	return cmd
 }
 
-// importImage sends an archive and shows on a terminal how far that is.
+// importImage sends an archive and shows its progress on a terminal.
 func importImage(ctx context.Context, cl *client.Client, o *command.Output, file string, a client.Archive) error {
 	body, size, err := openArchive(file)
 	if err != nil {
@@ -79,7 +79,7 @@ func importImage(ctx context.Context, cl *client.Client, o *command.Output, file
 	})
 }
 
-// comes shows on a terminal how far an import or a pull is, and then prints the
+// comes shows the progress of an import or a pull on a terminal, and then prints the
 // image.
 func comes(o *command.Output, get func(progress func(wire.ImportProgress)) (wire.ImageInfo, error)) error {
 	var progress func(wire.ImportProgress)
@@ -131,7 +131,7 @@ func openArchive(file string) (io.ReadCloser, int64, error) {
 	return r, 0, nil
 }
 
-// bar shows on one line of a terminal how far an import or a pull is.
+// bar shows the progress of an import or a pull on one line of a terminal.
 type bar struct{ w *os.File }
 
 const barWidth = 30

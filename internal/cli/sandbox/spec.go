@@ -127,7 +127,7 @@ func pairs(flag string, list []string) (map[string]string, error) {
 	return m, nil
 }
 
-// argv is --entrypoint and what follows the image.
+// argv is --entrypoint and the words after the image.
 func (s *spec) argv(rest []string) []string {
 	rest = command.AfterDash(rest)
 	if s.entrypoint != "" {

@@ -54,8 +54,8 @@ func newStop(p *command.Program) *cobra.Command {
 	return cmd
 }
 
-// already forgives a refusal where the sandbox has the state that it was to
-// have, as docker does, and says so.
+// already turns a refusal into a note if the sandbox has the wanted state already, as
+// docker does.
 func already(ctx context.Context, cl *client.Client, id string, refused error, want ...string) error {
 	sb, err := cl.Get(ctx, id)
 	if err != nil || !slices.Contains(want, sb.Status.State) {

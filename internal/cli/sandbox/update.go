@@ -68,8 +68,7 @@ func labelPatch(set, remove []string) (map[string]*string, error) {
 	return patch, nil
 }
 
-// updateOne changes one sandbox. Limits come first, since they are what may be
-// refused.
+// updateOne changes one sandbox. Limits come first, since only they may be refused.
 func updateOne(
 	ctx context.Context, cl *client.Client, id string, limits map[string]string, labels map[string]*string,
 ) error {

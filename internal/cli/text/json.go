@@ -32,7 +32,7 @@ func writeJSON(w io.Writer, v any, indent string) error {
 	return err
 }
 
-// unsteered escapes in JSON what is not for print; that is in strings only.
+// unsteered escapes characters in JSON that are not printable; only strings have some.
 func unsteered(b []byte) []byte {
 	fit := func(r rune) bool { return r < 0x7f || r != utf8.RuneError && unicode.IsPrint(r) }
 	if bytes.IndexFunc(b, func(r rune) bool { return !fit(r) }) < 0 {

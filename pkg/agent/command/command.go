@@ -25,12 +25,12 @@ const (
 	DrainLimit = 2 * time.Second
 )
 
-// A Command is one process a client asked for, and the end of it.
+// A Command is one process that a client asked for, and how it ended.
 //
 //	Start ── pumps: pipe → ring, sink ── process dies ── pumps take the rest ── finish
 //
-// It ends when its process does, not when its pipes close: what it left in the
-// background goes on, and goes on into the ring.
+// It ends when its process does, not when its pipes close: processes that it left in
+// the background go on, and so does their output, into the ring.
 type Command struct {
 	ID      string
 	Content string // the text of it, for status
@@ -45,14 +45,14 @@ type Command struct {
 	// nil: in the background.
 	Sink func(stream byte, framed []byte)
 	// Owner takes the output of a command that is part of something longer, instead of
-	// ring and sink. More of it may come after the command's death, from what it left
-	// behind. Nil for POST /command.
+	// ring and sink. More output may come after the command's death, from processes
+	// that it left behind. Nil for POST /command.
 	Owner func(stream byte, b []byte)
 
-	// These tell of a command in the background whether the kernel killed it for its memory.
+	// These say whether the kernel killed a background command for its memory.
 	OOMKills int64        // of the sandbox before it began; -1: not known
 	byHand   atomic.Bool  // a client had it killed
-	blamed   atomic.Int32 // 0: nobody has asked yet, else blamedYes or blamedNo
+	blamed   atomic.Int32 // 0: not decided yet, else blamedYes or blamedNo
 
 	stdinBusy atomic.Bool
 	timedOut  atomic.Bool
@@ -78,8 +78,8 @@ func NewID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// New makes what a command needs before it starts: its output, and pipes, whose other ends
-// it returns. One pipe is for both streams.
+// New makes the output and the pipes of a command that is to start, and returns the
+// other ends of the pipes. One pipe is for both streams.
 func (g *Registry) New(id, content string, pipes int) (*Command, []int, error) {
 	c := &Command{
 		ID: id, Content: content, Started: time.Now(),
@@ -106,12 +106,13 @@ func (g *Registry) New(id, content string, pipes int) (*Command, []int, error) {
 	return c, ends, nil
 }
 
-// OnTerminal has c, which has no pipes, read and write a terminal, of which ours is our end.
+// OnTerminal makes c, which has no pipes, read and write a terminal. ours is the
+// agent's end of it.
 func (c *Command) OnTerminal(ours *os.File) {
 	c.Pumps = []*output.Pump{output.NewTerminal(ours, agent.PtyStdout)}
 }
 
-// Milliseconds is a time that a client may give, cut to what fits.
+// Milliseconds is a time that a client has given, cut to what a Duration holds.
 func Milliseconds(n int64) time.Duration {
 	return time.Duration(min(n, 1<<62/int64(time.Millisecond))) * time.Millisecond
 }
@@ -174,7 +175,8 @@ func (g *Registry) Start(c *Command, l *Launch, timeout time.Duration, withStdin
 	return nil
 }
 
-// Started lets c, whose process runs, be known, ended and waited for.
+// Started registers c, whose process runs: from then on c can be found, ended and
+// waited for.
 func (g *Registry) Started(c *Command, timeout time.Duration) {
 	g.add(c)
 	var timer *time.Timer
@@ -204,15 +206,15 @@ func (g *Registry) notStarted(c *Command, msg string, code int, reason string) e
 	return errors.New(msg)
 }
 
-// Begin lets output flow. Before it nothing is read, so that a sink can say
-// first what must be said first.
+// Begin starts to read output. Before it nothing is read, so that a sink can write what
+// must come first.
 func (c *Command) Begin() {
 	for _, p := range c.Pumps {
 		go proc.Guarded(func() { p.Run(c.Died(), c.take) })
 	}
 }
 
-// take keeps what c wrote and passes it on.
+// take keeps the output of c and passes it on.
 func (c *Command) take(stream byte, framed []byte, last bool) {
 	b := framed[agent.FrameHeader:]
 	if c.Owner != nil {
@@ -232,7 +234,7 @@ func (g *Registry) supervise(c *Command, timer *time.Timer, timeout time.Duratio
 		timer.Stop()
 	}
 	if c.Stdin != nil {
-		c.Stdin.Close() // whoever writes to it sees os.ErrClosed
+		c.Stdin.Close() // a writer then gets os.ErrClosed
 	}
 	for _, p := range c.Pumps {
 		p.Hurry()
@@ -287,8 +289,8 @@ func (c *Command) Alive() bool {
 	}
 }
 
-// Running reports whether c has not ended. It may die a little before it ends, because its
-// output is taken in between.
+// Running reports whether c has not ended. Its process may die a little before c ends,
+// because the rest of the output is read in between.
 func (c *Command) Running() bool {
 	select {
 	case <-c.done:

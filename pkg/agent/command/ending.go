@@ -64,7 +64,7 @@ func (e Ending) traceback() []string {
 	return t
 }
 
-// Frame is how a terminal's client learns of the end.
+// Frame is the message about the end for a terminal's client.
 func (e Ending) Frame() agent.PtyFrame {
 	f := agent.PtyFrame{Type: "exit", ExitCode: &e.Code, TimedOut: e.TimedOut, Error: e.Err}
 	if e.Signal != 0 {

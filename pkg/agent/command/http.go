@@ -53,10 +53,10 @@ func status(w http.ResponseWriter, r *http.Request, c *Command) error {
 	return reply.JSON(w, http.StatusOK, c.Status())
 }
 
-// logs is GET /command/{id}/logs. The cursor is the number of a byte of
-// the output; what the ring has forgotten is skipped. With follow=true the
-// reply goes on as the output does, until the command has ended; its cursor
-// header then tells the number of its first byte.
+// logs is GET /command/{id}/logs. The cursor is the number of a byte of the output.
+// Bytes that the ring no longer has are skipped. With follow=true the reply goes on as
+// the output does, until the command has ended; its cursor header then tells the number
+// of its first byte.
 func logs(w http.ResponseWriter, r *http.Request, c *Command) error {
 	q := r.URL.Query()
 	off := int64(0)
@@ -108,7 +108,7 @@ func stdin(w http.ResponseWriter, r *http.Request, c *Command) error {
 	rc.EnableFullDuplex() //nolint:errcheck // only saves waiting for the rest of the body
 	over := make(chan struct{})
 	defer close(over)
-	go proc.Guarded(func() { // the client may be a terminal at which nobody types: wake the read
+	go proc.Guarded(func() { // the client may be a terminal at which nobody types, so interrupt the read
 		select {
 		case <-c.Died():
 			rc.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // then it reads on in vain
@@ -119,7 +119,7 @@ func stdin(w http.ResponseWriter, r *http.Request, c *Command) error {
 	switch {
 	case err == nil:
 	case !c.Alive(), errors.Is(err, syscall.EPIPE), errors.Is(err, os.ErrClosed):
-		w.Header().Set("Connection", "close") // the command wants no more: the rest of the body is nobody's
+		w.Header().Set("Connection", "close") // the command reads no more, and nobody reads the rest of the body
 	default:
 		return reply.BadRequest("the standard input of command %s broke off: %v", c.ID, err)
 	}

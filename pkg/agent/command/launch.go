@@ -12,9 +12,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// A Launch is what a command is started from. If its first way fails to execute,
-// Shell, where there is one, finds the second; looking for it costs a dozen
-// system calls, so it is not done before.
+// A Launch is what a command is started from. If its first way cannot be executed,
+// Shell, if set, finds the second. That costs a dozen system calls, so it is not done
+// before.
 type Launch struct {
 	Way
 	Shell func() *Way

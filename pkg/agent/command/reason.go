@@ -15,10 +15,10 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// Programs print these when a limit stopped them: strerror(3) of libc, and the
-// words of shells and language runtimes that do not use it. EAGAIN has the words
-// that a socket or a lock would have too, so it says it only behind what starts a
-// process or a thread, in its own line or the three before, as in a traceback.
+// Programs print these when a limit stopped them: strerror(3) of libc, and the words of
+// shells and language runtimes that do not use it. The text of EAGAIN may also come
+// from a socket or a lock. So it counts only after the name of a call that starts a
+// process or a thread, on the same line or one of the three before, as in a traceback.
 var (
 	saysDiskFull = regexp.MustCompile(`(?i)no space left on device|disk quota exceeded`)
 	saysNoFork   = regexp.MustCompile(`(?i)can(no|')t fork|can't start new thread|unable to create native thread|` +
@@ -26,13 +26,13 @@ var (
 	saysAgain = regexp.MustCompile(`(?i)resource temporarily unavailable`)
 )
 
-// lastWords is how much of the end of its output says why a command failed.
+// lastWords is how many bytes at the end of a command's output Explain reads.
 const lastWords = 4 << 10
 
 // Explain says why a command ended and, if a limit of the sandbox is behind it, which
-// one. A limit is suspected only if the command's last output speaks of it: a limit
-// that it met and coped with is no reason. A full disk is checked by a write too. Only
-// the host knows whether the kernel killed it for its memory.
+// one. A limit counts only if the command's last output names it: the command may have
+// met other limits and coped with them. Explain also checks a full disk by a write.
+// Only the host knows whether the kernel killed the command for its memory.
 func (g *Registry) Explain(c *Command, e *Ending) {
 	switch {
 	case e.TimedOut:
@@ -66,7 +66,8 @@ const (
 	blamedNo  = 2
 )
 
-// OOMKills is how many OOM kills the daemon says there were; -1: it says nothing.
+// OOMKills is the number of OOM kills that the daemon sent with a request; -1: it sent
+// none.
 func OOMKills(r *http.Request) int64 {
 	n, err := strconv.ParseInt(r.Header.Get(agent.OOMKillsHeader), 10, 64)
 	if err != nil || n < 0 {
@@ -75,9 +76,9 @@ func OOMKills(r *http.Request) int64 {
 	return n
 }
 
-// Blame settles, once, whether c was killed for its memory: by a SIGKILL that no
-// client asked for, in a sandbox in which the kernel has killed since c began. The
-// first who asks after its end settles it, so that later kills are not its own.
+// Blame settles, once, whether c was killed for its memory: by a SIGKILL that no client
+// asked for, in a sandbox in which the kernel has killed since c began. The first call
+// after the end of c settles it, so that later kills do not count for c.
 func (c *Command) Blame(now int64) {
 	if c.Running() || now < 0 || c.OOMKills < 0 || c.end.Reason != agent.ReasonKilled || c.end.Signal != unix.SIGKILL {
 		return
@@ -89,12 +90,13 @@ func (c *Command) Blame(now int64) {
 	c.blamed.CompareAndSwap(0, verdict)
 }
 
-// manyTasks reports whether the guest has three fourths of what it may have: who
-// was refused one has ended, and some of its children with it.
+// manyTasks reports whether the guest has three fourths of the tasks that it may have.
+// The command that was refused a task has ended meanwhile, and some of its children
+// with it.
 func (g *Registry) manyTasks() bool { return proc.Tasks()*4 >= g.Limits().Pids*3 }
 
-// probe is what does not fit onto a disk that is full: a program that failed
-// to write as much, a usual buffer, left less.
+// probe is how many bytes diskFull writes, more than a full disk still has room for: a
+// program failed to write a buffer of a usual size there.
 const probe = 1 << 20
 
 // diskFull tries to write.

@@ -71,8 +71,8 @@ func (g *Registry) Get(id string) *Command {
 	return g.byID[id]
 }
 
-// finished notes that c has ended, and forgets what is too much: the oldest
-// command beyond the thousandth, memory of outputs beyond 2 MiB.
+// finished notes that c has ended. It forgets the oldest command if there are more than
+// a thousand, and moves outputs out of memory if they hold more than 2 MiB.
 func (g *Registry) finished(c *Command) {
 	if c.Forget {
 		g.mu.Lock()
@@ -105,8 +105,8 @@ func (g *Registry) finished(c *Command) {
 	}
 }
 
-// pressed frees files of finished commands, oldest first, until a fourth of the
-// limit is free. It runs beside the command that pressed, which holds locks.
+// pressed frees files of finished commands, oldest first, until a fourth of the limit
+// is free. It runs in a goroutine of its own, because the caller holds locks.
 func (g *Registry) pressed() {
 	if g.evicting.Swap(true) {
 		return

@@ -11,7 +11,7 @@ import (
 // MaxArg is what Linux takes as one argument of a program (MAX_ARG_STRLEN).
 const MaxArg = 128<<10 - 1
 
-// Check reports what of a request cannot be, whatever the guest is.
+// Check refuses requests that are invalid in every guest.
 func Check(req *agent.CommandRequest) error {
 	switch {
 	case req.Command == "" && len(req.Argv) == 0:

@@ -70,7 +70,7 @@ func (f *Files) do(fn func()) {
 	})
 }
 
-// lend calls fn, which accesses none, outside the turn that the caller has.
+// lend calls fn, which accesses no files, outside the turn that the caller has.
 func (f *Files) lend(fn func()) {
 	f.leave()
 	defer f.enter()
@@ -87,8 +87,8 @@ func (f *Files) around(h reply.Handler) reply.Handler {
 	}
 }
 
-// refusing answers 403 for what somebody may not do. The agent itself may do all:
-// what stops that is no refusal.
+// refusing answers 403 if a user may not do something. The agent itself may do
+// everything, so its errors are not refusals.
 func (f *Files) refusing(h reply.Handler) reply.Handler {
 	if f.as == nil {
 		return h

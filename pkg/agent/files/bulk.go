@@ -27,8 +27,8 @@ func (l BulkListener) Accept() (net.Conn, error) {
 	return c, err
 }
 
-// bulkConn is a TCP connection with a buffer that it has only while much comes
-// in. One reader at a time, as net/http does it.
+// bulkConn is a TCP connection that has a buffer only while it receives much. One
+// reader at a time, as net/http does it.
 type bulkConn struct {
 	*net.TCPConn
 	seen   int    // bytes read before the buffer
@@ -55,8 +55,8 @@ func (c *bulkConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// fill waits for bytes. If they are few it waits a little for more of them; if
-// they stay few, the flood is over.
+// fill waits for bytes. If they are few it waits a little for more of them; if they
+// stay few, it gives up the buffer.
 func (c *bulkConn) fill() error {
 	n, err := c.TCPConn.Read(c.buf)
 	if err != nil {
@@ -72,7 +72,7 @@ func (c *bulkConn) fill() error {
 	return nil
 }
 
-// WriteTo is for who takes the connection over: net.TCPConn's own would pass by
+// WriteTo is for code that takes the connection over: net.TCPConn's own would bypass
 // the buffer.
 func (c *bulkConn) WriteTo(w io.Writer) (int64, error) {
 	n, err := w.Write(c.unread)

@@ -193,9 +193,9 @@ func (f *Files) existing(asked string) (string, error) {
 	return p, nil
 }
 
-// walk visits what lies below root, in lexical order, with its level from 1. It
-// follows no links, skips what cannot be read, our own files, and, unless root
-// lies in them, /proc and /sys, which are no files but questions.
+// walk visits what lies below root, in lexical order, with its level from 1. It follows
+// no links. It skips names that cannot be read, the agent's own files and, unless root
+// is in them, /proc and /sys, whose files are made when they are read.
 func (f *Files) walk(root string, visit func(path string, d fs.DirEntry, level int) error) {
 	base := strings.Count(strings.TrimSuffix(root, "/"), "/")
 	filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error { //nolint:errcheck // visit's only

@@ -19,10 +19,10 @@ import (
 // draftPrefix begins the name of a file that is being written beside its target.
 const draftPrefix = ".sandboxd-draft-"
 
-// A draft becomes a file in one step: written beside its target, renamed over
-// it. Whoever reads the target sees the old file or the new one, and a writer
-// that breaks off leaves the old one. Its directory is held, so it stays there
-// whatever takes the directory's name meanwhile.
+// A draft becomes a file in one step: written beside its target, renamed over it. A
+// reader of the target sees the old file or the new one, and a writer that breaks off
+// leaves the old one. The draft holds its directory open, so it stays in that directory
+// even if another one takes the directory's name.
 type draft struct {
 	f      *os.File
 	dir    *os.File   // of the target
@@ -44,7 +44,7 @@ func (f *Files) newDraft(path string) (_ *draft, err error) {
 			d.discard()
 		}
 	}()
-	if d.dir, err = openDir(filepath.Dir(d.target)); missing(err) { // only then is it asked for: most are there
+	if d.dir, err = openDir(filepath.Dir(d.target)); missing(err) { // made only then: most directories exist
 		if err = f.makeParents(d.target); err == nil {
 			d.dir, err = openDir(filepath.Dir(d.target))
 		}
@@ -63,7 +63,7 @@ func (f *Files) newDraft(path string) (_ *draft, err error) {
 	d.f, err = openAt(d.dir, name, create)
 	if err == nil {
 		d.name = name
-	} else if f.as != nil && there && errors.Is(err, fs.ErrPermission) { // who may write it may not write its directory
+	} else if f.as != nil && there && errors.Is(err, fs.ErrPermission) { // a user who may write the file may not write its directory
 		d.fills = true
 		tmp := filepath.Join(os.TempDir(), name)
 		if d.f, err = openAt(nil, tmp, create); err == nil {
@@ -73,7 +73,8 @@ func (f *Files) newDraft(path string) (_ *draft, err error) {
 	return d, err
 }
 
-// meetTarget looks at what is there already, and reports whether something is.
+// meetTarget checks the file that exists at the target, and reports whether there is
+// one.
 func (d *draft) meetTarget(as *proc.Identity) (bool, error) {
 	base := filepath.Base(d.target)
 	var st unix.Stat_t
@@ -105,8 +106,9 @@ func (d *draft) meetTarget(as *proc.Identity) (bool, error) {
 // openDir opens a directory so that files in it can be named.
 func openDir(path string) (*os.File, error) { return openAt(nil, path, unix.O_PATH|unix.O_DIRECTORY) }
 
-// openAt opens name in dir, nil of an absolute one. A link is not followed in dir. os.OpenFile
-// would ask the kernel two more times, whether what it is can be polled.
+// openAt opens name in dir, nil of an absolute one. A link is not followed in dir.
+// os.OpenFile would need two more system calls to find out whether the file can be
+// polled.
 func openAt(dir *os.File, name string, flags int) (*os.File, error) {
 	at, path := unix.AT_FDCWD, name
 	if dir != nil {
@@ -124,8 +126,8 @@ func openAt(dir *os.File, name string, flags int) (*os.File, error) {
 	}
 }
 
-// commit gives the draft its attributes, what a leaves open as its
-// predecessor's, and its name.
+// commit gives the draft its attributes and its name. Attributes that a leaves open are
+// those of the file it replaces.
 func (d *draft) commit(a attributes) error {
 	if d.fills {
 		return d.fill(a)
@@ -166,7 +168,7 @@ func (d *draft) fill(a attributes) error {
 	return errors.Join(err, out.Close())
 }
 
-// discard lets go of a draft, and removes one that was not committed.
+// discard closes a draft, and removes it if it was not committed.
 func (d *draft) discard() {
 	if d.f != nil {
 		d.f.Close()

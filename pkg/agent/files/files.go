@@ -35,8 +35,8 @@ type Files struct {
 	as *proc.Identity // whom files are accessed as; nil: the agent itself, which may do all
 }
 
-// Routes returns the handlers of a path, or nil if it is none of files. The error is the
-// client's: a path that names users who cannot be.
+// Routes returns the handlers of a path, or nil if it is none of files. The error is
+// the client's: a path that names invalid users.
 func (f *Files) Routes(path string) (reply.Methods, error) {
 	if rest, ok := strings.CutPrefix(path, identityPrefix); ok {
 		as, path, err := f.asNamed(rest)

@@ -45,9 +45,9 @@ func (f *Files) resolve(path string) (string, error) {
 // maxName is how long a name in a path may be, in bytes: NAME_MAX of limits.h.
 const maxName = 255
 
-// withoutDots cleans an absolute path without changing what it names: where the
-// component before a .. is a symbolic link, .. is the parent of where it points,
-// as the kernel has it. A path that does not exist yet is no link.
+// withoutDots cleans an absolute path without changing what it names: after a symbolic
+// link, .. is the parent of the directory that the link points to, as for the kernel. A
+// path that does not exist yet is no link.
 func withoutDots(path string) (string, error) {
 	if !strings.Contains(path, "..") {
 		return filepath.Clean(path), nil
@@ -97,8 +97,8 @@ func openRegular(path string) (*os.File, error) {
 	return f, err
 }
 
-// fsFail gives an error of the file system its place: missing is 404, what no path can be is
-// 400, all else 500.
+// fsFail gives an error of the file system its status: a missing file is 404, an
+// impossible path 400, all else 500.
 func fsFail(what string, err error) error {
 	if e, ok := errors.AsType[*reply.Error](err); ok {
 		return e
@@ -118,7 +118,8 @@ func noPath(err error) bool {
 	return errors.Is(err, syscall.ENAMETOOLONG) || errors.Is(err, syscall.ELOOP)
 }
 
-// writeFail is fsFail for what is made: what is missing is no file of the client's asking.
+// writeFail is fsFail for a file that is made: a missing directory is not a file that
+// the client asked for.
 func writeFail(what string, err error) error {
 	if _, given := errors.AsType[*reply.Error](err); !given && errors.Is(err, fs.ErrNotExist) {
 		return reply.Fail(http.StatusInternalServerError, reply.Failed, "%s: %w", what, err)

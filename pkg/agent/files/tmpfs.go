@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TmpfsUsed is what the files in all tmpfs hold, in bytes: memory that belongs to
-// no process, and counts for the limit.
+// TmpfsUsed is what the files in all tmpfs hold, in bytes: memory that belongs to no
+// process, but counts for the limit.
 func TmpfsUsed() (sum int64) {
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

@@ -114,8 +114,8 @@ func metadataOf(b []byte) (path string, m agent.FileMode, err error) {
 	return raw.Path, raw.FileMode, nil
 }
 
-// receive writes one file. It has a turn only where it needs one: to lend it for
-// each read costs a fourth of the speed.
+// receive writes one file. It takes a turn only for the parts that need one: giving the
+// turn back for each read would cost a fourth of the speed.
 func (f *Files) receive(p pending, part io.Reader, out *bufio.Writer) error {
 	var (
 		path string
@@ -243,7 +243,7 @@ func copyOut(w io.Writer, f io.Reader, n int64) error {
 	return err
 }
 
-// sendUnsized sends a file that claims to be empty: it is, or it lies in /proc.
+// sendUnsized sends a file whose size is given as 0: it is empty, or it is in /proc.
 func sendUnsized(w http.ResponseWriter, f io.Reader) error {
 	b := make([]byte, 64<<10)
 	n, err := io.ReadFull(f, b)

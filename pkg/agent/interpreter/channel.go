@@ -8,17 +8,18 @@ import (
 	"io"
 )
 
-// maxFrame bounds a frame of a driver, in bytes. The largest it may send is a
-// result of 3 MiB, in JSON.
+// maxFrame bounds a frame of a driver, in bytes. The largest frame is a result of 3
+// MiB, in JSON.
 const maxFrame = 8 << 20
 
-// A frame is what a driver says: a line of the context's secret and this, as JSON.
+// A frame is a message of a driver: a line with the context's secret and this struct as
+// JSON.
 type frame struct {
 	Type    string            `json:"type"`              // ready result done
 	Results map[string]string `json:"results,omitempty"` // of result: formats by MIME type
 	Ack     int               `json:"ack,omitempty"`     // of result: the driver waits for this number in a line
 	Error   *Error            `json:"error,omitempty"`   // of done: the code failed
-	Status  int               `json:"status,omitempty"`  // of done: of a shell; of settled: what it answers
+	Status  int               `json:"status,omitempty"`  // of done: the exit status of a shell; of settled: the number answered
 }
 
 // Error says how code failed, in the words of its language.
@@ -28,10 +29,9 @@ type Error struct {
 	Traceback []string `json:"traceback"`
 }
 
-// readFrames calls f with each frame that r carries, until r ends. Lines that do
-// not begin with secret are skipped, and so are those that are too long or no
-// JSON: what code writes to a descriptor it found must not end the reading, and
-// must not be kept.
+// readFrames calls f with each frame that r carries, until r ends. It skips lines that
+// do not begin with secret, that are too long or that are no JSON: code may find the
+// descriptor and write to it, which must neither end the reading nor fill memory.
 func readFrames(r io.Reader, secret string, f func(frame)) {
 	b := bufio.NewReaderSize(r, 4<<10)
 	prefix := []byte(secret)

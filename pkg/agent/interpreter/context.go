@@ -18,7 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
-// A Context is a driver that lives.
+// A Context is a running driver.
 type Context struct {
 	ID       string
 	Language string
@@ -33,7 +33,7 @@ type Context struct {
 	grace   time.Duration
 	writes  chan []byte   // to the driver, in this order
 	ready   chan struct{} // closed when the driver answers
-	settled chan int      // numbers of what the driver has answered when it had settled
+	settled chan int      // numbers that the driver has answered when it had settled
 	done    chan struct{} // closed when the process has ended
 	deleted bool          // guarded by Contexts.mu
 
@@ -41,9 +41,10 @@ type Context struct {
 	run   *Run
 	count int
 	late  bool // the driver was sent a SIGINT, and has not settled
-	// settles counts how often it was asked to. The call that is starting has it.
+	// settles counts how often it was asked to settle. Only the call that is starting
+	// uses it.
 	settles int
-	how     string // it was killed by us because of
+	how     string // why the agent killed it
 	dead    bool
 	died    string // how it ended
 }
@@ -207,11 +208,11 @@ func (l *language) input() (int, error) {
 		}
 		return fd, nil
 	}
-	fd, err := unix.MemfdCreate("driver", unix.MFD_CLOEXEC) // any user may open it anew
+	fd, err := unix.MemfdCreate("driver", unix.MFD_CLOEXEC) // any user may open it again
 	if err != nil {
 		return -1, fmt.Errorf("make a file of its driver: %w", err)
 	}
-	if _, err := unix.Write(fd, []byte(l.source)); err != nil { // memory takes it whole; who reads on is at its end
+	if _, err := unix.Write(fd, []byte(l.source)); err != nil { // memory takes all of it; the offset is then at the end
 		unix.Close(fd)
 		return -1, fmt.Errorf("write a file of its driver: %w", err)
 	}
@@ -239,7 +240,7 @@ func (t *tail) text() string {
 	return string(t.b)
 }
 
-// frame takes what the driver says.
+// frame handles a frame of the driver.
 func (c *Context) frame(f frame) {
 	switch f.Type {
 	case "ready":
@@ -253,7 +254,7 @@ func (c *Context) frame(f frame) {
 	case "settled":
 		select {
 		case c.settled <- f.Status:
-		default: // nobody asks
+		default: // nobody waits for it
 		}
 	case "begin":
 		if r := c.current(); r != nil {
@@ -261,10 +262,10 @@ func (c *Context) frame(f frame) {
 		}
 	case "result":
 		if l := c.listener(); l != nil && len(f.Results) > 0 {
-			c.drain() // what was printed before comes before
+			c.drain() // output that was printed before is delivered before
 			l.Result(f.Results)
 		}
-		if f.Ack != 0 { // what is printed next comes next
+		if f.Ack != 0 { // output that is printed later is delivered later
 			c.conn.Write(fmt.Appendf(nil, "%d\n", f.Ack)) //nolint:errcheck // then it has died
 		}
 	case "done":
@@ -279,8 +280,7 @@ func (c *Context) frame(f frame) {
 	}
 }
 
-// write sends the driver what it is to be sent. A driver may be slow to take it,
-// or never do.
+// write sends the queued messages to the driver. A driver may read them late, or never.
 func (c *Context) write() {
 	for {
 		select {
@@ -314,9 +314,9 @@ func (c *Context) watch() {
 	select {
 	case <-c.ready:
 	default:
-		c.drain() // start tells what it said last
+		c.drain() // start reports its last output
 	}
-	c.proc.KillLeft() // by nobody's name could anybody end it later
+	c.proc.KillLeft() // nothing could name these processes later
 	c.mu.Lock()
 	c.dead = true
 	c.died = ended(c.proc.Status())
@@ -331,15 +331,15 @@ func (c *Context) watch() {
 	c.mu.Unlock()
 	c.finish(c.lastWords())
 	if over != nil {
-		<-over // it may be the reader of frames who ends it
+		<-over // the reader of frames may be ending it
 	}
 	c.conn.Close()
 	for _, p := range c.out {
-		p.f.Close() // what the driver has left behind may hold the other end
+		p.f.Close() // processes that the driver left behind may hold the other end
 	}
 }
 
-// ended says how a process ended that nobody asked to.
+// ended says how a process ended that nobody told to end.
 func ended(ws syscall.WaitStatus) string {
 	switch {
 	case ws.Signaled() && ws.Signal() == unix.SIGKILL:

@@ -33,8 +33,8 @@ const Self = "/proc/self/exe"
 const driveGo = "drive-go"
 
 const (
-	// killAfter is between the interrupt of a program and its death: a program may
-	// handle SIGINT, but within the context's grace.
+	// killAfter is the time between the interrupt of a program and its kill: a program
+	// may handle SIGINT, but within the context's grace.
 	killAfter = time.Second
 	// maxReport bounds what is kept of a compiler's words, in bytes.
 	maxReport = 64 << 10
@@ -42,10 +42,9 @@ const (
 	maxBinaries = 8
 )
 
-// Drive is the life of a process that is to be the driver of a context of go,
-// and returns at once in any other. Such a driver has the code compiled and runs
-// the program, each call a program of its own. It is this program so that an
-// image needs nothing but go.
+// Drive runs a driver of a context of go, if this process was started as one; otherwise
+// it returns at once. The driver compiles the code of each call and runs it as a
+// program of its own. The driver is this program, so an image needs nothing but go.
 func Drive(args []string) {
 	if len(args) != 3 || args[1] != driveGo {
 		return
@@ -66,9 +65,9 @@ type goDriver struct {
 	tool       string // the go command
 	channel    *os.File
 	secret     string
-	interrupts chan int // the call that is to stop
+	interrupts chan int // the number of the call to stop
 
-	binaries []binary // compiled lately; who was used last is the last
+	binaries []binary // compiled lately; the one used last comes last
 
 	mu      sync.Mutex
 	running int // the process group of what runs, or 0
@@ -86,7 +85,7 @@ func (d *goDriver) serve() error {
 	calls := make(chan goCall)
 	go func() {
 		d.readCalls(r, calls)
-		// The context was given up. What runs goes with it.
+		// The context has ended, and so does the program that runs.
 		d.mu.Lock()
 		d.kill(unix.SIGKILL)
 		os.Exit(0)
@@ -98,9 +97,9 @@ func (d *goDriver) serve() error {
 	return nil
 }
 
-// limitMemory has programs, which inherit it, told that there is no more memory
-// before the sandbox has none: see limit_memory in python.py. A program of go
-// reserves as much as this one does.
+// limitMemory makes allocations fail in programs, which inherit the limit, before the
+// sandbox has no memory left: see limit_memory in python.py. A program of go reserves
+// as much address space as this one does.
 func limitMemory(size int64) {
 	limit := func(what int, soft uint64) {
 		var lim unix.Rlimit
@@ -155,7 +154,7 @@ func (d *goDriver) say(f frame) {
 		_, err = d.channel.Write(fmt.Appendf(nil, "\n%s%s\n", d.secret, b))
 	}
 	if err != nil {
-		os.Exit(1) // the agent is gone, or the code closed the channel: it says that the context died
+		os.Exit(1) // the agent is gone, or the code closed the channel: then the agent reports that the context died
 	}
 }
 
@@ -186,8 +185,8 @@ func (d *goDriver) call(c goCall) *Error {
 	return nil
 }
 
-// compile makes a program, a file that has no name any more: nothing is left
-// behind when the context is killed.
+// compile makes a program in a file that has no name any more, so nothing is left when
+// the context is killed.
 func (d *goDriver) compile(call int, source []byte) (*os.File, *Error) {
 	dir, err := os.MkdirTemp("", "sandboxd-go-")
 	if err != nil {
@@ -199,7 +198,7 @@ func (d *goDriver) compile(call int, source []byte) (*os.File, *Error) {
 		return nil, osError("write the program", err)
 	}
 	report := &head{limit: maxReport}
-	// Nobody debugs it, and a program without symbols for that is linked in half the time.
+	// Nobody debugs the program, and linking takes half the time without debug symbols.
 	build := exec.Command(d.tool, "build", "-ldflags=-s -w", "-gcflags=-dwarf=false", "-o", binary, file)
 	build.Env, build.Stdout, build.Stderr = goEnv(dir), report, report
 	if err := d.run(call, build); err != nil {
@@ -234,7 +233,7 @@ func (d *goDriver) compiled(source []byte) *os.File {
 	sum := sha256.Sum256(source)
 	for i, b := range d.binaries {
 		if b.source == sum {
-			d.binaries = append(slices.Delete(d.binaries, i, i+1), b) // the last is who was used last
+			d.binaries = append(slices.Delete(d.binaries, i, i+1), b) // the one used last comes last
 			return b.f
 		}
 	}
@@ -295,8 +294,8 @@ func program(code string) ([]byte, error) {
 	return src, nil
 }
 
-// goEnv is the environment of the go command. There may be no network, and who
-// waits for one waits for minutes.
+// goEnv is the environment of the go command. There may be no network, and a program
+// that waits for one waits for minutes.
 func goEnv(dir string) []string {
 	env := os.Environ()
 	add := func(name, value string) {
@@ -317,8 +316,8 @@ func goEnv(dir string) []string {
 
 var errInterrupted = errors.New("interrupted")
 
-// run runs cmd, of a call, in a process group of its own. An interrupt is passed
-// on, and is death a second later.
+// run runs cmd, of a call, in a process group of its own. It passes an interrupt on,
+// and kills the program a second later.
 func (d *goDriver) run(call int, cmd *exec.Cmd) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL}
 	if err := cmd.Start(); err != nil {
@@ -349,7 +348,8 @@ func (d *goDriver) run(call int, cmd *exec.Cmd) error {
 	}
 }
 
-// ended waits for cmd, and takes its group's number from whoever would signal it.
+// ended waits for cmd. From then on nobody signals its group, whose number may be used
+// again.
 func (d *goDriver) ended(cmd *exec.Cmd) error {
 	var info unix.Siginfo
 	for unix.Waitid(unix.P_PID, cmd.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
@@ -367,17 +367,18 @@ func (d *goDriver) signal(sig syscall.Signal) {
 	d.kill(sig)
 }
 
-// kill signals what runs. The caller holds mu.
+// kill signals the program that runs. The caller holds mu.
 func (d *goDriver) kill(sig syscall.Signal) {
 	if d.running != 0 {
 		syscall.Kill(-d.running, sig) //nolint:errcheck // gone is what is wanted
 	}
 }
 
-// ourFile is the program in what the compiler says, by whatever path.
+// ourFile matches the path of the program's file in messages of the compiler.
 var ourFile = regexp.MustCompile(`(?m)^\S*sandboxd-go-\d+/main\.go:`)
 
-// compileError is of the words of the go command, without what names our files.
+// compileError makes an error of the go command's output, without the names of the
+// agent's files.
 func compileError(report string) *Error {
 	report = ourFile.ReplaceAllString(report, "main.go:")
 	var lines []string
@@ -400,7 +401,8 @@ func interruptError() *Error {
 	}
 }
 
-// exitError is of a program that failed, as of a command that did.
+// exitError makes the error of a program that failed, in the form that a failed command
+// has.
 func exitError(err error) *Error {
 	e := &Error{Name: "CommandExecError", Value: err.Error(), Traceback: []string{err.Error()}}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() >= 0 {

@@ -1,18 +1,18 @@
-// Package interpreter runs code in contexts: one process per context, a driver
-// of its language, that lives on between the calls and keeps what they made.
+// Package interpreter runs code in contexts. A context is one process, a driver of its
+// language, that lives on between calls and keeps what they have defined.
 //
 //	server ─ Contexts ─ Context ──── channel: socketpair ───── driver ─ user's code
 //	                       ├◀─────── standard output: pipe ───────┤
 //	                       └◀─────── standard error: pipe ────────┘
 //
-// The driver runs in the same process as the code it is given, so code can find
-// the channel. It cannot disturb more than its own context by that: whatever
-// does not begin with the context's secret is skipped, sizes are bounded, and
-// nothing a driver says is believed of anything but its own context.
+// The driver runs in the same process as the code it is given, so code can find the
+// channel. With it code can disturb only its own context: lines without the context's
+// secret are skipped, sizes are bounded, and what a driver sends concerns its own
+// context only.
 //
-// The surprise: what a context prints while no call runs in it is thrown away.
-// Somebody must read it, or a thread that was left behind would hang; and nobody
-// is there to read it to.
+// The surprise: output that a context prints while no call runs is thrown away. The
+// agent must read it, or a thread that was left behind would hang, and there is no
+// client to send it to.
 package interpreter
 
 import (
@@ -28,28 +28,29 @@ import (
 
 // Bounds of contexts.
 const (
-	// MaxContexts live in a sandbox at once: a python that did nothing yet holds
-	// 10 MB, and the agent itself 40 KB for each.
+	// MaxContexts is how many contexts a sandbox may have at a time. A python that has
+	// run nothing holds 10 MB, and the agent 40 KB for each context.
 	MaxContexts = 64
-	// starting is how many start at once: more would only wait for one another's
-	// CPU, and time out together.
+	// starting is how many contexts start at a time. More would only compete for CPU
+	// and time out together.
 	starting = 4
-	// startLimit is within what a driver says that it is there.
+	// startLimit is the time in which a driver must report that it is ready.
 	startLimit = 30 * time.Second
-	// remembered is of how many contexts that died it is known why.
+	// remembered is for how many dead contexts the reason is kept.
 	remembered = 64
-	// Grace is between the interrupt of a call and the death of its context.
+	// Grace is the time between the interrupt of a call and the kill of its context.
 	Grace = 3 * time.Second
-	// interruptAgain is between interrupts where one is lost easily.
+	// interruptAgain is the time between two interrupts in languages where one is
+	// easily lost.
 	interruptAgain = 100 * time.Millisecond
-	// unread is how many messages wait for a driver: the code of a call, and the
-	// interrupts of one that does not read, ten a second for Grace.
+	// unread is how many messages may wait for a driver: the code of a call, and
+	// interrupts that it does not read, ten a second for Grace.
 	unread = 64
 	// MaxCode bounds the code of a call, in bytes.
 	MaxCode = 8 << 20
 )
 
-// What went wrong, for [errors.Is].
+// The errors of this package, for [errors.Is].
 var (
 	ErrNotFound = errors.New("no such context")
 	ErrBusy     = errors.New("session is busy") // the words that clients of OpenSandbox know
@@ -64,10 +65,10 @@ type Process interface {
 	Done() <-chan struct{} // closed when it has ended
 	Status() syscall.WaitStatus
 	Interrupt() // its process group, by SIGINT
-	Urge()      // it by SIGURG, and its group by SIGINT if it sleeps
+	Urge()      // the process by SIGURG, and its group by SIGINT if it sleeps
 	Quit()      // its process group, by SIGQUIT
-	Kill()      // it and all it has started
-	KillLeft()  // what it has started and left behind, after its end
+	Kill()      // the process and all that it has started
+	KillLeft()  // processes that it has started and left behind, after its end
 }
 
 // A Place is where a driver runs.
@@ -77,37 +78,37 @@ type Place struct {
 	Memory int64 // bytes that the sandbox has; 0: unlimited
 }
 
-// A Host is who starts processes: the agent.
+// A Host starts processes. The agent is one.
 type Host interface {
 	// Look returns the program called name in the PATH of env, or the last one that
 	// matches name if that is a pattern of paths, or "".
 	Look(name string, env map[string]string) string
-	// Start starts path with fds as its 0, 1, 2, …. It is Self for a program that
-	// calls Drive first.
+	// Start starts path with fds as its descriptors 0, 1, 2, …. If path is Self, that
+	// is a program that calls Drive first.
 	Start(path string, argv []string, p Place, fds []uintptr) (Process, error)
 	// Terminal makes a pseudo-terminal without a size (pty(7)), both ends
 	// close-on-exec. The caller closes them.
 	Terminal() (ours *os.File, theirs int, err error)
-	// Go runs f beside the caller. The agent sees to it that a panic is told of.
+	// Go runs f beside the caller. The agent reports a panic of f.
 	Go(f func())
 }
 
-// Contexts are those of one sandbox. The zero value with a Host is ready to use.
+// Contexts are the contexts of one sandbox. The zero value with a Host is ready to use.
 type Contexts struct {
 	Host  Host
 	Grace time.Duration // 0: Grace
 
 	once  sync.Once
-	slots chan struct{} // of those that start
+	slots chan struct{} // one for each context that starts
 
 	mu       sync.Mutex
-	all      []*Context // those that live, oldest first
+	all      []*Context // live ones, oldest first
 	reserved int        // contexts that are being started
 	dead     []death    // oldest first
 	standing map[string]*standing
 }
 
-// standing is the context of a language that calls use which name none.
+// standing is the context of a language for calls that name no context.
 type standing struct {
 	mu sync.Mutex // held while it is made
 	c  *Context
@@ -122,7 +123,7 @@ func (cs *Contexts) init() {
 	})
 }
 
-// Languages lists what contexts can be made of.
+// Languages lists the languages of contexts.
 func Languages() []string { return slices.Collect(names) }
 
 func names(yield func(string) bool) {
@@ -179,7 +180,7 @@ func (cs *Contexts) Make(language string, p Place) (*Context, error) {
 	return c, nil
 }
 
-// noteDeath remembers why c died; a context that was deleted is forgotten.
+// noteDeath keeps why c died, unless it was deleted.
 func (cs *Contexts) noteDeath(c *Context) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -193,8 +194,8 @@ func (cs *Contexts) noteDeath(c *Context) {
 	}
 }
 
-// Standing returns the context that calls use which name a language only. It is
-// made by the first, and again after it died.
+// Standing returns the context for calls that name only a language. The first such call
+// makes it, and so does the first after it died.
 func (cs *Contexts) Standing(language string, p Place) (*Context, error) {
 	cs.init()
 	if _, err := find(language); err != nil {
@@ -220,7 +221,7 @@ func (cs *Contexts) Standing(language string, p Place) (*Context, error) {
 	return c, nil
 }
 
-// Get returns a context that lives. The error says of one that died why.
+// Get returns a live context. If the context died, the error says why.
 func (cs *Contexts) Get(id string) (*Context, error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -244,8 +245,8 @@ func gone(id, why string) error {
 	return fmt.Errorf("%w: %w %s: %s; make another by POST /code/context", ErrNotFound, ErrDied, id, why)
 }
 
-// List returns the contexts of a language that live, or all of them if it is
-// empty, oldest first.
+// List returns the live contexts of a language, or all if language is empty, oldest
+// first.
 func (cs *Contexts) List(language string) []*Context {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -270,7 +271,7 @@ func (cs *Contexts) Remove(id string) error {
 	cs.mu.Unlock()
 	c.kill("it was deleted")
 	<-c.Done()
-	cs.mu.Lock() // now, and not when noteDeath comes to it
+	cs.mu.Lock() // now, because noteDeath may run later
 	defer cs.mu.Unlock()
 	cs.all = slices.DeleteFunc(cs.all, func(o *Context) bool { return o == c })
 	return nil

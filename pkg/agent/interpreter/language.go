@@ -9,39 +9,41 @@ import (
 	"time"
 )
 
-// A language is how a context of it is started and given code.
+// A language says how a context is started and how it gets code.
 type language struct {
 	name string
-	// programs are looked for in this order: names in PATH, and patterns of paths.
+	// programs are tried in this order: names in PATH, and patterns of paths.
 	programs func(env map[string]string) []string
 	argv     func(program string, p Place) []string // without the program
 	env      map[string]string                      // in place of what the sandbox has
-	stdin    bool                                   // the channel is standard input, too
-	// terminal: standard error is a terminal until the driver was greeted, and
-	// descriptor 4 is what it becomes.
+	stdin    bool                                   // the channel is also standard input
+	// terminal: standard error is a terminal until the driver has got hello; then it
+	// becomes descriptor 4.
 	terminal bool
-	source   string // if not "": standard input, and at its end
+	source   string // if not "": in a file that is standard input, at its end
 	self     bool   // the driver is the agent's own program: see Drive
-	// again, if not 0, is after what time an interrupt is repeated, until the code
-	// stops. A shell loses one that comes while it forks (the child takes it, and
-	// executes), node one that comes while it goes from running code to waiting,
-	// python one that comes just before a system call that waits. There a second
-	// would interrupt what cleans up after the first, so it comes later.
+	// again, if not 0, is the time after which an interrupt is repeated, until the code
+	// stops. A shell loses an interrupt that comes while it forks (the child takes it,
+	// and executes). node loses one that comes while it goes from running code to
+	// waiting, and python one that comes just before a system call that waits. In
+	// python a second interrupt could hit code that cleans up after the first, so it
+	// comes later.
 	again time.Duration
-	// urge: an interrupt is a SIGURG, and a SIGINT only if the driver sleeps. See
-	// bashUrged.
+	// urge: an interrupt is a SIGURG, followed by a SIGINT only if the driver sleeps.
+	// See bashUrged.
 	urge bool
-	// hello is what a driver is sent first. It answers with a frame "ready".
+	// hello is the first message to a driver. It answers with a frame "ready".
 	hello func(secret string, p Place) []byte
-	// request makes a call of code. The driver answers with a frame "done", and
-	// before it with "begin" if begins is set: an interrupt waits for that.
+	// request makes the message that runs code. The driver answers with a frame "done".
+	// If begins is set, it sends a frame "begin" before, and an interrupt waits for
+	// that.
 	request func(secret, code string, count int) []byte
 	begins  bool
-	// interrupt, if not nil, is what a driver is sent to stop a call.
+	// interrupt, if not nil, makes the message that stops a call.
 	interrupt func(secret string, count int) []byte
-	// settle, if not nil, says that an interrupt is a SIGINT, too, and is what a
-	// driver is sent before the next call. It answers with a frame "settled", and
-	// n as its status, when no SIGINT that came before has any effect any more.
+	// settle, if not nil, makes a message that the driver gets before the next call,
+	// and means that an interrupt is also a SIGINT. The driver answers with a frame
+	// "settled" and n as its status once no earlier SIGINT can have an effect.
 	settle func(secret string, n int) []byte
 }
 
@@ -57,7 +59,7 @@ var nodeDriver string
 //go:embed drivers/Driver.java
 var javaDriver string
 
-// languages that contexts can be made of.
+// languages are the languages of contexts.
 var languages = []*language{
 	{
 		name: "python",
@@ -102,11 +104,11 @@ var languages = []*language{
 		request: sizedRequest, interrupt: sizedInterrupt,
 	},
 	{
-		// An interactive shell, because only that one goes on after an interrupt,
-		// an unset variable or a syntax error. It has no job control, no prompts,
-		// and no terminal but one that nobody sees: whenever a child dies by a
-		// signal, it resets the terminal that standard error was at its start, and
-		// says so if that was none.
+		// An interactive shell, because only that one goes on after an interrupt, an
+		// unset variable or a syntax error. It has no job control and no prompts. Its
+		// terminal is one that nobody sees: whenever a child dies by a signal, bash
+		// resets the terminal that standard error was at its start, and prints an error
+		// if it was none.
 		name:     "bash",
 		programs: func(map[string]string) []string { return []string{"bash"} },
 		argv:     always("--noprofile", "--norc", "--noediting", "-i"),
@@ -123,16 +125,16 @@ var languages = []*language{
 			return fmt.Appendf(nil, "exec 2>&4 4>&-; set +o history +H; unset HISTFILE PROMPT_COMMAND; export -n PS1 PS2; "+
 				"%s%sprintf '\\n%s{\"type\":\"ready\"}\\n' >&3\n", bashUrged, limit, secret)
 		},
-		// What answers is in its own line, which is read also after an interrupt. The
-		// code and its children have neither the channel nor its end. Standard input is
-		// none from the beginning on: see bashUrged.
+		// The command that answers is on a line of its own, which bash reads even after
+		// an interrupt. The code and its children do not have the channel. Their
+		// standard input is the null device from the beginning: see bashUrged.
 		request: func(secret, code string, _ int) []byte {
 			return fmt.Appendf(nil, "{ builtin printf '\\n%s{\"type\":\"begin\"}\\n' >&3; eval %s 3>&-; } </dev/null\n%s",
 				secret, bashQuote(code), bashSays(secret, "done", "$?"))
 		},
 		begins: true,
-		// One that comes while that line is read takes the part that was read with it,
-		// so the line comes once more.
+		// An interrupt that comes while bash reads that line discards the part that was
+		// read, so interrupt sends the line once more.
 		interrupt: func(secret string, _ int) []byte { return bashSays(secret, "done", "$?") },
 		settle:    func(secret string, n int) []byte { return bashSays(secret, "settled", strconv.Itoa(n)) },
 	},
@@ -140,32 +142,32 @@ var languages = []*language{
 
 // bashUrged has bash interrupt itself when it gets a SIGURG.
 //
-// A SIGINT is not sure to stop it, and may hang it (5.2, jobs.c). While bash waits
-// for a child, one counts only if the child dies of it: it is lost if the child
-// has ended, handles it, or is a fork of bash's own that has not yet reset its
-// handlers and then exits with status 130. A loop of short children on a busy host
-// is so nearly all the time. And one that comes while wait_for exchanges the
-// handler of SIGINT, before it has noted the old one, has the new handler send it
-// to bash again, for ever. That is where bash is when it is preempted at the end
-// of that system call.
+// A SIGINT may not stop bash, and may hang it (5.2, jobs.c). While bash waits for a
+// child, a SIGINT counts only if the child dies of it. It is lost if the child has
+// ended, handles it, or is a fork of bash that has not yet reset its handlers and then
+// exits with status 130. A loop of short children on a busy host is in that state
+// nearly all the time. A SIGINT hangs bash if it comes while wait_for exchanges the
+// handler of SIGINT and has not yet noted the old one: then the new handler sends it to
+// bash again, for ever. Bash is at that point if it is preempted at the end of that
+// system call.
 //
-// A trap waits until bash has no child to wait for. This one does nothing when
-// standard input is the channel: then no code runs, and the signal came late.
-// Children do not inherit it, and a SIGURG without a trap has no effect. What bash
-// waits for is to end, so it gets a SIGINT while bash sleeps, which is outside of
-// that exchange; all of the group at once, since a subshell of bash's that waits
-// for a child of its own minds one only if that child dies of it, too.
+// A trap waits until bash has no child to wait for. This trap does nothing when
+// standard input is the channel: then no code runs, and the signal came late. Children
+// do not inherit it, and a SIGURG without a trap has no effect. The child that bash
+// waits for has to end, so it gets a SIGINT while bash sleeps; bash is not in that
+// exchange then. The whole group gets it at once, because a subshell that waits for a
+// child of its own obeys a SIGINT only if that child dies of it too.
 const bashUrged = `trap 'builtin test -S /dev/fd/0 || builtin kill -INT $$' URG; `
 
-// bashSays has bash send a frame. What is left of the line when its beginning is
-// lost does no harm: it has no quotes, and its errors are not seen.
+// bashSays makes bash send a frame. If the beginning of the line is lost, the rest does
+// no harm: it has no quotes, and nobody sees its errors.
 func bashSays(secret, kind, status string) []byte {
 	return []byte(`builtin printf \\n` + secret + `\\173\\42type\\42:\\42` + kind +
 		`\\42,\\42status\\42:%d\\175\\n ` + status + " >&3 2>&- #\n")
 }
 
-// node makes javascript, and typescript, which is javascript after its types
-// were erased.
+// node makes the languages javascript and typescript, which is javascript once its
+// types are erased.
 func node(name string) *language {
 	return &language{
 		name: name,
@@ -177,15 +179,15 @@ func node(name string) *language {
 		again:   interruptAgain,
 		hello:   secretOnly,
 		request: jsonRequest,
-		// A SIGINT ends code that spins, and this what awaits.
+		// A SIGINT ends a busy loop; this message ends code that awaits.
 		interrupt: func(_ string, count int) []byte { return fmt.Appendf(nil, "{\"interrupt\":%d}\n", count) },
 		settle:    jsonSettle,
 	}
 }
 
-// versions lists where a program of version v may be: each format with v, then
-// with v less its last part, and so on. "3.11.9" is what an image calls the
-// python that it has as python3.11.
+// versions lists where a program of version v may be: each format with v, then with v
+// less its last part, and so on. An image calls "3.11.9" a python that it has as
+// python3.11.
 func versions(v string, formats ...string) (all []string) {
 	v = strings.TrimPrefix(v, "v")
 	if strings.ContainsAny(v, `/*?[\`) {
@@ -204,10 +206,10 @@ func always(argv ...string) func(string, Place) []string {
 	return func(string, Place) []string { return argv }
 }
 
-// nodeHeap bounds the heap by what the sandbox has less what node holds beside
-// it: 45 MB, what is young, and room for buffers. Then V8 says what is wrong. A
-// limit of the address space would end WebAssembly, which reserves 10 GB, and by
-// that fetch.
+// nodeHeap bounds the heap by the sandbox's memory less what node holds beside it: 45
+// MB, the young generation, and room for buffers. So V8 reports that memory is short. A
+// limit of the address space would break WebAssembly, which reserves 10 GB, and with it
+// fetch.
 func nodeHeap(p Place) []string {
 	if p.Memory <= 0 {
 		return nil
@@ -215,11 +217,11 @@ func nodeHeap(p Place) []string {
 	return []string{fmt.Sprintf("--max-old-space-size=%d", max(p.Memory/2, p.Memory-p.Memory/8-128<<20)>>20)}
 }
 
-// javaArguments bounds the heap by half of what the sandbox has, because a JVM
-// holds as much again beside it: on runc it sees the memory of the host, and an
-// out-of-memory kill would take the context. The rest is for its start, which
-// costs 1.1 s of CPU so, and 1.9 s with all compilers and Java's own choice of
-// a collector (JDK 17).
+// javaArguments bounds the heap by half of the sandbox's memory, because a JVM holds as
+// much again beside the heap. On runc a JVM sees the memory of the host, and an
+// out-of-memory kill would end the context. The other arguments make it start faster:
+// in 1.1 s of CPU, where all compilers and Java's own choice of a collector take 1.9 s
+// (JDK 17).
 func javaArguments(_ string, p Place) []string {
 	argv := []string{"-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"}
 	if p.Memory > 0 {
@@ -253,8 +255,8 @@ func jsonRequest(_, code string, count int) []byte {
 
 func jsonSettle(_ string, n int) []byte { return fmt.Appendf(nil, "{\"settle\":%d}\n", n) }
 
-// sizedRequest is a call for those who read no JSON: a line with the count and
-// the size in bytes, and the code.
+// sizedRequest is a call for drivers that read no JSON: a line with the count and the
+// size in bytes, and the code.
 func sizedRequest(_, code string, count int) []byte {
 	return fmt.Appendf(nil, "%d %d\n%s", count, len(code), code)
 }

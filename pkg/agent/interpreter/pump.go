@@ -10,8 +10,8 @@ import (
 
 var buffers = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
-// A pump carries what a context prints to one of its streams to whoever listens,
-// and holds it up while they do not take it.
+// A pump carries what a context prints on one of its streams to the listener. The
+// context waits while the listener does not take it.
 type pump struct {
 	f      *os.File
 	stream byte // 1 or 2
@@ -39,8 +39,8 @@ func (p *pump) run() {
 	}
 }
 
-// drain delivers what was printed before the call, and no more: something that
-// runs in the background may print for ever.
+// drain delivers what was printed before the call, and no more: a process in the
+// background may print for ever.
 func (p *pump) drain() {
 	rc, err := p.f.SyscallConn()
 	if err != nil {
@@ -85,7 +85,7 @@ func (p *pump) carry(fd int) (n int, again bool) {
 	}
 }
 
-// listen changes who is told; nil: nobody.
+// listen changes the listener; nil: none.
 func (p *pump) listen(to func(stream byte, b []byte)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// A Listener is told what a call does. Its methods may block: then the code
-// waits, too.
+// A Listener gets the output and the results of a call. Its methods may block: then the
+// code waits too.
 type Listener interface {
 	Output(stream byte, b []byte) // 1: standard output, 2: standard error
 	Result(formats map[string]string)
@@ -20,7 +20,7 @@ type Run struct {
 	c        *Context
 	l        Listener      // with these, guarded by Context.mu
 	stopping bool          // somebody interrupts it
-	sent     bool          // the driver was given it
+	sent     bool          // the driver has it
 	ending   bool          // it is being finished
 	begun    chan struct{} // closed when the driver has begun with it: then it can be interrupted
 	answered chan struct{} // closed when the code has ended
@@ -29,7 +29,7 @@ type Run struct {
 	ended    time.Time
 }
 
-// Done is closed when the call has ended and its listener was told everything.
+// Done is closed when the call has ended and its listener has got everything.
 func (r *Run) Done() <-chan struct{} { return r.done }
 
 // Outcome is valid when Done is closed: how the code failed, or nil, and when it
@@ -61,7 +61,7 @@ func (r *Run) began() bool {
 	}
 }
 
-// listener is who is told of the call that runs, or nil.
+// listener is the listener of the call that runs, or nil.
 func (c *Context) listener() Listener {
 	r := c.current()
 	if r == nil || !r.began() {
@@ -70,7 +70,7 @@ func (c *Context) listener() Listener {
 	return r.l
 }
 
-// Claim makes c busy with a call that is to come, or says with what it is.
+// Claim reserves c for the next call, or fails with ErrBusy or ErrDied.
 func (c *Context) Claim() (*Run, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,12 +109,12 @@ func (r *Run) Start(code string, l Listener) {
 	}
 }
 
-// settle waits until the driver has met every SIGINT that it was sent, and
-// reports whether it has. One that is not scheduled meets a signal late, and
-// would stop the next call by it, or say something of it there. A bash that was
-// forking has thrown away its code, but waits for the child before it goes on:
-// so it is interrupted again, and has longer to answer each time: what it says of
-// the time before that interrupt is no answer any more.
+// settle waits until the driver has handled every SIGINT that it was sent, and reports
+// whether it has. A driver that was not scheduled handles a signal late, which would
+// stop the next call or print something there. A bash that was forking has thrown away
+// its code, but waits for the child before it goes on. So settle interrupts it again,
+// with a longer pause each time. An answer to a question from before the last interrupt
+// does not count.
 func (c *Context) settle() bool {
 	limit := time.NewTimer(c.grace)
 	defer limit.Stop()
@@ -152,7 +152,7 @@ func (c *Context) settle() bool {
 // send gives the driver the code, and the listener what it prints from now on.
 func (r *Run) send(code string) {
 	c := r.c
-	c.drain()                     // of what ran before
+	c.drain()                     // output of earlier code
 	for _, p := range c.out[:2] { // nobody sees the terminal
 		p.listen(r.l.Output)
 	}
@@ -165,7 +165,7 @@ func (r *Run) send(code string) {
 	c.writes <- c.l.request(c.secret, code, r.Count)
 }
 
-// finish ends the call that runs, if there is one that has not ended.
+// finish ends the call that runs, if there is one.
 func (c *Context) finish(err *Error) {
 	c.mu.Lock()
 	r := c.run
@@ -187,9 +187,8 @@ func (c *Context) finish(err *Error) {
 	close(r.done)
 }
 
-// Interrupt asks the code that runs to stop, and kills the context if it does
-// not within the grace. It returns when the code has stopped; at once if none
-// runs.
+// Interrupt asks the running code to stop, and kills the context if it does not stop
+// within the grace. It returns when the code has stopped, or at once if none runs.
 func (c *Context) Interrupt() {
 	c.mu.Lock()
 	r := c.run
@@ -237,8 +236,8 @@ func (c *Context) Interrupt() {
 	}
 }
 
-// interrupt tells the driver that a call is to stop, unless it has: what comes
-// later might stop the next one, which is not given to the driver meanwhile.
+// interrupt tells the driver to stop a call, unless the call has stopped: a later
+// message might stop the next call. The driver does not get the next call meanwhile.
 func (c *Context) interrupt(r *Run, since time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -257,11 +256,11 @@ func (c *Context) interrupt(r *Run, since time.Time) {
 	}
 }
 
-// signal interrupts the driver by a signal. One that is urged may mind that late,
-// or never, if its code took the trap away: after a third of the grace it gets a
-// SIGINT all the same. What no SIGINT ends, such as a subshell of bash's that
-// spins as bashUrged tells, is ended by a SIGQUIT after two thirds. Bash itself
-// and what it runs in the background ignore that.
+// signal interrupts the driver by a signal. A driver with urge may react late, or never
+// if its code has removed the trap: after a third of the grace it gets a SIGINT all the
+// same. After two thirds a SIGQUIT ends what no SIGINT ends, such as a subshell of bash
+// that hangs as bashUrged describes. Bash itself and its background jobs ignore a
+// SIGQUIT.
 func (c *Context) signal(since time.Time) {
 	past := time.Since(since)
 	if c.l.urge && past < c.grace/3 {

@@ -2,7 +2,7 @@ package output
 
 import "sync"
 
-// Books are kept over all rings of a sandbox: what their files hold together is bounded.
+// Books bound how much the files of all rings of a sandbox hold together.
 type Books struct {
 	dir     string
 	limit   int64 // bytes of files, together

@@ -29,7 +29,7 @@ func (r *Ring) Copy(w io.Writer, off, end int64) (int64, error) {
 // written, or ctx ends, or a write or flush fails. It holds no buffer while it waits.
 func (r *Ring) Follow(ctx context.Context, w io.Writer, flush func() error, ended <-chan struct{}, off int64) {
 	for over := false; ; {
-		grown := r.Grown() // before the read, so that none is missed
+		grown := r.Grown() // before the read, so that no Write is missed
 		_, end := r.Range()
 		var err error
 		if off, err = r.Copy(w, off, max(off, end)); err != nil || over {

@@ -13,8 +13,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// A Take receives output: the stream, 1 or 2, and the bytes with room for a frame's header
-// before them. It is last once the process is dead: then a process writes that it left behind.
+// A Take receives output: the stream, 1 or 2, and the bytes with room for a frame's
+// header before them. last is set once the process is dead: then processes that it left
+// behind write.
 type Take func(stream byte, framed []byte, last bool)
 
 // A Pump carries one pipe of a command, or its terminal, to a Take.
@@ -24,13 +25,14 @@ type Pump struct {
 	tty     bool          // f is a terminal's end
 	drained chan struct{} // closed when all that was written before the process died was carried
 	asked   chan chan struct{}
-	flood   bool // much came at once: the pipe and what is read of it are larger since
+	flood   bool // much came at once: pipe and reads are larger since
 
 	take Take            // of Run
 	died <-chan struct{} // of Run
 }
 
-// NewPump is for our end of a pipe, which must not block, and its stream, 1 or 2.
+// NewPump makes a pump for the agent's end of a pipe, which must not block, and its
+// stream, 1 or 2.
 func NewPump(f *os.File, stream byte) *Pump {
 	return &Pump{f: f, stream: stream, drained: make(chan struct{}), asked: make(chan chan struct{}, 1)}
 }
@@ -42,11 +44,11 @@ func NewTerminal(f *os.File, stream byte) *Pump {
 	return p
 }
 
-// Close is for a pump that does not run.
+// Close closes a pump on which Run is not called.
 func (p *Pump) Close() error { return p.f.Close() }
 
-// Drained returns a channel that is closed when all that was written before the process
-// died was carried.
+// Drained returns a channel that is closed when all output from before the process died
+// was carried.
 func (p *Pump) Drained() <-chan struct{} { return p.drained }
 
 // Unread returns how many bytes are in the pipe now.
@@ -58,9 +60,9 @@ func (p *Pump) Unread() (n int, err error) {
 	return n, err
 }
 
-// widePipe is the size of the pipe of a command that has filled a usual one, in
-// bytes: on gVisor each switch between command and agent is dear. Its effect,
-// with buffers that are used again, is in docs/benchmarks.md.
+// widePipe is the size of the pipe of a command that has filled a usual one, in bytes:
+// on gVisor each switch between command and agent is expensive. Its effect, with
+// buffers that are used again, is in docs/benchmarks.md.
 const widePipe = 256 << 10
 
 var (
@@ -97,7 +99,7 @@ func (p *Pump) Settle(limit <-chan time.Time) {
 	}
 }
 
-// settled answers who asked by Settle, and reports whether somebody did.
+// settled ends a call of Settle, and reports whether there was one.
 func (p *Pump) settled(rc syscall.RawConn) bool {
 	select {
 	case carried := <-p.asked:
@@ -152,8 +154,9 @@ func (p *Pump) Run(died <-chan struct{}, take Take) {
 		return
 	}
 	if p.tty {
-		// All have closed the terminal. Closing our end, too, would hang up on a
-		// process that is about to end well, as cat does, or opens it again.
+		// All have closed the terminal. Closing the agent's end too would hang up on a
+		// process that is about to end well, as cat does, or that opens the terminal
+		// again.
 		<-p.died
 		rc.Control(func(fd uintptr) { p.rest(int(fd)) }) //nolint:errcheck // as above
 	}
@@ -163,7 +166,7 @@ func (p *Pump) Run(died <-chan struct{}, take Take) {
 // rest carries what is in the pipe now, and no more: others may write forever.
 func (p *Pump) rest(fd int) {
 	n, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
-	if err != nil || p.tty { // of a terminal it says only what has come to the near end
+	if err != nil || p.tty { // of a terminal it counts only what has come to the near end
 		n = 1 << 20 // the most a pipe may hold by default
 	}
 	for n > 0 {

@@ -3,8 +3,9 @@
 //	pipe ─ Pump ─▶ Ring ─ ReadAt, Copy, Follow
 //	                └─ a file, as far as Books has room
 //
-// The surprise: nothing is lost silently, and nothing fails. A ring that gets no more room
-// forgets its oldest output, and Ring.Range tells which byte is the oldest that is left.
+// The surprise: nothing is lost silently, and nothing fails. A ring that gets no more
+// room forgets its oldest output, and Ring.Range returns the number of the oldest byte
+// that is left.
 package output
 
 import (
@@ -24,10 +25,10 @@ const (
 	step      = 256 << 10 // by which a file's share grows
 )
 
-// A Ring keeps the last output of one command, addressed by the number of the
-// byte since the start. A short output stays in memory; a longer one moves to a
-// file that wraps at the limit of one command, or earlier where the sandbox's
-// share or the disk is used up. Nothing is lost silently: from, the oldest byte kept, tells.
+// A Ring keeps the last output of one command, addressed by the number of the byte
+// since the start. A short output stays in memory; a longer one moves to a file that
+// wraps at the limit of one command, or earlier where the sandbox's share or the disk
+// is used up. Nothing is lost silently: from is the oldest byte kept.
 type Ring struct {
 	Small bool // never goes to a file: what does not fit into memory is forgotten
 
@@ -40,7 +41,7 @@ type Ring struct {
 	reserved int64 // of books
 	end      int64 // bytes written ever
 	from     int64 // oldest byte kept
-	size     int64 // the ring wraps here; 0: has not been decided, so nothing has wrapped
+	size     int64 // the ring wraps here; 0: not decided yet, so nothing has wrapped
 	dropped  bool
 	grown    chan struct{} // closed by the next Write; nil while nobody waits for one
 }
@@ -76,8 +77,8 @@ func (r *Ring) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// spill moves what is in memory to a file. Where that fails, the memory is the
-// ring, as big as it may get.
+// spill moves the output from memory to a file. If that fails, the ring stays in
+// memory, as large as InMemory allows.
 func (r *Ring) spill() {
 	first := min(step, r.books.each)
 	if !r.books.reserve(first) {
@@ -129,7 +130,7 @@ func (r *Ring) put(b []byte) int {
 			r.size = r.end
 			return 0
 		}
-		r.retreat() // on btrfs what is there cannot be written over either
+		r.retreat() // on btrfs not even an existing block can be overwritten
 		return 0
 	}
 	r.end += int64(len(b))
@@ -157,8 +158,8 @@ func (r *Ring) removeFile() {
 	r.file = nil
 }
 
-// retreat moves the newest output from a file that takes no more into memory,
-// which is the ring from then on.
+// retreat moves the newest output from a file that cannot be written any more into
+// memory. The ring is in memory from then on.
 func (r *Ring) retreat() {
 	mem, keep := make([]byte, InMemory), r.end-r.from
 	keep = min(keep, InMemory)
@@ -172,7 +173,7 @@ func (r *Ring) retreat() {
 			n = min(n, r.size-at)
 		}
 		if _, err := r.readAt(mem[to:to+n], at); err != nil {
-			keep = 0 // can be read no more than written
+			keep = 0 // the file cannot be read either
 			break
 		}
 		off += n
@@ -213,8 +214,8 @@ func (r *Ring) Drop() {
 	}
 }
 
-// Settle gives back what a finished output needs no longer; with toFile its
-// memory too. It returns how many bytes of memory remain.
+// Settle frees what a finished output does not need any more; with toFile its memory
+// too. It returns how many bytes of memory remain.
 func (r *Ring) Settle(toFile bool) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -237,8 +238,8 @@ func (r *Ring) Range() (from, end int64) {
 	return r.from, r.end
 }
 
-// Grown returns a channel that the next Write closes. Asked for before a read,
-// it misses nothing.
+// Grown returns a channel that the next Write closes. Call Grown before a read, so that
+// no Write is missed.
 func (r *Ring) Grown() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()

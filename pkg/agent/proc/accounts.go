@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// Accounts answers questions to the guest's own /etc/passwd and /etc/group. It
-// reads them again when they changed: commands may add users. os/user is no
-// help, it knows no users by docker's syntax and reads the files each time.
+// Accounts answers questions to the guest's own /etc/passwd and /etc/group. It reads
+// them again when they changed: commands may add users. os/user does not serve: it does
+// not know docker's syntax for users, and it reads the files each time.
 type Accounts struct {
 	Passwd, Group string // the files' names
 
@@ -59,7 +59,7 @@ func (t *table) load(path string, fields int) [][]string {
 	if stamp == t.stamp {
 		return t.rows
 	}
-	f, err := OpenRegular(path) // the guest may have made a FIFO of it, which nobody writes
+	f, err := OpenRegular(path) // the guest may have put a FIFO there, to which nobody writes
 	if err != nil {
 		*t = table{}
 		return nil
@@ -89,9 +89,9 @@ func (a *Accounts) allGroups() [][]string {
 	return a.group.load(a.Group, 4)
 }
 
-// Resolve finds docker's user[:group]; each is a name or a number. Without a
-// group it is the user's own, with the groups that name the user beside it; a
-// number the guest does not know has group 0 and home "/".
+// Resolve finds docker's user[:group]; each is a name or a number. Without a group, the
+// user has its own group and the groups that list it. A number that the guest does not
+// know has group 0 and home "/".
 func (a *Accounts) Resolve(spec string) (Identity, error) {
 	user, group, hasGroup := strings.Cut(spec, ":")
 	if user == "" {

@@ -7,11 +7,11 @@ import "runtime/debug"
 // recover, runs in Guarded.
 
 // OnPanic is called with a panic before the process dies of it. The server sets it
-// before the agent serves: like the reaper, it is one for the process.
+// before the agent serves. There is one for the process, as there is one reaper.
 var OnPanic = func(v any, stack []byte) {}
 
-// Guarded calls f. If f panics, OnPanic is called and the panic goes on: whoever
-// went on with half a state would hang, or lie.
+// Guarded calls f. If f panics, OnPanic is called and the panic goes on: with half its
+// state the agent would hang, or give false answers.
 func Guarded(f func()) {
 	defer func() {
 		if v := recover(); v != nil {

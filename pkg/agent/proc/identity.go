@@ -40,10 +40,10 @@ func sameGroups(groups []int, id Identity) bool {
 	return maps.Equal(want, have)
 }
 
-// Enter gives the calling thread, to which the caller is locked, the credentials
-// that the kernel asks for when it opens files: setresuid(2) of the thread
-// alone, which takes its capabilities. The real and saved ids stay, by which it
-// leaves again, and by which no process of that user may signal or trace it.
+// Enter gives the calling thread, to which the caller is locked, the credentials that
+// the kernel asks for when it opens files: setresuid(2) of the thread alone, which
+// takes its capabilities. The real and saved ids stay: with them the thread can leave
+// again, and they keep processes of that user from signalling or tracing it.
 func (id Identity) Enter() error {
 	groups, first := id.Groups, unsafe.Pointer(nil)
 	if len(groups) > 0 {
@@ -64,7 +64,7 @@ func (id Identity) Enter() error {
 	return nil
 }
 
-// The agent's own, before any thread had others.
+// The agent's own, read before any thread has changed its ids.
 var ownUID, ownGID, ownGroups = os.Geteuid(), os.Getegid(), func() []uint32 {
 	have, _ := os.Getgroups()
 	groups := make([]uint32, len(have))
@@ -85,7 +85,8 @@ func LeaveIdentity() {
 	_, _, e2 := unix.RawSyscall(unix.SYS_SETRESGID, keep, uintptr(ownGID), keep)
 	_, _, e3 := unix.RawSyscall(unix.SYS_SETGROUPS, uintptr(len(ownGroups)), uintptr(first), 0)
 	if e1 != 0 || e2 != 0 || e3 != 0 {
-		// Not to be met: the saved ids are the agent's. The thread must serve nobody.
+		// This cannot happen, because the saved ids are the agent's. If it does, the
+		// thread must serve nobody.
 		panic(fmt.Sprintf("leave an identity: %v, %v, %v", e1, e2, e3))
 	}
 }

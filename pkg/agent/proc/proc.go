@@ -1,4 +1,5 @@
-// Package proc is what the agent knows of processes and users by the kernel.
+// Package proc starts, finds and measures the processes of a sandbox, and resolves its
+// users.
 //
 //	Start ─▶ Process ─ Signal, KillTree        one reaper waits for all children
 //	List, StatOf, Marked                       who runs, and whose it is

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reaper is the only one in this process that waits for children, and the only
-// one that makes them: PID 1 inherits orphans it never started, and a wait4(-1)
-// that knows nothing of the others would steal exit statuses.
+// reaper is the only one in this process that waits for children, and the only one that
+// makes them: PID 1 inherits orphans that it never started, and a second wait4(-1)
+// would steal exit statuses.
 //
-// It peeks at the next zombie without taking it (waitid, WNOWAIT), so the
-// zombie keeps its pid until it is known whose it is. A pid in procs can thus
-// never be that of another process. A zombie that is not in procs is either an orphan or
-// a child whose Start has not returned yet; the start lock tells the two apart.
+// It peeks at the next zombie without taking it (waitid, WNOWAIT), so the zombie keeps
+// its pid until the reaper knows whose it is. A pid in procs can thus never be that of
+// another process. A zombie that is not in procs is either an orphan or a child whose
+// Start has not returned yet; the start lock tells the two apart.
 type reaper struct {
-	startMu sync.Mutex // held over fork and registration
+	startMu sync.Mutex // held during fork and registration
 
 	mu    sync.Mutex
 	procs map[int]*Process // started here and not reaped
@@ -61,10 +61,10 @@ type Spec struct {
 	Marker uint64              // 0: one that no other has
 	Files  [3]uintptr          // the child's 0, 1 and 2
 	More   []uintptr           // the child's 3, 4, …
-	// Mortal: it is killed when this process dies. The children of PID 1 die
-	// anyway; elsewhere, in tests, code that spins would go on for ever. It is the
-	// thread that forked whose death counts, and no thread of this process ends
-	// before the process: none is left by a goroutine that holds it.
+	// Mortal: it is killed when this process dies. The children of PID 1 die anyway;
+	// elsewhere, in tests, code that spins would go on for ever. The kernel does this
+	// when the thread that forked ends. No thread of this process ends before the
+	// process, because no goroutine ends while it is locked to one.
 	Mortal bool
 }
 
@@ -82,20 +82,19 @@ func Reap() { theReaper() }
 // markerBase is above every real RLIMIT_RSS and small enough to print.
 const markerBase = 1 << 50
 
-// lastMarker is guarded by startMu. Where it begins is drawn: a process on the host
-// that has this package in it, as its tests do, sees the processes of other agents.
+// lastMarker is guarded by startMu. It begins at a random number: a process on the host
+// that uses this package, as its tests do, sees the processes of other agents.
 var lastMarker = rand.Uint64N(markerBase / 2)
 
 // Start starts a child in a session of its own. The error of a failed exec is
 // the bare errno.
 //
-// Every child gets a soft RLIMIT_RSS that no other has. Neither Linux (since
-// 2.4.30) nor gVisor act on that limit, everything a child starts inherits it,
-// and neither setsid, a double fork, an emptied environment nor exec clears
-// it: so it tells whose a process is after its parents are gone (see KillTree).
-// It is set on this process under startMu because fork copies it; setting it on
-// the child afterwards would be a race, and for a child of another user needs
-// CAP_SYS_RESOURCE.
+// Every child gets a soft RLIMIT_RSS that no other has. Neither Linux (since 2.4.30)
+// nor gVisor act on that limit, everything a child starts inherits it, and neither
+// setsid, a double fork, an emptied environment nor exec clears it: so it says whose a
+// process is after its parents are gone (see KillTree). It is set on this process under
+// startMu because fork copies it; setting it on the child afterwards would be a race,
+// and for a child of another user needs CAP_SYS_RESOURCE.
 func Start(s Spec) (*Process, error) {
 	r := theReaper()
 	attr := &syscall.ProcAttr{
@@ -165,7 +164,7 @@ func (r *reaper) loop() {
 	}
 }
 
-// reap takes the zombie pid, and what has become one meanwhile.
+// reap takes the zombie pid, and all that have become zombies meanwhile.
 func (r *reaper) reap(pid int) {
 	r.mu.Lock()
 	p := r.procs[pid]
@@ -176,7 +175,7 @@ func (r *reaper) reap(pid int) {
 	if p != nil {
 		return
 	}
-	r.startMu.Lock() // whoever is being started is registered after this
+	r.startMu.Lock() // a child that is being started is registered after this
 	defer r.startMu.Unlock()
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// Stat is what /proc/<pid>/stat says of a process (proc_pid_stat(5)).
+// Stat is a process as /proc/<pid>/stat describes it (proc_pid_stat(5)).
 type Stat struct {
 	PID, Parent, Group, Session int
 	State                       byte   // R S D Z …
@@ -42,7 +42,7 @@ func readProcs() (procs []Stat) {
 	return procs
 }
 
-// StatOf reads what the kernel says of one process. It reports false if there is none.
+// StatOf reads the Stat of one process. It reports false if there is none.
 func StatOf(pid int) (Stat, bool) {
 	b, err := readSmall("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -51,8 +51,8 @@ func StatOf(pid int) (Stat, bool) {
 	return parseStat(b)
 }
 
-// parseStat takes proc_pid_stat(5) apart. The name in it may hold anything,
-// ")" and newlines included, so it is cut at the last ")".
+// parseStat parses proc_pid_stat(5). The name in it may hold anything, ")" and newlines
+// included, so it is cut at the last ")".
 func parseStat(b []byte) (s Stat, ok bool) {
 	open, end := bytes.IndexByte(b, ' '), bytes.LastIndexByte(b, ')')
 	if open < 0 || end < open {

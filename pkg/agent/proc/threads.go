@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// threads is how many the agent starts beside those the runtime has: one for
-// each turn below, one that forks (startMu), and the rest for requests that the
-// kernel stops inside of a system call when it has something better to do, which
-// Go takes for one that blocks. It is part of record.AgentTasks.
+// threads is how many threads the agent starts beside those that the runtime has: one
+// for each turn below, one that forks (startMu), and the rest for requests that the
+// kernel preempts inside a system call, which Go treats as one that blocks. It is part
+// of record.AgentTasks.
 const threads = 26
 
 // A goroutine in a system call that blocks needs a thread, so those that may

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// KillTree kills with SIGKILL all that p has started, directly or not: whoever
-// descends from it, is of its session or process group, or carries its marker.
-// It looks again until nobody is left, because a process may fork between a
-// look and a kill, for at most 5 s.
+// KillTree kills with SIGKILL all processes that p has started, directly or not: those
+// that descend from it, are in its session or process group, or carry its marker. It
+// repeats that until none is left, for at most 5 s, because a process may fork between
+// the search and the kill.
 //
-// A process escapes that changed its own RLIMIT_RSS and its session and lost its
-// parents. It must do all three on purpose.
+// A process escapes only if it has changed its own RLIMIT_RSS, has changed its session
+// and has lost its parents. It must do all three on purpose.
 func (p *Process) KillTree() {
 	killAll(p, func() []int { return tree(List(), p.PID, p.Marker) })
 	p.Signal(syscall.SIGKILL, true) //nolint:errcheck // where /proc is not mounted, the group at least
 }
 
-// Urge sends p a SIGURG and, if p slept before that, its process group a SIGINT.
-// A process that is preempted runs, by proc_pid_stat(5).
+// Urge sends p a SIGURG and, if p slept before that, its process group a SIGINT. A
+// preempted process counts as running, as in proc_pid_stat(5).
 func (p *Process) Urge() {
 	s, ok := StatOf(p.PID)
 	p.Signal(syscall.SIGURG, false) //nolint:errcheck // gone is what is wanted
@@ -28,7 +28,7 @@ func (p *Process) Urge() {
 	}
 }
 
-// KillAll kills whom find finds, until it finds nobody, for at most 5 s.
+// KillAll kills the processes that find returns until it returns none, for at most 5 s.
 func KillAll(find func() []int) { killAll(nil, find) }
 
 // killAll is KillAll; p and its group are killed by Signal.
@@ -47,7 +47,8 @@ func killAll(p *Process, find func() []int) {
 		if len(victims) == 0 || time.Now().After(deadline) {
 			break
 		}
-		// Others than p die without an event for us: their parent, if it lives, reaps them.
+		// Only the end of p is an event here: the others are reaped by their parents,
+		// if those live.
 		time.Sleep(pause)
 		pause = min(2*pause, 20*time.Millisecond)
 	}
@@ -60,7 +61,7 @@ func tree(procs []Stat, root int, marker uint64) (pids []int) {
 	in := map[int]bool{root: true}
 	for _, s := range procs {
 		if s.PID == self {
-			continue // it carries the marker it set last, and is everybody's ancestor
+			continue // it carries the marker that it set last, and is an ancestor of every process
 		}
 		if s.Session == root || s.Group == root || marker != 0 && markerOf(s.PID) == marker {
 			in[s.PID] = true
@@ -83,8 +84,8 @@ func Marked(meant func(marker uint64) bool, but int) []int {
 	return living(procs, in)
 }
 
-// living returns those in a set, and all that descends from them, who live.
-// Never this process.
+// living returns the live processes of a set, and their live descendants. Never this
+// process.
 func living(procs []Stat, in map[int]bool) (pids []int) {
 	self := os.Getpid()
 	for grown := true; grown; {
@@ -103,9 +104,9 @@ func living(procs []Stat, in map[int]bool) (pids []int) {
 	return pids
 }
 
-// KillDescendants kills all that descends from this process. As PID 1 that is
-// everybody. It never signals by -1, which outside of a pid namespace would be
-// the host.
+// KillDescendants kills all descendants of this process. For PID 1 those are all
+// processes. It never signals pid -1, which outside a pid namespace would be the whole
+// host.
 func KillDescendants(limit time.Duration) {
 	deadline := time.Now().Add(limit)
 	for {
@@ -116,6 +117,6 @@ func KillDescendants(limit time.Duration) {
 		if len(victims) == 0 || time.Now().After(deadline) {
 			return
 		}
-		time.Sleep(time.Millisecond) // no event tells of grandchildren
+		time.Sleep(time.Millisecond) // there is no event for grandchildren
 	}
 }

@@ -65,15 +65,15 @@ func Control(file *os.File, f func(fd int) error) error {
 	return ferr
 }
 
-// Resize sets the size of a terminal. The kernel tells the foreground (SIGWINCH).
+// Resize sets the size of a terminal. The kernel sends the foreground a SIGWINCH.
 func Resize(tty *os.File, cols, rows int) error {
 	return Control(tty, func(fd int) error {
 		return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(cols), Row: uint16(rows)})
 	})
 }
 
-// Foreground returns the process group in the foreground of a terminal. gVisor
-// tells only processes of the terminal's own session, so not the agent: ENOTTY.
+// Foreground returns the process group in the foreground of a terminal. gVisor answers
+// only processes of the terminal's own session, so the agent gets ENOTTY.
 func Foreground(tty *os.File) (pgrp int, err error) {
 	err = Control(tty, func(fd int) (err error) {
 		pgrp, err = unix.IoctlGetInt(fd, unix.TIOCGPGRP)

@@ -10,9 +10,9 @@ import (
 // ticksPerSecond is USER_HZ, 100 on every architecture Go knows.
 const ticksPerSecond = 100
 
-// CPUTime is what all processes of the sandbox have used since it began: each
-// counts itself and the children it waited for, and who dies is waited for by
-// somebody, at last by this process.
+// CPUTime is what all processes of the sandbox have used since it began. Each process
+// counts itself and the children that it waited for. Somebody waits for every dead
+// process, in the end this process.
 func CPUTime() time.Duration {
 	var ticks uint64
 	for _, p := range List() {

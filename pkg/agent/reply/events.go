@@ -48,8 +48,8 @@ func appendQuoted(dst, b []byte) []byte {
 			continue
 		}
 		r, n := utf8.DecodeRune(b[i:])
-		// U+0085, U+2028 and U+2029 end a line to JavaScript or to line readers, as
-		// Python's str.splitlines, by which the SDK for code takes streams apart.
+		// U+0085, U+2028 and U+2029 end a line in JavaScript or in line readers such as
+		// Python's str.splitlines, with which the SDK for code splits streams.
 		if r == utf8.RuneError && n == 1 || r == '\u0085' || r == '\u2028' || r == '\u2029' {
 			dst = append(dst, b[start:i]...)
 			dst = append(dst, '\\', 'u', hexDigits[r>>12], hexDigits[r>>8&15], hexDigits[r>>4&15], hexDigits[r&15])

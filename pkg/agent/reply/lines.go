@@ -5,14 +5,13 @@ import (
 	"unicode/utf8"
 )
 
-// maxLine is where a longer line is cut in two events: some SDKs take lines
-// of 4 MiB at most, and JSON may need six bytes for one.
+// maxLine is where a longer line is cut into two events: some SDKs take lines of 4 MiB
+// at most, and JSON may need six bytes for one.
 const maxLine = 512 << 10
 
-// A splitter makes lines of chunks: a line ends at \n, \r or \r\n, and what is
-// unterminated waits for the rest. A \r is not kept waiting for a \n, so the two
-// may come apart. A line has its ending unless bare; then an empty one is "\n",
-// as in execd up to 1.1.0.
+// A splitter makes lines of chunks. A line ends at \n, \r or \r\n, and an unterminated
+// line waits for its end. A \r does not wait for a \n, so the two may be sent apart. A
+// line has its ending unless bare; then an empty one is "\n", as in execd up to 1.1.0.
 type splitter struct {
 	bare bool
 	held []byte
@@ -99,8 +98,7 @@ func (l *splitter) clear() {
 	l.held = l.held[:0]
 }
 
-// chunk passes on b as it is, but for a character that is not complete: that
-// waits for its rest.
+// chunk passes on b as it is, except an incomplete character, which waits for its rest.
 func (l *splitter) chunk(b []byte, emit func(chunk []byte)) {
 	if len(l.held) > 0 {
 		b = append(bytes.Clone(l.held), b...)

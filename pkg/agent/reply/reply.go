@@ -1,12 +1,12 @@
-// Package reply is how the agent answers: JSON, errors with the codes of execd, and the
-// streams of commands and code.
+// Package reply writes the agent's answers: JSON, errors with the codes of execd, and
+// the streams of commands and code.
 //
 //	Handler ─ error ─▶ WriteError         {"code": …, "message": …}
 //	        ─ value ─▶ OK, JSON
 //	        ─ Stream ─ Begin, Output …, Finish
 //
-// The surprise: a Stream outlives its client. Whoever writes to it goes on as before when
-// nobody reads any more.
+// The surprise: a Stream outlives its client. Writers to it go on as before when nobody
+// reads any more.
 package reply
 
 import (
@@ -27,7 +27,7 @@ type Handler func(w http.ResponseWriter, r *http.Request) error
 // Methods are the handlers of a path, by the method of HTTP. GET answers HEAD as well.
 type Methods map[string]Handler
 
-// An Error is an error with its place in the protocol.
+// An Error is an error with its status and code in the protocol.
 type Error struct {
 	Status int    // of HTTP
 	Code   string // one of those below
@@ -54,7 +54,8 @@ const (
 	Unavailable = "SERVICE_UNAVAILABLE"
 )
 
-// ErrStopping refuses what would start something after the entrypoint has ended.
+// ErrStopping refuses requests that would start something after the entrypoint has
+// ended.
 var ErrStopping = Fail(http.StatusServiceUnavailable, Failed, "the sandbox is ending: its entrypoint has exited")
 
 // Fail makes an error; %w works in format.
@@ -67,7 +68,7 @@ func BadRequest(format string, args ...any) error {
 	return Fail(http.StatusBadRequest, BadBody, format, args...)
 }
 
-// OK is the success that says nothing. The length keeps JavaScript SDKs from
+// OK answers with success and an empty body. Its length of 0 keeps JavaScript SDKs from
 // parsing it.
 func OK(w http.ResponseWriter) error {
 	w.Header().Set("Content-Length", "0")
@@ -75,7 +76,7 @@ func OK(w http.ResponseWriter) error {
 	return nil
 }
 
-// WriteError answers with err; one that is no *Error is a failure of ours, 500.
+// WriteError answers with err. An error that is no *Error is the agent's fault: 500.
 func WriteError(w http.ResponseWriter, err error) {
 	e, isAPI := errors.AsType[*Error](err)
 	if !isAPI {

@@ -21,8 +21,8 @@ const (
 )
 
 // A Stream is the reply to a foreground command, or to code: events or frames. Output,
-// the keep-alive and the end write to it; a client that went away
-// detaches it, and the command goes on.
+// the keep-alive and the end write to it; when the client leaves, the stream is
+// detached and the command goes on.
 type Stream struct {
 	Raw bool // output is passed on as it comes, not by lines
 
@@ -50,8 +50,8 @@ func NewStream(w http.ResponseWriter, r *http.Request) *Stream {
 // first SDK of that number takes both; programs on older ones expect none.
 var firstWithEndings = []int{1, 1, 1}
 
-// wantsBareLines reports whether r is of one of OpenSandbox's SDKs older than
-// that, as all of them say: OpenSandbox-Python-SDK/1.1.0.
+// wantsBareLines reports whether r is from one of OpenSandbox's SDKs older than that.
+// All of them send their version: OpenSandbox-Python-SDK/1.1.0.
 func wantsBareLines(r *http.Request) bool {
 	sdk, version, ok := strings.Cut(r.Header.Get("User-Agent"), "/")
 	if !ok || !strings.HasPrefix(sdk, "OpenSandbox-") || !strings.HasSuffix(sdk, "-SDK") {
@@ -88,15 +88,15 @@ func (s *Stream) Begin(id string) {
 	s.write()
 }
 
-// beginDelay is how long the first event waits for the last, or for output, to
-// go with it: a command that is over by then costs one packet and not two, and
-// each takes its way through two programs and gVisor's network.
+// beginDelay is how long the first event waits to be sent together with the last, or
+// with output. So a command that ends by then costs one packet instead of two, and each
+// packet passes two programs and gVisor's network.
 const beginDelay = time.Millisecond
 
 // Follow sends output until over is closed, and then calls finish; or until the client is
 // gone.
 func (s *Stream) Follow(r *http.Request, over <-chan struct{}, finish func()) {
-	defer s.release() // also of a panic: the pumps must not write to a reply that is over
+	defer s.release() // also after a panic: the pumps must not write to a reply that is over
 	soon := time.NewTimer(beginDelay)
 	defer soon.Stop()
 	t := time.NewTicker(pingEvery)
@@ -140,8 +140,8 @@ func (s *Stream) write() {
 	s.spare()
 }
 
-// largeBuffers are those of streams on which much flows, while they write. In one there
-// is room for what a pump reads at once (output.widePipe), as events.
+// largeBuffers are for streams with much output, while they write. Each has room for
+// what a pump reads at once (output.widePipe), as events.
 var largeBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 320<<10); return &b }}
 
 // spare gives up a buffer that is too large to be kept.
@@ -184,8 +184,8 @@ func (s *Stream) Output(from byte, b []byte) {
 	s.flushLocked()
 }
 
-// Framed is Output of b, in which there is room for a frame's header before the
-// first byte: so what is sent in frames is not copied.
+// Framed is Output of b, which has room for a frame's header before the first byte, so
+// that frames need no copy.
 func (s *Stream) Framed(from byte, b []byte) {
 	if !s.frames {
 		s.Output(from, b[agent.FrameHeader:])
@@ -217,9 +217,9 @@ func (s *Stream) ping() {
 	s.flushLocked()
 }
 
-// Finish writes unterminated lines and the terminal event, or the exit frame: x is how
-// the command ended, failed the same in the words SDKs know, nil of one that ended well.
-// It leaves sending to the end of the reply, which saves a packet.
+// Finish writes unterminated lines and the last event, or the exit frame. x says how
+// the command ended, and failed says the same in the words that SDKs know; nil: it
+// ended well. The bytes are sent at the end of the reply, which saves a packet.
 func (s *Stream) Finish(x agent.FrameExit, failed *agent.EventError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -231,14 +231,14 @@ func (s *Stream) Finish(x agent.FrameExit, failed *agent.EventError) {
 	s.complete(x.ExecutionTime, failed)
 }
 
-// FinishCode is Finish of code, which took so many ms.
+// FinishCode is Finish for code; took is in ms.
 func (s *Stream) FinishCode(took int64, failed *agent.EventError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.complete(took, failed)
 }
 
-// complete writes what is left of the output, and the terminal event. The caller holds mu.
+// complete writes what is left of the output, and the last event. The caller holds mu.
 func (s *Stream) complete(took int64, failed *agent.EventError) {
 	now := time.Now().UnixMilli()
 	s.endLines(now)
@@ -275,7 +275,7 @@ func (s *Stream) Event(ev agent.Event) {
 	s.flushLocked()
 }
 
-// endLines writes what waited for more. The caller holds mu.
+// endLines writes unterminated lines. The caller holds mu.
 func (s *Stream) endLines(now int64) {
 	for i := range s.lines {
 		s.lines[i].end(func(line []byte) {
@@ -307,8 +307,8 @@ func (s *Stream) appendEvent(ev agent.Event) {
 	s.buf = append(append(s.buf, b...), "\n\n"...)
 }
 
-// detach lets go of the client: after it nothing touches the reply. A write
-// that hangs is cut off.
+// detach leaves the client: afterwards nothing touches the reply. A write that hangs is
+// cut off.
 func (s *Stream) detach() {
 	s.rc.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // the connection is lost anyway
 	s.release()

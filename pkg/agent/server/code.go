@@ -17,7 +17,7 @@ type code struct {
 	guest    *guest
 	limits   func() agent.Limits
 	stopping func() bool // nothing new is started
-	// command runs what is of no language.
+	// command runs code without a language.
 	command func(http.ResponseWriter, *http.Request, *agent.CommandRequest) error
 }
 
@@ -55,7 +55,7 @@ func describe(c *interpreter.Context) agent.CodeContext {
 	return agent.CodeContext{ID: c.ID, Language: c.Language, Cwd: c.Dir}
 }
 
-// codeFail gives an error of the interpreter its place in the protocol.
+// codeFail gives an error of the interpreter its status and code in the protocol.
 func codeFail(err error) error {
 	switch {
 	case errors.Is(err, interpreter.ErrNotFound):
@@ -70,8 +70,8 @@ func codeFail(err error) error {
 	return reply.Fail(http.StatusInternalServerError, reply.Failed, "%v", err)
 }
 
-// place is where a context of this sandbox is started: as its USER, with what
-// commands have for environment.
+// place is where a context of this sandbox is started: as its USER, with the
+// environment of commands.
 func (c *code) place(cwd string) (interpreter.Place, error) {
 	bad := func(err error) error { return reply.BadRequest("%v", err) }
 	if strings.IndexByte(cwd, 0) >= 0 {
@@ -148,7 +148,7 @@ func (c *code) remove(w http.ResponseWriter, r *http.Request) error {
 	return reply.OK(w)
 }
 
-// interrupt is DELETE /code: what runs in a context is interrupted.
+// interrupt is DELETE /code: it interrupts the code that runs in a context.
 func (c *code) interrupt(w http.ResponseWriter, r *http.Request) error {
 	id := r.URL.Query().Get("id")
 	if id == "" {
@@ -223,7 +223,7 @@ func (c *code) contextFor(req *agent.CodeContext) (*interpreter.Context, error) 
 	return x, nil
 }
 
-// finishCode tells how a call ended.
+// finishCode writes how a call ended.
 func finishCode(stream *reply.Stream, run *interpreter.Run) {
 	e, at := run.Outcome()
 	var failed *agent.EventError

@@ -56,7 +56,7 @@ func (d driver) Urge()                      { d.p.Urge() }
 func (d driver) Quit()                      { d.p.Signal(syscall.SIGQUIT, true) } //nolint:errcheck // gone is what is wanted
 func (d driver) Kill()                      { d.p.KillTree() }
 
-// KillLeft goes by the marker alone: another process may have the driver's number by now.
+// KillLeft uses only the marker: another process may have the driver's pid by now.
 func (d driver) KillLeft() {
 	if d.p.Marker != 0 {
 		proc.KillAll(func() []int { return proc.Marked(func(m uint64) bool { return m == d.p.Marker }, 0) })

@@ -11,17 +11,17 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// envFile is what EXECD_ENVS names unless the image or the sandbox does. It is
-// on the sandbox's disk, so it outlives stops and snapshots; execd has it in
+// envFile is the value of EXECD_ENVS unless the image or the sandbox sets one. It is on
+// the sandbox's disk, so it outlives stops and snapshots; execd has it in
 // /opt/opensandbox, which here is the agent's and cannot be written to.
 const envFile = "/var/lib/opensandbox/.env"
 
 // maxEnvFile bounds how much of an environment file is read, in bytes.
 const maxEnvFile = 1 << 20
 
-// makeEnvFile makes the environment file where its user could not. SDKs write
-// it by commands, which for root make what is missing. Without it, as on a
-// read-only file system, they say that they cannot.
+// makeEnvFile makes the environment file where its user could not. SDKs write the file
+// by commands, which make it themselves if they run as root. If it cannot be made, as
+// on a read-only file system, those commands report that.
 func (g *guest) makeEnvFile(path string) {
 	if g.user.UID == 0 || g.env["EXECD_ENVS"] != envFile {
 		return
@@ -37,7 +37,7 @@ func (g *guest) makeEnvFile(path string) {
 	f.Close()
 }
 
-// addEnvFile adds what an environment file says. A missing file says nothing.
+// addEnvFile adds the entries of an environment file, if there is one.
 func addEnvFile(env map[string]string, path string) error {
 	f, err := proc.OpenRegular(path)
 	if errors.Is(err, os.ErrNotExist) {

@@ -8,9 +8,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
-// Isolated sessions are sandboxes within a sandbox. They would need namespaces
-// and mounts in the guest, which its system call filter refuses, on purpose. So
-// the agent answers that they are unavailable, as the protocol has it for such hosts.
+// Isolated sessions are sandboxes within a sandbox. They would need namespaces and
+// mounts in the guest, which its system call filter refuses, on purpose. So the agent
+// answers that they are unavailable, as the protocol allows.
 const noIsolation = "sessions isolated within a sandbox need namespaces of their own, " +
 	"which this sandbox refuses to everybody in it: make another sandbox, or use POST /session"
 
@@ -30,8 +30,8 @@ func isolatedRoutes(path string) reply.Methods {
 	return nil
 }
 
-// isolation is GET /v1/isolated/capabilities. It says nothing of
-// hardening, which the host does from outside.
+// isolation is GET /v1/isolated/capabilities. It does not mention hardening, which the
+// host does from outside.
 func isolation(w http.ResponseWriter, _ *http.Request) error {
 	return reply.JSON(w, http.StatusOK, agent.Isolation{Message: noIsolation})
 }

@@ -31,10 +31,10 @@ func (g *guest) jupyterAddress() string {
 	return net.JoinHostPort("127.0.0.1", port)
 }
 
-// beReady accepts connections of clients that want to know whether code can be
-// run: it can as soon as the agent answers. Every request there gets the same
-// answer, which names the place to ask, whoever sent it. It listens once, before
-// any code of the guest's runs; where the port is taken, whoever took it answers.
+// beReady accepts connections of clients that check whether code can be run: it can as
+// soon as the agent answers. Every request there gets the same answer, which names the
+// right address. The agent tries to listen once, before any code of the guest runs; if
+// the port is taken, the program that took it answers.
 func beReady(addr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil

@@ -23,7 +23,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
-// Options are what a test may set otherwise; the zero value is for PID 1.
+// Options are settings for tests; the zero value is for PID 1.
 type Options struct {
 	Listen   string // "" is every IPv4 address, agent.Port
 	StateDir string // "" is agent.StateDir
@@ -32,10 +32,10 @@ type Options struct {
 // stopGrace is between SIGTERM and SIGKILL for the entrypoint.
 const stopGrace = 10 * time.Second
 
-// Main is the life of the agent. It returns the exit code of the process, which
-// is that of the entrypoint. It reads the bootstrap line from standard input;
-// what goes wrong before the agent listens is one line on standard error.
-// Afterwards standard input, output and error are the null device.
+// Main is the life of the agent. It returns the exit code of the process, which is that
+// of the entrypoint. It reads the bootstrap line from standard input; an error before
+// the agent listens is one line on standard error. Afterwards standard input, output
+// and error are the null device.
 func Main(o Options) int {
 	tune()
 	signals := make(chan os.Signal, 8)
@@ -64,7 +64,7 @@ func Main(o Options) int {
 			return // live says how it ended
 		}
 		s.ready.Store(true)
-		time.AfterFunc(time.Second, debug.FreeOSMemory) // what only starting needed
+		time.AfterFunc(time.Second, debug.FreeOSMemory) // memory that only the start needed
 		go proc.Guarded(s.state.keepCrashes)
 		go proc.Guarded(func() { s.code.prestart(s.prestarted) })
 		s.serve(ln)
@@ -80,7 +80,7 @@ func (o Options) fatal(err error, code int) int {
 
 // tune keeps the agent small: there is one in every sandbox, and it is idle.
 func tune() {
-	// Whatever the runtime left open is nobody's business in the sandbox.
+	// Descriptors that the runtime left open must not reach the sandbox.
 	unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) //nolint:errcheck // an old kernel: Go's own are close-on-exec anyway
 	handleIgnored()
 	debug.SetGCPercent(50)
@@ -98,7 +98,7 @@ func tune() {
 // resets one that is handled.
 func handleIgnored() {
 	nobody := make(chan os.Signal, 1)
-	signal.Notify(nobody, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU) // of these Go knows nothing
+	signal.Notify(nobody, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU) // Go's runtime does not handle these
 	for s := unix.Signal(1); s < 32; s++ {
 		if signal.Ignored(s) {
 			signal.Notify(nobody, s)
@@ -133,9 +133,9 @@ func boot(o Options) (*Server, net.Listener, error) {
 	return s, ln, nil
 }
 
-// listen listens without SO_REUSEADDR, which Go sets. Where both sockets carry
-// it gVisor, unlike Linux, lets a second one listen on a narrower address: any
-// user of the sandbox could take the daemon's connections, token and all.
+// listen listens without SO_REUSEADDR, which Go sets. If both sockets have it, gVisor,
+// unlike Linux, lets a second one listen on a narrower address: any user of the sandbox
+// could take the daemon's connections and their token.
 func listen(addr string) (net.Listener, error) {
 	l := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		cerr := c.Control(func(fd uintptr) {
@@ -200,8 +200,8 @@ type start struct {
 	script *preScript // nil: none is read first
 }
 
-// startEntrypoint starts it as the image's user. On failure it returns the exit
-// code a shell would have and a text that says what to mend.
+// startEntrypoint starts it as the image's user. On failure it returns the exit code
+// that a shell would have, and an error that says what to correct.
 func (s *Server) startEntrypoint() (int, error) {
 	c := s.entrypoint
 	if c == nil {
@@ -238,7 +238,7 @@ func (s *Server) live(signals <-chan os.Signal) int {
 			return s.end(s.entrypoint.End())
 		case sig := <-signals:
 			if sig != unix.SIGTERM && sig != unix.SIGINT {
-				continue // for a shell that talks to everybody, as kill -HUP -1
+				continue // it is for a shell: somebody signals all processes, as by kill -HUP -1
 			}
 			if s.entrypoint == nil {
 				n := sig.(syscall.Signal)

@@ -15,10 +15,11 @@ import (
 
 // The agent measures a sandbox by its processes and its tmpfs, which are all that can
 // be seen inside: the guest sees no cgroup, and /proc/meminfo and /proc/stat are the
-// host's under runc and without CPU times under gVisor. Memory that the kernel holds for
-// it, page cache above all, is not counted; the daemon, which reads the cgroup, knows better.
+// host's under runc and without CPU times under gVisor. Memory that the kernel holds
+// for the sandbox, mostly page cache, is not counted. The daemon reads the cgroup,
+// whose figures are exact.
 
-// meter measures what the sandbox uses of its limits.
+// meter measures how much of its limits the sandbox uses.
 type meter struct {
 	limits func() agent.Limits
 
@@ -76,8 +77,8 @@ func (m *meter) measure() agent.Metrics {
 	}
 }
 
-// countTasks is GET /tasks: what the limit of pids is about. The host cannot count
-// it on gVisor.
+// countTasks is GET /tasks: the number that the limit of pids bounds. On gVisor the
+// host cannot count it.
 func countTasks(w http.ResponseWriter, _ *http.Request) error {
 	return reply.JSON(w, http.StatusOK, agent.Tasks{Tasks: proc.Tasks()})
 }

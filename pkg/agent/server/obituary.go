@@ -16,9 +16,9 @@ import (
 // stateDir is the agent's own directory. The daemon reads in it how a sandbox has ended.
 type stateDir string
 
-// makeStateDir makes the agent's own directory afresh: what a snapshot or an
-// earlier life left there is about other processes. The directory itself stays
-// if there is one, because it may be a mount point.
+// makeStateDir empties the agent's own directory or makes it: files that a snapshot or
+// an earlier run left there are about other processes. The directory itself stays if
+// there is one, because it may be a mount point.
 func makeStateDir(dir, output string) error {
 	if fi, err := os.Lstat(dir); err == nil && !fi.IsDir() {
 		os.Remove(dir) //nolint:errcheck // the next call says it
@@ -68,8 +68,8 @@ func (d stateDir) writeObituary(o agent.Obituary, last []byte) error {
 	return f.Sync()
 }
 
-// writeSync makes a file anew: what stands there may be a FIFO of the guest's,
-// on which opening would hang for ever.
+// writeSync removes a file and makes it anew: the guest may have put a FIFO there, and
+// opening that would hang for ever.
 func writeSync(path string, b []byte) error {
 	os.Remove(path) //nolint:errcheck // opening fails then
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -80,8 +80,8 @@ func writeSync(path string, b []byte) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// keepCrashes has the runtime write down why it ends this process where no code of
-// ours can: when it is out of memory or of threads, for example.
+// keepCrashes makes Go's runtime write why it ends this process when no code of the
+// agent can, for example when it is out of memory or threads.
 func (d stateDir) keepCrashes() {
 	proc.BriefTurns.Do(func() {
 		path := filepath.Join(string(d), filepath.Base(agent.CrashFile))

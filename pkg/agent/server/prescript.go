@@ -13,8 +13,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
-// Variables of the image or the sandbox ask for what OpenSandbox's bootstrap.sh does before
-// and with the entrypoint:
+// Variables of the image or the sandbox select what OpenSandbox's bootstrap.sh does
+// before and with the entrypoint:
 //
 //	EXECD_BOOTSTRAP_PRE_SCRIPT  a file that a shell reads first (as by "."): what it exports
 //	                            the entrypoint has, and every command. It ends the sandbox
@@ -27,8 +27,8 @@ const (
 	shellVar     = "BOOTSTRAP_SHELL"
 )
 
-// maxExported bounds the environment that a pre-script leaves, in bytes. It is more
-// than the kernel lets a program have.
+// maxExported bounds the environment that a pre-script exports, in bytes. It is more
+// than the kernel allows a program.
 const maxExported = 8 << 20
 
 // entrypointArgs is the entrypoint as it is executed.
@@ -91,7 +91,7 @@ func (g *guest) withPreScript(argv []string) ([]string, *preScript, error) {
 	return append([]string{sh, "-c", text, "sh"}, argv...), &preScript{exported: os.NewFile(uintptr(p[0]), "pre-script"), end: p[1]}, nil
 }
 
-// endDelay is how long after it let go of its pipe a shell that ends may take to.
+// endDelay is how long a shell may take to end after it has closed its pipe.
 const endDelay = time.Second
 
 // take waits until the shell has read the script, and gives everything that is started
@@ -99,7 +99,7 @@ const endDelay = time.Second
 func (p *preScript) take(g *guest, entrypoint *command.Command) bool {
 	b, err := io.ReadAll(io.LimitReader(p.exported, maxExported))
 	p.exported.Close()
-	if err != nil || len(b) == 0 { // it ends, or the script made another program of it
+	if err != nil || len(b) == 0 { // it ends, or the script has executed another program in its place
 		t := time.NewTimer(endDelay)
 		defer t.Stop()
 		select {
@@ -109,7 +109,7 @@ func (p *preScript) take(g *guest, entrypoint *command.Command) bool {
 			if entrypoint.Alive() && !entrypoint.Process.Zombie() {
 				return true // another program
 			}
-			<-entrypoint.Done() // it is dead; only the news of it is late
+			<-entrypoint.Done() // it is dead; the reaper is only late
 			return false
 		}
 	}

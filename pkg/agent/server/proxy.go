@@ -19,8 +19,8 @@ import (
 // portKey carries the port from serveProxy to the proxy's dial.
 type portKey struct{}
 
-// serveProxy is /proxy/{port}/…: HTTP and upgrades to a server on the sandbox's
-// own loopback. The token stays here; the rest of the request goes as it came.
+// serveProxy is /proxy/{port}/…: HTTP and upgrades to a server on the sandbox's own
+// loopback. The token is removed; the rest of the request is passed on unchanged.
 func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request) {
 	s.proxyOnce.Do(func() { s.proxy = newProxy() })
 	text, path, found := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), "/proxy/"), "/")

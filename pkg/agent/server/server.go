@@ -1,5 +1,5 @@
-// Package server is the agent: PID 1 of a sandbox, and OpenSandbox's execd API
-// over the processes and files around it. It puts the rooms together:
+// Package server is the agent: PID 1 of a sandbox. It serves OpenSandbox's execd API,
+// and puts the rooms together:
 //
 //	cmd/sandbox-agent ─ Main ─ bootstrap line ─ listen ─ entrypoint ─ serve ─ obituary
 //	                                              │
@@ -50,7 +50,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/terminal"
 )
 
-// Config is what a Server is made of.
+// Config is what a Server needs.
 type Config struct {
 	Bootstrap agent.Bootstrap
 	StateDir  string   // "" is agent.StateDir; wiped by New
@@ -65,7 +65,8 @@ type Server struct {
 	guest  *guest
 	meter  meter
 
-	// rooms are asked in this order who answers a path, after the files; nil: it is none of theirs.
+	// rooms are tried in this order for a path, after the files; a room returns nil for
+	// a path that is not its own.
 	rooms     []func(path string) reply.Methods
 	commands  *command.Registry
 	terminals *terminal.Set
@@ -119,7 +120,8 @@ func New(c Config) (*Server, error) {
 	return s, nil
 }
 
-// outputLimits returns how much output is kept in files, in bytes: together, and of one command.
+// outputLimits returns how many bytes of output are kept in files: in all, and of one
+// command.
 func outputLimits(b *agent.Bootstrap) (total, each int64) {
 	total = b.OutputLimit
 	if total <= 0 {
@@ -172,7 +174,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// route finds who answers a request.
+// route finds the handler of a request.
 func (s *Server) route(r *http.Request) (reply.Handler, error) {
 	path := r.URL.Path
 	methods, err := s.guest.files.Routes(path)
@@ -196,7 +198,7 @@ func (s *Server) route(r *http.Request) (reply.Handler, error) {
 	return h, nil
 }
 
-// routes are those of no room.
+// routes are the routes that belong to no room.
 func (s *Server) routes(path string) reply.Methods {
 	switch path {
 	case "/ping":
@@ -223,7 +225,7 @@ func (s *Server) ping(w http.ResponseWriter, _ *http.Request) error {
 	return reply.OK(w)
 }
 
-// setLimits is PUT /limits: the host has given the sandbox others.
+// setLimits is PUT /limits: the host has changed the limits of the sandbox.
 func (s *Server) setLimits(w http.ResponseWriter, r *http.Request) error {
 	var l agent.Limits
 	if err := reply.ReadJSON(w, r, &l); err != nil {

@@ -27,8 +27,8 @@ import (
 // one command. Commands that could tell it from `bash -c` (see notices), and those that
 // it cannot take, get a shell of their own.
 //
-// None waits before the first command that could have used it, or long after
-// the last: an idle sandbox has none.
+// An idle sandbox has no such shell: none waits before the first command that could
+// have used it, or long after the last.
 
 const (
 	aheadIdle   = time.Minute            // Ahead.Idle
@@ -36,17 +36,17 @@ const (
 	aheadDelay  = 100 * time.Millisecond // a command that runs longer is not waited for
 	aheadAnswer = 2 * time.Second        // Ahead.Answer
 	aheadScript = 48 << 10               // bytes of a script at most: less than a socket holds
-	aheadWasted = 5                      // shells in a row that could not be taken, before there are none
+	aheadWasted = 5                      // shells in a row that could not be used, before no more are started
 	// No shell waits while the guest uses more of its memory than this, in percent.
 	aheadMemory = 80
 )
 
-// aheadTooOld, which the loader names as well, is the exit code of a bash before 5.1, which
-// does not replace itself by the last program of a list as later ones do.
+// aheadTooOld is the exit code of a bash before 5.1, which does not replace itself by
+// the last program of a list as later ones do. The loader has the same number.
 const aheadTooOld = 75
 
-// Loader is what a waiting shell runs. It says "r" when it is ready. With
-// -N bash reads what there is at once and not byte by byte.
+// Loader is what a waiting shell runs. It says "r" when it is ready. With -N bash reads
+// all that is there at once, not byte by byte.
 const Loader = `((BASH_VERSINFO[0]*100+BASH_VERSINFO[1]>500)) || exit 75; printf r >&3; read -r -N 65536 -u 3 _sandboxd; eval "$_sandboxd"`
 
 // Ahead keeps the waiting shell, of which there is one at most. Make it with NewAhead.
@@ -57,13 +57,13 @@ type Ahead struct {
 
 	host   Host
 	usage  func() (total, used int64) // of memory, in bytes
-	making sync.Mutex                 // by who makes one
+	making sync.Mutex                 // held while a shell is made
 
 	mu     sync.Mutex
 	closed bool
 	never  bool // in this image
 	shell  *Waiting
-	wasted int // shells in a row that could not be taken
+	wasted int // shells in a row that could not be used
 
 	memory   sync.Mutex
 	measured time.Time
@@ -109,8 +109,8 @@ func (a *Ahead) Close() {
 	}
 }
 
-// take lets go of the waiting shell, if it is ready and can run the command,
-// and returns it with its script.
+// take returns the waiting shell with its script, if it is ready and can run the
+// command. That shell waits no longer.
 func (a *Ahead) take(req *agent.CommandRequest, o *Offer) (w *Waiting, script string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -128,7 +128,7 @@ func (a *Ahead) take(req *agent.CommandRequest, o *Offer) (w *Waiting, script st
 
 // An Offer is a command for the shell ahead, resolved.
 type Offer struct {
-	Fit *Fit              // nil: it is not for it
+	Fit *Fit              // nil: the command is not for the shell ahead
 	Env map[string]string // all of it
 	Dir string            // where it runs, without symbolic links
 }
@@ -166,7 +166,7 @@ func (a *Ahead) tell(w *Waiting, script string) bool {
 	w.talk.SetDeadline(time.Now().Add(a.Answer)) //nolint:errcheck // a socket has deadlines
 	_, err := w.talk.Write([]byte(script))
 	if err == nil {
-		// Until here it waits for more, so it has done nothing of it.
+		// The shell has not read the whole line, so it has run nothing of it.
 		err = proc.Control(w.talk, func(fd int) error { return unix.Shutdown(fd, unix.SHUT_WR) })
 	}
 	if err == nil {
@@ -175,14 +175,14 @@ func (a *Ahead) tell(w *Waiting, script string) bool {
 			return true
 		}
 	}
-	// It could not do what comes before the command, or died, or does not move.
+	// It could not do what comes before the command, or it died, or it hangs.
 	w.Command.Process.Signal(syscall.SIGKILL, true) //nolint:errcheck // gone is what is wanted
 	<-w.Command.Process.Done()
 	return w.said() != ""
 }
 
-// RefillAfter makes the next shell when c has ended, so that it takes no time
-// from it, or when c goes on for long.
+// RefillAfter makes the next shell when c has ended, so that it does not slow c down,
+// or when c takes long.
 func (a *Ahead) RefillAfter(c *command.Command) {
 	t := time.NewTimer(aheadDelay)
 	defer t.Stop()
@@ -193,7 +193,7 @@ func (a *Ahead) RefillAfter(c *command.Command) {
 	a.Refill()
 }
 
-// Refill makes a shell wait, if none does that could run the next command.
+// Refill starts a shell that waits, unless one waits that could run the next command.
 func (a *Ahead) Refill() {
 	if a.host.Stopping() || a.isShort() {
 		return
@@ -234,7 +234,7 @@ func (a *Ahead) renew() bool {
 	} else {
 		a.wasted++
 		if a.wasted == aheadWasted || !alive && w.Command.Process.Status.ExitStatus() == aheadTooOld {
-			a.never = true // what dies each time, or warns of something, only costs
+			a.never = true // a shell that dies each time, or prints warnings, is only a cost
 		}
 	}
 	a.shell = nil
@@ -242,15 +242,16 @@ func (a *Ahead) renew() bool {
 	return true
 }
 
-// lookLater drops w, some time later, when it has waited for too long or memory
-// is short. The caller holds mu.
+// lookLater checks w after some time, and drops it if it has waited for too long or
+// memory is short. The caller holds mu.
 func (a *Ahead) lookLater(w *Waiting) {
 	time.AfterFunc(min(aheadLook, a.Idle), func() {
 		proc.Guarded(func() { a.look(w, true) })
 	})
 }
 
-// look drops w if it is wanted no longer. Otherwise, with again, it looks again later.
+// look drops w if it is not needed any more. Otherwise, with again, it checks again
+// later.
 func (a *Ahead) look(w *Waiting, again bool) {
 	short := a.isShort()
 	a.mu.Lock()
@@ -267,8 +268,8 @@ func (a *Ahead) look(w *Waiting, again bool) {
 	}
 }
 
-// Look measures the memory anew, and drops the shell that waits if that is short. It happens
-// by itself every few seconds.
+// Look measures the memory, and drops the waiting shell if memory is short. That also
+// happens by itself every few seconds.
 func (a *Ahead) Look() {
 	a.memory.Lock()
 	a.measured = time.Time{}
@@ -290,8 +291,8 @@ func (a *Ahead) isShort() bool {
 	return a.short
 }
 
-// makeWaiting starts a shell that waits, with environment and directory of a
-// command that asks for none. Nil without an error means that here none can be.
+// makeWaiting starts a shell that waits, with environment and directory of a command
+// that asks for none. Nil without an error means that this image can have none.
 func (a *Ahead) makeWaiting() (w *Waiting, err error) {
 	proc.BriefTurns.Do(func() { w, err = a.prepareWaiting() })
 	if w == nil {

@@ -8,24 +8,23 @@ import (
 	"strings"
 )
 
-// How the agent speaks with the shell of a session.
+// How the agent talks to the shell of a session:
 //
 // The shell reads its script (`bash -s`) from a socket of the agent's, which is
 // its standard input between two runs. A run is one line of that script:
 //
 //	eval 'what the client sent' </dev/null; eval 'say how it went, and the state' >&0
 //
-// So nothing that the client sent is parsed together with anything of ours, be
-// its quotes open, its here-documents unended, its syntax none at all. While
-// eval runs, bash has the socket at a descriptor of its own above 9, which it
-// opens close-on-exec: no program of a run inherits it, so none can answer in
-// the shell's place, or stop it from answering. An answer begins with a word
-// that is drawn for it, so what code in the shell itself may write there is no
-// answer either.
+// So the shell never parses the client's text together with the agent's, even if that
+// text has open quotes, unended here-documents or syntax errors. While eval runs, bash
+// has the socket at a descriptor of its own above 9, which it opens close-on-exec: no
+// program of a run inherits it, so none can answer in the shell's place or keep the
+// shell from answering. An answer begins with a random word, so code in the shell
+// itself cannot write an answer either.
 //
-// Words of ours are written so that no alias and no function of the client's
-// stands for them: \builtin eval. Reserved words cannot be, so there are none,
-// and nothing stands before builtin itself.
+// The agent writes its words so that no alias or function of the client replaces them:
+// \builtin eval. Reserved words cannot be protected like that, so it uses none, and it
+// writes nothing before builtin itself.
 
 // maxState bounds the state of a shell that is kept, in bytes. A larger one
 // is lost with the shell.
@@ -34,14 +33,15 @@ const maxState = 1 << 20
 // dialect is what differs between bash and sh.
 type dialect struct {
 	argv  []string // after the name
-	own   string   // before a builtin, so that it is the shell's own
+	own   string   // before the name of a builtin, so that no function replaces it
 	hello string   // the first line, on one line; %s is what keeps the state at the end
 	traps string   // prints a trap that would print into the state
 	state string   // prints what makes another shell like this one
 }
 
-// bash tells its state also when it exits. Behind eval, as with set -e, 0 is the
-// socket; within it that is the lowest descriptor above 9, where bash keeps it.
+// bash also reports its state when it exits. After eval, as with set -e, descriptor 0
+// is the socket. Within eval the socket is the lowest descriptor above 9, where bash
+// keeps it.
 var (
 	bash = dialect{
 		argv:  []string{"--noprofile", "--norc", "-s"},
@@ -52,7 +52,7 @@ var (
 		state: `\builtin declare -p; \builtin declare -f; \builtin declare -F; \builtin umask -p; ` +
 			`\builtin trap -p; \builtin shopt -p; \builtin set +o; \builtin alias -p; `,
 	}
-	// POSIX has no words for the rest.
+	// POSIX has no commands for the rest.
 	posix = dialect{
 		argv: []string{"-s"}, own: "command ",
 		state: "command export -p; command set +o; ",
@@ -69,8 +69,8 @@ func dialectOf(shell string) dialect {
 // Quote makes s one word of a shell.
 func Quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// say is a command by which a shell tells its status and state, marked by word.
-// between may be empty; it runs after the status is known.
+// say is a command with which a shell reports its status and state, marked by word.
+// between may be empty; it runs after the status is saved.
 func (d dialect) say(word, between string) string {
 	p := d.own + "printf"
 	return d.own + "eval " + Quote(fmt.Sprintf(
@@ -79,12 +79,12 @@ func (d dialect) say(word, between string) string {
 		p, word, between, d.traps, d.state, d.own)) + " "
 }
 
-// greeting is the first line of a shell. Its state, if it has one of an earlier
-// shell, comes before all; word marks what it says when it exits.
+// greeting is the first line of a shell. The state of an earlier shell, if there is
+// one, comes first. word marks the report that the shell makes when it exits.
 func (d dialect) greeting(word string, state []byte, dir string) []byte {
 	var b bytes.Buffer
 	if state != nil {
-		// In the directory first: PWD and OLDPWD are among the variables.
+		// Change the directory first: PWD and OLDPWD are among the variables.
 		fmt.Fprintf(&b, "%scd -- %s 2>/dev/null; ", d.own, Quote(dir))
 		fmt.Fprintf(&b, "%seval %s </dev/null >/dev/null 2>&1; ", d.own, Quote(string(state)))
 		fmt.Fprintf(&b, "%sset +x 2>/dev/null; ", d.own)
@@ -99,7 +99,7 @@ func (d dialect) greeting(word string, state []byte, dir string) []byte {
 	return b.Bytes()
 }
 
-// A runLine is one run, as said to the shell.
+// A runLine is one run, as the shell gets it.
 type runLine struct {
 	word    string // marks the answer
 	command string
@@ -110,8 +110,8 @@ type runLine struct {
 	trace   bool   // set -x is in effect
 }
 
-// line returns r as the shell reads it. The empty line at its end is read when
-// all of r was done: see hasRead.
+// line returns r as the shell reads it. The shell reads the empty line at its end after
+// it has done all of r: see hasRead.
 func (d dialect) line(r runLine) []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%[1]sulimit -S -m %[2]d 2>/dev/null || %[1]s:; ", d.own, r.marker/1024)
@@ -129,7 +129,7 @@ func (d dialect) line(r runLine) []byte {
 	return b.Bytes()
 }
 
-// An answer is what a shell says of a run, or of itself when it exits.
+// An answer is what a shell reports about a run, or about itself when it exits.
 type answer struct {
 	word  string
 	code  int
@@ -139,13 +139,13 @@ type answer struct {
 	state []byte // nil: not known
 }
 
-// A scanner finds answers in what comes from a shell. All else that comes is ignored.
+// A scanner finds answers in the bytes from a shell, and ignores all others.
 type scanner struct {
 	buf   []byte
 	large bool // state was let go
 }
 
-// scan takes what came, and returns the answer it completes, if one of words
+// scan takes the next bytes, and returns the answer that they complete, if one of words
 // marks it.
 func (c *scanner) scan(b []byte, words ...string) (a answer, ok bool) {
 	c.buf = append(c.buf, b...)

@@ -1,12 +1,12 @@
-// Package shell runs lines of shell, and those that need no shell without one.
+// Package shell runs lines of shell. It runs lines that need no shell without one.
 //
 //	POST /command ─ Ways ─ plain words ──────────────▶ the program itself
 //	                 └──── FitOf ─ Ahead ─ Waiting ──▶ a bash that was started before
 //	                         └─────────────────────▶ bash -c
 //	POST /session ─ Sessions ─ session ─ shell ──────▶ one bash from run to run
 //
-// The surprise: a command cannot tell which way it went. A parser of bash's language looks in its
-// text for whatever could tell (notice.go); such a command gets a bash of its own.
+// The surprise: a command cannot tell which way it went. A parser of bash's language
+// finds commands that could tell (notice.go), and those get a bash of their own.
 package shell
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
 )
 
-// Host is what the shells of a sandbox are started with.
+// Host is what the shells of a sandbox need to start.
 type Host struct {
 	Commands *command.Registry
 	Guest    Guest
@@ -23,8 +23,8 @@ type Host struct {
 	Stopping func() bool         // nothing new is started
 }
 
-// Guest finds environments and directories as for commands. The server has it. All but Env
-// access files, so they want a turn.
+// Guest finds environments and directories as for commands. The server implements it.
+// All methods except Env access files, so call them in a turn.
 type Guest interface {
 	// Env is the environment of a command that asks for none. The caller may change it.
 	Env() (map[string]string, error)

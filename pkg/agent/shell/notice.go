@@ -9,16 +9,16 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// A command could notice by which shell it is run. `bash -c` and the shell
-// ahead differ in what they were started with (BASH_EXECUTION_STRING, what ps
-// shows), in how deep they are (set -x writes "++" for "+", messages about
-// syntax say "eval"), in when they started (SECONDS), and in that only `bash -c`
-// replaces itself by the last program of the command. The last is made up for by
-// a word, exec. Whatever could show one of the others is not for the shell ahead,
-// and neither is a command that cannot be seen through.
+// A command could notice which shell runs it. `bash -c` and the shell ahead differ in
+// how they were started (BASH_EXECUTION_STRING, what ps shows), in how deep they are
+// (set -x writes "++" for "+", messages about syntax say "eval") and in when they
+// started (SECONDS). And only `bash -c` replaces itself by the last program of the
+// command: there the agent adds the word exec. A command that could show one of the
+// other differences is not for the shell ahead, and neither is a command that the
+// parser cannot analyse.
 
-// maxFit bounds the commands that are looked through, in bytes, and fitNests the
-// brackets in them: the parser recurses, on the stack of PID 1.
+// maxFit bounds the commands that are parsed, in bytes, and fitNests the brackets in
+// them: the parser recurses, on the stack of PID 1.
 const (
 	maxFit   = 16 << 10
 	fitNests = 500
@@ -27,7 +27,7 @@ const (
 // A Fit is a command for the shell ahead.
 type Fit struct {
 	text string
-	// at is where the last program is named, which bash replaces itself by; -1 if
+	// at is where the name of the last program is, by which bash replaces itself; -1:
 	// it does not.
 	at   int
 	name string
@@ -38,8 +38,8 @@ var revealing = set(`BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND BASH_
 	BASH_LOADABLES_PATH BASH_SOURCE BASH_SUBSHELL BASH_XTRACEFD BASHOPTS SHELLOPTS PIPESTATUS SECONDS FUNCNAME HISTCMD _sandboxd
 	proc ps pgrep pkill pidof pstree killall top htop atop lsof fuser pmap strace ltrace gdb psutil`)
 
-// altering is what changes how bash reads, names things or starts programs, or
-// runs text that is not looked through.
+// altering are words that change how bash reads, names things or starts programs, or
+// that run text which is not parsed here.
 var altering = set(`. source eval trap alias unalias shopt enable hash builtin history fc compgen complete compopt bind suspend logout
 	caller times ulimit declare typeset local export readonly nameref coproc disown help in else`)
 
@@ -75,7 +75,7 @@ func notices(command string) (f *Fit) {
 		}
 	}
 	defer func() {
-		if recover() != nil { // a parser of foreign text, in PID 1
+		if recover() != nil { // it parses foreign text, in PID 1
 			f = nil
 		}
 	}()
@@ -126,7 +126,7 @@ func (v *visitor) visit(node syntax.Node) bool {
 		v.noticed = v.noticed || n.Stmt == nil
 	case *syntax.BinaryCmd:
 		if _, ok := n.Y.Cmd.(*syntax.TimeClause); ok && n.Op != syntax.AndStmt && n.Op != syntax.OrStmt {
-			v.noticed = true // behind a pipe it is a program
+			v.noticed = true // after a pipe it is a program
 		}
 	case *syntax.Redirect:
 		v.heredoc = v.heredoc || n.Hdoc != nil
@@ -142,8 +142,8 @@ func (v *visitor) visit(node syntax.Node) bool {
 	return !v.noticed
 }
 
-// target reports whether bash, too, takes r's word as where r leads: not the 2 of
-// "> 2>&1", and nothing that comes after a comment.
+// target reports whether bash, like the parser, reads r's word as the target of r: not
+// the 2 of "> 2>&1", and nothing after a comment.
 func (v *visitor) target(r *syntax.Redirect) bool {
 	end := int(r.Word.End().Offset())
 	digits := strings.Trim(r.Word.Lit(), "0123456789") == ""
@@ -176,7 +176,7 @@ func declares(d *syntax.DeclClause) bool {
 	return named && d.Variant.Value != "nameref"
 }
 
-// plain reports whether it is known what c calls and that it is not altering.
+// plain reports whether the name that c calls is known, and is not altering.
 func (v *visitor) plain(c *syntax.CallExpr) bool {
 	name := c.Args[0].Lit()
 	if name == "" || altering[name] || name != "[" && strings.ContainsAny(name, `*?[]{}\!`) {
@@ -193,14 +193,14 @@ func (v *visitor) plain(c *syntax.CallExpr) bool {
 		})
 	case "printf":
 		last := c.Args[len(c.Args)-1]
-		return !strings.Contains(v.text[c.Pos().Offset():last.End().Offset()], "%(") // the time of -2 is when the shell was started
+		return !strings.Contains(v.text[c.Pos().Offset():last.End().Offset()], "%(") // %(…)T can print when the shell was started
 	case "set":
 		return harmlessSet(c.Args[1:])
 	}
 	return true
 }
 
-// harmlessSet takes the options scripts begin with, and positional parameters.
+// harmlessSet accepts the options that scripts begin with, and positional parameters.
 func harmlessSet(args []*syntax.Word) bool {
 	for i := 0; i < len(args); i++ {
 		switch w := args[i].Lit(); w {
@@ -234,7 +234,7 @@ func (v *visitor) fit(file *syntax.File, command string) *Fit {
 	if n == 0 {
 		return f
 	}
-	last, line := file.Stmts[n-1], false // line: something before it is read together with it
+	last, line := file.Stmts[n-1], false // line: bash reads it together with something before it
 	if n > 1 {
 		line = file.Stmts[n-2].End().Line() == last.Pos().Line()
 	}
@@ -260,9 +260,9 @@ func (v *visitor) fit(file *syntax.File, command string) *Fit {
 	rest := command[last.End().Offset():]
 	if i := strings.IndexByte(rest, '\n'); i >= 0 && i != len(rest)-1 {
 		if v.heredoc {
-			return nil // it is part of the line, or more lines
+			return nil // it is a part of the line, or several lines
 		}
-		return f // bash sees that there is more, but not that it is nothing
+		return f // bash sees that the text goes on, but not that nothing follows
 	}
 	switch {
 	case v.functions["exec"]:
@@ -278,7 +278,7 @@ func (v *visitor) fit(file *syntax.File, command string) *Fit {
 	return f
 }
 
-// simple returns the call that s is, if it is nothing more.
+// simple returns the call of s, if s is nothing but a call.
 func simple(s *syntax.Stmt) *syntax.CallExpr {
 	c, ok := s.Cmd.(*syntax.CallExpr)
 	if !ok || !runs(s) || len(c.Args) == 0 {
@@ -287,8 +287,8 @@ func simple(s *syntax.Stmt) *syntax.CallExpr {
 	return c
 }
 
-// runs reports whether s runs in the foreground, without redirections, and its
-// status is what it says.
+// runs reports whether s runs in the foreground, without redirections and without
+// negation.
 func runs(s *syntax.Stmt) bool {
 	return !s.Background && !s.Negated && !s.Coprocess && !s.Disown && len(s.Redirs) == 0
 }
@@ -310,8 +310,8 @@ func mentions(command, name string) bool {
 	return false
 }
 
-// complete returns the text as the shell ahead gets it, or reports false if
-// it is not sure that the last program is there to be executed.
+// complete returns the text for the shell ahead, or reports false if the last program
+// may not exist or not be executable.
 func (f *Fit) complete(env map[string]string) (string, bool) {
 	if f.at < 0 {
 		return f.text, true
@@ -324,18 +324,18 @@ func (f *Fit) complete(env map[string]string) (string, bool) {
 	if err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 != 0o111 {
 		return "", false // the message is the shell's to give
 	}
-	// Unlike a program that is called, one that is executed gets no "_".
+	// Unlike a program that bash calls, a program started by exec gets no "_".
 	return f.text[:f.at] + "_=" + quoteLine(path) + " exec " + f.text[f.at:], true
 }
 
-// ownName reports whether bash gives a variable of this name a meaning when it
-// starts that it would not have, or another one, if it was set later.
+// ownName reports whether bash treats a variable of this name differently if it is set
+// when bash starts than if it is set later.
 func ownName(k string) bool {
 	return strings.HasPrefix(k, "BASH") || slices.Contains(quirks, k)
 }
 
-// laterNames can be in the environment that the shell ahead starts with, but not
-// be set later.
+// laterNames may be in the environment with which the shell ahead starts, but cannot be
+// set later.
 var laterNames = set(`SHLVL PS4 LANG LANGUAGE TEXTDOMAIN TEXTDOMAINDIR TZ GLOBIGNORE EXECIGNORE FIGNORE FUNCNEST OPTERR CHILD_MAX TIMEFORMAT
 	TMOUT PROMPT_COMMAND HISTFILE HISTSIZE HISTFILESIZE HISTCONTROL HISTIGNORE HISTTIMEFORMAT IGNOREEOF MAILCHECK MAILPATH MAIL histchars
 	COLUMNS LINES TERM TERMCAP TERMINFO CDPATH READLINE_LINE READLINE_POINT INPUTRC COPROC REPLY HOSTNAME HOSTTYPE MACHTYPE OSTYPE

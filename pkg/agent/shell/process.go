@@ -28,10 +28,10 @@ type shell struct {
 	mu      sync.Mutex
 	scanner scanner
 	want    string        // the word of the answer that is awaited
-	answers chan answer   // one place: one answer is awaited at a time
+	answers chan answer   // of size 1: one answer is awaited at a time
 	left    *answer       // what it said when it exited
-	silent  chan struct{} // closed when nobody listens any more
-	over    chan struct{} // closed when it is dead, and all it said was heard
+	silent  chan struct{} // closed when listen has ended
+	over    chan struct{} // closed when it is dead and its last answer was read
 }
 
 const (
@@ -41,7 +41,7 @@ const (
 	lookEvery = 3 * time.Second
 )
 
-// output keeps what the shell wrote and sends it to who runs something.
+// output keeps the shell's output and sends it to the client of the present run.
 func (sh *shell) output(stream byte, b []byte) {
 	sh.feed.Lock()
 	defer sh.feed.Unlock()
@@ -51,7 +51,7 @@ func (sh *shell) output(stream byte, b []byte) {
 	}
 }
 
-// attach lets output go to to; nil detaches.
+// attach sends output to to; nil detaches.
 func (sh *shell) attach(to *reply.Stream) {
 	sh.feed.Lock()
 	defer sh.feed.Unlock()
@@ -70,7 +70,7 @@ func (sh *shell) talk() {
 	}
 }
 
-// listen takes what the shell says, until it says no more.
+// listen reads the shell's answers until the socket ends.
 func (sh *shell) listen() {
 	defer close(sh.silent)
 	b := make([]byte, 16<<10)
@@ -101,8 +101,8 @@ func (sh *shell) scan(b []byte) {
 	}
 }
 
-// wait waits for the shell's death and hears what it said before. Whatever it
-// left behind may hold its end of the socket, so there may be no end to wait for.
+// wait waits for the shell's death and reads its last answers. Processes that it left
+// behind may hold its end of the socket, so the socket may have no end.
 func (sh *shell) wait() {
 	<-sh.cmd.Flushed()
 	sh.socket.SetReadDeadline(time.Unix(1, 0)) //nolint:errcheck // open until this function closes it
@@ -118,8 +118,8 @@ func (sh *shell) wait() {
 	close(sh.over)
 }
 
-// hasRead reports whether the shell has read all of its script. The last of it
-// is an empty line, which it reads when it is done with the rest.
+// hasRead reports whether the shell has read all of its script. The script's last line
+// is empty: the shell reads it when it is done with the rest.
 func (sh *shell) hasRead() bool {
 	left := 1
 	err := proc.Control(sh.socket, func(fd int) (err error) {
@@ -129,7 +129,7 @@ func (sh *shell) hasRead() bool {
 	return err == nil && left == 0
 }
 
-// ErrMute is the end of a run that took from its shell what it answers by.
+// ErrMute is the end of a run that closed the descriptor with which its shell answers.
 var ErrMute = errors.New("the shell of this session cannot say how the command ended, because that took away what it says it by " +
 	"(set -n, or its builtins): the session goes on in a new shell, without what this one had")
 
@@ -164,7 +164,7 @@ func (sh *shell) await(
 			return e, &got
 		case <-sh.over:
 			select {
-			case got := <-sh.answers: // it died of what came after
+			case got := <-sh.answers: // it died after its answer
 				e.Code, e.At, e.Reason = got.code, time.Now(), agent.ReasonExited
 				return e, &got
 			default:
@@ -197,7 +197,7 @@ func (sh *shell) await(
 }
 
 // cutOff ends a run with its shell. Processes that earlier runs left in the background
-// go on. The shell is asked first, because one that exits says what it has.
+// go on. The shell gets a signal first, because a shell that exits reports its state.
 func (sh *shell) cutOff(marker uint64, sig syscall.Signal, grace time.Duration) {
 	sh.cmd.Process.Signal(syscall.SIGTERM, false) //nolint:errcheck // gone is what is wanted
 	find := func() []int {

@@ -22,8 +22,8 @@ import (
 //	POST …/run ─ line ─▶ socket ─▶ bash ─ stdout, stderr ─ pumps ─▶ ring, stream of the run
 //	             answer ◀────────────┘
 //
-// A run ends when the shell answers or dies. The state of a dead shell is the one it
-// last told: at the end of a run, or when it exited.
+// A run ends when the shell answers or dies. The state of a dead shell is the one that
+// it reported last: at the end of a run, or when it exited.
 type session struct {
 	host *Host
 	id   string
@@ -79,7 +79,7 @@ func (ses *session) begin(run *run, stop func()) error {
 	return nil
 }
 
-// end publishes how the run went and lets the next one begin.
+// end publishes how the run ended and lets the next one begin.
 func (ses *session) end(e command.Ending) {
 	ses.mu.Lock()
 	run := ses.run
@@ -134,7 +134,7 @@ func (ses *session) startShell() (*shell, error) {
 		Dir: ses.dir, Cred: ses.host.Cred, Marker: ses.tag,
 	}
 	if ses.last.state != nil && d.hello != "" {
-		l.Env = nil // what it had of that is in the state, and what it had no more is not
+		l.Env = nil // the state has the variables that the shell had, without those that it had unset
 	}
 	var err error
 	proc.BriefTurns.Do(func() { _, err = os.Stat(l.Dir) })

@@ -18,7 +18,7 @@ import (
 // back; each has some megabytes.
 const maxSessions = 1024
 
-// Sessions are those of this sandbox. Make them with NewSessions.
+// Sessions are the sessions of this sandbox. Make them with NewSessions.
 type Sessions struct {
 	host Host
 
@@ -30,8 +30,8 @@ type Sessions struct {
 // NewSessions makes none yet.
 func NewSessions(h Host) *Sessions { return &Sessions{host: h} }
 
-// add makes ses known, and what runs in it recognisable, or reports that there
-// are too many.
+// add registers ses and gives its processes their markers, or reports that there are
+// too many sessions.
 func (ss *Sessions) add(ses *session) bool {
 	ss.mu.Lock()
 	defer ss.mu.Unlock()
@@ -114,8 +114,8 @@ func (ss *Sessions) Routes(path string) reply.Methods {
 	return nil
 }
 
-// make is POST /session. The shell is started at once, so that what is
-// wrong with it is said here and the first run need not wait for it.
+// make is POST /session. It starts the shell at once, so that this answer has the
+// shell's errors and the first run need not wait.
 func (ss *Sessions) make(w http.ResponseWriter, r *http.Request) error {
 	var req agent.SessionRequest
 	if err := reply.ReadOptionalJSON(w, r, &req); err != nil {
@@ -175,8 +175,8 @@ func (ss *Sessions) Open(path string, env map[string]string, dir string) (id str
 	return ses.id, nil
 }
 
-// delete is DELETE /session/{id}: what runs in it is hung up, and all
-// that it has started is killed.
+// delete is DELETE /session/{id}: it hangs up the present run, and kills all that the
+// session has started.
 func (ss *Sessions) delete(w http.ResponseWriter, _ *http.Request, ses *session) error {
 	ss.forget(ses.id)
 	ses.remove()

@@ -14,7 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// Waiting is a shell that waits. Its command has all but a text.
+// Waiting is a shell that waits. Its Command has everything except a text.
 type Waiting struct {
 	Command *command.Command
 	Used    time.Time // when somebody last could have used it
@@ -27,9 +27,9 @@ type Waiting struct {
 	ready bool
 }
 
-// isReady reports whether the shell waits and has written nothing yet: a
-// warning of its start is the first output of its command, and so is what
-// another process has put into its pipes.
+// isReady reports whether the shell waits and nothing was written to its pipes: a
+// warning at its start would be the first output of the command, and so would bytes
+// that another process has written there.
 func (w *Waiting) isReady() bool {
 	if !w.Command.Alive() {
 		return false
@@ -40,7 +40,8 @@ func (w *Waiting) isReady() bool {
 	return w.ready && w.quiet()
 }
 
-// quiet reports whether nothing was written to what will be its command's output.
+// quiet reports whether nothing was written to the pipes that will carry its command's
+// output.
 func (w *Waiting) quiet() bool {
 	for _, p := range w.Command.Pumps {
 		if n, err := p.Unread(); err != nil || n > 0 {
@@ -50,7 +51,7 @@ func (w *Waiting) quiet() bool {
 	return true
 }
 
-// said returns what the shell has said, without waiting.
+// said returns what the shell has written to the agent, without waiting.
 func (w *Waiting) said() string {
 	b := make([]byte, 8)
 	n := 0
@@ -68,12 +69,12 @@ func (w *Waiting) dismiss() {
 	w.Command.ClosePumps()
 }
 
-// script is what makes w run a command, or reports false if w is not the shell
-// that would run it.
+// script returns the text that makes w run a command, or reports false if w cannot run
+// it.
 //
-// All stands on one line with the first of the command, so that its lines have
-// their numbers, and the shell does none of it if it does not understand that
-// line. "k" says that what follows is the command.
+// The text stands on the first line of the command, so that the command's lines keep
+// their numbers. If the shell cannot parse that line, it runs nothing of it. "k" says
+// that the command follows.
 func (w *Waiting) script(req *agent.CommandRequest, o *Offer) (string, bool) {
 	text, ok := o.Fit.complete(o.Env)
 	if !ok || o.Env["PATH"] != w.env["PATH"] && FindShell(o.Env["PATH"]) != w.path {

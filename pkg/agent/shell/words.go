@@ -9,17 +9,17 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
 )
 
-// A shell line of nothing but plain words needs no shell: `bash -c 'ls /tmp'`
-// ends as execve("/bin/ls") in the very process bash ran in. Doing that at once
-// saves the start of bash, 10 ms under gVisor, and is the same to see: pid,
-// process group, parent, signals, exit code, and the three variables bash
-// exports (PWD, SHLVL, _). Whatever might mean more than itself to a shell goes
-// to the shell, and so does what cannot be found or executed, because then the
-// message and the 126 or 127 are the shell's to give.
+// A shell line of nothing but plain words needs no shell: `bash -c 'ls /tmp'` ends as
+// execve("/bin/ls") in the very process bash ran in. Doing that at once saves the start
+// of bash, 10 ms under gVisor. The program cannot see a difference: pid, process group,
+// parent, signals, exit code, and the three variables that bash exports (PWD, SHLVL, _)
+// are the same. Words that may have a meaning for a shell go to the shell. So do
+// programs that cannot be found or executed, because the shell gives the message and
+// the 126 or 127.
 
-// Ways returns how a line is executed in dir, which has no symbolic links: by itself if it is
-// plain words, with the shell as the second way, or by the shell. It reports false if that is
-// needed and the image has none.
+// Ways returns how a line is executed in dir, which has no symbolic links: by itself if
+// it is plain words, with the shell as the second way, or by the shell. It reports
+// false if a shell is needed and the image has none.
 func Ways(line string, env map[string]string, dir string) (first command.Way, second func() *command.Way, ok bool) {
 	sh := func() *command.Way {
 		path := FindShell(env["PATH"])
@@ -40,7 +40,7 @@ func Ways(line string, env map[string]string, dir string) (first command.Way, se
 	return *w, nil, true
 }
 
-// words splits line into words that mean only themselves, or reports false.
+// words splits line into words without a special meaning, or reports false.
 func words(line string) ([]string, bool) {
 	for i := range len(line) {
 		c := line[i]

@@ -81,8 +81,8 @@ func (ts *Set) status(w http.ResponseWriter, _ *http.Request, t *terminal) error
 	return reply.JSON(w, http.StatusOK, t.status())
 }
 
-// delete is DELETE /pty/{id}: the session hangs up, and what does not
-// mind is killed.
+// delete is DELETE /pty/{id}: the session hangs up, and processes that ignore that are
+// killed.
 func (ts *Set) delete(w http.ResponseWriter, r *http.Request, t *terminal) error {
 	ts.remove(t)
 	t.mu.Lock()
@@ -114,12 +114,12 @@ func (ts *Set) connect(w http.ResponseWriter, r *http.Request, t *terminal) erro
 		return reply.Fail(http.StatusConflict, agent.PtyConnected,
 			"somebody is connected to terminal %s: add takeover=1 to send them away", t.id)
 	}
-	// The token lets in, so the page it comes from does not matter.
+	// The token decides, so the page that a request comes from does not matter.
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
 	if err != nil {
 		return nil // it has answered
 	}
-	ws.SetReadLimit(agent.MaxPtyMessage + 1) // it wants one more to see the end
+	ws.SetReadLimit(agent.MaxPtyMessage + 1) // it needs one more to see the end
 	v := newViewer(ws)
 	defer v.stop()
 	if !t.claim(v, takeover) { // somebody was faster

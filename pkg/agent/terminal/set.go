@@ -1,11 +1,11 @@
-// Package terminal is the sessions of POST /pty: commands that live on a terminal, or on pipes,
-// and are talked to by WebSocket.
+// Package terminal has the sessions of POST /pty: commands at a terminal, or at pipes,
+// to which clients connect by WebSocket.
 //
 //	Set ─ terminal ─ command ─ its ring: what was written
 //	         └─ viewer: the client that is connected, one at a time
 //
-// The surprise: nothing is started before the first client connects, and what was started goes
-// on when the last one leaves.
+// The surprise: a command starts only when the first client connects, and goes on when
+// the last one leaves.
 package terminal
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
-// Config is what terminals are started with.
+// Config is what terminals need to start.
 type Config struct {
 	Commands *command.Registry
 	// Prepare resolves what a session asks for; without a command that is a shell. It is called
@@ -28,8 +28,8 @@ type Config struct {
 	Stopping func() bool // nothing new is started
 }
 
-// Set is the terminals of this sandbox, oldest first. At most proc.MaxTerminals
-// are known; the oldest that has ended goes for a new one.
+// Set has the terminals of this sandbox, oldest first, at most proc.MaxTerminals. A new
+// one takes the place of the oldest that has ended.
 type Set struct {
 	Config
 	Ping      time.Duration // between two pings; a client that answers none by the next is gone
@@ -66,8 +66,8 @@ func (t *terminal) ended() bool {
 	return t.holder == nil && t.cmd != nil && !t.cmd.Running()
 }
 
-// forgotten reports, of a session that never started, whether it never will. If
-// so it cannot any more.
+// forgotten reports whether a session was removed, or was not started within after.
+// Such a session cannot start any more.
 func (t *terminal) forgotten(after time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

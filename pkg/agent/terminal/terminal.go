@@ -15,8 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
 
-// A terminal is a session of POST /pty: a command that starts when the first
-// client connects, lives on when it leaves, and is talked to by one at a time.
+// A terminal is a session of POST /pty: a command that starts when the first client
+// connects, and goes on when that leaves. One client is connected at a time.
 //
 //	WebSocket ─ viewer ──────▶ terminal or pipe ─▶ process
 //	     ▲        ▲                                   │
@@ -30,8 +30,8 @@ type terminal struct {
 	req  agent.PtyRequest
 	made time.Time
 
-	// feed is held while output goes to ring and viewer, and while a viewer
-	// catches up: so none misses a byte or gets one twice.
+	// feed is held while output goes to ring and viewer, and while a viewer catches up,
+	// so that no viewer misses a byte or gets one twice.
 	feed sync.Mutex
 	live *viewer // has caught up; guarded by feed
 
@@ -39,7 +39,7 @@ type terminal struct {
 	cmd     *command.Command // nil: not started
 	tty     *os.File         // nil: pipe mode
 	removed bool
-	holder  *viewer // who is connected, or about to be
+	holder  *viewer // the viewer that is connected, or about to be
 }
 
 // launch starts the command unless it was started before. An error means
@@ -97,7 +97,7 @@ func contentOf(req *agent.PtyRequest) string {
 	return "shell"
 }
 
-// output keeps what the process wrote, and sends it to who is connected.
+// output keeps the process's output, and sends it to the viewer that is connected.
 func (t *terminal) output(stream byte, b []byte) {
 	t.feed.Lock()
 	defer t.feed.Unlock()
@@ -107,9 +107,9 @@ func (t *terminal) output(stream byte, b []byte) {
 	}
 }
 
-// catchUp sends v the output since a byte number and that it is connected; then
-// v is live. Output that the ring has forgotten is skipped, as the offsets tell. Each
-// message may take as long as limit: meanwhile the process waits.
+// catchUp sends v the output since a byte number and that it is connected; then v is
+// live. Output that the ring has forgotten is skipped; the offsets show the gap. Each
+// message may take as long as limit, and the process waits meanwhile.
 func (t *terminal) catchUp(v *viewer, since int64, limit time.Duration) error {
 	t.feed.Lock()
 	defer t.feed.Unlock()
@@ -138,8 +138,8 @@ func (t *terminal) mode() string {
 	return "pipe"
 }
 
-// claim makes v the one that is connected. Another that is there keeps v out, or
-// with takeover is sent away and waited for.
+// claim makes v the connected viewer. If another one is connected, claim fails or, with
+// takeover, disconnects it and waits for its end.
 func (t *terminal) claim(v *viewer, takeover bool) bool {
 	t.mu.Lock()
 	old := t.holder
@@ -168,7 +168,7 @@ func (t *terminal) release(v *viewer) {
 	close(v.left)
 }
 
-// letGo lets somebody else be connected.
+// letGo lets another viewer connect.
 func (t *terminal) letGo(v *viewer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -177,7 +177,7 @@ func (t *terminal) letGo(v *viewer) {
 	}
 }
 
-// input is where what is typed goes.
+// input is the file that typed bytes are written to.
 func (t *terminal) input() *os.File {
 	if t.tty != nil {
 		return t.tty
@@ -185,9 +185,9 @@ func (t *terminal) input() *os.File {
 	return t.cmd.Stdin
 }
 
-// signal sends sig to the foreground. Where the kernel does not tell
-// which that is (gVisor), SIGINT and SIGQUIT are typed, and others go to the
-// process group of the session's first process, as execd has it.
+// signal sends sig to the foreground. If the kernel does not say which group that is
+// (gVisor), SIGINT and SIGQUIT are typed as keys, and others go to the process group of
+// the session's first process, as in execd.
 func (t *terminal) signal(sig syscall.Signal) error {
 	if t.tty != nil && t.cmd.Alive() {
 		if pgrp, err := proc.Foreground(t.tty); err == nil {

@@ -23,7 +23,8 @@ const (
 	// pingEvery is between two pings; a client that has not answered one by the
 	// next is gone, so 60 s after its last sign at the latest.
 	pingEvery = 30 * time.Second
-	// evictLimit is how long a client that is sent away has to hear of it.
+	// evictLimit is how long it may take to tell a client that another one has taken
+	// over.
 	evictLimit = time.Second
 )
 
@@ -40,7 +41,7 @@ type viewer struct {
 	in   *os.File    // what it types into; nil before it listens; guarded by mu
 	ping *time.Timer // guarded by mu
 
-	acts atomic.Uint64 // odd while it waits for the process to take input, and hears nothing of its client
+	acts atomic.Uint64 // odd while it waits for the process to take input, and reads nothing from its client
 }
 
 func newViewer(ws *websocket.Conn) *viewer {
@@ -49,7 +50,7 @@ func newViewer(ws *websocket.Conn) *viewer {
 	return v
 }
 
-// stop cuts the connection, and whatever waits for it or for the process to read.
+// stop cuts the connection. Calls that wait for it, or for the process to read, return.
 func (v *viewer) stop() {
 	v.stops.Do(func() {
 		v.cancel()
@@ -109,15 +110,15 @@ func (v *viewer) fail(code string, err error) {
 	v.text(agent.PtyFrame{Type: "error", Code: code, Error: err.Error()}) //nolint:errcheck // the reading end notices
 }
 
-// act does what may wait for the process to read.
+// act runs f, which may wait for the process to read.
 func (v *viewer) act(f func()) {
 	v.acts.Add(1)
 	defer v.acts.Add(1)
 	f()
 }
 
-// attend waits for the end of the command, which it tells, or of the connection.
-// Meanwhile it sees to it that somebody is there.
+// attend waits for the end of the command, and reports it, or for the end of the
+// connection. Meanwhile it checks that the client is there.
 func (v *viewer) attend(t *terminal, every time.Duration) {
 	v.mu.Lock()
 	v.ping = time.AfterFunc(every, func() { proc.Guarded(func() { v.ask(every) }) })
@@ -132,11 +133,11 @@ func (v *viewer) attend(t *terminal, every time.Duration) {
 	}
 }
 
-// ask pings the client, and sees to it that it is asked again.
+// ask pings the client, and sets the time of the next ping.
 //
-// While the process takes no input, no answer to a ping is read, so it proves
-// nothing that none came. The next ping follows at once: it tells the client that
-// the agent is there, and fails where the connection is gone or takes nothing.
+// While the process takes no input, no answer to a ping is read, so a missing answer
+// proves nothing. The next ping follows at once: it shows the client that the agent is
+// there, and fails if the connection is gone or takes nothing.
 func (v *viewer) ask(every time.Duration) {
 	ctx, cancel := context.WithTimeout(v.ctx, every)
 	defer cancel()
@@ -157,7 +158,7 @@ func (v *viewer) ask(every time.Duration) {
 	v.ping.Reset(wait)
 }
 
-// listen does what the client says until it is gone.
+// listen handles the client's messages until it is gone.
 func (v *viewer) listen(t *terminal) {
 	in := t.input()
 	in.SetWriteDeadline(time.Time{}) //nolint:errcheck // closed: writing says it
@@ -201,7 +202,8 @@ func (v *viewer) typed(r io.Reader) error {
 	}
 }
 
-// write types b. A process that has ended reads no more, which its end says.
+// write types b. It reports no error if the process has ended: the end itself is
+// reported.
 func (v *viewer) write(b []byte) {
 	var err error
 	v.act(func() { _, err = v.in.Write(b) })
@@ -213,7 +215,7 @@ func (v *viewer) write(b []byte) {
 // errDetached is the end of a connection that its client asked for.
 var errDetached = errors.New("detached")
 
-// control does what a text message asks for. Its error is the connection's.
+// control handles a text message. Its error is the connection's.
 func (v *viewer) control(t *terminal, r io.Reader) error {
 	b, err := io.ReadAll(r)
 	if err != nil {
@@ -236,7 +238,7 @@ func (v *viewer) control(t *terminal, r io.Reader) error {
 		v.act(func() { t.signal(sig) }) //nolint:errcheck // what has ended needs none
 	case "resize":
 		if t.tty == nil {
-			return nil // a pipe has no size; execd does not mind
+			return nil // a pipe has no size; execd ignores it too
 		}
 		if !isSize(f.Cols) || !isSize(f.Rows) || f.Cols == 0 || f.Rows == 0 {
 			v.fail(agent.PtyInvalidFrame, errors.New("resize: want cols and rows from 1 to 65535"))
@@ -245,7 +247,7 @@ func (v *viewer) control(t *terminal, r io.Reader) error {
 		proc.Resize(t.tty, f.Cols, f.Rows) //nolint:errcheck // what has ended needs none
 	case "detach":
 		v.mu.Lock()
-		v.in = nil // the next one's: nothing that v does from here on may touch it
+		v.in = nil // it belongs to the next viewer: v must not touch it from here on
 		v.mu.Unlock()
 		t.letGo(v)                                            // before its client knows, which may come back at once
 		v.ws.Close(websocket.StatusNormalClosure, "detached") //nolint:errcheck // over either way

@@ -3,11 +3,11 @@
 //	connection ─▶ Listener ─▶ Peer: a user of the host, or an address
 //	request ─▶ Guard: API key ─▶ record.Role ─▶ handler, or a refusal
 //
-// Which role a route needs is the table's business (pkg/api, routes.go), and the
-// tokens of single ports are the gateway's.
+// The table of routes (pkg/api/routes.go) says which role a route needs. The gateway
+// checks the tokens of single ports.
 //
-// The surprise: a daemon may ask for no key at all (Config.Insecure). Web pages are
-// kept out all the same, because guests serve pages under the API's own address.
+// The surprise: a daemon may ask for no key at all (Config.Insecure). It refuses web
+// pages all the same, because guests serve pages under the API's own address.
 package auth
 
 import (
@@ -75,8 +75,8 @@ func (g *Guard) WhoIs(r *http.Request) (actor string, role record.Role) {
 	return "anonymous " + p.Actor, ""
 }
 
-// Client names the client that a request counts for where clients take turns: a user
-// of the host, a key, or else an address.
+// Client names the client that a request counts for, where there are limits for each
+// client: a user of the host, a key, or else an address.
 func (g *Guard) Client(r *http.Request) string {
 	p := PeerOf(r)
 	if key, ok := g.keys.find(givenKey(r)); ok && !p.Unix {
@@ -98,7 +98,7 @@ func givenKey(r *http.Request) string {
 	return ""
 }
 
-// Role is what a secret opens now; empty: nothing.
+// Role is the role of a secret at this moment; empty: it has none.
 func (g *Guard) Role(secret string) record.Role {
 	key, ok := g.keys.find(secret)
 	if !ok || expired(key) {
@@ -141,9 +141,9 @@ func (g *Guard) Unauthorized(r *http.Request) error {
 			"the others")
 }
 
-// Refusal is why the API key of a request, or the way it came, does not open what
-// needs an operator. It is nil if neither is the reason: the request has no key, and
-// the answer may name another way in.
+// Refusal says why a request may not do what needs an operator: its role is too low, or
+// the API asks for no key and the request may come from a web page. It is nil for any
+// other request without a role: then the answer may name another way in.
 func (g *Guard) Refusal(r *http.Request, role record.Role) error {
 	switch {
 	case g.Keyless() && !PeerOf(r).Gateway:
@@ -169,12 +169,12 @@ func (g *Guard) Keys() []record.Key { return *g.keys.all.Load() }
 // KeepsKeys reports whether keys can be made.
 func (g *Guard) KeepsKeys() bool { return g.keys.store != nil }
 
-// AddKey adds a key to the store. It opens from then on.
+// AddKey adds a key to the store. It is valid from then on.
 func (g *Guard) AddKey(ctx context.Context, k record.Key) error {
 	return g.keys.change(ctx, func(ctx context.Context) error { return g.keys.store.AddKey(ctx, k) })
 }
 
-// RemoveKey removes a key from the store. It opens nothing from then on.
+// RemoveKey removes a key from the store. It is invalid from then on.
 func (g *Guard) RemoveKey(ctx context.Context, name string) error {
 	return g.keys.change(ctx, func(ctx context.Context) error { return g.keys.store.RemoveKey(ctx, name) })
 }

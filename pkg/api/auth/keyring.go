@@ -21,9 +21,9 @@ type Store interface {
 	RemoveKey(ctx context.Context, name string) error // errs.NotFound: there is none
 }
 
-// keyring holds the API keys: those of the configuration, which are admins' and stay
-// as long as the daemon, and those of the store, which come and go. A look-up takes
-// no lock.
+// keyring holds the API keys. Those of the configuration are admins' and stay as long
+// as the daemon runs. Those of the store are added and removed meanwhile. A look-up
+// takes no lock.
 type keyring struct {
 	store Store
 	all   atomic.Pointer[[]record.Key] // the configuration's first
@@ -63,15 +63,15 @@ func (k *keyring) read(ctx context.Context) error {
 func (k *keyring) change(ctx context.Context, f func(context.Context) error) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	ctx = context.WithoutCancel(ctx) // half of it would be a key that opens nothing, or one that still does
+	ctx = context.WithoutCancel(ctx) // half a change would leave a new key that is invalid, or a removed one that is valid
 	if err := f(ctx); err != nil {
 		return err
 	}
 	return k.read(ctx)
 }
 
-// find returns the key of a secret; it may have expired. How long it takes depends on
-// nothing secret.
+// find returns the key of a secret; it may have expired. The time it takes depends on
+// no secret.
 func (k *keyring) find(secret string) (record.Key, bool) {
 	if secret == "" {
 		return record.Key{}, false

@@ -16,11 +16,11 @@ import (
 // key that somebody makes ends that.
 func (g *Guard) Keyless() bool { return g.insecure && len(*g.keys.all.Load()) == 0 }
 
-// FromPage refuses, where no key is asked for, the request of a web page. No page is
-// ours: those under this very address are guests', whose ports are served beside the
-// API, so the same origin proves nothing. Browsers send no Origin with a GET, and
-// Sec-Fetch-Site only to https and to loopback; by plain HTTP only the User-Agent is
-// left. A page may drop its Referer: one proves a page, none proves nothing.
+// FromPage refuses requests of web pages where no key is asked for. The same origin
+// proves nothing: pages under this address are guests', whose ports are served beside
+// the API. Browsers send no Origin with a GET, and Sec-Fetch-Site only to https and to
+// loopback; by plain HTTP only the User-Agent is left. A Referer proves that a page
+// sent the request. A missing one proves nothing, because a page may drop it.
 func (g *Guard) FromPage(r *http.Request) error {
 	if !g.Keyless() {
 		return nil
@@ -39,10 +39,10 @@ func (g *Guard) FromPage(r *http.Request) error {
 		httperr.Clip(cmp.Or(h.Get("Origin"), h.Get("Referer"), h.Get("User-Agent"), site), 80))
 }
 
-// foreign refuses requests that a browser sends for a foreign page: those with
-// another Origin, and those to a name that may be the page's own, bound anew to this
-// address (DNS rebinding). It is for a daemon that asks for no key. With a key neither
-// matters, since no browser sends the key by itself.
+// foreign refuses requests that a browser sends for a foreign page: those with another
+// Origin, and those to a name that may be the page's own, bound anew to this address
+// (DNS rebinding). It is for a daemon that asks for no key. Where a key is needed, such
+// requests do no harm: no browser sends the key by itself.
 func (g *Guard) foreign(r *http.Request) error {
 	host := hostname(r.Host)
 	_, err := netip.ParseAddr(host)

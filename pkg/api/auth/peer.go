@@ -18,7 +18,7 @@ type Listener struct {
 	// PublicPorts opens sandbox ports other than the agent's and the egress
 	// API's without an endpoint token. Sensible on loopback only.
 	PublicPorts bool
-	// Gateway has it serve ports of sandboxes and nothing else.
+	// Gateway: the listener serves ports of sandboxes and nothing else.
 	Gateway bool
 }
 
@@ -26,13 +26,12 @@ type Listener struct {
 type Peer struct {
 	Unix  bool   // by the Unix socket: whoever may open it may use the API
 	Actor string // for the log: an address and port, or user and process
-	// Gateway: the listener serves no API. That the API may be open to everybody who
-	// can connect (Guard.Keyless) is not true of it.
+	// Gateway: the listener serves no API, so Guard.Keyless says nothing about it.
 	Gateway bool
 
-	user   string // what of Actor stays the same from one connection to the next
+	user   string // the part of Actor that is the same for all connections of a client
 	public bool   // see Listener.PublicPorts
-	free   func() // gives up its place among those of its address; nil: it has none
+	free   func() // takes it out of the count of its address; nil: it is not counted
 }
 
 type peerKey struct{}
@@ -147,8 +146,8 @@ type halfCloser interface {
 	CloseWrite() error
 }
 
-// Keep returns a hijacked connection of p that counts among those of its address
-// until it is closed.
+// Keep returns a hijacked connection of p, which counts for its address until it is
+// closed.
 func (p *Peer) Keep(c net.Conn) net.Conn {
 	if h, ok := c.(halfCloser); ok && p.free != nil {
 		return upgradedConn{h, p.free}
@@ -156,7 +155,8 @@ func (p *Peer) Keep(c net.Conn) net.Conn {
 	return c
 }
 
-// upgradedConn is a hijacked connection; it keeps its place until it is closed.
+// upgradedConn is a hijacked connection, which counts for its address until it is
+// closed.
 type upgradedConn struct {
 	halfCloser
 	free func()

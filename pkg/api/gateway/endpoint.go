@@ -8,8 +8,8 @@ import (
 )
 
 // Endpoint says where clients reach a port, and which headers they send there. api is
-// the address of the API, as "host:port/v1"; byAPI: the port is to be reached there,
-// even where there is a gateway.
+// the address of the API, as "host:port/v1"; byAPI: clients reach the port there, even
+// if there is a gateway.
 func (g *Gateway) Endpoint(rec *record.Record, port uint16, api string, byAPI bool) wire.Endpoint {
 	text := strconv.Itoa(int(port))
 	e := wire.Endpoint{Endpoint: g.cfg.endpoint(rec.ID, text, signature{}), Headers: g.headers(rec, port)}
@@ -19,8 +19,9 @@ func (g *Gateway) Endpoint(rec *record.Record, port uint16, api string, byAPI bo
 	return e
 }
 
-// SignedEndpoint is an address that opens a port by itself until a second since 1970.
-// The agent and the egress API have tokens of their own all the same.
+// SignedEndpoint is an address that opens a port without a token until a time, in
+// seconds since 1970. The agent and the egress API ask for tokens of their own all the
+// same.
 func (g *Gateway) SignedEndpoint(rec *record.Record, port uint16, until int64, api string) wire.Endpoint {
 	sig, text := g.sign(rec.ID, port, until), strconv.Itoa(int(port))
 	e := wire.Endpoint{Endpoint: g.cfg.endpoint(rec.ID, text, sig)}

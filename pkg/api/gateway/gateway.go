@@ -3,9 +3,9 @@
 //	request ─▶ Target: which sandbox, which port, what of the path is the port's
 //	   ─▶ Serve: signature or token ─▶ does it run? ─▶ headers ─▶ agent or app
 //
-// A Target is named by the API's own route, or on a listener of the gateway's by
-// host, header or path (Names). Nothing here needs an API key: each port has a token,
-// and a signed address opens one port by itself. A key of an operator stands for
+// A request names its Target by the API's own route or, on a listener of the gateway,
+// by host, header or path (Names). Nothing here needs an API key: each port has a
+// token, and a signed address opens one port by itself. A key of an operator replaces
 // every token.
 //
 // The surprise: bytes pass through unread, with one exception. The last event of a
@@ -41,8 +41,8 @@ type Config struct {
 	Kills func(id string) (int64, error)
 	// State is the state of a sandbox in the words of clients.
 	State func(*record.Record) string
-	// Accessed is called for each request that is let in to a sandbox that runs,
-	// unless the request asks not to renew it. It must not wait.
+	// Accessed is called for each request that is admitted to a running sandbox, unless
+	// the request asks not to renew it. It must not wait.
 	Accessed func(*http.Request, *record.Record)
 
 	Log *log.Logger // gets what goes wrong behind an answer
@@ -53,25 +53,25 @@ type Sandboxes interface {
 	// Await blocks while the sandbox is being brought up.
 	Await(ctx context.Context, idOrName string) (record.Record, error)
 	Get(ctx context.Context, idOrName string) (record.Record, error)
-	// Life ends when the sandbox has ended: a stream from it does not end by itself,
-	// since the link is gone and no packet tells.
+	// Life ends when the sandbox has ended. A stream from the sandbox does not end by
+	// itself, since its link goes away without a packet.
 	Life(id string) context.Context
 }
 
 // Agents reaches into sandboxes. (agent)
 type Agents interface {
-	// Transport returns pooled connections to the agent of r. Whatever goes
-	// through it is given the agent's token, so the gateway has authorised it
-	// before; the host of the request's URL does not matter to it.
+	// Transport returns pooled connections to the agent of r. They add the agent's
+	// token to every request, so the gateway has authorised it before. They ignore the
+	// host of the request's URL.
 	Transport(r *record.Record) http.RoundTripper
-	// Dial connects to a port at the address of r. What listens on loopback
-	// only refuses that, and is reached through the agent's /proxy/{port}.
+	// Dial connects to a port at the address of r. A server that listens on loopback
+	// only is reached through the agent's /proxy/{port}.
 	Dial(ctx context.Context, r record.Record, port uint16) (net.Conn, error)
 }
 
 // Guard knows the API keys. (auth.Guard)
 type Guard interface {
-	// Role is what a text opens as an API key; empty: nothing.
+	// Role is the role of an API key; empty: the text is no key.
 	Role(secret string) record.Role
 	// Holds reports whether the value of a header holds an API key.
 	Holds(value string) bool
@@ -79,7 +79,7 @@ type Guard interface {
 	Public(r *http.Request) bool
 	// FromPage refuses web pages where the API asks for no key.
 	FromPage(r *http.Request) error
-	// Refusal is why the key of a request, if it has one, opens no port; nil: it has none.
+	// Refusal says why the key of a request opens no port; nil: the request has no key.
 	Refusal(r *http.Request, role record.Role) error
 }
 
@@ -90,7 +90,7 @@ type Visit struct {
 	Peer string      // the other end of the connection, for the log
 	Unix bool        // the request came by a Unix socket
 
-	Actor   string // who was let in by a token; empty: whom the API names
+	Actor   string // who was admitted by a token; empty: the sender that the API names
 	Runs    bool   // the request has the agent run a command or code
 	Runtime string // of the sandbox
 	Image   string // of the sandbox
@@ -119,9 +119,9 @@ func (g *Gateway) Close() { g.ports.CloseIdleConnections() }
 // Ours reports whether a port is the daemon's own, and not the guest's.
 func Ours(port uint16) bool { return port == wire.AgentPort || port == wire.EgressPort }
 
-// Serve lets a request to a port of rec in if it may be, and carries it there and
+// Serve checks that a request may use a port of rec. It carries the request there and
 // the answer back, for as long as bytes flow. An error that it returns is to be the
-// answer, unless the answer has begun. CheckSignature comes before.
+// answer, unless the answer has begun. Call CheckSignature before.
 //
 // Records are large, and a stack that they make grow stays large for as long as a
 // WebSocket is open. So they are passed by reference from here on.

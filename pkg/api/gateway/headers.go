@@ -10,8 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// cleanHeaders removes from a request what only the daemon may see, and says for whom
-// it is passed on. unix: it came by a Unix socket.
+// cleanHeaders removes the headers that only the daemon may see, and sets those that
+// name the client. unix: the request came by a Unix socket.
 func (g *Gateway) cleanHeaders(pr *httputil.ProxyRequest, port uint16, unix bool) {
 	h := pr.Out.Header
 	h.Del(wire.HeaderAccessRenew)
@@ -30,7 +30,7 @@ func (g *Gateway) cleanHeaders(pr *httputil.ProxyRequest, port uint16, unix bool
 			}
 		}
 	}
-	if strings.EqualFold(h.Get("Upgrade"), "h2c") || len(h["Http2-Settings"]) > 0 { // nobody here could read what follows
+	if strings.EqualFold(h.Get("Upgrade"), "h2c") || len(h["Http2-Settings"]) > 0 { // the proxy could not read what follows
 		h.Del("Upgrade")
 		h.Del("Connection")
 		h.Del("Http2-Settings")
@@ -46,8 +46,9 @@ func (g *Gateway) cleanHeaders(pr *httputil.ProxyRequest, port uint16, unix bool
 	g.forwarded(pr, unix)
 }
 
-// forwarded says for whom a request is passed on. An app would take what the client
-// says of that for ours, so it is removed, unless a trusted proxy says it.
+// forwarded sets the headers that name the client of a request. It removes those that
+// the request has, because an app would trust them, unless a trusted proxy has sent
+// them.
 func (g *Gateway) forwarded(pr *httputil.ProxyRequest, unix bool) {
 	h, in := pr.Out.Header, pr.In.Header
 	if !unix && !g.trustedProxy(pr.In) {
@@ -77,9 +78,9 @@ func (g *Gateway) trustedProxy(r *http.Request) bool {
 	return err == nil && slices.ContainsFunc(g.cfg.TrustedProxies, func(p netip.Prefix) bool { return p.Contains(peer.Addr().Unmap()) })
 }
 
-// hideFromGuest removes from every header what opens the port. A browser puts the
-// address that it was given into Referer and Origin, and a proxy in between puts it
-// into headers of its own.
+// hideFromGuest removes token and signature of the port from every header. A browser
+// repeats the address in Referer and Origin, and a proxy in between repeats it in
+// headers of its own.
 func (t *Target) hideFromGuest(h http.Header) {
 	for _, values := range h {
 		for i, v := range values {
@@ -97,8 +98,8 @@ func (t *Target) hideFromGuest(h http.Header) {
 	}
 }
 
-// ofOrigin are headers about everything that is served at the answer's address, which
-// is more than one guest.
+// ofOrigin are headers that concern everything served at the answer's address, which
+// more than one guest may share.
 var ofOrigin = []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Nel", "Report-To"}
 
 // relocate changes a redirect of an app to itself, at the root of host, so that it

@@ -15,11 +15,11 @@ import (
 
 // explainKills returns a function that changes the answer to a command, or to code: its
 // stream then says that the kernel killed it for its memory. It is nil for other
-// requests. The agent sees a SIGKILL from nowhere; the host counts the kills.
+// requests. The agent sees only a SIGKILL; the host counts the kills.
 //
-// This is the one place that reads bytes which pass, and it reads the end of each piece
-// only: the event that says how a command ended is the last of its stream, and the
-// agent writes it at once.
+// Only this code reads the bytes that pass, and only the end of each piece: the event
+// that says how a command ended is the last of its stream, and the agent writes it at
+// once.
 func (g *Gateway) explainKills(method, path string, rec *record.Record, before int64) func(*http.Response) {
 	if before == unknownKills || method != http.MethodPost {
 		return nil
@@ -41,11 +41,11 @@ func (g *Gateway) explainKills(method, path string, rec *record.Record, before i
 	}
 }
 
-// unknownKills is the count of OOM kills where nobody needs it, or knows it.
+// unknownKills stands for a count of OOM kills that is not needed, or not known.
 const unknownKills = -1
 
-// kills counts the OOM kills of a sandbox for a request to its agent that has
-// something run, or asks how it ended.
+// kills counts the OOM kills of a sandbox, if a request to its agent runs something or
+// asks how it ended.
 func (g *Gateway) kills(method, path string, rec *record.Record) int64 {
 	if !(method == http.MethodPost && runs(path)) && !strings.HasPrefix(path, "/command/status/") {
 		return unknownKills
@@ -58,10 +58,10 @@ func (g *Gateway) kills(method, path string, rec *record.Record) int64 {
 }
 
 // setKills puts the number of OOM kills so far into a request to the agent, or into its
-// answer. By the number when a command began, and the number when somebody asks how it
-// ended, the agent knows for commands in the background what explainKills knows for
-// watched ones. A client compares them as well. The header is always set anew, so
-// neither the client nor the agent can send the other a number of its own.
+// answer. For a background command the agent compares the number at its start with the
+// number when somebody asks how it ended, as explainKills does for a watched command. A
+// client compares them as well. setKills always replaces the header, so neither the
+// client nor the agent can send the other a number of its own.
 func setKills(h http.Header, n int64) {
 	h.Del(agent.OOMKillsHeader)
 	if n != unknownKills {

@@ -10,7 +10,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 )
 
-// Names are those of a listener that serves ports of sandboxes and nothing else.
+// Names are the names of a listener that serves ports of sandboxes and nothing else.
 //
 // A request to it names a port in one of three ways, tried in this order:
 //
@@ -47,8 +47,9 @@ func (n *Names) Itself(r *http.Request) bool {
 	return err == nil && n.own(host) && r.Header.Get(wire.HeaderIngressTo) == ""
 }
 
-// own reports whether host may name the gateway where the path or a header names the
-// sandbox. Any other name may be a web page's own, bound anew to this address.
+// own reports whether host is a name of the gateway itself, under which the path or a
+// header names the sandbox. Any other name may belong to a web page that has bound it
+// to this address (DNS rebinding).
 func (n *Names) own(host string) bool {
 	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil {
 		return true
@@ -62,8 +63,8 @@ func (n *Names) own(host string) bool {
 }
 
 // plainHost is a Host header in lower case, without port and the dot of the root. It
-// refuses characters that no host name has, and does not drop them: the next program
-// may read what one program drops.
+// refuses characters that no host name has instead of dropping them, because the next
+// program may read them.
 func plainHost(hostport string) (string, error) {
 	bad := strings.IndexFunc(hostport, func(c rune) bool {
 		return !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.ContainsRune("-._:[]", c))

@@ -45,7 +45,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	var failed error
 	p := &httputil.ReverseProxy{
 		Transport:     transport,
-		FlushInterval: -1, // a millisecond's patience measured nothing: docs/benchmarks.md
+		FlushInterval: -1, // waiting a millisecond for more bytes had no measurable effect: docs/benchmarks.md
 		ErrorLog:      g.cfg.Log,
 		BufferPool:    relay.Buffers{},
 		Rewrite: func(pr *httputil.ProxyRequest) {
@@ -66,7 +66,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 			if err := upgraded(resp); err != nil {
 				return err
 			}
-			resp.Header.Del(wire.HeaderRequestID) // ours stands already
+			resp.Header.Del(wire.HeaderRequestID) // ours is set already
 			for _, k := range ofOrigin {
 				resp.Header.Del(k)
 			}

@@ -21,9 +21,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// portTripper reaches a port of a sandbox: at the sandbox's address, and where
-// that is refused through the agent, because most development servers listen
-// on 127.0.0.1 only.
+// portTripper reaches a port of a sandbox at the sandbox's address. If the address
+// refuses, it goes through the agent, because most development servers listen on
+// 127.0.0.1 only.
 type portTripper struct {
 	direct, agent http.RoundTripper
 	port          uint16
@@ -60,9 +60,10 @@ func fewHints(ctx context.Context) context.Context {
 	}})
 }
 
-// poolKey is the host of URLs into a sandbox, by which connections are pooled: its
-// id, which is never used twice, and which of its lives it is. Connections into the
-// life before look open, since the link went without a packet.
+// poolKey is the host of URLs into a sandbox, by which connections are pooled: the
+// sandbox's id, which is never used twice, and the time when it was started.
+// Connections from before a restart seem open, since the link went away without a
+// packet.
 func poolKey(r *record.Record) string {
 	return r.ID + "-" + strconv.FormatInt(r.Started.UnixNano(), 36)
 }
@@ -99,8 +100,8 @@ func (g *Gateway) portTransport() *http.Transport {
 // being made: SDKs poll every 200 ms, and so their first poll succeeds.
 const holdPending = 5 * time.Second
 
-// Reachable refuses a sandbox that does not run. A request to the agent waits for one
-// that is being made; rec then becomes what the record is by then.
+// Reachable refuses a sandbox that does not run. A request to the agent waits for a
+// sandbox that is being made; rec then becomes its newest record.
 func (g *Gateway) Reachable(ctx context.Context, rec *record.Record, port uint16) error {
 	if rec.State.Beginning() && port == wire.AgentPort {
 		hold, cancel := context.WithTimeout(ctx, holdPending)
@@ -135,8 +136,8 @@ func (g *Gateway) Reachable(ctx context.Context, rec *record.Record, port uint16
 // arrive.
 const drainTime = time.Second
 
-// UntilEnd is a context for bytes from a sandbox: it ends soon after the sandbox has,
-// and its cause says so. The link is gone then, and no packet tells.
+// UntilEnd is a context for bytes from a sandbox. It ends soon after the sandbox has,
+// and its cause says so. The link itself goes away without a packet.
 func (g *Gateway) UntilEnd(ctx context.Context, rec *record.Record) (context.Context, context.CancelFunc) {
 	id, started := rec.ID, rec.Started
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -155,8 +156,8 @@ func (g *Gateway) UntilEnd(ctx context.Context, rec *record.Record) (context.Con
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// ended says how the life of a sandbox that began at started ended. It is nil if the
-// sandbox lives on, and is only not watched for its end.
+// ended says how a sandbox that was started at started has ended. It is nil if that
+// sandbox still runs.
 func (g *Gateway) ended(ctx context.Context, id string, started time.Time) error {
 	rec, err := g.cfg.Sandboxes.Get(ctx, id)
 	switch {

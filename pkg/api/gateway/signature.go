@@ -18,8 +18,8 @@ import (
 // A signature opens one port of one sandbox until it expires. It is part of the
 // address, as OpenSandbox's OSEP-0011 has it: {id}-{port}-{expires}-{signature}, and
 // the signed text is the one described there. The signature itself differs: it has 32
-// digits, and not 8 and the name of a key. All of 2^32 can be tried in days by anybody
-// who has the address, and no client reads it.
+// digits, where OpenSandbox has 8 and the name of a key. Anybody who has the address
+// could try all 2^32 in days, and no client reads the signature.
 type signature struct {
 	expires string // seconds since 1970 in base 36
 	mac     string // 32 hexadecimal digits
@@ -77,7 +77,8 @@ func (g *Gateway) signText(id string, port uint16, expires string) signature {
 }
 
 // CheckSignature checks the signature of t, if it has one, and notes that it is right.
-// A wrong one in a path is taken for the guest's own path; elsewhere it is refused.
+// A wrong signature in a path counts as part of the guest's own path; elsewhere it is
+// refused.
 func (g *Gateway) CheckSignature(t *Target, rec *record.Record, port uint16) error {
 	if t.sig.mac == "" {
 		return nil
@@ -101,9 +102,9 @@ func (g *Gateway) CheckSignature(t *Target, rec *record.Record, port uint16) err
 	return nil
 }
 
-// ParseExpires reads until when a signed address is to be good, in seconds since 1970.
-// It is never longer than the sandbox lives as of now; after a renewal clients ask for
-// another.
+// ParseExpires reads when a signed address is to expire, in seconds since 1970. That is
+// never after the sandbox's own expiry as of now; after a renewal clients ask for a new
+// address.
 func ParseExpires(text string, rec *record.Record) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n > latestExpiry || strconv.FormatInt(n, 10) != text || n < 0 {

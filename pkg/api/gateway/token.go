@@ -23,7 +23,8 @@ const (
 	tokenCookie = "sandboxd_token_" // and the port
 )
 
-// authorise lets a request in that has what opens the port, and notes who that is.
+// authorise admits a request that has a key, token or signature for the port, and notes
+// who sent it.
 func (g *Gateway) authorise(w http.ResponseWriter, r *http.Request, v *Visit, rec *record.Record, port uint16, t *Target) error {
 	switch {
 	case v.Role.Covers(record.Operator):

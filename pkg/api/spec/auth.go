@@ -11,8 +11,8 @@ import (
 // have some kilobytes.
 const maxAuth = 16 << 10
 
-// CheckAuth refuses credentials for a registry that nobody can have. Its errors
-// repeat nothing of them.
+// CheckAuth refuses registry credentials that cannot be valid. Its errors repeat no
+// part of them.
 func CheckAuth(field string, a *wire.ImageAuth) error {
 	switch {
 	case a == nil:

@@ -49,8 +49,8 @@ func statusOf(r *record.Record) wire.Status {
 	return st
 }
 
-// Sandbox shows a record to a client, without its token and its environment. How its
-// probe finds it is not in the record: the caller adds that.
+// Sandbox shows a record to a client, without its token and its environment. The
+// findings of its probe are not in the record: the caller adds them.
 func Sandbox(r record.Record) wire.Sandbox {
 	out := wire.Sandbox{
 		ID:         r.ID,
@@ -135,15 +135,15 @@ func Snapshot(s record.Snapshot) wire.Snapshot {
 	return out
 }
 
-// InspectSnapshot shows all there is to a snapshot.
+// InspectSnapshot shows everything about a snapshot.
 func InspectSnapshot(s record.Snapshot) wire.SnapshotInspection {
 	return wire.SnapshotInspection{
 		Snapshot: Snapshot(s), Image: ImageName(s.Image), ImageDigest: s.Image.Digest, Layers: s.Image.Layers, Bytes: s.Bytes,
 	}
 }
 
-// Inspect shows all there is to a sandbox but the values of its environment. What
-// its host calls it is not in the record: the caller adds that.
+// Inspect shows everything about a sandbox except the values of its environment. Its
+// names on the host are not in the record: the caller adds them.
 func Inspect(r record.Record) wire.Inspection {
 	out := wire.Inspection{
 		Sandbox: Sandbox(r), Env: slices.Sorted(maps.Keys(r.Spec.Env)), Layers: r.Spec.Image.Layers,
@@ -165,7 +165,7 @@ func Image(i record.Image, aliases []string) wire.ImageInfo {
 	}
 }
 
-// InspectImage shows all there is to an image.
+// InspectImage shows everything about an image.
 func InspectImage(i record.Image, aliases []string) wire.ImageInspection {
 	return wire.ImageInspection{
 		ImageInfo: Image(i, aliases), Layers: i.Layers, Sources: i.Sources,

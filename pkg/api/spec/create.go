@@ -21,7 +21,7 @@ const (
 	maxArgBytes = 128 << 10 // of all of them; no program takes a longer one
 )
 
-// Spec makes the specification of a sandbox from a request. It checks everything but
+// Spec makes the specification of a sandbox from a request. It checks everything except
 // that the image or the snapshot exists: the caller looks that up and puts it in.
 func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 	spec := record.Spec{

@@ -21,8 +21,8 @@ const (
 	maxExtBytes = 64 << 10 // of all of them, sandboxd.allow among them
 )
 
-// applyExtensions reads the extensions whose names we know. It keeps others as they
-// are, but for unknown names that begin with "sandboxd.".
+// applyExtensions reads the extensions whose names we know. It refuses unknown names
+// that begin with "sandboxd.", and keeps all others as they are.
 func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) error {
 	if len(req.Extensions) > maxExts {
 		return httperr.Invalid("extensions has %d entries; at most %d are kept", len(req.Extensions), maxExts)

@@ -10,8 +10,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// defaultProbe is a probe of which the request says nothing else. docker tries every
-// 30 s; agents wait for what they start, so this one tries more often.
+// defaultProbe has the values of a probe that a request leaves out. docker tries every
+// 30 s; agents wait for what they start, so this probe tries more often.
 var defaultProbe = record.Probe{Interval: 10 * time.Second, Timeout: 5 * time.Second, StartPeriod: 30 * time.Second, Retries: 3}
 
 // Bounds of probes and restart policies.

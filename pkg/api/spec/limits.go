@@ -46,7 +46,7 @@ func (o *Offer) applyLimits(spec *record.Spec, limits map[string]string) error {
 	return nil
 }
 
-// amounts returns what writes an amount with its unit.
+// amounts returns a function that writes an amount with its unit.
 func amounts(unit string) func(int64) string {
 	return func(n int64) string { return strconv.FormatInt(n, 10) + unit }
 }
@@ -118,8 +118,8 @@ func (o *Offer) setLimit(l *record.Limits, key, v string) error {
 	return httperr.Invalid("resourceLimits.%s is not a resource here; there are %s", httperr.Clip(key, 40), limitKeyNames)
 }
 
-// PatchLimits reads new limits for a sandbox that runs or is paused, and returns
-// what puts them into its terms.
+// PatchLimits reads new limits for a sandbox that runs or is paused, and returns a
+// function that puts them into its terms.
 func (o *Offer) PatchLimits(limits map[string]string) (func(*record.Terms) error, error) {
 	if len(limits) == 0 {
 		return nil,
@@ -136,5 +136,5 @@ func (o *Offer) PatchLimits(limits map[string]string) (func(*record.Terms) error
 		}
 		return nil
 	}
-	return change, change(&record.Terms{}) // an error of what can never work comes at once
+	return change, change(&record.Terms{}) // limits that can never work fail at once
 }

@@ -54,7 +54,7 @@ type Offer struct {
 	ParsePolicy func([]byte) (record.Network, error)
 }
 
-// Complete puts the defaults where o says nothing.
+// Complete sets the fields of o that are zero to their defaults.
 func (o *Offer) Complete() {
 	o.MemoryBytes = cmp.Or(o.MemoryBytes, 512<<20)
 	o.CPUMillis = cmp.Or(o.CPUMillis, 1000)

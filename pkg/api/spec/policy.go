@@ -20,7 +20,7 @@ const (
 	maxPolicy = 1 << 20 // bytes of a networkPolicy that are kept
 )
 
-// An Edit makes the next policy of a sandbox of its present one.
+// An Edit turns the present policy of a sandbox into its next one.
 type Edit func(wire.NetworkPolicy) wire.NetworkPolicy
 
 // SetPolicy puts p into t, if p is a policy that this host can enforce.
@@ -146,8 +146,8 @@ func targetKey(target string) string {
 	return t
 }
 
-// rangeKey is targetKey for a rule that covers all of its target, else one more
-// exact.
+// rangeKey is targetKey for a rule that covers all of its target, else a key with ports
+// and protocol.
 func rangeKey(r wire.NetworkRule) string {
 	if len(r.Ports) == 0 && r.Protocol == "" {
 		return targetKey(r.Target)

@@ -18,9 +18,9 @@ const (
 	minTmpfs     = 4 << 10
 )
 
-// parseTmpfs reads PATH[:OPTION,...], docker's form, several separated by ";".
-// One without a size may hold half of the memory of the sandbox, as the kernel lets
-// a tmpfs of the host.
+// parseTmpfs reads PATH[:OPTION,...], docker's form, several separated by ";". A tmpfs
+// without a size may hold half of the sandbox's memory, as a tmpfs on the host may hold
+// half of the host's.
 func parseTmpfs(v string, memory int64) (all []record.Tmpfs, err error) {
 	for item := range strings.SplitSeq(v, ";") {
 		name, options, _ := strings.Cut(item, ":")

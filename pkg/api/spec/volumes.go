@@ -73,9 +73,9 @@ func (o *Offer) applyVolumes(spec *record.Spec, all []wire.VolumeMount) error {
 	return onceInOne(spec)
 }
 
-// onceInOne refuses what gVisor cannot do: to show a directory twice in one mount,
-// once read-only. gVisor takes a file for the same wherever it meets it in a mount,
-// and would open it for writing, as before, where it may only be read.
+// onceInOne refuses what gVisor cannot do: to show a directory twice in one mount, once
+// read-only. gVisor treats a file as the same wherever it appears in a mount: after it
+// has opened the file for writing, it would do so at the read-only place too.
 func onceInOne(spec *record.Spec) error {
 	if spec.Runtime != "runsc" {
 		return nil

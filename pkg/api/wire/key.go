@@ -2,13 +2,13 @@ package wire
 
 import "time"
 
-// Where a key stands.
+// Where a key is kept.
 const (
 	KeyOfStore         = "store"         // it was made by POST /keys
 	KeyOfConfiguration = "configuration" // in the file of listen.api_key_file
 )
 
-// Key is an API key, but for the key. (ours)
+// Key describes an API key; it does not have the secret. (ours)
 type Key struct {
 	Name      string     `json:"name"`
 	Role      string     `json:"role"`   // viewer, operator, admin; none: its record cannot be read
@@ -29,7 +29,7 @@ type KeyRequest struct {
 	ExpiresAt string `json:"expiresAt,omitempty"` // RFC 3339; absent: never
 }
 
-// NewKey answers POST /keys, the one time that the key is told. (ours)
+// NewKey answers POST /keys, the only answer that has the secret. (ours)
 type NewKey struct {
 	Key
 	Secret string `json:"key"`

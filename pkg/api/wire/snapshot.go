@@ -35,14 +35,14 @@ type SnapshotList struct {
 // Snapshot has no room for. (ours)
 type SnapshotInspection struct {
 	Snapshot
-	Image       string   `json:"image"` // as it was called
+	Image       string   `json:"image"` // its name at the time
 	ImageDigest string   `json:"imageDigest,omitempty"`
 	Layers      []string `json:"layers,omitempty"`
 	Bytes       int64    `json:"bytes,omitempty"` // on the pool, shared ones included; absent: the pool does not count
 }
 
-// Change is one line of a diff: what happened to a path, as `docker diff` has
-// it. Only the last line has an Error, and nothing else then. (ours)
+// Change is one line of a diff: what happened to a path, as `docker diff` has it. Only
+// the last line may have an Error, and has nothing else then. (ours)
 type Change struct {
 	Kind  string `json:"kind,omitempty"` // A, C or D
 	Path  string `json:"path,omitempty"` // absolute; what is no UTF-8 is replaced

@@ -16,18 +16,20 @@ type SystemInfo struct {
 	Limits    SystemLimits   `json:"limits"`
 	Sandboxes map[string]int `json:"sandboxes"` // by State
 	Images    int            `json:"images"`
-	// DrainingSince, if there, is since when no sandbox is created.
+	// DrainingSince is since when the daemon refuses new sandboxes; absent: it accepts
+	// them.
 	DrainingSince *time.Time `json:"drainingSince,omitempty"`
 	// Unreadable are records of sandboxes, snapshots and images that cannot be
 	// read; delete them by id, or by name:tag.
 	Unreadable []string `json:"unreadable,omitempty"`
-	// NoSweep, if there, is why nothing is erased that nobody asked to; Strays
-	// are then ids that the host holds something of and the store nothing.
+	// NoSweep is why the daemon removes nothing that nobody asked it to remove; absent:
+	// it does. With NoSweep, Strays are the ids of which the host has something and the
+	// store nothing.
 	NoSweep string   `json:"noSweep,omitempty"`
 	Strays  []string `json:"strays,omitempty"`
 }
 
-// Guest is what a sandbox gets that asks for nothing. (ours)
+// Guest is what a sandbox gets by default. (ours)
 type Guest struct {
 	Runtime     string `json:"runtime"`
 	MemoryBytes int64  `json:"memoryBytes"`
@@ -62,10 +64,10 @@ type DiskUsage struct {
 	Snapshots []Disk      `json:"snapshots"` // what they held when they were taken; sources and copies share it
 	// LayerBytes is what all layers take, each counted once.
 	LayerBytes int64 `json:"layerBytes"`
-	// Lost are disks nobody owns, which go within a day.
+	// Lost counts the disks without an owner, which are removed within a day.
 	Lost int `json:"lost"`
-	// ReclaimableBytes is what comes back by removing images that no sandbox and
-	// no snapshot uses, and sandboxes that have ended.
+	// ReclaimableBytes is freed by removing images that no sandbox and no snapshot
+	// uses, and sandboxes that have ended.
 	ReclaimableBytes int64 `json:"reclaimableBytes"`
 }
 
@@ -75,7 +77,7 @@ type ImageDisk struct {
 	Tag         string `json:"tag"`
 	Bytes       int64  `json:"bytes"`       // of all its layers
 	SharedBytes int64  `json:"sharedBytes"` // of layers that other images have, too
-	Sandboxes   int    `json:"sandboxes"`   // that stand on it
+	Sandboxes   int    `json:"sandboxes"`   // that use it
 }
 
 // Disk is what a sandbox has written, or a snapshot holds. (ours)

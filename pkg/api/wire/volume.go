@@ -14,13 +14,13 @@ type VolumeMount struct {
 	SubPath   string    `json:"subPath,omitempty"` // relative, below what is named
 }
 
-// HostPath is a directory or file of the host that its configuration lends.
+// HostPath is a directory or file of the host that the configuration allows to mount.
 type HostPath struct {
 	Path string `json:"path"`
 }
 
 // PVC is a named volume. The last three of OpenSandbox's fields are hints for
-// Kubernetes; of these Storage is taken.
+// Kubernetes; sandboxd uses Storage only.
 type PVC struct {
 	ClaimName                  string  `json:"claimName"`
 	CreateIfNotExists          *bool   `json:"createIfNotExists,omitempty"` // nil: true
@@ -38,7 +38,7 @@ type Volume struct {
 	SizeBytes int64     `json:"sizeBytes"`           // how much it may hold; 0: no limit
 	UsedBytes *int64    `json:"usedBytes,omitempty"` // absent: the pool does not count
 	UsedBy    []string  `json:"usedBy"`              // sandboxes that have it mounted, in whatever state
-	SandboxID string    `json:"sandboxId,omitempty"` // with which it goes
+	SandboxID string    `json:"sandboxId,omitempty"` // it is deleted with this sandbox
 	CreatedAt time.Time `json:"createdAt"`
 }
 

@@ -45,8 +45,8 @@ const (
 	Failed     = "Failed"     // ended otherwise; Status says why
 )
 
-// The keys of CreateRequest.Extensions that are ours. OpenSandbox's SDKs pass
-// the map through, so that unmodified they can use all of it.
+// The keys of CreateRequest.Extensions that are ours. OpenSandbox's SDKs pass the map
+// through, so unmodified SDKs can use all of them.
 const (
 	ExtName    = "sandboxd.name"    // unique; accepted wherever an id is
 	ExtRuntime = "sandboxd.runtime" // "runsc" or "runc"
@@ -67,7 +67,8 @@ const (
 	// ExtRestart is docker's: no, on-failure[:max], always or unless-stopped.
 	ExtRestart = "sandboxd.restart"
 	// A sandbox is ready when the command exits with 0 and the port accepts a
-	// connection; what is not given is not tried. See record.Probe.
+	// connection. If only one of the two is given, only that one counts. See
+	// record.Probe.
 	ExtReadyCmd         = "sandboxd.ready.cmd"
 	ExtReadyPort        = "sandboxd.ready.port"
 	ExtReadyInterval    = "sandboxd.ready.interval"
@@ -95,14 +96,14 @@ type CreateRequest struct {
 	Volumes         []VolumeMount      `json:"volumes,omitempty"`
 	Extensions      map[string]string  `json:"extensions,omitempty"`
 
-	// What is refused, and not passed over as other unknown fields are: it
-	// would not do what it says.
+	// These fields are refused, while other unknown fields are ignored: sandboxd would
+	// not do what they ask for.
 	TemplateID string          `json:"templateId,omitempty"`
 	Lifecycle  json.RawMessage `json:"lifecycle,omitempty"`
 }
 
-// Image names a root file system: name[:tag][@digest]. A sandbox shows what its
-// client wrote; Info.ImageName is what that meant.
+// Image names a root file system: name[:tag][@digest]. A sandbox shows what its client
+// wrote; Info.ImageName is the image that it stood for.
 type Image struct {
 	URI  string     `json:"uri"`
 	Auth *ImageAuth `json:"auth,omitempty"` // of a request only
@@ -118,7 +119,7 @@ type ImageAuth struct {
 // String hides it, whatever prints it.
 func (ImageAuth) String() string { return "(hidden)" }
 
-// GoString does so too.
+// GoString hides it too.
 func (ImageAuth) GoString() string { return "(hidden)" }
 
 // Platform is the wanted system and architecture.
@@ -203,17 +204,17 @@ type Info struct {
 	Network     string          `json:"network"`
 	OneShot     bool            `json:"oneShot,omitempty"`
 	ExitCode    *int            `json:"exitCode,omitempty"`
-	// What its restart policy did since somebody created or started it, and
-	// when it starts it again; absent: it does not wait for that.
+	// Restarts by the restart policy since somebody created or started the sandbox, and
+	// when the next one is; NextStart is absent if none is due.
 	Restarts    int        `json:"restarts,omitempty"`
 	LastRestart *time.Time `json:"lastRestart,omitempty"`
 	NextStart   *time.Time `json:"nextStart,omitempty"`
-	Health      *Health    `json:"health,omitempty"` // of one that lives and has a probe
+	Health      *Health    `json:"health,omitempty"` // of a live sandbox that has a probe
 }
 
-// How a sandbox feels, by its probe.
+// The health of a sandbox, by its probe.
 const (
-	HealthStarting  = "starting" // it was not ready yet
+	HealthStarting  = "starting" // it has not been ready yet
 	HealthHealthy   = "healthy"
 	HealthUnhealthy = "unhealthy"
 )
@@ -348,7 +349,7 @@ type BuildLine struct {
 type ImageInspection struct {
 	ImageInfo
 	Layers  []string          `json:"layers"`            // digests, lowest first
-	Sources []string          `json:"sources,omitempty"` // digests by which the registry knows it that it was pulled from
+	Sources []string          `json:"sources,omitempty"` // its digests in the registry that it was pulled from
 	Env     []string          `json:"env,omitempty"`
 	Workdir string            `json:"workdir,omitempty"`
 	User    string            `json:"user,omitempty"`
@@ -394,7 +395,8 @@ type Usage struct {
 	MemoryLimitBytes int64     `json:"memoryLimitBytes"`
 	CPUMicros        int64     `json:"cpuMicros"` // since the sandbox started
 	CPULimitMillis   int64     `json:"cpuLimitMillis"`
-	// the guest's own, threads included; null: only its agent knows (gVisor), which does not answer now
+	// the guest's own, threads included; null: only its agent can count them (gVisor),
+	// and it does not answer now
 	Pids           *int64 `json:"pids"`
 	PidsLimit      int64  `json:"pidsLimit"`
 	OOMKills       int64  `json:"oomKills"`

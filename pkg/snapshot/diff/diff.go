@@ -41,10 +41,9 @@ const (
 // hide returns true is left out with everything below it.
 //
 // A file counts as unchanged if its type, owner, mode, size, time of change, link
-// target and extended attributes are the same. What a guest changes meanwhile may
-// or may not be seen. An upper that does not exist is fs.ErrNotExist with its path.
-// A tree that is too deep is errs.Unsupported, and too many changes are
-// errs.Exhausted.
+// target and extended attributes are the same. Changes that a guest makes meanwhile may
+// or may not be reported. An upper that does not exist is fs.ErrNotExist with its path.
+// A tree that is too deep is errs.Unsupported, and too many changes are errs.Exhausted.
 func Trees(ctx context.Context, of, base string, lowers []string, hide func(path string) bool, emit func(kind, path string) error) error {
 	d := differ{ctx: ctx, hide: hide, emit: emit, held: tree.Names{Max: tree.MaxNames}}
 	defer d.closeFrom(0)
@@ -232,7 +231,7 @@ func (d *differ) entry(path, name string, a, b node, lowers []int) error {
 		y = node{} // it may be a whiteout
 	case x.dir != y.dir:
 		err, up.reported = d.report(Changed, path), true
-		y = node{} // what is in it now is new
+		y = node{} // everything in it now is new
 	default:
 		unchanged, serr := same(name, x, y)
 		if serr != nil {
@@ -339,7 +338,7 @@ func same(name string, x, y node) (bool, error) {
 		q, err2 := readlinkAt(y.at, name)
 		return p == q, errors.Join(err, err2)
 	}
-	if x.dir { // reading its attributes costs more than they say
+	if x.dir { // reading its attributes costs more than it is worth
 		return true, nil
 	}
 	return sameXattrs(x.at, y.at, name)

@@ -19,7 +19,7 @@ import (
 
 // limits bound one layer. The daemon passes them to the child that unpacks it.
 type limits struct {
-	Bytes   int64 // of all files, holes included
+	Bytes   int64 // of all files, counting holes as data
 	Entries int   // files, directories, links
 	Name    int   // bytes of one name
 	Depth   int   // components of one name
@@ -167,7 +167,7 @@ func (x *extractor) cleanName(name string) (string, error) {
 	return path.Clean(name), nil
 }
 
-// madeByRuntime reports whether the runtime makes what has this name.
+// madeByRuntime reports whether the runtime makes the file of this name.
 func madeByRuntime(name string) bool {
 	top, below, _ := strings.Cut(name, "/")
 	return below != "" && (top == "dev" || top == "proc" || top == "sys")
@@ -243,7 +243,8 @@ func (x *extractor) makeAll(name string) (int, error) {
 	return at, nil
 }
 
-// replacing makes something where a tar may have put another before: the last wins.
+// replacing makes an entry, and removes an earlier one of the same name: the last in
+// the tar wins.
 func replacing(parent int, base string, make func() error) error {
 	err := make()
 	if !errors.Is(err, unix.EEXIST) {
@@ -304,8 +305,8 @@ func (x *extractor) file(parent int, base string, h *tar.Header, content io.Read
 	return setTime(parent, base, h.ModTime)
 }
 
-// fill writes a file, leaving long runs of zeroes out: a tar may spell a
-// terabyte of nothing in a line.
+// fill writes a file, leaving long runs of zeroes out: a tar may hold a terabyte of
+// zeroes in a few bytes.
 func (x *extractor) fill(fd int, size int64, content io.Reader) error {
 	if x.buf == nil {
 		x.buf = make([]byte, copySize)
@@ -391,8 +392,8 @@ func setMeta(fd int, h *tar.Header) error {
 	return nil
 }
 
-// keepXattr is the list of attributes that mean something inside and nothing
-// outside. trusted.* would speak to overlayfs.
+// keepXattr accepts the attributes that have a meaning in a sandbox and none on the
+// host. overlayfs would obey trusted.*.
 func keepXattr(name string) bool {
 	switch name {
 	case "security.capability", "system.posix_acl_access", "system.posix_acl_default":

@@ -62,8 +62,8 @@ func Open(dir string) (*Store, error) {
 // latest.
 func (s *Store) TempDir() (string, error) { return os.MkdirTemp(s.dir, newPrefix) }
 
-// Make makes a layer that comes of no tar, unless there is one of that name: fill
-// is called with an empty directory. It returns the directory of the layer, which
+// Make makes a layer that does not come from a tar, unless there is one of that name.
+// It calls fill with an empty directory. It returns the directory of the layer, which
 // List leaves out.
 func (s *Store) Make(name string, fill func(dir string) error) (string, error) {
 	final := filepath.Join(s.dir, name)
@@ -122,7 +122,7 @@ func (s *Store) Remove(_ context.Context, digest string) error {
 	if err != nil {
 		return err
 	}
-	// It loses its name first: half a layer must never have one.
+	// Rename it first: half a layer must never have a layer's name.
 	gone, err := s.TempDir()
 	if err != nil {
 		return fmt.Errorf("remove layer %s: %w", digest, err)
@@ -160,7 +160,7 @@ func (s *Store) Size(ctx context.Context, digest string) (size int64, err error)
 	var b [32]byte
 	n, err := unix.Lgetxattr(dir, sizeAttr, b[:])
 	if errors.Is(err, unix.ENODATA) {
-		// An older release has unpacked it, which did not write the size down.
+		// An older release has unpacked it, without noting the size.
 		err = tree.Walk(ctx, dir, func(st *unix.Stat_t) {
 			if st.Mode&unix.S_IFMT == unix.S_IFREG {
 				size += st.Size

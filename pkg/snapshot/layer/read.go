@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Read writes a layer as a tar, the inverse of Stage: names in order, whiteouts
-// spelled as OCI has them. The same layer gives the same bytes.
+// Read writes a layer as a tar, the inverse of Stage: names in order, whiteouts written
+// as OCI has them. The same layer gives the same bytes.
 func (s *Store) Read(ctx context.Context, digest string, w io.Writer) error {
 	dir, err := s.Path(digest)
 	if err == nil {
@@ -55,8 +55,8 @@ func readTree(ctx context.Context, dir string, w io.Writer) error {
 	return err
 }
 
-// packer writes a tree as a tar. Layers do not change between listing and reading;
-// still no link is followed.
+// packer writes a tree as a tar. Layers do not change between listing and reading; even
+// so, it follows no link.
 type packer struct {
 	ctx context.Context
 	tw  *tar.Writer

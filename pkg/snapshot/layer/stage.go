@@ -118,8 +118,8 @@ type meter struct {
 	room     func() error
 }
 
-// askEvery is how many bytes may be read between two calls of room: a tar of nothing
-// but directories takes eight times its size on the disk.
+// askEvery is how many bytes may be read between two calls of room. It is small,
+// because a tar of directories alone takes eight times its size on the disk.
 const askEvery = 4 << 20
 
 func (m *meter) Read(p []byte) (int, error) {

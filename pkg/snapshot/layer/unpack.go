@@ -79,7 +79,7 @@ func unpack(ctx context.Context, dir string, in io.Reader) (bytes int64, err err
 	go func() {
 		n, err := followReports(dir, p.Out)
 		if err != nil {
-			p.Kill() // nobody reads what it writes any more
+			p.Kill() // nobody reads its output any more
 		}
 		reported <- result{n, err}
 	}()
@@ -90,7 +90,7 @@ func unpack(ctx context.Context, dir string, in io.Reader) (bytes int64, err err
 	p.In.Close()
 	end := <-reported
 	died := p.Wait()
-	if errors.Is(err, unix.EPIPE) { // it ended first, and knows why
+	if errors.Is(err, unix.EPIPE) { // the child ended first, and its error says why
 		err = nil
 	}
 	switch {

@@ -29,7 +29,7 @@ const (
 	opaqueAttr = "trusted.overlay.opaque"
 )
 
-// whiteout makes the whiteout that the tar spells as an empty file of this name.
+// whiteout makes the whiteout that the tar gives as an empty file of this name.
 func (x *extractor) whiteout(parent int, name string) error {
 	dir, base := path.Split(name)
 	dir = path.Clean(dir)
@@ -61,15 +61,15 @@ func (x *extractor) whiteout(parent int, name string) error {
 	return nil
 }
 
-// overWhiteout makes way for a directory where its name is taken. A directory may
-// stay. A whiteout is replaced by a directory that hides the layers below it.
+// overWhiteout handles a directory whose name is taken. An existing directory stays. A
+// whiteout is replaced by a directory that hides the layers below it.
 func (x *extractor) overWhiteout(parent int, base, name string) error {
 	var st unix.Stat_t
 	if err := unix.Fstatat(parent, base, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
 	if !isWhiteout(&st) {
-		return nil // what is no directory will not open as one
+		return nil // it is no directory, so opening it as one will fail
 	}
 	if err := unix.Unlinkat(parent, base, 0); err != nil {
 		return err

@@ -17,8 +17,8 @@ const overlayCaps = 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.C
 
 // ActingAs runs f on a thread of its own that has the host id root as its file system
 // ids, and only overlayCaps in effect. An overlay keeps the credentials of the thread
-// that made it, and the files that they make on an idmapped upper must be guest
-// root's. The thread ends with f, so nothing else runs with them.
+// that made it, and files made with these on an idmapped upper must belong to guest
+// root. The thread ends with f, so nothing else runs with them.
 func ActingAs(root int, f func() error) error {
 	done := make(chan error, 1)
 	go func() {

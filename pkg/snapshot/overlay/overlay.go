@@ -46,7 +46,7 @@ type Mount struct {
 // kernel logs each such mount, on the console of some hosts.
 var options = [][2]string{{"index", "off"}, {"metacopy", "off"}, {"redirect_dir", "off"}, {"xino", "off"}}
 
-// mountFlags: nothing in a guest's tree ever means anything to the host.
+// mountFlags make the host ignore setuid bits and devices in a guest's tree.
 const mountFlags = unix.MS_NOSUID | unix.MS_NODEV
 
 // Detached mounts with the new mount calls from clones that are attached nowhere.

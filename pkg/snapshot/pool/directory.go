@@ -18,8 +18,8 @@ type Directory struct {
 	Image string // where a pool of kind BtrfsLoop would be
 }
 
-// LoopPoolError is why a state directory that has a pool of kind BtrfsLoop gets no
-// pool of another kind.
+// LoopPoolError says why a state directory with a pool of kind BtrfsLoop gets no pool
+// of another kind.
 func (d *Directory) LoopPoolError() error {
 	return errs.New(errs.WrongState, "the state directory holds a pool of kind %q: set pool = %q, or remove %s and the sandboxes on it",
 		BtrfsLoop, BtrfsLoop, d.Image)

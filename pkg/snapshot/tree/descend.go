@@ -19,9 +19,9 @@ type Steps struct {
 	As        func(f func()) // runs f, which makes one name, with the right owner; nil: f()
 }
 
-// Descend opens a relative, clean path below top. It goes step by step, each from
-// the descriptor of the last one, and follows no link: renaming a directory at
-// the same time changes nothing about the steps before it.
+// Descend opens a relative, clean path below top. It goes step by step, each from the
+// descriptor of the last one, and follows no link: renaming a directory meanwhile does
+// not change the steps already made.
 func Descend(top *os.File, rel string, how Steps) (*os.File, error) {
 	at, err := Dup(top)
 	if err != nil {

@@ -32,8 +32,8 @@ func OpenBeneath(dir int, path string, flags int) (int, error) {
 	return openat2(dir, path, &how)
 }
 
-// OpenInRoot opens what a path means to a process that has dir as its root: links
-// are followed, and lead nowhere else.
+// OpenInRoot opens a path as a process does whose root is dir: links are followed, but
+// do not lead out of dir.
 func OpenInRoot(dir int, path string, flags int) (int, error) {
 	how := unix.OpenHow{
 		Flags:   uint64(flags | unix.O_CLOEXEC),
@@ -42,7 +42,7 @@ func OpenInRoot(dir int, path string, flags int) (int, error) {
 	return openat2(dir, path, &how)
 }
 
-// openat2 is openat2(2), again where that is what to do.
+// openat2 is openat2(2), repeated if the kernel asks for that.
 func openat2(dir int, path string, how *unix.OpenHow) (int, error) {
 	for {
 		fd, err := unix.Openat2(dir, path, how)

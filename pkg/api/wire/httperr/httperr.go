@@ -3,9 +3,9 @@
 //	error ─▶ errs.Code ─▶ status and OpenSandbox's code ─▶ wire.Error
 //	            └ the table below; New and With know better for one error
 //
-// It is the ground of the rooms of pkg/api, beside wire. The surprise: the text
-// of an error that nobody made for clients (errs.Internal) never reaches one. The
-// client is told the id of its request instead, and the text is in the log.
+// The rooms of pkg/api stand on it and on wire. The surprise: the text of an error that
+// was not made for clients (errs.Internal) never reaches one. The client gets the id of
+// its request instead, and the text is in the log.
 package httperr
 
 import (

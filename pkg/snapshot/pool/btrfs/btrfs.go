@@ -31,13 +31,12 @@ import (
 // Pool is a [pool.Driver] on a btrfs that an operator has mounted on the directory
 // of the pool.
 //
-// There are two ways of counting. Simple quotas, where the kernel has them (Linux
-// 6.7), charge a disk with each block that it writes, for as long as anything holds
-// the block. So a disk is not charged with the snapshot that it began as, and goes
-// on being charged with files that it has deleted while a snapshot of it still has
-// them. Full qgroups count what a disk refers to; for that they walk all shared
-// blocks, at each commit and each deletion. A file system keeps the way it began
-// with.
+// There are two ways of counting. Simple quotas, where the kernel has them (Linux 6.7),
+// charge a disk with each block that it writes, for as long as anything holds the
+// block. So a disk is not charged with the snapshot that it began as, and goes on being
+// charged with files that it has deleted while a snapshot of it still has them. Full
+// qgroups count what a disk refers to; for that they walk all shared blocks, at each
+// commit and each deletion. A file system keeps the way in which it was made.
 type Pool struct {
 	dir    string
 	sysfs  string // /sys/fs/btrfs/<uuid>/qgroups
@@ -160,9 +159,9 @@ func (b *Pool) Limit(path string, bytes int64) error {
 // flushPatience is how long a flush may delay a snapshot.
 const flushPatience = 2 * time.Second
 
-// Flush syncs the file system. Freeze works without, and takes longer. The writes of
-// another disk whose I/O is limited may take hours, so Flush gives up waiting after
-// flushPatience, and returns at once while an earlier one still goes on.
+// Flush syncs the file system. Without it Freeze works too, but takes longer. The
+// writes of another disk whose I/O is limited may take hours, so Flush gives up waiting
+// after flushPatience, and returns at once while an earlier one still goes on.
 func (b *Pool) Flush(ctx context.Context) error {
 	if !b.flushing.CompareAndSwap(false, true) {
 		return nil
@@ -192,10 +191,10 @@ func (b *Pool) Freeze(_ context.Context, from, to string) error {
 	return copySubvolume(from, to, true)
 }
 
-// room keeps snapshots off the last sixtieth of the pool. Space that they take of it
-// does not come back when they are deleted: the kernel's cleaner needs room, too.
-// (Measured on 6.18: with 596 snapshots of one subvolume on a file system that
-// was full before, nothing was free minutes after all were destroyed.)
+// room keeps snapshots off the last sixtieth of the pool. If snapshots took that space,
+// deleting them would not free it: the kernel's cleaner needs room too. (Measured on
+// 6.18: with 596 snapshots of one subvolume on a file system that was full before,
+// nothing was free minutes after all were destroyed.)
 func (b *Pool) room() error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(b.dir, &st); err != nil {

@@ -116,8 +116,8 @@ func createSubvolume(path string) error {
 	return onEntry(path, iocSubvolCreate, "create subvolume")
 }
 
-// destroySubvolume unlinks a subvolume with everything in it. The space comes back
-// when the cleaner of the file system has been there.
+// destroySubvolume unlinks a subvolume with everything in it. The cleaner of the file
+// system frees the space later.
 func destroySubvolume(path string) error {
 	return onEntry(path, iocSnapDestroy, "destroy subvolume")
 }
@@ -144,8 +144,8 @@ func limitSubvolume(fd int, bytes int64) error {
 	return nil
 }
 
-// enableQuota turns qgroups on, simple ones if asked and where the kernel has
-// them; on is fine, of either kind.
+// enableQuota turns qgroups on: simple ones if simple is set and the kernel has them.
+// It is no error if qgroups of either kind are on.
 func enableQuota(fd int, simple bool) error {
 	a := quotaCtlArgs{cmd: quotaEnable}
 	if simple {

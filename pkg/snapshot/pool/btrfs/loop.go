@@ -100,7 +100,7 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 		return err
 	}
 	if st.Type == magic {
-		// Copy on write below copy on write: every block would be written twice.
+		// No copy on write below copy on write: every block would be written twice.
 		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, nocowFlag); err != nil {
 			return fmt.Errorf("set nocow on %s: %w", tmp, err)
 		}
@@ -151,9 +151,9 @@ func (b *LoopPool) mount() error {
 	return os.Chmod(b.dir, 0o700)
 }
 
-// busyPatience is how long Close tries again while another process has something
-// open in the pool for a moment, as a monitor of the host's disks has. The kernel
-// has no event for its end.
+// busyPatience is how long Close tries again while another process, such as a monitor
+// of the host's disks, has a file open in the pool. The kernel has no event for its
+// end.
 const busyPatience = time.Second
 
 // Close unmounts the pool.

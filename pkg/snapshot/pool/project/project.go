@@ -73,7 +73,7 @@ func (p *Pool) make(path string) error {
 	}
 	return tree.WithDir(path, func(fd int) error {
 		for {
-			id := 1<<20 + rand.Uint32N(1<<30) // low ones are people's
+			id := 1<<20 + rand.Uint32N(1<<30) // people use low ones
 			q, err := getQuota(fd, id)
 			if err != nil {
 				return err
@@ -81,7 +81,7 @@ func (p *Pool) make(path string) error {
 			if q.used > 0 || q.files > 0 || q.limit > 0 || q.maxFiles > 0 {
 				continue
 			}
-			return setProject(fd, id) // from here on the directory itself is a file of it
+			return setProject(fd, id) // from here on the directory itself counts as a file of the project
 		}
 	})
 }
@@ -120,8 +120,8 @@ func (p *Pool) Branch(ctx context.Context, from, to string, bytes int64) error {
 	return p.Limit(to, bytes)
 }
 
-// Destroy takes the limit away first. Killed in between, it leaves a directory, which
-// is destroyed again later, and no quota without a directory.
+// Destroy removes the limit first. If the daemon is killed in between, a directory is
+// left, which is destroyed later, and never a quota without a directory.
 func (p *Pool) Destroy(path string) error {
 	if there, err := tree.Exists(path); err != nil || !there {
 		return err
@@ -136,7 +136,7 @@ func (p *Pool) Destroy(path string) error {
 	return errors.Join(err, tree.Remove(path))
 }
 
-// Usage of a disk that has no room for more files is its limit. Snapshots are not
+// If a disk has no room for more files, its Usage is its limit. Snapshots are not
 // counted.
 func (p *Pool) Usage(path string) (used, limit int64, err error) {
 	err = tree.WithDir(path, func(fd int) error {
