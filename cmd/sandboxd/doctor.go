@@ -21,9 +21,9 @@ func doctorCommand() *cobra.Command {
 		Use:   "doctor",
 		Short: "Check that this host has what sandboxd needs, and print a fix for each problem",
 		Long: `Check that this host has what sandboxd needs: features of the kernel, host limits that
-suffice for limits.max_sandboxes, and other software that matters. For each check that is not
-ok, doctor prints the command that fixes it. It works with and without a running daemon. The
-exit status is 1 if a check fails.
+suffice for limits.max_sandboxes, and other settings and software of the host. For each check
+that is not ok, doctor prints the command that fixes it. It works with and without a running
+daemon. The exit status is 1 if a check fails.
 
 --fix sets sysctls, saves them in /etc/sysctl.d/60-sandboxd.conf, and loads modules. It
 changes nothing else.`,

@@ -26,7 +26,8 @@ func (l *limits) flags(cmd *cobra.Command) {
 	f.Int64Var(&l.pids, "pids", 0, "limit on processes and threads")
 	f.Int64Var(&l.pidsLimit, "pids-limit", 0, "the same as --pids (docker's name)")
 	f.StringVar(&l.disk, "disk", "", "disk limit: how much the sandbox may write, such as 1Gi")
-	f.StringVar(&l.readBps, "io-read-bps", "", "limit on reading from the host's disks, in bytes per second: 10Mi; max is no limit")
+	f.StringVar(&l.readBps, "io-read-bps", "",
+		"limit on reading from the host's disks, in bytes per second, such as 10Mi; max for no limit")
 	f.StringVar(&l.writeBps, "io-write-bps", "",
 		"limit on writing to the host's disks, in bytes per second; on cgroup v1 for direct and synced writes only")
 	f.StringVar(&l.readIOPS, "io-read-iops", "", "limit on reads from the host's disks, in operations per second")

@@ -47,9 +47,10 @@ With -d the command is the entrypoint of a sandbox that stays. It runs as the im
 user in the image's directory, and sandboxctl logs prints its output. --timeout or
 sandboxctl rm removes the sandbox, even after the command has ended.
 
-The sandbox has a timeout, which sandboxctl renews while the command runs. If
-sandboxctl is killed, or is stopped (Ctrl-Z) or cannot reach the daemon for ten
-minutes, the timeout removes the sandbox. With --rm=false it has no such timeout.`,
+Without -d the sandbox has a timeout, which sandboxctl renews while the command runs.
+If sandboxctl is killed, or is stopped (Ctrl-Z) or cannot reach the daemon for ten
+minutes, the sandbox is removed when the timeout ends. With --rm=false it has no such
+timeout.`,
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
   sandboxctl run --runtime runc --memory 256Mi base uname -a
   sandboxctl run -it base

@@ -127,8 +127,9 @@ func newVolumePrune(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune -f",
 		Short: "Remove every volume that no sandbox has mounted",
-		Long: `Remove every volume that no sandbox has mounted, with all files in it. Sandboxes that
-have ended count as well. prune does not ask for confirmation, so it requires -f.`,
+		Long: `Remove every volume that no sandbox has mounted, with all files in it. A volume
+that an ended sandbox has mounted stays. prune does not ask for confirmation, so it
+requires -f.`,
 		Example: `  sandboxctl volume prune -f`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
