@@ -50,7 +50,7 @@ func newStop(p *command.Program) *cobra.Command {
 		}
 		return err
 	})
-	cmd.Flags().IntVarP(&seconds, "time", "t", 10, "seconds to wait after SIGTERM before the entrypoint is killed")
+	cmd.Flags().IntVarP(&seconds, "time", "t", 10, "seconds to wait after SIGTERM to the entrypoint before all processes are killed")
 	return cmd
 }
 
