@@ -19,13 +19,14 @@ func doctorCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "look at this host as sandboxd needs it, and say what mends what is not so",
-		Long: `Looks at this host as sandboxd needs it: what the kernel can, what the host's limits are
-for limits.max_sandboxes, what else is around. Each line that is not ok has the command that
-mends it. It may run beside a daemon, or without one. It exits with 1 if anything fails.
+		Short: "Check that this host has what sandboxd needs, and print a fix for each problem",
+		Long: `Check that this host has what sandboxd needs: features of the kernel, host limits that
+suffice for limits.max_sandboxes, and other settings and software of the host. For each check
+that is not ok, doctor prints the command that fixes it. It works with and without a running
+daemon. The exit status is 1 if a check fails.
 
---fix sets sysctls, and keeps them in /etc/sysctl.d/60-sandboxd.conf, and loads modules. All
-else it leaves to you.`,
+--fix sets sysctls, saves them in /etc/sysctl.d/60-sandboxd.conf, and loads modules. It
+changes nothing else.`,
 		Example: `  sandboxd doctor
   sandboxd doctor --fix`,
 		Args: cobra.NoArgs,

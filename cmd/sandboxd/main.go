@@ -68,9 +68,9 @@ func serveCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(cmd)
-	cmd.Flags().BoolVar(&d.on, "detach", false, "return when the API answers, and go on in the background")
-	cmd.Flags().StringVar(&d.pidFile, "pid-file", "", "with --detach: write the pid here")
-	cmd.Flags().StringVar(&d.logFile, "log-file", "", "with --detach: append the log here")
+	cmd.Flags().BoolVar(&d.on, "detach", false, "run in the background; return when the API answers")
+	cmd.Flags().StringVar(&d.pidFile, "pid-file", "", "file to write the pid to, with --detach")
+	cmd.Flags().StringVar(&d.logFile, "log-file", "", "file to append the log to, with --detach")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if d.on {
 			return d.start(*path)
@@ -88,7 +88,7 @@ func teardownCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "teardown",
 		Example: `  sandboxd teardown --config /etc/sandboxd/config.toml`,
-		Short:   "End all sandboxes and give back everything the instance holds on this host, but images and configuration",
+		Short:   "Remove all sandboxes and everything of the instance on this host, except images, volumes and configuration",
 		Args:    cobra.NoArgs,
 	}
 	path := configFlag(cmd)
@@ -110,7 +110,7 @@ func configCommand() *cobra.Command {
 	}
 	initCmd := &cobra.Command{
 		Use:     "init [FILE]",
-		Short:   "Write the default configuration, each value with its reason",
+		Short:   "Write the default configuration, with the reason for each value",
 		Example: "  sandboxd config init /etc/sandboxd/config.toml",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -131,7 +131,7 @@ func configCommand() *cobra.Command {
 	}
 	check := &cobra.Command{
 		Use:     "check [FILE]",
-		Short:   "Read a configuration as the daemon would and report every problem",
+		Short:   "Read a configuration as the daemon does and report every problem",
 		Example: `  sandboxd config check /etc/sandboxd/config.toml`,
 		Args:    cobra.MaximumNArgs(1),
 	}

@@ -15,12 +15,14 @@ func restoreCommand() *cobra.Command {
 	var accept bool
 	cmd := &cobra.Command{
 		Use:   "restore FILE",
-		Short: "bring back the state of a backup, while the daemon is stopped",
-		Long: `Puts the state that "sandboxctl system backup" wrote in the place of the present one, which
-is kept beside it. FILE may be - for stdin. The daemon must be stopped; sandboxes go on.
+		Short: "Restore the state from a backup while the daemon is stopped",
+		Long: `Replace the present state with the state that "sandboxctl system backup" wrote. The present
+state is kept beside it. FILE may be - for standard input. The daemon must be stopped;
+sandboxes keep running.
 
-Afterwards nothing on the host is swept and, while there are sandboxes that the backup does not
-know, none is created, until "sandboxd restore --accept".`,
+After a restore, the daemon removes nothing from the host that the backup does not know. While
+the host has sandboxes that the backup does not know, the daemon creates no sandbox. Both hold
+until "sandboxd restore --accept".`,
 		Example: `  systemctl stop sandboxd.socket sandboxd
   sandboxd restore sandboxd-backup.tar.gz
   systemctl start sandboxd
@@ -33,7 +35,7 @@ know, none is created, until "sandboxd restore --accept".`,
 		},
 	}
 	path := configFlag(cmd)
-	cmd.Flags().BoolVar(&accept, "accept", false, "let the next daemon sweep what the restored state does not know")
+	cmd.Flags().BoolVar(&accept, "accept", false, "let the next daemon remove what the restored state does not know")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		cfg, err := config.Load(*path)
 		if err != nil {

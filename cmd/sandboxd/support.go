@@ -16,11 +16,12 @@ func supportCommand() *cobra.Command {
 	var file string
 	cmd := &cobra.Command{
 		Use:   "support-bundle",
-		Short: "write a file to go with a report of a bug, without secrets",
-		Long: `Writes what the doctor finds, versions, configuration, the states of sandboxes and the log's
-operations, warnings and errors to a file. Environments, arguments, labels and output of
-sandboxes, keys and tokens are left out, of the log all that clients sent and guests did; its
-README says how far that goes. Look at it before you send it.`,
+		Short: "Write a file for a bug report, without secrets",
+		Long: `Write the findings of the doctor, versions, the configuration, the states of sandboxes, and the
+log's operations, warnings and errors to a file. The file contains no environments, arguments,
+labels or output of sandboxes, and no keys and tokens. The log in it leaves out everything that
+clients sent and guests did; the README in the file states the limits of that. Read the file
+before you send it.`,
 		Example: `  sandboxd support-bundle -o report.tar.gz`,
 		Args:    cobra.NoArgs,
 	}

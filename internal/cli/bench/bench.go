@@ -39,16 +39,16 @@ func newBench(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "bench [--runtime RUNTIME] [--image IMAGE] [-n N]",
 		Short: "Measure this host: create, exec, delete, files, list",
-		Long: `Measure this host: how long it takes to create a sandbox and see the first
-output of a command, to do that and remove it (run_once), to run a command, to
-delete a sandbox, to move files and to list sandboxes, as a client sees it. The
-sandboxes are removed afterwards.
+		Long: `Measure, as a client of this host, how long it takes to create a sandbox and see the
+first output of a command, to do that and remove the sandbox (run_once), to run a
+command, to delete a sandbox, to copy files and to list sandboxes. The sandboxes are
+removed afterwards.
 
-Names and JSON are those of the bench.json that "make bench" writes. That has
-more rows, and beside each a baseline, which takes root, the source and other
-runtimes; here there are none.
+Names and JSON are those of the bench.json that "make bench" writes. "make bench" has
+more rows, and a baseline for each row. Baselines need root, the source and other
+runtimes, so there are none here.
 
-Numbers of a busy host say little: look at p50, and run it twice.`,
+Results of a busy host are not reliable: compare p50, and measure twice.`,
 		Example: `  sandboxctl bench
   sandboxctl bench --runtime runc -n 50 -o json`,
 		Args: cobra.NoArgs,
@@ -66,7 +66,7 @@ Numbers of a busy host say little: look at p50, and run it twice.`,
 	o.Flags(cmd, false)
 	cmd.Flags().StringSliceVar(&b.runtimes, "runtime", []string{"runc", "runsc"}, "runtimes to measure")
 	cmd.Flags().StringVar(&b.image, "image", "base", "image to measure with; it needs echo, true and rm")
-	cmd.Flags().IntVarP(&b.n, "count", "n", 10, "how often to repeat")
+	cmd.Flags().IntVarP(&b.n, "count", "n", 10, "number of repetitions")
 	return cmd
 }
 

@@ -17,7 +17,7 @@ import (
 func newCode(p *command.Program) *cobra.Command {
 	contexts := &cobra.Command{
 		Use:   "context",
-		Short: "Make, list and remove interpreters",
+		Short: "Create, list and remove interpreters",
 		Example: `  ctx=$(sandboxctl code context create -l python lab)
   sandboxctl eval --context $ctx lab 'x = 1'
   sandboxctl code context rm lab $ctx`,
@@ -25,7 +25,7 @@ func newCode(p *command.Program) *cobra.Command {
 	contexts.AddCommand(newContextCreate(p), newContextLs(p), newContextRm(p))
 	cmd := &cobra.Command{
 		Use:     "code",
-		Short:   "Look after the interpreters that eval runs code in",
+		Short:   "Manage the interpreters in which eval runs code",
 		Example: `  sandboxctl code context ls lab`,
 	}
 	cmd.AddCommand(contexts)
@@ -53,7 +53,7 @@ func newContextCreate(p *command.Program) *cobra.Command {
 	}
 	o.Flags(cmd, false)
 	languageFlag(cmd, &language, "python", "python, javascript, typescript, java, go or bash")
-	cmd.Flags().StringVarP(&dir, "workdir", "w", "", "directory it starts in (default: the image's)")
+	cmd.Flags().StringVarP(&dir, "workdir", "w", "", "directory to start in (default: the image's)")
 	return cmd
 }
 
@@ -65,7 +65,7 @@ func newContextLs(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [flags] SANDBOX",
 		Aliases: []string{"list"},
-		Short:   "List the interpreters that live",
+		Short:   "List running interpreters",
 		Example: `  sandboxctl code context ls lab
   sandboxctl code context ls -l python -o json lab`,
 		Args: cobra.ExactArgs(1),
@@ -78,7 +78,7 @@ func newContextLs(p *command.Program) *cobra.Command {
 		}),
 	}
 	o.Flags(cmd, true)
-	languageFlag(cmd, &language, "", "only those of this language")
+	languageFlag(cmd, &language, "", "list only interpreters of this language")
 	return cmd
 }
 
@@ -91,7 +91,7 @@ var contexts = command.Listing[agent.CodeContext]{
 func newContextRm(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm SANDBOX CONTEXT...",
-		Short:   "End interpreters, and what runs in them",
+		Short:   "End interpreters and the code that runs in them",
 		Example: `  sandboxctl code context rm lab $ctx`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {

@@ -31,16 +31,16 @@ func newEval(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "eval [flags] SANDBOX [CODE]",
-		Short: "Run code in an interpreter of a sandbox that remembers",
-		Long: `Run code in an interpreter of a sandbox, and print what it prints and the value of
-its last expression. What it defines is there the next time: without --context it
-runs in the context that the sandbox keeps for the language. Code that is not
-given comes from standard input or, with -f, from a file.
+		Short: "Run code in a sandbox, in an interpreter that keeps its state",
+		Long: `Run code in an interpreter of a sandbox, and print its output and the value of its
+last expression. The interpreter (context) keeps definitions for the next eval. Without
+--context, code runs in the context that the sandbox keeps for the language. Without
+CODE, eval reads the code from standard input or, with -f, from a file.
 
-With -o json each value is a line with an object, by MIME type.
+With -o json each value is one line: an object with a key for each MIME type.
 
-The exit status is 1 if the code failed; what it failed with goes to standard
-error. Ctrl-C interrupts the code, and the context lives on.`,
+If the code fails, the exit status is 1 and the error goes to standard error. Ctrl-C
+interrupts the code, and the context goes on.`,
 		Example: `  sandboxctl eval lab 'x = 6 * 7'
   sandboxctl eval lab 'print("remembered"); x'
   sandboxctl eval -l javascript lab 'await Promise.resolve([1, 2].map(n => n * n))'
@@ -59,9 +59,9 @@ error. Ctrl-C interrupts the code, and the context lives on.`,
 	})
 	o.Flags(cmd, false)
 	languageFlag(cmd, &code.Language, "python", "python, javascript, typescript, java, go or bash")
-	cmd.Flags().StringVarP(&code.Context, "context", "c", "", "id of the context to run in: see sandboxctl code context")
+	cmd.Flags().StringVarP(&code.Context, "context", "c", "", "id of the context to run in; see sandboxctl code context")
 	cmd.Flags().StringVarP(&file, "file", "f", "", "file with the code; - is standard input")
-	cmd.Flags().StringVar(&figures, "figures", "", "directory to keep figures in, as figure-1.png")
+	cmd.Flags().StringVar(&figures, "figures", "", "directory in which to save figures, as figure-1.png")
 	return cmd
 }
 

@@ -35,7 +35,7 @@ func (o *Output) Flags(cmd *cobra.Command, quiet bool) {
 	cmd.Flags().StringVarP(&o.Format, "output", "o", Table, "output format: table, json or name")
 	Choices(cmd, "output", Table, JSON, Name)
 	if quiet {
-		cmd.Flags().BoolVarP(&o.Quiet, "quiet", "q", false, "print names only, as -o name")
+		cmd.Flags().BoolVarP(&o.Quiet, "quiet", "q", false, "print names only, the same as -o name")
 	}
 	cmd.PreRunE = func(*cobra.Command, []string) error { return o.check() }
 }

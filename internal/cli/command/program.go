@@ -51,8 +51,8 @@ func New(version string) *Program {
 // the daemon, errors that say how a command is used, and completion.
 func (p *Program) Prepare(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.PersistentFlags().StringVarP(&p.host, "host", "H", "", "daemon to talk to: unix:///path, tcp://host:port or an http(s) URL "+
-		"(default $SANDBOXD_HOST; $SSL_CERT_FILE names the CA of its own certificate)")
+	root.PersistentFlags().StringVarP(&p.host, "host", "H", "", "daemon to connect to: unix:///path, tcp://host:port or an http(s) URL "+
+		"(default $SANDBOXD_HOST; for a private CA set $SSL_CERT_FILE)")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return errs.New(errs.Invalid, "%s; see `%s --help`", err, cmd.CommandPath())
 	})

@@ -29,10 +29,10 @@ func newAttach(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "attach [flags] SANDBOX [TERMINAL]",
-		Short: "Come back to a terminal in a sandbox",
-		Long: `Come back to a terminal that exec -it, run -it or shell has opened, or a client of
-the API. Without TERMINAL it is the one that runs; of several, one is named by
-the beginning of its id. The exit status is that of its command.`,
+		Short: "Attach to a terminal in a sandbox",
+		Long: `Attach to a terminal that exec -it, run -it, shell or an API client has opened.
+Without TERMINAL, attach to the terminal that runs. If several run, name one by
+the beginning of its id. The exit status is that of the terminal's command.`,
 		Example: `  sandboxctl attach lab`,
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
@@ -66,8 +66,8 @@ the beginning of its id. The exit status is that of its command.`,
 		}),
 	}
 	foreground.DetachKeysFlag(cmd, &keys)
-	cmd.Flags().BoolVar(&takeover, "takeover", false, "send away who is attached")
-	cmd.Flags().BoolVar(&noStdin, "no-stdin", false, "only look on")
+	cmd.Flags().BoolVar(&takeover, "takeover", false, "detach the client that is attached")
+	cmd.Flags().BoolVar(&noStdin, "no-stdin", false, "do not attach standard input, only show the output")
 	return cmd
 }
 

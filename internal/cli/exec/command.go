@@ -15,7 +15,7 @@ import (
 func newCommand(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "command",
-		Short: "Look after commands that exec -d has started, and sessions of commands",
+		Short: "Manage commands that exec -d has started, and sessions",
 		Example: `  id=$(sandboxctl exec -d lab -- make test)
   sandboxctl command logs -f lab $id`,
 	}
@@ -54,7 +54,7 @@ func newCommandLogs(p *command.Program) *cobra.Command {
 			return err
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "until the command ends")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the command ends")
 	tail = tailFlag(cmd)
 	return cmd
 }
@@ -79,7 +79,7 @@ func newCommandKill(p *command.Program) *cobra.Command {
 	var sig string
 	cmd := &cobra.Command{
 		Use:   "kill SANDBOX COMMAND-ID",
-		Short: "End a command: SIGTERM, and SIGKILL after three seconds",
+		Short: "Stop a command: send SIGTERM, and SIGKILL after three seconds",
 		Example: `  sandboxctl command kill lab $id
   sandboxctl command kill -s SIGINT lab $id`,
 		Args: cobra.ExactArgs(2),
@@ -90,7 +90,7 @@ func newCommandKill(p *command.Program) *cobra.Command {
 			return cl.Commands(args[0]).Interrupt(ctx, args[1])
 		}),
 	}
-	cmd.Flags().StringVarP(&sig, "signal", "s", "", "send this signal only, as SIGINT")
+	cmd.Flags().StringVarP(&sig, "signal", "s", "", "send only this signal, such as SIGINT")
 	return cmd
 }
 

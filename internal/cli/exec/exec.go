@@ -32,14 +32,14 @@ func newExec(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec [flags] SANDBOX [--] COMMAND [ARG...]",
 		Short: "Run a command in a sandbox",
-		Long: `Run a command in a sandbox. The exit status is as for run. Ctrl-C goes to the
-command; a second one kills it.
+		Long: `Run a command in a sandbox. The exit status is the same as for run. Ctrl-C goes to
+the command; a second Ctrl-C kills it.
 
-With -it the command runs at this terminal. It lives on when the daemon is
-restarted, which is waited for, and when the detach keys are pressed: see
-sandboxctl attach.
+With -it the command runs at this terminal. It keeps running when the daemon is
+restarted, and exec waits for the daemon. It also keeps running when you press the
+detach keys: see sandboxctl attach.
 
-With --detach it prints the command's id, and the command goes on by itself:
+With --detach, exec prints the command's id and the command runs in the background:
 see sandboxctl command.`,
 		Example: `  sandboxctl exec lab -- uname -a
   echo hello | sandboxctl exec -i lab cat
@@ -75,9 +75,9 @@ see sandboxctl command.`,
 	})
 	cmd.Flags().SetInterspersed(false)
 	f.Add(cmd)
-	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on")
-	cmd.Flags().StringArrayVar(&envFiles, "env-file", nil, "file of NAME=VALUE lines")
-	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "print the command's id and leave it running")
+	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable: NAME=VALUE, or NAME to pass on the local value")
+	cmd.Flags().StringArrayVar(&envFiles, "env-file", nil, "file of environment variables, one NAME=VALUE a line")
+	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "run the command in the background and print its id")
 	return cmd
 }
 

@@ -18,7 +18,7 @@ import (
 // tailFlag adds docker's flag for the end of an output. The function that it
 // returns gives the number of lines, or client.AllLines.
 func tailFlag(cmd *cobra.Command) func() (int, error) {
-	tail := cmd.Flags().StringP("tail", "n", "all", "how many lines from the end to begin with; 0 with -f: only what comes")
+	tail := cmd.Flags().StringP("tail", "n", "all", "number of lines to show from the end; with -f, 0 shows new output only")
 	return func() (int, error) {
 		if *tail == "all" {
 			return client.AllLines, nil
@@ -61,7 +61,7 @@ func newLogs(p *command.Program) *cobra.Command {
 			return err
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "until the entrypoint ends")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the entrypoint ends")
 	tail = tailFlag(cmd)
 	return cmd
 }

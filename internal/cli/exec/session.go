@@ -16,10 +16,10 @@ import (
 func newSession(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "session",
-		Short: "Run commands in a shell that remembers, one after the other",
-		Long: `Run commands in a shell of a sandbox that remembers, one after the other: its
-variables, functions, directory and background jobs are there for the next
-command. It needs no terminal, and outlives this client and the daemon.`,
+		Short: "Run commands one after the other in a shell that keeps its state",
+		Long: `Run commands one after the other in a shell of a sandbox. The shell keeps its
+variables, functions, directory and background jobs for the next command. A session
+needs no terminal. It outlives this client and the daemon.`,
 		Example: `  s=$(sandboxctl command session create lab)
   sandboxctl command session run lab $s -- cd /usr
   sandboxctl command session run lab $s 'A=$(ls | wc -l); echo $A'
@@ -36,7 +36,7 @@ func newSessionCreate(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "create [flags] SANDBOX",
-		Short: "Start a shell and print its id",
+		Short: "Start a session and print its id",
 		Example: `  sandboxctl command session create lab
   sandboxctl command session create -w /tmp lab`,
 		Args: cobra.ExactArgs(1),
@@ -49,7 +49,7 @@ func newSessionCreate(p *command.Program) *cobra.Command {
 		}),
 	}
 	o.Flags(cmd, false)
-	cmd.Flags().StringVarP(&dir, "workdir", "w", "", "directory it starts in, made if it is missing (default: the image's)")
+	cmd.Flags().StringVarP(&dir, "workdir", "w", "", "directory to start in, created if it is missing (default: the image's)")
 	return cmd
 }
 
@@ -58,12 +58,12 @@ func newSessionRun(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [flags] SANDBOX SESSION [--] COMMAND [ARG...]",
 		Short: "Run a command in a session",
-		Long: `Run a command in a session. A COMMAND without arguments is a line for the shell;
-with arguments each word is passed on as it is here.
+		Long: `Run a command in a session. A COMMAND without arguments is a line of shell code.
+With arguments, each word is passed on unchanged.
 
-The exit status is the command's, 124 if it ran into --timeout. Ctrl-C and
---timeout end the command and what it has started; the session lives on with
-what it had.`,
+The exit status is the command's, or 124 if it ran longer than --timeout. Ctrl-C and
+--timeout end the command and the processes it has started. The session goes on and
+keeps its state.`,
 		Example: `  sandboxctl command session run lab $s -- cd /usr
   sandboxctl command session run lab $s 'for f in s*; do echo "$f"; done'
   sandboxctl command session run --timeout 30s -w /tmp lab $s -- make test`,
@@ -84,8 +84,8 @@ what it had.`,
 		return runLine(cl, args[0], args[1], line)
 	})
 	cmd.Flags().SetInterspersed(false)
-	cmd.Flags().StringVarP(&line.Dir, "workdir", "w", "", "directory of this command only")
-	cmd.Flags().DurationVar(&line.Timeout, "timeout", 0, "end the command after this time, as 30s; the exit status is 124 then")
+	cmd.Flags().StringVarP(&line.Dir, "workdir", "w", "", "working directory of this command only")
+	cmd.Flags().DurationVar(&line.Timeout, "timeout", 0, "end the command after this time, such as 30s; the exit status is then 124")
 	return cmd
 }
 
@@ -137,7 +137,7 @@ func newSessionRm(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm SANDBOX SESSION...",
 		Aliases: []string{"delete"},
-		Short:   "End sessions, and what runs in them",
+		Short:   "End sessions and the commands that run in them",
 		Example: `  sandboxctl command session rm lab $s`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {

@@ -15,9 +15,9 @@ func newShell(p *command.Program) *cobra.Command {
 	var env []string
 	cmd := &cobra.Command{
 		Use:   "shell [flags] SANDBOX",
-		Short: "Open a shell in a sandbox, at this terminal",
-		Long: `Open bash, or sh where there is none, in a sandbox, at this terminal: exec -it.
-The exit status is the shell's. The detach keys leave it running: see
+		Short: "Open a shell in a sandbox at this terminal",
+		Long: `Open bash in a sandbox at this terminal, as exec -it does, or sh if there is no bash.
+The exit status is the shell's. The detach keys leave the shell running: see
 sandboxctl attach.`,
 		Example: "  sandboxctl shell lab\n  sandboxctl shell -u root -w / lab",
 		Args:    cobra.ExactArgs(1),
@@ -37,8 +37,8 @@ sandboxctl attach.`,
 		}),
 	}
 	cmd.Flags().StringVarP(&f.Workdir, "workdir", "w", "", "directory to start in (default: the image's)")
-	cmd.Flags().StringVarP(&f.User, "user", "u", "", "user to be: NAME or UID, and :GROUP or :GID (default: the image's)")
-	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable NAME=VALUE, or NAME to pass it on")
+	cmd.Flags().StringVarP(&f.User, "user", "u", "", "user to run as, NAME|UID[:GROUP|GID] (default: the image's)")
+	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "environment variable: NAME=VALUE, or NAME to pass on the local value")
 	foreground.DetachKeysFlag(cmd, &f.DetachKeys)
 	return cmd
 }

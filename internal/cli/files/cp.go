@@ -23,12 +23,12 @@ import (
 func newCp(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "cp SANDBOX:PATH PATH | PATH SANDBOX:PATH",
-		Short: "Copy files and directories between here and a sandbox",
-		Long: `Copy files and directories between here and a sandbox.
+		Short: "Copy files and directories between a sandbox and the local file system",
+		Long: `Copy files and directories between a sandbox and the local file system.
 
-A directory is copied with all that is below it: into PATH if that is a
-directory, else as PATH. "-" stands for standard input or output, for one file.
-Symbolic links are left out, and named.`,
+A directory is copied with everything below it: into PATH if that is a directory, else
+as PATH. "-" is standard input or output, for one file. cp leaves symbolic links out and
+names them on standard error.`,
 		Example: `  sandboxctl cp main.py lab:/tmp/
   sandboxctl cp lab:/var/log/. logs`,
 		Args: cobra.ExactArgs(2),

@@ -21,12 +21,12 @@ func newDiff(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "diff SANDBOX [SNAPSHOT]",
-		Short: "List what was changed in the files of a sandbox or a snapshot",
-		Long: `List what was changed in the files of a sandbox or a snapshot: A added, C
-changed, D deleted. They are compared with those of a snapshot of the same
-image, or without one with the image itself. Either may be a sandbox or a
-snapshot. Contents are not read: what has kept its size, owner, mode and times
-counts as unchanged.`,
+		Short: "List the changed files of a sandbox or a snapshot",
+		Long: `List the changed files of a sandbox or a snapshot: A added, C changed, D deleted. The
+files are compared with those of SNAPSHOT, which must have the same image. Without
+SNAPSHOT they are compared with the image. Either argument may be a sandbox or a
+snapshot. diff does not read contents: a file that has kept its size, owner, mode and
+times counts as unchanged.`,
 		Example: `  sandboxctl diff lab
   sandboxctl diff lab before-upgrade
   sandboxctl diff -o json lab lab2`,

@@ -22,11 +22,11 @@ type Flags struct {
 // Add adds the flags to cmd.
 func (e *Flags) Add(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVarP(&e.Workdir, "workdir", "w", "", "directory to run in (default: the image's)")
-	f.StringVarP(&e.User, "user", "u", "", "user to run as: NAME or UID, and :GROUP or :GID (default: the image's)")
-	f.BoolVarP(&e.Interactive, "interactive", "i", false, "pass standard input on")
-	f.BoolVarP(&e.TTY, "tty", "t", false, "run it at a terminal; -it is this one")
-	f.DurationVar(&e.Timeout, "timeout", 0, "kill the command after this time, as 30s; the exit status is 124 then")
+	f.StringVarP(&e.Workdir, "workdir", "w", "", "working directory (default: the image's)")
+	f.StringVarP(&e.User, "user", "u", "", "user to run as, NAME|UID[:GROUP|GID] (default: the image's)")
+	f.BoolVarP(&e.Interactive, "interactive", "i", false, "pass standard input to the command")
+	f.BoolVarP(&e.TTY, "tty", "t", false, "allocate a terminal for the command; -it connects it to this one")
+	f.DurationVar(&e.Timeout, "timeout", 0, "kill the command after this time, such as 30s; the exit status is then 124")
 	DetachKeysFlag(cmd, &e.DetachKeys)
 }
 

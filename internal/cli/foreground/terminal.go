@@ -26,7 +26,7 @@ var ErrDetached error = command.Status{}
 
 // DetachKeysFlag adds --detach-keys, which ParseKeys reads.
 func DetachKeysFlag(cmd *cobra.Command, keys *string) {
-	cmd.Flags().StringVar(keys, "detach-keys", "ctrl-p,ctrl-q", "keys that leave a terminal alone, as docker's")
+	cmd.Flags().StringVar(keys, "detach-keys", "ctrl-p,ctrl-q", "key sequence that detaches from the terminal")
 }
 
 // ParseKeys returns what is typed when keys as "ctrl-p,x" are pressed.

@@ -26,11 +26,10 @@ func newImageImport(p *command.Program) *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
 		Use:   "import FILE|DIRECTORY|- [NAME[:TAG]]",
-		Short: "Make an image of an archive: a root file system, docker save, or an OCI layout",
-		Long: `Make an image of an archive: a tar of a root file system, what docker save,
-podman save or buildx write, or an OCI image layout, as a tar or a directory.
-Tars may be compressed by gzip or zstd. Without a name the image is called what
-its archive says.`,
+		Short: "Import an image from an archive: a root file system, docker save or an OCI layout",
+		Long: `Import an image from an archive: a tar of a root file system, the output of docker
+save, podman save or buildx, or an OCI image layout as a tar or a directory. Tars may
+be compressed with gzip or zstd. Without NAME the image gets the name in its archive.`,
 		Example: `  docker save alpine:3 | sandboxctl image import -
   sandboxctl image import rootfs.tar.gz mine:1
   tar -C /srv/chroot -c . | sandboxctl image import - chroot`,
@@ -44,7 +43,7 @@ its archive says.`,
 		}),
 	}
 	o.Flags(cmd, true)
-	cmd.Flags().StringVar(&format, "format", "auto", "what the archive is: auto, rootfs, docker or oci")
+	cmd.Flags().StringVar(&format, "format", "auto", "archive format: auto, rootfs, docker or oci")
 	command.Choices(cmd, "format", "auto", "rootfs", "docker", "oci")
 	return cmd
 }
@@ -54,7 +53,7 @@ func newImageLoad(p *command.Program) *cobra.Command {
 	var input string
 	cmd := &cobra.Command{
 		Use:     "load [-i FILE]",
-		Short:   "Make an image of what docker save wrote, under the name it has",
+		Short:   "Load an image from the output of docker save, under the name in it",
 		Example: "  docker save alpine:3 | sandboxctl image load",
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
@@ -62,7 +61,7 @@ func newImageLoad(p *command.Program) *cobra.Command {
 		}),
 	}
 	o.Flags(cmd, true)
-	cmd.Flags().StringVarP(&input, "input", "i", "-", "read this file, not standard input")
+	cmd.Flags().StringVarP(&input, "input", "i", "-", "read from this file instead of standard input")
 	return cmd
 }
 
@@ -167,7 +166,7 @@ func newImageExport(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "export IMAGE [-o FILE]",
 		Aliases: []string{"save"},
-		Short:   "Write an image as docker save does, for docker load, podman load and image import",
+		Short:   "Save an image in the format of docker save, for docker load, podman load and image import",
 		Example: "  sandboxctl image export mine:1 -o mine.tar\n  sandboxctl image export mine:1 | podman load",
 		Args:    cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
@@ -180,7 +179,7 @@ func newImageExport(p *command.Program) *cobra.Command {
 			return writeBeside(out, func(w io.Writer) error { return cl.Images().Export(ctx, args[0], w) })
 		}),
 	}
-	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this file, not to standard output")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this file instead of standard output")
 	return cmd
 }
 

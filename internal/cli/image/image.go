@@ -44,8 +44,8 @@ func newImageLs(p *command.Program) *cobra.Command {
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "List images",
-		Long: `List the images of this host. ALIASES are the names that stand for them, by
-images.aliases of the daemon's configuration; :* is for any tag.`,
+		Long: `List the images of the daemon's host. ALIASES are other names of an image, from
+images.aliases in the daemon's configuration; :* means any tag.`,
 		Example: `  sandboxctl image ls
   sandboxctl image ls -o name`,
 		Args: cobra.NoArgs,
@@ -54,7 +54,7 @@ images.aliases of the daemon's configuration; :* is for any tag.`,
 		}),
 	}
 	o.Flags(cmd, true)
-	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not shorten digests")
+	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not truncate digests")
 	return cmd
 }
 
@@ -77,7 +77,7 @@ func newImageBuild(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "build RECIPE",
-		Short: "Make the image of a recipe in rootfs/",
+		Short: "Build an image from a recipe in rootfs/",
 		Example: `  sandboxctl image build base
   sandboxctl image build -q python`,
 		Args: cobra.ExactArgs(1),
@@ -109,7 +109,7 @@ func newImageRm(p *command.Program) *cobra.Command {
 func newImageInspect(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "inspect IMAGE...",
-		Short:   "Print all there is to know of images, as JSON",
+		Short:   "Print detailed information on images, as JSON",
 		Example: `  sandboxctl image inspect python`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, ref string) (wire.ImageInspection, error) {
@@ -123,7 +123,7 @@ func newImagePrune(p *command.Program) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:     "prune [-a]",
-		Short:   "Remove layers that nobody needs, with -a also images that no sandbox uses",
+		Short:   "Remove unused layers; with -a, also images that no sandbox uses",
 		Example: `  sandboxctl image prune -a`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {

@@ -25,14 +25,14 @@ func newImagePull(p *command.Program) *cobra.Command {
 	var stdin bool
 	cmd := &cobra.Command{
 		Use:   "pull NAME[:TAG|@DIGEST]",
-		Short: "Get an image from the registry that is configured for its name",
-		Long: `Get an image from the registry, or a mirror of it, that [[registries]] of the
-daemon's configuration names for it, also if the image is here already: its tag
-may have moved. Layers that are here are not downloaded again, and a pull that
-was cut off goes on where it was.
+		Short: "Download an image from the registry that is configured for its name",
+		Long: `Download an image from the registry, or a mirror of it, that [[registries]] in the
+daemon's configuration names for it. The daemon asks the registry even if it has the
+image, because the tag may have moved. It does not download layers again that it has,
+and it resumes a pull that was cut off.
 
-A password is asked for on the terminal, or read from standard input. It is used
-for this pull only and kept nowhere.`,
+With -u, sandboxctl asks for the password on the terminal, or with --password-stdin
+reads it from standard input. The password is used for this pull only and not stored.`,
 		Example: `  sandboxctl image pull registry.example.com/team/app:1
   sandboxctl image pull -u robot --password-stdin registry.example.com/team/app:1 <token`,
 		Args: cobra.ExactArgs(1),

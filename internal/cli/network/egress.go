@@ -20,11 +20,10 @@ import (
 func newEgress(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "egress",
-		Short: "Look at what sandboxes may reach, and change it while they live",
-		Long: `Look at what sandboxes may reach, and change it while they live. The first rule
-that fits a flow decides, and where none does the default. A change holds for
-flows that open from then on, also if the sandbox is paused; those that are open
-go on.`,
+		Short: "Show what sandboxes may reach, and change it while they exist",
+		Long: `Show what sandboxes may reach, and change it while they exist. The first rule that
+matches a flow decides; if no rule matches, the default decides. A change applies to
+flows that open after it, even if the sandbox is paused. Open flows stay open.`,
 		Example: `  sandboxctl egress get lab
   sandboxctl egress patch --allow 203.0.113.0/24:443 lab
   sandboxctl egress rm lab 203.0.113.0/24`,
@@ -79,9 +78,10 @@ func newEgressPatch(p *command.Program) *cobra.Command {
 	var rules []wire.NetworkRule
 	cmd := &cobra.Command{
 		Use:   "patch [flags] SANDBOX...",
-		Short: "Put rules before those that sandboxes have",
-		Long: `Put rules before those that sandboxes have, in the order in which they are given,
-and print the sandboxes. Rules that the new ones cover wholly are dropped.`,
+		Short: "Add rules before the existing rules of sandboxes",
+		Long: `Add rules before the existing rules of sandboxes, in the order in which they are
+given, and print the sandboxes. Existing rules that the new rules cover completely are
+removed.`,
 		Example: `  sandboxctl egress patch --allow 203.0.113.0/24:443 --allow 198.51.100.7:53/udp lab
   sandboxctl egress patch --deny 203.0.113.9 lab
   sandboxctl egress patch --rule allow=203.0.113.0/24 lab`,
@@ -97,9 +97,9 @@ and print the sandboxes. Rules that the new ones cover wholly are dropped.`,
 		}),
 	}
 	f := cmd.Flags()
-	f.Var(&ruleFlag{"allow", &rules}, "allow", "allow flows to CIDR[:port[-port]][/proto], as 203.0.113.0/24:443")
-	f.Var(&ruleFlag{"deny", &rules}, "deny", "deny them")
-	f.Var(&ruleFlag{"", &rules}, "rule", "either, as osb's: allow=CIDR… or deny=CIDR…")
+	f.Var(&ruleFlag{"allow", &rules}, "allow", "allow flows to CIDR[:port[-port]][/proto], such as 203.0.113.0/24:443")
+	f.Var(&ruleFlag{"deny", &rules}, "deny", "deny flows to CIDR[:port[-port]][/proto]")
+	f.Var(&ruleFlag{"", &rules}, "rule", "either of them, allow=CIDR… or deny=CIDR…, as for OpenSandbox's osb")
 	return cmd
 }
 
@@ -150,7 +150,7 @@ func ruleOf(action, s string) wire.NetworkRule {
 func newEgressRm(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm SANDBOX TARGET...",
-		Short:   "Take away the rules for targets, whatever their ports, and print the targets",
+		Short:   "Remove the rules for targets, whatever their ports, and print the targets",
 		Example: `  sandboxctl egress rm lab 203.0.113.0/24`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {

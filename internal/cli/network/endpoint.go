@@ -24,13 +24,15 @@ func newEndpoint(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "endpoint [flags] SANDBOX PORT",
-		Short: "Print where a port of a sandbox is reached, and with which headers",
-		Long: `Print where a port of a sandbox is reached from elsewhere, and below that the headers to
-send, which hold the token of the port. With --expires the address itself is signed and
-needs none: whoever has it reaches that port until then, or until the sandbox ends.
+		Short: "Print the address of a port of a sandbox and the headers to send",
+		Long: `Print the address at which other hosts reach a port of a sandbox, and below it the
+headers to send, which contain the token of the port. With --expires the address itself
+is signed and needs no headers: anyone who has it can reach the port until that time, or
+until the sandbox ends.
 
-The address has no scheme: it is https where the daemon has a certificate, else http.
-Without a TCP listener or a gateway in the daemon's configuration it leads nowhere.`,
+The address has no scheme. Use https if the daemon has a certificate, else http. The
+address does not work if the daemon's configuration has neither a TCP listener nor a
+gateway.`,
 		Example: `  sandboxctl endpoint lab 8000
   curl "http://$(sandboxctl endpoint lab 8000 --expires 1h)/"
   sandboxctl endpoint lab 8000 -o json | jq -r .endpoint`,
@@ -57,7 +59,7 @@ Without a TCP listener or a gateway in the daemon's configuration it leads nowhe
 	})
 	o.Flags(cmd, true)
 	cmd.Flags().DurationVar(&expires, "expires", 0,
-		"sign the address, so that it opens the port by itself for this long, as 1h")
+		"sign the address, so that it needs no headers for this time, such as 1h")
 	return cmd
 }
 

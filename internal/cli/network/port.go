@@ -21,10 +21,10 @@ func newPort(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "port [flags] SANDBOX [PORT[/tcp]]",
-		Short: "List the ports that a sandbox publishes, or where one of them is",
+		Short: "List the published ports of a sandbox, or the addresses of one port",
 		Long: `List the ports that a sandbox publishes on the host (--publish of create and run), or the
-addresses of one of them. They are served while the sandbox runs. Any port is reached
-through the API, too: see sandboxctl endpoint.`,
+addresses of one port. The daemon serves them while the sandbox runs. Any port can also be
+reached through the API: see sandboxctl endpoint.`,
 		Example: `  sandboxctl port lab
   sandboxctl port lab 80
   sandboxctl port lab -o json`,

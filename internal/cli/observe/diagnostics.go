@@ -20,16 +20,16 @@ import (
 func newDiagnostics(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diagnostics",
-		Short: "Ask what is wrong with a sandbox, in any state",
-		Long: `Ask what is wrong with a sandbox, in any state: texts for people, which promise
-nothing to programs. What cannot be had is said on standard error.`,
+		Short: "Show what is wrong with a sandbox in any state",
+		Long: `Show what is wrong with a sandbox in any state. The output is for people; its format
+may change. Warnings on standard error name the parts that are missing.`,
 		Example: `  sandboxctl diagnostics summary lab
   sandboxctl diagnostics events --scope network lab`,
 	}
 	cmd.AddCommand(
-		newDiagnostic(p, "logs", "Print what a sandbox's entrypoint wrote and what the daemon did with it",
+		newDiagnostic(p, "logs", "Print the output of a sandbox's entrypoint and what the daemon did with the sandbox",
 			"container", "lifecycle", "all"),
-		newDiagnostic(p, "events", "Print what happened to a sandbox, and which flows were refused to it",
+		newDiagnostic(p, "events", "Print the events of a sandbox and the flows that were refused",
 			"lifecycle", "runtime", "network", "all"),
 		newDiagnosticInspect(p), newDiagnosticSummary(p),
 	)
@@ -69,7 +69,7 @@ func newDiagnostic(p *command.Program, kind, short string, scopes ...string) *co
 		}),
 	}
 	o.Flags(cmd, false)
-	cmd.Flags().StringVarP(&scope, "scope", "s", "all", "what it is about: "+strings.Join(scopes, ", "))
+	cmd.Flags().StringVarP(&scope, "scope", "s", "all", "part to print: "+strings.Join(scopes, ", "))
 	command.Choices(cmd, "scope", scopes...)
 	return cmd
 }
@@ -77,8 +77,8 @@ func newDiagnostic(p *command.Program, kind, short string, scopes ...string) *co
 func newDiagnosticInspect(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "inspect SANDBOX",
-		Short:   "Print what is known of a sandbox, as a summary has it",
-		Long:    "Print what is known of a sandbox, as a summary has it. Programs read sandboxctl inspect.",
+		Short:   "Print the details of a sandbox, as in a summary",
+		Long:    "Print the details of a sandbox, as in a summary. Programs should read sandboxctl inspect.",
 		Example: `  sandboxctl diagnostics inspect lab`,
 		Args:    cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
@@ -95,7 +95,7 @@ func newDiagnosticSummary(p *command.Program) *cobra.Command {
 	var lines, events int
 	cmd := &cobra.Command{
 		Use:   "summary [flags] SANDBOX",
-		Short: "Print what is known of a sandbox, its last events and its last output",
+		Short: "Print the details of a sandbox, its last events and its last output",
 		Example: `  sandboxctl diagnostics summary lab
   sandboxctl diagnostics summary -n 500 lab >report.txt`,
 		Args: cobra.ExactArgs(1),
@@ -109,8 +109,8 @@ func newDiagnosticSummary(p *command.Program) *cobra.Command {
 			return printText(report)
 		}),
 	}
-	cmd.Flags().IntVarP(&lines, "tail", "n", 50, "how many lines of the output, from its end")
-	cmd.Flags().IntVar(&events, "event-limit", 20, "how many events, the last ones")
+	cmd.Flags().IntVarP(&lines, "tail", "n", 50, "number of lines to show from the end of the output")
+	cmd.Flags().IntVar(&events, "event-limit", 20, "number of events to show, the last ones")
 	return cmd
 }
 

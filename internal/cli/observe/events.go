@@ -17,9 +17,9 @@ func newEvents(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Print what happens to sandboxes, as it happens",
-		Long: `Print what happens to sandboxes, as it happens. It has no end, so with -o json each
-line is an object; commands whose answer ends print one object or one array.`,
+		Short: "Print events of sandboxes as they happen",
+		Long: `Print events of sandboxes as they happen, until interrupted. With -o json each line is
+an object, because the output has no end; commands that end print one object or one array.`,
 		Example: `  sandboxctl events
   sandboxctl events -o json | jq -r 'select(.reason == "oom").id'`,
 		Args: cobra.NoArgs,
@@ -52,6 +52,6 @@ line is an object; commands whose answer ends print one object or one array.`,
 		}),
 	}
 	o.Flags(cmd, false)
-	cmd.Flags().BoolP("follow", "f", true, "go on until interrupted; it always does")
+	cmd.Flags().BoolP("follow", "f", true, "follow events until interrupted; always on")
 	return cmd
 }

@@ -21,9 +21,9 @@ func newStats(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "stats [SANDBOX...]",
-		Short: "Show what sandboxes use, once a second",
-		Long: `Show what sandboxes use, once a second. With -o json each look is an array, a line
-each unless --no-stream asks for one alone.`,
+		Short: "Show the resource usage of sandboxes once a second",
+		Long: `Show the resource usage of sandboxes once a second. With -o json each measurement is
+an array. It is printed on one line, except with --no-stream.`,
 		Example: `  sandboxctl stats lab
   sandboxctl stats --no-stream -o json`,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
@@ -31,7 +31,7 @@ each unless --no-stream asks for one alone.`,
 		}),
 	}
 	o.Flags(cmd, false)
-	cmd.Flags().BoolVar(&once, "no-stream", false, "measure once: CPU over a fifth of a second")
+	cmd.Flags().BoolVar(&once, "no-stream", false, "measure once, CPU over a fifth of a second")
 	return cmd
 }
 

@@ -34,13 +34,13 @@ func newTop(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "top",
-		Short: "Show what all sandboxes use, the busiest first, until q is pressed",
-		Long: `Show what all sandboxes use, the busiest first, until q is pressed.
+		Short: "Show the resource usage of all sandboxes, busiest first, until q is pressed",
+		Long: `Show the resource usage of all sandboxes, busiest first, until q is pressed.
 
-Where standard output is no terminal it is shown once. CPU is in percent of one
-core. All of it is read on the host, in one request; only the number of processes
-on gVisor is asked of the sandbox. With -o json each look is an array, and if there
-is more than one, a line.`,
+If standard output is not a terminal, top prints one measurement. CPU is in percent of
+one core. One request reads all values on the host; only the number of processes in a
+gVisor sandbox is asked of the sandbox. With -o json each measurement is an array; if
+there are several, each is one line.`,
 		Example: `  sandboxctl top
   sandboxctl top --sort memory -d 5s
   sandboxctl top -n 1 -o json | jq '.[] | select(.cpuPercent > 90) | .id'`,
@@ -66,9 +66,9 @@ is more than one, a line.`,
 		}),
 	}
 	o.Flags(cmd, false)
-	cmd.Flags().IntVarP(&times, "iterations", "n", 0, "end after so many measurements (default: none on a terminal, else 1)")
+	cmd.Flags().IntVarP(&times, "iterations", "n", 0, "number of measurements (default: no limit on a terminal, else 1)")
 	cmd.Flags().DurationVarP(&every, "delay", "d", time.Second, "time between two measurements")
-	cmd.Flags().StringVar(&sort, "sort", "cpu", "cpu, memory, pids, disk, age or name")
+	cmd.Flags().StringVar(&sort, "sort", "cpu", "sort by cpu, memory, pids, disk, age or name")
 	command.Choices(cmd, "sort", "cpu", "memory", "pids", "disk", "age", "name")
 	return cmd
 }

@@ -30,11 +30,12 @@ func newCreate(p *command.Program) *cobra.Command {
 		Short: "Create a sandbox and print its id",
 		Long: `Create a sandbox and print its id.
 
-With a COMMAND the sandbox ends when the command does; without, it lives until
-its timeout or until it is removed; --restart makes that another life of it.
-With --ready-port or --ready-cmd the id is printed when it is ready. With --from, instead of an image, it
-begins with the files of a snapshot, over the image that these were made on, on
-either runtime.`,
+With a COMMAND the sandbox ends when the command ends. Without a COMMAND it runs until
+its timeout or until it is removed. With --restart, a sandbox that ends is started
+again. With --ready-port or --ready-cmd, create prints the id when the sandbox is ready.
+
+With --from, the sandbox starts with the files of a snapshot, and IMAGE is left out: the
+image is the snapshot's. Either runtime can use the snapshot.`,
 		Example: `  sandboxctl create python --name lab --memory 256Mi --timeout 30m
   sandboxctl create base --runtime runc --allow 203.0.113.0/24:443
   sandboxctl create -p 8080:8000 python -- python3 -m http.server 8000
@@ -72,13 +73,13 @@ either runtime.`,
 	}
 	s.flags(cmd)
 	o.Flags(cmd, true)
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "remove the sandbox after this time, as 30m (default: never)")
-	cmd.Flags().StringVar(&from, "from", "", "snapshot to begin with, by id or name, instead of an image")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "remove the sandbox after this time, such as 30m (default: never)")
+	cmd.Flags().StringVar(&from, "from", "", "id or name of a snapshot to start from, instead of an image")
 	cmd.Flags().BoolVar(&secure, "secure-access", false,
-		"ask for the token of a port also where ports of others are open to whoever connects: see sandboxctl endpoint")
+		"require the token of a port even where the daemon serves other sandboxes' ports without one; see sandboxctl endpoint")
 	cmd.Flags().StringVar(&renew, "renew-on-access", "",
-		"each request to a port, and each command, lets it live for at least this many seconds more: 300 to 86400, or as 10m")
-	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, while the sandbox is still being made")
+		"minimum time left after each request to a port and each command: 300 to 86400 seconds, or a duration such as 10m")
+	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, without waiting until the sandbox runs")
 	return cmd
 }
 

@@ -16,17 +16,17 @@ import (
 // healthFlags say when a sandbox is ready and whether it is started again when it
 // ends. The daemon checks their values.
 var healthFlags = []struct{ name, ext, usage string }{
-	{"restart", wire.ExtRestart, "start it again when it ends: no, on-failure[:max], always or unless-stopped (default no)"},
-	{"ready-cmd", wire.ExtReadyCmd, "it is ready when this shell command succeeds in it; create waits for that"},
-	{"ready-port", wire.ExtReadyPort, "it is ready when this TCP port accepts connections; create waits for that"},
-	{"health-cmd", wire.ExtReadyCmd, "--ready-cmd, as docker's"},
-	{"health-interval", wire.ExtReadyInterval, "between two tries (default 10s; sooner until it is ready)"},
-	{"health-timeout", wire.ExtReadyTimeout, "what one try may take (default 5s)"},
+	{"restart", wire.ExtRestart, "restart policy when the sandbox ends: no, on-failure[:max], always or unless-stopped (default no)"},
+	{"ready-cmd", wire.ExtReadyCmd, "shell command that succeeds when the sandbox is ready; create waits for that"},
+	{"ready-port", wire.ExtReadyPort, "TCP port that accepts connections when the sandbox is ready; create waits for that"},
+	{"health-cmd", wire.ExtReadyCmd, "the same as --ready-cmd (docker's name)"},
+	{"health-interval", wire.ExtReadyInterval, "time between two checks (default 10s; shorter until the sandbox is ready)"},
+	{"health-timeout", wire.ExtReadyTimeout, "maximum time of one check (default 5s)"},
 	{
 		"health-retries", wire.ExtReadyRetries,
-		"failures in a row that make it unhealthy; with --restart it is started anew then (default 3)",
+		"consecutive failures that make the sandbox unhealthy; with --restart it is then restarted (default 3)",
 	},
-	{"health-start-period", wire.ExtReadyStartPeriod, "time to become ready, in which failures do not count (default 30s)"},
+	{"health-start-period", wire.ExtReadyStartPeriod, "time to become ready; failures in it do not count (default 30s)"},
 }
 
 func addHealthFlags(cmd *cobra.Command) {

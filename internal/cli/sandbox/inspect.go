@@ -13,7 +13,7 @@ import (
 func newInspect(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect SANDBOX...",
-		Short: "Print all there is to know of sandboxes, as JSON",
+		Short: "Print detailed information on sandboxes, as JSON",
 		Example: `  sandboxctl inspect lab
   sandboxctl inspect lab | jq -r '.[0].status.reason'`,
 		Args: cobra.MinimumNArgs(1),

@@ -21,16 +21,17 @@ func (l *limits) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVarP(&l.memory, "memory", "m", "", "memory limit: 256Mi, 1Gi; docker's 256m and 1g mean the same")
 	f.StringVar(&l.cpu, "cpu", "", "CPU limit: 500m, 0.5 or 2")
-	f.StringVar(&l.cpus, "cpus", "", "CPU limit in cores, as docker's")
-	f.Int64Var(&l.shares, "cpu-shares", 0, "weight against other sandboxes when CPU time is short: 2 to 262144 (default 1024)")
-	f.Int64Var(&l.pids, "pids", 0, "limit of processes and threads")
-	f.Int64Var(&l.pidsLimit, "pids-limit", 0, "the same, as docker's")
-	f.StringVar(&l.disk, "disk", "", "limit of what the sandbox may write: 1Gi")
-	f.StringVar(&l.readBps, "io-read-bps", "", "limit of reading from the host's disks, in bytes a second: 10Mi; max: none")
+	f.StringVar(&l.cpus, "cpus", "", "number of CPUs, the same as --cpu (docker's name)")
+	f.Int64Var(&l.shares, "cpu-shares", 0, "relative weight among sandboxes when CPU time is short: 2 to 262144 (default 1024)")
+	f.Int64Var(&l.pids, "pids", 0, "limit on processes and threads")
+	f.Int64Var(&l.pidsLimit, "pids-limit", 0, "the same as --pids (docker's name)")
+	f.StringVar(&l.disk, "disk", "", "disk limit: how much the sandbox may write, such as 1Gi")
+	f.StringVar(&l.readBps, "io-read-bps", "",
+		"limit on reading from the host's disks, in bytes per second, such as 10Mi; max for no limit")
 	f.StringVar(&l.writeBps, "io-write-bps", "",
-		"limit of writing to them, in bytes a second; on cgroup v1 direct and synced writes only")
-	f.StringVar(&l.readIOPS, "io-read-iops", "", "limit of reads from them, in operations a second")
-	f.StringVar(&l.writeIOPS, "io-write-iops", "", "limit of writes to them, in operations a second")
+		"limit on writing to the host's disks, in bytes per second; on cgroup v1 for direct and synced writes only")
+	f.StringVar(&l.readIOPS, "io-read-iops", "", "limit on reads from the host's disks, in operations per second")
+	f.StringVar(&l.writeIOPS, "io-write-iops", "", "limit on writes to the host's disks, in operations per second")
 }
 
 // into writes the limits that were given into m, the resourceLimits of a request.

@@ -12,7 +12,7 @@ import (
 func newPause(p *command.Program) *cobra.Command {
 	return p.Verb(&cobra.Command{
 		Use:   "pause SANDBOX...",
-		Short: "Freeze all processes of sandboxes",
+		Short: "Pause all processes of sandboxes",
 		Example: `  sandboxctl pause lab
   sandboxctl pause $(sandboxctl ps -q --filter label=team=a)`,
 	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Pause(ctx, id) })
@@ -22,7 +22,7 @@ func newResume(p *command.Program) *cobra.Command {
 	return p.Verb(&cobra.Command{
 		Use:     "resume SANDBOX...",
 		Aliases: []string{"unpause"},
-		Short:   "Thaw sandboxes that were paused",
+		Short:   "Resume paused sandboxes",
 		Example: `  sandboxctl resume lab`,
 	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Resume(ctx, id) })
 }

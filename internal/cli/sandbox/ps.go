@@ -56,9 +56,9 @@ func newPs(p *command.Program) *cobra.Command {
 		}),
 	}
 	o.Flags(cmd, true)
-	cmd.Flags().BoolVarP(&all, "all", "a", false, "those that have ended, too")
-	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "state=Running, label=KEY=VALUE or name=NAME")
-	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not shorten columns")
+	cmd.Flags().BoolVarP(&all, "all", "a", false, "also list sandboxes that have ended")
+	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "list only sandboxes with state=Running, label=KEY=VALUE or name=NAME")
+	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not truncate columns")
 	return cmd
 }
 

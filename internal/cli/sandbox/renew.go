@@ -16,7 +16,7 @@ import (
 func newRenew(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "renew SANDBOX DURATION",
-		Short:   "Let a sandbox live for so long from now, and print until when",
+		Short:   "Make a sandbox expire DURATION from now, and print that time",
 		Example: `  sandboxctl renew lab 30m`,
 		Args:    cobra.ExactArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {

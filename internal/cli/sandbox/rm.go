@@ -14,7 +14,7 @@ func newRm(p *command.Program) *cobra.Command {
 	var force bool
 	cmd := p.Verb(&cobra.Command{
 		Use:   "rm [-f] SANDBOX...",
-		Short: "Destroy sandboxes, running ones too",
+		Short: "Remove sandboxes, even running ones",
 		Example: `  sandboxctl rm lab
   sandboxctl rm -f $(sandboxctl ps -aq)`,
 	}, func(ctx context.Context, cl *client.Client, id string) error {
@@ -24,6 +24,6 @@ func newRm(p *command.Program) *cobra.Command {
 		}
 		return err
 	})
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "what does not exist is no error")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "ignore sandboxes that do not exist")
 	return cmd
 }

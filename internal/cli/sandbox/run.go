@@ -26,25 +26,31 @@ func newRun(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "run [flags] IMAGE [--] COMMAND [ARG...]",
-		Short: "Run a command in a sandbox of its own, which is destroyed afterwards",
-		Long: `Run a command in a sandbox of its own, which is destroyed afterwards.
+		Short: "Run a command in a new sandbox and remove the sandbox afterwards",
+		Long: `Run a command in a new sandbox and remove the sandbox afterwards.
 
-The exit status is the command's; 124 if it ran into --timeout, 125 if
-sandboxctl or the daemon failed, 126 or 127 if the command cannot be run or
-does not exist, 137 if it was killed (the reason is on stderr). Ctrl-C goes to
-the command; a second one destroys the sandbox at once, a third does not even
-wait for that.
+The exit status is the command's, or
 
-With -it the command runs at this terminal, without one a shell does. The detach
-keys leave the sandbox alone; it is destroyed a day later at the latest.
+  124  the command ran longer than --timeout
+  125  sandboxctl or the daemon failed
+  126  the command cannot be run
+  127  the command does not exist
+  137  the command was killed; the reason is on standard error
 
-With -d the command is the entrypoint of a sandbox that stays: it runs as the
-user and in the directory of the image, and sandboxctl logs shows what it says.
-The sandbox is removed by --timeout or sandboxctl rm, also after its end.
+Ctrl-C goes to the command. A second Ctrl-C removes the sandbox at once. A third
+does not wait until it is removed.
 
-If sandboxctl is killed, or is stopped (Ctrl-Z) or cannot reach the daemon for
-ten minutes, the sandbox goes by itself: it is made with a timeout that is
-renewed while the command runs. With --rm=false it has none.`,
+With -it the command runs at this terminal; without a command, a shell runs. The
+detach keys leave the sandbox running. The daemon removes it a day later at the latest.
+
+With -d the command is the entrypoint of a sandbox that stays. It runs as the image's
+user in the image's directory, and sandboxctl logs prints its output. --timeout or
+sandboxctl rm removes the sandbox, even after the command has ended.
+
+Without -d the sandbox has a timeout, which sandboxctl renews while the command runs.
+If sandboxctl is killed, or is stopped (Ctrl-Z) or cannot reach the daemon for ten
+minutes, the sandbox is removed when the timeout ends. With --rm=false it has no such
+timeout.`,
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
   sandboxctl run --runtime runc --memory 256Mi base uname -a
   sandboxctl run -it base
@@ -84,9 +90,9 @@ renewed while the command runs. With --rm=false it has none.`,
 	cmd.Flags().SetInterspersed(false)
 	s.flags(cmd)
 	f.Add(cmd)
-	cmd.Flags().BoolVar(&rm, "rm", true, "destroy the sandbox afterwards")
+	cmd.Flags().BoolVar(&rm, "rm", true, "remove the sandbox afterwards")
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false,
-		"create the sandbox with the command as its entrypoint, print its id and keep it")
+		"run the command in the background as the entrypoint of a sandbox that stays, and print the sandbox's id")
 	return cmd
 }
 

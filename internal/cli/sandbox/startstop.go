@@ -17,7 +17,7 @@ import (
 func newStart(p *command.Program) *cobra.Command {
 	return p.Verb(&cobra.Command{
 		Use:   "start SANDBOX...",
-		Short: "Run sandboxes again that have ended, with their files",
+		Short: "Start sandboxes that have ended, with their files",
 		Example: `  sandboxctl start lab
   sandboxctl start $(sandboxctl ps -aq --filter state=Terminated)`,
 	}, func(ctx context.Context, cl *client.Client, id string) error {
@@ -40,7 +40,7 @@ func newStop(p *command.Program) *cobra.Command {
 	var seconds int
 	cmd := p.Verb(&cobra.Command{
 		Use:   "stop [-t SECONDS] SANDBOX...",
-		Short: "End sandboxes and keep their files, until they expire or are removed",
+		Short: "Stop sandboxes and keep their files until they expire or are removed",
 		Example: `  sandboxctl stop lab
   sandboxctl stop -t 60 lab`,
 	}, func(ctx context.Context, cl *client.Client, id string) error {
@@ -50,7 +50,7 @@ func newStop(p *command.Program) *cobra.Command {
 		}
 		return err
 	})
-	cmd.Flags().IntVarP(&seconds, "time", "t", 10, "seconds that the entrypoint has to end after SIGTERM")
+	cmd.Flags().IntVarP(&seconds, "time", "t", 10, "seconds to wait after SIGTERM to the entrypoint before all processes are killed")
 	return cmd
 }
 

@@ -19,9 +19,9 @@ func newUpdate(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "update [flags] SANDBOX...",
 		Short: "Change limits and labels of sandboxes",
-		Long: `Change limits of sandboxes that run or are paused, and labels of any, and print
-their ids. What they use already they keep: less memory or disk than that is
-refused. For their timeout see sandboxctl renew, for what they may reach
+		Long: `Change the limits of running or paused sandboxes and the labels of any sandbox, and
+print their ids. The daemon refuses a memory or disk limit below what the sandbox
+already uses. To change the timeout see sandboxctl renew, to change the network rules
 sandboxctl egress.`,
 		Example: `  sandboxctl update --memory 1Gi --cpu 2 lab
   sandboxctl update --io-write-bps max lab
@@ -45,7 +45,7 @@ sandboxctl egress.`,
 	}
 	l.flags(cmd)
 	cmd.Flags().StringArrayVarP(&labels, "label", "l", nil, "set the label KEY=VALUE")
-	cmd.Flags().StringArrayVar(&remove, "label-rm", nil, "take the label KEY away")
+	cmd.Flags().StringArrayVar(&remove, "label-rm", nil, "remove the label KEY")
 	return cmd
 }
 

@@ -23,7 +23,7 @@ func newSnapshot(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "snapshot",
 		Aliases: []string{"snapshots"},
-		Short:   "Keep the files of a sandbox, and start others from them",
+		Short:   "Save the files of a sandbox and start other sandboxes from them",
 		Example: `  sandboxctl snapshot create lab --name before-upgrade
   sandboxctl create --from before-upgrade --name lab2`,
 	}
@@ -42,9 +42,9 @@ func newSnapshotCreate(p *command.Program) *cobra.Command {
 		Short: "Take a snapshot of the files of a sandbox and print its id",
 		Long: `Take a snapshot of the files of a sandbox and print its id.
 
-The sandbox may run, be paused or have ended. One that runs stands still for
-some milliseconds, or, where the storage pool is a plain directory, for as long
-as copying its files takes. Memory and processes are not part of a snapshot.`,
+The sandbox may run, be paused or have ended. A running sandbox stands still for some
+milliseconds. If the storage pool is a plain directory, it stands still for as long as
+copying its files takes. Memory and processes are not part of a snapshot.`,
 		Example: `  sandboxctl snapshot create lab
   sandboxctl snapshot create lab --name before-upgrade`,
 		Args: cobra.ExactArgs(1),
@@ -63,7 +63,7 @@ as copying its files takes. Memory and processes are not part of a snapshot.`,
 	}
 	o.Flags(cmd, true)
 	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot; it need not be unique")
-	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, while the snapshot is still being taken")
+	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, without waiting for the snapshot")
 	return cmd
 }
 
@@ -84,7 +84,7 @@ func newSnapshotLs(p *command.Program) *cobra.Command {
 		}),
 	}
 	o.Flags(cmd, true)
-	cmd.Flags().StringVar(&sandbox, "sandbox", "", "only those of the sandbox with this id, which may be gone")
+	cmd.Flags().StringVar(&sandbox, "sandbox", "", "list only snapshots of the sandbox with this id; the sandbox may be gone")
 	return cmd
 }
 
@@ -104,7 +104,7 @@ var snapshots = command.Listing[wire.Snapshot]{
 func newSnapshotInspect(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "inspect SNAPSHOT...",
-		Short:   "Show all there is to know of snapshots, as JSON",
+		Short:   "Print detailed information on snapshots, as JSON",
 		Example: `  sandboxctl snapshot inspect before-upgrade`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (wire.SnapshotInspection, error) {
@@ -116,7 +116,7 @@ func newSnapshotInspect(p *command.Program) *cobra.Command {
 func newSnapshotRm(p *command.Program) *cobra.Command {
 	return p.Verb(&cobra.Command{
 		Use:   "rm SNAPSHOT...",
-		Short: "Remove snapshots; what was made from them stays",
+		Short: "Remove snapshots; sandboxes made from them stay",
 		Example: `  sandboxctl snapshot rm before-upgrade
   sandboxctl snapshot rm $(sandboxctl snapshot ls -q)`,
 	}, func(ctx context.Context, cl *client.Client, id string) error { return cl.Snapshots().Remove(ctx, id) })

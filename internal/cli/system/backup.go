@@ -20,9 +20,10 @@ func newSystemBackup(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup",
 		Short: "Write the state of the daemon to a file, while it runs",
-		Long: `Writes what sandboxd knows (sandboxes, names, images) to a file, as of one moment, while all
-goes on. It holds no files of sandboxes and no image layers. It is secret: the environment of
-every sandbox is in it. Bring it back with "sandboxctl system restore", on the host itself.`,
+		Long: `Write the daemon's state (sandboxes, names, images) to a file, as of one moment, while the
+daemon runs. The file contains no files of sandboxes and no image layers. Keep it secret: it
+contains the environment of every sandbox. Restore it with "sandboxctl system restore" on the
+daemon's host.`,
 		Example: `  sandboxctl system backup -o /root/sandboxd-$(date +%F).tar.gz`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
@@ -75,7 +76,7 @@ func newSystemRestore() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:     "restore FILE",
-		Short:   `Bring back the state of a backup (runs "sandboxd restore" on this host)`,
+		Short:   `Restore the state from a backup (runs "sandboxd restore" on this host)`,
 		Example: `  sandboxctl system restore /root/sandboxd-2026-11-21.tar.gz`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -99,7 +100,7 @@ func newSystemRestore() *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&accept, "accept", false, "let the next daemon sweep what the restored state does not know")
+	cmd.Flags().BoolVar(&accept, "accept", false, "let the next daemon remove what the restored state does not know")
 	cmd.Flags().StringVar(&config, "config", "", "configuration file of the daemon")
 	return cmd
 }

@@ -17,7 +17,7 @@ func newSystemDf(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:     "df",
-		Short:   "Print what images, sandboxes and snapshots take on the host's disks",
+		Short:   "Print the disk usage of images, sandboxes and snapshots on the host",
 		Example: `  sandboxctl system df`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {

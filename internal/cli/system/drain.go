@@ -22,9 +22,9 @@ func newSystemDrain(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "drain",
-		Short: "Create no more sandboxes; those that are there go on",
-		Long: `Has the daemon refuse to create sandboxes, also after a restart, until "drain --off". What
-runs goes on, and so does what waits to be created.`,
+		Short: "Refuse to create sandboxes; existing ones keep running",
+		Long: `Make the daemon refuse to create sandboxes, even after a restart, until "drain --off".
+Running sandboxes keep running. Sandboxes that wait to be created are still created.`,
 		Example: `  sandboxctl system drain --wait --timeout 1h && systemctl reboot
   sandboxctl system drain --off`,
 		Args: cobra.NoArgs,
@@ -40,7 +40,7 @@ runs goes on, and so does what waits to be created.`,
 	}
 	cmd.Flags().BoolVar(&off, "off", false, "create sandboxes again")
 	cmd.Flags().BoolVar(&wait, "wait", false, "return when no sandbox runs or is paused")
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "wait at most so long, as 10m (default: for ever)")
+	cmd.Flags().DurationVar(&timeout, "timeout", 0, "maximum time to wait, such as 10m (default: no limit)")
 	return cmd
 }
 

@@ -21,7 +21,7 @@ func newSystemInfo(p *command.Program) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:   "info",
-		Short: "Print what the daemon is, on what host, with which limits",
+		Short: "Print information on the daemon, its host and its limits",
 		Example: `  sandboxctl system info
   sandboxctl system info -o json | jq .sandboxes`,
 		Args: cobra.NoArgs,

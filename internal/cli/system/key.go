@@ -17,15 +17,15 @@ func newKey(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "key",
 		Aliases: []string{"keys"},
-		Short:   "Make, list and remove API keys",
-		Long: `Make, list and remove the keys with which clients use the API over TCP. They work,
-and stop working, at once. A key has a role:
+		Short:   "Create, list and remove API keys",
+		Long: `Create, list and remove the keys with which clients use the API over TCP. A new key
+works at once, and a removed key stops working at once. A key has a role:
 
-  viewer    looks at sandboxes, but at nothing that opens one
-  operator  makes, uses and ends sandboxes, and adds images
-  admin     does everything: removes images, makes keys
+  viewer    reads the state of sandboxes, but nothing that gives access to one
+  operator  creates, uses and ends sandboxes, and adds images
+  admin     does everything, such as removing images and creating keys
 
-Those of the daemon's configuration are admins', and so is who uses the Unix
+Keys in the daemon's configuration have the role admin, as have clients of the Unix
 socket.`,
 		Example: `  sandboxctl key create ci --role operator --expires 720h
   sandboxctl key ls
@@ -38,7 +38,7 @@ socket.`,
 func newKeyRm(p *command.Program) *cobra.Command {
 	return p.Verb(&cobra.Command{
 		Use:     "rm NAME...",
-		Short:   "Remove API keys; from then on they open nothing",
+		Short:   "Remove API keys; they stop working at once",
 		Example: `  sandboxctl key rm ci`,
 	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.Keys().Remove(ctx, name) })
 }
@@ -51,9 +51,9 @@ func newKeyCreate(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "create [flags] NAME",
-		Short: "Make an API key and print it, this once",
-		Long: `Make an API key and print it. The daemon keeps a digest of it alone, so that it cannot
-be shown again: make another if it is lost.`,
+		Short: "Create an API key and print it, this once",
+		Long: `Create an API key and print it. The daemon stores only a digest of the key, so it cannot
+be shown again. If a key is lost, create another.`,
 		Example: `  sandboxctl key create ci
   sandboxctl key create dashboard --role viewer --expires 720h
   export OPEN_SANDBOX_API_KEY=$(sandboxctl key create me --role admin)`,
@@ -77,7 +77,7 @@ be shown again: make another if it is lost.`,
 	o.Flags(cmd, false)
 	cmd.Flags().StringVar(&role, "role", "operator", "viewer, operator or admin")
 	command.Choices(cmd, "role", "viewer", "operator", "admin")
-	cmd.Flags().DurationVar(&expires, "expires", 0, "how long it works, as 720h (default: until it is removed)")
+	cmd.Flags().DurationVar(&expires, "expires", 0, "time until the key expires, such as 720h (default: it does not expire)")
 	return cmd
 }
 

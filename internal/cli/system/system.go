@@ -18,7 +18,7 @@ func Commands(p *command.Program) []*cobra.Command {
 
 func newSystem(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "system", Short: "Look at the daemon and its host, back up its state",
+		Use: "system", Short: "Show the daemon and its host, drain it, and back up and restore its state",
 		Example: `  sandboxctl system info
   sandboxctl system backup -o state.tar.gz`,
 	}

@@ -26,13 +26,13 @@ func newVolume(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "volume",
 		Aliases: []string{"volumes"},
-		Short:   "Keep files apart from sandboxes, and share them among sandboxes",
-		Long: `Keep files apart from sandboxes, and share them among sandboxes.
+		Short:   "Keep files outside sandboxes and share them between sandboxes",
+		Long: `Keep files outside sandboxes and share them between sandboxes.
 
-A volume is made when a sandbox first names it (-v NAME:/path), or by "create"; it
-begins with what the image of the first sandbox has at that path. It stays until
-it is removed, and cannot be while a sandbox has it mounted, also one that has
-ended. Snapshots of sandboxes do not contain it.`,
+A volume is created when a sandbox first names it (-v NAME:/path), or by "create". It
+starts with the files that the image of the first sandbox has at that path. It stays
+until it is removed. A volume cannot be removed while a sandbox has it mounted, even if
+that sandbox has ended. Snapshots of sandboxes do not contain volumes.`,
 		Example: `  sandboxctl volume create data --size 1Gi
   sandboxctl run -v data:/data python -- python3 -c 'open("/data/x","w")'
   sandboxctl volume ls`,
@@ -44,7 +44,7 @@ ended. Snapshots of sandboxes do not contain it.`,
 func newVolumeRm(p *command.Program) *cobra.Command {
 	return p.Verb(&cobra.Command{
 		Use:     "rm VOLUME...",
-		Short:   "Remove volumes and all that is in them",
+		Short:   "Remove volumes and all files in them",
 		Example: `  sandboxctl volume rm data`,
 	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.Volumes().Remove(ctx, name) })
 }
@@ -56,7 +56,7 @@ func newVolumeCreate(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "create [flags] NAME",
-		Short: "Make a volume and print its name",
+		Short: "Create a volume and print its name",
 		Example: `  sandboxctl volume create data
   sandboxctl volume create models --size 20Gi`,
 		Args: cobra.ExactArgs(1),
@@ -70,7 +70,7 @@ func newVolumeCreate(p *command.Program) *cobra.Command {
 	}
 	o.Flags(cmd, true)
 	cmd.Flags().StringVar(&size, "size", "",
-		"how much it may hold, as 1Gi (default: the host's, volume_size of its configuration)")
+		"size limit, such as 1Gi (default: volume_size in the daemon's configuration)")
 	return cmd
 }
 
@@ -110,7 +110,7 @@ var volumes = command.Listing[wire.Volume]{
 func newVolumeInspect(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "inspect VOLUME...",
-		Short:   "Show all there is to know of volumes, as JSON",
+		Short:   "Print detailed information on volumes, as JSON",
 		Example: `  sandboxctl volume inspect data`,
 		Args:    cobra.MinimumNArgs(1),
 		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, name string) (wire.Volume, error) {
@@ -127,8 +127,9 @@ func newVolumePrune(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune -f",
 		Short: "Remove every volume that no sandbox has mounted",
-		Long: `Remove every volume that no sandbox has mounted, with all that is in it. Sandboxes
-that have ended count. It asks nothing, so it wants -f.`,
+		Long: `Remove every volume that no sandbox has mounted, with all files in it. A volume
+that an ended sandbox has mounted stays. prune does not ask for confirmation, so it
+requires -f.`,
 		Example: `  sandboxctl volume prune -f`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
@@ -150,6 +151,6 @@ that have ended count. It asks nothing, so it wants -f.`,
 		}),
 	}
 	o.Flags(cmd, true)
-	cmd.Flags().BoolVarP(&force, "force", "f", false, "do it")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove the volumes without confirmation")
 	return cmd
 }
