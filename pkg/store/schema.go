@@ -38,8 +38,8 @@ func (db *DB) checkSchema() error {
 }
 
 // inOrder fails unless the keys of every bucket ascend. bbolt relies on that and does
-// not check it. If a disk lost a key, the record would be lost, and the sweep would
-// remove what its sandbox holds.
+// not check it. If a disk lost a key, its record would not be found, and the sweep
+// would remove what its sandbox holds.
 func inOrder(tx *bbolt.Tx) error {
 	return tx.ForEach(func(name []byte, b *bbolt.Bucket) error {
 		var last []byte
