@@ -51,6 +51,7 @@ func run(ctx context.Context) (err error) {
 	recipes := flag.String("recipes", "rootfs", "directory of image recipes")
 	out := flag.String("out", "build/bench.json", "file to write")
 	only := flag.String("run", "", "regular expression: the rows to measure")
+	doc := flag.String("doc", "", "document whose table a whole run replaces; not with -run, -quick or -runtime")
 	flag.BoolVar(&b.quick, "quick", false, "few repetitions: a smoke test of the bench, not numbers to quote")
 	flag.Func("runtime", "measure this one only", func(rt string) error {
 		if !slices.Contains(runtimes, rt) {
@@ -61,6 +62,9 @@ func run(ctx context.Context) (err error) {
 	})
 	flag.BoolVar(&b.verbose, "v", false, "say how long each step took")
 	flag.Parse()
+	if *doc != "" && (*only != "" || b.quick || len(runtimes) == 1) {
+		*doc = "" // the document has one table, of one whole run
+	}
 	if os.Geteuid() != 0 {
 		return errors.New("sandboxd makes namespaces, cgroups and firewall rules, so this needs root")
 	}
@@ -92,7 +96,11 @@ func run(ctx context.Context) (err error) {
 	err = b.measure(ctx, want)
 	b.report.Machine.LoadAfter = load()
 	b.report.print(os.Stdout) // also after a failure: measured rows stay valid
-	return errors.Join(err, b.report.write(*out))
+	err = errors.Join(err, b.report.write(*out))
+	if err == nil && *doc != "" {
+		return b.report.document(*doc)
+	}
+	return err
 }
 
 // prepare opens the baselines on the layers of the daemon's image and runs each runtime

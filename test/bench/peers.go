@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -90,6 +91,11 @@ func (b *bench) peers(ctx context.Context) (all []peer) {
 			}
 			continue
 		}
+		version, err := exec.CommandContext(ctx, name, "--version").Output()
+		if err != nil {
+			version = []byte(name + " of an unknown version")
+		}
+		b.report.Machine.Peers = append(b.report.Machine.Peers, strings.TrimSpace(string(version)))
 		all = append(all, p)
 	}
 	return all

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -44,6 +45,7 @@ type Machine struct {
 	Cgroups     string    `json:"cgroups"`
 	LoadBefore  string    `json:"load_before"`
 	LoadAfter   string    `json:"load_after"`
+	Peers       []string  `json:"peers,omitempty"` // with their versions, such as "podman version 4.3.1"
 }
 
 // Report is bench.json.
@@ -97,6 +99,14 @@ func (r *Result) verdict() string {
 	return "ok"
 }
 
+// baseline returns the baseline's median and the ratio to it; both "-" without one.
+func (r *Result) baseline() (p50, ratio string) {
+	if r.BaselineP50 == 0 {
+		return "-", "-"
+	}
+	return fmt.Sprintf("%.4g", r.BaselineP50), fmt.Sprintf("%.3g", r.Ratio)
+}
+
 // percentile is the nearest-rank percentile of values, which it sorts.
 func percentile(values []float64, p float64) float64 {
 	if len(values) == 0 {
@@ -142,18 +152,53 @@ func (r *Report) print(w io.Writer) {
 	fmt.Fprintln(tw, "NAME\tRUNTIME\tUNIT\tN\tP50\tP90\tBASELINE\tITS P50\tRATIO\tGOAL\t")
 	for i := range r.Results {
 		x := &r.Results[i]
-		base, ratio := "-", "-"
-		if x.BaselineP50 > 0 {
-			base, ratio = fmt.Sprintf("%.4g", x.BaselineP50), fmt.Sprintf("%.3g", x.Ratio)
-		}
-		name := x.Baseline
-		if name == "" {
-			name = "-"
-		}
-		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%.4g\t%.4g\t%s\t%s\t%s\t%s\t%s\n", x.Name, x.Runtime, x.Unit, x.N, x.P50, x.P90, name, base, ratio,
-			x.goal, x.verdict())
+		base, ratio := x.baseline()
+		fmt.Fprintf(tw, "%s\t%s\t%s\t%d\t%.4g\t%.4g\t%s\t%s\t%s\t%s\t%s\n", x.Name, x.Runtime, x.Unit, x.N, x.P50, x.P90,
+			cmp.Or(x.Baseline, "-"), base, ratio, x.goal, x.verdict())
 	}
 	tw.Flush() //nolint:errcheck // a table for a person
+}
+
+// The marks in docs/benchmarks.md between which a whole run writes its table.
+const (
+	tableBegins = "<!-- make bench writes from here -->\n"
+	tableEnds   = "<!-- to here -->\n"
+)
+
+// document replaces what lies between the marks of the document at path with the machine
+// and the table of this run. If a mark is missing, the document stays as it is.
+func (r *Report) document(path string) error {
+	old, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("write the table: %w", err)
+	}
+	head, rest, begins := strings.Cut(string(old), tableBegins)
+	_, tail, ends := strings.Cut(rest, tableEnds)
+	if !begins || !ends {
+		return fmt.Errorf("write the table: %s lacks the mark %q or %q", path, strings.TrimSpace(tableBegins), strings.TrimSpace(tableEnds))
+	}
+	var b strings.Builder
+	b.WriteString(head + tableBegins)
+	r.markdown(&b)
+	b.WriteString(tableEnds + tail)
+	return os.WriteFile(path, []byte(b.String()), 0o644)
+}
+
+// markdown writes the machine, the date and one row per result.
+func (r *Report) markdown(w io.Writer) {
+	m := r.Machine
+	fmt.Fprintf(w, "Measured on %s: %d CPUs (%s), %d GiB, Linux %s, %s, cgroups %s, sandboxd %s, %s.\n\n",
+		m.Time.Format(time.DateOnly), m.CPUs, m.CPU, (m.MemoryBytes+1<<29)>>30, m.Kernel, m.Go, m.Cgroups, m.Version,
+		cmp.Or(strings.Join(m.Peers, ", "), "no podman, no docker"))
+	fmt.Fprintln(w, "| name | runtime | p50 | p90 | baseline of the same run | its p50 | ratio | goal | |")
+	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|")
+	for i := range r.Results {
+		x := &r.Results[i]
+		base, ratio := x.baseline()
+		verdict := map[string]string{"ok": "met", "MISS": "**missed**"}[x.verdict()]
+		fmt.Fprintf(w, "| %s | %s | %.4g %s | %.4g | %s | %s | %s | %s | %s |\n", x.Name, x.Runtime, x.P50, x.Unit, x.P90,
+			cmp.Or(x.Baseline, "-"), base, ratio, cmp.Or(x.goal.String(), "-"), verdict)
+	}
 }
 
 // progress prints the rows from shown on, one per line, for people who wait for the final
