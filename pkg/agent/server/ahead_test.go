@@ -41,10 +41,8 @@ func (e *env) waits() *shell.Waiting {
 	if w == nil {
 		e.Fatal("no shell waits")
 	}
-	for end := time.Now().Add(10 * time.Second); !e.s.ahead.Ready(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			e.Fatal("the shell is not ready")
-		}
+	if !e.s.ahead.AwaitReady(10 * time.Second) {
+		e.Fatal("the shell is not ready")
 	}
 	return w
 }
@@ -291,8 +289,8 @@ func TestAheadIsDropped(t *testing.T) {
 		w = e.s.ahead.Waiting()
 	}
 	e.gone(w)
-	for e.s.ahead.Waiting() != nil {
-		time.Sleep(time.Millisecond) // whoever dropped it still says so
+	if e.s.ahead.Waiting() != nil {
+		t.Error("a shell that is gone still counts as waiting")
 	}
 	e.s.ahead.Idle = time.Minute
 

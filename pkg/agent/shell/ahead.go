@@ -82,11 +82,18 @@ func (a *Ahead) Waiting() *Waiting {
 	return a.shell
 }
 
-// Ready reports whether a shell waits and could take a command now.
-func (a *Ahead) Ready() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.shell != nil && a.shell.isReady()
+// AwaitReady waits until a shell could take a command, for d at most, and reports whether
+// it can. Only tests wait: a command does not, and starts a shell of its own.
+func (a *Ahead) AwaitReady(d time.Duration) bool {
+	ready := func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.shell != nil && a.shell.isReady()
+	}
+	if w := a.Waiting(); w != nil && !ready() {
+		w.awaitWord(d)
+	}
+	return ready()
 }
 
 // Never reports whether none will wait in this image again.

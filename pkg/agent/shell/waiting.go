@@ -1,6 +1,7 @@
 package shell
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -60,6 +61,21 @@ func (w *Waiting) said() string {
 		return err
 	})
 	return string(b[:max(n, 0)])
+}
+
+// awaitWord waits until the shell has written to the agent or is gone, for d at most. It
+// reads nothing.
+func (w *Waiting) awaitWord(d time.Duration) {
+	conn, err := w.talk.SyscallConn()
+	if err != nil {
+		return
+	}
+	w.talk.SetReadDeadline(time.Now().Add(d))   //nolint:errcheck // a socket has deadlines
+	defer w.talk.SetReadDeadline(time.Time{})   //nolint:errcheck // as above
+	conn.Read(func(fd uintptr) (stopped bool) { //nolint:errcheck // the caller looks itself
+		_, _, err := unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK)
+		return !errors.Is(err, unix.EAGAIN)
+	})
 }
 
 // dismiss ends a shell that nobody uses.
