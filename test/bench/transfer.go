@@ -75,7 +75,8 @@ type transfer struct {
 
 func (t *transfer) on(ctx context.Context, rt string) (err error) {
 	r := request(rt)
-	r.ResourceLimits = map[string]string{"disk": "3Gi"}
+	// Three files at once, and those just replaced: their space counts until btrfs commits.
+	r.ResourceLimits = map[string]string{"disk": "6Gi"}
 	sb, err := t.b.createOf(ctx, r)
 	if err != nil {
 		return err
