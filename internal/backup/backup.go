@@ -101,7 +101,7 @@ func Read(r io.Reader, state io.Writer) (m Manifest, err error) {
 func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 	zr, err := gzip.NewReader(r)
 	if err != nil {
-		return m, fmt.Errorf("%w: it is no file of sandboxctl system backup", err)
+		return m, fmt.Errorf("%w: it is not a backup of `sandboxctl system backup`", err)
 	}
 	tr := tar.NewReader(zr)
 	if err := next(tr, manifestName, maxManifest); err != nil {
@@ -112,10 +112,10 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 		return m, err
 	}
 	if err := json.Unmarshal(text, &m); err != nil {
-		return m, fmt.Errorf("its manifest: %w", err)
+		return m, fmt.Errorf("decode its manifest: %w", err)
 	}
 	if m.Format != Format {
-		return m, fmt.Errorf("it is of format %d and this sandboxd reads %d; use the sandboxd that wrote it, %q", m.Format, Format,
+		return m, fmt.Errorf("it has format %d, and this sandboxd reads format %d; use the sandboxd that wrote it, %q", m.Format, Format,
 			m.Version)
 	}
 	if err := next(tr, stateName, maxState); err != nil {
@@ -127,11 +127,11 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 		return m, err
 	}
 	if sum := hex.EncodeToString(h.Sum(nil)); n != m.Bytes || sum != m.SHA256 {
-		return m, fmt.Errorf("it is damaged: its manifest wants %d bytes with sha256 %.12s…, and it has %d with %.12s…", m.Bytes, m.SHA256,
-			n, sum)
+		return m, fmt.Errorf("it is damaged: its manifest says %d bytes with sha256 %.12s…, but the store has %d bytes with sha256 %.12s…",
+			m.Bytes, m.SHA256, n, sum)
 	}
 	if _, err := tr.Next(); !errors.Is(err, io.EOF) {
-		return m, fmt.Errorf("after the store: %w", orUnexpected(err))
+		return m, fmt.Errorf("read the end of the archive: %w", orUnexpected(err))
 	}
 	// The gzip checksum comes after the end of the archive.
 	if _, err := io.Copy(io.Discard, io.LimitReader(zr, maxManifest)); err != nil {
@@ -144,17 +144,17 @@ func read(r io.Reader, state io.Writer) (m Manifest, err error) {
 func next(tr *tar.Reader, name string, limit int64) error {
 	h, err := tr.Next()
 	if err != nil {
-		return fmt.Errorf("look for %s: %w", name, err)
+		return fmt.Errorf("find %s: %w", name, err)
 	}
 	if h.Name != name || h.Typeflag != tar.TypeReg || h.Size > limit {
-		return fmt.Errorf("it has %q of %d bytes where %s of at most %d should be", h.Name, h.Size, name, limit)
+		return fmt.Errorf("it contains %q of %d bytes, want %s of at most %d bytes", h.Name, h.Size, name, limit)
 	}
 	return nil
 }
 
 func orUnexpected(err error) error {
 	if err == nil {
-		return errors.New("an unknown member")
+		return errors.New("it has an unknown member")
 	}
 	return err
 }

@@ -55,8 +55,8 @@ func TestForeign(t *testing.T) {
 		want    string
 	}{
 		"empty":         {nil, "manifest.json"},
-		"order":         {[]member{{"sandboxd.db", "x"}}, "where manifest.json"},
-		"path":          {[]member{{"../manifest.json", manifest}}, "where manifest.json"},
+		"order":         {[]member{{"sandboxd.db", "x"}}, "want manifest.json"},
+		"path":          {[]member{{"../manifest.json", manifest}}, "want manifest.json"},
 		"newer":         {[]member{{"manifest.json", `{"format":2,"version":"v9"}`}, {"sandboxd.db", "x"}}, "v9"},
 		"no JSON":       {[]member{{"manifest.json", "{"}, {"sandboxd.db", "x"}}, "manifest"},
 		"huge manifest": {[]member{{"manifest.json", strings.Repeat(" ", maxManifest+1)}}, "at most"},

@@ -65,7 +65,7 @@ func TestBad(t *testing.T) {
 		"[network]\nupstreams = ['dns']":                             "upstreams",
 		"[log]\nlevel = 'loud'":                                      "loud",
 		"[images.aliases]\n'ubuntu*' = 'base'":                       "end of a tag",
-		"[images.aliases]\nubuntu = 'BASE'":                          "no name",
+		"[images.aliases]\nubuntu = 'BASE'":                          "not a valid name",
 		"[images.aliases]\nubuntu = 1":                               "string",
 		"[images]\nalias = 1":                                        "alias",
 		"[gateway]\ndomain = 'x.test'":                               "gateway.listen",

@@ -29,7 +29,7 @@ func OpenDrain(path string) (*Drain, error) {
 	case err == nil:
 		d.since = fi.ModTime().UTC()
 	case !errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("see whether the host drains: %w", err)
+		return nil, fmt.Errorf("check whether the host is draining: %w", err)
 	}
 	return d, nil
 }
@@ -61,7 +61,7 @@ func (d *Drain) Set(on bool) error {
 		err = durable.SyncDir(filepath.Dir(d.path))
 	}
 	if err != nil {
-		return fmt.Errorf("remember that the host drains, or does not: %w", err)
+		return fmt.Errorf("save whether the host is draining: %w", err)
 	}
 	d.since = since
 	return nil

@@ -84,8 +84,8 @@ type Gate struct {
 func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(), err error) {
 	if since := g.Drain.Since(); !since.IsZero() {
 		return nil, g.refuse(Draining, errs.Retry(errs.Wire(errs.New(errs.Unavailable,
-			"nothing is created or started here: the host is draining since %s; what runs goes on, and `sandboxctl system drain --off` "+
-				"ends it", since.Format(time.RFC3339)),
+			"this host creates and starts no sandboxes: it has been draining since %s; running sandboxes are not affected; `sandboxctl "+
+				"system drain --off` ends the drain", since.Format(time.RFC3339)),
 			"SANDBOX::DRAINING"), maxRetry))
 	}
 	needs := g.Host.StartBytes(runtime)
@@ -96,8 +96,8 @@ func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(
 		return nil, err
 	}
 	if more > 0 && len(all)+g.entering+more > g.Limits.MaxSandboxes {
-		return nil, g.full(all, MaxSandboxes, 0, "this host has its %d sandboxes (limits.max_sandboxes); delete some, ended ones with "+
-			"`sandboxctl rm` too", g.Limits.MaxSandboxes)
+		return nil, g.full(all, MaxSandboxes, 0, "this host has its maximum of %d sandboxes (limits.max_sandboxes); delete some "+
+			"(`sandboxctl rm`); ended sandboxes count too", g.Limits.MaxSandboxes)
 	}
 	if err := g.memory(all, needs); err != nil {
 		return nil, err
@@ -135,8 +135,8 @@ func (g *Gate) memory(all []*record.Record, needs int64) error {
 		return nil
 	}
 	return g.full(all, Memory, g.Queue.clears(),
-		"the host has %s of memory left, of which %d creations under way take %s and this one %s, and it keeps %s back "+
-			"(limits.memory_reserve); delete sandboxes or wait for some to end",
+		"the host has %s of free memory; %d creations in progress need %s of it and this one needs %s; %s must stay free "+
+			"(limits.memory_reserve); delete sandboxes, or wait for some to end",
 		record.Mebibytes(free), n, record.Mebibytes(promised), record.Mebibytes(needs), record.Mebibytes(g.Limits.MemoryReserve))
 }
 
@@ -150,8 +150,8 @@ func (g *Gate) disk(all []*record.Record) error {
 	}
 	for _, s := range spaces {
 		if s.FreeBytes < g.Limits.DiskReserve {
-			return g.full(all, Disk, 0, "%s has %s free, and it keeps %s back (storage.reserve); %s",
-				s.Name, record.Mebibytes(s.FreeBytes), record.Mebibytes(g.Limits.DiskReserve), s.Remedy)
+			return g.full(all, Disk, 0, "%s has %s free, and %s must stay free (storage.reserve); %s", s.Name,
+				record.Mebibytes(s.FreeBytes), record.Mebibytes(g.Limits.DiskReserve), s.Remedy)
 		}
 	}
 	return nil

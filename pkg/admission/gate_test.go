@@ -113,7 +113,7 @@ func TestMemory(t *testing.T) {
 		leave := mustEnter(t, g)
 		mustEnter(t, g)
 		y.all = append(y.all, &record.Record{State: record.Creating}, &record.Record{State: record.Creating})
-		wantRefusal(t, g, errs.Exhausted, unknownRetry, "300 MiB of memory left", "4 creations under way take 40 MiB",
+		wantRefusal(t, g, errs.Exhausted, unknownRetry, "300 MiB of free memory", "4 creations in progress need 40 MiB",
 			"256 MiB", "limits.memory_reserve")
 		leave()
 		mustEnter(t, g)()

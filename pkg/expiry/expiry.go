@@ -74,7 +74,7 @@ func run(ctx context.Context, m Manager, a alarm, log *slog.Logger) error {
 				events = nil
 			case e.Type == sandbox.EventLost:
 				if err := q.fill(ctx, m); err != nil {
-					log.Error("expiry cannot list sandboxes; the sweep stands in", "err", err)
+					log.Error("cannot list sandboxes to expire them; the sweep takes over", "err", err)
 				}
 			default:
 				q.update(ctx, m, e.ID, time.Time{})
@@ -86,7 +86,7 @@ func run(ctx context.Context, m Manager, a alarm, log *slog.Logger) error {
 				// A sandbox that does not die must not hold up others.
 				go func() {
 					if err := m.Expire(ctx, id); err != nil {
-						log.Error("expire", "sandbox", id, "err", err)
+						log.Error("cannot expire a sandbox", "sandbox", id, "err", err)
 					}
 					select {
 					case tried <- id:

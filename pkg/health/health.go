@@ -124,7 +124,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	lookAtAll := func() {
 		anew = nil
 		if err := w.lookAtAll(ctx); err != nil {
-			w.log.Error("restarts and probes of sandboxes wait: the list cannot be read", "err", err)
+			w.log.Error("cannot list sandboxes; their restarts and probes wait", "err", err)
 			anew = time.After(retry)
 		}
 	}
@@ -267,7 +267,7 @@ func (w *Watcher) restart(ctx context.Context, id string, waited time.Duration) 
 		level = slog.LevelDebug
 	}
 	next := refusal{id, min(max(2*waited, retry), record.RestartLast)}
-	w.log.Log(ctx, level, "a restart waits", "sandbox", id, "for", next.wait, "err", err)
+	w.log.Log(ctx, level, "a restart is delayed", "sandbox", id, "for", next.wait, "err", err)
 	select {
 	case w.again <- next:
 	case <-ctx.Done():

@@ -379,7 +379,7 @@ func TestRestartRefused(t *testing.T) {
 		if r := m.box("a"); r.State != record.Running || r.Restarts != 1 || m.restarts()[0] != want {
 			t.Errorf("%+v, %v; want %v", r, m.restarts(), want)
 		}
-		if n := strings.Count(said.String(), "a restart waits"); n != 1 {
+		if n := strings.Count(said.String(), "a restart is delayed"); n != 1 {
 			t.Errorf("said %d times:\n%s", n, said.String())
 		}
 	})

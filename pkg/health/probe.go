@@ -41,7 +41,7 @@ func (w *Watcher) watch(ctx context.Context, r record.Record, h Health) {
 		}
 		if h.State == Unhealthy && r.Spec.Restart.Policy != record.RestartNo {
 			if err := w.m.Recycle(ctx, r, h.Output); err != nil && ctx.Err() == nil {
-				w.log.Error("recycle", "sandbox", r.ID, "err", err)
+				w.log.Error("cannot end an unhealthy sandbox", "sandbox", r.ID, "err", err)
 			}
 		}
 		if patient && h.State == Starting {

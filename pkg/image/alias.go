@@ -56,7 +56,7 @@ func ParseAliases(m map[string]string) ([]Alias, error) {
 func parseAlias(name, image string) (Alias, error) {
 	a := Alias{Name: name, Image: image}
 	want := func(what string) (Alias, error) {
-		return a, errs.New(errs.Invalid, "alias %.200q = %.200q: %s; want NAME[:TAG] or NAME:PREFIX* for tags that begin so, and "+
+		return a, errs.New(errs.Invalid, "alias %.200q = %.200q: %s; want NAME[:TAG] or NAME:PREFIX* (all tags with that prefix) = "+
 			"NAME[:TAG] of a local image", name, image, what)
 	}
 	plain, star := strings.CutSuffix(name, "*")
@@ -68,9 +68,9 @@ func parseAlias(name, image string) (Alias, error) {
 	from, err := ParseReference(plain)
 	switch {
 	case err != nil || from.Digest != "":
-		return want("the alias is no name")
+		return want("the alias is not a valid name")
 	case star && !a.any && from.Tag == "":
-		return want("a star stands for the end of a tag only")
+		return want("a star is allowed only at the end of a tag")
 	}
 	a.any = star
 	a.repo, a.tag = from.Name, from.Tag
@@ -78,7 +78,7 @@ func parseAlias(name, image string) (Alias, error) {
 		a.tag = cmp.Or(a.tag, DefaultTag)
 	}
 	if a.to, err = ParseReference(image); err != nil || a.to.Digest != "" {
-		return want("the image is no name")
+		return want("the image is not a valid name")
 	}
 	a.to.Tag = cmp.Or(a.to.Tag, DefaultTag)
 	return a, nil

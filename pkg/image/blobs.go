@@ -107,14 +107,14 @@ func (b *blobs) get(ctx context.Context, want archive.Layer, from opener, progre
 	}
 	f, err := os.OpenFile(path+half, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("keep a blob: %w", full(err))
+		return nil, fmt.Errorf("save a blob: %w", full(err))
 	}
 	d := &download{f: f, want: want, from: from, progress: progress, room: b.room}
 	if err := d.run(ctx); err != nil {
 		return nil, errors.Join(err, f.Close(), d.leave(path+half))
 	}
 	if err := errors.Join(f.Sync(), os.Rename(path+half, path)); err != nil {
-		return nil, errors.Join(fmt.Errorf("keep a blob: %w", full(err)), f.Close())
+		return nil, errors.Join(fmt.Errorf("save a blob: %w", full(err)), f.Close())
 	}
 	return f, nil
 }
@@ -137,7 +137,7 @@ type download struct {
 
 func (d *download) run(ctx context.Context) error {
 	if err := d.resume(); err != nil {
-		return fmt.Errorf("read what is here of a blob: %w", err)
+		return fmt.Errorf("read the partial download of a blob: %w", err)
 	}
 	empty := 0 // failed tries in a row that brought nothing
 	for {
@@ -218,7 +218,7 @@ func (d *download) fetch(ctx context.Context) (cut bool, err error) {
 	d.place = max(d.place, of)
 	if begins != d.have {
 		if err := d.again(); err != nil {
-			return false, fmt.Errorf("begin a blob anew: %w", err)
+			return false, fmt.Errorf("restart the download of a blob: %w", err)
 		}
 	}
 	silence := errors.New("it has sent nothing for " + stall.String())
@@ -232,7 +232,7 @@ func (d *download) fetch(ctx context.Context) (cut bool, err error) {
 	d.have += n
 	switch {
 	case w.err != nil:
-		return false, fmt.Errorf("keep a blob: %w", full(w.err))
+		return false, fmt.Errorf("save a blob: %w", full(w.err))
 	case errs.Is(err, errs.Exhausted): // the disk is full
 		return false, err
 	case err != nil:
@@ -273,9 +273,9 @@ func (d *download) check() (ok bool, err error) {
 	if got == d.want.Digest && !d.more {
 		return true, nil
 	}
-	lie := "what has the digest " + got
+	lie := "it has the digest " + got
 	if d.more {
-		lie = fmt.Sprintf("more than the %d bytes that its manifest says", d.want.Size)
+		lie = fmt.Sprintf("it has more than the %d bytes of its manifest", d.want.Size)
 	}
 	d.more = false
 	switch {
@@ -284,10 +284,10 @@ func (d *download) check() (ok bool, err error) {
 		d.place++
 	default:
 		d.bad = true
-		return false, errs.New(errs.Invalid, "the registry sends for %s %s: it is broken, or lies", d.want.Digest, lie)
+		return false, errs.New(errs.Invalid, "the registry sent wrong content for %s: %s", d.want.Digest, lie)
 	}
 	if err := d.again(); err != nil {
-		return false, fmt.Errorf("begin a blob anew: %w", err)
+		return false, fmt.Errorf("restart the download of a blob: %w", err)
 	}
 	return false, nil
 }

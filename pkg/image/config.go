@@ -33,7 +33,7 @@ func checkConfig(c *record.ImageConfig) error {
 		total += len(kv)
 	}
 	if total > maxText || len(c.Env) > maxEnv {
-		return bad("%d variables of %d bytes; at most %d of %d are taken", len(c.Env), total, maxEnv, maxText)
+		return bad("%d variables of %d bytes; at most %d variables of %d bytes are allowed", len(c.Env), total, maxEnv, maxText)
 	}
 	total = 0
 	for k, v := range c.Labels {
@@ -43,13 +43,13 @@ func checkConfig(c *record.ImageConfig) error {
 		total += len(k) + len(v)
 	}
 	if total > maxText || len(c.Labels) > maxLabels {
-		return bad("%d labels of %d bytes; at most %d of %d are taken", len(c.Labels), total, maxLabels, maxText)
+		return bad("%d labels of %d bytes; at most %d labels of %d bytes are allowed", len(c.Labels), total, maxLabels, maxText)
 	}
 	if !path.IsAbs(c.Workdir) || path.Clean(c.Workdir) != c.Workdir || len(c.Workdir) > unix.PathMax || strings.ContainsRune(c.Workdir, 0) {
-		return bad("WORKDIR %.200q is no clean absolute path", c.Workdir)
+		return bad("WORKDIR %.200q is not a clean absolute path", c.Workdir)
 	}
 	if len(c.User) > maxUser || strings.ContainsAny(c.User, "\x00\n") {
-		return bad("USER %.80q is none", c.User)
+		return bad("USER %.80q is not a valid user", c.User)
 	}
 	return nil
 }

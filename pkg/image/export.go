@@ -35,7 +35,7 @@ func (s *Store) Export(ctx context.Context, i record.Image, w io.Writer) error {
 	case s.exporting <- struct{}{}:
 		defer func() { <-s.exporting }()
 	default:
-		return errs.New(errs.Unavailable, "%d images are being exported, and no more are at once; try again", exports)
+		return errs.New(errs.Unavailable, "%d images are being exported, the maximum at a time; try again later", exports)
 	}
 	if err := s.export(ctx, i, w); err != nil {
 		return fmt.Errorf("export image %s: %w", i.Ref(), err)

@@ -131,11 +131,10 @@ func (s *Store) Resolve(ctx context.Context, ref Reference) (record.Image, error
 	i, ok, err = s.cfg.DB.GetImage(ctx, a.to.Name, a.to.Tag)
 	switch {
 	case err != nil:
-		return record.Image{}, fmt.Errorf("resolve image %s, which stands for %s: %w", ref.URI, a.Image, err)
+		return record.Image{}, fmt.Errorf("resolve image %s, an alias of %s: %w", ref.URI, a.Image, err)
 	case !ok:
-		return record.Image{}, errs.New(errs.NotFound, "image %s is not on this host, and neither is %s, which it stands for here "+
-			"(images.aliases of the configuration); `sandboxctl image build %s` or `sandboxctl image import` make that", ref.URI, a.Image,
-			a.to.Name)
+		return record.Image{}, errs.New(errs.NotFound, "image %s is an alias of %s (images.aliases of the configuration), and neither "+
+			"is on this host; create the second with `sandboxctl image build %s` or `sandboxctl image import`", ref.URI, a.Image, a.to.Name)
 	}
 	return i, nil
 }
@@ -156,8 +155,8 @@ func (s *Store) local(ctx context.Context, ref Reference) (record.Image, error) 
 		} else if !ok {
 			return record.Image{}, s.unknown(ref)
 		}
-		return record.Image{}, errs.New(errs.NotFound, "image %s:%s on this host has the digest %s, not %s; `sandboxctl image ls` shows "+
-			"what is here", ref.Name, tag, i.Digest, ref.Digest)
+		return record.Image{}, errs.New(errs.NotFound, "image %s:%s on this host has the digest %s, not %s; `sandboxctl image ls` lists "+
+			"the images of this host", ref.Name, tag, i.Digest, ref.Digest)
 	case !ok:
 		return record.Image{}, s.unknown(ref)
 	}
@@ -180,8 +179,8 @@ func (s *Store) byDigest(ctx context.Context, ref Reference) (record.Image, erro
 			return i, nil
 		}
 	}
-	return record.Image{}, errs.New(errs.NotFound, "no image %s on this host has the digest %s; `sandboxctl image ls` shows what is here",
-		ref.Name, ref.Digest)
+	return record.Image{}, errs.New(errs.NotFound, "no image %s on this host has the digest %s; `sandboxctl image ls` lists the images of "+
+		"this host", ref.Name, ref.Digest)
 }
 
 // List returns the images of this host that can be read.

@@ -323,7 +323,7 @@ func TestRecipes(t *testing.T) {
 workdir = "here"
 env = ["=x"]
 exclude = ["rel"]
-suite = "Book worm"`: "\"a b\" is no package\n\"rel\" is no absolute path\nenv \"=x\" is not KEY=VALUE\nworkdir \"here\"",
+suite = "Book worm"`: "\"a b\" is not a valid package name\n\"rel\" is not an absolute path\nenv \"=x\" is not KEY=VALUE\nworkdir \"here\"",
 		`packages = [`: "1| packages = [",
 	} {
 		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "bad"), 0o755), os.WriteFile(filepath.Join(dir, "bad", "recipe.toml"),

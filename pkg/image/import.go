@@ -240,7 +240,7 @@ func (im *importer) stage(ctx context.Context, r io.Reader, want string, check f
 	}
 	im.layers = append(im.layers, staged{stage, digest, n})
 	if want != "" && digest != want {
-		return errs.New(errs.Invalid, "it has the digest %s where the image's config says %s: the archive was changed or is broken", digest,
+		return errs.New(errs.Invalid, "it has the digest %s, but the image's config says %s: the archive was changed or is damaged", digest,
 			want)
 	}
 	if check != nil {
@@ -285,8 +285,8 @@ func (s *Store) name(ctx context.Context, i record.Image, layers []staged) (_ re
 			_, err = s.cfg.Layers.Size(ctx, l.digest)
 		}
 		if errs.Is(err, errs.NotFound) {
-			return i, errs.Wrap(err, errs.Unavailable, "layer %s was removed while the image that shares it was imported; import it again",
-				l.digest)
+			return i, errs.Wrap(err, errs.Unavailable, "layer %s was removed while the image that shares it was imported; import the "+
+				"image again", l.digest)
 		}
 		if err != nil {
 			return i, err
@@ -306,7 +306,7 @@ func nameOf(tags []string) (Reference, error) {
 			return ref, nil
 		}
 	}
-	return Reference{}, errs.New(errs.Invalid, "the archive does not say what its image is called: give a name")
+	return Reference{}, errs.New(errs.Invalid, "the archive does not name its image: give a name")
 }
 
 // spool copies an archive into a file without a name, so that nothing of it is ever
@@ -314,13 +314,13 @@ func nameOf(tags []string) (Reference, error) {
 func (s *Store) spool(r io.Reader) (f *os.File, size int64, err error) {
 	f, err = os.CreateTemp(s.cfg.TempDir, "archive-")
 	if err != nil {
-		return nil, 0, fmt.Errorf("keep the archive aside: %w", err)
+		return nil, 0, fmt.Errorf("save the archive to a temporary file: %w", err)
 	}
 	if err = os.Remove(f.Name()); err == nil {
 		size, err = io.CopyBuffer(struct{ io.Writer }{f}, struct{ io.Reader }{&roomy{r: r, room: s.cfg.Layers.Room}}, make([]byte, 1<<18))
 	}
 	if err != nil {
-		return nil, 0, errors.Join(fmt.Errorf("keep the archive aside: %w", full(err)), f.Close())
+		return nil, 0, errors.Join(fmt.Errorf("save the archive to a temporary file: %w", full(err)), f.Close())
 	}
 	return f, size, nil
 }

@@ -296,11 +296,11 @@ func TestImportBad(t *testing.T) {
 		"docker: device": {
 			at.Docker(t,
 				at.Image(t, at.Tar(t, tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3})), "x:1"),
-			"no file, directory or link",
+			"not a file, directory or link",
 		},
 		"docker: second layer is bad": {
 			at.Docker(t, at.Image(t, layer, at.Tar(t, at.File("../x"))), "x:1"),
-			"layer 2 of 2: the layer names a file \"../x\": leaves",
+			"layer 2 of 2: the layer has an invalid file name \"../x\": leaves",
 		},
 		"docker: cut off":            {docker[:len(docker)-2000], "cut off"},
 		"oci: another layer":         {swap(oci, gz(other), "blobs/sha256/*"), "digest"},
@@ -310,7 +310,7 @@ func TestImportBad(t *testing.T) {
 		"rootfs: gzip cut off":       {gz(layer)[:len(gz(layer))-10], "cut off"},
 		"rootfs: a bomb":             {bomb(at.Tar(t, at.File("a"))), "bomb"},
 		"nothing":                    {nil, "empty"},
-		"text":                       {bytes.Repeat([]byte("hello "), 1000), "no tar"},
+		"text":                       {bytes.Repeat([]byte("hello "), 1000), "not a tar"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)

@@ -154,7 +154,7 @@ func (s *Store) join(ctx context.Context, key flightKey, missing bool, progress 
 	f = s.flights.m[key]
 	if f == nil {
 		ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), pullLimit,
-			errs.New(errs.Unavailable, "it took more than %s; what came is kept, so try again", pullLimit))
+			errs.New(errs.Unavailable, "it took more than %s; the downloaded part is kept; try again", pullLimit))
 		f = &flight{cancel: cancel, done: make(chan struct{}), listeners: map[int]func(Progress){}}
 		s.flights.m[key] = f
 		go s.run(ctx, key, f)
@@ -301,7 +301,7 @@ func (p *puller) config(ctx context.Context, b archive.Blob) (c archive.Config, 
 		return c, fmt.Errorf("read the config of the image: %w", err)
 	}
 	if sum := sha256.Sum256(text); "sha256:"+hex.EncodeToString(sum[:]) != b.Digest { // the kept file was damaged since
-		return c, errs.New(errs.Unavailable, "the config of the image, which an earlier pull has left, is broken; try again")
+		return c, errs.New(errs.Unavailable, "the config of the image that an earlier pull kept is damaged; try again")
 	}
 	return read[archive.Config](ctx, archive.ConfigVerb, text)
 }
@@ -449,11 +449,11 @@ func (s *Store) unknown(ref Reference) error {
 	if len(names) > 0 {
 		aliases = "images.aliases of the configuration has " + some(names)
 	}
-	tail := "no registry is configured for it: [[registries]] of the configuration says from where to pull; `sandboxctl image build` " +
-		"and `sandboxctl image import` make images without one"
+	tail := "no registry is configured for it ([[registries]] of the configuration); `sandboxctl image build` and `sandboxctl image " +
+		"import` create images without a registry"
 	if host := s.cfg.Registries.Host(ref.Name); host != "" {
-		tail = fmt.Sprintf("`sandboxctl image pull %s` asks registry %s for it", ref.URI, host)
+		tail = fmt.Sprintf("`sandboxctl image pull %s` pulls it from registry %s", ref.URI, host)
 	}
-	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`), and no alias stands for it "+
-		"(%s); %s", ref.URI, ref, aliases, tail)
+	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`) and no alias for it (%s); %s",
+		ref.URI, ref, aliases, tail)
 }

@@ -411,13 +411,13 @@ func TestPullLies(t *testing.T) {
 	}{
 		"other blob": {
 			where("/blobs/", func(w http.ResponseWriter, r *http.Request) { rt.Endless(r.Context(), w, 1) }), errs.Invalid,
-			"lies",
+			"wrong content",
 		},
 		"endless blob": {where("/blobs/", func(w http.ResponseWriter, r *http.Request) {
 			if n := rt.Endless(r.Context(), w, 1<<30); n > 64<<20 {
 				t.Errorf("%d bytes were read", n)
 			}
-		}), errs.Invalid, "lies"},
+		}), errs.Invalid, "wrong content"},
 		"no blob": {where("/blobs/", func(http.ResponseWriter, *http.Request) {}), errs.Unavailable, "0 of"},
 		"another range": {
 			where("/blobs/", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusPartialContent) }),
@@ -429,10 +429,10 @@ func TestPullLies(t *testing.T) {
 		},
 		"manifest's digest": {where("/manifests/", func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Docker-Content-Digest", "sha256:"+strings.Repeat("b", 64))
-		}), errs.Invalid, "lies"},
+		}), errs.Invalid, "wrong manifest"},
 		"no JSON": {
 			where("/manifests/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<html>") }), errs.Invalid,
-			"no JSON",
+			"not JSON",
 		},
 		"both at once": {where("/manifests/", says(map[string]any{"layers": []any{}, "manifests": []any{}})), errs.Invalid, "at once"},
 		"schema 1": {

@@ -66,7 +66,7 @@ func (s *summed) check() error {
 		return err
 	}
 	if got := "sha256:" + hex.EncodeToString(s.h.Sum(nil)); got != s.want {
-		return errs.New(errs.Invalid, "it has the digest %s where the image's manifest says %s: the archive was changed or is broken", got,
+		return errs.New(errs.Invalid, "it has the digest %s, but the image's manifest says %s: the archive was changed or is damaged", got,
 			s.want)
 	}
 	return nil

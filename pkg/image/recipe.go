@@ -58,7 +58,7 @@ func (s *Store) recipe(name string) (Recipe, error) {
 	f, err := os.Open(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		names, _ := s.Recipes()
-		return r, errs.Wrap(err, errs.NotFound, "there is no recipe %q; there are: %s", name, strings.Join(names, ", "))
+		return r, errs.Wrap(err, errs.NotFound, "no recipe %q; this host has: %s", name, strings.Join(names, ", "))
 	}
 	if err != nil {
 		return r, errs.New(errs.Internal, "recipe %s: %v", name, err)
@@ -94,19 +94,19 @@ func (r *Recipe) check() error {
 	var all []error
 	bad := func(format string, args ...any) { all = append(all, fmt.Errorf(format, args...)) }
 	if r.Suite != "" && !wordForm.MatchString(r.Suite) {
-		bad("suite %q is no suite", r.Suite)
+		bad("suite %q is not a valid suite name", r.Suite)
 	}
 	if !wordForm.MatchString(r.Variant) {
-		bad("variant %q is no variant", r.Variant)
+		bad("variant %q is not a valid variant name", r.Variant)
 	}
 	for _, p := range r.Packages {
 		if !packageForm.MatchString(p) {
-			bad("%q is no package", p)
+			bad("%q is not a valid package name", p)
 		}
 	}
 	for _, p := range append(slices.Clone(r.Exclude), r.Include...) {
 		if !strings.HasPrefix(p, "/") || strings.ContainsAny(p, "\n'") {
-			bad("%q is no absolute path", p)
+			bad("%q is not an absolute path", p)
 		}
 	}
 	for _, e := range r.Env {
@@ -115,7 +115,7 @@ func (r *Recipe) check() error {
 		}
 	}
 	if !path.IsAbs(r.Workdir) || path.Clean(r.Workdir) != r.Workdir {
-		bad("workdir %q is no clean absolute path", r.Workdir)
+		bad("workdir %q is not a clean absolute path", r.Workdir)
 	}
 	return errors.Join(all...)
 }
@@ -135,5 +135,5 @@ func hostSuite() (string, error) {
 			return strings.Trim(v, `"'`), nil
 		}
 	}
-	return "", errs.New(errs.Unsupported, "/etc/os-release names no VERSION_CODENAME: write suite = \"…\" into the recipe")
+	return "", errs.New(errs.Unsupported, "/etc/os-release has no VERSION_CODENAME: set suite = \"…\" in the recipe")
 }

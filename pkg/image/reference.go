@@ -38,17 +38,17 @@ func ParseReference(uri string) (Reference, error) {
 	}
 	rest, digest, pinned := strings.Cut(uri, "@")
 	if pinned && !digestForm.MatchString(digest) {
-		return bad("the digest is not one")
+		return bad("the digest is invalid")
 	}
 	r.Name, r.Digest = rest, digest
 	if i := strings.LastIndexByte(rest, ':'); i > strings.LastIndexByte(rest, '/') {
 		r.Name, r.Tag = rest[:i], rest[i+1:]
 		if !tagForm.MatchString(r.Tag) {
-			return bad("the tag is not one")
+			return bad("the tag is invalid")
 		}
 	}
 	if len(r.Name) > 255 || !nameForm.MatchString(r.Name) {
-		return bad("the name is not one")
+		return bad("the name is invalid")
 	}
 	return r, nil
 }

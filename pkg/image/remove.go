@@ -36,7 +36,7 @@ func (s *Store) Remove(ctx context.Context, ref Reference) error {
 		return fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
 	if len(users) > 0 {
-		return errs.New(errs.WrongState, "image %s is in use by %s; `sandboxctl rm` those first", i.Ref(), some(users))
+		return errs.New(errs.WrongState, "image %s is in use by %s; remove these sandboxes first (`sandboxctl rm`)", i.Ref(), some(users))
 	}
 	for _, l := range own {
 		if len(bad) == 0 { // else the sweep does, when all records can be read again
@@ -92,8 +92,8 @@ func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
 		return p, fmt.Errorf("prune images: %w", err)
 	}
 	if len(bad) > 0 {
-		return p, errs.New(errs.WrongState, "nothing is pruned, because the record of image %s cannot be read and may need any layer: "+
-			"`sandboxctl image rm` it, and build or import it again", some(bad))
+		return p, errs.New(errs.WrongState, "nothing was pruned: the record of image %s cannot be read, so it may need any layer; remove "+
+			"it (`sandboxctl image rm`), and build or import it again", some(bad))
 	}
 	if all {
 		for _, i := range images {

@@ -45,8 +45,8 @@ func aptSources(etc fs.FS, suite string) (string, error) {
 		}
 	}
 	if len(lines) == 0 {
-		return "", errs.New(errs.Unsupported, "the apt sources of this host have no component main of suite %q: add it, or name another "+
-			"suite in the recipe", suite)
+		return "", errs.New(errs.Unsupported, "the apt sources of this host lack component main of suite %q: add it, or set another suite "+
+			"in the recipe", suite)
 	}
 	return strings.Join(lines, "\n") + "\n", nil
 }

@@ -156,16 +156,16 @@ func (p *Ports) explain(host netip.AddrPort, err error) error {
 		for id, h := range p.holds {
 			for a := range h.listeners {
 				if record.Overlap(a, host) {
-					return errs.Wrap(err, errs.Exists, "publish %s: sandbox %s has that port; choose another, or end that sandbox", host,
-						id)
+					return errs.Wrap(err, errs.Exists, "publish %s: sandbox %s uses that port; choose another port, or stop that sandbox",
+						host, id)
 				}
 			}
 		}
-		return errs.Wrap(err, errs.Exists, "publish %s: another program of this host has that port; choose another, or see who has it "+
-			"with: ss -ltnp 'sport = :%d'", host, host.Port())
+		return errs.Wrap(err, errs.Exists, "publish %s: another program on this host uses that port; choose another port, or find the "+
+			"program with: ss -ltnp 'sport = :%d'", host, host.Port())
 	case errors.Is(err, syscall.EADDRNOTAVAIL):
-		return errs.Wrap(err, errs.Invalid, "publish %s: this host does not have the address; see `ip address`, or use 127.0.0.1, or "+
-			"0.0.0.0 for all of IPv4", host)
+		return errs.Wrap(err, errs.Invalid, "publish %s: this host does not have the address; use one that `ip address` lists, "+
+			"127.0.0.1, or 0.0.0.0 for all IPv4 addresses", host)
 	}
 	return errs.Wrap(err, errs.Unavailable, "publish %s: %s; choose another port, or try again", host, err)
 }
@@ -196,7 +196,7 @@ func (p *Ports) accept(id string, h *holding, l *net.TCPListener, to netip.AddrP
 		}
 		if err != nil { // no descriptors, or a client that left: neither lasts
 			pause = min(max(2*pause, 5*time.Millisecond), time.Second)
-			p.log.Warn("accept a connection to a published port", "sandbox", id, "port", l.Addr().String(), "err", err)
+			p.log.Warn("cannot accept a connection to a published port", "sandbox", id, "port", l.Addr().String(), "err", err)
 			select {
 			case <-time.After(pause):
 			case <-h.ctx.Done():
@@ -217,7 +217,8 @@ func (p *Ports) enter(id string, h *holding, c *net.TCPConn) bool {
 	if h.ctx.Err() != nil || h.clients >= maxConns {
 		if !h.dropped && h.ctx.Err() == nil {
 			h.dropped = true
-			p.log.Warn("the published ports of a sandbox have too many connections; others are refused", "sandbox", id, "most", maxConns)
+			p.log.Warn("the published ports of a sandbox have too many connections; new connections are refused", "sandbox", id, "most",
+				maxConns)
 		}
 		reset(c)
 		return false

@@ -67,11 +67,11 @@ type counts struct {
 func (l *life) counted(r *record.Record) (n counts) {
 	var err error
 	if n.ooms, err = l.Cgroups.OOMKills(r.ID); err != nil {
-		l.cfg.Log.Debug("the OOM kills of a sandbox are unknown", "sandbox", r.ID, "err", err)
+		l.cfg.Log.Debug("cannot read the OOM kills of a sandbox", "sandbox", r.ID, "err", err)
 	}
 	if l.Runtimes[r.Spec.Runtime].HostPids == 0 { // else the runtime enforces that limit
 		if n.refused, err = l.Cgroups.PidsRefused(r.ID); err != nil {
-			l.cfg.Log.Debug("whether a sandbox was refused processes is unknown", "sandbox", r.ID, "err", err)
+			l.cfg.Log.Debug("cannot read whether a sandbox reached its process limit", "sandbox", r.ID, "err", err)
 		}
 	}
 	return n
@@ -152,8 +152,8 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 			record.Mebibytes(r.Spec.MemoryBytes))
 	case !left && l.diskFull(r):
 		d.reason = record.DiskFull
-		d.message = fmt.Sprintf("it filled its disk of %s, and its exit code did not fit on it; give it more (--disk), or "+
-			"let it write less", record.Mebibytes(r.Spec.DiskBytes))
+		d.message = fmt.Sprintf("it filled its disk of %s, so its exit code could not be saved; give it more (--disk), or let it write "+
+			"less", record.Mebibytes(r.Spec.DiskBytes))
 	case !left && o.LastOutput != "":
 		first, _, _ := strings.Cut(o.LastOutput, "\n")
 		d.reason = record.RuntimeCrash
@@ -161,8 +161,8 @@ func (l *life) diagnose(ctx context.Context, r *record.Record) death {
 		d.output = o.LastOutput[:min(len(o.LastOutput), maxOutput)]
 	case !left:
 		d.reason = record.RuntimeCrash
-		d.message = fmt.Sprintf("its runtime (%s) or its agent died without a word: somebody killed it from outside, or it crashed; see "+
-			"the daemon's log", r.Spec.Runtime)
+		d.message = fmt.Sprintf("its runtime (%s) or its agent ended without a report: it crashed, or something outside the sandbox "+
+			"killed it; see the daemon's log", r.Spec.Runtime)
 	case o.Message != "":
 		d.reason = record.Exited
 		d.message = o.Message
@@ -188,8 +188,7 @@ func (l *life) blame(r *record.Record, o Obituary, n counts, d *death) {
 			record.Mebibytes(r.Spec.DiskBytes))
 	case n.refused > 0, o.Reason == string(record.PidsLimit) && l.Runtimes[r.Spec.Runtime].HostPids > 0: // only the agent knows
 		d.reason = record.PidsLimit
-		d.message += fmt.Sprintf(" after it was refused processes at its limit of %d; give it more (--pids), or let it start fewer",
-			r.Spec.Pids)
+		d.message += fmt.Sprintf(" after it reached its limit of %d processes; give it more (--pids), or let it start fewer", r.Spec.Pids)
 	}
 }
 
@@ -201,7 +200,7 @@ func (l *life) diskFull(r *record.Record) bool {
 	}
 	used, limit, err := l.Disks.Usage(r.ID)
 	if err != nil {
-		l.cfg.Log.Debug("how full the disk of a dead sandbox is, is unknown", "sandbox", r.ID, "err", err)
+		l.cfg.Log.Debug("cannot read the disk usage of a dead sandbox", "sandbox", r.ID, "err", err)
 		return false
 	}
 	return limit > 0 && limit-used < min(limit/16, fullMargin)

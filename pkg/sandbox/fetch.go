@@ -94,7 +94,7 @@ func (m launcher) fetch(asker context.Context, h *handle, r *record.Record) bool
 func (m launcher) fetchFailed(ctx context.Context, h *handle, r *record.Record, start time.Time, err error) {
 	ctx = context.WithoutCancel(ctx)
 	if ferr := m.life.fail(ctx, r, err); ferr != nil {
-		m.life.cfg.Log.Error("a sandbox without an image cannot be ended; the sweep tries again", "sandbox", r.ID, "err", ferr)
+		m.life.cfg.Log.Error("cannot end a sandbox whose image was not pulled; the sweep tries again", "sandbox", r.ID, "err", ferr)
 	}
 	m.tracker.remove(h.id, errEnded)
 	m.life.log(ctx, opCreate, r, start, h.steps, err)

@@ -23,7 +23,7 @@ const recycleGrace = 5 * time.Second
 // may have its slot.
 func (k Keeper) Restart(ctx context.Context, id string, begun func()) error {
 	if why := k.life.cfg.NoSweep; why != "" {
-		return errs.New(errs.Unavailable, "restart %s: nothing is started by itself here: %s", id, why)
+		return errs.New(errs.Unavailable, "restart %s: automatic restarts are off on this host: %s", id, why)
 	}
 	was, err := k.Get(ctx, id)
 	if err == nil {

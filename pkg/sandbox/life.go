@@ -156,7 +156,7 @@ func (l *life) ask(ctx context.Context, r *record.Record, grace time.Duration, h
 		err = l.Agents.Terminate(ctx, r)
 	}
 	if err != nil {
-		l.cfg.Log.Debug("the entrypoint of a sandbox cannot be asked to end", "sandbox", r.ID, "err", err)
+		l.cfg.Log.Debug("cannot ask the entrypoint of a sandbox to end", "sandbox", r.ID, "err", err)
 		return
 	}
 	<-gone // also when ctx ends
@@ -217,9 +217,9 @@ func clientText(err error) string {
 	case errors.Is(err, errDied):
 		return text + ": " + errDied.Error()
 	case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE):
-		return text + ": sandboxd may open no more files: let it run fewer sandboxes, or raise its limit (LimitNOFILE= of its unit)"
+		return text + ": sandboxd has reached its limit of open files: run fewer sandboxes, or raise the limit (LimitNOFILE= of its unit)"
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return text + ": a disk of the host is full: make room on it"
+		return text + ": a disk of the host is full: free space on it"
 	}
 	return text + " failed; the daemon's log says why"
 }

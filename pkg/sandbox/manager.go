@@ -89,7 +89,7 @@ type Manager struct {
 var (
 	errDeleted = errors.New("the sandbox was deleted")
 	errEnded   = errors.New("the sandbox ended")
-	errClosing = errs.New(errs.Unavailable, "sandboxd is shutting down; sandboxes go on, try again in a moment")
+	errClosing = errs.New(errs.Unavailable, "sandboxd is shutting down; sandboxes keep running; try again in a moment")
 	validName  = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}$`)
 	bootIDFile = "/proc/sys/kernel/random/boot_id"
 )
@@ -140,7 +140,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	select {
 	case <-idle:
 	case <-ctx.Done():
-		err = fmt.Errorf("close: some operations were cut short, the next start finishes them: %w", context.Cause(ctx))
+		err = fmt.Errorf("close: some operations were interrupted; the next start of sandboxd finishes them: %w", context.Cause(ctx))
 	}
 	m.cancel(errClosing)
 	if err == nil {
@@ -208,7 +208,7 @@ func (m *Manager) startAgain(ctx context.Context, idOrName string, asked bool) (
 	unlock, err := m.locks.Lock(ctx, r.ID)
 	if err != nil {
 		m.tracker.end()
-		return r, fmt.Errorf("start %s: another operation on it goes on: %w", r.ID, err)
+		return r, busy("start", r.ID, err)
 	}
 	if r, err = m.Get(ctx, r.ID); err == nil {
 		err = m.again(ctx, &r, asked)
@@ -253,7 +253,7 @@ func (m *Manager) check(s record.Spec) error {
 	}
 	if s.Name != "" && (!validName.MatchString(s.Name) || record.IsID(s.Name) || record.IsSnapshotID(s.Name)) {
 		return errs.New(errs.Invalid, "name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not the form of an "+
-			"id (12 of a-z 2-7, or snap- and those)", s.Name)
+			"id (12 of a-z 2-7, also with the prefix snap-)", s.Name)
 	}
 	return nil
 }

@@ -415,7 +415,7 @@ func TestDeaths(t *testing.T) {
 		"disk full, no word": {func(h *host, id string) {
 			h.diskUsed[id], h.diskLimit[id] = 64<<20, 64<<20
 			h.shoot(id)
-		}, record.DiskFull, false, "did not fit"},
+		}, record.DiskFull, false, "could not be saved"},
 		"half full": {func(h *host, id string) {
 			h.diskUsed[id], h.diskLimit[id] = 32<<20, 64<<20
 			h.exit(id, Obituary{ExitCode: 1, Reason: "disk_full"})

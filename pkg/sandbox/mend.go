@@ -35,7 +35,7 @@ func (m recovery) reconcileOne(ctx context.Context, id string) error {
 	}
 	unlock, err := m.locks.Lock(ctx, id)
 	if err != nil {
-		return fmt.Errorf("look at %s: another operation on it goes on: %w", id, err)
+		return busy("inspect", id, err)
 	}
 	defer unlock()
 	return m.reconcileLocked(ctx, id, nil)
@@ -51,7 +51,7 @@ func (m recovery) mend(ctx context.Context, r *record.Record, kinds []string) (d
 		}
 		held, whole, err := m.has(ctx, row, r, slices.Contains(kinds, row.name))
 		if err != nil {
-			return death{}, false, fmt.Errorf("look for its %s: %w", row.name, err)
+			return death{}, false, fmt.Errorf("check its %s: %w", row.name, err)
 		}
 		if whole || !m.tracker.setLost(r.ID, row.name) {
 			continue
@@ -70,18 +70,18 @@ func (m recovery) mend(ctx context.Context, r *record.Record, kinds []string) (d
 			_, err := step(context.WithoutCancel(ctx), "up:", row, up, r)
 			m.tracker.setFound(r.ID, row.name)
 			if err != nil {
-				return death{}, false, fmt.Errorf("bring back what somebody took from it: %w", err)
+				return death{}, false, fmt.Errorf("restore a resource that was removed on the host: %w", err)
 			}
-			log.Warn("somebody took something from a sandbox on the host; it is back", "dur", time.Since(start))
+			log.Warn("something on the host removed a resource of a sandbox; it was restored", "dur", time.Since(start))
 		case what == fatal && m.life.cfg.NoSweep == "":
-			log.Error("somebody took something from a sandbox on the host that cannot be brought back; it is ended")
+			log.Error("something on the host removed a resource of a sandbox; it cannot be restored, so the sandbox is ended")
 			return death{
 				reason: record.RuntimeCrash,
-				message: fmt.Sprintf("somebody took its %s away on the host (not through sandboxd), and it cannot go on without; "+
+				message: fmt.Sprintf("something on the host other than sandboxd removed its %s, and it cannot run without it; "+
 					"create it again", row.name),
 			}, true, nil
 		default:
-			log.Warn("somebody took something from a sandbox on the host; it goes on without, until it ends")
+			log.Warn("something on the host removed a resource of a sandbox; the sandbox keeps running without it")
 		}
 	}
 	return death{}, false, nil

@@ -52,7 +52,7 @@ func TestMend(t *testing.T) {
 				if err != nil || (r.State == record.Ended) != c.ends {
 					t.Fatalf("%+v, %v", r, err)
 				}
-				if c.ends && (r.Reason != record.RuntimeCrash || !strings.Contains(r.Message, "took its "+c.row)) {
+				if c.ends && (r.Reason != record.RuntimeCrash || !strings.Contains(r.Message, "removed its "+c.row)) {
 					t.Errorf("it ended as %s: %s", r.Reason, r.Message)
 				}
 				if h.has("broken network/" + hurt.ID) {
@@ -67,7 +67,8 @@ func TestMend(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if n := strings.Count(said.String(), "somebody took something"); n != 1 || !strings.Contains(said.String(), "lost="+c.row) {
+				if n := strings.Count(said.String(), "something on the host removed a resource"); n != 1 ||
+					!strings.Contains(said.String(), "lost="+c.row) {
 					t.Errorf("it was said %d times:\n%s", n, said.String())
 				}
 				if r, err := m.Get(t.Context(), other.ID); err != nil || r.State != record.Running {

@@ -27,7 +27,7 @@ func (m *Manager) with(ctx context.Context, op, idOrName string, f func(*record.
 	}
 	unlock, err := m.locks.Lock(ctx, r.ID)
 	if err != nil {
-		return r, fmt.Errorf("%s %s: another operation on it goes on: %w", op, r.ID, err)
+		return r, busy(op, r.ID, err)
 	}
 	defer unlock()
 	if r, err = m.Get(ctx, r.ID); err != nil {

@@ -77,7 +77,7 @@ func (m recovery) run(ctx context.Context, ids []string) error {
 			todo = append(todo, func() error { return m.releaseStray(ctx, id) })
 		}
 	} else if len(held) > 0 {
-		m.life.cfg.Log.Warn("things without a record are left alone", "count", len(held), "reason", m.life.cfg.NoSweep)
+		m.life.cfg.Log.Warn("host resources without a record are left alone", "count", len(held), "reason", m.life.cfg.NoSweep)
 	}
 	var volumes error
 	if m.life.cfg.NoSweep == "" {
@@ -224,7 +224,7 @@ func (m recovery) trustHost(ctx context.Context, r *record.Record) error {
 	if err := m.life.put(ctx, n); err != nil {
 		return err
 	}
-	m.life.cfg.Log.Warn("a sandbox runs although its record says otherwise; it goes on", "sandbox", r.ID, "state", string(r.State),
+	m.life.cfg.Log.Warn("a sandbox runs although its record says otherwise; it keeps running", "sandbox", r.ID, "state", string(r.State),
 		"reason", m.life.cfg.NoSweep)
 	*r = n
 	m.life.bus.publish(string(record.Running), r)

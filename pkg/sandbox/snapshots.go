@@ -84,7 +84,7 @@ func (s *Snapshots) Create(ctx context.Context, idOrName, name string) (record.S
 	unlock, err := m.locks.Lock(ctx, r.ID)
 	if err != nil {
 		m.tracker.end()
-		return record.Snapshot{}, fmt.Errorf("snapshot %s: another operation on it goes on: %w", r.ID, err)
+		return record.Snapshot{}, busy("snapshot", r.ID, err)
 	}
 	if r, err = m.Get(ctx, r.ID); err == nil {
 		err = snapshottable(&r)
@@ -129,7 +129,8 @@ func snapshottable(r *record.Record) error {
 	case r.State == record.Running, r.State == record.Paused, r.State == record.Ended:
 		return nil
 	}
-	return errs.New(errs.WrongState, "sandbox %s is %s; a snapshot can be taken of one that runs, is paused or has ended", r.ID, r.State)
+	return errs.New(errs.WrongState, "sandbox %s is %s; a snapshot can be taken of a sandbox that is running, paused or ended", r.ID,
+		r.State)
 }
 
 // begin makes the intent durable.
@@ -140,8 +141,8 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string
 	}
 	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // these have no files
 	if len(list) >= s.max {
-		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has %d snapshots and keeps no more: delete some (sandboxctl "+
-			"snapshot ls)", s.max)
+		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has its maximum of %d snapshots; delete some (`sandboxctl snapshot "+
+			"ls`)", s.max)
 	}
 	t := now()
 	snap := record.Snapshot{ID: id, Name: name, Source: r.ID, State: record.SnapshotCreating, Image: r.Spec.Image, Created: t, Changed: t}
@@ -326,13 +327,14 @@ func (s *Snapshots) Get(ctx context.Context, idOrName string) (record.Snapshot, 
 	case idOrName != "" && len(named) == 1:
 		return named[0], nil
 	case idOrName != "" && len(named) > 1:
-		return record.Snapshot{}, errs.New(errs.WrongState, "%d snapshots have the name %q; say by its id which one is meant "+
-			"(sandboxctl snapshot ls)", len(named), idOrName)
+		return record.Snapshot{}, errs.New(errs.WrongState, "%d snapshots have the name %q; use an id (`sandboxctl snapshot ls`)",
+			len(named), idOrName)
 	case slices.Contains(bad, idOrName):
-		return record.Snapshot{}, errs.New(errs.Internal, "the record of snapshot %s cannot be read; all that can be done with it is "+
-			"to delete it", idOrName)
+		return record.Snapshot{}, errs.New(errs.Internal, "the record of snapshot %s cannot be read; the snapshot can only be deleted",
+			idOrName)
 	}
-	return record.Snapshot{}, errs.Wire(errs.New(errs.NotFound, "no snapshot %q; sandboxctl snapshot ls lists those there are", idOrName),
+	return record.Snapshot{}, errs.Wire(errs.New(errs.NotFound, "no snapshot %q; `sandboxctl snapshot ls` lists the snapshots of this host",
+		idOrName),
 		"SNAPSHOT::NOT_FOUND")
 }
 

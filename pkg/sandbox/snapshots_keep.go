@@ -20,17 +20,17 @@ func (s *Snapshots) hold(ctx context.Context, spec *record.Spec) (release func()
 	}
 	release, err = s.m.locks.Lock(ctx, spec.Snapshot)
 	if err != nil {
-		return nil, fmt.Errorf("snapshot %s: another operation on it goes on: %w", spec.Snapshot, err)
+		return nil, busy("snapshot", spec.Snapshot, err)
 	}
 	snap, err := s.Get(ctx, spec.Snapshot)
 	switch {
 	case err != nil:
 	case snap.State != record.SnapshotReady:
-		err = errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s; a sandbox can begin as one that is ready", snap.ID, snap.State),
+		err = errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s; a sandbox can only be created from a snapshot that is ready", snap.ID,
+			snap.State),
 			"SNAPSHOT::NOT_READY")
 	case spec.DiskBytes > 0 && spec.DiskBytes < snap.Bytes:
-		err = errs.Wire(errs.New(errs.Invalid, "snapshot %s holds %s, more than the disk of %s that is asked for; ask for a larger one "+
-			"(--disk)",
+		err = errs.Wire(errs.New(errs.Invalid, "snapshot %s holds %s, more than the requested disk of %s; request a larger disk (--disk)",
 			snap.ID, record.Mebibytes(snap.Bytes), record.Mebibytes(spec.DiskBytes)), "SNAPSHOT::INVALID_RESTORE_CONFIG")
 	}
 	if err != nil {
@@ -55,7 +55,7 @@ func (s *Snapshots) Delete(ctx context.Context, idOrName string) error {
 	defer s.m.tracker.end()
 	unlock, err := s.m.locks.Lock(ctx, snap.ID)
 	if err != nil {
-		return fmt.Errorf("delete snapshot %s: another operation on it goes on: %w", snap.ID, err)
+		return busy("delete snapshot", snap.ID, err)
 	}
 	defer unlock()
 	if snap, err = s.remains(ctx, snap.ID); err != nil {
@@ -90,8 +90,8 @@ func (s *Snapshots) unused(ctx context.Context, snap *record.Snapshot) error {
 	}
 	for _, r := range all {
 		if r.Spec.Snapshot == snap.ID && r.State == record.Creating {
-			return errs.Wire(errs.New(errs.WrongState, "snapshot %s is in use: sandbox %s is just being made from it; try again when it "+
-				"runs", snap.ID, r.ID), "SNAPSHOT::DELETE_CONFLICT")
+			return errs.Wire(errs.New(errs.WrongState, "snapshot %s is in use: sandbox %s is being created from it; try again when the "+
+				"sandbox runs", snap.ID, r.ID), "SNAPSHOT::DELETE_CONFLICT")
 		}
 	}
 	return nil

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -37,7 +38,12 @@ func live(s record.State) bool {
 }
 
 func notFound(idOrName string) error {
-	return errs.New(errs.NotFound, "no sandbox %q; sandboxctl ps lists those there are", idOrName)
+	return errs.New(errs.NotFound, "no sandbox %q; `sandboxctl ps` lists the sandboxes of this host", idOrName)
+}
+
+// busy is the error of an operation that did not get the lock of id in time.
+func busy(op, id string, err error) error {
+	return fmt.Errorf("%s %s: another operation on it is still running: %w", op, id, err)
 }
 
 func wrongState(r *record.Record, want record.State) error {

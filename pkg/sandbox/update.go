@@ -44,8 +44,8 @@ func (m *Manager) Update(ctx context.Context, idOrName string, change func(*reco
 // update makes t hold. limits and network say which part of it is new.
 func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, limits, network bool) error {
 	if l.Runtimes[r.Spec.Runtime].HostPids > 0 && t.Limits.Pids != r.Spec.Pids {
-		return errs.New(errs.Unsupported, "the limit of processes of sandbox %s is kept by %s itself and is the one it started with; "+
-			"create another sandbox with --pids %d", r.ID, r.Spec.Runtime, t.Limits.Pids)
+		return errs.New(errs.Unsupported, "the process limit of sandbox %s is enforced by %s itself and cannot be changed; create another "+
+			"sandbox with --pids %d", r.ID, r.Spec.Runtime, t.Limits.Pids)
 	}
 	old, next := *r, *r
 	next.Spec.Limits, next.Spec.Network, next.Spec.NetworkPolicy = t.Limits, t.Network, t.NetworkPolicy
@@ -76,7 +76,7 @@ func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, lim
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellLimit)
 		defer cancel()
 		if err := l.Agents.Tell(ctx, r); err != nil {
-			l.cfg.Log.Debug("an agent did not hear of its new limits", "sandbox", r.ID, "err", err)
+			l.cfg.Log.Debug("cannot tell an agent its new limits", "sandbox", r.ID, "err", err)
 		}
 	}
 	return nil
@@ -123,8 +123,8 @@ func (l *life) fitsMemory(r *record.Record) error {
 	}
 	c := cgroupLimits(l.Deps, r)
 	if c.MemoryBytes > 0 && held > c.MemoryBytes+c.HeadroomBytes {
-		return errs.New(errs.WrongState, "sandbox %s uses %s of memory; with a limit of %s the kernel would kill it: let it "+
-			"free some first", r.ID, record.Mebibytes(held-c.HeadroomBytes), record.Mebibytes(c.MemoryBytes))
+		return errs.New(errs.WrongState, "sandbox %s uses %s of memory; with a limit of %s the kernel would kill it: free memory in it "+
+			"first", r.ID, record.Mebibytes(held-c.HeadroomBytes), record.Mebibytes(c.MemoryBytes))
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func (v *Volumes) Create(ctx context.Context, name string, bytes int64) (record.
 }
 
 func tooManyVolumes(n int) error {
-	return errs.New(errs.Exhausted, "this host has %d volumes and keeps no more: delete some (sandboxctl volume ls)", n)
+	return errs.New(errs.Exhausted, "this host has its maximum of %d volumes; delete some (`sandboxctl volume ls`)", n)
 }
 
 // List returns all volumes by name.
@@ -86,7 +86,8 @@ func (v *Volumes) Get(ctx context.Context, name string) (record.VolumeInfo, erro
 	}
 	at := slices.IndexFunc(all, func(i record.VolumeInfo) bool { return i.Name == name })
 	if at < 0 {
-		return record.VolumeInfo{}, errs.Wire(errs.New(errs.NotFound, "there is no volume %q; `sandboxctl volume ls` lists them", name),
+		return record.VolumeInfo{}, errs.Wire(errs.New(errs.NotFound, "no volume %q; `sandboxctl volume ls` lists the volumes of this host",
+			name),
 			"VOLUME::PVC_NOT_FOUND")
 	}
 	return all[at], nil
@@ -246,7 +247,7 @@ func attachVolumes(ctx context.Context, d Deps, r *record.Record, ownUsers bool,
 		}
 		at := slices.IndexFunc(all, func(v record.Volume) bool { return v.ID == m.Volume && v.State == record.VolumeReady })
 		if at < 0 {
-			return errs.New(errs.NotFound, "volume %s that it was made with does not exist any more", m.Claim)
+			return errs.New(errs.NotFound, "its volume %s no longer exists", m.Claim)
 		}
 		v := all[at]
 		if v.Made {

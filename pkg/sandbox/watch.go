@@ -91,7 +91,7 @@ func (m *Manager) died(h *handle) {
 	}
 	if alive, err := m.life.Cgroups.Populated(id); err != nil || alive {
 		m.tracker.remove(id, errEnded)
-		m.life.cfg.Log.Error("the watch of a sandbox broke; the sweep takes over", "sandbox", id, "err", err)
+		m.life.cfg.Log.Error("the watch of a sandbox failed; the sweep takes over", "sandbox", id, "err", err)
 		return
 	}
 	d := m.life.diagnose(ctx, &r)

@@ -156,13 +156,13 @@ func (a *attachment) mountPoints(order []int) error {
 			return badPath(err, "VOLUME::INVALID_MOUNT_PATH", what)
 		}
 		if record.IsPrivate(at) {
-			return errs.Wire(errs.New(errs.Invalid, "%s is %s, by links in the root file system, where the runtime or sandboxd has its "+
-				"own files; choose another directory", what, at), "VOLUME::INVALID_MOUNT_PATH")
+			return errs.Wire(errs.New(errs.Invalid, "%s leads by links in the root file system to %s, where the runtime or sandboxd keeps "+
+				"its own files; choose another directory", what, at), "VOLUME::INVALID_MOUNT_PATH")
 		}
 		for other, name := range places {
 			if record.Within(at, other) || record.Within(other, at) {
-				return errs.Wire(errs.New(errs.Invalid, "%s is %s, by links in the root file system, and volume %s is at %s: one would "+
-					"hide the other, or lie in it; name directories without links", what, at, name, other), "VOLUME::INVALID_MOUNT_PATH")
+				return errs.Wire(errs.New(errs.Invalid, "%s leads by links in the root file system to %s, and volume %s is at %s: one "+
+					"would hide the other; use directories without links", what, at, name, other), "VOLUME::INVALID_MOUNT_PATH")
 			}
 		}
 		places[at] = m.Name
@@ -231,9 +231,9 @@ func cloneTree(f *os.File, ns int, readOnly bool) (*os.File, error) {
 		c.Close()
 		err = &os.PathError{Op: "idmap", Path: f.Name(), Err: err}
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-			return nil, errs.Wire(errs.Wrap(err, errs.Invalid, "its file system, or one that is mounted in it, cannot be shown with "+
-				"the ids of a guest (proc, sysfs, cgroups, NFS, some FUSE, and tmpfs before Linux 6.3); mount a directory of "+
-				"another"), "VOLUME::INVALID_HOST_PATH")
+			return nil, errs.Wire(errs.Wrap(err, errs.Invalid, "its file system, or one mounted in it, does not support idmapped mounts "+
+				"(proc, sysfs, cgroups, NFS, some FUSE, and tmpfs before Linux 6.3); mount a directory of another file system"),
+				"VOLUME::INVALID_HOST_PATH")
 		}
 		return nil, err
 	}

@@ -26,7 +26,7 @@ func (s *Store) Diff(ctx context.Context, of, base string, layers []string, hide
 	case s.diffs <- struct{}{}:
 		defer func() { <-s.diffs }()
 	default:
-		return errs.New(errs.Unavailable, "%d comparisons of files are going on, and no more are made at once; try again", maxDiffs)
+		return errs.New(errs.Unavailable, "%d comparisons of files are running, the maximum at a time; try again later", maxDiffs)
 	}
 	if err := s.diff(ctx, of, base, layers, hide, emit); err != nil {
 		return fmt.Errorf("diff of %s and %q: %w", of, base, err)

@@ -123,8 +123,8 @@ func (d *Disks) DeleteDisk(_ context.Context, id string) error {
 // pool that somebody has unmounted has not lost its disks.
 func (d *Disks) ListDisks(context.Context) ([]string, error) {
 	if id, err := os.ReadFile(filepath.Join(d.pool.dir, pool.IDFile)); err != nil || strings.TrimSpace(string(id)) != d.pool.id {
-		return nil, fmt.Errorf("list disks: the storage pool is not at %s any more; if somebody unmounted it, restart sandboxd, which "+
-			"mounts it", d.pool.dir)
+		return nil, fmt.Errorf("list disks: the storage pool is no longer at %s; if it was unmounted, restart sandboxd, which mounts it "+
+			"again", d.pool.dir)
 	}
 	ids, err := d.pool.ids(record.IsID)
 	if err != nil {

@@ -34,8 +34,8 @@ func (v *Volumes) openHost(m *record.VolumeMount) (*os.File, error) {
 		}
 	}
 	if allowed == "" {
-		return nil, errs.Wire(errs.New(errs.Invalid, "host path %q lies in no directory that this host lends; the daemon's "+
-			"configuration names those (storage.allowed_host_paths)", m.Source), "VOLUME::HOST_PATH_NOT_ALLOWED")
+		return nil, errs.Wire(errs.New(errs.Invalid, "host path %q is not in an allowed directory; the daemon's configuration lists the "+
+			"allowed directories (storage.allowed_host_paths)", m.Source), "VOLUME::HOST_PATH_NOT_ALLOWED")
 	}
 	what := fmt.Sprintf("host path %q", filepath.Join(m.Source, m.Sub))
 	top, err := openPath(allowed) // the operator's path: links in it are followed
@@ -83,7 +83,7 @@ func (v *Volumes) checkHost(f, top *os.File, what string) error {
 		return &os.PathError{Op: "statfs", Path: f.Name(), Err: err}
 	}
 	if slices.Contains(kernelFS, int64(st.Type)) {
-		return refuse("it lies on a file system of the kernel about itself")
+		return refuse("it is on a kernel file system, such as proc or sysfs")
 	}
 	at, err := tree.NameOf(f)
 	if err != nil {
@@ -94,14 +94,14 @@ func (v *Volumes) checkHost(f, top *os.File, what string) error {
 		return err
 	}
 	if !record.Within(at, above) {
-		return refuse("it was moved away while it was looked at")
+		return refuse("it was moved while it was checked")
 	}
 	for _, own := range []string{v.stateDir, v.runDir} {
 		if own, err = filepath.EvalSymlinks(own); err != nil {
 			return err
 		}
 		if record.Within(at, own) || record.Within(own, at) {
-			return refuse("sandboxd keeps its own files there, or below")
+			return refuse("sandboxd keeps its own files there or below it")
 		}
 	}
 	return nil
@@ -152,7 +152,7 @@ func badPath(err error, wire, what string) error {
 	case errors.Is(err, unix.ELOOP):
 		why = "it leads through a symbolic link, and links are not followed there"
 	case errors.Is(err, unix.ENOTDIR):
-		why = "a part of it is no directory"
+		why = "a part of it is not a directory"
 	case errors.Is(err, unix.EXDEV):
 		why = "it leads into another file system"
 	case errors.Is(err, unix.ENOENT):
@@ -160,9 +160,9 @@ func badPath(err error, wire, what string) error {
 	case errors.Is(err, unix.ENAMETOOLONG):
 		why = "it, or a part of it, is too long"
 	case errors.Is(err, unix.EROFS):
-		why = "it does not exist and cannot be made: what it lies on is read-only"
+		why = "it does not exist and cannot be created: its file system is read-only"
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
-		return errs.Wire(errs.Wrap(err, errs.Exhausted, "%s: it does not exist and cannot be made: what it lies on is full", what), wire)
+		return errs.Wire(errs.Wrap(err, errs.Exhausted, "%s: it does not exist and cannot be created: its file system is full", what), wire)
 	}
 	return errs.Wire(errs.Wrap(err, errs.Invalid, "%s: %s", what, why), wire)
 }

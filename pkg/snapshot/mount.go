@@ -307,7 +307,7 @@ func (m *Mounts) awaitRelease(ctx context.Context, id string) error {
 		select {
 		case <-c:
 		case <-ctx.Done():
-			return fmt.Errorf("the kernel still writes back what its last overlay left: %w", context.Cause(ctx))
+			return fmt.Errorf("the kernel is still writing back the files of its last overlay: %w", context.Cause(ctx))
 		}
 	}
 	return nil
@@ -317,14 +317,14 @@ func (m *Mounts) awaitRelease(ctx context.Context, id string) error {
 // processes go on: they have mounts of their own.
 func (m *Mounts) Mounted(_ context.Context, id string) (bool, error) {
 	if !record.IsID(id) {
-		return false, fmt.Errorf("look for the rootfs of %q: not an id", id)
+		return false, fmt.Errorf("find the rootfs of %q: not an id", id)
 	}
 	mounted, err := tree.IsMountPoint(m.RootfsDir(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look for the rootfs of %s: %w", id, err)
+		return false, fmt.Errorf("find the rootfs of %s: %w", id, err)
 	}
 	return mounted, nil
 }

@@ -67,7 +67,7 @@ func readOrMakeID(dir string) (string, error) {
 	_, _ = rand.Read(r[:]) // never fails since Go 1.24
 	id := hex.EncodeToString(r[:])
 	if err := durable.Write(path, []byte(id+"\n"), 0o600); err != nil {
-		return "", fmt.Errorf("name the pool: %w", err)
+		return "", fmt.Errorf("save the id of the pool: %w", err)
 	}
 	return id, nil
 }

@@ -37,7 +37,7 @@ func (d *Disks) ReadFile(_ context.Context, id, path string, max int64) ([]byte,
 			return err
 		}
 		if !fi.Mode().IsRegular() {
-			return &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("is no regular file but %s", fi.Mode().Type())}
+			return &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("not a regular file but %s", fi.Mode().Type())}
 		}
 		b, err = io.ReadAll(io.LimitReader(f, max))
 		return err

@@ -222,8 +222,8 @@ func (s *Store) Close() error {
 	case <-done:
 		return nil
 	case <-time.After(s.patience):
-		return fmt.Errorf("close the snapshot store: the kernel has not let go of all overlays or disks after %v; it goes on by itself",
-			s.patience)
+		return fmt.Errorf("close the snapshot store: the kernel has not released all overlays or disks after %v; it continues without "+
+			"sandboxd", s.patience)
 	}
 }
 

@@ -62,7 +62,7 @@ func (v *Volumes) MakeVolume(ctx context.Context, vol string, bytes int64, seed 
 	}
 	unlock, err := v.making.Lock(ctx, vol)
 	if err != nil {
-		return fmt.Errorf("make volume %s: another sandbox is at it: %w", vol, err)
+		return fmt.Errorf("create volume %s: another sandbox is still creating it: %w", vol, err)
 	}
 	defer unlock()
 	if there, err := tree.Exists(filepath.Join(dir, volumeFiles)); err != nil || there {
@@ -72,10 +72,10 @@ func (v *Volumes) MakeVolume(ctx context.Context, vol string, bytes int64, seed 
 		err = errors.Join(err, v.pool.driver.Destroy(dir))
 		switch {
 		case errors.Is(err, unix.EDQUOT):
-			return errs.Wrap(err, errs.Exhausted, "what the image has at %s does not fit into a volume of %s: make a larger one "+
+			return errs.Wrap(err, errs.Exhausted, "the files of the image at %s do not fit into a volume of %s: create a larger volume "+
 				"(`sandboxctl volume create --size`)", seed.Path, record.Size(bytes))
 		default:
-			return poolFull(fmt.Errorf("make volume %s: %w", vol, err))
+			return poolFull(fmt.Errorf("create volume %s: %w", vol, err))
 		}
 	}
 	return nil

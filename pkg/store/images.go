@@ -66,7 +66,7 @@ func (db *DB) ListImages(context.Context) (list []record.Image, unreadable []str
 
 func readImage(ref, b []byte) (i record.Image, err error) {
 	if err = json.Unmarshal(b, &i); err == nil && i.Ref() != string(ref) {
-		err = fmt.Errorf("it says it is %q", i.Ref())
+		err = fmt.Errorf("it contains the record of %q", i.Ref())
 	}
 	return i, err
 }
@@ -75,7 +75,7 @@ func readImage(ref, b []byte) (i record.Image, err error) {
 func (db *DB) lookAtImages(tx *bbolt.Tx) error {
 	return tx.Bucket(bucketImages).ForEach(func(k, v []byte) error {
 		if _, err := readImage(k, v); err != nil {
-			db.log.Error("the record of an image cannot be read; no layer is removed until that image is, or is made again",
+			db.log.Error("the record of an image cannot be read; no layer is removed until that image is removed or replaced",
 				"image", string(k), "err", err)
 		}
 		return nil
@@ -90,7 +90,7 @@ func hasImage(tx *bbolt.Tx, i record.Image) error {
 			return nil
 		}
 	}
-	return refusal{errs.New(errs.Unavailable, "image %s was removed or made anew just now; try again", i.Ref())}
+	return refusal{errs.New(errs.Unavailable, "image %s was just removed or replaced; try again", i.Ref())}
 }
 
 // DeleteImage removes the record of name:tag, which may be unreadable. It is no error

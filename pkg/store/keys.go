@@ -18,7 +18,8 @@ func (db *DB) Keys(context.Context) (all []record.Key, err error) {
 		return tx.Bucket(bucketKeys).ForEach(func(name, v []byte) error {
 			k, err := readKey(name, v)
 			if err != nil {
-				db.log.Error("an API key cannot be read and opens nothing; remove it and make another", "key", string(name), "err", err)
+				db.log.Error("the record of an API key cannot be read, so the key is refused; remove it and create another",
+					"key", string(name), "err", err)
 				k = record.Key{Name: string(name)}
 			}
 			all = append(all, k)
@@ -33,7 +34,7 @@ func (db *DB) Keys(context.Context) (all []record.Key, err error) {
 
 func readKey(name, b []byte) (k record.Key, err error) {
 	if err = json.Unmarshal(b, &k); err == nil && k.Name != string(name) {
-		err = fmt.Errorf("it says it is %q", k.Name)
+		err = fmt.Errorf("it contains the record of %q", k.Name)
 	}
 	return k, err
 }
@@ -44,8 +45,8 @@ func (db *DB) AddKey(ctx context.Context, k record.Key) error {
 	if err == nil {
 		err = db.commit(ctx, func(tx *bbolt.Tx) error {
 			if tx.Bucket(bucketKeys).Get([]byte(k.Name)) != nil {
-				return refusal{errs.New(errs.Exists, "there is an API key %q already; remove it first (`sandboxctl key rm %s`), or "+
-					"choose another name", k.Name, k.Name)}
+				return refusal{errs.New(errs.Exists, "API key %q already exists; remove it first (`sandboxctl key rm %s`), or choose "+
+					"another name", k.Name, k.Name)}
 			}
 			return tx.Bucket(bucketKeys).Put([]byte(k.Name), b)
 		}, nil)

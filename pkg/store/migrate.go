@@ -51,9 +51,9 @@ func (db *DB) migrate() error {
 	if v > 0 && v < len(db.steps) {
 		kept := fmt.Sprintf("%s.v%d", db.path, v)
 		if err := db.keep(kept); err != nil {
-			return db.explain(fmt.Errorf("keep the state of schema %d as %s before it is migrated: %w", v, kept, err))
+			return db.explain(fmt.Errorf("copy the state of schema %d to %s before the migration: %w", v, kept, err))
 		}
-		db.log.Info("the state is migrated; as it was it is kept", "from", v, "to", len(db.steps), "kept", kept)
+		db.log.Info("migrating the state; a copy of the old state is kept", "from", v, "to", len(db.steps), "kept", kept)
 	}
 	for ; v < len(db.steps); v++ {
 		err := db.update(func(tx *bbolt.Tx) error {
@@ -90,7 +90,7 @@ func (db *DB) keep(path string) error {
 		return err
 	}
 	if free := int64(st.Bavail) * st.Bsize; free < 2*fi.Size() {
-		return fmt.Errorf("it takes %d MiB and as much to work with, and %d MiB are free: %w", fi.Size()>>20, free>>20, unix.ENOSPC)
+		return fmt.Errorf("it needs twice its %d MiB, and %d MiB are free: %w", fi.Size()>>20, free>>20, unix.ENOSPC)
 	}
 	tmp := path + ".new"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)

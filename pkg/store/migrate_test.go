@@ -125,7 +125,7 @@ func TestMigrateWithoutRoom(t *testing.T) {
 	closeTest(t, db)
 	steps := append(append([]migration(nil), migrations...), note("two", nil))
 	_, err := openWith(path, Options{Reserve: -1}, steps)
-	if err == nil || !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "keep the state of schema") {
+	if err == nil || !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), "copy the state of schema") {
 		t.Fatalf("without room: %v", err)
 	}
 	if f, err := Examine(path); err != nil || f.Schema != Schema || f.Sandboxes != 10 {

@@ -28,11 +28,11 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	err := db.commit(ctx, func(tx *bbolt.Tx) (err error) {
 		boxes, names := tx.Bucket(bucketBoxes), tx.Bucket(bucketNames)
 		if boxes.Get([]byte(n.ID)) != nil {
-			return refusal{errs.New(errs.Exists, "sandbox %s exists", n.ID)}
+			return refusal{errs.New(errs.Exists, "sandbox %s already exists", n.ID)}
 		}
 		if n.Spec.Name != "" {
 			if id := names.Get([]byte(n.Spec.Name)); id != nil {
-				return refusal{errs.New(errs.Exists, "the name %q belongs to sandbox %s; delete that one, or choose another name",
+				return refusal{errs.New(errs.Exists, "the name %q belongs to sandbox %s; delete that sandbox, or choose another name",
 					n.Spec.Name, id)}
 			}
 		}

@@ -45,7 +45,7 @@ func inOrder(tx *bbolt.Tx) error {
 		var last []byte
 		return b.ForEach(func(k, _ []byte) error {
 			if last != nil && bytes.Compare(last, k) >= 0 {
-				return fmt.Errorf("in its %s %q comes after %q", name, k, last)
+				return fmt.Errorf("in bucket %s, key %q comes after %q", name, k, last)
 			}
 			last = k
 			return nil
@@ -58,8 +58,8 @@ func tooNew(v, newest int) error {
 	if v <= newest {
 		return nil
 	}
-	return fmt.Errorf("it has schema %d and this sandboxd knows none above %d, so a newer sandboxd wrote it; start that one, or move "+
-		"the file away", v, newest)
+	return fmt.Errorf("a newer sandboxd wrote it: it has schema %d, and this sandboxd knows schemas up to %d; start the newer sandboxd, "+
+		"or move the file away", v, newest)
 }
 
 // prepare makes the queue of free slots fit the present number of slots, and reads what

@@ -56,7 +56,7 @@ func (db *DB) loadSnapshots(tx *bbolt.Tx) error {
 		id := string(k)
 		err := json.Unmarshal(v, &s)
 		if err == nil && s.ID != id {
-			err = fmt.Errorf("it says it is %q", s.ID)
+			err = fmt.Errorf("it contains the record of %q", s.ID)
 		}
 		if err != nil {
 			db.badSnapshots[id] = err

@@ -236,7 +236,7 @@ func isWhole(b *bbolt.DB) error {
 func makeFile(path string) error {
 	fi, err := os.Stat(path)
 	if err == nil && fi.Size() == 0 { // bbolt would begin anew without an error
-		return damaged(path, errors.New("it has no bytes"))
+		return damaged(path, errors.New("it is empty"))
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -257,7 +257,7 @@ func makeFile(path string) error {
 
 func damaged(path string, err error) error {
 	return fmt.Errorf("state file %s is damaged: %w; move it away to start with an empty one (disks are then moved to lost+found, not "+
-		"deleted), or bring back a copy", path, err)
+		"deleted), or restore a copy", path, err)
 }
 
 // fill writes zeros from the end of the file up to size. bbolt takes the room
@@ -290,12 +290,12 @@ func (db *DB) load() error {
 			id := string(k)
 			err := json.Unmarshal(v, &r)
 			if err == nil && r.ID != id {
-				err = fmt.Errorf("it says it is %q", r.ID)
+				err = fmt.Errorf("it contains the record of %q", r.ID)
 			}
 			if err != nil {
 				db.bad[id] = err
-				db.log.Error("a record cannot be read; what it holds on the host is left alone until it is deleted", "sandbox", id,
-					"err", err)
+				db.log.Error("the record of a sandbox cannot be read; its host resources are left alone until it is deleted",
+					"sandbox", id, "err", err)
 				return nil
 			}
 			db.remember(r)
@@ -362,7 +362,7 @@ func (db *DB) SetPoolID(ctx context.Context, id string) error {
 		return tx.Bucket(bucketMeta).Put(keyPool, []byte(id))
 	}, nil)
 	if err != nil {
-		return fmt.Errorf("remember storage pool %s: %w", id, err)
+		return fmt.Errorf("save the id of storage pool %s: %w", id, err)
 	}
 	db.poolID = id
 	return nil

@@ -21,7 +21,7 @@ import (
 func (db *DB) AddVolume(ctx context.Context, v record.Volume) error {
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {
 		if tx.Bucket(bucketVolumes).Get([]byte(v.Name)) != nil {
-			return refusal{errs.New(errs.Exists, "there is a volume %q already; use that one, or choose another name", v.Name)}
+			return refusal{errs.New(errs.Exists, "volume %q already exists; use it, or choose another name", v.Name)}
 		}
 		return putVolumes(tx, []record.Volume{v})
 	}, func() { db.rememberVolumes([]record.Volume{v}) })
@@ -41,7 +41,7 @@ func (db *DB) VolumeMade(ctx context.Context, name, id string) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("note that volume %s is made: %w", name, err)
+		return fmt.Errorf("record that volume %s was created: %w", name, err)
 	}
 	return nil
 }
@@ -57,8 +57,8 @@ func (db *DB) CondemnVolume(ctx context.Context, name string) (record.Volume, er
 			return err
 		}
 		if len(used) > 0 {
-			return refusal{errs.Wire(errs.New(errs.WrongState, "volume %s is in use by %s; remove what has it mounted first, also what "+
-				"has ended", name, clipped(used)), "VOLUME::IN_USE")}
+			return refusal{errs.Wire(errs.New(errs.WrongState, "volume %s is in use by %s; remove these sandboxes first, also if they "+
+				"have ended", name, clipped(used)), "VOLUME::IN_USE")}
 		}
 		v.State = record.VolumeDeleting
 		return nil
@@ -118,7 +118,7 @@ func (db *DB) changeVolume(ctx context.Context, name string, f func(*bbolt.Tx, *
 }
 
 func noVolume(name string) error {
-	return refusal{errs.Wire(errs.New(errs.NotFound, "there is no volume %q; `sandboxctl volume ls` lists them", name),
+	return refusal{errs.Wire(errs.New(errs.NotFound, "no volume %q; `sandboxctl volume ls` lists the volumes of this host", name),
 		"VOLUME::PVC_NOT_FOUND")}
 }
 
@@ -139,7 +139,7 @@ func claimVolumes(tx *bbolt.Tx, r *record.Record) (made []record.Volume, err err
 		}
 		switch {
 		case ok && v.State == record.VolumeDeleting:
-			return nil, refusal{errs.New(errs.Unavailable, "volume %s is just being deleted; try again in a moment", m.Claim)}
+			return nil, refusal{errs.New(errs.Unavailable, "volume %s is being deleted; try again in a moment", m.Claim)}
 		case ok:
 			m.Volume, m.Bytes, m.Owned = v.ID, v.Bytes, v.Owner == r.ID
 			continue
@@ -216,7 +216,7 @@ func getVolume(tx *bbolt.Tx, name string) (v record.Volume, ok bool, err error) 
 		return v, false, nil
 	}
 	if err := readVolume(name, b, &v); err != nil {
-		return v, true, errs.Wrap(err, errs.Internal, "the record of volume %s cannot be read; its files are on the pool still", name)
+		return v, true, errs.Wrap(err, errs.Internal, "the record of volume %s cannot be read; its files are still on the pool", name)
 	}
 	return v, true, nil
 }
@@ -224,7 +224,7 @@ func getVolume(tx *bbolt.Tx, name string) (v record.Volume, ok bool, err error) 
 func readVolume(name string, b []byte, v *record.Volume) error {
 	err := json.Unmarshal(b, v)
 	if err == nil && (v.Name != name || !record.IsVolumeID(v.ID)) {
-		err = fmt.Errorf("it says it is %q, %q", v.Name, v.ID)
+		err = fmt.Errorf("it contains the record of %q, %q", v.Name, v.ID)
 	}
 	return err
 }
@@ -255,8 +255,8 @@ func (db *DB) loadVolumes(tx *bbolt.Tx) error {
 		name := string(k)
 		if err := readVolume(name, b, &v); err != nil {
 			db.badVolumes[name] = err
-			db.log.Error("the record of a volume cannot be read; nothing mounts it, and its files are left alone", "volume", name,
-				"err", err)
+			db.log.Error("the record of a volume cannot be read; the volume cannot be mounted, and its files are left alone",
+				"volume", name, "err", err)
 			return nil
 		}
 		db.volumes[name] = v

@@ -210,9 +210,9 @@ func TestRestoreRefuses(t *testing.T) {
 		args []string
 		want string
 	}{
-		"empty":    {nil, nil, "no file of sandboxctl system backup"},
+		"empty":    {nil, nil, "not a backup of `sandboxctl system backup`"},
 		"half":     {whole[:len(whole)/2], nil, "unexpected EOF"},
-		"a store":  {state, nil, "no file of sandboxctl system backup"},
+		"a store":  {state, nil, "not a backup of `sandboxctl system backup`"},
 		"instance": {whole, []string{"--config", otherInstance(t, h)}, fmt.Sprintf("instance %q", h.Instance)},
 	} {
 		path := filepath.Join(t.TempDir(), "bad")

@@ -155,7 +155,7 @@ func TestOutOfFiles(t *testing.T) {
 	}
 	wg.Wait()
 	// A program that a step starts inherits the limit and has its own words.
-	if failed == 0 || !strings.Contains(strings.Join(said, "\n"), "may open no more files") {
+	if failed == 0 || !strings.Contains(strings.Join(said, "\n"), "has reached its limit of open files") {
 		t.Errorf("%d of 40 creates failed, saying %q", failed, said)
 	}
 	select {

@@ -407,7 +407,7 @@ func (f *field) linksDeleted(all []*guarded) {
 		start := time.Now()
 		f.run("ip link del sb-" + ends.ID)
 		sb := f.awaitState(f.T, ends.ID, wire.Failed, 2*time.Minute)
-		if sb.Status.Reason != "runtime_crash" || !strings.Contains(sb.Status.Message, "took its network away") {
+		if sb.Status.Reason != "runtime_crash" || !strings.Contains(sb.Status.Message, "removed its network") {
 			f.Errorf("it ended as %+v", sb.Status)
 		}
 		return sb.Status.LastTransitionAt.Sub(start)

@@ -300,7 +300,7 @@ func tellPullByCommand(p *puller) {
 func tellPullRefused(p *puller) {
 	ref := p.pushed("team/app:1")
 	for _, c := range []struct{ ref, password, say string }{
-		{ref, "not-the-password-1234", "for the user name and password that came with the request (image.auth) (401"},
+		{ref, "not-the-password-1234", "with the user name and password of the request (image.auth) (401"},
 		{ref, "", "without a user name and a password (401"},
 		{p.Addr + "/team/app:none", rt.Password, "has no team/app:none (404"},
 		{p.Addr + "/team/none:1", rt.Password, "has no team/none:1 (404"},
@@ -359,7 +359,7 @@ func tellPullCut(p *puller) {
 func tellPullLies(p *puller) {
 	ref := p.pushed("team/liar:1")
 	for say, lie := range map[string]func(w http.ResponseWriter, r *http.Request){
-		"is broken, or lies": func(w http.ResponseWriter, r *http.Request) { rt.Endless(r.Context(), w, 1<<40) },
+		"sent wrong content for": func(w http.ResponseWriter, r *http.Request) { rt.Endless(r.Context(), w, 1<<40) },
 		"address of this host or its network": func(w http.ResponseWriter, r *http.Request) {
 			http.Redirect(w, r, "https://"+p.TCP+"/v1/sandboxes", http.StatusTemporaryRedirect)
 		},

@@ -163,7 +163,7 @@ func TestAliasRestart(t *testing.T) {
 	h := newHost(t, daemontest.Options{Config: []string{"[images.aliases]", `"shop/app:*" = "base"`, `"shop/none:*" = "not-built"`}})
 	daemontest.Image(t, h.Daemon, "python")
 	l := &lab{host: h, T: t, runtime: "runc"}
-	l.wants(l.ctl("create", "shop/none:1"), 125, "stands for", "image build not-built")
+	l.wants(l.ctl("create", "shop/none:1"), 125, "is an alias of", "image build not-built")
 	old := map[string]string{}
 	for _, runtime := range runtimes {
 		r := spec(runtime, "tail", "-f", "/dev/null")

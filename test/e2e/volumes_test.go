@@ -408,8 +408,9 @@ func tellHostPath(t *testing.T, l *lab, lent string) {
 		t.Fatal(err)
 	}
 	for source, text := range map[string]string{
-		"/etc": "lends", lent + "-not": "lends", "/": "lends",
-		dir + "/link": "symbolic link", dir + "/link/apt": "symbolic link", dir + "/file/below": "no directory", dir + "/fifo": "neither",
+		"/etc": "not in an allowed directory", lent + "-not": "not in an allowed directory", "/": "not in an allowed directory",
+		dir + "/link": "symbolic link", dir + "/link/apt": "symbolic link", dir + "/file/below": "not a directory",
+		dir + "/fifo":                          "neither",
 		dir + "/" + strings.Repeat("n", 300):   "too long",
 		dir + "/" + strings.Repeat("n/", 2500): "at most",
 		dir + "/../../etc":                     "without ..",
@@ -499,7 +500,7 @@ func tellVolumeRefused(t *testing.T, l *lab, _ string) {
 		"both":    {[]wire.VolumeMount{{Name: "v", MountPath: "/v", PVC: pvc, Host: &wire.HostPath{Path: "/srv"}}}, "2 backends"},
 		"name":    {[]wire.VolumeMount{{Name: "V", MountPath: "/v", PVC: pvc}}, "want up to 63"},
 		"claim":   {[]wire.VolumeMount{{Name: "v", MountPath: "/v", PVC: &wire.PVC{ClaimName: "a_b"}}}, "want up to 253"},
-		"program": {[]wire.VolumeMount{{Name: "v", MountPath: "/etc/passwd", PVC: pvc}}, "no directory"},
+		"program": {[]wire.VolumeMount{{Name: "v", MountPath: "/etc/passwd", PVC: pvc}}, "not a directory"},
 	} {
 		sb, err := l.api.Create(t.Context(), l.with(c.all...), true)
 		text := fmt.Sprint(err)
@@ -529,7 +530,7 @@ func tellVolumeLinks(t *testing.T, l *lab, _ string) {
 	}
 	failed("symbolic link", "--mount", "type=volume,src=evil,dst=/x,volume-subpath=root", "base")
 	failed("symbolic link", "--mount", "type=volume,src=evil,dst=/x,volume-subpath=up/etc", "base")
-	failed("no directory", "--mount", "type=volume,src=evil,dst=/x,volume-subpath=file/x", "base")
+	failed("not a directory", "--mount", "type=volume,src=evil,dst=/x,volume-subpath=file/x", "base")
 	failed("symbolic link", "-v", "evil:/v", "-v", "other:/v/proc/x", "base")
 	failed("symbolic link", "-v", "evil:/v", "-v", "other:/v/root/etc", "base")
 

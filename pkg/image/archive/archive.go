@@ -114,8 +114,8 @@ func probe(head []byte) (k Kind, err error) {
 	case bytes.HasPrefix(head, gzipMagic), bytes.HasPrefix(head, zstdMagic):
 		k.Compressed = true
 	case bytes.HasPrefix(head, []byte("BZh")), bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
-		return k, errs.New(errs.Unsupported, "the archive is compressed by bzip2 or xz: unpack it first, as by xzcat FILE | sandboxctl "+
-			"image import - NAME")
+		return k, errs.New(errs.Unsupported, "the archive is compressed with bzip2 or xz: decompress it first, for example `xzcat FILE | "+
+			"sandboxctl image import - NAME`")
 	}
 	var start bytes.Buffer
 	if err := inflate(&start, bytes.NewReader(head)); err != nil && start.Len() == 0 {
@@ -128,7 +128,7 @@ func probe(head []byte) (k Kind, err error) {
 			return k, errs.New(errs.Invalid, "the archive is empty")
 		}
 		if err != nil {
-			return k, errs.Wrap(err, errs.Invalid, "the archive is no tar, neither as it is nor unpacked by gzip or zstd")
+			return k, errs.Wrap(err, errs.Invalid, "the archive is not a tar, plain or compressed with gzip or zstd")
 		}
 		name := path.Clean(h.Name)
 		if name == "." || h.Typeflag == tar.TypeXGlobalHeader {
@@ -184,7 +184,7 @@ func inflate(to io.Writer, from io.Reader) error {
 	for out := int64(0); ; {
 		n, err := r.Read(buf)
 		if out += int64(n); out > maxRatio*in.n+slack {
-			return errs.New(errs.Invalid, "the archive is a bomb: %d bytes of it unpack to more than %d", in.n, out)
+			return errs.New(errs.Invalid, "the archive is a decompression bomb: %d bytes of it unpack to more than %d", in.n, out)
 		}
 		if _, err := to.Write(buf[:n]); err != nil {
 			return err
@@ -200,9 +200,9 @@ func inflate(to io.Writer, from io.Reader) error {
 
 func broken(err error) error {
 	if errors.Is(err, io.ErrUnexpectedEOF) {
-		return errs.Wrap(err, errs.Invalid, "the archive is cut off: what is compressed in it has no end")
+		return errs.Wrap(err, errs.Invalid, "the archive is cut off: its compressed data has no end")
 	}
-	return errs.Wrap(err, errs.Invalid, "what is compressed in the archive cannot be unpacked")
+	return errs.Wrap(err, errs.Invalid, "the compressed data of the archive is damaged")
 }
 
 type counter struct {
@@ -247,10 +247,10 @@ func scan(f io.ReaderAt, size int64) (*members, error) {
 			return m, ended(in)
 		}
 		if err != nil {
-			return nil, errs.Wrap(err, errs.Invalid, "the archive is cut off or no tar")
+			return nil, errs.Wrap(err, errs.Invalid, "the archive is cut off or not a tar")
 		}
 		if n == maxMembers {
-			return nil, errs.New(errs.Invalid, "the archive has more than %d members, which no archive of an image has", maxMembers)
+			return nil, errs.New(errs.Invalid, "the archive has more than %d members; no image archive needs that many", maxMembers)
 		}
 		name := path.Clean("/" + h.Name)[1:]
 		switch h.Typeflag {
@@ -294,7 +294,7 @@ func (m *members) find(name string) (Span, error) {
 		}
 		next, ok := m.links[at]
 		if !ok {
-			return Span{}, errs.New(errs.Invalid, "the archive lacks its member %.100q", name)
+			return Span{}, errs.New(errs.Invalid, "the archive has no member %.100q", name)
 		}
 		at = next
 	}

@@ -55,8 +55,8 @@ func planOf(f io.ReaderAt, size int64, args []string) (Plan, error) {
 	case want != "docker" && m.has("index.json"):
 		p, config, err = m.ociPlan()
 	default:
-		return p, errs.New(errs.Invalid, "the archive of an image has no manifest.json, as `docker save` writes, and no index.json, as "+
-			"an OCI layout has; if it is a root file system, say --format rootfs")
+		return p, errs.New(errs.Invalid, "the image archive has neither a manifest.json (`docker save`) nor an index.json (OCI layout); "+
+			"if it is a root file system, use --format rootfs")
 	}
 	if err != nil {
 		return p, err
@@ -184,7 +184,7 @@ func (m *members) blob(d v1.Descriptor) ([]byte, error) {
 		return nil, err
 	}
 	if got, _, err := v1.SHA256(bytes.NewReader(b)); err != nil || got != d.Digest {
-		return nil, errs.New(errs.Invalid, "blob %s of the archive has the digest %s: it was changed or is broken", d.Digest, got)
+		return nil, errs.New(errs.Invalid, "blob %s of the archive has the digest %s: it was changed or is damaged", d.Digest, got)
 	}
 	return b, nil
 }

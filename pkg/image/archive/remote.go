@@ -56,8 +56,8 @@ func (m Manifest) Plan(c Config) (Plan, error) {
 }
 
 func layerCount(config, manifest int) error {
-	return errs.New(errs.Invalid, "the config of the image names %d layers, its manifest %d; want as many, 1 to %d", config, manifest,
-		MaxLayers)
+	return errs.New(errs.Invalid, "the config of the image names %d layers and its manifest %d; want the same number, 1 to %d", config,
+		manifest, MaxLayers)
 }
 
 // Packed reports whether a layer that begins with magic is compressed.
@@ -72,13 +72,13 @@ func manifestOf(b []byte) (Manifest, error) {
 		Manifests, Layers, Config, FSLayers json.RawMessage
 	}
 	if err := json.Unmarshal(b, &has); err != nil {
-		return Manifest{}, errs.Wrap(err, errs.Invalid, "the manifest of the image is no JSON")
+		return Manifest{}, errs.Wrap(err, errs.Invalid, "the manifest of the image is not JSON")
 	}
 	index, image := has.Manifests != nil, has.Layers != nil || has.Config != nil
 	switch {
 	case has.FSLayers != nil:
-		return Manifest{}, errs.New(errs.Unsupported, "the manifest of the image has the form of 2015 (schema 1), which names no "+
-			"config: push it again with a newer tool")
+		return Manifest{}, errs.New(errs.Unsupported, "the manifest of the image has the old format schema 1, which names no config: push "+
+			"the image again with a newer tool")
 	case index && image: // each reader would choose another one (CVE-2021-41190)
 		return Manifest{}, errs.New(errs.Invalid, "the manifest of the image is an index and a manifest at once")
 	case index:
@@ -91,7 +91,7 @@ func manifestOf(b []byte) (Manifest, error) {
 		return Manifest{}, errs.Wrap(err, errs.Invalid, "the manifest of the image cannot be read")
 	}
 	if n := len(in.Layers); n == 0 || n > MaxLayers {
-		return Manifest{}, errs.New(errs.Invalid, "the manifest of the image names %d layers; want 1 to %d (an artifact that is no "+
+		return Manifest{}, errs.New(errs.Invalid, "the manifest of the image names %d layers; want 1 to %d (an artifact that is not an "+
 			"image has none)", n, MaxLayers)
 	}
 	var m Manifest
@@ -100,8 +100,8 @@ func manifestOf(b []byte) (Manifest, error) {
 	}
 	for i, l := range in.Layers {
 		if !l.MediaType.IsLayer() || !l.MediaType.IsDistributable() {
-			return m, errs.New(errs.Unsupported, "layer %d of the image has the media type %.100q, which is no layer that a registry "+
-				"has (docker's and OCI's tars, as they are or compressed by gzip or zstd, are)", i+1, l.MediaType)
+			return m, errs.New(errs.Unsupported, "layer %d of the image has the media type %.100q; want a tar layer of docker or OCI, "+
+				"plain or compressed with gzip or zstd", i+1, l.MediaType)
 		}
 		b, err := blobOf(l)
 		if err != nil {

@@ -83,8 +83,8 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.URL.Scheme = "https"
 	}
 	if s := r.URL.Scheme; s != "https" && !(s == "http" && g.insecure) {
-		return nil, errs.New(errs.Denied, "registry %s wants us to speak %.10s with %.100s, without TLS: refused; insecure = true of "+
-			"its [[registries]] allows that", g.host, s, r.URL.Host)
+		return nil, errs.New(errs.Denied, "registry %s needs a connection by %.10s, without TLS, to %.100s: refused; insecure = true in "+
+			"its [[registries]] allows it", g.host, s, r.URL.Host)
 	}
 	if !g.own[hostPort(r.URL)] { // a proxy would dial it, and no address could be checked
 		if a, err := netip.ParseAddr(r.URL.Hostname()); err == nil && !elsewhere(a) || strings.EqualFold(r.URL.Hostname(), "localhost") {
@@ -95,8 +95,8 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 func (g *guard) inside(where string) error {
-	return errs.New(errs.Denied, "registry %s sends us to %.100s, which is an address of this host or its network, not a public one: "+
-		"refused; if that is right, name it in redirects of its [[registries]]", g.host, where)
+	return errs.New(errs.Denied, "registry %s redirects to %.100s, an address of this host or its network: refused; to allow it, add it "+
+		"to redirects in its [[registries]]", g.host, where)
 }
 
 func (g *guard) dial(ctx context.Context, network, addr string) (net.Conn, error) {

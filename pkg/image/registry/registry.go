@@ -88,7 +88,7 @@ func New(list []Registry) (*Client, error) {
 		r.Prefix = strings.Trim(r.Prefix, "/")
 		p, err := newPlace(r)
 		if err == nil && seen[r.Prefix] {
-			err = errors.New("there are two of this prefix")
+			err = errors.New("another entry has the same prefix")
 		}
 		seen[r.Prefix] = true
 		if err != nil {
@@ -104,7 +104,7 @@ func New(list []Registry) (*Client, error) {
 func newPlace(r Registry) (*place, error) {
 	if r.Location == "" {
 		if !hasHost(r.Prefix + "/x") {
-			return nil, errors.New("it names no host: say by location where such images are, as \"registry.example.com\"")
+			return nil, errors.New("it names no host: set location to the registry of these images, for example \"registry.example.com\"")
 		}
 		r.Location = r.Prefix
 	}
@@ -128,7 +128,7 @@ func newPlace(r Registry) (*place, error) {
 			roots = x509.NewCertPool()
 		}
 		if !roots.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("ca: %s holds no certificate in PEM", r.CA)
+			return nil, fmt.Errorf("ca: %s contains no certificate in PEM", r.CA)
 		}
 	}
 	if r.Credentials != "" {
@@ -231,12 +231,12 @@ func newSource(p *place, path, namespace, rest string, auth *Auth) (*source, err
 	}
 	repo, err := name.NewRepository(p.host+"/"+rest, opts...)
 	if err != nil {
-		return nil, errs.Wrap(err, errs.Invalid, "%.200q is no name that registry %s can have", rest, p.host)
+		return nil, errs.Wrap(err, errs.Invalid, "%.200q is not a valid repository name of registry %s", rest, p.host)
 	}
 	s := &source{host: p.host, repo: repo, guard: p.guard, auth: authn.Anonymous}
 	switch {
 	case auth != nil:
-		s.said = "that came with the request (image.auth)"
+		s.said = "of the request (image.auth)"
 	case p.Credentials != "":
 		if auth, err = readCredentials(p.Credentials); err != nil {
 			return nil, errs.Wrap(err, errs.Unavailable, "the credentials of registry %s cannot be read; the daemon's log says why",

@@ -111,19 +111,19 @@ func TestBadConfig(t *testing.T) {
 		return p
 	}
 	for say, r := range map[string]Registry{
-		"names no host":           {Prefix: "team"},
-		"without https://":        {Prefix: "a", Location: "https://registry.example.com"},
-		"want host":               {Prefix: "a", Location: "registry.example.com:/x"},
-		"mirrors":                 {Prefix: "registry.example.com", Mirrors: []string{"http://x"}},
-		"no such file":            {Prefix: "registry.example.com", CA: filepath.Join(dir, "none")},
-		"no certificate":          {Prefix: "registry.example.com", CA: file("ca", "none", 0o600)},
-		"may be read by others":   {Prefix: "registry.example.com", Credentials: file("open", "u:p", 0o644)},
-		"want one line":           {Prefix: "registry.example.com", Credentials: file("form", "u", 0o600)},
-		"want host or host:port":  {Prefix: "registry.example.com", Redirects: []string{"https://x/y"}},
-		"there are two of this p": {Prefix: "registry.example.com/"},
+		"names no host":                     {Prefix: "team"},
+		"without https://":                  {Prefix: "a", Location: "https://registry.example.com"},
+		"want host":                         {Prefix: "a", Location: "registry.example.com:/x"},
+		"mirrors":                           {Prefix: "registry.example.com", Mirrors: []string{"http://x"}},
+		"no such file":                      {Prefix: "registry.example.com", CA: filepath.Join(dir, "none")},
+		"no certificate":                    {Prefix: "registry.example.com", CA: file("ca", "none", 0o600)},
+		"may be read by others":             {Prefix: "registry.example.com", Credentials: file("open", "u:p", 0o644)},
+		"want one line":                     {Prefix: "registry.example.com", Credentials: file("form", "u", 0o600)},
+		"want host or host:port":            {Prefix: "registry.example.com", Redirects: []string{"https://x/y"}},
+		"another entry has the same prefix": {Prefix: "registry.example.com/"},
 	} {
 		list := []Registry{r}
-		if strings.HasPrefix(say, "there are two") {
+		if strings.HasPrefix(say, "another entry") {
 			list = append(list, Registry{Prefix: "registry.example.com"})
 		}
 		_, err := New(list)

@@ -110,7 +110,7 @@ func (r *Repository) ask(ctx context.Context, from int, f func(*source) error) (
 		}
 		if !errs.Is(err, errs.Unavailable) || try == retries {
 			if e, ok := errors.AsType[*errs.Error](err); ok && len(missed) > 0 {
-				err = errs.Wrap(err, e.Code, "%s (before it: %s)", e.Text, strings.Join(missed, "; "))
+				err = errs.Wrap(err, e.Code, "%s (mirrors tried first: %s)", e.Text, strings.Join(missed, "; "))
 			}
 			return 0, err
 		}
@@ -154,8 +154,8 @@ func (s *source) manifest(ctx context.Context, ref string, limit int64) ([]byte,
 		return nil, "", s.explain(err)
 	}
 	if int64(len(b)) > limit {
-		return nil, "", errs.New(errs.Invalid, "registry %s sends a manifest of %s with more than %d bytes, which no image needs", s.host,
-			s.repo.RepositoryStr(), limit)
+		return nil, "", errs.New(errs.Invalid, "registry %s sent a manifest of %s with more than %d bytes; no image needs that many",
+			s.host, s.repo.RepositoryStr(), limit)
 	}
 	sum := sha256.Sum256(b)
 	digest := "sha256:" + hex.EncodeToString(sum[:])
@@ -164,8 +164,8 @@ func (s *source) manifest(ctx context.Context, ref string, limit int64) ([]byte,
 		want = ref
 	}
 	if want != "" && want != digest {
-		return nil, "", errs.New(errs.Invalid, "registry %s sends a manifest of %s with the digest %s where it should be %.100s: it is "+
-			"broken, or lies", s.host, s.repo.RepositoryStr(), digest, want)
+		return nil, "", errs.New(errs.Invalid, "registry %s sent a wrong manifest of %s: it has the digest %s, want %.100s", s.host,
+			s.repo.RepositoryStr(), digest, want)
 	}
 	return b, digest, nil
 }
@@ -197,8 +197,8 @@ func (s *source) blob(ctx context.Context, digest string, at, size int64) (io.Re
 		}
 		resp.Body.Close()
 	}
-	return nil, 0, errs.New(errs.Invalid, "registry %s answers a request for %s from byte %d on with the range %.60q", s.host, digest, at,
-		resp.Header.Get("Content-Range"))
+	return nil, 0, errs.New(errs.Invalid, "registry %s answered a request for %s from byte %d on with the wrong range %.60q", s.host,
+		digest, at, resp.Header.Get("Content-Range"))
 }
 
 // get makes a request. Its answer must have one of the statuses in good.
@@ -281,16 +281,16 @@ func (s *source) refusal(status int, words, ref string) error {
 	}
 	switch {
 	case (status == http.StatusUnauthorized || status == http.StatusForbidden) && s.said != "":
-		return errs.New(errs.Denied, "registry %s does not give out %s for the user name and password %s (%s)", s.host, what, s.said, said)
+		return errs.New(errs.Denied, "registry %s denies access to %s with the user name and password %s (%s)", s.host, what, s.said, said)
 	case status == http.StatusUnauthorized || status == http.StatusForbidden:
-		return errs.New(errs.Denied, "registry %s does not give out %s without a user name and a password (%s): give them with the "+
-			"request (image.auth, or `sandboxctl image pull -u`), or by credentials of its [[registries]]", s.host, what, said)
+		return errs.New(errs.Denied, "registry %s denies access to %s without a user name and a password (%s): send them with the request "+
+			"(image.auth, or `sandboxctl image pull -u`), or set credentials in its [[registries]]", s.host, what, said)
 	case status == http.StatusNotFound:
 		return errs.New(errs.NotFound, "registry %s has no %s (%s)", s.host, what, said)
 	case status == http.StatusTooManyRequests || status >= 500:
-		return errs.New(errs.Unavailable, "registry %s cannot give out %s now (%s); try again later", s.host, what, said)
+		return errs.New(errs.Unavailable, "registry %s cannot serve %s now (%s); try again later", s.host, what, said)
 	}
-	return errs.New(errs.Invalid, "registry %s does not give out %s (%s)", s.host, what, said)
+	return errs.New(errs.Invalid, "registry %s refuses to serve %s (%s)", s.host, what, said)
 }
 
 // words are the texts of the errors in a body, by the distribution specification.

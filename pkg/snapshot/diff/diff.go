@@ -109,7 +109,7 @@ func (d *differ) upper(dir string) (node, error) {
 
 func (d *differ) open(at int, name string) (int, error) {
 	if len(d.fds) >= maxOpen {
-		return -1, errs.New(errs.Unsupported, "directories are nested too deeply for so many layers, and no further is looked")
+		return -1, errs.New(errs.Unsupported, "directories are nested too deeply for so many layers; the comparison stops here")
 	}
 	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOATIME, 0)
 	if err != nil {
@@ -141,7 +141,7 @@ func (d *differ) report(kind, path string) error {
 
 func (d *differ) reportOne(kind, path string) error {
 	if d.count++; d.count > maxChanges {
-		return errs.New(errs.Exhausted, "there are more than %d changes; that is where this ends", maxChanges)
+		return errs.New(errs.Exhausted, "there are more than %d changes; the comparison stops here", maxChanges)
 	}
 	return d.emit(kind, path)
 }
@@ -149,7 +149,7 @@ func (d *differ) reportOne(kind, path string) error {
 // directory compares the contents of two directories; either may be absent.
 func (d *differ) directory(path string, a, b node, lowers []int) error {
 	if len(d.above) > maxDepth {
-		return errs.New(errs.Unsupported, "directories are nested deeper than %d, and no further is looked", maxDepth)
+		return errs.New(errs.Unsupported, "directories are nested deeper than %d; the comparison stops here", maxDepth)
 	}
 	before := d.held.Bytes
 	names, err := d.names(a, b, lowers)

@@ -84,7 +84,7 @@ func (x *extractor) extract(r io.Reader) error {
 			break
 		}
 		if err != nil {
-			return errs.Wrap(err, errs.Invalid, "the layer is no valid tar")
+			return errs.Wrap(err, errs.Invalid, "the layer is not a valid tar")
 		}
 		if x.n++; x.n > x.limits.Entries {
 			return errs.New(errs.Invalid, "the layer has more than %d entries", x.limits.Entries)
@@ -142,7 +142,7 @@ func tarError(name string, err error) error {
 // cleanName returns a name as a relative path, or refuses it.
 func (x *extractor) cleanName(name string) (string, error) {
 	bad := func(why string) (string, error) {
-		return "", errs.New(errs.Invalid, "the layer names a file %.80q: %s", name, why)
+		return "", errs.New(errs.Invalid, "the layer has an invalid file name %.80q: %s", name, why)
 	}
 	if name == "" || len(name) > x.limits.Name {
 		return bad("empty or too long")
@@ -197,7 +197,7 @@ func (x *extractor) entry(name string, h *tar.Header, content io.Reader) error {
 	case tar.TypeLink:
 		return x.link(parent, base, h.Linkname)
 	}
-	return errs.New(errs.Invalid, "the layer holds %s, which is no file, directory or link (type %q)", name, h.Typeflag)
+	return errs.New(errs.Invalid, "the layer contains %s, which is not a file, directory or link (type %q)", name, h.Typeflag)
 }
 
 // parent returns a descriptor of a directory, made if the tar did not.
@@ -363,7 +363,7 @@ func (x *extractor) link(parent int, base, target string) error {
 		return fmt.Errorf("hard link to %s: %w", target, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
-		return errs.New(errs.Invalid, "the layer has a hard link to %s, which is no regular file", target)
+		return errs.New(errs.Invalid, "the layer has a hard link to %s, which is not a regular file", target)
 	}
 	return replacing(parent, base, func() error { return unix.Linkat(from, path.Base(target), parent, base, 0) })
 }
@@ -405,7 +405,7 @@ func keepXattr(name string) bool {
 // checkOwner refuses ids that no sandbox can map.
 func checkOwner(h *tar.Header) error {
 	if h.Uid < 0 || h.Uid > 65535 || h.Gid < 0 || h.Gid > 65535 {
-		return errs.New(errs.Invalid, "the layer gives %.80q to %d:%d; ids end at 65535", h.Name, h.Uid, h.Gid)
+		return errs.New(errs.Invalid, "the layer sets the owner of %.80q to %d:%d; the highest id is 65535", h.Name, h.Uid, h.Gid)
 	}
 	return nil
 }

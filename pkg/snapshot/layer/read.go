@@ -122,7 +122,7 @@ func (p *packer) entry(parent int, base, name string) error {
 	case unix.S_IFDIR:
 		h.Typeflag, h.Name = tar.TypeDir, name+"/"
 	default:
-		return fmt.Errorf("is no file, directory or link (mode %o)", st.Mode)
+		return fmt.Errorf("not a file, directory or link (mode %o)", st.Mode)
 	}
 	fd, err := unix.Openat(parent, base, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -74,7 +74,7 @@ func (s *Store) Drop(stage string) error {
 
 func (s *Store) stagePath(stage string) (string, error) {
 	if !strings.HasPrefix(stage, newPrefix) || filepath.Base(stage) != stage {
-		return "", fmt.Errorf("%q is no staged layer", stage)
+		return "", fmt.Errorf("%q is not a staged layer", stage)
 	}
 	return filepath.Join(s.dir, stage), nil
 }
@@ -101,8 +101,8 @@ func (s *Store) Room() error {
 	}
 	free, keep := int64(st.Bavail)*st.Bsize, min(int64(st.Blocks)*st.Bsize/32, reserved)
 	if free < keep || st.Files > 0 && st.Ffree < st.Files/32 {
-		return errs.New(errs.Exhausted, "%s; %d MiB and %d files are left, and imports leave %d MiB to everything else", diskFull,
-			free>>20, st.Ffree, keep>>20)
+		return errs.New(errs.Exhausted, "%s; %d MiB and %d files are free, and imports must leave %d MiB free", diskFull, free>>20,
+			st.Ffree, keep>>20)
 	}
 	return nil
 }

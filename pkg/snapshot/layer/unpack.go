@@ -114,7 +114,7 @@ func followReports(dir string, r io.Reader) (bytes int64, err error) {
 		for lines.Scan() {
 			var rep report
 			if err := json.Unmarshal(lines.Bytes(), &rep); err != nil {
-				return fmt.Errorf("a report of the unpacking child: %w", err)
+				return fmt.Errorf("decode a report of the unpacking child: %w", err)
 			}
 			if rep.Opaque != nil {
 				if err := setOpaque(root, string(rep.Opaque)); err != nil {
@@ -126,7 +126,7 @@ func followReports(dir string, r io.Reader) (bytes int64, err error) {
 		return lines.Err()
 	})
 	if err == nil && (!done || bytes < 0 || bytes > layerLimits.Bytes) {
-		err = errors.New("the unpacking child ended without a word")
+		err = errors.New("the unpacking child ended without a result")
 	}
 	return bytes, err
 }

@@ -299,7 +299,7 @@ func TestDiskFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := s.Import(t.Context(), tarOf(t, tar.Header{Typeflag: tar.TypeReg, Name: "small"}), nil); !errs.Is(err,
-		errs.Exhausted) || !strings.Contains(err.Error(), "imports leave") {
+		errs.Exhausted) || !strings.Contains(err.Error(), "imports must leave") {
 		t.Errorf("on a disk that is nearly full: %v", err)
 	}
 	nothingLeft(t, s)

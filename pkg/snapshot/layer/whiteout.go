@@ -35,7 +35,7 @@ func (x *extractor) whiteout(parent int, name string) error {
 	dir = path.Clean(dir)
 	switch {
 	case base == whiteoutOpaque && dir == ".":
-		return errs.New(errs.Invalid, "the layer hides the whole root file system below it; an image can leave those layers out")
+		return errs.New(errs.Invalid, "the layer hides all layers below it; build the image without those layers")
 	case base == whiteoutOpaque:
 		return x.opaque(dir)
 	case strings.HasPrefix(base, whiteoutMeta):
@@ -43,7 +43,7 @@ func (x *extractor) whiteout(parent int, name string) error {
 	}
 	hidden := strings.TrimPrefix(base, whiteoutPrefix)
 	if hidden == "" || hidden == "." || hidden == ".." {
-		return errs.New(errs.Invalid, "the layer has a whiteout of %q, which is no file of its directory", hidden)
+		return errs.New(errs.Invalid, "the layer has a whiteout of %q, which is not a file name", hidden)
 	}
 	err := unix.Mknodat(parent, hidden, unix.S_IFCHR, 0)
 	if !errors.Is(err, unix.EEXIST) {

@@ -40,8 +40,8 @@ func probe(dir string, users *os.File, detached func(*Mount) error) (how string,
 	} else if old := o.Attached(); old == nil {
 		how, err = "attached clones", nil
 	} else {
-		return "", fmt.Errorf("try an overlay of idmapped clones on the file system of %s: %w; and as kernels before 6.15 want it: %w",
-			dir, err, old)
+		return "", fmt.Errorf("try an overlay of idmapped clones on the file system of %s: %w; and with attached clones, as for kernels "+
+			"before 6.15: %w", dir, err, old)
 	}
 	if err := unix.Unmount(o.Target, unix.UMOUNT_NOFOLLOW); err != nil {
 		return "", fmt.Errorf("unmount %s: %w", o.Target, err)

@@ -82,7 +82,7 @@ func (d *Directory) room() error {
 	}
 	free, keep := int64(st.Bavail)*st.Bsize, min(int64(st.Blocks)*st.Bsize/32, reserved)
 	if free < keep {
-		return fmt.Errorf("%d MiB are left, and copies leave %d to everything else: %w", free>>20, keep>>20, unix.ENOSPC)
+		return fmt.Errorf("%d MiB are free, and copies must leave %d MiB free: %w", free>>20, keep>>20, unix.ENOSPC)
 	}
 	return nil
 }

@@ -146,17 +146,17 @@ func (e *Env) refuseHostPaths(t *testing.T, refused func(text string, all ...rec
 	lent := e.lent()
 	must(t, errors.Join(os.MkdirAll(lent+"/a/b", 0o755), os.Symlink("/etc", lent+"/etc"), os.WriteFile(lent+"/file", []byte("f"), 0o644),
 		unix.Mkfifo(lent+"/fifo", 0o600)))
-	refused("lends", host("/h", "/etc"))
-	refused("lends", host("/h", lent+"-not"))
-	refused("lends", host("/h", filepath.Dir(lent)))
+	refused("not in an allowed directory", host("/h", "/etc"))
+	refused("not in an allowed directory", host("/h", lent+"-not"))
+	refused("not in an allowed directory", host("/h", filepath.Dir(lent)))
 	refused("symbolic link", host("/h", lent+"/etc"))
 	refused("symbolic link", host("/h", lent+"/etc/ssl"))
 	refused("neither", host("/h", lent+"/fifo"))
-	refused("no directory", host("/h", lent+"/file/x"))
-	refused("no directory", host("/etc", lent+"/file"))
+	refused("not a directory", host("/h", lent+"/file/x"))
+	refused("not a directory", host("/etc", lent+"/file"))
 	e.Config.HostPaths = append(e.Config.HostPaths, "/proc/sys", e.Config.RunDir, e.Config.StateDir, filepath.Dir(e.Config.StateDir))
 	e.Open(t)
-	refused("about itself", host("/h", "/proc/sys/kernel"))
+	refused("kernel file system", host("/h", "/proc/sys/kernel"))
 	refused("its own files", host("/h", e.Config.StateDir+"/layers"))
 	refused("its own files", host("/h", filepath.Dir(e.Config.StateDir)))
 	refused("its own files", host("/h", e.Config.RunDir))
@@ -187,7 +187,7 @@ func (e *Env) testVolumePaths(t *testing.T) {
 	}
 	for sub, text := range map[string]string{
 		"root": "symbolic link", "root/etc": "symbolic link", "up": "symbolic link",
-		"file/x": "no directory",
+		"file/x": "not a directory",
 	} {
 		refused(text, named("/v", sub))
 	}
@@ -196,7 +196,7 @@ func (e *Env) testVolumePaths(t *testing.T) {
 	refused("its own files", named("/to-proc/x", ""))
 	refused("its own files", named("/to-opt/opensandbox", ""))
 	refused("symbolic link", named("/dangling", ""))
-	refused("no directory", named("/etc/conf", ""))
+	refused("not a directory", named("/etc/conf", ""))
 	refused("hide the other", named("/to-srv", ""), named("/srv/x", "dir"))
 	refused("symbolic link", named("/v", ""), named("/v/root/etc", "dir"))
 	ro := named("/v", "")

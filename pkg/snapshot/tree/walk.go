@@ -52,8 +52,7 @@ func (h *Names) Add(names ...string) error {
 		h.Bytes += NameCost + len(n)
 	}
 	if h.Bytes > h.Max {
-		return errs.New(errs.Exhausted, "directories that lie in one another have more than %d MiB of names; that is where this ends",
-			h.Max>>20)
+		return errs.New(errs.Exhausted, "nested directories have more than %d MiB of names; the walk stops here", h.Max>>20)
 	}
 	return nil
 }

@@ -69,8 +69,8 @@ func (b *Pool) quotas() string {
 func (b *Pool) Open(_ context.Context, dir string) error {
 	b.dir = dir
 	if mounted, err := tree.IsMountPoint(dir); err != nil || !mounted {
-		return errors.Join(err, errs.New(errs.Unsupported, "a pool of kind %q is a btrfs of its own, and none is mounted there: mount "+
-			"one (fstab), or set pool = %q, which makes one in a file", pool.Btrfs, pool.BtrfsLoop))
+		return errors.Join(err, errs.New(errs.Unsupported, "a pool of kind %q needs a btrfs of its own, and none is mounted there: mount "+
+			"one (fstab), or set pool = %q, which creates one in a file", pool.Btrfs, pool.BtrfsLoop))
 	}
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return err
@@ -85,11 +85,11 @@ func (b *Pool) begin() error {
 		return err
 	}
 	if st.Type != magic {
-		return errs.New(errs.Unsupported, "a file system that is no btrfs (type %#x) is mounted there: unmount it, or set pool = %q if "+
-			"it is an xfs or ext4 with project quotas", st.Type, pool.Project)
+		return errs.New(errs.Unsupported, "a file system other than btrfs (type %#x) is mounted there: unmount it, or set pool = %q if it "+
+			"is an xfs or ext4 with project quotas", st.Type, pool.Project)
 	}
 	if st.Flags&unix.ST_RDONLY != 0 {
-		return errors.New("the pool is read-only, as btrfs makes it after an I/O error: see dmesg, unmount it, run btrfs check on it")
+		return errors.New("the pool is read-only; btrfs makes it so after an I/O error: see dmesg, unmount it, run btrfs check on it")
 	}
 	return tree.WithDir(b.dir, b.quota)
 }
@@ -104,7 +104,7 @@ func (b *Pool) CheckLayers(layers string) error {
 		uuid, err := fsUUID(fd)
 		if err == nil && filepath.Join("/sys/fs/btrfs", uuid, "qgroups") == b.sysfs {
 			err = errs.New(errs.Unsupported, "%s is on the same btrfs as the pool, and an overlay of two of its subvolumes would mix up "+
-				"files: mount another file system on one of the two, or set pool = %q", layers, pool.BtrfsLoop)
+				"files: move one of the two to another file system, or set pool = %q", layers, pool.BtrfsLoop)
 		}
 		return err
 	})
@@ -201,8 +201,8 @@ func (b *Pool) room() error {
 		return &os.PathError{Op: "statfs", Path: b.dir, Err: err}
 	}
 	if need := st.Blocks / 60; st.Bavail < need {
-		return fmt.Errorf("%d MiB are left of the pool, and the last %d are not for snapshots: %w",
-			int64(st.Bavail)*st.Bsize>>20, int64(need)*st.Bsize>>20, unix.ENOSPC)
+		return fmt.Errorf("%d MiB of the pool are free, and snapshots must leave %d MiB free: %w", int64(st.Bavail)*st.Bsize>>20,
+			int64(need)*st.Bsize>>20, unix.ENOSPC)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func attachLoop(image *os.File) (*os.File, error) {
 			return nil, fmt.Errorf("attach %s to %s: %w", image.Name(), dev.Name(), err)
 		}
 	}
-	return nil, fmt.Errorf("attach %s: every free loop device was taken by others", image.Name())
+	return nil, fmt.Errorf("attach %s: other programs took every free loop device", image.Name())
 }
 
 // attachedLoop returns the device that a file is attached to, or nil.

@@ -77,7 +77,7 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 			"pool of kind %q; set pool = %q, or move it away", b.dir, pool.Plain, pool.Plain))
 	}
 	if b.bytes < minPool {
-		return errs.New(errs.Invalid, "pool_size of %s is too small: the least is %s", record.Size(b.bytes), record.Size(minPool))
+		return errs.New(errs.Invalid, "pool_size of %s is too small: the minimum is %s", record.Size(b.bytes), record.Size(minPool))
 	}
 	mkfs, err := exec.LookPath("mkfs.btrfs")
 	if err != nil {

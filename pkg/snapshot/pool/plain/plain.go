@@ -51,8 +51,8 @@ func (p *Pool) Create(path string, bytes int64) error {
 
 // Limit fails with errs.Unsupported.
 func (p *Pool) Limit(_ string, bytes int64) error {
-	return errs.New(errs.Unsupported, "a disk limit of %s needs a pool that can limit, and this host's is a plain directory: "+
-		"leave --disk out, or set pool = %q in the daemon's configuration", record.Size(bytes), pool.BtrfsLoop)
+	return errs.New(errs.Unsupported, "a disk limit of %s needs a pool with quotas, and the pool of this host is a plain directory: omit "+
+		"--disk, or set pool = %q in the daemon's configuration", record.Size(bytes), pool.BtrfsLoop)
 }
 
 // Branch copies a snapshot.
@@ -69,5 +69,5 @@ func (p *Pool) Destroy(path string) error { return tree.Remove(path) }
 // Usage fails with errs.Unsupported.
 func (p *Pool) Usage(string) (used, limit int64, err error) {
 	return 0, 0, errs.New(errs.Unsupported,
-		"a pool that is a plain directory does not count: set pool = %q in the daemon's configuration", pool.BtrfsLoop)
+		"a pool that is a plain directory does not measure usage: set pool = %q in the daemon's configuration", pool.BtrfsLoop)
 }

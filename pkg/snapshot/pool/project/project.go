@@ -145,7 +145,7 @@ func (p *Pool) Usage(path string) (used, limit int64, err error) {
 			return err
 		}
 		if id == 0 {
-			return errs.New(errs.Unsupported, "%s belongs to no project, as snapshots do on this pool: nothing counts it", path)
+			return errs.New(errs.Unsupported, "%s belongs to no project, like all snapshots on this pool: its usage is not measured", path)
 		}
 		q, err := getQuota(fd, id)
 		used, limit = q.used, q.limit

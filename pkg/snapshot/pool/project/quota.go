@@ -106,7 +106,7 @@ func setProject(fd int, id uint32) error {
 	}
 	a.project, a.xflags = id, a.xflags|projectInherit
 	if err := pool.Ioctl(fd, iocSetXattr, unsafe.Pointer(&a)); err != nil {
-		return fmt.Errorf("give a directory to project %d: %w", id, err)
+		return fmt.Errorf("assign a directory to project %d: %w", id, err)
 	}
 	return nil
 }
