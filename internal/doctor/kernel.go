@@ -35,7 +35,7 @@ var kernelChecks = []check{
 		},
 	},
 	{
-		name: "user-namespaces", protects: "guest root is nobody on the host", root: true,
+		name: "user-namespaces", protects: "guest root has no privileges on the host", root: true,
 		run: func(_ context.Context, h *host) Finding {
 			base := h.cfg.Instance.UIDBase(0)
 			f, err := netns.UserNS(base, 65536)

@@ -59,7 +59,7 @@ var sysctls = []struct {
 		need: func(n int64) int64 { return n*watchEach + 8192 },
 	},
 	{
-		name: "fs.mount-max", protects: "root file systems, and what PID 1 of a sandbox mounts",
+		name: "fs.mount-max", protects: "root file systems, and the mounts of a sandbox's PID 1",
 		need: func(n int64) int64 { return n*mountsEach + 1024 },
 	},
 	// Each sandbox may have flowsEach flows (egress: connlimit), and the table is the

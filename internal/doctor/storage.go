@@ -40,7 +40,7 @@ var storageChecks = []check{
 		},
 	},
 	{
-		name: "pool", protects: "what sandboxes write", root: true,
+		name: "pool", protects: "the data that sandboxes write", root: true,
 		run: func(_ context.Context, h *host) Finding {
 			dir := filepath.Join(h.cfg.StateDir, "pool")
 			kind, what := h.pool(), dir

@@ -89,7 +89,7 @@ var versionChecks = []check{
 		run: func(_ context.Context, h *host) Finding {
 			v, certain := kernelVersion(h.read("/proc/sys/kernel/osrelease"), h.read("/proc/sys/kernel/version"))
 			if !certain {
-				return skipped("a distribution's kernel, whose version does not tell its patches: see the advisories of your distribution")
+				return skipped("a distribution's kernel: its version does not show its patches; see the advisories of your distribution")
 			}
 			return known("kernel", v)
 		},

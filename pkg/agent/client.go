@@ -156,7 +156,7 @@ func (c *Client) connect(ctx context.Context, _, _ string) (net.Conn, error) {
 func errSilent(limit time.Duration) error {
 	return errs.New(errs.Unavailable, "the agent of this sandbox has not answered for %v: "+
 		"its processes were stopped from outside, or get no CPU time or memory; "+
-		"`sandboxctl stats` shows its use of both, `sandboxctl rm` removes it in any case", limit)
+		"`sandboxctl stats` shows the use of both, `sandboxctl rm` removes the sandbox in any case", limit)
 }
 
 func (c *Client) takeSpare() net.Conn {

@@ -90,7 +90,7 @@ func (e *Engine) mendSources() error {
 	e.mu.RUnlock()
 	sources, err := e.sources()
 	if errors.Is(err, unix.ENOENT) {
-		e.log.Warn("another program destroyed the ipset of sandboxd; sandboxd creates it again")
+		e.log.Warn("another program destroyed the ipset of sandboxd; it is being created again")
 		err = e.createSets()
 	}
 	if err != nil {

@@ -60,7 +60,7 @@ func withChild(base, size uint32, flags uintptr, steps []step, use func(proc str
 	pid, errno := spawn(flags|unix.CLONE_NEWUSER, pair, steps)
 	unix.Close(pair[1])
 	if err := back(); err != nil {
-		errs := []error{fmt.Errorf("become root again: %w", err)}
+		errs := []error{fmt.Errorf("switch back to root: %w", err)}
 		if errno == 0 {
 			errs = append(errs, end(pid))
 		}
