@@ -30,7 +30,7 @@ for p in "${want[@]}"; do
 done
 [ ${#missing[@]} -eq 0 ] && exit 0
 if [ "$(id -u)" -ne 0 ]; then
-  echo "sandboxd: these packages are missing, and installing them needs root: ${missing[*]}" >&2
+  echo "deps: these packages are missing: ${missing[*]}; run this as root to install them" >&2
   exit 1
 fi
 echo "installing ${missing[*]}" >&2

@@ -30,11 +30,11 @@ TOML
 
 case ${1:-} in
 up)
-  running && { echo "the development daemon runs already, pid $(cat "$dev/pid")"; exit 0; }
+  running && { echo "the development daemon is already running, pid $(cat "$dev/pid")"; exit 0; }
   [ -x "$bin/sandboxd" ] || { echo "dev-up: $bin/sandboxd is missing: run make build" >&2; exit 1; }
   configure
   "$bin/sandboxd" serve --config "$dev/config.toml" --detach --pid-file "$dev/pid" --log-file "$dev/sandboxd.log"
-  echo "sandboxd runs: pid $(cat "$dev/pid"), unix://$socket, http://127.0.0.1:$port, log $dev/sandboxd.log"
+  echo "sandboxd is running: pid $(cat "$dev/pid"), unix://$socket, http://127.0.0.1:$port, log $dev/sandboxd.log"
   ;;
 down)
   if running; then
@@ -46,7 +46,7 @@ down)
   [ ! -s "$dev/config.toml" ] || "$bin/sandboxd" teardown --config "$dev/config.toml"
   ;;
 pid)
-  running || { echo "dev-pid: the development daemon does not run: make dev-up" >&2; exit 1; }
+  running || { echo "dev-pid: the development daemon is not running: run make dev-up" >&2; exit 1; }
   cat "$dev/pid"
   ;;
 env)

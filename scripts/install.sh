@@ -21,7 +21,7 @@ done
 fail() { echo "install: $*" >&2; exit 1; }
 [[ $prefix = /* ]] || fail "--prefix $prefix: want an absolute path"
 # Other characters would need quoting, differently in the unit file and for systemd.
-[[ $prefix =~ ^[A-Za-z0-9/._+-]+$ ]] || fail "--prefix $prefix: want letters, digits and /._+- only"
+[[ $prefix =~ ^[A-Za-z0-9/._+-]+$ ]] || fail "--prefix $prefix: only letters, digits and /._+- are allowed"
 bin=build/bin
 for f in sandboxd sandboxctl sandboxd-runc runsc agent/sandbox-agent; do
   [ -x $bin/$f ] || fail "$bin/$f is missing: run make build"
@@ -50,12 +50,12 @@ fill() {
 }
 
 if [ -z "$dry" ]; then
-  [ "$(id -u)" -eq 0 ] || fail "this writes to $prefix and /etc: run it as root, or look first with --dry-run"
+  [ "$(id -u)" -eq 0 ] || fail "this writes to $prefix and /etc: run it as root, or use --dry-run to see what it would do"
   missing=()
   for need in iptables:iptables mkfs.btrfs:btrfs-progs; do
     command -v "${need%%:*}" >/dev/null || missing+=("${need##*:}")
   done
-  [ ${#missing[@]} -eq 0 ] || fail "the daemon needs programs that are not here: apt-get install ${missing[*]}"
+  [ ${#missing[@]} -eq 0 ] || fail "programs that the daemon needs are missing: apt-get install ${missing[*]}"
 fi
 
 # Check the configuration before replacing anything: if the new daemon rejected it, the
@@ -96,14 +96,14 @@ fi
   echo "install: for completion of sandboxctl's commands, bash needs the package bash-completion: apt-get install bash-completion" >&2
 
 if [ ! -d /run/systemd/system ] && [ -z "$dry" ]; then
-  echo "install: systemd is not init here, so nothing was started: $prefix/bin/sandboxd serve"
+  echo "install: this host does not run systemd, so nothing was started; to start the daemon: $prefix/bin/sandboxd serve"
   exit 0
 fi
 do_ systemd-sysusers /etc/sysusers.d/sandboxd.conf
 do_ systemd-tmpfiles --create /etc/tmpfiles.d/sandboxd.conf
 # Not by systemd-modules-load.service: it fails if a module of any other package is missing.
 mapfile -t modules < <(grep -v '^#' systemd/sandboxd.modules)
-do_ modprobe -a "${modules[@]}" || echo "install: not every module could be loaded; if the daemon misses one, sandboxd doctor says so" >&2
+do_ modprobe -a "${modules[@]}" || echo "install: some kernel modules could not be loaded; sandboxd doctor reports what is missing" >&2
 do_ systemctl daemon-reload
 [ -n "$start" ] || exit 0
 do_ systemctl enable --now sandboxd.socket
@@ -116,5 +116,5 @@ if [ -z "$dry" ]; then
     name=$(basename "$archive" .tar)
     "$prefix/bin/sandboxctl" image inspect "$name" >/dev/null 2>&1 || "$prefix/bin/sandboxctl" image import "$archive"
   done
-  echo "sandboxd serves; to let USER use it: usermod -aG sandboxd USER"
+  echo "sandboxd is running; to let USER use it: usermod -aG sandboxd USER"
 fi

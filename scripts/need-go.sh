@@ -15,7 +15,7 @@ fi
 # shellcheck source=/dev/null
 . /etc/os-release 2>/dev/null || true
 if [ "${ID:-}" = debian ] && [ "${VERSION_ID:-0}" -lt 13 ]; then
-  echo "  apt-get install -y -t $VERSION_CODENAME-backports golang-go    # with backports among your sources" >&2
+  echo "  apt-get install -y -t $VERSION_CODENAME-backports golang-go    # if your apt sources include backports" >&2
 else
   echo "  apt-get install -y golang-go" >&2
 fi

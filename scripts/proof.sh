@@ -14,7 +14,7 @@ start=$SECONDS
 "$@"
 took=$((SECONDS - start))
 if [ $was_clean = no ] || ! clean || [ "$(git rev-parse 'HEAD^{tree}')" != "$tree" ]; then
-  echo "no note is left: what was tested is not what is committed" >&2
+  echo "no note was left: the tested files differ from the commit" >&2
   exit 0
 fi
 notes=${XDG_CACHE_HOME:-$HOME/.cache}/sandboxd-ci

@@ -20,7 +20,7 @@ stories=("$@")
 [ ${#stories[@]} -gt 0 ] || stories=(service power)
 
 fail() { echo "test-vm: $*" >&2; exit 1; }
-[ "$(id -u)" -eq 0 ] || fail "making a machine's disk needs root"
+[ "$(id -u)" -eq 0 ] || fail "creating the disk of a machine needs root"
 for tool in qemu-system-x86_64 qemu-img mmdebstrap mkfs.ext4; do
   command -v $tool >/dev/null || fail "$tool is missing: apt-get install qemu-system-x86 qemu-utils mmdebstrap e2fsprogs"
 done
@@ -162,7 +162,7 @@ boot() {
   qemu=$!
   tail -n +1 -f --pid=$qemu "$vm/$story.serial" 2>/dev/null | while true; do
     # A machine that is silent for twenty minutes hangs, even on a slow host.
-    read -t 1200 -r line || { [ $? -le 128 ] || { echo "silent for 20 minutes" >>"$log"; kill $qemu; }; break; }
+    read -t 1200 -r line || { [ $? -le 128 ] || { echo "no output for 20 minutes" >>"$log"; kill $qemu; }; break; }
     line=${line%$'\r'}
     echo "$line" >>"$log"
     case $line in
@@ -191,5 +191,5 @@ for story in "${stories[@]}"; do
 done
 if [ ${#bad[@]} -gt 0 ]; then
   for s in "${bad[@]}"; do tail -n 25 "$vm/$s.log" >&2; done
-  fail "failed: ${bad[*]}; all of it is in $vm/STORY.log"
+  fail "failed: ${bad[*]}; see $vm/STORY.log"
 fi

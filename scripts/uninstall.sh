@@ -19,10 +19,10 @@ while [ $# -gt 0 ]; do
 done
 fail() { echo "uninstall: $*" >&2; exit 1; }
 [[ -z $prefix || $prefix = /* ]] || fail "--prefix $prefix: want an absolute path"
-[ -n "$dry" ] || [ "$(id -u)" -eq 0 ] || fail "run it as root, or look first with --dry-run"
+[ -n "$dry" ] || [ "$(id -u)" -eq 0 ] || fail "run it as root, or use --dry-run to see what it would do"
 do_() { if [ -n "$dry" ]; then echo "$*"; else "$@"; fi; }
 # refuse is fail, except that a dry run goes on and shows the rest.
-refuse() { if [ -n "$dry" ]; then echo "uninstall: it would fail here: $*" >&2; else fail "$@"; fi; }
+refuse() { if [ -n "$dry" ]; then echo "uninstall: without --dry-run it would fail here: $*" >&2; else fail "$@"; fi; }
 
 unit=/etc/systemd/system/sandboxd.service config=/etc/sandboxd/config.toml
 
@@ -30,7 +30,7 @@ unit=/etc/systemd/system/sandboxd.service config=/etc/sandboxd/config.toml
 # daemon, sandboxes would go on running on deleted disks.
 if [ -e $unit ]; then
   of_unit=$(sed -n 's,^ExecStart=\(/.*\)/bin/sandboxd serve.*,\1,p' $unit)
-  [ -n "$of_unit" ] || fail "$unit starts no PREFIX/bin/sandboxd serve: it is not as install.sh wrote it; mend ExecStart="
+  [ -n "$of_unit" ] || fail "$unit does not start PREFIX/bin/sandboxd serve: it was changed after install.sh wrote it; fix ExecStart="
   [ "${prefix:-$of_unit}" = "$of_unit" ] || fail "--prefix $prefix: the service runs $of_unit/bin/sandboxd ($unit); leave --prefix out"
   prefix=$of_unit
 fi
@@ -45,7 +45,7 @@ setting() {
   line=$(sed -n '/^[[:space:]]*\[/q; /^[[:space:]]*'"$1"'[[:space:]]*=/p' $config)
   [ -n "$line" ] || return 0
   [[ $line =~ ^[[:space:]]*$1[[:space:]]*=[[:space:]]*(\"([^\"\\]*)\"|\'([^\']*)\')[[:space:]]*(#.*)?$ ]] ||
-    fail "$config: cannot make out what $1 is: $line; write it as $1 = \"...\""
+    fail "$config: cannot read $1 from the line: $line; write it as $1 = \"...\""
   echo "${BASH_REMATCH[2]}${BASH_REMATCH[3]}"
 }
 instance=$(setting instance)
@@ -54,7 +54,7 @@ run=$(setting run_dir)
 suffix=''
 case $instance in '' | a) ;; *) suffix=-$instance ;; esac
 state=${state:-/var/lib/sandboxd$suffix} run=${run:-/run/sandboxd$suffix}
-[[ $state = /*/* && $run = /*/* ]] || fail "$config: state_dir $state, run_dir $run: want directories of sandboxd's own"
+[[ $state = /*/* && $run = /*/* ]] || fail "$config: state_dir $state, run_dir $run: both must be directories that only sandboxd uses"
 state=$(realpath -m "$state") run=$(realpath -m "$run")
 
 # below DIR lists the mounts below DIR.
@@ -68,12 +68,12 @@ if [ -x "$sandboxd" ]; then
   args=()
   [ ! -e $config ] || args=(--config "$config")
   do_ "$sandboxd" teardown "${args[@]}" ||
-    fail "the teardown did not end, so nothing was removed; mend what it says and run this again"
+    fail "the teardown failed, so nothing was removed; fix what it reports and run this again"
 elif [ -e $unit ]; then
-  refuse "$unit is there, but no $sandboxd to end sandboxes with: install it again (scripts/install.sh --no-start --prefix $prefix); nothing was removed"
+  refuse "$unit exists, but not $sandboxd, which ends the sandboxes: install it again (scripts/install.sh --no-start --prefix $prefix); nothing was removed"
 fi
 held=$(below "$run" && below "$state")
-[ -z "$held" ] || [[ -n $dry && -x $sandboxd ]] || refuse "still mounted, so nothing was removed: ${held//$'\n'/, }; a daemon with another configuration than $config, or of another prefix than $prefix, may hold it: end that by its own sandboxd teardown --config FILE"
+[ -z "$held" ] || [[ -n $dry && -x $sandboxd ]] || refuse "still mounted, so nothing was removed: ${held//$'\n'/, }; a daemon with another configuration than $config, or of another prefix than $prefix, may use it: end it with its own sandboxd teardown --config FILE"
 
 do_ rm -f $unit /etc/systemd/system/sandboxd.socket \
   /etc/sysusers.d/sandboxd.conf /etc/tmpfiles.d/sandboxd.conf /etc/modules-load.d/sandboxd.conf /etc/sysctl.d/60-sandboxd.conf
@@ -88,7 +88,7 @@ if [ -z "$purge" ]; then
   exit 0
 fi
 if [ -e "$state" ] && [ ! -e "$state/sandboxd.db" ] && [ -n "$(ls -A "$state")" ]; then
-  refuse "$state has no sandboxd.db: it is not what a daemon kept its state in; look at it, and delete it yourself"
+  refuse "$state has no sandboxd.db, so it is not the state directory of a daemon; check its files, and delete it yourself"
 fi
 # The state directory may be a mount point: it stays, empty.
 if mountpoint -q "$state"; then

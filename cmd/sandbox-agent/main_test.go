@@ -227,7 +227,7 @@ func TestEntrypointThatCanNotStart(t *testing.T) {
 		{[]string{dir + "/plain"}, 126, "not executable"},
 		{[]string{dir}, 126, "is a directory"},
 		{[]string{dir + "/noshebang"}, 126, "without #!"},
-		{[]string{dir + "/badloader"}, 127, "not the interpreter"},
+		{[]string{dir + "/badloader"}, 127, "the interpreter or loader that it names does not"},
 		{[]string{""}, 127, "no such file"},
 	} {
 		x := start(t, agent.Bootstrap{Entrypoint: c.argv}, "")

@@ -47,7 +47,7 @@ func main() {
 	case len(os.Args) == 3 && os.Args[1] == "launch":
 		err = run(os.Args[2])
 	default:
-		err = errors.New("usage: sandboxd-runc launch ROOT (started by sandboxd, with a socket as descriptor 3)")
+		err = errors.New("usage: sandboxd-runc launch ROOT (sandboxd starts it, with a socket as descriptor 3)")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd-runc:", err)
@@ -88,8 +88,8 @@ func seal() error {
 	}
 	sealed, err := exeseal.CloneBinary(self, fi.Size(), "sandboxd-runc", os.TempDir())
 	if err != nil {
-		return fmt.Errorf("seal own binary: %w", err)
+		return fmt.Errorf("make a sealed copy of this binary: %w", err)
 	}
 	err = unix.Exec(fmt.Sprintf("/proc/self/fd/%d", sealed.Fd()), os.Args, os.Environ())
-	return fmt.Errorf("execute sealed binary: %w", err)
+	return fmt.Errorf("execute the sealed binary: %w", err)
 }

@@ -106,7 +106,7 @@ func newProcess(p *specs.Process) (*libcontainer.Process, error) {
 func takeOver(r specs.POSIXRlimit) error {
 	number, ok := rlimits[r.Type]
 	if !ok {
-		return fmt.Errorf("rlimit %s is not known here", r.Type)
+		return fmt.Errorf("unknown rlimit %s", r.Type)
 	}
 	want := unix.Rlimit{Cur: r.Soft, Max: r.Hard}
 	var have unix.Rlimit

@@ -58,7 +58,7 @@ func live(verbs map[string]Verb) error {
 	if os.Args[1] == second {
 		do := verbs[os.Args[2]]
 		if do == nil {
-			return fmt.Errorf("no verb %q", os.Args[2])
+			return fmt.Errorf("unknown verb %q", os.Args[2])
 		}
 		return do(os.Args[3:])
 	}
@@ -84,7 +84,7 @@ func settle(root int, cpu uint64) error {
 	}
 	// The kernel kills the daemon last for memory, and this process first.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
-		return fmt.Errorf("be killed before others: %w", err)
+		return fmt.Errorf("set oom_score_adj: %w", err)
 	}
 	unix.Umask(0o022) // not the daemon's
 	if err := moveInto(root); err != nil {
@@ -171,7 +171,7 @@ func dropAll() error {
 		}
 	}
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("no_new_privs: %w", err)
+		return fmt.Errorf("set no_new_privs: %w", err)
 	}
 	caps = [2]unix.CapUserData{{Effective: keep, Permitted: keep, Inheritable: keep}}
 	if err := unix.Capset(&hdr, &caps[0]); err != nil { // a capability that is not inheritable leaves the ambient set

@@ -181,10 +181,10 @@ func (p *Process) Wait() error {
 		return fmt.Errorf("%w: %.1000q", err, text)
 	}
 	if strings.Contains(string(p.words.b), "out of memory") || strings.Contains(string(p.words.b), "cannot allocate memory") {
-		return errs.Wrap(err, errs.Invalid, "the archive takes more than %d MiB of memory to read, which no honest one does", maxData>>20)
+		return errs.Wrap(err, errs.Invalid, "the archive takes more than %d MiB of memory to read: it is damaged or malicious", maxData>>20)
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.SystemTime()+exit.UserTime() > p.cpu-time.Second/2 {
-		return errs.Wrap(err, errs.Invalid, "the archive takes more than %s to read, which no honest one does", p.cpu)
+		return errs.Wrap(err, errs.Invalid, "the archive takes more than %s of CPU time to read: it is damaged or malicious", p.cpu)
 	}
 	return fmt.Errorf("%w: %.1000q", err, said)
 }

@@ -72,12 +72,12 @@ func filter(arch uint32) []unix.SockFilter {
 func refuse() error {
 	arch, ok := arches[runtime.GOARCH]
 	if !ok {
-		return fmt.Errorf("no filter of system calls for %s", runtime.GOARCH)
+		return fmt.Errorf("no seccomp filter for %s", runtime.GOARCH)
 	}
 	f := filter(arch)
 	prog := unix.SockFprog{Len: uint16(len(f)), Filter: &f[0]}
 	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&prog)), 0, 0); err != nil {
-		return fmt.Errorf("filter system calls: %w", err)
+		return fmt.Errorf("install the seccomp filter: %w", err)
 	}
 	return nil
 }

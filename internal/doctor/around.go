@@ -13,7 +13,7 @@ import (
 // aroundChecks check what else runs on the host.
 var aroundChecks = []check{
 	{
-		name: "clock", protects: "timeouts, which are of the wall clock",
+		name: "clock", protects: "timeouts, which use the wall clock",
 		run: func(context.Context, *host) Finding {
 			// adjtimex(2) without modes only reads.
 			var t unix.Timex
@@ -23,7 +23,7 @@ var aroundChecks = []check{
 			}
 			if state == unix.TIME_ERROR || t.Status&unix.STA_UNSYNC != 0 {
 				return warn("apt-get install chrony, or timedatectl set-ntp true",
-					"nothing keeps the clock: timeouts move when it is stepped")
+					"no program synchronises the clock: when the clock is set, timeouts shift")
 			}
 			return ok("synchronised, error at most %d ms", t.Maxerror/1000)
 		},
@@ -41,20 +41,20 @@ var aroundChecks = []check{
 			}
 			rules, err := h.output(ctx, other)
 			if err != nil {
-				return ok("%s; no other family here", strings.TrimSpace(name))
+				return ok("%s; the other family is not available", strings.TrimSpace(name))
 			}
 			if drop := decides(rules); drop != "" {
 				return warn("move those rules to the family of "+strings.TrimSpace(name)+" (update-alternatives --config iptables)",
-					"%s has rules too, as %q: what they drop is dropped, whatever a sandbox is allowed", strings.TrimSuffix(other, "-save"),
-					drop)
+					"%s has rules too, such as %q: packets that they drop stay dropped, even if a sandbox may send them",
+					strings.TrimSuffix(other, "-save"), drop)
 			}
-			return ok("%s; the other family decides nothing", strings.TrimSpace(name))
+			return ok("%s; the rules of the other family drop nothing", strings.TrimSpace(name))
 		},
 	},
 	firewalld,
 	plainNftables,
 	{
-		name: "docker-ufw", protects: "the place of sandboxd's rules before those of others", root: true,
+		name: "docker-ufw", protects: "the order of firewall rules, with sandboxd's first", root: true,
 		run: func(_ context.Context, h *host) Finding {
 			var others []string
 			if h.runs("dockerd") {
@@ -64,9 +64,9 @@ var aroundChecks = []check{
 				others = append(others, "ufw")
 			}
 			if others == nil {
-				return ok("neither runs")
+				return ok("docker and ufw do not run")
 			}
-			return ok("%s: their rules stand behind sandboxd's, which keeps its own in front", strings.Join(others, " and "))
+			return ok("%s: their rules come after sandboxd's, and sandboxd keeps its own first", strings.Join(others, " and "))
 		},
 	},
 }

@@ -90,7 +90,7 @@ func examine(ctx context.Context, h *host, checks []check) []Finding {
 
 func (c check) ask(ctx context.Context, h *host) Finding {
 	if c.root && !h.isRoot {
-		return Finding{Check: c.name, Protects: c.protects, Status: Skipped, Detail: "only root can tell: run it with sudo"}
+		return Finding{Check: c.name, Protects: c.protects, Status: Skipped, Detail: "needs root: run it with sudo"}
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeLimit)
 	defer cancel()

@@ -413,7 +413,7 @@ func TestNftables(t *testing.T) {
 		in = "nft insert rule ip site in iifname 'sb-a*' udp dport 15353 accept" +
 			" && nft insert rule ip site in iifname 'sb-a*' tcp dport 15353 accept" +
 			" && nft insert rule ip site in iifname 'sb-a*' ct state established,related accept"
-		keep = " # and in the file that these rules are from, such as /etc/nftables.conf"
+		keep = " # and change the file that these rules come from, such as /etc/nftables.conf"
 	)
 	for name, c := range map[string]struct {
 		all       []egress.Barrier

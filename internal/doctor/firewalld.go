@@ -19,7 +19,7 @@ var firewalld = check{
 	name: "firewalld", protects: "what sandboxes are allowed to reach", root: true,
 	run: func(ctx context.Context, h *host) Finding {
 		if !h.runs("firewalld") {
-			return ok("it does not run")
+			return ok("firewalld does not run")
 		}
 		pool := h.cfg.Network.Pool.String()
 		// A policy must not have the name of a zone, and neither name may be longer than
@@ -31,13 +31,13 @@ var firewalld = check{
 		if slices.Contains(z["sources"], pool) && slices.Contains(z["ports"], ports[0]) && slices.Contains(z["ports"], ports[1]) &&
 			slices.Contains(p["ingress-zones"], zone) && slices.Contains(p["egress-zones"], "ANY") &&
 			slices.Contains(p["target"], "ACCEPT") {
-			return ok("it lets out what sandboxd does (zone %s, policy %s)", zone, policy)
+			return ok("firewalld accepts what sandboxd allows (zone %s, policy %s)", zone, policy)
 		}
 		mend := h.firewalldMend(ctx, zone, policy, pool, ports)
 		if h.command(ctx, "firewall-cmd", "--zone=trusted", "--query-source="+pool) == nil {
-			return warn(mend, "firewalld trusts %s: whoever sends from such an address reaches every port of this host that listens", pool)
+			return warn(mend, "firewalld trusts %s: packets from these addresses reach every listening port of this host", pool)
 		}
-		return warn(mend, "firewalld runs and rejects what sandboxes are allowed: it does not know %s", pool)
+		return warn(mend, "firewalld rejects what sandboxes are allowed to send: it has no zone for %s", pool)
 	},
 }
 

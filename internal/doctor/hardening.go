@@ -27,34 +27,34 @@ var restraints = []restraint{
 	{
 		name: "kernel.unprivileged_bpf_disabled", least: 1, most: 2, set: 2, // 1 cannot be undone before the next boot
 		protects: "the kernel, behind the seccomp filter of a guest",
-		risk:     "any user may load BPF programs, and faults of their verifier are how to get into a kernel",
+		risk:     "any user may load BPF programs, and bugs of the BPF verifier are a known way into the kernel",
 	},
 	{
 		name: "kernel.kptr_restrict", least: 1, most: 2, set: 1,
-		protects: "where the kernel lies in memory",
-		risk:     "addresses of the kernel may be read from /proc, which on runc a guest sees: the first step of an exploit",
+		protects: "the addresses of the kernel in memory",
+		risk:     "/proc, which a guest on runc sees, shows addresses of the kernel: the first step of an exploit",
 	},
 	{
 		name: "kernel.dmesg_restrict", least: 1, most: 1, set: 1,
-		protects: "where the kernel lies in memory",
-		risk:     "any user may read the kernel's log, and find addresses of the kernel and what others did in it",
+		protects: "the addresses of the kernel in memory",
+		risk:     "any user may read the kernel's log, which shows addresses of the kernel and actions of other users",
 	},
 	{
 		name: "kernel.yama.ptrace_scope", least: 1, most: 3, set: 1,
-		protects: "processes from others of the same user: those of gVisor and of image imports are nobody's",
-		risk:     "a process may trace every other one of its user, and take it over",
+		protects: "processes of one user from each other: gVisor and image imports run as the user nobody",
+		risk:     "a process may trace every other process of its user, and take control of it",
 	},
 	{
 		name: "vm.unprivileged_userfaultfd", least: 0, most: 0, set: 0,
 		protects: "the kernel, behind the seccomp filter of a guest",
-		risk:     "any user may stop the kernel in the middle of a copy, and so win races in it",
+		risk:     "any user may pause the kernel in the middle of a copy, and so win race conditions in the kernel",
 	},
 	// This one is not about attacks, but like the others it may have been set on purpose.
 	{
 		name: "net.netfilter.nf_conntrack_tcp_loose", least: 1, most: 1, set: 1,
-		protects: "open connections of sandboxes, when the table of flows was flushed or full",
-		risk: "a connection whose entry in the table of flows is lost hangs: its packets are invalid then, and dropped, instead of " +
-			"asked about anew",
+		protects: "open connections of sandboxes, when the conntrack table was flushed or full",
+		risk: "a connection that loses its conntrack entry hangs: its packets are invalid then and are dropped, instead of being " +
+			"checked again",
 	},
 }
 
@@ -74,11 +74,11 @@ func (h *host) within(r restraint) Finding {
 	s := setting{r.name, r.set}
 	text := strings.TrimSpace(h.read(s.path()))
 	if text == "" {
-		return skipped("%s does not exist here", r.name)
+		return skipped("%s does not exist on this host", r.name)
 	}
 	is, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return skipped("%s is %q, no number", r.name, text)
+		return skipped("%s is %q, which is not a number", r.name, text)
 	}
 	if is < r.least || is > r.most {
 		return warn(s.mendForGood(), "%s is %d: %s", r.name, is, r.risk)
@@ -108,12 +108,12 @@ var coreHandler = check{
 		limit := strings.TrimSpace(h.read(setting{name: name}.path()))
 		switch limit {
 		case "":
-			return skipped("%s does not exist here", name)
+			return skipped("%s does not exist on this host", name)
 		case "0": // core(5): no limit, and the kernel does not wait for them
 			s := setting{name, 16} // systemd's value, in its 50-coredump.conf
-			return warn(s.mendForGood(), "each crash on this host starts %s as root, any number at once (%s is 0); those of guests "+
+			return warn(s.mendForGood(), "each crash on this host starts %s as root, without a limit (%s is 0); crashes of guests "+
 				"start none", program, name)
 		}
-		return ok("crashes start %s, at most %s at once; those of guests start none", program, limit)
+		return ok("crashes start %s, at most %s at once; crashes of guests start none", program, limit)
 	},
 }

@@ -27,7 +27,7 @@ var kernelChecks = []check{
 			v, known := parseVersion(release)
 			switch {
 			case !known:
-				return fail("boot a Linux of at least "+floor.String(), "this kernel calls itself %q, which is no version", release)
+				return fail("boot a Linux of at least "+floor.String(), "the release %q of this kernel is not a version", release)
 			case v.before(floor):
 				return fail("boot a Linux of at least "+floor.String(), "Linux %s is older than %s", release, floor)
 			}
@@ -35,7 +35,7 @@ var kernelChecks = []check{
 		},
 	},
 	{
-		name: "user-namespaces", protects: "guest root is nobody on the host", root: true,
+		name: "user-namespaces", protects: "guest root has no privileges on the host", root: true,
 		run: func(_ context.Context, h *host) Finding {
 			base := h.cfg.Instance.UIDBase(0)
 			f, err := netns.UserNS(base, 65536)
@@ -44,11 +44,11 @@ var kernelChecks = []check{
 					"%v", err)
 			}
 			f.Close()
-			return ok("made one that maps 0-65535 to %d-%d", base, base+65535)
+			return ok("a test namespace maps 0-65535 to %d-%d", base, base+65535)
 		},
 	},
 	{
-		name: "overlay", protects: "root file systems: one copy of a layer, whoever's ids", root: true,
+		name: "overlay", protects: "root file systems: one copy of a layer for all sandboxes", root: true,
 		run: func(_ context.Context, h *host) Finding {
 			dir := existing(h.cfg.StateDir)
 			users, err := netns.UserNS(0, 65536)
@@ -66,7 +66,7 @@ var kernelChecks = []check{
 		},
 	},
 	{
-		name: "cgroups", protects: "limits, and the one way to kill all of a sandbox", root: true,
+		name: "cgroups", protects: "limits, and killing all processes of a sandbox", root: true,
 		run: func(context.Context, *host) Finding {
 			mode, swap, err := cgroups.Probe()
 			if err != nil {
@@ -74,24 +74,24 @@ var kernelChecks = []check{
 			}
 			if !swap {
 				return warn("boot with swapaccount=1, or swapoff -a", "%s; the kernel does not limit swap: a guest over its memory "+
-					"limit may fill it", mode)
+					"limit may fill the swap", mode)
 			}
 			return ok("%s", mode)
 		},
 	},
 	{
-		name: "seccomp", protects: "what of the kernel a guest on runc can call",
+		name: "seccomp", protects: "the kernel from a guest on runc: it limits system calls",
 		run: func(context.Context, *host) Finding {
 			// seccomp(2): SECCOMP_GET_ACTION_AVAIL says whether filters know an action.
 			action := uint32(unix.SECCOMP_RET_ERRNO)
 			if err := seccompActionAvailable(&action); err != nil {
 				return fail("boot a kernel with CONFIG_SECCOMP_FILTER", "seccomp filters: %v", err)
 			}
-			return ok("filters with errno")
+			return ok("the kernel has filters that return errno")
 		},
 	},
 	{
-		name: "loop", protects: "the storage pool is a file", root: true,
+		name: "loop", protects: "the storage pool, which is a file", root: true,
 		run: func(ctx context.Context, h *host) Finding {
 			if kind := h.pool(); kind != pool.BtrfsLoop {
 				return ok("not needed with a pool of kind %s", kind)
@@ -101,7 +101,7 @@ var kernelChecks = []check{
 				f.modules = []string{"loop"}
 				return f
 			}
-			return ok("/dev/loop-control is there")
+			return ok("/dev/loop-control exists")
 		},
 	},
 	{
@@ -114,10 +114,10 @@ var kernelChecks = []check{
 				return warn(`set storage.pool = "auto"`, "the pool is a plain directory: one sandbox can fill the host's disk")
 			}
 			if strings.Contains(h.read("/proc/filesystems"), "\tbtrfs\n") {
-				return ok("the kernel has it")
+				return ok("the kernel has btrfs")
 			}
 			if h.command(ctx, "modprobe", "-n", "btrfs") == nil {
-				return ok("a module that is loaded when needed")
+				return ok("the kernel loads the module btrfs when needed")
 			}
 			return fail(`install a kernel with btrfs (Debian: linux-image-amd64), or set storage.pool = "plain", which cannot limit disks`,
 				"this kernel has no btrfs")

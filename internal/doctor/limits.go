@@ -51,15 +51,15 @@ var sysctls = []struct {
 		need: func(n int64) int64 { return n*256 + 65536 },
 	},
 	{
-		name: "fs.inotify.max_user_instances", protects: "watching for the end of sandboxes; 64 for each guest", raise: 1024,
+		name: "fs.inotify.max_user_instances", protects: "noticing when sandboxes end; 64 for each guest", raise: 1024,
 		need: func(int64) int64 { return 64 },
 	},
 	{
-		name: "fs.inotify.max_user_watches", protects: "watching for the end of sandboxes",
+		name: "fs.inotify.max_user_watches", protects: "noticing when sandboxes end",
 		need: func(n int64) int64 { return n*watchEach + 8192 },
 	},
 	{
-		name: "fs.mount-max", protects: "root file systems, and what PID 1 of a sandbox mounts",
+		name: "fs.mount-max", protects: "root file systems, and the mounts of a sandbox's PID 1",
 		need: func(n int64) int64 { return n*mountsEach + 1024 },
 	},
 	// Each sandbox may have flowsEach flows (egress: connlimit), and the table is the
@@ -111,13 +111,13 @@ func (h *host) atLeast(name string, need, want int64, modules []string) Finding 
 	s := setting{name, want}
 	text := strings.TrimSpace(h.read(s.path()))
 	if text == "" {
-		f := skipped("%s does not exist here yet", name)
+		f := skipped("%s does not exist on this host yet", name)
 		f.modules = modules
 		return f
 	}
 	is, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
-		return skipped("%s is %q, no number", name, text)
+		return skipped("%s is %q, which is not a number", name, text)
 	}
 	if is < need {
 		f := warn(s.mend(), "%s is %d, and %d sandboxes (limits.max_sandboxes) may need %d", name, is, h.cfg.Limits.MaxSandboxes, need)
@@ -138,10 +138,10 @@ var nofile = check{
 		}
 		var l unix.Rlimit
 		if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &l); err != nil {
-			return skipped("limits of %s: %v", whose, err)
+			return skipped("read the limits of %s: %v", whose, err)
 		}
 		if l.Max < need {
-			return warn(fmt.Sprintf("LimitNOFILE=%d in its unit, or ulimit -Hn %d before sandboxd serve", max(need, 1048576),
+			return warn(fmt.Sprintf("set LimitNOFILE=%d in its unit, or ulimit -Hn %d before sandboxd serve", max(need, 1048576),
 				max(need, 1048576)),
 				"%s may open %d files, and %d sandboxes may need %d", whose, l.Max, h.cfg.Limits.MaxSandboxes, need)
 		}
@@ -168,13 +168,13 @@ func (h *host) daemon() int {
 // entries, such as those of sandboxes, do not count since Linux 5.0 (neigh_alloc in
 // net/core/neighbour.c); the host's own do.
 var neighbours = check{
-	name: "net.ipv4.neigh.default.gc_thresh3", protects: "the host's own network, beside a sandbox for each link",
+	name: "net.ipv4.neigh.default.gc_thresh3", protects: "the host's own network, next to the links of sandboxes",
 	run: func(_ context.Context, h *host) Finding {
 		const name = "net.ipv4.neigh.default.gc_thresh3"
 		text := h.read(setting{name: name}.path())
 		limit, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 		if err != nil {
-			return skipped("%s is %q", name, text)
+			return skipped("%s is %q, which is not a number", name, text)
 		}
 		used := int64(0)
 		for line := range strings.Lines(h.read("/proc/net/arp")) {
@@ -185,10 +185,10 @@ var neighbours = check{
 		}
 		if used*10 > limit*8 {
 			s := setting{name, limit * 4}
-			w := warn(s.mend(), "%d of %d neighbours are in use: beyond that the host reaches nobody new", used, limit)
+			w := warn(s.mend(), "%d of %d neighbour entries are in use: when all are, the host cannot reach new neighbours", used, limit)
 			w.sysctl = &s
 			return w
 		}
-		return ok("%d of %d in use; those of sandboxes do not count", used, limit)
+		return ok("%d of %d entries in use; those of sandboxes do not count", used, limit)
 	},
 }

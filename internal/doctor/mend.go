@@ -51,7 +51,7 @@ func mend(ctx context.Context, h *host, found []Finding) error {
 				errs = append(errs, err)
 				continue
 			}
-			f.Fixed = fmt.Sprintf("%s is %d, was %s; kept in %s", f.sysctl.name, f.sysctl.want, was, sysctlFile)
+			f.Fixed = fmt.Sprintf("%s is %d, was %s; saved in %s", f.sysctl.name, f.sysctl.want, was, sysctlFile)
 		}
 		f.Fixed = strings.TrimSuffix(f.Fixed, "; ")
 	}
@@ -78,7 +78,7 @@ func (h *host) keep(s setting, was string) error {
 	path := h.root + sysctlFile
 	b, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("keep %s: %w", s.name, err)
+		return fmt.Errorf("save %s: %w", s.name, err)
 	}
 	// sysctl.d(5) allows comments only on lines of their own.
 	line := fmt.Sprintf("%s = %d", s.name, s.want)
@@ -94,10 +94,10 @@ func (h *host) keep(s setting, was string) error {
 	}
 	text := strings.Join(lines, "\n") + "\n"
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("keep %s: %w", s.name, err)
+		return fmt.Errorf("save %s: %w", s.name, err)
 	}
 	if err := os.WriteFile(path+".new", []byte(text), 0o644); err != nil {
-		return fmt.Errorf("keep %s: %w", s.name, err)
+		return fmt.Errorf("save %s: %w", s.name, err)
 	}
 	return os.Rename(path+".new", path)
 }

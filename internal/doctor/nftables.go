@@ -12,7 +12,7 @@ import (
 // plainNftables is the check "nftables". It finds firewalls that are written for nft(8)
 // alone: iptables does not show them, and a packet must pass them, too.
 var plainNftables = check{
-	name: "nftables", protects: "what sandboxes are allowed to reach, and their names", root: true,
+	name: "nftables", protects: "what sandboxes are allowed to reach, and their DNS", root: true,
 	run: func(_ context.Context, h *host) Finding {
 		all, err := egress.Barriers(h.cfg.Instance, h.cfg.Network.Pool)
 		if err != nil {
@@ -32,15 +32,15 @@ func barred(all []egress.Barrier, i instance.Instance, firewalld bool) Finding {
 		}
 		what := "what sandboxes are allowed to reach"
 		if b.Hook == "input" {
-			what = "what sandboxes ask the resolver, and so all names"
+			what = "the queries of sandboxes to the resolver, so they resolve no names"
 		}
-		details = append(details, fmt.Sprintf("%s, by %s, discards %s", b.Name(), b.By, what))
+		details = append(details, fmt.Sprintf("%s, by %s, drops %s", b.Name(), b.By, what))
 		mend = append(mend, admit(b, i)...)
 	}
 	if mend == nil {
-		return ok("no firewall of nf_tables discards what sandboxes are allowed")
+		return ok("no nf_tables firewall drops what sandboxes are allowed to send")
 	}
-	return warn(strings.Join(mend, " && ")+" # and in the file that these rules are from, such as /etc/nftables.conf",
+	return warn(strings.Join(mend, " && ")+" # and change the file that these rules come from, such as /etc/nftables.conf",
 		"%s", strings.Join(details, "; "))
 }
 

@@ -10,10 +10,10 @@ import (
 // packetChecks share one trial of the packet layer in a network namespace of
 // its own.
 var packetChecks = []check{
-	tried(egress.ProbeSets, "which address may send by which link", "ip_set", "ip_set_hash_netiface"),
+	tried(egress.ProbeSets, "which source address each sandbox may use", "ip_set", "ip_set_hash_netiface"),
 	tried(egress.ProbeChains, "default deny for every sandbox", "nf_tables", "nf_conntrack", "xt_set", "xt_mark", "xt_connlimit",
 		"xt_hashlimit", "xt_NFQUEUE", "xt_NFLOG"),
-	tried(egress.ProbeQueue, "the question to sandboxd about each new flow", "nfnetlink_queue"),
+	tried(egress.ProbeQueue, "sandboxd's decision about each new flow", "nfnetlink_queue"),
 }
 
 func tried(part, protects string, modules ...string) check {
@@ -31,7 +31,7 @@ func tried(part, protects string, modules ...string) check {
 			f.modules = modules
 			return f
 		}
-		return ok("made and removed in a network of its own")
+		return ok("created and removed in a test network namespace")
 	}}
 }
 

@@ -14,16 +14,16 @@ import (
 
 var programChecks = []check{
 	{
-		name: "root", protects: "namespaces, cgroups and firewall rules are root's to make", start: true,
+		name: "root", protects: "namespaces, cgroups and firewall rules, which only root can make", start: true,
 		run: func(_ context.Context, h *host) Finding {
 			if !h.isRoot {
-				return fail("run it as root", "this is not root, and sandboxd makes namespaces, cgroups and firewall rules")
+				return fail("run it as root", "not running as root; only root can make namespaces, cgroups and firewall rules")
 			}
-			return ok("this is root")
+			return ok("running as root")
 		},
 	},
 	{
-		name: "programs", protects: "runtimes and agent of every sandbox", start: true,
+		name: "programs", protects: "the runtime and the agent of every sandbox", start: true,
 		run: func(_ context.Context, h *host) Finding {
 			var missing []string
 			for _, f := range []string{"runsc", "sandboxd-runc", "agent/sandbox-agent"} {
@@ -33,7 +33,7 @@ var programChecks = []check{
 				}
 			}
 			if missing != nil {
-				return fail("set libexec_dir to where sandboxd's programs are", "cannot be executed: %s", strings.Join(missing, ", "))
+				return fail("set libexec_dir to the directory of the programs", "cannot be executed: %s", strings.Join(missing, ", "))
 			}
 			return ok("runsc, sandboxd-runc and sandbox-agent are in %s", h.cfg.LibexecDir)
 		},
@@ -41,7 +41,7 @@ var programChecks = []check{
 	needsProgram("iptables", "iptables", "the firewall of every sandbox", func(*host) bool { return true }),
 	needsProgram("mkfs.btrfs", "btrfs-progs", "disks with limits and snapshots", func(h *host) bool { return h.pool() == pool.BtrfsLoop }),
 	{
-		name: "access", protects: "who may use the API", root: true,
+		name: "access", protects: "access to the API", root: true,
 		run: func(_ context.Context, h *host) Finding {
 			if h.cfg.Listen.TCP != "" {
 				if _, err := h.cfg.APIKeys(); err != nil {
@@ -50,7 +50,7 @@ var programChecks = []check{
 			}
 			g := h.cfg.Listen.SocketGroup
 			if _, err := user.LookupGroup(g); err != nil {
-				return warn("groupadd --system "+g, "the group %s does not exist, so only root may use the socket", g)
+				return warn("groupadd --system "+g, "the group %s does not exist: only root may use the socket", g)
 			}
 			return ok("the socket is for root and group %s", g)
 		},

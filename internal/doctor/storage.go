@@ -28,19 +28,19 @@ var storageChecks = []check{
 			if _, err := os.Stat(filepath.Join(h.cfg.StateDir, "pool.img")); err != nil && h.pool() == pool.BtrfsLoop {
 				need += int64(h.cfg.Storage.PoolSize) // the daemon will allocate it in full
 				if free < need {
-					return fail("free space, or lower storage.pool_size", "%s has %d MiB free, and storage.pool_size wants %d MiB of it",
+					return fail("free space, or lower storage.pool_size", "%s has %d MiB free, and storage.pool_size needs %d MiB",
 						dir, free>>20, h.cfg.Storage.PoolSize>>20)
 				}
 			}
 			if free < need {
-				return warn("free space; see sandboxctl system df", "%s has %d MiB free: creates and image builds begin to fail soon", dir,
+				return warn("free space; see sandboxctl system df", "%s has %d MiB free: creates and image builds will soon fail", dir,
 					free>>20)
 			}
 			return ok("%s has %d MiB free", dir, free>>20)
 		},
 	},
 	{
-		name: "pool", protects: "what sandboxes write", root: true,
+		name: "pool", protects: "the data that sandboxes write", root: true,
 		run: func(_ context.Context, h *host) Finding {
 			dir := filepath.Join(h.cfg.StateDir, "pool")
 			kind, what := h.pool(), dir
@@ -54,7 +54,7 @@ var storageChecks = []check{
 			case pool.BtrfsLoop:
 				what = filepath.Join(h.cfg.StateDir, "pool.img")
 				if _, err := os.Stat(what); err != nil {
-					return ok("made at the first start, %d MiB", h.cfg.Storage.PoolSize>>20)
+					return ok("created at the first start, %d MiB", h.cfg.Storage.PoolSize>>20)
 				}
 			}
 			var st unix.Statfs_t
@@ -66,14 +66,14 @@ var storageChecks = []check{
 				return ok("%s is not mounted; the daemon mounts it", what)
 			case !is && kind == pool.Btrfs:
 				return fail("mount a btrfs on "+dir+", or set storage.pool = \"auto\"",
-					"the pool is to be a btrfs, and none is mounted on %s", dir)
+					"the pool must be a btrfs, and none is mounted on %s", dir)
 			}
 			if st.Flags&unix.ST_RDONLY != 0 {
 				return fail("stop sandboxd; umount "+dir+"; check the file system of "+what,
-					"the pool is read-only, as file systems become after an I/O error; dmesg says which")
+					"the pool is read-only: file systems become so after an I/O error; dmesg shows the error")
 			}
 			if used := 100 - int64(st.Bavail)*100/int64(max(st.Blocks, 1)); used > 90 {
-				return warn("sandboxctl system df; delete sandboxes", "the pool is full to %d %%: writes in sandboxes begin to fail soon",
+				return warn("sandboxctl system df; delete sandboxes", "the pool is %d %% full: writes in sandboxes will soon fail",
 					used)
 			}
 			return ok("%s: %s, %d MiB free", kind, what, int64(st.Bavail)*st.Bsize>>20)

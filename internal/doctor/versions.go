@@ -29,22 +29,22 @@ type advisory struct {
 var advisoriesOf = map[string][]advisory{
 	"runc": {
 		{
-			"CVE-2025-31133, CVE-2025-52565, CVE-2025-52881", "masked paths and /dev/console by races, to a write to /proc of the host",
+			"CVE-2025-31133, CVE-2025-52565, CVE-2025-52881", "races on masked paths and /dev/console: a guest writes to the host's /proc",
 			version{},
 			[]version{{1, 2, 8}, {1, 3, 3}, {1, 4, 0}},
 			"github.com/opencontainers/runc/security/advisories/GHSA-9493-h29p-rfm2",
 		},
-		{"CVE-2024-21626", "a leaked descriptor of the host's files", version{}, []version{{1, 1, 12}}, "GHSA-xr7r-f8xq-vfvv"},
+		{"CVE-2024-21626", "a leaked descriptor gives a guest the host's files", version{}, []version{{1, 1, 12}}, "GHSA-xr7r-f8xq-vfvv"},
 	},
 	"kernel": {
 		{
-			"CVE-2024-1086", "nf_tables in a user namespace, to root",
+			"CVE-2024-1086", "any user becomes root through nf_tables in a user namespace",
 			version{3, 15},
 			[]version{{6, 1, 76}, {6, 6, 15}, {6, 7, 3}, {6, 8}},
 			"git.kernel.org f342de4e2f33",
 		},
 		{
-			"CVE-2023-0386", "overlayfs copies set-user-id files up, to root",
+			"CVE-2023-0386", "any user becomes root, because overlayfs copies up set-user-id files",
 			version{5, 11},
 			[]version{{6, 1, 9}, {6, 2}},
 			"git.kernel.org 4f11ada10d0a",
@@ -76,7 +76,7 @@ func known(what string, v version) Finding {
 				a.what, a.source)
 		}
 	}
-	return ok("%s %s: no flaw is known here", what, v)
+	return ok("%s %s: no known flaw", what, v)
 }
 
 // gVisor is released weekly and fixes flaws only in its newest release: a pin of more
@@ -85,17 +85,17 @@ const gvisorOld = 365 * 24 * time.Hour
 
 var versionChecks = []check{
 	{
-		name: "kernel-advisories", protects: "the wall of runc",
+		name: "kernel-advisories", protects: "the isolation of runc",
 		run: func(_ context.Context, h *host) Finding {
 			v, certain := kernelVersion(h.read("/proc/sys/kernel/osrelease"), h.read("/proc/sys/kernel/version"))
 			if !certain {
-				return skipped("a distribution's kernel, whose number says nothing of its patches: see the advisories of your distribution")
+				return skipped("a distribution's kernel: its version does not show its patches; see the advisories of your distribution")
 			}
 			return known("kernel", v)
 		},
 	},
 	{
-		name: "runc-advisories", protects: "the wall of runc",
+		name: "runc-advisories", protects: "the isolation of runc",
 		run: func(_ context.Context, h *host) Finding {
 			path := filepath.Join(h.cfg.LibexecDir, "sandboxd-runc")
 			text, err := moduleOf(path, "github.com/opencontainers/runc")
@@ -104,13 +104,13 @@ var versionChecks = []check{
 			}
 			v, yes := parseVersion(text)
 			if !yes || strings.Contains(text, "-") { // a release candidate or an untagged commit
-				return skipped("%s links libcontainer %s, which is no release", path, text)
+				return skipped("%s links libcontainer %s, which is not a release", path, text)
 			}
 			return known("runc", v)
 		},
 	},
 	{
-		name: "gvisor-age", protects: "the wall of gVisor",
+		name: "gvisor-age", protects: "the isolation of gVisor",
 		run: func(_ context.Context, h *host) Finding {
 			path := filepath.Join(h.cfg.LibexecDir, "runsc")
 			text, err := moduleOf(path, "gvisor.dev/gvisor")
@@ -119,14 +119,14 @@ var versionChecks = []check{
 			}
 			m := pseudoVersion.FindStringSubmatch(text)
 			if m == nil {
-				return skipped("%s is gVisor %s, which says no date", path, text)
+				return skipped("%s is gVisor %s, which has no date", path, text)
 			}
 			day, err := time.Parse("20060102", m[1])
 			if err != nil {
 				return skipped("%s is gVisor %s: %v", path, text, err)
 			}
 			if age := h.now().Sub(day); age > gvisorOld {
-				return warn("upgrade sandboxd: it pins gVisor", "%s is gVisor of %s, %d days old; it is mended in new releases only", path,
+				return warn("upgrade sandboxd: it pins gVisor", "%s is gVisor of %s, %d days old; only new releases get fixes", path,
 					day.Format(time.DateOnly), int(age.Hours()/24))
 			}
 			return ok("gVisor of %s", day.Format(time.DateOnly))
@@ -141,7 +141,7 @@ var pseudoVersion = regexp.MustCompile(`^v\d+\.\d+\.\d+-(?:0\.)?(\d{8})\d{6}-[0-
 func moduleOf(path, module string) (string, error) {
 	info, err := buildinfo.ReadFile(path)
 	if err != nil {
-		return "", fmt.Errorf("read what %s was built of: %w", path, err)
+		return "", fmt.Errorf("read the build info of %s: %w", path, err)
 	}
 	for _, d := range info.Deps {
 		if d.Path != module {

@@ -40,13 +40,13 @@ func check(t *testing.T, cmd *cobra.Command) {
 		return // cobra's own, whose long text has the examples
 	}
 	if cmd.Short == "" {
-		t.Errorf("%s says nothing of itself: give it Short", cmd.CommandPath())
+		t.Errorf("%s has no description: set Short", cmd.CommandPath())
 	}
 	if strings.HasSuffix(cmd.Short, ".") {
 		t.Errorf("%s: Short is a title, without a full stop: %q", cmd.CommandPath(), cmd.Short)
 	}
 	if !strings.Contains(cmd.Example, cmd.CommandPath()) {
-		t.Errorf("%s shows no example of itself: give it Example, with lines as \"  %s …\"", cmd.CommandPath(), cmd.CommandPath())
+		t.Errorf("%s has no example: set Example, with lines such as \"  %s …\"", cmd.CommandPath(), cmd.CommandPath())
 	}
 	for line := range strings.Lines(cmd.Example) {
 		if !strings.HasPrefix(line, "  ") {
@@ -57,7 +57,7 @@ func check(t *testing.T, cmd *cobra.Command) {
 		}
 	}
 	if cmd.Runnable() && cmd.HasSubCommands() && cmd != cmd.Root() {
-		t.Errorf("%s does something and has commands below it: its arguments are taken for them", cmd.CommandPath())
+		t.Errorf("%s runs and has subcommands: its arguments would be taken for subcommands", cmd.CommandPath())
 	}
 	for _, sub := range cmd.Commands() {
 		check(t, sub)

@@ -38,19 +38,19 @@ const (
 	journalSize = 5000             // lines
 )
 
-const readme = `A support bundle of sandboxd. In it: what "sandboxd doctor" finds, versions, the
-configuration (without the keys it names), sandboxes (ids, states, reasons, times, limits),
-the log's operations, warnings and errors, and what the host holds of this instance: rules
-(with the addresses that sandboxes may reach), sets, links, cgroups, mounts. Not in it: names,
-environments, arguments, labels and output of sandboxes, keys, tokens.
+const readme = `A support bundle of sandboxd. It contains: the findings of "sandboxd doctor", versions, the
+configuration (without the keys that it refers to), sandboxes (ids, states, reasons, times,
+limits), the operations, warnings and errors of the log, and the resources of this instance on
+the host: firewall rules (with the addresses that sandboxes may reach), sets, links, cgroups,
+mounts. It does not contain: names, environments, arguments, labels and output of sandboxes,
+keys, tokens.
 
-Of the log, requests, refused flows and names that sandboxes looked up are left out. Of the
-lines that are kept, "[redacted]" stands in place of images, of what was wrong with a request
-that was refused, of all that other errors have in quotes, and of every field that is not
-known to be the daemon's own words. What an error of the host or of a runtime says without
-quotes is there as it was, but for values of sandboxes that there still are.
+The log in the bundle has no requests, no refused flows and no names that sandboxes looked up.
+In the other lines, "[redacted]" replaces images, the reason why a request was refused, all
+quoted text in other errors, and every field that may contain text of a client. Unquoted text
+in errors of the host or of a runtime is not changed, except for values of existing sandboxes.
 
-errors.txt, if there, says what could not be had.
+errors.txt, if it exists, lists the parts that could not be collected.
 `
 
 // A part is one file of the bundle.
@@ -70,7 +70,7 @@ func Write(ctx context.Context, w io.Writer, cfg *config.Config, version string)
 	all, err := b.records(ctx)
 	if err != nil {
 		// Without the records the secrets in the log are not known.
-		b.failed = append(b.failed, fmt.Sprintf("records: %v; the log is left out with them", err))
+		b.failed = append(b.failed, fmt.Sprintf("records: %v; without the records, the log is left out too", err))
 	}
 	scrub := scrubber(cfg, all)
 	parts := b.parts(all, err == nil)
@@ -141,7 +141,7 @@ func (b *bundle) parts(all []record.Record, log bool) []part {
 	if log {
 		parts = append(parts, part{"journal.txt", func(ctx context.Context) ([]byte, error) {
 			if _, err := os.Stat("/run/systemd/journal"); err != nil {
-				return nil, errors.New("no journal here; the log is where sandboxd's stderr goes")
+				return nil, errors.New("this host has no systemd journal; the log is where sandboxd's stderr goes")
 			}
 			text, err := run(ctx, "journalctl", "--unit", "sandboxd", "--lines", fmt.Sprint(journalSize), "--no-pager", "--output",
 				"short-iso")

@@ -99,7 +99,7 @@ func TestNoSecrets(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"README": "Not in it", "versions.json": "v1", "config.json": `"StateDir"`, "doctor.json": `"check": "kernel"`,
+		"README": "It does not contain", "versions.json": "v1", "config.json": `"StateDir"`, "doctor.json": `"check": "kernel"`,
 		"sandboxes.json": r.ID, "errors.txt": "system-info.json",
 	} {
 		if !strings.Contains(all[name], want) {

@@ -66,7 +66,8 @@ func (s *Scope) Keep(ctx context.Context) error {
 		err = s.start(ctx, holder)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("make %s, in which sandboxes live: %w; see: systemctl status %s", s.name, err, s.name), holder.Kill())
+		return errors.Join(fmt.Errorf("start %s, the systemd scope of sandboxes: %w; see `systemctl status %s`", s.name, err, s.name),
+			holder.Kill())
 	}
 	return nil
 }
@@ -151,7 +152,7 @@ func (s *Scope) job(ctx context.Context, start func(*dbus.Conn, chan<- string) e
 	defer cancel()
 	c, err := dbus.NewWithContext(ctx)
 	if err != nil {
-		return fmt.Errorf("speak to systemd: %w", err)
+		return fmt.Errorf("connect to systemd: %w", err)
 	}
 	defer c.Close()
 	done := make(chan string, 1)
@@ -163,7 +164,7 @@ func (s *Scope) job(ctx context.Context, start func(*dbus.Conn, chan<- string) e
 		return context.Cause(ctx)
 	case result := <-done:
 		if result != "done" {
-			return fmt.Errorf("systemd says the job is %q", result)
+			return fmt.Errorf("systemd reports the result %q for the job", result)
 		}
 		return nil
 	}
@@ -176,7 +177,7 @@ func startHolder() (*os.Process, error) {
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // Ctrl-C at a daemon in a terminal must not reach it
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the process that holds the scope of sandboxes: %w", err)
+		return nil, fmt.Errorf("start the process that keeps the scope of sandboxes: %w", err)
 	}
 	go cmd.Wait() //nolint:errcheck // however it ended
 	return cmd.Process, nil

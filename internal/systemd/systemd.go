@@ -47,7 +47,7 @@ func Stopping() { _, _ = daemon.SdNotify(false, daemon.SdNotifyStopping) }
 func Listener(name string) (net.Listener, error) {
 	all, err := activation.ListenersWithNames()
 	if err != nil {
-		return nil, fmt.Errorf("take the sockets that systemd holds: %w", err)
+		return nil, fmt.Errorf("take the sockets that systemd passes: %w", err)
 	}
 	var found net.Listener
 	for n, ls := range all {
@@ -56,8 +56,8 @@ func Listener(name string) (net.Listener, error) {
 				found = l
 				continue
 			}
-			err = errors.Join(err, fmt.Errorf("systemd holds a socket %q at %s: a socket unit of sandboxd has one, with "+
-				"FileDescriptorName=%s", n, l.Addr(), name))
+			err = errors.Join(err, fmt.Errorf("systemd passes an unexpected socket %q at %s: sandboxd takes one socket, with "+
+				"FileDescriptorName=%s in its socket unit", n, l.Addr(), name))
 		}
 	}
 	return found, err
@@ -70,7 +70,7 @@ func Listener(name string) (net.Listener, error) {
 func Watch(ctx context.Context, healthy func(context.Context) error, unwell func(error)) error {
 	limit, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		return fmt.Errorf("find systemd's watchdog: %w", err)
+		return fmt.Errorf("read systemd's watchdog limit: %w", err)
 	}
 	if limit == 0 {
 		return nil

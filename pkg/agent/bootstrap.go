@@ -49,8 +49,8 @@ func (b *Bootstrap) Line() ([]byte, error) {
 		return nil, fmt.Errorf("encode the agent's bootstrap: %w", err)
 	}
 	if len(line) >= MaxBootstrap {
-		return nil, fmt.Errorf("the agent's bootstrap has %d bytes, %d are possible: "+
-			"give fewer or shorter environment variables", len(line), MaxBootstrap-1)
+		return nil, fmt.Errorf("the agent's bootstrap has %d bytes; at most %d are allowed: "+
+			"use fewer or shorter environment variables", len(line), MaxBootstrap-1)
 	}
 	return append(line, '\n'), nil
 }
@@ -64,7 +64,7 @@ func (b *Bootstrap) File() (*os.File, error) {
 	}
 	fd, err := unix.MemfdCreate("sandboxd-bootstrap", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
-		return nil, fmt.Errorf("make a memory file for the agent's bootstrap: %w", err)
+		return nil, fmt.Errorf("create a memory file for the agent's bootstrap: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "bootstrap")
 	if _, err = f.Write(line); err == nil {
@@ -75,7 +75,7 @@ func (b *Bootstrap) File() (*os.File, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, fmt.Errorf("fill the memory file of the agent's bootstrap: %w", err)
+		return nil, fmt.Errorf("write the memory file of the agent's bootstrap: %w", err)
 	}
 	return f, nil
 }
@@ -108,10 +108,10 @@ func ReadBootstrap(r io.Reader) (Bootstrap, error) {
 	}
 	if b.Protocol < MinProtocol || b.Protocol > Protocol {
 		return b, fmt.Errorf("bootstrap speaks protocol %d, this agent speaks %d to %d: "+
-			"daemon and agent are of different releases", b.Protocol, MinProtocol, Protocol)
+			"daemon and agent are from different releases", b.Protocol, MinProtocol, Protocol)
 	}
 	if b.Token == "" {
-		return b, fmt.Errorf("bootstrap carries no token: an agent without one would be open to the whole sandbox")
+		return b, fmt.Errorf("bootstrap has no token: without one, every process of the sandbox could use the agent")
 	}
 	return b, nil
 }

@@ -154,9 +154,9 @@ func (c *Client) connect(ctx context.Context, _, _ string) (net.Conn, error) {
 
 // errSilent is the error of a request whose agent does not answer.
 func errSilent(limit time.Duration) error {
-	return errs.New(errs.Unavailable, "the agent of this sandbox has answered nothing for %v: "+
+	return errs.New(errs.Unavailable, "the agent of this sandbox has not answered for %v: "+
 		"its processes were stopped from outside, or get no CPU time or memory; "+
-		"`sandboxctl stats` shows the latter, `sandboxctl rm` ends it in any case", limit)
+		"`sandboxctl stats` shows the use of both, `sandboxctl rm` removes the sandbox in any case", limit)
 }
 
 func (c *Client) takeSpare() net.Conn {
@@ -216,12 +216,12 @@ func (c *Client) Tell(ctx context.Context, l Limits) error {
 	}
 	resp, err := c.RoundTripper().RoundTrip(r)
 	if err != nil {
-		return fmt.Errorf("tell the agent its limits: %w", err)
+		return fmt.Errorf("send the agent its limits: %w", err)
 	}
 	defer resp.Body.Close()
 	_, err = io.CopyN(io.Discard, resp.Body, 1<<10)
 	if resp.StatusCode != http.StatusOK && resp.StatusCode != http.StatusNotFound {
-		return fmt.Errorf("tell the agent its limits: status %d", resp.StatusCode)
+		return fmt.Errorf("send the agent its limits: status %d", resp.StatusCode)
 	}
 	if err == io.EOF { // all of it
 		err = nil
@@ -281,7 +281,7 @@ func checkPing(resp *http.Response) error {
 	p, err := strconv.Atoi(h)
 	if err != nil || p < MinProtocol || p > Protocol {
 		return errs.New(errs.Unsupported, "the agent speaks protocol %.16q, this daemon speaks %d to %d: "+
-			"remove the sandbox, or run the daemon it was made by", h, MinProtocol, Protocol)
+			"remove the sandbox, or run the daemon that created it", h, MinProtocol, Protocol)
 	}
 	return nil
 }

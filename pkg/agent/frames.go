@@ -80,9 +80,9 @@ func (f *FrameReader) Next() (stream byte, payload []byte, err error) {
 	case n > MaxFrame:
 		return 0, nil, fmt.Errorf("read frame: %d bytes, at most %d are allowed", n, MaxFrame)
 	case !f.init && stream != FrameControl:
-		return 0, nil, fmt.Errorf("read frame: the first one is of stream %d instead of %d", stream, FrameControl)
+		return 0, nil, fmt.Errorf("read frame: the first frame has stream %d instead of %d", stream, FrameControl)
 	case f.done:
-		return 0, nil, errors.New("read frame: one after the exit frame")
+		return 0, nil, errors.New("read frame: another frame follows the exit frame")
 	}
 	f.init = true
 	f.done = stream == FrameEnd
@@ -114,7 +114,7 @@ func ParseInit(payload []byte) (FrameInit, error) {
 		return i, fmt.Errorf("decode init frame: %w", err)
 	}
 	if !IsCommandID(i.ID) {
-		return i, errors.New("decode init frame: not a command id")
+		return i, errors.New("decode init frame: it has no valid command id")
 	}
 	return i, nil
 }
@@ -126,7 +126,7 @@ func ParseExit(payload []byte) (FrameExit, error) {
 		return FrameExit{}, fmt.Errorf("decode exit frame: %w", err)
 	}
 	if e.ExitCode < 0 || e.ExitCode > 255 || e.ExecutionTime < 0 {
-		return FrameExit{}, fmt.Errorf("decode exit frame: exit code %d", e.ExitCode)
+		return FrameExit{}, fmt.Errorf("decode exit frame: invalid exit code %d", e.ExitCode)
 	}
 	e.Signal, e.Error = printable(e.Signal, 32), printable(e.Error, 4<<10)
 	e.Reason, e.Hint = printable(e.Reason, 32), printable(e.Hint, 1<<10)

@@ -58,7 +58,7 @@ func (c *Client) Tasks(ctx context.Context) (int64, error) {
 	}
 	var n Tasks
 	if resp.StatusCode != http.StatusOK || json.Unmarshal(b, &n) != nil || n.Tasks < 0 {
-		return 0, fmt.Errorf("the agent does not count its tasks: it answers %d", resp.StatusCode)
+		return 0, fmt.Errorf("count the tasks of the sandbox: the agent answered status %d", resp.StatusCode)
 	}
 	return n.Tasks, nil
 }
@@ -83,7 +83,7 @@ func (c *Client) Probe(ctx context.Context, command string, limit time.Duration)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("the agent does not run the command: it answers %d", resp.StatusCode)
+		return "", fmt.Errorf("run the command: the agent answered status %d", resp.StatusCode)
 	}
 	all := &io.LimitedReader{R: resp.Body, N: maxProbeRead}
 	output, exit, err := outcome(NewFrameReader(bufio.NewReader(all)))
@@ -108,7 +108,7 @@ func outcome(frames *FrameReader) (string, FrameExit, error) {
 	for {
 		stream, payload, err := frames.Next()
 		if err != nil {
-			return text(last), FrameExit{}, fmt.Errorf("the agent hung up before the command ended: %w", err)
+			return text(last), FrameExit{}, fmt.Errorf("the agent closed the connection before the command ended: %w", err)
 		}
 		switch stream {
 		case FrameStdout, FrameStderr:

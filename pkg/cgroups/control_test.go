@@ -84,7 +84,7 @@ func testPopulated(t *testing.T, e *env) {
 		t.Error("populated:", yes, err)
 	}
 	err := e.Remove(e.ctx, id)
-	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), fmt.Sprintf("in there: %d (s", cmd.Process.Pid)) {
+	if !errors.Is(err, unix.EBUSY) || !strings.Contains(err.Error(), fmt.Sprintf("kill its processes first: %d (s", cmd.Process.Pid)) {
 		t.Errorf("remove: %v", err)
 	}
 	for _, h := range e.layout.ours {

@@ -191,12 +191,12 @@ func (lay *layout) checkLinks() error {
 		named := filepath.Join(filepath.Dir(h.mount), c)
 		a, err := os.Stat(named)
 		if err != nil {
-			return fmt.Errorf("find cgroups: the v1 controller %s is mounted at %s, but runtimes look for it at %s: make a link there: %w",
-				c, h.mount, named, err)
+			return fmt.Errorf("find cgroups: the v1 controller %s is mounted at %s, but runtimes look for it at %s: add a "+
+				"symlink there: %w", c, h.mount, named, err)
 		}
 		if b, err := os.Stat(h.mount); err != nil || !os.SameFile(a, b) {
-			return fmt.Errorf("find cgroups: the v1 controller %s is mounted at %s, but %s is another directory: make it a link to the "+
-				"mount", c, h.mount, named)
+			return fmt.Errorf("find cgroups: the v1 controller %s is mounted at %s, but %s is another directory: replace it with a "+
+				"symlink to the mount", c, h.mount, named)
 		}
 	}
 	return nil
@@ -237,7 +237,7 @@ func delegate(lay *layout, root string) error {
 			if err == nil {
 				err = errors.New("not offered")
 			}
-			return fmt.Errorf("delegate cgroup %s: it has no controller %s (only: %q): its parent must have that in "+
+			return fmt.Errorf("delegate cgroup %s: it has no controller %s (only: %q): its parent must list it in "+
 				"cgroup.subtree_control and hold no processes of its own; under systemd the unit needs Delegate=memory pids cpu: %w",
 				dir, c, strings.Join(has, " "), err)
 		}

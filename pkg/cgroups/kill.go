@@ -36,7 +36,7 @@ func (t *Tree) Populated(id string) (bool, error) {
 	}
 	yes, err := t.control.populated(t.controlled(id))
 	if err != nil {
-		return false, fmt.Errorf("ask for processes of %s: %w", id, err)
+		return false, fmt.Errorf("check for processes of %s: %w", id, err)
 	}
 	return yes, nil
 }
@@ -58,7 +58,7 @@ func (t *Tree) Freeze(ctx context.Context, id string) error {
 	if gone(err) {
 		return fmt.Errorf("freeze %s: %w", id, fs.ErrNotExist)
 	}
-	return errors.Join(fmt.Errorf("freeze %s: %w: a process waits in the kernel for a disk or a vfork; thawed again", id, err),
+	return errors.Join(fmt.Errorf("freeze %s: %w: a process waits in the kernel for a disk or a vfork; it was thawed again", id, err),
 		t.control.thaw(dir))
 }
 
@@ -80,7 +80,7 @@ func (t *Tree) Frozen(id string) (bool, error) {
 	}
 	yes, err := t.control.frozen(t.controlled(id))
 	if err != nil {
-		return false, fmt.Errorf("ask whether %s is frozen: %w", id, err)
+		return false, fmt.Errorf("check whether %s is frozen: %w", id, err)
 	}
 	return yes, nil
 }
@@ -101,7 +101,7 @@ func (t *Tree) Kill(ctx context.Context, id string) error {
 		err = t.killStray(ctx, id)
 	}
 	if err != nil {
-		return fmt.Errorf("kill %s: %w; left are: %s", id, err, t.who(id))
+		return fmt.Errorf("kill %s: %w; remaining processes: %s", id, err, t.who(id))
 	}
 	return nil
 }
@@ -174,7 +174,7 @@ func (t *Tree) who(id string) string {
 		}
 	}
 	if len(names) == 0 {
-		return "nobody any more"
+		return "none"
 	}
 	return strings.Join(names, ", ")
 }
@@ -202,7 +202,7 @@ func (t *Tree) Remove(ctx context.Context, id string) error {
 		return err
 	}
 	if populated {
-		return fmt.Errorf("remove cgroup of %s: %w: kill first; in there: %s", id, unix.EBUSY, t.who(id))
+		return fmt.Errorf("remove cgroup of %s: %w: kill its processes first: %s", id, unix.EBUSY, t.who(id))
 	}
 	ctx, cancel := t.within(ctx)
 	defer cancel()

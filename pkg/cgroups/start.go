@@ -82,7 +82,7 @@ func (t *Tree) Start(id string, cmd *exec.Cmd) error {
 		return err
 	}
 	if frozen {
-		return errs.New(errs.WrongState, "start a process in sandbox %s: it is frozen: thaw it first", id)
+		return errs.New(errs.WrongState, "start a process in sandbox %s: it is frozen; thaw it first", id)
 	}
 	if err := t.start(id, cmd); err != nil {
 		return fmt.Errorf("start %s in cgroup of %s: %w", cmd.Path, id, err)

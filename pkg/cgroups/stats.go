@@ -161,7 +161,7 @@ func (t *Tree) InitTasks(id string) (uint64, error) {
 	}
 	list, err := pids(t.leafIn(t.layout.of["pids"], id))
 	if err != nil && !gone(err) {
-		return 0, fmt.Errorf("look for PID 1 of %s: %w", id, err)
+		return 0, fmt.Errorf("find PID 1 of %s: %w", id, err)
 	}
 	for _, p := range list {
 		text, err := readFile(fmt.Sprintf("/proc/%d/status", p))

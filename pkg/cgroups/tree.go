@@ -139,15 +139,15 @@ func (t *Tree) CgroupsPath(id string) string {
 // check refuses a string that is no ID of this instance before it becomes a path.
 func (t *Tree) check(id string) error {
 	if !record.IsID(id) || id[0] != byte(t.inst) {
-		return errs.New(errs.Invalid, "%q is not the id of a sandbox of instance %s", id, t.inst)
+		return errs.New(errs.Invalid, "%q is not a sandbox id of instance %s", id, t.inst)
 	}
 	return nil
 }
 
 func (t *Tree) checkLimits(l Limits) error {
 	if can, _ := t.LimitsIO(); l.limitsIO() && !can {
-		return errs.New(errs.Unsupported, "a limit of I/O: this host has no io (v1: blkio) controller for it, or its files are on no "+
-			"block device; leave it out")
+		return errs.New(errs.Unsupported, "limit I/O: this host has no io (v1: blkio) controller, or its files are on no block "+
+			"device; leave it out")
 	}
 	return l.check()
 }

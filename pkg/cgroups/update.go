@@ -44,7 +44,7 @@ func limitFailed(id string, l Limits, err error) error {
 	case gone(err):
 		err = fs.ErrNotExist
 	case errors.Is(err, unix.EBUSY):
-		return errs.Wrap(err, errs.WrongState, "limit sandbox %s to %d MiB of memory: it uses more, and nothing of that can be given back",
+		return errs.Wrap(err, errs.WrongState, "limit sandbox %s to %d MiB of memory: it uses more, and the kernel cannot reclaim enough",
 			id, l.MemoryBytes>>20)
 	}
 	return fmt.Errorf("limit %s: %w", id, err)

@@ -137,7 +137,7 @@ func (w *watcher) wait(ctx context.Context, dir string, met func(events) bool) (
 			return x.ch, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("watch %s: %w: ENOSPC means that fs.inotify.max_user_watches is too low", dir, err)
+			return nil, fmt.Errorf("watch %s: %w (ENOSPC: raise fs.inotify.max_user_watches)", dir, err)
 		}
 		s = &subject{dir: dir, wd: int32(wd), waits: map[*wait]bool{}}
 		w.byWD[s.wd], w.byDir[dir] = s, s

@@ -38,11 +38,11 @@ func (b Barrier) Name() string { return b.Family + " " + b.Table + " " + b.Chain
 func Barriers(i instance.Instance, pool netip.Prefix) ([]Barrier, error) {
 	c, err := nftables.New()
 	if err != nil {
-		return nil, fmt.Errorf("talk to nf_tables: %w", err)
+		return nil, fmt.Errorf("connect to nf_tables: %w", err)
 	}
 	chains, err := c.ListChains()
 	if err != nil {
-		return nil, fmt.Errorf("list the chains of nf_tables: %w", err)
+		return nil, fmt.Errorf("list the nf_tables chains: %w", err)
 	}
 	var all []Barrier
 	for _, chain := range chains {
@@ -53,7 +53,7 @@ func Barriers(i instance.Instance, pool netip.Prefix) ([]Barrier, error) {
 		r := reader{conn: c, table: chain.Table, link: i.LinkPrefix(), pool: pool.Masked()}
 		fate, by, err := r.walk(chain.Name, false, 0)
 		if err != nil {
-			return nil, fmt.Errorf("read nf_tables' chain %s %s %s: %w", family, chain.Table.Name, chain.Name, err)
+			return nil, fmt.Errorf("read the nf_tables chain %s %s %s: %w", family, chain.Table.Name, chain.Name, err)
 		}
 		if fate == falls && chain.Policy != nil && *chain.Policy == nftables.ChainPolicyDrop {
 			fate, by = drops, "its policy"
@@ -267,7 +267,7 @@ func (r *reader) inSet(loaded expr.Any, mask []byte, e *expr.Lookup) (bool, erro
 	}
 	elements, err := r.conn.GetSetElements(&nftables.Set{Table: r.table, Name: e.SetName, ID: e.SetID})
 	if err != nil {
-		return false, fmt.Errorf("set %s: %w", e.SetName, err)
+		return false, fmt.Errorf("read the nf_tables set %s: %w", e.SetName, err)
 	}
 	for _, el := range elements {
 		// A name with * is the start of an interval: the name, then zeros.

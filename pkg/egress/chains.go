@@ -179,7 +179,7 @@ func newChains(i instance.Instance, pool netip.Prefix, gateway netip.Addr, log *
 	c := &chains{inst: i, pool: pool, gateway: gateway, log: log, restorer: "iptables-restore"}
 	var err error
 	if c.v4, err = iptables.New(iptables.IPFamily(iptables.ProtocolIPv4), iptables.Timeout(xtablesWait)); err != nil {
-		return nil, fmt.Errorf("iptables: %w: install the Debian package iptables", err)
+		return nil, fmt.Errorf("find iptables: %w: install the Debian package iptables", err)
 	}
 	c.v6, err = iptables.New(iptables.IPFamily(iptables.ProtocolIPv6), iptables.Timeout(xtablesWait))
 	if err == nil {
@@ -187,7 +187,7 @@ func newChains(i instance.Instance, pool netip.Prefix, gateway netip.Addr, log *
 	}
 	if err != nil {
 		c.v6 = nil
-		log.Warn("ip6tables does not work here: IPv6 of sandboxes is blocked by disable_ipv6 on their links alone", "err", err)
+		log.Warn("ip6tables does not work on this host: the IPv6 of sandboxes is blocked only by disable_ipv6 on their links", "err", err)
 	}
 	return c, nil
 }
@@ -204,8 +204,8 @@ func (c *chains) save(ctx context.Context) (rulesOf, error) {
 	}
 	if strings.Contains(stdout+stderr, "tables present") {
 		c.foreign.Do(func() {
-			c.log.Info("this host has tables of both iptables-legacy and iptables-nft; `sandboxd doctor` says whether the other's drop " +
-				"what sandboxd accepts")
+			c.log.Info("this host has tables of both iptables-legacy and iptables-nft; `sandboxd doctor` reports whether the other " +
+				"tables drop packets that sandboxd accepts")
 		})
 	}
 	return parseSave(stdout), nil
@@ -336,8 +336,8 @@ func (c *chains) standing(ctx context.Context) (bool, error) {
 			return false, nil
 		}
 		if c.moves == maxMoves+1 {
-			c.log.Warn("another program keeps its iptables rules in front of sandboxd's; one that accepts a packet of a sandbox lets it "+
-				"out unasked", "rules", behind)
+			c.log.Warn("another program keeps its iptables rules in front of sandboxd's: a packet of a sandbox that they accept is not "+
+				"checked by sandboxd", "rules", behind)
 		}
 	}
 	if c.installed != nil {
@@ -428,11 +428,11 @@ func (c *chains) install(ctx context.Context) error {
 	now, _ := c.ours(all)
 	if !alike(now, c.merged(generation)) {
 		c.installed = nil // otherwise the rules that are left would count as complete
-		return errors.New("somebody changed them while they were made")
+		return errors.New("another program changed them during the installation")
 	}
 	c.installed = now
 	if !equal(c.installed, c.merged(generation)) {
-		c.log.Info("this iptables prints rules in another form; they are installed anew at every start")
+		c.log.Info("this iptables prints rules in a different form than sandboxd writes them; sandboxd installs them again at every start")
 	}
 	return nil
 }

@@ -75,11 +75,11 @@ func newResolver(e *Engine) (*resolver, error) {
 	ctx := context.Background() // only a name would take time
 	pc, err := lc.ListenPacket(ctx, "udp4", addr)
 	if err != nil {
-		return nil, fmt.Errorf("resolver: %w (another daemon with this gateway?)", err)
+		return nil, fmt.Errorf("start the resolver: %w (does another daemon use this gateway?)", err)
 	}
 	l, err := lc.Listen(ctx, "tcp4", addr)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("resolver: %w", err), pc.Close())
+		return nil, errors.Join(fmt.Errorf("start the resolver: %w", err), pc.Close())
 	}
 	idle := func() time.Duration { return dnsIdle }
 	r.servers = []*dns.Server{
@@ -94,8 +94,8 @@ func (r *resolver) serve() {
 		r.done.Go(func() {
 			if err := s.ActivateAndServe(); !r.closing.Load() {
 				err = cmp.Or(err, io.EOF)
-				r.e.health.fail(fmt.Errorf("resolver: %w", err))
-				r.log.Error("resolver ended: sandboxes resolve no names until the daemon is restarted", "err", err)
+				r.e.health.fail(fmt.Errorf("the resolver ended: %w", err))
+				r.log.Error("the resolver ended: sandboxes resolve no names until the daemon is restarted", "err", err)
 			}
 		})
 	}
@@ -123,7 +123,7 @@ func (r *resolver) refresh() {
 	conf, err := dns.ClientConfigFromFile(resolvConf)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			r.log.Warn("nameservers not read", "err", err)
+			r.log.Warn("cannot read the nameservers; the previous ones stay in use", "err", err)
 		}
 		return
 	}
@@ -157,7 +157,7 @@ func (r *resolver) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	}
 	m.Truncate(limit)
 	if err := w.WriteMsg(m); err != nil {
-		r.log.Debug("dns answer not sent", "err", err)
+		r.log.Debug("cannot send dns answer", "err", err)
 	}
 	if s != nil && len(q.Question) == 1 && r.log.Enabled(context.Background(), slog.LevelDebug) {
 		r.log.Debug("dns", "sandbox", s.id, "name", q.Question[0].Name, "type", dns.TypeToString[q.Question[0].Qtype],
@@ -217,7 +217,7 @@ func (r *resolver) forward(question dns.Question) (*dns.Msg, error) {
 	defer cancel()
 	upstreams := *r.upstreams.Load()
 	if len(upstreams) == 0 {
-		return nil, fmt.Errorf("no nameserver is known: %s names none and none is configured", resolvConf)
+		return nil, fmt.Errorf("no nameserver is known: %s lists none and none is configured", resolvConf)
 	}
 	var errs []error
 	for i, u := range upstreams {
@@ -247,7 +247,7 @@ func ask(ctx context.Context, upstream netip.AddrPort, question dns.Question) (*
 			return nil, err
 		}
 		if len(a.Question) != 1 || a.Question[0].Qtype != question.Qtype || !strings.EqualFold(a.Question[0].Name, question.Name) {
-			return nil, errors.New("answer to another question")
+			return nil, errors.New("the answer is for another question")
 		}
 		// Other letters: the answer is forged, or the server changes case. TCP settles
 		// it.
@@ -263,7 +263,7 @@ func ask(ctx context.Context, upstream netip.AddrPort, question dns.Question) (*
 		}
 		return a, nil
 	}
-	return nil, errors.New("truncated over TCP")
+	return nil, errors.New("the answer is truncated even over TCP")
 }
 
 // randomCase makes an answer harder to forge (0x20 encoding).

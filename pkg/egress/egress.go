@@ -180,7 +180,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 		return err
 	}
 	if e.watch, err = watchRules(); err != nil {
-		e.log.Warn("changes of the firewall are not heard of, but only seen every ten seconds", "err", err)
+		e.log.Warn("cannot watch the firewall: sandboxd notices its changes only every ten seconds", "err", err)
 	}
 	if err := e.restore(ctx); err != nil {
 		return err
@@ -256,7 +256,7 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 		return err
 	}
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
-		return fmt.Errorf("register %s: address %s is not of the pool %s", id, addr, e.cfg.Pool)
+		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
 	if err := e.publish(id, addr, p); err != nil {
 		return err
@@ -337,7 +337,7 @@ func (e *Engine) Gone(ctx context.Context, id string) error {
 	case <-e.flows.gone(id):
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the end of the flows of %s: %w", id, ctx.Err())
+		return fmt.Errorf("wait until the flows of %s are closed: %w", id, ctx.Err())
 	}
 }
 
@@ -345,7 +345,7 @@ func (e *Engine) Gone(ctx context.Context, id string) error {
 func (e *Engine) ListRegistered(context.Context) ([]string, error) {
 	sources, err := e.sources()
 	if err != nil {
-		return nil, fmt.Errorf("list registered: %w", err)
+		return nil, fmt.Errorf("list registered sandboxes: %w", err)
 	}
 	ids := make([]string, 0, len(sources))
 	for _, s := range sources {

@@ -29,7 +29,7 @@ const (
 )
 
 // errLater says that an install failed a moment ago; its reason was logged then.
-var errLater = errors.New("wait before the chains are tried again")
+var errLater = errors.New("wait before the chains are installed again")
 
 // guard checks what other programs may change: chains, addresses of the host,
 // nameservers. With iptables-nft it notices a change of chains at once; changes made
@@ -67,20 +67,20 @@ func (e *Engine) guard(ctx context.Context) {
 
 func (e *Engine) check(ctx context.Context) {
 	if err := e.mendSources(); err != nil {
-		e.log.Error("who may send could not be compared with who is registered; who is missing is cut off, and this is tried again",
-			"err", err)
+		e.log.Error("cannot compare the ipset with the registered sandboxes: a sandbox that is missing from the set has no network; "+
+			"the next check tries again", "err", err)
 	}
 	if err := e.refreshHosts(); err != nil {
-		e.log.Warn("addresses of this host not read", "err", err)
+		e.log.Warn("cannot read the addresses of this host; the previous ones stay in use", "err", err)
 	}
 	e.dns.refresh()
 	if err := e.restore(ctx); err != nil && !errors.Is(err, errLater) && ctx.Err() == nil {
-		e.log.Error("the chains of sandboxd could not be seen to stand; links of sandboxes that were taken down stay so, and this is "+
-			"tried again", "err", err)
+		e.log.Error("cannot verify or install the chains of sandboxd: links of sandboxes that were set down stay down; the next check "+
+			"tries again", "err", err)
 	}
 	if err := e.restore6(ctx); err != nil && ctx.Err() == nil {
-		e.log.Error("the rules against IPv6 could not be seen to stand: IPv6 of sandboxes is blocked by the lock and by disable_ipv6 on "+
-			"their links alone, and this is tried again", "err", err)
+		e.log.Error("cannot verify or install the rules against IPv6: the IPv6 of sandboxes is blocked only by the lock and by "+
+			"disable_ipv6 on their links; the next check tries again", "err", err)
 	}
 }
 
@@ -109,17 +109,19 @@ func (e *Engine) restore(ctx context.Context) error {
 	unmet := !e.chains.hooked(mine, 0) && !e.chains.hooked(mine, 1)
 	switch {
 	case unmet && locked:
-		e.log.Warn("the chains of sandboxd were removed: nothing new opens until they are back")
+		e.log.Warn("the chains of sandboxd were removed: no new flow opens until they are restored")
 	case unmet:
 		e.cut.Store(true) // before linksDown: a caller that raises a link checks cut afterwards
 		down, err := e.linksDown()
 		e.held = append(e.held, down...)
 		if err != nil {
 			// The next step, installing the chains, is the better remedy.
-			e.log.Error("the chains of sandboxd were removed, and links of its sandboxes stay up until they are back", "err", err)
+			e.log.Error("the chains of sandboxd were removed, and links of its sandboxes cannot be set down: they stay up until the "+
+				"chains are restored", "err", err)
 		}
 		if len(down) > 0 {
-			e.log.Warn("the chains of sandboxd were removed: its sandboxes are cut off until they are back", "links", len(down))
+			e.log.Warn("the chains of sandboxd were removed: its sandboxes have no network until the chains are restored",
+				"links", len(down))
 		}
 	}
 	start := time.Now()
@@ -143,7 +145,7 @@ func (e *Engine) restore(ctx context.Context) error {
 		e.closeSuspects()
 	}
 	if err := e.linksUp(); err != nil {
-		return fmt.Errorf("take links up: %w", err)
+		return fmt.Errorf("set links up: %w", err)
 	}
 	e.log.Info("chains installed", "dur", time.Since(start))
 	return nil
@@ -172,10 +174,10 @@ func (e *Engine) letGo() {
 		return
 	}
 	if e.cut.Load() {
-		e.log.Warn("links of sandboxes stay down: the chains of sandboxd are gone; a daemon that can make them takes the links up",
-			"links", len(e.held))
+		e.log.Warn("links of sandboxes stay down, because the chains of sandboxd are missing; the next daemon that installs the chains "+
+			"sets the links up", "links", len(e.held))
 	} else if err := e.linksUp(); err != nil {
-		e.log.Warn("links of sandboxes stay down; the next daemon takes them up", "err", err)
+		e.log.Warn("cannot set links of sandboxes up: they stay down until the next daemon starts", "err", err)
 	}
 	e.held = nil
 }
@@ -284,7 +286,7 @@ func (e *Engine) linksUp() error {
 func (e *Engine) refreshHosts() error {
 	addrs, err := dump.Again(func() ([]netlink.Addr, error) { return e.sets.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
-		return fmt.Errorf("addresses of this host: %w", err)
+		return fmt.Errorf("list the addresses of this host: %w", err)
 	}
 	hosts := map[netip.Addr]bool{e.cfg.Gateway: true}
 	for _, a := range addrs {

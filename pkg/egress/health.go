@@ -40,8 +40,8 @@ func (e *Engine) Err() error {
 		return e.health.fault
 	}
 	if late := time.Since(e.health.looked); late > guardOverdue {
-		return fmt.Errorf("nobody has looked after chains, sets and lock for %v: iptables or the kernel hangs (see `ps -ef | grep "+
-			"iptables`)", late.Round(time.Second))
+		return fmt.Errorf("chains, sets and lock were not checked for %v: iptables or the kernel hangs (see `ps -ef | grep iptables`)",
+			late.Round(time.Second))
 	}
 	return nil
 }

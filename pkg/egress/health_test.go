@@ -56,7 +56,7 @@ func TestOverdue(t *testing.T) {
 	e := w.open()
 	e.guarding.Lock() // it hangs here
 	deadline := time.Now().Add(patient)
-	for err := error(nil); err == nil || !strings.Contains(err.Error(), "nobody has looked"); err = e.Err() {
+	for err := error(nil); err == nil || !strings.Contains(err.Error(), "were not checked for"); err = e.Err() {
 		if time.Now().After(deadline) {
 			t.Fatalf("it says %v", err)
 		}

@@ -111,13 +111,13 @@ func (c *chains) removeChains(mine rulesOf, which func(table, name string) bool)
 					continue
 				}
 				if err := c.v4.DeleteIfExists(table, name, strings.Fields(r)...); err != nil {
-					return fmt.Errorf("unhook from %s %s: %w", table, name, err)
+					return fmt.Errorf("delete the jump from %s %s: %w", table, name, err)
 				}
 			}
 		}
 		for _, name := range names { // empty them first: they refer to one another
 			if err := c.v4.ClearChain(table, name); err != nil {
-				return fmt.Errorf("clear %s %s: %w", table, name, err)
+				return fmt.Errorf("flush %s %s: %w", table, name, err)
 			}
 		}
 		for _, name := range names {
@@ -137,7 +137,7 @@ func (c *chains) unmasquerade(mine rulesOf, keep []string) error {
 			continue
 		}
 		if err := c.v4.DeleteIfExists("nat", "POSTROUTING", strings.Fields(r)...); err != nil {
-			return fmt.Errorf("unhook from nat POSTROUTING: %w", err)
+			return fmt.Errorf("delete the masquerade rule from nat POSTROUTING: %w", err)
 		}
 	}
 	return nil
@@ -156,7 +156,7 @@ func Purge(ctx context.Context, i instance.Instance) error {
 func purge(ctx context.Context, i instance.Instance) error {
 	v4, err := iptables.New(iptables.Timeout(xtablesWait))
 	if err != nil {
-		return fmt.Errorf("iptables: %w", err)
+		return fmt.Errorf("list iptables rules: %w", err)
 	}
 	c := &chains{inst: i, v4: v4, log: slog.New(slog.DiscardHandler)}
 	all, err := c.save(ctx)

@@ -150,7 +150,7 @@ const uplinkSet = "uplinks"
 func (l lock) install(uplinks []string) error {
 	c, err := nftables.New()
 	if err != nil {
-		return fmt.Errorf("talk to nf_tables: %w", err)
+		return fmt.Errorf("connect to nf_tables: %w", err)
 	}
 	t := c.AddTable(l.table()) // otherwise there would be nothing to delete
 	c.DelTable(t)
@@ -162,7 +162,7 @@ func (l lock) install(uplinks []string) error {
 		elements = append(elements, nftables.SetElement{Key: key})
 	}
 	if err := c.AddSet(&nftables.Set{Table: t, Name: uplinkSet, KeyType: nftables.TypeIFName}, elements); err != nil {
-		return fmt.Errorf("make nf_tables' set %s %s: %w", t.Name, uplinkSet, err)
+		return fmt.Errorf("create the nf_tables set %s %s: %w", t.Name, uplinkSet, err)
 	}
 	hooks := map[string]*nftables.ChainHook{
 		"forward": nftables.ChainHookForward, "input": nftables.ChainHookInput, "output": nftables.ChainHookOutput,
@@ -177,7 +177,7 @@ func (l lock) install(uplinks []string) error {
 		}
 	}
 	if err := c.Flush(); err != nil {
-		return fmt.Errorf("make nf_tables' table %s: %w (the kernel needs the module nf_tables)", t.Name, err)
+		return fmt.Errorf("create the nf_tables table %s: %w (the kernel needs the module nf_tables)", t.Name, err)
 	}
 	// A separate transaction: a kernel without the module nft_chain_nat does without
 	// it.
@@ -199,14 +199,14 @@ const natChain = "nat"
 func (l lock) standing() (ok bool, uplinks []string, err error) {
 	c, err := nftables.New()
 	if err != nil {
-		return false, nil, fmt.Errorf("talk to nf_tables: %w", err)
+		return false, nil, fmt.Errorf("connect to nf_tables: %w", err)
 	}
 	t := l.table()
 	for name, rules := range l.rules() {
 		// Without the table or the chain, the list is empty.
 		have, err := c.GetRules(t, &nftables.Chain{Name: name, Table: t})
 		if err != nil {
-			return false, nil, fmt.Errorf("read nf_tables' table %s: %w", t.Name, err)
+			return false, nil, fmt.Errorf("read the nf_tables table %s: %w", t.Name, err)
 		}
 		if len(have) != len(rules) {
 			return false, nil, nil
@@ -221,7 +221,7 @@ func (l lock) standing() (ok bool, uplinks []string, err error) {
 		elements, err = c.GetSetElements(set)
 	}
 	if err != nil {
-		return false, nil, fmt.Errorf("read nf_tables' set %s %s: %w", t.Name, uplinkSet, err)
+		return false, nil, fmt.Errorf("read the nf_tables set %s %s: %w", t.Name, uplinkSet, err)
 	}
 	for _, e := range elements {
 		uplinks = append(uplinks, unix.ByteSliceToString(e.Key))
@@ -238,7 +238,7 @@ func (l lock) remove() error {
 	}
 	c.DelTable(l.table())
 	if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("delete nf_tables' table %s: %w", l.table().Name, err)
+		return fmt.Errorf("delete the nf_tables table %s: %w", l.table().Name, err)
 	}
 	return nil
 }
@@ -252,9 +252,9 @@ func (e *Engine) keepLock() (stood bool) {
 		e.lockFault = ""
 	case err.Error() != e.lockFault: // each new fault is logged once
 		e.lockFault = err.Error()
-		e.log.Error("the lock behind the chains is not as it should be. Without it nothing but iptables keeps sandboxes in: after "+
-			"`iptables -F` they are open until sandboxd sees it and takes their links down, some 50 ms, and while it does not run for "+
-			"as long; and links that forward for sandboxes forward for all. This is tried again every ten seconds", "err", err)
+		e.log.Error("cannot verify or install the lock behind the chains. Without it only iptables confines sandboxes: after "+
+			"`iptables -F` they are open for about 50 ms, until sandboxd sets their links down, or for as long as sandboxd does not run. "+
+			"Links that forward for sandboxes forward for all hosts. sandboxd tries again every ten seconds", "err", err)
 	}
 	return stood
 }
@@ -287,7 +287,7 @@ func (e *Engine) CloseUplinks() error {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()
 	if _, err := e.raiseLock(); err != nil {
-		return fmt.Errorf("close the links that forward for sandboxes to all others: %w", err)
+		return fmt.Errorf("block other traffic on the links that forward for sandboxes: %w", err)
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func compile(n record.Network) (*policy, error) {
 		return nil, errs.New(errs.Invalid, "network mode %q: want none, rules or open", n.Mode)
 	}
 	if len(n.Rules) > maxRules {
-		return nil, errs.New(errs.Invalid, "%d network rules: at most %d are taken; join ranges into one CIDR", len(n.Rules), maxRules)
+		return nil, errs.New(errs.Invalid, "%d network rules: at most %d are allowed; join ranges into one CIDR", len(n.Rules), maxRules)
 	}
 	p := &policy{mode: n.Mode, rules: make([]rule, 0, len(n.Rules))}
 	for i, r := range n.Rules {
@@ -71,7 +71,8 @@ func compile(n record.Network) (*policy, error) {
 		case r.Ports[0] > r.Ports[1]:
 			return nil, errs.New(errs.Invalid, "network rule %d: ports %d-%d run backwards", i+1, r.Ports[0], r.Ports[1])
 		case r.Ports[1] != 0 && (r.Ports[0] == 0 || proto != 0 && !hasPorts(proto)):
-			return nil, errs.New(errs.Invalid, "network rule %d: ports %d-%d cannot be of %q", i+1, r.Ports[0], r.Ports[1], r.Proto)
+			return nil, errs.New(errs.Invalid, "network rule %d: ports %d-%d are not valid for protocol %q", i+1, r.Ports[0],
+				r.Ports[1], r.Proto)
 		}
 		prefix := r.Prefix.Masked()
 		p.rules = append(p.rules, rule{

@@ -57,10 +57,10 @@ func TestParseRule(t *testing.T) {
 		"[::1]:443/tcp":     "IPv6 is blocked",
 		"2001:db8::/32":     "IPv6 is blocked",
 		"::ffff:1.2.3.4":    "IPv6 is blocked",
-		"pypi.org":          "names in rules come in a later release; give an address",
-		"pypi.org:443/tcp":  "names in rules come in a later release; give an address",
-		"*.example.com:443": "names in rules come in a later release; give an address",
-		"localhost":         "names in rules come in a later release; give an address",
+		"pypi.org":          "this release does not support names in rules; use an address",
+		"pypi.org:443/tcp":  "this release does not support names in rules; use an address",
+		"*.example.com:443": "this release does not support names in rules; use an address",
+		"localhost":         "this release does not support names in rules; use an address",
 	} {
 		r, err := ParseRule(in)
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -23,7 +23,7 @@ func Probe(ctx context.Context, i instance.Instance) (found map[string]error, er
 		// Never unlocked: the thread ends here, and its namespace with it.
 		runtime.LockOSThread()
 		if err = unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			err = fmt.Errorf("make a network namespace to try things in: %w", err)
+			err = fmt.Errorf("create a network namespace for the probe: %w", err)
 			return
 		}
 		found, err = probe(ctx, i)

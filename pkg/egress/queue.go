@@ -69,7 +69,7 @@ func openQueue(ctx context.Context, num uint16) (*queue, error) {
 func bindQueue(num uint16) (*queue, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
 	if err != nil {
-		return nil, fmt.Errorf("netfilter netlink socket: %w: the kernel needs the module nfnetlink", err)
+		return nil, fmt.Errorf("open a netfilter netlink socket: %w: the kernel needs the module nfnetlink", err)
 	}
 	if err := configure(fd, num); err != nil {
 		unix.Close(fd)
@@ -101,11 +101,11 @@ func configure(fd int, num uint16) error {
 		return err
 	}
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, queueBuffer); err != nil {
-		return fmt.Errorf("receive buffer: %w", err)
+		return fmt.Errorf("set the receive buffer of the netfilter socket: %w", err)
 	}
 	// An overrun drops packets, which guests send again; it needs no error of its own.
 	if err := unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_NO_ENOBUFS, 1); err != nil {
-		return fmt.Errorf("NETLINK_NO_ENOBUFS: %w", err)
+		return fmt.Errorf("set NETLINK_NO_ENOBUFS: %w", err)
 	}
 	params := binary.BigEndian.AppendUint32(nil, queueCopy)
 	params = append(params, nfqCopyPacket)
@@ -129,7 +129,7 @@ func configure(fd int, num uint16) error {
 				"linux-image-amd64)", num, err)
 		}
 		if err != nil {
-			return fmt.Errorf("NFQUEUE %d: %s: %w", num, c.what, err)
+			return fmt.Errorf("configure NFQUEUE %d: %s: %w", num, c.what, err)
 		}
 	}
 	return unix.SetNonblock(fd, true)
@@ -285,7 +285,7 @@ func (e *Engine) serveQueue(ctx context.Context) {
 				break
 			}
 			if err := e.queue.answer(p, e.verdict(p.payload)); err != nil && ctx.Err() == nil {
-				e.log.Debug("verdict not taken", "err", err)
+				e.log.Debug("cannot send verdict", "err", err)
 			}
 			msgs = rest
 		}

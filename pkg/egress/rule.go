@@ -21,8 +21,8 @@ import (
 func ParseRule(s string) (record.Rule, error) {
 	r := record.Rule{Allow: true}
 	bad := func(format string, args ...any) (record.Rule, error) {
-		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: "+format+"; write CIDR[:port[-port]][/proto], as "+
-			"203.0.113.0/24:443/tcp", append([]any{s}, args...)...)
+		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: "+format+"; write CIDR[:port[-port]][/proto], such "+
+			"as 203.0.113.0/24:443/tcp", append([]any{s}, args...)...)
 	}
 	rest := s
 	// Text after the last slash is a protocol unless it starts with a digit.
@@ -60,7 +60,7 @@ func ParseRule(s string) (record.Rule, error) {
 		return record.Rule{}, err
 	}
 	if p != p.Masked() {
-		return bad("%s has bits beyond its mask: is %s meant, or %s?", p, p.Masked(), p.Addr())
+		return bad("%s has bits set beyond its mask: use %s or %s", p, p.Masked(), p.Addr())
 	}
 	r.Prefix = p
 	return r, nil
@@ -86,11 +86,11 @@ func parseTarget(s string) (netip.Prefix, error) {
 		return netip.PrefixFrom(a, a.BitLen()), nil
 	}
 	if isName(s) {
-		return netip.Prefix{}, errs.New(errs.Unsupported, "network rule for %q: names in rules come in a later release; give an address",
-			short(s))
+		return netip.Prefix{}, errs.New(errs.Unsupported, "network rule for %q: this release does not support names in rules; use an "+
+			"address", short(s))
 	}
-	return netip.Prefix{}, errs.New(errs.Invalid, "network rule for %q: not an IPv4 address or CIDR, as 203.0.113.7 or 203.0.113.0/24",
-		short(s))
+	return netip.Prefix{}, errs.New(errs.Invalid, "network rule for %q: not an IPv4 address or CIDR, such as 203.0.113.7 or "+
+		"203.0.113.0/24", short(s))
 }
 
 // short is s, shortened for an error: a client may send any length.
@@ -108,7 +108,7 @@ func isName(s string) bool {
 }
 
 func errIPv6(s string) error {
-	return errs.New(errs.Unsupported, "network rule %q: IPv6 is blocked in this release; give an IPv4 address", short(s))
+	return errs.New(errs.Unsupported, "network rule %q: IPv6 is blocked in this release; use an IPv4 address", short(s))
 }
 
 // networkPolicy is OpenSandbox's NetworkPolicy, with our fields ports and protocol
@@ -134,7 +134,7 @@ func FromPolicy(data []byte) (record.Network, error) {
 			"protocol}]}: %s", err)
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return record.Network{}, errs.New(errs.Invalid, "networkPolicy has something after its end")
+		return record.Network{}, errs.New(errs.Invalid, "networkPolicy has data after its JSON object")
 	}
 	var n record.Network
 	switch p.DefaultAction {
@@ -146,7 +146,8 @@ func FromPolicy(data []byte) (record.Network, error) {
 		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.defaultAction %q: want allow or deny", short(p.DefaultAction))
 	}
 	if len(p.Egress) > maxRules {
-		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress has %d rules; at most %d are taken", len(p.Egress), maxRules)
+		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress has %d rules; at most %d are allowed", len(p.Egress),
+			maxRules)
 	}
 	for i, e := range p.Egress {
 		if e.Action != "allow" && e.Action != "deny" {
@@ -157,8 +158,8 @@ func FromPolicy(data []byte) (record.Network, error) {
 			return record.Network{}, err
 		}
 		if prefix != prefix.Masked() {
-			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].target: %s has bits beyond its mask: is %s meant, "+
-				"or %s?", i, prefix, prefix.Masked(), prefix.Addr())
+			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].target: %s has bits set beyond its mask: use %s "+
+				"or %s", i, prefix, prefix.Masked(), prefix.Addr())
 		}
 		if e.Ports != nil && len(e.Ports) == 0 {
 			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].ports is empty; leave it out for all ports", i)
@@ -170,7 +171,7 @@ func FromPolicy(data []byte) (record.Network, error) {
 		for _, raw := range e.Ports {
 			if r.Ports, err = parsePorts(raw); err != nil {
 				return record.Network{}, errs.Wrap(err, errs.Invalid, "networkPolicy.egress[%d].ports: %s is neither a port nor a range "+
-					"as \"8000-8100\"", i, raw)
+					"such as \"8000-8100\"", i, raw)
 			}
 			n.Rules = append(n.Rules, r)
 		}

@@ -32,8 +32,8 @@ func (e *Engine) src() string { return e.cfg.Instance.Set("src") }
 func (e *Engine) createSets() error {
 	err := e.sets.IpsetCreate(e.src(), "hash:net,iface", netlink.IpsetCreateOptions{Replace: true})
 	if err != nil {
-		return fmt.Errorf("make ipset %s: %w: the kernel needs the modules ip_set and ip_set_hash_netiface (modprobe "+
-			"ip_set_hash_netiface; Debian has them in linux-image-amd64, not in its cloud-less minimal builds)", e.src(), err)
+		return fmt.Errorf("create ipset %s: %w: the kernel needs the modules ip_set and ip_set_hash_netiface (modprobe "+
+			"ip_set_hash_netiface; Debian has them in linux-image-amd64, but not in its minimal kernel builds)", e.src(), err)
 	}
 	return nil
 }
@@ -90,7 +90,7 @@ func (e *Engine) mendSources() error {
 	e.mu.RUnlock()
 	sources, err := e.sources()
 	if errors.Is(err, unix.ENOENT) {
-		e.log.Warn("the ipsets of sandboxd were destroyed by somebody; they are made anew")
+		e.log.Warn("another program destroyed the ipset of sandboxd; it is being created again")
 		err = e.createSets()
 	}
 	if err != nil {
@@ -108,12 +108,13 @@ func (e *Engine) mendSources() error {
 			continue
 		}
 		if err := e.addSource(s.id, s.addr); err != nil {
-			return fmt.Errorf("put %s back into ipset %s: %w", s.addr, e.src(), err)
+			return fmt.Errorf("add %s to ipset %s again: %w", s.addr, e.src(), err)
 		}
 		mended = append(mended, s.id)
 	}
 	if len(mended) > 0 {
-		e.log.Warn("sandboxes were cut off: somebody took them out of an ipset; they are back in it", "set", e.src(), "sandboxes", mended)
+		e.log.Warn("sandboxes had no network: another program removed them from an ipset; they were added again", "set", e.src(),
+			"sandboxes", mended)
 	}
 	return nil
 }
@@ -210,7 +211,7 @@ func (f *flusher) flush() {
 	start := time.Now()
 	n, err := f.delete(addrs)
 	if err != nil {
-		f.log.Warn("conntrack entries of ended sandboxes stay until they time out", "addresses", len(addrs), "err", err)
+		f.log.Warn("cannot delete conntrack entries of ended sandboxes: they stay until they time out", "addresses", len(addrs), "err", err)
 	}
 	f.log.Debug("conntrack flushed", "addresses", len(addrs), "flows", n, "dur", time.Since(start))
 	f.mu.Lock()
@@ -261,9 +262,9 @@ func (e *Engine) closeSuspects() {
 		return !allow
 	}))
 	if err != nil {
-		e.log.Error("flows that opened while the chains were gone may go on", "err", err)
+		e.log.Error("cannot close all flows that opened while the chains were missing: some may continue", "err", err)
 	}
-	e.log.Info("flows that nobody allowed were closed", "flows", n)
+	e.log.Info("flows that no policy allows were closed", "flows", n)
 }
 
 // closeLeftovers closes the flows of addresses that have no owner. The daemon may have
@@ -281,7 +282,7 @@ func (e *Engine) closeLeftovers() error {
 	nobodys := func(a netip.Addr) bool { return e.cfg.Pool.Contains(a) && !held[a] }
 	n, err := e.flows.delete(matching(func(f flow, _ netip.Addr) bool { return nobodys(f.src) || nobodys(f.dst) }))
 	if err != nil {
-		e.log.Warn("conntrack entries of ended sandboxes stay until they time out", "err", err)
+		e.log.Warn("cannot delete conntrack entries of ended sandboxes: they stay until they time out", "err", err)
 	}
 	if n > 0 {
 		e.log.Info("flows of ended sandboxes were closed", "flows", n)

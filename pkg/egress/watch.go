@@ -26,7 +26,7 @@ func watchRules() (*watch, error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("join the group of nf_tables: %w", err)
+		return nil, fmt.Errorf("join the netlink group of nf_tables: %w", err)
 	}
 	w := &watch{f: os.NewFile(uintptr(fd), "nftables")}
 	if w.raw, err = w.f.SyscallConn(); err != nil {

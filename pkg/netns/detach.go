@@ -55,13 +55,13 @@ func (m *Manager) Gone(ctx context.Context, id string) error {
 	}
 	gone, err := m.reap.watch(m, Link(id))
 	if err != nil {
-		return fmt.Errorf("wait for the end of %s: %w", Link(id), err)
+		return fmt.Errorf("wait until %s is deleted: %w", Link(id), err)
 	}
 	select {
 	case <-gone:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the end of %s: %w", Link(id), ctx.Err())
+		return fmt.Errorf("wait until %s is deleted: %w", Link(id), ctx.Err())
 	}
 }
 
@@ -231,7 +231,7 @@ func (r *reaper) force(m *Manager) {
 		// By index: another link may have the name by now.
 		err := h.LinkDel(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}})
 		if err != nil && !isGone(err) && m.Log != nil {
-			m.Log.Warn("a link of an ended sandbox cannot be deleted", "link", name, "err", err)
+			m.Log.Warn("cannot delete a link of an ended sandbox", "link", name, "err", err)
 		}
 	}
 }

@@ -30,7 +30,7 @@ func UserNS(base, size uint32) (*os.File, error) {
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("make user namespace 0-%d at %d: %w", size-1, base, err)
+		return nil, fmt.Errorf("create a user namespace that maps 0-%d to %d and up: %w", size-1, base, err)
 	}
 	return f, nil
 }
@@ -60,7 +60,7 @@ func withChild(base, size uint32, flags uintptr, steps []step, use func(proc str
 	pid, errno := spawn(flags|unix.CLONE_NEWUSER, pair, steps)
 	unix.Close(pair[1])
 	if err := back(); err != nil {
-		errs := []error{fmt.Errorf("become root again: %w", err)}
+		errs := []error{fmt.Errorf("switch back to root: %w", err)}
 		if errno == 0 {
 			errs = append(errs, end(pid))
 		}
@@ -95,7 +95,7 @@ func guide(pid, sock int, base, size uint32, steps []step, use func(proc string)
 	var n int
 	err := retryEINTR(func() (err error) { n, err = unix.Read(sock, verdict[:]); return err })
 	if err != nil || n != len(verdict) {
-		return fmt.Errorf("the process in the new namespace ended or hangs (read %d bytes): %w", n, err)
+		return fmt.Errorf("the process in the new namespace ended or does not answer (read %d bytes): %w", n, err)
 	}
 	if errno := binary.NativeEndian.Uint32(verdict[:4]); errno != 0 {
 		s := &steps[binary.NativeEndian.Uint32(verdict[4:])]

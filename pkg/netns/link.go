@@ -62,7 +62,7 @@ func (m *Manager) attach(id string, addr netip.Addr) error {
 	defer ns.Close()
 	guest, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {
-		return fmt.Errorf("enter: %w", err)
+		return fmt.Errorf("open the network namespace: %w", err)
 	}
 	defer guest.Close()
 
@@ -77,10 +77,10 @@ func (m *Manager) attach(id string, addr netip.Addr) error {
 		return err
 	}
 	if err := guest.LinkSetUp(inner); err != nil {
-		return fmt.Errorf("guest up: %w", err)
+		return fmt.Errorf("set the guest's link up: %w", err)
 	}
 	if err := host.LinkSetUp(outer); err != nil {
-		return fmt.Errorf("up: %w", err)
+		return fmt.Errorf("set the host's link up: %w", err)
 	}
 	if err := m.setUpHost(host, outer, addr); err != nil {
 		return err
@@ -105,7 +105,7 @@ func carries(h *netlink.Handle, ns vns.NsHandle, index int) error {
 		Namespace: &ns, ErrorCallback: func(error) {},
 	})
 	if err != nil {
-		return fmt.Errorf("watch guest link: %w", err)
+		return fmt.Errorf("watch the guest's link: %w", err)
 	}
 	defer unsubscribe(updates, done)
 	timeout := time.NewTimer(carrierTimeout)
@@ -119,10 +119,10 @@ func carries(h *netlink.Handle, ns vns.NsHandle, index int) error {
 		select {
 		case _, ok := <-updates:
 			if !ok {
-				return errors.New("watch guest link: the kernel lost events")
+				return errors.New("watch the guest's link: the kernel lost events")
 			}
 		case <-timeout.C:
-			return fmt.Errorf("no carrier after %v", carrierTimeout)
+			return fmt.Errorf("the guest's link has no carrier after %v", carrierTimeout)
 		}
 	}
 }
@@ -158,7 +158,7 @@ func (m *Manager) pair(host, guest *netlink.Handle, ns vns.NsHandle, name string
 		return nil, nil, err
 	}
 	if inner, err = guest.LinkByName(guestLink); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", guestLink, err)
+		return nil, nil, fmt.Errorf("find the guest's link %s: %w", guestLink, err)
 	}
 	return outer, inner, nil
 }
@@ -191,13 +191,13 @@ func (m *Manager) setUpHost(h *netlink.Handle, l netlink.Link, addr netip.Addr) 
 	index := l.Attrs().Index
 	// Nobody sends ARP requests, and nobody would answer.
 	if err := h.NeighSet(neighbour(index, addr, guestMAC)); err != nil {
-		return fmt.Errorf("host neighbour: %w", err)
+		return fmt.Errorf("add the host's neighbour entry: %w", err)
 	}
 	err := h.RouteReplace(&netlink.Route{
 		LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: single(addr), Src: m.Gateway.AsSlice(),
 	})
 	if err != nil {
-		return fmt.Errorf("host route: %w (did Setup give lo the address %s?)", err, m.Gateway)
+		return fmt.Errorf("add the host's route: %w (does lo have the address %s?)", err, m.Gateway)
 	}
 	return nil
 }
@@ -211,14 +211,14 @@ func (m *Manager) Joined(_ context.Context, id string, addr netip.Addr) (bool, e
 	}
 	h, err := m.host()
 	if err != nil {
-		return false, fmt.Errorf("look at %s: %w", Link(id), err)
+		return false, fmt.Errorf("inspect link %s: %w", Link(id), err)
 	}
 	l, err := h.LinkByName(Link(id))
 	if isGone(err) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look at %s: %w", Link(id), err)
+		return false, fmt.Errorf("inspect link %s: %w", Link(id), err)
 	}
 	if l.Attrs().RawFlags&unix.IFF_UP == 0 {
 		return false, nil
@@ -235,7 +235,7 @@ func routeTo(h *netlink.Handle, addr netip.Addr) (int, error) {
 		return 0, nil // Setup's unreachable route, or no route
 	}
 	if err != nil {
-		return 0, fmt.Errorf("route to %s: %w", addr, err)
+		return 0, fmt.Errorf("find the route to %s: %w", addr, err)
 	}
 	if len(routes) == 0 {
 		return 0, nil
@@ -269,15 +269,15 @@ func (m *Manager) rejoin(id string, addr netip.Addr) error {
 		return err
 	}
 	if err := h.LinkSetUp(l); err != nil {
-		return fmt.Errorf("up: %w", err)
+		return fmt.Errorf("set the host's link up: %w", err)
 	}
 	if err := m.setUpHost(h, l, addr); err != nil {
 		return err
 	}
 	by, err := routeTo(h, addr)
 	if err == nil && by != l.Attrs().Index {
-		err = fmt.Errorf("something on this host leads %s elsewhere: see `ip route get %s`, `ip rule` and `ip route show table all`", addr,
-			addr)
+		err = fmt.Errorf("another route or rule of this host applies to %s: see `ip route get %s`, `ip rule` and "+
+			"`ip route show table all`", addr, addr)
 	}
 	return err
 }
@@ -304,24 +304,24 @@ func (m *Manager) LeaveDown(_ context.Context, id string) error {
 func (m *Manager) setUpGuest(h *netlink.Handle, l netlink.Link, addr netip.Addr) error {
 	lo, err := h.LinkByName("lo")
 	if err != nil {
-		return fmt.Errorf("guest lo: %w", err)
+		return fmt.Errorf("find the guest's lo: %w", err)
 	}
 	if err := h.LinkSetUp(lo); err != nil {
-		return fmt.Errorf("guest lo up: %w", err)
+		return fmt.Errorf("set the guest's lo up: %w", err)
 	}
 	if err := h.AddrReplace(l, &netlink.Addr{IPNet: single(addr)}); err != nil {
-		return fmt.Errorf("guest address: %w", err)
+		return fmt.Errorf("add the guest's address: %w", err)
 	}
 	index := l.Attrs().Index
 	if err := h.NeighSet(neighbour(index, m.Gateway, hostMAC)); err != nil {
-		return fmt.Errorf("guest neighbour: %w", err)
+		return fmt.Errorf("add the guest's neighbour entry: %w", err)
 	}
 	for _, r := range []netlink.Route{
 		{LinkIndex: index, Scope: netlink.SCOPE_LINK, Dst: single(m.Gateway)},
 		{LinkIndex: index, Scope: netlink.SCOPE_UNIVERSE, Gw: m.Gateway.AsSlice()},
 	} {
 		if err := h.RouteReplace(&r); err != nil {
-			return fmt.Errorf("guest route: %w", err)
+			return fmt.Errorf("add the guest's route: %w", err)
 		}
 	}
 	return nil

@@ -247,7 +247,7 @@ func (m *Manager) Pinned(_ context.Context, id string) (bool, error) {
 			return false, nil
 		}
 		if err != nil {
-			return false, fmt.Errorf("look at the pin %s: %w", path, err)
+			return false, fmt.Errorf("inspect the pin %s: %w", path, err)
 		}
 	}
 	return true, nil

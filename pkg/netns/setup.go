@@ -43,7 +43,7 @@ func (m *Manager) OpenUplinks(ctx context.Context) error {
 		err = m.openUplinks(h)
 	}
 	if err != nil {
-		return fmt.Errorf("have the host forward for sandboxes of instance %s: %w", m.inst, err)
+		return fmt.Errorf("enable forwarding for sandboxes of instance %s: %w", m.inst, err)
 	}
 	return ctx.Err()
 }
@@ -61,15 +61,15 @@ func (m *Manager) setup() error {
 		return err
 	}
 	if err := h.LinkSetUp(lo); err != nil {
-		return fmt.Errorf("lo up: %w", err)
+		return fmt.Errorf("set lo up: %w", err)
 	}
 	if err := h.AddrReplace(lo, &netlink.Addr{IPNet: single(m.Gateway)}); err != nil {
-		return fmt.Errorf("gateway %s on lo: %w", m.Gateway, err)
+		return fmt.Errorf("add the gateway %s to lo: %w", m.Gateway, err)
 	}
 	// Without it, packets from the daemon to a sandbox that is not there, its token
 	// included, would leave by the default route.
 	if err := h.RouteReplace(m.poolRoute()); err != nil {
-		return fmt.Errorf("unreachable route to %s: %w", m.Pool, err)
+		return fmt.Errorf("add the unreachable route to %s: %w", m.Pool, err)
 	}
 	return nil
 }
@@ -127,7 +127,7 @@ func (m *Manager) forward(link string) error {
 	}
 	if m.BeforeForward != nil {
 		if err := m.BeforeForward(); err != nil {
-			return fmt.Errorf("%s is not switched on, and no reply to a sandbox arrives by it: %w", name, err)
+			return fmt.Errorf("%s was not enabled, so no reply to a sandbox arrives by this link: %w", name, err)
 		}
 	}
 	if err := writeSysctls([]sysctl{{name, "1", true}}, ""); err != nil {
@@ -175,10 +175,10 @@ func (m *Manager) Purge(ctx context.Context) error {
 	}
 	errs := []error{ctx.Err()}
 	if err := h.AddrDel(lo, &netlink.Addr{IPNet: single(m.Gateway)}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-		errs = append(errs, fmt.Errorf("gateway: %w", err))
+		errs = append(errs, fmt.Errorf("remove the gateway: %w", err))
 	}
 	if err := h.RouteDel(m.poolRoute()); err != nil && !errors.Is(err, unix.ESRCH) {
-		errs = append(errs, fmt.Errorf("pool route: %w", err))
+		errs = append(errs, fmt.Errorf("remove the pool's route: %w", err))
 	}
 	if err := m.unforward(); err != nil {
 		errs = append(errs, err)

@@ -49,7 +49,7 @@ func (m *Manager) note(link string) error {
 		return err
 	}
 	if err := os.WriteFile(m.notes()+".new", b, 0o600); err != nil {
-		return fmt.Errorf("note that %s forwards for sandboxes: %w", link, err)
+		return fmt.Errorf("record that %s forwards for sandboxes: %w", link, err)
 	}
 	return os.Rename(m.notes()+".new", m.notes())
 }

@@ -57,8 +57,8 @@ func Remove(dir string) error {
 	}
 	for _, e := range entries {
 		if e.IsDir() {
-			return fmt.Errorf("remove bundle %s: it holds the directory %s, which no bundle does; remove it by hand if it is nobody's", dir,
-				e.Name())
+			return fmt.Errorf("remove bundle %s: it contains the directory %s, which is not part of a bundle; if nothing uses the "+
+				"directory, remove it by hand", dir, e.Name())
 		}
 	}
 	for _, e := range entries {

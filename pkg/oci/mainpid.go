@@ -22,7 +22,7 @@ func MainPID(file string, path ...string) (pid int, err error) {
 		err = json.Unmarshal(b, &pid)
 	}
 	if err == nil && pid <= 0 {
-		err = fmt.Errorf("%d is no process", pid)
+		err = fmt.Errorf("%d is not a process id", pid)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("read a process id from %s: %w", file, err)

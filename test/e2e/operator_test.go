@@ -258,7 +258,7 @@ func TestOperator(t *testing.T) {
 	const (
 		chains = `msg="chains installed"`
 		rules6 = `msg="rules against IPv6 installed"`
-		set    = `msg="sandboxes were cut off: somebody took them out of an ipset; they are back in it"`
+		set    = `msg="sandboxes had no network: another program removed them from an ipset; they were added again"`
 	)
 	for _, deed := range []struct {
 		name  string

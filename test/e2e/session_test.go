@@ -78,7 +78,7 @@ func TestSessionSurvivesDaemon(t *testing.T) {
 				t.Error(got)
 			}
 			// A shell that cannot answer any more is replaced, not waited for.
-			if got := run("set -n"); !strings.Contains(got, "cannot say how the command ended") {
+			if got := run("set -n"); !strings.Contains(got, "cannot report how the command ended") {
 				t.Error(got)
 			}
 			if got := run("echo on"); !strings.Contains(got, `"text":"on`) {

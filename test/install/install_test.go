@@ -199,11 +199,11 @@ touch share/man/man1/sandboxctl.1 share/man/man1/sandboxctl-exec.1 share/man/man
 		},
 		"no daemon": {
 			script: "rm /opt/x/bin/sandboxd; scripts/uninstall.sh --purge", fails: true,
-			want: "but no /opt/x/bin/sandboxd to end sandboxes with",
+			want: "but not /opt/x/bin/sandboxd, which ends the sandboxes",
 			stay: "/srv/state/disk /etc/systemd/system/sandboxd.service",
 		},
 		"no teardown": {
-			script: "echo exit 3 >>/opt/x/bin/sandboxd; scripts/uninstall.sh --purge", fails: true, want: "the teardown did not end",
+			script: "echo exit 3 >>/opt/x/bin/sandboxd; scripts/uninstall.sh --purge", fails: true, want: "the teardown failed",
 			stay: "/srv/state/disk /opt/x/bin/sandboxd",
 		},
 		"purge": {
@@ -234,7 +234,7 @@ touch share/man/man1/sandboxctl.1 share/man/man1/sandboxctl-exec.1 share/man/man
 		},
 		"a state directory it cannot read": {
 			script: "echo 'state_dir = \"/srv/\\u0041\"' >/etc/sandboxd/config.toml; scripts/uninstall.sh --purge",
-			fails:  true, want: "cannot make out what state_dir is", stay: "/opt/x/bin/sandboxd /srv/state/disk",
+			fails:  true, want: "cannot read state_dir from the line", stay: "/opt/x/bin/sandboxd /srv/state/disk",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

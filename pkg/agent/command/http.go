@@ -41,7 +41,7 @@ func (g *Registry) with(id string, h func(w http.ResponseWriter, r *http.Request
 		c := g.Get(id)
 		if c == nil {
 			return reply.Fail(http.StatusNotFound, reply.BadBody,
-				"no command has the id %.64q; of finished ones the last %d are remembered", id, RememberFinished)
+				"no command has the id %.64q; the agent keeps the last %d finished commands", id, RememberFinished)
 		}
 		return h(w, r, c)
 	}
@@ -95,13 +95,13 @@ func logs(w http.ResponseWriter, r *http.Request, c *Command) error {
 func stdin(w http.ResponseWriter, r *http.Request, c *Command) error {
 	switch {
 	case c.Stdin == nil && c.Process == nil:
-		return reply.Fail(http.StatusConflict, reply.Failed, "command %s could not be started, so nobody reads its standard input", c.ID)
+		return reply.Fail(http.StatusConflict, reply.Failed, "command %s could not be started, so nothing reads its standard input", c.ID)
 	case c.Stdin == nil:
 		return reply.BadRequest(`command %s reads /dev/null: start it with "stdin": true`, c.ID)
 	}
 	if c.stdinBusy.Swap(true) {
 		return reply.Fail(http.StatusConflict, reply.Failed,
-			"the standard input of command %s was or is being sent by another request", c.ID)
+			"another request sends or has sent the standard input of command %s", c.ID)
 	}
 	defer c.Stdin.Close()
 	rc := http.NewResponseController(w)
@@ -121,7 +121,7 @@ func stdin(w http.ResponseWriter, r *http.Request, c *Command) error {
 	case !c.Alive(), errors.Is(err, syscall.EPIPE), errors.Is(err, os.ErrClosed):
 		w.Header().Set("Connection", "close") // the command reads no more, and nobody reads the rest of the body
 	default:
-		return reply.BadRequest("the standard input of command %s broke off: %v", c.ID, err)
+		return reply.BadRequest("the standard input of command %s was cut off: %v", c.ID, err)
 	}
 	return reply.OK(w)
 }
@@ -134,11 +134,11 @@ type onlyWriter struct{ io.Writer }
 func signal(w http.ResponseWriter, r *http.Request, c *Command) error {
 	name := r.URL.Query().Get("signal")
 	if name == "" {
-		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter signal is missing, as in signal=SIGINT")
+		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter signal is missing; example: signal=SIGINT")
 	}
 	sig := proc.SignalNumber(name)
 	if sig == 0 {
-		return reply.BadRequest("%.32q is not a signal; use a name as SIGINT, or its number", name)
+		return reply.BadRequest("%.32q is not a signal; use a name such as SIGINT, or its number", name)
 	}
 	if sig == syscall.SIGKILL {
 		c.byHand.Store(true)

@@ -75,18 +75,18 @@ func whyNot(what, name, path, dir, envPath string, err error) (string, int) {
 			path = filepath.Join(dir, path)
 		}
 		if _, statErr := os.Stat(path); statErr == nil {
-			return fmt.Sprintf("%s %q: the file is there, but not the interpreter or loader it names", what, name), 127
+			return fmt.Sprintf("%s %q: the file exists, but the interpreter or loader that it names does not", what, name), 127
 		}
 		return fmt.Sprintf("%s %q: no such file in the image", what, name), 127
 	case errors.Is(err, syscall.EACCES):
 		if fi, statErr := os.Stat(path); statErr == nil && fi.IsDir() {
 			return fmt.Sprintf("%s %q: is a directory", what, name), 126
 		}
-		return fmt.Sprintf("%s %q: not executable for its user, or the working directory %s is closed to it", what, name, dir), 126
+		return fmt.Sprintf("%s %q: not executable by its user, or its user may not enter the working directory %s", what, name, dir), 126
 	case errors.Is(err, syscall.ENOEXEC):
 		return fmt.Sprintf("%s %q: not a program of this architecture, or a script without #!", what, name), 126
 	case errors.Is(err, syscall.EAGAIN):
-		return fmt.Sprintf("%s %q: the sandbox has no process left (its pids limit)", what, name), 126
+		return fmt.Sprintf("%s %q: the sandbox has reached its pids limit", what, name), 126
 	}
 	return fmt.Sprintf("%s %q: %v", what, name, err), 126
 }

@@ -21,7 +21,7 @@ func Check(req *agent.CommandRequest) error {
 	case len(req.Argv) > 0 && req.Argv[0] == "":
 		return errors.New("argv[0] is empty: it names the program")
 	case len(req.Command) > MaxArg:
-		return fmt.Errorf("command has %d bytes, the kernel takes %d: upload it as a file and run that", len(req.Command), MaxArg)
+		return fmt.Errorf("command has %d bytes, and the kernel allows %d: upload it as a file and run the file", len(req.Command), MaxArg)
 	case strings.IndexByte(req.Command+req.Cwd, 0) >= 0:
 		return errors.New("command or cwd contains a NUL byte")
 	case req.Timeout < 0:
@@ -38,12 +38,12 @@ func Check(req *agent.CommandRequest) error {
 	}
 	for k, v := range req.Envs {
 		if k == "" || strings.ContainsAny(k, "=\x00") || strings.IndexByte(v, 0) >= 0 {
-			return fmt.Errorf("envs: %.64q is no name or value of an environment variable", k)
+			return fmt.Errorf("envs: %.64q is not a valid environment variable", k)
 		}
 	}
 	for _, id := range []*int64{req.UID, req.GID} {
 		if id != nil && (*id < 0 || *id >= 1<<32-1) {
-			return fmt.Errorf("%d is no user or group id", *id)
+			return fmt.Errorf("%d is not a user or group id", *id)
 		}
 	}
 	return nil

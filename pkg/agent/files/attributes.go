@@ -113,12 +113,12 @@ func digits(mode uint32) int {
 // fromDigits is digits backwards.
 func fromDigits(n int) (uint32, error) {
 	if n < 0 || n > 7777 {
-		return 0, fmt.Errorf("mode %d: not an octal permission as 644 or 4755", n)
+		return 0, fmt.Errorf("mode %d: not an octal permission such as 644 or 4755", n)
 	}
 	mode, shift := uint32(0), 0
 	for m := n; m > 0; m /= 10 {
 		if m%10 > 7 {
-			return 0, fmt.Errorf("mode %d: not an octal permission as 644 or 4755", n)
+			return 0, fmt.Errorf("mode %d: not an octal permission such as 644 or 4755", n)
 		}
 		mode |= uint32(m%10) << shift
 		shift += 3

@@ -119,7 +119,7 @@ func (f *Files) listDir(w http.ResponseWriter, r *http.Request) error {
 	depth := 1
 	if d := q.Get("depth"); d != "" {
 		if depth, err = strconv.Atoi(d); err != nil || depth < 0 {
-			return reply.Fail(http.StatusBadRequest, reply.BadFile, "depth is %.32q: it counts levels from 0", d)
+			return reply.Fail(http.StatusBadRequest, reply.BadFile, "depth is %.32q: want a number of levels, 0 or more", d)
 		}
 	}
 	if fi, err := os.Lstat(root); err != nil || !fi.IsDir() {

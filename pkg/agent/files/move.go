@@ -73,7 +73,7 @@ func (f *Files) moveAcross(src, dest string, fi fs.FileInfo) error {
 		return unix.EEXIST
 	}
 	if !fi.Mode().IsRegular() {
-		return errors.New("source and destination are different file systems, over which only regular files move: use cp -a and rm")
+		return errors.New("source and destination are on different file systems, where only regular files can be moved: use cp -a and rm")
 	}
 	in, err := openRegular(src)
 	if err != nil {

@@ -32,7 +32,7 @@ func (f *Files) replaceFiles(w http.ResponseWriter, r *http.Request) error {
 	keys := slices.Sorted(maps.Keys(req))
 	for _, asked := range keys { // all are checked before any is changed
 		if req[asked].Old == "" {
-			return reply.BadRequest("%s: old is empty, so there is nothing to look for", asked)
+			return reply.BadRequest("%s: old is empty, so there is nothing to replace", asked)
 		}
 		p, err := f.resolve(asked)
 		if err != nil {

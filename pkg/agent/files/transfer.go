@@ -49,7 +49,7 @@ func (f *Files) upload(w http.ResponseWriter, r *http.Request) error {
 			break
 		}
 		if err != nil {
-			return reply.Fail(http.StatusBadRequest, reply.BadContent, "the upload broke off: %v", err)
+			return reply.Fail(http.StatusBadRequest, reply.BadContent, "the upload was cut off: %v", err)
 		}
 		switch part.FormName() {
 		case "metadata":
@@ -106,7 +106,7 @@ func metadataOf(b []byte) (path string, m agent.FileMode, err error) {
 		return "", m, err
 	}
 	if raw.Path == "" {
-		return "", m, errors.New("it names no path")
+		return "", m, errors.New("path is missing")
 	}
 	if _, err := fromDigits(raw.Mode); err != nil {
 		return "", m, err
@@ -142,7 +142,7 @@ func (f *Files) receive(p pending, part io.Reader, out *bufio.Writer) error {
 	out.Reset(inTurns{d.f, f}) // not *os.File, whose ReadFrom would write each 4 KiB on its own
 	_, err = out.ReadFrom(src)
 	if src.err != nil {
-		return reply.Fail(http.StatusBadRequest, reply.BadContent, "the upload of %s broke off, nothing was changed: %v", path, src.err)
+		return reply.Fail(http.StatusBadRequest, reply.BadContent, "the upload of %s was cut off; nothing was changed: %v", path, src.err)
 	}
 	if err == nil {
 		err = out.Flush()
@@ -263,7 +263,7 @@ func parseRange(header string, size int64) (start, n int64, partial bool, err er
 	if header == "" {
 		return 0, size, false, nil
 	}
-	bad := fmt.Errorf("the range %.64q does not lie in %d bytes", header, size)
+	bad := fmt.Errorf("the range %.64q is not within the %d bytes of the file", header, size)
 	spec, ok := strings.CutPrefix(header, "bytes=")
 	if !ok {
 		return 0, 0, false, bad
@@ -321,7 +321,7 @@ func parseLines(q url.Values) (*lineRange, error) {
 		}
 		n, err := strconv.ParseInt(q.Get(name), 10, 64)
 		if err != nil || n < 1 {
-			return nil, reply.Fail(http.StatusBadRequest, reply.BadFile, "%s is %.32q: it counts lines from 1", name, q.Get(name))
+			return nil, reply.Fail(http.StatusBadRequest, reply.BadFile, "%s is %.32q: want a number, 1 or more", name, q.Get(name))
 		}
 		*to = n
 	}

@@ -91,7 +91,7 @@ func start(h Host, l *language, p Place) (*Context, error) {
 		}
 	}
 	if path == "" {
-		return nil, fmt.Errorf("start a context of %s: %w: none of %s is in its PATH (%s)",
+		return nil, fmt.Errorf("start a %s context: %w: none of %s is in its PATH (%s)",
 			l.name, ErrProgram, strings.Join(names, ", "), p.Env["PATH"])
 	}
 	for k, v := range l.env {
@@ -104,7 +104,7 @@ func start(h Host, l *language, p Place) (*Context, error) {
 		ready:  make(chan struct{}), settled: make(chan int, 1), done: make(chan struct{}),
 	}
 	if err := c.spawn(path, p); err != nil {
-		return nil, fmt.Errorf("start a context of %s: %w", l.name, err)
+		return nil, fmt.Errorf("start a %s context: %w", l.name, err)
 	}
 	var last tail
 	for _, p := range c.out {
@@ -129,7 +129,7 @@ func start(h Host, l *language, p Place) (*Context, error) {
 	case <-limit.C:
 		c.kill(why)
 	}
-	return nil, fmt.Errorf("start a context of %s: its driver %s: %s", l.name, path, strings.TrimSpace(why+" "+last.text()))
+	return nil, fmt.Errorf("start a %s context: its driver %s: %s", l.name, path, strings.TrimSpace(why+" "+last.text()))
 }
 
 // spawn makes the channel and the pipes, and starts the process.
@@ -210,11 +210,11 @@ func (l *language) input() (int, error) {
 	}
 	fd, err := unix.MemfdCreate("driver", unix.MFD_CLOEXEC) // any user may open it again
 	if err != nil {
-		return -1, fmt.Errorf("make a file of its driver: %w", err)
+		return -1, fmt.Errorf("create a file for its driver: %w", err)
 	}
 	if _, err := unix.Write(fd, []byte(l.source)); err != nil { // memory takes all of it; the offset is then at the end
 		unix.Close(fd)
-		return -1, fmt.Errorf("write a file of its driver: %w", err)
+		return -1, fmt.Errorf("write the file of its driver: %w", err)
 	}
 	return fd, nil
 }
@@ -361,7 +361,7 @@ func (c *Context) lastWords() *Error {
 	}
 	e := &Error{
 		Name:      agent.ContextDied,
-		Value:     fmt.Sprintf("context %s died, and what it held is lost: %s", c.ID, c.died),
+		Value:     fmt.Sprintf("context %s died, and its state is lost: %s", c.ID, c.died),
 		Traceback: []string{first},
 	}
 	if c.how != "" {

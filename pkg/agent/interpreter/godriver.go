@@ -289,7 +289,7 @@ func program(code string) ([]byte, error) {
 		return append([]byte("package main; /*line main.go:1:1*/"), src...), nil
 	}
 	if _, tok, name := s.Scan(); tok == token.IDENT && name != "main" {
-		return nil, fmt.Errorf("main.go:1: package %s is no program: it has to be package main", name)
+		return nil, fmt.Errorf("main.go:1: package %s is not a program: use package main", name)
 	}
 	return src, nil
 }
@@ -389,7 +389,7 @@ func compileError(report string) *Error {
 		}
 	}
 	if len(lines) == 0 {
-		lines = []string{"the go command failed, and said nothing"}
+		lines = []string{"the go command failed without any output"}
 	}
 	return &Error{Name: "CompileError", Value: lines[0], Traceback: lines}
 }

@@ -140,7 +140,7 @@ func find(name string) (*language, error) {
 			return l, nil
 		}
 	}
-	return nil, fmt.Errorf("%w %.64q: this sandbox knows %s", ErrLanguage, name, strings.Join(Languages(), ", "))
+	return nil, fmt.Errorf("%w %.64q: this sandbox supports %s", ErrLanguage, name, strings.Join(Languages(), ", "))
 }
 
 // Make starts a context. It returns once its driver answers.
@@ -153,7 +153,7 @@ func (cs *Contexts) Make(language string, p Place) (*Context, error) {
 	cs.mu.Lock()
 	if len(cs.all)+cs.reserved >= MaxContexts {
 		cs.mu.Unlock()
-		return nil, fmt.Errorf("%w: this sandbox has %d, and that is all it may have: delete some, by DELETE /code/contexts/{id}",
+		return nil, fmt.Errorf("%w: this sandbox has %d, which is the limit: delete some with DELETE /code/contexts/{id}",
 			ErrTooMany, MaxContexts)
 	}
 	cs.reserved++
@@ -242,7 +242,7 @@ func (cs *Contexts) Get(id string) (*Context, error) {
 }
 
 func gone(id, why string) error {
-	return fmt.Errorf("%w: %w %s: %s; make another by POST /code/context", ErrNotFound, ErrDied, id, why)
+	return fmt.Errorf("%w: %w %s: %s; create another with POST /code/context", ErrNotFound, ErrDied, id, why)
 }
 
 // List returns the live contexts of a language, or all if language is empty, oldest

@@ -78,8 +78,8 @@ func (c *Context) Claim() (*Run, error) {
 	case c.dead:
 		return nil, gone(c.ID, c.died)
 	case c.run != nil:
-		return nil, fmt.Errorf("%w: context %s runs other code; wait for its end, "+
-			"interrupt it by DELETE /code?id=%s, or make another context",
+		return nil, fmt.Errorf("%w: context %s is running other code; wait until it ends, "+
+			"interrupt it with DELETE /code?id=%s, or create another context",
 			ErrBusy, c.ID, c.ID)
 	}
 	c.count++
@@ -140,7 +140,7 @@ func (c *Context) settle() bool {
 				again.Reset(pause)
 				asked = false
 			case <-limit.C:
-				c.kill(fmt.Sprintf("what its interrupted code left did not stop within %v", c.grace))
+				c.kill(fmt.Sprintf("tasks of its interrupted code did not stop within %v", c.grace))
 				return false
 			case <-c.done:
 				return false // watch ends the call

@@ -19,7 +19,7 @@ func OpenTTY(cols, rows int, cred *syscall.Credential) (ours *os.File, theirs in
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	switch {
 	case err == unix.ENOSPC:
-		return nil, -1, fmt.Errorf("this sandbox has no terminal left, of %d: end some", MaxTerminals)
+		return nil, -1, fmt.Errorf("this sandbox has %d terminals, and all of them are in use: end some", MaxTerminals)
 	case err != nil:
 		return nil, -1, fmt.Errorf("open /dev/ptmx: %w", err)
 	}

@@ -106,12 +106,12 @@ func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	if err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return Fail(http.StatusRequestEntityTooLarge, BadBody,
-				"the request body exceeds %d MiB; send files by POST /files/upload", agent.MaxJSON>>20)
+				"the request body exceeds %d MiB; send files with POST /files/upload", agent.MaxJSON>>20)
 		}
 		return BadRequest("read the request body: %v", err)
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return BadRequest("the request body is not the JSON this call takes: %v", err)
+		return BadRequest("the request body is not the JSON that this call expects: %v", err)
 	}
 	return nil
 }

@@ -605,7 +605,7 @@ func TestAheadOfAnotherUser(t *testing.T) {
 		{agent.CommandRequest{Command: "id -u; id -g; id -G; (umask)"}, "stdout \"65534\"\nstdout \"65533\"\nstdout \"65533\"\nstdout " +
 			"\"0022\"\ncomplete", true},
 		{agent.CommandRequest{Command: "pwd; true", Cwd: "/usr"}, "stdout \"/usr\"\ncomplete", true},
-		{agent.CommandRequest{Command: "pwd; true", Cwd: closed}, "closed to it", false},
+		{agent.CommandRequest{Command: "pwd; true", Cwd: closed}, "may not enter the working directory", false},
 	} {
 		cold := e.cold(v.req)
 		warm, took := e.warm(v.req)

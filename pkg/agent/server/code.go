@@ -137,7 +137,7 @@ func (c *code) remove(w http.ResponseWriter, r *http.Request) error {
 	language := r.URL.Query().Get("language")
 	if language == "" {
 		return reply.Fail(http.StatusBadRequest, reply.NoQuery,
-			"the query parameter language is missing: whose contexts are to be deleted? One of %s",
+			"the query parameter language is missing: choose the language whose contexts to delete: %s",
 			strings.Join(interpreter.Languages(), ", "))
 	}
 	for _, x := range c.contexts.List(language) {
@@ -152,7 +152,7 @@ func (c *code) remove(w http.ResponseWriter, r *http.Request) error {
 func (c *code) interrupt(w http.ResponseWriter, r *http.Request) error {
 	id := r.URL.Query().Get("id")
 	if id == "" {
-		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter id is missing: which context is to be interrupted?")
+		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter id is missing: use the id of the context to interrupt")
 	}
 	x, err := c.contexts.Get(id)
 	if err != nil {
@@ -173,7 +173,7 @@ func (c *code) run(w http.ResponseWriter, r *http.Request) error {
 		return reply.BadRequest("code is missing")
 	case len(req.Code) > interpreter.MaxCode:
 		return reply.Fail(http.StatusRequestEntityTooLarge, reply.BadBody,
-			"code has %d bytes, %d are possible: upload it as a file and import that", len(req.Code), interpreter.MaxCode)
+			"code has %d bytes; at most %d are allowed: upload it as a file and import the file", len(req.Code), interpreter.MaxCode)
 	case strings.IndexByte(req.Code, 0) >= 0:
 		return reply.BadRequest("code contains a NUL byte")
 	case c.stopping():
@@ -208,7 +208,7 @@ func (c *code) contextFor(req *agent.CodeContext) (*interpreter.Context, error) 
 			return nil, codeFail(err)
 		}
 		if req.Language != "" && req.Language != x.Language {
-			return nil, reply.BadRequest("context %s is of %s, and the code is said to be %.64q", x.ID, x.Language, req.Language)
+			return nil, reply.BadRequest("context %s runs %s, but the request has language %.64q", x.ID, x.Language, req.Language)
 		}
 		return x, nil
 	}

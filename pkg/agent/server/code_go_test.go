@@ -46,7 +46,7 @@ func TestCodeGo(t *testing.T) {
 			"x.Name()[:11] == \"sandboxd-go\" { fmt.Println(\"left:\", x) } } }", "complete"},
 		{"func main() { println(1 +) }", "error CompileError \"main.go:1:26: syntax error: unexpected ), expected expression\""},
 		{"x := 1", "error CompileError \"main.go:1:1: syntax error: non-declaration statement outside function body\""},
-		{"package foo\nfunc main() {}", "error CompileError \"main.go:1: package foo is no program: it has to be package main\""},
+		{"package foo\nfunc main() {}", "error CompileError \"main.go:1: package foo is not a program: use package main\""},
 		{"import \"syscall\"\nfunc main() { syscall.Kill(syscall.Getpid(), 9) }", "error CommandExecError \"signal: killed\""},
 	})
 	err := e.lastError(c, "package main\n\nimport \"os\"\n\nfunc main() {\n\tnope()\n\talso()\n}\n")

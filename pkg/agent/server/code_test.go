@@ -764,7 +764,7 @@ func TestCodeReadiness(t *testing.T) {
 	}
 	defer resp.Body.Close()
 	b, _ := io.ReadAll(resp.Body)
-	if resp.StatusCode != 404 || !strings.Contains(string(b), "no Jupyter server") || !strings.Contains(string(b), "POST /code") {
+	if resp.StatusCode != 404 || !strings.Contains(string(b), "not a Jupyter server") || !strings.Contains(string(b), "POST /code") {
 		t.Errorf("%d %s", resp.StatusCode, b)
 	}
 	if again, err := beReady(ln.Addr().String()); again != nil || err != nil {

@@ -577,7 +577,7 @@ func TestOtherUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := e.events(agent.CommandRequest{Command: "true", UID: &uid, Cwd: dir})
-		if !strings.Contains(got, "closed to it") {
+		if !strings.Contains(got, "may not enter the working directory") {
 			t.Errorf("a working directory the user may not enter: %s", got)
 		}
 	}

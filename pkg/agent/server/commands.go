@@ -84,15 +84,15 @@ func finish(stream *reply.Stream, c *command.Command) {
 func (s *Server) interruptCommand(w http.ResponseWriter, r *http.Request) error {
 	id := r.URL.Query().Get("id")
 	if id == "" {
-		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter id is missing: which command is to be interrupted?")
+		return reply.Fail(http.StatusBadRequest, reply.NoQuery, "the query parameter id is missing: use the id of the command to interrupt")
 	}
 	if id == agent.EntrypointID {
 		return reply.Fail(http.StatusInternalServerError, reply.Failed,
-			"the entrypoint is the sandbox: delete the sandbox, or signal the entrypoint")
+			"the entrypoint cannot be interrupted: delete the sandbox, or send the entrypoint a signal")
 	}
 	if known, ran := s.sessions.Interrupt(id); known {
 		if !ran {
-			return reply.Fail(http.StatusInternalServerError, reply.Failed, "session %s runs nothing", id)
+			return reply.Fail(http.StatusInternalServerError, reply.Failed, "session %s runs no command", id)
 		}
 		return reply.OK(w)
 	}

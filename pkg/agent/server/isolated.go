@@ -11,8 +11,8 @@ import (
 // Isolated sessions are sandboxes within a sandbox. They would need namespaces and
 // mounts in the guest, which its system call filter refuses, on purpose. So the agent
 // answers that they are unavailable, as the protocol allows.
-const noIsolation = "sessions isolated within a sandbox need namespaces of their own, " +
-	"which this sandbox refuses to everybody in it: make another sandbox, or use POST /session"
+const noIsolation = "isolated sessions need new namespaces, " +
+	"which no process in this sandbox may create: create another sandbox, or use POST /session"
 
 func isolatedRoutes(path string) reply.Methods {
 	rest, ok := strings.CutPrefix(path, "/v1/isolated/")

@@ -49,7 +49,7 @@ func beReady(addr string) (net.Listener, error) {
 	srv := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			reply.WriteError(w, reply.Fail(http.StatusNotFound, reply.Unsupported,
-				"this is no Jupyter server: code is run by POST /code of the sandbox's agent, port 44772"))
+				"this is not a Jupyter server: run code with POST /code of the sandbox's agent, port 44772"))
 		}),
 		ReadHeaderTimeout: 5 * time.Second,
 		MaxHeaderBytes:    4 << 10,

@@ -80,7 +80,7 @@ func (l *launch) resolve(req *agent.CommandRequest) error {
 	}
 	var ok bool
 	if l.Way, l.Shell, ok = shell.Ways(req.Command, env, l.offer.Dir); !ok {
-		return reply.BadRequest("this image has neither bash nor sh: give the program and its arguments as argv")
+		return reply.BadRequest("this image has neither bash nor sh: send the program and its arguments as argv")
 	}
 	return nil
 }
@@ -94,7 +94,7 @@ func (s *Server) prepareTerminal(req *agent.PtyRequest) (*command.Launch, error)
 	if c.Command == "" && len(c.Argv) == 0 {
 		sh := shell.FindShell(cmp.Or(req.Envs["PATH"], s.guest.env["PATH"]))
 		if sh == "" {
-			return nil, reply.BadRequest("this image has neither bash nor sh: give a program as argv")
+			return nil, reply.BadRequest("this image has neither bash nor sh: send the program and its arguments as argv")
 		}
 		c.Argv = []string{sh}
 	}

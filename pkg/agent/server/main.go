@@ -49,7 +49,7 @@ func Main(o Options) int {
 	proc.ReserveThreads()
 	if o.Listen == "" { // not in tests: it is one port for all
 		if _, err := beReady(s.guest.jupyterAddress()); err != nil {
-			fmt.Fprintf(os.Stderr, "sandbox-agent: clients of the code interpreter will not find it ready: %v\n", err)
+			fmt.Fprintf(os.Stderr, "sandbox-agent: cannot report the code interpreter as ready to its clients: %v\n", err)
 		}
 	}
 	if code, err := s.startEntrypoint(); err != nil {
@@ -155,7 +155,7 @@ func detachStdio(fds ...int) error {
 	defer unix.Close(null)
 	for _, fd := range fds {
 		if err := unix.Dup3(null, fd, 0); err != nil {
-			return fmt.Errorf("let go of file descriptor %d: %w", fd, err)
+			return fmt.Errorf("close file descriptor %d: %w", fd, err)
 		}
 	}
 	return nil
@@ -179,7 +179,7 @@ func (s *Server) serve(ln net.Listener) {
 // prepareEntrypoint resolves the entrypoint and makes its working directory.
 func (s *Server) prepareEntrypoint(argv []string) error {
 	if err := os.MkdirAll(s.guest.workdir, 0o755); err != nil {
-		return fmt.Errorf("make the working directory of the image: %w", err)
+		return fmt.Errorf("create the working directory of the image: %w", err)
 	}
 	argv, err := s.guest.entrypointArgs(argv)
 	if err != nil || len(argv) == 0 {

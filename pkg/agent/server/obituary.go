@@ -24,7 +24,7 @@ func makeStateDir(dir, output string) error {
 		os.Remove(dir) //nolint:errcheck // the next call says it
 	}
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make the agent's directory: %w", err)
+		return fmt.Errorf("create the agent's directory: %w", err)
 	}
 	left, err := os.ReadDir(dir)
 	if err != nil {
@@ -36,7 +36,7 @@ func makeStateDir(dir, output string) error {
 		}
 	}
 	if err := errors.Join(os.Chown(dir, os.Geteuid(), os.Getegid()), os.Chmod(dir, 0o700), os.Mkdir(output, 0o700)); err != nil {
-		return fmt.Errorf("make the agent's directory: %w", err)
+		return fmt.Errorf("create the agent's directory: %w", err)
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func (g *guest) entrypointArgs(argv []string) ([]string, error) {
 	}
 	if sh == "" {
 		return nil, fmt.Errorf("run %.64q: this image has neither bash nor sh; "+
-			"give the entrypoint as program and arguments, or name a shell by %s", text, shellVar)
+			"set the entrypoint to a program and its arguments, or name a shell in %s", text, shellVar)
 	}
 	return []string{sh, "-c", text}, nil
 }
@@ -72,8 +72,8 @@ func (g *guest) withPreScript(argv []string) ([]string, *preScript, error) {
 	}
 	env := shell.LookPath("env", path)
 	if env == "" {
-		return nil, nil, fmt.Errorf("read %s=%.64q: what it exports is learnt by the program env, "+
-			"which is not in the image's PATH (%s)", preScriptVar, script, path)
+		return nil, nil, fmt.Errorf("read %s=%.64q: the program env, which reads the variables that the script exports, "+
+			"is not in the image's PATH (%s)", preScriptVar, script, path)
 	}
 	var p [2]int
 	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {

@@ -26,11 +26,11 @@ func (s *Server) serveProxy(w http.ResponseWriter, r *http.Request) {
 	text, path, found := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), "/proxy/"), "/")
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
-		reply.WriteError(w, reply.BadRequest("%.32q is no port: the path is /proxy/{port}/…", text))
+		reply.WriteError(w, reply.BadRequest("%.32q is not a port: the path is /proxy/{port}/…", text))
 		return
 	}
 	if port == agent.Port {
-		reply.WriteError(w, reply.BadRequest("port %d is this agent: leave out /proxy/%d", port, port))
+		reply.WriteError(w, reply.BadRequest("port %d is the port of this agent: leave out /proxy/%d", port, port))
 		return
 	}
 	if !found {
@@ -104,7 +104,7 @@ func listeningRoutes(path string) reply.Methods {
 // loopback accepts a connection, whatever it speaks.
 func listening(w http.ResponseWriter, r *http.Request, port string) error {
 	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return reply.BadRequest("%.32q is no port: the path is /listening/{port}", port)
+		return reply.BadRequest("%.32q is not a port: the path is /listening/{port}", port)
 	}
 	conn, err := dialLoopback(context.WithValue(r.Context(), portKey{}, port), "", "")
 	if err != nil {

@@ -158,7 +158,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	sum := sha256.Sum256([]byte(r.Header.Get(agent.TokenHeader)))
 	if subtle.ConstantTimeCompare(sum[:], s.token[:]) != 1 {
 		reply.WriteError(w, reply.Fail(http.StatusUnauthorized, "UNAUTHORIZED",
-			"this sandbox wants its token in the header %s", agent.TokenHeader))
+			"this sandbox requires its token in the header %s", agent.TokenHeader))
 		return
 	}
 	if strings.HasPrefix(r.URL.Path, "/proxy/") {
@@ -219,7 +219,7 @@ func (s *Server) routes(path string) reply.Methods {
 
 func (s *Server) ping(w http.ResponseWriter, _ *http.Request) error {
 	if !s.ready.Load() || s.stopping.Load() {
-		return reply.Fail(http.StatusServiceUnavailable, reply.Failed, "the sandbox cannot run commands now")
+		return reply.Fail(http.StatusServiceUnavailable, reply.Failed, "the sandbox cannot run commands now: it is starting or ending")
 	}
 	w.Header().Set(agent.ProtocolHeader, strconv.Itoa(agent.Protocol))
 	return reply.OK(w)

@@ -130,8 +130,8 @@ func (sh *shell) hasRead() bool {
 }
 
 // ErrMute is the end of a run that closed the descriptor with which its shell answers.
-var ErrMute = errors.New("the shell of this session cannot say how the command ended, because that took away what it says it by " +
-	"(set -n, or its builtins): the session goes on in a new shell, without what this one had")
+var ErrMute = errors.New("the shell of this session cannot report how the command ended, because the command disabled what it reports " +
+	"with (set -n, or its builtins): the session continues in a new shell, and the state of this one is lost")
 
 // await waits for the end of a run: the shell's answer, or its death, after
 // which the answer may be what it said when it exited.

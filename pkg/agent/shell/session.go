@@ -72,8 +72,8 @@ func (ses *session) begin(run *run, stop func()) error {
 		return noSession(ses.id)
 	case ses.run != nil:
 		return reply.Fail(http.StatusConflict, reply.Failed,
-			"session %s is busy: it runs one command at a time; wait for that, "+
-				"interrupt it by DELETE /command?id=%s, or make another session", ses.id, ses.id)
+			"session %s is busy: it runs one command at a time; wait until that ends, "+
+				"interrupt it with DELETE /command?id=%s, or create another session", ses.id, ses.id)
 	}
 	ses.run, ses.stop = run, stop
 	return nil

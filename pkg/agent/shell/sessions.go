@@ -166,7 +166,7 @@ func (ss *Sessions) Open(path string, env map[string]string, dir string) (id str
 	ses.last.dir = dir
 	if !ss.add(ses) {
 		return "", reply.Fail(http.StatusTooManyRequests, reply.Failed,
-			"this sandbox has %d sessions: end some, by DELETE /session/{id}", maxSessions)
+			"this sandbox has %d sessions, which is the limit: end some with DELETE /session/{id}", maxSessions)
 	}
 	if _, err := ses.living(); err != nil {
 		ss.forget(ses.id)

@@ -62,7 +62,7 @@ func (ts *Set) make(w http.ResponseWriter, r *http.Request) error {
 	t := &terminal{id: command.NewID(), req: req, made: time.Now()}
 	if !ts.add(t) {
 		return reply.Fail(http.StatusTooManyRequests, reply.Failed,
-			"this sandbox has %d terminals and all of them live: end some, by DELETE /pty/{id}", proc.MaxTerminals)
+			"this sandbox has %d terminals, and all of them are in use: end some with DELETE /pty/{id}", proc.MaxTerminals)
 	}
 	return reply.JSON(w, http.StatusCreated, agent.PtyCreated{SessionID: t.id})
 }
@@ -108,11 +108,11 @@ func (ts *Set) connect(w http.ResponseWriter, r *http.Request, t *terminal) erro
 	takeover := q.Get("takeover") == "1"
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		w.Header().Set("Upgrade", "websocket")
-		return reply.Fail(http.StatusUpgradeRequired, reply.BadBody, "a terminal is talked to by WebSocket: send the headers of an upgrade")
+		return reply.Fail(http.StatusUpgradeRequired, reply.BadBody, "a terminal needs a WebSocket: send the headers of an upgrade")
 	}
 	if !takeover && t.status().Connected {
 		return reply.Fail(http.StatusConflict, agent.PtyConnected,
-			"somebody is connected to terminal %s: add takeover=1 to send them away", t.id)
+			"another client is connected to terminal %s: add takeover=1 to disconnect it", t.id)
 	}
 	// The token decides, so the page that a request comes from does not matter.
 	ws, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
@@ -123,7 +123,7 @@ func (ts *Set) connect(w http.ResponseWriter, r *http.Request, t *terminal) erro
 	v := newViewer(ws)
 	defer v.stop()
 	if !t.claim(v, takeover) { // somebody was faster
-		v.fail(agent.PtyConnected, errors.New("somebody is connected to this terminal"))
+		v.fail(agent.PtyConnected, errors.New("another client is connected to this terminal"))
 		ws.Close(websocket.StatusPolicyViolation, agent.PtyConnected) //nolint:errcheck // over either way
 		return nil
 	}

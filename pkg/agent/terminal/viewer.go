@@ -232,7 +232,7 @@ func (v *viewer) control(t *terminal, r io.Reader) error {
 	case "signal":
 		sig := proc.SignalNumber(f.Signal)
 		if sig == 0 {
-			v.fail(agent.PtyInvalidFrame, errors.New("signal: want a name as SIGINT"))
+			v.fail(agent.PtyInvalidFrame, errors.New("signal: want a name such as SIGINT"))
 			return nil
 		}
 		v.act(func() { t.signal(sig) }) //nolint:errcheck // what has ended needs none

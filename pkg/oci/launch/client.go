@@ -78,7 +78,7 @@ func (c *Client) Start(ctx context.Context, id, bundle string, stdin *os.File) e
 		}
 		c.retire(p)
 	}
-	return errors.New("the launcher ends as soon as it is started; its last words are in the daemon's log")
+	return errors.New("the launcher ends as soon as it is started; its output is in the daemon's log")
 }
 
 // Pid is the process id of the running launcher, or 0.
@@ -264,18 +264,18 @@ func (p *process) start(ctx context.Context, req Request, stdin *os.File, patien
 		return err
 	}
 	if len(b) > maxPacket {
-		return fmt.Errorf("request of %d bytes, at most %d fit", len(b), maxPacket)
+		return fmt.Errorf("the request has %d bytes; at most %d are allowed", len(b), maxPacket)
 	}
 	// The descriptor is borrowed: Fd() would make the caller's file blocking.
 	raw, err := stdin.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("stdin of %s: %w", req.ID, err)
+		return fmt.Errorf("pass the stdin of %s: %w", req.ID, err)
 	}
 	var sendErr error
 	if err := raw.Control(func(fd uintptr) {
 		_, _, sendErr = p.conn.WriteMsgUnix(b, unix.UnixRights(int(fd)), nil)
 	}); err != nil {
-		return fmt.Errorf("stdin of %s: %w", req.ID, err)
+		return fmt.Errorf("pass the stdin of %s: %w", req.ID, err)
 	}
 	if sendErr != nil {
 		return fmt.Errorf("%w: %w", errUnsent, sendErr)

@@ -76,7 +76,7 @@ func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
 // pkg/cgroups.
 func (d *Driver) Forget(_ context.Context, id string) error {
 	if err := os.RemoveAll(filepath.Join(d.c.Root, id)); err != nil {
-		return fmt.Errorf("forget %s: %w", id, err)
+		return fmt.Errorf("remove runc's state of %s: %w", id, err)
 	}
 	return nil
 }

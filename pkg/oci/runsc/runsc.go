@@ -62,7 +62,7 @@ func New(c Config) (*Driver, error) {
 	// 12 characters of id and "runsc-.sock"; with a longer path runsc puts the socket
 	// elsewhere.
 	if n := len(c.Root) + len("/runsc-abcdefghijkl.sock"); n >= 108 {
-		return nil, fmt.Errorf("runsc root %s: too long for a unix socket by %d bytes; choose a shorter run_dir", c.Root, n-107)
+		return nil, fmt.Errorf("runsc root %s is %d bytes too long for a unix socket; choose a shorter run_dir", c.Root, n-107)
 	}
 	if err := os.MkdirAll(c.Root, 0o700); err != nil {
 		return nil, fmt.Errorf("make runsc root: %w", err)
@@ -87,7 +87,7 @@ func (d *Driver) Start(ctx context.Context, id string, stdin *os.File) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, d.null, d.null
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	if err := d.c.StartInCgroup(id, cmd); err != nil {
-		return fmt.Errorf("start %s: start runsc in its cgroup: %w", id, err)
+		return fmt.Errorf("start %s on runsc: start runsc in the cgroup: %w", id, err)
 	}
 	limitErr := restrain(cmd.Process.Pid) // its children inherit the limits
 	if err := cmd.Wait(); err != nil {
@@ -199,7 +199,7 @@ func (d *Driver) Forget(_ context.Context, id string) error {
 	// The state file goes last: as long as it exists, List names id.
 	for _, f := range []string{"runsc-" + id + ".sock", name + ".lock", name + ".state"} {
 		if err := os.Remove(filepath.Join(d.c.Root, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			failed = errors.Join(failed, fmt.Errorf("forget %s: %w", id, err))
+			failed = errors.Join(failed, fmt.Errorf("remove runsc's state of %s: %w", id, err))
 		}
 	}
 	return failed

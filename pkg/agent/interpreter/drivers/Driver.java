@@ -262,7 +262,7 @@ public class Driver {
         List<String> needs = new ArrayList<>();
         shell.unresolvedDependencies(s).forEach(needs::add);
         shell.diagnostics(s).filter(Diag::isError).forEach(d -> needs.add(d.getMessage(Locale.ROOT).split("\n", 2)[0]));
-        return s.name() + " cannot be used until this is mended: " + String.join(", ", needs);
+        return s.name() + " cannot be used until this is fixed: " + String.join(", ", needs);
     }
 
     /** A compile error, with the lines of the cell that it is in. */
@@ -282,7 +282,7 @@ public class Driver {
             lines.add("    " + text);
             lines.add("    " + " ".repeat(at - begin) + "^");
         }
-        return new Failure("CompilationException", first == null ? "it is no Java" : first, lines);
+        return new Failure("CompilationException", first == null ? "this is not valid Java" : first, lines);
     }
 
     static String say(EvalException e) {

@@ -76,7 +76,7 @@
     for (const [mime, size] of sizes) {
       if (sum <= MAX_BUNDLE) break;
       if (mime === 'text') continue;
-      process.stderr.write(`${mime} is left out: it has ${size} bytes, and a result may have ${MAX_BUNDLE}\n`);
+      process.stderr.write(`${mime} is left out: it has ${size} bytes; a result may have at most ${MAX_BUNDLE}\n`);
       delete bundle[mime];
       sum -= size;
     }

@@ -181,7 +181,7 @@ def fitting(bundle):
     size = {mime: len(data.encode("utf-8", "replace")) for mime, data in bundle.items()}
     while sum(size.values()) > MAX_BUNDLE and len(size) > 1:
         mime = max(size.keys() - {"text"}, key=size.get)
-        print(f"{mime} is left out: it has {size.pop(mime)} bytes, and a result may have {MAX_BUNDLE}", file=sys.stderr)
+        print(f"{mime} is left out: it has {size.pop(mime)} bytes; a result may have at most {MAX_BUNDLE}", file=sys.stderr)
         del bundle[mime]
     return bundle
 
