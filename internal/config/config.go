@@ -260,7 +260,7 @@ func (c *Config) validate() error {
 		bad("limits.max_creating = %d: want 1 to %d, or 0 for twice the CPUs", n, instance.MaxSlots)
 	}
 	if n := c.Limits.RequestsPerSecond; n < 0 || n > 1e6 {
-		bad("limits.requests_per_second = %d: want at most 1000000, or 0 for no bound", n)
+		bad("limits.requests_per_second = %d: want at most 1000000, or 0 for no limit", n)
 	}
 	if d := time.Duration(c.Limits.RetainEnded); d < time.Second {
 		bad("limits.retain_ended = %s: want at least 1s, so that clients can read why a sandbox ended", d)
@@ -283,7 +283,7 @@ func (c *Config) validateStorage(bad func(string, ...any)) {
 		bad("storage.pool_size = %d: want at least 256Mi", c.Storage.PoolSize)
 	}
 	if n := c.Storage.VolumeSize; n != 0 && n < 16<<20 {
-		bad("storage.volume_size = %d: want at least 16Mi, or 0 for no bound", n)
+		bad("storage.volume_size = %d: want at least 16Mi, or 0 for no limit", n)
 	}
 	for _, p := range c.Storage.AllowedHostPaths {
 		switch {

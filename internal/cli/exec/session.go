@@ -75,7 +75,7 @@ keeps its state.`,
 		}
 		words := command.AfterDash(args[2:])
 		if len(words) == 0 {
-			return errs.New(errs.Invalid, "no command; as in: %s %s %s -- pwd", cmd.CommandPath(), args[0], args[1])
+			return errs.New(errs.Invalid, "no command; example: %s %s %s -- pwd", cmd.CommandPath(), args[0], args[1])
 		}
 		if line.Timeout < 0 {
 			return errs.New(errs.Invalid, "--timeout %s is negative", line.Timeout)
@@ -119,7 +119,7 @@ func runLine(cl *client.Client, sandbox, session string, line client.Line) error
 	if err != nil {
 		return err
 	}
-	exit, err := j.Wait(p, "The command goes on without this client, and its session can be used again")
+	exit, err := j.Wait(p, "The command keeps running without this client, and its session can be used again")
 	switch {
 	case err != nil:
 		return err

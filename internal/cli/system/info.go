@@ -48,7 +48,7 @@ func printInfo(i wire.SystemInfo) error {
 	if counts == nil {
 		counts = []string{"none"}
 	}
-	timeout := "no bound"
+	timeout := "no limit"
 	if s := i.Limits.MaxTimeoutSeconds; s > 0 {
 		timeout = (time.Duration(s) * time.Second).String()
 	}
@@ -80,7 +80,7 @@ func printInfo(i wire.SystemInfo) error {
 		add("not swept", i.NoSweep)
 	}
 	if len(i.Strays) > 0 {
-		add("strays", strings.Join(i.Strays, " ")+" (the host holds something of them, and the state has no record)")
+		add("strays", strings.Join(i.Strays, " ")+" (the host has resources of them, but the state has no record)")
 	}
 	for _, l := range lines {
 		if _, err := fmt.Printf("%-11s %s\n", l[0], text.Printable(l[1])); err != nil {
