@@ -40,7 +40,7 @@ CODE, eval reads the code from standard input or, with -f, from a file.
 With -o json each value is one line: an object with a key for each MIME type.
 
 If the code fails, the exit status is 1 and the error goes to standard error. Ctrl-C
-interrupts the code, and the context goes on.`,
+interrupts the code; the context keeps running.`,
 		Example: `  sandboxctl eval lab 'x = 6 * 7'
   sandboxctl eval lab 'print("remembered"); x'
   sandboxctl eval -l javascript lab 'await Promise.resolve([1, 2].map(n => n * n))'

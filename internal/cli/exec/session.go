@@ -62,8 +62,8 @@ func newSessionRun(p *command.Program) *cobra.Command {
 With arguments, each word is passed on unchanged.
 
 The exit status is the command's, or 124 if it ran longer than --timeout. Ctrl-C and
---timeout end the command and the processes it has started. The session goes on and
-keeps its state.`,
+--timeout end the command and the processes it has started. The session keeps running
+and keeps its state.`,
 		Example: `  sandboxctl command session run lab $s -- cd /usr
   sandboxctl command session run lab $s 'for f in s*; do echo "$f"; done'
   sandboxctl command session run --timeout 30s -w /tmp lab $s -- make test`,
