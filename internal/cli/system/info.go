@@ -63,7 +63,7 @@ func printInfo(i wire.SystemInfo) error {
 		{"runtimes", strings.Join(i.Runtimes, " ") + ", default " + g.Runtime},
 		{"defaults", fmt.Sprintf("memory %s, cpu %dm, pids %d, disk %s, network %s",
 			text.Bytes(g.MemoryBytes), g.CPUMillis, g.Pids, text.Bytes(g.DiskBytes), g.Network)},
-		{"limits", fmt.Sprintf("%d sandboxes, %d brought up at once, timeout: %s, ended ones kept %s",
+		{"limits", fmt.Sprintf("%d sandboxes, %d starting at a time, timeout: %s, ended sandboxes kept %s",
 			i.Limits.MaxSandboxes, i.Limits.MaxCreating, timeout, time.Duration(i.Limits.RetainEndedSeconds)*time.Second)},
 		{"reserve", fmt.Sprintf("memory %s, disk %s", text.Bytes(i.Limits.MemoryReserveBytes), text.Bytes(i.Limits.DiskReserveBytes))},
 		{"sandboxes", strings.Join(counts, ", ")},
