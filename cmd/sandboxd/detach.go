@@ -65,10 +65,10 @@ func (d detached) start(configPath string) error {
 	if said, _ := io.ReadAll(io.LimitReader(r, int64(len(ready)))); !bytes.Equal(said, ready) {
 		err := cmd.Wait()
 		if d.logFile == "" {
-			return fmt.Errorf("the daemon ended before it served (%w)", err)
+			return fmt.Errorf("the daemon ended before it was ready (%w)", err)
 		}
 		said, _ := io.ReadAll(io.NewSectionReader(log, logged, 1<<20))
-		return fmt.Errorf("the daemon ended before it served (%v); it said:\n%s", err, said)
+		return fmt.Errorf("the daemon ended before it was ready (%v); its log:\n%s", err, said)
 	}
 	if d.pidFile == "" {
 		return nil

@@ -75,9 +75,9 @@ func printFindings(w io.Writer, found []doctor.Finding, format string) error {
 		switch {
 		case f.Fixed != "" && f.Fixable(): // done, and not enough
 		case f.Mend != "" && f.Fixable():
-			note("mend:", f.Mend+"   (or sandboxd doctor --fix)")
+			note("fix:", f.Mend+"   (or sandboxd doctor --fix)")
 		case f.Mend != "":
-			note("mend:", f.Mend)
+			note("fix:", f.Mend)
 		}
 	}
 	return nil

@@ -22,7 +22,7 @@ func TestVerdict(t *testing.T) {
 	if err := printFindings(&out, []doctor.Finding{mended, inVain}, "table"); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"done: loaded a", "done: loaded b", "mend: another kernel"} {
+	for _, want := range []string{"done: loaded a", "done: loaded b", "fix: another kernel"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in:\n%s", want, out.String())
 		}

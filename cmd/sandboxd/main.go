@@ -120,7 +120,7 @@ func configCommand() *cobra.Command {
 			}
 			f, err := os.OpenFile(args[0], os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
 			if errors.Is(err, os.ErrExist) {
-				return fmt.Errorf("config init: %s exists and is left alone; name another file", args[0])
+				return fmt.Errorf("config init: %s exists and was not changed; use another file", args[0])
 			}
 			if err != nil {
 				return fmt.Errorf("config init: %w", err)

@@ -340,7 +340,7 @@ func TestExitCodes(t *testing.T) {
 		"unknown image":  {args: []string{"run", "nope", "--", "true"}, code: 125, says: "image ls"},
 		"no command":     {args: []string{"run", "base"}, code: 125, says: "no command"},
 		"unknown flag":   {args: []string{"run", "--nope", "base", "true"}, code: 125, says: "--help"},
-		"flag too late":  {args: []string{"run", "base", "--runtime", "runc"}, code: 125, says: "stand before it"},
+		"flag too late":  {args: []string{"run", "base", "--runtime", "runc"}, code: 125, says: "put flags of sandboxctl run before it"},
 		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "not a TTY"},
 		"unknown verb":   {args: []string{"rnu"}, code: 125, says: "run"},
 		"unknown format": {args: []string{"ps", "-o", "xml"}, code: 125, says: "json"},
@@ -778,7 +778,7 @@ func TestCp(t *testing.T) {
 	// But not those that a guest has made us meet.
 	d.tree = `[{"path":"/dir/out","type":"file","mode":644}]`
 	d.files["/dir/out"] = "evil"
-	if r := d.run(t, "cp", "lab:/dir/.", filepath.Join(here, "kept")); r.code != 125 || !strings.Contains(r.errout, "no file") {
+	if r := d.run(t, "cp", "lab:/dir/.", filepath.Join(here, "kept")); r.code != 125 || !strings.Contains(r.errout, "not a regular file") {
 		t.Errorf("%+v", r)
 	}
 	// What a guest says a file is called is no path here.

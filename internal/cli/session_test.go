@@ -52,7 +52,7 @@ func TestSession(t *testing.T) {
 	for args, says := range map[string]string{
 		"run lab x":                   "COMMAND",
 		"run lab x --":                "no command",
-		"run lab x -w /tmp pwd":       "stand before it",
+		"run lab x -w /tmp pwd":       "put flags of",
 		"run --timeout -1s lab x pwd": "negative",
 		"create":                      "SANDBOX",
 		"rm lab":                      "SESSION",

@@ -58,7 +58,7 @@ func TestSystem(t *testing.T) {
 		},
 		"df": {
 			"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "2 disks without an owner",
-			"5MiB would come back",
+			"5MiB can be freed",
 		},
 		"info -o json": {`"strays": [`},
 		"df -o json":   {`"lost": 2`},

@@ -174,7 +174,7 @@ func Load(path string) (*Config, error) {
 func decode(b []byte, name string, c *Config) error {
 	err := toml.NewDecoder(strings.NewReader(string(b))).DisallowUnknownFields().Decode(c)
 	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok {
-		return fmt.Errorf("configuration %s: unknown key; `sandboxd config init` prints all there are:\n%s", name, strict.String())
+		return fmt.Errorf("configuration %s: unknown key; `sandboxd config init` prints all keys:\n%s", name, strict.String())
 	}
 	if bad, ok := errors.AsType[*toml.DecodeError](err); ok {
 		return fmt.Errorf("configuration %s:\n%s", name, bad.String())
@@ -218,10 +218,10 @@ func (c *Config) validate() error {
 		}
 	}
 	if within(c.LibexecDir, c.StateDir) || within(c.StateDir, c.LibexecDir) {
-		bad("libexec_dir %s and state_dir %s lie in each other: keep them apart", c.LibexecDir, c.StateDir)
+		bad("libexec_dir %s and state_dir %s overlap: keep them apart", c.LibexecDir, c.StateDir)
 	}
 	if within(c.RunDir, c.StateDir) || within(c.StateDir, c.RunDir) {
-		bad("run_dir %s and state_dir %s lie in each other: keep them apart, because one is cleared and one is kept", c.RunDir, c.StateDir)
+		bad("run_dir %s and state_dir %s overlap: keep them apart, because run_dir is cleared", c.RunDir, c.StateDir)
 	}
 	c.validateListen(bad)
 	c.validateGateway(bad)
@@ -260,10 +260,10 @@ func (c *Config) validate() error {
 		bad("limits.max_creating = %d: want 1 to %d, or 0 for twice the CPUs", n, instance.MaxSlots)
 	}
 	if n := c.Limits.RequestsPerSecond; n < 0 || n > 1e6 {
-		bad("limits.requests_per_second = %d: want 0 for no bound, or at most 1000000", n)
+		bad("limits.requests_per_second = %d: want at most 1000000, or 0 for no limit", n)
 	}
 	if d := time.Duration(c.Limits.RetainEnded); d < time.Second {
-		bad("limits.retain_ended = %s: want at least 1s; below that nobody could read why a sandbox ended", d)
+		bad("limits.retain_ended = %s: want at least 1s, so that clients can read why a sandbox ended", d)
 	}
 	switch c.Log.Level {
 	case "debug", "info", "warn", "error":
@@ -283,16 +283,16 @@ func (c *Config) validateStorage(bad func(string, ...any)) {
 		bad("storage.pool_size = %d: want at least 256Mi", c.Storage.PoolSize)
 	}
 	if n := c.Storage.VolumeSize; n != 0 && n < 16<<20 {
-		bad("storage.volume_size = %d: want at least 16Mi, or 0 for no bound", n)
+		bad("storage.volume_size = %d: want at least 16Mi, or 0 for no limit", n)
 	}
 	for _, p := range c.Storage.AllowedHostPaths {
 		switch {
 		case !filepath.IsAbs(p) || filepath.Clean(p) != p:
 			bad("storage.allowed_host_paths: %q: want an absolute path without . and .., and without a slash at its end", p)
 		case p == "/":
-			bad("storage.allowed_host_paths: the whole host, / , cannot be lent: it holds the files of sandboxd itself; name directories")
+			bad("storage.allowed_host_paths: / cannot be allowed, because it contains the files of sandboxd; list directories")
 		case within(p, c.StateDir), within(p, c.RunDir):
-			bad("storage.allowed_host_paths: %q lies among the files of sandboxd itself; choose another directory", p)
+			bad("storage.allowed_host_paths: %q overlaps the directories of sandboxd; choose another directory", p)
 		}
 	}
 }
@@ -325,27 +325,27 @@ func (c *Config) validateListen(bad func(string, ...any)) {
 			p, err = netip.PrefixFrom(a, a.BitLen()), nil
 		}
 		if err != nil {
-			bad("listen.trusted_proxies: %q: want an address or a CIDR, as 127.0.0.1 or 10.1.0.0/16", t)
+			bad("listen.trusted_proxies: %q: want an address or a CIDR, such as 127.0.0.1 or 10.1.0.0/16", t)
 		}
 		l.Proxies = append(l.Proxies, p.Masked())
 	}
 	validateTLS("listen", l.TLSCert, l.TLSKey, bad)
 	if l.Insecure != "" && l.Insecure != Insecure {
-		bad("listen.insecure: to serve TCP without a key it must say %q", Insecure)
+		bad("listen.insecure: to serve TCP without a key, set it to %q", Insecure)
 	}
 	if l.Metrics != "" {
 		if _, err := netip.ParseAddrPort(l.Metrics); err != nil {
-			bad("listen.metrics = %q: want address:port, as 127.0.0.1:9109", l.Metrics)
+			bad("listen.metrics = %q: want address:port, such as 127.0.0.1:9109", l.Metrics)
 		}
 	}
 	if l.TCP == "" {
 		return
 	}
 	if _, err := netip.ParseAddrPort(l.TCP); err != nil {
-		bad("listen.tcp = %q: want address:port, as 127.0.0.1:8080", l.TCP)
+		bad("listen.tcp = %q: want address:port, such as 127.0.0.1:8080", l.TCP)
 	}
 	if l.APIKeyFile == "" && l.Insecure == "" {
-		bad("listen.tcp needs listen.api_key_file, because whoever reaches it may run code; make one with: (umask 077; openssl rand " +
+		bad("listen.tcp needs listen.api_key_file, because a client of it may run code; make the file with: (umask 077; openssl rand " +
 			"-hex 32 >/etc/sandboxd/api-key)")
 	}
 }
@@ -363,19 +363,19 @@ func (c *Config) validateGateway(bad func(string, ...any)) {
 	}
 	g.Domain = strings.ToLower(strings.TrimSuffix(g.Domain, "."))
 	if g.Domain != "" && (!domainForm.MatchString(g.Domain) || len(g.Domain) > 190) {
-		bad("gateway.domain = %q: want a domain name without *. before it, as sandboxes.example.com", g.Domain)
+		bad("gateway.domain = %q: want a domain name without *. before it, such as sandboxes.example.com", g.Domain)
 	}
 	if strings.Contains(g.Address, "://") || strings.ContainsAny(g.Address, " ?#@") {
-		bad("gateway.address = %q: want host:port, and no scheme", g.Address)
+		bad("gateway.address = %q: want host:port, without a scheme", g.Address)
 	}
 	if g.Listen == "" {
 		if g.Domain != "" || g.Address != "" {
-			bad("gateway.domain and gateway.address say how clients reach the gateway, and there is none: set gateway.listen")
+			bad("gateway.domain and gateway.address need a gateway: set gateway.listen")
 		}
 		return
 	}
 	if _, err := netip.ParseAddrPort(g.Listen); err != nil {
-		bad("gateway.listen = %q: want address:port, as 127.0.0.1:8081", g.Listen)
+		bad("gateway.listen = %q: want address:port, such as 127.0.0.1:8081", g.Listen)
 	}
 }
 
@@ -471,7 +471,7 @@ func (c *CPU) UnmarshalText(b []byte) error {
 	}
 	f, err := strconv.ParseFloat(text, 64)
 	if err != nil || !(f > 0) || f*unit > 1e6 {
-		return fmt.Errorf("cpu %q: want cores as 1 or 0.5, or thousandths as 500m", b)
+		return fmt.Errorf("cpu %q: want cores such as 1 or 0.5, or thousandths such as 500m", b)
 	}
 	*c = CPU(f * unit)
 	return nil
@@ -484,7 +484,7 @@ type Duration time.Duration
 func (d *Duration) UnmarshalText(b []byte) error {
 	v, err := time.ParseDuration(string(b))
 	if err != nil || v < 0 {
-		return fmt.Errorf("duration %q: want one as 90s, 30m or 1h", b)
+		return fmt.Errorf("duration %q: want a duration such as 90s, 30m or 1h", b)
 	}
 	*d = Duration(v)
 	return nil

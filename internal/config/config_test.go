@@ -58,7 +58,7 @@ func TestBad(t *testing.T) {
 		"[[registries]]\nprefix = 'team'":                            "names no host",
 		"[[registries]]\nprefix = ''\nurl = 'x'":                     "url",
 		"[storage]\npool = 'zfs'":                                    "zfs",
-		"run_dir = '/srv/sb'\nstate_dir = '/srv/sb/state'":           "lie in each other",
+		"run_dir = '/srv/sb'\nstate_dir = '/srv/sb/state'":           "overlap: keep them apart",
 		"state_dir = 'here'":                                         "absolute",
 		"libexec_dir = '/usr/libexec'\nstate_dir = '/usr/libexec/s'": "apart",
 		"[network]\naddress_pool = '10.0.0.0/24'":                    "/20",
@@ -71,7 +71,7 @@ func TestBad(t *testing.T) {
 		"[gateway]\ndomain = 'x.test'":                               "gateway.listen",
 		"[gateway]\nlisten = '127.0.0.1:1'\ndomain = '*.x.test'":     "without *.",
 		"[gateway]\nlisten = '8081'":                                 "address:port",
-		"[gateway]\naddress = 'http://x'\nlisten = '127.0.0.1:1'":    "no scheme",
+		"[gateway]\naddress = 'http://x'\nlisten = '127.0.0.1:1'":    "without a scheme",
 		"[gateway]\npublic = 'maybe'":                                "auto, yes or no",
 		"[gateway]\ntls_key = '/k.pem'":                              "needs its key",
 		"[listen]\ntls_cert = '/c.pem'":                              "needs its key",
@@ -145,12 +145,12 @@ func TestAPIKeys(t *testing.T) {
 // clean absolute path, is refused; so is a volume size that is too small.
 func TestStorage(t *testing.T) {
 	for value, want := range map[string]string{
-		`allowed_host_paths = ["/"]`:                             "cannot be lent",
+		`allowed_host_paths = ["/"]`:                             "cannot be allowed",
 		`allowed_host_paths = ["srv"]`:                           "absolute",
 		`allowed_host_paths = ["/srv/"]`:                         "slash at its end",
 		`allowed_host_paths = ["/srv/../etc"]`:                   "absolute path without",
-		`allowed_host_paths = ["/var/lib/sandboxd/pool/x"]`:      "sandboxd itself",
-		`allowed_host_paths = ["/srv", "/run/sandboxd"]`:         "sandboxd itself",
+		`allowed_host_paths = ["/var/lib/sandboxd/pool/x"]`:      "the directories of sandboxd",
+		`allowed_host_paths = ["/srv", "/run/sandboxd"]`:         "the directories of sandboxd",
 		`volume_size = "1Mi"`:                                    "at least 16Mi",
 		"allowed_host_paths = [\"/srv/a\"]\nvolume_size = \"0\"": "",
 	} {

@@ -74,10 +74,10 @@ func (d *Daemon) spaces() ([]admission.Space, error) {
 		return nil, err
 	}
 	return []admission.Space{
-		{Name: "the storage pool", FreeBytes: pool, Remedy: "delete sandboxes, ended ones too (`sandboxctl system df` shows what they " +
-			"hold), or make storage.pool_size larger"},
+		{Name: "the storage pool", FreeBytes: pool, Remedy: "delete sandboxes, including ended ones (`sandboxctl system df` shows " +
+			"their size), or make storage.pool_size larger"},
 		{Name: "the disk of the state directory", FreeBytes: state.FreeBytes, Remedy: "remove images (`sandboxctl image prune -a`), or " +
-			"make room on it"},
+			"free space on it"},
 	}, nil
 }
 

@@ -27,7 +27,7 @@ func (d background) run(ctx context.Context) {
 	go func() {
 		defer close(done)
 		if err := expiry.Run(ctx, d.manager, d.log); err != nil && ctx.Err() == nil {
-			d.log.Error("timeouts are no longer watched; the sweep still ends what expired, up to a minute late", "err", err)
+			d.log.Error("timeouts are no longer watched; the sweep still ends expired sandboxes, up to a minute late", "err", err)
 		}
 	}()
 	go d.watcher.Run(ctx) //nolint:errcheck // it ends with ctx only
@@ -35,9 +35,9 @@ func (d background) run(ctx context.Context) {
 	go d.watchLinks(ctx)
 	go func() {
 		if err := systemd.Watch(ctx, d.healthy, func(err error) {
-			d.log.Error("the daemon is not well; systemd starts it anew if that lasts", "err", err)
+			d.log.Error("the daemon is not healthy; systemd restarts it if this persists", "err", err)
 		}); err != nil {
-			d.log.Error("watchdog", "err", err)
+			d.log.Error("the watchdog of systemd failed", "err", err)
 		}
 	}()
 	tick := time.NewTicker(sweepEvery)
@@ -50,7 +50,7 @@ func (d background) run(ctx context.Context) {
 		case <-tick.C:
 			d.impaired() // this logs the fault, even if nobody connects
 			if err := d.measuredSweep(ctx); err != nil && ctx.Err() == nil {
-				d.log.Error("sweep", "err", err)
+				d.log.Error("the sweep failed; it runs again in a minute", "err", err)
 			}
 		}
 	}
@@ -98,12 +98,12 @@ func (d background) watchLinks(ctx context.Context) {
 	err := d.ns.WatchLost(ctx, func(id string) {
 		go func() { // one busy sandbox must not hold up others
 			if err := d.manager.Recover(ctx, id); err != nil && ctx.Err() == nil {
-				d.log.Error("a sandbox whose link is gone; the sweep looks again", "sandbox", id, "err", err)
+				d.log.Error("cannot recover a sandbox whose link is gone; the sweep tries again", "sandbox", id, "err", err)
 			}
 		}()
 	})
 	if err != nil && ctx.Err() == nil {
-		d.log.Error("links that somebody deletes are noticed by the sweep only, up to a minute late", "err", err)
+		d.log.Error("links are no longer watched; the sweep still recovers sandboxes that have lost theirs, up to a minute late", "err", err)
 	}
 }
 
@@ -132,7 +132,7 @@ func (d background) healthy(ctx context.Context) error {
 	}
 	defer res.Body.Close()
 	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("ask the API on %s: /health answers %s", d.cfg.Listen.Socket, res.Status)
+		return fmt.Errorf("ask the API on %s: /health answered %s", d.cfg.Listen.Socket, res.Status)
 	}
 	return nil
 }

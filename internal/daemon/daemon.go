@@ -150,7 +150,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 func (d *Daemon) disksToLimit() (all []cgroups.Disk) {
 	pool, layers, err := d.files.Devices()
 	if err != nil || pool == "" {
-		d.log.Warn("I/O cannot be limited: the storage pool is on no block device", "err", err)
+		d.log.Warn("I/O cannot be limited: the storage pool is not on a block device", "err", err)
 		return nil
 	}
 	all = append(all, cgroups.Disk{Dev: pool})
@@ -197,7 +197,7 @@ func (d *Daemon) openCgroups(ctx context.Context) (err error) {
 		if err := d.scope.Keep(ctx); err != nil && !d.scope.Stands() {
 			return err
 		} else if err != nil {
-			d.log.Error("the scope of sandboxes is not held; they go on in it, and the sweep tries again", "err", err)
+			d.log.Error("cannot keep the scope of sandboxes; they keep running in it, and the sweep tries again", "err", err)
 		}
 		c.Root = d.scope.Cgroup()
 	}
@@ -269,11 +269,11 @@ func (d *Daemon) keepAddresses(ctx context.Context) error {
 		return err
 	}
 	if len(was) > 0 && len(all) > 0 {
-		return fmt.Errorf("network.address_pool was %s and is now %s, but %d sandboxes have addresses of the first: set it back, delete "+
-			"them, and then change it", was, now, len(all))
+		return fmt.Errorf("network.address_pool was %s and is now %s, but %d sandboxes have addresses of the old pool: set it back, "+
+			"delete them, and then change it", was, now, len(all))
 	}
 	if err := durable.Write(path, []byte(now), 0o600); err != nil {
-		return fmt.Errorf("remember the address pool: %w", err)
+		return fmt.Errorf("store the address pool: %w", err)
 	}
 	return nil
 }
@@ -297,7 +297,7 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 	// Not earlier: without the rules the host would forward for all its networks.
 	d.ns.BeforeForward = d.egress.CloseUplinks
 	if err := d.ns.OpenUplinks(ctx); err != nil {
-		d.log.Error("sandboxes may get no replies; this is tried again every minute", "err", err)
+		d.log.Error("sandboxes may get no replies; the sweep tries again every minute", "err", err)
 	}
 	return nil
 }

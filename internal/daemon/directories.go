@@ -81,7 +81,7 @@ func ownDirectory(key, dir string, mode os.FileMode) error {
 		}
 	}
 	if !ours && foreign != "" {
-		return fmt.Errorf("%s = %s is not empty (%s) and not sandboxd's: name a directory of its own", key, dir, foreign)
+		return fmt.Errorf("%s = %s is not empty (%s) and does not belong to sandboxd: choose an empty directory", key, dir, foreign)
 	}
 	if err := os.Chmod(dir, mode); err != nil {
 		return fmt.Errorf("make %s: %w", key, err)

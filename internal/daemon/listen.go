@@ -31,7 +31,7 @@ func listenUnix(cfg *config.Config, log *slog.Logger) (net.Listener, error) {
 	}
 	if at := l.Addr().String(); at != cfg.Listen.Socket {
 		l.Close()
-		return nil, fmt.Errorf("systemd listens for us on %s, and listen.socket is %s: make ListenStream= of sandboxd.socket the same", at,
+		return nil, fmt.Errorf("systemd listens on %s, but listen.socket is %s: set ListenStream= of sandboxd.socket to the same path", at,
 			cfg.Listen.Socket)
 	}
 	return l, nil
@@ -69,7 +69,7 @@ func bindUnix(key, path string, mode os.FileMode) (net.Listener, error) {
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w; its directory must exist, and the path be shorter than 108 bytes", path, err)
+		return nil, fmt.Errorf("listen on %s: %w; its directory must exist, and the path must be shorter than 108 bytes", path, err)
 	}
 	if err := os.Chmod(path, mode); err != nil {
 		l.Close()
@@ -85,10 +85,10 @@ func removeSocket(key, path string) error {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("look at the socket's path: %w", err)
+		return fmt.Errorf("inspect the socket's path: %w", err)
 	}
 	if fi.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("listen on %s: something that is no socket lies there; move it away or set %s", path, key)
+		return fmt.Errorf("listen on %s: the file there is not a socket; move it away or set %s to another path", path, key)
 	}
 	// A daemon with another state directory may serve there.
 	if c, err := net.Dial("unix", path); err == nil {
@@ -143,7 +143,8 @@ func listenTCP(key, address string) (l net.Listener, loopback bool, err error) {
 	}
 	l, err = net.Listen(family(addr), address)
 	if err != nil {
-		return nil, false, fmt.Errorf("%s: listen on %s: %w; see who does with: ss -ltnp 'sport = :%d'", key, address, err, addr.Port())
+		return nil, false, fmt.Errorf("%s: listen on %s: %w; find the program that uses it with: ss -ltnp 'sport = :%d'", key, address, err,
+			addr.Port())
 	}
 	return l, addr.Addr().IsLoopback(), nil
 }

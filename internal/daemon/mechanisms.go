@@ -41,8 +41,8 @@ type links struct {
 }
 
 // errCut is the error when no link may go up.
-var errCut = errors.New("the firewall of sandboxd is gone and could not be put back yet: until it is, links of sandboxes stay down (the " +
-	"log says what fails)")
+var errCut = errors.New("the firewall rules of sandboxd are gone and could not be restored yet: until they are, links of sandboxes " +
+	"stay down (the log has the error)")
 
 // Attach links a sandbox, unless neither chains nor lock would confine it.
 func (l links) Attach(ctx context.Context, id string, addr netip.Addr) error {

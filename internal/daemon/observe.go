@@ -32,7 +32,7 @@ func (d *Daemon) newMetrics() *metrics.Metrics {
 		Look: func() (metrics.Look, error) {
 			l, err := d.look()
 			if err != nil {
-				d.log.Warn("metrics are incomplete: how the host stands cannot be read", "err", err)
+				d.log.Warn("metrics are incomplete: cannot read the state of the host", "err", err)
 			}
 			return l, err
 		},

@@ -39,7 +39,7 @@ func (d *Daemon) fetch(asker context.Context, r *record.Record, progress func(st
 		}
 	})
 	if err == nil {
-		progress("image " + r.Spec.Image.Ref() + " is here")
+		progress("image " + r.Spec.Image.Ref() + " is on this host")
 	}
 	return i, err
 }

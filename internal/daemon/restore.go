@@ -43,11 +43,11 @@ func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) 
 	}()
 	m, err := unpack(cfg, r, tmp)
 	if err != nil {
-		return fmt.Errorf("restore: %w; the present state is as it was", noRoom(err))
+		return fmt.Errorf("restore: %w; the present state is unchanged", noRoom(err))
 	}
 	what := fmt.Sprintf("the backup that host %q made at %s", m.Host, m.Taken.Format(time.RFC3339))
 	if err := store.MarkRestored(tmp, what); err != nil {
-		return fmt.Errorf("restore: %w; the present state is as it was", noRoom(err))
+		return fmt.Errorf("restore: %w; the present state is unchanged", noRoom(err))
 	}
 	kept, err := exchange(tmp, path)
 	if err != nil {
@@ -55,12 +55,12 @@ func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) 
 	}
 	fmt.Fprintf(out, "restored %s: %d sandboxes, %d images\n", what, m.State.Sandboxes, m.State.Images)
 	if kept != "" {
-		fmt.Fprintf(out, "the state before it is kept as %s\n", kept)
+		fmt.Fprintf(out, "the previous state is kept as %s\n", kept)
 	}
-	fmt.Fprintln(out, `Start sandboxd. What the backup does not know of is left alone, and nothing new is created
-beside it: see sandboxctl system info. When that is what you want to live with, stop sandboxd,
-run "sandboxd restore --accept", and start it: processes without a record are then ended, and
-disks without one kept in lost+found for a day.`)
+	fmt.Fprintln(out, `Start sandboxd. It removes nothing that the backup does not know, and while the host has such
+sandboxes, it creates no others: see sandboxctl system info. To accept the restored state, stop
+sandboxd, run "sandboxd restore --accept", and start it: it then ends processes without a record,
+and keeps disks without a record in lost+found for a day.`)
 	return nil
 }
 
@@ -77,7 +77,7 @@ func AcceptRestored(ctx context.Context, cfg *config.Config, out io.Writer) erro
 	}
 	what := db.Restored()
 	if what == "" {
-		fmt.Fprintln(out, "nothing to accept: the state was not restored, or that was accepted before")
+		fmt.Fprintln(out, "nothing to accept: the state was not restored, or it was accepted before")
 		return db.Close()
 	}
 	if err = errors.Join(db.AcceptRestored(ctx), db.Close()); err == nil {
@@ -98,11 +98,11 @@ func unpack(cfg *config.Config, r io.Reader, path string) (m backup.Manifest, er
 		return m, err
 	}
 	if m.Instance != cfg.Instance.String() {
-		return m, fmt.Errorf("the backup is of instance %q, whose ids begin with that, and this is %q: name the configuration of that "+
-			"instance with --config", m.Instance, cfg.Instance)
+		return m, fmt.Errorf("the backup is of instance %q, and this is instance %q: use --config with the configuration of the backup's "+
+			"instance", m.Instance, cfg.Instance)
 	}
 	if pool := cfg.Network.Pool.String(); m.AddressPool != pool {
-		return m, fmt.Errorf("the backup's sandboxes have addresses of %s, and network.address_pool is %s: set it to the first",
+		return m, fmt.Errorf("the backup's sandboxes have addresses of %s, and network.address_pool is %s: set it to that of the backup",
 			m.AddressPool, pool)
 	}
 	facts, err := store.Examine(path)
@@ -130,14 +130,14 @@ func closeAll(files []*os.File) {
 
 // stopped adds to err how to stop a running daemon.
 func stopped(err error) error {
-	return fmt.Errorf("%w (for this, stop it: its sandboxes keep running; systemctl stop sandboxd.socket sandboxd)", err)
+	return fmt.Errorf("%w (stop it first: systemctl stop sandboxd.socket sandboxd; its sandboxes keep running)", err)
 }
 
 // noRoom gives a full disk's error the code and text for a client.
 func noRoom(err error) error {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || err != nil && strings.Contains(err.Error(), unix.ENOSPC.Error()) {
 		return errs.Wrap(err, errs.Unavailable, "no space is left in the state directory of sandboxd for a copy of the state; free some "+
-			"there and try again")
+			"space there and try again")
 	}
 	return err
 }
@@ -147,10 +147,10 @@ func (d *Daemon) noSweep() string {
 	switch {
 	case d.files.Pool.ID() != d.store.PoolID():
 		return fmt.Sprintf("the disks in the storage pool belong to another store (pool %.8s, store %.8s): "+
-			"bring back the sandboxd.db of that pool, or, to give its disks up, delete what lies in %s",
+			"restore the sandboxd.db of that pool, or, to give up its disks, delete the contents of %s",
 			d.files.Pool.ID(), d.store.PoolID(), filepath.Join(d.cfg.StateDir, "pool"))
 	case d.store.Restored() != "":
-		return fmt.Sprintf("the state was restored from %s, and the host may hold what is younger: to have that swept, stop sandboxd, "+
+		return fmt.Sprintf("the state was restored from %s, and the host may have newer sandboxes: to remove them, stop sandboxd, "+
 			"run `sandboxd restore --accept` and start it", d.store.Restored())
 	}
 	return ""
@@ -203,7 +203,7 @@ func (d *Daemon) mayCreate(ctx context.Context) error {
 	if err != nil || len(strays) == 0 {
 		return err
 	}
-	return errs.New(errs.Unavailable, "nothing is created here for now: %d sandboxes on this host are not in the state (%s first), and "+
+	return errs.New(errs.Unavailable, "this host creates no sandboxes: %d sandboxes on it are not in the state (the first is %s), and "+
 		"a new one could get the address and user ids of one of them; `sandboxctl system info` says why and what to do", len(strays),
 		strays[0])
 }

@@ -104,16 +104,16 @@ func (d *Daemon) hostNames(r record.Record) map[string]string {
 func (d *Daemon) notes(r record.Record) (notes []string) {
 	if _, writeback := d.cgroups.LimitsIO(); r.Spec.LimitsIO() && !writeback {
 		if r.Spec.Runtime == oci.Runsc {
-			notes = append(notes, "cgroup v1 limits reads and what a sync waits for; what the page cache writes back later is not "+
-				"limited, and gVisor writes through the page cache where a program asks for direct writes (O_DIRECT), too")
+			notes = append(notes, "cgroup v1 limits reads and synced writes; writeback of the page cache is not limited, and gVisor "+
+				"writes through the page cache, even if a program asks for direct writes (O_DIRECT)")
 		} else {
 			notes = append(notes,
-				"cgroup v1 limits reads, direct writes and what a sync waits for; what the page cache writes back later is not limited")
+				"cgroup v1 limits reads, direct writes and synced writes; writeback of the page cache is not limited")
 		}
 	}
 	if r.Spec.Runtime == oci.Runsc && !r.Updated.IsZero() {
 		notes = append(notes,
-			"limits were changed while it ran: gVisor goes on showing the guest the memory and CPUs it started with; the new limits hold")
+			"limits were changed while it ran: gVisor still shows the guest the memory and CPUs it started with; the new limits apply")
 	}
 	if !d.files.Pool.Limits() {
 		notes = append(notes, "the storage pool is a plain directory: what this sandbox writes is not limited")
@@ -133,7 +133,7 @@ func readSecret(path string) ([]byte, error) {
 	b = make([]byte, 32)
 	rand.Read(b) //nolint:errcheck // never fails since Go 1.24
 	if err := durable.Write(path, b, 0o600); err != nil {
-		return nil, fmt.Errorf("keep the secret of endpoint tokens: %w", err)
+		return nil, fmt.Errorf("store the secret of endpoint tokens: %w", err)
 	}
 	return b, nil
 }

@@ -44,7 +44,7 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		mounts = append(mounts, attached...)
 	}
 	if err == nil && len(mounts) > 0 {
-		err = fmt.Errorf("%s still holds the mounts of %v", cfg.RunDir, mounts)
+		err = fmt.Errorf("%s still contains the mounts of %v", cfg.RunDir, mounts)
 	}
 	err = errors.Join(
 		err,

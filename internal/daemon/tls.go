@@ -34,7 +34,7 @@ func secured(l net.Listener, p *certs.Pair) net.Listener {
 func (d *Daemon) impaired() string {
 	for _, p := range []*certs.Pair{d.cert, d.gatewayCert} {
 		if p != nil && p.Err() != nil {
-			return "the files of a certificate hold what cannot be used; see the daemon's log"
+			return "the files of a certificate cannot be used; see the daemon's log"
 		}
 	}
 	return ""

@@ -94,7 +94,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 		return nil, tooLarge()
 	}
 	if err != nil {
-		return nil, errs.Wrap(err, errs.Invalid, "the body could not be read to its end; send it again")
+		return nil, errs.Wrap(err, errs.Invalid, "the request body could not be read completely; send it again")
 	}
 	return b, nil
 }

@@ -74,7 +74,7 @@ func (s *sandboxHandlers) createOf(r *http.Request, body []byte, once record.Req
 	asked.Request = once
 	rec, err := s.sandboxes.Create(withAuth(admission.By(r.Context(), s.guard.Client(r)), req.Image), asked)
 	if err != nil {
-		return rec, fmt.Errorf("create a sandbox of %s: %w", asked.Image.Ref(), err)
+		return rec, fmt.Errorf("create a sandbox from %s: %w", asked.Image.Ref(), err)
 	}
 	return rec, nil
 }
@@ -199,13 +199,13 @@ func (s *sandboxHandlers) madeBy(r *http.Request, once record.Request) (rec reco
 	case !found:
 		return rec, false, nil
 	case m.Body != once.Body:
-		return rec, false, errs.Wire(errs.New(errs.WrongState, "this %s made sandbox %s of another body; draw a key for each sandbox, and "+
-			"send the same body again only with the same key", wire.HeaderIdempotency, m.ID), "SANDBOX::IDEMPOTENCY_KEY_REUSED")
+		return rec, false, errs.Wire(errs.New(errs.WrongState, "this %s created sandbox %s with another request body; use a new key for "+
+			"each sandbox, and repeat a key only with the same body", wire.HeaderIdempotency, m.ID), "SANDBOX::IDEMPOTENCY_KEY_REUSED")
 	}
 	rec, err = s.sandboxes.Get(r.Context(), m.ID)
 	if errs.Is(err, errs.NotFound) || err == nil && rec.State == record.Deleting {
-		return rec, false, errs.Wire(errs.New(errs.WrongState, "this %s made sandbox %s, which was deleted or has expired since; draw "+
-			"another key for another sandbox", wire.HeaderIdempotency, m.ID), "SANDBOX::IDEMPOTENCY_KEY_SPENT")
+		return rec, false, errs.Wire(errs.New(errs.WrongState, "this %s created sandbox %s, which has since been deleted or has expired; "+
+			"use a new key to create another sandbox", wire.HeaderIdempotency, m.ID), "SANDBOX::IDEMPOTENCY_KEY_SPENT")
 	}
 	return rec, err == nil, err
 }

@@ -60,7 +60,7 @@ func (d *diagnosticHandlers) answer(w http.ResponseWriter, r *http.Request, rec 
 		return d.describeScope(w, r, rec, kind, q.Get("scope"))
 	}
 	if q.Has("scope") {
-		return httperr.Invalid("scope: %s has none; only logs and events do", kind)
+		return httperr.Invalid("scope: %s takes no scope; only logs and events do", kind)
 	}
 	text, err := d.diagnosticText(r, rec, kind, q)
 	if err != nil {
@@ -79,7 +79,7 @@ func (d *diagnosticHandlers) describeScope(w http.ResponseWriter, r *http.Reques
 	scope = strings.ToLower(strings.TrimSpace(scope))
 	about, known := scopes[kind][scope]
 	if !known {
-		return errs.Wire(httperr.Invalid("scope %q: %s know %s", httperr.Clip(scope, 40), kind,
+		return errs.Wire(httperr.Invalid("scope %q: the scopes of %s are %s", httperr.Clip(scope, 40), kind,
 			strings.Join(slices.Sorted(maps.Keys(scopes[kind])), ", ")), "DIAGNOSTICS_SCOPE_UNSUPPORTED")
 	}
 	out := wire.Diagnostic{SandboxID: rec.ID, Kind: kind, Scope: scope, Delivery: "inline", ContentType: "text/plain; charset=utf-8"}
@@ -113,11 +113,11 @@ func (d *diagnosticHandlers) diagnosticText(r *http.Request, rec record.Record, 
 		}
 		since := q.Get("since")
 		if _, err := time.ParseDuration(cmp.Or(since, "0s")); err != nil {
-			return "", httperr.Invalid("since %q: want a duration as 10m", httperr.Clip(since, 20))
+			return "", httperr.Invalid("since %q: want a duration such as 10m", httperr.Clip(since, 20))
 		}
 		text := d.logText(r, rec, n)
 		if since != "" {
-			text = "# since is not applied: output is kept as bytes, without times\n" + text
+			text = "# since is ignored: the output is stored without timestamps\n" + text
 		}
 		return text, nil
 	case "events":
@@ -169,7 +169,7 @@ func (d *diagnosticHandlers) remembered(rec *record.Record, about []history.Kind
 			lines = append(lines, line(rec.Changed, "lifecycle", history.Change(string(rec.State), string(rec.Reason), rec.Message)))
 		}
 		warnings = append(warnings,
-			"sandboxd was started at "+began.UTC().Format(time.RFC3339)+"; of what was before, only creation and last change are known")
+			"sandboxd was started at "+began.UTC().Format(time.RFC3339)+"; of earlier events only creation and last change are known")
 	}
 	for _, e := range entries {
 		text := e.Text
@@ -237,20 +237,20 @@ func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record) outp
 	}
 	switch {
 	case len(rec.Spec.Entrypoint) == 0:
-		return none("it was made without an entrypoint; commands have logs of their own")
+		return none("the sandbox was created without an entrypoint; commands have logs of their own")
 	case rec.State == record.Ended:
 		return output{
 			text:     strings.ToValidUTF8(rec.LastOutput, "\ufffd"),
-			warnings: []string{fmt.Sprintf("it has ended (%s); the last %d KiB of its output are kept", rec.Reason, maxTail>>10)},
+			warnings: []string{fmt.Sprintf("the sandbox has ended (%s); the last %d KiB of its output are kept", rec.Reason, maxTail>>10)},
 		}
 	case rec.State != record.Running:
-		return none("it is %s; its output can be read while it runs", spec.StateOf(&rec))
+		return none("the sandbox is %s; its output can be read while it runs", spec.StateOf(&rec))
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), diagnosticLimit)
 	defer cancel()
 	end := &ending{}
 	if _, err := d.logs.copyLogs(end, r.WithContext(ctx), rec, 0, false); err != nil {
-		text := "its agent does not hand out its output"
+		text := "the agent of the sandbox did not return its output"
 		if e, ok := asClientError(err); ok {
 			text = e
 		}

@@ -123,7 +123,7 @@ func TestDiagnosticTexts(t *testing.T) {
 		for path, want := range map[string]string{
 			"logs?tail=2":                    "two\nthree\n",
 			"logs":                           "one\ntwo\nthree\n",
-			"logs?since=10m&tail=1":          "# since is not applied: output is kept as bytes, without times\nthree\n",
+			"logs?since=10m&tail=1":          "# since is ignored: the output is stored without timestamps\nthree\n",
 			"events?limit=1":                 "denied tcp 192.0.2.1:80: default\n",
 			"inspect":                        `"link": "sb-` + id + `"`,
 			"summary?tail=1&event_limit=500": "== logs\nthree\n",

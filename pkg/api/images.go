@@ -123,7 +123,7 @@ func (h *imageHandlers) build(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if !spec.IsName(req.Name) {
-		return httperr.Invalid("name %q is not the name of a recipe; recipes are directories of rootfs/, as base or python",
+		return httperr.Invalid("name %q is not the name of a recipe; recipes are the directories in rootfs/, such as base or python",
 			httperr.Clip(req.Name, 80))
 	}
 	infoOf(r).op, infoOf(r).image = opImageBuild, req.Name

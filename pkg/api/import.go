@@ -98,9 +98,10 @@ func (u *upload) Read(p []byte) (int, error) {
 	switch {
 	case err == nil, err == io.EOF: //nolint:errorlint // as a reader must return it
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		err = errs.Wrap(err, errs.Invalid, "the archive stopped coming, or came slower than %d KiB/s; send it again", uploadRate>>10)
+		err = errs.Wrap(err, errs.Invalid, "the client stopped sending the archive, or sent it slower than %d KiB/s; send it again",
+			uploadRate>>10)
 	default:
-		err = errs.Wrap(err, errs.Invalid, "the archive did not arrive to its end; send it again")
+		err = errs.Wrap(err, errs.Invalid, "the archive was cut off; send it again")
 	}
 	return n, err
 }

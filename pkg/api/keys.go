@@ -49,9 +49,9 @@ func (h *keyHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	role := record.Role(cmp.Or(req.Role, string(record.Operator)))
 	switch {
 	case !h.guard.KeepsKeys():
-		return errs.New(errs.Unsupported, "this daemon was built without a place for API keys")
+		return errs.New(errs.Unsupported, "this daemon was built without a store for API keys")
 	case !spec.IsName(req.Name) || strings.HasPrefix(req.Name, auth.FixedPrefix):
-		return httperr.Invalid("name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not beginning with %s",
+		return httperr.Invalid("name %q: want 1 to 63 characters of A-Z a-z 0-9 _ . - that begin with a letter or digit, and not with %s",
 			httperr.Clip(req.Name, 80), auth.FixedPrefix)
 	case !slices.Contains(record.Roles, role):
 		return httperr.Invalid("role %q: want viewer, operator or admin", httperr.Clip(req.Role, 40))
@@ -61,7 +61,8 @@ func (h *keyHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	if req.ExpiresAt != "" {
 		t, err := spec.ParseTime(req.ExpiresAt)
 		if err != nil || !t.After(key.Created) {
-			return httperr.Invalid("expiresAt %q: want a time to come as 2030-01-02T15:04:05Z, or none", httperr.Clip(req.ExpiresAt, 60))
+			return httperr.Invalid("expiresAt %q: want a future time such as 2030-01-02T15:04:05Z, or none",
+				httperr.Clip(req.ExpiresAt, 60))
 		}
 		key.Expires = t.UTC()
 	}
@@ -78,7 +79,7 @@ func (h *keyHandlers) remove(w http.ResponseWriter, r *http.Request) error {
 	switch {
 	case strings.HasPrefix(name, auth.FixedPrefix):
 		return errs.New(errs.WrongState,
-			"API key %s stands in the file that listen.api_key_file names; take it out there and restart sandboxd", httperr.Clip(name, 80))
+			"API key %s is in the file that listen.api_key_file names; remove it there and restart sandboxd", httperr.Clip(name, 80))
 	case !h.guard.KeepsKeys(), !spec.IsName(name):
 		return errs.Wire(errs.New(errs.NotFound, "there is no API key %q; `sandboxctl key ls` lists them", httperr.Clip(name, 80)),
 			"KEY::NOT_FOUND")

@@ -66,12 +66,12 @@ func TestBadLimits(t *testing.T) {
 	}
 	// Amounts are said as they are written.
 	for _, c := range [][3]string{
-		{keyMemory, "63Mi", `\"63Mi\" is too little; the least is 64Mi`},
+		{keyMemory, "63Mi", `\"63Mi\" is too small; the minimum is 64Mi`},
 		{keyMemory, "90Ti", "(at most 1Ti)"},
 		{keyDisk, "65Ti", "(at most 64Ti)"},
-		{keyCPU, "5m", "the least is 10m"},
+		{keyCPU, "5m", "the minimum is 10m"},
 		{keyLog, "1Gi", "(at most 256Mi)"},
-		{keyReadBps, "1Ki", "the least is 64Ki a second"},
+		{keyReadBps, "1Ki", "the minimum is 64Ki a second"},
 		{keyShm, "65Gi", "resourceLimits.shm of 65Gi is more than the memory limit of 512Mi"},
 	} {
 		a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{"`+c[0]+`":"`+c[1]+`"}}`)

@@ -28,7 +28,7 @@ type statsHandlers struct {
 func (s *statsHandlers) one(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	switch rec.State {
 	case record.Ended, record.Creating, record.Starting:
-		return errs.New(errs.WrongState, "sandbox %s is %s; only one that runs or is paused uses anything", rec.ID, spec.StateOf(&rec))
+		return errs.New(errs.WrongState, "sandbox %s is %s; only running and paused sandboxes use resources", rec.ID, spec.StateOf(&rec))
 	}
 	u, err := s.measure(r.Context(), &rec)
 	if err != nil {
@@ -65,7 +65,7 @@ func (s *statsHandlers) all(w http.ResponseWriter, r *http.Request) error {
 			}
 			u, err := s.measure(r.Context(), rec)
 			if err != nil {
-				s.log.Debug("a sandbox is left out of the measurement of all", "sandbox", rec.ID, "err", err)
+				s.log.Debug("cannot measure a sandbox; it is missing in GET /stats", "sandbox", rec.ID, "err", err)
 				return nil
 			}
 			items[i] = &wire.SandboxStats{

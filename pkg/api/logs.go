@@ -49,7 +49,8 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	}
 	if len(rec.Spec.Entrypoint) == 0 {
 		return errs.New(errs.WrongState,
-			"sandbox %s was made without an entrypoint, so it has no logs; commands have theirs: `sandboxctl command logs`", rec.ID)
+			"sandbox %s was created without an entrypoint, so it has no logs; `sandboxctl command logs` prints the output of a command",
+			rec.ID)
 	}
 	h := w.Header()
 	h.Set("Content-Type", "text/plain; charset=utf-8")
@@ -187,11 +188,11 @@ func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, 
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-		return cursor, fmt.Errorf("logs of sandbox %s: the agent answers %d: %.200q", rec.ID, resp.StatusCode, b)
+		return cursor, fmt.Errorf("read logs of sandbox %s: the agent answered %d: %.200q", rec.ID, resp.StatusCode, b)
 	}
 	next, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64)
 	if err != nil || next < 0 {
-		return cursor, errs.New(errs.Internal, "the agent of sandbox %s gave no cursor with the logs", rec.ID)
+		return cursor, errs.New(errs.Internal, "the agent of sandbox %s sent logs without a cursor", rec.ID)
 	}
 	if !follow {
 		if _, err := io.Copy(w, io.LimitReader(resp.Body, maxLogs)); err != nil {

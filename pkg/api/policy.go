@@ -55,7 +55,7 @@ func (h *policyHandlers) port(w http.ResponseWriter, r *http.Request, rec *recor
 		w.Header().Set("Allow", "GET, POST, PUT, PATCH, DELETE")
 		writeText(w, http.StatusMethodNotAllowed, httperr.Clip(r.Method, 20)+" is not allowed here")
 	default:
-		writeText(w, http.StatusNotFound, "the egress API has /policy and /healthz here; the credential vault comes with a later release")
+		writeText(w, http.StatusNotFound, "the egress API serves /policy and /healthz here; this release has no credential vault")
 	}
 }
 

@@ -68,7 +68,7 @@ func (s *Server) endpoint(w http.ResponseWriter, r *http.Request, rec record.Rec
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return httperr.Invalid("the query string does not parse; percent-encode its values")
+		return httperr.Invalid("the query string cannot be parsed; percent-encode its values")
 	}
 	byAPI := false
 	if v := q.Get("use_server_proxy"); v != "" {
@@ -150,7 +150,7 @@ func (n *renewals) accessed(r *http.Request, rec *record.Record) {
 	go func() {
 		defer cancel()
 		if _, err := n.sandboxes.Renew(ctx, rec.ID, until); err != nil {
-			n.log.Warn("renew on access", "sandbox", rec.ID, "err", err)
+			n.log.Warn("cannot renew a sandbox on access", "sandbox", rec.ID, "err", err)
 		}
 	}()
 }

@@ -37,11 +37,11 @@ func TestPullRoute(t *testing.T) {
 		},
 		`{"name":"registry.example.com/x","auth":{"username":"a:b","password":"s3cret"}}`: {
 			400,
-			"holds a character",
+			"has a character",
 		},
 		`{"name":"registry.example.com/x","auth":{"username":"u","password":"s3cret\n"}}`: {
 			400,
-			"holds a character",
+			"has a character",
 		},
 		`{"name":"registry.example.com/x","auth":{"username":"u","password":"` + strings.Repeat("s3cret", 4000) + `"}}`: {400, "at most"},
 		`{"name":"registry.example.com/x","auth":{"username":"robot","password":"s3cret"}}`:                             {200, `"image"`},

@@ -101,10 +101,10 @@ func (s *Server) table() []route {
 
 		{"POST", "/metrics/events", viewer, noTelemetry},
 		{"*", "/pools/{...}", viewer, never("KUBERNETES::POOL_NOT_SUPPORTED",
-			"a single host has no pools; SDK-side pools work without them")},
+			"a single host has no pools; the client-side pools of SDKs work without them")},
 		{"*", "/templates/{...}", viewer, never("FSB::API_NOT_SUPPORTED",
-			"templates are built by OpenSandbox's Kubernetes runtime, which this is not; make an image (sandboxctl image build, "+
-				"image import) or a snapshot of a sandbox, and create sandboxes from that")},
+			"templates need OpenSandbox's Kubernetes runtime, which sandboxd does not have; make an image (sandboxctl image build, "+
+				"image import) or a snapshot of a sandbox, and create sandboxes from it")},
 	}
 	if s.cfg.NoVolumes {
 		return rows

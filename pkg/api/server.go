@@ -234,7 +234,7 @@ func (s *Server) find(r *http.Request) (found, error) {
 	switch {
 	case r.Method == http.MethodConnect:
 		return found{name: nameNone}, httperr.New(http.StatusMethodNotAllowed, "GENERAL::METHOD_NOT_ALLOWED", errs.Invalid,
-			"CONNECT is not served: this is no proxy to other hosts; ports of sandboxes are reached by GET "+
+			"CONNECT is not supported: sandboxd does not proxy to other hosts; for a port of a sandbox, use GET "+
 				"/v1/sandboxes/{id}/endpoints/{port}")
 	case !auth.PeerOf(r).Gateway, r.URL.Path == "/health" && s.cfg.Gateway.Itself(r):
 		return s.routes.find(r), nil

@@ -68,7 +68,7 @@ func (s *snapshotHandlers) create(w http.ResponseWriter, r *http.Request, rec re
 	}
 	var req wire.CreateSnapshotRequest
 	if r.Body, err = orEmptyObject(r.Body); err != nil {
-		return errs.Wrap(err, errs.Invalid, "the body could not be read; send it again")
+		return errs.Wrap(err, errs.Invalid, "the request body could not be read completely; send it again")
 	}
 	if err := decode(w, r, &req); err != nil {
 		return err
@@ -82,7 +82,8 @@ func (s *snapshotHandlers) create(w http.ResponseWriter, r *http.Request, rec re
 	}
 	snap, err := s.snapshots.Create(r.Context(), rec.ID, name)
 	if err != nil {
-		return fmt.Errorf("snapshot sandbox %s: %w", rec.ID, httperr.Recode(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))
+		return fmt.Errorf("take a snapshot of sandbox %s: %w", rec.ID,
+			httperr.Recode(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))
 	}
 	if wait {
 		id := snap.ID
@@ -149,7 +150,8 @@ func (d *diffHandlers) side(r *http.Request, id string) (side, error) {
 	case err == nil && snap.State == record.SnapshotReady:
 		return side{snap.ID, spec.ImageName(snap.Image), snap.Image.Layers}, nil
 	case err == nil:
-		return side{}, errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s", snap.ID, snap.State), "SNAPSHOT::NOT_READY")
+		return side{}, errs.Wire(errs.New(errs.WrongState, "snapshot %s is %s; only a ready snapshot can be compared", snap.ID, snap.State),
+			"SNAPSHOT::NOT_READY")
 	case !errs.Is(err, errs.NotFound) || record.IsSnapshotID(id):
 		return side{}, fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
 	}
@@ -167,14 +169,14 @@ func (d *diffHandlers) side(r *http.Request, id string) (side, error) {
 func (d *diffHandlers) sides(r *http.Request) (of, base side, err error) {
 	q := r.URL.Query()
 	if q.Get("of") == "" {
-		return of, base, httperr.Invalid("of is missing; name the sandbox or the snapshot to look at")
+		return of, base, httperr.Invalid("of is missing; set it to the sandbox or the snapshot to compare")
 	}
 	if of, err = d.side(r, q.Get("of")); err != nil || q.Get("base") == "" {
 		return of, base, err
 	}
 	if base, err = d.side(r, q.Get("base")); err == nil && !slices.Equal(base.layers, of.layers) {
-		err = httperr.Invalid("%s lies over the image %s and %s over %s, so there is nothing to compare", of.id, of.image, base.id,
-			base.image)
+		err = httperr.Invalid("%s is based on image %s and %s on %s; only files over the same image can be compared", of.id, of.image,
+			base.id, base.image)
 	}
 	return of, base, err
 }

@@ -28,7 +28,7 @@ type systemHandlers struct {
 func (s *systemHandlers) system() (System, error) {
 	if s.known == nil {
 		return nil, httperr.New(http.StatusNotImplemented, "GENERAL::NOT_IMPLEMENTED", errs.Unsupported,
-			"this daemon was built without what knows its host")
+			"this daemon was built without access to its host")
 	}
 	return s.known, nil
 }
@@ -85,7 +85,7 @@ func (s *systemHandlers) info(w http.ResponseWriter, r *http.Request) error {
 	}
 	info, err := sys.Info(r.Context())
 	if err != nil {
-		return fmt.Errorf("look at the system: %w", err)
+		return fmt.Errorf("read system information: %w", err)
 	}
 	info.Version = s.release
 	writeJSON(w, http.StatusOK, info)
@@ -109,7 +109,7 @@ func (s *systemHandlers) df(w http.ResponseWriter, r *http.Request) error {
 // shut out all others.
 func (s *systemHandlers) drain(on bool) handler {
 	return func(w http.ResponseWriter, r *http.Request) error {
-		if err := onTheHost(r, "a host is drained by who runs it, so that is asked"); err != nil {
+		if err := onTheHost(r, "a host is drained by its administrator, so this request is accepted"); err != nil {
 			return err
 		}
 		sys, err := s.system()
@@ -138,7 +138,7 @@ func onTheHost(r *http.Request, why string) error {
 // environments, which are keys to other things. So only users of the Unix socket get
 // it, who are root in all but name.
 func (s *systemHandlers) backup(w http.ResponseWriter, r *http.Request) error {
-	if err := onTheHost(r, "a backup holds the environment and the tokens of every sandbox, so it is given"); err != nil {
+	if err := onTheHost(r, "a backup contains the environment and the tokens of every sandbox, so it is sent"); err != nil {
 		return err
 	}
 	sys, err := s.system()

@@ -27,7 +27,7 @@ func (h *volumeHandlers) show(v record.VolumeInfo) wire.Volume {
 	if err == nil {
 		out.UsedBytes = &n
 	} else if !errs.Is(err, errs.Unsupported) {
-		h.log.Warn("a volume cannot be measured", "volume", v.Name, "err", err)
+		h.log.Warn("cannot measure a volume", "volume", v.Name, "err", err)
 	}
 	return out
 }

@@ -174,11 +174,11 @@ func TestVolumesRefused(t *testing.T) {
 		},
 		"over a tmpfs": {
 			volumesBody(`,"extensions":{"sandboxd.tmpfs":"/v/cache"}`, `{"name":"v",`+pvc+`,"mountPath":"/v"}`),
-			"INVALID_MOUNT_PATH", "in memory",
+			"INVALID_MOUNT_PATH", "the tmpfs at",
 		},
 		"on a tmpfs": {
 			volumesBody(`,"extensions":{"sandboxd.tmpfs":"/v"}`, `{"name":"v",`+pvc+`,"mountPath":"/v"}`),
-			"INVALID_MOUNT_PATH", "in memory",
+			"INVALID_MOUNT_PATH", "the tmpfs at",
 		},
 		"sub dots":         {sub(`"a/../../b"`), "INVALID_SUB_PATH", "without .."},
 		"sub absolute":     {sub(`"/a"`), "INVALID_SUB_PATH", "relative"},
@@ -198,7 +198,7 @@ func TestVolumesRefused(t *testing.T) {
 		"claim two ways": {
 			volumesBody("",
 				`{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"w","mountPath":"/w","pvc":{"claimName":"c","storage":"1Gi"}}`),
-			"INVALID_BACKEND", "two ways",
+			"INVALID_BACKEND", "different options",
 		},
 		"gVisor, twice": {
 			volumesBody("",

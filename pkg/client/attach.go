@@ -118,7 +118,7 @@ func (a *attachment) connect(ctx context.Context, takeover bool) (Exit, error) {
 			return Exit{}, closed(err)
 		}
 		if err := json.Unmarshal(b, &f); err != nil {
-			return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", a.t.in.name)
+			return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not follow the protocol", a.t.in.name)
 		}
 		if exit, over, err := a.frame(f); over {
 			return exit, err
@@ -130,9 +130,9 @@ func (a *attachment) connect(ctx context.Context, takeover bool) (Exit, error) {
 func closed(err error) error {
 	switch {
 	case errors.Is(err, websocket.ErrMessageTooBig):
-		return errs.Wrap(err, errs.Internal, "the sandbox sent a larger message to the terminal than an agent does")
+		return errs.Wrap(err, errs.Internal, "the sandbox sent a message to the terminal that is too long")
 	case err == io.EOF, err == io.ErrUnexpectedEOF: //nolint:errorlint // of a message; a connection's is wrapped
-		return errs.Wrap(err, errs.Internal, "the sandbox sent a shorter message to the terminal than an agent does")
+		return errs.Wrap(err, errs.Internal, "the sandbox sent a message to the terminal that is cut off")
 	}
 	switch code := websocket.CloseStatus(err); code {
 	case agent.PtyTakenOver:
@@ -154,7 +154,7 @@ func (a *attachment) frame(f agent.PtyFrame) (exit Exit, over bool, err error) {
 		a.lost = false
 	case "exit":
 		if f.ExitCode == nil {
-			return exit, true, errs.New(errs.Internal, "the agent of sandbox %s says nothing sensible of the terminal's end", a.t.in.name)
+			return exit, true, errs.New(errs.Internal, "the agent of sandbox %s sent an invalid exit status of the terminal", a.t.in.name)
 		}
 		return Exit{Code: *f.ExitCode, Signal: f.Signal, TimedOut: f.TimedOut, Error: f.Error}, true, nil
 	case "error":

@@ -130,7 +130,7 @@ func New(host, key string) (*Client, error) {
 }
 
 func badHost(host string) error {
-	return errs.New(errs.Invalid, "SANDBOXD_HOST %q is no place to connect to; want unix:///run/sandboxd/sandboxd.sock, "+
+	return errs.New(errs.Invalid, "SANDBOXD_HOST %q is not a valid address; want unix:///run/sandboxd/sandboxd.sock, "+
 		"tcp://127.0.0.1:8080 or an http(s) URL", host)
 }
 

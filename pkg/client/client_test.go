@@ -156,7 +156,7 @@ func silence(t *testing.T) {
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		err := f(ctx)
-		if !errs.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "did not answer for 50ms") {
+		if !errs.Is(err, errs.Unavailable) || !strings.Contains(err.Error(), "did not answer within 50ms") {
 			t.Errorf("%s: %v", name, err)
 		}
 		ctx2, cancel2 := context.WithCancel(ctx)

@@ -82,7 +82,7 @@ func (c Interpreters) Run(ctx context.Context, code Code) (*Evaluation, error) {
 	}
 	if err != nil {
 		resp.Body.Close()
-		return nil, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", c.name)
+		return nil, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not follow the protocol", c.name)
 	}
 	e.Context = first.Text
 	return e, nil
@@ -99,7 +99,7 @@ func (e *Evaluation) next() (ev agent.Event, err error) {
 			part, err := e.events.ReadSlice('\n')
 			line = append(line, part...)
 			if len(line) > maxCodeEvent {
-				return ev, fmt.Errorf("an event of over %d bytes", maxCodeEvent)
+				return ev, fmt.Errorf("an event is longer than %d bytes", maxCodeEvent)
 			}
 			if err == nil {
 				break
@@ -132,14 +132,14 @@ func (e *Evaluation) Wait(stdout, stderr io.Writer, result func(map[string]strin
 			err = result(ev.Results)
 		case "error":
 			if ev.Error == nil {
-				return errs.New(errs.Internal, "the agent of sandbox %s says nothing sensible of the code's end", e.in.name)
+				return errs.New(errs.Internal, "the agent of sandbox %s sent an invalid result of the code", e.in.name)
 			}
 			return (*CodeError)(ev.Error)
 		case "execution_complete":
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("write what the code said: %w", err)
+			return fmt.Errorf("write the code's output: %w", err)
 		}
 	}
 }

@@ -57,7 +57,7 @@ func (c Commands) Logs(ctx context.Context, command string, cursor int64, w io.W
 	}
 	next, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64)
 	if err != nil || next < cursor {
-		return cursor, errs.New(errs.Internal, "the agent of sandbox %s gave no cursor with the logs", c.name)
+		return cursor, errs.New(errs.Internal, "the agent of sandbox %s sent logs without a cursor", c.name)
 	}
 	return next, nil
 }
@@ -114,7 +114,7 @@ func (c Commands) LookupUser(ctx context.Context, spec string) (uid, gid *int64,
 		u, ok1 := number(row[2])
 		g, ok2 := number(row[3])
 		if !ok1 || !ok2 {
-			return nil, nil, errs.New(errs.Invalid, "user %q has no numbers in /etc/passwd of sandbox %s", user, c.name)
+			return nil, nil, errs.New(errs.Invalid, "user %q has no valid uid and gid in /etc/passwd of sandbox %s", user, c.name)
 		}
 		uid, gid = &u, &g
 	}
@@ -130,7 +130,7 @@ func (c Commands) LookupUser(ctx context.Context, spec string) (uid, gid *int64,
 	}
 	g, ok := number(row[2])
 	if !ok {
-		return nil, nil, errs.New(errs.Invalid, "group %q has no number in /etc/group of sandbox %s", group, c.name)
+		return nil, nil, errs.New(errs.Invalid, "group %q has no valid gid in /etc/group of sandbox %s", group, c.name)
 	}
 	return uid, &g, nil
 }
@@ -153,7 +153,7 @@ func (c Commands) lookupName(ctx context.Context, file, name string, fields int)
 			return row, nil
 		}
 	}
-	return nil, errs.New(errs.Invalid, "%s of sandbox %s does not know %q; use a number", file, c.name, name)
+	return nil, errs.New(errs.Invalid, "%s of sandbox %s has no entry %q; use a number", file, c.name, name)
 }
 
 // Interrupt ends a command: SIGTERM to its process group, and SIGKILL after three seconds.

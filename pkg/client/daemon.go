@@ -114,8 +114,8 @@ func (d *daemon) stream(ctx context.Context, r request) (*http.Response, error) 
 	resp, err := d.http.Do(req)
 	if err != nil {
 		if context.Cause(ctx) == errSilent { //nolint:errorlint // it is passed through unwrapped
-			err = errs.Wrap(err, errs.Unavailable, "%s took the request %s %s and did not answer for %s: "+
-				"sandboxd hangs or its host is overloaded; see its log, restart it if need be (sandboxes live on), and ask again",
+			err = errs.Wrap(err, errs.Unavailable, "%s accepted the request %s %s and did not answer within %s: "+
+				"sandboxd hangs or its host is overloaded; check its log, restart it if needed (sandboxes keep running), and try again",
 				d.host, r.method, r.path, d.answer)
 		} else {
 			err = d.lost(asker, err)
@@ -165,7 +165,7 @@ func (d *daemon) exchange(ctx context.Context, r request, out any) (http.Header,
 	}
 	if err := json.Unmarshal(b, out); err != nil {
 		return nil, errs.Wrap(err, errs.Internal,
-			"the answer of %s to %s %s is not what this client expects; is it a sandboxd of this release?", d.host, r.method, r.path)
+			"the answer of %s to %s %s is not what this client expects; are both of the same release?", d.host, r.method, r.path)
 	}
 	return resp.Header, nil
 }

@@ -35,10 +35,10 @@ func (d *daemon) lost(ctx context.Context, err error) error {
 		err = u.Err
 	}
 	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); ok {
-		return errs.Wrap(err, errs.Denied, "the certificate of %s is not to be trusted: %s; have SSL_CERT_FILE name "+
-			"the PEM file of the authority that signed it, and ask under a name that it holds", d.host, err)
+		return errs.Wrap(err, errs.Denied, "the certificate of %s is not trusted: %s; set SSL_CERT_FILE to "+
+			"the PEM file of the authority that signed it, and connect to a name that is in the certificate", d.host, err)
 	}
-	return errs.Wrap(err, errs.Unavailable, "the connection to %s broke: %s; see whether sandboxd still runs and ask again", d.host, err)
+	return errs.Wrap(err, errs.Unavailable, "the connection to %s broke: %s; check that sandboxd is running and try again", d.host, err)
 }
 
 // fromResponse turns an answer that is no success back into an error of
@@ -49,7 +49,7 @@ func fromResponse(resp *http.Response) error {
 	if json.Unmarshal(b, &e) != nil || e.Message == "" {
 		e.Message = strings.TrimSpace(string(b))
 		if strings.HasSuffix(e.Message, "HTTP request to an HTTPS server.") { // net/http's own words
-			e.Message = "this is a TLS listener, and was asked without; begin the host with https://"
+			e.Message = "this listener requires TLS; begin the host with https://"
 		}
 		if e.Message == "" || strings.HasPrefix(e.Message, "<") {
 			e.Message = "the server answered " + resp.Status

@@ -84,17 +84,18 @@ func (s sandbox) begin(ctx context.Context, path string, body any) (*Process, er
 
 func (p *Process) first(contentType string) error {
 	if contentType != agent.FramesType {
-		return errs.New(errs.Internal, "the agent of sandbox %s answers %q, not frames; it is of another release or not an agent",
+		return errs.New(errs.Internal, "the agent of sandbox %s answered %q instead of frames; it is of another release or not an agent",
 			p.in.name, contentType)
 	}
 	_, payload, err := p.frames.Next()
 	if err != nil {
 		return errs.Wrap(err, errs.Unavailable,
-			"the agent of sandbox %s hung up before the command began; look at it with `sandboxctl inspect %s`", p.in.name, p.in.name)
+			"the agent of sandbox %s closed the connection before the command began; inspect it with `sandboxctl inspect %s`",
+			p.in.name, p.in.name)
 	}
 	first, err := agent.ParseInit(payload)
 	if err != nil {
-		return errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not speak as an agent should", p.in.name)
+		return errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not follow the protocol", p.in.name)
 	}
 	p.ID = first.ID
 	return nil
@@ -129,7 +130,7 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 			keep = true
 			e, err := agent.ParseExit(payload)
 			if err != nil {
-				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s says nothing sensible of the command's end",
+				return Exit{}, errs.Wrap(err, errs.Internal, "the agent of sandbox %s sent an invalid exit status of the command",
 					p.in.name)
 			}
 			return Exit{Code: e.ExitCode, Signal: e.Signal, TimedOut: e.TimedOut, Error: e.Error, Reason: e.Reason, Hint: e.Hint}, nil

@@ -168,7 +168,8 @@ func (b *uploads) readPart(p []byte) (n int, err error) {
 	switch {
 	case err == io.EOF && b.read < size:
 		return n, errs.New(errs.Invalid,
-			"put %s: the file lost bytes while it was read: it had %d; try again when nobody writes to it", at.file.Path, size)
+			"put %s: the file became shorter while it was read: it had %d bytes; try again when no program writes to it",
+			at.file.Path, size)
 	case err != nil && err != io.EOF:
 		return n, fmt.Errorf("put %s: %w", at.file.Path, err)
 	case b.read == size:
@@ -225,7 +226,7 @@ func (c Files) Stat(ctx context.Context, path string) (agent.FileInfo, error) {
 	}
 	fi, ok := m[path]
 	if !ok {
-		return fi, errs.New(errs.Internal, "the agent of sandbox %s did not say what %s is", c.name, path)
+		return fi, errs.New(errs.Internal, "the agent of sandbox %s sent no information on %s", c.name, path)
 	}
 	return fi, nil
 }

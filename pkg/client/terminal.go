@@ -164,7 +164,7 @@ func (t *Terminal) dial(ctx context.Context, pipe, takeover bool, since int64, p
 	case resp != nil && resp.StatusCode != http.StatusSwitchingProtocols:
 		return nil, fromResponse(resp)
 	case context.Cause(hold) == errSilent: //nolint:errorlint // it is passed through unwrapped
-		return nil, errs.Wrap(err, errs.Unavailable, "%s did not answer for %s", t.in.host, t.in.answer)
+		return nil, errs.Wrap(err, errs.Unavailable, "%s did not answer within %s", t.in.host, t.in.answer)
 	}
 	return nil, t.in.lost(ctx, err)
 }

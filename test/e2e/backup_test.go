@@ -220,7 +220,7 @@ func TestRestoreRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 		if said, err := h.restore(t, append(c.args, path)...); err == nil || !strings.Contains(said, c.want) ||
-			!strings.Contains(said, "as it was") {
+			!strings.Contains(said, "the present state is unchanged") {
 			t.Errorf("%s: %v\n%s", name, err, said)
 		}
 	}
@@ -268,7 +268,8 @@ func TestBackupOnFullDisk(t *testing.T) {
 	}
 	u.answers(t, sb.ID)
 	u.Stop()
-	if said, err := u.restore(t, file); err == nil || !strings.Contains(said, "no space") || !strings.Contains(said, "as it was") {
+	if said, err := u.restore(t, file); err == nil || !strings.Contains(said, "no space") ||
+		!strings.Contains(said, "the present state is unchanged") {
 		t.Errorf("%v\n%s", err, said)
 	}
 	if left, _ := filepath.Glob(filepath.Join(state, "sandboxd.db.*")); len(left) > 0 {

@@ -132,7 +132,7 @@ func TestSocketPath(t *testing.T) {
 	if err := os.WriteFile(h.Socket, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if said := second(t, h); !strings.Contains(said, "no socket lies there") {
+	if said := second(t, h); !strings.Contains(said, "the file there is not a socket") {
 		t.Errorf("over a file it says %q", said)
 	}
 	if b, err := os.ReadFile(h.Socket); err != nil || string(b) != "precious" {

@@ -232,7 +232,7 @@ func TestPublish(t *testing.T) {
 				"another program's":  {h.TCP + ":1", "another program", errs.Exists},
 				"nobody's":           {"192.0.2.1:1:1", "does not have the address", errs.Invalid},
 				"no port":            {"127.0.0.1:0:1", "from 1 to 65535", errs.Invalid},
-				"the agent's inside": {hosttest.FreePort(t).String() + ":44772", "sandboxd's own", errs.Invalid},
+				"the agent's inside": {hosttest.FreePort(t).String() + ":44772", "belongs to sandboxd", errs.Invalid},
 			} {
 				r.Extensions[wire.ExtPublish] = c.list
 				if _, err := h.api.Create(t.Context(), r, true); !errs.Is(err, c.code) || !strings.Contains(err.Error(), c.says) {

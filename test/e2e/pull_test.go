@@ -246,7 +246,8 @@ func tellPullByCreate(p *puller) {
 	if out, err := p.exec(p.Context(), sb.ID, "stat", "-c", "%s", "/opt/bulk"); err != nil || strings.TrimSpace(out) != fmt.Sprint(bulk) {
 		p.Errorf("its file has %q bytes, %v", out, err)
 	}
-	if h := p.history(sb.ID); !strings.Contains(h, "pulling image "+ref+": downloaded") || !strings.Contains(h, "image "+ref+" is here") ||
+	if h := p.history(sb.ID); !strings.Contains(h, "pulling image "+ref+": downloaded") ||
+		!strings.Contains(h, "image "+ref+" is on this host") ||
 		strings.Contains(h, rt.Password) {
 		p.Errorf("its events: %s", h)
 	}

@@ -220,7 +220,7 @@ func tellHealthBad(t *testing.T, l *lab) {
 	}
 	l.wants(l.ctl("create", "--ready-cmd", "", "base"), 125, "empty")
 	l.wants(l.ctl("create", "--ready-cmd", "a", "--health-cmd", "a", "base"), 125, "the same")
-	l.wants(l.ctl("run", "--restart", "always", "base", "true"), 125, "exclude one another")
+	l.wants(l.ctl("run", "--restart", "always", "base", "true"), 125, "exclude each other")
 }
 
 // TestRestartAcrossDaemons: policies are kept although the daemon is killed:

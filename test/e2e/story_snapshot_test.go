@@ -194,7 +194,7 @@ func tellSnapshots(t *testing.T, l *lab) {
 	}
 	l.wants(l.ctl("create", "--from", running), 125, "no snapshot")
 	l.wants(l.ctl("snapshot", "rm", running), 125, "no snapshot")
-	l.wants(l.ctl("create", "--from", running, "python"), 125, "the image is the snapshot's")
+	l.wants(l.ctl("create", "--from", running, "python"), 125, "--from uses the image of the snapshot")
 }
 
 // times are the last change and the number of links in a line of a census.
@@ -263,7 +263,7 @@ func tellStopAndStart(t *testing.T, l *lab) {
 		t.Errorf("stopped as %+v, %q", i.Status, i.LastOutput)
 	}
 	if r := l.ctl("stop", "sleeper"); r.code != 0 || r.out != "sleeper\n" ||
-		!strings.Contains(r.errout, "sandbox sleeper is Terminated already") {
+		!strings.Contains(r.errout, "sandbox sleeper is already Terminated") {
 		t.Errorf("stop of what is stopped: %+v", r) // docker says 0
 	}
 	for range 2 {
@@ -276,7 +276,7 @@ func tellStopAndStart(t *testing.T, l *lab) {
 			t.Errorf("started as %+v", i)
 		}
 		if r := l.ctl("start", "sleeper"); r.code != 0 || r.out != "sleeper\n" ||
-			!strings.Contains(r.errout, "sandbox sleeper is Running already") {
+			!strings.Contains(r.errout, "sandbox sleeper is already Running") {
 			t.Errorf("start of what runs: %+v", r)
 		}
 		l.ok("pause", "sleeper")

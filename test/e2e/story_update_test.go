@@ -164,7 +164,7 @@ func tellIO(t *testing.T, l *lab) {
 	t.Logf("notes: %q", i.Notes)
 	// What is said to be limited is what is; on v2 all is, and nothing needs to be said.
 	if said := strings.Join(i.Notes, "; "); strings.Contains(said, "cgroup v1") &&
-		strings.Contains(said, "O_DIRECT), too") != (l.runtime == "runsc") {
+		strings.Contains(said, "(O_DIRECT)") != (l.runtime == "runsc") {
 		t.Errorf("notes on %s: %s", l.runtime, said)
 	}
 	neighbour := l.make("base") // which nothing limits

@@ -273,7 +273,7 @@ func tellDetach(t *testing.T, l *lab, id string) {
 	s.types("v=still; echo 'he''re'\r")
 	s.says("\nhere\r\n$ ")
 	s.types("\x10\x11")
-	s.says("come back by: sandboxctl attach " + id)
+	s.says("attach again with: sandboxctl attach " + id)
 	s.ends(0)
 
 	s = l.sit("attach", id) // it is the only one that runs
@@ -283,7 +283,7 @@ func tellDetach(t *testing.T, l *lab, id string) {
 	// A second one is kept out, or takes over.
 	l.wants(l.ctl("attach", "--no-stdin", id), 125, "--takeover")
 	s2 := l.sit("attach", "--takeover", id)
-	s.says("another client has taken this terminal over")
+	s.says("another client has taken over this terminal")
 	s.ends(125)
 	s2.types("echo $v$v\r")
 	s2.says("stillstill\r\n")
@@ -368,7 +368,7 @@ func tellRunAtTerminal(t *testing.T, l *lab, _ string) {
 	s.types("typed\r")
 	s.says("typed\r\ntyped\r\n")
 	s.types("\x10\x11")
-	s.says("is destroyed at")
+	s.says("will be removed at")
 	s.ends(0)
 	sb, err := l.api.Get(t.Context(), "left")
 	if err != nil || sb.ExpiresAt == nil || time.Until(*sb.ExpiresAt) < 23*time.Hour {
@@ -412,13 +412,13 @@ func TestTerminalSurvivesDaemon(t *testing.T) {
 			if err := h.TryStart(); err != nil {
 				t.Fatal(err)
 			}
-			s.says("connected again\r\n")
+			s.says("reconnected\r\n")
 			s.says("got typed\r\n") // after all lines, of which some may have come before the word of the connection
 			h.Kill()                // once more, while nothing is written
 			if err := h.TryStart(); err != nil {
 				t.Fatal(err)
 			}
-			s.says("connected again\r\n")
+			s.says("reconnected\r\n")
 			s.types("more\r")
 			s.says("and more\r\n")
 			s.ends(6)
@@ -428,7 +428,7 @@ func TestTerminalSurvivesDaemon(t *testing.T) {
 			_, shown, _ = strings.Cut(shown, "begin\r\n")
 			for _, own := range []string{
 				"\r\nsandboxctl: the connection broke; trying again for 1m0s\r\n",
-				"sandboxctl: connected again\r\n",
+				"sandboxctl: reconnected\r\n",
 			} {
 				shown = strings.ReplaceAll(shown, own, "")
 			}

@@ -65,7 +65,7 @@ stage_1() {
   fails "" ask closed 203.0.113.2 8080
   fails "" ask free 203.0.113.2 8081
   sandboxd doctor >/tmp/doctor || grep ^fail /tmp/doctor
-  advice=$(awk '/^[a-z]+ +firewalld / {its = 1} its && sub(/.* mend: /, "") {print; exit}' /tmp/doctor)
+  advice=$(awk '/^[a-z]+ +firewalld / {its = 1} its && sub(/.* fix: /, "") {print; exit}' /tmp/doctor)
   echo "the doctor advises: $advice"
   bash -c "$advice"
   sandboxd doctor >/tmp/doctor || { grep ^fail /tmp/doctor; return 1; }

@@ -240,7 +240,7 @@ func (b *benchmark) inside(ctx context.Context, rt string) (err error) {
 		defer r.Close()
 		n, err := io.Copy(io.Discard, r)
 		if err == nil && n != benchFile {
-			err = errs.New(errs.Unavailable, "read %d of %d bytes; is the sandbox still there?", n, benchFile)
+			err = errs.New(errs.Unavailable, "read %d of %d bytes; does the sandbox still run?", n, benchFile)
 		}
 		return rate(start), err
 	})
@@ -256,7 +256,7 @@ func (b *benchmark) exec(ctx context.Context, id string, argv ...string) (time.T
 	var out firstByte
 	exit, err := p.Wait(&out, io.Discard)
 	if err == nil && exit.Code != 0 {
-		err = errs.New(errs.Invalid, "%s in image %s ended with status %d; give an --image that has it",
+		err = errs.New(errs.Invalid, "%s in image %s ended with status %d; use an --image that has it",
 			argv[0], b.image, exit.Code)
 	}
 	if out.at.IsZero() {

@@ -40,7 +40,7 @@ CODE, eval reads the code from standard input or, with -f, from a file.
 With -o json each value is one line: an object with a key for each MIME type.
 
 If the code fails, the exit status is 1 and the error goes to standard error. Ctrl-C
-interrupts the code, and the context goes on.`,
+interrupts the code; the context keeps running.`,
 		Example: `  sandboxctl eval lab 'x = 6 * 7'
   sandboxctl eval lab 'print("remembered"); x'
   sandboxctl eval -l javascript lab 'await Promise.resolve([1, 2].map(n => n * n))'
@@ -73,7 +73,7 @@ func codeOf(args []string, file string) (string, error) {
 	var in io.Reader = os.Stdin
 	switch {
 	case len(args) > 0 && file != "":
-		return "", errs.New(errs.Invalid, "CODE and --file exclude one another")
+		return "", errs.New(errs.Invalid, "CODE and --file exclude each other")
 	case len(args) > 0:
 		return args[0], nil
 	case file != "" && file != "-":
@@ -119,7 +119,7 @@ func evaluate(cl *client.Client, sandbox string, code client.Code, show func(map
 		return command.Status{Code: 1}
 	case errors.Is(err, client.ErrLost):
 		return foreground.WhyLost(cl, sandbox, err,
-			"was the daemon restarted? The code goes on without this client, and its context can be used again")
+			"was the daemon restarted? The code keeps running without this client, and its context can be used again")
 	case errors.Is(err, syscall.EPIPE):
 		return command.Status{Code: command.ExitNoReader} // as shells report a writer whose reader left
 	}
@@ -174,7 +174,7 @@ func keepFigure(name, typ, data string) error {
 		}
 	}
 	if err := os.WriteFile(name, b, 0o644); err != nil {
-		return errs.Wrap(err, errs.Invalid, "keep a figure: %s", err)
+		return errs.Wrap(err, errs.Invalid, "save a figure: %s", err)
 	}
 	return nil
 }

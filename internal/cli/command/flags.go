@@ -34,7 +34,7 @@ func Environment(list, files []string) (map[string]*string, error) {
 	add := func(where, line string) error {
 		k, v, ok := strings.Cut(line, "=")
 		if k == "" {
-			return errs.New(errs.Invalid, "%s: %q is no NAME=VALUE", where, text.Clip(line, 60))
+			return errs.New(errs.Invalid, "%s %q: want NAME=VALUE", where, text.Clip(line, 60))
 		}
 		if !ok {
 			if v, ok = os.LookupEnv(k); !ok {
@@ -95,7 +95,7 @@ func AfterDash(args []string) []string {
 // belongs to the command, as with docker.
 func FlagsFirst(cmd *cobra.Command, args []string) error {
 	if len(args) > 1 && strings.HasPrefix(args[1], "-") && args[1] != "--" {
-		return errs.New(errs.Invalid, "%s is taken for the command, because it follows %s; flags of %s stand before it",
+		return errs.New(errs.Invalid, "%s is taken as the command, because it follows %s; put flags of %s before it",
 			args[1], args[0], cmd.CommandPath())
 	}
 	return nil

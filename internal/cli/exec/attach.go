@@ -49,7 +49,8 @@ the beginning of its id. The exit status is that of the terminal's command.`,
 				return err
 			}
 			if info.Connected && !takeover {
-				return errs.New(errs.WrongState, "somebody is at terminal %.12s; send them away by --takeover", info.SessionID)
+				return errs.New(errs.WrongState, "another client is attached to terminal %.12s; use --takeover to detach it",
+					info.SessionID)
 			}
 			v := client.View{
 				Since: max(0, info.OutputOffset-scrollback), Takeover: takeover, Redraw: true, Pipe: info.Mode == "pipe", Err: os.Stderr,
@@ -85,7 +86,7 @@ func choose(all []agent.PtyStatus, args []string) (agent.PtyStatus, error) {
 	case len(found) > 1:
 		all = found
 	case len(args) == 1:
-		return agent.PtyStatus{}, errs.New(errs.NotFound, "no terminal runs in sandbox %s; open one by sandboxctl shell %s",
+		return agent.PtyStatus{}, errs.New(errs.NotFound, "no terminal runs in sandbox %s; open one with `sandboxctl shell %s`",
 			args[0], args[0])
 	}
 	var rows [][]string
@@ -96,9 +97,9 @@ func choose(all []agent.PtyStatus, args []string) (agent.PtyStatus, error) {
 	//nolint:errcheck // the error below says the main thing
 	text.Table(os.Stderr, []string{"TERMINAL", "COMMAND", "STATE", "CREATED"}, rows)
 	if len(args) == 2 && len(found) == 0 {
-		return agent.PtyStatus{}, errs.New(errs.NotFound, "sandbox %s has no terminal %q, only those above", args[0], args[1])
+		return agent.PtyStatus{}, errs.New(errs.NotFound, "sandbox %s has no terminal %q; its terminals are listed above", args[0], args[1])
 	}
-	return agent.PtyStatus{}, errs.New(errs.Invalid, "sandbox %s has several terminals; name one of those above", args[0])
+	return agent.PtyStatus{}, errs.New(errs.Invalid, "sandbox %s has several terminals; give the id of one of those above", args[0])
 }
 
 func state(t agent.PtyStatus) string {

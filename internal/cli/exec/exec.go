@@ -56,7 +56,7 @@ see sandboxctl command.`,
 		}
 		argv := command.AfterDash(args[1:])
 		if len(argv) == 0 {
-			return errs.New(errs.Invalid, "no command; as in: sandboxctl exec %s -- uname -a", args[0])
+			return errs.New(errs.Invalid, "no command; example: sandboxctl exec %s -- uname -a", args[0])
 		}
 		vars, err := command.Environment(env, envFiles)
 		if err != nil {
@@ -64,7 +64,7 @@ see sandboxctl command.`,
 		}
 		j := foreground.Job{Client: cl, Sandbox: args[0], Command: f.Command(argv, command.Flat(vars)), User: f.User}
 		if detach && f.TTY {
-			return errs.New(errs.Invalid, "-d and -t exclude one another; start it with -it and leave it by the detach keys")
+			return errs.New(errs.Invalid, "-d and -t exclude each other; start the command with -it and press the detach keys")
 		}
 		if detach {
 			return background(ctx, j)
@@ -84,7 +84,7 @@ see sandboxctl command.`,
 // background starts a command that is left alone, and prints its id.
 func background(ctx context.Context, j foreground.Job) error {
 	if j.Command.Stdin {
-		return errs.New(errs.Invalid, "-d and -i exclude one another: nobody would feed a command that is left alone")
+		return errs.New(errs.Invalid, "-d and -i exclude each other: a background command has no standard input")
 	}
 	j.Command.Background = true
 	if err := j.SetUser(ctx); err != nil {

@@ -62,8 +62,8 @@ func newSessionRun(p *command.Program) *cobra.Command {
 With arguments, each word is passed on unchanged.
 
 The exit status is the command's, or 124 if it ran longer than --timeout. Ctrl-C and
---timeout end the command and the processes it has started. The session goes on and
-keeps its state.`,
+--timeout end the command and the processes it has started. The session keeps running
+and keeps its state.`,
 		Example: `  sandboxctl command session run lab $s -- cd /usr
   sandboxctl command session run lab $s 'for f in s*; do echo "$f"; done'
   sandboxctl command session run --timeout 30s -w /tmp lab $s -- make test`,
@@ -75,7 +75,7 @@ keeps its state.`,
 		}
 		words := command.AfterDash(args[2:])
 		if len(words) == 0 {
-			return errs.New(errs.Invalid, "no command; as in: %s %s %s -- pwd", cmd.CommandPath(), args[0], args[1])
+			return errs.New(errs.Invalid, "no command; example: %s %s %s -- pwd", cmd.CommandPath(), args[0], args[1])
 		}
 		if line.Timeout < 0 {
 			return errs.New(errs.Invalid, "--timeout %s is negative", line.Timeout)
@@ -119,7 +119,7 @@ func runLine(cl *client.Client, sandbox, session string, line client.Line) error
 	if err != nil {
 		return err
 	}
-	exit, err := j.Wait(p, "The command goes on without this client, and its session can be used again")
+	exit, err := j.Wait(p, "The command keeps running without this client, and its session can be used again")
 	switch {
 	case err != nil:
 		return err

@@ -41,8 +41,8 @@ names them on standard error.`,
 			case from != "" && to == "":
 				return copyOut(ctx, cl, from, src, dst)
 			}
-			return errs.New(errs.Invalid, "one of the two must be SANDBOX:PATH and the other a path here; "+
-				"write ./a:b for a file here whose name holds a colon")
+			return errs.New(errs.Invalid, "one argument must be SANDBOX:PATH and the other a local path; "+
+				"write ./a:b for a local file whose name contains a colon")
 		}),
 	}
 }
@@ -84,7 +84,7 @@ func isFileNotFound(err error) bool {
 func copyIn(ctx context.Context, cl *client.Client, src, sandbox, dst string) error {
 	if src == "-" {
 		if strings.HasSuffix(dst, "/") {
-			return errs.New(errs.Invalid, "standard input needs a file to go to, not the directory %s", dst)
+			return errs.New(errs.Invalid, "standard input can only be copied to a file, and %s is a directory", dst)
 		}
 		stdin := func() (io.ReadCloser, error) { return io.NopCloser(os.Stdin), nil }
 		return cl.Files(sandbox).Put(ctx, []client.Upload{{Path: dst, Mode: 644, Size: -1, Open: stdin}})

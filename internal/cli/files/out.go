@@ -32,7 +32,7 @@ func copyOut(ctx context.Context, cl *client.Client, sandbox, src, dst string) e
 	if here, err := os.Stat(dst); err == nil {
 		isDir = here.IsDir()
 	} else if strings.HasSuffix(dst, "/") {
-		return errs.New(errs.NotFound, "the directory %s does not exist here; make it first", dst)
+		return errs.New(errs.NotFound, "the local directory %s does not exist; create it first", dst)
 	}
 	if isDir && !content {
 		dst = filepath.Join(dst, path.Base(src))
@@ -43,7 +43,7 @@ func copyOut(ctx context.Context, cl *client.Client, sandbox, src, dst string) e
 	case "directory":
 		return fetchTree(ctx, cl, sandbox, src, dst)
 	}
-	return errs.New(errs.Unsupported, "%s in sandbox %s is a %s; only files and directories are copied", src, sandbox, fi.Type)
+	return errs.New(errs.Unsupported, "%s in sandbox %s is a %s; only files and directories can be copied", src, sandbox, fi.Type)
 }
 
 func fetch(ctx context.Context, cl *client.Client, sandbox, src string, w io.Writer) error {
@@ -110,7 +110,7 @@ func fetchInto(ctx context.Context, cl *client.Client, sandbox, src string, root
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fail(err)
 	case err == nil && !old.Mode().IsRegular():
-		return errs.New(errs.Denied, "write %s: what is there is no file, and stays; remove it, or copy to another place",
+		return errs.New(errs.Denied, "write %s: it exists and is not a regular file; remove it, or copy to another path",
 			text.Printable(name))
 	}
 	draft := filepath.Join(filepath.Dir(name), ".sandboxctl-"+rand.Text())
@@ -162,7 +162,7 @@ func fetchTree(ctx context.Context, cl *client.Client, sandbox, src, dst string)
 	for _, fi := range list {
 		rel, ok := strings.CutPrefix(fi.Path, strings.TrimSuffix(src, "/")+"/")
 		if !ok || !filepath.IsLocal(rel) {
-			return errs.New(errs.Denied, "the sandbox names %q as a file of %s, which it is not; nothing more is copied",
+			return errs.New(errs.Denied, "the sandbox reported %q as a file in %s, but it is outside; the copy was stopped",
 				text.Printable(fi.Path), src)
 		}
 		switch fi.Type {

@@ -62,7 +62,7 @@ func (j Job) execute(stdin io.Reader) error {
 	if j.Command.Stdin {
 		go p.SendStdin(ctx, stdin) //nolint:errcheck // a command may end before its input does
 	}
-	exit, err := j.Wait(p, "A command that must outlive that is started with exec -d")
+	exit, err := j.Wait(p, "Use exec -d for a command that must survive that")
 	if err != nil {
 		return err
 	}

@@ -33,7 +33,7 @@ func DetachKeysFlag(cmd *cobra.Command, keys *string) {
 func ParseKeys(s string) ([]byte, error) {
 	keys, err := moby.ToBytes(s)
 	if err != nil {
-		return nil, errs.New(errs.Invalid, "--detach-keys %q: %s; want keys as ctrl-p or x, separated by commas", s, err)
+		return nil, errs.New(errs.Invalid, "--detach-keys %q: %s; want keys such as ctrl-p or x, separated by commas", s, err)
 	}
 	return keys, nil
 }
@@ -65,7 +65,7 @@ func (e *Flags) atTerminal(j Job) error {
 	exit, err := lend(ctx, j.Signals, t, v, e.Interactive, keys)
 	switch {
 	case errors.Is(err, ErrDetached):
-		fmt.Fprintf(os.Stderr, "sandboxctl: detached; come back by: sandboxctl attach %s %.12s\n", j.Sandbox, t.ID)
+		fmt.Fprintf(os.Stderr, "sandboxctl: detached; attach again with: sandboxctl attach %s %.12s\n", j.Sandbox, t.ID)
 		return err
 	case err != nil && ctx.Err() != nil:
 		removeTerminal(t)
@@ -97,10 +97,10 @@ func (j Job) Attach(ctx context.Context, t *client.Terminal, v client.View, typi
 func (j Job) lost(err error) error {
 	switch {
 	case errors.Is(err, client.ErrTakenOver):
-		return command.Exit(command.ExitFailed, "another client has taken this terminal over")
+		return command.Exit(command.ExitFailed, "another client has taken over this terminal")
 	case errors.Is(err, client.ErrLost), errs.Is(err, errs.NotFound), errs.Is(err, errs.WrongState):
 		return WhyLost(j.Client, j.Sandbox, err,
-			"it lives on: when the daemon is back, come back by sandboxctl attach "+j.Sandbox)
+			"it keeps running: when the daemon runs again, use sandboxctl attach "+j.Sandbox)
 	}
 	return err
 }
@@ -142,7 +142,7 @@ func lend(
 		v.Lost = func(error) {
 			fmt.Fprintf(os.Stderr, "\r\nsandboxctl: the connection broke; trying again for %s\r\n", comeBack)
 		}
-		v.Back = func() { fmt.Fprint(os.Stderr, "sandboxctl: connected again\r\n") }
+		v.Back = func() { fmt.Fprint(os.Stderr, "sandboxctl: reconnected\r\n") }
 	}
 	exit, err := t.Attach(ctx, v)
 	if _, ok := errors.AsType[moby.EscapeError](err); ok {

@@ -99,8 +99,8 @@ func comes(o *command.Output, get func(progress func(wire.ImportProgress)) (wire
 func openArchive(file string) (io.ReadCloser, int64, error) {
 	if file == "-" {
 		if command.IsTerminal(os.Stdin) {
-			return nil, 0, errs.New(errs.Invalid, "standard input is a terminal: name a file, or feed an archive by a pipe, "+
-				"as in: docker save alpine | sandboxctl image import -")
+			return nil, 0, errs.New(errs.Invalid, "standard input is a terminal: give a file, or pipe in an archive, "+
+				"for example: docker save alpine | sandboxctl image import -")
 		}
 		return os.Stdin, 0, nil
 	}
@@ -119,7 +119,7 @@ func openArchive(file string) (io.ReadCloser, int64, error) {
 		return f, fi.Size(), nil
 	}
 	if _, err := os.Stat(filepath.Join(file, "oci-layout")); err != nil {
-		return nil, 0, errs.New(errs.Invalid, "%s is a directory and no OCI layout; for a root file system: "+
+		return nil, 0, errs.New(errs.Invalid, "%s is a directory, but not an OCI layout; to import a root file system: "+
 			"tar -C %s --numeric-owner -c . | sandboxctl image import - NAME", file, file)
 	}
 	r, w := io.Pipe()
@@ -172,7 +172,7 @@ func newImageExport(p *command.Program) *cobra.Command {
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			if out == "" || out == "-" {
 				if command.IsTerminal(os.Stdout) {
-					return errs.New(errs.Invalid, "an archive is nothing for a terminal: name a file with -o, or use a pipe")
+					return errs.New(errs.Invalid, "an archive cannot be written to a terminal: use -o FILE or a pipe")
 				}
 				return cl.Images().Export(ctx, args[0], os.Stdout)
 			}

@@ -59,14 +59,14 @@ const maxPassword = 16 << 10
 func readAuth(user string, stdin bool) (*wire.ImageAuth, error) {
 	if user == "" {
 		if stdin {
-			return nil, errs.New(errs.Invalid, "--password-stdin needs the user name that the password is of: -u NAME")
+			return nil, errs.New(errs.Invalid, "--password-stdin needs a user name: -u NAME")
 		}
 		return nil, nil
 	}
 	if !stdin {
 		if !command.IsTerminal(os.Stdin) {
 			return nil, errs.New(errs.Invalid,
-				"standard input is no terminal to ask for the password on: feed it there with --password-stdin")
+				"standard input is not a terminal, so sandboxctl cannot ask for the password: pipe it in and use --password-stdin")
 		}
 		fmt.Fprintf(os.Stderr, "Password of %s: ", text.Printable(user))
 		b, err := term.ReadPassword(int(os.Stdin.Fd()))
@@ -81,7 +81,7 @@ func readAuth(user string, stdin bool) (*wire.ImageAuth, error) {
 		return nil, fmt.Errorf("read the password: %w", err)
 	}
 	if line = strings.TrimRight(line, "\r\n"); line == "" {
-		return nil, errs.New(errs.Invalid, "standard input holds no password")
+		return nil, errs.New(errs.Invalid, "standard input contains no password")
 	}
 	return &wire.ImageAuth{Username: user, Password: line}, nil
 }

@@ -46,7 +46,7 @@ func newEgressGet(p *command.Program) *cobra.Command {
 				return err
 			}
 			if p.Policy == nil {
-				return errs.New(errs.Internal, "the answer holds no policy; is it a sandboxd of this release?")
+				return errs.New(errs.Internal, "the answer contains no policy; are sandboxctl and sandboxd of the same release?")
 			}
 			if o.Format == command.JSON {
 				return text.JSON(os.Stdout, p)
@@ -88,7 +88,7 @@ removed.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			if len(rules) == 0 {
-				return errs.New(errs.Invalid, "no rule is given, as in: sandboxctl egress patch --allow 203.0.113.0/24:443 %s", args[0])
+				return errs.New(errs.Invalid, "no rule is given; example: sandboxctl egress patch --allow 203.0.113.0/24:443 %s", args[0])
 			}
 			return command.Each(args, func(id string) error {
 				_, err := cl.Policy(id).Patch(ctx, rules)
@@ -118,11 +118,11 @@ func (f *ruleFlag) Set(s string) error {
 	if action == "" {
 		ok := false
 		if action, target, ok = strings.Cut(s, "="); !ok || action != "allow" && action != "deny" {
-			return fmt.Errorf("want allow=TARGET or deny=TARGET, as allow=203.0.113.0/24:443")
+			return fmt.Errorf("want allow=TARGET or deny=TARGET, such as allow=203.0.113.0/24:443")
 		}
 	}
 	if target == "" {
-		return fmt.Errorf("want CIDR[:port[-port]][/proto], as 203.0.113.0/24:443")
+		return fmt.Errorf("want CIDR[:port[-port]][/proto], such as 203.0.113.0/24:443")
 	}
 	*f.rules = append(*f.rules, ruleOf(action, target))
 	return nil

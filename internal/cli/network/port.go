@@ -35,7 +35,7 @@ reached through the API: see sandboxctl endpoint.`,
 				var err error
 				want, err = strconv.ParseUint(strings.TrimSuffix(args[1], "/tcp"), 10, 16)
 				if err != nil || want == 0 {
-					return errs.New(errs.Invalid, "port %q: want a number from 1 to 65535, and perhaps /tcp", text.Clip(args[1], 20))
+					return errs.New(errs.Invalid, "port %q: want a number from 1 to 65535, optionally with /tcp", text.Clip(args[1], 20))
 				}
 			}
 			sb, err := cl.Get(ctx, args[0])
@@ -51,8 +51,8 @@ reached through the API: see sandboxctl endpoint.`,
 				}
 			}
 			if want != 0 && len(ports) == 0 {
-				return errs.New(errs.NotFound, "sandbox %s does not publish port %d; `sandboxctl port %s` lists what it does",
-					args[0], want, args[0])
+				return errs.New(errs.NotFound, "sandbox %s does not publish port %d; `sandboxctl port %s` lists the published "+
+					"ports", args[0], want, args[0])
 			}
 			return printPorts(&o, ports, want != 0)
 		}),

@@ -47,7 +47,7 @@ image is the snapshot's. Either runtime can use the snapshot.`,
 				return cobra.MinimumNArgs(1)(cmd, args)
 			}
 			if n := cmd.ArgsLenAtDash(); n > 0 || n < 0 && len(args) > 0 {
-				return fmt.Errorf("%q and --from are both given; the image is the snapshot's, and a command stands behind --", args[0])
+				return fmt.Errorf("%q and --from are both given; --from uses the image of the snapshot; put a command after --", args[0])
 			}
 			return nil
 		},
@@ -92,7 +92,7 @@ func renewOnAccess(given string, extensions map[string]string) error {
 	if _, err := strconv.Atoi(given); err != nil {
 		d, err := time.ParseDuration(given)
 		if err != nil || d%time.Second != 0 {
-			return errs.New(errs.Invalid, "--renew-on-access %q: want whole seconds, as 600 or 10m", text.Clip(given, 40))
+			return errs.New(errs.Invalid, "--renew-on-access %q: want whole seconds, such as 600 or 10m", text.Clip(given, 40))
 		}
 		given = strconv.FormatInt(int64(d/time.Second), 10)
 	}

@@ -61,7 +61,7 @@ func unready(sb wire.Sandbox) error {
 		return errs.New(errs.Internal, "sandbox %s runs, but is not ready after %d tries: %s; look into it with `sandboxctl exec %s`",
 			sb.ID, h.Failures, text.Printable(h.LastOutput), sb.ID)
 	case wire.HealthStarting:
-		fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s is not ready yet; `sandboxctl ps` tells when it is\n", sb.ID)
+		fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s is not ready yet; `sandboxctl ps` shows when it is\n", sb.ID)
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func shortMount(s string) (m wire.VolumeMount, err error) {
 	}
 	f := strings.Split(s, ":")
 	if len(f) < 2 || len(f) > 3 || f[0] == "" || f[1] == "" {
-		return fail("want NAME:/PATH or /HOST/PATH:/PATH, and perhaps :ro")
+		return fail("want NAME:/PATH or /HOST/PATH:/PATH, optionally with :ro")
 	}
 	if strings.HasPrefix(f[0], ".") || strings.HasPrefix(f[0], "~") {
 		return fail("want the name of a volume, or an absolute path of the daemon's host")
@@ -58,7 +58,7 @@ func shortMount(s string) (m wire.VolumeMount, err error) {
 	m = mountOf(f[0], f[1], f[0][0] == '/')
 	if len(f) == 3 {
 		if f[2] != "ro" && f[2] != "rw" {
-			return fail("the option %q is not known; there are ro and rw", text.Clip(f[2], 20))
+			return fail("the option %q is unknown; the options are ro and rw", text.Clip(f[2], 20))
 		}
 		m.ReadOnly = f[2] == "ro"
 	}
@@ -87,7 +87,7 @@ func longMount(s string) (m wire.VolumeMount, err error) {
 		case "volume-subpath":
 			subPath = v
 		default:
-			return fail("%q is not known; there are type, source, target, readonly and volume-subpath", text.Clip(o, 40))
+			return fail("%q is unknown; the keys are type, source, target, readonly and volume-subpath", text.Clip(o, 40))
 		}
 	}
 	if kind != "volume" && kind != "bind" || source == "" || target == "" {

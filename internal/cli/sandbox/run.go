@@ -68,7 +68,7 @@ timeout.`,
 		argv := s.argv(args[1:])
 		if len(argv) == 0 && !f.TTY {
 			return errs.New(errs.Invalid,
-				"no command: images here have none of their own; as in: sandboxctl run %s -- sh -c 'echo hello'", args[0])
+				"no command: images have no command of their own; example: sandboxctl run %s -- sh -c 'echo hello'", args[0])
 		}
 		r, err := s.request(args[0])
 		if err != nil {
@@ -81,8 +81,8 @@ timeout.`,
 			return err
 		}
 		if rm && cmd.Flags().Changed("rm") {
-			return errs.New(errs.Invalid, "-d and --rm exclude one another: a sandbox whose entrypoint ended keeps its logs and "+
-				"its exit code until sandboxctl rm; leave --rm out and give --timeout to have it removed by itself")
+			return errs.New(errs.Invalid, "-d and --rm exclude each other: a sandbox whose entrypoint ended keeps its logs and "+
+				"its exit code until sandboxctl rm; leave out --rm and use --timeout to have it removed automatically")
 		}
 		r.Entrypoint = argv
 		return createKept(ctx, cl, r, f.Timeout, true, command.Output{Format: command.Table})
@@ -102,16 +102,16 @@ timeout.`,
 func checkEntrypoint(f foreground.Flags) error {
 	switch {
 	case f.TTY:
-		return errs.New(errs.Invalid, "-d and -t exclude one another: an entrypoint has no terminal; "+
+		return errs.New(errs.Invalid, "-d and -t exclude each other: an entrypoint has no terminal; "+
 			"create the sandbox and use sandboxctl shell")
 	case f.Interactive:
-		return errs.New(errs.Invalid, "-d and -i exclude one another: an entrypoint has no standard input; "+
-			"create the sandbox and use sandboxctl exec -i, or put the input into a file by sandboxctl cp")
+		return errs.New(errs.Invalid, "-d and -i exclude each other: an entrypoint has no standard input; "+
+			"create the sandbox and use sandboxctl exec -i, or copy the input into a file with sandboxctl cp")
 	case f.User != "":
-		return errs.New(errs.Invalid, "-d and -u exclude one another: an entrypoint runs as the image's user; "+
+		return errs.New(errs.Invalid, "-d and -u exclude each other: an entrypoint runs as the image's user; "+
 			"create the sandbox and use sandboxctl exec -d -u %s", f.User)
 	case f.Workdir != "":
-		return errs.New(errs.Invalid, "-d and -w exclude one another: an entrypoint runs in the image's directory; "+
+		return errs.New(errs.Invalid, "-d and -w exclude each other: an entrypoint runs in the image's directory; "+
 			"create the sandbox and use sandboxctl exec -d -w %s", f.Workdir)
 	}
 	return nil
@@ -179,7 +179,7 @@ func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv [
 }
 
 func notDestroyed(err error, id string) error {
-	return errs.Wrap(err, errs.Internal, "sandbox %s could not be destroyed; try `sandboxctl rm %s`", id, id)
+	return errs.Wrap(err, errs.Internal, "sandbox %s could not be removed; try `sandboxctl rm %s`", id, id)
 }
 
 // leave keeps the sandbox of a run for as long as a person may be away.
@@ -190,7 +190,7 @@ func leave(ctx context.Context, cl *client.Client, sb wire.Sandbox) error {
 			until = *now.ExpiresAt
 		}
 	}
-	fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s is destroyed at %s; see sandboxctl renew and sandboxctl rm\n",
+	fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s will be removed at %s; see sandboxctl renew and sandboxctl rm\n",
 		sb.ID, until.Format(time.DateTime))
 	return nil
 }
@@ -210,7 +210,7 @@ func abandon(cl *client.Client, run string) {
 		found, err := cl.List(ctx, client.Filter{Metadata: map[string]string{runLabel: run}})
 		if err != nil {
 			command.Complain(errs.Wrap(err, errs.Unavailable,
-				"the sandbox that was being made could not be looked for, it may still be there; see `sandboxctl ps`"))
+				"cannot look for the sandbox that was being created; it may still exist: see `sandboxctl ps`"))
 			return
 		}
 		for _, sb := range found {

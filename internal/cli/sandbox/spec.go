@@ -107,7 +107,7 @@ func (s *spec) logLimit() (string, error) {
 	for _, o := range s.logOpts {
 		k, v, _ := strings.Cut(o, "=")
 		if k != "max-size" || v == "" || size != "" {
-			return "", errs.New(errs.Invalid, "--log-opt %q: want max-size=SIZE, once, and not --log-max-size too", text.Clip(o, 60))
+			return "", errs.New(errs.Invalid, "--log-opt %q: want max-size=SIZE once, and without --log-max-size", text.Clip(o, 60))
 		}
 		size = v
 	}

@@ -61,6 +61,6 @@ func already(ctx context.Context, cl *client.Client, id string, refused error, w
 	if err != nil || !slices.Contains(want, sb.Status.State) {
 		return refused
 	}
-	command.Note(fmt.Sprintf("sandbox %s is %s already", id, sb.Status.State))
+	command.Note(fmt.Sprintf("sandbox %s is already %s", id, sb.Status.State))
 	return nil
 }

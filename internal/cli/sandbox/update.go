@@ -38,7 +38,7 @@ sandboxctl egress.`,
 			}
 			if len(change)+len(patch) == 0 {
 				return errs.New(errs.Invalid,
-					"nothing to change: name a limit or a label, as in: sandboxctl update --memory 1Gi --label team=a %s", args[0])
+					"nothing to change: give a limit or a label; example: sandboxctl update --memory 1Gi --label team=a %s", args[0])
 			}
 			return command.Each(args, func(id string) error { return updateOne(ctx, cl, id, change, patch) })
 		}),

@@ -42,8 +42,8 @@ func newSnapshotCreate(p *command.Program) *cobra.Command {
 		Short: "Take a snapshot of the files of a sandbox and print its id",
 		Long: `Take a snapshot of the files of a sandbox and print its id.
 
-The sandbox may run, be paused or have ended. A running sandbox stands still for some
-milliseconds. If the storage pool is a plain directory, it stands still for as long as
+The sandbox may run, be paused or have ended. A running sandbox is frozen for some
+milliseconds. If the storage pool is a plain directory, it is frozen for as long as
 copying its files takes. Memory and processes are not part of a snapshot.`,
 		Example: `  sandboxctl snapshot create lab
   sandboxctl snapshot create lab --name before-upgrade`,

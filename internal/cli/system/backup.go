@@ -29,7 +29,7 @@ daemon's host.`,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			if file == "-" {
 				if command.IsTerminal(os.Stdout) {
-					return errs.New(errs.Invalid, "--output -: a backup is no text for a terminal; name a file or a pipe")
+					return errs.New(errs.Invalid, "--output -: a backup cannot be written to a terminal; use a file or a pipe")
 				}
 				return cl.System().Backup(ctx, os.Stdout)
 			}
@@ -89,7 +89,7 @@ func newSystemRestore() *cobra.Command {
 			program, err := exec.LookPath("sandboxd")
 			if err != nil {
 				return errs.New(errs.Unavailable,
-					"sandboxd is not on this host's PATH; a restore runs where the daemon does: sandboxd restore FILE")
+					"sandboxd is not in the PATH of this host; run sandboxd restore FILE on the host of the daemon")
 			}
 			run := exec.CommandContext(cmd.Context(), program, append([]string{"restore"}, args...)...)
 			run.Stdin, run.Stdout, run.Stderr = os.Stdin, os.Stdout, os.Stderr

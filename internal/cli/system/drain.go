@@ -30,7 +30,7 @@ Running sandboxes keep running. Sandboxes that wait to be created are still crea
 		Args: cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			if off && wait || timeout != 0 && !wait {
-				return errs.New(errs.Invalid, "--wait is for a host that drains, and --timeout for --wait")
+				return errs.New(errs.Invalid, "--wait and --off exclude each other, and --timeout needs --wait")
 			}
 			if err := cl.System().Drain(ctx, !off); err != nil || !wait {
 				return err
@@ -78,7 +78,7 @@ func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) er
 		case err == nil && n == 0, err != nil && last < 0:
 			return err
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
-			return errs.New(errs.Unavailable, "%d sandboxes still run, wait or are paused after %s; the host goes on draining",
+			return errs.New(errs.Unavailable, "%d sandboxes still run, wait or are paused after %s; the host keeps draining",
 				max(last, n), timeout)
 		case err != nil:
 			return err

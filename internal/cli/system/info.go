@@ -48,7 +48,7 @@ func printInfo(i wire.SystemInfo) error {
 	if counts == nil {
 		counts = []string{"none"}
 	}
-	timeout := "no bound"
+	timeout := "no limit"
 	if s := i.Limits.MaxTimeoutSeconds; s > 0 {
 		timeout = (time.Duration(s) * time.Second).String()
 	}
@@ -63,7 +63,7 @@ func printInfo(i wire.SystemInfo) error {
 		{"runtimes", strings.Join(i.Runtimes, " ") + ", default " + g.Runtime},
 		{"defaults", fmt.Sprintf("memory %s, cpu %dm, pids %d, disk %s, network %s",
 			text.Bytes(g.MemoryBytes), g.CPUMillis, g.Pids, text.Bytes(g.DiskBytes), g.Network)},
-		{"limits", fmt.Sprintf("%d sandboxes, %d brought up at once, timeout: %s, ended ones kept %s",
+		{"limits", fmt.Sprintf("%d sandboxes, %d starting at a time, timeout: %s, ended sandboxes kept %s",
 			i.Limits.MaxSandboxes, i.Limits.MaxCreating, timeout, time.Duration(i.Limits.RetainEndedSeconds)*time.Second)},
 		{"reserve", fmt.Sprintf("memory %s, disk %s", text.Bytes(i.Limits.MemoryReserveBytes), text.Bytes(i.Limits.DiskReserveBytes))},
 		{"sandboxes", strings.Join(counts, ", ")},
@@ -80,7 +80,7 @@ func printInfo(i wire.SystemInfo) error {
 		add("not swept", i.NoSweep)
 	}
 	if len(i.Strays) > 0 {
-		add("strays", strings.Join(i.Strays, " ")+" (the host holds something of them, and the state has no record)")
+		add("strays", strings.Join(i.Strays, " ")+" (the host has resources of them, but the state has no record)")
 	}
 	for _, l := range lines {
 		if _, err := fmt.Printf("%-11s %s\n", l[0], text.Printable(l[1])); err != nil {

@@ -64,7 +64,7 @@ be shown again. If a key is lost, create another.`,
 		if cmd.Flags().Changed("expires") {
 			if expires <= 0 {
 				return errs.New(errs.Invalid,
-					"--expires %s: want a time to come, as 720h; leave it out for a key that does not expire", expires)
+					"--expires %s: want a duration above 0, such as 720h; leave it out for a key that does not expire", expires)
 			}
 			at = time.Now().Add(expires)
 		}

@@ -134,8 +134,8 @@ requires -f.`,
 		Args:    cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			if !force {
-				return errs.New(errs.Invalid, "this removes every volume that no sandbox has mounted, for good; "+
-					"-f says that this is meant (`sandboxctl volume ls` shows them)")
+				return errs.New(errs.Invalid, "this permanently removes every volume that no sandbox has mounted; "+
+					"use -f to confirm (`sandboxctl volume ls` shows the volumes)")
 			}
 			p, err := cl.Volumes().Prune(ctx)
 			if err != nil {

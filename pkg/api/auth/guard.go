@@ -128,16 +128,16 @@ func (g *Guard) Unauthorized(r *http.Request) error {
 	}
 	if givenKey(r) == "" {
 		return httperr.New(http.StatusUnauthorized, "MISSING_API_KEY", errs.Denied,
-			"this needs an API key: send it as header %s (the SDKs take it from OPEN_SANDBOX_API_KEY), or use the Unix socket",
+			"this request needs an API key: send it as header %s (the SDKs take it from OPEN_SANDBOX_API_KEY), or use the Unix socket",
 			wire.HeaderAPIKey)
 	}
 	if key, ok := g.keys.find(givenKey(r)); ok && expired(key) {
 		return httperr.New(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
-			"this API key, %s, expired at %s; ask an admin for another (`sandboxctl key create`)", key.Name,
+			"API key %s expired at %s; ask an admin for a new one (`sandboxctl key create`)", key.Name,
 			key.Expires.Format(time.RFC3339))
 	}
 	return httperr.New(http.StatusUnauthorized, "INVALID_API_KEY", errs.Denied,
-		"this API key is not one of this daemon's; its keys stand in the file that its configuration names, and `sandboxctl key ls` lists "+
+		"this daemon does not know the API key; its keys are in the file that listen.api_key_file names, and `sandboxctl key ls` lists "+
 			"the others")
 }
 
@@ -182,6 +182,6 @@ func (g *Guard) RemoveKey(ctx context.Context, name string) error {
 // Forbidden is the refusal of a key whose role does not cover the one that is needed.
 func Forbidden(have, need record.Role) error {
 	return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
-		"this API key has the role %s, and this needs %s; use another key (an admin makes one: `sandboxctl key create NAME --role %s`)",
+		"this API key has the role %s, but the request needs %s; use another key (an admin runs `sandboxctl key create NAME --role %s`)",
 		have, need, need)
 }

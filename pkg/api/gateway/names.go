@@ -75,7 +75,7 @@ func plainHost(hostport string) (string, error) {
 		host, port = host+"]", strings.TrimPrefix(port, ":")
 	}
 	if bad >= 0 || strings.Trim(port, "0123456789") != "" {
-		return "", httperr.Invalid("the host %q is none; send a name or an address, and perhaps :port", httperr.Clip(hostport, 80))
+		return "", httperr.Invalid("the host %q is not valid; send a name or an address, optionally with :port", httperr.Clip(hostport, 80))
 	}
 	return strings.ToLower(strings.TrimSuffix(host, ".")), nil
 }

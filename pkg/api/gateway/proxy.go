@@ -30,11 +30,11 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	}
 	small, err := smallBody(r, port)
 	if err != nil {
-		return httperr.Invalid("the body broke off: %s", err)
+		return httperr.Invalid("the request body could not be read completely: %s", err)
 	}
 	path, err := url.PathUnescape(rest)
 	if err != nil {
-		return httperr.Invalid("the path behind the port does not decode")
+		return httperr.Invalid("the path after the port cannot be decoded; percent-encode it")
 	}
 	var explain func(*http.Response)
 	kills := int64(unknownKills)

@@ -54,7 +54,7 @@ func fewHints(ctx context.Context) context.Context {
 	n := 0
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error {
 		if n++; n > maxHints {
-			return fmt.Errorf("more than %d interim answers", maxHints)
+			return fmt.Errorf("more than %d interim (1xx) responses", maxHints)
 		}
 		return nil
 	}})
@@ -120,16 +120,16 @@ func (g *Gateway) Reachable(ctx context.Context, rec *record.Record, port uint16
 	case record.Running:
 		return nil
 	case record.Creating, record.Starting:
-		return errs.New(errs.Unavailable, "sandbox %s is still being made; ask again in a moment", rec.ID)
+		return errs.New(errs.Unavailable, "sandbox %s is still being created; try again in a moment", rec.ID)
 	case record.Deleting:
 		return httperr.NoSandbox(rec.ID)
 	case record.Ended:
-		return errs.New(errs.WrongState, "sandbox %s has ended (%s) and answers no more: %s", rec.ID, rec.Reason,
-			cmp.Or(rec.Message, "create another"))
+		return errs.New(errs.WrongState, "sandbox %s has ended (%s) and no longer answers: %s", rec.ID, rec.Reason,
+			cmp.Or(rec.Message, "create another sandbox"))
 	case record.Pausing, record.Paused:
-		return errs.New(errs.WrongState, "sandbox %s is %s and answers nothing; resume it first", rec.ID, g.cfg.State(rec))
+		return errs.New(errs.WrongState, "sandbox %s is %s and cannot answer; resume it first", rec.ID, g.cfg.State(rec))
 	}
-	return errs.New(errs.Unavailable, "sandbox %s is %s; ask again in a moment", rec.ID, g.cfg.State(rec))
+	return errs.New(errs.Unavailable, "sandbox %s is %s; try again in a moment", rec.ID, g.cfg.State(rec))
 }
 
 // drainTime is how long the last bytes of a sandbox that has ended may take to
@@ -166,7 +166,7 @@ func (g *Gateway) ended(ctx context.Context, id string, started time.Time) error
 	case err == nil && (rec.State == record.Ended || rec.State == record.Stopping):
 		return errs.New(errs.WrongState, "sandbox %s ended (%s) during the request: %s", id, rec.Reason, rec.Message)
 	case err == nil && !started.IsZero() && !rec.Started.Equal(started):
-		return errs.New(errs.WrongState, "sandbox %s ended during the request, and was started again since; ask again", id)
+		return errs.New(errs.WrongState, "sandbox %s ended during the request and has been started again; try again", id)
 	}
 	return nil
 }
@@ -177,11 +177,11 @@ func Unreachable(err error, id string, port uint16) error {
 	if _, ok := errors.AsType[*errs.Error](err); ok {
 		return err
 	}
-	what := "nothing listens there, or it hung up"
+	what := "nothing listens there, or the server closed the connection"
 	if errors.Is(err, context.DeadlineExceeded) {
 		what = "it did not answer in time"
 	}
-	e := errs.Wrap(err, errs.Unavailable, "port %d of sandbox %s cannot be reached: %s; start a server there, or look at the sandbox "+
+	e := errs.Wrap(err, errs.Unavailable, "port %d of sandbox %s cannot be reached: %s; start a server there, or inspect the sandbox "+
 		"with `sandboxctl inspect %s`", port, id, what, id)
 	return httperr.With(http.StatusBadGateway, errs.Wire(e, "GENERAL::UNKNOWN_ERROR"))
 }

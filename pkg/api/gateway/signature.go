@@ -85,14 +85,14 @@ func (g *Gateway) CheckSignature(t *Target, rec *record.Record, port uint16) err
 	}
 	refuse := func(format string, args ...any) error {
 		return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
-			format+"; ask for another with GET /v1/sandboxes/{id}/endpoints/%d?expires=…", append(args, port)...)
+			format+"; request a new one with GET /v1/sandboxes/{id}/endpoints/%d?expires=…", append(args, port)...)
 	}
 	if t.ID != rec.ID || !equal(t.sig.mac, g.signText(rec.ID, port, t.sig.expires).mac) {
 		if t.sigInPath {
 			t.unsign()
 			return nil
 		}
-		return refuse("the signature of this address is not one of this port of this sandbox")
+		return refuse("the signature of this address is not valid for this port of this sandbox")
 	}
 	until, err := strconv.ParseInt(t.sig.expires, 36, 64)
 	if err != nil || time.Now().Unix() > until {
@@ -112,7 +112,7 @@ func ParseExpires(text string, rec *record.Record) (int64, error) {
 			httperr.Clip(text, 30))
 	}
 	if now := time.Now().Unix(); n <= now {
-		return 0, httperr.Invalid("expires %d has passed: it is %d now, in seconds since 1970 (UTC)", n, now)
+		return 0, httperr.Invalid("expires %d is in the past: the time is %d, in seconds since 1970 (UTC)", n, now)
 	}
 	if !rec.Expires.IsZero() {
 		n = min(n, rec.Expires.Unix())

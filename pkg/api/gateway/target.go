@@ -44,7 +44,7 @@ func (n *Names) Find(r *http.Request) (Target, error) {
 		return t, httperr.Invalid("the path %q does not begin with /", httperr.Clip(t.Rest, 20))
 	}
 	if r.URL.User != nil {
-		return t, httperr.Invalid("the request's target names a user; send credentials in headers")
+		return t, httperr.Invalid("the request's target contains a user name; send credentials in headers")
 	}
 	host, err := plainHost(r.Host)
 	if err != nil {
@@ -52,7 +52,7 @@ func (n *Names) Find(r *http.Request) (Target, error) {
 	}
 	to := r.Header.Values(wire.HeaderIngressTo)
 	if len(to) > 1 {
-		return t, httperr.Invalid("the header %s is there %d times; send it once", wire.HeaderIngressTo, len(to))
+		return t, httperr.Invalid("the header %s was sent %d times; send it once", wire.HeaderIngressTo, len(to))
 	}
 	if label, ok := strings.CutSuffix(host, "."+n.Domain); ok && n.Domain != "" {
 		err := t.parseLabel(label)
@@ -64,8 +64,8 @@ func (n *Names) Find(r *http.Request) (Target, error) {
 	}
 	if !n.own(host) {
 		return t, httperr.New(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
-			"this gateway does not answer as %q: use an IP address, localhost, or what gateway.domain and gateway.address of its "+
-				"configuration say", httperr.Clip(host, 80))
+			"this gateway does not serve the host %q: use an IP address, localhost, or gateway.domain or gateway.address of its "+
+				"configuration", httperr.Clip(host, 80))
 	}
 	if len(to) == 1 {
 		return t, t.parseLabel(to[0])
@@ -82,7 +82,8 @@ func (t *Target) parseLabel(label string) error {
 	}
 	i := strings.LastIndexByte(label, '-')
 	if i <= 0 || strings.ContainsAny(label, "./%") {
-		return httperr.Invalid("%q names no port of a sandbox; want {id}-{port}, as abcdefghijkl-8000", httperr.Clip(label, 80))
+		return httperr.Invalid("%q is not the name of a port of a sandbox; want {id}-{port}, such as abcdefghijkl-8000",
+			httperr.Clip(label, 80))
 	}
 	t.ID, t.Port = label[:i], label[i+1:]
 	return nil
@@ -93,7 +94,7 @@ func (t *Target) parsePath() error {
 	seg := strings.SplitN(t.Rest, "/", 6) // the first is empty
 	if len(seg) < 3 || seg[1] == "" || seg[2] == "" || strings.Contains(seg[1], "%") {
 		return httperr.New(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
-			"this gateway serves ports of sandboxes at /{id}/{port}/…, and %q names none; the API is at another address",
+			"this gateway serves ports of sandboxes at /{id}/{port}/…, and %q is not such a path; the API is at another address",
 			httperr.Clip(t.Rest, 80))
 	}
 	t.ID, t.Port = seg[1], seg[2]

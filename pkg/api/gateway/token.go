@@ -44,8 +44,8 @@ func (g *Gateway) authorise(w http.ResponseWriter, r *http.Request, v *Visit, re
 		return nil // a guest's page asks its own port for more
 	case given:
 		return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,
-			"the endpoint token is not that of port %d of this sandbox: send the headers that GET /v1/sandboxes/{id}/endpoints/%d "+
-				"returns, as they are", port, port)
+			"the endpoint token is not valid for port %d of this sandbox: send the headers that GET /v1/sandboxes/{id}/endpoints/%d "+
+				"returns, unchanged", port, port)
 	}
 	name := tokenCookie + strconv.Itoa(int(port))
 	for _, c := range r.Cookies() { // a guest at a neighbouring name may have set others

@@ -28,8 +28,8 @@ func upgraded(resp *http.Response) error {
 	b, ok := resp.Body.(io.ReadWriteCloser)
 	if !ok || asked == "" || !strings.EqualFold(asked, got) {
 		return httperr.New(http.StatusBadGateway, "GENERAL::UNKNOWN_ERROR", errs.Unavailable,
-			"the server in the sandbox changed the protocol to %q, which this request did not ask for (it asked for %q); look at "+
-				"that server", httperr.Clip(got, 80), httperr.Clip(asked, 80))
+			"the server in the sandbox switched to the protocol %q, but the request asked for %q; check that "+
+				"server", httperr.Clip(got, 80), httperr.Clip(asked, 80))
 	}
 	resp.Body = &upgrade{ReadWriteCloser: b}
 	return nil

@@ -18,11 +18,11 @@ func CheckAuth(field string, a *wire.ImageAuth) error {
 	case a == nil:
 		return nil
 	case a.Username == "" || a.Password == "":
-		return httperr.Invalid("%s needs both username and password; leave it out for an image that everybody may pull", field)
+		return httperr.Invalid("%s needs both username and password; leave it out for a public image", field)
 	case strings.ContainsAny(a.Username, ":\x00\r\n"), strings.ContainsAny(a.Password, "\x00\r\n"):
-		return httperr.Invalid("%s holds a character that no user name (:) or no password (line breaks, NUL) can hold", field)
+		return httperr.Invalid("%s has a character that a user name (:) or a password (line break, NUL) cannot contain", field)
 	case len(a.Username)+len(a.Password) > maxAuth:
-		return httperr.Invalid("%s has %d bytes; at most %d are taken", field, len(a.Username)+len(a.Password), maxAuth)
+		return httperr.Invalid("%s has %d bytes; at most %d are allowed", field, len(a.Username)+len(a.Password), maxAuth)
 	}
 	return nil
 }

@@ -57,24 +57,25 @@ func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 func refuse(req *wire.CreateRequest) error {
 	switch {
 	case req.TemplateID != "":
-		return errs.Wire(errs.New(errs.Unsupported, "templateId: templates are built by OpenSandbox's Kubernetes runtime, which this is "+
-			"not; name an image, or a snapshot by snapshotId"), "FSB::API_NOT_SUPPORTED")
+		return errs.Wire(errs.New(errs.Unsupported, "templateId: templates need OpenSandbox's Kubernetes runtime, which sandboxd does "+
+			"not have; use an image, or a snapshot by snapshotId"), "FSB::API_NOT_SUPPORTED")
 	case given(req.Lifecycle):
-		return errs.Wire(errs.New(errs.Unsupported, "lifecycle: preStart and periodic hooks are not run here, so the sandbox would not be "+
-			"what was asked for; leave it out, and start such commands by the entrypoint or the command API (%s tells when a sandbox "+
-			"is ready)", wire.ExtReadyCmd), "SANDBOX::INVALID_PARAMETER")
+		return errs.Wire(errs.New(errs.Unsupported, "lifecycle: preStart and periodic hooks are not supported; leave it out, and "+
+			"start such commands from the entrypoint or with the command API (%s defines when a sandbox is ready)", wire.ExtReadyCmd),
+			"SANDBOX::INVALID_PARAMETER")
 	case req.Extensions[wire.ExtPool] != "":
-		return errs.Wire(errs.New(errs.Unsupported, "extensions.poolRef: a single host has no pools; leave it out and name an image"),
+		return errs.Wire(errs.New(errs.Unsupported, "extensions.poolRef: a single host has no pools; leave it out and use an image"),
 			"SANDBOX::UNSUPPORTED_POOL_REF")
 	case req.Image != nil && req.SnapshotID != "":
-		return httperr.Invalid("image and snapshotId are both given; a sandbox starts from one of them")
+		return httperr.Invalid("image and snapshotId are both given; leave one out")
 	case len(req.SnapshotID) > maxSnapshotName:
 		return httperr.Invalid("snapshotId has %d characters; no snapshot here has an id or a name that long", len(req.SnapshotID))
 	case req.SnapshotID != "": // no image to look at
 	case req.Image == nil:
-		return httperr.Invalid("image is missing; send {\"image\":{\"uri\":\"python\"}} (`sandboxctl image ls` lists what there is)")
+		return httperr.Invalid("image is missing; send {\"image\":{\"uri\":\"python\"}} " +
+			"(`sandboxctl image ls` lists the images of this host)")
 	case strings.TrimSpace(req.Image.URI) == "":
-		return httperr.Invalid("image.uri is empty; send the name of an image (`sandboxctl image ls` lists what there is)")
+		return httperr.Invalid("image.uri is empty; send the name of an image (`sandboxctl image ls` lists the images of this host)")
 	case len(req.Image.URI) > 512:
 		return httperr.Invalid("image.uri has %d characters; no image here has a name longer than 512", len(req.Image.URI))
 	default:
@@ -83,7 +84,7 @@ func refuse(req *wire.CreateRequest) error {
 		}
 	}
 	if req.CredentialProxy != nil && req.CredentialProxy.Enabled {
-		return errs.Wire(errs.New(errs.Unsupported, "credentialProxy comes with a later release; leave it out"),
+		return errs.Wire(errs.New(errs.Unsupported, "credentialProxy is not supported by this release; leave it out"),
 			"SANDBOX::INVALID_PARAMETER")
 	}
 	return nil
@@ -95,24 +96,24 @@ func checkEntrypoint(req *wire.CreateRequest) error {
 		if idle {
 			return nil
 		}
-		return errs.Wire(httperr.Invalid("entrypoint is missing; send the command to run, as [\"tail\",\"-f\",\"/dev/null\"], "+
-			"or extension %s=true for none", wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
+		return errs.Wire(httperr.Invalid("entrypoint is missing; send the command to run, such as [\"tail\",\"-f\",\"/dev/null\"], "+
+			"or extension %s=true for a sandbox without one", wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
 	}
 	total := 0
 	for i, a := range req.Entrypoint {
 		total += len(a) + 1
 		if strings.ContainsRune(a, 0) {
-			return errs.Wire(httperr.Invalid("entrypoint[%d] holds a NUL byte, which no argument can", i), "DOCKER::INVALID_ENTRYPOINT")
+			return errs.Wire(httperr.Invalid("entrypoint[%d] contains a NUL byte; remove it", i), "DOCKER::INVALID_ENTRYPOINT")
 		}
 	}
 	switch {
 	case idle:
 		return httperr.Invalid("both an entrypoint and extension %s=true are given; leave one out", wire.ExtIdle)
 	case req.Entrypoint[0] == "":
-		return errs.Wire(httperr.Invalid("entrypoint[0] is empty; it names the program to run"), "DOCKER::INVALID_ENTRYPOINT")
+		return errs.Wire(httperr.Invalid("entrypoint[0] is empty; it must name the program to run"), "DOCKER::INVALID_ENTRYPOINT")
 	case total > maxArgBytes || len(req.Entrypoint) > maxArgs:
-		return errs.Wire(httperr.Invalid("entrypoint has %d arguments of %d bytes; at most %d of %d fit", len(req.Entrypoint), total,
-			maxArgs, maxArgBytes), "DOCKER::INVALID_ENTRYPOINT")
+		return errs.Wire(httperr.Invalid("entrypoint has %d arguments with %d bytes in total; at most %d and %d are allowed",
+			len(req.Entrypoint), total, maxArgs, maxArgBytes), "DOCKER::INVALID_ENTRYPOINT")
 	}
 	return nil
 }
@@ -122,7 +123,7 @@ const envLifecycle = "OPENSANDBOX_LIFECYCLE"
 
 func applyEnv(spec *record.Spec, env map[string]*string) error {
 	if len(env) > maxEnv {
-		return httperr.Invalid("env has %d variables; at most %d are taken", len(env), maxEnv)
+		return httperr.Invalid("env has %d variables; at most %d are allowed", len(env), maxEnv)
 	}
 	total := 0
 	for _, k := range slices.Sorted(maps.Keys(env)) {
@@ -131,14 +132,14 @@ func applyEnv(spec *record.Spec, env map[string]*string) error {
 		case v == nil: // Python's SDK sends null for "not set"
 			continue
 		case k == "" || strings.ContainsAny(k, "=\x00"):
-			return httperr.Invalid("env: %q cannot be the name of a variable; it must not be empty nor hold = or NUL", httperr.Clip(k, 80))
+			return httperr.Invalid("env: %q is not the name of a variable; want a name without = and NUL", httperr.Clip(k, 80))
 		case k == envLifecycle:
-			return httperr.Invalid("env: %s is reserved by OpenSandbox for lifecycle hooks, which are not run here; leave it out", k)
+			return httperr.Invalid("env: %s is reserved by OpenSandbox for lifecycle hooks, which are not supported; leave it out", k)
 		case strings.ContainsRune(*v, 0):
-			return httperr.Invalid("env: the value of %q holds a NUL byte, which no variable can", httperr.Clip(k, 80))
+			return httperr.Invalid("env: the value of %q contains a NUL byte; remove it", httperr.Clip(k, 80))
 		}
 		if total += len(k) + len(*v) + 2; total > maxEnvBytes {
-			return httperr.Invalid("env is larger than %d KiB in all; put the data into a file", maxEnvBytes>>10)
+			return httperr.Invalid("env is larger than %d KiB in total; put the data into a file", maxEnvBytes>>10)
 		}
 		if spec.Env == nil {
 			spec.Env = map[string]string{}
@@ -153,7 +154,7 @@ func applyPlatform(spec *record.Spec, p *wire.Platform) error {
 	case p == nil:
 		return nil
 	case p.OS == "" || p.Arch == "":
-		return httperr.Invalid("platform needs both os and arch, as {\"os\":\"linux\",\"arch\":\"%s\"}", runtime.GOARCH)
+		return httperr.Invalid("platform needs both os and arch, such as {\"os\":\"linux\",\"arch\":\"%s\"}", runtime.GOARCH)
 	case p.OS != "linux" || p.Arch != runtime.GOARCH:
 		return httperr.Invalid("platform %s/%s cannot run here; this host is linux/%s", httperr.Clip(p.OS, 20), httperr.Clip(p.Arch, 20),
 			runtime.GOARCH)
@@ -170,15 +171,16 @@ func (o *Offer) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error {
 	case has:
 		d, err := time.ParseDuration(ext)
 		if err != nil || d < time.Second {
-			return httperr.Invalid("extension %s %q: want a duration of at least 1s, as 90s or 30m", wire.ExtTimeout, httperr.Clip(ext, 40))
+			return httperr.Invalid("extension %s %q: want a duration of at least 1s, such as 90s or 30m", wire.ExtTimeout,
+				httperr.Clip(ext, 40))
 		}
 		spec.Timeout = d
 	case req.Timeout != nil:
 		n := *req.Timeout
 		if n < 60 {
 			return httperr.Invalid(
-				"timeout %d: want at least 60 seconds, or none for a sandbox that lives until it is deleted (extension %s takes "+
-					"shorter ones)", n, wire.ExtTimeout)
+				"timeout %d: want at least 60 seconds, or none for a sandbox that lives until it is deleted (extension %s allows "+
+					"shorter timeouts)", n, wire.ExtTimeout)
 		}
 		if n > int64(100*365*24*time.Hour/time.Second) {
 			return httperr.Invalid("timeout %d is more than a hundred years; leave it out for a sandbox that lives until it is deleted", n)
@@ -192,7 +194,7 @@ func (o *Offer) applyTimeout(spec *record.Spec, req *wire.CreateRequest) error {
 		spec.Timeout = min(spec.Timeout, o.MaxTimeout)
 	}
 	if o.MaxTimeout > 0 && spec.Timeout > o.MaxTimeout {
-		return httperr.Invalid("timeout of %s is longer than this host allows; the longest is %s", spec.Timeout, o.MaxTimeout)
+		return httperr.Invalid("timeout of %s is longer than this host allows; the maximum is %s", spec.Timeout, o.MaxTimeout)
 	}
 	if spec.Timeout > 100*365*24*time.Hour {
 		return httperr.Invalid("a timeout of %s is more than a hundred years; leave it out for a sandbox that lives until it is deleted",
@@ -211,7 +213,7 @@ func Renewal(expiresAt string, rec *record.Record, now time.Time) (time.Time, er
 	}
 	t, err := ParseTime(expiresAt)
 	if err != nil {
-		return t, bad(errs.Invalid, "expiresAt %q is not a time; send RFC 3339, as 2030-01-02T15:04:05Z", httperr.Clip(expiresAt, 60))
+		return t, bad(errs.Invalid, "expiresAt %q is not a time; send RFC 3339, such as 2030-01-02T15:04:05Z", httperr.Clip(expiresAt, 60))
 	}
 	at := t.UTC().Format(time.RFC3339)
 	switch {

@@ -28,16 +28,16 @@ func Decode(b []byte, v any) error {
 		if field == "" {
 			field = "the body"
 		}
-		return httperr.Invalid("%s: got a JSON %s where a %s is wanted", httperr.Clip(field, 80), httperr.Clip(e.Value, 40),
+		return httperr.Invalid("%s: got a JSON %s, want a %s", httperr.Clip(field, 80), httperr.Clip(e.Value, 40),
 			jsonName(e.Type.Kind().String()))
 	}
 	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
 		if len(b) == 0 {
-			return httperr.Invalid("the body is empty; a JSON object is wanted")
+			return httperr.Invalid("the body is empty; send a JSON object")
 		}
 		return httperr.Invalid("the body is not JSON: %s, at byte %d", httperr.Clip(e.Error(), 80), e.Offset)
 	}
-	return httperr.Invalid("the body is not JSON of the wanted shape")
+	return httperr.Invalid("the body does not have the JSON structure of this request")
 }
 
 // jsonName is the JSON name of a kind of Go.

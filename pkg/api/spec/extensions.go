@@ -25,14 +25,14 @@ const (
 // that begin with "sandboxd.", and keeps all others as they are.
 func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) error {
 	if len(req.Extensions) > maxExts {
-		return httperr.Invalid("extensions has %d entries; at most %d are kept", len(req.Extensions), maxExts)
+		return httperr.Invalid("extensions has %d entries; at most %d are allowed", len(req.Extensions), maxExts)
 	}
 	total := 0
 	for k, v := range req.Extensions {
 		total += len(k) + len(v)
 	}
 	if total > maxExtBytes {
-		return httperr.Invalid("extensions is larger than %d KiB in all, %s included; at most that is kept", maxExtBytes>>10, wire.ExtAllow)
+		return httperr.Invalid("extensions is larger than the maximum of %d KiB in total, %s included", maxExtBytes>>10, wire.ExtAllow)
 	}
 	for _, k := range slices.Sorted(maps.Keys(req.Extensions)) {
 		v := req.Extensions[k]
@@ -43,7 +43,7 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 		case wire.ExtRuntime:
 			spec.Runtime = v
 			if !slices.Contains(o.Runtimes, v) {
-				err = httperr.Invalid("extension %s %q is not a runtime of this host; there are: %s", k, httperr.Clip(v, 40),
+				err = httperr.Invalid("extension %s %q is not a runtime of this host; its runtimes are %s", k, httperr.Clip(v, 40),
 					strings.Join(o.Runtimes, ", "))
 			}
 		case wire.ExtOneShot:
@@ -69,10 +69,9 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 		default:
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
-					"extension %q is unknown; ours are name, runtime, network, allow, timeout, oneshot, idle, readonly, tmpfs, prestart, "+
-						"publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, ready.retries and "+
-						"ready.start-period, each "+
-						"after \"sandboxd.\"", httperr.Clip(k, 60))
+					"extension %q is unknown; the extensions of sandboxd are name, runtime, network, allow, timeout, oneshot, idle, "+
+						"readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, "+
+						"ready.retries and ready.start-period, each after \"sandboxd.\"", httperr.Clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
 				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))
 			}
@@ -83,7 +82,7 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 	}
 	if spec.SecureAccess && len(spec.Publish) > 0 {
 		return httperr.Invalid(
-			"secureAccess and extension %s are both given: who connects to a published port sends no token; leave one out", wire.ExtPublish)
+			"secureAccess and extension %s are both given: clients of a published port send no token; leave one out", wire.ExtPublish)
 	}
 	if err := applyHealth(spec, req.Extensions); err != nil {
 		return err
@@ -98,7 +97,7 @@ func (o *Offer) applyNetworkExtensions(spec *record.Spec, req *wire.CreateReques
 		return nil
 	}
 	if given(req.NetworkPolicy) {
-		return httperr.Invalid("networkPolicy and the extensions %s or %s are both given; say it in one place", wire.ExtNetwork,
+		return httperr.Invalid("networkPolicy and the extensions %s or %s are both given; use one of them", wire.ExtNetwork,
 			wire.ExtAllow)
 	}
 	if hasMode {
@@ -115,7 +114,8 @@ func (o *Offer) applyNetworkExtensions(spec *record.Spec, req *wire.CreateReques
 		return nil
 	}
 	if spec.Network.Mode == record.NetworkNone {
-		return httperr.Invalid("extension %s has rules, but %s is none, which allows nothing; use rules", wire.ExtAllow, wire.ExtNetwork)
+		return httperr.Invalid("extension %s has rules, but %s is none, which allows nothing; set it to rules", wire.ExtAllow,
+			wire.ExtNetwork)
 	}
 	for text := range strings.SplitSeq(allow, ",") {
 		if len(spec.Network.Rules) == maxAllow {
@@ -138,8 +138,8 @@ func parsePrestart(v string) (languages []string, err error) {
 	for name := range strings.SplitSeq(v, ",") {
 		name = strings.TrimSpace(name)
 		if !slices.Contains(agent.CodeLanguages, name) {
-			return nil, httperr.Invalid("extension %s names %q; contexts can be made of %s", wire.ExtPrestart, httperr.Clip(name, 40),
-				strings.Join(agent.CodeLanguages, ", "))
+			return nil, httperr.Invalid("extension %s: %q is not a language of code contexts; the languages are %s", wire.ExtPrestart,
+				httperr.Clip(name, 40), strings.Join(agent.CodeLanguages, ", "))
 		}
 		if !slices.Contains(languages, name) {
 			languages = append(languages, name)

@@ -29,7 +29,7 @@ func ParseFilter(rawQuery string) (Filter, error) {
 	f := Filter{page: 1, pageSize: 20}
 	q, err := url.ParseQuery(rawQuery)
 	if err != nil {
-		return f, httperr.Invalid("the query string does not parse; percent-encode its values")
+		return f, httperr.Invalid("the query string cannot be parsed; percent-encode its values")
 	}
 	for _, st := range q["state"] {
 		if len(f.states) == 32 {

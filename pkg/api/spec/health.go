@@ -39,7 +39,7 @@ func parseRestart(v string) (r record.Restart, err error) {
 		return r, nil
 	}
 	if r.Policy != record.RestartOnFailure {
-		return r, httperr.Invalid("extension %s %q: only on-failure takes a number; say %s, or on-failure:%s", wire.ExtRestart,
+		return r, httperr.Invalid("extension %s %q: only on-failure takes a number; use %s or on-failure:%s", wire.ExtRestart,
 			httperr.Clip(v, 40), policy, httperr.Clip(times, 20))
 	}
 	r.Max, err = strconv.Atoi(times)
@@ -54,7 +54,7 @@ func parseRestart(v string) (r record.Restart, err error) {
 func applyHealth(spec *record.Spec, ext map[string]string) error {
 	if spec.OneShot && spec.Restart.Policy != record.RestartNo {
 		return httperr.Invalid(
-			"extensions %s and %s exclude one another: what is thrown away after its first life has no second; leave one out",
+			"extensions %s and %s exclude each other: a sandbox that is deleted when it ends cannot restart; leave one out",
 			wire.ExtOneShot, wire.ExtRestart)
 	}
 	p := defaultProbe
@@ -62,13 +62,13 @@ func applyHealth(spec *record.Spec, ext map[string]string) error {
 		switch {
 		case strings.TrimSpace(v) == "":
 			return httperr.Invalid(
-				"extension %s is empty; give a command for the shell of the sandbox, as \"test -e /tmp/ready\", or leave it out",
+				"extension %s is empty; give a command for the shell of the sandbox, such as \"test -e /tmp/ready\", or leave it out",
 				wire.ExtReadyCmd)
 		case len(v) > maxProbeCommand:
-			return httperr.Invalid("extension %s has %d bytes; at most %d are taken: put a script into the sandbox", wire.ExtReadyCmd,
+			return httperr.Invalid("extension %s has %d bytes; at most %d are allowed: put a script into the sandbox", wire.ExtReadyCmd,
 				len(v), maxProbeCommand)
 		case strings.ContainsRune(v, 0):
-			return httperr.Invalid("extension %s holds a NUL byte, which no command can", wire.ExtReadyCmd)
+			return httperr.Invalid("extension %s contains a NUL byte; remove it", wire.ExtReadyCmd)
 		}
 		p.Command = v
 	}
@@ -95,7 +95,8 @@ func applyHealth(spec *record.Spec, ext map[string]string) error {
 		}
 		n, err := time.ParseDuration(v)
 		if err != nil || n < d.least || n > d.most {
-			return httperr.Invalid("extension %s %q: want a duration from %v to %v, as 5s", d.key, httperr.Clip(v, 20), d.least, d.most)
+			return httperr.Invalid("extension %s %q: want a duration from %v to %v, such as 5s", d.key, httperr.Clip(v, 20), d.least,
+				d.most)
 		}
 		*d.to = n
 	}
@@ -113,7 +114,7 @@ func applyHealth(spec *record.Spec, ext map[string]string) error {
 	}
 	for _, k := range []string{wire.ExtReadyInterval, wire.ExtReadyTimeout, wire.ExtReadyStartPeriod, wire.ExtReadyRetries} {
 		if _, ok := ext[k]; ok {
-			return httperr.Invalid("extension %s is given, but nothing to try; add %s or %s", k, wire.ExtReadyPort, wire.ExtReadyCmd)
+			return httperr.Invalid("extension %s is given, but no check; add %s or %s", k, wire.ExtReadyPort, wire.ExtReadyCmd)
 		}
 	}
 	return nil

@@ -24,8 +24,8 @@ func Request(given []string, client string, body []byte) (once record.Request, e
 	key := given[0]
 	if len(given) > 1 || key == "" || len(key) > maxRequestKey ||
 		strings.IndexFunc(key, func(c rune) bool { return c < ' ' || c > '~' }) >= 0 {
-		return once, errs.Wire(httperr.Invalid("%s: want one of 1 to %d printable ASCII characters, as a UUID, drawn anew for each sandbox",
-			wire.HeaderIdempotency, maxRequestKey), "SANDBOX::INVALID_IDEMPOTENCY_KEY")
+		return once, errs.Wire(httperr.Invalid("%s: want one value of 1 to %d printable ASCII characters, such as a UUID, "+
+			"and a new one for each sandbox", wire.HeaderIdempotency, maxRequestKey), "SANDBOX::INVALID_IDEMPOTENCY_KEY")
 	}
 	digest := func(parts ...string) string {
 		h := sha256.New()

@@ -34,11 +34,11 @@ func checkLabelKey(k, wireCode string) error {
 	case strings.HasPrefix(k, reservedPrefix):
 		return badLabel(wireCode, "metadata key %q: the prefix %s is reserved; choose another", httperr.Clip(k, 80), reservedPrefix)
 	case has && (len(prefix) > 253 || !labelPrefix.MatchString(prefix)):
-		return badLabel(wireCode, "metadata key %q: what stands before the / must be a DNS name of at most 253 lower-case characters",
+		return badLabel(wireCode, "metadata key %q: the part before the / must be a DNS name of at most 253 lower-case characters",
 			httperr.Clip(k, 80))
 	case len(name) > 63 || !labelWord.MatchString(name):
-		return badLabel(wireCode, "metadata key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or digit",
-			httperr.Clip(k, 80))
+		return badLabel(wireCode, "metadata key %q: want at most 63 characters of A-Z a-z 0-9 - _ . that begin and end with a "+
+			"letter or digit", httperr.Clip(k, 80))
 	}
 	return nil
 }
@@ -48,8 +48,8 @@ func checkLabel(k, v, wireCode string) error {
 		return err
 	}
 	if len(v) > 63 || v != "" && !labelWord.MatchString(v) {
-		return badLabel(wireCode, "metadata value %q of key %q: want at most 63 of A-Z a-z 0-9 - _ . that begin and end with a letter or "+
-			"digit, or nothing", httperr.Clip(v, 80), httperr.Clip(k, 80))
+		return badLabel(wireCode, "metadata value %q of key %q: want at most 63 characters of A-Z a-z 0-9 - _ . that begin and end with a "+
+			"letter or digit, or an empty value", httperr.Clip(v, 80), httperr.Clip(k, 80))
 	}
 	return nil
 }
@@ -57,7 +57,7 @@ func checkLabel(k, v, wireCode string) error {
 func checkLabels(m map[string]string) error {
 	const code = "SANDBOX::INVALID_METADATA_LABEL"
 	if len(m) > maxLabels {
-		return badLabel(code, "metadata has %d entries; at most %d are kept for a sandbox", len(m), maxLabels)
+		return badLabel(code, "metadata has %d entries; at most %d are allowed", len(m), maxLabels)
 	}
 	for _, k := range slices.Sorted(maps.Keys(m)) {
 		if err := checkLabel(k, m[k], code); err != nil {
@@ -92,7 +92,7 @@ func CheckLabelPatch(have map[string]string, patch map[string]*string) error {
 		}
 	}
 	if after > maxLabels {
-		return badLabel(code, "metadata would have %d entries; at most %d are kept for a sandbox", after, maxLabels)
+		return badLabel(code, "metadata would have %d entries; at most %d are allowed", after, maxLabels)
 	}
 	return nil
 }

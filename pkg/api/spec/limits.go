@@ -40,7 +40,7 @@ func (o *Offer) applyLimits(spec *record.Spec, limits map[string]string) error {
 		}
 	}
 	if spec.ShmBytes > spec.MemoryBytes {
-		return httperr.Invalid("resourceLimits.shm of %s is more than the memory limit of %s, and what is in it counts as memory",
+		return httperr.Invalid("resourceLimits.shm of %s is more than the memory limit of %s, and its contents count as memory",
 			record.Size(spec.ShmBytes), record.Size(spec.MemoryBytes))
 	}
 	return nil
@@ -63,10 +63,10 @@ func (o *Offer) setLimit(l *record.Limits, key, v string) error {
 		case err != nil:
 			return httperr.Invalid("resourceLimits.%s: %s", key, err.Error())
 		case n < least:
-			return httperr.Invalid("resourceLimits.%s: %q is too little; the least is %s", key, httperr.Clip(v, 40), text(least))
+			return httperr.Invalid("resourceLimits.%s: %q is too small; the minimum is %s", key, httperr.Clip(v, 40), text(least))
 		case n > most:
-			return httperr.Invalid("resourceLimits.%s: %q is more than this host gives one sandbox (at most %s)", key, httperr.Clip(v, 40),
-				text(most))
+			return httperr.Invalid("resourceLimits.%s: %q is more than this host gives to one sandbox (at most %s)", key,
+				httperr.Clip(v, 40), text(most))
 		}
 		*to = n
 		return nil
@@ -74,7 +74,7 @@ func (o *Offer) setLimit(l *record.Limits, key, v string) error {
 	io := func(to *int64, parse func(string) (int64, error), least, most int64, text func(int64) string) error {
 		if o.NoIO {
 			return errs.New(errs.Unsupported, "resourceLimits.%s: this host cannot limit I/O: it has no io (v1: blkio) controller, or "+
-				"its files are on no block device; leave it out", key)
+				"its storage pool is not on a block device; leave it out", key)
 		}
 		if v == "max" { // as the kernel writes it
 			*to = 0
@@ -110,25 +110,26 @@ func (o *Offer) setLimit(l *record.Limits, key, v string) error {
 	case keyLog:
 		return put(&l.LogBytes, parseSize, minLog, MaxLog, record.Size)
 	case "inodes":
-		return errs.New(errs.Unsupported, "resourceLimits.inodes: the number of files follows `disk`: one for each 8 KiB where the pool "+
-			"has project quotas, and on btrfs every file takes some of the bytes; leave inodes out")
+		return errs.New(errs.Unsupported, "resourceLimits.inodes: `disk` also limits the number of files: to one per 8 KiB in a pool with "+
+			"project quotas, and on btrfs each file uses some of the bytes; leave inodes out")
 	case "gpu":
-		return errs.New(errs.Unsupported, "resourceLimits.gpu: this daemon lends no GPUs; leave gpu out")
+		return errs.New(errs.Unsupported, "resourceLimits.gpu: sandboxd has no GPU support; leave gpu out")
 	}
-	return httperr.Invalid("resourceLimits.%s is not a resource here; there are %s", httperr.Clip(key, 40), limitKeyNames)
+	return httperr.Invalid("resourceLimits.%s is not a limit of sandboxd; the limits are %s", httperr.Clip(key, 40), limitKeyNames)
 }
 
 // PatchLimits reads new limits for a sandbox that runs or is paused, and returns a
 // function that puts them into its terms.
 func (o *Offer) PatchLimits(limits map[string]string) (func(*record.Terms) error, error) {
 	if len(limits) == 0 {
-		return nil,
-			httperr.Invalid("resourceLimits is missing or empty; send what is to change, as {\"resourceLimits\":{\"memory\":\"1Gi\"}}")
+		return nil, httperr.Invalid("resourceLimits is missing or empty; send the limits to change, such as " +
+			"{\"resourceLimits\":{\"memory\":\"1Gi\"}}")
 	}
 	change := func(t *record.Terms) error {
 		for _, key := range slices.Sorted(maps.Keys(limits)) {
 			if key == keyShm || key == keyLog {
-				return errs.New(errs.Unsupported, "resourceLimits.%s cannot change while a sandbox runs; create another with it", key)
+				return errs.New(errs.Unsupported, "resourceLimits.%s cannot change while a sandbox runs; create another sandbox with it",
+					key)
 			}
 			if err := o.setLimit(&t.Limits, key, limits[key]); err != nil {
 				return err

@@ -23,10 +23,10 @@ func checkName(name string) error {
 	case name == "":
 		return nil
 	case !IsName(name):
-		return httperr.Invalid("name %q: want 1 to 63 of A-Z a-z 0-9 _ . - that begin with a letter or digit, without two dots in a row",
-			httperr.Clip(name, 80))
+		return httperr.Invalid("name %q: want 1 to 63 characters of A-Z a-z 0-9 _ . - that begin with a letter or digit, without two "+
+			"dots in a row", httperr.Clip(name, 80))
 	case record.IsID(name):
-		return httperr.Invalid("name %q looks like the id of a sandbox (12 characters of a-z and 2-7); choose another length", name)
+		return httperr.Invalid("name %q looks like the id of a sandbox (12 characters of a-z and 2-7); choose another name", name)
 	}
 	return nil
 }
@@ -41,17 +41,17 @@ const maxSnapshotName = 256
 func CheckSnapshotName(name string) error {
 	switch {
 	case name == "":
-		return httperr.Invalid("name is empty; leave it out for a snapshot without one")
+		return httperr.Invalid("name is empty; leave it out for a snapshot without a name")
 	case len(name) > maxSnapshotName:
-		return httperr.Invalid("name has %d bytes; at most %d are kept", len(name), maxSnapshotName)
+		return httperr.Invalid("name has %d bytes; at most %d are allowed", len(name), maxSnapshotName)
 	case strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }):
-		return httperr.Invalid("name %q holds what cannot be printed", httperr.Clip(name, 80))
+		return httperr.Invalid("name %q contains a character that cannot be printed", httperr.Clip(name, 80))
 	case strings.ContainsAny(name, `/\`), strings.Contains(name, ".."), !startsName(name), strings.HasSuffix(name, " "):
 		return httperr.Invalid(
-			"name %q: want what begins with a letter or digit, without / and \\, two dots in a row, or a space at its end",
+			"name %q: want a name that begins with a letter or digit, without /, \\, two dots in a row, or a space at its end",
 			httperr.Clip(name, 80))
 	case record.IsSnapshotID(name):
-		return httperr.Invalid("name %q has the form of a snapshot's id; choose another", name)
+		return httperr.Invalid("name %q looks like the id of a snapshot; choose another name", name)
 	}
 	return nil
 }

@@ -27,14 +27,14 @@ type Edit func(wire.NetworkPolicy) wire.NetworkPolicy
 func (o *Offer) SetPolicy(t *record.Terms, p wire.NetworkPolicy) error {
 	if n := len(p.Egress); n > maxRules {
 		return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
-			"the policy would have %d rules; at most %d are taken: join ranges into one CIDR", n, maxRules)
+			"the policy would have %d rules; at most %d are allowed: join ranges into one CIDR", n, maxRules)
 	}
 	raw, err := json.Marshal(p)
 	if err != nil {
 		return fmt.Errorf("encode the policy: %w", err)
 	}
 	if len(raw) > maxPolicy {
-		return httperr.Invalid("the policy would have %d bytes; at most %d are kept", len(raw), maxPolicy)
+		return httperr.Invalid("the policy would have %d bytes; at most %d are allowed", len(raw), maxPolicy)
 	}
 	n, err := o.parsePolicy(raw)
 	if err != nil {
@@ -83,7 +83,7 @@ func (o *Offer) MergeRules(b []byte) (Edit, error) {
 	}
 	if len(rules) == 0 {
 		return nil,
-			httperr.Invalid("there are no rules in the body; want an array as [{\"action\":\"allow\",\"target\":\"203.0.113.0/24\"}]")
+			httperr.Invalid("the body has no rules; want an array such as [{\"action\":\"allow\",\"target\":\"203.0.113.0/24\"}]")
 	}
 	if len(rules) <= maxRules {
 		if _, err := o.parsePolicy(fmt.Appendf(nil, `{"egress":%s}`, b)); err != nil {
@@ -116,7 +116,7 @@ func RemoveTargets(b []byte) (Edit, error) {
 		return nil, err
 	}
 	if len(targets) == 0 {
-		return nil, httperr.Invalid("there are no targets in the body; want an array as [\"203.0.113.0/24\"]")
+		return nil, httperr.Invalid("the body has no targets; want an array such as [\"203.0.113.0/24\"]")
 	}
 	if len(targets) > maxRules {
 		return nil, httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
@@ -209,7 +209,7 @@ func (o *Offer) applyPolicy(spec *record.Spec, raw json.RawMessage) error {
 	}
 	var kept bytes.Buffer
 	if err := json.Compact(&kept, raw); err != nil || kept.Len() > maxPolicy {
-		return httperr.Invalid("networkPolicy has %d bytes; at most %d are kept", kept.Len(), maxPolicy)
+		return httperr.Invalid("networkPolicy has %d bytes; at most %d are allowed", kept.Len(), maxPolicy)
 	}
 	spec.Network, spec.NetworkPolicy = n, kept.Bytes()
 	return nil

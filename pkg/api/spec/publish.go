@@ -21,16 +21,16 @@ const maxPublish = 64
 func parsePublish(v string) (all []record.Publish, err error) {
 	for item := range strings.SplitSeq(v, ",") {
 		bad := func(why string) error {
-			return httperr.Invalid("extension %s: %q: %s; want [HOSTIP:]HOSTPORT:PORT, as 8080:80 or 0.0.0.0:8080:80", wire.ExtPublish,
-				httperr.Clip(item, 80), why)
+			return httperr.Invalid("extension %s: %q: %s; want [HOSTIP:]HOSTPORT:PORT, such as 8080:80 or 0.0.0.0:8080:80",
+				wire.ExtPublish, httperr.Clip(item, 80), why)
 		}
 		text, proto, hasProto := strings.Cut(strings.TrimSpace(item), "/")
 		if hasProto && proto != "tcp" {
-			return nil, bad("only tcp is published")
+			return nil, bad("only tcp ports can be published")
 		}
 		rest, port, ok := cutLast(text, ":")
 		if !ok {
-			return nil, bad("the port of the host is missing")
+			return nil, bad("the host port is missing")
 		}
 		address, hostPort, ok := cutLast(rest, ":")
 		if !ok {
@@ -39,29 +39,29 @@ func parsePublish(v string) (all []record.Publish, err error) {
 		if inner, six := strings.CutPrefix(address, "["); six {
 			address, six = strings.CutSuffix(inner, "]")
 			if a, err := netip.ParseAddr(address); !six || err != nil || !a.Is6() {
-				return nil, bad("the address is none")
+				return nil, bad("the address is not a valid IPv6 address")
 			}
 		} else if a, err := netip.ParseAddr(address); err != nil || !a.Is4() {
-			return nil, bad("the address is none of IPv4; one of IPv6 stands in brackets")
+			return nil, bad("the address is not a valid IPv4 address; put an IPv6 address in brackets")
 		}
 		p := record.Publish{}
 		from, err := ParsePort(hostPort)
 		if err != nil {
-			return nil, bad("the port of the host is no number from 1 to 65535")
+			return nil, bad("the host port is not a number from 1 to 65535")
 		}
 		if p.Port, err = ParsePort(port); err != nil {
-			return nil, bad("the port of the sandbox is no number from 1 to 65535")
+			return nil, bad("the sandbox port is not a number from 1 to 65535")
 		}
 		p.Host = netip.AddrPortFrom(netip.MustParseAddr(address).Unmap(), from)
 		switch {
 		case p.Host.Addr().Zone() != "":
-			return nil, bad("an address with a zone is not published")
+			return nil, bad("an address with a zone is not supported")
 		case p.Port == wire.AgentPort || p.Port == wire.EgressPort:
-			return nil, bad("that port is sandboxd's own, and reached through the API")
+			return nil, bad("that port belongs to sandboxd and is reached through the API")
 		case len(all) == maxPublish:
 			return nil, httperr.Invalid("extension %s names more than %d ports", wire.ExtPublish, maxPublish)
 		case slices.ContainsFunc(all, func(o record.Publish) bool { return record.Overlap(o.Host, p.Host) }):
-			return nil, bad("that port of the host is given twice")
+			return nil, bad("that host port is given twice")
 		}
 		all = append(all, p)
 	}

@@ -47,13 +47,13 @@ var (
 func parseSize(s string) (int64, error) {
 	m := sizeForm.FindStringSubmatch(s)
 	if m == nil {
-		return 0, httperr.Invalid("%q is not a size; want a whole number with an optional unit, as 536870912, 512Mi, 1Gi or 500M",
+		return 0, httperr.Invalid("%q is not a size; want a whole number with an optional unit, such as 536870912, 512Mi, 1Gi or 500M",
 			httperr.Clip(s, 40))
 	}
 	unit, ok := units[strings.ToLower(m[2])]
 	if !ok {
-		return 0, httperr.Invalid("%q has the unknown unit %q; known are k, M, G, T (powers of 1000) and Ki, Mi, Gi, Ti (powers of 1024)",
-			httperr.Clip(s, 40), httperr.Clip(m[2], 20))
+		return 0, httperr.Invalid("%q has the unknown unit %q; the units are k, M, G, T (powers of 1000) and Ki, Mi, Gi, Ti "+
+			"(powers of 1024)", httperr.Clip(s, 40), httperr.Clip(m[2], 20))
 	}
 	n, err := strconv.ParseInt(m[1], 10, 64)
 	if err != nil || n > math.MaxInt64/unit {
@@ -66,7 +66,7 @@ func parseSize(s string) (int64, error) {
 func parseCPU(s string) (int64, error) {
 	m := cpuForm.FindStringSubmatch(s)
 	if m == nil || m[2] != "" && m[3] != "" {
-		return 0, httperr.Invalid("%q is not an amount of CPU; want cores as 1 or 0.5, or thousandths of a core as 500m",
+		return 0, httperr.Invalid("%q is not an amount of CPU; want cores such as 1 or 0.5, or thousandths of a core such as 500m",
 			httperr.Clip(s, 40))
 	}
 	f, err := strconv.ParseFloat(m[1]+m[2], 64)

@@ -30,13 +30,13 @@ func parseTmpfs(v string, memory int64) (all []record.Tmpfs, err error) {
 			return nil, httperr.Invalid("extension %s names more than %d file systems", wire.ExtTmpfs, maxTmpfs)
 		case !path.IsAbs(name) || path.Clean(name) != name || name == "/" || len(name) > maxTmpfsPath ||
 			strings.ContainsAny(name, "\x00\n"):
-			return nil, httperr.Invalid("extension %s: %q: want the absolute path of a directory inside, other than /, without . and "+
-				".., as /tmp", wire.ExtTmpfs, httperr.Clip(name, 80))
+			return nil, httperr.Invalid("extension %s: %q: want the absolute path of a directory in the sandbox, other than /, without . "+
+				"and .., such as /tmp", wire.ExtTmpfs, httperr.Clip(name, 80))
 		case record.IsPrivate(name):
 			return nil, httperr.Invalid("extension %s: %q: the runtime or sandboxd has its own files there; choose another directory",
 				wire.ExtTmpfs, httperr.Clip(name, 80))
 		case slices.ContainsFunc(all, func(o record.Tmpfs) bool { return record.Within(name, o.Path) || record.Within(o.Path, name) }):
-			return nil, httperr.Invalid("extension %s: %q lies in another of them, or the other way round; one of the two would be hidden",
+			return nil, httperr.Invalid("extension %s: %q and another of its directories contain each other; one would hide the other",
 				wire.ExtTmpfs, httperr.Clip(name, 80))
 		}
 		if options != "" {
@@ -64,8 +64,8 @@ func tmpfsOption(t *record.Tmpfs, option string, memory int64) error {
 			return httperr.Invalid("extension %s: size: %s", wire.ExtTmpfs, err.Error())
 		}
 		if n < minTmpfs || n > memory {
-			return httperr.Invalid("extension %s: size of %s: want %s to %s, the memory of the sandbox, in which it counts", wire.ExtTmpfs,
-				record.Size(n), record.Size(minTmpfs), record.Size(memory))
+			return httperr.Invalid("extension %s: size of %s: want %s to %s, the memory limit, because the files count as memory",
+				wire.ExtTmpfs, record.Size(n), record.Size(minTmpfs), record.Size(memory))
 		}
 		t.Bytes = n
 	case key == "mode":
@@ -78,8 +78,8 @@ func tmpfsOption(t *record.Tmpfs, option string, memory int64) error {
 		t.Exec = option == "exec"
 	case option == "rw", option == "nosuid", option == "nodev": // always
 	default:
-		return httperr.Invalid("extension %s: option %q; there are size=, mode=, exec and noexec; nosuid and nodev hold always",
-			wire.ExtTmpfs, httperr.Clip(option, 40))
+		return httperr.Invalid("extension %s: option %q is unknown; the options are size=, mode=, exec and noexec; nosuid and nodev are "+
+			"always set", wire.ExtTmpfs, httperr.Clip(option, 40))
 	}
 	return nil
 }

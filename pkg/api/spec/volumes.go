@@ -39,7 +39,7 @@ func badVolume(code, format string, args ...any) error {
 // exists is not looked at here.
 func (o *Offer) applyVolumes(spec *record.Spec, all []wire.VolumeMount) error {
 	if len(all) > maxVolumes {
-		return httperr.Invalid("volumes has %d entries; at most %d are taken", len(all), maxVolumes)
+		return httperr.Invalid("volumes has %d entries; at most %d are allowed", len(all), maxVolumes)
 	}
 	names := map[string]bool{}
 	for i := range all {
@@ -48,23 +48,23 @@ func (o *Offer) applyVolumes(spec *record.Spec, all []wire.VolumeMount) error {
 			return err
 		}
 		if names[m.Name] {
-			return badVolume("DUPLICATE_NAME", "volumes[%d].name %q is the name of another one; give each its own", i, m.Name)
+			return badVolume("DUPLICATE_NAME", "volumes[%d].name %q is used twice; give each volume its own name", i, m.Name)
 		}
 		names[m.Name] = true
 		for _, other := range spec.Volumes {
 			switch {
 			case other.Path == m.Path:
-				return badVolume("INVALID_MOUNT_PATH", "volumes[%d].mountPath %q is that of volume %s; one would hide the other", i,
+				return badVolume("INVALID_MOUNT_PATH", "volumes[%d].mountPath %q is also that of volume %s; one would hide the other", i,
 					httperr.Clip(m.Path, 200), other.Name)
 			case other.Claim != "" && other.Claim == m.Claim &&
 				(other.Bytes != m.Bytes || other.Create != m.Create || other.Owned != m.Owned):
 				return badVolume("INVALID_BACKEND",
-					"volumes[%d].pvc: volume %s is mounted twice and asked for in two ways; say the same of both", i, m.Claim)
+					"volumes[%d].pvc: volume %s is mounted twice with different options; give both the same options", i, m.Claim)
 			}
 		}
 		for _, t := range spec.Tmpfs {
 			if record.Within(t.Path, m.Path) {
-				return badVolume("INVALID_MOUNT_PATH", "volumes[%d].mountPath %q: the file system in memory at %s would lie in it, or be "+
+				return badVolume("INVALID_MOUNT_PATH", "volumes[%d].mountPath %q: the tmpfs at %s would be inside it or "+
 					"hidden; choose other directories", i, httperr.Clip(m.Path, 200), t.Path)
 			}
 		}
@@ -93,8 +93,8 @@ func onceInOne(spec *record.Spec) error {
 			same := a.Claim != "" && a.Claim == b.Claim || a.Source != "" && b.Source != "" &&
 				(record.Within(a.Source, b.Source) || record.Within(b.Source, a.Source))
 			if same && a.ReadOnly != b.ReadOnly && top(i) == top(j) {
-				return badVolume("INVALID_MOUNT_PATH", "volumes %s and %s show the same files twice in one volume (%s), once read-only, "+
-					"which gVisor cannot; mount one of them elsewhere, or take runc", b.Name, a.Name, all[top(i)].Name)
+				return badVolume("INVALID_MOUNT_PATH", "volumes %s and %s show the same files twice in one volume (%s), once read-only; "+
+					"gVisor cannot do this; mount one of them elsewhere, or use runc", b.Name, a.Name, all[top(i)].Name)
 			}
 		}
 	}
@@ -106,13 +106,13 @@ func (o *Offer) toMount(v *wire.VolumeMount, what string) (m record.VolumeMount,
 	m = record.VolumeMount{Name: v.Name, Path: path.Clean(v.MountPath), ReadOnly: v.ReadOnly}
 	switch {
 	case len(v.Name) > maxMountName || !volumeName.MatchString(v.Name):
-		return m, badVolume("INVALID_NAME", "%s.name %q: want up to %d of a-z 0-9 and -, beginning and ending with a letter or digit", what,
-			httperr.Clip(v.Name, 80), maxMountName)
+		return m, badVolume("INVALID_NAME", "%s.name %q: want up to %d characters of a-z 0-9 - that begin and end with a letter or digit",
+			what, httperr.Clip(v.Name, 80), maxMountName)
 	case !path.IsAbs(v.MountPath) || hasDotDot(v.MountPath) || strings.ContainsRune(v.MountPath, 0):
-		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath %q: want the absolute path of a directory inside, without ..", what,
+		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath %q: want the absolute path of a directory in the sandbox, without ..", what,
 			httperr.Clip(v.MountPath, 200))
 	case len(v.MountPath) > maxMountPath:
-		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath has %d bytes; at most %d are taken", what, len(v.MountPath), maxMountPath)
+		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath has %d bytes; at most %d are allowed", what, len(v.MountPath), maxMountPath)
 	case record.IsPrivate(m.Path):
 		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath %q: the runtime or sandboxd has its own files there; choose another "+
 			"directory", what, httperr.Clip(v.MountPath, 200))
@@ -131,10 +131,10 @@ func (o *Offer) toMount(v *wire.VolumeMount, what string) (m record.VolumeMount,
 	}
 	switch {
 	case n != 1:
-		return m, badVolume("INVALID_BACKEND", "%s names %d backends; want one of host and pvc", what, n)
+		return m, badVolume("INVALID_BACKEND", "%s has %d backends; want either host or pvc", what, n)
 	case v.OSSFS != nil:
-		return m, errs.Wire(errs.New(errs.Unsupported, "%s.ossfs: buckets are not mounted here; use a named volume (pvc), or a directory "+
-			"of the host that the bucket is mounted on", what), "VOLUME::UNSUPPORTED_BACKEND")
+		return m, errs.Wire(errs.New(errs.Unsupported, "%s.ossfs: buckets are not supported; use a named volume (pvc), or a directory "+
+			"of the host where the bucket is mounted", what), "VOLUME::UNSUPPORTED_BACKEND")
 	case v.Host != nil:
 		err = toHostMount(&m, v.Host, what)
 		return m, err
@@ -173,10 +173,10 @@ func (o *Offer) toClaim(m *record.VolumeMount, p *wire.PVC, what string) (err er
 // CheckVolumeName checks the name of a volume; errors call it what.
 func CheckVolumeName(name, what string) error {
 	if name == "prune" { // POST /volumes/prune is a route
-		return badVolume("INVALID_PVC_NAME", "%s: a volume cannot be called prune here; choose another name", what)
+		return badVolume("INVALID_PVC_NAME", "%s: prune is a reserved name; choose another name", what)
 	}
 	if len(name) > MaxVolumeName || !volumeName.MatchString(name) {
-		return badVolume("INVALID_PVC_NAME", "%s %q: want up to %d of a-z 0-9 and -, beginning and ending with a letter or digit", what,
+		return badVolume("INVALID_PVC_NAME", "%s %q: want up to %d characters of a-z 0-9 - that begin and end with a letter or digit", what,
 			httperr.Clip(name, 80), MaxVolumeName)
 	}
 	return nil
@@ -218,7 +218,7 @@ func parseStorage(size string) (int64, error) {
 	if n := f * float64(one); err == nil && f >= 0 && n < math.MaxInt64/2 {
 		return int64(n), nil
 	}
-	return 0, httperr.Invalid("%q is not a size; want a number with an optional unit, as 512Mi or 1.5Gi", httperr.Clip(size, 40))
+	return 0, httperr.Invalid("%q is not a size; want a number with an optional unit, such as 512Mi or 1.5Gi", httperr.Clip(size, 40))
 }
 
 func hasDotDot(p string) bool {

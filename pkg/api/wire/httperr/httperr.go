@@ -47,7 +47,7 @@ func Invalid(format string, args ...any) error { return errs.New(errs.Invalid, f
 // NoSandbox makes the error of every look-up of a sandbox that is not there.
 func NoSandbox(idOrName string) error {
 	return errs.New(errs.NotFound, "Sandbox %s not found: no sandbox here has this id or name; "+
-		"it may have been deleted or have expired (`sandboxctl ps -a` lists what there is)", Clip(idOrName, 80))
+		"it may have been deleted or have expired (`sandboxctl ps -a` lists the sandboxes of this host)", Clip(idOrName, 80))
 }
 
 // statusError is an error whose status is not the one of its code: 401, 405,
@@ -92,7 +92,7 @@ func Body(err error, requestID string) (int, wire.Error) {
 		}
 	}
 	if code == errs.Internal {
-		body.Message = "sandboxd failed to do this and the reason is only in its log; search there for request " + requestID
+		body.Message = "sandboxd failed to do this; the reason is in its log, under request " + requestID
 		if known && e.Text != "" {
 			body.Message = e.Text + " (more in the log of sandboxd, request " + requestID + ")"
 		}
