@@ -121,7 +121,7 @@ func (a *admitted) Create(ctx context.Context, s record.Spec) (record.Record, er
 }
 
 // Start refuses a sandbox for which the host has no room, and while the host has
-// sandboxes that the state does not contain: one of them may have its slot.
+// sandboxes that the store does not know: one of them may have its slot.
 func (a *admitted) Start(ctx context.Context, idOrName string) (record.Record, error) {
 	if err := a.may(ctx); err != nil {
 		return record.Record{}, err

@@ -21,8 +21,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 )
 
-// The mechanisms know nothing of sandboxes; these types adapt them to the interfaces of
-// the Manager and the API.
+// The mechanisms know at most the record of a sandbox; these types adapt them to the
+// interfaces of the Manager and the API.
 
 type cgroupTree struct{ *cgroups.Tree }
 

@@ -188,8 +188,8 @@ func (d *Daemon) serveNumbers(what string, l net.Listener, h http.Handler) *http
 	return srv
 }
 
-// feels returns the health of r as an API type; nil: r has no probe.
-func (d *Daemon) feels(r record.Record) *wire.Health {
+// healthOf returns the health of r as an API type; nil: r has no probe.
+func (d *Daemon) healthOf(r record.Record) *wire.Health {
 	h, ok := d.watcher.Of(r)
 	if !ok {
 		return nil

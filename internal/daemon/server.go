@@ -71,7 +71,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		},
 		Host:       d.hostNames,
 		Notes:      d.notes,
-		Health:     d.feels,
+		Health:     d.healthOf,
 		AwaitReady: d.watcher.Await,
 		Impaired:   d.impaired,
 		OpenAPI:    openapi.JSON,

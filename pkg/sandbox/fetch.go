@@ -33,7 +33,7 @@ func (m launcher) launchFetched(asker context.Context, r record.Record, unlock f
 	unlock()
 	go func() {
 		defer m.tracker.end()
-		defer close(h.ready)
+		defer close(h.settled)
 		if !m.fetch(asker, h, &r) {
 			return
 		}

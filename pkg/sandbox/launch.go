@@ -41,7 +41,7 @@ func (m launcher) launch(asker context.Context, r record.Record, unlock func()) 
 	h := m.tracker.add(m.ctx, r.ID)
 	done := func() {
 		turn.Done()
-		close(h.ready)
+		close(h.settled)
 		m.tracker.end()
 	}
 	select {

@@ -302,7 +302,7 @@ func (m *Manager) Await(ctx context.Context, idOrName string) (record.Record, er
 		return m.Get(ctx, r.ID)
 	}
 	select {
-	case <-h.ready:
+	case <-h.settled:
 		if context.Cause(h.creation) == errDeleted { // it is about to be deleted
 			return record.Record{}, notFound(idOrName)
 		}
@@ -320,7 +320,7 @@ func (m *Manager) Steps(id string) []Step {
 		return nil
 	}
 	select {
-	case <-h.ready:
+	case <-h.settled:
 		return h.steps
 	default:
 		return nil

@@ -34,23 +34,23 @@ const (
 
 // The operations.
 const (
-	opCreate  = "create"
-	opStart   = "start" // start one that had ended
-	opStop    = "stop"
-	opPause   = "pause"
-	opResume  = "resume"
-	opRecycle = "recycle" // end one that is unhealthy, to start it anew
-	opEnd     = "end"     // its processes ended by themselves
-	opDelete  = "delete"
-	opExpire  = "expire"
-	opMend    = "recover_end"   // the recovery found it dead
-	opErase   = "recover_erase" // the recovery finished a deletion
-	opRelease = "recover_stray" // the recovery found things without a record
+	opCreate     = "create"
+	opStart      = "start" // start one that had ended
+	opStop       = "stop"
+	opPause      = "pause"
+	opResume     = "resume"
+	opRecycle    = "recycle" // end one that is unhealthy, to start it anew
+	opEnd        = "end"     // its processes ended by themselves
+	opDelete     = "delete"
+	opExpire     = "expire"
+	opRecoverEnd = "recover_end"   // the recovery found it dead
+	opErase      = "recover_erase" // the recovery finished a deletion
+	opRelease    = "recover_stray" // the recovery found things without a record
 )
 
 // OperationNames lists all operations.
 func OperationNames() []string {
-	return []string{opCreate, opStart, opStop, opRecycle, opPause, opResume, opEnd, opDelete, opExpire, opMend, opErase, opRelease}
+	return []string{opCreate, opStart, opStop, opRecycle, opPause, opResume, opEnd, opDelete, opExpire, opRecoverEnd, opErase, opRelease}
 }
 
 func outcomeOf(err error) string {
@@ -96,7 +96,7 @@ func (l *life) log(ctx context.Context, op string, r *record.Record, start time.
 			level = slog.LevelError
 		}
 	}
-	if op == opCreate || op == opStart || op == opStop || op == opRecycle || op == opEnd || op == opMend {
+	if op == opCreate || op == opStart || op == opStop || op == opRecycle || op == opEnd || op == opRecoverEnd {
 		o.Ended = r.Reason
 	}
 	if l.cfg.OnOperation != nil {

@@ -155,7 +155,7 @@ func (m recovery) reconcileLocked(ctx context.Context, id string, kinds []string
 	return nil
 }
 
-// heal is the whole table of recovery.
+// heal is the table of recovery (docs/design/lifecycle.md).
 func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) error {
 	start := time.Now()
 	may := m.life.cfg.NoSweep == ""
@@ -190,7 +190,7 @@ func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) er
 	}
 	m.tracker.remove(r.ID, errEnded)
 	err = m.life.end(ctx, r, d)
-	m.life.log(ctx, opMend, r, start, nil, err)
+	m.life.log(ctx, opRecoverEnd, r, start, nil, err)
 	return err
 }
 
@@ -264,7 +264,7 @@ func (m recovery) adopt(ctx context.Context, r *record.Record) error {
 			return err
 		}
 		h := m.tracker.add(m.ctx, r.ID)
-		close(h.ready)
+		close(h.settled)
 		m.watch(h, r.Spec.Runtime)
 	}
 	m.life.past.note(r, m.life.counted(r), !known)

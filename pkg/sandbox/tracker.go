@@ -29,8 +29,8 @@ type handle struct {
 	// more.
 	creation context.Context
 	abort    context.CancelCauseFunc
-	ready    chan struct{} // closed when the creation has ended, either way
-	steps    []Step        // of the creation; written before ready is closed
+	settled  chan struct{} // closed when the creation has ended, either way
+	steps    []Step        // of the creation; written before settled is closed
 
 	queued bool     // it waits for its turn and its lock is free; guarded by tracker.mu
 	lost   []string // the rows it was found without; guarded by tracker.mu
@@ -70,7 +70,7 @@ func (t *tracker) close() {
 // add makes the handle of a sandbox that is about to have processes. Its contexts
 // end with ctx.
 func (t *tracker) add(ctx context.Context, id string) *handle {
-	h := &handle{id: id, ready: make(chan struct{})}
+	h := &handle{id: id, settled: make(chan struct{})}
 	h.ctx, h.cancel = context.WithCancelCause(ctx)
 	h.creation, h.abort = context.WithCancelCause(h.ctx)
 	t.mu.Lock()

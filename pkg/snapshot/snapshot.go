@@ -11,7 +11,7 @@
 //	<run>/<id>/rootfs        disk and layers, mounted
 //	<run>/volumes/<id>/<n>   what a sandbox mounts beside: volumes, directories of the host
 //
-// A [Store] has five parts. Its Layers come from images (package layer). Its Disks,
+// A [Store] has five parts on one pool. Its Layers come from images (package layer). Its Disks,
 // Snapshots and Volumes are directories of the storage [Pool], whose kinds are in
 // package pool. Its Mounts show a disk on top of layers as the root file system of a
 // sandbox (package overlay).

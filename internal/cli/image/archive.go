@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -176,37 +175,9 @@ func newImageExport(p *command.Program) *cobra.Command {
 				}
 				return cl.Images().Export(ctx, args[0], os.Stdout)
 			}
-			return writeBeside(out, func(w io.Writer) error { return cl.Images().Export(ctx, args[0], w) })
+			return command.WriteFile(out, 0o644, func(w io.Writer) error { return cl.Images().Export(ctx, args[0], w) })
 		}),
 	}
 	cmd.Flags().StringVarP(&out, "output", "o", "", "write to this file instead of standard output")
 	return cmd
-}
-
-// writeBeside writes a file that has its name only when it is whole.
-func writeBeside(name string, write func(io.Writer) error) error {
-	if fi, err := os.Stat(name); err == nil && !fi.Mode().IsRegular() { // a device, a pipe
-		f, err := os.OpenFile(name, os.O_WRONLY, 0)
-		if err != nil {
-			return err
-		}
-		return errors.Join(write(f), f.Close())
-	}
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-")
-	if err != nil {
-		return err
-	}
-	err = write(f)
-	if err == nil {
-		err = f.Chmod(0o644)
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), name)
-	}
-	if err != nil {
-		if rerr := os.Remove(f.Name()); !errors.Is(rerr, fs.ErrNotExist) {
-			err = errors.Join(err, rerr)
-		}
-	}
-	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"time"
@@ -36,7 +37,7 @@ daemon's host.`,
 			if file == "" {
 				file = "sandboxd-backup-" + time.Now().UTC().Format("20060102T150405Z") + ".tar.gz"
 			}
-			if err := backupTo(file, func(f *os.File) error { return cl.System().Backup(ctx, f) }); err != nil {
+			if err := command.WriteFile(file, 0o600, func(w io.Writer) error { return cl.System().Backup(ctx, w) }); err != nil {
 				return err
 			}
 			_, err := fmt.Println(file)
@@ -45,26 +46,6 @@ daemon's host.`,
 	}
 	cmd.Flags().StringVarP(&file, "output", "o", "", "file to write, - for stdout (default sandboxd-backup-TIME.tar.gz)")
 	return cmd
-}
-
-// backupTo makes file from what fill writes, whole or not at all.
-func backupTo(file string, fill func(*os.File) error) error {
-	tmp := file + ".partial"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return errs.Wrap(err, errs.Invalid, "the backup cannot be written: %v", err)
-	}
-	err = fill(f)
-	if werr := errors.Join(f.Sync(), f.Close()); err == nil && werr != nil {
-		err = errs.Wrap(werr, errs.Unavailable, "the backup cannot be written: %v", werr)
-	}
-	if err == nil {
-		err = os.Rename(tmp, file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(tmp))
-	}
-	return nil
 }
 
 // newSystemRestore runs `sandboxd restore`: the daemon is stopped for it, so there

@@ -1,14 +1,14 @@
 // Package gateway carries a client's bytes to a port in a sandbox and back:
 //
 //	request ─▶ Target: which sandbox, which port, what of the path is the port's
-//	   ─▶ Serve: signature or token ─▶ does it run? ─▶ headers ─▶ agent or app
+//	   ─▶ CheckSignature ─▶ Serve: role, token or signature ─▶ does it run? ─▶ headers ─▶ agent or app
 //
 // A request names its Target by the API's own route or, on a listener of the gateway,
 // by host, header or path (Names). Nothing here needs an API key: each port has a
 // token, and a signed address opens one port by itself. A key of an operator replaces
 // every token.
 //
-// The surprise: bytes pass through unread, with one exception. The last event of a
+// The surprise: the bytes are not interpreted, with one exception. The last event of a
 // command's stream gets the reason added if the kernel killed the command for its
 // memory (kills.go).
 package gateway

@@ -53,7 +53,7 @@ const (
 	Paused   State = "paused"
 	Resuming State = "resuming" // intent; recovery resumes
 	Stopping State = "stopping" // intent; recovery ends
-	Ended    State = "ended"    // record and upper are kept, nothing else
+	Ended    State = "ended"    // record and disk are kept, nothing else
 	Starting State = "starting" // intent, from ended; recovery ends it again
 	Deleting State = "deleting" // intent; recovery erases
 )

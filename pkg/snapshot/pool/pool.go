@@ -57,11 +57,11 @@ type Driver interface {
 	Limit(path string, bytes int64) error
 	// Flush writes out what would make Freeze slow.
 	Flush(ctx context.Context) error
-	// Freeze makes to a snapshot of the disk from, which does not change meanwhile.
+	// Freeze copies the disk at path from, which does not change meanwhile, into a snapshot at path to.
 	Freeze(ctx context.Context, from, to string) error
 	// Settle returns when everything frozen so far survives a crash of the host.
 	Settle(ctx context.Context) error
-	// Branch makes to a disk of the snapshot from and limits it to bytes.
+	// Branch makes a disk at path to from the snapshot at path from, and limits it to bytes.
 	Branch(ctx context.Context, from, to string, bytes int64) error
 	// Unfreeze lets a snapshot be renamed. Without one it is fs.ErrNotExist.
 	Unfreeze(path string) error
