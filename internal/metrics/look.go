@@ -41,13 +41,13 @@ func newLooker(look func() (Look, error)) *looker {
 	return &looker{
 		look:      look,
 		sandboxes: d("sandboxes", "Sandboxes by state, ended ones too.", "state", "runtime"),
-		creations: d("creations", "Creations that go on, and that wait for their turn.", "stage"),
+		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
-		poolUsed:  d("pool_used_bytes", "What of the storage pool is in use."),
+		poolUsed:  d("pool_used_bytes", "Used bytes of the storage pool."),
 		flows:     d("egress_flows_total", "New flows of sandboxes by verdict and kind of reason.", "verdict", "cause"),
 		waiting:   d("egress_queue_packets", "First packets of flows that wait for a verdict."),
-		dropped:   d("egress_queue_dropped_total", "First packets that were dropped because nobody was fast enough.", "at"),
-		failed:    d("look_failed", "1 if how the host stands could not be read; its metrics are missing then."),
+		dropped:   d("egress_queue_dropped_total", "First packets that were dropped: the queue was full, or its reader too slow.", "at"),
+		failed:    d("look_failed", "1 if the state of the host could not be read; its metrics are missing then."),
 	}
 }
 

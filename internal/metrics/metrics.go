@@ -56,20 +56,20 @@ func New(c Config) *Metrics {
 	m := &Metrics{
 		registry:   prometheus.NewRegistry(),
 		operations: counter("operations_total", "Finished operations on sandboxes and images.", "op", "runtime", "outcome"),
-		took:       histogram("operation_seconds", "How long operations took, those that failed too.", "op", "runtime"),
-		steps: histogram("step_seconds", "How long the steps of creations and starts (up) and of what takes sandboxes away (down) "+
-			"took.", "way", "step", "runtime"),
+		took:       histogram("operation_seconds", "How long operations took, failed ones included.", "op", "runtime"),
+		steps: histogram("step_seconds", "How long the steps of creations and starts (up) and of stops and deletions (down) took.",
+			"way", "step", "runtime"),
 		failed:  counter("step_failures_total", "Steps at which an operation failed.", "way", "step", "runtime"),
 		ended:   counter("ended_total", "Sandboxes that ended without being deleted, by reason.", "reason", "runtime"),
-		execs:   counter("execs_total", "Commands that clients had started in sandboxes.", "runtime", "outcome"),
+		execs:   counter("execs_total", "Commands that clients started in sandboxes.", "runtime", "outcome"),
 		started: histogram("exec_start_seconds", "From the request for a command until its answer began.", "runtime"),
-		requests: counter("http_requests_total", "Answered requests; the status of what the guests answer is only its class.",
+		requests: counter("http_requests_total", "Answered requests. For answers of guests the code is the class only.",
 			"method", "route", "code"),
 		answered: histogram("http_answer_seconds", "From a request until its answer began.", "route"),
-		sweeps:   counter("sweeps_total", "Runs of the recovery in peace.", "outcome"),
-		refused:  counter("refused_total", "Creations that were refused, by the bound of the host that they met.", "bound"),
+		sweeps:   counter("sweeps_total", "Runs of the sweep.", "outcome"),
+		refused:  counter("refused_total", "Creations that were refused, by the limit of the host that was reached.", "bound"),
 		sweep: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "sandboxd_sweep_seconds", Help: "How long the recovery in peace took.", Buckets: buckets,
+			Name: "sandboxd_sweep_seconds", Help: "How long a sweep took.", Buckets: buckets,
 		}),
 	}
 	m.registry.MustRegister(
@@ -84,7 +84,7 @@ func New(c Config) *Metrics {
 // Build sets the version and instance. It may be called once.
 func (m *Metrics) Build(version, instance string) {
 	build := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "sandboxd_build_info", Help: "What runs; the value is 1.",
+		Name: "sandboxd_build_info", Help: "Version of sandboxd; the value is 1.",
 		ConstLabels: prometheus.Labels{"version": version, "daemon": instance, "goversion": runtime.Version()},
 	})
 	build.Set(1)

@@ -61,7 +61,7 @@ func TestOOMOfCode(t *testing.T) {
 		io.WriteString(rw, died) //nolint:errcheck // a recorder
 	})
 	got := string(w.do("POST", "/v1/sandboxes/"+w.create().ID+"/proxy/44772/code", `{"code":"x"}`).body)
-	const why = "oom: the context was killed and what it held is lost: out of memory (sandbox limit 2048 MiB)"
+	const why = "oom: the context was killed and its state is lost: out of memory (sandbox limit 2048 MiB)"
 	if want := strings.Replace(strings.Replace(died, "context x died", why, 1), `killed"]`, `killed","`+why+`"]`, 1); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

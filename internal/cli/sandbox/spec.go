@@ -31,7 +31,7 @@ type spec struct {
 func (s *spec) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&s.name, "name", "", "name of the sandbox; commands accept it instead of the id")
-	f.StringVar(&s.runtime, "runtime", "", "runsc (gVisor) or runc (shares the host's kernel; for code that you partly trust)")
+	f.StringVar(&s.runtime, "runtime", "", "runsc (gVisor) or runc (shares the host's kernel; for code you half trust)")
 	s.given = f
 	s.limits.flags(cmd)
 	addHealthFlags(cmd)

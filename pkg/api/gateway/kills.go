@@ -30,7 +30,7 @@ func (g *Gateway) explainKills(method, path string, rec *record.Record, before i
 		}
 		what := "command was killed"
 		if path == "/code" {
-			what = "the context was killed and what it held is lost"
+			what = "the context was killed and its state is lost"
 		}
 		return fmt.Sprintf("%s: %s: out of memory (sandbox limit %s)", agent.ReasonOOM, what, record.Mebibytes(rec.Spec.MemoryBytes))
 	}
