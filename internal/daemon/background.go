@@ -103,7 +103,7 @@ func (d background) watchLinks(ctx context.Context) {
 		}()
 	})
 	if err != nil && ctx.Err() == nil {
-		d.log.Error("links are no longer watched; the sweep still recovers sandboxes that have lost theirs, up to a minute late", "err", err)
+		d.log.Error("links are no longer watched; the sweep still finds lost links, up to a minute late", "err", err)
 	}
 }
 

@@ -66,7 +66,7 @@ socket_group = "root"
 tcp = %q
 api_key_file = %q
 [storage]
-pool_size = "8Gi"
+pool_size = "16Gi"
 [limits]
 max_sandboxes = 1500
 `, inst, bin, recipes, d.tcp, keyFile)
