@@ -74,7 +74,7 @@ func TestBounds(t *testing.T) {
 		g, refused := newGate(t, y, Limits{MaxSandboxes: 3, MemoryReserve: 256 << 20, DiskReserve: 256 << 20})
 		leave := mustEnter(t, g)
 		y.all = []*record.Record{{State: record.Running}, {State: record.Ended}}
-		wantRefusal(t, g, errs.Exhausted, unknownRetry, "its 3 sandboxes", "limits.max_sandboxes", "sandboxctl rm")
+		wantRefusal(t, g, errs.Exhausted, unknownRetry, "its maximum of 3 sandboxes", "limits.max_sandboxes", "sandboxctl rm")
 		if again, err := g.Enter(t.Context(), "runc", 0); err != nil { // one of those that are there
 			t.Error(err)
 		} else {

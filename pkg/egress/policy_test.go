@@ -41,7 +41,7 @@ func TestParseRule(t *testing.T) {
 		"1.2.3.4/08":        "not an IPv4 address",
 		" 1.2.3.4":          "not an IPv4 address",
 		"1.2.3.4 :80":       "not an IPv4 address",
-		"10.0.0.1/8":        "is 10.0.0.0/8 meant, or 10.0.0.1?",
+		"10.0.0.1/8":        "use 10.0.0.0/8 or 10.0.0.1",
 		"1.2.3.4:":          "is not a number from 1 to 65535",
 		"1.2.3.4:0":         "is not a number from 1 to 65535",
 		"1.2.3.4:0443":      "is not a number from 1 to 65535",

@@ -172,7 +172,7 @@ func TestReserve(t *testing.T) {
 	mine, foreign := hosttest.FreePort(t), listen(t, "127.0.0.1:0")
 	two := []record.Publish{{Host: mine, Port: 80}, {Host: f.host, Port: 80}}
 	err := f.ports.Reserve(ctx, "two", two)
-	if !errs.Is(err, errs.Exists) || !strings.Contains(err.Error(), "sandbox one has that port") ||
+	if !errs.Is(err, errs.Exists) || !strings.Contains(err.Error(), "sandbox one uses that port") ||
 		!strings.Contains(err.Error(), f.host.String()) {
 		t.Errorf("taken by a sandbox: %v", err)
 	}
