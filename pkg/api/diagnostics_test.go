@@ -193,7 +193,7 @@ func TestDiagnosticsOfSick(t *testing.T) {
 		t.Errorf("a sick agent: %+v", d)
 	}
 	for state, warning := range map[record.State]string{
-		record.Paused: "it is Paused", record.Creating: "it is Pending", record.Ended: "8 KiB",
+		record.Paused: "the sandbox is Paused", record.Creating: "the sandbox is Pending", record.Ended: "8 KiB",
 	} {
 		w.set(id, func(r *record.Record) { r.State, r.LastOutput = state, "last words\n" })
 		d := w.diagnose(at + "logs?scope=container")

@@ -140,7 +140,7 @@ func TestVolumesRefused(t *testing.T) {
 		"name newline": {one(`"name":"v\n",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
 		"name twice": {
 			volumesBody("", `{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"v",`+pvc+`,"mountPath":"/w"}`),
-			"DUPLICATE_NAME", "another",
+			"DUPLICATE_NAME", "used twice",
 		},
 		"no backend":      {one(`"name":"v","mountPath":"/v"`), "INVALID_BACKEND", "0 backends"},
 		"unknown backend": {one(`"name":"v","mountPath":"/v","nfs":{"server":"x"}`), "INVALID_BACKEND", "0 backends"},
