@@ -253,7 +253,7 @@ func TestDiagnosed(t *testing.T) {
 		if err := h.api.Pause(t.Context(), sb.ID); err != nil {
 			t.Fatal(err)
 		}
-		has(tell("logs?scope=all"), "it is Paused", "pause: ok")
+		has(tell("logs?scope=all"), "the sandbox is Paused", "pause: ok")
 		status, text := ask(t, h.Socket, "/sandboxes/"+sb.ID+"/diagnostics/summary")
 		if status != http.StatusOK || !strings.Contains(text, `"id": "`+sb.ID+`"`) || !strings.Contains(text, "lifecycle paused") ||
 			strings.Contains(text, "\"token\"") {
@@ -274,7 +274,7 @@ func TestDiagnosed(t *testing.T) {
 			t.Log(err) // its end may be faster than the answer
 		}
 		h.awaitState(t, sb.ID, wire.Failed, 10*time.Second)
-		has(tell("logs?scope=container"), "first\nlast\n", "it has ended (killed)")
+		has(tell("logs?scope=container"), "first\nlast\n", "the sandbox has ended (killed)")
 		eventually(t, 5*time.Second, func() error { // its state is seen before the event is told
 			if d := tell("events?scope=lifecycle"); !strings.Contains(d.Content, "lifecycle ended (killed)") {
 				return fmt.Errorf("events: %+v", d)
