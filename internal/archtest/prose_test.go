@@ -22,8 +22,10 @@ const (
 var maxWords = map[string]int{"README.md": 900, "ARCHITECTURE.md": 1500}
 
 // prose are the documents whose form TestProse holds.
-var prose = []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/tour.md", "docs/operations.md", "docs/commands.md",
-	"docs/compatibility.md", "docs/design/*.md"}
+var prose = []string{
+	"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/tour.md", "docs/operations.md", "docs/commands.md",
+	"docs/compatibility.md", "docs/design/*.md",
+}
 
 // linked are the documents whose links and paths TestPaths follows.
 var linked = []string{"*.md", "docs/*.md", "docs/*/*.md"}

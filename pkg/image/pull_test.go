@@ -651,7 +651,7 @@ func TestPullFromMirrors(t *testing.T) {
 		t.Errorf("a name without a host: %v, %v", i.Ref(), err)
 	}
 	_, err = w.Pull(ctx, image.Pull{Ref: parsed("registry.example.com/team/none:1")}, nil)
-	if !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "before it: registry "+liar.Addr) {
+	if !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "mirrors tried first: registry "+liar.Addr) {
 		t.Errorf("what nobody has: %v", err)
 	}
 	_, err = w.Pull(ctx, image.Pull{Ref: parsed("other.example.com/x")}, nil)
