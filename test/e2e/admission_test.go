@@ -318,8 +318,8 @@ func TestBounds(t *testing.T) {
 		table, line string
 		words       []string
 	}{
-		{"limits", "max_sandboxes = 1", []string{"its 1 sandboxes", "limits.max_sandboxes", "sandboxctl rm"}},
-		{"limits", `memory_reserve = "64Ti"`, []string{"MiB of memory left", "limits.memory_reserve"}},
+		{"limits", "max_sandboxes = 1", []string{"its maximum of 1 sandboxes", "limits.max_sandboxes", "sandboxctl rm"}},
+		{"limits", `memory_reserve = "64Ti"`, []string{"MiB of free memory", "limits.memory_reserve"}},
 		{"storage", `reserve = "64Ti"`, []string{"the storage pool has", "storage.reserve", "storage.pool_size"}},
 	} {
 		h.setting(t, b.table, b.line)
