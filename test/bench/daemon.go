@@ -23,12 +23,12 @@ import (
 )
 
 const (
-	inst  = instance.Instance('b')
+	inst  = instance.Instance('x')
 	image = "base"
 	key   = "key-of-the-bench" // of the TCP listener
 )
 
-// A daemon is a real sandboxd of instance b.
+// A daemon is a real sandboxd of instance x, which no test uses: a pool of another size could be left of one.
 type daemon struct {
 	bin, dir string
 	tcp      string // address:port of its TCP listener
@@ -66,7 +66,7 @@ socket_group = "root"
 tcp = %q
 api_key_file = %q
 [storage]
-pool_size = "16Gi"
+pool_size = "8Gi"
 [limits]
 max_sandboxes = 1500
 `, inst, bin, recipes, d.tcp, keyFile)

@@ -2,7 +2,7 @@
 // in one run on one machine, and writes build/bench.json. It runs at the root of the
 // checkout (scripts/bench.sh).
 //
-// It starts a daemon of its own (instance b). For the baselines it starts the runtimes
+// It starts a daemon of its own (instance x). For the baselines it starts the runtimes
 // itself, with the daemon's own packages (instance y). One thing surprises: daemon and
 // baseline take turns, call by call. A busy machine, or a virtual machine with busy
 // neighbours, slows both, so ratios are valid where absolute numbers are not.

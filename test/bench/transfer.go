@@ -75,8 +75,7 @@ type transfer struct {
 
 func (t *transfer) on(ctx context.Context, rt string) (err error) {
 	r := request(rt)
-	// Three files at once, and those just replaced: their space counts until btrfs commits.
-	r.ResourceLimits = map[string]string{"disk": "6Gi"}
+	r.ResourceLimits = map[string]string{"disk": "4Gi"} // a file, its copy, and an upload that replaces the copy
 	sb, err := t.b.createOf(ctx, r)
 	if err != nil {
 		return err
