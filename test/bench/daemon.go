@@ -28,7 +28,8 @@ const (
 	key   = "key-of-the-bench" // of the TCP listener
 )
 
-// A daemon is a real sandboxd of instance x, which no test uses: a pool of another size could be left of one.
+// A daemon is a real sandboxd of instance x. No test uses that, so no test has left a pool
+// of another size.
 type daemon struct {
 	bin, dir string
 	tcp      string // address:port of its TCP listener
