@@ -79,7 +79,7 @@ test-compat: deps build ## run the official clients against the daemon; UPDATE=1
 	SANDBOXD_TEST=root SANDBOXD_BIN=$(BIN) $(GO) test -count=1 -tags seccomp -timeout 20m ./test/compat $(if $(UPDATE),-update)
 
 .PHONY: bench
-bench: deps build ## measure; writes build/bench.json and prints a table
+bench: deps build ## measure; writes build/bench.json and the table of docs/benchmarks.md
 	@scripts/bench.sh
 
 .PHONY: man

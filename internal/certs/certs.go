@@ -94,12 +94,13 @@ func (p *Pair) check() {
 	again := seen == p.seen
 	p.seen, p.read = seen, now // before they are read: a change in between is seen the next time
 	c, err := tls.LoadX509KeyPair(p.cert, p.key)
-	if err == nil && now.After(c.Leaf.NotAfter) && p.now != nil && now.Before(p.now.Leaf.NotAfter) {
+	if err != nil {
+		err = fmt.Errorf("%w; both must be PEM, and the key must belong to the certificate", err)
+	} else if now.After(c.Leaf.NotAfter) && p.now != nil && now.Before(p.now.Leaf.NotAfter) {
 		err = fmt.Errorf("it expired at %s, and the previous certificate has not", c.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	if err != nil {
-		p.err = fmt.Errorf("read the certificate %s and its key %s: %w; both must be PEM, and the key must belong to the certificate",
-			p.cert, p.key, err)
+		p.err = fmt.Errorf("read the certificate %s and its key %s: %w", p.cert, p.key, err)
 		if p.now != nil && !again {
 			p.log.Error("a new certificate cannot be used; still serving the previous one", "err", p.err)
 		}

@@ -57,7 +57,7 @@ func TestSystem(t *testing.T) {
 			"strays      " + testID + " (", `btrfs\x1b[2J`,
 		},
 		"df": {
-			"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "2 disks without an owner",
+			"base:latest   100MiB", "lab    Running   3MiB   1GiB", "before   Ready   7MiB", "disks and snapshots in lost+found: 2",
 			"5MiB can be freed",
 		},
 		"info -o json": {`"strays": [`},

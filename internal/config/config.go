@@ -260,7 +260,7 @@ func (c *Config) validate() error {
 		bad("limits.max_creating = %d: want 1 to %d, or 0 for twice the CPUs", n, instance.MaxSlots)
 	}
 	if n := c.Limits.RequestsPerSecond; n < 0 || n > 1e6 {
-		bad("limits.requests_per_second = %d: want at most 1000000, or 0 for no limit", n)
+		bad("limits.requests_per_second = %d: want 1 to 1000000, or 0 for no limit", n)
 	}
 	if d := time.Duration(c.Limits.RetainEnded); d < time.Second {
 		bad("limits.retain_ended = %s: want at least 1s, so that clients can read why a sandbox ended", d)
@@ -345,7 +345,7 @@ func (c *Config) validateListen(bad func(string, ...any)) {
 		bad("listen.tcp = %q: want address:port, such as 127.0.0.1:8080", l.TCP)
 	}
 	if l.APIKeyFile == "" && l.Insecure == "" {
-		bad("listen.tcp needs listen.api_key_file, because a client of it may run code; make the file with: (umask 077; openssl rand " +
+		bad("listen.tcp needs listen.api_key_file, because every client that reaches it may run code; make the file with: (umask 077; openssl rand " +
 			"-hex 32 >/etc/sandboxd/api-key)")
 	}
 }

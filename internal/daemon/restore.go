@@ -58,7 +58,7 @@ func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) 
 		fmt.Fprintf(out, "the previous state is kept as %s\n", kept)
 	}
 	fmt.Fprintln(out, `Start sandboxd. It removes nothing that the backup does not know, and while the host has such
-sandboxes, it creates no others: see sandboxctl system info. To accept the restored state, stop
+sandboxes, it creates and starts no others: see sandboxctl system info. To accept the restored state, stop
 sandboxd, run "sandboxd restore --accept", and start it: it then ends processes without a record,
 and keeps disks without a record in lost+found for a day.`)
 	return nil
@@ -203,7 +203,7 @@ func (d *Daemon) mayCreate(ctx context.Context) error {
 	if err != nil || len(strays) == 0 {
 		return err
 	}
-	return errs.New(errs.Unavailable, "this host creates no sandboxes: %d sandboxes on it are not in the state (the first is %s), and "+
+	return errs.New(errs.Unavailable, "this host creates and starts no sandboxes: %d sandboxes on it are not in the state (the first is %s), and "+
 		"a new one could get the address and user ids of one of them; `sandboxctl system info` says why and what to do", len(strays),
 		strays[0])
 }

@@ -138,7 +138,7 @@ var nofile = check{
 		}
 		var l unix.Rlimit
 		if err := unix.Prlimit(pid, unix.RLIMIT_NOFILE, nil, &l); err != nil {
-			return skipped("read the limits of %s: %v", whose, err)
+			return skipped("read the limits of %s: %v", strings.TrimSuffix(whose, ","), err)
 		}
 		if l.Max < need {
 			return warn(fmt.Sprintf("set LimitNOFILE=%d in its unit, or ulimit -Hn %d before sandboxd serve", max(need, 1048576),
@@ -172,6 +172,9 @@ var neighbours = check{
 	run: func(_ context.Context, h *host) Finding {
 		const name = "net.ipv4.neigh.default.gc_thresh3"
 		text := h.read(setting{name: name}.path())
+		if text == "" {
+			return skipped("%s does not exist on this host", name)
+		}
 		limit, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
 		if err != nil {
 			return skipped("%s is %q, which is not a number", name, text)

@@ -57,7 +57,7 @@ func New(c Config) *Metrics {
 		registry:   prometheus.NewRegistry(),
 		operations: counter("operations_total", "Finished operations on sandboxes and images.", "op", "runtime", "outcome"),
 		took:       histogram("operation_seconds", "How long operations took, failed ones included.", "op", "runtime"),
-		steps: histogram("step_seconds", "How long the steps of creations and starts (up) and of stops and deletions (down) took.",
+		steps: histogram("step_seconds", "How long the steps of creations and starts (up) and of removals (down) took.",
 			"way", "step", "runtime"),
 		failed:  counter("step_failures_total", "Steps at which an operation failed.", "way", "step", "runtime"),
 		ended:   counter("ended_total", "Sandboxes that ended without being deleted, by reason.", "reason", "runtime"),
@@ -67,7 +67,7 @@ func New(c Config) *Metrics {
 			"method", "route", "code"),
 		answered: histogram("http_answer_seconds", "From a request until its answer began.", "route"),
 		sweeps:   counter("sweeps_total", "Runs of the sweep.", "outcome"),
-		refused:  counter("refused_total", "Creations that were refused, by the limit of the host that was reached.", "bound"),
+		refused:  counter("refused_total", "Creations and starts that were refused: by the limit of the host, or draining.", "bound"),
 		sweep: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "sandboxd_sweep_seconds", Help: "How long a sweep took.", Buckets: buckets,
 		}),

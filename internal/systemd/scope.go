@@ -66,7 +66,7 @@ func (s *Scope) Keep(ctx context.Context) error {
 		err = s.start(ctx, holder)
 	}
 	if err != nil {
-		return errors.Join(fmt.Errorf("start %s, the systemd scope of sandboxes: %w; see `systemctl status %s`", s.name, err, s.name),
+		return errors.Join(fmt.Errorf("hold %s, the systemd scope of sandboxes: %w; see `systemctl status %s`", s.name, err, s.name),
 			holder.Kill())
 	}
 	return nil

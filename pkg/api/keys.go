@@ -51,8 +51,8 @@ func (h *keyHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	case !h.guard.KeepsKeys():
 		return errs.New(errs.Unsupported, "this daemon was built without a store for API keys")
 	case !spec.IsName(req.Name) || strings.HasPrefix(req.Name, auth.FixedPrefix):
-		return httperr.Invalid("name %q: want 1 to 63 characters of A-Z a-z 0-9 _ . - that begin with a letter or digit, and not with %s",
-			httperr.Clip(req.Name, 80), auth.FixedPrefix)
+		return httperr.Invalid("name %q: want 1 to 63 characters of A-Z a-z 0-9 _ . - that begin with a letter or digit, without two "+
+			"dots in a row, and not with the prefix %s", httperr.Clip(req.Name, 80), auth.FixedPrefix)
 	case !slices.Contains(record.Roles, role):
 		return httperr.Invalid("role %q: want viewer, operator or admin", httperr.Clip(req.Role, 40))
 	}

@@ -58,7 +58,7 @@ func (t *Tree) Freeze(ctx context.Context, id string) error {
 	if gone(err) {
 		return fmt.Errorf("freeze %s: %w", id, fs.ErrNotExist)
 	}
-	return errors.Join(fmt.Errorf("freeze %s: %w: a process waits in the kernel for a disk or a vfork; it was thawed again", id, err),
+	return errors.Join(fmt.Errorf("freeze %s: %w: a process waits in the kernel for a disk or a vfork", id, err),
 		t.control.thaw(dir))
 }
 

@@ -146,8 +146,8 @@ func (t *Tree) check(id string) error {
 
 func (t *Tree) checkLimits(l Limits) error {
 	if can, _ := t.LimitsIO(); l.limitsIO() && !can {
-		return errs.New(errs.Unsupported, "limit I/O: this host has no io (v1: blkio) controller, or its files are on no block "+
-			"device; leave it out")
+		return errs.New(errs.Unsupported, "limit I/O: this host has no io (v1: blkio) controller, or its storage pool is not on a "+
+			"block device; leave it out")
 	}
 	return l.check()
 }

@@ -90,7 +90,7 @@ func (p *Process) first(contentType string) error {
 	_, payload, err := p.frames.Next()
 	if err != nil {
 		return errs.Wrap(err, errs.Unavailable,
-			"the agent of sandbox %s closed the connection before the command began; inspect it with `sandboxctl inspect %s`",
+			"the agent of sandbox %s closed the connection before the command began; inspect the sandbox with `sandboxctl inspect %s`",
 			p.in.name, p.in.name)
 	}
 	first, err := agent.ParseInit(payload)

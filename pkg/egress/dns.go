@@ -123,7 +123,7 @@ func (r *resolver) refresh() {
 	conf, err := dns.ClientConfigFromFile(resolvConf)
 	if err != nil {
 		if !errors.Is(err, os.ErrNotExist) {
-			r.log.Warn("cannot read the nameservers; the previous ones stay in use", "err", err)
+			r.log.Warn("cannot read the nameservers; those that were read before, if any, stay in use", "err", err)
 		}
 		return
 	}

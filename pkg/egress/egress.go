@@ -9,7 +9,7 @@
 //	           nat       port 53, whatever the server ──▶ the resolver of the Engine
 //	           filter    to the host: that resolver only, else refused
 //	              │      elsewhere: mark ALLOW ─▶ out, masqueraded
-//	              ▼                 mark DENY  ─▶ refused at once (RST, port unreachable)
+//	              ▼                 mark DENIED ─▶ refused at once (RST, port unreachable)
 //	                                no mark    ─▶ dropped
 //
 // The chains are static and match every link of the instance. A sandbox is one entry,

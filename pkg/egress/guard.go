@@ -116,8 +116,8 @@ func (e *Engine) restore(ctx context.Context) error {
 		e.held = append(e.held, down...)
 		if err != nil {
 			// The next step, installing the chains, is the better remedy.
-			e.log.Error("the chains of sandboxd were removed, and links of its sandboxes cannot be set down: they stay up until the "+
-				"chains are restored", "err", err)
+			e.log.Error("the chains of sandboxd were removed, and not all links of its sandboxes could be set down: the others stay "+
+				"up until the chains are restored", "err", err)
 		}
 		if len(down) > 0 {
 			e.log.Warn("the chains of sandboxd were removed: its sandboxes have no network until the chains are restored",

@@ -252,8 +252,8 @@ func (m *Manager) check(s record.Spec) error {
 		return errs.New(errs.Invalid, "runtime %q is unknown; this host has %s", s.Runtime, strings.Join(names, " and "))
 	}
 	if s.Name != "" && (!validName.MatchString(s.Name) || record.IsID(s.Name) || record.IsSnapshotID(s.Name)) {
-		return errs.New(errs.Invalid, "name %q: want up to 63 of a-z A-Z 0-9 _ . -, the first a letter or digit, and not the form of an "+
-			"id (12 of a-z 2-7, also with the prefix snap-)", s.Name)
+		return errs.New(errs.Invalid, "name %q: want 1 to 63 characters of A-Z a-z 0-9 _ . - that begin with a letter or digit, and not "+
+			"the form of an id (12 characters of a-z and 2-7, also with the prefix snap-)", s.Name)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ func live(s record.State) bool {
 }
 
 func notFound(idOrName string) error {
-	return errs.New(errs.NotFound, "no sandbox %q; `sandboxctl ps` lists the sandboxes of this host", idOrName)
+	return errs.New(errs.NotFound, "no sandbox %q; `sandboxctl ps -a` lists the sandboxes of this host", idOrName)
 }
 
 // busy is the error of an operation that did not get the lock of id in time.

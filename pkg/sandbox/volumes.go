@@ -47,7 +47,7 @@ func (v *Volumes) Create(ctx context.Context, name string, bytes int64) (record.
 }
 
 func tooManyVolumes(n int) error {
-	return errs.New(errs.Exhausted, "this host has its maximum of %d volumes; delete some (`sandboxctl volume ls`)", n)
+	return errs.New(errs.Exhausted, "this host has its maximum of %d volumes; delete some (`sandboxctl volume rm`)", n)
 }
 
 // List returns all volumes by name.

@@ -162,7 +162,7 @@ func (a *attachment) mountPoints(order []int) error {
 		for other, name := range places {
 			if record.Within(at, other) || record.Within(other, at) {
 				return errs.Wire(errs.New(errs.Invalid, "%s leads by links in the root file system to %s, and volume %s is at %s: one "+
-					"would hide the other; use directories without links", what, at, name, other), "VOLUME::INVALID_MOUNT_PATH")
+					"would hide or contain the other; use directories without links", what, at, name, other), "VOLUME::INVALID_MOUNT_PATH")
 			}
 		}
 		places[at] = m.Name

@@ -42,7 +42,7 @@ func fresh(tx *bbolt.Tx, r *record.Record) error {
 	if key := r.Spec.Request.Key; key == "" || tx.Bucket(bucketRequests).Get([]byte(key)) == nil {
 		return nil
 	}
-	return refusal{errs.Wire(errs.New(errs.Exists, "another request with this Idempotency-Key was faster; send it again"),
+	return refusal{errs.Wire(errs.New(errs.Exists, "another request with this Idempotency-Key was faster; send this request again"),
 		record.CodeRequestRace)}
 }
 

@@ -224,7 +224,7 @@ func getVolume(tx *bbolt.Tx, name string) (v record.Volume, ok bool, err error) 
 func readVolume(name string, b []byte, v *record.Volume) error {
 	err := json.Unmarshal(b, v)
 	if err == nil && (v.Name != name || !record.IsVolumeID(v.ID)) {
-		err = fmt.Errorf("it contains the record of %q, %q", v.Name, v.ID)
+		err = fmt.Errorf("it contains the record of volume %q with the id %q", v.Name, v.ID)
 	}
 	return err
 }

@@ -81,6 +81,11 @@ func run(ctx context.Context) (err error) {
 		return fmt.Errorf("-run: %w", err)
 	}
 	b.report.Machine = machine("")
+	defer func() { // after the daemon has stopped and left nothing behind
+		if err == nil && *doc != "" {
+			err = b.report.document(*doc)
+		}
+	}()
 	b.daemon, err = startDaemon(ctx, *bin, *recipes, filepath.Join(filepath.Dir(*out), "bench"))
 	if b.daemon == nil {
 		return err
@@ -96,11 +101,7 @@ func run(ctx context.Context) (err error) {
 	err = b.measure(ctx, want)
 	b.report.Machine.LoadAfter = load()
 	b.report.print(os.Stdout) // also after a failure: measured rows stay valid
-	err = errors.Join(err, b.report.write(*out))
-	if err == nil && *doc != "" {
-		return b.report.document(*doc)
-	}
-	return err
+	return errors.Join(err, b.report.write(*out))
 }
 
 // prepare opens the baselines on the layers of the daemon's image and runs each runtime

@@ -498,8 +498,8 @@ func tellVolumeRefused(t *testing.T, l *lab, _ string) {
 		"sub":     {[]wire.VolumeMount{{Name: "v", MountPath: "/v", SubPath: "../x", PVC: pvc}}, "without .."},
 		"none":    {[]wire.VolumeMount{{Name: "v", MountPath: "/v"}}, "0 backends"},
 		"both":    {[]wire.VolumeMount{{Name: "v", MountPath: "/v", PVC: pvc, Host: &wire.HostPath{Path: "/srv"}}}, "2 backends"},
-		"name":    {[]wire.VolumeMount{{Name: "V", MountPath: "/v", PVC: pvc}}, "want up to 63"},
-		"claim":   {[]wire.VolumeMount{{Name: "v", MountPath: "/v", PVC: &wire.PVC{ClaimName: "a_b"}}}, "want up to 253"},
+		"name":    {[]wire.VolumeMount{{Name: "V", MountPath: "/v", PVC: pvc}}, "want 1 to 63"},
+		"claim":   {[]wire.VolumeMount{{Name: "v", MountPath: "/v", PVC: &wire.PVC{ClaimName: "a_b"}}}, "want 1 to 253"},
 		"program": {[]wire.VolumeMount{{Name: "v", MountPath: "/etc/passwd", PVC: pvc}}, "not a directory"},
 	} {
 		sb, err := l.api.Create(t.Context(), l.with(c.all...), true)

@@ -36,5 +36,8 @@ func WriteFile(name string, mode fs.FileMode, write func(io.Writer) error) error
 			err = errors.Join(err, rerr)
 		}
 	}
-	return err
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
 }

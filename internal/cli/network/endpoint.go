@@ -46,7 +46,7 @@ gateway.`,
 		var e wire.Endpoint
 		if cmd.Flags().Changed("expires") {
 			if expires < time.Second {
-				return errs.New(errs.Invalid, "--expires %s: want a duration above 0, such as 1h", expires)
+				return errs.New(errs.Invalid, "--expires %s: want at least 1s, such as 1h", expires)
 			}
 			e, err = cl.SignedEndpoint(ctx, args[0], uint16(port), time.Now().Add(expires))
 		} else {

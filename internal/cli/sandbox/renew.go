@@ -22,7 +22,7 @@ func newRenew(p *command.Program) *cobra.Command {
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			d, err := time.ParseDuration(args[1])
 			if err != nil || d <= 0 {
-				return errs.New(errs.Invalid, "%q is not a valid duration; want a duration such as 90s, 30m or 2h", text.Clip(args[1], 40))
+				return errs.New(errs.Invalid, "%q: want a duration above 0, such as 90s, 30m or 2h", text.Clip(args[1], 40))
 			}
 			t, err := cl.Renew(ctx, args[0], time.Now().Add(d))
 			if err != nil {

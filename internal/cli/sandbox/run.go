@@ -68,7 +68,7 @@ timeout.`,
 		argv := s.argv(args[1:])
 		if len(argv) == 0 && !f.TTY {
 			return errs.New(errs.Invalid,
-				"no command: images have no command of their own; example: sandboxctl run %s -- sh -c 'echo hello'", args[0])
+				"no command: the ENTRYPOINT and CMD of an image are not used; example: sandboxctl run %s -- sh -c 'echo hello'", args[0])
 		}
 		r, err := s.request(args[0])
 		if err != nil {

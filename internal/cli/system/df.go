@@ -68,7 +68,7 @@ func printDf(df wire.DiskUsage) error {
 		text.Bytes(df.LayerBytes), text.Bytes(df.Pool.FreeBytes), text.Bytes(df.Pool.TotalBytes),
 		text.Bytes(df.State.FreeBytes), text.Bytes(df.State.TotalBytes))
 	if df.Lost > 0 {
-		fmt.Printf("%d disks without an owner will be removed within a day\n", df.Lost)
+		fmt.Printf("disks and snapshots in lost+found: %d; each is removed after a day\n", df.Lost)
 	}
 	_, err := fmt.Printf("%s can be freed by removing unused images and ended sandboxes\n", text.Bytes(df.ReclaimableBytes))
 	return err

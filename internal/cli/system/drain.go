@@ -22,9 +22,9 @@ func newSystemDrain(p *command.Program) *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "drain",
-		Short: "Refuse to create sandboxes; existing ones keep running",
-		Long: `Make the daemon refuse to create sandboxes, even after a restart, until "drain --off".
-Running sandboxes keep running. Sandboxes that wait to be created are still created.`,
+		Short: "Refuse to create and start sandboxes; running ones keep running",
+		Long: `Make the daemon refuse to create and start sandboxes, even after a restart, until
+"drain --off". Running sandboxes keep running. Sandboxes that wait to be created are still created.`,
 		Example: `  sandboxctl system drain --wait --timeout 1h && systemctl reboot
   sandboxctl system drain --off`,
 		Args: cobra.NoArgs,

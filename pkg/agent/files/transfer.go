@@ -263,7 +263,7 @@ func parseRange(header string, size int64) (start, n int64, partial bool, err er
 	if header == "" {
 		return 0, size, false, nil
 	}
-	bad := fmt.Errorf("the range %.64q is not within the %d bytes of the file", header, size)
+	bad := fmt.Errorf("the range %.64q is malformed, or not within the %d bytes of the file", header, size)
 	spec, ok := strings.CutPrefix(header, "bytes=")
 	if !ok {
 		return 0, 0, false, bad

@@ -83,7 +83,8 @@ func (a *Ahead) Waiting() *Waiting {
 }
 
 // AwaitReady waits until a shell could take a command, for d at most, and reports whether
-// it can. Only tests wait: a command does not, and starts a shell of its own.
+// it can. Only tests wait, and hand over no command meanwhile: a command does not wait,
+// and starts a shell of its own.
 func (a *Ahead) AwaitReady(d time.Duration) bool {
 	ready := func() bool {
 		a.mu.Lock()

@@ -48,15 +48,15 @@ func (g *Guard) foreign(r *http.Request) error {
 	_, err := netip.ParseAddr(host)
 	if err != nil && host != "localhost" && !strings.HasSuffix(host, ".localhost") && host != hostname(g.external) {
 		return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
-			"this daemon requires no API key, so it answers only to an IP address, localhost or its listen.public_address, not to %q: any "+
-				"web page may have that name; use one of these, or set listen.api_key_file", httperr.Clip(host, 80))
+			"this daemon requires no API key, so it must be addressed by an IP address, localhost or its listen.public_address, "+
+				"not by %q: any web page may have that name; use one of these, or set listen.api_key_file", httperr.Clip(host, 80))
 	}
 	if origin := r.Header.Get("Origin"); origin != "" {
 		u, err := url.Parse(origin)
 		if err != nil || !strings.EqualFold(u.Host, r.Host) && (g.external == "" || !strings.EqualFold(u.Host, g.external)) {
 			return httperr.New(http.StatusForbidden, "SANDBOX::FORBIDDEN", errs.Denied,
-				"this daemon requires no API key, so it refuses requests of foreign web pages such as %q; set listen.api_key_file to call "+
-					"it from a page", httperr.Clip(origin, 80))
+				"this daemon requires no API key, so it refuses requests of foreign web pages (this one came from %q); set "+
+					"listen.api_key_file to call it from a page", httperr.Clip(origin, 80))
 		}
 	}
 	return nil

@@ -37,7 +37,7 @@ func checkLabelKey(k, wireCode string) error {
 		return badLabel(wireCode, "metadata key %q: the part before the / must be a DNS name of at most 253 lower-case characters",
 			httperr.Clip(k, 80))
 	case len(name) > 63 || !labelWord.MatchString(name):
-		return badLabel(wireCode, "metadata key %q: want at most 63 characters of A-Z a-z 0-9 - _ . that begin and end with a "+
+		return badLabel(wireCode, "metadata key %q: want 1 to 63 characters of A-Z a-z 0-9 - _ . that begin and end with a "+
 			"letter or digit", httperr.Clip(k, 80))
 	}
 	return nil

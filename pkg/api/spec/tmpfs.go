@@ -36,7 +36,7 @@ func parseTmpfs(v string, memory int64) (all []record.Tmpfs, err error) {
 			return nil, httperr.Invalid("extension %s: %q: the runtime or sandboxd has its own files there; choose another directory",
 				wire.ExtTmpfs, httperr.Clip(name, 80))
 		case slices.ContainsFunc(all, func(o record.Tmpfs) bool { return record.Within(name, o.Path) || record.Within(o.Path, name) }):
-			return nil, httperr.Invalid("extension %s: %q and another of its directories contain each other; one would hide the other",
+			return nil, httperr.Invalid("extension %s: %q overlaps another of its directories; one would hide the other",
 				wire.ExtTmpfs, httperr.Clip(name, 80))
 		}
 		if options != "" {

@@ -106,7 +106,7 @@ func (o *Offer) toMount(v *wire.VolumeMount, what string) (m record.VolumeMount,
 	m = record.VolumeMount{Name: v.Name, Path: path.Clean(v.MountPath), ReadOnly: v.ReadOnly}
 	switch {
 	case len(v.Name) > maxMountName || !volumeName.MatchString(v.Name):
-		return m, badVolume("INVALID_NAME", "%s.name %q: want up to %d characters of a-z 0-9 - that begin and end with a letter or digit",
+		return m, badVolume("INVALID_NAME", "%s.name %q: want 1 to %d characters of a-z 0-9 - that begin and end with a letter or digit",
 			what, httperr.Clip(v.Name, 80), maxMountName)
 	case !path.IsAbs(v.MountPath) || hasDotDot(v.MountPath) || strings.ContainsRune(v.MountPath, 0):
 		return m, badVolume("INVALID_MOUNT_PATH", "%s.mountPath %q: want the absolute path of a directory in the sandbox, without ..", what,
@@ -176,7 +176,7 @@ func CheckVolumeName(name, what string) error {
 		return badVolume("INVALID_PVC_NAME", "%s: prune is a reserved name; choose another name", what)
 	}
 	if len(name) > MaxVolumeName || !volumeName.MatchString(name) {
-		return badVolume("INVALID_PVC_NAME", "%s %q: want up to %d characters of a-z 0-9 - that begin and end with a letter or digit", what,
+		return badVolume("INVALID_PVC_NAME", "%s %q: want 1 to %d characters of a-z 0-9 - that begin and end with a letter or digit", what,
 			httperr.Clip(name, 80), MaxVolumeName)
 	}
 	return nil

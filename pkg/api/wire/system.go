@@ -64,7 +64,7 @@ type DiskUsage struct {
 	Snapshots []Disk      `json:"snapshots"` // what they held when they were taken; sources and copies share it
 	// LayerBytes is what all layers take, each counted once.
 	LayerBytes int64 `json:"layerBytes"`
-	// Lost counts the disks without an owner, which are removed within a day.
+	// Lost counts the disks and snapshots in lost+found. Each is removed after a day.
 	Lost int `json:"lost"`
 	// ReclaimableBytes is freed by removing images that no sandbox and no snapshot
 	// uses, and sandboxes that have ended.

@@ -83,7 +83,7 @@ func (g *guard) RoundTrip(r *http.Request) (*http.Response, error) {
 		r.URL.Scheme = "https"
 	}
 	if s := r.URL.Scheme; s != "https" && !(s == "http" && g.insecure) {
-		return nil, errs.New(errs.Denied, "registry %s needs a connection by %.10s, without TLS, to %.100s: refused; insecure = true in "+
+		return nil, errs.New(errs.Denied, "registry %s leads to %.10s, without TLS, at %.100s: refused; insecure = true in "+
 			"its [[registries]] allows it", g.host, s, r.URL.Host)
 	}
 	if !g.own[hostPort(r.URL)] { // a proxy would dial it, and no address could be checked

@@ -101,8 +101,8 @@ func (s *Store) Room() error {
 	}
 	free, keep := int64(st.Bavail)*st.Bsize, min(int64(st.Blocks)*st.Bsize/32, reserved)
 	if free < keep || st.Files > 0 && st.Ffree < st.Files/32 {
-		return errs.New(errs.Exhausted, "%s; %d MiB and %d files are free, and imports must leave %d MiB free", diskFull, free>>20,
-			st.Ffree, keep>>20)
+		return errs.New(errs.Exhausted, "%s; %d MiB and %d files are free, and imports must leave %d MiB and %d files free", diskFull,
+			free>>20, st.Ffree, keep>>20, st.Files/32)
 	}
 	return nil
 }
