@@ -45,7 +45,7 @@ func TestPorts(t *testing.T) {
 		{"endpoint lab 80", "h:1/sandboxes/x/proxy/80\nX-A: 1\\x1b[2J\nX-B: 2\n", "", 0},
 		{"endpoint -q lab 80", "h:1/sandboxes/x/proxy/80\n", "", 0},
 		{"endpoint lab 80 --expires 1h -o name", "h:1/sandboxes/x/proxy/80\n", "", 0},
-		{"endpoint lab 80 --expires 0s", "", "want a duration above 0", 125},
+		{"endpoint lab 80 --expires 0s", "", "want at least 1s", 125},
 		{"endpoint lab http", "", "from 1 to 65535", 125},
 	} {
 		r := d.run(t, strings.Fields(c.args)...)

@@ -134,10 +134,10 @@ func TestVolumesRefused(t *testing.T) {
 	claim := func(fields string) string { return one(`"name":"v","mountPath":"/v","pvc":{` + fields + `}`) }
 	long := func(n int) string { return `"/` + strings.Repeat("x", n) + `"` }
 	for name, c := range map[string]struct{ body, code, says string }{
-		"no name":      {one(pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
-		"name upper":   {one(`"name":"V",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
-		"name long":    {one(`"name":"` + strings.Repeat("v", 64) + `",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
-		"name newline": {one(`"name":"v\n",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "up to 63"},
+		"no name":      {one(pvc + `,"mountPath":"/v"`), "INVALID_NAME", "1 to 63"},
+		"name upper":   {one(`"name":"V",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "1 to 63"},
+		"name long":    {one(`"name":"` + strings.Repeat("v", 64) + `",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "1 to 63"},
+		"name newline": {one(`"name":"v\n",` + pvc + `,"mountPath":"/v"`), "INVALID_NAME", "1 to 63"},
 		"name twice": {
 			volumesBody("", `{"name":"v",`+pvc+`,"mountPath":"/v"},{"name":"v",`+pvc+`,"mountPath":"/w"}`),
 			"DUPLICATE_NAME", "is used twice",
@@ -190,10 +190,10 @@ func TestVolumesRefused(t *testing.T) {
 		"host dots":        {host(`"/srv/../etc"`), "INVALID_HOST_PATH", "without .."},
 		"host NUL":         {host(`"/srv\u0000"`), "INVALID_HOST_PATH", "absolute"},
 		"host long":        {host(long(4096)), "INVALID_HOST_PATH", "4000"},
-		"claim empty":      {claim(``), "INVALID_PVC_NAME", "up to 253"},
-		"claim upper":      {claim(`"claimName":"Data"`), "INVALID_PVC_NAME", "up to 253"},
-		"claim slash":      {claim(`"claimName":"a/b"`), "INVALID_PVC_NAME", "up to 253"},
-		"claim long":       {claim(`"claimName":"` + strings.Repeat("a", 254) + `"`), "INVALID_PVC_NAME", "up to 253"},
+		"claim empty":      {claim(``), "INVALID_PVC_NAME", "1 to 253"},
+		"claim upper":      {claim(`"claimName":"Data"`), "INVALID_PVC_NAME", "1 to 253"},
+		"claim slash":      {claim(`"claimName":"a/b"`), "INVALID_PVC_NAME", "1 to 253"},
+		"claim long":       {claim(`"claimName":"` + strings.Repeat("a", 254) + `"`), "INVALID_PVC_NAME", "1 to 253"},
 		"claim of a route": {claim(`"claimName":"prune"`), "INVALID_PVC_NAME", "prune"},
 		"claim two ways": {
 			volumesBody("",
