@@ -345,8 +345,8 @@ func (c *Config) validateListen(bad func(string, ...any)) {
 		bad("listen.tcp = %q: want address:port, such as 127.0.0.1:8080", l.TCP)
 	}
 	if l.APIKeyFile == "" && l.Insecure == "" {
-		bad("listen.tcp needs listen.api_key_file, because every client that reaches it may run code; make the file with: (umask 077; openssl rand " +
-			"-hex 32 >/etc/sandboxd/api-key)")
+		bad("listen.tcp needs listen.api_key_file, because every client that reaches it may run code; make the file with: (umask 077; " +
+			"openssl rand -hex 32 >/etc/sandboxd/api-key)")
 	}
 }
 

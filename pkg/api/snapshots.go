@@ -175,7 +175,8 @@ func (d *diffHandlers) sides(r *http.Request) (of, base side, err error) {
 		return of, base, err
 	}
 	if base, err = d.side(r, q.Get("base")); err == nil && !slices.Equal(base.layers, of.layers) {
-		err = httperr.Invalid("%s is based on image %s and %s on %s, with other layers; only files over the same layers can be compared", of.id, of.image,
+		err = httperr.Invalid("%s is based on image %s and %s on %s, with other layers; only files over the same layers can be "+
+			"compared", of.id, of.image,
 			base.id, base.image)
 	}
 	return of, base, err

@@ -165,7 +165,8 @@ func (d *daemon) exchange(ctx context.Context, r request, out any) (http.Header,
 	}
 	if err := json.Unmarshal(b, out); err != nil {
 		return nil, errs.Wrap(err, errs.Internal,
-			"the answer of %s to %s %s is not what this client expects; are this client and sandboxd of the same release?", d.host, r.method, r.path)
+			"the answer of %s to %s %s is not what this client expects; "+
+				"are this client and sandboxd of the same release?", d.host, r.method, r.path)
 	}
 	return resp.Header, nil
 }

@@ -36,7 +36,8 @@ func (s *Store) Remove(ctx context.Context, ref Reference) error {
 		return fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
 	if len(users) > 0 {
-		return errs.New(errs.WrongState, "image %s is in use by %s; remove these first (`sandboxctl rm`, `sandboxctl snapshot rm`)", i.Ref(), some(users))
+		return errs.New(errs.WrongState, "image %s is in use by %s; remove these first (`sandboxctl rm`, `sandboxctl snapshot rm`)",
+			i.Ref(), some(users))
 	}
 	for _, l := range own {
 		if len(bad) == 0 { // else the sweep does, when all records can be read again
