@@ -203,7 +203,7 @@ func (d *Daemon) mayCreate(ctx context.Context) error {
 	if err != nil || len(strays) == 0 {
 		return err
 	}
-	return errs.New(errs.Unavailable, "this host creates and starts no sandboxes: %d sandboxes on it are not in the state (the first is %s), "+
-		"and a new one could get the address and user ids of one of them; `sandboxctl system info` says why and what to do", len(strays),
-		strays[0])
+	return errs.New(errs.Unavailable, "this host creates and starts no sandboxes: %d sandboxes on it are not in the state (the first is "+
+		"%s), and a new one could get the address and user ids of one of them; `sandboxctl system info` says why and what to do",
+		len(strays), strays[0])
 }
