@@ -197,7 +197,7 @@ func (e *Env) testVolumePaths(t *testing.T) {
 	refused("its own files", named("/to-opt/opensandbox", ""))
 	refused("symbolic link", named("/dangling", ""))
 	refused("not a directory", named("/etc/conf", ""))
-	refused("hide the other", named("/to-srv", ""), named("/srv/x", "dir"))
+	refused("hide or contain the other", named("/to-srv", ""), named("/srv/x", "dir"))
 	refused("symbolic link", named("/v", ""), named("/v/root/etc", "dir"))
 	ro := named("/v", "")
 	ro.ReadOnly = true
