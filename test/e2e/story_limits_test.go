@@ -129,7 +129,9 @@ func tellPids(t *testing.T, l *lab) {
 		Err   string
 	}
 	l.python(id, &got, fork)
-	if got.Forks > 64 || got.Forks < 16 || got.Err == "" {
+	// The agent has 30 of its 32 tasks (pkg/agent/proc); the guest can take the other two
+	// while they are not in use, and one of its tasks is the program that forks.
+	if got.Forks > 65 || got.Forks < 16 || got.Err == "" {
 		t.Errorf("with 64 processes allowed %d forks succeeded, then %q", got.Forks, got.Err)
 	}
 	l.ok("exec", "-d", id, "--", "bash", "-c", ":(){ :|:& };:")

@@ -18,11 +18,12 @@ import (
 // IDLen is the length of an ID: with "sb-" before it, it fills IFNAMSIZ-1.
 const IDLen = 12
 
-// AgentTasks is how many tasks the agent may use beside Spec.Pids. It makes its threads
-// before the guest runs (about 5 of Go's runtime, and the reserve of pkg/agent/proc).
-// An agent that cannot make a thread dies: without this reserve a guest at its limit
-// would kill it. One of the tasks is for the shell ahead, so that it takes no place of
-// the guest's.
+// AgentTasks is how many tasks the agent may use beside Spec.Pids. It makes its 30
+// threads before the guest runs (pkg/agent/proc). An agent that cannot make a thread
+// dies: without this reserve a guest at its limit would kill it. One more task is for
+// the shell ahead, so that it takes no place of the guest's, and one for a child that is
+// being started. The kernel counts them together with the guest's, so a guest can use
+// these two while the agent does not.
 const AgentTasks = 32
 
 // NewID draws the ID of a sandbox: the instance and 55 random bits in lower-case
