@@ -60,9 +60,24 @@ fi
 tmp=$out.tmp.$$
 trap 'rm -rf "$tmp" mended' EXIT
 
-# The source that is built is the pin with one line mended. Its place is a fixed
+# The source that is built is the pin with two lines mended. Its place is a fixed
 # one, because the binary remembers it.
-#
+go mod download gvisor.dev/gvisor
+source=$(go list -m -f '{{.Dir}}' gvisor.dev/gvisor)
+rm -rf mended
+mkdir mended
+cp -R "$source" mended/gvisor
+chmod -R u+w mended
+
+# mend FILE FUNCTION SED: change or add one line of a file of gVisor.
+mend() {
+	sed -i "$3" "mended/gvisor/$1"
+	if [ "$(diff "$source/$1" "mended/gvisor/$1" | grep -c '^>')" != 1 ]; then
+		say "$1 of gVisor $pin is not what this script mends: read $2 there, and mend or drop the change here"
+		exit 1
+	fi
+}
+
 # A guest that is frozen twice, by two pauses or two snapshots, with nothing to
 # do in between, must go on. Each freeze has the kernel withdraw what a waiting
 # syscall thread has notified the sentry of and, after the thaw, notify again;
@@ -70,18 +85,17 @@ trap 'rm -rf "$tmp" mended' EXIT
 # returns ENOENT for the one that is gone (kernel/seccomp.c,
 # seccomp_notify_recv). gVisor takes that for the death of the thread and kills
 # the process: the next command ended with SIGSEGV. There is more to wait for.
-go mod download gvisor.dev/gvisor
-source=$(go list -m -f '{{.Dir}}' gvisor.dev/gvisor)
-file=pkg/sentry/platform/systrap/syscall_thread_unsafe.go
-rm -rf mended
-mkdir mended
-cp -R "$source" mended/gvisor
-chmod -R u+w mended
-sed -i 's/if errno == unix\.EINTR && t\.subproc\.alive() {/if (errno == unix.EINTR || errno == unix.ENOENT) \&\& t.subproc.alive() {/' mended/gvisor/$file
-if [ "$(diff "$source/$file" mended/gvisor/$file | grep -c '^>')" != 1 ]; then
-	say "$file of gVisor $pin is not what this script mends: read waitForSeccompNotify there, and mend or drop the change here"
-	exit 1
-fi
+mend pkg/sentry/platform/systrap/syscall_thread_unsafe.go waitForSeccompNotify \
+	's/if errno == unix\.EINTR && t\.subproc\.alive() {/if (errno == unix.EINTR || errno == unix.ENOENT) \&\& t.subproc.alive() {/'
+
+# A sleep of a guest must last as long as it says when the host's clock is set.
+# glibc's nanosleep and sleep call clock_nanosleep with CLOCK_REALTIME and a
+# duration, which Linux measures with CLOCK_MONOTONIC (clock_nanosleep(2)).
+# gVisor waits until a time of the wall clock: with the clock set back an hour,
+# `sleep 1` lasts an hour (google/gvisor#7775).
+mend pkg/sentry/syscalls/linux/sys_time.go ClockNanosleep \
+	'/^func ClockNanosleep(/,/^}/s/^\tdur := .*/&; if clockID == linux.CLOCK_REALTIME { c = t.Kernel().MonotonicClock() }/'
+
 cp go.mod mended/go.mod
 cp go.sum mended/go.sum
 go mod edit -replace gvisor.dev/gvisor=./mended/gvisor mended/go.mod
