@@ -299,6 +299,14 @@ func TestGoodCreate(t *testing.T) {
 	if spec.MemoryBytes != 512<<20 || spec.Network.Mode != record.NetworkRules || spec.Runtime != "runsc" || len(spec.Env) != 0 {
 		t.Errorf("defaults: %+v", spec)
 	}
+	for _, v := range []string{"true", "false"} {
+		a = w.do("POST", "/v1/sandboxes",
+			`{"image":{"uri":"python"},"entrypoint":["a 'b"],"resourceLimits":{},"extensions":{"sandboxd.literal":"`+v+`"}}`)
+		sb := a.sandbox(t)
+		if r := w.recs[sb.ID].Spec; strings.Join(sb.Entrypoint, "|") != "a 'b" || r.Literal != (v == "true") {
+			t.Errorf("literal %s: %s, %+v", v, a.body, r)
+		}
+	}
 	w.failed = true
 	a = w.do("POST", "/v1/sandboxes", createBody, "Prefer", "wait")
 	if sb := a.sandbox(t); a.StatusCode != 202 || sb.Status.State != wire.Failed || sb.Status.Reason != "create_failed" ||

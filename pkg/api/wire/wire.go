@@ -55,6 +55,9 @@ const (
 	ExtTimeout = "sandboxd.timeout" // a Go duration ≥ 1s, instead of Timeout
 	ExtOneShot = "sandboxd.oneshot" // "true": the disk need not survive a crash of the host
 	ExtIdle    = "sandboxd.idle"    // "true": no entrypoint, the agent idles
+	// ExtLiteral "true": an entrypoint of one element names a program, whatever white
+	// space it has. It is never split into words.
+	ExtLiteral = "sandboxd.literal"
 	// ExtReadOnly "true": the root file system is read-only, but for ExtTmpfs.
 	ExtReadOnly = "sandboxd.readonly"
 	// ExtTmpfs is PATH[:size=64m,mode=1777,exec] as docker's, several by ";".

@@ -126,6 +126,7 @@ type Spec struct {
 	Snapshot   string            `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
 	Runtime    string            `json:"runtime"`            // "runsc" or "runc"
 	Entrypoint []string          `json:"entrypoint"`
+	Literal    bool              `json:"literal,omitempty"` // an Entrypoint of one element is never split into words
 	Env        map[string]string `json:"env,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"` // OpenSandbox calls them metadata
 	Timeout    time.Duration     `json:"timeout,omitempty"`
