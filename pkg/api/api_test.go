@@ -23,7 +23,7 @@ func TestStory(t *testing.T) {
 				t.Fatalf("create: %d %s", a.StatusCode, a.body)
 			}
 			sb := a.sandbox(t)
-			if sb.Status.State != wire.Pending || sb.Image != nil || sb.ExpiresAt == nil || !record.IsID(sb.ID) {
+			if sb.Status.State != wire.Running || sb.Image != nil || sb.ExpiresAt == nil || !record.IsID(sb.ID) {
 				t.Errorf("create answers %s", a.body)
 			}
 			if strings.Contains(string(a.body), ":null") || strings.Contains(string(a.body), "agent-token") {

@@ -28,6 +28,7 @@ const (
 	HeaderRequestID     = "X-Request-ID"
 	HeaderIdempotency   = "Idempotency-Key"           // of POST /sandboxes
 	HeaderReplayed      = "Idempotency-Replayed"      // "true": an earlier request made it (ours)
+	HeaderSandbox       = "Sandboxd-Id"               // of POST /sandboxes: the id, also of one that failed (ours)
 	HeaderSecureAccess  = "OpenSandbox-Secure-Access" // OpenSandbox's: the token of a sandbox made with secureAccess
 	HeaderIngressTo     = "OpenSandbox-Ingress-To"    // of the gateway: {id}-{port}
 	HeaderAccessRenew   = "OpenSandbox-Access-Renew"  // "skip": this access does not renew
