@@ -107,6 +107,16 @@ func ended(reason record.Reason, code int, message string) func(*record.Record) 
 	return func(r *record.Record) { r.Reason, r.ExitCode, r.Message = reason, &code, message }
 }
 
+// failsOn changes a record to one whose creation failed in a step.
+func failsOn(step string) func(*record.Record) {
+	return func(r *record.Record) { r.Reason, r.Message = record.CreateFailed, "could not be created: step "+step }
+}
+
+// again gives what ended a policy that starts it again.
+func again(end func(*record.Record)) func(*record.Record) {
+	return func(r *record.Record) { end(r); r.Spec.Restart.Policy = record.RestartAlways }
+}
+
 // TestCreateFails: a creation that fails is an error, the same one each time, and what
 // is left of it can be looked at and deleted.
 func TestCreateFails(t *testing.T) {
@@ -120,27 +130,27 @@ func TestCreateFails(t *testing.T) {
 		"ended at once": {ended(record.Exited, 3, "code 3; its last lines:\nboom"), 500, "DOCKER::SANDBOX_START_FAILED"},
 		"a shell's 127": {ended(record.Exited, 127, "code 127; its last lines:\nsh: x: not found"), 500, "DOCKER::SANDBOX_START_FAILED"},
 		"out of memory": {ended(record.OOM, 137, "over its memory limit"), 500, "DOCKER::SANDBOX_START_FAILED"},
-		"a step failed": {func(r *record.Record) { r.Reason, r.Message = record.CreateFailed, "step network" }, 500, "DOCKER::SANDBOX_START_FAILED"},
+		"a step failed": {failsOn("network"), 500, "DOCKER::SANDBOX_START_FAILED"},
 		"not pulled": {func(r *record.Record) {
 			r.Reason, r.Message, r.Spec.Image.Layers = record.CreateFailed, "step image", nil
 		}, 500, "DOCKER::SANDBOX_IMAGE_PULL_FAILED"},
 		"ended well":     {ended(record.Exited, 0, "code 0"), 202, wire.Terminated},
-		"started again":  {func(r *record.Record) { ended(record.Exited, 3, "x")(r); r.Spec.Restart.Policy = record.RestartAlways }, 202, wire.Pending},
+		"started again":  {again(ended(record.Exited, 3, "x")), 202, wire.Pending},
 		"ran for a time": {func(r *record.Record) { ended(record.Exited, 3, "x")(r); r.Started = time.Now() }, 202, wire.Failed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.end = c.end
 			first := w.do("POST", "/v1/sandboxes", createBody, wire.HeaderIdempotency, "k")
-			again := w.do("POST", "/v1/sandboxes", createBody, wire.HeaderIdempotency, "k")
+			second := w.do("POST", "/v1/sandboxes", createBody, wire.HeaderIdempotency, "k")
 			id := first.Header.Get(wire.HeaderSandbox)
 			rec, known := w.recs[id]
 			if !known || first.StatusCode != c.status || first.Header.Get(wire.HeaderReplayed) != "" {
 				t.Fatalf("%d %v %s", first.StatusCode, first.Header, first.body)
 			}
-			if again.StatusCode != c.status || string(again.body) != string(first.body) || again.Header.Get(wire.HeaderSandbox) != id ||
-				again.Header.Get(wire.HeaderReplayed) != "true" {
-				t.Errorf("again: %d %v %s, before that %s", again.StatusCode, again.Header, again.body, first.body)
+			if second.StatusCode != c.status || string(second.body) != string(first.body) || second.Header.Get(wire.HeaderSandbox) != id ||
+				second.Header.Get(wire.HeaderReplayed) != "true" {
+				t.Errorf("again: %d %v %s, before that %s", second.StatusCode, second.Header, second.body, first.body)
 			}
 			if c.status == 202 {
 				if state := first.sandbox(t).Status.State; state != c.code {
@@ -189,7 +199,7 @@ func TestEndpointOfFailed(t *testing.T) {
 		"stopped":          {record.Stopping, ended(record.Stopped, 143, "it was stopped"), 200},
 		"being created":    {record.Creating, func(*record.Record) {}, 200},
 		"running":          {record.Running, func(*record.Record) {}, 200},
-		"to be started up": {record.Ended, func(r *record.Record) { ended(record.Exited, 3, "x")(r); r.Spec.Restart.Policy = record.RestartAlways }, 200},
+		"to be started up": {record.Ended, again(ended(record.Exited, 3, "x")), 200},
 	} {
 		w.set(sb.ID, func(r *record.Record) {
 			r.State, r.Reason, r.ExitCode, r.Message, r.Spec.Restart = c.state, "", nil, "", record.Restart{}

@@ -38,7 +38,8 @@ func (s *Server) prepareEntrypoint() (code int, err error) {
 	text := strings.Join(argv, " ")
 	if !s.start.literal && s.guest.isLine(argv) {
 		if argv, err = shell.Split(text); err != nil {
-			return 127, fmt.Errorf("%s %.100q: no program has this name, and it cannot be split into words: %w", agent.EntrypointID, text, err)
+			return 127, fmt.Errorf("%s %.100q: no program has this name, and it cannot be split into words: %w", agent.EntrypointID, text,
+				err)
 		}
 		s.start.split = text
 	}
