@@ -97,9 +97,11 @@ func (s *Server) startEntrypoint() (code int, err error) {
 	return 0, nil
 }
 
-// settleLimit bounds how long the first answer waits for the entrypoint. It is what a
-// program that computes as it starts delays its sandbox by.
-const settleLimit = 100 * time.Millisecond
+// settleLimit bounds how long the first answer waits for the entrypoint. A program that
+// computes for longer as it starts delays its sandbox by that. An interpreter that does
+// not find its script takes 20 ms to say so on runc, and 50 ms on gVisor
+// (docs/benchmarks.md, code_context_new_python), on a busy host several times as long.
+const settleLimit = 250 * time.Millisecond
 
 // settleLook is the time before the first look at the entrypoint, and before the second.
 const settleLook = 500 * time.Microsecond
