@@ -95,12 +95,14 @@ func tellCreates(t *testing.T, l *lab) {
 		for n := 1; ; n++ { // where it is slow to fail, the sandbox has run
 			a, sb, key := l.post(entrypoint)
 			if a.status != 202 {
-				l.failed(a, key, entrypoint, 500, "DOCKER::SANDBOX_START_FAILED", "exited with code 3; its last lines:\ncannot open the door")
+				l.failed(a, key, entrypoint, 500, "DOCKER::SANDBOX_START_FAILED",
+					"exited with code 3; its last lines:\ncannot open the door")
 				return
 			}
 			l.awaitState(t, sb.ID, wire.Failed, 10*time.Second)
-			if a := l.request("GET", "/v1/sandboxes/"+sb.ID+"/endpoints/44772", nil); a.status != 409 || !strings.Contains(a.body, "code 3") {
-				t.Errorf("its endpoint: %d %s", a.status, a.body)
+			end := l.request("GET", "/v1/sandboxes/"+sb.ID+"/endpoints/44772", nil)
+			if end.status != 409 || !strings.Contains(end.body, "code 3") {
+				t.Errorf("its endpoint: %d %s", end.status, end.body)
 			}
 			if n == 5 {
 				t.Fatal("no host is that slow five times")
@@ -137,7 +139,8 @@ func (l *lab) failed(a answer, key string, entrypoint []string, status int, code
 		l.Errorf("its endpoint: %d %s", end.status, end.body)
 	}
 	program, _, _ := strings.Cut(entrypoint[0], " ")
-	if line := operation(l.T, l.host, "create", id); !strings.Contains(line, " entrypoint="+program+" ") || strings.Contains(line, "the door") {
+	line := operation(l.T, l.host, "create", id)
+	if !strings.Contains(line, " entrypoint="+program+" ") || strings.Contains(line, "the door") {
 		l.Errorf("the log says %s", line)
 	}
 	if a := l.request("DELETE", "/v1/sandboxes/"+id, nil); a.status != 204 {
