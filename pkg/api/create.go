@@ -55,6 +55,7 @@ func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 		w.Header().Set("Preference-Applied", "respond-async")
 	case !r.URL.Query().Has("wait"):
 		rec, err = s.hold(r, rec)
+		infoOf(r).visit.Guest = rec.State == record.Ended && !rec.NeverRan() // a 500 is no fault of the daemon's then
 	}
 	if err != nil {
 		return err

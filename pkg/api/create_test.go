@@ -139,7 +139,8 @@ func TestCreateFails(t *testing.T) {
 		"ran for a time": {func(r *record.Record) { ended(record.Exited, 3, "x")(r); r.Started = time.Now() }, 202, wire.Failed},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
+			answers := make(chan Answer, 16)
+			w := newWorld(t, func(c *Config) { c.OnAnswer = func(a Answer) { answers <- a } })
 			w.end = c.end
 			first := w.do("POST", "/v1/sandboxes", createBody, wire.HeaderIdempotency, "k")
 			second := w.do("POST", "/v1/sandboxes", createBody, wire.HeaderIdempotency, "k")
@@ -160,6 +161,9 @@ func TestCreateFails(t *testing.T) {
 			}
 			if e := first.error(t); e.Code != c.code || !strings.Contains(e.Message, id) || !strings.HasSuffix(e.Message, rec.Message) {
 				t.Errorf("%+v; want %s and %q", e, c.code, rec.Message)
+			}
+			if a := <-answers; a.Status != c.status || a.Guests != (rec.Reason != record.CreateFailed) {
+				t.Errorf("counted as %+v", a)
 			}
 			if strings.Contains(w.log.String(), `"level":"ERROR"`) {
 				t.Errorf("the log has an error of the daemon's: %s", w.log)

@@ -103,29 +103,36 @@ func (s *Server) startEntrypoint() (code int, err error) {
 // (docs/benchmarks.md, code_context_new_python), on a busy host several times as long.
 const settleLimit = 250 * time.Millisecond
 
-// settleLook is the time before the first look at the entrypoint, and before the second.
+// settleLook is the shortest time between two looks at the entrypoint.
 const settleLook = 500 * time.Microsecond
 
 // settle waits until the entrypoint has come as far as to wait for something, at most
 // for limit, and reports false if it has ended. So a sandbox whose entrypoint fails at
 // once does not run for a moment: it fails. There is no event for a process that begins
-// to wait. Most do within a few milliseconds.
+// to wait. Most do within a few milliseconds. Two looks must agree: a look takes time, and
+// the last child may end after its parent was looked at.
 func (s *Server) settle(limit time.Duration) bool {
 	c := s.entrypoint
 	if c == nil {
 		return true
 	}
-	late := time.After(limit)
-	for pause := settleLook; ; pause += pause / 2 {
+	late, waited := time.After(limit), false
+	for pause := settleLook; ; {
 		select {
 		case <-c.Died():
 			return false
 		case <-late:
 			return true
 		case <-time.After(pause):
-			if c.Process.Waits() {
-				return true
-			}
+		}
+		switch {
+		case !c.Process.Waits():
+			waited = false
+			pause += pause / 2
+		case waited:
+			return true
+		default:
+			waited, pause = true, settleLook
 		}
 	}
 }
