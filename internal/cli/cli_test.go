@@ -446,6 +446,26 @@ func TestRunDetached(t *testing.T) {
 	}
 }
 
+// TestLiteral: an argument with white space in it is one word, also as the only one.
+func TestLiteral(t *testing.T) {
+	d := newDaemon(t)
+	for _, args := range [][]string{{"create"}, {"run", "-d", "--rm=false"}} {
+		for _, c := range []struct {
+			argv    []string
+			literal string
+		}{{[]string{"a b"}, "true"}, {[]string{"a"}, ""}, {[]string{"a b", "c"}, ""}, {nil, ""}} {
+			if c.argv == nil && args[0] == "run" {
+				continue
+			}
+			all := append(append(slices.Clone(args), "base", "--"), c.argv...)
+			if r := d.run(t, all...); r.code != 0 || !slices.Equal(d.create.Entrypoint, c.argv) ||
+				d.create.Extensions[wire.ExtLiteral] != c.literal {
+				t.Errorf("%q: %+v, %+v", all, r, d.create)
+			}
+		}
+	}
+}
+
 // TestInterrupt: Ctrl-C goes to the command, and the sandbox is destroyed all the same.
 func TestInterrupt(t *testing.T) {
 	for _, twice := range []bool{false, true} {

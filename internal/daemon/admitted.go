@@ -139,6 +139,11 @@ func (a *admitted) Start(ctx context.Context, idOrName string) (record.Record, e
 	return a.placed(r), err
 }
 
+// Queued reports whether a sandbox waits for its turn, or before that for its image.
+func (a *admitted) Queued(r *record.Record) bool {
+	return r.Spec.Away() || a.gate.Queue.Positions()[r.ID] > 0
+}
+
 // Get adds the position in the queue to a waiting sandbox.
 func (a *admitted) Get(ctx context.Context, idOrName string) (record.Record, error) {
 	r, err := a.Manager.Get(ctx, idOrName)

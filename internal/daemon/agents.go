@@ -72,6 +72,7 @@ func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 		Hostname:           hostname,
 		Env:                env,
 		Entrypoint:         r.Spec.Entrypoint,
+		Literal:            r.Spec.Literal,
 		Workdir:            r.Spec.Image.Config.Workdir,
 		User:               r.Spec.Image.Config.User,
 		Limits:             limitsOf(r),

@@ -19,6 +19,7 @@ type Bootstrap struct {
 	Hostname   string            `json:"hostname,omitempty"`   // HOSTNAME of programs inside
 	Env        map[string]string `json:"env,omitempty"`        // on top of the process environment, which is the image's
 	Entrypoint []string          `json:"entrypoint,omitempty"` // none: the sandbox lives until it is killed
+	Literal    bool              `json:"literal,omitempty"`    // an Entrypoint of one element is never split into words
 	Workdir    string            `json:"workdir,omitempty"`    // default cwd; "" is /
 	User       string            `json:"user,omitempty"`       // docker's user[:group], names or numbers of the guest; "" is root
 	Limits     Limits            `json:"limits"`

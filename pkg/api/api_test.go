@@ -23,7 +23,7 @@ func TestStory(t *testing.T) {
 				t.Fatalf("create: %d %s", a.StatusCode, a.body)
 			}
 			sb := a.sandbox(t)
-			if sb.Status.State != wire.Pending || sb.Image != nil || sb.ExpiresAt == nil || !record.IsID(sb.ID) {
+			if sb.Status.State != wire.Running || sb.Image != nil || sb.ExpiresAt == nil || !record.IsID(sb.ID) {
 				t.Errorf("create answers %s", a.body)
 			}
 			if strings.Contains(string(a.body), ":null") || strings.Contains(string(a.body), "agent-token") {
@@ -298,6 +298,14 @@ func TestGoodCreate(t *testing.T) {
 	spec := w.recs[a.sandbox(t).ID].Spec
 	if spec.MemoryBytes != 512<<20 || spec.Network.Mode != record.NetworkRules || spec.Runtime != "runsc" || len(spec.Env) != 0 {
 		t.Errorf("defaults: %+v", spec)
+	}
+	for _, v := range []string{"true", "false"} {
+		a = w.do("POST", "/v1/sandboxes",
+			`{"image":{"uri":"python"},"entrypoint":["a 'b"],"resourceLimits":{},"extensions":{"sandboxd.literal":"`+v+`"}}`)
+		sb := a.sandbox(t)
+		if r := w.recs[sb.ID].Spec; strings.Join(sb.Entrypoint, "|") != "a 'b" || r.Literal != (v == "true") {
+			t.Errorf("literal %s: %s, %+v", v, a.body, r)
+		}
 	}
 	w.failed = true
 	a = w.do("POST", "/v1/sandboxes", createBody, "Prefer", "wait")

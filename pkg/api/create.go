@@ -17,8 +17,9 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// create answers when the intent is durable, and with ?wait=true or "Prefer:
-// wait" when the sandbox runs or has failed.
+// create answers when the sandbox runs or has failed; see hold. With ?wait=true or
+// "Prefer: wait" it waits for longer, and with "Prefer: respond-async" or ?wait=false it
+// answers when the intent is durable. (RFC 7240)
 func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	wait, err := wantsWait(r)
 	if err != nil {
@@ -43,13 +44,21 @@ func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	infoOf(r).sandbox = rec.ID
+	w.Header().Set(wire.HeaderSandbox, rec.ID)
 	if again {
 		w.Header().Set(wire.HeaderReplayed, "true")
 	}
-	if wait {
-		if rec, err = s.await(w, r, rec.ID); err != nil {
-			return err
-		}
+	switch {
+	case wait:
+		rec, err = s.await(w, r, rec.ID)
+	case prefers(r, "respond-async"):
+		w.Header().Set("Preference-Applied", "respond-async")
+	case !r.URL.Query().Has("wait"):
+		rec, err = s.hold(r, rec)
+		infoOf(r).visit.Guest = rec.State == record.Ended && !rec.NeverRan() // a 500 is no fault of the daemon's then
+	}
+	if err != nil {
+		return err
 	}
 	out := s.show(rec)
 	out.Image, out.SnapshotID = nil, "" // the create answer of OpenSandbox has none
@@ -77,6 +86,47 @@ func (s *sandboxHandlers) createOf(r *http.Request, body []byte, once record.Req
 		return rec, fmt.Errorf("create a sandbox from %s: %w", asked.Image.Ref(), err)
 	}
 	return rec, nil
+}
+
+// holdLimit is how long the answer to a creation waits for its sandbox. Most run within
+// a tenth of a second.
+const holdLimit = 2 * time.Second
+
+// hold waits until a sandbox runs or has failed, at most for holdLimit, and not at all
+// while it waits for its turn or its image. If it has failed, that is the error. So
+// clients that never look at the state learn of it at once, and those that look do not
+// have to ask again.
+func (s *sandboxHandlers) hold(r *http.Request, rec record.Record) (record.Record, error) {
+	if rec.State.Beginning() && !s.sandboxes.Queued(&rec) {
+		ctx, cancel := context.WithTimeout(r.Context(), s.holdLimit)
+		defer cancel()
+		now, err := s.sandboxes.Await(ctx, rec.ID)
+		switch {
+		case err == nil:
+			rec = now
+		case ctx.Err() == nil || r.Context().Err() != nil:
+			return rec, fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
+		}
+	}
+	return rec, failed(&rec)
+}
+
+// failed is the error of a creation whose sandbox never came up; nil: it came up, is
+// being brought up, or has ended well. It depends on nothing but the record, so it is
+// the same each time.
+func failed(rec *record.Record) error {
+	if !rec.Failed() || !rec.Started.IsZero() {
+		return nil
+	}
+	status, code := http.StatusInternalServerError, "DOCKER::SANDBOX_START_FAILED"
+	switch {
+	case rec.Reason == record.CreateFailed && rec.ExitCode != nil && (*rec.ExitCode == 126 || *rec.ExitCode == 127):
+		status, code = http.StatusBadRequest, "DOCKER::INVALID_ENTRYPOINT" // no program, or none that can be executed
+	case rec.Spec.Away():
+		code = "DOCKER::SANDBOX_IMAGE_PULL_FAILED"
+	}
+	return httperr.New(status, code, errs.WrongState, "sandbox %s failed (%s) and is kept until it is deleted or its time is up: %s",
+		rec.ID, rec.Reason, rec.Message)
 }
 
 // waitLimit is how long an answer waits for a sandbox: less than clients wait for the
@@ -128,13 +178,21 @@ func (s *sandboxHandlers) origin(ctx context.Context, to *record.Spec, req *wire
 	return nil
 }
 
-func wantsWait(r *http.Request) (bool, error) {
+// prefers reports whether a request has a preference.
+func prefers(r *http.Request, preference string) bool {
 	for _, p := range r.Header.Values("Prefer") {
 		for part := range strings.SplitSeq(p, ",") {
-			if name, _, _ := strings.Cut(strings.TrimSpace(part), "="); strings.EqualFold(name, "wait") {
-				return true, nil
+			if name, _, _ := strings.Cut(strings.TrimSpace(part), "="); strings.EqualFold(name, preference) {
+				return true
 			}
 		}
+	}
+	return false
+}
+
+func wantsWait(r *http.Request) (bool, error) {
+	if prefers(r, "wait") {
+		return true, nil
 	}
 	v := r.URL.Query().Get("wait")
 	if v == "" {

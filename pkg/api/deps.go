@@ -26,6 +26,9 @@ type (
 		Made(ctx context.Context, key string) (m record.Made, ok bool, err error)
 		// Await blocks while the sandbox is being brought up.
 		Await(ctx context.Context, idOrName string) (record.Record, error)
+		// Queued reports whether a sandbox waits for its turn to be brought up, or before
+		// that for its image.
+		Queued(r *record.Record) bool
 		Get(ctx context.Context, idOrName string) (record.Record, error)
 		List(ctx context.Context) ([]*record.Record, error) // newest first; shared, to be read only
 		// Delete returns when the processes are dead and the ID is gone. It succeeds if

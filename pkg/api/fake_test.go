@@ -34,9 +34,12 @@ import (
 type fake struct {
 	mu     sync.Mutex
 	recs   map[string]record.Record
-	hold   chan struct{} // if set, creations last until it is closed
-	fail   error         // of the next Create, Pause, …
-	failed bool          // creations end as Failed
+	hold   chan struct{}        // if set, creations last until it is closed
+	held   chan struct{}        // if set, gets one for each Await that is held
+	fail   error                // of the next Create, Pause, …
+	failed bool                 // creations end as Failed
+	end    func(*record.Record) // if set, creations end so
+	queued bool                 // creations wait for their turn
 	snaps  map[string]record.Snapshot
 	made   map[string]record.Made
 	keys   *fakeKeys
@@ -104,6 +107,10 @@ func (f *fake) finishLocked(id string) {
 	if f.failed {
 		r.State, r.Reason, r.Message = record.Ended, record.CreateFailed, "entrypoint /nope: no such file or directory"
 	}
+	if f.end != nil {
+		r.State = record.Ended
+		f.end(&r)
+	}
 	f.recs[id] = r
 }
 
@@ -112,6 +119,9 @@ func (f *fake) Await(ctx context.Context, id string) (record.Record, error) {
 	hold := f.hold
 	f.mu.Unlock()
 	if hold != nil {
+		if f.held != nil {
+			f.held <- struct{}{}
+		}
 		select {
 		case <-ctx.Done():
 			return record.Record{}, ctx.Err()
@@ -123,6 +133,8 @@ func (f *fake) Await(ctx context.Context, id string) (record.Record, error) {
 	}
 	return f.Get(ctx, id)
 }
+
+func (f *fake) Queued(r *record.Record) bool { return f.queued || r.Spec.Away() }
 
 func (f *fake) Get(_ context.Context, id string) (record.Record, error) {
 	f.mu.Lock()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // The operations that only the API sees from beginning to end. The Manager reports those
@@ -118,7 +119,8 @@ func (in *info) attrs(r *http.Request, took time.Duration) []slog.Attr {
 	add("request", in.requestID)
 	add("actor", in.actor)
 	if in.err != nil {
-		add("err", strings.ReplaceAll(in.err.Error(), "\n", "; "))
+		text, _, _ := strings.Cut(in.err.Error(), record.LastLines)
+		add("err", strings.ReplaceAll(text, "\n", "; "))
 	}
 	return attrs
 }

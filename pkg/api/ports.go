@@ -59,12 +59,16 @@ func (s *Server) recordOf(r *http.Request, id string) (*record.Record, error) {
 }
 
 // endpoint says where a port of a sandbox is reached: by the gateway's listener if
-// there is one, or by the API's own route. It answers for any port and in any state,
-// because SDKs resolve 44772 and 18080 before the sandbox runs.
+// there is one, or by the API's own route. It answers for any port, and also before the
+// sandbox runs, because SDKs resolve 44772 and 18080 at once. Of one that has failed it
+// says why: SDKs would try its agent for half a minute.
 func (s *Server) endpoint(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	port, err := spec.ParsePort(r.PathValue("port"))
 	if err != nil {
 		return err
+	}
+	if rec.Failed() {
+		return gateway.Ended(&rec)
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {

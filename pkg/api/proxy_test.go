@@ -193,7 +193,7 @@ func TestProxyToAgent(t *testing.T) {
 // TestProxyHolds: a request to the agent of a sandbox that is being made waits.
 func TestProxyHolds(t *testing.T) {
 	w := newWorld(t)
-	w.hold = make(chan struct{})
+	w.hold, w.queued = make(chan struct{}), true
 	sb := w.create()
 	at := "/sandboxes/" + sb.ID + "/proxy/"
 	if a := w.do("GET", at+"8000/", ""); a.StatusCode != 503 || a.Header.Get("Retry-After") == "" {

@@ -30,7 +30,7 @@ type sandboxHandlers struct {
 	health     func(record.Record) *wire.Health
 	awaitReady func(context.Context, record.Record) error
 
-	waitLimit time.Duration // the constant, but in tests
+	waitLimit, holdLimit time.Duration // the constants, but in tests
 }
 
 // on returns a handler that looks up the sandbox which the path names, and hands its
@@ -204,7 +204,8 @@ func (s *sandboxHandlers) updateLimits(w http.ResponseWriter, r *http.Request, r
 	return nil
 }
 
-// start starts a sandbox that has ended. It answers as create does.
+// start starts a sandbox that has ended. It answers when the intent is durable or, with
+// ?wait=true or "Prefer: wait", when the sandbox runs or has failed.
 func (s *sandboxHandlers) start(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	wait, err := wantsWait(r)
 	if err != nil {

@@ -152,7 +152,8 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	offer := &s.cfg.Offer
 	s.sandboxes = &sandboxHandlers{
 		sandboxes: sb, images: im, snapshots: sn, guard: guard, offer: offer,
-		host: cfg.Host, notes: cfg.Notes, health: cfg.Health, awaitReady: cfg.AwaitReady, waitLimit: waitLimit,
+		host: cfg.Host, notes: cfg.Notes, health: cfg.Health, awaitReady: cfg.AwaitReady,
+		waitLimit: waitLimit, holdLimit: holdLimit,
 	}
 	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway}
 	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway}

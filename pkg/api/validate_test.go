@@ -103,7 +103,7 @@ func validate(t testing.TB, req *http.Request, body string, resp *http.Response,
 		if err != nil && strings.Contains(err.Error(), "status is not supported") {
 			// OpenSandbox documents none of these; the shape is that of all errors.
 			switch resp.StatusCode {
-			case http.StatusForbidden, http.StatusNotFound, http.StatusTooManyRequests, http.StatusServiceUnavailable,
+			case http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusServiceUnavailable,
 				http.StatusNotImplemented:
 				answer{resp, respBody}.error(t)
 				return

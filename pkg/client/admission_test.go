@@ -17,6 +17,9 @@ func TestLongQueue(t *testing.T) {
 		state := wire.Running
 		if r.Method == http.MethodPost {
 			state = wire.Pending
+			if waits := r.URL.Query().Get("wait") == "true"; waits == (r.Header.Get("Prefer") == "respond-async") {
+				t.Errorf("waits %t, Prefer %q: the daemon holds such an answer for a moment", waits, r.Header.Get("Prefer"))
+			}
 		}
 		io.WriteString(w, `{"id":"tabcdefghijk","status":{"state":"`+state+`"}}`) //nolint:errcheck // read below
 	})

@@ -21,7 +21,8 @@ func sandboxPath(idOrName, rest string) string {
 }
 
 // Create asks for a sandbox. With wait it returns when the sandbox runs or has
-// failed; Status.State says which. A sandbox that failed is not an error here.
+// failed, without it as soon as the daemon has noted it; Status.State says which. A
+// sandbox that failed is not an error here.
 func (c *Client) Create(ctx context.Context, r wire.CreateRequest, wait bool) (wire.Sandbox, error) {
 	sb, _, err := c.CreateTimed(ctx, r, wait)
 	return sb, err
@@ -33,6 +34,8 @@ func (c *Client) CreateTimed(ctx context.Context, r wire.CreateRequest, wait boo
 	req := request{method: http.MethodPost, path: "/sandboxes", json: r}
 	if wait {
 		req.query = url.Values{"wait": {"true"}}
+	} else {
+		req.header = http.Header{"Prefer": {"respond-async"}}
 	}
 	h, err := c.exchange(ctx, req, &sb)
 	if err != nil {

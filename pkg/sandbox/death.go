@@ -54,7 +54,7 @@ func (d *death) lastLines() string {
 	if last == "" {
 		return ""
 	}
-	return "; its last lines:\n" + last
+	return record.LastLines + last
 }
 
 // counts are the kernel's counters of a sandbox.

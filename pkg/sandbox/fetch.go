@@ -19,8 +19,7 @@ const stepImage = "image"
 
 // fetches reports whether the image of a sandbox is not on this host yet.
 func (m launcher) fetches(r *record.Record) bool {
-	return m.life.cfg.Fetch != nil && r.State == record.Creating && r.Spec.ImageURI != "" && r.Spec.Snapshot == "" &&
-		len(r.Spec.Image.Layers) == 0
+	return m.life.cfg.Fetch != nil && r.State == record.Creating && r.Spec.Away()
 }
 
 // launchFetched is launch for a sandbox whose image is not on this host yet. During the
@@ -93,7 +92,7 @@ func (m launcher) fetch(asker context.Context, h *handle, r *record.Record) bool
 // fetchFailed ends a sandbox that has no image.
 func (m launcher) fetchFailed(ctx context.Context, h *handle, r *record.Record, start time.Time, err error) {
 	ctx = context.WithoutCancel(ctx)
-	if ferr := m.life.fail(ctx, r, err); ferr != nil {
+	if _, ferr := m.life.fail(ctx, r, err); ferr != nil {
 		m.life.cfg.Log.Error("cannot end a sandbox whose image was not pulled; the sweep tries again", "sandbox", r.ID, "err", ferr)
 	}
 	m.tracker.remove(h.id, errEnded)

@@ -114,7 +114,11 @@ func (m launcher) provision(asker context.Context, h *handle, r *record.Record) 
 	case errors.Is(cause, errDeleted), errors.Is(cause, errClosing):
 		err = cause // the deletion that cancelled it erases it, or the next daemon ends it
 	default:
-		err = errors.Join(err, m.life.fail(ctx, r, err))
+		ran, ferr := m.life.fail(ctx, r, err)
+		if ran {
+			err = nil
+		}
+		err = errors.Join(err, ferr)
 		m.tracker.remove(h.id, errEnded)
 	}
 	m.life.log(asker, op, r, start, h.steps, err)

@@ -174,19 +174,20 @@ func failure(s record.State, why string) death {
 	return death{reason: record.CreateFailed, message: "could not be created" + why}
 }
 
-// fail ends a sandbox whose creation, or new start, failed with err.
-func (l *life) fail(ctx context.Context, r *record.Record, err error) error {
+// fail ends a sandbox whose creation, or new start, failed with err. It reports whether
+// that was no failure of the host's: the entrypoint ran, and ended by itself.
+func (l *life) fail(ctx context.Context, r *record.Record, err error) (ran bool, _ error) {
 	failed := failure(r.State, clientText(err))
 	if kerr := l.kill(ctx, r.ID); kerr != nil {
 		d := failed
-		return errors.Join(kerr, l.set(ctx, r, record.Stopping, d.write))
+		return false, errors.Join(kerr, l.set(ctx, r, record.Stopping, d.write))
 	}
 	d := l.diagnose(ctx, r)
 	if d.ran && errors.Is(err, errDied) {
 		// It came up and ended before the daemon reached its agent. The record must say
 		// the same as if the daemon had reached it.
 		d.message += d.lastLines()
-		return l.end(ctx, r, d)
+		return true, l.end(ctx, r, d)
 	}
 	switch said := d.message; {
 	case d.code != nil && errors.Is(err, errDied): // the agent said why it gave up
@@ -201,7 +202,7 @@ func (l *life) fail(ctx context.Context, r *record.Record, err error) error {
 	if r.State == record.Creating && errors.Is(err, errTooLong) {
 		d.reason = record.Timeout
 	}
-	return l.end(ctx, r, d)
+	return false, l.end(ctx, r, d)
 }
 
 // clientText says which step of a creation failed and why, as far as a client may know.

@@ -218,8 +218,28 @@ func TestEntrypointFasterThanAgent(t *testing.T) {
 		synctest.Wait()
 		h.exit(r.ID, Obituary{LastOutput: "x"})
 		r, err = m.Await(t.Context(), r.ID)
-		if err != nil || r.State != record.Ended || r.Reason != record.Exited || !r.OK() || r.LastOutput != "x" {
+		if err != nil || r.State != record.Ended || r.Reason != record.Exited || !r.OK() || r.LastOutput != "x" || r.Failed() {
 			t.Fatalf("%+v, %v", r, err)
+		}
+	})
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		var ops []Operation
+		m.life.cfg.OnOperation = func(o Operation) { ops = append(ops, o) }
+		h.gate("agent.Ready " + first)
+		r, err := m.Create(t.Context(), spec())
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		h.exit(r.ID, Obituary{ExitCode: 3, LastOutput: "boom\n"})
+		r, err = m.Await(t.Context(), r.ID)
+		if err != nil || r.Reason != record.Exited || !r.Started.IsZero() || !r.Failed() ||
+			r.Message != "its entrypoint exited with code 3"+record.LastLines+"boom" {
+			t.Fatalf("%+v, %v", r, err)
+		}
+		// That is the guest's failure, and no operator needs to look.
+		if len(ops) != 1 || ops[0].Outcome != "ok" || ops[0].Failed != "" || ops[0].Ended != record.Exited {
+			t.Errorf("operations %+v", ops)
 		}
 	})
 }

@@ -63,6 +63,21 @@ func outcomeOf(err error) string {
 	return string(errs.CodeOf(err))
 }
 
+// programOf is the program of an entrypoint, for the log. Its arguments may be secret.
+func programOf(s *record.Spec) string {
+	if len(s.Entrypoint) == 0 {
+		return ""
+	}
+	program := s.Entrypoint[0]
+	if words := strings.Fields(program); len(s.Entrypoint) == 1 && !s.Literal && len(words) > 0 {
+		program = words[0] // the agent may split it
+	}
+	return strings.ToValidUTF8(program[:min(len(program), maxProgram)], "")
+}
+
+// maxProgram is how many bytes of the name of a program are logged.
+const maxProgram = 120
+
 // log calls OnOperation and writes the one wide line of a finished operation. The log
 // handler adds what the context knows of the request.
 func (l *life) log(ctx context.Context, op string, r *record.Record, start time.Time, steps []Step, err error) {
@@ -75,6 +90,9 @@ func (l *life) log(ctx context.Context, op string, r *record.Record, start time.
 	attrs = append(attrs, slog.String("op", op), slog.String("sandbox", r.ID))
 	if r.Spec.Runtime != "" {
 		attrs = append(attrs, slog.String("runtime", r.Spec.Runtime), slog.String("image", r.Spec.Image.Ref()))
+	}
+	if program := programOf(&r.Spec); o.Up && program != "" {
+		attrs = append(attrs, slog.String("entrypoint", program))
 	}
 	attrs = append(attrs, slog.Duration("dur", o.Took))
 	for _, s := range steps {

@@ -94,6 +94,32 @@ func TestObserved(t *testing.T) {
 	})
 }
 
+// TestProgramInLog: the line of a creation names the program, and none of its arguments.
+func TestProgramInLog(t *testing.T) {
+	for _, tt := range []struct {
+		op         string
+		entrypoint []string
+		literal    bool
+		want       string
+	}{
+		{opCreate, []string{"nginx", "-g", "secret"}, false, " entrypoint=nginx outcome"},
+		{opStart, []string{"tail -f /secret"}, false, " entrypoint=tail outcome"},
+		{opCreate, []string{"my program"}, true, " entrypoint=my program outcome"},
+		{opCreate, []string{" "}, false, " entrypoint=  outcome"},
+		{opCreate, nil, false, " image=: outcome"},
+		{opDelete, []string{"nginx"}, false, " image=: outcome"},
+	} {
+		log := &lines{Handler: slog.DiscardHandler}
+		l := life{cfg: Config{Log: slog.New(log)}}
+		s := spec()
+		s.Entrypoint, s.Literal = tt.entrypoint, tt.literal
+		l.log(t.Context(), tt.op, &record.Record{ID: "daaaaaaaaaaa", Spec: s}, time.Now(), nil, nil)
+		if len(log.all) != 1 || !strings.Contains(log.all[0], tt.want) {
+			t.Errorf("%s %q: %q, want %q", tt.op, tt.entrypoint, log.all, tt.want)
+		}
+	}
+}
+
 // TestOutcomes holds in which words operations end that do not end well.
 func TestOutcomes(t *testing.T) {
 	for err, want := range map[error]string{

@@ -43,7 +43,7 @@ func releaseImage() record.Image {
 func fullSpec() record.Spec {
 	return record.Spec{
 		Name: "lab", Image: releaseImage(), ImageURI: "ubuntu:24.04", Snapshot: "snap-" + releaseID('b'),
-		Runtime: "runsc", Entrypoint: []string{"sleep", "1"},
+		Runtime: "runsc", Entrypoint: []string{"sleep", "1"}, Literal: true,
 		Env: map[string]string{"KEY": "value"}, Labels: map[string]string{"team": "a"}, Timeout: time.Hour, OneShot: true,
 		Limits: record.Limits{
 			MemoryBytes: 1 << 28, CPUMillis: 500, CPUShares: 512, Pids: 64, DiskBytes: 1 << 30,

@@ -16,8 +16,8 @@ import (
 	"github.com/sandboxd/sandboxd/test/official"
 )
 
-// accepted: how long the answer to a creation takes. The daemon answers before it creates
-// anything.
+// accepted: how long the answer to a creation takes if the client prefers it at once
+// (Prefer: respond-async). The daemon answers before it creates anything.
 func accepted(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
 		var took []float64

@@ -52,6 +52,7 @@ var stories = []struct {
 	{"Mischief", tellMischief},
 	{"Aliases", tellAliases},
 	{"Entrypoints", tellEntrypoints},
+	{"Creates", tellCreates},
 	{"Snapshots", tellSnapshots},
 	{"SnapshotsRefused", tellSnapshotsRefused},
 	{"StopAndStart", tellStopAndStart},

@@ -117,6 +117,15 @@ func TestDryRun(t *testing.T) {
 			}
 		}
 	}
+	out, err := exec.Command(filepath.Join(top, "scripts/install.sh"), "--dry-run", "--prefix", prefix).Output()
+	link := "ln -sfn /opt/code-interpreter/code-interpreter.sh " + prefix + "/libexec/sandboxd/agent/code-interpreter.sh\n"
+	if err != nil || !strings.Contains(string(out), link) {
+		t.Errorf("install.sh does not link the code interpreter into the agent's directory: %v\n%s", err, out)
+	}
+	if to, err := os.Readlink(filepath.Join(top, "build/bin/agent/code-interpreter.sh")); err != nil ||
+		!strings.HasPrefix(link, "ln -sfn "+to+" ") {
+		t.Errorf("make build links it to %q, %v", to, err)
+	}
 	if _, err := os.Stat(prefix); err == nil {
 		t.Errorf("a dry run made %s", prefix)
 	}

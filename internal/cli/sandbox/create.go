@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -107,6 +108,9 @@ func createKept(
 ) error {
 	if len(r.Entrypoint) == 0 {
 		r.Extensions[wire.ExtIdle] = "true"
+	}
+	if len(r.Entrypoint) == 1 && strings.ContainsAny(r.Entrypoint[0], " \t\n") {
+		r.Extensions[wire.ExtLiteral] = "true" // a shell has made these arguments
 	}
 	if timeout != 0 {
 		r.Extensions[wire.ExtTimeout] = timeout.String()

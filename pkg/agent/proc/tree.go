@@ -2,6 +2,7 @@ package proc
 
 import (
 	"os"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -16,6 +17,20 @@ import (
 func (p *Process) KillTree() {
 	killAll(p, func() []int { return tree(List(), p.PID, p.Marker) })
 	p.Signal(syscall.SIGKILL, true) //nolint:errcheck // where /proc is not mounted, the group at least
+}
+
+// Waits reports whether p lives, and waits for something with all that it has started:
+// none of them computes, or waits for a disk.
+func (p *Process) Waits() bool {
+	procs, there := List(), false
+	for _, pid := range tree(procs, p.PID, 0) {
+		i := slices.IndexFunc(procs, func(s Stat) bool { return s.PID == pid })
+		if procs[i].State != 'S' && procs[i].State != 'T' {
+			return false
+		}
+		there = there || pid == p.PID
+	}
+	return there
 }
 
 // Urge sends p a SIGURG and, if p slept before that, its process group a SIGINT. A

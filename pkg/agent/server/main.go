@@ -20,7 +20,6 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/files"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
-	"github.com/sandboxd/sandboxd/pkg/agent/shell"
 )
 
 // Options are settings for tests; the zero value is for PID 1.
@@ -62,6 +61,9 @@ func Main(o Options) int {
 	go proc.Guarded(func() {
 		if s.start.script != nil && !s.start.script.take(s.guest, s.entrypoint) {
 			return // live says how it ended
+		}
+		if !s.settle(settleLimit) {
+			return // as above
 		}
 		s.ready.Store(true)
 		time.AfterFunc(time.Second, debug.FreeOSMemory) // memory that only the start needed
@@ -119,9 +121,7 @@ func boot(o Options) (*Server, net.Listener, error) {
 		return nil, nil, err
 	}
 	s.guest.makeEnvFile(envFile)
-	if err := s.prepareEntrypoint(b.Entrypoint); err != nil {
-		return nil, nil, err
-	}
+	s.start = start{argv: b.Entrypoint, literal: b.Literal}
 	addr := o.Listen
 	if addr == "" {
 		addr = fmt.Sprintf("0.0.0.0:%d", agent.Port)
@@ -174,56 +174,6 @@ func (s *Server) serve(ln net.Listener) {
 		s.state.writeObituary(o, nil) //nolint:errcheck // nobody is left to hear
 		os.Exit(1)
 	}
-}
-
-// prepareEntrypoint resolves the entrypoint and makes its working directory.
-func (s *Server) prepareEntrypoint(argv []string) error {
-	if err := os.MkdirAll(s.guest.workdir, 0o755); err != nil {
-		return fmt.Errorf("create the working directory of the image: %w", err)
-	}
-	argv, err := s.guest.entrypointArgs(argv)
-	if err != nil || len(argv) == 0 {
-		return err
-	}
-	c, ends, err := s.commands.New(agent.EntrypointID, strings.Join(argv, " "), 1)
-	if err != nil {
-		return fmt.Errorf("make a pipe for the entrypoint: %w", err)
-	}
-	s.entrypoint, s.start = c, start{ends: ends}
-	s.start.argv, s.start.script, err = s.guest.withPreScript(argv)
-	return err
-}
-
-type start struct {
-	argv   []string
-	ends   []int
-	script *preScript // nil: none is read first
-}
-
-// startEntrypoint starts it as the image's user. On failure it returns the exit code
-// that a shell would have, and an error that says what to correct.
-func (s *Server) startEntrypoint() (int, error) {
-	c := s.entrypoint
-	if c == nil {
-		return 0, nil
-	}
-	argv := s.start.argv
-	l := &command.Launch{
-		Way: command.Way{Path: argv[0], Argv: argv, Env: shell.Environ(s.guest.env)},
-		Dir: s.guest.workdir, Cred: s.guest.cred,
-	}
-	if !strings.Contains(l.Path, "/") {
-		l.Path = shell.LookPath(l.Path, s.guest.env["PATH"])
-	}
-	if script := s.start.script; script != nil {
-		l.More = []uintptr{uintptr(script.end)}
-		defer syscall.Close(script.end)
-	}
-	if err := s.commands.Start(c, l, 0, false, s.start.ends); err != nil {
-		return c.End().Code, err
-	}
-	c.Begin()
-	return 0, nil
 }
 
 // live waits for the end: of the entrypoint, or by a signal.

@@ -78,7 +78,7 @@ type Server struct {
 
 	prestarted []string         // languages whose standing contexts are made at once
 	entrypoint *command.Command // nil without one
-	start      start            // what it is started from
+	start      start            // what it is made of
 	ready      atomic.Bool
 	stopping   atomic.Bool // the entrypoint ended: nothing new is started
 }

@@ -124,12 +124,17 @@ func (g *Gateway) Reachable(ctx context.Context, rec *record.Record, port uint16
 	case record.Deleting:
 		return httperr.NoSandbox(rec.ID)
 	case record.Ended:
-		return errs.New(errs.WrongState, "sandbox %s has ended (%s) and no longer answers: %s", rec.ID, rec.Reason,
-			cmp.Or(rec.Message, "create another sandbox"))
+		return Ended(rec)
 	case record.Pausing, record.Paused:
 		return errs.New(errs.WrongState, "sandbox %s is %s and cannot answer; resume it first", rec.ID, g.cfg.State(rec))
 	}
 	return errs.New(errs.Unavailable, "sandbox %s is %s; try again in a moment", rec.ID, g.cfg.State(rec))
+}
+
+// Ended is the error of a request into a sandbox that has ended.
+func Ended(rec *record.Record) error {
+	return errs.New(errs.WrongState, "sandbox %s has ended (%s) and no longer answers: %s", rec.ID, rec.Reason,
+		cmp.Or(rec.Message, "create another sandbox"))
 }
 
 // drainTime is how long the last bytes of a sandbox that has ended may take to

@@ -50,6 +50,8 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			spec.OneShot, err = extBool(k, v)
 		case wire.ExtIdle:
 			_, err = extBool(k, v)
+		case wire.ExtLiteral:
+			spec.Literal, err = extBool(k, v)
 		case wire.ExtReadOnly:
 			spec.ReadOnly, err = extBool(k, v)
 		case wire.ExtTmpfs:
@@ -70,7 +72,7 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
 					"extension %q is unknown; the extensions of sandboxd are name, runtime, network, allow, timeout, oneshot, idle, "+
-						"readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, "+
+						"literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, "+
 						"ready.retries and ready.start-period, each after \"sandboxd.\"", httperr.Clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
 				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))

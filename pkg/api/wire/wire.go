@@ -28,6 +28,7 @@ const (
 	HeaderRequestID     = "X-Request-ID"
 	HeaderIdempotency   = "Idempotency-Key"           // of POST /sandboxes
 	HeaderReplayed      = "Idempotency-Replayed"      // "true": an earlier request made it (ours)
+	HeaderSandbox       = "Sandboxd-Id"               // of POST /sandboxes: the id, also of one that failed (ours)
 	HeaderSecureAccess  = "OpenSandbox-Secure-Access" // OpenSandbox's: the token of a sandbox made with secureAccess
 	HeaderIngressTo     = "OpenSandbox-Ingress-To"    // of the gateway: {id}-{port}
 	HeaderAccessRenew   = "OpenSandbox-Access-Renew"  // "skip": this access does not renew
@@ -55,6 +56,9 @@ const (
 	ExtTimeout = "sandboxd.timeout" // a Go duration ≥ 1s, instead of Timeout
 	ExtOneShot = "sandboxd.oneshot" // "true": the disk need not survive a crash of the host
 	ExtIdle    = "sandboxd.idle"    // "true": no entrypoint, the agent idles
+	// ExtLiteral "true": an entrypoint of one element names a program, whatever white
+	// space it has. It is never split into words.
+	ExtLiteral = "sandboxd.literal"
 	// ExtReadOnly "true": the root file system is read-only, but for ExtTmpfs.
 	ExtReadOnly = "sandboxd.readonly"
 	// ExtTmpfs is PATH[:size=64m,mode=1777,exec] as docker's, several by ";".

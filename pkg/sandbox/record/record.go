@@ -108,9 +108,23 @@ type Record struct {
 	LastOutput string `json:"lastOutput,omitempty"` // last lines of the entrypoint, ≤ 8 KiB
 }
 
+// LastLines stands before the last output of a sandbox that did not come up, at the end
+// of its Message. No log repeats what follows.
+const LastLines = "; its last lines:\n"
+
 // OK reports whether an ended sandbox ended well: Terminated, not Failed.
 func (r *Record) OK() bool {
 	return r.Reason == Expired || r.Reason == Stopped || r.Reason == Exited && r.ExitCode != nil && *r.ExitCode == 0
+}
+
+// Failed reports whether a sandbox has ended, or is about to, other than well and for
+// good.
+func (r *Record) Failed() bool {
+	end := *r
+	if end.State == Stopping {
+		end.State = Ended
+	}
+	return end.State == Ended && !end.OK() && !end.Restarting()
 }
 
 // NeverRan reports whether the creation of an ended sandbox failed, so that it
@@ -127,6 +141,7 @@ type Spec struct {
 	Snapshot   string            `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
 	Runtime    string            `json:"runtime"`            // "runsc" or "runc"
 	Entrypoint []string          `json:"entrypoint"`
+	Literal    bool              `json:"literal,omitempty"` // an Entrypoint of one element is never split into words
 	Env        map[string]string `json:"env,omitempty"`
 	Labels     map[string]string `json:"labels,omitempty"` // OpenSandbox calls them metadata
 	Timeout    time.Duration     `json:"timeout,omitempty"`
@@ -155,6 +170,9 @@ type Spec struct {
 	Extensions     map[string]string `json:"extensions,omitempty"`
 	NetworkPolicy  []byte            `json:"networkPolicy,omitempty"` // raw JSON as sent
 }
+
+// Away reports whether the image has yet to be pulled.
+func (s *Spec) Away() bool { return s.ImageURI != "" && s.Snapshot == "" && len(s.Image.Layers) == 0 }
 
 // Publish is a TCP port of the sandbox that is served at an address of the host.
 type Publish struct {

@@ -16,7 +16,7 @@ from opensandbox.models.execd_sync import ExecutionHandlersSync
 
 runtime = sys.argv[1]
 where = {
-    "entrypoint": ["/opt/code-interpreter/code-interpreter.sh"],
+    "entrypoint": ["/opt/opensandbox/code-interpreter.sh"],  # its place before June 2026
     "timeout": timedelta(minutes=10),
     "extensions": {"sandboxd.runtime": runtime},
     "resource": {"cpu": "1", "memory": "512Mi"},
