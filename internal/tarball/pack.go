@@ -65,7 +65,7 @@ func Find(name string, follow bool) (Source, error) {
 // BaseOf is the name that what is at a path has in a directory it is copied to; "." means that
 // its contents are.
 func BaseOf(name string) string {
-	if base := path.Base(name); base != "/" && !namesContents(name) {
+	if base := path.Base(path.Clean(name)); base != "/" && !namesContents(name) {
 		return base
 	}
 	return "."

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -80,21 +81,21 @@ func (f *Files) unpackFail(asked, path string, err error) error {
 	if e, ok := errors.AsType[*tarball.Refusal](err); ok && !missing(err) {
 		return reply.Fail(http.StatusBadRequest, reply.BadFile, "copy to %s: %w", asked, e)
 	}
-	if tarball.DiskFull(err) && f.onOwnDisk(path) {
+	if tarball.DiskFull(err) && sameDisk(path, f.StateDir) {
 		return reply.Fail(http.StatusInsufficientStorage, agent.ReasonDiskFull, "copy to %s: %w: %s", asked, err, f.Limits().DiskFull())
 	}
 	return fsFail("copy to "+asked, err)
 }
 
-// onOwnDisk reports whether a path, or the directory above it, is on the disk of the sandbox, and
-// not in a volume or a tmpfs.
-func (f *Files) onOwnDisk(path string) bool {
-	var own, at unix.Stat_t
+// sameDisk reports whether a path, or the directory above it, is on the file system of a directory:
+// if that is the agent's own, it is the disk of the sandbox, and neither a volume nor a tmpfs.
+func sameDisk(path, dir string) bool {
+	var at, own unix.Stat_t
 	err := unix.Stat(path, &at)
 	if err != nil {
-		err = unix.Stat(path+"/..", &at)
+		err = unix.Stat(filepath.Dir(path), &at)
 	}
-	return err == nil && unix.Stat(f.StateDir, &own) == nil && own.Dev == at.Dev
+	return err == nil && unix.Stat(dir, &own) == nil && own.Dev == at.Dev
 }
 
 // archivePath returns the path of the query, as asked and resolved. What follows the name of a
