@@ -70,7 +70,7 @@ func newDaemon(t *testing.T) *daemon {
 	d := &daemon{
 		state: wire.Status{State: wire.Running}, signals: make(chan string, 4), renewed: make(chan struct{}, 100),
 		stdin: make(chan string, 1),
-		exec: func(w io.Writer, _ <-chan string) { exit(w, 0) },
+		exec:  func(w io.Writer, _ <-chan string) { exit(w, 0) },
 	}
 	s := httptest.NewServer(d)
 	t.Cleanup(s.Close)

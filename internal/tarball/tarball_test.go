@@ -26,7 +26,7 @@ var then = time.Unix(1_700_000_000, 123_456_789)
 //	dir/            a directory
 //	name=text       a file
 //	name->target    a symbolic link
-func build(t *testing.T, lines ...string) string {
+func build(t testing.TB, lines ...string) string {
 	t.Helper()
 	dir := t.TempDir()
 	for _, line := range lines {
@@ -297,7 +297,7 @@ func TestHidden(t *testing.T) {
 }
 
 // tarOf writes a tar of entries as they are.
-func tarOf(t *testing.T, entries ...tar.Header) []byte {
+func tarOf(t testing.TB, entries ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
 	tw := tar.NewWriter(&b)

@@ -36,21 +36,22 @@ func newCp(p *command.Program) *cobra.Command {
 		Long: `Copy files and directories between a sandbox and the local file system, as docker cp
 does. Paths in the sandbox begin at /. The sandbox must be running.
 
-  the second path         a file is copied      a directory is copied
-  does not exist          to this path          to this path
-  ends in /, is missing   never: an error       to this path
-  is a file               over this file        never: an error
-  is a directory          into it               into it; with /. at the end of the
-                                                first path, its contents
+  the second path              a file is copied   a directory is copied
+  does not exist               as this path       as this path
+  does not exist, ends in "/"  error              as this path
+  is a file                    over this file     error
+  is a directory               into it            into it; its contents, if the first
+                                                  path ends in "/."
 
-Directories above the second path are not made. Symbolic links are copied as links, also
-a first path that is one, unless -L is given. A second path that is a link is followed.
-Modes, times and hard links are kept. Files in the sandbox belong to root, unless -a is
-given; local files belong to you, without setuid bits. A file that exists is replaced
-once the new one has come in full. A link from a sandbox may point anywhere.
+cp does not make directories above the second path. It copies symbolic links as links,
+also if the first path is one, unless -L is given. It follows a second path that is a
+link. It keeps modes, times and hard links. Files in the sandbox belong to root, unless
+-a is given. Local files belong to you and lose setuid bits. A file that exists is
+replaced once the new one is complete. A link that comes from a sandbox may point
+anywhere.
 
-"-" as the first path reads a tar, also one of gzip, bzip2 or zstd, and unpacks it into a
-directory that exists. "-" as the second path writes a tar.
+"-" as the first path reads a tar and unpacks it into a directory that exists; the tar
+may be compressed with gzip, bzip2 or zstd. "-" as the second path writes a tar.
 
 If anything is not copied, cp names it and fails. Sockets and devices cannot be copied.`,
 		Example: `  sandboxctl cp main.py lab:/tmp/

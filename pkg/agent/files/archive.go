@@ -3,6 +3,7 @@ package files
 import (
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"path/filepath"
 	"strconv"
@@ -59,12 +60,27 @@ func (f *Files) unpack(_ http.ResponseWriter, r *http.Request) error {
 	if o.Owners, err = flag(r, "owners"); err != nil {
 		return err
 	}
+	if b, ok := r.Body.(*lendingBody); ok {
+		b.ReadCloser = whole{b.ReadCloser}
+	}
 	if q := r.URL.Query(); q.Has("name") {
 		err = tarball.Place(r.Body, path, q.Get("name"), o)
 	} else {
 		err = tarball.Unpack(r.Body, path, o)
 	}
 	return f.unpackFail(asked, path, err)
+}
+
+// whole reads as much as there is room for, so that the turn is lent less often: a body comes in
+// pieces of 32 KiB at most.
+type whole struct{ io.ReadCloser }
+
+func (w whole) Read(p []byte) (int, error) {
+	n, err := io.ReadFull(w.ReadCloser, p)
+	if n > 0 {
+		err = nil // it comes again
+	}
+	return n, err
 }
 
 // unpackFail gives an error of package tarball its status.
