@@ -154,6 +154,6 @@ func (u *unpacker) enter(base string, h *tar.Header) error {
 		return err
 	}
 	u.close()
-	u.root, u.dirs = below, map[string]*tar.Header{".": h}
+	u.root, u.dirs = below, map[string]*tar.Header{".": metaOf(h)}
 	return nil
 }

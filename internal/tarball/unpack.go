@@ -181,7 +181,7 @@ func (u *unpacker) makeIn(parent *os.File, base, name string, h *tar.Header) err
 	in := int(parent.Fd())
 	switch h.Typeflag {
 	case tar.TypeDir:
-		u.dirs[name] = h
+		u.dirs[name] = metaOf(h)
 		if there != 0 {
 			return nil
 		}
@@ -267,12 +267,14 @@ func (u *unpacker) close() {
 // replace makes something under another name, and then gives it its own.
 func (u *unpacker) replace(parent *os.File, base string, make func(draft string) error) error {
 	in, draft := int(parent.Fd()), DraftPrefix+rand.Text()
-	// Also after a rename: between two names of one file it does nothing.
-	defer unix.Unlinkat(in, draft, 0) //nolint:errcheck // mostly it is gone
-	if err := make(draft); err != nil {
-		return err
+	err := make(draft)
+	if err == nil {
+		err = unix.Renameat(in, draft, in, base)
 	}
-	return unix.Renameat(in, draft, in, base)
+	if err != nil {
+		unix.Unlinkat(in, draft, 0) //nolint:errcheck // it may not have been made
+	}
+	return err
 }
 
 func (u *unpacker) file(parent *os.File, base string, there uint32, h *tar.Header) error {
@@ -293,7 +295,10 @@ func (u *unpacker) file(parent *os.File, base string, there uint32, h *tar.Heade
 		if err := u.fmeta(f, h); err != nil {
 			return err
 		}
-		return setTime(in, draft, h)
+		if err := setTime(in, draft, h); err != nil {
+			return err
+		}
+		return flush(fd)
 	})
 	if f != nil {
 		defer f.Close()
@@ -301,10 +306,17 @@ func (u *unpacker) file(parent *os.File, base string, there uint32, h *tar.Heade
 	if there == unix.S_IFREG && (errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EXDEV)) {
 		return u.overwrite(in, base, f, h) // a file mounted by itself, as /etc/resolv.conf
 	}
-	if err == nil {
-		err = f.Close() // some file systems notice only now that they are full
-	}
 	return err
+}
+
+// flush does what close(2) does to a file that stays open: some file systems notice only then that
+// they are full.
+func flush(fd int) error {
+	other, err := unix.Dup(fd)
+	if err != nil {
+		return err
+	}
+	return unix.Close(other)
 }
 
 // overwrite writes a file in place that cannot be replaced.
@@ -368,9 +380,13 @@ func (u *unpacker) link(parent *os.File, base, to string) error {
 		return err
 	}
 	defer dir.Close()
-	return u.replace(parent, base, func(draft string) error {
-		return unix.Linkat(int(dir.Fd()), path.Base(first), int(parent.Fd()), draft, 0)
-	})
+	from, name, in := int(dir.Fd()), path.Base(first), int(parent.Fd())
+	var old, have unix.Stat_t
+	if unix.Fstatat(from, name, &old, unix.AT_SYMLINK_NOFOLLOW) == nil && unix.Fstatat(in, base, &have, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+		old.Dev == have.Dev && old.Ino == have.Ino {
+		return nil // rename(2) would do nothing, and leave the draft
+	}
+	return u.replace(parent, base, func(draft string) error { return unix.Linkat(from, name, in, draft, 0) })
 }
 
 // mode is that of an entry, as chmod(2) takes it.
@@ -408,6 +424,11 @@ func setTime(in int, name string, h *tar.Header) error {
 		return nil // a year that no file system has
 	}
 	return unix.UtimesNanoAt(in, name, []unix.Timespec{t, t}, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+// metaOf is what finish needs of a header, which may be large.
+func metaOf(h *tar.Header) *tar.Header {
+	return &tar.Header{Typeflag: h.Typeflag, Mode: h.Mode, Uid: h.Uid, Gid: h.Gid, ModTime: h.ModTime}
 }
 
 // finish gives a directory its attributes.
