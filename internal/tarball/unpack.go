@@ -182,7 +182,7 @@ func (u *unpacker) makeIn(parent *os.File, base, name string, h *tar.Header) err
 	switch h.Typeflag {
 	case tar.TypeDir:
 		u.dirs[name] = metaOf(h)
-		if there != 0 {
+		if there {
 			return nil
 		}
 		return unix.Mkdirat(in, base, 0o700)
@@ -206,28 +206,27 @@ func (u *unpacker) makeIn(parent *os.File, base, name string, h *tar.Header) err
 	case tar.TypeLink:
 		return u.link(parent, base, h.Linkname)
 	}
-	return u.file(parent, base, there, h)
+	return u.file(parent, base, h)
 }
 
-// meet looks at what has the name already, and returns its type: a directory and something else do
-// not replace each other.
-func (u *unpacker) meet(parent *os.File, base string, h *tar.Header) (there uint32, err error) {
+// meet reports whether something has the name already. A directory and something else do not
+// replace each other.
+func (u *unpacker) meet(parent *os.File, base string, h *tar.Header) (there bool, err error) {
 	var st unix.Stat_t
 	switch err := unix.Fstatat(int(parent.Fd()), base, &st, unix.AT_SYMLINK_NOFOLLOW); {
 	case errors.Is(err, unix.ENOENT):
-		return 0, nil
+		return false, nil
 	case err != nil:
-		return 0, err
+		return false, err
 	}
-	there = st.Mode & unix.S_IFMT
-	at := path.Join(parent.Name(), base)
+	at, dir := path.Join(parent.Name(), base), st.Mode&unix.S_IFMT == unix.S_IFDIR
 	switch {
-	case there == unix.S_IFDIR && h.Typeflag != tar.TypeDir:
-		return 0, refuse("%s is a directory, and cannot be overwritten with something else", at)
-	case there != unix.S_IFDIR && h.Typeflag == tar.TypeDir:
-		return 0, refuse("%s is not a directory, and cannot be overwritten with one", at)
+	case dir && h.Typeflag != tar.TypeDir:
+		return true, refuse("%s is a directory, and cannot be overwritten with something else", at)
+	case !dir && h.Typeflag == tar.TypeDir:
+		return true, refuse("%s is not a directory, and cannot be overwritten with one", at)
 	}
-	return there, nil
+	return true, nil
 }
 
 // parent opens a directory of root, and makes what is missing of it.
@@ -277,63 +276,29 @@ func (u *unpacker) replace(parent *os.File, base string, make func(draft string)
 	return err
 }
 
-func (u *unpacker) file(parent *os.File, base string, there uint32, h *tar.Header) error {
+func (u *unpacker) file(parent *os.File, base string, h *tar.Header) error {
 	if u.Untrusted && sparse(h) {
 		return refuse("the tar holds the file %.80q with holes, which no agent sends", h.Name)
 	}
 	in := int(parent.Fd())
-	var f *os.File
-	err := u.replace(parent, base, func(draft string) error {
-		fd, err := unix.Openat(in, draft, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	return u.replace(parent, base, func(draft string) error {
+		fd, err := unix.Openat(in, draft, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 		if err != nil {
 			return err
 		}
-		f = os.NewFile(uintptr(fd), path.Join(parent.Name(), base))
-		if err := u.fill(f, h.Size); err != nil {
+		f := os.NewFile(uintptr(fd), path.Join(parent.Name(), base))
+		err = u.fill(f, h.Size)
+		if err == nil {
+			err = u.fmeta(f, h)
+		}
+		if cerr := f.Close(); err == nil { // some file systems notice only now that they are full
+			err = cerr
+		}
+		if err != nil {
 			return err
 		}
-		if err := u.fmeta(f, h); err != nil {
-			return err
-		}
-		if err := setTime(in, draft, h); err != nil {
-			return err
-		}
-		return flush(fd)
+		return setTime(in, draft, h)
 	})
-	if f != nil {
-		defer f.Close()
-	}
-	if there == unix.S_IFREG && (errors.Is(err, unix.EBUSY) || errors.Is(err, unix.EXDEV)) {
-		return u.overwrite(in, base, f, h) // a file mounted by itself, as /etc/resolv.conf
-	}
-	return err
-}
-
-// flush does what close(2) does to a file that stays open: some file systems notice only then that
-// they are full.
-func flush(fd int) error {
-	other, err := unix.Dup(fd)
-	if err != nil {
-		return err
-	}
-	return unix.Close(other)
-}
-
-// overwrite writes a file in place that cannot be replaced.
-func (u *unpacker) overwrite(in int, base string, from *os.File, h *tar.Header) error {
-	fd, err := unix.Openat(in, base, unix.O_WRONLY|unix.O_TRUNC|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	f := os.NewFile(uintptr(fd), from.Name())
-	defer f.Close()
-	if _, err := io.Copy(f, io.NewSectionReader(from, 0, h.Size)); err != nil {
-		return err
-	}
-	if err := u.fmeta(f, h); err != nil {
-		return err
-	}
-	return setTime(in, base, h)
 }
 
 // sparse reports whether the tar says where the holes of a file are instead of sending them.
@@ -351,6 +316,7 @@ var zeros [bufferSize]byte
 // fill writes the content of the entry. Long runs of zeros become holes, so that a file with holes
 // takes no more room than where it came from.
 func (u *unpacker) fill(f *os.File, size int64) error {
+	hole := false // at the end so far
 	for at := int64(0); at < size; {
 		b := u.buf[:min(size-at, bufferSize)]
 		if _, err := io.ReadFull(u.tr, b); err != nil {
@@ -359,14 +325,17 @@ func (u *unpacker) fill(f *os.File, size int64) error {
 			}
 			return &Broken{err}
 		}
-		if !bytes.Equal(b, zeros[:len(b)]) {
+		if hole = bytes.Equal(b, zeros[:len(b)]); !hole {
 			if _, err := f.WriteAt(b, at); err != nil {
 				return err
 			}
 		}
 		at += int64(len(b))
 	}
-	return f.Truncate(size)
+	if hole {
+		return f.Truncate(size)
+	}
+	return nil
 }
 
 // link makes a hard link to an earlier entry.
