@@ -24,8 +24,8 @@ const module = "github.com/sandboxd/sandboxd/"
 var layers = [][]string{
 	0: {
 		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/durable", "internal/dump",
-		"internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd", "internal/testcache",
-		"pkg/errs",
+		"internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd", "internal/tarball",
+		"internal/testcache", "pkg/errs",
 	},
 	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine"},
 	2: {
@@ -69,8 +69,9 @@ var walls = []struct {
 	{"gvisor.dev/gvisor", nil, "tools/runsc holds the only pin"},
 }
 
-// sandboxctl must stay a client: any client can do what it can do.
-var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent", "pkg/api/wire"}
+// sandboxctl must stay a client: any client can do what it can do. internal/tarball knows files and
+// no daemon.
+var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent", "pkg/api/wire", "internal/tarball"}
 
 type source struct {
 	dir, path string // relative to the module

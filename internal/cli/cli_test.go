@@ -6,12 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -63,17 +61,16 @@ type daemon struct {
 	cpu      int64         // of lab, in GET /stats
 	lease    time.Duration // of a sandbox; 0: none
 	renewed  chan struct{}
-	files    map[string]string
 	uploads  []string              // archives: query, length, beginning
-	tree     string                // JSON of directories/list
 	before   func(r *http.Request) // each answer
+	ofFiles  func(w http.ResponseWriter, r *http.Request, path string)
 }
 
 func newDaemon(t *testing.T) *daemon {
 	d := &daemon{
 		state: wire.Status{State: wire.Running}, signals: make(chan string, 4), renewed: make(chan struct{}, 100),
-		stdin: make(chan string, 1), files: map[string]string{},
-		exec: func(w io.Writer, _ <-chan string) { exit(w, 0) },
+		stdin: make(chan string, 1),
+		exec:  func(w io.Writer, _ <-chan string) { exit(w, 0) },
 	}
 	s := httptest.NewServer(d)
 	t.Cleanup(s.Close)
@@ -201,6 +198,10 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 		}
 		return
 	}
+	if strings.HasPrefix(p, "/files/") {
+		d.ofFiles(w, r, p)
+		return
+	}
 	switch p {
 	case "/session":
 		json.NewDecoder(r.Body).Decode(&d.line)             //nolint:errcheck // the test sees what is missing
@@ -230,44 +231,6 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 		io.WriteString(w, log[n:]) //nolint:errcheck // the test sees what is missing
 		if r.URL.Query().Has("follow") {
 			io.WriteString(w, "later\n") //nolint:errcheck // the test sees what is missing
-		}
-	case "/files/info":
-		name := r.URL.Query().Get("path")
-		if _, ok := d.files[name]; ok || d.tree != "" && name == "/dir" {
-			typ := map[bool]string{true: "file", false: "directory"}[ok]
-			fmt.Fprintf(w, `{%q:{"path":%q,"type":%q,"mode":600}}`, name, name, typ)
-			return
-		}
-		w.WriteHeader(404)
-		io.WriteString(w, `{"code":"FILE_NOT_FOUND","message":"no such file"}`) //nolint:errcheck // the test sees what is missing
-	case "/files/download":
-		if r.URL.Query().Get("path") == "/torn" {
-			w.Header().Set("Content-Length", "2000000") // more than comes
-		}
-		io.WriteString(w, d.files[r.URL.Query().Get("path")]) //nolint:errcheck // the test sees what is missing
-	case "/directories/list":
-		io.WriteString(w, d.tree) //nolint:errcheck // the test sees what is missing
-	case "/directories":
-		var m map[string]agent.FileMode
-		json.NewDecoder(r.Body).Decode(&m) //nolint:errcheck // the test sees what is missing
-		for name, fm := range m {
-			d.files[name] = fmt.Sprint("dir ", fm.Mode)
-		}
-	case "/files/upload":
-		mr, _ := r.MultipartReader()
-		for {
-			meta, err := mr.NextPart()
-			if err != nil {
-				return
-			}
-			var m struct {
-				Path string
-				Mode int
-			}
-			json.NewDecoder(meta).Decode(&m) //nolint:errcheck // the test sees what is missing
-			part, _ := mr.NextPart()
-			b, _ := io.ReadAll(part)
-			d.files[m.Path] = fmt.Sprint(m.Mode, " ", string(b))
 		}
 	default:
 		http.NotFound(w, r)
@@ -703,113 +666,6 @@ func TestOutput(t *testing.T) {
 	}
 	if r := d.run(t, "completion", "bash"); r.code != 0 || !strings.Contains(r.out, "sandboxctl") {
 		t.Errorf("completion: %d", r.code)
-	}
-}
-
-func TestCp(t *testing.T) {
-	d := newDaemon(t)
-	here := t.TempDir()
-	write := func(name, text string, mode os.FileMode) {
-		t.Helper()
-		p := filepath.Join(here, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o755), os.WriteFile(p, []byte(text), mode)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	write("src/a.txt", "A", 0o644)
-	write("src/sub/b.sh", "B", 0o755)
-	if err := os.Symlink("/etc/passwd", filepath.Join(here, "src/link")); err != nil {
-		t.Fatal(err)
-	}
-	src := filepath.Join(here, "src")
-	for _, args := range [][]string{{src + "/a.txt", "lab:/tmp/"}, {src + "/a.txt", "lab:/new"}, {"-", "lab:/typed"}} {
-		if r := d.run(t, append([]string{"cp"}, args...)...); r.code != 0 {
-			t.Errorf("%v: %+v", args, r)
-		}
-	}
-	r := d.run(t, "cp", src, "lab:/w/")
-	if r.code != 0 || !strings.Contains(r.errout, "left out") {
-		t.Errorf("%+v", r)
-	}
-	for name, want := range map[string]string{
-		"/tmp/a.txt": "644 A", "/new": "644 A", "/typed": "644 typed", "/w/src": "dir 755", "/w/src/a.txt": "644 A",
-		"/w/src/sub": "dir 755", "/w/src/sub/b.sh": "755 B",
-	} {
-		if d.files[name] != want {
-			t.Errorf("%s is %q, want %q", name, d.files[name], want)
-		}
-	}
-	if _, ok := d.files["/w/src/link"]; ok {
-		t.Error("a link was followed")
-	}
-	d.files = map[string]string{"/etc/x": "X", "/dir/f": "F", "/dir/d/g": "G"}
-	d.tree = `[{"path":"/dir/d","type":"directory","mode":755},{"path":"/dir/d/g","type":"file","mode":4755},` +
-		`{"path":"/dir/f","type":"file","mode":600},{"path":"/dir/l","type":"symlink"}]`
-	out := filepath.Join(here, "out")
-	if r := d.run(t, "cp", "lab:/dir", out); r.code != 0 {
-		t.Errorf("%+v", r)
-	}
-	if r := d.run(t, "cp", "lab:/etc/x", "-"); r.out != "X" {
-		t.Errorf("%+v", r)
-	}
-	for name, want := range map[string]string{"f": "F", "d/g": "G"} {
-		if b, err := os.ReadFile(filepath.Join(out, name)); string(b) != want {
-			t.Errorf("%s: %q %v", name, b, err)
-		}
-	}
-	if fi, err := os.Stat(filepath.Join(out, "d/g")); err != nil || fi.Mode() != 0o755 {
-		t.Errorf("a setuid bit came along: %v %v", fi.Mode(), err)
-	}
-	// A copy that breaks off leaves what was there, and nothing beside it.
-	d.files["/torn"] = strings.Repeat("T", 1<<20)
-	write("kept/torn", "old", 0o644)
-	if r := d.run(t, "cp", "lab:/torn", filepath.Join(here, "kept/torn")); r.code != 125 {
-		t.Errorf("%+v", r)
-	}
-	if b, err := os.ReadFile(filepath.Join(here, "kept/torn")); string(b) != "old" {
-		t.Errorf("%.10q %v", b, err)
-	}
-	if all, err := os.ReadDir(filepath.Join(here, "kept")); len(all) != 1 {
-		t.Errorf("left: %v %v", all, err)
-	}
-	// Links are written through, devices written to, modes kept.
-	write("kept/secret", "old", 0o600)
-	write("elsewhere", "old", 0o644)
-	for link, to := range map[string]string{"kept/out": filepath.Join(here, "elsewhere"), "kept/null": os.DevNull, "kept/in": "secret"} {
-		if err := os.Symlink(to, filepath.Join(here, link)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, name := range []string{"out", "null", "in"} {
-		if r := d.run(t, "cp", "lab:/etc/x", filepath.Join(here, "kept", name)); r.code != 0 {
-			t.Errorf("%s: %+v", name, r)
-		}
-		if fi, err := os.Lstat(filepath.Join(here, "kept", name)); err != nil || fi.Mode()&fs.ModeSymlink == 0 {
-			t.Errorf("%s is no link any more: %v", name, err)
-		}
-	}
-	for name, want := range map[string]fs.FileMode{"elsewhere": 0o644, "kept/secret": 0o600} {
-		fi, err := os.Stat(filepath.Join(here, name))
-		b, readErr := os.ReadFile(filepath.Join(here, name))
-		if errors.Join(err, readErr) != nil || string(b) != "X" || fi.Mode() != want {
-			t.Errorf("%s: %q, %v", name, b, errors.Join(err, readErr))
-		}
-	}
-	// But not those that a guest has made us meet.
-	d.tree = `[{"path":"/dir/out","type":"file","mode":644}]`
-	d.files["/dir/out"] = "evil"
-	if r := d.run(t, "cp", "lab:/dir/.", filepath.Join(here, "kept")); r.code != 125 || !strings.Contains(r.errout, "not a regular file") {
-		t.Errorf("%+v", r)
-	}
-	// What a guest says a file is called is no path here.
-	for _, p := range []string{"/dir/../../../" + here + "/pwned", "/etc/cron.d/x", "/dir//" + here + "/pwned", "/dir/"} {
-		d.tree = fmt.Sprintf(`[{"path":%q,"type":"file","mode":644}]`, p)
-		if r := d.run(t, "cp", "lab:/dir", filepath.Join(here, "evil")); r.code != 125 {
-			t.Errorf("%s: %+v", p, r)
-		}
-	}
-	if _, err := os.Stat(filepath.Join(here, "pwned")); err == nil {
-		t.Error("a guest wrote outside of the destination")
 	}
 }
 

@@ -35,6 +35,9 @@
 //   - GET /ping answers with X-Sandboxd-Agent-Protocol.
 //   - POST /command with Accept: application/vnd.sandboxd.frames answers raw
 //     frames instead of events, so that output arrives byte for byte.
+//   - GET /files/archive?path=&follow= answers with a tar; with that Accept header
+//     in frames, of which the last has the error if the tar is not complete.
+//   - PUT /files/archive?path=&name=&owners= unpacks a tar; see docs/design/agent.md.
 //
 // # Frames
 //

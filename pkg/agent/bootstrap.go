@@ -43,6 +43,24 @@ type Limits struct {
 	Pids        int64 `json:"pids,omitempty"`
 }
 
+// DiskFull says that the limit of the disk is reached, for people.
+func (l Limits) DiskFull() string {
+	if l.DiskBytes <= 0 {
+		return "the disk limit of the sandbox is reached"
+	}
+	return fmt.Sprintf("the disk limit of the sandbox, %s, is reached", amount(l.DiskBytes))
+}
+
+// amount writes bytes as a limit is given: 64Mi.
+func amount(n int64) string {
+	for i, unit := range []string{"Ti", "Gi", "Mi", "Ki"} {
+		if u := int64(1) << (40 - 10*i); n >= u && n%u == 0 {
+			return fmt.Sprintf("%d%s", n/u, unit)
+		}
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
+
 // Line returns b as the line PID 1 reads.
 func (b *Bootstrap) Line() ([]byte, error) {
 	line, err := json.Marshal(b)

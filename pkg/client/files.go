@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/textproto"
 	"net/url"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -229,21 +228,4 @@ func (c Files) Stat(ctx context.Context, path string) (agent.FileInfo, error) {
 		return fi, errs.New(errs.Internal, "the agent of sandbox %s sent no information on %s", c.name, path)
 	}
 	return fi, nil
-}
-
-// List lists a directory of a sandbox, depth levels deep.
-func (c Files) List(ctx context.Context, path string, depth int) ([]agent.FileInfo, error) {
-	return ask[[]agent.FileInfo](ctx, c.daemon, request{
-		method: http.MethodGet, path: c.agentPath("/directories/list"),
-		query: url.Values{"path": {path}, "depth": {strconv.Itoa(depth)}},
-	})
-}
-
-// Mkdir makes directories, parents too; modes as in Upload.
-func (c Files) Mkdir(ctx context.Context, modes map[string]int) error {
-	body := map[string]agent.FileMode{}
-	for p, m := range modes {
-		body[p] = agent.FileMode{Mode: m}
-	}
-	return c.do(ctx, request{method: http.MethodPost, path: c.agentPath("/directories"), json: body}, nil)
 }

@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -100,18 +101,21 @@ func tellFull(t *testing.T, l *lab) {
 		return err
 	})
 	var all sync.WaitGroup
-	body := strings.Repeat("x", 1<<20)
+	body := filepath.Join(t.TempDir(), "enough")
+	if err := os.WriteFile(body, bytes.Repeat([]byte("x"), 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for i := range 32 {
 		all.Go(func() { l.ctl("exec", id, "--", "true") })
 		all.Go(func() {
-			if r := l.feed(strings.NewReader(body), "cp", "-", fmt.Sprintf("%s:/root/%d", id, i)); r.code != 0 {
+			if r := l.ctl("cp", body, fmt.Sprintf("%s:/root/%d", id, i)); r.code != 0 {
 				t.Errorf("an upload into a full sandbox: %+v", r)
 			}
 		})
 	}
 	all.Wait()
 	l.wants(l.ctl("exec", id, "--", "true"), 126, "")
-	l.feed(strings.NewReader("y"), "cp", "-", id+":/root/enough")
+	l.ok("cp", body, id+":/root/")
 	eventually(t, 20*time.Second, func() error {
 		if r := l.ctl("exec", id, "--", "true"); r.code != 0 {
 			return fmt.Errorf("%+v", r)

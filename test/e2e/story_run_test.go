@@ -5,8 +5,10 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -198,7 +200,7 @@ func tellLab(t *testing.T, l *lab) {
 	stop()
 }
 
-// tellCopy: files and trees in both directions, byte for byte.
+// tellCopy: cp does what docker cp does, byte for byte, in both directions.
 func tellCopy(t *testing.T, l *lab) {
 	id := l.make("base", "--disk", "1Gi")
 	dir := t.TempDir()
@@ -213,28 +215,62 @@ func tellCopy(t *testing.T, l *lab) {
 			t.Fatal(err)
 		}
 	}
+	then := time.Unix(1_600_000_000, 0)
+	if err := errors.Join(os.Symlink("sub/../a", filepath.Join(dir, "tree", "link")), os.Chown(filepath.Join(dir, "tree", "a"), 12, 13),
+		os.Link(filepath.Join(dir, "tree", "a"), filepath.Join(dir, "tree", "hard")),
+		os.Chtimes(filepath.Join(dir, "tree", "a"), then, then)); err != nil {
+		t.Fatal(err)
+	}
 	l.ok("cp", filepath.Join(dir, "big"), id+":/tmp/")
 	l.ok("cp", id+":/tmp/big", filepath.Join(dir, "back"))
 	if back, err := os.ReadFile(filepath.Join(dir, "back")); err != nil || !bytes.Equal(back, big) {
 		t.Errorf("50 MB came back as %d bytes, %v", len(back), err)
 	}
+	const census = "find . ! -type d | sort && stat -c '%a %Y %h %u:%g' a && readlink link"
+	const all = "./a\n./hard\n./link\n./sub/b\n./sub/c d\n640 1600000000 2 "
 	l.ok("cp", filepath.Join(dir, "tree"), id+":/srv")
-	out := l.ok("exec", id, "--", "sh", "-c", "cd /srv/tree && find . -type f | sort && stat -c %a a")
-	if out != "./a\n./sub/b\n./sub/c d\n640\n" {
-		t.Errorf("the tree arrived as %q", out)
+	l.ok("cp", "-a", filepath.Join(dir, "tree"), id+":/srv/kept")
+	for where, owner := range map[string]string{"/srv/tree": "0:0", "/srv/kept": "12:13"} {
+		if out := l.ok("exec", id, "--", "sh", "-c", "cd "+where+" && "+census); out != all+owner+"\nsub/../a\n" {
+			t.Errorf("%s arrived as %q", where, out)
+		}
 	}
 	l.ok("cp", id+":/srv/tree", filepath.Join(dir, "tree2"))
-	if b, err := os.ReadFile(filepath.Join(dir, "tree2", "sub", "c d")); err != nil || string(b) != "c" {
-		t.Errorf("the tree came back with %q, %v", b, err)
+	l.ok("cp", id+":/srv/tree/.", filepath.Join(dir, "tree2"))
+	packed := l.ctl("cp", id+":/srv/tree", "-")
+	if packed.code != 0 || packed.errout != "" {
+		t.Errorf("%d %s", packed.code, packed.errout)
 	}
-	if r := l.feed(strings.NewReader("piped"), "cp", "-", id+":/tmp/piped"); r.code != 0 {
+	unpack := exec.Command("tar", "-C", t.TempDir(), "-x")
+	unpack.Stdin = strings.NewReader(packed.out)
+	if out, err := unpack.CombinedOutput(); err != nil {
+		t.Errorf("tar: %s %v", out, err)
+	}
+	for _, at := range []string{filepath.Join(dir, "tree2"), filepath.Join(unpack.Args[2], "tree")} {
+		out, err := exec.Command("sh", "-c", "cd "+at+" && "+census).CombinedOutput()
+		if err != nil || string(out) != all+"0:0\nsub/../a\n" {
+			t.Errorf("%s came back as %q, %v", at, out, err)
+		}
+	}
+	l.ok("exec", id, "--", "mkdir", "/srv/in")
+	if r := l.feed(strings.NewReader(packed.out), "cp", "-", id+":/srv/in"); r.code != 0 {
 		t.Errorf("%+v", r)
 	}
-	if r := l.ctl("cp", id+":/tmp/piped", "-"); r.out != "piped" || r.code != 0 {
-		t.Errorf("%+v", r)
+	if out := l.ok("exec", id, "--", "cat", "/srv/in/tree/link"); out != "a" {
+		t.Errorf("the tar was unpacked to %q", out)
 	}
+	l.wants(l.feed(strings.NewReader(packed.out[:len(packed.out)/2]), "cp", "-", id+":/srv/in"), 125, "cut off")
+	l.wants(l.ctl("cp", filepath.Join(dir, "big"), id+":/no/such"), 125, "/no does not exist; create it first")
 	l.wants(l.ctl("cp", id+":/no/such/file", dir), 125, "/no/such/file")
 	l.wants(l.ctl("cp", filepath.Join(dir, "nothing"), id+":/tmp"), 125, "nothing")
+
+	// A disk that is full is named, and of the file that did not fit there is nothing.
+	small := l.make("base", "--disk", "64Mi")
+	l.ok("cp", filepath.Join(dir, "big"), small+":/srv/1")
+	l.wants(l.ctl("cp", filepath.Join(dir, "big"), small+":/srv/2"), 125, "no space left on device", "64Mi", "give it more with --disk")
+	if out := l.ok("exec", small, "--", "ls", "-A", "/srv"); out != "1\n" {
+		t.Errorf("a full disk holds %q", out)
+	}
 }
 
 // tellFollow: logs arrive while the command runs, and -f ends when it does, or

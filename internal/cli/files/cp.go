@@ -1,50 +1,97 @@
 package files
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
-	"path"
-	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/internal/tarball"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-func newCp(p *command.Program) *cobra.Command {
-	return &cobra.Command{
-		Use:   "cp SANDBOX:PATH PATH | PATH SANDBOX:PATH",
-		Short: "Copy files and directories between a sandbox and the local file system",
-		Long: `Copy files and directories between a sandbox and the local file system.
+// copying is one run of cp.
+type copying struct {
+	cl      *client.Client
+	sandbox string
+	src     string
+	dst     string
 
-A directory is copied with everything below it: into PATH if that is a directory, else
-as PATH. "-" is standard input or output, for one file. cp leaves symbolic links out and
-names them on standard error.`,
+	owners, follow, quiet bool
+}
+
+func newCp(p *command.Program) *cobra.Command {
+	var c copying
+	cmd := &cobra.Command{
+		Use:   "cp [-aLq] SANDBOX:PATH PATH|- | PATH|- SANDBOX:PATH",
+		Short: "Copy files and directories between a sandbox and the local file system",
+		Long: `Copy files and directories between a sandbox and the local file system, as docker cp
+does. Paths in the sandbox begin at /. The sandbox must be running.
+
+  the second path              a file is copied   a directory is copied
+  does not exist               as this path       as this path
+  does not exist, ends in "/"  error              as this path
+  is a file                    over this file     error
+  is a directory               into it            into it; its contents, if the first
+                                                  path ends in "/."
+
+cp does not make directories above the second path. It copies symbolic links as links,
+also if the first path is one, unless -L is given. It follows a second path that is a
+link. It keeps modes, times and hard links. Files in the sandbox belong to root, unless
+-a is given. Local files belong to you and lose setuid bits. A file that exists is
+replaced once the new one is complete. A link that comes from a sandbox may point
+anywhere.
+
+"-" as the first path reads a tar and unpacks it into a directory that exists; the tar
+may be compressed with gzip, bzip2 or zstd. "-" as the second path writes a tar.
+
+If anything is not copied, cp names it and fails. Sockets and devices cannot be copied.`,
 		Example: `  sandboxctl cp main.py lab:/tmp/
-  sandboxctl cp lab:/var/log/. logs`,
+  sandboxctl cp lab:/var/log/. logs
+  tar -c src | sandboxctl cp - lab:/srv
+  sandboxctl cp lab:/etc - | tar -t`,
 		Args: cobra.ExactArgs(2),
-		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			from, src := splitRemote(args[0])
-			to, dst := splitRemote(args[1])
-			switch {
-			case from == "" && to != "":
-				return copyIn(ctx, cl, src, to, dst)
-			case from != "" && to == "":
-				return copyOut(ctx, cl, from, src, dst)
-			}
-			return errs.New(errs.Invalid, "one argument must be SANDBOX:PATH and the other a local path; "+
-				"write ./a:b for a local file whose name contains a colon")
-		}),
 	}
+	cmd.RunE = p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+		c.cl = cl
+		if !cmd.Flags().Changed("quiet") {
+			c.quiet = !command.IsTerminal(os.Stdout)
+		}
+		return c.run(ctx, args[0], args[1])
+	})
+	cmd.Flags().BoolVarP(&c.owners, "archive", "a", false, "keep users and groups, by number, when copying to a sandbox")
+	cmd.Flags().BoolVarP(&c.follow, "follow-link", "L", false, "follow the first path if it is a symbolic link")
+	cmd.Flags().BoolVarP(&c.quiet, "quiet", "q", false, "print no progress and no summary (default if standard output is no terminal)")
+	return cmd
+}
+
+func (c *copying) run(ctx context.Context, from, to string) error {
+	box, src := splitRemote(from)
+	otherBox, dst := splitRemote(to)
+	c.src, c.dst = src, dst
+	switch {
+	case from == "" || to == "":
+		return errs.New(errs.Invalid, "a path is empty; name a file or a directory")
+	case box != "" && otherBox != "":
+		return errs.New(errs.Unsupported, "cp does not copy between sandboxes; copy through this host: "+
+			"sandboxctl cp %s - | sandboxctl cp - %s", from, to)
+	case otherBox != "":
+		c.sandbox = otherBox
+		return c.in(ctx)
+	case box != "":
+		c.sandbox = box
+		return c.out(ctx)
+	}
+	return errs.New(errs.Invalid, "one argument must be SANDBOX:PATH and the other a local path; "+
+		"write ./a:b for a local file whose name contains a colon")
 }
 
 // splitRemote takes SANDBOX:PATH apart; sandbox is empty for a path here.
@@ -59,123 +106,116 @@ func splitRemote(s string) (sandbox, p string) {
 	return name, p
 }
 
-// target says where in a sandbox a source named base goes: into dst if that is
-// a directory or looks like one, else it becomes dst.
-func target(ctx context.Context, cl *client.Client, sandbox, dst, base string) (string, error) {
-	if strings.HasSuffix(dst, "/") {
-		return path.Join(dst, base), nil
+// in copies to the sandbox.
+func (c *copying) in(ctx context.Context) error {
+	to := client.Target{Path: c.dst, Owners: c.owners}
+	if c.src == "-" {
+		return c.inTar(ctx, to)
 	}
-	fi, err := cl.Files(sandbox).Stat(ctx, dst)
-	switch {
-	case err == nil && fi.Type == "directory":
-		return path.Join(dst, base), nil
-	case err == nil, isFileNotFound(err):
-		return path.Clean(dst), nil
-	}
-	return "", err
-}
-
-// isFileNotFound tells a missing file from a missing sandbox.
-func isFileNotFound(err error) bool {
-	e, ok := errors.AsType[*errs.Error](err)
-	return ok && e.Code == errs.NotFound && e.Wire == "FILE_NOT_FOUND"
-}
-
-func copyIn(ctx context.Context, cl *client.Client, src, sandbox, dst string) error {
-	if src == "-" {
-		if strings.HasSuffix(dst, "/") {
-			return errs.New(errs.Invalid, "standard input can only be copied to a file, and %s is a directory", dst)
-		}
-		stdin := func() (io.ReadCloser, error) { return io.NopCloser(os.Stdin), nil }
-		return cl.Files(sandbox).Put(ctx, []client.Upload{{Path: dst, Mode: 644, Size: -1, Open: stdin}})
-	}
-	fi, err := os.Stat(src)
+	src, err := tarball.Find(c.src, c.follow)
 	if err != nil {
-		return errs.New(errs.NotFound, "%s", err)
+		return localErr("copy "+c.src, err)
 	}
-	base := filepath.Base(src)
-	if base == "." || base == ".." || strings.HasSuffix(src, "/.") {
-		base = "." // the content, not the directory
+	to.Name = src.Name
+	var size int64
+	if !c.quiet {
+		size = src.Bytes()
 	}
-	if dst, err = target(ctx, cl, sandbox, dst, base); err != nil {
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		err := src.Pack(w)
+		packed <- err
+		if _, ok := errors.AsType[tarball.LeftOut](err); ok {
+			err = nil // the tar is whole
+		}
+		w.CloseWithError(err)
+	}()
+	progress := c.progress("copying to the sandbox", size)
+	err = c.cl.Files(c.sandbox).Unpack(ctx, to, progress.of(r))
+	r.Close()
+	sent := progress.end()
+	if perr := <-packed; perr != nil && !errors.Is(perr, io.ErrClosedPipe) {
+		if _, ok := errors.AsType[tarball.LeftOut](perr); !ok || err == nil {
+			err = localErr("copy "+c.src, perr) // why the request broke
+		}
+	}
+	if err == nil {
+		progress.summary(size, sent, c.sandbox+":"+c.dst)
+	}
+	return err
+}
+
+// inTar unpacks standard input.
+func (c *copying) inTar(ctx context.Context, to client.Target) error {
+	if command.IsTerminal(os.Stdin) {
+		return errs.New(errs.Invalid, "standard input is a terminal: pipe in a tar, for example: tar -c src | sandboxctl cp - %s:%s",
+			c.sandbox, c.dst)
+	}
+	body, err := uncompressed(os.Stdin)
+	if err != nil {
 		return err
 	}
-	if !fi.IsDir() {
-		return cl.Files(sandbox).Put(ctx, []client.Upload{upload(src, dst, fi)})
+	in := &reading{Reader: body}
+	progress := c.progress("copying to the sandbox", 0)
+	err = c.cl.Files(c.sandbox).Unpack(ctx, to, progress.of(in))
+	sent := progress.end()
+	if lerr := in.err(); lerr != nil {
+		return localErr("read standard input", lerr) // why the request broke
 	}
-	return copyTree(ctx, cl, src, sandbox, dst)
+	if err == nil {
+		progress.summary(sent, sent, c.sandbox+":"+c.dst)
+	}
+	return err
 }
 
-func upload(src, dst string, fi fs.FileInfo) client.Upload {
-	size := fi.Size()
-	if size == 0 {
-		size = -1 // it is empty, or lies in /proc
+// out copies from the sandbox.
+func (c *copying) out(ctx context.Context) error {
+	if c.dst == "-" && command.IsTerminal(os.Stdout) {
+		return errs.New(errs.Invalid, "a tar cannot be written to a terminal: name a file or a directory, or use a pipe, "+
+			"for example: sandboxctl cp %s:%s - | tar -t", c.sandbox, c.src)
 	}
-	return client.Upload{Path: dst, Mode: decimalMode(fi.Mode()), Size: size, Open: func() (io.ReadCloser, error) { return os.Open(src) }}
-}
-
-// decimalMode writes 0644 as 644.
-func decimalMode(m fs.FileMode) int {
-	n, err := strconv.Atoi(strconv.FormatUint(uint64(m.Perm()), 8))
-	if err != nil || n == 0 {
-		return 644 // zero would mean "leave as it is"
+	var size int64
+	if c.dst != "-" && !c.quiet {
+		if fi, err := c.cl.Files(c.sandbox).Stat(ctx, c.src); err == nil && fi.Type == "file" {
+			size = fi.Size
+		}
 	}
-	return n
-}
-
-// batch is how many files travel in one request.
-const batch = 256
-
-func copyTree(ctx context.Context, cl *client.Client, src, sandbox, dst string) error {
-	dirs := map[string]int{}
-	var files []client.Upload
-	var left []string
-	err := filepath.WalkDir(src, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		rel, err := filepath.Rel(src, p)
-		if err != nil {
-			return err
-		}
-		fi, err := d.Info()
-		if err != nil {
-			return err
-		}
-		to := path.Join(dst, filepath.ToSlash(rel))
-		switch {
-		case d.IsDir():
-			dirs[to] = decimalMode(fi.Mode())
-		case fi.Mode().IsRegular():
-			files = append(files, upload(p, to, fi))
-		default:
-			left = append(left, p)
-		}
-		return nil
-	})
+	tar, err := c.cl.Files(c.sandbox).Archive(ctx, c.src, c.follow)
 	if err != nil {
-		return errs.New(errs.Invalid, "read %s: %s", src, err)
-	}
-	if err := cl.Files(sandbox).Mkdir(ctx, dirs); err != nil {
 		return err
 	}
-	for len(files) > 0 {
-		n := min(batch, len(files))
-		if err := cl.Files(sandbox).Put(ctx, files[:n]); err != nil {
-			return err
-		}
-		files = files[n:]
+	defer tar.Close()
+	if c.dst == "-" {
+		_, err := io.Copy(os.Stdout, tar)
+		return err
 	}
-	leftOut(left)
+	progress := c.progress("copying from the sandbox", size)
+	err = tarball.Place(progress.of(tar), c.dst, tarball.BaseOf(c.src), tarball.Options{Untrusted: true})
+	sent := progress.end()
+	if err != nil {
+		return c.outErr(err)
+	}
+	progress.summary(cmp.Or(size, sent), sent, c.dst)
 	return nil
 }
 
-func leftOut(left []string) {
-	for i, p := range left {
-		if i == 10 {
-			fmt.Fprintf(os.Stderr, "sandboxctl: and %d more\n", len(left)-i)
-			return
-		}
-		fmt.Fprintf(os.Stderr, "sandboxctl: left out %s: neither a file nor a directory\n", text.Printable(p))
+// outErr explains why a tar of the sandbox did not become files here.
+func (c *copying) outErr(err error) error {
+	if _, ok := errors.AsType[*errs.Error](err); ok || errors.Is(err, context.Canceled) {
+		return err // of the sandbox
 	}
+	if tarball.DiskFull(err) {
+		return errs.New(errs.Exhausted, "copy %s:%s: %s: the disk of this host is full", c.sandbox, c.src, text.Printable(err.Error()))
+	}
+	return localErr("copy "+c.sandbox+":"+c.src, err)
+}
+
+// localErr is an error about a file of this host, or about what a sandbox wants to become one.
+func localErr(what string, err error) error {
+	code := errs.Invalid
+	if errors.Is(err, fs.ErrNotExist) {
+		code = errs.NotFound
+	}
+	return errs.New(code, "%s: %s", what, text.Printable(err.Error()))
 }

@@ -8,13 +8,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
-	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -82,9 +79,9 @@ func importImage(ctx context.Context, cl *client.Client, o *command.Output, file
 func comes(o *command.Output, get func(progress func(wire.ImportProgress)) (wire.ImageInfo, error)) error {
 	var progress func(wire.ImportProgress)
 	if !o.Quiet && command.IsTerminal(os.Stderr) {
-		bar := bar{w: os.Stderr}
-		progress = bar.show
-		defer bar.clear()
+		bar := command.Bar{W: os.Stderr}
+		progress = func(p wire.ImportProgress) { show(bar, p) }
+		defer bar.Clear()
 	}
 	im, err := get(progress)
 	if err != nil {
@@ -129,36 +126,19 @@ func openArchive(file string) (io.ReadCloser, int64, error) {
 	return r, 0, nil
 }
 
-// bar shows the progress of an import or a pull on one line of a terminal.
-type bar struct{ w *os.File }
-
-const barWidth = 30
-
-func (b bar) show(p wire.ImportProgress) {
-	what := "receiving"
+// show shows the progress of an import or a pull on one line of a terminal.
+func show(bar command.Bar, p wire.ImportProgress) {
 	switch p.Stage {
 	case "unpack":
-		what = fmt.Sprintf("unpacking layer %d of %d", p.Layer, p.Layers)
+		bar.Show(fmt.Sprintf("unpacking layer %d of %d", p.Layer, p.Layers), p.Bytes, p.Total)
 	case "resolve":
-		fmt.Fprintf(b.w, "\r\x1b[Kasking the registry")
-		return
+		bar.Say("asking the registry")
 	case "download":
-		what = "downloading"
+		bar.Show("downloading", p.Bytes, p.Total)
+	default:
+		bar.Show("receiving", p.Bytes, p.Total)
 	}
-	line := fmt.Sprintf("%s  %s", what, text.Bytes(p.Bytes))
-	if p.Total > 0 {
-		done := min(1, float64(p.Bytes)/float64(p.Total))
-		full := int(done * barWidth)
-		line = fmt.Sprintf("%s  [%s%s] %s of %s  %d%%",
-			what, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), text.Bytes(p.Bytes), text.Bytes(p.Total), int(done*100))
-	}
-	if width, _, err := term.GetSize(int(b.w.Fd())); err == nil && width > 1 {
-		line = text.Clip(line, width-1)
-	}
-	fmt.Fprintf(b.w, "\r\x1b[K%s", line)
 }
-
-func (b bar) clear() { fmt.Fprint(b.w, "\r\x1b[K") }
 
 func newImageExport(p *command.Program) *cobra.Command {
 	var out string

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
@@ -15,11 +16,11 @@ func TestBar(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	b := bar{f}
-	b.show(wire.ImportProgress{Stage: "receive", Bytes: 1 << 20})
-	b.show(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 1 << 20, Total: 2 << 20})
-	b.show(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 9, Total: 2}) // a daemon may err
-	b.clear()
+	b := command.Bar{W: f}
+	show(b, wire.ImportProgress{Stage: "receive", Bytes: 1 << 20})
+	show(b, wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 1 << 20, Total: 2 << 20})
+	show(b, wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 9, Total: 2}) // a daemon may err
+	b.Clear()
 	got, err := os.ReadFile(f.Name())
 	if err != nil {
 		t.Fatal(err)

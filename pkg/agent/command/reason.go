@@ -50,10 +50,7 @@ func (g *Registry) Explain(c *Command, e *Ending) {
 	switch {
 	case saysDiskFull.Match(words) && g.diskFull():
 		e.Reason = agent.ReasonDiskFull
-		e.Hint = "the disk limit of the sandbox is reached"
-		if n := limits.DiskBytes; n > 0 {
-			e.Hint = fmt.Sprintf("the disk limit of the sandbox, %s, is reached", amount(n))
-		}
+		e.Hint = limits.DiskFull()
 	case limits.Pids > 0 && (saysNoFork.Match(words) || saysAgain.Match(words) && g.manyTasks()):
 		e.Reason = agent.ReasonPidsLimit
 		e.Hint = fmt.Sprintf("the sandbox may have %d processes and threads, its pids limit", limits.Pids)
@@ -120,13 +117,3 @@ func (g *Registry) tryToWrite() bool {
 }
 
 func full(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
-
-// amount writes bytes as a limit is given: 64Mi.
-func amount(n int64) string {
-	for i, unit := range []string{"Ti", "Gi", "Mi", "Ki"} {
-		if u := int64(1) << (40 - 10*i); n >= u && n%u == 0 {
-			return fmt.Sprintf("%d%s", n/u, unit)
-		}
-	}
-	return fmt.Sprintf("%d bytes", n)
-}

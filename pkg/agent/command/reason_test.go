@@ -28,11 +28,3 @@ func TestSaysNoFork(t *testing.T) {
 		}
 	}
 }
-
-func TestAmount(t *testing.T) {
-	for n, want := range map[int64]string{64 << 20: "64Mi", 1 << 30: "1Gi", 1536 << 20: "1536Mi", 1000: "1000 bytes", 3 << 40: "3Ti"} {
-		if got := amount(n); got != want {
-			t.Errorf("%d is %s, want %s", n, got, want)
-		}
-	}
-}

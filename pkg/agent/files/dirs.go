@@ -17,6 +17,7 @@ import (
 	"github.com/bmatcuk/doublestar/v4"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/tarball"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
@@ -205,7 +206,7 @@ func (f *Files) walk(root string, visit func(path string, d fs.DirEntry, level i
 		if err != nil {
 			return fs.SkipDir
 		}
-		if path == "/proc" || path == "/sys" || path == f.StateDir || strings.HasPrefix(d.Name(), draftPrefix) {
+		if path == "/proc" || path == "/sys" || path == f.StateDir || strings.HasPrefix(d.Name(), tarball.DraftPrefix) {
 			if d.IsDir() {
 				return fs.SkipDir
 			}

@@ -12,12 +12,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/tarball"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 	"github.com/sandboxd/sandboxd/pkg/agent/reply"
 )
-
-// draftPrefix begins the name of a file that is being written beside its target.
-const draftPrefix = ".sandboxd-draft-"
 
 // A draft becomes a file in one step: written beside its target, renamed over it. A
 // reader of the target sees the old file or the new one, and a writer that breaks off
@@ -58,7 +56,7 @@ func (f *Files) newDraft(path string) (_ *draft, err error) {
 	}
 	var b [8]byte
 	rand.Read(b[:]) //nolint:errcheck // never fails since Go 1.24
-	name := draftPrefix + hex.EncodeToString(b[:])
+	name := tarball.DraftPrefix + hex.EncodeToString(b[:])
 	const create = unix.O_RDWR | unix.O_CREAT | unix.O_EXCL
 	d.f, err = openAt(d.dir, name, create)
 	if err == nil {

@@ -1,8 +1,9 @@
 // Package files answers requests about the files of a sandbox: info, permissions, directories,
-// search, moves, replacements, uploads and downloads.
+// search, moves, replacements, uploads, downloads and copies as tars.
 //
 //	path ─ resolve ─▶ as whom? (as.go) ─ a turn ─▶ the guest's kernel
 //	upload, replace ─▶ draft beside the target ─ rename
+//	copies ─▶ internal/tarball, which sandboxctl uses as well
 //
 // The surprise: a request about files may be made as any user of the guest. The thread that
 // answers it has that user's credentials meanwhile, so the kernel says what they may do.
@@ -31,6 +32,7 @@ type Files struct {
 	Workdir  string        // where relative paths begin
 	StateDir string        // the agent's own, which is not listed
 	User     proc.Identity // whom ~ is the home of, and whom new files belong to
+	Limits   func() agent.Limits
 
 	as *proc.Identity // whom files are accessed as; nil: the agent itself, which may do all
 }
@@ -66,6 +68,8 @@ func (f *Files) routes(path string) reply.Methods {
 		return reply.Methods{"POST": f.refusing(f.upload)}
 	case "/files/download":
 		return reply.Methods{"GET": f.around(f.download)}
+	case "/files/archive":
+		return reply.Methods{"GET": f.around(f.pack), "PUT": f.around(f.unpack)}
 	case "/directories":
 		return reply.Methods{"POST": f.around(f.makeDirs), "DELETE": f.around(f.removeDirs)}
 	case "/directories/list":

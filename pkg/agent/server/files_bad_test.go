@@ -53,6 +53,8 @@ func TestPathsThatAreNone(t *testing.T) {
 			{"POST", "/files/mv", []move{{e.dir + "/here", path}}},
 			{"POST", "/files/mv", []move{{path, e.dir + "/there"}}},
 			{"POST", "/files/replace", map[string]replacement{path: {"a", "b"}}},
+			{"GET", "/files/archive?path=" + q(path), nil},
+			{"PUT", "/files/archive?path=" + q(path), nil},
 		} {
 			var said struct{ Code, Message string }
 			if got := e.call(http.StatusBadRequest, c.method, c.route, c.body); json.Unmarshal([]byte(got), &said) != nil ||

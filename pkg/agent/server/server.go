@@ -139,7 +139,7 @@ func outputLimits(b *agent.Bootstrap) (total, each int64) {
 
 // furnish makes the rooms.
 func (s *Server) furnish(b *agent.Bootstrap, c command.Config) {
-	s.meter.limits = c.Limits
+	s.meter.limits, s.guest.files.Limits = c.Limits, c.Limits
 	s.commands = command.NewRegistry(c)
 	host := shell.Host{Commands: s.commands, Guest: s.guest, Cred: s.guest.cred, Stopping: s.stopping.Load}
 	s.ahead = shell.NewAhead(host, b.ShellAhead, s.meter.memory)
