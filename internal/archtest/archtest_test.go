@@ -23,7 +23,7 @@ const module = "github.com/sandboxd/sandboxd/"
 // match counts.
 var layers = [][]string{
 	0: {
-		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/durable", "internal/dump",
+		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/framing", "internal/durable", "internal/dump",
 		"internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd", "internal/testcache",
 		"pkg/errs",
 	},
