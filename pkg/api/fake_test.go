@@ -48,11 +48,12 @@ type fake struct {
 	renews atomic.Int64 // calls of Renew
 	ooms   atomic.Int64 // OOM kills of every sandbox
 
-	agent http.Handler                              // what 44772 answers
-	app   net.Listener                              // what every other port answers; nil: refused
-	apps  func(id string, port uint16) net.Listener // or each its own, if set
-	pipe  func() net.Conn                           // or a connection in memory, if set
-	build func(io.Writer) (record.Image, error)
+	agent   http.Handler                              // what 44772 answers
+	agentAt net.Listener                              // or what listens there, if set
+	app     net.Listener                              // what every other port answers; nil: refused
+	apps    func(id string, port uint16) net.Listener // or each its own, if set
+	pipe    func() net.Conn                           // or a connection in memory, if set
+	build   func(io.Writer) (record.Image, error)
 
 	exportFails error
 	pulled      []context.Context // of Pull
@@ -381,6 +382,11 @@ func (f fakeImages) Remove(_ context.Context, ref image.Reference) error {
 type fakeAgents struct{ *fake }
 
 func (f fakeAgents) Transport(r *record.Record) http.RoundTripper {
+	if f.agentAt != nil {
+		return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", f.agentAt.Addr().String())
+		}}
+	}
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		req = req.Clone(req.Context())
 		req.Header.Set(wire.HeaderAgentToken, r.Token)
