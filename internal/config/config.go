@@ -28,7 +28,8 @@ import (
 //go:embed default.toml
 var defaults []byte
 
-// Insecure is the value of listen.insecure that serves TCP without a key.
+// Insecure is the value of listen.insecure that serves TCP without a key, on loopback
+// only. The value true does so on any address.
 const Insecure = "anyone who can connect may run code"
 
 // Config is the configuration of a daemon, as default.toml describes it.
@@ -63,14 +64,15 @@ type Listen struct {
 	Metrics       string `toml:"metrics"`
 	TCP           string `toml:"tcp"`
 	APIKeyFile    string `toml:"api_key_file"`
-	Insecure      string `toml:"insecure"`
+	InsecureIf    any    `toml:"insecure"` // false, true or the words of Insecure; "" is false
 	PublicAddress string `toml:"public_address"`
 	TLSCert       string `toml:"tls_cert"`
 	TLSKey        string `toml:"tls_key"`
 
 	TrustedProxies []string `toml:"trusted_proxies"`
 
-	Proxies []netip.Prefix `toml:"-"` // TrustedProxies, checked
+	Proxies  []netip.Prefix `toml:"-"` // TrustedProxies, checked
+	Insecure bool           `toml:"-"` // InsecureIf, checked
 }
 
 // Gateway is the listener for ports of sandboxes.
@@ -330,8 +332,12 @@ func (c *Config) validateListen(bad func(string, ...any)) {
 		l.Proxies = append(l.Proxies, p.Masked())
 	}
 	validateTLS("listen", l.TLSCert, l.TLSKey, bad)
-	if l.Insecure != "" && l.Insecure != Insecure {
-		bad("listen.insecure: to serve TCP without a key, set it to %q", Insecure)
+	switch l.InsecureIf {
+	case true, Insecure:
+		l.Insecure = true
+	case false, "":
+	default:
+		bad("listen.insecure: to serve TCP without a key, set it to true, or on loopback to %q", Insecure)
 	}
 	if l.Metrics != "" {
 		if _, err := netip.ParseAddrPort(l.Metrics); err != nil {
@@ -341,12 +347,20 @@ func (c *Config) validateListen(bad func(string, ...any)) {
 	if l.TCP == "" {
 		return
 	}
-	if _, err := netip.ParseAddrPort(l.TCP); err != nil {
+	at, err := netip.ParseAddrPort(l.TCP)
+	if err != nil {
 		bad("listen.tcp = %q: want address:port, such as 127.0.0.1:8080", l.TCP)
+		return
 	}
-	if l.APIKeyFile == "" && l.Insecure == "" {
-		bad("listen.tcp needs listen.api_key_file, because every client that reaches it may run code; make the file with: (umask 077; " +
-			"openssl rand -hex 32 >/etc/sandboxd/api-key)")
+	const makeKey = "make the file with: (umask 077; openssl rand -hex 32 >/etc/sandboxd/api-key)"
+	switch {
+	case l.APIKeyFile != "" || l.InsecureIf == true:
+	case !at.Addr().IsLoopback():
+		bad("listen.tcp = %q is not a loopback address, and no API key is configured: every host that reaches it may run code, and so "+
+			"may web pages, which can look like other clients there; set listen.api_key_file (%s), or set listen.insecure = true", l.TCP,
+			makeKey)
+	case !l.Insecure:
+		bad("listen.tcp needs listen.api_key_file, because every client that reaches it may run code; %s", makeKey)
 	}
 }
 
