@@ -79,8 +79,10 @@ type (
 		List(ctx context.Context) ([]record.Image, error)
 		// Aliases lists the other names of an image.
 		Aliases(i record.Image) []string
-		// Build makes the image of the recipe name and writes lines to progress.
-		Build(ctx context.Context, name string, progress io.Writer) (record.Image, error)
+		// Build makes the image of the recipe name and writes lines to progress. Without
+		// replace, as for Import and Pull, it fails with errs.Denied if another image has
+		// the name.
+		Build(ctx context.Context, name string, replace bool, progress io.Writer) (record.Image, error)
 		// Import makes an image of an archive and reports how far it is.
 		Import(ctx context.Context, a image.Archive, r io.Reader, progress func(image.Progress)) (record.Image, error)
 		// Pull gets an image from a registry. Credentials are in ctx (image.WithAuth).

@@ -55,7 +55,9 @@ type Layers interface {
 // error. An unreadable record is listed by its name:tag only, and errs.Internal to Get.
 // (store)
 type DB interface {
-	PutImage(ctx context.Context, i record.Image) error
+	// PutImage adds an image. Without replace it fails with errs.Denied, in the same
+	// transaction, if i's name:tag is an image with another digest.
+	PutImage(ctx context.Context, i record.Image, replace bool) error
 	GetImage(ctx context.Context, name, tag string) (record.Image, bool, error)
 	ListImages(ctx context.Context) (list []record.Image, unreadable []string, err error)
 	DeleteImage(ctx context.Context, name, tag string) error

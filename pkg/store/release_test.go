@@ -108,7 +108,7 @@ func fillStore(t *testing.T, db *DB) {
 		}
 	}
 	must(db.SetPoolID(ctx, "00112233445566778899aabbccddeeff"))
-	must(db.PutImage(ctx, image))
+	must(db.PutImage(ctx, image, true))
 	for i, s := range []record.SnapshotState{
 		record.SnapshotCreating, record.SnapshotReady, record.SnapshotFailed,
 		record.SnapshotDeleting,
