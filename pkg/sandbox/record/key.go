@@ -1,6 +1,7 @@
 package record
 
 import (
+	"encoding/hex"
 	"slices"
 	"time"
 )
@@ -33,3 +34,7 @@ type Key struct {
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires,omitzero"` // zero: never
 }
+
+// Holder stands for who has the key. A key that is made anew under the same name has
+// another holder.
+func (k Key) Holder() string { return hex.EncodeToString(k.Sum) }
