@@ -58,7 +58,8 @@ type (
 	// snapshot, the error is errs.NotFound.
 	Snapshots interface {
 		// Create returns when the intent is durable; from then on ctx does not matter.
-		Create(ctx context.Context, sandbox, name string) (record.Snapshot, error)
+		// With unique, it fails with errs.Exists if another snapshot has the name.
+		Create(ctx context.Context, sandbox, name string, unique bool) (record.Snapshot, error)
 		// Await blocks while the snapshot is being taken.
 		Await(ctx context.Context, id string) (record.Snapshot, error)
 		Get(ctx context.Context, idOrName string) (record.Snapshot, error)
