@@ -26,8 +26,8 @@ import (
 )
 
 // Listener makes the connections of l Conns. If l speaks TLS, they read along what was
-// decrypted. Failed handshakes are written to log, which may be nil.
-func Listener(l net.Listener, log *log.Logger) net.Listener { return listener{l, log} }
+// decrypted. Failed handshakes are written to errorLog, which may be nil.
+func Listener(l net.Listener, errorLog *log.Logger) net.Listener { return listener{l, errorLog} }
 
 type listener struct {
 	net.Listener

@@ -46,8 +46,12 @@ func (s *scanner) see(b []byte) (clear int64) {
 		case body, chunk:
 			n := min(int64(len(b)), s.left)
 			b, s.left = b[n:], s.left-n
-			if s.left == 0 {
-				s.state = map[state]state{body: head, chunk: after}[s.state]
+			switch {
+			case s.left > 0:
+			case s.state == body:
+				s.state = head
+			default:
+				s.state = after
 			}
 		default:
 			b = s.line(b)

@@ -12,7 +12,7 @@ type Role string
 // The roles. Each may do what those before it may.
 const (
 	Viewer   Role = "viewer"   // read everything but what opens a sandbox
-	Operator Role = "operator" // make, use and end sandboxes; add images
+	Operator Role = "operator" // make, use and end sandboxes; add images under new names
 	Admin    Role = "admin"    // everything, also what all users share: keys, images, the host
 )
 
