@@ -49,7 +49,8 @@ func TestHostileAnswers(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			fmt.Fprintf(c, "GET %s/ HTTP/1.1\r\nHost: x\r\n%s: %s\r\nX-Request-ID: ours\r\nX-To: %s\r\n\r\n", base, wire.HeaderAPIKey, testKey, to)
+			fmt.Fprintf(c, "GET %s/ HTTP/1.1\r\nHost: x\r\n%s: %s\r\nX-Request-ID: ours\r\nX-To: %s\r\n\r\n", base,
+				wire.HeaderAPIKey, testKey, to)
 			r := bufio.NewReader(c)
 			for _, status := range []int{http.StatusEarlyHints, http.StatusTemporaryRedirect} {
 				resp, err := http.ReadResponse(r, nil)
@@ -57,7 +58,8 @@ func TestHostileAnswers(t *testing.T) {
 					t.Fatal(err)
 				}
 				h := resp.Header
-				if resp.StatusCode != status || fmt.Sprint(h["Set-Cookie"]) != "[a=1]" || h.Get("Location") != want || len(h["Location"]) > 1 ||
+				if resp.StatusCode != status || fmt.Sprint(h["Set-Cookie"]) != "[a=1]" ||
+					h.Get("Location") != want || len(h["Location"]) > 1 ||
 					fmt.Sprint(h["Refresh"]) != "[0; url="+base+"/v1/keys]" || h.Get("Clear-Site-Data") != "" ||
 					h.Get("Strict-Transport-Security") != "" || h.Get(wire.HeaderRequestID) == "theirs" {
 					t.Errorf("port %s, to %s: %s %v, want Location %q", port, to, resp.Status, h, want)

@@ -69,9 +69,9 @@ func (h *imageHandlers) load(w http.ResponseWriter, r *http.Request) error {
 }
 
 // loadAs imports an archive under a name, or under its own if that is empty.
-func (h *imageHandlers) loadAs(ctx context.Context, name string, a image.Archive, body io.Reader, progress func(image.Progress)) (i record.Image,
-	err error,
-) {
+func (h *imageHandlers) loadAs(ctx context.Context, name string, a image.Archive, body io.Reader,
+	progress func(image.Progress),
+) (i record.Image, err error) {
 	if name != "" {
 		if a.Ref, err = image.ParseReference(name); err != nil {
 			return i, err

@@ -185,6 +185,26 @@ func (s *Store) byDigest(ctx context.Context, ref Reference) (record.Image, erro
 		"this host", ref.Name, ref.Digest)
 }
 
+// unknown is the error for an image that is not here and cannot be pulled.
+func (s *Store) unknown(ref Reference) error {
+	var names []string
+	for _, a := range s.cfg.Aliases {
+		names = append(names, a.Name)
+	}
+	slices.Sort(names)
+	aliases := "images.aliases of the configuration has none"
+	if len(names) > 0 {
+		aliases = "images.aliases of the configuration has " + some(names)
+	}
+	tail := "no registry is configured for it ([[registries]] of the configuration); `sandboxctl image build` and `sandboxctl image " +
+		"import` create images without a registry"
+	if host := s.cfg.Registries.Host(ref.Name); host != "" {
+		tail = fmt.Sprintf("`sandboxctl image pull %s` pulls it from registry %s", ref.URI, host)
+	}
+	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`) and no alias for it (%s); %s",
+		ref.URI, ref, aliases, tail)
+}
+
 // List returns the images of this host that can be read.
 func (s *Store) List(ctx context.Context) ([]record.Image, error) {
 	all, _, err := s.cfg.DB.ListImages(ctx)

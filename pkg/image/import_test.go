@@ -290,7 +290,8 @@ func TestImportNotReplaced(t *testing.T) {
 		}
 		w.holds(t, 1, 1)
 	}
-	if again, err := w.Import(ctx, image.Archive{Ref: parsed("python")}, bytes.NewReader(gz(first)), nil); err != nil || again.Digest != i.Digest {
+	again, err := w.Import(ctx, image.Archive{Ref: parsed("python")}, bytes.NewReader(gz(first)), nil)
+	if err != nil || again.Digest != i.Digest {
 		t.Errorf("the same again: %s, %v", again.Digest, err)
 	}
 	if _, err := w.Import(ctx, image.Archive{Ref: parsed("mine")}, bytes.NewReader(second), nil); err != nil {
