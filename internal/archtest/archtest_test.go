@@ -23,8 +23,9 @@ const module = "github.com/sandboxd/sandboxd/"
 // match counts.
 var layers = [][]string{
 	0: {
-		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/durable", "internal/dump",
-		"internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd", "internal/tarball",
+		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/framing", "internal/durable",
+		"internal/dump", "internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd",
+		"internal/tarball",
 		"internal/testcache", "pkg/errs",
 	},
 	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine"},

@@ -12,7 +12,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -27,9 +26,6 @@ import (
 
 //go:embed default.toml
 var defaults []byte
-
-// Insecure is the value of listen.insecure that serves TCP without a key.
-const Insecure = "anyone who can connect may run code"
 
 // Config is the configuration of a daemon, as default.toml describes it.
 type Config struct {
@@ -63,14 +59,15 @@ type Listen struct {
 	Metrics       string `toml:"metrics"`
 	TCP           string `toml:"tcp"`
 	APIKeyFile    string `toml:"api_key_file"`
-	Insecure      string `toml:"insecure"`
+	InsecureIf    any    `toml:"insecure"` // false, true or the words of Insecure; "" is false
 	PublicAddress string `toml:"public_address"`
 	TLSCert       string `toml:"tls_cert"`
 	TLSKey        string `toml:"tls_key"`
 
 	TrustedProxies []string `toml:"trusted_proxies"`
 
-	Proxies []netip.Prefix `toml:"-"` // TrustedProxies, checked
+	Proxies  []netip.Prefix `toml:"-"` // TrustedProxies, checked
+	Insecure bool           `toml:"-"` // InsecureIf, checked
 }
 
 // Gateway is the listener for ports of sandboxes.
@@ -315,81 +312,6 @@ func (c *Config) fillPrograms() error {
 		c.RecipesDir = filepath.Join(prefix, "share/sandboxd/rootfs")
 	}
 	return nil
-}
-
-func (c *Config) validateListen(bad func(string, ...any)) {
-	l := &c.Listen
-	for _, t := range l.TrustedProxies {
-		p, err := netip.ParsePrefix(t)
-		if a, aerr := netip.ParseAddr(t); aerr == nil {
-			p, err = netip.PrefixFrom(a, a.BitLen()), nil
-		}
-		if err != nil {
-			bad("listen.trusted_proxies: %q: want an address or a CIDR, such as 127.0.0.1 or 10.1.0.0/16", t)
-		}
-		l.Proxies = append(l.Proxies, p.Masked())
-	}
-	validateTLS("listen", l.TLSCert, l.TLSKey, bad)
-	if l.Insecure != "" && l.Insecure != Insecure {
-		bad("listen.insecure: to serve TCP without a key, set it to %q", Insecure)
-	}
-	if l.Metrics != "" {
-		if _, err := netip.ParseAddrPort(l.Metrics); err != nil {
-			bad("listen.metrics = %q: want address:port, such as 127.0.0.1:9109", l.Metrics)
-		}
-	}
-	if l.TCP == "" {
-		return
-	}
-	if _, err := netip.ParseAddrPort(l.TCP); err != nil {
-		bad("listen.tcp = %q: want address:port, such as 127.0.0.1:8080", l.TCP)
-	}
-	if l.APIKeyFile == "" && l.Insecure == "" {
-		bad("listen.tcp needs listen.api_key_file, because every client that reaches it may run code; make the file with: (umask 077; " +
-			"openssl rand -hex 32 >/etc/sandboxd/api-key)")
-	}
-}
-
-// domainForm matches a domain name in lower case, without a wildcard.
-var domainForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
-
-func (c *Config) validateGateway(bad func(string, ...any)) {
-	g := &c.Gateway
-	validateTLS("gateway", g.TLSCert, g.TLSKey, bad)
-	switch g.Public {
-	case "auto", "yes", "no":
-	default:
-		bad("gateway.public = %q: want auto, yes or no", g.Public)
-	}
-	g.Domain = strings.ToLower(strings.TrimSuffix(g.Domain, "."))
-	if g.Domain != "" && (!domainForm.MatchString(g.Domain) || len(g.Domain) > 190) {
-		bad("gateway.domain = %q: want a domain name without *. before it, such as sandboxes.example.com", g.Domain)
-	}
-	if strings.Contains(g.Address, "://") || strings.ContainsAny(g.Address, " ?#@") {
-		bad("gateway.address = %q: want host:port, without a scheme", g.Address)
-	}
-	if g.Listen == "" {
-		if g.Domain != "" || g.Address != "" {
-			bad("gateway.domain and gateway.address need a gateway: set gateway.listen")
-		}
-		return
-	}
-	if _, err := netip.ParseAddrPort(g.Listen); err != nil {
-		bad("gateway.listen = %q: want address:port, such as 127.0.0.1:8081", g.Listen)
-	}
-}
-
-// validateTLS checks the paths of a certificate and its key. The files are read when
-// the listener starts.
-func validateTLS(table, cert, key string, bad func(string, ...any)) {
-	if (cert == "") != (key == "") {
-		bad("%s.tls_cert and %s.tls_key: only one is given; a certificate needs its key", table, table)
-	}
-	for name, path := range map[string]string{"tls_cert": cert, "tls_key": key} {
-		if path != "" && !filepath.IsAbs(path) {
-			bad("%s.%s = %q: want an absolute path", table, name, path)
-		}
-	}
 }
 
 func (c *Config) validateNetwork(bad func(string, ...any)) {

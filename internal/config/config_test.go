@@ -42,6 +42,9 @@ func TestBad(t *testing.T) {
 
 		"instance = 'd'\n[listen]\ntcp = '[::1]:1'":                  "api_key_file",
 		"[listen]\ntcp = '127.0.0.1:1'\ninsecure = 'yes'":            "anyone who can connect",
+		"[listen]\ntcp = '127.0.0.1:1'\ninsecure = 1":                "set it to true",
+		"[listen]\ntcp = '127.0.0.1:1'\ninsecure = ['true']":         "set it to true",
+		"[listen]\ntcp = '127.0.0.1:1'\ninsecure = false":            "api_key_file",
 		"[listen]\ntcp = 'localhost'\ninsecure = '" + Insecure + "'": "address:port",
 		"[defaults]\nmemory = '-1'":                                  "whole number",
 		"[defaults]\nmemory = '99999999Ti'":                          "whole number",
@@ -161,6 +164,43 @@ func TestStorage(t *testing.T) {
 		_, err := Load(path)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", value, err, want)
+		}
+	}
+}
+
+// TestInsecure: an address that others reach needs a key, or that somebody says true.
+func TestInsecure(t *testing.T) {
+	for address, loopback := range map[string]bool{
+		"127.0.0.1:8080": true, "127.9.9.9:8080": true, "[::1]:8080": true, "[::ffff:127.0.0.1]:8080": true,
+		"0.0.0.0:8080": false, "[::]:8080": false, "192.0.2.1:8080": false, "[2001:db8::1]:8080": false, "10.0.0.1:8080": false,
+	} {
+		for _, c := range []struct {
+			line string
+			ok   bool
+		}{
+			{"insecure = true", true},
+			{"insecure = '" + Insecure + "'", loopback},
+			{"", false},
+			{"insecure = false", false},
+			{"insecure = ''", false},
+			{"api_key_file = '/etc/sandboxd/api-key'", true},
+			{"api_key_file = '/etc/sandboxd/api-key'\ninsecure = '" + Insecure + "'", true},
+		} {
+			cfg, err := load(t, "[listen]\ntcp = '"+address+"'\n"+c.line)
+			if (err == nil) != c.ok {
+				t.Errorf("%s, %q: %v", address, c.line, err)
+			}
+			if err == nil && cfg.Listen.Insecure != strings.Contains(c.line, "insecure") {
+				t.Errorf("%s, %q: insecure is %v", address, c.line, cfg.Listen.Insecure)
+			}
+			if err == nil || loopback {
+				continue
+			}
+			for _, want := range []string{"listen.tcp", address, "listen.api_key_file", "listen.insecure = true"} {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("%s, %q: the text does not say %s: %v", address, c.line, want, err)
+				}
+			}
 		}
 	}
 }

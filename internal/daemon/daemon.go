@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -394,7 +393,7 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	if err != nil {
 		return err
 	}
-	servers := []*http.Server{srv.HTTPServer(auth.Listener{PublicPorts: true})}
+	servers := []*auth.Server{srv.HTTPServer(auth.Listener{PublicPorts: true})}
 	failed := make(chan error, 3)
 	go func() { failed <- servers[0].Serve(unixListener) }()
 	tcp, err := d.listeners()

@@ -14,6 +14,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/metrics"
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/oci"
@@ -178,8 +179,17 @@ func (d *Daemon) serveAdmin(version string) (stop func(), err error) {
 	return func() { admin.Close(); metrics.Close() }, nil
 }
 
-func (d *Daemon) serveNumbers(what string, l net.Listener, h http.Handler) *http.Server {
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, WriteTimeout: 5 * time.Minute, IdleTimeout: 2 * time.Minute}
+func (d *Daemon) serveNumbers(what string, l net.Listener, h http.Handler) *auth.Server {
+	srv := auth.Listener{}.Server(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := auth.PeerOf(r).Clear(); err != nil {
+			w.Header().Set("Connection", "close")
+			http.NewResponseController(w).SetReadDeadline(time.Now()) //nolint:errcheck // what follows is not a body
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	}), nil)
+	srv.WriteTimeout = 5 * time.Minute
 	go func() {
 		if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			d.log.Error(what+" no longer answers", "err", err)

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	openapi "github.com/sandboxd/sandboxd/api"
-	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/durable"
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
@@ -44,7 +43,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		APIKeys:           keys,
 		Keys:              d.store,
 		Volumes:           sandbox.VolumesOf(d.manager),
-		Insecure:          d.cfg.Listen.Insecure == config.Insecure,
+		Insecure:          d.cfg.Listen.Insecure,
 		Secret:            secret,
 		ExternalHost:      d.cfg.Listen.PublicAddress,
 		Gateway:           d.announcedGateway(),

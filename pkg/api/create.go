@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,10 +30,12 @@ func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	once, err := spec.Request(r.Header.Values(wire.HeaderIdempotency), s.guard.Client(r), body)
+	holder := s.guard.Holder(r)
+	once, err := spec.Request(r.Header.Values(wire.HeaderIdempotency), cmp.Or(holder, s.guard.Client(r)), body)
 	if err != nil {
 		return err
 	}
+	once.Holder = holder
 	rec, again, err := s.madeBy(r, once)
 	if err == nil && !again {
 		rec, err = s.createOf(r, body, once)

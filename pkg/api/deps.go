@@ -61,7 +61,8 @@ type (
 	// snapshot, the error is errs.NotFound.
 	Snapshots interface {
 		// Create returns when the intent is durable; from then on ctx does not matter.
-		Create(ctx context.Context, sandbox, name string) (record.Snapshot, error)
+		// With unique, it fails with errs.Exists if another snapshot has the name.
+		Create(ctx context.Context, sandbox, name string, unique bool) (record.Snapshot, error)
 		// Await blocks while the snapshot is being taken.
 		Await(ctx context.Context, id string) (record.Snapshot, error)
 		Get(ctx context.Context, idOrName string) (record.Snapshot, error)
@@ -82,8 +83,10 @@ type (
 		List(ctx context.Context) ([]record.Image, error)
 		// Aliases lists the other names of an image.
 		Aliases(i record.Image) []string
-		// Build makes the image of the recipe name and writes lines to progress.
-		Build(ctx context.Context, name string, progress io.Writer) (record.Image, error)
+		// Build makes the image of the recipe name and writes lines to progress. Without
+		// replace, as for Import and Pull, it fails with errs.Denied if another image has
+		// the name.
+		Build(ctx context.Context, name string, replace bool, progress io.Writer) (record.Image, error)
 		// Import makes an image of an archive and reports how far it is.
 		Import(ctx context.Context, a image.Archive, r io.Reader, progress func(image.Progress)) (record.Image, error)
 		// Pull gets an image from a registry. Credentials are in ctx (image.WithAuth).

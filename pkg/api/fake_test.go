@@ -51,11 +51,13 @@ type fake struct {
 	renews atomic.Int64 // calls of Renew
 	ooms   atomic.Int64 // OOM kills of every sandbox
 
-	agent http.Handler                              // what 44772 answers
-	app   net.Listener                              // what every other port answers; nil: refused
-	apps  func(id string, port uint16) net.Listener // or each its own, if set
-	pipe  func() net.Conn                           // or a connection in memory, if set
-	build func(io.Writer) (record.Image, error)
+	agent   http.Handler                              // what 44772 answers
+	agentAt net.Listener                              // or what listens there, if set
+	app     net.Listener                              // what every other port answers; nil: refused
+	apps    func(id string, port uint16) net.Listener // or each its own, if set
+	pipe    func() net.Conn                           // or a connection in memory, if set
+	build   func(io.Writer) (record.Image, error)
+	taken   bool // all names of images are those of others
 
 	exportFails error
 	pulled      []context.Context // of Pull
@@ -292,7 +294,18 @@ func (f fakeImages) List(context.Context) ([]record.Image, error) {
 	return []record.Image{pythonImage()}, nil
 }
 
-func (f fakeImages) Build(_ context.Context, name string, w io.Writer) (record.Image, error) {
+// replaced refuses as a store in which another image has each name.
+func (f fakeImages) replaced(name string, replace bool) error {
+	if f.taken && !replace {
+		return record.NotReplaced(record.Image{Name: name, Tag: "latest"}, "digest sha256:0")
+	}
+	return nil
+}
+
+func (f fakeImages) Build(_ context.Context, name string, replace bool, w io.Writer) (record.Image, error) {
+	if err := f.replaced(name, replace); err != nil {
+		return record.Image{}, err
+	}
 	if name != "python" {
 		return record.Image{}, errs.New(errs.NotFound, "there is no recipe %q", name)
 	}
@@ -324,6 +337,9 @@ func (f flushes) FlushError() error {
 
 // Import takes a body that says what is to happen.
 func (f fakeImages) Import(ctx context.Context, a image.Archive, r io.Reader, progress func(image.Progress)) (record.Image, error) {
+	if err := f.replaced(a.Ref.Name, a.Replace); err != nil {
+		return record.Image{}, err
+	}
 	if a.Format == "zip" {
 		return record.Image{}, errs.New(errs.Invalid, "image %q, format %q: want others", a.Ref.URI, a.Format)
 	}
@@ -355,6 +371,9 @@ func (f fakeImages) CanPull(ref image.Reference) bool {
 func (f fakeImages) Pull(ctx context.Context, p image.Pull, progress func(image.Progress)) (record.Image, error) {
 	if !f.CanPull(p.Ref) {
 		return record.Image{}, errs.New(errs.NotFound, "no registry is configured for %q", p.Ref.URI)
+	}
+	if err := f.replaced(p.Ref.Name, p.Replace); err != nil {
+		return record.Image{}, err
 	}
 	f.pulled = append(f.pulled, ctx)
 	if !strings.HasSuffix(p.Ref.URI, "denied") {
@@ -393,6 +412,11 @@ func (f fakeImages) Remove(_ context.Context, ref image.Reference) error {
 type fakeAgents struct{ *fake }
 
 func (f fakeAgents) Transport(r *record.Record) http.RoundTripper {
+	if f.agentAt != nil {
+		return &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "tcp", f.agentAt.Addr().String())
+		}}
+	}
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
 		req = req.Clone(req.Context())
 		req.Header.Set(wire.HeaderAgentToken, r.Token)

@@ -151,10 +151,6 @@ func TestLocation(t *testing.T) {
 			}
 		}
 	}
-	w.agent = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Location", "/x") })
-	if got := w.do("GET", "/sandboxes/"+id+"/proxy/44772/ping", "").Header.Get("Location"); got != "/x" {
-		t.Errorf("the agent's own: %s", got)
-	}
 }
 
 // TestRenewSkipped: an access that says so does not renew.

@@ -70,6 +70,31 @@ func TestIdempotencyKey(t *testing.T) {
 	}
 }
 
+// TestIdempotencyOfKeyMadeAnew: a key that is made anew under the name of an old one
+// inherits nothing of it.
+func TestIdempotencyOfKeyMadeAnew(t *testing.T) {
+	w := newWorld(t)
+	create := func(secret string) answer {
+		return w.do("POST", "/v1/sandboxes", createBody, wire.HeaderIdempotency, "a", wire.HeaderAPIKey, secret)
+	}
+	old := w.key(t, "ci", "operator")
+	first := create(old).sandbox(t).ID
+	if a := create(old); a.sandbox(t).ID != first {
+		t.Errorf("the same key: %s %s", a.Status, a.body)
+	}
+	w.do("DELETE", "/v1/keys/ci", "")
+	if a := create(w.key(t, "ci", "operator")); a.StatusCode != 202 || a.sandbox(t).ID == first || a.Header.Get(wire.HeaderReplayed) != "" {
+		t.Errorf("a key made anew: %s %s", a.Status, a.body)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.recs {
+		if r.Spec.Request.Holder == "" || strings.Contains(old, r.Spec.Request.Holder) {
+			t.Errorf("the request of %s is known to be of %q", r.ID, r.Spec.Request.Holder)
+		}
+	}
+}
+
 func TestBadIdempotencyKey(t *testing.T) {
 	w := newWorld(t)
 	for _, k := range []string{"", strings.Repeat("x", 256), "a\tb", "\u00e9"} {

@@ -45,6 +45,10 @@ func (h *imageHandlers) list(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// mayReplace reports whether the sender of r may give a name to another image than the
+// one that it names: the sandboxes of all clients start from that.
+func mayReplace(r *http.Request) bool { return infoOf(r).role.Covers(record.Admin) }
+
 // resolve finds the image that a client means by uri.
 func (h *imageHandlers) resolve(ctx context.Context, uri string) (record.Image, error) {
 	ref, err := image.ParseReference(uri)
@@ -128,7 +132,7 @@ func (h *imageHandlers) build(w http.ResponseWriter, r *http.Request) error {
 	}
 	infoOf(r).op, infoOf(r).image = opImageBuild, req.Name
 	lw := &lineWriter{w: w}
-	im, err := h.images.Build(context.WithoutCancel(r.Context()), req.Name, lw)
+	im, err := h.images.Build(context.WithoutCancel(r.Context()), req.Name, mayReplace(r), lw)
 	lw.flush()
 	if err != nil {
 		err = fmt.Errorf("build image %q: %w", req.Name, err)

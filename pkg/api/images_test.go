@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 func TestImageRoutes(t *testing.T) {
@@ -142,3 +143,45 @@ func (p *pouring) Read(b []byte) (int, error) {
 type breaking struct{}
 
 func (breaking) Read([]byte) (int, error) { return 0, errors.New("the disk of the client is broken") }
+
+// TestImagesNotReplaced: an operator gives no name to another image, in whichever way
+// images get names; an admin does.
+func TestImagesNotReplaced(t *testing.T) {
+	w := newWorld(t)
+	w.taken = true
+	w.build = func(io.Writer) (record.Image, error) { return pythonImage(), nil }
+	operator, admin := w.key(t, "op", "operator"), w.key(t, "adm", "admin")
+	for _, c := range []struct{ path, body, names string }{
+		{"/v1/images?name=python:latest", "tar...", "python"},
+		{"/v1/images/build", `{"name":"python"}`, "python"},
+		{"/v1/images/pull", `{"name":"registry.example.com/python:denied"}`, "registry.example.com/python"},
+	} {
+		ask := func(key string) answer {
+			t.Helper()
+			req, err := http.NewRequest("POST", w.url+c.path, strings.NewReader(c.body))
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Header.Set(wire.HeaderAPIKey, key)
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer resp.Body.Close()
+			b, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return answer{resp, b}
+		}
+		a := ask(operator)
+		if e := a.error(t); a.StatusCode != http.StatusForbidden || e.Code != "SANDBOX::FORBIDDEN" ||
+			!strings.Contains(e.Message, "image "+c.names+":latest exists on this host with other content") ||
+			!strings.Contains(e.Message, "use another name") || !strings.Contains(e.Message, "an admin's key") {
+			t.Errorf("%s as an operator: %s %s", c.path, a.Status, a.body)
+		}
+		if a := ask(admin); strings.Contains(string(a.body), "exists on this host") {
+			t.Errorf("%s as an admin: %s %s", c.path, a.Status, a.body)
+		}
+	}
+}

@@ -44,7 +44,8 @@ func (h *imageHandlers) load(w http.ResponseWriter, r *http.Request) error {
 	infoOf(r).op, infoOf(r).image = opImageImport, httperr.Clip(q.Get("name"), 200)
 	report := &reporter{w: w, rc: rc, total: r.ContentLength, done: make(chan struct{})}
 	report.going.Go(report.run)
-	im, err := h.loadAs(r.Context(), q.Get("name"), q.Get("format"), &upload{ReadCloser: r.Body, deadline: rc.SetReadDeadline}, report.note)
+	a := image.Archive{Format: q.Get("format"), Replace: mayReplace(r)}
+	im, err := h.loadAs(r.Context(), q.Get("name"), a, &upload{ReadCloser: r.Body, deadline: rc.SetReadDeadline}, report.note)
 	close(report.done)
 	report.going.Wait()
 	if err == nil {
@@ -68,10 +69,9 @@ func (h *imageHandlers) load(w http.ResponseWriter, r *http.Request) error {
 }
 
 // loadAs imports an archive under a name, or under its own if that is empty.
-func (h *imageHandlers) loadAs(ctx context.Context, name, format string, body io.Reader, progress func(image.Progress)) (i record.Image,
-	err error,
-) {
-	a := image.Archive{Format: format}
+func (h *imageHandlers) loadAs(ctx context.Context, name string, a image.Archive, body io.Reader,
+	progress func(image.Progress),
+) (i record.Image, err error) {
 	if name != "" {
 		if a.Ref, err = image.ParseReference(name); err != nil {
 			return i, err
@@ -174,7 +174,7 @@ func (h *imageHandlers) pull(w http.ResponseWriter, r *http.Request) error {
 	var im record.Image
 	ref, err := image.ParseReference(req.Name)
 	if err == nil {
-		im, err = h.images.Pull(ctx, image.Pull{Ref: ref}, report.note)
+		im, err = h.images.Pull(ctx, image.Pull{Ref: ref, Replace: mayReplace(r)}, report.note)
 	}
 	close(report.done)
 	report.going.Wait()

@@ -1,8 +1,10 @@
 package api
 
 import (
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -79,6 +81,7 @@ func TestInsecureIsNotForGuestsPages(t *testing.T) {
 			rw.Header().Set("Clear-Site-Data", `"*"`)
 			rw.Header().Set("Strict-Transport-Security", "max-age=1")
 			rw.Header().Set("X-Of-The-Guest", "1")
+			rw.Header().Set("Content-Security-Policy", "script-src *")
 		}))
 		defer app.Close()
 		w.app = app.Listener
@@ -121,11 +124,91 @@ func TestInsecureIsNotForGuestsPages(t *testing.T) {
 				if a.StatusCode != 200 || a.Header.Get("X-Of-The-Guest") == "" {
 					t.Errorf("public=%v: the guest's own port, %s %s: %s", public, method, name, a.Status)
 				}
+				if v := a.Header.Values("Content-Security-Policy"); !slices.Equal(v, []string{"script-src *", "sandbox"}) {
+					t.Errorf("public=%v: the guest's page has the policies %q", public, v)
+				}
 				for _, k := range []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security"} {
 					if v := a.Header.Get(k); v != "" {
 						t.Errorf("a guest says %s: %s", k, v)
 					}
 				}
+			}
+		}
+	}
+}
+
+// TestSandboxedPages: pages are kept from the API's origin where that asks for no key,
+// the agent's too, and nowhere else.
+func TestSandboxedPages(t *testing.T) {
+	app := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer app.Close()
+	w := newWorld(t, func(c *Config) { c.APIKeys, c.Insecure = nil, true })
+	w.app = app.Listener
+	id := w.do("POST", "/v1/sandboxes", createBody, wire.HeaderAPIKey, "").sandbox(t).ID
+	policy := func(path, key string) string {
+		t.Helper()
+		a := w.do("GET", path, "", wire.HeaderAPIKey, key)
+		if a.StatusCode != http.StatusOK {
+			t.Errorf("%s: %s", path, a.Status)
+		}
+		return a.Header.Get("Content-Security-Policy")
+	}
+	for _, path := range []string{"/sandboxes/" + id + "/proxy/8000/", "/v1/sandboxes/" + id + "/proxy/44772/ping"} {
+		if got := policy(path, ""); got != "sandbox" {
+			t.Errorf("%s: policy %q", path, got)
+		}
+	}
+	api := w.url
+	w.url = w.serve("tcp", "127.0.0.1:0", auth.Listener{Gateway: true, PublicPorts: true})
+	if got := policy("/"+id+"/8000/", ""); got != "" {
+		t.Errorf("at the gateway: policy %q", got)
+	}
+	w.url = api
+	if a := w.do("POST", "/v1/keys", `{"name":"first","role":"admin"}`, wire.HeaderAPIKey, ""); a.StatusCode != http.StatusCreated {
+		t.Fatalf("%s %s", a.Status, a.body)
+	} else {
+		var k wire.NewKey
+		if err := json.Unmarshal(a.body, &k); err != nil {
+			t.Fatal(err)
+		}
+		if got := policy("/sandboxes/"+id+"/proxy/8000/", k.Secret); got != "" {
+			t.Errorf("with a key: policy %q", got)
+		}
+	}
+}
+
+// TestInsecureSecureAccess: what was made so asks for its token where no key is asked
+// for, too. The agent and the API do not: they are everybody's there.
+func TestInsecureSecureAccess(t *testing.T) {
+	app := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	defer app.Close()
+	w := newWorld(t, func(c *Config) { c.APIKeys, c.Insecure = nil, true })
+	w.app = app.Listener
+	sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"secureAccess":true}`,
+		wire.HeaderAPIKey, "").sandbox(t)
+	at := "/sandboxes/" + sb.ID + "/proxy/"
+	var e wire.Endpoint
+	if err := json.Unmarshal(w.do("GET", "/v1/sandboxes/"+sb.ID+"/endpoints/8000", "", wire.HeaderAPIKey, "").body, &e); err != nil {
+		t.Fatal(err)
+	}
+	token := e.Headers[wire.HeaderSecureAccess]
+	for _, public := range []bool{false, true} {
+		w.url = w.serve("tcp", "127.0.0.1:0", auth.Listener{PublicPorts: public})
+		for name, c := range map[string]struct {
+			path    string
+			headers []string
+			want    int
+		}{
+			"nothing":            {at + "8000/", nil, 401},
+			"a wrong token":      {at + "8000/", []string{wire.HeaderSecureAccess, "x"}, 401},
+			"the token":          {at + "8000/", []string{wire.HeaderSecureAccess, token}, 200},
+			"the token, queried": {at + "8000/?sandboxd_token=" + token, nil, 200},
+			"of another port":    {at + "8001/", []string{wire.HeaderSecureAccess, token}, 401},
+			"the agent":          {at + "44772/ping", nil, 200},
+			"the egress API":     {at + "18080/policy", nil, 200},
+		} {
+			if a := w.do("GET", c.path, "", append([]string{wire.HeaderAPIKey, ""}, c.headers...)...); a.StatusCode != c.want {
+				t.Errorf("public=%v, %s: %s %s, want %d", public, name, a.Status, a.body, c.want)
 			}
 		}
 	}

@@ -176,7 +176,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 func (s *Server) Close() { s.gateway.Close() }
 
 // HTTPServer returns a server for one listener; call Serve on it.
-func (s *Server) HTTPServer(l auth.Listener) *http.Server { return l.Server(s, s.quiet) }
+func (s *Server) HTTPServer(l auth.Listener) *auth.Server { return l.Server(s, s.quiet) }
 
 // handler serves one route. An error that it returns becomes the answer.
 type handler func(w http.ResponseWriter, r *http.Request) error
@@ -191,6 +191,13 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	tw.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	tw.Header().Set(wire.HeaderRequestID, in.requestID)
 	defer s.finish(tw, r, in)
+	if err := tw.peer.Clear(); err != nil {
+		in.route = nameNone
+		tw.Header().Set("Connection", "close")
+		tw.rc.SetReadDeadline(time.Now()) //nolint:errcheck // what follows is not a body
+		fail(tw, r, err)
+		return
+	}
 	f, err := s.find(r)
 	in.route = f.name
 	if in.role != "" && !tw.peer.Unix {

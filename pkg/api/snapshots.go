@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -66,6 +67,10 @@ func (s *snapshotHandlers) create(w http.ResponseWriter, r *http.Request, rec re
 	if err != nil {
 		return err
 	}
+	unique, err := spec.ParseBool(cmp.Or(r.URL.Query().Get("unique"), "false"))
+	if err != nil {
+		return httperr.Invalid("unique: want true or false")
+	}
 	var req wire.CreateSnapshotRequest
 	if r.Body, err = orEmptyObject(r.Body); err != nil {
 		return errs.Wrap(err, errs.Invalid, "the request body could not be read completely; send it again")
@@ -80,7 +85,7 @@ func (s *snapshotHandlers) create(w http.ResponseWriter, r *http.Request, rec re
 			return err
 		}
 	}
-	snap, err := s.snapshots.Create(r.Context(), rec.ID, name)
+	snap, err := s.snapshots.Create(r.Context(), rec.ID, name, unique && name != "")
 	if err != nil {
 		return fmt.Errorf("take a snapshot of sandbox %s: %w", rec.ID,
 			httperr.Recode(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))

@@ -16,9 +16,14 @@ import (
 // fakeSnapshots is the snapshots of fake. They are ready when they are awaited.
 type fakeSnapshots struct{ *fake }
 
-func (f fakeSnapshots) Create(_ context.Context, sandbox, name string) (record.Snapshot, error) {
+func (f fakeSnapshots) Create(_ context.Context, sandbox, name string, unique bool) (record.Snapshot, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for _, s := range f.snaps {
+		if unique && s.Name == name {
+			return s, errs.Wire(errs.New(errs.Exists, "snapshot %s has the name %q", s.ID, name), "SNAPSHOT::ALREADY_EXISTS")
+		}
+	}
 	r := f.recs[sandbox]
 	if r.State != record.Running {
 		return record.Snapshot{}, errs.New(errs.WrongState, "sandbox %s is %s", sandbox, r.State)
@@ -260,5 +265,32 @@ func TestStartAndStop(t *testing.T) {
 	if a := w.do("POST", path+"/start?wait=true", ""); a.StatusCode != 202 || a.sandbox(t).Status.State != wire.Running ||
 		a.Header.Get("Server-Timing") == "" {
 		t.Errorf("start and wait: %d %s", a.StatusCode, a.body)
+	}
+}
+
+// TestUniqueSnapshotNames: OpenSandbox's clients give a name as often as they like. Who asks
+// for a unique one, as sandboxctl does, gets it once.
+func TestUniqueSnapshotNames(t *testing.T) {
+	w := newWorld(t)
+	path := "/v1/sandboxes/" + w.create().ID + "/snapshots"
+	for _, c := range []struct {
+		query, body string
+		want        int
+		code        string
+	}{
+		{"", `{"name":"a"}`, 202, ""},
+		{"", `{"name":"a"}`, 202, ""},
+		{"?unique=false", `{"name":"a"}`, 202, ""},
+		{"?unique=true", `{"name":"a"}`, 409, "SNAPSHOT::ALREADY_EXISTS"},
+		{"?unique=true", `{"name":"b"}`, 202, ""},
+		{"?unique=true&wait=true", `{"name":"b"}`, 409, "SNAPSHOT::ALREADY_EXISTS"},
+		{"?unique=true", "", 202, ""},
+		{"?unique=true", "{}", 202, ""}, // no name is no name
+		{"?unique=maybe", `{"name":"c"}`, 400, "SANDBOX::INVALID_PARAMETER"},
+	} {
+		a := w.do("POST", path+c.query, c.body)
+		if a.StatusCode != c.want || c.code != "" && a.error(t).Code != c.code {
+			t.Errorf("%s %s: %s %s, want %d", c.query, c.body, a.Status, a.body, c.want)
+		}
 	}
 }

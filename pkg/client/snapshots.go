@@ -16,17 +16,21 @@ func snapshotPath(idOrName, rest string) string {
 	return "/snapshots/" + url.PathEscape(idOrName) + rest
 }
 
-// Create takes a snapshot of the files of a sandbox; name may be empty.
+// Create takes a snapshot of the files of a sandbox; name may be empty. If another
+// snapshot has the name, the error is errs.Exists.
 // With wait it returns when the snapshot is ready or has failed; Status.State
 // says which. A snapshot that failed is not an error here.
 func (c Snapshots) Create(ctx context.Context, sandbox, name string, wait bool) (s wire.Snapshot, err error) {
 	var body wire.CreateSnapshotRequest
+	r := request{method: http.MethodPost, path: sandboxPath(sandbox, "/snapshots"), query: url.Values{}}
 	if name != "" {
 		body.Name = &name
+		r.query.Set("unique", "true")
 	}
-	r := request{method: http.MethodPost, path: sandboxPath(sandbox, "/snapshots"), json: body}
+	r.json = body
 	if wait {
-		r.query, r.patient = url.Values{"wait": {"true"}}, true // copying may take minutes
+		r.query.Set("wait", "true")
+		r.patient = true // copying may take minutes
 	}
 	err = c.do(ctx, r, &s)
 	return s, err

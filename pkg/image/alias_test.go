@@ -31,7 +31,7 @@ func TestAliases(t *testing.T) {
 		m.PutImage(t.Context(), record.Image{
 			Name: r.Name, Tag: r.Tag,
 			Digest: "sha256:" + strings.Repeat("a", 64),
-		}) //nolint:errcheck // it is memory
+		}, true) //nolint:errcheck // it is memory
 	}
 	put("base:latest")
 	put("python:latest")
@@ -111,7 +111,7 @@ func TestDefaultAliases(t *testing.T) {
 		m.PutImage(t.Context(), record.Image{
 			Name: name, Tag: DefaultTag,
 			Digest: "sha256:" + strings.Repeat("a", 64),
-		}) //nolint:errcheck // it is memory
+		}, true) //nolint:errcheck // it is memory
 	}
 	for uri, recipe := range names {
 		if i, err := s.Resolve(t.Context(), parsed(uri)); err != nil || i.Ref() != recipe+":latest" {

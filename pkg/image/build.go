@@ -43,8 +43,9 @@ find var/tmp -mindepth 1 -delete`
 //
 // It fails with errs.Unsupported if mmdebstrap or a source of the suite is missing. It
 // fails with errs.Unavailable, with the last lines of mmdebstrap, if that fails: mostly
-// the network is the cause.
-func (s *Store) Build(ctx context.Context, name string, progress io.Writer) (record.Image, error) {
+// the network is the cause. Without replace it fails with errs.Denied if another image
+// has the name.
+func (s *Store) Build(ctx context.Context, name string, replace bool, progress io.Writer) (record.Image, error) {
 	r, err := s.recipe(name)
 	if err != nil {
 		return record.Image{}, err
@@ -55,14 +56,14 @@ func (s *Store) Build(ctx context.Context, name string, progress io.Writer) (rec
 	case <-ctx.Done():
 		return record.Image{}, ctx.Err()
 	}
-	i, err := s.buildRecipe(ctx, name, r, &oneAtATime{w: progress})
+	i, err := s.buildRecipe(ctx, name, r, replace, &oneAtATime{w: progress})
 	if err != nil {
 		return record.Image{}, fmt.Errorf("build image %s: %w", name, err)
 	}
 	return i, nil
 }
 
-func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, progress io.Writer) (i record.Image, err error) {
+func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, replace bool, progress io.Writer) (i record.Image, err error) {
 	mmdebstrap, err := exec.LookPath("mmdebstrap")
 	if err != nil {
 		return i, errs.Wrap(err, errs.Unsupported, "mmdebstrap, which builds images, is missing on this host: apt-get install mmdebstrap")
@@ -101,7 +102,7 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, progress
 	if layer.digest, err = s.ownDigest(ctx, layer.stage); err != nil {
 		return i, err
 	}
-	if i, err = s.name(ctx, record.Image{Name: name, Config: r.config()}, []staged{layer}); err != nil {
+	if i, err = s.name(ctx, record.Image{Name: name, Config: r.config()}, []staged{layer}, replace); err != nil {
 		return i, err
 	}
 	fmt.Fprintf(progress, "built %s, %d MiB, %s\n", i.Ref(), i.Bytes>>20, i.Digest)

@@ -86,7 +86,7 @@ func buildTwice(t *testing.T, name string, has []string) {
 	var log bytes.Buffer
 	day := func() string { return time.Now().UTC().Format(time.DateOnly) }
 	build := func() record.Image {
-		i, err := s.Build(t.Context(), name, &log)
+		i, err := s.Build(t.Context(), name, true, &log)
 		if err != nil {
 			t.Fatal(err, log.String())
 		}
@@ -160,12 +160,12 @@ func TestBuildLeavesNothing(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	_, err := s.Build(ctx, "bad", &watcher{"extracting archives", cancel})
+	_, err := s.Build(ctx, "bad", true, &watcher{"extracting archives", cancel})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled build: %v", err)
 	}
 	check("a cancelled build")
-	_, err = s.Build(t.Context(), "bad", io.Discard)
+	_, err = s.Build(t.Context(), "bad", true, io.Discard)
 	if err == nil || !strings.Contains(err.Error(), "mmdebstrap failed") {
 		t.Errorf("build with a failing hook: %v", err)
 	}

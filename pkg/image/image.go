@@ -55,7 +55,9 @@ type Layers interface {
 // error. An unreadable record is listed by its name:tag only, and errs.Internal to Get.
 // (store)
 type DB interface {
-	PutImage(ctx context.Context, i record.Image) error
+	// PutImage adds an image. Without replace it fails with errs.Denied, in the same
+	// transaction, if i's name:tag is an image with another digest.
+	PutImage(ctx context.Context, i record.Image, replace bool) error
 	GetImage(ctx context.Context, name, tag string) (record.Image, bool, error)
 	ListImages(ctx context.Context) (list []record.Image, unreadable []string, err error)
 	DeleteImage(ctx context.Context, name, tag string) error
@@ -181,6 +183,26 @@ func (s *Store) byDigest(ctx context.Context, ref Reference) (record.Image, erro
 	}
 	return record.Image{}, errs.New(errs.NotFound, "no image %s on this host has the digest %s; `sandboxctl image ls` lists the images of "+
 		"this host", ref.Name, ref.Digest)
+}
+
+// unknown is the error for an image that is not here and cannot be pulled.
+func (s *Store) unknown(ref Reference) error {
+	var names []string
+	for _, a := range s.cfg.Aliases {
+		names = append(names, a.Name)
+	}
+	slices.Sort(names)
+	aliases := "images.aliases of the configuration has none"
+	if len(names) > 0 {
+		aliases = "images.aliases of the configuration has " + some(names)
+	}
+	tail := "no registry is configured for it ([[registries]] of the configuration); `sandboxctl image build` and `sandboxctl image " +
+		"import` create images without a registry"
+	if host := s.cfg.Registries.Host(ref.Name); host != "" {
+		tail = fmt.Sprintf("`sandboxctl image pull %s` pulls it from registry %s", ref.URI, host)
+	}
+	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`) and no alias for it (%s); %s",
+		ref.URI, ref, aliases, tail)
 }
 
 // List returns the images of this host that can be read.

@@ -30,7 +30,10 @@ type memory struct {
 	gone   func()          // after a record went
 }
 
-func (m *memory) PutImage(_ context.Context, i record.Image) error {
+func (m *memory) PutImage(_ context.Context, i record.Image, replace bool) error {
+	if was, ok := m.images[i.Ref()]; ok && was.Digest != i.Digest && !replace {
+		return record.NotReplaced(i, was.Digest)
+	}
 	m.images[i.Ref()] = i
 	return nil
 }
@@ -334,17 +337,17 @@ suite = "Book worm"`: "\"a b\" is not a valid package name\n\"rel\" is not an ab
 			t.Errorf("%s:\n%v\nwant %s", text, err, want)
 		}
 	}
-	if _, err := s.Build(t.Context(), "absent", io.Discard); !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "bad") {
+	if _, err := s.Build(t.Context(), "absent", true, io.Discard); !errs.Is(err, errs.NotFound) || !strings.Contains(err.Error(), "bad") {
 		t.Errorf("absent recipe: %v", err)
 	}
-	if _, err := s.Build(t.Context(), "../bad", io.Discard); !errs.Is(err, errs.Invalid) {
+	if _, err := s.Build(t.Context(), "../bad", true, io.Discard); !errs.Is(err, errs.Invalid) {
 		t.Errorf("recipe outside: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "bad", "recipe.toml"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", "/nowhere")
-	if _, err := s.Build(t.Context(), "bad", io.Discard); !errs.Is(err, errs.Unsupported) ||
+	if _, err := s.Build(t.Context(), "bad", true, io.Discard); !errs.Is(err, errs.Unsupported) ||
 		!strings.Contains(err.Error(), "apt-get install mmdebstrap") {
 		t.Errorf("without mmdebstrap: %v", err)
 	}
@@ -463,5 +466,41 @@ func TestExportsAtOnce(t *testing.T) {
 	going.Wait()
 	if err := s.Export(t.Context(), i, io.Discard); err != nil {
 		t.Errorf("alone: %v", err)
+	}
+}
+
+// TestNameNotReplaced: without the right, no name that clients use comes to mean another
+// image, be it an image's own or an alias.
+func TestNameNotReplaced(t *testing.T) {
+	aliases, err := ParseAliases(map[string]string{"ubuntu:*": "base", "ghost": "absent", "worn": "broken"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := record.ImageConfig{Workdir: "/"}
+	same, err := digestOf(nil, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, allowed := range map[string]bool{
+		"new": true, "python": false, "same": true, "broken": false, "ubuntu": false, "ubuntu:22.04": false, "ghost": true, "worn": false,
+		"base:2": true,
+	} {
+		for _, replace := range []bool{false, true} {
+			m := &memory{images: map[string]record.Image{}, layers: map[string]bool{}, bad: map[string]bool{"broken:latest": true}}
+			for ref, digest := range map[string]string{"python": "sha256:1", "base": "sha256:2", "same": same} {
+				m.images[ref+":latest"] = record.Image{Name: ref, Tag: "latest", Digest: digest}
+			}
+			s, err := Open(Config{Layers: m, DB: m, TempDir: t.TempDir(), Aliases: aliases})
+			if err != nil {
+				t.Fatal(err)
+			}
+			i := parsed(name).Kept()
+			i.Config = config
+			_, err = s.name(t.Context(), i, nil, replace)
+			if (allowed || replace) != (err == nil) || err != nil &&
+				(!errs.Is(err, errs.Denied) || !strings.Contains(err.Error(), i.Ref()) || !strings.Contains(err.Error(), "another name")) {
+				t.Errorf("%s, replace %v: %v", name, replace, err)
+			}
+		}
 	}
 }

@@ -32,6 +32,8 @@ const (
 type Archive struct {
 	Ref    Reference // the name of the image; zero: the name in the archive
 	Format string    // one of the formats; empty is FormatAuto
+	// Replace lets the import give the image a name that another image has.
+	Replace bool
 }
 
 // Progress is how far an import or a pull is. Total is 0 if it is not known.
@@ -64,7 +66,7 @@ const imports = 4
 //
 // It fails with errs.Invalid if the archive is broken, hostile or none, with
 // errs.Unsupported if it is for another machine, with errs.Exhausted if it does not fit
-// on the disk.
+// on the disk, with errs.Denied if another image has the name and may not be replaced.
 func (s *Store) Import(ctx context.Context, a Archive, r io.Reader, progress func(Progress)) (record.Image, error) {
 	if a.Ref.Digest != "" {
 		return record.Image{}, errs.New(errs.Invalid, "image %.200q: a digest is computed, not given; leave it out", a.Ref.URI)
@@ -74,7 +76,7 @@ func (s *Store) Import(ctx context.Context, a Archive, r io.Reader, progress fun
 	}
 	im := &importer{s: s, ref: a.Ref, progress: progress}
 	defer im.drop()
-	i, err := im.run(ctx, a.Format, r)
+	i, err := im.run(ctx, a, r)
 	if err != nil {
 		return record.Image{}, fmt.Errorf("import image %s: %w", a.Ref.URI, err)
 	}
@@ -105,7 +107,7 @@ func (im *importer) drop() {
 	}
 }
 
-func (im *importer) run(ctx context.Context, format string, r io.Reader) (record.Image, error) {
+func (im *importer) run(ctx context.Context, a Archive, r io.Reader) (record.Image, error) {
 	received := &meter{r: r, report: func(n int64) { im.progress(Progress{Stage: StageReceive, Bytes: n}) }}
 	head, err := io.ReadAll(io.LimitReader(received, archive.HeadSize))
 	if err != nil {
@@ -123,6 +125,7 @@ func (im *importer) run(ctx context.Context, format string, r io.Reader) (record
 	if err != nil {
 		return record.Image{}, err
 	}
+	format := a.Format
 	switch format {
 	case "", FormatAuto:
 		format = ""
@@ -155,7 +158,7 @@ func (im *importer) run(ctx context.Context, format string, r io.Reader) (record
 	if err != nil {
 		return record.Image{}, err
 	}
-	return im.s.name(ctx, record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: config}, im.layers)
+	return im.s.name(ctx, record.Image{Name: im.ref.Name, Tag: im.ref.Tag, Config: config}, im.layers, a.Replace)
 }
 
 // image stages the layers of an image's archive and returns its config.
@@ -263,8 +266,8 @@ func (s *Store) ownDigest(ctx context.Context, stage string) (string, error) {
 }
 
 // name gives staged layers and then the image their names: from here on they are no
-// garbage.
-func (s *Store) name(ctx context.Context, i record.Image, layers []staged) (_ record.Image, err error) {
+// garbage. Without replace, a name keeps the image that it has.
+func (s *Store) name(ctx context.Context, i record.Image, layers []staged, replace bool) (_ record.Image, err error) {
 	i.Created = time.Now().UTC()
 	if i.Tag == "" {
 		i.Tag = DefaultTag
@@ -278,6 +281,11 @@ func (s *Store) name(ctx context.Context, i record.Image, layers []staged) (_ re
 	}
 	s.naming.Lock()
 	defer s.naming.Unlock()
+	if !replace {
+		if err := s.other(ctx, i); err != nil { // before its layers have names
+			return i, err
+		}
+	}
 	for _, l := range layers {
 		if l.stage != "" {
 			err = s.cfg.Layers.Commit(ctx, l.stage, l.digest)
@@ -292,7 +300,7 @@ func (s *Store) name(ctx context.Context, i record.Image, layers []staged) (_ re
 			return i, err
 		}
 	}
-	return i, s.cfg.DB.PutImage(ctx, i)
+	return i, s.cfg.DB.PutImage(ctx, i, replace)
 }
 
 // nameOf chooses the name of an image from the names in its archive.

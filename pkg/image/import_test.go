@@ -251,7 +251,7 @@ func TestExport(t *testing.T) {
 	must(t, err)
 	var first, second bytes.Buffer
 	must(t, w.Export(ctx, i, &first))
-	j, err := w.Import(ctx, image.Archive{}, bytes.NewReader(first.Bytes()), nil)
+	j, err := w.Import(ctx, image.Archive{Replace: true}, bytes.NewReader(first.Bytes()), nil)
 	must(t, err)
 	if j.Ref() != "x:1" || j.Bytes != i.Bytes || !maps.Equal(j.Config.Labels, i.Config.Labels) || j.Config.User != i.Config.User ||
 		!slices.Equal(j.Config.Env, i.Config.Env) {
@@ -267,6 +267,40 @@ func TestExport(t *testing.T) {
 		t.Errorf("pruned %+v, %v", p, err)
 	}
 	w.holds(t, 1, 2)
+}
+
+// Who may not replace an image gets none in its place, by its name in the archive
+// neither, and nothing is left of the attempt.
+func TestImportNotReplaced(t *testing.T) {
+	w := newWorld(t)
+	ctx := t.Context()
+	first, second := at.Tar(t, at.File("a")), at.Tar(t, at.File("b"))
+	i, err := w.Import(ctx, image.Archive{Ref: parsed("python")}, bytes.NewReader(first), nil)
+	must(t, err)
+	for name, c := range map[string]struct {
+		archive []byte
+		as      string
+	}{
+		"named": {second, "python"}, "with the tag": {second, "python:latest"},
+		"named by the archive": {at.Docker(t, at.Image(t, second), "python:latest"), ""},
+	} {
+		_, err := w.Import(ctx, image.Archive{Ref: parsed(c.as)}, bytes.NewReader(c.archive), nil)
+		if !errs.Is(err, errs.Denied) || !strings.Contains(err.Error(), "image python:latest exists") {
+			t.Errorf("%s: %v", name, err)
+		}
+		w.holds(t, 1, 1)
+	}
+	again, err := w.Import(ctx, image.Archive{Ref: parsed("python")}, bytes.NewReader(gz(first)), nil)
+	if err != nil || again.Digest != i.Digest {
+		t.Errorf("the same again: %s, %v", again.Digest, err)
+	}
+	if _, err := w.Import(ctx, image.Archive{Ref: parsed("mine")}, bytes.NewReader(second), nil); err != nil {
+		t.Errorf("under another name: %v", err)
+	}
+	if now, err := w.Import(ctx, image.Archive{Ref: parsed("python"), Replace: true}, bytes.NewReader(second), nil); err != nil ||
+		now.Digest == i.Digest {
+		t.Errorf("replaced: %s, %v", now.Digest, err)
+	}
 }
 
 // A bad archive is refused in words, and leaves nothing.

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"sync"
 	"time"
 
@@ -45,6 +44,8 @@ type Pull struct {
 	Ref Reference
 	// Missing makes the pull ask no registry if the image is here by now.
 	Missing bool
+	// Replace lets the pull give the image a name that another image has.
+	Replace bool
 }
 
 const (
@@ -76,6 +77,7 @@ type flight struct {
 
 	// guarded by flights.mu
 	waiting   int
+	replacing int // of those that wait: for how many it may replace another image
 	listeners map[int]func(Progress)
 	next      int
 	last      Progress // for callers that join later
@@ -114,14 +116,23 @@ func (s *Store) CanPull(ref Reference) bool { return s.cfg.Registries.Host(ref.N
 // with errs.Denied if the registry wants other credentials or redirects to a forbidden
 // address, with errs.Invalid if it sends wrong content or the image is broken, with
 // errs.Unsupported if there is none for this machine, with errs.Unavailable if it
-// cannot be reached, with errs.Exhausted if the disk is full.
+// cannot be reached, with errs.Exhausted if the disk is full. It fails with errs.Denied,
+// too, if another image has the name and no caller that waits may replace it.
 func (s *Store) Pull(ctx context.Context, p Pull, progress func(Progress)) (record.Image, error) {
+	i, err := s.pull(ctx, p, progress)
+	if p.Replace && errors.Is(err, record.ErrNotReplaced) { // it joined another caller's pull that had just been refused
+		return s.pull(ctx, p, progress)
+	}
+	return i, err
+}
+
+func (s *Store) pull(ctx context.Context, p Pull, progress func(Progress)) (record.Image, error) {
 	if !s.CanPull(p.Ref) {
 		return record.Image{}, s.unknown(p.Ref)
 	}
 	key := flightKey{ref: p.Ref.canonical()}
 	key.auth, key.some = AuthOf(ctx)
-	f, leave, err := s.join(ctx, key, p.Missing, progress)
+	f, leave, err := s.join(ctx, key, p, progress)
 	if err != nil || f == nil {
 		if err == nil {
 			return s.local(ctx, key.ref)
@@ -134,19 +145,24 @@ func (s *Store) Pull(ctx context.Context, p Pull, progress func(Progress)) (reco
 	case <-ctx.Done():
 		return record.Image{}, context.Cause(ctx)
 	}
+	if f.err != nil && p.Missing { // somebody may have made it meanwhile
+		if i, err := s.local(ctx, key.ref); err == nil {
+			return i, nil
+		}
+	}
 	if f.err != nil {
 		return record.Image{}, fmt.Errorf("pull image %s: %w", p.Ref.URI, f.err)
 	}
 	return f.image, nil
 }
 
-// join joins the pull of key, or begins it. With missing, and if the image is here, it
+// join joins the pull of key, or begins it. With p.Missing, and if the image is here, it
 // does neither. A pull gives the image its name before it can no longer be joined, so
 // no second pull follows it.
-func (s *Store) join(ctx context.Context, key flightKey, missing bool, progress func(Progress)) (f *flight, leave func(), err error) {
+func (s *Store) join(ctx context.Context, key flightKey, p Pull, progress func(Progress)) (f *flight, leave func(), err error) {
 	s.flights.mu.Lock()
 	defer s.flights.mu.Unlock()
-	if missing {
+	if p.Missing {
 		if _, err := s.local(ctx, key.ref); !errs.Is(err, errs.NotFound) {
 			return nil, nil, err
 		}
@@ -162,20 +178,26 @@ func (s *Store) join(ctx context.Context, key flightKey, missing bool, progress 
 	n := f.next
 	f.next++
 	f.waiting++
+	if p.Replace {
+		f.replacing++
+	}
 	if progress != nil {
 		f.listeners[n] = progress
 		if f.last.Stage != "" {
 			progress(f.last)
 		}
 	}
-	return f, func() { s.leave(key, f, n) }, nil
+	return f, func() { s.leave(key, f, n, p.Replace) }, nil
 }
 
 // leave leaves a pull. The last to leave ends it, and waits until it has ended.
-func (s *Store) leave(key flightKey, f *flight, n int) {
+func (s *Store) leave(key flightKey, f *flight, n int, replace bool) {
 	s.flights.mu.Lock()
 	delete(f.listeners, n)
 	f.waiting--
+	if replace {
+		f.replacing--
+	}
 	last := f.waiting == 0
 	if last && s.flights.m[key] == f {
 		delete(s.flights.m, key)
@@ -202,6 +224,11 @@ func (s *Store) run(ctx context.Context, key flightKey, f *flight) {
 			progress(at)
 		}
 	}}}
+	p.replace = func() bool {
+		s.flights.mu.Lock()
+		defer s.flights.mu.Unlock()
+		return f.replacing > 0
+	}
 	f.image, f.err = p.run(ctx, key.ref, auth)
 	p.drop()
 	if f.err != nil && ctx.Err() != nil {
@@ -218,7 +245,8 @@ func (s *Store) run(ctx context.Context, key flightKey, f *flight) {
 // puller is one pull: an import whose layers come one by one.
 type puller struct {
 	importer
-	repo *registry.Repository
+	repo    *registry.Repository
+	replace func() bool // whether a caller waits that may replace another image
 
 	mu    sync.Mutex
 	got   []int64 // of each layer; guarded by mu
@@ -246,15 +274,32 @@ func (p *puller) run(ctx context.Context, ref Reference, auth *Auth) (i record.I
 	if err := checkPulled(&plan); err != nil {
 		return i, err
 	}
+	if err := p.replaceable(ctx, &plan); err != nil {
+		return i, err
+	}
 	done := p.s.blobs.use(plan.Layers)
 	named := false
 	defer func() { done(named) }()
 	if err := p.fetch(ctx, plan.Layers); err != nil {
 		return i, err
 	}
-	i, err = p.s.name(ctx, record.Image{Name: p.ref.Name, Tag: p.ref.kept(), Config: plan.Config, Sources: digests}, p.layers)
+	i, err = p.s.name(ctx, record.Image{Name: p.ref.Name, Tag: p.ref.kept(), Config: plan.Config, Sources: digests}, p.layers,
+		p.replace())
 	named = err == nil
 	return i, err
+}
+
+// replaceable refuses, before the download, an image that would be refused its name
+// after it.
+func (p *puller) replaceable(ctx context.Context, plan *archive.Plan) (err error) {
+	i := record.Image{Name: p.ref.Name, Tag: p.ref.kept()}
+	for _, l := range plan.Layers {
+		i.Layers = append(i.Layers, l.DiffID)
+	}
+	if i.Digest, err = digestOf(i.Layers, plan.Config); err != nil || p.replace() {
+		return err
+	}
+	return p.s.other(ctx, i)
 }
 
 // manifest reads the manifest of the image for this machine, and returns the digests
@@ -436,24 +481,4 @@ func (p *puller) unpack(ctx context.Context, f *os.File, l archive.Layer, at Pro
 		p.s.blobs.drop(l.Digest)
 	}
 	return err
-}
-
-// unknown is the error for an image that is not here and cannot be pulled.
-func (s *Store) unknown(ref Reference) error {
-	var names []string
-	for _, a := range s.cfg.Aliases {
-		names = append(names, a.Name)
-	}
-	slices.Sort(names)
-	aliases := "images.aliases of the configuration has none"
-	if len(names) > 0 {
-		aliases = "images.aliases of the configuration has " + some(names)
-	}
-	tail := "no registry is configured for it ([[registries]] of the configuration); `sandboxctl image build` and `sandboxctl image " +
-		"import` create images without a registry"
-	if host := s.cfg.Registries.Host(ref.Name); host != "" {
-		tail = fmt.Sprintf("`sandboxctl image pull %s` pulls it from registry %s", ref.URI, host)
-	}
-	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`) and no alias for it (%s); %s",
-		ref.URI, ref, aliases, tail)
 }

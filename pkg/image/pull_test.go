@@ -332,6 +332,60 @@ func TestPullGoesOn(t *testing.T) {
 	}
 }
 
+// TestPullNotReplaced: a pull gives a tag that has moved to a caller who may replace an
+// image, and to those who wait with it; a caller who may not is refused before the
+// download. A pull of a missing image takes what is here by then.
+func TestPullNotReplaced(t *testing.T) {
+	p := newPulling(t)
+	ctx := t.Context()
+	ref := p.push(t, "team/app:1", at.Image(t, at.Tar(t, at.File("first"))))
+	first, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil)
+	must(t, err)
+	p.push(t, "team/app:1", at.Image(t, at.Tar(t, at.File("second"))))
+	_, err = p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil)
+	if !errs.Is(err, errs.Denied) || !strings.Contains(err.Error(), "image "+ref+" exists") {
+		t.Errorf("without the right: %v", err)
+	}
+	if n := p.Asked("/blobs/"); n != 1 {
+		t.Errorf("%d blobs came, want the config alone", n)
+	}
+	p.holds(t, 1, 1)
+	if i, err := p.Pull(ctx, image.Pull{Ref: parsed(ref), Missing: true}, nil); err != nil || i.Digest != first.Digest {
+		t.Errorf("what is not missing: %s, %v", i.Digest, err)
+	}
+	asked, hold := make(chan struct{}, 1), make(chan struct{})
+	p.Meddle(func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/manifests/") {
+			select {
+			case asked <- struct{}{}:
+				<-hold
+			default:
+			}
+		}
+		return false
+	})
+	waits, joined := make(chan error, 1), make(chan error, 1)
+	go func() {
+		_, err := p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil)
+		waits <- err
+	}()
+	<-asked
+	here := make(chan struct{})
+	go func() {
+		var once sync.Once
+		_, err := p.Pull(ctx, image.Pull{Ref: parsed(ref), Replace: true}, func(image.Progress) { once.Do(func() { close(here) }) })
+		joined <- err
+	}()
+	<-here
+	close(hold)
+	if err := errors.Join(<-waits, <-joined); err != nil {
+		t.Errorf("together with one who has the right: %v", err)
+	}
+	if i, err := p.Resolve(ctx, parsed(ref)); err != nil || i.Digest == first.Digest {
+		t.Errorf("it is still %s, %v", i.Digest, err)
+	}
+}
+
 // TestPullOfWhoLeaves has one of two leave: the pull goes on for the other.
 func TestPullOfWhoLeaves(t *testing.T) {
 	p := newPulling(t)

@@ -154,7 +154,7 @@ func (s *Store) forget(ctx context.Context, i record.Image, layers []string) (us
 		return nil, err
 	}
 	if users = s.users(layers); len(users) > 0 {
-		return users, s.cfg.DB.PutImage(context.WithoutCancel(ctx), i)
+		return users, s.cfg.DB.PutImage(context.WithoutCancel(ctx), i, true)
 	}
 	return nil, nil
 }

@@ -48,7 +48,7 @@ func story(ctx context.Context, m *Manager, h *host) (failed int) {
 	h.exit(b, Obituary{ExitCode: 3, LastOutput: "bye"}) // it ends by itself
 	synctest.Wait()
 	snapshot := func(id string) string {
-		s, err := m.Snapshots().Create(ctx, id, "")
+		s, err := m.Snapshots().Create(ctx, id, "", false)
 		note(err)
 		synctest.Wait() // Await asks once or twice, as it comes; every run must make the same calls
 		if err == nil {

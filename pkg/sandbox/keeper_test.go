@@ -166,7 +166,7 @@ func TestRecycleWaitsForNobody(t *testing.T) {
 		ctx, k := t.Context(), Keeper{m}
 		r := mustCreate(t, m, restartable(record.RestartAlways))
 		open := h.gate("snapshot.make snap-" + first)
-		snap, err := m.Snapshots().Create(ctx, r.ID, "")
+		snap, err := m.Snapshots().Create(ctx, r.ID, "", false)
 		if err != nil {
 			t.Fatal(err)
 		}

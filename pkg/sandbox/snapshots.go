@@ -33,6 +33,9 @@ type Snapshots struct {
 
 	mu    sync.Mutex
 	going map[string]*copying // by the source's ID; guarded by mu
+
+	// naming is held while a name that must be unique is looked for and taken.
+	naming sync.Mutex
 }
 
 // copying is a snapshot that is being taken.
@@ -68,8 +71,9 @@ func (m *Manager) Snapshots() *Snapshots { return m.snapshots }
 // Create begins a snapshot of a sandbox that runs, is paused or has ended and returns
 // as soon as the intent is durable. The rest happens in the background, even if ctx
 // ends. See Await. For a sandbox in another state, or one that never ran, it fails with
-// errs.WrongState.
-func (s *Snapshots) Create(ctx context.Context, idOrName, name string) (record.Snapshot, error) {
+// errs.WrongState. With unique, it fails with errs.Exists if another snapshot has the
+// name.
+func (s *Snapshots) Create(ctx context.Context, idOrName, name string, unique bool) (record.Snapshot, error) {
 	m := s.m
 	r, err := m.Get(ctx, idOrName)
 	if err == nil && r.State.Beginning() { // not waited for
@@ -109,7 +113,7 @@ func (s *Snapshots) Create(ctx context.Context, idOrName, name string) (record.S
 		unlock()
 		m.tracker.end()
 	}
-	snap, err := s.begin(ctx, &r, c.id, name)
+	snap, err := s.begin(ctx, &r, c.id, name, unique)
 	if err != nil {
 		end()
 		return record.Snapshot{}, err
@@ -134,10 +138,20 @@ func snapshottable(r *record.Record) error {
 }
 
 // begin makes the intent durable.
-func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string) (record.Snapshot, error) {
+func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string, unique bool) (record.Snapshot, error) {
+	if unique {
+		s.naming.Lock()
+		defer s.naming.Unlock()
+	}
 	list, _, err := s.m.life.Store.SnapshotRecords(ctx)
 	if err != nil {
 		return record.Snapshot{}, fmt.Errorf("snapshot %s: %w", r.ID, err)
+	}
+	for _, other := range list {
+		if unique && other.Name == name {
+			return record.Snapshot{}, errs.Wire(errs.New(errs.Exists, "snapshot %s has the name %q; choose another name, or remove that "+
+				"snapshot (`sandboxctl snapshot rm %s`)", other.ID, name, other.ID), "SNAPSHOT::ALREADY_EXISTS")
+		}
 	}
 	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // these have no files
 	if len(list) >= s.max {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +16,7 @@ import (
 
 func mustSnapshot(t *testing.T, m *Manager, sandbox, name string) record.Snapshot {
 	t.Helper()
-	s, err := m.Snapshots().Create(t.Context(), sandbox, name)
+	s, err := m.Snapshots().Create(t.Context(), sandbox, name, false)
 	if err != nil || s.State != record.SnapshotCreating {
 		t.Fatalf("snapshot: %v, state %q", err, s.State)
 	}
@@ -82,7 +84,7 @@ func TestSnapshotOfEveryState(t *testing.T) {
 func TestSnapshotRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		ctx := t.Context()
-		snapshot := func(id string) error { _, err := m.Snapshots().Create(ctx, id, ""); return err }
+		snapshot := func(id string) error { _, err := m.Snapshots().Create(ctx, id, "", false); return err }
 		wantCode(t, snapshot("nobody"), errs.NotFound)
 		open := h.gate("agent.Ready " + first)
 		if _, err := m.Create(ctx, spec()); err != nil {
@@ -115,7 +117,7 @@ func TestSnapshotInUse(t *testing.T) {
 		ctx := t.Context()
 		mustCreate(t, m, spec())
 		open := h.gate("snapshot.make snap-" + first)
-		s, err := m.Snapshots().Create(ctx, first, "one")
+		s, err := m.Snapshots().Create(ctx, first, "one", false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,12 +162,58 @@ func TestSnapshotInUse(t *testing.T) {
 	})
 }
 
+// TestSnapshotName: of many who want one name for themselves, one gets it, and it is
+// free again when that one is gone.
+func TestSnapshotName(t *testing.T) {
+	bubble(t, func(t *testing.T, _ *host, m *Manager) {
+		ctx := t.Context()
+		var sources []string
+		for range 4 {
+			r, err := m.Create(ctx, spec())
+			if err != nil {
+				t.Fatal(err)
+			}
+			sources = append(sources, r.ID)
+		}
+		synctest.Wait()
+		var taken, refused atomic.Int32
+		var wg sync.WaitGroup
+		for _, id := range sources {
+			wg.Go(func() {
+				_, err := m.Snapshots().Create(ctx, id, "before", true)
+				switch {
+				case err == nil:
+					taken.Add(1)
+				case errs.Is(err, errs.Exists):
+					refused.Add(1)
+				default:
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		synctest.Wait()
+		if taken.Load() != 1 || refused.Load() != 3 {
+			t.Errorf("%d have the name, %d were refused", taken.Load(), refused.Load())
+		}
+		_, err := m.Snapshots().Create(ctx, sources[0], "before", true)
+		wantWire(t, err, errs.Exists, "SNAPSHOT::ALREADY_EXISTS")
+		if err := m.Snapshots().Delete(ctx, "before"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Snapshots().Create(ctx, sources[0], "before", true); err != nil {
+			t.Errorf("once it is free: %v", err)
+		}
+		synctest.Wait()
+	})
+}
+
 // A long copy holds up a delete of its source for a moment only.
 func TestSnapshotOfWhatIsDeleted(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		mustCreate(t, m, spec())
 		h.gate("snapshot.make snap-" + first) // never opened
-		s, err := m.Snapshots().Create(t.Context(), first, "")
+		s, err := m.Snapshots().Create(t.Context(), first, "", false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -190,7 +238,7 @@ func TestSnapshotBeforeDelete(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		mustCreate(t, m, spec())
 		open := h.gate("snapshot.make snap-" + first)
-		s, err := m.Snapshots().Create(t.Context(), first, "")
+		s, err := m.Snapshots().Create(t.Context(), first, "", false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,8 +263,8 @@ func TestSnapshotOfWhatIsDeletedAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		mustCreate(t, m, spec())
 		open := h.gate("store.PutSnapshot creating snap-" + first)
-		h.gate("snapshot.make snap-" + first)           // never opened
-		go m.Snapshots().Create(t.Context(), first, "") //nolint:errcheck // looked at below
+		h.gate("snapshot.make snap-" + first)                  // never opened
+		go m.Snapshots().Create(t.Context(), first, "", false) //nolint:errcheck // looked at below
 		synctest.Wait()
 		deleted := make(chan error)
 		go func() { deleted <- m.Delete(t.Context(), first) }()
@@ -241,7 +289,7 @@ func TestSnapshotThawsLater(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		mustCreate(t, m, spec())
 		h.fault = fault{call: "frozen.unmake " + first + " #1", mode: errBefore}
-		s, err := m.Snapshots().Create(t.Context(), first, "")
+		s, err := m.Snapshots().Create(t.Context(), first, "", false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -269,7 +317,7 @@ func TestFailedSnapshotsGo(t *testing.T) {
 			h.snapshots[id] = record.Snapshot{ID: id, State: record.SnapshotFailed, Message: "why", Changed: now()}
 		}
 		s := mustSnapshot(t, m, r.ID, "")
-		if _, err := m.Snapshots().Create(t.Context(), r.ID, ""); !errs.Is(err, errs.Exhausted) {
+		if _, err := m.Snapshots().Create(t.Context(), r.ID, "", false); !errs.Is(err, errs.Exhausted) {
 			t.Errorf("beyond the limit: %v", err)
 		}
 		time.Sleep(30 * time.Minute)

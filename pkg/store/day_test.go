@@ -79,7 +79,7 @@ func day(ctx context.Context, db *DB) []step {
 			return db.PutImage(ctx, record.Image{
 				Name: "base", Tag: "latest", Digest: "sha256:1",
 				Config: record.ImageConfig{Env: []string{large}},
-			})
+			}, true)
 		}},
 		{"key", func() error { return db.AddKey(ctx, record.Key{Name: "ci", Role: record.Operator, Sum: []byte(large)}) }},
 		{"volume", func() error {

@@ -11,11 +11,20 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// PutImage adds an image, or moves its name:tag to it.
-func (db *DB) PutImage(ctx context.Context, i record.Image) error {
+// PutImage adds an image, or moves its name:tag to it. Without replace it fails with
+// errs.Denied if name:tag is an image with another digest, or one whose record cannot
+// be read.
+func (db *DB) PutImage(ctx context.Context, i record.Image, replace bool) error {
 	b, err := json.Marshal(i)
 	if err == nil {
 		err = db.commit(ctx, func(tx *bbolt.Tx) error {
+			if was := tx.Bucket(bucketImages).Get([]byte(i.Ref())); was != nil && !replace {
+				if is, err := readImage([]byte(i.Ref()), was); err != nil {
+					return refusal{record.NotReplaced(i, "in a record that cannot be read")}
+				} else if is.Digest != i.Digest {
+					return refusal{record.NotReplaced(i, "digest "+is.Digest)}
+				}
+			}
 			return tx.Bucket(bucketImages).Put([]byte(i.Ref()), b)
 		}, nil)
 	}

@@ -57,11 +57,22 @@ func (db *DB) AddKey(ctx context.Context, k record.Key) error {
 	return nil
 }
 
-// RemoveKey removes an API key. It fails with errs.NotFound if there is none.
+// RemoveKey removes an API key, and the notes of requests that came with it. It fails
+// with errs.NotFound if there is none.
 func (db *DB) RemoveKey(ctx context.Context, name string) error {
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {
-		if tx.Bucket(bucketKeys).Get([]byte(name)) == nil {
+		b := tx.Bucket(bucketKeys).Get([]byte(name))
+		if b == nil {
 			return refusal{errs.New(errs.NotFound, "there is no API key %q; `sandboxctl key ls` lists them", name)}
+		}
+		if k, err := readKey([]byte(name), b); err == nil { // else nobody can use it, and its notes grow old
+			old, err := notes(tx, func(m *record.Made) bool { return m.Holder == k.Holder() })
+			if err == nil {
+				err = deleteRequests(tx, old)
+			}
+			if err != nil {
+				return err
+			}
 		}
 		return tx.Bucket(bucketKeys).Delete([]byte(name))
 	}, nil)

@@ -66,7 +66,7 @@ func fullSpec() record.Spec {
 		Ready: record.Probe{
 			Command: "true", Port: 80, Interval: time.Second, Timeout: 2 * time.Second, StartPeriod: 3 * time.Second, Retries: 4,
 		},
-		Request:        record.Request{Key: strings.Repeat("12", 32), Body: strings.Repeat("34", 32)},
+		Request:        record.Request{Key: strings.Repeat("12", 32), Body: strings.Repeat("34", 32), Holder: strings.Repeat("78", 32)},
 		ResourceLimits: map[string]string{"cpu": "500m"}, Platform: map[string]string{"os": "linux"},
 		Extensions:    map[string]string{"x": "y"},
 		NetworkPolicy: []byte(`{"egress":[]}`),
@@ -108,7 +108,7 @@ func fillStore(t *testing.T, db *DB) {
 		}
 	}
 	must(db.SetPoolID(ctx, "00112233445566778899aabbccddeeff"))
-	must(db.PutImage(ctx, image))
+	must(db.PutImage(ctx, image, true))
 	for i, s := range []record.SnapshotState{
 		record.SnapshotCreating, record.SnapshotReady, record.SnapshotFailed,
 		record.SnapshotDeleting,

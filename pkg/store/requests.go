@@ -51,7 +51,7 @@ func noteRequest(tx *bbolt.Tx, r *record.Record) error {
 	if r.Spec.Request.Key == "" {
 		return nil
 	}
-	b, err := json.Marshal(record.Made{ID: r.ID, Body: r.Spec.Request.Body, At: r.Created})
+	b, err := json.Marshal(record.Made{ID: r.ID, Body: r.Spec.Request.Body, At: r.Created, Holder: r.Spec.Request.Holder})
 	if err != nil {
 		return fmt.Errorf("encode: %w", err)
 	}
@@ -62,27 +62,37 @@ func noteRequest(tx *bbolt.Tx, r *record.Record) error {
 // anew.
 func (db *DB) ForgetRequests(ctx context.Context, before time.Time) error {
 	var old [][]byte
-	err := db.bolt.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketRequests).ForEach(func(k, v []byte) error {
-			var m record.Made
-			if json.Unmarshal(v, &m) != nil || m.At.Before(before) { // an unreadable note is useless
-				old = append(old, slices.Clone(k))
-			}
-			return nil
-		})
+	err := db.bolt.View(func(tx *bbolt.Tx) (err error) {
+		old, err = notes(tx, func(m *record.Made) bool { return m.At.Before(before) })
+		return err
 	})
 	if err == nil && len(old) > 0 {
-		err = db.commit(ctx, func(tx *bbolt.Tx) error {
-			for _, k := range old {
-				if err := tx.Bucket(bucketRequests).Delete(k); err != nil {
-					return err
-				}
-			}
-			return nil
-		}, nil)
+		err = db.commit(ctx, func(tx *bbolt.Tx) error { return deleteRequests(tx, old) }, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("forget old requests: %w", err)
+	}
+	return nil
+}
+
+// notes returns the keys of the notes that are, and of those that cannot be read and
+// so are useless.
+func notes(tx *bbolt.Tx, are func(*record.Made) bool) (keys [][]byte, err error) {
+	err = tx.Bucket(bucketRequests).ForEach(func(k, v []byte) error {
+		var m record.Made
+		if json.Unmarshal(v, &m) != nil || are(&m) {
+			keys = append(keys, slices.Clone(k))
+		}
+		return nil
+	})
+	return keys, err
+}
+
+func deleteRequests(tx *bbolt.Tx, keys [][]byte) error {
+	for _, k := range keys {
+		if err := tx.Bucket(bucketRequests).Delete(k); err != nil {
+			return err
+		}
 	}
 	return nil
 }

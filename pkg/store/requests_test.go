@@ -107,6 +107,30 @@ func TestRequests(t *testing.T) {
 	}
 }
 
+// TestRequestsOfKey: an API key that is removed takes its notes with it, and no others.
+func TestRequestsOfKey(t *testing.T) {
+	db, ctx := openTest(t, newPath(t), Options{}), t.Context()
+	ci := record.Key{Name: "ci", Role: record.Operator, Sum: []byte{1}}
+	if err := db.AddKey(ctx, ci); err != nil {
+		t.Fatal(err)
+	}
+	for i, holder := range []string{ci.Holder(), "", record.Key{Sum: []byte{2}}.Holder(), ci.Holder()} {
+		r := asked(i, fmt.Sprint("key ", i), time.Now())
+		r.Spec.Request.Holder = holder
+		if err := db.Insert(ctx, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.RemoveKey(ctx, "ci"); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []bool{false, true, true, false} {
+		if _, ok, err := db.Made(ctx, fmt.Sprint("key ", i)); ok != want || err != nil {
+			t.Errorf("note %d is known: %v, %v", i, ok, err)
+		}
+	}
+}
+
 // TestRequestOfRefused: an insert that is refused for something else ties
 // nothing to its key.
 func TestRequestOfRefused(t *testing.T) {

@@ -12,8 +12,10 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -155,7 +157,7 @@ func TestImages(t *testing.T) {
 	db := openTest(t, newPath(t), Options{})
 	ctx := t.Context()
 	img := record.Image{Name: "python", Tag: "latest", Digest: "sha256:1", Layers: []string{"sha256:2"}}
-	if err := db.PutImage(ctx, img); err != nil {
+	if err := db.PutImage(ctx, img, true); err != nil {
 		t.Fatal(err)
 	}
 	if got, ok, err := db.GetImage(ctx, "python", "latest"); err != nil || !ok || !reflect.DeepEqual(got, img) {
@@ -207,7 +209,7 @@ func TestExamineDecodes(t *testing.T) {
 		path := newPath(t)
 		db := openTest(t, path, Options{})
 		insert(t, db, "daaaaaaaaaaa", "")
-		if err := db.PutImage(t.Context(), record.Image{Name: "a", Tag: "b"}); err != nil {
+		if err := db.PutImage(t.Context(), record.Image{Name: "a", Tag: "b"}, true); err != nil {
 			t.Fatal(err)
 		}
 		closeTest(t, db)
@@ -234,7 +236,7 @@ func TestInsertWithoutImage(t *testing.T) {
 	}
 	other := img
 	other.Digest = "sha256:3"
-	if err := db.PutImage(ctx, other); err != nil {
+	if err := db.PutImage(ctx, other, true); err != nil {
 		t.Fatal(err)
 	}
 	if err := try("daaaaaaaaaaa", ""); !errs.Is(err, errs.Unavailable) {
@@ -243,11 +245,59 @@ func TestInsertWithoutImage(t *testing.T) {
 	if err := try("dbbbbbbbbbbb", "snap-daaaaaaaaaaa"); err != nil {
 		t.Errorf("of a snapshot: %v", err)
 	}
-	if err := db.PutImage(ctx, img); err != nil {
+	if err := db.PutImage(ctx, img, true); err != nil {
 		t.Fatal(err)
 	}
 	if err := try("daaaaaaaaaaa", ""); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestImageNotReplaced: who may not replace an image gets none in its place, also if
+// many try at once.
+func TestImageNotReplaced(t *testing.T) {
+	path, ctx := newPath(t), t.Context()
+	db := openTest(t, path, Options{})
+	image := func(digest string) record.Image {
+		return record.Image{Name: "python", Tag: "latest", Digest: "sha256:" + digest}
+	}
+	var wg sync.WaitGroup
+	var named atomic.Int32
+	for i := range 50 {
+		wg.Go(func() {
+			err := db.PutImage(ctx, image(strconv.Itoa(i)), false)
+			switch {
+			case err == nil:
+				named.Add(1)
+			case !errs.Is(err, errs.Denied) || !errors.Is(err, record.ErrNotReplaced) || !strings.Contains(err.Error(), "python:latest"):
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	first, _, err := db.GetImage(ctx, "python", "latest")
+	if err != nil || named.Load() != 1 {
+		t.Fatalf("%d of 50 named it: %v", named.Load(), err)
+	}
+	if err := db.PutImage(ctx, first, false); err != nil {
+		t.Errorf("the same again: %v", err)
+	}
+	if err := db.PutImage(ctx, image("x"), true); err != nil {
+		t.Errorf("replaced: %v", err)
+	}
+	if is, _, err := db.GetImage(ctx, "python", "latest"); err != nil || is.Digest != "sha256:x" {
+		t.Errorf("it is %s: %v", is.Digest, err)
+	}
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	edit(t, path, func(tx *bbolt.Tx) error { return tx.Bucket(bucketImages).Put([]byte("python:latest"), []byte("{")) })
+	db = openTest(t, path, Options{})
+	if err := db.PutImage(ctx, image("x"), false); !errs.Is(err, errs.Denied) {
+		t.Errorf("over a record that cannot be read: %v", err)
+	}
+	if err := db.PutImage(ctx, image("x"), true); err != nil {
+		t.Errorf("over a record that cannot be read, replaced: %v", err)
 	}
 }
 
@@ -603,7 +653,7 @@ func TestImageComes(t *testing.T) {
 	if err := db.Put(ctx, r); !errs.Is(err, errs.Unavailable) {
 		t.Errorf("an image that is not there: %v", err)
 	}
-	if err := db.PutImage(ctx, here); err != nil {
+	if err := db.PutImage(ctx, here, true); err != nil {
 		t.Fatal(err)
 	}
 	if err := db.Put(ctx, r); err != nil {

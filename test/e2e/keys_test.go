@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	at "github.com/sandboxd/sandboxd/pkg/image/archive/archivetest"
 )
 
 // TestKeys makes keys while the daemon runs: each opens what its role may, until
@@ -50,6 +51,18 @@ func TestKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, c := range []struct {
+		role, file string
+		named      bool
+	}{{"operator", "a", true}, {"operator", "b", false}, {"operator", "a", true}, {"admin", "b", true}, {"operator", "a", false}} {
+		a := l.request("POST", "/v1/images?name=e2e-keys", bytes.NewReader(at.Tar(t, at.File(c.file))), "OPEN-SANDBOX-API-KEY",
+			secrets[c.role])
+		refused := strings.Contains(a.body, "image e2e-keys:latest exists on this host with other content")
+		if refused == c.named || !refused && a.status != 200 {
+			t.Errorf("the image with file %s as %s: %d %s", c.file, c.role, a.status, a.body)
+		}
+	}
+	l.ok("image", "rm", "e2e-keys")
 	var list []struct{ Name, Role, Source string }
 	if err := json.Unmarshal([]byte(l.ok("key", "ls", "-o", "json")), &list); err != nil || len(list) != 4 ||
 		list[0].Source != "configuration" {

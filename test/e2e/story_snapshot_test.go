@@ -131,6 +131,7 @@ func tellSnapshots(t *testing.T, l *lab) {
 		return strings.TrimSpace(l.ok(append([]string{"snapshot", "create"}, args...)...))
 	}
 	running := snap("origin", "--name", "while it runs")
+	l.wants(l.ctl("snapshot", "create", "origin", "--name", "while it runs"), 125, running+" has the name")
 	l.answers(t, id) // it goes on
 	for range 3 {    // also frozen again and again, with nothing to do in between (tools/runsc/build.sh)
 		l.ok("snapshot", "rm", snap("origin"))

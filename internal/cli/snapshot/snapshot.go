@@ -62,7 +62,7 @@ copying its files takes. Memory and processes are not part of a snapshot.`,
 		}),
 	}
 	o.Flags(cmd, true)
-	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot; it need not be unique")
+	cmd.Flags().StringVar(&name, "name", "", "name of the snapshot, which no other snapshot has")
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, without waiting for the snapshot")
 	return cmd
 }

@@ -22,8 +22,8 @@ func newKey(p *command.Program) *cobra.Command {
 works at once, and a removed key stops working at once. A key has a role:
 
   viewer    reads the state of sandboxes, but nothing that gives access to one
-  operator  creates, uses and ends sandboxes, and adds images
-  admin     does everything, such as removing images and creating keys
+  operator  creates, uses and ends sandboxes, and adds images under new names
+  admin     does everything, such as replacing images and creating keys
 
 Keys in the daemon's configuration have the role admin, as have clients of the Unix
 socket.`,

@@ -85,6 +85,15 @@ func (g *Guard) Client(r *http.Request) string {
 	return p.user
 }
 
+// Holder is record.Key.Holder of the key that a request counts for; empty: it counts for
+// none.
+func (g *Guard) Holder(r *http.Request) string {
+	if key, ok := g.keys.find(givenKey(r)); ok && !PeerOf(r).Unix {
+		return key.Holder()
+	}
+	return ""
+}
+
 // givenKey is the key that a request carries, in whichever header, or "".
 func givenKey(r *http.Request) string {
 	for _, h := range []string{wire.HeaderAPIKey, wire.HeaderAPIKeyOther} {

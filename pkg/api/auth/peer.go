@@ -1,8 +1,8 @@
 package auth
 
 import (
+	"container/list"
 	"context"
-	"crypto/tls"
 	"fmt"
 	"log"
 	"net"
@@ -11,6 +11,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/framing"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // Listener says what connections of one listening socket may do.
@@ -29,9 +32,10 @@ type Peer struct {
 	// Gateway: the listener serves no API, so Guard.Keyless says nothing about it.
 	Gateway bool
 
-	user   string // the part of Actor that is the same for all connections of a client
-	public bool   // see Listener.PublicPorts
-	free   func() // takes it out of the count of its address; nil: it is not counted
+	user   string        // the part of Actor that is the same for all connections of a client
+	public bool          // see Listener.PublicPorts
+	free   func()        // takes it out of the count of its address; nil: it is not counted
+	conn   *framing.Conn // nil: it was not accepted by Server.Serve
 }
 
 type peerKey struct{}
@@ -40,27 +44,39 @@ type peerKey struct{}
 // cannot take the descriptors of all.
 const maxPerPeer = 512
 
+// A Server is one that each listener of HTTP has, of any kind.
+type Server struct{ *http.Server }
+
+// Serve is that of http.Server. Its connections are read along: see Peer.Clear.
+func (s *Server) Serve(l net.Listener) error { return s.Server.Serve(framing.Listener(l, s.ErrorLog)) }
+
 // Server returns a server for the listener; call Serve on it. The handler finds the
 // other end of each connection by PeerOf.
 //
 // There is no write or read timeout, because commands stream for hours: the handler
 // moves the deadlines with each write, and bounds the size of bodies.
-func (l Listener) Server(h http.Handler, errorLog *log.Logger) *http.Server {
+func (l Listener) Server(h http.Handler, errorLog *log.Logger) *Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
-	conns := &perPeer{held: map[string]int{}}
-	return &http.Server{
+	conns := &perPeer{held: map[string]*connections{}}
+	return &Server{&http.Server{
 		Handler:           h,
 		Protocols:         &protocols,
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       120 * time.Second,
 		MaxHeaderBytes:    64 << 10,
-		ConnState:         conns.state,
-		ErrorLog:          errorLog,
+		ConnState: func(c net.Conn, to http.ConnState) {
+			if conn := framing.Of(c); conn != nil {
+				conn.State(to)
+			}
+			if tcp, ok := framing.Socket(c).(*net.TCPConn); ok {
+				conns.state(tcp, to)
+			}
+		},
+		ErrorLog: errorLog,
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
-			p := &Peer{Actor: c.RemoteAddr().String(), public: l.PublicPorts, Gateway: l.Gateway}
-			c = underTLS(c)
-			switch c := c.(type) {
+			p := &Peer{Actor: c.RemoteAddr().String(), public: l.PublicPorts, Gateway: l.Gateway, conn: framing.Of(c)}
+			switch c := framing.Socket(c).(type) {
 			case *net.UnixConn:
 				p.Unix = true
 				p.user, p.Actor = credentials(c)
@@ -70,7 +86,18 @@ func (l Listener) Server(h http.Handler, errorLog *log.Logger) *http.Server {
 			}
 			return context.WithValue(ctx, peerKey{}, p)
 		},
+	}}
+}
+
+// Clear refuses a request whose end two programs may see at different places. The
+// connection must be closed after the refusal, and nothing more be read from it.
+func (p *Peer) Clear() error {
+	if p.conn == nil || p.conn.Clear() {
+		return nil
 	}
+	return errs.New(errs.Invalid, "this request, or one before it on this connection, does not say clearly where it ends: it has "+
+		"both Content-Length and Transfer-Encoding, or one of them in a form that programs read differently; send one of them, on one "+
+		"line. The connection is closed")
 }
 
 // credentials names the user and the process at the other end of a Unix socket.
@@ -89,54 +116,75 @@ func credentials(c *net.UnixConn) (user, process string) {
 	return user, process
 }
 
-// perPeer counts the connections of each TCP address and closes those beyond
-// maxPerPeer.
+// perPeer counts the connections of each TCP address. Where an address opens more than
+// maxPerPeer, its connection that has been idle longest is closed. If none is idle, the
+// new one is closed.
 type perPeer struct {
 	mu   sync.Mutex
-	held map[string]int
+	held map[string]*connections // by address
 }
 
-func (p *perPeer) state(c net.Conn, st http.ConnState) {
-	tcp, ok := underTLS(c).(*net.TCPConn)
-	if !ok {
+// connections are those of one address.
+type connections struct {
+	all  map[*net.TCPConn]*list.Element // its place in idle; nil: a request is served
+	idle list.List                      // of *net.TCPConn, the one that has been idle longest first
+}
+
+// state follows a connection. One that has sent nothing yet is idle too.
+func (p *perPeer) state(c *net.TCPConn, to http.ConnState) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	k := address(c)
+	of := p.held[k]
+	if to == http.StateNew {
+		if of == nil {
+			of = &connections{all: map[*net.TCPConn]*list.Element{}}
+			p.held[k] = of
+		}
+		of.all[c] = of.idle.PushBack(c)
+		if len(of.all) > maxPerPeer {
+			oldest := of.idle.Remove(of.idle.Front()).(*net.TCPConn)
+			delete(of.all, oldest)
+			oldest.Close() //nolint:errcheck // net/http closes it again
+		}
 		return
 	}
-	c = tcp
-	switch st {
-	case http.StateNew:
-		if p.add(c) > maxPerPeer {
-			c.Close() //nolint:errcheck // net/http closes it again
-		}
-	case http.StateClosed: // net/http does not report it of hijacked ones: see Keep
-		p.drop(c)
+	if of == nil {
+		return
+	}
+	place, counted := of.all[c]
+	switch {
+	case !counted: // it was closed above
+	case to == http.StateIdle:
+		of.all[c] = of.idle.PushBack(c)
+	case to == http.StateActive && place != nil:
+		of.idle.Remove(place)
+		of.all[c] = nil
+	case to == http.StateClosed: // net/http does not report it of hijacked ones: see Keep
+		p.dropLocked(c)
 	}
 }
 
 func address(c net.Conn) string { return c.RemoteAddr().(*net.TCPAddr).IP.String() }
 
-func (p *perPeer) add(c net.Conn) int {
+func (p *perPeer) drop(c *net.TCPConn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	k := address(c)
-	p.held[k]++
-	return p.held[k]
+	p.dropLocked(c)
 }
 
-func (p *perPeer) drop(c net.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (p *perPeer) dropLocked(c *net.TCPConn) {
 	k := address(c)
-	if p.held[k]--; p.held[k] <= 0 {
+	of := p.held[k]
+	if of == nil {
+		return
+	}
+	if place := of.all[c]; place != nil {
+		of.idle.Remove(place)
+	}
+	if delete(of.all, c); len(of.all) == 0 {
 		delete(p.held, k)
 	}
-}
-
-// underTLS is the TCP connection under c, or c.
-func underTLS(c net.Conn) net.Conn {
-	if t, ok := c.(*tls.Conn); ok {
-		return t.NetConn()
-	}
-	return c
 }
 
 // halfCloser is a connection whose two directions close one by one, as those of TCP

@@ -89,6 +89,9 @@ type Visit struct {
 	Role record.Role // of the sender's API key or Unix socket; empty: none
 	Peer string      // the other end of the connection, for the log
 	Unix bool        // the request came by a Unix socket
+	// Keyless: the request came to the API by a listener that asks for no key. So Role
+	// is anybody's.
+	Keyless bool
 
 	Actor   string // who was admitted by a token; empty: the sender that the API names
 	Runs    bool   // the request has the agent run a command or code

@@ -102,23 +102,98 @@ func (t *Target) hideFromGuest(h http.Header) {
 // more than one guest may share.
 var ofOrigin = []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Transport-Security", "Alt-Svc", "Nel", "Report-To"}
 
-// relocate changes a redirect of an app to itself, at the root of host, so that it
-// leads to where the app is served: below prefix. Other redirects stay.
-func relocate(h http.Header, host, prefix string) {
-	was := h.Get("Location")
-	to := was
+// cleanAnswer changes the headers of an answer, or of an interim one, so that what runs
+// in a sandbox speaks for its own port alone. rest is the request's path behind the
+// port, host is what the port was asked as, and base is the path that it is served
+// below.
+func cleanAnswer(h http.Header, port uint16, rest, host, base string) {
+	h.Del(wire.HeaderRequestID) // ours is set already
+	for _, k := range ofOrigin {
+		h.Del(k)
+	}
+	ownCookies(h)
+	relocate(h, host, base)
+	if port != wire.AgentPort {
+		return
+	}
+	for k := range h {
+		if strings.HasPrefix(k, "Access-Control-") { // ours are set already
+			delete(h, k)
+		}
+	}
+	// The agent itself leads nowhere else. A guest that replaced it could: clients that
+	// follow would take the API key with them.
+	if to := h.Get("Location"); !strings.HasPrefix(rest, "/proxy/") && !localPath(to) {
+		h.Del("Location")
+	}
+}
+
+// localPath reports whether an address is a path of the same host, also to clients that
+// take a backslash for a slash.
+func localPath(to string) bool {
+	return strings.HasPrefix(to, "/") && (len(to) == 1 || to[1] != '/' && to[1] != '\\')
+}
+
+// A hinted writer passes interim answers (1xx) on with clean headers. ReverseProxy has
+// no hook for them.
+type hinted struct {
+	http.ResponseWriter
+	clean func(http.Header)
+}
+
+func (w hinted) WriteHeader(status int) {
+	if status < http.StatusOK && status != http.StatusSwitchingProtocols {
+		w.clean(w.Header())
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap serves http.ResponseController.
+func (w hinted) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// relocate changes the redirects of an app to itself, so that they lead to where the
+// app is served. It has Location and Refresh once at most.
+func relocate(h http.Header, host, base string) {
+	if all := h["Location"]; len(all) > 0 {
+		h["Location"] = []string{relocated(all[0], host, base)}
+	}
+	if all := h["Refresh"]; len(all) > 0 {
+		h["Refresh"] = []string{refreshed(all[0], host, base)}
+	}
+}
+
+// relocated is an address at the root of host as one below base. Other addresses stay.
+func relocated(to, host, base string) string {
 	if rest, ok := strings.CutPrefix(to, "http://"+host); ok && (rest == "" || strings.ContainsRune("/?#", rune(rest[0]))) {
 		to = rest
 		if !strings.HasPrefix(to, "/") {
 			to = "/" + to
 		}
 	}
-	if strings.HasPrefix(to, "/") && !strings.HasPrefix(to, "//") && (prefix == "" || to != prefix && !strings.HasPrefix(to, prefix+"/")) {
-		to = prefix + to
+	if strings.HasPrefix(to, "/") && !strings.HasPrefix(to, "//") && (base == "" || to != base && !strings.HasPrefix(to, base+"/")) {
+		to = base + to
 	}
-	if to != was {
-		h.Set("Location", to)
+	return to
+}
+
+// refreshed is a value of Refresh, "5" or "5; url=/next", with its address relocated.
+// Browsers read it as they read <meta http-equiv="refresh"> (HTML §4.2.5.3).
+func refreshed(value, host, base string) string {
+	i := strings.IndexAny(value, ";,")
+	if i < 0 {
+		return value
 	}
+	const space = " \t"
+	seconds, to := strings.Trim(value[:i], space), strings.TrimLeft(value[i+1:], space)
+	if len(to) >= 3 && strings.EqualFold(to[:3], "url") {
+		if rest, ok := strings.CutPrefix(strings.TrimLeft(to[3:], space), "="); ok {
+			to = strings.TrimLeft(rest, space)
+		}
+	}
+	if to != "" && (to[0] == '"' || to[0] == '\'') {
+		to, _, _ = strings.Cut(to[1:], to[:1])
+	}
+	return seconds + "; url=" + relocated(to, host, base)
 }
 
 // ownCookies lets a guest set cookies for its own address alone: none for the domain

@@ -17,3 +17,18 @@ func TestOwnCookies(t *testing.T) {
 		t.Error(got)
 	}
 }
+
+// TestRefreshed: the address in a Refresh is treated as one in a Location, in every
+// form that browsers read.
+func TestRefreshed(t *testing.T) {
+	for from, want := range map[string]string{
+		"5": "5", "": "", "0; url=/next": "0; url=/b/next", "0;URL=/next": "0; url=/b/next", "1 , url = '/next'x": "1; url=/b/next",
+		`0; url="/a b"`: "0; url=/b/a b", "0;/next": "0; url=/b/next", "0; url/next": "0; url=url/next",
+		"0; url=http://localhost:8000/x": "0; url=/b/x", "3; url=https://example.com/": "3; url=https://example.com/",
+		"0; url=/b/again": "0; url=/b/again", "0; url='": "0; url=",
+	} {
+		if got := refreshed(from, "localhost:8000", "/b"); got != want {
+			t.Errorf("%q becomes %q, want %q", from, got, want)
+		}
+	}
+}

@@ -11,7 +11,6 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strconv"
-	"strings"
 
 	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/pkg/agent"
@@ -42,6 +41,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 		kills = g.kills(r.Method, path, rec)
 		explain = g.explainKills(r.Method, path, rec, kills)
 	}
+	clean := func(h http.Header) { cleanAnswer(h, port, rest, host, t.base) }
 	var failed error
 	p := &httputil.ReverseProxy{
 		Transport:     transport,
@@ -66,25 +66,17 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 			if err := upgraded(resp); err != nil {
 				return err
 			}
-			resp.Header.Del(wire.HeaderRequestID) // ours is set already
-			for _, k := range ofOrigin {
-				resp.Header.Del(k)
-			}
+			clean(resp.Header)
 			v.Guest = true
+			if v.Keyless { // a page has the API's own origin, and may do there what its user may
+				resp.Header.Add("Content-Security-Policy", "sandbox")
+			}
 			if port == wire.AgentPort {
 				setKills(resp.Header, kills) // ours and not the agent's: a client may rely on it
 				if explain != nil {
 					explain(resp)
 				}
 				v.Hold = resp.Header.Get("Content-Type") == agent.FramesType
-				for k := range resp.Header {
-					if strings.HasPrefix(k, "Access-Control-") {
-						resp.Header.Del(k)
-					}
-				}
-			} else {
-				relocate(resp.Header, host, t.base)
-				ownCookies(resp.Header)
 			}
 			return nil
 		},
@@ -100,10 +92,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	http.NewResponseController(w).EnableFullDuplex() //nolint:errcheck // see above
 	ctx, cancel := g.UntilEnd(r.Context(), rec)
 	defer cancel()
-	if port != wire.AgentPort {
-		ctx = fewHints(ctx)
-	}
-	p.ServeHTTP(w, r.WithContext(ctx))
+	p.ServeHTTP(hinted{w, clean}, r.WithContext(fewHints(ctx)))
 	return failed
 }
 

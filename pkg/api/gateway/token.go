@@ -26,8 +26,9 @@ const (
 // authorise admits a request that has a key, token or signature for the port, and notes
 // who sent it.
 func (g *Gateway) authorise(w http.ResponseWriter, r *http.Request, v *Visit, rec *record.Record, port uint16, t *Target) error {
+	secure := rec.Spec.SecureAccess && port != wire.AgentPort
 	switch {
-	case v.Role.Covers(record.Operator):
+	case v.Role.Covers(record.Operator) && !(secure && v.Keyless):
 		return nil
 	case port == wire.AgentPort:
 		return g.authoriseAgent(r, v, rec)
@@ -40,7 +41,7 @@ func (g *Gateway) authorise(w http.ResponseWriter, r *http.Request, v *Visit, re
 	switch {
 	case right:
 		return nil
-	case !rec.Spec.SecureAccess && g.cfg.Guard.Public(r):
+	case !secure && g.cfg.Guard.Public(r):
 		return nil // a guest's page asks its own port for more
 	case given:
 		return httperr.New(http.StatusUnauthorized, "UNAUTHORIZED", errs.Denied,

@@ -31,7 +31,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// maxSnapshotName is in bytes. A snapshot's name is for people and need not be unique.
+// maxSnapshotName is in bytes. A snapshot's name is for people. It is unique only
+// if its client asks for that.
 const maxSnapshotName = 256
 
 // CheckSnapshotName checks the name of a new snapshot. It refuses names that some

@@ -1,6 +1,7 @@
 package record
 
 import (
+	"encoding/hex"
 	"slices"
 	"time"
 )
@@ -11,7 +12,7 @@ type Role string
 // The roles. Each may do what those before it may.
 const (
 	Viewer   Role = "viewer"   // read everything but what opens a sandbox
-	Operator Role = "operator" // make, use and end sandboxes; add images
+	Operator Role = "operator" // make, use and end sandboxes; add images under new names
 	Admin    Role = "admin"    // everything, also what all users share: keys, images, the host
 )
 
@@ -33,3 +34,7 @@ type Key struct {
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires,omitzero"` // zero: never
 }
+
+// Holder stands for who has the key. A key that is made anew under the same name has
+// another holder.
+func (k Key) Holder() string { return hex.EncodeToString(k.Sum) }

@@ -8,14 +8,18 @@ import "time"
 type Request struct {
 	Key  string `json:"key"`
 	Body string `json:"body"`
+	// Holder is the API key that came with it (Key.Holder); empty: none.
+	Holder string `json:"holder,omitempty"`
 }
 
 // Made is what a request has made. It outlives the sandbox: a late repetition must not
-// make another one.
+// make another one. It is forgotten with the API key that came with the request.
 type Made struct {
 	ID   string    `json:"id"`
 	Body string    `json:"body"`
 	At   time.Time `json:"at"`
+
+	Holder string `json:"holder,omitempty"` // as in Request
 }
 
 // CodeRequestRace marks the error of the slower of two requests with one key.

@@ -1,0 +1,18 @@
+package record
+
+import (
+	"errors"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// ErrNotReplaced is in the error of NotReplaced.
+var ErrNotReplaced = errors.New("the name of an image is not given to another one")
+
+// NotReplaced is the refusal to name an image i whose name is another image's: what
+// sandboxes of all clients start from changes only by an admin. as says how that one is
+// known here.
+func NotReplaced(i Image, as string) error {
+	return errs.Wrap(ErrNotReplaced, errs.Denied, "image %s exists on this host with other content (%s), and sandboxes of all clients "+
+		"start from it; use another name, or let an admin replace it (an admin's key, or the Unix socket)", i.Ref(), as)
+}
