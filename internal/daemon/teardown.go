@@ -109,7 +109,8 @@ func (d *Daemon) nothingLingers(ctx context.Context) error {
 		}
 	}
 	if len(ids) > 0 {
-		return fmt.Errorf("the kernel is still ending the killed processes of %s; tear down again in a few minutes", strings.Join(ids, ", "))
+		return fmt.Errorf("the kernel is still ending the killed processes of %s; tear down again in a few minutes",
+			strings.Join(ids, ", "))
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func newLooker(look func() (Look, error)) *looker {
 	return &looker{
 		look:      look,
 		sandboxes: d("sandboxes", "Sandboxes by state, ended ones too.", "state", "runtime"),
-		deleting:  d("deleting_sandboxes", "Deleted sandboxes that the kernel is still taking apart; they keep their addresses."),
+		deleting:  d("deleting_sandboxes", "Deleted sandboxes that the kernel is still taking apart."),
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
 		poolUsed:  d("pool_used_bytes", "Used bytes of the storage pool."),
