@@ -55,7 +55,9 @@ func newLooker(look func() (Look, error)) *looker {
 
 // Describe implements prometheus.Collector.
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{l.sandboxes, l.deleting, l.creations, l.pool, l.poolUsed, l.flows, l.waiting, l.dropped, l.failed} {
+	for _, d := range []*prometheus.Desc{
+		l.sandboxes, l.deleting, l.creations, l.pool, l.poolUsed, l.flows, l.waiting, l.dropped, l.failed,
+	} {
 		ch <- d
 	}
 }
