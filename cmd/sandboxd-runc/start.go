@@ -31,6 +31,7 @@ func (l launcher) start(id, bundle string, stdin *os.File) (err error) {
 	if err != nil {
 		return err
 	}
+	bootID := takeBootID(spec)
 	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{CgroupName: id, Spec: spec})
 	if err != nil {
 		return fmt.Errorf("convert spec: %w", err)
@@ -44,8 +45,9 @@ func (l launcher) start(id, bundle string, stdin *os.File) (err error) {
 	if err != nil {
 		return fmt.Errorf("create container: %w", err)
 	}
-	if err := c.Run(process); err != nil {
-		// Its init is dead or will die: it reads from this process.
+	if err := execute(c, process, bootID); err != nil {
+		// Its init is dead, or will die: it reads from this process, or waits to be told to
+		// execute PID 1, and is killed by Destroy.
 		if destroyErr := c.Destroy(); destroyErr != nil {
 			err = errors.Join(err, destroyErr)
 		}
@@ -55,6 +57,23 @@ func (l launcher) start(id, bundle string, stdin *os.File) (err error) {
 		go process.Wait() //nolint:errcheck // reaps it as well, with a thread of its own
 	}
 	return nil
+}
+
+// execute brings up the init of c, and has it execute PID 1.
+func execute(c *libcontainer.Container, process *libcontainer.Process, bootID string) error {
+	if err := c.Start(process); err != nil {
+		return err
+	}
+	if bootID != "" {
+		pid, err := process.Pid()
+		if err == nil {
+			err = mountBootID(pid, bootID)
+		}
+		if err != nil {
+			return fmt.Errorf("give it a boot ID of its own: %w", err)
+		}
+	}
+	return c.Exec()
 }
 
 func readSpec(bundle string) (*specs.Spec, error) {

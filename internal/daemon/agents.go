@@ -53,15 +53,6 @@ func newAgents(cfg *config.Config, disks *snapshot.Disks) *agents {
 // connections to the agent of an earlier life are dead.
 func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 	a.forget(r.ID)
-	env := map[string]string{}
-	for _, kv := range r.Spec.Image.Config.Env {
-		if k, v, ok := strings.Cut(kv, "="); ok {
-			env[k] = v
-		}
-	}
-	for k, v := range r.Spec.Env {
-		env[k] = v
-	}
 	hostname := r.ID
 	if r.Spec.Name != "" {
 		hostname = r.Spec.Name
@@ -70,7 +61,7 @@ func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 		Protocol:           agent.Protocol,
 		Token:              r.Token,
 		Hostname:           hostname,
-		Env:                env,
+		Env:                environment(r),
 		Entrypoint:         r.Spec.Entrypoint,
 		Literal:            r.Spec.Literal,
 		Workdir:            r.Spec.Image.Config.Workdir,
@@ -82,6 +73,20 @@ func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 		ShellAhead:         a.cfg.Defaults.ShellAhead,
 	}
 	return b.File()
+}
+
+// environment is what the guest of r starts with: the variables of the image, and over
+// them those of the creation. Reserved ones may be in images and in old records.
+func environment(r *record.Record) map[string]string {
+	env := map[string]string{}
+	for _, kv := range r.Spec.Image.Config.Env {
+		if k, v, ok := strings.Cut(kv, "="); ok {
+			env[k] = v
+		}
+	}
+	maps.Copy(env, r.Spec.Env)
+	maps.DeleteFunc(env, func(k, _ string) bool { return record.IsReserved(k) })
+	return env
 }
 
 // limitsOf are the limits of r that its agent reports.

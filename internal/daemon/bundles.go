@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -81,11 +82,16 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 	if ownUsers(r) {
 		c.UserNS = b.ns.UserPath(r.ID)
 	}
+	if r.Spec.Runtime == oci.Runc {
+		c.BootID = filepath.Join(dir, "boot_id")
+	}
 	if err := oci.Write(dir, oci.NewSpec(r.Spec.Runtime, c)); err != nil {
 		return err
 	}
-	// ndots:1 and no search list: one query for a name, not five.
+	// ndots:1 and no search list: one query for a name, not five. A start is a boot of
+	// the sandbox.
 	files := map[string]string{
+		"boot_id":     newBootID() + "\n",
 		"resolv.conf": fmt.Sprintf("nameserver %s\noptions ndots:1\n", b.cfg.Instance.Gateway()),
 		"hosts":       fmt.Sprintf("127.0.0.1 localhost\n%s %s\n", b.cfg.Addr(r.Slot), hostname),
 		"hostname":    hostname + "\n",
@@ -96,6 +102,14 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 		}
 	}
 	return nil
+}
+
+// newBootID draws a boot ID as the kernel does: a random UUID (RFC 9562, version 4).
+func newBootID() string {
+	var b [16]byte
+	rand.Read(b[:]) //nolint:errcheck // never fails since Go 1.24
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 // Remove removes the bundle of id.

@@ -34,6 +34,15 @@ func (t cgroupTree) Limit(ctx context.Context, id string, l sandbox.CgroupLimits
 	return t.Tree.Limit(ctx, id, cgroups.Limits(l))
 }
 
+// Kill knows that killed processes may linger.
+func (t cgroupTree) Kill(ctx context.Context, id string) error {
+	err := t.Tree.Kill(ctx, id)
+	if errors.Is(err, cgroups.ErrDying) {
+		return fmt.Errorf("%w: %w", sandbox.ErrLingering, err)
+	}
+	return err
+}
+
 // links is netns; an address's flows count as part of its link.
 type links struct {
 	*netns.Manager

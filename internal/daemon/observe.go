@@ -42,7 +42,7 @@ func (d *Daemon) newMetrics() *metrics.Metrics {
 
 // look reads the state of the host: memory, one statfs and one file of /proc.
 func (d *Daemon) look() (l metrics.Look, err error) {
-	all, err := d.manager.List(context.Background())
+	all, err := d.store.List(context.Background())
 	if err != nil {
 		return l, err
 	}
@@ -52,8 +52,12 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 			l.Sandboxes[metrics.Kind{State: string(state), Runtime: runtime}] = 0
 		}
 	}
-	for i := range all {
-		l.Sandboxes[metrics.Kind{State: string(all[i].State), Runtime: all[i].Spec.Runtime}]++
+	for _, r := range all {
+		if r.State == record.Deleting {
+			l.Deleting++
+			continue
+		}
+		l.Sandboxes[metrics.Kind{State: string(r.State), Runtime: r.Spec.Runtime}]++
 	}
 	l.Creating, l.Waiting = d.queue.Len()
 	free, total, err := d.files.Pool.Space()

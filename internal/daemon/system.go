@@ -82,7 +82,9 @@ func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	info.Kernel = strings.TrimSpace(string(release))
 	for _, r := range all {
-		info.Sandboxes[spec.StateOf(r)]++
+		if r.State != record.Deleting { // no other answer knows those
+			info.Sandboxes[spec.StateOf(r)]++
+		}
 	}
 	if info.NoSweep != "" {
 		info.Strays, err = s.strays(ctx)
@@ -156,6 +158,10 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 		if used, limit, err := s.files.Disks.Usage(r.ID); err == nil {
 			d.Bytes, d.LimitBytes = used, limit
 		}
+		if r.State == record.Deleting {
+			addDeleting(&df, r, d.Bytes)
+			continue
+		}
 		if r.State == record.Ended {
 			df.ReclaimableBytes += d.Bytes
 		}
@@ -165,6 +171,18 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	lost, err := s.files.Pool.Lost(ctx)
 	df.Lost = len(lost)
 	return df, err
+}
+
+// addDeleting adds a deleted sandbox of which something is left.
+func addDeleting(df *wire.DiskUsage, r *record.Record, bytes int64) {
+	if df.Deleting == nil {
+		df.Deleting = &wire.Deleting{Since: r.Changed.UTC()}
+	}
+	if r.Changed.Before(df.Deleting.Since) {
+		df.Deleting.Since = r.Changed.UTC()
+	}
+	df.Deleting.Sandboxes++
+	df.Deleting.Bytes += bytes
 }
 
 // addImages adds up the bytes of layers, by image and in total, each layer once in the

@@ -7,10 +7,12 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Teardown ends every sandbox of the instance, with its disk, and removes every
@@ -26,7 +28,8 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 	if err != nil {
 		return fmt.Errorf("teardown: %w", err)
 	}
-	if err := errors.Join(d.deleteAll(ctx), d.manager.Recover(ctx)); err != nil {
+	err = errors.Join(d.deleteAll(ctx), d.manager.Recover(ctx), d.manager.Close(ctx)) // deletions go on until then
+	if err = errors.Join(err, d.nothingLingers(ctx)); err != nil {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())
 	}
@@ -86,6 +89,30 @@ func (d *Daemon) deleteAll(ctx context.Context) error {
 		errs = append(errs, d.manager.Delete(ctx, id))
 	}
 	return errors.Join(append(errs, d.deleteSnapshots(ctx))...)
+}
+
+// nothingLingers fails while the kernel ends processes of deleted sandboxes: they still
+// use cgroups, links and the pool.
+func (d *Daemon) nothingLingers(ctx context.Context) error {
+	all, err := d.store.List(ctx)
+	if err != nil {
+		return err
+	}
+	var ids []string
+	for _, r := range all {
+		alive, err := d.cgroups.Populated(r.ID)
+		if err != nil {
+			return err
+		}
+		if alive && r.State == record.Deleting {
+			ids = append(ids, r.ID)
+		}
+	}
+	if len(ids) > 0 {
+		return fmt.Errorf("the kernel is still ending the killed processes of %s; tear down again in a few minutes",
+			strings.Join(ids, ", "))
+	}
+	return nil
 }
 
 func (d *Daemon) deleteSnapshots(ctx context.Context) error {

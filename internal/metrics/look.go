@@ -6,6 +6,7 @@ import "github.com/prometheus/client_golang/prometheus"
 // must be in memory, or in a file of /proc.
 type Look struct {
 	Sandboxes     map[Kind]int // how many there are of each kind
+	Deleting      int          // deleted sandboxes of which something is left on the host
 	Creating      int          // sandboxes that are being brought up
 	Waiting       int          // sandboxes that wait for their turn
 	PoolBytes     int64        // size of the storage pool
@@ -31,7 +32,7 @@ type Flows struct {
 type looker struct {
 	look func() (Look, error)
 
-	sandboxes, creations, pool, poolUsed, flows, waiting, dropped, failed *prometheus.Desc
+	sandboxes, deleting, creations, pool, poolUsed, flows, waiting, dropped, failed *prometheus.Desc
 }
 
 func newLooker(look func() (Look, error)) *looker {
@@ -41,6 +42,7 @@ func newLooker(look func() (Look, error)) *looker {
 	return &looker{
 		look:      look,
 		sandboxes: d("sandboxes", "Sandboxes by state, ended ones too.", "state", "runtime"),
+		deleting:  d("deleting_sandboxes", "Deleted sandboxes that the kernel is still taking apart."),
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
 		poolUsed:  d("pool_used_bytes", "Used bytes of the storage pool."),
@@ -53,7 +55,9 @@ func newLooker(look func() (Look, error)) *looker {
 
 // Describe implements prometheus.Collector.
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{l.sandboxes, l.creations, l.pool, l.poolUsed, l.flows, l.waiting, l.dropped, l.failed} {
+	for _, d := range []*prometheus.Desc{
+		l.sandboxes, l.deleting, l.creations, l.pool, l.poolUsed, l.flows, l.waiting, l.dropped, l.failed,
+	} {
 		ch <- d
 	}
 }
@@ -75,6 +79,7 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	for k, n := range v.Sandboxes {
 		gauge(l.sandboxes, float64(n), k.State, k.Runtime)
 	}
+	gauge(l.deleting, float64(v.Deleting))
 	gauge(l.creations, float64(v.Creating), "going")
 	gauge(l.creations, float64(v.Waiting), "waiting")
 	gauge(l.pool, float64(v.PoolBytes))

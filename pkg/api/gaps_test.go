@@ -43,6 +43,9 @@ func TestRefusedByName(t *testing.T) {
 		`{"lifecycle":{"preStart":{"command":["true"]}},` + rest:                  {"SANDBOX::INVALID_PARAMETER", "preStart"},
 		`{"lifecycle":{"periodic":[{"name":"a"}]},` + rest:                        {"SANDBOX::INVALID_PARAMETER", "periodic"},
 		`{"env":{"OPENSANDBOX_LIFECYCLE":"{}"},` + rest:                           {"SANDBOX::INVALID_PARAMETER", "OPENSANDBOX_LIFECYCLE"},
+		`{"env":{"OPENSANDBOX_EGRESS_TOKEN":"t"},` + rest:                         {"SANDBOX::INVALID_PARAMETER", "OPENSANDBOX_EGRESS_TOKEN"},
+		`{"env":{"OPENSANDBOX_EGRESS_RULES":"{}"},` + rest:                        {"SANDBOX::INVALID_PARAMETER", "networkPolicy"},
+		`{"env":{"OPENSANDBOX_EGRESS_MITMPROXY_SCRIPT":"x"},` + rest:              {"SANDBOX::INVALID_PARAMETER", "reserved"},
 		`{"image":{"uri":"nginx:latest"},"entrypoint":["x"],"resourceLimits":{}}`: {"IMAGE::NOT_FOUND", "nginx:latest"},
 	} {
 		a := w.do("POST", "/v1/sandboxes", body)
@@ -60,6 +63,17 @@ func TestRefusedByName(t *testing.T) {
 		if a := w.do(c[0], c[1], ""); a.StatusCode != 400 || a.error(t).Code != "FSB::API_NOT_SUPPORTED" {
 			t.Errorf("%s %s: %d %s", c[0], c[1], a.StatusCode, a.body)
 		}
+	}
+}
+
+// TestSettingsOfASidecar: OpenSandbox's server takes some settings of its egress sidecar
+// from a creation. Here they are taken too, and do not become the guest's.
+func TestSettingsOfASidecar(t *testing.T) {
+	w := newWorld(t)
+	sb := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"env":{"A":"b",`+
+		`"OPENSANDBOX_EGRESS_LOG_LEVEL":"debug","OPENSANDBOX_EGRESS_MITMPROXY_TRANSPARENT":"true"}}`).sandbox(t)
+	if env := w.recs[sb.ID].Spec.Env; len(env) != 1 || env["A"] != "b" {
+		t.Errorf("the guest gets %v", env)
 	}
 }
 

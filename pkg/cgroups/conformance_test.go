@@ -68,6 +68,7 @@ func conformance(t *testing.T, lay *layout) {
 		{"freeze and thaw", testFreeze},
 		{"kill a fork bomb", testForkBomb},
 		{"kill the frozen", testKillFrozen},
+		{"kill the dying", testKillDying},
 		{"remove the populated", testPopulated},
 		{"what runtimes leave", testRuntimeLeftovers},
 		{"libcontainer", testLibcontainer},

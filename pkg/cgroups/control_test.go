@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/cgroups/manager"
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -71,6 +72,27 @@ func testKillFrozen(t *testing.T, e *env) {
 	id := e.create(Limits{})
 	e.sh(id, "while :; do sleep 0.001; done")
 	e.must(e.Freeze(e.ctx, id))
+	e.must(e.Kill(e.ctx, id))
+	if yes, err := e.Populated(id); yes || err != nil {
+		t.Error("populated after kill:", yes, err)
+	}
+}
+
+// testKillDying: what is killed, and held by the kernel, is ErrDying until it is dead.
+func testKillDying(t *testing.T, e *env) {
+	id := e.create(Limits{})
+	release := hosttest.HoldExit(t, e.sh(id, "exec sleep 1000").Process.Pid)
+	ctx, cancel := context.WithTimeout(e.ctx, 50*time.Millisecond)
+	defer cancel()
+	for range 2 {
+		if err := e.Kill(ctx, id); !errors.Is(err, ErrDying) || !strings.Contains(err.Error(), "remaining processes: ") {
+			t.Errorf("kill: %v", err)
+		}
+	}
+	if yes, err := e.Populated(id); !yes || err != nil {
+		t.Error("populated while it is held:", yes, err)
+	}
+	release()
 	e.must(e.Kill(e.ctx, id))
 	if yes, err := e.Populated(id); yes || err != nil {
 		t.Error("populated after kill:", yes, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -56,8 +57,10 @@ func (*freezer) thaw(dir string) error {
 }
 
 // kill freezes, so that nothing forks; kills; thaws, so that the processes die; and
-// checks again.
+// checks again. A process that waits in the kernel is not frozen in time, so a fork may
+// escape one round. When time is up, only what is left of the killed ones is ErrDying.
 func (f *freezer) kill(ctx context.Context, dir string) error {
+	killed := map[int]bool{}
 	for {
 		// Killing works without freezing, only less surely.
 		if err := writeFile(dir+"/freezer.state", "FROZEN"); gone(err) {
@@ -66,15 +69,22 @@ func (f *freezer) kill(ctx context.Context, dir string) error {
 		list, err := pidsBelow(dir)
 		for _, p := range list {
 			_ = unix.Kill(p, unix.SIGKILL) // ESRCH: it has exited already
+			killed[p] = true
 		}
 		err = errors.Join(err, walk(dir, f.thaw))
 		if err != nil || len(list) == 0 {
 			return err
 		}
 		for _, p := range list {
-			if err := waitExit(ctx, p); err != nil {
-				return err
+			err := waitExit(ctx, p)
+			if err == nil {
+				continue
 			}
+			left, lerr := pidsBelow(dir)
+			if lerr != nil || slices.ContainsFunc(left, func(p int) bool { return !killed[p] }) {
+				return errors.Join(err, lerr)
+			}
+			return dying(ctx, err)
 		}
 	}
 }

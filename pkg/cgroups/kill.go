@@ -85,8 +85,14 @@ func (t *Tree) Frozen(id string) (bool, error) {
 	return yes, nil
 }
 
+// ErrDying is the error of Kill when every process has been killed, and the kernel has
+// not ended all of them in time. They run no code of theirs any more. A process that
+// closes thousands of things that are slow to close takes minutes.
+var ErrDying = errors.New("killed, but the kernel has not ended them yet")
+
 // Kill ends every process of id, frozen ones too, and returns when none is left.
-// Zombies whose parent is outside do not count. It takes 0.3 ms for a handful.
+// Zombies whose parent is outside do not count. It takes 0.3 ms for a handful. If the
+// patience or ctx ends before the processes do, the error is ErrDying.
 func (t *Tree) Kill(ctx context.Context, id string) error {
 	if err := t.check(id); err != nil {
 		return err
@@ -150,12 +156,21 @@ func (t *Tree) killStray(ctx context.Context, id string) error {
 			}
 			for _, p := range list {
 				if err := waitExit(ctx, p); err != nil {
-					return err
+					return dying(ctx, err)
 				}
 			}
 		}
 	}
 	return nil
+}
+
+// dying makes err, for which a wait for killed processes ended, ErrDying if the wait
+// ended because time was up.
+func dying(ctx context.Context, err error) error {
+	if ctx.Err() == nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrDying, err)
 }
 
 // who names the processes of id, for errors.

@@ -100,7 +100,10 @@ func (u *unified) kill(ctx context.Context, dir string) error {
 		return err
 	}
 	bridge(list, dir)
-	return u.await(ctx, dir, events.empty)
+	if err := u.await(ctx, dir, events.empty); err != nil {
+		return dying(ctx, err)
+	}
+	return nil
 }
 
 // bridge waits for the end of dying processes by their pidfds, at most as long as the

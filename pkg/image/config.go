@@ -27,7 +27,7 @@ func checkConfig(c *record.ImageConfig) error {
 	}
 	total := 0
 	for _, kv := range c.Env {
-		if k, _, ok := strings.Cut(kv, "="); !ok || k == "" || strings.ContainsRune(kv, 0) {
+		if k, _, ok := strings.Cut(kv, "="); !ok || !record.IsVariable(k) || strings.ContainsRune(kv, 0) {
 			return bad("variable %.80q is not KEY=VALUE", kv)
 		}
 		total += len(kv)

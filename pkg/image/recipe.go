@@ -110,7 +110,7 @@ func (r *Recipe) check() error {
 		}
 	}
 	for _, e := range r.Env {
-		if k, _, ok := strings.Cut(e, "="); !ok || k == "" || strings.ContainsRune(e, 0) {
+		if k, _, ok := strings.Cut(e, "="); !ok || !record.IsVariable(k) || strings.ContainsRune(e, 0) {
 			bad("env %q is not KEY=VALUE", e)
 		}
 	}

@@ -61,6 +61,12 @@ func mounts(name string, c Config) []specs.Mount {
 			})
 		}
 	}
+	if name == Runc && c.BootID != "" {
+		m = append(m, specs.Mount{
+			Destination: BootIDPath, Type: "bind", Source: c.BootID,
+			Options: []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"},
+		})
+	}
 	for _, t := range c.Tmpfs {
 		options := []string{"nosuid", "nodev", fmt.Sprintf("mode=%o", t.Mode)}
 		if !t.Exec {

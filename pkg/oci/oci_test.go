@@ -27,6 +27,7 @@ var sample = Config{
 	ResolvConf:   "/run/sandboxd-r/bundles/rabcdefghijk/resolv.conf",
 	Hosts:        "/run/sandboxd-r/bundles/rabcdefghijk/hosts",
 	HostnameFile: "/run/sandboxd-r/bundles/rabcdefghijk/hostname",
+	BootID:       "/run/sandboxd-r/bundles/rabcdefghijk/boot_id",
 	AgentDir:     "/usr/libexec/sandboxd/agent",
 	Env:          []string{"LANG=C.UTF-8"},
 	MemoryBytes:  512 << 20,
@@ -83,7 +84,8 @@ func TestNoFieldReachesWhatASandboxMay(t *testing.T) {
 }
 
 // sameMounts: every mount is one of ours, and those that Config adds are
-// read-only files of the host in /etc, the agent's directory, and memory.
+// read-only files of the host in /etc and over the boot ID, the agent's directory, and
+// memory.
 func sameMounts(got, ours []specs.Mount) bool {
 	known := map[string]specs.Mount{}
 	for _, m := range ours {
@@ -102,6 +104,7 @@ func sameMounts(got, ours []specs.Mount) bool {
 		case m.Type == "bind" && m.Options[0] == "rbind" && hasAll(m.Options, "nosuid", "nodev", "rprivate"): // a volume
 		case m.Destination == AgentState && hasAll(m.Options, "nosuid", "nodev", "noexec"):
 		case filepath.Dir(m.Destination) == "/etc" && m.Options[1] == "ro":
+		case m.Destination == BootIDPath && m.Options[1] == "ro" && hasAll(m.Options, "nosuid", "nodev", "noexec"):
 		default:
 			return false
 		}

@@ -95,7 +95,9 @@ type (
 		PidsRefused(id string) (uint64, error)
 		Freeze(ctx context.Context, id string) error
 		Thaw(ctx context.Context, id string) error
-		Kill(ctx context.Context, id string) error // returns when empty
+		// Kill kills all processes of id, and returns when there is none left. If all are
+		// killed when ctx ends, and the kernel has not ended them, it is ErrLingering.
+		Kill(ctx context.Context, id string) error
 		Remove(ctx context.Context, id string) error
 		List(ctx context.Context) ([]string, error)
 		// Watch closes the channel when the last process of id is gone, at once

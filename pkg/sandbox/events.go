@@ -27,7 +27,7 @@ const (
 	EventHealth  = "health"    // its reason is the new health: healthy or unhealthy
 	EventRestart = "restarted" // by its policy; its reason is why it had ended
 	EventPulling = "pulling"   // its message is the progress of the pull of its image
-	EventDeleted = "deleted"   // its processes are dead and its ID is unknown
+	EventDeleted = "deleted"   // its processes are dead, or killed and lingering, and its ID is unknown
 	EventLost    = "lost"      // the reader was too slow: it must read the whole list again
 )
 

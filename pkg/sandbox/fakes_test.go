@@ -186,6 +186,9 @@ func (f fakeCgroups) Thaw(ctx context.Context, id string) error {
 
 func (f fakeCgroups) Kill(ctx context.Context, id string) error {
 	return f.do(ctx, "cgroup.Kill", id, func() error {
+		if f.slow[id] && f.things["process/"+id] {
+			return fmt.Errorf("%w: closing files", ErrLingering)
+		}
 		f.die(id)
 		return nil
 	})

@@ -31,6 +31,7 @@ type host struct {
 	limits  map[string]CgroupLimits
 	held    map[string]int64 // memory in use
 	refused map[string]uint64
+	slow    map[string]bool // killed, they die when shot
 	// of disks, in bytes
 	diskUsed, diskLimit map[string]int64
 	strays              []string // disks in lost+found
@@ -90,6 +91,7 @@ func newHost() *host {
 		limits:    map[string]CgroupLimits{},
 		held:      map[string]int64{},
 		refused:   map[string]uint64{},
+		slow:      map[string]bool{},
 
 		diskUsed:  map[string]int64{},
 		diskLimit: map[string]int64{},

@@ -21,6 +21,9 @@ type life struct {
 	rows []resource
 	bus  bus
 	past past
+
+	lingers  lingering
+	onLinger func(id string) // called once when a killed sandbox begins to linger
 }
 
 // Limits of single calls outside the table.
@@ -137,7 +140,7 @@ func (l *life) stop(ctx context.Context, r *record.Record, d death, grace time.D
 		l.ask(ctx, r, grace, hurry)
 	}
 	last()
-	if err := l.kill(ctx, r.ID); err != nil {
+	if err := l.kill(ctx, r.ID, killLimit); err != nil {
 		return err
 	}
 	found := l.diagnose(ctx, r)
@@ -162,10 +165,6 @@ func (l *life) ask(ctx context.Context, r *record.Record, grace time.Duration, h
 	<-gone // also when ctx ends
 }
 
-func (l *life) kill(ctx context.Context, id string) error {
-	return bounded(ctx, killLimit, "kill", func(ctx context.Context) error { return l.Cgroups.Kill(ctx, id) })
-}
-
 // failure is the death of a sandbox in state s that did not come up.
 func failure(s record.State, why string) death {
 	if s == record.Starting {
@@ -178,7 +177,7 @@ func failure(s record.State, why string) death {
 // that was no failure of the host's: the entrypoint ran, and ended by itself.
 func (l *life) fail(ctx context.Context, r *record.Record, err error) (ran bool, _ error) {
 	failed := failure(r.State, clientText(err))
-	if kerr := l.kill(ctx, r.ID); kerr != nil {
+	if kerr := l.kill(ctx, r.ID, killLimit); kerr != nil {
 		d := failed
 		return false, errors.Join(kerr, l.set(ctx, r, record.Stopping, d.write))
 	}
@@ -233,10 +232,11 @@ func (l *life) end(ctx context.Context, r *record.Record, d death) error {
 			return err
 		}
 	}
-	err := l.kill(ctx, r.ID)
+	err := l.kill(ctx, r.ID, killLimit)
 	if err == nil {
 		_, err = release(context.WithoutCancel(ctx), l.fleeting(), r)
 	}
+	l.settle(r.ID, err)
 	if err != nil {
 		if r.State.Beginning() { // so that the sweep knows why
 			err = errors.Join(err, l.set(ctx, r, record.Stopping, d.write))
@@ -270,18 +270,21 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 
 // erase also removes the record: for DELETE, expiry, and the recovery of either. (end
 // keeps record and disk. Both call release, the one teardown.) It calls dead once the
-// processes are dead; links and disk follow. After an error the sandbox stays Deleting,
-// and the sweep goes on.
+// processes are dead, or killed and lingering; links and disk follow. After an error the
+// sandbox stays Deleting, and the sweep goes on.
 // Preconditions: r is condemned, or an ID whose record cannot be read.
-func (l *life) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
-	if err := l.kill(ctx, r.ID); err != nil {
-		return nil, err
+func (l *life) erase(ctx context.Context, r *record.Record, dead func()) (steps []Step, err error) {
+	defer func() { l.settle(r.ID, err) }()
+	err = l.kill(ctx, r.ID, eraseLimit)
+	if err != nil && (r.State != record.Deleting || !errors.Is(err, ErrLingering)) {
+		return nil, err // no record that can be read says that it is to be deleted, or something of it may run
 	}
-	l.bus.publish(EventDeleted, r)
 	dead()
 	ctx = context.WithoutCancel(ctx)
-	steps, err := release(ctx, l.rows, r)
-	if err != nil {
+	if err != nil { // nobody is let in meanwhile, and its published ports are free
+		return nil, errors.Join(err, l.Ports.Close(ctx, r.ID))
+	}
+	if steps, err = release(ctx, l.rows, r); err != nil {
 		return steps, err
 	}
 	// The address is free only when no link has it.
@@ -295,10 +298,6 @@ func (l *life) erase(ctx context.Context, r *record.Record, dead func()) ([]Step
 		err = l.dropVolumes(ctx)
 	}
 	return steps, err
-}
-
-func (l *life) gone(ctx context.Context, id string) error {
-	return bounded(ctx, goneLimit, "gone", func(ctx context.Context) error { return l.Network.Gone(ctx, id) })
 }
 
 // due is when a sandbox is to be erased; zero means never.

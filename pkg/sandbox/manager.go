@@ -124,6 +124,7 @@ func New(d Deps, c Config) (*Manager, error) {
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	m.snapshots = newSnapshots(m)
+	m.life.onLinger = m.awaitKernel
 	return m, nil
 }
 

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -165,8 +166,10 @@ func (m *Manager) amend(ctx context.Context, r *record.Record, event string, cha
 
 // Delete ends a sandbox and returns when its processes are dead and its ID is unknown.
 // The rest of it on the host goes within a second, and only then may its address have
-// another owner. A creation in progress is cut short. Deletions of one sandbox at the
-// same time all succeed. If the kill failed, Delete can be tried again, by ID.
+// another owner. If the kernel needs longer than eraseLimit to end the killed processes,
+// Delete returns before they are dead, and the rest goes when they are. A creation in
+// progress is cut short. Deletions of one sandbox at the same time all succeed. If the
+// kill failed, Delete can be tried again, by ID.
 //
 // A record that cannot be read is deleted too, by its ID, with all that its sandbox
 // holds. Nothing else ever removes these.
@@ -194,8 +197,9 @@ func (m *Manager) remove(ctx context.Context, op, idOrName string, want func(*re
 		return err
 	}
 	if r.State == record.Deleting {
-		// Clients no longer see it, but only once its processes are gone.
-		if alive, err := m.life.Cgroups.Populated(r.ID); err == nil && !alive {
+		// Clients no longer see it, but only once its processes are gone, or killed and
+		// lingering.
+		if alive, err := m.life.Cgroups.Populated(r.ID); err == nil && !alive || m.life.lingers.has(r.ID) {
 			return notFound(idOrName)
 		}
 	}
@@ -238,6 +242,9 @@ func (m *Manager) removeLocked(ctx context.Context, op, id string, want func(*re
 		return err
 	}
 	steps, err := m.erase(ctx, &r, dead)
+	if r.State == record.Deleting && errors.Is(err, ErrLingering) {
+		err = nil // it is deleted as far as it can be
+	}
 	m.life.log(ctx, op, &r, start, steps, err)
 	return err
 }
@@ -261,6 +268,7 @@ func (m *Manager) findRemains(ctx context.Context, idOrName string) (record.Reco
 
 // erase is life.erase for a sandbox that may be watched and streamed into.
 func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]Step, error) {
+	told := r.State == record.Deleting && m.life.lingers.has(r.ID)
 	if r.State != "" { // else it is unreadable, and cannot be written
 		if err := m.life.condemn(ctx, r); err != nil {
 			return nil, err
@@ -268,5 +276,10 @@ func (m *Manager) erase(ctx context.Context, r *record.Record, dead func()) ([]S
 	}
 	m.tracker.remove(r.ID, errDeleted)
 	m.life.past.forget(r.ID)
-	return m.life.erase(ctx, r, dead)
+	return m.life.erase(ctx, r, func() {
+		if !told {
+			m.life.bus.publish(EventDeleted, r)
+		}
+		dead()
+	})
 }

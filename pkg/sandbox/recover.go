@@ -149,7 +149,7 @@ func (m recovery) reconcileLocked(ctx context.Context, id string, kinds []string
 	if err != nil || !ok {
 		return err
 	}
-	if err := m.heal(ctx, &r, kinds); err != nil {
+	if err := m.heal(ctx, &r, kinds); err != nil && !errors.Is(err, ErrLingering) { // the log and the metric know it
 		return fmt.Errorf("recover %s, which is %s: %w", id, r.State, err)
 	}
 	return nil
@@ -166,9 +166,7 @@ func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) er
 	case r.State == record.Deleting && !may:
 		return nil
 	case r.State == record.Deleting, may && isDue(m.life.due(r)):
-		steps, err := m.erase(ctx, r, func() {})
-		m.life.log(ctx, opErase, r, start, steps, err)
-		return err
+		return m.eraseAgain(ctx, r)
 	case r.State == record.Ended:
 		return m.tidy(ctx, r, kinds)
 	}
@@ -190,8 +188,25 @@ func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) er
 	}
 	m.tracker.remove(r.ID, errEnded)
 	err = m.life.end(ctx, r, d)
-	m.life.log(ctx, opRecoverEnd, r, start, nil, err)
+	m.logDone(ctx, opRecoverEnd, r, start, nil, err)
 	return err
+}
+
+// eraseAgain erases a sandbox whose deletion did not come to its end, or whose time is
+// up.
+func (m recovery) eraseAgain(ctx context.Context, r *record.Record) error {
+	start := time.Now()
+	steps, err := m.erase(ctx, r, func() {})
+	m.logDone(ctx, opErase, r, start, steps, err)
+	return err
+}
+
+// logDone is life.log for what is not logged until it is done: the sweep comes back to a
+// sandbox that lingers every minute.
+func (m recovery) logDone(ctx context.Context, op string, r *record.Record, start time.Time, steps []Step, err error) {
+	if !errors.Is(err, ErrLingering) {
+		m.life.log(ctx, op, r, start, steps, err)
+	}
 }
 
 // trustHost makes the record of a running sandbox Running. It matters only while
@@ -294,10 +309,11 @@ func (m recovery) tidy(ctx context.Context, r *record.Record, kinds []string) er
 	if len(rows) == 0 {
 		return nil
 	}
-	if err := m.life.kill(ctx, r.ID); err != nil {
-		return err
+	err := m.life.kill(ctx, r.ID, killLimit)
+	if err == nil {
+		_, err = release(context.WithoutCancel(ctx), rows, r)
 	}
-	_, err := release(context.WithoutCancel(ctx), rows, r)
+	m.life.settle(r.ID, err)
 	return err
 }
 
@@ -311,7 +327,12 @@ func (m recovery) releaseStray(ctx context.Context, id string) error {
 	defer unlock()
 	start := time.Now()
 	r := &record.Record{ID: id}
-	if err := m.life.kill(ctx, id); err != nil {
+	err := m.life.kill(ctx, id, killLimit)
+	m.life.settle(id, err)
+	if errors.Is(err, ErrLingering) {
+		return nil // the next sweep goes on
+	}
+	if err != nil {
 		return fmt.Errorf("release stray %s: %w", id, err)
 	}
 	steps, err := release(context.WithoutCancel(ctx), m.life.fleeting(), r)

@@ -3,6 +3,9 @@ package sandbox
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/pidfd"
@@ -102,4 +105,138 @@ func (m *Manager) died(h *handle) {
 		err = m.life.end(ctx, &r, d)
 	}
 	m.life.log(ctx, opEnd, &r, start, nil, err)
+}
+
+// A sandbox that has been killed runs nothing of its guest any more, but the kernel may
+// take minutes to take it apart: a guest opens by the thousand what is slow to close
+// (docs/design/hardening.md, "What is slow to close?"). Such a sandbox lingers. Its
+// record says Deleting or Stopping, so it survives the daemon and keeps its slot. When
+// its cgroup is empty, its recovery finishes it.
+
+// ErrLingering is the error of an unmaking call that did all it can do and was given up
+// while the kernel still worked on it.
+var ErrLingering = errs.New(errs.Unavailable, "it is ended, but the kernel is still taking it apart; sandboxd finishes it when the "+
+	"kernel is done")
+
+// How long the Manager waits for the kernel.
+const (
+	// eraseLimit is for a deletion, which a client waits for: its end is durable and its
+	// processes are killed. Nearly all are dead within 10 ms.
+	eraseLimit = 2 * time.Second
+	// againLimit is for what lingers already: the sweep must not wait for each of them.
+	againLimit = 100 * time.Millisecond
+)
+
+// lingering is the set of sandboxes that linger, as far as this daemon knows.
+type lingering struct {
+	mu  sync.Mutex
+	ids map[string]bool // guarded by mu
+}
+
+func (s *lingering) has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ids[id]
+}
+
+// add reports whether id is new.
+func (s *lingering) add(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ids[id] {
+		return false
+	}
+	if s.ids == nil {
+		s.ids = map[string]bool{}
+	}
+	s.ids[id] = true
+	return true
+}
+
+func (s *lingering) remove(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.ids, id)
+}
+
+// patience is limit for the first wait for the kernel with a sandbox, and less for
+// later ones.
+func (l *life) patience(id string, limit time.Duration) time.Duration {
+	if l.lingers.has(id) {
+		return min(limit, againLimit)
+	}
+	return limit
+}
+
+// kill kills all processes of a sandbox and returns when they are dead. If the kernel
+// has not ended them when limit is over, the error is ErrLingering.
+func (l *life) kill(ctx context.Context, id string, limit time.Duration) error {
+	err := bounded(ctx, l.patience(id, limit), "kill", func(ctx context.Context) error { return l.Cgroups.Kill(ctx, id) })
+	if errors.Is(err, ErrLingering) && l.note(id, err) {
+		l.onLinger(id)
+	}
+	return err
+}
+
+// gone waits until no link of a sandbox is left. If there is one when the time is up, the
+// error is ErrLingering: the kernel removes links late.
+func (l *life) gone(ctx context.Context, id string) error {
+	err := bounded(ctx, l.patience(id, goneLimit), "gone", func(ctx context.Context) error { return l.Network.Gone(ctx, id) })
+	if errors.Is(err, errTooLong) {
+		err = fmt.Errorf("%w: %w", ErrLingering, err)
+		l.note(id, err)
+	}
+	return err
+}
+
+// note adds a sandbox to those that linger. It logs and reports whether that is news.
+func (l *life) note(id string, err error) bool {
+	if !l.lingers.add(id) {
+		return false
+	}
+	l.cfg.Log.Warn("the kernel is still taking a killed sandbox apart; until it is done, the sandbox keeps its address and user ids",
+		"sandbox", id, "err", err)
+	return true
+}
+
+// settle forgets that a sandbox lingers, unless err says that it still does.
+func (l *life) settle(id string, err error) {
+	if !errors.Is(err, ErrLingering) {
+		l.lingers.remove(id)
+	}
+}
+
+// awaitKernel has the recovery finish a lingering sandbox as soon as its last process is
+// dead. If that fails, the sweep tries again.
+func (m *Manager) awaitKernel(id string) {
+	gone, err := m.life.Cgroups.Watch(m.ctx, id)
+	if err != nil {
+		m.life.cfg.Log.Error("cannot watch a killed sandbox; the sweep will notice its end up to a minute late", "sandbox", id, "err", err)
+		return
+	}
+	m.observers.Go(func() {
+		<-gone
+		if err := m.finish(id); err != nil && !errors.Is(err, ErrLingering) && m.ctx.Err() == nil {
+			m.life.cfg.Log.Error("cannot finish a sandbox that the kernel has ended; the sweep tries again", "sandbox", id, "err", err)
+		}
+	})
+}
+
+// finish recovers a sandbox that no longer has processes. One without a record is left to
+// the sweep.
+func (m *Manager) finish(id string) error {
+	if !m.tracker.begin() {
+		return nil // the next daemon does it
+	}
+	defer m.tracker.end()
+	unlock, err := m.locks.Lock(m.ctx, id)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	rec := recovery{m}
+	if r, err := m.find(m.ctx, id); err == nil && r.State == record.Deleting { // also where nothing is swept: a client named it
+		return rec.eraseAgain(m.ctx, &r)
+	}
+	return rec.reconcileLocked(m.ctx, id, nil)
 }

@@ -58,7 +58,8 @@ func (db *DB) CondemnVolume(ctx context.Context, name string) (record.Volume, er
 		}
 		if len(used) > 0 {
 			return refusal{errs.Wire(errs.New(errs.WrongState, "volume %s is in use by %s; remove these sandboxes first, also if they "+
-				"have ended", name, clipped(used)), "VOLUME::IN_USE")}
+				"have ended; for one that is removed already, wait until the kernel is done with it (`sandboxctl system df`)",
+				name, clipped(used)), "VOLUME::IN_USE")}
 		}
 		v.State = record.VolumeDeleting
 		return nil

@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,8 +21,8 @@ def attempt(f):
         return "ok"
     except OSError as e:
         return name(e.errno)
-def read(p):
-    try: return open(p).read()
+def read(p, mode="r"):
+    try: return open(p, mode).read()
     except OSError: return ""
 def call(f, *args):
     ctypes.set_errno(0)
@@ -49,7 +50,12 @@ out = {
     "NoFile": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
     "Memlock": list(resource.getrlimit(resource.RLIMIT_MEMLOCK)),
     "Writable": {p: writable(p) for p in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger",
-        "/sys/kernel/uevent_helper", "/sys/kernel/mm/transparent_hugepage/enabled", "/opt/opensandbox/sandbox-agent")},
+        "/sys/kernel/uevent_helper", "/sys/kernel/mm/transparent_hugepage/enabled", "/opt/opensandbox/sandbox-agent",
+        "/proc/pressure/cpu", "/proc/pressure/io", "/proc/pressure/memory", "/proc/sys/kernel/random/boot_id")},
+    "Told": [p for p in ("/proc/config.gz", "/proc/diskstats", "/proc/pressure/cpu", "/sys/kernel/notes", "/sys/kernel/vmcoreinfo")
+        if read(p, "rb")] + [p for p in ("/proc/pressure", "/sys/block", "/sys/class/block", "/sys/devices/virtual/block", "/sys/fs/btrfs")
+        if os.path.isdir(p) and os.listdir(p)],
+    "BootID": read("/proc/sys/kernel/random/boot_id").strip(),
     "Mount": call(libc.mount, b"none", b"/mnt", b"tmpfs", 0, None),
     "Mknod": attempt(lambda: os.mknod("/tmp/dev", 0o020666, os.makedev(1, 1))),
     "Sockets": {n: attempt(lambda: socket.socket(f, t, 0).close()) for n, f, t in (
@@ -81,6 +87,8 @@ type findings struct {
 	Fds1, Fds             map[string]string
 	Pids                  []int
 	Devices               []string
+	Told                  []string // masked files and directories that tell something
+	BootID                string
 }
 
 // capabilities is the list of docs/design/hardening.md as a mask: CHOWN DAC_OVERRIDE
@@ -155,6 +163,18 @@ func tellHardening(t *testing.T, l *lab) {
 	}
 	if len(f.Pids) > 6 || f.Pids[0] != 1 { // row "/proc": own pid namespace
 		t.Errorf("processes in sight: %v", f.Pids)
+	}
+	if len(f.Told) > 0 { // row "masked and read-only paths"
+		t.Errorf("not masked: %v", f.Told)
+	}
+	host, err := os.ReadFile("/proc/sys/kernel/random/boot_id") // row "boot_id"
+	if err != nil {
+		t.Error(err)
+	}
+	var again string
+	l.python(id, &again, `import json; print(json.dumps(open("/proc/sys/kernel/random/boot_id").read().strip()))`)
+	if len(f.BootID) != 36 || f.BootID == strings.TrimSpace(string(host)) || again != f.BootID {
+		t.Errorf("the boot id is %q, then %q; that of the host is %q", f.BootID, again, host)
 	}
 	if f.NoFile[1] > 65536 { // row "open files"
 		t.Errorf("RLIMIT_NOFILE is %v", f.NoFile)

@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/internal/hosttest"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -221,5 +223,65 @@ func (h host) unharmed(t *testing.T, wedged, other string) {
 				}
 			})
 		})
+	}
+}
+
+// TestSlowToEnd deletes a sandbox that the kernel does not end. The deletion does not wait
+// for that, no client sees the sandbox any more, and nothing of it is left when the kernel
+// is done, although the daemon dies meanwhile.
+func TestSlowToEnd(t *testing.T) {
+	h := newHost(t, daemontest.Options{})
+	ctx := t.Context()
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) {
+			sb := h.create(t, spec(runtime))
+			release := hosttest.HoldExit(t, h.processOf(t, sb.ID, parts[runtime][0]))
+			if err := h.api.Delete(ctx, sb.ID); err != nil {
+				t.Fatal(err)
+			}
+			lingers := func() {
+				t.Helper()
+				if h.lifeless(sb.ID) == nil {
+					t.Error("it has ended: this proves nothing")
+				}
+				if _, err := h.api.Get(ctx, sb.ID); !errs.Is(err, errs.NotFound) {
+					t.Errorf("get: %v", err)
+				}
+				if err := h.api.Delete(ctx, sb.ID); !errs.Is(err, errs.NotFound) {
+					t.Errorf("delete again: %v", err)
+				}
+				df, err := h.api.System().DiskUsage(ctx)
+				if err != nil || df.Deleting == nil || df.Deleting.Sandboxes != 1 || len(df.Sandboxes) != 0 {
+					t.Errorf("df says %+v, %+v, %v", df.Deleting, df.Sandboxes, err)
+				}
+				if text := scrape(t, h.Daemon); !strings.Contains(text, "\nsandboxd_deleting_sandboxes 1\n") {
+					t.Error("the metric does not count it")
+				}
+			}
+			lingers()
+			h.Kill()
+			if err := h.TryStart(); err != nil {
+				t.Fatal(err)
+			}
+			lingers()
+			other := h.create(t, spec(runtime)) // it has another slot
+			h.answers(t, other.ID)
+			h.deletes(t, other.ID)
+			release()
+			if line := operation(t, h, "recover_erase", sb.ID); !strings.Contains(line, "outcome=ok") {
+				t.Error(line)
+			}
+			settles(t, func() error {
+				if text := scrape(t, h.Daemon); !strings.Contains(text, "\nsandboxd_deleting_sandboxes 0\n") {
+					return errors.New("the metric still counts a deleted sandbox")
+				}
+				return h.lifeless(sb.ID)
+			})
+		})
+	}
+	for line := range strings.Lines(h.Log()) {
+		if strings.Contains(line, "level=ERROR") && (strings.Contains(line, " op=") || strings.Contains(line, "sweep")) {
+			t.Error(line)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // MaxArg is what Linux takes as one argument of a program (MAX_ARG_STRLEN).
@@ -37,8 +38,11 @@ func Check(req *agent.CommandRequest) error {
 		}
 	}
 	for k, v := range req.Envs {
-		if k == "" || strings.ContainsAny(k, "=\x00") || strings.IndexByte(v, 0) >= 0 {
-			return fmt.Errorf("envs: %.64q is not a valid environment variable", k)
+		if !record.IsVariable(k) {
+			return fmt.Errorf("envs: %.64q is not the name of a variable: it must not be empty, nor have =, NUL or a newline", k)
+		}
+		if strings.IndexByte(v, 0) >= 0 {
+			return fmt.Errorf("envs: the value of %.64q contains a NUL byte", k)
 		}
 	}
 	for _, id := range []*int64{req.UID, req.GID} {

@@ -105,7 +105,7 @@ func TestCommandBadInput(t *testing.T) {
 		`{"command":"a","gid":5}`, `{"command":"a","uid":-1}`, `{"command":"a","uid":4294967295}`, `{"command":"a","uid":1.5}`,
 		`{"command":"a","uid":5,"gid":-5}`,
 		`{"command":"a","timeout":-1}`, `{"command":"a","envs":{"":"x"}}`, `{"command":"a","envs":{"A=B":"x"}}`,
-		`{"command":"a","envs":{"A":"\u0000"}}`,
+		`{"command":"a","envs":{"A":"\u0000"}}`, `{"command":"a","envs":{"A\u0000":"x"}}`, `{"command":"a","envs":{"A\nB":"x"}}`,
 		`{"command":"a\u0000b"}`, `{"argv":["a\u0000b"]}`, `{"command":"a","stdin":true,"background":true}`,
 		`{"command":"` + strings.Repeat("a", command.MaxArg+1) + `"}`, `{"command":"a","envs":{"EXECD_ENVS":"/tmp"}}`,
 	} {

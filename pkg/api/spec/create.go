@@ -118,8 +118,22 @@ func checkEntrypoint(req *wire.CreateRequest) error {
 	return nil
 }
 
-// envLifecycle is how OpenSandbox hands hooks to its agent.
-const envLifecycle = "OPENSANDBOX_LIFECYCLE"
+// egressSettings are the settings of OpenSandbox's egress sidecar that its server takes
+// from a creation (ALLOWED_EGRESS_ENV_VARS). There is no sidecar here, so they have no
+// effect. Its server refuses all other names with the prefix.
+var egressSettings = []string{
+	record.EgressVariables + "CREDENTIAL_VAULT_REQUIRE_SCOPED_MATCH",
+	record.EgressVariables + "CREDENTIAL_VAULT_REQUIRE_TLS",
+	record.EgressVariables + "CREDENTIAL_VAULT_TRUSTED_PROXY_CIDRS",
+	record.EgressVariables + "DENY_WEBHOOK",
+	record.EgressVariables + "DNS_UPSTREAM_TIMEOUT",
+	record.EgressVariables + "LOG_LEVEL",
+	record.EgressVariables + "METRICS_EXTRA_ATTRS",
+	record.EgressVariables + "MITMPROXY_EXTRA_PORTS",
+	record.EgressVariables + "MITMPROXY_SSL_INSECURE",
+	record.EgressVariables + "MITMPROXY_TRANSPARENT",
+	record.EgressVariables + "POLICY_FILE",
+}
 
 func applyEnv(spec *record.Spec, env map[string]*string) error {
 	if len(env) > maxEnv {
@@ -131,10 +145,15 @@ func applyEnv(spec *record.Spec, env map[string]*string) error {
 		switch {
 		case v == nil: // Python's SDK sends null for "not set"
 			continue
-		case k == "" || strings.ContainsAny(k, "=\x00"):
-			return httperr.Invalid("env: %q is not the name of a variable; want a name without = and NUL", httperr.Clip(k, 80))
-		case k == envLifecycle:
+		case !record.IsVariable(k):
+			return httperr.Invalid("env: %q is not the name of a variable; want a name without =, NUL and newline", httperr.Clip(k, 80))
+		case slices.Contains(egressSettings, k):
+			continue // without a sidecar, as OpenSandbox's server does without a network policy
+		case k == record.LifecycleVariable:
 			return httperr.Invalid("env: %s is reserved by OpenSandbox for lifecycle hooks, which are not supported; leave it out", k)
+		case record.IsReserved(k):
+			return httperr.Invalid("env: %q is reserved: OpenSandbox keeps names that begin with %s for its egress sidecar; leave it out, "+
+				"and describe what the sandbox may reach in networkPolicy", httperr.Clip(k, 80), record.EgressVariables)
 		case strings.ContainsRune(*v, 0):
 			return httperr.Invalid("env: the value of %q contains a NUL byte; remove it", httperr.Clip(k, 80))
 		}

@@ -62,6 +62,9 @@ type DiskUsage struct {
 	Images    []ImageDisk `json:"images"`
 	Sandboxes []Disk      `json:"sandboxes"`
 	Snapshots []Disk      `json:"snapshots"` // what they held when they were taken; sources and copies share it
+	// Deleting are the deleted sandboxes of which something is left on the host; absent:
+	// there are none.
+	Deleting *Deleting `json:"deleting,omitempty"`
 	// LayerBytes is what all layers take, each counted once.
 	LayerBytes int64 `json:"layerBytes"`
 	// Lost counts the disks and snapshots in lost+found. Each is removed after a day.
@@ -69,6 +72,14 @@ type DiskUsage struct {
 	// ReclaimableBytes is freed by removing images that no sandbox and no snapshot
 	// uses, and sandboxes that have ended.
 	ReclaimableBytes int64 `json:"reclaimableBytes"`
+}
+
+// Deleting is what deleted sandboxes still hold, because the kernel is taking them apart.
+// (ours)
+type Deleting struct {
+	Sandboxes int       `json:"sandboxes"`
+	Since     time.Time `json:"since"` // when the first of them was deleted
+	Bytes     int64     `json:"bytes"` // of their disks; 0 where the pool does not count
 }
 
 // ImageDisk is what an image takes. (ours)

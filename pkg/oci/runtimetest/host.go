@@ -222,7 +222,7 @@ func (h *Host) NewBox(t testing.TB, rt Runtime) *Box {
 	}
 	for name, path := range map[string]*string{
 		"resolv.conf": &b.Config.ResolvConf, "hosts": &b.Config.Hosts,
-		"hostname": &b.Config.HostnameFile,
+		"hostname": &b.Config.HostnameFile, "boot_id": &b.Config.BootID,
 	} {
 		must(t, os.MkdirAll(h.Bundle(b.ID), 0o700))
 		must(t, oci.WriteFile(h.Bundle(b.ID), name, []byte("# "+name+" of sandboxd\n"), 0o644))

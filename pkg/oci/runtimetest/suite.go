@@ -66,6 +66,11 @@ func testReport(t *testing.T, h *Host, rt Runtime) {
 			t.Errorf("%s = %q, want %q", key, got, want)
 		}
 	}
+	bootID, err := os.ReadFile(oci.BootIDPath)
+	must(t, err)
+	if got := r[oci.BootIDPath]; got == "" || got == string(bootID) {
+		t.Errorf("the boot id is %q, that of the host %q", got, bootID)
+	}
 	if !slices.Contains(strings.Split(r["env"], "\n"), "ANSWER=42") {
 		t.Errorf("env lacks ANSWER=42: %q", r["env"])
 	}
@@ -132,6 +137,9 @@ func reportRunc(t *testing.T, b *Box, r, status map[string]string) {
 	if f := strings.Fields(r["/proc/self/uid_map"]); len(f) != 3 || f[0] != "0" || f[2] != "65536" || f[1] == "0" {
 		t.Errorf("uid_map is %q, want 65536 ids of its own", r["/proc/self/uid_map"])
 	}
+	if got := r[oci.BootIDPath]; got != "# boot_id of sandboxd\n" {
+		t.Errorf("the boot id is %q", got)
+	}
 	if got := r["writable"]; got != "" {
 		t.Errorf("writable: %s", got)
 	}
@@ -143,6 +151,7 @@ func reportRunc(t *testing.T, b *Box, r, status map[string]string) {
 		{"/opt/opensandbox", "ro,nosuid,nodev"},
 		{"/etc/hosts", "ro,nosuid,nodev,noexec"},
 		{"/proc/sys", "ro"},
+		{oci.BootIDPath, "ro,nosuid,nodev,noexec"},
 	} {
 		line, ok := find(r["/proc/self/mountinfo"], " "+m.dst+" ")
 		if !ok {

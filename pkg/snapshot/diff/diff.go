@@ -30,43 +30,31 @@ const (
 
 // Bounds of a comparison: guests wrote what is compared.
 const (
-	maxDepth   = 256     // directories in one another
-	maxOpen    = 8192    // descriptors: of each directory one for each layer that has it
-	maxChanges = 1 << 20 // changes
+	maxOpen    = 2048     // about how many descriptors are open: of each directory one for each layer that has it
+	maxChanges = 1 << 20  // changes
+	maxPath    = 16 << 10 // bytes of a path: a system call takes 4,096 (PATH_MAX)
 )
 
 // Trees calls emit for each difference between the tree with the upper of and the
 // tree with the upper base, or the lowers alone if base is empty. Paths are
 // absolute and come in order, a directory before what is in it. A path for which
-// hide returns true is left out with everything below it.
+// hide returns true is left out with everything below it. What has a path of more than
+// maxPath bytes is not reported, but the directories above it are: else a guest that
+// nests directories would cause an output as large as the square of their number.
 //
 // A file counts as unchanged if its type, owner, mode, size, time of change, link
 // target and extended attributes are the same. Changes that a guest makes meanwhile may
 // or may not be reported. An upper that does not exist is fs.ErrNotExist with its path.
-// A tree that is too deep is errs.Unsupported, and too many changes are errs.Exhausted.
+// Too many changes, and more names in nested directories than fit into tree.MaxNames, are
+// errs.Exhausted; that is some 400,000 directories in one another.
 func Trees(ctx context.Context, of, base string, lowers []string, hide func(path string) bool, emit func(kind, path string) error) error {
-	d := differ{ctx: ctx, hide: hide, emit: emit, held: tree.Names{Max: tree.MaxNames}}
-	defer d.closeFrom(0)
-	a, err := d.upper(of)
-	if err != nil {
+	d := differ{ctx: ctx, hide: hide, emit: emit, held: tree.Names{Max: tree.MaxNames}, maxOpen: maxOpen}
+	top := &dirs{}
+	if err := d.openTop(top, of, base, lowers); err != nil {
+		d.close(top)
 		return err
 	}
-	var b node
-	if base != "" {
-		if b, err = d.upper(base); err != nil {
-			return err
-		}
-	}
-	a.below, b.below = true, true
-	var below []int
-	for _, dir := range lowers {
-		fd, err := d.open(unix.AT_FDCWD, dir)
-		if err != nil {
-			return err
-		}
-		below = append(below, fd)
-	}
-	return d.directory("", a, b, below)
+	return d.walk(top)
 }
 
 // A node is one name in one of the trees: absent (neither dir nor file), a file,
@@ -85,58 +73,81 @@ type node struct {
 
 func (n node) absent() bool { return !n.dir && !n.file }
 
+// dirs are one name in both trees and in the layers. Those that are directories are open.
+type dirs struct {
+	a, b   node
+	lowers []int // the layers that have it, the topmost first
+	all    []int // the descriptors
+}
+
 type differ struct {
 	ctx   context.Context
 	hide  func(path string) bool
 	emit  func(kind, path string) error
-	fds   []int      // open directories
-	above []*above   // the directories on the way down, outermost first
 	count int        // changes that were emitted
 	held  tree.Names // the names in the directories on the way down
+	descent
+
+	maxOpen, fds int // the most descriptors, and how many are open
 }
 
-// above is a directory that is reported before the first change in it.
-type above struct {
-	path     string
-	reported bool
-}
-
-// upper opens the top of a tree.
-func (d *differ) upper(dir string) (node, error) {
-	fd, err := d.open(unix.AT_FDCWD, dir)
-	return node{dir: true, upper: fd, own: true}, err
-}
-
-func (d *differ) open(at int, name string) (int, error) {
-	if len(d.fds) >= maxOpen {
-		return -1, errs.New(errs.Unsupported, "directories are nested too deeply for so many layers; the comparison stops here")
+// openTop opens the tops of the trees and of the layers.
+func (d *differ) openTop(top *dirs, of, base string, lowers []string) (err error) {
+	upper := func(n *node, dir string) error {
+		n.dir, n.below = true, true
+		if dir != "" {
+			n.upper, err = d.open(top, unix.AT_FDCWD, dir)
+			n.own = true
+		}
+		return err
 	}
+	if err := upper(&top.a, of); err != nil {
+		return err
+	}
+	if err := upper(&top.b, base); err != nil {
+		return err
+	}
+	for _, dir := range lowers {
+		fd, err := d.open(top, unix.AT_FDCWD, dir)
+		if err != nil {
+			return err
+		}
+		top.lowers = append(top.lowers, fd)
+	}
+	return nil
+}
+
+// open opens a directory as one of in.
+func (d *differ) open(in *dirs, at int, name string) (int, error) {
 	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NOATIME, 0)
 	if err != nil {
 		return -1, &fs.PathError{Op: "openat", Path: name, Err: err}
 	}
-	d.fds = append(d.fds, fd)
+	in.all = append(in.all, fd)
+	d.fds++
 	return fd, nil
 }
 
-func (d *differ) closeFrom(n int) {
-	for _, fd := range d.fds[n:] {
+func (d *differ) close(in *dirs) {
+	for _, fd := range in.all {
 		unix.Close(fd) //nolint:errcheck // only read from
 	}
-	d.fds = d.fds[:n]
+	d.fds -= len(in.all)
+	in.all = nil
 }
 
-// report emits a change, and before it the directories that it lies in.
-func (d *differ) report(kind, path string) error {
-	for _, up := range d.above {
-		if !up.reported && up.path != "" {
-			up.reported = true
-			if err := d.reportOne(Changed, up.path); err != nil {
-				return err
-			}
+// report emits the change of a name in the present directory, and before it the
+// directories that it lies in. One whose path is too long is not emitted itself.
+func (d *differ) report(kind, name string, long bool) error {
+	for ; d.told < d.short; d.told++ {
+		if err := d.reportOne(Changed, string(d.path[:d.levels[d.told].end])); err != nil {
+			return err
 		}
 	}
-	return d.reportOne(kind, path)
+	if long {
+		return nil
+	}
+	return d.reportOne(kind, d.pathOf(name))
 }
 
 func (d *differ) reportOne(kind, path string) error {
@@ -146,46 +157,54 @@ func (d *differ) reportOne(kind, path string) error {
 	return d.emit(kind, path)
 }
 
-// directory compares the contents of two directories; either may be absent.
-func (d *differ) directory(path string, a, b node, lowers []int) error {
-	if len(d.above) > maxDepth {
-		return errs.New(errs.Unsupported, "directories are nested deeper than %d; the comparison stops here", maxDepth)
-	}
-	before := d.held.Bytes
-	names, err := d.names(a, b, lowers)
-	if err != nil {
+// walk compares two trees from their tops on, and closes them.
+func (d *differ) walk(top *dirs) error {
+	defer d.leaveAll()
+	if err := d.enter(level{told: true}, top); err != nil {
 		return err
 	}
-	defer func() { d.held.Bytes = before }()
-	for _, name := range names {
-		p := path + "/" + name
-		if d.hide(p) {
+	for len(d.levels) > 0 {
+		l := d.present()
+		if len(l.names) == 0 {
+			d.leave()
 			continue
+		}
+		name := l.names[0]
+		l.names = l.names[1:]
+		long := d.tooLong(name)
+		if long && d.told == d.short || !long && d.hide(d.pathOf(name)) {
+			continue // nothing in it would be reported
 		}
 		if err := d.ctx.Err(); err != nil {
 			return context.Cause(d.ctx)
 		}
-		n := len(d.fds)
-		if err := d.entry(p, name, a, b, lowers); err != nil {
+		in, err := d.reach()
+		if err != nil {
 			return err
 		}
-		d.closeFrom(n)
+		if in == nil { // the directory is gone
+			d.leave()
+			continue
+		}
+		if err := d.entry(in, name, long); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
 // names lists, in order, the names that may differ: those in either upper, and if
 // only one of the trees shows the layers, those in the layers.
-func (d *differ) names(a, b node, lowers []int) ([]string, error) {
+func (d *differ) names(in *dirs) ([]string, error) {
 	var from []int
-	if a.own {
-		from = append(from, a.upper)
+	if in.a.own {
+		from = append(from, in.a.upper)
 	}
-	if b.own {
-		from = append(from, b.upper)
+	if in.b.own {
+		from = append(from, in.b.upper)
 	}
-	if a.below != b.below {
-		from = append(from, lowers...)
+	if in.a.below != in.b.below {
+		from = append(from, in.lowers...)
 	}
 	var all []string
 	for _, fd := range from {
@@ -203,63 +222,82 @@ func (d *differ) names(a, b node, lowers []int) ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// entry compares one name.
-func (d *differ) entry(path, name string, a, b node, lowers []int) error {
-	base, inside, err := d.lower(lowers, name)
+// entry compares one name, and enters it if it is a directory in which there may be
+// changes.
+func (d *differ) entry(in *dirs, name string, long bool) error {
+	at, err := d.find(in, name)
 	if err != nil {
 		return err
 	}
-	x, err := d.find(a, name, base)
-	if err != nil {
+	l, enter, err := d.compare(at, name, long)
+	if err != nil || !enter {
+		d.close(at)
 		return err
 	}
-	y, err := d.find(b, name, base)
-	if err != nil {
-		return err
-	}
-	if !x.own && !y.own && x.at == y.at && x.below == y.below && x.absent() == y.absent() {
-		return nil // both are the layers'
-	}
-	up := &above{path: path}
-	switch {
-	case x.absent() && y.absent():
-		return nil
-	case x.absent():
-		return d.report(Deleted, path)
-	case y.absent():
-		err, up.reported = d.report(Added, path), true
-		y = node{} // it may be a whiteout
-	case x.dir != y.dir:
-		err, up.reported = d.report(Changed, path), true
-		y = node{} // everything in it now is new
-	default:
-		unchanged, serr := same(name, x, y)
-		if serr != nil {
-			return serr
-		}
-		if !unchanged {
-			err, up.reported = d.report(Changed, path), true
-		}
-	}
-	if err != nil || !x.dir {
-		return err
-	}
-	d.above = append(d.above, up)
-	err = d.directory(path, x, y, inside)
-	d.above = d.above[:len(d.above)-1]
-	return err
+	return d.enter(l, at)
 }
 
-// lower finds a name in the layers as overlayfs does, the topmost first, and
-// returns the directories that are merged if it is one.
-func (d *differ) lower(lowers []int, name string) (n node, inside []int, err error) {
+// compare reports the change of one name itself. It says whether to enter it, and as what.
+func (d *differ) compare(at *dirs, name string, long bool) (l level, enter bool, err error) {
+	l = level{name: name, long: long}
+	x, y := at.a, at.b
+	if !x.own && !y.own && x.at == y.at && x.below == y.below && x.absent() == y.absent() {
+		return l, false, nil // both are the layers'
+	}
+	kind := ""
+	switch {
+	case x.absent() && y.absent():
+		return l, false, nil
+	case x.absent():
+		return l, false, d.report(Deleted, name, long)
+	case y.absent():
+		kind, l.added = Added, true // y may be a whiteout
+	case x.dir != y.dir:
+		kind, l.added = Changed, true
+	default:
+		unchanged, err := same(name, x, y)
+		if err != nil {
+			return l, false, err
+		}
+		if !unchanged {
+			kind = Changed
+		}
+	}
+	if kind == "" {
+		return l, x.dir, nil
+	}
+	l.told = true
+	// Below a path that is too long it is enough to know of one change.
+	return l, x.dir && !long, d.report(kind, name, long)
+}
+
+// find finds one name of the directories in both trees.
+func (d *differ) find(in *dirs, name string) (*dirs, error) {
+	at := &dirs{}
+	base, err := d.lower(at, in.lowers, name)
+	if err == nil {
+		at.a, err = d.findIn(at, in.a, name, base)
+	}
+	if err == nil {
+		at.b, err = d.findIn(at, in.b, name, base)
+	}
+	if err != nil {
+		d.close(at)
+		return nil, err
+	}
+	return at, nil
+}
+
+// lower finds a name in the layers as overlayfs does, the topmost first. If it is a
+// directory, the directories that are merged become those of the layers in at.
+func (d *differ) lower(at *dirs, lowers []int, name string) (n node, err error) {
 	for _, fd := range lowers {
-		found, err := d.entryOf(fd, name)
+		found, err := d.entryOf(at, fd, name)
 		switch {
 		case err != nil:
-			return node{}, nil, err
+			return node{}, err
 		case found.absent() && found.own: // a whiteout
-			return n, inside, nil
+			return n, nil
 		case found.absent():
 			continue
 		case found.file:
@@ -267,21 +305,22 @@ func (d *differ) lower(lowers []int, name string) (n node, inside []int, err err
 				found.own = false
 				n = found
 			}
-			return n, inside, nil
+			return n, nil
 		}
 		if n.absent() {
 			n = node{dir: true, stat: found.stat, at: fd, below: true}
 		}
-		inside = append(inside, found.upper)
+		at.lowers = append(at.lowers, found.upper)
 		if !found.below { // opaque
-			return n, inside, nil
+			return n, nil
 		}
 	}
-	return n, inside, nil
+	return n, nil
 }
 
-// entryOf finds a name in one directory. A whiteout is absent with own set.
-func (d *differ) entryOf(fd int, name string) (n node, err error) {
+// entryOf finds a name in one directory; if it is a directory too, it is opened as one of
+// at. A whiteout is absent with own set.
+func (d *differ) entryOf(at *dirs, fd int, name string) (n node, err error) {
 	n.at = fd
 	err = unix.Fstatat(fd, name, &n.stat, unix.AT_SYMLINK_NOFOLLOW)
 	switch {
@@ -293,7 +332,7 @@ func (d *differ) entryOf(fd int, name string) (n node, err error) {
 	n.own = true
 	switch n.stat.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
-		if n.upper, err = d.open(fd, name); err != nil {
+		if n.upper, err = d.open(at, fd, name); err != nil {
 			if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
 				return node{}, nil // it was something else a moment ago
 			}
@@ -310,10 +349,10 @@ func (d *differ) entryOf(fd int, name string) (n node, err error) {
 	return n, nil
 }
 
-// find finds a name in a tree whose layers have base.
-func (d *differ) find(in node, name string, base node) (n node, err error) {
+// findIn finds a name in a tree whose layers have base.
+func (d *differ) findIn(at *dirs, in node, name string, base node) (n node, err error) {
 	if in.own {
-		if n, err = d.entryOf(in.upper, name); err != nil || n.own {
+		if n, err = d.entryOf(at, in.upper, name); err != nil || n.own {
 			n.below = n.below && in.below && base.dir
 			return n, err
 		}

@@ -96,7 +96,7 @@ func report() map[string]string {
 	r := map[string]string{"cpus": strconv.Itoa(runtime.NumCPU())}
 	for _, f := range []string{
 		"/proc/self/status", "/proc/self/limits", "/proc/self/uid_map", "/proc/self/mountinfo", "/proc/meminfo", "/proc/self/oom_score_adj",
-		"/etc/resolv.conf", "/etc/hosts", "/etc/hostname",
+		"/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/proc/sys/kernel/random/boot_id",
 	} {
 		b, err := os.ReadFile(f)
 		if err != nil {
@@ -119,14 +119,18 @@ func report() map[string]string {
 			r["dev"] += err.Error() + "\n"
 		}
 	}
-	for _, p := range []string{"/proc/kcore", "/proc/keys", "/proc/interrupts", "/proc/timer_list", "/sys/firmware", "/sys/class/dmi"} {
+	for _, p := range []string{
+		"/proc/kcore", "/proc/keys", "/proc/interrupts", "/proc/timer_list", "/proc/config.gz", "/proc/diskstats", "/proc/pressure",
+		"/proc/pressure/cpu", "/sys/firmware", "/sys/class/dmi", "/sys/block", "/sys/class/block", "/sys/fs/btrfs", "/sys/kernel/notes",
+		"/sys/kernel/vmcoreinfo",
+	} {
 		if readable(p) {
 			r["unmasked"] += p + " "
 		}
 	}
 	for _, p := range []string{
 		"/sys/kernel/mm/transparent_hugepage/enabled", "/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger",
-		"/opt/opensandbox/sandbox-agent",
+		"/opt/opensandbox/sandbox-agent", "/proc/pressure/cpu", "/proc/sys/kernel/random/boot_id",
 	} {
 		if fd, err := unix.Open(p, unix.O_WRONLY|unix.O_CLOEXEC, 0); err == nil {
 			unix.Close(fd)
