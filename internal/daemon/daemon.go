@@ -283,12 +283,14 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		return err
 	}
 	d.egress, err = egress.Open(ctx, egress.Config{
-		Instance:  d.cfg.Instance,
-		Pool:      d.cfg.Network.Pool,
-		Upstreams: d.cfg.Network.Resolvers,
-		Uplinks:   d.ns.SwitchedOn,
-		Logger:    d.log,
-		OnDeny:    d.onDeny,
+		Instance:     d.cfg.Instance,
+		Pool:         d.cfg.Network.Pool,
+		MaxOpenFlows: d.cfg.Network.MaxOpenFlows,
+		MaxFlows:     d.cfg.Network.MaxFlows,
+		Upstreams:    d.cfg.Network.Resolvers,
+		Uplinks:      d.ns.SwitchedOn,
+		Logger:       d.log,
+		OnDeny:       d.onDeny,
 	})
 	if err != nil {
 		return err

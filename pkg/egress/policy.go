@@ -90,6 +90,14 @@ type flow struct {
 	port     uint16 // of the destination; 0 if proto has none
 }
 
+// dnsPort is the port that is redirected to the resolver.
+const dnsPort = 53
+
+// isDNS reports whether f goes to the resolver, whatever server it names.
+func (f flow) isDNS() bool {
+	return f.port == dnsPort && (f.proto == unix.IPPROTO_UDP || f.proto == unix.IPPROTO_TCP)
+}
+
 func (r *rule) matches(f flow) bool {
 	switch {
 	case !r.prefix.Contains(f.dst):
