@@ -105,7 +105,7 @@ type Engine struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 
-	hosts   atomic.Pointer[map[netip.Addr]bool] // addresses of this host
+	hosts   atomic.Pointer[map[netip.Addr]bool] // addresses of this host: true; of broadcasts: false
 	changes <-chan struct{}                     // somebody changed rules of nf_tables
 	watch   *watch
 	denials chan Denial

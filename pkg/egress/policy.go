@@ -214,8 +214,12 @@ func (e *Engine) blocks(dst netip.Addr) string {
 	if e.cfg.Pool.Contains(dst) {
 		return "another sandbox"
 	}
-	if (*e.hosts.Load())[dst] {
+	if _, closed := (*e.hosts.Load())[dst]; closed {
 		return "host address"
 	}
 	return ""
 }
+
+// HostAddress reports whether a is an address of this host. Addresses that the host got
+// in the last ten seconds may be missing.
+func (e *Engine) HostAddress(a netip.Addr) bool { return (*e.hosts.Load())[a] }

@@ -306,21 +306,17 @@ func (e *Engine) serveQueue(ctx context.Context, q *queue) {
 			if !ok {
 				break
 			}
-			if err := e.pass(q, p); err != nil && ctx.Err() == nil {
+			// The kernel sends the packet on while it takes the answer: when answer
+			// returns, the flow has its entry in the table of conntrack.
+			e.ledger.mu.Lock()
+			err := q.answer(p, e.verdict(p.payload))
+			e.ledger.mu.Unlock()
+			if err != nil && ctx.Err() == nil {
 				e.log.Debug("cannot send verdict", "err", err)
 			}
 			msgs = rest
 		}
 	}
-}
-
-// pass answers one packet. When it returns, the packet has left the host or reached its
-// socket, and the flow has its entry in the table of conntrack: the kernel sends it on
-// while it takes the answer.
-func (e *Engine) pass(q *queue, p queued) error {
-	e.ledger.mu.Lock()
-	defer e.ledger.mu.Unlock()
-	return q.answer(p, e.verdict(p.payload))
 }
 
 // verdict decides for the first packet of a flow and returns its mark.
