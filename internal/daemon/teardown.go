@@ -13,7 +13,9 @@ import (
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 // Teardown ends every sandbox of the instance, with its disk, and removes every
@@ -83,7 +85,7 @@ const abandonLimit = 30 * time.Second
 func (d *Daemon) abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonLimit) // ctx may have ended the start
 	defer cancel()
-	if !d.vacant(ctx) {
+	if d.store == nil || d.files == nil || !vacant(ctx, d.store, d.ns) { // nil: did not open
 		return d.Close()
 	}
 	err := d.vacate(ctx)
@@ -96,15 +98,12 @@ func (d *Daemon) abandon(ctx context.Context) error {
 	return nil
 }
 
-// vacant reports whether the instance certainly has no sandbox that lives: every record
+// vacant reports whether an instance certainly has no sandbox that lives: every record
 // can be read and has ended, and there are no namespaces of a sandbox without a record.
-func (d *Daemon) vacant(ctx context.Context) bool {
-	if d.store == nil || d.files == nil { // one of them did not open
-		return false
-	}
-	all, err := d.store.List(ctx)
-	unreadable, uerr := d.store.Unreadable(ctx)
-	ids, nerr := d.ns.ListNamespaces(ctx)
+func vacant(ctx context.Context, records *store.DB, ns *netns.Manager) bool {
+	all, err := records.List(ctx)
+	unreadable, uerr := records.Unreadable(ctx)
+	ids, nerr := ns.ListNamespaces(ctx)
 	if errors.Join(err, uerr, nerr) != nil || len(unreadable)+len(ids) > 0 {
 		return false
 	}

@@ -5,7 +5,7 @@
 //
 //	sb-<id> ─▶ raw       source address belongs to that link?   else drop
 //	           mangle    first packet of a flow: NFQUEUE ──▶ Engine: hard blocks,
-//	              │                                 ◀── mark    then rules, then mode
+//	              │                                 ◀── mark    then rules, then mode, then limits
 //	           nat       port 53, whatever the server ──▶ the resolver of the Engine
 //	           filter    to the host: that resolver only, else refused
 //	              │      elsewhere: mark ALLOW ─▶ out, masqueraded
@@ -15,6 +15,9 @@
 // The chains are static and match every link of the instance. A sandbox is one entry,
 // address and link, in the set SRC. Without the entry nothing that a sandbox sends
 // passes: Register opens its network, and Unregister is the kill switch.
+//
+// Each flow that is let in has an entry in the table of conntrack, which is the whole
+// host's. A ledger bounds the entries of each sandbox (ledger.go).
 //
 // What surprises: all rules stay when the daemon is gone. The queue then has no reader
 // and lets packets pass without a mark, conntrack lets established flows pass, and

@@ -271,3 +271,44 @@ func TestUpstreamFlows(t *testing.T) {
 		}
 	}
 }
+
+// TestBusyQueue: a sandbox that opens many flows leaves the first queue to others.
+func TestBusyQueue(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	bad := w.sandbox(e, 0, rules(t, "none"))
+	good := w.sandbox(e, 1, rules(t, "rules", "203.0.113.1:443"))
+	const flows = 400
+	start := time.Now()
+	w.flood(bad, "tcp", "203.0.113.1:443", flows, func() {})
+	// It may take 64 places at once, and 100 a second.
+	most := 64 + int(100*time.Since(start).Seconds()) + 2
+	if n := w.queued(inst.Queue()); n > most {
+		t.Errorf("%d of %d flows waited in the first queue, want at most %d", n, flows, most)
+	}
+	before := w.queued(inst.BusyQueue())
+	if before < flows-most {
+		t.Errorf("%d of %d flows waited in the second queue", before, flows)
+	}
+	w.allowed(good, "tcp", "203.0.113.1:443")
+	if n := w.queued(inst.BusyQueue()); n != before {
+		t.Errorf("%d flows of another sandbox waited in the second queue", n-before)
+	}
+}
+
+// queued is how many packets a queue has had.
+func (w *world) queued(num uint16) (n int) {
+	w.t.Helper()
+	b, err := os.ReadFile(queueFile)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 7 && f[0] == strconv.Itoa(int(num)) {
+			if n, err = strconv.Atoi(f[7]); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+	}
+	return n
+}
