@@ -91,15 +91,6 @@ type Storage struct {
 	AllowedHostPaths []string `toml:"allowed_host_paths"`
 }
 
-// Network is the addresses of sandboxes and their resolvers.
-type Network struct {
-	AddressPool string   `toml:"address_pool"`
-	Upstreams   []string `toml:"upstreams"`
-
-	Pool      netip.Prefix     `toml:"-"` // AddressPool, checked
-	Resolvers []netip.AddrPort `toml:"-"` // Upstreams, checked
-}
-
 // Runtime is how sandboxes are started.
 type Runtime struct {
 	Default       string   `toml:"default"`
@@ -314,27 +305,6 @@ func (c *Config) fillPrograms() error {
 	return nil
 }
 
-func (c *Config) validateNetwork(bad func(string, ...any)) {
-	n := &c.Network
-	n.Pool = c.Instance.Pool()
-	if n.AddressPool != "" {
-		p, err := netip.ParsePrefix(n.AddressPool)
-		if err != nil || !p.Addr().Is4() || p.Bits() > 20 {
-			bad("network.address_pool = %q: want an IPv4 prefix of at most /20", n.AddressPool)
-		}
-		n.Pool = p.Masked()
-	}
-	for _, s := range n.Upstreams {
-		if a, err := netip.ParseAddr(s); err == nil {
-			n.Resolvers = append(n.Resolvers, netip.AddrPortFrom(a, 53))
-		} else if ap, err := netip.ParseAddrPort(s); err == nil {
-			n.Resolvers = append(n.Resolvers, ap)
-		} else {
-			bad("network.upstreams: %q: want an address or address:port", s)
-		}
-	}
-}
-
 // APIKeys reads the API keys, one per line; none if no file is named.
 func (c *Config) APIKeys() ([]string, error) {
 	if c.Listen.APIKeyFile == "" {
@@ -410,13 +380,4 @@ func (d *Duration) UnmarshalText(b []byte) error {
 	}
 	*d = Duration(v)
 	return nil
-}
-
-// Addr is the address of the sandbox in slot. It leaves out the pool's first two
-// addresses, so that no sandbox has the address of the pool itself.
-func (c *Config) Addr(slot int) netip.Addr {
-	a := c.Network.Pool.Addr().As4()
-	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
-	n += uint32(slot) + 2
-	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }

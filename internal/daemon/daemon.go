@@ -4,7 +4,8 @@
 //	host check ─▶ lock ─▶ pool ─▶ store ─▶ network ─▶ egress ─▶ Recover ─▶ sockets
 //
 // What surprises: closing ends no sandbox. Processes, mounts, links, rules and the pool
-// stay, and the next daemon finds them; Teardown removes them.
+// stay, and the next daemon finds them; Teardown removes them. Only a start that fails
+// removes them itself, if no sandbox lives.
 package daemon
 
 import (
@@ -95,7 +96,7 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 		return err
 	}
 	if err := d.openCerts(); err != nil { // not in open: Teardown must work without certificates
-		return errors.Join(err, d.Close())
+		return errors.Join(err, d.abandon(ctx))
 	}
 	err = errors.Join(d.openHistory(ctx), d.manager.Recover(ctx))
 	if err != nil {
@@ -103,12 +104,17 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 		// again. That must not keep other sandboxes from the API.
 		log.Error("recovery is incomplete; it runs again in a minute", "err", err)
 	}
+	started := false
 	err = d.serve(ctx, version, func() error {
+		started = true
 		log.Info("sandboxd serves", "version", version, "instance", cfg.Instance.String(), "pool", d.files.Describe(),
 			"cgroups", d.cgroups.Mode(), "dur", time.Since(start).Round(time.Millisecond))
 		return errors.Join(systemd.Ready("serving "+cfg.Listen.Socket), ready())
 	})
 	systemd.Stopping()
+	if !started {
+		return errors.Join(err, d.abandon(ctx))
+	}
 	return errors.Join(err, d.Close())
 }
 
@@ -121,7 +127,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	d.metrics = d.newMetrics()
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, d.Close())
+			err = errors.Join(err, d.abandon(ctx))
 		}
 	}()
 	if err := doctor.Start(cfg); err != nil {
@@ -282,12 +288,14 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		return err
 	}
 	d.egress, err = egress.Open(ctx, egress.Config{
-		Instance:  d.cfg.Instance,
-		Pool:      d.cfg.Network.Pool,
-		Upstreams: d.cfg.Network.Resolvers,
-		Uplinks:   d.ns.SwitchedOn,
-		Logger:    d.log,
-		OnDeny:    d.onDeny,
+		Instance:     d.cfg.Instance,
+		Pool:         d.cfg.Network.Pool,
+		MaxOpenFlows: d.cfg.Network.MaxOpenFlows,
+		MaxFlows:     d.cfg.Network.MaxFlows,
+		Upstreams:    d.cfg.Network.Resolvers,
+		Uplinks:      d.ns.SwitchedOn,
+		Logger:       d.log,
+		OnDeny:       d.onDeny,
 	})
 	if err != nil {
 		return err
@@ -393,6 +401,7 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	if err != nil {
 		return err
 	}
+	defer unixListener.Close() // also if its server does not run yet when another listener fails
 	servers := []*auth.Server{srv.HTTPServer(auth.Listener{PublicPorts: true})}
 	failed := make(chan error, 3)
 	go func() { failed <- servers[0].Serve(unixListener) }()

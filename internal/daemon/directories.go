@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -107,13 +108,13 @@ func lockFile(path, what string) (*os.File, error) {
 	return f, nil
 }
 
-// runEntries are the entries that a daemon makes in its run directory.
-var runEntries = []string{"bundles", "ns", "runsc", "runc", marker, "sandboxd.sock", "admin.sock"}
+// runEntries are the entries that a daemon makes in its run directory, sockets apart.
+var runEntries = []string{"bundles", "ns", "runsc", "runc", marker}
 
 // removeRunDir removes the run directory of a daemon without sandboxes. If it finds
 // unknown entries, it names them and does not remove them.
 func removeRunDir(dir string) error {
-	for _, e := range runEntries {
+	for _, e := range slices.Concat(runEntries, []string{"sandboxd.sock", "admin.sock"}) {
 		if err := os.RemoveAll(filepath.Join(dir, e)); err != nil {
 			return fmt.Errorf("remove run_dir: %w", err)
 		}
@@ -126,4 +127,22 @@ func removeRunDir(dir string) error {
 		return fmt.Errorf("remove run_dir: %w", err)
 	}
 	return nil
+}
+
+// leaveRunDir removes the run directory after a start that failed, unless it has entries
+// of others, such as the socket that systemd or another program listens on.
+func leaveRunDir(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("remove run_dir: %w", err)
+	}
+	for _, e := range entries {
+		if !slices.Contains(runEntries, e.Name()) && e.Name() != snapshot.VolumesDir {
+			return nil
+		}
+	}
+	return removeRunDir(dir)
 }

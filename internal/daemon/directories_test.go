@@ -63,6 +63,31 @@ func TestRemoveRunDir(t *testing.T) {
 	}
 }
 
+// TestLeaveRunDir removes the run directory after a failed start only if nobody else
+// uses it.
+func TestLeaveRunDir(t *testing.T) {
+	for entry, leaves := range map[string]bool{"": true, "volumes": true, "sandboxd.sock": false, "letters": false} {
+		dir := filepath.Join(t.TempDir(), "run")
+		for _, d := range []string{"bundles/x", "ns", entry} {
+			if err := os.MkdirAll(filepath.Join(dir, d), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, marker), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := leaveRunDir(dir); err != nil {
+			t.Errorf("with %q: %v", entry, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, marker)); os.IsNotExist(err) != leaves {
+			t.Errorf("with %q: %v, want it gone: %v", entry, err, leaves)
+		}
+	}
+	if err := leaveRunDir(filepath.Join(t.TempDir(), "absent")); err != nil {
+		t.Error(err)
+	}
+}
+
 // A pool that an operator mounted before the first start is no stranger.
 func TestMountedPoolIsOurs(t *testing.T) {
 	hosttest.Root(t)

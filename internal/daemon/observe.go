@@ -175,6 +175,7 @@ func (d *Daemon) serveAdmin(version string) (stop func(), err error) {
 	tcp, _, err := listenTCP("listen.metrics", d.cfg.Listen.Metrics)
 	if err != nil {
 		admin.Close()
+		l.Close() // its server may not run yet
 		return nil, err
 	}
 	alone := http.NewServeMux()

@@ -67,6 +67,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 			NoIO:         !canIO,
 			ParseRule:    egress.ParseRule,
 			ParsePolicy:  egress.FromPolicy,
+			HostAddress:  d.egress.HostAddress,
 		},
 		Host:       d.hostNames,
 		Notes:      d.notes,

@@ -7,12 +7,16 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 // Teardown ends every sandbox of the instance, with its disk, and removes every
@@ -33,13 +37,27 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())
 	}
+	if err := d.vacate(ctx); err != nil {
+		return fmt.Errorf("teardown: %w", err)
+	}
+	if err := removeRunDir(cfg.RunDir); err != nil {
+		return fmt.Errorf("teardown: %w", err)
+	}
+	return nil
+}
+
+// vacate closes the daemon and removes what the instance has on the host, all but its
+// directories.
+//
+// Preconditions: the instance has no sandboxes.
+func (d *Daemon) vacate(ctx context.Context) error {
 	locks := d.close[0] // closed last
 	d.close = d.close[1:]
 	defer locks() //nolint:errcheck // the process ends
 	if err := d.Close(); err != nil {
-		return fmt.Errorf("teardown: %w", err)
+		return err
 	}
-	// RemoveAll would empty a mount that is still there.
+	// An unmounted pool or an emptied run_dir would take them away from users.
 	mounts, err := d.files.Mounts.ListMounts(ctx)
 	if err == nil {
 		var attached []string
@@ -47,29 +65,63 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		mounts = append(mounts, attached...)
 	}
 	if err == nil && len(mounts) > 0 {
-		err = fmt.Errorf("%s still contains the mounts of %v", cfg.RunDir, mounts)
+		err = fmt.Errorf("%s still contains the mounts of %v", d.cfg.RunDir, mounts)
 	}
-	err = errors.Join(
-		err,
-		egress.Purge(ctx, cfg.Instance),
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		egress.Purge(ctx, d.cfg.Instance),
 		d.ns.Purge(ctx),
 		d.removeCgroups(ctx),
 		d.files.UnmountPool(),
 	)
+}
+
+// abandonLimit is how long a start that failed may take to remove what it made.
+const abandonLimit = 30 * time.Second
+
+// abandon closes a daemon that could not start. If the instance has no sandbox that
+// lives, it also removes from the host what the start made there; otherwise the rules
+// confine that sandbox, and stay.
+func (d *Daemon) abandon(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonLimit) // ctx may have ended the start
+	defer cancel()
+	if d.store == nil || d.files == nil || !vacant(ctx, d.store, d.ns) { // nil: did not open
+		return d.Close()
+	}
+	err := d.vacate(ctx)
 	if err == nil {
-		err = removeRunDir(cfg.RunDir)
+		err = leaveRunDir(d.cfg.RunDir)
 	}
 	if err != nil {
-		return fmt.Errorf("teardown: %w", err)
+		return fmt.Errorf("remove what this start made on the host: %w; `sandboxd teardown` removes the rest", err)
 	}
 	return nil
 }
 
-func (d *Daemon) removeCgroups(ctx context.Context) error {
-	if d.scope == nil {
-		return d.cgroups.RemoveRoot()
+// vacant reports whether an instance certainly has no sandbox that lives: every record
+// can be read and has ended, and there are no namespaces of a sandbox without a record.
+func vacant(ctx context.Context, records *store.DB, ns *netns.Manager) bool {
+	all, err := records.List(ctx)
+	unreadable, uerr := records.Unreadable(ctx)
+	ids, nerr := ns.ListNamespaces(ctx)
+	if errors.Join(err, uerr, nerr) != nil || len(unreadable)+len(ids) > 0 {
+		return false
 	}
-	return errors.Join(d.scope.Stop(ctx), d.cgroups.RemoveRoot())
+	return !slices.ContainsFunc(all, func(r *record.Record) bool { return r.State != record.Ended })
+}
+
+// removeCgroups removes what openCgroups made, which may be half of it.
+func (d *Daemon) removeCgroups(ctx context.Context) error {
+	var errs []error
+	if d.scope != nil {
+		errs = append(errs, d.scope.Stop(ctx))
+	}
+	if d.cgroups != nil {
+		errs = append(errs, d.cgroups.RemoveRoot())
+	}
+	return errors.Join(errs...)
 }
 
 func (d *Daemon) deleteAll(ctx context.Context) error {

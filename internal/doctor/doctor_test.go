@@ -70,6 +70,13 @@ func TestLimits(t *testing.T) {
 			t.Errorf("10 sandboxes: %+v", f)
 		}
 	}
+	for limit, want := range map[string]Status{"272384": OK, "262144": Warn} {
+		h := newTree(t, map[string]string{"/proc/sys/net/netfilter/nf_conntrack_max": limit})
+		h.cfg.Limits.MaxSandboxes, h.cfg.Network.MaxFlows = 1000, 4096
+		if f := flowTable.ask(t.Context(), h); f.Status != want || want == Warn && !f.Fixable() {
+			t.Errorf("a table of %s flows: %+v; want %s", limit, f, want)
+		}
+	}
 	arp := "IP address HW type Flags HW address Mask Device\n" + strings.Repeat("10.0.0.1 0x1 0x2 02:00:00:00:00:01 * eth0\n",
 		90) + strings.Repeat("10.160.0.2 0x1 0x6 02:00:00:00:00:01 * sb-a\n", 900)
 	for limit, want := range map[string]Status{"1024": OK, "100": Warn} {

@@ -27,7 +27,6 @@ func (s setting) mend() string { return fmt.Sprintf("sysctl -w %s=%d", s.name, s
 const (
 	tasksEach  = 64
 	filesEach  = 16
-	flowsEach  = 1024 // the limit of egress for each
 	watchEach  = 2
 	mountsEach = 4
 	ownTasks   = 4096 // of the rest of the host
@@ -61,13 +60,6 @@ var sysctls = []struct {
 	{
 		name: "fs.mount-max", protects: "root file systems, and the mounts of a sandbox's PID 1",
 		need: func(n int64) int64 { return n*mountsEach + 1024 },
-	},
-	// Each sandbox may have flowsEach flows (egress: connlimit), and the table is the
-	// host's: when it is full, the host itself cannot connect any more. The need counts
-	// a quarter of the sandboxes at their limit at once, which is no accident any more.
-	{
-		name: "net.netfilter.nf_conntrack_max", protects: "connections of the whole host", modules: []string{"nf_conntrack"},
-		need: func(n int64) int64 { return n*flowsEach/4 + 16384 },
 	},
 	{
 		name: "vm.max_map_count", protects: "memory of large guests on gVisor",
@@ -103,7 +95,18 @@ func limitChecks() []check {
 			return ok("user.max_*_namespaces are enough for %d sandboxes", h.cfg.Limits.MaxSandboxes)
 		},
 	})
-	return append(checks, neighbours)
+	return append(checks, flowTable, neighbours)
+}
+
+// flowTable checks the table of conntrack, which is the whole host's: when it is full,
+// the host itself cannot connect any more. The need counts a sixteenth of the sandboxes
+// at network.max_flows at once, which is no accident any more.
+var flowTable = check{
+	name: "net.netfilter.nf_conntrack_max", protects: "connections of the whole host",
+	run: func(_ context.Context, h *host) Finding {
+		need := int64(h.cfg.Limits.MaxSandboxes)*int64(h.cfg.Network.MaxFlows)/16 + 16384
+		return h.atLeast("net.netfilter.nf_conntrack_max", need, need, []string{"nf_conntrack"})
+	},
 }
 
 // atLeast compares a sysctl with the need of max_sandboxes.

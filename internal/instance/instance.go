@@ -59,6 +59,9 @@ func (i Instance) Set(name string) string { return "sandboxd-" + i.String() + "-
 // Queue is the NFQUEUE number, and the NFLOG group, of the instance.
 func (i Instance) Queue() uint16 { return 7100 + uint16(i.Index()) }
 
+// BusyQueue is the NFQUEUE number of the instance for sandboxes that open many flows.
+func (i Instance) BusyQueue() uint16 { return 7200 + uint16(i.Index()) }
+
 // Gateway is the link-local address that guests of the instance route through
 // and ask for names.
 func (i Instance) Gateway() netip.Addr {

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +32,10 @@ const (
 	// patience.
 	doubtAfter = 5 * time.Second
 	patience   = 10 * time.Second
+	// An agent answers a request that begins a command as soon as the process runs. If it
+	// has not done so after beginLimit, pings prove nothing: an agent that cannot start
+	// processes answers them, too.
+	beginLimit = 30 * time.Second
 )
 
 // Client talks to one agent. It keeps connections open; Close closes them.
@@ -77,7 +82,8 @@ func (c *Client) Close() {
 //
 // A request may take long as long as the agent answers pings. If the agent does not
 // answer, because somebody stopped it or it gets no CPU, the request ends after 15 s
-// with errs.Unavailable. Once the head of an answer is there, the client sends no
+// with errs.Unavailable. So does, after 30 s, a request that begins a command, although
+// the agent answers pings. Once the head of an answer is there, the client sends no
 // pings.
 func (c *Client) RoundTripper() http.RoundTripper { return roundTripper{c} }
 
@@ -95,6 +101,10 @@ func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	r2.Header.Set(TokenHeader, t.c.token)
 	answered := t.c.doubt(ctx, giveUp)
+	if beginsCommand(r2) {
+		late := time.AfterFunc(beginLimit, func() { giveUp(errStuck()) })
+		defer late.Stop()
+	}
 	resp, err := t.c.transport.RoundTrip(r2)
 	answered()
 	if err != nil {
@@ -104,6 +114,26 @@ func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	return resp, err // its body needs ctx, which ends with that of r
+}
+
+// beginsCommand reports whether the agent answers r as soon as a process runs, or a line
+// of a session, or a terminal is there. Other requests may take long, such as a search.
+func beginsCommand(r *http.Request) bool {
+	switch p := r.URL.Path; r.Method {
+	case http.MethodPost:
+		return p == "/command" || p == "/pty" || strings.HasPrefix(p, "/session/") && strings.HasSuffix(p, "/run")
+	case http.MethodGet:
+		return strings.HasPrefix(p, "/pty/") && strings.HasSuffix(p, "/ws")
+	}
+	return false
+}
+
+// errStuck is the error of a command that an agent does not begin although it answers
+// pings.
+func errStuck() error {
+	return errs.New(errs.Unavailable, "the agent of this sandbox answers pings, but has not begun the command for %v: "+
+		"it cannot start processes, because it gets no CPU time or memory or its disk hangs, or it is stuck; the command may still begin; "+
+		"`sandboxctl stats` shows the use, `sandboxctl rm` removes the sandbox in any case", beginLimit)
 }
 
 // doubt pings the agent while a request waits for its answer, and ends the request when

@@ -216,6 +216,58 @@ func TestRoundTripperBoundsAndToken(t *testing.T) {
 func TestWedged(t *testing.T) {
 	t.Run("silent", func(t *testing.T) { synctest.Test(t, wedged) })
 	t.Run("slow", func(t *testing.T) { synctest.Test(t, slow) })
+	t.Run("stuck", func(t *testing.T) { synctest.Test(t, stuck) })
+}
+
+// stuck: an agent that answers pings alone begins no command, and the request ends soon.
+// One that begins it late, but in time, is waited for.
+func stuck(t *testing.T) {
+	agents := hosttest.NewPipes(0)
+	begins := make(chan time.Duration, 1) // after how long the next command begins
+	srv := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(ProtocolHeader, "1")
+		if r.URL.Path == "/ping" {
+			return
+		}
+		select {
+		case <-time.After(<-begins):
+		case <-r.Context().Done(): // as a command whose client left
+		}
+	})}
+	go srv.Serve(agents) //nolint:errcheck // ends with the test
+	defer srv.Close()
+	c := New(agents.Dial, "tok")
+	defer c.Close()
+	for _, ask := range []struct {
+		method, path string
+		begins, took time.Duration
+	}{
+		{http.MethodPost, "/command", time.Hour, beginLimit},
+		{http.MethodPost, "/session/x/run", time.Hour, beginLimit},
+		{http.MethodPost, "/pty", time.Hour, beginLimit},
+		{http.MethodGet, "/pty/x/ws", time.Hour, beginLimit},
+		{http.MethodPost, "/command", beginLimit - time.Second, beginLimit - time.Second},
+		{http.MethodPost, "/code", 3 * beginLimit, 3 * beginLimit},
+		{http.MethodGet, "/files/search", 3 * beginLimit, 3 * beginLimit},
+	} {
+		begins <- ask.begins
+		start := time.Now()
+		r, err := http.NewRequest(ask.method, "http://sandbox"+ask.path, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := c.RoundTripper().RoundTrip(r)
+		if err == nil {
+			resp.Body.Close()
+		}
+		if gaveUp := ask.begins == time.Hour; gaveUp != errs.Is(err, errs.Unavailable) ||
+			gaveUp && !strings.Contains(err.Error(), "answers pings") || !gaveUp && err != nil {
+			t.Errorf("%s %s: %v", ask.method, ask.path, err)
+		}
+		if took := time.Since(start); took != ask.took {
+			t.Errorf("%s %s took %v, want %v", ask.method, ask.path, took, ask.took)
+		}
+	}
 }
 
 func wedged(t *testing.T) {

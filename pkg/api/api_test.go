@@ -189,6 +189,9 @@ func TestBadCreate(t *testing.T) {
 		"policy action":      {with(`,"networkPolicy":{"defaultAction":"maybe"}`), "allow or deny", 400},
 		"policy by name":     {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"pypi.org"}]}`), "names in rules", 400},
 		"policy IPv6":        {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"2001:db8::/32"}]}`), "IPv6", 400},
+		"policy host address": {with(
+			`,"networkPolicy":{"egress":[{"action":"allow","target":"192.0.2.99","ports":[443]}]}`), "never reaches its host", 400},
+		"allow host address": {with(`,"extensions":{"sandboxd.allow":"1.1.1.1,192.0.2.99:22"}`), "never reaches its host", 400},
 		"policy host bits": {with(
 			`,"networkPolicy":{"egress":[{"action":"allow","target":"10.0.0.5/8","ports":[443],"protocol":"tcp"}]}`), "10.0.0.0/8", 400},
 		"policy bad port":      {with(`,"networkPolicy":{"egress":[{"action":"allow","target":"1.1.1.1","ports":["x"]}]}`), "ports", 400},

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -50,6 +51,7 @@ type fake struct {
 
 	renews atomic.Int64 // calls of Renew
 	ooms   atomic.Int64 // OOM kills of every sandbox
+	moved  atomic.Bool  // 192.0.2.99 is not an address of this host
 
 	agent   http.Handler                              // what 44772 answers
 	agentAt net.Listener                              // or what listens there, if set
@@ -504,8 +506,11 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
 		OpenAPI: openapi.JSON,
 		Docs:    openapi.Docs,
-		Offer:   spec.Offer{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy},
-		Host:    func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
+		Offer: spec.Offer{
+			ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy,
+			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
+		},
+		Host: func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
 	}
 	for _, c := range change {
 		c(&cfg)

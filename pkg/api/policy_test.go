@@ -24,6 +24,36 @@ func (w *world) rulesOf(id string) string {
 	return fmt.Sprint(n.Mode, " ", n.Rules)
 }
 
+// TestPolicyOfHost: no change may allow an address of the host. Its range may be
+// allowed, it may be denied, and a rule from before it was the host's hinders no other
+// change.
+func TestPolicyOfHost(t *testing.T) {
+	w := newWorld(t)
+	for _, place := range []string{"/proxy/18080/policy", "/networkpolicy"} {
+		w.moved.Store(true) // 192.0.2.99 is another machine's
+		at := "/v1/sandboxes/" + w.do("POST", "/v1/sandboxes",
+			`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{"sandboxd.allow":"192.0.2.99:22"}}`).sandbox(t).ID +
+			place
+		w.moved.Store(false)
+		for _, c := range []struct {
+			method, body string
+			status       int
+		}{
+			{"PATCH", `[{"action":"allow","target":"192.0.2.99"}]`, 400},
+			{"PATCH", `[{"action":"allow","target":"192.0.2.99/32","ports":[443]}]`, 400},
+			{"PATCH", `[{"action":"allow","target":"192.0.2.0/24"},{"action":"deny","target":"192.0.2.99","ports":[443]}]`, 200},
+			{"DELETE", `["192.0.2.0/24"]`, 200},
+			{"PUT", `{"egress":[{"action":"allow","target":"1.1.1.1"},{"action":"allow","target":"192.0.2.99"}]}`, 400},
+			{"PUT", `{"egress":[{"action":"allow","target":"1.1.1.1"}]}`, 200},
+		} {
+			a := w.do(c.method, at, c.body, "X-Lenient", "1")
+			if a.StatusCode != c.status || c.status == 400 && !strings.Contains(string(a.body), "run the service on another machine") {
+				t.Errorf("%s %s %s: %d %s, want %d", c.method, place, c.body, a.StatusCode, a.body, c.status)
+			}
+		}
+	}
+}
+
 // TestPolicyChanges walks one policy through every kind of change, at both
 // places where it can be changed.
 func TestPolicyChanges(t *testing.T) {

@@ -56,6 +56,7 @@ func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generati
 		"LINKS", i.LinkMatch(), // this instance's
 		"SRC", i.Set("src"),
 		"NUMBER", fmt.Sprint(i.Queue()),
+		"BUSY", fmt.Sprint(i.BusyQueue()),
 		"GATEWAY", gateway.String(),
 		"POOL", pool.Masked().String(),
 		"TAG", tag(i),
@@ -91,7 +92,8 @@ func expand(r *strings.Replacer, text string) rulesOf {
 }
 
 // chainText holds, as rules, the picture in docs/design/network.md ("What path does a
-// packet take?"). NFLOG is for debugging: tcpdump -i nflog:NUMBER.
+// packet take?"). NFLOG is for debugging: tcpdump -i nflog:NUMBER. A sandbox that opens
+// flows faster than most waits in a queue of its kind, so that others need not.
 const chainText = `
 *raw
 -A @RAW$ -m set ! --match-set SRC src,src -m limit --limit 10/sec --limit-burst 20 -j NFLOG --nflog-prefix spoof --nflog-group NUMBER
@@ -102,13 +104,14 @@ const chainText = `
 -A @PRE$ -m conntrack --ctstate RELATED,ESTABLISHED -j RETURN
 -A @PRE$ -m conntrack --ctstate INVALID -j DROP
 -A @PRE$ -p udp -m udp --dport 53 -m hashlimit --hashlimit-above 200/sec --hashlimit-burst 400 --hashlimit-mode srcip --hashlimit-name LIMIT-dns -j DROP
--A @PRE$ -p udp -m udp --dport 53 -j RETURN
--A @PRE$ -p tcp -m tcp --dport 53 -j RETURN
--A @PRE$ -d GATEWAY/32 -j RETURN
--A @PRE$ -m connlimit --connlimit-above 1024 --connlimit-mask 32 --connlimit-saddr -j MARK --set-xmark DENIED
+-A @PRE$ -p udp -m udp --dport 53 -j @ASK$
+-A @PRE$ -d GATEWAY/32 ! -p tcp -j RETURN
+-A @PRE$ -d GATEWAY/32 -p tcp -m tcp ! --dport 53 -j RETURN
 -A @PRE$ -m hashlimit --hashlimit-above 200/sec --hashlimit-burst 1000 --hashlimit-mode srcip --hashlimit-name LIMIT-new -j MARK --set-xmark DENIED
 -A @PRE$ -m mark --mark DENIED -j RETURN
--A @PRE$ -j NFQUEUE --queue-num NUMBER --queue-bypass
+-A @PRE$ -j @ASK$
+-A @ASK$ -m hashlimit --hashlimit-upto 100/sec --hashlimit-burst 64 --hashlimit-mode srcip --hashlimit-name LIMIT-few -j NFQUEUE --queue-num NUMBER --queue-bypass
+-A @ASK$ -j NFQUEUE --queue-num BUSY --queue-bypass
 *nat
 -A @NAT$ -p udp -m udp --dport 53 -j DNAT --to-destination GATEWAY:DNSPORT
 -A @NAT$ -p tcp -m tcp --dport 53 -j DNAT --to-destination GATEWAY:DNSPORT
@@ -126,8 +129,8 @@ const chainText = `
 -A @BACK$ -i sb-+ -j @DENY$
 -A @BACK$ -j DROP
 -A @INPUT$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
--A @INPUT$ -d GATEWAY/32 -p udp -m udp --dport DNSPORT -m conntrack --ctstate DNAT -j ACCEPT
--A @INPUT$ -d GATEWAY/32 -p tcp -m tcp --dport DNSPORT -m conntrack --ctstate DNAT -j ACCEPT
+-A @INPUT$ -d GATEWAY/32 -p udp -m udp --dport DNSPORT -m mark --mark ALLOW -m conntrack --ctstate DNAT -j ACCEPT
+-A @INPUT$ -d GATEWAY/32 -p tcp -m tcp --dport DNSPORT -m mark --mark ALLOW -m conntrack --ctstate DNAT -j ACCEPT
 -A @INPUT$ -j @DENY$
 `
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"sync/atomic"
 )
 
@@ -25,6 +26,7 @@ const (
 	byMode               // no rule matched: the mode decided
 	byRange              // a private range that no rule names
 	byBlock              // never allowed by a policy: the host, other sandboxes, metadata services, …
+	byLimit              // the sandbox has as many flows as it may
 	byFault              // not a packet that can be decided on, or its sandbox is not registered yet
 	causes
 )
@@ -39,7 +41,7 @@ const (
 	ways
 )
 
-// flowCounts counts new flows. Only the reader of the queue adds; anybody may read.
+// flowCounts counts new flows. Only the readers of the queues add; anybody may read.
 type flowCounts [ways][causes]atomic.Uint64
 
 func (c *flowCounts) add(w way, by cause) { c[w][by].Add(1) }
@@ -47,7 +49,7 @@ func (c *flowCounts) add(w way, by cause) { c[w][by].Add(1) }
 // FlowCount is the number of new flows with one verdict and one cause.
 type FlowCount struct {
 	Verdict string // "allow", "deny" (refused) or "drop" (not answered)
-	Cause   string // "rule", "mode", "private_range", "blocked" or "fault"
+	Cause   string // "rule", "mode", "private_range", "blocked", "limit" or "fault"
 	Count   uint64
 }
 
@@ -55,7 +57,7 @@ type FlowCount struct {
 func (e *Engine) FlowCounts() []FlowCount {
 	out := make([]FlowCount, 0, int(ways)*int(causes))
 	for w, verdict := range [ways]string{"allow", "deny", "drop"} {
-		for by, name := range [causes]string{"rule", "mode", "private_range", "blocked", "fault"} {
+		for by, name := range [causes]string{"rule", "mode", "private_range", "blocked", "limit", "fault"} {
 			if way(w) == passed && cause(by) > byMode || way(w) == dropped && cause(by) != byFault {
 				continue // this combination cannot occur
 			}
@@ -65,7 +67,7 @@ func (e *Engine) FlowCounts() []FlowCount {
 	return out
 }
 
-// QueueCounts are packets of the queue of new flows.
+// QueueCounts are packets of both queues of new flows.
 type QueueCounts struct {
 	Waiting    int64 // now, for a verdict
 	Overflowed int64 // dropped since Open: the queue was full
@@ -77,7 +79,7 @@ type QueueCounts struct {
 // (linux/net/netfilter/nfnetlink_queue.c, seq_show).
 const queueFile = "/proc/net/netfilter/nfnetlink_queue"
 
-// QueueCounts reads the counters from the kernel. They are zero if the queue is not
+// QueueCounts reads the counters from the kernel. They are zero if the queues are not
 // bound.
 func (e *Engine) QueueCounts() (QueueCounts, error) {
 	b, err := os.ReadFile(queueFile)
@@ -85,22 +87,25 @@ func (e *Engine) QueueCounts() (QueueCounts, error) {
 		return QueueCounts{}, nil
 	}
 	if err != nil {
-		return QueueCounts{}, fmt.Errorf("count packets of NFQUEUE %d: %w", e.cfg.Instance.Queue(), err)
+		return QueueCounts{}, fmt.Errorf("count packets of the queues of new flows: %w", err)
 	}
-	return parseQueueCounts(b, e.cfg.Instance.Queue())
+	return parseQueueCounts(b, e.cfg.Instance.Queue(), e.cfg.Instance.BusyQueue())
 }
 
-func parseQueueCounts(b []byte, num uint16) (c QueueCounts, err error) {
+func parseQueueCounts(b []byte, nums ...uint16) (c QueueCounts, err error) {
 	sc := bufio.NewScanner(bytes.NewReader(b))
 	for sc.Scan() {
 		var n uint16
 		var port, mode, size int64
-		if _, err := fmt.Sscan(sc.Text(), &n, &port, &c.Waiting, &mode, &size, &c.Overflowed, &c.Lost); err != nil {
+		var one QueueCounts
+		if _, err := fmt.Sscan(sc.Text(), &n, &port, &one.Waiting, &mode, &size, &one.Overflowed, &one.Lost); err != nil {
 			return QueueCounts{}, fmt.Errorf("%s: %q: %w", queueFile, sc.Text(), err)
 		}
-		if n == num {
-			return c, nil
+		if slices.Contains(nums, n) {
+			c.Waiting += one.Waiting
+			c.Overflowed += one.Overflowed
+			c.Lost += one.Lost
 		}
 	}
-	return QueueCounts{}, sc.Err()
+	return c, sc.Err()
 }

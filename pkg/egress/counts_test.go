@@ -4,9 +4,13 @@ import "testing"
 
 // TestQueueCounts reads the kernel's table as this kernel writes it.
 func TestQueueCounts(t *testing.T) {
-	const table = " 7100  12345     7 2    64     3     4       99  1\n 7101   2345     0 2    64     0     0        0  1\n"
+	const table = " 7100  12345     7 2    64     3     4       99  1\n 7101   2345     0 2    64     0     0        0  1\n" +
+		" 7200   2346     1 2    64     5     6        7  1\n"
 	if c, err := parseQueueCounts([]byte(table), 7100); err != nil || c != (QueueCounts{7, 3, 4}) {
 		t.Errorf("%+v, %v", c, err)
+	}
+	if c, err := parseQueueCounts([]byte(table), 7100, 7200); err != nil || c != (QueueCounts{8, 8, 10}) {
+		t.Errorf("two queues: %+v, %v", c, err)
 	}
 	if c, err := parseQueueCounts([]byte(table), 7102); err != nil || c != (QueueCounts{}) {
 		t.Errorf("a queue that is not there: %+v, %v", c, err)
@@ -27,12 +31,14 @@ func TestFlowCounts(t *testing.T) {
 	for _, c := range e.FlowCounts() {
 		got[c.Verdict+" "+c.Cause] = c.Count
 	}
-	for k, want := range map[string]uint64{"allow rule": 1, "allow mode": 0, "deny blocked": 2, "deny fault": 1, "drop fault": 0} {
+	for k, want := range map[string]uint64{
+		"allow rule": 1, "allow mode": 0, "deny blocked": 2, "deny limit": 0, "deny fault": 1, "drop fault": 0,
+	} {
 		if n, ok := got[k]; !ok || n != want {
 			t.Errorf("%s: %d (%v), want %d", k, n, ok, want)
 		}
 	}
-	if len(got) != 8 {
+	if len(got) != 9 {
 		t.Errorf("counts: %v", got)
 	}
 }

@@ -30,6 +30,9 @@ const (
 	dnsIdle     = 5 * time.Second // a TCP connection may be idle this long
 	dnsUDPSize  = 1232            // told to upstreams, and the most that is sent: no fragments (DNS flag day 2020)
 
+	// dnsBuffer holds the queries of a burst of all sandboxes, at some 800 bytes each.
+	dnsBuffer = 8 << 20
+
 	resolvConf = "/etc/resolv.conf"
 )
 
@@ -65,11 +68,12 @@ func newResolver(e *Engine) (*resolver, error) {
 	r.upstreams.Store(&e.cfg.Upstreams)
 	r.refresh()
 	addr := netip.AddrPortFrom(e.cfg.Gateway, ResolverPort).String()
-	// The gateway's address may be added to lo after this.
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
-		return errors.Join(c.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
+		return cmp.Or(c.Control(func(fd uintptr) {
+			// The gateway's address may be added to lo after this.
+			err = cmp.Or(unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1),
+				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, dnsBuffer))
 		}), err)
 	}}
 	ctx := context.Background() // only a name would take time
@@ -224,7 +228,7 @@ func (r *resolver) forward(question dns.Question) (*dns.Msg, error) {
 		left := time.Duration(len(upstreams) - i)
 		deadline, _ := ctx.Deadline()
 		try, stop := context.WithTimeout(ctx, time.Until(deadline)/left)
-		a, err := ask(try, u, question)
+		a, err := ask(try, u, question, r.forget(u))
 		stop()
 		if err == nil {
 			return a, nil
@@ -235,14 +239,16 @@ func (r *resolver) forward(question dns.Question) (*dns.Msg, error) {
 }
 
 // ask sends a query that takes only the name and type from the guest: its id and port
-// are fresh, and the letters of the name are in random case.
-func ask(ctx context.Context, upstream netip.AddrPort, question dns.Question) (*dns.Msg, error) {
+// are fresh, and the letters of the name are in random case. It calls closed with the
+// local address of each connection after its end.
+func ask(
+	ctx context.Context, upstream netip.AddrPort, question dns.Question, closed func(network string, local net.Addr),
+) (*dns.Msg, error) {
 	q := new(dns.Msg)
 	q.SetQuestion(randomCase(question.Name), question.Qtype)
 	q.SetEdns0(dnsUDPSize, false)
 	for _, network := range []string{"udp", "tcp"} {
-		c := dns.Client{Net: network, UDPSize: dnsUDPSize, Timeout: dnsTimeout}
-		a, _, err := c.ExchangeContext(ctx, q, upstream.String())
+		a, err := exchange(ctx, network, upstream, q, closed)
 		if err != nil {
 			return nil, err
 		}
@@ -264,6 +270,38 @@ func ask(ctx context.Context, upstream netip.AddrPort, question dns.Question) (*
 		return a, nil
 	}
 	return nil, errors.New("the answer is truncated even over TCP")
+}
+
+// exchange sends q over a connection of its own.
+func exchange(
+	ctx context.Context, network string, upstream netip.AddrPort, q *dns.Msg, closed func(network string, local net.Addr),
+) (*dns.Msg, error) {
+	c := dns.Client{Net: network, UDPSize: dnsUDPSize, Timeout: dnsTimeout}
+	conn, err := c.DialContext(ctx, upstream.String())
+	if err != nil {
+		return nil, err
+	}
+	defer closed(network, conn.LocalAddr())
+	defer reset(conn.Conn)
+	a, _, err := c.ExchangeWithConnContext(ctx, q, conn)
+	return a, err
+}
+
+// forget deletes the conntrack entry of a query to an upstream. The kernel would keep it
+// for half a minute or two, and a guest may ask 200 times a second.
+func (r *resolver) forget(upstream netip.AddrPort) func(network string, local net.Addr) {
+	return func(network string, local net.Addr) {
+		from, err := netip.ParseAddrPort(local.String())
+		if err != nil {
+			return
+		}
+		proto := protocols[network]
+		to := netip.AddrPortFrom(upstream.Addr().Unmap().WithZone(""), upstream.Port())
+		from = netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
+		if err := r.e.table.send(appendForget(nil, proto, from, to)); err != nil {
+			r.log.Debug("cannot delete the conntrack entry of a dns query", "err", err)
+		}
+	}
 }
 
 // randomCase makes an answer harder to forge (0x20 encoding).
@@ -297,8 +335,8 @@ func (r *resolver) filter(s *sandbox, rrs []dns.RR) []dns.RR {
 	return out
 }
 
-// budgetListener closes connections beyond a sandbox's budget: connlimit does not cover
-// this port.
+// budgetListener resets connections beyond a sandbox's budget. A reset leaves nothing
+// behind; after an orderly end, the kernel would keep the connection for minutes.
 type budgetListener struct {
 	net.Listener
 	e *Engine
@@ -317,8 +355,16 @@ func (l *budgetListener) Accept() (net.Conn, error) {
 				return &budgetConn{Conn: c, give: sync.OnceFunc(func() { s.dns.conns.Add(-1) })}, nil
 			}
 		}
-		c.Close()
+		reset(c)
 	}
+}
+
+// reset ends a connection without the goodbyes of TCP.
+func reset(c net.Conn) {
+	if t, ok := c.(*net.TCPConn); ok {
+		t.SetLinger(0) //nolint:errcheck // it ends slowly then
+	}
+	c.Close()
 }
 
 type budgetConn struct {

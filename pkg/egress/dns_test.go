@@ -141,7 +141,7 @@ func TestForgedLetters(t *testing.T) {
 		a, err := ask(t.Context(), netip.MustParseAddrPort(pc.LocalAddr().String()), dns.Question{
 			Name: "one.test.", Qtype: dns.TypeA,
 			Qclass: dns.ClassINET,
-		})
+		}, func(string, net.Addr) {})
 		if err != nil {
 			t.Fatal(err)
 		}

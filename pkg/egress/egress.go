@@ -5,7 +5,7 @@
 //
 //	sb-<id> ─▶ raw       source address belongs to that link?   else drop
 //	           mangle    first packet of a flow: NFQUEUE ──▶ Engine: hard blocks,
-//	              │                                 ◀── mark    then rules, then mode
+//	              │                                 ◀── mark    then rules, then mode, then limits
 //	           nat       port 53, whatever the server ──▶ the resolver of the Engine
 //	           filter    to the host: that resolver only, else refused
 //	              │      elsewhere: mark ALLOW ─▶ out, masqueraded
@@ -15,6 +15,9 @@
 // The chains are static and match every link of the instance. A sandbox is one entry,
 // address and link, in the set SRC. Without the entry nothing that a sandbox sends
 // passes: Register opens its network, and Unregister is the kill switch.
+//
+// Each flow that is let in has an entry in the table of conntrack, which is the whole
+// host's. A ledger bounds the entries of each sandbox (ledger.go).
 //
 // What surprises: all rules stay when the daemon is gone. The queue then has no reader
 // and lets packets pass without a mark, conntrack lets established flows pass, and
@@ -37,6 +40,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -60,6 +64,10 @@ type Config struct {
 	// them, and the resolver's. Zero values are replaced by those of the instance.
 	Pool    netip.Prefix
 	Gateway netip.Addr
+	// MaxOpenFlows is how many open flows a sandbox may have at a time, and MaxFlows how
+	// many entries its flows may have in the table of conntrack, closed ones and those
+	// that the resolver opens for it included. 0: 2048 and 4096.
+	MaxOpenFlows, MaxFlows int
 	// Upstreams are the DNS servers to ask, in this order. If empty, they are the
 	// nameservers in /etc/resolv.conf, which is read again in every round of the guard.
 	Upstreams []netip.AddrPort
@@ -92,12 +100,15 @@ type Engine struct {
 	sets   *netlink.Handle
 	chains *chains
 	queue  *queue
+	busy   *queue // of sandboxes that open many flows
 	dns    *resolver
 	flows  *flusher
+	ledger *ledger
+	table  *flowTable
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 
-	hosts   atomic.Pointer[map[netip.Addr]bool] // addresses of this host
+	hosts   atomic.Pointer[map[netip.Addr]bool] // addresses of this host: true; of broadcasts: false
 	changes <-chan struct{}                     // somebody changed rules of nf_tables
 	watch   *watch
 	denials chan Denial
@@ -125,7 +136,7 @@ type sandbox struct {
 	addr   netip.Addr
 	policy atomic.Pointer[policy]
 	dns    dnsBudget
-	deny   rate // only the reader of the queue uses it
+	deny   rate // guarded by ledger.mu
 	// leaving is set, under Engine.mu, before the entry leaves the set of sources: then
 	// the guard does not put the entry back.
 	leaving bool
@@ -143,6 +154,8 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	if !cfg.Gateway.IsValid() {
 		cfg.Gateway = cfg.Instance.Gateway()
 	}
+	cfg.MaxOpenFlows = cmp.Or(cfg.MaxOpenFlows, 2048)
+	cfg.MaxFlows = cmp.Or(cfg.MaxFlows, 4096)
 	if cfg.every == 0 {
 		cfg.every = guardEvery
 	}
@@ -193,16 +206,27 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.closeLeftovers(); err != nil {
 		return err
 	}
+	if e.table, err = openFlowTable(); err != nil {
+		return err
+	}
+	e.ledger = newLedger(e.cfg, e.table)
+	if err := e.ledger.count(); err != nil {
+		return err
+	}
 	if e.dns, err = newResolver(e); err != nil {
 		return err
 	}
 	if e.queue, err = openQueue(ctx, e.cfg.Instance.Queue()); err != nil {
 		return err
 	}
+	if e.busy, err = openQueue(ctx, e.cfg.Instance.BusyQueue()); err != nil {
+		return err
+	}
 	e.health.look(time.Now())
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	e.stop = stop
-	e.done.Go(func() { e.serveQueue(run) })
+	e.done.Go(func() { e.serveQueue(run, e.queue) })
+	e.done.Go(func() { e.serveQueue(run, e.busy) })
 	e.done.Go(func() { e.tellDenials(run) })
 	if e.watch != nil {
 		changes := make(chan struct{}, 1)
@@ -211,6 +235,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	}
 	e.done.Go(func() { e.guard(run) })
 	e.done.Go(func() { e.flows.run(run) })
+	e.done.Go(func() { e.ledger.countOn(run) })
 	e.dns.serve()
 	return nil
 }
@@ -225,6 +250,9 @@ func (e *Engine) Close() error {
 	if e.queue != nil {
 		errs = append(errs, e.queue.close())
 	}
+	if e.busy != nil {
+		errs = append(errs, e.busy.close())
+	}
 	if e.dns != nil {
 		errs = append(errs, e.dns.close())
 	}
@@ -233,13 +261,16 @@ func (e *Engine) Close() error {
 	}
 	e.done.Wait()
 	e.letGo()
+	if e.table != nil {
+		errs = append(errs, e.table.close())
+	}
 	if e.sets != nil {
 		e.sets.Close()
 	}
 	if e.flows != nil {
 		e.flows.handle.Close()
 	}
-	e.stop, e.queue, e.dns, e.watch = nil, nil, nil, nil
+	e.stop, e.queue, e.busy, e.dns, e.watch = nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 

@@ -348,6 +348,9 @@ func TestDaemonAbsent(t *testing.T) {
 	w.silent(id, "tcp", "203.0.113.1:443")
 	w.silent(id, "udp", "203.0.113.1:80")
 	w.refused(id, "tcp", "198.51.100.1:8080")
+	for _, network := range []string{"tcp", "udp"} {
+		w.refused(id, network, "8.8.8.8:53") // names
+	}
 
 	e = w.open()
 	// Not yet registered with the new daemon: silence, so that guests try again.

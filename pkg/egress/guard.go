@@ -290,10 +290,11 @@ func (e *Engine) refreshHosts() error {
 	}
 	hosts := map[netip.Addr]bool{e.cfg.Gateway: true}
 	for _, a := range addrs {
-		for _, ip := range [][]byte{a.IP, a.Broadcast} {
-			if addr, ok := netip.AddrFromSlice(ip); ok {
-				hosts[addr.Unmap()] = true
-			}
+		if addr, ok := netip.AddrFromSlice(a.Broadcast); ok && !hosts[addr.Unmap()] {
+			hosts[addr.Unmap()] = false
+		}
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			hosts[addr.Unmap()] = true
 		}
 	}
 	e.hosts.Store(&hosts)

@@ -90,6 +90,14 @@ type flow struct {
 	port     uint16 // of the destination; 0 if proto has none
 }
 
+// dnsPort is the port that is redirected to the resolver.
+const dnsPort = 53
+
+// isDNS reports whether f goes to the resolver, whatever server it names.
+func (f flow) isDNS() bool {
+	return f.port == dnsPort && (f.proto == unix.IPPROTO_UDP || f.proto == unix.IPPROTO_TCP)
+}
+
 func (r *rule) matches(f flow) bool {
 	switch {
 	case !r.prefix.Contains(f.dst):
@@ -206,8 +214,12 @@ func (e *Engine) blocks(dst netip.Addr) string {
 	if e.cfg.Pool.Contains(dst) {
 		return "another sandbox"
 	}
-	if (*e.hosts.Load())[dst] {
+	if _, closed := (*e.hosts.Load())[dst]; closed {
 		return "host address"
 	}
 	return ""
 }
+
+// HostAddress reports whether a is an address of this host. Addresses that the host got
+// in the last ten seconds may be missing.
+func (e *Engine) HostAddress(a netip.Addr) bool { return (*e.hosts.Load())[a] }

@@ -124,9 +124,14 @@ func rules(t testing.TB, mode record.NetworkMode, specs ...string) record.Networ
 }
 
 func TestDecide(t *testing.T) {
-	hosts := map[netip.Addr]bool{netip.MustParseAddr("198.51.100.1"): true}
+	hosts := map[netip.Addr]bool{netip.MustParseAddr("198.51.100.1"): true, netip.MustParseAddr("198.51.100.255"): false}
 	e := &Engine{cfg: Config{Instance: inst, Pool: inst.Pool()}}
 	e.hosts.Store(&hosts)
+	for a, want := range map[string]bool{"198.51.100.1": true, "198.51.100.255": false, "198.51.100.2": false} {
+		if e.HostAddress(netip.MustParseAddr(a)) != want {
+			t.Errorf("%s is an address of this host: %v, want %v", a, !want, want)
+		}
+	}
 	everything := []string{
 		"0.0.0.0/0", "10.0.0.0/8", "169.254.0.0/16", "127.0.0.0/8", "198.51.100.1", "100.64.0.0/10",
 		"240.0.0.0/4", "224.0.0.0/4", "168.63.129.16",
@@ -167,6 +172,7 @@ func TestDecide(t *testing.T) {
 		{"open", everything, "224.0.0.251:5353/udp", false, "multicast"},
 		{"open", everything, "255.255.255.255:67/udp", false, "reserved"},
 		{"open", everything, "198.51.100.1:22/tcp", false, "host address"},
+		{"open", everything, "198.51.100.255:22/udp", false, "host address"},
 		{"open", everything, inst.Pool().Addr().Next().String() + ":80/tcp", false, "another sandbox"},
 	} {
 		p, err := compile(rules(t, c.mode, c.rules...))

@@ -227,13 +227,12 @@ func nextPacket(msgs []byte) (p queued, rest []byte, ok bool) {
 }
 
 func parseQueued(attrs []byte) (p queued, ok bool) {
-	for len(attrs) >= 4 {
-		size := int(binary.NativeEndian.Uint16(attrs))
-		if size < 4 || size > len(attrs) {
-			return p, false
+	for {
+		typ, data, rest, more := nextAttr(attrs)
+		if !more {
+			return p, ok && len(attrs) < 4
 		}
-		data := attrs[4:size]
-		switch binary.NativeEndian.Uint16(attrs[2:]) & 0x3fff {
+		switch typ {
 		case nfqaPacketHdr:
 			if len(data) < 4 {
 				return p, false
@@ -246,9 +245,32 @@ func parseQueued(attrs []byte) (p queued, ok bool) {
 		case nfqaPayload:
 			p.payload = data
 		}
-		attrs = attrs[min((size+3)&^3, len(attrs)):]
+		attrs = rest
 	}
-	return p, ok
+}
+
+// nextAttr takes the first netlink attribute off b. ok is false at the end, and where b
+// is no attribute.
+func nextAttr(b []byte) (typ uint16, data, rest []byte, ok bool) {
+	if len(b) < 4 {
+		return 0, nil, nil, false
+	}
+	size := int(binary.NativeEndian.Uint16(b))
+	if size < 4 || size > len(b) {
+		return 0, nil, nil, false
+	}
+	return binary.NativeEndian.Uint16(b[2:]) & 0x3fff, b[4:size], b[min((size+3)&^3, len(b)):], true
+}
+
+// attrIn returns the attribute typ of those in b, or nil.
+func attrIn(b []byte, typ uint16) []byte {
+	for {
+		t, data, rest, ok := nextAttr(b)
+		if !ok || t == typ {
+			return data
+		}
+		b = rest
+	}
 }
 
 // answer lets the packet go on, with mark in place of the bits of markMask.
@@ -266,10 +288,10 @@ func (q *queue) answer(p queued, mark uint32) error {
 
 // serveQueue answers until the queue is closed. One reader is enough: it handles 28,000
 // flows a second.
-func (e *Engine) serveQueue(ctx context.Context) {
+func (e *Engine) serveQueue(ctx context.Context, q *queue) {
 	buf := make([]byte, 64<<10)
 	for {
-		msgs, err := e.queue.receive(buf)
+		msgs, err := q.receive(buf)
 		if ctx.Err() != nil || errors.Is(err, os.ErrClosed) {
 			return
 		}
@@ -284,7 +306,12 @@ func (e *Engine) serveQueue(ctx context.Context) {
 			if !ok {
 				break
 			}
-			if err := e.queue.answer(p, e.verdict(p.payload)); err != nil && ctx.Err() == nil {
+			// The kernel sends the packet on while it takes the answer: when answer
+			// returns, the flow has its entry in the table of conntrack.
+			e.ledger.mu.Lock()
+			err := q.answer(p, e.verdict(p.payload))
+			e.ledger.mu.Unlock()
+			if err != nil && ctx.Err() == nil {
 				e.log.Debug("cannot send verdict", "err", err)
 			}
 			msgs = rest
@@ -293,6 +320,8 @@ func (e *Engine) serveQueue(ctx context.Context) {
 }
 
 // verdict decides for the first packet of a flow and returns its mark.
+//
+// Preconditions: e.ledger.mu is held.
 func (e *Engine) verdict(packet []byte) uint32 {
 	f, ok := parseFlow(packet)
 	if !ok {
@@ -306,9 +335,20 @@ func (e *Engine) verdict(packet []byte) uint32 {
 		e.flowCounts.add(dropped, byFault)
 		return 0
 	}
-	allow, why := e.decide(s, f)
+	isQuery := f.isDNS() // the policy has no say in that: the resolver gets it
+	allow, why := isQuery, reason{}
+	if !isQuery {
+		allow, why = e.decide(s, f)
+	}
 	if allow {
-		e.flowCounts.add(passed, why.cause)
+		if over := e.ledger.admit(f.src); over != "" {
+			allow, why = false, reason{byLimit, over}
+		}
+	}
+	if allow {
+		if !isQuery {
+			e.flowCounts.add(passed, why.cause)
+		}
 		return markAllow
 	}
 	e.flowCounts.add(refused, why.cause)

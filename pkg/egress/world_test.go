@@ -286,8 +286,14 @@ func (w *world) open() *Engine {
 // openEvery opens one whose guard looks that often by itself, too.
 func (w *world) openEvery(every time.Duration) *Engine {
 	w.t.Helper()
-	e, err := Open(w.t.Context(), Config{
-		every:     every,
+	return w.openWith(func(c *Config) { c.every = every })
+}
+
+// openWith opens one with another configuration.
+func (w *world) openWith(change func(*Config)) *Engine {
+	w.t.Helper()
+	c := Config{
+		every:     never,
 		Instance:  inst,
 		Upstreams: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.53:53")},
 		Logger:    slog.New(slog.NewTextHandler(w.t.Output(), nil)),
@@ -301,7 +307,9 @@ func (w *world) openEvery(every time.Duration) *Engine {
 			defer w.mu.Unlock()
 			w.denied = append(w.denied, d)
 		},
-	})
+	}
+	change(&c)
+	e, err := Open(w.t.Context(), c)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -142,6 +143,50 @@ func TestSocketPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.Start()
+}
+
+// TestFailedStart starts a daemon whose port is taken: nothing of it stays on the host,
+// as after a teardown. If a sandbox lives, it lives on, confined.
+func TestFailedStart(t *testing.T) {
+	h := connect(t, daemontest.Prepare(t, daemontest.Options{}))
+	clean := h.holds()
+	h.Start()
+	daemontest.Image(t, h.Daemon, "base")
+	fails := func() {
+		t.Helper()
+		h.Stop()
+		l, err := net.Listen("tcp", h.TCP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		if said := second(t, h); !strings.Contains(said, "address already in use") {
+			t.Errorf("it says %q", said)
+		}
+	}
+	fails()
+	settles(t, func() error {
+		if held := h.holds(); !slices.Equal(held, clean) {
+			return fmt.Errorf("the host holds %q, want %q", held, clean)
+		}
+		return nil
+	})
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || bytes.Contains(mounts, []byte(" "+h.StateDir+"/pool ")) {
+		t.Errorf("the pool is still mounted (%v)", err)
+	}
+	if _, err := os.Stat(h.Instance.RunDir()); !os.IsNotExist(err) {
+		t.Errorf("the run directory is still there: %v", err)
+	}
+	h.Start() // with the images that it had
+	for _, runtime := range runtimes {
+		sb := h.create(t, spec(runtime))
+		before := h.holds()
+		fails()
+		h.holdsOnly(t, before)
+		h.Start()
+		h.answers(t, sb.ID)
+	}
 }
 
 // TestNewerSchema starts a daemon on the state file of a newer one.

@@ -108,6 +108,8 @@ func tellNetworkRules(t *testing.T, l *lab) {
 	l.wants(l.ctl("create", "base", "--allow", "example.com:443"), 125, "example.com")
 	l.wants(l.ctl("create", "base", "--allow", "2001:db8::/32"), 125, "IPv6")
 	l.wants(l.ctl("create", "base", "--allow", "203.0.113.0/24:0"), 125, "203.0.113.0/24:0")
+	l.wants(l.ctl("create", "base", "--allow", outsideHost+":22"), 125, "never reaches its host")
+	l.wants(l.ctl("egress", "patch", "--allow", outsideHost, id), 125, "never reaches its host")
 }
 
 // tellNetworkOpen: the public world, and nothing of the host and its other guests.

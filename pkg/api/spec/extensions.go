@@ -125,11 +125,14 @@ func (o *Offer) applyNetworkExtensions(spec *record.Spec, req *wire.CreateReques
 				maxAllow)
 		}
 		rule, err := o.ParseRule(strings.TrimSpace(text))
+		if err == nil {
+			rule.Allow = true
+			err = o.reachable(rule)
+		}
 		if err != nil {
 			return errs.Wrap(err, errs.Invalid, "extension %s: rule %q: %s", wire.ExtAllow, httperr.Clip(text, 80),
 				httperr.Clip(err.Error(), 300))
 		}
-		rule.Allow = true
 		spec.Network.Rules = append(spec.Network.Rules, rule)
 	}
 	return nil

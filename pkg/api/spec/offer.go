@@ -13,6 +13,7 @@ package spec
 
 import (
 	"cmp"
+	"net/netip"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -52,6 +53,9 @@ type Offer struct {
 	// Where one is nil, rules of that form are refused.
 	ParseRule   func(string) (record.Rule, error)
 	ParsePolicy func([]byte) (record.Network, error)
+	// HostAddress reports whether an address is one of this host's own. (egress.Engine)
+	// Nil: none is known.
+	HostAddress func(netip.Addr) bool
 }
 
 // Complete sets the fields of o that are zero to their defaults.
@@ -72,6 +76,9 @@ func (o *Offer) Complete() {
 	}
 	if o.ParseRule == nil {
 		o.ParseRule = func(string) (record.Rule, error) { return record.Rule{}, errNoRules }
+	}
+	if o.HostAddress == nil {
+		o.HostAddress = func(netip.Addr) bool { return false }
 	}
 	if o.ParsePolicy == nil {
 		o.ParsePolicy = func([]byte) (record.Network, error) { return record.Network{}, errNoRules }

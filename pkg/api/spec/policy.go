@@ -44,6 +44,29 @@ func (o *Offer) SetPolicy(t *record.Terms, p wire.NetworkPolicy) error {
 	return nil
 }
 
+// parseSent parses a policy that a client sent. In difference to parsePolicy it refuses
+// rules that allow an address of this host: a policy of long ago may have such rules,
+// because the host got the address since.
+func (o *Offer) parseSent(raw []byte) (record.Network, error) {
+	n, err := o.parsePolicy(raw)
+	for i := 0; i < len(n.Rules) && err == nil; i++ {
+		if err = o.reachable(n.Rules[i]); err != nil {
+			err = errs.New(errs.Invalid, "networkPolicy: %s", err.Error())
+		}
+	}
+	return n, err
+}
+
+// reachable refuses a rule that allows nothing but an address of this host. Ranges that
+// contain one are fine: they open the rest.
+func (o *Offer) reachable(r record.Rule) error {
+	if a := r.Prefix.Addr(); r.Allow && r.Prefix.IsSingleIP() && o.HostAddress(a) {
+		return errs.New(errs.Invalid, "%s is an address of this host, and a sandbox never reaches its host, whatever its rules say; "+
+			"run the service on another machine, or let a program of this host connect to a port of the sandbox", a)
+	}
+	return nil
+}
+
 func (o *Offer) parsePolicy(raw []byte) (record.Network, error) {
 	n, err := o.ParsePolicy(raw)
 	if err != nil {
@@ -60,7 +83,7 @@ func (o *Offer) ReplacePolicy(b []byte) (Edit, error) {
 			return nil, err
 		}
 		if len(p.Egress) <= maxRules { // else SetPolicy says so
-			if _, err := o.parsePolicy(b); err != nil { // it knows no field that p does not
+			if _, err := o.parseSent(b); err != nil { // it knows no field that p does not
 				return nil, err
 			}
 		}
@@ -86,7 +109,7 @@ func (o *Offer) MergeRules(b []byte) (Edit, error) {
 			httperr.Invalid("the body has no rules; want an array such as [{\"action\":\"allow\",\"target\":\"203.0.113.0/24\"}]")
 	}
 	if len(rules) <= maxRules {
-		if _, err := o.parsePolicy(fmt.Appendf(nil, `{"egress":%s}`, b)); err != nil {
+		if _, err := o.parseSent(fmt.Appendf(nil, `{"egress":%s}`, b)); err != nil {
 			return nil, err
 		}
 	}
@@ -203,7 +226,7 @@ func (o *Offer) applyPolicy(spec *record.Spec, raw json.RawMessage) error {
 	if !given(raw) {
 		return nil
 	}
-	n, err := o.parsePolicy(raw)
+	n, err := o.parseSent(raw)
 	if err != nil {
 		return err
 	}

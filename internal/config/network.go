@@ -1,0 +1,58 @@
+package config
+
+import "net/netip"
+
+// Network is the addresses of sandboxes, their resolvers, and how many flows one sandbox
+// may have.
+type Network struct {
+	AddressPool  string   `toml:"address_pool"`
+	Upstreams    []string `toml:"upstreams"`
+	MaxOpenFlows int      `toml:"max_open_flows"`
+	MaxFlows     int      `toml:"max_flows"`
+
+	Pool      netip.Prefix     `toml:"-"` // AddressPool, checked
+	Resolvers []netip.AddrPort `toml:"-"` // Upstreams, checked
+}
+
+// The smallest and the largest value of network.max_flows. The resolver may use 64 of
+// them. The kernel's own table has 262,144 entries on most hosts.
+const (
+	leastFlows = 256
+	mostFlows  = 65536
+)
+
+func (c *Config) validateNetwork(bad func(string, ...any)) {
+	n := &c.Network
+	if n.MaxFlows < leastFlows || n.MaxFlows > mostFlows {
+		bad("network.max_flows = %d: want %d to %d", n.MaxFlows, leastFlows, mostFlows)
+	}
+	if n.MaxOpenFlows < 1 || n.MaxOpenFlows > n.MaxFlows {
+		bad("network.max_open_flows = %d: want 1 to network.max_flows, which is %d", n.MaxOpenFlows, n.MaxFlows)
+	}
+	n.Pool = c.Instance.Pool()
+	if n.AddressPool != "" {
+		p, err := netip.ParsePrefix(n.AddressPool)
+		if err != nil || !p.Addr().Is4() || p.Bits() > 20 {
+			bad("network.address_pool = %q: want an IPv4 prefix of at most /20", n.AddressPool)
+		}
+		n.Pool = p.Masked()
+	}
+	for _, s := range n.Upstreams {
+		if a, err := netip.ParseAddr(s); err == nil {
+			n.Resolvers = append(n.Resolvers, netip.AddrPortFrom(a, 53))
+		} else if ap, err := netip.ParseAddrPort(s); err == nil {
+			n.Resolvers = append(n.Resolvers, ap)
+		} else {
+			bad("network.upstreams: %q: want an address or address:port", s)
+		}
+	}
+}
+
+// Addr is the address of the sandbox in slot. It leaves out the pool's first two
+// addresses, so that no sandbox has the address of the pool itself.
+func (c *Config) Addr(slot int) netip.Addr {
+	a := c.Network.Pool.Addr().As4()
+	n := uint32(a[0])<<24 | uint32(a[1])<<16 | uint32(a[2])<<8 | uint32(a[3])
+	n += uint32(slot) + 2
+	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
+}

@@ -1,0 +1,191 @@
+package egress
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/dump"
+)
+
+// The constants of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h used
+// here.
+const (
+	ctNew, ctGet, ctDelete = unix.NFNL_SUBSYS_CTNETLINK << 8, unix.NFNL_SUBSYS_CTNETLINK<<8 | 1, unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
+
+	ctaTupleOrig, ctaProtoinfo, ctaTimeout = 1, 4, 7
+	ctaTupleIP, ctaTupleProto              = 1, 2
+	ctaIPSrc, ctaIPDst                     = 1, 2 // of IPv4; those of IPv6 are ctaIPv6 higher
+	ctaIPv6                                = 2
+	ctaProtoNum, ctaSrcPort, ctaDstPort    = 1, 2, 3
+	ctaProtoinfoTCP, ctaTCPState           = 1, 1
+
+	tcpTimeWait, tcpClose = 7, 8
+)
+
+// tracked is a flow as conntrack keeps it.
+type tracked struct {
+	flow          // as its first packet had it
+	closed bool   // both sides have closed it, or one has reset it; only TCP has an end
+	left   uint32 // seconds until the kernel forgets it, if no packet comes
+	tuple  []byte // the attribute CTA_TUPLE_ORIG as the kernel wrote it
+}
+
+// parseTracked reads an entry that the kernel lists. ok is false if it is not IPv4.
+func parseTracked(msg []byte) (t tracked, ok bool) {
+	for attrs := msg[min(nl.SizeofNfgenmsg, len(msg)):]; ; {
+		typ, data, rest, more := nextAttr(attrs)
+		if !more {
+			return t, ok
+		}
+		switch typ {
+		case ctaTupleOrig:
+			t.tuple = data
+			t.flow, ok = parseTuple(data)
+		case ctaTimeout:
+			if len(data) == 4 {
+				t.left = binary.BigEndian.Uint32(data)
+			}
+		case ctaProtoinfo:
+			if state := attrIn(attrIn(data, ctaProtoinfoTCP), ctaTCPState); len(state) == 1 {
+				t.closed = state[0] == tcpTimeWait || state[0] == tcpClose
+			}
+		}
+		attrs = rest
+	}
+}
+
+func parseTuple(tuple []byte) (f flow, ok bool) {
+	ip, proto := attrIn(tuple, ctaTupleIP), attrIn(tuple, ctaTupleProto)
+	src, dst, num := attrIn(ip, ctaIPSrc), attrIn(ip, ctaIPDst), attrIn(proto, ctaProtoNum)
+	if len(src) != 4 || len(dst) != 4 || len(num) != 1 {
+		return f, false
+	}
+	f.src, f.dst, f.proto = netip.AddrFrom4([4]byte(src)), netip.AddrFrom4([4]byte(dst)), num[0]
+	if port := attrIn(proto, ctaDstPort); len(port) == 2 {
+		f.port = binary.BigEndian.Uint16(port)
+	}
+	return f, true
+}
+
+// flowTable lists and changes the table of flows of this network namespace.
+type flowTable struct {
+	mu  sync.Mutex // guards fd: one batch at a time
+	fd  int
+	buf []byte
+}
+
+func openFlowTable() (*flowTable, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open a netfilter netlink socket: %w", err)
+	}
+	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("bind a netfilter netlink socket: %w", err)
+	}
+	return &flowTable{fd: fd, buf: make([]byte, 16<<10)}, nil
+}
+
+func (t *flowTable) close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.fd < 0 {
+		return nil
+	}
+	err := unix.Close(t.fd)
+	t.fd = -1
+	return err
+}
+
+// each calls f for every IPv4 flow of the table. The kernel lists no flow that is out of
+// time, and removes those that it meets: it would do that by itself only every minute.
+// begin is called before each attempt: a listing that was interrupted starts again.
+func (t *flowTable) each(begin func(), f func(tracked)) error {
+	_, err := dump.Again(func() (struct{}, error) {
+		begin()
+		req := nl.NewNetlinkRequest(ctGet, unix.NLM_F_DUMP)
+		req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+		return struct{}{}, req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(msg []byte) bool {
+			if found, ok := parseTracked(msg); ok {
+				f(found)
+			}
+			return true
+		})
+	})
+	if err != nil {
+		return fmt.Errorf("list the flows that conntrack knows: %w (the kernel needs the module nf_conntrack_netlink)", err)
+	}
+	return nil
+}
+
+// appendExpiry appends a request to forget the flow tuple after that time, unless a
+// packet comes: a packet gives the flow its usual time again.
+func appendExpiry(b, tuple []byte, after time.Duration) []byte {
+	attrs := appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple)
+	attrs = appendAttr(attrs, ctaTimeout, binary.BigEndian.AppendUint32(nil, uint32(after/time.Second)))
+	return appendRequest(b, ctNew, unix.AF_INET, attrs)
+}
+
+// appendForget appends a request to forget a flow now.
+func appendForget(b []byte, proto uint8, src, dst netip.AddrPort) []byte {
+	family, shift := byte(unix.AF_INET), uint16(0)
+	if src.Addr().Is6() {
+		family, shift = unix.AF_INET6, ctaIPv6
+	}
+	ip := appendAttr(nil, ctaIPSrc+shift, src.Addr().AsSlice())
+	ip = appendAttr(ip, ctaIPDst+shift, dst.Addr().AsSlice())
+	ports := appendAttr(nil, ctaProtoNum, []byte{proto})
+	ports = appendAttr(ports, ctaSrcPort, binary.BigEndian.AppendUint16(nil, src.Port()))
+	ports = appendAttr(ports, ctaDstPort, binary.BigEndian.AppendUint16(nil, dst.Port()))
+	tuple := appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, ip)
+	tuple = appendAttr(tuple, ctaTupleProto|unix.NLA_F_NESTED, ports)
+	return appendRequest(b, ctDelete, family, appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple))
+}
+
+func appendRequest(b []byte, typ uint16, family byte, attrs []byte) []byte {
+	b = binary.NativeEndian.AppendUint32(b, uint32(unix.SizeofNlMsghdr+nl.SizeofNfgenmsg+len(attrs)))
+	b = binary.NativeEndian.AppendUint16(b, typ)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST)
+	b = append(b, 0, 0, 0, 0, 0, 0, 0, 0) // sequence, port id
+	b = append(b, family, nl.NFNETLINK_V0, 0, 0)
+	return append(b, attrs...)
+}
+
+// send sends requests. A flow that is gone by now is no error. The kernel has served
+// them when send returns.
+func (t *flowTable) send(requests []byte) error {
+	if len(requests) == 0 {
+		return nil
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := unix.Sendto(t.fd, requests, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fmt.Errorf("change conntrack entries: %w", err)
+	}
+	var failed error
+	for {
+		n, _, err := unix.Recvfrom(t.fd, t.buf, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return failed
+		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ENOBUFS): // more refusals than the socket holds
+			continue
+		case err != nil:
+			return fmt.Errorf("change conntrack entries: %w", err)
+		}
+		// An error message: the request failed with that number.
+		if n >= 20 && binary.NativeEndian.Uint16(t.buf[4:]) == unix.NLMSG_ERROR {
+			errno := unix.Errno(-int32(binary.NativeEndian.Uint32(t.buf[16:])))
+			if errno != 0 && errno != unix.ENOENT {
+				failed = fmt.Errorf("change conntrack entries: %w", errno)
+			}
+		}
+	}
+}
