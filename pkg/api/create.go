@@ -113,7 +113,9 @@ func (s *sandboxHandlers) origin(ctx context.Context, to *record.Spec, req *wire
 	}
 	ref, err := image.ParseReference(req.Image.URI)
 	if err == nil {
-		to.Image, err = s.images.Resolve(ctx, ref)
+		if to.Image, err = s.images.Resolve(ctx, ref); err == nil {
+			to.ImageNote = s.images.Note(ref, to.Image)
+		}
 	}
 	if errs.Is(err, errs.NotFound) && s.images.CanPull(ref) {
 		to.Image, err = ref.Kept(), nil // it is pulled when the sandbox is brought up

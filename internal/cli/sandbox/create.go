@@ -115,6 +115,7 @@ func createKept(
 	if err != nil {
 		return err
 	}
+	noted(sb)
 	if err := o.One(sb, sb.ID); err != nil {
 		return err
 	}
@@ -127,6 +128,16 @@ func createKept(
 		return unready(sb)
 	}
 	return nil
+}
+
+// noted prints the notes of a sandbox.
+func noted(sb wire.Sandbox) {
+	if sb.Sandboxd == nil {
+		return
+	}
+	for _, note := range sb.Sandboxd.Notes {
+		command.Note(note)
+	}
 }
 
 // notUp gives the failure of a sandbox whose entrypoint cannot be run the exit
