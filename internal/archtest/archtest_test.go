@@ -24,8 +24,8 @@ const module = "github.com/sandboxd/sandboxd/"
 var layers = [][]string{
 	0: {
 		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/durable", "internal/dump",
-		"internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd", "internal/testcache",
-		"pkg/errs",
+		"internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/release", "internal/systemd",
+		"internal/testcache", "pkg/errs",
 	},
 	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine"},
 	2: {
@@ -70,7 +70,7 @@ var walls = []struct {
 }
 
 // sandboxctl must stay a client: any client can do what it can do.
-var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent", "pkg/api/wire"}
+var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent", "pkg/api/wire", "internal/release"}
 
 type source struct {
 	dir, path string // relative to the module
