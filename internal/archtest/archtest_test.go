@@ -24,6 +24,7 @@ const module = "github.com/sandboxd/sandboxd/"
 var layers = [][]string{
 	0: {
 		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/durable", "internal/dump",
+		"internal/fields",
 		"internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/release", "internal/systemd",
 		"internal/testcache", "pkg/errs",
 	},

@@ -51,6 +51,8 @@
 // that the command ended.
 package agent
 
+import "strings"
+
 // Numbers and names of the channel.
 const (
 	// Port is where the agent listens, the port of OpenSandbox's execd.
@@ -91,6 +93,13 @@ const (
 	ReasonDiskFull  = "disk_full"
 	ReasonPidsLimit = "pids_limit"
 )
+
+// SDK reports whether a User-Agent is that of one of OpenSandbox's SDKs, and its version.
+// All of them send theirs: OpenSandbox-Python-SDK/1.1.0.
+func SDK(userAgent string) (version string, ok bool) {
+	name, version, ok := strings.Cut(userAgent, "/")
+	return version, ok && strings.HasPrefix(name, "OpenSandbox-") && strings.HasSuffix(name, "-SDK")
+}
 
 // CommandRequest is the body of POST /command.
 type CommandRequest struct {

@@ -34,7 +34,7 @@ func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	}
 	rec, again, err := s.madeBy(r, once)
 	if err == nil && !again {
-		rec, err = s.createOf(r, body, once)
+		rec, err = s.createOf(w, r, body, once)
 		if isRace(err) {
 			rec, again, err = s.madeBy(r, once)
 		}
@@ -58,9 +58,11 @@ func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 }
 
 // createOf makes a sandbox of a body.
-func (s *sandboxHandlers) createOf(r *http.Request, body []byte, once record.Request) (record.Record, error) {
+func (s *sandboxHandlers) createOf(
+	w http.ResponseWriter, r *http.Request, body []byte, once record.Request,
+) (record.Record, error) {
 	var req wire.CreateRequest
-	if err := spec.Decode(body, &req); err != nil {
+	if err := decodeBody(w, r, body, &req); err != nil {
 		return record.Record{}, err
 	}
 	asked, err := s.offer.Spec(&req)
