@@ -23,7 +23,8 @@
 //     carries, until that body ends; without it, standard input is /dev/null.
 //   - POST /command/{id}/signal?signal=SIGINT signals its process group.
 //   - GET /command/{id}/logs?follow=true goes on until the command has ended;
-//     its cursor header is the number of the first byte it sends.
+//     its cursor header is the number of the first byte it sends. With since=TIME
+//     (RFC 3339) it begins with the output of that time.
 //   - POST /pty takes argv, envs, uid, gid, timeout, cols and rows beside execd's
 //     command and cwd; GET /pty lists sessions. A session that has ended can be
 //     connected to again: it replays, and says the exit again. A long replay comes
@@ -69,6 +70,9 @@ const (
 	// answers, because only the host knows.
 	OOMKillsHeader = "X-Sandboxd-OOM-Kills"
 	CursorHeader   = "EXECD-COMMANDS-TAIL-CURSOR"
+	// SinceHeader has the number of the first byte that was asked for by time. An agent of
+	// an older release does not send it, and ignores the time.
+	SinceHeader = "X-Sandboxd-Since"
 
 	// FramesType is the media type that asks for frames instead of events.
 	FramesType = "application/vnd.sandboxd.frames"
