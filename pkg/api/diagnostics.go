@@ -153,7 +153,8 @@ func (d *diagnosticHandlers) diagnosticText(
 	if err != nil {
 		return "", err
 	}
-	return "== inspect\n" + d.inspectText(rec) + "\n== events\n" + d.eventText(&rec, limit) + "\n== logs\n" + d.logText(r, rec, tail, since), nil
+	return "== inspect\n" + d.inspectText(rec) + "\n== events\n" + d.eventText(&rec, limit) + "\n== logs\n" +
+		d.logText(r, rec, tail, since), nil
 }
 
 // number reads a query parameter of 1 to most.

@@ -56,7 +56,9 @@ func TestTimes(t *testing.T) {
 	m.note(start, 0)
 	m.note(start.Add(3*time.Millisecond), 10) // together with what came before
 	m.note(start.Add(time.Hour), 20)
-	for after, want := range map[time.Duration]int64{0: 0, 3 * time.Millisecond: 0, 4 * time.Millisecond: 20, time.Hour: 20, 2 * time.Hour: 30} {
+	for after, want := range map[time.Duration]int64{
+		0: 0, 3 * time.Millisecond: 0, 4 * time.Millisecond: 20, time.Hour: 20, 2 * time.Hour: 30,
+	} {
 		if got := m.since(start.Add(after), 30); got != want {
 			t.Errorf("%s: %d, want %d", after, got, want)
 		}
