@@ -6,8 +6,8 @@ MAKEFLAGS   += --no-builtin-rules --no-print-directory
 
 BUILD   := $(CURDIR)/build
 BIN     := $(BUILD)/bin
-VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-LDFLAGS := -s -w -X main.version=$(VERSION)
+LDFLAGS := -s -w -X github.com/sandboxd/sandboxd/internal/release.described=$(shell \
+             git describe --tags --match 'v[0-9]*' --always --long --dirty 2>/dev/null)
 GO      := go
 
 .PHONY: help

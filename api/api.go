@@ -1,7 +1,12 @@
-// Package api embeds the OpenAPI document of what sandboxd serves beyond
-// OpenSandbox's lifecycle API. openapi.yaml is the source; openapi.json, and with
-// OpenSandbox's own documents (opensandbox/) the page docs.html, are made from it
-// by `go test ./api -update`, and tests hold them together.
+// Package api embeds the OpenAPI document of all that sandboxd serves, and a page that
+// shows it. Both are made by `go test ./api -update`, and tests hold them to be what
+// their sources say:
+//
+//	openapi.yaml    routes of sandboxd's own
+//	opensandbox/    OpenSandbox's documents, as they came
+//	additions.yaml  what is served beyond either, and examples
+//	pkg/api         the table of routes: who may ask for what
+//	docs.tmpl       the page
 package api
 
 import _ "embed"
@@ -11,12 +16,12 @@ import _ "embed"
 //go:embed openapi.json
 var JSON []byte
 
-// Docs is a page that shows all of the documents. It needs nothing but itself.
+// Docs is the page at /docs. It needs nothing but itself.
 //
 //go:embed docs.html
 var Docs []byte
 
-// YAML is the document as written.
+// YAML is openapi.yaml.
 //
 //go:embed openapi.yaml
 var YAML []byte

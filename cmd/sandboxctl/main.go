@@ -12,8 +12,7 @@ import (
 	"os"
 
 	"github.com/sandboxd/sandboxd/internal/cli"
+	"github.com/sandboxd/sandboxd/internal/release"
 )
 
-var version = "unknown" // set by the linker
-
-func main() { os.Exit(cli.Run(version, os.Args[1:])) }
+func main() { os.Exit(cli.Run(release.Version(), os.Args[1:])) }

@@ -24,10 +24,9 @@ import (
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // enters the namespaces before Go starts
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/release"
 	"github.com/sandboxd/sandboxd/pkg/oci/launch"
 )
-
-var version = "unknown" // set by the Makefile
 
 func init() {
 	if len(os.Args) > 1 && os.Args[1] == "init" {
@@ -43,7 +42,7 @@ func main() {
 	var err error
 	switch {
 	case len(os.Args) == 2 && os.Args[1] == "--version":
-		fmt.Println("sandboxd-runc", version)
+		fmt.Println("sandboxd-runc", release.Version())
 	case len(os.Args) == 3 && os.Args[1] == "launch":
 		err = run(os.Args[2])
 	default:

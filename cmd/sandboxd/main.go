@@ -15,9 +15,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
+	"github.com/sandboxd/sandboxd/internal/release"
 )
-
-var version = "unknown" // set by the linker
 
 func main() {
 	confine.Main(daemon.Confined())
@@ -40,7 +39,7 @@ func command() *cobra.Command {
 		Short: "Run untrusted code in sandboxes on this host",
 		Example: `  sandboxd config init /etc/sandboxd/config.toml
   sandboxd serve --config /etc/sandboxd/config.toml`,
-		Version:       version,
+		Version:       release.Version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 	}
@@ -79,7 +78,7 @@ func serveCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return daemon.Run(cmd.Context(), cfg, version, announceReady)
+		return daemon.Run(cmd.Context(), cfg, release.Version(), announceReady)
 	}
 	return cmd
 }

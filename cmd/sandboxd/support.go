@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/release"
 	"github.com/sandboxd/sandboxd/internal/support"
 )
 
@@ -39,7 +40,7 @@ before you send it.`,
 		if err != nil {
 			return fmt.Errorf("support-bundle: %w", err)
 		}
-		if err := errors.Join(support.Write(cmd.Context(), f, cfg, version), f.Close()); err != nil {
+		if err := errors.Join(support.Write(cmd.Context(), f, cfg, release.Version()), f.Close()); err != nil {
 			return errors.Join(fmt.Errorf("support-bundle: %w", err), os.Remove(file))
 		}
 		_, err = fmt.Fprintln(cmd.OutOrStdout(), file)

@@ -23,9 +23,9 @@ const module = "github.com/sandboxd/sandboxd/"
 // match counts.
 var layers = [][]string{
 	0: {
-		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/framing", "internal/durable",
-		"internal/dump", "internal/failpoint", "internal/history", "internal/journal", "internal/pidfd", "internal/systemd",
-		"internal/tarball",
+		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/framing", "internal/fields",
+		"internal/durable", "internal/dump", "internal/failpoint", "internal/history", "internal/journal", "internal/pidfd",
+		"internal/release", "internal/systemd", "internal/tarball",
 		"internal/testcache", "pkg/errs",
 	},
 	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine"},
@@ -72,7 +72,7 @@ var walls = []struct {
 
 // sandboxctl must stay a client: any client can do what it can do. internal/tarball knows files and
 // no daemon.
-var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent", "pkg/api/wire", "internal/tarball"}
+var clientOnly = []string{"pkg/client", "pkg/errs", "pkg/agent", "pkg/api/wire", "internal/tarball", "internal/release"}
 
 type source struct {
 	dir, path string // relative to the module

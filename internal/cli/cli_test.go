@@ -60,6 +60,7 @@ type daemon struct {
 	oom      int64
 	cpu      int64         // of lab, in GET /stats
 	lease    time.Duration // of a sandbox; 0: none
+	notes    []string      // of a sandbox
 	renewed  chan struct{}
 	uploads  []string              // archives: query, length, beginning
 	before   func(r *http.Request) // each answer
@@ -101,7 +102,7 @@ func (d *daemon) sandbox() wire.Sandbox {
 		ExpiresAt: expires,
 		ID:        testID, Status: d.state, Image: &wire.Image{URI: "python:latest"}, Entrypoint: []string{"a\x1b[2Jb"},
 		CreatedAt: time.Now(),
-		Sandboxd:  &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules"},
+		Sandboxd:  &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules", Notes: d.notes},
 	}
 }
 

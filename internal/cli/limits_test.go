@@ -132,3 +132,25 @@ func TestLanguages(t *testing.T) {
 		t.Errorf("%v, and the agent has %v", got, agent.CodeLanguages)
 	}
 }
+
+// TestNotes: what is unexpected about a new sandbox is a line each on standard error, and
+// does not touch what scripts read.
+func TestNotes(t *testing.T) {
+	d := newDaemon(t)
+	d.notes = []string{"image python:3.13 is python:latest", "too much\x1b memory"}
+	const said = "sandboxctl: note: image python:3.13 is python:latest\nsandboxctl: note: too much\\x1b memory\n"
+	for args, want := range map[string]string{
+		"create python:3.13":           testID + "\n",
+		"create --no-wait python:3.13": testID + "\n",
+		"run -d python:3.13 -- sleep":  testID + "\n",
+		"run python:3.13 -- true":      "",
+		"update --memory 1t lab":       "lab\n",
+	} {
+		if r := d.run(t, strings.Fields(args)...); r.code != 0 || r.out != want || r.errout != said {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
+	if r := d.run(t, "update", "--cpu", "2", "lab"); r.code != 0 || r.errout != "" {
+		t.Errorf("an update of something else: %+v", r)
+	}
+}

@@ -20,7 +20,6 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
-	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/image/registry"
 )
 
@@ -96,14 +95,6 @@ type Runtime struct {
 	Default       string   `toml:"default"`
 	RunscHeadroom Size     `toml:"runsc_headroom"`
 	StartTimeout  Duration `toml:"start_timeout"`
-}
-
-// Images is the aliases of image names.
-type Images struct {
-	Aliases map[string]string `toml:"aliases"`
-
-	Names      []image.Alias    `toml:"-"` // Aliases, checked
-	Registries *registry.Client `toml:"-"` // Config.Registries, checked
 }
 
 // Guest is what a sandbox gets if its request does not say otherwise.
@@ -218,12 +209,7 @@ func (c *Config) validate() error {
 	if c.Runtime.Default != "runsc" && c.Runtime.Default != "runc" {
 		bad("runtime.default = %q: want runsc or runc", c.Runtime.Default)
 	}
-	if c.Images.Names, err = image.ParseAliases(c.Images.Aliases); err != nil {
-		bad("images.aliases: %w", err)
-	}
-	if c.Images.Registries, err = registry.New(c.Registries); err != nil {
-		bad("registries: %w", err)
-	}
+	c.validateImages(bad)
 	if c.Runtime.StartTimeout <= 0 {
 		bad("runtime.start_timeout: want more than 0")
 	}

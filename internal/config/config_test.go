@@ -75,6 +75,7 @@ func TestBad(t *testing.T) {
 		"[images.aliases]\nubuntu = 'BASE'":                          "not a valid name",
 		"[images.aliases]\nubuntu = 1":                               "string",
 		"[images]\nalias = 1":                                        "alias",
+		"[images]\nother_versions = 'warn'":                          "note or refuse",
 		"[gateway]\ndomain = 'x.test'":                               "gateway.listen",
 		"[gateway]\nlisten = '127.0.0.1:1'\ndomain = '*.x.test'":     "without *.",
 		"[gateway]\nlisten = '8081'":                                 "address:port",

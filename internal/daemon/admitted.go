@@ -38,7 +38,7 @@ func (d *Daemon) newGate() *admission.Gate {
 		Host: admission.Host{
 			Sandboxes:   d.manager.List,
 			Deadline:    d.manager.Deadline,
-			MemoryBytes: memAvailable,
+			MemoryBytes: func() (int64, error) { return memory("MemAvailable") },
 			Spaces:      d.spaces,
 			StartBytes:  func(runtime string) int64 { return startBytes[runtime] },
 		},
@@ -48,17 +48,17 @@ func (d *Daemon) newGate() *admission.Gate {
 	}
 }
 
-// memAvailable reads MemAvailable of proc(5), in bytes.
-func memAvailable() (int64, error) {
+// memory reads a size from proc_meminfo(5), in bytes.
+func memory(field string) (int64, error) {
 	b, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		return 0, err
 	}
-	_, rest, _ := strings.Cut(string(b), "MemAvailable:")
+	_, rest, _ := strings.Cut(string(b), field+":")
 	n, _, ok := strings.Cut(rest, " kB")
 	kb, err := strconv.ParseInt(strings.TrimSpace(n), 10, 64)
 	if !ok || err != nil {
-		return 0, errors.Join(errors.New("/proc/meminfo has no MemAvailable"), err)
+		return 0, errors.Join(fmt.Errorf("/proc/meminfo has no %s", field), err)
 	}
 	return kb << 10, nil
 }

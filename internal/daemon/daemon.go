@@ -254,6 +254,8 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		Aliases:    d.cfg.Images.Names,
 		Registries: d.cfg.Images.Registries,
 		BlobsDir:   filepath.Join(d.cfg.StateDir, "blobs"),
+
+		SameVersions: d.cfg.Images.OtherVersions == config.RefuseVersions,
 	})
 	return err
 }

@@ -37,6 +37,10 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 	if err != nil {
 		return nil, err
 	}
+	total, err := memory("MemTotal")
+	if err != nil {
+		return nil, err
+	}
 	canIO, _ := d.cgroups.LimitsIO()
 	def := d.cfg.Defaults
 	return api.New(api.Config{
@@ -68,6 +72,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 			ParseRule:    egress.ParseRule,
 			ParsePolicy:  egress.FromPolicy,
 			HostAddress:  d.egress.HostAddress,
+
+			HostMemoryBytes: total,
 		},
 		Host:       d.hostNames,
 		Notes:      d.notes,

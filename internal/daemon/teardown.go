@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/journal"
+	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -33,7 +34,7 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		return fmt.Errorf("teardown: %w", err)
 	}
 	err = errors.Join(d.deleteAll(ctx), d.manager.Recover(ctx), d.manager.Close(ctx)) // deletions go on until then
-	if err = errors.Join(err, d.nothingLingers(ctx)); err != nil {
+	if err = errors.Join(err, nothingLingers(ctx, d.store, d.cgroups)); err != nil {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())
 	}
@@ -145,14 +146,14 @@ func (d *Daemon) deleteAll(ctx context.Context) error {
 
 // nothingLingers fails while the kernel ends processes of deleted sandboxes: they still
 // use cgroups, links and the pool.
-func (d *Daemon) nothingLingers(ctx context.Context) error {
-	all, err := d.store.List(ctx)
+func nothingLingers(ctx context.Context, records *store.DB, tree *cgroups.Tree) error {
+	all, err := records.List(ctx)
 	if err != nil {
 		return err
 	}
 	var ids []string
 	for _, r := range all {
-		alive, err := d.cgroups.Populated(r.ID)
+		alive, err := tree.Populated(r.ID)
 		if err != nil {
 			return err
 		}

@@ -23,7 +23,8 @@
 //     carries, until that body ends; without it, standard input is /dev/null.
 //   - POST /command/{id}/signal?signal=SIGINT signals its process group.
 //   - GET /command/{id}/logs?follow=true goes on until the command has ended;
-//     its cursor header is the number of the first byte it sends.
+//     its cursor header is the number of the first byte it sends. With since=TIME
+//     (RFC 3339) it begins with the output of that time.
 //   - POST /pty takes argv, envs, uid, gid, timeout, cols and rows beside execd's
 //     command and cwd; GET /pty lists sessions. A session that has ended can be
 //     connected to again: it replays, and says the exit again. A long replay comes
@@ -54,6 +55,8 @@
 // that the command ended.
 package agent
 
+import "strings"
+
 // Numbers and names of the channel.
 const (
 	// Port is where the agent listens, the port of OpenSandbox's execd.
@@ -70,6 +73,9 @@ const (
 	// answers, because only the host knows.
 	OOMKillsHeader = "X-Sandboxd-OOM-Kills"
 	CursorHeader   = "EXECD-COMMANDS-TAIL-CURSOR"
+	// SinceHeader has the number of the first byte that was asked for by time. An agent of
+	// an older release does not send it, and ignores the time.
+	SinceHeader = "X-Sandboxd-Since"
 
 	// FramesType is the media type that asks for frames instead of events.
 	FramesType = "application/vnd.sandboxd.frames"
@@ -94,6 +100,13 @@ const (
 	ReasonDiskFull  = "disk_full"
 	ReasonPidsLimit = "pids_limit"
 )
+
+// SDK reports whether a User-Agent is that of one of OpenSandbox's SDKs, and its version.
+// All of them send theirs: OpenSandbox-Python-SDK/1.1.0.
+func SDK(userAgent string) (version string, ok bool) {
+	name, version, ok := strings.Cut(userAgent, "/")
+	return version, ok && strings.HasPrefix(name, "OpenSandbox-") && strings.HasSuffix(name, "-SDK")
+}
 
 // CommandRequest is the body of POST /command.
 type CommandRequest struct {

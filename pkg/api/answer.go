@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/fields"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -66,14 +68,29 @@ const (
 	bodyTime = time.Minute // to send a body of maxBody
 )
 
-// decode reads one JSON value of bounded size and depth. Unknown fields are
-// ignored, as OpenSandbox does; wrong types are not.
+// decode reads one JSON value of bounded size and depth.
 func decode(w http.ResponseWriter, r *http.Request, v any) error {
 	b, err := readBody(w, r)
 	if err != nil {
 		return err
 	}
-	return spec.Decode(b, v)
+	return decodeBody(w, r, b, v)
+}
+
+// decodeBody decodes the body b of a request. Wrong types are refused. Unknown fields are
+// not, as OpenSandbox does: they are named in a header of the answer. Only a misspelled
+// one is refused, and not from OpenSandbox's own SDKs, which may know more fields than
+// this release.
+func decodeBody(w http.ResponseWriter, r *http.Request, b []byte, v any) error {
+	if err := spec.Decode(b, v); err != nil {
+		return err
+	}
+	unknown, typo, meant := fields.Unknown(b, v)
+	if _, sdk := agent.SDK(r.UserAgent()); typo != "" && !sdk {
+		return httperr.Invalid("the request has no field %q; did you mean %s?", httperr.Clip(typo, 40), meant)
+	}
+	fields.Tell(w.Header(), unknown)
+	return nil
 }
 
 // readBody reads a body of at most maxBody bytes.

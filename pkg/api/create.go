@@ -38,7 +38,7 @@ func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 	once.Holder = holder
 	rec, again, err := s.madeBy(r, once)
 	if err == nil && !again {
-		rec, err = s.createOf(r, body, once)
+		rec, err = s.createOf(w, r, body, once)
 		if isRace(err) {
 			rec, again, err = s.madeBy(r, once)
 		}
@@ -70,9 +70,11 @@ func (s *sandboxHandlers) create(w http.ResponseWriter, r *http.Request) error {
 }
 
 // createOf makes a sandbox of a body.
-func (s *sandboxHandlers) createOf(r *http.Request, body []byte, once record.Request) (record.Record, error) {
+func (s *sandboxHandlers) createOf(
+	w http.ResponseWriter, r *http.Request, body []byte, once record.Request,
+) (record.Record, error) {
 	var req wire.CreateRequest
-	if err := spec.Decode(body, &req); err != nil {
+	if err := decodeBody(w, r, body, &req); err != nil {
 		return record.Record{}, err
 	}
 	asked, err := s.offer.Spec(&req)
@@ -166,7 +168,9 @@ func (s *sandboxHandlers) origin(ctx context.Context, to *record.Spec, req *wire
 	}
 	ref, err := image.ParseReference(req.Image.URI)
 	if err == nil {
-		to.Image, err = s.images.Resolve(ctx, ref)
+		if to.Image, err = s.images.Resolve(ctx, ref); err == nil {
+			to.ImageNote = s.images.Note(ref, to.Image)
+		}
 	}
 	if errs.Is(err, errs.NotFound) && s.images.CanPull(ref) {
 		to.Image, err = ref.Kept(), nil // it is pulled when the sandbox is brought up

@@ -81,6 +81,9 @@ type (
 		// error is errs.NotFound.
 		Resolve(ctx context.Context, ref image.Reference) (record.Image, error)
 		List(ctx context.Context) ([]record.Image, error)
+		// Note says that an image which Resolve found is another version than the
+		// reference names; "": it is not.
+		Note(ref image.Reference, i record.Image) string
 		// Aliases lists the other names of an image.
 		Aliases(i record.Image) []string
 		// Build makes the image of the recipe name and writes lines to progress. Without

@@ -2,7 +2,6 @@ package api
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -53,16 +52,22 @@ var scopes = map[string]map[string][]history.Kind{
 
 // answer answers GET /sandboxes/{id}/diagnostics/{kind}: with a scope a
 // descriptor, without one the plain text of OpenSandbox's older routes.
+//
+// since bounds what logs tell; the other kinds ignore it.
 func (d *diagnosticHandlers) answer(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	kind, q := r.PathValue("kind"), r.URL.Query()
+	since, err := sinceOf(kind, q, time.Now())
+	if err != nil {
+		return err
+	}
 	_, scoped := scopes[kind]
 	if scoped && q.Has("scope") {
-		return d.describeScope(w, r, rec, kind, q.Get("scope"))
+		return d.describeScope(w, r, rec, kind, q.Get("scope"), since)
 	}
 	if q.Has("scope") {
 		return httperr.Invalid("scope: %s takes no scope; only logs and events do", kind)
 	}
-	text, err := d.diagnosticText(r, rec, kind, q)
+	text, err := d.diagnosticText(r, rec, kind, q, since)
 	if err != nil {
 		return err
 	}
@@ -75,7 +80,27 @@ func (d *diagnosticHandlers) answer(w http.ResponseWriter, r *http.Request, rec 
 	return nil
 }
 
-func (d *diagnosticHandlers) describeScope(w http.ResponseWriter, r *http.Request, rec record.Record, kind, scope string) error {
+// sinceOf reads since of a request for logs, a duration before now or a time. The zero
+// time is none.
+func sinceOf(kind string, q url.Values, now time.Time) (time.Time, error) {
+	text := q.Get("since")
+	if kind != "logs" || text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return now.Add(-d), nil
+	}
+	at, err := spec.ParseTime(text)
+	if err != nil {
+		return at, httperr.Invalid("since %q: want a duration such as 10m, or a time such as 2030-01-02T15:04:05Z",
+			httperr.Clip(text, 40))
+	}
+	return at, nil
+}
+
+func (d *diagnosticHandlers) describeScope(
+	w http.ResponseWriter, r *http.Request, rec record.Record, kind, scope string, since time.Time,
+) error {
 	scope = strings.ToLower(strings.TrimSpace(scope))
 	about, known := scopes[kind][scope]
 	if !known {
@@ -85,14 +110,14 @@ func (d *diagnosticHandlers) describeScope(w http.ResponseWriter, r *http.Reques
 	out := wire.Diagnostic{SandboxID: rec.ID, Kind: kind, Scope: scope, Delivery: "inline", ContentType: "text/plain; charset=utf-8"}
 	var text strings.Builder
 	if len(about) > 0 {
-		lines, warnings := d.remembered(&rec, about)
+		lines, warnings := d.remembered(&rec, about, since)
 		out.Warnings = append(out.Warnings, warnings...)
 		for _, l := range lines {
 			text.WriteString(l)
 		}
 	}
 	if kind == "logs" && scope != "lifecycle" {
-		last := d.lastOutput(r, rec)
+		last := d.lastOutput(r, rec, since)
 		out.Truncated = last.cut
 		out.Warnings = append(out.Warnings, last.warnings...)
 		text.WriteString(last.text)
@@ -104,22 +129,16 @@ func (d *diagnosticHandlers) describeScope(w http.ResponseWriter, r *http.Reques
 }
 
 // diagnosticText is one of the texts without a scope.
-func (d *diagnosticHandlers) diagnosticText(r *http.Request, rec record.Record, kind string, q url.Values) (string, error) {
+func (d *diagnosticHandlers) diagnosticText(
+	r *http.Request, rec record.Record, kind string, q url.Values, since time.Time,
+) (string, error) {
 	switch kind {
 	case "logs":
 		n, err := number(q, "tail", 100, 10_000)
 		if err != nil {
 			return "", err
 		}
-		since := q.Get("since")
-		if _, err := time.ParseDuration(cmp.Or(since, "0s")); err != nil {
-			return "", httperr.Invalid("since %q: want a duration such as 10m", httperr.Clip(since, 20))
-		}
-		text := d.logText(r, rec, n)
-		if since != "" {
-			text = "# since is ignored: the output is stored without timestamps\n" + text
-		}
-		return text, nil
+		return d.logText(r, rec, n, since), nil
 	case "events":
 		n, err := number(q, "limit", 50, 500)
 		return d.eventText(&rec, n), err
@@ -134,7 +153,8 @@ func (d *diagnosticHandlers) diagnosticText(r *http.Request, rec record.Record, 
 	if err != nil {
 		return "", err
 	}
-	return "== inspect\n" + d.inspectText(rec) + "\n== events\n" + d.eventText(&rec, limit) + "\n== logs\n" + d.logText(r, rec, tail), nil
+	return "== inspect\n" + d.inspectText(rec) + "\n== events\n" + d.eventText(&rec, limit) + "\n== logs\n" +
+		d.logText(r, rec, tail, since), nil
 }
 
 // number reads a query parameter of 1 to most.
@@ -149,12 +169,15 @@ func number(q url.Values, name string, def, most int) (int, error) {
 	return n, nil
 }
 
-// remembered returns lines that say what happened to a sandbox. Those that come from
-// its record outlive a restart of the daemon.
-func (d *diagnosticHandlers) remembered(rec *record.Record, about []history.Kind) (lines, warnings []string) {
-	line := func(at time.Time, kind, text string) string {
+// remembered returns lines that say what happened to a sandbox since a time. Those that
+// come from its record outlive a restart of the daemon.
+func (d *diagnosticHandlers) remembered(rec *record.Record, about []history.Kind, since time.Time) (lines, warnings []string) {
+	line := func(at time.Time, kind, text string) {
+		if at.Before(since) {
+			return
+		}
 		text = strings.Join(strings.Fields(text), " ") // one line, whatever a guest has put into it
-		return at.UTC().Format("2006-01-02T15:04:05.000Z") + " " + kind + " " + text + "\n"
+		lines = append(lines, at.UTC().Format("2006-01-02T15:04:05.000Z")+" "+kind+" "+text+"\n")
 	}
 	var entries []history.Entry
 	var dropped int
@@ -164,9 +187,9 @@ func (d *diagnosticHandlers) remembered(rec *record.Record, about []history.Kind
 		began = d.history.Began()
 	}
 	if rec.Created.Before(began) {
-		lines = append(lines, line(rec.Created, "lifecycle", "created"))
+		line(rec.Created, "lifecycle", "created")
 		if rec.Changed.Before(began) {
-			lines = append(lines, line(rec.Changed, "lifecycle", history.Change(string(rec.State), string(rec.Reason), rec.Message)))
+			line(rec.Changed, "lifecycle", history.Change(string(rec.State), string(rec.Reason), rec.Message))
 		}
 		warnings = append(warnings,
 			"sandboxd was started at "+began.UTC().Format(time.RFC3339)+"; of earlier events only creation and last change are known")
@@ -176,7 +199,7 @@ func (d *diagnosticHandlers) remembered(rec *record.Record, about []history.Kind
 		if e.Times > 1 {
 			text += fmt.Sprintf(" (%d times)", e.Times)
 		}
-		lines = append(lines, line(e.Time, e.Kind.String(), text))
+		line(e.Time, e.Kind.String(), text)
 	}
 	if dropped > 0 {
 		warnings = append(warnings, fmt.Sprintf("%d older entries were dropped", dropped))
@@ -185,12 +208,12 @@ func (d *diagnosticHandlers) remembered(rec *record.Record, about []history.Kind
 }
 
 func (d *diagnosticHandlers) eventText(rec *record.Record, n int) string {
-	lines, warnings := d.remembered(rec, scopes["events"]["all"])
+	lines, warnings := d.remembered(rec, scopes["events"]["all"], time.Time{})
 	return comments(warnings) + strings.Join(lines[max(0, len(lines)-n):], "")
 }
 
-func (d *diagnosticHandlers) logText(r *http.Request, rec record.Record, n int) string {
-	out := d.lastOutput(r, rec)
+func (d *diagnosticHandlers) logText(r *http.Request, rec record.Record, n int, since time.Time) string {
+	out := d.lastOutput(r, rec, since)
 	return comments(out.warnings) + lastLines(out.text, n)
 }
 
@@ -230,14 +253,16 @@ type output struct {
 	warnings []string
 }
 
-// lastOutput reads the end of the entrypoint's output, if that is available.
-func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record) output {
+// lastOutput reads the end of the entrypoint's output since a time, if that is available.
+func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record, since time.Time) output {
 	none := func(format string, args ...any) output {
 		return output{warnings: []string{fmt.Sprintf(format, args...)}}
 	}
 	switch {
 	case len(rec.Spec.Entrypoint) == 0:
 		return none("the sandbox was created without an entrypoint; commands have logs of their own")
+	case rec.State == record.Ended && rec.Changed.Before(since):
+		return none("the sandbox ended at %s (%s), and has written nothing since", rec.Changed.UTC().Format(time.RFC3339), rec.Reason)
 	case rec.State == record.Ended:
 		return output{
 			text:     strings.ToValidUTF8(rec.LastOutput, "\ufffd"),
@@ -249,7 +274,8 @@ func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record) outp
 	ctx, cancel := context.WithTimeout(r.Context(), diagnosticLimit)
 	defer cancel()
 	end := &ending{}
-	if _, err := d.logs.copyLogs(end, r.WithContext(ctx), rec, 0, false); err != nil {
+	known, err := d.logs.copySince(end, r.WithContext(ctx), rec, since)
+	if err != nil {
 		text := "the agent of the sandbox did not return its output"
 		if e, ok := asClientError(err); ok {
 			text = e
@@ -257,7 +283,11 @@ func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record) outp
 		infoOf(r).err = err
 		return none("%s", text)
 	}
-	return output{text: strings.ToValidUTF8(string(end.last()), "\ufffd"), cut: end.cut}
+	out := output{text: strings.ToValidUTF8(string(end.last()), "\ufffd"), cut: end.cut}
+	if !known {
+		out.warnings = []string{"since is ignored: the sandbox was started by an older release, whose agent keeps no times"}
+	}
+	return out
 }
 
 func asClientError(err error) (string, bool) {

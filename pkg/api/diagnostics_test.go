@@ -21,9 +21,16 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// says makes the agent answer a log.
+// says makes the agent answer a log, of which all but the last line are an hour old.
 func says(text string) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		text := text
+		if since, err := time.Parse(time.RFC3339Nano, r.URL.Query().Get("since")); err == nil {
+			if time.Since(since) < time.Hour {
+				text = lastLines(text, 1)
+			}
+			w.Header().Set(agent.SinceHeader, "0")
+		}
 		w.Header().Set(agent.CursorHeader, fmt.Sprint(len(text)))
 		io.WriteString(w, text) //nolint:errcheck // a recorder
 	})
@@ -123,7 +130,9 @@ func TestDiagnosticTexts(t *testing.T) {
 		for path, want := range map[string]string{
 			"logs?tail=2":                    "two\nthree\n",
 			"logs":                           "one\ntwo\nthree\n",
-			"logs?since=10m&tail=1":          "# since is ignored: the output is stored without timestamps\nthree\n",
+			"logs?since=10m&tail=5":          "three\n",
+			"logs?since=2h&tail=5":           "one\ntwo\nthree\n",
+			"logs?since=2000-01-01T00:00:00": "one\ntwo\nthree\n",
 			"events?limit=1":                 "denied tcp 192.0.2.1:80: default\n",
 			"inspect":                        `"link": "sb-` + id + `"`,
 			"summary?tail=1&event_limit=500": "== logs\nthree\n",
@@ -154,6 +163,7 @@ func TestBadDiagnostics(t *testing.T) {
 		"logs?tail=10001":         400,
 		"logs?tail=x":             400,
 		"logs?since=yesterday":    400,
+		"logs?since=-10m":         400,
 		"events?limit=501":        400,
 		"summary?event_limit=501": 400,
 		"summary?tail=-1":         400,
@@ -236,5 +246,46 @@ func TestStatsOfAll(t *testing.T) {
 	}
 	if a := w.do("GET", "/v1/stats", "", wire.HeaderAPIKey, ""); a.StatusCode != 401 {
 		t.Errorf("without a key: %d", a.StatusCode)
+	}
+}
+
+// TestDiagnosticSince: logs leave out what is older, with a scope and without one. Where
+// the time is not known, they say so.
+func TestDiagnosticSince(t *testing.T) {
+	w, id, book := newDiagnosed(t)
+	book.Note(id, history.Operation, time.Now().Add(-time.Hour), "pull: ok in 9s")
+	at := "/v1/sandboxes/" + id + "/diagnostics/"
+	for path, want := range map[string]string{
+		"logs?since=10m": "three\n", "logs?since=3h": "one\ntwo\nthree\n", "logs?since=0s": "three\n",
+		"logs?since=" + time.Now().Add(-time.Minute).UTC().Format(time.RFC3339): "three\n",
+	} {
+		if a := w.do("GET", at+path, ""); string(a.body) != want {
+			t.Errorf("%s: %s, want %s", path, a.body, want)
+		}
+	}
+	if got := w.diagnose(at + "logs?scope=all&since=10m").Content; strings.Contains(got, "pull") || !strings.Contains(got, "create: ok") ||
+		!strings.HasSuffix(got, "\nthree\n") || strings.Contains(got, "two") {
+		t.Errorf("scope all, since 10m: %q", got)
+	}
+	if got := w.diagnose(at + "logs?scope=lifecycle&since=2h").Content; !strings.Contains(got, "pull") {
+		t.Errorf("scope lifecycle, since 2h: %q", got)
+	}
+	w.agent = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "all\n") }) //nolint:errcheck // a recorder
+	const older = "# since is ignored: the sandbox was started by an older release, whose agent keeps no times\nall\n"
+	if a := w.do("GET", at+"logs?since=10m", ""); string(a.body) != older {
+		t.Errorf("an agent of an older release: %s", a.body)
+	}
+	if a := w.do("GET", at+"logs", ""); string(a.body) != "all\n" {
+		t.Errorf("without since: %s", a.body)
+	}
+	w.set(id, func(r *record.Record) {
+		r.State, r.Reason, r.LastOutput, r.Changed = record.Ended, record.Exited, "the end\n", time.Now().Add(-time.Hour)
+	})
+	if a := w.do("GET", at+"logs?since=10m", ""); strings.Contains(string(a.body), "the end") ||
+		!strings.Contains(string(a.body), "has written nothing since") {
+		t.Errorf("ended before: %s", a.body)
+	}
+	if a := w.do("GET", at+"logs?since=2h", ""); !strings.HasSuffix(string(a.body), "\nthe end\n") {
+		t.Errorf("ended after: %s", a.body)
 	}
 }

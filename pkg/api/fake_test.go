@@ -284,10 +284,17 @@ func pythonImage() record.Image {
 
 func (f fakeImages) Resolve(_ context.Context, ref image.Reference) (record.Image, error) {
 	uri := ref.URI
-	if uri != "python" && uri != "python:latest" && uri != "python:3.11-slim" {
+	if uri != "python" && uri != "python:latest" && uri != "python:3.11-slim" && uri != "python:3.13" {
 		return record.Image{}, errs.New(errs.NotFound, "image %q is not on this host; `sandboxctl image ls` lists what is", uri)
 	}
 	return pythonImage(), nil
+}
+
+func (f fakeImages) Note(ref image.Reference, i record.Image) string {
+	if ref.Tag != "3.13" {
+		return ""
+	}
+	return "image " + ref.URI + " is " + i.Ref() + " (python 3.11.2)"
 }
 
 func (f fakeImages) Aliases(record.Image) []string { return []string{"python:3*"} }

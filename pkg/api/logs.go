@@ -2,6 +2,7 @@ package api
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"net/http"
@@ -176,20 +177,11 @@ func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, 
 	}
 	ctx, cancel := l.gateway.UntilEnd(r.Context(), &rec)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		"http://sandbox/command/"+agent.EntrypointID+"/logs?"+q.Encode(), nil)
+	resp, err := l.ask(ctx, &rec, q)
 	if err != nil {
 		return cursor, err
 	}
-	resp, err := l.agents.Transport(&rec).RoundTrip(req)
-	if err != nil {
-		return cursor, gateway.Unreachable(err, rec.ID, wire.AgentPort)
-	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-		return cursor, fmt.Errorf("read logs of sandbox %s: the agent answered %d: %.200q", rec.ID, resp.StatusCode, b)
-	}
 	next, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64)
 	if err != nil || next < 0 {
 		return cursor, errs.New(errs.Internal, "the agent of sandbox %s sent logs without a cursor", rec.ID)
@@ -202,4 +194,43 @@ func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, 
 	}
 	n, _ := io.Copy(w, resp.Body) // where it breaks off, the sandbox died or the client left: either ends logs well
 	return next + n, nil
+}
+
+// copySince copies what the entrypoint wrote at a time or later; the zero time is all. It
+// reports false if the agent is of a release that knows no times: then it copies all.
+func (l *logHandlers) copySince(w io.Writer, r *http.Request, rec record.Record, at time.Time) (known bool, err error) {
+	q := url.Values{}
+	if !at.IsZero() {
+		q.Set("since", at.UTC().Format(time.RFC3339Nano))
+	}
+	ctx, cancel := l.gateway.UntilEnd(r.Context(), &rec)
+	defer cancel()
+	resp, err := l.ask(ctx, &rec, q)
+	if err != nil {
+		return false, err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(w, io.LimitReader(resp.Body, maxLogs)); err != nil {
+		return false, fmt.Errorf("copy logs of sandbox %s: %w", rec.ID, err)
+	}
+	return at.IsZero() || resp.Header.Get(agent.SinceHeader) != "", nil
+}
+
+// ask asks the agent for the output of the entrypoint.
+func (l *logHandlers) ask(ctx context.Context, rec *record.Record, q url.Values) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
+		"http://sandbox/command/"+agent.EntrypointID+"/logs?"+q.Encode(), nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := l.agents.Transport(rec).RoundTrip(req)
+	if err != nil {
+		return nil, gateway.Unreachable(err, rec.ID, wire.AgentPort)
+	}
+	if resp.StatusCode != http.StatusOK {
+		defer resp.Body.Close()
+		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+		return nil, fmt.Errorf("read logs of sandbox %s: the agent answered %d: %.200q", rec.ID, resp.StatusCode, b)
+	}
+	return resp, nil
 }

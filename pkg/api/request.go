@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/fields"
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
@@ -86,7 +87,8 @@ func (s *Server) cors(w http.ResponseWriter, r *http.Request) {
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Add("Vary", "Origin")
 	h.Set("Access-Control-Allow-Credentials", "true")
-	h.Set("Access-Control-Expose-Headers", "X-Request-ID, Server-Timing, Retry-After, EXECD-COMMANDS-TAIL-CURSOR, "+wire.HeaderSandbox)
+	h.Set("Access-Control-Expose-Headers", "X-Request-ID, Server-Timing, Retry-After, EXECD-COMMANDS-TAIL-CURSOR, "+
+		wire.HeaderSandbox+", "+fields.Header)
 	if r.Method == http.MethodOptions {
 		h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, PATCH, DELETE, HEAD, OPTIONS")
 		if req := r.Header.Get("Access-Control-Request-Headers"); req != "" {

@@ -139,8 +139,7 @@ func (all router) find(r *http.Request) found {
 	if p == nil {
 		return found{nameNone, record.Viewer, func(http.ResponseWriter, *http.Request) error {
 			return httperr.New(http.StatusNotFound, "GENERAL::NOT_FOUND", errs.NotFound,
-				"there is no route %q; GET /openapi.json lists sandboxd's own routes, the others are those of OpenSandbox's lifecycle API",
-				httperr.Clip(raw, 120))
+				"there is no route %q; GET /docs and GET /openapi.json list all routes", httperr.Clip(raw, 120))
 		}, gateway.Target{}}
 	}
 	row, ok := p.methods[r.Method]

@@ -30,7 +30,8 @@ const (
 )
 
 // table is the one place where a path becomes public. A path that is not in it is not
-// served. TestRoles compares the table with the OpenAPI documents.
+// served. TestRoles compares the table with the OpenAPI document, which has its roles:
+// after a change, describe the route in api/ and run `go test ./api -update`.
 //
 // A viewer sees nothing that opens a sandbox, as the headers of an endpoint do, and no
 // contents of files. Only admins remove what all clients share.
@@ -116,6 +117,22 @@ func (s *Server) table() []route {
 		{"GET", "/volumes/{name}", viewer, s.volumes.inspect},
 		{"DELETE", "/volumes/{name}", operator, s.volumes.remove},
 	}...)
+}
+
+// RoleOf returns what the table asks for before it serves a path, for the document of the
+// API (api/openapi.json): a role, "anyone" or "tokens". It is false if there is no such
+// route.
+func RoleOf(method, path string) (need record.Role, served bool) {
+	s := &Server{sandboxes: &sandboxHandlers{}}
+	p, _ := newRouter(s.table()).split(path)
+	if p == nil {
+		return "", false
+	}
+	row, ok := p.methods[method]
+	if !ok {
+		row, ok = p.methods["*"]
+	}
+	return row.need, ok
 }
 
 // Names of routes that are not patterns of the table.

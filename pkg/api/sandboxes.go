@@ -266,6 +266,7 @@ func (s *sandboxHandlers) inspection(rec record.Record) wire.Inspection {
 // describe is spec.Inspect with what is not in the record.
 func (s *sandboxHandlers) describe(r record.Record) wire.Inspection {
 	out := spec.Inspect(r)
+	out.Sandboxd.Notes = s.offer.Notes(&r)
 	if s.health != nil {
 		out.Sandboxd.Health = s.health(r)
 	}
@@ -278,6 +279,7 @@ func (s *sandboxHandlers) describe(r record.Record) wire.Inspection {
 // show is spec.Sandbox with what is not in the record.
 func (s *sandboxHandlers) show(r record.Record) wire.Sandbox {
 	out := spec.Sandbox(r)
+	out.Sandboxd.Notes = s.offer.Notes(&r)
 	if s.health != nil {
 		out.Sandboxd.Health = s.health(r)
 	}

@@ -1,6 +1,9 @@
 package api
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
@@ -71,11 +74,23 @@ func (s *systemHandlers) docs(w http.ResponseWriter, _ *http.Request) error {
 	h := w.Header()
 	h.Set("Content-Type", "text/html; charset=utf-8")
 	h.Set("Content-Length", strconv.Itoa(len(s.page)))
-	h.Set("Content-Security-Policy",
-		"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src "+styleOf(s.page)+
+		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
 	w.Write(s.page) //nolint:errcheck // a client that left needs no answer
 	return nil
+}
+
+// styleOf names the style sheet in a page as a policy does, by its digest: a browser then
+// takes no other. (CSP Level 3, §2.3.1)
+func styleOf(page []byte) string {
+	_, rest, _ := bytes.Cut(page, []byte("<style>"))
+	sheet, _, ok := bytes.Cut(rest, []byte("</style>"))
+	if !ok {
+		return "'none'"
+	}
+	sum := sha256.Sum256(sheet)
+	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
 }
 
 func (s *systemHandlers) info(w http.ResponseWriter, r *http.Request) error {

@@ -30,7 +30,7 @@ var documents = sync.OnceValues(func() (list []routers.Router, err error) {
 		}
 		return err
 	}
-	if err := add(openapi3.NewLoader().LoadFromData(openapi.YAML)); err != nil {
+	if err := add(openapi3.NewLoader().LoadFromData(openapi.JSON)); err != nil {
 		return nil, err
 	}
 	err = add(openapi3.NewLoader().LoadFromFile(filepath.Join(specs, "lifecycle.yaml")))
@@ -56,8 +56,9 @@ func TestAgainstLifecycleSpec(t *testing.T) {
 	}
 }
 
-// validate checks an exchange against the document that knows its route. Only
-// answers are checked when the request was bad on purpose.
+// validate checks an exchange against the documents that know its route: the one that is
+// served and, where it has the route, OpenSandbox's own. Only answers are checked when
+// the request was bad on purpose.
 func validate(t testing.TB, req *http.Request, body string, resp *http.Response, respBody []byte) {
 	t.Helper()
 	list, err := documents()
@@ -69,7 +70,7 @@ func validate(t testing.TB, req *http.Request, body string, resp *http.Response,
 		p = "/v1" + p
 	}
 	if strings.Contains(p, "/proxy/") {
-		return // not described by any document
+		return // the agent of these tests is none
 	}
 	r, err := http.NewRequest(req.Method, "http://t"+p+"?"+req.URL.RawQuery, strings.NewReader(body))
 	if err != nil {
@@ -106,12 +107,11 @@ func validate(t testing.TB, req *http.Request, body string, resp *http.Response,
 			case http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusTooManyRequests, http.StatusServiceUnavailable,
 				http.StatusNotImplemented:
 				answer{resp, respBody}.error(t)
-				return
+				continue
 			}
 		}
 		if err != nil {
 			t.Errorf("answer to %s %s (%d): %v\n%s", req.Method, p, resp.StatusCode, err, respBody)
 		}
-		return
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -88,7 +89,7 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, replace 
 
 	day := time.Now().UTC().Truncate(24 * time.Hour)
 	fmt.Fprintf(progress, "building %s from %s (%s), %d packages\n", name, r.Suite, r.Variant, len(r.Packages))
-	cmd := exec.CommandContext(ctx, mmdebstrap, r.arguments()...)
+	cmd := exec.CommandContext(ctx, mmdebstrap, r.arguments(tmp)...)
 	cmd.Stdin = strings.NewReader(sources)
 	cmd.Env = append([]string{
 		"PATH=" + os.Getenv("PATH"), "HOME=/root", "LC_ALL=C.UTF-8", "TMPDIR=" + tmp,
@@ -102,7 +103,11 @@ func (s *Store) buildRecipe(ctx context.Context, name string, r Recipe, replace 
 	if layer.digest, err = s.ownDigest(ctx, layer.stage); err != nil {
 		return i, err
 	}
-	if i, err = s.name(ctx, record.Image{Name: name, Config: r.config()}, []staged{layer}, replace); err != nil {
+	config := r.config()
+	if config.Labels, err = r.readVersions(tmp); err != nil {
+		return i, err
+	}
+	if i, err = s.name(ctx, record.Image{Name: name, Config: config}, []staged{layer}, replace); err != nil {
 		return i, err
 	}
 	fmt.Fprintf(progress, "built %s, %d MiB, %s\n", i.Ref(), i.Bytes>>20, i.Digest)
@@ -133,8 +138,8 @@ func aptProxies(ctx context.Context) (env []string) {
 }
 
 // arguments are those of mmdebstrap(1): a tar on standard output, sources on
-// standard input.
-func (r *Recipe) arguments() []string {
+// standard input, and what readVersions reads in the directory tmp.
+func (r *Recipe) arguments(tmp string) []string {
 	// force-unsafe-io stays in the image: the disk of a sandbox does not promise what
 	// dpkg would sync.
 	a := []string{"--mode=root", "--format=tar", "--variant=" + r.Variant, "--dpkgopt=force-unsafe-io"}
@@ -147,7 +152,7 @@ func (r *Recipe) arguments() []string {
 	for _, p := range r.Include {
 		a = append(a, "--dpkgopt=path-include="+p)
 	}
-	for _, h := range append(append([]string(nil), r.Hooks...), tidy) {
+	for _, h := range append(slices.Clone(r.Hooks), keepVersions(tmp), tidy) {
 		a = append(a, "--customize-hook="+h)
 	}
 	return append(a, r.Suite, "-", "-")

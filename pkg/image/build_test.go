@@ -106,8 +106,14 @@ func buildTwice(t *testing.T, name string, has []string) {
 	if got, err := s.Resolve(t.Context(), parsed(name+"@"+first.Digest)); err != nil || got.Ref() != name+":latest" {
 		t.Errorf("resolve: %+v, %v", got, err)
 	}
-	for _, p := range append(has, "/workspace/", "/usr/bin/bash", "/usr/bin/curl", "/usr/bin/git",
-		"/usr/bin/ps", "/etc/ssl/certs/ca-certificates.crt", "/usr/share/doc/git/copyright") {
+	if v := first.Config.Labels[versionLabel+"debian"]; v == "" {
+		t.Errorf("the image does not tell the version of Debian: %v", first.Config.Labels)
+	}
+	if v := first.Config.Labels[versionLabel+"python"]; (v != "") != (name == "python") {
+		t.Errorf("python %q of %s", v, name)
+	}
+	for _, p := range append(has, "/workspace/", "/usr/bin/bash", "/usr/bin/curl", "/usr/bin/git", "/usr/bin/less", "/usr/bin/vi",
+		"/usr/bin/vim.tiny", "/usr/bin/ps", "/etc/ssl/certs/ca-certificates.crt", "/usr/share/doc/git/copyright") {
 		if l.members[p] == "" {
 			t.Errorf("the image lacks %s", p)
 		}

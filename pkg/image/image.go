@@ -75,6 +75,8 @@ type Config struct {
 	Users func(layer string) []string
 	// Aliases are other names of images; the first that fits is used. (ParseAliases)
 	Aliases []Alias
+	// SameVersions refuses an alias of another version than the name says (Store.Note).
+	SameVersions bool
 	// Registries are asked for images that are not on this host; nil: there are none.
 	Registries *registry.Client
 	// BlobsDir holds downloads until their image is there. It is kept, so that a pull
@@ -120,7 +122,7 @@ func Open(cfg Config) (*Store, error) {
 // Resolve finds the image of a reference: the image with this name on this host or, if
 // there is none, the one that the name is an alias of. With a digest and no tag, it
 // searches every tag of the name. It fails with errs.NotFound if this host has no such
-// image.
+// image, or with Config.SameVersions only an alias of another version.
 func (s *Store) Resolve(ctx context.Context, ref Reference) (record.Image, error) {
 	i, err := s.local(ctx, ref)
 	if !errs.Is(err, errs.NotFound) {
@@ -137,6 +139,10 @@ func (s *Store) Resolve(ctx context.Context, ref Reference) (record.Image, error
 	case !ok:
 		return record.Image{}, errs.New(errs.NotFound, "image %s is an alias of %s (images.aliases of the configuration), and neither "+
 			"is on this host; create the second with `sandboxctl image build %s` or `sandboxctl image import`", ref.URI, a.Image, a.to.Name)
+	case s.cfg.SameVersions && a.another(ref, i):
+		return record.Image{}, errs.New(errs.NotFound, "image %s is not on this host; its alias %s (%s) is another version, which "+
+			"images.other_versions of the configuration refuses; name %s itself, or import the image with `sandboxctl image import`",
+			ref.URI, i.Ref(), versionsOf(i), i.Name)
 	}
 	return i, nil
 }

@@ -313,8 +313,17 @@ func TestRecipes(t *testing.T) {
 	}
 	for _, n := range names {
 		r, err := s.recipe(n)
-		if err != nil || r.Variant != "minbase" || r.Workdir != "/workspace" || !slices.Contains(r.Packages, "bash") {
+		if err != nil || r.Variant != "minbase" || r.Workdir != "/workspace" {
 			t.Errorf("%s: %+v, %v", n, r, err)
+		}
+		has := []string{"bash", "less", "vim-tiny"}
+		if n == "code-interpreter" {
+			has = append(has, "make", "npm")
+		}
+		for _, p := range has {
+			if !slices.Contains(r.Packages, p) {
+				t.Errorf("%s lacks the package %s", n, p)
+			}
 		}
 	}
 
@@ -326,7 +335,9 @@ func TestRecipes(t *testing.T) {
 workdir = "here"
 env = ["=x"]
 exclude = ["rel"]
-suite = "Book worm"`: "\"a b\" is not a valid package name\n\"rel\" is not an absolute path\nenv \"=x\" is not KEY=VALUE\nworkdir \"here\"",
+versions = { node = "nodejs" }
+suite = "Book worm"`: "\"a b\" is not a valid package name\nversions: want PROGRAM = PACKAGE, a package of packages; got \"node\" = \"nodejs\"\n" +
+			"\"rel\" is not an absolute path\nenv \"=x\" is not KEY=VALUE\nworkdir \"here\"",
 		`packages = [`: "1| packages = [",
 	} {
 		if err := errors.Join(os.MkdirAll(filepath.Join(dir, "bad"), 0o755), os.WriteFile(filepath.Join(dir, "bad", "recipe.toml"),

@@ -27,6 +27,9 @@ type Recipe struct {
 	Env      []string `toml:"env"`
 	Workdir  string   `toml:"workdir"`
 	User     string   `toml:"user"`
+	// Versions are the programs whose version the image tells, each with the package that
+	// has the version. That of the distribution is told in any case.
+	Versions map[string]string `toml:"versions"`
 }
 
 var (
@@ -102,6 +105,11 @@ func (r *Recipe) check() error {
 	for _, p := range r.Packages {
 		if !packageForm.MatchString(p) {
 			bad("%q is not a valid package name", p)
+		}
+	}
+	for program, p := range r.Versions {
+		if !recipeForm.MatchString(program) || !slices.Contains(r.Packages, p) {
+			bad("versions: want PROGRAM = PACKAGE, a package of packages; got %q = %q", program, p)
 		}
 	}
 	for _, p := range append(slices.Clone(r.Exclude), r.Include...) {

@@ -42,7 +42,7 @@ func releaseImage() record.Image {
 // fullSpec is a spec with a value in every field, or in one of its like.
 func fullSpec() record.Spec {
 	return record.Spec{
-		Name: "lab", Image: releaseImage(), ImageURI: "ubuntu:24.04", Snapshot: "snap-" + releaseID('b'),
+		Name: "lab", Image: releaseImage(), ImageURI: "ubuntu:24.04", ImageNote: "an alias", Snapshot: "snap-" + releaseID('b'),
 		Runtime: "runsc", Entrypoint: []string{"sleep", "1"}, Literal: true,
 		Env: map[string]string{"KEY": "value"}, Labels: map[string]string{"team": "a"}, Timeout: time.Hour, OneShot: true,
 		Limits: record.Limits{

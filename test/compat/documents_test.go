@@ -30,7 +30,7 @@ var documents = []struct {
 	base       string // of its paths
 	port       uint16 // of a sandbox; 0 is the daemon's own
 }{
-	{"ours", "../../api/openapi.json", "", 0},
+	{"ours", "../../api/openapi.yaml", "", 0},
 	{"lifecycle", "../../api/opensandbox/lifecycle.yaml", "/v1", 0},
 	{"diagnostics", "../../api/opensandbox/diagnostic.yaml", "/v1", 0},
 	{"egress", "../../api/opensandbox/egress.yaml", "", 18080},

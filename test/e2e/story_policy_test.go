@@ -137,24 +137,57 @@ func TestPolicyRestart(t *testing.T) {
 	h.deleteAll(t)
 }
 
-// tellAliases: the names in OpenSandbox's examples mean images of this host, and
-// a sandbox stays what it is when they come to mean others.
+// tellAliases: the names in OpenSandbox's examples mean images of this host. A name of
+// another version says so.
 func tellAliases(t *testing.T, l *lab) {
-	for name, image := range map[string]string{
-		"ubuntu": "base:latest", "ubuntu:22.04": "base:latest", "python:3.11": "python:latest", "python:3.12": "python:latest",
-		"python:3.11-slim": "python:latest",
+	python := l.versions("python")["python"]
+	debian, codename, _ := strings.Cut(l.versions("base")["debian"], " ")
+	if python == "" || debian == "" || codename == "" {
+		t.Fatalf("the images tell python %q, debian %q %q", python, debian, codename)
+	}
+	for name, c := range map[string]struct {
+		image string
+		other bool
+	}{
+		"ubuntu": {"base:latest", true}, "ubuntu:22.04": {"base:latest", true},
+		"debian": {"base:latest", false}, "debian:" + codename + "-slim": {"base:latest", false}, "debian:7": {"base:latest", true},
+		"python:3": {"python:latest", false}, "python:" + python + "-slim": {"python:latest", false},
+		"python:3.1": {"python:latest", true},
 	} {
-		id := l.make(name)
-		if i := l.inspect(id); i.Image.URI != name || i.Sandboxd.ImageName != image {
-			t.Errorf("%s became %s, shown as %s", name, i.Sandboxd.ImageName, i.Image.URI)
+		r := l.ctl("create", "--runtime", l.runtime, name)
+		id := strings.TrimSpace(r.out)
+		note := "sandboxctl: note: image " + name + " is not on this host; its alias " + c.image
+		if r.code != 0 || strings.HasPrefix(r.errout, note) != c.other || strings.Count(r.errout, "\n") > 1 {
+			t.Errorf("create %s: %+v", name, r)
+		}
+		i := l.inspect(id)
+		if i.Image.URI != name || i.Sandboxd.ImageName != c.image || (len(i.Sandboxd.Notes) > 0) != c.other {
+			t.Errorf("%s became %s, shown as %s, with %q", name, i.Sandboxd.ImageName, i.Image.URI, i.Sandboxd.Notes)
 		}
 		l.ok("rm", id)
 	}
+	l.wants(l.ctl("run", "--runtime", l.runtime, "--memory", "1Ti", "base", "--", "true"), 0, "the memory limit of 1Ti is more than")
 	if ps := l.ok("image", "ls"); !strings.Contains(ps, "ubuntu:*") || !strings.Contains(ps, "python:3*") {
 		t.Errorf("image ls: %s", ps)
 	}
 	l.wants(l.ctl("create", "nginx:latest"), 125, "nginx:latest", "image ls", "images.aliases")
 	l.wants(l.ctl("image", "rm", "ubuntu"), 125, "not on this host")
+}
+
+// versions are those that an image tells of its programs.
+func (l *lab) versions(image string) map[string]string {
+	l.Helper()
+	i, err := l.api.Images().Inspect(l.Context(), image)
+	if err != nil {
+		l.Fatal(err)
+	}
+	of := map[string]string{}
+	for label, version := range i.Labels {
+		if program, ok := strings.CutPrefix(label, "sandboxd.version."); ok {
+			of[program] = version
+		}
+	}
+	return of
 }
 
 // TestAliasRestart: another configuration changes what a name means for
@@ -179,7 +212,8 @@ func TestAliasRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(h.Config, bytes.Replace(text, []byte(`= "base"`), []byte(`= "python"`), 1), 0o600); err != nil {
+	text = bytes.Replace(text, []byte(`= "base"`), []byte(`= "python"`), 1)
+	if err := os.WriteFile(h.Config, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h.Start()
@@ -195,5 +229,14 @@ func TestAliasRestart(t *testing.T) {
 	if sb := h.create(t, r); sb.Sandboxd.ImageName != "python:latest" {
 		t.Errorf("a new one is of %s", sb.Sandboxd.ImageName)
 	}
+	h.Stop()
+	text = bytes.Replace(text, []byte("[images.aliases]"), []byte("[images]\nother_versions = \"refuse\"\n[images.aliases]"), 1)
+	if err := os.WriteFile(h.Config, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h.Start()
+	l.wants(l.ctl("create", "shop/app:2"), 125, "images.other_versions")
+	l.wants(l.ctl("create", "ubuntu:22.04"), 125, "images.other_versions")
+	l.ok("rm", l.make("python:3"))
 	h.deleteAll(t)
 }

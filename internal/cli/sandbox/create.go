@@ -119,6 +119,7 @@ func createKept(
 	if err != nil {
 		return err
 	}
+	noted(sb)
 	if err := o.One(sb, sb.ID); err != nil {
 		return err
 	}
@@ -131,6 +132,16 @@ func createKept(
 		return unready(sb)
 	}
 	return nil
+}
+
+// noted prints the notes of a sandbox.
+func noted(sb wire.Sandbox) {
+	if sb.Sandboxd == nil {
+		return
+	}
+	for _, note := range sb.Sandboxd.Notes {
+		command.Note(note)
+	}
 }
 
 // notUp gives the failure of a sandbox whose entrypoint cannot be run the exit

@@ -159,6 +159,7 @@ func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv [
 			}
 		}()
 	}
+	noted(sb)
 	if sb.Status.State != wire.Running {
 		return errs.New(errs.Internal, "the sandbox failed (%s): %s", sb.Status.Reason, sb.Status.Message)
 	}

@@ -80,6 +80,9 @@ func updateOne(
 		for _, note := range i.Notes {
 			command.Note(note)
 		}
+		if _, changed := limits["memory"]; changed {
+			noted(i.Sandbox)
+		}
 		id = i.ID
 	}
 	if len(labels) > 0 {

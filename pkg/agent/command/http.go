@@ -54,9 +54,9 @@ func status(w http.ResponseWriter, r *http.Request, c *Command) error {
 }
 
 // logs is GET /command/{id}/logs. The cursor is the number of a byte of the output.
-// Bytes that the ring no longer has are skipped. With follow=true the reply goes on as
-// the output does, until the command has ended; its cursor header then tells the number
-// of its first byte.
+// Bytes that the ring no longer has are skipped, and with since=TIME those that are older.
+// With follow=true the reply goes on as the output does, until the command has ended; its
+// cursor header then tells the number of its first byte.
 func logs(w http.ResponseWriter, r *http.Request, c *Command) error {
 	q := r.URL.Query()
 	off := int64(0)
@@ -75,6 +75,14 @@ func logs(w http.ResponseWriter, r *http.Request, c *Command) error {
 	}
 	from, end := c.Output.Range()
 	off = max(off, from)
+	if q := q.Get("since"); q != "" {
+		at, err := time.Parse(time.RFC3339Nano, q)
+		if err != nil {
+			return reply.BadRequest("since %.64q is not a time; send RFC 3339, such as 2030-01-02T15:04:05Z", q)
+		}
+		off = max(off, c.Output.Since(at))
+		w.Header().Set(agent.SinceHeader, strconv.FormatInt(off, 10))
+	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if follow && r.Method != http.MethodHead {
 		w.Header().Set(agent.CursorHeader, strconv.FormatInt(off, 10))

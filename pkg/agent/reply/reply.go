@@ -18,6 +18,7 @@ import (
 	"net/http"
 	"strconv"
 
+	"github.com/sandboxd/sandboxd/internal/fields"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
@@ -100,7 +101,9 @@ func JSON(w http.ResponseWriter, status int, v any) error {
 	return nil
 }
 
-// ReadJSON decodes the body of r, of at most 16 MiB, into v.
+// ReadJSON decodes the body of r, of at most 16 MiB, into v. Fields that v does not have
+// are named in a header of the answer. A misspelled one is refused, except from
+// OpenSandbox's own SDKs, which may know more fields than this release.
 func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, agent.MaxJSON))
 	if err != nil {
@@ -113,6 +116,11 @@ func ReadJSON(w http.ResponseWriter, r *http.Request, v any) error {
 	if err := json.Unmarshal(b, v); err != nil {
 		return BadRequest("the request body is not the JSON that this call expects: %v", err)
 	}
+	unknown, typo, meant := fields.Unknown(b, v)
+	if _, sdk := agent.SDK(r.UserAgent()); typo != "" && !sdk {
+		return BadRequest("the request has no field %q; did you mean %s?", typo, meant)
+	}
+	fields.Tell(w.Header(), unknown)
 	return nil
 }
 

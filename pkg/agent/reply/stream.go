@@ -51,10 +51,9 @@ func NewStream(w http.ResponseWriter, r *http.Request) *Stream {
 var firstWithEndings = []int{1, 1, 1}
 
 // wantsBareLines reports whether r is from one of OpenSandbox's SDKs older than that.
-// All of them send their version: OpenSandbox-Python-SDK/1.1.0.
 func wantsBareLines(r *http.Request) bool {
-	sdk, version, ok := strings.Cut(r.Header.Get("User-Agent"), "/")
-	if !ok || !strings.HasPrefix(sdk, "OpenSandbox-") || !strings.HasSuffix(sdk, "-SDK") {
+	version, ok := agent.SDK(r.UserAgent())
+	if !ok {
 		return false
 	}
 	var is []int

@@ -320,6 +320,50 @@ func TestFollowLogsClientLeaves(t *testing.T) {
 	e.call(200, "DELETE", "/command?id="+id, nil)
 }
 
+// TestLogsSince: what was written before a time is left out.
+func TestLogsSince(t *testing.T) {
+	e := newEnv(t)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	feed, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer feed.Close()
+	start := time.Now()
+	id := e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: "echo old; read x <" + fifo + "; echo new", Background: true}))
+	resp, err := http.DefaultClient.Do(e.request("GET", "/command/"+id+"/logs?follow=true", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewReader(resp.Body)
+	if got, err := lines.ReadString('\n'); got != "old\n" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	time.Sleep(20 * time.Millisecond) // time is what this is about: output of 10 ms counts as one
+	between := time.Now()
+	if _, err := feed.WriteString("x\n"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := lines.ReadString('\n'); got != "new\n" {
+		t.Fatalf("%q, %v", got, err)
+	}
+	e.await(id)
+	for at, want := range map[time.Time]string{start: "old\nnew\n", between: "new\n", time.Now().Add(time.Minute): ""} {
+		resp, logs := e.send(e.request("GET", "/command/"+id+"/logs?since="+at.UTC().Format(time.RFC3339Nano), nil))
+		if logs != want || resp.Header.Get(agent.SinceHeader) != itoa(8-len(want)) {
+			t.Errorf("since %s: %q, from byte %s", at, logs, resp.Header.Get(agent.SinceHeader))
+		}
+	}
+	if resp, _ := e.send(e.request("GET", "/command/"+id+"/logs", nil)); resp.Header.Get(agent.SinceHeader) != "" {
+		t.Errorf("without a time: %v", resp.Header)
+	}
+	e.call(400, "GET", "/command/"+id+"/logs?since=yesterday", nil)
+}
+
 func TestBackgroundAndLogs(t *testing.T) {
 	e := newEnv(t)
 	out := e.call(200, "POST", "/command", agent.CommandRequest{

@@ -2,6 +2,7 @@ package spec
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -86,6 +87,18 @@ func Sandbox(r record.Record) wire.Sandbox {
 		out.Sandboxd.LastRestart = Moment(r.Started)
 	}
 	return out
+}
+
+// Notes says what a client that reads a sandbox may not expect of it.
+func (o *Offer) Notes(r *record.Record) (notes []string) {
+	if r.Spec.ImageNote != "" {
+		notes = append(notes, r.Spec.ImageNote)
+	}
+	if n := r.Spec.MemoryBytes; o.HostMemoryBytes > 0 && n > o.HostMemoryBytes {
+		notes = append(notes, fmt.Sprintf("the memory limit of %s is more than the %s that this host has: the host's memory "+
+			"runs out first", record.Size(n), record.Mebibytes(o.HostMemoryBytes)))
+	}
+	return notes
 }
 
 // Moment is Micros for a field that is left out; nil for the zero time.

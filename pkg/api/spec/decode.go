@@ -13,8 +13,8 @@ import (
 // maxDepth is how deep a body may nest. Decoding recurses.
 const maxDepth = 100
 
-// Decode reads one JSON value into v. It ignores unknown fields, as OpenSandbox
-// does, and refuses wrong types by the name of the field.
+// Decode reads one JSON value into v. It ignores unknown fields and refuses wrong types by
+// the name of the field.
 func Decode(b []byte, v any) error {
 	if !shallow(b) {
 		return httperr.Invalid("the JSON body is nested deeper than %d levels; no request needs that", maxDepth)

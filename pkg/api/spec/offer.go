@@ -34,6 +34,10 @@ type Offer struct {
 	LogBytes    int64              // 16 Mi
 	VolumeBytes int64              // of a new volume; 0: no bound, and see NoDisk
 
+	// HostMemoryBytes is the memory of this host; 0: not known. A limit may be more, as
+	// limits together may: see Notes.
+	HostMemoryBytes int64
+
 	// The most that one request may ask for. The disks of all sandboxes together
 	// may be larger than the pool, as their memory may.
 	MaxMemoryBytes int64 // 1 Ti

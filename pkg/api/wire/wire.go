@@ -214,6 +214,9 @@ type Info struct {
 	LastRestart *time.Time `json:"lastRestart,omitempty"`
 	NextStart   *time.Time `json:"nextStart,omitempty"`
 	Health      *Health    `json:"health,omitempty"` // of a live sandbox that has a probe
+	// Notes are for people: the image is another version than its name says, a limit is
+	// more than the host has.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // The health of a sandbox, by its probe.

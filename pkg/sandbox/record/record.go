@@ -137,7 +137,9 @@ type Spec struct {
 	Image Image  `json:"image"`          // without layers while it is pulled
 	// ImageURI is the image as the client wrote it, perhaps an alias. It is empty if the
 	// client gave none, and in old records.
-	ImageURI   string            `json:"imageUri,omitempty"`
+	ImageURI string `json:"imageUri,omitempty"`
+	// ImageNote says, for people, that Image is another version than ImageURI names.
+	ImageNote  string            `json:"imageNote,omitempty"`
 	Snapshot   string            `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
 	Runtime    string            `json:"runtime"`            // "runsc" or "runc"
 	Entrypoint []string          `json:"entrypoint"`
