@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/group"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
@@ -23,9 +24,11 @@ func main() {
 	confine.Main(daemon.Confined())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
+	root := command()
+	group.Strict(root)
+	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)
-		if errors.As(err, new(usageError)) {
+		if errors.As(err, new(usageError)) || errors.As(err, new(*group.Unknown)) {
 			os.Exit(2)
 		}
 		os.Exit(1)

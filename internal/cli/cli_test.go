@@ -342,7 +342,8 @@ func TestExitCodes(t *testing.T) {
 		"unknown flag":   {args: []string{"run", "--nope", "base", "true"}, code: 125, says: "--help"},
 		"flag too late":  {args: []string{"run", "base", "--runtime", "runc"}, code: 125, says: "put flags of sandboxctl run before it"},
 		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "not a TTY"},
-		"unknown verb":   {args: []string{"rnu"}, code: 125, says: "run"},
+		"unknown verb":   {args: []string{"rnu"}, code: 125, says: "or `sandboxctl run`?"},
+		"unknown deeper": {args: []string{"image", "bild"}, code: 125, says: "did you mean `sandboxctl image build`?"},
 		"unknown format": {args: []string{"ps", "-o", "xml"}, code: 125, says: "json"},
 		"not found": {
 			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":127,"error":"no such file"}`) },
