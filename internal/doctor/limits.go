@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // A setting is a sysctl and the least value that it should have.
@@ -100,10 +102,15 @@ func limitChecks() []check {
 					return f
 				}
 			}
-			return ok("user.max_*_namespaces are enough for %d sandboxes", h.cfg.Limits.MaxSandboxes)
+			return ok("user.max_*_namespaces are enough for %s", h.sandboxes())
 		},
 	})
 	return append(checks, neighbours)
+}
+
+// sandboxes is how many the configuration allows, in words.
+func (h *host) sandboxes() string {
+	return errs.Count(h.cfg.Limits.MaxSandboxes, "sandbox", "sandboxes")
 }
 
 // atLeast compares a sysctl with the need of max_sandboxes.
@@ -120,11 +127,11 @@ func (h *host) atLeast(name string, need, want int64, modules []string) Finding 
 		return skipped("%s is %q, which is not a number", name, text)
 	}
 	if is < need {
-		f := warn(s.mend(), "%s is %d, and %d sandboxes (limits.max_sandboxes) may need %d", name, is, h.cfg.Limits.MaxSandboxes, need)
+		f := warn(s.mend(), "%s is %d, and %s (limits.max_sandboxes) may need %d", name, is, h.sandboxes(), need)
 		f.sysctl = &s
 		return f
 	}
-	return ok("%d, enough for %d sandboxes", is, h.cfg.Limits.MaxSandboxes)
+	return ok("%d, enough for %s", is, h.sandboxes())
 }
 
 // nofile checks the limit of the running daemon or, if none runs, of this process.
@@ -143,7 +150,7 @@ var nofile = check{
 		if l.Max < need {
 			return warn(fmt.Sprintf("set LimitNOFILE=%d in its unit, or ulimit -Hn %d before sandboxd serve", max(need, 1048576),
 				max(need, 1048576)),
-				"%s may open %d files, and %d sandboxes may need %d", whose, l.Max, h.cfg.Limits.MaxSandboxes, need)
+				"%s may open %d files, and %s may need %d", whose, l.Max, h.sandboxes(), need)
 		}
 		return ok("%s may open %d files", whose, l.Max)
 	},
