@@ -143,7 +143,7 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "POST /sandboxes/lab/renew-expiration":
 		d.renewed <- struct{}{}
 		reply(200, wire.Renewal{})
-	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause":
+	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause", "POST /sandboxes/lab/stop":
 		w.WriteHeader(204)
 	case "GET /sandboxes/lab/stats":
 		reply(200, wire.Usage{Time: time.Now(), OOMKills: d.oom, MemoryLimitBytes: 64 << 20})
@@ -202,6 +202,11 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 		return
 	}
 	switch p {
+	case "/code":
+		w.WriteHeader(500)
+		json.NewEncoder(w).Encode(agent.Error{ //nolint:errcheck // the test sees what is missing
+			Code: "RUNTIME_ERROR", Message: agent.ContextBusy + ": context c is running other code; interrupt it with DELETE /code?id=c",
+		})
 	case "/session":
 		json.NewDecoder(r.Body).Decode(&d.line)             //nolint:errcheck // the test sees what is missing
 		io.WriteString(w, `{"session_id":"`+commandID+`"}`) //nolint:errcheck // the test sees what is missing
@@ -384,6 +389,7 @@ func TestExitCodes(t *testing.T) {
 		},
 		"no sandbox":    {args: []string{"exec", "other", "true"}, code: 125, says: "not found"},
 		"rm unknown":    {args: []string{"rm", "other"}, code: 125, says: "not found"},
+		"eval busy":     {args: []string{"eval", "lab", "1"}, code: 125, says: "`sandboxctl code context create -l python lab`"},
 		"rm -f unknown": {args: []string{"rm", "-f", "other"}, code: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -606,6 +612,18 @@ func TestReaderLeaves(t *testing.T) {
 		guard.Stop()
 		if code := cmd.ProcessState.ExitCode(); code != 141 || <-got != "SIGPIPE" || !slices.Contains(d.asked(), c.want) {
 			t.Errorf("%v: status %d, %v", c.args, code, d.asked())
+		}
+	}
+}
+
+// TestRunKept: without --rm the sandbox ends with the command, and stays.
+func TestRunKept(t *testing.T) {
+	for _, code := range []int{0, 3} {
+		d := newDaemon(t)
+		d.exec = func(w io.Writer, _ <-chan string) { exit(w, code) }
+		r := d.run(t, "run", "--rm=false", "base", "--", "true")
+		if asked := d.asked(); r.code != code || r.errout != "" || asked[len(asked)-1] != "POST /sandboxes/"+testID+"/stop" {
+			t.Errorf("%+v, %v", r, asked)
 		}
 	}
 }

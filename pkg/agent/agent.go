@@ -176,6 +176,10 @@ type Tasks struct {
 // line of its traceback is "signal: killed" if a SIGKILL ended it.
 const ContextDied = "ContextDied"
 
+// ContextBusy begins the message about a context that runs other code, in the words of
+// execd, which clients of OpenSandbox look for.
+const ContextBusy = "session is busy"
+
 // CodeRequest is the body of POST /code. Without an id the code runs in the
 // context that the sandbox keeps for the language; without a language as well,
 // as a command.
