@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
@@ -158,18 +157,7 @@ var nofile = check{
 
 // daemon is the pid of the daemon that holds the lock of this instance; 0 if none runs
 // or the pid is unknown.
-func (h *host) daemon() int {
-	f, err := os.Open(fmt.Sprintf("/run/sandboxd-%s.lock", h.cfg.Instance))
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	lock := unix.Flock_t{Type: unix.F_WRLCK}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock); err != nil || lock.Type == unix.F_UNLCK {
-		return 0
-	}
-	return int(lock.Pid)
-}
+func (h *host) daemon() int { return holder(fmt.Sprintf("/run/%s%s.lock", lockPrefix, h.cfg.Instance)) }
 
 // neighbours checks the neighbour table that all networks of a host share. Permanent
 // entries, such as those of sandboxes, do not count since Linux 5.0 (neigh_alloc in

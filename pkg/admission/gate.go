@@ -137,7 +137,8 @@ func (g *Gate) memory(all []*record.Record, needs int64) error {
 	return g.full(all, Memory, g.Queue.clears(),
 		"the host has %s of free memory; %s %s of it and this one needs %s; %s must stay free "+
 			"(limits.memory_reserve); delete sandboxes, or wait for some to end",
-		record.Mebibytes(free), errs.Count(n, "creation in progress needs", "creations in progress need"), record.Mebibytes(promised), record.Mebibytes(needs), record.Mebibytes(g.Limits.MemoryReserve))
+		record.Mebibytes(free), errs.Count(n, "creation in progress needs", "creations in progress need"),
+		record.Mebibytes(promised), record.Mebibytes(needs), record.Mebibytes(g.Limits.MemoryReserve))
 }
 
 func (g *Gate) disk(all []*record.Record) error {
