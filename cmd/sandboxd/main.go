@@ -134,7 +134,7 @@ func configCommand() *cobra.Command {
 	}
 	check := &cobra.Command{
 		Use:     "check [FILE]",
-		Short:   "Read a configuration as the daemon does and report every problem",
+		Short:   "Read a configuration and the files that it names, and report every problem",
 		Example: `  sandboxd config check /etc/sandboxd/config.toml`,
 		Args:    cobra.MaximumNArgs(1),
 	}
@@ -143,13 +143,10 @@ func configCommand() *cobra.Command {
 		if len(args) == 1 {
 			*path = args[0]
 		}
-		cfg, err := config.Load(*path)
-		if err == nil && cfg.Listen.TCP != "" {
-			_, err = cfg.APIKeys()
+		if err := config.Check(*path); err != nil {
+			return err
 		}
-		if err == nil {
-			fmt.Fprintln(cmd.OutOrStdout(), "ok")
-		}
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), "ok")
 		return err
 	}
 	cmd.AddCommand(initCmd, check)
