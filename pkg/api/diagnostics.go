@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/history"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -241,7 +242,7 @@ func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record) outp
 	case rec.State == record.Ended:
 		return output{
 			text:     strings.ToValidUTF8(rec.LastOutput, "\ufffd"),
-			warnings: []string{fmt.Sprintf("the sandbox has ended (%s); the last %d KiB of its output are kept", rec.Reason, maxTail>>10)},
+			warnings: []string{fmt.Sprintf("the sandbox has ended (%s); the last %d KiB of its output are kept", rec.Reason, agent.MaxLastOutput>>10)},
 		}
 	case rec.State != record.Running:
 		return none("the sandbox is %s; its output can be read while it runs", spec.StateOf(&rec))

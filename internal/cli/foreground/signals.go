@@ -25,6 +25,7 @@ type Signals struct {
 	process Signaled // nil: not started yet
 	held    []os.Signal
 	restore func() // of this terminal; nil: nothing to restore
+	away    bool   // the daemon is: nobody can be sent a signal
 }
 
 // Signaled is what takes a signal: a command, a terminal, or code in a sandbox.
@@ -69,7 +70,9 @@ func (s *Signals) watch() {
 		last[got] = time.Now()
 		switch seen[got]++; seen[got] {
 		case 1:
-			s.pass(got)
+			if !s.pass(got) {
+				s.cancel()
+			}
 		case 2:
 			s.cancel()
 		default:
@@ -83,12 +86,16 @@ func (s *Signals) watch() {
 	}
 }
 
-func (s *Signals) pass(got os.Signal) {
+// pass sends a signal on its way, unless the daemon is away.
+func (s *Signals) pass(got os.Signal) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.away {
+		return false
+	}
 	if s.process == nil {
 		s.held = append(s.held, got)
-		return
+		return true
 	}
 	p := s.process
 	s.passed.Go(func() {
@@ -96,6 +103,15 @@ func (s *Signals) pass(got os.Signal) {
 		defer cancel()
 		p.Signal(ctx, signalNames[got]) //nolint:errcheck // a command that ended meanwhile needs none
 	})
+	return true
+}
+
+// Away says that the daemon is away, or back. While it is away, the first signal cancels
+// Context.
+func (s *Signals) Away(away bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.away = away
 }
 
 // To names the command that signals are for.

@@ -24,7 +24,7 @@ an object, because the output has no end; commands that end print one object or 
   sandboxctl events -o json | jq -r 'select(.reason == "oom").id'`,
 		Args: cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
-			for ev, err := range cl.Events(ctx) {
+			for ev, err := range cl.Events(ctx, command.Notices()) {
 				if err != nil {
 					if ctx.Err() != nil {
 						return context.Canceled
