@@ -172,6 +172,9 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "mine", Tag: "1"}})
+	case "POST /images/pull":
+		reply(200, wire.ImportLine{Progress: &wire.ImportProgress{Stage: "download", Bytes: 1 << 20, Total: 2 << 20}})
+		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "absent", Tag: "latest"}})
 	case "GET /images/python/export":
 		io.WriteString(w, "an archive") //nolint:errcheck // the test sees what is missing
 	case "GET /images/torn/export":

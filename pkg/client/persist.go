@@ -53,6 +53,7 @@ func (d *daemon) again(ctx context.Context, n Notices, joined bool, stream func(
 		told = false
 	}
 	for wait := firstRetry; ; wait = min(2*wait, lastRetry) {
+		began := time.Now()
 		err := stream(up)
 		if err == nil || ctx.Err() != nil || !joined || !broken(err) {
 			return err
@@ -74,7 +75,7 @@ func (d *daemon) again(ctx context.Context, n Notices, joined bool, stream func(
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if wait > firstRetry {
+		if wait > firstRetry || time.Since(began) < firstRetry {
 			pause(ctx, wait)
 		}
 	}

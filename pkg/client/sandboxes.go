@@ -2,7 +2,6 @@ package client
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -277,12 +276,14 @@ func (c *Client) Events(ctx context.Context, n Notices) iter.Seq2[wire.Event, er
 				return err
 			}
 			defer resp.Body.Close()
-			up()
 			for ev, err := range parseEvents(resp.Body) {
 				if err != nil {
 					return c.lost(ctx, err)
 				}
-				cursor = cmp.Or(ev.Cursor, cursor)
+				if ev.Cursor != "" { // an older daemon has none, and nobody can come back to it
+					cursor = ev.Cursor
+					up()
+				}
 				if ev.Type != "" && !yield(ev, nil) {
 					enough = true
 					return nil

@@ -4,17 +4,13 @@ import (
 	"archive/tar"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
-	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -80,13 +76,12 @@ func importImage(ctx context.Context, cl *client.Client, o *command.Output, file
 // comes shows the progress of an import or a pull on a terminal, and then prints the
 // image.
 func comes(o *command.Output, get func(progress func(wire.ImportProgress)) (wire.ImageInfo, error)) error {
-	var progress func(wire.ImportProgress)
+	var bar command.Bar
 	if !o.Quiet && command.IsTerminal(os.Stderr) {
-		bar := bar{w: os.Stderr}
-		progress = bar.show
-		defer bar.clear()
+		bar.On = os.Stderr
 	}
-	im, err := get(progress)
+	im, err := get(bar.Show)
+	bar.Clear() // before anything else is printed on its line
 	if err != nil {
 		return err
 	}
@@ -128,37 +123,6 @@ func openArchive(file string) (io.ReadCloser, int64, error) {
 	}()
 	return r, 0, nil
 }
-
-// bar shows the progress of an import or a pull on one line of a terminal.
-type bar struct{ w *os.File }
-
-const barWidth = 30
-
-func (b bar) show(p wire.ImportProgress) {
-	what := "receiving"
-	switch p.Stage {
-	case "unpack":
-		what = fmt.Sprintf("unpacking layer %d of %d", p.Layer, p.Layers)
-	case "resolve":
-		fmt.Fprintf(b.w, "\r\x1b[Kasking the registry")
-		return
-	case "download":
-		what = "downloading"
-	}
-	line := fmt.Sprintf("%s  %s", what, text.Bytes(p.Bytes))
-	if p.Total > 0 {
-		done := min(1, float64(p.Bytes)/float64(p.Total))
-		full := int(done * barWidth)
-		line = fmt.Sprintf("%s  [%s%s] %s of %s  %d%%",
-			what, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), text.Bytes(p.Bytes), text.Bytes(p.Total), int(done*100))
-	}
-	if width, _, err := term.GetSize(int(b.w.Fd())); err == nil && width > 1 {
-		line = text.Clip(line, width-1)
-	}
-	fmt.Fprintf(b.w, "\r\x1b[K%s", line)
-}
-
-func (b bar) clear() { fmt.Fprint(b.w, "\r\x1b[K") }
 
 func newImageExport(p *command.Program) *cobra.Command {
 	var out string

@@ -77,6 +77,9 @@ start runs it again, sandboxctl rm removes it. It has no timeout.`,
 			return err
 		}
 		if !detach {
+			if err := pullShown(ctx, cl, args[0]); err != nil {
+				return err
+			}
 			return runOnce(cl, r, f, argv, rm)
 		}
 		if err := checkEntrypoint(f); err != nil {

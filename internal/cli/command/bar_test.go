@@ -1,4 +1,4 @@
-package image
+package command
 
 import (
 	"os"
@@ -15,11 +15,12 @@ func TestBar(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	b := bar{f}
-	b.show(wire.ImportProgress{Stage: "receive", Bytes: 1 << 20})
-	b.show(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 1 << 20, Total: 2 << 20})
-	b.show(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 9, Total: 2}) // a daemon may err
-	b.clear()
+	b := Bar{On: f}
+	b.Show(wire.ImportProgress{Stage: "receive", Bytes: 1 << 20})
+	b.Show(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 1 << 20, Total: 2 << 20})
+	b.Show(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 9, Total: 2}) // a daemon may err
+	b.Clear()
+	b.Clear() // nothing is left to clear
 	got, err := os.ReadFile(f.Name())
 	if err != nil {
 		t.Fatal(err)
