@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -9,12 +10,14 @@ import (
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -57,6 +60,7 @@ type daemon struct {
 	line     agent.SessionRun
 	state    wire.Status
 	exec     func(w io.Writer, signals <-chan string) // after the init frame
+	init     string                                   // in the init frame, behind the id
 	signals  chan string
 	stdin    chan string
 	oom      int64
@@ -87,6 +91,11 @@ func frame(w io.Writer, stream byte, text string) {
 }
 
 func exit(w io.Writer, code int) { frame(w, agent.FrameEnd, fmt.Sprintf(`{"exit_code":%d}`, code)) }
+
+// back says where a command goes on for a client that comes back: where that wants.
+func (d *daemon) back(q url.Values) string {
+	return fmt.Sprintf(`"stdout":%s,"stderr":%s`, q.Get("stdout"), q.Get("stderr"))
+}
 
 // asked returns the requests so far.
 func (d *daemon) asked() []string {
@@ -221,10 +230,14 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 	case "/command":
 		json.NewDecoder(r.Body).Decode(&d.command) //nolint:errcheck // the test sees what is missing
 		w.Header().Set("Content-Type", agent.FramesType)
-		frame(w, agent.FrameControl, `{"id":"`+commandID+`"}`)
+		frame(w, agent.FrameControl, `{"id":"`+commandID+`"`+d.init+`}`)
 		if !d.command.Background {
 			d.exec(w, d.signals)
 		}
+	case "/command/" + commandID + "/frames":
+		w.Header().Set("Content-Type", agent.FramesType)
+		frame(w, agent.FrameControl, `{"id":"`+commandID+`","resumes":true,`+d.back(r.URL.Query())+`}`)
+		d.exec(w, d.signals)
 	case "/command/" + commandID + "/signal":
 		d.signals <- r.URL.Query().Get("signal")
 	case "/command/" + commandID + "/stdin":
@@ -628,6 +641,67 @@ func TestRunKept(t *testing.T) {
 		if asked := d.asked(); r.code != code || r.errout != "" || asked[len(asked)-1] != "POST /sandboxes/"+testID+"/stop" {
 			t.Errorf("%+v, %v", r, asked)
 		}
+	}
+}
+
+// TestDaemonRestart: a run survives a restart of the daemon, with its output and its exit
+// status, and its sandbox is removed in the end.
+func TestDaemonRestart(t *testing.T) {
+	d := newDaemon(t)
+	var away atomic.Int32 // requests that find no daemon
+	d.before = func(r *http.Request) {
+		if away.Load() > 0 && away.Add(-1) >= 0 {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	d.init = `,"resumes":true`
+	runs := 0
+	d.exec = func(w io.Writer, _ <-chan string) {
+		if runs++; runs == 1 {
+			frame(w, 1, "one\n")
+			away.Store(3)
+			panic(http.ErrAbortHandler)
+		}
+		frame(w, 1, "two\n")
+		exit(w, 7)
+		away.Store(3) // again, before the sandbox is removed
+	}
+	r := d.run(t, "run", "base", "--", "true")
+	if r.code != 7 || r.out != "one\ntwo\n" || r.errout != "" {
+		t.Errorf("%+v", r)
+	}
+	if asked := d.asked(); asked[len(asked)-1] != "DELETE /sandboxes/"+testID {
+		t.Errorf("asked %q", asked)
+	}
+}
+
+// TestDaemonAwayInterrupt: while the daemon is away, the first Ctrl-C ends the waiting, and a
+// person at a terminal is told of both.
+func TestDaemonAwayInterrupt(t *testing.T) {
+	d := newDaemon(t)
+	var away atomic.Bool
+	d.before = func(r *http.Request) {
+		if away.Load() {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	d.init = `,"resumes":true`
+	d.exec = func(w io.Writer, _ <-chan string) { away.Store(true); panic(http.ErrAbortHandler) }
+	ptmx, tty := openPty(t)
+	c := d.cmd("exec", "lab", "--", "sleep", "9")
+	c.Stderr = tty
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	tty.Close()
+	said, err := bufio.NewReader(ptmx).ReadString('\n')
+	if err != nil || !strings.Contains(said, "waiting for the daemon") {
+		t.Errorf("said %q, %v", said, err)
+	}
+	c.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
+	c.Wait()                         //nolint:errcheck // the code is looked at
+	if code := c.ProcessState.ExitCode(); code != 130 {
+		t.Errorf("status %d", code)
 	}
 }
 

@@ -36,7 +36,7 @@ func TestPullShown(t *testing.T) {
 		d := newDaemon(t)
 		shown, out := d.onTerminal(t, false, args...)
 		const want = "Unable to find image 'absent' locally\r\n" +
-			"\r\x1b[Kdownloading  [===============               ] 1MiB of 2MiB  50%" +
+			"\r\x1b[Kdownloading  [===============               ] 1MiB of 2MiB…" +
 			"\r\x1b[KStatus: Downloaded newer image for absent:latest\r\n"
 		if shown != want || strings.Contains(out, "image") {
 			t.Errorf("%q shows %q and prints %q", args, shown, out)
@@ -60,7 +60,7 @@ func TestPullShown(t *testing.T) {
 // TestBarLeavesNothing: what image pull prints stands on a line of its own.
 func TestBarLeavesNothing(t *testing.T) {
 	d := newDaemon(t)
-	if shown, _ := d.onTerminal(t, true, "image", "pull", "absent"); !strings.HasSuffix(shown, "50%\r\x1b[Kabsent:latest\r\n") {
+	if shown, _ := d.onTerminal(t, true, "image", "pull", "absent"); !strings.HasSuffix(shown, "2MiB…\r\x1b[Kabsent:latest\r\n") {
 		t.Errorf("%q", shown)
 	}
 }

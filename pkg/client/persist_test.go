@@ -71,7 +71,7 @@ func resuming(w http.ResponseWriter, stdout, stderr int) {
 		fmt.Appendf(nil, `{"id":%q,"resumes":true,"stdout":%d,"stderr":%d}`, commandID, stdout, stderr)))
 }
 
-func part(w io.Writer, stream byte, text string) {
+func piece(w io.Writer, stream byte, text string) {
 	w.Write(agent.AppendFrame(nil, stream, []byte(text))) //nolint:errcheck // the test sees what is missing
 }
 
@@ -83,16 +83,16 @@ func TestWaitOn(t *testing.T) {
 		switch n := len(f.asked); n {
 		case 1:
 			resuming(w, 0, 0)
-			part(w, 1, "one ")
-			part(w, 2, "e1 ")
+			piece(w, 1, "one ")
+			piece(w, 2, "e1 ")
 			f.breaks(w, 4)
 		case 2: // it was restarted, and dies again before it says anything
 			panic(http.ErrAbortHandler)
 		case 3:
 			resuming(w, 4, 10) // the agent has forgotten seven bytes
-			part(w, 1, "two")
-			part(w, 2, "e2")
-			part(w, 3, `{"exit_code":7}`)
+			piece(w, 1, "two")
+			piece(w, 2, "e2")
+			piece(w, 3, `{"exit_code":7}`)
 		}
 	})
 	p, err := f.Start(t.Context(), "lab", Command{Argv: []string{"x"}})

@@ -54,7 +54,7 @@ func newCommandLogs(p *command.Program) *cobra.Command {
 			return err
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the command ends")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the command ends, also over restarts of the daemon")
 	tail = tailFlag(cmd)
 	return cmd
 }

@@ -60,7 +60,7 @@ func newLogs(p *command.Program) *cobra.Command {
 			return err
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the entrypoint ends")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the entrypoint ends, also over restarts of the daemon")
 	tail = tailFlag(cmd)
 	return cmd
 }

@@ -76,21 +76,7 @@ func (j Job) execute(stdin io.Reader) error {
 // says what to do if the daemon goes away before that.
 func (j Job) Wait(p *client.Process, hint string) (client.Exit, error) {
 	j.Signals.To(p)
-	notices := command.Notices()
-	exit, err := p.WaitOn(j.Signals.Context, client.Notices{
-		Lost: func(err error) {
-			j.Signals.Away(true)
-			if notices.Lost != nil {
-				notices.Lost(err)
-			}
-		},
-		Back: func() {
-			j.Signals.Away(false)
-			if notices.Back != nil {
-				notices.Back()
-			}
-		},
-	}, func(n int64) {
+	exit, err := p.WaitOn(j.Signals.Context, j.Signals.Notices(), func(n int64) {
 		command.Note(fmt.Sprintf("%s of output came while the daemon was away and are lost: the sandbox keeps the last part only; "+
 			"see --log-max-size", text.Bytes(n)))
 	}, os.Stdout, os.Stderr)

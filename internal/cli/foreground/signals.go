@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 // Signals passes signals on to a command. A signal that comes before the command
@@ -106,12 +107,29 @@ func (s *Signals) pass(got os.Signal) bool {
 	return true
 }
 
-// Away says that the daemon is away, or back. While it is away, the first signal cancels
-// Context.
-func (s *Signals) Away(away bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.away = away
+// Notices tell a person at a terminal that the daemon is away. While it is, the first
+// signal cancels Context: there is nobody to pass it on.
+func (s *Signals) Notices() client.Notices {
+	n := command.Notices()
+	away := func(is bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.away = is
+	}
+	return client.Notices{
+		Lost: func(err error) {
+			away(true)
+			if n.Lost != nil {
+				n.Lost(err)
+			}
+		},
+		Back: func() {
+			away(false)
+			if n.Back != nil {
+				n.Back()
+			}
+		},
+	}
 }
 
 // To names the command that signals are for.

@@ -49,7 +49,9 @@ sandboxctl rm removes the sandbox, even after the command has ended.
 
 Without -d the sandbox has a timeout, which sandboxctl renews while the command runs.
 If sandboxctl is killed, or is stopped (Ctrl-Z) or cannot reach the daemon for ten
-minutes, the sandbox is removed when the timeout ends.
+minutes, the sandbox is removed when the timeout ends. When the daemon is restarted, the
+command keeps running. sandboxctl waits for the daemon, and the output goes on where it
+was; Ctrl-C ends the waiting.
 
 With --rm=false the sandbox is stopped when the command has ended, and kept: sandboxctl
 start runs it again, sandboxctl rm removes it. It has no timeout.`,
@@ -150,7 +152,7 @@ func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv [
 	if err != nil {
 		return err
 	}
-	defer func() { err = finish(cl, sb, rm, err) }()
+	defer func() { err = finish(cl, sig, sb, rm, err) }()
 	if sb.Status.State != wire.Running {
 		return errs.New(errs.Internal, "the sandbox failed (%s): %s", sb.Status.Reason, sb.Status.Message)
 	}
@@ -171,21 +173,33 @@ func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv [
 }
 
 // finish removes the sandbox of a run that ended with err, or without rm stops it. A
-// sandbox that somebody has detached from runs on.
-func finish(cl *client.Client, sb wire.Sandbox, rm bool, err error) error {
+// sandbox that somebody has detached from runs on. A daemon that is away is waited for,
+// unless the run was interrupted.
+func finish(cl *client.Client, sig *foreground.Signals, sb wire.Sandbox, rm bool, err error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanup)
 	defer cancel()
+	try := func(f func(ctx context.Context) error) error {
+		if sig.Context.Err() != nil {
+			return f(ctx)
+		}
+		return cl.Persist(sig.Context, sig.Notices(), func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), cleanup)
+			defer cancel()
+			return f(ctx)
+		})
+	}
 	detached := errors.Is(err, foreground.ErrDetached)
 	switch {
 	case detached && rm:
 		return leave(ctx, cl, sb)
 	case detached:
 	case rm:
-		if derr := cl.Delete(ctx, sb.ID); derr != nil && !errs.Is(derr, errs.NotFound) {
+		derr := try(func(ctx context.Context) error { return cl.Delete(ctx, sb.ID) })
+		if derr != nil && !errs.Is(derr, errs.NotFound) {
 			return notDestroyed(derr, sb.ID)
 		}
 	default:
-		serr := cl.Stop(ctx, sb.ID, 0)
+		serr := try(func(ctx context.Context) error { return cl.Stop(ctx, sb.ID, 0) })
 		if serr != nil && !errs.Is(serr, errs.NotFound) && !errs.Is(serr, errs.WrongState) { // it has ended by itself
 			return errs.Wrap(serr, errs.Internal, "sandbox %s could not be stopped and runs on; try `sandboxctl stop %s`", sb.ID, sb.ID)
 		}

@@ -21,13 +21,16 @@ import (
 //	            └── since N ── catch up ──▶ client, which is live then
 //
 // Output goes to the ring and then to the client. A client that reads slowly slows the
-// command down; one that is gone does not.
+// command down. For a client of frames that is gone, the command waits before it fills half
+// of the ring, since the client may come back; but not for long.
 type watch struct {
 	// feed is held while output goes to ring and client, and while a client catches up,
 	// so that no client misses a byte or gets one twice.
 	feed  sync.Mutex
 	marks output.Marks  // guarded by feed
 	live  *reply.Stream // has caught up; guarded by feed
+	left  int64         // number of the next byte when the client left; guarded by feed
+	wait  chan struct{} // closed when nobody waits for that client any more; nil: nobody does; guarded by feed
 
 	mu     sync.Mutex
 	holder *reply.Stream // of the client that is there, or catches up; guarded by mu
@@ -37,6 +40,10 @@ type watch struct {
 // inputHold is how long the standard input of a command stays open for a client that
 // sends it in parts and is gone: as long as a run's sandbox outlives its sandboxctl.
 const inputHold = 10 * time.Minute
+
+// outputHold is how long a command waits for a client that is gone: longer than a daemon
+// takes to start.
+const outputHold = time.Minute
 
 // Watch shows c on s, the reply to the request that started it. Call it before Begin, and
 // Follow afterwards.
@@ -54,6 +61,9 @@ func (c *Command) unwatch(s *reply.Stream) {
 	c.watch.feed.Lock()
 	if c.watch.live == s {
 		c.watch.live = nil
+		if s.Frames() && c.Running() {
+			c.awaitClient()
+		}
 	}
 	c.watch.feed.Unlock()
 	c.watch.mu.Lock()
@@ -64,6 +74,47 @@ func (c *Command) unwatch(s *reply.Stream) {
 	c.watch.holder = nil
 	if c.Stdin != nil && c.Running() {
 		c.watch.hold = time.AfterFunc(inputHold, func() { proc.Guarded(c.abandonInput) })
+	}
+}
+
+// awaitClient makes output wait for a client that has just left. The caller holds feed.
+func (c *Command) awaitClient() {
+	_, c.watch.left = c.Output.Range()
+	wait := make(chan struct{})
+	c.watch.wait = wait
+	time.AfterFunc(outputHold, func() {
+		c.watch.feed.Lock()
+		defer c.watch.feed.Unlock()
+		if c.watch.wait == wait {
+			c.goOn()
+		}
+	})
+}
+
+// goOn ends the waiting for a client. The caller holds feed.
+func (c *Command) goOn() {
+	if c.watch.wait != nil {
+		close(c.watch.wait)
+	}
+	c.watch.wait = nil
+}
+
+// hold waits with n bytes of output for a client that is gone, if they do not fit into half
+// of the ring: the other half has what may be lost with its connection. It waits for no
+// process that is dead, whose output is what the pipe held. The caller holds feed.
+func (c *Command) hold(n int) {
+	for c.watch.wait != nil && c.Alive() {
+		_, end := c.Output.Range()
+		if end+int64(n)-c.watch.left <= c.Output.Limit()/2 {
+			return
+		}
+		wait := c.watch.wait
+		c.watch.feed.Unlock()
+		select {
+		case <-wait:
+		case <-c.Died():
+		}
+		c.watch.feed.Lock()
 	}
 }
 
@@ -87,6 +138,7 @@ func (c *Command) keep(stream byte, framed []byte, last bool) {
 	b := framed[agent.FrameHeader:]
 	c.watch.feed.Lock()
 	defer c.watch.feed.Unlock()
+	c.hold(len(b))
 	c.Output.Write(b) //nolint:errcheck // never fails
 	c.watch.marks.Add(stream, len(b))
 	if !last && c.watch.live != nil {
@@ -142,6 +194,7 @@ func (c *Command) catchUp(s *reply.Stream, r *http.Request, since [2]int64) erro
 	}
 	s.Flush()
 	c.watch.live = s
+	c.goOn()
 	return nil
 }
 

@@ -27,6 +27,8 @@ type Stream struct {
 	Raw bool // output is passed on as it comes, not by lines
 
 	frames bool
+	left   chan struct{} // closed by Detach
+	leave  sync.Once
 
 	mu    sync.Mutex
 	w     http.ResponseWriter
@@ -38,7 +40,10 @@ type Stream struct {
 
 // NewStream makes the reply to r.
 func NewStream(w http.ResponseWriter, r *http.Request) *Stream {
-	s := &Stream{w: w, rc: http.NewResponseController(w), frames: strings.Contains(r.Header.Get("Accept"), agent.FramesType)}
+	s := &Stream{
+		w: w, rc: http.NewResponseController(w), left: make(chan struct{}),
+		frames: strings.Contains(r.Header.Get("Accept"), agent.FramesType),
+	}
 	for i := range s.lines {
 		s.lines[i].bare = wantsBareLines(r)
 	}
@@ -118,6 +123,8 @@ func (s *Stream) Follow(r *http.Request, over <-chan struct{}, finish func()) {
 			s.ping()
 		case <-r.Context().Done():
 			s.Detach()
+			return
+		case <-s.left:
 			return
 		}
 	}
@@ -317,6 +324,7 @@ func (s *Stream) appendEvent(ev agent.Event) {
 // cut off. It may be called more than once.
 func (s *Stream) Detach() {
 	s.rc.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // the connection is lost anyway
+	s.leave.Do(func() { close(s.left) })
 	s.release()
 }
 

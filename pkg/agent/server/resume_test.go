@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 )
@@ -71,7 +73,7 @@ func (f *framed) until(enough func() bool) {
 
 func (f *framed) end() { f.until(func() bool { return false }) }
 
-func command(argv ...string) []byte {
+func argvOf(argv ...string) []byte {
 	b := new(bytes.Buffer)
 	fmt.Fprintf(b, `{"stdin":true,"argv":["%s"]}`, strings.Join(argv, `","`))
 	return b.Bytes()
@@ -82,7 +84,7 @@ func command(argv ...string) []byte {
 func TestComeBack(t *testing.T) {
 	e := newEnv(t)
 	go1, go2 := filepath.Join(e.dir, "1"), filepath.Join(e.dir, "2")
-	f := e.framed("POST", "/command", command("sh", "-c", "echo out1; echo err1 >&2; until [ -e "+go1+" ]; do sleep 0.01; done; "+
+	f := e.framed("POST", "/command", argvOf("sh", "-c", "echo out1; echo err1 >&2; until [ -e "+go1+" ]; do sleep 0.01; done; "+
 		"echo out2; echo err2 >&2; until [ -e "+go2+" ]; do sleep 0.01; done; echo err3 >&2; echo out3; exit 7"))
 	id := f.first.ID
 	f.until(func() bool { return len(f.got[0]) == 5 && len(f.got[1]) == 5 })
@@ -138,11 +140,39 @@ func (r restOf) Read(b []byte) (int, error) {
 	return 0, err
 }
 
+// TestNothingLost: a command that writes more than is kept waits for its client, which has
+// gone and comes back.
+func TestNothingLost(t *testing.T) {
+	e := newEnv(t)
+	f := e.framed("POST", "/command", argvOf("sh", "-c", "seq 1 4000000; exit 3"))
+	f.until(func() bool { return len(f.got[0]) > 1000 })
+	f.leave()
+	have := len(f.got[0])
+	c := e.s.commands.Get(f.first.ID)
+	for { // until it waits; any state will do for what follows
+		_, before := c.Output.Range()
+		time.Sleep(50 * time.Millisecond)
+		if _, now := c.Output.Range(); now == before {
+			break
+		}
+	}
+	g := e.framed("GET", fmt.Sprintf("/command/%s/frames?stdout=%d", f.first.ID, have), nil)
+	g.end()
+	sum, want := sha256.New(), sha256.New()
+	io.WriteString(sum, f.got[0]+g.got[0]) //nolint:errcheck // never fails
+	for i := 1; i <= 4000000; i++ {
+		fmt.Fprintln(want, i)
+	}
+	if g.first.Stdout != int64(have) || g.exit.ExitCode != 3 || !bytes.Equal(sum.Sum(nil), want.Sum(nil)) {
+		t.Errorf("goes on at %d of %d, %d bytes, %+v", g.first.Stdout, have, len(f.got[0])+len(g.got[0]), g.exit)
+	}
+}
+
 // TestStdinInParts: a part that is sent again is not written twice, and the last one ends
 // the input.
 func TestStdinInParts(t *testing.T) {
 	e := newEnv(t)
-	f := e.framed("POST", "/command", command("cat"))
+	f := e.framed("POST", "/command", argvOf("cat"))
 	at := "/command/" + f.first.ID + "/stdin"
 	e.call(200, "POST", at+"?offset=0&more=true", "one ")
 	e.call(200, "POST", at+"?offset=0&more=true", "one ")
@@ -164,7 +194,7 @@ func TestStdinInParts(t *testing.T) {
 func TestStdinPartWaits(t *testing.T) {
 	e := newEnv(t)
 	gate := filepath.Join(e.dir, "gate")
-	f := e.framed("POST", "/command", command("sh", "-c", "until [ -e "+gate+" ]; do sleep 0.01; done; cat"))
+	f := e.framed("POST", "/command", argvOf("sh", "-c", "until [ -e "+gate+" ]; do sleep 0.01; done; cat"))
 	at := "/command/" + f.first.ID + "/stdin"
 	all := strings.Repeat("0123456789abcdef", 20_000) // more than a pipe holds
 	ctx, cancel := context.WithCancel(t.Context())
