@@ -241,8 +241,9 @@ func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record) outp
 		return none("the sandbox was created without an entrypoint; commands have logs of their own")
 	case rec.State == record.Ended:
 		return output{
-			text:     strings.ToValidUTF8(rec.LastOutput, "\ufffd"),
-			warnings: []string{fmt.Sprintf("the sandbox has ended (%s); the last %d KiB of its output are kept", rec.Reason, agent.MaxLastOutput>>10)},
+			text: strings.ToValidUTF8(rec.LastOutput, "\ufffd"),
+			warnings: []string{fmt.Sprintf("the sandbox has ended (%s); the last %d KiB of its output are kept", rec.Reason,
+				agent.MaxLastOutput>>10)},
 		}
 	case rec.State != record.Running:
 		return none("the sandbox is %s; its output can be read while it runs", spec.StateOf(&rec))

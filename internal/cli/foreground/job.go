@@ -5,9 +5,10 @@
 // parts of it.
 //
 // The order: Catch signals, start the command, Signals.To it, wait for its end,
-// say why it ended. A daemon that is restarted meanwhile is waited for. What surprises: when the stream of a command breaks, its
-// sandbox has most often ended, so WhyLost asks for the sandbox before it blames
-// the connection.
+// say why it ended. A daemon that is restarted meanwhile is waited for.
+//
+// What surprises: when the stream of a command breaks, its sandbox has most often
+// ended, so WhyLost asks for the sandbox before it blames the connection.
 package foreground
 
 import (
