@@ -8,7 +8,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/doctor"
 )
 
@@ -25,6 +24,10 @@ suffice for limits.max_sandboxes, and other settings and software of the host. F
 that is not ok, doctor prints the command that fixes it. It works with and without a running
 daemon. The exit status is 1 if a check fails.
 
+Without --config and without /etc/sandboxd/config.toml, doctor reads the configuration of the
+daemon that runs, such as the development daemon, if there is only one. The first line says
+what was read.
+
 --fix sets sysctls, saves them in /etc/sysctl.d/60-sandboxd.conf, and loads modules. It
 changes nothing else.`,
 		Example: `  sandboxd doctor
@@ -38,7 +41,7 @@ changes nothing else.`,
 		if format != "table" && format != "json" {
 			return usageError{fmt.Errorf("--output %q: want table or json", format)}
 		}
-		cfg, err := config.Load(*path)
+		cfg, read, err := doctor.Read(*path)
 		if err != nil {
 			return err
 		}
@@ -46,6 +49,7 @@ changes nothing else.`,
 		if fix {
 			found, err = doctor.Mend(cmd.Context(), cfg, found)
 		}
+		found = append([]doctor.Finding{read}, found...)
 		return errors.Join(err, printFindings(cmd.OutOrStdout(), found, format), verdict(found))
 	}
 	return cmd

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/sandboxd/sandboxd/internal/cli/group"
 	"github.com/sandboxd/sandboxd/internal/config"
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/daemon"
@@ -22,9 +23,11 @@ func main() {
 	confine.Main(daemon.Confined())
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := command().ExecuteContext(ctx); err != nil {
+	root := command()
+	group.Strict(root)
+	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, "sandboxd:", err)
-		if errors.As(err, new(usageError)) {
+		if errors.As(err, new(usageError)) || errors.As(err, new(*group.Unknown)) {
 			os.Exit(2)
 		}
 		os.Exit(1)
@@ -130,7 +133,7 @@ func configCommand() *cobra.Command {
 	}
 	check := &cobra.Command{
 		Use:     "check [FILE]",
-		Short:   "Read a configuration as the daemon does and report every problem",
+		Short:   "Read a configuration and the files that it names, and report every problem",
 		Example: `  sandboxd config check /etc/sandboxd/config.toml`,
 		Args:    cobra.MaximumNArgs(1),
 	}
@@ -139,13 +142,10 @@ func configCommand() *cobra.Command {
 		if len(args) == 1 {
 			*path = args[0]
 		}
-		cfg, err := config.Load(*path)
-		if err == nil && cfg.Listen.TCP != "" {
-			_, err = cfg.APIKeys()
+		if err := config.Check(*path); err != nil {
+			return err
 		}
-		if err == nil {
-			fmt.Fprintln(cmd.OutOrStdout(), "ok")
-		}
+		_, err := fmt.Fprintln(cmd.OutOrStdout(), "ok")
 		return err
 	}
 	cmd.AddCommand(initCmd, check)

@@ -45,7 +45,8 @@ var rooms = map[string]map[string][]string{
 	},
 	"internal/cli": {
 		"text":       {}, // sizes, times and tables as people read them
-		"command":    {"text"},
+		"group":      {}, // commands that have subcommands; sandboxd has some too
+		"command":    {"text", "group"},
 		"foreground": {"text", "command"}, // a guest's program in the foreground of this terminal
 		"bench":      {"text", "command"},
 		"code":       {"text", "command", "foreground"},

@@ -13,7 +13,7 @@
 //
 // All stand on three: command holds what every command needs, foreground runs a
 // command of a sandbox as if it ran here, text prints. Package command shows how
-// a command is written.
+// a command is written. Package group refuses what is no command.
 package cli
 
 import (

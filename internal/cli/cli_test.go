@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -8,11 +9,13 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -55,6 +58,7 @@ type daemon struct {
 	line     agent.SessionRun
 	state    wire.Status
 	exec     func(w io.Writer, signals <-chan string) // after the init frame
+	init     string                                   // in the init frame, behind the id
 	signals  chan string
 	stdin    chan string
 	oom      int64
@@ -85,6 +89,11 @@ func frame(w io.Writer, stream byte, text string) {
 }
 
 func exit(w io.Writer, code int) { frame(w, agent.FrameEnd, fmt.Sprintf(`{"exit_code":%d}`, code)) }
+
+// back says where a command goes on for a client that comes back: where that wants.
+func (d *daemon) back(q url.Values) string {
+	return fmt.Sprintf(`"stdout":%s,"stderr":%s`, q.Get("stdout"), q.Get("stderr"))
+}
 
 // asked returns the requests so far.
 func (d *daemon) asked() []string {
@@ -141,7 +150,7 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "POST /sandboxes/lab/renew-expiration":
 		d.renewed <- struct{}{}
 		reply(200, wire.Renewal{})
-	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause":
+	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause", "POST /sandboxes/lab/stop":
 		w.WriteHeader(204)
 	case "GET /sandboxes/lab/stats":
 		reply(200, wire.Usage{Time: time.Now(), OOMKills: d.oom, MemoryLimitBytes: 64 << 20})
@@ -170,6 +179,9 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "mine", Tag: "1"}})
+	case "POST /images/pull":
+		reply(200, wire.ImportLine{Progress: &wire.ImportProgress{Stage: "download", Bytes: 1 << 20, Total: 2 << 20}})
+		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "absent", Tag: "latest"}})
 	case "GET /images/python/export":
 		io.WriteString(w, "an archive") //nolint:errcheck // the test sees what is missing
 	case "GET /images/torn/export":
@@ -204,6 +216,11 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 		return
 	}
 	switch p {
+	case "/code":
+		w.WriteHeader(500)
+		json.NewEncoder(w).Encode(agent.Error{ //nolint:errcheck // the test sees what is missing
+			Code: "RUNTIME_ERROR", Message: agent.ContextBusy + ": context c is running other code; interrupt it with DELETE /code?id=c",
+		})
 	case "/session":
 		json.NewDecoder(r.Body).Decode(&d.line)             //nolint:errcheck // the test sees what is missing
 		io.WriteString(w, `{"session_id":"`+commandID+`"}`) //nolint:errcheck // the test sees what is missing
@@ -215,10 +232,14 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 	case "/command":
 		json.NewDecoder(r.Body).Decode(&d.command) //nolint:errcheck // the test sees what is missing
 		w.Header().Set("Content-Type", agent.FramesType)
-		frame(w, agent.FrameControl, `{"id":"`+commandID+`"}`)
+		frame(w, agent.FrameControl, `{"id":"`+commandID+`"`+d.init+`}`)
 		if !d.command.Background {
 			d.exec(w, d.signals)
 		}
+	case "/command/" + commandID + "/frames":
+		w.Header().Set("Content-Type", agent.FramesType)
+		frame(w, agent.FrameControl, `{"id":"`+commandID+`","resumes":true,`+d.back(r.URL.Query())+`}`)
+		d.exec(w, d.signals)
 	case "/command/" + commandID + "/signal":
 		d.signals <- r.URL.Query().Get("signal")
 	case "/command/" + commandID + "/stdin":
@@ -306,7 +327,8 @@ func TestExitCodes(t *testing.T) {
 		"unknown flag":   {args: []string{"run", "--nope", "base", "true"}, code: 125, says: "--help"},
 		"flag too late":  {args: []string{"run", "base", "--runtime", "runc"}, code: 125, says: "put flags of sandboxctl run before it"},
 		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "not a TTY"},
-		"unknown verb":   {args: []string{"rnu"}, code: 125, says: "run"},
+		"unknown verb":   {args: []string{"rnu"}, code: 125, says: "or `sandboxctl run`?"},
+		"unknown deeper": {args: []string{"image", "bild"}, code: 125, says: "did you mean `sandboxctl image build`?"},
 		"unknown format": {args: []string{"ps", "-o", "xml"}, code: 125, says: "json"},
 		"not found": {
 			exec: func(w io.Writer, _ <-chan string) { frame(w, 3, `{"exit_code":127,"error":"no such file"}`) },
@@ -347,6 +369,7 @@ func TestExitCodes(t *testing.T) {
 		},
 		"no sandbox":    {args: []string{"exec", "other", "true"}, code: 125, says: "not found"},
 		"rm unknown":    {args: []string{"rm", "other"}, code: 125, says: "not found"},
+		"eval busy":     {args: []string{"eval", "lab", "1"}, code: 125, says: "`sandboxctl code context create -l python lab`"},
 		"rm -f unknown": {args: []string{"rm", "-f", "other"}, code: 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -590,6 +613,79 @@ func TestReaderLeaves(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); code != 141 || <-got != "SIGPIPE" || !slices.Contains(d.asked(), c.want) {
 			t.Errorf("%v: status %d, %v", c.args, code, d.asked())
 		}
+	}
+}
+
+// TestRunKept: without --rm the sandbox ends with the command, and stays.
+func TestRunKept(t *testing.T) {
+	for _, code := range []int{0, 3} {
+		d := newDaemon(t)
+		d.exec = func(w io.Writer, _ <-chan string) { exit(w, code) }
+		r := d.run(t, "run", "--rm=false", "base", "--", "true")
+		if asked := d.asked(); r.code != code || r.errout != "" || asked[len(asked)-1] != "POST /sandboxes/"+testID+"/stop" {
+			t.Errorf("%+v, %v", r, asked)
+		}
+	}
+}
+
+// TestDaemonRestart: a run survives a restart of the daemon, with its output and its exit
+// status, and its sandbox is removed in the end.
+func TestDaemonRestart(t *testing.T) {
+	d := newDaemon(t)
+	var away atomic.Int32 // requests that find no daemon
+	d.before = func(r *http.Request) {
+		if away.Load() > 0 && away.Add(-1) >= 0 {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	d.init = `,"resumes":true`
+	runs := 0
+	d.exec = func(w io.Writer, _ <-chan string) {
+		if runs++; runs == 1 {
+			frame(w, 1, "one\n")
+			away.Store(3)
+			panic(http.ErrAbortHandler)
+		}
+		frame(w, 1, "two\n")
+		exit(w, 7)
+		away.Store(3) // again, before the sandbox is removed
+	}
+	r := d.run(t, "run", "base", "--", "true")
+	if r.code != 7 || r.out != "one\ntwo\n" || r.errout != "" {
+		t.Errorf("%+v", r)
+	}
+	if asked := d.asked(); asked[len(asked)-1] != "DELETE /sandboxes/"+testID {
+		t.Errorf("asked %q", asked)
+	}
+}
+
+// TestDaemonAwayInterrupt: while the daemon is away, the first Ctrl-C ends the waiting, and a
+// person at a terminal is told of both.
+func TestDaemonAwayInterrupt(t *testing.T) {
+	d := newDaemon(t)
+	var away atomic.Bool
+	d.before = func(r *http.Request) {
+		if away.Load() {
+			panic(http.ErrAbortHandler)
+		}
+	}
+	d.init = `,"resumes":true`
+	d.exec = func(w io.Writer, _ <-chan string) { away.Store(true); panic(http.ErrAbortHandler) }
+	ptmx, tty := openPty(t)
+	c := d.cmd("exec", "lab", "--", "sleep", "9")
+	c.Stderr = tty
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	tty.Close()
+	said, err := bufio.NewReader(ptmx).ReadString('\n')
+	if err != nil || !strings.Contains(said, "waiting for the daemon") {
+		t.Errorf("said %q, %v", said, err)
+	}
+	c.Process.Signal(syscall.SIGINT) //nolint:errcheck // it lives
+	c.Wait()                         //nolint:errcheck // the code is looked at
+	if code := c.ProcessState.ExitCode(); code != 130 {
+		t.Errorf("status %d", code)
 	}
 }
 

@@ -125,6 +125,16 @@ func TestLimitIsNamed(t *testing.T) {
 	}
 }
 
+// TestUpdatePrintsTheName: the name is printed as it was given.
+func TestUpdatePrintsTheName(t *testing.T) {
+	d := newDaemon(t)
+	for _, name := range []string{"lab", testID} {
+		if r := d.run(t, "update", "--memory", "1Gi", "--label", "team=b", name); r.code != 0 || r.out != name+"\n" {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+}
+
 // TestLanguages: what is completed is what the agent knows.
 func TestLanguages(t *testing.T) {
 	d := newDaemon(t)

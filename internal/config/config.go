@@ -7,17 +7,13 @@ package config
 
 import (
 	_ "embed"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"time"
-
-	"github.com/pelletier/go-toml/v2"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/image/registry"
@@ -131,47 +127,51 @@ func Default() []byte { return defaults }
 // Load reads path over the defaults; an empty path is the defaults alone.
 // The error names every problem at once.
 func Load(path string) (*Config, error) {
-	c := &Config{}
-	if err := decode(defaults, "default.toml", c); err != nil {
+	c, f, err := read(path)
+	if err == nil {
+		err = f.report(path)
+	}
+	if err != nil {
 		return nil, err
-	}
-	if path != "" {
-		b, err := os.ReadFile(path)
-		if err != nil {
-			return nil, fmt.Errorf("read configuration: %w", err)
-		}
-		if err := decode(b, path, c); err != nil {
-			return nil, err
-		}
-	}
-	if err := c.validate(); err != nil {
-		return nil, fmt.Errorf("configuration %s:\n%w", path, err)
 	}
 	return c, nil
 }
 
-func decode(b []byte, name string, c *Config) error {
-	err := toml.NewDecoder(strings.NewReader(string(b))).DisallowUnknownFields().Decode(c)
-	if strict, ok := errors.AsType[*toml.StrictMissingError](err); ok {
-		return fmt.Errorf("configuration %s: unknown key; `sandboxd config init` prints all keys:\n%s", name, strict.String())
+// Check reads path as Load does, and then the files that it names: keys and
+// certificates. The error names every problem of all of them.
+func Check(path string) error {
+	c, f, err := read(path)
+	if err != nil {
+		return err
 	}
-	if bad, ok := errors.AsType[*toml.DecodeError](err); ok {
-		return fmt.Errorf("configuration %s:\n%s", name, bad.String())
+	c.checkFiles(func(format string, args ...any) { f.add(fmt.Errorf(format, args...)) })
+	return f.report(path)
+}
+
+// read reads path over the defaults, as far as it fits.
+func read(path string) (*Config, *file, error) {
+	c := &Config{}
+	f, err := decode(defaults, "default.toml", c)
+	if err == nil && path != "" {
+		var b []byte
+		if b, err = os.ReadFile(path); err != nil {
+			return nil, nil, fmt.Errorf("read configuration: %w", err)
+		}
+		f, err = decode(b, path, c)
 	}
 	if err != nil {
-		return fmt.Errorf("configuration %s: %w", name, err)
+		return nil, nil, err
 	}
-	return nil
+	c.validate(func(format string, args ...any) { f.add(fmt.Errorf(format, args...)) })
+	return c, f, nil
 }
 
 // validate fills in what derives from the instance and reports every problem.
-func (c *Config) validate() error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-
+func (c *Config) validate(bad func(format string, args ...any)) {
 	var err error
 	if c.Instance, err = instance.Parse(c.InstanceName); err != nil {
-		return err // everything below derives from it
+		bad("%w", err)
+		c.Instance = 'a' // what derives from it is well formed
 	}
 	if c.StateDir == "" {
 		c.StateDir = c.Instance.StateDir()
@@ -180,7 +180,7 @@ func (c *Config) validate() error {
 		c.RunDir = c.Instance.RunDir()
 	}
 	if err := c.fillPrograms(); err != nil {
-		return err
+		bad("%w", err)
 	}
 	if c.Listen.Socket == "" {
 		c.Listen.Socket = filepath.Join(c.RunDir, "sandboxd.sock")
@@ -244,7 +244,6 @@ func (c *Config) validate() error {
 	default:
 		bad("log.level = %q: want debug, info, warn or error", c.Log.Level)
 	}
-	return errors.Join(errs...)
 }
 
 func (c *Config) validateStorage(bad func(string, ...any)) {
@@ -291,79 +290,7 @@ func (c *Config) fillPrograms() error {
 	return nil
 }
 
-// APIKeys reads the API keys, one per line; none if no file is named.
-func (c *Config) APIKeys() ([]string, error) {
-	if c.Listen.APIKeyFile == "" {
-		return nil, nil
-	}
-	fi, err := os.Stat(c.Listen.APIKeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("read API keys: %w", err)
-	}
-	if fi.Mode().Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("read API keys: %s may be read by others (mode %04o): chmod 600 it", c.Listen.APIKeyFile, fi.Mode().Perm())
-	}
-	b, err := os.ReadFile(c.Listen.APIKeyFile)
-	if err != nil {
-		return nil, fmt.Errorf("read API keys: %w", err)
-	}
-	keys := strings.Fields(string(b))
-	if len(keys) == 0 {
-		return nil, fmt.Errorf("read API keys: %s is empty", c.Listen.APIKeyFile)
-	}
-	return keys, nil
-}
-
 func within(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != ".." && !strings.HasPrefix(rel, "../")
-}
-
-// Size is a number of bytes, written as "512Mi".
-type Size int64
-
-// UnmarshalText reads a whole number with an optional Ki, Mi, Gi or Ti.
-func (s *Size) UnmarshalText(b []byte) error {
-	text, unit := string(b), int64(1)
-	for suffix, u := range map[string]int64{"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40} {
-		if t, ok := strings.CutSuffix(text, suffix); ok {
-			text, unit = t, u
-		}
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil || n < 0 || n > (1<<62)/unit {
-		return fmt.Errorf("size %q: want a whole number with Ki, Mi, Gi or Ti", b)
-	}
-	*s = Size(n * unit)
-	return nil
-}
-
-// CPU is thousandths of a core, written as "500m", "1" or "0.5".
-type CPU int64
-
-// UnmarshalText reads cores, or thousandths of one with the suffix m.
-func (c *CPU) UnmarshalText(b []byte) error {
-	text, unit := string(b), 1000.0
-	if t, ok := strings.CutSuffix(text, "m"); ok {
-		text, unit = t, 1
-	}
-	f, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(f > 0) || f*unit > 1e6 {
-		return fmt.Errorf("cpu %q: want cores such as 1 or 0.5, or thousandths such as 500m", b)
-	}
-	*c = CPU(f * unit)
-	return nil
-}
-
-// Duration is a time.Duration, written as "90s".
-type Duration time.Duration
-
-// UnmarshalText reads Go's form of a duration.
-func (d *Duration) UnmarshalText(b []byte) error {
-	v, err := time.ParseDuration(string(b))
-	if err != nil || v < 0 {
-		return fmt.Errorf("duration %q: want a duration such as 90s, 30m or 1h", b)
-	}
-	*d = Duration(v)
-	return nil
 }

@@ -73,7 +73,7 @@ func TestBad(t *testing.T) {
 		"[log]\nlevel = 'loud'":                                      "loud",
 		"[images.aliases]\n'ubuntu*' = 'base'":                       "end of a tag",
 		"[images.aliases]\nubuntu = 'BASE'":                          "not a valid name",
-		"[images.aliases]\nubuntu = 1":                               "string",
+		"[images.aliases]\nubuntu = 1":                               "want text in quotes",
 		"[images]\nalias = 1":                                        "alias",
 		"[images]\nother_versions = 'warn'":                          "note or refuse",
 		"[gateway]\ndomain = 'x.test'":                               "gateway.listen",
@@ -93,16 +93,92 @@ func TestBad(t *testing.T) {
 	}
 }
 
+// TestEveryProblemAtOnce: unknown keys, values of another kind, values that make no sense
+// and files that are missing are all reported, in words of the file and not of Go.
 func TestEveryProblemAtOnce(t *testing.T) {
-	_, err := load(t, "[log]\nlevel = 'loud'\n[storage]\npool = 'zfs'")
-	if err == nil || !strings.Contains(err.Error(), "loud") || !strings.Contains(err.Error(), "zfs") {
+	path := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(path, []byte(`instance = 5
+retain_ended = "2h"
+[listen]
+tcp = "127.0.0.1:8080"
+api_key_file = "/nowhere/key"
+tls_cert = "/nowhere/cert.pem"
+tls_key = "/nowhere/key.pem"
+trusted_proxies = "127.0.0.1"
+[limits]
+max_sandbox = 10
+max_sandboxes = "many"
+max_creating = -3
+[defaults]
+memory = "much"
+shell_ahead = "yes"
+[log]
+level = "loud"
+[storage]
+pool = "zfs"
+allowed_host_paths = ["/nowhere/at/all"]
+[[registries]]
+prefix = "registry.example.com"
+insecure = "no"
+[[registries]]
+prefix = "other.example.com"
+mirror = ["x"]
+[images.aliases]
+"ubuntu:*" = 22
+[gateway]
+listen = [8081]
+`), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	err := Check(path)
+	if err == nil {
+		t.Fatal("no error")
+	}
+	want := []string{
+		`line 1: instance = 5: want text in quotes`,
+		`line 2: unknown key retain_ended; did you mean limits.retain_ended?`,
+		`line 5: listen.api_key_file = "/nowhere/key": there is no such file`,
+		`line 6: listen.tls_cert = "/nowhere/cert.pem": there is no such file`,
+		`line 7: listen.tls_key = "/nowhere/key.pem": there is no such file`,
+		`line 8: listen.trusted_proxies = "127.0.0.1": want a list of texts`,
+		`line 10: unknown key limits.max_sandbox; did you mean limits.max_sandboxes?`,
+		`line 11: limits.max_sandboxes = "many": want a whole number, without quotes`,
+		`line 12: limits.max_creating = -3: want 1 to 2000`,
+		`line 14: defaults.memory = "much": size "much": want a whole number with Ki, Mi, Gi or Ti`,
+		`line 15: defaults.shell_ahead = "yes": want true or false`,
+		`line 17: log.level = "loud"`,
+		`line 19: storage.pool = "zfs"`,
+		`line 20: storage.allowed_host_paths = "/nowhere/at/all": there is no such file`,
+		`line 23: registries[0].insecure = "no": want true or false`,
+		`line 26: unknown key registries[1].mirror; did you mean registries[1].mirrors?`,
+		`line 28: images.aliases.ubuntu:* = 22: want text in quotes`,
+		`line 30: gateway.listen = [8081]: want text in quotes`,
+	}
+	got := strings.Split(err.Error(), "\n")[1:]
+	for i, w := range want {
+		if i >= len(got) || !strings.HasPrefix(got[i], w) {
+			t.Errorf("problem %d is missing: %s", i+1, w)
+		}
+	}
+	if len(got) != len(want) || strings.Contains(err.Error(), "config.") && strings.Contains(err.Error(), "struct") {
+		t.Errorf("%d problems, want %d:\n%v", len(got), len(want), err)
+	}
+	if _, err := Load(path); err == nil || strings.Contains(err.Error(), "/nowhere") {
+		t.Errorf("Load reads no files, and says %v", err)
+	}
+}
+
+// TestNotTOML: where the text is no TOML, nothing else can be said, but the line is.
+func TestNotTOML(t *testing.T) {
+	_, err := load(t, "[listen]\nsocket = \n")
+	if err == nil || !strings.Contains(err.Error(), "2|") {
+		t.Error(err)
 	}
 }
 
 func TestUnknownKeyNamesLine(t *testing.T) {
 	_, err := load(t, "\n\ncolour = 1\n")
-	if err == nil || !strings.Contains(err.Error(), "3|") {
+	if err == nil || !strings.Contains(err.Error(), "line 3: unknown key colour") {
 		t.Fatal(err)
 	}
 }

@@ -196,10 +196,10 @@ func (a *admitted) Steps(id string) (steps []api.Step) {
 	return steps
 }
 
-// Subscribe returns events as API types.
-func (a *admitted) Subscribe(ctx context.Context) <-chan wire.Event {
+// EventsSince returns events as API types.
+func (a *admitted) EventsSince(ctx context.Context, cursor string) <-chan wire.Event {
 	out := make(chan wire.Event)
-	in := a.Manager.Subscribe(ctx)
+	in := sandbox.EventsSince(ctx, a.Manager, cursor)
 	go func() {
 		defer close(out)
 		for e := range in {

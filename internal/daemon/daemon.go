@@ -32,6 +32,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/health"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
@@ -276,8 +277,9 @@ func (d *Daemon) keepAddresses(ctx context.Context) error {
 		return err
 	}
 	if len(was) > 0 && len(all) > 0 {
-		return fmt.Errorf("network.address_pool was %s and is now %s, but %d sandboxes have addresses of the old pool: set it back, "+
-			"delete them, and then change it", was, now, len(all))
+		return fmt.Errorf("network.address_pool was %s and is now %s, but %s of the old pool: set it back, "+
+			"delete the sandboxes, and then change it", was, now,
+			errs.Count(len(all), "sandbox has an address", "sandboxes have addresses"))
 	}
 	if err := durable.Write(path, []byte(now), 0o600); err != nil {
 		return fmt.Errorf("store the address pool: %w", err)

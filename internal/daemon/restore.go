@@ -53,7 +53,8 @@ func Restore(_ context.Context, cfg *config.Config, r io.Reader, out io.Writer) 
 	if err != nil {
 		return fmt.Errorf("restore: %w", err)
 	}
-	fmt.Fprintf(out, "restored %s: %d sandboxes, %d images\n", what, m.State.Sandboxes, m.State.Images)
+	fmt.Fprintf(out, "restored %s: %s, %s\n", what,
+		errs.Count(m.State.Sandboxes, "sandbox", "sandboxes"), errs.Count(m.State.Images, "image", "images"))
 	if kept != "" {
 		fmt.Fprintf(out, "the previous state is kept as %s\n", kept)
 	}
@@ -203,7 +204,7 @@ func (d *Daemon) mayCreate(ctx context.Context) error {
 	if err != nil || len(strays) == 0 {
 		return err
 	}
-	return errs.New(errs.Unavailable, "this host creates and starts no sandboxes: %d sandboxes on it are not in the state (the first is "+
+	return errs.New(errs.Unavailable, "this host creates and starts no sandboxes: %s not in the state (the first is "+
 		"%s), and a new one could get the address and user ids of one of them; `sandboxctl system info` says why and what to do",
-		len(strays), strays[0])
+		errs.Count(len(strays), "sandbox on it is", "sandboxes on it are"), strays[0])
 }

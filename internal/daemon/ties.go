@@ -3,9 +3,9 @@ package daemon
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -48,7 +48,7 @@ func (d *Daemon) layerUsers(layer string) (users []string) {
 	}
 	bad, err := d.store.Unreadable(ctx)
 	if n := len(bad) + len(badSnaps); err != nil || n > 0 {
-		return []string{fmt.Sprintf("%d sandboxes or snapshots whose records cannot be read", n)}
+		return []string{errs.Count(n, "sandbox or snapshot whose record", "sandboxes or snapshots whose records") + " cannot be read"}
 	}
 	all, err := d.store.List(ctx)
 	if err != nil {

@@ -3,11 +3,12 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // A setting is a sysctl and the least value that it should have.
@@ -92,7 +93,7 @@ func limitChecks() []check {
 					return f
 				}
 			}
-			return ok("user.max_*_namespaces are enough for %d sandboxes", h.cfg.Limits.MaxSandboxes)
+			return ok("user.max_*_namespaces are enough for %s", h.sandboxes())
 		},
 	})
 	return append(checks, flowTable, neighbours)
@@ -109,6 +110,11 @@ var flowTable = check{
 	},
 }
 
+// sandboxes is how many the configuration allows, in words.
+func (h *host) sandboxes() string {
+	return errs.Count(h.cfg.Limits.MaxSandboxes, "sandbox", "sandboxes")
+}
+
 // atLeast compares a sysctl with the need of max_sandboxes.
 func (h *host) atLeast(name string, need, want int64, modules []string) Finding {
 	s := setting{name, want}
@@ -123,11 +129,11 @@ func (h *host) atLeast(name string, need, want int64, modules []string) Finding 
 		return skipped("%s is %q, which is not a number", name, text)
 	}
 	if is < need {
-		f := warn(s.mend(), "%s is %d, and %d sandboxes (limits.max_sandboxes) may need %d", name, is, h.cfg.Limits.MaxSandboxes, need)
+		f := warn(s.mend(), "%s is %d, and %s (limits.max_sandboxes) may need %d", name, is, h.sandboxes(), need)
 		f.sysctl = &s
 		return f
 	}
-	return ok("%d, enough for %d sandboxes", is, h.cfg.Limits.MaxSandboxes)
+	return ok("%d, enough for %s", is, h.sandboxes())
 }
 
 // nofile checks the limit of the running daemon or, if none runs, of this process.
@@ -146,7 +152,7 @@ var nofile = check{
 		if l.Max < need {
 			return warn(fmt.Sprintf("set LimitNOFILE=%d in its unit, or ulimit -Hn %d before sandboxd serve", max(need, 1048576),
 				max(need, 1048576)),
-				"%s may open %d files, and %d sandboxes may need %d", whose, l.Max, h.cfg.Limits.MaxSandboxes, need)
+				"%s may open %d files, and %s may need %d", whose, l.Max, h.sandboxes(), need)
 		}
 		return ok("%s may open %d files", whose, l.Max)
 	},
@@ -154,18 +160,7 @@ var nofile = check{
 
 // daemon is the pid of the daemon that holds the lock of this instance; 0 if none runs
 // or the pid is unknown.
-func (h *host) daemon() int {
-	f, err := os.Open(fmt.Sprintf("/run/sandboxd-%s.lock", h.cfg.Instance))
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	lock := unix.Flock_t{Type: unix.F_WRLCK}
-	if err := unix.FcntlFlock(f.Fd(), unix.F_GETLK, &lock); err != nil || lock.Type == unix.F_UNLCK {
-		return 0
-	}
-	return int(lock.Pid)
-}
+func (h *host) daemon() int { return holder(fmt.Sprintf("/run/%s%s.lock", lockPrefix, h.cfg.Instance)) }
 
 // neighbours checks the neighbour table that all networks of a host share. Permanent
 // entries, such as those of sandboxes, do not count since Linux 5.0 (neigh_alloc in

@@ -6,6 +6,7 @@ package manual
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -82,5 +83,29 @@ func pages(t *testing.T, cmd *cobra.Command, dir, section string) {
 	}
 	for _, sub := range cmd.Commands() {
 		pages(t, sub, dir, section)
+	}
+}
+
+// Groups holds that every command of root that has subcommands succeeds when it is called
+// alone, and fails after a name that is no subcommand. execute runs the whole program.
+func Groups(t *testing.T, root *cobra.Command, execute func(args []string) error) {
+	t.Helper()
+	groups(t, root, nil, execute)
+}
+
+func groups(t *testing.T, cmd *cobra.Command, path []string, execute func(args []string) error) {
+	t.Helper()
+	if !cmd.HasSubCommands() {
+		return
+	}
+	if err := execute(path); err != nil {
+		t.Errorf("%s: %v", cmd.CommandPath(), err)
+	}
+	const none = "qqqqqqq"
+	if err := execute(append(slices.Clone(path), none)); err == nil || !strings.Contains(err.Error(), none) {
+		t.Errorf("%s %s: %v; want an error that names it", cmd.CommandPath(), none, err)
+	}
+	for _, sub := range cmd.Commands() {
+		groups(t, sub, append(slices.Clone(path), sub.Name()), execute)
 	}
 }

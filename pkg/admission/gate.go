@@ -96,8 +96,8 @@ func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(
 		return nil, err
 	}
 	if more > 0 && len(all)+g.entering+more > g.Limits.MaxSandboxes {
-		return nil, g.full(all, MaxSandboxes, 0, "this host has its maximum of %d sandboxes (limits.max_sandboxes); delete some "+
-			"(`sandboxctl rm`); ended sandboxes count too", g.Limits.MaxSandboxes)
+		return nil, g.full(all, MaxSandboxes, 0, "this host has its maximum of %s (limits.max_sandboxes); delete some "+
+			"(`sandboxctl rm`); ended sandboxes count too", errs.Count(g.Limits.MaxSandboxes, "sandbox", "sandboxes"))
 	}
 	if err := g.memory(all, needs); err != nil {
 		return nil, err
@@ -135,9 +135,10 @@ func (g *Gate) memory(all []*record.Record, needs int64) error {
 		return nil
 	}
 	return g.full(all, Memory, g.Queue.clears(),
-		"the host has %s of free memory; %d creations in progress need %s of it and this one needs %s; %s must stay free "+
+		"the host has %s of free memory; %s %s of it and this one needs %s; %s must stay free "+
 			"(limits.memory_reserve); delete sandboxes, or wait for some to end",
-		record.Mebibytes(free), n, record.Mebibytes(promised), record.Mebibytes(needs), record.Mebibytes(g.Limits.MemoryReserve))
+		record.Mebibytes(free), errs.Count(n, "creation in progress needs", "creations in progress need"),
+		record.Mebibytes(promised), record.Mebibytes(needs), record.Mebibytes(g.Limits.MemoryReserve))
 }
 
 func (g *Gate) disk(all []*record.Record) error {

@@ -21,6 +21,10 @@
 //   - POST /command takes argv (a list) instead of command (a shell line), and
 //     "stdin": true. A command with stdin reads what POST /command/{id}/stdin
 //     carries, until that body ends; without it, standard input is /dev/null.
+//   - A client of frames whose connection broke comes back by GET /command/{id}/frames
+//     with the numbers of bytes that it has, ?stdout=N&stderr=M. The first frame says
+//     with which bytes the reply goes on. Such a client sends standard input in parts,
+//     POST /command/{id}/stdin?offset=N&more=true, so that a part may be sent again.
 //   - POST /command/{id}/signal?signal=SIGINT signals its process group.
 //   - GET /command/{id}/logs?follow=true goes on until the command has ended;
 //     its cursor header is the number of the first byte it sends. With since=TIME
@@ -82,6 +86,9 @@ const (
 
 	// MaxBootstrap bounds the bootstrap line, in bytes.
 	MaxBootstrap = 2 << 20
+	// MaxStdinPart bounds a part of a command's standard input, in bytes.
+	MaxStdinPart = 1 << 20
+
 	// MaxJSON bounds a JSON request body, in bytes.
 	MaxJSON = 16 << 20
 
@@ -191,6 +198,10 @@ type Tasks struct {
 // ContextDied is the name of the error that ends code whose context died. The first
 // line of its traceback is "signal: killed" if a SIGKILL ended it.
 const ContextDied = "ContextDied"
+
+// ContextBusy begins the message about a context that runs other code, in the words of
+// execd, which clients of OpenSandbox look for.
+const ContextBusy = "session is busy"
 
 // CodeRequest is the body of POST /code. Without an id the code runs in the
 // context that the sandbox keeps for the language; without a language as well,

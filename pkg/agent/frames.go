@@ -25,6 +25,13 @@ const (
 // FrameInit is the JSON of the first control frame.
 type FrameInit struct {
 	ID string `json:"id"`
+	// Resumes: a client whose connection breaks may come back, by GET
+	// /command/{id}/frames, and standard input may be sent in parts.
+	Resumes bool `json:"resumes,omitempty"`
+	// Stdout and Stderr are the numbers of the bytes with which the streams go on, for a
+	// client that came back.
+	Stdout int64 `json:"stdout,omitempty"`
+	Stderr int64 `json:"stderr,omitempty"`
 }
 
 // FrameExit is the JSON of the exit frame.
@@ -115,6 +122,9 @@ func ParseInit(payload []byte) (FrameInit, error) {
 	}
 	if !IsCommandID(i.ID) {
 		return i, errors.New("decode init frame: it has no valid command id")
+	}
+	if i.Stdout < 0 || i.Stderr < 0 {
+		return i, errors.New("decode init frame: a number of bytes is negative")
 	}
 	return i, nil
 }

@@ -70,3 +70,28 @@ func (f *firstBytes) Write(b []byte) (int, error) {
 	}
 	return len(b), nil
 }
+
+// A Tail remembers the end of an output that is written to it: as much as the record of an
+// ended sandbox has, MaxLastOutput.
+type Tail struct{ last []byte }
+
+func (t *Tail) Write(b []byte) (int, error) {
+	t.last = append(t.last, b...)
+	if n := len(t.last) - MaxLastOutput; n > 0 {
+		t.last = append(t.last[:0], t.last[n:]...)
+	}
+	return len(b), nil
+}
+
+// Cut forgets the last n bytes.
+func (t *Tail) Cut(n int64) { t.last = t.last[:max(0, int64(len(t.last))-n)] }
+
+// Missing is the part of final, the last bytes of the output, that was not written to t.
+func (t *Tail) Missing(final string) string {
+	for n := min(len(final), len(t.last)); n > 0; n-- {
+		if string(t.last[len(t.last)-n:]) == final[:n] {
+			return final[n:]
+		}
+	}
+	return final
+}

@@ -52,8 +52,10 @@ type (
 		// Life ends when the sandbox has ended. A stream from the sandbox does not end
 		// by itself, since its link goes away without a packet.
 		Life(id string) context.Context
-		// Subscribe sends what happens until ctx ends. A slow reader loses events, not the daemon.
-		Subscribe(ctx context.Context) <-chan wire.Event
+		// EventsSince sends what happened after the event with this cursor, if it is not
+		// empty, and then what happens, until ctx ends. The first event may have a cursor
+		// alone. A slow reader loses events, not the daemon.
+		EventsSince(ctx context.Context, cursor string) <-chan wire.Event
 	}
 	// Snapshots keeps copies of the files of sandboxes. (sandbox.Snapshots)
 	//

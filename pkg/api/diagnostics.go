@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/history"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -265,8 +266,9 @@ func (d *diagnosticHandlers) lastOutput(r *http.Request, rec record.Record, sinc
 		return none("the sandbox ended at %s (%s), and has written nothing since", rec.Changed.UTC().Format(time.RFC3339), rec.Reason)
 	case rec.State == record.Ended:
 		return output{
-			text:     strings.ToValidUTF8(rec.LastOutput, "\ufffd"),
-			warnings: []string{fmt.Sprintf("the sandbox has ended (%s); the last %d KiB of its output are kept", rec.Reason, maxTail>>10)},
+			text: strings.ToValidUTF8(rec.LastOutput, "\ufffd"),
+			warnings: []string{fmt.Sprintf("the sandbox has ended (%s); the last %d KiB of its output are kept", rec.Reason,
+				agent.MaxLastOutput>>10)},
 		}
 	case rec.State != record.Running:
 		return none("the sandbox is %s; its output can be read while it runs", spec.StateOf(&rec))

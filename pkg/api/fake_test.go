@@ -47,6 +47,7 @@ type fake struct {
 
 	volumes *fakeVolumes
 	events  chan wire.Event
+	since   string          // the cursor that was asked for
 	life    context.Context // of every sandbox; nil does not end
 
 	renews atomic.Int64 // calls of Renew
@@ -270,7 +271,10 @@ func (f *fake) Life(string) context.Context {
 	return f.life
 }
 
-func (f *fake) Subscribe(context.Context) <-chan wire.Event { return f.events }
+func (f *fake) EventsSince(_ context.Context, cursor string) <-chan wire.Event {
+	f.since = cursor
+	return f.events
+}
 
 // fakeImages is the images of fake.
 type fakeImages struct{ *fake }

@@ -117,7 +117,7 @@ type eventHandlers struct {
 func (e *eventHandlers) stream(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	ch := e.sandboxes.Subscribe(ctx)
+	ch := e.sandboxes.EventsSince(ctx, r.Header.Get("Last-Event-ID"))
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-cache")
@@ -138,6 +138,13 @@ func (e *eventHandlers) stream(w http.ResponseWriter, r *http.Request) error {
 		case ev, ok := <-ch:
 			if !ok {
 				return nil
+			}
+			if ev.Cursor != "" {
+				fmt.Fprintf(w, "id: %s\n", ev.Cursor)
+			}
+			if ev.Type == "" { // the cursor alone: browsers and other readers remember it and see no event
+				io.WriteString(w, "\n") //nolint:errcheck // Flush tells
+				continue
 			}
 			b, err := json.Marshal(ev)
 			if err != nil {

@@ -43,6 +43,10 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 		return httperr.Invalid("tail %q: want a number of lines from 0 to %d; leave it out for all", httperr.Clip(q.Get("tail"), 20),
 			agent.MaxLines)
 	}
+	cursor, err := strconv.ParseInt(cmp.Or(q.Get("cursor"), "0"), 10, 64)
+	if err != nil || cursor < 0 {
+		return httperr.Invalid("cursor %q: want a number of bytes", httperr.Clip(q.Get("cursor"), 20))
+	}
 	if rec.State.Beginning() {
 		if rec, err = l.sandboxes.Await(r.Context(), rec.ID); err != nil {
 			return fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
@@ -69,12 +73,15 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	if err := l.gateway.Reachable(r.Context(), &rec, wire.AgentPort); err != nil {
 		return err
 	}
-	out := &tail{w: w, rc: http.NewResponseController(w)}
-	cursor := int64(0)
-	if lines >= 0 {
-		if cursor, err = l.seekLines(out, r, rec, lines, follow); err != nil {
-			return err
-		}
+	out := &tail{w: w, rc: http.NewResponseController(w), header: h}
+	switch {
+	case q.Has("cursor"):
+		cursor, err = l.seek(out, r, rec, cursor)
+	case lines >= 0:
+		cursor, err = l.seekLines(out, r, rec, lines, follow)
+	}
+	if err != nil {
+		return err
 	}
 	if cursor, err = l.copyLogs(out, r, rec, cursor, follow); err != nil || !follow {
 		return err
@@ -89,7 +96,7 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 		case err != nil || now.State == record.Deleting:
 			return nil //nolint:nilerr // its end is the end of its logs
 		case now.State == record.Ended:
-			io.WriteString(w, out.missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
+			io.WriteString(w, out.Missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
 			return nil
 		}
 		select {
@@ -106,17 +113,32 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	}
 }
 
+// seek makes out remember what is before byte number cursor, where a client goes on, and
+// returns cursor. If there is less output, it is that of a later run of the sandbox, of
+// which the client has nothing.
+func (l *logHandlers) seek(out *tail, r *http.Request, rec record.Record, cursor int64) (int64, error) {
+	end, err := l.copyLogs(&out.Tail, r, rec, max(0, cursor-agent.MaxLastOutput), false)
+	if err != nil {
+		return 0, err
+	}
+	if end < cursor {
+		out.Tail, cursor = agent.Tail{}, 0
+	}
+	out.Cut(end - cursor)
+	return cursor, nil
+}
+
 // seekLines returns the number of the byte that the last lines begin with. To find it,
 // it reads all that the agent has. out then remembers what is before, and without
 // follow it passes on no more than those lines.
 func (l *logHandlers) seekLines(out *tail, r *http.Request, rec record.Record, lines int, follow bool) (int64, error) {
 	count := agent.LastLines{Lines: lines}
-	end, err := l.copyLogs(io.MultiWriter(seen{out}, &count), r, rec, 0, false)
+	end, err := l.copyLogs(io.MultiWriter(&out.Tail, &count), r, rec, 0, false)
 	if err != nil {
 		return 0, err
 	}
 	n := count.Bytes()
-	out.last = out.last[:max(0, len(out.last)-int(n))]
+	out.Cut(n)
 	if !follow {
 		out.w = agent.FirstBytes(out.w, n)
 	}
@@ -125,47 +147,28 @@ func (l *logHandlers) seekLines(out *tail, r *http.Request, rec record.Record, l
 
 // tail passes output on at once, and remembers the end of it.
 type tail struct {
-	w    io.Writer
-	rc   *http.ResponseController
-	last []byte
+	agent.Tail
+	w      io.Writer
+	rc     *http.ResponseController
+	header http.Header // nil: sent
 }
 
-// maxTail is how much output the record of an ended sandbox has, in bytes.
-const maxTail = 8 << 10
-
-func (t *tail) remember(b []byte) {
-	t.last = append(t.last, b...)
-	if n := len(t.last) - maxTail; n > 0 {
-		t.last = append(t.last[:0], t.last[n:]...)
+// begin tells the client the number of the byte that it gets first.
+func (t *tail) begin(first int64) {
+	if t.header != nil {
+		t.header.Set(agent.CursorHeader, strconv.FormatInt(first, 10))
 	}
-}
-
-// seen is output that is remembered and not passed on.
-type seen struct{ *tail }
-
-func (s seen) Write(b []byte) (int, error) {
-	s.remember(b)
-	return len(b), nil
+	t.header = nil
+	t.rc.Flush() //nolint:errcheck // Write tells
 }
 
 func (t *tail) Write(b []byte) (int, error) {
-	t.remember(b)
+	t.Tail.Write(b) //nolint:errcheck // never fails
 	n, err := t.w.Write(b)
 	if err == nil {
 		err = t.rc.Flush()
 	}
 	return n, err
-}
-
-// missing is the part of the last output that was written between the last look and
-// the end.
-func (t *tail) missing(final string) string {
-	for n := min(len(final), len(t.last)); n > 0; n-- {
-		if string(t.last[len(t.last)-n:]) == final[:n] {
-			return final[n:]
-		}
-	}
-	return final
 }
 
 // copyLogs copies what the entrypoint wrote since byte number cursor, with
@@ -191,6 +194,9 @@ func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, 
 			return cursor, fmt.Errorf("copy logs of sandbox %s: %w", rec.ID, err)
 		}
 		return next, nil
+	}
+	if t, ok := w.(*tail); ok {
+		t.begin(next)
 	}
 	n, _ := io.Copy(w, resp.Body) // where it breaks off, the sandbox died or the client left: either ends logs well
 	return next + n, nil

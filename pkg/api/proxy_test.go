@@ -381,11 +381,13 @@ func TestRenewOnAccess(t *testing.T) {
 
 func TestEventsAndImages(t *testing.T) {
 	w := newWorld(t)
-	w.events <- wire.Event{Time: time.Now(), Type: "running", ID: "tabcdefghijk"}
+	w.events <- wire.Event{Cursor: "e-6"}
+	w.events <- wire.Event{Time: time.Now(), Type: "running", ID: "tabcdefghijk", Cursor: "e-7"}
 	close(w.events)
-	if a := w.do("GET", "/v1/events", ""); !strings.HasPrefix(string(a.body), "event: running\ndata: {") ||
-		!strings.HasSuffix(string(a.body), "}\n\n") {
-		t.Errorf("events %q", a.body)
+	a := w.do("GET", "/v1/events", "", "Last-Event-ID", "e-6")
+	if !strings.HasPrefix(string(a.body), "id: e-6\n\nid: e-7\nevent: running\ndata: {") ||
+		!strings.HasSuffix(string(a.body), "}\n\n") || w.since != "e-6" || strings.Contains(string(a.body), "ursor") {
+		t.Errorf("events since %q: %q", w.since, a.body)
 	}
 	if a := w.do("GET", "/v1/images", ""); a.StatusCode != 200 || !strings.Contains(string(a.body), `"name":"python"`) {
 		t.Errorf("images: %s", a.body)
@@ -394,7 +396,7 @@ func TestEventsAndImages(t *testing.T) {
 		fmt.Fprintf(out, "one\ntwo\r%s", strings.Repeat("x", maxLine+5))
 		return pythonImage(), nil
 	}
-	a := w.do("POST", "/v1/images/build", `{"name":"python"}`)
+	a = w.do("POST", "/v1/images/build", `{"name":"python"}`)
 	lines := strings.Split(strings.TrimSpace(string(a.body)), "\n")
 	if len(lines) != 5 || lines[0] != `{"line":"one"}` || lines[3] != `{"line":"xxxxx"}` || !strings.HasPrefix(lines[4], `{"image":{`) {
 		t.Errorf("build %q", lines)
@@ -455,7 +457,15 @@ func TestLogs(t *testing.T) {
 		query  string
 		probes int
 		want   string
-	}{{"", 1, out + "three\n"}, {"&tail=0", 2, "three\n"}, {"&tail=1", 2, "two\nthree\n"}} {
+	}{
+		{"", 1, out + "three\n"},
+		{"&tail=0", 2, "three\n"},
+		{"&tail=1", 2, "two\nthree\n"},
+		// A client that comes back says which byte it wants. A byte that is not there is of an earlier run.
+		{"&cursor=4", 2, "two\nthree\n"},
+		{"&cursor=8", 2, "three\n"},
+		{"&cursor=99", 2, out + "three\n"},
+	} {
 		w.set(sb.ID, func(r *record.Record) { r.State = record.Running })
 		for len(probes) > 0 {
 			<-probes
@@ -463,8 +473,12 @@ func TestLogs(t *testing.T) {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			if a := w.do("GET", at+"?follow=true"+c.query, ""); string(a.body) != c.want {
+			a := w.do("GET", at+"?follow=true"+c.query, "")
+			if string(a.body) != c.want {
 				t.Errorf("followed%s %q, want %q", c.query, a.body, c.want)
+			}
+			if first, want := a.Header.Get(agent.CursorHeader), fmt.Sprint(len(out+"three\n")-len(c.want)); first != want {
+				t.Errorf("followed%s from byte %q, want %s", c.query, first, want)
 			}
 		}()
 		for range c.probes {
@@ -484,8 +498,10 @@ func TestLogs(t *testing.T) {
 			t.Errorf("tail=%s: %s %s", tail, a.Status, a.body)
 		}
 	}
-	if a := w.do("GET", at+"?follow=x", "", "X-Lenient", "1"); a.StatusCode != 400 {
-		t.Errorf("follow=x: %s", a.Status)
+	for _, bad := range []string{"follow=x", "cursor=x", "cursor=-1"} {
+		if a := w.do("GET", at+"?"+bad, "", "X-Lenient", "1"); a.StatusCode != 400 {
+			t.Errorf("%s: %s", bad, a.Status)
+		}
 	}
 }
 

@@ -172,11 +172,7 @@ func silence(t *testing.T) {
 	time.AfterFunc(time.Hour, func() { close(awake) })
 	follow := make(chan error, 1)
 	go func() {
-		rc, err := c.Logs(t.Context(), "lab", AllLines, true)
-		if err == nil {
-			rc.Close()
-		}
-		follow <- err
+		follow <- c.FollowLogs(t.Context(), "lab", AllLines, Notices{}, io.Discard)
 	}()
 	put := make(chan error, 1)
 	go func() {

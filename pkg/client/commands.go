@@ -64,33 +64,47 @@ func (c Commands) Logs(ctx context.Context, command string, cursor int64, w io.W
 
 // LastLines copies the last lines of the output of a background command to w, and
 // with follow what comes until the command has ended or ctx has. To find the
-// lines it reads all that the agent has.
-func (c Commands) LastLines(ctx context.Context, command string, lines int, follow bool, w io.Writer) error {
+// lines it reads all that the agent has. n is as for Follow.
+func (c Commands) LastLines(ctx context.Context, command string, lines int, follow bool, n Notices, w io.Writer) error {
 	count := agent.LastLines{Lines: lines}
 	end, err := c.Logs(ctx, command, 0, &count)
 	if err != nil {
 		return err
 	}
-	n := count.Bytes()
+	size := count.Bytes()
 	if follow {
-		return c.Follow(ctx, command, max(0, end-n), w)
+		return c.Follow(ctx, command, max(0, end-size), n, w)
 	}
-	if n > 0 {
-		_, err = c.Logs(ctx, command, max(0, end-n), agent.FirstBytes(w, n))
+	if size > 0 {
+		_, err = c.Logs(ctx, command, max(0, end-size), agent.FirstBytes(w, size))
 	}
 	return err
 }
 
-// Follow copies the output of a background command since cursor to w, as
-// it comes, until the command has ended or ctx has.
-func (c Commands) Follow(ctx context.Context, command string, cursor int64, w io.Writer) error {
+// Follow copies the output of a background command since cursor to w, as it comes, until
+// the command has ended or ctx has. When the daemon is restarted, it waits for it and goes
+// on at the byte where it was.
+func (c Commands) Follow(ctx context.Context, command string, cursor int64, n Notices, w io.Writer) error {
 	if err := checkCommandID(command); err != nil {
 		return err
 	}
-	return c.copyTo(ctx, request{
-		method: http.MethodGet, path: c.agentPath("/command/" + command + "/logs"),
-		query: url.Values{"cursor": {strconv.FormatInt(cursor, 10)}, "follow": {"true"}}, patient: true,
-	}, w)
+	return c.persist(ctx, n, func(up func()) error {
+		resp, err := c.stream(ctx, request{
+			method: http.MethodGet, path: c.agentPath("/command/" + command + "/logs"),
+			query: url.Values{"cursor": {strconv.FormatInt(cursor, 10)}, "follow": {"true"}}, patient: true,
+		})
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		up()
+		if first, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64); err == nil {
+			cursor = first // later than it was if the agent has forgotten output
+		}
+		copied, err := io.Copy(w, c.followed(ctx, resp.Body))
+		cursor += copied
+		return err
+	})
 }
 
 func checkCommandID(id string) error {

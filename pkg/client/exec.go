@@ -2,12 +2,14 @@ package client
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"math"
 	"net/http"
+	"net/url"
 	"strconv"
 	"time"
 
@@ -48,6 +50,8 @@ type Process struct {
 	session bool // it is a line of one, whose id ID is
 	body    io.ReadCloser
 	frames  *agent.FrameReader
+	resumes bool     // the agent lets a client come back
+	had     [2]int64 // bytes of standard output and error that were written
 }
 
 // Start starts a command. Its output waits until Wait is called; when ctx ends, the
@@ -97,8 +101,64 @@ func (p *Process) first(contentType string) error {
 	if err != nil {
 		return errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not follow the protocol", p.in.name)
 	}
-	p.ID = first.ID
+	p.ID, p.resumes = first.ID, first.Resumes
 	return nil
+}
+
+// resume comes back to a command whose stream broke, at the bytes where it was. It
+// returns how many bytes of output the agent has forgotten meanwhile.
+func (p *Process) resume(ctx context.Context) (forgotten int64, err error) {
+	resp, err := p.in.stream(ctx, request{
+		method: http.MethodGet, path: p.in.agentPath("/command/" + p.ID + "/frames"),
+		query: url.Values{
+			"stdout": {strconv.FormatInt(p.had[0], 10)}, "stderr": {strconv.FormatInt(p.had[1], 10)},
+		},
+		header: http.Header{"Accept": {agent.FramesType}},
+	})
+	if err != nil {
+		return 0, err
+	}
+	frames := agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10))
+	_, payload, err := frames.Next()
+	if err != nil {
+		resp.Body.Close()
+		return 0, fmt.Errorf("%w (%w)", ErrLost, err)
+	}
+	first, err := agent.ParseInit(payload)
+	if err != nil || first.ID != p.ID || first.Stdout < p.had[0] || first.Stderr < p.had[1] {
+		resp.Body.Close()
+		return 0, errs.Wrap(err, errs.Internal, "the agent of sandbox %s does not follow the protocol", p.in.name)
+	}
+	forgotten = first.Stdout - p.had[0] + first.Stderr - p.had[1]
+	p.body, p.frames, p.had = resp.Body, frames, [2]int64{first.Stdout, first.Stderr}
+	return forgotten, nil
+}
+
+// WaitOn is Wait for a command that is not lost with its connection: when the daemon is
+// restarted, WaitOn waits for it and goes on where the output was. It calls forgot if the
+// agent has forgotten bytes of output meanwhile. ErrLost then means that the command is
+// gone, or that its agent is of a release that lets nobody come back.
+func (p *Process) WaitOn(ctx context.Context, n Notices, forgot func(bytes int64), stdout, stderr io.Writer) (exit Exit, err error) {
+	if !p.resumes {
+		return p.Wait(stdout, stderr)
+	}
+	here := true
+	err = p.in.persist(ctx, n, func(up func()) error {
+		if !here {
+			forgotten, err := p.resume(ctx)
+			if err != nil {
+				return err
+			}
+			if forgotten > 0 {
+				forgot(forgotten)
+			}
+		}
+		here = false
+		up()
+		exit, err = p.Wait(stdout, stderr)
+		return err
+	})
+	return exit, err
 }
 
 // ErrLost is returned by Wait when the stream ended before the command did:
@@ -123,9 +183,9 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 		}
 		switch stream {
 		case agent.FrameStdout:
-			_, err = stdout.Write(payload)
+			err = p.write(0, stdout, payload)
 		case agent.FrameStderr:
-			_, err = stderr.Write(payload)
+			err = p.write(1, stderr, payload)
 		case agent.FrameEnd:
 			keep = true
 			e, err := agent.ParseExit(payload)
@@ -141,6 +201,12 @@ func (p *Process) Wait(stdout, stderr io.Writer) (Exit, error) {
 	}
 }
 
+func (p *Process) write(stream int, w io.Writer, b []byte) error {
+	n, err := w.Write(b)
+	p.had[stream] += int64(n)
+	return err
+}
+
 // drain reads the end of the body, so that its connection can serve again. A body
 // that does not end within a second is cut off.
 func (p *Process) drain() {
@@ -153,8 +219,12 @@ func (p *Process) drain() {
 // Close closes the stream of a command that nobody will Wait for.
 func (p *Process) Close() error { return p.body.Close() }
 
-// SendStdin feeds the command until r ends, which is the end of its standard input.
+// SendStdin feeds the command until r ends, which is the end of its standard input. When
+// the daemon is restarted meanwhile, it goes on where it was.
 func (p *Process) SendStdin(ctx context.Context, r io.Reader) error {
+	if p.resumes {
+		return p.sendParts(ctx, r)
+	}
 	return p.in.do(ctx, request{
 		method: http.MethodPost, path: p.in.agentPath("/command/" + p.ID + "/stdin"), body: r,
 		header: http.Header{"Content-Type": {"application/octet-stream"}},
@@ -167,4 +237,98 @@ func (p *Process) Signal(ctx context.Context, name string) error {
 		return Commands{p.in}.Interrupt(ctx, p.ID)
 	}
 	return Commands{p.in}.Signal(ctx, p.ID, name)
+}
+
+// A stdinPart is a piece of a command's standard input.
+type stdinPart struct {
+	b    []byte
+	last bool
+	err  error // of the reader; there is no more to send
+}
+
+// sendParts sends what r gives in parts. A part whose answer is lost with the connection is
+// sent again; the agent knows by its offset what it has written. While one is on its way
+// the next is read.
+func (p *Process) sendParts(ctx context.Context, r io.Reader) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	parts := make(chan stdinPart)
+	go readParts(ctx, r, parts)
+	for offset := int64(0); ; {
+		var next stdinPart
+		select {
+		case next = <-parts:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if next.err != nil {
+			return next.err
+		}
+		err := p.in.again(ctx, Notices{}, true, func(func()) error { return p.sendPart(ctx, offset, next) })
+		if err != nil || next.last {
+			return err
+		}
+		offset += int64(len(next.b))
+	}
+}
+
+func (p *Process) sendPart(ctx context.Context, offset int64, next stdinPart) error {
+	q := url.Values{"offset": {strconv.FormatInt(offset, 10)}}
+	if !next.last {
+		q.Set("more", "true")
+	}
+	return p.in.do(ctx, request{
+		method: http.MethodPost, path: p.in.agentPath("/command/" + p.ID + "/stdin"), query: q, body: bytes.NewReader(next.b),
+		length: int64(len(next.b)), header: http.Header{"Content-Type": {"application/octet-stream"}},
+	}, nil)
+}
+
+// readParts reads r until it ends or ctx does. What comes while nobody takes the part is
+// added to it, as far as it fits.
+func readParts(ctx context.Context, r io.Reader, parts chan<- stdinPart) {
+	read := make(chan stdinPart)
+	go func() {
+		for {
+			b := make([]byte, 64<<10)
+			n, err := r.Read(b)
+			piece := stdinPart{b: b[:n], last: errors.Is(err, io.EOF)}
+			if err != nil && !piece.last {
+				piece.err = err
+			}
+			select {
+			case read <- piece:
+			case <-ctx.Done():
+				return
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	var have stdinPart
+	for {
+		in, out := read, parts
+		if have.last || have.err != nil || len(have.b)+64<<10 > agent.MaxStdinPart {
+			in = nil
+		}
+		if len(have.b) == 0 && !have.last && have.err == nil {
+			out = nil
+		}
+		send := have
+		if len(have.b) > 0 { // what was read before an error is sent first
+			send.err = nil
+		}
+		select {
+		case piece := <-in:
+			have = stdinPart{append(have.b, piece.b...), piece.last, piece.err}
+		case out <- send:
+			done := have.last || send.err != nil
+			have = stdinPart{err: have.err}
+			if done {
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
 }

@@ -12,7 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
@@ -205,13 +207,9 @@ func (c *Client) AllStats(ctx context.Context) ([]wire.SandboxStats, error) {
 // AllLines asks for all lines of an output.
 const AllLines = -1
 
-// Logs reads the last lines of the output of the entrypoint, or AllLines. With
-// follow it goes on until the entrypoint ends.
-func (c *Client) Logs(ctx context.Context, idOrName string, lines int, follow bool) (io.ReadCloser, error) {
-	r := request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs"), query: url.Values{}, patient: follow}
-	if follow {
-		r.query.Set("follow", "true")
-	}
+// Logs reads the last lines of the output of the entrypoint, or AllLines.
+func (c *Client) Logs(ctx context.Context, idOrName string, lines int) (io.ReadCloser, error) {
+	r := request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs"), query: url.Values{}}
 	if lines != AllLines {
 		r.query.Set("tail", strconv.Itoa(lines))
 	}
@@ -222,44 +220,108 @@ func (c *Client) Logs(ctx context.Context, idOrName string, lines int, follow bo
 	return c.followed(ctx, resp.Body), nil
 }
 
+// FollowLogs copies the last lines of the output of the entrypoint, or AllLines, to w, and
+// what comes, until the sandbox has ended. When the daemon is restarted, it waits for it
+// and goes on at the byte where it was.
+func (c *Client) FollowLogs(ctx context.Context, idOrName string, lines int, n Notices, w io.Writer) error {
+	const unknown = -1
+	cursor := int64(unknown)
+	var had agent.Tail
+	return c.persist(ctx, n, func(up func()) error {
+		q := url.Values{"follow": {"true"}}
+		again := cursor != unknown
+		if again {
+			q.Set("cursor", strconv.FormatInt(cursor, 10))
+		} else if lines != AllLines {
+			q.Set("tail", strconv.Itoa(lines))
+		}
+		resp, err := c.stream(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs"), query: q, patient: true})
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		first, err := strconv.ParseInt(resp.Header.Get(agent.CursorHeader), 10, 64)
+		if again && err != nil { // of the record: the sandbox has ended
+			b, err := io.ReadAll(io.LimitReader(c.followed(ctx, resp.Body), agent.MaxLastOutput*utf8.UTFMax))
+			if err == nil {
+				_, err = io.WriteString(w, had.Missing(string(b)))
+			}
+			return err
+		}
+		if err == nil {
+			cursor = first
+			up() // else it cannot go on
+		}
+		copied, err := io.Copy(io.MultiWriter(w, &had), c.followed(ctx, resp.Body))
+		cursor += copied
+		return err
+	})
+}
+
 // Version returns the version of the daemon.
 func (c *Client) Version(ctx context.Context) (wire.Version, error) {
 	return ask[wire.Version](ctx, c.daemon, get("/version"))
 }
 
-// Events yields what happens on the daemon until ctx ends or the loop breaks.
-// The last thing it yields is an error, if one ended it.
-func (c *Client) Events(ctx context.Context) iter.Seq2[wire.Event, error] {
+// Events yields what happens on the daemon until ctx ends or the loop breaks. When the
+// daemon is restarted, it waits for it; what happened meanwhile comes first, as far as the
+// daemon knows it. The last thing it yields is an error, if one ended it.
+func (c *Client) Events(ctx context.Context, n Notices) iter.Seq2[wire.Event, error] {
 	return func(yield func(wire.Event, error) bool) {
-		resp, err := c.stream(ctx, get("/events"))
-		if err != nil {
-			yield(wire.Event{}, err)
-			return
-		}
-		defer resp.Body.Close()
-		for ev, err := range parseEvents(resp.Body) {
+		cursor, enough := "", false
+		err := c.persist(ctx, n, func(up func()) error {
+			r := get("/events")
+			if cursor != "" {
+				r.header = http.Header{"Last-Event-Id": {cursor}}
+			}
+			resp, err := c.stream(ctx, r)
 			if err != nil {
-				err = c.lost(ctx, err)
+				return err
 			}
-			if !yield(ev, err) {
-				return
+			defer resp.Body.Close()
+			for ev, err := range parseEvents(resp.Body) {
+				if err != nil {
+					return c.lost(ctx, err)
+				}
+				if ev.Cursor != "" { // an older daemon has none, and nobody can come back to it
+					cursor = ev.Cursor
+					up()
+				}
+				if ev.Type != "" && !yield(ev, nil) {
+					enough = true
+					return nil
+				}
 			}
+			return nil
+		})
+		if err != nil && !enough {
+			yield(wire.Event{}, err)
 		}
 	}
 }
 
 // parseEvents reads server-sent events (WHATWG HTML §9.2.6) whose data is one
-// line of JSON; it does not need the other fields.
+// line of JSON, and of the other fields the id. An id alone is an event without a type.
 func parseEvents(r io.Reader) iter.Seq2[wire.Event, error] {
 	return func(yield func(wire.Event, error) bool) {
 		sc := bufio.NewScanner(r)
 		sc.Buffer(nil, maxLine)
+		var ev wire.Event
 		for sc.Scan() {
-			data, ok := strings.CutPrefix(sc.Text(), "data:")
+			line := sc.Text()
+			if id, ok := strings.CutPrefix(line, "id:"); ok {
+				ev.Cursor = strings.TrimSpace(id)
+			}
+			if line == "" { // the end of one that had no data
+				if ev.Cursor != "" && !yield(ev, nil) {
+					return
+				}
+				ev = wire.Event{}
+			}
+			data, ok := strings.CutPrefix(line, "data:")
 			if !ok {
 				continue
 			}
-			var ev wire.Event
 			if err := json.Unmarshal([]byte(data), &ev); err != nil {
 				yield(wire.Event{}, fmt.Errorf("decode an event: %w", err))
 				return
@@ -267,6 +329,7 @@ func parseEvents(r io.Reader) iter.Seq2[wire.Event, error] {
 			if !yield(ev, nil) {
 				return
 			}
+			ev = wire.Event{}
 		}
 		err := sc.Err()
 		if err == nil {

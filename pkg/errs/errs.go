@@ -50,6 +50,14 @@ func (e *Error) Error() string {
 // Unwrap returns the cause that only the log sees.
 func (e *Error) Unwrap() error { return e.Err }
 
+// Count returns how many there are, in words of a message: "1 sandbox", "2 sandboxes".
+func Count[N ~int | ~int64](n N, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
 // New makes an error a client may see.
 func New(code Code, format string, args ...any) error {
 	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}

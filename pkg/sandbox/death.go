@@ -8,6 +8,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -188,7 +189,8 @@ func (l *life) blame(r *record.Record, o Obituary, n counts, d *death) {
 			record.Mebibytes(r.Spec.DiskBytes))
 	case n.refused > 0, o.Reason == string(record.PidsLimit) && l.Runtimes[r.Spec.Runtime].HostPids > 0: // only the agent knows
 		d.reason = record.PidsLimit
-		d.message += fmt.Sprintf(" after it reached its limit of %d processes; give it more (--pids), or let it start fewer", r.Spec.Pids)
+		d.message += fmt.Sprintf(" after it reached its limit of %s; give it more (--pids), or let it start fewer",
+			errs.Count(r.Spec.Pids, "process", "processes"))
 	}
 }
 

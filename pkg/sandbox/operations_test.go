@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -101,6 +102,49 @@ func TestSlowSubscriber(t *testing.T) {
 	b.publish("again", &record.Record{})
 	if e := <-ch; e.Type != "again" {
 		t.Fatalf("got %q", e.Type)
+	}
+}
+
+// TestEventsSince: a reader that comes back gets what it has missed, to this daemon or to the
+// next one, and is told if that is not known any more.
+func TestEventsSince(t *testing.T) {
+	var b bus
+	read := func(cursor string) (types []string, last string) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ch := b.since(ctx, cursor)
+		cancel()
+		for e := range ch {
+			types, last = append(types, e.Type), e.Cursor
+		}
+		return types, last
+	}
+	types, start := read("")
+	if !slices.Equal(types, []string{EventCursor}) || start == "" {
+		t.Errorf("at the start: %q, %q", types, start)
+	}
+	for i := range 3 {
+		b.publish(fmt.Sprint(i), &record.Record{})
+	}
+	types, end := read(start)
+	if !slices.Equal(types, []string{EventCursor, "0", "1", "2"}) {
+		t.Errorf("since the start: %q", types)
+	}
+	if types, again := read(end); !slices.Equal(types, []string{EventCursor}) || again != end {
+		t.Errorf("since the end: %q, %q", types, again)
+	}
+	for _, cursor := range []string{"1-2", "x", "1", "-"} { // of the daemon before, or of nobody
+		if types, _ := read(cursor); !slices.Equal(types, []string{EventCursor, "0", "1", "2"}) {
+			t.Errorf("since %q: %q", cursor, types)
+		}
+	}
+	for i := range eventBuffer {
+		b.publish(fmt.Sprint(i), &record.Record{})
+	}
+	if types, _ := read(end); len(types) != 2+eventBuffer/2 || types[1] != EventLost || types[2] != fmt.Sprint(eventBuffer/2) {
+		t.Errorf("since long ago: %d events, begins with %q", len(types), types[:3])
+	}
+	if types, _ := read(""); !slices.Equal(types, []string{EventCursor}) {
+		t.Errorf("from now on: %q", types)
 	}
 }
 

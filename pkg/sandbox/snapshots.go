@@ -155,8 +155,8 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string
 	}
 	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // these have no files
 	if len(list) >= s.max {
-		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has its maximum of %d snapshots; delete some (`sandboxctl snapshot "+
-			"rm`)", s.max)
+		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has its maximum of %s; delete some (`sandboxctl snapshot "+
+			"rm`)", errs.Count(s.max, "snapshot", "snapshots"))
 	}
 	t := now()
 	snap := record.Snapshot{ID: id, Name: name, Source: r.ID, State: record.SnapshotCreating, Image: r.Spec.Image, Created: t, Changed: t}

@@ -47,7 +47,8 @@ func (v *Volumes) Create(ctx context.Context, name string, bytes int64) (record.
 }
 
 func tooManyVolumes(n int) error {
-	return errs.New(errs.Exhausted, "this host has its maximum of %d volumes; delete some (`sandboxctl volume rm`)", n)
+	return errs.New(errs.Exhausted, "this host has its maximum of %s; delete some (`sandboxctl volume rm`)",
+		errs.Count(n, "volume", "volumes"))
 }
 
 // List returns all volumes by name.

@@ -77,7 +77,7 @@ type arrivals struct {
 }
 
 func (a *arrivals) follow(ctx context.Context, c *client.Client) {
-	for e, err := range c.Events(ctx) {
+	for e, err := range c.Events(ctx, client.Notices{}) {
 		if err == nil && e.Type == "running" {
 			a.mu.Lock()
 			a.names = append(a.names, e.Name)
@@ -318,7 +318,7 @@ func TestBounds(t *testing.T) {
 		table, line string
 		words       []string
 	}{
-		{"limits", "max_sandboxes = 1", []string{"its maximum of 1 sandboxes", "limits.max_sandboxes", "sandboxctl rm"}},
+		{"limits", "max_sandboxes = 1", []string{"its maximum of 1 sandbox ", "limits.max_sandboxes", "sandboxctl rm"}},
 		{"limits", `memory_reserve = "64Ti"`, []string{"MiB of free memory", "limits.memory_reserve"}},
 		{"storage", `reserve = "64Ti"`, []string{"the storage pool has", "storage.reserve", "storage.pool_size"}},
 	} {
@@ -372,7 +372,7 @@ func TestDrain(t *testing.T) {
 		h.Start()
 	}
 	// However short the time is, they are counted once.
-	if out, err := drain("--wait", "--timeout", "1ms"); err == nil || !strings.Contains(out, "1 sandboxes still run") {
+	if out, err := drain("--wait", "--timeout", "1ms"); err == nil || !strings.Contains(out, "1 sandbox still runs") {
 		t.Errorf("%v: %s", err, out)
 	}
 	waits := make(chan string, 1)

@@ -43,6 +43,10 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	}
+	if f := found[0]; f.Check != "configuration" || !strings.Contains(f.Detail, "read "+h.Config) ||
+		!strings.Contains(f.Detail, fmt.Sprintf("its daemon runs, pid %d", h.Pid())) {
+		t.Errorf("it does not say what it read: %+v", f)
+	}
 	i := slices.IndexFunc(found, func(f finding) bool { return f.Check == "nofile" })
 	if i < 0 || !strings.Contains(found[i].Detail, fmt.Sprintf("pid %d", h.Pid())) {
 		t.Errorf("it does not look at the daemon's own limits: %+v", found[i])

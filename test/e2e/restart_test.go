@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
 	"strings"
@@ -34,7 +35,8 @@ func numbered(n int) string {
 }
 
 // TestRestartLosesNoOutput kills the daemon under commands that write: they go
-// on, and every byte of theirs can be read afterwards.
+// on, and every byte of theirs can be read afterwards. A client that comes back gets
+// each byte once, and so does a command whose client comes back.
 func TestRestartLosesNoOutput(t *testing.T) {
 	const lines = 200_000
 	want := numbered(lines)
@@ -58,7 +60,9 @@ func TestRestartLosesNoOutput(t *testing.T) {
 				_, err := fore.Wait(&seen, &seen)
 				cut <- err
 			}()
+			stays := stayOn(t, h, sb.ID, lines)
 			<-seen.some // in the middle of it
+			<-stays.some
 			h.Kill()
 			if err := <-cut; err == nil {
 				t.Fatal("the command in the foreground ended before the daemon was killed")
@@ -91,8 +95,57 @@ func TestRestartLosesNoOutput(t *testing.T) {
 						difference(got.String(), want))
 				}
 			}
+			stays.check(t, want)
 			h.deleteAll(t)
 		})
+	}
+}
+
+// staying is a client that comes back to a daemon that was killed: it watches a command that
+// writes, and feeds one that repeats what it reads.
+type staying struct {
+	gathered
+	exit, catExit chan client.Exit
+	input         *io.PipeWriter
+	cat           bytes.Buffer
+}
+
+func stayOn(t *testing.T, h host, id string, lines int) *staying {
+	t.Helper()
+	s := &staying{gathered: gathered{some: make(chan struct{})}, exit: make(chan client.Exit, 1), catExit: make(chan client.Exit, 1)}
+	watch := func(cmd client.Command, out io.Writer, exit chan client.Exit) *client.Process {
+		p, err := h.api.Start(t.Context(), id, cmd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		go func() {
+			e, err := p.WaitOn(t.Context(), client.Notices{}, func(n int64) { t.Errorf("%d bytes are lost", n) }, out, out)
+			if err != nil {
+				t.Errorf("the client did not come back: %v", err)
+			}
+			exit <- e
+		}()
+		return p
+	}
+	watch(client.Command{Argv: append(numbers(lines)[:2], numbers(lines)[2]+"; exit 7")}, s, s.exit)
+	cat := watch(client.Command{Argv: []string{"cat"}, Stdin: true}, &s.cat, s.catExit)
+	r, w := io.Pipe()
+	s.input = w
+	go cat.SendStdin(t.Context(), r) //nolint:errcheck // what is missing is seen
+	io.WriteString(w, "before ")     //nolint:errcheck // as above
+	return s
+}
+
+func (s *staying) check(t *testing.T, want string) {
+	t.Helper()
+	io.WriteString(s.input, "after") //nolint:errcheck // what is missing is seen
+	s.input.Close()
+	if e := <-s.catExit; e.Code != 0 || s.cat.String() != "before after" {
+		t.Errorf("a command that was fed over the restart: %+v, %q", e, s.cat.String())
+	}
+	if e := <-s.exit; e.Code != 7 || s.String() != want {
+		t.Errorf("a command that was watched over the restart: %+v, %d bytes of %d; the first line that differs is %q", e, s.Len(),
+			len(want), difference(s.String(), want))
 	}
 }
 

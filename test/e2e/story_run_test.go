@@ -86,6 +86,14 @@ func tellRun(t *testing.T, l *lab) {
 	if ps := l.ok("ps", "-a", "-q"); ps != "" {
 		t.Errorf("left after run: %q", ps)
 	}
+	// Without --rm the sandbox ends with the command, and is kept.
+	if r := run("--rm=false", "--name", "kept", "base", "--", "sh", "-c", "exit 3"); r != (result{"", "", 3}) {
+		t.Errorf("%+v", r)
+	}
+	if sb := l.ok("inspect", "kept"); !strings.Contains(sb, `"state": "Terminated"`) {
+		t.Errorf("after run --rm=false: %s", sb)
+	}
+	l.ok("rm", "kept")
 }
 
 // every is each byte once.

@@ -18,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/foreground"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -100,7 +101,7 @@ func evaluate(cl *client.Client, sandbox string, code client.Code, show func(map
 		if sig.Context.Err() != nil {
 			return command.Status{Code: command.ExitInterrupted}
 		}
-		return err
+		return busy(err, sandbox, code)
 	}
 	sig.To(run)
 	err = run.Wait(os.Stdout, os.Stderr, show)
@@ -124,6 +125,21 @@ func evaluate(cl *client.Client, sandbox string, code client.Code, show func(map
 		return command.Status{Code: command.ExitNoReader} // as shells report a writer whose reader left
 	}
 	return err
+}
+
+// busy says in words of sandboxctl that the interpreter runs other code: the agent names
+// routes. Another err is returned as it is.
+func busy(err error, sandbox string, code client.Code) error {
+	e, ok := errors.AsType[*errs.Error](err)
+	if !ok || !strings.HasPrefix(e.Text, agent.ContextBusy) {
+		return err
+	}
+	language := ""
+	if code.Language != "" {
+		language = " -l " + code.Language
+	}
+	return errs.Wrap(err, errs.WrongState, "the interpreter runs other code: wait until that ends, interrupt it (Ctrl-C in the eval that "+
+		"started it), or make another interpreter with `sandboxctl code context create%s %s` and name it with --context", language, sandbox)
 }
 
 // shower prints the values that code shows: as JSON by MIME type, or as text,

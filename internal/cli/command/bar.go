@@ -8,15 +8,20 @@ import (
 	"golang.org/x/term"
 
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// A Bar shows on one line of a terminal how far something is.
-type Bar struct{ W *os.File }
+// A Bar shows on one line of a terminal how far something is. The zero value shows
+// nothing.
+type Bar struct {
+	On    *os.File // the terminal
+	drawn bool
+}
 
 const barWidth = 30
 
 // Show shows that n bytes of total are done; total is 0 if it is not known.
-func (b Bar) Show(what string, n, total int64) {
+func (b *Bar) Show(what string, n, total int64) {
 	line := fmt.Sprintf("%s  %s", what, text.Bytes(n))
 	if total > 0 {
 		done := min(1, float64(n)/float64(total))
@@ -24,16 +29,38 @@ func (b Bar) Show(what string, n, total int64) {
 		line = fmt.Sprintf("%s  [%s%s] %s of %s  %d%%",
 			what, strings.Repeat("=", full), strings.Repeat(" ", barWidth-full), text.Bytes(n), text.Bytes(total), int(done*100))
 	}
-	b.Say(line)
+	b.say(line)
 }
 
-// Say shows a line without a bar.
-func (b Bar) Say(line string) {
-	if width, _, err := term.GetSize(int(b.W.Fd())); err == nil && width > 1 {
+// Image shows how far an import or a pull of an image is.
+func (b *Bar) Image(p wire.ImportProgress) {
+	switch p.Stage {
+	case "unpack":
+		b.Show(fmt.Sprintf("unpacking layer %d of %d", p.Layer, p.Layers), p.Bytes, p.Total)
+	case "resolve":
+		b.say("asking the registry")
+	case "download":
+		b.Show("downloading", p.Bytes, p.Total)
+	default:
+		b.Show("receiving", p.Bytes, p.Total)
+	}
+}
+
+func (b *Bar) say(line string) {
+	if b.On == nil {
+		return
+	}
+	if width, _, err := term.GetSize(int(b.On.Fd())); err == nil && width > 1 {
 		line = text.Clip(line, width-1)
 	}
-	fmt.Fprintf(b.W, "\r\x1b[K%s", line)
+	b.drawn = true
+	fmt.Fprintf(b.On, "\r\x1b[K%s", line)
 }
 
-// Clear removes the line.
-func (b Bar) Clear() { fmt.Fprint(b.W, "\r\x1b[K") }
+// Clear removes the line. Call it before anything else is printed.
+func (b *Bar) Clear() {
+	if b.drawn {
+		fmt.Fprint(b.On, "\r\x1b[K")
+	}
+	b.drawn = false
+}

@@ -29,6 +29,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/sandboxd/sandboxd/internal/cli/group"
 	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -68,6 +69,7 @@ func Execute(root *cobra.Command, args []string) int {
 	// One Ctrl-C ends commands that do not handle signals themselves, as run and exec do.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
+	group.Strict(root)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {

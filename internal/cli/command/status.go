@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -47,5 +48,16 @@ func Complain(err error) {
 
 // Note prints a remark beside the answer, on standard error.
 func Note(remark string) { say("note: " + text.Printable(remark)) }
+
+// Notices tell a person at a terminal that a stream waits for the daemon.
+func Notices() client.Notices {
+	if !IsTerminal(os.Stderr) {
+		return client.Notices{}
+	}
+	return client.Notices{
+		Lost: func(error) { say("the connection to the daemon broke; waiting for the daemon (Ctrl-C ends this)") },
+		Back: func() { say("reconnected") },
+	}
+}
 
 func say(line string) { fmt.Fprintln(os.Stderr, "sandboxctl:", line) }

@@ -42,9 +42,9 @@ func newCommandLogs(p *command.Program) *cobra.Command {
 			}
 			switch {
 			case lines != client.AllLines:
-				err = cl.Commands(args[0]).LastLines(ctx, args[1], lines, follow, os.Stdout)
+				err = cl.Commands(args[0]).LastLines(ctx, args[1], lines, follow, command.Notices(), os.Stdout)
 			case follow:
-				err = cl.Commands(args[0]).Follow(ctx, args[1], 0, os.Stdout)
+				err = cl.Commands(args[0]).Follow(ctx, args[1], 0, command.Notices(), os.Stdout)
 			default:
 				_, err = cl.Commands(args[0]).Logs(ctx, args[1], 0, os.Stdout)
 			}
@@ -54,7 +54,7 @@ func newCommandLogs(p *command.Program) *cobra.Command {
 			return err
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the command ends")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the command ends, also over restarts of the daemon")
 	tail = tailFlag(cmd)
 	return cmd
 }

@@ -35,8 +35,10 @@ func newExec(p *command.Program) *cobra.Command {
 		Long: `Run a command in a sandbox. The exit status is the same as for run. Ctrl-C goes to
 the command; a second Ctrl-C kills it.
 
-With -it the command runs at this terminal. It keeps running when the daemon is
-restarted, and exec waits for the daemon. It also keeps running when you press the
+The command keeps running when the daemon is restarted. exec waits for the daemon, and
+the output goes on where it was.
+
+With -it the command runs at this terminal. It also keeps running when you press the
 detach keys: see sandboxctl attach.
 
 With --detach, exec prints the command's id and the command runs in the background:

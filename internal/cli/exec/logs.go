@@ -49,19 +49,28 @@ func newLogs(p *command.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			rc, err := cl.Logs(ctx, args[0], lines, follow)
-			if err != nil {
-				return err
+			if follow {
+				err = cl.FollowLogs(ctx, args[0], lines, command.Notices(), os.Stdout)
+			} else {
+				err = printLogs(ctx, cl, args[0], lines)
 			}
-			defer rc.Close()
-			_, err = io.Copy(os.Stdout, rc)
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			return err
 		}),
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the entrypoint ends")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the entrypoint ends, also over restarts of the daemon")
 	tail = tailFlag(cmd)
 	return cmd
+}
+
+func printLogs(ctx context.Context, cl *client.Client, sandbox string, lines int) error {
+	rc, err := cl.Logs(ctx, sandbox, lines)
+	if err != nil {
+		return err
+	}
+	defer rc.Close()
+	_, err = io.Copy(os.Stdout, rc)
+	return err
 }

@@ -18,7 +18,7 @@ func TestProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	p := &progress{what: "copying", total: 200, bar: &command.Bar{W: f}}
+	p := &progress{what: "copying", total: 200, bar: &command.Bar{On: f}}
 	r := p.of(strings.NewReader(strings.Repeat("x", 200)))
 	io.CopyN(io.Discard, r, 100) //nolint:errcheck // counted below
 	if n := p.end(); n != 100 {

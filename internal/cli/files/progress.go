@@ -30,7 +30,7 @@ const showEvery = 75 * time.Millisecond
 func (c *copying) progress(what string, total int64) *progress {
 	p := &progress{what: what, total: total, quiet: c.quiet}
 	if !c.quiet && command.IsTerminal(os.Stderr) {
-		p.bar = &command.Bar{W: os.Stderr}
+		p.bar = &command.Bar{On: os.Stderr}
 	}
 	return p
 }

@@ -5,21 +5,25 @@
 // parts of it.
 //
 // The order: Catch signals, start the command, Signals.To it, wait for its end,
-// say why it ended. What surprises: when the stream of a command breaks, its
-// sandbox has most often ended, so WhyLost asks for the sandbox before it blames
-// the connection.
+// say why it ended. A daemon that is restarted meanwhile is waited for.
+//
+// What surprises: when the stream of a command breaks, its sandbox has most often
+// ended, so WhyLost asks for the sandbox before it blames the connection.
 package foreground
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"syscall"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 // A Job is a command in a sandbox.
@@ -73,12 +77,15 @@ func (j Job) execute(stdin io.Reader) error {
 // says what to do if the daemon goes away before that.
 func (j Job) Wait(p *client.Process, hint string) (client.Exit, error) {
 	j.Signals.To(p)
-	exit, err := p.Wait(os.Stdout, os.Stderr)
+	exit, err := p.WaitOn(j.Signals.Context, j.Signals.Notices(), func(n int64) {
+		command.Note(fmt.Sprintf("%s of output came while the daemon was away and are lost: the sandbox keeps the last part only; "+
+			"see --log-max-size", text.Bytes(n)))
+	}, os.Stdout, os.Stderr)
 	switch {
 	case err != nil && j.Signals.Context.Err() != nil:
 		abort(p, "SIGKILL")
 		return exit, command.Status{Code: command.ExitInterrupted}
-	case errors.Is(err, client.ErrLost):
+	case errors.Is(err, client.ErrLost), errs.Is(err, errs.NotFound), errs.Is(err, errs.WrongState), errs.Is(err, errs.Unavailable):
 		return exit, WhyLost(j.Client, j.Sandbox, err, "was the daemon restarted? "+hint)
 	case errors.Is(err, syscall.EPIPE):
 		abort(p, "SIGPIPE")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
+	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
 // Signals passes signals on to a command. A signal that comes before the command
@@ -25,6 +26,7 @@ type Signals struct {
 	process Signaled // nil: not started yet
 	held    []os.Signal
 	restore func() // of this terminal; nil: nothing to restore
+	away    bool   // the daemon is: nobody can be sent a signal
 }
 
 // Signaled is what takes a signal: a command, a terminal, or code in a sandbox.
@@ -69,7 +71,9 @@ func (s *Signals) watch() {
 		last[got] = time.Now()
 		switch seen[got]++; seen[got] {
 		case 1:
-			s.pass(got)
+			if !s.pass(got) {
+				s.cancel()
+			}
 		case 2:
 			s.cancel()
 		default:
@@ -83,12 +87,16 @@ func (s *Signals) watch() {
 	}
 }
 
-func (s *Signals) pass(got os.Signal) {
+// pass sends a signal on its way, unless the daemon is away.
+func (s *Signals) pass(got os.Signal) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.away {
+		return false
+	}
 	if s.process == nil {
 		s.held = append(s.held, got)
-		return
+		return true
 	}
 	p := s.process
 	s.passed.Go(func() {
@@ -96,6 +104,32 @@ func (s *Signals) pass(got os.Signal) {
 		defer cancel()
 		p.Signal(ctx, signalNames[got]) //nolint:errcheck // a command that ended meanwhile needs none
 	})
+	return true
+}
+
+// Notices tell a person at a terminal that the daemon is away. While it is, the first
+// signal cancels Context: there is nobody to pass it on.
+func (s *Signals) Notices() client.Notices {
+	n := command.Notices()
+	away := func(is bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.away = is
+	}
+	return client.Notices{
+		Lost: func(err error) {
+			away(true)
+			if n.Lost != nil {
+				n.Lost(err)
+			}
+		},
+		Back: func() {
+			away(false)
+			if n.Back != nil {
+				n.Back()
+			}
+		},
+	}
 }
 
 // To names the command that signals are for.

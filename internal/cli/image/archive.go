@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -77,13 +76,12 @@ func importImage(ctx context.Context, cl *client.Client, o *command.Output, file
 // comes shows the progress of an import or a pull on a terminal, and then prints the
 // image.
 func comes(o *command.Output, get func(progress func(wire.ImportProgress)) (wire.ImageInfo, error)) error {
-	var progress func(wire.ImportProgress)
+	var bar command.Bar
 	if !o.Quiet && command.IsTerminal(os.Stderr) {
-		bar := command.Bar{W: os.Stderr}
-		progress = func(p wire.ImportProgress) { show(bar, p) }
-		defer bar.Clear()
+		bar.On = os.Stderr
 	}
-	im, err := get(progress)
+	im, err := get(bar.Image)
+	bar.Clear() // before anything else is printed on its line
 	if err != nil {
 		return err
 	}
@@ -124,20 +122,6 @@ func openArchive(file string) (io.ReadCloser, int64, error) {
 		w.CloseWithError(errors.Join(tw.AddFS(os.DirFS(file)), tw.Close()))
 	}()
 	return r, 0, nil
-}
-
-// show shows the progress of an import or a pull on one line of a terminal.
-func show(bar command.Bar, p wire.ImportProgress) {
-	switch p.Stage {
-	case "unpack":
-		bar.Show(fmt.Sprintf("unpacking layer %d of %d", p.Layer, p.Layers), p.Bytes, p.Total)
-	case "resolve":
-		bar.Say("asking the registry")
-	case "download":
-		bar.Show("downloading", p.Bytes, p.Total)
-	default:
-		bar.Show("receiving", p.Bytes, p.Total)
-	}
 }
 
 func newImageExport(p *command.Program) *cobra.Command {

@@ -1,6 +1,6 @@
 // Package image has the commands for images. Two ways bring one here: an archive
 // that is sent (import, load) and a registry that the daemon asks (pull); both
-// show a progress bar on a terminal.
+// show a bar on a terminal (command.Bar).
 //
 // What surprises: an archive on standard input or in a pipe has no known size, and
 // so no percentage.

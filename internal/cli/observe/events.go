@@ -19,12 +19,15 @@ func newEvents(p *command.Program) *cobra.Command {
 		Use:   "events",
 		Short: "Print events of sandboxes as they happen",
 		Long: `Print events of sandboxes as they happen, until interrupted. With -o json each line is
-an object, because the output has no end; commands that end print one object or one array.`,
+an object, because the output has no end; commands that end print one object or one array.
+
+When the daemon is restarted, events waits for it and goes on with what happened
+meanwhile. An event of the type "lost" says that some are missing.`,
 		Example: `  sandboxctl events
   sandboxctl events -o json | jq -r 'select(.reason == "oom").id'`,
 		Args: cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
-			for ev, err := range cl.Events(ctx) {
+			for ev, err := range cl.Events(ctx, command.Notices()) {
 				if err != nil {
 					if ctx.Err() != nil {
 						return context.Canceled

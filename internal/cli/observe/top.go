@@ -211,8 +211,8 @@ func page(list []usage, now time.Time, width, height int) []byte {
 		memory += s.Usage.MemoryBytes
 	}
 	var all bytes.Buffer
-	fmt.Fprintf(&all, "%s  %d sandboxes, CPU %.0f%%, memory %s   (q quits)\n\n",
-		now.Format(time.TimeOnly), len(list), cpu, text.Bytes(memory))
+	fmt.Fprintf(&all, "%s  %s, CPU %.0f%%, memory %s   (q quits)\n\n",
+		now.Format(time.TimeOnly), errs.Count(len(list), "sandbox", "sandboxes"), cpu, text.Bytes(memory))
 	usages.Show(&all, &command.Output{}, list) //nolint:errcheck // a buffer takes all
 	lines := strings.Split(strings.TrimSuffix(all.String(), "\n"), "\n")
 	var b bytes.Buffer

@@ -115,6 +115,11 @@ func createKept(
 	if timeout != 0 {
 		r.Extensions[wire.ExtTimeout] = timeout.String()
 	}
+	if wait && r.Image != nil {
+		if err := pullShown(ctx, cl, r.Image.URI); err != nil {
+			return err
+		}
+	}
 	sb, err := cl.Create(ctx, r, wait)
 	if err != nil {
 		return err

@@ -58,8 +58,8 @@ func unready(sb wire.Sandbox) error {
 	}
 	switch h := sb.Sandboxd.Health; h.State {
 	case wire.HealthUnhealthy:
-		return errs.New(errs.Internal, "sandbox %s runs, but is not ready after %d tries: %s; look into it with `sandboxctl exec %s`",
-			sb.ID, h.Failures, text.Printable(h.LastOutput), sb.ID)
+		return errs.New(errs.Internal, "sandbox %s runs, but is not ready after %s: %s; look into it with `sandboxctl exec %s`",
+			sb.ID, errs.Count(h.Failures, "try", "tries"), text.Printable(h.LastOutput), sb.ID)
 	case wire.HealthStarting:
 		fmt.Fprintf(os.Stderr, "sandboxctl: sandbox %s is not ready yet; `sandboxctl ps` shows when it is\n", sb.ID)
 	}

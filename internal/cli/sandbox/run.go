@@ -49,8 +49,12 @@ sandboxctl rm removes the sandbox, even after the command has ended.
 
 Without -d the sandbox has a timeout, which sandboxctl renews while the command runs.
 If sandboxctl is killed, or is stopped (Ctrl-Z) or cannot reach the daemon for ten
-minutes, the sandbox is removed when the timeout ends. With --rm=false it has no such
-timeout.`,
+minutes, the sandbox is removed when the timeout ends. When the daemon is restarted, the
+command keeps running. sandboxctl waits for the daemon, and the output goes on where it
+was; Ctrl-C ends the waiting.
+
+With --rm=false the sandbox is stopped when the command has ended, and kept: sandboxctl
+start runs it again, sandboxctl rm removes it. It has no timeout.`,
 		Example: `  sandboxctl run python -- python3 -c 'print(6*7)'
   sandboxctl run --runtime runc --memory 256Mi base uname -a
   sandboxctl run -it base
@@ -75,6 +79,9 @@ timeout.`,
 			return err
 		}
 		if !detach {
+			if err := pullShown(ctx, cl, args[0]); err != nil {
+				return err
+			}
 			return runOnce(cl, r, f, argv, rm)
 		}
 		if err := checkEntrypoint(f); err != nil {
@@ -90,7 +97,7 @@ timeout.`,
 	cmd.Flags().SetInterspersed(false)
 	s.flags(cmd)
 	f.Add(cmd)
-	cmd.Flags().BoolVar(&rm, "rm", true, "remove the sandbox afterwards")
+	cmd.Flags().BoolVar(&rm, "rm", true, "remove the sandbox afterwards; --rm=false stops it and keeps it")
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false,
 		"run the command in the background as the entrypoint of a sandbox that stays, and print the sandbox's id")
 	return cmd
@@ -120,8 +127,8 @@ func checkEntrypoint(f foreground.Flags) error {
 // cleanup bounds how long the end of a run may take.
 const cleanup = 30 * time.Second
 
-// runOnce makes a sandbox, runs the command, and with rm destroys the sandbox
-// whatever happens. That takes three requests over one connection; the last
+// runOnce makes a sandbox, runs the command, and then destroys the sandbox, or without
+// rm stops it, whatever happens. That takes three requests over one connection; the last
 // begins the moment the exit status is known.
 func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv []string, rm bool) (err error) {
 	sig := foreground.Catch()
@@ -145,20 +152,7 @@ func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv [
 	if err != nil {
 		return err
 	}
-	if rm {
-		defer func() {
-			ctx, cancel := context.WithTimeout(context.Background(), cleanup)
-			defer cancel()
-			if errors.Is(err, foreground.ErrDetached) {
-				err = leave(ctx, cl, sb)
-				return
-			}
-			derr := cl.Delete(ctx, sb.ID)
-			if derr != nil && !errs.Is(derr, errs.NotFound) {
-				err = notDestroyed(derr, sb.ID)
-			}
-		}()
-	}
+	defer func() { err = finish(cl, sig, sb, rm, err) }()
 	noted(sb)
 	if sb.Status.State != wire.Running {
 		return errs.New(errs.Internal, "the sandbox failed (%s): %s", sb.Status.Reason, sb.Status.Message)
@@ -177,6 +171,41 @@ func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv [
 		Command: f.Command(argv, nil), // the environment went to the sandbox, where all of its processes see it
 		User:    f.User, OOMs: func() int64 { return 0 },
 	})
+}
+
+// finish removes the sandbox of a run that ended with err, or without rm stops it. A
+// sandbox that somebody has detached from runs on. A daemon that is away is waited for,
+// unless the run was interrupted.
+func finish(cl *client.Client, sig *foreground.Signals, sb wire.Sandbox, rm bool, err error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanup)
+	defer cancel()
+	try := func(f func(ctx context.Context) error) error {
+		if sig.Context.Err() != nil {
+			return f(ctx)
+		}
+		return cl.Persist(sig.Context, sig.Notices(), func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), cleanup)
+			defer cancel()
+			return f(ctx)
+		})
+	}
+	detached := errors.Is(err, foreground.ErrDetached)
+	switch {
+	case detached && rm:
+		return leave(ctx, cl, sb)
+	case detached:
+	case rm:
+		derr := try(func(ctx context.Context) error { return cl.Delete(ctx, sb.ID) })
+		if derr != nil && !errs.Is(derr, errs.NotFound) {
+			return notDestroyed(derr, sb.ID)
+		}
+	default:
+		serr := try(func(ctx context.Context) error { return cl.Stop(ctx, sb.ID, 0) })
+		if serr != nil && !errs.Is(serr, errs.NotFound) && !errs.Is(serr, errs.WrongState) { // it has ended by itself
+			return errs.Wrap(serr, errs.Internal, "sandbox %s could not be stopped and runs on; try `sandboxctl stop %s`", sb.ID, sb.ID)
+		}
+	}
+	return err
 }
 
 func notDestroyed(err error, id string) error {

@@ -20,9 +20,9 @@ func newUpdate(p *command.Program) *cobra.Command {
 		Use:   "update [flags] SANDBOX...",
 		Short: "Change limits and labels of sandboxes",
 		Long: `Change the limits of running or paused sandboxes and the labels of any sandbox, and
-print their ids. The daemon refuses a memory or disk limit below what the sandbox
-already uses. To change the timeout see sandboxctl renew, to change the network rules
-sandboxctl egress.`,
+print the names or ids as they were given. The daemon refuses a memory or disk limit
+below what the sandbox already uses. To change the timeout see sandboxctl renew, to
+change the network rules sandboxctl egress.`,
 		Example: `  sandboxctl update --memory 1Gi --cpu 2 lab
   sandboxctl update --io-write-bps max lab
   sandboxctl update --label team=b --label-rm owner lab`,

@@ -62,7 +62,7 @@ func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) er
 	defer stop()
 	changed := make(chan struct{}, 1)
 	go func() {
-		for range cl.Events(ctx) {
+		for range cl.Events(ctx, client.Notices{}) {
 			select {
 			case changed <- struct{}{}:
 			default:
@@ -78,12 +78,12 @@ func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) er
 		case err == nil && n == 0, err != nil && last < 0:
 			return err
 		case errors.Is(ctx.Err(), context.DeadlineExceeded):
-			return errs.New(errs.Unavailable, "%d sandboxes still run, wait or are paused after %s; the host keeps draining",
-				max(last, n), timeout)
+			return errs.New(errs.Unavailable, "%s after %s; the host keeps draining",
+				errs.Count(max(last, n), "sandbox still runs, waits or is paused", "sandboxes still run, wait or are paused"), timeout)
 		case err != nil:
 			return err
 		case n != last && command.IsTerminal(os.Stderr):
-			fmt.Fprintf(os.Stderr, "%d sandboxes are left\n", n)
+			fmt.Fprintln(os.Stderr, errs.Count(n, "sandbox is left", "sandboxes are left"))
 		}
 		last = n
 		select {

@@ -15,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 func newSystemInfo(p *command.Program) *cobra.Command {
@@ -63,8 +64,9 @@ func printInfo(i wire.SystemInfo) error {
 		{"runtimes", strings.Join(i.Runtimes, " ") + ", default " + g.Runtime},
 		{"defaults", fmt.Sprintf("memory %s, cpu %dm, pids %d, disk %s, network %s",
 			text.Bytes(g.MemoryBytes), g.CPUMillis, g.Pids, text.Bytes(g.DiskBytes), g.Network)},
-		{"limits", fmt.Sprintf("%d sandboxes, %d starting at a time, timeout: %s, ended sandboxes kept %s",
-			i.Limits.MaxSandboxes, i.Limits.MaxCreating, timeout, time.Duration(i.Limits.RetainEndedSeconds)*time.Second)},
+		{"limits", fmt.Sprintf("%s, %d starting at a time, timeout: %s, ended sandboxes kept %s",
+			errs.Count(i.Limits.MaxSandboxes, "sandbox", "sandboxes"), i.Limits.MaxCreating, timeout,
+			time.Duration(i.Limits.RetainEndedSeconds)*time.Second)},
 		{"reserve", fmt.Sprintf("memory %s, disk %s", text.Bytes(i.Limits.MemoryReserveBytes), text.Bytes(i.Limits.DiskReserveBytes))},
 		{"sandboxes", strings.Join(counts, ", ")},
 		{"images", fmt.Sprint(i.Images)},

@@ -27,7 +27,7 @@ const (
 
 // A Command is one process that a client asked for, and how it ended.
 //
-//	Start ── pumps: pipe → ring, sink ── process dies ── pumps take the rest ── finish
+//	Start ── pumps: pipe → ring, client ── process dies ── pumps take the rest ── finish
 //
 // It ends when its process does, not when its pipes close: processes that it left in
 // the background go on, and so does their output, into the ring.
@@ -41,11 +41,8 @@ type Command struct {
 	Stdin   *os.File // our end; nil: /dev/null
 	Forget  bool     // at its end
 
-	// Sink takes the output beside the ring, with room for a frame's header before it;
-	// nil: in the background.
-	Sink func(stream byte, framed []byte)
 	// Owner takes the output of a command that is part of something longer, instead of
-	// ring and sink. More output may come after the command's death, from processes
+	// ring and client. More output may come after the command's death, from processes
 	// that it left behind. Nil for POST /command.
 	Owner func(stream byte, b []byte)
 
@@ -54,6 +51,8 @@ type Command struct {
 	byHand   atomic.Bool  // a client had it killed
 	blamed   atomic.Int32 // 0: not decided yet, else blamedYes or blamedNo
 
+	watch     watch
+	input     input
 	stdinBusy atomic.Bool
 	timedOut  atomic.Bool
 
@@ -68,7 +67,8 @@ func (c *Command) Done() <-chan struct{} { return c.done }
 // End says how the command ended, once Done is closed.
 func (c *Command) End() Ending { return c.end }
 
-// Flushed returns a channel that is closed when all output went to the ring and the sink.
+// Flushed returns a channel that is closed when all output went to the ring and to the client
+// that watches.
 func (c *Command) Flushed() <-chan struct{} { return c.flushed }
 
 // NewID draws the id of a command, session or terminal.
@@ -84,6 +84,7 @@ func (g *Registry) New(id, content string, pipes int) (*Command, []int, error) {
 	c := &Command{
 		ID: id, Content: content, Started: time.Now(),
 		Output:   g.books.NewRing(id),
+		input:    input{turn: make(chan struct{}, 1)},
 		OOMKills: -1,
 		done:     make(chan struct{}),
 		flushed:  make(chan struct{}),
@@ -206,8 +207,8 @@ func (g *Registry) notStarted(c *Command, msg string, code int, reason string) e
 	return errors.New(msg)
 }
 
-// Begin starts to read output. Before it nothing is read, so that a sink can write what
-// must come first.
+// Begin starts to read output. Before it nothing is read, so that what must come first
+// can be written to the client.
 func (c *Command) Begin() {
 	for _, p := range c.Pumps {
 		go proc.Guarded(func() { p.Run(c.Died(), c.take) })
@@ -216,15 +217,11 @@ func (c *Command) Begin() {
 
 // take keeps the output of c and passes it on.
 func (c *Command) take(stream byte, framed []byte, last bool) {
-	b := framed[agent.FrameHeader:]
 	if c.Owner != nil {
-		c.Owner(stream, b)
+		c.Owner(stream, framed[agent.FrameHeader:])
 		return
 	}
-	c.Output.Write(b) //nolint:errcheck // never fails
-	if !last && c.Sink != nil {
-		c.Sink(stream, framed)
-	}
+	c.keep(stream, framed, last)
 }
 
 // supervise waits for c's end and publishes it.

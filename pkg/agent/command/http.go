@@ -28,6 +28,8 @@ func (g *Registry) Routes(path string) reply.Methods {
 	switch verb {
 	case "logs":
 		return reply.Methods{"GET": g.with(id, logs)}
+	case "frames":
+		return reply.Methods{"GET": g.with(id, frames)}
 	case "stdin":
 		return reply.Methods{"POST": g.with(id, stdin)}
 	case "signal":
@@ -107,9 +109,13 @@ func stdin(w http.ResponseWriter, r *http.Request, c *Command) error {
 	case c.Stdin == nil:
 		return reply.BadRequest(`command %s reads /dev/null: start it with "stdin": true`, c.ID)
 	}
-	if c.stdinBusy.Swap(true) {
+	inParts := r.URL.Query().Has("offset")
+	if busy := c.stdinBusy.Swap(true); busy && !inParts {
 		return reply.Fail(http.StatusConflict, reply.Failed,
 			"another request sends or has sent the standard input of command %s", c.ID)
+	}
+	if inParts {
+		return part(w, r, c)
 	}
 	defer c.Stdin.Close()
 	rc := http.NewResponseController(w)

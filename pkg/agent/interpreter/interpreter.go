@@ -24,6 +24,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
 )
 
 // Bounds of contexts.
@@ -53,7 +55,7 @@ const (
 // The errors of this package, for [errors.Is].
 var (
 	ErrNotFound = errors.New("no such context")
-	ErrBusy     = errors.New("session is busy") // the words that clients of OpenSandbox know
+	ErrBusy     = errors.New(agent.ContextBusy)
 	ErrTooMany  = errors.New("too many contexts")
 	ErrLanguage = errors.New("unknown language")
 	ErrDied     = errors.New("the context died")

@@ -260,6 +260,16 @@ func (r *Ring) Grown() <-chan struct{} {
 	return r.grown
 }
 
+// Limit returns how many bytes r keeps at most: fewer where there is no room.
+func (r *Ring) Limit() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.size > 0 {
+		return r.size
+	}
+	return r.books.each
+}
+
 // InFile returns the bytes of file reserved for r.
 func (r *Ring) InFile() int64 {
 	r.mu.Lock()

@@ -27,6 +27,8 @@ type Stream struct {
 	Raw bool // output is passed on as it comes, not by lines
 
 	frames bool
+	left   chan struct{} // closed by Detach
+	leave  sync.Once
 
 	mu    sync.Mutex
 	w     http.ResponseWriter
@@ -38,7 +40,10 @@ type Stream struct {
 
 // NewStream makes the reply to r.
 func NewStream(w http.ResponseWriter, r *http.Request) *Stream {
-	s := &Stream{w: w, rc: http.NewResponseController(w), frames: strings.Contains(r.Header.Get("Accept"), agent.FramesType)}
+	s := &Stream{
+		w: w, rc: http.NewResponseController(w), left: make(chan struct{}),
+		frames: strings.Contains(r.Header.Get("Accept"), agent.FramesType),
+	}
 	for i := range s.lines {
 		s.lines[i].bare = wantsBareLines(r)
 	}
@@ -67,8 +72,14 @@ func wantsBareLines(r *http.Request) bool {
 	return len(is) > 0 && slices.Compare(is, firstWithEndings) < 0
 }
 
+// Frames reports whether the client asked for frames.
+func (s *Stream) Frames() bool { return s.frames }
+
 // Begin writes what comes first: the id, and for events a ping.
-func (s *Stream) Begin(id string) {
+func (s *Stream) Begin(id string) { s.BeginWith(agent.FrameInit{ID: id}) }
+
+// BeginWith is Begin with more in the first frame; events have the id alone.
+func (s *Stream) BeginWith(first agent.FrameInit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	h := s.w.Header()
@@ -76,12 +87,12 @@ func (s *Stream) Begin(id string) {
 	h.Set("X-Accel-Buffering", "no")
 	if s.frames {
 		h.Set("Content-Type", agent.FramesType)
-		s.buf = appendFrameJSON(s.buf, agent.FrameControl, agent.FrameInit{ID: id})
+		s.buf = appendFrameJSON(s.buf, agent.FrameControl, first)
 	} else {
 		h.Set("Content-Type", "text/event-stream")
 		h.Set("Connection", "keep-alive")
 		now := time.Now().UnixMilli()
-		s.buf = appendText(s.buf, "init", []byte(id), now)
+		s.buf = appendText(s.buf, "init", []byte(first.ID), now)
 		s.buf = appendText(s.buf, "ping", []byte("pong"), now)
 	}
 	s.write()
@@ -110,7 +121,9 @@ func (s *Stream) Follow(r *http.Request, over <-chan struct{}, finish func()) {
 		case <-t.C:
 			s.ping()
 		case <-r.Context().Done():
-			s.detach()
+			s.Detach()
+			return
+		case <-s.left:
 			return
 		}
 	}
@@ -306,14 +319,15 @@ func (s *Stream) appendEvent(ev agent.Event) {
 	s.buf = append(append(s.buf, b...), "\n\n"...)
 }
 
-// detach leaves the client: afterwards nothing touches the reply. A write that hangs is
-// cut off.
-func (s *Stream) detach() {
+// Detach leaves the client: afterwards nothing touches the reply. A write that hangs is
+// cut off. It may be called more than once.
+func (s *Stream) Detach() {
 	s.rc.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // the connection is lost anyway
+	s.leave.Do(func() { close(s.left) })
 	s.release()
 }
 
-// release is detach for a reply that ended well.
+// release is Detach for a reply that ended well.
 func (s *Stream) release() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

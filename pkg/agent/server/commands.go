@@ -59,12 +59,12 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 		go proc.Guarded(func() { s.ahead.RefillAfter(c) })
 	}
 	if !req.Background {
-		c.Sink = stream.Framed
+		c.Watch(stream)
 	}
 	// The process runs while the first events are on their way.
-	stream.Begin(c.ID)
+	stream.BeginWith(agent.FrameInit{ID: c.ID, Resumes: !req.Background})
 	if startErr != nil {
-		finish(stream, c)
+		stream.Finish(c.End().Exit(c.Started), c.End().Failure())
 		return nil
 	}
 	c.Begin()
@@ -72,12 +72,8 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 		stream.Background()
 		return nil
 	}
-	stream.Follow(r, c.Flushed(), func() { finish(stream, c) })
+	c.Follow(stream, r)
 	return nil
-}
-
-func finish(stream *reply.Stream, c *command.Command) {
-	stream.Finish(c.End().Exit(c.Started), c.End().Failure())
 }
 
 // interruptCommand is DELETE /command.

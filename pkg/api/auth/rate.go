@@ -47,7 +47,8 @@ func (l *rates) allow(client string) error {
 		return nil
 	}
 	turn.Cancel()
-	err := errs.New(errs.Exhausted, "%s sends more than %d requests per second, the limit of each client "+
-		"(limits.requests_per_second); try again in %s", client, l.perSecond, wait.Round(time.Millisecond))
+	err := errs.New(errs.Exhausted, "%s sends more than %s per second, the limit of each client "+
+		"(limits.requests_per_second); try again in %s", client, errs.Count(l.perSecond, "request", "requests"),
+		wait.Round(time.Millisecond))
 	return httperr.With(http.StatusTooManyRequests, errs.Retry(errs.Wire(err, "SANDBOX::RATE_LIMITED"), wait))
 }

@@ -323,6 +323,7 @@ type Event struct {
 	Name    string    `json:"name,omitempty"`
 	Reason  string    `json:"reason,omitempty"`
 	Message string    `json:"message,omitempty"`
+	Cursor  string    `json:"-"` // the id of the server-sent event
 }
 
 // ImageInfo is an image on the host. (ours)

@@ -1,4 +1,4 @@
-package image
+package command
 
 import (
 	"os"
@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
@@ -16,11 +15,12 @@ func TestBar(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	b := command.Bar{W: f}
-	show(b, wire.ImportProgress{Stage: "receive", Bytes: 1 << 20})
-	show(b, wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 1 << 20, Total: 2 << 20})
-	show(b, wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 9, Total: 2}) // a daemon may err
+	b := Bar{On: f}
+	b.Image(wire.ImportProgress{Stage: "receive", Bytes: 1 << 20})
+	b.Image(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 1 << 20, Total: 2 << 20})
+	b.Image(wire.ImportProgress{Stage: "unpack", Layer: 2, Layers: 3, Bytes: 9, Total: 2}) // a daemon may err
 	b.Clear()
+	b.Clear() // nothing is left to clear
 	got, err := os.ReadFile(f.Name())
 	if err != nil {
 		t.Fatal(err)
