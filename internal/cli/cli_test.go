@@ -56,6 +56,11 @@ type daemon struct {
 	command  agent.CommandRequest
 	line     agent.SessionRun
 	state    wire.Status
+	code     *int                                     // of the entrypoint
+	idle     bool                                     // the sandbox has no entrypoint
+	gone     bool                                     // there is no sandbox
+	away     bool                                     // the daemon does not serve
+	news     chan struct{}                            // each is an event
 	exec     func(w io.Writer, signals <-chan string) // after the init frame
 	signals  chan string
 	stdin    chan string
@@ -71,7 +76,8 @@ type daemon struct {
 
 func newDaemon(t *testing.T) *daemon {
 	d := &daemon{
-		state: wire.Status{State: wire.Running}, signals: make(chan string, 4), renewed: make(chan struct{}, 100),
+		state: wire.Status{State: wire.Running},
+		news:  make(chan struct{}, 9), signals: make(chan string, 4), renewed: make(chan struct{}, 100),
 		stdin: make(chan string, 1), files: map[string]string{},
 		exec: func(w io.Writer, _ <-chan string) { exit(w, 0) },
 	}
@@ -100,12 +106,16 @@ func (d *daemon) sandbox() wire.Sandbox {
 	if d.lease > 0 {
 		expires = new(time.Now().Add(d.lease))
 	}
-	return wire.Sandbox{
+	sb := wire.Sandbox{
 		ExpiresAt: expires,
 		ID:        testID, Status: d.state, Image: &wire.Image{URI: "python:latest"}, Entrypoint: []string{"a\x1b[2Jb"},
 		CreatedAt: time.Now(),
-		Sandboxd:  &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules"},
+		Sandboxd:  &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules", ExitCode: d.code},
 	}
+	if d.idle {
+		sb.Entrypoint = nil
+	}
+	return sb
 }
 
 func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -139,12 +149,42 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "GET /sandboxes":
 		reply(200, wire.List{Items: []wire.Sandbox{d.sandbox()}, Pagination: wire.Pagination{Page: 1}})
 	case "GET /sandboxes/lab":
-		reply(200, d.sandbox())
+		switch {
+		case d.away:
+			reply(503, wire.Error{Code: "SANDBOX::UNAVAILABLE", Message: "later"})
+		case d.gone:
+			reply(404, wire.Error{Code: "DOCKER::SANDBOX_NOT_FOUND", Message: "Sandbox not found"})
+		default:
+			reply(200, d.sandbox())
+		}
 	case "POST /sandboxes/lab/renew-expiration":
 		d.renewed <- struct{}{}
 		reply(200, wire.Renewal{})
 	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause":
 		w.WriteHeader(204)
+	case "GET /events":
+		for {
+			select {
+			case <-d.news:
+				fmt.Fprintf(w, "data: {\"id\":%q}\n\n", testID)
+				http.NewResponseController(w).Flush() //nolint:errcheck // the test sees what is missing
+			case <-r.Context().Done():
+				return
+			}
+		}
+	case "POST /sandboxes/lab/stop":
+		if d.state.State != wire.Running {
+			reply(409, wire.Error{Code: "DOCKER::SANDBOX_NOT_RUNNING", Message: "it does not run"})
+		}
+	case "POST /sandboxes/lab/start":
+		d.state = wire.Status{State: wire.Running}
+		reply(202, d.sandbox())
+	case "DELETE /images/python":
+		reply(200, wire.PruneReport{Images: []string{"python:latest"}, Layers: []string{"sha256:1", "sha256:2"}})
+	case "POST /images/python/tag":
+		var as wire.TagRequest
+		json.NewDecoder(r.Body).Decode(&as) //nolint:errcheck // the test sees what is missing
+		reply(200, wire.ImageInfo{Name: as.Name, Tag: "latest"})
 	case "GET /sandboxes/lab/stats":
 		reply(200, wire.Usage{Time: time.Now(), OOMKills: d.oom, MemoryLimitBytes: 64 << 20})
 	case "PATCH /sandboxes/lab/limits", "PATCH /sandboxes/lab/metadata":
@@ -217,7 +257,7 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 		if !d.command.Background {
 			d.exec(w, d.signals)
 		}
-	case "/command/" + commandID + "/signal":
+	case "/command/" + commandID + "/signal", "/command/entrypoint/signal":
 		d.signals <- r.URL.Query().Get("signal")
 	case "/command/" + commandID + "/stdin":
 		b, _ := io.ReadAll(r.Body)

@@ -52,6 +52,7 @@ var jsonCommands = []struct {
 	{"endpoint lab 80", object},
 	{"port lab", array},
 	{"image ls", array},
+	{"images", array},
 	{"image inspect base", array},
 	{"image build base", object},
 	{"image import -", object},

@@ -89,7 +89,10 @@ type (
 		CanPull(ref image.Reference) bool
 		// Export writes an archive that Import takes.
 		Export(ctx context.Context, i record.Image, w io.Writer) error
-		Remove(ctx context.Context, ref image.Reference) error
+		// Tag gives an image a further name. If the name is another image's, it fails with
+		// errs.Denied unless replace is set.
+		Tag(ctx context.Context, ref, as image.Reference, replace bool) (record.Image, error)
+		Remove(ctx context.Context, ref image.Reference) (image.Pruned, error)
 		// Prune removes unused layers, and with all also unused images.
 		Prune(ctx context.Context, all bool) (image.Pruned, error)
 	}

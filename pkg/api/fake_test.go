@@ -370,11 +370,20 @@ func (f fakeImages) Prune(_ context.Context, all bool) (image.Pruned, error) {
 	return p, nil
 }
 
-func (f fakeImages) Remove(_ context.Context, ref image.Reference) error {
+func (f fakeImages) Remove(_ context.Context, ref image.Reference) (p image.Pruned, err error) {
 	if ref.URI != "python:latest" {
-		return errs.New(errs.NotFound, "image %q is not on this host", ref.URI)
+		return p, errs.New(errs.NotFound, "image %q is not on this host", ref.URI)
 	}
-	return nil
+	return image.Pruned{Images: []string{ref.URI}, Layers: []string{"sha256:1"}, Bytes: 7}, nil
+}
+
+func (f fakeImages) Tag(ctx context.Context, ref, as image.Reference, replace bool) (record.Image, error) {
+	i, err := f.Resolve(ctx, ref)
+	if err == nil && as.Name == "taken" && !replace {
+		err = errs.New(errs.Denied, "taken is another image")
+	}
+	i.Name, i.Tag = as.Name, as.Tag
+	return i, err
 }
 
 // fakeAgents reaches the handlers of fake.

@@ -21,11 +21,12 @@ const (
 	opImageExport = "image_export"
 	opImagePrune  = "image_prune"
 	opImageRemove = "image_remove"
+	opImageTag    = "image_tag"
 )
 
 // OperationNames lists the operations that an Answer may name.
 func OperationNames() []string {
-	return []string{opExec, opImageBuild, opImageImport, opImagePull, opImageExport, opImagePrune, opImageRemove}
+	return []string{opExec, opImageBuild, opImageImport, opImagePull, opImageExport, opImagePrune, opImageRemove, opImageTag}
 }
 
 // An Answer is a request that is over.

@@ -82,6 +82,7 @@ func (s *Server) table() []route {
 		{"POST", "/images/pull", operator, s.images.pull},
 		{"POST", "/images/prune", admin, s.images.prune},
 		{"GET", "/images/{ref}/export", operator, s.images.export},
+		{"POST", "/images/{ref}/tag", operator, s.images.tag}, // another image's name: see image.Store.Tag
 		{"GET", "/images/{ref...}", viewer, s.images.inspect},
 		{"DELETE", "/images/{ref...}", admin, s.images.remove},
 

@@ -183,6 +183,30 @@ func (s *Store) byDigest(ctx context.Context, ref Reference) (record.Image, erro
 		"this host", ref.Name, ref.Digest)
 }
 
+// Tag gives an image a further name. If the name is that of another image, it is that of
+// this one afterwards, if replace is set; else Tag fails with errs.Denied.
+func (s *Store) Tag(ctx context.Context, ref, as Reference, replace bool) (record.Image, error) {
+	if as.Digest != "" {
+		return record.Image{}, errs.New(errs.Invalid, "image %.200q: a name cannot have a digest; leave it out", as.URI)
+	}
+	s.naming.Lock() // so that the image and its layers stay meanwhile
+	defer s.naming.Unlock()
+	i, err := s.Resolve(ctx, ref)
+	if err != nil {
+		return i, err
+	}
+	i.Name, i.Tag = as.Name, as.kept()
+	was, taken, err := s.cfg.DB.GetImage(ctx, i.Name, i.Tag)
+	switch {
+	case err != nil && !errs.Is(err, errs.Internal): // one that cannot be read is replaced as well
+		return i, fmt.Errorf("tag image %s: %w", ref.URI, err)
+	case (taken && was.Digest != i.Digest || err != nil) && !replace:
+		return i, errs.New(errs.Denied, "%s is another image, which all clients of this host use; only a key of the role admin may "+
+			"replace it: choose another name", i.Ref())
+	}
+	return i, s.cfg.DB.PutImage(ctx, i)
+}
+
 // List returns the images of this host that can be read.
 func (s *Store) List(ctx context.Context) ([]record.Image, error) {
 	all, _, err := s.cfg.DB.ListImages(ctx)

@@ -207,14 +207,15 @@ func TestResolveAndRemove(t *testing.T) {
 	}
 
 	m.used["base"], m.used["py"] = true, true
-	if err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
+	if _, err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
 		t.Errorf("remove in use: %v", err)
 	}
 	m.used["py"] = false // base is used, but by the other image too
-	if err := s.Remove(ctx, parsed("python")); err != nil {
-		t.Error(err)
+	if p, err := s.Remove(ctx, parsed("python")); err != nil || !slices.Equal(p.Images, []string{"python:latest"}) ||
+		!slices.Equal(p.Layers, []string{"py"}) || p.Bytes != 1 {
+		t.Errorf("removed %+v, %v", p, err)
 	}
-	if err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.NotFound) {
+	if _, err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.NotFound) {
 		t.Errorf("second remove: %v", err)
 	}
 	for range 2 {
@@ -243,6 +244,43 @@ func TestResolveAndRemove(t *testing.T) {
 	}
 }
 
+// TestTag: a tag is a name of the same image, and takes another image's name only where
+// that is allowed. The layers go with the last name.
+func TestTag(t *testing.T) {
+	ctx := t.Context()
+	s, m := open(t, "")
+	m.images["python:latest"] = record.Image{Name: "python", Tag: "latest", Digest: "sha256:1", Layers: []string{"py"}}
+	m.images["ruby:latest"] = record.Image{Name: "ruby", Tag: "latest", Digest: "sha256:2", Layers: []string{"rb"}}
+	m.layers["py"], m.layers["rb"] = true, true
+	for range 2 { // again is as once
+		i, err := s.Tag(ctx, parsed("python"), parsed("mine/py:1"), false)
+		if err != nil || i.Ref() != "mine/py:1" || i.Digest != "sha256:1" {
+			t.Errorf("%+v, %v", i, err)
+		}
+	}
+	_, err := s.Tag(ctx, parsed("python"), parsed("ruby"), false)
+	if !errs.Is(err, errs.Denied) || m.images["ruby:latest"].Digest != "sha256:2" {
+		t.Errorf("another image's name: %v", err)
+	}
+	if _, err := s.Tag(ctx, parsed("python"), parsed("ruby"), true); err != nil || m.images["ruby:latest"].Digest != "sha256:1" {
+		t.Errorf("another image's name, by an admin: %v", err)
+	}
+	if _, err := s.Tag(ctx, parsed("nope"), parsed("x"), true); !errs.Is(err, errs.NotFound) {
+		t.Errorf("no image: %v", err)
+	}
+	if _, err := s.Tag(ctx, parsed("python"), parsed("x@sha256:"+strings.Repeat("0", 64)), true); !errs.Is(err, errs.Invalid) {
+		t.Errorf("a digest as a name: %v", err)
+	}
+	for _, c := range []struct {
+		name   string
+		layers []string
+	}{{"python", nil}, {"ruby", nil}, {"mine/py:1", []string{"py"}}} {
+		if p, err := s.Remove(ctx, parsed(c.name)); err != nil || !slices.Equal(p.Layers, c.layers) {
+			t.Errorf("%s: removed %+v, %v", c.name, p, err)
+		}
+	}
+}
+
 // TestUnreadable: while it is not known which layers an image needs, none is
 // removed.
 func TestUnreadable(t *testing.T) {
@@ -259,13 +297,13 @@ func TestUnreadable(t *testing.T) {
 			t.Errorf("prune: %v", err)
 		}
 	}
-	if err := s.Remove(ctx, parsed("ruby")); err != nil || len(m.images) > 0 || len(m.layers) != 2 {
+	if _, err := s.Remove(ctx, parsed("ruby")); err != nil || len(m.images) > 0 || len(m.layers) != 2 {
 		t.Errorf("of the other: %v; layers %v", err, m.layers)
 	}
 	if _, err := s.Resolve(ctx, parsed("python")); !errs.Is(err, errs.Internal) {
 		t.Errorf("resolve: %v", err)
 	}
-	if err := s.Remove(ctx, parsed("python")); err != nil || len(m.bad) > 0 {
+	if _, err := s.Remove(ctx, parsed("python")); err != nil || len(m.bad) > 0 {
 		t.Errorf("remove: %v", err)
 	}
 	if err := s.Sweep(ctx); err != nil || len(m.layers) > 0 {
@@ -279,7 +317,7 @@ func TestUsedMeanwhile(t *testing.T) {
 	ctx := t.Context()
 	for name, remove := range map[string]func(*Store) error{
 		"remove": func(s *Store) error {
-			if err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) {
+			if _, err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) {
 				return fmt.Errorf("removed: %w", err)
 			}
 			return nil

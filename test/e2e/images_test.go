@@ -270,7 +270,7 @@ func TestImportIsAtomic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.api.Images().Remove(t.Context(), im.Name); err != nil {
+	if _, err := h.api.Images().Remove(t.Context(), im.Name); err != nil {
 		t.Error(err)
 	}
 }

@@ -2,11 +2,15 @@ package command
 
 import (
 	"bufio"
+	"cmp"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -99,4 +103,14 @@ func FlagsFirst(cmd *cobra.Command, args []string) error {
 			args[1], args[0], cmd.CommandPath())
 	}
 	return nil
+}
+
+// SignalName is the full name of a signal, of which kill(1) takes the number and the
+// name with and without SIG. What is no signal is returned as it is, for the agent to
+// refuse.
+func SignalName(s string) string {
+	if n, err := strconv.Atoi(s); err == nil {
+		return cmp.Or(unix.SignalName(syscall.Signal(n)), s)
+	}
+	return "SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG")
 }

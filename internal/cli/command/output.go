@@ -124,7 +124,7 @@ func Inspect[T any](
 ) func(*cobra.Command, []string) error {
 	return p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 		all := []T{}
-		err := every(args, func(name string) error {
+		err := Every(args, func(name string) error {
 			v, err := one(ctx, cl, name)
 			if err == nil {
 				all = append(all, v)

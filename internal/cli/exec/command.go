@@ -3,7 +3,6 @@ package exec
 import (
 	"context"
 	"os"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -85,7 +84,7 @@ func newCommandKill(p *command.Program) *cobra.Command {
 		Args: cobra.ExactArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			if sig != "" {
-				return cl.Commands(args[0]).Signal(ctx, args[1], signalName(sig))
+				return cl.Commands(args[0]).Signal(ctx, args[1], command.SignalName(sig))
 			}
 			return cl.Commands(args[0]).Interrupt(ctx, args[1])
 		}),
@@ -93,6 +92,3 @@ func newCommandKill(p *command.Program) *cobra.Command {
 	cmd.Flags().StringVarP(&sig, "signal", "s", "", "send only this signal, such as SIGINT")
 	return cmd
 }
-
-// signalName is the full name of a signal, so that both INT and SIGINT work.
-func signalName(s string) string { return "SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG") }

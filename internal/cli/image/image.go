@@ -22,23 +22,26 @@ import (
 
 // Commands makes the commands of this room.
 func Commands(p *command.Program) []*cobra.Command {
-	return []*cobra.Command{newImage(p)}
+	images := newImageLs(p, "sandboxctl images")
+	images.Use, images.Aliases = "images", nil
+	return []*cobra.Command{newImage(p), images, newRmi(p), newTag(p, "sandboxctl tag")}
 }
 
 func newImage(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "image", Aliases: []string{"images"}, Short: "List, build, pull, import, export and remove images",
+		Use: "image", Short: "List, build, pull, import, export, tag and remove images",
 		Example: `  sandboxctl image ls
   sandboxctl image build python`,
 	}
 	cmd.AddCommand(
-		newImageLs(p), newImageInspect(p), newImageBuild(p), newImagePull(p), newImageImport(p), newImageLoad(p),
-		newImageExport(p), newImageRm(p), newImagePrune(p),
+		newImageLs(p, "sandboxctl image ls"), newImageInspect(p), newImageBuild(p), newImagePull(p), newImageImport(p), newImageLoad(p),
+		newImageExport(p), newTag(p, "sandboxctl image tag"), newImageRm(p), newImagePrune(p),
 	)
 	return cmd
 }
 
-func newImageLs(p *command.Program) *cobra.Command {
+// newImageLs makes the command that lists images, as it is called.
+func newImageLs(p *command.Program, called string) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:     "ls",
@@ -46,9 +49,8 @@ func newImageLs(p *command.Program) *cobra.Command {
 		Short:   "List images",
 		Long: `List the images of the daemon's host. ALIASES are other names of an image, from
 images.aliases in the daemon's configuration; :* means any tag.`,
-		Example: `  sandboxctl image ls
-  sandboxctl image ls -o name`,
-		Args: cobra.NoArgs,
+		Example: fmt.Sprintf("  %[1]s\n  %[1]s -o name", called),
+		Args:    cobra.NoArgs,
 		RunE: images(&o).Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.ImageInfo, error) {
 			return cl.Images().List(ctx)
 		}),
@@ -103,7 +105,47 @@ func newImageRm(p *command.Program) *cobra.Command {
 		Short: "Remove images that no sandbox uses",
 		Example: `  sandboxctl image rm python
   sandboxctl image rm $(sandboxctl image ls -q)`,
-	}, func(ctx context.Context, cl *client.Client, ref string) error { return cl.Images().Remove(ctx, ref) })
+	}, func(ctx context.Context, cl *client.Client, ref string) error {
+		_, err := cl.Images().Remove(ctx, ref)
+		return err
+	})
+}
+
+func newRmi(p *command.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rmi IMAGE...",
+		Short:   "Remove images that no sandbox uses, and print what was removed as docker does",
+		Example: `  sandboxctl rmi python mine:1`,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			return command.Every(args, func(ref string) error {
+				gone, err := cl.Images().Remove(ctx, ref)
+				for _, name := range gone.Images {
+					fmt.Println("Untagged:", text.Printable(name))
+				}
+				for _, digest := range gone.Layers {
+					fmt.Println("Deleted:", text.Printable(digest))
+				}
+				return err
+			})
+		}),
+	}
+}
+
+// newTag makes the command that names an image, as it is called.
+func newTag(p *command.Program, called string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "tag IMAGE NAME[:TAG]",
+		Short: "Give an image a further name",
+		Long: `Give an image a further name. Only a key of the role admin may take a name that is
+another image's.`,
+		Example: fmt.Sprintf("  %s python mine/python:1", called),
+		Args:    cobra.ExactArgs(2),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			_, err := cl.Images().Tag(ctx, args[0], args[1])
+			return err
+		}),
+	}
 }
 
 func newImageInspect(p *command.Program) *cobra.Command {

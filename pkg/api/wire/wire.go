@@ -338,6 +338,11 @@ type BuildRequest struct {
 	Name string `json:"name"` // of a recipe in rootfs/
 }
 
+// TagRequest is the body of POST /images/{ref}/tag. (ours)
+type TagRequest struct {
+	Name string `json:"name"` // NAME[:TAG]
+}
+
 // BuildLine is one line of the answer to a build; the last has Image or Error. (ours)
 type BuildLine struct {
 	Line  string     `json:"line,omitempty"`
@@ -380,7 +385,7 @@ type ImportProgress struct {
 	Total  int64  `json:"total,omitempty"` // absent: unknown
 }
 
-// PruneReport answers POST /images/prune. (ours)
+// PruneReport answers POST /images/prune and DELETE /images/{ref}. (ours)
 type PruneReport struct {
 	Images         []string `json:"images"` // name:tag
 	Layers         []string `json:"layers"` // digests

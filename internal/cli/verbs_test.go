@@ -1,0 +1,123 @@
+package cli
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+)
+
+// TestVerbs: docker's words print what docker's print, and ask the daemon for what they
+// say.
+func TestVerbs(t *testing.T) {
+	zero, three := 0, 3
+	const rmi = "Untagged: python:latest\nDeleted: sha256:1\nDeleted: sha256:2\n"
+	for args, c := range map[string]struct {
+		state  wire.Status
+		code   *int
+		idle   bool
+		want   result
+		asked  []string
+		signal string
+	}{
+		"kill lab":                 {want: result{out: "lab\n"}, asked: []string{"POST /sandboxes/lab/stop"}},
+		"kill -s 9 lab":            {want: result{out: "lab\n"}, asked: []string{"POST /sandboxes/lab/stop"}},
+		"kill -s HUP lab":          {want: result{out: "lab\n"}, signal: "SIGHUP"},
+		"kill -s 10 lab":           {want: result{out: "lab\n"}, signal: "SIGUSR1"},
+		"kill --signal sigint lab": {want: result{out: "lab\n"}, signal: "SIGINT"},
+		"kill -s TERM lab":         {idle: true, want: result{code: 125, errout: "without an entrypoint"}},
+		"kill -s TERM lib":         {want: result{code: 125, errout: "not found"}},
+		"kill lab lib": {
+			state: wire.Status{State: wire.Paused},
+			want:  result{code: 125, errout: "does not run"},
+		},
+		"restart lab": {want: result{out: "lab\n"}, asked: []string{"POST /sandboxes/lab/stop", "POST /sandboxes/lab/start"}},
+		"restart -t 3 lab": {
+			state: wire.Status{State: wire.Terminated}, want: result{out: "lab\n"},
+			asked: []string{"POST /sandboxes/lab/stop", "GET /sandboxes/lab", "POST /sandboxes/lab/start"},
+		},
+		"restart lab lib": {
+			state: wire.Status{State: wire.Pausing}, want: result{code: 125, errout: "does not run"},
+		},
+		"wait lab": {state: wire.Status{State: wire.Failed}, code: &three, want: result{out: "3\n"}},
+		"wait lab lab": {
+			state: wire.Status{State: wire.Terminated}, code: &zero,
+			want: result{out: "0\n0\n"},
+		},
+		"wait lib lab": {
+			state: wire.Status{State: wire.Terminated, Reason: "stopped"},
+			want:  result{code: 125, out: "137\n", errout: "not found"},
+		},
+		"images -q":             {want: result{out: "python:latest\n"}, asked: []string{"GET /images"}},
+		"rmi python":            {want: result{out: rmi}},
+		"rmi nope python":       {want: result{code: 125, out: rmi, errout: "not found"}},
+		"tag python mine":       {asked: []string{"POST /images/python/tag"}},
+		"image tag python mine": {asked: []string{"POST /images/python/tag"}},
+		"--version":             {want: result{out: "sandboxctl unknown\n"}},
+		"image rm python":       {want: result{out: "python\n"}},
+	} {
+		t.Run(args, func(t *testing.T) {
+			d := newDaemon(t)
+			if c.state.State != "" {
+				d.state = c.state
+			}
+			d.code, d.idle = c.code, c.idle
+			r := d.run(t, strings.Fields(args)...)
+			if r.code != c.want.code || r.out != c.want.out || !strings.Contains(r.errout, c.want.errout) ||
+				(r.errout == "") != (c.want.errout == "") {
+				t.Errorf("%+v, want %+v", r, c.want)
+			}
+			if asked := d.asked(); c.asked != nil && !slices.Equal(asked, c.asked) {
+				t.Errorf("asked %q, want %q", asked, c.asked)
+			}
+			select {
+			case sig := <-d.signals:
+				if sig != c.signal {
+					t.Errorf("signal %q", sig)
+				}
+			default:
+				if c.signal != "" {
+					t.Error("no signal was sent")
+				}
+			}
+		})
+	}
+}
+
+// TestWait: wait looks again while a sandbox lives or waits for its restart, and while
+// the daemon is away; a sandbox that is removed meanwhile was killed.
+func TestWait(t *testing.T) {
+	seven := 7
+	for name, c := range map[string]struct {
+		then func(d *daemon)
+		want string
+	}{
+		"ends":    {func(d *daemon) { d.state, d.code = wire.Status{State: wire.Failed, Reason: "exited"}, &seven }, "7\n"},
+		"removed": {func(d *daemon) { d.gone = true }, "137\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDaemon(t)
+			looks := 0
+			d.before = func(r *http.Request) {
+				if r.Method+" "+strings.Replace(r.URL.Path, testID, "lab", 1) != "GET /v1/sandboxes/lab" {
+					return
+				}
+				switch looks++; looks {
+				case 1:
+					d.state = wire.Status{State: wire.Pending, Reason: "exited"}
+				case 2:
+					d.away = true
+				case 3:
+					d.away = false
+					c.then(d)
+				}
+				d.news <- struct{}{}
+			}
+			if r := d.run(t, "wait", "lab"); r.code != 0 || r.out != c.want || r.errout != "" || looks != 3 {
+				t.Errorf("%+v after %d looks", r, looks)
+			}
+		})
+	}
+}
