@@ -58,6 +58,7 @@ type daemon struct {
 	state    wire.Status
 	code     *int                                     // of the entrypoint
 	idle     bool                                     // the sandbox has no entrypoint
+	image    wire.Info                                // what its image runs
 	gone     bool                                     // there is no sandbox
 	away     bool                                     // the daemon does not serve
 	news     chan struct{}                            // each is an event
@@ -112,6 +113,7 @@ func (d *daemon) sandbox() wire.Sandbox {
 		CreatedAt: time.Now(),
 		Sandboxd:  &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules", ExitCode: d.code},
 	}
+	sb.Sandboxd.ImageEntrypoint, sb.Sandboxd.ImageCmd = d.image.ImageEntrypoint, d.image.ImageCmd
 	if d.idle {
 		sb.Entrypoint = nil
 	}
@@ -203,6 +205,8 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				Usage: wire.Usage{Time: time.Now(), CPUMicros: d.cpu, MemoryLimitBytes: 64 << 20},
 			},
 		}})
+	case "POST /images/pull":
+		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "python", Tag: "latest"}})
 	case "POST /images":
 		b, _ := io.ReadAll(r.Body)
 		d.uploads = append(d.uploads, fmt.Sprintf("%s %d %.40q", r.URL.RawQuery, r.ContentLength, b))
@@ -378,7 +382,7 @@ func TestExitCodes(t *testing.T) {
 		says  string
 	}{
 		"unknown image":  {args: []string{"run", "nope", "--", "true"}, code: 125, says: "image ls"},
-		"no command":     {args: []string{"run", "base"}, code: 125, says: "no command"},
+		"no command":     {args: []string{"run", "base"}, code: 125, says: "neither ENTRYPOINT nor CMD"},
 		"unknown flag":   {args: []string{"run", "--nope", "base", "true"}, code: 125, says: "--help"},
 		"flag too late":  {args: []string{"run", "base", "--runtime", "runc"}, code: 125, says: "put flags of sandboxctl run before it"},
 		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "not a TTY"},

@@ -86,6 +86,80 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
+// TestImageCommand: run does with ENTRYPOINT and CMD of an image what docker does;
+// create does so only with --image-command.
+func TestImageCommand(t *testing.T) {
+	entry, cmd := []string{"/entry", "-v"}, []string{"serve"}
+	for _, c := range []struct {
+		args       string
+		entrypoint []string
+		cmd        []string
+		want       string // what is run; of a create its entrypoint
+		own        bool   // the daemon puts the image's own before it
+		code       int
+	}{
+		{"run base", entry, cmd, "/entry -v serve", false, 0},
+		{"run base x y", entry, cmd, "/entry -v x y", false, 0},
+		{"run base -- x -y", nil, cmd, "x -y", false, 0},
+		{"run base", nil, cmd, "serve", false, 0},
+		{"run --entrypoint z base", entry, cmd, "z", false, 0},
+		{"run --entrypoint z base x", entry, cmd, "z x", false, 0},
+		{"run --entrypoint= base x", entry, cmd, "x", false, 0},
+		{"run --entrypoint= base", entry, cmd, "", false, 125},
+		{"run --rm=false base", nil, nil, "", false, 125},
+		{"run -d base", entry, cmd, "", true, 0},
+		{"run -d base x", entry, cmd, "x", true, 0},
+		{"run -d --entrypoint z base x", entry, cmd, "z x", false, 0},
+		{"create base", entry, cmd, "", false, 0},
+		{"create base -- x", entry, cmd, "x", false, 0},
+		{"create --image-command base", entry, cmd, "", true, 0},
+		{"create --image-command base -- x", entry, cmd, "x", true, 0},
+		{"create --image-command --entrypoint z base", entry, cmd, "", false, 125},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			d := newDaemon(t)
+			d.image.ImageEntrypoint, d.image.ImageCmd = c.entrypoint, c.cmd
+			r := d.run(t, strings.Fields(c.args)...)
+			got, kept := d.create.Entrypoint, strings.HasPrefix(c.args, "create") || strings.HasPrefix(c.args, "run -d")
+			if !kept {
+				got = d.command.Argv
+			}
+			e := d.create.Extensions
+			if r.code != c.code || strings.Join(got, " ") != c.want || (e[wire.ExtImageCommand] == "true") != c.own ||
+				kept && c.code == 0 && (e[wire.ExtIdle] == "true") != (c.want == "" && !c.own) {
+				t.Errorf("%+v runs %q with %v", r, got, e)
+			}
+			if c.code != 0 && slices.Contains(d.asked(), "POST /sandboxes") && !slices.Contains(d.asked(), "DELETE /sandboxes/"+testID) {
+				t.Errorf("what nothing ran in is left: %q", d.asked())
+			}
+		})
+	}
+}
+
+// TestPull: --pull asks for the image before there is a sandbox.
+func TestPull(t *testing.T) {
+	for args, c := range map[string]struct {
+		code  int
+		asked []string
+	}{
+		"create --pull always python":            {0, []string{"POST /images/pull", "POST /sandboxes"}},
+		"create --pull missing python":           {0, []string{"POST /sandboxes"}},
+		"create --pull never python":             {0, []string{"GET /images/python", "POST /sandboxes"}},
+		"create --pull never far":                {125, []string{"GET /images/far"}},
+		"run -d --pull never far true":           {125, []string{"GET /images/far"}},
+		"create --pull sometimes python":         {125, nil},
+		"create --hostname build.example python": {0, []string{"POST /sandboxes"}},
+	} {
+		d := newDaemon(t)
+		if r := d.run(t, strings.Fields(args)...); r.code != c.code || !slices.Equal(d.asked(), c.asked) {
+			t.Errorf("%s: %+v, asked %q", args, r, d.asked())
+		}
+		if strings.Contains(args, "--hostname") && d.create.Extensions[wire.ExtHostname] != "build.example" {
+			t.Errorf("%v", d.create.Extensions)
+		}
+	}
+}
+
 // TestWait: wait looks again while a sandbox lives or waits for its restart, and while
 // the daemon is away; a sandbox that is removed meanwhile was killed.
 func TestWait(t *testing.T) {

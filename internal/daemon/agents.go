@@ -62,14 +62,10 @@ func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 	for k, v := range r.Spec.Env {
 		env[k] = v
 	}
-	hostname := r.ID
-	if r.Spec.Name != "" {
-		hostname = r.Spec.Name
-	}
 	b := agent.Bootstrap{
 		Protocol:           agent.Protocol,
 		Token:              r.Token,
-		Hostname:           hostname,
+		Hostname:           r.Hostname(),
 		Env:                env,
 		Entrypoint:         r.Spec.Entrypoint,
 		Workdir:            r.Spec.Image.Config.Workdir,

@@ -263,6 +263,7 @@ func pythonImage() record.Image {
 	return record.Image{
 		Name: "python", Tag: "latest", Digest: "sha256:" + strings.Repeat("a", 64),
 		Layers: []string{"sha256:" + strings.Repeat("b", 64)}, Bytes: 1 << 27, Created: time.Now(),
+		Config: record.ImageConfig{Entrypoint: []string{"/entry"}, Cmd: []string{"serve"}},
 	}
 }
 

@@ -445,6 +445,14 @@ func TestCheckPlan(t *testing.T) {
 		change(&l)
 		return &archive.Plan{Layers: slices.Repeat([]archive.Layer{l}, n), Config: record.ImageConfig{Workdir: "/"}}
 	}
+	runs := func(entrypoint, cmd []string) *archive.Plan {
+		p := plan(1, func(*archive.Layer) {})
+		p.Config.Entrypoint, p.Config.Cmd = entrypoint, cmd
+		return p
+	}
+	if err := checkPlan(runs([]string{"a"}, make([]string, maxArgs-1)), 100); err != nil {
+		t.Errorf("a long CMD: %v", err)
+	}
 	none := func(*archive.Layer) {}
 	for _, n := range []int{1, archive.MaxLayers} {
 		if err := checkPlan(plan(n, none), 100); err != nil {
@@ -457,6 +465,9 @@ func TestCheckPlan(t *testing.T) {
 		"behind":     plan(1, func(l *archive.Layer) { l.At = 11 }),
 		"before":     plan(1, func(l *archive.Layer) { l.At = -1 }),
 		"huge":       plan(1, func(l *archive.Layer) { l.Size = 1 << 62 }),
+		"too long":   runs([]string{"a"}, []string{strings.Repeat("x", maxArgBytes)}),
+		"too many":   runs(make([]string, maxArgs), []string{"x"}),
+		"NUL":        runs(nil, []string{"a\x00b"}),
 		"not a name": plan(1, func(l *archive.Layer) { l.DiffID = "sha256:../x" }),
 	} {
 		if err := checkPlan(p, 100); !errs.Is(err, errs.Invalid) {

@@ -187,7 +187,8 @@ func TestImport(t *testing.T) {
 			}[name]; i.Ref() != want {
 				t.Errorf("it is called %s, want %s", i.Ref(), want)
 			}
-			if len(i.Layers) != 2 || i.Config.User != "1000:1000" || i.Config.Labels["team"] != "a" || i.Bytes == 0 || unpacked == 0 {
+			if len(i.Layers) != 2 || i.Config.User != "1000:1000" || i.Config.Labels["team"] != "a" || i.Bytes == 0 || unpacked == 0 ||
+				strings.Join(i.Config.Command(nil), " ") != "/bin/app -v serve" {
 				t.Errorf("image %+v, %d told", i, unpacked)
 			}
 			w.holds(t, 1, 2)
@@ -257,7 +258,8 @@ func TestExport(t *testing.T) {
 	j, err := w.Import(ctx, image.Archive{}, bytes.NewReader(first.Bytes()), nil)
 	must(t, err)
 	if j.Ref() != "x:1" || j.Bytes != i.Bytes || !maps.Equal(j.Config.Labels, i.Config.Labels) || j.Config.User != i.Config.User ||
-		!slices.Equal(j.Config.Env, i.Config.Env) {
+		!slices.Equal(j.Config.Env, i.Config.Env) || strings.Join(j.Config.Command([]string{"x"}), " ") != "/bin/app -v x" ||
+		!slices.Equal(j.Config.Cmd, i.Config.Cmd) {
 		t.Errorf("came back as %+v, was %+v", j, i)
 	}
 	j.Created = i.Created

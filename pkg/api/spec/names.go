@@ -31,6 +31,15 @@ func checkName(name string) error {
 	return nil
 }
 
+// checkHostname checks what a new sandbox is called inside.
+func checkHostname(name string) error {
+	if !IsName(name) {
+		return httperr.Invalid("hostname %q: want 1 to 63 characters of A-Z a-z 0-9 _ . - that begin with a letter or digit, without "+
+			"two dots in a row", httperr.Clip(name, 80))
+	}
+	return nil
+}
+
 // maxSnapshotName is in bytes. A snapshot's name is for people and need not be unique.
 const maxSnapshotName = 256
 

@@ -55,6 +55,11 @@ const (
 	ExtTimeout = "sandboxd.timeout" // a Go duration ≥ 1s, instead of Timeout
 	ExtOneShot = "sandboxd.oneshot" // "true": the disk need not survive a crash of the host
 	ExtIdle    = "sandboxd.idle"    // "true": no entrypoint, the agent idles
+	// ExtHostname is what the sandbox is called inside; default: its name, or its id.
+	ExtHostname = "sandboxd.hostname"
+	// ExtImageCommand "true": the sandbox runs the image's ENTRYPOINT, with Entrypoint as
+	// its arguments or else with the image's CMD.
+	ExtImageCommand = "sandboxd.image-command"
 	// ExtReadOnly "true": the root file system is read-only, but for ExtTmpfs.
 	ExtReadOnly = "sandboxd.readonly"
 	// ExtTmpfs is PATH[:size=64m,mode=1777,exec] as docker's, several by ";".
@@ -210,6 +215,9 @@ type Info struct {
 	LastRestart *time.Time `json:"lastRestart,omitempty"`
 	NextStart   *time.Time `json:"nextStart,omitempty"`
 	Health      *Health    `json:"health,omitempty"` // of a live sandbox that has a probe
+	// What the image runs by itself; absent: nothing, or the image is not here yet.
+	ImageEntrypoint []string `json:"imageEntrypoint,omitempty"`
+	ImageCmd        []string `json:"imageCmd,omitempty"`
 }
 
 // The health of a sandbox, by its probe.
@@ -359,6 +367,9 @@ type ImageInspection struct {
 	Workdir string            `json:"workdir,omitempty"`
 	User    string            `json:"user,omitempty"`
 	Labels  map[string]string `json:"labels,omitempty"`
+	// What it runs by itself.
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
 }
 
 // PullRequest is the body of POST /images/pull, which is answered by
