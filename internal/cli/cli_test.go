@@ -193,6 +193,8 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(200, d.sandbox())
 	case "GET /sandboxes/lab/logs":
 		fmt.Fprintln(w, r.URL.RawQuery)
+	case "GET /sandboxes/lab/inspect":
+		reply(200, wire.Inspection{Sandbox: d.sandbox()})
 	case "GET /stats":
 		d.cpu += 50_000
 		reply(200, wire.StatsList{Items: []wire.SandboxStats{

@@ -66,6 +66,7 @@ func TestComplete(t *testing.T) {
 		"diagnostics logs -s |": {"container", "lifecycle", "all"},
 		"egress rm lab |":       nil,
 		"ps -o |":               {"table", "json", "name"},
+		"ps --format |":         {"json", "table"},
 		"create --runtime |":    {"runsc", "runc"},
 		"create python a b |":   nil,
 	} {

@@ -136,6 +136,46 @@ func TestImageCommand(t *testing.T) {
 	}
 }
 
+// TestDockersFormat: --format prints docker's names and ours, in lists, of one thing and
+// in streams.
+func TestDockersFormat(t *testing.T) {
+	d := newDaemon(t)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"ps", "--format", "{{.ID}} {{.Names}} {{.Image}} {{.State}} {{.Command}}"}, testID + ` lab python:latest running "a\x1b[2Jb"`},
+		{[]string{"ps", "--format", `table {{.Names}}\t{{.Runtime}}`}, "NAMES   RUNTIME\nlab     runsc"},
+		{[]string{"ps", "--format", "{{.sandboxd.name}} {{.status.state}}"}, "lab Running"},
+		{
+			[]string{"inspect", "-f", "{{.State.Status}} {{.State.Running}} {{.Name}} {{.sandboxd.memoryBytes}}", "lab"},
+			"running true lab 67108864",
+		},
+		{[]string{"images", "--format", "{{.Repository}}:{{.Tag}} {{.ID}} {{.Size}}"}, "python:latest 0123456789ab 1MiB"},
+		{[]string{"image", "ls", "--format", "{{.name}}"}, "python"},
+		{[]string{"stats", "--no-stream", "--format", "{{.Name}} {{.MemPerc}}", "lab"}, "lab 0.0%"},
+		{[]string{"image", "inspect", "--format", "{{.Config.Labels.team}} {{json .labels}}", "python"}, `a {"team":"a"}`},
+	} {
+		if r := d.run(t, c.args...); r.code != 0 || strings.TrimSuffix(r.out, "\n") != c.want || r.errout != "" {
+			t.Errorf("%q: %+v, want %q", c.args, r, c.want)
+		}
+	}
+	if r := d.run(t, "ps", "--format", "json"); strings.Count(r.out, "\n") != 1 || !strings.HasPrefix(r.out, `{"id":"`+testID) {
+		t.Errorf("%+v", r)
+	}
+	d = newDaemon(t)
+	for args, want := range map[string]string{
+		"ps --format {{.Foo}}":        "there is no .Foo",
+		"ps --format {{.ID}} -q":      "--format and --quiet exclude each other",
+		"ps --format {{.ID}} -o json": "--format and --output exclude each other",
+		"inspect -f {{ lab":           "unclosed action",
+	} {
+		if r := d.run(t, strings.Fields(args)...); r.code != 125 || !strings.Contains(r.errout, want) || len(d.asked()) > 0 {
+			t.Errorf("%s: %+v, want %q", args, r, want)
+		}
+	}
+}
+
 // TestPull: --pull asks for the image before there is a sandbox.
 func TestPull(t *testing.T) {
 	for args, c := range map[string]struct {

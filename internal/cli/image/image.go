@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -56,6 +57,7 @@ images.aliases in the daemon's configuration; :* means any tag.`,
 		}),
 	}
 	o.Flags(cmd, true)
+	images(&o).FormatFlag(cmd, &o)
 	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not truncate digests")
 	return cmd
 }
@@ -71,6 +73,16 @@ func images(o *command.Output) command.Listing[wire.ImageInfo] {
 				digest = text.Clip(digest, 20)
 			}
 			return []string{i.Name, i.Tag, digest, text.Ago(i.Created), text.Bytes(i.Bytes), strings.Join(i.Aliases, " ")}
+		},
+		Docker: func(i wire.ImageInfo) command.Fields {
+			id := strings.TrimPrefix(i.Digest, "sha256:")
+			if !o.Full {
+				id = id[:min(12, len(id))]
+			}
+			return command.Fields{
+				"Repository": i.Name, "Tag": i.Tag, "ID": id, "Digest": i.Digest, "Size": text.Bytes(i.Bytes),
+				"CreatedSince": text.Ago(i.Created), "CreatedAt": i.Created.Local().Format(time.RFC3339),
+			}
 		},
 	}
 }
@@ -149,15 +161,21 @@ another image's.`,
 }
 
 func newImageInspect(p *command.Program) *cobra.Command {
-	return &cobra.Command{
-		Use:     "inspect IMAGE...",
-		Short:   "Print detailed information on images, as JSON",
-		Example: `  sandboxctl image inspect python`,
-		Args:    cobra.MinimumNArgs(1),
-		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, ref string) (wire.ImageInspection, error) {
-			return cl.Images().Inspect(ctx, ref)
-		}),
-	}
+	return command.Inspect(p, &cobra.Command{
+		Use:   "inspect IMAGE...",
+		Short: "Print detailed information on images, as JSON",
+		Example: `  sandboxctl image inspect python
+  sandboxctl image inspect -f '{{.Config.Cmd}}' python`,
+	}, func(i wire.ImageInspection) command.Fields {
+		return command.Fields{
+			"Id": i.Digest, "RepoTags": []string{i.Name + ":" + i.Tag}, "Created": i.Created.Format(time.RFC3339), "Size": i.Bytes,
+			"Config": map[string]any{
+				"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env, "WorkingDir": i.Workdir, "User": i.User, "Labels": i.Labels,
+			},
+		}
+	}, func(ctx context.Context, cl *client.Client, ref string) (wire.ImageInspection, error) {
+		return cl.Images().Inspect(ctx, ref)
+	})
 }
 
 func newImagePrune(p *command.Program) *cobra.Command {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/cli/command"
 	"github.com/sandboxd/sandboxd/internal/cli/text"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -31,12 +32,12 @@ an object, because the output has no end; commands that end print one object or 
 					}
 					return err
 				}
-				switch o.Format {
-				case command.JSON: // one a line
-					if err := text.JSONLine(os.Stdout, ev); err != nil {
-						return err
-					}
-				case command.Name:
+				done, err := o.Value(os.Stdout, ev, event(ev))
+				switch {
+				case done && err != nil:
+					return err
+				case done:
+				case o.Format == command.Name:
 					fmt.Println(text.Printable(ev.ID))
 				default:
 					line := fmt.Sprintf("%s %s %s", ev.Time.Local().Format(time.RFC3339), ev.ID, ev.Type)
@@ -51,7 +52,17 @@ an object, because the output has no end; commands that end print one object or 
 			return nil
 		}),
 	}
+	o.Lines = true
 	o.Flags(cmd, false)
+	o.FormatFlag(cmd, event(wire.Event{}))
 	cmd.Flags().BoolP("follow", "f", true, "follow events until interrupted; always on")
 	return cmd
+}
+
+// event has docker's names of what an event tells.
+func event(ev wire.Event) command.Fields {
+	return command.Fields{
+		"ID": ev.ID, "Type": "container", "Action": ev.Type, "Status": ev.Type, "Time": ev.Time.Unix(), "TimeNano": ev.Time.UnixNano(),
+		"From": ev.Name,
+	}
 }
