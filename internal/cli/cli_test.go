@@ -62,6 +62,8 @@ type daemon struct {
 	gone     bool                                     // there is no sandbox
 	away     bool                                     // the daemon does not serve
 	news     chan struct{}                            // each is an event
+	past     []wire.Event                             // what GET /events answers, and ends
+	query    string                                   // of GET /events
 	exec     func(w io.Writer, signals <-chan string) // after the init frame
 	signals  chan string
 	stdin    chan string
@@ -165,6 +167,14 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause":
 		w.WriteHeader(204)
 	case "GET /events":
+		d.query = r.URL.RawQuery
+		for _, ev := range d.past {
+			b, _ := json.Marshal(ev)
+			fmt.Fprintf(w, "data: %s\n\n", b)
+		}
+		if d.past != nil {
+			return
+		}
 		for {
 			select {
 			case <-d.news:
@@ -174,6 +184,8 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				return
 			}
 		}
+	case "POST /sandboxes/lab/rename":
+		reply(200, d.sandbox())
 	case "POST /sandboxes/lab/stop":
 		if d.state.State != wire.Running {
 			reply(409, wire.Error{Code: "DOCKER::SANDBOX_NOT_RUNNING", Message: "it does not run"})
@@ -699,6 +711,7 @@ func TestOutput(t *testing.T) {
 		"logs lab":                             "\n",
 		"logs -n 3 lab":                        "tail=3\n",
 		"logs -f --tail 0 lab":                 "follow=true&tail=0\n",
+		"logs -t --since 1795000000 lab":       "since=2026-11-18T11%3A06%3A40Z&timestamps=true\n",
 		"image ls -o name":                     "python:latest\n",
 		"pause lab":                            "lab\n",
 		"rm lab " + testID:                     "lab\n" + testID + "\n",

@@ -72,6 +72,7 @@ var jsonCommands = []struct {
 	{"code context ls lab", array},
 	{"command session create lab", object},
 	{"command status lab " + commandID, object},
+	{"command ls lab", array},
 	{"eval lab 1", stream},
 	{"system info", object},
 	{"system df", object},
@@ -184,6 +185,9 @@ func newFixedDaemon(t *testing.T) (url string) {
 			Layers: []string{"sha256:00"}, Bytes: 4096,
 		}},
 		"GET /volumes/data": {vol},
+		"GET /sandboxes/lab/proxy/44772/command": {[]agent.CommandStatus{
+			{ID: commandID, Content: "make test", Running: true, StartedAt: "2026-01-02T03:04:05Z"},
+		}},
 		"GET /sandboxes/lab/proxy/44772/command/status/" + commandID: {agent.CommandStatus{
 			ID: commandID, Content: "make test", ExitCode: new(5), Reason: agent.ReasonExited, StartedAt: "2026-11-22T07:30:00Z",
 			FinishedAt: "2026-11-22T07:30:01Z",

@@ -55,6 +55,8 @@ func TestVerbs(t *testing.T) {
 		"rmi nope python":       {want: result{code: 125, out: rmi, errout: "not found"}},
 		"tag python mine":       {asked: []string{"POST /images/python/tag"}},
 		"image tag python mine": {asked: []string{"POST /images/python/tag"}},
+		"rename lab old":        {asked: []string{"POST /sandboxes/lab/rename"}},
+		"rename lib old":        {want: result{code: 125, errout: "not found"}},
 		"--version":             {want: result{out: "sandboxctl unknown\n"}},
 		"image rm python":       {want: result{out: "python\n"}},
 	} {
@@ -173,6 +175,26 @@ func TestDockersFormat(t *testing.T) {
 		if r := d.run(t, strings.Fields(args)...); r.code != 125 || !strings.Contains(r.errout, want) || len(d.asked()) > 0 {
 			t.Errorf("%s: %+v, want %q", args, r, want)
 		}
+	}
+}
+
+// TestEventsSince: past events come first, and a note says what is missing.
+func TestEventsSince(t *testing.T) {
+	d := newDaemon(t)
+	d.past = []wire.Event{{Type: "lost"}, {Type: "running", ID: testID}}
+	for since, asked := range map[string]string{"": "", "1795000000": "since=2026-11-18T11%3A06%3A40Z"} {
+		d.query = ""
+		r := d.run(t, "events", "--format", "{{.type}}", "--since", since)
+		want, noted := "running\n", true
+		if since == "" {
+			want, noted = "lost\nrunning\n", false
+		}
+		if r.out != want || strings.Contains(r.errout, "note: the daemon knows no events from before") != noted || d.query != asked {
+			t.Errorf("%q: %+v, asked %q", since, r, d.query)
+		}
+	}
+	if r := d.run(t, "events", "--since", "yesterday"); r.code != 125 || !strings.Contains(r.errout, "want a duration such as 10m") {
+		t.Errorf("%+v", r)
 	}
 }
 

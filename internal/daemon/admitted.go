@@ -99,6 +99,8 @@ type admitted struct {
 	may  func(context.Context) error // why nothing may be created at all
 	made func(ctx context.Context, key string) (record.Made, bool, error)
 	pull func(r *record.Record) string // the progress of its image's pull
+
+	recent *recent
 }
 
 // Made returns what was made for the idempotency key of a request.
@@ -189,23 +191,6 @@ func (a *admitted) Steps(id string) (steps []api.Step) {
 		steps = append(steps, api.Step(s))
 	}
 	return steps
-}
-
-// Subscribe returns events as API types.
-func (a *admitted) Subscribe(ctx context.Context) <-chan wire.Event {
-	out := make(chan wire.Event)
-	in := a.Manager.Subscribe(ctx)
-	go func() {
-		defer close(out)
-		for e := range in {
-			select {
-			case out <- wire.Event(e):
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return out
 }
 
 var _ health.Manager = keeper{}

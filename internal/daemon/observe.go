@@ -79,6 +79,7 @@ func (d *Daemon) openHistory(ctx context.Context) error {
 
 // onEvent is called for every event of the Manager.
 func (d *Daemon) onEvent(e sandbox.Event) {
+	d.recent.note(wire.Event(e))
 	switch e.Type {
 	case string(record.Creating):
 		d.history.Open(e.ID)

@@ -259,6 +259,30 @@ func TestHugeBody(t *testing.T) {
 	}
 }
 
+func TestRename(t *testing.T) {
+	w := newWorld(t)
+	id := w.create().ID
+	w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"extensions":{"sandboxd.name":"taken"}}`)
+	for _, c := range []struct {
+		path, body string
+		status     int
+		says       string
+	}{
+		{id, `{"name":"lab"}`, 200, `"name":"lab"`},
+		{"lab", `{"name":"lab"}`, 200, `"name":"lab"`},
+		{"lab", `{"name":"taken"}`, 409, "SANDBOX::ALREADY_EXISTS"},
+		{"lab", `{"name":""}`, 400, "want 1 to 63 characters"},
+		{"lab", `{"name":"a b"}`, 400, "want 1 to 63 characters"},
+		{"lab", `{"name":"taaaaaaaaaaa"}`, 400, "looks like the id"},
+		{"nope", `{"name":"x"}`, 404, "nope"},
+	} {
+		a := w.do("POST", "/v1/sandboxes/"+c.path+"/rename", c.body)
+		if a.StatusCode != c.status || !strings.Contains(string(a.body), c.says) {
+			t.Errorf("%s %s: %d %s", c.path, c.body, a.StatusCode, a.body)
+		}
+	}
+}
+
 // TestImageCommand: the image's own command is run only for a client that asks for it.
 func TestImageCommand(t *testing.T) {
 	w := newWorld(t)

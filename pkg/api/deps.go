@@ -42,15 +42,17 @@ type (
 		// Update changes terms of a sandbox that runs or is paused. It calls change
 		// with the present terms.
 		Update(ctx context.Context, id string, change func(*record.Terms) error) (record.Record, error)
-		// PatchLabels sets the labels given and removes those that are nil.
-		PatchLabels(ctx context.Context, id string, patch map[string]*string) (record.Record, error)
+		// Relabel gives a sandbox another name, unless that is empty, sets the labels given
+		// and removes those that are nil. It fails with errs.Exists if the name is taken.
+		Relabel(ctx context.Context, id, name string, patch map[string]*string) (record.Record, error)
 		// Steps says how long each step of the creation took, in order.
 		Steps(id string) []Step
 		// Life ends when the sandbox has ended. A stream from the sandbox does not end
 		// by itself, since its link goes away without a packet.
 		Life(id string) context.Context
-		// Subscribe sends what happens until ctx ends. A slow reader loses events, not the daemon.
-		Subscribe(ctx context.Context) <-chan wire.Event
+		// Subscribe sends what happens until ctx ends, and before that what has happened
+		// since a time, unless that is zero. A slow reader loses events, not the daemon.
+		Subscribe(ctx context.Context, since time.Time) <-chan wire.Event
 	}
 	// Snapshots keeps copies of the files of sandboxes. (sandbox.Snapshots)
 	//

@@ -43,6 +43,7 @@ type fake struct {
 
 	volumes *fakeVolumes
 	events  chan wire.Event
+	since   time.Time       // for which events were asked for
 	life    context.Context // of every sandbox; nil does not end
 
 	renews atomic.Int64 // calls of Renew
@@ -227,7 +228,10 @@ func (f *fake) Update(_ context.Context, id string, change func(*record.Terms) e
 	return r, err
 }
 
-func (f *fake) PatchLabels(ctx context.Context, id string, patch map[string]*string) (record.Record, error) {
+func (f *fake) Relabel(ctx context.Context, id, name string, patch map[string]*string) (record.Record, error) {
+	if r, err := f.Get(ctx, name); name != "" && err == nil && r.ID != id {
+		return r, errs.New(errs.Exists, "the name %q belongs to sandbox %s", name, r.ID)
+	}
 	f.set(id, func(r *record.Record) {
 		labels := map[string]string{}
 		for k, v := range r.Spec.Labels {
@@ -238,7 +242,7 @@ func (f *fake) PatchLabels(ctx context.Context, id string, patch map[string]*str
 				labels[k] = *v
 			}
 		}
-		r.Spec.Labels = labels
+		r.Spec.Labels, r.Spec.Name = labels, cmp.Or(name, r.Spec.Name)
 	})
 	return f.Get(ctx, id)
 }
@@ -254,7 +258,10 @@ func (f *fake) Life(string) context.Context {
 	return f.life
 }
 
-func (f *fake) Subscribe(context.Context) <-chan wire.Event { return f.events }
+func (f *fake) Subscribe(_ context.Context, since time.Time) <-chan wire.Event {
+	f.since = since
+	return f.events
+}
 
 // fakeImages is the images of fake.
 type fakeImages struct{ *fake }

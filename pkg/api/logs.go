@@ -1,11 +1,15 @@
 package api
 
 import (
+	"bytes"
 	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"sort"
 	"strconv"
 	"time"
 
@@ -42,6 +46,10 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 		return httperr.Invalid("tail %q: want a number of lines from 0 to %d; leave it out for all", httperr.Clip(q.Get("tail"), 20),
 			agent.MaxLines)
 	}
+	since, stamped, err := timesOf(q)
+	if err != nil {
+		return err
+	}
 	if rec.State.Beginning() {
 		if rec, err = l.sandboxes.Await(r.Context(), rec.ID); err != nil {
 			return fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
@@ -56,25 +64,33 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	if rec.State == record.Ended {
-		text := rec.LastOutput
-		if lines >= 0 {
-			count := agent.LastLines{Lines: lines}
-			io.WriteString(&count, text) //nolint:errcheck // never fails
-			text = text[len(text)-int(count.Bytes()):]
-		}
-		io.WriteString(w, text) //nolint:errcheck // a client that left needs no answer
-		return nil
+		return lastOf(w, &rec, lines, since, stamped)
 	}
 	if err := l.gateway.Reachable(r.Context(), &rec, wire.AgentPort); err != nil {
 		return err
 	}
 	out := &tail{w: w, rc: http.NewResponseController(w)}
+	stamps := &stamper{w: w}
+	if stamped {
+		if stamps.times, err = l.times(r.Context(), &rec); err != nil {
+			return err
+		}
+		out.w = stamps
+	}
 	cursor := int64(0)
 	if lines >= 0 {
 		if cursor, err = l.seekLines(out, r, rec, lines, follow); err != nil {
 			return err
 		}
 	}
+	if !since.IsZero() {
+		first, err := l.seekTime(r.Context(), &rec, since)
+		if err != nil {
+			return err
+		}
+		cursor = max(cursor, first)
+	}
+	stamps.off = cursor
 	if cursor, err = l.copyLogs(out, r, rec, cursor, follow); err != nil || !follow {
 		return err
 	}
@@ -88,7 +104,7 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 		case err != nil || now.State == record.Deleting:
 			return nil //nolint:nilerr // its end is the end of its logs
 		case now.State == record.Ended:
-			io.WriteString(w, out.missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
+			io.WriteString(out.w, out.missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
 			return nil
 		}
 		select {
@@ -103,6 +119,24 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 			cursor = next
 		} // else it is about to end: the next round sees it
 	}
+}
+
+// lastOf answers what is kept of an ended sandbox.
+func lastOf(w io.Writer, rec *record.Record, lines int, since time.Time, stamped bool) error {
+	if stamped {
+		return errs.New(errs.WrongState, "sandbox %s has ended, and of its last output no times are kept; leave out timestamps", rec.ID)
+	}
+	text := rec.LastOutput
+	if rec.Changed.Before(since) {
+		text = ""
+	}
+	if lines >= 0 {
+		count := agent.LastLines{Lines: lines}
+		io.WriteString(&count, text) //nolint:errcheck // never fails
+		text = text[len(text)-int(count.Bytes()):]
+	}
+	io.WriteString(w, text) //nolint:errcheck // a client that left needs no answer
+	return nil
 }
 
 // seekLines returns the number of the byte that the last lines begin with. To find it,
@@ -165,6 +199,119 @@ func (t *tail) missing(final string) string {
 		}
 	}
 	return final
+}
+
+// timesOf reads what a request for logs says of times: since when, and whether each line
+// is to begin with its time.
+func timesOf(q url.Values) (since time.Time, stamped bool, err error) {
+	if text := q.Get("since"); text != "" {
+		if since, err = spec.ParseTime(text); err != nil {
+			return since, false, httperr.Invalid("since %q is not a time; send RFC 3339, such as 2030-01-02T15:04:05Z",
+				httperr.Clip(text, 60))
+		}
+	}
+	if stamped, err = spec.ParseBool(cmp.Or(q.Get("timestamps"), "false")); err != nil {
+		return since, false, httperr.Invalid("timestamps: want true or false")
+	}
+	return since, stamped, nil
+}
+
+// errNoTimes is about a sandbox whose agent is older than the daemon.
+func errNoTimes(rec *record.Record) error {
+	return errs.New(errs.WrongState, "sandbox %s was started by an older release, whose agent keeps no times of its output; leave out "+
+		"since and timestamps", rec.ID)
+}
+
+// seekTime returns the number of the first byte that the entrypoint wrote at a time or
+// later.
+func (l *logHandlers) seekTime(ctx context.Context, rec *record.Record, at time.Time) (int64, error) {
+	resp, err := l.entrypoint(ctx, rec, http.MethodHead, "logs?since="+url.QueryEscape(at.UTC().Format(time.RFC3339Nano)))
+	if err != nil {
+		return 0, err
+	}
+	resp.Body.Close()
+	first, err := strconv.ParseInt(resp.Header.Get(agent.SinceHeader), 10, 64)
+	if err != nil || first < 0 {
+		return 0, errNoTimes(rec)
+	}
+	return first, nil
+}
+
+// maxTimes bounds the answer of an agent, in bytes.
+const maxTimes = 64 << 10
+
+// times asks when the entrypoint wrote its output.
+func (l *logHandlers) times(ctx context.Context, rec *record.Record) (t agent.OutputTimes, err error) {
+	resp, err := l.entrypoint(ctx, rec, http.MethodGet, "times")
+	if err != nil {
+		return t, err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxTimes)).Decode(&t); err != nil {
+		return t, errNoTimes(rec)
+	}
+	return t, nil
+}
+
+// entrypoint asks the agent about the entrypoint.
+func (l *logHandlers) entrypoint(ctx context.Context, rec *record.Record, method, what string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://sandbox/command/"+agent.EntrypointID+"/"+what, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := l.agents.Transport(rec).RoundTrip(req)
+	if err != nil {
+		return nil, gateway.Unreachable(err, rec.ID, wire.AgentPort)
+	}
+	if resp.StatusCode != http.StatusOK {
+		resp.Body.Close()
+		if resp.StatusCode == http.StatusNotFound {
+			return nil, errNoTimes(rec)
+		}
+		return nil, fmt.Errorf("ask for %s of the entrypoint of sandbox %s: the agent answered %d", what, rec.ID, resp.StatusCode)
+	}
+	return resp, nil
+}
+
+// stamper puts before each line of an output when it was written, as docker does. What
+// comes after the times were asked for is written as it comes.
+type stamper struct {
+	w      io.Writer
+	times  agent.OutputTimes
+	off    int64 // number of the next byte
+	inside bool  // a line
+}
+
+// stamp is docker's form of a time: RFC 3339 with all nanoseconds.
+const stamp = "2006-01-02T15:04:05.000000000Z07:00 "
+
+func (s *stamper) Write(b []byte) (int, error) {
+	var out bytes.Buffer
+	for rest := b; len(rest) > 0; {
+		if !s.inside {
+			out.WriteString(s.now().UTC().Format(stamp))
+		}
+		n := bytes.IndexByte(rest, '\n') + 1
+		if s.inside = n == 0; s.inside {
+			n = len(rest)
+		}
+		out.Write(rest[:n])
+		rest = rest[n:]
+		s.off += int64(n)
+	}
+	if _, err := s.w.Write(out.Bytes()); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// now is when the next byte was written.
+func (s *stamper) now() time.Time {
+	after := sort.Search(len(s.times.Marks), func(i int) bool { return s.times.Marks[i][0] > s.off })
+	if s.off >= s.times.End || after == 0 {
+		return time.Now()
+	}
+	return time.UnixMilli(s.times.Marks[after-1][1])
 }
 
 // copyLogs copies what the entrypoint wrote since byte number cursor, with

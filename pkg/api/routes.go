@@ -58,6 +58,7 @@ func (s *Server) table() []route {
 		{"GET", "/sandboxes/{id}/diagnostics/{kind=logs|events|inspect|summary}", viewer, on(s.diagnostics.answer)},
 		{"PATCH", "/sandboxes/{id}/limits", operator, on(s.sandboxes.updateLimits)},
 		{"PATCH", "/sandboxes/{id}/metadata", operator, on(s.sandboxes.patchMetadata)},
+		{"POST", "/sandboxes/{id}/rename", operator, on(s.sandboxes.rename)},
 		{"POST", "/sandboxes/{id}/start", operator, on(s.sandboxes.start)},
 		{"POST", "/sandboxes/{id}/stop", operator, on(s.sandboxes.stop)},
 		{"POST", "/sandboxes/{id}/pause", operator, on(s.sandboxes.pause)},

@@ -168,6 +168,14 @@ func (c *Client) PatchMetadata(ctx context.Context, idOrName string, patch map[s
 	return sb, err
 }
 
+// Rename gives a sandbox another name.
+func (c *Client) Rename(ctx context.Context, idOrName, name string) (sb wire.Sandbox, err error) {
+	err = c.do(ctx, request{
+		method: http.MethodPost, path: sandboxPath(idOrName, "/rename"), json: wire.RenameRequest{Name: name},
+	}, &sb)
+	return sb, err
+}
+
 // Endpoint says where a port of a sandbox is reached from outside, and with which headers.
 func (c *Client) Endpoint(ctx context.Context, idOrName string, port uint16) (wire.Endpoint, error) {
 	return ask[wire.Endpoint](ctx, c.daemon, get(sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port))))
@@ -202,15 +210,36 @@ func (c *Client) AllStats(ctx context.Context) ([]wire.SandboxStats, error) {
 // AllLines asks for all lines of an output.
 const AllLines = -1
 
+// LogTimes are what to read of an output by time. The zero LogTimes is all of it.
+type LogTimes struct {
+	Since  time.Time // begin with what was written then
+	Stamps bool      // before each line is its time, as RFC 3339 and a space
+}
+
+// LogsSince is Logs by time.
+func (c *Client) LogsSince(ctx context.Context, idOrName string, lines int, follow bool, t LogTimes) (io.ReadCloser, error) {
+	return c.logs(ctx, idOrName, lines, follow, t)
+}
+
 // Logs reads the last lines of the output of the entrypoint, or AllLines. With
 // follow it goes on until the entrypoint ends.
 func (c *Client) Logs(ctx context.Context, idOrName string, lines int, follow bool) (io.ReadCloser, error) {
+	return c.logs(ctx, idOrName, lines, follow, LogTimes{})
+}
+
+func (c *Client) logs(ctx context.Context, idOrName string, lines int, follow bool, t LogTimes) (io.ReadCloser, error) {
 	r := request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs"), query: url.Values{}, patient: follow}
 	if follow {
 		r.query.Set("follow", "true")
 	}
 	if lines != AllLines {
 		r.query.Set("tail", strconv.Itoa(lines))
+	}
+	if !t.Since.IsZero() {
+		r.query.Set("since", t.Since.UTC().Format(time.RFC3339Nano))
+	}
+	if t.Stamps {
+		r.query.Set("timestamps", "true")
 	}
 	resp, err := c.stream(ctx, r)
 	if err != nil {
@@ -227,8 +256,18 @@ func (c *Client) Version(ctx context.Context) (wire.Version, error) {
 // Events yields what happens on the daemon until ctx ends or the loop breaks.
 // The last thing it yields is an error, if one ended it.
 func (c *Client) Events(ctx context.Context) iter.Seq2[wire.Event, error] {
+	return c.EventsSince(ctx, time.Time{})
+}
+
+// EventsSince is Events that begins with what has happened since a time, unless that is
+// zero. If the daemon does not remember all of it, the first event is of the type "lost".
+func (c *Client) EventsSince(ctx context.Context, since time.Time) iter.Seq2[wire.Event, error] {
+	r := get("/events")
+	if !since.IsZero() {
+		r.query = url.Values{"since": {since.UTC().Format(time.RFC3339Nano)}}
+	}
 	return func(yield func(wire.Event, error) bool) {
-		resp, err := c.stream(ctx, get("/events"))
+		resp, err := c.stream(ctx, r)
 		if err != nil {
 			yield(wire.Event{}, err)
 			return

@@ -23,6 +23,7 @@ type Event struct {
 const (
 	EventRenewed = "renewed"   // it expires at another time
 	EventLabels  = "labels"    // its labels changed
+	EventRenamed = "renamed"   // it has another name, which the event tells
 	EventUpdated = "updated"   // its limits or its network policy changed
 	EventHealth  = "health"    // its reason is the new health: healthy or unhealthy
 	EventRestart = "restarted" // by its policy; its reason is why it had ended

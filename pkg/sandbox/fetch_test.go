@@ -54,7 +54,7 @@ func TestFetch(t *testing.T) {
 			t.Fatal(err)
 		}
 		blue := "blue"
-		if _, err := m.PatchLabels(t.Context(), r.ID, map[string]*string{"colour": &blue}); err != nil {
+		if _, err := m.Relabel(t.Context(), r.ID, "", map[string]*string{"colour": &blue}); err != nil {
 			t.Fatal(err)
 		}
 		r, err = m.Await(t.Context(), r.ID)

@@ -14,24 +14,42 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
+// lost is the type of an event that stands for others, which the daemon does not know.
+const lost = "lost"
+
 func newEvents(p *command.Program) *cobra.Command {
 	var o command.Output
+	var since string
 	cmd := &cobra.Command{
-		Use:   "events",
+		Use:   "events [--since TIME]",
 		Short: "Print events of sandboxes as they happen",
 		Long: `Print events of sandboxes as they happen, until interrupted. With -o json each line is
-an object, because the output has no end; commands that end print one object or one array.`,
+an object, because the output has no end; commands that end print one object or one array.
+
+With --since, past events come first. The daemon remembers its last 4096 events since its
+start; a note says if that is not all.`,
 		Example: `  sandboxctl events
+  sandboxctl events --since 10m
   sandboxctl events -o json | jq -r 'select(.reason == "oom").id'`,
 		Args: cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
-			for ev, err := range cl.Events(ctx) {
+			from, err := command.Since("--since", since, time.Now())
+			if err != nil {
+				return err
+			}
+			for ev, err := range cl.EventsSince(ctx, from) {
 				if err != nil {
 					if ctx.Err() != nil {
 						return context.Canceled
 					}
 					return err
 				}
+				if first := !from.IsZero(); first && ev.Type == lost {
+					command.Note("the daemon knows no events from before " + ev.Time.Local().Format(time.RFC3339))
+					from = time.Time{}
+					continue
+				}
+				from = time.Time{}
 				done, err := o.Value(os.Stdout, ev, event(ev))
 				switch {
 				case done && err != nil:
@@ -55,6 +73,7 @@ an object, because the output has no end; commands that end print one object or 
 	o.Lines = true
 	o.Flags(cmd, false)
 	o.FormatFlag(cmd, event(wire.Event{}))
+	cmd.Flags().StringVar(&since, "since", "", "begin with the events since this time: a duration such as 10m, a time or Unix seconds")
 	cmd.Flags().BoolP("follow", "f", true, "follow events until interrupted; always on")
 	return cmd
 }

@@ -1,10 +1,12 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,12 +30,41 @@ func (g *Registry) Routes(path string) reply.Methods {
 	switch verb {
 	case "logs":
 		return reply.Methods{"GET": g.with(id, logs)}
+	case "times":
+		return reply.Methods{"GET": g.with(id, times)}
 	case "stdin":
 		return reply.Methods{"POST": g.with(id, stdin)}
 	case "signal":
 		return reply.Methods{"POST": g.with(id, signal)}
 	}
 	return nil
+}
+
+// listedContent bounds the text of a command in a list, in bytes: there may be a thousand
+// commands, and a text may have megabytes.
+const listedContent = 1 << 10
+
+// List is GET /command: the entrypoint, commands and terminals that are known, the newest
+// first. The interpreters and shells of sessions are no commands of a client.
+func (g *Registry) List(w http.ResponseWriter, r *http.Request) error {
+	g.mu.Lock()
+	var all []*Command
+	for _, c := range g.byID {
+		if !c.Forget && c.Owner == nil {
+			all = append(all, c)
+		}
+	}
+	g.mu.Unlock()
+	slices.SortFunc(all, func(a, b *Command) int { return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.ID, b.ID)) })
+	kills, list := OOMKills(r), make([]agent.CommandStatus, len(all))
+	for i, c := range all {
+		c.Blame(kills)
+		list[i] = c.Status()
+		if len(list[i].Content) > listedContent {
+			list[i].Content = strings.ToValidUTF8(list[i].Content[:listedContent], "") + "…"
+		}
+	}
+	return reply.JSON(w, http.StatusOK, list)
 }
 
 func (g *Registry) with(id string, h func(w http.ResponseWriter, r *http.Request, c *Command) error) reply.Handler {
@@ -54,9 +85,9 @@ func status(w http.ResponseWriter, r *http.Request, c *Command) error {
 }
 
 // logs is GET /command/{id}/logs. The cursor is the number of a byte of the output.
-// Bytes that the ring no longer has are skipped. With follow=true the reply goes on as
-// the output does, until the command has ended; its cursor header then tells the number
-// of its first byte.
+// Bytes that the ring no longer has are skipped, and with since=TIME those that are older.
+// With follow=true the reply goes on as the output does, until the command has ended; its
+// cursor header then tells the number of its first byte.
 func logs(w http.ResponseWriter, r *http.Request, c *Command) error {
 	q := r.URL.Query()
 	off := int64(0)
@@ -75,6 +106,14 @@ func logs(w http.ResponseWriter, r *http.Request, c *Command) error {
 	}
 	from, end := c.Output.Range()
 	off = max(off, from)
+	if q := q.Get("since"); q != "" {
+		at, err := time.Parse(time.RFC3339Nano, q)
+		if err != nil {
+			return reply.BadRequest("since %.64q is not a time; send RFC 3339, such as 2030-01-02T15:04:05Z", q)
+		}
+		off = max(off, c.Output.Since(at))
+		w.Header().Set(agent.SinceHeader, strconv.FormatInt(off, 10))
+	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if follow && r.Method != http.MethodHead {
 		w.Header().Set(agent.CursorHeader, strconv.FormatInt(off, 10))
@@ -87,6 +126,11 @@ func logs(w http.ResponseWriter, r *http.Request, c *Command) error {
 	}
 	c.Output.Copy(w, off, end) //nolint:errcheck // the client is gone
 	return nil
+}
+
+// times is GET /command/{id}/times.
+func times(w http.ResponseWriter, _ *http.Request, c *Command) error {
+	return reply.JSON(w, http.StatusOK, c.Output.Times())
 }
 
 // stdin is POST /command/{id}/stdin: the body becomes the command's

@@ -13,7 +13,9 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
@@ -43,6 +45,7 @@ type Ring struct {
 	from     int64 // oldest byte kept
 	size     int64 // the ring wraps here; 0: not decided yet, so nothing has wrapped
 	dropped  bool
+	times    times
 	grown    chan struct{} // closed by the next Write; nil while nobody waits for one
 }
 
@@ -59,6 +62,7 @@ func (r *Ring) Write(b []byte) (int, error) {
 		r.from = r.end
 		return len(b), nil
 	}
+	r.times.note(time.Now(), r.end)
 	if r.file == nil && r.size == 0 {
 		if len(r.mem)+len(b) <= InMemory {
 			r.mem = append(r.mem, b...)
@@ -197,7 +201,7 @@ func (r *Ring) grow(n int64) {
 
 // drop forgets everything and frees it. The caller holds mu.
 func (r *Ring) drop() {
-	r.dropped, r.mem, r.from = true, nil, r.end
+	r.dropped, r.mem, r.from, r.times = true, nil, r.end, times{}
 	if r.file != nil {
 		r.removeFile()
 	}
@@ -236,6 +240,25 @@ func (r *Ring) Range() (from, end int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.from, r.end
+}
+
+// Since returns the number of the first byte that may have been written at a time or
+// later: the newer the output, the more exactly. There is none if it is the next to come.
+func (r *Ring) Since(at time.Time) int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return max(r.times.since(at, r.end), r.from)
+}
+
+// Times returns when the bytes that are kept were written.
+func (r *Ring) Times() agent.OutputTimes {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := agent.OutputTimes{End: r.end, Marks: make([][2]int64, len(r.times.marks))}
+	for i, m := range r.times.marks {
+		t.Marks[i] = [2]int64{m.off, m.last}
+	}
+	return t
 }
 
 // Grown returns a channel that the next Write closes. Call Grown before a read, so that

@@ -346,6 +346,11 @@ type BuildRequest struct {
 	Name string `json:"name"` // of a recipe in rootfs/
 }
 
+// RenameRequest is the body of POST /sandboxes/{id}/rename. (ours)
+type RenameRequest struct {
+	Name string `json:"name"`
+}
+
 // TagRequest is the body of POST /images/{ref}/tag. (ours)
 type TagRequest struct {
 	Name string `json:"name"` // NAME[:TAG]
