@@ -7,7 +7,7 @@
 //	files      cp, diff
 //	network    egress, endpoint, port
 //	observe    events, stats, top, diagnostics
-//	image, images, tag, rmi, volume, snapshot
+//	image, images, tag, commit, rmi, volume, snapshot
 //	system     system, version, key
 //	bench
 //

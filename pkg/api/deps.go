@@ -72,6 +72,9 @@ type (
 		// Diff calls emit for each difference between two trees over the same layers.
 		// An empty base is the layers alone.
 		Diff(ctx context.Context, of, base string, layers []string, emit func(kind, path string) error) error
+		// Pack writes the files of a snapshot, without those of its layers, as the tar of a
+		// layer.
+		Pack(ctx context.Context, snapshot string, w io.Writer) error
 	}
 	// Images knows the root file systems of this host. (image)
 	Images interface {
@@ -91,6 +94,8 @@ type (
 		CanPull(ref image.Reference) bool
 		// Export writes an archive that Import takes.
 		Export(ctx context.Context, i record.Image, w io.Writer) error
+		// Commit makes an image of a tar over the layers of base. For the name see Tag.
+		Commit(ctx context.Context, base record.Image, as image.Reference, replace bool, tar io.Reader) (record.Image, error)
 		// Tag gives an image a further name. If the name is another image's, it fails with
 		// errs.Denied unless replace is set.
 		Tag(ctx context.Context, ref, as image.Reference, replace bool) (record.Image, error)

@@ -385,6 +385,15 @@ func (f fakeImages) Remove(_ context.Context, ref image.Reference) (p image.Prun
 	return image.Pruned{Images: []string{ref.URI}, Layers: []string{"sha256:1"}, Bytes: 7}, nil
 }
 
+func (f fakeImages) Commit(_ context.Context, base record.Image, as image.Reference, _ bool, tar io.Reader) (record.Image, error) {
+	b, err := io.ReadAll(tar)
+	if err == nil && as.Name == "refused" {
+		err = errs.New(errs.Exhausted, "refused with %s over %s", b, base.Ref())
+	}
+	base.Name, base.Tag = as.Name, as.Tag
+	return base, err
+}
+
 func (f fakeImages) Tag(ctx context.Context, ref, as image.Reference, replace bool) (record.Image, error) {
 	i, err := f.Resolve(ctx, ref)
 	if err == nil && as.Name == "taken" && !replace {

@@ -64,6 +64,7 @@ func (s *Server) table() []route {
 		{"POST", "/sandboxes/{id}/pause", operator, on(s.sandboxes.pause)},
 		{"POST", "/sandboxes/{id}/resume", operator, on(s.sandboxes.resume)},
 		{"POST", "/sandboxes/{id}/renew-expiration", operator, on(s.sandboxes.renew)},
+		{"POST", "/sandboxes/{id}/commit", operator, on(s.snapshots.commit)}, // another image's name: see image.Store.Tag
 		{"POST", "/sandboxes/{id}/snapshots", operator, on(s.snapshots.create)},
 		{"GET", "/sandboxes/{id}/networkpolicy", viewer, on(s.policies.route)},
 		{"PUT", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},

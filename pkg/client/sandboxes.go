@@ -176,6 +176,14 @@ func (c *Client) Rename(ctx context.Context, idOrName, name string) (sb wire.San
 	return sb, err
 }
 
+// Commit makes an image, NAME[:TAG], of the files of a sandbox.
+func (c *Client) Commit(ctx context.Context, idOrName, name string) (im wire.ImageInfo, err error) {
+	err = c.do(ctx, request{
+		method: http.MethodPost, path: sandboxPath(idOrName, "/commit"), json: wire.CommitRequest{Name: name}, patient: true,
+	}, &im)
+	return im, err
+}
+
 // Endpoint says where a port of a sandbox is reached from outside, and with which headers.
 func (c *Client) Endpoint(ctx context.Context, idOrName string, port uint16) (wire.Endpoint, error) {
 	return ask[wire.Endpoint](ctx, c.daemon, get(sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port))))

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"testing/iotest"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image/archive"
@@ -278,6 +279,45 @@ func TestTag(t *testing.T) {
 		if p, err := s.Remove(ctx, parsed(c.name)); err != nil || !slices.Equal(p.Layers, c.layers) {
 			t.Errorf("%s: removed %+v, %v", c.name, p, err)
 		}
+	}
+}
+
+// TestCommit: what was written over an image is an image of one more layer, with the
+// config of the first.
+func TestCommit(t *testing.T) {
+	ctx := t.Context()
+	s, m := open(t, "")
+	base := record.Image{
+		Name: "python", Tag: "latest", Digest: "sha256:1", Layers: []string{"py"},
+		Config: record.ImageConfig{Workdir: "/srv", Cmd: []string{"x"}},
+	}
+	m.images["python:latest"], m.layers["py"] = base, true
+	i, err := s.Commit(ctx, base, parsed("mine:1"), false, strings.NewReader("a tar"))
+	if err != nil || i.Ref() != "mine:1" || len(i.Layers) != 2 || i.Layers[0] != "py" || i.Config.Workdir != "/srv" ||
+		!slices.Equal(i.Config.Cmd, base.Config.Cmd) || m.images["mine:1"].Digest != i.Digest || !m.layers[i.Layers[1]] {
+		t.Errorf("%+v, %v", i, err)
+	}
+	many := record.Image{Layers: make([]string, archive.MaxLayers)}
+	for name, c := range map[string]struct {
+		base    record.Image
+		as      string
+		replace bool
+		r       io.Reader
+		want    errs.Code
+	}{
+		"another image's name": {base, "python", false, strings.NewReader("other"), errs.Denied},
+		"by an admin":          {base, "python", true, strings.NewReader("other"), ""},
+		"a digest":             {base, "x@sha256:" + strings.Repeat("0", 64), true, strings.NewReader(""), errs.Invalid},
+		"too many layers":      {many, "x", true, strings.NewReader(""), errs.Unsupported},
+		"a layer is gone":      {record.Image{Layers: []string{"gone"}}, "x", true, strings.NewReader(""), errs.Internal},
+		"a reader that fails":  {base, "x", true, iotest.ErrReader(errs.New(errs.Exhausted, "full")), errs.Exhausted},
+	} {
+		if _, err := s.Commit(ctx, c.base, parsed(c.as), c.replace, c.r); (err != nil || c.want != "") && !errs.Is(err, c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+	if _, made := m.images["x:latest"]; made || len(m.images) != 2 {
+		t.Errorf("images %v", m.images)
 	}
 }
 

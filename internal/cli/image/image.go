@@ -25,7 +25,7 @@ import (
 func Commands(p *command.Program) []*cobra.Command {
 	images := newImageLs(p, "sandboxctl images")
 	images.Use, images.Aliases = "images", nil
-	return []*cobra.Command{newImage(p), images, newRmi(p), newTag(p, "sandboxctl tag")}
+	return []*cobra.Command{newImage(p), images, newRmi(p), newTag(p, "sandboxctl tag"), newCommit(p)}
 }
 
 func newImage(p *command.Program) *cobra.Command {
@@ -142,6 +142,29 @@ func newRmi(p *command.Program) *cobra.Command {
 			})
 		}),
 	}
+}
+
+func newCommit(p *command.Program) *cobra.Command {
+	var o command.Output
+	cmd := &cobra.Command{
+		Use:   "commit SANDBOX NAME[:TAG]",
+		Short: "Make an image of the files of a sandbox, and print its digest",
+		Long: `Make an image of the files of a sandbox that runs, is paused or has ended. What the
+sandbox has written becomes a layer over its image. Environment, directory, user,
+ENTRYPOINT and CMD are the image's. Volumes, sockets and pipes are left out. A sandbox
+that runs stands still for a moment.`,
+		Example: `  sandboxctl commit lab mine/lab:1`,
+		Args:    cobra.ExactArgs(2),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			im, err := cl.Commit(ctx, args[0], args[1])
+			if err != nil {
+				return err
+			}
+			return o.One(im, im.Digest)
+		}),
+	}
+	o.Flags(cmd, false)
+	return cmd
 }
 
 // newTag makes the command that names an image, as it is called.

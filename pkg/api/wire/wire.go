@@ -351,6 +351,11 @@ type RenameRequest struct {
 	Name string `json:"name"`
 }
 
+// CommitRequest is the body of POST /sandboxes/{id}/commit. (ours)
+type CommitRequest struct {
+	Name string `json:"name"` // NAME[:TAG]
+}
+
 // TagRequest is the body of POST /images/{ref}/tag. (ours)
 type TagRequest struct {
 	Name string `json:"name"` // NAME[:TAG]
