@@ -73,7 +73,7 @@ type Daemon struct {
 	watcher *health.Watcher
 	metrics *metrics.Metrics
 	history *history.Book
-	recent  *recent // events
+	recent  recent // events
 	denials *denials
 	pulls   pulls
 	// Certificates of TCP listeners; nil: no TLS.
@@ -119,7 +119,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	// Files get the modes that the code names, whatever umask a unit sets: a root
 	// directory that only its owner may enter shuts out every other user of a guest.
 	unix.Umask(0o022)
-	d := &Daemon{cfg: cfg, log: log, history: history.New(), recent: newRecent(), denials: newDenials(log)}
+	d := &Daemon{cfg: cfg, log: log, history: history.New(), recent: recent{whole: time.Now()}, denials: newDenials(log)}
 	d.metrics = d.newMetrics()
 	defer func() {
 		if err != nil {

@@ -11,7 +11,7 @@ import (
 
 // recentEvents is how many events are kept for clients that ask for earlier ones. An
 // event has some hundred bytes.
-const recentEvents = 4096
+const recentEvents = 1024
 
 // recent keeps the last events of all sandboxes, in memory and in order.
 type recent struct {
@@ -19,8 +19,6 @@ type recent struct {
 	whole time.Time // since then no event is missing; guarded by mu, as is the next
 	ring  []wire.Event
 }
-
-func newRecent() *recent { return &recent{whole: time.Now()} }
 
 func (r *recent) note(e wire.Event) {
 	r.mu.Lock()

@@ -12,7 +12,7 @@ import (
 // TestRecent: a client that asks for the past gets all of it, or is told that some is
 // missing.
 func TestRecent(t *testing.T) {
-	r := newRecent()
+	r := &recent{whole: time.Now()}
 	begin := r.whole
 	at := func(n int) time.Time { return begin.Add(time.Duration(n) * time.Second) }
 	for n := 1; n <= recentEvents; n++ {

@@ -85,7 +85,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		History:  d.history,
 		OnAnswer: d.onAnswer,
 	}, &admitted{
-		Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of, recent: d.recent,
+		Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of, recent: &d.recent,
 	}, d.manager.Snapshots(),
 		diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
 }

@@ -26,7 +26,7 @@ func newEvents(p *command.Program) *cobra.Command {
 		Long: `Print events of sandboxes as they happen, until interrupted. With -o json each line is
 an object, because the output has no end; commands that end print one object or one array.
 
-With --since, past events come first. The daemon remembers its last 4096 events since its
+With --since, past events come first. The daemon remembers its last 1024 events since its
 start; a note says if that is not all.`,
 		Example: `  sandboxctl events
   sandboxctl events --since 10m
