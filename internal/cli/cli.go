@@ -1,13 +1,13 @@
 // Package cli is the command line of sandboxd: it puts the rooms below it
 // together. A room makes the commands of one subject and imports no other room:
 //
-//	sandbox    run, create, ps, inspect, update, start, stop, pause, resume, renew, rm
+//	sandbox    run, create, ps, inspect, update, rename, start, stop, restart, kill, pause, resume, wait, renew, rm
 //	exec       exec, shell, attach, command, logs
 //	code       eval, code
 //	files      cp, diff
 //	network    egress, endpoint, port
 //	observe    events, stats, top, diagnostics
-//	image, volume, snapshot
+//	image, images, tag, commit, rmi, volume, snapshot
 //	system     system, version, key
 //	bench
 //

@@ -57,6 +57,14 @@ type daemon struct {
 	command  agent.CommandRequest
 	line     agent.SessionRun
 	state    wire.Status
+	code     *int                                     // of the entrypoint
+	idle     bool                                     // the sandbox has no entrypoint
+	image    wire.Info                                // what its image runs
+	gone     bool                                     // there is no sandbox
+	away     bool                                     // the daemon does not serve
+	news     chan struct{}                            // each is an event
+	past     []wire.Event                             // what GET /events answers, and ends
+	query    string                                   // of GET /events
 	exec     func(w io.Writer, signals <-chan string) // after the init frame
 	init     string                                   // in the init frame, behind the id
 	signals  chan string
@@ -73,7 +81,8 @@ type daemon struct {
 
 func newDaemon(t *testing.T) *daemon {
 	d := &daemon{
-		state: wire.Status{State: wire.Running}, signals: make(chan string, 4), renewed: make(chan struct{}, 100),
+		state: wire.Status{State: wire.Running},
+		news:  make(chan struct{}, 9), signals: make(chan string, 4), renewed: make(chan struct{}, 100),
 		stdin: make(chan string, 1),
 		exec:  func(w io.Writer, _ <-chan string) { exit(w, 0) },
 	}
@@ -107,12 +116,17 @@ func (d *daemon) sandbox() wire.Sandbox {
 	if d.lease > 0 {
 		expires = new(time.Now().Add(d.lease))
 	}
-	return wire.Sandbox{
+	sb := wire.Sandbox{
 		ExpiresAt: expires,
 		ID:        testID, Status: d.state, Image: &wire.Image{URI: "python:latest"}, Entrypoint: []string{"a\x1b[2Jb"},
 		CreatedAt: time.Now(),
-		Sandboxd:  &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules", Notes: d.notes},
+		Sandboxd:  &wire.Info{Name: "lab", Runtime: "runsc", MemoryBytes: 64 << 20, Network: "rules", ExitCode: d.code, Notes: d.notes},
 	}
+	sb.Sandboxd.ImageEntrypoint, sb.Sandboxd.ImageCmd = d.image.ImageEntrypoint, d.image.ImageCmd
+	if d.idle {
+		sb.Entrypoint = nil
+	}
+	return sb
 }
 
 func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -146,18 +160,60 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "GET /sandboxes":
 		reply(200, wire.List{Items: []wire.Sandbox{d.sandbox()}, Pagination: wire.Pagination{Page: 1}})
 	case "GET /sandboxes/lab":
-		reply(200, d.sandbox())
+		switch {
+		case d.away:
+			reply(503, wire.Error{Code: "SANDBOX::UNAVAILABLE", Message: "later"})
+		case d.gone:
+			reply(404, wire.Error{Code: "DOCKER::SANDBOX_NOT_FOUND", Message: "Sandbox not found"})
+		default:
+			reply(200, d.sandbox())
+		}
 	case "POST /sandboxes/lab/renew-expiration":
 		d.renewed <- struct{}{}
 		reply(200, wire.Renewal{})
 	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause", "POST /sandboxes/lab/stop":
 		w.WriteHeader(204)
+	case "GET /events":
+		d.query = r.URL.RawQuery
+		for _, ev := range d.past {
+			b, _ := json.Marshal(ev)
+			fmt.Fprintf(w, "data: %s\n\n", b)
+		}
+		if d.past != nil {
+			return
+		}
+		for {
+			select {
+			case <-d.news:
+				fmt.Fprintf(w, "data: {\"id\":%q}\n\n", testID)
+				http.NewResponseController(w).Flush() //nolint:errcheck // the test sees what is missing
+			case <-r.Context().Done():
+				return
+			}
+		}
+	case "POST /sandboxes/lab/rename":
+		reply(200, d.sandbox())
+	case "POST /sandboxes/lab/stop":
+		if d.state.State != wire.Running {
+			reply(409, wire.Error{Code: "DOCKER::SANDBOX_NOT_RUNNING", Message: "it does not run"})
+		}
+	case "POST /sandboxes/lab/start":
+		d.state = wire.Status{State: wire.Running}
+		reply(202, d.sandbox())
+	case "DELETE /images/python":
+		reply(200, wire.PruneReport{Images: []string{"python:latest"}, Layers: []string{"sha256:1", "sha256:2"}})
+	case "POST /images/python/tag":
+		var as wire.TagRequest
+		json.NewDecoder(r.Body).Decode(&as) //nolint:errcheck // the test sees what is missing
+		reply(200, wire.ImageInfo{Name: as.Name, Tag: "latest"})
 	case "GET /sandboxes/lab/stats":
 		reply(200, wire.Usage{Time: time.Now(), OOMKills: d.oom, MemoryLimitBytes: 64 << 20})
 	case "PATCH /sandboxes/lab/limits", "PATCH /sandboxes/lab/metadata":
 		reply(200, d.sandbox())
 	case "GET /sandboxes/lab/logs":
 		fmt.Fprintln(w, r.URL.RawQuery)
+	case "GET /sandboxes/lab/inspect":
+		reply(200, wire.Inspection{Sandbox: d.sandbox()})
 	case "GET /stats":
 		d.cpu += 50_000
 		reply(200, wire.StatsList{Items: []wire.SandboxStats{
@@ -170,6 +226,8 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				Usage: wire.Usage{Time: time.Now(), CPUMicros: d.cpu, MemoryLimitBytes: 64 << 20},
 			},
 		}})
+	case "POST /images/pull":
+		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "python", Tag: "latest"}})
 	case "POST /images":
 		b, _ := io.ReadAll(r.Body)
 		d.uploads = append(d.uploads, fmt.Sprintf("%s %d %.40q", r.URL.RawQuery, r.ContentLength, b))
@@ -240,7 +298,7 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 		w.Header().Set("Content-Type", agent.FramesType)
 		frame(w, agent.FrameControl, `{"id":"`+commandID+`","resumes":true,`+d.back(r.URL.Query())+`}`)
 		d.exec(w, d.signals)
-	case "/command/" + commandID + "/signal":
+	case "/command/" + commandID + "/signal", "/command/entrypoint/signal":
 		d.signals <- r.URL.Query().Get("signal")
 	case "/command/" + commandID + "/stdin":
 		b, _ := io.ReadAll(r.Body)
@@ -323,7 +381,7 @@ func TestExitCodes(t *testing.T) {
 		says  string
 	}{
 		"unknown image":  {args: []string{"run", "nope", "--", "true"}, code: 125, says: "image ls"},
-		"no command":     {args: []string{"run", "base"}, code: 125, says: "no command"},
+		"no command":     {args: []string{"run", "base"}, code: 125, says: "neither ENTRYPOINT nor CMD"},
 		"unknown flag":   {args: []string{"run", "--nope", "base", "true"}, code: 125, says: "--help"},
 		"flag too late":  {args: []string{"run", "base", "--runtime", "runc"}, code: 125, says: "put flags of sandboxctl run before it"},
 		"terminal":       {args: []string{"run", "-it", "base", "sh"}, code: 125, says: "not a TTY"},
@@ -733,6 +791,7 @@ func TestOutput(t *testing.T) {
 		"logs lab":                             "\n",
 		"logs -n 3 lab":                        "tail=3\n",
 		"logs -f --tail 0 lab":                 "follow=true&tail=0\n",
+		"logs -t --since 1795000000 lab":       "since=2026-11-18T11%3A06%3A40Z&timestamps=true\n",
 		"image ls -o name":                     "python:latest\n",
 		"pause lab":                            "lab\n",
 		"rm lab " + testID:                     "lab\n" + testID + "\n",

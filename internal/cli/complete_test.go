@@ -3,6 +3,8 @@ package cli
 import (
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -53,12 +55,18 @@ func TestComplete(t *testing.T) {
 		"create |":              {"python"},
 		"run py|":               {"python"},
 		"image rm |":            {"python"},
+		"rmi |":                 {"python"},
+		"tag |":                 {"python"},
+		"restart l|":            {"lab"},
+		"kill |":                {"lab", testID},
+		"wait |":                {"lab", testID},
 		"bench --image |":       {"python"},
 		"command logs |":        {"lab", testID},
 		"egress patch |":        {"lab", testID},
 		"diagnostics logs -s |": {"container", "lifecycle", "all"},
 		"egress rm lab |":       nil,
 		"ps -o |":               {"table", "json", "name"},
+		"ps --format |":         {"json", "table"},
 		"create --runtime |":    {"runsc", "runc"},
 		"create python a b |":   nil,
 	} {
@@ -66,6 +74,35 @@ func TestComplete(t *testing.T) {
 		words[len(words)-1] = strings.TrimSuffix(words[len(words)-1], "|")
 		if got, directive := d.complete(t, words...); !slices.Equal(got, want) || directive == "" || directive == ":0" {
 			t.Errorf("%s: %q, want %q (%s)", args, got, want, directive)
+		}
+	}
+}
+
+// TestCompleteInBash: the script for bash completes without the package bash-completion,
+// which no bash here loads, and prints nothing else into the line.
+func TestCompleteInBash(t *testing.T) {
+	d := newDaemon(t)
+	dir := t.TempDir()
+	if err := os.Symlink(os.Args[0], filepath.Join(dir, "sandboxctl")); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string]string{
+		"sandboxctl rm l":                  "lab",
+		"sandboxctl rm lab ":               testID,
+		"sandboxctl create --runtime=runs": "runsc",
+		"sandboxctl cp lab":                "lab:",
+	} {
+		c := d.cmd()
+		c.Path, c.Args = "/bin/bash", []string{"bash", "--norc", "--noprofile", "-c", `compopt() { :; } # bash has it at a Tab only
+source <(sandboxctl completion bash)
+COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
+__start_sandboxctl
+printf '%s\n' "${COMPREPLY[@]%% *}"`, "bash", line}
+		c.Env = append(c.Env, "PATH="+dir+":"+os.Getenv("PATH"), "COMPLETION_LIMIT=30s")
+		var out, errout strings.Builder
+		c.Stdout, c.Stderr = &out, &errout
+		if err := c.Run(); err != nil || strings.TrimSpace(out.String()) != want || errout.Len() > 0 {
+			t.Errorf("%q: %q %q, %v; want %q", line, out.String(), errout.String(), err, want)
 		}
 	}
 }

@@ -99,6 +99,7 @@ type admitted struct {
 	may  func(context.Context) error // why nothing may be created at all
 	made func(ctx context.Context, key string) (record.Made, bool, error)
 	pull func(r *record.Record) string // the progress of its image's pull
+
 }
 
 // Made returns what was made for the idempotency key of a request.
@@ -197,9 +198,9 @@ func (a *admitted) Steps(id string) (steps []api.Step) {
 }
 
 // EventsSince returns events as API types.
-func (a *admitted) EventsSince(ctx context.Context, cursor string) <-chan wire.Event {
+func (a *admitted) EventsSince(ctx context.Context, cursor string, at time.Time) <-chan wire.Event {
 	out := make(chan wire.Event)
-	in := sandbox.EventsSince(ctx, a.Manager, cursor)
+	in := sandbox.EventsSince(ctx, a.Manager, cursor, at)
 	go func() {
 		defer close(out)
 		for e := range in {

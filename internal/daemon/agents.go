@@ -53,14 +53,10 @@ func newAgents(cfg *config.Config, disks *snapshot.Disks) *agents {
 // connections to the agent of an earlier life are dead.
 func (a *agents) Bootstrap(r *record.Record) (*os.File, error) {
 	a.forget(r.ID)
-	hostname := r.ID
-	if r.Spec.Name != "" {
-		hostname = r.Spec.Name
-	}
 	b := agent.Bootstrap{
 		Protocol:           agent.Protocol,
 		Token:              r.Token,
-		Hostname:           hostname,
+		Hostname:           r.Hostname(),
 		Env:                environment(r),
 		Entrypoint:         r.Spec.Entrypoint,
 		Literal:            r.Spec.Literal,

@@ -46,10 +46,7 @@ func (b *bundles) dir(id string) string { return filepath.Join(b.cfg.RunDir, "bu
 // Write makes the bundle of r.
 func (b *bundles) Write(_ context.Context, r *record.Record) error {
 	dir := b.dir(r.ID)
-	hostname := r.ID
-	if r.Spec.Name != "" {
-		hostname = r.Spec.Name
-	}
+	hostname := r.Hostname()
 	c := oci.Config{
 		ID:           r.ID,
 		Hostname:     hostname,

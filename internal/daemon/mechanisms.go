@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"time"
@@ -133,8 +134,15 @@ var (
 type diffs struct{ files *snapshot.Store }
 
 func (d diffs) Diff(ctx context.Context, of, base string, layers []string, emit func(kind, path string) error) error {
-	return d.files.Diff(ctx, of, base, layers, func(p string) bool { return p == agent.StateDir }, emit)
+	return d.files.Diff(ctx, of, base, layers, ofAgent, emit)
 }
+
+func (d diffs) Pack(ctx context.Context, snapshot string, w io.Writer) error {
+	return d.files.Snapshots.PackSnapshot(ctx, snapshot, ofAgent, w)
+}
+
+// ofAgent reports whether a path in a sandbox is the agent's own.
+func ofAgent(p string) bool { return p == agent.StateDir }
 
 // stats measures the resource use of a sandbox.
 type stats struct {

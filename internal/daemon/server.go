@@ -90,7 +90,9 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Log:      d.log,
 		History:  d.history,
 		OnAnswer: d.onAnswer,
-	}, &admitted{Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of}, d.manager.Snapshots(),
+	}, &admitted{
+		Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of,
+	}, d.manager.Snapshots(),
 		diffs{d.files}, d.images, d.agents, &stats{d.cgroups, d.files.Disks, d.agents})
 }
 

@@ -26,9 +26,11 @@
 //     with which bytes the reply goes on. Such a client sends standard input in parts,
 //     POST /command/{id}/stdin?offset=N&more=true, so that a part may be sent again.
 //   - POST /command/{id}/signal?signal=SIGINT signals its process group.
+//   - GET /command lists the commands that are known, as a list of [CommandStatus].
 //   - GET /command/{id}/logs?follow=true goes on until the command has ended;
 //     its cursor header is the number of the first byte it sends. With since=TIME
 //     (RFC 3339) it begins with the output of that time.
+//   - GET /command/{id}/times says when the output was written, as [OutputTimes].
 //   - POST /pty takes argv, envs, uid, gid, timeout, cols and rows beside execd's
 //     command and cwd; GET /pty lists sessions. A session that has ended can be
 //     connected to again: it replays, and says the exit again. A long replay comes
@@ -159,6 +161,14 @@ type CommandStatus struct {
 	Reason     string `json:"reason,omitempty"` // ours: Reason…, once it has ended
 	StartedAt  string `json:"started_at"`
 	FinishedAt string `json:"finished_at,omitempty"`
+}
+
+// OutputTimes is the reply of GET /command/{id}/times: when the kept output of a command
+// was written. A mark is the number of a byte and a time in Unix milliseconds, which
+// holds for the bytes up to the next mark. The older the output, the rougher the times.
+type OutputTimes struct {
+	End   int64      `json:"end"` // number of the byte that comes next
+	Marks [][2]int64 `json:"marks"`
 }
 
 // FileInfo describes a file; symbolic links are not followed. Times are

@@ -86,6 +86,9 @@ func (t *Tail) Write(b []byte) (int, error) {
 // Cut forgets the last n bytes.
 func (t *Tail) Cut(n int64) { t.last = t.last[:max(0, int64(len(t.last))-n)] }
 
+// Inside reports whether the output that was written to t ends inside a line.
+func (t *Tail) Inside() bool { return len(t.last) > 0 && t.last[len(t.last)-1] != '\n' }
+
 // Missing is the part of final, the last bytes of the output, that was not written to t.
 func (t *Tail) Missing(final string) string {
 	for n := min(len(final), len(t.last)); n > 0; n-- {

@@ -265,12 +265,59 @@ func TestHugeBody(t *testing.T) {
 	}
 }
 
+func TestRename(t *testing.T) {
+	w := newWorld(t)
+	id := w.create().ID
+	w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"extensions":{"sandboxd.name":"taken"}}`)
+	for _, c := range []struct {
+		path, body string
+		status     int
+		says       string
+	}{
+		{id, `{"name":"lab"}`, 200, `"name":"lab"`},
+		{"lab", `{"name":"lab"}`, 200, `"name":"lab"`},
+		{"lab", `{"name":"taken"}`, 409, "SANDBOX::ALREADY_EXISTS"},
+		{"lab", `{"name":""}`, 400, "want 1 to 63 characters"},
+		{"lab", `{"name":"a b"}`, 400, "want 1 to 63 characters"},
+		{"lab", `{"name":"taaaaaaaaaaa"}`, 400, "looks like the id"},
+		{"nope", `{"name":"x"}`, 404, "nope"},
+	} {
+		a := w.do("POST", "/v1/sandboxes/"+c.path+"/rename", c.body)
+		if a.StatusCode != c.status || !strings.Contains(string(a.body), c.says) {
+			t.Errorf("%s %s: %d %s", c.path, c.body, a.StatusCode, a.body)
+		}
+	}
+}
+
+// TestImageCommand: the image's own command is run only for a client that asks for it.
+func TestImageCommand(t *testing.T) {
+	w := newWorld(t)
+	const own = `"extensions":{"sandboxd.image-command":"true"}`
+	for body, want := range map[string]string{
+		`"entrypoint":["x"]`:            `"entrypoint":["x"]`,
+		own:                             `"entrypoint":["/entry","serve"]`,
+		`"entrypoint":["x","y"],` + own: `"entrypoint":["/entry","x","y"]`,
+		`"extensions":{"sandboxd.image-command":"false"}`:          "entrypoint is missing",
+		`"extensions":{"sandboxd.image-command":"perhaps"}`:        "want true or false",
+		strings.Replace(own, "{", `{"sandboxd.idle":"true",`, 1):   "exclude each other",
+		`"entrypoint":["x"],"extensions":{"sandboxd.hostname":""}`: "hostname",
+	} {
+		if a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},`+body+`}`); !strings.Contains(string(a.body), want) {
+			t.Errorf("%s: %d %s; want %s", body, a.StatusCode, a.body, want)
+		}
+	}
+	a := w.do("GET", "/v1/images/python", "")
+	if !strings.Contains(string(a.body), `"entrypoint":["/entry"],"cmd":["serve"]`) {
+		t.Errorf("%s", a.body)
+	}
+}
+
 func TestGoodCreate(t *testing.T) {
 	w := newWorld(t)
 	a := w.do("POST", "/sandboxes?wait=true", `{"image":{"uri":"python"},
 		"resourceLimits":{"memory":"64Mi","cpu":"0.5","pids":"100","disk":"1G"},
 		"env":{"A":"b"},"platform":{"os":"linux","arch":"amd64"},"metadata":{"example.com/a":"","b":"c-d_e.f"},
-		"extensions":{"sandboxd.idle":"true","sandboxd.name":"lab","sandboxd.runtime":"runc",
+		"extensions":{"sandboxd.idle":"true","sandboxd.name":"lab","sandboxd.hostname":"build.example","sandboxd.runtime":"runc",
 			"sandboxd.allow":"203.0.113.0/24","sandboxd.timeout":"90s","other":"x"}}`)
 	if a.StatusCode != 202 {
 		t.Fatalf("%d %s", a.StatusCode, a.body)
@@ -285,7 +332,7 @@ func TestGoodCreate(t *testing.T) {
 	r := w.recs[sb.ID].Spec
 	if r.MemoryBytes != 64<<20 || r.CPUMillis != 500 || r.Pids != 100 || r.DiskBytes != 1e9 || r.Name != "lab" || r.Runtime != "runc" ||
 		r.Timeout != 90*time.Second || len(r.Network.Rules) != 1 || r.Network.Rules[0].String() != "allow 203.0.113.0/24" ||
-		r.Env["A"] != "b" || len(r.Entrypoint) != 0 {
+		r.Env["A"] != "b" || len(r.Entrypoint) != 0 || r.Hostname != "build.example" {
 		t.Errorf("spec %+v", r)
 	}
 	if a := w.do("GET", "/v1/sandboxes/lab", ""); a.sandbox(t).ID != sb.ID {

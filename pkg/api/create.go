@@ -84,7 +84,10 @@ func (s *sandboxHandlers) createOf(
 	if err := s.origin(r.Context(), &asked, &req); err != nil {
 		return record.Record{}, err
 	}
-	asked.Image.Config.Labels = nil // they are the image's; no record of a sandbox repeats them
+	if asked.Image.Digest != "" && !asked.TakeImage(asked.Image) { // without a digest it is yet to be pulled
+		return record.Record{}, errs.Wire(errs.New(errs.Invalid, "image %s "+record.NoCommand, asked.Image.Ref()),
+			"DOCKER::INVALID_ENTRYPOINT")
+	}
 	asked.Request = once
 	rec, err := s.sandboxes.Create(withAuth(admission.By(r.Context(), s.guard.Client(r)), req.Image), asked)
 	if err != nil {

@@ -45,17 +45,18 @@ type (
 		// Update changes terms of a sandbox that runs or is paused. It calls change
 		// with the present terms.
 		Update(ctx context.Context, id string, change func(*record.Terms) error) (record.Record, error)
-		// PatchLabels sets the labels given and removes those that are nil.
-		PatchLabels(ctx context.Context, id string, patch map[string]*string) (record.Record, error)
+		// Relabel gives a sandbox another name, unless that is empty, sets the labels given
+		// and removes those that are nil. It fails with errs.Exists if the name is taken.
+		Relabel(ctx context.Context, id, name string, patch map[string]*string) (record.Record, error)
 		// Steps says how long each step of the creation took, in order.
 		Steps(id string) []Step
 		// Life ends when the sandbox has ended. A stream from the sandbox does not end
 		// by itself, since its link goes away without a packet.
 		Life(id string) context.Context
-		// EventsSince sends what happened after the event with this cursor, if it is not
-		// empty, and then what happens, until ctx ends. The first event may have a cursor
-		// alone. A slow reader loses events, not the daemon.
-		EventsSince(ctx context.Context, cursor string) <-chan wire.Event
+		// EventsSince sends what happened after the event with this cursor, or since a time,
+		// if they are not zero, and then what happens, until ctx ends. The first event may have
+		// a cursor alone. A slow reader loses events, not the daemon.
+		EventsSince(ctx context.Context, cursor string, at time.Time) <-chan wire.Event
 	}
 	// Snapshots keeps copies of the files of sandboxes. (sandbox.Snapshots)
 	//
@@ -76,6 +77,9 @@ type (
 		// Diff calls emit for each difference between two trees over the same layers.
 		// An empty base is the layers alone.
 		Diff(ctx context.Context, of, base string, layers []string, emit func(kind, path string) error) error
+		// Pack writes the files of a snapshot, without those of its layers, as the tar of a
+		// layer.
+		Pack(ctx context.Context, snapshot string, w io.Writer) error
 	}
 	// Images knows the root file systems of this host. (image)
 	Images interface {
@@ -100,7 +104,12 @@ type (
 		CanPull(ref image.Reference) bool
 		// Export writes an archive that Import takes.
 		Export(ctx context.Context, i record.Image, w io.Writer) error
-		Remove(ctx context.Context, ref image.Reference) error
+		// Commit makes an image of a tar over the layers of base. For the name see Tag.
+		Commit(ctx context.Context, base record.Image, as image.Reference, replace bool, tar io.Reader) (record.Image, error)
+		// Tag gives an image a further name. If the name is another image's, it fails with
+		// errs.Denied unless replace is set.
+		Tag(ctx context.Context, ref, as image.Reference, replace bool) (record.Image, error)
+		Remove(ctx context.Context, ref image.Reference) (image.Pruned, error)
 		// Prune removes unused layers, and with all also unused images.
 		Prune(ctx context.Context, all bool) (image.Pruned, error)
 	}

@@ -48,6 +48,7 @@ type fake struct {
 	volumes *fakeVolumes
 	events  chan wire.Event
 	since   string          // the cursor that was asked for
+	from    time.Time       // for which events were asked for
 	life    context.Context // of every sandbox; nil does not end
 
 	renews atomic.Int64 // calls of Renew
@@ -244,7 +245,10 @@ func (f *fake) Update(_ context.Context, id string, change func(*record.Terms) e
 	return r, err
 }
 
-func (f *fake) PatchLabels(ctx context.Context, id string, patch map[string]*string) (record.Record, error) {
+func (f *fake) Relabel(ctx context.Context, id, name string, patch map[string]*string) (record.Record, error) {
+	if r, err := f.Get(ctx, name); name != "" && err == nil && r.ID != id {
+		return r, errs.New(errs.Exists, "the name %q belongs to sandbox %s", name, r.ID)
+	}
 	f.set(id, func(r *record.Record) {
 		labels := map[string]string{}
 		for k, v := range r.Spec.Labels {
@@ -255,7 +259,7 @@ func (f *fake) PatchLabels(ctx context.Context, id string, patch map[string]*str
 				labels[k] = *v
 			}
 		}
-		r.Spec.Labels = labels
+		r.Spec.Labels, r.Spec.Name = labels, cmp.Or(name, r.Spec.Name)
 	})
 	return f.Get(ctx, id)
 }
@@ -271,8 +275,8 @@ func (f *fake) Life(string) context.Context {
 	return f.life
 }
 
-func (f *fake) EventsSince(_ context.Context, cursor string) <-chan wire.Event {
-	f.since = cursor
+func (f *fake) EventsSince(_ context.Context, cursor string, at time.Time) <-chan wire.Event {
+	f.since, f.from = cursor, at
 	return f.events
 }
 
@@ -283,6 +287,7 @@ func pythonImage() record.Image {
 	return record.Image{
 		Name: "python", Tag: "latest", Digest: "sha256:" + strings.Repeat("a", 64),
 		Layers: []string{"sha256:" + strings.Repeat("b", 64)}, Bytes: 1 << 27, Created: time.Now(),
+		Config: record.ImageConfig{Entrypoint: []string{"/entry"}, Cmd: []string{"serve"}},
 	}
 }
 
@@ -414,11 +419,29 @@ func (f fakeImages) Prune(_ context.Context, all bool) (image.Pruned, error) {
 	return p, nil
 }
 
-func (f fakeImages) Remove(_ context.Context, ref image.Reference) error {
+func (f fakeImages) Remove(_ context.Context, ref image.Reference) (p image.Pruned, err error) {
 	if ref.URI != "python:latest" {
-		return errs.New(errs.NotFound, "image %q is not on this host", ref.URI)
+		return p, errs.New(errs.NotFound, "image %q is not on this host", ref.URI)
 	}
-	return nil
+	return image.Pruned{Images: []string{ref.URI}, Layers: []string{"sha256:1"}, Bytes: 7}, nil
+}
+
+func (f fakeImages) Commit(_ context.Context, base record.Image, as image.Reference, _ bool, tar io.Reader) (record.Image, error) {
+	b, err := io.ReadAll(tar)
+	if err == nil && as.Name == "refused" {
+		err = errs.New(errs.Exhausted, "refused with %s over %s", b, base.Ref())
+	}
+	base.Name, base.Tag = as.Name, as.Tag
+	return base, err
+}
+
+func (f fakeImages) Tag(ctx context.Context, ref, as image.Reference, replace bool) (record.Image, error) {
+	i, err := f.Resolve(ctx, ref)
+	if err == nil && as.Name == "taken" && !replace {
+		err = errs.New(errs.Denied, "taken is another image")
+	}
+	i.Name, i.Tag = as.Name, as.Tag
+	return i, err
 }
 
 // fakeAgents reaches the handlers of fake.

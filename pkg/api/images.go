@@ -71,14 +71,39 @@ func (h *imageHandlers) inspect(w http.ResponseWriter, r *http.Request) error {
 func (h *imageHandlers) remove(w http.ResponseWriter, r *http.Request) error {
 	ref := imageRef(r)
 	infoOf(r).op, infoOf(r).image = opImageRemove, httperr.Clip(ref, 200)
+	var p image.Pruned
 	parsed, err := image.ParseReference(ref)
 	if err == nil {
-		err = h.images.Remove(context.WithoutCancel(r.Context()), parsed)
+		p, err = h.images.Remove(context.WithoutCancel(r.Context()), parsed)
 	}
 	if err != nil {
 		return httperr.Recode(fmt.Errorf("remove image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}
-	writeEmpty(w, http.StatusNoContent)
+	writePruned(w, p)
+	return nil
+}
+
+// tag gives an image a further name.
+func (h *imageHandlers) tag(w http.ResponseWriter, r *http.Request) error {
+	ref := imageRef(r)
+	infoOf(r).op, infoOf(r).image = opImageTag, httperr.Clip(ref, 200)
+	var req wire.TagRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	from, err := image.ParseReference(ref)
+	if err != nil {
+		return err
+	}
+	as, err := image.ParseReference(req.Name)
+	if err != nil {
+		return err
+	}
+	i, err := h.images.Tag(context.WithoutCancel(r.Context()), from, as, infoOf(r).role.Covers(record.Admin))
+	if err != nil {
+		return httperr.Recode(fmt.Errorf("tag image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
+	}
+	writeJSON(w, http.StatusOK, h.show(i))
 	return nil
 }
 
@@ -92,10 +117,14 @@ func (h *imageHandlers) prune(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return fmt.Errorf("prune images: %w", err)
 	}
+	writePruned(w, p)
+	return nil
+}
+
+func writePruned(w http.ResponseWriter, p image.Pruned) {
 	writeJSON(w, http.StatusOK, wire.PruneReport{
 		Images: append([]string{}, p.Images...), Layers: append([]string{}, p.Layers...), BytesReclaimed: p.Bytes,
 	})
-	return nil
 }
 
 // export writes an archive. An error in the middle of it cuts the connection: a short

@@ -31,10 +31,27 @@ func TestImageRoutes(t *testing.T) {
 		{"POST", "/v1/images/prune?all=true", 200, `"images":["python:latest"]`},
 		{"POST", "/v1/images/prune?all=perhaps", 400, "all"},
 		{"PUT", "/v1/images/python", 405, "allowed"},
+		{"DELETE", "/v1/images/python:latest", 200, `{"images":["python:latest"],"layers":["sha256:1"],"bytesReclaimed":7}`},
 	} {
 		if a := w.do(c.method, c.path, ""); a.StatusCode != c.status || !strings.Contains(string(a.body), c.says) {
 			t.Errorf("%s %s: %d %s; want %d and %s", c.method, c.path, a.StatusCode, a.body, c.status, c.says)
 		}
+	}
+	for body, want := range map[string]struct {
+		status int
+		says   string
+	}{
+		`{"name":"mine/py:1"}`: {200, `{"name":"mine/py","tag":"1"`},
+		`{"name":"taken"}`:     {200, `{"name":"taken"`}, // the key of these tests is an admin's
+		`{"name":"Bad"}`:       {400, "Bad"},
+		`{}`:                   {400, "name"},
+	} {
+		if a := w.do("POST", "/v1/images/python/tag", body); a.StatusCode != want.status || !strings.Contains(string(a.body), want.says) {
+			t.Errorf("tag %s: %d %s; want %d and %s", body, a.StatusCode, a.body, want.status, want.says)
+		}
+	}
+	if a := w.do("POST", "/v1/images/nope/tag", `{"name":"x"}`); a.StatusCode != 404 || !strings.Contains(string(a.body), "IMAGE::NOT_FOUND") {
+		t.Errorf("tag what is not there: %d %s", a.StatusCode, a.body)
 	}
 	tar := []string{"Content-Type", "application/octet-stream"}
 	for body, want := range map[string]struct {

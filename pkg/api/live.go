@@ -14,6 +14,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -115,9 +116,16 @@ type eventHandlers struct {
 }
 
 func (e *eventHandlers) stream(w http.ResponseWriter, r *http.Request) error {
+	var since time.Time
+	if text := r.URL.Query().Get("since"); text != "" {
+		var err error
+		if since, err = spec.ParseTime(text); err != nil {
+			return httperr.Invalid("since %q is not a time; send RFC 3339, such as 2030-01-02T15:04:05Z", httperr.Clip(text, 60))
+		}
+	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	ch := e.sandboxes.EventsSince(ctx, r.Header.Get("Last-Event-ID"))
+	ch := e.sandboxes.EventsSince(ctx, r.Header.Get("Last-Event-ID"), since)
 	h := w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-cache")

@@ -1,12 +1,15 @@
 package api
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"sort"
 	"strconv"
 	"time"
 
@@ -47,6 +50,10 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	if err != nil || cursor < 0 {
 		return httperr.Invalid("cursor %q: want a number of bytes", httperr.Clip(q.Get("cursor"), 20))
 	}
+	since, stamped, err := timesOf(q)
+	if err != nil {
+		return err
+	}
 	if rec.State.Beginning() {
 		if rec, err = l.sandboxes.Await(r.Context(), rec.ID); err != nil {
 			return fmt.Errorf("wait for sandbox %s: %w", rec.ID, err)
@@ -61,19 +68,19 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	if rec.State == record.Ended {
-		text := rec.LastOutput
-		if lines >= 0 {
-			count := agent.LastLines{Lines: lines}
-			io.WriteString(&count, text) //nolint:errcheck // never fails
-			text = text[len(text)-int(count.Bytes()):]
-		}
-		io.WriteString(w, text) //nolint:errcheck // a client that left needs no answer
-		return nil
+		return lastOf(w, &rec, lines, since, stamped)
 	}
 	if err := l.gateway.Reachable(r.Context(), &rec, wire.AgentPort); err != nil {
 		return err
 	}
 	out := &tail{w: w, rc: http.NewResponseController(w), header: h}
+	stamps := &stamper{w: w}
+	if stamped {
+		if stamps.times, err = l.times(r.Context(), &rec); err != nil {
+			return err
+		}
+		out.w = stamps
+	}
 	switch {
 	case q.Has("cursor"):
 		cursor, err = l.seek(out, r, rec, cursor)
@@ -83,6 +90,14 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	if err != nil {
 		return err
 	}
+	if !since.IsZero() && !q.Has("cursor") {
+		first, err := l.seekTime(r.Context(), &rec, since)
+		if err != nil {
+			return err
+		}
+		cursor = max(cursor, first)
+	}
+	stamps.off, stamps.inside = cursor, q.Has("cursor") && out.Inside()
 	if cursor, err = l.copyLogs(out, r, rec, cursor, follow); err != nil || !follow {
 		return err
 	}
@@ -96,7 +111,7 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 		case err != nil || now.State == record.Deleting:
 			return nil //nolint:nilerr // its end is the end of its logs
 		case now.State == record.Ended:
-			io.WriteString(w, out.Missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
+			io.WriteString(out.w, out.Missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
 			return nil
 		}
 		select {
@@ -126,6 +141,24 @@ func (l *logHandlers) seek(out *tail, r *http.Request, rec record.Record, cursor
 	}
 	out.Cut(end - cursor)
 	return cursor, nil
+}
+
+// lastOf answers what is kept of an ended sandbox.
+func lastOf(w io.Writer, rec *record.Record, lines int, since time.Time, stamped bool) error {
+	if stamped {
+		return errs.New(errs.WrongState, "sandbox %s has ended, and of its last output no times are kept; leave out timestamps", rec.ID)
+	}
+	text := rec.LastOutput
+	if rec.Changed.Before(since) {
+		text = ""
+	}
+	if lines >= 0 {
+		count := agent.LastLines{Lines: lines}
+		io.WriteString(&count, text) //nolint:errcheck // never fails
+		text = text[len(text)-int(count.Bytes()):]
+	}
+	io.WriteString(w, text) //nolint:errcheck // a client that left needs no answer
+	return nil
 }
 
 // seekLines returns the number of the byte that the last lines begin with. To find it,
@@ -171,6 +204,102 @@ func (t *tail) Write(b []byte) (int, error) {
 	return n, err
 }
 
+// timesOf reads what a request for logs says of times: since when, and whether each line
+// is to begin with its time.
+func timesOf(q url.Values) (since time.Time, stamped bool, err error) {
+	if text := q.Get("since"); text != "" {
+		if since, err = spec.ParseTime(text); err != nil {
+			return since, false, httperr.Invalid("since %q is not a time; send RFC 3339, such as 2030-01-02T15:04:05Z",
+				httperr.Clip(text, 60))
+		}
+	}
+	if stamped, err = spec.ParseBool(cmp.Or(q.Get("timestamps"), "false")); err != nil {
+		return since, false, httperr.Invalid("timestamps: want true or false")
+	}
+	return since, stamped, nil
+}
+
+// errNoTimes is about a sandbox whose agent is older than the daemon.
+func errNoTimes(rec *record.Record) error {
+	return errs.New(errs.WrongState, "sandbox %s was started by an older release, whose agent keeps no times of its output; leave out "+
+		"since and timestamps", rec.ID)
+}
+
+// seekTime returns the number of the first byte that the entrypoint wrote at a time or
+// later.
+func (l *logHandlers) seekTime(ctx context.Context, rec *record.Record, at time.Time) (int64, error) {
+	resp, err := l.ask(ctx, rec, http.MethodHead, "logs", sinceOf(at))
+	if err != nil {
+		return 0, err
+	}
+	resp.Body.Close()
+	first, err := strconv.ParseInt(resp.Header.Get(agent.SinceHeader), 10, 64)
+	if err != nil || first < 0 {
+		return 0, errNoTimes(rec)
+	}
+	return first, nil
+}
+
+// maxTimes bounds the answer of an agent, in bytes.
+const maxTimes = 64 << 10
+
+// times asks when the entrypoint wrote its output.
+func (l *logHandlers) times(ctx context.Context, rec *record.Record) (t agent.OutputTimes, err error) {
+	resp, err := l.ask(ctx, rec, http.MethodGet, "times", nil)
+	if errs.Is(err, errs.NotFound) {
+		return t, errNoTimes(rec)
+	}
+	if err != nil {
+		return t, err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxTimes)).Decode(&t); err != nil {
+		return t, errNoTimes(rec)
+	}
+	return t, nil
+}
+
+// stamper puts before each line of an output when it was written, as docker does. What
+// comes after the times were asked for is written as it comes.
+type stamper struct {
+	w      io.Writer
+	times  agent.OutputTimes
+	off    int64 // number of the next byte
+	inside bool  // a line
+}
+
+// stamp is docker's form of a time: RFC 3339 with all nanoseconds.
+const stamp = "2006-01-02T15:04:05.000000000Z07:00 "
+
+func (s *stamper) Write(b []byte) (int, error) {
+	var out bytes.Buffer
+	for rest := b; len(rest) > 0; {
+		if !s.inside {
+			out.WriteString(s.now().UTC().Format(stamp))
+		}
+		n := bytes.IndexByte(rest, '\n') + 1
+		if s.inside = n == 0; s.inside {
+			n = len(rest)
+		}
+		out.Write(rest[:n])
+		rest = rest[n:]
+		s.off += int64(n)
+	}
+	if _, err := s.w.Write(out.Bytes()); err != nil {
+		return 0, err
+	}
+	return len(b), nil
+}
+
+// now is when the next byte was written.
+func (s *stamper) now() time.Time {
+	after := sort.Search(len(s.times.Marks), func(i int) bool { return s.times.Marks[i][0] > s.off })
+	if s.off >= s.times.End || after == 0 {
+		return time.Now()
+	}
+	return time.UnixMilli(s.times.Marks[after-1][1])
+}
+
 // copyLogs copies what the entrypoint wrote since byte number cursor, with
 // follow until it has ended, and returns the number to go on with.
 func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, cursor int64, follow bool) (int64, error) {
@@ -180,7 +309,7 @@ func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, 
 	}
 	ctx, cancel := l.gateway.UntilEnd(r.Context(), &rec)
 	defer cancel()
-	resp, err := l.ask(ctx, &rec, q)
+	resp, err := l.ask(ctx, &rec, http.MethodGet, "logs", q)
 	if err != nil {
 		return cursor, err
 	}
@@ -205,13 +334,9 @@ func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, 
 // copySince copies what the entrypoint wrote at a time or later; the zero time is all. It
 // reports false if the agent is of a release that knows no times: then it copies all.
 func (l *logHandlers) copySince(w io.Writer, r *http.Request, rec record.Record, at time.Time) (known bool, err error) {
-	q := url.Values{}
-	if !at.IsZero() {
-		q.Set("since", at.UTC().Format(time.RFC3339Nano))
-	}
 	ctx, cancel := l.gateway.UntilEnd(r.Context(), &rec)
 	defer cancel()
-	resp, err := l.ask(ctx, &rec, q)
+	resp, err := l.ask(ctx, &rec, http.MethodGet, "logs", sinceOf(at))
 	if err != nil {
 		return false, err
 	}
@@ -222,10 +347,19 @@ func (l *logHandlers) copySince(w io.Writer, r *http.Request, rec record.Record,
 	return at.IsZero() || resp.Header.Get(agent.SinceHeader) != "", nil
 }
 
-// ask asks the agent for the output of the entrypoint.
-func (l *logHandlers) ask(ctx context.Context, rec *record.Record, q url.Values) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		"http://sandbox/command/"+agent.EntrypointID+"/logs?"+q.Encode(), nil)
+// sinceOf is the query for output from a time on; the zero time is all.
+func sinceOf(at time.Time) url.Values {
+	if at.IsZero() {
+		return nil
+	}
+	return url.Values{"since": {at.UTC().Format(time.RFC3339Nano)}}
+}
+
+// ask asks the agent for the logs of the entrypoint, or what else it knows of its output.
+// errs.NotFound: the agent is too old for that.
+func (l *logHandlers) ask(ctx context.Context, rec *record.Record, method, what string, q url.Values) (*http.Response, error) {
+	u := url.URL{Scheme: "http", Host: "sandbox", Path: "/command/" + agent.EntrypointID + "/" + what, RawQuery: q.Encode()}
+	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -233,10 +367,13 @@ func (l *logHandlers) ask(ctx context.Context, rec *record.Record, q url.Values)
 	if err != nil {
 		return nil, gateway.Unreachable(err, rec.ID, wire.AgentPort)
 	}
-	if resp.StatusCode != http.StatusOK {
-		defer resp.Body.Close()
-		b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
-		return nil, fmt.Errorf("read logs of sandbox %s: the agent answered %d: %.200q", rec.ID, resp.StatusCode, b)
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
 	}
-	return resp, nil
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNotFound {
+		return nil, errs.New(errs.NotFound, "the agent of sandbox %s has no %s of its entrypoint", rec.ID, what)
+	}
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
+	return nil, fmt.Errorf("read %s of sandbox %s: the agent answered %d: %.200q", what, rec.ID, resp.StatusCode, b)
 }

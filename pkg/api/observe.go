@@ -22,11 +22,13 @@ const (
 	opImageExport = "image_export"
 	opImagePrune  = "image_prune"
 	opImageRemove = "image_remove"
+	opImageTag    = "image_tag"
+	opImageCommit = "image_commit"
 )
 
 // OperationNames lists the operations that an Answer may name.
 func OperationNames() []string {
-	return []string{opExec, opImageBuild, opImageImport, opImagePull, opImageExport, opImagePrune, opImageRemove}
+	return []string{opExec, opImageBuild, opImageImport, opImagePull, opImageExport, opImagePrune, opImageRemove, opImageTag, opImageCommit}
 }
 
 // An Answer is a request that is over.

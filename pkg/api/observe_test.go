@@ -78,6 +78,7 @@ func TestOperations(t *testing.T) {
 		{"POST", "/v1/sandboxes/taaaaaaaaaaa/proxy/44772/command", "", "not_found", ""},
 		{"DELETE", "/v1/images/python", "image_remove", "not_found", "INFO"},
 		{"DELETE", "/v1/images/python:latest", "image_remove", "ok", "INFO"},
+		{"POST", "/v1/images/python/tag", "image_tag", "invalid", "INFO"},
 		{"GET", "/v1/images/build", "", "invalid", ""},
 	} {
 		before := len(w.lines("operation"))

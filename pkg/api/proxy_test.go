@@ -389,6 +389,12 @@ func TestEventsAndImages(t *testing.T) {
 		!strings.HasSuffix(string(a.body), "}\n\n") || w.since != "e-6" || strings.Contains(string(a.body), "ursor") {
 		t.Errorf("events since %q: %q", w.since, a.body)
 	}
+	if w.do("GET", "/v1/events?since=2026-01-02T03:04:05.5%2B01:00", ""); !w.since.Equal(time.Date(2026, 1, 2, 2, 4, 5, 5e8, time.UTC)) {
+		t.Errorf("events since %v", w.since)
+	}
+	if a := w.do("GET", "/v1/events?since=yesterday", ""); a.StatusCode != 400 || !strings.Contains(string(a.body), "RFC 3339") {
+		t.Errorf("events since yesterday: %s", a.body)
+	}
 	if a := w.do("GET", "/v1/images", ""); a.StatusCode != 200 || !strings.Contains(string(a.body), `"name":"python"`) {
 		t.Errorf("images: %s", a.body)
 	}
@@ -414,7 +420,7 @@ func TestEventsAndImages(t *testing.T) {
 			t.Errorf("build %s: %s", body, a.Status)
 		}
 	}
-	for ref, want := range map[string]int{"python:latest": 204, "nope": 404} {
+	for ref, want := range map[string]int{"python:latest": 200, "nope": 404} {
 		if a := w.do("DELETE", "/v1/images/"+ref, ""); a.StatusCode != want {
 			t.Errorf("rmi %s: %s", ref, a.Status)
 		}

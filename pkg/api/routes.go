@@ -59,11 +59,13 @@ func (s *Server) table() []route {
 		{"GET", "/sandboxes/{id}/diagnostics/{kind=logs|events|inspect|summary}", viewer, on(s.diagnostics.answer)},
 		{"PATCH", "/sandboxes/{id}/limits", operator, on(s.sandboxes.updateLimits)},
 		{"PATCH", "/sandboxes/{id}/metadata", operator, on(s.sandboxes.patchMetadata)},
+		{"POST", "/sandboxes/{id}/rename", operator, on(s.sandboxes.rename)},
 		{"POST", "/sandboxes/{id}/start", operator, on(s.sandboxes.start)},
 		{"POST", "/sandboxes/{id}/stop", operator, on(s.sandboxes.stop)},
 		{"POST", "/sandboxes/{id}/pause", operator, on(s.sandboxes.pause)},
 		{"POST", "/sandboxes/{id}/resume", operator, on(s.sandboxes.resume)},
 		{"POST", "/sandboxes/{id}/renew-expiration", operator, on(s.sandboxes.renew)},
+		{"POST", "/sandboxes/{id}/commit", operator, on(s.snapshots.commit)}, // another image's name: see image.Store.Tag
 		{"POST", "/sandboxes/{id}/snapshots", operator, on(s.snapshots.create)},
 		{"GET", "/sandboxes/{id}/networkpolicy", viewer, on(s.policies.route)},
 		{"PUT", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
@@ -83,6 +85,7 @@ func (s *Server) table() []route {
 		{"POST", "/images/pull", operator, s.images.pull},
 		{"POST", "/images/prune", admin, s.images.prune},
 		{"GET", "/images/{ref}/export", operator, s.images.export},
+		{"POST", "/images/{ref}/tag", operator, s.images.tag}, // another image's name: see image.Store.Tag
 		{"GET", "/images/{ref...}", viewer, s.images.inspect},
 		{"DELETE", "/images/{ref...}", admin, s.images.remove},
 

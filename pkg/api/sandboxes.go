@@ -150,8 +150,27 @@ func (s *sandboxHandlers) patchMetadata(w http.ResponseWriter, r *http.Request, 
 	}
 	if len(patch) > 0 {
 		var err error
-		if rec, err = s.sandboxes.PatchLabels(context.WithoutCancel(r.Context()), rec.ID, patch); err != nil {
+		if rec, err = s.sandboxes.Relabel(context.WithoutCancel(r.Context()), rec.ID, "", patch); err != nil {
 			return fmt.Errorf("patch metadata of sandbox %s: %w", rec.ID, err)
+		}
+	}
+	writeJSON(w, http.StatusOK, s.show(rec))
+	return nil
+}
+
+// rename gives a sandbox another name. It keeps its host name until it is started again.
+func (s *sandboxHandlers) rename(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	var req wire.RenameRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	if err := spec.CheckName(req.Name); err != nil {
+		return err
+	}
+	if req.Name != rec.Spec.Name {
+		var err error
+		if rec, err = s.sandboxes.Relabel(context.WithoutCancel(r.Context()), rec.ID, req.Name, nil); err != nil {
+			return fmt.Errorf("rename sandbox %s: %w", rec.ID, err)
 		}
 	}
 	writeJSON(w, http.StatusOK, s.show(rec))

@@ -158,9 +158,9 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway}
 	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway}
 	s.diagnostics = &diagnosticHandlers{history: cfg.History, logs: s.logs, describe: s.sandboxes.describe}
-	s.snapshots = &snapshotHandlers{snapshots: sn}
 	s.diffs = &diffHandlers{sandboxes: sb, snapshots: sn, diffs: df}
 	s.images = &imageHandlers{images: im}
+	s.snapshots = &snapshotHandlers{snapshots: sn, diffs: df, images: s.images}
 	s.volumes = &volumeHandlers{volumes: cfg.Volumes, offer: offer, log: cfg.Log}
 	s.stats = &statsHandlers{sandboxes: sb, stats: st, log: cfg.Log}
 	s.events = &eventHandlers{sandboxes: sb}

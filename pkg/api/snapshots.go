@@ -14,12 +14,15 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // snapshotHandlers serve the routes of snapshots.
 type snapshotHandlers struct {
 	snapshots Snapshots
+	diffs     Diffs
+	images    *imageHandlers
 }
 
 func (s *snapshotHandlers) get(w http.ResponseWriter, r *http.Request) error {
@@ -99,6 +102,42 @@ func (s *snapshotHandlers) create(w http.ResponseWriter, r *http.Request, rec re
 	}
 	w.Header().Set("Location", "/v1/snapshots/"+snap.ID)
 	writeJSON(w, http.StatusAccepted, spec.Snapshot(snap))
+	return nil
+}
+
+// commit makes an image of the files of a sandbox. It takes a snapshot, whose files become
+// a layer over those of the sandbox's image, and deletes it. It ends when its client
+// leaves.
+func (s *snapshotHandlers) commit(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	var req wire.CommitRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	infoOf(r).op, infoOf(r).image = opImageCommit, httperr.Clip(req.Name, 200)
+	as, err := image.ParseReference(req.Name)
+	if err != nil {
+		return err
+	}
+	snap, err := s.snapshots.Create(r.Context(), rec.ID, "")
+	if err != nil {
+		return fmt.Errorf("take a snapshot of sandbox %s: %w", rec.ID,
+			httperr.Recode(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))
+	}
+	defer s.snapshots.Delete(context.WithoutCancel(r.Context()), snap.ID) //nolint:errcheck // a person can delete it
+	if snap, err = s.snapshots.Await(r.Context(), snap.ID); err != nil {
+		return fmt.Errorf("wait for snapshot %s: %w", snap.ID, err)
+	}
+	if snap.State != record.SnapshotReady {
+		return errs.New(errs.Internal, "no snapshot of sandbox %s could be taken: %s", rec.ID, snap.Message)
+	}
+	tar, in := io.Pipe()
+	go func() { in.CloseWithError(s.diffs.Pack(r.Context(), snap.ID, in)) }()
+	i, err := s.images.images.Commit(r.Context(), snap.Image, as, infoOf(r).role.Covers(record.Admin), tar)
+	tar.Close() // ends a Pack that nobody reads
+	if err != nil {
+		return fmt.Errorf("commit sandbox %s: %w", rec.ID, err)
+	}
+	writeJSON(w, http.StatusOK, s.images.show(i))
 	return nil
 }
 

@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -196,6 +197,11 @@ func TestSnapshotNames(t *testing.T) {
 // fakeDiffs finds three changes; against itself none, against a sandbox an error.
 type fakeDiffs struct{}
 
+func (fakeDiffs) Pack(_ context.Context, snapshot string, w io.Writer) error {
+	_, err := io.WriteString(w, "files of "+snapshot)
+	return err
+}
+
 func (fakeDiffs) Diff(_ context.Context, of, base string, layers []string, emit func(kind, path string) error) error {
 	if len(layers) != 1 {
 		return errs.New(errs.Internal, "layers %v", layers)
@@ -292,5 +298,33 @@ func TestUniqueSnapshotNames(t *testing.T) {
 		if a.StatusCode != c.want || c.code != "" && a.error(t).Code != c.code {
 			t.Errorf("%s %s: %s %s, want %d", c.query, c.body, a.Status, a.body, c.want)
 		}
+	}
+}
+
+// TestCommit: the files of a sandbox become an image, and nothing else is left of it.
+func TestCommit(t *testing.T) {
+	w := newWorld(t)
+	at := "/v1/sandboxes/" + w.create().ID + "/commit"
+	for _, c := range []struct {
+		body   string
+		status int
+		says   string
+	}{
+		{`{"name":"mine:1"}`, 200, `{"name":"mine","tag":"1"`},
+		{`{"name":"refused"}`, 503, "refused with files of snap-"},
+		{`{"name":"Bad"}`, 400, "Bad"},
+		{`{}`, 400, "name"},
+	} {
+		if a := w.do("POST", at, c.body); a.StatusCode != c.status || !strings.Contains(string(a.body), c.says) {
+			t.Errorf("%s: %d %s", c.body, a.StatusCode, a.body)
+		}
+		if len(w.snaps) > 0 {
+			t.Errorf("%s leaves %d snapshots", c.body, len(w.snaps))
+		}
+	}
+	paused := w.create().ID
+	w.set(paused, func(r *record.Record) { r.State = record.Stopping })
+	if a := w.do("POST", "/v1/sandboxes/"+paused+"/commit", `{"name":"mine:1"}`); a.StatusCode != 409 {
+		t.Errorf("%d %s", a.StatusCode, a.body)
 	}
 }

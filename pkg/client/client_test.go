@@ -172,7 +172,7 @@ func silence(t *testing.T) {
 	time.AfterFunc(time.Hour, func() { close(awake) })
 	follow := make(chan error, 1)
 	go func() {
-		follow <- c.FollowLogs(t.Context(), "lab", AllLines, Notices{}, io.Discard)
+		follow <- c.FollowLogs(t.Context(), "lab", AllLines, LogTimes{}, Notices{}, io.Discard)
 	}()
 	put := make(chan error, 1)
 	go func() {

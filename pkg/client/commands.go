@@ -37,6 +37,12 @@ func (c Commands) Status(ctx context.Context, command string) (st agent.CommandS
 	return st, err
 }
 
+// List lists the commands that the sandbox knows, its entrypoint among them, the newest
+// first: all that run, and the last thousand that have ended.
+func (c Commands) List(ctx context.Context) ([]agent.CommandStatus, error) {
+	return ask[[]agent.CommandStatus](ctx, c.daemon, get(c.agentPath("/command")))
+}
+
 // Logs copies the output of a background command since cursor to w and
 // returns the cursor for the next call; 0 is the start.
 func (c Commands) Logs(ctx context.Context, command string, cursor int64, w io.Writer) (int64, error) {

@@ -28,9 +28,16 @@ func (c Images) List(ctx context.Context) ([]wire.ImageInfo, error) {
 	return l.Items, err
 }
 
-// Remove removes name[:tag] or a digest.
-func (c Images) Remove(ctx context.Context, ref string) error {
-	return c.do(ctx, request{method: http.MethodDelete, path: imagePath(ref, "")}, nil)
+// Remove removes name[:tag] or a digest, and the layers that no other image has.
+func (c Images) Remove(ctx context.Context, ref string) (wire.PruneReport, error) {
+	return ask[wire.PruneReport](ctx, c.daemon, request{method: http.MethodDelete, path: imagePath(ref, "")})
+}
+
+// Tag gives an image a further name, NAME[:TAG].
+func (c Images) Tag(ctx context.Context, ref, name string) (wire.ImageInfo, error) {
+	return ask[wire.ImageInfo](ctx, c.daemon, request{
+		method: http.MethodPost, path: imagePath(ref, "/tag"), json: wire.TagRequest{Name: name},
+	})
 }
 
 // Build makes the image of a recipe and calls progress for each line of the build.

@@ -159,7 +159,7 @@ func TestPersistEnds(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	var said []string
-	if err := f.FollowLogs(t.Context(), "lab", AllLines, notes(&said), io.Discard); !errs.Is(err, errs.Unavailable) || said != nil {
+	if err := f.FollowLogs(t.Context(), "lab", AllLines, LogTimes{}, notes(&said), io.Discard); !errs.Is(err, errs.Unavailable) || said != nil {
 		t.Errorf("a stream that never began: %v, %q", err, said)
 	}
 }
@@ -183,7 +183,7 @@ func TestFollowComesBack(t *testing.T) {
 		}
 	})
 	var out strings.Builder
-	if err := f.FollowLogs(t.Context(), "lab", 7, Notices{}, &out); err != nil || out.String() != "one\ntwo\nthree\n" {
+	if err := f.FollowLogs(t.Context(), "lab", 7, LogTimes{}, Notices{}, &out); err != nil || out.String() != "one\ntwo\nthree\n" {
 		t.Errorf("%v, %q", err, out.String())
 	}
 	want := []string{"GET /logs?follow=true&tail=7", "GET /logs?cursor=106&follow=true", "GET /logs?cursor=111&follow=true"}
@@ -225,7 +225,7 @@ func TestEventsComeBack(t *testing.T) {
 		f.breaks(w, 2)
 	})
 	var got []string
-	for ev, err := range f.Events(t.Context(), Notices{}) {
+	for ev, err := range f.Events(t.Context(), time.Time{}, Notices{}) {
 		if err != nil {
 			t.Fatal(err)
 		}

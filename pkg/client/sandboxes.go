@@ -2,6 +2,7 @@ package client
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -173,6 +174,22 @@ func (c *Client) PatchMetadata(ctx context.Context, idOrName string, patch map[s
 	return sb, err
 }
 
+// Rename gives a sandbox another name.
+func (c *Client) Rename(ctx context.Context, idOrName, name string) (sb wire.Sandbox, err error) {
+	err = c.do(ctx, request{
+		method: http.MethodPost, path: sandboxPath(idOrName, "/rename"), json: wire.RenameRequest{Name: name},
+	}, &sb)
+	return sb, err
+}
+
+// Commit makes an image, NAME[:TAG], of the files of a sandbox.
+func (c *Client) Commit(ctx context.Context, idOrName, name string) (im wire.ImageInfo, err error) {
+	err = c.do(ctx, request{
+		method: http.MethodPost, path: sandboxPath(idOrName, "/commit"), json: wire.CommitRequest{Name: name}, patient: true,
+	}, &im)
+	return im, err
+}
+
 // Endpoint says where a port of a sandbox is reached from outside, and with which headers.
 func (c *Client) Endpoint(ctx context.Context, idOrName string, port uint16) (wire.Endpoint, error) {
 	return ask[wire.Endpoint](ctx, c.daemon, get(sandboxPath(idOrName, fmt.Sprintf("/endpoints/%d", port))))
@@ -207,12 +224,28 @@ func (c *Client) AllStats(ctx context.Context) ([]wire.SandboxStats, error) {
 // AllLines asks for all lines of an output.
 const AllLines = -1
 
+// LogTimes are what to read of an output by time. The zero LogTimes is all of it.
+type LogTimes struct {
+	Since  time.Time // begin with what was written then
+	Stamps bool      // before each line is its time, as RFC 3339 and a space
+}
+
+func (t LogTimes) ask(q url.Values) {
+	if !t.Since.IsZero() {
+		q.Set("since", t.Since.UTC().Format(time.RFC3339Nano))
+	}
+	if t.Stamps {
+		q.Set("timestamps", "true")
+	}
+}
+
 // Logs reads the last lines of the output of the entrypoint, or AllLines.
-func (c *Client) Logs(ctx context.Context, idOrName string, lines int) (io.ReadCloser, error) {
+func (c *Client) Logs(ctx context.Context, idOrName string, lines int, t LogTimes) (io.ReadCloser, error) {
 	r := request{method: http.MethodGet, path: sandboxPath(idOrName, "/logs"), query: url.Values{}}
 	if lines != AllLines {
 		r.query.Set("tail", strconv.Itoa(lines))
 	}
+	t.ask(r.query)
 	resp, err := c.stream(ctx, r)
 	if err != nil {
 		return nil, err
@@ -223,12 +256,13 @@ func (c *Client) Logs(ctx context.Context, idOrName string, lines int) (io.ReadC
 // FollowLogs copies the last lines of the output of the entrypoint, or AllLines, to w, and
 // what comes, until the sandbox has ended. When the daemon is restarted, it waits for it
 // and goes on at the byte where it was.
-func (c *Client) FollowLogs(ctx context.Context, idOrName string, lines int, n Notices, w io.Writer) error {
+func (c *Client) FollowLogs(ctx context.Context, idOrName string, lines int, t LogTimes, n Notices, w io.Writer) error {
 	const unknown = -1
 	cursor := int64(unknown)
-	var had agent.Tail
+	had := output{stamped: t.Stamps}
 	return c.persist(ctx, n, func(up func()) error {
 		q := url.Values{"follow": {"true"}}
+		t.ask(q)
 		again := cursor != unknown
 		if again {
 			q.Set("cursor", strconv.FormatInt(cursor, 10))
@@ -252,10 +286,38 @@ func (c *Client) FollowLogs(ctx context.Context, idOrName string, lines int, n N
 			cursor = first
 			up() // else it cannot go on
 		}
-		copied, err := io.Copy(io.MultiWriter(w, &had), c.followed(ctx, resp.Body))
-		cursor += copied
+		had.n = 0
+		_, err = io.Copy(io.MultiWriter(w, &had), c.followed(ctx, resp.Body))
+		cursor += had.n
 		return err
 	})
+}
+
+// output is what was read of an output, without the times before its lines.
+type output struct {
+	agent.Tail
+	stamped bool
+	n       int64 // bytes of it
+	at      int   // bytes of the present line, with its time
+}
+
+// stampLen is the length of the time before a line, in docker's form, with the space.
+const stampLen = len("2006-01-02T15:04:05.000000000Z ")
+
+func (o *output) Write(b []byte) (int, error) {
+	if !o.stamped {
+		o.n += int64(len(b))
+		return o.Tail.Write(b)
+	}
+	for line := range bytes.Lines(b) {
+		text := line[min(len(line), max(0, stampLen-o.at)):]
+		o.n += int64(len(text))
+		o.Tail.Write(text) //nolint:errcheck // never fails
+		if o.at += len(line); line[len(line)-1] == '\n' {
+			o.at = 0
+		}
+	}
+	return len(b), nil
 }
 
 // Version returns the version of the daemon.
@@ -263,16 +325,21 @@ func (c *Client) Version(ctx context.Context) (wire.Version, error) {
 	return ask[wire.Version](ctx, c.daemon, get("/version"))
 }
 
-// Events yields what happens on the daemon until ctx ends or the loop breaks. When the
-// daemon is restarted, it waits for it; what happened meanwhile comes first, as far as the
-// daemon knows it. The last thing it yields is an error, if one ended it.
-func (c *Client) Events(ctx context.Context, n Notices) iter.Seq2[wire.Event, error] {
+// Events yields what happens on the daemon until ctx ends or the loop breaks, and before
+// that what has happened since a time, unless that is zero. If the daemon does not remember
+// all of it, the first event is of the type "lost". When the daemon is restarted, Events
+// waits for it; what happened meanwhile comes first, as far as the daemon knows it. The last
+// thing it yields is an error, if one ended it.
+func (c *Client) Events(ctx context.Context, since time.Time, n Notices) iter.Seq2[wire.Event, error] {
 	return func(yield func(wire.Event, error) bool) {
 		cursor, enough := "", false
 		err := c.persist(ctx, n, func(up func()) error {
 			r := get("/events")
-			if cursor != "" {
+			switch {
+			case cursor != "":
 				r.header = http.Header{"Last-Event-Id": {cursor}}
+			case !since.IsZero():
+				r.query = url.Values{"since": {since.UTC().Format(time.RFC3339Nano)}}
 			}
 			resp, err := c.stream(ctx, r)
 			if err != nil {

@@ -61,7 +61,7 @@ func TestAliases(t *testing.T) {
 	if i, err := s.Resolve(t.Context(), parsed("ubuntu:22.04")); err != nil || i.Ref() != "ubuntu:22.04" {
 		t.Errorf("ubuntu:22.04 is %s, %v", i.Ref(), err)
 	}
-	if err := s.Remove(t.Context(), parsed("ubuntu:20.04")); !errs.Is(err, errs.NotFound) {
+	if _, err := s.Remove(t.Context(), parsed("ubuntu:20.04")); !errs.Is(err, errs.NotFound) {
 		t.Errorf("remove by an alias: %v", err)
 	}
 	if _, err := s.Resolve(t.Context(), parsed("base")); err != nil {

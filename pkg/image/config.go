@@ -18,6 +18,9 @@ const (
 	maxLabels = 1000
 	maxText   = 256 << 10 // bytes of all variables, of all labels
 	maxUser   = 256
+	// Of ENTRYPOINT and CMD, together, as of the entrypoint of a request.
+	maxArgs     = 1000
+	maxArgBytes = 128 << 10
 )
 
 // checkConfig refuses what a sandbox could not start with.
@@ -44,6 +47,18 @@ func checkConfig(c *record.ImageConfig) error {
 	}
 	if total > maxText || len(c.Labels) > maxLabels {
 		return bad("%d labels of %d bytes; at most %d labels of %d bytes are allowed", len(c.Labels), total, maxLabels, maxText)
+	}
+	total = 0
+	argv := c.Command(nil)
+	for _, a := range argv {
+		if strings.ContainsRune(a, 0) {
+			return bad("ENTRYPOINT or CMD contains a NUL byte")
+		}
+		total += len(a) + 1
+	}
+	if total > maxArgBytes || len(argv) > maxArgs {
+		return bad("ENTRYPOINT and CMD have %d arguments of %d bytes; at most %d arguments of %d bytes are allowed", len(argv), total,
+			maxArgs, maxArgBytes)
 	}
 	if !path.IsAbs(c.Workdir) || path.Clean(c.Workdir) != c.Workdir || len(c.Workdir) > unix.PathMax || strings.ContainsRune(c.Workdir, 0) {
 		return bad("WORKDIR %.200q is not a clean absolute path", c.Workdir)

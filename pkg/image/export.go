@@ -57,7 +57,10 @@ func (s *Store) export(ctx context.Context, i record.Image, w io.Writer) error {
 	}
 	config := v1.ConfigFile{
 		Architecture: runtime.GOARCH, OS: "linux", Created: v1.Time{Time: i.Created},
-		Config: v1.Config{Env: i.Config.Env, WorkingDir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels},
+		Config: v1.Config{
+			Env: i.Config.Env, WorkingDir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
+			Entrypoint: i.Config.Entrypoint, Cmd: i.Config.Cmd,
+		},
 		RootFS: v1.RootFS{Type: "layers"},
 	}
 	manifest := tarball.Descriptor{RepoTags: []string{i.Ref()}}

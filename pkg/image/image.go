@@ -28,6 +28,7 @@ import (
 	"sync"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/image/archive"
 	"github.com/sandboxd/sandboxd/pkg/image/registry"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -209,6 +210,67 @@ func (s *Store) unknown(ref Reference) error {
 	}
 	return errs.New(errs.NotFound, "image %s is not on this host: there is no %s (`sandboxctl image ls`) and no alias for it (%s); %s",
 		ref.URI, ref, aliases, tail)
+}
+
+// Commit makes an image of what a sandbox has written over the layers of base. It comes
+// as the tar of a layer. The config is that of base. A name that is another image's is
+// taken as by Tag. If the reader fails or ctx is cancelled, nothing is left.
+func (s *Store) Commit(ctx context.Context, base record.Image, as Reference, replace bool, r io.Reader) (record.Image, error) {
+	im := &importer{s: s, ref: as, progress: func(Progress) {}}
+	defer im.drop()
+	i, err := im.commit(ctx, base, replace, r)
+	if err != nil {
+		return record.Image{}, fmt.Errorf("make image %s: %w", as.URI, err)
+	}
+	return i, nil
+}
+
+func (im *importer) commit(ctx context.Context, base record.Image, replace bool, r io.Reader) (record.Image, error) {
+	i := record.Image{Name: im.ref.Name, Tag: im.ref.kept(), Config: base.Config}
+	if im.ref.Digest != "" {
+		return i, errs.New(errs.Invalid, "image %.200q: a digest is computed, not given; leave it out", im.ref.URI)
+	}
+	if n := len(base.Layers); n >= archive.MaxLayers {
+		return i, errs.New(errs.Unsupported, "image %s has %d layers, and no image can have more than %d", base.Ref(), n, archive.MaxLayers)
+	}
+	select {
+	case im.s.importing <- struct{}{}:
+		defer func() { <-im.s.importing }()
+	case <-ctx.Done():
+		return i, ctx.Err()
+	}
+	for _, l := range base.Layers {
+		if here, err := im.here(ctx, l); err != nil {
+			return i, err
+		} else if !here {
+			return i, errs.New(errs.Internal, "layer %s of image %s is not on this host", l, base.Ref())
+		}
+	}
+	if err := im.stage(ctx, r, "", nil); err != nil {
+		return i, err
+	}
+	return im.s.name(ctx, i, im.layers, replace)
+}
+
+// Tag gives an image a further name. If the name is that of another image, it is that of
+// this one afterwards, if replace is set; else Tag fails with errs.Denied.
+func (s *Store) Tag(ctx context.Context, ref, as Reference, replace bool) (record.Image, error) {
+	if as.Digest != "" {
+		return record.Image{}, errs.New(errs.Invalid, "image %.200q: a name cannot have a digest; leave it out", as.URI)
+	}
+	s.naming.Lock() // so that the image and its layers stay meanwhile
+	defer s.naming.Unlock()
+	i, err := s.Resolve(ctx, ref)
+	if err != nil {
+		return i, err
+	}
+	i.Name, i.Tag = as.Name, as.kept()
+	if !replace {
+		if err := s.other(ctx, i); err != nil {
+			return i, err
+		}
+	}
+	return i, s.cfg.DB.PutImage(ctx, i, replace)
 }
 
 // List returns the images of this host that can be read.

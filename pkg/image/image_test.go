@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"testing/iotest"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image/archive"
@@ -210,14 +211,15 @@ func TestResolveAndRemove(t *testing.T) {
 	}
 
 	m.used["base"], m.used["py"] = true, true
-	if err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
+	if _, err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
 		t.Errorf("remove in use: %v", err)
 	}
 	m.used["py"] = false // base is used, but by the other image too
-	if err := s.Remove(ctx, parsed("python")); err != nil {
-		t.Error(err)
+	if p, err := s.Remove(ctx, parsed("python")); err != nil || !slices.Equal(p.Images, []string{"python:latest"}) ||
+		!slices.Equal(p.Layers, []string{"py"}) || p.Bytes != 1 {
+		t.Errorf("removed %+v, %v", p, err)
 	}
-	if err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.NotFound) {
+	if _, err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.NotFound) {
 		t.Errorf("second remove: %v", err)
 	}
 	for range 2 {
@@ -246,6 +248,82 @@ func TestResolveAndRemove(t *testing.T) {
 	}
 }
 
+// TestTag: a tag is a name of the same image, and takes another image's name only where
+// that is allowed. The layers go with the last name.
+func TestTag(t *testing.T) {
+	ctx := t.Context()
+	s, m := open(t, "")
+	m.images["python:latest"] = record.Image{Name: "python", Tag: "latest", Digest: "sha256:1", Layers: []string{"py"}}
+	m.images["ruby:latest"] = record.Image{Name: "ruby", Tag: "latest", Digest: "sha256:2", Layers: []string{"rb"}}
+	m.layers["py"], m.layers["rb"] = true, true
+	for range 2 { // again is as once
+		i, err := s.Tag(ctx, parsed("python"), parsed("mine/py:1"), false)
+		if err != nil || i.Ref() != "mine/py:1" || i.Digest != "sha256:1" {
+			t.Errorf("%+v, %v", i, err)
+		}
+	}
+	_, err := s.Tag(ctx, parsed("python"), parsed("ruby"), false)
+	if !errs.Is(err, errs.Denied) || m.images["ruby:latest"].Digest != "sha256:2" {
+		t.Errorf("another image's name: %v", err)
+	}
+	if _, err := s.Tag(ctx, parsed("python"), parsed("ruby"), true); err != nil || m.images["ruby:latest"].Digest != "sha256:1" {
+		t.Errorf("another image's name, by an admin: %v", err)
+	}
+	if _, err := s.Tag(ctx, parsed("nope"), parsed("x"), true); !errs.Is(err, errs.NotFound) {
+		t.Errorf("no image: %v", err)
+	}
+	if _, err := s.Tag(ctx, parsed("python"), parsed("x@sha256:"+strings.Repeat("0", 64)), true); !errs.Is(err, errs.Invalid) {
+		t.Errorf("a digest as a name: %v", err)
+	}
+	for _, c := range []struct {
+		name   string
+		layers []string
+	}{{"python", nil}, {"ruby", nil}, {"mine/py:1", []string{"py"}}} {
+		if p, err := s.Remove(ctx, parsed(c.name)); err != nil || !slices.Equal(p.Layers, c.layers) {
+			t.Errorf("%s: removed %+v, %v", c.name, p, err)
+		}
+	}
+}
+
+// TestCommit: what was written over an image is an image of one more layer, with the
+// config of the first.
+func TestCommit(t *testing.T) {
+	ctx := t.Context()
+	s, m := open(t, "")
+	base := record.Image{
+		Name: "python", Tag: "latest", Digest: "sha256:1", Layers: []string{"py"},
+		Config: record.ImageConfig{Workdir: "/srv", Cmd: []string{"x"}},
+	}
+	m.images["python:latest"], m.layers["py"] = base, true
+	i, err := s.Commit(ctx, base, parsed("mine:1"), false, strings.NewReader("a tar"))
+	if err != nil || i.Ref() != "mine:1" || len(i.Layers) != 2 || i.Layers[0] != "py" || i.Config.Workdir != "/srv" ||
+		!slices.Equal(i.Config.Cmd, base.Config.Cmd) || m.images["mine:1"].Digest != i.Digest || !m.layers[i.Layers[1]] {
+		t.Errorf("%+v, %v", i, err)
+	}
+	many := record.Image{Layers: make([]string, archive.MaxLayers)}
+	for name, c := range map[string]struct {
+		base    record.Image
+		as      string
+		replace bool
+		r       io.Reader
+		want    errs.Code
+	}{
+		"another image's name": {base, "python", false, strings.NewReader("other"), errs.Denied},
+		"by an admin":          {base, "python", true, strings.NewReader("other"), ""},
+		"a digest":             {base, "x@sha256:" + strings.Repeat("0", 64), true, strings.NewReader(""), errs.Invalid},
+		"too many layers":      {many, "x", true, strings.NewReader(""), errs.Unsupported},
+		"a layer is gone":      {record.Image{Layers: []string{"gone"}}, "x", true, strings.NewReader(""), errs.Internal},
+		"a reader that fails":  {base, "x", true, iotest.ErrReader(errs.New(errs.Exhausted, "full")), errs.Exhausted},
+	} {
+		if _, err := s.Commit(ctx, c.base, parsed(c.as), c.replace, c.r); (err != nil || c.want != "") && !errs.Is(err, c.want) {
+			t.Errorf("%s: %v, want %q", name, err, c.want)
+		}
+	}
+	if _, made := m.images["x:latest"]; made || len(m.images) != 2 {
+		t.Errorf("images %v", m.images)
+	}
+}
+
 // TestUnreadable: while it is not known which layers an image needs, none is
 // removed.
 func TestUnreadable(t *testing.T) {
@@ -262,13 +340,13 @@ func TestUnreadable(t *testing.T) {
 			t.Errorf("prune: %v", err)
 		}
 	}
-	if err := s.Remove(ctx, parsed("ruby")); err != nil || len(m.images) > 0 || len(m.layers) != 2 {
+	if _, err := s.Remove(ctx, parsed("ruby")); err != nil || len(m.images) > 0 || len(m.layers) != 2 {
 		t.Errorf("of the other: %v; layers %v", err, m.layers)
 	}
 	if _, err := s.Resolve(ctx, parsed("python")); !errs.Is(err, errs.Internal) {
 		t.Errorf("resolve: %v", err)
 	}
-	if err := s.Remove(ctx, parsed("python")); err != nil || len(m.bad) > 0 {
+	if _, err := s.Remove(ctx, parsed("python")); err != nil || len(m.bad) > 0 {
 		t.Errorf("remove: %v", err)
 	}
 	if err := s.Sweep(ctx); err != nil || len(m.layers) > 0 {
@@ -282,7 +360,7 @@ func TestUsedMeanwhile(t *testing.T) {
 	ctx := t.Context()
 	for name, remove := range map[string]func(*Store) error{
 		"remove": func(s *Store) error {
-			if err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) {
+			if _, err := s.Remove(ctx, parsed("python")); !errs.Is(err, errs.WrongState) {
 				return fmt.Errorf("removed: %w", err)
 			}
 			return nil
@@ -421,6 +499,14 @@ func TestCheckPlan(t *testing.T) {
 		change(&l)
 		return &archive.Plan{Layers: slices.Repeat([]archive.Layer{l}, n), Config: record.ImageConfig{Workdir: "/"}}
 	}
+	runs := func(entrypoint, cmd []string) *archive.Plan {
+		p := plan(1, func(*archive.Layer) {})
+		p.Config.Entrypoint, p.Config.Cmd = entrypoint, cmd
+		return p
+	}
+	if err := checkPlan(runs([]string{"a"}, make([]string, maxArgs-1)), 100); err != nil {
+		t.Errorf("a long CMD: %v", err)
+	}
 	none := func(*archive.Layer) {}
 	for _, n := range []int{1, archive.MaxLayers} {
 		if err := checkPlan(plan(n, none), 100); err != nil {
@@ -433,6 +519,9 @@ func TestCheckPlan(t *testing.T) {
 		"behind":     plan(1, func(l *archive.Layer) { l.At = 11 }),
 		"before":     plan(1, func(l *archive.Layer) { l.At = -1 }),
 		"huge":       plan(1, func(l *archive.Layer) { l.Size = 1 << 62 }),
+		"too long":   runs([]string{"a"}, []string{strings.Repeat("x", maxArgBytes)}),
+		"too many":   runs(make([]string, maxArgs), []string{"x"}),
+		"NUL":        runs(nil, []string{"a\x00b"}),
 		"not a name": plan(1, func(l *archive.Layer) { l.DiffID = "sha256:../x" }),
 	} {
 		if err := checkPlan(p, 100); !errs.Is(err, errs.Invalid) {

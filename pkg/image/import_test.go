@@ -100,6 +100,9 @@ func parsed(uri string) image.Reference {
 	return ref
 }
 
+// errorOf is the error of Remove alone.
+func errorOf(_ image.Pruned, err error) error { return err }
+
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -184,7 +187,8 @@ func TestImport(t *testing.T) {
 			}[name]; i.Ref() != want {
 				t.Errorf("it is called %s, want %s", i.Ref(), want)
 			}
-			if len(i.Layers) != 2 || i.Config.User != "1000:1000" || i.Config.Labels["team"] != "a" || i.Bytes == 0 || unpacked == 0 {
+			if len(i.Layers) != 2 || i.Config.User != "1000:1000" || i.Config.Labels["team"] != "a" || i.Bytes == 0 || unpacked == 0 ||
+				strings.Join(i.Config.Command(nil), " ") != "/bin/app -v serve" {
 				t.Errorf("image %+v, %d told", i, unpacked)
 			}
 			w.holds(t, 1, 2)
@@ -205,9 +209,9 @@ func TestImport(t *testing.T) {
 				t.Errorf("again: %+v, %v, %d told; first %+v", again, err, unpacked, i)
 			}
 			w.holds(t, 2, 2)
-			must(t, w.Remove(t.Context(), parsed("again")))
+			must(t, errorOf(w.Remove(t.Context(), parsed("again"))))
 			w.holds(t, 1, 2)
-			must(t, w.Remove(t.Context(), parsed(i.Ref())))
+			must(t, errorOf(w.Remove(t.Context(), parsed(i.Ref()))))
 			w.holds(t, 0, 0)
 		})
 	}
@@ -254,7 +258,8 @@ func TestExport(t *testing.T) {
 	j, err := w.Import(ctx, image.Archive{Replace: true}, bytes.NewReader(first.Bytes()), nil)
 	must(t, err)
 	if j.Ref() != "x:1" || j.Bytes != i.Bytes || !maps.Equal(j.Config.Labels, i.Config.Labels) || j.Config.User != i.Config.User ||
-		!slices.Equal(j.Config.Env, i.Config.Env) {
+		!slices.Equal(j.Config.Env, i.Config.Env) || strings.Join(j.Config.Command([]string{"x"}), " ") != "/bin/app -v x" ||
+		!slices.Equal(j.Config.Cmd, i.Config.Cmd) {
 		t.Errorf("came back as %+v, was %+v", j, i)
 	}
 	j.Created = i.Created
@@ -439,7 +444,7 @@ func TestSweepDuringImport(t *testing.T) {
 		}
 	}
 	w.used[i.Layers[0]] = []string{"lab"}
-	if err := w.Remove(t.Context(), parsed("x")); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
+	if _, err := w.Remove(t.Context(), parsed("x")); !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "lab") {
 		t.Errorf("remove in use: %v", err)
 	}
 	w.holds(t, 1, 2)
@@ -456,7 +461,7 @@ func TestLayerGoesDuringImport(t *testing.T) {
 		func(p image.Progress) {
 			if p.Stage == "unpack" && !removed {
 				removed = true
-				must(t, w.Remove(context.Background(), parsed("base")))
+				must(t, errorOf(w.Remove(context.Background(), parsed("base"))))
 			}
 		})
 	if !errs.Is(err, errs.Unavailable) || !removed {

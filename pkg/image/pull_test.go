@@ -140,7 +140,7 @@ func TestPull(t *testing.T) {
 	must(t, err)
 	mixed = mutate.ConfigMediaType(mixed, types.DockerConfigJSON)
 	ref2 := p.push(t, "team/mixed:1", mixed)
-	must(t, p.Remove(ctx, parsed(ref)))
+	must(t, errorOf(p.Remove(ctx, parsed(ref))))
 	_, err = p.Pull(ctx, image.Pull{Ref: parsed(ref)}, nil)
 	must(t, err)
 	p.Forget()
@@ -153,8 +153,8 @@ func TestPull(t *testing.T) {
 		t.Errorf("layers %q, want to begin with %q", i2.Layers, i.Layers)
 	}
 	p.holds(t, 2, 3)
-	must(t, p.Remove(ctx, parsed(ref)))
-	must(t, p.Remove(ctx, parsed(ref2)))
+	must(t, errorOf(p.Remove(ctx, parsed(ref))))
+	must(t, errorOf(p.Remove(ctx, parsed(ref2))))
 	if _, err = p.Pull(ctx, image.Pull{Ref: parsed(ref2)}, nil); err != nil { // zstd, too, comes
 		t.Error(err)
 	}
@@ -301,7 +301,7 @@ func TestPullGoesOn(t *testing.T) {
 	p.holds(t, 1, 2)
 
 	// A registry that always hangs up at once: the error says so, nothing is there.
-	must(t, p.Remove(ctx, parsed(i.Ref())))
+	must(t, errorOf(p.Remove(ctx, parsed(i.Ref()))))
 	p.Cut(func(r *http.Request) int64 {
 		if blob(r) {
 			return 0

@@ -13,10 +13,10 @@ import (
 )
 
 // Remove deletes the image of a reference, and those of its layers that no other image
-// has. It fails with errs.WrongState, and removes nothing, while a sandbox uses one of
-// those layers; with errs.NotFound if there is no such image. If its record cannot be
-// read, Remove deletes the record only.
-func (s *Store) Remove(ctx context.Context, ref Reference) error {
+// has, and returns what it removed. It fails with errs.WrongState, and removes nothing,
+// while a sandbox uses one of those layers; with errs.NotFound if there is no such image.
+// If its record cannot be read, Remove deletes the record only.
+func (s *Store) Remove(ctx context.Context, ref Reference) (p Pruned, err error) {
 	s.naming.Lock()
 	defer s.naming.Unlock()
 	i, err := s.local(ctx, ref) // removing by an alias must not remove its image
@@ -24,50 +24,63 @@ func (s *Store) Remove(ctx context.Context, ref Reference) error {
 		return s.removeUnreadable(ctx, ref, err)
 	}
 	if err != nil {
-		return err
+		return p, err
 	}
 	all, bad, err := s.cfg.DB.ListImages(ctx)
 	if err != nil {
-		return fmt.Errorf("remove image %s: %w", ref.URI, err)
+		return p, fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
 	own := s.own(i, all)
 	users, err := s.forget(ctx, i, own)
 	if err != nil {
-		return fmt.Errorf("remove image %s: %w", ref.URI, err)
+		return p, fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
 	if len(users) > 0 {
-		return errs.New(errs.WrongState, "image %s is in use by %s; remove these first (`sandboxctl rm`, `sandboxctl snapshot rm`)",
+		return p, errs.New(errs.WrongState, "image %s is in use by %s; remove these first (`sandboxctl rm`, `sandboxctl snapshot rm`)",
 			i.Ref(), some(users))
 	}
-	for _, l := range own {
-		if len(bad) == 0 { // else the sweep does, when all records can be read again
-			err = errors.Join(err, s.cfg.Layers.Remove(ctx, l))
-		}
+	p.Images = []string{i.Ref()}
+	if len(bad) == 0 { // else the sweep does, when all records can be read again
+		err = s.removeLayers(ctx, own, &p)
 	}
 	if err != nil {
-		return fmt.Errorf("remove image %s: %w; the next sweep tries again", ref.URI, err)
+		return p, fmt.Errorf("remove image %s: %w; the next sweep tries again", ref.URI, err)
 	}
-	return nil
+	return p, nil
+}
+
+// removeLayers removes layers and adds them to p. It goes on after an error.
+func (s *Store) removeLayers(ctx context.Context, layers []string, p *Pruned) (err error) {
+	for _, l := range layers {
+		n, serr := s.cfg.Layers.Size(ctx, l)
+		rerr := s.cfg.Layers.Remove(ctx, l)
+		if rerr == nil {
+			p.Layers, p.Bytes = append(p.Layers, l), p.Bytes+n
+		}
+		err = errors.Join(err, serr, rerr)
+	}
+	return err
 }
 
 // removeUnreadable removes a record that cannot be read; why is the reason. Its layers
 // are not known; the sweep finds them.
-func (s *Store) removeUnreadable(ctx context.Context, ref Reference, why error) error {
+func (s *Store) removeUnreadable(ctx context.Context, ref Reference, why error) (p Pruned, err error) {
 	_, bad, err := s.cfg.DB.ListImages(ctx)
 	if err != nil {
-		return fmt.Errorf("remove image %s: %w", ref.URI, err)
+		return p, fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
-	tag := cmp.Or(ref.Tag, DefaultTag)
-	if !slices.Contains(bad, record.Image{Name: ref.Name, Tag: tag}.Ref()) {
-		return why
+	i := record.Image{Name: ref.Name, Tag: cmp.Or(ref.Tag, DefaultTag)}
+	if !slices.Contains(bad, i.Ref()) {
+		return p, why
 	}
-	if err := s.cfg.DB.DeleteImage(ctx, ref.Name, tag); err != nil {
-		return fmt.Errorf("remove image %s: %w", ref.URI, err)
+	if err := s.cfg.DB.DeleteImage(ctx, i.Name, i.Tag); err != nil {
+		return p, fmt.Errorf("remove image %s: %w", ref.URI, err)
 	}
-	return nil
+	p.Images = []string{i.Ref()}
+	return p, nil
 }
 
-// Pruned is what a prune removed.
+// Pruned is what a prune, or the removal of one image, removed.
 type Pruned struct {
 	Images []string // name:tag
 	Layers []string // digests
@@ -113,18 +126,8 @@ func (s *Store) prune(ctx context.Context, all bool) (p Pruned, err error) {
 		return p, fmt.Errorf("prune images: %w", err)
 	}
 	needed := named(images)
-	for _, l := range layers {
-		if needed[l] || len(s.cfg.Users(l)) > 0 {
-			continue
-		}
-		n, serr := s.cfg.Layers.Size(ctx, l)
-		rerr := s.cfg.Layers.Remove(ctx, l)
-		if rerr == nil {
-			p.Layers, p.Bytes = append(p.Layers, l), p.Bytes+n
-		}
-		err = errors.Join(err, serr, rerr)
-	}
-	if err != nil {
+	layers = slices.DeleteFunc(layers, func(l string) bool { return needed[l] || len(s.cfg.Users(l)) > 0 })
+	if err := s.removeLayers(ctx, layers, &p); err != nil {
 		return p, fmt.Errorf("prune images: %w", err)
 	}
 	return p, nil

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -27,6 +28,7 @@ type Event struct {
 const (
 	EventRenewed = "renewed"   // it expires at another time
 	EventLabels  = "labels"    // its labels changed
+	EventRenamed = "renamed"   // it has another name, which the event tells
 	EventUpdated = "updated"   // its limits or its network policy changed
 	EventHealth  = "health"    // its reason is the new health: healthy or unhealthy
 	EventRestart = "restarted" // by its policy; its reason is why it had ended
@@ -41,6 +43,9 @@ const (
 // eventBuffer is how far a reader may fall behind: a burst of 50 sandboxes is
 // 250 events.
 const eventBuffer = 512
+
+// eventsKept is how many events a daemon remembers. One has some hundred bytes.
+const eventsKept = 1024
 
 // bus sends events to all subscribers and waits for none of them. It keeps the last ones for
 // readers that come back. They die with the daemon. A reader that comes back to the next
@@ -68,36 +73,62 @@ type subscriber struct {
 }
 
 // EventsSince is Manager.Subscribe for a reader that has read all up to the event with this
-// cursor; empty: none, and only new events are sent. It begins with an EventCursor, and with
-// EventLost if the daemon does not know any more what came after the cursor. A cursor of
-// another daemon, such as the one before a restart, stands for the start of this one.
-func EventsSince(ctx context.Context, m *Manager, cursor string) <-chan Event {
-	return m.life.bus.since(ctx, cursor)
+// cursor, or that wants the events from a time on; if both are zero, only new events are
+// sent. It begins with an EventCursor, and with EventLost if the daemon does not know any
+// more what came first. A cursor of another daemon, such as the one before a restart, stands
+// for the start of this one.
+func EventsSince(ctx context.Context, m *Manager, cursor string, at time.Time) <-chan Event {
+	return m.life.bus.since(ctx, cursor, at)
 }
 
-func (b *bus) since(ctx context.Context, cursor string) <-chan Event {
-	s := &subscriber{ch: make(chan Event, eventBuffer)}
+func (b *bus) since(ctx context.Context, cursor string, at time.Time) <-chan Event {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	after := b.n
-	if cursor != "" {
-		after = 0
-		if epoch, n, _ := strings.Cut(cursor, "-"); epoch == fmt.Sprintf("%x", b.epoch) {
-			if i, err := strconv.ParseInt(n, 10, 64); err == nil && i >= 0 {
-				after = min(i, b.n)
-			}
-		}
-	}
-	s.ch <- Event{Type: EventCursor, Cursor: b.cursor(after)}
+	after, lost := b.after(cursor, at)
 	first := b.n - int64(len(b.recent)) // events that are forgotten
-	if after < first {
-		s.ch <- Event{Time: now(), Type: EventLost, Cursor: b.cursor(first)}
+	past := b.recent[max(0, after-first):]
+	s := &subscriber{ch: make(chan Event, eventBuffer+len(past))}
+	s.ch <- Event{Type: EventCursor, Cursor: b.cursor(after)}
+	if lost {
+		s.ch <- Event{Time: b.began(first), Type: EventLost, Cursor: b.cursor(first)}
 	}
-	for _, e := range b.recent[max(0, after-first):] {
+	for _, e := range past {
 		s.ch <- e
 	}
 	b.add(ctx, s)
 	return s.ch
+}
+
+// after is the number of the last event before those that a reader wants, and whether some
+// of these are forgotten. The caller holds mu.
+func (b *bus) after(cursor string, at time.Time) (n int64, lost bool) {
+	first := b.n - int64(len(b.recent))
+	switch {
+	case cursor != "":
+		if epoch, text, _ := strings.Cut(cursor, "-"); epoch == fmt.Sprintf("%x", b.epoch) {
+			if i, err := strconv.ParseInt(text, 10, 64); err == nil && i >= 0 {
+				n = min(i, b.n)
+			}
+		}
+		return n, n < first
+	case !at.IsZero():
+		old := slices.IndexFunc(b.recent, func(e Event) bool { return !e.Time.Before(at) })
+		if old < 0 {
+			old = len(b.recent)
+		}
+		return first + int64(old), old == 0 && at.Before(b.began(first))
+	}
+	return b.n, false
+}
+
+// began is the time from which on all events are kept, if the first so many are forgotten.
+// The caller holds mu.
+func (b *bus) began(forgotten int64) time.Time {
+	if forgotten == 0 {
+		b.cursor(0) // makes the epoch
+		return time.Unix(0, b.epoch)
+	}
+	return b.recent[0].Time
 }
 
 // subscribe returns a channel that is closed when ctx ends.
@@ -132,7 +163,7 @@ func (b *bus) publish(kind string, r *record.Record) {
 	defer b.mu.Unlock()
 	b.n++
 	e.Cursor = b.cursor(b.n)
-	if len(b.recent) == eventBuffer/2 {
+	if len(b.recent) == eventsKept {
 		b.recent = append(b.recent[:0], b.recent[1:]...)
 	}
 	b.recent = append(b.recent, e)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -67,10 +68,12 @@ func (m launcher) fetch(asker context.Context, h *handle, r *record.Record) bool
 	defer unlock()
 	fresh, ferr := m.find(h.creation, h.id) // it may have been renewed or relabelled
 	if ferr == nil && err == nil {
-		image.Config.Labels = nil // the labels of the image, which no record of a sandbox repeats
 		whole := fresh
-		whole.Spec.Image = image
-		err = m.life.put(ctx, whole)
+		if whole.Spec.TakeImage(image) {
+			err = m.life.put(ctx, whole)
+		} else {
+			err = errs.New(errs.Invalid, "image %s "+record.NoCommand, image.Ref())
+		}
 	}
 	if err == nil && ferr == nil {
 		return true

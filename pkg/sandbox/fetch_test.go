@@ -26,7 +26,7 @@ func slowly(ctx context.Context, _ *record.Record, progress func(string)) (recor
 	case <-time.After(time.Hour):
 		return record.Image{
 			Name: "far", Tag: "1", Layers: []string{"sha256:far"},
-			Config: record.ImageConfig{Labels: map[string]string{"of": "the image"}},
+			Config: record.ImageConfig{Labels: map[string]string{"of": "the image"}, Cmd: []string{"serve"}},
 		}, nil
 	case <-ctx.Done():
 		return record.Image{}, context.Cause(ctx)
@@ -54,7 +54,7 @@ func TestFetch(t *testing.T) {
 			t.Fatal(err)
 		}
 		blue := "blue"
-		if _, err := m.PatchLabels(t.Context(), r.ID, map[string]*string{"colour": &blue}); err != nil {
+		if _, err := m.Relabel(t.Context(), r.ID, "", map[string]*string{"colour": &blue}); err != nil {
 			t.Fatal(err)
 		}
 		r, err = m.Await(t.Context(), r.ID)
@@ -73,6 +73,34 @@ func TestFetch(t *testing.T) {
 		}
 		if !slices.Equal(said, []string{"creating ", "pulling half of it is here", "labels ", "running "}) {
 			t.Errorf("events %q", said)
+		}
+	})
+}
+
+// TestFetchedCommand: what the image runs is known, and run, when it is here.
+func TestFetchedCommand(t *testing.T) {
+	bubble(t, func(t *testing.T, _ *host, m *Manager) {
+		m.life.cfg.Fetch = slowly
+		s := far()
+		s.Entrypoint, s.ImageCommand = nil, true
+		r, err := m.Create(t.Context(), s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err = m.Await(t.Context(), r.ID)
+		if err != nil || r.State != record.Running || !slices.Equal(r.Spec.Entrypoint, []string{"serve"}) {
+			t.Errorf("%+v, %v", r, err)
+		}
+		m.life.cfg.Fetch = func(context.Context, *record.Record, func(string)) (record.Image, error) {
+			return record.Image{Name: "far", Tag: "1", Layers: []string{"sha256:far"}}, nil
+		}
+		s.Name = "other"
+		if r, err = m.Create(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if r, err = m.Await(t.Context(), r.ID); err != nil || r.Reason != record.CreateFailed ||
+			!strings.Contains(r.Message, "far:1 has neither ENTRYPOINT nor CMD") {
+			t.Errorf("%+v, %v", r, err)
 		}
 	})
 }

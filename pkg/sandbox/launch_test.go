@@ -62,7 +62,7 @@ func TestWaiting(t *testing.T) {
 			t.Fatal(err)
 		}
 		blue := "blue"
-		if _, err := m.PatchLabels(t.Context(), r.ID, map[string]*string{"colour": &blue}); err != nil {
+		if _, err := m.Relabel(t.Context(), r.ID, "", map[string]*string{"colour": &blue}); err != nil {
 			t.Fatal(err)
 		}
 		wantCode(t, m.Pause(t.Context(), r.ID), errs.WrongState)

@@ -252,9 +252,14 @@ func (m *Manager) check(s record.Spec) error {
 		slices.Sort(names)
 		return errs.New(errs.Invalid, "runtime %q is unknown; this host has %s", s.Runtime, strings.Join(names, " and "))
 	}
-	if s.Name != "" && (!validName.MatchString(s.Name) || record.IsID(s.Name) || record.IsSnapshotID(s.Name)) {
+	return checkName(s.Name)
+}
+
+// checkName checks the name of a sandbox; it may have none.
+func checkName(name string) error {
+	if name != "" && (!validName.MatchString(name) || record.IsID(name) || record.IsSnapshotID(name)) {
 		return errs.New(errs.Invalid, "name %q: want 1 to 63 characters of A-Z a-z 0-9 _ . - that begin with a letter or digit, and not "+
-			"the form of an id (12 characters of a-z and 2-7, also with the prefix snap-)", s.Name)
+			"the form of an id (12 characters of a-z and 2-7, also with the prefix snap-)", name)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -134,8 +135,17 @@ func (m *Manager) Renew(ctx context.Context, idOrName string, expires time.Time)
 	})
 }
 
-// PatchLabels sets the labels given and removes those that are nil (RFC 7396).
-func (m *Manager) PatchLabels(ctx context.Context, idOrName string, patch map[string]*string) (record.Record, error) {
+// Relabel changes what a sandbox is found by. It gives it another name, unless that is
+// empty, sets the labels given and removes those that are nil (RFC 7396). It fails with
+// errs.Exists if another sandbox has the name.
+func (m *Manager) Relabel(ctx context.Context, idOrName, name string, patch map[string]*string) (record.Record, error) {
+	if err := checkName(name); err != nil {
+		return record.Record{}, err
+	}
+	event := EventLabels
+	if name != "" {
+		event = EventRenamed
+	}
 	return m.with(ctx, "label", idOrName, func(r *record.Record) error {
 		labels := maps.Clone(r.Spec.Labels) // records are shared: never written into
 		if labels == nil {
@@ -148,7 +158,9 @@ func (m *Manager) PatchLabels(ctx context.Context, idOrName string, patch map[st
 				labels[k] = *v
 			}
 		}
-		return m.amend(ctx, r, EventLabels, func(r *record.Record) { r.Spec.Labels = labels })
+		return m.amend(ctx, r, event, func(r *record.Record) {
+			r.Spec.Name, r.Spec.Labels = cmp.Or(name, r.Spec.Name), labels
+		})
 	})
 }
 

@@ -68,18 +68,32 @@ func TestFreezerRefuses(t *testing.T) {
 	})
 }
 
-func TestPatchLabels(t *testing.T) {
+func TestRelabel(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		s := spec()
 		s.Labels = map[string]string{"team": "a", "env": "x"}
 		r := mustCreate(t, m, s)
 		b := "b"
-		got, err := m.PatchLabels(t.Context(), r.ID, map[string]*string{"team": &b, "env": nil, "none": nil})
+		got, err := m.Relabel(t.Context(), r.ID, "", map[string]*string{"team": &b, "env": nil, "none": nil})
 		if err != nil || !maps.Equal(got.Spec.Labels, map[string]string{"team": "b"}) {
 			t.Fatalf("%v, %v", got.Spec.Labels, err)
 		}
 		if !maps.Equal(r.Spec.Labels, map[string]string{"team": "a", "env": "x"}) {
 			t.Fatalf("an older record changed: %v", r.Spec.Labels)
+		}
+		events := m.Subscribe(t.Context())
+		if got, err = m.Relabel(t.Context(), r.ID, "other", nil); err != nil || got.Spec.Name != "other" || got.Spec.Labels["team"] != "b" {
+			t.Fatalf("%q, %v", got.Spec.Name, err)
+		}
+		if e := <-events; e.Type != EventRenamed || e.Name != "other" {
+			t.Fatalf("%+v", e)
+		}
+		if got, err = m.Get(t.Context(), "other"); err != nil || got.ID != r.ID {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		for _, name := range []string{"-x", "a b", r.ID} {
+			_, err := m.Relabel(t.Context(), r.ID, name, nil)
+			wantCode(t, err, errs.Invalid)
 		}
 	})
 }

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
 
 // Snapshots are frozen disks: copies, each of one disk at one moment, that nobody
@@ -70,6 +72,19 @@ func (s *Snapshots) FinishSnapshot(ctx context.Context, snap, id string) (bytes 
 		return 0, fmt.Errorf("finish snapshot %s: %w", snap, err)
 	}
 	return bytes, nil
+}
+
+// PackSnapshot writes the files of a snapshot, without the layers below them, as the tar of
+// a layer. See layer.Pack.
+func (s *Snapshots) PackSnapshot(ctx context.Context, snap string, hide func(path string) bool, w io.Writer) error {
+	dir, err := s.pool.snapshotDir(snap)
+	if err != nil {
+		return err
+	}
+	if err := layer.Pack(ctx, filepath.Join(dir, "u"), hide, w); err != nil {
+		return fmt.Errorf("pack snapshot %s: %w", snap, err)
+	}
+	return nil
 }
 
 // DeleteSnapshot removes a snapshot, also half of one; absent is fine. The

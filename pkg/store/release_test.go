@@ -34,7 +34,10 @@ func releaseImage() record.Image {
 	digest := func(of string) string { return "sha256:" + strings.Repeat(of, 32) }
 	return record.Image{
 		Name: "base", Tag: "latest", Digest: digest("ab"), Layers: []string{digest("cd")}, Bytes: 1 << 20, Created: past,
-		Config:  record.ImageConfig{Env: []string{"PATH=/bin"}, Workdir: "/root", User: "nobody", Labels: map[string]string{"maker": "a"}},
+		Config: record.ImageConfig{
+			Env: []string{"PATH=/bin"}, Workdir: "/root", User: "nobody", Labels: map[string]string{"maker": "a"},
+			Entrypoint: []string{"nice"}, Cmd: []string{"sleep", "1"},
+		},
 		Sources: []string{digest("ef")},
 	}
 }
@@ -43,7 +46,7 @@ func releaseImage() record.Image {
 func fullSpec() record.Spec {
 	return record.Spec{
 		Name: "lab", Image: releaseImage(), ImageURI: "ubuntu:24.04", ImageNote: "an alias", Snapshot: "snap-" + releaseID('b'),
-		Runtime: "runsc", Entrypoint: []string{"sleep", "1"}, Literal: true,
+		Runtime: "runsc", Entrypoint: []string{"sleep", "1"}, Literal: true, ImageCommand: true, Hostname: "build.example",
 		Env: map[string]string{"KEY": "value"}, Labels: map[string]string{"team": "a"}, Timeout: time.Hour, OneShot: true,
 		Limits: record.Limits{
 			MemoryBytes: 1 << 28, CPUMillis: 500, CPUShares: 512, Pids: 64, DiskBytes: 1 << 30,

@@ -30,11 +30,8 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 		if boxes.Get([]byte(n.ID)) != nil {
 			return refusal{errs.New(errs.Exists, "sandbox %s already exists", n.ID)}
 		}
-		if n.Spec.Name != "" {
-			if id := names.Get([]byte(n.Spec.Name)); id != nil {
-				return refusal{errs.New(errs.Exists, "the name %q belongs to sandbox %s; delete that sandbox, or choose another name",
-					n.Spec.Name, id)}
-			}
+		if id := names.Get([]byte(n.Spec.Name)); id != nil {
+			return taken(n.Spec.Name, id)
 		}
 		if n.Spec.Snapshot == "" && n.Spec.Image.Digest != "" {
 			if err := hasImage(tx, n.Spec.Image); err != nil {
@@ -64,8 +61,15 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	return nil
 }
 
-// Put replaces the record r.ID. Its slot and name never change. The name of a record
-// that is being deleted is free at once; its slot only after Delete. If the record
+// taken refuses a name that sandbox id has.
+func taken(name string, id []byte) error {
+	return refusal{errs.New(errs.Exists, "the name %q belongs to sandbox %s; delete that sandbox, or choose another name", name, id)}
+}
+
+// Put replaces the record r.ID. Its slot never changes. If it has another name than
+// before, the old name is free, and Put fails with errs.Exists if the new one is taken.
+// The name of a record that is being deleted is free at once; its slot only after
+// Delete. If the record
 // waited for its image and now has it, Put fails like Insert when that image was
 // removed since.
 func (db *DB) Put(ctx context.Context, r record.Record) error {
@@ -82,6 +86,9 @@ func (db *DB) Put(ctx context.Context, r record.Record) error {
 					return err
 				}
 			}
+		}
+		if err := rename(tx, r); err != nil {
+			return err
 		}
 		return write(tx, r)
 	}, func() { db.remember(r) })
@@ -139,6 +146,21 @@ func write(tx *bbolt.Tx, r record.Record) error {
 	return dropName(names, name, r.ID)
 }
 
+// rename frees the names of a record that is about to be written under another one.
+func rename(tx *bbolt.Tx, r record.Record) error {
+	if r.Spec.Name == "" || r.State == record.Deleting {
+		return nil
+	}
+	names := tx.Bucket(bucketNames)
+	switch id := names.Get([]byte(r.Spec.Name)); {
+	case id == nil:
+		return dropAll(names, r.ID)
+	case string(id) != r.ID:
+		return taken(r.Spec.Name, id)
+	}
+	return nil
+}
+
 // dropName frees a name unless another record has it by now.
 func dropName(names *bbolt.Bucket, name []byte, id string) error {
 	if string(names.Get(name)) != id {
@@ -169,7 +191,7 @@ func erase(tx *bbolt.Tx, id string) error {
 	return boxes.Delete([]byte(id))
 }
 
-// dropAll frees the names of an unreadable record. It searches all names for the id.
+// dropAll frees the name of a record that is not known. It searches all names for the id.
 func dropAll(names *bbolt.Bucket, id string) error {
 	c := names.Cursor()
 	for k, v := c.First(); k != nil; k, v = c.Next() {

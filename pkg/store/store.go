@@ -315,6 +315,9 @@ type index struct {
 // remember takes over a committed record.
 // Preconditions: committer.mu is held, or nobody else has x yet.
 func (x *index) remember(r record.Record) {
+	if was := x.boxes[r.ID]; was != nil && was.Spec.Name != r.Spec.Name && x.names[was.Spec.Name] == r.ID {
+		delete(x.names, was.Spec.Name)
+	}
 	x.forget(r.ID)
 	x.boxes[r.ID] = &r
 	at, _ := slices.BinarySearchFunc(x.order, &r, newestFirst)

@@ -123,6 +123,46 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// TestRename: a record that is put under another name has that one, and no other record
+// does, also after a restart.
+func TestRename(t *testing.T) {
+	path := newPath(t)
+	db := openTest(t, path, Options{})
+	ctx := t.Context()
+	a, b, c := insert(t, db, "daaaaaaaaaaa", "lab"), insert(t, db, "dbbbbbbbbbbb", ""), insert(t, db, "dccccccccccc", "taken")
+	put := func(r record.Record, name string, want errs.Code) {
+		t.Helper()
+		r.Spec.Name = name
+		if err := db.Put(ctx, r); (err != nil || want != "") && !errs.Is(err, want) {
+			t.Errorf("%s to %q: %v, want %q", r.ID, name, err, want)
+		}
+	}
+	put(a, "taken", errs.Exists)
+	put(b, "lab", errs.Exists)
+	for range 2 {
+		put(a, "old", "")
+		put(b, "lab", "")
+	}
+	for range 2 {
+		for name, id := range map[string]string{"old": a.ID, "lab": b.ID, "taken": c.ID} {
+			if r, ok, err := db.Get(ctx, name); r.ID != id || r.Spec.Name != name || !ok || err != nil {
+				t.Errorf("%s is %s called %q, %v; want %s", name, r.ID, r.Spec.Name, err, id)
+			}
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		db = openTest(t, path, Options{})
+	}
+	if err := db.Delete(ctx, a.ID); err != nil {
+		t.Fatal(err)
+	}
+	put(c, "old", "")
+	if _, ok, err := db.Get(ctx, "taken"); ok || err != nil {
+		t.Errorf("the old name leads somewhere, %v", err)
+	}
+}
+
 func TestSlots(t *testing.T) {
 	path := newPath(t)
 	db := openTest(t, path, Options{Slots: 3})

@@ -81,7 +81,8 @@ func imports(ctx context.Context, b *bench) (err error) {
 			if err != nil {
 				return 0, err
 			}
-			return took, errors.Join(b.cl.Images().Remove(ctx, "bench-import"), syncDir(dir))
+			_, err = b.cl.Images().Remove(ctx, "bench-import")
+			return took, errors.Join(err, syncDir(dir))
 		}
 		a, t, err := turns(b.times(5, 1), 1, ours, extract)
 		if err != nil {

@@ -206,7 +206,8 @@ func restore(t *testing.T, d *daemontest.Daemon) {
 		now, err := c.Images().List(context.Background())
 		for _, i := range now {
 			if !slices.ContainsFunc(before, func(b wire.ImageInfo) bool { return b.Name == i.Name && b.Tag == i.Tag }) {
-				err = errors.Join(err, c.Images().Remove(context.Background(), i.Name+":"+i.Tag))
+				_, rerr := c.Images().Remove(context.Background(), i.Name+":"+i.Tag)
+				err = errors.Join(err, rerr)
 			}
 		}
 		if err != nil {

@@ -77,7 +77,7 @@ type arrivals struct {
 }
 
 func (a *arrivals) follow(ctx context.Context, c *client.Client) {
-	for e, err := range c.Events(ctx, client.Notices{}) {
+	for e, err := range c.Events(ctx, time.Time{}, client.Notices{}) {
 		if err == nil && e.Type == "running" {
 			a.mu.Lock()
 			a.names = append(a.names, e.Name)

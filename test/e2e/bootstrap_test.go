@@ -15,7 +15,7 @@ import (
 // logs is what the entrypoint of a sandbox has written.
 func (h host) logs(t *testing.T, id string) string {
 	t.Helper()
-	r, err := h.api.Logs(t.Context(), id, client.AllLines)
+	r, err := h.api.Logs(t.Context(), id, client.AllLines, client.LogTimes{})
 	if err != nil {
 		t.Fatal(err)
 	}

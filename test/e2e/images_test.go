@@ -120,7 +120,8 @@ func TestImages(t *testing.T) {
 	}
 	pod.do("umount", id)
 	pod.do("commit", "--change", "ENV COLOR=blue", "--change", "ENV EDITOR=vi", "--change", "WORKDIR /srv/app",
-		"--change", "USER 1234:4321", "--change", "LABEL team=a", id, "localhost/team/app:7")
+		"--change", "USER 1234:4321", "--change", "LABEL team=a",
+		"--change", `ENTRYPOINT ["/usr/bin/env"]`, "--change", `CMD ["echo", "of the image"]`, id, "localhost/team/app:7")
 	pod.do("save", "-o", file("docker.tar"), "localhost/team/app:7")
 	pod.do("save", "--format", "oci-archive", "-o", file("oci.tar"), "localhost/team/app:7")
 	pod.do("save", "--format", "oci-dir", "-o", file("oci"), "localhost/team/app:7")
@@ -161,6 +162,18 @@ func TestImages(t *testing.T) {
 func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 	id := l.make("--env", "COLOR=red", ref, "--", "sh", "-c", "id -u; id -g; pwd; echo $COLOR $EDITOR; sleep 1000")
 	defer l.ok("rm", id)
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{ref}, "of the image\n"},
+		{[]string{ref, "A=b", "sh", "-c", "echo $A $HOSTNAME"}, "b x.y\n"}, // A=b is for env, the ENTRYPOINT
+		{[]string{"--entrypoint", "uname", ref, "-n"}, "x.y\n"},
+	} {
+		if out := l.ok(append([]string{"run", "--runtime", l.runtime, "--hostname", "x.y"}, c.args...)...); out != c.want {
+			t.Errorf("run %q says %q", c.args, out)
+		}
+	}
 	out := l.ok("exec", id, "--", "sh", "-c", "id -u; id -g; pwd; echo $COLOR $EDITOR; cat own; ls -ln own | cut -d' ' -f1,3,4; ls "+
 		"/etc/debian_version 2>/dev/null || echo gone")
 	want := "1234\n4321\n/srv/app\nred vi\n"
@@ -270,7 +283,7 @@ func TestImportIsAtomic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := h.api.Images().Remove(t.Context(), im.Name); err != nil {
+	if _, err := h.api.Images().Remove(t.Context(), im.Name); err != nil {
 		t.Error(err)
 	}
 }

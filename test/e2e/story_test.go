@@ -56,6 +56,7 @@ var stories = []struct {
 	{"Snapshots", tellSnapshots},
 	{"SnapshotsRefused", tellSnapshotsRefused},
 	{"StopAndStart", tellStopAndStart},
+	{"Verbs", tellVerbs},
 	{"Ready", tellReady},
 	{"HangingProbe", tellHangingProbe},
 	{"Restart", tellRestart},

@@ -27,6 +27,7 @@ var wanted = map[string][]string{
 	"cp":     {wire.Running},
 	"pause":  {wire.Running},
 	"stop":   {wire.Running, wire.Paused},
+	"kill":   {wire.Running, wire.Paused},
 	"start":  {wire.Terminated, wire.Failed},
 	"resume": {wire.Paused},
 	"stats":  {wire.Running, wire.Paused},

@@ -17,7 +17,7 @@ var ErrNothing = errors.New("nothing done")
 // Each does f to every name and prints those that it was done to, as docker
 // does. It goes on after an error, prints all errors and returns the last.
 func Each(names []string, f func(name string) error) error {
-	return every(names, func(name string) error {
+	return Every(names, func(name string) error {
 		switch err := f(name); {
 		case errors.Is(err, ErrNothing):
 			return nil
@@ -29,8 +29,8 @@ func Each(names []string, f func(name string) error) error {
 	})
 }
 
-// every does f to every name. It prints all errors but the last, which it returns.
-func every(names []string, f func(name string) error) error {
+// Every does f to every name. It prints all errors but the last, which it returns.
+func Every(names []string, f func(name string) error) error {
 	var last error
 	for _, name := range names {
 		if err := f(name); err != nil {

@@ -2,11 +2,16 @@ package command
 
 import (
 	"bufio"
+	"cmp"
 	"os"
 	"regexp"
+	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -99,4 +104,39 @@ func FlagsFirst(cmd *cobra.Command, args []string) error {
 			args[1], args[0], cmd.CommandPath())
 	}
 	return nil
+}
+
+// SignalName is the full name of a signal, of which kill(1) takes the number and the
+// name with and without SIG. What is no signal is returned as it is, for the agent to
+// refuse.
+func SignalName(s string) string {
+	if n, err := strconv.Atoi(s); err == nil {
+		return cmp.Or(unix.SignalName(syscall.Signal(n)), s)
+	}
+	return "SIG" + strings.TrimPrefix(strings.ToUpper(s), "SIG")
+}
+
+// Since reads docker's forms of a time: a duration before now such as 10m, RFC 3339 with or
+// without a zone or a time of day, and Unix seconds with or without a fraction. The
+// empty text is the zero time.
+func Since(flag, s string, now time.Time) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(s); err == nil {
+		return now.Add(-d), nil
+	}
+	for _, form := range []string{time.RFC3339Nano, "2006-01-02T15:04:05.999999999", "2006-01-02T15:04", "2006-01-02"} {
+		if t, err := time.ParseInLocation(form, s, time.Local); err == nil {
+			return t, nil
+		}
+	}
+	whole, fraction, _ := strings.Cut(s, ".")
+	seconds, err := strconv.ParseInt(whole, 10, 64)
+	nanos, ferr := strconv.ParseUint((fraction + "000000000")[:9], 10, 32)
+	if err != nil || ferr != nil || len(fraction) > 9 {
+		return time.Time{}, errs.New(errs.Invalid,
+			"%s %q: want a duration such as 10m, a time such as 2026-01-02T15:04:05Z, or Unix seconds", flag, text.Clip(s, 40))
+	}
+	return time.Unix(seconds, int64(nanos)), nil
 }

@@ -5,6 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
 func TestParsing(t *testing.T) {
@@ -27,5 +30,31 @@ func TestParsing(t *testing.T) {
 	}
 	if _, err := Environment([]string{"=x"}, nil); err == nil {
 		t.Error("=x was taken")
+	}
+}
+
+// TestSince: docker's forms of a time.
+func TestSince(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	for s, want := range map[string]time.Time{
+		"":                          {},
+		"10m":                       now.Add(-10 * time.Minute),
+		"1h30m":                     now.Add(-90 * time.Minute),
+		"2026-11-23T11:00:00Z":      now.Add(-time.Hour),
+		"2026-11-23T11:00:00.5Z":    now.Add(-time.Hour + time.Second/2),
+		"2026-11-23T13:00:00+02:00": now.Add(-time.Hour),
+		"2026-11-23T11:00:00":       time.Date(2026, 11, 23, 11, 0, 0, 0, time.Local),
+		"2026-11-23":                time.Date(2026, 11, 23, 0, 0, 0, 0, time.Local),
+		"1795000000":                time.Unix(1795000000, 0),
+		"1795000000.25":             time.Unix(1795000000, 250000000),
+	} {
+		if got, err := Since("--since", s, now); err != nil || !got.Equal(want) {
+			t.Errorf("%q: %v, %v; want %v", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"yesterday", "1.x", "2026-13-01", "1.0000000001"} {
+		if got, err := Since("--since", s, now); !errs.Is(err, errs.Invalid) {
+			t.Errorf("%q: %v, %v", s, got, err)
+		}
 	}
 }

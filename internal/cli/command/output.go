@@ -22,12 +22,14 @@ const (
 	Name  = "name"
 )
 
-// Output is how a command prints: -o json, table or name.
+// Output is how a command prints: -o json, table or name, and docker's --format.
 type Output struct {
 	Format string
 	Quiet  bool // -q, which is -o name
 	Full   bool // columns are not shortened
 	Lines  bool // more than one answer comes: as JSON each is a line
+
+	format format
 }
 
 // Flags adds -o, and with quiet also -q, to cmd. They are checked before cmd runs.
@@ -74,10 +76,43 @@ type Listing[T any] struct {
 	Name   func(T) string // is printed by -o name, and accepted by other commands
 	Header []string
 	Row    func(T) []string
+	Docker func(T) Fields // what docker calls its properties; may be nil
 }
 
-// Show prints a list: as JSON an array, also of nothing; one name a line; or a table.
+// FormatFlag adds --format to the command that shows the list.
+func (l Listing[T]) FormatFlag(cmd *cobra.Command, o *Output) {
+	var none T
+	o.FormatFlag(cmd, l.docker(none))
+}
+
+func (l Listing[T]) docker(v T) Fields {
+	if l.Docker == nil {
+		return nil
+	}
+	return l.Docker(v)
+}
+
+// Show prints a list: as JSON an array, also of nothing; one name a line; or a table. With
+// --format each element is a line, except in docker's tables.
 func (l Listing[T]) Show(w io.Writer, o *Output, list []T) error {
+	switch {
+	case o.format.Template != nil:
+		all := make([]Fields, len(list))
+		for i, v := range list {
+			var err error
+			if all[i], err = fieldsOf(v, l.docker(v)); err != nil {
+				return err
+			}
+		}
+		return o.format.print(w, all)
+	case o.format.lines:
+		for _, v := range list {
+			if err := text.JSONLine(w, v); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	switch o.Format {
 	case JSON:
 		if list == nil {
@@ -116,21 +151,31 @@ func (l Listing[T]) Of(
 	})
 }
 
-// Inspect returns the function that cobra runs for a command that prints everything
-// about the things it names, as one array of JSON. Errors go to standard error, and the
-// rest is printed.
+// Inspect completes cmd, which has the texts, to a command that prints everything about
+// the things it names: as one array of JSON, or each by --format. Errors go to standard
+// error, and the rest is printed. docker may be nil; see Fields.
 func Inspect[T any](
-	p *Program, one func(ctx context.Context, cl *client.Client, name string) (T, error),
-) func(*cobra.Command, []string) error {
-	return p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+	p *Program, cmd *cobra.Command, docker func(T) Fields,
+	one func(ctx context.Context, cl *client.Client, name string) (T, error),
+) *cobra.Command {
+	var o Output
+	l := Listing[T]{Docker: docker}
+	cmd.Args = cobra.MinimumNArgs(1)
+	cmd.RunE = p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 		all := []T{}
-		err := every(args, func(name string) error {
+		err := Every(args, func(name string) error {
 			v, err := one(ctx, cl, name)
 			if err == nil {
 				all = append(all, v)
 			}
 			return err
 		})
-		return cmp.Or(err, text.JSON(os.Stdout, all))
+		if o.format.Template == nil {
+			return cmp.Or(err, text.JSON(os.Stdout, all))
+		}
+		return cmp.Or(err, l.Show(os.Stdout, &o, all))
 	})
+	var none T
+	o.formatFlag(cmd, "f", l.docker(none))
+	return cmd
 }

@@ -48,15 +48,18 @@ func New(version string) *Program {
 	return &Program{Version: version, key: os.Getenv("OPEN_SANDBOX_API_KEY")}
 }
 
-// Prepare completes root and the commands below it: it adds the flag that names
-// the daemon, errors that say how a command is used, and completion.
+// Prepare completes root and the commands below it: it adds --version, the flag that
+// names the daemon, errors that say how a command is used, and completion.
 func (p *Program) Prepare(root *cobra.Command) {
 	root.SilenceErrors, root.SilenceUsage = true, true
+	root.Version = p.Version // --version
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
 	root.PersistentFlags().StringVarP(&p.host, "host", "H", "", "daemon to connect to: unix:///path, tcp://host:port or an http(s) URL "+
 		"(default $SANDBOXD_HOST; for a private CA set $SSL_CERT_FILE)")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return errs.New(errs.Invalid, "%s; see `%s --help`", err, cmd.CommandPath())
 	})
+	completeInBash(root)
 	p.complete(root)
 	for _, cmd := range root.Commands() {
 		explainArgs(cmd)

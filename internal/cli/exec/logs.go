@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -35,13 +36,19 @@ func tailFlag(cmd *cobra.Command) func() (int, error) {
 func newLogs(p *command.Program) *cobra.Command {
 	var (
 		follow bool
+		times  client.LogTimes
+		since  string
 		tail   func() (int, error)
 	)
 	cmd := &cobra.Command{
-		Use:   "logs [-f] [-n LINES] SANDBOX",
+		Use:   "logs [-ft] [-n LINES] [--since TIME] SANDBOX",
 		Short: "Print the output of a sandbox's entrypoint",
+		Long: `Print the output of a sandbox's entrypoint: all that is kept, or after the end of the
+sandbox the end of it. The times of -t and --since are exact for new output and rougher
+for older output. They are not kept when the sandbox has ended.`,
 		Example: `  sandboxctl logs lab
   sandboxctl logs -f lab
+  sandboxctl logs -t --since 10m lab
   sandboxctl logs -f -n 20 lab`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
@@ -49,10 +56,13 @@ func newLogs(p *command.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if times.Since, err = command.Since("--since", since, time.Now()); err != nil {
+				return err
+			}
 			if follow {
-				err = cl.FollowLogs(ctx, args[0], lines, command.Notices(), os.Stdout)
+				err = cl.FollowLogs(ctx, args[0], lines, times, command.Notices(), os.Stdout)
 			} else {
-				err = printLogs(ctx, cl, args[0], lines)
+				err = printLogs(ctx, cl, args[0], lines, times)
 			}
 			if ctx.Err() != nil {
 				return ctx.Err()
@@ -61,12 +71,14 @@ func newLogs(p *command.Program) *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the output until the entrypoint ends, also over restarts of the daemon")
+	cmd.Flags().BoolVarP(&times.Stamps, "timestamps", "t", false, "print the time before each line")
+	cmd.Flags().StringVar(&since, "since", "", "begin with the output since this time: a duration such as 10m, a time or Unix seconds")
 	tail = tailFlag(cmd)
 	return cmd
 }
 
-func printLogs(ctx context.Context, cl *client.Client, sandbox string, lines int) error {
-	rc, err := cl.Logs(ctx, sandbox, lines)
+func printLogs(ctx context.Context, cl *client.Client, sandbox string, lines int, times client.LogTimes) error {
+	rc, err := cl.Logs(ctx, sandbox, lines, times)
 	if err != nil {
 		return err
 	}

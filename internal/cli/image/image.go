@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -22,23 +23,26 @@ import (
 
 // Commands makes the commands of this room.
 func Commands(p *command.Program) []*cobra.Command {
-	return []*cobra.Command{newImage(p)}
+	images := newImageLs(p, "sandboxctl images")
+	images.Use, images.Aliases = "images", nil
+	return []*cobra.Command{newImage(p), images, newRmi(p), newTag(p, "sandboxctl tag"), newCommit(p)}
 }
 
 func newImage(p *command.Program) *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "image", Aliases: []string{"images"}, Short: "List, build, pull, import, export and remove images",
+		Use: "image", Short: "List, build, pull, import, export, tag and remove images",
 		Example: `  sandboxctl image ls
   sandboxctl image build python`,
 	}
 	cmd.AddCommand(
-		newImageLs(p), newImageInspect(p), newImageBuild(p), newImagePull(p), newImageImport(p), newImageLoad(p),
-		newImageExport(p), newImageRm(p), newImagePrune(p),
+		newImageLs(p, "sandboxctl image ls"), newImageInspect(p), newImageBuild(p), newImagePull(p), newImageImport(p), newImageLoad(p),
+		newImageExport(p), newTag(p, "sandboxctl image tag"), newImageRm(p), newImagePrune(p),
 	)
 	return cmd
 }
 
-func newImageLs(p *command.Program) *cobra.Command {
+// newImageLs makes the command that lists images, as it is called.
+func newImageLs(p *command.Program, called string) *cobra.Command {
 	var o command.Output
 	cmd := &cobra.Command{
 		Use:     "ls",
@@ -46,14 +50,14 @@ func newImageLs(p *command.Program) *cobra.Command {
 		Short:   "List images",
 		Long: `List the images of the daemon's host. ALIASES are other names of an image, from
 images.aliases in the daemon's configuration; :* means any tag.`,
-		Example: `  sandboxctl image ls
-  sandboxctl image ls -o name`,
-		Args: cobra.NoArgs,
+		Example: fmt.Sprintf("  %[1]s\n  %[1]s -o name", called),
+		Args:    cobra.NoArgs,
 		RunE: images(&o).Of(p, &o, func(ctx context.Context, cl *client.Client, _ []string) ([]wire.ImageInfo, error) {
 			return cl.Images().List(ctx)
 		}),
 	}
 	o.Flags(cmd, true)
+	images(&o).FormatFlag(cmd, &o)
 	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not truncate digests")
 	return cmd
 }
@@ -69,6 +73,16 @@ func images(o *command.Output) command.Listing[wire.ImageInfo] {
 				digest = text.Clip(digest, 20)
 			}
 			return []string{i.Name, i.Tag, digest, text.Ago(i.Created), text.Bytes(i.Bytes), strings.Join(i.Aliases, " ")}
+		},
+		Docker: func(i wire.ImageInfo) command.Fields {
+			id := strings.TrimPrefix(i.Digest, "sha256:")
+			if !o.Full {
+				id = id[:min(12, len(id))]
+			}
+			return command.Fields{
+				"Repository": i.Name, "Tag": i.Tag, "ID": id, "Digest": i.Digest, "Size": text.Bytes(i.Bytes),
+				"CreatedSince": text.Ago(i.Created), "CreatedAt": i.Created.Local().Format(time.RFC3339),
+			}
 		},
 	}
 }
@@ -103,19 +117,88 @@ func newImageRm(p *command.Program) *cobra.Command {
 		Short: "Remove images that no sandbox uses",
 		Example: `  sandboxctl image rm python
   sandboxctl image rm $(sandboxctl image ls -q)`,
-	}, func(ctx context.Context, cl *client.Client, ref string) error { return cl.Images().Remove(ctx, ref) })
+	}, func(ctx context.Context, cl *client.Client, ref string) error {
+		_, err := cl.Images().Remove(ctx, ref)
+		return err
+	})
+}
+
+func newRmi(p *command.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:     "rmi IMAGE...",
+		Short:   "Remove images that no sandbox uses, and print what was removed as docker does",
+		Example: `  sandboxctl rmi python mine:1`,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			return command.Every(args, func(ref string) error {
+				gone, err := cl.Images().Remove(ctx, ref)
+				for _, name := range gone.Images {
+					fmt.Println("Untagged:", text.Printable(name))
+				}
+				for _, digest := range gone.Layers {
+					fmt.Println("Deleted:", text.Printable(digest))
+				}
+				return err
+			})
+		}),
+	}
+}
+
+func newCommit(p *command.Program) *cobra.Command {
+	var o command.Output
+	cmd := &cobra.Command{
+		Use:   "commit SANDBOX NAME[:TAG]",
+		Short: "Make an image of the files of a sandbox, and print its digest",
+		Long: `Make an image of the files of a sandbox that runs, is paused or has ended. What the
+sandbox has written becomes a layer over its image. Environment, directory, user,
+ENTRYPOINT and CMD are the image's. Volumes, sockets and pipes are left out. A sandbox
+that runs stands still for a moment.`,
+		Example: `  sandboxctl commit lab mine/lab:1`,
+		Args:    cobra.ExactArgs(2),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			im, err := cl.Commit(ctx, args[0], args[1])
+			if err != nil {
+				return err
+			}
+			return o.One(im, im.Digest)
+		}),
+	}
+	o.Flags(cmd, false)
+	return cmd
+}
+
+// newTag makes the command that names an image, as it is called.
+func newTag(p *command.Program, called string) *cobra.Command {
+	return &cobra.Command{
+		Use:   "tag IMAGE NAME[:TAG]",
+		Short: "Give an image a further name",
+		Long: `Give an image a further name. Only a key of the role admin may take a name that is
+another image's.`,
+		Example: fmt.Sprintf("  %s python mine/python:1", called),
+		Args:    cobra.ExactArgs(2),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			_, err := cl.Images().Tag(ctx, args[0], args[1])
+			return err
+		}),
+	}
 }
 
 func newImageInspect(p *command.Program) *cobra.Command {
-	return &cobra.Command{
-		Use:     "inspect IMAGE...",
-		Short:   "Print detailed information on images, as JSON",
-		Example: `  sandboxctl image inspect python`,
-		Args:    cobra.MinimumNArgs(1),
-		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, ref string) (wire.ImageInspection, error) {
-			return cl.Images().Inspect(ctx, ref)
-		}),
-	}
+	return command.Inspect(p, &cobra.Command{
+		Use:   "inspect IMAGE...",
+		Short: "Print detailed information on images, as JSON",
+		Example: `  sandboxctl image inspect python
+  sandboxctl image inspect -f '{{.Config.Cmd}}' python`,
+	}, func(i wire.ImageInspection) command.Fields {
+		return command.Fields{
+			"Id": i.Digest, "RepoTags": []string{i.Name + ":" + i.Tag}, "Created": i.Created.Format(time.RFC3339), "Size": i.Bytes,
+			"Config": map[string]any{
+				"Entrypoint": i.Entrypoint, "Cmd": i.Cmd, "Env": i.Env, "WorkingDir": i.Workdir, "User": i.User, "Labels": i.Labels,
+			},
+		}
+	}, func(ctx context.Context, cl *client.Client, ref string) (wire.ImageInspection, error) {
+		return cl.Images().Inspect(ctx, ref)
+	})
 }
 
 func newImagePrune(p *command.Program) *cobra.Command {

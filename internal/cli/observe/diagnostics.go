@@ -116,10 +116,6 @@ func newDiagnosticSummary(p *command.Program) *cobra.Command {
 
 // printText prints lines; a guest may have written some of them.
 func printText(lines string) error {
-	words := strings.Split(lines, "\t")
-	for i, w := range words {
-		words[i] = text.Lines(w)
-	}
-	_, err := fmt.Print(strings.Join(words, "\t"))
+	_, err := fmt.Print(text.Tabbed(lines))
 	return err
 }

@@ -31,6 +31,7 @@ an array. It is printed on one line, except with --no-stream.`,
 		}),
 	}
 	o.Flags(cmd, false)
+	samples.FormatFlag(cmd, &o)
 	cmd.Flags().BoolVar(&once, "no-stream", false, "measure once, CPU over a fifth of a second")
 	return cmd
 }
@@ -119,15 +120,27 @@ var samples = command.Listing[sample]{
 	},
 	Row: func(s sample) []string {
 		u := s.Usage
-		mem := "-"
-		if u.MemoryLimitBytes > 0 {
-			mem = fmt.Sprintf("%.1f%%", 100*float64(u.MemoryBytes)/float64(u.MemoryLimitBytes))
-		}
 		return []string{
 			s.ID, s.Name, fmt.Sprintf("%.1f%%", s.CPU),
-			text.Bytes(u.MemoryBytes) + " / " + text.Bytes(u.MemoryLimitBytes), mem, text.Bytes(u.MemoryPeakBytes),
+			text.Bytes(u.MemoryBytes) + " / " + text.Bytes(u.MemoryLimitBytes), share(u), text.Bytes(u.MemoryPeakBytes),
 			fmt.Sprintf("%s / %d", pidsOf(u), u.PidsLimit), text.Bytes(u.DiskBytes) + " / " + text.Bytes(u.DiskLimitBytes),
 			text.Bytes(u.RxBytes) + " / " + text.Bytes(u.TxBytes), fmt.Sprint(u.OOMKills),
 		}
 	},
+	Docker: func(s sample) command.Fields {
+		u := s.Usage
+		return command.Fields{
+			"ID": s.ID, "Name": s.Name, "Container": s.ID, "CPUPerc": fmt.Sprintf("%.2f%%", s.CPU), "MemPerc": share(u),
+			"MemUsage": text.Bytes(u.MemoryBytes) + " / " + text.Bytes(u.MemoryLimitBytes), "PIDs": pidsOf(u),
+			"NetIO": text.Bytes(u.RxBytes) + " / " + text.Bytes(u.TxBytes),
+		}
+	},
+}
+
+// share is how much of its memory limit a sandbox uses.
+func share(u wire.Usage) string {
+	if u.MemoryLimitBytes == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*float64(u.MemoryBytes)/float64(u.MemoryLimitBytes))
 }

@@ -25,6 +25,7 @@ func newCreate(p *command.Program) *cobra.Command {
 		from    string
 		secure  bool
 		renew   string
+		ofImage bool
 	)
 	cmd := &cobra.Command{
 		Use:   "create [flags] IMAGE [-- COMMAND [ARG...]]",
@@ -32,7 +33,8 @@ func newCreate(p *command.Program) *cobra.Command {
 		Long: `Create a sandbox and print its id.
 
 With a COMMAND the sandbox ends when the command ends. Without a COMMAND it runs until
-its timeout or until it is removed. With --restart, a sandbox that ends is started
+its timeout or until it is removed. The ENTRYPOINT and CMD of the image are used only
+with --image-command: then COMMAND, if given, takes the place of CMD. With --restart, a sandbox that ends is started
 again. With --ready-port or --ready-cmd, create prints the id when the sandbox is ready.
 
 With --from, the sandbox starts with the files of a snapshot, and IMAGE is left out: the
@@ -68,7 +70,19 @@ image is the snapshot's. Either runtime can use the snapshot.`,
 			if err := renewOnAccess(renew, r.Extensions); err != nil {
 				return err
 			}
-			r.Entrypoint = s.argv(argv)
+			r.Entrypoint, _ = s.argv(argv)
+			if ofImage {
+				if s.given.Changed("entrypoint") {
+					return errs.New(errs.Invalid,
+						"--image-command uses the ENTRYPOINT of the image, and --entrypoint replaces it; leave one out")
+				}
+				r.Extensions[wire.ExtImageCommand] = "true"
+			}
+			if from == "" {
+				if err := s.fetch(ctx, cl, image, !noWait); err != nil {
+					return err
+				}
+			}
 			return createKept(ctx, cl, r, timeout, !noWait, o)
 		}),
 	}
@@ -80,6 +94,7 @@ image is the snapshot's. Either runtime can use the snapshot.`,
 		"require the token of a port even where the daemon serves other sandboxes' ports without one; see sandboxctl endpoint")
 	cmd.Flags().StringVar(&renew, "renew-on-access", "",
 		"minimum time left after each request to a port and each command: 300 to 86400 seconds, or a duration such as 10m")
+	cmd.Flags().BoolVar(&ofImage, "image-command", false, "run the ENTRYPOINT and CMD of the image, as sandboxctl run does")
 	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, without waiting until the sandbox runs")
 	return cmd
 }
@@ -101,12 +116,13 @@ func renewOnAccess(given string, extensions map[string]string) error {
 	return nil
 }
 
-// createKept makes a sandbox that stays and prints it; without an entrypoint it idles.
+// createKept makes a sandbox that stays and prints it; without an entrypoint, its own or
+// the image's, it idles.
 // A timeout of 0 is none.
 func createKept(
 	ctx context.Context, cl *client.Client, r wire.CreateRequest, timeout time.Duration, wait bool, o command.Output,
 ) error {
-	if len(r.Entrypoint) == 0 {
+	if len(r.Entrypoint) == 0 && r.Extensions[wire.ExtImageCommand] == "" {
 		r.Extensions[wire.ExtIdle] = "true"
 	}
 	if len(r.Entrypoint) == 1 && strings.ContainsAny(r.Entrypoint[0], " \t\n") {
@@ -114,11 +130,6 @@ func createKept(
 	}
 	if timeout != 0 {
 		r.Extensions[wire.ExtTimeout] = timeout.String()
-	}
-	if wait && r.Image != nil {
-		if err := pullShown(ctx, cl, r.Image.URI); err != nil {
-			return err
-		}
 	}
 	sb, err := cl.Create(ctx, r, wait)
 	if err != nil {

@@ -2,9 +2,13 @@ package sandbox
 
 import (
 	"context"
+	"fmt"
+	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -35,7 +39,8 @@ func newPs(p *command.Program) *cobra.Command {
 		Short:   "List sandboxes",
 		Example: `  sandboxctl ps
   sandboxctl ps -a --filter state=Failed
-  sandboxctl ps -q --filter label=team=a`,
+  sandboxctl ps -q --filter label=team=a
+  sandboxctl ps --format 'table {{.ID}}\t{{.Names}}\t{{.Status}}'`,
 		Args: cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			f, names, err := parseFilters(filters)
@@ -56,6 +61,7 @@ func newPs(p *command.Program) *cobra.Command {
 		}),
 	}
 	o.Flags(cmd, true)
+	sandboxes(&o).FormatFlag(cmd, &o)
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also list sandboxes that have ended")
 	cmd.Flags().StringArrayVarP(&filters, "filter", "f", nil, "list only sandboxes with state=Running, label=KEY=VALUE or name=NAME")
 	cmd.Flags().BoolVar(&o.Full, "no-trunc", false, "do not truncate columns")
@@ -100,16 +106,10 @@ func sandboxes(o *command.Output) command.Listing[wire.Sandbox] {
 		Header: []string{"ID", "NAME", "IMAGE", "RUNTIME", "STATE", "ENTRYPOINT", "CREATED", "EXPIRES"},
 		Row: func(sb wire.Sandbox) []string {
 			row := []string{
-				sb.ID, command.NameOf(sb), "", "", stateOf(sb), strings.Join(sb.Entrypoint, " "),
+				sb.ID, command.NameOf(sb), imageOf(sb), "", stateOf(sb), strings.Join(sb.Entrypoint, " "),
 				text.Ago(sb.CreatedAt), text.Until(sb.ExpiresAt),
 			}
-			if sb.Image != nil {
-				row[2] = sb.Image.URI
-			}
 			if sb.Sandboxd != nil {
-				if sb.Image == nil {
-					row[2] = sb.Sandboxd.ImageName // it was made from a snapshot
-				}
 				row[3] = sb.Sandboxd.Runtime
 			}
 			if !o.Full {
@@ -117,5 +117,45 @@ func sandboxes(o *command.Output) command.Listing[wire.Sandbox] {
 			}
 			return row
 		},
+		Docker: func(sb wire.Sandbox) command.Fields {
+			line := strings.Join(sb.Entrypoint, " ")
+			if !o.Full {
+				line = text.Clip(line, 20)
+			}
+			f := command.Fields{
+				"ID": sb.ID, "Names": command.NameOf(sb), "Image": imageOf(sb), "Command": strconv.Quote(line), "State": dockerState(sb),
+				"Status": stateOf(sb), "CreatedAt": sb.CreatedAt.Local().Format(time.RFC3339), "RunningFor": text.Ago(sb.CreatedAt),
+				"Labels": labels(sb.Metadata), "Ports": "", "Networks": "", "Runtime": "", "Expires": text.Until(sb.ExpiresAt),
+			}
+			if info := sb.Sandboxd; info != nil {
+				var ports []string
+				for _, p := range info.Ports {
+					ports = append(ports, fmt.Sprintf("%s:%d->%d/%s", p.HostIP, p.HostPort, p.Port, p.Protocol))
+				}
+				f["Ports"], f["Networks"], f["Runtime"] = strings.Join(ports, ", "), info.Network, info.Runtime
+			}
+			return f
+		},
 	}
+}
+
+// imageOf is the image of a sandbox as its client wrote it, or the one below the
+// snapshot that it was made from.
+func imageOf(sb wire.Sandbox) string {
+	switch {
+	case sb.Image != nil:
+		return sb.Image.URI
+	case sb.Sandboxd != nil:
+		return sb.Sandboxd.ImageName
+	}
+	return ""
+}
+
+// labels are those of a sandbox, as docker ps prints them.
+func labels(m map[string]string) string {
+	var all []string
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		all = append(all, k+"="+m[k])
+	}
+	return strings.Join(all, ",")
 }

@@ -12,14 +12,11 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
-// pullShown pulls an image that the daemon's host does not have, and shows the progress.
-// The daemon would pull it anyway, so nothing is done where standard error is no terminal.
+// pullShown pulls an image that the daemon's host does not have, and shows the progress on
+// the terminal. The daemon would pull it anyway.
 // An image that no registry is configured for is no error here: the creation says more
 // about it.
 func pullShown(ctx context.Context, cl *client.Client, image string) error {
-	if !command.IsTerminal(os.Stderr) {
-		return nil
-	}
 	if _, err := cl.Images().Inspect(ctx, image); !errs.Is(err, errs.NotFound) {
 		return nil //nolint:nilerr // if the daemon cannot be asked, the creation says so
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -25,9 +26,13 @@ func newRun(p *command.Program) *cobra.Command {
 		detach bool
 	)
 	cmd := &cobra.Command{
-		Use:   "run [flags] IMAGE [--] COMMAND [ARG...]",
+		Use:   "run [flags] IMAGE [--] [COMMAND [ARG...]]",
 		Short: "Run a command in a new sandbox and remove the sandbox afterwards",
 		Long: `Run a command in a new sandbox and remove the sandbox afterwards.
+
+As with docker, the ENTRYPOINT of the image comes before COMMAND, and without COMMAND
+the CMD of the image is run. --entrypoint replaces both; --entrypoint '' leaves out
+ENTRYPOINT.
 
 The exit status is the command's, or
 
@@ -40,8 +45,8 @@ The exit status is the command's, or
 Ctrl-C goes to the command. A second Ctrl-C removes the sandbox at once. A third
 does not wait until it is removed.
 
-With -it the command runs at this terminal; without a command, a shell runs. The
-detach keys leave the sandbox running. The daemon removes it a day later at the latest.
+With -it the command runs at this terminal. Without a command, and if the image has
+none, a shell runs. The detach keys leave the sandbox running. The daemon removes it a day later at the latest.
 
 With -d the command is the entrypoint of a sandbox that stays. It runs as the image's
 user in the image's directory, and sandboxctl logs prints its output. --timeout or
@@ -69,20 +74,19 @@ start runs it again, sandboxctl rm removes it. It has no timeout.`,
 		if err := f.Check(); err != nil {
 			return err
 		}
-		argv := s.argv(args[1:])
-		if len(argv) == 0 && !f.TTY {
-			return errs.New(errs.Invalid,
-				"no command: the ENTRYPOINT and CMD of an image are not used; example: sandboxctl run %s -- sh -c 'echo hello'", args[0])
+		argv, ofImage := s.argv(args[1:])
+		if len(argv) == 0 && !ofImage && !f.TTY {
+			return noCommand(args[0])
 		}
 		r, err := s.request(args[0])
 		if err != nil {
 			return err
 		}
+		if err := s.fetch(ctx, cl, args[0], true); err != nil {
+			return err
+		}
 		if !detach {
-			if err := pullShown(ctx, cl, args[0]); err != nil {
-				return err
-			}
-			return runOnce(cl, r, f, argv, rm)
+			return runOnce(cl, r, f, argv, ofImage, rm)
 		}
 		if err := checkEntrypoint(f); err != nil {
 			return err
@@ -92,6 +96,9 @@ start runs it again, sandboxctl rm removes it. It has no timeout.`,
 				"its exit code until sandboxctl rm; leave out --rm and use --timeout to have it removed automatically")
 		}
 		r.Entrypoint = argv
+		if ofImage {
+			r.Extensions[wire.ExtImageCommand] = "true"
+		}
 		return createKept(ctx, cl, r, f.Timeout, true, command.Output{Format: command.Table})
 	})
 	cmd.Flags().SetInterspersed(false)
@@ -101,6 +108,12 @@ start runs it again, sandboxctl rm removes it. It has no timeout.`,
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false,
 		"run the command in the background as the entrypoint of a sandbox that stays, and print the sandbox's id")
 	return cmd
+}
+
+func noCommand(image string) error {
+	return errs.New(errs.Invalid,
+		"no command, and image %s has neither ENTRYPOINT nor CMD; example: sandboxctl run %s -- sh -c 'echo hello'",
+		image, image)
 }
 
 // checkEntrypoint refuses flags that a command can have and an entrypoint
@@ -127,10 +140,11 @@ func checkEntrypoint(f foreground.Flags) error {
 // cleanup bounds how long the end of a run may take.
 const cleanup = 30 * time.Second
 
-// runOnce makes a sandbox, runs the command, and then destroys the sandbox, or without
-// rm stops it, whatever happens. That takes three requests over one connection; the last
-// begins the moment the exit status is known.
-func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv []string, rm bool) (err error) {
+// runOnce makes a sandbox, runs the command, or if ofImage is set the image's with argv
+// as its arguments, and then destroys the sandbox, or without rm stops it, whatever
+// happens. That takes three requests over one connection; the last begins the moment the
+// exit status is known.
+func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv []string, ofImage, rm bool) (err error) {
 	sig := foreground.Catch()
 	defer sig.Stop()
 	r.Extensions[wire.ExtIdle] = "true"
@@ -159,6 +173,15 @@ func runOnce(cl *client.Client, r wire.CreateRequest, f foreground.Flags, argv [
 	}
 	if err := unready(sb); err != nil {
 		return err
+	}
+	if ofImage {
+		argv = imageCommand(sb, argv)
+	}
+	if len(argv) == 0 && !f.TTY {
+		if rm {
+			return noCommand(r.Image.URI)
+		}
+		return errors.Join(noCommand(r.Image.URI), cl.Delete(sig.Context, sb.ID)) // nothing ran: there is nothing to keep
 	}
 	if sig.Pending() {
 		return command.Status{Code: command.ExitInterrupted}
@@ -206,6 +229,17 @@ func finish(cl *client.Client, sig *foreground.Signals, sb wire.Sandbox, rm bool
 		}
 	}
 	return err
+}
+
+// imageCommand is what the image of a sandbox runs with these arguments.
+func imageCommand(sb wire.Sandbox, args []string) []string {
+	if sb.Sandboxd == nil {
+		return args
+	}
+	if len(args) == 0 {
+		args = sb.Sandboxd.ImageCmd
+	}
+	return slices.Concat(sb.Sandboxd.ImageEntrypoint, args)
 }
 
 func notDestroyed(err error, id string) error {

@@ -14,7 +14,7 @@ import (
 // Commands makes the commands of this room.
 func Commands(p *command.Program) []*cobra.Command {
 	return []*cobra.Command{
-		newCreate(p), newRun(p), newPs(p), newInspect(p), newUpdate(p), newStart(p), newStop(p),
-		newPause(p), newResume(p), newRenew(p), newRm(p),
+		newCreate(p), newRun(p), newPs(p), newInspect(p), newUpdate(p), newRename(p), newStart(p), newStop(p), newRestart(p), newKill(p),
+		newPause(p), newResume(p), newWait(p), newRenew(p), newRm(p),
 	}
 }

@@ -1,6 +1,8 @@
 package sandbox
 
 import (
+	"context"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -10,6 +12,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/cli/text"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -25,6 +28,7 @@ type spec struct {
 	env, envFiles, labels  []string
 	allow, publish         []string
 	entrypoint             string
+	hostname, pull         string
 	given                  *pflag.FlagSet
 }
 
@@ -53,7 +57,10 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringArrayVar(&s.allow, "allow", nil, "allow flows to CIDR[:port[/proto]], such as 203.0.113.0/24:443")
 	f.StringArrayVarP(&s.publish, "publish", "p", nil,
 		"publish a TCP port of the sandbox on the host: [HOSTIP:]HOSTPORT:PORT (default HOSTIP: 127.0.0.1)")
-	f.StringVar(&s.entrypoint, "entrypoint", "", "program to run; COMMAND and ARG become its arguments")
+	f.StringVar(&s.entrypoint, "entrypoint", "", "program to run instead of the image's ENTRYPOINT; COMMAND and ARG become its arguments")
+	f.StringVar(&s.hostname, "hostname", "", "host name inside (default: the name of the sandbox, or its id)")
+	f.StringVar(&s.pull, "pull", pullMissing, "pull the image first: always, missing (only if it is not on the daemon's host) or never")
+	command.Choices(cmd, "pull", pullAlways, pullMissing, pullNever)
 	command.Choices(cmd, "runtime", "runsc", "runc")
 	command.Choices(cmd, "prestart", agent.CodeLanguages...)
 	command.Choices(cmd, "network", "none", "rules", "open")
@@ -84,6 +91,7 @@ func (s *spec) request(image string) (wire.CreateRequest, error) {
 	set(r.Extensions, wire.ExtPrestart, strings.Join(s.prestart, ","))
 	set(r.Extensions, wire.ExtTmpfs, strings.Join(s.tmpfs, ";"))
 	set(r.Extensions, wire.ExtName, s.name)
+	set(r.Extensions, wire.ExtHostname, s.hostname)
 	set(r.Extensions, wire.ExtRuntime, s.runtime)
 	set(r.Extensions, wire.ExtNetwork, s.network)
 	set(r.Extensions, wire.ExtAllow, strings.Join(s.allow, ","))
@@ -127,11 +135,47 @@ func pairs(flag string, list []string) (map[string]string, error) {
 	return m, nil
 }
 
-// argv is --entrypoint and the words after the image.
-func (s *spec) argv(rest []string) []string {
-	rest = command.AfterDash(rest)
-	if s.entrypoint != "" {
-		return append([]string{s.entrypoint}, rest...)
+// When run and create pull the image: docker's values of --pull.
+const (
+	pullAlways  = "always"
+	pullMissing = "missing" // the daemon does that by itself
+	pullNever   = "never"
+)
+
+// fetch does what --pull says before the sandbox is created, and if show is set shows the
+// progress on a terminal.
+func (s *spec) fetch(ctx context.Context, cl *client.Client, image string, show bool) error {
+	show = show && command.IsTerminal(os.Stderr)
+	switch s.pull {
+	case pullMissing:
+		if !show {
+			return nil
+		}
+		return pullShown(ctx, cl, image)
+	case pullAlways:
+		var bar command.Bar
+		if show {
+			bar.On = os.Stderr
+		}
+		_, err := cl.Images().Pull(ctx, image, nil, bar.Image)
+		bar.Clear()
+		return err
+	case pullNever:
+		_, err := cl.Images().Inspect(ctx, image)
+		return err
 	}
-	return rest
+	return errs.New(errs.Invalid, "--pull %q: want always, missing or never", text.Clip(s.pull, 20))
+}
+
+// argv is what runs as the flags and the words after the image say, and whether these
+// are only arguments of the image's own command.
+func (s *spec) argv(rest []string) (argv []string, ofImage bool) {
+	rest = command.AfterDash(rest)
+	switch {
+	case s.entrypoint != "":
+		return append([]string{s.entrypoint}, rest...), false
+	case s.given.Changed("entrypoint"): // docker's way to leave out ENTRYPOINT
+		return rest, false
+	}
+	return rest, true
 }

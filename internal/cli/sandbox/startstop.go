@@ -21,19 +21,25 @@ func newStart(p *command.Program) *cobra.Command {
 		Example: `  sandboxctl start lab
   sandboxctl start $(sandboxctl ps -aq --filter state=Terminated)`,
 	}, func(ctx context.Context, cl *client.Client, id string) error {
-		sb, err := cl.Restart(ctx, id, true)
+		err := startAgain(ctx, cl, id)
 		if errs.Is(err, errs.WrongState) {
 			return already(ctx, cl, id, err, wire.Running)
 		}
-		if err == nil && sb.Status.State == wire.Failed {
-			err = notUp(sb, errs.New(errs.Internal, "sandbox %s failed (%s): %s; its files are kept",
-				sb.ID, sb.Status.Reason, sb.Status.Message))
-		}
-		if err == nil {
-			err = unready(sb)
-		}
 		return err
 	})
+}
+
+// startAgain starts a sandbox that has ended, and returns when it runs.
+func startAgain(ctx context.Context, cl *client.Client, id string) error {
+	sb, err := cl.Restart(ctx, id, true)
+	if err == nil && sb.Status.State == wire.Failed {
+		err = notUp(sb, errs.New(errs.Internal, "sandbox %s failed (%s): %s; its files are kept",
+			sb.ID, sb.Status.Reason, sb.Status.Message))
+	}
+	if err == nil {
+		err = unready(sb)
+	}
+	return err
 }
 
 func newStop(p *command.Program) *cobra.Command {
@@ -50,17 +56,50 @@ func newStop(p *command.Program) *cobra.Command {
 		}
 		return err
 	})
-	cmd.Flags().IntVarP(&seconds, "time", "t", 10, "seconds to wait after SIGTERM to the entrypoint before all processes are killed")
+	graceFlag(cmd, &seconds)
+	return cmd
+}
+
+func graceFlag(cmd *cobra.Command, seconds *int) {
+	cmd.Flags().IntVarP(seconds, "time", "t", 10, "seconds to wait after SIGTERM to the entrypoint before all processes are killed")
+}
+
+func newRestart(p *command.Program) *cobra.Command {
+	var seconds int
+	cmd := p.Verb(&cobra.Command{
+		Use:   "restart [-t SECONDS] SANDBOX...",
+		Short: "Stop sandboxes and start them again, with their files",
+		Long: `Stop sandboxes and start them again, with their files. A sandbox that has ended is
+started. Its id, its name and its address stay.`,
+		Example: `  sandboxctl restart lab
+  sandboxctl restart -t 60 lab`,
+	}, func(ctx context.Context, cl *client.Client, id string) error {
+		err := cl.Stop(ctx, id, time.Duration(seconds)*time.Second)
+		if err != nil && !(errs.Is(err, errs.WrongState) && is(ctx, cl, id, wire.Terminated, wire.Failed) != "") {
+			return err
+		}
+		return startAgain(ctx, cl, id)
+	})
+	graceFlag(cmd, &seconds)
 	return cmd
 }
 
 // already turns a refusal into a note if the sandbox has the wanted state already, as
 // docker does.
 func already(ctx context.Context, cl *client.Client, id string, refused error, want ...string) error {
-	sb, err := cl.Get(ctx, id)
-	if err != nil || !slices.Contains(want, sb.Status.State) {
+	state := is(ctx, cl, id, want...)
+	if state == "" {
 		return refused
 	}
-	command.Note(fmt.Sprintf("sandbox %s is already %s", id, sb.Status.State))
+	command.Note(fmt.Sprintf("sandbox %s is already %s", id, state))
 	return nil
+}
+
+// is returns the state of a sandbox if it is one of want, or "".
+func is(ctx context.Context, cl *client.Client, id string, want ...string) string {
+	sb, err := cl.Get(ctx, id)
+	if err != nil || !slices.Contains(want, sb.Status.State) {
+		return ""
+	}
+	return sb.Status.State
 }

@@ -49,6 +49,21 @@ change the network rules sandboxctl egress.`,
 	return cmd
 }
 
+func newRename(p *command.Program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "rename SANDBOX NAME",
+		Short: "Give a sandbox another name",
+		Long: `Give a sandbox another name. Its host name inside, if that is its name, changes when it
+is started again.`,
+		Example: `  sandboxctl rename lab old-lab`,
+		Args:    cobra.ExactArgs(2),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			_, err := cl.Rename(ctx, args[0], args[1])
+			return err
+		}),
+	}
+}
+
 // labelPatch is what PatchMetadata takes; nil takes a label away.
 func labelPatch(set, remove []string) (map[string]*string, error) {
 	patch := map[string]*string{}

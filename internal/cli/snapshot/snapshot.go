@@ -84,6 +84,7 @@ func newSnapshotLs(p *command.Program) *cobra.Command {
 		}),
 	}
 	o.Flags(cmd, true)
+	snapshots.FormatFlag(cmd, &o)
 	cmd.Flags().StringVar(&sandbox, "sandbox", "", "list only snapshots of the sandbox with this id; the sandbox may be gone")
 	return cmd
 }
@@ -102,15 +103,13 @@ var snapshots = command.Listing[wire.Snapshot]{
 }
 
 func newSnapshotInspect(p *command.Program) *cobra.Command {
-	return &cobra.Command{
+	return command.Inspect(p, &cobra.Command{
 		Use:     "inspect SNAPSHOT...",
 		Short:   "Print detailed information on snapshots, as JSON",
 		Example: `  sandboxctl snapshot inspect before-upgrade`,
-		Args:    cobra.MinimumNArgs(1),
-		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, id string) (wire.SnapshotInspection, error) {
-			return cl.Snapshots().Inspect(ctx, id)
-		}),
-	}
+	}, nil, func(ctx context.Context, cl *client.Client, id string) (wire.SnapshotInspection, error) {
+		return cl.Snapshots().Inspect(ctx, id)
+	})
 }
 
 func newSnapshotRm(p *command.Program) *cobra.Command {

@@ -25,13 +25,14 @@ func newSystemDf(p *command.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if o.Format == command.JSON {
-				return text.JSON(os.Stdout, df)
+			if done, err := o.Value(os.Stdout, df, nil); done {
+				return err
 			}
 			return printDf(df)
 		}),
 	}
 	o.Flags(cmd, false)
+	o.FormatFlag(cmd, nil)
 	return cmd
 }
 

@@ -62,7 +62,7 @@ func awaitNone(ctx context.Context, cl *client.Client, timeout time.Duration) er
 	defer stop()
 	changed := make(chan struct{}, 1)
 	go func() {
-		for range cl.Events(ctx, client.Notices{}) {
+		for range cl.Events(ctx, time.Time{}, client.Notices{}) {
 			select {
 			case changed <- struct{}{}:
 			default:

@@ -31,13 +31,14 @@ func newSystemInfo(p *command.Program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if o.Format == command.JSON {
-				return text.JSON(os.Stdout, i)
+			if done, err := o.Value(os.Stdout, i, nil); done {
+				return err
 			}
 			return printInfo(i)
 		}),
 	}
 	o.Flags(cmd, false)
+	o.FormatFlag(cmd, nil)
 	return cmd
 }
 

@@ -24,9 +24,14 @@ func newVersion(p *command.Program) *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, _ []string) error {
 			v, err := cl.Version(ctx)
-			if o.Format == command.JSON && err == nil {
+			if err == nil {
 				own := map[string]string{"version": p.Version, "go": runtime.Version()}
-				return text.JSON(os.Stdout, map[string]any{"client": own, "daemon": v})
+				done, err := o.Value(os.Stdout, map[string]any{"client": own, "daemon": v}, command.Fields{
+					"Client": map[string]any{"Version": p.Version}, "Server": map[string]any{"Version": v.Version},
+				})
+				if done {
+					return err
+				}
 			}
 			fmt.Printf("sandboxctl %s (%s)\n", p.Version, runtime.Version())
 			if err != nil {
@@ -38,5 +43,6 @@ func newVersion(p *command.Program) *cobra.Command {
 		}),
 	}
 	o.Flags(cmd, false)
+	o.FormatFlag(cmd, command.Fields{"Client": nil, "Server": nil})
 	return cmd
 }

@@ -24,6 +24,15 @@ func Printable(s string) string { return escape(s, false) }
 // Lines is Printable that keeps line breaks.
 func Lines(s string) string { return escape(s, true) }
 
+// Tabbed is Lines that keeps tabs.
+func Tabbed(s string) string {
+	words := strings.Split(s, "\t")
+	for i, w := range words {
+		words[i] = Lines(w)
+	}
+	return strings.Join(words, "\t")
+}
+
 func escape(s string, lines bool) string {
 	s = strings.ToValidUTF8(s, "\ufffd") // some terminals take a lone 0x9b for ESC [
 	if strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0 {

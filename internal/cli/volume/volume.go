@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -88,6 +89,7 @@ func newVolumeLs(p *command.Program) *cobra.Command {
 		}),
 	}
 	o.Flags(cmd, true)
+	volumes.FormatFlag(cmd, &o)
 	return cmd
 }
 
@@ -105,18 +107,26 @@ var volumes = command.Listing[wire.Volume]{
 		}
 		return []string{v.Name, used, size, strconv.Itoa(len(v.UsedBy)), text.Ago(v.CreatedAt)}
 	},
+	Docker: func(v wire.Volume) command.Fields {
+		used := "N/A" // docker's word
+		if v.UsedBytes != nil {
+			used = text.Bytes(*v.UsedBytes)
+		}
+		return command.Fields{
+			"Name": v.Name, "Driver": "local", "Scope": "local", "Links": len(v.UsedBy), "Size": used,
+			"CreatedAt": v.CreatedAt.Local().Format(time.RFC3339),
+		}
+	},
 }
 
 func newVolumeInspect(p *command.Program) *cobra.Command {
-	return &cobra.Command{
+	return command.Inspect(p, &cobra.Command{
 		Use:     "inspect VOLUME...",
 		Short:   "Print detailed information on volumes, as JSON",
 		Example: `  sandboxctl volume inspect data`,
-		Args:    cobra.MinimumNArgs(1),
-		RunE: command.Inspect(p, func(ctx context.Context, cl *client.Client, name string) (wire.Volume, error) {
-			return cl.Volumes().Get(ctx, name)
-		}),
-	}
+	}, volumes.Docker, func(ctx context.Context, cl *client.Client, name string) (wire.Volume, error) {
+		return cl.Volumes().Get(ctx, name)
+	})
 }
 
 func newVolumePrune(p *command.Program) *cobra.Command {

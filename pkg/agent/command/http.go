@@ -1,10 +1,12 @@
 package command
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -30,12 +32,41 @@ func (g *Registry) Routes(path string) reply.Methods {
 		return reply.Methods{"GET": g.with(id, logs)}
 	case "frames":
 		return reply.Methods{"GET": g.with(id, frames)}
+	case "times":
+		return reply.Methods{"GET": g.with(id, times)}
 	case "stdin":
 		return reply.Methods{"POST": g.with(id, stdin)}
 	case "signal":
 		return reply.Methods{"POST": g.with(id, signal)}
 	}
 	return nil
+}
+
+// listedContent bounds the text of a command in a list, in bytes: there may be a thousand
+// commands, and a text may have megabytes.
+const listedContent = 1 << 10
+
+// List is GET /command: the entrypoint, commands and terminals that are known, the newest
+// first. The interpreters and shells of sessions are no commands of a client.
+func (g *Registry) List(w http.ResponseWriter, r *http.Request) error {
+	g.mu.Lock()
+	var all []*Command
+	for _, c := range g.byID {
+		if !c.Forget && c.Owner == nil {
+			all = append(all, c)
+		}
+	}
+	g.mu.Unlock()
+	slices.SortFunc(all, func(a, b *Command) int { return cmp.Or(b.Started.Compare(a.Started), cmp.Compare(a.ID, b.ID)) })
+	kills, list := OOMKills(r), make([]agent.CommandStatus, len(all))
+	for i, c := range all {
+		c.Blame(kills)
+		list[i] = c.Status()
+		if len(list[i].Content) > listedContent {
+			list[i].Content = strings.ToValidUTF8(list[i].Content[:listedContent], "") + "…"
+		}
+	}
+	return reply.JSON(w, http.StatusOK, list)
 }
 
 func (g *Registry) with(id string, h func(w http.ResponseWriter, r *http.Request, c *Command) error) reply.Handler {
@@ -97,6 +128,11 @@ func logs(w http.ResponseWriter, r *http.Request, c *Command) error {
 	}
 	c.Output.Copy(w, off, end) //nolint:errcheck // the client is gone
 	return nil
+}
+
+// times is GET /command/{id}/times.
+func times(w http.ResponseWriter, _ *http.Request, c *Command) error {
+	return reply.JSON(w, http.StatusOK, c.Output.Times())
 }
 
 // stdin is POST /command/{id}/stdin: the body becomes the command's

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/proc"
 )
 
@@ -247,6 +248,17 @@ func (r *Ring) Since(at time.Time) int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return max(r.times.since(at, r.end), r.from)
+}
+
+// Times returns when the bytes that are kept were written.
+func (r *Ring) Times() agent.OutputTimes {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t := agent.OutputTimes{End: r.end, Marks: make([][2]int64, len(r.times.marks))}
+	for i, m := range r.times.marks {
+		t.Marks[i] = [2]int64{m.off, m.last}
+	}
+	return t
 }
 
 // Grown returns a channel that the next Write closes. Call Grown before a read, so that

@@ -429,6 +429,46 @@ func TestStatus(t *testing.T) {
 	}
 }
 
+// TestOutputTimes: the agent says when output was written.
+func TestOutputTimes(t *testing.T) {
+	e := newEnv(t)
+	began := time.Now().UnixMilli()
+	st := e.await(e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: "echo one; sleep 0.1; echo two", Background: true})))
+	var got agent.OutputTimes
+	if err := json.Unmarshal([]byte(e.call(200, "GET", "/command/"+st.ID+"/times", nil)), &got); err != nil || got.End != 8 ||
+		len(got.Marks) != 2 || got.Marks[0][0] != 0 || got.Marks[1][0] != 4 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if first, second := got.Marks[0][1], got.Marks[1][1]; first < began || second < first+90 || second > time.Now().UnixMilli() {
+		t.Errorf("%+v after %d", got.Marks, began)
+	}
+}
+
+// TestCommandList: all that run and that have ended are there, the newest first, without
+// probes; a long text is cut.
+func TestCommandList(t *testing.T) {
+	e := newEnv(t)
+	if all := e.call(200, "GET", "/command", nil); strings.TrimSpace(all) != "[]" {
+		t.Errorf("%s", all)
+	}
+	long := "exit 3 #" + strings.Repeat("é", 2000)
+	first := e.await(e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: long})))
+	e.call(200, "POST", "/command", agent.CommandRequest{Command: "true", Forget: true})
+	second := e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: "sleep 1000", Background: true}))
+	var all []agent.CommandStatus
+	if err := json.Unmarshal([]byte(e.call(200, "GET", "/command", nil)), &all); err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	if all[0].ID != second || !all[0].Running || all[0].Content != "sleep 1000" {
+		t.Errorf("%+v", all[0])
+	}
+	if c := all[1]; c.ID != first.ID || c.Running || *c.ExitCode != 3 || !strings.HasPrefix(long, strings.TrimSuffix(c.Content, "…")) ||
+		len(c.Content) > 1100 {
+		t.Errorf("%+v", c)
+	}
+	e.call(200, "DELETE", "/command?id="+second, nil)
+}
+
 // open starts a command and returns its id and the rest of its stream.
 func (e *env) open(ctx context.Context, req agent.CommandRequest, frames bool) (string, *bufio.Reader) {
 	e.Helper()

@@ -204,7 +204,7 @@ func (s *Server) routes(path string) reply.Methods {
 	case "/ping":
 		return reply.Methods{"GET": s.ping}
 	case "/command":
-		return reply.Methods{"POST": s.runCommand, "DELETE": s.interruptCommand}
+		return reply.Methods{"GET": s.commands.List, "POST": s.runCommand, "DELETE": s.interruptCommand}
 	case "/limits":
 		return reply.Methods{"PUT": s.setLimits}
 	case "/tasks":

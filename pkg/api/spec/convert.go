@@ -63,6 +63,7 @@ func Sandbox(r record.Record) wire.Sandbox {
 		CreatedAt:  Micros(r.Created),
 		Sandboxd: &wire.Info{
 			Name: r.Spec.Name, Runtime: r.Spec.Runtime, ImageName: ImageName(r.Spec.Image), ImageDigest: r.Spec.Image.Digest,
+			ImageEntrypoint: r.Spec.Image.Config.Entrypoint, ImageCmd: r.Spec.Image.Config.Cmd,
 			MemoryBytes: r.Spec.MemoryBytes, CPUMillis: r.Spec.CPUMillis, Pids: r.Spec.Pids, DiskBytes: r.Spec.DiskBytes,
 			CPUShares: r.Spec.CPUShares, ShmBytes: r.Spec.ShmBytes, LogBytes: r.Spec.LogBytes, ReadOnly: r.Spec.ReadOnly,
 			IOReadBps: r.Spec.IOReadBps, IOWriteBps: r.Spec.IOWriteBps, IOReadIOPS: r.Spec.IOReadIOPS, IOWriteIOPS: r.Spec.IOWriteIOPS,
@@ -183,6 +184,7 @@ func InspectImage(i record.Image, aliases []string) wire.ImageInspection {
 	return wire.ImageInspection{
 		ImageInfo: Image(i, aliases), Layers: i.Layers, Sources: i.Sources,
 		Env: i.Config.Env, Workdir: i.Config.Workdir, User: i.Config.User, Labels: i.Config.Labels,
+		Entrypoint: i.Config.Entrypoint, Cmd: i.Config.Cmd,
 	}
 }
 

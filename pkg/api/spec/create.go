@@ -31,7 +31,8 @@ func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 	if err := refuse(req); err != nil {
 		return spec, err
 	}
-	if req.SnapshotID != "" && len(req.Entrypoint) == 0 && req.Extensions[wire.ExtIdle] != "true" {
+	if req.SnapshotID != "" && len(req.Entrypoint) == 0 && req.Extensions[wire.ExtIdle] != "true" &&
+		req.Extensions[wire.ExtImageCommand] != "true" {
 		req.Entrypoint = []string{"tail", "-f", "/dev/null"} // as the lifecycle document says
 		spec.Entrypoint = req.Entrypoint
 	}
@@ -91,13 +92,17 @@ func refuse(req *wire.CreateRequest) error {
 }
 
 func checkEntrypoint(req *wire.CreateRequest) error {
-	idle := req.Extensions[wire.ExtIdle] == "true"
+	idle, own := req.Extensions[wire.ExtIdle] == "true", req.Extensions[wire.ExtImageCommand] == "true"
+	if idle && own {
+		return httperr.Invalid("the extensions %s and %s exclude each other: leave one out", wire.ExtIdle, wire.ExtImageCommand)
+	}
 	if len(req.Entrypoint) == 0 {
-		if idle {
+		if idle || own {
 			return nil
 		}
 		return errs.Wire(httperr.Invalid("entrypoint is missing; send the command to run, such as [\"tail\",\"-f\",\"/dev/null\"], "+
-			"or extension %s=true for a sandbox without one", wire.ExtIdle), "DOCKER::INVALID_ENTRYPOINT")
+			"or extension %s=true for a sandbox without one, or %s=true for that of the image", wire.ExtIdle, wire.ExtImageCommand),
+			"DOCKER::INVALID_ENTRYPOINT")
 	}
 	total := 0
 	for i, a := range req.Entrypoint {

@@ -52,6 +52,10 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			_, err = extBool(k, v)
 		case wire.ExtLiteral:
 			spec.Literal, err = extBool(k, v)
+		case wire.ExtImageCommand:
+			spec.ImageCommand, err = extBool(k, v)
+		case wire.ExtHostname:
+			spec.Hostname, err = v, checkHostname(v)
 		case wire.ExtReadOnly:
 			spec.ReadOnly, err = extBool(k, v)
 		case wire.ExtTmpfs:
@@ -71,9 +75,10 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 		default:
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
-					"extension %q is unknown; the extensions of sandboxd are name, runtime, network, allow, timeout, oneshot, idle, "+
-						"literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, ready.interval, ready.timeout, "+
-						"ready.retries and ready.start-period, each after \"sandboxd.\"", httperr.Clip(k, 60))
+					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, network, allow, timeout, "+
+						"oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, "+
+						"ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
+					httperr.Clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
 				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))
 			}

@@ -19,14 +19,29 @@ func IsName(s string) bool { return nameForm.MatchString(s) && !strings.Contains
 
 // checkName checks the name of a new sandbox; it may have none.
 func checkName(name string) error {
-	switch {
-	case name == "":
+	if name == "" {
 		return nil
+	}
+	return CheckName(name)
+}
+
+// CheckName checks the name that a sandbox is to have.
+func CheckName(name string) error {
+	switch {
 	case !IsName(name):
 		return httperr.Invalid("name %q: want 1 to 63 characters of A-Z a-z 0-9 _ . - that begin with a letter or digit, without two "+
 			"dots in a row", httperr.Clip(name, 80))
 	case record.IsID(name):
 		return httperr.Invalid("name %q looks like the id of a sandbox (12 characters of a-z and 2-7); choose another name", name)
+	}
+	return nil
+}
+
+// checkHostname checks what a new sandbox is called inside.
+func checkHostname(name string) error {
+	if !IsName(name) {
+		return httperr.Invalid("hostname %q: want 1 to 63 characters of A-Z a-z 0-9 _ . - that begin with a letter or digit, without "+
+			"two dots in a row", httperr.Clip(name, 80))
 	}
 	return nil
 }

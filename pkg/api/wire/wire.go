@@ -59,6 +59,11 @@ const (
 	// ExtLiteral "true": an entrypoint of one element names a program, whatever white
 	// space it has. It is never split into words.
 	ExtLiteral = "sandboxd.literal"
+	// ExtHostname is what the sandbox is called inside; default: its name, or its id.
+	ExtHostname = "sandboxd.hostname"
+	// ExtImageCommand "true": the sandbox runs the image's ENTRYPOINT, with Entrypoint as
+	// its arguments or else with the image's CMD.
+	ExtImageCommand = "sandboxd.image-command"
 	// ExtReadOnly "true": the root file system is read-only, but for ExtTmpfs.
 	ExtReadOnly = "sandboxd.readonly"
 	// ExtTmpfs is PATH[:size=64m,mode=1777,exec] as docker's, several by ";".
@@ -217,6 +222,9 @@ type Info struct {
 	// Notes are for people: the image is another version than its name says, a limit is
 	// more than the host has.
 	Notes []string `json:"notes,omitempty"`
+	// What the image runs by itself; absent: nothing, or the image is not here yet.
+	ImageEntrypoint []string `json:"imageEntrypoint,omitempty"`
+	ImageCmd        []string `json:"imageCmd,omitempty"`
 }
 
 // The health of a sandbox, by its probe.
@@ -346,6 +354,21 @@ type BuildRequest struct {
 	Name string `json:"name"` // of a recipe in rootfs/
 }
 
+// RenameRequest is the body of POST /sandboxes/{id}/rename. (ours)
+type RenameRequest struct {
+	Name string `json:"name"`
+}
+
+// CommitRequest is the body of POST /sandboxes/{id}/commit. (ours)
+type CommitRequest struct {
+	Name string `json:"name"` // NAME[:TAG]
+}
+
+// TagRequest is the body of POST /images/{ref}/tag. (ours)
+type TagRequest struct {
+	Name string `json:"name"` // NAME[:TAG]
+}
+
 // BuildLine is one line of the answer to a build; the last has Image or Error. (ours)
 type BuildLine struct {
 	Line  string     `json:"line,omitempty"`
@@ -362,6 +385,9 @@ type ImageInspection struct {
 	Workdir string            `json:"workdir,omitempty"`
 	User    string            `json:"user,omitempty"`
 	Labels  map[string]string `json:"labels,omitempty"`
+	// What it runs by itself.
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"`
 }
 
 // PullRequest is the body of POST /images/pull, which is answered by
@@ -388,7 +414,7 @@ type ImportProgress struct {
 	Total  int64  `json:"total,omitempty"` // absent: unknown
 }
 
-// PruneReport answers POST /images/prune. (ours)
+// PruneReport answers POST /images/prune and DELETE /images/{ref}. (ours)
 type PruneReport struct {
 	Images         []string `json:"images"` // name:tag
 	Layers         []string `json:"layers"` // digests

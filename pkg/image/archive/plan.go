@@ -229,7 +229,7 @@ func configOf(b []byte) (Config, error) {
 	}
 	out := Config{Config: record.ImageConfig{
 		Env: c.Config.Env, Workdir: path.Clean("/" + c.Config.WorkingDir), User: c.Config.User,
-		Labels: c.Config.Labels,
+		Labels: c.Config.Labels, Entrypoint: c.Config.Entrypoint, Cmd: c.Config.Cmd,
 	}}
 	for _, id := range c.RootFS.DiffIDs {
 		out.DiffIDs = append(out.DiffIDs, id.String())

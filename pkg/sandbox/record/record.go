@@ -4,11 +4,13 @@ package record
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"encoding/base32"
 	"fmt"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
@@ -112,6 +114,9 @@ type Record struct {
 // of its Message. No log repeats what follows.
 const LastLines = "; its last lines:\n"
 
+// Hostname is what the sandbox is called inside.
+func (r *Record) Hostname() string { return cmp.Or(r.Spec.Hostname, r.Spec.Name, r.ID) }
+
 // OK reports whether an ended sandbox ended well: Terminated, not Failed.
 func (r *Record) OK() bool {
 	return r.Reason == Expired || r.Reason == Stopped || r.Reason == Exited && r.ExitCode != nil && *r.ExitCode == 0
@@ -133,21 +138,25 @@ func (r *Record) NeverRan() bool { return r.Reason == CreateFailed || r.Reason =
 
 // Spec is what the caller asked for, resolved and checked.
 type Spec struct {
-	Name  string `json:"name,omitempty"` // unique among live records, or empty
-	Image Image  `json:"image"`          // without layers while it is pulled
+	Name string `json:"name,omitempty"` // unique among live records, or empty
+	// Hostname is that of the UTS namespace; empty: the name, or the ID.
+	Hostname string `json:"hostname,omitempty"`
+	Image    Image  `json:"image"` // without layers while it is pulled
 	// ImageURI is the image as the client wrote it, perhaps an alias. It is empty if the
 	// client gave none, and in old records.
 	ImageURI string `json:"imageUri,omitempty"`
 	// ImageNote says, for people, that Image is another version than ImageURI names.
-	ImageNote  string            `json:"imageNote,omitempty"`
-	Snapshot   string            `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
-	Runtime    string            `json:"runtime"`            // "runsc" or "runc"
-	Entrypoint []string          `json:"entrypoint"`
-	Literal    bool              `json:"literal,omitempty"` // an Entrypoint of one element is never split into words
-	Env        map[string]string `json:"env,omitempty"`
-	Labels     map[string]string `json:"labels,omitempty"` // OpenSandbox calls them metadata
-	Timeout    time.Duration     `json:"timeout,omitempty"`
-	OneShot    bool              `json:"oneShot,omitempty"` // `run --rm`: a host crash may lose the upper
+	ImageNote  string   `json:"imageNote,omitempty"`
+	Snapshot   string   `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
+	Runtime    string   `json:"runtime"`            // "runsc" or "runc"
+	Entrypoint []string `json:"entrypoint"`
+	Literal    bool     `json:"literal,omitempty"` // an Entrypoint of one element is never split into words
+	// ImageCommand makes the Entrypoint arguments of the image's own: see TakeImage.
+	ImageCommand bool              `json:"imageCommand,omitempty"`
+	Env          map[string]string `json:"env,omitempty"`
+	Labels       map[string]string `json:"labels,omitempty"` // OpenSandbox calls them metadata
+	Timeout      time.Duration     `json:"timeout,omitempty"`
+	OneShot      bool              `json:"oneShot,omitempty"` // `run --rm`: a host crash may lose the upper
 
 	Limits
 	ReadOnly bool    `json:"readOnly,omitempty"` // mount the root file system read-only
@@ -175,6 +184,22 @@ type Spec struct {
 
 // Away reports whether the image has yet to be pulled.
 func (s *Spec) Away() bool { return s.ImageURI != "" && s.Snapshot == "" && len(s.Image.Layers) == 0 }
+
+// TakeImage sets the image, once its config is known, without its labels. If the client
+// has asked for the image's own command, that becomes the entrypoint, which is never split
+// into words; TakeImage is false if there is none.
+func (s *Spec) TakeImage(i Image) bool {
+	i.Config.Labels = nil // they are the image's; no record of a sandbox repeats them
+	s.Image = i
+	if !s.ImageCommand {
+		return true
+	}
+	s.Entrypoint, s.Literal = i.Config.Command(s.Entrypoint), true
+	return len(s.Entrypoint) > 0
+}
+
+// NoCommand is why TakeImage is false.
+const NoCommand = "has neither ENTRYPOINT nor CMD (an image that an older sandboxd imported has to be imported again): give a command"
 
 // Publish is a TCP port of the sandbox that is served at an address of the host.
 type Publish struct {
@@ -273,4 +298,17 @@ type ImageConfig struct {
 	Workdir string            `json:"workdir,omitempty"`
 	User    string            `json:"user,omitempty"`
 	Labels  map[string]string `json:"labels,omitempty"` // of the image; those of a sandbox are Spec.Labels
+	// What the image runs by itself, for a Spec with ImageCommand only.
+	Entrypoint []string `json:"entrypoint,omitempty"`
+	Cmd        []string `json:"cmd,omitempty"` // its default arguments, or the program
+}
+
+// Command is what an image runs with these arguments, as docker does: its ENTRYPOINT,
+// and the arguments or else its CMD. It is empty if the image has neither, and there are
+// no arguments.
+func (c ImageConfig) Command(args []string) []string {
+	if len(args) == 0 {
+		args = c.Cmd
+	}
+	return slices.Concat(c.Entrypoint, args)
 }

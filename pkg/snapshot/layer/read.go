@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -42,8 +43,25 @@ func (s *Store) ReadStage(ctx context.Context, stage string, w io.Writer) error 
 	return nil
 }
 
-func readTree(ctx context.Context, dir string, w io.Writer) error {
-	p := packer{ctx: ctx, tw: tar.NewWriter(w), met: tree.Inodes{}, first: map[uint64]string{}, buf: make([]byte, copySize)}
+// Bounds of what a guest has written, as a layer. The bytes count with holes in files.
+const (
+	maxGuestDepth = 256      // directories in one another
+	maxGuestBytes = 64 << 30 // of all files
+)
+
+// Pack writes what a guest has written over layers, the upper of an overlay that nobody
+// writes to meanwhile, as the tar of a layer. It leaves out paths for which hide returns
+// true, and sockets, pipes and devices, which no layer has. It fails with
+// errs.Unsupported if a file has a name that a layer cannot have, or lies too deep, and
+// with errs.Exhausted if the files are too large.
+func Pack(ctx context.Context, dir string, hide func(path string) bool, w io.Writer) error {
+	return packTree(ctx, dir, hide, w)
+}
+
+func readTree(ctx context.Context, dir string, w io.Writer) error { return packTree(ctx, dir, nil, w) }
+
+func packTree(ctx context.Context, dir string, hide func(path string) bool, w io.Writer) error {
+	p := packer{ctx: ctx, tw: tar.NewWriter(w), met: tree.Inodes{}, first: map[uint64]string{}, buf: make([]byte, copySize), hide: hide}
 	p.names.Max, p.links.Max = tree.MaxNames, tree.MaxNames
 	root, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	if err == nil {
@@ -66,6 +84,26 @@ type packer struct {
 	met   tree.Inodes
 	first map[uint64]string // by inode: the first name of a file that has more to come
 	links tree.Names        // those names
+
+	hide  func(path string) bool // nil: a layer, which was checked when it was made
+	bytes int64                  // of files, if a guest wrote them
+}
+
+// guests checks a name that a guest chose, and reports whether it is left out.
+func (p *packer) guests(base, name string) (hidden bool, err error) {
+	switch {
+	case p.hide == nil:
+		return false, nil
+	case p.hide("/" + name):
+		return true, nil
+	case strings.HasPrefix(base, whiteoutPrefix):
+		return false, errs.New(errs.Unsupported, "%.200q: images use names that begin with %s for removed files; rename or remove it",
+			"/"+name, whiteoutPrefix)
+	case strings.Count(name, "/") > maxGuestDepth:
+		return false, errs.New(errs.Unsupported, "directories are nested deeper than %d, too deep for an image; remove some",
+			maxGuestDepth)
+	}
+	return false, nil
 }
 
 // dir adds what is in d, which is called name, and not d itself.
@@ -80,6 +118,11 @@ func (p *packer) dir(d *os.File, name string) error {
 	}
 	slices.Sort(names)
 	for _, n := range names {
+		if hidden, err := p.guests(n, path.Join(name, n)); err != nil {
+			return err
+		} else if hidden {
+			continue
+		}
 		if err := p.entry(int(d.Fd()), n, path.Join(name, n)); err != nil {
 			return fmt.Errorf("%.200q: %w", path.Join(name, n), err)
 		}
@@ -119,9 +162,15 @@ func (p *packer) entry(parent int, base, name string) error {
 			return p.tw.WriteHeader(h)
 		}
 		h.Typeflag, h.Size = tar.TypeReg, st.Size
+		if p.bytes += st.Size; p.hide != nil && (st.Size > maxGuestBytes || p.bytes > maxGuestBytes) {
+			return errs.New(errs.Exhausted, "the files are larger than %d GiB together, holes included; remove some", maxGuestBytes>>30)
+		}
 	case unix.S_IFDIR:
 		h.Typeflag, h.Name = tar.TypeDir, name+"/"
 	default:
+		if p.hide != nil {
+			return nil
+		}
 		return fmt.Errorf("not a file, directory or link (mode %o)", st.Mode)
 	}
 	fd, err := unix.Openat(parent, base, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

@@ -62,7 +62,7 @@ func Image(t testing.TB, layers ...[]byte) v1.Image {
 	c.OS, c.Architecture = "linux", runtime.GOARCH
 	c.Config = v1.Config{
 		Env: []string{"PATH=/bin", "A=from image"}, WorkingDir: "/srv/app", User: "1000:1000",
-		Labels: map[string]string{"team": "a"},
+		Labels: map[string]string{"team": "a"}, Entrypoint: []string{"/bin/app", "-v"}, Cmd: []string{"serve"},
 	}
 	img, err = mutate.ConfigFile(img, c)
 	must(t, err)
