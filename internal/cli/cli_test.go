@@ -171,7 +171,7 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "POST /sandboxes/lab/renew-expiration":
 		d.renewed <- struct{}{}
 		reply(200, wire.Renewal{})
-	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause", "POST /sandboxes/lab/stop":
+	case "DELETE /sandboxes/lab", "POST /sandboxes/lab/pause":
 		w.WriteHeader(204)
 	case "GET /events":
 		d.query = r.URL.RawQuery
@@ -196,7 +196,9 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case "POST /sandboxes/lab/stop":
 		if d.state.State != wire.Running {
 			reply(409, wire.Error{Code: "DOCKER::SANDBOX_NOT_RUNNING", Message: "it does not run"})
+			return
 		}
+		w.WriteHeader(204)
 	case "POST /sandboxes/lab/start":
 		d.state = wire.Status{State: wire.Running}
 		reply(202, d.sandbox())
@@ -226,8 +228,6 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				Usage: wire.Usage{Time: time.Now(), CPUMicros: d.cpu, MemoryLimitBytes: 64 << 20},
 			},
 		}})
-	case "POST /images/pull":
-		reply(200, wire.ImportLine{Image: &wire.ImageInfo{Name: "python", Tag: "latest"}})
 	case "POST /images":
 		b, _ := io.ReadAll(r.Body)
 		d.uploads = append(d.uploads, fmt.Sprintf("%s %d %.40q", r.URL.RawQuery, r.ContentLength, b))

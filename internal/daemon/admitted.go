@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -99,7 +100,6 @@ type admitted struct {
 	may  func(context.Context) error // why nothing may be created at all
 	made func(ctx context.Context, key string) (record.Made, bool, error)
 	pull func(r *record.Record) string // the progress of its image's pull
-
 }
 
 // Made returns what was made for the idempotency key of a request.

@@ -57,9 +57,12 @@ var scopes = map[string]map[string][]history.Kind{
 // since bounds what logs tell; the other kinds ignore it.
 func (d *diagnosticHandlers) answer(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	kind, q := r.PathValue("kind"), r.URL.Query()
-	since, err := sinceOf(kind, q, time.Now())
-	if err != nil {
-		return err
+	var since time.Time
+	if kind == "logs" {
+		var err error
+		if since, err = sinceOf(q); err != nil {
+			return err
+		}
 	}
 	_, scoped := scopes[kind]
 	if scoped && q.Has("scope") {
@@ -79,24 +82,6 @@ func (d *diagnosticHandlers) answer(w http.ResponseWriter, r *http.Request, rec 
 	h.Set("Content-Length", strconv.Itoa(len(text)))
 	w.Write([]byte(text)) //nolint:errcheck // a client that left needs no answer
 	return nil
-}
-
-// sinceOf reads since of a request for logs, a duration before now or a time. The zero
-// time is none.
-func sinceOf(kind string, q url.Values, now time.Time) (time.Time, error) {
-	text := q.Get("since")
-	if kind != "logs" || text == "" {
-		return time.Time{}, nil
-	}
-	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
-		return now.Add(-d), nil
-	}
-	at, err := spec.ParseTime(text)
-	if err != nil {
-		return at, httperr.Invalid("since %q: want a duration such as 10m, or a time such as 2030-01-02T15:04:05Z",
-			httperr.Clip(text, 40))
-	}
-	return at, nil
 }
 
 func (d *diagnosticHandlers) describeScope(

@@ -14,7 +14,6 @@ import (
 
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -116,12 +115,9 @@ type eventHandlers struct {
 }
 
 func (e *eventHandlers) stream(w http.ResponseWriter, r *http.Request) error {
-	var since time.Time
-	if text := r.URL.Query().Get("since"); text != "" {
-		var err error
-		if since, err = spec.ParseTime(text); err != nil {
-			return httperr.Invalid("since %q is not a time; send RFC 3339, such as 2030-01-02T15:04:05Z", httperr.Clip(text, 60))
-		}
+	since, err := sinceOf(r.URL.Query())
+	if err != nil {
+		return err
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()

@@ -207,16 +207,30 @@ func (t *tail) Write(b []byte) (int, error) {
 // timesOf reads what a request for logs says of times: since when, and whether each line
 // is to begin with its time.
 func timesOf(q url.Values) (since time.Time, stamped bool, err error) {
-	if text := q.Get("since"); text != "" {
-		if since, err = spec.ParseTime(text); err != nil {
-			return since, false, httperr.Invalid("since %q is not a time; send RFC 3339, such as 2030-01-02T15:04:05Z",
-				httperr.Clip(text, 60))
-		}
+	if since, err = sinceOf(q); err != nil {
+		return since, false, err
 	}
 	if stamped, err = spec.ParseBool(cmp.Or(q.Get("timestamps"), "false")); err != nil {
 		return since, false, httperr.Invalid("timestamps: want true or false")
 	}
 	return since, stamped, nil
+}
+
+// sinceOf reads since of a query: a time, or a duration before now. The zero time is none.
+func sinceOf(q url.Values) (time.Time, error) {
+	text := q.Get("since")
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return time.Now().Add(-d), nil
+	}
+	at, err := spec.ParseTime(text)
+	if err != nil {
+		return at, httperr.Invalid("since %q: want a duration such as 10m, or a time in RFC 3339 such as 2030-01-02T15:04:05Z",
+			httperr.Clip(text, 60))
+	}
+	return at, nil
 }
 
 // errNoTimes is about a sandbox whose agent is older than the daemon.
@@ -228,7 +242,7 @@ func errNoTimes(rec *record.Record) error {
 // seekTime returns the number of the first byte that the entrypoint wrote at a time or
 // later.
 func (l *logHandlers) seekTime(ctx context.Context, rec *record.Record, at time.Time) (int64, error) {
-	resp, err := l.ask(ctx, rec, http.MethodHead, "logs", sinceOf(at))
+	resp, err := l.ask(ctx, rec, http.MethodHead, "logs", queryFrom(at))
 	if err != nil {
 		return 0, err
 	}
@@ -336,7 +350,7 @@ func (l *logHandlers) copyLogs(w io.Writer, r *http.Request, rec record.Record, 
 func (l *logHandlers) copySince(w io.Writer, r *http.Request, rec record.Record, at time.Time) (known bool, err error) {
 	ctx, cancel := l.gateway.UntilEnd(r.Context(), &rec)
 	defer cancel()
-	resp, err := l.ask(ctx, &rec, http.MethodGet, "logs", sinceOf(at))
+	resp, err := l.ask(ctx, &rec, http.MethodGet, "logs", queryFrom(at))
 	if err != nil {
 		return false, err
 	}
@@ -347,8 +361,8 @@ func (l *logHandlers) copySince(w io.Writer, r *http.Request, rec record.Record,
 	return at.IsZero() || resp.Header.Get(agent.SinceHeader) != "", nil
 }
 
-// sinceOf is the query for output from a time on; the zero time is all.
-func sinceOf(at time.Time) url.Values {
+// queryFrom is the query for output from a time on; the zero time is all.
+func queryFrom(at time.Time) url.Values {
 	if at.IsZero() {
 		return nil
 	}

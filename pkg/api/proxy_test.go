@@ -389,8 +389,8 @@ func TestEventsAndImages(t *testing.T) {
 		!strings.HasSuffix(string(a.body), "}\n\n") || w.since != "e-6" || strings.Contains(string(a.body), "ursor") {
 		t.Errorf("events since %q: %q", w.since, a.body)
 	}
-	if w.do("GET", "/v1/events?since=2026-01-02T03:04:05.5%2B01:00", ""); !w.since.Equal(time.Date(2026, 1, 2, 2, 4, 5, 5e8, time.UTC)) {
-		t.Errorf("events since %v", w.since)
+	if w.do("GET", "/v1/events?since=2026-01-02T03:04:05.5%2B01:00", ""); !w.from.Equal(time.Date(2026, 1, 2, 2, 4, 5, 5e8, time.UTC)) {
+		t.Errorf("events since %v", w.from)
 	}
 	if a := w.do("GET", "/v1/events?since=yesterday", ""); a.StatusCode != 400 || !strings.Contains(string(a.body), "RFC 3339") {
 		t.Errorf("events since yesterday: %s", a.body)

@@ -118,7 +118,7 @@ func (s *snapshotHandlers) commit(w http.ResponseWriter, r *http.Request, rec re
 	if err != nil {
 		return err
 	}
-	snap, err := s.snapshots.Create(r.Context(), rec.ID, "")
+	snap, err := s.snapshots.Create(r.Context(), rec.ID, "", false)
 	if err != nil {
 		return fmt.Errorf("take a snapshot of sandbox %s: %w", rec.ID,
 			httperr.Recode(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))

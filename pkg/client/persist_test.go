@@ -159,7 +159,8 @@ func TestPersistEnds(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	var said []string
-	if err := f.FollowLogs(t.Context(), "lab", AllLines, LogTimes{}, notes(&said), io.Discard); !errs.Is(err, errs.Unavailable) || said != nil {
+	err = f.FollowLogs(t.Context(), "lab", AllLines, LogTimes{}, notes(&said), io.Discard)
+	if !errs.Is(err, errs.Unavailable) || said != nil {
 		t.Errorf("a stream that never began: %v, %q", err, said)
 	}
 }

@@ -56,7 +56,7 @@ type bus struct {
 	subs    map[*subscriber]struct{} // guarded by mu
 	epoch   int64                    // when the first event or reader came, in ns; guarded by mu
 	n       int64                    // events so far; guarded by mu
-	recent  []Event                  // the last of them, at most eventBuffer/2; guarded by mu
+	recent  []Event                  // the last of them, at most eventsKept; guarded by mu
 }
 
 // cursor is that of the n-th event. The caller holds mu.

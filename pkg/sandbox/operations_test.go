@@ -125,7 +125,7 @@ func TestEventsSince(t *testing.T) {
 	var b bus
 	read := func(cursor string) (types []string, last string) {
 		ctx, cancel := context.WithCancel(t.Context())
-		ch := b.since(ctx, cursor)
+		ch := b.since(ctx, cursor, time.Time{})
 		cancel()
 		for e := range ch {
 			types, last = append(types, e.Type), e.Cursor
@@ -151,10 +151,10 @@ func TestEventsSince(t *testing.T) {
 			t.Errorf("since %q: %q", cursor, types)
 		}
 	}
-	for i := range eventBuffer {
+	for i := range eventsKept + 5 {
 		b.publish(fmt.Sprint(i), &record.Record{})
 	}
-	if types, _ := read(end); len(types) != 2+eventBuffer/2 || types[1] != EventLost || types[2] != fmt.Sprint(eventBuffer/2) {
+	if types, _ := read(end); len(types) != 2+eventsKept || types[1] != EventLost || types[2] != "5" {
 		t.Errorf("since long ago: %d events, begins with %q", len(types), types[:3])
 	}
 	if types, _ := read(""); !slices.Equal(types, []string{EventCursor}) {
