@@ -83,11 +83,15 @@ func part(w http.ResponseWriter, r *http.Request, c *Command) error {
 
 // write writes b, and counts what is written, until the client is gone.
 func (in *input) write(ctx context.Context, b []byte) error {
-	stop := context.AfterFunc(ctx, func() { in.file.SetWriteDeadline(time.Unix(1, 0)) }) //nolint:errcheck // then it is closed
+	cut := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		in.file.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // then it is closed
+		close(cut)
+	})
 	n, err := in.file.Write(b)
 	in.n += int64(n)
 	if !stop() {
-		<-ctx.Done()
+		<-cut // else the next part could meet this deadline
 	}
 	in.file.SetWriteDeadline(time.Time{}) //nolint:errcheck // then it is closed
 	return err
