@@ -58,7 +58,7 @@ func (s *Server) startCommand(w http.ResponseWriter, r *http.Request, req *agent
 	if l.offer.Fit != nil {
 		go proc.Guarded(func() { s.ahead.RefillAfter(c) })
 	}
-	if !req.Background {
+	if !req.Background && startErr == nil {
 		c.Watch(stream)
 	}
 	// The process runs while the first events are on their way.

@@ -130,6 +130,20 @@ func TestComeBack(t *testing.T) {
 	e.call(404, "GET", "/command/0123456789abcdef0123456789abcdef/frames", nil)
 }
 
+// TestComeBackToNothing: a command that could not be started says so again, on the same
+// connection, which is left alone.
+func TestComeBackToNothing(t *testing.T) {
+	e := newEnv(t)
+	f := e.framed("POST", "/command", argvOf("/no/such/program"))
+	for range 3 {
+		f.end()
+		if _, _, err := f.fr.Next(); err != io.EOF || f.exit.ExitCode != 127 { // the connection can serve again
+			t.Fatalf("%+v, %v", f.exit, err)
+		}
+		f = e.framed("GET", "/command/"+f.first.ID+"/frames", nil)
+	}
+}
+
 // rest is what is left of a stream.
 func (e *env) rest(f *framed) io.Reader { return restOf{f} }
 
