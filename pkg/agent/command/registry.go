@@ -16,6 +16,9 @@ const (
 	RememberFinished = 1000
 	// finishedMemory bounds the output of all of them that stays in memory, in bytes.
 	finishedMemory = 2 << 20
+	// detailed bounds the finished commands, the newest, whose order and times of output
+	// are known: 50 KiB of memory each at most.
+	detailed = 64
 )
 
 // Registry starts the commands of this sandbox, and knows them: all that run, and the last
@@ -95,6 +98,9 @@ func (g *Registry) finished(c *Command) {
 		g.inUse -= g.memory[first]
 		delete(g.memory, first)
 		first.Output.Drop()
+	}
+	if i := len(g.old) - 1 - detailed; i >= 0 {
+		g.old[i].forgetDetails()
 	}
 	for i := 0; g.inUse > finishedMemory && i < len(g.old); i++ {
 		if m := g.memory[g.old[i]]; m > 0 {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/output"
 )
 
@@ -35,5 +36,28 @@ func TestOutputsMakeRoom(t *testing.T) {
 	}
 	if g.inUse > finishedMemory {
 		t.Errorf("finished commands hold %d bytes of memory", g.inUse)
+	}
+}
+
+// TestDetailsAreForgotten: what is remembered of the order and the times of output is
+// bounded, however many commands have ended.
+func TestDetailsAreForgotten(t *testing.T) {
+	g := NewRegistry(Config{OutputDir: t.TempDir(), OutputLimit: 4 << 20, OutputEach: output.OfCommand})
+	var all []*Command
+	for range detailed + 2 {
+		c := &Command{ID: NewID(), done: make(chan struct{})}
+		c.Output = g.books.NewRing(c.ID)
+		for i := range 4 {
+			framed := make([]byte, agent.FrameHeader+1)
+			c.keep(byte(1+i%2), framed, false)
+		}
+		g.finished(c)
+		all = append(all, c)
+	}
+	for i, c := range all {
+		pieces, first := c.watch.marks.Since([2]int64{}, 0)
+		if old := i < 2; old != (len(pieces) == 0) || old && first != [2]int64{2, 2} || len(c.Output.Times().Marks) == 0 {
+			t.Errorf("command %d of %d: %v from %v on, %v", i, len(all), pieces, first, c.Output.Times())
+		}
 	}
 }

@@ -146,6 +146,16 @@ func (c *Command) keep(stream byte, framed []byte, last bool) {
 	}
 }
 
+// forgetDetails frees what only a client that comes back, or asks for times, needs. A
+// client that comes back just now needs it still.
+func (c *Command) forgetDetails() {
+	c.Output.ForgetTimes()
+	if c.watch.feed.TryLock() {
+		c.watch.marks.Forget()
+		c.watch.feed.Unlock()
+	}
+}
+
 // frames is GET /command/{id}/frames: the client comes back. The first frame says with
 // which byte of each stream the reply goes on. Bytes that the ring no longer has are
 // skipped.

@@ -43,6 +43,9 @@ func (m *Marks) Add(stream byte, n int) {
 	m.runs = append(m.runs[:0], m.runs[half:]...)
 }
 
+// Forget frees the memory of m: the order of all output so far is forgotten.
+func (m *Marks) Forget() { m.before, m.runs = m.end, nil }
+
 // End returns the numbers of the next byte of each stream.
 func (m *Marks) End() [2]int64 { return m.end }
 

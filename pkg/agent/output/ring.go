@@ -250,6 +250,15 @@ func (r *Ring) Since(at time.Time) int64 {
 	return max(r.times.since(at, r.end), r.from)
 }
 
+// ForgetTimes keeps of the times of the output only the last one, for all of it.
+func (r *Ring) ForgetTimes() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := len(r.times.marks); n > 0 {
+		r.times.marks = []mark{{r.times.marks[0].off, r.times.marks[n-1].last}}
+	}
+}
+
 // Times returns when the bytes that are kept were written.
 func (r *Ring) Times() agent.OutputTimes {
 	r.mu.Lock()
