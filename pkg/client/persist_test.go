@@ -193,6 +193,38 @@ func TestFollowComesBack(t *testing.T) {
 	}
 }
 
+// TestFollowStampsComeBack: a connection that breaks inside the time before a line costs no
+// byte, and repeats none.
+func TestFollowStampsComeBack(t *testing.T) {
+	const one, two = "2026-11-23T12:00:00.000000000Z one\n", "2026-11-23T12:00:01.000000000Z two\n"
+	for _, n := range []int{10, stampLen, stampLen + 2} {
+		var f *flaky
+		f = newFlaky(t, func(w http.ResponseWriter, r *http.Request) {
+			switch len(f.asked) {
+			case 1:
+				w.Header().Set(agent.CursorHeader, "0")
+				io.WriteString(w, one+two[:n]) //nolint:errcheck // the test sees what is missing
+				f.breaks(w, 0)
+			case 2:
+				w.Header().Set(agent.CursorHeader, r.URL.Query().Get("cursor"))
+				from := 0
+				if n > stampLen { // inside a line comes no time
+					from = n
+				}
+				io.WriteString(w, two[from:]) //nolint:errcheck // the test sees what is missing
+				f.breaks(w, 0)
+			default:
+				w.Header().Set(agent.CursorHeader, r.URL.Query().Get("cursor"))
+			}
+		})
+		var out strings.Builder
+		err := f.FollowLogs(t.Context(), "lab", AllLines, LogTimes{Stamps: true}, Notices{}, &out)
+		if err != nil || out.String() != one+two || len(f.asked) != 3 || !strings.Contains(f.asked[2], "cursor=8&") {
+			t.Errorf("broken after %d bytes: %v, %q, %q", n, err, out.String(), f.asked)
+		}
+	}
+}
+
 // TestFollowCommandComesBack is TestFollowComesBack for the output of a command.
 func TestFollowCommandComesBack(t *testing.T) {
 	var f *flaky

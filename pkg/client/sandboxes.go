@@ -287,7 +287,11 @@ func (c *Client) FollowLogs(ctx context.Context, idOrName string, lines int, t L
 			up() // else it cannot go on
 		}
 		had.n = 0
-		_, err = io.Copy(io.MultiWriter(w, &had), c.followed(ctx, resp.Body))
+		body := c.followed(ctx, resp.Body)
+		if had.at > 0 && had.at <= stampLen { // of this line its time has come, or a part of that, which comes again
+			io.CopyN(io.Discard, body, int64(had.at)) //nolint:errcheck // the next read fails likewise
+		}
+		_, err = io.Copy(io.MultiWriter(w, &had), body)
 		cursor += had.n
 		return err
 	})
