@@ -63,7 +63,7 @@ func (o *Output) formatFlag(cmd *cobra.Command, short string, fields Fields) {
 // functions are docker's, for templates.
 var functions = template.FuncMap{
 	"json": jsonOf, "index": index,
-	"split": strings.Split, "join": join, "lower": strings.ToLower, "upper": strings.ToUpper,
+	"split": split, "join": join, "lower": strings.ToLower, "upper": strings.ToUpper,
 	"title": func(s string) string {
 		r := []rune(s)
 		if len(r) > 0 {
@@ -80,12 +80,23 @@ var functions = template.FuncMap{
 	},
 }
 
+// headings take the place of functions where a template gets the titles of columns, as in
+// docker: a title stays what it is.
+var headings = template.FuncMap{
+	"json": heading, "index": heading, "split": heading, "join": heading, "lower": heading, "upper": heading, "title": heading,
+	"pad": heading, "truncate": heading,
+}
+
+func heading(column any, _ ...any) any { return column }
+
 // index is that of templates, but nothing is in what is absent.
 func index(v any, keys ...any) (any, error) {
 	for _, key := range keys {
 		switch of := v.(type) {
 		case nil:
 			return "", nil
+		case Fields:
+			v = of[fmt.Sprint(key)]
 		case map[string]any:
 			v = of[fmt.Sprint(key)]
 		case []any:
@@ -102,6 +113,15 @@ func index(v any, keys ...any) (any, error) {
 		return "", nil
 	}
 	return v, nil
+}
+
+// split makes a list as it comes out of JSON, which index and join take.
+func split(s, sep string) []any {
+	var list []any
+	for _, word := range strings.Split(s, sep) {
+		list = append(list, word)
+	}
+	return list
 }
 
 // join takes lists as they come out of JSON.
@@ -232,16 +252,28 @@ func (f *format) print(w io.Writer, all []Fields) error {
 	var b bytes.Buffer
 	out := io.Writer(&b)
 	tw := tabwriter.NewWriter(&b, 0, 8, 3, ' ', 0)
-	if f.table {
-		out = tw
-		all = append([]Fields{f.columns}, all...)
-	}
-	for _, v := range all {
+	row := func(t *template.Template, v Fields) error {
 		var line bytes.Buffer
-		if err := f.Execute(&line, v); err != nil {
+		if err := t.Execute(&line, v); err != nil {
 			return errs.New(errs.Invalid, "%s", strings.TrimPrefix(err.Error(), "template: "))
 		}
 		fmt.Fprintln(out, text.Tabbed(line.String())) // a guest may have written some of it
+		return nil
+	}
+	if f.table {
+		out = tw
+		titles, err := f.Clone()
+		if err == nil {
+			err = row(titles.Funcs(headings), f.columns)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, v := range all {
+		if err := row(f.Template, v); err != nil {
+			return err
+		}
 	}
 	if err := tw.Flush(); err != nil {
 		return err

@@ -41,8 +41,11 @@ func TestFormat(t *testing.T) {
 		"table":                         "ID\na\nb\\x1b[2J\n",
 		`table {{.ID}}\t{{.CreatedAt}}`: "ID         CREATED AT\na          now\nb\\x1b[2J   now\n",
 		"table {{.labels.team}}":        "TEAM\nx\n",
-		`table {{.PIDs}}`:               "PIDS\n3\n3\n",
-		"json":                          `{"id":"a","bytes":1099511627776,"share":0.5,"labels":{"team":"x"},"args":["sh","-c"]}` + "\n",
+		`table {{index .labels "team"}}\t{{join .args " "}}\t{{json .bytes}}`:         "LABELS   ARGS    BYTES\nx        sh -c   1099511627776\n",
+		`table {{index (split .id "-") 0 | upper}}`:                                   "ID\nA\n",
+		`{{index (split "a:b" ":") 1}}{{join (split "a:b" ":") "+"}}{{index . "id"}}`: "ba+ba\n",
+		`table {{.PIDs}}`: "PIDS\n3\n3\n",
+		"json":            `{"id":"a","bytes":1099511627776,"share":0.5,"labels":{"team":"x"},"args":["sh","-c"]}` + "\n",
 	} {
 		o := Output{Format: Table, format: format{asked: asked}}
 		err := o.parse(things.docker(thing{}))
