@@ -46,6 +46,7 @@ func TestSince(t *testing.T) {
 		"2026-11-23T11:00:00":       time.Date(2026, 11, 23, 11, 0, 0, 0, time.Local),
 		"2026-11-23":                time.Date(2026, 11, 23, 0, 0, 0, 0, time.Local),
 		"1795000000":                time.Unix(1795000000, 0),
+		"0":                         time.Unix(0, 0),
 		"1795000000.25":             time.Unix(1795000000, 250000000),
 	} {
 		if got, err := Since("--since", s, now); err != nil || !got.Equal(want) {
