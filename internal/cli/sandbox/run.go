@@ -82,18 +82,20 @@ start runs it again, sandboxctl rm removes it. It has no timeout.`,
 		if err != nil {
 			return err
 		}
+		if detach {
+			if err := checkEntrypoint(f); err != nil {
+				return err
+			}
+			if rm && cmd.Flags().Changed("rm") {
+				return errs.New(errs.Invalid, "-d and --rm exclude each other: a sandbox whose entrypoint ended keeps its logs and "+
+					"its exit code until sandboxctl rm; leave out --rm and use --timeout to have it removed automatically")
+			}
+		}
 		if err := s.fetch(ctx, cl, args[0], true); err != nil {
 			return err
 		}
 		if !detach {
 			return runOnce(cl, r, f, argv, ofImage, rm)
-		}
-		if err := checkEntrypoint(f); err != nil {
-			return err
-		}
-		if rm && cmd.Flags().Changed("rm") {
-			return errs.New(errs.Invalid, "-d and --rm exclude each other: a sandbox whose entrypoint ended keeps its logs and "+
-				"its exit code until sandboxctl rm; leave out --rm and use --timeout to have it removed automatically")
 		}
 		r.Entrypoint = argv
 		if ofImage {
