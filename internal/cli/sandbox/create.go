@@ -34,8 +34,9 @@ func newCreate(p *command.Program) *cobra.Command {
 
 With a COMMAND the sandbox ends when the command ends. Without a COMMAND it runs until
 its timeout or until it is removed. The ENTRYPOINT and CMD of the image are used only
-with --image-command: then COMMAND, if given, takes the place of CMD. With --restart, a sandbox that ends is started
-again. With --ready-port or --ready-cmd, create prints the id when the sandbox is ready.
+with --image-command: then COMMAND, if given, takes the place of CMD. With --restart, a
+sandbox that ends is started again. With --ready-port or --ready-cmd, create prints the
+id when the sandbox is ready.
 
 With --from, the sandbox starts with the files of a snapshot, and IMAGE is left out: the
 image is the snapshot's. Either runtime can use the snapshot.`,

@@ -46,7 +46,8 @@ Ctrl-C goes to the command. A second Ctrl-C removes the sandbox at once. A third
 does not wait until it is removed.
 
 With -it the command runs at this terminal. Without a command, and if the image has
-none, a shell runs. The detach keys leave the sandbox running. The daemon removes it a day later at the latest.
+none, a shell runs. The detach keys leave the sandbox running. The daemon removes it a
+day later at the latest.
 
 With -d the command is the entrypoint of a sandbox that stays. It runs as the image's
 user in the image's directory, and sandboxctl logs prints its output. --timeout or
