@@ -95,6 +95,25 @@ func TestLocked(t *testing.T) {
 	}
 }
 
+// TestLockedResolver: without the rules that redirect port 53, a flow to the resolver does
+// not become a flow to the server that it names.
+func TestLockedResolver(t *testing.T) {
+	w := newWorld(t)
+	w.upstream()
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "none"))
+	e.guarding.Lock() // the guard looks away
+	defer e.guarding.Unlock()
+	for _, table := range []string{"nat", "filter"} { // the lock is what is left then
+		w.run("iptables", "-t", table, "-F")
+		w.run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", inst.Pool().String(), "-j", "MASQUERADE") // what opens is answered
+		if c, err := w.dial(id, "tcp", "203.0.113.53:53", 300*time.Millisecond); err == nil {
+			c.Close()
+			t.Errorf("without the table %s a name server outside opened", table)
+		}
+	}
+}
+
 // TestLockComesBack: after `nft flush ruleset`, which takes all.
 func TestLockComesBack(t *testing.T) {
 	w := newWorld(t)
