@@ -104,9 +104,12 @@ func TestLockedResolver(t *testing.T) {
 	id := w.sandbox(e, 0, rules(t, "none"))
 	e.guarding.Lock() // the guard looks away
 	defer e.guarding.Unlock()
-	for _, table := range []string{"nat", "filter"} { // the lock is what is left then
+	// So that what opens is answered.
+	masquerade := []string{"POSTROUTING", "-s", inst.Pool().String(), "-j", "MASQUERADE"}
+	for _, table := range []string{"nat", "filter"} { // without both, the lock is left
 		w.run("iptables", "-t", table, "-F")
-		w.run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", inst.Pool().String(), "-j", "MASQUERADE") // what opens is answered
+		w.run("iptables", append([]string{"-t", "nat", "-A"}, masquerade...)...)
+		defer w.try("iptables", append([]string{"-t", "nat", "-D"}, masquerade...)...)
 		if c, err := w.dial(id, "tcp", "203.0.113.53:53", 300*time.Millisecond); err == nil {
 			c.Close()
 			t.Errorf("without the table %s a name server outside opened", table)
