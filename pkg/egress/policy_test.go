@@ -195,7 +195,10 @@ func TestDecide(t *testing.T) {
 // TestVerdictMarks: a flow to the resolver is not one that a policy has allowed, and gets
 // another mark.
 func TestVerdictMarks(t *testing.T) {
-	e := &Engine{cfg: Config{Instance: inst, Pool: inst.Pool(), MaxOpenFlows: 9, MaxFlows: 9 + dnsInFlight}, byAddr: map[netip.Addr]*sandbox{}}
+	e := &Engine{
+		cfg:    Config{Instance: inst, Pool: inst.Pool(), MaxOpenFlows: 9, MaxFlows: 9 + dnsInFlight},
+		byAddr: map[netip.Addr]*sandbox{},
+	}
 	e.hosts.Store(&map[netip.Addr]bool{})
 	e.ledger = newLedger(e.cfg, nil)
 	for i, c := range []struct {
