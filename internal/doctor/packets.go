@@ -13,7 +13,7 @@ var packetChecks = []check{
 	tried(egress.ProbeSets, "which source address each sandbox may use", "ip_set", "ip_set_hash_netiface"),
 	tried(egress.ProbeChains, "default deny for every sandbox", "nf_tables", "nf_conntrack", "xt_set", "xt_mark",
 		"xt_hashlimit", "xt_NFQUEUE", "xt_NFLOG"),
-	tried(egress.ProbeQueue, "sandboxd's decision about each new flow", "nfnetlink_queue"),
+	tried(egress.ProbeQueue, "sandboxd's decision about each new flow", "nfnetlink_queue", "nf_conntrack_netlink"),
 }
 
 func tried(part, protects string, modules ...string) check {

@@ -20,11 +20,14 @@ import (
 )
 
 // The marks of a verdict. sandboxd uses three bits; it leaves the rest of a packet's
-// mark to other programs.
+// mark to other programs. No policy has allowed a flow to the resolver, so its mark opens
+// nothing but the resolver, also while another program has removed the rules that
+// redirect it.
 const (
-	markAllow = 0x1000000
-	markDeny  = 0x2000000
-	markMask  = 0x7000000
+	markAllow   = 0x1000000
+	markDeny    = 0x2000000
+	markResolve = 0x4000000
+	markMask    = 0x7000000
 )
 
 // ResolverPort is where the resolver listens, on the gateway, for UDP and TCP.
@@ -62,6 +65,7 @@ func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generati
 		"TAG", tag(i),
 		"ALLOW", fmt.Sprintf("0x%x/0x%x", markAllow, markMask),
 		"DENIED", fmt.Sprintf("0x%x/0x%x", markDeny, markMask),
+		"RESOLVE", fmt.Sprintf("0x%x/0x%x", markResolve, markMask),
 		"UNMARKED", fmt.Sprintf("0x0/0x%x", markMask),
 		"DNSPORT", fmt.Sprint(ResolverPort),
 		"@", i.Chain(""), // @RAW is the chain RAW
@@ -129,8 +133,8 @@ const chainText = `
 -A @BACK$ -i sb-+ -j @DENY$
 -A @BACK$ -j DROP
 -A @INPUT$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
--A @INPUT$ -d GATEWAY/32 -p udp -m udp --dport DNSPORT -m mark --mark ALLOW -m conntrack --ctstate DNAT -j ACCEPT
--A @INPUT$ -d GATEWAY/32 -p tcp -m tcp --dport DNSPORT -m mark --mark ALLOW -m conntrack --ctstate DNAT -j ACCEPT
+-A @INPUT$ -d GATEWAY/32 -p udp -m udp --dport DNSPORT -m mark --mark RESOLVE -m conntrack --ctstate DNAT -j ACCEPT
+-A @INPUT$ -d GATEWAY/32 -p tcp -m tcp --dport DNSPORT -m mark --mark RESOLVE -m conntrack --ctstate DNAT -j ACCEPT
 -A @INPUT$ -j @DENY$
 `
 

@@ -30,7 +30,8 @@ const (
 	dnsIdle     = 5 * time.Second // a TCP connection may be idle this long
 	dnsUDPSize  = 1232            // told to upstreams, and the most that is sent: no fragments (DNS flag day 2020)
 
-	// dnsBuffer holds the queries of a burst of all sandboxes, at some 800 bytes each.
+	// dnsBuffer holds the queries by UDP of a burst of all sandboxes, at some 800 bytes each.
+	// Connections do not have it: each of a sandbox could fill its own.
 	dnsBuffer = 8 << 20
 
 	resolvConf = "/etc/resolv.conf"
@@ -68,13 +69,16 @@ func newResolver(e *Engine) (*resolver, error) {
 	r.upstreams.Store(&e.cfg.Upstreams)
 	r.refresh()
 	addr := netip.AddrPortFrom(e.cfg.Gateway, ResolverPort).String()
-	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+	lc := net.ListenConfig{Control: func(network, _ string, c syscall.RawConn) error {
 		var err error
-		return cmp.Or(c.Control(func(fd uintptr) {
+		cerr := c.Control(func(fd uintptr) {
 			// The gateway's address may be added to lo after this.
-			err = cmp.Or(unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1),
-				unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, dnsBuffer))
-		}), err)
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
+			if err == nil && network == "udp4" {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, dnsBuffer)
+			}
+		})
+		return cmp.Or(cerr, err)
 	}}
 	ctx := context.Background() // only a name would take time
 	pc, err := lc.ListenPacket(ctx, "udp4", addr)
@@ -240,17 +244,24 @@ func (r *resolver) forward(question dns.Question) (*dns.Msg, error) {
 
 // ask sends a query that takes only the name and type from the guest: its id and port
 // are fresh, and the letters of the name are in random case. It calls closed with the
-// local address of each connection after its end.
+// local address of each connection after its end, also of one that did not come about.
 func ask(
-	ctx context.Context, upstream netip.AddrPort, question dns.Question, closed func(network string, local net.Addr),
+	ctx context.Context, upstream netip.AddrPort, question dns.Question, closed func(network string, local netip.AddrPort),
 ) (*dns.Msg, error) {
 	q := new(dns.Msg)
 	q.SetQuestion(randomCase(question.Name), question.Qtype)
 	q.SetEdns0(dnsUDPSize, false)
+	var source netip.Addr // of the connection by UDP; that by TCP has it, too
 	for _, network := range []string{"udp", "tcp"} {
-		a, err := exchange(ctx, network, upstream, q, closed)
+		a, local, err := exchange(ctx, network, source, upstream, q)
+		if local.IsValid() {
+			closed(network, local)
+		}
 		if err != nil {
 			return nil, err
+		}
+		if source = local.Addr(); source.Zone() != "" {
+			source = netip.Addr{} // bind would want the number of the link
 		}
 		if len(a.Question) != 1 || a.Question[0].Qtype != question.Qtype || !strings.EqualFold(a.Question[0].Name, question.Name) {
 			return nil, errors.New("the answer is for another question")
@@ -272,36 +283,69 @@ func ask(
 	return nil, errors.New("the answer is truncated even over TCP")
 }
 
-// exchange sends q over a connection of its own.
+// exchange sends q over a connection of its own, and returns the address that it had. A
+// connection from source is bound before it is made, so that its address is known if it
+// fails: what was sent by then has an entry in conntrack's table.
 func exchange(
-	ctx context.Context, network string, upstream netip.AddrPort, q *dns.Msg, closed func(network string, local net.Addr),
-) (*dns.Msg, error) {
-	c := dns.Client{Net: network, UDPSize: dnsUDPSize, Timeout: dnsTimeout}
+	ctx context.Context, network string, source netip.Addr, upstream netip.AddrPort, q *dns.Msg,
+) (a *dns.Msg, local netip.AddrPort, err error) {
+	c := dns.Client{Net: network, UDPSize: dnsUDPSize, Timeout: dnsTimeout, Dialer: &net.Dialer{Timeout: dnsTimeout}}
+	if source.IsValid() {
+		c.Dialer.Control = func(_, _ string, raw syscall.RawConn) error {
+			return raw.Control(func(fd uintptr) { local, _ = bind(int(fd), source) }) // not bound, it is only not known
+		}
+	}
 	conn, err := c.DialContext(ctx, upstream.String())
 	if err != nil {
-		return nil, err
+		return nil, local, err
 	}
-	defer closed(network, conn.LocalAddr())
 	defer reset(conn.Conn)
-	a, _, err := c.ExchangeWithConnContext(ctx, q, conn)
-	return a, err
+	if local, err = netip.ParseAddrPort(conn.LocalAddr().String()); err != nil {
+		return nil, local, err
+	}
+	a, _, err = c.ExchangeWithConnContext(ctx, q, conn)
+	return a, local, err
+}
+
+// bind binds a socket to any free port of an address, and returns both.
+func bind(fd int, source netip.Addr) (netip.AddrPort, error) {
+	var sa unix.Sockaddr
+	if source.Is4() {
+		sa = &unix.SockaddrInet4{Addr: source.As4()}
+	} else {
+		sa = &unix.SockaddrInet6{Addr: source.As16()}
+	}
+	if err := unix.Bind(fd, sa); err != nil {
+		return netip.AddrPort{}, os.NewSyscallError("bind", err)
+	}
+	sa, err := unix.Getsockname(fd)
+	if err != nil {
+		return netip.AddrPort{}, os.NewSyscallError("getsockname", err)
+	}
+	port := 0
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		port = sa.Port
+	case *unix.SockaddrInet6:
+		port = sa.Port
+	}
+	return netip.AddrPortFrom(source, uint16(port)), nil
 }
 
 // forget deletes the conntrack entry of a query to an upstream. The kernel would keep it
 // for half a minute or two, and a guest may ask 200 times a second.
-func (r *resolver) forget(upstream netip.AddrPort) func(network string, local net.Addr) {
-	return func(network string, local net.Addr) {
-		from, err := netip.ParseAddrPort(local.String())
-		if err != nil {
-			return
-		}
-		proto := protocols[network]
-		to := netip.AddrPortFrom(upstream.Addr().Unmap().WithZone(""), upstream.Port())
-		from = netip.AddrPortFrom(from.Addr().Unmap().WithZone(""), from.Port())
-		if err := r.e.table.send(appendForget(nil, proto, from, to)); err != nil {
+func (r *resolver) forget(upstream netip.AddrPort) func(network string, local netip.AddrPort) {
+	to := plain(upstream)
+	return func(network string, local netip.AddrPort) {
+		if err := r.e.table.send(appendForget(nil, protocols[network], plain(local), to)); err != nil {
 			r.log.Debug("cannot delete the conntrack entry of a dns query", "err", err)
 		}
 	}
+}
+
+// plain is an address as it is in packets.
+func plain(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
 }
 
 // randomCase makes an answer harder to forge (0x20 encoding).

@@ -1,13 +1,16 @@
 package egress
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
@@ -90,6 +93,29 @@ func TestDNS(t *testing.T) {
 	}
 }
 
+// TestResolverBuffers: what all sandboxes share is large, what each connection has is not.
+func TestResolverBuffers(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	size := func(c any) (n int) {
+		raw, err := c.(syscall.Conn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cerr := raw.Control(func(fd uintptr) { n, err = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF) })
+		if cerr != nil || err != nil {
+			t.Fatal(cerr, err)
+		}
+		return n
+	}
+	if n := size(e.dns.servers[0].PacketConn); n < dnsBuffer {
+		t.Errorf("the socket for UDP has %d bytes, want %d", n, dnsBuffer)
+	}
+	if n := size(e.dns.servers[1].Listener.(*budgetListener).Listener); n > 1<<20 {
+		t.Errorf("each connection by TCP may have %d bytes", n)
+	}
+}
+
 // TestForgedLetters: an answer by UDP counts only in the letters that were sent.
 func TestForgedLetters(t *testing.T) {
 	var pc net.PacketConn
@@ -141,7 +167,7 @@ func TestForgedLetters(t *testing.T) {
 		a, err := ask(t.Context(), netip.MustParseAddrPort(pc.LocalAddr().String()), dns.Question{
 			Name: "one.test.", Qtype: dns.TypeA,
 			Qclass: dns.ClassINET,
-		}, func(string, net.Addr) {})
+		}, func(string, netip.AddrPort) {})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,3 +176,34 @@ func TestForgedLetters(t *testing.T) {
 		}
 	}
 }
+
+// TestRefusedTCP: what is known of a connection that did not come about suffices to find
+// its entry in the table of conntrack.
+func TestRefusedTCP(t *testing.T) {
+	pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pc.Close()
+	go (&dns.Server{PacketConn: pc, Handler: truncated}).ActivateAndServe() //nolint:errcheck // ends with the test
+	closed := map[string]netip.AddrPort{}
+	_, err = ask(t.Context(), netip.MustParseAddrPort(pc.LocalAddr().String()),
+		dns.Question{Name: "one.test.", Qtype: dns.TypeA, Qclass: dns.ClassINET},
+		func(network string, local netip.AddrPort) { closed[network] = local })
+	if !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("%v, want that TCP is refused", err)
+	}
+	for _, network := range []string{"udp", "tcp"} {
+		if a := closed[network]; a.Addr() != netip.MustParseAddr("127.0.0.1") || a.Port() == 0 {
+			t.Errorf("%s came from %v", network, a)
+		}
+	}
+}
+
+// truncated answers by UDP that TCP must be asked.
+var truncated = dns.HandlerFunc(func(rw dns.ResponseWriter, q *dns.Msg) {
+	m := new(dns.Msg)
+	m.SetReply(q)
+	m.Truncated = true
+	rw.WriteMsg(m) //nolint:errcheck // the other side says
+})

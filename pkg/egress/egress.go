@@ -7,7 +7,7 @@
 //	           mangle    first packet of a flow: NFQUEUE ──▶ Engine: hard blocks,
 //	              │                                 ◀── mark    then rules, then mode, then limits
 //	           nat       port 53, whatever the server ──▶ the resolver of the Engine
-//	           filter    to the host: that resolver only, else refused
+//	           filter    to the host: mark RESOLVE, and that resolver only, else refused
 //	              │      elsewhere: mark ALLOW ─▶ out, masqueraded
 //	              ▼                 mark DENIED ─▶ refused at once (RST, port unreachable)
 //	                                no mark    ─▶ dropped

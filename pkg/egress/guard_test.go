@@ -95,6 +95,28 @@ func TestLocked(t *testing.T) {
 	}
 }
 
+// TestLockedResolver: without the rules that redirect port 53, a flow to the resolver does
+// not become a flow to the server that it names.
+func TestLockedResolver(t *testing.T) {
+	w := newWorld(t)
+	w.upstream()
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "none"))
+	e.guarding.Lock() // the guard looks away
+	defer e.guarding.Unlock()
+	// So that what opens is answered.
+	masquerade := []string{"POSTROUTING", "-s", inst.Pool().String(), "-j", "MASQUERADE"}
+	for _, table := range []string{"nat", "filter"} { // without both, the lock is left
+		w.run("iptables", "-t", table, "-F")
+		w.run("iptables", append([]string{"-t", "nat", "-A"}, masquerade...)...)
+		defer w.try("iptables", append([]string{"-t", "nat", "-D"}, masquerade...)...)
+		if c, err := w.dial(id, "tcp", "203.0.113.53:53", 300*time.Millisecond); err == nil {
+			c.Close()
+			t.Errorf("without the table %s a name server outside opened", table)
+		}
+	}
+}
+
 // TestLockComesBack: after `nft flush ruleset`, which takes all.
 func TestLockComesBack(t *testing.T) {
 	w := newWorld(t)

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"encoding/binary"
+	"net"
 	"net/netip"
 	"os"
 	"strconv"
@@ -251,7 +252,31 @@ func TestUpstreamFlows(t *testing.T) {
 			}
 		}
 	}
-	upstream := netip.MustParseAddr("203.0.113.53")
+	w.noFlows(e, netip.MustParseAddr("203.0.113.53"))
+}
+
+// TestUpstreamRefuses: nor do those that an upstream refuses.
+func TestUpstreamRefuses(t *testing.T) {
+	w := newWorld(t)
+	w.in(w.outside, func() {
+		pc, err := net.ListenPacket("udp4", "203.0.113.2:53")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { pc.Close() })
+		go (&dns.Server{PacketConn: pc, Handler: truncated}).ActivateAndServe() //nolint:errcheck // ends with the test
+	})
+	e := w.openWith(func(c *Config) { c.Upstreams = []netip.AddrPort{netip.MustParseAddrPort("203.0.113.2:53")} })
+	id := w.sandbox(e, 0, rules(t, "open"))
+	if a, err := w.ask(id, "udp", "8.8.8.8:53", "one.test.", dns.TypeA, patient); err != nil || a.Rcode != dns.RcodeServerFailure {
+		t.Errorf("%v, %v", a, err)
+	}
+	w.noFlows(e, netip.MustParseAddr("203.0.113.2"))
+}
+
+// noFlows waits until no flow to upstream is left.
+func (w *world) noFlows(e *Engine, upstream netip.Addr) {
+	w.t.Helper()
 	// The answer reaches the guest before or after the entry is deleted.
 	for since := time.Now(); ; time.Sleep(time.Millisecond) {
 		n := 0
@@ -261,13 +286,13 @@ func TestUpstreamFlows(t *testing.T) {
 			}
 		})
 		if err != nil {
-			t.Fatal(err)
+			w.t.Fatal(err)
 		}
 		if n == 0 {
 			return
 		}
 		if time.Since(since) > goneWithin {
-			t.Fatalf("%d entries of queries to the upstream after %v", n, goneWithin)
+			w.t.Fatalf("%d entries of queries to the upstream after %v", n, goneWithin)
 		}
 	}
 }

@@ -1,9 +1,11 @@
 package egress
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -186,6 +188,45 @@ func TestDecide(t *testing.T) {
 		allow, why := e.decide(s, flow{dst: dst.Addr(), port: dst.Port(), proto: protocols[proto]})
 		if allow != c.allow || why.text != c.why {
 			t.Errorf("%s %v: %s: %v, %q; want %v, %q", c.mode, c.rules, c.flow, allow, why.text, c.allow, c.why)
+		}
+	}
+}
+
+// TestVerdictMarks: a flow to the resolver is not one that a policy has allowed, and gets
+// another mark.
+func TestVerdictMarks(t *testing.T) {
+	e := &Engine{
+		cfg:    Config{Instance: inst, Pool: inst.Pool(), MaxOpenFlows: 9, MaxFlows: 9 + dnsInFlight},
+		byAddr: map[netip.Addr]*sandbox{},
+	}
+	e.hosts.Store(&map[netip.Addr]bool{})
+	e.ledger = newLedger(e.cfg, nil)
+	for i, c := range []struct {
+		network record.Network
+		port    uint16
+		want    uint32
+	}{
+		{rules(t, "none"), 53, markResolve},
+		{rules(t, "open"), 53, markResolve},
+		{rules(t, "none"), 80, markDeny},
+		{rules(t, "open"), 80, markAllow},
+	} {
+		p, err := compile(c.network)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &sandbox{id: strconv.Itoa(i), addr: addr(i)}
+		s.policy.Store(p)
+		e.byAddr[s.addr] = s
+		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			packet := make([]byte, 24)
+			packet[0], packet[9] = 0x45, proto
+			copy(packet[12:], s.addr.AsSlice())
+			copy(packet[16:], []byte{8, 8, 8, 8})
+			binary.BigEndian.PutUint16(packet[22:], c.port)
+			if got := e.verdict(packet); got != c.want {
+				t.Errorf("sandbox %d, %s to port %d: mark %#x, want %#x", i, protoName(proto), c.port, got, c.want)
+			}
 		}
 	}
 }

@@ -13,9 +13,9 @@ import (
 )
 
 // Probe makes all that an Engine needs of this kernel: sets, every chain with every
-// rule, the queue. It works in a network namespace of its own, so it affects neither
-// the host nor a running daemon. For each part it returns the error that Open would
-// fail with. An error of its own means that it could not try.
+// rule, the queue, and a listing of flows. It works in a network namespace of its own, so
+// it affects neither the host nor a running daemon. For each part it returns the error
+// that Open would fail with. An error of its own means that it could not try.
 func Probe(ctx context.Context, i instance.Instance) (found map[string]error, err error) {
 	done := make(chan struct{})
 	go func() {
@@ -62,6 +62,9 @@ func probe(ctx context.Context, i instance.Instance) (map[string]error, error) {
 		return lock{i, i.Gateway().As4()}.install([]string{"lo"})
 	}()
 	found[ProbeQueue] = func() error {
+		if err := (&flowTable{fd: -1}).each(func() {}, func(tracked) {}); err != nil {
+			return err
+		}
 		q, err := openQueue(ctx, i.Queue())
 		if err != nil {
 			return err

@@ -345,10 +345,11 @@ func (e *Engine) verdict(packet []byte) uint32 {
 			allow, why = false, reason{byLimit, over}
 		}
 	}
+	if allow && isQuery {
+		return markResolve
+	}
 	if allow {
-		if !isQuery {
-			e.flowCounts.add(passed, why.cause)
-		}
+		e.flowCounts.add(passed, why.cause)
 		return markAllow
 	}
 	e.flowCounts.add(refused, why.cause)

@@ -184,7 +184,7 @@ func TestResolveAndRemove(t *testing.T) {
 	s, m := open(t, "")
 	digest := func(c string) string { return "sha256:" + strings.Repeat(c, 64) }
 	for _, i := range []record.Image{
-		{Name: "python", Tag: "latest", Digest: digest("1"), Layers: []string{"base", "py"}},
+		{Name: "python", Tag: "latest", Digest: digest("1"), Layers: []string{"base", "py", "py", "lost"}},
 		{Name: "python", Tag: "3.11", Digest: digest("2"), Layers: []string{"base", "py311"}},
 	} {
 		m.images[i.Ref()] = i
@@ -192,6 +192,7 @@ func TestResolveAndRemove(t *testing.T) {
 			m.layers[l] = true
 		}
 	}
+	delete(m.layers, "lost")
 	m.layers["nobody's"], m.layers["of an old build"], m.used["of an old build"] = true, true, true
 	for uri, want := range map[string]string{
 		"python": digest("1"), "python:3.11": digest("2"), "python@" + digest("2"): digest("2"),

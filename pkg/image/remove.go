@@ -49,10 +49,14 @@ func (s *Store) Remove(ctx context.Context, ref Reference) (p Pruned, err error)
 	return p, nil
 }
 
-// removeLayers removes layers and adds them to p. It goes on after an error.
+// removeLayers removes layers and adds them to p; absent is fine: an image may have a layer
+// twice. It goes on after an error.
 func (s *Store) removeLayers(ctx context.Context, layers []string, p *Pruned) (err error) {
 	for _, l := range layers {
 		n, serr := s.cfg.Layers.Size(ctx, l)
+		if errs.Is(serr, errs.NotFound) {
+			continue
+		}
 		rerr := s.cfg.Layers.Remove(ctx, l)
 		if rerr == nil {
 			p.Layers, p.Bytes = append(p.Layers, l), p.Bytes+n
