@@ -132,14 +132,14 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 // returns cursor. If there is less output, it is that of a later run of the sandbox, of
 // which the client has nothing.
 func (l *logHandlers) seek(out *tail, r *http.Request, rec record.Record, cursor int64) (int64, error) {
-	end, err := l.copyLogs(&out.Tail, r, rec, max(0, cursor-agent.MaxLastOutput), false)
+	before := min(cursor, agent.MaxLastOutput)
+	end, err := l.copyLogs(agent.FirstBytes(&out.Tail, before), r, rec, cursor-before, false)
 	if err != nil {
 		return 0, err
 	}
 	if end < cursor {
 		out.Tail, cursor = agent.Tail{}, 0
 	}
-	out.Cut(end - cursor)
 	return cursor, nil
 }
 

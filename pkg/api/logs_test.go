@@ -14,7 +14,7 @@ import (
 // TestLogTimes: logs since a time, and with times before the lines, as docker prints them.
 func TestLogTimes(t *testing.T) {
 	w := newWorld(t)
-	const out = "one\ntwo\nthree"
+	out := "one\ntwo\nthree"
 	old := false // the agent is of an older release
 	w.agent = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
 		switch {
@@ -49,6 +49,10 @@ func TestLogTimes(t *testing.T) {
 		if a := w.do("GET", at+query, ""); a.StatusCode != 200 || string(a.body) != want {
 			t.Errorf("%s: %d %q, want %q", query, a.StatusCode, a.body, want)
 		}
+	}
+	out = "one\ntwo\nth" + strings.Repeat("r", 2*agent.MaxLastOutput)
+	if a := w.do("GET", at+"?timestamps=true&cursor=10", ""); string(a.body) != out[10:] {
+		t.Errorf("back inside a line, after a long time: %.60q", a.body)
 	}
 	for query, status := range map[string]int{"?since=yesterday": 400, "?timestamps=perhaps": 400} {
 		if a := w.do("GET", at+query, ""); a.StatusCode != status {
