@@ -90,10 +90,15 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	if err != nil {
 		return err
 	}
-	if !since.IsZero() && !q.Has("cursor") {
+	if !q.Has("cursor") && (stamped || !since.IsZero()) { // without since, it is the oldest byte that is kept
 		first, err := l.seekTime(r.Context(), &rec, since)
 		if err != nil {
 			return err
+		}
+		if first > cursor && follow { // out must know what is before: see tail.Missing
+			if first, err = l.seek(out, r, rec, first); err != nil {
+				return err
+			}
 		}
 		cursor = max(cursor, first)
 	}
@@ -132,6 +137,7 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 // returns cursor. If there is less output, it is that of a later run of the sandbox, of
 // which the client has nothing.
 func (l *logHandlers) seek(out *tail, r *http.Request, rec record.Record, cursor int64) (int64, error) {
+	out.Tail = agent.Tail{}
 	end, err := l.copyLogs(&out.Tail, r, rec, max(0, cursor-agent.MaxLastOutput), false)
 	if err != nil {
 		return 0, err
@@ -239,10 +245,12 @@ func errNoTimes(rec *record.Record) error {
 		"since and timestamps", rec.ID)
 }
 
-// seekTime returns the number of the first byte that the entrypoint wrote at a time or
-// later.
+// seekTime returns the number of the first byte that the agent has of what the entrypoint
+// wrote at a time or later.
 func (l *logHandlers) seekTime(ctx context.Context, rec *record.Record, at time.Time) (int64, error) {
-	resp, err := l.ask(ctx, rec, http.MethodHead, "logs", queryFrom(at))
+	ctx, cancel := l.gateway.UntilEnd(ctx, rec)
+	defer cancel()
+	resp, err := l.ask(ctx, rec, http.MethodHead, "logs", url.Values{"since": {at.UTC().Format(time.RFC3339Nano)}})
 	if err != nil {
 		return 0, err
 	}
@@ -259,6 +267,8 @@ const maxTimes = 64 << 10
 
 // times asks when the entrypoint wrote its output.
 func (l *logHandlers) times(ctx context.Context, rec *record.Record) (t agent.OutputTimes, err error) {
+	ctx, cancel := l.gateway.UntilEnd(ctx, rec)
+	defer cancel()
 	resp, err := l.ask(ctx, rec, http.MethodGet, "times", nil)
 	if errs.Is(err, errs.NotFound) {
 		return t, errNoTimes(rec)
