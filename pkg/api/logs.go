@@ -91,16 +91,9 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 		return err
 	}
 	if !q.Has("cursor") && (stamped || !since.IsZero()) { // without since, it is the oldest byte that is kept
-		first, err := l.seekTime(r.Context(), &rec, since)
-		if err != nil {
+		if cursor, err = l.skip(out, r, rec, cursor, since, follow); err != nil {
 			return err
 		}
-		if first > cursor && follow { // out must know what is before: see tail.Missing
-			if first, err = l.seek(out, r, rec, first); err != nil {
-				return err
-			}
-		}
-		cursor = max(cursor, first)
 	}
 	stamps.off, stamps.inside = cursor, q.Has("cursor") && out.Inside()
 	if cursor, err = l.copyLogs(out, r, rec, cursor, follow); err != nil || !follow {
@@ -147,6 +140,21 @@ func (l *logHandlers) seek(out *tail, r *http.Request, rec record.Record, cursor
 	}
 	out.Cut(end - cursor)
 	return cursor, nil
+}
+
+// skip returns the number of the first byte from cursor on that the agent has and that was
+// written at a time or later. With follow, out remembers what is before.
+func (l *logHandlers) skip(
+	out *tail, r *http.Request, rec record.Record, cursor int64, since time.Time, follow bool,
+) (int64, error) {
+	first, err := l.seekTime(r.Context(), &rec, since)
+	switch {
+	case err != nil || first <= cursor:
+		return cursor, err
+	case follow:
+		return l.seek(out, r, rec, first)
+	}
+	return first, nil
 }
 
 // lastOf answers what is kept of an ended sandbox.
