@@ -407,11 +407,16 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	}
 	defer unixListener.Close() // also if its server does not run yet when another listener fails
 	servers := []*auth.Server{srv.HTTPServer(auth.Listener{PublicPorts: true})}
+	defer func() {
+		for _, s := range servers {
+			s.Close()
+		}
+	}()
 	failed := make(chan error, 3)
 	go func() { failed <- servers[0].Serve(unixListener) }()
 	tcp, err := d.listeners()
 	if err != nil {
-		return errors.Join(err, servers[0].Close())
+		return err
 	}
 	for _, l := range tcp {
 		s := srv.HTTPServer(l.may)
@@ -440,9 +445,7 @@ func (d *Daemon) serve(ctx context.Context, version string, ready func() error) 
 	limit, cancel := context.WithTimeout(context.Background(), shutdownLimit/10)
 	defer cancel()
 	for _, s := range servers {
-		if s.Shutdown(limit) != nil {
-			s.Close()
-		}
+		s.Shutdown(limit) //nolint:errcheck // those that need longer are closed next
 	}
 	return err
 }

@@ -38,20 +38,18 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())
 	}
-	if err := d.vacate(ctx); err != nil {
-		return fmt.Errorf("teardown: %w", err)
-	}
-	if err := removeRunDir(cfg.RunDir); err != nil {
+	if err := d.vacate(ctx, removeRunDir); err != nil {
 		return fmt.Errorf("teardown: %w", err)
 	}
 	return nil
 }
 
-// vacate closes the daemon and removes what the instance has on the host, all but its
-// directories.
+// vacate closes the daemon and removes what the instance has on the host, its run
+// directory as rmdir does. It holds the locks until the end: the next daemon of the
+// instance must not lose what it makes.
 //
 // Preconditions: the instance has no sandboxes.
-func (d *Daemon) vacate(ctx context.Context) error {
+func (d *Daemon) vacate(ctx context.Context, rmdir func(dir string) error) error {
 	locks := d.close[0] // closed last
 	d.close = d.close[1:]
 	defer locks() //nolint:errcheck // the process ends
@@ -71,12 +69,16 @@ func (d *Daemon) vacate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(
+	err = errors.Join(
 		egress.Purge(ctx, d.cfg.Instance),
 		d.ns.Purge(ctx),
 		d.removeCgroups(ctx),
 		d.files.UnmountPool(),
 	)
+	if err != nil {
+		return err
+	}
+	return rmdir(d.cfg.RunDir)
 }
 
 // abandonLimit is how long a start that failed may take to remove what it made.
@@ -88,26 +90,32 @@ const abandonLimit = 30 * time.Second
 func (d *Daemon) abandon(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonLimit) // ctx may have ended the start
 	defer cancel()
-	if d.store == nil || d.files == nil || !vacant(ctx, d.store, d.ns) { // nil: did not open
+	if d.store == nil || d.files == nil { // they did not open
 		return d.Close()
 	}
-	err := d.vacate(ctx)
-	if err == nil {
-		err = leaveRunDir(d.cfg.RunDir)
+	if d.manager != nil { // a listener may have served clients: nothing that they began goes on after this
+		if err := d.manager.Close(ctx); err != nil {
+			return errors.Join(err, d.Close())
+		}
 	}
-	if err != nil {
+	if !vacant(ctx, d.store, d.ns) {
+		return d.Close()
+	}
+	if err := d.vacate(ctx, leaveRunDir); err != nil {
 		return fmt.Errorf("remove what this start made on the host: %w; `sandboxd teardown` removes the rest", err)
 	}
 	return nil
 }
 
 // vacant reports whether an instance certainly has no sandbox that lives: every record
-// can be read and has ended, and there are no namespaces of a sandbox without a record.
+// can be read and has ended, and there are no namespaces and no links of a sandbox without
+// a record. A sandbox made with another state_dir and run_dir shows only by its link.
 func vacant(ctx context.Context, records *store.DB, ns *netns.Manager) bool {
 	all, err := records.List(ctx)
 	unreadable, uerr := records.Unreadable(ctx)
 	ids, nerr := ns.ListNamespaces(ctx)
-	if errors.Join(err, uerr, nerr) != nil || len(unreadable)+len(ids) > 0 {
+	links, lerr := ns.ListLinks(ctx)
+	if errors.Join(err, uerr, nerr, lerr) != nil || len(unreadable)+len(ids)+len(links) > 0 {
 		return false
 	}
 	return !slices.ContainsFunc(all, func(r *record.Record) bool { return r.State != record.Ended })

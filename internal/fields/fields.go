@@ -46,9 +46,11 @@ func Unknown(b []byte, v any) (names []string, typo, meant string) {
 			names = append(names, name)
 		}
 	}
-	for _, name := range names {
-		for _, k := range slices.Sorted(maps.Keys(absent)) {
-			if near(strings.ToLower(name), k) {
+	left := slices.Sorted(maps.Keys(absent))
+	for _, name := range names { // there may be a million
+		lower := strings.ToLower(name)
+		for _, k := range left {
+			if near(lower, k) {
 				return names, name, absent[k]
 			}
 		}

@@ -66,6 +66,8 @@ type (
 		// Create returns when the intent is durable; from then on ctx does not matter.
 		// With unique, it fails with errs.Exists if another snapshot has the name.
 		Create(ctx context.Context, sandbox, name string, unique bool) (record.Snapshot, error)
+		// CreateTemporary is Create for one that the caller deletes.
+		CreateTemporary(ctx context.Context, sandbox string) (record.Snapshot, error)
 		// Await blocks while the snapshot is being taken.
 		Await(ctx context.Context, id string) (record.Snapshot, error)
 		Get(ctx context.Context, idOrName string) (record.Snapshot, error)

@@ -99,7 +99,7 @@ func (h *imageHandlers) tag(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	i, err := h.images.Tag(context.WithoutCancel(r.Context()), from, as, infoOf(r).role.Covers(record.Admin))
+	i, err := h.images.Tag(context.WithoutCancel(r.Context()), from, as, mayReplace(r))
 	if err != nil {
 		return httperr.Recode(fmt.Errorf("tag image %q: %w", httperr.Clip(ref, 200), err), errs.NotFound, "IMAGE::NOT_FOUND")
 	}

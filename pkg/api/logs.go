@@ -90,12 +90,10 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	if err != nil {
 		return err
 	}
-	if !since.IsZero() && !q.Has("cursor") {
-		first, err := l.seekTime(r.Context(), &rec, since)
-		if err != nil {
+	if !q.Has("cursor") && (stamped || !since.IsZero()) { // without since, it is the oldest byte that is kept
+		if cursor, err = l.skip(out, r, rec, cursor, since, follow); err != nil {
 			return err
 		}
-		cursor = max(cursor, first)
 	}
 	stamps.off, stamps.inside = cursor, q.Has("cursor") && out.Inside()
 	if cursor, err = l.copyLogs(out, r, rec, cursor, follow); err != nil || !follow {
@@ -132,6 +130,7 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 // returns cursor. If there is less output, it is that of a later run of the sandbox, of
 // which the client has nothing.
 func (l *logHandlers) seek(out *tail, r *http.Request, rec record.Record, cursor int64) (int64, error) {
+	out.Tail = agent.Tail{}
 	before := min(cursor, agent.MaxLastOutput)
 	end, err := l.copyLogs(agent.FirstBytes(&out.Tail, before), r, rec, cursor-before, false)
 	if err != nil {
@@ -141,6 +140,21 @@ func (l *logHandlers) seek(out *tail, r *http.Request, rec record.Record, cursor
 		out.Tail, cursor = agent.Tail{}, 0
 	}
 	return cursor, nil
+}
+
+// skip returns the number of the first byte from cursor on that the agent has and that was
+// written at a time or later. With follow, out remembers what is before.
+func (l *logHandlers) skip(
+	out *tail, r *http.Request, rec record.Record, cursor int64, since time.Time, follow bool,
+) (int64, error) {
+	first, err := l.seekTime(r.Context(), &rec, since)
+	switch {
+	case err != nil || first <= cursor:
+		return cursor, err
+	case follow:
+		return l.seek(out, r, rec, first)
+	}
+	return first, nil
 }
 
 // lastOf answers what is kept of an ended sandbox.
@@ -239,10 +253,12 @@ func errNoTimes(rec *record.Record) error {
 		"since and timestamps", rec.ID)
 }
 
-// seekTime returns the number of the first byte that the entrypoint wrote at a time or
-// later.
+// seekTime returns the number of the first byte that the agent has of what the entrypoint
+// wrote at a time or later.
 func (l *logHandlers) seekTime(ctx context.Context, rec *record.Record, at time.Time) (int64, error) {
-	resp, err := l.ask(ctx, rec, http.MethodHead, "logs", queryFrom(at))
+	ctx, cancel := l.gateway.UntilEnd(ctx, rec)
+	defer cancel()
+	resp, err := l.ask(ctx, rec, http.MethodHead, "logs", url.Values{"since": {at.UTC().Format(time.RFC3339Nano)}})
 	if err != nil {
 		return 0, err
 	}
@@ -259,6 +275,8 @@ const maxTimes = 64 << 10
 
 // times asks when the entrypoint wrote its output.
 func (l *logHandlers) times(ctx context.Context, rec *record.Record) (t agent.OutputTimes, err error) {
+	ctx, cancel := l.gateway.UntilEnd(ctx, rec)
+	defer cancel()
 	resp, err := l.ask(ctx, rec, http.MethodGet, "times", nil)
 	if errs.Is(err, errs.NotFound) {
 		return t, errNoTimes(rec)

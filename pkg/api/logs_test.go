@@ -93,3 +93,53 @@ func TestStamper(t *testing.T) {
 		t.Errorf("%q", lines)
 	}
 }
+
+// TestLogTimesOfLongOutput: the times are right where the agent has dropped the beginning
+// of the output.
+func TestLogTimesOfLongOutput(t *testing.T) {
+	w := newWorld(t)
+	w.agent = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		rw.Header().Set(agent.CursorHeader, "12")
+		switch {
+		case r.URL.Path == "/command/entrypoint/times":
+			fmt.Fprint(rw, `{"end":12,"marks":[[0,1000],[4,2000],[8,3000]]}`)
+		case r.Method == http.MethodHead:
+			rw.Header().Set(agent.SinceHeader, "4")
+		default:
+			fmt.Fprint(rw, "two\nend\n")
+		}
+	})
+	a := w.do("GET", "/v1/sandboxes/"+w.create().ID+"/logs?timestamps=true", "")
+	if want := "1970-01-01T00:00:02.000000000Z two\n1970-01-01T00:00:03.000000000Z end\n"; string(a.body) != want {
+		t.Errorf("%s %q, want %q", a.Status, a.body, want)
+	}
+}
+
+// TestLogsSinceUntilTheEnd: where logs are followed since a time, the end of the sandbox
+// adds nothing that is older.
+func TestLogsSinceUntilTheEnd(t *testing.T) {
+	const old, new = "old\n", "new\n"
+	for _, written := range []string{old, old + new} {
+		w := newWorld(t)
+		var id string
+		w.agent = http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			n := 0
+			fmt.Sscan(r.URL.Query().Get("cursor"), &n) //nolint:errcheck // none is 0
+			cursor := len(written)
+			switch {
+			case r.Method == http.MethodHead:
+				rw.Header().Set(agent.SinceHeader, fmt.Sprint(len(old)))
+			case r.URL.Query().Has("follow"):
+				cursor = n
+				defer w.set(id, func(r *record.Record) { r.State, r.LastOutput = record.Ended, written+"last\n" })
+			}
+			rw.Header().Set(agent.CursorHeader, fmt.Sprint(cursor))
+			fmt.Fprint(rw, written[n:])
+		})
+		id = w.create().ID
+		a := w.do("GET", "/v1/sandboxes/"+id+"/logs?follow=true&since=2026-01-02T03:04:05Z", "")
+		if want := written[len(old):] + "last\n"; string(a.body) != want {
+			t.Errorf("%s %q, want %q", a.Status, a.body, want)
+		}
+	}
+}

@@ -118,21 +118,26 @@ func (s *snapshotHandlers) commit(w http.ResponseWriter, r *http.Request, rec re
 	if err != nil {
 		return err
 	}
-	snap, err := s.snapshots.Create(r.Context(), rec.ID, "", false)
+	snap, err := s.snapshots.CreateTemporary(r.Context(), rec.ID)
 	if err != nil {
 		return fmt.Errorf("take a snapshot of sandbox %s: %w", rec.ID,
 			httperr.Recode(err, errs.WrongState, "SNAPSHOT::INVALID_SOURCE_STATE"))
 	}
-	defer s.snapshots.Delete(context.WithoutCancel(r.Context()), snap.ID) //nolint:errcheck // a person can delete it
-	if snap, err = s.snapshots.Await(r.Context(), snap.ID); err != nil {
-		return fmt.Errorf("wait for snapshot %s: %w", snap.ID, err)
+	id := snap.ID
+	defer func() { // it cannot be deleted before it is taken, also if the client has left
+		ctx := context.WithoutCancel(r.Context())
+		s.snapshots.Await(ctx, id)  //nolint:errcheck // Delete tells
+		s.snapshots.Delete(ctx, id) //nolint:errcheck // a person can delete it
+	}()
+	if snap, err = s.snapshots.Await(r.Context(), id); err != nil {
+		return fmt.Errorf("wait for snapshot %s: %w", id, err)
 	}
 	if snap.State != record.SnapshotReady {
 		return errs.New(errs.Internal, "no snapshot of sandbox %s could be taken: %s", rec.ID, snap.Message)
 	}
 	tar, in := io.Pipe()
 	go func() { in.CloseWithError(s.diffs.Pack(r.Context(), snap.ID, in)) }()
-	i, err := s.images.images.Commit(r.Context(), snap.Image, as, infoOf(r).role.Covers(record.Admin), tar)
+	i, err := s.images.images.Commit(r.Context(), snap.Image, as, mayReplace(r), tar)
 	tar.Close() // ends a Pack that nobody reads
 	if err != nil {
 		return fmt.Errorf("commit sandbox %s: %w", rec.ID, err)

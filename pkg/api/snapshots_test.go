@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +39,14 @@ func (f fakeSnapshots) Create(_ context.Context, sandbox, name string, unique bo
 	return s, nil
 }
 
+func (f fakeSnapshots) CreateTemporary(ctx context.Context, sandbox string) (record.Snapshot, error) {
+	return f.Create(ctx, sandbox, "", false)
+}
+
 func (f fakeSnapshots) Await(ctx context.Context, id string) (record.Snapshot, error) {
+	if ctx.Err() != nil { // it is still being taken
+		return record.Snapshot{}, ctx.Err()
+	}
 	f.mu.Lock()
 	s := f.snaps[id]
 	s.State, s.Changed = record.SnapshotReady, time.Now()
@@ -66,11 +74,17 @@ func (f fakeSnapshots) List(context.Context) (all []record.Snapshot, err error) 
 }
 
 func (f fakeSnapshots) Delete(ctx context.Context, id string) error {
-	_, err := f.Get(ctx, id)
+	s, err := f.Get(ctx, id)
+	if err == nil && s.State == record.SnapshotCreating {
+		err = errs.New(errs.WrongState, "snapshot %s is still being taken", id)
+	}
+	if err != nil {
+		return err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	delete(f.snaps, id)
-	return err
+	return nil
 }
 
 func (a answer) snapshot(t testing.TB, status int) (s wire.Snapshot) {
@@ -321,6 +335,14 @@ func TestCommit(t *testing.T) {
 		if len(w.snaps) > 0 {
 			t.Errorf("%s leaves %d snapshots", c.body, len(w.snaps))
 		}
+	}
+	left, leave := context.WithCancel(t.Context())
+	leave() // the client
+	req := httptest.NewRequestWithContext(left, "POST", at, strings.NewReader(`{"name":"mine:1"}`))
+	req.Header.Set(wire.HeaderAPIKey, testKey)
+	w.s.ServeHTTP(httptest.NewRecorder(), req)
+	if len(w.snaps) > 0 {
+		t.Errorf("a client that leaves while the snapshot is taken leaves %d snapshots", len(w.snaps))
 	}
 	paused := w.create().ID
 	w.set(paused, func(r *record.Record) { r.State = record.Stopping })

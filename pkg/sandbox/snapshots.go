@@ -74,6 +74,16 @@ func (m *Manager) Snapshots() *Snapshots { return m.snapshots }
 // errs.WrongState. With unique, it fails with errs.Exists if another snapshot has the
 // name.
 func (s *Snapshots) Create(ctx context.Context, idOrName, name string, unique bool) (record.Snapshot, error) {
+	return s.create(ctx, idOrName, record.Snapshot{Name: name}, unique)
+}
+
+// CreateTemporary is Create for a snapshot without a name that the caller deletes. If the
+// daemon ends first, the next one deletes it.
+func (s *Snapshots) CreateTemporary(ctx context.Context, idOrName string) (record.Snapshot, error) {
+	return s.create(ctx, idOrName, record.Snapshot{Temporary: true}, false)
+}
+
+func (s *Snapshots) create(ctx context.Context, idOrName string, asked record.Snapshot, unique bool) (record.Snapshot, error) {
 	m := s.m
 	r, err := m.Get(ctx, idOrName)
 	if err == nil && r.State.Beginning() { // not waited for
@@ -113,7 +123,8 @@ func (s *Snapshots) Create(ctx context.Context, idOrName, name string, unique bo
 		unlock()
 		m.tracker.end()
 	}
-	snap, err := s.begin(ctx, &r, c.id, name, unique)
+	asked.ID = c.id
+	snap, err := s.begin(ctx, &r, asked, unique)
 	if err != nil {
 		end()
 		return record.Snapshot{}, err
@@ -137,8 +148,8 @@ func snapshottable(r *record.Record) error {
 		r.State)
 }
 
-// begin makes the intent durable.
-func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string, unique bool) (record.Snapshot, error) {
+// begin makes the intent durable. snap has what the client asked for, and its ID.
+func (s *Snapshots) begin(ctx context.Context, r *record.Record, snap record.Snapshot, unique bool) (record.Snapshot, error) {
 	if unique {
 		s.naming.Lock()
 		defer s.naming.Unlock()
@@ -148,9 +159,9 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string
 		return record.Snapshot{}, fmt.Errorf("snapshot %s: %w", r.ID, err)
 	}
 	for _, other := range list {
-		if unique && other.Name == name {
+		if unique && other.Name == snap.Name {
 			return record.Snapshot{}, errs.Wire(errs.New(errs.Exists, "snapshot %s has the name %q; choose another name, or remove that "+
-				"snapshot (`sandboxctl snapshot rm %s`)", other.ID, name, other.ID), "SNAPSHOT::ALREADY_EXISTS")
+				"snapshot (`sandboxctl snapshot rm %s`)", other.ID, snap.Name, other.ID), "SNAPSHOT::ALREADY_EXISTS")
 		}
 	}
 	list = slices.DeleteFunc(list, func(s record.Snapshot) bool { return s.State == record.SnapshotFailed }) // these have no files
@@ -158,8 +169,9 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, id, name string
 		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has its maximum of %s; delete some (`sandboxctl snapshot "+
 			"rm`)", errs.Count(s.max, "snapshot", "snapshots"))
 	}
-	t := now()
-	snap := record.Snapshot{ID: id, Name: name, Source: r.ID, State: record.SnapshotCreating, Image: r.Spec.Image, Created: t, Changed: t}
+	snap.Source, snap.State, snap.Image = r.ID, record.SnapshotCreating, r.Spec.Image
+	snap.Created = now()
+	snap.Changed = snap.Created
 	if err := s.put(ctx, snap); err != nil {
 		// A record that was written despite the error would come back as a failed
 		// snapshot that no client requested.

@@ -143,7 +143,8 @@ func (s *Snapshots) recover(ctx context.Context) error {
 }
 
 // heal finishes what a dead daemon, or an error, left of a snapshot. A failed one is
-// kept as long as an ended sandbox, so that its message can be read.
+// kept as long as an ended sandbox, so that its message can be read. A temporary one of
+// another daemon is deleted.
 func (s *Snapshots) heal(ctx context.Context, snap *record.Snapshot) error {
 	key := snap.ID
 	switch snap.State {
@@ -155,7 +156,9 @@ func (s *Snapshots) heal(ctx context.Context, snap *record.Snapshot) error {
 			return nil
 		}
 	default:
-		return nil
+		if !snap.Temporary || !snap.Created.Before(s.m.began) { // of this daemon: its maker deletes it
+			return nil
+		}
 	}
 	unlock, ok := s.m.locks.TryLock(key)
 	if !ok {

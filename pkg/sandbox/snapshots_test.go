@@ -232,6 +232,34 @@ func TestSnapshotOfWhatIsDeleted(t *testing.T) {
 	})
 }
 
+// A temporary snapshot stays while its maker may need it. The next daemon deletes it.
+func TestTemporarySnapshot(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost()
+		m, _ := h.boot(t)
+		mustCreate(t, m, spec())
+		temporary, err := m.Snapshots().CreateTemporary(t.Context(), first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		kept := mustSnapshot(t, m, first, "kept")
+		time.Sleep(time.Hour)
+		if err := m.Recover(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := m.Snapshots().Get(t.Context(), temporary.ID); err != nil || s.State != record.SnapshotReady {
+			t.Errorf("after a sweep: %+v, %v", s, err)
+		}
+		m, d := reincarnate(t, h, m)
+		if all, err := m.Snapshots().List(t.Context()); err != nil || len(all) != 1 || all[0].ID != kept.ID {
+			t.Errorf("the next daemon has %+v, %v", all, err)
+		}
+		agree(t, h, d)
+		stop(t, m)
+	})
+}
+
 // What was accepted and is a matter of a moment is taken, also of a sandbox that
 // is deleted at once.
 func TestSnapshotBeforeDelete(t *testing.T) {

@@ -125,6 +125,8 @@ func fillStore(t *testing.T, db *DB) {
 			snap.Bytes = 1 << 20
 		case record.SnapshotFailed:
 			snap.Message = "the disk is full"
+		case record.SnapshotDeleting: // a daemon that starts deletes a temporary one in any state
+			snap.Temporary = true
 		}
 		must(db.PutSnapshot(ctx, snap))
 	}

@@ -69,9 +69,8 @@ func taken(name string, id []byte) error {
 // Put replaces the record r.ID. Its slot never changes. If it has another name than
 // before, the old name is free, and Put fails with errs.Exists if the new one is taken.
 // The name of a record that is being deleted is free at once; its slot only after
-// Delete. If the record
-// waited for its image and now has it, Put fails like Insert when that image was
-// removed since.
+// Delete. If the record waited for its image and now has it, Put fails like Insert when
+// that image was removed since.
 func (db *DB) Put(ctx context.Context, r record.Record) error {
 	r = own(r)
 	err := db.commit(ctx, func(tx *bbolt.Tx) error {

@@ -179,12 +179,16 @@ func relocated(to, host, base string) string {
 // refreshed is a value of Refresh, "5" or "5; url=/next", with its address relocated.
 // Browsers read it as they read <meta http-equiv="refresh"> (HTML §4.2.5.3).
 func refreshed(value, host, base string) string {
-	i := strings.IndexAny(value, ";,")
+	const space = " \t"
+	value = strings.Trim(value, space)
+	i := strings.IndexAny(value, ";,"+space)
 	if i < 0 {
 		return value
 	}
-	const space = " \t"
-	seconds, to := strings.Trim(value[:i], space), strings.TrimLeft(value[i+1:], space)
+	seconds, to := value[:i], strings.TrimLeft(value[i:], space)
+	if to[0] == ';' || to[0] == ',' { // a browser needs neither
+		to = strings.TrimLeft(to[1:], space)
+	}
 	if len(to) >= 3 && strings.EqualFold(to[:3], "url") {
 		if rest, ok := strings.CutPrefix(strings.TrimLeft(to[3:], space), "="); ok {
 			to = strings.TrimLeft(rest, space)

@@ -22,7 +22,8 @@ func TestOwnCookies(t *testing.T) {
 // form that browsers read.
 func TestRefreshed(t *testing.T) {
 	for from, want := range map[string]string{
-		"5": "5", "": "", "0; url=/next": "0; url=/b/next", "0;URL=/next": "0; url=/b/next", "1 , url = '/next'x": "1; url=/b/next",
+		"5": "5", "": "", "0 url=/next": "0; url=/b/next", " 0 /next": "0; url=/b/next", "0 ;": "0; url=",
+		"0; url=/next": "0; url=/b/next", "0;URL=/next": "0; url=/b/next", "1 , url = '/next'x": "1; url=/b/next",
 		`0; url="/a b"`: "0; url=/b/a b", "0;/next": "0; url=/b/next", "0; url/next": "0; url=url/next",
 		"0; url=http://localhost:8000/x": "0; url=/b/x", "3; url=https://example.com/": "3; url=https://example.com/",
 		"0; url=/b/again": "0; url=/b/again", "0; url='": "0; url=",

@@ -40,9 +40,12 @@ const (
 // Snapshot is what the store keeps for one snapshot: the frozen disk of a sandbox,
 // which is on the pool under its ID, and the image below that disk.
 type Snapshot struct {
-	ID      string        `json:"id"`
-	Name    string        `json:"name,omitempty"` // of any form; several snapshots may have the same
-	Source  string        `json:"source"`         // ID of the sandbox; it may be long gone
+	ID   string `json:"id"`
+	Name string `json:"name,omitempty"` // of any form; several snapshots may have the same
+	// Temporary is one that its maker deletes. The next daemon does if that one cannot.
+	Temporary bool `json:"temporary,omitempty"`
+
+	Source  string        `json:"source"` // ID of the sandbox; it may be long gone
 	State   SnapshotState `json:"state"`
 	Message string        `json:"message,omitempty"` // why it failed, for people
 	Image   Image         `json:"image"`
