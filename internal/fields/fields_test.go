@@ -20,7 +20,8 @@ type request struct {
 	Env     map[string]string `json:"env"`
 	Plain   int
 	Hidden  int `json:"-"`
-	unseen  int //nolint:unused // that is what is tested
+	//lint:ignore U1000 that is what is tested
+	unseen int
 }
 
 type itself struct{ Name string }
