@@ -100,6 +100,34 @@ func TestSmuggling(t *testing.T) {
 	}
 }
 
+// TestAnsweredEarly: what is left of a body when an app has answered is no request.
+func TestAnsweredEarly(t *testing.T) {
+	w := newWorld(t)
+	w.agent = http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
+		http.NewResponseController(rw).EnableFullDuplex() //nolint:errcheck // the test then waits for an answer in vain
+		http.Error(rw, "no", http.StatusTeapot)
+	})
+	sb := w.create()
+	conn, err := net.Dial("tcp", strings.TrimPrefix(w.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(20 * time.Second)) //nolint:errcheck // a read fails then
+	fmt.Fprintf(conn, "PUT /v1/sandboxes/%s/proxy/44772/files/archive HTTP/1.1\r\nHost: x\r\n%s: %s\r\n"+
+		"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n", sb.ID, wire.HeaderAPIKey, testKey)
+	r := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil || resp.StatusCode != http.StatusTeapot {
+		t.Fatalf("%+v, %v", resp, err)
+	}
+	io.Copy(io.Discard, resp.Body) //nolint:errcheck // its end is all that matters
+	fmt.Fprint(conn, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+	if resp, err := http.ReadResponse(r, nil); err == nil {
+		t.Errorf("the rest of the body was answered: %s", resp.Status)
+	}
+}
+
 // TestIdleConnections: who holds as many idle connections as one address may loses the
 // one that has been idle longest, and not the next request.
 func TestIdleConnections(t *testing.T) {

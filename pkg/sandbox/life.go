@@ -182,16 +182,16 @@ func (l *life) fail(ctx context.Context, r *record.Record, err error) (ran bool,
 		return false, errors.Join(kerr, l.set(ctx, r, record.Stopping, d.write))
 	}
 	d := l.diagnose(ctx, r)
-	if d.ran && errors.Is(err, errDied) {
-		// It came up and ended before the daemon reached its agent. The record must say
-		// the same as if the daemon had reached it.
+	if errors.Is(err, errDied) && (d.ran || d.code == nil && (d.reason == record.OOM || d.reason == record.DiskFull)) {
+		// It came up and ended before the daemon reached its agent, or a limit ended it with
+		// its agent. The record must say the same as if the daemon had reached it.
 		d.message += d.lastLines()
 		return true, l.end(ctx, r, d)
 	}
 	switch said := d.message; {
 	case d.code != nil && errors.Is(err, errDied): // the agent said why it gave up
 		d.message = failure(r.State, ": "+said).message
-	case d.code != nil || d.reason == record.OOM:
+	case d.code != nil:
 		d.message = failed.message + ": " + said // it says why no agent answered
 	default:
 		d.message = failed.message

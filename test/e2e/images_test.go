@@ -168,7 +168,7 @@ func runsAsTheImageSays(t *testing.T, l *lab, ref string) {
 	}{
 		{[]string{ref}, "of the image\n"},
 		{[]string{ref, "A=b", "sh", "-c", "echo $A $HOSTNAME"}, "b x.y\n"}, // A=b is for env, the ENTRYPOINT
-		{[]string{"--entrypoint", "uname", ref, "-n"}, "x.y\n"},
+		{[]string{"--entrypoint", "uname", ref, "--", "-n"}, "x.y\n"},
 	} {
 		if out := l.ok(append([]string{"run", "--runtime", l.runtime, "--hostname", "x.y"}, c.args...)...); out != c.want {
 			t.Errorf("run %q says %q", c.args, out)

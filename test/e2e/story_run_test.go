@@ -275,7 +275,7 @@ func tellCopy(t *testing.T, l *lab) {
 	// A disk that is full is named, and of the file that did not fit there is nothing.
 	small := l.make("base", "--disk", "64Mi")
 	l.ok("cp", filepath.Join(dir, "big"), small+":/srv/1")
-	l.wants(l.ctl("cp", filepath.Join(dir, "big"), small+":/srv/2"), 125, "no space left on device", "64Mi", "give it more with --disk")
+	l.wants(l.ctl("cp", filepath.Join(dir, "big"), small+":/srv/2"), 125, "/srv/2", "64Mi, is reached", "give it more with --disk")
 	if out := l.ok("exec", small, "--", "ls", "-A", "/srv"); out != "1\n" {
 		t.Errorf("a full disk holds %q", out)
 	}

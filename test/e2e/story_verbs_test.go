@@ -17,7 +17,7 @@ func tellVerbs(t *testing.T, l *lab) {
 			t.Errorf("%q says %q, want %q", args, out, want)
 		}
 	}
-	id := l.make("--name", "old", "base", "--", "sh", "-c", "echo up; trap 'echo hup' HUP; while :; do sleep 0.1; done")
+	id := l.make("--name", "old", "base", "--", "sh", "-c", "exec 2>/dev/null; echo up; trap 'echo hup' HUP; while :; do sleep 0.1; done")
 	says("", "rename", "old", "new")
 	l.wants(l.ctl("inspect", "old"), 125, "old")
 	says(id+" new running\n", "ps", "--filter", "name=new", "--format", "{{.ID}} {{.Names}} {{.State}}")

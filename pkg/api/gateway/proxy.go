@@ -92,7 +92,13 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	http.NewResponseController(w).EnableFullDuplex() //nolint:errcheck // see above
 	ctx, cancel := g.UntilEnd(r.Context(), rec)
 	defer cancel()
-	p.ServeHTTP(hinted{w, clean}, r.WithContext(fewHints(ctx)))
+	r = r.WithContext(fewHints(ctx))
+	body := &unread{ReadCloser: r.Body}
+	r.Body = body
+	p.ServeHTTP(hinted{w, clean}, r)
+	if r.ContentLength < 0 && !body.ended.Load() {
+		closeAfter(w)
+	}
 	return failed
 }
 
