@@ -24,7 +24,7 @@ var maxWords = map[string]int{"README.md": 900, "ARCHITECTURE.md": 1500}
 // prose are the documents whose form TestProse holds.
 var prose = []string{
 	"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/tour.md", "docs/operations.md", "docs/commands.md",
-	"docs/compatibility.md", "docs/design/*.md",
+	"docs/compatibility.md", "docs/benchmarks.md", "docs/design/*.md",
 }
 
 // linked are the documents whose links and paths TestPaths follows.

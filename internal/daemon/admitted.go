@@ -23,9 +23,8 @@ import (
 )
 
 // startBytes is the memory that a sandbox needs to come up. An idle sandbox was
-// measured at 17.7 MiB on gVisor and at 1.8 MiB on runc (docs/benchmarks.md). These
-// values are half as much again, plus what the kernel needs for a namespace with a
-// link, a mount and a cgroup.
+// measured at 23.3 MiB on gVisor and at 2.4 MiB on runc (docs/benchmarks.md). The rest
+// is what the kernel needs for a namespace with a link, a mount and a cgroup.
 var startBytes = map[string]int64{oci.Runsc: 28 << 20, oci.Runc: 4 << 20}
 
 // newGate makes the gate that refuses sandboxes for which the host has no room.

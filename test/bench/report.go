@@ -187,8 +187,8 @@ func (r *Report) document(path string) error {
 // markdown writes the machine, the date and one row per result.
 func (r *Report) markdown(w io.Writer) {
 	m := r.Machine
-	fmt.Fprintf(w, "Measured on %s: %d CPUs (%s), %d GiB, Linux %s, %s, cgroups %s, sandboxd %s, %s.\n\n",
-		m.Time.Format(time.DateOnly), m.CPUs, m.CPU, (m.MemoryBytes+1<<29)>>30, m.Kernel, m.Go, m.Cgroups, m.Version,
+	fmt.Fprintf(w, "Measured on %s: %d CPUs (%s), %d GiB, Linux %s, cgroups %s.\nPrograms: sandboxd %s, %s, %s.\n\n",
+		m.Time.Format(time.DateOnly), m.CPUs, m.CPU, (m.MemoryBytes+1<<29)>>30, m.Kernel, m.Cgroups, m.Version, m.Go,
 		cmp.Or(strings.Join(m.Peers, ", "), "no podman, no docker"))
 	fmt.Fprintln(w, "| name | runtime | p50 | p90 | baseline of the same run | its p50 | ratio | goal | |")
 	fmt.Fprintln(w, "|---|---|---|---|---|---|---|---|---|")

@@ -36,7 +36,8 @@ func TestDocument(t *testing.T) {
 	}
 
 	const want = "# Head\n" + tableBegins +
-		"Measured on 2026-11-23: 2 CPUs (Fast), 24 GiB, Linux 6.18, go1.26, cgroups hybrid, sandboxd abc, podman version 4.\n\n" +
+		"Measured on 2026-11-23: 2 CPUs (Fast), 24 GiB, Linux 6.18, cgroups hybrid.\n" +
+		"Programs: sandboxd abc, go1.26, podman version 4.\n\n" +
 		"| name | runtime | p50 | p90 | baseline of the same run | its p50 | ratio | goal | |\n|---|---|---|---|---|---|---|---|---|\n" +
 		"| exec_true | runc | 2 ms | 3 | direct | 1 | 2 | ≤ 1.5× | **missed** |\n" +
 		"| list_200 | - | 4 ms | 4 | - | - | - | ≤ 5 | met |\n" +
