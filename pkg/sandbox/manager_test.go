@@ -237,6 +237,7 @@ func TestEntrypointFasterThanAgent(t *testing.T) {
 			r.Message != "its entrypoint exited with code 3"+record.LastLines+"boom" {
 			t.Fatalf("%+v, %v", r, err)
 		}
+		synctest.Wait() // the line of the log comes after the answer
 		// That is the guest's failure, and no operator needs to look.
 		if len(ops) != 1 || ops[0].Outcome != "ok" || ops[0].Failed != "" || ops[0].Ended != record.Exited {
 			t.Errorf("operations %+v", ops)
