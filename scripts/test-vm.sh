@@ -160,7 +160,8 @@ boot() {
     -drive "file=$vm/$story.disk,format=qcow2,if=virtio,cache=unsafe" \
     -drive "file=$payload.disk,format=raw,if=virtio,readonly=on" &
   qemu=$!
-  tail -n +1 -f --pid=$qemu "$vm/$story.serial" 2>/dev/null | while true; do
+  # Not a pipeline: what a trap runs while bash starts one joins it, and waits for `tail`.
+  while true; do
     # A machine that is silent for twenty minutes hangs, even on a slow host.
     read -t 1200 -r line || { [ $? -le 128 ] || { echo "no output for 20 minutes" >>"$log"; kill $qemu; }; break; }
     line=${line%$'\r'}
@@ -169,7 +170,7 @@ boot() {
     '== '*) echo "  $line" ;;
     'CUT THE POWER') kill $qemu ;; # qemu ends at once, without a shutdown
     esac
-  done &
+  done < <(tail -n +1 -f --pid=$qemu "$vm/$story.serial" 2>/dev/null) &
   wait $! || true # bash runs no trap while it waits for a process in the foreground
   wait $qemu 2>/dev/null || true
 }
