@@ -96,12 +96,20 @@ func (e *env) write(path, text string) {
 // drafts fails if an unfinished file is left in dir.
 func (e *env) drafts(dir string) {
 	e.Helper()
+	if left := draftsIn(dir); left != nil {
+		e.Errorf("left: %s", left)
+	}
+}
+
+// draftsIn are the paths of unfinished files in dir.
+func draftsIn(dir string) (paths []string) {
 	filepath.WalkDir(dir, func(path string, _ fs.DirEntry, _ error) error { //nolint:errcheck // never fails
 		if strings.Contains(path, draftPrefix) {
-			e.Errorf("left: %s", path)
+			paths = append(paths, path)
 		}
 		return nil
 	})
+	return paths
 }
 
 func q(path string) string { return url.QueryEscape(path) }
