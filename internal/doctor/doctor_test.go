@@ -233,33 +233,6 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-func TestAdvisories(t *testing.T) {
-	for text, bad := range map[string]bool{
-		"v1.1.5": true, "v1.1.15": true, "v1.2.7": true, "v1.2.8": false, "v1.3.2": true, "v1.3.3": false, "v1.4.0": false, "v1.5.2": false,
-		"v2.0.0": false,
-	} {
-		v, ok := parseVersion(text)
-		if !ok {
-			t.Fatalf("%s is no version", text)
-		}
-		if f := known("runc", v); (f.Status == Warn) != bad || bad && !strings.Contains(f.Mend, "1.2.8") {
-			t.Errorf("runc %s: %+v", text, f)
-		}
-	}
-	for _, list := range advisoriesOf {
-		for _, a := range list {
-			if !slices.IsSortedFunc(a.fixed, func(x, y version) int {
-				if x.before(y) {
-					return -1
-				}
-				return 1
-			}) || a.source == "" {
-				t.Errorf("%s: versions ascend, and have a source", a.id)
-			}
-		}
-	}
-}
-
 // TestGvisorAge reads the date in a program's build information; this test itself links
 // no gVisor.
 func TestGvisorAge(t *testing.T) {
