@@ -41,7 +41,7 @@ var restraints = []restraint{
 	},
 	{
 		name: "kernel.yama.ptrace_scope", least: 1, most: 3, set: 1,
-		protects: "processes of one user from each other: gVisor and image imports run as the user nobody",
+		protects: "processes of one user from each other: image imports run as the user nobody",
 		risk:     "a process may trace every other process of its user, and take control of it",
 	},
 	{
