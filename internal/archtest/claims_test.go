@@ -65,7 +65,7 @@ func (d document) claims(has func(dir, name string, sub []string) string) (fault
 				bad("the last column of a table of claims is its test, not %q", last)
 			}
 			continue
-		case strings.Trim(last, "-:") == "":
+		case last != "" && strings.Trim(last, "-:") == "": // the line below the header
 			continue
 		}
 		rows++

@@ -104,8 +104,9 @@ func checkHostSide(t *testing.T, b *Box) {
 	t.Helper()
 	own, err := os.Readlink("/proc/self/ns/user")
 	must(t, err)
+	each := map[string]string{"oom_score_adj": "500", "Seccomp": "2", "NoNewPrivs": "1", "core": "Max core file size 1 1 bytes"}
 	for pid, p := range b.hostSide(t) {
-		for key, want := range map[string]string{"oom_score_adj": "500", "Seccomp": "2", "NoNewPrivs": "1", "core": "Max core file size 1 1 bytes"} {
+		for key, want := range each {
 			if p[key] != want {
 				t.Errorf("host process %s %s has %s %q, want %s", pid, p["Name"], key, p[key], want)
 			}
