@@ -131,6 +131,34 @@ func TestHardening(t *testing.T) {
 	}
 }
 
+// TestSubordinateIDs warns of users to whom ids of sandboxes are lent.
+func TestSubordinateIDs(t *testing.T) {
+	for subuid, want := range map[string]string{
+		"":                                   "",
+		"root:100000:65536\n":                "",
+		"ann:99000:1000\n":                   "",
+		"ann:99000:1001\n":                   "ann (/etc/subuid, 99000-100000)",
+		"ann:100000:65536\nbob:165536:65536": "ann (/etc/subuid, 100000-165535), bob (/etc/subuid, 165536-231071)",
+		"ann:131172000:65536\n":              "", // the next instance's
+		"ann:131171999:1\n":                  "ann (",
+		"ann:x:y\nann\n::\nann:100000:0\n":   "",
+	} {
+		h := newTree(t, map[string]string{"/usr/bin/newuidmap": "ELF", "/etc/subuid": subuid})
+		f := find(t, "subordinate-ids").ask(t.Context(), h)
+		if (f.Status == Warn) != (want != "") || !strings.Contains(f.Detail, want) || f.Fixable() || f.Status == Warn && f.Mend == "" {
+			t.Errorf("%q: %+v; want %q", subuid, f, want)
+		}
+	}
+	h := newTree(t, map[string]string{"/usr/bin/newuidmap": "ELF", "/etc/subgid": "ann:100000:65536\n"})
+	if f := find(t, "subordinate-ids").ask(t.Context(), h); f.Status != Warn || !strings.Contains(f.Detail, "/etc/subgid") {
+		t.Errorf("groups: %+v", f)
+	}
+	h = newTree(t, map[string]string{"/etc/subuid": "ann:100000:65536\n"})
+	if f := find(t, "subordinate-ids").ask(t.Context(), h); f.Status != OK {
+		t.Errorf("without newuidmap: %+v", f)
+	}
+}
+
 // TestHardeningExists: the sysctls exist in the kernel that the tests run on, if it has
 // the feature. Every Linux since 6.1 has these three.
 func TestHardeningExists(t *testing.T) {
