@@ -13,8 +13,9 @@ import (
 
 func doctorCommand() *cobra.Command {
 	var (
-		fix    bool
-		format string
+		fix        bool
+		format     string
+		advisories string
 	)
 	cmd := &cobra.Command{
 		Use:   "doctor",
@@ -28,14 +29,22 @@ Without --config and without /etc/sandboxd/config.toml, doctor reads the configu
 daemon that runs, such as the development daemon, if there is only one. The first line says
 what was read.
 
+doctor compares the versions of the kernel, of runc and of gVisor with a table of known flaws,
+and prints the table's date. The built-in table is as old as the release. A newer one in
+/etc/sandboxd/advisories.toml, or in the file that --advisories names, replaces it; its form is
+in docs/operations.md.
+
 --fix sets sysctls, saves them in /etc/sysctl.d/60-sandboxd.conf, and loads modules. It
 changes nothing else.`,
 		Example: `  sandboxd doctor
-  sandboxd doctor --fix`,
+  sandboxd doctor --fix
+  sandboxd doctor --advisories advisories.toml`,
 		Args: cobra.NoArgs,
 	}
 	path := configFlag(cmd)
 	cmd.Flags().BoolVar(&fix, "fix", false, "set sysctls and load modules")
+	cmd.Flags().StringVar(&advisories, "advisories", "", "file with the table of known flaws (default "+doctor.AdvisoriesFile+
+		", or else the built-in table)")
 	cmd.Flags().StringVarP(&format, "output", "o", "table", "output format: table or json")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if format != "table" && format != "json" {
@@ -45,9 +54,9 @@ changes nothing else.`,
 		if err != nil {
 			return err
 		}
-		found := doctor.Examine(cmd.Context(), cfg)
+		found := doctor.Examine(cmd.Context(), cfg, advisories)
 		if fix {
-			found, err = doctor.Mend(cmd.Context(), cfg, found)
+			found, err = doctor.Mend(cmd.Context(), cfg, advisories, found)
 		}
 		found = append([]doctor.Finding{read}, found...)
 		return errors.Join(err, printFindings(cmd.OutOrStdout(), found, format), verdict(found))

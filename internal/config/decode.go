@@ -37,7 +37,7 @@ func decode(b []byte, name string, c *Config) (*file, error) {
 		}
 		return nil, fmt.Errorf("configuration %s: %w", name, err)
 	}
-	f := &file{lines: linesOf(b)}
+	f := &file{lines: Lines(b)}
 	f.table(doc, reflect.TypeFor[Config](), "")
 	fit, err := toml.Marshal(doc)
 	if err == nil {
@@ -193,8 +193,9 @@ func distance(a, b string) int {
 	return row[len(b)]
 }
 
-// linesOf finds the line of each key.
-func linesOf(b []byte) map[string]int {
+// Lines finds the line of each key and each table of a TOML text, counted from 1. Keys are
+// named as limits.max_sandboxes and registries[0].prefix, tables as limits and registries[0].
+func Lines(b []byte) map[string]int {
 	lines, tables, table := map[string]int{}, map[string]int{}, ""
 	var p unstable.Parser
 	p.Reset(b)
@@ -214,6 +215,7 @@ func linesOf(b []byte) map[string]int {
 		case unstable.ArrayTable:
 			table = fmt.Sprintf("%s[%d].", name, tables[name])
 			tables[name]++
+			lines[strings.TrimSuffix(table, ".")] = line
 		case unstable.Table:
 			lines[name] = line
 			table = name + "."

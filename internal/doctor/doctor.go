@@ -75,9 +75,12 @@ func table() []check {
 	return all
 }
 
-// Examine runs every check, in order.
-func Examine(ctx context.Context, cfg *config.Config) []Finding {
-	return examine(ctx, newHost(cfg), table())
+// Examine runs every check, in order. The table of known flaws is the file advisories;
+// if that is empty, it is AdvisoriesFile, or the built-in table.
+func Examine(ctx context.Context, cfg *config.Config, advisories string) []Finding {
+	h := newHost(cfg)
+	h.advisoriesFile = advisories
+	return examine(ctx, h, table())
 }
 
 func examine(ctx context.Context, h *host, checks []check) []Finding {
@@ -125,6 +128,8 @@ type host struct {
 	isRoot bool
 	root   string // "", or a directory that tests use instead of /
 	now    func() time.Time
+
+	advisoriesFile string // empty: AdvisoriesFile, if it exists
 
 	trial
 }

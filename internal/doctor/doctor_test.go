@@ -131,6 +131,34 @@ func TestHardening(t *testing.T) {
 	}
 }
 
+// TestSubordinateIDs warns of users to whom ids of sandboxes are lent.
+func TestSubordinateIDs(t *testing.T) {
+	for subuid, want := range map[string]string{
+		"":                                   "",
+		"root:100000:65536\n":                "",
+		"ann:99000:1000\n":                   "",
+		"ann:99000:1001\n":                   "ann (/etc/subuid, 99000-100000)",
+		"ann:100000:65536\nbob:165536:65536": "ann (/etc/subuid, 100000-165535), bob (/etc/subuid, 165536-231071)",
+		"ann:131172000:65536\n":              "", // the next instance's
+		"ann:131171999:1\n":                  "ann (",
+		"ann:x:y\nann\n::\nann:100000:0\n":   "",
+	} {
+		h := newTree(t, map[string]string{"/usr/bin/newuidmap": "ELF", "/etc/subuid": subuid})
+		f := find(t, "subordinate-ids").ask(t.Context(), h)
+		if (f.Status == Warn) != (want != "") || !strings.Contains(f.Detail, want) || f.Fixable() || f.Status == Warn && f.Mend == "" {
+			t.Errorf("%q: %+v; want %q", subuid, f, want)
+		}
+	}
+	h := newTree(t, map[string]string{"/usr/bin/newuidmap": "ELF", "/etc/subgid": "ann:100000:65536\n"})
+	if f := find(t, "subordinate-ids").ask(t.Context(), h); f.Status != Warn || !strings.Contains(f.Detail, "/etc/subgid") {
+		t.Errorf("groups: %+v", f)
+	}
+	h = newTree(t, map[string]string{"/etc/subuid": "ann:100000:65536\n"})
+	if f := find(t, "subordinate-ids").ask(t.Context(), h); f.Status != OK {
+		t.Errorf("without newuidmap: %+v", f)
+	}
+}
+
 // TestHardeningExists: the sysctls exist in the kernel that the tests run on, if it has
 // the feature. Every Linux since 6.1 has these three.
 func TestHardeningExists(t *testing.T) {
@@ -228,33 +256,6 @@ func TestKernel(t *testing.T) {
 		for name, want := range map[string]Status{"kernel": c.version, "kernel-advisories": c.advisories} {
 			if f := find(t, name).ask(t.Context(), h); f.Status != want {
 				t.Errorf("%q, %q: %+v; want %s", c.release, c.text, f, want)
-			}
-		}
-	}
-}
-
-func TestAdvisories(t *testing.T) {
-	for text, bad := range map[string]bool{
-		"v1.1.5": true, "v1.1.15": true, "v1.2.7": true, "v1.2.8": false, "v1.3.2": true, "v1.3.3": false, "v1.4.0": false, "v1.5.2": false,
-		"v2.0.0": false,
-	} {
-		v, ok := parseVersion(text)
-		if !ok {
-			t.Fatalf("%s is no version", text)
-		}
-		if f := known("runc", v); (f.Status == Warn) != bad || bad && !strings.Contains(f.Mend, "1.2.8") {
-			t.Errorf("runc %s: %+v", text, f)
-		}
-	}
-	for _, list := range advisoriesOf {
-		for _, a := range list {
-			if !slices.IsSortedFunc(a.fixed, func(x, y version) int {
-				if x.before(y) {
-					return -1
-				}
-				return 1
-			}) || a.source == "" {
-				t.Errorf("%s: versions ascend, and have a source", a.id)
 			}
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/sandboxd/sandboxd/internal/instance"
 )
 
 // A restraint is a sysctl that denies unprivileged processes a feature with which
@@ -41,7 +43,7 @@ var restraints = []restraint{
 	},
 	{
 		name: "kernel.yama.ptrace_scope", least: 1, most: 3, set: 1,
-		protects: "processes of one user from each other: gVisor and image imports run as the user nobody",
+		protects: "processes of one user from each other: image imports run as the user nobody",
 		risk:     "a process may trace every other process of its user, and take control of it",
 	},
 	{
@@ -66,7 +68,7 @@ func hardeningChecks() []check {
 			run: func(_ context.Context, h *host) Finding { return h.within(r) },
 		})
 	}
-	return append(checks, coreHandler)
+	return append(checks, coreHandler, subordinateIDs)
 }
 
 // within checks that a sysctl is in the range of acceptable values.
@@ -115,5 +117,40 @@ var coreHandler = check{
 				"start none", program, name)
 		}
 		return ok("crashes start %s, at most %s at once; crashes of guests start none", program, limit)
+	},
+}
+
+// subordinateIDs checks that no user of the host may become a user of a guest. On runc,
+// users of guests are ids of the host; newuidmap(1) lends ids to users by these files.
+var subordinateIDs = check{
+	name: "subordinate-ids", protects: "processes and files of guests on runc, from users of this host",
+	run: func(_ context.Context, h *host) Finding {
+		const helper = "/usr/bin/newuidmap"
+		if h.read(helper) == "" {
+			return ok("nobody can use the ids of /etc/subuid: there is no %s", helper)
+		}
+		first := uint64(h.cfg.Instance.UIDBase(0))
+		last := first + 65536*instance.MaxSlots - 1
+		var lent []string
+		for _, file := range []string{"/etc/subuid", "/etc/subgid"} { // subuid(5): USER:FIRST:COUNT
+			for line := range strings.Lines(h.read(file)) {
+				f := strings.Split(strings.TrimSpace(line), ":")
+				if len(f) != 3 || f[0] == "root" || f[0] == "0" {
+					continue
+				}
+				from, err1 := strconv.ParseUint(f[1], 10, 32)
+				count, err2 := strconv.ParseUint(f[2], 10, 32)
+				if err1 == nil && err2 == nil && count > 0 && from <= last && from+count > first {
+					lent = append(lent, fmt.Sprintf("%s (%s, %d-%d)", f[0], file, from, from+count-1))
+				}
+			}
+		}
+		if lent == nil {
+			return ok("no user may use the ids of sandboxes, %d-%d", first, last)
+		}
+		return warn(fmt.Sprintf("give these users ids outside of %d-%d, by usermod --del-subuids, --add-subuids, --del-subgids and "+
+			"--add-subgids; their own containers must be made anew", first, last),
+			"ids of sandboxes are also lent to users of this host, who may so signal processes of guests and reach their files: %s",
+			strings.Join(lent, ", "))
 	},
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -145,14 +146,9 @@ func (v version) String() string {
 	return fmt.Sprintf("%d.%d.%d", v[0], v[1], v[2])
 }
 
-func (v version) before(o version) bool {
-	for i := range v {
-		if v[i] != o[i] {
-			return v[i] < o[i]
-		}
-	}
-	return false
-}
+func (v version) compare(o version) int { return slices.Compare(v[:], o[:]) }
+
+func (v version) before(o version) bool { return v.compare(o) < 0 }
 
 // parseVersion reads the numbers at the beginning of s, after a "v" if there is one.
 func parseVersion(s string) (v version, known bool) {

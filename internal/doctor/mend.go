@@ -21,8 +21,10 @@ const sysctlFile = "/etc/sysctl.d/60-sandboxd.conf"
 // the checks again. It returns the new findings; Fixed in each says what was done and
 // what the value was before. Everything else is left to the operator, because it would
 // change what others on the host rely on. Mend is idempotent.
-func Mend(ctx context.Context, cfg *config.Config, found []Finding) ([]Finding, error) {
-	return mendAll(ctx, newHost(cfg), found, table())
+func Mend(ctx context.Context, cfg *config.Config, advisories string, found []Finding) ([]Finding, error) {
+	h := newHost(cfg)
+	h.advisoriesFile = advisories
+	return mendAll(ctx, h, found, table())
 }
 
 func mendAll(ctx context.Context, h *host, found []Finding, checks []check) ([]Finding, error) {

@@ -122,7 +122,7 @@ func (b *bundle) parts(all []record.Record, log bool) []part {
 		{"README", func(context.Context) ([]byte, error) { return []byte(readme), nil }},
 		{"versions.json", b.versions},
 		{"config.json", func(context.Context) ([]byte, error) { return asJSON(b.cfg) }},
-		{"doctor.json", func(ctx context.Context) ([]byte, error) { return asJSON(doctor.Examine(ctx, b.cfg)) }},
+		{"doctor.json", func(ctx context.Context) ([]byte, error) { return asJSON(doctor.Examine(ctx, b.cfg, "")) }},
 		{"sandboxes.json", func(context.Context) ([]byte, error) {
 			list := []sandbox{}
 			for _, r := range all {

@@ -111,6 +111,46 @@ func TestRoles(t *testing.T) {
 
 // TestRolesInTheProxy: a viewer's key opens no port, nor the policy, and the
 // tokens go on to do so.
+// TestViewerSeesNoSecrets walks every route that a viewer may read: no answer has the
+// value of a variable, or a token that opens a sandbox.
+func TestViewerSeesNoSecrets(t *testing.T) {
+	w := newWorld(t)
+	body := strings.Replace(createBody, "{", `{"env":{"SECRET":"PLANTED"},`, 1)
+	id := w.do("POST", "/v1/sandboxes", body).sandbox(t).ID
+	viewer := w.key(t, "v", "viewer")
+	secrets := map[string]string{
+		"the value of a variable": "PLANTED", "the agent's token": "agent-token", "the token of a port": w.s.gateway.Token(id, 8000),
+		"the token of the egress API": w.s.gateway.Token(id, 18080),
+	}
+	read := 0
+	for _, rt := range documented(t) {
+		method := rt[0]
+		path := strings.NewReplacer("{sandboxId}", id, "{snapshotId}", "snap-x", "{ref}", "python", "{name}", "nope").Replace(rt[1])
+		row, _ := w.s.row(method, path)
+		if method != "GET" || row.need != record.Viewer || strings.HasSuffix(path, "/events") && !strings.Contains(path, id) {
+			continue
+		}
+		for _, kind := range []string{"logs", "events", "inspect", "summary"} {
+			a := w.do(method, strings.Replace(path, "{kind}", kind, 1), "", "OPEN-SANDBOX-API-KEY", viewer)
+			if a.StatusCode == http.StatusOK {
+				read++
+			}
+			for what, secret := range secrets {
+				if strings.Contains(string(a.body), secret) {
+					t.Errorf("%s tells a viewer %s", path, what)
+				}
+			}
+			if !strings.Contains(path, "{kind}") {
+				break
+			}
+		}
+	}
+	open := w.do("GET", "/v1/sandboxes/"+id+"/endpoints/44772", "")
+	if read < 10 || !strings.Contains(string(open.body), "agent-token") {
+		t.Errorf("a viewer read %d routes, and an admin %s: this proves nothing", read, open.body)
+	}
+}
+
 func TestRolesInTheProxy(t *testing.T) {
 	w := newWorld(t)
 	sb := w.create()

@@ -16,9 +16,10 @@ import (
 
 type finding struct{ Check, Status, Detail, Protects, Mend string }
 
-func doctor(t *testing.T, config string) (found []finding, err error) {
+func doctor(t *testing.T, config string, args ...string) (found []finding, err error) {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), daemontest.Bin("sandboxd"), "doctor", "--config", config, "-o", "json").Output()
+	args = append([]string{"doctor", "--config", config, "-o", "json"}, args...)
+	out, err := exec.CommandContext(t.Context(), daemontest.Bin("sandboxd"), args...).Output()
 	if jerr := json.Unmarshal(out, &found); jerr != nil {
 		t.Fatalf("%v: %s", jerr, out)
 	}
@@ -55,6 +56,10 @@ func TestDoctor(t *testing.T) {
 	if i < 0 || !strings.Contains(found[i].Detail, "gVisor of 20") {
 		t.Errorf("it does not say how old gVisor is: %+v", found[i])
 	}
+	i = slices.IndexFunc(found, func(f finding) bool { return f.Check == "advisories" })
+	if i < 0 || !strings.Contains(found[i].Detail, "table of 20") {
+		t.Errorf("it does not say of which day its table of flaws is: %+v", found[i])
+	}
 	h.holdsOnly(t, before)
 	for _, id := range ids {
 		h.answers(t, id)
@@ -72,7 +77,15 @@ func TestDoctor(t *testing.T) {
 	if err := os.WriteFile(bad, []byte(strings.Replace(string(text), daemontest.Bin(""), "/nowhere", 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	found, err = doctor(t, bad)
+	flaws := filepath.Join(t.TempDir(), "flaws.toml")
+	if err := os.WriteFile(flaws, []byte("date = 2026-11-21\n[[flaw]]\npart = \"moon\"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	found, err = doctor(t, bad, "--advisories", flaws)
+	i = slices.IndexFunc(found, func(f finding) bool { return f.Check == "advisories" && f.Status == "fail" })
+	if i < 0 || !strings.Contains(found[i].Detail, flaws+" is not used") || !strings.Contains(found[i].Detail, `line 3: part "moon"`) {
+		t.Errorf("with a bad table of flaws: %+v", found)
+	}
 	i = slices.IndexFunc(found, func(f finding) bool { return f.Check == "programs" && f.Status == "fail" })
 	if err == nil || i < 0 || !strings.Contains(found[i].Mend, "libexec_dir") {
 		t.Errorf("without programs: %+v, %v", found, err)

@@ -327,7 +327,8 @@ func (b *Box) AwaitDead(t testing.TB) {
 }
 
 // hostSide returns the kernel's view of every host process of the sandbox: the fields
-// of its status, and oom_score_adj.
+// of its status, oom_score_adj, its user namespace as userns, and its limits on core files as
+// core.
 func (b *Box) hostSide(t testing.TB) map[string]map[string]string {
 	t.Helper()
 	_, v2, err := mounts()
@@ -338,9 +339,13 @@ func (b *Box) hostSide(t testing.TB) map[string]map[string]string {
 	for _, pid := range strings.Fields(string(pids)) {
 		status, err := os.ReadFile("/proc/" + pid + "/status")
 		score, scoreErr := os.ReadFile("/proc/" + pid + "/oom_score_adj")
-		if err == nil && scoreErr == nil { // otherwise it has just ended
+		userns, usernsErr := os.Readlink("/proc/" + pid + "/ns/user")
+		limits, limitsErr := os.ReadFile("/proc/" + pid + "/limits")
+		if errors.Join(err, scoreErr, usernsErr, limitsErr) == nil { // otherwise it has just ended
 			all[pid] = fields(string(status))
-			all[pid]["oom_score_adj"] = strings.TrimSpace(string(score))
+			all[pid]["oom_score_adj"], all[pid]["userns"] = strings.TrimSpace(string(score)), userns
+			core, _ := find(string(limits), "Max core file size")
+			all[pid]["core"] = strings.Join(strings.Fields(core), " ")
 		}
 	}
 	if len(all) == 0 {
