@@ -49,7 +49,9 @@ type Snapshot struct {
 	State   SnapshotState `json:"state"`
 	Message string        `json:"message,omitempty"` // why it failed, for people
 	Image   Image         `json:"image"`
-	Bytes   int64         `json:"bytes,omitempty"` // on the pool when it was taken; 0: the pool does not count
-	Created time.Time     `json:"created"`
-	Changed time.Time     `json:"changed"` // last transition
+	// Security is the level of the sandbox; empty in old records: SecurityDefault.
+	Security Security  `json:"security,omitempty"`
+	Bytes    int64     `json:"bytes,omitempty"` // on the pool when it was taken; 0: the pool does not count
+	Created  time.Time `json:"created"`
+	Changed  time.Time `json:"changed"` // last transition
 }
