@@ -219,6 +219,8 @@ func runcOnly(s *specs.Spec, c Config, goarch string) {
 		// namespace, and refuses them in the spec.
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: c.UserNS})
 	}
+	// The starter's own may be higher, and would let guests take the CPU from the host.
+	s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NICE"}, specs.POSIXRlimit{Type: "RLIMIT_RTPRIO"})
 	s.Linux.Seccomp = seccomp(goarch)
 	// PID 1 must know it before it reads anything. The last value of a variable counts.
 	s.Process.Env = append(s.Process.Env, SecurityVariable+"="+string(c.Security))

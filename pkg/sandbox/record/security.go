@@ -1,9 +1,6 @@
 package record
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // Security is how much a sandbox may do. Each level differs from SecurityDefault in few
 // things, which pkg/oci lists.
@@ -19,9 +16,8 @@ const (
 // SecurityLevels are all levels, the strictest first.
 var SecurityLevels = []Security{SecurityStrict, SecurityDefault, SecurityCompat}
 
-// Stricter returns the stricter of two levels; the empty one is SecurityDefault.
+// Stricter returns the stricter of two levels.
 func Stricter(a, b Security) Security {
-	a, b = cmp.Or(a, SecurityDefault), cmp.Or(b, SecurityDefault)
 	if slices.Index(SecurityLevels, a) < slices.Index(SecurityLevels, b) {
 		return a
 	}
