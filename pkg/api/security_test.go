@@ -20,7 +20,7 @@ func TestSecurity(t *testing.T) {
 	}{
 		{nil, map[string]string{"": "default", "strict": "strict", "default": "default", "compat": "its levels are strict, default"}},
 		{record.SecurityLevels, map[string]string{"": "default", "compat": "compat", "Strict": "its levels are strict, default, compat"}},
-		{record.SecurityLevels[:1], map[string]string{"": "strict", "default": "its levels are strict (", "x y": "its levels are strict ("}},
+		{record.SecurityLevels[:1], map[string]string{"": "strict", "default": "levels are strict (", "lax": "its levels are strict"}},
 	} {
 		w := newWorld(t, func(c *Config) {
 			c.SecurityLevels = host.offers
