@@ -144,6 +144,8 @@ func takeOver(r specs.POSIXRlimit) error {
 var rlimits = map[string]int{
 	"RLIMIT_CORE":    unix.RLIMIT_CORE,
 	"RLIMIT_MEMLOCK": unix.RLIMIT_MEMLOCK,
+	"RLIMIT_NICE":    unix.RLIMIT_NICE,
 	"RLIMIT_NOFILE":  unix.RLIMIT_NOFILE,
 	"RLIMIT_NPROC":   unix.RLIMIT_NPROC,
+	"RLIMIT_RTPRIO":  unix.RLIMIT_RTPRIO,
 }

@@ -17,7 +17,7 @@ func TestLimitFlags(t *testing.T) {
 	d := newDaemon(t)
 	r := d.run(t, "create", "--memory", "1g", "--cpu-shares", "2048", "--io-read-bps", "10m", "--io-write-bps", "max",
 		"--io-write-iops", "100", "--shm-size", "128m", "--read-only", "--tmpfs", "/tmp", "--tmpfs", "/run:size=8m,exec",
-		"--prestart", "python,bash", "--prestart", "java", "--log-opt", "max-size=10m", "python")
+		"--security", "strict", "--prestart", "python,bash", "--prestart", "java", "--log-opt", "max-size=10m", "python")
 	if r.code != 0 {
 		t.Fatalf("%+v", r)
 	}
@@ -29,7 +29,7 @@ func TestLimitFlags(t *testing.T) {
 		t.Errorf("resourceLimits %v, want %v", got, want)
 	}
 	if e := d.create.Extensions; e[wire.ExtReadOnly] != "true" || e[wire.ExtTmpfs] != "/tmp;/run:size=8m,exec" ||
-		e[wire.ExtPrestart] != "python,bash,java" {
+		e[wire.ExtPrestart] != "python,bash,java" || e[wire.ExtSecurity] != "strict" {
 		t.Errorf("extensions %v", e)
 	}
 	for _, args := range [][]string{

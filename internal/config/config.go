@@ -12,11 +12,13 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/image/registry"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 //go:embed default.toml
@@ -24,17 +26,18 @@ var defaults []byte
 
 // Config is the configuration of a daemon, as default.toml describes it.
 type Config struct {
-	InstanceName string  `toml:"instance"`
-	StateDir     string  `toml:"state_dir"`
-	RunDir       string  `toml:"run_dir"`
-	LibexecDir   string  `toml:"libexec_dir"`
-	RecipesDir   string  `toml:"recipes_dir"`
-	Listen       Listen  `toml:"listen"`
-	Gateway      Gateway `toml:"gateway"`
-	Storage      Storage `toml:"storage"`
-	Network      Network `toml:"network"`
-	Runtime      Runtime `toml:"runtime"`
-	Images       Images  `toml:"images"`
+	InstanceName string   `toml:"instance"`
+	StateDir     string   `toml:"state_dir"`
+	RunDir       string   `toml:"run_dir"`
+	LibexecDir   string   `toml:"libexec_dir"`
+	RecipesDir   string   `toml:"recipes_dir"`
+	Listen       Listen   `toml:"listen"`
+	Gateway      Gateway  `toml:"gateway"`
+	Storage      Storage  `toml:"storage"`
+	Network      Network  `toml:"network"`
+	Runtime      Runtime  `toml:"runtime"`
+	Security     Security `toml:"security"`
+	Images       Images   `toml:"images"`
 
 	Registries []registry.Registry `toml:"registries"`
 
@@ -93,6 +96,21 @@ type Runtime struct {
 	StartTimeout  Duration `toml:"start_timeout"`
 }
 
+// Security is which levels of security requests may ask for.
+type Security struct {
+	Levels []string `toml:"levels"`
+}
+
+// Offered returns the levels, the strictest first.
+func (s Security) Offered() (levels []record.Security) {
+	for _, l := range record.SecurityLevels {
+		if slices.Contains(s.Levels, string(l)) {
+			levels = append(levels, l)
+		}
+	}
+	return levels
+}
+
 // Guest is what a sandbox gets if its request does not say otherwise.
 type Guest struct {
 	Memory  Size   `toml:"memory"`
@@ -102,7 +120,8 @@ type Guest struct {
 	LogSize Size   `toml:"log_size"`
 	Network string `toml:"network"`
 
-	ShellAhead bool `toml:"shell_ahead"`
+	Security   string `toml:"security"`
+	ShellAhead bool   `toml:"shell_ahead"`
 }
 
 // Limits bound the host's load.
@@ -209,6 +228,7 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 	if c.Runtime.Default != "runsc" && c.Runtime.Default != "runc" {
 		bad("runtime.default = %q: want runsc or runc", c.Runtime.Default)
 	}
+	c.validateSecurity(bad)
 	c.validateImages(bad)
 	if c.Runtime.StartTimeout <= 0 {
 		bad("runtime.start_timeout: want more than 0")
@@ -243,6 +263,19 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 	case "debug", "info", "warn", "error":
 	default:
 		bad("log.level = %q: want debug, info, warn or error", c.Log.Level)
+	}
+}
+
+func (c *Config) validateSecurity(bad func(string, ...any)) {
+	for _, l := range c.Security.Levels {
+		if !slices.Contains(record.SecurityLevels, record.Security(l)) {
+			bad("security.levels: %q: want a list of strict, default and compat", l)
+		}
+	}
+	if !slices.Contains(record.SecurityLevels, record.Security(c.Defaults.Security)) {
+		bad("defaults.security = %q: want strict, default or compat", c.Defaults.Security)
+	} else if !slices.Contains(c.Security.Levels, c.Defaults.Security) {
+		bad("defaults.security = %q: it is not in security.levels; add it there, or choose another level", c.Defaults.Security)
 	}
 }
 

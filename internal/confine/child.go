@@ -24,7 +24,7 @@ const second = "-"
 
 // MainOfTest is Main for TestMain. A test binary that links libc finds no libc in a
 // child's root, so it stays in its first life: the verb runs on the one thread that has
-// dropped its privileges; the other threads have not.
+// dropped its privileges; the other threads have not. It has neither filter nor Landlock.
 func MainOfTest(verbs map[string]Verb) {
 	oneLife = true
 	Main(verbs)
@@ -56,6 +56,9 @@ func Main(verbs map[string]Verb) {
 
 func live(verbs map[string]Verb) error {
 	if os.Args[1] == second {
+		if err := seal(); err != nil {
+			return err
+		}
 		do := verbs[os.Args[2]]
 		if do == nil {
 			return fmt.Errorf("unknown verb %q", os.Args[2])
@@ -103,10 +106,25 @@ func settle(root int, cpu uint64) error {
 			return fmt.Errorf("limit resource %d to %d: %w", what, max, err)
 		}
 	}
-	if err := errors.Join(dropAll(), refuse()); err != nil {
+	if err := dropAll(); err != nil {
 		return err
 	}
-	argv, err := syscall.SlicePtrFromStrings(append([]string{name, second}, os.Args[3:]...))
+	return again(self, "/", os.Args[3:])
+}
+
+// again begins the second life: it executes the program self with a verb and its
+// arguments, and leaves it only the files below root and the system calls that it needs.
+// Preconditions: no_new_privs is set, and this thread is locked.
+func again(self int, root string, args []string) error {
+	if !oneLife { // libc, and the threads beside this one, need more
+		if err := lock(self, root); err != nil {
+			return err
+		}
+		if err := refuse(); err != nil {
+			return err
+		}
+	}
+	argv, err := syscall.SlicePtrFromStrings(append([]string{name, second}, args...))
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,7 @@
 //	             root: a clone of Root, nosuid nodev noexec, or nothing at all
 //	             user nobody, at most FileCaps, and those over ids 0..65535 only
 //	             no_new_privs, resource limits, an empty environment,
-//	             no system calls that make namespaces
+//	             only the system calls that its verbs need, Landlock where the kernel has it
 //	           ◀── standard output: the answer; standard error: one Failure
 //
 // A hijacked child can write only the files it was made to write, below Root: there is

@@ -50,6 +50,7 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 	c := oci.Config{
 		ID:           r.ID,
 		Hostname:     hostname,
+		Security:     r.Spec.Level(),
 		RootFS:       b.mounts.RootfsDir(r.ID),
 		NetNS:        b.ns.NetPath(r.ID),
 		CgroupsPath:  b.cgroups.CgroupsPath(r.ID),

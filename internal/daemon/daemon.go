@@ -92,6 +92,9 @@ func Run(ctx context.Context, cfg *config.Config, version string, ready func() e
 	log := journal.New(os.Stderr, level)
 	journal.Capture(log)
 	start := time.Now()
+	if err := dropPrivileges(); err != nil {
+		return err
+	}
 	d, err := open(ctx, cfg, log)
 	if err != nil {
 		return err

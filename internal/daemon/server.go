@@ -57,6 +57,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 
 		Offer: spec.Offer{
 			Runtime:      d.cfg.Runtime.Default,
+			Security:     record.Security(def.Security),
 			Network:      record.NetworkMode(def.Network),
 			MemoryBytes:  int64(def.Memory),
 			CPUMillis:    int64(def.CPU),
@@ -67,16 +68,22 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 			MaxDiskBytes: pool,
 			MaxTimeout:   time.Duration(d.cfg.Limits.MaxTimeout),
 			Runtimes:     []string{oci.Runsc, oci.Runc},
-			NoDisk:       !d.files.Pool.Limits(),
-			NoIO:         !canIO,
-			ParseRule:    egress.ParseRule,
-			ParsePolicy:  egress.FromPolicy,
-			HostAddress:  d.egress.HostAddress,
+
+			SecurityLevels: d.cfg.Security.Offered(),
+
+			NoDisk:      !d.files.Pool.Limits(),
+			NoIO:        !canIO,
+			ParseRule:   egress.ParseRule,
+			ParsePolicy: egress.FromPolicy,
+			HostAddress: d.egress.HostAddress,
 
 			HostMemoryBytes: total,
 		},
-		Host:       d.hostNames,
-		Notes:      d.notes,
+		Host:  d.hostNames,
+		Notes: d.notes,
+
+		Differences: differences,
+
 		Health:     d.healthOf,
 		AwaitReady: d.watcher.Await,
 		Impaired:   d.impaired,

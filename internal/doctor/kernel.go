@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/overlay"
@@ -92,6 +93,10 @@ var kernelChecks = []check{
 		},
 	},
 	{
+		name: "landlock", protects: "the host from a child that reads an archive, beside its namespaces, mounts and system call filter",
+		run: func(context.Context, *host) Finding { return landlock(confine.LandlockVersion()) },
+	},
+	{
 		name: "loop", protects: "the storage pool, which is a file", root: true,
 		run: func(ctx context.Context, h *host) Finding {
 			if kind := h.pool(); kind != pool.BtrfsLoop {
@@ -164,4 +169,16 @@ func parseVersion(s string) (v version, known bool) {
 		v[i], known = n, i >= 1
 	}
 	return v, known
+}
+
+// landlock says what a version of Landlock means. A kernel without it is as good a host:
+// many are built or booted without it.
+func landlock(version int) Finding {
+	switch {
+	case version == 0:
+		return ok("this kernel has no Landlock, or it is switched off; nothing depends on it")
+	case version < confine.LeastLandlock:
+		return ok("this kernel has version %d, which is not used: version %d is needed (Linux 5.19)", version, confine.LeastLandlock)
+	}
+	return ok("this kernel has version %d", version)
 }

@@ -167,7 +167,7 @@ func (s *sandboxHandlers) await(w http.ResponseWriter, r *http.Request, id strin
 // that is not on this host may be pulled.
 func (s *sandboxHandlers) origin(ctx context.Context, to *record.Spec, req *wire.CreateRequest) (err error) {
 	if req.SnapshotID != "" {
-		return s.fromSnapshot(ctx, to, req.SnapshotID)
+		return s.fromSnapshot(ctx, to, req)
 	}
 	ref, err := image.ParseReference(req.Image.URI)
 	if err == nil {
@@ -240,12 +240,12 @@ func (s *sandboxHandlers) readied(limit, asker context.Context, rec record.Recor
 }
 
 // fromSnapshot makes a new sandbox begin with the files of a snapshot, over its image.
-func (s *sandboxHandlers) fromSnapshot(ctx context.Context, to *record.Spec, id string) error {
-	snap, err := s.snapshots.Get(ctx, id)
+func (s *sandboxHandlers) fromSnapshot(ctx context.Context, to *record.Spec, req *wire.CreateRequest) error {
+	snap, err := s.snapshots.Get(ctx, req.SnapshotID)
 	if err != nil {
-		return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(id, 80), err)
+		return fmt.Errorf("look up snapshot %q: %w", httperr.Clip(req.SnapshotID, 80), err)
 	}
-	to.Snapshot, to.Image = snap.ID, snap.Image
+	spec.Began(to, req, &snap)
 	return nil
 }
 

@@ -25,10 +25,11 @@ type sandboxHandlers struct {
 	guard     *auth.Guard
 	offer     *spec.Offer
 
-	host       func(record.Record) map[string]string // see Config; these four may be nil
-	notes      func(record.Record) []string
-	health     func(record.Record) *wire.Health
-	awaitReady func(context.Context, record.Record) error
+	host        func(record.Record) map[string]string // see Config; these five may be nil
+	notes       func(record.Record) []string
+	differences func(runtime string, level record.Security) []string
+	health      func(record.Record) *wire.Health
+	awaitReady  func(context.Context, record.Record) error
 
 	waitLimit, holdLimit time.Duration // the constants, but in tests
 }
@@ -291,6 +292,9 @@ func (s *sandboxHandlers) describe(r record.Record) wire.Inspection {
 	}
 	if s.host != nil {
 		out.Host = s.host(r)
+	}
+	if s.differences != nil {
+		out.SecurityDifferences = s.differences(r.Spec.Runtime, r.Spec.Level())
 	}
 	return out
 }

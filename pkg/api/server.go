@@ -73,6 +73,9 @@ type Config struct {
 	Host func(record.Record) map[string]string
 	// Notes says where a limit of a sandbox holds less than its name says; may be nil.
 	Notes func(record.Record) []string
+	// Differences says how a level of security differs from the default on a runtime; may
+	// be nil.
+	Differences func(runtime string, level record.Security) []string
 	// Health says what the probe of a sandbox has found; nil: it has no probe.
 	// AwaitReady blocks while a running sandbox may still become ready. Both functions
 	// may be nil.
@@ -152,7 +155,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	offer := &s.cfg.Offer
 	s.sandboxes = &sandboxHandlers{
 		sandboxes: sb, images: im, snapshots: sn, guard: guard, offer: offer,
-		host: cfg.Host, notes: cfg.Notes, health: cfg.Health, awaitReady: cfg.AwaitReady,
+		host: cfg.Host, notes: cfg.Notes, differences: cfg.Differences, health: cfg.Health, awaitReady: cfg.AwaitReady,
 		waitLimit: waitLimit, holdLimit: holdLimit,
 	}
 	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway}

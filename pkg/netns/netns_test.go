@@ -266,6 +266,9 @@ func TestOwnUsers(t *testing.T) {
 	same(t, "uid_map", in(t, m, id, "cat", "/proc/self/uid_map"), fmt.Sprintf("0 %d 65536", base))
 	same(t, "gid_map", in(t, m, id, "cat", "/proc/self/gid_map"), fmt.Sprintf("0 %d 65536", base))
 	for _, s := range guestUser {
+		if _, err := os.Stat(procSys + s.name); s.optional && err != nil {
+			continue // a kernel without it
+		}
 		same(t, s.name, in(t, m, id, "cat", procSys+s.name), s.value)
 	}
 	user, err := os.Open(m.UserPath(id))

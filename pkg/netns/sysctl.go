@@ -34,7 +34,8 @@ var guestNet = []sysctl{
 
 // guestUser limits how much one sandbox may use of the objects that the kernel counts
 // by user (docs/design/hardening.md, "Which traps do ordinary container defaults
-// miss?"). User and network namespaces: none, the sandbox has those it needs. Other
+// miss?"). User and network namespaces: none, the sandbox has those it needs. Time
+// namespaces and fanotify: none, no runtime makes them and seccomp refuses them. Other
 // namespaces: a runtime makes one of each when it starts, and the kernel frees those of
 // the previous start late. So with a limit of 1 every second start would fail.
 var guestUser = []sysctl{
@@ -47,6 +48,9 @@ var guestUser = []sysctl{
 	{"user/max_ipc_namespaces", "8", false},
 	{"user/max_uts_namespaces", "8", false},
 	{"user/max_cgroup_namespaces", "8", false},
+	{"user/max_time_namespaces", "0", true},
+	{"user/max_fanotify_groups", "0", true},
+	{"user/max_fanotify_marks", "0", true},
 }
 
 // hostLink is written for the host end of a link, before it is up.

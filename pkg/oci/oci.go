@@ -4,20 +4,25 @@
 // runsc and for runc. The rights of a sandbox (capabilities, no_new_privs,
 // seccomp, masked paths, rlimits, mounts) are decided here and nowhere else.
 //
-// What surprises: Config has no field for any of that. No client request can set a
-// capability, a hook, an annotation, a sysctl or a mount, except empty memory and the
-// volumes that pkg/snapshot has attached: there is no field to put one into. A property
-// test checks that.
+// What surprises: Config has no field for any of that but the level of security, which
+// is one of three words. No client request can set a capability, a hook, an annotation, a
+// sysctl or a mount, except empty memory and the volumes that pkg/snapshot has attached:
+// there is no field to put one into. A property test checks that. What a level changes is
+// one table (differences).
 //
 // Sources: the OCI runtime spec (github.com/opencontainers/runtime-spec),
 // capabilities(7), seccomp(2), kernel fs/coredump.c.
 package oci
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
+	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // The runtimes that NewSpec knows.
@@ -53,8 +58,9 @@ const MaxNoFile = 65536
 // Config is everything a runtime spec is made from. Paths are host paths,
 // absolute. It holds paths, not the packages they come from.
 type Config struct {
-	ID       string // of the sandbox
-	Hostname string // inside; empty: ID
+	ID       string          // of the sandbox
+	Hostname string          // inside; empty: ID
+	Security record.Security // empty: record.SecurityDefault
 
 	RootFS   string // the mounted root file system
 	ReadOnly bool   // mount it read-only
@@ -106,7 +112,8 @@ type Volume struct {
 }
 
 // NewSpec makes the spec of one sandbox for runtime, Runsc or Runc. It panics on any
-// other name: the names in requests are checked long before.
+// other name, and on an unknown level of security: those in requests are checked long
+// before.
 func NewSpec(runtimeName string, c Config) *specs.Spec {
 	return newSpec(runtimeName, runtime.GOARCH, c)
 }
@@ -114,6 +121,10 @@ func NewSpec(runtimeName string, c Config) *specs.Spec {
 func newSpec(name, goarch string, c Config) *specs.Spec {
 	if name != Runsc && name != Runc {
 		panic(fmt.Sprintf("oci: no runtime %q", name))
+	}
+	c.Security = cmp.Or(c.Security, record.SecurityDefault)
+	if !slices.Contains(record.SecurityLevels, c.Security) {
+		panic(fmt.Sprintf("oci: no level of security %q", c.Security))
 	}
 	if c.Hostname == "" {
 		c.Hostname = c.ID
@@ -144,6 +155,11 @@ func newSpec(name, goarch string, c Config) *specs.Spec {
 		runscOnly(s, c)
 	} else {
 		runcOnly(s, c, goarch)
+	}
+	for _, d := range differences {
+		if d.change != nil && d.of(name, c.Security) {
+			d.change(s)
+		}
 	}
 	return s
 }
@@ -203,8 +219,16 @@ func runcOnly(s *specs.Spec, c Config, goarch string) {
 		// namespace, and refuses them in the spec.
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: c.UserNS})
 	}
+	// The starter's own may be higher, and would let guests take the CPU from the host.
+	s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NICE"}, specs.POSIXRlimit{Type: "RLIMIT_RTPRIO"})
 	s.Linux.Seccomp = seccomp(goarch)
+	// PID 1 must know it before it reads anything. The last value of a variable counts.
+	s.Process.Env = append(s.Process.Env, SecurityVariable+"="+string(c.Security))
 }
+
+// SecurityVariable tells PID 1 of a sandbox on runc its level of security. PID 1 takes it
+// out of its environment.
+const SecurityVariable = "SANDBOXD_SECURITY"
 
 // capabilities is Docker's list without NET_RAW, MKNOD and AUDIT_WRITE. SYS_CHROOT
 // stays: apt and sshd call chroot, and it is harmless behind pivot_root. ping works

@@ -13,6 +13,8 @@ import (
 	"testing/quick"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata")
@@ -58,28 +60,36 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// Whatever a Config says, what a sandbox may do is the same.
+// Whatever a Config says beside its level of security, what a sandbox may do is the same.
 func TestNoFieldReachesWhatASandboxMay(t *testing.T) {
 	for _, name := range []string{Runsc, Runc} {
-		want := newSpec(name, "amd64", Config{})
-		same := func(c Config) bool {
-			s := newSpec(name, "amd64", c)
-			return reflect.DeepEqual(s.Process.Capabilities, want.Process.Capabilities) &&
-				s.Process.NoNewPrivileges &&
-				reflect.DeepEqual(s.Process.Args, []string{AgentPath}) &&
-				reflect.DeepEqual(s.Process.User, specs.User{}) &&
-				*s.Process.OOMScoreAdj == OOMScoreAdj &&
-				reflect.DeepEqual(s.Process.Rlimits[0], specs.POSIXRlimit{Type: "RLIMIT_CORE", Soft: 1, Hard: 1}) &&
-				reflect.DeepEqual(s.Linux.Seccomp, want.Linux.Seccomp) &&
-				reflect.DeepEqual(s.Linux.MaskedPaths, want.Linux.MaskedPaths) &&
-				reflect.DeepEqual(s.Linux.ReadonlyPaths, want.Linux.ReadonlyPaths) &&
-				reflect.DeepEqual(s.Linux.Resources.Devices, want.Linux.Resources.Devices) &&
-				s.Hooks == nil && s.Annotations == nil && s.Linux.Sysctl == nil && s.Linux.Devices == nil &&
-				sameMounts(s.Mounts, want.Mounts)
+		for _, level := range record.SecurityLevels {
+			testNoField(t, name, level)
 		}
-		if err := quick.Check(same, nil); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
+	}
+}
+
+func testNoField(t *testing.T, name string, level record.Security) {
+	t.Helper()
+	want := newSpec(name, "amd64", Config{Security: level})
+	same := func(c Config) bool {
+		c.Security = level
+		s := newSpec(name, "amd64", c)
+		return reflect.DeepEqual(s.Process.Capabilities, want.Process.Capabilities) &&
+			s.Process.NoNewPrivileges == (level != record.SecurityCompat) &&
+			reflect.DeepEqual(s.Process.Args, []string{AgentPath}) &&
+			reflect.DeepEqual(s.Process.User, specs.User{}) &&
+			*s.Process.OOMScoreAdj == OOMScoreAdj &&
+			reflect.DeepEqual(s.Process.Rlimits[0], specs.POSIXRlimit{Type: "RLIMIT_CORE", Soft: 1, Hard: 1}) &&
+			reflect.DeepEqual(s.Linux.Seccomp, want.Linux.Seccomp) &&
+			reflect.DeepEqual(s.Linux.MaskedPaths, want.Linux.MaskedPaths) &&
+			reflect.DeepEqual(s.Linux.ReadonlyPaths, want.Linux.ReadonlyPaths) &&
+			reflect.DeepEqual(s.Linux.Resources.Devices, want.Linux.Resources.Devices) &&
+			s.Hooks == nil && reflect.DeepEqual(s.Annotations, want.Annotations) && s.Linux.Sysctl == nil && s.Linux.Devices == nil &&
+			sameMounts(s.Mounts, want.Mounts)
+	}
+	if err := quick.Check(same, nil); err != nil {
+		t.Errorf("%s, %s: %v", name, level, err)
 	}
 }
 

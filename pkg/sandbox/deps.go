@@ -240,6 +240,7 @@ type Mount struct {
 	OwnUsers bool     // map guest ids with the sandbox's user namespace, else one to one
 	UIDBase  uint32   // host id of guest id 0, if OwnUsers
 	Volatile bool     // a host crash may lose it
+	SetUID   bool     // the setuid and setgid bits of programs in it count, for the sandbox
 }
 
 // VolumeSeed is a directory in the mounted root file system of a sandbox that a
@@ -254,6 +255,7 @@ type VolumeSeed struct {
 type Attachment struct {
 	All      []record.VolumeMount
 	Memory   []string // where file systems in memory will stand
+	NoExec   bool     // no program in a volume can be executed
 	OwnUsers bool     // as in Mount
 	UIDBase  uint32
 }

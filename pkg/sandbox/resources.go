@@ -89,6 +89,8 @@ func resources(d Deps, c Config) []resource {
 					OwnUsers: owner(r),
 					UIDBase:  uids(r),
 					Volatile: r.Spec.OneShot,
+					// Without users of its own, root in the sandbox is root on the host.
+					SetUID: owner(r) && r.Spec.Level() == record.SecurityCompat,
 				})
 			},
 			down:  func(ctx context.Context, r *record.Record) error { return d.Rootfs.Unmount(ctx, r.ID) },

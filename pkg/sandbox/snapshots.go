@@ -169,7 +169,7 @@ func (s *Snapshots) begin(ctx context.Context, r *record.Record, snap record.Sna
 		return record.Snapshot{}, errs.New(errs.Exhausted, "this host has its maximum of %s; delete some (`sandboxctl snapshot "+
 			"rm`)", errs.Count(s.max, "snapshot", "snapshots"))
 	}
-	snap.Source, snap.State, snap.Image = r.ID, record.SnapshotCreating, r.Spec.Image
+	snap.Source, snap.State, snap.Image, snap.Security = r.ID, record.SnapshotCreating, r.Spec.Image, r.Spec.Level()
 	snap.Created = now()
 	snap.Changed = snap.Created
 	if err := s.put(ctx, snap); err != nil {

@@ -37,9 +37,11 @@ func wantWire(t *testing.T, err error, code errs.Code, wire string) {
 func TestSnapshotOfEveryState(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		ctx := t.Context()
-		a := mustCreate(t, m, record.Spec{Runtime: "runc", Name: "lab"})
+		a := mustCreate(t, m, record.Spec{Runtime: "runc", Name: "lab", Security: record.SecurityStrict})
 		h.calls = nil
-		mustSnapshot(t, m, "lab", "")
+		if s := mustSnapshot(t, m, "lab", ""); s.Level() != record.SecurityStrict {
+			t.Errorf("the level of security is %q", s.Security)
+		}
 		got := slices.DeleteFunc(slices.Clone(h.calls), func(c string) bool {
 			return strings.HasPrefix(c, "store.Get") ||
 				c == "store.Snapshots"

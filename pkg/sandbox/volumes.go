@@ -237,7 +237,10 @@ func attachVolumes(ctx context.Context, d Deps, r *record.Record, ownUsers bool,
 	if err != nil {
 		return fmt.Errorf("list volumes: %w", err)
 	}
-	a := Attachment{All: r.Spec.Volumes, OwnUsers: ownUsers, UIDBase: uidBase, Memory: []string{"/run"}}
+	a := Attachment{
+		All: r.Spec.Volumes, OwnUsers: ownUsers, UIDBase: uidBase, Memory: []string{"/run"},
+		NoExec: r.Spec.Level() == record.SecurityStrict,
+	}
 	for _, t := range r.Spec.Tmpfs {
 		a.Memory = append(a.Memory, t.Path)
 	}

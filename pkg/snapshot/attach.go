@@ -27,6 +27,7 @@ const VolumesDir = "volumes"
 type VolumeMounts struct {
 	All      []record.VolumeMount
 	Memory   []string // paths of tmpfs, in which the runtime makes mount points itself
+	NoExec   bool     // no program in a volume can be executed
 	OwnUsers bool     // as in Mount
 	UIDBase  uint32
 }
@@ -175,11 +176,23 @@ func (a *attachment) within(i int) string {
 	return strings.TrimPrefix(a.All[i].Path, a.All[a.outer[i]].Path+"/")
 }
 
+// attributes are the mount attributes of a volume and of all that is mounted in it.
+func (a *attachment) attributes(m *record.VolumeMount) uint64 {
+	attr := uint64(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
+	if m.ReadOnly {
+		attr |= unix.MOUNT_ATTR_RDONLY
+	}
+	if a.NoExec {
+		attr |= unix.MOUNT_ATTR_NOEXEC
+	}
+	return attr
+}
+
 // mount attaches volume i: below the run directory, or in its outer one, which is
 // attached before it.
 func (a *attachment) mount(i int) error {
 	m := &a.All[i]
-	c, err := cloneTree(a.sources[i], a.ns, m.ReadOnly)
+	c, err := cloneTree(a.sources[i], a.ns, a.attributes(m))
 	if err != nil {
 		return err
 	}
@@ -213,19 +226,16 @@ func (a *attachment) mount(i int) error {
 // Mounts that are added there later do not show in the copy, and mounts in the copy
 // show nowhere else. A file system that cannot be idmapped, such as proc or sysfs, is
 // refused with everything mounted in it.
-func cloneTree(f *os.File, ns int, readOnly bool) (*os.File, error) {
+func cloneTree(f *os.File, ns int, attributes uint64) (*os.File, error) {
 	fd, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH|unix.AT_RECURSIVE)
 	if err != nil {
 		return nil, &os.PathError{Op: "open_tree", Path: f.Name(), Err: err}
 	}
 	c := os.NewFile(uintptr(fd), f.Name())
 	attr := unix.MountAttr{
-		Attr_set:    unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_IDMAP,
+		Attr_set:    attributes | unix.MOUNT_ATTR_IDMAP,
 		Propagation: unix.MS_PRIVATE,
 		Userns_fd:   uint64(ns),
-	}
-	if readOnly {
-		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr); err != nil {
 		c.Close()

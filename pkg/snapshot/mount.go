@@ -24,6 +24,7 @@ type Mount struct {
 	OwnUsers bool     // map guest ids with the sandbox's user namespace, else one to one
 	UIDBase  uint32   // host id of guest id 0, if OwnUsers
 	Volatile bool     // a host crash may lose it; unmounting then writes nothing back
+	SetUID   bool     // setuid and setgid bits count
 }
 
 // Mounts are the root file systems of sandboxes: for each its disk over image layers.
@@ -49,9 +50,9 @@ func (m *Mounts) RootfsDir(id string) string {
 	return filepath.Join(m.runDir, id, "rootfs")
 }
 
-// Mount mounts layers and disk of id at RootfsDir(id), nosuid and nodev. Above
-// it only host root and, with own users, the sandbox's root may pass: the
-// setuid files of a guest are out of reach of the host's users.
+// Mount mounts layers and disk of id at RootfsDir(id), nodev and, unless how says
+// otherwise, nosuid. Above it only host root and, with own users, the sandbox's root may
+// pass: the setuid files of a guest are out of reach of the host's users.
 //
 // Preconditions: CreateDisk(id) was called and, with own users, the user
 // namespace of id exists. A failed Mount is undone by Unmount.
@@ -91,6 +92,7 @@ func (m *Mounts) mount(ctx context.Context, id string, how Mount) error {
 		Disk:     disk,
 		UserNS:   int(ns.Fd()),
 		Volatile: how.Volatile,
+		SetUID:   how.SetUID,
 		Private:  filepath.Join(filepath.Dir(target), clonesDir),
 		Later:    m.bg.Go,
 	}

@@ -1,7 +1,9 @@
 package e2e_test
 
 import (
+	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -186,6 +188,33 @@ func tellHardening(t *testing.T, l *lab) {
 	}
 	if l.runtime == "runc" {
 		tellKernelHardening(t, f, refused)
+	}
+	tellDaemonHardening(t, l)
+}
+
+// tellDaemonHardening: no thread of the daemon has, or can get, capabilities that it does
+// not need ("How is the daemon itself protected?").
+func tellDaemonHardening(t *testing.T, l *lab) {
+	const never = 1<<unix.CAP_SYS_MODULE | 1<<unix.CAP_SYS_RAWIO | 1<<unix.CAP_SYS_BOOT | 1<<unix.CAP_SYS_TIME | 1<<unix.CAP_SYSLOG |
+		1<<unix.CAP_MAC_ADMIN | 1<<unix.CAP_AUDIT_CONTROL | 1<<unix.CAP_PERFMON
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", l.Pid()))
+	if err != nil || len(threads) < 2 {
+		t.Fatalf("the daemon has the threads %v (%v)", threads, err)
+	}
+	for _, status := range threads {
+		b, err := os.ReadFile(status)
+		if err != nil {
+			continue // it has just ended
+		}
+		for line := range strings.Lines(string(b)) {
+			set, value, _ := strings.Cut(line, ":")
+			if !strings.HasPrefix(set, "Cap") {
+				continue
+			}
+			if n, err := strconv.ParseUint(strings.TrimSpace(value), 16, 64); err != nil || n&never != 0 {
+				t.Errorf("%s of the daemon is %s", set, value)
+			}
+		}
 	}
 }
 

@@ -43,6 +43,7 @@ var stories = []struct {
 	{"Reasons", tellReasons},
 	{"Failures", tellFailures},
 	{"Hardening", tellHardening},
+	{"Levels", tellLevels},
 	{"NetworkDenied", tellNetworkDenied},
 	{"NetworkRules", tellNetworkRules},
 	{"NetworkOpen", tellNetworkOpen},
@@ -67,7 +68,9 @@ var stories = []struct {
 // TestStories tells them all to one daemon; a story cleans up after itself.
 func TestStories(t *testing.T) {
 	out := newOutside(t) // first: the daemon looks for uplinks when it starts, and once a minute
-	h := newHost(t, daemontest.Options{Config: []string{"[network]", `upstreams = ["` + outsideAddr + `"]`}})
+	h := newHost(t, daemontest.Options{Config: []string{
+		"[network]", `upstreams = ["` + outsideAddr + `"]`, "[security]", `levels = ["strict", "default", "compat"]`,
+	}})
 	daemontest.Image(t, h.Daemon, "python")
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 type spec struct {
 	limits
 	name, runtime, network string
+	security               string
 	shm, logSize           string
 	logOpts                []string
 	readOnly               bool
@@ -36,6 +37,8 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&s.name, "name", "", "name of the sandbox; commands accept it instead of the id")
 	f.StringVar(&s.runtime, "runtime", "", "runsc (gVisor) or runc (shares the host's kernel; for code you half trust)")
+	f.StringVar(&s.security, "security", "",
+		"level of security: strict, default or compat, if the daemon's host allows it (default: default); inspect prints what differs")
 	s.given = f
 	s.limits.flags(cmd)
 	addHealthFlags(cmd)
@@ -62,6 +65,7 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringVar(&s.pull, "pull", pullMissing, "pull the image first: always, missing (only if it is not on the daemon's host) or never")
 	command.Choices(cmd, "pull", pullAlways, pullMissing, pullNever)
 	command.Choices(cmd, "runtime", "runsc", "runc")
+	command.Choices(cmd, "security", "strict", "default", "compat")
 	command.Choices(cmd, "prestart", agent.CodeLanguages...)
 	command.Choices(cmd, "network", "none", "rules", "open")
 }
@@ -93,6 +97,7 @@ func (s *spec) request(image string) (wire.CreateRequest, error) {
 	set(r.Extensions, wire.ExtName, s.name)
 	set(r.Extensions, wire.ExtHostname, s.hostname)
 	set(r.Extensions, wire.ExtRuntime, s.runtime)
+	set(r.Extensions, wire.ExtSecurity, s.security)
 	set(r.Extensions, wire.ExtNetwork, s.network)
 	set(r.Extensions, wire.ExtAllow, strings.Join(s.allow, ","))
 	set(r.Extensions, wire.ExtPublish, strings.Join(s.publish, ","))

@@ -62,7 +62,8 @@ func Sandbox(r record.Record) wire.Sandbox {
 		Entrypoint: r.Spec.Entrypoint,
 		CreatedAt:  Micros(r.Created),
 		Sandboxd: &wire.Info{
-			Name: r.Spec.Name, Runtime: r.Spec.Runtime, ImageName: ImageName(r.Spec.Image), ImageDigest: r.Spec.Image.Digest,
+			Name: r.Spec.Name, Runtime: r.Spec.Runtime, Security: string(r.Spec.Level()),
+			ImageName: ImageName(r.Spec.Image), ImageDigest: r.Spec.Image.Digest,
 			ImageEntrypoint: r.Spec.Image.Config.Entrypoint, ImageCmd: r.Spec.Image.Config.Cmd,
 			MemoryBytes: r.Spec.MemoryBytes, CPUMillis: r.Spec.CPUMillis, Pids: r.Spec.Pids, DiskBytes: r.Spec.DiskBytes,
 			CPUShares: r.Spec.CPUShares, ShmBytes: r.Spec.ShmBytes, LogBytes: r.Spec.LogBytes, ReadOnly: r.Spec.ReadOnly,
@@ -152,7 +153,8 @@ func Snapshot(s record.Snapshot) wire.Snapshot {
 // InspectSnapshot shows everything about a snapshot.
 func InspectSnapshot(s record.Snapshot) wire.SnapshotInspection {
 	return wire.SnapshotInspection{
-		Snapshot: Snapshot(s), Image: ImageName(s.Image), ImageDigest: s.Image.Digest, Layers: s.Image.Layers, Bytes: s.Bytes,
+		Snapshot: Snapshot(s), Image: ImageName(s.Image), Security: string(s.Level()),
+		ImageDigest: s.Image.Digest, Layers: s.Image.Layers, Bytes: s.Bytes,
 	}
 }
 

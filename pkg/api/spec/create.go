@@ -26,7 +26,7 @@ const (
 func (o *Offer) Spec(req *wire.CreateRequest) (record.Spec, error) {
 	spec := record.Spec{
 		Entrypoint: req.Entrypoint, Labels: req.Metadata, ResourceLimits: req.ResourceLimits,
-		Extensions: req.Extensions, Runtime: o.Runtime, SecureAccess: req.SecureAccess,
+		Extensions: req.Extensions, Runtime: o.Runtime, Security: o.Security, SecureAccess: req.SecureAccess,
 	}
 	if err := refuse(req); err != nil {
 		return spec, err

@@ -46,6 +46,8 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 				err = httperr.Invalid("extension %s %q is not a runtime of this host; its runtimes are %s", k, httperr.Clip(v, 40),
 					strings.Join(o.Runtimes, ", "))
 			}
+		case wire.ExtSecurity:
+			spec.Security, err = o.security(v)
 		case wire.ExtOneShot:
 			spec.OneShot, err = extBool(k, v)
 		case wire.ExtIdle:
@@ -75,7 +77,7 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 		default:
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
-					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, network, allow, timeout, "+
+					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, timeout, "+
 						"oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, "+
 						"ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
 					httperr.Clip(k, 60))
@@ -156,6 +158,29 @@ func parsePrestart(v string) (languages []string, err error) {
 		}
 	}
 	return languages, nil
+}
+
+// security reads the level of security that a creation asks for.
+func (o *Offer) security(v string) (record.Security, error) {
+	if level := record.Security(v); slices.Contains(o.SecurityLevels, level) {
+		return level, nil
+	}
+	var levels []string
+	for _, l := range o.SecurityLevels {
+		levels = append(levels, string(l))
+	}
+	return "", httperr.Invalid("extension %s %q is not a level of this host; its levels are %s (the daemon's configuration lists them: "+
+		"security.levels)", wire.ExtSecurity, httperr.Clip(v, 40), strings.Join(levels, ", "))
+}
+
+// Began takes over what a new sandbox has of the snapshot that it begins as: the files,
+// the image and, unless the request names another, the level of security. It never takes
+// over a level that is less strict than this host's default.
+func Began(spec *record.Spec, req *wire.CreateRequest, snap *record.Snapshot) {
+	spec.Snapshot, spec.Image = snap.ID, snap.Image
+	if _, named := req.Extensions[wire.ExtSecurity]; !named {
+		spec.Security = record.Stricter(spec.Security, snap.Level())
+	}
 }
 
 func extBool(k, v string) (bool, error) {

@@ -26,6 +26,7 @@ import (
 type Offer struct {
 	// A request that does not say gets these.
 	Runtime     string             // runsc
+	Security    record.Security    // default
 	Network     record.NetworkMode // rules
 	MemoryBytes int64              // 512 Mi
 	CPUMillis   int64              // 1000
@@ -47,10 +48,14 @@ type Offer struct {
 	// access adds. It does not bound renewals: see Renewal. 0: no bound.
 	MaxTimeout time.Duration
 
-	Runtimes  []string // of this host; default runsc and runc
-	NoDisk    bool     // the storage pool cannot limit: asking for a disk size is an error
-	NoIO      bool     // this host cannot limit I/O: asking for that is an error
-	NoVolumes bool     // there are no named volumes
+	Runtimes []string // of this host; default runsc and runc
+	// SecurityLevels are those that a request may ask for, the strictest first; default
+	// strict and default.
+	SecurityLevels []record.Security
+
+	NoDisk    bool // the storage pool cannot limit: asking for a disk size is an error
+	NoIO      bool // this host cannot limit I/O: asking for that is an error
+	NoVolumes bool // there are no named volumes
 
 	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (egress.ParseRule)
 	// ParsePolicy parses a networkPolicy as it was sent. (egress.FromPolicy)
@@ -74,9 +79,13 @@ func (o *Offer) Complete() {
 	o.MaxDiskBytes = cmp.Or(o.MaxDiskBytes&^(1<<20-1), 64<<40) // whole MiB, since errors name it
 	o.DiskBytes = min(o.DiskBytes, o.MaxDiskBytes)             // the default may be of a larger host
 	o.Runtime = cmp.Or(o.Runtime, "runsc")
+	o.Security = cmp.Or(o.Security, record.SecurityDefault)
 	o.Network = cmp.Or(o.Network, record.NetworkRules)
 	if o.Runtimes == nil {
 		o.Runtimes = []string{"runsc", "runc"}
+	}
+	if o.SecurityLevels == nil {
+		o.SecurityLevels = []record.Security{record.SecurityStrict, record.SecurityDefault}
 	}
 	if o.ParseRule == nil {
 		o.ParseRule = func(string) (record.Rule, error) { return record.Rule{}, errNoRules }

@@ -35,7 +35,8 @@ type SnapshotList struct {
 // Snapshot has no room for. (ours)
 type SnapshotInspection struct {
 	Snapshot
-	Image       string   `json:"image"` // its name at the time
+	Image       string   `json:"image"`              // its name at the time
+	Security    string   `json:"security,omitempty"` // the level of the sandbox; absent: an older daemon
 	ImageDigest string   `json:"imageDigest,omitempty"`
 	Layers      []string `json:"layers,omitempty"`
 	Bytes       int64    `json:"bytes,omitempty"` // on the pool, shared ones included; absent: the pool does not count

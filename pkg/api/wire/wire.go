@@ -56,6 +56,9 @@ const (
 	ExtTimeout = "sandboxd.timeout" // a Go duration ≥ 1s, instead of Timeout
 	ExtOneShot = "sandboxd.oneshot" // "true": the disk need not survive a crash of the host
 	ExtIdle    = "sandboxd.idle"    // "true": no entrypoint, the agent idles
+	// ExtSecurity is "strict", "default" or "compat". The host's configuration says which
+	// of them a request may ask for.
+	ExtSecurity = "sandboxd.security"
 	// ExtLiteral "true": an entrypoint of one element names a program, whatever white
 	// space it has. It is never split into words.
 	ExtLiteral = "sandboxd.literal"
@@ -194,6 +197,7 @@ type Status struct {
 type Info struct {
 	Name        string          `json:"name,omitempty"`
 	Runtime     string          `json:"runtime"`
+	Security    string          `json:"security,omitempty"`  // strict, default or compat; absent: an older daemon
 	ImageName   string          `json:"imageName,omitempty"` // also of one made from a snapshot
 	ImageDigest string          `json:"imageDigest,omitempty"`
 	MemoryBytes int64           `json:"memoryBytes"`
@@ -261,15 +265,17 @@ type Tmpfs struct {
 // Inspection answers GET /sandboxes/{id}/inspect: everything but secrets. (ours)
 type Inspection struct {
 	Sandbox
-	Env        []string          `json:"env,omitempty"`   // names only
-	Rules      []string          `json:"rules,omitempty"` // in order
-	Layers     []string          `json:"layers,omitempty"`
-	Slot       int               `json:"slot"`
-	State      string            `json:"internalState"`
-	LastOutput string            `json:"lastOutput,omitempty"`
-	Volumes    []VolumeMount     `json:"volumes,omitempty"`
-	Notes      []string          `json:"notes,omitempty"` // where a limit holds less than its name says
-	Host       map[string]string `json:"host,omitempty"`  // address, link, cgroup, …
+	Env        []string      `json:"env,omitempty"`   // names only
+	Rules      []string      `json:"rules,omitempty"` // in order
+	Layers     []string      `json:"layers,omitempty"`
+	Slot       int           `json:"slot"`
+	State      string        `json:"internalState"`
+	LastOutput string        `json:"lastOutput,omitempty"`
+	Volumes    []VolumeMount `json:"volumes,omitempty"`
+	Notes      []string      `json:"notes,omitempty"` // where a limit holds less than its name says
+	// SecurityDifferences says how its level of security differs from the default.
+	SecurityDifferences []string          `json:"securityDifferences,omitempty"`
+	Host                map[string]string `json:"host,omitempty"` // address, link, cgroup, …
 }
 
 // List is one page of sandboxes, newest first.

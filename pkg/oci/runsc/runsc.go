@@ -157,6 +157,7 @@ func (d *Driver) args(log string, command ...string) []string {
 		"--iouring=false",
 		"--ignore-cgroups", // pkg/cgroups made and limited the leaf; this saves 16 ms
 		"--host-settings=ignore",
+		"--allow-flag-override", // by the bundle, which pkg/oci alone writes: what a level of security changes
 		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // one binary, without gvisor-bin/ beside it
 	}
 	return append(args, command...)

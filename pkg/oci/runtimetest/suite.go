@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Open makes the runtime under test on h.
@@ -27,6 +28,7 @@ func Run(t *testing.T, name string, open Open) {
 
 	t.Run("Report", func(t *testing.T) { testReport(t, h, rt) })
 	t.Run("ReadOnly", func(t *testing.T) { testReadOnly(t, h, rt) })
+	t.Run("Levels", func(t *testing.T) { testLevels(t, h, rt) })
 	t.Run("Places", func(t *testing.T) { testPlaces(t, h, rt) })
 	t.Run("BadEntrypoint", func(t *testing.T) { testBadEntrypoint(t, h, rt) })
 	t.Run("MissingRootFS", func(t *testing.T) { testMissingRootFS(t, h, rt) })
@@ -155,6 +157,12 @@ func reportRunc(t *testing.T, b *Box, r, status map[string]string) {
 			t.Errorf("%s: %s, want %s", name, got, errno)
 		}
 	}
+	for _, name := range []string{"Max nice priority", "Max realtime priority"} {
+		line, _ := find(r["/proc/self/limits"], name)
+		if f := strings.Fields(line); len(f) < 5 || f[3] != "0" || f[4] != "0" {
+			t.Errorf("limit %q, want 0", line)
+		}
+	}
 	if status["Seccomp"] != "2" || status["Seccomp_filters"] != "1" {
 		t.Errorf("seccomp mode %s with %s filters, want 2 with 1", status["Seccomp"], status["Seccomp_filters"])
 	}
@@ -198,6 +206,58 @@ func reportRunc(t *testing.T, b *Box, r, status map[string]string) {
 			strings.HasPrefix(to, "anon_inode:") || strings.HasPrefix(to, "/proc/1/fd")
 		if !ok {
 			t.Errorf("PID 1 of %s holds descriptor %s to %s", b.ID, fd, to)
+		}
+	}
+}
+
+// testLevels asks a sandbox of each level of security what oci.Differences says of it.
+func testLevels(t *testing.T, h *Host, rt Runtime) {
+	for _, level := range record.SecurityLevels {
+		b := h.NewBox(t, rt)
+		b.Config.Security = level
+		must(t, b.Start(t.Context()))
+		var r map[string]string
+		must(t, b.Ask("report", &r))
+		status := fields(r["/proc/self/status"])
+		caps, ptrace, nnp, euid := "00000000800405fb", "ESRCH", "1", "1000"
+		hidden := level == record.SecurityStrict && h.runtime == oci.Runc
+		switch level {
+		case record.SecurityStrict:
+			caps = "00000000000004eb"
+		case record.SecurityCompat:
+			nnp, euid = "0", "0"
+		}
+		if hidden {
+			ptrace = "EPERM"
+		}
+		for _, set := range []string{"CapPrm", "CapEff", "CapBnd"} {
+			if got := status[set]; got != caps {
+				t.Errorf("%s: %s is %s, want %s", level, set, got, caps)
+			}
+		}
+		var got string
+		if h.runtime == oci.Runc { // its root is on a nosuid file system of the host here; test/e2e runs a program
+			got, euid = status["NoNewPrivs"], nnp
+		} else {
+			must(t, b.Ask("setuid", &got))
+		}
+		if got != euid {
+			t.Errorf("%s: no_new_privs, or the user that a setuid program of root's runs as, is %s, want %s", level, got, euid)
+		}
+		if r["sys.ptrace"] != ptrace {
+			t.Errorf("%s: ptrace answers %s, want %s", level, r["sys.ptrace"], ptrace)
+		}
+		if (r["/proc"] == "self thread-self ") != hidden || (r["/sys"] == "") != hidden {
+			t.Errorf("%s: /proc has %s, /sys %s", level, r["/proc"], r["/sys"])
+		}
+		// What else stands between a sandbox and the host is the same on all levels.
+		for _, name := range []string{"bpf", "alg", "vsock", "perf", "reboot", "mknod"} {
+			if r["sys."+name] == "ok" {
+				t.Errorf("%s: %s is allowed", level, name)
+			}
+		}
+		if told := slices.Contains(strings.Split(r["env"], "\n"), oci.SecurityVariable+"="+string(level)); told != (h.runtime == oci.Runc) {
+			t.Errorf("%s: PID 1 has the environment %q", level, r["env"])
 		}
 	}
 }

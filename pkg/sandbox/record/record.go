@@ -149,6 +149,7 @@ type Spec struct {
 	ImageNote  string   `json:"imageNote,omitempty"`
 	Snapshot   string   `json:"snapshot,omitempty"` // ID of the snapshot its disk began as, of the same image
 	Runtime    string   `json:"runtime"`            // "runsc" or "runc"
+	Security   Security `json:"security,omitempty"` // empty in old records; see Level
 	Entrypoint []string `json:"entrypoint"`
 	Literal    bool     `json:"literal,omitempty"` // an Entrypoint of one element is never split into words
 	// ImageCommand makes the Entrypoint arguments of the image's own: see TakeImage.
@@ -181,6 +182,9 @@ type Spec struct {
 	Extensions     map[string]string `json:"extensions,omitempty"`
 	NetworkPolicy  []byte            `json:"networkPolicy,omitempty"` // raw JSON as sent
 }
+
+// Level is its level of security.
+func (s *Spec) Level() Security { return cmp.Or(s.Security, SecurityDefault) }
 
 // Away reports whether the image has yet to be pulled.
 func (s *Spec) Away() bool { return s.ImageURI != "" && s.Snapshot == "" && len(s.Image.Layers) == 0 }

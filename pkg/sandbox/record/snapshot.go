@@ -1,6 +1,7 @@
 package record
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -26,6 +27,9 @@ func SnapshotOf(i instance.Instance, id string) bool {
 	return IsSnapshotID(id) && strings.HasPrefix(id, snapshotPrefix+i.String())
 }
 
+// Level is the level of security of the sandbox.
+func (s *Snapshot) Level() Security { return cmp.Or(s.Security, SecurityDefault) }
+
 // SnapshotState is the durable state of a snapshot.
 type SnapshotState string
 
@@ -49,7 +53,10 @@ type Snapshot struct {
 	State   SnapshotState `json:"state"`
 	Message string        `json:"message,omitempty"` // why it failed, for people
 	Image   Image         `json:"image"`
-	Bytes   int64         `json:"bytes,omitempty"` // on the pool when it was taken; 0: the pool does not count
-	Created time.Time     `json:"created"`
-	Changed time.Time     `json:"changed"` // last transition
+
+	Security Security `json:"security,omitempty"` // of the sandbox; empty in old records, see Level
+
+	Bytes   int64     `json:"bytes,omitempty"` // on the pool when it was taken; 0: the pool does not count
+	Created time.Time `json:"created"`
+	Changed time.Time `json:"changed"` // last transition
 }

@@ -36,6 +36,7 @@ type Mount struct {
 	UserNS   int          // descriptor of the user namespace that idmaps disk and lowers
 	Root     int          // host id of guest root, which the overlay acts as
 	Volatile bool         // a crash of the host may lose what is written; unmounting does not sync
+	SetUID   bool         // setuid and setgid bits of files count, for those that reach the mount
 	Private  string       // a directory, 0700, that Attached makes and removes
 	Later    func(func()) // runs work that the caller does not wait for, in the background
 }
@@ -46,9 +47,6 @@ type Mount struct {
 // kernel logs each such mount, on the console of some hosts.
 var options = [][2]string{{"index", "off"}, {"metacopy", "off"}, {"redirect_dir", "off"}, {"xino", "off"}}
 
-// mountFlags make the host ignore setuid bits and devices in a guest's tree.
-const mountFlags = unix.MS_NOSUID | unix.MS_NODEV
-
 // Detached mounts with the new mount calls from clones that are attached nowhere.
 func (o *Mount) Detached() error {
 	fsfd, err := o.configure()
@@ -56,7 +54,11 @@ func (o *Mount) Detached() error {
 		return err
 	}
 	defer unix.Close(fsfd)
-	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	attr := unix.MOUNT_ATTR_NODEV
+	if !o.SetUID {
+		attr |= unix.MOUNT_ATTR_NOSUID
+	}
+	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attr)
 	if err != nil {
 		return fmt.Errorf("fsmount: %w%s", err, messages(fsfd))
 	}
@@ -153,6 +155,10 @@ func (o *Mount) Attached() (err error) {
 	if len(data) >= os.Getpagesize() {
 		return fmt.Errorf("%d layers do not fit into the options of one mount: this kernel is too old for so many", len(o.Lowers))
 	}
+	flags := uintptr(unix.MS_NODEV)
+	if !o.SetUID {
+		flags |= unix.MS_NOSUID
+	}
 	err = ActingAs(o.Root, func() error {
 		// A working directory of this thread's own.
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
@@ -161,7 +167,7 @@ func (o *Mount) Attached() (err error) {
 		if err := unix.Chdir(o.Private); err != nil {
 			return &os.PathError{Op: "chdir", Path: o.Private, Err: err}
 		}
-		if err := unix.Mount(o.Source, o.Target, "overlay", mountFlags, data); err != nil {
+		if err := unix.Mount(o.Source, o.Target, "overlay", flags, data); err != nil {
 			return fmt.Errorf("mount overlay (%s): %w; dmesg says more", data, err)
 		}
 		return unix.Chdir("/")

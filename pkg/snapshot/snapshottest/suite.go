@@ -173,6 +173,17 @@ func (e *Env) testAccess(t *testing.T) {
 		t.Errorf("state directory: %o, want 700", st.Mode&0o7777)
 	}
 	must(t, e.Mounts.Unmount(t.Context(), id))
+	// Where setuid bits count, for the sandbox, a neighbour is kept out all the same.
+	e.users[id] = first
+	must(t, e.Mounts.Mount(t.Context(), id, snapshot.Mount{Layers: []string{e.Layer}, OwnUsers: true, UIDBase: first.base, SetUID: true}))
+	must(t, unix.Statfs(root, &fst))
+	if fst.Flags&(unix.ST_NOSUID|unix.ST_NODEV) != unix.ST_NODEV {
+		t.Errorf("mount flags %#x, want nodev without nosuid", fst.Flags)
+	}
+	if _, err := as("manifest", root, second); err == nil || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("a neighbour gets in: %v", err)
+	}
+	must(t, e.Mounts.Unmount(t.Context(), id))
 	must(t, e.Disks.DeleteDisk(t.Context(), id))
 }
 

@@ -6,16 +6,23 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 func main() {
+	if len(os.Args) > 1 { // its own child: see setuid
+		fmt.Print(os.Geteuid())
+		return
+	}
 	in := bufio.NewReader(os.Stdin)
 	for {
 		line, err := in.ReadString('\n')
@@ -32,6 +39,8 @@ func main() {
 			os.Exit(3)
 		case "places":
 			answer = places()
+		case "setuid":
+			answer = setuid()
 		default:
 			answer = "unknown question " + q
 		}
@@ -41,6 +50,28 @@ func main() {
 		}
 		os.Stdin.Write(append(b, '\n')) //nolint:errcheck // the reader is gone
 	}
+}
+
+// setuid returns the effective user of a setuid program of root's that user 1000 runs.
+func setuid() string {
+	const path = "/tmp/setuid"
+	b, err := os.ReadFile("/proc/self/exe")
+	if err == nil {
+		err = os.WriteFile(path, b, 0o700)
+	}
+	if err == nil {
+		err = os.Chmod(path, 0o755|os.ModeSetuid)
+	}
+	if err != nil {
+		return err.Error()
+	}
+	cmd := exec.Command(path, "whoami")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1000, Gid: 1000}}
+	out, err := cmd.Output()
+	if err != nil {
+		return err.Error()
+	}
+	return string(out)
 }
 
 // places returns the size of each file system, and what the guest can do there.
@@ -140,6 +171,14 @@ func report() map[string]string {
 	if err := os.WriteFile("/tmp/new", []byte("x"), 0o600); err != nil {
 		r["rootfs"] = err.Error()
 	}
+	for _, dir := range []string{"/proc", "/sys"} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			if strings.Trim(e.Name(), "0123456789") != "" { // no process
+				r[dir] += e.Name() + " "
+			}
+		}
+	}
 	for name, p := range probes {
 		if errno := p(); errno != 0 {
 			r["sys."+name] = unix.ErrnoName(errno)
@@ -184,6 +223,7 @@ var probes = map[string]func() unix.Errno{
 	"io_uring": func() unix.Errno { return call(unix.SYS_IO_URING_SETUP, 0, 0) },
 	"keyctl":   func() unix.Errno { return call(unix.SYS_KEYCTL, 0, 0, 0) },
 	"perf":     func() unix.Errno { return call(unix.SYS_PERF_EVENT_OPEN, 0, 0, 0, 0) },
+	"ptrace":   func() unix.Errno { return call(unix.SYS_PTRACE, unix.PTRACE_ATTACH, 1<<22) }, // there is no such process
 	"reboot":   func() unix.Errno { return call(unix.SYS_REBOOT, 1, 2, 3, 0) },
 	"vsock":    func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_VSOCK, unix.SOCK_STREAM, 0) },
 	"alg":      func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_ALG, unix.SOCK_SEQPACKET, 0) },

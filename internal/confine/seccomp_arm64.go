@@ -1,0 +1,4 @@
+package confine
+
+// ofMachine are the calls of this machine alone.
+var ofMachine []uint32

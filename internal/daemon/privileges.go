@@ -1,0 +1,77 @@
+package daemon
+
+import (
+	"fmt"
+	"slices"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/oci"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// kept are the capabilities that the daemon, its helpers and the runtimes need; the
+// capabilities of guests are among them, because nobody can give what he lacks. It is the
+// list of systemd/sandboxd.service: under systemd the daemon never has others, and
+// elsewhere it drops the rest, also for all that it starts.
+var kept = []int{
+	unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_NET_BIND_SERVICE,
+	unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_DAC_READ_SEARCH, unix.CAP_FOWNER, unix.CAP_FSETID, unix.CAP_MKNOD, unix.CAP_SETFCAP,
+	unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SETPCAP, unix.CAP_KILL, unix.CAP_SYS_PTRACE, unix.CAP_SYS_CHROOT, unix.CAP_SYS_RESOURCE,
+}
+
+// dropPrivileges drops the capabilities that are not kept, from all threads and for good.
+// Afterwards neither the daemon nor a program that it executes can, among others, load
+// modules, access hardware, reboot or set the clock.
+func dropPrivileges() error {
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&hdr, &caps[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	for c := range 64 {
+		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(c), 0, 0, 0)
+		if err != nil { // this kernel has no more
+			break
+		}
+		if has == 0 || slices.Contains(kept, c) {
+			continue
+		}
+		if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(c), 0); errno != 0 {
+			return fmt.Errorf("drop capability %d from the bounding set: %w", c, errno)
+		}
+	}
+	var mask [2]uint32
+	for _, c := range kept {
+		mask[c/32] |= 1 << (c % 32)
+	}
+	for i := range caps {
+		caps[i].Permitted &= mask[i]
+		caps[i].Effective &= mask[i]
+		caps[i].Inheritable &= mask[i]
+	}
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&hdr)), uintptr(unsafe.Pointer(&caps[0])),
+		0); errno != 0 {
+		return fmt.Errorf("drop capabilities: %w", errno)
+	}
+	return nil
+}
+
+// noNewPrivileges reports whether this process has no_new_privs, which everything that it
+// starts inherits for good (prctl(2)).
+func noNewPrivileges() bool {
+	on, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+	return err == nil && on == 1
+}
+
+// differences is oci.Differences, and what this daemon keeps of it from having an effect.
+func differences(runtime string, level record.Security) []string {
+	texts := oci.Differences(runtime, level)
+	if runtime == oci.Runc && level == record.SecurityCompat && noNewPrivileges() {
+		texts = append(texts, "not so here: this daemon has no_new_privs, which sandboxes on runc inherit (`systemctl edit sandboxd`, and "+
+			"set NoNewPrivileges=no under [Service])")
+	}
+	return texts
+}
