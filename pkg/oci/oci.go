@@ -14,10 +14,15 @@
 package oci
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
+	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sandboxd/sandboxd/internal/seccomp"
 )
 
 // The runtimes that NewSpec knows.
@@ -81,7 +86,9 @@ type Config struct {
 	BootID string
 
 	AgentDir string   // directory that holds sandbox-agent, bound to AgentDir
-	Env      []string // of PID 1, KEY=VALUE
+	Env      []string // of PID 1, KEY=VALUE; seccomp.Variable is left out
+	// Security is the level that PID 1 installs on runc; empty: seccomp.Default.
+	Security seccomp.Level
 
 	MemoryBytes int64  // memory that the guest sees; enforced by pkg/cgroups
 	CPUMillis   int64  // thousandths of a core; enforced by pkg/cgroups. gVisor shows whole CPUs, at least two
@@ -157,7 +164,7 @@ func process(c Config) *specs.Process {
 	return &specs.Process{
 		Args:            []string{AgentPath},
 		Cwd:             "/",
-		Env:             append([]string{defaultPath}, c.Env...),
+		Env:             append([]string{defaultPath}, withoutLevel(c.Env)...),
 		Capabilities:    caps,
 		NoNewPrivileges: true,
 		OOMScoreAdj:     &score,
@@ -169,6 +176,11 @@ func process(c Config) *specs.Process {
 			{Type: "RLIMIT_NOFILE", Soft: c.NoFile, Hard: c.NoFile},
 		},
 	}
+}
+
+// withoutLevel returns env without the variable that only runcOnly sets.
+func withoutLevel(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, seccomp.Variable+"=") })
 }
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -203,7 +215,8 @@ func runcOnly(s *specs.Spec, c Config, goarch string) {
 		// namespace, and refuses them in the spec.
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: c.UserNS})
 	}
-	s.Linux.Seccomp = seccomp(goarch)
+	s.Linux.Seccomp = denyList(goarch)
+	s.Process.Env = append(s.Process.Env, seccomp.Variable+"="+string(cmp.Or(c.Security, seccomp.Default)))
 }
 
 // capabilities is Docker's list without NET_RAW, MKNOD and AUDIT_WRITE. SYS_CHROOT
