@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/internal/seccomp"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/interpreter"
 )
@@ -34,6 +36,12 @@ import (
 func TestMain(m *testing.M) {
 	interpreter.Drive(os.Args) // as main does
 	if os.Getenv("BE_THE_AGENT") != "" {
+		if os.Getenv(seccomp.Variable) != "" { // then the runtime has set no_new_privs
+			runtime.LockOSThread()
+			if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+				panic(err)
+			}
+		}
 		main()
 	}
 	os.Exit(m.Run())
@@ -48,8 +56,8 @@ type box struct {
 	*agent.Client
 }
 
-// start runs the agent with line, or b, on standard input.
-func start(t *testing.T, b agent.Bootstrap, line string) *box {
+// start runs the agent with line, or b, on standard input, and with env.
+func start(t *testing.T, b agent.Bootstrap, line string, env ...string) *box {
 	t.Helper()
 	x := &box{T: t, addr: hosttest.FreePort(t).String(), state: filepath.Join(t.TempDir(), "state")}
 	b.Protocol, b.Token = agent.Protocol, "secret-token"
@@ -64,7 +72,7 @@ func start(t *testing.T, b agent.Bootstrap, line string) *box {
 	// Who starts the agent may ignore signals, as nohup does: no child of its may begin so.
 	x.cmd = exec.Command("sh", "-c", `trap "" HUP INT QUIT PIPE TSTP TTIN TTOU; exec "$@"`, "sh", os.Args[0], "-listen", x.addr,
 		"-state-dir", x.state)
-	x.cmd.Env = []string{"BE_THE_AGENT=1", "PATH=" + os.Getenv("PATH"), "FROM_IMAGE=yes"}
+	x.cmd.Env = append([]string{"BE_THE_AGENT=1", "PATH=" + os.Getenv("PATH"), "FROM_IMAGE=yes"}, env...)
 	x.cmd.Stdin, x.cmd.Stderr = stdin, &x.stderr
 	if line != "" {
 		x.cmd.Stdin = strings.NewReader(line)

@@ -25,7 +25,7 @@ var layers = [][]string{
 	0: {
 		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/framing", "internal/fields",
 		"internal/durable", "internal/dump", "internal/failpoint", "internal/history", "internal/journal", "internal/pidfd",
-		"internal/release", "internal/systemd", "internal/tarball",
+		"internal/release", "internal/seccomp", "internal/systemd", "internal/tarball",
 		"internal/testcache", "pkg/errs",
 	},
 	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine"},

@@ -19,9 +19,11 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/sandboxd/sandboxd/internal/seccomp"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -87,7 +89,7 @@ type Config struct {
 	BootID string
 
 	AgentDir string   // directory that holds sandbox-agent, bound to AgentDir
-	Env      []string // of PID 1, KEY=VALUE
+	Env      []string // of PID 1, KEY=VALUE; seccomp.Variable is left out
 
 	MemoryBytes int64  // memory that the guest sees; enforced by pkg/cgroups
 	CPUMillis   int64  // thousandths of a core; enforced by pkg/cgroups. gVisor shows whole CPUs, at least two
@@ -173,7 +175,7 @@ func process(c Config) *specs.Process {
 	return &specs.Process{
 		Args:            []string{AgentPath},
 		Cwd:             "/",
-		Env:             append([]string{defaultPath}, c.Env...),
+		Env:             append([]string{defaultPath}, withoutLevel(c.Env)...),
 		Capabilities:    caps,
 		NoNewPrivileges: true,
 		OOMScoreAdj:     &score,
@@ -185,6 +187,11 @@ func process(c Config) *specs.Process {
 			{Type: "RLIMIT_NOFILE", Soft: c.NoFile, Hard: c.NoFile},
 		},
 	}
+}
+
+// withoutLevel returns env without the variable that only runcOnly sets.
+func withoutLevel(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(kv string) bool { return strings.HasPrefix(kv, seccomp.Variable+"=") })
 }
 
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -221,14 +228,10 @@ func runcOnly(s *specs.Spec, c Config, goarch string) {
 	}
 	// The starter's own may be higher, and would let guests take the CPU from the host.
 	s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NICE"}, specs.POSIXRlimit{Type: "RLIMIT_RTPRIO"})
-	s.Linux.Seccomp = seccomp(goarch)
-	// PID 1 must know it before it reads anything. The last value of a variable counts.
-	s.Process.Env = append(s.Process.Env, SecurityVariable+"="+string(c.Security))
+	s.Linux.Seccomp = denyList(goarch)
+	// PID 1 installs the second filter before it reads anything.
+	s.Process.Env = append(s.Process.Env, seccomp.Variable+"="+string(cmp.Or(c.Security, record.SecurityDefault)))
 }
-
-// SecurityVariable tells PID 1 of a sandbox on runc its level of security. PID 1 takes it
-// out of its environment.
-const SecurityVariable = "SANDBOXD_SECURITY"
 
 // capabilities is Docker's list without NET_RAW, MKNOD and AUDIT_WRITE. SYS_CHROOT
 // stays: apt and sshd call chroot, and it is harmless behind pivot_root. ping works

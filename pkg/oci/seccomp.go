@@ -2,13 +2,13 @@ package oci
 
 import "github.com/opencontainers/runtime-spec/specs-go"
 
-// seccomp is the filter for runc: a deny-list, for one architecture.
+// denyList is the first filter for runc, for one architecture. PID 1 installs the second
+// one, an allow-list (internal/seccomp), but for the level Compat.
 //
 // It is a deny-list because libseccomp compiles it again in every start: about 1 ms
-// against 9 for an allow-list. It is the only filter. A call that it does not name
-// reaches the host's kernel, where only the user namespace and the missing
-// CAP_SYS_ADMIN protect the host. It is for one architecture because the filter then
-// kills every call of another ABI (int 0x80, x32).
+// against 9 for an allow-list. It stays beside the second filter because it holds before
+// PID 1 runs. It is for one architecture because the filter then kills every call of
+// another ABI (int 0x80, x32).
 //
 // Three rules of the trade:
 //   - libcontainer ORs several conditions on one argument, so a rule holds at
@@ -18,11 +18,9 @@ import "github.com/opencontainers/runtime-spec/specs-go"
 //     (CVE-2019-10063).
 //   - libcontainer names calls only by name, not by number, and skips a name that
 //     the host's libseccomp does not know. 2.5.4 (Debian 12) knows none of
-//     open_tree_attr, statmount and listmount, so there they are not refused.
-//     Changing a mount with them needs CAP_SYS_ADMIN over the mount namespace,
-//     which no process in a sandbox has; otherwise they only read what
-//     /proc/self/mountinfo shows anyway.
-func seccomp(goarch string) *specs.LinuxSeccomp {
+//     open_tree_attr, statmount and listmount, so there only the second filter
+//     refuses them.
+func denyList(goarch string) *specs.LinuxSeccomp {
 	s := &specs.LinuxSeccomp{DefaultAction: specs.ActAllow}
 	names := append([]string(nil), denied...)
 	switch goarch {

@@ -3,9 +3,13 @@ package oci
 import (
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/sandboxd/sandboxd/internal/seccomp"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // errnoOf runs the rules as libcontainer and libseccomp do: the conditions of
@@ -15,7 +19,7 @@ func errnoOf(t *testing.T, name string, args ...uint64) uint {
 	var full [6]uint64
 	copy(full[:], args)
 	var errno uint
-	for _, r := range seccomp("amd64").Syscalls {
+	for _, r := range denyList("amd64").Syscalls {
 		if !slices.Contains(r.Names, name) {
 			continue
 		}
@@ -132,8 +136,65 @@ func TestPersonality(t *testing.T) {
 
 func TestEveryArchitectureIsOne(t *testing.T) {
 	for _, arch := range []string{"amd64", "arm64"} {
-		if n := len(seccomp(arch).Architectures); n != 1 {
+		if n := len(denyList(arch).Architectures); n != 1 {
 			t.Errorf("%s: %d architectures; each costs milliseconds in every start and opens an ABI", arch, n)
 		}
+	}
+}
+
+// The second filter refuses all that the first one refuses.
+func TestSecondFilterRefusesNoLess(t *testing.T) {
+	rows := map[string]seccomp.Call{}
+	for _, c := range seccomp.Table {
+		rows[c.Name] = c
+	}
+	for _, r := range denyList("amd64").Syscalls {
+		var args [6]uint64 // that the rule refuses
+		for _, a := range r.Args {
+			switch a.Op {
+			case specs.OpMaskedEqual:
+				args[a.Index] = a.ValueTwo
+			case specs.OpNotEqual:
+				args[a.Index] = a.Value + 1
+			default: // OpGreaterEqual
+				args[a.Index] = a.Value
+			}
+		}
+		for _, name := range r.Names {
+			c, ok := rows[name]
+			if !ok && name != "umount" { // which 64-bit machines do not have
+				t.Errorf("%s is no system call", name)
+			}
+			for _, level := range []seccomp.Level{seccomp.Default, seccomp.Strict} {
+				if ok && c.Verdict.Errno(level, args) == 0 {
+					t.Errorf("%s%#x: the first filter refuses it, level %s of the second does not", name, args, level)
+				}
+			}
+		}
+	}
+}
+
+// Only runc's PID 1 is told a level, and nobody else can tell it one.
+func TestLevel(t *testing.T) {
+	told := func(runtime string, level record.Security) (all []string) {
+		c := Config{Env: []string{"A=1", seccomp.Variable + "=compat", "SANDBOXD_SECURITYX=2"}, Security: level}
+		for _, kv := range NewSpec(runtime, c).Process.Env {
+			if strings.HasPrefix(kv, seccomp.Variable+"=") {
+				all = append(all, kv)
+			}
+		}
+		return all
+	}
+	for level, want := range map[record.Security]string{"": "default", record.SecurityCompat: "compat", record.SecurityStrict: "strict"} {
+		if got := told(Runc, level); !slices.Equal(got, []string{seccomp.Variable + "=" + want}) {
+			t.Errorf("runc, level %q: PID 1 is told %q", level, got)
+		}
+		if got := told(Runsc, level); len(got) > 0 {
+			t.Errorf("runsc, level %q: PID 1 is told %q", level, got)
+		}
+	}
+	env := []string{seccomp.Variable + "=x", "A=1"}
+	if NewSpec(Runc, Config{Env: env}); env[0] != seccomp.Variable+"=x" {
+		t.Error("the caller's environment was changed")
 	}
 }

@@ -58,11 +58,13 @@ var differences = []difference{
 		},
 	},
 	{
-		// ptrace(2) has been a part of many exploits. Nothing but debuggers needs it.
-		level: record.SecurityStrict, runtime: Runc, text: "no ptrace: gdb and strace do not work",
-		change: func(s *specs.Spec) {
-			s.Linux.Seccomp.Syscalls = append(s.Linux.Seccomp.Syscalls, refuse(ePERM, []string{"ptrace"}))
-		},
+		// The second filter refuses them: internal/seccomp has the reasons.
+		level: record.SecurityStrict, runtime: Runc,
+		text: "no ptrace, personality, mincore, io_setup and a few rare system calls: gdb and strace do not work",
+	},
+	{
+		// Without no_new_privs PID 1 installs no second filter: see internal/seccomp.
+		level: record.SecurityCompat, runtime: Runc, text: "system calls that no list names reach the kernel",
 	},
 	{
 		// What is not about processes tells of the host: memory, CPUs, load, devices. Masks

@@ -63,6 +63,8 @@ out = {
     "Sockets": {n: attempt(lambda: socket.socket(f, t, 0).close()) for n, f, t in (
         ("ALG", 38, socket.SOCK_SEQPACKET), ("PACKET", 17, socket.SOCK_RAW), ("VSOCK", 40, socket.SOCK_STREAM), ("XDP", 44, socket.SOCK_RAW),
         ("RAW", 2, socket.SOCK_RAW), ("INET", 2, socket.SOCK_STREAM), ("UNIX", 1, socket.SOCK_STREAM))},
+    "Protocols": {n: attempt(lambda: socket.socket(2, t, p).close()) for n, t, p in (
+        ("MPTCP", socket.SOCK_STREAM, 262), ("UDPLITE", socket.SOCK_DGRAM, 136), ("SCTP", socket.SOCK_STREAM, 132))},
     "Agent": mounts.get("/opt/opensandbox", "not a mount"),
     "Cgroup": [p for p, o in mounts.items() if p.startswith("/sys/fs/cgroup")],
     "Env1": read("/proc/1/environ").split("\0"),
@@ -84,6 +86,7 @@ type findings struct {
 	Writable              map[string]string
 	Mount, Mknod          string
 	Unshare, Sockets      map[string]string
+	Protocols             map[string]string
 	Agent                 string
 	Cgroup, Env1, Args1   []string
 	Fds1, Fds             map[string]string
@@ -188,6 +191,7 @@ func tellHardening(t *testing.T, l *lab) {
 	}
 	if l.runtime == "runc" {
 		tellKernelHardening(t, f, refused)
+		tellFilters(l, id)
 	}
 	tellDaemonHardening(t, l)
 }
@@ -218,6 +222,26 @@ func tellDaemonHardening(t *testing.T, l *lab) {
 	}
 }
 
+// tellFilters: everything in a sandbox has both filters of system calls (table of filters).
+// cmd/sandbox-agent tells it of terminals as well.
+func tellFilters(l *lab, id string) {
+	count := func(path string) string { return `sed -n "s/^Seccomp_filters:[[:space:]]*//p" ` + path }
+	session := strings.TrimSpace(l.ok("command", "session", "create", id))
+	for who, out := range map[string]string{
+		"PID 1":     l.ok("exec", id, "--", "sh", "-c", count("/proc/1/status")),
+		"a command": l.ok("exec", id, "--", "sh", "-c", count("/proc/self/status")),
+		"a session": l.ok("command", "session", "run", id, session, "--", count("/proc/self/status")),
+		"bash":      l.ok("eval", "-l", "bash", id, count("/proc/self/status")),
+		"python": l.ok("eval", id, `import subprocess; print(subprocess.run(["sh", "-c", '`+count("/proc/self/status")+
+			`'], capture_output=True, text=True).stdout, end="")`),
+	} {
+		if out != "2\n" {
+			l.Errorf("%s has the filters %q, want 2", who, out)
+		}
+	}
+	l.ok("command", "session", "rm", id, session)
+}
+
 // tellKernelHardening is what only counts where guests use the host's kernel.
 func tellKernelHardening(t *testing.T, f findings, refused func(row, what, got string)) {
 	if len(f.UIDMap) != 3 || f.UIDMap[0] != "0" || f.UIDMap[2] != "65536" { // row "user namespace"
@@ -231,6 +255,14 @@ func tellKernelHardening(t *testing.T, f findings, refused func(row, what, got s
 	}
 	if f.Status["Seccomp"] != "2" { // row "seccomp"
 		t.Errorf("Seccomp is %q", f.Status["Seccomp"])
+	}
+	for protocol, got := range f.Protocols { // system calls, "sockets"
+		if got != "EPROTONOSUPPORT" {
+			t.Errorf("sockets: %s: %s", protocol, got)
+		}
+	}
+	if len(f.Protocols) != 3 {
+		t.Errorf("sockets: tried %v", f.Protocols)
 	}
 	if f.Core[0] != 1 || f.Core[1] != 1 { // traps, "core_pattern": exactly 1
 		t.Errorf("RLIMIT_CORE is %v", f.Core)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -16,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/seccomp"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/agent/command"
 	"github.com/sandboxd/sandboxd/pkg/agent/files"
@@ -36,6 +39,9 @@ const stopGrace = 10 * time.Second
 // the agent listens is one line on standard error. Afterwards standard input, output
 // and error are the null device.
 func Main(o Options) int {
+	if err := seccomp.InstallAsked(); err != nil {
+		return o.unprotected(err)
+	}
 	tune()
 	signals := make(chan os.Signal, 8)
 	// Handled rather than ignored, for children as in handleIgnored.
@@ -72,6 +78,16 @@ func Main(o Options) int {
 		s.serve(ln)
 	})
 	return s.live(signals)
+}
+
+// unprotected ends an agent that could not install its filter of system calls. Nothing of
+// the guest's has run. The obituary says it, because nobody reads standard error there.
+func (o Options) unprotected(err error) int {
+	dir := cmp.Or(o.StateDir, agent.StateDir)
+	if makeStateDir(dir, filepath.Join(dir, "output")) == nil {
+		stateDir(dir).writeObituary(agent.Obituary{ExitCode: 1, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
+	}
+	return o.fatal(err, 1)
 }
 
 // fatal says why the agent does not start, in one line.

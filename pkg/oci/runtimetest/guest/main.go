@@ -16,12 +16,22 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/seccomp"
 )
 
 func main() {
-	if len(os.Args) > 1 { // its own child: see setuid
+	switch {
+	case len(os.Args) == 3 && os.Args[1] == "calls":
+		i, _ := strconv.Atoi(os.Args[2])
+		makeCalls(i)
+	case len(os.Args) > 1: // its own child: see setuid
 		fmt.Print(os.Geteuid())
 		return
+	}
+	if err := seccomp.InstallAsked(); err != nil { // as the agent does
+		os.Stdin.WriteString(strconv.Quote(err.Error()) + "\n") //nolint:errcheck // the answer to the first question
+		os.Exit(1)
 	}
 	in := bufio.NewReader(os.Stdin)
 	for {
@@ -37,6 +47,8 @@ func main() {
 			answer = report()
 		case "exit":
 			os.Exit(3)
+		case "calls":
+			answer = calls()
 		case "places":
 			answer = places()
 		case "setuid":
@@ -233,6 +245,9 @@ var probes = map[string]func() unix.Errno{
 	},
 	"route":   func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE) },
 	"inet":    func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, 0) },
+	"mptcp":   func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP) },
+	"udplite": func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE) },
+	"sctp":    func() unix.Errno { return call(unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP) },
 	"tiocsti": func() unix.Errno { return call(unix.SYS_IOCTL, ^uintptr(0), 1<<32|unix.TIOCSTI, 0) },
 	"core": func() unix.Errno {
 		err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 0, Max: 1})
