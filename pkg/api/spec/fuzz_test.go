@@ -270,7 +270,8 @@ func FuzzMounts(f *testing.F) {
 // FuzzPolicies: the policy that is kept and shown is the one that is enforced; merging
 // rules in or removing targets twice changes no more than once.
 func FuzzPolicies(f *testing.F) {
-	f.Add([]byte(`{"defaultAction":"deny","egress":[{"action":"allow","target":"203.0.113.0/24","ports":[443,"8000-8100"],"protocol":"tcp"}]}`))
+	f.Add([]byte(`{"defaultAction":"deny","egress":[{"action":"allow","target":"203.0.113.0/24","ports":[443,"8000-8100"],` +
+		`"protocol":"tcp"}]}`))
 	f.Add([]byte(`{"egress":[{"action":"allow","target":"1.1.1.1","ports":[1]}],"Egress":[{"action":"deny","target":"2.2.2.2"}]}`))
 	f.Add([]byte(`[{"action":"allow","target":"1.1.1.1"},{"action":"deny","target":"1.1.1.1/32","ports":["1-2"]}]`))
 	f.Add([]byte(`["203.0.113.7"," 203.0.113.7/32"]`))
