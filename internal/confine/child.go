@@ -42,16 +42,22 @@ func Main(verbs map[string]Verb) {
 	if err == nil {
 		os.Exit(0)
 	}
+	os.Stderr.Write(lastWords(err))
+	os.Exit(1)
+}
+
+// lastWords is a line that the parent reads as a Failure. The parent keeps maxTail bytes, and
+// JSON writes some bytes as six.
+func lastWords(err error) []byte {
 	f := Failure{Code: errs.CodeOf(err), Text: err.Error()}
 	if e, ok := errors.AsType[*errs.Error](err); ok {
 		f.Text = e.Error()
 	}
-	if len(f.Text) > maxTail/4 {
-		f.Text = f.Text[:maxTail/4]
+	if len(f.Text) > maxTail/8 {
+		f.Text = f.Text[:maxTail/8]
 	}
 	line, _ := json.Marshal(f) // a struct of two strings: cannot fail
-	os.Stderr.Write(append(append([]byte{'\n'}, line...), '\n'))
-	os.Exit(1)
+	return append(append([]byte{'\n'}, line...), '\n')
 }
 
 func live(verbs map[string]Verb) error {

@@ -109,11 +109,24 @@ func (t roundTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	answered()
 	if err != nil {
 		giveUp(nil)
+		err = brief(err)
 		if silent, ok := errors.AsType[*errs.Error](context.Cause(ctx)); ok {
 			err = silent
 		}
 	}
 	return resp, err // its body needs ctx, which ends with that of r
+}
+
+// maxError bounds the text of an error that may repeat what an agent has sent, in bytes:
+// net/http quotes a whole line of an answer that is none.
+const maxError = 500
+
+// brief is err, or its beginning if it is long.
+func brief(err error) error {
+	if text := err.Error(); len(text) > maxError {
+		return errors.New(printable(text, maxError) + "…")
+	}
+	return err
 }
 
 // beginsCommand reports whether the agent answers r as soon as a process runs, or a line
@@ -281,12 +294,12 @@ func (c *Client) ping(ctx context.Context, conn net.Conn) error {
 	br := bufio.NewReader(&io.LimitedReader{R: conn, N: maxReplyHeader})
 	resp, err := http.ReadResponse(br, nil)
 	if err != nil {
-		return fmt.Errorf("ping the agent: %w", err)
+		return fmt.Errorf("ping the agent: %w", brief(err))
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
 	if err != nil {
-		return fmt.Errorf("ping the agent: %w", err)
+		return fmt.Errorf("ping the agent: %w", brief(err))
 	}
 	if err := checkPing(resp); err != nil {
 		return err

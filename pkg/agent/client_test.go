@@ -325,3 +325,14 @@ func slow(t *testing.T) {
 		t.Errorf("asked %d times in an hour", n)
 	}
 }
+
+// TestLongErrors: what an agent sends instead of an answer does not come back whole in an
+// error, which the log and a sandbox's health show.
+func TestLongErrors(t *testing.T) {
+	var dials atomic.Int32
+	c := New(dialer(pretend(t, "HTTP/1.1 "+strings.Repeat("\x1b[2J", 8<<10)+"\r\n\r\n"), &dials), "tok")
+	defer c.Close()
+	if err := c.Listening(t.Context(), 80); err == nil || len(err.Error()) > 2*maxError || strings.Contains(err.Error(), "\x1b") {
+		t.Errorf("%.1000v", err)
+	}
+}

@@ -2,9 +2,21 @@ package api
 
 import (
 	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // FuzzRoute: no path reaches a handler with an id that is neither id nor name.
@@ -29,4 +41,107 @@ func FuzzRoute(f *testing.F) {
 
 func newRequest(raw string) (*http.Request, error) {
 	return http.ReadRequest(bufio.NewReader(strings.NewReader("GET " + raw + " HTTP/1.1\r\nHost: x\r\n\r\n")))
+}
+
+// bodies are the routes that read a body or a query and whose answers end by themselves.
+var bodies = []string{
+	"POST /v1/sandboxes", "PATCH /v1/sandboxes/{id}/limits", "PATCH /v1/sandboxes/{id}/metadata", "POST /v1/sandboxes/{id}/rename",
+	"POST /v1/sandboxes/{id}/renew-expiration", "POST /v1/sandboxes/{id}/snapshots", "POST /v1/sandboxes/{id}/commit",
+	"PUT /v1/sandboxes/{id}/networkpolicy", "PATCH /v1/sandboxes/{id}/networkpolicy", "DELETE /v1/sandboxes/{id}/networkpolicy",
+	"POST /v1/sandboxes/{id}/stop", "GET /v1/sandboxes/{id}/endpoints/8000", "GET /v1/sandboxes/{id}/diagnostics/summary",
+	"GET /v1/sandboxes", "GET /v1/snapshots", "GET /v1/diff", "POST /v1/images/pull", "POST /v1/images/build",
+	"POST /v1/images/python/tag", "POST /v1/images/prune", "POST /v1/keys", "POST /v1/volumes", "POST /v1/volumes/prune",
+	"PUT /v1/system/drain", "GET /v1/stats",
+}
+
+// FuzzBody: whatever a client sends, the answer is one that the document of the API has,
+// never one of a fault of this daemon, and what was refused changed nothing.
+func FuzzBody(f *testing.F) {
+	for i, body := range []string{
+		createBody, `{"resourceLimits":{"memory":"1Gi"}}`, `{"team":null,"a":"b"}`, `{"name":"lab"}`,
+		`{"expiresAt":"2030-01-02T15:04:05+24:00"}`,
+		`{"name":"s"}`, `{"image":"mine:1"}`, `{"egress":[{"action":"allow","target":"203.0.113.0/24"}]}`,
+		`[{"action":"deny","target":"1.1.1.1","ports":[443,"1-2"]}]`, `["1.1.1.1"]`, "", "", "", "", "", "", `{"uri":"python"}`,
+		`{"name":"python"}`, `{"tag":"x:1"}`, `{"all":true}`, `{"name":"k","role":"viewer"}`, `{"name":"v","size":"1.5Gi"}`, "{}", "", "",
+	} {
+		f.Add(uint8(i), "", []byte(body))
+	}
+	f.Add(uint8(10), "timeout=1e3&wait=True", []byte("null"))
+	f.Add(uint8(11), "expires=99999999999&use_server_proxy=x", []byte{})
+	f.Add(uint8(12), "since=-5m&tail=0&event_limit=501", []byte{})
+	f.Add(uint8(13), "metadata=a%3Db&page=2147483648&state=x", []byte{})
+	f.Fuzz(func(t *testing.T, which uint8, query string, body []byte) {
+		if _, err := url.Parse("http://x/?" + query); err != nil || strings.ContainsAny(query, "# \x7f") {
+			return // no client can send it
+		}
+		w := newWorld(t)
+		w.build = func(io.Writer) (record.Image, error) { return pythonImage(), nil }
+		id := w.create().ID
+		before := len(w.recs)
+		method, path, _ := strings.Cut(bodies[int(which)%len(bodies)], " ")
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		target := "http://t" + strings.Replace(path, "{id}", id, 1) + "?" + query
+		req := httptest.NewRequest(method, target, bytes.NewReader(body)).WithContext(ctx)
+		req.Header.Set(wire.HeaderAPIKey, testKey)
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("X-Lenient", "1")
+		late := time.AfterFunc(15*time.Second, func() { // a handler may not look at its context
+			panic(fmt.Sprintf("%s %s?%s %q is not answered", method, path, query, body))
+		})
+		defer late.Stop()
+		rec := httptest.NewRecorder()
+		fl := flushes{rec, make(chan struct{}, 1)}
+		w.s.ServeHTTP(fl, req.WithContext(context.WithValue(ctx, flushes{}, fl)))
+		resp := rec.Result()
+		if ctx.Err() != nil {
+			t.Fatalf("%s %s?%s %q takes over ten seconds", method, path, query, body)
+		}
+		if rec.Code >= 500 && rec.Code != http.StatusNotImplemented || strings.Contains(w.log.String(), "panic in a handler") {
+			t.Fatalf("%s %s?%s %q: %d %s\n%s", method, path, query, body, rec.Code, rec.Body, w.log)
+		}
+		validate(t, req, string(body), resp, rec.Body.Bytes())
+		if rec.Code < 400 {
+			return
+		}
+		if e := (answer{resp, rec.Body.Bytes()}).error(t); len(e.Message) > 8<<10 {
+			t.Fatalf("a refusal of %d bytes", len(e.Message))
+		}
+		if method == http.MethodPost && path == "/v1/sandboxes" && len(w.recs) != before {
+			t.Fatalf("%q is refused, and a sandbox was made", body)
+		}
+	})
+}
+
+// FuzzStamper: whatever an agent says of the times of an output, each line begins with one
+// time of the length that clients count on, and the rest is the output.
+func FuzzStamper(f *testing.F) {
+	f.Add([]byte(`{"end":9,"marks":[[0,1800000000000],[4,9223372036854775807]]}`), []byte("one\ntwo\n\nthree"), int64(0), uint8(3))
+	f.Add([]byte(`{"end":9223372036854775807,"marks":[[-1,-9223372036854775808],[-5,1]]}`), []byte("\n"), int64(5), uint8(0))
+	f.Fuzz(func(t *testing.T, said, text []byte, off int64, step uint8) {
+		var times agent.OutputTimes
+		if json.Unmarshal(said, &times) != nil || off < 0 {
+			return
+		}
+		var out bytes.Buffer
+		s := &stamper{w: &out, times: times, off: off}
+		for rest := text; len(rest) > 0; {
+			n := min(int(step)+1, len(rest))
+			if _, err := s.Write(rest[:n]); err != nil {
+				t.Fatal(err)
+			}
+			rest = rest[n:]
+		}
+		var plain []byte
+		for line := range bytes.Lines(out.Bytes()) {
+			at, rest, ok := bytes.Cut(line, []byte(" "))
+			if _, err := time.Parse(time.RFC3339Nano, string(at)); !ok || err != nil || len(at) != len("2006-01-02T15:04:05.000000000Z") {
+				t.Fatalf("a line begins with %q", line)
+			}
+			plain = append(plain, rest...)
+		}
+		if !bytes.Equal(plain, text) {
+			t.Fatalf("%q becomes %q", text, out.Bytes())
+		}
+	})
 }

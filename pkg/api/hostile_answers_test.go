@@ -92,3 +92,33 @@ func TestHostileHints(t *testing.T) {
 		t.Errorf("%s %s", a.Status, a.body)
 	}
 }
+
+// TestLongErrors: an app that answers no HTTP does not fill the log with what it sends.
+func TestLongErrors(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			http.ReadRequest(bufio.NewReader(c))                                 //nolint:errcheck // it is ours
+			fmt.Fprint(c, "HTTP/1.1 "+strings.Repeat("\x01", 60<<10)+"\r\n\r\n") //nolint:errcheck // it may have closed
+			c.Close()
+		}
+	}()
+	w := newWorld(t)
+	w.app = l
+	if a := w.do("GET", "/sandboxes/"+w.create().ID+"/proxy/8000/", ""); a.StatusCode != http.StatusBadGateway {
+		t.Errorf("status %d, %s", a.StatusCode, a.body)
+	}
+	for line := range strings.Lines(w.log.String()) {
+		if len(line) > 3*maxLogged {
+			t.Errorf("a line of the log has %d bytes: %.300s", len(line), line)
+		}
+	}
+}

@@ -329,7 +329,11 @@ func (s *stamper) now() time.Time {
 	if s.off >= s.times.End || after == 0 {
 		return time.Now()
 	}
-	return time.UnixMilli(s.times.Marks[after-1][1])
+	at, now := time.UnixMilli(s.times.Marks[after-1][1]), time.Now()
+	if at.Unix() < 0 || at.After(now) { // an agent may say anything, and clients count on the length of a time
+		return now
+	}
+	return at
 }
 
 // copyLogs copies what the entrypoint wrote since byte number cursor, with

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -95,6 +96,10 @@ func (s *Server) observe(r *http.Request, in *info) {
 	}
 }
 
+// maxLogged bounds the error of a request in the log, in bytes: net/http quotes a whole line
+// of what an app answers.
+const maxLogged = 8 << 10
+
 func (in *info) attrs(r *http.Request, took time.Duration) []slog.Attr {
 	attrs := make([]slog.Attr, 0, 16)
 	add := func(key, value string) {
@@ -122,7 +127,7 @@ func (in *info) attrs(r *http.Request, took time.Duration) []slog.Attr {
 	add("actor", in.actor)
 	if in.err != nil {
 		text, _, _ := strings.Cut(in.err.Error(), record.LastLines)
-		add("err", strings.ReplaceAll(text, "\n", "; "))
+		add("err", httperr.Clip(strings.ReplaceAll(text, "\n", "; "), maxLogged))
 	}
 	return attrs
 }

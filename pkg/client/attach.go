@@ -153,7 +153,7 @@ func (a *attachment) frame(f agent.PtyFrame) (exit Exit, over bool, err error) {
 		}
 		a.lost = false
 	case "exit":
-		if f.ExitCode == nil {
+		if !isExitCode(f.ExitCode) {
 			return exit, true, errs.New(errs.Internal, "the agent of sandbox %s sent an invalid exit status of the terminal", a.t.in.name)
 		}
 		return Exit{Code: *f.ExitCode, Signal: f.Signal, TimedOut: f.TimedOut, Error: f.Error}, true, nil
@@ -161,7 +161,7 @@ func (a *attachment) frame(f agent.PtyFrame) (exit Exit, over bool, err error) {
 		switch {
 		case f.Code == agent.PtyConnected:
 			return exit, true, errs.New(errs.WrongState, "%s", f.Error)
-		case f.Code == agent.PtyNotStarted && f.ExitCode != nil:
+		case f.Code == agent.PtyNotStarted && isExitCode(f.ExitCode):
 			return Exit{Code: *f.ExitCode, Error: f.Error}, true, nil
 		case f.Code == agent.PtyNotStarted:
 			return exit, true, errs.New(errs.Internal, "%s", f.Error)
@@ -169,6 +169,9 @@ func (a *attachment) frame(f agent.PtyFrame) (exit Exit, over bool, err error) {
 	}
 	return exit, false, nil
 }
+
+// isExitCode reports whether an agent says one. Of 256 this process would make 0: success.
+func isExitCode(code *int) bool { return code != nil && *code >= 0 && *code <= 255 }
 
 // output writes the bytes of a message, which may be large, as they come.
 func (a *attachment) output(r io.Reader) error {
@@ -187,7 +190,7 @@ func (a *attachment) output(r io.Reader) error {
 		if _, err := io.ReadFull(r, head[1:]); err != nil {
 			return closed(err)
 		}
-		a.offset = int64(binary.BigEndian.Uint64(head[1:]) &^ (1 << 63))
+		a.offset = int64(binary.BigEndian.Uint64(head[1:]) &^ (3 << 62)) // positive, also with what follows
 	default:
 		_, err := io.Copy(io.Discard, r)
 		return err

@@ -41,6 +41,9 @@ func (d *daemon) lost(ctx context.Context, err error) error {
 	return errs.Wrap(err, errs.Unavailable, "the connection to %s broke: %s; check that sandboxd is running and try again", d.host, err)
 }
 
+// maxRetryAfter bounds what is believed of a Retry-After, in seconds: a day.
+const maxRetryAfter = 24 * 60 * 60
+
 // fromResponse turns an answer that is no success back into an error of
 // pkg/errs: the other direction of the table in pkg/api.
 func fromResponse(resp *http.Response) error {
@@ -57,7 +60,7 @@ func fromResponse(resp *http.Response) error {
 	}
 	err := fromWire(resp.StatusCode, e)
 	if n, perr := strconv.Atoi(resp.Header.Get("Retry-After")); perr == nil && n > 0 {
-		err = errs.Retry(err, time.Duration(n)*time.Second)
+		err = errs.Retry(err, time.Duration(min(n, maxRetryAfter))*time.Second)
 	}
 	return err
 }

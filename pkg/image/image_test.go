@@ -166,15 +166,32 @@ func TestParseReference(t *testing.T) {
 	}
 }
 
+// FuzzParseReference: a reference is one that registries' own library reads alike, and it is
+// looked up and kept under names that are read back as the same.
 func FuzzParseReference(f *testing.F) {
 	f.Add("localhost:5000/a/b:c@sha256:" + strings.Repeat("a", 64))
+	f.Add("python")
+	f.Add("a--b__c/d:T.1-2_")
 	f.Fuzz(func(t *testing.T, uri string) {
 		r, err := ParseReference(uri)
 		if err != nil {
+			if !errs.Is(err, errs.Invalid) || len(err.Error()) > 3000 {
+				t.Fatal(err)
+			}
 			return
 		}
 		if strings.Contains(r.Name+r.Tag, "..") && strings.Contains(r.Name, "/..") || !strings.HasPrefix(uri, r.Name) {
-			t.Errorf("%q parsed as %+v", uri, r)
+			t.Fatalf("%q parsed as %+v", uri, r)
+		}
+		again, err := ParseReference(r.String())
+		if err != nil || again.canonical() != r.canonical() || again.Kept().Ref() != r.Kept().Ref() {
+			t.Fatalf("%q is looked up as %s, which is %+v, %v", uri, r, again, err)
+		}
+		if kept, err := ParseReference(r.Kept().Ref()); err != nil || kept.Kept().Ref() != r.Kept().Ref() {
+			t.Fatalf("%q is kept as %s, which is %+v, %v", uri, r.Kept().Ref(), kept, err)
+		}
+		if a, err := parseAlias(uri, "python"); err == nil && (r.Digest != "" || a.repo != r.Name || a.any) {
+			t.Fatalf("the alias %q is %+v", uri, a)
 		}
 	})
 }

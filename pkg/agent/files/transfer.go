@@ -224,7 +224,7 @@ func (f *Files) download(w http.ResponseWriter, r *http.Request) error {
 	status := http.StatusOK
 	if partial {
 		status = http.StatusPartialContent
-		h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", start, start+n-1, size))
+		h.Set("Content-Range", contentRange(start, n, size))
 	}
 	w.WriteHeader(status)
 	if r.Method != http.MethodHead {
@@ -271,7 +271,7 @@ func parseRange(header string, size int64) (start, n int64, partial bool, err er
 	if strings.Contains(spec, ",") {
 		return 0, size, false, nil
 	}
-	first, last, ok := strings.Cut(strings.TrimSpace(spec), "-")
+	first, last, ok := strings.Cut(strings.Trim(spec, " \t"), "-")
 	if !ok {
 		return 0, 0, false, bad
 	}
@@ -291,6 +291,10 @@ func parseRange(header string, size int64) (start, n int64, partial bool, err er
 	return a, min(b, size-1) - a + 1, true, nil
 }
 
+func contentRange(start, n, size int64) string {
+	return fmt.Sprintf("bytes %d-%d/%d", start, start+n-1, size)
+}
+
 // parseOffset takes digits only: ParseInt would take a sign.
 func parseOffset(s string) (int64, error) {
 	n, err := strconv.ParseUint(s, 10, 63)
@@ -305,7 +309,8 @@ func disposition(name string) string {
 		}
 		return r
 	}, name)
-	return `attachment; filename="` + ascii + `"; filename*=UTF-8''` + url.PathEscape(name)
+	full := strings.ReplaceAll(url.QueryEscape(name), "+", "%20") // PathEscape leaves =, @ and :, which RFC 5987 does not allow
+	return `attachment; filename="` + ascii + `"; filename*=UTF-8''` + full
 }
 
 type lineRange struct{ offset, limit int64 } // 1-based; limit 0: to the end

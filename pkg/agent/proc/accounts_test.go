@@ -4,6 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -85,4 +89,63 @@ func TestAccountsAreNoFiles(t *testing.T) {
 	case <-time.After(10 * time.Second):
 		t.Fatal("a FIFO as passwd is waited for")
 	}
+}
+
+// FuzzAccounts: whatever an image has for accounts, a user is who the first line of that
+// name or number says, and never the number that means "none" to the kernel.
+func FuzzAccounts(f *testing.F) {
+	f.Add("root:x:0:0:root:/root:/bin/sh\nann:x:1000:1000::/home/ann:\n", "root:x:0:\nstaff:x:50:ann,root\n", "ann:staff")
+	f.Add("a:::::\n#b:x:1:1:::\n4294967295:x:4294967295:1:::\n", "a:b\n", "4294967295")
+	f.Add("1000:x:0:0::/:\nx:y:+1:-1::/:\n", "", "1000:")
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, passwd, group, spec string) {
+		a := &Accounts{Passwd: filepath.Join(dir, "passwd"), Group: filepath.Join(dir, "group")}
+		for path, text := range map[string]string{a.Passwd: passwd, a.Group: group} {
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		id, err := a.Resolve(spec)
+		if err != nil {
+			if len(err.Error()) > 4*len(spec)+200 {
+				t.Fatalf("%d bytes of error for %q", len(err.Error()), spec)
+			}
+			return
+		}
+		const none = 1<<32 - 1
+		if id.UID == none || id.GID == none || slices.Contains(id.Groups, none) || id.Home == "" ||
+			strings.ContainsAny(id.Name+id.Home, ":\n") {
+			t.Fatalf("%q is %+v", spec, id)
+		}
+		user, _, _ := strings.Cut(spec, ":")
+		if id.Name == "" || user == "" {
+			return
+		}
+		named, numbered := -1, -1
+		for i, line := range strings.Split(passwd, "\n") {
+			row := strings.Split(strings.TrimSpace(line), ":")
+			if len(row) < 6 || row[0] == "" || row[0][0] == '#' {
+				continue
+			}
+			if named < 0 && row[0] == user {
+				named = i
+			}
+			if numbered < 0 && row[2] == user {
+				numbered = i
+			}
+		}
+		if named < 0 {
+			named = numbered
+		}
+		if named < 0 {
+			if user != "0" || id.UID != 0 {
+				t.Fatalf("%q is %+v, and no line says so", spec, id)
+			}
+			return
+		}
+		row := strings.Split(strings.TrimSpace(strings.Split(passwd, "\n")[named]), ":")
+		if uid, err := strconv.ParseUint(row[2], 10, 32); err != nil || uint32(uid) != id.UID || row[0] != id.Name {
+			t.Fatalf("%q is %+v, want %q", spec, id, row)
+		}
+	})
 }

@@ -105,5 +105,19 @@ func FuzzEvents(f *testing.F) {
 		if c := split(false, string(b[:n]), string(b[n:])); strings.Join(c, "") != string(b) {
 			t.Fatalf("%q, cut after %d, with endings: %q", b, n, c)
 		}
+		var l splitter
+		var chunks []string
+		keep := func(c []byte) { chunks = append(chunks, string(c)) }
+		l.chunk(b[:n], keep)
+		l.chunk(b[n:], keep)
+		l.end(keep)
+		if strings.Join(chunks, "") != string(b) {
+			t.Fatalf("%q, cut after %d, in chunks: %q", b, n, chunks)
+		}
+		for _, c := range chunks {
+			if utf8.Valid(b) && !utf8.ValidString(c) {
+				t.Fatalf("%q, cut after %d: a character is cut in %q", b, n, chunks)
+			}
+		}
 	})
 }

@@ -64,7 +64,11 @@ func addEnvFile(env map[string]string, path string) error {
 //
 // Other lines are skipped: it is a person's file, and one bad line
 // must not keep every command from running.
+//
+// All variables together expand to maxEnvFile bytes at most, and an entry that needs more is
+// skipped as well: with A=$A$A each line would double A, in the memory of PID 1.
 func addEnv(env map[string]string, text string) {
+	left := maxEnvFile
 	for text != "" {
 		name, value, literal, rest := envEntry(text)
 		text = rest
@@ -72,7 +76,17 @@ func addEnv(env map[string]string, text string) {
 			continue
 		}
 		if !literal {
-			value = os.Expand(value, func(name string) string { return env[name] })
+			fits := true
+			value = os.Expand(value, func(name string) string {
+				if fits = fits && len(env[name]) <= left; !fits {
+					return ""
+				}
+				left -= len(env[name])
+				return env[name]
+			})
+			if !fits {
+				continue
+			}
 		}
 		env[name] = value
 	}

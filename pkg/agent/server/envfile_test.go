@@ -4,10 +4,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 func TestEnvFile(t *testing.T) {
@@ -49,14 +51,36 @@ func TestEnvFile(t *testing.T) {
 	}
 }
 
+// TestEnvFileDoubles: a short file does not make a large environment.
+func TestEnvFileDoubles(t *testing.T) {
+	env := map[string]string{}
+	addEnv(env, "A=0123456789\n"+strings.Repeat("A=$A$A\n", 100)+"B=1\nC=$B")
+	if len(env["A"]) > maxEnvFile || env["A"] == "" || env["B"] != "1" || env["C"] != "1" {
+		t.Errorf("A has %d bytes, B is %q, C is %q", len(env["A"]), env["B"], env["C"])
+	}
+}
+
+// FuzzEnvFile: a file is read to its end, and what it sets are variables of a bounded size.
 func FuzzEnvFile(f *testing.F) {
 	f.Add("A='x\ny'\nB=\"a\\\"\" \n#\nC=$A")
+	f.Add("A=0123456789\n" + strings.Repeat("A=$A$A\n", 24) + strings.Repeat("B${A}=$A\n", 3))
 	f.Fuzz(func(t *testing.T, text string) {
 		for rest := text; rest != ""; {
 			before := len(rest)
 			if _, _, _, rest = envEntry(rest); len(rest) >= before {
 				t.Fatalf("%q is never read to its end", text)
 			}
+		}
+		env := map[string]string{}
+		addEnv(env, text)
+		size := 0
+		for k, v := range env {
+			if size += len(k) + len(v); !record.IsVariable(k) || strings.TrimSpace(k) != k || strings.IndexByte(v, 0) >= 0 {
+				t.Fatalf("%q sets %q to %q", text, k, v)
+			}
+		}
+		if size > len(text)+maxEnvFile {
+			t.Fatalf("%d bytes make an environment of %d", len(text), size)
 		}
 	})
 }

@@ -164,16 +164,48 @@ func relocate(h http.Header, host, base string) {
 
 // relocated is an address at the root of host as one below base. Other addresses stay.
 func relocated(to, host, base string) string {
+	to = strings.ReplaceAll(to, "\t", "") // browsers ignore it
 	if rest, ok := strings.CutPrefix(to, "http://"+host); ok && (rest == "" || strings.ContainsRune("/?#", rune(rest[0]))) {
 		to = rest
 		if !strings.HasPrefix(to, "/") {
 			to = "/" + to
 		}
 	}
-	if strings.HasPrefix(to, "/") && !strings.HasPrefix(to, "//") && (base == "" || to != base && !strings.HasPrefix(to, base+"/")) {
+	if !strings.HasPrefix(to, "/") || strings.HasPrefix(to, "//") {
+		return to
+	}
+	to = withoutDots(to)
+	if rest, ok := strings.CutPrefix(to, base); !ok || rest != "" && !strings.ContainsRune("/?#", rune(rest[0])) {
 		to = base + to
 	}
 	return to
+}
+
+// withoutDots is an address at the root of a host without dot segments: with them it could
+// leave the path that is put before it. Browsers read %2e as a dot and \ as a slash (URL
+// standard, 4.4).
+func withoutDots(to string) string {
+	end := len(to)
+	if i := strings.IndexAny(to, "?#"); i >= 0 {
+		end = i
+	}
+	dots := false
+	var kept []string
+	for s := range strings.SplitSeq(strings.ReplaceAll(to[1:end], `\`, "/"), "/") {
+		switch strings.ReplaceAll(strings.ToLower(s), "%2e", ".") {
+		case "..":
+			kept = kept[:max(0, len(kept)-1)]
+			dots = true
+		case ".":
+			dots = true
+		default:
+			kept = append(kept, s)
+		}
+	}
+	if !dots {
+		return to
+	}
+	return "/" + strings.TrimLeft(strings.Join(kept, "/"), "/") + to[end:]
 }
 
 // refreshed is a value of Refresh, "5" or "5; url=/next", with its address relocated.
@@ -194,8 +226,9 @@ func refreshed(value, host, base string) string {
 			to = strings.TrimLeft(rest, space)
 		}
 	}
-	if to != "" && (to[0] == '"' || to[0] == '\'') {
+	for to != "" && (to[0] == '"' || to[0] == '\'') { // quoted quotes: what remains must not be a quoted address
 		to, _, _ = strings.Cut(to[1:], to[:1])
+		to = strings.Trim(to, space)
 	}
 	return seconds + "; url=" + relocated(to, host, base)
 }
@@ -209,7 +242,7 @@ func ownCookies(h http.Header) {
 	}
 	kept := lines[:0]
 	for _, line := range lines {
-		if strings.HasPrefix(strings.TrimSpace(line), tokenCookie) {
+		if strings.HasPrefix(strings.Trim(line, "= \t"), tokenCookie) { // a cookie without a name is sent as its value alone
 			continue
 		}
 		var parts []string

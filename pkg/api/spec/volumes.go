@@ -215,7 +215,8 @@ func parseStorage(size string) (int64, error) {
 		return 0, err
 	}
 	f, err := strconv.ParseFloat(whole+"."+digits, 64)
-	if n := f * float64(one); err == nil && f >= 0 && n < math.MaxInt64/2 {
+	// ParseFloat reads more than a size may be: 0x1.8p40, 1.5e9.
+	if n := f * float64(one); err == nil && strings.Trim(whole+digits, "0123456789") == "" && n < math.MaxInt64/2 {
 		return int64(n), nil
 	}
 	return 0, httperr.Invalid("%q is not a size; want a number with an optional unit, such as 512Mi or 1.5Gi", httperr.Clip(size, 40))

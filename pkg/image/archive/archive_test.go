@@ -235,24 +235,3 @@ func TestBadArchives(t *testing.T) {
 		t.Errorf("of another machine: %+v, %v", p, err)
 	}
 }
-
-func FuzzPlan(f *testing.F) {
-	img := at.Image(f, at.Tar(f, at.File("a")))
-	f.Add(at.Docker(f, img, "x:1"))
-	f.Add(at.OCI(f, img))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		_, _ = probe(b[:min(len(b), HeadSize)])
-		p, err := plan(b)
-		if err != nil {
-			if errs.Is(err, errs.Internal) {
-				t.Errorf("an archive is at fault, not the host: %v", err)
-			}
-			return
-		}
-		for _, l := range p.Layers {
-			if l.At < 0 || l.Size < 0 || l.At+l.Size > int64(len(b)) {
-				t.Errorf("a layer at %d of %d bytes in an archive of %d", l.At, l.Size, len(b))
-			}
-		}
-	})
-}

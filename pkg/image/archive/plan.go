@@ -76,10 +76,10 @@ func (m *members) dockerPlan() (p Plan, config []byte, err error) {
 	}
 	if len(all) != 1 {
 		var names []string
-		for _, d := range all {
+		for _, d := range all[:min(len(all), 5)] {
 			names = append(names, strings.Join(d.RepoTags, "="))
 		}
-		return p, nil, errs.New(errs.Invalid, "the archive holds %d images (%.300q): save them one at a time", len(all), names)
+		return p, nil, errs.New(errs.Invalid, "the archive holds %d images (%s): save them one at a time", len(all), clip(names))
 	}
 	p.Tags = all[0].RepoTags
 	if config, err = m.read(all[0].Config); err != nil {
@@ -94,6 +94,9 @@ func (m *members) dockerPlan() (p Plan, config []byte, err error) {
 	}
 	return p, config, nil
 }
+
+// clip quotes what an archive says, shortened: a child that says more is not heard.
+func clip(list []string) string { return fmt.Sprintf("%.300s", fmt.Sprintf("%.100q", list)) }
 
 // ociPlan reads index.json of an OCI image layout.
 func (m *members) ociPlan() (p Plan, config []byte, err error) {

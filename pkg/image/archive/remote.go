@@ -138,7 +138,7 @@ func indexOf(b []byte) (Manifest, error) {
 		}
 	}
 	if best == nil {
-		return Manifest{}, errs.New(errs.Unsupported, "the image is for %.300q, and this host is linux/%s", others, runtime.GOARCH)
+		return Manifest{}, errs.New(errs.Unsupported, "the image is for %s, and this host is linux/%s", clip(others), runtime.GOARCH)
 	}
 	next, err := blobOf(*best)
 	return Manifest{Next: &next}, err
