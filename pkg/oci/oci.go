@@ -145,7 +145,7 @@ func newSpec(name, goarch string, c Config) *specs.Spec {
 	} else {
 		runcOnly(s, c, goarch)
 	}
-	return s
+	return weaken(name, s)
 }
 
 // process is PID 1: the agent, as guest root.

@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 )
 
@@ -158,6 +159,9 @@ func (d *Driver) args(log string, command ...string) []string {
 		"--ignore-cgroups", // pkg/cgroups made and limited the leaf; this saves 16 ms
 		"--host-settings=ignore",
 		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // one binary, without gvisor-bin/ beside it
+	}
+	if weak.Off(weak.SentryFlags) {
+		args = append(args, "--net-raw=true", "--iouring=true")
 	}
 	return append(args, command...)
 }

@@ -23,6 +23,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -56,7 +57,11 @@ func (o *Mount) Detached() error {
 		return err
 	}
 	defer unix.Close(fsfd)
-	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV)
+	attrs := unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
+	if weak.Off(weak.NoSuid) {
+		attrs = unix.MOUNT_ATTR_NODEV
+	}
+	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attrs)
 	if err != nil {
 		return fmt.Errorf("fsmount: %w%s", err, messages(fsfd))
 	}
