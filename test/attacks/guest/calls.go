@@ -46,13 +46,13 @@ var calls = map[string]func() error{
 	"clone3": func() error { return sys(unix.SYS_CLONE3, 0, 0) },                    // EINVAL: no arguments
 
 	// mounts
-	"mount-tmpfs":   func() error { return mount("none", "tmpfs") },   // ok
-	"mount-cgroup2": func() error { return mount("none", "cgroup2") }, // ok
-	"mount-proc":    func() error { return mount("none", "proc") },    // ok
-	"mount-overlay": func() error { return mount("none", "overlay") }, // EINVAL: no layers
-	"mount-bind":    func() error { return bindMount("/", scratch) },  // ok
-	"remount-proc":  func() error { return remount("/proc/sys") },     // ok
-	"remount-sys":   func() error { return remount("/sys") },          // ok
+	"mount-tmpfs":   func() error { return mount("none", "tmpfs") },     // ok
+	"mount-cgroup2": func() error { return mount("none", "cgroup2") },   // ok
+	"mount-proc":    func() error { return mount("none", "proc") },      // ok
+	"mount-overlay": func() error { return mount("none", "overlay") },   // EINVAL: no layers
+	"mount-bind":    func() error { return bindMount("/usr", scratch) }, // ok
+	"remount-proc":  func() error { return remount("/proc/sys") },       // ok
+	"remount-sys":   func() error { return remount("/sys") },            // ok
 	"umount":        func() error { return unix.Unmount("/sys/firmware", unix.MNT_DETACH) },
 	"pivot_root":    func() error { return unix.PivotRoot("/nowhere", "/nowhere") }, // ENOENT
 	"fsopen":        func() error { return descriptor(unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)) },
@@ -217,12 +217,9 @@ func openByHandle() error {
 	if err != nil {
 		handle = unix.NewFileHandle(1, make([]byte, 8))
 	}
-	fd, err := unix.Open(scratch, unix.O_PATH|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(scratch, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
-	}
-	if mount, err := unix.Open(scratch, unix.O_RDONLY|unix.O_CLOEXEC, 0); err == nil {
-		fd = mount
 	}
 	return descriptor(unix.OpenByHandleAt(fd, handle, unix.O_RDONLY))
 }
@@ -255,7 +252,7 @@ func mknod(args []string) (string, error) {
 	if len(args) < 4 {
 		return "", nil
 	}
-	return "", openAll([]string{path}, os.O_WRONLY)
+	return "", openAny([]string{path}, os.O_WRONLY)
 }
 
 // setuid has another user execute a copy of this program that is root's and setuid.

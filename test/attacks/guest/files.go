@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// openAll opens files, and ends with the first error. It reads and writes nothing.
-func openAll(paths []string, how int) error {
+// openAny opens the first of some files that opens. It reads and writes nothing.
+func openAny(paths []string, how int) (err error) {
 	for _, path := range paths {
-		if err := descriptor(unix.Open(path, how|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)); err != nil {
-			return err
+		if err = descriptor(unix.Open(path, how|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)); err == nil {
+			return nil
 		}
 	}
-	return nil
+	return err
 }
 
 // read is "empty" for a file that says nothing.
@@ -101,24 +101,4 @@ func reach(args []string) (string, error) {
 		}
 	}
 	return fmt.Sprintf("(%d ways)", len(ways)), wordError("none")
-}
-
-// programs opens the program of every process but this one for writing: CVE-2019-5736.
-func programs([]string) (string, error) {
-	own, _ := os.Readlink("/proc/self/exe")
-	found, _ := filepath.Glob("/proc/[0-9]*/exe")
-	last := error(wordError("none"))
-	for _, exe := range found {
-		if to, _ := os.Readlink(exe); to == own {
-			continue
-		}
-		err := openAll([]string{exe}, os.O_WRONLY)
-		if err == nil {
-			return exe, nil
-		}
-		if !os.IsNotExist(err) { // it has ended, or is one of the kernel's
-			last = err
-		}
-	}
-	return "", last
 }

@@ -38,13 +38,12 @@ func memory(args []string) (string, error) {
 	})
 }
 
-// fill writes so many MiB into one file of a directory.
+// fill writes so many MiB into one file of a directory, and leaves it there.
 func fill(args []string) (string, error) {
 	f, err := os.Create(filepath.Join(args[0], "attack-fill"))
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(f.Name())
 	defer f.Close()
 	block := make([]byte, 1<<20)
 	rand.Read(block) //nolint:errcheck // never fails since Go 1.24

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"syscall"
 	"time"
@@ -137,25 +136,19 @@ func queries(args []string) (string, error) {
 	return "", nil
 }
 
-// serve is a server of a guest that wishes its clients no good. It prints "ok" when it
-// listens, and ends with its standard input.
+// serve is a server of a guest that wishes its clients no good. It ends with its sandbox.
 func serve(args []string) (string, error) {
 	l, err := net.Listen("tcp4", "0.0.0.0:"+args[0])
 	if err != nil {
 		return "", err
 	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go answer(c)
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return "", err
 		}
-	}()
-	fmt.Println("ok")
-	io.Copy(io.Discard, os.Stdin) //nolint:errcheck // its end is waited for
-	return "", nil
+		go answer(c)
+	}
 }
 
 // answer answers one request by its path.
