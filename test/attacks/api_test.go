@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	openapi "github.com/sandboxd/sandboxd/api"
 	"github.com/sandboxd/sandboxd/internal/daemontest"
@@ -333,6 +332,3 @@ func mounted(t *testing.T, w *target, dir, marker string) string {
 	}
 	return "mounted"
 }
-
-// slow is how long a client may take for the head of a request, and more.
-const slow = 15 * time.Second

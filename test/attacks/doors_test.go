@@ -25,6 +25,9 @@ var (
 	noDial    = unproven("the address is made of the record and a number")
 )
 
+// slow is longer than a client may take for the head of a request.
+const slow = 15 * time.Second
+
 // second is a request behind one with two ends.
 const second = "GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n"
 

@@ -12,6 +12,8 @@ var escapes = []attack{
 	writing("/proc/sys/kernel/core_pattern"), // CVE-2025-31133, 52565, 52881 end here
 	writing("/proc/sys/kernel/modprobe"),
 	writing("/proc/sys/kernel/panic"),
+	writing("/proc/sys/kernel/hostname"),
+	writing("/proc/sys/kernel/random/boot_id"),
 	writing("/proc/sys/vm/panic_on_oom"),
 	writing("/proc/sys/vm/overcommit_memory"),
 	writing("/proc/sys/fs/binfmt_misc/register"),
@@ -26,7 +28,8 @@ var escapes = []attack{
 	writing("/sys/fs/cgroup/release_agent"),
 	writing("/sys/kernel/debug/sched/features"),
 	{
-		name: "trigger of pressure", wall: "masked paths: closing one takes the kernel 10 ms", run: []string{"write", "/proc/pressure/cpu"},
+		name: "trigger of pressure", wall: "masked paths: closing one takes the kernel 10 ms",
+		run:  []string{"write", "/proc/pressure/cpu", "/proc/pressure/io", "/proc/pressure/memory"},
 		held: refused.and("EISDIR"), runc: without(weak.MaskedPaths), needs: exists("/proc/pressure/cpu"),
 	},
 	{
@@ -44,7 +47,10 @@ var escapes = []attack{
 	reading("/sys/kernel/vmcoreinfo", without(weak.MaskedPaths)),
 	listing("/sys/firmware", without(weak.MaskedPaths)),
 	listing("/sys/fs/btrfs", without(weak.MaskedPaths)),
+	listing("/sys/block", without(weak.MaskedPaths)),
 	listing("/sys/class/block", without(weak.MaskedPaths)),
+	listing("/sys/devices/virtual/block", without(weak.MaskedPaths)),
+	listing("/proc/pressure", without(weak.MaskedPaths)),
 	{
 		name: "the host's boot ID", wall: "a boot ID for each start", run: []string{"boot-id", "BOOTID"},
 		held: words{"other"}, runc: without(weak.BootID), runsc: unproven("the sentry draws one"),
@@ -130,9 +136,14 @@ func writing(path string, more ...string) attack {
 	}
 }
 
+// cannotOpen are files that root of a host cannot open for writing, or that not each host has.
+var cannotOpen = []string{
+	"/proc/bus/pci/devices", "/proc/sys/kernel/random/boot_id", "/sys/fs/cgroup/release_agent", "/sys/kernel/debug/sched/features",
+}
+
 // provable: what root of the host itself cannot open proves nothing.
 func provable(path string) *proof {
-	if slices.Contains([]string{"/proc/bus/pci/devices", "/sys/fs/cgroup/release_agent", "/sys/kernel/debug/sched/features"}, path) {
+	if slices.Contains(cannotOpen, path) {
 		return unproven("it cannot be opened for writing, or is not there, without walls either")
 	}
 	return without(weak.ReadOnlyPaths, weak.UserNS)
