@@ -49,7 +49,7 @@ var floods = []attack{
 	},
 	{
 		name: "inodes of the disk", wall: "the quota of the pool counts metadata", run: []string{"inodes", "/var", "200000"}, all: true,
-		own: limited("disk", "64Mi"), held: words{"ENOSPC", "EDQUOT"}, runc: without(weak.Disk),
+		own: limited("disk", "32Mi"), held: words{"ENOSPC", "EDQUOT"}, runc: without(weak.Disk),
 		runsc: unproven("200,000 files take gVisor minutes"),
 	},
 	{

@@ -62,7 +62,7 @@ var kernelAttacks = []attack{
 	attackByCall("fsopen", "seccomp, no CAP_SYS_ADMIN", nil, without(weak.Seccomp, weak.Caps), without(weak.Caps)), // CVE-2022-0185
 	attackByCall("fspick", "seccomp, no CAP_SYS_ADMIN", nil, without(weak.Seccomp, weak.Caps), noSuchCall),
 	attackByCall("open_tree", "seccomp, no CAP_SYS_ADMIN", nil, without(weak.Seccomp, weak.Caps), without(weak.Caps)),
-	attackByCall("move_mount", "seccomp, no CAP_SYS_ADMIN", words{"EBADF"}, without(weak.Seccomp, weak.Caps), inSentry),
+	attackByCall("move_mount", "seccomp, no CAP_SYS_ADMIN", words{"EBADF"}, without(weak.Seccomp, weak.Caps), without(weak.Caps)),
 	attackByCall("mount_setattr", "seccomp, no CAP_SYS_ADMIN", nil, without(weak.Seccomp, weak.Caps), inSentry),
 
 	// calls that libseccomp 2.5.4 has no name for
@@ -73,7 +73,7 @@ var kernelAttacks = []attack{
 	newCall("lsm_modules", words{"EINVAL"}, 6, 8, "/proc/self/attr/current"),
 
 	// frequent bugs, ways around a filter
-	attackByCall("bpf", "seccomp, no CAP_BPF, sysctl", words{"EINVAL"}, without(weak.Seccomp, weak.Caps, weak.UserNS), inSentry),
+	attackByCall("bpf", "seccomp, no CAP_BPF, sysctl", words{"EINVAL"}, without(weak.Seccomp, weak.Caps, weak.UserNS), nil),
 	attackByCall("perf_event_open", "seccomp, sysctl", nil, without(weak.Seccomp, weak.Caps, weak.UserNS), noSuchCall),
 	attackByCall("userfaultfd", "seccomp", nil, without(weak.Seccomp), noSuchCall),
 	attackByCall("fanotify_init", "seccomp", nil, without(weak.Seccomp), noSuchCall),

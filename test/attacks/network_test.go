@@ -37,7 +37,7 @@ var networkAttacks = []attack{
 	},
 	{
 		name: "data in names, by another resolver", wall: "port 53 is redirected, to whatever address",
-		run: []string{"dns", "192.0.2.53:53", "secret.attack.invalid"}, held: words{"REFUSED"}, got: answered,
+		run: []string{"dns", "198.51.100.53:53", "secret.attack.invalid"}, held: words{"REFUSED"}, got: answered,
 		runc: without(weak.Resolver), runsc: without(weak.Resolver),
 	},
 	{
