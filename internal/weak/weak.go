@@ -41,6 +41,7 @@ const (
 	Framing       Wall = "framing"      // requests with two ends are served
 	Headers       Wall = "headers"      // keys and tokens are passed on to guests
 	Answers       Wall = "answers"      // answers of guests are passed on as they are
+	Registries    Wall = "registries"   // they may send the daemon to addresses inside
 	HostPaths     Wall = "host-paths"   // every directory of the host may be a volume
 	HostLinks     Wall = "host-links"   // links below an allowed directory are followed
 	Connections   Wall = "connections"  // one address may hold any number

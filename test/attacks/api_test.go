@@ -94,7 +94,8 @@ var apiAttacks = []attack{
 		},
 	},
 	{
-		name: "a guest's cookie for a domain", wall: "an answer speaks for its port alone", held: words{"own"}, daemon: without(weak.Answers),
+		name: "a guest's cookie for a domain", wall: "an answer speaks for its port alone", held: words{"own"},
+		daemon: without(weak.Answers),
 		ask: func(t *testing.T, w *target) string {
 			h := w.ask(t, "GET", port(w.a, 8000, "cookie"), w.keys["admin"], nil).header
 			if strings.Contains(h.Get("Set-Cookie"), "Domain") || h.Get("Clear-Site-Data") != "" {
@@ -109,7 +110,9 @@ var apiAttacks = []attack{
 		name: "an id that leads elsewhere", wall: "an id is looked up before it names a file", held: words{"refused"},
 		daemon: unproven("no code joins what a client wrote to a path"),
 		ask: func(t *testing.T, w *target) string {
-			for _, id := range []string{"..%2f..%2fetc", "%2e%2e", "..", "taaaaaaaaaa%00", "taaaaaaaaaaa%2f..", strings.Repeat("a", 5000), "%ff%fe"} {
+			for _, id := range []string{
+				"..%2f..%2fetc", "%2e%2e", "..", "taaaaaaaaaa%00", "taaaaaaaaaaa%2f..", strings.Repeat("a", 5000), "%ff%fe",
+			} {
 				for _, path := range []string{"/v1/sandboxes/%s", "/v1/snapshots/%s", "/v1/volumes/%s", "/v1/sandboxes/%s/logs"} {
 					if a := w.ask(t, "GET", fmt.Sprintf(path, id), daemontest.Key, nil); a.status < 400 || a.status >= 500 {
 						return fmt.Sprintf("%s of %s", a.word(), fmt.Sprintf(path, id))
@@ -285,7 +288,10 @@ func askOddly(t *testing.T, w *target) string {
 		"/v1/sandboxes/x/proxy/../../../keys", "/v1/sandboxes/x/proxy/8000/../../../../keys", `\v1\keys`, "/v1/keys%00", "*",
 	} {
 		for _, header := range [][2]string{
-			{"X-Original-Url", "/v1/keys"}, {"X-Rewrite-Url", "/v1/keys"}, {"X-Forwarded-For", "127.0.0.1"}, {"X-Http-Method-Override", "GET"},
+			{"X-Original-Url", "/v1/keys"},
+			{"X-Rewrite-Url", "/v1/keys"},
+			{"X-Forwarded-For", "127.0.0.1"},
+			{"X-Http-Method-Override", "GET"},
 		} {
 			if a := w.ask(t, "GET", path, "", nil, header[0], header[1]); a.status >= 200 && a.status < 300 {
 				t.Logf("%s with %s: %d %.200s", path, header[0], a.status, a.body)

@@ -95,7 +95,8 @@ type entry struct {
 // unpacking sends an image of these files.
 func unpacking(name string, of func(w *target) []entry) attack {
 	return attack{
-		name: "an archive: " + name, wall: "names are checked, the child has no other root", held: words{"refused", "clean"}, daemon: confined,
+		name: "an archive: " + name, wall: "names are checked, the child has no other root", held: words{"refused", "clean"},
+		daemon: confined,
 		ask: func(t *testing.T, w *target) string {
 			var b bytes.Buffer
 			tw := tar.NewWriter(&b)

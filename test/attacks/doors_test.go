@@ -72,7 +72,6 @@ var doorAttacks = []attack{
 		ask: func(t *testing.T, w *target) string {
 			return w.reached(func() {
 				w.asAdmin(t, "POST", "/v1/images/pull", fmt.Sprintf(`{"name":%q}`, w.canary+"/x:latest"))
-				w.asAdmin(t, "POST", "/v1/images/pull", fmt.Sprintf(`{"image":%q}`, w.canary+"/x:latest"))
 				w.asAdmin(t, "POST", "/v1/sandboxes", strings.Replace(creation(`"timeout":60`), `"base"`, fmt.Sprintf("%q", w.canary+"/x"), 1))
 			})
 		},

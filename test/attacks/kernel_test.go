@@ -83,7 +83,8 @@ var kernelAttacks = []attack{
 	attackByCall("personality", "seccomp", nil, without(weak.Seccomp), nil),
 	{
 		name: "calls of i386", wall: "seccomp, for one architecture", run: []string{"int80"},
-		held: refused.and("killed", "SIGSYS"), runc: without(weak.Seccomp), needs: exists("/proc/sys/abi/vsyscall32"), // of a kernel that runs them
+		held: refused.and("killed", "SIGSYS"), runc: without(weak.Seccomp),
+		needs: exists("/proc/sys/abi/vsyscall32"), // of a kernel that runs them
 	},
 	{
 		name: "calls of x32", wall: "seccomp, for one architecture", run: []string{"x32"},

@@ -32,7 +32,8 @@ var networkAttacks = []attack{
 		held: words{"ECONNREFUSED"}, runc: without(weak.Chains), runsc: without(weak.Chains),
 	},
 	{
-		name: "data in names", wall: "the resolver refuses where the network is not open", run: []string{"dns", "GATEWAY:53", "secret.attack.invalid"},
+		name: "data in names", wall: "the resolver refuses where the network is not open",
+		run:  []string{"dns", "GATEWAY:53", "secret.attack.invalid"},
 		held: words{"REFUSED"}, got: answered, runc: without(weak.Resolver), runsc: without(weak.Resolver),
 	},
 	{

@@ -122,6 +122,7 @@ type field struct {
 	dir    string // of the host: everybody may read it
 	marker string // a file in it
 	host   net.Listener
+	liar   *liar
 	weak   string // the walls that are down
 	lent   string // a directory that guests may mount
 }
@@ -145,8 +146,9 @@ func newField(t *testing.T, programs string) *field {
 	must(t, os.WriteFile(f.marker, []byte(secret), 0o644))
 	must(t, os.Mkdir(f.lent, 0o755))
 	must(t, os.Symlink("..", filepath.Join(f.lent, "up")))
+	f.liar = newLiar(t)
 	f.Daemon = daemontest.Prepare(t, daemontest.Options{
-		Programs: programs, Storage: []string{fmt.Sprintf("allowed_host_paths = [%q]", f.lent)},
+		Programs: programs, Storage: []string{fmt.Sprintf("allowed_host_paths = [%q]", f.lent)}, Config: f.liar.config(),
 	})
 	f.host, err = net.Listen("tcp4", "0.0.0.0:0")
 	must(t, err)
