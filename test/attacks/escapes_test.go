@@ -96,7 +96,8 @@ var escapes = []attack{
 	},
 	{
 		name: "write the agent's memory as another user", wall: "the kernel's check of users",
-		run: []string{"write", "/proc/1/mem"}, uid: nobody, held: refused, runc: unproven("as tracing the agent"), runsc: unproven("as tracing the agent"),
+		run: []string{"write", "/proc/1/mem"}, uid: nobody, held: refused,
+		runc: unproven("as tracing the agent"), runsc: unproven("as tracing the agent"),
 	},
 	{
 		name: "take the agent's port", wall: "one listener has a port", run: []string{"bind", "44772"},
