@@ -4,8 +4,10 @@ package oci
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/weak"
 )
@@ -13,8 +15,8 @@ import (
 // weaken takes walls down, for test/attacks. Production has none of this: see unweakened.go.
 func weaken(name string, s *specs.Spec) *specs.Spec {
 	if weak.Off(weak.Caps) {
-		all := &specs.LinuxCapabilities{Bounding: everything, Effective: everything, Permitted: everything}
-		s.Process.Capabilities = all
+		all := everything()
+		s.Process.Capabilities = &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all}
 	}
 	if weak.Off(weak.Pids) {
 		s.Process.Rlimits = slices.DeleteFunc(s.Process.Rlimits, func(r specs.POSIXRlimit) bool { return r.Type == "RLIMIT_NPROC" })
@@ -55,20 +57,24 @@ func weaken(name string, s *specs.Spec) *specs.Spec {
 
 // limitsTmpfs reports whether a mount option limits a file system in memory.
 func limitsTmpfs(option string) bool {
-	for _, prefix := range []string{"size=", "nr_inodes=", "max="} {
-		if len(option) > len(prefix) && option[:len(prefix)] == prefix {
-			return true
-		}
-	}
-	return false
+	name, _, _ := strings.Cut(option, "=")
+	return slices.Contains([]string{"size", "nr_inodes", "max"}, name)
 }
 
-// everything is all capabilities that both runtimes know.
-var everything = []string{
-	"CAP_AUDIT_CONTROL", "CAP_AUDIT_READ", "CAP_AUDIT_WRITE", "CAP_BLOCK_SUSPEND", "CAP_CHOWN", "CAP_DAC_OVERRIDE",
-	"CAP_DAC_READ_SEARCH", "CAP_FOWNER", "CAP_FSETID", "CAP_IPC_LOCK", "CAP_IPC_OWNER", "CAP_KILL", "CAP_LEASE",
-	"CAP_LINUX_IMMUTABLE", "CAP_MAC_ADMIN", "CAP_MAC_OVERRIDE", "CAP_MKNOD", "CAP_NET_ADMIN", "CAP_NET_BIND_SERVICE",
-	"CAP_NET_BROADCAST", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_ADMIN",
-	"CAP_SYS_BOOT", "CAP_SYS_CHROOT", "CAP_SYSLOG", "CAP_SYS_MODULE", "CAP_SYS_NICE", "CAP_SYS_PACCT", "CAP_SYS_PTRACE",
-	"CAP_SYS_RAWIO", "CAP_SYS_RESOURCE", "CAP_SYS_TIME", "CAP_SYS_TTY_CONFIG", "CAP_WAKE_ALARM",
+// everything is all capabilities that both runtimes know, in the kernel's order
+// (capability.h). A sandbox without a user namespace gets those that this process may pass
+// on: the host may lack some.
+func everything() (names []string) {
+	for number, name := range strings.Fields(known) {
+		have, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, uintptr(number), 0, 0, 0)
+		if have == 1 && err == nil || !weak.Off(weak.UserNS) {
+			names = append(names, "CAP_"+name)
+		}
+	}
+	return names
 }
+
+const known = "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE " +
+	"NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN SYS_BOOT " +
+	"SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE MAC_ADMIN SYSLOG " +
+	"WAKE_ALARM BLOCK_SUSPEND AUDIT_READ"

@@ -62,7 +62,7 @@ var floods = []attack{
 	},
 	{
 		name: "descriptors", wall: "RLIMIT_NOFILE", run: []string{"files", "70000"}, own: nothing,
-		held: words{"EMFILE"}, runc: without(weak.NoFile), runsc: without(weak.NoFile),
+		held: words{"EMFILE"}, runc: without(weak.NoFile), runsc: without(weak.NoFile), needs: mayRaiseLimits,
 	},
 	{
 		name: "terminals", wall: "terminals of /dev/pts", run: []string{"terminals", "1100"}, own: nothing,

@@ -121,11 +121,12 @@ var kernelAttacks = []attack{
 
 	// limits
 	attackByCall("core-limit", "seccomp", nil, without(weak.Seccomp), nil),
-	attackByCall("file-limit", "no CAP_SYS_RESOURCE on the host", nil, without(weak.Caps, weak.UserNS), without(weak.Caps)),
+	withNeeds(attackByCall("file-limit", "no CAP_SYS_RESOURCE on the host", nil, without(weak.Caps, weak.UserNS),
+		without(weak.Caps)), mayRaiseLimits),
 	withHeld(attackByCall("lock-memory", "RLIMIT_MEMLOCK, no CAP_IPC_LOCK on the host", nil, without(weak.Caps, weak.UserNS),
 		without(weak.Caps)), "ENOMEM", "EAGAIN"),
 	attackByCall("nice", "no CAP_SYS_NICE on the host", nil, without(weak.Caps, weak.UserNS), nil),
-	attackByCall("oom-score", "no CAP_SYS_RESOURCE on the host", nil, without(weak.Caps, weak.UserNS), nil),
+	withNeeds(attackByCall("oom-score", "no CAP_SYS_RESOURCE on the host", nil, without(weak.Caps, weak.UserNS), nil), mayRaiseLimits),
 
 	// sockets
 	attackBySocket("AF_ALG", unix.AF_ALG, unix.SOCK_SEQPACKET, 0, without(weak.Seccomp), noSuchCall), // CVE-2026-31431
@@ -195,4 +196,11 @@ func withHeld(a attack, more ...string) attack {
 // exists reports whether this host has a file.
 func exists(path string) func(testing.TB) bool {
 	return func(testing.TB) bool { _, err := os.Lstat(path); return err == nil }
+}
+
+// mayRaiseLimits reports whether this process, and so the daemon, has CAP_SYS_RESOURCE. Root
+// of a container has it not.
+func mayRaiseLimits(testing.TB) bool {
+	have, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_RESOURCE, 0, 0, 0)
+	return err == nil && have == 1
 }

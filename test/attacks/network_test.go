@@ -47,7 +47,7 @@ var networkAttacks = []attack{
 		runc: unproven("a test host has no IPv6 to reach"), runsc: unproven("a test host has no IPv6 to reach"),
 	},
 	{
-		name: "queries", wall: "queries of a sandbox are counted", run: []string{"queries", "GATEWAY:53", "3000"}, own: nothing,
+		name: "queries", wall: "queries of a sandbox are counted", run: []string{"queries", "GATEWAY:53", "1500"}, own: nothing,
 		held: words{"dropped"}, runc: unproven("pkg/egress measures its rates"), runsc: unproven("pkg/egress measures its rates"),
 	},
 	{

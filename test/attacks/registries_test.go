@@ -36,16 +36,16 @@ var registryAttacks = []attack{
 	{
 		name: "a registry with an endless manifest", wall: "manifests have a size", held: words{"not-reached"},
 		daemon: unproven("the bound is one of pkg/image/registry"), ask: func(t *testing.T, w *target) string {
-			sent := 0
+			var sent atomic.Int64
 			word := w.pulled(t, func(rw http.ResponseWriter, r *http.Request) {
-				for block := bytes.Repeat([]byte(" "), 1<<20); sent < 1<<30 && r.Context().Err() == nil; sent += len(block) {
+				for block := bytes.Repeat([]byte(" "), 1<<20); sent.Add(int64(len(block))) < 1<<30 && r.Context().Err() == nil; {
 					if _, err := rw.Write(block); err != nil {
 						return
 					}
 				}
 			})
-			if sent > 64<<20 {
-				return fmt.Sprintf("%d bytes were read", sent)
+			if sent.Load() > 64<<20 {
+				return fmt.Sprintf("%d bytes were read", sent.Load())
 			}
 			return word
 		},

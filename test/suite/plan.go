@@ -79,7 +79,7 @@ var costs = map[string]int{
 	"test/e2e TestStories/runc":          110,
 	"test/e2e TestKillAtEveryStep/runsc": 100,
 	"pkg/egress":                         90,
-	"test/attacks TestProofs":            90,
+	"test/attacks TestProofs":            60,
 	"pkg/cgroups":                        60,
 }
 

@@ -111,27 +111,30 @@ func dns(args []string) (string, error) {
 	return "", err
 }
 
-// queries asks so many questions at once, and counts the answers of a second: "ok" if
-// each was answered.
+// queries asks so many questions at once, each from a port of its own, and counts the
+// answers of the second after that: "ok" if each was answered.
 func queries(args []string) (string, error) {
-	c, err := net.Dial("udp", args[0])
-	if err != nil {
-		return "", err
+	var all []net.Conn
+	for i := range int(number(args[1])) {
+		c, err := net.Dial("udp", args[0])
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		if _, err := c.Write(query(uint16(i), "attack.invalid")); err != nil {
+			return "", err
+		}
+		all = append(all, c)
 	}
-	defer c.Close()
-	n := int(number(args[1]))
-	go func() {
-		for i := range n {
-			c.Write(query(uint16(i), "attack.invalid")) //nolint:errcheck // what is refused is not answered
+	limit, answers := time.Now().Add(time.Second), 0
+	for _, c := range all {
+		c.SetReadDeadline(limit) //nolint:errcheck // of a socket
+		if _, err := c.Read(make([]byte, 512)); err == nil {
+			answers++
 		}
-	}()
-	answers := 0
-	for answers < n {
-		c.SetReadDeadline(time.Now().Add(time.Second)) //nolint:errcheck // of a socket
-		if _, err := c.Read(make([]byte, 512)); err != nil {
-			return fmt.Sprintf("%d of %d", answers, n), wordError("dropped")
-		}
-		answers++
+	}
+	if answers < len(all) {
+		return fmt.Sprintf("%d of %d", answers, len(all)), wordError("dropped")
 	}
 	return "", nil
 }
