@@ -32,7 +32,7 @@ build: go $(BUILD)/man/sandboxctl.1 ## compile everything into build/bin, and wr
 	tools/runsc/build.sh $(BIN)/runsc
 
 .PHONY: weak
-weak: build ## compile into build/weak what test/attacks needs: programs whose walls can be taken down, and the guest
+weak: build ## compile into build/weak what test/attacks needs: programs that take walls down
 	@mkdir -p $(BUILD)/weak
 	CGO_ENABLED=0 $(GO) build -trimpath -tags weak -ldflags '$(LDFLAGS)' -o $(BUILD)/weak/ ./cmd/sandboxd
 	CGO_ENABLED=1 $(GO) build -trimpath -tags seccomp,weak -ldflags '$(LDFLAGS)' -o $(BUILD)/weak/ ./cmd/sandboxd-runc

@@ -129,6 +129,27 @@ var doorAttacks = []attack{
 		},
 	},
 	{
+		name: "a slow body", wall: "a body has a minute", all: true, held: words{"400", "closed"},
+		daemon: unproven("it would take minutes; pkg/api sets the deadline"), ask: func(t *testing.T, w *target) string {
+			c, err := net.Dial("tcp", w.TCP)
+			must(t, err)
+			defer c.Close()
+			_, err = fmt.Fprintf(c, "POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\n%s: %s\r\nContent-Length: 100\r\n\r\n{",
+				wire.HeaderAPIKey, daemontest.Key)
+			must(t, err)
+			must(t, c.SetReadDeadline(time.Now().Add(hosttest.Patient(90*time.Second))))
+			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+			if e, ok := err.(net.Error); ok && e.Timeout() {
+				return "open"
+			}
+			if err != nil {
+				return "closed"
+			}
+			defer resp.Body.Close()
+			return fmt.Sprint(resp.StatusCode)
+		},
+	},
+	{
 		name: "connections", wall: "an address has 512; the oldest idle one is closed", held: words{"closed"}, got: words{"open"},
 		daemon: without(weak.Connections), ask: func(t *testing.T, w *target) string {
 			var all []net.Conn
