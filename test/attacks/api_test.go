@@ -151,7 +151,7 @@ var apiAttacks = []attack{
 				{"POST", "/v1/volumes", `{"name":"../../x"}`},
 				{"POST", "/v1/keys", `{"name":"../../x"}`},
 				{"POST", "/v1/sandboxes/" + w.a.ID + "/rename", `{"name":"a/../../x"}`},
-				{"POST", "/v1/sandboxes/" + w.a.ID + "/commit", `{"image":"../../x"}`},
+				{"POST", "/v1/sandboxes/" + w.a.ID + "/commit", `{"name":"../../x"}`},
 			} {
 				if word := w.asAdmin(t, r[0], r[1], r[2]); word != "400" {
 					return word + " of " + r[1]

@@ -116,8 +116,13 @@ func (w *target) ask(t *testing.T, method, path, key string, body io.Reader, hea
 	return answer{resp.StatusCode, resp.Header, string(b)}
 }
 
-// status is the word of an answer's status: "200".
-func (a answer) word() string { return fmt.Sprint(a.status) }
+// word is the status of an answer: "200"; "closed" if there is none.
+func (a answer) word() string {
+	if a.status == 0 {
+		return "closed"
+	}
+	return fmt.Sprint(a.status)
+}
 
 // asAdmin is the word for a request of an admin with a JSON body.
 func (w *target) asAdmin(t *testing.T, method, path, body string) string {
