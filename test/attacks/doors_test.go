@@ -36,7 +36,7 @@ const second = "GET /v1/version HTTP/1.1\r\nHost: x\r\n\r\n"
 var doorAttacks = []attack{
 	smuggling("two lengths of a request", "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", without(weak.Framing)),
 	smuggling("a length on a folded line", "Transfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n", without(weak.Framing)),
-	smuggling("chunks of HTTP/1.0", "", ownBounds),
+	smuggling("chunks of HTTP/1.0", "", without(weak.Framing)),
 	smuggling("two different lengths", "Content-Length: 0\r\nContent-Length: 5\r\n\r\nabcde", ownBounds),
 	smuggling("chunked, twice", "Transfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n", ownBounds),
 	smuggling("chunked with a space", "Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n", ownBounds),
@@ -241,7 +241,7 @@ var doorAttacks = []attack{
 func smuggling(name, rest string, p *proof) attack {
 	return attack{
 		name: name, wall: "a request says clearly where it ends", held: words{"400", "closed", "501"},
-		got: words{"200+200", "401+401", "401+200", "200"}, daemon: p,
+		got: words{"200+200", "200+400"}, daemon: p,
 		ask: func(t *testing.T, w *target) string {
 			head := "POST /v1/version HTTP/1.1\r\nHost: x\r\n" + rest
 			if rest == "" {
