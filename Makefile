@@ -31,6 +31,15 @@ build: go $(BUILD)/man/sandboxctl.1 ## compile everything into build/bin, and wr
 	CGO_ENABLED=1 $(GO) build -trimpath -tags seccomp -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/sandboxd-runc
 	tools/runsc/build.sh $(BIN)/runsc
 
+.PHONY: weak
+weak: build ## compile into build/weak what test/attacks needs: programs that take walls down
+	@mkdir -p $(BUILD)/weak
+	CGO_ENABLED=0 $(GO) build -trimpath -tags weak -ldflags '$(LDFLAGS)' -o $(BUILD)/weak/ ./cmd/sandboxd
+	CGO_ENABLED=1 $(GO) build -trimpath -tags seccomp,weak -ldflags '$(LDFLAGS)' -o $(BUILD)/weak/ ./cmd/sandboxd-runc
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w' -o $(BUILD)/weak/guest ./test/attacks/guest
+	rm -rf $(BUILD)/weak/agent && cp -a $(BIN)/agent $(BUILD)/weak/
+	ln -f $(BIN)/runsc $(BUILD)/weak/runsc
+
 .PHONY: quickstart
 quickstart: deps build ## build, start a development daemon, run Python in a sandbox on both runtimes
 	@scripts/quickstart.sh
@@ -60,14 +69,14 @@ deps-test:
 .PHONY: test
 test: ## all that a push must pass: lint, unit, root, end to end, crash, SDK; fails on a skip
 	@$(MAKE) deps
-	@$(MAKE) -j2 deps-test build
+	@$(MAKE) -j2 deps-test weak
 	@$(MAKE) promtool
 	@scripts/test.sh push
 
 .PHONY: test-all
 test-all: ## all tests: every case on both runtimes, every story of a whole machine, the documents
 	@$(MAKE) deps
-	@$(MAKE) -j2 deps-test build
+	@$(MAKE) -j2 deps-test weak
 	@$(MAKE) promtool
 	@scripts/proof.sh .all scripts/test.sh all
 
@@ -78,6 +87,10 @@ fuzz: go ## run each fuzz target for FUZZTIME (1m)
 .PHONY: test-compat
 test-compat: deps build ## run the official clients against the daemon; UPDATE=1 writes the results to docs/compatibility.md
 	SANDBOXD_TEST=root SANDBOXD_BIN=$(BIN) $(GO) test -count=1 -tags seccomp -timeout 20m ./test/compat $(if $(UPDATE),-update)
+
+.PHONY: test-attacks
+test-attacks: deps weak ## run all attacks of test/attacks, and show that each succeeds without its wall
+	SANDBOXD_TEST=root SANDBOXD_BIN=$(BIN) $(GO) test -count=1 -v -tags seccomp,all -timeout 40m ./test/attacks | grep -v '^=== '
 
 .PHONY: bench
 bench: deps build ## measure; writes build/bench.json and the table of docs/benchmarks.md

@@ -14,6 +14,8 @@ import (
 	"github.com/opencontainers/runc/libcontainer/specconv"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/weak"
 )
 
 // maxSpec bounds config.json; ours have about 20 KiB.
@@ -41,6 +43,14 @@ func (l launcher) start(id, bundle string, stdin *os.File) (err error) {
 		return fmt.Errorf("convert spec: %w", err)
 	}
 	process.Stdin, process.Stdout, process.Stderr = stdin, l.null, l.null
+	if weak.Off(weak.Descriptors) {
+		root, err := os.Open("/")
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		process.ExtraFiles = append(process.ExtraFiles, root)
+	}
 	c, err := libcontainer.Create(l.root, id, config)
 	if err != nil {
 		return fmt.Errorf("create container: %w", err)

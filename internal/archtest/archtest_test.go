@@ -26,7 +26,7 @@ var layers = [][]string{
 		"internal/certs", "internal/instance", "internal/keylock", "internal/relay", "internal/framing", "internal/fields",
 		"internal/durable", "internal/dump", "internal/failpoint", "internal/history", "internal/journal", "internal/pidfd",
 		"internal/release", "internal/seccomp", "internal/systemd", "internal/tarball",
-		"internal/testcache", "pkg/errs",
+		"internal/testcache", "internal/weak", "pkg/errs",
 	},
 	1: {"pkg/sandbox/record", "internal/hosttest", "internal/confine"},
 	2: {

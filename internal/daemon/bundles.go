@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
@@ -130,4 +131,4 @@ func (b *bundles) List(context.Context) (ids []string, err error) {
 // ownUsers reports whether the guest ids of r are mapped to host ids of its own. Under
 // runc only the host's kernel separates sandboxes, so root inside must be nobody
 // outside. gVisor's guest ids never reach the host's kernel.
-func ownUsers(r *record.Record) bool { return r.Spec.Runtime == oci.Runc }
+func ownUsers(r *record.Record) bool { return r.Spec.Runtime == oci.Runc && !weak.Off(weak.UserNS) }

@@ -28,6 +28,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/journal"
 	"github.com/sandboxd/sandboxd/internal/metrics"
 	"github.com/sandboxd/sandboxd/internal/systemd"
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/admission"
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
@@ -369,7 +370,7 @@ func (d *Daemon) openManager() error {
 				HoldsLink:     true,
 				HostPids:      runscHostPids,
 			},
-			oci.Runc: {Runtime: d.runc, OwnUsers: true},
+			oci.Runc: {Runtime: d.runc, OwnUsers: !weak.Off(weak.UserNS)},
 		},
 	}, sandbox.Config{
 		Instance:   d.cfg.Instance,

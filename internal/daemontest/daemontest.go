@@ -52,6 +52,7 @@ type Options struct {
 	Pool     string            // "auto" if empty
 	PoolSize string            // "4Gi" if empty
 	Recipes  string            // directory of image recipes; rootfs if empty
+	Programs string            // directory of the daemon and what it starts; that of make build if empty
 	Wrap     []string          // a command that runs the daemon, as prlimit(1)
 	TCP      string            // address of its TCP listener; a free port of loopback if empty
 	Key      string            // API key; Key if empty
@@ -74,6 +75,7 @@ type Daemon struct {
 
 	t       testing.TB
 	recipes string // directory of image recipes
+	program string // the daemon's
 	wrap    []string
 	cmd     *exec.Cmd
 	done    chan struct{}
@@ -115,7 +117,9 @@ func NewWith(t testing.TB, o Options) *Daemon {
 func Prepare(t testing.TB, o Options) *Daemon {
 	t.Helper()
 	hosttest.Root(t)
-	if _, err := os.Stat(Bin("sandboxd")); err != nil {
+	o.Programs = cmp.Or(o.Programs, Bin(""))
+	program := filepath.Join(o.Programs, "sandboxd")
+	if _, err := os.Stat(program); err != nil {
 		t.Fatalf("the daemon is not built: run make build (%v)", err)
 	}
 	if o.Instance == 0 {
@@ -130,6 +134,7 @@ func Prepare(t testing.TB, o Options) *Daemon {
 		TCP:      o.TCP,
 		Config:   filepath.Join(t.TempDir(), "config.toml"),
 		recipes:  cmp.Or(o.Recipes, filepath.Join(root(), "rootfs")),
+		program:  program,
 		wrap:     o.Wrap,
 		log:      &buffer{},
 	}
@@ -168,7 +173,7 @@ pool_size = %q
 %s
 [log]
 level = "debug"
-`, d.Instance, d.StateDir, Bin(""), d.recipes, d.TCP, key, strings.Join(o.Listen, "\n"),
+`, d.Instance, d.StateDir, o.Programs, d.recipes, d.TCP, key, strings.Join(o.Listen, "\n"),
 		cmp.Or(o.Pool, "auto"), cmp.Or(o.PoolSize, "4Gi"), strings.Join(o.Storage, "\n"))
 	must(d.t, os.WriteFile(d.Config, []byte(text+strings.Join(o.Config, "\n")), 0o600))
 }
@@ -188,7 +193,7 @@ func (d *Daemon) TryStart(env ...string) error {
 		return err
 	}
 	defer r.Close()
-	argv := append(append([]string(nil), d.wrap...), Bin("sandboxd"), "serve", "--config", d.Config)
+	argv := append(append([]string(nil), d.wrap...), d.program, "serve", "--config", d.Config)
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Stdout, cmd.Stderr = d.log, d.log
 	cmd.ExtraFiles = []*os.File{w}
@@ -247,7 +252,7 @@ func (d *Daemon) Ended() <-chan struct{} { return d.done }
 func (d *Daemon) Log() string { return d.log.String() }
 
 func (d *Daemon) teardown() {
-	out, err := exec.Command(Bin("sandboxd"), "teardown", "--config", d.Config).CombinedOutput()
+	out, err := exec.Command(d.program, "teardown", "--config", d.Config).CombinedOutput()
 	if err != nil {
 		d.t.Errorf("teardown: %v\n%s", err, out)
 	}

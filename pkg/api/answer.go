@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/fields"
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -95,6 +96,9 @@ func decodeBody(w http.ResponseWriter, r *http.Request, b []byte, v any) error {
 
 // readBody reads a body of at most maxBody bytes.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if weak.Off(weak.Bodies) {
+		return io.ReadAll(r.Body)
+	}
 	tooLarge := func() error {
 		return httperr.New(http.StatusRequestEntityTooLarge, "SANDBOX::INVALID_PARAMETER", errs.Invalid,
 			"the body is larger than %d MiB; put data into the sandbox through its files API instead", maxBody>>20)

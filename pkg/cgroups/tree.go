@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -196,6 +197,12 @@ func (t *Tree) Create(ctx context.Context, id string, l Limits) error {
 }
 
 func (t *Tree) create(id string, l Limits) error {
+	if weak.Off(weak.Memory) {
+		l.MemoryBytes = 0
+	}
+	if weak.Off(weak.Pids) {
+		l.Pids = 0
+	}
 	ctrls := t.layout.onV2()
 	for _, h := range t.layout.ours {
 		if err := mkdir(t.dir(h, id)); err != nil {

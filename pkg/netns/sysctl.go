@@ -6,6 +6,8 @@ import (
 	"io/fs"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/weak"
 )
 
 // A sysctl is a file below /proc/sys and the value written to it.
@@ -73,7 +75,11 @@ const procSys = "/proc/sys/"
 // guestSteps is guestNet and guestUser as steps for a child of withChild.
 func guestSteps() []step {
 	steps := make([]step, 0, len(guestNet)+len(guestUser))
-	for _, list := range [][]sysctl{guestNet, guestUser} {
+	lists := [][]sysctl{guestNet, guestUser}
+	if weak.Off(weak.UserLimits) {
+		lists = lists[:1]
+	}
+	for _, list := range lists {
 		for _, s := range list {
 			steps = append(steps, newStep(procSys+s.name, s.value, s.optional))
 		}

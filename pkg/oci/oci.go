@@ -163,7 +163,7 @@ func newSpec(name, goarch string, c Config) *specs.Spec {
 			d.change(s)
 		}
 	}
-	return s
+	return weaken(name, s)
 }
 
 // process is PID 1: the agent, as guest root.

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
@@ -36,6 +37,9 @@ func (d *Disks) CreateDisk(ctx context.Context, id, snapshot string, bytes int64
 	dir, err := d.pool.diskDir(id)
 	if err != nil {
 		return err
+	}
+	if weak.Off(weak.Disk) {
+		bytes = 0
 	}
 	if snapshot != "" {
 		return d.branch(ctx, snapshot, id, dir, bytes)

@@ -11,11 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// probe asks the questions of docs/design/hardening.md from inside, as root of the guest.
-// Dangerous files are opened, never written.
+// probe asks from inside, as root of the guest, how a sandbox is set up. What a guest can
+// try is in test/attacks.
 const probe = `
-import ctypes, errno, json, os, resource, socket
-libc = ctypes.CDLL(None, use_errno=True)
+import errno, json, os, resource, socket
 name = lambda n: errno.errorcode.get(n, n)
 def attempt(f):
     try:
@@ -26,9 +25,6 @@ def attempt(f):
 def read(p, mode="r"):
     try: return open(p, mode).read()
     except OSError: return ""
-def call(f, *args):
-    ctypes.set_errno(0)
-    return "ok" if f(*args) == 0 else name(ctypes.get_errno())
 def links(d):
     out = {}
     try:
@@ -37,9 +33,6 @@ def links(d):
             except OSError: pass
     except OSError: pass
     return out
-def writable(p):
-    def f(): os.close(os.open(p, os.O_WRONLY))
-    return attempt(f)
 status = dict(l.split(":", 1) for l in open("/proc/self/status").read().splitlines() if ":" in l)
 mounts = {}
 for l in open("/proc/self/mountinfo"):
@@ -51,20 +44,8 @@ out = {
     "Core": list(resource.getrlimit(resource.RLIMIT_CORE)),
     "NoFile": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
     "Memlock": list(resource.getrlimit(resource.RLIMIT_MEMLOCK)),
-    "Writable": {p: writable(p) for p in ("/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname", "/proc/sysrq-trigger",
-        "/sys/kernel/uevent_helper", "/sys/kernel/mm/transparent_hugepage/enabled", "/opt/opensandbox/sandbox-agent",
-        "/proc/pressure/cpu", "/proc/pressure/io", "/proc/pressure/memory", "/proc/sys/kernel/random/boot_id")},
-    "Told": [p for p in ("/proc/config.gz", "/proc/diskstats", "/proc/pressure/cpu", "/sys/kernel/notes", "/sys/kernel/vmcoreinfo")
-        if read(p, "rb")] + [p for p in ("/proc/pressure", "/sys/block", "/sys/class/block", "/sys/devices/virtual/block", "/sys/fs/btrfs")
-        if os.path.isdir(p) and os.listdir(p)],
     "BootID": read("/proc/sys/kernel/random/boot_id").strip(),
-    "Mount": call(libc.mount, b"none", b"/mnt", b"tmpfs", 0, None),
-    "Mknod": attempt(lambda: os.mknod("/tmp/dev", 0o020666, os.makedev(1, 1))),
-    "Sockets": {n: attempt(lambda: socket.socket(f, t, 0).close()) for n, f, t in (
-        ("ALG", 38, socket.SOCK_SEQPACKET), ("PACKET", 17, socket.SOCK_RAW), ("VSOCK", 40, socket.SOCK_STREAM), ("XDP", 44, socket.SOCK_RAW),
-        ("RAW", 2, socket.SOCK_RAW), ("INET", 2, socket.SOCK_STREAM), ("UNIX", 1, socket.SOCK_STREAM))},
-    "Protocols": {n: attempt(lambda: socket.socket(2, t, p).close()) for n, t, p in (
-        ("MPTCP", socket.SOCK_STREAM, 262), ("UDPLITE", socket.SOCK_DGRAM, 136), ("SCTP", socket.SOCK_STREAM, 132))},
+    "Sockets": {n: attempt(lambda: socket.socket(f, socket.SOCK_STREAM, 0).close()) for n, f in (("INET", 2), ("UNIX", 1))},
     "Agent": mounts.get("/opt/opensandbox", "not a mount"),
     "Cgroup": [p for p, o in mounts.items() if p.startswith("/sys/fs/cgroup")],
     "Env1": read("/proc/1/environ").split("\0"),
@@ -74,8 +55,6 @@ out = {
     "Pids": sorted(int(p) for p in os.listdir("/proc") if p.isdigit()),
     "Devices": sorted(os.listdir("/dev")),
 }
-# Last, because gVisor grants it: what follows would run in namespaces of its own.
-out["Unshare"] = {str(f): call(libc.unshare, f) for f in (0x10000000, 0x00020000, 0x40000000)}
 print(json.dumps(out))
 `
 
@@ -83,16 +62,12 @@ type findings struct {
 	UIDMap                []string
 	Status                map[string]string
 	Core, NoFile, Memlock []int64
-	Writable              map[string]string
-	Mount, Mknod          string
-	Unshare, Sockets      map[string]string
-	Protocols             map[string]string
+	Sockets               map[string]string
 	Agent                 string
 	Cgroup, Env1, Args1   []string
 	Fds1, Fds             map[string]string
 	Pids                  []int
 	Devices               []string
-	Told                  []string // masked files and directories that tell something
 	BootID                string
 }
 
@@ -108,12 +83,6 @@ func tellHardening(t *testing.T, l *lab) {
 	id := l.make("python", "-e", "SECRET_OF_USER=x")
 	var f findings
 	l.python(id, &f, probe)
-	refused := func(row, what, got string) {
-		t.Helper()
-		if got == "ok" {
-			t.Errorf("%s: %s is not refused", row, what)
-		}
-	}
 	mask := func(field string) uint64 {
 		t.Helper()
 		n, err := strconv.ParseUint(f.Status[field], 16, 64)
@@ -132,12 +101,6 @@ func tellHardening(t *testing.T, l *lab) {
 			t.Errorf("capabilities: %s is %s", field, f.Status[field])
 		}
 	}
-	refused("seccomp", "mount", f.Mount)                               // system calls, "mounts"
-	refused("devices", "mknod of /dev/mem", f.Mknod)                   // row "capabilities": MKNOD is dropped
-	refused("capabilities", "raw IP", f.Sockets["RAW"])                // row "capabilities": NET_RAW is dropped
-	for _, family := range []string{"ALG", "PACKET", "VSOCK", "XDP"} { // system calls, "sockets"; CVE-2026-31431
-		refused("sockets", "AF_"+family, f.Sockets[family])
-	}
 	for _, family := range []string{"INET", "UNIX"} {
 		if f.Sockets[family] != "ok" {
 			t.Errorf("sockets: AF_%s: %s", family, f.Sockets[family])
@@ -147,7 +110,6 @@ func tellHardening(t *testing.T, l *lab) {
 	if !strings.HasPrefix(f.Agent, "ro,") || !strings.Contains(f.Agent, "nosuid") {
 		t.Errorf("the agent's mount: %s", f.Agent)
 	}
-	refused("agent", "writing its binary", f.Writable["/opt/opensandbox/sandbox-agent"])
 	if len(f.Cgroup) > 0 { // row "cgroup file system": not mounted
 		t.Errorf("cgroups are mounted at %v", f.Cgroup)
 	}
@@ -169,9 +131,6 @@ func tellHardening(t *testing.T, l *lab) {
 	if len(f.Pids) > 6 || f.Pids[0] != 1 { // row "/proc": own pid namespace
 		t.Errorf("processes in sight: %v", f.Pids)
 	}
-	if len(f.Told) > 0 { // row "masked and read-only paths"
-		t.Errorf("not masked: %v", f.Told)
-	}
 	host, err := os.ReadFile("/proc/sys/kernel/random/boot_id") // row "boot_id"
 	if err != nil {
 		t.Error(err)
@@ -184,13 +143,8 @@ func tellHardening(t *testing.T, l *lab) {
 	if f.NoFile[1] > 65536 { // row "open files"
 		t.Errorf("RLIMIT_NOFILE is %v", f.NoFile)
 	}
-	// Another user's process is out of reach (PTRACE_ATTACH to PID 1).
-	if out := l.ok("exec", "-u", "nobody", id, "--", "python3", "-c",
-		"import ctypes; print(ctypes.CDLL(None).ptrace(16, 1, None, None))"); out != "-1\n" {
-		t.Errorf("nobody may trace PID 1: %q", out)
-	}
 	if l.runtime == "runc" {
-		tellKernelHardening(t, f, refused)
+		tellKernelHardening(t, f)
 		tellFilters(l, id)
 	}
 	tellDaemonHardening(t, l)
@@ -243,7 +197,7 @@ func tellFilters(l *lab, id string) {
 }
 
 // tellKernelHardening is what only counts where guests use the host's kernel.
-func tellKernelHardening(t *testing.T, f findings, refused func(row, what, got string)) {
+func tellKernelHardening(t *testing.T, f findings) {
 	if len(f.UIDMap) != 3 || f.UIDMap[0] != "0" || f.UIDMap[2] != "65536" { // row "user namespace"
 		t.Fatalf("uid map %v", f.UIDMap)
 	}
@@ -255,14 +209,6 @@ func tellKernelHardening(t *testing.T, f findings, refused func(row, what, got s
 	}
 	if f.Status["Seccomp"] != "2" { // row "seccomp"
 		t.Errorf("Seccomp is %q", f.Status["Seccomp"])
-	}
-	for protocol, got := range f.Protocols { // system calls, "sockets"
-		if got != "EPROTONOSUPPORT" {
-			t.Errorf("sockets: %s: %s", protocol, got)
-		}
-	}
-	if len(f.Protocols) != 3 {
-		t.Errorf("sockets: tried %v", f.Protocols)
 	}
 	if f.Core[0] != 1 || f.Core[1] != 1 { // traps, "core_pattern": exactly 1
 		t.Errorf("RLIMIT_CORE is %v", f.Core)
@@ -278,16 +224,5 @@ func tellKernelHardening(t *testing.T, f findings, refused func(row, what, got s
 	}
 	if f.Memlock[1] > 64<<10 { // row "locked memory"
 		t.Errorf("RLIMIT_MEMLOCK is %v", f.Memlock)
-	}
-	for flag, got := range f.Unshare { // system calls, "namespaces"
-		refused("seccomp", "unshare of "+flag, got)
-	}
-	for path, got := range f.Writable { // rows "masked and read-only paths" and "/sys"; gVisor's are made up and may open
-		refused("paths", "writing "+path, got)
-	}
-	for path := range f.Writable {
-		if f.Writable[path] == "" {
-			t.Errorf("%s was not tried", path)
-		}
 	}
 }

@@ -39,6 +39,9 @@ var apart = map[string]map[string][]string{
 		"TestKillInRecovery":   {"runc", "runsc"},
 		"TestVolumes":          {"runc", "runsc"},
 	},
+	"test/attacks": {
+		"TestAttacks": {"runc", "runsc", "api"},
+	},
 	"test/compat": {
 		"TestQuickstarts": {"runc", "runsc"},
 	},
@@ -76,6 +79,7 @@ var costs = map[string]int{
 	"test/e2e TestStories/runc":          110,
 	"test/e2e TestKillAtEveryStep/runsc": 100,
 	"pkg/egress":                         90,
+	"test/attacks TestProofs":            60,
 	"pkg/cgroups":                        60,
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -62,6 +63,8 @@ func (g *Guard) WhoIs(r *http.Request) (actor string, role record.Role) {
 	p := PeerOf(r)
 	key, ok := g.keys.find(givenKey(r))
 	switch {
+	case weak.Off(weak.Keys):
+		return "anyone " + p.Actor, record.Admin
 	case p.Unix:
 		return p.Actor, record.Admin
 	case ok && !expired(key):

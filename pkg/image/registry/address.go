@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
@@ -132,6 +133,9 @@ var inner = []netip.Prefix{
 // elsewhere reports whether a is public and not an address of this host: the host's
 // firewall keeps everybody else from what listens there.
 func elsewhere(a netip.Addr) bool {
+	if weak.Off(weak.Registries) {
+		return true
+	}
 	if !public(a) {
 		return false
 	}

@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 	"github.com/sandboxd/sandboxd/pkg/oci/launch"
 )
@@ -49,7 +50,7 @@ func New(c Config) (*Driver, error) {
 	}
 	l, err := launch.New(func() *exec.Cmd {
 		cmd := exec.Command(c.Binary, "launch", c.Root)
-		cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
+		cmd.Env = append([]string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, weak.Environ()...)
 		cmd.Stderr = c.Log
 		return cmd
 	})

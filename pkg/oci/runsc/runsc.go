@@ -25,6 +25,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/oci"
 )
 
@@ -159,6 +160,9 @@ func (d *Driver) args(log string, command ...string) []string {
 		"--host-settings=ignore",
 		"--allow-flag-override", // by the bundle, which pkg/oci alone writes: what a level of security changes
 		"--sidecar-usage-policy=LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK", // one binary, without gvisor-bin/ beside it
+	}
+	if weak.Off(weak.SentryFlags) {
+		args = append(args, "--net-raw=true", "--iouring=true")
 	}
 	return append(args, command...)
 }

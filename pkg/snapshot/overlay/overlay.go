@@ -23,6 +23,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
 )
@@ -55,7 +56,7 @@ func (o *Mount) Detached() error {
 	}
 	defer unix.Close(fsfd)
 	attr := unix.MOUNT_ATTR_NODEV
-	if !o.SetUID {
+	if !o.SetUID && !weak.Off(weak.NoSuid) {
 		attr |= unix.MOUNT_ATTR_NOSUID
 	}
 	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attr)

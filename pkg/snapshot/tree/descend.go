@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/internal/weak"
 )
 
 // Steps say how [Descend] walks.
@@ -44,6 +46,9 @@ func (how Steps) step(at *os.File, name string, last bool) (*os.File, error) {
 	open := unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+	}
+	if weak.Off(weak.HostLinks) {
+		open.Resolve = 0
 	}
 	kind := how.Kind
 	if !last {

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"crypto/rand"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Each flood has an end, which its limit keeps it from. It prints how far it came.
+
+// until calls f n times, and stops at the first error.
+func until(n string, f func(i int) error) (string, error) {
+	for i := range int(number(n)) {
+		if err := f(i); err != nil {
+			return fmt.Sprint("after ", i), err
+		}
+	}
+	return "all " + n, nil
+}
+
+// memory touches so many MiB.
+func memory(args []string) (string, error) {
+	debug.SetGCPercent(-1)
+	return until(args[0], func(int) error {
+		b, err := unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		for i := 0; i < len(b); i += 4096 {
+			b[i] = 1
+		}
+		return err
+	})
+}
+
+// fill writes so many MiB into one file of a directory, and leaves it there.
+func fill(args []string) (string, error) {
+	f, err := os.Create(filepath.Join(args[0], "attack-fill"))
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	block := make([]byte, 1<<20)
+	rand.Read(block) //nolint:errcheck // never fails since Go 1.24
+	more, err := until(args[1], func(int) error { _, err := f.Write(block); return err })
+	if err == nil {
+		err = f.Sync()
+	}
+	return more, err
+}
+
+// inodes makes so many files in a directory.
+func inodes(args []string) (string, error) {
+	dir, err := os.MkdirTemp(args[0], "attack-inodes")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	return until(args[1], func(i int) error {
+		return descriptor(unix.Open(filepath.Join(dir, fmt.Sprint(i)), unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600))
+	})
+}
+
+// files opens so many, and keeps them open.
+func files(args []string) (string, error) {
+	return until(args[0], func(int) error { _, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0); return err })
+}
+
+func terminals(args []string) (string, error) {
+	return until(args[0], func(int) error {
+		_, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+		return err
+	})
+}
+
+func inotify(args []string) (string, error) {
+	return until(args[0], func(int) error { _, err := unix.InotifyInit1(unix.IN_CLOEXEC); return err })
+}
+
+// pressure sets triggers, each of which takes the kernel 10 ms to close.
+func pressure(args []string) (string, error) {
+	return until(args[0], func(int) error {
+		fd, err := unix.Open("/proc/pressure/cpu", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		if err != nil {
+			return err
+		}
+		_, err = unix.Write(fd, []byte("some 150000 2000000\x00")) // a window that needs no privileges
+		return err
+	})
+}
+
+// threads starts so many. Go ends the program if it cannot have one.
+func threads(args []string) (string, error) {
+	debug.SetMaxThreads(1 << 20)
+	n := int(number(args[0]))
+	var up, down sync.WaitGroup
+	up.Add(n)
+	down.Add(1)
+	for range n {
+		go func() {
+			runtime.LockOSThread()
+			up.Done()
+			down.Wait()
+		}()
+	}
+	up.Wait()
+	down.Done()
+	return "", nil
+}
+
+// printMuch prints so many MiB, and then the word.
+func printMuch(args []string) (string, error) {
+	line := strings.Repeat("x", 1<<16-1) + "\n"
+	return until(args[0], func(int) error {
+		for range 16 {
+			if _, err := io.WriteString(os.Stdout, line); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

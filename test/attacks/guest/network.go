@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func connect(addr string) (string, error) {
+	c, err := net.DialTimeout("tcp", addr, 2*time.Second)
+	if e, ok := err.(net.Error); ok && e.Timeout() {
+		return "", wordError("timeout")
+	}
+	if err != nil {
+		return "", err
+	}
+	return "", c.Close()
+}
+
+// connects begins so many connections to different ports of an address, and waits for
+// none. It prints how many sockets that took.
+func connects(args []string) (string, error) {
+	ip := [4]byte(net.ParseIP(args[0]).To4())
+	refused := 0
+	more, err := until(args[1], func(i int) error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(fd)
+		if err := unix.Connect(fd, &unix.SockaddrInet4{Port: 1024 + i%60000, Addr: ip}); err != nil && err != unix.EINPROGRESS {
+			refused++
+		}
+		return nil
+	})
+	return fmt.Sprintf("%s, %d refused at once", more, refused), err
+}
+
+// bind listens on a port that another process has, in all ways that share one.
+func bind(args []string) (string, error) {
+	share := func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) //nolint:errcheck // then it is bound without
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) //nolint:errcheck // the same
+		})
+	}
+	var last error
+	for _, host := range []string{"0.0.0.0", "127.0.0.1", "127.0.0.2", ownAddress()} {
+		l, err := (&net.ListenConfig{Control: share}).Listen(context.Background(), "tcp4", net.JoinHostPort(host, args[0]))
+		if err == nil {
+			return host, l.Close()
+		}
+		last = err
+	}
+	return "", last
+}
+
+// ownAddress is the address of this sandbox.
+func ownAddress() string {
+	all, _ := net.InterfaceAddrs()
+	for _, a := range all {
+		if n, ok := a.(*net.IPNet); ok && n.IP.To4() != nil && !n.IP.IsLoopback() {
+			return n.IP.String()
+		}
+	}
+	return "127.0.0.3"
+}
+
+// query is a question of DNS for the address of a name.
+func query(id uint16, name string) []byte {
+	q := binary.BigEndian.AppendUint16(nil, id)
+	q = append(q, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+	for label := range strings.SplitSeq(name, ".") {
+		q = append(append(q, byte(len(label))), label...)
+	}
+	return append(q, 0, 0, 1, 0, 1)
+}
+
+// dns asks a server for a name. The word is the code of the answer: "ok" is an answer that
+// has one, from anywhere.
+func dns(args []string) (string, error) {
+	c, err := net.Dial("udp", args[0])
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	answer := make([]byte, 512)
+	for range 5 { // packets may be lost
+		if _, err = c.Write(query(7, args[1])); err != nil {
+			return "", err
+		}
+		c.SetReadDeadline(time.Now().Add(time.Second)) //nolint:errcheck // of a socket
+		var n int
+		if n, err = c.Read(answer); err == nil && n >= 12 {
+			codes := []string{"ok", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED"}
+			if code := int(answer[3] & 15); code > 0 && code < len(codes) {
+				err = wordError(codes[code])
+			}
+			return "", err
+		}
+	}
+	return "", err
+}
+
+// queries asks so many questions at once, each from a port of its own, and counts the
+// answers of the second after that: "ok" if each was answered.
+func queries(args []string) (string, error) {
+	var all []net.Conn
+	for i := range int(number(args[1])) {
+		c, err := net.Dial("udp", args[0])
+		if err != nil {
+			return "", err
+		}
+		defer c.Close()
+		if _, err := c.Write(query(uint16(i), "attack.invalid")); err != nil {
+			return "", err
+		}
+		all = append(all, c)
+	}
+	limit, answers := time.Now().Add(time.Second), 0
+	for _, c := range all {
+		c.SetReadDeadline(limit) //nolint:errcheck // of a socket
+		if _, err := c.Read(make([]byte, 512)); err == nil {
+			answers++
+		}
+	}
+	if answers < len(all) {
+		return fmt.Sprintf("%d of %d", answers, len(all)), wordError("dropped")
+	}
+	return "", nil
+}
+
+// serve is a server of a guest that wishes its clients no good. It ends with its sandbox.
+func serve(args []string) (string, error) {
+	l, err := net.Listen("tcp4", "0.0.0.0:"+args[0])
+	if err != nil {
+		return "", err
+	}
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return "", err
+		}
+		go answer(c)
+	}
+}
+
+// answer answers one request by its path.
+func answer(c net.Conn) {
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // of a socket
+	from := bufio.NewReader(c)
+	r, err := http.ReadRequest(from)
+	if err != nil {
+		return
+	}
+	what, more, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	endless := func(head, s string) {
+		io.WriteString(c, head) //nolint:errcheck // as below
+		for {
+			if _, err := io.WriteString(c, s); err != nil {
+				return
+			}
+		}
+	}
+	switch what {
+	case "echo": // the request's own head
+		var b strings.Builder
+		r.Header.Write(&b) //nolint:errcheck // into memory
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", b.Len(), b.String())
+	case "redirect":
+		fmt.Fprintf(c, "HTTP/1.1 302 Found\r\nLocation: http://%s/\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", more)
+	case "cookie":
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nSet-Cookie: a=b; Domain=example.org; Path=/\r\nClear-Site-Data: \"*\"\r\n"+
+			"Content-Length: 0\r\nConnection: close\r\n\r\n")
+	case "endless-head":
+		endless("HTTP/1.1 200 OK\r\n", "X-A: "+strings.Repeat("a", 1000)+"\r\n")
+	case "endless-line":
+		endless("HTTP/1.1 200 OK\r\nX-A: ", strings.Repeat("a", 1000))
+	case "endless-interim":
+		endless("", "HTTP/1.1 103 Early Hints\r\nX-A: a\r\n\r\n")
+	case "two-lengths":
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length: 50\r\nConnection: close\r\n\r\n")
+	case "garbage":
+		fmt.Fprint(c, "\x00\x01garbage\r\n\r\n")
+	}
+}

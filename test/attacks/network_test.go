@@ -1,0 +1,61 @@
+package attacks_test
+
+import "github.com/sandboxd/sandboxd/internal/weak"
+
+// lost is what becomes of a connection that is let out to nowhere.
+var lost = words{"timeout", "EHOSTUNREACH", "ENETUNREACH", "ok"}
+
+// answered is what the resolver says if it asks another: here nobody.
+var answered = words{"SERVFAIL", "NXDOMAIN", "ok", "timeout"}
+
+// networkAttacks go out from a sandbox that may not: nothing is allowed to it.
+var networkAttacks = []attack{
+	{
+		name: "connect to the Internet", wall: "the network policy", run: []string{"connect", "203.0.113.9:80"},
+		held: words{"ECONNREFUSED"}, got: lost, runc: without(weak.Policy), runsc: without(weak.Policy),
+	},
+	{
+		name: "the metadata service", wall: "hard blocks in Go and in the chains", run: []string{"connect", "169.254.169.254:80"},
+		held: words{"ECONNREFUSED"}, runc: unproven("no test asks the metadata service of its host"),
+		runsc: unproven("no test asks the metadata service of its host"),
+	},
+	{
+		name: "another sandbox", wall: "hard blocks in Go, chains, lock", run: []string{"connect", "NEIGHBOUR:7000"},
+		held: words{"ECONNREFUSED"}, runc: without(weak.Chains), runsc: without(weak.Chains),
+	},
+	{
+		name: "a service of the host", wall: "chains, lock", run: []string{"connect", "GATEWAY:LISTENER"},
+		held: words{"ECONNREFUSED"}, runc: without(weak.Chains), runsc: without(weak.Chains),
+	},
+	{
+		name: "the resolver's own port", wall: "chains, lock", run: []string{"connect", "GATEWAY:15353"},
+		held: words{"ECONNREFUSED"}, runc: without(weak.Chains), runsc: without(weak.Chains),
+	},
+	{
+		name: "data in names", wall: "the resolver refuses where the network is not open",
+		run:  []string{"dns", "GATEWAY:53", "secret.attack.invalid"},
+		held: words{"REFUSED"}, got: answered, runc: without(weak.Resolver), runsc: without(weak.Resolver),
+	},
+	{
+		name: "data in names, by another resolver", wall: "port 53 is redirected, to whatever address",
+		run: []string{"dns", "198.51.100.53:53", "secret.attack.invalid"}, held: words{"REFUSED"}, got: answered,
+		runc: without(weak.Resolver), runsc: without(weak.Resolver),
+	},
+	{
+		name: "IPv6", wall: "disable_ipv6, two rules, the lock", run: []string{"connect", "[2001:db8::1]:80"},
+		held: refused.and("ENETUNREACH", "EADDRNOTAVAIL", "EAFNOSUPPORT", "EHOSTUNREACH"),
+		runc: unproven("a test host has no IPv6 to reach"), runsc: unproven("a test host has no IPv6 to reach"),
+	},
+	{
+		name: "queries", wall: "queries of a sandbox are counted", run: []string{"queries", "GATEWAY:53", "1500"}, own: nothing,
+		held: words{"dropped"}, runc: unproven("pkg/egress measures its rates"), runsc: unproven("pkg/egress measures its rates"),
+	},
+	{
+		name: "connections to many ports", wall: "flows of a sandbox are counted, refused ones make no entry of conntrack",
+		run: []string{"connects", "203.0.113.9", "5000"}, own: nothing,
+		// It may try. What counts is that all others are unharmed, and that the table of the
+		// host does not fill: see unharmed.
+		held: words{"ok", "ECONNREFUSED", "EAGAIN"}, runc: unproven("pkg/egress measures the ledger of flows"),
+		runsc: unproven("pkg/egress measures the ledger of flows"),
+	},
+}
