@@ -34,7 +34,7 @@ const maxName = 4096
 
 type unpacker struct {
 	Options
-	in    *endReader
+	in    *EndReader
 	tr    *tar.Reader
 	root  *os.Root
 	from  string // the names of all entries are below it
@@ -48,20 +48,20 @@ type unpacker struct {
 }
 
 func (o Options) unpacker(r io.Reader) *unpacker {
-	in := &endReader{r: bufio.NewReaderSize(r, bufferSize)}
+	in := &EndReader{R: bufio.NewReaderSize(r, bufferSize)}
 	return &unpacker{Options: o, in: in, tr: tar.NewReader(in), buf: make([]byte, bufferSize), dirs: map[string]*tar.Header{}}
 }
 
-// endReader notes that its reader ended. A whole tar has blocks that mark its end, and package tar
-// does not say whether it found those or the end of its input.
-type endReader struct {
-	r     io.Reader
-	ended bool
+// EndReader notes that R ended. A whole tar has blocks that mark its end, and package tar does not
+// say whether it found those or the end of its input.
+type EndReader struct {
+	R     io.Reader
+	Ended bool
 }
 
-func (e *endReader) Read(p []byte) (int, error) {
-	n, err := e.r.Read(p)
-	e.ended = e.ended || errors.Is(err, io.EOF)
+func (e *EndReader) Read(p []byte) (int, error) {
+	n, err := e.R.Read(p)
+	e.Ended = e.Ended || errors.Is(err, io.EOF)
 	return n, err
 }
 
@@ -70,7 +70,7 @@ func (u *unpacker) next() (*tar.Header, error) {
 	for {
 		h, err := u.tr.Next()
 		switch {
-		case errors.Is(err, io.EOF) && u.in.ended:
+		case errors.Is(err, io.EOF) && u.in.Ended:
 			return nil, &Broken{errNoEnd}
 		case errors.Is(err, io.EOF):
 			if _, err := io.CopyBuffer(io.Discard, struct{ io.Reader }{u.in}, u.buf); err != nil { // padding

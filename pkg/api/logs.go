@@ -36,21 +36,7 @@ const maxLogs = spec.MaxLog
 // logs answers the output of the entrypoint, or its last lines. The agent has it while
 // the sandbox runs; afterwards the record has the end of it.
 func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Record) error {
-	q := r.URL.Query()
-	follow, err := spec.ParseBool(cmp.Or(q.Get("follow"), "false"))
-	if err != nil {
-		return httperr.Invalid("follow: want true or false")
-	}
-	lines, err := strconv.Atoi(cmp.Or(q.Get("tail"), "-1"))
-	if err != nil || q.Has("tail") && lines < 0 || lines > agent.MaxLines {
-		return httperr.Invalid("tail %q: want a number of lines from 0 to %d; leave it out for all", httperr.Clip(q.Get("tail"), 20),
-			agent.MaxLines)
-	}
-	cursor, err := strconv.ParseInt(cmp.Or(q.Get("cursor"), "0"), 10, 64)
-	if err != nil || cursor < 0 {
-		return httperr.Invalid("cursor %q: want a number of bytes", httperr.Clip(q.Get("cursor"), 20))
-	}
-	since, stamped, err := timesOf(q)
+	q, err := logQueryOf(r.URL.Query())
 	if err != nil {
 		return err
 	}
@@ -68,53 +54,97 @@ func (l *logHandlers) logs(w http.ResponseWriter, r *http.Request, rec record.Re
 	h.Set("Content-Type", "text/plain; charset=utf-8")
 	h.Set("X-Content-Type-Options", "nosniff")
 	if rec.State == record.Ended {
-		return lastOf(w, &rec, lines, since, stamped)
+		return lastOf(w, &rec, q)
 	}
 	if err := l.gateway.Reachable(r.Context(), &rec, wire.AgentPort); err != nil {
 		return err
 	}
 	out := &tail{w: w, rc: http.NewResponseController(w), header: h}
 	stamps := &stamper{w: w}
-	if stamped {
+	if q.stamped {
 		if stamps.times, err = l.times(r.Context(), &rec); err != nil {
 			return err
 		}
 		out.w = stamps
 	}
-	switch {
-	case q.Has("cursor"):
-		cursor, err = l.seek(out, r, rec, cursor)
-	case lines >= 0:
-		cursor, err = l.seekLines(out, r, rec, lines, follow)
-	}
+	cursor, err := l.firstByte(out, r, rec, q)
 	if err != nil {
 		return err
 	}
-	if !q.Has("cursor") && (stamped || !since.IsZero()) { // without since, it is the oldest byte that is kept
-		if cursor, err = l.skip(out, r, rec, cursor, since, follow); err != nil {
-			return err
-		}
-	}
-	stamps.off, stamps.inside = cursor, q.Has("cursor") && out.Inside()
-	if cursor, err = l.copyLogs(out, r, rec, cursor, follow); err != nil || !follow {
+	stamps.off, stamps.inside = cursor, q.resumed && out.Inside()
+	if cursor, err = l.copyLogs(out, r, rec, cursor, q.follow); err != nil || !q.follow {
 		return err
 	}
-	// The agent has sent all: the sandbox is about to end, and the daemon is about to
-	// notice. A person does not notice a tenth of a second.
+	l.followToEnd(out, r, rec, cursor)
+	return nil
+}
+
+// A logQuery is what a request for logs asks for.
+type logQuery struct {
+	follow  bool
+	lines   int       // the last ones; negative: all
+	resumed bool      // the client goes on at cursor
+	cursor  int64     // number of a byte
+	since   time.Time // zero: the oldest byte that is kept
+	stamped bool      // each line begins with its time
+}
+
+func logQueryOf(v url.Values) (q logQuery, err error) {
+	if q.follow, err = spec.ParseBool(cmp.Or(v.Get("follow"), "false")); err != nil {
+		return q, httperr.Invalid("follow: want true or false")
+	}
+	q.lines, err = strconv.Atoi(cmp.Or(v.Get("tail"), "-1"))
+	if err != nil || v.Has("tail") && q.lines < 0 || q.lines > agent.MaxLines {
+		return q, httperr.Invalid("tail %q: want a number of lines from 0 to %d; leave it out for all", httperr.Clip(v.Get("tail"), 20),
+			agent.MaxLines)
+	}
+	q.resumed = v.Has("cursor")
+	q.cursor, err = strconv.ParseInt(cmp.Or(v.Get("cursor"), "0"), 10, 64)
+	if err != nil || q.cursor < 0 {
+		return q, httperr.Invalid("cursor %q: want a number of bytes", httperr.Clip(v.Get("cursor"), 20))
+	}
+	if q.since, err = sinceOf(v); err != nil {
+		return q, err
+	}
+	if q.stamped, err = spec.ParseBool(cmp.Or(v.Get("timestamps"), "false")); err != nil {
+		return q, httperr.Invalid("timestamps: want true or false")
+	}
+	return q, nil
+}
+
+// firstByte returns the number of the byte with which the answer to q begins.
+func (l *logHandlers) firstByte(out *tail, r *http.Request, rec record.Record, q logQuery) (first int64, err error) {
+	if q.resumed {
+		return l.seek(out, r, rec, q.cursor)
+	}
+	if q.lines >= 0 {
+		if first, err = l.seekLines(out, r, rec, q.lines, q.follow); err != nil {
+			return 0, err
+		}
+	}
+	if q.stamped || !q.since.IsZero() {
+		return l.skip(out, r, rec, first, q.since, q.follow)
+	}
+	return first, nil
+}
+
+// followToEnd goes on when the agent has sent all: the sandbox is about to end, and the
+// daemon is about to notice. A person does not notice a tenth of a second.
+func (l *logHandlers) followToEnd(out *tail, r *http.Request, rec record.Record, cursor int64) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		now, err := l.sandboxes.Get(r.Context(), rec.ID)
 		switch {
 		case err != nil || now.State == record.Deleting:
-			return nil //nolint:nilerr // its end is the end of its logs
+			return // its end is the end of its logs
 		case now.State == record.Ended:
 			io.WriteString(out.w, out.Missing(now.LastOutput)) //nolint:errcheck // a client that left needs no answer
-			return nil
+			return
 		}
 		select {
 		case <-r.Context().Done():
-			return nil
+			return
 		case <-tick.C:
 		}
 		if now.State != record.Running {
@@ -158,16 +188,16 @@ func (l *logHandlers) skip(
 }
 
 // lastOf answers what is kept of an ended sandbox.
-func lastOf(w io.Writer, rec *record.Record, lines int, since time.Time, stamped bool) error {
-	if stamped {
+func lastOf(w io.Writer, rec *record.Record, q logQuery) error {
+	if q.stamped {
 		return errs.New(errs.WrongState, "sandbox %s has ended, and of its last output no times are kept; leave out timestamps", rec.ID)
 	}
 	text := rec.LastOutput
-	if rec.Changed.Before(since) {
+	if rec.Changed.Before(q.since) {
 		text = ""
 	}
-	if lines >= 0 {
-		count := agent.LastLines{Lines: lines}
+	if q.lines >= 0 {
+		count := agent.LastLines{Lines: q.lines}
 		io.WriteString(&count, text) //nolint:errcheck // never fails
 		text = text[len(text)-int(count.Bytes()):]
 	}
@@ -216,18 +246,6 @@ func (t *tail) Write(b []byte) (int, error) {
 		err = t.rc.Flush()
 	}
 	return n, err
-}
-
-// timesOf reads what a request for logs says of times: since when, and whether each line
-// is to begin with its time.
-func timesOf(q url.Values) (since time.Time, stamped bool, err error) {
-	if since, err = sinceOf(q); err != nil {
-		return since, false, err
-	}
-	if stamped, err = spec.ParseBool(cmp.Or(q.Get("timestamps"), "false")); err != nil {
-		return since, false, httperr.Invalid("timestamps: want true or false")
-	}
-	return since, stamped, nil
 }
 
 // sinceOf reads since of a query: a time, or a duration before now. The zero time is none.

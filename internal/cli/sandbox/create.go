@@ -16,17 +16,20 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
+// createFlags are the flags of create.
+type createFlags struct {
+	spec    spec
+	output  command.Output
+	timeout time.Duration
+	noWait  bool
+	from    string
+	secure  bool
+	renew   string
+	ofImage bool
+}
+
 func newCreate(p *command.Program) *cobra.Command {
-	var (
-		s       spec
-		o       command.Output
-		timeout time.Duration
-		noWait  bool
-		from    string
-		secure  bool
-		renew   string
-		ofImage bool
-	)
+	var o createFlags
 	cmd := &cobra.Command{
 		Use:   "create [flags] IMAGE [-- COMMAND [ARG...]]",
 		Short: "Create a sandbox and print its id",
@@ -47,7 +50,7 @@ image is the snapshot's. Either runtime can use the snapshot.`,
   sandboxctl create --timeout 10m --renew-on-access 600 --secure-access python
   sandboxctl create --from before-upgrade --name lab2`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if from == "" {
+			if o.from == "" {
 				return cobra.MinimumNArgs(1)(cmd, args)
 			}
 			if n := cmd.ArgsLenAtDash(); n > 0 || n < 0 && len(args) > 0 {
@@ -56,48 +59,52 @@ image is the snapshot's. Either runtime can use the snapshot.`,
 			return nil
 		},
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			image, argv := "", args
-			if from == "" {
-				image, argv = args[0], args[1:]
+			if o.from != "" {
+				return o.create(ctx, cl, "", args)
 			}
-			r, err := s.request(image)
-			if err != nil {
-				return err
-			}
-			if from != "" {
-				r.Image, r.SnapshotID = nil, from
-			}
-			r.SecureAccess = secure
-			if err := renewOnAccess(renew, r.Extensions); err != nil {
-				return err
-			}
-			r.Entrypoint, _ = s.argv(argv)
-			if ofImage {
-				if s.given.Changed("entrypoint") {
-					return errs.New(errs.Invalid,
-						"--image-command uses the ENTRYPOINT of the image, and --entrypoint replaces it; leave one out")
-				}
-				r.Extensions[wire.ExtImageCommand] = "true"
-			}
-			if from == "" {
-				if err := s.fetch(ctx, cl, image, !noWait); err != nil {
-					return err
-				}
-			}
-			return createKept(ctx, cl, r, timeout, !noWait, o)
+			return o.create(ctx, cl, args[0], args[1:])
 		}),
 	}
-	s.flags(cmd)
-	o.Flags(cmd, true)
-	cmd.Flags().DurationVar(&timeout, "timeout", 0, "remove the sandbox after this time, such as 30m (default: never)")
-	cmd.Flags().StringVar(&from, "from", "", "id or name of a snapshot to start from, instead of an image")
-	cmd.Flags().BoolVar(&secure, "secure-access", false,
+	o.spec.flags(cmd)
+	o.output.Flags(cmd, true)
+	cmd.Flags().DurationVar(&o.timeout, "timeout", 0, "remove the sandbox after this time, such as 30m (default: never)")
+	cmd.Flags().StringVar(&o.from, "from", "", "id or name of a snapshot to start from, instead of an image")
+	cmd.Flags().BoolVar(&o.secure, "secure-access", false,
 		"require the token of a port even where the daemon serves other sandboxes' ports without one; see sandboxctl endpoint")
-	cmd.Flags().StringVar(&renew, "renew-on-access", "",
+	cmd.Flags().StringVar(&o.renew, "renew-on-access", "",
 		"minimum time left after each request to a port and each command: 300 to 86400 seconds, or a duration such as 10m")
-	cmd.Flags().BoolVar(&ofImage, "image-command", false, "run the ENTRYPOINT and CMD of the image, as sandboxctl run does")
-	cmd.Flags().BoolVar(&noWait, "no-wait", false, "print the id at once, without waiting until the sandbox runs")
+	cmd.Flags().BoolVar(&o.ofImage, "image-command", false, "run the ENTRYPOINT and CMD of the image, as sandboxctl run does")
+	cmd.Flags().BoolVar(&o.noWait, "no-wait", false, "print the id at once, without waiting until the sandbox runs")
 	return cmd
+}
+
+// create makes a sandbox of image, or of the snapshot that --from names.
+func (o *createFlags) create(ctx context.Context, cl *client.Client, image string, args []string) error {
+	r, err := o.spec.request(image)
+	if err != nil {
+		return err
+	}
+	if o.from != "" {
+		r.Image, r.SnapshotID = nil, o.from
+	}
+	r.SecureAccess = o.secure
+	if err := renewOnAccess(o.renew, r.Extensions); err != nil {
+		return err
+	}
+	r.Entrypoint, _ = o.spec.argv(args)
+	if o.ofImage {
+		if o.spec.given.Changed("entrypoint") {
+			return errs.New(errs.Invalid,
+				"--image-command uses the ENTRYPOINT of the image, and --entrypoint replaces it; leave one out")
+		}
+		r.Extensions[wire.ExtImageCommand] = "true"
+	}
+	if o.from == "" {
+		if err := o.spec.fetch(ctx, cl, image, !o.noWait); err != nil {
+			return err
+		}
+	}
+	return createKept(ctx, cl, r, o.timeout, !o.noWait, o.output)
 }
 
 // renewOnAccess writes --renew-on-access, in seconds or as a duration, into

@@ -18,13 +18,16 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
 
+// runFlags are the flags of run.
+type runFlags struct {
+	spec       spec
+	foreground foreground.Flags
+	rm         bool
+	detach     bool
+}
+
 func newRun(p *command.Program) *cobra.Command {
-	var (
-		s      spec
-		f      foreground.Flags
-		rm     bool
-		detach bool
-	)
+	var o runFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] IMAGE [--] [COMMAND [ARG...]]",
 		Short: "Run a command in a new sandbox and remove the sandbox afterwards",
@@ -72,45 +75,50 @@ start runs it again, sandboxctl rm removes it. It has no timeout.`,
 		if err := command.FlagsFirst(cmd, args); err != nil {
 			return err
 		}
-		if err := f.Check(); err != nil {
-			return err
-		}
-		argv, ofImage := s.argv(args[1:])
-		if len(argv) == 0 && !ofImage && !f.TTY {
-			return noCommand(args[0])
-		}
-		r, err := s.request(args[0])
-		if err != nil {
-			return err
-		}
-		if detach {
-			if err := checkEntrypoint(f); err != nil {
-				return err
-			}
-			if rm && cmd.Flags().Changed("rm") {
-				return errs.New(errs.Invalid, "-d and --rm exclude each other: a sandbox whose entrypoint ended keeps its logs and "+
-					"its exit code until sandboxctl rm; leave out --rm and use --timeout to have it removed automatically")
-			}
-		}
-		if err := s.fetch(ctx, cl, args[0], true); err != nil {
-			return err
-		}
-		if !detach {
-			return runOnce(cl, r, f, argv, ofImage, rm)
-		}
-		r.Entrypoint = argv
-		if ofImage {
-			r.Extensions[wire.ExtImageCommand] = "true"
-		}
-		return createKept(ctx, cl, r, f.Timeout, true, command.Output{Format: command.Table})
+		return o.run(ctx, cl, args[0], args[1:])
 	})
 	cmd.Flags().SetInterspersed(false)
-	s.flags(cmd)
-	f.Add(cmd)
-	cmd.Flags().BoolVar(&rm, "rm", true, "remove the sandbox afterwards; --rm=false stops it and keeps it")
-	cmd.Flags().BoolVarP(&detach, "detach", "d", false,
+	o.spec.flags(cmd)
+	o.foreground.Add(cmd)
+	cmd.Flags().BoolVar(&o.rm, "rm", true, "remove the sandbox afterwards; --rm=false stops it and keeps it")
+	cmd.Flags().BoolVarP(&o.detach, "detach", "d", false,
 		"run the command in the background as the entrypoint of a sandbox that stays, and print the sandbox's id")
 	return cmd
+}
+
+func (o *runFlags) run(ctx context.Context, cl *client.Client, image string, args []string) error {
+	s, f := &o.spec, o.foreground
+	if err := f.Check(); err != nil {
+		return err
+	}
+	argv, ofImage := s.argv(args)
+	if len(argv) == 0 && !ofImage && !f.TTY {
+		return noCommand(image)
+	}
+	r, err := s.request(image)
+	if err != nil {
+		return err
+	}
+	if o.detach {
+		if err := checkEntrypoint(f); err != nil {
+			return err
+		}
+		if o.rm && s.given.Changed("rm") {
+			return errs.New(errs.Invalid, "-d and --rm exclude each other: a sandbox whose entrypoint ended keeps its logs and "+
+				"its exit code until sandboxctl rm; leave out --rm and use --timeout to have it removed automatically")
+		}
+	}
+	if err := s.fetch(ctx, cl, image, true); err != nil {
+		return err
+	}
+	if !o.detach {
+		return runOnce(cl, r, f, argv, ofImage, o.rm)
+	}
+	r.Entrypoint = argv
+	if ofImage {
+		r.Extensions[wire.ExtImageCommand] = "true"
+	}
+	return createKept(ctx, cl, r, f.Timeout, true, command.Output{Format: command.Table})
 }
 
 func noCommand(image string) error {

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/tarball"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
 	"golang.org/x/sys/unix"
@@ -73,12 +74,12 @@ func (x *extractor) close() {
 }
 
 func (x *extractor) extract(r io.Reader) error {
-	in := &endReader{r: r}
+	in := &tarball.EndReader{R: r}
 	tr := tar.NewReader(in)
 	for {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			if in.ended {
+			if in.Ended {
 				return errs.New(errs.Invalid, "the layer is cut off: its tar has no end")
 			}
 			break
@@ -109,19 +110,6 @@ func (x *extractor) extract(r io.Reader) error {
 		}
 	}
 	return nil
-}
-
-// endReader notes that its reader ended. A whole tar has blocks that mark its end,
-// and package tar does not say whether it found those or the end of its input.
-type endReader struct {
-	r     io.Reader
-	ended bool
-}
-
-func (e *endReader) Read(p []byte) (int, error) {
-	n, err := e.r.Read(p)
-	e.ended = e.ended || errors.Is(err, io.EOF)
-	return n, err
 }
 
 // tarError makes errs.Invalid of the errors that are the tar's fault: the file system

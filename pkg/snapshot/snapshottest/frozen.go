@@ -261,13 +261,26 @@ A /usr/lib/dir/later
 	if got := e.diffOf(t, snap, id); got != back {
 		t.Errorf("the other way round:\n%s", got)
 	}
-	// A directory that the image has and one tree has replaced by nothing.
+	e.diffHollow(t, empty, snap)
+	if err := e.Diff(ctx, record.NewID(Instance), "", nil, nil, nil); !errs.Is(err, errs.WrongState) {
+		t.Errorf("of no disk: %v", err)
+	}
+	if err := e.Diff(ctx, "../x", "", nil, nil, nil); err == nil {
+		t.Error("../x passed as an id")
+	}
+	must(t, errors.Join(e.Disks.DeleteDisk(ctx, id), e.Snapshots.DeleteSnapshot(ctx, snap), e.Snapshots.DeleteSnapshot(ctx, empty)))
+}
+
+// diffHollow compares a disk that is unlike the image: a file is where the image has a
+// directory, and directories are nested deeply. full is a snapshot of the test's first
+// changes, empty one of none.
+func (e *Env) diffHollow(t *testing.T, empty, full string) {
 	gone := e.branch(t, empty, 0)
 	e.in(t, gone, first, "hollow")
 	if got := e.diffOf(t, gone, ""); got != "C /usr\nC /usr/bin\nD /usr/lib\n" {
 		t.Errorf("of a file in the place of a directory:\n%s", got)
 	}
-	if got := e.diffOf(t, snap, gone); !strings.Contains(got, "A /usr/lib/dir\nA /usr/lib/dir/new\n") ||
+	if got := e.diffOf(t, full, gone); !strings.Contains(got, "A /usr/lib/dir\nA /usr/lib/dir/new\n") ||
 		!strings.Contains(got, "C /usr/bin\nA /usr/bin/hard\n") {
 		t.Errorf("against that:\n%s", got)
 	}
@@ -280,12 +293,5 @@ A /usr/lib/dir/later
 	if got := e.diffOf(t, gone, ""); strings.Count(got, "/d\n") != 300 {
 		t.Errorf("of 300 directories in one another: %d of them", strings.Count(got, "/d\n"))
 	}
-	if err := e.Diff(ctx, record.NewID(Instance), "", nil, nil, nil); !errs.Is(err, errs.WrongState) {
-		t.Errorf("of no disk: %v", err)
-	}
-	if err := e.Diff(ctx, "../x", "", nil, nil, nil); err == nil {
-		t.Error("../x passed as an id")
-	}
-	must(t, errors.Join(e.Disks.DeleteDisk(ctx, id), e.Disks.DeleteDisk(ctx, gone), e.Snapshots.DeleteSnapshot(ctx, snap),
-		e.Snapshots.DeleteSnapshot(ctx, empty)))
+	must(t, e.Disks.DeleteDisk(t.Context(), gone))
 }

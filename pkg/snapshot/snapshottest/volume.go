@@ -162,6 +162,15 @@ func (e *Env) refuseHostPaths(t *testing.T, refused func(text string, all ...rec
 	refused("its own files", host("/h", e.Config.RunDir))
 }
 
+// plantLinks makes what a guest would: links that lead out, in a volume and in its root.
+func plantLinks(t *testing.T, files, root string) {
+	t.Helper()
+	must(t, errors.Join(os.Symlink("/", files+"/root"), os.Symlink("..", files+"/up"), os.Mkdir(files+"/dir", 0o700),
+		os.WriteFile(files+"/file", nil, 0o600), unix.Mkfifo(files+"/fifo", 0o600)))
+	must(t, errors.Join(os.Symlink("/proc", root+"/to-proc"), os.Symlink("/opt", root+"/to-opt"),
+		os.Symlink("../../../../srv", root+"/to-srv"), os.Symlink("/nowhere/at/all", root+"/dangling")))
+}
+
 // testVolumePaths: links lead nowhere, what is mounted below is as read-only as
 // what it is in, and half of an attachment goes like a whole one.
 func (e *Env) testVolumePaths(t *testing.T) {
@@ -170,10 +179,7 @@ func (e *Env) testVolumePaths(t *testing.T) {
 	root := e.mount(t, id, identity, false)
 	must(t, e.Volumes.MakeVolume(ctx, vol, 0, snapshot.Seed{}))
 	files := e.volumeFiles(vol)
-	must(t, errors.Join(os.Symlink("/", files+"/root"), os.Symlink("..", files+"/up"), os.Mkdir(files+"/dir", 0o700),
-		os.WriteFile(files+"/file", nil, 0o600), unix.Mkfifo(files+"/fifo", 0o600)))
-	must(t, errors.Join(os.Symlink("/proc", root+"/to-proc"), os.Symlink("/opt", root+"/to-opt"),
-		os.Symlink("../../../../srv", root+"/to-srv"), os.Symlink("/nowhere/at/all", root+"/dangling")))
+	plantLinks(t, files, root)
 	refused := func(text string, all ...record.VolumeMount) {
 		t.Helper()
 		err := e.attach(id, identity, all...)
