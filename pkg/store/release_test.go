@@ -73,6 +73,7 @@ func fullSpec() record.Spec {
 		ResourceLimits: map[string]string{"cpu": "500m"}, Platform: map[string]string{"os": "linux"},
 		Extensions:    map[string]string{"x": "y"},
 		NetworkPolicy: []byte(`{"egress":[]}`),
+		Security:      record.SecurityStrict,
 	}
 }
 
@@ -118,7 +119,7 @@ func fillStore(t *testing.T, db *DB) {
 	} {
 		snap := record.Snapshot{
 			ID: "snap-" + releaseID('a'+rune(i)), Name: "before", Source: releaseID('b'), State: s, Image: image,
-			Created: past, Changed: future,
+			Created: past, Changed: future, Security: record.SecurityStrict,
 		}
 		switch s {
 		case record.SnapshotReady:
