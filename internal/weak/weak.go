@@ -27,6 +27,7 @@ const (
 	Descriptors   Wall = "descriptors"  // runc: PID 1 gets a descriptor of the host's root
 	SentryFlags   Wall = "sentry-flags" // runsc: --net-raw, --iouring
 	UserLimits    Wall = "user-limits"  // runc: limits of the user namespace
+	Privileges    Wall = "privileges"   // the daemon keeps capabilities that it does not need, so guests may have them
 	NoFile        Wall = "nofile"       // RLIMIT_NOFILE
 	Pids          Wall = "pids"         // the cgroup's limit, and on runsc RLIMIT_NPROC
 	Memory        Wall = "memory"       // the cgroup's limit

@@ -66,7 +66,7 @@ func writeText(w http.ResponseWriter, status int, text string) {
 // Limits of a body.
 const (
 	maxBody  = 16 << 20
-	bodyTime = time.Minute // to send a body of maxBody
+	bodyTime = time.Minute // to send a body of maxBody, or one that nobody reads
 )
 
 // decode reads one JSON value of bounded size and depth.
@@ -107,15 +107,13 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 		w.Header().Set("Connection", "close") // else net/http would read on to keep the connection
 		return nil, tooLarge()
 	}
-	rc := http.NewResponseController(w)
-	rc.SetReadDeadline(time.Now().Add(bodyTime)) //nolint:errcheck // a recorder in a test has none
-	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	rc.SetReadDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
+	b, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody)) // until the deadline of ServeHTTP
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return nil, tooLarge()
 	}
 	if err != nil {
 		return nil, errs.Wrap(err, errs.Invalid, "the request body could not be read completely; send it again")
 	}
+	http.NewResponseController(w).SetReadDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	return b, nil
 }

@@ -328,3 +328,60 @@ func TestRenewRarely(t *testing.T) {
 		t.Errorf("then %d", n)
 	}
 }
+
+// TestSlowBody: a client that announces a body and does not send it is answered and let
+// go, whether somebody reads the body or not.
+func TestSlowBody(t *testing.T) {
+	w := newWorld(t)
+	id := w.create().ID
+	for name, c := range map[string]struct {
+		request, body string
+		status        int
+		sent          string
+	}{
+		"read":          {"POST /v1/sandboxes", "Content-Length: 100", http.StatusBadRequest, "{"},
+		"read, chunked": {"POST /v1/sandboxes", "Transfer-Encoding: chunked", http.StatusBadRequest, "5\r\n{"},
+		"not read":      {"GET /v1/sandboxes", "Content-Length: 100", http.StatusOK, ""},
+		"no key":        {"POST /v1/sandboxes", "Content-Length: 100", http.StatusUnauthorized, ""},
+		"no route":      {"POST /v1/nothing", "Content-Length: 100", http.StatusNotFound, ""},
+		"the agent":     {"POST /sandboxes/" + id + "/proxy/44772/command", "Content-Length: 100", http.StatusBadRequest, "{"},
+		"a port":        {"POST /sandboxes/" + id + "/proxy/8000/", "Content-Length: 100", http.StatusTeapot, "x"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w.pipe = func() net.Conn {
+					ours, guests := net.Pipe()
+					go func() {
+						if _, err := http.ReadRequest(bufio.NewReader(guests)); err == nil {
+							io.WriteString(guests, "HTTP/1.1 418 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n") //nolint:errcheck // read below
+						}
+						guests.Close()
+					}()
+					return ours
+				}
+				ln := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
+				hs := w.s.HTTPServer(auth.Listener{})
+				go hs.Serve(ln) //nolint:errcheck // ends with Close
+				defer hs.Close()
+				conn := ln.dial()
+				defer conn.Close()
+				key := testKey
+				if name == "no key" {
+					key = "wrong"
+				}
+				start := time.Now()
+				go fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\n%s: %s\r\n%s\r\n\r\n%s", c.request, wire.HeaderAPIKey, key, c.body, c.sent)
+				in := bufio.NewReader(conn)
+				resp, err := http.ReadResponse(in, nil)
+				if err != nil || resp.StatusCode != c.status {
+					t.Fatalf("%v, %v; want %d", resp, err, c.status)
+				}
+				io.Copy(io.Discard, resp.Body) //nolint:errcheck // only its end counts
+				io.Copy(io.Discard, in)        //nolint:errcheck // that is what is waited for
+				if took := time.Since(start); took > 3*bodyTime {
+					t.Errorf("the connection was held for %v", took)
+				}
+			})
+		})
+	}
+}

@@ -201,6 +201,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(tw, r, err)
 		return
 	}
+	if r.ContentLength != 0 {
+		// Also for a request that is refused: the server reads some of its body before it
+		// goes on. Who takes a body that may last moves the deadline.
+		tw.rc.SetReadDeadline(in.start.Add(bodyTime)) //nolint:errcheck // a recorder in a test has none
+	}
 	f, err := s.find(r)
 	in.route = f.name
 	if in.role != "" && !tw.peer.Unix {

@@ -32,10 +32,12 @@ func weaken(name string, s *specs.Spec) *specs.Spec {
 	}
 	if weak.Off(weak.Seccomp) {
 		s.Linux.Seccomp = nil
-		s.Process.Env = append(withoutLevel(s.Process.Env), seccomp.Variable+"="+string(seccomp.Compat)) // no second filter
 	}
 	if weak.Off(weak.NoNewPrivs) {
 		s.Process.NoNewPrivileges = false
+	}
+	if weak.Off(weak.Seccomp) || weak.Off(weak.NoNewPrivs) { // PID 1 cannot install the second filter without no_new_privs
+		s.Process.Env = append(withoutLevel(s.Process.Env), seccomp.Variable+"="+string(seccomp.Compat))
 	}
 	if weak.Off(weak.MaskedPaths) {
 		s.Linux.MaskedPaths = nil

@@ -105,7 +105,7 @@ var escapes = []attack{
 	},
 	{
 		name: "the agent's token in its arguments", wall: "it comes by standard input",
-		run: []string{"search", "token", "/proc/1/environ", "/proc/1/cmdline"}, held: words{"none"},
+		run: []string{"search", "token", "/proc/1/environ", "/proc/1/cmdline"}, held: refused.and("none"),
 		runc: unproven("there is no program that shows it"), runsc: unproven("the same"),
 	},
 	{

@@ -21,7 +21,7 @@ import (
 // process or a thread, on the same line or one of the three before, as in a traceback.
 var (
 	saysDiskFull = regexp.MustCompile(`(?i)no space left on device|disk quota exceeded`)
-	saysNoFork   = regexp.MustCompile(`(?i)can(no|')t fork|can't start new thread|unable to create native thread|` +
+	saysNoFork   = regexp.MustCompile(`(?i)can(no|')t fork|can't start new thread|unable to create native thread|failed to create new OS thread|` +
 		`(fork|clone|spawn|thread_create|std::system_error)[^\n]*(\n[^\n]*){0,3}(resource temporarily unavailable|EAGAIN)`)
 	saysAgain = regexp.MustCompile(`(?i)resource temporarily unavailable`)
 )

@@ -6,11 +6,12 @@ import "testing"
 func TestSaysNoFork(t *testing.T) {
 	for words, want := range map[string]bool{
 		"bash: fork: retry: Resource temporarily unavailable\nbash: fork: Resource temporarily unavailable\n": true,
-		"sh: 1: Cannot fork\n":                                    true,
-		"perl: Can't fork: limit\n":                               true,
-		"RuntimeError: can't start new thread\n":                  true,
-		"fork/exec /bin/true: resource temporarily unavailable\n": true,
-		"Error: spawn /bin/ls EAGAIN\n":                           true,
+		"sh: 1: Cannot fork\n":                   true,
+		"perl: Can't fork: limit\n":              true,
+		"RuntimeError: can't start new thread\n": true,
+		"runtime: failed to create new OS thread (have 66 already; errno=11)\n": true,
+		"fork/exec /bin/true: resource temporarily unavailable\n":               true,
+		"Error: spawn /bin/ls EAGAIN\n":                                         true,
 		"  File \"x.py\", line 3, in <module>\n    os.fork()\n" +
 			"BlockingIOError: [Errno 11] Resource temporarily unavailable\n": true,
 		"    self.pid = _fork_exec(\n               ^^^^^^^^^^\n" +

@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"strconv"
+	"time"
 
 	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/pkg/agent"
@@ -89,15 +90,20 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	}
 	// An app may answer before it has read all; HTTP/1 servers of Go would wait for
 	// the rest first. A connection that cannot do both, as HTTP/2, need not.
-	http.NewResponseController(w).EnableFullDuplex() //nolint:errcheck // see above
+	rc := http.NewResponseController(w)
+	rc.EnableFullDuplex()           //nolint:errcheck // see above
+	rc.SetReadDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	ctx, cancel := g.UntilEnd(r.Context(), rec)
 	defer cancel()
 	r = r.WithContext(fewHints(ctx))
 	body := &unread{ReadCloser: r.Body}
 	r.Body = body
 	p.ServeHTTP(hinted{w, clean}, r)
-	if r.ContentLength < 0 && !body.ended.Load() {
-		closeAfter(w)
+	if r.ContentLength != 0 && !body.ended.Load() {
+		rc.SetReadDeadline(time.Now().Add(unreadTime)) //nolint:errcheck // a recorder in a test has none
+		if r.ContentLength < 0 {
+			closeAfter(w)
+		}
 	}
 	return failed
 }

@@ -5,7 +5,11 @@ import (
 	"net/http"
 	"strings"
 	"sync/atomic"
+	"time"
 )
+
+// unreadTime is how long the server may read on in a body that the app did not want.
+const unreadTime = 5 * time.Second
 
 // An unread body is one that may be answered before all of it was read.
 type unread struct {

@@ -52,25 +52,26 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"ptrace": func(a []string) (string, error) {
 		return "", sys(unix.SYS_PTRACE, unix.PTRACE_SEIZE, uintptr(number(a[0])), 0, 0)
 	},
-	"int80":      apart("int80-here"),
-	"int80-here": func([]string) (string, error) { return "", int80() },
-	"x32":        apart("x32-here"),
-	"x32-here":   func([]string) (string, error) { return "", sys(x32 | unix.SYS_GETPID) },
-	"memory":     memory,
-	"fill":       fill,
-	"inodes":     inodes,
-	"files":      files,
-	"terminals":  terminals,
-	"inotify":    inotify,
-	"pressure":   pressure,
-	"threads":    threads,
-	"connect":    func(a []string) (string, error) { return connect(a[0]) },
-	"connects":   connects,
-	"bind":       bind,
-	"dns":        dns,
-	"queries":    queries,
-	"serve":      serve,
-	"print":      printMuch,
+	"int80":        apart("int80-here"),
+	"int80-here":   func([]string) (string, error) { return "", int80() },
+	"x32":          apart("x32-here"),
+	"x32-here":     func([]string) (string, error) { return "", sys(x32 | unix.SYS_GETPID) },
+	"memory":       memory,
+	"fill":         fill,
+	"inodes":       inodes,
+	"files":        files,
+	"terminals":    terminals,
+	"inotify":      inotify,
+	"pressure":     pressure,
+	"threads":      threads,
+	"threads-here": threadsHere,
+	"connect":      func(a []string) (string, error) { return connect(a[0]) },
+	"connects":     connects,
+	"bind":         bind,
+	"dns":          dns,
+	"queries":      queries,
+	"serve":        serve,
+	"print":        printMuch,
 }
 
 func main() {
@@ -83,7 +84,8 @@ func main() {
 	more, err := attack(os.Args[2:])
 	fmt.Println(word(err), more)
 	if err != nil {
-		os.Exit(1) // so that the agent says which limit was met
+		fmt.Fprintln(os.Stderr, err) // as programs do: the agent reads there which limit was met
+		os.Exit(1)
 	}
 }
 
