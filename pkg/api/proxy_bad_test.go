@@ -353,7 +353,8 @@ func TestSlowBody(t *testing.T) {
 					ours, guests := net.Pipe()
 					go func() {
 						if _, err := http.ReadRequest(bufio.NewReader(guests)); err == nil {
-							io.WriteString(guests, "HTTP/1.1 418 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n") //nolint:errcheck // read below
+							// read below
+							io.WriteString(guests, "HTTP/1.1 418 X\r\nContent-Length: 0\r\nConnection: close\r\n\r\n") //nolint:errcheck
 						}
 						guests.Close()
 					}()
