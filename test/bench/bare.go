@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
@@ -149,9 +151,9 @@ type box struct {
 	agent   *agent.Client
 }
 
-// prepare makes everything that a start needs. The daemon does this work inside the
-// measured time, the baseline before it.
-func (b *bare) prepare(ctx context.Context, runtime string) (x *box, err error) {
+// prepare makes everything that a start needs, with a changed spec if changes are given.
+// The daemon does this work inside the measured time, the baseline before it.
+func (b *bare) prepare(ctx context.Context, runtime string, changes ...func(*specs.Spec)) (x *box, err error) {
 	x = &box{b: b, id: record.NewID(bareInstance), runtime: runtime, slot: <-b.slots}
 	defer func() {
 		if err != nil {
@@ -182,10 +184,10 @@ func (b *bare) prepare(ctx context.Context, runtime string) (x *box, err error) 
 	if err := b.ns.Attach(ctx, x.id, x.addr); err != nil {
 		return x, err
 	}
-	return x, x.writeBundle()
+	return x, x.writeBundle(changes)
 }
 
-func (x *box) writeBundle() error {
+func (x *box) writeBundle(changes []func(*specs.Spec)) error {
 	b, dir := x.b, x.b.bundle(x.id)
 	c := oci.Config{
 		ID: x.id, RootFS: b.files.Mounts.RootfsDir(x.id), NetNS: b.ns.NetPath(x.id), CgroupsPath: b.groups.CgroupsPath(x.id),
@@ -195,7 +197,11 @@ func (x *box) writeBundle() error {
 	if x.runtime == oci.Runc {
 		c.UserNS = b.ns.UserPath(x.id)
 	}
-	if err := oci.Write(dir, oci.NewSpec(x.runtime, c)); err != nil {
+	spec := oci.NewSpec(x.runtime, c)
+	for _, change := range changes {
+		change(spec)
+	}
+	if err := oci.Write(dir, spec); err != nil {
 		return err
 	}
 	for _, name := range []string{"resolv.conf", "hosts", "hostname"} {

@@ -103,6 +103,11 @@ func (b *bench) direct(ctx context.Context, id string) (func(context.Context, ..
 // ask runs a command through the agent directly and returns when the first event came: its
 // output or its end.
 func ask(ctx context.Context, a *agent.Client, argv ...string) (at time.Time, err error) {
+	return askFor(ctx, a, io.Discard, argv...)
+}
+
+// askFor is ask, and writes what the command writes to its standard output.
+func askFor(ctx context.Context, a *agent.Client, out io.Writer, argv ...string) (at time.Time, err error) {
 	body, err := json.Marshal(agent.CommandRequest{Argv: argv})
 	if err != nil {
 		return at, err
@@ -124,6 +129,11 @@ func ask(ctx context.Context, a *agent.Client, argv ...string) (at time.Time, er
 		}
 		if at.IsZero() && (stream == agent.FrameStdout || stream == agent.FrameEnd) {
 			at = time.Now()
+		}
+		if stream == agent.FrameStdout {
+			if _, err := out.Write(payload); err != nil {
+				return at, err
+			}
 		}
 		if stream == agent.FrameEnd {
 			exit, err := agent.ParseExit(payload)

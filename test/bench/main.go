@@ -168,6 +168,8 @@ var suites = []suite{
 	{"interpreter_idle_memory", idleInterpreter},
 	{"proxy_throughput proxy_added_latency", proxied},
 	{"import_1GB", imports},
+	{"security_start_cost", securityStart},
+	{"security_syscall_cost", securityCalls},
 	{"restart_100", restart},
 	{"sandboxes_1000", scale},
 	{"soak", soak},

@@ -1,9 +1,11 @@
-// Command guest is the HTTP server that the bench reaches in a sandbox through the proxy.
-// It costs as little as possible.
+// Command guest is what the bench runs in a sandbox: with an address an HTTP server that
+// costs as little as possible,
 //
 //	GET /            answers two bytes
 //	GET /out?n=      answers n bytes
 //	POST /in         reads the body and drops it
+//
+// and with the words time CALL it prints how many nanoseconds a system call takes.
 package main
 
 import (
@@ -15,8 +17,12 @@ import (
 )
 
 func main() {
+	if len(os.Args) == 3 && os.Args[1] == "time" {
+		fmt.Println(timed(os.Args[2]))
+		return
+	}
 	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: guest ADDRESS:PORT")
+		fmt.Fprintln(os.Stderr, "usage: guest ADDRESS:PORT | time CALL")
 		os.Exit(2)
 	}
 	http.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
