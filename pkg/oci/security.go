@@ -70,7 +70,7 @@ var differences = []difference{
 		// Group 0 sees all processes, because the agent does not have CAP_SYS_PTRACE
 		// (proc(5)). subset=pid is not possible: libcontainer's init reads
 		// /proc/sys/kernel/cap_last_cap.
-		level: record.SecurityStrict, runtime: Runc, text: "/proc shows each user but root its own processes only",
+		level: record.SecurityStrict, runtime: Runc, text: "/proc shows users outside of group 0 their own processes only",
 		change: func(s *specs.Spec) {
 			for i, m := range s.Mounts {
 				if m.Type == "proc" {
