@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -101,16 +100,16 @@ func securityCalls(ctx context.Context, b *bench) (err error) {
 func (b *bench) caller(ctx context.Context, changes ...func(*specs.Spec)) (timed func(call string) (float64, error),
 	end func() error, err error,
 ) {
-	x, err := b.bare.prepare(ctx, oci.Runc, changes...)
+	x, err := b.bare.prepare(ctx, oci.Runc, append(changes, func(s *specs.Spec) {
+		s.Mounts = append(s.Mounts, specs.Mount{
+			Destination: "/guest", Type: "bind", Source: filepath.Join(b.root, "build", "bench-guest"), Options: []string{"bind", "ro"},
+		})
+	})...)
 	if err != nil {
 		return nil, nil, err
 	}
 	end = func() error { return x.drop(ctx) }
-	guest, err := os.ReadFile(filepath.Join(b.root, "build", "bench-guest"))
-	if err == nil {
-		err = os.WriteFile(filepath.Join(b.bare.files.Mounts.RootfsDir(x.id), "guest"), guest, 0o755)
-	}
-	if err = errors.Join(err, x.start(ctx)); err != nil {
+	if err := x.start(ctx); err != nil {
 		return nil, nil, errors.Join(err, end())
 	}
 	return func(call string) (ns float64, err error) {

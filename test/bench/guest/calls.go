@@ -20,7 +20,7 @@ func timed(call string) float64 {
 	if do == nil {
 		log.Fatalf("unknown call %q", call)
 	}
-	const batches, each = 21, 20_000
+	const batches, each = 11, 10_000
 	var took []float64
 	for range batches {
 		start := time.Now()
