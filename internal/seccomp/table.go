@@ -5,7 +5,7 @@ package seccomp
 //
 // "Docker's list" is seccomp/default.json of github.com/moby/profiles, without
 // capabilities; gVisor's is pkg/sentry/syscalls/linux/linux64.go. What neither has is
-// refused. So is what stage 1 refuses (pkg/oci/seccomp.go).
+// refused, but for uprobe. So is what stage 1 refuses (pkg/oci/seccomp.go).
 //
 // The answer to what is refused is Docker's, EPERM. It is ENOSYS where programs fall back
 // on an older call, which they do on ENOSYS only, and where kernels say so themselves.
