@@ -230,7 +230,7 @@ func runcOnly(s *specs.Spec, c Config, goarch string) {
 	s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NICE"}, specs.POSIXRlimit{Type: "RLIMIT_RTPRIO"})
 	s.Linux.Seccomp = denyList(goarch)
 	// PID 1 installs the second filter before it reads anything.
-	s.Process.Env = append(s.Process.Env, seccomp.Variable+"="+string(cmp.Or(c.Security, record.SecurityDefault)))
+	s.Process.Env = append(s.Process.Env, seccomp.Variable+"="+string(c.Security))
 }
 
 // capabilities is Docker's list without NET_RAW, MKNOD and AUDIT_WRITE. SYS_CHROOT

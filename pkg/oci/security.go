@@ -38,8 +38,9 @@ func Differences(runtime string, level record.Security) (texts []string) {
 // administrator has to allow it (security.levels).
 var differences = []difference{
 	{
-		// Nothing that stays on a disk can give rights later, in an image made of it, and
-		// nothing changes its own set of capabilities. chroot(2) is half of many escapes.
+		// No file gets capabilities that count later, in an image made of it, a file that is
+		// written loses its setuid bits, and no process changes its own set of capabilities.
+		// chroot(2) is half of many escapes.
 		level: record.SecurityStrict, text: "no capabilities FSETID, SETFCAP, SETPCAP and SYS_CHROOT: apt and sshd do not work",
 		change: func(s *specs.Spec) {
 			few := slices.DeleteFunc(slices.Clone(capabilities), func(c string) bool { return slices.Contains(notStrict, c) })
@@ -70,7 +71,7 @@ var differences = []difference{
 		// Group 0 sees all processes, because the agent does not have CAP_SYS_PTRACE
 		// (proc(5)). subset=pid is not possible: libcontainer's init reads
 		// /proc/sys/kernel/cap_last_cap.
-		level: record.SecurityStrict, runtime: Runc, text: "/proc shows each user but root its own processes only",
+		level: record.SecurityStrict, runtime: Runc, text: "/proc shows users outside of group 0 their own processes only",
 		change: func(s *specs.Spec) {
 			for i, m := range s.Mounts {
 				if m.Type == "proc" {
