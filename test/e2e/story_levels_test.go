@@ -24,6 +24,7 @@ print(json.dumps({
     "NoNewPrivs": status.get("NoNewPrivs", "").strip(),
     "Ptrace": ptrace(),
     "HidePid": "hidepid=" in open("/proc/self/mountinfo").read(),
+    "NoSuid": any("nosuid" in l.split()[5] for l in open("/proc/self/mountinfo") if l.split()[4] == "/"),
     "Sys": sorted(os.listdir("/sys")),
     "Volume": run("/v/id"),
     "SetUID": run("/id", user=1000, group=1000),
@@ -36,6 +37,7 @@ type levelFindings struct {
 	NoNewPrivs     string
 	Ptrace         string
 	HidePid        bool
+	NoSuid         bool // the root file system is mounted so
 	Sys            []string
 	Volume, SetUID string
 	Env            bool
@@ -96,10 +98,13 @@ func (l *lab) wantLevel(level, when string, f levelFindings) {
 		want.NoNewPrivs = "" // gVisor does not show it
 	}
 	got := f
-	got.HidePid, got.Sys = false, nil
+	got.HidePid, got.NoSuid, got.Sys = false, false, nil
 	if got.Caps != want.Caps || got.NoNewPrivs != want.NoNewPrivs || got.Ptrace != want.Ptrace || got.Volume != want.Volume ||
 		got.SetUID != want.SetUID || got.Env {
 		l.Errorf("%s, %s: %+v, want %+v", level, when, got, want)
+	}
+	if runc && f.NoSuid != (level != "compat") {
+		l.Errorf("%s, %s: the root file system is mounted nosuid: %v", level, when, f.NoSuid)
 	}
 	hidden := level == "strict" && runc
 	if (len(f.Sys) == 0) != hidden || f.HidePid != hidden {
