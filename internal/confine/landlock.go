@@ -35,9 +35,9 @@ const (
 )
 
 // lock restricts this thread, and the program that it executes, with Landlock: files below
-// root only, no network, no signals to others. The descriptor self is the program. A
-// kernel without Landlock is no error: the child then has its mounts, namespaces and
-// filter only.
+// root only, and where the kernel's version has it no network and no signals to others.
+// The descriptor self is the program. A kernel without Landlock is no error: the child
+// then has its mounts, namespaces and filter only.
 // Preconditions: no_new_privs is set.
 func lock(self int, root string) error {
 	version := LandlockVersion()

@@ -38,8 +38,9 @@ func Differences(runtime string, level record.Security) (texts []string) {
 // administrator has to allow it (security.levels).
 var differences = []difference{
 	{
-		// Nothing that stays on a disk can give rights later, in an image made of it, and
-		// nothing changes its own set of capabilities. chroot(2) is half of many escapes.
+		// No file gets capabilities that count later, in an image made of it, a file that is
+		// written loses its setuid bits, and no process changes its own set of capabilities.
+		// chroot(2) is half of many escapes.
 		level: record.SecurityStrict, text: "no capabilities FSETID, SETFCAP, SETPCAP and SYS_CHROOT: apt and sshd do not work",
 		change: func(s *specs.Spec) {
 			few := slices.DeleteFunc(slices.Clone(capabilities), func(c string) bool { return slices.Contains(notStrict, c) })

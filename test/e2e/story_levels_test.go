@@ -23,6 +23,8 @@ print(json.dumps({
     "Caps": int(status["CapBnd"], 16),
     "NoNewPrivs": status.get("NoNewPrivs", "").strip(),
     "Ptrace": ptrace(),
+    "HidePid": "hidepid=" in open("/proc/self/mountinfo").read(),
+    "NoSuid": any("nosuid" in l.split()[5] for l in open("/proc/self/mountinfo") if l.split()[4] == "/"),
     "Sys": sorted(os.listdir("/sys")),
     "Volume": run("/v/id"),
     "SetUID": run("/id", user=1000, group=1000),
@@ -34,6 +36,8 @@ type levelFindings struct {
 	Caps           uint64
 	NoNewPrivs     string
 	Ptrace         string
+	HidePid        bool
+	NoSuid         bool // the root file system is mounted so
 	Sys            []string
 	Volume, SetUID string
 	Env            bool
@@ -60,7 +64,8 @@ func tellLevels(t *testing.T, l *lab) {
 		l.ok("rm", id)
 		l.ok("volume", "rm", "level-"+level)
 	}
-	// A user outside of group 0 sees its own processes, and the agent still runs and ends them.
+	// A user and group of its own sees its own processes, and the agent still runs and ends
+	// them. A number alone, which the image does not know, would have group 0.
 	id := l.make("--security", "strict", "python")
 	if out := l.ok("exec", "-u", "1000:1000", id, "--", "sh", "-c", "cat /proc/self/comm; ls -d /proc/1 2>&1; true"); l.runtime == "runc" &&
 		(!strings.HasPrefix(out, "cat\n") || !strings.Contains(out, "No such file")) {
@@ -93,12 +98,16 @@ func (l *lab) wantLevel(level, when string, f levelFindings) {
 		want.NoNewPrivs = "" // gVisor does not show it
 	}
 	got := f
-	got.Sys = nil
+	got.HidePid, got.NoSuid, got.Sys = false, false, nil
 	if got.Caps != want.Caps || got.NoNewPrivs != want.NoNewPrivs || got.Ptrace != want.Ptrace || got.Volume != want.Volume ||
 		got.SetUID != want.SetUID || got.Env {
 		l.Errorf("%s, %s: %+v, want %+v", level, when, got, want)
 	}
-	if hidden := level == "strict" && runc; (len(f.Sys) == 0) != hidden {
-		l.Errorf("%s, %s: /sys has %v", level, when, f.Sys)
+	if runc && f.NoSuid != (level != "compat") {
+		l.Errorf("%s, %s: the root file system is mounted nosuid: %v", level, when, f.NoSuid)
+	}
+	hidden := level == "strict" && runc
+	if (len(f.Sys) == 0) != hidden || f.HidePid != hidden {
+		l.Errorf("%s, %s: /proc hides processes: %v, /sys has %v", level, when, f.HidePid, f.Sys)
 	}
 }

@@ -38,7 +38,8 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringVar(&s.name, "name", "", "name of the sandbox; commands accept it instead of the id")
 	f.StringVar(&s.runtime, "runtime", "", "runsc (gVisor) or runc (shares the host's kernel; for code you half trust)")
 	f.StringVar(&s.security, "security", "",
-		"level of security: strict, default or compat, if the daemon's host allows it (default: default); inspect prints what differs")
+		"level of security: strict, default or compat, if the daemon's configuration allows it; inspect prints what differs (default: the "+
+			"daemon's, or that of the snapshot if it is stricter)")
 	s.given = f
 	s.limits.flags(cmd)
 	addHealthFlags(cmd)

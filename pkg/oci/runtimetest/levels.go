@@ -3,6 +3,7 @@ package runtimetest
 import (
 	"runtime"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -49,8 +50,9 @@ func testLevels(t *testing.T, h *Host, rt Runtime) {
 		if r["sys.ptrace"] != ptrace {
 			t.Errorf("%s: ptrace answers %s, want %s", level, r["sys.ptrace"], ptrace)
 		}
-		if (r["/sys"] == "") != hidden {
-			t.Errorf("%s: /sys has %s", level, r["/sys"])
+		proc, _ := find(r["/proc/self/mountinfo"], " /proc ")
+		if strings.Contains(proc, "hidepid=") != hidden || (r["/sys"] == "") != hidden {
+			t.Errorf("%s: /proc is mounted %q, /sys has %q", level, proc, r["/sys"])
 		}
 		// What else stands between a sandbox and the host is the same on all levels.
 		for _, name := range []string{"bpf", "alg", "vsock", "perf", "reboot", "mknod"} {
