@@ -71,7 +71,7 @@ func (w words) and(more ...string) words { return append(slices.Clone(w), more..
 
 // all is the table.
 func all() []attack {
-	return slices.Concat(kernelAttacks, escapes, networkAttacks, floods, apiAttacks, doorAttacks, archiveAttacks, registryAttacks)
+	return slices.Concat(kernelAttacks, escapes, agentAttacks, networkAttacks, floods, apiAttacks, doorAttacks, archiveAttacks, registryAttacks)
 }
 
 // places are where an attack runs, with its proof there.

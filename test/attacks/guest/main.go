@@ -72,6 +72,8 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"queries":      queries,
 	"serve":        serve,
 	"print":        printMuch,
+	"replace":      replace,
+	"impostor":     impostor,
 }
 
 func main() {

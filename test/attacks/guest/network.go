@@ -164,6 +164,17 @@ func answer(c net.Conn) {
 		return
 	}
 	what, more, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if what == "echo" { // the request's own head
+		var b strings.Builder
+		r.Header.Write(&b) //nolint:errcheck // into memory
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", b.Len(), b.String())
+		return
+	}
+	lie(c, what, more)
+}
+
+// lie answers in one of the ways that wish a client no good.
+func lie(c net.Conn, what, more string) {
 	endless := func(head, s string) {
 		io.WriteString(c, head) //nolint:errcheck // as below
 		for {
@@ -173,10 +184,6 @@ func answer(c net.Conn) {
 		}
 	}
 	switch what {
-	case "echo": // the request's own head
-		var b strings.Builder
-		r.Header.Write(&b) //nolint:errcheck // into memory
-		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", b.Len(), b.String())
 	case "redirect":
 		fmt.Fprintf(c, "HTTP/1.1 302 Found\r\nLocation: http://%s/\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", more)
 	case "cookie":
@@ -192,5 +199,16 @@ func answer(c net.Conn) {
 		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length: 50\r\nConnection: close\r\n\r\n")
 	case "garbage":
 		fmt.Fprint(c, "\x00\x01garbage\r\n\r\n")
+	case "endless-body":
+		endless("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"a\":\"", strings.Repeat("a", 1000))
+	case "deep":
+		endless("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", strings.Repeat("[", 1000))
+	case "short":
+		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 1099511627776\r\nConnection: close\r\n\r\n{")
+	case "frames": // of outputs, events and interpreters
+		endless("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n",
+			"\x01\xff\xff\xff\xff\x7f\r\n{\"type\":\"stdout\",\"text\":1}\n\ndata: {\"exitCode\":-9999999999999999999}\n\n")
+	case "upgrade":
+		endless("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "\x81\x7f\xff\xff\xff\xff\xff\xff\xff\xff")
 	}
 }
