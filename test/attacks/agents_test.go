@@ -80,6 +80,23 @@ var agentAttacks = []attack{
 			return unchanged(t, w, fmt.Sprint(err))
 		},
 	},
+	{
+		name: "a file of the image", wall: "the overlay writes to the sandbox's own disk", held: words{"own"},
+		daemon: unproven("a rule of the kernel's overlay"), ask: func(t *testing.T, w *target) string {
+			sb := w.create(t, "runc", nil)
+			g := w.exec(t, sb.ID, 0, []string{"sh", "-c", "echo changed >>/etc/passwd && rm /etc/group && echo ok"})
+			must(t, w.api.Delete(t.Context(), sb.ID))
+			if g.word != "ok" {
+				return "not changed: " + g.String()
+			}
+			for _, id := range []string{w.b.ID, w.create(t, "runsc", nil).ID} { // one that was there, and one that comes
+				if g := w.exec(t, id, 0, []string{"sh", "-c", "test -e /etc/group && ! grep -q changed /etc/passwd && echo own"}); g.word != "own" {
+					return g.String()
+				}
+			}
+			return "own"
+		},
+	},
 
 	// what the daemon writes and remembers
 	{
@@ -114,8 +131,9 @@ var agentAttacks = []attack{
 		name: "events", wall: "a restart waits, each for twice as long", held: words{"bounded"},
 		daemon: unproven("TestBackOff of pkg/health measures the waits"), ask: func(t *testing.T, w *target) string {
 			sb, err := w.api.Create(t.Context(), wire.CreateRequest{
-				Image: &wire.Image{URI: "base"}, Entrypoint: []string{"sleep", "0.1"}, ResourceLimits: map[string]string{"memory": "128Mi", "cpu": "1"},
-				Extensions: map[string]string{wire.ExtRuntime: "runc", wire.ExtRestart: "always"},
+				Image: &wire.Image{URI: "base"}, Entrypoint: []string{"sleep", "0.1"},
+				ResourceLimits: map[string]string{"memory": "128Mi", "cpu": "1"},
+				Extensions:     map[string]string{wire.ExtRuntime: "runc", wire.ExtRestart: "always"},
 			}, true)
 			must(t, err)
 			defer w.api.Delete(t.Context(), sb.ID) //nolint:errcheck // deleteAll finds it
@@ -147,8 +165,8 @@ func impersonate(t *testing.T, w *target) string {
 	})
 	defer w.api.Delete(t.Context(), sb.ID) //nolint:errcheck // deleteAll finds it
 	// The agent that is asked to start this may be gone before it answers.
-	p, err := w.api.Start(t.Context(), sb.ID, client.Command{Argv: []string{"/attack", "replace", "1", "impostor", "44772"}, Background: true})
-	if err == nil {
+	replace := client.Command{Argv: []string{"/attack", "replace", "1", "impostor", "44772"}, Background: true}
+	if p, err := w.api.Start(t.Context(), sb.ID, replace); err == nil {
 		p.Close() //nolint:errcheck // as above
 	}
 	limit := time.Now().Add(hosttest.Patient(10 * time.Second))

@@ -69,6 +69,8 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"connects":     connects,
 	"bind":         bind,
 	"dns":          dns,
+	"marked":       marked,
+	"datagram":     datagram,
 	"queries":      queries,
 	"serve":        serve,
 	"print":        printMuch,

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -24,6 +25,35 @@ func connect(addr string) (string, error) {
 		return "", err
 	}
 	return "", c.Close()
+}
+
+// marked connects with every bit of a mark, as the host's chains use them.
+func marked(args []string) (string, error) {
+	mark := func(_, _ string, c syscall.RawConn) (err error) {
+		fault := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 0xffffffff) })
+		return errors.Join(err, fault)
+	}
+	c, err := (&net.Dialer{Timeout: 2 * time.Second, Control: mark}).Dial("tcp4", args[0])
+	if err != nil {
+		return "", err
+	}
+	return "", c.Close()
+}
+
+// datagram sends a packet of so many bytes, in fragments if it is long, and waits for what
+// comes back.
+func datagram(args []string) (string, error) {
+	c, err := net.Dial("udp4", args[0])
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if _, err := c.Write(make([]byte, number(args[1]))); err != nil {
+		return "", err
+	}
+	c.SetReadDeadline(time.Now().Add(2 * time.Second)) //nolint:errcheck // of a socket
+	_, err = c.Read(make([]byte, 1))
+	return "", err
 }
 
 // connects begins so many connections to different ports of an address, and waits for
