@@ -239,6 +239,7 @@ func lie(c net.Conn, what, more string) {
 		endless("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n",
 			"\x01\xff\xff\xff\xff\x7f\r\n{\"type\":\"stdout\",\"text\":1}\n\ndata: {\"exitCode\":-9999999999999999999}\n\n")
 	case "upgrade":
-		endless("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", "\x81\x7f\xff\xff\xff\xff\xff\xff\xff\xff")
+		endless("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+			"\x81\x7f\xff\xff\xff\xff\xff\xff\xff\xff")
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -109,7 +108,7 @@ func impostor(args []string) (string, error) {
 			switch {
 			case err != nil:
 			case r.URL.Path == "/impostor":
-				io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 8\r\nConnection: close\r\n\r\nimpostor") //nolint:errcheck // of a socket
+				fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 8\r\nConnection: close\r\n\r\nimpostor")
 			default:
 				lie(c, hostile[int(requests.Add(1))%len(hostile)], "")
 			}
