@@ -130,6 +130,7 @@ var agentAttacks = []attack{
 	{
 		name: "events", wall: "a restart waits, each for twice as long", held: words{"bounded"},
 		daemon: unproven("TestBackOff of pkg/health measures the waits"), ask: func(t *testing.T, w *target) string {
+			begin := time.Now()
 			sb, err := w.api.Create(t.Context(), wire.CreateRequest{
 				Image: &wire.Image{URI: "base"}, Entrypoint: []string{"sleep", "0.1"},
 				ResourceLimits: map[string]string{"memory": "128Mi", "cpu": "1"},
@@ -140,7 +141,7 @@ var agentAttacks = []attack{
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			defer cancel()
 			events := 0
-			for ev, err := range w.api.Events(ctx, time.Time{}, client.Notices{}) {
+			for ev, err := range w.api.Events(ctx, begin, client.Notices{}) {
 				if err != nil {
 					break
 				}

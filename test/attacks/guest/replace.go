@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -16,11 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// replace has another process execute this program with other arguments. It overwrites
-// all of that process's code with instructions that do nothing, and an execve(2) at their
+// agent is the only program that replace replaces: by a mistake it must not be init.
+const agent = "/opt/opensandbox/sandbox-agent"
+
+// replace has the agent execute this program with other arguments. It overwrites
+// all of its code with instructions that do nothing, and an execve(2) at their
 // end: whatever thread runs next arrives there.
 func replace(args []string) (string, error) {
 	dir := "/proc/" + args[0]
+	if exe, err := os.Readlink(dir + "/exe"); err != nil || exe != agent {
+		return exe, errors.Join(wordError("no-agent"), err)
+	}
 	maps, err := os.ReadFile(dir + "/maps")
 	if err != nil {
 		return "", err
