@@ -165,11 +165,8 @@ func impersonate(t *testing.T, w *target) string {
 		r.Entrypoint, r.Extensions = []string{"sleep", "600"}, map[string]string{wire.ExtRuntime: "runc"}
 	})
 	defer w.api.Delete(t.Context(), sb.ID) //nolint:errcheck // deleteAll finds it
-	// The agent that is asked to start this may be gone before it answers.
-	replace := client.Command{Argv: []string{"/attack", "replace", "1", "impostor", "44772"}, Background: true}
-	if p, err := w.api.Start(t.Context(), sb.ID, replace); err == nil {
-		p.Close() //nolint:errcheck // as above
-	}
+	// The agent that is asked for this is gone before it can say how it ended.
+	g := w.exec(t, sb.ID, 0, []string{"/attack", "replace", "1", "impostor", "44772"})
 	limit := time.Now().Add(hosttest.Patient(10 * time.Second))
 	for {
 		a := w.ask(t, "GET", port(sb, wire.AgentPort, "impostor"), daemontest.Key, nil)
@@ -177,7 +174,7 @@ func impersonate(t *testing.T, w *target) string {
 			break
 		}
 		if time.Now().After(limit) {
-			return "not replaced: " + a.word() + " " + a.body
+			return fmt.Sprintf("not replaced: %s; %s %s", g, a.word(), a.body)
 		}
 		time.Sleep(10 * time.Millisecond) // nobody tells
 	}
