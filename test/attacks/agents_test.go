@@ -187,7 +187,7 @@ func impersonate(t *testing.T, w *target) string {
 			{"GET", port(sb, wire.AgentPort, "files/info?path=/"), ""},
 			{"GET", port(sb, wire.AgentPort, "pty/x/ws"), ""},
 			{"GET", "/v1/sandboxes/" + sb.ID + "/logs", ""},
-			{"GET", "/v1/sandboxes/" + sb.ID + "/logs?timestamps=true&tail=5", ""},
+			{"GET", "/v1/sandboxes/" + sb.ID + "/logs?timestamps=true", ""},
 			{"GET", "/v1/sandboxes/" + sb.ID + "/diagnostics/summary", ""},
 			{"PATCH", "/v1/sandboxes/" + sb.ID + "/limits", `{"resourceLimits":{"cpu":"1"}}`},
 			{"GET", "/v1/sandboxes/" + sb.ID + "/proxy/8000/", ""},

@@ -203,6 +203,9 @@ func answer(c net.Conn) {
 	lie(c, what, more)
 }
 
+// believed is the head of an answer of an agent, as far as the daemon asks for more of it.
+const believed = "HTTP/1.1 200 OK\r\nX-Sandboxd-Agent-Protocol: 1\r\nEXECD-COMMANDS-TAIL-CURSOR: 0\r\nConnection: close\r\n"
+
 // lie answers in one of the ways that wish a client no good.
 func lie(c net.Conn, what, more string) {
 	endless := func(head, s string) {
@@ -230,13 +233,13 @@ func lie(c net.Conn, what, more string) {
 	case "garbage":
 		fmt.Fprint(c, "\x00\x01garbage\r\n\r\n")
 	case "endless-body":
-		endless("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"a\":\"", strings.Repeat("a", 1000))
+		endless(believed+"\r\n{\"a\":\"", strings.Repeat("a", 1000))
 	case "deep":
-		endless("HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", strings.Repeat("[", 1000))
+		endless(believed+"\r\n", strings.Repeat("[", 1000))
 	case "short":
-		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 1099511627776\r\nConnection: close\r\n\r\n{")
+		fmt.Fprint(c, believed+"Content-Length: 1099511627776\r\n\r\n{")
 	case "frames": // of outputs, events and interpreters
-		endless("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n",
+		endless(believed+"Content-Type: text/event-stream\r\n\r\n",
 			"\x01\xff\xff\xff\xff\x7f\r\n{\"type\":\"stdout\",\"text\":1}\n\ndata: {\"exitCode\":-9999999999999999999}\n\n")
 	case "upgrade":
 		endless("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
