@@ -167,6 +167,9 @@ func impersonate(t *testing.T, w *target) string {
 	defer w.api.Delete(t.Context(), sb.ID) //nolint:errcheck // deleteAll finds it
 	// The agent that is asked for this is gone before it can say how it ended.
 	g := w.exec(t, sb.ID, 0, []string{"/attack", "replace", "1", "impostor", "44772"})
+	if scope, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope"); err == nil && scope[0] != '0' && g.word == "EACCES" {
+		return "apart" // Yama keeps guest root from it
+	}
 	limit := time.Now().Add(hosttest.Patient(10 * time.Second))
 	for {
 		a := w.ask(t, "GET", port(sb, wire.AgentPort, "impostor"), daemontest.Key, nil)
