@@ -17,11 +17,12 @@ import (
 const threatModel = "docs/design/threat-model.md"
 
 // unheld are the words of a claim that no test holds, with which its cell begins.
-var unheld = []string{"not tested", "unproven"}
+var unheld = []string{"not tested", "unproven", "admitted"}
 
 // codeSpan matches a code span, which in the last cell of a claim is a test: the
 // directory of its package and its name, as `pkg/oci TestGolden`. A subtest has its name
-// behind a slash.
+// behind a slash. `attack NAME` is a row of the table of test/attacks, which has the names:
+// its TestNamed looks for them.
 var (
 	codeSpan = regexp.MustCompile("`([^`]+)`")
 	testSpan = regexp.MustCompile(`^([\w./-]+) ((?:Test|Fuzz)\w*)((?:/[\w.-]+)*)$`)
@@ -74,6 +75,9 @@ func (d document) claims(has func(dir, name string, sub []string) string) (fault
 			bad("the claim names no test; write %q if it has none", unheld)
 		}
 		for _, s := range spans {
+			if strings.HasPrefix(s[1], "attack ") {
+				s[1] = "test/attacks TestNamed"
+			}
 			m := testSpan.FindStringSubmatch(s[1])
 			if m == nil {
 				bad("%q is no test: write its package and its name, such as `pkg/oci TestGolden`", s[1])
@@ -151,7 +155,7 @@ func (x testIndex) has(dir, name string, sub []string) string {
 // TestClaimsAreChecked holds that claims finds what is wrong with a claim.
 func TestClaimsAreChecked(t *testing.T) {
 	has := func(dir, name string, _ []string) string {
-		if dir == "pkg/a" && name == "TestA" {
+		if dir == "pkg/a" && name == "TestA" || dir == "test/attacks" && name == "TestNamed" {
 			return ""
 		}
 		return "there is no such test"
@@ -160,8 +164,11 @@ func TestClaimsAreChecked(t *testing.T) {
 		"| x | `pkg/a TestA` |":                      "",
 		"| x | `pkg/a TestA/b`, `pkg/a TestA` |":     "",
 		"| x | not tested |":                         "",
+		"| x | admitted |":                           "",
 		"| x | unproven: why |":                      "",
 		"| x | `pkg/a TestA`; the rest not tested |": "",
+		"| x | `attack a name: of words` |":          "",
+		"| x | `attacks` |":                          "is no test",
 		"| x | `pkg/a TestB` |":                      "there is no such test",
 		"| x | `pkg/a TestA`, `pkg/b TestA` |":       "pkg/b TestA: there is no such test",
 		"| x | `TestA` |":                            "is no test",

@@ -4,6 +4,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/sandboxd/sandboxd/internal/weak"
 )
 
 // A guest can cause any number of denials, each for another address. So the log takes a
@@ -38,6 +40,9 @@ func newDenials(log *slog.Logger) *denials {
 
 // allow takes one line of id's budget; if there is none left, it counts the denial.
 func (d *denials) allow(id string, now time.Time) bool {
+	if weak.Off(weak.Log) {
+		return true
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	b := d.ofs[id]

@@ -48,4 +48,5 @@ const (
 	Connections   Wall = "connections"  // one address may hold any number
 	SlowClients   Wall = "slow-clients" // a head may take an hour
 	Bodies        Wall = "bodies"       // JSON of any size and depth
+	Log           Wall = "log"          // a guest's denials have any number of lines
 )

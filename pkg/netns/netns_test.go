@@ -163,13 +163,13 @@ func checkAttached(t *testing.T, m *Manager, id string) {
 	for name, want := range map[string]string{
 		"ipv6/conf/LINK/disable_ipv6": "1", "ipv4/conf/LINK/rp_filter": "1", "ipv4/conf/LINK/accept_redirects": "0",
 		"ipv4/conf/LINK/send_redirects": "0", "ipv4/conf/LINK/proxy_arp": "0", "ipv4/conf/LINK/arp_ignore": "2",
-		"ipv4/conf/LINK/forwarding": "1", "ipv4/ip_forward": "0", // the narrow switch is enough
+		"ipv4/conf/LINK/arp_announce": "2", "ipv4/conf/LINK/forwarding": "1", "ipv4/ip_forward": "0", // the narrow switch is enough
 	} {
 		same(t, name, run(t, "cat", procSys+"net/"+strings.ReplaceAll(name, "LINK", Link(id))), want)
 	}
 	for name, want := range map[string]string{
 		"ipv6/conf/eth0/disable_ipv6": "1", "ipv4/conf/eth0/rp_filter": "1", "ipv4/conf/eth0/accept_redirects": "0",
-		"ipv4/ping_group_range": "0 65535",
+		"ipv4/conf/eth0/arp_ignore": "2", "ipv4/conf/eth0/arp_announce": "2", "ipv4/ping_group_range": "0 65535",
 	} {
 		same(t, name, in(t, m, id, "cat", procSys+"net/"+name), want)
 	}

@@ -88,7 +88,7 @@ var kernelAttacks = []attack{
 	},
 	{
 		name: "calls of x32", wall: "seccomp, for one architecture", run: []string{"x32"},
-		held: refused.and("killed", "SIGSYS"), runc: unproven("no kernel of a distribution has x32"),
+		held: refused.and("killed", "SIGSYS"), runc: unproven("kernels have x32 only if they are booted with syscall.x32=y"),
 	},
 
 	// not namespaced

@@ -32,6 +32,16 @@ var networkAttacks = []attack{
 		held: words{"ECONNREFUSED"}, runc: without(weak.Chains), runsc: without(weak.Chains),
 	},
 	{
+		name: "a forged mark", wall: "no CAP_NET_ADMIN; marks do not cross namespaces, and the chains clear them",
+		run: []string{"marked", "NEIGHBOUR:7000"}, held: words{"EPERM", "ECONNREFUSED"},
+		runc: without(weak.Caps, weak.Chains), runsc: without(weak.Caps, weak.Chains),
+	},
+	{
+		name: "a packet in fragments", wall: "conntrack puts them together, and the policy sees the whole",
+		run: []string{"datagram", "203.0.113.9:9", "4000"}, held: words{"ECONNREFUSED"}, got: lost,
+		runc: without(weak.Policy), runsc: without(weak.Policy),
+	},
+	{
 		name: "data in names", wall: "the resolver refuses where the network is not open",
 		run:  []string{"dns", "GATEWAY:53", "secret.attack.invalid"},
 		held: words{"REFUSED"}, got: answered, runc: without(weak.Resolver), runsc: without(weak.Resolver),
@@ -52,7 +62,7 @@ var networkAttacks = []attack{
 	},
 	{
 		name: "connections to many ports", wall: "flows of a sandbox are counted, refused ones make no entry of conntrack",
-		run: []string{"connects", "203.0.113.9", "5000"}, own: nothing,
+		run: []string{"connects", "203.0.113.9", "10000"}, own: nothing,
 		// It may try. What counts is that all others are unharmed, and that the table of the
 		// host does not fill: see unharmed.
 		held: words{"ok", "ECONNREFUSED", "EAGAIN"}, runc: unproven("pkg/egress measures the ledger of flows"),

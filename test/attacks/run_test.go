@@ -378,7 +378,8 @@ func (f *field) obituary(t *testing.T, id string, ends bool) string {
 	}
 }
 
-// flowsOfOne is more entries than one sandbox may have in the table of conntrack.
+// flowsOfOne is more entries than one sandbox may have in the table of conntrack, and fewer
+// than an attack tries to make.
 const flowsOfOne = 4096 + 960
 
 // unharmed: the daemon answers, a neighbour runs commands, a new sandbox comes up, and the

@@ -10,7 +10,10 @@
 package attacks_test
 
 import (
+	"os"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/weak"
@@ -71,7 +74,8 @@ func (w words) and(more ...string) words { return append(slices.Clone(w), more..
 
 // all is the table.
 func all() []attack {
-	return slices.Concat(kernelAttacks, escapes, networkAttacks, floods, apiAttacks, doorAttacks, archiveAttacks, registryAttacks)
+	return slices.Concat(kernelAttacks, escapes, agentAttacks, networkAttacks, floods, apiAttacks, doorAttacks, archiveAttacks,
+		registryAttacks)
 }
 
 // places are where an attack runs, with its proof there.
@@ -129,4 +133,29 @@ func TestTable(t *testing.T) {
 		t.Errorf("%d attacks; want at least 80", total)
 	}
 	t.Logf("%d attacks, %d of them proven", total, proven)
+}
+
+// TestNamed: the attacks that the threat model names are in the table, and it names all.
+func TestNamed(t *testing.T) {
+	b, err := os.ReadFile("../../docs/design/threat-model.md")
+	must(t, err)
+	known := map[string]bool{}
+	named := regexp.MustCompile("`attack ([^`]+)`").FindAllStringSubmatch(string(b), -1)
+	for _, m := range named {
+		name, many := strings.CutSuffix(m[1], "*")
+		found := false
+		for _, a := range all() {
+			if a.name == name || many && strings.HasPrefix(a.name, name) {
+				known[a.name], found = true, true
+			}
+		}
+		if !found && name != "NAME" {
+			t.Errorf("the threat model names %q: there is no such attack", m[1])
+		}
+	}
+	for _, a := range all() {
+		if !known[a.name] {
+			t.Errorf("the threat model does not name %q in the row of what it tries", a.name)
+		}
+	}
 }

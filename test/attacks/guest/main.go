@@ -69,9 +69,13 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"connects":     connects,
 	"bind":         bind,
 	"dns":          dns,
+	"marked":       marked,
+	"datagram":     datagram,
 	"queries":      queries,
 	"serve":        serve,
 	"print":        printMuch,
+	"replace":      replace,
+	"impostor":     impostor,
 }
 
 func main() {

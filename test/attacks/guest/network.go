@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -24,6 +25,35 @@ func connect(addr string) (string, error) {
 		return "", err
 	}
 	return "", c.Close()
+}
+
+// marked connects with every bit of a mark, as the host's chains use them.
+func marked(args []string) (string, error) {
+	mark := func(_, _ string, c syscall.RawConn) (err error) {
+		fault := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 0xffffffff) })
+		return errors.Join(err, fault)
+	}
+	c, err := (&net.Dialer{Timeout: 2 * time.Second, Control: mark}).Dial("tcp4", args[0])
+	if err != nil {
+		return "", err
+	}
+	return "", c.Close()
+}
+
+// datagram sends a packet of so many bytes, in fragments if it is long, and waits for what
+// comes back.
+func datagram(args []string) (string, error) {
+	c, err := net.Dial("udp4", args[0])
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	if _, err := c.Write(make([]byte, number(args[1]))); err != nil {
+		return "", err
+	}
+	c.SetReadDeadline(time.Now().Add(2 * time.Second)) //nolint:errcheck // of a socket
+	_, err = c.Read(make([]byte, 1))
+	return "", err
 }
 
 // connects begins so many connections to different ports of an address, and waits for
@@ -164,6 +194,20 @@ func answer(c net.Conn) {
 		return
 	}
 	what, more, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
+	if what == "echo" { // the request's own head
+		var b strings.Builder
+		r.Header.Write(&b) //nolint:errcheck // into memory
+		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", b.Len(), b.String())
+		return
+	}
+	lie(c, what, more)
+}
+
+// believed is the head of an answer of an agent, as far as the daemon asks for more of it.
+const believed = "HTTP/1.1 200 OK\r\nX-Sandboxd-Agent-Protocol: 1\r\nEXECD-COMMANDS-TAIL-CURSOR: 0\r\nConnection: close\r\n"
+
+// lie answers in one of the ways that wish a client no good.
+func lie(c net.Conn, what, more string) {
 	endless := func(head, s string) {
 		io.WriteString(c, head) //nolint:errcheck // as below
 		for {
@@ -173,10 +217,6 @@ func answer(c net.Conn) {
 		}
 	}
 	switch what {
-	case "echo": // the request's own head
-		var b strings.Builder
-		r.Header.Write(&b) //nolint:errcheck // into memory
-		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", b.Len(), b.String())
 	case "redirect":
 		fmt.Fprintf(c, "HTTP/1.1 302 Found\r\nLocation: http://%s/\r\nContent-Length: 0\r\nConnection: close\r\n\r\n", more)
 	case "cookie":
@@ -192,5 +232,17 @@ func answer(c net.Conn) {
 		fmt.Fprint(c, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nContent-Length: 50\r\nConnection: close\r\n\r\n")
 	case "garbage":
 		fmt.Fprint(c, "\x00\x01garbage\r\n\r\n")
+	case "endless-body":
+		endless(believed+"\r\n{\"a\":\"", strings.Repeat("a", 1000))
+	case "deep":
+		endless(believed+"\r\n", strings.Repeat("[", 1000))
+	case "short":
+		fmt.Fprint(c, believed+"Content-Length: 1099511627776\r\n\r\n{")
+	case "frames": // of outputs, events and interpreters
+		endless(believed+"Content-Type: text/event-stream\r\n\r\n",
+			"\x01\xff\xff\xff\xff\x7f\r\n{\"type\":\"stdout\",\"text\":1}\n\ndata: {\"exitCode\":-9999999999999999999}\n\n")
+	case "upgrade":
+		endless("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+			"\x81\x7f\xff\xff\xff\xff\xff\xff\xff\xff")
 	}
 }
