@@ -74,7 +74,8 @@ func FuzzFrames(f *testing.F) {
 			if len(rest) >= FrameHeader {
 				n = FrameHeader + int(binary.BigEndian.Uint32(rest[1:]))
 			}
-			if len(rest) < max(n, FrameHeader) || stream != rest[0] || stream > FrameEnd || !bytes.Equal(payload, rest[FrameHeader:n]) || end != nil {
+			if len(rest) < max(n, FrameHeader) || end != nil ||
+				stream != rest[0] || stream > FrameEnd || !bytes.Equal(payload, rest[FrameHeader:n]) {
 				t.Fatalf("%q has the frame %d %q before %q", b, stream, payload, rest)
 			}
 			switch rest = rest[n:]; stream {
