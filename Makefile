@@ -81,7 +81,7 @@ test-all: ## all tests: every case on both runtimes, every story of a whole mach
 	@scripts/proof.sh .all scripts/test.sh all
 
 .PHONY: fuzz
-fuzz: go ## run each fuzz target for FUZZTIME (1m)
+fuzz: go ## run each fuzz target for FUZZTIME (1m); TARGETS=regexp chooses, RESUME=1 goes on
 	@scripts/fuzz.sh $(or $(FUZZTIME),1m)
 
 .PHONY: test-compat

@@ -123,48 +123,6 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-func FuzzFrames(f *testing.F) {
-	f.Add(AppendFrame(AppendFrame(nil, 0, []byte(`{"id":"entrypoint"}`)), 3, []byte(`{"exit_code":0}`)))
-	f.Add([]byte{0, 0, 16, 0, 0})
-	f.Fuzz(func(t *testing.T, b []byte) {
-		fr := NewFrameReader(bytes.NewReader(b))
-		total := 0
-		for {
-			s, p, err := fr.Next()
-			if err != nil {
-				return
-			}
-			total += len(p) + FrameHeader
-			if s > FrameEnd || total > len(b) {
-				t.Fatalf("stream %d, %d bytes out of %d", s, total, len(b))
-			}
-			switch s {
-			case FrameControl:
-				if i, err := ParseInit(p); err == nil && !IsCommandID(i.ID) {
-					t.Fatal(i)
-				}
-			case FrameEnd:
-				if x, err := ParseExit(p); err == nil && (x.ExitCode < 0 || x.ExitCode > 255) {
-					t.Fatal(x)
-				}
-			}
-		}
-	})
-}
-
-func FuzzObituary(f *testing.F) {
-	f.Add([]byte(`{"exitCode":137,"signal":"SIGKILL","message":"x"}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		o, err := ParseObituary(b)
-		if err != nil {
-			return
-		}
-		if o.ExitCode < 0 || o.ExitCode > 255 || len(o.Message) > 3<<10 || strings.ContainsAny(o.Message+o.Signal, "\x1b\n\x00") {
-			t.Fatalf("%+v", o)
-		}
-	})
-}
-
 func TestAmount(t *testing.T) {
 	for n, want := range map[int64]string{64 << 20: "64Mi", 1 << 30: "1Gi", 1536 << 20: "1536Mi", 1000: "1000 bytes", 3 << 40: "3Ti"} {
 		if got := amount(n); got != want {

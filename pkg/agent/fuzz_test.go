@@ -3,46 +3,16 @@ package agent
 import (
 	"bufio"
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"io"
 	"net"
 	"net/http"
-	"reflect"
 	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
 )
-
-// FuzzBootstrap: the line that PID 1 reads is the one that was written, and any other
-// text is refused unless it has a token and speaks a known protocol.
-func FuzzBootstrap(f *testing.F) {
-	f.Add([]byte(`{"protocol":1,"token":"t","env":{"A":"1"},"entrypoint":["tail","-f"],"limits":{"pids":5}}`))
-	f.Add([]byte("{\"protocol\":1,\"token\":\"t\"}\nrest"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		got, err := ReadBootstrap(bytes.NewReader(b))
-		if err != nil {
-			return
-		}
-		if got.Token == "" || got.Protocol < MinProtocol || got.Protocol > Protocol {
-			t.Fatalf("%q is %+v", b, got)
-		}
-		line, err := got.Line()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if again, err := ReadBootstrap(bytes.NewReader(line)); err != nil || string(must(again.Line())) != string(line) {
-			t.Fatalf("%s comes back as %+v, %v", line, again, err)
-		}
-	})
-}
-
-func must(b []byte, err error) []byte {
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
 
 // FuzzPing: whatever answers in the agent's place, it is ready only after a whole answer
 // as an agent gives it, with nothing behind it on the connection.
@@ -78,45 +48,85 @@ func FuzzPing(f *testing.F) {
 	})
 }
 
-// FuzzProbeOutput: of what a probe prints the end is kept, as text, and no number of the
-// agent's is out of range.
-func FuzzProbeOutput(f *testing.F) {
-	frames := AppendFrame(nil, FrameControl, []byte(`{"id":"entrypoint"}`))
+// FuzzFrames: the frames of a body are those that a plain reader finds, of what a probe prints
+// the end is kept, as text, and no word or number of the agent's is out of range.
+func FuzzFrames(f *testing.F) {
+	frames := AppendFrame(nil, FrameControl, []byte(`{"id":"entrypoint","resumes":true,"stdout":5}`))
+	f.Add(AppendFrame(frames, FrameEnd, []byte(`{"exitCode":137,"signal":"SIGKILL","message":"x"}`)))
 	frames = AppendFrame(frames, FrameStdout, []byte("one\n\xc3"))
 	frames = AppendFrame(frames, FrameStderr, bytes.Repeat([]byte("\u00e4"), MaxProbeOutput))
 	f.Add(AppendFrame(frames, FrameEnd, []byte(`{"exit_code":1,"reason":"killed\u001b[2J","hint":"x"}`)))
-	f.Add(frames)
+	f.Add(AppendFrame(nil, FrameControl, []byte(`{"id":"0123456789abcdef0123456789abcdef","stderr":-1}`)))
+	f.Add([]byte{0, 0, 16, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		got, exit, err := outcome(NewFrameReader(bytes.NewReader(b)))
-		if !utf8.ValidString(got) || len(got) > 3*MaxProbeOutput {
-			t.Fatalf("%d bytes: %q", len(got), got)
-		}
-		var all []byte
-		r := NewFrameReader(bytes.NewReader(b))
+		var output []byte
+		var end []byte
+		r, rest := NewFrameReader(bytes.NewReader(b)), b
 		for {
-			s, p, ferr := r.Next()
-			if ferr != nil || s == FrameEnd {
-				if (ferr == nil) != (err == nil) && ferr != nil {
-					t.Fatalf("%v of a body that ends with %v", err, ferr)
+			stream, payload, err := r.Next()
+			if err != nil {
+				if err == io.EOF && (len(rest) > 0 || len(b) == 0) {
+					t.Fatalf("%q ends before %q", b, rest)
 				}
 				break
 			}
-			if s != FrameControl {
-				all = append(all, p...)
+			n := 0
+			if len(rest) >= FrameHeader {
+				n = FrameHeader + int(binary.BigEndian.Uint32(rest[1:]))
 			}
+			if len(rest) < max(n, FrameHeader) || end != nil ||
+				stream != rest[0] || stream > FrameEnd || !bytes.Equal(payload, rest[FrameHeader:n]) {
+				t.Fatalf("%q has the frame %d %q before %q", b, stream, payload, rest)
+			}
+			switch rest = rest[n:]; stream {
+			case FrameStdout, FrameStderr:
+				output = append(output, payload...)
+			case FrameEnd:
+				end = append([]byte{}, payload...)
+			}
+			checkReplies(t, payload)
 		}
-		if want := text(all[max(0, len(all)-MaxProbeOutput):]); got != want {
-			t.Fatalf("%q, want %q", got, want)
+		got, _, err := outcome(NewFrameReader(bytes.NewReader(b)))
+		if want := text(output[max(0, len(output)-MaxProbeOutput):]); got != want || !utf8.ValidString(got) || len(got) > 3*MaxProbeOutput {
+			t.Fatalf("%d bytes: %q, want %q", len(got), got, want)
 		}
-		if err != nil {
-			return
-		}
-		said := exit.Signal + exit.Error + exit.Reason + exit.Hint
-		if exit.ExitCode < 0 || exit.ExitCode > 255 || exit.ExecutionTime < 0 || len(said) > 16<<10 ||
-			strings.ContainsAny(said, "\x1b\n\x00\u009b") {
-			t.Fatalf("%+v", exit)
+		_, eerr := ParseExit(end)
+		if (err == nil) != (end != nil && eerr == nil) {
+			t.Fatalf("%v of a body that ends with %q, %v", err, end, eerr)
 		}
 	})
+}
+
+// checkReplies reads b as each document that an agent sends.
+func checkReplies(t *testing.T, b []byte) {
+	t.Helper()
+	clean := func(limit int, said ...string) {
+		if s := strings.Join(said, ""); len(s) > limit || strings.ContainsAny(s, "\x1b\n\x00\u009b") || !utf8.ValidString(s) {
+			t.Fatalf("%q says %q", b, s)
+		}
+	}
+	if i, err := ParseInit(b); err == nil {
+		said, err := json.Marshal(i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := ParseInit(said)
+		if err != nil || again != i || !IsCommandID(i.ID) || i.Stdout < 0 || i.Stderr < 0 {
+			t.Fatalf("%q is %+v, then %+v, %v", b, i, again, err)
+		}
+	}
+	if x, err := ParseExit(b); err == nil {
+		if x.ExitCode < 0 || x.ExitCode > 255 || x.ExecutionTime < 0 {
+			t.Fatalf("%q is %+v", b, x)
+		}
+		clean(16<<10, x.Signal, x.Error, x.Reason, x.Hint)
+	}
+	if o, err := ParseObituary(b); err == nil {
+		if o.ExitCode < 0 || o.ExitCode > 255 {
+			t.Fatalf("%q is %+v", b, o)
+		}
+		clean(3<<10, o.Message, o.Signal, o.Reason)
+	}
 }
 
 // FuzzTail: the last lines are those of the whole text, in whatever pieces it comes, and
@@ -148,30 +158,4 @@ func FuzzTail(f *testing.F) {
 			t.Fatalf("%q misses %q of %q", tail.last, missing, final)
 		}
 	})
-}
-
-// FuzzInit: what the first frame says of a command is in range, and is read back as it
-// is written.
-func FuzzInit(f *testing.F) {
-	f.Add([]byte(`{"id":"0123456789abcdef0123456789abcdef","resumes":true,"stdout":5}`))
-	f.Add([]byte(`{"id":"entrypoint","stderr":-1}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		i, err := ParseInit(b)
-		if err != nil {
-			return
-		}
-		again, err := ParseInit(jsonOf(t, i))
-		if err != nil || !reflect.DeepEqual(again, i) || !IsCommandID(i.ID) || i.Stdout < 0 || i.Stderr < 0 {
-			t.Fatalf("%q is %+v, then %+v, %v", b, i, again, err)
-		}
-	})
-}
-
-func jsonOf(t *testing.T, v any) []byte {
-	t.Helper()
-	b, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -19,28 +20,47 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
-// FuzzRoute: no path reaches a handler with an id that is neither id nor name.
+// FuzzRoute: without a key only the open routes are reached, in so many words; and what is
+// passed on below a port is the rest of the path as it was sent.
 func FuzzRoute(f *testing.F) {
-	f.Add("/v1/sandboxes/a%2fb/proxy/44772/x")
-	f.Add("/sandboxes/../proxy/1")
+	f.Add("GET", "/v1/sandboxes/a%2fb/proxy/44772/x")
+	f.Add("GET", "/sandboxes/../proxy/1")
+	f.Add("POST", "/v1/health/")
+	f.Add("HEAD", "/sandboxes/x/proxy/80//v1/health?q")
+	f.Add("GET", "/v1/v1/docs")
 	w := newWorld(f)
-	f.Fuzz(func(t *testing.T, raw string) {
-		if strings.ContainsAny(raw, " \r\n\x00#") || !strings.HasPrefix(raw, "/") {
+	var open []string
+	for _, row := range w.s.table() {
+		if row.need == anyone {
+			open = append(open, row.pattern)
+		}
+	}
+	f.Fuzz(func(t *testing.T, method, raw string) {
+		if strings.ContainsAny(method+raw, " \r\n\x00#") || !strings.HasPrefix(raw, "/") {
 			return
 		}
-		r, err := newRequest(raw)
+		r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + raw + " HTTP/1.1\r\nHost: x\r\n\r\n")))
 		if err != nil {
 			return
 		}
-		found := w.s.routes.find(r)
-		if found.handle == nil && found.need != tokens {
+		found, path := w.s.routes.find(r), r.URL.EscapedPath()
+		switch {
+		case found.need == tokens:
+			if !strings.HasSuffix(path, found.target.Rest) || !strings.Contains(path, "/"+r.PathValue("id")+"/") {
+				t.Fatalf("%q is passed on as %q to %q", raw, found.target.Rest, found.target.ID)
+			}
+		case found.handle == nil:
 			t.Fatalf("%q has neither handler nor proxy", raw)
+		case found.need == anyone:
+			plain, ok := strings.CutPrefix(path, "/v1/")
+			if !ok {
+				plain = strings.TrimPrefix(path, "/")
+			}
+			if !slices.Contains(open, "/"+strings.TrimSuffix(plain, "/")) {
+				t.Fatalf("%s %q is open to all", method, raw)
+			}
 		}
 	})
-}
-
-func newRequest(raw string) (*http.Request, error) {
-	return http.ReadRequest(bufio.NewReader(strings.NewReader("GET " + raw + " HTTP/1.1\r\nHost: x\r\n\r\n")))
 }
 
 // bodies are the routes that read a body or a query and whose answers end by themselves.
@@ -70,13 +90,17 @@ func FuzzBody(f *testing.F) {
 	f.Add(uint8(11), "expires=99999999999&use_server_proxy=x", []byte{})
 	f.Add(uint8(12), "since=-5m&tail=0&event_limit=501", []byte{})
 	f.Add(uint8(13), "metadata=a%3Db&page=2147483648&state=x", []byte{})
+	made := newWorld(f)
+	id := made.create().ID
+	first := made.recs[id] // to create one for each input would take most of the time
 	f.Fuzz(func(t *testing.T, which uint8, query string, body []byte) {
 		if _, err := url.Parse("http://x/?" + query); err != nil || strings.ContainsAny(query, "# \x7f") {
 			return // no client can send it
 		}
 		w := newWorld(t)
 		w.build = func(io.Writer) (record.Image, error) { return pythonImage(), nil }
-		id := w.create().ID
+		first.Created, first.Expires = time.Now(), time.Now().Add(first.Spec.Timeout)
+		w.recs[id] = first
 		before := len(w.recs)
 		method, path, _ := strings.Cut(bodies[int(which)%len(bodies)], " ")
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

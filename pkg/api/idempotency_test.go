@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -115,6 +116,19 @@ func TestBadIdempotencyKey(t *testing.T) {
 	}
 	if len(w.recs) != 0 {
 		t.Errorf("%d sandboxes were made", len(w.recs))
+	}
+}
+
+// TestIdempotencyKeysDiffer: a key of one client is not that of another whose parts join to
+// the same text.
+func TestIdempotencyKeysDiffer(t *testing.T) {
+	seen := map[string][2]string{}
+	for _, of := range [][2]string{{"1", "1"}, {"11", ""}, {"1", "1\n"}, {"1", "\n1"}, {"1", "1\n1"}, {"11", "1"}, {"1", "11"}} {
+		r, err := spec.Request([]string{of[0]}, of[1], nil)
+		if other, ok := seen[r.Key]; ok || err != nil {
+			t.Errorf("%q is %q, %v", of, other, err)
+		}
+		seen[r.Key] = of
 	}
 }
 

@@ -87,8 +87,8 @@ func validate(t testing.TB, req *http.Request, body string, resp *http.Response,
 			Request: r, PathParams: params, Route: rt,
 			Options: &openapi3filter.Options{AuthenticationFunc: openapi3filter.NoopAuthenticationFunc, IncludeResponseStatus: true},
 		}
-		if resp.StatusCode < 300 {
-			if err := openapi3filter.ValidateRequest(t.Context(), in); err != nil && !strings.Contains(req.Header.Get("X-Lenient"), "1") {
+		if resp.StatusCode < 300 && req.Header.Get("X-Lenient") != "1" {
+			if err := openapi3filter.ValidateRequest(t.Context(), in); err != nil {
 				t.Errorf("request %s %s: %v", req.Method, p, err)
 			}
 		}

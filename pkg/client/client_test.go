@@ -415,28 +415,3 @@ func TestStreams(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
-
-func FuzzStreams(f *testing.F) {
-	f.Add([]byte("data: {\"id\":\"x\"}\n\n"))
-	f.Add([]byte("{\"line\":\"x\"}\n{\"image\":{}}\n"))
-	f.Add(frames(1, "x", 3, `{"exit_code":1}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		ended := false
-		for _, err := range parseEvents(bytes.NewReader(b)) {
-			if ended {
-				t.Fatal("an event after the error")
-			}
-			ended = err != nil
-		}
-		if !ended {
-			t.Fatal("a stream that ended without an error")
-		}
-		parseBuild(bytes.NewReader(b), func(string) {}) //nolint:errcheck // it must not panic
-		p := &Process{body: io.NopCloser(bytes.NewReader(b)), frames: agent.NewFrameReader(bytes.NewReader(b))}
-		if p.first(agent.FramesType) == nil {
-			if e, err := p.Wait(io.Discard, io.Discard); err == nil && (e.Code < 0 || e.Code > 255) {
-				t.Fatalf("%+v", e)
-			}
-		}
-	})
-}

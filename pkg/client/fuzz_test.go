@@ -40,42 +40,70 @@ func FuzzTerminal(f *testing.F) {
 	})
 }
 
-// FuzzEvaluation: the events of code become its output, in order, and a stream that does
-// not say how the code ended is an error.
-func FuzzEvaluation(f *testing.F) {
+// FuzzStreams: every stream of a daemon or an agent has one end, and one that is cut off is
+// an error. Of a command the output is shown, and its exit status is one that a process may
+// have.
+func FuzzStreams(f *testing.F) {
+	f.Add([]byte("data: {\"id\":\"x\"}\n\n"))
+	f.Add(frames(1, "x", 3, `{"exit_code":1}`))
 	f.Add([]byte("{\"type\":\"init\",\"text\":\"c1\"}\n\n{\"type\":\"stdout\",\"text\":\"42\\n\"}\n\n" +
 		"{\"type\":\"execution_complete\"}\n\n"))
 	f.Add([]byte("{\"type\":\"stderr\",\"text\":\"x\"}\n{\"type\":\"error\",\"error\":{\"ename\":\"E\",\"traceback\":[\"a\"]}}\n"))
 	f.Add([]byte("\r\n\n{\"type\":\"result\",\"results\":{\"text/plain\":\"1\"}}\r\n\r\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var got bytes.Buffer
-		values := 0
-		e := &Evaluation{body: io.NopCloser(bytes.NewReader(b)), events: bufio.NewReaderSize(bytes.NewReader(b), 16)}
-		err := e.Wait(&got, &got, func(map[string]string) error { values++; return nil })
-		var want strings.Builder
 		ended := false
-		for line := range bytes.Lines(b) {
-			var ev agent.Event
-			if !bytes.HasSuffix(line, []byte("\n")) || len(bytes.TrimRight(line, "\r\n")) == 0 {
-				continue
+		for _, err := range parseEvents(bytes.NewReader(b)) {
+			if ended {
+				t.Fatal("an event after the error")
 			}
-			if json.Unmarshal(line, &ev) != nil {
-				break
-			}
-			if ev.Type == "stdout" || ev.Type == "stderr" {
-				want.WriteString(ev.Text)
-			}
-			if ended = ev.Type == "execution_complete"; ended || ev.Type == "error" {
-				break
-			}
+			ended = err != nil
 		}
-		if got.String() != want.String() || (err == nil) != ended {
-			t.Fatalf("%q prints %q, want %q; %v", b, got.String(), want.String(), err)
+		if !ended {
+			t.Fatal("a stream that ended without an error")
 		}
-		if ce, ok := errors.AsType[*CodeError](err); ok && ce == nil {
-			t.Fatal("the code failed with nothing")
+		checkEvaluation(t, b)
+		p := &Process{body: io.NopCloser(bytes.NewReader(b)), frames: agent.NewFrameReader(bytes.NewReader(b))}
+		if p.first(agent.FramesType) != nil {
+			return
+		}
+		var out, errOut bytes.Buffer
+		if e, err := p.Wait(&out, &errOut); err == nil && (e.Code < 0 || e.Code > 255) || out.Len()+errOut.Len() > len(b) {
+			t.Fatalf("%+v", e)
 		}
 	})
+}
+
+// checkEvaluation reads b as the events of code: they become its output, in order, and a
+// stream that does not say how the code ended is an error.
+func checkEvaluation(t *testing.T, b []byte) {
+	t.Helper()
+	var got bytes.Buffer
+	values := 0
+	e := &Evaluation{body: io.NopCloser(bytes.NewReader(b)), events: bufio.NewReaderSize(bytes.NewReader(b), 16)}
+	err := e.Wait(&got, &got, func(map[string]string) error { values++; return nil })
+	var want strings.Builder
+	ended := false
+	for line := range bytes.Lines(b) {
+		var ev agent.Event
+		if !bytes.HasSuffix(line, []byte("\n")) || len(bytes.TrimRight(line, "\r\n")) == 0 {
+			continue
+		}
+		if json.Unmarshal(line, &ev) != nil {
+			break
+		}
+		if ev.Type == "stdout" || ev.Type == "stderr" {
+			want.WriteString(ev.Text)
+		}
+		if ended = ev.Type == "execution_complete"; ended || ev.Type == "error" {
+			break
+		}
+	}
+	if got.String() != want.String() || (err == nil) != ended {
+		t.Fatalf("%q prints %q, want %q; %v", b, got.String(), want.String(), err)
+	}
+	if ce, ok := errors.AsType[*CodeError](err); ok && ce == nil {
+		t.Fatal("the code failed with nothing")
+	}
 }
 
 // FuzzRefusal: an answer that is no success is an error with a text, of the kind that its
@@ -93,30 +121,6 @@ func FuzzRefusal(f *testing.F) {
 		e, ok := errors.AsType[*errs.Error](fromResponse(resp))
 		if !ok || e.Text == "" || e.Retry < 0 || e.Retry > 0 && e.Retry < time.Second || len(e.Text) > 4*len(body)+200 {
 			t.Fatalf("%d %q: %+v", status, body, e)
-		}
-	})
-}
-
-// FuzzStamps: of an output with times the bytes are counted that it has without them, in
-// whatever pieces it comes.
-func FuzzStamps(f *testing.F) {
-	f.Add([]byte("one\n\ntwo"), uint8(1))
-	f.Add([]byte("2030-01-02T15:04:05.000000000Z x\r\n"), uint8(40))
-	f.Fuzz(func(t *testing.T, text []byte, step uint8) {
-		var stamped []byte
-		for line := range bytes.Lines(text) {
-			stamped = append(append(stamped, "2030-01-02T15:04:05.000000000Z "...), line...)
-		}
-		o := output{stamped: true}
-		var plain agent.Tail
-		plain.Write(text) //nolint:errcheck // never fails
-		for rest := stamped; len(rest) > 0; {
-			n := min(int(step)+1, len(rest))
-			o.Write(rest[:n]) //nolint:errcheck // never fails
-			rest = rest[n:]
-		}
-		if o.n != int64(len(text)) || o.Missing(string(text)) != plain.Missing(string(text)) || o.Inside() != plain.Inside() {
-			t.Fatalf("%q has %d bytes without its times, want %d", stamped, o.n, len(text))
 		}
 	})
 }

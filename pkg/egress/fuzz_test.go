@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/miekg/dns"
-	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/net/ipv4"
 
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -158,17 +158,53 @@ func FuzzUpstream(f *testing.F) {
 	})
 }
 
-// FuzzDecide: a policy of a client decides on every flow as its rules read one by one,
-// and never opens what is closed for all.
+// FuzzParseFlow: of the first packet of a flow is read what another reader finds, and a
+// later fragment, which has no ports, is no first packet.
+func FuzzParseFlow(f *testing.F) {
+	f.Add([]byte{0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 1, 1, 1, 1, 0, 80, 1, 187})
+	f.Add([]byte{0x46, 0, 0, 40, 0, 0, 0x20, 0, 64, 17, 0, 0, 10, 0, 0, 1, 1, 1, 1, 1, 7, 4, 0, 0, 0, 80, 1, 187})
+	f.Add([]byte{0x44, 0, 0, 40, 0, 0, 0x20, 1, 64, 1, 0, 0, 10, 0, 0, 1, 1, 1, 1, 1})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, ok := parseFlow(b)
+		h, err := ipv4.ParseHeader(b)
+		first := err == nil && h.Version == 4 && h.Len >= ipv4.HeaderLen && h.FragOff == 0
+		if first && hasPorts(uint8(h.Protocol)) {
+			first = len(b) >= h.Len+4
+		}
+		if ok != first {
+			t.Fatalf("%v: %+v, %v; another reader: %v, %v", b, got, ok, h, err)
+		}
+		if !ok {
+			return
+		}
+		port := uint16(0)
+		if hasPorts(got.proto) {
+			port = uint16(b[h.Len+2])<<8 | uint16(b[h.Len+3])
+		}
+		if got.src.String() != h.Src.String() || got.dst.String() != h.Dst.String() || int(got.proto) != h.Protocol || got.port != port {
+			t.Fatalf("%v: %+v; another reader: %v", b, got, h)
+		}
+	})
+}
+
+// FuzzDecide: a policy or a rule of a client decides on every flow as its rules read one by
+// one, never opens what is closed for all, and is shown as it was sent.
 func FuzzDecide(f *testing.F) {
 	f.Add([]byte(`{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.0/24","ports":["1-1023"],"protocol":"tcp"}]}`),
 		uint32(0xcb007105), uint8(6), uint16(443))
 	f.Add([]byte(`{"egress":[{"action":"allow","target":"0.0.0.0/0"},{"action":"allow","target":"10.1.0.0/16","ports":[53]}]}`),
 		uint32(0x0a010203), uint8(17), uint16(53))
 	f.Add([]byte(`{"egress":[{"action":"allow","target":"169.254.169.254"}]}`), uint32(0xa9fea9fe), uint8(6), uint16(80))
+	f.Add([]byte("203.0.113.0/24:443/tcp"), uint32(0xcb007105), uint8(6), uint16(443))
 	e, _ := fuzzEngine(f)
 	f.Fuzz(func(t *testing.T, b []byte, to uint32, proto uint8, port uint16) {
 		n, err := FromPolicy(b)
+		if r, rerr := ParseRule(string(b)); rerr == nil {
+			n, err = record.Network{Mode: record.NetworkRules, Rules: []record.Rule{r}}, nil
+			if again, err := ParseRule(strings.TrimPrefix(r.String(), "allow ")); err != nil || again != r {
+				t.Fatalf("%q: %v comes back as %v, %v", b, r, again, err)
+			}
+		}
 		if err != nil {
 			return
 		}
@@ -209,48 +245,4 @@ func readOneByOne(n record.Network, f flow) bool {
 		return r.Allow
 	}
 	return !inside && n.Mode == record.NetworkOpen
-}
-
-// FuzzTracked: an entry of conntrack's table is read as far as it goes, and is IPv4.
-func FuzzTracked(f *testing.F) {
-	addr := func(typ uint16, a string) []byte {
-		return appendAttr(nil, typ, netip.MustParseAddr(a).AsSlice())
-	}
-	ip := append(addr(ctaIPSrc, "10.99.1.1"), addr(ctaIPDst, "203.0.113.1")...)
-	proto := appendAttr(appendAttr(nil, ctaProtoNum, []byte{6}), ctaDstPort, []byte{1, 187})
-	tuple := appendAttr(appendAttr(nil, ctaTupleIP, ip), ctaTupleProto, proto)
-	msg := appendAttr(make([]byte, nl.SizeofNfgenmsg), ctaTupleOrig, tuple)
-	f.Add(appendAttr(msg, ctaProtoinfo, appendAttr(nil, ctaProtoinfoTCP, appendAttr(nil, ctaTCPState, []byte{tcpClose}))))
-	f.Add(appendAttr(msg, ctaTimeout, []byte{0, 0, 0, 9}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		got, ok := parseTracked(b)
-		if ok && (!got.src.Is4() || !got.dst.Is4()) || len(got.tuple) > len(b) {
-			t.Fatalf("%+v", got)
-		}
-		if !ok {
-			return
-		}
-		again, ok := parseTuple(got.tuple)
-		if !ok || again != got.flow {
-			t.Fatalf("%+v comes back as %+v", got.flow, again)
-		}
-	})
-}
-
-// FuzzQueueCounts: the kernel's file is read whole, or refused.
-func FuzzQueueCounts(f *testing.F) {
-	f.Add([]byte("    0  12345     3 2 65531     7     9      100  1\n    5  1 1 1 1 1 1 1 1\n"))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		c, err := parseQueueCounts(b, 0)
-		if err != nil {
-			return
-		}
-		none, err := parseQueueCounts(b)
-		if err != nil || none != (QueueCounts{}) {
-			t.Fatalf("%q: %+v without a queue, %v", b, none, err)
-		}
-		if strings.TrimSpace(string(b)) == "" && c != (QueueCounts{}) {
-			t.Fatalf("%+v of nothing", c)
-		}
-	})
 }

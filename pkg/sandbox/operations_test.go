@@ -146,7 +146,10 @@ func TestEventsSince(t *testing.T) {
 	if types, again := read(end); !slices.Equal(types, []string{EventCursor}) || again != end {
 		t.Errorf("since the end: %q, %q", types, again)
 	}
-	for _, cursor := range []string{"1-2", "x", "1", "-"} { // of the daemon before, or of nobody
+	epoch, _, _ := strings.Cut(start, "-")
+	for _, cursor := range []string{ // of the daemon before, or of nobody
+		"1-2", "x", "1", "-", epoch + "--1", epoch + "-9223372036854775808", "10000000000000000-1",
+	} {
 		if types, _ := read(cursor); !slices.Equal(types, []string{EventCursor, "0", "1", "2"}) {
 			t.Errorf("since %q: %q", cursor, types)
 		}

@@ -189,31 +189,3 @@ func FuzzKilled(f *testing.F) {
 		}
 	})
 }
-
-// FuzzToken: the token of a port is found in a query as a server reads it, and taken out
-// of what the guest sees.
-func FuzzToken(f *testing.F) {
-	f.Add("a=1&sandboxd_token=x&b")
-	f.Add("sandboxd_token=x&sandboxd_token=y")
-	f.Add("sandboxd%5ftoken=x&sandboxd_token")
-	f.Fuzz(func(t *testing.T, raw string) {
-		value, rest := cutQuery(raw, tokenQuery)
-		if _, again := cutQuery(rest, tokenQuery); again != rest {
-			t.Fatalf("%q of %q has a token", rest, raw)
-		}
-		want := ""
-		var left []string
-		for _, pair := range strings.Split(raw, "&") {
-			if v, ok := strings.CutPrefix(pair+"=", tokenQuery+"="); ok {
-				if v = strings.TrimSuffix(v, "="); want == "" {
-					want = v
-				}
-				continue
-			}
-			left = append(left, pair)
-		}
-		if value != want || rest != strings.Join(left, "&") {
-			t.Fatalf("%q is %q and %q, want %q and %q", raw, value, rest, want, left)
-		}
-	})
-}

@@ -15,12 +15,14 @@ import (
 const gateDomain = "sandboxes.test"
 
 // FuzzGateway: a request as net/http takes it is refused, or names one sandbox in
-// so many words, and what is passed on is the rest of its own path.
+// so many words, and what is passed on is the rest of its own path, and of its query what
+// is no token of ours.
 func FuzzGateway(f *testing.F) {
 	const id = "tabcdefghijk"
 	for _, seed := range [][3]string{
 		{"/x", id + "-80." + gateDomain, ""},
 		{"/" + id + "/80/a%2Fb/../c?q", "127.0.0.1", ""},
+		{"/x?a=1&sandboxd_token=x&sandboxd_token&sandboxd%5ftoken=y&sandboxd_token=z", id + "-80." + gateDomain, ""},
 		{"//" + id + "/80", "[::1]:1", ""},
 		{"http://a@" + id + "-80." + gateDomain + "/", "x", ""},
 		{"*", "localhost", id + "-80"},
@@ -42,6 +44,7 @@ func FuzzGateway(f *testing.F) {
 		if err != nil {
 			return
 		}
+		checkToken(t, r.URL.RawQuery)
 		at, err := n.Find(r)
 		if err != nil {
 			if c := errs.CodeOf(err); c != errs.Invalid && c != errs.NotFound || len(err.Error()) > 500 {
@@ -64,4 +67,23 @@ func FuzzGateway(f *testing.F) {
 			t.Fatalf("%q %q %q reaches port %s of %s", target, host, header, at.Port, at.ID)
 		}
 	})
+}
+
+// checkToken fails unless the token of a port is found in a query, and nothing but it taken out.
+func checkToken(t *testing.T, raw string) {
+	t.Helper()
+	want := ""
+	var left []string
+	for _, pair := range strings.Split(raw, "&") {
+		if v, ok := strings.CutPrefix(pair+"=", tokenQuery+"="); ok {
+			if v = strings.TrimSuffix(v, "="); want == "" {
+				want = v
+			}
+			continue
+		}
+		left = append(left, pair)
+	}
+	if value, rest := cutQuery(raw, tokenQuery); value != want || rest != strings.Join(left, "&") {
+		t.Fatalf("%q is %q and %q, want %q and %q", raw, value, rest, want, left)
+	}
 }

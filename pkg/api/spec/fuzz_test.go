@@ -114,11 +114,12 @@ var (
 	cpuSyntax  = regexp.MustCompile(`^([0-9]+(?:\.[0-9]+)?)(m?)$`)
 )
 
-// FuzzResources: an amount is what another reader makes of it, in exact numbers, or is
-// refused.
-func FuzzResources(f *testing.F) {
+// FuzzValues: an amount is what another reader makes of it, in exact numbers, or is
+// refused; and so is a time.
+func FuzzValues(f *testing.F) {
 	for _, s := range []string{
 		"512Mi", "1", "0.5", "500m", "NaN", "1e9", "-1", "", "9223372036854775807Ti", "1.5Gi", ".5Gi", "5.Gi", "0x1.8p40", "1.5e9", "1.5E",
+		"2030-01-02T15:04:05Z", "2030-01-02T15:04:05.123456789+24:00", "2030-01-02T15:04:05,5",
 	} {
 		f.Add(s)
 	}
@@ -135,6 +136,7 @@ func FuzzResources(f *testing.F) {
 		}
 	}
 	f.Fuzz(func(t *testing.T, s string) {
+		checkRenewal(t, s)
 		if len(s) > maxAmount {
 			return // refused before
 		}
@@ -321,85 +323,60 @@ func FuzzPolicies(f *testing.F) {
 	})
 }
 
-// FuzzRenewal: a time that is accepted lies ahead, and can be stored and shown.
-func FuzzRenewal(f *testing.F) {
-	f.Add("2030-01-02T15:04:05Z")
-	f.Add("2030-01-02T15:04:05.123456789+24:00")
-	f.Add("2030-01-02T15:04:05,5")
+// checkRenewal fails unless a time that is accepted lies ahead, and can be stored and shown.
+func checkRenewal(t *testing.T, text string) {
+	t.Helper()
 	now := time.Date(2029, 1, 1, 0, 0, 0, 0, time.UTC)
-	rec := &record.Record{ID: "tabcdefghijk", Expires: now.Add(time.Hour)}
-	f.Fuzz(func(t *testing.T, text string) {
-		at, err := Renewal(text, rec, now)
-		if err != nil {
-			if errs.CodeOf(err) != errs.Invalid || len(err.Error()) > 500 {
-				t.Fatalf("%q: %v", text, err)
-			}
-			return
+	at, err := Renewal(text, &record.Record{ID: "tabcdefghijk", Expires: now.Add(time.Hour)}, now)
+	if err != nil {
+		if errs.CodeOf(err) != errs.Invalid || len(err.Error()) > 500 {
+			t.Fatalf("%q: %v", text, err)
 		}
-		b, err := json.Marshal(Micros(at))
-		if err != nil || !at.After(now) || at.After(now.AddDate(100, 0, 0)) {
-			t.Fatalf("%q is %v, %s, %v", text, at, b, err)
-		}
-		if again, err := ParseTime(strings.Trim(string(b), `"`)); err != nil || again.Sub(at).Abs() >= time.Microsecond {
-			t.Fatalf("%q is %v, which is shown as %s and read as %v, %v", text, at, b, again, err)
-		}
-	})
+		return
+	}
+	b, err := json.Marshal(Micros(at))
+	if err != nil || !at.After(now) || at.After(now.AddDate(100, 0, 0)) {
+		t.Fatalf("%q is %v, %s, %v", text, at, b, err)
+	}
+	if again, err := ParseTime(strings.Trim(string(b), `"`)); err != nil || again.Sub(at).Abs() >= time.Microsecond {
+		t.Fatalf("%q is %v, which is shown as %s and read as %v, %v", text, at, b, again, err)
+	}
 }
 
-// FuzzIdempotency: two keys, two clients or two bodies never look like one.
-func FuzzIdempotency(f *testing.F) {
-	f.Add("k", "key", "a", "k", "key", "b")
-	f.Add("1\n1", "", "x", "1", "1\n", "x")
-	f.Fuzz(func(t *testing.T, key1, client1, body1, key2, client2, body2 string) {
-		a, err1 := Request([]string{key1}, client1, []byte(body1))
-		b, err2 := Request([]string{key2}, client2, []byte(body2))
-		for key, err := range map[string]error{key1: err1, key2: err2} {
-			valid := len(key) > 0 && len(key) <= maxRequestKey && strings.Trim(strconv.QuoteToASCII(key), `"`) != ""
-			if err != nil && (errs.CodeOf(err) != errs.Invalid || len(err.Error()) > 500) || err == nil && !valid {
-				t.Fatalf("%q: %v", key, err)
-			}
+// checkPatch fails if a patch of labels is accepted that makes labels which a creation would
+// refuse.
+func checkPatch(t *testing.T, b []byte) {
+	t.Helper()
+	var patch map[string]*string
+	if Decode(b, &patch) != nil {
+		return
+	}
+	labels := map[string]string{"old": "1", "kept": "2"}
+	if err := CheckLabelPatch(labels, patch); err != nil {
+		if errs.CodeOf(err) != errs.Invalid || len(err.Error()) > 1000 {
+			t.Fatalf("%q: %v", b, err)
 		}
-		if err1 != nil || err2 != nil {
-			return
+		return
+	}
+	for k, v := range patch {
+		if delete(labels, k); v != nil {
+			labels[k] = *v
 		}
-		if (a.Key == b.Key) != (key1 == key2 && client1 == client2) || (a.Body == b.Body) != (body1 == body2) || len(a.Key+a.Body) != 128 {
-			t.Fatalf("%q and %q", a, b)
-		}
-	})
+	}
+	if err := checkLabels(labels); err != nil {
+		t.Fatalf("%q makes %q: %v", b, labels, err)
+	}
 }
 
-// FuzzLabels: a patch that is accepted makes labels that a creation would accept.
-func FuzzLabels(f *testing.F) {
-	f.Add([]byte(`{"team":"a","old":null,"example.com/x":""}`))
-	f.Add([]byte(`{"opensandbox.io/x":null,"-":"-"}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		var patch map[string]*string
-		if Decode(b, &patch) != nil {
-			return
-		}
-		labels := map[string]string{"old": "1", "kept": "2"}
-		if err := CheckLabelPatch(labels, patch); err != nil {
-			if errs.CodeOf(err) != errs.Invalid || len(err.Error()) > 1000 {
-				t.Fatalf("%q: %v", b, err)
-			}
-			return
-		}
-		for k, v := range patch {
-			if delete(labels, k); v != nil {
-				labels[k] = *v
-			}
-		}
-		if err := checkLabels(labels); err != nil {
-			t.Fatalf("%q makes %q: %v", b, labels, err)
-		}
-	})
-}
-
-// FuzzDecode: a body is refused as by encoding/json, and what nests too deep before that.
+// FuzzDecode: a body is refused as by encoding/json, and what nests too deep before that. If
+// it is a patch of labels, these are valid afterwards.
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"a":["\\\"[",{"b":1e999}]}`))
 	f.Add(bytes.Repeat([]byte("["), maxDepth+1))
+	f.Add([]byte(`{"team":"a","old":null,"example.com/x":""}`))
+	f.Add([]byte(`{"opensandbox.io/x":null,"-":"-"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
+		checkPatch(t, b)
 		var got, want any
 		err, werr := Decode(b, &got), json.Unmarshal(b, &want)
 		if err == nil && (werr != nil || !reflect.DeepEqual(got, want)) || err != nil && werr == nil && shallow(b) {

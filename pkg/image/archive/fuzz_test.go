@@ -19,6 +19,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/sandboxd/sandboxd/internal/tarball/tartest"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	at "github.com/sandboxd/sandboxd/pkg/image/archive/archivetest"
 )
@@ -54,6 +55,7 @@ func FuzzPlan(f *testing.F) {
 		return h, content
 	}))
 	f.Fuzz(func(t *testing.T, b []byte) {
+		b = tartest.Sum(b)
 		if _, err := probe(b[:min(len(b), HeadSize)]); err != nil {
 			refused(t, err)
 		}
@@ -157,9 +159,10 @@ func FuzzInflate(f *testing.F) {
 	})
 }
 
-// FuzzManifest: a document of a registry is refused, or says the same to the daemon as it
-// has in its JSON: layers with digests and sizes, or the document for this machine.
-func FuzzManifest(f *testing.F) {
+// FuzzDocument: a document of a registry, manifest or config, is refused, or says the same to
+// the daemon as it has in its JSON: layers with digests and sizes, or the document for this
+// machine.
+func FuzzDocument(f *testing.F) {
 	digest := "sha256:" + strings.Repeat("a", 64)
 	layer := `{"mediaType":"application/vnd.oci.image.layer.v1.tar+gzip","digest":"` + digest + `","size":5}`
 	f.Add([]byte(`{"schemaVersion":2,"config":` + layer + `,"layers":[` + layer + `,` + layer + `]}`))
@@ -167,7 +170,11 @@ func FuzzManifest(f *testing.F) {
 		`","size":5,"platform":{"os":"linux","architecture":"` + runtime.GOARCH + `","variant":"v8"}}]}`))
 	f.Add([]byte(`{"manifests":[],"layers":[],"Layers":null}`))
 	f.Add([]byte(`{"fsLayers":[]}`))
+	f.Add([]byte(`{"os":"linux","config":{"Env":["A=1"],"WorkingDir":"/a/../b","User":"1:1","Entrypoint":["sh"],"Labels":{"a":"b"}},` +
+		`"rootfs":{"type":"layers","diff_ids":["` + digest + `"]}}`))
+	f.Add([]byte(`{"os":"windows","architecture":"` + strings.Repeat("x", 5000) + `"}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
+		checkConfig(t, b)
 		m, err := manifestOf(b)
 		if err != nil {
 			refused(t, err)
@@ -193,25 +200,22 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// FuzzConfig: of the config of an image comes out what the daemon may check and keep.
-func FuzzConfig(f *testing.F) {
-	f.Add([]byte(`{"os":"linux","config":{"Env":["A=1"],"WorkingDir":"/a/../b","User":"1:1","Entrypoint":["sh"],"Labels":{"a":"b"}},` +
-		`"rootfs":{"type":"layers","diff_ids":["sha256:` + strings.Repeat("a", 64) + `"]}}`))
-	f.Add([]byte(`{"os":"windows","architecture":"` + strings.Repeat("x", 5000) + `"}`))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		c, err := configOf(b)
-		if err != nil {
-			refused(t, err)
-			return
+// checkConfig reads b as the config of an image: it is refused, or the daemon can check and
+// keep what comes out.
+func checkConfig(t *testing.T, b []byte) {
+	t.Helper()
+	c, err := configOf(b)
+	if err != nil {
+		refused(t, err)
+		return
+	}
+	told(t, c)
+	if w := c.Config.Workdir; !path.IsAbs(w) || path.Clean(w) != w {
+		t.Fatalf("the directory is %q", w)
+	}
+	for _, id := range c.DiffIDs {
+		if !strings.Contains(id, ":") {
+			t.Fatalf("a layer is %q", id)
 		}
-		told(t, c)
-		if w := c.Config.Workdir; !path.IsAbs(w) || path.Clean(w) != w {
-			t.Fatalf("the directory is %q", w)
-		}
-		for _, id := range c.DiffIDs {
-			if !strings.Contains(id, ":") {
-				t.Fatalf("a layer is %q", id)
-			}
-		}
-	})
+	}
 }

@@ -201,19 +201,3 @@ func TestOpenDirsAreBounded(t *testing.T) {
 		}
 	}
 }
-
-func FuzzExtract(f *testing.F) {
-	f.Add(tarOf(f, tar.Header{Typeflag: tar.TypeReg, Name: "a/b"}, tar.Header{Typeflag: tar.TypeSymlink, Name: "c", Linkname: ".."},
-		tar.Header{Typeflag: tar.TypeLink, Name: "d", Linkname: "a/b"}).Bytes())
-	f.Fuzz(func(t *testing.T, b []byte) {
-		into, victim := outside(t)
-		_ = unpackHere(into, bytes.NewReader(b))
-		if got, err := os.ReadFile(victim); err != nil || string(got) != "untouched" {
-			t.Errorf("the file outside: %q, %v", got, err)
-		}
-		entries, err := os.ReadDir(filepath.Dir(into))
-		if err != nil || len(entries) != 2 {
-			t.Errorf("beside the layer: %v, %v", entries, err)
-		}
-	})
-}
