@@ -44,8 +44,8 @@ func dropPrivileges() error {
 			continue
 		}
 		if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(c), 0); errno != 0 {
-			return fmt.Errorf("drop capability %d from the bounding set: %w (the daemon needs CAP_SETPCAP, and must be built without cgo, as by "+
-				"`make build`)", c, errno)
+			return fmt.Errorf("drop capability %d from the bounding set: %w (the daemon needs CAP_SETPCAP, and must be built without cgo, "+
+				"as by `make build`)", c, errno)
 		}
 	}
 	var mask [2]uint32
