@@ -366,7 +366,7 @@ func (f *field) obituary(t *testing.T, id string, ends bool) string {
 	for {
 		sb, err := f.api.Get(t.Context(), id)
 		must(t, err)
-		if ends && sb.Status.State == wire.Running && time.Now().Before(limit) {
+		if ends && (sb.Status.State == wire.Running || sb.Status.State == wire.Stopping) && time.Now().Before(limit) {
 			time.Sleep(10 * time.Millisecond) // the daemon notices within two seconds
 			continue
 		}
