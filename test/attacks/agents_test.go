@@ -33,8 +33,8 @@ var agentAttacks = []attack{
 		run: []string{"write", "/proc/1/mem"}, held: refused, runsc: without(weak.Caps),
 	},
 	{
-		name: "answer in the agent's place", wall: "the agent's word is data: its size and time have bounds", held: words{"apart"}, all: true,
-		daemon: unproven("the bounds are many; pkg/agent tests each"), ask: impersonate,
+		name: "answer in the agent's place", wall: "the agent's word is data: its size and time have bounds", all: true,
+		held: words{"apart"}, daemon: unproven("the bounds are many; pkg/agent tests each"), ask: impersonate,
 	},
 	{ // CVE-2024-21626
 		name: "leave by a working directory", wall: "PID 1 has no descriptor of the host", held: words{"none"},
