@@ -79,7 +79,7 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 		c.AgentState = filepath.Join(c.RootFS, oci.AgentState)
 	}
 	if ownUsers(r) {
-		c.UserNS = b.ns.UserPath(r.ID)
+		c.UserNS, c.UIDBase = b.ns.UserPath(r.ID), b.cfg.Instance.UIDBase(r.Slot)
 	}
 	if r.Spec.Runtime == oci.Runc {
 		c.BootID = filepath.Join(dir, "boot_id")

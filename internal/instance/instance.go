@@ -73,10 +73,13 @@ func (i Instance) Pool() netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 160 + byte(i.Index()), 0, 0}), 16)
 }
 
+// UsersPerSlot is how many host ids a slot owns, and a sandbox's user namespace maps.
+const UsersPerSlot = 65536
+
 // UIDBase is the host id that guest id 0 of the slot maps to. Each slot owns
-// 65,536 ids that no other slot of any instance has.
+// UsersPerSlot ids that no other slot of any instance has.
 func (i Instance) UIDBase(slot int) uint32 {
-	return firstUID + 65536*uint32(i.Index()*MaxSlots+slot)
+	return firstUID + UsersPerSlot*uint32(i.Index()*MaxSlots+slot)
 }
 
 // CgroupRoot is the name of the cgroup below which all sandboxes live.

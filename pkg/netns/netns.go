@@ -43,9 +43,6 @@ import (
 // idLen is the length of a sandbox ID: with "sb-" in front it fills IFNAMSIZ-1.
 const idLen = 12
 
-// usersPerSandbox is how many ids a sandbox's user namespace maps.
-const usersPerSandbox = 65536
-
 // Manager creates, removes and lists the namespaces and links of one instance. The zero
 // value is not usable; call New. All methods may be called concurrently, but not two
 // for one ID.
@@ -128,7 +125,7 @@ func (m *Manager) create(id string, ownUsers bool, uidBase uint32) error {
 	if err != nil {
 		return err
 	}
-	return withChild(uidBase, usersPerSandbox, unix.CLONE_NEWNET, guestSteps(), func(proc string) error {
+	return withChild(uidBase, instance.UsersPerSlot, unix.CLONE_NEWNET, guestSteps(), func(proc string) error {
 		if err := bind(proc+"/ns/user", user); err != nil {
 			return err
 		}

@@ -23,6 +23,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/internal/seccomp"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -75,6 +76,8 @@ type Config struct {
 
 	NetNS  string // network namespace to join
 	UserNS string // runc: user namespace to join, which owns NetNS; empty: the host's. runsc: not used
+	// UIDBase is the host id to which UserNS maps 0; it maps instance.UsersPerSlot ids.
+	UIDBase uint32
 	// CgroupsPath is the cgroup of the runtime's processes, a leaf relative to the
 	// cgroup root, for example "/sandboxd-d/<id>/run". It exists already.
 	CgroupsPath string
@@ -222,9 +225,11 @@ func runcOnly(s *specs.Spec, c Config, goarch string) {
 	s.Linux.Resources = &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
 	s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	if c.UserNS != "" {
-		// By path and without mappings: libcontainer reads the mappings from the
-		// namespace, and refuses them in the spec.
+		// The mappings are those of the namespace, for readers that cannot look into it
+		// cheaply (cmd/sandboxd-runc).
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: c.UserNS})
+		ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: c.UIDBase, Size: instance.UsersPerSlot}}
+		s.Linux.UIDMappings, s.Linux.GIDMappings = ids, ids
 	}
 	// The starter's own may be higher, and would let guests take the CPU from the host.
 	s.Process.Rlimits = append(s.Process.Rlimits, specs.POSIXRlimit{Type: "RLIMIT_NICE"}, specs.POSIXRlimit{Type: "RLIMIT_RTPRIO"})

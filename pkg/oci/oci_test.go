@@ -25,6 +25,7 @@ var sample = Config{
 	RootFS:       "/run/sandboxd-r/rabcdefghijk/rootfs",
 	NetNS:        "/run/sandboxd-r/ns/rabcdefghijk.net",
 	UserNS:       "/run/sandboxd-r/ns/rabcdefghijk.user",
+	UIDBase:      2_000_000,
 	CgroupsPath:  "/sandboxd-r/rabcdefghijk/run",
 	ResolvConf:   "/run/sandboxd-r/bundles/rabcdefghijk/resolv.conf",
 	Hosts:        "/run/sandboxd-r/bundles/rabcdefghijk/hosts",

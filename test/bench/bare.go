@@ -195,7 +195,7 @@ func (x *box) writeBundle(changes []func(*specs.Spec)) error {
 		AgentDir: filepath.Join(b.bin, "agent"), MemoryBytes: memoryBytes, CPUMillis: cpuMillis, Pids: pids, NoFile: b.noFile,
 	}
 	if x.runtime == oci.Runc {
-		c.UserNS = b.ns.UserPath(x.id)
+		c.UserNS, c.UIDBase = b.ns.UserPath(x.id), bareInstance.UIDBase(x.slot)
 	}
 	spec := oci.NewSpec(x.runtime, c)
 	for _, change := range changes {
