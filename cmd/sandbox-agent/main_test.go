@@ -311,6 +311,47 @@ func TestIgnoresNothing(t *testing.T) {
 	}
 }
 
+// The agent has its threads before any code of the guest runs, although its first answer
+// does not wait for them: a guest at its limit leaves none.
+func TestThreadsBeforeChildren(t *testing.T) {
+	const want, count = 30, "ls /proc/$PPID/task | wc -l"
+	x := start(t, agent.Bootstrap{Entrypoint: []string{"sh", "-c", fmt.Sprintf("[ $(%s) -ge %d ]", count, want)}}, "")
+	x.ended(0)
+
+	x = start(t, agent.Bootstrap{}, "") // the first request is a command: nothing was answered before it
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		conn, err := net.Dial("tcp", x.addr)
+		if err == nil {
+			conn.Close()
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%v; it said: %s", err, x.stderr.String())
+		}
+		time.Sleep(time.Millisecond) // nothing tells that it listens
+	}
+	out, code := x.run(count)
+	if n, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || code != 0 || n < want {
+		t.Errorf("at the first command the agent has %q threads, want %d; exit %d", out, want, code)
+	}
+
+	x = start(t, agent.Bootstrap{}, "")
+	x.ready() // the first command will not wait for them either
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", x.cmd.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(tasks) >= want {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("10 s after its first answer the agent has %d threads", len(tasks))
+		}
+		time.Sleep(time.Millisecond) // the kernel tells of a thread by no event
+	}
+}
+
 func TestRunsAsTheUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		return // only root can become somebody else

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -20,11 +21,17 @@ import (
 // from a socket or a lock. So it counts only after the name of a call that starts a
 // process or a thread, on the same line or one of the three before, as in a traceback.
 var (
-	saysDiskFull = regexp.MustCompile(`(?i)no space left on device|disk quota exceeded`)
-	saysNoFork   = regexp.MustCompile(`(?i)can(no|')t fork|can't start new thread|unable to create native thread|failed to create new OS thread|` +
+	saysDiskFull = says(`(?i)no space left on device|disk quota exceeded`)
+	saysNoFork   = says(`(?i)can(no|')t fork|can't start new thread|unable to create native thread|failed to create new OS thread|` +
 		`(fork|clone|spawn|thread_create|std::system_error)[^\n]*(\n[^\n]*){0,3}(resource temporarily unavailable|EAGAIN)`)
-	saysAgain = regexp.MustCompile(`(?i)resource temporarily unavailable`)
+	saysAgain = says(`(?i)resource temporarily unavailable`)
 )
+
+// says compiles a pattern when it is first needed: not while the agent starts.
+func says(pattern string) func(words []byte) bool {
+	compiled := sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })
+	return func(words []byte) bool { return compiled().Match(words) }
+}
 
 // lastWords is how many bytes at the end of a command's output Explain reads.
 const lastWords = 4 << 10
@@ -48,10 +55,10 @@ func (g *Registry) Explain(c *Command, e *Ending) {
 	}
 	words, limits := c.Output.Tail(lastWords), g.Limits()
 	switch {
-	case saysDiskFull.Match(words) && g.diskFull():
+	case saysDiskFull(words) && g.diskFull():
 		e.Reason = agent.ReasonDiskFull
 		e.Hint = limits.DiskFull()
-	case limits.Pids > 0 && (saysNoFork.Match(words) || saysAgain.Match(words) && g.manyTasks()):
+	case limits.Pids > 0 && (saysNoFork(words) || saysAgain(words) && g.manyTasks()):
 		e.Reason = agent.ReasonPidsLimit
 		e.Hint = fmt.Sprintf("the sandbox may have %d processes and threads, its pids limit", limits.Pids)
 	}

@@ -24,7 +24,7 @@ func TestSaysNoFork(t *testing.T) {
 		"flock: failed to get lock: Resource temporarily unavailable\n":        false,
 		"forked a child\n1\n2\n3\n4\nrecv: Resource temporarily unavailable\n": false,
 	} {
-		if got := saysNoFork.MatchString(words); got != want {
+		if got := saysNoFork([]byte(words)); got != want {
 			t.Errorf("%q: %v, want %v", words, got, want)
 		}
 	}

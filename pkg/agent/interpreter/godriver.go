@@ -375,12 +375,12 @@ func (d *goDriver) kill(sig syscall.Signal) {
 }
 
 // ourFile matches the path of the program's file in messages of the compiler.
-var ourFile = regexp.MustCompile(`(?m)^\S*sandboxd-go-\d+/main\.go:`)
+var ourFile = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?m)^\S*sandboxd-go-\d+/main\.go:`) })
 
 // compileError makes an error of the go command's output, without the names of the
 // agent's files.
 func compileError(report string) *Error {
-	report = ourFile.ReplaceAllString(report, "main.go:")
+	report = ourFile().ReplaceAllString(report, "main.go:")
 	var lines []string
 	for line := range strings.Lines(report) {
 		line = strings.TrimRight(line, "\n")

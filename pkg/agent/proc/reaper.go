@@ -86,6 +86,11 @@ const markerBase = 1 << 50
 // that uses this package, as its tests do, sees the processes of other agents.
 var lastMarker = rand.Uint64N(markerBase / 2)
 
+// BeforeChildren is called before each child is started, and no child is started before it
+// has returned. The server sets it before it starts the entrypoint. There is one for the
+// process, as there is one reaper.
+var BeforeChildren = func() {}
+
 // Start starts a child in a session of its own. The error of a failed exec is
 // the bare errno.
 //
@@ -96,6 +101,7 @@ var lastMarker = rand.Uint64N(markerBase / 2)
 // startMu because fork copies it; setting it on the child afterwards would be a race,
 // and for a child of another user needs CAP_SYS_RESOURCE.
 func Start(s Spec) (*Process, error) {
+	BeforeChildren()
 	r := theReaper()
 	attr := &syscall.ProcAttr{
 		Dir:   s.Dir,

@@ -34,6 +34,6 @@ func OpenRegular(path string) (*os.File, error) {
 		}
 		return nil, &NotRegular{path, kind}
 	}
-	unix.SetNonblock(fd, false) //nolint:errcheck // means nothing for regular files but to the poller
+	unix.FcntlInt(uintptr(fd), unix.F_SETFL, 0) //nolint:errcheck // O_NONBLOCK means nothing for regular files but to the poller
 	return os.NewFile(uintptr(fd), path), nil
 }

@@ -2,17 +2,18 @@ package server
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -42,21 +43,32 @@ func Main(o Options) int {
 	if err := seccomp.InstallAsked(); err != nil {
 		return o.unprotected(err)
 	}
+	addr := cmp.Or(o.Listen, fmt.Sprintf("0.0.0.0:%d", agent.Port))
+	ln, err := listen(addr) // connections wait in it until serve
+	if err != nil {
+		return o.fatal(fmt.Errorf("listen on %s: %w", addr, err), 1)
+	}
 	tune()
-	signals := make(chan os.Signal, 8)
-	// Handled rather than ignored, for children as in handleIgnored.
-	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
-	s, ln, err := boot(o)
+	signals, handled := make(chan os.Signal, 8), make(chan struct{})
+	go func() { // beside the rest: for each signal, threads wait for one another twice
+		signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT)
+		close(handled)
+	}()
+	s, err := boot(o)
 	if err != nil {
 		return o.fatal(err, 1)
 	}
 	proc.OnPanic = s.state.crashed
-	proc.ReserveThreads()
+	proc.BeforeChildren = sync.OnceFunc(func() { // the first answer does not wait for it
+		handleIgnored()
+		proc.ReserveThreads()
+	})
 	if o.Listen == "" { // not in tests: it is one port for all
 		if _, err := beReady(s.guest.jupyterAddress()); err != nil {
 			fmt.Fprintf(os.Stderr, "sandbox-agent: cannot report the code interpreter as ready to its clients: %v\n", err)
 		}
 	}
+	<-handled
 	if code, err := s.startEntrypoint(); err != nil {
 		s.state.writeObituary(agent.Obituary{ExitCode: code, Message: err.Error()}, nil) //nolint:errcheck // the line below says it too
 		return o.fatal(err, code)
@@ -72,9 +84,6 @@ func Main(o Options) int {
 			return // as above
 		}
 		s.ready.Store(true)
-		time.AfterFunc(time.Second, debug.FreeOSMemory) // memory that only the start needed
-		go proc.Guarded(s.state.keepCrashes)
-		go proc.Guarded(func() { s.code.prestart(s.prestarted) })
 		s.serve(ln)
 	})
 	return s.live(signals)
@@ -100,7 +109,6 @@ func (o Options) fatal(err error, code int) int {
 func tune() {
 	// Descriptors that the runtime left open must not reach the sandbox.
 	unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC) //nolint:errcheck // an old kernel: Go's own are close-on-exec anyway
-	handleIgnored()
 	debug.SetGCPercent(50)
 	if runtime.GOMAXPROCS(0) > 2 {
 		runtime.GOMAXPROCS(2)
@@ -124,42 +132,48 @@ func handleIgnored() {
 	}
 }
 
-func boot(o Options) (*Server, net.Listener, error) {
+func boot(o Options) (*Server, error) {
 	b, err := agent.ReadBootstrap(os.Stdin)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := detachStdio(0); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	s, err := New(Config{Bootstrap: b, StateDir: o.StateDir, Environ: os.Environ()})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	s.guest.makeEnvFile(envFile)
 	s.start = start{argv: b.Entrypoint, literal: b.Literal}
-	addr := o.Listen
-	if addr == "" {
-		addr = fmt.Sprintf("0.0.0.0:%d", agent.Port)
-	}
-	ln, err := listen(addr)
-	if err != nil {
-		return nil, nil, fmt.Errorf("listen on %s: %w", addr, err)
-	}
-	return s, ln, nil
+	return s, nil
 }
 
-// listen listens without SO_REUSEADDR, which Go sets. If both sockets have it, gVisor,
-// unlike Linux, lets a second one listen on a narrower address: any user of the sandbox
-// could take the daemon's connections and their token.
+// backlog bounds the connections that wait to be accepted. The kernel cuts it to its own limit.
+const backlog = 4096
+
+// listen listens on an IPv4 address. [net.Listen] would first ask what the kernel knows of
+// IPv6 and MPTCP, by twenty system calls more. It would also set SO_REUSEADDR. If both sockets
+// have that, gVisor, unlike Linux, lets a second one listen on a narrower address: any user of
+// the sandbox could take the daemon's connections and their token.
 func listen(addr string) (net.Listener, error) {
-	l := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		cerr := c.Control(func(fd uintptr) {
-			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 0)
-		})
-		return errors.Join(cerr, err)
-	}}
-	return l.Listen(context.Background(), "tcp4", addr)
+	to, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), "listener")
+	defer f.Close() // FileListener makes a copy
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); err != nil {
+		return nil, err
+	}
+	if err := unix.Listen(fd, backlog); err != nil {
+		return nil, err
+	}
+	return net.FileListener(f)
 }
 
 // detachStdio puts the null device in place of fds.
@@ -184,12 +198,30 @@ func (s *Server) serve(ln net.Listener) {
 		ReadHeaderTimeout: 10 * time.Second,
 		IdleTimeout:       120 * time.Second,
 		MaxHeaderBytes:    64 << 10,
+		ConnState: func(_ net.Conn, state http.ConnState) {
+			if state == http.StateIdle { // an answer is on its way
+				s.afterAnswer()
+			}
+		},
 	}
 	if err := srv.Serve(files.BulkListener{Listener: ln}); err != nil && !errors.Is(err, http.ErrServerClosed) {
 		o := agent.Obituary{ExitCode: 1, Message: "the agent cannot accept connections: " + err.Error()}
 		s.state.writeObituary(o, nil) //nolint:errcheck // nobody is left to hear
 		os.Exit(1)
 	}
+}
+
+// afterAnswer does, once, what the first answer does not wait for.
+func (s *Server) afterAnswer() {
+	s.answered.Do(func() {
+		time.AfterFunc(time.Second, debug.FreeOSMemory) // memory that only the start needed
+		go proc.Guarded(func() {
+			proc.BeforeChildren() // so that the first command need not wait for it
+			s.state.keepCrashes()
+			s.meter.cpu(s.meter.cpus())
+			s.code.prestart(s.prestarted)
+		})
+	})
 }
 
 // live waits for the end: of the entrypoint, or by a signal.

@@ -20,25 +20,34 @@ type stateDir string
 // an earlier run left there are about other processes. The directory itself stays if
 // there is one, because it may be a mount point.
 func makeStateDir(dir, output string) error {
-	if fi, err := os.Lstat(dir); err == nil && !fi.IsDir() {
-		os.Remove(dir) //nolint:errcheck // the next call says it
+	err := os.Mkdir(dir, 0o700)
+	if errors.Is(err, fs.ErrExist) {
+		err = emptyStateDir(dir)
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("create the agent's directory: %w", err)
+	if err == nil {
+		err = os.Mkdir(output, 0o700)
 	}
-	left, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("empty the agent's directory: %w", err)
-	}
-	for _, e := range left {
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-			return fmt.Errorf("empty the agent's directory: %w", err)
-		}
-	}
-	if err := errors.Join(os.Chown(dir, os.Geteuid(), os.Getegid()), os.Chmod(dir, 0o700), os.Mkdir(output, 0o700)); err != nil {
 		return fmt.Errorf("create the agent's directory: %w", err)
 	}
 	return nil
+}
+
+func emptyStateDir(dir string) error {
+	if fi, err := os.Lstat(dir); err == nil && !fi.IsDir() {
+		os.Remove(dir) //nolint:errcheck // the next call says it
+		return os.Mkdir(dir, 0o700)
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range left {
+		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return errors.Join(os.Chown(dir, os.Geteuid(), os.Getegid()), os.Chmod(dir, 0o700))
 }
 
 // writeObituary writes what the daemon reads from the disk of a dead sandbox: the last

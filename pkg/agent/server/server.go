@@ -80,6 +80,7 @@ type Server struct {
 	entrypoint *command.Command // nil without one
 	start      start            // what it is made of
 	ready      atomic.Bool
+	answered   sync.Once   // see afterAnswer
 	stopping   atomic.Bool // the entrypoint ended: nothing new is started
 }
 
@@ -116,7 +117,6 @@ func New(c Config) (*Server, error) {
 		Limits:    func() agent.Limits { return *s.limits.Load() },
 		OutputDir: outputDir, OutputLimit: total, OutputEach: each,
 	})
-	s.meter.cpu(s.meter.cpus())
 	return s, nil
 }
 
