@@ -73,7 +73,7 @@ func (m *Manager) attach(id string, addr netip.Addr) error {
 	// The end that is up first has no carrier, and has no queue until the kernel's link
 	// watch checks it again. Packets sent before that are lost, and a lost SYN costs a
 	// second. So both ends go up early, and the first end is checked last.
-	if err := writeSysctls(hostLink, outer.Attrs().Name); err != nil {
+	if err := writeSysctls(procSys, hostLink, outer.Attrs().Name); err != nil {
 		return err
 	}
 	if err := guest.LinkSetUp(inner); err != nil {
@@ -265,7 +265,7 @@ func (m *Manager) rejoin(id string, addr netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	if err := writeSysctls(hostLink, Link(id)); err != nil {
+	if err := writeSysctls(procSys, hostLink, Link(id)); err != nil {
 		return err
 	}
 	if err := h.LinkSetUp(l); err != nil {

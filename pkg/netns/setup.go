@@ -130,7 +130,7 @@ func (m *Manager) forward(link string) error {
 			return fmt.Errorf("%s was not enabled, so no reply to a sandbox arrives by this link: %w", name, err)
 		}
 	}
-	if err := writeSysctls([]sysctl{{name, "1", true}}, ""); err != nil {
+	if err := writeSysctls(procSys, []sysctl{{name, "1", true}}, ""); err != nil {
 		return err
 	}
 	if m.Log != nil {
