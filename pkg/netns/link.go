@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/sandboxd/sandboxd/internal/dump"
 )
 
 // guestLink is the name of a guest's one interface.
@@ -213,6 +210,13 @@ func (m *Manager) Joined(_ context.Context, id string, addr netip.Addr) (bool, e
 	if err != nil {
 		return false, fmt.Errorf("inspect link %s: %w", Link(id), err)
 	}
+	by, err := routeTo(h, addr)
+	if err != nil || by == 0 {
+		return false, err
+	}
+	if m.wasListed(id, by) { // and is up, because the route is there
+		return true, nil
+	}
 	l, err := h.LinkByName(Link(id))
 	if isGone(err) {
 		return false, nil
@@ -220,11 +224,7 @@ func (m *Manager) Joined(_ context.Context, id string, addr netip.Addr) (bool, e
 	if err != nil {
 		return false, fmt.Errorf("inspect link %s: %w", Link(id), err)
 	}
-	if l.Attrs().RawFlags&unix.IFF_UP == 0 {
-		return false, nil
-	}
-	by, err := routeTo(h, addr)
-	return err == nil && by == l.Attrs().Index, err
+	return by == l.Attrs().Index, nil
 }
 
 // routeTo returns the index of the link by which the host reaches addr, or 0 if the
@@ -336,26 +336,6 @@ func neighbour(index int, addr netip.Addr, mac net.HardwareAddr) *netlink.Neigh 
 
 func single(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}
-}
-
-// ListLinks lists the IDs of this instance that have a host link, including links that
-// are being removed.
-func (m *Manager) ListLinks(context.Context) ([]string, error) {
-	h, err := m.host()
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	links, err := dump.Again(h.LinkList)
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	var ids []string
-	for _, l := range links {
-		if id, ok := strings.CutPrefix(l.Attrs().Name, Link("")); ok && m.check(id) == nil {
-			ids = append(ids, id)
-		}
-	}
-	return ids, nil
 }
 
 func isGone(err error) bool {
