@@ -52,6 +52,8 @@ func (d background) run(ctx context.Context) {
 			if err := d.measuredSweep(ctx); err != nil && ctx.Err() == nil {
 				d.log.Error("the sweep failed; it runs again in a minute", "err", err)
 			}
+		case answer := <-d.asked:
+			answer <- d.measuredSweep(ctx)
 		}
 	}
 }
@@ -90,6 +92,26 @@ func (d background) measuredSweep(ctx context.Context) error {
 		d.metrics.Sweep(err != nil, time.Since(start))
 	}
 	return err
+}
+
+// sweepNow is POST /sweep of the admin socket: a sweep that does not wait for its
+// minute. It answers when that sweep has ended.
+func (d background) sweepNow(w http.ResponseWriter, r *http.Request) {
+	answer := make(chan error, 1) // nobody may read it any more
+	select {
+	case d.asked <- answer:
+	case <-r.Context().Done():
+		return
+	}
+	select {
+	case err := <-answer:
+		if err != nil {
+			http.Error(w, "the sweep failed: "+err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.WriteHeader(http.StatusNoContent)
+	case <-r.Context().Done():
+	}
 }
 
 // watchLinks recovers a sandbox as soon as its link is gone. While a sandbox lives,

@@ -77,6 +77,7 @@ type Daemon struct {
 	history *history.Book
 	denials *denials
 	pulls   pulls
+	asked   chan chan<- error // for a sweep at once; the answer goes into it
 	// Certificates of TCP listeners; nil: no TLS.
 	cert, gatewayCert *certs.Pair
 
@@ -128,7 +129,7 @@ func open(ctx context.Context, cfg *config.Config, log *slog.Logger) (_ *Daemon,
 	// Files get the modes that the code names, whatever umask a unit sets: a root
 	// directory that only its owner may enter shuts out every other user of a guest.
 	unix.Umask(0o022)
-	d := &Daemon{cfg: cfg, log: log, history: history.New(), denials: newDenials(log)}
+	d := &Daemon{cfg: cfg, log: log, history: history.New(), denials: newDenials(log), asked: make(chan chan<- error)}
 	d.metrics = d.newMetrics()
 	defer func() {
 		if err != nil {

@@ -164,6 +164,7 @@ func (d *Daemon) serveAdmin(version string) (stop func(), err error) {
 	}
 	all := http.NewServeMux()
 	all.Handle("GET /metrics", d.metrics.Handler())
+	all.HandleFunc("POST /sweep", background{d}.sweepNow)
 	all.HandleFunc("GET /debug/pprof/", pprof.Index)
 	all.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
 	all.HandleFunc("GET /debug/pprof/profile", pprof.Profile)

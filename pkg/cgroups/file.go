@@ -40,6 +40,12 @@ func readFile(path string) (string, error) {
 	return string(buf[:n]), nil
 }
 
+// reads reports whether a file of the kernel can be read, and has value.
+func reads(path, value string) bool {
+	text, err := readFile(path)
+	return err == nil && strings.TrimSpace(text) == value
+}
+
 func openRaw(path string, flags int) (int, error) {
 	fd, err := retry(func() (int, error) { return unix.Open(path, flags|unix.O_CLOEXEC, 0) })
 	if err != nil {
@@ -57,6 +63,16 @@ func retry(f func() (int, error)) (int, error) {
 			return n, err
 		}
 	}
+}
+
+// readNames reads the names in a directory, unsorted: half the time of os.ReadDir.
+func readNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Readdirnames(-1)
 }
 
 func mkdir(path string) error {

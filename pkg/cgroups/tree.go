@@ -261,6 +261,9 @@ func (t *Tree) LimitCPU(_ context.Context, id string, millis int64) error {
 	}
 	h := t.layout.of["cpu"]
 	w, free := cpuQuota(millis, h.v2), cpuQuota(0, h.v2)
+	if reads(t.dir(h, id)+"/"+w.file, w.value) && reads(t.leafIn(h, id)+"/"+w.file, w.value) {
+		return nil // a write costs four times as much, and the leaf has no limit meanwhile
+	}
 	// The leaf has the limit too, so that a guest can see it. v1 allows no group more
 	// than its parent, so the leaf has no limit during the change.
 	for _, w := range []struct{ dir, file, value string }{
@@ -284,13 +287,13 @@ func (t *Tree) List(ctx context.Context) ([]string, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("list cgroups: %w", context.Cause(ctx))
 		}
-		entries, err := os.ReadDir(t.rootDir(h))
+		names, err := readNames(t.rootDir(h))
 		if err != nil && !gone(err) {
 			return nil, fmt.Errorf("list cgroups: %w", err)
 		}
-		for _, e := range entries {
-			if e.IsDir() && t.check(e.Name()) == nil {
-				seen[e.Name()] = true
+		for _, name := range names {
+			if t.check(name) == nil { // no file of the kernel has such a name
+				seen[name] = true
 			}
 		}
 	}

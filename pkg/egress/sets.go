@@ -63,7 +63,7 @@ func absent(err error) error {
 }
 
 func (e *Engine) sources() ([]source, error) {
-	set, err := e.sets.IpsetList(e.src())
+	set, err := netlink.IpsetList(e.src()) // on a socket of its own: addSource must not wait for it
 	if err != nil {
 		return nil, fmt.Errorf("list ipset %s: %w", e.src(), err)
 	}

@@ -45,6 +45,15 @@ func UserNS(base, size uint32) (*os.File, error) {
 // thread that forks has base's ids for a moment; the process's other threads keep
 // theirs.
 func withChild(base, size uint32, flags uintptr, steps []step, use func(proc string) error) error {
+	proc := -1
+	if len(steps) > 0 {
+		f, err := newProc()
+		if err != nil {
+			return err
+		}
+		defer func() { go f.Close() }() // it takes 0.1 ms, for which nobody waits
+		proc = int(f.Fd())
+	}
 	runtime.LockOSThread()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -57,7 +66,7 @@ func withChild(base, size uint32, flags uintptr, steps []step, use func(proc str
 		unix.Close(pair[1])
 		return err // the thread's state is unknown: it ends locked
 	}
-	pid, errno := spawn(flags|unix.CLONE_NEWUSER, pair, steps)
+	pid, errno := spawn(flags|unix.CLONE_NEWUSER, pair, proc, steps)
 	unix.Close(pair[1])
 	if err := back(); err != nil {
 		errs := []error{fmt.Errorf("switch back to root: %w", err)}
@@ -99,7 +108,7 @@ func guide(pid, sock int, base, size uint32, steps []step, use func(proc string)
 	}
 	if errno := binary.NativeEndian.Uint32(verdict[:4]); errno != 0 {
 		s := &steps[binary.NativeEndian.Uint32(verdict[4:])]
-		return fmt.Errorf("write %q to %s in the new namespace: %w", s.data, s.name, syscall.Errno(errno))
+		return fmt.Errorf("set %s = %s in the new namespace: %w", s.name, s.data, syscall.Errno(errno))
 	}
 	return use(proc)
 }
@@ -179,17 +188,17 @@ func become(id uint32) (back func() error, err error) {
 	}, nil
 }
 
-// step is one file that the child writes. Everything it needs is prepared before the
-// fork: after the fork nothing may allocate.
+// step is one sysctl that the child writes, through a proc of its own. Everything it
+// needs is prepared before the fork: after the fork nothing may allocate.
 type step struct {
 	name     string
-	path     *byte // name, zero-terminated
+	path     *byte // below proc, zero-terminated
 	data     []byte
 	optional bool // a kernel without the file is no error
 }
 
 func newStep(name, value string, optional bool) step {
-	p, err := unix.BytePtrFromString(name)
+	p, err := unix.BytePtrFromString("sys/" + name)
 	if err != nil {
 		panic(err) // names are constants
 	}
@@ -198,7 +207,7 @@ func newStep(name, value string, optional bool) step {
 
 // spawn forks. The child has no exit signal, so that a wait for any child elsewhere in
 // the daemon does not reap it; end waits for it with __WALL.
-func spawn(flags uintptr, pair [2]int, steps []step) (pid int, errno syscall.Errno) {
+func spawn(flags uintptr, pair [2]int, proc int, steps []step) (pid int, errno syscall.Errno) {
 	var all, old unix.Sigset_t
 	for i := range all.Val {
 		all.Val[i] = ^all.Val[i]
@@ -208,7 +217,7 @@ func spawn(flags uintptr, pair [2]int, steps []step) (pid int, errno syscall.Err
 		return 0, unix.EINVAL
 	}
 	var buf [2]uint32
-	r, errno := clone(flags, uintptr(pair[0]), uintptr(pair[1]), steps, &buf)
+	r, errno := clone(flags, uintptr(pair[0]), uintptr(pair[1]), uintptr(proc), steps, &buf)
 	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil); err != nil && errno == 0 {
 		return int(r), unix.EINVAL
 	}
@@ -223,10 +232,14 @@ func spawn(flags uintptr, pair [2]int, steps []step) (pid int, errno syscall.Err
 //
 //go:nosplit
 //go:norace
-func clone(flags, parentEnd, childEnd uintptr, steps []step, buf *[2]uint32) (uintptr, syscall.Errno) {
+func clone(flags, parentEnd, childEnd, proc uintptr, steps []step, buf *[2]uint32) (uintptr, syscall.Errno) {
 	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, flags, 0, 0, 0, 0, 0)
 	if errno != 0 || pid != 0 {
 		return pid, errno
+	}
+	var failed syscall.Errno
+	if len(steps) > 0 {
+		_, _, failed = syscall.RawSyscall6(syscall.SYS_FCHDIR, proc, 0, 0, 0, 0, 0)
 	}
 	// Close the parent's end here, so that the parent's death reads as end of file. The
 	// child must not hold the daemon's other descriptors either: pipes that others wait
@@ -239,7 +252,10 @@ func clone(flags, parentEnd, childEnd uintptr, steps []step, buf *[2]uint32) (ui
 	// Wait for the id mappings.
 	n, _, _ := syscall.RawSyscall6(syscall.SYS_READ, childEnd, uintptr(unsafe.Pointer(buf)), 1, 0, 0, 0)
 	if n == 1 {
-		failed, at := write(steps)
+		at := 0
+		if failed == 0 {
+			failed, at = write(steps)
+		}
 		buf[0], buf[1] = uint32(failed), uint32(at)
 		syscall.RawSyscall6(syscall.SYS_WRITE, childEnd, uintptr(unsafe.Pointer(buf)), 8, 0, 0, 0)
 		// Hold the namespaces until the parent has pinned them.

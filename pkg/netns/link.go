@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/sandboxd/sandboxd/internal/dump"
 )
 
 // guestLink is the name of a guest's one interface.
@@ -73,7 +70,7 @@ func (m *Manager) attach(id string, addr netip.Addr) error {
 	// The end that is up first has no carrier, and has no queue until the kernel's link
 	// watch checks it again. Packets sent before that are lost, and a lost SYN costs a
 	// second. So both ends go up early, and the first end is checked last.
-	if err := writeSysctls(hostLink, outer.Attrs().Name); err != nil {
+	if err := writeSysctls(procSys, hostLink, outer.Attrs().Name); err != nil {
 		return err
 	}
 	if err := guest.LinkSetUp(inner); err != nil {
@@ -213,6 +210,13 @@ func (m *Manager) Joined(_ context.Context, id string, addr netip.Addr) (bool, e
 	if err != nil {
 		return false, fmt.Errorf("inspect link %s: %w", Link(id), err)
 	}
+	by, err := routeTo(h, addr)
+	if err != nil || by == 0 {
+		return false, err
+	}
+	if m.wasListed(id, by) { // and is up, because the route is there
+		return true, nil
+	}
 	l, err := h.LinkByName(Link(id))
 	if isGone(err) {
 		return false, nil
@@ -220,11 +224,7 @@ func (m *Manager) Joined(_ context.Context, id string, addr netip.Addr) (bool, e
 	if err != nil {
 		return false, fmt.Errorf("inspect link %s: %w", Link(id), err)
 	}
-	if l.Attrs().RawFlags&unix.IFF_UP == 0 {
-		return false, nil
-	}
-	by, err := routeTo(h, addr)
-	return err == nil && by == l.Attrs().Index, err
+	return by == l.Attrs().Index, nil
 }
 
 // routeTo returns the index of the link by which the host reaches addr, or 0 if the
@@ -265,7 +265,7 @@ func (m *Manager) rejoin(id string, addr netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	if err := writeSysctls(hostLink, Link(id)); err != nil {
+	if err := writeSysctls(procSys, hostLink, Link(id)); err != nil {
 		return err
 	}
 	if err := h.LinkSetUp(l); err != nil {
@@ -336,26 +336,6 @@ func neighbour(index int, addr netip.Addr, mac net.HardwareAddr) *netlink.Neigh 
 
 func single(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}
-}
-
-// ListLinks lists the IDs of this instance that have a host link, including links that
-// are being removed.
-func (m *Manager) ListLinks(context.Context) ([]string, error) {
-	h, err := m.host()
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	links, err := dump.Again(h.LinkList)
-	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
-	}
-	var ids []string
-	for _, l := range links {
-		if id, ok := strings.CutPrefix(l.Attrs().Name, Link("")); ok && m.check(id) == nil {
-			ids = append(ids, id)
-		}
-	}
-	return ids, nil
 }
 
 func isGone(err error) bool {

@@ -61,9 +61,10 @@ type Manager struct {
 	inst instance.Instance
 	dir  string // <runDir>/ns
 
-	mtu  atomic.Int32 // of new links; 0: the kernel's default
-	host func() (*netlink.Handle, error)
-	reap reaper
+	mtu    atomic.Int32 // of new links; 0: the kernel's default
+	host   func() (*netlink.Handle, error)
+	listed atomic.Pointer[map[string]int] // the indexes of links, by ID, as ListLinks saw them last
+	reap   reaper
 }
 
 // New returns a Manager that keeps its files below runDir. It changes nothing on the

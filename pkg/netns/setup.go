@@ -81,7 +81,7 @@ func (m *Manager) poolRoute() *netlink.Route {
 // openUplinks switches forwarding on for links with routes, and stores their smallest
 // MTU: a guest with a greater one would depend on path MTU discovery.
 func (m *Manager) openUplinks(h *netlink.Handle) error {
-	indexes, err := routedLinks(h)
+	indexes, err := m.routedLinks()
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
@@ -130,7 +130,7 @@ func (m *Manager) forward(link string) error {
 			return fmt.Errorf("%s was not enabled, so no reply to a sandbox arrives by this link: %w", name, err)
 		}
 	}
-	if err := writeSysctls([]sysctl{{name, "1", true}}, ""); err != nil {
+	if err := writeSysctls(procSys, []sysctl{{name, "1", true}}, ""); err != nil {
 		return err
 	}
 	if m.Log != nil {
@@ -140,15 +140,16 @@ func (m *Manager) forward(link string) error {
 	return nil
 }
 
-// routedLinks lists the indexes of the links that unicast IPv4 routes use.
-func routedLinks(h *netlink.Handle) (map[int]bool, error) {
-	routes, err := dump.Again(func() ([]netlink.Route, error) { return h.RouteList(nil, netlink.FAMILY_V4) })
+// routedLinks lists the indexes of the links that unicast IPv4 routes use, without the
+// routes to single sandboxes. It reads on a socket of its own, for which no create waits.
+func (m *Manager) routedLinks() (map[int]bool, error) {
+	routes, err := dump.Again(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, err
 	}
 	indexes := map[int]bool{}
 	for _, r := range routes {
-		if r.Type != unix.RTN_UNICAST {
+		if r.Type != unix.RTN_UNICAST || m.isSandbox(r.Dst) {
 			continue
 		}
 		indexes[r.LinkIndex] = true
@@ -158,6 +159,16 @@ func routedLinks(h *netlink.Handle) (map[int]bool, error) {
 	}
 	delete(indexes, 0)
 	return indexes, nil
+}
+
+// isSandbox reports whether dst is one address of the pool.
+func (m *Manager) isSandbox(dst *net.IPNet) bool {
+	if dst == nil {
+		return false
+	}
+	ones, bits := dst.Mask.Size()
+	addr, ok := netip.AddrFromSlice(dst.IP)
+	return ok && ones == bits && m.Pool.Contains(addr.Unmap())
 }
 
 // Purge undoes Setup and OpenUplinks. Forwarding goes off on links where only they

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -72,6 +73,30 @@ var hostLink = []sysctl{
 
 const procSys = "/proc/sys/"
 
+// newProc mounts proc for the sysctls of one new namespace. Nobody else sees the mount,
+// and it goes with the last descriptor of it.
+//
+// One mount of proc keeps the files of all namespaces that were opened through it under
+// the same few names, and compares them one by one (proc_sys_compare in the kernel's
+// fs/proc/proc_sysctl.c). Through /proc, the namespaces and the link of the 1001st sandbox
+// took 28 ms instead of 6, and every other program was as slow in /proc/sys. A mount
+// takes 0.1 ms.
+func newProc() (*os.File, error) {
+	fs, err := unix.Fsopen("proc", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("fsopen proc: %w", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return nil, fmt.Errorf("make an instance of proc: %w", err)
+	}
+	fd, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("mount proc: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "proc"), nil
+}
+
 // guestSteps is guestNet and guestUser as steps for a child of withChild.
 func guestSteps() []step {
 	steps := make([]step, 0, len(guestNet)+len(guestUser))
@@ -81,7 +106,7 @@ func guestSteps() []step {
 	}
 	for _, list := range lists {
 		for _, s := range list {
-			steps = append(steps, newStep(procSys+s.name, s.value, s.optional))
+			steps = append(steps, newStep(s.name, s.value, s.optional))
 		}
 	}
 	return steps
@@ -89,16 +114,23 @@ func guestSteps() []step {
 
 // writeGuestSysctls writes guestNet. Preconditions: the thread is locked, and is in the
 // guest's namespace.
-func writeGuestSysctls() error { return writeSysctls(guestNet, "") }
+func writeGuestSysctls() error {
+	proc, err := newProc()
+	if err != nil {
+		return err
+	}
+	defer proc.Close()
+	return writeSysctls(fmt.Sprintf("/proc/self/fd/%d/sys/", proc.Fd()), guestNet, "")
+}
 
-// writeSysctls writes list, with link for every %s.
-func writeSysctls(list []sysctl, link string) error {
+// writeSysctls writes list below root, with link for every %s.
+func writeSysctls(root string, list []sysctl, link string) error {
 	for _, s := range list {
 		name := s.name
 		if link != "" {
 			name = fmt.Sprintf(name, link)
 		}
-		err := writeFile(procSys+name, []byte(s.value))
+		err := writeFile(root+name, []byte(s.value))
 		if s.optional && errors.Is(err, fs.ErrNotExist) {
 			continue
 		}

@@ -78,7 +78,7 @@ func (m *Manager) unforward() error {
 		return err
 	}
 	for _, link := range links {
-		if err := writeSysctls([]sysctl{{forwarding(link), "0", true}}, ""); err != nil {
+		if err := writeSysctls(procSys, []sysctl{{forwarding(link), "0", true}}, ""); err != nil {
 			return err
 		}
 	}

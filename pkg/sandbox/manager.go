@@ -33,6 +33,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
@@ -84,6 +85,7 @@ type Manager struct {
 	cancel    context.CancelCauseFunc
 	observers sync.WaitGroup // they end when ctx does
 	tracker   tracker
+	sweeps    atomic.Uint32 // how often Recover compared all
 }
 
 var (

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -50,6 +51,7 @@ func (m recovery) run(ctx context.Context, ids []string) error {
 		}
 		return errors.Join(errz...)
 	}
+	m.sweeps.Add(1)
 	snapshots := m.snapshots.recover(ctx) // first: a snapshot that was cut short leaves its sandbox frozen
 	held, err := m.held(ctx)
 	if err != nil {
@@ -89,18 +91,28 @@ func (m recovery) run(ctx context.Context, ids []string) error {
 // held lists by ID which rows of the table are held on the host. It skips names that
 // are no ID of this instance.
 func (m recovery) held(ctx context.Context) (map[string][]string, error) {
-	held := map[string][]string{}
-	for _, row := range m.life.rows {
+	rows := m.life.rows
+	lists := make([][]string, len(rows))
+	var todo []func() error
+	for i, row := range rows {
 		if row.held == nil {
 			continue
 		}
-		ids, err := m.list(ctx, row)
-		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", row.name, err)
-		}
+		todo = append(todo, func() (err error) {
+			if lists[i], err = m.list(ctx, row); err != nil {
+				return fmt.Errorf("list %s: %w", row.name, err)
+			}
+			return nil
+		})
+	}
+	if err := inParallel(todo); err != nil {
+		return nil, err
+	}
+	held := map[string][]string{}
+	for i, ids := range lists {
 		for _, id := range ids {
 			if record.IsID(id) && strings.HasPrefix(id, m.life.cfg.Instance.String()) {
-				held[id] = append(held[id], row.name)
+				held[id] = append(held[id], rows[i].name)
 			}
 		}
 	}
@@ -270,8 +282,8 @@ func (m recovery) examine(ctx context.Context, r *record.Record) (d death, dead 
 
 // adopt takes over a live sandbox: it finishes the intent, restores what the sandbox
 // may reach, and watches it. A sandbox that this Manager already watches needs only the
-// first. Limits are always written again: a daemon may have died after it made new ones
-// durable and before they held.
+// first. Limits are written again: a daemon may have died after it made new ones durable
+// and before they held.
 func (m recovery) adopt(ctx context.Context, r *record.Record) error {
 	known := m.tracker.get(r.ID) != nil
 	if !known {
@@ -283,7 +295,7 @@ func (m recovery) adopt(ctx context.Context, r *record.Record) error {
 		m.watch(h, r.Spec.Runtime)
 	}
 	m.life.past.note(r, m.life.counted(r), !known)
-	err := m.life.limitAgain(ctx, r)
+	err := m.keepLimits(ctx, r)
 	if !known { // the old daemon's ports ended with it; a port that is taken by now ends no sandbox
 		err = errors.Join(err, m.life.Ports.Open(ctx, r.ID, m.life.cfg.Addr(r.Slot), r.Spec.Publish))
 	}
@@ -293,6 +305,23 @@ func (m recovery) adopt(ctx context.Context, r *record.Record) error {
 	case record.Resuming:
 		return errors.Join(err, m.life.resume(ctx, r))
 	}
+	return err
+}
+
+// limitTurns is in how many sweeps every sandbox has its limits written again although
+// nobody has changed them here: another program may have. To compare the dozen files of
+// each of 1000 sandboxes in every sweep would take half a second of CPU.
+const limitTurns = 32
+
+// keepLimits writes the limits of r again if they are new to this Manager, or could not be
+// written last time, or if it is their turn.
+func (m recovery) keepLimits(ctx context.Context, r *record.Record) error {
+	turn := uint32(strings.IndexByte(instance.Alphabet, r.ID[len(r.ID)-1]))
+	if m.tracker.limited(r.ID) && (turn+m.sweeps.Load())%limitTurns != 0 {
+		return nil
+	}
+	err := m.life.limitAgain(ctx, r)
+	m.tracker.setLimited(r.ID, err == nil)
 	return err
 }
 

@@ -32,8 +32,11 @@ type handle struct {
 	settled  chan struct{} // closed when the creation has ended, either way
 	steps    []Step        // of the creation; written before settled is closed
 
-	queued bool     // it waits for its turn and its lock is free; guarded by tracker.mu
-	lost   []string // the rows it was found without; guarded by tracker.mu
+	queued bool // it waits for its turn and its lock is free; guarded by tracker.mu
+	// limited: a sweep has made its limits hold, and they did not change since. It is
+	// guarded by tracker.mu.
+	limited bool
+	lost    []string // the rows it was found without; guarded by tracker.mu
 	// main is the process with which the sandbox ends; nil if that is not known.
 	// It is guarded by tracker.mu.
 	main *pidfd.Process
@@ -115,6 +118,23 @@ func (t *tracker) queued(id string) bool {
 	defer t.mu.Unlock()
 	h := t.handles[id]
 	return h != nil && h.queued
+}
+
+// setLimited notes whether the limits of a sandbox are known to hold.
+func (t *tracker) setLimited(id string, yes bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if h := t.handles[id]; h != nil {
+		h.limited = yes
+	}
+}
+
+// limited reports whether the limits of a sandbox are known to hold.
+func (t *tracker) limited(id string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	h := t.handles[id]
+	return h != nil && h.limited
 }
 
 // setMain notes the process with which a sandbox ends.

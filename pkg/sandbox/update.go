@@ -35,6 +35,7 @@ func (m *Manager) Update(ctx context.Context, idOrName string, change func(*reco
 		if !limits && !network {
 			return nil
 		}
+		m.tracker.setLimited(r.ID, false) // the next sweep makes sure of them
 		err := m.life.update(ctx, r, t, limits, network)
 		m.life.log(ctx, "update", r, start, nil, err)
 		return err

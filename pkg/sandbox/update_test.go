@@ -132,6 +132,45 @@ func TestUpdateHoldsLater(t *testing.T) {
 	})
 }
 
+// TestKeepLimits: a sweep writes limits that are new to it, and all limits once in
+// limitTurns sweeps, so that what another program changed is undone.
+func TestKeepLimits(t *testing.T) {
+	bubble(t, func(t *testing.T, h *host, m *Manager) {
+		r := mustCreate(t, m, spec())
+		wrote := func(sweeps int) (n int) {
+			t.Helper()
+			calls := len(h.calls)
+			for range sweeps {
+				if err := m.Recover(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for _, c := range h.calls[calls:] {
+				if strings.HasPrefix(c, "cgroup.Limit "+r.ID) {
+					n++
+				}
+			}
+			return n
+		}
+		if n := wrote(1); n != 1 {
+			t.Errorf("the first sweep after the creation wrote limits %d times, want once", n)
+		}
+		h.limits[r.ID] = CgroupLimits{} // another program
+		if n := wrote(limitTurns); n != 1 {
+			t.Errorf("%d sweeps wrote limits %d times, want once", limitTurns, n)
+		}
+		if h.limits[r.ID].MemoryBytes != r.Spec.MemoryBytes {
+			t.Errorf("the host has %+v after %d sweeps", h.limits[r.ID], limitTurns)
+		}
+		if _, err := m.Update(t.Context(), r.ID, raise); err != nil {
+			t.Fatal(err)
+		}
+		if n := wrote(1); n != 1 {
+			t.Errorf("the first sweep after an update wrote limits %d times, want once", n)
+		}
+	})
+}
+
 // TestUpdateFails: what the host refuses, the record does not keep.
 func TestUpdateFails(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {

@@ -88,14 +88,16 @@ func scale(ctx context.Context, b *bench) error {
 		b.add(row(name+"_list", rt, "ms", all.list, "the same beside 10", few.list, goal{}))
 		b.add(row(name+"_page", rt, "ms", all.page, "the same beside 10", few.page, goal{maxRatio: 2}))
 		b.add(row(name+"_create", rt, "ms", all.create, "the same beside 10", few.create, goal{maxRatio: 2}))
-		b.add(row(name+"_sweep", rt, "ms", all.sweep, "the same beside 10", few.sweep, goal{}))
+		b.add(row(name+"_create_swept", rt, "ms", all.swept, "the same without a sweep at the same time", all.create,
+			goal{maxRatio: 1.2}))
+		b.add(row(name+"_sweep", rt, "ms", all.sweep, "the same beside 10", few.sweep, goal{maxP50: pick(rt, 100.0, 0)}))
 		b.add(row(name+"_rss", rt, "MB", []float64{rss}, "", nil, goal{maxP50: 150}))
 	}
 	return nil
 }
 
 // latencies are times in ms.
-type latencies struct{ list, page, create, sweep []float64 }
+type latencies struct{ list, page, create, swept, sweep []float64 }
 
 // latencies measures a daemon that has n sandboxes. A full listing has n items; a page,
 // which is what clients ask for, has 10 for every n.
@@ -116,37 +118,46 @@ func (b *bench) latencies(ctx context.Context, rt string, n int) (l latencies, e
 		}
 		l.page = append(l.page, ms(time.Since(start)))
 	}
-	for i := range b.times(20, 3) + 1 {
+	plain := func() (float64, error) {
 		start := time.Now()
 		sb, err := b.create(ctx, rt)
 		took := ms(time.Since(start))
 		if err != nil {
-			return l, err
+			return 0, err
 		}
-		if err := b.drop(ctx, sb.ID); err != nil {
-			return l, err
-		}
-		if i > 0 {
-			l.create = append(l.create, took)
-		}
+		return took, b.drop(ctx, sb.ID)
 	}
-	took, err := b.nextSweep(ctx)
-	l.sweep = append(l.sweep, took)
-	return l, err
+	swept := func() (float64, error) { // asked for together with a sweep
+		ended := make(chan error, 1)
+		go func() { _, err := b.sweep(ctx); ended <- err }()
+		took, err := plain()
+		return took, errors.Join(err, <-ended)
+	}
+	if l.create, l.swept, err = turns(b.times(20, 3), 1, plain, swept); err != nil {
+		return l, err
+	}
+	for range b.times(20, 3) {
+		took, err := b.sweep(ctx)
+		if err != nil {
+			return l, err
+		}
+		l.sweep = append(l.sweep, took)
+	}
+	return l, nil
 }
 
-// nextSweep waits for the next sweep and returns how long it took, in ms, from
-// the daemon's own metrics.
-func (b *bench) nextSweep(ctx context.Context) (float64, error) {
+// sweep asks for a sweep and returns how long it took, in ms, from the daemon's own
+// metrics.
+func (b *bench) sweep(ctx context.Context) (float64, error) {
 	sum, count, err := b.sweeps(ctx)
-	for end := time.Now().Add(2 * time.Minute); err == nil && time.Now().Before(end); {
-		time.Sleep(time.Second) // there is one sweep a minute, and no event for it
-		var s, n float64
-		if s, n, err = b.sweeps(ctx); n > count {
-			return (s - sum) / (n - count) * 1e3, err
-		}
+	if err != nil {
+		return 0, err
 	}
-	return 0, errors.Join(err, errors.New("no sweep in two minutes"))
+	if err := b.ask(ctx, http.MethodPost, filepath.Join(inst.RunDir(), "admin.sock"), "/sweep", nil); err != nil {
+		return 0, err
+	}
+	s, n, err := b.sweeps(ctx)
+	return (s - sum) / (n - count) * 1e3, err
 }
 
 func (b *bench) sweeps(ctx context.Context) (sum, count float64, err error) {
@@ -162,13 +173,18 @@ func (b *bench) sweeps(ctx context.Context) (sum, count float64, err error) {
 
 // get reads an answer from a Unix socket, line by line.
 func (b *bench) get(ctx context.Context, socket, path string, each func(line string)) error {
+	return b.ask(ctx, http.MethodGet, socket, path, each)
+}
+
+// ask makes a request without a body on a Unix socket.
+func (b *bench) ask(ctx context.Context, method, socket, path string, each func(line string)) error {
 	c := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		},
 	}}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sandboxd"+path, nil)
+	req, err := http.NewRequestWithContext(ctx, method, "http://sandboxd"+path, nil)
 	if err != nil {
 		return err
 	}
@@ -177,8 +193,8 @@ func (b *bench) get(ctx context.Context, socket, path string, each func(line str
 		return err
 	}
 	defer res.Body.Close()
-	if res.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET %s: %s", path, res.Status)
+	if res.StatusCode/100 != 2 {
+		return fmt.Errorf("%s %s: %s", method, path, res.Status)
 	}
 	lines := bufio.NewScanner(res.Body)
 	lines.Buffer(nil, 1<<20)

@@ -26,13 +26,19 @@ func adminSocket(d *daemontest.Daemon) string {
 // ask gets a path from a Unix socket.
 func ask(t testing.TB, socket, path string, header ...string) (status int, body string) {
 	t.Helper()
+	return askBy(t, http.MethodGet, socket, path, header...)
+}
+
+// askBy is ask with another method.
+func askBy(t testing.TB, method, socket, path string, header ...string) (status int, body string) {
+	t.Helper()
 	c := http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
 		},
 	}}
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://sandboxd"+path, nil)
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://sandboxd"+path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,6 +173,15 @@ func TestAdminSocket(t *testing.T) {
 	if status, body := ask(t, adminSocket(d), "/debug/pprof/goroutine?debug=1"); status != http.StatusOK ||
 		!strings.Contains(body, "goroutine profile") {
 		t.Errorf("profile: %d %.80s", status, body)
+	}
+	if status, body := askBy(t, http.MethodPost, adminSocket(d), "/sweep"); status != http.StatusNoContent {
+		t.Errorf("sweep: %d %.80s", status, body)
+	}
+	if text := scrape(t, d); !strings.Contains(text, "\nsandboxd_sweep_seconds_count 1\n") {
+		t.Error("the sweep that was asked for is not counted")
+	}
+	if status, _ := askBy(t, http.MethodPost, d.Socket, "/sweep"); status != http.StatusNotFound {
+		t.Errorf("the API answers POST /sweep: %d", status)
 	}
 	for _, path := range []string{"/sandboxes", "/v1/sandboxes"} {
 		if status, _ := ask(t, adminSocket(d), path, wire.HeaderAPIKey, daemontest.Key); status != http.StatusNotFound {
