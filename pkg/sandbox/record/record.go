@@ -59,6 +59,9 @@ const (
 	Ended    State = "ended"    // record and disk are kept, nothing else
 	Starting State = "starting" // intent, from ended; recovery ends it again
 	Deleting State = "deleting" // intent; recovery erases
+	// Prepared is the state of a prepared slot: an ID, a Slot and what depends on these
+	// and Spec.Runtime alone. A create takes it and makes it Creating. No client sees it.
+	Prepared State = "prepared" // intent; recovery releases it
 )
 
 // Beginning reports whether a sandbox in state s is being brought up.
@@ -90,6 +93,9 @@ type Record struct {
 	State   State     `json:"state"`
 	Slot    int       `json:"slot"` // index into address pool and user-id ranges; unique among live records
 	Spec    Spec      `json:"spec"`
+	// Prepared says that the sandbox took a prepared slot: when its creation began, the
+	// host held a part of what it needs already.
+	Prepared bool `json:"prepared,omitempty"`
 	Token   string    `json:"token"` // the agent's; leaves the host only in Endpoint.headers
 	BootID  string    `json:"bootId"`
 	Created time.Time `json:"created"`
