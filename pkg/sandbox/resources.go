@@ -92,7 +92,7 @@ func resources(d Deps, c Config) []resource {
 			up: func(ctx context.Context, r *record.Record) error {
 				return d.Namespaces.CreateNamespaces(ctx, r.ID, owner(r), uids(r))
 			},
-			fit: func(ctx context.Context, r *record.Record) error { return fitNamespaces(ctx, d, r) },
+			fit:   func(ctx context.Context, r *record.Record) error { return fitNamespaces(ctx, d, r) },
 			down:  func(ctx context.Context, r *record.Record) error { return d.Namespaces.DeleteNamespaces(ctx, r.ID) },
 			held:  func(ctx context.Context) ([]string, error) { return d.Namespaces.ListNamespaces(ctx) },
 			whole: func(ctx context.Context, r *record.Record) (bool, error) { return d.Namespaces.Pinned(ctx, r.ID) },
