@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -147,8 +148,11 @@ func (s *Stock) make(ctx context.Context, runtime string) error {
 	if err == nil {
 		steps, err = acquire(ctx, s.rows, &r)
 	}
-	if err == nil {
+	switch {
+	case err == nil:
 		s.add(&r)
+	case ctx.Err() != nil:
+		err = errors.Join(errClosing, err)
 	}
 	m.life.log(ctx, opPrepare, &r, start, steps, err)
 	if err != nil {
