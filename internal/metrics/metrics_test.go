@@ -29,7 +29,8 @@ func newMetrics(look func() (Look, error)) *Metrics {
 
 func full() (Look, error) {
 	return Look{
-		Sandboxes: map[Kind]int{{"running", "runc"}: 3}, Deleting: 4, Prepared: map[string]int{"runc": 6}, Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
+		Sandboxes: map[Kind]int{{"running", "runc"}: 3}, Deleting: 4, Prepared: map[string]int{"runc": 6},
+		Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
 		Flows: []Flows{{"deny", "blocked", 7}}, QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
 	}, nil
 }

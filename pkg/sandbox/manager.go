@@ -11,6 +11,7 @@
 //	              └──▶ starting ─▶ running, or ended again
 //
 //	Delete and expiry, from anywhere ─▶ deleting ─▶ (no record)
+//	Prepared slot ─▶ prepared ─▶ creating, or (no record)
 //
 // One table lists the resources of a sandbox (resources.go). A transition writes its
 // intent, walks the table, and writes its result (life.go). Manager adds locks,
