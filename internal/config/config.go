@@ -45,6 +45,8 @@ type Config struct {
 	Limits   Limits `toml:"limits"`
 	Log      Log    `toml:"log"`
 
+	Prepared Prepared `toml:"prepared"`
+
 	// Instance is InstanceName, checked.
 	Instance instance.Instance `toml:"-"`
 }
@@ -134,6 +136,16 @@ type Limits struct {
 
 	RequestsPerSecond int `toml:"requests_per_second"`
 }
+
+// Prepared is how many prepared slots are kept for each runtime.
+type Prepared struct {
+	Runsc int `toml:"runsc"`
+	Runc  int `toml:"runc"`
+}
+
+// maxPrepared bounds the prepared slots of a runtime. More would only be made while
+// nothing else happens, and hold addresses and memory of the kernel.
+const maxPrepared = 32
 
 // Log is how much the daemon logs.
 type Log struct {
@@ -252,6 +264,11 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 		c.Limits.MaxCreating = 2 * runtime.NumCPU()
 	case n < 0 || n > instance.MaxSlots:
 		bad("limits.max_creating = %d: want 1 to %d, or 0 for twice the CPUs", n, instance.MaxSlots)
+	}
+	for name, n := range map[string]int{"runsc": c.Prepared.Runsc, "runc": c.Prepared.Runc} {
+		if n < 0 || n > maxPrepared {
+			bad("prepared.%s = %d: want 1 to %d, or 0 for none", name, n, maxPrepared)
+		}
 	}
 	if n := c.Limits.RequestsPerSecond; n < 0 || n > 1e6 {
 		bad("limits.requests_per_second = %d: want 1 to 1000000, or 0 for no limit", n)

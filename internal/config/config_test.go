@@ -52,6 +52,8 @@ func TestBad(t *testing.T) {
 		"[defaults]\ncpu = '0'":                                      "cores",
 		"[defaults]\npids = 0":                                       "pids > 0",
 		"[limits]\nmax_sandboxes = 3000":                             "2000",
+		"[prepared]\nrunc = -1":                                      "prepared.runc",
+		"[prepared]\nrunsc = 33":                                     "1 to 32",
 		"[limits]\nmax_creating = -1":                                "max_creating",
 		"[limits]\nmemory_reserve = '-1'":                            "whole number",
 		"[limits]\nrequests_per_second = -1":                         "requests_per_second",

@@ -41,6 +41,7 @@ func (d *Daemon) newGate() *admission.Gate {
 			MemoryBytes: func() (int64, error) { return memory("MemAvailable") },
 			Spaces:      d.spaces,
 			StartBytes:  func(runtime string) int64 { return startBytes[runtime] },
+			MakeRoom:    sandbox.StockOf(d.manager).MakeRoom,
 		},
 		Queue:   d.queue,
 		Drain:   d.drain,

@@ -17,8 +17,8 @@ import (
 // sweepEvery is the interval of the sweep.
 const sweepEvery = time.Minute
 
-// A background is the daemon's own work: expiry, probes and restarts, the sweep, the
-// watchdog.
+// A background is the daemon's own work: expiry, probes and restarts, the sweep, prepared
+// slots, the watchdog.
 type background struct{ *Daemon }
 
 // run works until ctx ends.
@@ -31,6 +31,7 @@ func (d background) run(ctx context.Context) {
 		}
 	}()
 	go d.watcher.Run(ctx) //nolint:errcheck // it ends with ctx only
+	go sandbox.StockOf(d.manager).Keep(ctx)
 	go d.forgetClients(ctx)
 	go d.watchLinks(ctx)
 	go func() {

@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -42,6 +43,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/oci/runsc"
 	"github.com/sandboxd/sandboxd/pkg/publish"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
@@ -281,6 +283,8 @@ func (d *Daemon) keepAddresses(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// A prepared slot that a dead daemon left has one too, and is released before it is used.
+	all = slices.DeleteFunc(all, func(r *record.Record) bool { return r.State == record.Prepared })
 	if len(was) > 0 && len(all) > 0 {
 		return fmt.Errorf("network.address_pool was %s and is now %s, but %s of the old pool: set it back, "+
 			"delete the sandboxes, and then change it", was, now,
@@ -380,6 +384,8 @@ func (d *Daemon) openManager() error {
 		StartLimit: time.Duration(d.cfg.Runtime.StartTimeout),
 		NoSweep:    d.noSweep(),
 		Log:        d.log,
+		Prepared:   map[string]int{oci.Runsc: d.cfg.Prepared.Runsc, oci.Runc: d.cfg.Prepared.Runc},
+		Room:       func(ctx context.Context, runtime string) error { return d.gate.Room(ctx, runtime) },
 		Fetch:      d.fetch,
 		Admit:      func(asker context.Context, id string) sandbox.Turn { return d.queue.Enter(asker, id) },
 

@@ -47,14 +47,19 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 		return l, err
 	}
 	l.Sandboxes = map[metrics.Kind]int{}
+	l.Prepared = map[string]int{oci.Runsc: 0, oci.Runc: 0}
 	for _, runtime := range []string{oci.Runsc, oci.Runc} {
 		for _, state := range []record.State{record.Creating, record.Running, record.Paused, record.Ended} {
 			l.Sandboxes[metrics.Kind{State: string(state), Runtime: runtime}] = 0
 		}
 	}
 	for _, r := range all {
-		if r.State == record.Deleting {
+		switch r.State {
+		case record.Deleting:
 			l.Deleting++
+			continue
+		case record.Prepared:
+			l.Prepared[r.Spec.Runtime]++
 			continue
 		}
 		l.Sandboxes[metrics.Kind{State: string(r.State), Runtime: r.Spec.Runtime}]++

@@ -18,6 +18,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
@@ -82,7 +83,7 @@ func (s *system) Info(ctx context.Context) (wire.SystemInfo, error) {
 	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
 	info.Kernel = strings.TrimSpace(string(release))
 	for _, r := range all {
-		if r.State != record.Deleting { // no other answer knows those
+		if r.State != record.Deleting && r.State != record.Prepared { // no other answer knows those
 			info.Sandboxes[spec.StateOf(r)]++
 		}
 	}
@@ -112,6 +113,7 @@ func (s *system) Drain(_ context.Context, on bool) error {
 		return noRoom(err)
 	}
 	s.log.Info("drain", "on", on)
+	sandbox.StockOf(s.manager).Look() // a host that drains prepares nothing
 	return nil
 }
 
@@ -158,8 +160,13 @@ func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 		if used, limit, err := s.files.Disks.Usage(r.ID); err == nil {
 			d.Bytes, d.LimitBytes = used, limit
 		}
-		if r.State == record.Deleting {
+		switch r.State {
+		case record.Deleting:
 			addDeleting(&df, r, d.Bytes)
+			continue
+		case record.Prepared:
+			df.Prepared.Slots++
+			df.Prepared.Bytes += d.Bytes
 			continue
 		}
 		if r.State == record.Ended {

@@ -16,6 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/netns"
+	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/store"
 )
@@ -33,7 +34,8 @@ func Teardown(ctx context.Context, cfg *config.Config) error {
 	if err != nil {
 		return fmt.Errorf("teardown: %w", err)
 	}
-	err = errors.Join(d.deleteAll(ctx), d.manager.Recover(ctx), d.manager.Close(ctx)) // deletions go on until then
+	err = errors.Join(d.deleteAll(ctx), sandbox.StockOf(d.manager).Purge(ctx), d.manager.Recover(ctx),
+		d.manager.Close(ctx)) // deletions go on until then
 	if err = errors.Join(err, nothingLingers(ctx, d.store, d.cgroups)); err != nil {
 		// Rules and pool stay while something may need them.
 		return errors.Join(fmt.Errorf("teardown: %w", err), d.Close())

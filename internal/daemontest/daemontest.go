@@ -58,6 +58,7 @@ type Options struct {
 	Key      string            // API key; Key if empty
 	Listen   []string          // lines of the [listen] table
 	Storage  []string          // lines of the [storage] table of the configuration
+	Prepared int               // prepared slots of each runtime; none unless a test is about them
 	Config   []string          // lines after the [log] table of the configuration
 }
 
@@ -171,10 +172,13 @@ api_key_file = %q
 pool = %q
 pool_size = %q
 %s
+[prepared]
+runsc = %d
+runc = %d
 [log]
 level = "debug"
 `, d.Instance, d.StateDir, o.Programs, d.recipes, d.TCP, key, strings.Join(o.Listen, "\n"),
-		cmp.Or(o.Pool, "auto"), cmp.Or(o.PoolSize, "4Gi"), strings.Join(o.Storage, "\n"))
+		cmp.Or(o.Pool, "auto"), cmp.Or(o.PoolSize, "4Gi"), strings.Join(o.Storage, "\n"), o.Prepared, o.Prepared)
 	must(d.t, os.WriteFile(d.Config, []byte(text+strings.Join(o.Config, "\n")), 0o600))
 }
 

@@ -5,11 +5,12 @@ import "github.com/prometheus/client_golang/prometheus"
 // Look is the present state of the host. It is read at every scrape, so every value
 // must be in memory, or in a file of /proc.
 type Look struct {
-	Sandboxes     map[Kind]int // how many there are of each kind
-	Deleting      int          // deleted sandboxes of which something is left on the host
-	Creating      int          // sandboxes that are being brought up
-	Waiting       int          // sandboxes that wait for their turn
-	PoolBytes     int64        // size of the storage pool
+	Sandboxes     map[Kind]int   // how many there are of each kind
+	Deleting      int            // deleted sandboxes of which something is left on the host
+	Prepared      map[string]int // prepared slots by runtime
+	Creating      int            // sandboxes that are being brought up
+	Waiting       int            // sandboxes that wait for their turn
+	PoolBytes     int64          // size of the storage pool
 	PoolUsedBytes int64
 	Flows         []Flows
 	// Packets in the queue of new flows, as the kernel counts them.
@@ -32,7 +33,7 @@ type Flows struct {
 type looker struct {
 	look func() (Look, error)
 
-	sandboxes, deleting, creations, pool, poolUsed, flows, waiting, dropped, failed *prometheus.Desc
+	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, waiting, dropped, failed *prometheus.Desc
 }
 
 func newLooker(look func() (Look, error)) *looker {
@@ -43,6 +44,7 @@ func newLooker(look func() (Look, error)) *looker {
 		look:      look,
 		sandboxes: d("sandboxes", "Sandboxes by state, ended ones too.", "state", "runtime"),
 		deleting:  d("deleting_sandboxes", "Deleted sandboxes that the kernel is still taking apart."),
+		prepared:  d("prepared_slots", "Slots that wait for a create, with all that needs neither image nor request.", "runtime"),
 		creations: d("creations", "Creations in progress, and creations that wait for their turn.", "stage"),
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
 		poolUsed:  d("pool_used_bytes", "Used bytes of the storage pool."),
@@ -56,7 +58,7 @@ func newLooker(look func() (Look, error)) *looker {
 // Describe implements prometheus.Collector.
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		l.sandboxes, l.deleting, l.creations, l.pool, l.poolUsed, l.flows, l.waiting, l.dropped, l.failed,
+		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.waiting, l.dropped, l.failed,
 	} {
 		ch <- d
 	}
@@ -80,6 +82,9 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 		gauge(l.sandboxes, float64(n), k.State, k.Runtime)
 	}
 	gauge(l.deleting, float64(v.Deleting))
+	for runtime, n := range v.Prepared {
+		gauge(l.prepared, float64(n), runtime)
+	}
 	gauge(l.creations, float64(v.Creating), "going")
 	gauge(l.creations, float64(v.Waiting), "waiting")
 	gauge(l.pool, float64(v.PoolBytes))

@@ -29,7 +29,8 @@ func newMetrics(look func() (Look, error)) *Metrics {
 
 func full() (Look, error) {
 	return Look{
-		Sandboxes: map[Kind]int{{"running", "runc"}: 3}, Deleting: 4, Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
+		Sandboxes: map[Kind]int{{"running", "runc"}: 3}, Deleting: 4, Prepared: map[string]int{"runc": 6},
+		Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
 		Flows: []Flows{{"deny", "blocked", 7}}, QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
 	}, nil
 }
@@ -67,6 +68,7 @@ func TestScrape(t *testing.T) {
 		`sandboxd_pool_size_bytes 100`,
 		`sandboxd_pool_used_bytes 40`,
 		`sandboxd_deleting_sandboxes 4`,
+		`sandboxd_prepared_slots{runtime="runc"} 6`,
 		`sandboxd_egress_flows_total{cause="blocked",verdict="deny"} 7`,
 		`sandboxd_egress_queue_packets 1`,
 		`sandboxd_egress_queue_dropped_total{at="queue"} 2`,

@@ -17,6 +17,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -54,6 +55,10 @@ type Host struct {
 	Spaces      func() ([]Space, error)
 	// StartBytes is the memory that a sandbox of a runtime needs to come up.
 	StartBytes func(runtime string) int64
+	// MakeRoom releases what no sandbox needs (prepared slots), and reports whether there
+	// was anything. The gate calls it before it refuses for want of memory or disk. May be
+	// nil.
+	MakeRoom func(context.Context) bool
 }
 
 // Limits are the limits and reserves that the host's owner sets.
@@ -82,11 +87,47 @@ type Gate struct {
 // list already. Call leave when the list shows that the sandbox is coming up, or when
 // it will not come up.
 func (g *Gate) Enter(ctx context.Context, runtime string, more int) (leave func(), err error) {
+	leave, err = g.enter(ctx, runtime, more)
+	r, refused := errors.AsType[*refusal](err)
+	if refused && (r.bound == Memory || r.bound == Disk) && g.Host.MakeRoom != nil && g.Host.MakeRoom(ctx) {
+		leave, err = g.enter(ctx, runtime, more)
+		r, refused = errors.AsType[*refusal](err)
+	}
+	if !refused {
+		return leave, err
+	}
+	if g.Refused != nil {
+		g.Refused(r.bound)
+	}
+	return nil, r.err
+}
+
+// Room fails as Enter does if the gate would refuse a new sandbox on runtime. It is
+// counted as no refusal.
+func (g *Gate) Room(ctx context.Context, runtime string) error {
+	leave, err := g.enter(ctx, runtime, 1)
+	if err == nil {
+		leave()
+	}
+	return err
+}
+
+// A refusal is why enter admits nobody.
+type refusal struct {
+	bound string
+	err   error
+}
+
+func (r *refusal) Error() string { return r.err.Error() }
+func (r *refusal) Unwrap() error { return r.err }
+
+// enter is Enter, without a second try.
+func (g *Gate) enter(ctx context.Context, runtime string, more int) (leave func(), err error) {
 	if since := g.Drain.Since(); !since.IsZero() {
-		return nil, g.refuse(Draining, errs.Retry(errs.Wire(errs.New(errs.Unavailable,
+		return nil, &refusal{Draining, errs.Retry(errs.Wire(errs.New(errs.Unavailable,
 			"this host creates and starts no sandboxes: it has been draining since %s; running sandboxes are not affected; `sandboxctl "+
 				"system drain --off` ends the drain", since.Format(time.RFC3339)),
-			"SANDBOX::DRAINING"), maxRetry))
+			"SANDBOX::DRAINING"), maxRetry)}
 	}
 	needs := g.Host.StartBytes(runtime)
 	g.mu.Lock()
@@ -184,12 +225,5 @@ func (g *Gate) full(all []*record.Record, bound string, soon time.Duration, form
 		sooner(soon)
 	}
 	text := "no room for another sandbox: " + fmt.Sprintf(format, args...)
-	return g.refuse(bound, errs.Retry(errs.New(errs.Exhausted, "%s", text), min(max(retry, minRetry), maxRetry)))
-}
-
-func (g *Gate) refuse(bound string, err error) error {
-	if g.Refused != nil {
-		g.Refused(bound)
-	}
-	return err
+	return &refusal{bound, errs.Retry(errs.New(errs.Exhausted, "%s", text), min(max(retry, minRetry), maxRetry))}
 }

@@ -178,3 +178,37 @@ func TestDrain(t *testing.T) {
 		t.Errorf("%v, %v", again.Since(), err)
 	}
 }
+
+// TestMakeRoom: what no sandbox needs is released before the gate refuses for want of
+// memory or disk, once, and a refusal is counted once.
+func TestMakeRoom(t *testing.T) {
+	y := &yard{memory: 100 << 20, disk: 1 << 30}
+	g, refused := newGate(t, y, Limits{MaxSandboxes: 1, MemoryReserve: 256 << 20, DiskReserve: 256 << 20})
+	frees, asked := int64(0), 0
+	g.Host.MakeRoom = func(context.Context) bool {
+		asked++
+		y.memory += frees
+		y.disk += frees
+		return true
+	}
+	if _, err := g.Enter(t.Context(), "runc", 1); !errs.Is(err, errs.Exhausted) || asked != 1 || len(*refused) != 1 {
+		t.Errorf("without enough memory: %v; asked %d times, refused %v", err, asked, *refused)
+	}
+	if err := g.Room(t.Context(), "runc"); !errs.Is(err, errs.Exhausted) || asked != 1 || len(*refused) != 1 {
+		t.Errorf("Room says %v; asked %d times, refused %v", err, asked, *refused)
+	}
+	frees = 200 << 20
+	mustEnter(t, g)()
+	y.disk = 100 << 20
+	mustEnter(t, g)()
+	if asked != 3 || len(*refused) != 1 {
+		t.Errorf("asked %d times, refused %v", asked, *refused)
+	}
+	if err := g.Room(t.Context(), "runc"); err != nil {
+		t.Error(err)
+	}
+	y.all = []*record.Record{{State: record.Running}}
+	if _, err := g.Enter(t.Context(), "runc", 1); !errs.Is(err, errs.Exhausted) || asked != 3 || len(*refused) != 2 {
+		t.Errorf("with too many sandboxes: %v; asked %d times, refused %v", err, asked, *refused)
+	}
+}

@@ -58,7 +58,7 @@ func (f fakeRootfs) Mounted(ctx context.Context, id string) (bool, error) {
 // whole is false of a thing that is there, but broken.
 func (d *incarnation) whole(ctx context.Context, kind, id string) (ok bool, err error) {
 	err = d.do(ctx, kind+".whole", id, func() error {
-		ok = !d.things["broken "+kind+"/"+id]
+		ok = d.things[kind+"/"+id] && !d.things["broken "+kind+"/"+id]
 		return nil
 	})
 	return ok, err
@@ -77,6 +77,9 @@ func (f fakeDisks) CreateDisk(ctx context.Context, id, snap string, bytes int64)
 
 func (f fakeDisks) LimitDisk(ctx context.Context, id string, bytes int64) error {
 	return f.do(ctx, "disk.Limit", id, func() error {
+		if !f.things["disk/"+id] && f.records[id].State == record.Creating {
+			return fs.ErrNotExist
+		}
 		f.diskLimit[id] = bytes
 		return nil
 	})
@@ -358,7 +361,15 @@ func (f fakeAgents) Obituary(ctx context.Context, id string) (o Obituary, ok boo
 }
 
 func (f fakeStore) Insert(ctx context.Context, r *record.Record) error {
-	return f.do(ctx, "store.Insert", r.ID, func() error {
+	call := "store.Insert"
+	if r.Prepared {
+		call = "store.Take"
+	}
+	return f.do(ctx, call, r.ID, func() error {
+		was, there := f.records[r.ID]
+		if r.Prepared && (was.State != record.Prepared || was.Spec.Runtime != r.Spec.Runtime) || !r.Prepared && there {
+			return fmt.Errorf("insert %+v over %+v", r, was)
+		}
 		for _, other := range f.records {
 			if other.Spec.Name != "" && other.Spec.Name == r.Spec.Name && other.State != record.Deleting {
 				return errs.New(errs.Exists, "name")
@@ -383,7 +394,14 @@ func (f fakeStore) Insert(ctx context.Context, r *record.Record) error {
 			}
 			m.Volume = v.ID
 		}
-		r.Slot, f.free = f.free[0], f.free[1:]
+		switch {
+		case r.Prepared:
+			r.Slot = was.Slot
+		case len(f.free) == 0:
+			return errs.New(errs.Exhausted, "no slot")
+		default:
+			r.Slot, f.free = f.free[0], f.free[1:]
+		}
 		f.records[r.ID] = *r
 		return nil
 	})

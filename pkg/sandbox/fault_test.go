@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -93,6 +94,76 @@ func story(ctx context.Context, m *Manager, h *host) (failed int) {
 	return failed
 }
 
+// slotStory visits all that happens to prepared slots. Each is made when the story says
+// so: Keep would make them at times of its own.
+func slotStory(ctx context.Context, m *Manager, h *host) (failed int) {
+	note := func(err error) {
+		if err != nil {
+			failed++
+		}
+	}
+	create := func(s record.Spec) string {
+		s.Runtime = "runc"
+		r, err := m.Create(ctx, s)
+		note(err)
+		synctest.Wait()
+		if err == nil {
+			_, err = m.Await(ctx, r.ID)
+			note(err)
+		}
+		return r.ID
+	}
+	note(m.stock.make(ctx, "runc"))
+	note(m.stock.make(ctx, "runc"))
+	a := create(record.Spec{
+		Name: "lab", Limits: record.Limits{CPUMillis: 100, MemoryBytes: 1 << 28, DiskBytes: 1 << 30},
+		Volumes: []record.VolumeMount{{Claim: "mine", Create: true, Owned: true, Path: "/mine"}},
+	})
+	if _, err := m.Create(ctx, record.Spec{Name: "lab", Runtime: "runc"}); !errs.Is(err, errs.Exists) { // it gives its slot back
+		note(err)
+	}
+	synctest.Wait()
+	note(m.Recover(ctx))
+	b := create(record.Spec{Publish: []record.Publish{{Port: 80}}})
+	note(m.stock.make(ctx, "runc"))
+	for _, id := range h.prepared() {
+		h.remove("network/" + id)
+		note(m.Recover(ctx, id))
+	}
+	note(m.stock.make(ctx, "runc"))
+	m.stock.MakeRoom(ctx)
+	note(m.stock.make(ctx, "runc"))
+	for _, id := range h.prepared() { // the next to take it brings these up again
+		h.remove("cgroup/" + id)
+		h.remove("namespaces/" + id)
+	}
+	create(record.Spec{})
+	note(m.Stop(ctx, a, 0))
+	_, err := m.Start(ctx, a)
+	note(err)
+	synctest.Wait()
+	_, err = m.Await(ctx, a)
+	note(err)
+	note(m.Delete(ctx, a))
+	synctest.Wait()
+	note(m.Delete(ctx, b))
+	synctest.Wait()
+	note(m.stock.make(ctx, "runc"))
+	m.stock.empty(ctx) // as Close does
+	return failed
+}
+
+// A tale is a story, and how the daemons in it are set up.
+type tale struct {
+	story  func(context.Context, *Manager, *host) (failed int)
+	change []func(*Config)
+}
+
+var tales = map[string]tale{
+	"life":  {story, nil},
+	"slots": {slotStory, []func(*Config){wanting(2)}},
+}
+
 // numbered turns a list of calls into their names in a fault: "call #2".
 func numbered(calls []string) (out []string) {
 	seen := map[string]int{}
@@ -103,16 +174,16 @@ func numbered(calls []string) (out []string) {
 	return out
 }
 
-// history is one run of the story with one fault, and a second death at one
+// history is one run of a story with one fault, and a second death at one
 // call of the recovery, unless that is empty. It returns the calls of the
 // recovery and whether the second death came to pass.
-func history(t *testing.T, f fault, second string) (recovery []string, hit bool) {
+func history(t *testing.T, of tale, f fault, second string) (recovery []string, hit bool) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := t.Context()
 		h := newHost()
 		h.fault = f
-		m, d := h.boot(t)
-		failed := story(ctx, m, h)
+		m, d := h.boot(t, of.change...)
+		failed := of.story(ctx, m, h)
 		synctest.Wait()
 		if !h.fault.hit {
 			t.Fatalf("%v %s: the story never got there", f.mode, f.call)
@@ -129,14 +200,14 @@ func history(t *testing.T, f fault, second string) (recovery []string, hit bool)
 		stop(t, m)
 		if f.mode >= crashBefore {
 			h.calls, h.fault = nil, fault{call: second, mode: crashAfter}
-			m, _ = h.boot(t)
+			m, _ = h.boot(t, of.change...)
 			m.Recover(ctx) //nolint:errcheck // it may die here
 			stop(t, m)
 		}
 		recovery, hit = numbered(h.calls), h.fault.hit
 
 		h.fault = fault{}
-		m, d = h.boot(t)
+		m, d = h.boot(t, of.change...)
 		if err := m.Recover(ctx); err != nil {
 			t.Fatalf("%s: the last recovery: %v", where, err)
 		}
@@ -153,15 +224,24 @@ func history(t *testing.T, f fault, second string) (recovery []string, hit bool)
 	return recovery, hit
 }
 
-// TestEveryFault injects one fault at every call of the story, in every mode,
+// TestEveryFault injects one fault at every call of each story, in every mode,
 // then a death at every call of the recovery, and checks that a last,
 // undisturbed recovery leaves host and store in agreement.
 func TestEveryFault(t *testing.T) {
+	for name, of := range tales {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			everyFault(t, of)
+		})
+	}
+}
+
+func everyFault(t *testing.T, of tale) {
 	var calls []string
 	synctest.Test(t, func(t *testing.T) {
 		h := newHost()
-		m, d := h.boot(t)
-		if n := story(t.Context(), m, h); n > 0 {
+		m, d := h.boot(t, of.change...)
+		if n := of.story(t.Context(), m, h); n > 0 {
 			t.Fatalf("%d failures without a fault", n)
 		}
 		stop(t, m)
@@ -191,10 +271,10 @@ func TestEveryFault(t *testing.T) {
 				if !turn() {
 					continue
 				}
-				recovery, _ := history(t, f, "")
+				recovery, _ := history(t, of, f, "")
 				for _, second := range recovery {
 					if turn() {
-						history(t, f, second)
+						history(t, of, f, second)
 					}
 				}
 			}

@@ -272,7 +272,7 @@ func (l *life) condemn(ctx context.Context, r *record.Record) error {
 // keeps record and disk. Both call release, the one teardown.) It calls dead once the
 // processes are dead, or killed and lingering; links and disk follow. After an error the
 // sandbox stays Deleting, and the sweep goes on.
-// Preconditions: r is condemned, or an ID whose record cannot be read.
+// Preconditions: r is condemned, a prepared slot, or an ID whose record cannot be read.
 func (l *life) erase(ctx context.Context, r *record.Record, dead func()) (steps []Step, err error) {
 	defer func() { l.settle(r.ID, err) }()
 	err = l.kill(ctx, r.ID, eraseLimit)

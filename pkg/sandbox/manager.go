@@ -11,6 +11,7 @@
 //	              └──▶ starting ─▶ running, or ended again
 //
 //	Delete and expiry, from anywhere ─▶ deleting ─▶ (no record)
+//	Prepared slot ─▶ prepared ─▶ creating, or (no record)
 //
 // One table lists the resources of a sandbox (resources.go). A transition writes its
 // intent, walks the table, and writes its result (life.go). Manager adds locks,
@@ -62,6 +63,11 @@ type Config struct {
 	Admit func(asker context.Context, id string) Turn
 	// Fetch, if not nil, brings the image of a sandbox whose record names no layers.
 	Fetch Fetch
+	// Prepared is how many prepared slots to keep, by runtime; none if nil. See Stock.
+	Prepared map[string]int
+	// Room, if not nil, fails while the host has no room for a sandbox on a runtime: then
+	// no prepared slots are kept for it.
+	Room func(ctx context.Context, runtime string) error
 	// OnEvent and OnOperation, if not nil, are called for every event and operation,
 	// before the caller that caused it gets its result. They must not block.
 	OnEvent     func(Event)
@@ -75,6 +81,7 @@ type Config struct {
 type Manager struct {
 	life      life
 	snapshots *Snapshots
+	stock     *Stock
 
 	began time.Time // when this daemon began; records that changed later were changed by it
 	newID func() string
@@ -126,12 +133,13 @@ func New(d Deps, c Config) (*Manager, error) {
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	m.snapshots = newSnapshots(m)
+	m.stock = newStock(m)
 	m.life.onLinger = m.awaitKernel
 	return m, nil
 }
 
-// Close waits for the operations in flight, at most until ctx ends, and stops watching.
-// Sandboxes live on.
+// Close waits for the operations in flight, at most until ctx ends, releases the prepared
+// slots and stops watching. Sandboxes live on.
 func (m *Manager) Close(ctx context.Context) error {
 	m.tracker.close()
 	idle := make(chan struct{})
@@ -145,6 +153,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = fmt.Errorf("close: some operations were interrupted; the next start of sandboxd finishes them: %w", context.Cause(ctx))
 	}
+	m.stock.empty(ctx)
 	m.cancel(errClosing)
 	if err == nil {
 		m.observers.Wait()
@@ -160,7 +169,6 @@ func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, err
 	}
 	start := now()
 	r := record.Record{
-		ID:      m.newID(),
 		State:   record.Creating,
 		Spec:    s,
 		Token:   m.life.cfg.NewToken(),
@@ -174,12 +182,8 @@ func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, err
 	if !m.tracker.begin() {
 		return record.Record{}, errClosing
 	}
-	unlock, err := m.locks.Lock(ctx, r.ID)
-	if err == nil {
-		if err = m.insert(ctx, &r); err != nil {
-			unlock()
-		}
-	}
+	defer m.stock.enter()()
+	unlock, err := m.stock.insert(ctx, &r)
 	if err != nil {
 		m.tracker.end()
 		return record.Record{}, fmt.Errorf("create: %w", err)
@@ -268,7 +272,7 @@ func checkName(name string) error {
 
 // insert makes the intent durable. If the store fails, insert also deletes the record:
 // one that was written despite the error would come back as a sandbox that no client
-// requested.
+// requested. One that took a prepared slot is left to Stock.giveBack.
 func (m *Manager) insert(ctx context.Context, r *record.Record) (err error) {
 	release, err := m.snapshots.hold(ctx, &r.Spec)
 	if err != nil {
@@ -285,12 +289,16 @@ func (m *Manager) insert(ctx context.Context, r *record.Record) (err error) {
 			}
 		}()
 	}
-	err = pass("store:insert", func() error {
+	step := "store:insert"
+	if r.Prepared {
+		step = "store:take"
+	}
+	err = pass(step, func() error {
 		ctx, cancel := context.WithTimeout(ctx, storeLimit)
 		defer cancel()
 		return m.life.Store.Insert(ctx, r)
 	})
-	if err == nil || errs.Is(err, errs.Exists) || errs.Is(err, errs.Exhausted) {
+	if err == nil || r.Prepared || errs.Is(err, errs.Exists) || errs.Is(err, errs.Exhausted) {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), storeLimit)
@@ -357,13 +365,13 @@ func (m *Manager) Get(ctx context.Context, idOrName string) (record.Record, erro
 	return r, err
 }
 
-// find is Get, but also finds a sandbox that is being deleted.
+// find is Get, but also finds a sandbox that is being deleted. A prepared slot is none.
 func (m *Manager) find(ctx context.Context, idOrName string) (record.Record, error) {
 	r, ok, err := m.life.Store.Get(ctx, idOrName)
 	if err != nil {
 		return record.Record{}, fmt.Errorf("get sandbox %q: %w", idOrName, err)
 	}
-	if !ok {
+	if !ok || r.State == record.Prepared {
 		return record.Record{}, notFound(idOrName)
 	}
 	return r, nil
@@ -376,7 +384,9 @@ func (m *Manager) List(ctx context.Context) ([]*record.Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list sandboxes: %w", err)
 	}
-	return slices.DeleteFunc(all, func(r *record.Record) bool { return r.State == record.Deleting }), nil
+	return slices.DeleteFunc(all, func(r *record.Record) bool {
+		return r.State == record.Deleting || r.State == record.Prepared
+	}), nil
 }
 
 // Subscribe sends all events from now on until ctx ends, and then closes the channel. A

@@ -30,7 +30,7 @@ func lostLink(d Deps, r *record.Record) loss {
 // reconcileOne compares one sandbox, which was reported to have lost something, with
 // its record. Unlike reconcile it waits for the lock.
 func (m recovery) reconcileOne(ctx context.Context, id string) error {
-	if r, ok, err := m.life.Store.Get(ctx, id); err != nil || !ok || !live(r.State) {
+	if r, ok, err := m.life.Store.Get(ctx, id); err != nil || !ok || !live(r.State) && r.State != record.Prepared {
 		return err // a sandbox that ends loses everything
 	}
 	unlock, err := m.locks.Lock(ctx, id)

@@ -46,11 +46,16 @@ const (
 	opRecoverEnd = "recover_end"   // the recovery found it dead
 	opErase      = "recover_erase" // the recovery finished a deletion
 	opRelease    = "recover_stray" // the recovery found things without a record
+	opPrepare    = "prepare"       // make a prepared slot
+	opDiscard    = "discard"       // release a prepared slot that no sandbox took
 )
 
 // OperationNames lists all operations.
 func OperationNames() []string {
-	return []string{opCreate, opStart, opStop, opRecycle, opPause, opResume, opEnd, opDelete, opExpire, opRecoverEnd, opErase, opRelease}
+	return []string{
+		opCreate, opStart, opStop, opRecycle, opPause, opResume, opEnd, opDelete, opExpire, opRecoverEnd, opErase, opRelease,
+		opPrepare, opDiscard,
+	}
 }
 
 func outcomeOf(err error) string {
@@ -82,14 +87,20 @@ const maxProgram = 120
 // handler adds what the context knows of the request.
 func (l *life) log(ctx context.Context, op string, r *record.Record, start time.Time, steps []Step, err error) {
 	o := Operation{Name: op, ID: r.ID, Runtime: r.Spec.Runtime, Took: time.Since(start), Steps: steps, Outcome: outcomeOf(err)}
-	o.Up = op == opCreate || op == opStart
+	o.Up = op == opCreate || op == opStart || op == opPrepare
 	if s, ok := errors.AsType[*stepError](err); ok && o.Outcome != outcomeAborted {
 		o.Failed = s.step
 	}
-	attrs := make([]slog.Attr, 0, 8+len(steps))
+	attrs := make([]slog.Attr, 0, 9+len(steps))
 	attrs = append(attrs, slog.String("op", op), slog.String("sandbox", r.ID))
-	if r.Spec.Runtime != "" {
+	switch {
+	case r.State == record.Prepared:
+		attrs = append(attrs, slog.String("runtime", r.Spec.Runtime))
+	case r.Spec.Runtime != "":
 		attrs = append(attrs, slog.String("runtime", r.Spec.Runtime), slog.String("image", r.Spec.Image.Ref()))
+	}
+	if op == opCreate && r.Prepared {
+		attrs = append(attrs, slog.Bool("prepared", true))
 	}
 	if program := programOf(&r.Spec); o.Up && program != "" {
 		attrs = append(attrs, slog.String("entrypoint", program))

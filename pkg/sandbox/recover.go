@@ -52,6 +52,7 @@ func (m recovery) run(ctx context.Context, ids []string) error {
 		return errors.Join(errz...)
 	}
 	m.sweeps.Add(1)
+	defer m.stock.Look()
 	snapshots := m.snapshots.recover(ctx) // first: a snapshot that was cut short leaves its sandbox frozen
 	held, err := m.held(ctx)
 	if err != nil {
@@ -169,6 +170,9 @@ func (m recovery) reconcileLocked(ctx context.Context, id string, kinds []string
 
 // heal is the table of recovery (docs/design/lifecycle.md).
 func (m recovery) heal(ctx context.Context, r *record.Record, kinds []string) error {
+	if r.State == record.Prepared {
+		return m.stock.heal(ctx, r, kinds)
+	}
 	start := time.Now()
 	may := m.life.cfg.NoSweep == ""
 	if err := m.trustHost(ctx, r); err != nil {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync"
 	"time"
@@ -32,7 +33,11 @@ type resource struct {
 	limit  time.Duration // of up, and of down
 	up     func(context.Context, *record.Record) error
 	down   func(context.Context, *record.Record) error
-	held   func(context.Context) ([]string, error)
+	// fit, if not nil, makes what up has made for a prepared slot as the sandbox that took
+	// it needs it. Such a row comes up with the slot: its up needs only what a slot has. If
+	// fit fails with fs.ErrNotExist the row is lost, and comes up anew.
+	fit  func(context.Context, *record.Record) error
+	held func(context.Context) ([]string, error)
 	// whole, if not nil, reports whether all of what a record holds is there: held also
 	// names those that hold a part.
 	whole func(context.Context, *record.Record) (bool, error)
@@ -45,6 +50,25 @@ type resource struct {
 }
 
 func (row *resource) wants(r *record.Record) bool { return row.wanted == nil || row.wanted(r) }
+
+// bring returns how the row comes up for r, and the name of that in failpoints.
+func (row *resource) bring(r *record.Record) (verb string, f func(context.Context, *record.Record) error) {
+	switch {
+	case row.fit == nil:
+		return "up:", row.up
+	case r.State == record.Prepared:
+		return "prepare:", row.up
+	case r.State == record.Creating && r.Prepared:
+		return "fit:", func(ctx context.Context, r *record.Record) error {
+			err := row.fit(ctx, r)
+			if errors.Is(err, fs.ErrNotExist) {
+				return row.up(ctx, r)
+			}
+			return err
+		}
+	}
+	return "up:", row.up
+}
 
 // Limits of one step. They are far above what a healthy host needs (all steps
 // together take some 50 ms): they are there so that a wedged one ends.
@@ -68,19 +92,12 @@ func resources(d Deps, c Config) []resource {
 			up: func(ctx context.Context, r *record.Record) error {
 				return d.Namespaces.CreateNamespaces(ctx, r.ID, owner(r), uids(r))
 			},
+			fit:   func(ctx context.Context, r *record.Record) error { return fitNamespaces(ctx, d, r) },
 			down:  func(ctx context.Context, r *record.Record) error { return d.Namespaces.DeleteNamespaces(ctx, r.ID) },
 			held:  func(ctx context.Context) ([]string, error) { return d.Namespaces.ListNamespaces(ctx) },
 			whole: func(ctx context.Context, r *record.Record) (bool, error) { return d.Namespaces.Pinned(ctx, r.ID) },
 		},
-		{
-			name: "disk", keep: true, limit: takeLimit, // of a snapshot, perhaps by copying
-			up: func(ctx context.Context, r *record.Record) error {
-				return d.Disks.CreateDisk(ctx, r.ID, r.Spec.Snapshot, r.Spec.DiskBytes)
-			},
-			down: func(ctx context.Context, r *record.Record) error { return d.Disks.DeleteDisk(ctx, r.ID) },
-			held: func(ctx context.Context) ([]string, error) { return d.Disks.ListDisks(ctx) },
-			lost: always(fatal),
-		},
+		diskRow(d),
 		{
 			name: "rootfs", after: []string{"namespaces", "disk"},
 			up: func(ctx context.Context, r *record.Record) error {
@@ -101,22 +118,11 @@ func resources(d Deps, c Config) []resource {
 		{
 			name: "cgroup",
 			up:   func(ctx context.Context, r *record.Record) error { return makeCgroup(ctx, d, r) },
+			fit:  func(ctx context.Context, r *record.Record) error { return fitCgroup(ctx, d, r) },
 			down: func(ctx context.Context, r *record.Record) error { return d.Cgroups.Remove(ctx, r.ID) },
 			held: func(ctx context.Context) ([]string, error) { return d.Cgroups.List(ctx) },
 		},
-		{
-			name: "network", after: []string{"namespaces"},
-			up: func(ctx context.Context, r *record.Record) error {
-				return d.Network.Attach(ctx, r.ID, c.Addr(r.Slot))
-			},
-			down: func(ctx context.Context, r *record.Record) error { return d.Network.Detach(ctx, r.ID) },
-			held: func(ctx context.Context) ([]string, error) { return d.Network.ListLinks(ctx) },
-			whole: func(ctx context.Context, r *record.Record) (bool, error) {
-				return d.Network.Joined(ctx, r.ID, c.Addr(r.Slot))
-			},
-			lost:   func(r *record.Record) loss { return lostLink(d, r) },
-			rejoin: func(ctx context.Context, r *record.Record) error { return d.Network.Rejoin(ctx, r.ID, c.Addr(r.Slot)) },
-		},
+		networkRow(d, c),
 		{
 			name: "egress", after: []string{"network"},
 			up: func(ctx context.Context, r *record.Record) error {
@@ -151,6 +157,46 @@ func resources(d Deps, c Config) []resource {
 	return rows
 }
 
+func diskRow(d Deps) resource {
+	return resource{
+		name: "disk", keep: true, limit: takeLimit, // of a snapshot, perhaps by copying
+		up: func(ctx context.Context, r *record.Record) error {
+			return d.Disks.CreateDisk(ctx, r.ID, r.Spec.Snapshot, r.Spec.DiskBytes)
+		},
+		fit: func(ctx context.Context, r *record.Record) error {
+			if r.Spec.DiskBytes == 0 {
+				return nil // it came up without a limit
+			}
+			return d.Disks.LimitDisk(ctx, r.ID, r.Spec.DiskBytes)
+		},
+		down: func(ctx context.Context, r *record.Record) error { return d.Disks.DeleteDisk(ctx, r.ID) },
+		held: func(ctx context.Context) ([]string, error) { return d.Disks.ListDisks(ctx) },
+		lost: func(*record.Record) loss { return fatal },
+	}
+}
+
+func networkRow(d Deps, c Config) resource {
+	return resource{
+		name: "network", after: []string{"namespaces"},
+		up: func(ctx context.Context, r *record.Record) error {
+			return d.Network.Attach(ctx, r.ID, c.Addr(r.Slot))
+		},
+		fit: func(ctx context.Context, r *record.Record) error {
+			if ok, err := d.Network.Joined(ctx, r.ID, c.Addr(r.Slot)); err != nil || ok {
+				return err
+			}
+			return fs.ErrNotExist
+		},
+		down: func(ctx context.Context, r *record.Record) error { return d.Network.Detach(ctx, r.ID) },
+		held: func(ctx context.Context) ([]string, error) { return d.Network.ListLinks(ctx) },
+		whole: func(ctx context.Context, r *record.Record) (bool, error) {
+			return d.Network.Joined(ctx, r.ID, c.Addr(r.Slot))
+		},
+		lost:   func(r *record.Record) loss { return lostLink(d, r) },
+		rejoin: func(ctx context.Context, r *record.Record) error { return d.Network.Rejoin(ctx, r.ID, c.Addr(r.Slot)) },
+	}
+}
+
 // portsRow comes after the agent: nobody is let in before somebody is there.
 func portsRow(d Deps, c Config) resource {
 	return resource{
@@ -173,8 +219,31 @@ func cpuRow(d Deps) resource {
 	}
 }
 
+// fitNamespaces removes namespaces that can no longer be joined. An empty record of a
+// fitNamespaces removes namespaces that can no longer be joined, so that they are made
+// anew.
+func fitNamespaces(ctx context.Context, d Deps, r *record.Record) error {
+	if ok, err := d.Namespaces.Pinned(ctx, r.ID); err != nil || ok {
+		return err
+	}
+	if err := d.Namespaces.DeleteNamespaces(ctx, r.ID); err != nil {
+		return err
+	}
+	return fs.ErrNotExist
+}
+
 func makeCgroup(ctx context.Context, d Deps, r *record.Record) error {
-	err := d.Cgroups.Create(ctx, r.ID, cgroupLimits(d, r))
+	return startCgroup(ctx, d, r, d.Cgroups.Create)
+}
+
+// fitCgroup gives the cgroup of a prepared slot, which has no limits, those of its
+// sandbox. It has no process yet.
+func fitCgroup(ctx context.Context, d Deps, r *record.Record) error {
+	return startCgroup(ctx, d, r, d.Cgroups.Limit)
+}
+
+func startCgroup(ctx context.Context, d Deps, r *record.Record, limit func(context.Context, string, CgroupLimits) error) error {
+	err := limit(ctx, r.ID, cgroupLimits(d, r))
 	if err != nil || r.Spec.CPUMillis == 0 {
 		return err
 	}
@@ -289,7 +358,8 @@ func acquire(ctx context.Context, rows []resource, r *record.Record) ([]Step, er
 			return
 		}
 		var err error
-		steps[i], err = step(ctx, "up:", rows[i], rows[i].up, r)
+		verb, up := rows[i].bring(r)
+		steps[i], err = step(ctx, verb, rows[i], up, r)
 		if err == nil {
 			return
 		}
@@ -400,18 +470,23 @@ func done(steps []Step) []Step {
 // the daemon at each of them.
 func FailpointNames() []string {
 	names := []string{
-		"store:insert", "store:delete", "kill", "freeze", "thaw", "gone", "limit",
+		"store:insert", "store:prepare", "store:take", "store:delete", "kill", "freeze", "thaw", "gone", "limit",
 		"snapshot:prepare", "snapshot:freeze", "snapshot:take", "snapshot:thaw", "snapshot:finish", "snapshot:delete", "snapshot:stray",
 		"store:snapshot:creating", "store:snapshot:ready", "store:snapshot:failed", "store:snapshot:deleting", "store:snapshot:forget",
 		"volume:delete", "store:volume:add", "store:volume:deleting", "store:volume:forget",
 	}
 	for s := range next {
-		names = append(names, "store:put:"+string(s))
+		if s != record.Prepared { // it is only inserted
+			names = append(names, "store:put:"+string(s))
+		}
 	}
 	for _, row := range resources(Deps{}, Config{}) {
 		names = append(names, "up:"+row.name)
 		if row.down != nil {
 			names = append(names, "down:"+row.name)
+		}
+		if row.fit != nil {
+			names = append(names, "prepare:"+row.name, "fit:"+row.name)
 		}
 	}
 	for _, n := range names[:len(names):len(names)] {

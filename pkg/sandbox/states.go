@@ -12,7 +12,8 @@ import (
 //
 // Creating and Starting need no Stopping on the way to Ended: they are intents
 // themselves, and their recovery ends the sandbox too. From Pausing and Resuming there is a way
-// back for a freezer that refused.
+// back for a freezer that refused. Prepared needs no Deleting on the way out: what
+// recovery finds Prepared it releases.
 var next = map[record.State][]record.State{
 	record.Creating: {record.Running, record.Stopping, record.Ended, record.Deleting},
 	record.Running:  {record.Pausing, record.Stopping, record.Deleting},
@@ -23,6 +24,7 @@ var next = map[record.State][]record.State{
 	record.Ended:    {record.Starting, record.Deleting},
 	record.Starting: {record.Running, record.Stopping, record.Ended, record.Deleting},
 	record.Deleting: {},
+	record.Prepared: {record.Creating},
 }
 
 func allowed(from, to record.State) bool { return slices.Contains(next[from], to) }

@@ -81,8 +81,12 @@ func Examine(path string) (f Facts, err error) {
 			}),
 			each(tx, bucketVolumes, func(k, v []byte) error { return readVolume(string(k), v, &record.Volume{}) }),
 			each(tx, bucketBoxes, func(_, v []byte) error {
-				f.Sandboxes++
-				return json.Unmarshal(v, &record.Record{})
+				var r record.Record
+				err := json.Unmarshal(v, &r)
+				if err == nil && r.State != record.Prepared {
+					f.Sandboxes++
+				}
+				return err
 			}))
 	})
 	if err != nil {
@@ -112,7 +116,8 @@ func each(tx *bbolt.Tx, bucket []byte, f func(k, v []byte) error) error {
 //
 // MarkRestored forgets snapshots that were being taken. They may be whole by now, and
 // the recovery of one that was cut short would destroy them; files on the pool without
-// a record are kept for a while.
+// a record are kept for a while. It forgets prepared slots, too: sandboxes may have taken
+// them since, and would be released as empty.
 func MarkRestored(path, what string) error {
 	b, err := open(path, time.Second, false)
 	if err != nil {
@@ -123,10 +128,15 @@ func MarkRestored(path, what string) error {
 			return err
 		}
 		born := map[string][]byte{}
+		var prepared []string
 		boxes := tx.Bucket(bucketBoxes)
 		err := boxes.ForEach(func(k, v []byte) error {
 			var r record.Record
-			if err := json.Unmarshal(v, &r); err != nil || r.State != record.Creating {
+			err := json.Unmarshal(v, &r)
+			if err == nil && r.State == record.Prepared {
+				prepared = append(prepared, string(k))
+			}
+			if err != nil || r.State != record.Creating {
 				return err
 			}
 			r.State = record.Running
@@ -135,6 +145,9 @@ func MarkRestored(path, what string) error {
 		})
 		for k, v := range born {
 			err = errors.Join(err, boxes.Put([]byte(k), v))
+		}
+		for _, id := range prepared {
+			err = errors.Join(err, erase(tx, id))
 		}
 		return errors.Join(err, forgetUntaken(tx.Bucket(bucketSnapshots)))
 	})

@@ -82,7 +82,7 @@ func fullRecord() record.Record {
 	code := 3
 	r := record.Record{
 		ID: releaseID('g'), State: record.Ended, Token: "TOKEN", BootID: "a-boot-long-ago", Created: past, Expires: future,
-		Updated: past.Add(time.Second), Started: past.Add(time.Second),
+		Prepared: true, Updated: past.Add(time.Second), Started: past.Add(time.Second),
 		Restarts: 3, QuickRestarts: 2, // as many as there may be, so that a daemon does not start it
 		Reason: record.Exited, Message: "exited with 3", ExitCode: &code, LastOutput: "bye\n",
 		Changed: future, // retain_ended must not end it before a test looks
@@ -97,7 +97,7 @@ func fullRecord() record.Record {
 // release writes.
 var releaseStates = []record.State{
 	record.Creating, record.Running, record.Pausing, record.Paused, record.Resuming, record.Stopping, record.Ended, record.Deleting,
-	record.Starting,
+	record.Starting, record.Prepared,
 }
 
 // fillStore writes a sandbox, a snapshot, a volume in every state and a value in

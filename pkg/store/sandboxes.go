@@ -22,13 +22,18 @@ import (
 // look the image up if the sandbox begins as a snapshot, or if the image has no digest
 // because it is yet to be pulled. If the record asks for it, Insert adds the volumes it
 // names that do not exist.
+//
+// A new record that is Creating and says Prepared takes the prepared slot of its ID and
+// keeps the slot of that. Insert fails with errs.NotFound if there is none of its
+// runtime.
 func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	n := own(*r)
 	var made []record.Volume
 	err := db.commit(ctx, func(tx *bbolt.Tx) (err error) {
 		boxes, names := tx.Bucket(bucketBoxes), tx.Bucket(bucketNames)
-		if boxes.Get([]byte(n.ID)) != nil {
-			return refusal{errs.New(errs.Exists, "sandbox %s already exists", n.ID)}
+		was, err := vacant(boxes, &n)
+		if err != nil {
+			return err
 		}
 		if id := names.Get([]byte(n.Spec.Name)); id != nil {
 			return taken(n.Spec.Name, id)
@@ -44,11 +49,11 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 		if made, err = claimVolumes(tx, &n); err != nil {
 			return err
 		}
-		slot, err := takeSlot(tx, n.ID)
-		if err != nil {
+		if was != nil {
+			n.Slot = was.Slot
+		} else if n.Slot, err = takeSlot(tx, n.ID); err != nil {
 			return err
 		}
-		n.Slot = slot
 		return errors.Join(write(tx, n), noteRequest(tx, &n), putVolumes(tx, made))
 	}, func() {
 		db.remember(n)
@@ -59,6 +64,24 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 	}
 	r.Slot, r.Spec.Volumes = n.Slot, n.Spec.Volumes
 	return nil
+}
+
+// vacant returns the prepared slot that n takes, or nil if it takes none. It refuses an
+// ID that another record has, and a prepared slot that is not there.
+func vacant(boxes *bbolt.Bucket, n *record.Record) (*record.Record, error) {
+	v := boxes.Get([]byte(n.ID))
+	takes := n.Prepared && n.State == record.Creating
+	switch {
+	case v == nil && !takes:
+		return nil, nil
+	case !takes:
+		return nil, refusal{errs.New(errs.Exists, "sandbox %s already exists", n.ID)}
+	}
+	var was record.Record
+	if v == nil || json.Unmarshal(v, &was) != nil || was.State != record.Prepared || was.Spec.Runtime != n.Spec.Runtime {
+		return nil, refusal{errs.New(errs.NotFound, "no prepared slot %s for %s", n.ID, n.Spec.Runtime)}
+	}
+	return &was, nil
 }
 
 // taken refuses a name that sandbox id has.

@@ -32,6 +32,7 @@ const (
 // of another size.
 type daemon struct {
 	bin, dir string
+	recipes  string // directory of image recipes
 	tcp      string // address:port of its TCP listener
 	pid      int
 	cl       *client.Client
@@ -47,7 +48,7 @@ func (d *daemon) program(name string) string {
 // startDaemon starts a daemon, and builds the image if it is absent. The daemon serves when
 // startDaemon returns.
 func startDaemon(ctx context.Context, bin, recipes, dir string) (*daemon, error) {
-	d := &daemon{bin: bin, dir: dir}
+	d := &daemon{bin: bin, dir: dir, recipes: recipes}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
@@ -59,6 +60,20 @@ func startDaemon(ctx context.Context, bin, recipes, dir string) (*daemon, error)
 	if d.tcp, err = freePort(); err != nil {
 		return nil, err
 	}
+	if err := d.configure(0); err != nil {
+		return nil, err
+	}
+	if err := d.start(ctx); err != nil {
+		return nil, err
+	}
+	if d.cl, err = client.New(d.host(), ""); err != nil {
+		return d, err
+	}
+	return d, d.ensureImage(ctx, image)
+}
+
+// configure writes the configuration. Only rows about prepared slots have some.
+func (d *daemon) configure(prepared int) error {
 	text := fmt.Sprintf(`instance = %q
 libexec_dir = %q
 recipes_dir = %q
@@ -70,17 +85,19 @@ api_key_file = %q
 pool_size = "8Gi"
 [limits]
 max_sandboxes = 1500
-`, inst, bin, recipes, d.tcp, keyFile)
-	if err := os.WriteFile(d.config(), []byte(text), 0o600); err != nil {
-		return nil, err
+[prepared]
+runsc = %d
+runc = %d
+`, inst, d.bin, d.recipes, d.tcp, filepath.Join(d.dir, "key"), prepared, prepared)
+	return os.WriteFile(d.config(), []byte(text), 0o600)
+}
+
+// restart starts the daemon again, with so many prepared slots of each runtime.
+func (d *daemon) restart(ctx context.Context, prepared int) error {
+	if err := errors.Join(d.end(), d.configure(prepared)); err != nil {
+		return err
 	}
-	if err := d.start(ctx); err != nil {
-		return nil, err
-	}
-	if d.cl, err = client.New(d.host(), ""); err != nil {
-		return d, err
-	}
-	return d, d.ensureImage(ctx, image)
+	return d.start(ctx)
 }
 
 // freePort returns a loopback address on which nothing listens.

@@ -147,6 +147,7 @@ type suite struct {
 var suites = []suite{
 	{"create_at_200 list_200 daemon_rss", manySandboxes}, // first: it needs a daemon that has done nothing yet
 	{"cold_create_first_command", coldCreate},
+	{"cold_create_first_command_prepared", coldPrepared},
 	{"create_202", accepted},
 	{"sdk_create_to_first_command", sdkFirst},
 	{"run_once", runOnce},

@@ -72,6 +72,9 @@ func printDf(df wire.DiskUsage) error {
 		fmt.Printf("deleted sandboxes that the kernel is still taking apart: %d (%s); the first was deleted %s\n",
 			d.Sandboxes, text.Bytes(d.Bytes), text.Ago(d.Since))
 	}
+	if p := df.Prepared; p.Slots > 0 {
+		fmt.Printf("prepared slots, which wait for a create: %d (%s)\n", p.Slots, text.Bytes(p.Bytes))
+	}
 	if df.Lost > 0 {
 		fmt.Printf("disks and snapshots in lost+found: %d; each is removed after a day\n", df.Lost)
 	}

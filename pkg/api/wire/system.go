@@ -65,6 +65,8 @@ type DiskUsage struct {
 	// Deleting are the deleted sandboxes of which something is left on the host; absent:
 	// there are none.
 	Deleting *Deleting `json:"deleting,omitempty"`
+	// Prepared are the slots that wait for a create.
+	Prepared PreparedSlots `json:"prepared"`
 	// LayerBytes is what all layers take, each counted once.
 	LayerBytes int64 `json:"layerBytes"`
 	// Lost counts the disks and snapshots in lost+found. Each is removed after a day.
@@ -80,6 +82,12 @@ type Deleting struct {
 	Sandboxes int       `json:"sandboxes"`
 	Since     time.Time `json:"since"` // when the first of them was deleted
 	Bytes     int64     `json:"bytes"` // of their disks; 0 where the pool does not count
+}
+
+// PreparedSlots are what was made for sandboxes that nobody has asked for yet. (ours)
+type PreparedSlots struct {
+	Slots int   `json:"slots"`
+	Bytes int64 `json:"bytes"` // of their disks; 0 where the pool does not count
 }
 
 // ImageDisk is what an image takes. (ours)

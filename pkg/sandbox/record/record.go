@@ -59,6 +59,9 @@ const (
 	Ended    State = "ended"    // record and disk are kept, nothing else
 	Starting State = "starting" // intent, from ended; recovery ends it again
 	Deleting State = "deleting" // intent; recovery erases
+	// Prepared is the state of a prepared slot: an ID, a Slot and what depends on these
+	// and Spec.Runtime alone. A create takes it and makes it Creating. No client sees it.
+	Prepared State = "prepared" // intent; recovery releases it
 )
 
 // Beginning reports whether a sandbox in state s is being brought up.
@@ -86,15 +89,18 @@ const (
 
 // Record is what the store keeps for one sandbox.
 type Record struct {
-	ID      string    `json:"id"`
-	State   State     `json:"state"`
-	Slot    int       `json:"slot"` // index into address pool and user-id ranges; unique among live records
-	Spec    Spec      `json:"spec"`
-	Token   string    `json:"token"` // the agent's; leaves the host only in Endpoint.headers
-	BootID  string    `json:"bootId"`
-	Created time.Time `json:"created"`
-	Changed time.Time `json:"changed"` // last transition
-	Expires time.Time `json:"expires"` // zero: never
+	ID    string `json:"id"`
+	State State  `json:"state"`
+	Slot  int    `json:"slot"` // index into address pool and user-id ranges; unique among live records
+	Spec  Spec   `json:"spec"`
+	// Prepared says that the sandbox took a prepared slot: when its creation began, the
+	// host held a part of what it needs already.
+	Prepared bool      `json:"prepared,omitempty"`
+	Token    string    `json:"token"` // the agent's; leaves the host only in Endpoint.headers
+	BootID   string    `json:"bootId"`
+	Created  time.Time `json:"created"`
+	Changed  time.Time `json:"changed"` // last transition
+	Expires  time.Time `json:"expires"` // zero: never
 	// Updated is when its limits last changed while it ran; zero: never.
 	Updated time.Time `json:"updated,omitzero"`
 	// Started is when its present, or last, life came up; zero: it did not.
