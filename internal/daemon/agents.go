@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/config"
+	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api/gateway"
 	"github.com/sandboxd/sandboxd/pkg/health"
@@ -133,7 +134,11 @@ func (a *agents) forgetAllBut(keep func(id string) bool) {
 
 func dial(ctx context.Context, addr netip.AddrPort) (net.Conn, error) {
 	var d net.Dialer
-	return d.DialContext(ctx, "tcp4", addr.String())
+	c, err := d.DialContext(ctx, "tcp4", addr.String())
+	if err != nil {
+		return nil, err
+	}
+	return relay.New(c), nil
 }
 
 // Ready blocks until the agent of r answers, or ctx ends.

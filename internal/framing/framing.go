@@ -55,6 +55,8 @@ type Conn struct {
 	begun int64        // heads that net/http has read
 }
 
+// Read may leave the bytes of a body out of p, if the connection below does (internal/relay).
+// Of those, along only uses the number.
 func (c *Conn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if c.along.state != lost {
@@ -62,6 +64,9 @@ func (c *Conn) Read(p []byte) (int, error) {
 	}
 	return n, err
 }
+
+// ReadFrom is how net/http sends a body that comes from another socket (internal/relay).
+func (c *Conn) ReadFrom(r io.Reader) (int64, error) { return io.Copy(c.Conn, r) }
 
 // State must be called for each change of the connection's state, by the goroutine that
 // serves it. (http.Server.ConnState)

@@ -46,7 +46,7 @@ func (s *Server) port(w http.ResponseWriter, r *http.Request, t gateway.Target) 
 	}
 	in, p := infoOf(r), auth.PeerOf(r)
 	in.visit = gateway.Visit{
-		Role: in.role, Peer: p.Actor, Unix: p.Unix, Keyless: s.guard.Keyless() && !p.Unix && !p.Gateway,
+		Role: in.role, Peer: p.Actor, Unix: p.Unix, Conn: p.Conn(), Keyless: s.guard.Keyless() && !p.Unix && !p.Gateway,
 	}
 	return s.gateway.Serve(w, r, &in.visit, rec, port, &t)
 }

@@ -133,6 +133,12 @@ func (t *tracked) Write(b []byte) (int, error) {
 	return n, err
 }
 
+// Passing notes bytes of the body that are about to be written below t (relay.Meter).
+func (t *tracked) Passing(n int) {
+	t.touch()
+	t.in.bytes += int64(n)
+}
+
 // Unwrap serves http.ResponseController.
 func (t *tracked) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 

@@ -266,7 +266,7 @@ type way struct {
 
 // run copies until src ends or either side breaks; then it breaks both.
 func (w *way) run() {
-	if _, err := relay.Copy(w.dst, w.src); err == nil && !w.broken() {
+	if _, err := relay.Copy(relay.New(w.dst), relay.New(w.src)); err == nil && !w.broken() {
 		w.ended.Store(true)
 		if w.dst.CloseWrite() == nil {
 			return

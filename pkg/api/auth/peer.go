@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/framing"
+	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -49,7 +50,9 @@ const maxPerPeer = 512
 type Server struct{ *http.Server }
 
 // Serve is that of http.Server. Its connections are read along: see Peer.Clear.
-func (s *Server) Serve(l net.Listener) error { return s.Server.Serve(framing.Listener(l, s.ErrorLog)) }
+func (s *Server) Serve(l net.Listener) error {
+	return s.Server.Serve(framing.Listener(relay.Listener(l), s.ErrorLog))
+}
 
 // Server returns a server for the listener; call Serve on it. The handler finds the
 // other end of each connection by PeerOf.
@@ -103,6 +106,15 @@ func (p *Peer) Clear() error {
 	return errs.New(errs.Invalid, "this request, or one before it on this connection, does not say clearly where it ends: it has "+
 		"both Content-Length and Transfer-Encoding, or one of them in a form that programs read differently; send one of them, on one "+
 		"line. The connection is closed")
+}
+
+// Conn is the connection that requests are read from; nil: it was not accepted by
+// Server.Serve.
+func (p *Peer) Conn() net.Conn {
+	if p.conn == nil {
+		return nil
+	}
+	return p.conn
 }
 
 // credentials names the user and the process at the other end of a Unix socket.
@@ -214,6 +226,9 @@ type upgradedConn struct {
 	halfCloser
 	free func()
 }
+
+// NetConn is the connection below.
+func (c upgradedConn) NetConn() net.Conn { return c.halfCloser }
 
 func (c upgradedConn) Close() error {
 	c.free()

@@ -89,6 +89,8 @@ type Visit struct {
 	Role record.Role // of the sender's API key or Unix socket; empty: none
 	Peer string      // the other end of the connection, for the log
 	Unix bool        // the request came by a Unix socket
+	// Conn is what the request is read from and the answer written to; nil: unknown.
+	Conn net.Conn
 	// Keyless: the request came to the API by a listener that asks for no key. So Role
 	// is anybody's.
 	Keyless bool

@@ -44,7 +44,9 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	}
 	clean := func(h http.Header) { cleanAnswer(h, port, rest, host, t.base) }
 	var failed error
-	p := &httputil.ReverseProxy{
+	var conn net.Conn // into the sandbox
+	var p *httputil.ReverseProxy
+	p = &httputil.ReverseProxy{
 		Transport:     transport,
 		FlushInterval: -1, // waiting a millisecond for more bytes had no measurable effect: docs/benchmarks.md
 		ErrorLog:      g.cfg.Log,
@@ -61,10 +63,12 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 			setKills(out.Header, kills)
 			if small != nil {
 				pr.Out.Body = io.NopCloser(bytes.NewReader(small))
+			} else if pr.In.ContentLength >= minPoured {
+				pr.Out.Body = &sourced{pr.Out.Body, v.Conn}
 			}
 		},
 		ModifyResponse: func(resp *http.Response) error {
-			if err := upgraded(resp); err != nil {
+			if err := upgraded(resp, conn); err != nil {
 				return err
 			}
 			clean(resp.Header)
@@ -78,6 +82,9 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 					explain(resp)
 				}
 				v.Hold = resp.Header.Get("Content-Type") == agent.FramesType
+			}
+			if pour(w, resp, v.Conn, conn) {
+				p.FlushInterval = 0 // nothing else may write at the same time
 			}
 			return nil
 		},
@@ -95,7 +102,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 	rc.SetReadDeadline(time.Time{}) //nolint:errcheck // a recorder in a test has none
 	ctx, cancel := g.UntilEnd(r.Context(), rec)
 	defer cancel()
-	r = r.WithContext(fewHints(ctx))
+	r = r.WithContext(traced(ctx, &conn))
 	body := &unread{ReadCloser: r.Body}
 	r.Body = body
 	p.ServeHTTP(hinted{w, clean}, r)

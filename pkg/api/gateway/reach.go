@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/sandboxd/sandboxd/internal/relay"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -33,7 +34,7 @@ func (p *portTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	body := r.Body
 	first := r.Clone(r.Context())
 	if body != nil && body != http.NoBody {
-		first.Body = io.NopCloser(body) // a dial that fails must not close it
+		first.Body = held{body}
 	}
 	resp, err := p.direct.RoundTrip(first)
 	if err == nil || !errors.Is(err, syscall.ECONNREFUSED) {
@@ -45,19 +46,35 @@ func (p *portTripper) RoundTrip(r *http.Request) (*http.Response, error) {
 	return p.agent.RoundTrip(second)
 }
 
+// held is a body that a dial which fails does not close.
+type held struct{ io.ReadCloser }
+
+func (held) Close() error { return nil }
+
+// NetConn is that of the body (sourced).
+func (h held) NetConn() net.Conn {
+	if b, ok := h.ReadCloser.(interface{ NetConn() net.Conn }); ok {
+		return b.NetConn()
+	}
+	return nil
+}
+
 // maxHints is how many interim answers (1xx) may come before the real one.
 const maxHints = 32
 
-// fewHints bounds interim answers. ReverseProxy passes each on, which lifts the
-// transport's own bound.
-func fewHints(ctx context.Context) context.Context {
+// traced bounds interim answers: ReverseProxy passes each on, which lifts the transport's
+// own bound. It notes in got by which connection the request goes.
+func traced(ctx context.Context, got *net.Conn) context.Context {
 	n := 0
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: func(int, textproto.MIMEHeader) error {
-		if n++; n > maxHints {
-			return fmt.Errorf("more than %d interim (1xx) responses", maxHints)
-		}
-		return nil
-	}})
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: func(c httptrace.GotConnInfo) { *got = c.Conn },
+		Got1xxResponse: func(int, textproto.MIMEHeader) error {
+			if n++; n > maxHints {
+				return fmt.Errorf("more than %d interim (1xx) responses", maxHints)
+			}
+			return nil
+		},
+	})
 }
 
 // poolKey is the host of URLs into a sandbox, by which connections are pooled: the
@@ -86,7 +103,11 @@ func (g *Gateway) portTransport() *http.Transport {
 			if err != nil {
 				return nil, err
 			}
-			return g.cfg.Agents.Dial(ctx, rec, uint16(port))
+			conn, err := g.cfg.Agents.Dial(ctx, rec, uint16(port))
+			if err != nil {
+				return nil, err
+			}
+			return relay.New(conn), nil
 		},
 		DisableCompression:     true,
 		MaxIdleConnsPerHost:    4,

@@ -35,12 +35,17 @@ func (u *unread) Read(p []byte) (int, error) {
 // server.go, Close in its transfer.go). A MaxBytesReader over its limit says so to the
 // server.
 func closeAfter(w http.ResponseWriter) {
+	over := http.MaxBytesReader(servers(w), io.NopCloser(strings.NewReader("x")), 0)
+	over.Read(make([]byte, 1)) //nolint:errcheck // that is what it is for
+}
+
+// servers is the server's own writer below w.
+func servers(w http.ResponseWriter) http.ResponseWriter {
 	for {
 		under, ok := w.(interface{ Unwrap() http.ResponseWriter })
 		if !ok {
-			break
+			return w
 		}
 		w = under.Unwrap()
 	}
-	http.MaxBytesReader(w, io.NopCloser(strings.NewReader("x")), 0).Read(make([]byte, 1)) //nolint:errcheck // that is what it is for
 }

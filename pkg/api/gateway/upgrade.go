@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -20,7 +21,7 @@ const halfOpen = time.Minute
 // waits for the sandbox to hang up too, and a sandbox that never does would hold two
 // descriptors for as long as it lives. An upgrade that was not asked for is an error:
 // ReverseProxy refuses it as well, but leaves its connection open.
-func upgraded(resp *http.Response) error {
+func upgraded(resp *http.Response, conn net.Conn) error {
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		return nil
 	}
@@ -31,7 +32,7 @@ func upgraded(resp *http.Response) error {
 			"the server in the sandbox switched to the protocol %q, but the request asked for %q; check that "+
 				"server", httperr.Clip(got, 80), httperr.Clip(asked, 80))
 	}
-	resp.Body = &upgrade{ReadWriteCloser: b}
+	resp.Body = &upgrade{ReadWriteCloser: b, conn: conn}
 	return nil
 }
 
@@ -49,6 +50,7 @@ func protocol(h http.Header) string {
 
 type upgrade struct {
 	io.ReadWriteCloser
+	conn     net.Conn                   // below it; may be nil
 	patience atomic.Pointer[time.Timer] // from CloseWrite on
 }
 
@@ -62,7 +64,10 @@ func (u *upgrade) Read(p []byte) (int, error) {
 
 // WriteTo and ReadFrom are how ReverseProxy copies, one for each direction.
 func (u *upgrade) WriteTo(w io.Writer) (int64, error)  { return relay.Copy(w, u) }
-func (u *upgrade) ReadFrom(r io.Reader) (int64, error) { return relay.Copy(u.ReadWriteCloser, r) }
+func (u *upgrade) ReadFrom(r io.Reader) (int64, error) { return relay.Copy(u, r) }
+
+// NetConn serves relay.Copy.
+func (u *upgrade) NetConn() net.Conn { return u.conn }
 
 // CloseWrite is called at the client's end of file.
 func (u *upgrade) CloseWrite() error {

@@ -24,7 +24,7 @@ func TestUpgradeEndsAfterItsClient(t *testing.T) {
 			Header:  http.Header{"Connection": {"upgrade"}, "Upgrade": {"websocket"}},
 			Request: &http.Request{Header: asks},
 		}
-		if err := upgraded(resp); err != nil {
+		if err := upgraded(resp, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := resp.Body.(*upgrade).CloseWrite(); err != nil {
