@@ -263,11 +263,11 @@ func (s *Stock) giveBack(ctx context.Context, r *record.Record) {
 
 // MakeRoom releases all ready slots, because a sandbox needs what they hold. It reports
 // whether there were any.
-func (s *Stock) MakeRoom(ctx context.Context) (any bool) {
+func (s *Stock) MakeRoom(ctx context.Context) (released bool) {
 	for runtime := range s.m.life.cfg.Prepared {
-		any = s.drop(ctx, runtime) || any
+		released = s.drop(ctx, runtime) || released
 	}
-	return any
+	return released
 }
 
 // drop releases the ready slots of a runtime, and reports whether there were any.

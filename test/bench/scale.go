@@ -153,7 +153,7 @@ func (b *bench) sweep(ctx context.Context) (float64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := b.ask(ctx, http.MethodPost, filepath.Join(inst.RunDir(), "admin.sock"), "/sweep", nil); err != nil {
+	if err := onSocket(ctx, http.MethodPost, filepath.Join(inst.RunDir(), "admin.sock"), "/sweep", nil); err != nil {
 		return 0, err
 	}
 	s, n, err := b.sweeps(ctx)
@@ -173,11 +173,11 @@ func (b *bench) sweeps(ctx context.Context) (sum, count float64, err error) {
 
 // get reads an answer from a Unix socket, line by line.
 func (b *bench) get(ctx context.Context, socket, path string, each func(line string)) error {
-	return b.ask(ctx, http.MethodGet, socket, path, each)
+	return onSocket(ctx, http.MethodGet, socket, path, each)
 }
 
-// ask makes a request without a body on a Unix socket.
-func (b *bench) ask(ctx context.Context, method, socket, path string, each func(line string)) error {
+// onSocket makes a request without a body on a Unix socket.
+func onSocket(ctx context.Context, method, socket, path string, each func(line string)) error {
 	c := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
