@@ -44,6 +44,7 @@ func TestLingering(t *testing.T) {
 		}
 		lingers := func() {
 			t.Helper()
+			synctest.Wait() // Delete answers before its ports are closed
 			_, err := m.Get(t.Context(), r.ID)
 			wantCode(t, err, errs.NotFound)
 			wantCode(t, m.Delete(t.Context(), r.ID), errs.NotFound)
