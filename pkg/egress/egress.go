@@ -234,7 +234,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 		e.done.Go(func() { e.watch.run(changes) })
 	}
 	e.done.Go(func() { e.guard(run) })
-	e.done.Go(func() { paced(run, e.flows.wake, e.flows.flush) })
+	e.done.Go(func() { e.flows.run(run) })
 	e.done.Go(func() { e.ledger.countOn(run) })
 	e.dns.serve()
 	return nil

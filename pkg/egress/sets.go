@@ -119,18 +119,9 @@ func (e *Engine) mendSources() error {
 	return nil
 }
 
-const (
-	// flushShare bounds what flushing may cost: a flush that took 1 s is followed by a pause
-	// of flushShare seconds. Without it, four clients that create and delete on runc spent
-	// 12 % of two CPUs in walks of the table (perf, AMD EPYC).
-	flushShare = 10
-	// flushPause bounds the pause, because an address cannot be reused meanwhile.
-	flushPause = time.Second
-)
-
 // The flusher deletes the conntrack entries of sandboxes that are gone. Each time it
-// walks the whole table, some 6 ms whatever is in it, so it does that in the background
-// and once for all who wait. The first flush after a quiet time begins at once.
+// walks the whole table, some 6 ms, so it does that in the background and once for all
+// who wait.
 type flusher struct {
 	log     *slog.Logger
 	handle  *netlink.Handle
@@ -182,21 +173,14 @@ func (f *flusher) gone(id string) <-chan struct{} {
 	return done
 }
 
-// paced calls flush each time that it is woken, with pauses as flushShare says, and a last
-// time when ctx ends.
-func paced(ctx context.Context, wake <-chan struct{}, flush func()) {
+func (f *flusher) run(ctx context.Context) {
 	for {
 		select {
-		case <-wake:
+		case <-f.wake:
+			f.flush()
 		case <-ctx.Done():
-			flush() // pending ones must still be flushed
+			f.flush() // pending ones must still be flushed
 			return
-		}
-		start := time.Now()
-		flush()
-		select {
-		case <-time.After(min(flushShare*time.Since(start), flushPause)):
-		case <-ctx.Done():
 		}
 	}
 }
