@@ -91,8 +91,10 @@ func (e *Engine) check(ctx context.Context) {
 func (e *Engine) restore(ctx context.Context) error {
 	e.guarding.Lock()
 	defer e.guarding.Unlock()
-	locked := e.keepLock()
 	ok, err := e.chains.standing(ctx)
+	// The lock comes second: if somebody removes both between the two looks, neither this
+	// check nor the next installs chains while the lock is missing.
+	locked := e.keepLock()
 	if err != nil {
 		return err
 	}

@@ -142,6 +142,34 @@ func TestLockComesBack(t *testing.T) {
 	w.refused(id, "tcp", "203.0.113.2:80")
 }
 
+// TestLockBeforeChains: whenever in a check all is flushed, the chains do not stand again
+// before the lock does.
+func TestLockBeforeChains(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	w.sandbox(e, 0, rules(t, "none"))
+	c, err := nftables.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 20 {
+		var checking sync.WaitGroup
+		checking.Go(func() { e.check(t.Context()) })
+		time.Sleep(time.Duration(i) * 200 * time.Microsecond) // so that some fall between two looks
+		c.FlushRuleset()
+		if err := c.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		stands(t, e)
+		e.guarding.Lock()
+		if ok, _, err := e.lock.standing(); !ok || err != nil {
+			t.Errorf("flushed after %d x 0.2 ms: the chains stand, and the lock does not: %v", i, err)
+		}
+		e.guarding.Unlock()
+		checking.Wait()
+	}
+}
+
 // TestSetsComeBack: emptied, and destroyed together with the chains that hold
 // them. Cut off is not open, and does not last.
 func TestSetsComeBack(t *testing.T) {
