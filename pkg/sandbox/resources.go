@@ -219,7 +219,6 @@ func cpuRow(d Deps) resource {
 	}
 }
 
-// fitNamespaces removes namespaces that can no longer be joined. An empty record of a
 // fitNamespaces removes namespaces that can no longer be joined, so that they are made
 // anew.
 func fitNamespaces(ctx context.Context, d Deps, r *record.Record) error {
