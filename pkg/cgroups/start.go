@@ -41,15 +41,11 @@ func newDoor(lay *layout) (*door, error) {
 		}
 		d.v1, d.home = append(d.v1, h), append(d.home, fd)
 	}
-	file := ""
+	// A host may not show this process its own cgroup. Then Rouse fails, and nothing else.
 	if n := len(d.v1); n > 0 {
-		file = d.v1[n-1].inside(own[d.v1[n-1].names[0]]) + "/tasks"
+		d.own, _ = os.OpenFile(d.v1[n-1].inside(own[d.v1[n-1].names[0]])+"/tasks", os.O_WRONLY, 0)
 	} else {
-		file = lay.v2.inside(unified) + "/cgroup.procs"
-	}
-	if d.own, err = os.OpenFile(file, os.O_WRONLY, 0); err != nil {
-		d.close()
-		return nil, fmt.Errorf("find own cgroups: %w", err)
+		d.own, _ = os.OpenFile(lay.v2.inside(unified)+"/cgroup.procs", os.O_WRONLY, 0)
 	}
 	return d, nil
 }
