@@ -36,10 +36,38 @@ func newBundles(cfg *config.Config, files *snapshot.Store, ns *netns.Manager, cg
 		return nil, err
 	}
 	b := &bundles{cfg: cfg, mounts: files.Mounts, volumes: files.Volumes, ns: ns, cgroups: cg, noFile: n}
-	if err := os.MkdirAll(b.dir(""), 0o700); err != nil {
-		return nil, fmt.Errorf("make the directory of bundles: %w", err)
+	return b, b.makeDir()
+}
+
+// makeDir makes the directory of bundles.
+func (b *bundles) makeDir() error {
+	err := os.MkdirAll(b.dir(""), bundlesMode)
+	if err == nil {
+		err = os.Chmod(b.dir(""), bundlesMode) // also that of an older version
 	}
-	return b, nil
+	if err != nil {
+		return fmt.Errorf("make the directory of bundles: %w", err)
+	}
+	return nil
+}
+
+// The first process of a sandbox with users of its own has the host's ids of guest root
+// while it binds files of its bundle. If it cannot reach them, libcontainer opens each of
+// them for it, which costs a round trip between two processes. So it may pass through the
+// directory of bundles, which nobody but root can list, and through its own bundle, whose
+// config.json nobody but root can read.
+const bundlesMode, ownBundleMode = 0o711, 0o710
+
+// share lets the first process of r pass through the bundle dir.
+func (b *bundles) share(dir string, r *record.Record) error {
+	err := os.Chown(dir, 0, int(b.cfg.Instance.UIDBase(r.Slot)))
+	if err == nil {
+		err = os.Chmod(dir, ownBundleMode)
+	}
+	if err != nil {
+		return fmt.Errorf("share the bundle of %s with its users: %w", r.ID, err)
+	}
+	return nil
 }
 
 func (b *bundles) dir(id string) string { return filepath.Join(b.cfg.RunDir, "bundles", id) }
@@ -99,6 +127,9 @@ func (b *bundles) Write(_ context.Context, r *record.Record) error {
 		if err := oci.WriteFile(dir, name, []byte(text), 0o644); err != nil {
 			return err
 		}
+	}
+	if ownUsers(r) {
+		return b.share(dir, r)
 	}
 	return nil
 }

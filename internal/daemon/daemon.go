@@ -375,7 +375,11 @@ func (d *Daemon) openManager() error {
 				HoldsLink:     true,
 				HostPids:      runscHostPids,
 			},
-			oci.Runc: {Runtime: d.runc, OwnUsers: !weak.Off(weak.UserNS)},
+			oci.Runc: {
+				Runtime:  d.runc,
+				OwnUsers: !weak.Off(weak.UserNS),
+				Early:    func() { _ = d.cgroups.Rouse() }, // if it fails, a start takes longer
+			},
 		},
 	}, sandbox.Config{
 		Instance:   d.cfg.Instance,

@@ -25,13 +25,11 @@ var described string // set by the linker
 // Version returns the version of this program.
 func Version() string { return parse(cmp.Or(described, stamp(debug.ReadBuildInfo()))) }
 
-var (
-	tagged = regexp.MustCompile(`^v(\d+\.\d+\.)(\d+)(-[0-9A-Za-z.-]+)?-(\d+)-g([0-9a-f]+)(-dirty)?$`)
-	bare   = regexp.MustCompile(`^([0-9a-f]{7,40})(-dirty)?$`)
-)
-
 // parse turns the output of `git describe --tags --always --long --dirty` into a version.
 func parse(text string) string {
+	// Compiled here: "runc init", in which each sandbox begins, never asks for a version.
+	tagged := regexp.MustCompile(`^v(\d+\.\d+\.)(\d+)(-[0-9A-Za-z.-]+)?-(\d+)-g([0-9a-f]+)(-dirty)?$`)
+	bare := regexp.MustCompile(`^([0-9a-f]{7,40})(-dirty)?$`)
 	if m := bare.FindStringSubmatch(text); m != nil {
 		return first + "-dev+" + build(m[1], m[2])
 	}

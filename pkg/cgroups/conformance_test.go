@@ -56,6 +56,7 @@ func conformance(t *testing.T, lay *layout) {
 		{"nested root", testNested},
 		{"nothing there", testNothing},
 		{"start", testStart},
+		{"rouse", testRouse},
 		{"memory", testMemory},
 		{"head-room", testHeadroom},
 		{"cpu", testCPU},
@@ -279,6 +280,20 @@ func testNothing(t *testing.T, e *env) {
 
 // testStart: the first instruction of a process is in the leaf of every
 // hierarchy, and no thread of ours stays behind.
+// testRouse: it moves nothing.
+func testRouse(t *testing.T, e *env) {
+	where := func() string {
+		b, err := os.ReadFile("/proc/self/cgroup")
+		e.must(err)
+		return string(b)
+	}
+	before := where()
+	e.must(e.Rouse())
+	if after := where(); after != before {
+		t.Errorf("it is in\n%sand was in\n%s", after, before)
+	}
+}
+
 func testStart(t *testing.T, e *env) {
 	id := e.create(Limits{MemoryBytes: 64 << 20, Pids: 20})
 	var out bytes.Buffer

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -19,12 +20,13 @@ import (
 type door struct {
 	v1   []*hierarchy // in the order of entering
 	home []int        // the tasks files of this process's own cgroups, in the same order
+	own  *os.File     // a file that moves processes into this process's own cgroup
 }
 
 // newDoor opens the files for the way back.
 func newDoor(lay *layout) (*door, error) {
 	d := &door{}
-	own, _, err := cgroups.ParseCgroupFileUnified("/proc/self/cgroup")
+	own, unified, err := cgroups.ParseCgroupFileUnified("/proc/self/cgroup")
 	if err != nil {
 		return nil, fmt.Errorf("find own cgroups: %w", err)
 	}
@@ -32,16 +34,26 @@ func newDoor(lay *layout) (*door, error) {
 		if h.v2 {
 			continue
 		}
-		// The path is relative to the hierarchy; the mount may show only a part of it.
-		path := strings.TrimPrefix(own[h.names[0]], strings.TrimSuffix(h.base, "/"))
-		fd, err := openRaw(h.mount+path+"/tasks", unix.O_WRONLY)
+		fd, err := openRaw(h.inside(own[h.names[0]])+"/tasks", unix.O_WRONLY)
 		if err != nil {
 			d.close()
 			return nil, fmt.Errorf("find own cgroups: %w", err)
 		}
 		d.v1, d.home = append(d.v1, h), append(d.home, fd)
 	}
+	// A host may not show this process its own cgroup. Then Rouse fails, and nothing else.
+	if n := len(d.v1); n > 0 {
+		d.own, _ = os.OpenFile(d.v1[n-1].inside(own[d.v1[n-1].names[0]])+"/tasks", os.O_WRONLY, 0)
+	} else {
+		d.own, _ = os.OpenFile(lay.v2.inside(unified)+"/cgroup.procs", os.O_WRONLY, 0)
+	}
 	return d, nil
+}
+
+// inside is where the mount of h shows a path of /proc/<pid>/cgroup, which is relative to
+// the hierarchy; the mount may show only a part of it.
+func (h *hierarchy) inside(path string) string {
+	return h.mount + strings.TrimPrefix(path, strings.TrimSuffix(h.base, "/"))
 }
 
 func (d *door) close() {
@@ -49,6 +61,19 @@ func (d *door) close() {
 		_ = unix.Close(fd)
 	}
 	d.home = nil
+	if d.own != nil {
+		d.own.Close()
+	}
+}
+
+// Rouse makes it cheap for some 10 ms to move processes by their number into cgroups, as
+// libcontainer does with each sandbox: on an idle host the first move waits as long for
+// RCU (see Start). Rouse waits in its place. It moves the main thread of this process to
+// where it is, which changes nothing. It is done early, beside the work that comes before
+// the move.
+func (t *Tree) Rouse() error {
+	_, err := t.door.own.WriteString(strconv.Itoa(os.Getpid()))
+	return err
 }
 
 // Start starts cmd like cmd.Start, with its first instruction already inside the leaf

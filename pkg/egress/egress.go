@@ -189,7 +189,10 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.refreshHosts(); err != nil {
 		return err
 	}
-	if e.flows, err = newFlusher(e.log); err != nil {
+	if e.table, err = openFlowTable(); err != nil {
+		return err
+	}
+	if e.flows, err = newFlusher(e.log, e.table); err != nil {
 		return err
 	}
 	if e.watch, err = watchRules(); err != nil {
@@ -204,9 +207,6 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	// Older versions had this set; no chain refers to it any more.
 	_ = e.sets.IpsetDestroy(e.cfg.Instance.Set(oldUplinks))
 	if err := e.closeLeftovers(); err != nil {
-		return err
-	}
-	if e.table, err = openFlowTable(); err != nil {
 		return err
 	}
 	e.ledger = newLedger(e.cfg, e.table)

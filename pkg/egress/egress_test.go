@@ -286,6 +286,62 @@ func TestUnregistered(t *testing.T) {
 	}
 }
 
+// TestForgotten: of a sandbox that is gone no entry is left, whoever opened the flow, and
+// others keep theirs, also on a kernel that compares no addresses.
+func TestForgotten(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	for i, lists := range []bool{false, true} {
+		e.flows.lists = lists // no flush is under way
+		gone, stays := w.sandbox(e, 2*i, rules(t, "open")), w.sandbox(e, 2*i+1, rules(t, "open"))
+		at := addr(2 * i)
+		w.allowed(gone, "tcp", "203.0.113.1:443")
+		w.allowed(stays, "tcp", "203.0.113.1:443")
+		w.knock(at)
+		if n := w.touching(e, at); n < 2 {
+			t.Fatalf("%d entries before; the test shows nothing", n)
+		}
+		if err := errors.Join(e.Unregister(t.Context(), gone), e.Gone(t.Context(), gone)); err != nil {
+			t.Fatal(err)
+		}
+		if n := w.touching(e, at); n != 0 {
+			t.Errorf("lists=%t: %d entries of a sandbox that is gone", lists, n)
+		}
+		if _, n := w.entries(e, addr(2*i+1)); n == 0 {
+			t.Errorf("lists=%t: a neighbour lost its flow", lists)
+		}
+		if e.flows.lists != lists {
+			t.Log("this kernel compares no addresses")
+		}
+	}
+}
+
+// knock has the host open a flow to a sandbox. Nothing need listen: an entry of UDP stays.
+func (w *world) knock(a netip.Addr) {
+	w.t.Helper()
+	c, err := net.Dial("udp", netip.AddrPortFrom(a, 9).String())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Write([]byte("knock")); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// touching counts the entries from a sandbox or to it.
+func (w *world) touching(e *Engine, a netip.Addr) (n int) {
+	w.t.Helper()
+	if err := e.table.each(func() { n = 0 }, func(f tracked) {
+		if f.src == a || f.dst == a {
+			n++
+		}
+	}); err != nil {
+		w.t.Fatal(err)
+	}
+	return n
+}
+
 func conntrack(t *testing.T, w *world) string {
 	b, err := os.ReadFile("/proc/self/net/nf_conntrack")
 	if errors.Is(err, os.ErrNotExist) {

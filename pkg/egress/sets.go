@@ -119,12 +119,14 @@ func (e *Engine) mendSources() error {
 	return nil
 }
 
-// The flusher deletes the conntrack entries of sandboxes that are gone. Each time it
-// walks the whole table, some 6 ms, so it does that in the background and once for all
-// who wait.
+// The flusher deletes the conntrack entries of sandboxes that are gone. It does that in
+// the background and once for all who wait, because it may have to list the whole table,
+// which takes some 6 ms.
 type flusher struct {
 	log     *slog.Logger
 	handle  *netlink.Handle
+	table   *flowTable
+	lists   bool // this kernel compares no addresses; only flush uses it
 	wake    chan struct{}
 	mu      sync.Mutex
 	pending map[string]*leaving // by sandbox id
@@ -136,12 +138,12 @@ type leaving struct {
 	done  chan struct{}
 }
 
-func newFlusher(log *slog.Logger) (*flusher, error) {
+func newFlusher(log *slog.Logger, table *flowTable) (*flusher, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, err
 	}
-	return &flusher{log: log, handle: h, wake: make(chan struct{}, 1), pending: map[string]*leaving{}}, nil
+	return &flusher{log: log, handle: h, table: table, wake: make(chan struct{}, 1), pending: map[string]*leaving{}}, nil
 }
 
 func (f *flusher) forget(id string, addrs []netip.Addr) {
@@ -209,11 +211,10 @@ func (f *flusher) flush() {
 		return
 	}
 	start := time.Now()
-	n, err := f.delete(addrs)
-	if err != nil {
+	if err := f.deleteOf(addrs); err != nil {
 		f.log.Warn("cannot delete conntrack entries of ended sandboxes: they stay until they time out", "addresses", len(addrs), "err", err)
 	}
-	f.log.Debug("conntrack flushed", "addresses", len(addrs), "flows", n, "dur", time.Since(start))
+	f.log.Debug("conntrack flushed", "addresses", len(addrs), "dur", time.Since(start))
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, l := range batch {
@@ -222,6 +223,27 @@ func (f *flusher) flush() {
 			delete(f.pending, id)
 		}
 	}
+}
+
+// fewAddrs is up to how many addresses are deleted one by one: more take as long as a
+// listing of the table.
+const fewAddrs = 8
+
+// deleteOf deletes the entries of addrs.
+func (f *flusher) deleteOf(addrs from) error {
+	if len(addrs) <= fewAddrs && !f.lists {
+		var requests []byte
+		for a := range addrs {
+			requests = appendForgetAll(requests, a)
+		}
+		err := f.table.send(requests)
+		if !errors.Is(err, unix.EINVAL) {
+			return err
+		}
+		f.lists = true // Linux before 6.11
+	}
+	_, err := f.delete(addrs)
+	return err
 }
 
 // delete deletes the entries that match. An entry that it missed because the table kept

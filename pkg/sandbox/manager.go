@@ -167,6 +167,9 @@ func (m *Manager) Create(ctx context.Context, s record.Spec) (record.Record, err
 	if err := errors.Join(m.check(s), m.checkVolumes(ctx, &s)); err != nil {
 		return record.Record{}, err
 	}
+	if early := m.life.Runtimes[s.Runtime].Early; early != nil {
+		go early()
+	}
 	start := now()
 	r := record.Record{
 		State:   record.Creating,
