@@ -278,8 +278,6 @@ func testNothing(t *testing.T, e *env) {
 	}
 }
 
-// testStart: the first instruction of a process is in the leaf of every
-// hierarchy, and no thread of ours stays behind.
 // testRouse: it moves nothing.
 func testRouse(t *testing.T, e *env) {
 	where := func() string {
@@ -294,6 +292,8 @@ func testRouse(t *testing.T, e *env) {
 	}
 }
 
+// testStart: the first instruction of a process is in the leaf of every
+// hierarchy, and no thread of ours stays behind.
 func testStart(t *testing.T, e *env) {
 	id := e.create(Limits{MemoryBytes: 64 << 20, Pids: 20})
 	var out bytes.Buffer
