@@ -174,6 +174,8 @@ var suites = []suite{
 	{"restart_100", restart},
 	{"sandboxes_1000", scale},
 	{"soak", soak},
+	{"node_endpoint", nodeEndpoint},
+	{"fsync_append_4k sqlite_insert pgbench_write postgres_read", durable}, // last: it changes the pool
 }
 
 func (b *bench) measure(ctx context.Context, want *regexp.Regexp) error {
