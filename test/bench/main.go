@@ -150,6 +150,8 @@ var suites = []suite{
 	{"cold_create_first_command_prepared", coldPrepared},
 	{"create_202", accepted},
 	{"sdk_create_to_first_command", sdkFirst},
+	{"sdk_create_to_first_command_go", sdkGo},
+	{"sdk_create_failing", sdkFailing},
 	{"run_once", runOnce},
 	{"exec_true", execTrue},
 	{"exec_true_ahead", execAhead},

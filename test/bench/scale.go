@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/client"
@@ -202,103 +200,4 @@ func onSocket(ctx context.Context, method, socket, path string, each func(line s
 		each(lines.Text())
 	}
 	return lines.Err()
-}
-
-const soakClients = 4
-
-// soak: 4 clients create, run one command and delete, 5,000 times. The last 500 must be as
-// fast as the first 500, and the daemon no larger.
-func soak(ctx context.Context, b *bench) error {
-	for _, rt := range runtimes {
-		n := b.times(pick(rt, 4000, 1000), 40)
-		tenth := n / 10
-		var (
-			mu    sync.Mutex
-			took  []float64
-			steps [3][]float64 // of the latest tenth: create, command, delete
-			after size         // after the first tenth, when the daemon has everything that it keeps
-		)
-		round := func() error {
-			start := time.Now()
-			sb, err := b.create(ctx, rt)
-			if err != nil {
-				return err
-			}
-			created := time.Now()
-			_, execErr := b.exec(ctx, sb.ID, "true")
-			ran := time.Now()
-			err = errors.Join(execErr, b.cl.Delete(context.WithoutCancel(ctx), sb.ID))
-			ended := time.Now()
-			mu.Lock()
-			defer mu.Unlock()
-			took = append(took, ms(ended.Sub(start)))
-			for i, d := range []time.Duration{created.Sub(start), ran.Sub(created), ended.Sub(ran)} {
-				steps[i] = append(steps[i], ms(d))
-			}
-			if b.verbose && len(took)%tenth == 0 {
-				fmt.Fprintf(os.Stderr, "%s %d: create %.1f, command %.1f, delete %.1f\n", rt, len(took),
-					percentile(steps[0], 50), percentile(steps[1], 50), percentile(steps[2], 50))
-				clear(steps[:])
-			}
-			if len(took) == tenth {
-				after = b.size(ctx)
-			}
-			return err
-		}
-		if err := soakBy(n, round); err != nil {
-			return err
-		}
-		time.Sleep(2 * time.Second) // deletion frees some things in the background
-		end := b.size(ctx)
-		b.add(row("soak", rt, "ms", took[n-tenth:], fmt.Sprintf("first %d of %d", tenth, n), took[:tenth], goal{maxRatio: 1.1}))
-		for _, v := range []struct {
-			name, unit string
-			was, is    float64
-			slack      float64
-		}{
-			{"soak_rss", "MB", after.rss, end.rss, 1.15},
-			{"soak_fds", "fds", after.fds, end.fds, 1},
-			{"soak_goroutines", "goroutines", after.goroutines, end.goroutines, 1},
-			{"soak_db", "MB", after.db, end.db, 1},
-		} {
-			b.add(row(v.name, rt, v.unit, []float64{v.is}, fmt.Sprintf("after %d, under load", tenth), []float64{v.was},
-				goal{maxRatio: v.slack}))
-		}
-	}
-	return nil
-}
-
-func soakBy(n int, round func() error) error {
-	var wg sync.WaitGroup
-	errz := make([]error, soakClients)
-	for c := range soakClients {
-		wg.Go(func() {
-			for range n / soakClients {
-				if errz[c] = round(); errz[c] != nil {
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	return errors.Join(errz...)
-}
-
-// size is how large the daemon is.
-type size struct{ rss, fds, goroutines, db float64 }
-
-func (b *bench) size(ctx context.Context) (s size) {
-	s.rss = float64(processKB(b.pid, "status", "VmRSS:")) * 1024 / 1e6
-	fds, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", b.pid))
-	s.fds = float64(len(fds))
-	// Without it the row is 0, which the reader sees.
-	_ = b.get(ctx, filepath.Join(inst.RunDir(), "admin.sock"), "/metrics", func(line string) {
-		if v, ok := strings.CutPrefix(line, "go_goroutines "); ok {
-			s.goroutines, _ = strconv.ParseFloat(v, 64)
-		}
-	})
-	if fi, err := os.Stat(filepath.Join(inst.StateDir(), "sandboxd.db")); err == nil {
-		s.db = float64(fi.Size()) / 1e6
-	}
-	return s
 }

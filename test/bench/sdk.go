@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/client"
 	"github.com/sandboxd/sandboxd/test/official"
 )
 
@@ -172,12 +173,17 @@ func sdkFirst(ctx context.Context, b *bench) (err error) {
 	return nil
 }
 
+// sdkRequest is the body of an SDK's create.
+func sdkRequest(rt string) string {
+	return fmt.Sprintf(`{"image":{"uri":"base"},"entrypoint":["tail","-f","/dev/null"],"timeout":600,`+
+		`"resourceLimits":{"cpu":"1","memory":"512Mi"},"extensions":{"sandboxd.runtime":%q}}`, rt)
+}
+
 // curlFirst makes the calls of an SDK with curl.
 func (b *bench) curlFirst(ctx context.Context, rt string) (id string, err error) {
 	base := "http://" + b.tcp + "/v1/sandboxes"
-	body := fmt.Sprintf(`{"image":{"uri":"base"},"entrypoint":["tail","-f","/dev/null"],"timeout":600,"resourceLimits":{"cpu":"1","memory":"512Mi"},"extensions":{"sandboxd.runtime":%q}}`, rt)
 	common := []string{"-sS", "--fail-with-body", "-H", "OPEN-SANDBOX-API-KEY: " + key, "-H", "Content-Type: application/json"}
-	out, err := exec.CommandContext(ctx, "curl", append(common, "-d", body, base)...).Output()
+	out, err := exec.CommandContext(ctx, "curl", append(common, "-d", sdkRequest(rt), base)...).Output()
 	if err != nil {
 		return "", fmt.Errorf("curl %s: %w: %s", base, err, out)
 	}
@@ -206,4 +212,60 @@ func (b *bench) curlFirst(ctx context.Context, rt string) (id string, err error)
 		err = fmt.Errorf("the command did not end well: %s", out)
 	}
 	return sb.ID, err
+}
+
+// sdkFailing: how long it takes until a create of the Python SDK fails whose entrypoint is
+// missing, against creates that work: one of the bench's own client, and one of the SDK.
+func sdkFailing(ctx context.Context, b *bench) (err error) {
+	python, err := official.Python(ctx, filepath.Join(b.root, "test", "compat", "python", "requirements.txt"))
+	if err != nil {
+		return err
+	}
+	s, err := b.startSDK(ctx, "python", []string{python, filepath.Join(b.root, "test", "bench", "sdk", "sdk.py"), "sync"})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, endAll([]*sdk{s})) }()
+	for _, rt := range runtimes {
+		failing := func() (float64, error) {
+			var took float64
+			if err := s.ask("failing "+rt, &took); err != nil {
+				return 0, err
+			}
+			kept, err := b.cl.List(ctx, client.Filter{}) // the failed one, until it is deleted
+			for i := range kept {
+				err = errors.Join(err, b.drop(ctx, kept[i].ID))
+			}
+			return took, err
+		}
+		works := func() (float64, error) {
+			start := time.Now()
+			sb, err := b.create(ctx, rt)
+			took := ms(time.Since(start))
+			if err != nil {
+				return 0, err
+			}
+			return took, b.drop(ctx, sb.ID)
+		}
+		worksBySDK := func() (float64, error) {
+			var took float64
+			var id string
+			if err := s.ask("create "+rt, &took, &id); err != nil {
+				return 0, err
+			}
+			return took, b.drop(ctx, id)
+		}
+		for _, c := range []struct {
+			baseline string
+			create   func() (float64, error)
+			g        goal
+		}{{"a create that works", works, goal{maxOver: 20}}, {"a create of the same SDK that works", worksBySDK, goal{}}} {
+			a, t, err := turns(b.times(12, 2), 2, failing, c.create)
+			if err != nil {
+				return err
+			}
+			b.add(row("sdk_create_failing", rt, "ms", a, c.baseline, t, c.g))
+		}
+	}
+	return nil
 }
