@@ -74,7 +74,7 @@ func (b *bench) durableRows(ctx context.Context, suffix string) error {
 				{"fsync_append_4k", []string{"/mnt/guest", "append", "/mnt/appended"}},
 				{"sqlite_insert", []string{"python3", "-c", insert}},
 			} {
-				err := b.ratesOf(ctx, w.name+suffix, rt, b.times(6, 1), in, out, goal{minRatio: 0.6}, number, w.argv...)
+				err := b.ratesOf(ctx, w.name+suffix, rt, b.times(5, 1), in, out, goal{minRatio: 0.6}, number, w.argv...)
 				if err != nil {
 					return err
 				}
@@ -146,7 +146,7 @@ func (b *bench) postgresRows(ctx context.Context, rt, suffix string, in, out pla
 		}
 		defer func() { err = errors.Join(err, stop()) }()
 	}
-	pgbench := asPostgres("pgbench", "--host=/mnt/pg", "--no-vacuum", "--time=2")
+	pgbench := asPostgres("pgbench", "--host=/mnt/pg", "--no-vacuum", "--time=1")
 	err = b.ratesOf(ctx, "pgbench_write"+suffix, rt, b.times(4, 1), in, out, goal{minRatio: 0.6}, after("tps = "),
 		append(pgbench, "postgres")...)
 	if err != nil || suffix != "" {

@@ -59,7 +59,7 @@ func (b *bench) nodeEndpointOn(ctx context.Context, rt string) (err error) {
 			return err
 		}
 		rates[i] = func() (float64, error) {
-			said, err := host.run(ctx, "ab", "-q", "-k", "-c", "20", "-t", "2", "-n", "1000000", "http://"+s.address+"/")
+			said, err := host.run(ctx, "ab", "-q", "-k", "-c", "20", "-t", "1", "-n", "1000000", "http://"+s.address+"/")
 			if err != nil {
 				return 0, err
 			}

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"syscall"
 
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
 )
 
@@ -28,13 +29,15 @@ type place struct {
 	start func(ctx context.Context, argv ...string) (stop func() error, err error)
 }
 
-// roomy makes a sandbox with the host's CPUs, as the programs on the host have them.
+// roomy makes a sandbox with the host's CPUs, as the programs on the host have them. It is
+// not one-shot: those make nothing durable.
 func (b *bench) roomy(ctx context.Context, rt string) (id string, err error) {
 	if err := b.ensureImage(ctx, benchImage); err != nil {
 		return "", err
 	}
 	r := request(rt)
 	r.Image.URI = benchImage
+	delete(r.Extensions, wire.ExtOneShot)
 	r.ResourceLimits = map[string]string{"cpu": strconv.Itoa(runtime.NumCPU()), "memory": "1Gi"}
 	sb, err := b.createOf(ctx, r)
 	if err != nil {
@@ -72,18 +75,21 @@ func (b *bench) inside(id string) place {
 	}
 }
 
-// enter, a script, runs a program of a layer on the host, in a mount namespace that has
-// the layer read-only at its root. Its arguments are the layer, an empty directory, and
-// what is at /mnt.
+// enter, a script, runs a program of a layer on the host, in a mount namespace with the
+// layer read-only at its root. It keeps no other mount: a program that outlives the bench
+// does not hold the pool. Its arguments are the layer, an empty directory, and what is at
+// /mnt.
 const enter = `mount --bind "$1" "$2"
-mount -o remount,bind,ro "$2"
 mount --bind "$3" "$2/mnt"
 mount --rbind /proc "$2/proc"
 mount --rbind /dev "$2/dev"
 mount -t tmpfs tmpfs "$2/tmp"
-root=$2
+mount -o remount,bind,ro "$2"
+cd "$2"
+mkdir tmp/host
+pivot_root . tmp/host
 shift 3
-exec chroot "$root" "$@"`
+exec chroot . sh -ec 'umount --lazy /tmp/host; exec "$@"' sh "$@"`
 
 // outside is the host as a place: the same programs from the same layer. Its /mnt lies
 // beside the state directory's other files, on the same file system. The caller calls end.
