@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -20,6 +21,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 const (
@@ -54,6 +56,9 @@ func startDaemon(ctx context.Context, bin, recipes, dir string) (*daemon, error)
 	d := &daemon{bin: bin, dir: dir, pool: poolSize}
 	if err := d.linkRecipes(recipes, filepath.Join("test", "bench", "recipes")); err != nil {
 		return nil, err
+	}
+	if err := os.Rename(keptPool, pool.Image(inst.StateDir())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err // of a run that was killed
 	}
 	keyFile := filepath.Join(dir, "key")
 	if err := os.WriteFile(keyFile, []byte(key+"\n"), 0o600); err != nil {

@@ -141,24 +141,27 @@ func outside(ctx context.Context, b *bench, id string) (p place, end func() erro
 	return p, func() error { return os.RemoveAll(dir) }, nil
 }
 
-// Durable rows have a pool of their own, small enough to be written through.
+// Durable rows have a pool of their own, small enough to be written through. The daemon's is
+// kept meanwhile.
 const durablePool = "2Gi"
+
+var keptPool = pool.Image(inst.StateDir()) + ".kept"
 
 // durable: writes that must survive a power cut, in a sandbox and on the host's own file
 // system. The rows with _new are of a pool that was just made; the others of the same one
 // after each block of its file was written once, as a pool is after a while.
 func durable(ctx context.Context, b *bench) (err error) {
-	kept := pool.Image(inst.StateDir()) + ".kept"
+	file := pool.Image(inst.StateDir())
 	if err := b.stop(); err != nil {
 		return err
 	}
-	if err := os.Rename(pool.Image(inst.StateDir()), kept); err != nil {
+	if err := os.Rename(file, keptPool); err != nil {
 		return err
 	}
 	b.pool = durablePool
 	defer func() {
 		b.pool = poolSize
-		err = errors.Join(err, b.stop(), os.Rename(kept, pool.Image(inst.StateDir())), b.restart(context.WithoutCancel(ctx), 0))
+		err = errors.Join(err, b.stop(), os.Rename(keptPool, file), b.restart(context.WithoutCancel(ctx), 0))
 	}()
 	if err := b.restart(ctx, 0); err != nil {
 		return err
@@ -169,7 +172,6 @@ func durable(ctx context.Context, b *bench) (err error) {
 	if err := b.stop(); err != nil {
 		return err
 	}
-	file := pool.Image(inst.StateDir())
 	// The same bytes again, in place. The pool is unmounted.
 	out, err := exec.CommandContext(ctx, "dd", "if="+file, "of="+file, "bs=4M", "conv=notrunc,fsync").CombinedOutput()
 	if err != nil {
