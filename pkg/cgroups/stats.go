@@ -187,33 +187,27 @@ func statusLine(text, name string) []string {
 }
 
 // OOMKills counts the processes of id that the kernel killed at its memory limit; an id
-// without cgroups has 0. Call it before Remove. It reads one file (v1: two), 3 µs each,
-// because the handling of a death waits for it; the library reads all files of a
-// controller.
+// without cgroups has 0. Call it before Remove. It reads one file, 3 µs, because the
+// handling of a death waits for it; the library reads all files of a controller.
 func (t *Tree) OOMKills(id string) (uint64, error) {
 	if err := t.check(id); err != nil {
 		return 0, err
 	}
 	h := t.layout.of["memory"]
-	files := []string{t.dir(h, id) + "/memory.events"} // includes the groups below
+	file := t.dir(h, id) + "/memory.events" // includes the groups below
 	if !h.v2 {
-		// v1 counts a kill in the victim's cgroup, whichever limit was hit.
-		files = []string{t.dir(h, id) + "/memory.oom_control", t.leafIn(h, id) + "/memory.oom_control"}
+		file = t.leafIn(h, id) + "/memory.oom_control" // v1 counts a kill in the victim's cgroup, whichever limit was hit
 	}
-	var sum uint64
-	for _, f := range files {
-		text, err := readFile(f)
-		if gone(err) {
-			continue
-		}
-		if err != nil {
-			return 0, fmt.Errorf("count OOM kills of %s: %w", id, err)
-		}
-		n, ok := field(text, "oom_kill")
-		if !ok {
-			return 0, fmt.Errorf("count OOM kills of %s: no oom_kill in %s", id, f)
-		}
-		sum += n
+	text, err := readFile(file)
+	if gone(err) {
+		return 0, nil
 	}
-	return sum, nil
+	if err != nil {
+		return 0, fmt.Errorf("count OOM kills of %s: %w", id, err)
+	}
+	n, ok := field(text, "oom_kill")
+	if !ok {
+		return 0, fmt.Errorf("count OOM kills of %s: no oom_kill in %s", id, file)
+	}
+	return n, nil
 }

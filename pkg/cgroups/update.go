@@ -134,15 +134,19 @@ func readNumber(path string) (int64, error) {
 // has 0. Call it before Remove.
 //
 // The kernel decides which of the two levels counts: v1, and v2 before 6.11, count in
-// the cgroup whose fork failed; later kernels count in the cgroup with the limit and in
-// its ancestors.
+// the cgroup whose fork failed, which is the leaf; later kernels count on v2 in the
+// cgroup with the limit and in its ancestors (pids_event in kernel/cgroup/pids.c).
 func (t *Tree) PidsRefused(id string) (uint64, error) {
 	if err := t.check(id); err != nil {
 		return 0, err
 	}
 	h := t.layout.of["pids"]
+	dirs := []string{t.leafIn(h, id)}
+	if h.v2 {
+		dirs = append(dirs, t.dir(h, id))
+	}
 	var most uint64
-	for _, dir := range []string{t.dir(h, id), t.leafIn(h, id)} {
+	for _, dir := range dirs {
 		text, err := readFile(dir + "/pids.events")
 		if gone(err) {
 			continue

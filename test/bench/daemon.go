@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -20,26 +21,30 @@ import (
 	"github.com/sandboxd/sandboxd/internal/instance"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 )
 
 const (
 	inst  = instance.Instance('x')
 	image = "base"
 	key   = "key-of-the-bench" // of the TCP listener
+
+	poolSize = "8Gi"
 )
 
 // A daemon is a real sandboxd of instance x. No test uses that, so no test has left a pool
 // of another size.
 type daemon struct {
 	bin, dir string
-	recipes  string // directory of image recipes
+	pool     string // size of its pool, if there is none yet
 	tcp      string // address:port of its TCP listener
 	pid      int
 	cl       *client.Client
 }
 
-func (d *daemon) config() string { return filepath.Join(d.dir, "config.toml") }
-func (d *daemon) host() string   { return "unix://" + filepath.Join(inst.RunDir(), "sandboxd.sock") }
+func (d *daemon) config() string  { return filepath.Join(d.dir, "config.toml") }
+func (d *daemon) recipes() string { return filepath.Join(d.dir, "recipes") }
+func (d *daemon) host() string    { return "unix://" + filepath.Join(inst.RunDir(), "sandboxd.sock") }
 
 func (d *daemon) program(name string) string {
 	return filepath.Join(d.bin, name)
@@ -48,9 +53,12 @@ func (d *daemon) program(name string) string {
 // startDaemon starts a daemon, and builds the image if it is absent. The daemon serves when
 // startDaemon returns.
 func startDaemon(ctx context.Context, bin, recipes, dir string) (*daemon, error) {
-	d := &daemon{bin: bin, dir: dir, recipes: recipes}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	d := &daemon{bin: bin, dir: dir, pool: poolSize}
+	if err := d.linkRecipes(recipes, filepath.Join("test", "bench", "recipes")); err != nil {
 		return nil, err
+	}
+	if err := os.Rename(keptPool, pool.Image(inst.StateDir())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err // of a run that was killed
 	}
 	keyFile := filepath.Join(dir, "key")
 	if err := os.WriteFile(keyFile, []byte(key+"\n"), 0o600); err != nil {
@@ -72,6 +80,29 @@ func startDaemon(ctx context.Context, bin, recipes, dir string) (*daemon, error)
 	return d, d.ensureImage(ctx, image)
 }
 
+// linkRecipes makes one directory of recipes of several: a daemon has one.
+func (d *daemon) linkRecipes(from ...string) error {
+	if err := errors.Join(os.RemoveAll(d.recipes()), os.MkdirAll(d.recipes(), 0o755)); err != nil {
+		return err
+	}
+	for _, dir := range from {
+		all, err := filepath.Glob(filepath.Join(dir, "*", "recipe.toml"))
+		if err != nil {
+			return err
+		}
+		for _, recipe := range all {
+			at, err := filepath.Abs(filepath.Dir(recipe))
+			if err != nil {
+				return err
+			}
+			if err := os.Symlink(at, filepath.Join(d.recipes(), filepath.Base(at))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // configure writes the configuration. Only rows about prepared slots have some.
 func (d *daemon) configure(prepared int) error {
 	text := fmt.Sprintf(`instance = %q
@@ -82,13 +113,13 @@ socket_group = "root"
 tcp = %q
 api_key_file = %q
 [storage]
-pool_size = "8Gi"
+pool_size = %q
 [limits]
 max_sandboxes = 1500
 [prepared]
 runsc = %d
 runc = %d
-`, inst, d.bin, d.recipes, d.tcp, filepath.Join(d.dir, "key"), prepared, prepared)
+`, inst, d.bin, d.recipes(), d.tcp, filepath.Join(d.dir, "key"), d.pool, prepared, prepared)
 	return os.WriteFile(d.config(), []byte(text), 0o600)
 }
 

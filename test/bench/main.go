@@ -150,6 +150,8 @@ var suites = []suite{
 	{"cold_create_first_command_prepared", coldPrepared},
 	{"create_202", accepted},
 	{"sdk_create_to_first_command", sdkFirst},
+	{"sdk_create_to_first_command_go", sdkGo},
+	{"sdk_create_failing", sdkFailing},
 	{"run_once", runOnce},
 	{"exec_true", execTrue},
 	{"exec_true_ahead", execAhead},
@@ -174,6 +176,8 @@ var suites = []suite{
 	{"restart_100", restart},
 	{"sandboxes_1000", scale},
 	{"soak", soak},
+	{"node_endpoint", nodeEndpoint},
+	{"fsync_append_4k sqlite_insert pgbench_write postgres_read", durable}, // last: it changes the pool
 }
 
 func (b *bench) measure(ctx context.Context, want *regexp.Regexp) error {

@@ -81,16 +81,7 @@ func (b *bench) proxiedOn(ctx context.Context, rt string) (err error) {
 
 // serve copies the guest's server into a sandbox and starts it.
 func (b *bench) serve(ctx context.Context, id string) (stop func() error, err error) {
-	program := filepath.Join(b.dir, "..", "bench-guest")
-	fi, err := os.Stat(program)
-	if err != nil {
-		return nil, fmt.Errorf("%w; scripts/bench.sh builds it", err)
-	}
-	err = b.cl.Files(id).Put(ctx, []client.Upload{{
-		Path: "/root/guest", Mode: 755, Size: fi.Size(),
-		Open: func() (io.ReadCloser, error) { return os.Open(program) },
-	}})
-	if err != nil {
+	if err := putGuest(ctx, b, id, "/root/guest"); err != nil {
 		return nil, err
 	}
 	p, err := b.cl.Start(ctx, id, client.Command{Argv: []string{"/root/guest", ":" + strconv.Itoa(guestPort)}})
@@ -102,6 +93,20 @@ func (b *bench) serve(ctx context.Context, id string) (stop func() error, err er
 		_, waitErr := p.Wait(os.Stderr, os.Stderr)
 		return errors.Join(err, waitErr)
 	}, nil
+}
+
+func guestProgram(b *bench) string { return filepath.Join(b.dir, "..", "bench-guest") } // scripts/bench.sh builds it
+
+// putGuest copies the guest's program into a sandbox.
+func putGuest(ctx context.Context, b *bench, id, path string) error {
+	fi, err := os.Stat(guestProgram(b))
+	if err != nil {
+		return fmt.Errorf("%w; scripts/bench.sh builds it", err)
+	}
+	return b.cl.Files(id).Put(ctx, []client.Upload{{
+		Path: path, Mode: 755, Size: fi.Size(),
+		Open: func() (io.ReadCloser, error) { return os.Open(guestProgram(b)) },
+	}})
 }
 
 // A site is one way to the server.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/client"
@@ -206,51 +207,58 @@ func onSocket(ctx context.Context, method, socket, path string, each func(line s
 
 const soakClients = 4
 
-// soak: 4 clients create, run one command and delete, 5,000 times. The last 500 must be as
-// fast as the first 500, and the daemon no larger.
+// A tally is what the clients of a soak have measured, in the order of its ends, in ms.
+type tally struct {
+	mu    sync.Mutex
+	lives []float64    // of the daemon: create, command, delete
+	steps [3][]float64 // of the latest tenth
+	bare  [2][]float64 // lives without a daemon, in the first and in the last tenth
+}
+
+// soak: 4 clients create, run one command and delete. The last tenth of their lives must
+// be as fast as the first, both as multiples of bare ones that the same clients lead in
+// turns with them, and the daemon no larger.
 func soak(ctx context.Context, b *bench) error {
 	for _, rt := range runtimes {
-		n := b.times(pick(rt, 4000, 1000), 40)
+		n := b.times(pick(rt, 2000, 1000), 40)
 		tenth := n / 10
-		var (
-			mu    sync.Mutex
-			took  []float64
-			steps [3][]float64 // of the latest tenth: create, command, delete
-			after size         // after the first tenth, when the daemon has everything that it keeps
-		)
-		round := func() error {
-			start := time.Now()
-			sb, err := b.create(ctx, rt)
-			if err != nil {
-				return err
-			}
-			created := time.Now()
-			_, execErr := b.exec(ctx, sb.ID, "true")
-			ran := time.Now()
-			err = errors.Join(execErr, b.cl.Delete(context.WithoutCancel(ctx), sb.ID))
-			ended := time.Now()
-			mu.Lock()
-			defer mu.Unlock()
-			took = append(took, ms(ended.Sub(start)))
-			for i, d := range []time.Duration{created.Sub(start), ran.Sub(created), ended.Sub(ran)} {
-				steps[i] = append(steps[i], ms(d))
-			}
-			if b.verbose && len(took)%tenth == 0 {
-				fmt.Fprintf(os.Stderr, "%s %d: create %.1f, command %.1f, delete %.1f\n", rt, len(took),
-					percentile(steps[0], 50), percentile(steps[1], 50), percentile(steps[2], 50))
-				clear(steps[:])
-			}
-			if len(took) == tenth {
-				after = b.size(ctx)
-			}
+		var t tally
+		var after size // after the first tenth, when the daemon has everything that it keeps
+		// The pool of the bare lives is new, and its first writes are slow.
+		err := soakBy(tenth, func(int) error { _, err := b.bare.life(ctx, rt); return err })
+		if err != nil {
 			return err
 		}
-		if err := soakBy(n, round); err != nil {
+		err = soakBy(n, func(i int) error {
+			if err := t.life(ctx, b, rt, tenth); err != nil {
+				return err
+			}
+			if i == tenth {
+				after = b.size(ctx)
+			}
+			if i >= tenth && i < n-tenth {
+				return nil
+			}
+			took, err := b.bare.life(ctx, rt)
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			at := &t.bare[i/(n-tenth)]
+			*at = append(*at, took)
+			return err
+		})
+		if err != nil {
 			return err
 		}
 		time.Sleep(2 * time.Second) // deletion frees some things in the background
 		end := b.size(ctx)
-		b.add(row("soak", rt, "ms", took[n-tenth:], fmt.Sprintf("first %d of %d", tenth, n), took[:tenth], goal{maxRatio: 1.1}))
+		first, last := t.lives[:tenth], t.lives[n-tenth:]
+		b.add(row("soak", rt, "× bare", multiples(last, t.bare[1]), fmt.Sprintf("first %d of %d", tenth, n), multiples(first, t.bare[0]),
+			goal{maxRatio: 1.05}))
+		if b.verbose {
+			fmt.Fprintf(os.Stderr, "%s: lives %.1f, then %.1f; bare %.1f, then %.1f\n", rt, percentile(first, 50), percentile(last, 50),
+				percentile(t.bare[0], 50), percentile(t.bare[1], 50))
+		}
+		b.add(row("soak_life", rt, "ms", last, "bare, in the same minutes", t.bare[1], goal{}))
 		for _, v := range []struct {
 			name, unit string
 			was, is    float64
@@ -268,15 +276,69 @@ func soak(ctx context.Context, b *bench) error {
 	return nil
 }
 
-func soakBy(n int, round func() error) error {
+// life is one life of a sandbox of the daemon.
+func (t *tally) life(ctx context.Context, b *bench, rt string, tenth int) error {
+	start := time.Now()
+	sb, err := b.create(ctx, rt)
+	if err != nil {
+		return err
+	}
+	created := time.Now()
+	_, execErr := b.exec(ctx, sb.ID, "true")
+	ran := time.Now()
+	err = errors.Join(execErr, b.cl.Delete(context.WithoutCancel(ctx), sb.ID))
+	ended := time.Now()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lives = append(t.lives, ms(ended.Sub(start)))
+	for i, d := range []time.Duration{created.Sub(start), ran.Sub(created), ended.Sub(ran)} {
+		t.steps[i] = append(t.steps[i], ms(d))
+	}
+	if b.verbose && len(t.lives)%tenth == 0 {
+		fmt.Fprintf(os.Stderr, "%s %d: create %.1f, command %.1f, delete %.1f\n", rt, len(t.lives),
+			percentile(t.steps[0], 50), percentile(t.steps[1], 50), percentile(t.steps[2], 50))
+		clear(t.steps[:])
+	}
+	return err
+}
+
+// life is a life without a daemon: environment, start, one command, and removal.
+func (b *bare) life(ctx context.Context, rt string) (float64, error) {
+	start := time.Now()
+	x, err := b.prepare(ctx, rt)
+	if err != nil {
+		return 0, err
+	}
+	if err = x.start(ctx); err == nil {
+		_, err = ask(ctx, x.agent, "true")
+	}
+	err = errors.Join(err, x.remove(ctx))
+	return ms(time.Since(start)), err
+}
+
+// multiples divides times by the median of others.
+func multiples(times, others []float64) []float64 {
+	unit := percentile(others, 50)
+	out := make([]float64, len(times))
+	for i, v := range times {
+		out[i] = v / unit
+	}
+	return out
+}
+
+// soakBy has the clients do rounds 0 to n-1, and ends with the first error of each.
+func soakBy(n int, round func(i int) error) error {
 	var wg sync.WaitGroup
+	var next atomic.Int64
 	errz := make([]error, soakClients)
 	for c := range soakClients {
 		wg.Go(func() {
-			for range n / soakClients {
-				if errz[c] = round(); errz[c] != nil {
+			for errz[c] == nil {
+				i := int(next.Add(1)) - 1
+				if i >= n {
 					return
 				}
+				errz[c] = round(i)
 			}
 		})
 	}

@@ -5,7 +5,8 @@
 //	GET /out?n=      answers n bytes
 //	POST /in         reads the body and drops it
 //
-// and with the words time CALL it prints how many nanoseconds a system call takes.
+// With the words time CALL it prints how many nanoseconds a system call takes, and with
+// append FILE it appends to a file for a second, durably, and prints how often.
 package main
 
 import (
@@ -21,8 +22,12 @@ func main() {
 		fmt.Println(timed(os.Args[2]))
 		return
 	}
+	if len(os.Args) == 3 && os.Args[1] == "append" {
+		fmt.Println(appended(os.Args[2]))
+		return
+	}
 	if len(os.Args) != 2 {
-		fmt.Fprintln(os.Stderr, "usage: guest ADDRESS:PORT | time CALL")
+		fmt.Fprintln(os.Stderr, "usage: guest ADDRESS:PORT | time CALL | append FILE")
 		os.Exit(2)
 	}
 	http.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
