@@ -48,7 +48,9 @@ func execTrue(ctx context.Context, b *bench) error {
 }
 
 // thinks is how long a client works on an answer before it sends the next command. The
-// agent starts the shell ahead in that time.
+// agent starts the shell ahead in that time. Both sides wait: after a pause each thread
+// that a command passes wakes on an idle CPU, so that these rows cannot be compared with
+// exec_true.
 const thinks = 100 * time.Millisecond
 
 // execAhead: true as a shell line through the API, run by the shell ahead, against a shell
@@ -73,7 +75,7 @@ func execAhead(ctx context.Context, b *bench) error {
 			return err
 		}
 		b.add(row("exec_true_ahead", rt, "ms", a, "the same, by a shell that is started for it", c,
-			goal{maxP50: pick(rt, 1.5, 4.0), maxRatio: pick(rt, 1.0, 0.25)}))
+			goal{maxP50: pick(rt, 1.5, 4.0), maxRatio: pick(rt, 0.4, 0.25)}))
 	}
 	return nil
 }

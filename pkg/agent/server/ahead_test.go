@@ -268,6 +268,21 @@ func TestAheadWaitsForNobody(t *testing.T) {
 	proc.KillDescendants(time.Second)
 }
 
+// TestAheadRests: the next shell does not start while a command's answer is on its way.
+func TestAheadRests(t *testing.T) {
+	e := aheadEnv(t)
+	e.s.ahead.Rest = 50 * time.Millisecond
+	c := e.s.commands.Get(e.id(e.call(200, "POST", "/command", agent.CommandRequest{Command: "true; true", Background: true})))
+	e.s.ahead.RefillAfter(c)
+	w := e.s.ahead.Waiting()
+	if w == nil {
+		t.Fatal("no shell waits")
+	}
+	if rested := w.Command.Started.Sub(c.End().At); rested < e.s.ahead.Rest {
+		t.Errorf("it started %v after the command", rested)
+	}
+}
+
 // gone waits for the end of a waiting shell.
 func (e *env) gone(w *shell.Waiting) {
 	e.Helper()

@@ -154,6 +154,33 @@ func TestUpload(t *testing.T) {
 	e.drafts(e.dir)
 }
 
+// TestUploadSizes: files of sizes around those of the agent's buffers, in a body of known
+// length and in one in chunks.
+func TestUploadSizes(t *testing.T) {
+	e := newEnv(t)
+	all := strings.Repeat("0123456789abcdef\r\n--", 300_000)
+	sizes := []int{0, 1, 256<<10 - 1, 256 << 10, 256<<10 + 1, 1<<20 - 1, 1 << 20, 1<<20 + 1, 3 << 20}
+	var parts []part
+	for _, n := range sizes {
+		parts = append(parts, meta(strconv.Itoa(n), ""), content(all[n/2:n/2+n]))
+	}
+	body, typ := form(parts...)
+	for name, r := range map[string]io.Reader{"known": bytes.NewReader(body), "chunks": io.MultiReader(bytes.NewReader(body))} {
+		req := e.request("POST", "/files/upload", r)
+		req.Header.Set("Content-Type", typ)
+		if resp, text := e.send(req); resp.StatusCode != 200 {
+			t.Fatal(name, resp.StatusCode, text)
+		}
+		for _, n := range sizes {
+			if e.read(e.dir+"/"+strconv.Itoa(n)) != all[n/2:n/2+n] {
+				t.Errorf("%s: the content of a file of %d bytes differs", name, n)
+			}
+			os.Remove(e.dir + "/" + strconv.Itoa(n)) //nolint:errcheck // read above
+		}
+	}
+	e.drafts(e.dir)
+}
+
 func TestUploadThroughLinks(t *testing.T) {
 	e := newEnv(t)
 	e.write(e.dir+"/real/file", "old")

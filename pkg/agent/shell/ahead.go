@@ -34,6 +34,7 @@ const (
 	aheadIdle   = time.Minute            // Ahead.Idle
 	aheadLook   = 5 * time.Second        // between looks at memory and the clock while it waits
 	aheadDelay  = 100 * time.Millisecond // a command that runs longer is not waited for
+	aheadRest   = 3 * time.Millisecond   // Ahead.Rest
 	aheadAnswer = 2 * time.Second        // Ahead.Answer
 	aheadScript = 48 << 10               // bytes of a script at most: less than a socket holds
 	aheadWasted = 5                      // shells in a row that could not be used, before no more are started
@@ -54,6 +55,7 @@ type Ahead struct {
 	On     bool          // else none waits
 	Idle   time.Duration // how long one waits for a command; guarded by mu
 	Answer time.Duration // for the shell to take a command before it counts as stuck
+	Rest   time.Duration // between the end of a command and the start of the next shell
 
 	host   Host
 	usage  func() (total, used int64) // of memory, in bytes
@@ -72,7 +74,7 @@ type Ahead struct {
 
 // NewAhead makes one without a shell. usage says what memory the guest has and uses.
 func NewAhead(h Host, on bool, usage func() (total, used int64)) *Ahead {
-	return &Ahead{On: on, Idle: aheadIdle, Answer: aheadAnswer, host: h, usage: usage}
+	return &Ahead{On: on, Idle: aheadIdle, Answer: aheadAnswer, Rest: aheadRest, host: h, usage: usage}
 }
 
 // Waiting returns the shell that waits, or nil.
@@ -190,12 +192,15 @@ func (a *Ahead) tell(w *Waiting, script string) bool {
 }
 
 // RefillAfter makes the next shell when c has ended, so that it does not slow c down,
-// or when c takes long.
+// or when c takes long. The rest after the end is for the answer: the start of a shell
+// would take a CPU from the daemon and the client that the answer passes.
 func (a *Ahead) RefillAfter(c *command.Command) {
 	t := time.NewTimer(aheadDelay)
 	defer t.Stop()
 	select {
 	case <-c.Flushed():
+		t.Reset(a.Rest)
+		<-t.C
 	case <-t.C:
 	}
 	a.Refill()
