@@ -66,6 +66,8 @@ var storageChecks = []check{
 			switch is := st.Type == unix.BTRFS_SUPER_MAGIC; {
 			case !is && kind == pool.BtrfsLoop:
 				return ok("%s is not mounted; the daemon mounts it", what)
+			case !is && kind == pool.Btrfs && h.cfg.Storage.Device != "":
+				return ok("%s is not mounted; the daemon mounts it", h.cfg.Storage.Device)
 			case !is && kind == pool.Btrfs:
 				return fail("mount a btrfs on "+dir+", or set storage.pool = \"auto\"",
 					"the pool must be a btrfs, and none is mounted on %s", dir)

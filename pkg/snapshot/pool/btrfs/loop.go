@@ -81,10 +81,9 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	if b.bytes < minPool {
 		return errs.New(errs.Invalid, "pool_size of %s is too small: the minimum is %s", record.Size(b.bytes), record.Size(minPool))
 	}
-	mkfs, err := exec.LookPath("mkfs.btrfs")
+	mkfs, err := mkfsProgram()
 	if err != nil {
-		return errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which cannot "+
-			"limit disks", pool.Plain)
+		return err
 	}
 	tmp := b.image + ".new"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
@@ -123,7 +122,7 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	}
 	// single: one copy of the metadata, as of any file on the disk below.
 	// nodiscard: otherwise mkfs gives back what was just allocated.
-	out, err := exec.CommandContext(ctx, mkfs, "-q", "--nodiscard", "--metadata", "single", "--label", "sandboxd", tmp).CombinedOutput()
+	out, err := exec.CommandContext(ctx, mkfs, "-q", "--nodiscard", "--metadata", "single", "--label", label, tmp).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("mkfs.btrfs %s: %w: %s", tmp, err, strings.TrimSpace(string(out)))
 	}
@@ -131,6 +130,15 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 		return err
 	}
 	return os.Rename(tmp, b.image)
+}
+
+func mkfsProgram() (string, error) {
+	path, err := exec.LookPath("mkfs.btrfs")
+	if err != nil {
+		err = errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which cannot "+
+			"limit disks", pool.Plain)
+	}
+	return path, err
 }
 
 // allocate gives a new file all its blocks. Where the kernel (6.17) and the disk can have
@@ -157,13 +165,14 @@ func (b *LoopPool) mount() error {
 		return err
 	}
 	defer dev.Close()
-	if err := unix.Mount(dev.Name(), b.dir, "btrfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, "nodiscard"); err != nil {
-		if errors.Is(err, unix.ENODEV) {
-			return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which cannot limit disks", pool.Plain)
-		}
+	err = mount(dev.Name(), b.dir, "nodiscard")
+	if errors.Is(err, unix.ENODEV) {
+		return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which cannot limit disks", pool.Plain)
+	}
+	if err != nil {
 		return fmt.Errorf("mount %s (%s) on %s: %w; dmesg says more", b.image, dev.Name(), b.dir, err)
 	}
-	return os.Chmod(b.dir, 0o700)
+	return nil
 }
 
 // busyPatience is how long Close tries again while another process, such as a monitor
@@ -172,11 +181,13 @@ func (b *LoopPool) mount() error {
 const busyPatience = time.Second
 
 // Close unmounts the pool.
-func (b *LoopPool) Close() error {
-	err := unix.Unmount(b.dir, unix.UMOUNT_NOFOLLOW)
+func (b *LoopPool) Close() error { return unmount(b.dir) }
+
+func unmount(dir string) error {
+	err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
 	for end := time.Now().Add(busyPatience); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
-		err = unix.Unmount(b.dir, unix.UMOUNT_NOFOLLOW)
+		err = unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
 	}
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 		return nil // it is not mounted
