@@ -5,17 +5,11 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
-	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/tree"
-	"golang.org/x/sys/unix"
 )
-
-// label is the label of the file systems that sandboxd makes.
-const label = "sandboxd"
 
 // DiskPool is a [pool.Driver] on a whole block device, such as a disk or a logical
 // volume. It makes a btrfs on one that is blank, and mounts it.
@@ -66,14 +60,11 @@ func (b *DiskPool) format(ctx context.Context) error {
 	case ours:
 		return nil
 	}
-	mkfs, err := mkfsProgram()
-	if err != nil {
+	if _, err := mkfsProgram(); err != nil {
 		return err
 	}
-	out, err := exec.CommandContext(ctx, mkfs, "-q", "--metadata", "single", "--label", label, b.device).CombinedOutput()
-	if err != nil {
-		return errs.Wrap(err, errs.WrongState, "make a btrfs on storage.device %s: %s; if nothing on it is needed, erase it with "+
-			"`wipefs -a %[1]s`", b.device, strings.TrimSpace(string(out)))
+	if err := mkfs(ctx, b.device); err != nil {
+		return errs.Wrap(err, errs.WrongState, "storage.device: if nothing on %s is needed, erase it with `wipefs -a %[1]s`", b.device)
 	}
 	return nil
 }
@@ -99,11 +90,3 @@ func labelled(device string) (bool, error) {
 
 // Close unmounts the pool.
 func (b *DiskPool) Close() error { return unmount(b.dir) }
-
-// mount mounts a btrfs of sandboxd's.
-func mount(device, dir, options string) error {
-	if err := unix.Mount(device, dir, "btrfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, options); err != nil {
-		return err
-	}
-	return os.Chmod(dir, 0o700)
-}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -81,8 +79,7 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	if b.bytes < minPool {
 		return errs.New(errs.Invalid, "pool_size of %s is too small: the minimum is %s", record.Size(b.bytes), record.Size(minPool))
 	}
-	mkfs, err := mkfsProgram()
-	if err != nil {
+	if _, err := mkfsProgram(); err != nil {
 		return err
 	}
 	tmp := b.image + ".new"
@@ -120,25 +117,14 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, tmp, err)
 	}
-	// single: one copy of the metadata, as of any file on the disk below.
 	// nodiscard: otherwise mkfs gives back what was just allocated.
-	out, err := exec.CommandContext(ctx, mkfs, "-q", "--nodiscard", "--metadata", "single", "--label", label, tmp).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("mkfs.btrfs %s: %w: %s", tmp, err, strings.TrimSpace(string(out)))
+	if err := mkfs(ctx, tmp, "--nodiscard"); err != nil {
+		return err
 	}
 	if err := f.Sync(); err != nil {
 		return err
 	}
 	return os.Rename(tmp, b.image)
-}
-
-func mkfsProgram() (string, error) {
-	path, err := exec.LookPath("mkfs.btrfs")
-	if err != nil {
-		err = errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which cannot "+
-			"limit disks", pool.Plain)
-	}
-	return path, err
 }
 
 // allocate gives a new file all its blocks. Where the kernel (6.17) and the disk can have
