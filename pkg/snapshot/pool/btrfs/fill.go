@@ -19,6 +19,9 @@ const (
 	// restFactor times as long as a piece took, Fill rests after it: it takes a tenth of
 	// the time of the disk, and less of one that is busy.
 	restFactor = 9
+	// counted is after how many bytes Fill commits: the kernel does not count before that
+	// what was written (statfs), and would show it as free.
+	counted = 64 << 20
 	// longestRest bounds how late Fill notices that sandboxes need the space.
 	longestRest = time.Second
 	// firstPart of a new file is written before there is a file system in it, for at most
@@ -29,7 +32,7 @@ const (
 
 // leftFree is how much of a pool Fill leaves free: a quarter, and what btrfs may take for
 // a chunk of metadata before Fill looks again.
-func leftFree(size int64) int64 { return size/4 + min(size/8, 1<<30) }
+func leftFree(size int64) int64 { return size/4 + min(size*3/16, 1<<30) }
 
 // writeFirst writes zeros to the first eighth of a new file. It ends early when the time
 // is over, or the file system below has no direct I/O: Fill does the rest.
@@ -111,11 +114,16 @@ func (b *LoopPool) fill(ctx context.Context, f *os.File) error {
 			return nil
 		case <-rest.C:
 		}
+		if at%counted == 0 {
+			if err := tree.WithDir(b.dir, commit); err != nil {
+				return err
+			}
+		}
 		var st unix.Statfs_t
 		if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
 			return fmt.Errorf("statfs of the pool: %w", err)
 		}
-		if int64(st.Bavail)*st.Bsize < leftFree(int64(st.Blocks)*st.Bsize) {
+		if int64(st.Bavail)*st.Bsize-at%counted < leftFree(int64(st.Blocks)*st.Bsize) {
 			return nil
 		}
 		start := time.Now()
@@ -129,7 +137,7 @@ func (b *LoopPool) fill(ctx context.Context, f *os.File) error {
 	}
 }
 
-// commit makes the kernel account for what was freed. It writes no data of other files,
+// commit makes the kernel account for what was written or freed. It writes no data of other files,
 // unlike syncfs.
 func commit(fd int) error {
 	var transaction uint64
