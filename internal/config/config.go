@@ -84,6 +84,7 @@ type Gateway struct {
 // may mount.
 type Storage struct {
 	Pool     string `toml:"pool"`
+	Device   string `toml:"device"`
 	PoolSize Size   `toml:"pool_size"`
 	Reserve  Size   `toml:"reserve"`
 
@@ -301,6 +302,9 @@ func (c *Config) validateStorage(bad func(string, ...any)) {
 	case "auto", "btrfs", "btrfs-loop", "prjquota", "plain":
 	default:
 		bad("storage.pool = %q: want auto, btrfs, btrfs-loop, prjquota or plain", c.Storage.Pool)
+	}
+	if d := c.Storage.Device; d != "" && (c.Storage.Pool != "btrfs" || !filepath.IsAbs(d)) {
+		bad("storage.device = %q: want the absolute path of a block device, and storage.pool = \"btrfs\" with it", d)
 	}
 	if c.Storage.PoolSize < 256<<20 {
 		bad("storage.pool_size = %d: want at least 256Mi", c.Storage.PoolSize)

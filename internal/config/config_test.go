@@ -123,6 +123,7 @@ level = "loud"
 [storage]
 pool = "zfs"
 allowed_host_paths = ["/nowhere/at/all"]
+device = "sdb"
 [[registries]]
 prefix = "registry.example.com"
 insecure = "no"
@@ -155,10 +156,11 @@ listen = [8081]
 		`line 17: log.level = "loud"`,
 		`line 19: storage.pool = "zfs"`,
 		`line 20: storage.allowed_host_paths = "/nowhere/at/all": there is no such file`,
-		`line 23: registries[0].insecure = "no": want true or false`,
-		`line 26: unknown key registries[1].mirror; did you mean registries[1].mirrors?`,
-		`line 28: images.aliases.ubuntu:* = 22: want text in quotes`,
-		`line 30: gateway.listen = [8081]: want text in quotes`,
+		`line 21: storage.device = "sdb": want the absolute path of a block device, and storage.pool = "btrfs" with it`,
+		`line 24: registries[0].insecure = "no": want true or false`,
+		`line 27: unknown key registries[1].mirror; did you mean registries[1].mirrors?`,
+		`line 29: images.aliases.ubuntu:* = 22: want text in quotes`,
+		`line 31: gateway.listen = [8081]: want text in quotes`,
 	}
 	got := strings.Split(err.Error(), "\n")[1:]
 	for i, w := range want {

@@ -17,8 +17,12 @@ import (
 // sweepEvery is the interval of the sweep.
 const sweepEvery = time.Minute
 
+// fillAfter is how long after its start the daemon fills the pool. The work of the first
+// minute comes first.
+const fillAfter = time.Minute
+
 // A background is the daemon's own work: expiry, probes and restarts, the sweep, prepared
-// slots, the watchdog.
+// slots, filling the pool, the watchdog.
 type background struct{ *Daemon }
 
 // run works until ctx ends.
@@ -34,6 +38,7 @@ func (d background) run(ctx context.Context) {
 	go sandbox.StockOf(d.manager).Keep(ctx)
 	go d.forgetClients(ctx)
 	go d.watchLinks(ctx)
+	go d.fillPool(ctx)
 	go func() {
 		if err := systemd.Watch(ctx, d.healthy, func(err error) {
 			d.log.Error("the daemon is not healthy; systemd restarts it if this persists", "err", err)
@@ -56,6 +61,20 @@ func (d background) run(ctx context.Context) {
 		case answer := <-d.asked:
 			answer <- d.measuredSweep(ctx)
 		}
+	}
+}
+
+// fillPool makes the pool fast.
+func (d background) fillPool(ctx context.Context) {
+	wait := time.NewTimer(fillAfter)
+	defer wait.Stop()
+	select {
+	case <-ctx.Done():
+		return
+	case <-wait.C:
+	}
+	if err := d.files.Pool.Fill(ctx); err != nil && ctx.Err() == nil {
+		d.log.Error("the pool is not ready: first writes stay slow; the next start tries again", "err", err)
 	}
 }
 

@@ -234,6 +234,7 @@ func (d *Daemon) openStorage(ctx context.Context) error {
 		RunDir:         d.cfg.RunDir,
 		Pool:           d.cfg.Storage.Pool,
 		PoolBytes:      int64(d.cfg.Storage.PoolSize),
+		PoolDevice:     d.cfg.Storage.Device,
 		UserNS:         func(id string) (*os.File, error) { return os.Open(d.ns.UserPath(id)) },
 		IdentityUserNS: identity,
 		HostPaths:      d.cfg.Storage.AllowedHostPaths,

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -117,12 +118,22 @@ func (s *system) Drain(_ context.Context, on bool) error {
 	return nil
 }
 
+func (s *system) poolSpace() (sp wire.Space, err error) {
+	if sp.FreeBytes, sp.TotalBytes, err = s.files.Pool.Space(); err != nil {
+		return sp, err
+	}
+	if sp.ReadyBytes, err = s.files.Pool.Ready(); errors.Is(err, errors.ErrUnsupported) {
+		err = nil
+	}
+	return sp, err
+}
+
 // DiskUsage measures the disk use of images and sandboxes.
 func (s *system) DiskUsage(ctx context.Context) (df wire.DiskUsage, err error) {
 	if df.State, err = stateSpace(s.cfg.StateDir); err != nil {
 		return df, err
 	}
-	if df.Pool.FreeBytes, df.Pool.TotalBytes, err = s.files.Pool.Space(); err != nil {
+	if df.Pool, err = s.poolSpace(); err != nil {
 		return df, err
 	}
 	all, err := s.store.List(ctx)

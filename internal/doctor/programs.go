@@ -39,7 +39,9 @@ var programChecks = []check{
 		},
 	},
 	needsProgram("iptables", "iptables", "the firewall of every sandbox", func(*host) bool { return true }),
-	needsProgram("mkfs.btrfs", "btrfs-progs", "disks with limits and snapshots", func(h *host) bool { return h.pool() == pool.BtrfsLoop }),
+	needsProgram("mkfs.btrfs", "btrfs-progs", "disks with limits and snapshots", func(h *host) bool {
+		return h.pool() == pool.BtrfsLoop || h.cfg.Storage.Device != ""
+	}),
 	{
 		name: "access", protects: "access to the API", root: true,
 		run: func(_ context.Context, h *host) Finding {

@@ -2,12 +2,14 @@ package doctor
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool"
+	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/btrfs"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/pool/project"
 )
 
@@ -64,6 +66,8 @@ var storageChecks = []check{
 			switch is := st.Type == unix.BTRFS_SUPER_MAGIC; {
 			case !is && kind == pool.BtrfsLoop:
 				return ok("%s is not mounted; the daemon mounts it", what)
+			case !is && kind == pool.Btrfs && h.cfg.Storage.Device != "":
+				return ok("%s is not mounted; the daemon mounts it", h.cfg.Storage.Device)
 			case !is && kind == pool.Btrfs:
 				return fail("mount a btrfs on "+dir+", or set storage.pool = \"auto\"",
 					"the pool must be a btrfs, and none is mounted on %s", dir)
@@ -76,9 +80,22 @@ var storageChecks = []check{
 				return warn("sandboxctl system df; delete sandboxes", "the pool is %d %% full: writes in sandboxes will soon fail",
 					used)
 			}
-			return ok("%s: %s, %d MiB free", kind, what, int64(st.Bavail)*st.Bsize>>20)
+			return ok("%s: %s, %d MiB free%s", kind, what, int64(st.Bavail)*st.Bsize>>20, readiness(kind, what))
 		},
 	},
+}
+
+// readiness says how much of a pool in a file was written once.
+func readiness(kind, image string) string {
+	if kind != pool.BtrfsLoop {
+		return ""
+	}
+	written, size, err := btrfs.Written(image)
+	if err != nil || size == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %d %% ready (the first write to the rest is slow; the daemon writes to free blocks in the background)",
+		written*100/size)
 }
 
 // pool is the kind of pool that the daemon uses.

@@ -79,13 +79,42 @@ func (p *Pool) ID() string { return p.id }
 // Limits reports whether the pool can limit the bytes of a disk.
 func (p *Pool) Limits() bool { return p.driver.Kind() != pool.Plain }
 
-// Space returns the free and the total bytes of the pool.
+// Space returns the free and the total bytes of the pool. What Fill holds is free.
 func (p *Pool) Space() (free, total int64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(p.dir, &st); err != nil {
 		return 0, 0, fmt.Errorf("statfs %s: %w", p.dir, err)
 	}
-	return int64(st.Bavail) * st.Bsize, int64(st.Blocks) * st.Bsize, nil
+	free, total = int64(st.Bavail)*st.Bsize, int64(st.Blocks)*st.Bsize
+	if f, ok := p.driver.(pool.Filler); ok {
+		free = min(free+f.Held(), total)
+	}
+	return free, total, nil
+}
+
+// Fill writes once to the free blocks of a pool that is slow at the first write to each
+// (see pool.Filler). It returns at once when ctx ends. Close waits for it.
+func (p *Pool) Fill(ctx context.Context) error {
+	p.bg.Add(1)
+	defer p.bg.Done()
+	f, ok := p.driver.(pool.Filler)
+	if !ok {
+		return nil
+	}
+	if err := f.Fill(ctx); err != nil {
+		return fmt.Errorf("fill storage pool %s: %w", p.dir, err)
+	}
+	return nil
+}
+
+// Ready returns how many bytes of the pool have been written once. Other pools than one
+// in a file need no filling; for them it fails with errors.ErrUnsupported.
+func (p *Pool) Ready() (int64, error) {
+	f, ok := p.driver.(pool.Filler)
+	if !ok {
+		return 0, errors.ErrUnsupported
+	}
+	return f.Written()
 }
 
 // ids lists the names in the pool for which is returns true.

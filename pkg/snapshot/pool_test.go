@@ -168,6 +168,71 @@ func file(t *testing.T, options string, mkfs ...string) (state string, err error
 	return state, nil
 }
 
+// TestPoolDevice: a blank block device becomes the pool, and is it again after a reboot.
+// One that holds anything is refused and stays as it is.
+func TestPoolDevice(t *testing.T) {
+	hosttest.Root(t)
+	image := filepath.Join(t.TempDir(), "disk")
+	run := func(argv ...string) string {
+		t.Helper()
+		out, err := exec.CommandContext(t.Context(), argv[0], argv[1:]...).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %v\n%s", argv, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	run("truncate", "-s", "512M", image)
+	device := run("losetup", "--find", "--show", image)
+	t.Cleanup(func() {
+		if err := exec.Command("losetup", "--detach", device).Run(); err != nil {
+			t.Error(err)
+		}
+	})
+	change := func(c *snapshot.Config) { c.Pool, c.PoolDevice = pool.Btrfs, device }
+	plain := snapshottest.New(t, pool.Plain, nil).Config
+	refused := func(code errs.Code, want string, change func(*snapshot.Config)) {
+		t.Helper()
+		c := plain
+		c.StateDir, c.RunDir = t.TempDir(), t.TempDir()
+		change(&c)
+		if _, err := snapshot.Open(t.Context(), c); !errs.Is(err, code) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want %s with %q", err, code, want)
+		}
+	}
+	for _, mkfs := range [][]string{{"mkfs.ext4", "-q"}, {"mkfs.btrfs", "-q", "--label", "mine"}, {"mkswap"}} {
+		run(append(slices.Clip(mkfs), device)...)
+		is := run("blkid", "-p", device)
+		refused(errs.WrongState, "wipefs -a "+device, change)
+		if now := run("blkid", "-p", device); now != is {
+			t.Errorf("%q became %q", is, now)
+		}
+		run("wipefs", "-a", device)
+	}
+	refused(errs.Invalid, "not a block device", func(c *snapshot.Config) { c.Pool, c.PoolDevice = pool.Btrfs, image })
+
+	e := snapshottest.New(t, pool.Auto, change)
+	name := filepath.Join(pool.Dir(e.Config.StateDir), e.Disk(t, 0), "u/file")
+	if err := os.WriteFile(name, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.UnmountPool(); err != nil {
+		t.Fatal(err)
+	}
+	e.Open(t)
+	if b, err := os.ReadFile(name); err != nil || string(b) != "old" {
+		t.Errorf("%q, %v", b, err)
+	}
+	if err := e.UnmountPool(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(pool.Dir(e.Config.StateDir), "stray"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := snapshot.Open(t.Context(), e.Config); !errs.Is(err, errs.WrongState) {
+		t.Errorf("mounted over a file: %v", err)
+	}
+}
+
 // A btrfs that somebody mounted is the pool, by name or because it is there.
 func TestBtrfsMounted(t *testing.T) {
 	hosttest.Root(t)

@@ -61,6 +61,10 @@ type Config struct {
 	Pool      string // a kind of pool; empty is pool.Auto
 	PoolBytes int64  // size of a new pool file; an existing one keeps its size
 
+	// PoolDevice is a block device for a pool of kind pool.Btrfs, which is formatted if it
+	// is blank. Empty: the operator has mounted the pool.
+	PoolDevice string
+
 	// UserNS opens the user namespace of a sandbox that has its own users. The
 	// caller of UserNS closes the file.
 	UserNS func(id string) (*os.File, error)
@@ -175,6 +179,9 @@ func driver(cfg Config) (pool.Driver, error) {
 	image := pool.Image(cfg.StateDir)
 	switch kind {
 	case pool.Btrfs:
+		if cfg.PoolDevice != "" {
+			return btrfs.NewDisk(cfg.PoolDevice, cfg.FullQgroups), nil
+		}
 		return btrfs.New(cfg.FullQgroups), nil
 	case pool.BtrfsLoop:
 		return btrfs.NewLoop(image, cfg.PoolBytes, cfg.FullQgroups), nil

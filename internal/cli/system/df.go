@@ -68,6 +68,9 @@ func printDf(df wire.DiskUsage) error {
 	fmt.Printf("\nlayers %s, pool %s free of %s, state directory %s free of %s\n",
 		text.Bytes(df.LayerBytes), text.Bytes(df.Pool.FreeBytes), text.Bytes(df.Pool.TotalBytes),
 		text.Bytes(df.State.FreeBytes), text.Bytes(df.State.TotalBytes))
+	if ready := df.Pool.ReadyBytes; ready > 0 {
+		fmt.Printf("ready %s of the pool: written once; the first write to the rest is slow\n", text.Bytes(ready))
+	}
 	if d := df.Deleting; d != nil {
 		fmt.Printf("deleted sandboxes that the kernel is still taking apart: %d (%s); the first was deleted %s\n",
 			d.Sandboxes, text.Bytes(d.Bytes), text.Ago(d.Since))

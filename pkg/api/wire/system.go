@@ -53,6 +53,9 @@ type SystemLimits struct {
 type Space struct {
 	FreeBytes  int64 `json:"freeBytes"`
 	TotalBytes int64 `json:"totalBytes"`
+	// ReadyBytes, of a pool in a file, are those that were written at least once. The first
+	// write to others is slow. Absent elsewhere.
+	ReadyBytes int64 `json:"readyBytes,omitempty"`
 }
 
 // DiskUsage answers GET /system/df. (ours)

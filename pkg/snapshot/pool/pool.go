@@ -75,3 +75,16 @@ type Driver interface {
 	// Close takes the pool out of use: unmounts it, if Open has mounted it.
 	Close() error
 }
+
+// A Filler is a Driver whose blocks are slow at their first write.
+type Filler interface {
+	// Fill writes to the free blocks, all but a quarter of the pool, while it does not
+	// disturb sandboxes. It returns at once when ctx ends.
+	Fill(ctx context.Context) error
+	// Held returns how many bytes a Fill that goes on has taken. It gives them back when
+	// sandboxes need them.
+	Held() int64
+	// Written returns how many bytes have been written once; errors.ErrUnsupported: that
+	// is not known.
+	Written() (int64, error)
+}

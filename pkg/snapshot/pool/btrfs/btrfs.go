@@ -1,5 +1,6 @@
 // Package btrfs is the pool in a btrfs: [Pool] in one that an operator has mounted,
-// [LoopPool] in one in a file that sandboxd makes and mounts.
+// [LoopPool] in one in a file and [DiskPool] in one on a block device, which sandboxd
+// makes and mounts.
 //
 // Each disk is a subvolume with a qgroup, which counts and limits its bytes. A
 // snapshot is a read-only subvolume that shares all blocks with its disk.
@@ -70,7 +71,7 @@ func (b *Pool) Open(_ context.Context, dir string) error {
 	b.dir = dir
 	if mounted, err := tree.IsMountPoint(dir); err != nil || !mounted {
 		return errors.Join(err, errs.New(errs.Unsupported, "a pool of kind %q needs a btrfs of its own, and none is mounted there: mount "+
-			"one (fstab), or set pool = %q, which creates one in a file", pool.Btrfs, pool.BtrfsLoop))
+			"one (fstab), name a blank disk in storage.device, or set pool = %q, which creates one in a file", pool.Btrfs, pool.BtrfsLoop))
 	}
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return err

@@ -17,7 +17,9 @@ import (
 const (
 	iocSubvolCreate = 0x5000940e // _IOW(0x94, 14, struct btrfs_ioctl_vol_args)
 	iocSnapDestroy  = 0x5000940f // _IOW(0x94, 15, struct btrfs_ioctl_vol_args)
+	iocWaitSync     = 0x40089416 // _IOW(0x94, 22, __u64)
 	iocSnapCreate   = 0x50009417 // _IOW(0x94, 23, struct btrfs_ioctl_vol_args_v2)
+	iocStartSync    = 0x80089418 // _IOR(0x94, 24, __u64)
 	iocSetFlags     = 0x4008941a // _IOW(0x94, 26, __u64)
 	iocInoLookup    = 0xd0009412 // _IOWR(0x94, 18, struct btrfs_ioctl_ino_lookup_args)
 	iocFsInfo       = 0x8400941f // _IOR(0x94, 31, struct btrfs_ioctl_fs_info_args)

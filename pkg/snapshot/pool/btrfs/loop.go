@@ -6,8 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
-	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -28,6 +27,7 @@ type LoopPool struct {
 	Pool
 	image string
 	bytes int64
+	held  atomic.Int64 // what Fill has taken
 }
 
 // NewLoop returns the driver. A new file at image has so many bytes; one that is
@@ -79,10 +79,8 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	if b.bytes < minPool {
 		return errs.New(errs.Invalid, "pool_size of %s is too small: the minimum is %s", record.Size(b.bytes), record.Size(minPool))
 	}
-	mkfs, err := exec.LookPath("mkfs.btrfs")
-	if err != nil {
-		return errs.Wrap(err, errs.Unsupported, "mkfs.btrfs is missing: apt-get install btrfs-progs, or set pool = %q, which cannot "+
-			"limit disks", pool.Plain)
+	if _, err := mkfsProgram(); err != nil {
+		return err
 	}
 	tmp := b.image + ".new"
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
@@ -108,7 +106,7 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	// Without this check fallocate takes all there is before it fails.
 	free := int64(st.Bavail) * st.Bsize
 	if free >= b.bytes {
-		err = unix.Fallocate(int(f.Fd()), 0, 0, b.bytes)
+		err = allocate(ctx, f, b.bytes)
 	} else {
 		err = unix.ENOSPC
 	}
@@ -119,16 +117,27 @@ func (b *LoopPool) make(ctx context.Context) (err error) {
 	if err != nil {
 		return fmt.Errorf("allocate %d bytes for %s: %w", b.bytes, tmp, err)
 	}
-	// single: one copy of the metadata, as of any file on the disk below.
 	// nodiscard: otherwise mkfs gives back what was just allocated.
-	out, err := exec.CommandContext(ctx, mkfs, "-q", "--nodiscard", "--metadata", "single", "--label", "sandboxd", tmp).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("mkfs.btrfs %s: %w: %s", tmp, err, strings.TrimSpace(string(out)))
+	if err := mkfs(ctx, tmp, "--nodiscard"); err != nil {
+		return err
 	}
 	if err := f.Sync(); err != nil {
 		return err
 	}
 	return os.Rename(tmp, b.image)
+}
+
+// allocate gives a new file all its blocks. Where the kernel (6.17) and the disk can have
+// them written as zeros without writing, all are; elsewhere the first part is.
+func allocate(ctx context.Context, f *os.File, bytes int64) error {
+	const writeZeroes = 0x80 // FALLOC_FL_WRITE_ZEROES
+	if err := unix.Fallocate(int(f.Fd()), writeZeroes, 0, bytes); !errors.Is(err, unix.EOPNOTSUPP) {
+		return err
+	}
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, bytes); err != nil {
+		return err
+	}
+	return writeFirst(ctx, f.Name(), bytes)
 }
 
 func (b *LoopPool) mount() error {
@@ -142,13 +151,14 @@ func (b *LoopPool) mount() error {
 		return err
 	}
 	defer dev.Close()
-	if err := unix.Mount(dev.Name(), b.dir, "btrfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, "nodiscard"); err != nil {
-		if errors.Is(err, unix.ENODEV) {
-			return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which cannot limit disks", pool.Plain)
-		}
+	err = mount(dev.Name(), b.dir, "nodiscard")
+	if errors.Is(err, unix.ENODEV) {
+		return errs.Wrap(err, errs.Unsupported, "this kernel has no btrfs: set pool = %q, which cannot limit disks", pool.Plain)
+	}
+	if err != nil {
 		return fmt.Errorf("mount %s (%s) on %s: %w; dmesg says more", b.image, dev.Name(), b.dir, err)
 	}
-	return os.Chmod(b.dir, 0o700)
+	return nil
 }
 
 // busyPatience is how long Close tries again while another process, such as a monitor
@@ -157,11 +167,13 @@ func (b *LoopPool) mount() error {
 const busyPatience = time.Second
 
 // Close unmounts the pool.
-func (b *LoopPool) Close() error {
-	err := unix.Unmount(b.dir, unix.UMOUNT_NOFOLLOW)
+func (b *LoopPool) Close() error { return unmount(b.dir) }
+
+func unmount(dir string) error {
+	err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
 	for end := time.Now().Add(busyPatience); errors.Is(err, unix.EBUSY) && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
-		err = unix.Unmount(b.dir, unix.UMOUNT_NOFOLLOW)
+		err = unix.Unmount(dir, unix.UMOUNT_NOFOLLOW)
 	}
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {
 		return nil // it is not mounted
