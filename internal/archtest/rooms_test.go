@@ -63,6 +63,10 @@ var rooms = map[string]map[string][]string{
 			"command", "bench", "code", "exec", "files", "image", "network", "observe", "sandbox", "snapshot", "system", "volume",
 		},
 	},
+	"pkg/egress": {
+		"child": {}, // the line to a child, and who starts it again
+		".":     {"child"},
+	},
 	"pkg/image": {
 		"archive":               {},
 		"archive/archivetest":   {},

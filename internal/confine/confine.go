@@ -187,7 +187,8 @@ func (p *Process) Wait() error {
 		return fmt.Errorf("%w: %.1000q", err, said)
 	}
 	if strings.Contains(string(p.words.b), "out of memory") || strings.Contains(string(p.words.b), "cannot allocate memory") {
-		return errs.Wrap(err, errs.Invalid, "the archive takes more than %d MiB of memory to read: it is damaged or malicious", p.limits.data>>20)
+		return errs.Wrap(err, errs.Invalid, "the archive takes more than %d MiB of memory to read: it is damaged or malicious",
+			p.limits.data>>20)
 	}
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.SystemTime()+exit.UserTime() > p.limits.cpu-time.Second/2 {
 		return errs.Wrap(err, errs.Invalid, "the archive takes more than %s of CPU time to read: it is damaged or malicious", p.limits.cpu)
