@@ -64,8 +64,11 @@ var rooms = map[string]map[string][]string{
 		},
 	},
 	"pkg/egress": {
-		"child": {}, // the line to a child, and who starts it again
-		".":     {"child"},
+		"child":  {}, // the line to a child, and who starts it again
+		"names":  {"child"},
+		"policy": {},
+		"tunnel": {},
+		".":      {"child", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},
