@@ -65,7 +65,8 @@ var rooms = map[string]map[string][]string{
 	},
 	"pkg/egress": {
 		"child": {}, // the line to a child, and who starts it again
-		".":     {"child"},
+		"heads": {"child"},
+		".":     {"child", "heads"},
 	},
 	"pkg/image": {
 		"archive":               {},
