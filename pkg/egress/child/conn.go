@@ -80,17 +80,17 @@ func Pair() (a, b *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "line to a child"), os.NewFile(uintptr(fds[1]), "line to the daemon"), nil
 }
 
-// Tell sends a message that has no answer. The file stays the caller's.
-func (c *Conn) Tell(kind uint8, body []byte, file *os.File) error { return c.send(kind, 0, body, file) }
+// Tell sends a message that has no answer. The file, or socket, stays the caller's.
+func (c *Conn) Tell(kind uint8, body []byte, file syscall.Conn) error { return c.send(kind, 0, body, file) }
 
 // Answer answers m. The file stays the caller's.
-func (c *Conn) Answer(m Message, body []byte, file *os.File) error {
+func (c *Conn) Answer(m Message, body []byte, file syscall.Conn) error {
 	return c.send(m.Kind|answers, m.Number, body, file)
 }
 
 // Call sends a message and waits for its answer, until ctx ends or the line is dead. The
 // file stays the caller's.
-func (c *Conn) Call(ctx context.Context, kind uint8, body []byte, file *os.File) (Message, error) {
+func (c *Conn) Call(ctx context.Context, kind uint8, body []byte, file syscall.Conn) (Message, error) {
 	done := make(chan Message, 1)
 	c.mu.Lock()
 	if c.calls == nil {
@@ -234,12 +234,12 @@ func received(oob []byte) (files []*os.File, err error) {
 	return files, err
 }
 
-func (c *Conn) send(kind uint8, number uint32, body []byte, file *os.File) error {
+func (c *Conn) send(kind uint8, number uint32, body []byte, file syscall.Conn) error {
 	msg := make([]byte, header, header+len(body))
 	msg[0] = kind
 	binary.LittleEndian.PutUint32(msg[1:], number)
 	msg = append(msg, body...)
-	if file == nil {
+	if f, ok := file.(*os.File); file == nil || ok && f == nil {
 		return c.sendmsg(msg, nil)
 	}
 	// Not with Fd, which would make the file blocking.
