@@ -315,8 +315,8 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-// publish puts p in force. It returns the sandbox if p replaces another policy: then no
-// verdict by that one is under way any more.
+// publish puts p in force. It returns the sandbox if p replaces another policy and may deny
+// flows that are open. No verdict by the old policy is under way then.
 func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed *sandbox, err error) {
 	e.ledger.mu.Lock() // a verdict is under way while it is held
 	defer e.ledger.mu.Unlock()
@@ -332,7 +332,7 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed 
 		}
 		s = &sandbox{id: id, addr: addr}
 		e.byID[id], e.byAddr[addr] = s, s
-	} else {
+	} else if e.ledger.has(addr) && !p.Loosens(s.policy.Load()) {
 		changed = s
 	}
 	s.policy.Store(p)
