@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 
 	"go.etcd.io/bbolt"
@@ -20,47 +19,45 @@ const maxPolicies = 256
 
 // PutPolicy makes v, whose Number it sets, the newest version of a policy, and the policy
 // fixed or not. A version like the newest one changes nothing. It returns the policy as it
-// then is, and as it was: without versions if it is new. A policy whose record cannot be
-// read is an error: its numbers are not known, so it has to be deleted first.
+// then is, and as it was: without versions if it is new. A record that cannot be read is
+// replaced; its numbers go on behind those that sandboxes have.
 func (db *DB) PutPolicy(ctx context.Context, name string, fixed bool, v record.PolicyVersion) (p, was record.Policy, err error) {
 	v.Network.Rules = slices.Clone(v.Network.Rules)
 	err = db.commit(ctx, func(tx *bbolt.Tx) error {
+		last := 0
 		var ok bool
 		if was, ok, err = getPolicy(tx, name); err != nil {
-			return refusal{err}
-		}
-		if !ok {
+			ok, was = false, record.Policy{}
+			if last, err = lastUsed(tx, name); err != nil {
+				return err
+			}
+		} else if !ok {
 			if n := tx.Bucket(bucketPolicies).Stats().KeyN; n >= maxPolicies {
 				return refusal{errs.New(errs.Exhausted, "this host has its maximum of %s; delete some (`sandboxctl policy rm`)",
 					errs.Count(n, "policy", "policies"))}
 			}
-			was = record.Policy{}
 		}
 		p = record.Policy{Name: name, Fixed: fixed, Created: v.Made, Versions: slices.Clone(was.Versions)}
 		if ok {
 			p.Created = was.Created
 		}
-		if !ok || !sameVersion(was.Newest(), v) {
-			v.Number = 1
+		if !ok || !was.Newest().Same(v) {
 			if ok {
-				v.Number = was.Newest().Number + 1
+				last = was.Newest().Number
 			}
+			v.Number = last + 1
 			p.Versions = append(p.Versions, v)
 			p.Versions = p.Versions[max(0, len(p.Versions)-record.PolicyVersions):]
 		}
 		return putPolicy(tx, p)
-	}, func() { db.policies[name] = p })
+	}, func() {
+		db.policies[name] = p
+		delete(db.badPolicies, name)
+	})
 	if err != nil {
 		return p, was, fmt.Errorf("put policy %s: %w", name, err)
 	}
 	return p, was, nil
-}
-
-// sameVersion reports whether two versions allow the same and show the same.
-func sameVersion(a, b record.PolicyVersion) bool {
-	return a.Network.Mode == b.Network.Mode && slices.EqualFunc(a.Network.Rules, b.Network.Rules, func(x, y record.Rule) bool {
-		return reflect.DeepEqual(x, y)
-	}) && bytes.Equal(a.NetworkPolicy, b.NetworkPolicy)
 }
 
 // DeletePolicy removes a policy, whose record may be unreadable. It fails with
@@ -91,13 +88,10 @@ func (db *DB) DeletePolicy(ctx context.Context, name string) error {
 	return nil
 }
 
-// Policy returns a policy by its name. One that cannot be read is an error.
+// Policy returns a policy by its name, unless it cannot be read.
 func (db *DB) Policy(_ context.Context, name string) (p record.Policy, ok bool, err error) {
 	db.mu.RLock()
 	defer db.mu.RUnlock()
-	if bad := db.badPolicies[name]; bad != nil {
-		return p, true, unreadablePolicy(name, bad)
-	}
 	p, ok = db.policies[name]
 	return p, ok, nil
 }
@@ -119,8 +113,8 @@ func noPolicy(name string) error {
 }
 
 func unreadablePolicy(name string, err error) error {
-	return errs.Wrap(err, errs.Internal, "the record of policy %s cannot be read; the sandboxes that use it keep what they have; delete "+
-		"it and make it again", name)
+	return errs.Wrap(err, errs.Internal, "the record of policy %s cannot be read; the sandboxes that use it keep what they have; set "+
+		"it again (`sandboxctl policy set %s`)", name, name)
 }
 
 // claimPolicy gives r the version that it names of a policy. It writes nothing.
@@ -148,6 +142,18 @@ func claimPolicy(tx *bbolt.Tx, r *record.Record) error {
 	use.Version = v.Number
 	r.Spec.Network, r.Spec.NetworkPolicy = v.Network, v.NetworkPolicy
 	return nil
+}
+
+// lastUsed is the highest version of a policy that any sandbox has.
+func lastUsed(tx *bbolt.Tx, name string) (last int, err error) {
+	err = tx.Bucket(bucketBoxes).ForEach(func(_, b []byte) error {
+		var r record.Record
+		if json.Unmarshal(b, &r) == nil && r.Spec.Policy.Name == name {
+			last = max(last, r.Spec.Policy.Version)
+		}
+		return nil
+	})
+	return last, err
 }
 
 // policyUsers lists the sandboxes that use a policy. One that is being deleted does not

@@ -114,6 +114,12 @@ func TestUnreadablePolicy(t *testing.T) {
 	ctx := t.Context()
 	mustPut(t, db, "whole", allows(1))
 	mustPut(t, db, "build", allows(1))
+	mustPut(t, db, "build", allows(2))
+	mustPut(t, db, "build", allows(3))
+	user := record.Record{ID: "duuuuuuuuuuu", Spec: record.Spec{Policy: record.PolicyUse{Name: "build"}}}
+	if err := db.Insert(ctx, &user); err != nil {
+		t.Fatal(err)
+	}
 	closeTest(t, db)
 	edit(t, path, func(tx *bbolt.Tx) error {
 		return tx.Bucket(bucketPolicies).Put([]byte("build"), []byte(`{"name":"build"}`))
@@ -130,14 +136,14 @@ func TestUnreadablePolicy(t *testing.T) {
 	if err := db.Insert(ctx, &r); !errs.Is(err, errs.Internal) || !strings.Contains(err.Error(), "cannot be read") {
 		t.Errorf("a new sandbox: %v", err)
 	}
-	if _, _, err := db.PutPolicy(ctx, "build", false, allows(2)); !errs.Is(err, errs.Internal) {
-		t.Errorf("edited: %v", err)
+	if _, ok, err := db.Policy(ctx, "build"); ok || err != nil {
+		t.Errorf("it is read: %v, %v", ok, err)
 	}
-	if err := db.DeletePolicy(ctx, "build"); err != nil {
-		t.Error(err)
+	if p := mustPut(t, db, "build", allows(2)); p.Newest().Number != 4 { // none that a sandbox has is given again
+		t.Errorf("set again: %+v", p)
 	}
-	if _, bad, _ := db.Policies(ctx); len(bad) > 0 {
-		t.Errorf("left %v", bad)
+	if all, bad, _ := db.Policies(ctx); len(bad) > 0 || len(all) != 2 {
+		t.Errorf("left %v and %v", all, bad)
 	}
 }
 

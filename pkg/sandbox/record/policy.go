@@ -25,6 +25,15 @@ type PolicyVersion struct {
 	NetworkPolicy []byte    `json:"networkPolicy,omitempty"` // raw JSON as sent; empty if it is of the configuration
 }
 
+// Same reports whether two versions allow the same and show the same.
+func (v PolicyVersion) Same(o PolicyVersion) bool {
+	if len(v.Network.Rules) == 0 && len(o.Network.Rules) == 0 { // nil or not
+		v.Network.Rules, o.Network.Rules = nil, nil
+	}
+	return Terms{Network: v.Network, NetworkPolicy: v.NetworkPolicy}.SameNetwork(
+		Terms{Network: o.Network, NetworkPolicy: o.NetworkPolicy})
+}
+
 // PolicyVersions is how many versions of a policy are kept. A sandbox has a copy of the
 // version that it uses, so it loses nothing when that is no longer kept.
 const PolicyVersions = 10
