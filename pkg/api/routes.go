@@ -110,6 +110,14 @@ func (s *Server) table() []route {
 			"templates need OpenSandbox's Kubernetes runtime, which sandboxd does not have; make an image (sandboxctl image build, "+
 				"image import) or a snapshot of a sandbox, and create sandboxes from it")},
 	}
+	if !s.cfg.NoPolicies {
+		rows = append(rows, []route{
+			{"GET", "/policies", viewer, s.named.list},
+			{"GET", "/policies/{name}", viewer, s.named.get},
+			{"PUT", "/policies/{name}", admin, s.named.put}, // it changes what sandboxes of all clients may reach
+			{"DELETE", "/policies/{name}", admin, s.named.remove},
+		}...)
+	}
 	if s.cfg.NoVolumes {
 		return rows
 	}

@@ -46,6 +46,8 @@ type Config struct {
 	Keys auth.Store
 	// Volumes keeps named volumes; may be nil: then there are none.
 	Volumes Volumes
+	// Policies keeps named policies; may be nil: then there are none.
+	Policies Policies
 	// RequestsPerSecond is how many requests one client may send by TCP; 0: no bound.
 	RequestsPerSecond int
 
@@ -99,7 +101,7 @@ type Config struct {
 
 func (c *Config) defaults() {
 	c.Complete()
-	c.NoVolumes = c.Volumes == nil
+	c.NoVolumes, c.NoPolicies = c.Volumes == nil, c.Policies == nil
 	if c.Secret == nil {
 		c.Secret = make([]byte, 32)
 		rand.Read(c.Secret) //nolint:errcheck // never fails since Go 1.24
@@ -126,6 +128,7 @@ type Server struct {
 	diffs       *diffHandlers
 	images      *imageHandlers
 	volumes     *volumeHandlers
+	named       *namedHandlers
 	stats       *statsHandlers
 	events      *eventHandlers
 	keys        *keyHandlers
@@ -165,6 +168,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	s.images = &imageHandlers{images: im}
 	s.snapshots = &snapshotHandlers{snapshots: sn, diffs: df, images: s.images}
 	s.volumes = &volumeHandlers{volumes: cfg.Volumes, offer: offer, log: cfg.Log}
+	s.named = &namedHandlers{policies: cfg.Policies, offer: offer}
 	s.stats = &statsHandlers{sandboxes: sb, stats: st, log: cfg.Log}
 	s.events = &eventHandlers{sandboxes: sb}
 	s.keys = &keyHandlers{guard: guard}

@@ -57,6 +57,8 @@ type Offer struct {
 	NoIO      bool // this host cannot limit I/O: asking for that is an error
 	NoVolumes bool // there are no named volumes
 
+	NoPolicies bool // there are no named policies
+
 	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (egress.ParseRule)
 	// ParsePolicy parses a networkPolicy as it was sent. (egress.FromPolicy)
 	// Where one is nil, rules of that form are refused.
