@@ -47,6 +47,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		APIKeys:           keys,
 		Keys:              d.store,
 		Volumes:           sandbox.VolumesOf(d.manager),
+		Policies:          sandbox.PoliciesOf(d.manager),
 		Insecure:          d.cfg.Listen.Insecure,
 		Secret:            secret,
 		ExternalHost:      d.cfg.Listen.PublicAddress,
@@ -156,5 +157,6 @@ func readSecret(path string) ([]byte, error) {
 var (
 	_ api.Snapshots = (*sandbox.Snapshots)(nil)
 	_ api.Volumes   = (*sandbox.Volumes)(nil)
+	_ api.Policies  = (*sandbox.Policies)(nil)
 	_ api.Images    = (*image.Store)(nil)
 )
