@@ -89,8 +89,32 @@ type Config struct {
 type Denial struct {
 	ID    string         // of the sandbox
 	Proto string         // "tcp", "udp", "icmp", or a number
-	Dst   netip.AddrPort // port 0 where the protocol has none
+	Dst   netip.AddrPort // port 0 where the protocol has none; zero for a DNS query
+	Name  string         // that was asked for, by DNS, TLS or HTTP; empty: not known
 	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
+	By    string         // one of By…: what denied it
+
+	told chan<- struct{} // of Told: no denial
+}
+
+// The values of Denial.By.
+const (
+	ByPolicy = "policy" // a rule, the mode, or a private range that no rule names
+	ByBlock  = "block"  // an address that no policy opens
+	ByLimit  = "limit"  // the sandbox has as many flows as it may
+	ByDNS    = "dns"    // the resolver refused a query
+	ByProxy  = "proxy"  // the proxy saw a name, or none, after the connection was open
+)
+
+// by is what denies for this cause.
+func (c cause) by() string {
+	switch c {
+	case byBlock:
+		return ByBlock
+	case byLimit:
+		return ByLimit
+	}
+	return ByPolicy
 }
 
 // Engine is the egress of one instance.
@@ -410,13 +434,30 @@ func (r *rate) allow(now time.Time, limit int) bool {
 }
 
 // tell reports a denial, unless the rate is exceeded or the receiver is too slow.
-func (e *Engine) tell(s *sandbox, f flow, why string) {
+func (e *Engine) tell(s *sandbox, f flow, why reason) {
 	if e.cfg.OnDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
 		return
 	}
 	select {
-	case e.denials <- Denial{ID: s.id, Proto: protoName(f.proto), Dst: netip.AddrPortFrom(f.dst, f.port), Rule: why}:
+	case e.denials <- Denial{
+		ID: s.id, Proto: protoName(f.proto), Dst: netip.AddrPortFrom(f.dst, f.port), Rule: why.text, By: why.cause.by(),
+	}:
 	default:
+	}
+}
+
+// Told returns when OnDeny has been called for every flow denied so far, or ctx has
+// ended. A guest learns of a denial after it was put into the channel.
+func (e *Engine) Told(ctx context.Context) {
+	told := make(chan struct{})
+	select {
+	case e.denials <- Denial{told: told}:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-told:
+	case <-ctx.Done():
 	}
 }
 
@@ -424,6 +465,10 @@ func (e *Engine) tellDenials(ctx context.Context) {
 	for {
 		select {
 		case d := <-e.denials:
+			if d.told != nil {
+				close(d.told)
+				continue
+			}
 			e.cfg.OnDeny(d)
 		case <-ctx.Done():
 			return

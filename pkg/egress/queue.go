@@ -353,6 +353,6 @@ func (e *Engine) verdict(packet []byte) uint32 {
 		return markAllow
 	}
 	e.flowCounts.add(refused, why.cause)
-	e.tell(s, f, why.text)
+	e.tell(s, f, why)
 	return markDeny
 }
