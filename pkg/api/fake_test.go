@@ -46,6 +46,7 @@ type fake struct {
 	keys   *fakeKeys
 
 	volumes *fakeVolumes
+	denied  []wire.Denial // to every sandbox
 	events  chan wire.Event
 	since   string          // the cursor that was asked for
 	from    time.Time       // for which events were asked for
@@ -540,6 +541,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
 		OpenAPI: openapi.JSON,
 		Docs:    openapi.Docs,
+		Network: fakeNetwork{f},
 		Offer: spec.Offer{
 			ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },

@@ -104,7 +104,7 @@ func (h *policyHandlers) call(w http.ResponseWriter, r *http.Request, rec record
 	case http.MethodPatch:
 		edit, err = h.offer.MergeRules(b)
 	case http.MethodDelete:
-		edit, err = spec.RemoveTargets(b)
+		edit, err = h.offer.RemoveTargets(b)
 	default:
 		edit, err = h.offer.ReplacePolicy(b)
 	}
