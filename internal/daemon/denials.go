@@ -236,10 +236,15 @@ func reasonOf(n egress.Denial) string {
 	case byNone:
 		return "the sandbox has network mode none"
 	}
-	if strings.HasPrefix(n.Rule, "deny ") || strings.HasPrefix(n.Rule, "allow ") {
+	if isRule(n.Rule) {
 		return "by the rule " + n.Rule
 	}
 	return n.Rule
+}
+
+// isRule reports whether why is a rule as written, and not another reason.
+func isRule(why string) bool {
+	return strings.HasPrefix(why, "deny ") || strings.HasPrefix(why, "allow ")
 }
 
 // allowOf is the rule, as sandboxctl takes it, that would open what was denied; "": none

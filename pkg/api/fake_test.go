@@ -24,7 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -543,7 +543,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		Docs:    openapi.Docs,
 		Network: fakeNetwork{f},
 		Offer: spec.Offer{
-			ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy,
+			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
 		},
 		Host: func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },

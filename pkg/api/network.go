@@ -31,8 +31,7 @@ func (h *networkHandlers) denials(w http.ResponseWriter, _ *http.Request, rec re
 	return nil
 }
 
-// explain answers what the policy makes of a target, in every state of the sandbox and
-// without a packet.
+// explain answers what the policy makes of a target, without a packet.
 func (h *networkHandlers) explain(w http.ResponseWriter, r *http.Request, rec record.Record) error {
 	target, err := h.offer.ParseTarget(r.URL.Query().Get("target"))
 	if err != nil {

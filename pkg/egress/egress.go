@@ -54,12 +54,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Config describes the instance that an Engine serves. Only Instance is required.
 type Config struct {
 	Instance instance.Instance
+	// Host are the rules that stand before those of each sandbox.
+	Host policy.Host
 	// Pool holds the addresses of all sandboxes. Gateway is the host's address towards
 	// them, and the resolver's. Zero values are replaced by those of the instance.
 	Pool    netip.Prefix
@@ -89,8 +92,8 @@ type Config struct {
 type Denial struct {
 	ID    string         // of the sandbox
 	Proto string         // "tcp", "udp", "icmp", or a number
-	Dst   netip.AddrPort // port 0 where the protocol has none; zero for a DNS query
-	Name  string         // that was asked for, by DNS, TLS or HTTP; empty: not known
+	Dst   netip.AddrPort // port 0 where the protocol has none; the zero AddrPort of a query of DNS
+	Name  string         // that the guest asked DNS for, or called the server; or one that Dst had lately; or ""
 	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
 	By    string         // one of By…: what denied it
 
@@ -106,12 +109,12 @@ const (
 	ByProxy  = "proxy"  // the proxy saw a name, or none, after the connection was open
 )
 
-// by is what denies for this cause.
-func (c cause) by() string {
+// byOf is what denies for a cause.
+func byOf(c policy.Cause) string {
 	switch c {
-	case byBlock:
+	case policy.ByBlock:
 		return ByBlock
-	case byLimit:
+	case policy.ByLimit:
 		return ByLimit
 	}
 	return ByPolicy
@@ -119,6 +122,7 @@ func (c cause) by() string {
 
 // Engine is the egress of one instance.
 type Engine struct {
+	judge
 	cfg    Config
 	log    *slog.Logger
 	sets   *netlink.Handle
@@ -132,8 +136,7 @@ type Engine struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 
-	hosts   atomic.Pointer[map[netip.Addr]bool] // addresses of this host: true; of broadcasts: false
-	changes <-chan struct{}                     // somebody changed rules of nf_tables
+	changes <-chan struct{} // somebody changed rules of nf_tables
 	watch   *watch
 	denials chan Denial
 
@@ -158,7 +161,8 @@ type Engine struct {
 type sandbox struct {
 	id     string
 	addr   netip.Addr
-	policy atomic.Pointer[policy]
+	policy atomic.Pointer[policy.Policy]
+	leases leases
 	dns    dnsBudget
 	deny   rate // guarded by ledger.mu
 	// leaving is set, under Engine.mu, before the entry leaves the set of sources: then
@@ -187,7 +191,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	e := &Engine{
-		cfg: cfg, log: cfg.Logger,
+		judge: judge{pool: cfg.Pool}, cfg: cfg, log: cfg.Logger,
 		lock: lock{cfg.Instance, cfg.Gateway.As4()},
 		byID: map[string]*sandbox{}, byAddr: map[netip.Addr]*sandbox{},
 		denials: make(chan Denial, 1024),
@@ -299,22 +303,29 @@ func (e *Engine) Close() error {
 }
 
 // Register lets the sandbox id send from addr by its link, under the policy n. Calling
-// it again replaces the policy for new flows.
+// it again replaces the policy at once, and closes the open flows that the new one denies
+// before it returns.
 //
 // The policy is in force before the first packet passes.
 func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n record.Network) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("register %s: %w", id, err)
 	}
-	p, err := compile(n)
+	p, err := policy.Compile(e.cfg.Host, n)
 	if err != nil {
 		return err
 	}
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
 		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
-	if err := e.publish(id, addr, p); err != nil {
+	changed, err := e.publish(id, addr, p)
+	if err != nil {
 		return err
+	}
+	if changed != nil {
+		if err := e.closeForbidden(changed); err != nil {
+			return fmt.Errorf("close the open flows of sandbox %s that its new policy denies: %w", id, err)
+		}
 	}
 	if err := e.addSource(id, addr); err != nil {
 		return fmt.Errorf("register %s as %s: %w", id, addr, err)
@@ -327,11 +338,15 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
+// publish puts p in force. It returns the sandbox if p replaces another policy: then no
+// verdict by that one is under way any more.
+func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed *sandbox, err error) {
+	e.ledger.mu.Lock() // a verdict is under way while it is held
+	defer e.ledger.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if other := e.byAddr[addr]; other != nil && other.id != id {
-		return fmt.Errorf("register %s: address %s belongs to %s", id, addr, other.id)
+		return nil, fmt.Errorf("register %s: address %s belongs to %s", id, addr, other.id)
 	}
 	s := e.byID[id]
 	if s == nil || s.addr != addr {
@@ -340,10 +355,12 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
 		}
 		s = &sandbox{id: id, addr: addr}
 		e.byID[id], e.byAddr[addr] = s, s
+	} else {
+		changed = s
 	}
 	s.policy.Store(p)
 	s.leaving = false
-	return nil
+	return changed, nil
 }
 
 // Unregister cuts id off, established flows included, and removes its policy. Its
@@ -434,13 +451,18 @@ func (r *rate) allow(now time.Time, limit int) bool {
 }
 
 // tell reports a denial, unless the rate is exceeded or the receiver is too slow.
-func (e *Engine) tell(s *sandbox, f flow, why reason) {
+func (e *Engine) tell(s *sandbox, f policy.Flow, why policy.Reason) {
 	if e.cfg.OnDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
 		return
 	}
+	name := ""
+	if names := s.leased(f.Dst); len(names) > 0 {
+		name = names[0]
+	}
 	select {
 	case e.denials <- Denial{
-		ID: s.id, Proto: protoName(f.proto), Dst: netip.AddrPortFrom(f.dst, f.port), Rule: why.text, By: why.cause.by(),
+		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text,
+		By: byOf(why.Cause),
 	}:
 	default:
 	}

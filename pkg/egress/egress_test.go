@@ -333,7 +333,7 @@ func (w *world) knock(a netip.Addr) {
 func (w *world) touching(e *Engine, a netip.Addr) (n int) {
 	w.t.Helper()
 	if err := e.table.each(func() { n = 0 }, func(f tracked) {
-		if f.src == a || f.dst == a {
+		if f.Src == a || f.Dst == a {
 			n++
 		}
 	}); err != nil {

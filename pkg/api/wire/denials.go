@@ -46,13 +46,14 @@ func (d Denial) Target() string {
 // Explanation answers /sandboxes/{id}/network/explain: what the policy of a sandbox makes of
 // a target. (ours)
 type Explanation struct {
-	Target  string `json:"target"`            // as it was understood: pypi.org:443/tcp
-	Verdict string `json:"verdict"`           // allow or deny
-	Rule    string `json:"rule"`              // that decides, or "default", "private range", "host address", …
-	By      string `json:"by"`                // policy or block
-	Reason  string `json:"reason"`            // the same in words
-	Allow   string `json:"allow,omitempty"`   // the rule that would open it; absent: it is open, or none would
-	Command string `json:"command,omitempty"` // that adds this rule
+	Target  string   `json:"target"`            // as it was understood: pypi.org:443/tcp
+	Verdict string   `json:"verdict"`           // allow or deny
+	Rule    string   `json:"rule"`              // that decides, or "default", "private range", "host address", …
+	By      string   `json:"by"`                // policy or block
+	Reason  string   `json:"reason"`            // the same in words
+	Allow   string   `json:"allow,omitempty"`   // the rule that would open it; absent: it is open, or none would
+	Names   []string `json:"names,omitempty"`   // that DNS has answered with the address lately
+	Command string   `json:"command,omitempty"` // that adds this rule
 }
 
 // The values of Explanation.Verdict.
