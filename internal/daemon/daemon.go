@@ -407,6 +407,7 @@ func (d *Daemon) openManager() error {
 		defer cancel()
 		return d.manager.Close(ctx)
 	})
+	d.denials.toReaders(d.manager.Denied)
 	d.gate = d.newGate()
 	d.watcher = health.New(keeper{sandbox.Keeper{Manager: d.manager}, d.gate}, d.agents, d.log)
 	return nil

@@ -76,6 +76,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 			NoIO:        !canIO,
 			ParseRule:   policy.ParseRule,
 			ParsePolicy: policy.FromJSON,
+			NormalName:  policy.NormalName,
 			HostAddress: d.egress.HostAddress,
 
 			HostMemoryBytes: total,
@@ -97,6 +98,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		System:   &system{Daemon: d, version: version, started: time.Now(), layers: map[string]int64{}},
 		Log:      d.log,
 		History:  d.history,
+		Network:  network{d},
 		OnAnswer: d.onAnswer,
 	}, &admitted{
 		Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of,

@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -125,6 +126,18 @@ type (
 		Drain(ctx context.Context, on bool) error
 		// Backup returns the state as of now. A slow reader delays nobody.
 		Backup(ctx context.Context) (io.ReadCloser, error)
+	}
+	// Network knows what the network refuses sandboxes, and why. (internal/daemon)
+	Network interface {
+		// Denials returns the last denials of a sandbox.
+		Denials(id string) wire.Denials
+		// Denied counts the denials of a sandbox so far.
+		Denied(id string) int64
+		// DeniedSince says in a line what was denied after so many denials, all that the
+		// guest can have noticed by now included; "": nothing was.
+		DeniedSince(id string, before int64) string
+		// Explain says what the policy of a sandbox makes of a target.
+		Explain(ctx context.Context, r *record.Record, target spec.Target) (wire.Explanation, error)
 	}
 	// Volumes keeps named volumes. (sandbox.Volumes)
 	Volumes interface {

@@ -47,6 +47,7 @@ type fake struct {
 
 	volumes  *fakeVolumes
 	policies *fakePolicies
+	denied   []wire.Denial // to every sandbox
 	events   chan wire.Event
 	since    string          // the cursor that was asked for
 	from     time.Time       // for which events were asked for
@@ -541,8 +542,9 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
 		OpenAPI: openapi.JSON,
 		Docs:    openapi.Docs,
+		Network: fakeNetwork{f},
 		Offer: spec.Offer{
-			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON,
+			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
 		},
 		Host: func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },

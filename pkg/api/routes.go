@@ -71,8 +71,11 @@ func (s *Server) table() []route {
 		{"PUT", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"PATCH", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"DELETE", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
-		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)}, // its headers open the port
-		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},              // see port
+		{"GET", "/sandboxes/{id}/network/denials", viewer, on(s.network.denials)},
+		{"GET", "/sandboxes/{id}/network/explain", viewer, on(s.network.explain)},
+		{"POST", "/sandboxes/{id}/network/test", operator, on(s.network.test)}, // it opens a flow
+		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)},  // its headers open the port
+		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},               // see port
 
 		{"GET", "/snapshots", viewer, s.snapshots.list},
 		{"GET", "/snapshots/{id}", viewer, s.snapshots.get},

@@ -89,6 +89,8 @@ type Config struct {
 	Impaired func() string
 	// System answers /system; may be nil.
 	System System
+	// Network answers /sandboxes/{id}/network; may be nil: then nothing is known.
+	Network Network
 
 	Version wire.Version
 	OpenAPI []byte        // answers /openapi.json (api.JSON)
@@ -102,6 +104,9 @@ type Config struct {
 func (c *Config) defaults() {
 	c.Complete()
 	c.NoVolumes, c.NoPolicies = c.Volumes == nil, c.Policies == nil
+	if c.Network == nil {
+		c.Network = noNetwork{}
+	}
 	if c.Secret == nil {
 		c.Secret = make([]byte, 32)
 		rand.Read(c.Secret) //nolint:errcheck // never fails since Go 1.24
@@ -122,6 +127,7 @@ type Server struct {
 	// One for each resource; table says which routes each of them serves.
 	sandboxes   *sandboxHandlers
 	policies    *policyHandlers
+	network     *networkHandlers
 	logs        *logHandlers
 	diagnostics *diagnosticHandlers
 	snapshots   *snapshotHandlers
@@ -152,7 +158,8 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	s.gateway = gateway.New(gateway.Config{
 		Names: cfg.Gateway, Secret: cfg.Secret, TrustedProxies: cfg.TrustedProxies,
 		Sandboxes: sb, Agents: ag, Guard: guard,
-		Kills: func(id string) (int64, error) { return st.OOMKills(id) },
+		Kills:   func(id string) (int64, error) { return st.OOMKills(id) },
+		Denials: cfg.Network.Denied, Denied: cfg.Network.DeniedSince,
 		State: spec.StateOf, Accessed: s.renewals.accessed, Log: s.quiet,
 	})
 	offer := &s.cfg.Offer
@@ -162,6 +169,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 		waitLimit: waitLimit, holdLimit: holdLimit,
 	}
 	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway}
+	s.network = &networkHandlers{network: cfg.Network, offer: offer, agents: ag, gateway: s.gateway}
 	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway}
 	s.diagnostics = &diagnosticHandlers{history: cfg.History, logs: s.logs, describe: s.sandboxes.describe}
 	s.diffs = &diffHandlers{sandboxes: sb, snapshots: sn, diffs: df}

@@ -3,6 +3,8 @@ package spec
 import (
 	"bytes"
 	"errors"
+	"slices"
+	"strings"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/api/wire/httperr"
@@ -43,17 +45,18 @@ func (o *Offer) PolicyVersion(body []byte) (v record.PolicyVersion, err error) {
 	return record.PolicyVersion{Network: t.Network, NetworkPolicy: t.NetworkPolicy}, err
 }
 
+// ruleExtensions are the other ways to say in an extension what a sandbox may reach.
+var ruleExtensions = []string{wire.ExtNetwork, wire.ExtAllow, "sandboxd.rules"}
+
 // applyNamed takes the policy that a creation names. The store gives the sandbox its rules.
 func (o *Offer) applyNamed(spec *record.Spec, req *wire.CreateRequest) (err error) {
 	name, ok := req.Extensions[wire.ExtPolicy]
 	if !ok {
 		return nil
 	}
-	_, hasMode := req.Extensions[wire.ExtNetwork]
-	_, hasAllow := req.Extensions[wire.ExtAllow]
-	if hasMode || hasAllow || given(req.NetworkPolicy) {
-		return httperr.Invalid("extension %s is given, and so is networkPolicy, %s or %s; use one of them", wire.ExtPolicy, wire.ExtNetwork,
-			wire.ExtAllow)
+	if given(req.NetworkPolicy) || slices.ContainsFunc(ruleExtensions, func(k string) bool { _, ok := req.Extensions[k]; return ok }) {
+		return httperr.Invalid("extension %s is given, and so is networkPolicy or one of %s; use one of them", wire.ExtPolicy,
+			strings.Join(ruleExtensions, ", "))
 	}
 	if o.NoPolicies {
 		return errs.New(errs.Unsupported, "extension %s: this daemon was built without named policies; send a networkPolicy", wire.ExtPolicy)

@@ -1,5 +1,5 @@
 // Package wire holds the JSON of the lifecycle API: what the server writes and
-// the client reads, defined once. It imports nothing but time and encoding/json.
+// the client reads, defined once. It does no I/O.
 //
 // The shapes without a remark are OpenSandbox's (specs/sandbox-lifecycle.yml);
 // what OpenSandbox does not have is marked "ours" and described in
