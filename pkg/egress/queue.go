@@ -351,7 +351,7 @@ func (e *Engine) verdict(packet []byte) uint32 {
 	switch {
 	case action == policy.Deny:
 		e.flowCounts.add(refused, why.Cause)
-		e.tell(s, f, why.Text)
+		e.tell(s, f, why)
 		return markDeny
 	case isQuery:
 		return markResolve
