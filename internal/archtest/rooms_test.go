@@ -63,6 +63,10 @@ var rooms = map[string]map[string][]string{
 			"command", "bench", "code", "exec", "files", "image", "network", "observe", "sandbox", "snapshot", "system", "volume",
 		},
 	},
+	"pkg/egress": {
+		"flowlog": {},
+		".":       {"flowlog"},
+	},
 	"pkg/image": {
 		"archive":               {},
 		"archive/archivetest":   {},

@@ -47,6 +47,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		APIKeys:           keys,
 		Keys:              d.store,
 		Volumes:           sandbox.VolumesOf(d.manager),
+		Flows:             flows{d.egress.FlowLog},
 		Insecure:          d.cfg.Listen.Insecure,
 		Secret:            secret,
 		ExternalHost:      d.cfg.Listen.PublicAddress,

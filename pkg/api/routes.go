@@ -71,6 +71,8 @@ func (s *Server) table() []route {
 		{"PUT", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"PATCH", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"DELETE", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
+		{"GET", "/sandboxes/{id}/network/flows", viewer, on(s.flows.list)},
+		{"GET", "/sandboxes/{id}/network/stats", viewer, on(s.flows.stats)},
 		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)}, // its headers open the port
 		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},              // see port
 

@@ -9,6 +9,9 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 )
 
 // A reason says why a flow was allowed or denied: the cause is counted, the text is for
@@ -108,4 +111,16 @@ func parseQueueCounts(b []byte, nums ...uint16) (c QueueCounts, err error) {
 		}
 	}
 	return c, sc.Err()
+}
+
+// count enters a new flow into the log of its sandbox. An empty name is not known.
+func (e *Engine) count(s *sandbox, f flow, name string, allowed bool) {
+	if s.log == nil { // of an Engine that Open did not make
+		return
+	}
+	to := flowlog.Destination{Name: name, Port: f.port, Proto: f.proto}
+	if name == "" {
+		to.Addr = f.dst
+	}
+	s.log.Count(to, allowed, time.Now())
 }

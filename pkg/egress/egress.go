@@ -54,6 +54,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -76,7 +77,10 @@ type Config struct {
 	// Uplinks is called at the start, by CloseUplinks, every ten seconds, and when
 	// somebody changes the rules of nf_tables.
 	Uplinks func() ([]string, error)
-	Logger  *slog.Logger // nil: discard
+	// FlowLogs is the directory of the flow logs of sandboxes; "": they are in memory
+	// only.
+	FlowLogs string
+	Logger   *slog.Logger // nil: discard
 	// OnDeny, if not nil, is called with denied flows, one call at a time and outside
 	// the packet path. A sandbox causes at most 100 calls a second; under load some may
 	// be lost.
@@ -95,6 +99,9 @@ type Denial struct {
 
 // Engine is the egress of one instance.
 type Engine struct {
+	// FlowLog knows what each sandbox sent, received and connected to.
+	FlowLog *flowlog.Recorder
+
 	cfg    Config
 	log    *slog.Logger
 	sets   *netlink.Handle
@@ -135,6 +142,7 @@ type sandbox struct {
 	id     string
 	addr   netip.Addr
 	policy atomic.Pointer[policy]
+	log    *flowlog.Log
 	dns    dnsBudget
 	deny   rate // guarded by ledger.mu
 	// leaving is set, under Engine.mu, before the entry leaves the set of sources: then
@@ -177,6 +185,9 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 // open makes the parts that depend on one another, in order: sets, chains that refer to
 // them, resolver, queue.
 func (e *Engine) open(ctx context.Context) (err error) {
+	if e.FlowLog, err = flowlog.NewRecorder(e.cfg.FlowLogs, linkPrefix, e.log); err != nil {
+		return err
+	}
 	if e.sets, err = netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -236,6 +247,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	e.done.Go(func() { e.guard(run) })
 	e.done.Go(func() { e.flows.run(run) })
 	e.done.Go(func() { e.ledger.countOn(run) })
+	e.done.Go(func() { e.FlowLog.Keep(run) })
 	e.dns.serve()
 	return nil
 }
@@ -270,6 +282,9 @@ func (e *Engine) Close() error {
 	if e.flows != nil {
 		e.flows.handle.Close()
 	}
+	if e.stop != nil { // an Engine that did not open has counted nothing
+		errs = append(errs, e.FlowLog.Save(true))
+	}
 	e.stop, e.queue, e.busy, e.dns, e.watch = nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
@@ -289,7 +304,7 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
 		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
-	if err := e.publish(id, addr, p); err != nil {
+	if err := e.publish(id, addr, p, e.FlowLog.Open(id)); err != nil {
 		return err
 	}
 	if err := e.addSource(id, addr); err != nil {
@@ -303,7 +318,7 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
+func (e *Engine) publish(id string, addr netip.Addr, p *policy, log *flowlog.Log) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if other := e.byAddr[addr]; other != nil && other.id != id {
@@ -314,7 +329,7 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
 		if s != nil {
 			delete(e.byAddr, s.addr)
 		}
-		s = &sandbox{id: id, addr: addr}
+		s = &sandbox{id: id, addr: addr, log: log}
 		e.byID[id], e.byAddr[addr] = s, s
 	}
 	s.policy.Store(p)
@@ -357,6 +372,9 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 		delete(e.byAddr, s.addr)
 	}
 	e.mu.Unlock()
+	if len(addrs) > 0 {
+		e.FlowLog.End(id) // its link goes next, and its counters with it
+	}
 	e.flows.forget(id, addrs)
 	return nil
 }

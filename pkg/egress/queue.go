@@ -348,6 +348,7 @@ func (e *Engine) verdict(packet []byte) uint32 {
 	if allow && isQuery {
 		return markResolve
 	}
+	e.count(s, f, "", allow)
 	if allow {
 		e.flowCounts.add(passed, why.cause)
 		return markAllow
