@@ -65,7 +65,8 @@ var rooms = map[string]map[string][]string{
 	},
 	"pkg/egress": {
 		"flowlog": {},
-		".":       {"flowlog"},
+		"policy":  {},
+		".":       {"flowlog", "policy"},
 	},
 	"pkg/image": {
 		"archive":               {},

@@ -32,7 +32,8 @@ func TestNetwork(t *testing.T) {
 		strings.Join(strings.Fields(lines[1]), " ") != testID+" lab 2KiB / 1KiB 20 / 10 3 10" {
 		t.Errorf("stats: %+v", r)
 	}
-	if r := d.run(t, "network", "stats", "--no-stream", "--format", "{{.Name}} {{.NetIO}} {{.denied}}", "lab"); r.out != "lab 2KiB / 1KiB 10\n" {
+	r = d.run(t, "network", "stats", "--no-stream", "--format", "{{.Name}} {{.NetIO}} {{.denied}}", "lab")
+	if r.out != "lab 2KiB / 1KiB 10\n" {
 		t.Errorf("docker's format: %+v", r)
 	}
 	for args, text := range map[string]string{

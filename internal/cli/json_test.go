@@ -212,7 +212,10 @@ func newFixedDaemon(t *testing.T) (url string) {
 		"GET /sandboxes/lab/network/flows": {wire.NetworkFlows{
 			Since: &at, Other: &wire.Connections{Denied: 9, FirstSeen: at, LastSeen: at},
 			Flows: []wire.Flow{
-				{Destination: "pypi.org", Port: 443, Protocol: "tcp", Connections: wire.Connections{Allowed: 3, FirstSeen: at, LastSeen: at}},
+				{
+					Destination: "pypi.org", Port: 443, Protocol: "tcp",
+					Connections: wire.Connections{Allowed: 3, FirstSeen: at, LastSeen: at},
+				},
 				{Destination: "203.0.113.9", Protocol: "icmp", Connections: wire.Connections{Denied: 1, FirstSeen: at, LastSeen: at}},
 			},
 		}},

@@ -7,10 +7,7 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"strconv"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/pkg/agent"
 	"github.com/sandboxd/sandboxd/pkg/api"
@@ -18,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
@@ -233,7 +231,7 @@ func (f flows) Flows(id string) wire.NetworkFlows {
 		if to == "" {
 			to = e.Addr.String()
 		}
-		out.Flows[i] = wire.Flow{Destination: to, Port: e.Port, Protocol: protocol(e.Proto), Connections: connections(e.Tally)}
+		out.Flows[i] = wire.Flow{Destination: to, Port: e.Port, Protocol: policy.ProtoName(e.Proto), Connections: connections(e.Tally)}
 	}
 	if r.Other != (flowlog.Tally{}) {
 		out.Other = new(connections(r.Other))
@@ -264,15 +262,3 @@ func connections(t flowlog.Tally) wire.Connections {
 }
 
 func micros(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }
-
-func protocol(p uint8) string {
-	switch p {
-	case unix.IPPROTO_TCP:
-		return "tcp"
-	case unix.IPPROTO_UDP:
-		return "udp"
-	case unix.IPPROTO_ICMP:
-		return "icmp"
-	}
-	return strconv.Itoa(int(p))
-}

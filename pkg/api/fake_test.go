@@ -24,7 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -557,7 +557,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		OpenAPI: openapi.JSON,
 		Docs:    openapi.Docs,
 		Offer: spec.Offer{
-			ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy,
+			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
 		},
 		Flows: fakeFlows{},

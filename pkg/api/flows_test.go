@@ -37,7 +37,8 @@ func TestNetworkFlows(t *testing.T) {
 			t.Errorf("GET %s: %d %s", path, a.StatusCode, a.body)
 		}
 	}
-	if a := w.do("POST", "/v1/sandboxes/"+sb.ID+"/network/flows", ""); a.StatusCode != 405 || !strings.Contains(a.Header.Get("Allow"), "GET") {
+	a := w.do("POST", "/v1/sandboxes/"+sb.ID+"/network/flows", "")
+	if a.StatusCode != 405 || !strings.Contains(a.Header.Get("Allow"), "GET") {
 		t.Errorf("POST: %d %s", a.StatusCode, a.body)
 	}
 }
