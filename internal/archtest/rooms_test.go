@@ -64,9 +64,10 @@ var rooms = map[string]map[string][]string{
 		},
 	},
 	"pkg/egress": {
-		"child": {}, // the line to a child, and who starts it again
-		"heads": {"child"},
-		".":     {"child", "heads"},
+		"child":  {}, // the line to a child, and who starts it again
+		"heads":  {"child"},
+		"policy": {}, // rules, without I/O
+		".":      {"child", "heads", "policy"},
 	},
 	"pkg/image": {
 		"archive":               {},
