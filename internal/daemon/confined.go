@@ -3,6 +3,7 @@ package daemon
 import (
 	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/pkg/egress/heads"
+	"github.com/sandboxd/sandboxd/pkg/egress/names"
 	"github.com/sandboxd/sandboxd/pkg/image/archive"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
 )
@@ -13,5 +14,6 @@ func Confined() map[string]confine.Verb {
 	verbs := archive.Verbs()
 	verbs[layer.UnpackVerb] = layer.Unpack
 	verbs[heads.Verb] = heads.Serve
+	verbs[names.ServeVerb] = names.Serve
 	return verbs
 }

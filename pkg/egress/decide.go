@@ -140,10 +140,8 @@ func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o heads.Op
 	}
 	// DNS has not answered the sandbox so: it may know the address from elsewhere, which is
 	// no harm if it is one of the name.
-	if p.resolve != nil {
-		if addrs, err := p.resolve(ctx, s, o.Name); err == nil && slices.Contains(addrs, f.Dst) {
-			return true, why
-		}
+	if addrs, err := p.e.Resolve(ctx, s, o.Name); err == nil && slices.Contains(addrs, f.Dst) {
+		return true, why
 	}
 	return false, policy.Reason{Cause: policy.ByName, Text: fmt.Sprintf("%s is not an address of %s", f.Dst, o.Name)}
 }

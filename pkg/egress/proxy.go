@@ -48,8 +48,6 @@ type proxy struct {
 	where    func(syscall.RawConn) (netip.AddrPort, error) // a connection was to go: originalDst
 	stop     context.CancelFunc
 	done     sync.WaitGroup
-	// resolve is the daemon's own resolution of a name; nil: there is none.
-	resolve func(ctx context.Context, s *sandbox, name string) ([]netip.Addr, error)
 
 	mu    sync.Mutex // guards what follows, and the fields of each proxied
 	last  uint64
