@@ -58,7 +58,7 @@ type Offer struct {
 	NoIO      bool // this host cannot limit I/O: asking for that is an error
 	NoVolumes bool // there are no named volumes
 
-	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (policy.ParseRule)
+	// ParseRule parses TARGET[:port[-port]][/proto] of sandboxd.allow. (policy.ParseRule)
 	// ParsePolicy parses a networkPolicy as it was sent. (policy.FromJSON)
 	// Where one is nil, rules of that form are refused.
 	ParseRule   func(string) (record.Rule, error)
