@@ -49,6 +49,9 @@ var jsonCommands = []struct {
 	{"diagnostics logs lab", object},
 	{"diagnostics events -s network lab", object},
 	{"egress get lab", object},
+	{"egress denials lab", object},
+	{"egress explain lab pypi.org:443", object},
+	{"egress test lab pypi.org:443", object},
 	{"endpoint lab 80", object},
 	{"port lab", array},
 	{"image ls", array},
@@ -104,7 +107,8 @@ func TestJSON(t *testing.T) {
 		}
 		r := d.run(t, args...)
 		if r.code != 0 {
-			if c.args != "events" { // its stream has broken off
+			// The stream of events has broken off; a test that fails is an answer, too.
+			if c.args != "events" && !strings.HasPrefix(c.args, "egress test") {
 				t.Errorf("%s: %+v", c.args, r)
 			}
 		}
@@ -167,6 +171,10 @@ func newFixedDaemon(t *testing.T) (url string) {
 	vol := wire.Volume{Name: "data", ID: "vol-" + testID, SizeBytes: 1 << 30, CreatedAt: at}
 	cc := agent.CodeContext{ID: "c1", Language: "python", Cwd: "/workspace"}
 	version := wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}
+	explained := wire.Explanation{
+		Target: "pypi.org:443/tcp", Verdict: wire.VerdictDeny, Rule: "default", By: "policy", Reason: "no rule allows it",
+		Allow: "pypi.org:443", Command: "sandboxctl egress patch --allow pypi.org:443 lab",
+	}
 	answers := map[string][]any{ // one a line
 		"POST /sandboxes":    {sb},
 		"GET /sandboxes":     {wire.List{Items: []wire.Sandbox{sb}, Pagination: wire.Pagination{Page: 1, TotalItems: 1}}},
@@ -215,6 +223,17 @@ func newFixedDaemon(t *testing.T) (url string) {
 					Protocol: "tcp",
 				}},
 			},
+		}},
+		"GET /sandboxes/lab/network/denials": {wire.Denials{
+			Items: []wire.Denial{{
+				Time: at, First: at, Times: 3, Protocol: "tcp", Name: "pypi.org", Address: "203.0.113.7", Port: 443, Rule: "default", By: "proxy",
+				Reason: "no rule allows it", Allow: "pypi.org:443",
+			}},
+			Total: 3, Since: at,
+		}},
+		"GET /sandboxes/lab/network/explain": {explained},
+		"POST /sandboxes/lab/network/test": {wire.NetworkTest{
+			Target: "pypi.org:443/tcp", Step: "resolve", Took: 1.25, Error: "no such host", Explanation: explained,
 		}},
 		"GET /sandboxes/lab/diagnostics/logs": {wire.Diagnostic{
 			SandboxID: testID, Kind: "logs", Scope: "all", Delivery: "inline", ContentType: "text/plain; charset=utf-8", Content: "up\n",

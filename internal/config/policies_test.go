@@ -53,7 +53,7 @@ func TestBadPolicies(t *testing.T) {
 	for text, want := range map[string]string{
 		"[egress]\nalways_deny = ['1.2.3']":                           "line 2: egress.always_deny",
 		"[egress]\nalways_allow = ['https://x.org/']":                 "write the host that it names",
-		"[egress]\nalways_denny = []":                                "did you mean egress.always_deny?",
+		"[egress]\nalways_denny = []":                                 "did you mean egress.always_deny?",
 		"policies = 3":                                                "line 1",
 		"[policies]\nbuild = 'open'":                                  "line 2: policies.build = \"open\": want a table, [policies.build]",
 		"[policies.build]\ndefault = 'open'":                          "line 2: policies.build.default = \"open\": want deny or allow",

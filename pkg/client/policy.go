@@ -18,6 +18,12 @@ func (c Policy) Get(ctx context.Context) (wire.PolicyStatus, error) {
 	return ask[wire.PolicyStatus](ctx, c.daemon, get(c.path("/networkpolicy")))
 }
 
+// Put replaces the policy by a wire.NetworkPolicy in JSON. It holds as after Patch. The
+// answer has no Policy.
+func (c Policy) Put(ctx context.Context, policy json.RawMessage) (wire.PolicyStatus, error) {
+	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodPut, path: c.path("/networkpolicy"), json: policy})
+}
+
 // Patch puts rules before those that a sandbox has, and drops old ones that they
 // cover. They hold when it has returned; open flows that they deny have ended.
 // The answer has no Policy.
@@ -30,6 +36,25 @@ func (c Policy) Patch(ctx context.Context, rules []wire.NetworkRule) (wire.Polic
 // Policy.
 func (c Policy) Remove(ctx context.Context, targets []string) (wire.PolicyStatus, error) {
 	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodDelete, path: c.path("/networkpolicy"), json: targets})
+}
+
+// Denials returns what the network refused a sandbox.
+func (c Policy) Denials(ctx context.Context) (wire.Denials, error) {
+	return ask[wire.Denials](ctx, c.daemon, get(c.path("/network/denials")))
+}
+
+// Explain says what the policy makes of HOST:PORT[/PROTO].
+func (c Policy) Explain(ctx context.Context, target string) (wire.Explanation, error) {
+	return ask[wire.Explanation](ctx, c.daemon, request{
+		method: http.MethodGet, path: c.path("/network/explain"), query: url.Values{"target": {target}},
+	})
+}
+
+// Test has a sandbox try to reach HOST:PORT.
+func (c Policy) Test(ctx context.Context, target string) (wire.NetworkTest, error) {
+	return ask[wire.NetworkTest](ctx, c.daemon, request{
+		method: http.MethodPost, path: c.path("/network/test"), query: url.Values{"target": {target}},
+	})
 }
 
 // Policies are the named network policies of a host.

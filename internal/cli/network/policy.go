@@ -177,5 +177,7 @@ func newPolicyRm(p *command.Program) *cobra.Command {
 		Use:     "rm POLICY...",
 		Short:   "Remove named network policies that no sandbox uses",
 		Example: `  sandboxctl policy rm build`,
-	}, func(ctx context.Context, cl *client.Client, name string) error { return cl.Policies().Remove(ctx, name) })
+	}, func(ctx context.Context, cl *client.Client, name string) error {
+		return cl.Policies().Remove(ctx, name)
+	})
 }
