@@ -91,8 +91,8 @@ func tellNamedPolicies(t *testing.T, l *lab) {
 		t.Fatal(err)
 	}
 	reaches(follower, "ok")
-	l.wants(l.ctl("policy", "rm", "build"), 1, "in use by", follower)
-	l.wants(l.ctl("policy", "set", "web", "--default", "deny"), 1, "configuration")
+	l.wants(l.ctl("policy", "rm", "build"), 125, "in use by", follower)
+	l.wants(l.ctl("policy", "set", "web", "--default", "deny"), 125, "configuration")
 	same("ls", l.ok("policy", "ls", "-o", "name"), "build\nother\nweb\n")
 
 	// The configuration is edited by a restart.
