@@ -57,7 +57,8 @@ func TestPolicy(t *testing.T) {
 		{
 			"policy set build --deny 203.0.113.9 --allow pypi.org:443",
 			`PUT /v1/policies/build {"egress":[{"action":"deny","target":"203.0.113.9"},{"action":"allow","target":"pypi.org","ports":[443]}]}`,
-			"build@3\nmoved lab\npending ubbbbbbbbbbb\n", "uccccccccccc could not be moved to version 3 of policy build: no space is left", 125,
+			"build@3\nmoved lab\npending ubbbbbbbbbbb\n",
+			"uccccccccccc could not be moved to version 3 of policy build: no space is left", 125,
 		},
 		{"policy set build -q --default deny", `PUT /v1/policies/build {"defaultAction":"deny","egress":[]}`, "build@3\n", "uccccccccccc", 125},
 		{"policy rm build", "DELETE /v1/policies/build", "build\n", "", 0},

@@ -59,7 +59,8 @@ func (o *Offer) applyNamed(spec *record.Spec, req *wire.CreateRequest) (err erro
 			strings.Join(ruleExtensions, ", "))
 	}
 	if o.NoPolicies {
-		return errs.New(errs.Unsupported, "extension %s: this daemon was built without named policies; send a networkPolicy", wire.ExtPolicy)
+		return errs.New(errs.Unsupported, "extension %s: this daemon was built without named policies; send a networkPolicy",
+			wire.ExtPolicy)
 	}
 	spec.Policy, err = PolicyUse(name)
 	return err
