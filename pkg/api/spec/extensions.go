@@ -78,8 +78,8 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
 					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, rules, "+
-						"policy, timeout, oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, "+
-						"ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
+						"policy, timeout, oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, "+
+						"ready.port, ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
 					httperr.Clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
 				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))
