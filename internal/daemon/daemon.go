@@ -309,6 +309,7 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 		MaxFlows:     d.cfg.Network.MaxFlows,
 		Upstreams:    d.cfg.Network.Resolvers,
 		Uplinks:      d.ns.SwitchedOn,
+		FlowLogs:     filepath.Join(d.cfg.StateDir, "flows"),
 		Logger:       d.log,
 		OnDeny:       d.onDeny,
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/history"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -23,7 +24,13 @@ import (
 func TestDenials(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var said bytes.Buffer
-		d := &Daemon{log: slog.New(slog.NewTextHandler(&said, nil)), history: history.New()}
+		recorder, err := flowlog.NewRecorder("", "sb-", slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := &Daemon{
+			log: slog.New(slog.NewTextHandler(&said, nil)), history: history.New(), egress: &egress.Engine{FlowLog: recorder},
+		}
 		d.denials = newDenials(d.log)
 		var events atomic.Int64
 		d.denials.toReaders(func(id, text string) {

@@ -48,6 +48,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		Keys:              d.store,
 		Volumes:           sandbox.VolumesOf(d.manager),
 		Policies:          sandbox.PoliciesOf(d.manager),
+		Flows:             flows{d.egress.FlowLog},
 		Insecure:          d.cfg.Listen.Insecure,
 		Secret:            secret,
 		ExternalHost:      d.cfg.Listen.PublicAddress,

@@ -497,6 +497,22 @@ func (fakeStats) Usage(_ context.Context, r *record.Record) (wire.Usage, error) 
 	return u, nil
 }
 
+// fakeFlows has the same for every sandbox.
+type fakeFlows struct{}
+
+func (fakeFlows) Flows(id string) wire.NetworkFlows {
+	at := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
+	n := wire.Connections{Allowed: 3, Denied: 1, FirstSeen: at, LastSeen: at.Add(time.Minute)}
+	return wire.NetworkFlows{Since: &at, Other: &n, Flows: []wire.Flow{
+		{Destination: "pypi.org", Port: 443, Protocol: "tcp", Connections: n},
+		{Destination: "203.0.113.9", Protocol: "icmp", Connections: n},
+	}}
+}
+
+func (fakeFlows) Traffic(string) wire.NetworkStats {
+	return wire.NetworkStats{Time: time.Now(), RxBytes: 4, TxBytes: 3, RxPackets: 2, TxPackets: 1, Allowed: 6, Denied: 5}
+}
+
 const testKey = "key-of-a-test"
 
 // world is a server on a socket and the fake behind it.
@@ -547,7 +563,8 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
 		},
-		Host: func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
+		Flows: fakeFlows{},
+		Host:  func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
 	}
 	for _, c := range change {
 		c(&cfg)

@@ -73,6 +73,8 @@ func (s *Server) table() []route {
 		{"DELETE", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"GET", "/sandboxes/{id}/network/denials", viewer, on(s.network.denials)},
 		{"GET", "/sandboxes/{id}/network/explain", viewer, on(s.network.explain)},
+		{"GET", "/sandboxes/{id}/network/flows", viewer, on(s.flows.list)},
+		{"GET", "/sandboxes/{id}/network/stats", viewer, on(s.flows.stats)},
 		{"POST", "/sandboxes/{id}/network/test", operator, on(s.network.test)}, // it opens a flow
 		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)},  // its headers open the port
 		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},               // see port

@@ -97,6 +97,7 @@ type Config struct {
 	Docs    []byte        // answers /docs (api.Docs)
 	Log     *slog.Logger  // default: slog.Default()
 	History *history.Book // what happened to sandboxes, for diagnostics; may be nil
+	Flows   Flows
 	// OnAnswer, if not nil, is called after every request. It must not wait.
 	OnAnswer func(Answer)
 }
@@ -128,6 +129,7 @@ type Server struct {
 	sandboxes   *sandboxHandlers
 	policies    *policyHandlers
 	network     *networkHandlers
+	flows       *flowHandlers
 	logs        *logHandlers
 	diagnostics *diagnosticHandlers
 	snapshots   *snapshotHandlers
@@ -171,6 +173,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	}
 	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway}
 	s.network = &networkHandlers{network: cfg.Network, offer: offer, agents: ag, gateway: s.gateway}
+	s.flows = &flowHandlers{cfg.Flows}
 	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway}
 	s.diagnostics = &diagnosticHandlers{history: cfg.History, logs: s.logs, describe: s.sandboxes.describe}
 	s.diffs = &diffHandlers{sandboxes: sb, snapshots: sn, diffs: df}

@@ -54,6 +54,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -73,13 +74,16 @@ type Config struct {
 	MaxOpenFlows, MaxFlows int
 	// Upstreams are the DNS servers to ask, in this order. If empty, they are the
 	// nameservers in /etc/resolv.conf, which is read again in every round of the guard.
-	Upstreams []netip.AddrPort
+	Upstreams []Upstream
 	// Uplinks, if not nil, names the links that forward only because sandboxes need it.
 	// The lock drops a forwarded packet that arrives by such a link and opens a flow.
 	// Uplinks is called at the start, by CloseUplinks, every ten seconds, and when
 	// somebody changes the rules of nf_tables.
 	Uplinks func() ([]string, error)
-	Logger  *slog.Logger // nil: discard
+	// FlowLogs is the directory of the flow logs of sandboxes; "": they are in memory
+	// only.
+	FlowLogs string
+	Logger   *slog.Logger // nil: discard
 	// OnDeny, if not nil, is called with denied flows, one call at a time and outside
 	// the packet path. A sandbox causes at most 100 calls a second; under load some may
 	// be lost.
@@ -122,6 +126,9 @@ func byOf(c policy.Cause) string {
 
 // Engine is the egress of one instance.
 type Engine struct {
+	// FlowLog knows what each sandbox sent, received and connected to.
+	FlowLog *flowlog.Recorder
+
 	judge
 	cfg    Config
 	log    *slog.Logger
@@ -163,6 +170,7 @@ type sandbox struct {
 	addr   netip.Addr
 	policy atomic.Pointer[policy.Policy]
 	leases leases
+	log    *flowlog.Log
 	dns    dnsBudget
 	deny   rate // guarded by ledger.mu
 	// leaving is set, under Engine.mu, before the entry leaves the set of sources: then
@@ -205,6 +213,9 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 // open makes the parts that depend on one another, in order: sets, chains that refer to
 // them, resolver, queue.
 func (e *Engine) open(ctx context.Context) (err error) {
+	if e.FlowLog, err = flowlog.NewRecorder(e.cfg.FlowLogs, linkPrefix, e.log); err != nil {
+		return err
+	}
 	if e.sets, err = netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -241,7 +252,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.ledger.count(); err != nil {
 		return err
 	}
-	if e.dns, err = newResolver(e); err != nil {
+	if e.dns, err = newResolver(ctx, e); err != nil {
 		return err
 	}
 	if e.queue, err = openQueue(ctx, e.cfg.Instance.Queue()); err != nil {
@@ -264,6 +275,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	e.done.Go(func() { e.guard(run) })
 	e.done.Go(func() { e.flows.run(run) })
 	e.done.Go(func() { e.ledger.countOn(run) })
+	e.done.Go(func() { e.FlowLog.Keep(run) })
 	e.dns.serve()
 	return nil
 }
@@ -298,6 +310,9 @@ func (e *Engine) Close() error {
 	if e.flows != nil {
 		e.flows.handle.Close()
 	}
+	if e.stop != nil { // an Engine that did not open has counted nothing
+		errs = append(errs, e.FlowLog.Save(true))
+	}
 	e.stop, e.queue, e.busy, e.dns, e.watch = nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
@@ -318,7 +333,7 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
 		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
-	changed, err := e.publish(id, addr, p)
+	changed, err := e.publish(id, addr, p, e.FlowLog.Open(id))
 	if err != nil {
 		return err
 	}
@@ -338,9 +353,9 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-// publish puts p in force. It returns the sandbox if p replaces another policy: then no
-// verdict by that one is under way any more.
-func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed *sandbox, err error) {
+// publish puts p in force. It returns the sandbox if p replaces another policy and may deny
+// flows that are open. No verdict by the old policy is under way then.
+func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy, log *flowlog.Log) (changed *sandbox, err error) {
 	e.ledger.mu.Lock() // a verdict is under way while it is held
 	defer e.ledger.mu.Unlock()
 	e.mu.Lock()
@@ -353,9 +368,9 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed 
 		if s != nil {
 			delete(e.byAddr, s.addr)
 		}
-		s = &sandbox{id: id, addr: addr}
+		s = &sandbox{id: id, addr: addr, log: log}
 		e.byID[id], e.byAddr[addr] = s, s
-	} else {
+	} else if e.ledger.has(addr) && !p.Loosens(s.policy.Load()) {
 		changed = s
 	}
 	s.policy.Store(p)
@@ -398,6 +413,9 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 		delete(e.byAddr, s.addr)
 	}
 	e.mu.Unlock()
+	if len(addrs) > 0 {
+		e.FlowLog.End(id) // its link goes next, and its counters with it
+	}
 	e.flows.forget(id, addrs)
 	return nil
 }
