@@ -109,25 +109,6 @@ func (d *denials) count(id string) int64 {
 	return 0
 }
 
-// since says in one line what was denied since there were so many; "": nothing was.
-func (d *denials) since(id string, before int64) string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	b := d.ofs[id]
-	if b == nil || b.total <= before {
-		return ""
-	}
-	n := b.last[len(b.last)-1]
-	line := "network: denied while this ran: " + n.Target() + " (" + n.Reason + ")"
-	if more := b.total - before; more > 1 {
-		line += fmt.Sprintf(", the last of %d", more)
-	}
-	if n.Allow != "" {
-		line += "; a rule that allows " + n.Allow + " opens it"
-	}
-	return line
-}
-
 // allow takes one line of id's budget; if there is none left, it counts the denial.
 func (d *denials) allow(id string, now time.Time) bool {
 	if weak.Off(weak.Log) {

@@ -107,7 +107,7 @@ func TestDenialsKept(t *testing.T) {
 	d.open("a")
 	dst := netip.MustParseAddrPort("203.0.113.7:443")
 	note := func(n egress.Denial) { d.note("a", denialOf(n, time.Now())) }
-	if d.since("a", 0) != "" || d.since("gone", 0) != "" || len(d.of("gone").Items) != 0 {
+	if d.of("a").Line(0) != "" || d.of("gone").Line(0) != "" || len(d.of("gone").Items) != 0 {
 		t.Error("something is told of sandboxes that were refused nothing")
 	}
 	for i := range 3 * deniedKept {
@@ -149,14 +149,14 @@ func TestDenialsKept(t *testing.T) {
 	} {
 		before := d.count("a")
 		note(c.n)
-		line := d.since("a", before)
+		line := d.of("a").Line(before)
 		if !strings.HasPrefix(line, "network: denied while this ran: ") || !strings.Contains(line, c.line) || strings.Contains(line, "last of") {
 			t.Errorf("%+v: %s", c.n, line)
 		}
 		if items := d.of("a").Items; items[len(items)-1].Allow == "" != (c.allow == "") || !strings.HasPrefix(items[len(items)-1].Allow, c.allow) {
 			t.Errorf("%+v: opened by %q", c.n, items[len(items)-1].Allow)
 		}
-		if line := d.since("a", before-2); !strings.Contains(line, ", the last of 3") {
+		if line := d.of("a").Line(before - 2); !strings.Contains(line, ", the last of 3") {
 			t.Errorf("three: %s", line)
 		}
 		if len(line) > 700 {

@@ -37,13 +37,6 @@ func (f fakeNetwork) Denials(string) wire.Denials {
 
 func (f fakeNetwork) Denied(id string) int64 { return f.Denials(id).Total }
 
-func (f fakeNetwork) DeniedSince(id string, before int64) string {
-	if n := f.Denied(id); n > before {
-		return fmt.Sprintf("network: denied while this ran: %d", n-before)
-	}
-	return ""
-}
-
 func (f fakeNetwork) Explain(_ context.Context, _ *record.Record, t spec.Target) (wire.Explanation, error) {
 	e := wire.Explanation{Target: t.String(), Verdict: wire.VerdictDeny, Rule: "default", By: "policy", Reason: "no rule allows it", Allow: t.Rule()}
 	if t.Name == "pypi.org" && t.Port == 443 {
@@ -60,7 +53,7 @@ func TestDenialsAreTold(t *testing.T) {
 		failed  = `{"type":"error","timestamp":2,"error":{"ename":"CommandExecError","evalue":"1","traceback":["exit status 1"]}}` + "\n\n"
 		raised  = `{"type":"error","timestamp":2,"error":{"ename":"OSError","evalue":"111","traceback":["a","b"]}}` + "\n\n"
 		well    = `{"type":"execution_complete","execution_time":3,"timestamp":2}` + "\n\n"
-		refused = "network: denied while this ran: 2"
+		refused = "network: denied while this ran: pypi.org:443 (no rule allows it), the last of 2; a rule that allows pypi.org:443 opens it"
 	)
 	for name, c := range map[string]struct {
 		path, end, want string
@@ -81,7 +74,7 @@ func TestDenialsAreTold(t *testing.T) {
 				rw.Header().Set(agent.DenialsHeader, "99")
 				io.WriteString(rw, output) //nolint:errcheck // a recorder
 				for range c.denials {
-					w.deny(wire.Denial{Protocol: "tcp"})
+					w.deny(wire.Denial{Protocol: "tcp", Name: "pypi.org", Port: 443, Allow: "pypi.org:443"})
 				}
 				io.WriteString(rw, c.end) //nolint:errcheck // a recorder
 			})
