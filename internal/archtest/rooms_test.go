@@ -63,6 +63,15 @@ var rooms = map[string]map[string][]string{
 			"command", "bench", "code", "exec", "files", "image", "network", "observe", "sandbox", "snapshot", "system", "volume",
 		},
 	},
+	"pkg/egress": {
+		"child":  {},        // the line to a child, and who starts it again
+		"policy": {},        // rules, without I/O
+		"heads":  {"child"}, // a child: the heads of connections
+		"names":  {"child"}, // a child: DNS
+		"tunnel": {},        // what names may carry out
+		"flowlog": {}, // flows by destination, and bytes
+		".": {"child", "flowlog", "heads", "names", "policy", "tunnel"},
+	},
 	"pkg/image": {
 		"archive":               {},
 		"archive/archivetest":   {},

@@ -97,6 +97,9 @@ func (d *Daemon) onEvent(e sandbox.Event) {
 	case sandbox.EventDeleted:
 		d.history.Forget(e.ID)
 		d.denials.forget(e.ID)
+		if err := d.egress.FlowLog.Forget(e.ID); err != nil {
+			d.log.Warn("the flow log of a deleted sandbox was not removed; the sweep tries again", "sandbox", e.ID, "err", err)
+		}
 		return
 	}
 	d.history.Note(e.ID, history.State, e.Time, history.Change(e.Type, e.Reason, e.Message))

@@ -47,6 +47,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		APIKeys:           keys,
 		Keys:              d.store,
 		Volumes:           sandbox.VolumesOf(d.manager),
+		Policies:          sandbox.PoliciesOf(d.manager),
+		Flows:             flows{d.egress.FlowLog},
 		Insecure:          d.cfg.Listen.Insecure,
 		Secret:            secret,
 		ExternalHost:      d.cfg.Listen.PublicAddress,
@@ -158,5 +160,6 @@ func readSecret(path string) ([]byte, error) {
 var (
 	_ api.Snapshots = (*sandbox.Snapshots)(nil)
 	_ api.Volumes   = (*sandbox.Volumes)(nil)
+	_ api.Policies  = (*sandbox.Policies)(nil)
 	_ api.Images    = (*image.Store)(nil)
 )

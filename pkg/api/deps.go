@@ -150,6 +150,16 @@ type (
 		// Prune deletes all volumes that no sandbox has mounted.
 		Prune(ctx context.Context) (names []string, err error)
 	}
+	// Policies keeps named network policies. (sandbox.Policies)
+	Policies interface {
+		List(ctx context.Context) ([]record.PolicyInfo, error) // by name
+		Get(ctx context.Context, name string) (record.PolicyInfo, error)
+		// Put adds a version to a policy, which may be new, and moves the sandboxes that
+		// follow it. It fails with errs.WrongState if the policy is in the configuration.
+		Put(ctx context.Context, name string, v record.PolicyVersion) (record.PolicyEdit, error)
+		// Delete fails with errs.WrongState while a sandbox uses the policy.
+		Delete(ctx context.Context, name string) error
+	}
 	// Stats measures. (cgroups, snapshot, netns)
 	Stats interface {
 		// Usage may leave out the limits; the server knows them.

@@ -2,11 +2,17 @@ package egress
 
 import (
 	"context"
+	"encoding/binary"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -114,6 +120,49 @@ func BenchmarkOpen(b *testing.B) {
 			}
 			_ = w
 			quantiles(b, "open", open)
+		})
+	}
+}
+
+// BenchmarkVerdict is the daemon's part of a new flow, without and with a flow log, to one
+// destination and to ever new ones.
+func BenchmarkVerdict(b *testing.B) {
+	for _, c := range []struct {
+		name         string
+		log          bool
+		destinations int
+	}{
+		{"no log", false, 100_000}, {"one destination", true, 1}, {"100000 destinations", true, 100_000},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			e := &Engine{
+				judge:  judge{pool: inst.Pool()},
+				cfg:    Config{Instance: inst, Pool: inst.Pool(), MaxOpenFlows: 1 << 40, MaxFlows: 1 << 40},
+				byAddr: map[netip.Addr]*sandbox{},
+			}
+			e.hosts.Store(&map[netip.Addr]bool{})
+			e.ledger = newLedger(e.cfg, nil)
+			p, err := policy.Compile(policy.Host{}, rules(b, "open"))
+			if err != nil {
+				b.Fatal(err)
+			}
+			s := &sandbox{addr: addr(0)}
+			s.policy.Store(p)
+			if c.log {
+				s.log = new(flowlog.Log)
+			}
+			e.byAddr[s.addr] = s
+			packet := make([]byte, 24)
+			packet[0], packet[9] = 0x45, unix.IPPROTO_TCP
+			copy(packet[12:], s.addr.AsSlice())
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				binary.BigEndian.PutUint32(packet[16:], 8<<24+uint32(i%c.destinations))
+				binary.BigEndian.PutUint16(packet[22:], 443)
+				if e.verdict(packet) != markAllow {
+					b.Fatal("refused")
+				}
+			}
 		})
 	}
 }

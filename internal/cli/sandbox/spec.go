@@ -59,11 +59,12 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringArrayVarP(&s.env, "env", "e", nil, "environment variable: NAME=VALUE, or NAME to pass on the local value")
 	f.StringArrayVar(&s.envFiles, "env-file", nil, "file of environment variables, one NAME=VALUE a line")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label KEY=VALUE")
-	f.StringVar(&s.network, "network", "", "network mode: none, rules (only what --allow permits) or open (any public address that no --deny "+
-		"names)")
+	f.StringVar(&s.network, "network", "", "network mode: none, rules (only what --allow permits) or open (any public address that no "+
+		"--deny names)")
 	s.rules.Flags(f)
-	f.StringVar(&s.policy, "policy", "", "network policy: a JSON file, {\"defaultAction\", \"egress\"}, or - for standard input; --allow and "+
-		"--deny come before its rules")
+	f.StringVar(&s.policy, "policy", "", "network policy: NAME of a policy to follow (sandboxctl policy), NAME@VERSION to keep that "+
+		"version, or a JSON file, {\"defaultAction\", \"egress\"}, - for standard input; --allow and --deny come before the rules of a "+
+		"file")
 	f.StringArrayVarP(&s.publish, "publish", "p", nil,
 		"publish a TCP port of the sandbox on the host: [HOSTIP:]HOSTPORT:PORT (default HOSTIP: 127.0.0.1)")
 	f.StringVar(&s.entrypoint, "entrypoint", "", "program to run instead of the image's ENTRYPOINT; COMMAND and ARG become its arguments")
@@ -133,8 +134,12 @@ func (s *spec) networkInto(r *wire.CreateRequest) (err error) {
 		return nil
 	case s.network != "":
 		return errs.New(errs.Invalid, "--policy and --network exclude each other: the defaultAction of the policy is the mode")
+	case !command.IsPolicyFile(s.policy) && len(s.rules) > 0:
+		return errs.New(errs.Invalid, "--policy %s and --allow or --deny exclude each other: the sandbox follows the policy of that name "+
+			"(a file is a path with a slash, or a name that ends in .json)", text.Clip(s.policy, 60))
 	case !command.IsPolicyFile(s.policy):
-		return errs.New(errs.Invalid, "--policy %q: want a file: a path with a slash, or a name that ends in .json", text.Clip(s.policy, 60))
+		r.Extensions[wire.ExtPolicy] = s.policy
+		return nil
 	}
 	r.NetworkPolicy, err = command.ReadPolicy(s.policy, s.rules)
 	return err

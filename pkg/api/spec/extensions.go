@@ -73,13 +73,13 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			wire.ExtReadyStartPeriod:
 		case wire.ExtRenew:
 			_, err = ParseRenew(v)
-		case wire.ExtNetwork, wire.ExtAllow, wire.ExtRules, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
+		case wire.ExtNetwork, wire.ExtAllow, wire.ExtRules, wire.ExtPolicy, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
 		default:
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
-					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, rules, timeout, "+
-						"oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, "+
-						"ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
+					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, rules, "+
+						"policy, timeout, oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, "+
+						"ready.port, ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
 					httperr.Clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
 				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))
@@ -94,6 +94,9 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			"secureAccess and extension %s are both given: clients of a published port send no token; leave one out", wire.ExtPublish)
 	}
 	if err := applyHealth(spec, req.Extensions); err != nil {
+		return err
+	}
+	if err := o.applyNamed(spec, req); err != nil {
 		return err
 	}
 	return o.applyNetworkExtensions(spec, req)

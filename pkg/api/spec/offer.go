@@ -58,6 +58,8 @@ type Offer struct {
 	NoIO      bool // this host cannot limit I/O: asking for that is an error
 	NoVolumes bool // there are no named volumes
 
+	NoPolicies bool // there are no named policies
+
 	// ParseRule parses TARGET[:port[-port]][/proto] of sandboxd.allow. (policy.ParseRule)
 	// ParsePolicy parses a networkPolicy as it was sent. (policy.FromJSON)
 	// Where one is nil, rules of that form are refused.

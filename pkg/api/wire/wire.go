@@ -54,6 +54,7 @@ const (
 	ExtNetwork = "sandboxd.network" // "none", "rules" or "open"
 	ExtAllow   = "sandboxd.allow"   // comma-separated TARGET[:port[-port]][/proto]
 	ExtRules   = "sandboxd.rules"   // comma-separated allow=TARGET… or deny=TARGET…, before those of ExtAllow
+	ExtPolicy  = "sandboxd.policy"  // NAME of a policy to follow, or NAME@VERSION; instead of rules
 	ExtTimeout = "sandboxd.timeout" // a Go duration ≥ 1s, instead of Timeout
 	ExtOneShot = "sandboxd.oneshot" // "true": the disk need not survive a crash of the host
 	ExtIdle    = "sandboxd.idle"    // "true": no entrypoint, the agent idles
@@ -216,6 +217,7 @@ type Info struct {
 	Tmpfs       []Tmpfs         `json:"tmpfs,omitempty"`
 	Ports       []PublishedPort `json:"ports,omitempty"`
 	Network     string          `json:"network"`
+	Policy      *SandboxPolicy  `json:"policy,omitempty"` // absent: no policy was named
 	OneShot     bool            `json:"oneShot,omitempty"`
 	ExitCode    *int            `json:"exitCode,omitempty"`
 	// Restarts by the restart policy since somebody created or started the sandbox, and
