@@ -95,7 +95,7 @@ func TestEgress(t *testing.T) {
 		"egress set --policy ./none lab":        "./none",
 		"egress explain lab":                    "HOST:PORT",
 		"create --policy ./none base":           "./none",
-		"create --policy web --allow a.b base":  "exclude each other",
+		"create --policy web --allow 1.2.3.4 b": "exclude each other",
 		"create --policy - --network open base": "exclude each other",
 		"egress patch --allow 1.2.3.4":          "SANDBOX",
 		"egress rm lab":                         "TARGET",

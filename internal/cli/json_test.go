@@ -74,6 +74,9 @@ var jsonCommands = []struct {
 	{"volume ls", array},
 	{"volume inspect data", array},
 	{"volume prune -f", object},
+	{"policy ls", array},
+	{"policy get build", object},
+	{"policy set build --allow pypi.org:443", object},
 	{"code context create -l python lab", object},
 	{"code context ls lab", array},
 	{"command session create lab", object},
@@ -171,6 +174,14 @@ func newFixedDaemon(t *testing.T) (url string) {
 	im := wire.ImageInfo{Name: "base", Tag: "latest", Digest: "sha256:00", Created: at, Bytes: 1 << 20}
 	snap := wire.Snapshot{ID: "snap-" + testID, Name: "before", SandboxID: testID, Status: wire.Status{State: "Ready"}, CreatedAt: at}
 	vol := wire.Volume{Name: "data", ID: "vol-" + testID, SizeBytes: 1 << 30, CreatedAt: at}
+	pol := wire.Policy{
+		Name: "build", Version: 2, Source: wire.PolicyOfStore, CreatedAt: at,
+		NetworkPolicy: wire.NetworkPolicy{DefaultAction: "deny", Egress: []wire.NetworkRule{
+			{Action: "allow", Target: "pypi.org", Ports: []any{443}},
+		}},
+		Versions: []wire.PolicyVersion{{Version: 1, CreatedAt: at}, {Version: 2, CreatedAt: at}},
+		UsedBy:   []wire.PolicyUser{{ID: testID, Name: "lab", Version: 2}},
+	}
 	cc := agent.CodeContext{ID: "c1", Language: "python", Cwd: "/workspace"}
 	version := wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}
 	explained := wire.Explanation{
@@ -267,6 +278,11 @@ func newFixedDaemon(t *testing.T) (url string) {
 		"POST /keys": {wire.NewKey{
 			Key:    wire.Key{Name: "ci", Role: "operator", CreatedAt: &at},
 			Secret: "secret",
+		}},
+		"GET /policies":       {wire.PolicyList{Items: []wire.Policy{pol}}},
+		"GET /policies/build": {pol},
+		"PUT /policies/build": {wire.PolicyEdit{
+			Policy: pol, Changed: true, Moved: pol.UsedBy, Pending: []wire.PolicyUser{}, Failed: []wire.PolicyUser{},
 		}},
 		"GET /keys":                     {wire.KeyList{Items: []wire.Key{{Name: "ci", Role: "operator", CreatedAt: &at}}}},
 		"POST /sandboxes/lab/snapshots": {snap},

@@ -56,3 +56,31 @@ func (c Policy) Test(ctx context.Context, target string) (wire.NetworkTest, erro
 		method: http.MethodPost, path: c.path("/network/test"), query: url.Values{"target": {target}},
 	})
 }
+
+// Policies are the named network policies of a host.
+type Policies struct{ *daemon }
+
+func policyPath(name string) string { return "/policies/" + url.PathEscape(name) }
+
+// List lists the named policies there are, by name, each as of its newest version.
+func (c Policies) List(ctx context.Context) ([]wire.Policy, error) {
+	var l wire.PolicyList
+	err := c.do(ctx, get("/policies"), &l)
+	return l.Items, err
+}
+
+// Get returns the newest version of NAME, or the one of NAME@VERSION.
+func (c Policies) Get(ctx context.Context, name string) (wire.Policy, error) {
+	return ask[wire.Policy](ctx, c.daemon, get(policyPath(name)))
+}
+
+// Put makes a policy, or adds a version to it, and moves the sandboxes that follow it. The
+// body is a wire.NetworkPolicy.
+func (c Policies) Put(ctx context.Context, name string, body json.RawMessage) (wire.PolicyEdit, error) {
+	return ask[wire.PolicyEdit](ctx, c.daemon, request{method: http.MethodPut, path: policyPath(name), json: body})
+}
+
+// Remove deletes a policy, unless a sandbox uses it.
+func (c Policies) Remove(ctx context.Context, name string) error {
+	return c.do(ctx, request{method: http.MethodDelete, path: policyPath(name)}, nil)
+}

@@ -63,8 +63,8 @@ func (s *spec) flags(cmd *cobra.Command) {
 		"--deny names)")
 	s.rules.Flags(f)
 	f.StringVar(&s.policy, "policy", "", "network policy: NAME of a policy to follow (sandboxctl policy), NAME@VERSION to keep that "+
-		"version, or a JSON file, {\"defaultAction\", \"egress\"}, - for standard input; --allow and --deny come before the rules of a "+
-		"file")
+		"version, or a JSON file, {\"defaultAction\", \"egress\"}, - for standard input; --allow and --deny come before the rules of "+
+		"a file")
 	f.StringArrayVarP(&s.publish, "publish", "p", nil,
 		"publish a TCP port of the sandbox on the host: [HOSTIP:]HOSTPORT:PORT (default HOSTIP: 127.0.0.1)")
 	f.StringVar(&s.entrypoint, "entrypoint", "", "program to run instead of the image's ENTRYPOINT; COMMAND and ARG become its arguments")
