@@ -192,7 +192,7 @@ func (r *resolver) respond(s *sandbox, q *dns.Msg) *dns.Msg {
 	if len(q.Question) != 1 {
 		return fail(dns.RcodeFormatError)
 	}
-	if s == nil || s.policy.Load().mode != record.NetworkOpen && !weak.Off(weak.Resolver) {
+	if s == nil || s.policy.Load().mode != record.NetworkOpen && !weak.Off(weak.Names) {
 		return fail(dns.RcodeRefused)
 	}
 	question := q.Question[0]
