@@ -1,9 +1,11 @@
 package internet
 
 import (
+	"encoding/base64"
 	"encoding/binary"
 	"io"
 	"net"
+	"net/http"
 	"net/netip"
 	"strings"
 	"sync"
@@ -137,6 +139,18 @@ func (in *Internet) stream(c net.Conn) {
 			return
 		}
 	}
+}
+
+// overHTTPS answers a query as RFC 8484 has it.
+func (in *Internet) overHTTPS(rw http.ResponseWriter, r *http.Request) {
+	q, err := base64.RawURLEncoding.DecodeString(r.URL.Query().Get("dns"))
+	if err != nil {
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+		return
+	}
+	a, _ := in.answer(q, true)
+	rw.Header().Set("Content-Type", "application/dns-message")
+	rw.Write(a) //nolint:errcheck // the client sees what is missing
 }
 
 // answer is the answer to one query, and how long it takes. It has the question as it was

@@ -26,7 +26,8 @@ import (
 	"github.com/sandboxd/sandboxd/internal/hosttest"
 )
 
-// Addresses. TEST-NET-3 counts as public, since it is in no private range.
+// Addresses. TEST-NET-3 counts as public, since it is in no private range; a /28 of it,
+// because the mirrors of some hosts are in the rest.
 var (
 	DNS      = netip.MustParseAddr("203.0.113.241") // answers what the zone says
 	Shared   = netip.MustParseAddr("203.0.113.242") // serves each name that an A record of the zone gives it
@@ -35,12 +36,12 @@ var (
 	Dead     = netip.MustParseAddr("203.0.113.250") // nobody has it
 	Private  = netip.MustParseAddr("192.168.213.1") // serves every name as well
 	Metadata = netip.MustParseAddr("169.254.169.254")
+	Uplink   = netip.MustParseAddr("203.0.113.254") // of the host
 )
 
 const (
 	namespace = "sandboxd-internet"
 	link      = "internet0"
-	host      = "203.0.113.254" // the host's end; of a /28, because the mirrors of some hosts are in the rest
 	hostInner = "192.168.213.254"
 	table     = "16254" // of the route to the metadata service
 )
@@ -64,7 +65,7 @@ func New(t testing.TB, pool netip.Prefix) *Internet {
 	for _, line := range []string{
 		"netns add " + namespace,
 		"link add " + link + " type veth peer name out netns " + namespace,
-		"addr add " + host + "/28 dev " + link,
+		"addr add " + Uplink.String() + "/28 dev " + link,
 		"addr add " + hostInner + "/24 dev " + link,
 		"link set " + link + " up",
 		"-n " + namespace + " addr add " + DNS.String() + "/28 dev out",
@@ -75,7 +76,7 @@ func New(t testing.TB, pool netip.Prefix) *Internet {
 		"-n " + namespace + " addr add " + Metadata.String() + "/32 dev out",
 		"-n " + namespace + " link set lo up",
 		"-n " + namespace + " link set out up",
-		"-n " + namespace + " route add default via " + host,
+		"-n " + namespace + " route add default via " + Uplink.String(),
 		"route add " + Metadata.String() + "/32 via " + Other.String() + " dev " + link + " table " + table,
 		"rule add from " + pool.String() + " to " + Metadata.String() + " lookup " + table,
 	} {

@@ -30,6 +30,7 @@ const (
 	GitHost     = "git.example" // Package + ".git"
 	GoHost      = "modules.example"
 	GoModule    = "code.example/" + Package // what GoHost serves; no server has this name
+	Resolver    = "doh.example"             // DNS over HTTPS
 
 	Package = "hello-story"
 	Word    = "hello from outside"
@@ -47,6 +48,7 @@ func (in *Internet) prepare(dir string) (err error) {
 	index, files := python()
 	in.web.hosts = map[string]http.Handler{
 		PythonIndex: index, PythonFiles: files, NodeHost: node(), DebianHost: debian(), GitHost: repository, GoHost: modules(),
+		Resolver: http.HandlerFunc(in.overHTTPS),
 	}
 	for _, name := range in.Names() {
 		in.Set(name, Record{A: []netip.Addr{Shared}})
@@ -108,7 +110,8 @@ func node() pages {
 
 // debian is a repository of one package, unsigned: [trusted=yes].
 func debian() pages {
-	control := fmt.Sprintf("Package: %s\nVersion: 1.0.0\nArchitecture: all\nMaintainer: test <test@example.org>\nDescription: a test\n", Package)
+	control := "Package: " + Package +
+		"\nVersion: 1.0.0\nArchitecture: all\nMaintainer: test <test@example.org>\nDescription: a test\n"
 	deb := archived([][2]string{
 		{"debian-binary", "2.0\n"},
 		{"control.tar.gz", string(tarred("./", [][2]string{{"control", control}}))},
@@ -139,7 +142,9 @@ func modules() pages {
 	about := []byte(`{"Version":"v1.0.0","Time":"2026-01-01T00:00:00Z"}`)
 	return pages{
 		at + "list": []byte("v1.0.0\n"), at + "v1.0.0.info": about, at + "v1.0.0.mod": []byte(mod), "/" + GoModule + "/@latest": about,
-		at + "v1.0.0.zip": zipped([][2]string{{of + "go.mod", mod}, {of + "hello.go", fmt.Sprintf("package hello\n\nconst Word = %q\n", Word)}}),
+		at + "v1.0.0.zip": zipped([][2]string{
+			{of + "go.mod", mod}, {of + "hello.go", fmt.Sprintf("package hello\n\nconst Word = %q\n", Word)},
+		}),
 	}
 }
 
