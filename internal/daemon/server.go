@@ -16,7 +16,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
@@ -73,8 +73,8 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 
 			NoDisk:      !d.files.Pool.Limits(),
 			NoIO:        !canIO,
-			ParseRule:   egress.ParseRule,
-			ParsePolicy: egress.FromPolicy,
+			ParseRule:   policy.ParseRule,
+			ParsePolicy: policy.FromJSON,
 			HostAddress: d.egress.HostAddress,
 
 			HostMemoryBytes: total,

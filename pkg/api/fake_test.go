@@ -24,7 +24,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/auth"
 	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -541,7 +541,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 		OpenAPI: openapi.JSON,
 		Docs:    openapi.Docs,
 		Offer: spec.Offer{
-			ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy,
+			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
 		},
 		Host: func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },

@@ -28,6 +28,7 @@ const (
 	markAllow   = 0x1000000
 	markDeny    = 0x2000000
 	markResolve = 0x4000000
+	markProxy   = 0x5000000
 	markMask    = 0x7000000
 )
 

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/dump"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 // The constants of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_tcp.h used
@@ -19,24 +20,26 @@ import (
 const (
 	ctNew, ctGet, ctDelete = unix.NFNL_SUBSYS_CTNETLINK << 8, unix.NFNL_SUBSYS_CTNETLINK<<8 | 1, unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 
-	ctaTupleOrig, ctaProtoinfo, ctaTimeout, ctaFilter = 1, 4, 7, 25
-	ctaTupleIP, ctaTupleProto                         = 1, 2
-	ctaIPSrc, ctaIPDst                                = 1, 2 // of IPv4; those of IPv6 are ctaIPv6 higher
-	ctaIPv6                                           = 2
-	ctaProtoNum, ctaSrcPort, ctaDstPort               = 1, 2, 3
-	ctaProtoinfoTCP, ctaTCPState                      = 1, 1
-	ctaFilterOrig                                     = 1    // which parts of the tuple to compare
-	ctaFilterSrc, ctaFilterDst                        = 1, 2 // the addresses
+	ctaTupleOrig, ctaTupleReply, ctaProtoinfo, ctaTimeout, ctaFilter = 1, 2, 4, 7, 25
+	ctaTupleIP, ctaTupleProto                                        = 1, 2
+	ctaIPSrc, ctaIPDst                                               = 1, 2 // of IPv4; those of IPv6 are ctaIPv6 higher
+	ctaIPv6                                                          = 2
+	ctaProtoNum, ctaSrcPort, ctaDstPort                              = 1, 2, 3
+	ctaProtoinfoTCP, ctaTCPState                                     = 1, 1
+	ctaFilterOrig                                                    = 1    // which parts of the tuple to compare
+	ctaFilterSrc, ctaFilterDst                                       = 1, 2 // the addresses
 
 	tcpTimeWait, tcpClose = 7, 8
 )
 
 // tracked is a flow as conntrack keeps it.
 type tracked struct {
-	flow          // as its first packet had it
-	closed bool   // both sides have closed it, or one has reset it; only TCP has an end
-	left   uint32 // seconds until the kernel forgets it, if no packet comes
-	tuple  []byte // the attribute CTA_TUPLE_ORIG as the kernel wrote it
+	policy.Flow        // as its first packet had it
+	closed      bool   // both sides have closed it, or one has reset it; only TCP has an end
+	left        uint32 // seconds until the kernel forgets it, if no packet comes
+	tuple       []byte // the attribute CTA_TUPLE_ORIG as the kernel wrote it
+	// replier is who answers: another than Dst if the flow is redirected.
+	replier netip.Addr
 }
 
 // parseTracked reads an entry that the kernel lists. ok is false if it is not IPv4.
@@ -49,7 +52,11 @@ func parseTracked(msg []byte) (t tracked, ok bool) {
 		switch typ {
 		case ctaTupleOrig:
 			t.tuple = data
-			t.flow, ok = parseTuple(data)
+			t.Flow, ok = parseTuple(data)
+		case ctaTupleReply:
+			if src := attrIn(attrIn(data, ctaTupleIP), ctaIPSrc); len(src) == 4 {
+				t.replier = netip.AddrFrom4([4]byte(src))
+			}
 		case ctaTimeout:
 			if len(data) == 4 {
 				t.left = binary.BigEndian.Uint32(data)
@@ -63,15 +70,15 @@ func parseTracked(msg []byte) (t tracked, ok bool) {
 	}
 }
 
-func parseTuple(tuple []byte) (f flow, ok bool) {
+func parseTuple(tuple []byte) (f policy.Flow, ok bool) {
 	ip, proto := attrIn(tuple, ctaTupleIP), attrIn(tuple, ctaTupleProto)
 	src, dst, num := attrIn(ip, ctaIPSrc), attrIn(ip, ctaIPDst), attrIn(proto, ctaProtoNum)
 	if len(src) != 4 || len(dst) != 4 || len(num) != 1 {
 		return f, false
 	}
-	f.src, f.dst, f.proto = netip.AddrFrom4([4]byte(src)), netip.AddrFrom4([4]byte(dst)), num[0]
+	f.Src, f.Dst, f.Proto = netip.AddrFrom4([4]byte(src)), netip.AddrFrom4([4]byte(dst)), num[0]
 	if port := attrIn(proto, ctaDstPort); len(port) == 2 {
-		f.port = binary.BigEndian.Uint16(port)
+		f.Port = binary.BigEndian.Uint16(port)
 	}
 	return f, true
 }
@@ -110,10 +117,37 @@ func (t *flowTable) close() error {
 // time, and removes those that it meets: it would do that by itself only every minute.
 // begin is called before each attempt: a listing that was interrupted starts again.
 func (t *flowTable) each(begin func(), f func(tracked)) error {
+	return t.list(nil, begin, f)
+}
+
+// eachOf is each for the flows that src opened. The kernel compares the addresses; before
+// Linux 5.8 it lists all, and they are compared here.
+func (t *flowTable) eachOf(src netip.Addr, begin func(), f func(tracked)) error {
+	ip := appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, appendAttr(nil, ctaIPSrc, src.AsSlice()))
+	parts := appendAttr(nil, ctaFilterOrig, binary.NativeEndian.AppendUint32(nil, ctaFilterSrc))
+	attrs := appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, ip)
+	attrs = appendAttr(attrs, ctaFilter|unix.NLA_F_NESTED, parts)
+	return t.list(attrs, begin, func(t tracked) {
+		if t.Src == src {
+			f(t)
+		}
+	})
+}
+
+// filter is what each listing adds to its request.
+type filter []byte
+
+func (f filter) Len() int          { return len(f) }
+func (f filter) Serialize() []byte { return f }
+
+func (t *flowTable) list(only filter, begin func(), f func(tracked)) error {
 	_, err := dump.Again(func() (struct{}, error) {
 		begin()
 		req := nl.NewNetlinkRequest(ctGet, unix.NLM_F_DUMP)
 		req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+		if len(only) > 0 {
+			req.AddData(only)
+		}
 		return struct{}{}, req.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(msg []byte) bool {
 			if found, ok := parseTracked(msg); ok {
 				f(found)
@@ -149,6 +183,11 @@ func appendForget(b []byte, proto uint8, src, dst netip.AddrPort) []byte {
 	tuple := appendAttr(nil, ctaTupleIP|unix.NLA_F_NESTED, ip)
 	tuple = appendAttr(tuple, ctaTupleProto|unix.NLA_F_NESTED, ports)
 	return appendRequest(b, ctDelete, family, appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple))
+}
+
+// appendForgetTuple appends a request to forget the flow tuple now.
+func appendForgetTuple(b, tuple []byte) []byte {
+	return appendRequest(b, ctDelete, unix.AF_INET, appendAttr(nil, ctaTupleOrig|unix.NLA_F_NESTED, tuple))
 }
 
 // appendForgetAll appends requests to forget all flows that addr opened, and those that

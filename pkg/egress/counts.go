@@ -9,26 +9,8 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
-)
 
-// A reason says why a flow was allowed or denied: the cause is counted, the text is for
-// people.
-type reason struct {
-	cause cause
-	text  string
-}
-
-// cause is a kind of reason.
-type cause uint8
-
-const (
-	byRule  cause = iota // a rule of the policy
-	byMode               // no rule matched: the mode decided
-	byRange              // a private range that no rule names
-	byBlock              // never allowed by a policy: the host, other sandboxes, metadata services, …
-	byLimit              // the sandbox has as many flows as it may
-	byFault              // not a packet that can be decided on, or its sandbox is not registered yet
-	causes
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 // way is what happens to a flow.
@@ -42,23 +24,23 @@ const (
 )
 
 // flowCounts counts new flows. Only the readers of the queues add; anybody may read.
-type flowCounts [ways][causes]atomic.Uint64
+type flowCounts [ways][policy.Causes]atomic.Uint64
 
-func (c *flowCounts) add(w way, by cause) { c[w][by].Add(1) }
+func (c *flowCounts) add(w way, by policy.Cause) { c[w][by].Add(1) }
 
 // FlowCount is the number of new flows with one verdict and one cause.
 type FlowCount struct {
 	Verdict string // "allow", "deny" (refused) or "drop" (not answered)
-	Cause   string // "rule", "mode", "private_range", "blocked", "limit" or "fault"
+	Cause   string // "rule", "mode", "private_range", "blocked", "name", "limit" or "fault"
 	Count   uint64
 }
 
 // FlowCounts returns the counts since Open, including those that are 0.
 func (e *Engine) FlowCounts() []FlowCount {
-	out := make([]FlowCount, 0, int(ways)*int(causes))
+	out := make([]FlowCount, 0, int(ways)*int(policy.Causes))
 	for w, verdict := range [ways]string{"allow", "deny", "drop"} {
-		for by, name := range [causes]string{"rule", "mode", "private_range", "blocked", "limit", "fault"} {
-			if way(w) == passed && cause(by) > byMode || way(w) == dropped && cause(by) != byFault {
+		for by, name := range [policy.Causes]string{"rule", "mode", "private_range", "blocked", "name", "limit", "fault"} {
+			if way(w) == passed && policy.Cause(by) > policy.ByMode || way(w) == dropped && policy.Cause(by) != policy.ByFault {
 				continue // this combination cannot occur
 			}
 			out = append(out, FlowCount{verdict, name, e.flowCounts[w][by].Load()})

@@ -1,6 +1,10 @@
 package egress
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+)
 
 // TestQueueCounts reads the kernel's table as this kernel writes it.
 func TestQueueCounts(t *testing.T) {
@@ -23,9 +27,9 @@ func TestQueueCounts(t *testing.T) {
 // TestFlowCounts holds that every verdict is counted, under its kind of reason.
 func TestFlowCounts(t *testing.T) {
 	e := &Engine{}
-	e.flowCounts.add(passed, byRule)
-	e.flowCounts.add(refused, byBlock)
-	e.flowCounts.add(refused, byBlock)
+	e.flowCounts.add(passed, policy.ByRule)
+	e.flowCounts.add(refused, policy.ByBlock)
+	e.flowCounts.add(refused, policy.ByBlock)
 	e.verdict([]byte("no packet"))
 	got := map[string]uint64{}
 	for _, c := range e.FlowCounts() {
@@ -47,6 +51,6 @@ func BenchmarkCount(b *testing.B) {
 	e := &Engine{}
 	b.ReportAllocs()
 	for b.Loop() {
-		e.flowCounts.add(refused, byBlock)
+		e.flowCounts.add(refused, policy.ByBlock)
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/weak"
-	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 const (
@@ -192,7 +192,7 @@ func (r *resolver) respond(s *sandbox, q *dns.Msg) *dns.Msg {
 	if len(q.Question) != 1 {
 		return fail(dns.RcodeFormatError)
 	}
-	if s == nil || s.policy.Load().mode != record.NetworkOpen && !weak.Off(weak.Names) {
+	if s == nil || !s.policy.Load().Open() && !weak.Off(weak.Names) {
 		return fail(dns.RcodeRefused)
 	}
 	question := q.Question[0]
@@ -338,7 +338,7 @@ func bind(fd int, source netip.Addr) (netip.AddrPort, error) {
 func (r *resolver) forget(upstream netip.AddrPort) func(network string, local netip.AddrPort) {
 	to := plain(upstream)
 	return func(network string, local netip.AddrPort) {
-		if err := r.e.table.send(appendForget(nil, protocols[network], plain(local), to)); err != nil {
+		if err := r.e.table.send(appendForget(nil, policy.Proto(network), plain(local), to)); err != nil {
 			r.log.Debug("cannot delete the conntrack entry of a dns query", "err", err)
 		}
 	}
@@ -371,7 +371,7 @@ func (r *resolver) filter(s *sandbox, rrs []dns.RR) []dns.RR {
 			continue
 		case *dns.A:
 			a, ok := netip.AddrFromSlice(rr.A.To4())
-			if !ok || r.e.blocks(a) != "" || containing(private, a) != "" && !p.names(a) {
+			if !ok || r.e.blocks(a) != "" || policy.Private(a) && !p.Names(a) {
 				continue
 			}
 		}

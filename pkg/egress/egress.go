@@ -54,12 +54,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // Config describes the instance that an Engine serves. Only Instance is required.
 type Config struct {
 	Instance instance.Instance
+	// Host are the rules that stand before those of each sandbox.
+	Host policy.Host
 	// Pool holds the addresses of all sandboxes. Gateway is the host's address towards
 	// them, and the resolver's. Zero values are replaced by those of the instance.
 	Pool    netip.Prefix
@@ -89,12 +92,14 @@ type Config struct {
 type Denial struct {
 	ID    string         // of the sandbox
 	Proto string         // "tcp", "udp", "icmp", or a number
-	Dst   netip.AddrPort // port 0 where the protocol has none
+	Dst   netip.AddrPort // port 0 where the protocol has none; the zero AddrPort of a query of DNS
+	Name  string         // that the guest asked DNS for, or called the server; or ""
 	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
 }
 
 // Engine is the egress of one instance.
 type Engine struct {
+	judge
 	cfg    Config
 	log    *slog.Logger
 	sets   *netlink.Handle
@@ -108,8 +113,7 @@ type Engine struct {
 	stop   context.CancelFunc
 	done   sync.WaitGroup
 
-	hosts   atomic.Pointer[map[netip.Addr]bool] // addresses of this host: true; of broadcasts: false
-	changes <-chan struct{}                     // somebody changed rules of nf_tables
+	changes <-chan struct{} // somebody changed rules of nf_tables
 	watch   *watch
 	denials chan Denial
 
@@ -134,7 +138,8 @@ type Engine struct {
 type sandbox struct {
 	id     string
 	addr   netip.Addr
-	policy atomic.Pointer[policy]
+	policy atomic.Pointer[policy.Policy]
+	leases leases
 	dns    dnsBudget
 	deny   rate // guarded by ledger.mu
 	// leaving is set, under Engine.mu, before the entry leaves the set of sources: then
@@ -163,7 +168,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	e := &Engine{
-		cfg: cfg, log: cfg.Logger,
+		judge: judge{pool: cfg.Pool}, cfg: cfg, log: cfg.Logger,
 		lock: lock{cfg.Instance, cfg.Gateway.As4()},
 		byID: map[string]*sandbox{}, byAddr: map[netip.Addr]*sandbox{},
 		denials: make(chan Denial, 1024),
@@ -275,22 +280,29 @@ func (e *Engine) Close() error {
 }
 
 // Register lets the sandbox id send from addr by its link, under the policy n. Calling
-// it again replaces the policy for new flows.
+// it again replaces the policy at once, and closes the open flows that the new one denies
+// before it returns.
 //
 // The policy is in force before the first packet passes.
 func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n record.Network) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("register %s: %w", id, err)
 	}
-	p, err := compile(n)
+	p, err := policy.Compile(e.cfg.Host, n)
 	if err != nil {
 		return err
 	}
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
 		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
-	if err := e.publish(id, addr, p); err != nil {
+	changed, err := e.publish(id, addr, p)
+	if err != nil {
 		return err
+	}
+	if changed != nil {
+		if err := e.closeForbidden(changed); err != nil {
+			return fmt.Errorf("close the open flows of sandbox %s that its new policy denies: %w", id, err)
+		}
 	}
 	if err := e.addSource(id, addr); err != nil {
 		return fmt.Errorf("register %s as %s: %w", id, addr, err)
@@ -303,11 +315,15 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
+// publish puts p in force. It returns the sandbox if p replaces another policy: then no
+// verdict by that one is under way any more.
+func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed *sandbox, err error) {
+	e.ledger.mu.Lock() // a verdict is under way while it is held
+	defer e.ledger.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if other := e.byAddr[addr]; other != nil && other.id != id {
-		return fmt.Errorf("register %s: address %s belongs to %s", id, addr, other.id)
+		return nil, fmt.Errorf("register %s: address %s belongs to %s", id, addr, other.id)
 	}
 	s := e.byID[id]
 	if s == nil || s.addr != addr {
@@ -316,10 +332,12 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy) error {
 		}
 		s = &sandbox{id: id, addr: addr}
 		e.byID[id], e.byAddr[addr] = s, s
+	} else {
+		changed = s
 	}
 	s.policy.Store(p)
 	s.leaving = false
-	return nil
+	return changed, nil
 }
 
 // Unregister cuts id off, established flows included, and removes its policy. Its
@@ -410,12 +428,12 @@ func (r *rate) allow(now time.Time, limit int) bool {
 }
 
 // tell reports a denial, unless the rate is exceeded or the receiver is too slow.
-func (e *Engine) tell(s *sandbox, f flow, why string) {
+func (e *Engine) tell(s *sandbox, f policy.Flow, why string) {
 	if e.cfg.OnDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
 		return
 	}
 	select {
-	case e.denials <- Denial{ID: s.id, Proto: protoName(f.proto), Dst: netip.AddrPortFrom(f.dst, f.port), Rule: why}:
+	case e.denials <- Denial{ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Rule: why}:
 	default:
 	}
 }

@@ -207,13 +207,13 @@ func TestReach(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, want := range []Denial{
-		{ruled, "tcp", netip.MustParseAddrPort("203.0.113.1:80"), "default"},
-		{ruled, "udp", netip.MustParseAddrPort("10.99.0.1:8080"), "private range"},
-		{open, "tcp", netip.MustParseAddrPort("203.0.113.3:80"), "deny 203.0.113.3/32"},
-		{open, "tcp", netip.MustParseAddrPort("169.254.169.254:80"), "metadata service"},
-		{open, "udp", netip.MustParseAddrPort(addr(0).String() + ":80"), "another sandbox"},
-		{open, "udp", netip.MustParseAddrPort("192.0.2.99:8080"), "host address"},
-		{none, "tcp", netip.MustParseAddrPort("203.0.113.1:443"), "network none"},
+		{ID: ruled, Proto: "tcp", Dst: netip.MustParseAddrPort("203.0.113.1:80"), Rule: "default"},
+		{ID: ruled, Proto: "udp", Dst: netip.MustParseAddrPort("10.99.0.1:8080"), Rule: "private range"},
+		{ID: open, Proto: "tcp", Dst: netip.MustParseAddrPort("203.0.113.3:80"), Rule: "deny 203.0.113.3/32"},
+		{ID: open, Proto: "tcp", Dst: netip.MustParseAddrPort("169.254.169.254:80"), Rule: "metadata service"},
+		{ID: open, Proto: "udp", Dst: netip.MustParseAddrPort(addr(0).String() + ":80"), Rule: "another sandbox"},
+		{ID: open, Proto: "udp", Dst: netip.MustParseAddrPort("192.0.2.99:8080"), Rule: "host address"},
+		{ID: none, Proto: "tcp", Dst: netip.MustParseAddrPort("203.0.113.1:443"), Rule: "network none"},
 	} {
 		if !slices.Contains(w.denied, want) {
 			t.Errorf("not told of %v", want)
@@ -333,7 +333,7 @@ func (w *world) knock(a netip.Addr) {
 func (w *world) touching(e *Engine, a netip.Addr) (n int) {
 	w.t.Helper()
 	if err := e.table.each(func() { n = 0 }, func(f tracked) {
-		if f.src == a || f.dst == a {
+		if f.Src == a || f.Dst == a {
 			n++
 		}
 	}); err != nil {

@@ -1,16 +1,15 @@
 package egress
 
 import (
-	"encoding/binary"
 	"log/slog"
 	"net"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
 	"golang.org/x/net/ipv4"
 
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -18,9 +17,10 @@ import (
 func fuzzEngine(f *testing.F) (e *Engine, r *resolver) {
 	f.Helper()
 	e = &Engine{
-		cfg:  Config{Pool: netip.MustParsePrefix("10.99.0.0/16"), Gateway: netip.MustParseAddr("10.99.0.1")},
-		log:  slog.New(slog.DiscardHandler),
-		byID: map[string]*sandbox{}, byAddr: map[netip.Addr]*sandbox{},
+		judge: judge{pool: netip.MustParsePrefix("10.99.0.0/16")},
+		cfg:   Config{Pool: netip.MustParsePrefix("10.99.0.0/16"), Gateway: netip.MustParseAddr("10.99.0.1")},
+		log:   slog.New(slog.DiscardHandler),
+		byID:  map[string]*sandbox{}, byAddr: map[netip.Addr]*sandbox{},
 	}
 	e.hosts.Store(&map[netip.Addr]bool{netip.MustParseAddr("192.0.2.99"): true})
 	for i, n := range []record.Network{
@@ -28,7 +28,7 @@ func fuzzEngine(f *testing.F) (e *Engine, r *resolver) {
 		{Mode: record.NetworkRules, Rules: []record.Rule{{Allow: true, Prefix: netip.MustParsePrefix("203.0.113.0/24")}}},
 		{Mode: record.NetworkOpen, Rules: []record.Rule{{Allow: true, Prefix: netip.MustParsePrefix("10.98.0.0/16")}}},
 	} {
-		p, err := compile(n)
+		p, err := policy.Compile(policy.Host{}, n)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -148,7 +148,7 @@ func FuzzUpstream(f *testing.F) {
 					t.Fatalf("the guest gets %v", rr)
 				case *dns.A:
 					addr, ok := netip.AddrFromSlice(rr.A.To4())
-					if !ok || e.blocks(addr) != "" || containing(private, addr) != "" &&
+					if !ok || e.blocks(addr) != "" || policy.Private(addr) &&
 						!(s.id == "open" && netip.MustParsePrefix("10.98.0.0/16").Contains(addr)) {
 						t.Fatalf("a guest with network %s gets %v", s.id, rr)
 					}
@@ -168,7 +168,7 @@ func FuzzParseFlow(f *testing.F) {
 		got, ok := parseFlow(b)
 		h, err := ipv4.ParseHeader(b)
 		first := err == nil && h.Version == 4 && h.Len >= ipv4.HeaderLen && h.FragOff == 0
-		if first && hasPorts(uint8(h.Protocol)) {
+		if first && policy.HasPorts(uint8(h.Protocol)) {
 			first = len(b) >= h.Len+4
 		}
 		if ok != first {
@@ -178,71 +178,11 @@ func FuzzParseFlow(f *testing.F) {
 			return
 		}
 		port := uint16(0)
-		if hasPorts(got.proto) {
+		if policy.HasPorts(got.Proto) {
 			port = uint16(b[h.Len+2])<<8 | uint16(b[h.Len+3])
 		}
-		if got.src.String() != h.Src.String() || got.dst.String() != h.Dst.String() || int(got.proto) != h.Protocol || got.port != port {
+		if got.Src.String() != h.Src.String() || got.Dst.String() != h.Dst.String() || int(got.Proto) != h.Protocol || got.Port != port {
 			t.Fatalf("%v: %+v; another reader: %v", b, got, h)
 		}
 	})
-}
-
-// FuzzDecide: a policy or a rule of a client decides on every flow as its rules read one by
-// one, never opens what is closed for all, and is shown as it was sent.
-func FuzzDecide(f *testing.F) {
-	f.Add([]byte(`{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.0/24","ports":["1-1023"],"protocol":"tcp"}]}`),
-		uint32(0xcb007105), uint8(6), uint16(443))
-	f.Add([]byte(`{"egress":[{"action":"allow","target":"0.0.0.0/0"},{"action":"allow","target":"10.1.0.0/16","ports":[53]}]}`),
-		uint32(0x0a010203), uint8(17), uint16(53))
-	f.Add([]byte(`{"egress":[{"action":"allow","target":"169.254.169.254"}]}`), uint32(0xa9fea9fe), uint8(6), uint16(80))
-	f.Add([]byte("203.0.113.0/24:443/tcp"), uint32(0xcb007105), uint8(6), uint16(443))
-	e, _ := fuzzEngine(f)
-	f.Fuzz(func(t *testing.T, b []byte, to uint32, proto uint8, port uint16) {
-		n, err := FromPolicy(b)
-		if r, rerr := ParseRule(string(b)); rerr == nil {
-			n, err = record.Network{Mode: record.NetworkRules, Rules: []record.Rule{r}}, nil
-			if again, err := ParseRule(strings.TrimPrefix(r.String(), "allow ")); err != nil || again != r {
-				t.Fatalf("%q: %v comes back as %v, %v", b, r, again, err)
-			}
-		}
-		if err != nil {
-			return
-		}
-		p, err := compile(n)
-		if err != nil {
-			t.Fatalf("%q is a policy, but %v", b, err)
-		}
-		fl := flow{dst: netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, to))), proto: proto, port: port}
-		if !hasPorts(proto) {
-			fl.port = 0
-		}
-		s := &sandbox{}
-		s.policy.Store(p)
-		got, _ := e.decide(s, fl)
-		if want := e.blocks(fl.dst) == "" && readOneByOne(n, fl); got != want {
-			t.Fatalf("%q on %+v: %v, want %v", b, fl, got, want)
-		}
-		if got && (fl.dst.IsLoopback() || fl.dst.IsMulticast() || fl.dst.IsLinkLocalUnicast() || fl.dst.IsUnspecified()) {
-			t.Fatalf("%q opens %v", b, fl.dst)
-		}
-	})
-}
-
-// readOneByOne is what the documents say of rules.
-func readOneByOne(n record.Network, f flow) bool {
-	inside := f.dst.IsPrivate()
-	for _, p := range []string{"100.64.0.0/10", "198.18.0.0/15", "192.0.0.0/24"} {
-		inside = inside || netip.MustParsePrefix(p).Contains(f.dst)
-	}
-	for _, r := range n.Rules {
-		ports := r.Ports[1] == 0 || hasPorts(f.proto) && r.Ports[0] <= f.port && f.port <= r.Ports[1]
-		if !r.Prefix.Contains(f.dst) || !ports || r.Proto != "" && protocols[r.Proto] != f.proto {
-			continue
-		}
-		if r.Allow && inside && !within(private, r.Prefix) {
-			continue // it means the Internet
-		}
-		return r.Allow
-	}
-	return !inside && n.Mode == record.NetworkOpen
 }

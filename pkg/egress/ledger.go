@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 const (
@@ -130,16 +132,16 @@ func (l *ledger) count() error {
 		found = map[netip.Addr]tally{}
 		l.begin()
 	}, func(t tracked) {
-		if !l.pool.Contains(t.src) {
+		if !l.pool.Contains(t.Src) {
 			return
 		}
-		n := found[t.src]
+		n := found[t.Src]
 		n.all++
 		if !t.closed {
 			n.open++
 		}
-		found[t.src] = n
-		ends := t.closed || t.proto == unix.IPPROTO_UDP && t.port == dnsPort
+		found[t.Src] = n
+		ends := t.closed || t.Proto == unix.IPPROTO_UDP && t.Port == policy.DNSPort
 		if ends && t.left > uint32(closedFor/time.Second) {
 			if changes = appendExpiry(changes, t.tuple, closedFor); len(changes) > 32<<10 {
 				send()

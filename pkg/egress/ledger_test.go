@@ -12,6 +12,8 @@ import (
 
 	"github.com/miekg/dns"
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 // TestLedger: each flow counts from the moment it is let in, and until a count that
@@ -94,15 +96,15 @@ func TestParseTracked(t *testing.T) {
 		msg = appendAttr(msg, ctaProtoinfo|unix.NLA_F_NESTED,
 			appendAttr(nil, ctaProtoinfoTCP|unix.NLA_F_NESTED, appendAttr(nil, ctaTCPState, []byte{state})))
 		got, ok := parseTracked(msg)
-		want := tracked{flow: flow{from.Addr(), to.Addr(), unix.IPPROTO_TCP, 53}, closed: closed, left: 119}
-		if !ok || got.flow != want.flow || got.closed != want.closed || got.left != want.left {
+		want := tracked{Flow: policy.Flow{Src: from.Addr(), Dst: to.Addr(), Proto: unix.IPPROTO_TCP, Port: 53}, closed: closed, left: 119}
+		if !ok || got.Flow != want.Flow || got.closed != want.closed || got.left != want.left {
 			t.Errorf("state %d: %+v, %v", state, got, ok)
 		}
 		for n := range len(msg) { // a message cut off is no entry, or the part that is there
 			parseTracked(msg[:n])
 		}
 		again, ok := parseTracked(appendExpiry(nil, got.tuple, 3*time.Second)[16:])
-		if !ok || again.flow != got.flow || again.left != 3 {
+		if !ok || again.Flow != got.Flow || again.left != 3 {
 			t.Errorf("a request to end it: %+v, %v", again, ok)
 		}
 	}
@@ -141,7 +143,7 @@ func (w *world) flood(id, network, to string, n int, look func()) {
 func (w *world) entries(e *Engine, a netip.Addr) (open, all int) {
 	w.t.Helper()
 	err := e.table.each(func() { open, all = 0, 0 }, func(f tracked) {
-		if f.src == a {
+		if f.Src == a {
 			all++
 			if !f.closed {
 				open++
@@ -281,7 +283,7 @@ func (w *world) noFlows(e *Engine, upstream netip.Addr) {
 	for since := time.Now(); ; time.Sleep(time.Millisecond) {
 		n := 0
 		err := e.table.each(func() { n = 0 }, func(f tracked) {
-			if f.dst == upstream {
+			if f.Dst == upstream {
 				n++
 			}
 		})

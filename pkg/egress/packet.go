@@ -3,12 +3,14 @@ package egress
 import (
 	"encoding/binary"
 	"net/netip"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 // parseFlow reads the flow of an IPv4 packet, of which at least header and ports must
 // be there. conntrack has reassembled fragments before. For a later fragment or a
 // truncated packet ok is false.
-func parseFlow(p []byte) (f flow, ok bool) {
+func parseFlow(p []byte) (f policy.Flow, ok bool) {
 	if len(p) < 20 || p[0]>>4 != 4 {
 		return f, false
 	}
@@ -19,14 +21,14 @@ func parseFlow(p []byte) (f flow, ok bool) {
 	if binary.BigEndian.Uint16(p[6:])&0x1fff != 0 { // fragment offset
 		return f, false
 	}
-	f.proto = p[9]
-	f.src = netip.AddrFrom4([4]byte(p[12:16]))
-	f.dst = netip.AddrFrom4([4]byte(p[16:20]))
-	if hasPorts(f.proto) {
+	f.Proto = p[9]
+	f.Src = netip.AddrFrom4([4]byte(p[12:16]))
+	f.Dst = netip.AddrFrom4([4]byte(p[16:20]))
+	if policy.HasPorts(f.Proto) {
 		if len(p) < header+4 {
 			return f, false
 		}
-		f.port = binary.BigEndian.Uint16(p[header+2:])
+		f.Port = binary.BigEndian.Uint16(p[header+2:])
 	}
 	return f, true
 }

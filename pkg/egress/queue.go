@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 // The constants of linux/netfilter/nfnetlink_queue.h used here.
@@ -325,34 +327,37 @@ func (e *Engine) serveQueue(ctx context.Context, q *queue) {
 func (e *Engine) verdict(packet []byte) uint32 {
 	f, ok := parseFlow(packet)
 	if !ok {
-		e.flowCounts.add(refused, byFault)
+		e.flowCounts.add(refused, policy.ByFault)
 		return markDeny
 	}
-	s := e.lookup(f.src)
+	s := e.lookup(f.Src)
 	if s == nil {
 		// This daemon just started, and the sandbox is not registered yet: drop the
 		// packet without an answer, so that the guest tries again.
-		e.flowCounts.add(dropped, byFault)
+		e.flowCounts.add(dropped, policy.ByFault)
 		return 0
 	}
-	isQuery := f.isDNS() // the policy has no say in that: the resolver gets it
-	allow, why := isQuery, reason{}
+	action, why := policy.Allow, policy.Reason{}
+	isQuery := f.IsDNS() // the policy has no say in that: the resolver gets it
 	if !isQuery {
-		allow, why = e.decide(s, f)
+		action, why = e.decide(s, f)
 	}
-	if allow {
-		if over := e.ledger.admit(f.src); over != "" {
-			allow, why = false, reason{byLimit, over}
+	if action != policy.Deny {
+		if over := e.ledger.admit(f.Src); over != "" {
+			action, why = policy.Deny, policy.Reason{Cause: policy.ByLimit, Text: over}
 		}
 	}
-	if allow && isQuery {
+	switch {
+	case action == policy.Deny:
+		e.flowCounts.add(refused, why.Cause)
+		e.tell(s, f, why.Text)
+		return markDeny
+	case isQuery:
 		return markResolve
-	}
-	if allow {
-		e.flowCounts.add(passed, why.cause)
+	case action == policy.Proxy:
+		return markProxy
+	default:
+		e.flowCounts.add(passed, why.Cause)
 		return markAllow
 	}
-	e.flowCounts.add(refused, why.cause)
-	e.tell(s, f, why.text)
-	return markDeny
 }

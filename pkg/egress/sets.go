@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/dump"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 const linkPrefix = "sb-"
@@ -257,14 +258,14 @@ func (f *flusher) delete(match netlink.CustomConntrackFilter) (n uint, err error
 }
 
 // matching matches the flows for which it returns true.
-type matching func(f flow, reply netip.Addr) bool
+type matching func(f policy.Flow, reply netip.Addr) bool
 
 // MatchConntrackFlow serves netlink.CustomConntrackFilter.
 func (m matching) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
 	src, _ := netip.AddrFromSlice(c.Forward.SrcIP.To4())
 	dst, _ := netip.AddrFromSlice(c.Forward.DstIP.To4())
 	reply, _ := netip.AddrFromSlice(c.Reverse.DstIP.To4())
-	return m(flow{src: src, dst: dst, proto: c.Forward.Protocol, port: c.Forward.DstPort}, reply)
+	return m(policy.Flow{Src: src, Dst: dst, Proto: c.Forward.Protocol, Port: c.Forward.DstPort}, reply)
 }
 
 // closeSuspects closes the flows that could not exist had the chains stood all the
@@ -272,16 +273,16 @@ func (m matching) MatchConntrackFlow(c *netlink.ConntrackFlow) bool {
 // from outside into a sandbox. Allowed flows go on.
 func (e *Engine) closeSuspects() {
 	hosts := *e.hosts.Load()
-	n, err := e.flows.delete(matching(func(f flow, reply netip.Addr) bool {
-		if !e.cfg.Pool.Contains(f.src) {
-			return e.cfg.Pool.Contains(f.dst) && !hosts[f.src]
+	n, err := e.flows.delete(matching(func(f policy.Flow, reply netip.Addr) bool {
+		if !e.cfg.Pool.Contains(f.Src) {
+			return e.cfg.Pool.Contains(f.Dst) && !hosts[f.Src]
 		}
-		s := e.lookup(f.src)
-		if s == nil || reply == f.src || f.port == 53 && hasPorts(f.proto) {
+		s := e.lookup(f.Src)
+		if s == nil || reply == f.Src || f.Port == 53 && policy.HasPorts(f.Proto) {
 			return true
 		}
-		allow, _ := e.decide(s, f)
-		return !allow
+		action, _ := e.decide(s, f)
+		return action == policy.Deny
 	}))
 	if err != nil {
 		e.log.Error("cannot close all flows that opened while the chains were missing: some may continue", "err", err)
@@ -302,7 +303,7 @@ func (e *Engine) closeLeftovers() error {
 		held[s.addr] = true
 	}
 	nobodys := func(a netip.Addr) bool { return e.cfg.Pool.Contains(a) && !held[a] }
-	n, err := e.flows.delete(matching(func(f flow, _ netip.Addr) bool { return nobodys(f.src) || nobodys(f.dst) }))
+	n, err := e.flows.delete(matching(func(f policy.Flow, _ netip.Addr) bool { return nobodys(f.Src) || nobodys(f.Dst) }))
 	if err != nil {
 		e.log.Warn("cannot delete conntrack entries of ended sandboxes: they stay until they time out", "err", err)
 	}

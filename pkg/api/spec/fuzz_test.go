@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
-	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -31,7 +31,7 @@ func FuzzCreate(f *testing.F) {
 	f.Add([]byte(`{"image":{"uri":"python"},"networkPolicy":{"egress":[{"action":"allow","target":"::ffff:1.2.3.4"}]},` +
 		`"extensions":{"sandboxd.idle":"true","sandboxd.allow":"10.0.0.0/8,"}}`))
 	f.Add([]byte(`{"image":{"uri":"python"},"resourceLimits":{"cpu":"0.0000001","memory":"9223372036854775807","pids":"+5"}}`))
-	o := &Offer{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy, NoVolumes: true}
+	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NoVolumes: true}
 	o.Complete()
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var req wire.CreateRequest
@@ -190,7 +190,7 @@ func FuzzExtensions(f *testing.F) {
 	} {
 		f.Add(uint8(i), v)
 	}
-	o := &Offer{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy}
+	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON}
 	o.Complete()
 	f.Fuzz(func(t *testing.T, which uint8, v string) {
 		key := extensions[int(which)%len(extensions)]
@@ -277,7 +277,7 @@ func FuzzPolicies(f *testing.F) {
 	f.Add([]byte(`{"egress":[{"action":"allow","target":"1.1.1.1","ports":[1]}],"Egress":[{"action":"deny","target":"2.2.2.2"}]}`))
 	f.Add([]byte(`[{"action":"allow","target":"1.1.1.1"},{"action":"deny","target":"1.1.1.1/32","ports":["1-2"]}]`))
 	f.Add([]byte(`["203.0.113.7"," 203.0.113.7/32"]`))
-	o := &Offer{ParseRule: egress.ParseRule, ParsePolicy: egress.FromPolicy}
+	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON}
 	o.Complete()
 	was := wire.NetworkPolicy{DefaultAction: "deny", Egress: []wire.NetworkRule{
 		{Action: "allow", Target: "203.0.113.7"},
@@ -295,7 +295,7 @@ func FuzzPolicies(f *testing.F) {
 		} else if err := o.SetPolicy(&terms, edit(was)); err != nil {
 			t.Fatalf("%q is a policy, but cannot be set: %v", b, err)
 		} else if sent := bytes.TrimSpace(b); len(sent) > 0 && string(sent) != "null" {
-			if want, err := egress.FromPolicy(sent); err != nil || !reflect.DeepEqual(want, terms.Network) {
+			if want, err := policy.FromJSON(sent); err != nil || !reflect.DeepEqual(want, terms.Network) {
 				t.Fatalf("%q is %v, and %v is enforced (%v)", b, want, terms.Network, err)
 			}
 		} else if terms.Network.Mode != record.NetworkRules || len(terms.Network.Rules) > 0 {

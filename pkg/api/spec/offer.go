@@ -57,8 +57,8 @@ type Offer struct {
 	NoIO      bool // this host cannot limit I/O: asking for that is an error
 	NoVolumes bool // there are no named volumes
 
-	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (egress.ParseRule)
-	// ParsePolicy parses a networkPolicy as it was sent. (egress.FromPolicy)
+	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (policy.ParseRule)
+	// ParsePolicy parses a networkPolicy as it was sent. (policy.FromJSON)
 	// Where one is nil, rules of that form are refused.
 	ParseRule   func(string) (record.Rule, error)
 	ParsePolicy func([]byte) (record.Network, error)

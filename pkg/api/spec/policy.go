@@ -191,7 +191,7 @@ func PolicyOf(t record.Terms) wire.PolicyStatus {
 			if r.Allow {
 				action = "allow"
 			}
-			p.Egress = append(p.Egress, wire.NetworkRule{Action: action, Target: r.Prefix.String(), Ports: portsOf(r), Protocol: r.Proto})
+			p.Egress = append(p.Egress, wire.NetworkRule{Action: action, Target: r.Target(), Ports: portsOf(r), Protocol: r.Proto})
 		}
 	}
 	if p.DefaultAction == "" {

@@ -258,10 +258,13 @@ type Network struct {
 	Rules []Rule      `json:"rules,omitempty"`
 }
 
-// Rule allows or denies flows to addresses. Zero Ports: every port. Empty
+// Rule allows or denies flows to a name or to addresses. Zero Ports: every port. Empty
 // Proto: every protocol.
 type Rule struct {
-	Allow  bool         `json:"allow"`
+	Allow bool `json:"allow"`
+	// Name is a domain name in lower case, or "*." and the name above those it means. Then
+	// Prefix is the zero Prefix.
+	Name   string       `json:"name,omitempty"`
 	Prefix netip.Prefix `json:"prefix"`
 	Ports  [2]uint16    `json:"ports"` // first and last
 	Proto  string       `json:"proto,omitempty"`
@@ -272,7 +275,7 @@ func (r Rule) String() string {
 	if r.Allow {
 		s = "allow "
 	}
-	s += r.Prefix.String()
+	s += r.Target()
 	switch {
 	case r.Ports[0] != r.Ports[1]:
 		s += fmt.Sprintf(":%d-%d", r.Ports[0], r.Ports[1])
@@ -283,6 +286,14 @@ func (r Rule) String() string {
 		s += "/" + r.Proto
 	}
 	return s
+}
+
+// Target is what the rule is about: a name, or a CIDR.
+func (r Rule) Target() string {
+	if r.Name != "" {
+		return r.Name
+	}
+	return r.Prefix.String()
 }
 
 // Image is a root file system on this host.

@@ -1,4 +1,4 @@
-package egress
+package policy
 
 import (
 	"bytes"
@@ -14,15 +14,19 @@ import (
 
 // ParseRule reads an allow rule as people write it:
 //
-//	CIDR[:PORT[-PORT]][/PROTO]      1.2.3.4   203.0.113.0/24:443   1.2.3.4:53/udp
+//	TARGET[:PORT[-PORT]][/PROTO]    pypi.org:443   *.pypi.org   203.0.113.0/24:443   1.2.3.4:53/udp
 //
-// It accepts only one spelling of each rule: no leading zeros, no host bits, no names
-// and no IPv6. The error says what to write instead.
+// TARGET is a name, an address or a CIDR. An address has one spelling only: no leading
+// zeros, no host bits, no IPv6. A name comes back in its normal form. The error says what
+// to write instead.
 func ParseRule(s string) (record.Rule, error) {
 	r := record.Rule{Allow: true}
 	bad := func(format string, args ...any) (record.Rule, error) {
-		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: "+format+"; write CIDR[:port[-port]][/proto], such "+
-			"as 203.0.113.0/24:443/tcp", append([]any{s}, args...)...)
+		return record.Rule{}, errs.New(errs.Invalid, "network rule %q: "+format+"; write TARGET[:port[-port]][/proto], "+
+			"such as pypi.org:443 or 203.0.113.0/24:443/tcp", append([]any{short(s)}, args...)...)
+	}
+	if strings.Contains(s, "://") {
+		return bad("a URL is no target: write the host that it names")
 	}
 	rest := s
 	// Text after the last slash is a protocol unless it starts with a digit.
@@ -55,14 +59,10 @@ func ParseRule(s string) (record.Rule, error) {
 			return bad("ports %s run backwards", ports)
 		}
 	}
-	p, err := parseTarget(target)
-	if err != nil {
+	var err error
+	if r.Prefix, r.Name, err = parseTarget(target); err != nil {
 		return record.Rule{}, err
 	}
-	if p != p.Masked() {
-		return bad("%s has bits set beyond its mask: use %s or %s", p, p.Masked(), p.Addr())
-	}
-	r.Prefix = p
 	return r, nil
 }
 
@@ -73,39 +73,29 @@ func parsePort(s string) (uint16, bool) {
 	return uint16(n), err == nil && n > 0 && s[0] != '0'
 }
 
-// parseTarget reads an IPv4 address or CIDR. netip takes neither octal nor hex, nor
-// fewer than four numbers; other programs read these as other addresses.
-func parseTarget(s string) (netip.Prefix, error) {
+// parseTarget reads an IPv4 address, a CIDR, or a name. netip takes neither octal nor hex,
+// nor fewer than four numbers; other programs read these as other addresses, so they are
+// no names either.
+func parseTarget(s string) (netip.Prefix, string, error) {
 	if strings.Contains(s, ":") {
-		return netip.Prefix{}, errIPv6(s)
+		return netip.Prefix{}, "", errIPv6(s)
 	}
 	if p, err := netip.ParsePrefix(s); err == nil {
-		return p, nil
+		if p != p.Masked() {
+			return netip.Prefix{}, "", errs.New(errs.Invalid, "network rule for %q: %s has bits set beyond its mask: use %s or %s", s, p,
+				p.Masked(), p.Addr())
+		}
+		return p, "", nil
 	}
 	if a, err := netip.ParseAddr(s); err == nil {
-		return netip.PrefixFrom(a, a.BitLen()), nil
+		return netip.PrefixFrom(a, a.BitLen()), "", nil
 	}
-	if isName(s) {
-		return netip.Prefix{}, errs.New(errs.Unsupported, "network rule for %q: this release does not support names in rules; use an "+
-			"address", short(s))
-	}
-	return netip.Prefix{}, errs.New(errs.Invalid, "network rule for %q: not an IPv4 address or CIDR, such as 203.0.113.7 or "+
-		"203.0.113.0/24", short(s))
+	name, err := NormalName(s)
+	return netip.Prefix{}, name, err
 }
 
 // short is s, shortened for an error: a client may send any length.
 func short(s string) string { return s[:min(len(s), 80)] }
-
-// isName reports whether s could be a domain name: its last label does not start with a
-// digit. Otherwise it is an odd spelling of an address.
-func isName(s string) bool {
-	if s == "" || strings.Trim(strings.ToLower(s), "abcdefghijklmnopqrstuvwxyz0123456789-_.*") != "" {
-		return false
-	}
-	s = strings.TrimSuffix(s, ".")
-	last := s[strings.LastIndexByte(s, '.')+1:]
-	return last != "" && !isDigit(last[0])
-}
 
 func errIPv6(s string) error {
 	return errs.New(errs.Unsupported, "network rule %q: IPv6 is blocked in this release; use an IPv4 address", short(s))
@@ -123,9 +113,9 @@ type networkPolicy struct {
 	} `json:"egress"`
 }
 
-// FromPolicy reads an OpenSandbox networkPolicy. An absent defaultAction is
+// FromJSON reads an OpenSandbox networkPolicy. An absent defaultAction is
 // deny, also in {}, as in OpenSandbox's code.
-func FromPolicy(data []byte) (record.Network, error) {
+func FromJSON(data []byte) (record.Network, error) {
 	var p networkPolicy
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -145,26 +135,22 @@ func FromPolicy(data []byte) (record.Network, error) {
 	default:
 		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.defaultAction %q: want allow or deny", short(p.DefaultAction))
 	}
-	if len(p.Egress) > maxRules {
+	if len(p.Egress) > MaxRules {
 		return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress has %d rules; at most %d are allowed", len(p.Egress),
-			maxRules)
+			MaxRules)
 	}
 	for i, e := range p.Egress {
 		if e.Action != "allow" && e.Action != "deny" {
 			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].action %q: want allow or deny", i, short(e.Action))
 		}
-		prefix, err := parseTarget(e.Target)
+		prefix, name, err := parseTarget(e.Target)
 		if err != nil {
-			return record.Network{}, err
-		}
-		if prefix != prefix.Masked() {
-			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].target: %s has bits set beyond its mask: use %s "+
-				"or %s", i, prefix, prefix.Masked(), prefix.Addr())
+			return record.Network{}, errs.New(errs.CodeOf(err), "networkPolicy.egress[%d].target: %s", i, err.Error())
 		}
 		if e.Ports != nil && len(e.Ports) == 0 {
 			return record.Network{}, errs.New(errs.Invalid, "networkPolicy.egress[%d].ports is empty; leave it out for all ports", i)
 		}
-		r := record.Rule{Allow: e.Action == "allow", Prefix: prefix, Proto: e.Protocol}
+		r := record.Rule{Allow: e.Action == "allow", Name: name, Prefix: prefix, Proto: e.Protocol}
 		if e.Ports == nil {
 			n.Rules = append(n.Rules, r)
 		}
@@ -176,7 +162,7 @@ func FromPolicy(data []byte) (record.Network, error) {
 			n.Rules = append(n.Rules, r)
 		}
 	}
-	_, err := compile(n)
+	_, err := Compile(Host{}, n)
 	return n, err
 }
 

@@ -1,0 +1,126 @@
+package egress
+
+import (
+	"cmp"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/weak"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+)
+
+// A judge decides on flows. It knows what no policy may open.
+type judge struct {
+	pool  netip.Prefix
+	hosts atomic.Pointer[map[netip.Addr]bool] // addresses of this host: true; of broadcasts: false
+}
+
+// decide answers for the first packet of a flow.
+func (j *judge) decide(s *sandbox, f policy.Flow) (policy.Action, policy.Reason) {
+	return j.decideBy(s, f, s.leased)
+}
+
+// decideBy is decide with the names that leased returns for an address.
+func (j *judge) decideBy(s *sandbox, f policy.Flow, leased func(netip.Addr) []string) (policy.Action, policy.Reason) {
+	if weak.Off(weak.Policy) {
+		return policy.Allow, policy.Reason{Cause: policy.ByMode, Text: "default"}
+	}
+	if name := j.blocks(f.Dst); name != "" {
+		return policy.Deny, policy.Reason{Cause: policy.ByBlock, Text: name}
+	}
+	return s.policy.Load().Decide(f, leased(f.Dst))
+}
+
+// blocks says why dst is closed under every policy, or "".
+func (j *judge) blocks(dst netip.Addr) string {
+	if name := policy.Blocked(dst); name != "" {
+		return name
+	}
+	if j.pool.Contains(dst) {
+		return "another sandbox"
+	}
+	if _, closed := (*j.hosts.Load())[dst]; closed {
+		return "host address"
+	}
+	return ""
+}
+
+// HostAddress reports whether a is an address of this host. Addresses that the host got
+// in the last ten seconds may be missing.
+func (j *judge) HostAddress(a netip.Addr) bool { return (*j.hosts.Load())[a] }
+
+// Target is what somebody wants to reach: a name in normal form or an address, and a port.
+type Target struct {
+	Name  string
+	Addr  netip.Addr
+	Port  uint16
+	Proto string // "tcp", "udp" or "icmp"; "": tcp
+}
+
+// Explanation says what the policy of a sandbox does with a Target.
+type Explanation struct {
+	Allowed bool
+	Rule    string // that decides: a rule as written, "default", "host address", …
+	// Resolves says whether DNS answers for a name, and by which rule.
+	Resolves     bool
+	ResolvesRule string
+	// Leased are the names that DNS has answered with an address lately.
+	Leased []string
+	// Fixed says that no rule of the sandbox can change the answer.
+	Fixed bool
+}
+
+// Explain says what the policy of the sandbox id does with t. errs.NotFound: the sandbox
+// is not registered, because it does not run.
+func (e *Engine) Explain(id string, t Target) (x Explanation, err error) {
+	e.mu.RLock()
+	s := e.byID[id]
+	e.mu.RUnlock()
+	if s == nil {
+		return x, errs.New(errs.NotFound, "sandbox %s has no network now: it does not run", id)
+	}
+	p := s.policy.Load()
+	f := policy.Flow{Dst: t.Addr, Proto: policy.Proto(cmp.Or(t.Proto, "tcp")), Port: t.Port}
+	var why policy.Reason
+	if t.Name != "" {
+		x.Resolves, why = p.Resolves(t.Name)
+		x.ResolvesRule = why.Text
+		if x.Allowed, why = p.DecideName(f, t.Name); x.Allowed && !x.Resolves {
+			x.Allowed, why.Text = false, x.ResolvesRule
+		}
+		x.Rule, x.Fixed = why.Text, !x.Allowed && p.Fixed(f, t.Name)
+		return x, nil
+	}
+	x.Leased = s.leased(t.Addr)
+	action, why := e.decide(s, f)
+	x.Allowed, x.Rule = action != policy.Deny, why.Text
+	x.Fixed = !x.Allowed && (why.Cause == policy.ByBlock || p.Fixed(f, ""))
+	return x, nil
+}
+
+// closeForbidden closes the open flows of s that its policy does not allow any more, and
+// returns when they are gone. Flows go on that are still allowed, also by a name whose
+// lease has ended since.
+//
+// Preconditions: no verdict by an older policy is under way.
+func (e *Engine) closeForbidden(s *sandbox) error {
+	now := time.Now()
+	leased := func(a netip.Addr) []string { return s.leases.of(a, now, true) }
+	var requests []byte
+	err := e.table.eachOf(s.addr, func() { requests = requests[:0] }, func(t tracked) {
+		if t.closed || t.IsDNS() {
+			return
+		}
+		action, _ := e.decideBy(s, t.Flow, leased)
+		// A flow that passed without the proxy never said its name.
+		if action == policy.Deny || action == policy.Proxy && t.replier == t.Dst {
+			requests = appendForgetTuple(requests, t.tuple)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	return e.table.send(requests)
+}

@@ -1,0 +1,238 @@
+package egress
+
+import (
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+func rules(t testing.TB, mode record.NetworkMode, specs ...string) record.Network {
+	t.Helper()
+	n := record.Network{Mode: mode}
+	for _, s := range specs {
+		spec, deny := strings.CutPrefix(s, "!")
+		r, err := policy.ParseRule(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Allow = !deny
+		n.Rules = append(n.Rules, r)
+	}
+	return n
+}
+
+func TestDecide(t *testing.T) {
+	hosts := map[netip.Addr]bool{netip.MustParseAddr("198.51.100.1"): true, netip.MustParseAddr("198.51.100.255"): false}
+	e := &Engine{judge: judge{pool: inst.Pool()}}
+	e.hosts.Store(&hosts)
+	for a, want := range map[string]bool{"198.51.100.1": true, "198.51.100.255": false, "198.51.100.2": false} {
+		if e.HostAddress(netip.MustParseAddr(a)) != want {
+			t.Errorf("%s is an address of this host: %v, want %v", a, !want, want)
+		}
+	}
+	everything := []string{
+		"0.0.0.0/0", "10.0.0.0/8", "169.254.0.0/16", "127.0.0.0/8", "198.51.100.1", "100.64.0.0/10",
+		"240.0.0.0/4", "224.0.0.0/4", "168.63.129.16",
+	}
+	for _, c := range []struct {
+		mode  record.NetworkMode
+		rules []string
+		flow  string // addr:port/proto
+		allow bool
+		why   string
+	}{
+		{"rules", nil, "1.1.1.1:443/tcp", false, "default"},
+		{"none", []string{"1.1.1.1"}, "1.1.1.1:443/tcp", false, "network none"},
+		{"open", nil, "1.1.1.1:443/tcp", true, "default"},
+		{"open", []string{"!1.1.1.1:443"}, "1.1.1.1:443/tcp", false, "deny 1.1.1.1/32:443"},
+		{"open", []string{"!1.1.1.1:443"}, "1.1.1.1:80/tcp", true, "default"},
+		{"rules", []string{"1.1.1.1:443/tcp"}, "1.1.1.1:443/udp", false, "default"},
+		{"rules", []string{"1.1.1.1:443"}, "1.1.1.1:0/icmp", false, "default"},
+		{"rules", []string{"1.1.1.1"}, "1.1.1.1:0/icmp", true, "allow 1.1.1.1/32"},
+		{"rules", []string{"1.1.1.0/24:80-90"}, "1.1.1.255:90/tcp", true, "allow 1.1.1.0/24:80-90"},
+		{"rules", []string{"1.1.1.0/24:80-90"}, "1.1.1.255:91/tcp", false, "default"},
+		// Private ranges: by name only.
+		{"open", nil, "10.1.2.3:80/tcp", false, "private range"},
+		{"open", []string{"0.0.0.0/0"}, "10.1.2.3:80/tcp", false, "private range"},
+		{"rules", []string{"8.0.0.0/5"}, "10.1.2.3:80/tcp", false, "private range"},
+		{"rules", []string{"10.0.0.0/8"}, "10.1.2.3:80/tcp", true, "allow 10.0.0.0/8"},
+		{"rules", []string{"10.1.2.3:80"}, "10.1.2.3:80/tcp", true, "allow 10.1.2.3/32:80"},
+		{"rules", []string{"10.1.2.3:80"}, "10.1.2.3:81/tcp", false, "private range"},
+		{"open", []string{"!0.0.0.0/0", "10.0.0.0/8"}, "10.1.2.3:80/tcp", false, "deny 0.0.0.0/0"},
+		{"rules", []string{"0.0.0.0/0", "100.64.0.0/10"}, "100.100.1.1:80/tcp", true, "allow 100.64.0.0/10"},
+		// Never.
+		{"open", everything, "169.254.169.254:80/tcp", false, "metadata service"},
+		{"open", everything, "100.100.100.200:80/tcp", false, "metadata service"},
+		{"open", everything, "168.63.129.16:80/tcp", false, "metadata service"},
+		{"open", everything, "169.254.1.1:80/tcp", false, "link-local"},
+		{"open", everything, "127.0.0.1:80/tcp", false, "loopback"},
+		{"open", everything, "0.0.0.1:80/tcp", false, "this network"},
+		{"open", everything, "224.0.0.251:5353/udp", false, "multicast"},
+		{"open", everything, "255.255.255.255:67/udp", false, "reserved"},
+		{"open", everything, "198.51.100.1:22/tcp", false, "host address"},
+		{"open", everything, "198.51.100.255:22/udp", false, "host address"},
+		{"open", everything, inst.Pool().Addr().Next().String() + ":80/tcp", false, "another sandbox"},
+	} {
+		p, err := policy.Compile(policy.Host{}, rules(t, c.mode, c.rules...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &sandbox{}
+		s.policy.Store(p)
+		target, proto, _ := strings.Cut(c.flow, "/")
+		dst := netip.MustParseAddrPort(target)
+		action, why := e.decide(s, policy.Flow{Dst: dst.Addr(), Port: dst.Port(), Proto: policy.Proto(proto)})
+		if allow := action != policy.Deny; allow != c.allow || why.Text != c.why {
+			t.Errorf("%s %v: %s: %v, %q; want %v, %q", c.mode, c.rules, c.flow, action, why.Text, c.allow, c.why)
+		}
+	}
+}
+
+// TestVerdictMarks: a flow to the resolver is not one that a policy has allowed, and gets
+// another mark.
+func TestVerdictMarks(t *testing.T) {
+	e := &Engine{
+		judge:  judge{pool: inst.Pool()},
+		cfg:    Config{Instance: inst, Pool: inst.Pool(), MaxOpenFlows: 9, MaxFlows: 9 + dnsInFlight},
+		byAddr: map[netip.Addr]*sandbox{},
+	}
+	e.hosts.Store(&map[netip.Addr]bool{})
+	e.ledger = newLedger(e.cfg, nil)
+	for i, c := range []struct {
+		network record.Network
+		port    uint16
+		want    uint32
+	}{
+		{rules(t, "none"), 53, markResolve},
+		{rules(t, "open"), 53, markResolve},
+		{rules(t, "none"), 80, markDeny},
+		{rules(t, "open"), 80, markAllow},
+	} {
+		p, err := policy.Compile(policy.Host{}, c.network)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &sandbox{id: strconv.Itoa(i), addr: addr(i)}
+		s.policy.Store(p)
+		e.byAddr[s.addr] = s
+		for _, proto := range []byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP} {
+			packet := make([]byte, 24)
+			packet[0], packet[9] = 0x45, proto
+			copy(packet[12:], s.addr.AsSlice())
+			copy(packet[16:], []byte{8, 8, 8, 8})
+			binary.BigEndian.PutUint16(packet[22:], c.port)
+			if got := e.verdict(packet); got != c.want {
+				t.Errorf("sandbox %d, %s to port %d: mark %#x, want %#x", i, policy.ProtoName(proto), c.port, got, c.want)
+			}
+		}
+	}
+}
+
+// TestTightened: a policy that is replaced closes the open flows that the new one denies
+// before Register returns, and no others.
+func TestTightened(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.0/24", "db.test"))
+	neighbour := w.sandbox(e, 1, rules(t, "rules", "203.0.113.1:443"))
+	s := e.lookup(addr(0))
+	s.lease("db.test", []netip.Addr{netip.MustParseAddr("198.51.100.2")}, 0)
+	dial := func(id, network, to string) net.Conn {
+		t.Helper()
+		c, err := w.dial(id, network, to, patient)
+		if err != nil {
+			t.Fatalf("%s %s: %v", network, to, err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	stays := dial(id, "tcp", "203.0.113.1:443")
+	named := dial(id, "tcp", "198.51.100.2:8080")
+	others := dial(neighbour, "tcp", "203.0.113.1:443")
+	ends := []net.Conn{dial(id, "tcp", "203.0.113.1:80"), dial(id, "tcp", "203.0.113.2:443"), dial(id, "udp", "203.0.113.2:443")}
+	for x := range s.leases.by { // its lease ends, and the flow that it opened goes on
+		s.leases.by[x][0].until = time.Time{}
+	}
+	w.refused(id, "tcp", "198.51.100.2:8080")
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443", "db.test")); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.table.eachOf(addr(0), func() {}, func(f tracked) {
+		if f.Dst != netip.MustParseAddr("198.51.100.2") && f.Port != 443 || f.Dst == netip.MustParseAddr("203.0.113.2") {
+			t.Errorf("%+v is open after Register", f.Flow)
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range ends {
+		if err := echo(c, patient); err == nil {
+			t.Errorf("flow %d, which the new policy denies, goes on", i)
+		} else if ne, ok := errors.AsType[net.Error](err); ok && ne.Timeout() {
+			t.Errorf("flow %d ends by a timeout; want an error at once", i)
+		}
+	}
+	for what, c := range map[string]net.Conn{"an allowed flow": stays, "one by a name": named, "a neighbour's": others} {
+		if err := echo(c, patient); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	// A flow that passed by its address says no name: a rule by name alone does not keep it.
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "db.test")); err != nil {
+		t.Fatal(err)
+	}
+	if err := echo(stays, patient); err == nil {
+		t.Error("a flow that only a name could allow now, and that never said it, goes on")
+	}
+}
+
+// TestLeases: bounds, ends, and several names of one address.
+func TestLeases(t *testing.T) {
+	var l leases
+	now := time.Now()
+	a := netip.MustParseAddr("203.0.113.1")
+	l.add("one.test", []netip.Addr{a}, time.Second, now)
+	l.add("two.test", []netip.Addr{a}, time.Hour, now)
+	for after, want := range map[time.Duration]string{
+		0: "one.test two.test", leaseLeast + leaseGrace - 1: "one.test two.test", leaseLeast + leaseGrace: "two.test",
+		time.Hour: "two.test", time.Hour + leaseGrace: "",
+	} {
+		if got := strings.Join(l.of(a, now.Add(after), false), " "); got != want {
+			t.Errorf("after %v: %q, want %q", after, got, want)
+		}
+	}
+	if got := l.of(a, now.Add(24*time.Hour), true); len(got) != 2 {
+		t.Errorf("those that have ended: %q", got)
+	}
+	for i := range 3 * maxLeases {
+		many := netip.AddrFrom4([4]byte{11, 0, byte(i >> 8), byte(i)})
+		at := now.Add(time.Duration(i) * time.Millisecond)
+		l.add("many.test", []netip.Addr{many}, 0, at)
+		if l.n > maxLeases {
+			t.Fatalf("%d leases", l.n)
+		}
+		if l.of(many, at, false) == nil {
+			t.Fatal("a lease is gone at once")
+		}
+	}
+	n := 0
+	for _, xs := range l.by {
+		n += len(xs)
+	}
+	if n != l.n || n < maxLeases/2 {
+		t.Errorf("%d leases, counted as %d", n, l.n)
+	}
+	if got := l.of(a, now, false); !slices.Contains(got, "two.test") {
+		t.Errorf("the lease that ends last went first: %q", got)
+	}
+}
