@@ -142,3 +142,49 @@ func (l *lab) staysOut(id string, in *internet.Internet) {
 		l.Errorf("the answer to a denied request is %q: want JSON with a code and the name", r.out)
 	}
 }
+
+// keepsNamed opens a flow to a name on the port of a server that speaks first, and says
+// hello on it when /tmp/go is there.
+const keepsNamed = `
+import os, socket, sys, time
+c = socket.create_connection((sys.argv[1], int(sys.argv[2])), 8)
+print(c.recv(100).decode().strip(), flush=True)
+while not os.path.exists("/tmp/go"): time.sleep(0.01)
+c.sendall(b"hello")
+print(c.recv(5).decode(), flush=True)
+`
+
+// TestNamesRestart kills the daemon: a flow that a lease opened goes on, and names resolve
+// and connect again when the daemon is back.
+func TestNamesRestart(t *testing.T) {
+	in := internet.New(t, daemontest.Instance.Pool())
+	h := newHost(t, daemontest.Options{Config: []string{"[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS)}})
+	daemontest.Image(t, h.Daemon, "python")
+	for _, runtime := range runtimes {
+		if !chosen(runtime, "names restart") {
+			continue
+		}
+		t.Run(runtime, func(t *testing.T) {
+			l := &lab{host: h, T: t, runtime: runtime}
+			defer h.deleteAll(t)
+			id := l.make("python", "--allow", internet.GitHost)
+			cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "python3", "-c", keepsNamed, internet.GitHost, fmt.Sprint(internet.Speaks)))
+			said := func(want string) {
+				t.Helper()
+				settles(t, func() error {
+					if out := l.ok("command", "logs", id, cmd); out != want {
+						return fmt.Errorf("it said %q, not %q", out, want)
+					}
+					return nil
+				})
+			}
+			said(internet.Banner)
+			h.Kill()
+			h.Start()
+			l.ok("exec", id, "--", "touch", "/tmp/go")
+			said(internet.Banner + "hello\n")
+			l.ok("exec", id, "--", "git", "-c", "http.sslVerify=false", "ls-remote", "https://"+internet.GitHost+"/"+internet.Package+".git")
+			l.staysOut(id, in)
+		})
+	}
+}
