@@ -89,8 +89,7 @@ func (h *policyHandlers) route(w http.ResponseWriter, r *http.Request, rec recor
 }
 
 // call shows the policy of a sandbox, or changes it while the sandbox lives. A change is
-// durable before it is answered, and then holds for every flow that opens. Open flows go
-// on.
+// durable before it is answered, and in force: open flows that it denies have ended.
 func (h *policyHandlers) call(w http.ResponseWriter, r *http.Request, rec record.Record) (wire.PolicyStatus, error) {
 	if r.Method == http.MethodGet || r.Method == http.MethodHead {
 		return spec.PolicyOf(rec.Spec.Terms()), nil

@@ -17,7 +17,7 @@ func (c Policy) Get(ctx context.Context) (wire.PolicyStatus, error) {
 }
 
 // Patch puts rules before those that a sandbox has, and drops old ones that they
-// cover. They hold for flows that open after it has returned; open flows go on.
+// cover. They hold when it has returned; open flows that they deny have ended.
 // The answer has no Policy.
 func (c Policy) Patch(ctx context.Context, rules []wire.NetworkRule) (wire.PolicyStatus, error) {
 	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodPatch, path: c.path("/networkpolicy"), json: rules})

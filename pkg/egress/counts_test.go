@@ -42,7 +42,7 @@ func TestFlowCounts(t *testing.T) {
 			t.Errorf("%s: %d (%v), want %d", k, n, ok, want)
 		}
 	}
-	if len(got) != 9 {
+	if len(got) != 10 {
 		t.Errorf("counts: %v", got)
 	}
 }

@@ -19,8 +19,8 @@ const tellLimit = 2 * time.Second
 // network policy. The new terms are durable before the first of them holds; if the
 // daemon dies in between, the next one makes them hold. A limit below present use is
 // errs.WrongState, with the numbers. A limit that this runtime cannot change while the
-// sandbox lives is errs.Unsupported. A network policy holds for flows that open from
-// then on.
+// sandbox lives is errs.Unsupported. A network policy holds at once: open flows that it
+// denies have ended when Update returns.
 func (m *Manager) Update(ctx context.Context, idOrName string, change func(*record.Terms) error) (record.Record, error) {
 	start := time.Now()
 	return m.with(ctx, "update", idOrName, func(r *record.Record) error {

@@ -44,13 +44,13 @@ print("open", flush=True)
 while not os.path.exists("/tmp/go"): time.sleep(0.01)
 try:
     c.sendall(b"hello")
-    print("ok" if c.recv(5) == b"hello" else "closed", flush=True)
-except OSError:
-    print("closed", flush=True)
+    print("ok" if c.recv(5) == b"hello" else "no echo", flush=True)
+except OSError as e:
+    print(type(e).__name__, flush=True)
 `
 
-// tellNetworkChange: what a sandbox may reach changes under it, also for flows that are
-// open, whoever asks for it and also while it is paused.
+// tellNetworkChange: what a sandbox may reach changes under it, for open flows as well,
+// whoever asks for it and also while it is paused.
 func tellNetworkChange(t *testing.T, l *lab) {
 	id := l.make("python")
 	flow := "tcp " + outsideAddr + " 443"
@@ -76,7 +76,7 @@ func tellNetworkChange(t *testing.T, l *lab) {
 	l.wantPolicy(l.egressAPI("DELETE", id, fmt.Sprintf(`[%q]`, outsideAddr+"/32")), "deny_all")
 	reaches(refusedFlow)
 	l.ok("exec", id, "--", "touch", "/tmp/go")
-	said("open\nclosed\n") // what was open was closed before the change was answered
+	said("open\nConnectionResetError\n") // what was open and is denied now has ended
 
 	at := "/v1/sandboxes/" + id + "/networkpolicy"
 	l.wantPolicy(l.request("PUT", at, strings.NewReader(`{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.0/24","ports":[443],"protocol":"tcp"}]}`)), "enforcing")

@@ -22,8 +22,8 @@ func newEgress(p *command.Program) *cobra.Command {
 		Use:   "egress",
 		Short: "Show what sandboxes may reach, and change it while they exist",
 		Long: `Show what sandboxes may reach, and change it while they exist. The first rule that
-matches a flow decides; if no rule matches, the default decides. A change applies to
-flows that open after it, even if the sandbox is paused. Open flows stay open.`,
+matches a flow decides; if no rule matches, the default decides. A change applies at
+once, even if the sandbox is paused: open flows that it denies are closed.`,
 		Example: `  sandboxctl egress get lab
   sandboxctl egress patch --allow 203.0.113.0/24:443 lab
   sandboxctl egress rm lab 203.0.113.0/24`,
