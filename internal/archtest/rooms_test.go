@@ -63,6 +63,11 @@ var rooms = map[string]map[string][]string{
 			"command", "bench", "code", "exec", "files", "image", "network", "observe", "sandbox", "snapshot", "system", "volume",
 		},
 	},
+	"pkg/egress": {
+		"child": {}, // the line to a child, and who starts it again
+		"heads": {"child"},
+		".":     {"child", "heads"},
+	},
 	"pkg/image": {
 		"archive":               {},
 		"archive/archivetest":   {},
