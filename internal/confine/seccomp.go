@@ -36,10 +36,12 @@ var allowed = slices.Concat([]uint32{
 }, ofMachine)
 
 // serving are the calls that a child has beside allowed if it serves: those of sockets that
-// it was given. It makes no socket, and connects and binds none. Go's net asks a
+// it was given. It makes no socket, and connects and binds none. It writes by write(2), which
+// reaches what a socket is connected to. sendto(2) and sendmsg(2) name an address, and a
+// socket for UDP, connected or not, sends to any address of its network. Go's net asks a
 // descriptor for its kind and its addresses; internal/relay splices.
 var serving = []uint32{
-	unix.SYS_RECVMSG, unix.SYS_SENDMSG, unix.SYS_RECVFROM, unix.SYS_SENDTO, unix.SYS_SPLICE, unix.SYS_ACCEPT4, unix.SYS_SHUTDOWN,
+	unix.SYS_RECVMSG, unix.SYS_RECVFROM, unix.SYS_SPLICE, unix.SYS_ACCEPT4, unix.SYS_SHUTDOWN,
 	unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_WRITEV,
 }
 

@@ -258,7 +258,11 @@ func (c *Conn) sendmsg(msg, oob []byte) error {
 	var err error
 	werr := c.raw.Write(func(fd uintptr) bool {
 		for {
-			err = unix.Sendmsg(int(fd), msg, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			if oob == nil {
+				_, err = unix.Write(int(fd), msg) // a child has no other call
+			} else {
+				err = unix.Sendmsg(int(fd), msg, oob, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			}
 			if err != unix.EINTR {
 				return err != unix.EAGAIN
 			}
