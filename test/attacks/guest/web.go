@@ -47,10 +47,13 @@ func secure(addr, name string, protocols ...string) (*tls.Conn, error) {
 	return s, nil
 }
 
-// denied is the word for an alert of TLS.
+// denied is the word for an alert of TLS, or for its like of HTTP/2.
 func denied(err error) error {
-	if strings.Contains(err.Error(), "access denied") {
+	switch {
+	case strings.Contains(err.Error(), "access denied"):
 		return wordError("alert-49")
+	case strings.Contains(err.Error(), "GOAWAY"):
+		return wordError("GOAWAY")
 	}
 	return err
 }
@@ -281,10 +284,11 @@ func slow(args []string) (string, error) {
 		}
 	}
 	var err error
-	for range 5 { // packets may be lost
-		if _, err = lookup([]string{"udp", args[0], args[2]}); err == nil || word(err) != "timeout" {
+	for range 10 { // while it has as many queries in flight as it may, others are dropped
+		if _, err = lookup([]string{"udp", args[0], args[2]}); err == nil {
 			break
 		}
+		time.Sleep(500 * time.Millisecond)
 	}
 	return "", err
 }
