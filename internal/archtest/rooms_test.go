@@ -64,9 +64,12 @@ var rooms = map[string]map[string][]string{
 		},
 	},
 	"pkg/egress": {
-		"child": {}, // the line to a child, and who starts it again
-		"heads": {"child"},
-		".":     {"child", "heads"},
+		"child":  {},        // the line to a child, and who starts it again
+		"policy": {},        // rules, without I/O
+		"heads":  {"child"}, // a child: the heads of connections
+		"names":  {"child"}, // a child: DNS
+		"tunnel": {},        // what names may carry out
+		".":      {"child", "heads", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},

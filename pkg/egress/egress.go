@@ -73,7 +73,7 @@ type Config struct {
 	MaxOpenFlows, MaxFlows int
 	// Upstreams are the DNS servers to ask, in this order. If empty, they are the
 	// nameservers in /etc/resolv.conf, which is read again in every round of the guard.
-	Upstreams []netip.AddrPort
+	Upstreams []Upstream
 	// Uplinks, if not nil, names the links that forward only because sandboxes need it.
 	// The lock drops a forwarded packet that arrives by such a link and opens a flow.
 	// Uplinks is called at the start, by CloseUplinks, every ten seconds, and when
@@ -218,7 +218,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.ledger.count(); err != nil {
 		return err
 	}
-	if e.dns, err = newResolver(e); err != nil {
+	if e.dns, err = newResolver(ctx, e); err != nil {
 		return err
 	}
 	if e.queue, err = openQueue(ctx, e.cfg.Instance.Queue()); err != nil {

@@ -108,12 +108,18 @@ const ServeVerb = "names"
 // server is asked by TLS, the certificates of authorities.
 func Serve([]string) error {
 	return child.Serve(MaxMessage, func(c *child.Conn, files []*os.File) (func(child.Message), error) {
-		s, err := newServer(c, files)
-		if err != nil {
-			return nil, err
-		}
-		return s.handle, nil
+		return Open(c, files)
 	})
+}
+
+// Open is Serve in this process: what it returns takes the messages of line. Tests have the
+// two ends beside one another.
+func Open(line *child.Conn, files []*os.File) (handle func(child.Message), err error) {
+	s, err := newServer(line, files)
+	if err != nil {
+		return nil, err
+	}
+	return s.handle, nil
 }
 
 func newServer(line *child.Conn, files []*os.File) (*server, error) {
