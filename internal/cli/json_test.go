@@ -49,6 +49,8 @@ var jsonCommands = []struct {
 	{"diagnostics logs lab", object},
 	{"diagnostics events -s network lab", object},
 	{"egress get lab", object},
+	{"network flows lab", object},
+	{"network stats --no-stream lab", array},
 	{"endpoint lab 80", object},
 	{"port lab", array},
 	{"image ls", array},
@@ -206,6 +208,19 @@ func newFixedDaemon(t *testing.T) (url string) {
 		"GET /sandboxes/lab/endpoints/80": {wire.Endpoint{
 			Endpoint: "127.0.0.1:8080/sandboxes/lab/proxy/80",
 			Headers:  map[string]string{"X": "y"},
+		}},
+		"GET /sandboxes/lab/network/flows": {wire.NetworkFlows{
+			Since: &at, Other: &wire.Connections{Denied: 9, FirstSeen: at, LastSeen: at},
+			Flows: []wire.Flow{
+				{
+					Destination: "pypi.org", Port: 443, Protocol: "tcp",
+					Connections: wire.Connections{Allowed: 3, FirstSeen: at, LastSeen: at},
+				},
+				{Destination: "203.0.113.9", Protocol: "icmp", Connections: wire.Connections{Denied: 1, FirstSeen: at, LastSeen: at}},
+			},
+		}},
+		"GET /sandboxes/lab/network/stats": {wire.NetworkStats{
+			Time: at, Since: &at, RxBytes: 2048, TxBytes: 1024, RxPackets: 20, TxPackets: 10, Allowed: 3, Denied: 10,
 		}},
 		"GET /sandboxes/lab/networkpolicy": {wire.PolicyStatus{
 			Status: "ok", Mode: "enforcing", EnforcementMode: "dns+nft",

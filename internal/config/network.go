@@ -15,7 +15,7 @@ type Network struct {
 	MaxOpenFlows int      `toml:"max_open_flows"`
 	MaxFlows     int      `toml:"max_flows"`
 
-	Pool      netip.Prefix     `toml:"-"` // AddressPool, checked
+	Pool      netip.Prefix      `toml:"-"` // AddressPool, checked
 	Resolvers []egress.Upstream `toml:"-"` // Upstreams, checked
 }
 
@@ -45,7 +45,7 @@ func (c *Config) validateNetwork(bad func(string, ...any)) {
 	for _, s := range n.Upstreams {
 		u, ok := parseUpstream(s)
 		if !ok {
-			bad("network.upstreams: %q: want an address or address:port, or tls://address#name with the name in the server's certificate", s)
+			bad("network.upstreams: %q: want an address, address:port or tls://address#name, with the name in the server's certificate", s)
 		}
 		n.Resolvers = append(n.Resolvers, u)
 	}

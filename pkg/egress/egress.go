@@ -54,6 +54,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -79,7 +80,10 @@ type Config struct {
 	// Uplinks is called at the start, by CloseUplinks, every ten seconds, and when
 	// somebody changes the rules of nf_tables.
 	Uplinks func() ([]string, error)
-	Logger  *slog.Logger // nil: discard
+	// FlowLogs is the directory of the flow logs of sandboxes; "": they are in memory
+	// only.
+	FlowLogs string
+	Logger   *slog.Logger // nil: discard
 	// OnDeny, if not nil, is called with denied flows, one call at a time and outside
 	// the packet path. A sandbox causes at most 100 calls a second; under load some may
 	// be lost.
@@ -93,12 +97,38 @@ type Denial struct {
 	ID    string         // of the sandbox
 	Proto string         // "tcp", "udp", "icmp", or a number
 	Dst   netip.AddrPort // port 0 where the protocol has none; the zero AddrPort of a query of DNS
-	Name  string         // that the guest asked DNS for, or called the server; or ""
+	Name  string         // that the guest asked DNS for, or called the server; or one that Dst had lately; or ""
 	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
+	By    string         // one of By…: what denied it
+
+	told chan<- struct{} // of Told: no denial
+}
+
+// The values of Denial.By.
+const (
+	ByPolicy = "policy" // a rule, the mode, or a private range that no rule names
+	ByBlock  = "block"  // an address that no policy opens
+	ByLimit  = "limit"  // the sandbox has as many flows as it may
+	ByDNS    = "dns"    // the resolver refused a query
+	ByProxy  = "proxy"  // the proxy saw a name, or none, after the connection was open
+)
+
+// byOf is what denies for a cause.
+func byOf(c policy.Cause) string {
+	switch c {
+	case policy.ByBlock:
+		return ByBlock
+	case policy.ByLimit:
+		return ByLimit
+	}
+	return ByPolicy
 }
 
 // Engine is the egress of one instance.
 type Engine struct {
+	// FlowLog knows what each sandbox sent, received and connected to.
+	FlowLog *flowlog.Recorder
+
 	judge
 	cfg    Config
 	log    *slog.Logger
@@ -140,6 +170,7 @@ type sandbox struct {
 	addr   netip.Addr
 	policy atomic.Pointer[policy.Policy]
 	leases leases
+	log    *flowlog.Log
 	dns    dnsBudget
 	deny   rate // guarded by ledger.mu
 	// leaving is set, under Engine.mu, before the entry leaves the set of sources: then
@@ -182,6 +213,9 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 // open makes the parts that depend on one another, in order: sets, chains that refer to
 // them, resolver, queue.
 func (e *Engine) open(ctx context.Context) (err error) {
+	if e.FlowLog, err = flowlog.NewRecorder(e.cfg.FlowLogs, linkPrefix, e.log); err != nil {
+		return err
+	}
 	if e.sets, err = netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -241,6 +275,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	e.done.Go(func() { e.guard(run) })
 	e.done.Go(func() { e.flows.run(run) })
 	e.done.Go(func() { e.ledger.countOn(run) })
+	e.done.Go(func() { e.FlowLog.Keep(run) })
 	e.dns.serve()
 	return nil
 }
@@ -275,6 +310,9 @@ func (e *Engine) Close() error {
 	if e.flows != nil {
 		e.flows.handle.Close()
 	}
+	if e.stop != nil { // an Engine that did not open has counted nothing
+		errs = append(errs, e.FlowLog.Save(true))
+	}
 	e.stop, e.queue, e.busy, e.dns, e.watch = nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
@@ -295,7 +333,7 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
 		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
-	changed, err := e.publish(id, addr, p)
+	changed, err := e.publish(id, addr, p, e.FlowLog.Open(id))
 	if err != nil {
 		return err
 	}
@@ -315,9 +353,9 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-// publish puts p in force. It returns the sandbox if p replaces another policy: then no
-// verdict by that one is under way any more.
-func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed *sandbox, err error) {
+// publish puts p in force. It returns the sandbox if p replaces another policy and may deny
+// flows that are open. No verdict by the old policy is under way then.
+func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy, log *flowlog.Log) (changed *sandbox, err error) {
 	e.ledger.mu.Lock() // a verdict is under way while it is held
 	defer e.ledger.mu.Unlock()
 	e.mu.Lock()
@@ -330,9 +368,9 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed 
 		if s != nil {
 			delete(e.byAddr, s.addr)
 		}
-		s = &sandbox{id: id, addr: addr}
+		s = &sandbox{id: id, addr: addr, log: log}
 		e.byID[id], e.byAddr[addr] = s, s
-	} else {
+	} else if e.ledger.has(addr) && !p.Loosens(s.policy.Load()) {
 		changed = s
 	}
 	s.policy.Store(p)
@@ -375,6 +413,9 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 		delete(e.byAddr, s.addr)
 	}
 	e.mu.Unlock()
+	if len(addrs) > 0 {
+		e.FlowLog.End(id) // its link goes next, and its counters with it
+	}
 	e.flows.forget(id, addrs)
 	return nil
 }
@@ -428,13 +469,35 @@ func (r *rate) allow(now time.Time, limit int) bool {
 }
 
 // tell reports a denial, unless the rate is exceeded or the receiver is too slow.
-func (e *Engine) tell(s *sandbox, f policy.Flow, why string) {
+func (e *Engine) tell(s *sandbox, f policy.Flow, why policy.Reason) {
 	if e.cfg.OnDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
 		return
 	}
+	name := ""
+	if names := s.leased(f.Dst); len(names) > 0 {
+		name = names[0]
+	}
 	select {
-	case e.denials <- Denial{ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Rule: why}:
+	case e.denials <- Denial{
+		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text,
+		By: byOf(why.Cause),
+	}:
 	default:
+	}
+}
+
+// Told returns when OnDeny has been called for every flow denied so far, or ctx has
+// ended. A guest learns of a denial after it was put into the channel.
+func (e *Engine) Told(ctx context.Context) {
+	told := make(chan struct{})
+	select {
+	case e.denials <- Denial{told: told}:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-told:
+	case <-ctx.Done():
 	}
 }
 
@@ -442,6 +505,10 @@ func (e *Engine) tellDenials(ctx context.Context) {
 	for {
 		select {
 		case d := <-e.denials:
+			if d.told != nil {
+				close(d.told)
+				continue
+			}
 			e.cfg.OnDeny(d)
 		case <-ctx.Done():
 			return

@@ -140,7 +140,8 @@ func TestManyAddresses(t *testing.T) {
 			for i := range uint32(perAnswer) {
 				a := make(net.IP, 4)
 				binary.BigEndian.PutUint32(a, 11<<24+n*perAnswer+i)
-				m.Answer = append(m.Answer, &dns.A{Hdr: dns.RR_Header{Name: q.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: a})
+				h := dns.RR_Header{Name: q.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET}
+				m.Answer = append(m.Answer, &dns.A{Hdr: h, A: a})
 			}
 			rw.WriteMsg(m) //nolint:errcheck // the guest says
 		}))

@@ -81,7 +81,9 @@ func Pair() (a, b *os.File, err error) {
 }
 
 // Tell sends a message that has no answer. The file, or socket, stays the caller's.
-func (c *Conn) Tell(kind uint8, body []byte, file syscall.Conn) error { return c.send(kind, 0, body, file) }
+func (c *Conn) Tell(kind uint8, body []byte, file syscall.Conn) error {
+	return c.send(kind, 0, body, file)
+}
 
 // Answer answers m. The file stays the caller's.
 func (c *Conn) Answer(m Message, body []byte, file syscall.Conn) error {

@@ -322,7 +322,8 @@ func TestAnswers(t *testing.T) {
 				q := question(c.name, c.typ)
 				a := d.ask(q, tcp)
 				if a.Id != q.Id || a.Question[0] != q.Question[0] || a.Rcode != c.rcode || datas(a) != c.want {
-					t.Errorf("cached %t: %s %s: %v, want %s %q", cached, c.name, dns.TypeToString[c.typ], a, dns.RcodeToString[c.rcode], c.want)
+					t.Errorf("cached %t: %s %s: %v, want %s %q", cached, c.name, dns.TypeToString[c.typ], a, dns.RcodeToString[c.rcode],
+						c.want)
 				}
 				for _, rr := range a.Answer {
 					if rr.Header().Ttl > maxTTL {
@@ -334,7 +335,8 @@ func TestAnswers(t *testing.T) {
 	}
 	d.mu.Lock()
 	sockets := d.sockets
-	if got := fmt.Sprint(d.leased["cdn.test"], d.leased["rebind.test"], d.leased["a.cdn.example"]); got != "[203.0.113.2] [203.0.113.4] []" {
+	got := fmt.Sprint(d.leased["cdn.test"], d.leased["rebind.test"], d.leased["a.cdn.example"])
+	if got != "[203.0.113.2] [203.0.113.4] []" {
 		t.Errorf("leased: %s", got)
 	}
 	d.mu.Unlock()
