@@ -115,6 +115,11 @@ func (l limits) resources() map[int]uint64 {
 	}
 	if l.serves {
 		r[unix.RLIMIT_CPU], r[unix.RLIMIT_NOFILE] = unix.RLIM_INFINITY, maxServe
+		// Only root of the host may have more than it has.
+		var now unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &now); err == nil {
+			r[unix.RLIMIT_NOFILE] = min(now.Max, maxServe)
+		}
 	}
 	return r
 }
