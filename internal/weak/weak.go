@@ -35,8 +35,8 @@ const (
 	Tmpfs         Wall = "tmpfs"        // sizes and inodes of file systems in memory, terminals
 	Policy        Wall = "policy"       // the network policy and the hard blocks in Go
 	Chains        Wall = "chains"       // the kernel's chains and the lock refuse nothing
-	Names         Wall = "names"        // the resolver answers every sandbox, whatever the name, and keeps private addresses
-	Heads         Wall = "heads"        // the proxy passes connections with any name, and with none, to any address that it may dial
+	Resolver      Wall = "resolver"     // it answers every sandbox
+	Proxy         Wall = "proxy"        // it lets every name pass, to every address
 	Keys          Wall = "keys"         // the API takes everybody for an admin
 	Roles         Wall = "roles"        // every role may do everything
 	Tokens        Wall = "tokens"       // ports of sandboxes ask for nothing

@@ -110,7 +110,7 @@ const rcodeRefused = 5 // RFC 1035, section 4.1.1
 
 // allows reports whether a sandbox may ask for a name, and why, or why not.
 func (r *resolver) allows(s *sandbox, m names.Message, now time.Time) (why string, allow bool) {
-	if weak.Off(weak.Names) {
+	if weak.Off(weak.Resolver) {
 		return "default", true
 	}
 	if !s.dns.within(now) {
@@ -169,7 +169,7 @@ func (r *resolver) answer(line *child.Conn, s *sandbox, m names.Message, why str
 // filter takes out what a public name must not have: addresses of the host and its networks
 // (rebinding). A private address stays if a rule names it.
 func (r *resolver) filter(s *sandbox, addrs []netip.Addr) []netip.Addr {
-	if weak.Off(weak.Names) {
+	if weak.Off(weak.Resolver) {
 		return addrs
 	}
 	p := s.policy.Load()

@@ -87,27 +87,27 @@ var nameAttacks = []attack{
 	attack{
 		name: "a denied name", wall: wallNames, named: true, run: []string{"lookup", "udp", "GATEWAY:53", "denied.example"},
 		held: words{"REFUSED"},
-	}.both(without(weak.Names)),
+	}.both(without(weak.Resolver)),
 	attack{
 		name: "a denied name, by TCP", wall: wallNames, named: true, run: []string{"lookup", "tcp", "GATEWAY:53", "denied.example"},
 		held: words{"REFUSED"},
-	}.both(without(weak.Names)),
+	}.both(without(weak.Resolver)),
 	attack{
 		name: "a denied name, by its own server", wall: "port 53 is redirected, to whatever address", named: true,
 		run: []string{"lookup", "udp", "DNS:53", "denied.example"}, held: words{"REFUSED"},
-	}.both(without(weak.Names)),
+	}.both(without(weak.Resolver)),
 	attack{
 		name: "an allowed name with an address inside", wall: "private addresses are taken out of answers", named: true,
 		run: []string{"lookup", "udp", "GATEWAY:53", "rebind.example"}, held: words{"none", "SERVFAIL"},
-	}.both(without(weak.Names)),
+	}.both(without(weak.Resolver)),
 	attack{
 		name: "an allowed name with the address of the metadata service", wall: "private addresses are taken out of answers",
 		named: true, run: []string{"lookup", "udp", "GATEWAY:53", "metadata.example"}, held: words{"none", "SERVFAIL"},
-	}.both(without(weak.Names)),
+	}.both(without(weak.Resolver)),
 	attack{
 		name: "an allowed name with an address of the host", wall: "addresses of the host are taken out of answers", named: true,
 		run: []string{"lookup", "udp", "GATEWAY:53", "uplink.example"}, held: words{"none", "SERVFAIL"},
-	}.both(without(weak.Names)),
+	}.both(without(weak.Resolver)),
 	attack{
 		name: "an answer about another name", wall: "an address is leased to the name that was asked for, by its chain of aliases",
 		named: true, run: []string{"resolved", "udp", "GATEWAY:53", "poison.example", fmt.Sprintf("OTHER:%d", internet.Speaks)},
@@ -124,58 +124,58 @@ var nameAttacks = []attack{
 	attack{
 		name: "data in names below a wildcard", wall: "names below a wildcard carry so much in a minute", named: true, own: nothing,
 		run: []string{"tunnel", "GATEWAY:53", "wild.example", "400"}, held: words{"limited"},
-	}.both(without(weak.Names)),
+	}.both(without(weak.Resolver)),
 
 	// names of connections
 	attack{
 		name: "another name on an allowed address", wall: wallHeads, named: true,
 		run: []string{"https", "SHARED:443", "denied.example", "this is denied.example", one("denied.example")}, held: stopped,
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "another name on an allowed address, in clear text", wall: wallHeads, named: true,
 		run: []string{"http", "SHARED:80", "this is denied.example", one("denied.example")}, held: stopped,
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "no name in the handshake", wall: wallHeads, named: true,
 		run: []string{"https", "SHARED:443", "", "this is denied.example", one("denied.example")}, held: stopped,
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "an allowed name at another address", wall: wallHeads, named: true,
 		run: []string{"https", "OTHER:443", "allowed.example", "this is elsewhere.example", one("elsewhere.example")}, held: stopped,
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "an allowed name at another address, in clear text", wall: wallHeads, named: true,
 		run: []string{"http", "OTHER:80", "this is allowed.example", one("allowed.example")}, held: stopped,
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "a second name on a kept connection", wall: "each request of a connection is checked", named: true,
 		run:  []string{"http", "SHARED:80", "this is denied.example", one("allowed.example") + "|" + one("denied.example")},
 		held: stopped.and("421"),
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "two requests at once", wall: "each request of a connection is checked", named: true,
 		run:  []string{"http", "SHARED:80", "this is denied.example", one("allowed.example") + one("denied.example")},
 		held: stopped.and("421"),
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "a name in the target of a request", wall: "the target's name counts, and the Host says the same", named: true,
 		run:  []string{"http", "SHARED:80", "this is denied.example", `GET http://denied.example/ HTTP/1.1\r\nHost: allowed.example\r\n\r\n`},
 		held: stopped.and("400", "421"),
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "a request within a request", wall: "requests are parsed by net/http and written anew", named: true,
 		run: []string{
 			"http", "SHARED:80", "this is denied.example", `POST / HTTP/1.1\r\nHost: allowed.example\r\n` +
 				`Content-Length: 61\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n` + one("denied.example"),
 		}, held: stopped.and("400", "421"),
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "a WebSocket to another name", wall: wallHeads, named: true,
 		run: []string{
 			"http", "SHARED:80", "HTTP/1.1 101", `GET / HTTP/1.1\r\nHost: denied.example\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n` +
 				`Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n`,
 		}, held: stopped,
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "HTTP/2 in clear text", wall: "on port 80 passes what is HTTP/1", named: true,
 		run: []string{"http2", "SHARED:80", "", "denied.example"}, held: words{"GOAWAY"},
@@ -183,11 +183,11 @@ var nameAttacks = []attack{
 	attack{
 		name: "HTTP/2 to another name", wall: wallHeads, named: true,
 		run: []string{"http2", "SHARED:443", "denied.example", "denied.example"}, held: stopped,
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "what DNS over HTTPS answers", wall: "an address that the name does not have here is not dialled", named: true,
 		run: []string{"doh", "SHARED:443", internet.Resolver, "elsewhere.example"}, held: stopped,
-	}.both(without(weak.Heads)),
+	}.both(without(weak.Proxy)),
 	attack{
 		name: "a name behind an allowed name", wall: "none: TLS hides it from all but the server (a limit that is documented)", named: true,
 		run: []string{"https", "SHARED:443", "allowed.example", "this is denied.example", one("denied.example")}, held: words{"ok"},
