@@ -114,12 +114,9 @@ func (l limits) resources() map[int]uint64 {
 		unix.RLIMIT_NPROC: maxTasks,
 	}
 	if l.serves {
-		r[unix.RLIMIT_CPU], r[unix.RLIMIT_NOFILE] = unix.RLIM_INFINITY, maxServe
-		// Only root of the host may have more than it has.
-		var now unix.Rlimit
-		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &now); err == nil {
-			r[unix.RLIMIT_NOFILE] = min(now.Max, maxServe)
-		}
+		var ours unix.Rlimit
+		_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &ours) // it cannot fail
+		r[unix.RLIMIT_CPU], r[unix.RLIMIT_NOFILE] = unix.RLIM_INFINITY, min(maxServe, ours.Max)
 	}
 	return r
 }

@@ -169,6 +169,9 @@ func (r *resolver) answer(line *child.Conn, s *sandbox, m names.Message, why str
 // filter takes out what a public name must not have: addresses of the host and its networks
 // (rebinding). A private address stays if a rule names it.
 func (r *resolver) filter(s *sandbox, addrs []netip.Addr) []netip.Addr {
+	if weak.Off(weak.Resolver) {
+		return addrs
+	}
 	p := s.policy.Load()
 	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool {
 		return r.e.blocks(a) != "" || policy.Private(a) && !p.Names(a)
@@ -222,13 +225,10 @@ func (r *resolver) note(s *sandbox, m names.Message, verdict, why, answer string
 
 // tellName reports a refused name.
 func (r *resolver) tellName(s *sandbox, name, why string) {
-	if r.e.cfg.OnDeny == nil || !s.dns.denied.allow(time.Now(), deniedPerSecond) {
+	if r.e.onDeny == nil || !s.dns.denied.allow(time.Now(), deniedPerSecond) {
 		return
 	}
-	select {
-	case r.e.denials <- Denial{ID: s.id, Proto: "dns", Name: name[:min(len(name), 253)], Rule: why}:
-	default:
-	}
+	r.e.put(Denial{ID: s.id, Proto: "dns", Name: name[:min(len(name), 253)], Rule: why, By: ByDNS})
 }
 
 // dnsSocket is a socket to a server, which the child uses. The daemon keeps it too, so that
