@@ -217,10 +217,12 @@ func (e *Engine) Resolve(ctx context.Context, s *sandbox, name string) ([]netip.
 func (r *resolver) note(s *sandbox, m names.Message, verdict, why, answer string) {
 	now := time.Now()
 	if !s.dns.lines.allow(now, dnsLines) {
+		s.dns.quiet++
 		return
 	}
 	r.log.Info("dns", "sandbox", s.id, "name", m.Name[:min(len(m.Name), 253)], "type", names.TypeName(m.Type), "verdict", verdict,
-		"rule", why, "answer", answer)
+		"rule", why, "answer", answer, "unlogged", s.dns.quiet)
+	s.dns.quiet = 0
 }
 
 // tellName reports a refused name.
