@@ -67,7 +67,7 @@ func odd([]string) error {
 			case tooLong:
 				c.Tell(tellMe, make([]byte, 257), nil) //nolint:errcheck // likewise
 			case aFile:
-				c.Tell(tellMe, nil, files[0]) //nolint:errcheck // likewise
+				c.Answer(m, fmt.Append(nil, c.Tell(tellMe, nil, files[0])), nil) //nolint:errcheck // likewise
 			case short:
 				c.sendmsg([]byte{1, 2}, nil) //nolint:errcheck // likewise
 			}
@@ -107,7 +107,7 @@ func TestSupervisor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	for _, kind := range []uint8{die, tooLong, aFile, short, die} {
+	for _, kind := range []uint8{die, tooLong, short, die} {
 		c, err := s.Conn(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -127,6 +127,9 @@ func TestSupervisor(t *testing.T) {
 		r.Close()
 		if got := call(t, c, askMe, "word", nil); got != "heard word <nil>" {
 			t.Errorf("asked: %s", got)
+		}
+		if got := call(t, c, aFile, "", nil); got != "sendmsg: function not implemented" { // it has no call for that
+			t.Errorf("it sends a descriptor: %s", got)
 		}
 		if _, err := c.Call(t.Context(), kind, nil, nil); !errors.Is(err, ErrGone) {
 			t.Errorf("kind %d: %v", kind, err)
