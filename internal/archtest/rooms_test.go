@@ -69,7 +69,8 @@ var rooms = map[string]map[string][]string{
 		"heads":  {"child"}, // a child: the heads of connections
 		"names":  {"child"}, // a child: DNS
 		"tunnel": {},        // what names may carry out
-		".":      {"child", "heads", "names", "policy", "tunnel"},
+		"flowlog": {}, // flows by destination, and bytes
+		".": {"child", "flowlog", "heads", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},

@@ -5,7 +5,7 @@
 //	exec       exec, shell, attach, command, logs
 //	code       eval, code
 //	files      cp, diff
-//	network    egress, endpoint, port
+//	network    egress, endpoint, network, port
 //	observe    events, stats, top, diagnostics
 //	image, images, tag, commit, rmi, volume, snapshot
 //	system     system, version, key

@@ -196,8 +196,8 @@ func reach(dir string) error {
 // serve has a socket of its parent's, and answers on it with what it may do.
 func serve([]string) error {
 	var cpu, files, data unix.Rlimit
-	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_CPU, &cpu), unix.Getrlimit(unix.RLIMIT_NOFILE, &files),
-		unix.Getrlimit(unix.RLIMIT_DATA, &data)); err != nil {
+	if err := errors.Join(unix.Prlimit(0, unix.RLIMIT_CPU, nil, &cpu), unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &files),
+		unix.Prlimit(0, unix.RLIMIT_DATA, nil, &data)); err != nil {
 		return err
 	}
 	said := fmt.Sprintf("cpu %t files %d data %d", cpu.Cur == unix.RLIM_INFINITY, files.Cur, data.Cur)

@@ -86,7 +86,37 @@ func (d background) sweep(ctx context.Context) error {
 		held = d.scope.Keep(ctx)
 	}
 	return errors.Join(held, d.ns.Setup(ctx), d.ns.OpenUplinks(ctx), d.manager.Recover(ctx), d.files.Pool.Sweep(ctx, d.noSweep()),
-		d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+		d.sweepFlows(ctx), d.images.Sweep(ctx), d.store.ForgetRequests(ctx, time.Now().Add(-record.RequestsKept)))
+}
+
+// sweepFlows removes the flow logs of sandboxes that have no record.
+func (d background) sweepFlows(ctx context.Context) error {
+	if d.noSweep() != "" {
+		return nil
+	}
+	ids, err := d.egress.FlowLog.List() // first: the record of a sandbox is older than its log
+	if err != nil {
+		return err
+	}
+	all, err := d.store.List(ctx)
+	unreadable, uerr := d.store.Unreadable(ctx)
+	if err = errors.Join(err, uerr); err != nil {
+		return err
+	}
+	known := map[string]bool{}
+	for _, r := range all {
+		known[r.ID] = true
+	}
+	for _, id := range unreadable {
+		known[id] = true
+	}
+	var errs []error
+	for _, id := range ids {
+		if !known[id] {
+			errs = append(errs, d.egress.FlowLog.Forget(id))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // forgetClients drops the connections to agents of sandboxes that are gone.

@@ -14,6 +14,8 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/cgroups"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 	"github.com/sandboxd/sandboxd/pkg/netns"
 	"github.com/sandboxd/sandboxd/pkg/oci"
@@ -127,6 +129,7 @@ var (
 	_ sandbox.Frozen      = (*snapshot.Snapshots)(nil)
 	_ api.Stats           = (*stats)(nil)
 	_ api.Diffs           = diffs{}
+	_ api.Flows           = flows{}
 )
 
 // diffs compares what guests and users have written. It leaves out the agent's own
@@ -215,3 +218,47 @@ func counter(id, name string) (n int64) {
 	}
 	return n
 }
+
+// flows are the flow logs as the API shows them.
+type flows struct{ recorder *flowlog.Recorder }
+
+// Flows lists the destinations of a sandbox.
+func (f flows) Flows(id string) wire.NetworkFlows {
+	r := f.recorder.Report(id)
+	out := wire.NetworkFlows{Since: sinceOf(r), Flows: make([]wire.Flow, len(r.Flows))}
+	for i, e := range r.Flows {
+		to := e.Name
+		if to == "" {
+			to = e.Addr.String()
+		}
+		out.Flows[i] = wire.Flow{Destination: to, Port: e.Port, Protocol: policy.ProtoName(e.Proto), Connections: connections(e.Tally)}
+	}
+	if r.Other != (flowlog.Tally{}) {
+		out.Other = new(connections(r.Other))
+	}
+	return out
+}
+
+// Traffic counts what passed the link of a sandbox.
+func (f flows) Traffic(id string) wire.NetworkStats {
+	r := f.recorder.Report(id)
+	return wire.NetworkStats{
+		Time: micros(time.Now()), Since: sinceOf(r),
+		RxBytes: int64(r.Traffic.RxBytes), TxBytes: int64(r.Traffic.TxBytes),
+		RxPackets: int64(r.Traffic.RxPackets), TxPackets: int64(r.Traffic.TxPackets),
+		Allowed: int64(r.Total.Allowed), Denied: int64(r.Total.Denied),
+	}
+}
+
+func sinceOf(r flowlog.Report) *time.Time {
+	if r.Since.IsZero() {
+		return nil
+	}
+	return new(micros(r.Since))
+}
+
+func connections(t flowlog.Tally) wire.Connections {
+	return wire.Connections{Allowed: int64(t.Allowed), Denied: int64(t.Denied), FirstSeen: micros(t.First), LastSeen: micros(t.Last)}
+}
+
+func micros(t time.Time) time.Time { return t.UTC().Truncate(time.Microsecond) }

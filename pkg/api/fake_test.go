@@ -45,11 +45,13 @@ type fake struct {
 	made   map[string]record.Made
 	keys   *fakeKeys
 
-	volumes *fakeVolumes
-	events  chan wire.Event
-	since   string          // the cursor that was asked for
-	from    time.Time       // for which events were asked for
-	life    context.Context // of every sandbox; nil does not end
+	volumes  *fakeVolumes
+	policies *fakePolicies
+	denied   []wire.Denial // to every sandbox
+	events   chan wire.Event
+	since    string          // the cursor that was asked for
+	from     time.Time       // for which events were asked for
+	life     context.Context // of every sandbox; nil does not end
 
 	renews atomic.Int64 // calls of Renew
 	ooms   atomic.Int64 // OOM kills of every sandbox
@@ -495,6 +497,22 @@ func (fakeStats) Usage(_ context.Context, r *record.Record) (wire.Usage, error) 
 	return u, nil
 }
 
+// fakeFlows has the same for every sandbox.
+type fakeFlows struct{}
+
+func (fakeFlows) Flows(id string) wire.NetworkFlows {
+	at := time.Date(2026, 11, 25, 12, 0, 0, 0, time.UTC)
+	n := wire.Connections{Allowed: 3, Denied: 1, FirstSeen: at, LastSeen: at.Add(time.Minute)}
+	return wire.NetworkFlows{Since: &at, Other: &n, Flows: []wire.Flow{
+		{Destination: "pypi.org", Port: 443, Protocol: "tcp", Connections: n},
+		{Destination: "203.0.113.9", Protocol: "icmp", Connections: n},
+	}}
+}
+
+func (fakeFlows) Traffic(string) wire.NetworkStats {
+	return wire.NetworkStats{Time: time.Now(), RxBytes: 4, TxBytes: 3, RxPackets: 2, TxPackets: 1, Allowed: 6, Denied: 5}
+}
+
 const testKey = "key-of-a-test"
 
 // world is a server on a socket and the fake behind it.
@@ -527,7 +545,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
 	f := &fake{
 		recs: map[string]record.Record{}, snaps: map[string]record.Snapshot{}, made: map[string]record.Made{}, keys: &fakeKeys{},
-		volumes: &fakeVolumes{}, events: make(chan wire.Event, 8),
+		volumes: &fakeVolumes{}, policies: &fakePolicies{}, events: make(chan wire.Event, 8),
 	}
 	f.agent = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Seen-Token", r.Header.Get(wire.HeaderAgentToken))
@@ -535,16 +553,18 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	})
 	w := &world{fake: f, t: t, log: &syncBuffer{}}
 	cfg := Config{
-		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Secret: []byte("secret"),
+		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Policies: f.policies, Secret: []byte("secret"),
 		Log:     slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
 		OpenAPI: openapi.JSON,
 		Docs:    openapi.Docs,
+		Network: fakeNetwork{f},
 		Offer: spec.Offer{
-			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON,
+			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
 		},
-		Host: func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
+		Flows: fakeFlows{},
+		Host:  func(r record.Record) map[string]string { return map[string]string{"link": "sb-" + r.ID} },
 	}
 	for _, c := range change {
 		c(&cfg)

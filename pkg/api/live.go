@@ -105,6 +105,28 @@ func (s *statsHandlers) measure(ctx context.Context, rec *record.Record) (wire.U
 	return u, nil
 }
 
+// Flows knows what sandboxes sent, received and connected to, also of those that have
+// ended. (egress)
+type Flows interface {
+	Flows(id string) wire.NetworkFlows
+	Traffic(id string) wire.NetworkStats
+}
+
+// flowHandlers show flow logs.
+type flowHandlers struct {
+	flows Flows
+}
+
+func (h *flowHandlers) list(w http.ResponseWriter, _ *http.Request, rec record.Record) error {
+	writeJSON(w, http.StatusOK, h.flows.Flows(rec.ID))
+	return nil
+}
+
+func (h *flowHandlers) stats(w http.ResponseWriter, _ *http.Request, rec record.Record) error {
+	writeJSON(w, http.StatusOK, h.flows.Traffic(rec.ID))
+	return nil
+}
+
 // heartbeat is how often a quiet stream of events sends a comment, so that proxies in
 // between do not cut it and a dead client is noticed.
 const heartbeat = 15 * time.Second

@@ -110,6 +110,15 @@ func (s *Server) table() []route {
 			"templates need OpenSandbox's Kubernetes runtime, which sandboxd does not have; make an image (sandboxctl image build, "+
 				"image import) or a snapshot of a sandbox, and create sandboxes from it")},
 	}
+	rows = append(rows, s.networkTable()...)
+	if !s.cfg.NoPolicies {
+		rows = append(rows, []route{
+			{"GET", "/policies", viewer, s.named.list},
+			{"GET", "/policies/{name}", viewer, s.named.get},
+			{"PUT", "/policies/{name}", admin, s.named.put}, // it changes what sandboxes of all clients may reach
+			{"DELETE", "/policies/{name}", admin, s.named.remove},
+		}...)
+	}
 	if s.cfg.NoVolumes {
 		return rows
 	}
@@ -120,6 +129,20 @@ func (s *Server) table() []route {
 		{"GET", "/volumes/{name}", viewer, s.volumes.inspect},
 		{"DELETE", "/volumes/{name}", operator, s.volumes.remove},
 	}...)
+}
+
+// networkTable is the part of the table about networks of sandboxes.
+func (s *Server) networkTable() []route {
+	on := func(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
+		return on(s.sandboxes.sandboxes, f)
+	}
+	return []route{
+		{"GET", "/sandboxes/{id}/network/denials", record.Viewer, on(s.network.denials)},
+		{"GET", "/sandboxes/{id}/network/explain", record.Viewer, on(s.network.explain)},
+		{"GET", "/sandboxes/{id}/network/flows", record.Viewer, on(s.flows.list)},
+		{"GET", "/sandboxes/{id}/network/stats", record.Viewer, on(s.flows.stats)},
+		{"POST", "/sandboxes/{id}/network/test", record.Operator, on(s.network.test)}, // it opens a flow
+	}
 }
 
 // RoleOf returns what the table asks for before it serves a path, for the document of the

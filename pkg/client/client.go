@@ -54,6 +54,9 @@ func (c *Client) Files(idOrName string) Files { return Files{c.in(idOrName)} }
 // Policy is what a sandbox may reach.
 func (c *Client) Policy(idOrName string) Policy { return Policy{c.in(idOrName)} }
 
+// Network is what a sandbox sent, received and connected to.
+func (c *Client) Network(idOrName string) Network { return Network{c.in(idOrName)} }
+
 // Diagnostics say what is wrong with a sandbox.
 func (c *Client) Diagnostics(idOrName string) Diagnostics { return Diagnostics{c.in(idOrName)} }
 
@@ -65,6 +68,9 @@ func (c *Client) Snapshots() Snapshots { return Snapshots{c.daemon} }
 
 // Volumes are the named volumes of the host.
 func (c *Client) Volumes() Volumes { return Volumes{c.daemon} }
+
+// Policies are the named network policies of the host.
+func (c *Client) Policies() Policies { return Policies{c.daemon} }
 
 // Keys are the API keys of the daemon.
 func (c *Client) Keys() Keys { return Keys{c.daemon} }

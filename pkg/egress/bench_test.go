@@ -2,11 +2,17 @@ package egress
 
 import (
 	"context"
+	"encoding/binary"
 	"net"
+	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
@@ -49,7 +55,7 @@ func BenchmarkRegister(b *testing.B) {
 }
 
 // BenchmarkNewFlow connects from a guest to the outside: without any rules, and
-// asked for by the queue. Run it with -benchtime 600x: one source may open
+// asked for by the queue, with 500 policies of ten rules. Run it with -benchtime 600x: one source may open
 // 1,000 flows at once.
 func BenchmarkNewFlow(b *testing.B) {
 	for _, c := range []struct {
@@ -59,14 +65,20 @@ func BenchmarkNewFlow(b *testing.B) {
 		to      string
 	}{
 		{"bare", false, record.Network{}, "203.0.113.1:443"},
-		{"allowed", true, rules(b, "rules", "203.0.113.1:443"), "203.0.113.1:443"},
+		{"allowed", true, tenth(b, "203.0.113.1:443"), "203.0.113.1:443"},
 		{"denied", true, rules(b, "rules"), "203.0.113.1:443"},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			w := newWorld(b)
 			var guest string
 			if c.engine {
-				guest = w.sandbox(w.open(), 0, c.network)
+				e := w.open()
+				for i := range 499 {
+					if err := e.Register(context.Background(), id(i+1), addr(i+1), manyRules(b, 10, i)); err != nil {
+						b.Fatal(err)
+					}
+				}
+				guest = w.sandbox(e, 0, c.network)
 			} else {
 				guest = w.guest(0)
 				w.run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", inst.Pool().String(), "-j", "MASQUERADE")
@@ -89,6 +101,13 @@ func BenchmarkNewFlow(b *testing.B) {
 			quantiles(b, "connect", took)
 		})
 	}
+}
+
+// tenth is a policy of ten rules, the last of which allows target.
+func tenth(b *testing.B, target string) record.Network {
+	n := manyRules(b, 9, 0)
+	n.Rules = append(n.Rules, rules(b, "rules", target).Rules...)
+	return n
 }
 
 // BenchmarkOpen: the chains are there already, or not.
@@ -114,6 +133,49 @@ func BenchmarkOpen(b *testing.B) {
 			}
 			_ = w
 			quantiles(b, "open", open)
+		})
+	}
+}
+
+// BenchmarkVerdict is the daemon's part of a new flow, without and with a flow log, to one
+// destination and to ever new ones.
+func BenchmarkVerdict(b *testing.B) {
+	for _, c := range []struct {
+		name         string
+		log          bool
+		destinations int
+	}{
+		{"no log", false, 100_000}, {"one destination", true, 1}, {"100000 destinations", true, 100_000},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			e := &Engine{
+				judge:  judge{pool: inst.Pool()},
+				cfg:    Config{Instance: inst, Pool: inst.Pool(), MaxOpenFlows: 1 << 40, MaxFlows: 1 << 40},
+				byAddr: map[netip.Addr]*sandbox{},
+			}
+			e.hosts.Store(&map[netip.Addr]bool{})
+			e.ledger = newLedger(e.cfg, nil)
+			p, err := policy.Compile(policy.Host{}, rules(b, "open"))
+			if err != nil {
+				b.Fatal(err)
+			}
+			s := &sandbox{addr: addr(0)}
+			s.policy.Store(p)
+			if c.log {
+				s.log = new(flowlog.Log)
+			}
+			e.byAddr[s.addr] = s
+			packet := make([]byte, 24)
+			packet[0], packet[9] = 0x45, unix.IPPROTO_TCP
+			copy(packet[12:], s.addr.AsSlice())
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				binary.BigEndian.PutUint32(packet[16:], 8<<24+uint32(i%c.destinations))
+				binary.BigEndian.PutUint16(packet[22:], 443)
+				if e.verdict(packet) != markAllow {
+					b.Fatal("refused")
+				}
+			}
 		})
 	}
 }

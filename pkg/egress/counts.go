@@ -9,6 +9,9 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
@@ -90,4 +93,22 @@ func parseQueueCounts(b []byte, nums ...uint16) (c QueueCounts, err error) {
 		}
 	}
 	return c, sc.Err()
+}
+
+// count enters a flow into the log of its sandbox. If name is empty, it is that which the
+// sandbox knows the address by. If it knows it by several, nobody can say which is meant.
+func (e *Engine) count(s *sandbox, f policy.Flow, name string, allowed bool) {
+	if s.log == nil { // of an Engine that Open did not make
+		return
+	}
+	if name == "" {
+		if names := s.leased(f.Dst); len(names) == 1 {
+			name = names[0]
+		}
+	}
+	to := flowlog.Destination{Name: name, Port: f.Port, Proto: f.Proto}
+	if name == "" {
+		to.Addr = f.Dst
+	}
+	s.log.Count(to, allowed, time.Now())
 }

@@ -54,6 +54,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sandboxd/sandboxd/internal/instance"
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -79,7 +80,10 @@ type Config struct {
 	// Uplinks is called at the start, by CloseUplinks, every ten seconds, and when
 	// somebody changes the rules of nf_tables.
 	Uplinks func() ([]string, error)
-	Logger  *slog.Logger // nil: discard
+	// FlowLogs is the directory of the flow logs of sandboxes; "": they are in memory
+	// only.
+	FlowLogs string
+	Logger   *slog.Logger // nil: discard
 	// OnDeny, if not nil, is called with denied flows, one call at a time and outside
 	// the packet path. A sandbox causes at most 100 calls a second; under load some may
 	// be lost.
@@ -88,17 +92,11 @@ type Config struct {
 	every time.Duration // how often the guard checks; 0: guardEvery
 }
 
-// Denial is a flow that was refused.
-type Denial struct {
-	ID    string         // of the sandbox
-	Proto string         // "tcp", "udp", "icmp", or a number
-	Dst   netip.AddrPort // port 0 where the protocol has none; the zero AddrPort of a query of DNS
-	Name  string         // that the guest asked DNS for, or called the server; or ""
-	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
-}
-
 // Engine is the egress of one instance.
 type Engine struct {
+	// FlowLog knows what each sandbox sent, received and connected to.
+	FlowLog *flowlog.Recorder
+
 	judge
 	cfg    Config
 	log    *slog.Logger
@@ -116,7 +114,7 @@ type Engine struct {
 
 	changes <-chan struct{} // somebody changed rules of nf_tables
 	watch   *watch
-	denials chan Denial
+	denials
 
 	flowCounts flowCounts
 	health     health
@@ -141,6 +139,7 @@ type sandbox struct {
 	addr   netip.Addr
 	policy atomic.Pointer[policy.Policy]
 	leases leases
+	log    *flowlog.Log
 	dns    dnsBudget
 	deny   rate // guarded by ledger.mu
 	// leaving is set, under Engine.mu, before the entry leaves the set of sources: then
@@ -172,7 +171,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 		judge: judge{pool: cfg.Pool}, cfg: cfg, log: cfg.Logger,
 		lock: lock{cfg.Instance, cfg.Gateway.As4()},
 		byID: map[string]*sandbox{}, byAddr: map[netip.Addr]*sandbox{},
-		denials: make(chan Denial, 1024),
+		denials: newDenials(cfg.OnDeny),
 	}
 	if err := e.open(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open egress of instance %s: %w", cfg.Instance, err), e.Close())
@@ -183,6 +182,9 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 // open makes the parts that depend on one another, in order: sets, chains that refer to
 // them, resolver, queue.
 func (e *Engine) open(ctx context.Context) (err error) {
+	if e.FlowLog, err = flowlog.NewRecorder(e.cfg.FlowLogs, linkPrefix, e.log); err != nil {
+		return err
+	}
 	if e.sets, err = netlink.NewHandle(unix.NETLINK_NETFILTER, unix.NETLINK_ROUTE); err != nil {
 		return err
 	}
@@ -245,6 +247,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	e.done.Go(func() { e.guard(run) })
 	e.done.Go(func() { e.flows.run(run) })
 	e.done.Go(func() { e.ledger.countOn(run) })
+	e.done.Go(func() { e.FlowLog.Keep(run) })
 	e.dns.serve()
 	e.proxy.serve(run)
 	return nil
@@ -283,6 +286,9 @@ func (e *Engine) Close() error {
 	if e.flows != nil {
 		e.flows.handle.Close()
 	}
+	if e.stop != nil { // an Engine that did not open has counted nothing
+		errs = append(errs, e.FlowLog.Save(true))
+	}
 	e.stop, e.queue, e.busy, e.dns, e.proxy, e.watch = nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
@@ -303,7 +309,7 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
 		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
-	changed, err := e.publish(id, addr, p)
+	changed, err := e.publish(id, addr, p, e.FlowLog.Open(id))
 	if err != nil {
 		return err
 	}
@@ -324,9 +330,9 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-// publish puts p in force. It returns the sandbox if p replaces another policy: then no
-// verdict by that one is under way any more.
-func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed *sandbox, err error) {
+// publish puts p in force. It returns the sandbox if p replaces another policy and may deny
+// flows that are open. No verdict by the old policy is under way then.
+func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy, log *flowlog.Log) (changed *sandbox, err error) {
 	e.ledger.mu.Lock() // a verdict is under way while it is held
 	defer e.ledger.mu.Unlock()
 	e.mu.Lock()
@@ -339,9 +345,9 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy) (changed 
 		if s != nil {
 			delete(e.byAddr, s.addr)
 		}
-		s = &sandbox{id: id, addr: addr}
+		s = &sandbox{id: id, addr: addr, log: log}
 		e.byID[id], e.byAddr[addr] = s, s
-	} else {
+	} else if e.ledger.has(addr) && !p.Loosens(s.policy.Load()) {
 		changed = s
 	}
 	s.policy.Store(p)
@@ -387,6 +393,9 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 		delete(e.byAddr, s.addr)
 	}
 	e.mu.Unlock()
+	if len(addrs) > 0 {
+		e.FlowLog.End(id) // its link goes next, and its counters with it
+	}
 	e.flows.forget(id, addrs)
 	return nil
 }
@@ -420,43 +429,4 @@ func (e *Engine) lookup(addr netip.Addr) *sandbox {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return e.byAddr[addr]
-}
-
-// deniedPerSecond is how many denials of one sandbox are reported each second.
-const deniedPerSecond = 100
-
-// rate counts by whole seconds.
-type rate struct {
-	second int64
-	n      int
-}
-
-func (r *rate) allow(now time.Time, limit int) bool {
-	if s := now.Unix(); s != r.second {
-		r.second, r.n = s, 0
-	}
-	r.n++
-	return r.n <= limit
-}
-
-// tell reports a denial, unless the rate is exceeded or the receiver is too slow.
-func (e *Engine) tell(s *sandbox, f policy.Flow, why string) {
-	if e.cfg.OnDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
-		return
-	}
-	select {
-	case e.denials <- Denial{ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Rule: why}:
-	default:
-	}
-}
-
-func (e *Engine) tellDenials(ctx context.Context) {
-	for {
-		select {
-		case d := <-e.denials:
-			e.cfg.OnDeny(d)
-		case <-ctx.Done():
-			return
-		}
-	}
 }

@@ -350,14 +350,16 @@ func (e *Engine) verdict(packet []byte) uint32 {
 	}
 	switch {
 	case action == policy.Deny:
+		e.count(s, f, "", false)
 		e.flowCounts.add(refused, why.Cause)
-		e.tell(s, f, why.Text)
+		e.tell(s, f, why)
 		return markDeny
 	case isQuery:
 		return markResolve
 	case action == policy.Proxy:
-		return markProxy
+		return markProxy // the proxy counts it, when it knows the name
 	default:
+		e.count(s, f, "", true)
 		e.flowCounts.add(passed, why.Cause)
 		return markAllow
 	}

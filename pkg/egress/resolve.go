@@ -169,6 +169,9 @@ func (r *resolver) answer(line *child.Conn, s *sandbox, m names.Message, why str
 // filter takes out what a public name must not have: addresses of the host and its networks
 // (rebinding). A private address stays if a rule names it.
 func (r *resolver) filter(s *sandbox, addrs []netip.Addr) []netip.Addr {
+	if weak.Off(weak.Resolver) {
+		return addrs
+	}
 	p := s.policy.Load()
 	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool {
 		return r.e.blocks(a) != "" || policy.Private(a) && !p.Names(a)
@@ -214,21 +217,20 @@ func (e *Engine) Resolve(ctx context.Context, s *sandbox, name string) ([]netip.
 func (r *resolver) note(s *sandbox, m names.Message, verdict, why, answer string) {
 	now := time.Now()
 	if !s.dns.lines.allow(now, dnsLines) {
+		s.dns.quiet++
 		return
 	}
 	r.log.Info("dns", "sandbox", s.id, "name", m.Name[:min(len(m.Name), 253)], "type", names.TypeName(m.Type), "verdict", verdict,
-		"rule", why, "answer", answer)
+		"rule", why, "answer", answer, "unlogged", s.dns.quiet)
+	s.dns.quiet = 0
 }
 
 // tellName reports a refused name.
 func (r *resolver) tellName(s *sandbox, name, why string) {
-	if r.e.cfg.OnDeny == nil || !s.dns.denied.allow(time.Now(), deniedPerSecond) {
+	if r.e.onDeny == nil || !s.dns.denied.allow(time.Now(), deniedPerSecond) {
 		return
 	}
-	select {
-	case r.e.denials <- Denial{ID: s.id, Proto: "dns", Name: name[:min(len(name), 253)], Rule: why}:
-	default:
-	}
+	r.e.put(Denial{ID: s.id, Proto: "dns", Name: name[:min(len(name), 253)], Rule: why, By: ByDNS})
 }
 
 // dnsSocket is a socket to a server, which the child uses. The daemon keeps it too, so that

@@ -63,6 +63,7 @@ func fullSpec() record.Spec {
 		Prestart: []string{"python"},
 		Network: record.Network{Mode: record.NetworkRules, Rules: []record.Rule{
 			{Allow: true, Prefix: netip.MustParsePrefix("203.0.113.0/24"), Ports: [2]uint16{443, 443}, Proto: "tcp"},
+			{Allow: true, Name: "*.example.com"},
 		}},
 		Publish: []record.Publish{{Host: netip.MustParseAddrPort("127.0.0.1:8080"), Port: 80}}, SecureAccess: true,
 		Restart: record.Restart{Policy: record.RestartOnFailure, Max: 3},
@@ -74,7 +75,13 @@ func fullSpec() record.Spec {
 		Extensions:    map[string]string{"x": "y"},
 		NetworkPolicy: []byte(`{"egress":[]}`),
 		Security:      record.SecurityStrict,
+		Policy:        record.PolicyUse{Name: "build", Version: 1, Pinned: true, Left: true},
 	}
+}
+
+// releasePolicy is a policy with a value in every field.
+func releasePolicy() record.PolicyVersion {
+	return record.PolicyVersion{Made: past, Network: fullSpec().Network, NetworkPolicy: []byte(`{"egress":[]}`)}
 }
 
 // fullRecord is a record with a value in every field: the seventh, which ended.
@@ -138,6 +145,7 @@ func fillStore(t *testing.T, db *DB) {
 		}))
 	}
 	must(db.VolumeMade(ctx, "volume-ready", "vol-"+releaseID('x')))
+	must(second(db.PutPolicy(ctx, "build", true, releasePolicy())))
 	must(db.AddKey(ctx, record.Key{
 		Name: "ci", Role: record.Operator, Sum: []byte(strings.Repeat("s", 32)), Created: past,
 		Expires: future,
@@ -167,6 +175,8 @@ func fillStore(t *testing.T, db *DB) {
 	}
 	must(db.Insert(ctx, &r))
 }
+
+func second(_, _ record.Policy, err error) error { return err }
 
 // writeRelease writes a store as of this release, and what is in it.
 func writeRelease(t *testing.T, dir string) {
@@ -218,7 +228,7 @@ func TestRelease(t *testing.T) {
 		t.Errorf("read\n%+v\nput\n%+v", got, put)
 	}
 	seen := fields{}
-	for _, v := range []any{want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes} {
+	for _, v := range []any{want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies} {
 		seen.add(reflect.ValueOf(v))
 	}
 	for _, name := range seen.empty() {
