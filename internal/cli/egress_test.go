@@ -122,8 +122,10 @@ func TestEgress(t *testing.T) {
 		}
 	}
 	if got := asked()[before:]; !slices.Equal(got, []string{
-		"PUT" + at + `{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.9"},{"action":"allow","target":"*.npmjs.org","ports":[443]}]}`,
-		"PUT" + at + `{"defaultAction":"allow","egress":[{"action":"allow","target":"pypi.org","ports":[443]},{"action":"deny","target":"c.example"}]}`,
+		"PUT" + at + `{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.9"},` +
+			`{"action":"allow","target":"*.npmjs.org","ports":[443]}]}`,
+		"PUT" + at + `{"defaultAction":"allow","egress":[{"action":"allow","target":"pypi.org","ports":[443]},` +
+			`{"action":"deny","target":"c.example"}]}`,
 		"PUT" + at + `{"defaultAction":"deny","egress":[]}`,
 	}) {
 		t.Errorf("asked\n%s", strings.Join(got, "\n"))
@@ -133,12 +135,13 @@ func TestEgress(t *testing.T) {
 // TestEgressExplained: what explain, test and denials print, and how test ends.
 func TestEgressExplained(t *testing.T) {
 	refused := wire.Denial{
-		Time: time.Now(), Times: 3, Protocol: "tcp", Name: "evil\x1b.example", Address: "203.0.113.7", Port: 443, Reason: "no rule allows it",
-		Allow: "evil.example:443",
+		Time: time.Now(), Times: 3, Protocol: "tcp", Name: "evil\x1b.example", Address: "203.0.113.7", Port: 443,
+		Reason: "no rule allows it", Allow: "evil.example:443",
 	}
 	no := wire.Explanation{Target: "pypi.org:443/tcp", Verdict: wire.VerdictDeny, Reason: "no rule allows it", Allow: "pypi.org:443"}
 	yes := wire.Explanation{Target: "pypi.org:443/tcp", Verdict: wire.VerdictAllow, Reason: "by the rule allow pypi.org:443"}
-	never := wire.Explanation{Target: "10.0.0.1:22/tcp", Verdict: wire.VerdictDeny, Reason: "closed to every sandbox: host address", Names: []string{"a", "b"}}
+	never := wire.Explanation{Target: "10.0.0.1:22/tcp", Verdict: wire.VerdictDeny, Reason: "host address", Names: []string{"a", "b"}}
+	limited := &wire.Denial{Reason: "over a limit"}
 	var mu sync.Mutex
 	var explained wire.Explanation
 	var tested wire.NetworkTest
@@ -165,7 +168,7 @@ func TestEgressExplained(t *testing.T) {
 	}{
 		{no, "denied: pypi.org:443/tcp: no rule allows it\nto allow it:\n  sandboxctl egress patch --allow pypi.org:443 lab\n"},
 		{yes, "allowed: pypi.org:443/tcp: by the rule allow pypi.org:443\n"},
-		{never, "denied: 10.0.0.1:22/tcp: closed to every sandbox: host address\nthe address is one of a, b\nno rule of the sandbox can allow it\n"},
+		{never, "denied: 10.0.0.1:22/tcp: host address\nthe address is one of a, b\nno rule of the sandbox can allow it\n"},
 	} {
 		mu.Lock()
 		explained = c.e
@@ -187,17 +190,19 @@ func TestEgressExplained(t *testing.T) {
 		{
 			wire.NetworkTest{Target: "pypi.org:443/tcp", Step: "resolve", Error: "no such host\x1b", Denied: &refused, Explanation: no},
 			1,
-			"not reached: pypi.org:443/tcp in 0.0 ms\nresolve: no such host\\x1b\ndenied: pypi.org:443/tcp: no rule allows it\nto allow it:\n" +
-				"  sandboxctl egress patch --allow pypi.org:443 lab\n",
+			"not reached: pypi.org:443/tcp in 0.0 ms\nresolve: no such host\\x1b\ndenied: pypi.org:443/tcp: no rule allows it\n" +
+				"to allow it:\n  sandboxctl egress patch --allow pypi.org:443 lab\n",
 		},
 		{
 			wire.NetworkTest{Target: "pypi.org:443/tcp", Step: "connect", Error: "timeout", Explanation: yes},
 			1,
-			"not reached: pypi.org:443/tcp in 0.0 ms\nconnect: timeout\nthe policy allows it (by the rule allow pypi.org:443): the cause is elsewhere\n",
+			"not reached: pypi.org:443/tcp in 0.0 ms\nconnect: timeout\n" +
+				"the policy allows it (by the rule allow pypi.org:443): the cause is elsewhere\n",
 		},
 		{
-			wire.NetworkTest{Target: "pypi.org:443/tcp", Step: "connect", Error: "refused", Denied: &wire.Denial{Reason: "over a limit"}, Explanation: yes},
-			1, "not reached: pypi.org:443/tcp in 0.0 ms\nconnect: refused\ndenied: over a limit\n",
+			wire.NetworkTest{Target: "pypi.org:443/tcp", Step: "connect", Error: "refused", Denied: limited, Explanation: yes},
+			1,
+			"not reached: pypi.org:443/tcp in 0.0 ms\nconnect: refused\ndenied: over a limit\n",
 		},
 	} {
 		mu.Lock()

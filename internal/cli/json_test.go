@@ -252,8 +252,8 @@ func newFixedDaemon(t *testing.T) (url string) {
 		}},
 		"GET /sandboxes/lab/network/denials": {wire.Denials{
 			Items: []wire.Denial{{
-				Time: at, First: at, Times: 3, Protocol: "tcp", Name: "pypi.org", Address: "203.0.113.7", Port: 443, Rule: "default", By: "proxy",
-				Reason: "no rule allows it", Allow: "pypi.org:443",
+				Time: at, First: at, Times: 3, Protocol: "tcp", Name: "pypi.org", Address: "203.0.113.7", Port: 443, Rule: "default",
+				By: "proxy", Reason: "no rule allows it", Allow: "pypi.org:443",
 			}},
 			Total: 3, Since: at,
 		}},

@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 // A guest can cause any number of denials, each for another address. So the log takes a
@@ -76,7 +77,8 @@ func (d *denials) note(id string, n wire.Denial) {
 	b.total++
 	n.First, n.Times = n.Time, 1
 	same := slices.IndexFunc(b.last, func(o wire.Denial) bool {
-		return o.Address == n.Address && o.Port == n.Port && o.Protocol == n.Protocol && o.Name == n.Name && o.Rule == n.Rule && o.By == n.By
+		return o.Address == n.Address && o.Port == n.Port && o.Protocol == n.Protocol && o.Name == n.Name && o.Rule == n.Rule &&
+			o.By == n.By
 	})
 	switch {
 	case same >= 0:
@@ -231,11 +233,11 @@ func isRule(why string) bool {
 // allowOf is the rule, as sandboxctl takes it, that would open what was denied; "": none
 // would, or one stands against it.
 func allowOf(n egress.Denial, d wire.Denial) string {
-	if n.By == egress.ByBlock || n.By == egress.ByLimit || n.Rule == byNone || strings.HasPrefix(n.Rule, "deny ") {
-		return ""
-	}
-	target := cmp.Or(d.Name, d.Address)
-	if n.Rule == byPrivate {
+	target := ""
+	switch n.Rule {
+	case byDefault:
+		target = cmp.Or(d.Name, d.Address)
+	case byPrivate, policy.NoName: // no rule by name opens it
 		target = d.Address
 	}
 	switch {

@@ -45,9 +45,11 @@ func TestRuleOf(t *testing.T) {
 // used as long as it can be.
 func TestRules(t *testing.T) {
 	for line, want := range map[string]string{
-		"--allow pypi.org:443 --allow 1.2.3.4,5.6.7.8":                  wire.ExtAllow + " pypi.org:443,1.2.3.4,5.6.7.8",
-		"--deny a.example --allow *.example --deny 10.0.0.0/8/icmp":     wire.ExtRules + " deny=a.example,allow=*.example,deny=10.0.0.0/8/icmp",
-		"--allow b.example:80-90/tcp --rule deny=c.example --allow d.x": wire.ExtRules + " allow=b.example:80-90/tcp,deny=c.example,allow=d.x",
+		"--allow pypi.org:443 --allow 1.2.3.4,5.6.7.8": wire.ExtAllow + " pypi.org:443,1.2.3.4,5.6.7.8",
+		"--deny a.example --allow *.example --deny 10.0.0.0/8/icmp": wire.ExtRules +
+			" deny=a.example,allow=*.example,deny=10.0.0.0/8/icmp",
+		"--allow b.example:80-90/tcp --rule deny=c.example --allow d.x": wire.ExtRules +
+			" allow=b.example:80-90/tcp,deny=c.example,allow=d.x",
 	} {
 		var r Rules
 		f := pflag.NewFlagSet("x", pflag.ContinueOnError)

@@ -134,7 +134,8 @@ func wholePolicy(file, def string, rules command.Rules) (json.RawMessage, error)
 	case def != "":
 		return nil, errs.New(errs.Invalid, "--policy and --default exclude each other: the defaultAction of the policy is the default")
 	case !command.IsPolicyFile(file):
-		return nil, errs.New(errs.Invalid, "--policy %q: want a file: a path with a slash, or a name that ends in .json", text.Clip(file, 60))
+		return nil, errs.New(errs.Invalid, "--policy %q: want a file: a path with a slash, or a name that ends in .json",
+			text.Clip(file, 60))
 	}
 	return command.ReadPolicy(file, rules)
 }

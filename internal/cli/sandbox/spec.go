@@ -59,8 +59,8 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringArrayVarP(&s.env, "env", "e", nil, "environment variable: NAME=VALUE, or NAME to pass on the local value")
 	f.StringArrayVar(&s.envFiles, "env-file", nil, "file of environment variables, one NAME=VALUE a line")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label KEY=VALUE")
-	f.StringVar(&s.network, "network", "", "network mode: none, rules (only what --allow permits) or open (any public address that no --deny "+
-		"names)")
+	f.StringVar(&s.network, "network", "", "network mode: none, rules (only what --allow permits) or open (any public address that no "+
+		"--deny names)")
 	s.rules.Flags(f)
 	f.StringVar(&s.policy, "policy", "", "network policy: NAME of a policy to follow (sandboxctl policy), NAME@VERSION to keep that "+
 		"version, or a JSON file, {\"defaultAction\", \"egress\"}, - for standard input; --allow and --deny come before the rules of "+
