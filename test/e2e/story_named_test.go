@@ -79,9 +79,12 @@ func tellNamedPolicies(t *testing.T, l *lab) {
 		same("inspect "+id, fmt.Sprint(*l.inspect(id).Sandboxd.Policy), want)
 	}
 
+	l.ok("egress", "set", "--policy", "build", own) // it follows again
+	reaches(own, refusedFlow)
+
 	// An edit says which it moves, and holds when that is said, also after a kill.
 	moved := l.ok("policy", "set", "build", "--allow", outsideAddr+":443")
-	if !strings.HasPrefix(moved, "build@3\n") || strings.Count(moved, "moved ") != 3 || !strings.Contains(moved, "moved follower\n") ||
+	if !strings.HasPrefix(moved, "build@3\n") || strings.Count(moved, "moved ") != 4 || !strings.Contains(moved, "moved follower\n") ||
 		!strings.Contains(moved, "moved "+paused+"\n") || !strings.Contains(moved, "moved "+stopped+"\n") {
 		t.Errorf("the edit said %q", moved)
 	}
