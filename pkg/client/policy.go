@@ -38,6 +38,13 @@ func (c Policy) Remove(ctx context.Context, targets []string) (wire.PolicyStatus
 	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodDelete, path: c.path("/networkpolicy"), json: targets})
 }
 
+// Use gives a sandbox the policy NAME to follow, or NAME@VERSION. It holds as after Patch.
+func (c Policy) Use(ctx context.Context, name string) (wire.SandboxPolicy, error) {
+	return ask[wire.SandboxPolicy](ctx, c.daemon, request{
+		method: http.MethodPut, path: c.path("/policy"), json: wire.PolicyRequest{Name: name},
+	})
+}
+
 // Denials returns what the network refused a sandbox.
 func (c Policy) Denials(ctx context.Context) (wire.Denials, error) {
 	return ask[wire.Denials](ctx, c.daemon, get(c.path("/network/denials")))
