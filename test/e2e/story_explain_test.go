@@ -68,7 +68,8 @@ func tellNetworkExplained(t *testing.T, l *lab) {
 	if late > 0.1 {
 		t.Errorf("the event came %.0f ms after the guest knew", late*1000)
 	}
-	if r := l.ctl("exec", id, "--", "bash", "-c", "</dev/tcp/"+outsideAddr+"/80; true"); r.code != 0 || strings.Contains(r.errout, "network:") {
+	r = l.ctl("exec", id, "--", "bash", "-c", "</dev/tcp/"+outsideAddr+"/80; true")
+	if r.code != 0 || strings.Contains(r.errout, "network:") {
 		t.Errorf("a command that ended well: %+v", r)
 	}
 	if out := l.ok("egress", "denials", id); !strings.Contains(out, "--allow "+target) || strings.Count(out, "\n") != 3 {
@@ -81,7 +82,8 @@ func tellNetworkExplained(t *testing.T, l *lab) {
 		t.Fatalf("test: %+v", r)
 	}
 	l.ok(strings.Fields(command)...)
-	if out := l.ok("egress", "explain", "asks", target); !strings.HasPrefix(out, "allowed: "+target+"/tcp: by the rule allow "+outsideAddr) {
+	allowed := "allowed: " + target + "/tcp: by the rule allow " + outsideAddr
+	if out := l.ok("egress", "explain", "asks", target); !strings.HasPrefix(out, allowed) {
 		t.Errorf("explain: %s", out)
 	}
 	l.ok(append(connect, "443")...)
@@ -128,7 +130,8 @@ func (l *lab) hammered(t *testing.T, id string, events <-chan wire.Event) {
 		t.Errorf("a command that hammers is told %q", told.errout)
 	}
 	var all wire.Denials
-	if err := json.Unmarshal([]byte(l.ok("egress", "denials", "-o", "json", id)), &all); err != nil || len(all.Items) != 64 || all.Total < 65 {
+	err := json.Unmarshal([]byte(l.ok("egress", "denials", "-o", "json", id)), &all)
+	if err != nil || len(all.Items) != 64 || all.Total < 65 {
 		t.Errorf("%d denials of %d are kept, %v", len(all.Items), all.Total, err)
 	}
 	l.ok("update", "--label", "end=1", id)
