@@ -169,6 +169,9 @@ func (r *resolver) answer(line *child.Conn, s *sandbox, m names.Message, why str
 // filter takes out what a public name must not have: addresses of the host and its networks
 // (rebinding). A private address stays if a rule names it.
 func (r *resolver) filter(s *sandbox, addrs []netip.Addr) []netip.Addr {
+	if weak.Off(weak.Resolver) {
+		return addrs
+	}
 	p := s.policy.Load()
 	return slices.DeleteFunc(slices.Clone(addrs), func(a netip.Addr) bool {
 		return r.e.blocks(a) != "" || policy.Private(a) && !p.Names(a)

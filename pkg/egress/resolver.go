@@ -128,27 +128,21 @@ type request struct {
 	answer chan []byte
 }
 
-func newResolver(ctx context.Context, e *Engine) (r *resolver, err error) {
-	r = &resolver{
+func newResolver(ctx context.Context, e *Engine) (*resolver, error) {
+	r := &resolver{
 		e: e, log: e.log, fixed: len(e.cfg.Upstreams) > 0, udp: -1, upstreams: e.cfg.Upstreams,
 		asking: map[uint64]*asking{}, requests: map[uint32]*request{},
 	}
 	r.refresh()
-	defer func() {
-		if err != nil {
-			err = errors.Join(fmt.Errorf("start the resolver: %w", err), r.close())
-		}
-	}()
-	addr := netip.AddrPortFrom(e.cfg.Gateway, ResolverPort)
-	if err := r.listen(ctx, addr); err != nil {
-		return nil, err
+	err := r.listen(ctx, netip.AddrPortFrom(e.cfg.Gateway, ResolverPort))
+	if err == nil {
+		r.child, err = child.Start(ctx, child.Config{
+			Verb: names.ServeVerb, Files: r.files, Memory: dnsMemory, Max: names.MaxMessage, Logger: e.log,
+			Handle: r.handle, Begin: r.begin, End: r.end,
+		})
 	}
-	r.child, err = child.Start(ctx, child.Config{
-		Verb: names.ServeVerb, Files: r.files, Memory: dnsMemory, Max: names.MaxMessage, Logger: e.log,
-		Handle: r.handle, Begin: r.begin, End: r.end,
-	})
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(fmt.Errorf("start the resolver: %w", err), r.close())
 	}
 	return r, nil
 }

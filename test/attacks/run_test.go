@@ -22,6 +22,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/client"
+	"github.com/sandboxd/sandboxd/test/internet"
 )
 
 // weakBin is where make weak puts the programs whose walls can be taken down, and guest.
@@ -143,6 +144,7 @@ type field struct {
 	marker string // a file in it
 	host   net.Listener
 	liar   *liar
+	net    *internet.Internet
 	weak   string // the walls that are down
 	lent   string // a directory that guests may mount
 }
@@ -167,8 +169,10 @@ func newField(t *testing.T, programs string) *field {
 	must(t, os.Mkdir(f.lent, 0o755))
 	must(t, os.Symlink("..", filepath.Join(f.lent, "up")))
 	f.liar = newLiar(t)
+	f.net = newInternet(t)
 	f.Daemon = daemontest.Prepare(t, daemontest.Options{
-		Programs: programs, Storage: []string{fmt.Sprintf("allowed_host_paths = [%q]", f.lent)}, Config: f.liar.config(),
+		Programs: programs, Storage: []string{fmt.Sprintf("allowed_host_paths = [%q]", f.lent)},
+		Config: slices.Concat([]string{"[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS)}, f.liar.config()),
 	})
 	f.host, err = net.Listen("tcp4", "0.0.0.0:0")
 	must(t, err)
@@ -227,12 +231,20 @@ func (f *field) attack(t *testing.T, place string, attacks []attack, judge func(
 	f.background(t, neighbour.ID, "serve", "7000")
 	f.await(t, neighbour.ID, 7000)
 	values := f.values(t, neighbour.ID)
-	shared := f.create(t, place, nil)
+	shared := map[bool]*wire.Sandbox{} // by named
 	for _, a := range attacks {
 		t.Run(a.name, func(t *testing.T) {
-			in := shared
-			if a.own != nil {
-				in = f.create(t, place, a.own)
+			change := a.own
+			if a.named {
+				change = byName(a.own)
+			}
+			in := shared[a.named]
+			if a.own != nil || in == nil {
+				made := f.create(t, place, change)
+				in = &made
+			}
+			if a.own == nil {
+				shared[a.named] = in
 			}
 			flows := conntrack(t)
 			g := f.run(t, a, in.ID, values)
@@ -304,6 +316,8 @@ func (f *field) values(t *testing.T, neighbour string) *strings.Replacer {
 	return strings.NewReplacer(
 		"MARKER", f.marker, "BOOTID", strings.TrimSpace(string(boot)), "PID", strconv.Itoa(os.Getpid()),
 		"GATEWAY", f.Instance.Gateway().String(), "LISTENER", port, "NEIGHBOUR", g.word,
+		"DNS", internet.DNS.String(), "SHARED", internet.Shared.String(), "OTHER", internet.Other.String(),
+		"PRIVATE", internet.Private.String(), "UPLINK", internet.Uplink.String(),
 	)
 }
 

@@ -28,8 +28,11 @@ type attack struct {
 	// run are the arguments of the program guest, in a sandbox. These words are replaced:
 	// MARKER (a file of the host), BOOTID and PID (of the host), GATEWAY (the address of the
 	// host that guests see), LISTENER (a port that the host listens on), NEIGHBOUR (the
-	// address of another sandbox, which listens on 7000).
+	// address of another sandbox, which listens on 7000), DNS, SHARED, OTHER and PRIVATE
+	// (addresses of test/internet), UPLINK (an address of the host).
 	run []string
+	// named runs it in a sandbox whose policy names hosts (byName).
+	named bool
 	// uid is who runs it inside.
 	uid int64
 	// own changes the sandbox. An attack with one has a sandbox for itself, and afterwards
@@ -74,7 +77,7 @@ func (w words) and(more ...string) words { return append(slices.Clone(w), more..
 
 // all is the table.
 func all() []attack {
-	return slices.Concat(kernelAttacks, escapes, agentAttacks, networkAttacks, floods, apiAttacks, doorAttacks, archiveAttacks,
+	return slices.Concat(kernelAttacks, escapes, agentAttacks, networkAttacks, nameAttacks, floods, apiAttacks, doorAttacks, archiveAttacks,
 		registryAttacks)
 }
 

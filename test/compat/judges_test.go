@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/test/internet"
 )
 
 var runtimes = []string{"runc", "runsc"}
@@ -69,7 +72,11 @@ type unserved struct {
 func TestJudges(t *testing.T) {
 	hosttest.Root(t)
 	known := knownUnserved(t)
-	d := daemontest.New(t)
+	in := internet.New(t, daemontest.Instance.Pool())
+	for _, name := range []string{"pypi.org", "*.example.com"} { // those of the chapter "policies by name"
+		in.Set(name, internet.Record{A: []netip.Addr{internet.Shared}})
+	}
+	d := daemontest.New(t, "[network]", fmt.Sprintf("upstreams = [%q]", internet.DNS))
 	daemontest.Image(t, d, "base")
 	daemontest.Image(t, d, "code-interpreter")
 	var mu sync.Mutex

@@ -105,7 +105,7 @@ func tellNetworkRules(t *testing.T, l *lab) {
 		"tcp " + outsideHost + " 443": refusedFlow, // the host, even inside an allowed range
 	}
 	l.wantFlows(l.dial(id, keys(want)...), want)
-	l.wants(l.ctl("create", "base", "--allow", "exa mple.com:443"), 125, "exa mple.com")
+	l.wants(l.ctl("create", "base", "--allow", "example..com:443"), 125, "example..com")
 	l.wants(l.ctl("create", "base", "--allow", "2001:db8::/32"), 125, "IPv6")
 	l.wants(l.ctl("create", "base", "--allow", "203.0.113.0/24:0"), 125, "203.0.113.0/24:0")
 	l.wants(l.ctl("create", "base", "--allow", outsideHost+":22"), 125, "never reaches its host")

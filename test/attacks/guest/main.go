@@ -76,6 +76,16 @@ var attacks = map[string]func(args []string) (more string, err error){
 	"print":        printMuch,
 	"replace":      replace,
 	"impostor":     impostor,
+	"http":         httpRaw,
+	"https":        httpsRaw,
+	"http2":        http2,
+	"follow":       follow,
+	"doh":          doh,
+	"lookup":       lookup,
+	"resolved":     resolved,
+	"tunnel":       tunnel,
+	"slow":         slow,
+	"ping":         ping,
 }
 
 func main() {

@@ -223,7 +223,19 @@ async function network(s) {
 
   await report.chapter("policies by name", ["Sandbox.create({networkPolicy: names})"], async () => {
     const networkPolicy = { defaultAction: "deny", egress: [{ action: "allow", target: "*.example.com" }] };
-    await end(await Sandbox.create({ image: "base", networkPolicy, ...where }));
+    const other = await Sandbox.create({ image: "base", networkPolicy, ...where });
+    assert.deepEqual((await other.getEgressPolicy()).egress.map((r) => r.target), ["*.example.com"]);
+    const get = async (name) => {
+      const ran = await other.commands.run(`curl -sS -m 9 http://${name}/`);
+      return [ran.exitCode, out(ran).trim()];
+    };
+    assert.deepEqual(await get("www.example.com"), [0, "this is www.example.com"]);
+    assert.equal((await get("pypi.org"))[0], 6); // could not resolve: refused at once
+    await other.patchEgressRules([{ action: "allow", target: "pypi.org" }]);
+    assert.deepEqual(await get("pypi.org"), [0, "this is pypi.org"]);
+    await other.deleteEgressRules(["*.example.com"]);
+    assert.equal((await get("www.example.com"))[0], 6);
+    await end(other);
   });
 
   const vault = s.credentialVault;

@@ -112,8 +112,12 @@ async def main(session: ClientSession, plain: ClientSession) -> None:
 
     with report.chapter("policies by name", "sandbox_create(network_policy: names)"):
         named = {"default_action": "deny", "egress": [{"action": "allow", "target": "pypi.org"}]}
-        other = await call("sandbox_create", at=plain, image="base", network_policy=named, **WHERE)
-        await call("sandbox_kill", at=plain, sandbox_id=other["sandbox_id"])
+        other = (await call("sandbox_create", image="base", network_policy=named, **WHERE))["sandbox_id"]
+        e = await call("command_run", sandbox_id=other, command="curl -sS -m 9 http://pypi.org/")
+        assert e["exit_code"] == 0 and "this is pypi.org" in str(e), e
+        e = await call("command_run", sandbox_id=other, command="curl -sS -m 9 http://www.example.com/")
+        assert e["exit_code"] == 6, e  # could not resolve: refused at once
+        await call("sandbox_kill", sandbox_id=other)
 
     with report.chapter("the end of sandboxes"):
         assert (await call("sandbox_kill", sandbox_id=sid))["status"] == "killed"

@@ -213,7 +213,12 @@ with report.chapter("policy changes", "osb egress patch"):
 
 with report.chapter("policies by name", "osb sandbox create --network-policy-file (names)"):
     named = write("named.json", {"defaultAction": "deny", "egress": [{"action": "allow", "target": "pypi.org"}]})
-    osb("sandbox", "kill", answer("sandbox", "create", "--network-policy-file", named, *WHERE)["id"])
+    other = answer("sandbox", "create", "--network-policy-file", named, *WHERE)["id"]
+    assert [r["target"] for r in answer("egress", "get", other)["egress"]] == ["pypi.org"]
+    assert "this is pypi.org" in osb("command", "run", other, "--", "curl", "-sS", "-m", "9", "http://pypi.org/")
+    osb("egress", "patch", other, "--rule", "allow=*.example.com")
+    assert "this is www.example.com" in osb("command", "run", other, "--", "curl", "-sS", "-m", "9", "http://www.example.com/")
+    osb("sandbox", "kill", other)
 
 vault = [c for g in GROUPS if "vault" in g for c in GROUPS[g]]
 with report.chapter("credential vault", "osb sandbox create --credential-proxy", *vault):

@@ -284,7 +284,20 @@ async def network(s) -> None:
 
     with report.chapter("policies by name", "Sandbox.create(network_policy=names)"):
         named = NetworkPolicy(default_action="deny", egress=[NetworkRule(action="allow", target="*.example.com")])
-        await (await Sandbox.create("base", network_policy=named, **WHERE)).destroy()
+        other = await Sandbox.create("base", network_policy=named, **WHERE)
+        assert [r.target for r in (await other.get_egress_policy()).egress] == ["*.example.com"]
+
+        async def get(name: str) -> tuple:
+            ran = await other.commands.run(f"curl -sS -m 9 http://{name}/")
+            return ran.exit_code, ran.text.strip()
+
+        assert await get("www.example.com") == (0, "this is www.example.com")
+        assert (await get("pypi.org"))[0] == 6  # could not resolve: refused at once
+        await other.patch_egress_rules([NetworkRule(action="allow", target="pypi.org")])
+        assert await get("pypi.org") == (0, "this is pypi.org")
+        await other.delete_egress_rules(["*.example.com"])
+        assert (await get("www.example.com"))[0] == 6
+        await other.destroy()
 
     vault = s.credential_vault
     with report.chapter("credential vault", "Sandbox.create(credential_proxy=)", *(r for r in report.rows if "_vault." in r)):
