@@ -224,7 +224,7 @@ func groupOf(path string) string {
 		return "Agent"
 	case strings.HasPrefix(path, egressPort):
 		return "Egress"
-	case slices.Contains([]string{"sandboxes", "snapshots", "images", "volumes", "keys"}, first):
+	case slices.Contains([]string{"sandboxes", "snapshots", "images", "volumes", "policies", "keys"}, first):
 		return strings.ToUpper(first[:1]) + first[1:]
 	case first == "pools", first == "templates":
 		return "Refused"
@@ -238,6 +238,7 @@ var groups = []struct{ name, text string }{
 	{"Snapshots", ""},
 	{"Images", ""},
 	{"Volumes", ""},
+	{"Policies", ""},
 	{"Keys", ""},
 	{"Daemon", ""},
 	{"Agent", "The agent of a sandbox runs commands and code, and serves files. This is OpenSandbox's execd API. SDKs ask for its " +

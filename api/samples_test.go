@@ -20,7 +20,7 @@ const (
 // values are those of parameters of paths in samples, by name or by path.
 var values = map[string]string{
 	"sandboxId": "lab", "snapshotId": "before-upgrade", "port": "8000", "ref": "python", "kind": "summary", "path": "index.html",
-	"/keys/{name}": "ci", "/volumes/{name}": "data",
+	"/keys/{name}": "ci", "/volumes/{name}": "data", "/policies/{name}": "build",
 }
 
 // resolve follows a reference.

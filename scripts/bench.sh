@@ -7,4 +7,5 @@ cd "$(dirname "$0")/.."
 [ "$(id -u)" -eq 0 ] || { echo "bench: sandboxd makes namespaces, cgroups and firewall rules, so this needs root" >&2; exit 1; }
 go build -trimpath -o build/bench-tool ./test/bench
 CGO_ENABLED=0 go build -trimpath -o build/bench-guest ./test/bench/guest
+CGO_ENABLED=0 go test -c -trimpath -tags seccomp -o build/bench-egress ./pkg/egress
 exec build/bench-tool -bin build/bin -recipes rootfs -out build/bench.json -doc docs/benchmarks.md "$@"

@@ -35,6 +35,7 @@ type Config struct {
 	Gateway      Gateway  `toml:"gateway"`
 	Storage      Storage  `toml:"storage"`
 	Network      Network  `toml:"network"`
+	Egress       Egress   `toml:"egress"`
 	Runtime      Runtime  `toml:"runtime"`
 	Security     Security `toml:"security"`
 	Images       Images   `toml:"images"`
@@ -46,6 +47,8 @@ type Config struct {
 	Log      Log    `toml:"log"`
 
 	Prepared Prepared `toml:"prepared"`
+
+	Policies map[string]Policy `toml:"policies"`
 
 	// Instance is InstanceName, checked.
 	Instance instance.Instance `toml:"-"`
@@ -237,6 +240,7 @@ func (c *Config) validate(bad func(format string, args ...any)) {
 	c.validateListen(bad)
 	c.validateGateway(bad)
 	c.validateNetwork(bad)
+	c.validatePolicies(bad)
 	c.validateStorage(bad)
 	if c.Runtime.Default != "runsc" && c.Runtime.Default != "runc" {
 		bad("runtime.default = %q: want runsc or runc", c.Runtime.Default)

@@ -2,11 +2,14 @@ package config
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/egress"
 )
 
 func load(t *testing.T, text string) (*Config, error) {
@@ -290,6 +293,25 @@ func TestInsecure(t *testing.T) {
 					t.Errorf("%s, %q: the text does not say %s: %v", address, c.line, want, err)
 				}
 			}
+		}
+	}
+}
+
+func TestUpstreams(t *testing.T) {
+	for s, want := range map[string]egress.Upstream{
+		"192.0.2.1":                       {Addr: netip.MustParseAddrPort("192.0.2.1:53")},
+		"192.0.2.1:5353":                  {Addr: netip.MustParseAddrPort("192.0.2.1:5353")},
+		"2001:db8::1":                     {Addr: netip.MustParseAddrPort("[2001:db8::1]:53")},
+		"tls://192.0.2.1#dns.example":     {Addr: netip.MustParseAddrPort("192.0.2.1:853"), TLS: "dns.example"},
+		"tls://192.0.2.1:443#dns.example": {Addr: netip.MustParseAddrPort("192.0.2.1:443"), TLS: "dns.example"},
+		"tls://192.0.2.1":                 {}, // whose certificate?
+		"tls://192.0.2.1#":                {},
+		"tls://dns.example#dns.example":   {},
+		"192.0.2.1#dns.example":           {},
+		"":                                {},
+	} {
+		if got, ok := parseUpstream(s); ok != want.Addr.IsValid() || ok && got != want {
+			t.Errorf("%q: %v, %v", s, got, ok)
 		}
 	}
 }

@@ -72,6 +72,16 @@ func (f *file) table(t map[string]any, typ reflect.Type, at string) {
 				f.table(v.(map[string]any), field.Elem(), fmt.Sprintf("%s[%d].", name, i))
 			}
 			continue
+		case field.Kind() == reflect.Map && field.Elem().Kind() == reflect.Struct && isTable:
+			for k, v := range inner {
+				if of, ok := v.(map[string]any); ok {
+					f.table(of, field.Elem(), name+"."+k+".")
+				} else {
+					f.bad(name+"."+k, "%s.%s = %s: want a table, [%s.%s]", name, k, shown(v), name, k)
+					delete(inner, k)
+				}
+			}
+			continue
 		case field.Kind() == reflect.Map && isTable:
 			for k, v := range inner {
 				if why := misfit(field.Elem(), v); why != "" {

@@ -1,6 +1,11 @@
 package config
 
-import "net/netip"
+import (
+	"net/netip"
+	"strings"
+
+	"github.com/sandboxd/sandboxd/pkg/egress"
+)
 
 // Network is the addresses of sandboxes, their resolvers, and how many flows one sandbox
 // may have.
@@ -10,8 +15,8 @@ type Network struct {
 	MaxOpenFlows int      `toml:"max_open_flows"`
 	MaxFlows     int      `toml:"max_flows"`
 
-	Pool      netip.Prefix     `toml:"-"` // AddressPool, checked
-	Resolvers []netip.AddrPort `toml:"-"` // Upstreams, checked
+	Pool      netip.Prefix      `toml:"-"` // AddressPool, checked
+	Resolvers []egress.Upstream `toml:"-"` // Upstreams, checked
 }
 
 // The smallest and the largest value of network.max_flows. The resolver may use 64 of
@@ -38,14 +43,30 @@ func (c *Config) validateNetwork(bad func(string, ...any)) {
 		n.Pool = p.Masked()
 	}
 	for _, s := range n.Upstreams {
-		if a, err := netip.ParseAddr(s); err == nil {
-			n.Resolvers = append(n.Resolvers, netip.AddrPortFrom(a, 53))
-		} else if ap, err := netip.ParseAddrPort(s); err == nil {
-			n.Resolvers = append(n.Resolvers, ap)
-		} else {
-			bad("network.upstreams: %q: want an address or address:port", s)
+		u, ok := parseUpstream(s)
+		if !ok {
+			bad("network.upstreams: %q: want an address, address:port or tls://address#name, with the name in the server's certificate", s)
 		}
+		n.Resolvers = append(n.Resolvers, u)
 	}
+}
+
+// parseUpstream reads a DNS server: 192.0.2.1, 192.0.2.1:5353 or tls://192.0.2.1#dns.example.
+func parseUpstream(s string) (u egress.Upstream, ok bool) {
+	port := uint16(53)
+	if rest, isTLS := strings.CutPrefix(s, "tls://"); isTLS {
+		if s, u.TLS, ok = strings.Cut(rest, "#"); !ok || u.TLS == "" {
+			return u, false
+		}
+		port = 853 // RFC 7858
+	}
+	if a, err := netip.ParseAddr(s); err == nil {
+		u.Addr = netip.AddrPortFrom(a, port)
+		return u, true
+	}
+	var err error
+	u.Addr, err = netip.ParseAddrPort(s)
+	return u, err == nil
 }
 
 // Addr is the address of the sandbox in slot. It leaves out the pool's first two

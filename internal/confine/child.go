@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"strconv"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -71,21 +71,69 @@ func live(verbs map[string]Verb) error {
 		}
 		return do(os.Args[3:])
 	}
-	files, err1 := strconv.Atoi(os.Args[1])
-	cpu, err2 := strconv.Atoi(os.Args[2])
-	if err := errors.Join(err1, err2); err != nil {
+	l, err := parseLimits(os.Args[1])
+	if err != nil {
 		return err
 	}
-	err := settle(FirstFile+files, uint64(cpu))
-	if do := verbs[os.Args[3]]; oneLife && errors.Is(err, unix.ENOENT) && do != nil {
-		return do(os.Args[4:])
+	err = settle(l)
+	if do := verbs[os.Args[2]]; oneLife && errors.Is(err, unix.ENOENT) && do != nil {
+		return do(os.Args[3:])
 	}
 	return err
 }
 
+// limits are what a child may use, as its first life reads them.
+type limits struct {
+	files  int // that it was given, beside the standard ones
+	cpu    time.Duration
+	data   int64 // bytes
+	serves bool
+}
+
+const limitsForm = "%d files, %d s, %d bytes, serves %t"
+
+func (l limits) String() string {
+	return fmt.Sprintf(limitsForm, l.files, int64(l.cpu/time.Second), l.data, l.serves)
+}
+
+func parseLimits(s string) (l limits, err error) {
+	var seconds int64
+	if _, err := fmt.Sscanf(s, limitsForm, &l.files, &seconds, &l.data, &l.serves); err != nil {
+		return l, fmt.Errorf("read the limits %q: %w", s, err)
+	}
+	l.cpu = time.Duration(seconds) * time.Second
+	return l, nil
+}
+
+// resources are the limits as the kernel has them.
+func (l limits) resources() map[int]uint64 {
+	r := map[int]uint64{
+		unix.RLIMIT_CORE: 1, // at any other value the kernel starts the core handler of the host
+		unix.RLIMIT_CPU:  uint64(l.cpu / time.Second), unix.RLIMIT_DATA: uint64(l.data), unix.RLIMIT_AS: maxSpace,
+		unix.RLIMIT_FSIZE: maxFile, unix.RLIMIT_NOFILE: maxFiles, unix.RLIMIT_MEMLOCK: 0,
+		unix.RLIMIT_NPROC: maxTasks,
+	}
+	if l.serves {
+		r[unix.RLIMIT_CPU], r[unix.RLIMIT_NOFILE] = unix.RLIM_INFINITY, maxServe
+	}
+	return r
+}
+
+// environment: the collector gives up before the limit on data is reached. An unpacker
+// runs two threads; a child that serves runs as many as there are processors, but stays
+// far below maxTasks.
+func (l limits) environment() []string {
+	threads := 2
+	if l.serves {
+		threads = min(runtime.NumCPU(), maxTasks/8)
+	}
+	return []string{fmt.Sprintf("GOMEMLIMIT=%d", l.data/3*2), fmt.Sprintf("GOMAXPROCS=%d", threads)}
+}
+
 // settle gives this process its root and its limits, leaves it only the capabilities
 // that its second life needs, and executes that.
-func settle(root int, cpu uint64) error {
+func settle(l limits) error {
+	root := FirstFile + l.files
 	runtime.LockOSThread() // credentials belong to a thread
 	self, err := unix.Open("/proc/self/exe", unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -102,12 +150,7 @@ func settle(root int, cpu uint64) error {
 	if err := unix.CloseRange(uint(root), ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return fmt.Errorf("close_range: %w", err)
 	}
-	for what, max := range map[int]uint64{
-		unix.RLIMIT_CORE: 1, // at any other value the kernel starts the core handler of the host
-		unix.RLIMIT_CPU:  cpu, unix.RLIMIT_DATA: maxData, unix.RLIMIT_AS: maxSpace,
-		unix.RLIMIT_FSIZE: maxFile, unix.RLIMIT_NOFILE: maxFiles, unix.RLIMIT_MEMLOCK: 0,
-		unix.RLIMIT_NPROC: maxTasks,
-	} {
+	for what, max := range l.resources() {
 		if err := unix.Setrlimit(what, &unix.Rlimit{Cur: max, Max: max}); err != nil {
 			return fmt.Errorf("limit resource %d to %d: %w", what, max, err)
 		}
@@ -115,18 +158,18 @@ func settle(root int, cpu uint64) error {
 	if err := dropAll(); err != nil {
 		return err
 	}
-	return again(self, "/", os.Args[3:])
+	return again(self, "/", l, os.Args[2:])
 }
 
 // again begins the second life: it executes the program self with a verb and its
 // arguments, and leaves it only the files below root and the system calls that it needs.
 // Preconditions: no_new_privs is set, and this thread is locked.
-func again(self int, root string, args []string) error {
+func again(self int, root string, l limits, args []string) error {
 	if !oneLife { // libc, and the threads beside this one, need more
 		if err := lock(self, root); err != nil {
 			return err
 		}
-		if err := refuse(); err != nil {
+		if err := refuse(l.serves); err != nil {
 			return err
 		}
 	}
@@ -134,8 +177,7 @@ func again(self int, root string, args []string) error {
 	if err != nil {
 		return err
 	}
-	// The collector gives up before the limit is reached; two threads run.
-	env, err := syscall.SlicePtrFromStrings([]string{"GOMEMLIMIT=512MiB", "GOMAXPROCS=2"})
+	env, err := syscall.SlicePtrFromStrings(l.environment())
 	if err != nil {
 		return err
 	}

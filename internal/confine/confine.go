@@ -19,6 +19,7 @@ package confine
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,7 +28,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -50,6 +50,11 @@ type Child struct {
 	Files []*os.File // descriptors FirstFile and up of the child
 	// Time bounds its CPU time; zero is an hour.
 	Time time.Duration
+	// Serves makes it a child that serves for as long as this process lives: without an
+	// end of its CPU time, with many descriptors, and with the calls that sockets need. It
+	// still makes none: it has those that it is given. Memory, if not zero, bounds its data.
+	Serves bool
+	Memory int64
 }
 
 // FirstFile is the descriptor of Files[0] in the child.
@@ -61,6 +66,7 @@ const (
 	maxData  = 768 << 20
 	maxSpace = 8 << 30
 	maxFiles = 1024
+	maxServe = 1 << 18  // descriptors of a child that serves
 	maxTasks = 64       // processes and threads, counted in the child's user namespace; Go has about ten
 	maxFile  = 64 << 30 // for the file of a layer; limits on the whole bound all files together
 )
@@ -81,10 +87,10 @@ type Process struct {
 	In  *os.File // its standard input
 	Out *os.File // its standard output
 
-	cmd   *exec.Cmd
-	words *tail
-	cpu   time.Duration
-	done  chan error
+	cmd    *exec.Cmd
+	words  *tail
+	limits limits
+	done   chan error
 }
 
 // pipeSize is the largest that the kernel allows without privileges: fewer wake-ups
@@ -113,14 +119,11 @@ func Start(ctx context.Context, c Child) (*Process, error) {
 	if c.Root != "" {
 		caps = append(caps, FileCaps...)
 	}
-	cpu := c.Time
-	if cpu == 0 {
-		cpu = time.Hour
-	}
+	l := limits{files: len(c.Files), cpu: cmp.Or(c.Time, time.Hour), data: cmp.Or(c.Memory, maxData), serves: c.Serves}
 	same := []syscall.SysProcIDMap{{ContainerID: 0, HostID: 0, Size: ids}}
-	p := &Process{In: inW, Out: outR, words: &tail{}, cpu: cpu, done: make(chan error, 1)}
+	p := &Process{In: inW, Out: outR, words: &tail{}, limits: l, done: make(chan error, 1)}
 	p.cmd = exec.CommandContext(ctx, "/proc/self/exe")
-	p.cmd.Args = append([]string{name, strconv.Itoa(len(c.Files)), strconv.Itoa(int(cpu / time.Second)), c.Verb}, c.Args...)
+	p.cmd.Args = append([]string{name, l.String(), c.Verb}, c.Args...)
 	p.cmd.Env = []string{}
 	p.cmd.Dir = "/"
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = inR, outW, p.words
@@ -180,11 +183,15 @@ func (p *Process) Wait() error {
 		}
 		return fmt.Errorf("%w: %.1000q", err, text)
 	}
-	if strings.Contains(string(p.words.b), "out of memory") || strings.Contains(string(p.words.b), "cannot allocate memory") {
-		return errs.Wrap(err, errs.Invalid, "the archive takes more than %d MiB of memory to read: it is damaged or malicious", maxData>>20)
+	if p.limits.serves {
+		return fmt.Errorf("%w: %.1000q", err, said)
 	}
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.SystemTime()+exit.UserTime() > p.cpu-time.Second/2 {
-		return errs.Wrap(err, errs.Invalid, "the archive takes more than %s of CPU time to read: it is damaged or malicious", p.cpu)
+	if strings.Contains(string(p.words.b), "out of memory") || strings.Contains(string(p.words.b), "cannot allocate memory") {
+		return errs.Wrap(err, errs.Invalid, "the archive takes more than %d MiB of memory to read: it is damaged or malicious",
+			p.limits.data>>20)
+	}
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.SystemTime()+exit.UserTime() > p.limits.cpu-time.Second/2 {
+		return errs.Wrap(err, errs.Invalid, "the archive takes more than %s of CPU time to read: it is damaged or malicious", p.limits.cpu)
 	}
 	return fmt.Errorf("%w: %.1000q", err, said)
 }

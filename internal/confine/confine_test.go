@@ -38,6 +38,7 @@ func TestMain(m *testing.M) {
 		"escape": escape,
 		"crowd":  crowd,
 		"wait":   func([]string) error { fmt.Println("ready"); _, err := io.ReadAll(os.Stdin); return err },
+		"serve":  serve,
 		"reach":  func(args []string) error { return reach(args[0]) },
 	})
 	os.Exit(m.Run())
@@ -192,6 +193,67 @@ func reach(dir string) error {
 	return nil
 }
 
+// serve has a socket of its parent's, and answers on it with what it may do.
+func serve([]string) error {
+	var cpu, files, data unix.Rlimit
+	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_CPU, &cpu), unix.Getrlimit(unix.RLIMIT_NOFILE, &files),
+		unix.Getrlimit(unix.RLIMIT_DATA, &data)); err != nil {
+		return err
+	}
+	said := fmt.Sprintf("cpu %t files %d data %d", cpu.Cur == unix.RLIM_INFINITY, files.Cur, data.Cur)
+	for what, call := range map[string][3]uintptr{
+		"socket": {unix.SYS_SOCKET, unix.AF_INET, unix.SOCK_STREAM}, "connect": {unix.SYS_CONNECT, FirstFile},
+		"bind": {unix.SYS_BIND, FirstFile}, "sendto": {unix.SYS_SENDTO, FirstFile}, "sendmsg": {unix.SYS_SENDMSG, FirstFile},
+		"sendmmsg": {unix.SYS_SENDMMSG, FirstFile}, "pair": {unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_STREAM},
+		"ioctl": {unix.SYS_IOCTL, FirstFile},
+	} {
+		if _, _, errno := unix.RawSyscall(call[0], call[1], call[2], 0); errno != unix.ENOSYS {
+			return fmt.Errorf("%s: %w", what, errno)
+		}
+	}
+	word := make([]byte, 8)
+	for {
+		n, _, err := unix.Recvfrom(FirstFile, word, 0)
+		if err != nil || n == 0 {
+			return err
+		}
+		if _, err := unix.Write(FirstFile, []byte(said)); err != nil {
+			return err
+		}
+	}
+}
+
+// TestChildThatServes: it has a socket, and may serve it forever, but makes no other.
+func TestChildThatServes(t *testing.T) {
+	needsRoot(t)
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "ours"), os.NewFile(uintptr(pair[1]), "theirs")
+	defer ours.Close()
+	p, err := Start(t.Context(), Child{Verb: "serve", Files: []*os.File{theirs}, Serves: true, Memory: 256 << 20})
+	theirs.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	word := make([]byte, 256)
+	for range 2 {
+		if _, err := ours.Write([]byte("tell")); err != nil {
+			t.Fatal(err)
+		}
+		n, err := ours.Read(word)
+		if want := fmt.Sprintf("cpu true files %d data %d", maxServe, 256<<20); err != nil || string(word[:n]) != want {
+			t.Fatalf("%q, %v; want %q", word[:n], err, want)
+		}
+	}
+	ours.Close()
+	if err := p.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
 // crowd takes threads until it may not, which ends a Go program.
 func crowd([]string) error {
 	for range 1000 {
@@ -220,7 +282,7 @@ func bare() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return err
 	}
-	return again(self, os.Args[1], os.Args[2:])
+	return again(self, os.Args[1], limits{data: maxData}, os.Args[2:])
 }
 
 // TestBareChild: filter and Landlock, each by itself, let a child work and nothing else.

@@ -30,7 +30,7 @@ func FuzzLastWords(f *testing.F) {
 		}
 		died := errors.New("exit status 1")
 		heard := func(words *tail) error {
-			p := &Process{words: words, cpu: time.Hour, done: make(chan error, 1)}
+			p := &Process{words: words, limits: limits{cpu: time.Hour, data: maxData}, done: make(chan error, 1)}
 			p.done <- died
 			return p.Wait()
 		}

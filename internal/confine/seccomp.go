@@ -35,6 +35,24 @@ var allowed = slices.Concat([]uint32{
 	unix.SYS_EXIT, unix.SYS_EXIT_GROUP,
 }, ofMachine)
 
+// serving are the calls that a child has beside allowed if it serves: those of sockets that
+// it was given. It makes no socket, and connects and binds none. It writes by write(2), which
+// reaches what a socket is connected to. sendto(2) and sendmsg(2) name an address, and a
+// socket for UDP, connected or not, sends to any address of its network. Go's net asks a
+// descriptor for its kind and its addresses; internal/relay splices.
+var serving = []uint32{
+	unix.SYS_RECVMSG, unix.SYS_RECVFROM, unix.SYS_SPLICE, unix.SYS_ACCEPT4, unix.SYS_SHUTDOWN,
+	unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_WRITEV,
+}
+
+// calls are all that a child may make.
+func calls(serves bool) []uint32 {
+	if serves {
+		return slices.Concat(serving, allowed)
+	}
+	return allowed
+}
+
 // beginning are the calls by which the second life of a child begins. It then gives them
 // up: see seal.
 var beginning = []uint32{unix.SYS_EXECVEAT, unix.SYS_SECCOMP}
@@ -74,14 +92,14 @@ func unless(op uint16, k uint32, skip uint8) unix.SockFilter {
 }
 
 // filter is a program for seccomp(2) that allows only what a child needs.
-func filter(arch uint32) []unix.SockFilter {
+func filter(arch uint32, serves bool) []unix.SockFilter {
 	f := []unix.SockFilter{
 		load(atArch),
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: arch, Jt: 1},
 		ret(unix.SECCOMP_RET_KILL_PROCESS), // another ABI, with other call numbers
 		load(atNumber),
 	}
-	for _, n := range slices.Concat(allowed, beginning) {
+	for _, n := range slices.Concat(calls(serves), beginning) {
 		f = append(f, unless(unix.BPF_JEQ, n, 1), ret(unix.SECCOMP_RET_ALLOW))
 	}
 	return append(f,
@@ -114,12 +132,12 @@ func sealed() []unix.SockFilter {
 
 // refuse sets the filter for this thread and the program that it executes.
 // Preconditions: no_new_privs is set.
-func refuse() error {
+func refuse(serves bool) error {
 	arch, ok := arches[runtime.GOARCH]
 	if !ok {
 		return fmt.Errorf("no seccomp filter for %s", runtime.GOARCH)
 	}
-	return install(filter(arch), 0)
+	return install(filter(arch, serves), 0)
 }
 
 // seal makes all threads of a child in its second life unable to begin another.

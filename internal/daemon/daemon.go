@@ -303,6 +303,7 @@ func (d *Daemon) openNetwork(ctx context.Context) (err error) {
 	}
 	d.egress, err = egress.Open(ctx, egress.Config{
 		Instance:     d.cfg.Instance,
+		Host:         d.cfg.Egress.Host,
 		Pool:         d.cfg.Network.Pool,
 		MaxOpenFlows: d.cfg.Network.MaxOpenFlows,
 		MaxFlows:     d.cfg.Network.MaxFlows,
@@ -389,6 +390,7 @@ func (d *Daemon) openManager() error {
 		Retain:     time.Duration(d.cfg.Limits.RetainEnded),
 		StartLimit: time.Duration(d.cfg.Runtime.StartTimeout),
 		NoSweep:    d.noSweep(),
+		Policies:   d.cfg.Networks(),
 		Log:        d.log,
 		Prepared:   map[string]int{oci.Runsc: d.cfg.Prepared.Runsc, oci.Runc: d.cfg.Prepared.Runc},
 		Room:       func(ctx context.Context, runtime string) error { return d.gate.Room(ctx, runtime) },
@@ -406,6 +408,7 @@ func (d *Daemon) openManager() error {
 		defer cancel()
 		return d.manager.Close(ctx)
 	})
+	d.denials.toReaders(d.manager.Denied)
 	d.gate = d.newGate()
 	d.watcher = health.New(keeper{sandbox.Keeper{Manager: d.manager}, d.gate}, d.agents, d.log)
 	return nil

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
 
 // TestDenials: a guest that is refused a hundred flows a second, each to another
@@ -30,12 +32,19 @@ func TestDenials(t *testing.T) {
 			log: slog.New(slog.NewTextHandler(&said, nil)), history: history.New(), egress: &egress.Engine{FlowLog: recorder},
 		}
 		d.denials = newDenials(d.log)
-		d.history.Open("flood")
-		d.history.Open("quiet")
+		var events atomic.Int64
+		d.denials.toReaders(func(id, text string) {
+			if id == "flood" && strings.Contains(text, "no rule allows it") {
+				events.Add(1)
+			}
+		})
+		for _, id := range []string{"flood", "quiet"} {
+			d.onEvent(sandbox.Event{ID: id, Type: string(record.Creating)})
+		}
 		deny := func(id string, i int) {
 			d.onDeny(egress.Denial{
 				ID: id, Proto: "tcp", Dst: netip.AddrPortFrom(netip.AddrFrom4([4]byte{203, 0, 113, byte(i % 2)}), 80),
-				Rule: "default",
+				Rule: "default", By: egress.ByPolicy,
 			})
 		}
 		const seconds, each = 60, 100
@@ -74,6 +83,9 @@ func TestDenials(t *testing.T) {
 		if got := lines["flood"] - lines["more"] + more; got != seconds*each {
 			t.Errorf("%d denials are told of, %d were", got, seconds*each)
 		}
+		if told := int(events.Load()); told != lines["flood"]-lines["more"] {
+			t.Errorf("readers of events got %d, the log %d", told, lines["flood"]-lines["more"])
+		}
 		if lines["quiet"] != 3 {
 			t.Errorf("the neighbour has %d lines, want 3", lines["quiet"])
 		}
@@ -81,8 +93,74 @@ func TestDenials(t *testing.T) {
 			t.Errorf("the history knows %d", len(entries)+dropped)
 		}
 		d.onEvent(sandbox.Event{ID: "flood", Type: sandbox.EventDeleted})
+		deny("flood", 1) // late
 		if len(d.denials.ofs) != 1 {
 			t.Errorf("remembered are %d sandboxes, one is there", len(d.denials.ofs))
 		}
 	})
+}
+
+// TestDenialsKept: what is remembered is bounded, repeated denials are counted wherever
+// they stand, and the line for a failed command tells the last one.
+func TestDenialsKept(t *testing.T) {
+	d := newDenials(slog.New(slog.DiscardHandler))
+	d.open("a")
+	dst := netip.MustParseAddrPort("203.0.113.7:443")
+	note := func(n egress.Denial) { d.note("a", denialOf(n, time.Now())) }
+	if d.since("a", 0) != "" || d.since("gone", 0) != "" || len(d.of("gone").Items) != 0 {
+		t.Error("something is told of sandboxes that were refused nothing")
+	}
+	for i := range 3 * deniedKept {
+		note(egress.Denial{Proto: "tcp", Dst: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 80), Rule: "default", By: egress.ByPolicy})
+		note(egress.Denial{Proto: "tcp", Dst: dst, Name: "pypi.org", Rule: "default", By: egress.ByProxy})
+	}
+	all := d.of("a")
+	if len(all.Items) != deniedKept || all.Total != 6*deniedKept || d.count("a") != all.Total {
+		t.Errorf("%d kept of %d", len(all.Items), all.Total)
+	}
+	last := all.Items[deniedKept-1]
+	if last.Times != 3*deniedKept || last.Name != "pypi.org" || last.First.After(last.Time) {
+		t.Errorf("the repeated one is %+v", last)
+	}
+	for _, c := range []struct {
+		n     egress.Denial
+		line  string
+		allow string
+	}{
+		{
+			egress.Denial{Proto: "tcp", Dst: dst, Name: "pypi.org", Rule: "default", By: egress.ByProxy},
+			"pypi.org:443 (203.0.113.7) (no rule allows it)", "pypi.org:443",
+		},
+		{
+			egress.Denial{Proto: "udp", Name: "evil\x1b[2J\u202e.example" + strings.Repeat("x", 300), Rule: "default", By: egress.ByDNS},
+			"evil?[2J?.example", "evil?[2J?.example",
+		},
+		{egress.Denial{Proto: "udp", Dst: dst, Rule: "default", By: egress.ByPolicy}, "203.0.113.7:443 (no", "203.0.113.7:443/udp"},
+		{egress.Denial{Proto: "icmp", Dst: netip.AddrPortFrom(dst.Addr(), 0), Rule: "default", By: egress.ByPolicy}, "203.0.113.7 (no", "203.0.113.7/icmp"},
+		{egress.Denial{Proto: "132", Dst: netip.AddrPortFrom(dst.Addr(), 0), Rule: "default", By: egress.ByPolicy}, "203.0.113.7 (no", ""},
+		{
+			egress.Denial{Proto: "tcp", Dst: netip.MustParseAddrPort("10.0.0.1:443"), Name: "in.example", Rule: "private range", By: egress.ByPolicy},
+			"a private address", "10.0.0.1:443",
+		},
+		{egress.Denial{Proto: "tcp", Dst: dst, Rule: "deny 203.0.113.0/24", By: egress.ByPolicy}, "by the rule deny 203.0.113.0/24", ""},
+		{egress.Denial{Proto: "tcp", Dst: dst, Rule: "network none", By: egress.ByPolicy}, "network mode none", ""},
+		{egress.Denial{Proto: "tcp", Dst: dst, Rule: "metadata service", By: egress.ByBlock}, "whatever its rules: metadata service", ""},
+		{egress.Denial{Proto: "tcp", Dst: dst, Rule: "2048 open flows", By: egress.ByLimit}, "over a limit: 2048 open flows", ""},
+	} {
+		before := d.count("a")
+		note(c.n)
+		line := d.since("a", before)
+		if !strings.HasPrefix(line, "network: denied while this ran: ") || !strings.Contains(line, c.line) || strings.Contains(line, "last of") {
+			t.Errorf("%+v: %s", c.n, line)
+		}
+		if items := d.of("a").Items; items[len(items)-1].Allow == "" != (c.allow == "") || !strings.HasPrefix(items[len(items)-1].Allow, c.allow) {
+			t.Errorf("%+v: opened by %q", c.n, items[len(items)-1].Allow)
+		}
+		if line := d.since("a", before-2); !strings.Contains(line, ", the last of 3") {
+			t.Errorf("three: %s", line)
+		}
+		if len(line) > 700 {
+			t.Errorf("%d bytes", len(line))
+		}
+	}
 }

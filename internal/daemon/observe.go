@@ -85,6 +85,7 @@ func (d *Daemon) openHistory(ctx context.Context) error {
 	all, err := d.manager.List(ctx)
 	for i := range all {
 		d.history.Open(all[i].ID)
+		d.denials.open(all[i].ID)
 	}
 	return err
 }
@@ -94,6 +95,7 @@ func (d *Daemon) onEvent(e sandbox.Event) {
 	switch e.Type {
 	case string(record.Creating):
 		d.history.Open(e.ID)
+		d.denials.open(e.ID)
 	case sandbox.EventDeleted:
 		d.history.Forget(e.ID)
 		d.denials.forget(e.ID)
@@ -105,15 +107,26 @@ func (d *Daemon) onEvent(e sandbox.Event) {
 	d.history.Note(e.ID, history.State, e.Time, history.Change(e.Type, e.Reason, e.Message))
 }
 
-// onDeny is called for denied flows. A repeated denial gets no line at level info, and
-// the lines of one guest are limited.
+// onDeny is called for denied flows and queries. A repeated denial gets no line at level
+// info and no event, and those of one guest are limited.
 func (d *Daemon) onDeny(n egress.Denial) {
+	now := time.Now()
+	denied := denialOf(n, now)
+	d.denials.note(n.ID, denied)
 	level := slog.LevelDebug
-	if d.history.Note(n.ID, history.Network, time.Now(), "denied "+n.Proto+" "+n.Dst.String()+": "+n.Rule) &&
-		d.denials.allow(n.ID, time.Now()) {
+	text := "denied " + denied.Protocol + " " + denied.Target() + ": " + n.Rule
+	if d.history.Note(n.ID, history.Network, now, text) && d.denials.allow(n.ID, now) {
 		level = slog.LevelInfo
+		d.denials.tellReaders(n.ID, denied.Protocol+" "+denied.Target()+": "+denied.Reason)
 	}
-	d.log.Log(context.Background(), level, "denied", "sandbox", n.ID, "proto", n.Proto, "dst", n.Dst.String(), "rule", n.Rule)
+	attrs := []any{"sandbox", n.ID, "proto", n.Proto}
+	if n.Dst.IsValid() {
+		attrs = append(attrs, "dst", n.Dst.String())
+	}
+	if denied.Name != "" {
+		attrs = append(attrs, "name", denied.Name)
+	}
+	d.log.Log(context.Background(), level, "denied", append(attrs, "rule", n.Rule, "by", n.By)...)
 }
 
 // onOperation is called for every operation of the Manager.

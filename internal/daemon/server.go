@@ -47,6 +47,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		APIKeys:           keys,
 		Keys:              d.store,
 		Volumes:           sandbox.VolumesOf(d.manager),
+		Policies:          sandbox.PoliciesOf(d.manager),
 		Flows:             flows{d.egress.FlowLog},
 		Insecure:          d.cfg.Listen.Insecure,
 		Secret:            secret,
@@ -76,6 +77,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 			NoIO:        !canIO,
 			ParseRule:   policy.ParseRule,
 			ParsePolicy: policy.FromJSON,
+			NormalName:  policy.NormalName,
 			HostAddress: d.egress.HostAddress,
 
 			HostMemoryBytes: total,
@@ -97,6 +99,7 @@ func (d *Daemon) newServer(version string) (*api.Server, error) {
 		System:   &system{Daemon: d, version: version, started: time.Now(), layers: map[string]int64{}},
 		Log:      d.log,
 		History:  d.history,
+		Network:  network{d},
 		OnAnswer: d.onAnswer,
 	}, &admitted{
 		Manager: d.manager, gate: d.gate, may: d.mayCreate, made: d.store.Made, pull: d.pulls.of,
@@ -157,5 +160,6 @@ func readSecret(path string) ([]byte, error) {
 var (
 	_ api.Snapshots = (*sandbox.Snapshots)(nil)
 	_ api.Volumes   = (*sandbox.Volumes)(nil)
+	_ api.Policies  = (*sandbox.Policies)(nil)
 	_ api.Images    = (*image.Store)(nil)
 )

@@ -39,6 +39,7 @@
 //   - A session's shell is bash, or sh without it; see [SessionRequest].
 //   - The entrypoint is a command with the id "entrypoint": status and logs
 //     work, interrupting it is refused.
+//   - POST /reach?host=&port= tries to reach a TCP port from inside, as [Reached].
 //   - GET /ping answers with X-Sandboxd-Agent-Protocol.
 //   - POST /command with Accept: application/vnd.sandboxd.frames answers raw
 //     frames instead of events, so that output arrives byte for byte.
@@ -78,7 +79,10 @@ const (
 	// sandbox's memory. The daemon adds it to requests about commands, and to the
 	// answers, because only the host knows.
 	OOMKillsHeader = "X-Sandboxd-OOM-Kills"
-	CursorHeader   = "EXECD-COMMANDS-TAIL-CURSOR"
+	// DenialsHeader has the number of flows and names that the network had refused the
+	// sandbox before a command began. The daemon adds it to the answers.
+	DenialsHeader = "X-Sandboxd-Denials"
+	CursorHeader  = "EXECD-COMMANDS-TAIL-CURSOR"
 	// SinceHeader has the number of the first byte that was asked for by time. An agent of
 	// an older release does not send it, and ignores the time.
 	SinceHeader = "X-Sandboxd-Since"

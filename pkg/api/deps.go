@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/image"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
@@ -126,6 +127,18 @@ type (
 		// Backup returns the state as of now. A slow reader delays nobody.
 		Backup(ctx context.Context) (io.ReadCloser, error)
 	}
+	// Network knows what the network refuses sandboxes, and why. (internal/daemon)
+	Network interface {
+		// Denials returns the last denials of a sandbox.
+		Denials(id string) wire.Denials
+		// Denied counts the denials of a sandbox so far.
+		Denied(id string) int64
+		// DeniedSince says in a line what was denied after so many denials, all that the
+		// guest can have noticed by now included; "": nothing was.
+		DeniedSince(id string, before int64) string
+		// Explain says what the policy of a sandbox makes of a target.
+		Explain(ctx context.Context, r *record.Record, target spec.Target) (wire.Explanation, error)
+	}
 	// Volumes keeps named volumes. (sandbox.Volumes)
 	Volumes interface {
 		// Create fails with errs.Exists if the name is taken. 0 bytes means no limit.
@@ -138,6 +151,16 @@ type (
 		Delete(ctx context.Context, name string) error
 		// Prune deletes all volumes that no sandbox has mounted.
 		Prune(ctx context.Context) (names []string, err error)
+	}
+	// Policies keeps named network policies. (sandbox.Policies)
+	Policies interface {
+		List(ctx context.Context) ([]record.PolicyInfo, error) // by name
+		Get(ctx context.Context, name string) (record.PolicyInfo, error)
+		// Put adds a version to a policy, which may be new, and moves the sandboxes that
+		// follow it. It fails with errs.WrongState if the policy is in the configuration.
+		Put(ctx context.Context, name string, v record.PolicyVersion) (record.PolicyEdit, error)
+		// Delete fails with errs.WrongState while a sandbox uses the policy.
+		Delete(ctx context.Context, name string) error
 	}
 	// Stats measures. (cgroups, snapshot, netns)
 	Stats interface {

@@ -45,11 +45,13 @@ type fake struct {
 	made   map[string]record.Made
 	keys   *fakeKeys
 
-	volumes *fakeVolumes
-	events  chan wire.Event
-	since   string          // the cursor that was asked for
-	from    time.Time       // for which events were asked for
-	life    context.Context // of every sandbox; nil does not end
+	volumes  *fakeVolumes
+	policies *fakePolicies
+	denied   []wire.Denial // to every sandbox
+	events   chan wire.Event
+	since    string          // the cursor that was asked for
+	from     time.Time       // for which events were asked for
+	life     context.Context // of every sandbox; nil does not end
 
 	renews atomic.Int64 // calls of Renew
 	ooms   atomic.Int64 // OOM kills of every sandbox
@@ -543,7 +545,7 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	t.Helper()
 	f := &fake{
 		recs: map[string]record.Record{}, snaps: map[string]record.Snapshot{}, made: map[string]record.Made{}, keys: &fakeKeys{},
-		volumes: &fakeVolumes{}, events: make(chan wire.Event, 8),
+		volumes: &fakeVolumes{}, policies: &fakePolicies{}, events: make(chan wire.Event, 8),
 	}
 	f.agent = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("X-Seen-Token", r.Header.Get(wire.HeaderAgentToken))
@@ -551,13 +553,14 @@ func newWorld(t testing.TB, change ...func(*Config)) *world {
 	})
 	w := &world{fake: f, t: t, log: &syncBuffer{}}
 	cfg := Config{
-		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Secret: []byte("secret"),
+		APIKeys: []string{testKey}, Keys: f.keys, Volumes: f.volumes, Policies: f.policies, Secret: []byte("secret"),
 		Log:     slog.New(slog.NewJSONHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Version: wire.Version{Version: "1", Go: "go1.26", Instance: instance.Instance('t').String(), Runtimes: []string{"runsc", "runc"}},
 		OpenAPI: openapi.JSON,
 		Docs:    openapi.Docs,
+		Network: fakeNetwork{f},
 		Offer: spec.Offer{
-			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON,
+			ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName,
 			HostAddress: func(a netip.Addr) bool { return a == netip.MustParseAddr("192.0.2.99") && !f.moved.Load() },
 		},
 		Flows: fakeFlows{},

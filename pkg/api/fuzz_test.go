@@ -71,7 +71,7 @@ var bodies = []string{
 	"POST /v1/sandboxes/{id}/stop", "GET /v1/sandboxes/{id}/endpoints/8000", "GET /v1/sandboxes/{id}/diagnostics/summary",
 	"GET /v1/sandboxes", "GET /v1/snapshots", "GET /v1/diff", "POST /v1/images/pull", "POST /v1/images/build",
 	"POST /v1/images/python/tag", "POST /v1/images/prune", "POST /v1/keys", "POST /v1/volumes", "POST /v1/volumes/prune",
-	"PUT /v1/system/drain", "GET /v1/stats",
+	"PUT /v1/system/drain", "GET /v1/stats", "PUT /v1/policies/build",
 }
 
 // FuzzBody: whatever a client sends, the answer is one that the document of the API has,
@@ -83,6 +83,7 @@ func FuzzBody(f *testing.F) {
 		`{"name":"s"}`, `{"image":"mine:1"}`, `{"egress":[{"action":"allow","target":"203.0.113.0/24"}]}`,
 		`[{"action":"deny","target":"1.1.1.1","ports":[443,"1-2"]}]`, `["1.1.1.1"]`, "", "", "", "", "", "", `{"uri":"python"}`,
 		`{"name":"python"}`, `{"tag":"x:1"}`, `{"all":true}`, `{"name":"k","role":"viewer"}`, `{"name":"v","size":"1.5Gi"}`, "{}", "", "",
+		`{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.0/24"}]}`,
 	} {
 		f.Add(uint8(i), "", []byte(body))
 	}

@@ -71,10 +71,13 @@ func (s *Server) table() []route {
 		{"PUT", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"PATCH", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"DELETE", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
+		{"GET", "/sandboxes/{id}/network/denials", viewer, on(s.network.denials)},
+		{"GET", "/sandboxes/{id}/network/explain", viewer, on(s.network.explain)},
 		{"GET", "/sandboxes/{id}/network/flows", viewer, on(s.flows.list)},
 		{"GET", "/sandboxes/{id}/network/stats", viewer, on(s.flows.stats)},
-		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)}, // its headers open the port
-		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},              // see port
+		{"POST", "/sandboxes/{id}/network/test", operator, on(s.network.test)}, // it opens a flow
+		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)},  // its headers open the port
+		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},               // see port
 
 		{"GET", "/snapshots", viewer, s.snapshots.list},
 		{"GET", "/snapshots/{id}", viewer, s.snapshots.get},
@@ -111,6 +114,14 @@ func (s *Server) table() []route {
 		{"*", "/templates/{...}", viewer, never("FSB::API_NOT_SUPPORTED",
 			"templates need OpenSandbox's Kubernetes runtime, which sandboxd does not have; make an image (sandboxctl image build, "+
 				"image import) or a snapshot of a sandbox, and create sandboxes from it")},
+	}
+	if !s.cfg.NoPolicies {
+		rows = append(rows, []route{
+			{"GET", "/policies", viewer, s.named.list},
+			{"GET", "/policies/{name}", viewer, s.named.get},
+			{"PUT", "/policies/{name}", admin, s.named.put}, // it changes what sandboxes of all clients may reach
+			{"DELETE", "/policies/{name}", admin, s.named.remove},
+		}...)
 	}
 	if s.cfg.NoVolumes {
 		return rows

@@ -46,6 +46,8 @@ type Config struct {
 	Keys auth.Store
 	// Volumes keeps named volumes; may be nil: then there are none.
 	Volumes Volumes
+	// Policies keeps named policies; may be nil: then there are none.
+	Policies Policies
 	// RequestsPerSecond is how many requests one client may send by TCP; 0: no bound.
 	RequestsPerSecond int
 
@@ -87,6 +89,8 @@ type Config struct {
 	Impaired func() string
 	// System answers /system; may be nil.
 	System System
+	// Network answers /sandboxes/{id}/network; may be nil: then nothing is known.
+	Network Network
 
 	Version wire.Version
 	OpenAPI []byte        // answers /openapi.json (api.JSON)
@@ -100,7 +104,10 @@ type Config struct {
 
 func (c *Config) defaults() {
 	c.Complete()
-	c.NoVolumes = c.Volumes == nil
+	c.NoVolumes, c.NoPolicies = c.Volumes == nil, c.Policies == nil
+	if c.Network == nil {
+		c.Network = noNetwork{}
+	}
 	if c.Secret == nil {
 		c.Secret = make([]byte, 32)
 		rand.Read(c.Secret) //nolint:errcheck // never fails since Go 1.24
@@ -121,6 +128,7 @@ type Server struct {
 	// One for each resource; table says which routes each of them serves.
 	sandboxes   *sandboxHandlers
 	policies    *policyHandlers
+	network     *networkHandlers
 	flows       *flowHandlers
 	logs        *logHandlers
 	diagnostics *diagnosticHandlers
@@ -128,6 +136,7 @@ type Server struct {
 	diffs       *diffHandlers
 	images      *imageHandlers
 	volumes     *volumeHandlers
+	named       *namedHandlers
 	stats       *statsHandlers
 	events      *eventHandlers
 	keys        *keyHandlers
@@ -151,7 +160,8 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	s.gateway = gateway.New(gateway.Config{
 		Names: cfg.Gateway, Secret: cfg.Secret, TrustedProxies: cfg.TrustedProxies,
 		Sandboxes: sb, Agents: ag, Guard: guard,
-		Kills: func(id string) (int64, error) { return st.OOMKills(id) },
+		Kills:   func(id string) (int64, error) { return st.OOMKills(id) },
+		Denials: cfg.Network.Denied, Denied: cfg.Network.DeniedSince,
 		State: spec.StateOf, Accessed: s.renewals.accessed, Log: s.quiet,
 	})
 	offer := &s.cfg.Offer
@@ -161,6 +171,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 		waitLimit: waitLimit, holdLimit: holdLimit,
 	}
 	s.policies = &policyHandlers{sandboxes: sb, offer: offer, guard: guard, gateway: s.gateway}
+	s.network = &networkHandlers{network: cfg.Network, offer: offer, agents: ag, gateway: s.gateway}
 	s.flows = &flowHandlers{cfg.Flows}
 	s.logs = &logHandlers{sandboxes: sb, agents: ag, gateway: s.gateway}
 	s.diagnostics = &diagnosticHandlers{history: cfg.History, logs: s.logs, describe: s.sandboxes.describe}
@@ -168,6 +179,7 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 	s.images = &imageHandlers{images: im}
 	s.snapshots = &snapshotHandlers{snapshots: sn, diffs: df, images: s.images}
 	s.volumes = &volumeHandlers{volumes: cfg.Volumes, offer: offer, log: cfg.Log}
+	s.named = &namedHandlers{policies: cfg.Policies, offer: offer}
 	s.stats = &statsHandlers{sandboxes: sb, stats: st, log: cfg.Log}
 	s.events = &eventHandlers{sandboxes: sb}
 	s.keys = &keyHandlers{guard: guard}

@@ -55,7 +55,7 @@ func BenchmarkRegister(b *testing.B) {
 }
 
 // BenchmarkNewFlow connects from a guest to the outside: without any rules, and
-// asked for by the queue. Run it with -benchtime 600x: one source may open
+// asked for by the queue, with 500 policies of ten rules. Run it with -benchtime 600x: one source may open
 // 1,000 flows at once.
 func BenchmarkNewFlow(b *testing.B) {
 	for _, c := range []struct {
@@ -65,14 +65,20 @@ func BenchmarkNewFlow(b *testing.B) {
 		to      string
 	}{
 		{"bare", false, record.Network{}, "203.0.113.1:443"},
-		{"allowed", true, rules(b, "rules", "203.0.113.1:443"), "203.0.113.1:443"},
+		{"allowed", true, tenth(b, "203.0.113.1:443"), "203.0.113.1:443"},
 		{"denied", true, rules(b, "rules"), "203.0.113.1:443"},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			w := newWorld(b)
 			var guest string
 			if c.engine {
-				guest = w.sandbox(w.open(), 0, c.network)
+				e := w.open()
+				for i := range 499 {
+					if err := e.Register(context.Background(), id(i+1), addr(i+1), manyRules(b, 10, i)); err != nil {
+						b.Fatal(err)
+					}
+				}
+				guest = w.sandbox(e, 0, c.network)
 			} else {
 				guest = w.guest(0)
 				w.run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", inst.Pool().String(), "-j", "MASQUERADE")
@@ -95,6 +101,13 @@ func BenchmarkNewFlow(b *testing.B) {
 			quantiles(b, "connect", took)
 		})
 	}
+}
+
+// tenth is a policy of ten rules, the last of which allows target.
+func tenth(b *testing.B, target string) record.Network {
+	n := manyRules(b, 9, 0)
+	n.Rules = append(n.Rules, rules(b, "rules", target).Rules...)
+	return n
 }
 
 // BenchmarkOpen: the chains are there already, or not.

@@ -74,7 +74,7 @@ type Config struct {
 	MaxOpenFlows, MaxFlows int
 	// Upstreams are the DNS servers to ask, in this order. If empty, they are the
 	// nameservers in /etc/resolv.conf, which is read again in every round of the guard.
-	Upstreams []netip.AddrPort
+	Upstreams []Upstream
 	// Uplinks, if not nil, names the links that forward only because sandboxes need it.
 	// The lock drops a forwarded packet that arrives by such a link and opens a flow.
 	// Uplinks is called at the start, by CloseUplinks, every ten seconds, and when
@@ -97,8 +97,31 @@ type Denial struct {
 	ID    string         // of the sandbox
 	Proto string         // "tcp", "udp", "icmp", or a number
 	Dst   netip.AddrPort // port 0 where the protocol has none; the zero AddrPort of a query of DNS
-	Name  string         // that the guest asked DNS for, or called the server; or ""
+	Name  string         // that the guest asked DNS for, or called the server; or one that Dst had lately; or ""
 	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
+	By    string         // one of By…: what denied it
+
+	told chan<- struct{} // of Told: no denial
+}
+
+// The values of Denial.By.
+const (
+	ByPolicy = "policy" // a rule, the mode, or a private range that no rule names
+	ByBlock  = "block"  // an address that no policy opens
+	ByLimit  = "limit"  // the sandbox has as many flows as it may
+	ByDNS    = "dns"    // the resolver refused a query
+	ByProxy  = "proxy"  // the proxy saw a name, or none, after the connection was open
+)
+
+// byOf is what denies for a cause.
+func byOf(c policy.Cause) string {
+	switch c {
+	case policy.ByBlock:
+		return ByBlock
+	case policy.ByLimit:
+		return ByLimit
+	}
+	return ByPolicy
 }
 
 // Engine is the egress of one instance.
@@ -229,7 +252,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if err := e.ledger.count(); err != nil {
 		return err
 	}
-	if e.dns, err = newResolver(e); err != nil {
+	if e.dns, err = newResolver(ctx, e); err != nil {
 		return err
 	}
 	if e.queue, err = openQueue(ctx, e.cfg.Instance.Queue()); err != nil {
@@ -330,8 +353,8 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-// publish puts p in force. It returns the sandbox if p replaces another policy: then no
-// verdict by that one is under way any more.
+// publish puts p in force. It returns the sandbox if p replaces another policy and may deny
+// flows that are open. No verdict by the old policy is under way then.
 func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy, log *flowlog.Log) (changed *sandbox, err error) {
 	e.ledger.mu.Lock() // a verdict is under way while it is held
 	defer e.ledger.mu.Unlock()
@@ -347,7 +370,7 @@ func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy, log *flow
 		}
 		s = &sandbox{id: id, addr: addr, log: log}
 		e.byID[id], e.byAddr[addr] = s, s
-	} else {
+	} else if e.ledger.has(addr) && !p.Loosens(s.policy.Load()) {
 		changed = s
 	}
 	s.policy.Store(p)
@@ -446,13 +469,35 @@ func (r *rate) allow(now time.Time, limit int) bool {
 }
 
 // tell reports a denial, unless the rate is exceeded or the receiver is too slow.
-func (e *Engine) tell(s *sandbox, f policy.Flow, why string) {
+func (e *Engine) tell(s *sandbox, f policy.Flow, why policy.Reason) {
 	if e.cfg.OnDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
 		return
 	}
+	name := ""
+	if names := s.leased(f.Dst); len(names) > 0 {
+		name = names[0]
+	}
 	select {
-	case e.denials <- Denial{ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Rule: why}:
+	case e.denials <- Denial{
+		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text,
+		By: byOf(why.Cause),
+	}:
 	default:
+	}
+}
+
+// Told returns when OnDeny has been called for every flow denied so far, or ctx has
+// ended. A guest learns of a denial after it was put into the channel.
+func (e *Engine) Told(ctx context.Context) {
+	told := make(chan struct{})
+	select {
+	case e.denials <- Denial{told: told}:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-told:
+	case <-ctx.Done():
 	}
 }
 
@@ -460,6 +505,10 @@ func (e *Engine) tellDenials(ctx context.Context) {
 	for {
 		select {
 		case d := <-e.denials:
+			if d.told != nil {
+				close(d.told)
+				continue
+			}
 			e.cfg.OnDeny(d)
 		case <-ctx.Done():
 			return

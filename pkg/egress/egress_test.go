@@ -207,13 +207,13 @@ func TestReach(t *testing.T) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, want := range []Denial{
-		{ID: ruled, Proto: "tcp", Dst: netip.MustParseAddrPort("203.0.113.1:80"), Rule: "default"},
-		{ID: ruled, Proto: "udp", Dst: netip.MustParseAddrPort("10.99.0.1:8080"), Rule: "private range"},
-		{ID: open, Proto: "tcp", Dst: netip.MustParseAddrPort("203.0.113.3:80"), Rule: "deny 203.0.113.3/32"},
-		{ID: open, Proto: "tcp", Dst: netip.MustParseAddrPort("169.254.169.254:80"), Rule: "metadata service"},
-		{ID: open, Proto: "udp", Dst: netip.MustParseAddrPort(addr(0).String() + ":80"), Rule: "another sandbox"},
-		{ID: open, Proto: "udp", Dst: netip.MustParseAddrPort("192.0.2.99:8080"), Rule: "host address"},
-		{ID: none, Proto: "tcp", Dst: netip.MustParseAddrPort("203.0.113.1:443"), Rule: "network none"},
+		{ID: ruled, Proto: "tcp", Dst: netip.MustParseAddrPort("203.0.113.1:80"), Rule: "default", By: ByPolicy},
+		{ID: ruled, Proto: "udp", Dst: netip.MustParseAddrPort("10.99.0.1:8080"), Rule: "private range", By: ByPolicy},
+		{ID: open, Proto: "tcp", Dst: netip.MustParseAddrPort("203.0.113.3:80"), Rule: "deny 203.0.113.3/32", By: ByPolicy},
+		{ID: open, Proto: "tcp", Dst: netip.MustParseAddrPort("169.254.169.254:80"), Rule: "metadata service", By: ByBlock},
+		{ID: open, Proto: "udp", Dst: netip.MustParseAddrPort(addr(0).String() + ":80"), Rule: "another sandbox", By: ByBlock},
+		{ID: open, Proto: "udp", Dst: netip.MustParseAddrPort("192.0.2.99:8080"), Rule: "host address", By: ByBlock},
+		{ID: none, Proto: "tcp", Dst: netip.MustParseAddrPort("203.0.113.1:443"), Rule: "network none", By: ByPolicy},
 	} {
 		if !slices.Contains(w.denied, want) {
 			t.Errorf("not told of %v", want)

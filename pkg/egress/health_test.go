@@ -30,7 +30,7 @@ func TestErr(t *testing.T) {
 	w := newWorld(t)
 	for what, deed := range map[string]func(e *Engine){
 		"queue":    func(e *Engine) { e.queue.f.SetReadDeadline(time.Now()) }, //nolint:errcheck // shows
-		"resolver": func(e *Engine) { e.dns.servers[0].PacketConn.Close() },
+		"resolver": func(e *Engine) { e.dns.tcp.Close() },
 		"":         func(*Engine) {},
 	} {
 		e := w.open()

@@ -80,6 +80,12 @@ func (l *ledger) admit(a netip.Addr) (over string) {
 	return ""
 }
 
+// has reports whether a may have flows. It has none if the last count found none, and none
+// was let in since.
+//
+// Preconditions: l.mu is held.
+func (l *ledger) has(a netip.Addr) bool { return l.by[a] != nil }
+
 // idle reports whether there is nothing to count: no sandbox had a flow at the last
 // count, and none was let in since.
 func (l *ledger) idle() bool {

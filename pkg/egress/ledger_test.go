@@ -268,7 +268,7 @@ func TestUpstreamRefuses(t *testing.T) {
 		t.Cleanup(func() { pc.Close() })
 		go (&dns.Server{PacketConn: pc, Handler: truncated}).ActivateAndServe() //nolint:errcheck // ends with the test
 	})
-	e := w.openWith(func(c *Config) { c.Upstreams = []netip.AddrPort{netip.MustParseAddrPort("203.0.113.2:53")} })
+	e := w.openWith(func(c *Config) { c.Upstreams = []Upstream{{Addr: netip.MustParseAddrPort("203.0.113.2:53")}} })
 	id := w.sandbox(e, 0, rules(t, "open"))
 	if a, err := w.ask(id, "udp", "8.8.8.8:53", "one.test.", dns.TypeA, patient); err != nil || a.Rcode != dns.RcodeServerFailure {
 		t.Errorf("%v, %v", a, err)

@@ -3,7 +3,12 @@ package egress
 import (
 	"testing"
 
+	"github.com/sandboxd/sandboxd/internal/confine"
 	"github.com/sandboxd/sandboxd/internal/hosttest"
+	"github.com/sandboxd/sandboxd/pkg/egress/names"
 )
 
-func TestMain(m *testing.M) { hosttest.InPrivateNetwork(m) }
+func TestMain(m *testing.M) {
+	confine.MainOfTest(map[string]confine.Verb{names.ServeVerb: names.Serve})
+	hosttest.InPrivateNetwork(m)
+}

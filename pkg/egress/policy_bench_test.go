@@ -3,7 +3,9 @@ package egress
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,7 +25,8 @@ func manyRules(b *testing.B, n, salt int) record.Network {
 	return rules(b, "rules", specs...)
 }
 
-// BenchmarkPolicyApply replaces the policy of a sandbox, with as many others registered.
+// BenchmarkPolicyApply adds rules that allow to the policy of a sandbox that has an open
+// flow, with as many others registered.
 func BenchmarkPolicyApply(b *testing.B) {
 	for _, c := range []struct{ rules, others int }{{10, 0}, {1000, 0}, {10, 1999}} {
 		b.Run(fmt.Sprintf("%d-at-%d", c.rules, c.others+1), func(b *testing.B) {
@@ -35,16 +38,85 @@ func BenchmarkPolicyApply(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			w.sandbox(e, 0, record.Network{Mode: record.NetworkRules})
-			two := []record.Network{manyRules(b, c.rules, 1), manyRules(b, c.rules, 2)}
+			before := rules(b, "rules", "203.0.113.1:443")
+			guest := w.sandbox(e, 0, before)
+			open, err := w.dial(guest, "tcp", "203.0.113.1:443", patient)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer open.Close()
+			after := before
+			after.Rules = slices.Concat(manyRules(b, c.rules, 1).Rules, before.Rules)
 			var took []time.Duration
-			for i := 0; b.Loop(); i++ {
-				timed(b, &took, func() error { return e.Register(ctx, id(0), addr(0), two[i%2]) })
+			for b.Loop() {
+				timed(b, &took, func() error { return e.Register(ctx, guest, addr(0), after) })
+				if err := e.Register(ctx, guest, addr(0), before); err != nil {
+					b.Fatal(err)
+				}
 			}
 			quantiles(b, "apply", took)
 		})
 	}
 }
+
+// BenchmarkForward is a flow that is open, by a rule by address, beside one without any rule:
+// a round trip of a byte, and the rate of 256 MiB.
+func BenchmarkForward(b *testing.B) {
+	for _, engine := range []bool{false, true} {
+		b.Run(map[bool]string{false: "bare", true: "rules"}[engine], func(b *testing.B) {
+			w := newWorld(b)
+			guest := ""
+			if engine {
+				guest = w.sandbox(w.open(), 0, rules(b, "rules", "203.0.113.1:443"))
+			} else {
+				guest = w.guest(0)
+				w.run("iptables", "-t", "nat", "-A", "POSTROUTING", "-s", inst.Pool().String(), "-j", "MASQUERADE")
+				defer w.run("iptables", "-t", "nat", "-F", "POSTROUTING")
+			}
+			c, err := w.dial(guest, "tcp", "203.0.113.1:443", patient)
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer c.Close()
+			c.SetDeadline(time.Time{}) //nolint:errcheck // it was set
+			one := []byte{1}
+			trip := func() error {
+				if _, err := c.Write(one); err != nil {
+					return err
+				}
+				_, err := io.ReadFull(c, one)
+				return err
+			}
+			var took []time.Duration
+			for b.Loop() {
+				timed(b, &took, trip)
+			}
+			quantiles(b, "rtt", took)
+			b.ReportMetric(echoed(b, c, 256<<20), "forward-MB/s")
+		})
+	}
+}
+
+// echoed is how fast n bytes go out and come back, in MB/s.
+func echoed(b *testing.B, c net.Conn, n int64) float64 {
+	start := time.Now()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := io.CopyN(c, zeros{}, n)
+		failed <- err
+	}()
+	if _, err := io.CopyN(io.Discard, c, n); err != nil {
+		b.Fatal(err)
+	}
+	if err := <-failed; err != nil {
+		b.Fatal(err)
+	}
+	return float64(n) / 1e6 / time.Since(start).Seconds()
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 
 // BenchmarkPolicyTighten denies 1,000 open flows of one sandbox.
 func BenchmarkPolicyTighten(b *testing.B) {

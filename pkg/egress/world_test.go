@@ -295,7 +295,7 @@ func (w *world) openWith(change func(*Config)) *Engine {
 	c := Config{
 		every:     never,
 		Instance:  inst,
-		Upstreams: []netip.AddrPort{netip.MustParseAddrPort("203.0.113.53:53")},
+		Upstreams: []Upstream{{Addr: netip.MustParseAddrPort("203.0.113.53:53")}},
 		Logger:    slog.New(slog.NewTextHandler(w.t.Output(), nil)),
 		Uplinks: func() ([]string, error) {
 			w.mu.Lock()
@@ -456,22 +456,26 @@ func (w *world) upstream() func() map[string]bool {
 		}
 		rw.WriteMsg(m) //nolint:errcheck // the other side says
 	})
-	w.in(w.outside, func() {
-		l, err := net.Listen("tcp4", "203.0.113.53:53")
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		pc, err := net.ListenPacket("udp4", "203.0.113.53:53")
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		w.t.Cleanup(func() { l.Close(); pc.Close() })
-		go (&dns.Server{Listener: l, Handler: handler}).ActivateAndServe()    //nolint:errcheck // ends with the test
-		go (&dns.Server{PacketConn: pc, Handler: handler}).ActivateAndServe() //nolint:errcheck // likewise
-	})
+	w.in(w.outside, func() { w.nameServer(handler) })
 	return func() map[string]bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return maps.Clone(asked)
 	}
+}
+
+// nameServer serves at 203.0.113.53. It is called outside.
+func (w *world) nameServer(h dns.Handler) {
+	w.t.Helper()
+	l, err := net.Listen("tcp4", "203.0.113.53:53")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	pc, err := net.ListenPacket("udp4", "203.0.113.53:53")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	w.t.Cleanup(func() { l.Close(); pc.Close() })
+	go (&dns.Server{Listener: l, Handler: h}).ActivateAndServe()    //nolint:errcheck // ends with the test
+	go (&dns.Server{PacketConn: pc, Handler: h}).ActivateAndServe() //nolint:errcheck // likewise
 }

@@ -200,6 +200,18 @@ type (
 		ForgetVolume(ctx context.Context, name, id string) error
 		// Volumes returns all, in no order, and the names of those that are damaged.
 		Volumes(ctx context.Context) (all []record.Volume, unreadable []string, err error)
+
+		// Insert also gives r the version of the policy that it names.
+
+		// PutPolicy adds a version to a policy, or makes the policy, and returns it as it is
+		// and as it was, without versions if it is new. A version like the newest adds none.
+		PutPolicy(ctx context.Context, name string, fixed bool, v record.PolicyVersion) (p, was record.Policy, err error)
+		// DeletePolicy removes a policy if no record of a sandbox uses it.
+		DeletePolicy(ctx context.Context, name string) error
+		// Policy finds a policy that can be read.
+		Policy(ctx context.Context, name string) (p record.Policy, ok bool, err error)
+		// Policies returns all, by name, and the names of those that are damaged.
+		Policies(ctx context.Context) (all []record.Policy, unreadable []string, err error)
 	}
 )
 

@@ -33,6 +33,7 @@ const (
 	EventHealth  = "health"    // its reason is the new health: healthy or unhealthy
 	EventRestart = "restarted" // by its policy; its reason is why it had ended
 	EventPulling = "pulling"   // its message is the progress of the pull of its image
+	EventDenied  = "denied"    // its network refused something, which its message tells; only for EventsSince, and not kept
 	EventDeleted = "deleted"   // its processes are dead, or killed and lingering, and its ID is unknown
 	EventLost    = "lost"      // events are missing: the reader must read the whole list again
 	// EventCursor is no event: its cursor is that of the last one. It is the first that
@@ -70,6 +71,7 @@ func (b *bus) cursor(n int64) string {
 type subscriber struct {
 	ch   chan Event
 	lost bool // EventLost is in ch
+	all  bool // it also gets EventDenied
 }
 
 // EventsSince is Manager.Subscribe for a reader that has read all up to the event with this
@@ -87,7 +89,7 @@ func (b *bus) since(ctx context.Context, cursor string, at time.Time) <-chan Eve
 	after, lost := b.after(cursor, at)
 	first := b.n - int64(len(b.recent)) // events that are forgotten
 	past := b.recent[max(0, after-first):]
-	s := &subscriber{ch: make(chan Event, eventBuffer+len(past))}
+	s := &subscriber{ch: make(chan Event, eventBuffer+len(past)), all: true}
 	s.ch <- Event{Type: EventCursor, Cursor: b.cursor(after)}
 	if lost {
 		s.ch <- Event{Time: b.began(first), Type: EventLost, Cursor: b.cursor(first)}
@@ -170,6 +172,44 @@ func (b *bus) publish(kind string, r *record.Record) {
 	for s := range b.subs {
 		s.send(e)
 	}
+}
+
+// Denied tells the readers of events that the network of a sandbox refused something. Guests
+// cause that, so such an event is not kept, and only readers that keep up get it: it must
+// displace no other event. The caller limits how many there are.
+func (m *Manager) Denied(id, what string) {
+	b := &m.life.bus
+	if !b.read() {
+		return
+	}
+	r, err := m.Get(context.Background(), id)
+	if err != nil {
+		return // it is gone, and nobody asks for it
+	}
+	b.pass(Event{Time: now(), Type: EventDenied, ID: id, Name: r.Spec.Name, Message: what})
+}
+
+// pass sends an event that is not kept.
+func (b *bus) pass(e Event) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for s := range b.subs {
+		if s.all && !s.lost && len(s.ch) < cap(s.ch)/2 {
+			s.ch <- e
+		}
+	}
+}
+
+// read reports whether anybody reads by EventsSince.
+func (b *bus) read() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for s := range b.subs {
+		if s.all {
+			return true
+		}
+	}
+	return false
 }
 
 // send keeps the last place in the buffer for EventLost. While that is unread, and

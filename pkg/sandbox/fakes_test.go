@@ -394,6 +394,14 @@ func (f fakeStore) Insert(ctx context.Context, r *record.Record) error {
 			}
 			m.Volume = v.ID
 		}
+		if use := &r.Spec.Policy; use.Name != "" {
+			p, ok := f.policies[use.Name]
+			if !ok {
+				return errs.New(errs.NotFound, "no policy")
+			}
+			v, _ := p.Version(use.Version)
+			use.Version, r.Spec.Network, r.Spec.NetworkPolicy = v.Number, v.Network, v.NetworkPolicy
+		}
 		switch {
 		case r.Prepared:
 			r.Slot = was.Slot
@@ -634,6 +642,54 @@ func (f fakeStore) ForgetVolume(ctx context.Context, name, id string) error {
 func (f fakeStore) Volumes(ctx context.Context) (all []record.Volume, bad []string, err error) {
 	err = f.do(ctx, "store.Volumes", "", func() error {
 		all = slices.Collect(maps.Values(f.volumes))
+		return nil
+	})
+	return all, nil, err
+}
+
+func (f fakeStore) PutPolicy(ctx context.Context, name string, fixed bool, v record.PolicyVersion) (p, was record.Policy, err error) {
+	err = f.do(ctx, "store.PutPolicy", name, func() error {
+		ok := false
+		was, ok = f.policies[name]
+		p = record.Policy{Name: name, Fixed: fixed, Versions: slices.Clone(was.Versions)}
+		if !ok || !was.Newest().Same(v) {
+			v.Number = len(p.Versions) + 1
+			p.Versions = append(p.Versions, v)
+		}
+		f.policies[name] = p
+		return nil
+	})
+	return p, was, err
+}
+
+func (f fakeStore) DeletePolicy(ctx context.Context, name string) error {
+	return f.do(ctx, "store.DeletePolicy", name, func() error {
+		if _, ok := f.policies[name]; !ok {
+			return errs.New(errs.NotFound, "no policy")
+		}
+		for id, r := range f.records {
+			if r.Spec.Policy.Uses(name) && r.State != record.Deleting {
+				return errs.New(errs.WrongState, "in use by %s", id)
+			}
+		}
+		delete(f.policies, name)
+		return nil
+	})
+}
+
+func (f fakeStore) Policy(ctx context.Context, name string) (p record.Policy, ok bool, err error) {
+	err = f.do(ctx, "store.Policy", name, func() error {
+		p, ok = f.policies[name]
+		return nil
+	})
+	return p, ok, err
+}
+
+func (f fakeStore) Policies(ctx context.Context) (all []record.Policy, bad []string, err error) {
+	err = f.do(ctx, "store.Policies", "", func() error {
+		for _, name := range slices.Sorted(maps.Keys(f.policies)) {
+			all = append(all, f.policies[name])
+		}
 		return nil
 	})
 	return all, nil, err

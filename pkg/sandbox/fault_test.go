@@ -94,6 +94,44 @@ func story(ctx context.Context, m *Manager, h *host) (failed int) {
 	return failed
 }
 
+// policyStory edits a policy that sandboxes in three states follow, of which one has
+// changed its own meanwhile. Another policy is in the configuration.
+func policyStory(ctx context.Context, m *Manager, _ *host) (failed int) {
+	note := func(err error) {
+		if err != nil {
+			failed++
+		}
+	}
+	create := func() string {
+		r, err := m.Create(ctx, record.Spec{Runtime: "runc", Policy: record.PolicyUse{Name: "build"}})
+		note(err)
+		synctest.Wait()
+		if err == nil {
+			_, err = m.Await(ctx, r.ID)
+			note(err)
+		}
+		return r.ID
+	}
+	put := func(name string, rules int) {
+		n := record.Network{Mode: record.NetworkRules, Rules: make([]record.Rule, rules)}
+		_, err := PoliciesOf(m).Put(ctx, name, record.PolicyVersion{Network: n})
+		note(err)
+		synctest.Wait()
+	}
+	note(m.Recover(ctx))
+	put("build", 1)
+	create()
+	stopped, own := create(), create()
+	note(m.Stop(ctx, stopped, 0))
+	_, err := m.Update(ctx, own, func(t *record.Terms) error { t.Network.Mode = record.NetworkOpen; return nil })
+	note(err)
+	put("build", 2)
+	note(m.Recover(ctx))
+	put("spare", 0)
+	note(PoliciesOf(m).Delete(ctx, "spare"))
+	return failed
+}
+
 // slotStory visits all that happens to prepared slots. Each is made when the story says
 // so: Keep would make them at times of its own.
 func slotStory(ctx context.Context, m *Manager, h *host) (failed int) {
@@ -162,6 +200,9 @@ type tale struct {
 var tales = map[string]tale{
 	"life":  {story, nil},
 	"slots": {slotStory, []func(*Config){wanting(2)}},
+	"policies": {policyStory, []func(*Config){func(c *Config) {
+		c.Policies = map[string]record.Network{"host": {Mode: record.NetworkOpen}}
+	}}},
 }
 
 // numbered turns a list of calls into their names in a fault: "call #2".

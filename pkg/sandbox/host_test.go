@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -40,6 +41,7 @@ type host struct {
 	snapshots    map[string]record.Snapshot
 	badSnapshots []string
 	volumes      map[string]record.Volume // by name
+	policies     map[string]record.Policy // by name
 	named        int                      // volumes ever
 	taken        int                      // snapshots ever
 
@@ -85,6 +87,7 @@ func newHost() *host {
 		records:   map[string]record.Record{},
 		snapshots: map[string]record.Snapshot{},
 		volumes:   map[string]record.Volume{},
+		policies:  map[string]record.Policy{},
 		deaths:    map[string]Obituary{},
 		ooms:      map[string]uint64{},
 		cpu:       map[string]int64{},
@@ -351,6 +354,12 @@ func (h *host) wrong(d *incarnation) (out []string) {
 			out = append(out, fmt.Sprintf("slot %d belongs to %s and another", r.Slot, id))
 		}
 		slots[r.Slot] = id
+		if p, ok := h.policies[r.Spec.Policy.Name]; ok && r.Spec.Policy.Follows() {
+			if v := p.Newest(); r.Spec.Policy.Version != v.Number || !reflect.DeepEqual(r.Spec.Network, v.Network) {
+				out = append(out, fmt.Sprintf("%s, which is %s, has %+v as version %d of its policy, which is %+v", id, r.State,
+					r.Spec.Network, r.Spec.Policy.Version, v))
+			}
+		}
 		switch r.State {
 		case record.Running, record.Paused:
 			for _, k := range kinds {
@@ -374,7 +383,7 @@ func (h *host) wrong(d *incarnation) (out []string) {
 			if !d.published[id] {
 				out = append(out, "this daemon does not serve the ports of "+id)
 			}
-			if n, ok := d.registered[id]; !ok || n.Mode != r.Spec.Network.Mode {
+			if n, ok := d.registered[id]; !ok || n.Mode != r.Spec.Network.Mode || len(n.Rules) != len(r.Spec.Network.Rules) {
 				out = append(out, fmt.Sprintf("this daemon's egress has %s as %+v, not %+v", id, n, r.Spec.Network))
 			}
 		case record.Ended:

@@ -63,6 +63,9 @@ type Config struct {
 	Admit func(asker context.Context, id string) Turn
 	// Fetch, if not nil, brings the image of a sandbox whose record names no layers.
 	Fetch Fetch
+	// Policies are the named network policies of the configuration. Recover makes them those
+	// of the store, and moves the sandboxes that follow them.
+	Policies map[string]record.Network
 	// Prepared is how many prepared slots to keep, by runtime; none if nil. See Stock.
 	Prepared map[string]int
 	// Room, if not nil, fails while the host has no room for a sandbox on a runtime: then

@@ -165,6 +165,35 @@ func TestEventsSince(t *testing.T) {
 	}
 }
 
+// TestPassedEvents: what guests can cause without end displaces no event that is kept, and
+// reaches only readers that ask for it and keep up.
+func TestPassedEvents(t *testing.T) {
+	var b bus
+	if b.read() {
+		t.Error("somebody reads")
+	}
+	inside, start := b.subscribe(t.Context()), b.since(t.Context(), "", time.Time{})
+	if <-start; !b.read() {
+		t.Error("nobody reads")
+	}
+	for range 10 * eventBuffer {
+		b.pass(Event{Type: EventDenied})
+	}
+	b.publish("kept", &record.Record{})
+	if e := <-inside; e.Type != "kept" {
+		t.Errorf("a part of the daemon got %q", e.Type)
+	}
+	n := 0
+	for e := <-start; e.Type != "kept"; e = <-start {
+		if n++; e.Type != EventDenied || e.Cursor != "" {
+			t.Fatalf("got %+v", e)
+		}
+	}
+	if n != eventBuffer/2 || len(b.recent) != 1 {
+		t.Errorf("a reader that is behind got %d, and %d are kept", n, len(b.recent))
+	}
+}
+
 func TestClose(t *testing.T) {
 	bubble(t, func(t *testing.T, h *host, m *Manager) {
 		open := h.gate("agent.Ready " + first)

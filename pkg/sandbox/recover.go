@@ -53,7 +53,8 @@ func (m recovery) run(ctx context.Context, ids []string) error {
 	}
 	m.sweeps.Add(1)
 	defer m.stock.Look()
-	snapshots := m.snapshots.recover(ctx) // first: a snapshot that was cut short leaves its sandbox frozen
+	policies := PoliciesOf(m.Manager).configure(ctx) // first: sandboxes move to what it changes
+	snapshots := m.snapshots.recover(ctx)            // first: a snapshot that was cut short leaves its sandbox frozen
 	held, err := m.held(ctx)
 	if err != nil {
 		return fmt.Errorf("recover: %w", err)
@@ -86,7 +87,7 @@ func (m recovery) run(ctx context.Context, ids []string) error {
 	if m.life.cfg.NoSweep == "" {
 		volumes = m.life.dropVolumes(ctx)
 	}
-	return errors.Join(snapshots, inParallel(todo), volumes)
+	return errors.Join(policies, snapshots, inParallel(todo), volumes)
 }
 
 // held lists by ID which rows of the table are held on the host. It skips names that
@@ -162,7 +163,7 @@ func (m recovery) reconcileLocked(ctx context.Context, id string, kinds []string
 	if err != nil || !ok {
 		return err
 	}
-	if err := m.heal(ctx, &r, kinds); err != nil && !errors.Is(err, ErrLingering) { // the log and the metric know it
+	if err := errors.Join(m.catchUp(ctx, &r), m.heal(ctx, &r, kinds)); err != nil && !errors.Is(err, ErrLingering) { // the log and the metric know it
 		return fmt.Errorf("recover %s, which is %s: %w", id, r.State, err)
 	}
 	return nil

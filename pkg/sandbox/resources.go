@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"slices"
 	"sync"
 	"time"
 
@@ -466,34 +465,4 @@ func done(steps []Step) []Step {
 		}
 	}
 	return taken
-}
-
-// FailpointNames lists every failpoint of this package, for tests that kill
-// the daemon at each of them.
-func FailpointNames() []string {
-	names := []string{
-		"store:insert", "store:prepare", "store:take", "store:delete", "kill", "freeze", "thaw", "gone", "limit",
-		"snapshot:prepare", "snapshot:freeze", "snapshot:take", "snapshot:thaw", "snapshot:finish", "snapshot:delete", "snapshot:stray",
-		"store:snapshot:creating", "store:snapshot:ready", "store:snapshot:failed", "store:snapshot:deleting", "store:snapshot:forget",
-		"volume:delete", "store:volume:add", "store:volume:deleting", "store:volume:forget",
-	}
-	for s := range next {
-		if s != record.Prepared { // it is only inserted
-			names = append(names, "store:put:"+string(s))
-		}
-	}
-	for _, row := range resources(Deps{}, Config{}) {
-		names = append(names, "up:"+row.name)
-		if row.down != nil {
-			names = append(names, "down:"+row.name)
-		}
-		if row.fit != nil {
-			names = append(names, "prepare:"+row.name, "fit:"+row.name)
-		}
-	}
-	for _, n := range names[:len(names):len(names)] {
-		names = append(names, "after:"+n)
-	}
-	slices.Sort(names)
-	return names
 }

@@ -20,7 +20,8 @@ const tellLimit = 2 * time.Second
 // daemon dies in between, the next one makes them hold. A limit below present use is
 // errs.WrongState, with the numbers. A limit that this runtime cannot change while the
 // sandbox lives is errs.Unsupported. A network policy holds at once: open flows that it
-// denies have ended when Update returns.
+// denies have ended when Update returns. The sandbox then no longer uses the policy that it
+// was given by name.
 func (m *Manager) Update(ctx context.Context, idOrName string, change func(*record.Terms) error) (record.Record, error) {
 	start := time.Now()
 	return m.with(ctx, "update", idOrName, func(r *record.Record) error {
@@ -36,6 +37,9 @@ func (m *Manager) Update(ctx context.Context, idOrName string, change func(*reco
 			return nil
 		}
 		m.tracker.setLimited(r.ID, false) // the next sweep makes sure of them
+		if network && t.Policy.Name != "" {
+			t.Policy.Left = true
+		}
 		err := m.life.update(ctx, r, t, limits, network)
 		m.life.log(ctx, "update", r, start, nil, err)
 		return err
@@ -49,7 +53,7 @@ func (l *life) update(ctx context.Context, r *record.Record, t record.Terms, lim
 			"sandbox with --pids %d", r.ID, r.Spec.Runtime, t.Limits.Pids)
 	}
 	old, next := *r, *r
-	next.Spec.Limits, next.Spec.Network, next.Spec.NetworkPolicy = t.Limits, t.Network, t.NetworkPolicy
+	next.Spec.Limits, next.Spec.Network, next.Spec.NetworkPolicy, next.Spec.Policy = t.Limits, t.Network, t.NetworkPolicy, t.Policy
 	if limits {
 		next.Updated = now()
 		if err := errors.Join(l.fitsMemory(&next), l.fitsDisk(&next)); err != nil {

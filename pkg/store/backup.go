@@ -80,6 +80,7 @@ func Examine(path string) (f Facts, err error) {
 				return err
 			}),
 			each(tx, bucketVolumes, func(k, v []byte) error { return readVolume(string(k), v, &record.Volume{}) }),
+			each(tx, bucketPolicies, func(k, v []byte) error { return readPolicy(string(k), v, &record.Policy{}) }),
 			each(tx, bucketBoxes, func(_, v []byte) error {
 				var r record.Record
 				err := json.Unmarshal(v, &r)

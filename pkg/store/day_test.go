@@ -85,6 +85,12 @@ func day(ctx context.Context, db *DB) []step {
 		{"volume", func() error {
 			return db.AddVolume(ctx, record.Volume{ID: "vol-dbbbbbbbbbbb", Name: "shared", State: record.VolumeReady, Owner: large})
 		}},
+		{"policy", func() error {
+			v := allows(1)
+			v.NetworkPolicy = []byte(large)
+			_, _, err := db.PutPolicy(ctx, "build", false, v)
+			return err
+		}},
 		{fullest, func() error {
 			return db.Insert(ctx, &record.Record{ID: "dbbbbbbbbbbb", LastOutput: strings.Repeat("y", 40<<10)})
 		}},
@@ -96,6 +102,11 @@ func day(ctx context.Context, db *DB) []step {
 			return err
 		}},
 		{"snapshot deleted", func() error { return db.DeleteSnapshotRecord(ctx, snap.ID) }},
+		{"policy edited", func() error {
+			_, _, err := db.PutPolicy(ctx, "build", false, allows(2))
+			return err
+		}},
+		{"policy deleted", func() error { return db.DeletePolicy(ctx, "build") }},
 		{"key removed", func() error { return db.RemoveKey(ctx, "ci") }},
 		{"requests forgotten", func() error { return db.ForgetRequests(ctx, time.Unix(1, 0)) }},
 		{"image deleted", func() error { return db.DeleteImage(ctx, "base", "latest") }},
@@ -161,6 +172,8 @@ func unreadable(t *testing.T, db *DB) (bad []string) {
 	note(bucketSnapshots, snapshots, err)
 	_, volumes, err := db.Volumes(ctx)
 	note(bucketVolumes, volumes, err)
+	_, policies, err := db.Policies(ctx)
+	note(bucketPolicies, policies, err)
 	keys, err := db.Keys(ctx)
 	note(bucketKeys, nil, err)
 	for _, k := range keys {

@@ -39,6 +39,10 @@ var migrations = []migration{
 		_, err3 := tx.CreateBucketIfNotExists(bucketVolumes)
 		return errors.Join(err, err2, err3)
 	},
+	3: func(tx *bbolt.Tx) error { // a new number: a release without these would ignore rules by name, also those that deny
+		_, err := tx.CreateBucketIfNotExists(bucketPolicies)
+		return err
+	},
 }
 
 // migrate brings the file to the newest schema. It keeps the old file beside the new

@@ -74,7 +74,13 @@ func fullSpec() record.Spec {
 		Extensions:    map[string]string{"x": "y"},
 		NetworkPolicy: []byte(`{"egress":[]}`),
 		Security:      record.SecurityStrict,
+		Policy:        record.PolicyUse{Name: "build", Version: 1, Pinned: true, Left: true},
 	}
+}
+
+// releasePolicy is a policy with a value in every field.
+func releasePolicy() record.PolicyVersion {
+	return record.PolicyVersion{Made: past, Network: fullSpec().Network, NetworkPolicy: []byte(`{"egress":[]}`)}
 }
 
 // fullRecord is a record with a value in every field: the seventh, which ended.
@@ -138,6 +144,7 @@ func fillStore(t *testing.T, db *DB) {
 		}))
 	}
 	must(db.VolumeMade(ctx, "volume-ready", "vol-"+releaseID('x')))
+	must(second(db.PutPolicy(ctx, "build", true, releasePolicy())))
 	must(db.AddKey(ctx, record.Key{
 		Name: "ci", Role: record.Operator, Sum: []byte(strings.Repeat("s", 32)), Created: past,
 		Expires: future,
@@ -167,6 +174,8 @@ func fillStore(t *testing.T, db *DB) {
 	}
 	must(db.Insert(ctx, &r))
 }
+
+func second(_, _ record.Policy, err error) error { return err }
 
 // writeRelease writes a store as of this release, and what is in it.
 func writeRelease(t *testing.T, dir string) {
@@ -218,7 +227,7 @@ func TestRelease(t *testing.T) {
 		t.Errorf("read\n%+v\nput\n%+v", got, put)
 	}
 	seen := fields{}
-	for _, v := range []any{want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes} {
+	for _, v := range []any{want.Records, want.Images, want.Snapshots, want.Requests, want.Keys, want.Volumes, want.Policies} {
 		seen.add(reflect.ValueOf(v))
 	}
 	for _, name := range seen.empty() {

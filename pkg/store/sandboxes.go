@@ -21,7 +21,8 @@ import (
 // with errs.Unavailable when its image was removed since it was looked up. It does not
 // look the image up if the sandbox begins as a snapshot, or if the image has no digest
 // because it is yet to be pulled. If the record asks for it, Insert adds the volumes it
-// names that do not exist.
+// names that do not exist. If it names a policy, Insert gives it the newest version of
+// that, or the one it is pinned to.
 //
 // A new record that is Creating and says Prepared takes the prepared slot of its ID and
 // keeps the slot of that. Insert fails with errs.NotFound if there is none of its
@@ -49,6 +50,9 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 		if made, err = claimVolumes(tx, &n); err != nil {
 			return err
 		}
+		if err := claimPolicy(tx, &n); err != nil {
+			return err
+		}
 		if was != nil {
 			n.Slot = was.Slot
 		} else if n.Slot, err = takeSlot(tx, n.ID); err != nil {
@@ -63,6 +67,7 @@ func (db *DB) Insert(ctx context.Context, r *record.Record) error {
 		return fmt.Errorf("insert sandbox %s: %w", r.ID, err)
 	}
 	r.Slot, r.Spec.Volumes = n.Slot, n.Spec.Volumes
+	r.Spec.Policy, r.Spec.Network, r.Spec.NetworkPolicy = n.Spec.Policy, n.Spec.Network, n.Spec.NetworkPolicy
 	return nil
 }
 

@@ -1,6 +1,6 @@
 // Package store keeps what sandboxd must not forget in one bbolt file: the
 // records of sandboxes, their names, the queue of address slots, images, the
-// records of snapshots, what requests have made, API keys, and named volumes.
+// records of snapshots, what requests have made, API keys, named volumes and policies.
 //
 //	meta       schema, pool, restored
 //	sandboxes  id        -> record, JSON
@@ -12,6 +12,7 @@
 //	requests   key       -> what that request made, JSON
 //	keys       name      -> API key, JSON: a digest, never the key
 //	volumes    name      -> volume, JSON
+//	policies   name      -> named network policy with its versions, JSON
 //
 // What surprises: reads never touch the file. All records are held in memory and change
 // after their commit, so a list of 200 costs microseconds. The result of Get is shared:
@@ -53,7 +54,7 @@ import (
 
 // Schema is the version of the file's content. A file with a newer one is refused;
 // migrations bring one with an older one forward (migrate.go).
-const Schema = 3
+const Schema = 4
 
 // reserve is how much of the file is written in advance: about two thousand
 // records of 2 KiB, twice, since bbolt copies what it changes.
@@ -71,6 +72,7 @@ var (
 	bucketRequests  = []byte("requests")  // since schema 3, as the next
 	bucketKeys      = []byte("keys")
 	bucketVolumes   = []byte("volumes")
+	bucketPolicies  = []byte("policies") // since schema 4
 
 	keySchema   = []byte("schema")
 	keyPool     = []byte("pool")
@@ -101,6 +103,9 @@ type DB struct {
 
 	volumes    map[string]record.Volume // by name
 	badVolumes map[string]error
+
+	policies    map[string]record.Policy // by name
+	badPolicies map[string]error
 }
 
 // Open opens or makes the store at path. Its directory must exist. It fails when
@@ -146,6 +151,9 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 
 		volumes:    map[string]record.Volume{},
 		badVolumes: map[string]error{},
+
+		policies:    map[string]record.Policy{},
+		badPolicies: map[string]error{},
 	}
 	// bbolt panics on damaged pages, and a page beyond the end of a file that was cut
 	// short faults.
@@ -282,7 +290,7 @@ func fill(path string, size int64) error {
 // slot, and Unreadable names it.
 func (db *DB) load() error {
 	return db.bolt.View(func(tx *bbolt.Tx) error {
-		if err := errors.Join(db.loadSnapshots(tx), db.loadVolumes(tx), db.lookAtImages(tx)); err != nil {
+		if err := errors.Join(db.loadSnapshots(tx), db.loadVolumes(tx), db.loadPolicies(tx), db.lookAtImages(tx)); err != nil {
 			return err
 		}
 		return tx.Bucket(bucketBoxes).ForEach(func(k, v []byte) error {

@@ -36,6 +36,7 @@ type kept struct {
 	Requests  map[string]record.Made `json:"requests,omitempty"` // by key
 	Keys      []record.Key           `json:"keys,omitempty"`
 	Volumes   []record.Volume        `json:"volumes,omitempty"`
+	Policies  []record.Policy        `json:"policies,omitempty"`
 }
 
 // TestUpgrade opens what each release wrote and finds all that was in it.
@@ -187,6 +188,8 @@ func contentsOf(t *testing.T, db *DB) (k kept) {
 	k.Volumes, _, err = db.Volumes(ctx)
 	must(err)
 	slices.SortFunc(k.Volumes, func(a, b record.Volume) int { return strings.Compare(a.Name, b.Name) })
+	k.Policies, _, err = db.Policies(ctx)
+	must(err)
 	for _, key := range requests(t, db) {
 		made, _, err := db.Made(ctx, key)
 		must(err)

@@ -170,6 +170,9 @@ var suites = []suite{
 	{"code_go", codeGo},
 	{"interpreter_idle_memory", idleInterpreter},
 	{"proxy_throughput proxy_added_latency", proxied},
+	{"create_with_policy", policyCreate},
+	{"policy_apply policy_tighten new_flow_added_us established_rtt forward_throughput dns_cached dns_uncached_added dns_flood " +
+		"sni_connect_added sni_throughput sni_resets", egressRows},
 	{"import_1GB", imports},
 	{"security_start_cost", securityStart},
 	{"security_syscall_cost", securityCalls},

@@ -119,15 +119,7 @@ func (b *bench) latencies(ctx context.Context, rt string, n int) (l latencies, e
 		}
 		l.page = append(l.page, ms(time.Since(start)))
 	}
-	plain := func() (float64, error) {
-		start := time.Now()
-		sb, err := b.create(ctx, rt)
-		took := ms(time.Since(start))
-		if err != nil {
-			return 0, err
-		}
-		return took, b.drop(ctx, sb.ID)
-	}
+	plain := func() (float64, error) { return b.createOnce(ctx, request(rt)) }
 	swept := func() (float64, error) { // asked for together with a sweep
 		ended := make(chan error, 1)
 		go func() { _, err := b.sweep(ctx); ended <- err }()

@@ -240,15 +240,7 @@ func sdkFailing(ctx context.Context, b *bench) (err error) {
 			}
 			return took, err
 		}
-		works := func() (float64, error) {
-			start := time.Now()
-			sb, err := b.create(ctx, rt)
-			took := ms(time.Since(start))
-			if err != nil {
-				return 0, err
-			}
-			return took, b.drop(ctx, sb.ID)
-		}
+		works := func() (float64, error) { return b.createOnce(ctx, request(rt)) }
 		worksBySDK := func() (float64, error) {
 			var took float64
 			var id string

@@ -209,6 +209,8 @@ func (s *Server) routes(path string) reply.Methods {
 		return reply.Methods{"PUT": s.setLimits}
 	case "/tasks":
 		return reply.Methods{"GET": countTasks}
+	case "/reach":
+		return reply.Methods{"POST": reach}
 	case "/metrics":
 		return reply.Methods{"GET": s.meter.now}
 	case "/metrics/watch":

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -149,42 +150,53 @@ func below(to, base string) bool {
 	return true
 }
 
-// FuzzKilled: the reason of a kill is added to the events that a SIGKILL ended, and
-// everything else passes as it is, through buffers of any size.
-func FuzzKilled(f *testing.F) {
+// FuzzTold: what the host knows is added to the events about errors, and everything else
+// passes as it is, through buffers of any size.
+func FuzzTold(f *testing.F) {
 	f.Add([]byte(killed), uint16(512), true)
 	f.Add([]byte("{\"type\":\"stdout\",\"text\":\"x\"}\n\n"+killed), uint16(7), false)
 	f.Add([]byte(`{"type":"error","error":{"ename":"ContextDied","evalue":"x","traceback":["signal: killed"]}}`+"\n\n"), uint16(4096), true)
+	f.Add([]byte(`{"type":"error","error":{"ename":"OSError","evalue":"x","traceback":["a\u0085b","c"]}}`+"\n\n"), uint16(4096), true)
 	f.Fuzz(func(t *testing.T, in []byte, size uint16, one bool) {
-		read := func(why string) string {
+		read := func(killed, denied string) string {
 			var r io.Reader = bytes.NewReader(in)
 			if one {
 				r = iotest.DataErrReader(r)
 			}
-			k := &killedStream{ReadCloser: io.NopCloser(r), why: func() string { return why }}
+			k := &told{
+				ReadCloser: io.NopCloser(r), killed: func() string { return killed }, denied: func() string { return denied },
+			}
 			var out bytes.Buffer
 			if _, err := io.CopyBuffer(struct{ io.Writer }{&out}, struct{ io.Reader }{k}, make([]byte, int(size)+1)); err != nil {
 				t.Fatal(err)
 			}
 			return out.String()
 		}
-		if got := read(""); got != string(in) {
+		if got := read("", ""); got != string(in) {
 			t.Fatalf("%q becomes %q without a reason", in, got)
 		}
-		const why = "it went over its limit"
-		was, is := strings.SplitAfter(string(in), "\n"), strings.SplitAfter(read(why), "\n")
-		if len(was) != len(is) {
-			t.Fatalf("%q has %d lines, then %d", in, len(was), len(is))
-		}
-		for i := range is {
-			if is[i] == was[i] {
-				continue
+		const why, refused = "it went over its limit", "it was refused a name"
+		for _, more := range [][]string{{why, ""}, {"", refused}, {why, refused}} {
+			was, is := strings.SplitAfter(string(in), "\n"), strings.SplitAfter(read(more[0], more[1]), "\n")
+			if len(was) != len(is) {
+				t.Fatalf("%q has %d lines, then %d", in, len(was), len(is))
 			}
-			var before, after agent.Event
-			if !strings.Contains(is[i], why) || json.Unmarshal([]byte(is[i][strings.Index(is[i], `{"type":"error"`):]), &after) != nil ||
-				json.Unmarshal([]byte(was[i][strings.Index(was[i], `{"type":"error"`):]), &before) != nil ||
-				len(after.Error.Traceback) != len(before.Error.Traceback)+1 {
-				t.Fatalf("%q becomes %q", was[i], is[i])
+			for i := range is {
+				if is[i] == was[i] {
+					continue
+				}
+				var before, after agent.Event
+				const begin = `{"type":"error"`
+				if strings.Contains(is[i], "\u0085") && !strings.Contains(was[i], "\u0085") ||
+					json.Unmarshal([]byte(is[i][strings.Index(is[i], begin):]), &after) != nil ||
+					json.Unmarshal([]byte(was[i][strings.Index(was[i], begin):]), &before) != nil {
+					t.Fatalf("%q becomes %q", was[i], is[i])
+				}
+				had, has := before.Error.Traceback, after.Error.Traceback
+				if len(has) <= len(had) || !slices.Equal(has[:len(had)], had) ||
+					slices.ContainsFunc(has[len(had):], func(line string) bool { return line == "" || !slices.Contains(more, line) }) {
+					t.Fatalf("%q becomes %q", was[i], is[i])
+				}
 			}
 		}
 	})

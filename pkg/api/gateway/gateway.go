@@ -8,9 +8,9 @@
 // token, and a signed address opens one port by itself. A key of an operator replaces
 // every token.
 //
-// The surprise: the bytes are not interpreted, with one exception. The last event of a
-// command's stream gets the reason added if the kernel killed the command for its
-// memory (kills.go).
+// The surprise: the bytes are not interpreted, with one exception. The last event of the
+// stream of a command that failed gets what only the host knows (ending.go): that the
+// kernel killed it for its memory, and what the network refused meanwhile.
 package gateway
 
 import (
@@ -39,6 +39,10 @@ type Config struct {
 	Guard     Guard
 	// Kills counts the processes of a sandbox that the kernel killed for its memory.
 	Kills func(id string) (int64, error)
+	// Denials counts what the network has refused a sandbox. Denied says in a line what it
+	// refused after so many denials; "": nothing. Both may be nil.
+	Denials func(id string) int64
+	Denied  func(id string, before int64) string
 	// State is the state of a sandbox in the words of clients.
 	State func(*record.Record) string
 	// Accessed is called for each request that is admitted to a running sandbox, unless

@@ -37,10 +37,10 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 		return httperr.Invalid("the path after the port cannot be decoded; percent-encode it")
 	}
 	var explain func(*http.Response)
-	kills := int64(unknownKills)
+	was := before{unknownKills, unknownDenials}
 	if port == wire.AgentPort {
-		kills = g.kills(r.Method, path, rec)
-		explain = g.explainKills(r.Method, path, rec, kills)
+		was = g.lookBefore(r.Method, path, rec)
+		explain = g.explain(r.Method, path, rec, was)
 	}
 	clean := func(h http.Header) { cleanAnswer(h, port, rest, host, t.base) }
 	var failed error
@@ -60,7 +60,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 			out.Host = host
 			g.cleanHeaders(pr, port, v.Unix)
 			t.hideFromGuest(out.Header)
-			setKills(out.Header, kills)
+			setKills(out.Header, was.kills)
 			if small != nil {
 				pr.Out.Body = io.NopCloser(bytes.NewReader(small))
 			} else if pr.In.ContentLength >= minPoured {
@@ -77,7 +77,8 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request, v *Visit, rec 
 				resp.Header.Add("Content-Security-Policy", "sandbox")
 			}
 			if port == wire.AgentPort {
-				setKills(resp.Header, kills) // ours and not the agent's: a client may rely on it
+				setKills(resp.Header, was.kills) // ours and not the agent's: a client may rely on it
+				setDenials(resp.Header, was.denials)
 				if explain != nil {
 					explain(resp)
 				}

@@ -68,7 +68,7 @@ func Sandbox(r record.Record) wire.Sandbox {
 			MemoryBytes: r.Spec.MemoryBytes, CPUMillis: r.Spec.CPUMillis, Pids: r.Spec.Pids, DiskBytes: r.Spec.DiskBytes,
 			CPUShares: r.Spec.CPUShares, ShmBytes: r.Spec.ShmBytes, LogBytes: r.Spec.LogBytes, ReadOnly: r.Spec.ReadOnly,
 			IOReadBps: r.Spec.IOReadBps, IOWriteBps: r.Spec.IOWriteBps, IOReadIOPS: r.Spec.IOReadIOPS, IOWriteIOPS: r.Spec.IOWriteIOPS,
-			Ports: showPublish(r.Spec.Publish), Network: string(r.Spec.Network.Mode), OneShot: r.Spec.OneShot, ExitCode: r.ExitCode,
+			Ports: showPublish(r.Spec.Publish), Network: string(r.Spec.Network.Mode), Policy: sandboxPolicy(r.Spec.Policy), OneShot: r.Spec.OneShot, ExitCode: r.ExitCode,
 		},
 	}
 	for _, t := range r.Spec.Tmpfs {
@@ -95,6 +95,10 @@ func Sandbox(r record.Record) wire.Sandbox {
 func (o *Offer) Notes(r *record.Record) (notes []string) {
 	if r.Spec.ImageNote != "" {
 		notes = append(notes, r.Spec.ImageNote)
+	}
+	if u := r.Spec.Policy; u.Left {
+		notes = append(notes, fmt.Sprintf("its network policy was changed since it was created with policy %s, which it no longer follows",
+			u.Name))
 	}
 	if n := r.Spec.MemoryBytes; o.HostMemoryBytes > 0 && n > o.HostMemoryBytes {
 		notes = append(notes, fmt.Sprintf("the memory limit of %s is more than the %s that this host has: the host's memory "+

@@ -73,11 +73,11 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			wire.ExtReadyStartPeriod:
 		case wire.ExtRenew:
 			_, err = ParseRenew(v)
-		case wire.ExtNetwork, wire.ExtAllow, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
+		case wire.ExtNetwork, wire.ExtAllow, wire.ExtPolicy, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
 		default:
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
-					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, timeout, "+
+					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, policy, timeout, "+
 						"oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, "+
 						"ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
 					httperr.Clip(k, 60))
@@ -94,6 +94,9 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			"secureAccess and extension %s are both given: clients of a published port send no token; leave one out", wire.ExtPublish)
 	}
 	if err := applyHealth(spec, req.Extensions); err != nil {
+		return err
+	}
+	if err := o.applyNamed(spec, req); err != nil {
 		return err
 	}
 	return o.applyNetworkExtensions(spec, req)

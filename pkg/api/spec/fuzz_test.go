@@ -31,7 +31,7 @@ func FuzzCreate(f *testing.F) {
 	f.Add([]byte(`{"image":{"uri":"python"},"networkPolicy":{"egress":[{"action":"allow","target":"::ffff:1.2.3.4"}]},` +
 		`"extensions":{"sandboxd.idle":"true","sandboxd.allow":"10.0.0.0/8,"}}`))
 	f.Add([]byte(`{"image":{"uri":"python"},"resourceLimits":{"cpu":"0.0000001","memory":"9223372036854775807","pids":"+5"}}`))
-	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NoVolumes: true}
+	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName, NoVolumes: true}
 	o.Complete()
 	f.Fuzz(func(t *testing.T, body []byte) {
 		var req wire.CreateRequest
@@ -190,7 +190,7 @@ func FuzzExtensions(f *testing.F) {
 	} {
 		f.Add(uint8(i), v)
 	}
-	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON}
+	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName}
 	o.Complete()
 	f.Fuzz(func(t *testing.T, which uint8, v string) {
 		key := extensions[int(which)%len(extensions)]
@@ -277,7 +277,7 @@ func FuzzPolicies(f *testing.F) {
 	f.Add([]byte(`{"egress":[{"action":"allow","target":"1.1.1.1","ports":[1]}],"Egress":[{"action":"deny","target":"2.2.2.2"}]}`))
 	f.Add([]byte(`[{"action":"allow","target":"1.1.1.1"},{"action":"deny","target":"1.1.1.1/32","ports":["1-2"]}]`))
 	f.Add([]byte(`["203.0.113.7"," 203.0.113.7/32"]`))
-	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON}
+	o := &Offer{ParseRule: policy.ParseRule, ParsePolicy: policy.FromJSON, NormalName: policy.NormalName}
 	o.Complete()
 	was := wire.NetworkPolicy{DefaultAction: "deny", Egress: []wire.NetworkRule{
 		{Action: "allow", Target: "203.0.113.7"},
@@ -315,7 +315,7 @@ func FuzzPolicies(f *testing.F) {
 		} else {
 			twice(edit)
 		}
-		if edit, err := RemoveTargets(b); err != nil {
+		if edit, err := o.RemoveTargets(b); err != nil {
 			refused(t, b, err)
 		} else {
 			twice(edit)

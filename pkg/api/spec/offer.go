@@ -14,6 +14,7 @@ package spec
 import (
 	"cmp"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/errs"
@@ -57,11 +58,16 @@ type Offer struct {
 	NoIO      bool // this host cannot limit I/O: asking for that is an error
 	NoVolumes bool // there are no named volumes
 
+	NoPolicies bool // there are no named policies
+
 	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (policy.ParseRule)
 	// ParsePolicy parses a networkPolicy as it was sent. (policy.FromJSON)
 	// Where one is nil, rules of that form are refused.
 	ParseRule   func(string) (record.Rule, error)
 	ParsePolicy func([]byte) (record.Network, error)
+	// NormalName returns a domain name as rules have it; "*." may stand before it.
+	// (policy.NormalName) Nil: names are written in lower case, and that is all.
+	NormalName func(string) (string, error)
 	// HostAddress reports whether an address is one of this host's own. (egress.Engine)
 	// Nil: none is known.
 	HostAddress func(netip.Addr) bool
@@ -89,6 +95,9 @@ func (o *Offer) Complete() {
 	}
 	if o.ParseRule == nil {
 		o.ParseRule = func(string) (record.Rule, error) { return record.Rule{}, errNoRules }
+	}
+	if o.NormalName == nil {
+		o.NormalName = func(s string) (string, error) { return strings.ToLower(s), nil }
 	}
 	if o.HostAddress == nil {
 		o.HostAddress = func(netip.Addr) bool { return false }

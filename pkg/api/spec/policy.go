@@ -120,7 +120,7 @@ func (o *Offer) MergeRules(b []byte) (Edit, error) {
 		merged := wire.NetworkPolicy{DefaultAction: p.DefaultAction, Egress: []wire.NetworkRule{}}
 		covered := map[string]bool{}
 		for _, r := range slices.Concat(rules, p.Egress) {
-			whole, part := targetKey(r.Target), rangeKey(r)
+			whole, part := o.targetKey(r.Target), o.rangeKey(r)
 			if covered[whole] || covered[part] {
 				continue
 			}
@@ -133,7 +133,7 @@ func (o *Offer) MergeRules(b []byte) (Edit, error) {
 
 // RemoveTargets reads targets and removes their rules. A target without a rule is no
 // error.
-func RemoveTargets(b []byte) (Edit, error) {
+func (o *Offer) RemoveTargets(b []byte) (Edit, error) {
 	var targets []string
 	if err := Decode(b, &targets); err != nil {
 		return nil, err
@@ -147,12 +147,12 @@ func RemoveTargets(b []byte) (Edit, error) {
 	}
 	gone := map[string]bool{}
 	for _, t := range targets {
-		gone[targetKey(t)] = true
+		gone[o.targetKey(t)] = true
 	}
 	return func(p wire.NetworkPolicy) wire.NetworkPolicy {
 		left := wire.NetworkPolicy{DefaultAction: p.DefaultAction, Egress: []wire.NetworkRule{}}
 		for _, r := range p.Egress {
-			if !gone[targetKey(r.Target)] {
+			if !gone[o.targetKey(r.Target)] {
 				left.Egress = append(left.Egress, r)
 			}
 		}
@@ -161,21 +161,27 @@ func RemoveTargets(b []byte) (Edit, error) {
 }
 
 // targetKey is the same for two spellings of one target.
-func targetKey(target string) string {
+func (o *Offer) targetKey(target string) string {
 	t := strings.ToLower(strings.TrimSpace(target))
 	if a, err := netip.ParseAddr(t); err == nil {
 		return netip.PrefixFrom(a, a.BitLen()).String()
+	}
+	if _, err := netip.ParsePrefix(t); err == nil {
+		return t
+	}
+	if name, err := o.NormalName(t); err == nil {
+		return name
 	}
 	return t
 }
 
 // rangeKey is targetKey for a rule that covers all of its target, else a key with ports
 // and protocol.
-func rangeKey(r wire.NetworkRule) string {
+func (o *Offer) rangeKey(r wire.NetworkRule) string {
 	if len(r.Ports) == 0 && r.Protocol == "" {
-		return targetKey(r.Target)
+		return o.targetKey(r.Target)
 	}
-	return fmt.Sprintf("%s %v %s", targetKey(r.Target), r.Ports, r.Protocol)
+	return fmt.Sprintf("%s %v %s", o.targetKey(r.Target), r.Ports, r.Protocol)
 }
 
 // PolicyOf shows the policy as it was sent, or else the rules as they are enforced.

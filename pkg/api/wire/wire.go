@@ -1,5 +1,5 @@
 // Package wire holds the JSON of the lifecycle API: what the server writes and
-// the client reads, defined once. It imports nothing but time and encoding/json.
+// the client reads, defined once. It does no I/O.
 //
 // The shapes without a remark are OpenSandbox's (specs/sandbox-lifecycle.yml);
 // what OpenSandbox does not have is marked "ours" and described in
@@ -53,6 +53,7 @@ const (
 	ExtRuntime = "sandboxd.runtime" // "runsc" or "runc"
 	ExtNetwork = "sandboxd.network" // "none", "rules" or "open"
 	ExtAllow   = "sandboxd.allow"   // comma-separated CIDR[:port[/proto]]
+	ExtPolicy  = "sandboxd.policy"  // NAME of a policy to follow, or NAME@VERSION; instead of rules
 	ExtTimeout = "sandboxd.timeout" // a Go duration ≥ 1s, instead of Timeout
 	ExtOneShot = "sandboxd.oneshot" // "true": the disk need not survive a crash of the host
 	ExtIdle    = "sandboxd.idle"    // "true": no entrypoint, the agent idles
@@ -215,6 +216,7 @@ type Info struct {
 	Tmpfs       []Tmpfs         `json:"tmpfs,omitempty"`
 	Ports       []PublishedPort `json:"ports,omitempty"`
 	Network     string          `json:"network"`
+	Policy      *SandboxPolicy  `json:"policy,omitempty"` // absent: no policy was named
 	OneShot     bool            `json:"oneShot,omitempty"`
 	ExitCode    *int            `json:"exitCode,omitempty"`
 	// Restarts by the restart policy since somebody created or started the sandbox, and

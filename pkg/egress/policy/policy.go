@@ -380,6 +380,33 @@ func (p *Policy) Fixed(f Flow, name string) bool {
 	return false
 }
 
+// Loosens reports whether p certainly allows all that old allows: it is old with more rules
+// that allow, or with fewer that deny. False says nothing.
+func (p *Policy) Loosens(old *Policy) bool {
+	if p.mode != old.mode && !(p.mode == record.NetworkOpen && old.mode == record.NetworkRules) {
+		return false
+	}
+	mine, theirs := p.rules, old.rules
+	for len(theirs) > 0 {
+		switch {
+		case len(mine) > 0 && mine[0] == theirs[0]:
+			mine, theirs = mine[1:], theirs[1:]
+		case len(mine) > 0 && mine[0].allow:
+			mine = mine[1:]
+		case !theirs[0].allow:
+			theirs = theirs[1:]
+		default:
+			return false
+		}
+	}
+	for i := range mine {
+		if !mine[i].allow {
+			return false
+		}
+	}
+	return true
+}
+
 // Open reports whether what no rule matches is allowed.
 func (p *Policy) Open() bool { return p.mode == record.NetworkOpen }
 

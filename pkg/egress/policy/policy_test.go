@@ -282,6 +282,45 @@ func TestNamesByTheBook(t *testing.T) {
 	}
 }
 
+// TestLoosens: what it calls looser allows all that was allowed, for every name; and it
+// finds the usual cases.
+func TestLoosens(t *testing.T) {
+	r := space{rand.New(rand.NewPCG(5, 6))}
+	found := 0
+	for range 5000 {
+		old := r.network(true)
+		n := old
+		n.Rules = slices.Clone(old.Rules)
+		for range 1 + r.IntN(2) {
+			if at := r.IntN(len(n.Rules) + 1); r.IntN(2) == 0 && at < len(n.Rules) {
+				n.Rules = slices.Delete(n.Rules, at, at+1)
+			} else {
+				n.Rules = slices.Insert(n.Rules, at, r.rule(true))
+			}
+		}
+		was, err := Compile(Host{}, old)
+		p, err2 := Compile(Host{}, n)
+		if err != nil || err2 != nil {
+			t.Fatal(err, err2)
+		}
+		if !p.Loosens(was) {
+			continue
+		}
+		found++
+		for range 20 {
+			f := r.flow()
+			for _, name := range someNames {
+				if byTheBook(old, f, name) && !byTheBook(n, f, name) {
+					t.Fatalf("%v is called looser than %v, and it denies %v to %s", n, old, f, name)
+				}
+			}
+		}
+	}
+	if found < 1000 {
+		t.Errorf("only %d of the changes are called looser", found)
+	}
+}
+
 // byTheBook is what the documents say of rules, read one by one.
 func byTheBook(n record.Network, f Flow, name string) bool {
 	inTen := netip.MustParsePrefix("10.0.0.0/8").Contains(f.Dst)

@@ -187,6 +187,9 @@ type Spec struct {
 	Platform       map[string]string `json:"platform,omitempty"`
 	Extensions     map[string]string `json:"extensions,omitempty"`
 	NetworkPolicy  []byte            `json:"networkPolicy,omitempty"` // raw JSON as sent
+
+	// Policy is where Network and NetworkPolicy are from, if a client named a policy.
+	Policy PolicyUse `json:"policy,omitzero"`
 }
 
 // Level is its level of security.
@@ -228,11 +231,12 @@ type Terms struct {
 	Limits
 	Network       Network
 	NetworkPolicy []byte // see Spec
+	Policy        PolicyUse
 }
 
 // Terms returns those of s. They share its slices: replace a slice, never write into
 // it.
-func (s *Spec) Terms() Terms { return Terms{s.Limits, s.Network, s.NetworkPolicy} }
+func (s *Spec) Terms() Terms { return Terms{s.Limits, s.Network, s.NetworkPolicy, s.Policy} }
 
 // SameNetwork reports whether t and o allow the same and show the same.
 func (t Terms) SameNetwork(o Terms) bool {

@@ -13,9 +13,10 @@ const killed = `{"type":"error","timestamp":2,"error":{"ename":"CommandExecError
 // and the end at once.
 func TestKilledStreamInPieces(t *testing.T) {
 	for size := len(killed); size < 4*len(killed); size += 7 {
-		k := &killedStream{
+		k := &told{
 			ReadCloser: io.NopCloser(iotest.DataErrReader(strings.NewReader(killed))),
-			why:        func() string { return strings.Repeat("because ", 20) },
+			killed:     func() string { return strings.Repeat("because ", 20) },
+			denied:     func() string { return "" },
 		}
 		var all []byte
 		b := make([]byte, size)

@@ -1,0 +1,70 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// TestPolicies: what the file says of named policies and of the host is what sandboxes get.
+func TestPolicies(t *testing.T) {
+	c, err := load(t, `
+[egress]
+always_deny = ["203.0.113.9", "*.example.net"]
+always_allow = ["mirror.example.com:443/tcp"]
+
+[policies.build]
+rules = ["deny 203.0.113.8/31", "allow PyPI.org:443", "allow  198.51.100.0/24:8000-8100/udp"]
+
+[policies.web]
+default = "allow"
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := c.Networks()
+	for what, pair := range map[string][2]string{
+		"build":        {fmt.Sprint(all["build"]), "{rules [deny 203.0.113.8/31 allow pypi.org:443 allow 198.51.100.0/24:8000-8100/udp]}"},
+		"web":          {fmt.Sprint(all["web"]), "{open []}"},
+		"always_deny":  {targets(c.Egress.Host.Deny), "203.0.113.9/32 *.example.net"},
+		"always_allow": {targets(c.Egress.Host.Allow), "mirror.example.com"},
+	} {
+		if pair[0] != pair[1] {
+			t.Errorf("%s: %s, want %s", what, pair[0], pair[1])
+		}
+	}
+	if c, err = load(t, ""); err != nil || len(c.Networks()) > 0 || len(c.Egress.Host.Deny)+len(c.Egress.Host.Allow) > 0 {
+		t.Errorf("by default there are %+v, %v", c.Egress.Host, err)
+	}
+}
+
+func targets(rules []record.Rule) string {
+	var all []string
+	for _, r := range rules {
+		all = append(all, r.Target())
+	}
+	return strings.Join(all, " ")
+}
+
+// TestBadPolicies: each problem has its line and says what to write.
+func TestBadPolicies(t *testing.T) {
+	for text, want := range map[string]string{
+		"[egress]\nalways_deny = ['1.2.3']":                           "line 2: egress.always_deny",
+		"[egress]\nalways_allow = ['https://x.org/']":                 "write the host that it names",
+		"[egress]\nalways_denny = []":                                "did you mean egress.always_deny?",
+		"policies = 3":                                                "line 1",
+		"[policies]\nbuild = 'open'":                                  "line 2: policies.build = \"open\": want a table, [policies.build]",
+		"[policies.build]\ndefault = 'open'":                          "line 2: policies.build.default = \"open\": want deny or allow",
+		"[policies.build]\nrule = ['allow 1.1.1.1']":                  "line 2: unknown key policies.build.rule; did you mean policies.build.rules?",
+		"[policies.build]\nrules = 'allow 1.1.1.1'":                   "want a list of texts",
+		"[policies.build]\nrules = ['1.1.1.1']":                       "want \"allow TARGET\" or \"deny TARGET\"",
+		"[policies.build]\n\nrules = ['deny 1.1.1.1','allow pypi..']": "line 3: policies.build.rules: \"allow pypi..\"",
+		"[policies.'a.b']":                                            "1 to 63 characters",
+	} {
+		if _, err := load(t, text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+	}
+}

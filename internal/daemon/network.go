@@ -1,0 +1,70 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/api"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/errs"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+var _ api.Network = network{}
+
+// network says what the egress refuses sandboxes, and why.
+type network struct{ *Daemon }
+
+// toldLimit is how long the end of a command waits for denials that are on their way. They
+// take microseconds, unless other sandboxes cause so many that some are lost anyway.
+const toldLimit = 50 * time.Millisecond
+
+func (n network) Denials(id string) wire.Denials { return n.denials.of(id) }
+
+func (n network) Denied(id string) int64 { return n.denials.count(id) }
+
+func (n network) DeniedSince(id string, before int64) string {
+	ctx, cancel := context.WithTimeout(context.Background(), toldLimit)
+	defer cancel()
+	n.egress.Told(ctx)
+	return n.denials.since(id, before)
+}
+
+func (n network) Explain(_ context.Context, r *record.Record, t spec.Target) (wire.Explanation, error) {
+	x, err := n.egress.Explain(r.ID, egress.Target{Name: t.Name, Addr: t.Addr, Port: t.Port, Proto: t.Proto})
+	if errs.Is(err, errs.NotFound) { // the sandbox is there
+		err = errs.New(errs.WrongState, "sandbox %s is %s and has no network now; start or resume it first", r.ID, spec.StateOf(r))
+	}
+	if err != nil {
+		return wire.Explanation{}, err
+	}
+	return explanationOf(x, t, r.ID), nil
+}
+
+// explanationOf returns an explanation for a sandbox as an API type.
+func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanation {
+	out := wire.Explanation{Target: t.String(), Verdict: wire.VerdictDeny, Rule: x.Rule, By: egress.ByPolicy, Names: x.Leased}
+	switch {
+	case x.Allowed && x.Rule == byDefault:
+		out.Verdict, out.Reason = wire.VerdictAllow, "no rule matches, and the default is to allow"
+		return out
+	case x.Allowed:
+		out.Verdict, out.Reason = wire.VerdictAllow, "by the rule "+x.Rule
+		return out
+	case t.Addr.IsValid() && x.Fixed && !isRule(x.Rule) && x.Rule != byNone:
+		out.By = egress.ByBlock
+	}
+	out.Reason = reasonOf(egress.Denial{By: out.By, Rule: x.Rule})
+	if t.Name != "" && !x.Resolves {
+		out.Reason += ", so the name is not resolved either"
+	}
+	// No rule by name opens a port on which clients do not show the name.
+	hidden := t.Name != "" && (t.Port == 853 || t.Port == 443 && t.Proto == "udp")
+	if !x.Fixed && !hidden {
+		out.Allow = t.Rule()
+		out.Command = "sandboxctl egress patch --allow " + out.Allow + " " + id
+	}
+	return out
+}

@@ -1,0 +1,198 @@
+package heads
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/sandboxd/sandboxd/internal/relay"
+)
+
+// A webServer reads requests of HTTP/1 and sends them on, written anew.
+//
+// A transport belongs to one flow, and has a socket for each name: a request never goes
+// where the daemon has let another name go.
+type webServer struct {
+	conns chan net.Conn
+	proxy *httputil.ReverseProxy
+}
+
+// reserve is what net/http adds to MaxHeaderBytes (net/http, Server.initialReadLimitSize).
+const reserve = 4096
+
+func newWebServer(s *server) *webServer {
+	w := &webServer{conns: make(chan net.Conn)}
+	w.proxy = &httputil.ReverseProxy{
+		Rewrite: rewrite, Transport: perFlow{}, FlushInterval: -1, BufferPool: relay.Buffers{},
+		ErrorHandler: failed, ErrorLog: log.New(io.Discard, "", 0),
+	}
+	h := &http.Server{
+		Handler: w, ReadHeaderTimeout: headLimit, IdleTimeout: idleLimit, MaxHeaderBytes: maxHead - reserve,
+		ErrorLog: log.New(io.Discard, "", 0), // guests would fill the log
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, flowKey{}, c.(*webConn))
+		},
+	}
+	go h.Serve(w) //nolint:errcheck // it ends with the process
+	return w
+}
+
+type flowKey struct{}
+
+func flowOf(ctx context.Context) *webConn { return ctx.Value(flowKey{}).(*webConn) }
+
+// take serves a flow of which b has come.
+func (w *webServer) take(f *flow, b []byte) {
+	c := &webConn{Conn: f.guest, f: f, b: b}
+	c.transport = &http.Transport{
+		DialContext: c.dial, DisableCompression: true, MaxIdleConns: 2, MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute,
+		ExpectContinueTimeout: time.Second, MaxResponseHeaderBytes: 256 << 10,
+	}
+	w.conns <- c
+}
+
+// Accept returns the next flow of HTTP: a webServer is the listener of its http.Server.
+func (w *webServer) Accept() (net.Conn, error) { return <-w.conns, nil }
+
+// Close is never called.
+func (w *webServer) Close() error { return nil }
+
+// Addr says nothing.
+func (w *webServer) Addr() net.Addr { return &net.TCPAddr{} }
+
+// webConn is the guest's side of a flow.
+type webConn struct {
+	*relay.Conn
+	f         *flow
+	b         []byte // was read before
+	transport *http.Transport
+	once      sync.Once
+}
+
+// Read reads first what was read before.
+func (c *webConn) Read(p []byte) (int, error) {
+	c.f.active()
+	if len(c.b) > 0 {
+		n := copy(p, c.b)
+		c.b = c.b[n:]
+		return n, nil
+	}
+	return c.Conn.Read(p)
+}
+
+// Write writes to the guest.
+func (c *webConn) Write(p []byte) (int, error) {
+	c.f.active()
+	return c.Conn.Write(p)
+}
+
+// Close ends the flow.
+func (c *webConn) Close() error {
+	c.once.Do(func() {
+		c.transport.CloseIdleConnections()
+		c.f.end()
+	})
+	return nil
+}
+
+// dial opens a socket for the name that is the host of address.
+func (c *webConn) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	name, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, err
+	}
+	if name == nameless {
+		name = ""
+	}
+	return c.f.open(ctx, HTTP, name)
+}
+
+// nameless stands in a URL for no name. No name is written so.
+const nameless = "-."
+
+// perFlow sends each request by the transport of its flow.
+type perFlow struct{}
+
+// RoundTrip sends a request.
+func (perFlow) RoundTrip(r *http.Request) (*http.Response, error) {
+	return flowOf(r.Context()).transport.RoundTrip(r)
+}
+
+// ServeHTTP serves one request of a guest.
+func (w *webServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodConnect {
+		say(rw, http.StatusMethodNotAllowed, "SANDBOX::METHOD_NOT_ALLOWED",
+			"sandboxd refuses CONNECT: there is no proxy here. Connect to the host itself.")
+		return
+	}
+	w.proxy.ServeHTTP(rw, r)
+}
+
+// rewrite makes the request that is sent on. It says what the guest has said, but for what
+// belongs to one connection, and for protocols that it would change to: behind those no
+// Host is seen. A WebSocket has only one.
+func rewrite(p *httputil.ProxyRequest) {
+	name := HostName(p.In.Host)
+	if name == "" {
+		name = nameless
+	}
+	p.Out.URL.Scheme, p.Out.URL.Host = "http", name
+	p.Out.Host = p.In.Host
+	p.Out.URL.RawQuery = p.In.URL.RawQuery
+	for _, h := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if v, ok := p.In.Header[h]; ok {
+			p.Out.Header[h] = v
+		}
+	}
+	if up := p.Out.Header.Get("Upgrade"); up != "" && !strings.EqualFold(up, "websocket") {
+		p.Out.Header.Del("Upgrade")
+		p.Out.Header.Del("Connection")
+		p.Out.Header.Del("Http2-Settings")
+	}
+}
+
+// failed answers a request that was not sent on, or has no answer.
+func failed(rw http.ResponseWriter, r *http.Request, err error) {
+	if refused, ok := errors.AsType[*refusal](err); ok {
+		if refused.Result == Denied {
+			say(rw, http.StatusForbidden, "SANDBOX::FORBIDDEN", refused.Text)
+			return
+		}
+		say(rw, http.StatusBadGateway, "SANDBOX::UNREACHABLE", refused.Text)
+		return
+	}
+	if r.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // the guest has gone
+	}
+	say(rw, http.StatusBadGateway, "SANDBOX::UNREACHABLE", "The server closed the connection, or did not answer as HTTP: "+err.Error())
+}
+
+// say writes an answer of sandboxd's own.
+func say(rw http.ResponseWriter, status int, code, message string) {
+	rw.Header().Set("Content-Type", "application/json")
+	rw.WriteHeader(status)
+	json.NewEncoder(rw).Encode(struct { //nolint:errcheck // the guest has gone
+		Code    string `json:"code"`
+		Message string `json:"message"`
+	}{code, message})
+}
+
+// goAway is the answer to HTTP/2: a frame SETTINGS, and GOAWAY with the reason
+// HTTP_1_1_REQUIRED and a text (RFC 9113, sections 6.5, 6.8 and 7).
+func goAway(text string) []byte {
+	b := []byte{0, 0, 0, 4, 0, 0, 0, 0, 0}
+	n := 8 + len(text)
+	b = append(b, byte(n>>16), byte(n>>8), byte(n), 7, 0, 0, 0, 0, 0)
+	b = binary.BigEndian.AppendUint32(b, 0)
+	b = binary.BigEndian.AppendUint32(b, 0xd)
+	return append(b, text...)
+}

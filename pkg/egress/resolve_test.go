@@ -1,0 +1,388 @@
+package egress
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/names"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+	"github.com/sandboxd/sandboxd/pkg/egress/tunnel"
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+)
+
+// near is a resolver on loopback whose child is in this process: no kernel rules, no root. Its
+// sandboxes are those of fuzzEngine and named, at 127.0.0.5.
+func near(t testing.TB, h dns.HandlerFunc) (e *Engine, upstream netip.AddrPort) {
+	t.Helper()
+	e = fuzzEngine(t)
+	e.denials = make(chan Denial, 1024)
+	e.cfg.OnDeny = func(Denial) {}
+	var err error
+	if e.table, err = openFlowTable(); err != nil {
+		t.Fatal(err)
+	}
+	pc, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go (&dns.Server{PacketConn: pc, Handler: h}).ActivateAndServe() //nolint:errcheck // ends with the test
+	upstream = netip.MustParseAddrPort(pc.LocalAddr().String())
+	r := &resolver{
+		e: e, log: e.log, fixed: true, udp: -1, upstreams: []Upstream{{Addr: upstream}},
+		asking: map[uint64]*asking{}, requests: map[uint32]*request{},
+	}
+	e.dns = r
+	if err := r.listen(t.Context(), netip.MustParseAddrPort("127.0.0.1:0")); err != nil {
+		t.Fatal(err)
+	}
+	a, b, err := child.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours, err := child.NewConn(a, names.MaxMessage, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := child.NewConn(b, names.MaxMessage, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	handle, err := names.Open(theirs, r.files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var done sync.WaitGroup
+	done.Go(func() { theirs.Run(handle) }) //nolint:errcheck // ends with the test
+	r.begin(ours)
+	done.Go(func() {
+		ours.Run(func(m child.Message) { r.handle(ours, m) }) //nolint:errcheck // likewise
+		r.end(ours)
+	})
+	r.serve()
+	t.Cleanup(func() {
+		ours.Close()
+		done.Wait()
+		r.close()       //nolint:errcheck // it has none
+		e.table.close() //nolint:errcheck // likewise
+		pc.Close()
+	})
+	e.admitted(t, "named", "127.0.0.5", rules(t, "rules", "one.test", "*.wild.test", "rebind.test", "text.test:443", "!bad.wild.test"))
+	e.admitted(t, "open", "127.0.0.6", rules(t, "open", "10.98.0.0/16", "!bad.wild.test"))
+	e.admitted(t, "none", "127.0.0.7", rules(t, "none"))
+	return e, upstream
+}
+
+// admitted adds a sandbox without a link.
+func (e *Engine) admitted(t testing.TB, id, addr string, n record.Network) *sandbox {
+	t.Helper()
+	p, err := policy.Compile(policy.Host{}, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sandbox{id: id, addr: netip.MustParseAddr(addr)}
+	s.policy.Store(p)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.byID[id], e.byAddr[s.addr] = s, s
+	return s
+}
+
+// query asks from an address.
+func (e *Engine) query(t testing.TB, from, network, name string, typ uint16) *dns.Msg {
+	t.Helper()
+	q := new(dns.Msg).SetQuestion(name, typ).SetEdns0(1232, false)
+	c := dns.Client{Net: network, Timeout: patient, Dialer: &net.Dialer{LocalAddr: &net.UDPAddr{IP: net.ParseIP(from)}}}
+	to := localOf(t, e.dns.udp)
+	if network == "tcp" {
+		c.Dialer.LocalAddr, to = &net.TCPAddr{IP: net.ParseIP(from)}, e.dns.tcp.Addr().String()
+	}
+	a, _, err := c.Exchange(q, to)
+	if err != nil {
+		t.Fatalf("%s asks for %s by %s: %v", from, name, network, err)
+	}
+	return a
+}
+
+func localOf(t testing.TB, fd int) string {
+	t.Helper()
+	a, err := localAddr(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.String()
+}
+
+// testZone has the names that the tests ask for.
+func testZone(rw dns.ResponseWriter, q *dns.Msg) {
+	m := new(dns.Msg).SetReply(q)
+	for _, line := range map[string][]string{
+		"one.test.":    {"A 203.0.113.1"},
+		"text.test.":   {"A 203.0.113.4", `TXT "word"`},
+		"rebind.test.": {"A 203.0.113.2", "A 127.0.0.1", "A 10.98.0.1", "A 192.0.2.99", "A 169.254.169.254"},
+		"inside.test.": {"A 127.0.0.1"},
+	}[strings.ToLower(q.Question[0].Name)] {
+		if rr, err := dns.NewRR(q.Question[0].Name + " 60 IN " + line); err == nil && rr.Header().Rrtype == q.Question[0].Qtype {
+			m.Answer = append(m.Answer, rr)
+		}
+	}
+	if strings.HasSuffix(strings.ToLower(q.Question[0].Name), ".wild.test.") {
+		rr, _ := dns.NewRR(q.Question[0].Name + " 60 IN A 203.0.113.3")
+		m.Answer = []dns.RR{rr}
+	}
+	rw.WriteMsg(m) //nolint:errcheck // the other side says
+}
+
+// TestNames: what a policy says of a name decides whether it is asked for, and whatever DNS
+// answers is leased to the name that was asked.
+func TestNames(t *testing.T) {
+	e, _ := near(t, testZone)
+	const named, open, none = "127.0.0.5", "127.0.0.6", "127.0.0.7"
+	for _, c := range []struct {
+		from, name string
+		typ        uint16
+		rcode      int
+		want, why  string
+	}{
+		{named, "one.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1", ""},
+		{named, "ONE.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.1", ""},
+		{named, "one.test.", dns.TypeMX, dns.RcodeSuccess, "", ""},
+		{named, "two.test.", dns.TypeA, dns.RcodeRefused, "", "refused by the network policy: default"},
+		{named, "a.wild.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.3", ""},
+		{named, "a.b.wild.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.3", ""},
+		{named, "a.wild.test.", dns.TypeTXT, dns.RcodeRefused, "", "TXT needs a rule with the whole name"},
+		{named, "text.test.", dns.TypeTXT, dns.RcodeSuccess, `"word"`, ""},
+		{named, "a.wild.test.", dns.TypeNULL, dns.RcodeRefused, "", "DNS type NULL is not served"},
+		{named, `a\.b.wild.test.`, dns.TypeA, dns.RcodeRefused, "", "not a host name"},
+		{named, `\000.wild.test.`, dns.TypeA, dns.RcodeRefused, "", "not a host name"},
+		{named, "rebind.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.2", ""},
+		{open, "rebind.test.", dns.TypeA, dns.RcodeSuccess, "203.0.113.2 10.98.0.1", ""},
+		{open, "inside.test.", dns.TypeA, dns.RcodeSuccess, "", ""},
+		{open, "bad.wild.test.", dns.TypeA, dns.RcodeRefused, "", "deny bad.wild.test"},
+		{open, "good.wild.test.", dns.TypeAAAA, dns.RcodeSuccess, "", ""},
+		{none, "one.test.", dns.TypeA, dns.RcodeRefused, "", "network none"},
+		{"127.0.0.8", "one.test.", dns.TypeA, dns.RcodeRefused, "", "not known yet"},
+	} {
+		for _, network := range []string{"udp", "tcp"} {
+			if c.from == "127.0.0.8" {
+				break // nobody's: no answer goes there
+			}
+			a := e.query(t, c.from, network, c.name, c.typ)
+			var got []string
+			for _, rr := range a.Answer {
+				got = append(got, strings.TrimPrefix(rr.String(), rr.Header().String()))
+			}
+			why := ""
+			for _, o := range a.IsEdns0().Option {
+				if ede, ok := o.(*dns.EDNS0_EDE); ok && ede.InfoCode == dns.ExtendedErrorCodeBlocked {
+					why += ede.ExtraText
+				}
+			}
+			if a.Rcode != c.rcode || strings.Join(got, " ") != c.want || !strings.Contains(why, c.why) || (why == "") != (c.why == "") {
+				t.Errorf("%s, %s %s %s: %s %q %q, want %s %q %q", c.from, network, c.name, dns.TypeToString[c.typ],
+					dns.RcodeToString[a.Rcode], got, why, dns.RcodeToString[c.rcode], c.want, c.why)
+			}
+		}
+	}
+	s := e.lookup(netip.MustParseAddr(named))
+	for a, want := range map[string]string{
+		"203.0.113.1": "[one.test]", "203.0.113.2": "[rebind.test]", "203.0.113.3": "[a.wild.test a.b.wild.test]",
+		"10.98.0.1": "[]", "127.0.0.1": "[]", "192.0.2.99": "[]",
+	} {
+		if got := fmt.Sprint(s.leased(netip.MustParseAddr(a))); got != want {
+			t.Errorf("%s is leased to %s, want %s", a, got, want)
+		}
+	}
+	if n := s.dns.queries.Load(); n != 0 {
+		t.Errorf("%d queries are still under way", n)
+	}
+	var denied []string
+	for len(e.denials) > 0 {
+		d := <-e.denials
+		denied = append(denied, d.ID+" "+d.Proto+" "+d.Name+": "+d.Rule)
+	}
+	if !slices.Contains(denied, "named dns two.test: default") || !slices.Contains(denied, "open dns bad.wild.test: deny bad.wild.test") {
+		t.Errorf("denials: %q", denied)
+	}
+}
+
+// TestResolve: the daemon gets what the sandbox would.
+func TestResolve(t *testing.T) {
+	e, _ := near(t, testZone)
+	s := e.lookup(netip.MustParseAddr("127.0.0.5"))
+	for name, want := range map[string]string{"one.test": "[203.0.113.1]", "rebind.test": "[203.0.113.2]", "two.test": "[]"} {
+		for range 2 {
+			if got, err := e.Resolve(t.Context(), s, name); err != nil || fmt.Sprint(got) != want {
+				t.Errorf("%s: %v, %v; want %s", name, got, err, want)
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := e.Resolve(ctx, s, "one.test"); err == nil && ctx.Err() == nil {
+		t.Error("it does not end with its context")
+	}
+	e.dns.end(nil)
+	if _, err := e.Resolve(t.Context(), s, "one.test"); err == nil {
+		t.Error("resolved without a child")
+	}
+}
+
+// TestRates: a sandbox cannot ask without end, nor say much by the names that it asks for.
+func TestRates(t *testing.T) {
+	var b dnsBudget
+	now := time.Now()
+	for n := range 2 * dnsBurst {
+		if b.within(now) != (n < dnsBurst) {
+			t.Fatalf("query %d of a burst of %d", n, dnsBurst)
+		}
+	}
+	for n := range 2 * dnsPerSecond {
+		if b.within(now.Add(time.Second)) != (n < dnsPerSecond) {
+			t.Fatalf("query %d of the next second", n)
+		}
+	}
+	e, _ := near(t, testZone)
+	s := e.lookup(netip.MustParseAddr("127.0.0.5"))
+	refused := 0
+	for i := range 100 {
+		m := names.Message{Type: dns.TypeA, Name: fmt.Sprintf("%s%d.wild.test", strings.Repeat("0123456789abcdefghij", 3), i)}
+		m.Name = strings.Repeat(m.Name[:50]+".", 3) + m.Name
+		if why, ok := e.dns.allows(s, m, now.Add(time.Duration(i)*time.Second/100)); !ok {
+			refused++
+			if !strings.Contains(why, "names below *.wild.test") {
+				t.Error(why)
+			}
+		}
+	}
+	if most := 100 - tunnel.MaxBits/900; refused < most/2 {
+		t.Errorf("%d of 100 long names are refused", refused)
+	}
+}
+
+// TestUpstreamBudget: a query that waits for servers has one place, and gives it back.
+func TestUpstreamBudget(t *testing.T) {
+	release := make(chan struct{})
+	e, _ := near(t, func(rw dns.ResponseWriter, q *dns.Msg) {
+		<-release
+		testZone(rw, q)
+	})
+	s := e.lookup(netip.MustParseAddr("127.0.0.6"))
+	var done sync.WaitGroup
+	got := make(chan int, dnsInFlight+8)
+	for i := range dnsInFlight + 8 {
+		done.Go(func() { got <- e.query(t, "127.0.0.6", "udp", fmt.Sprintf("n%d.wild.test.", i), dns.TypeA).Rcode })
+	}
+	for range 8 { // only these are answered at once
+		if rcode := <-got; rcode != dns.RcodeServerFailure {
+			t.Errorf("answered with %s", dns.RcodeToString[rcode])
+		}
+	}
+	if n := s.dns.queries.Load(); n != dnsInFlight {
+		t.Errorf("%d queries are under way", n)
+	}
+	close(release)
+	for range dnsInFlight {
+		if rcode := <-got; rcode != dns.RcodeSuccess && rcode != dns.RcodeServerFailure { // a slow host: too late
+			t.Errorf("answered with %s", dns.RcodeToString[rcode])
+		}
+	}
+	done.Wait()
+	if n := s.dns.queries.Load(); n != 0 {
+		t.Errorf("%d queries are still under way", n)
+	}
+}
+
+// TestConversations: a connection has as many queries as it likes, one after the other, and a
+// sandbox as many connections as it may.
+func TestConversations(t *testing.T) {
+	e, _ := near(t, testZone)
+	dial := func() *dns.Conn {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.0.5")}}
+		c, err := d.Dial("tcp", e.dns.tcp.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return &dns.Conn{Conn: c}
+	}
+	ask := func(c *dns.Conn) error {
+		c.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in the read
+		if err := c.WriteMsg(new(dns.Msg).SetQuestion("one.test.", dns.TypeA)); err != nil {
+			return err
+		}
+		a, err := c.ReadMsg()
+		if err == nil && len(a.Answer) != 1 {
+			err = fmt.Errorf("%v", a)
+		}
+		return err
+	}
+	for range dnsConns {
+		c := dial()
+		for range 3 {
+			if err := ask(c); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := ask(dial()); err == nil {
+		t.Error("one more connection is served")
+	}
+}
+
+// FuzzChild: whatever a child says that was taken over, no sandbox gets a lease for a name that
+// its policy does not allow, or to an address that is closed.
+func FuzzChild(f *testing.F) {
+	for kind := range uint8(9) {
+		m := names.Message{
+			ID: 1, Source: netip.MustParseAddrPort("127.0.0.5:5000"), Name: "two.test", Type: dns.TypeA, Hit: true, TTL: 60,
+			Addrs: []netip.Addr{netip.MustParseAddr("203.0.113.9")}, Body: []byte("answer"),
+		}
+		f.Add(kind, m.Append(nil))
+		m.Name, m.Addrs = "one.test", []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("203.0.113.9")}
+		f.Add(kind, m.Append(nil))
+	}
+	e, _ := near(f, testZone)
+	e.dns.upstreams = nil
+	f.Fuzz(func(t *testing.T, kind uint8, b []byte) {
+		a, peer, err := child.Pair()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer peer.Close()
+		line, err := child.NewConn(a, names.MaxMessage, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer line.Close()
+		e.dns.handle(line, child.Message{Kind: kind, Body: b})
+		e.dns.handle(line, child.Message{Kind: uint8(names.Lease), Body: b}) // of the same number, if it was an Ask
+		e.dns.end(line)
+		for id, s := range e.byID {
+			if n := s.dns.queries.Load(); n != 0 {
+				t.Fatalf("%s has %d queries under way", id, n)
+			}
+			s.leases.mu.Lock()
+			for a, ls := range s.leases.by {
+				for _, l := range ls {
+					p := s.policy.Load()
+					if ok, _ := p.Resolves(l.name); !ok || e.blocks(a) != "" || policy.Private(a) && !p.Names(a) {
+						t.Fatalf("%s: %s is leased to %s", id, a, l.name)
+					}
+				}
+			}
+			s.leases.by, s.leases.n = nil, 0
+			s.leases.mu.Unlock()
+			s.dns.left, s.dns.watch = dnsBurst, tunnel.Watch{}
+		}
+	})
+}
