@@ -157,8 +157,8 @@ func (d *Daemon) noSweep() string {
 	return ""
 }
 
-// strays lists the ids that the host has and the store does not.
-func (d *Daemon) strays(ctx context.Context) ([]string, error) {
+// known are the ids that the store has.
+func (d *Daemon) known(ctx context.Context) (map[string]bool, error) {
 	known := map[string]bool{}
 	all, err := d.store.List(ctx)
 	if err != nil {
@@ -173,6 +173,15 @@ func (d *Daemon) strays(ctx context.Context) ([]string, error) {
 	}
 	for _, id := range bad {
 		known[id] = true
+	}
+	return known, nil
+}
+
+// strays lists the ids that the host has and the store does not.
+func (d *Daemon) strays(ctx context.Context) ([]string, error) {
+	known, err := d.known(ctx)
+	if err != nil {
+		return nil, err
 	}
 	var strays []string
 	for _, list := range []func(context.Context) ([]string, error){

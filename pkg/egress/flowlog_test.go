@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 )
 
@@ -101,6 +103,11 @@ func TestFlowLog(t *testing.T) {
 		"203.0.113.3:443/tcp +", "one.test:443/tcp +", "169.254.169.254:80/tcp -", "203.0.113.2:443/tcp -",
 		"203.0.113.1:443/udp +", "203.0.113.1:443/tcp +",
 	}
+	wantFlows(t, e.FlowLog.Report(id), flows...)
+	if _, err := w.ask(id, "udp", "203.0.113.53:53", "evil.test.", dns.TypeA, patient); err != nil {
+		t.Fatal(err)
+	}
+	flows = append([]string{"evil.test:53/udp -"}, flows...)
 	wantFlows(t, e.FlowLog.Report(id), flows...)
 	w.wantTraffic(e, id, flowlog.Traffic{})
 
