@@ -114,7 +114,9 @@ func (l limits) resources() map[int]uint64 {
 		unix.RLIMIT_NPROC: maxTasks,
 	}
 	if l.serves {
-		r[unix.RLIMIT_CPU], r[unix.RLIMIT_NOFILE] = unix.RLIM_INFINITY, maxServe
+		var ours unix.Rlimit
+		_ = unix.Getrlimit(unix.RLIMIT_NOFILE, &ours) // it cannot fail
+		r[unix.RLIMIT_CPU], r[unix.RLIMIT_NOFILE] = unix.RLIM_INFINITY, min(maxServe, ours.Max)
 	}
 	return r
 }

@@ -66,7 +66,7 @@ const (
 	maxData  = 768 << 20
 	maxSpace = 8 << 30
 	maxFiles = 1024
-	maxServe = 1 << 18  // descriptors of a child that serves
+	maxServe = 1 << 18  // descriptors of a child that serves, unless this process may have fewer
 	maxTasks = 64       // processes and threads, counted in the child's user namespace; Go has about ten
 	maxFile  = 64 << 30 // for the file of a layer; limits on the whole bound all files together
 )

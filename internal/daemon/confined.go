@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"github.com/sandboxd/sandboxd/internal/confine"
+	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/names"
 	"github.com/sandboxd/sandboxd/pkg/image/archive"
 	"github.com/sandboxd/sandboxd/pkg/snapshot/layer"
@@ -12,6 +13,7 @@ import (
 func Confined() map[string]confine.Verb {
 	verbs := archive.Verbs()
 	verbs[layer.UnpackVerb] = layer.Unpack
+	verbs[heads.Verb] = heads.Serve
 	verbs[names.ServeVerb] = names.Serve
 	return verbs
 }

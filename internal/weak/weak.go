@@ -36,6 +36,7 @@ const (
 	Policy        Wall = "policy"       // the network policy and the hard blocks in Go
 	Chains        Wall = "chains"       // the kernel's chains and the lock refuse nothing
 	Resolver      Wall = "resolver"     // it answers every sandbox
+	Proxy         Wall = "proxy"        // it lets every name pass, to every address
 	Keys          Wall = "keys"         // the API takes everybody for an admin
 	Roles         Wall = "roles"        // every role may do everything
 	Tokens        Wall = "tokens"       // ports of sandboxes ask for nothing

@@ -21,8 +21,8 @@ import (
 )
 
 // The marks of a verdict. sandboxd uses three bits; it leaves the rest of a packet's
-// mark to other programs. No policy has allowed a flow to the resolver, so its mark opens
-// nothing but the resolver, also while another program has removed the rules that
+// mark to other programs. No policy has allowed a flow to the resolver or the proxy, so
+// their marks open nothing but these, also while another program has removed the rules that
 // redirect it.
 const (
 	markAllow   = 0x1000000
@@ -68,8 +68,10 @@ func wanted(i instance.Instance, pool netip.Prefix, gateway netip.Addr, generati
 		"ALLOW", fmt.Sprintf("0x%x/0x%x", markAllow, markMask),
 		"DENIED", fmt.Sprintf("0x%x/0x%x", markDeny, markMask),
 		"RESOLVE", fmt.Sprintf("0x%x/0x%x", markResolve, markMask),
+		"PROXIED", fmt.Sprintf("0x%x/0x%x", markProxy, markMask),
 		"UNMARKED", fmt.Sprintf("0x0/0x%x", markMask),
 		"DNSPORT", fmt.Sprint(ResolverPort),
+		"WEBPORT", fmt.Sprint(ProxyPort),
 		"@", i.Chain(""), // @RAW is the chain RAW
 		"$", suffix,
 		"LIMIT", i.Set("limit")+strings.ToLower(suffix), // a hashlimit table: the first rule to name it gives it its limits
@@ -124,6 +126,7 @@ const chainText = `
 *nat
 -A @NAT$ -p udp -m udp --dport 53 -j DNAT --to-destination GATEWAY:DNSPORT
 -A @NAT$ -p tcp -m tcp --dport 53 -j DNAT --to-destination GATEWAY:DNSPORT
+-A @NAT$ -p tcp -m mark --mark PROXIED -j DNAT --to-destination GATEWAY:WEBPORT
 *filter
 -A @DENY$ -m hashlimit --hashlimit-upto 20/sec --hashlimit-burst 50 --hashlimit-mode srcip --hashlimit-name LIMIT-log -j NFLOG --nflog-prefix deny --nflog-group NUMBER
 -A @DENY$ -p tcp -j REJECT --reject-with tcp-reset
@@ -140,6 +143,7 @@ const chainText = `
 -A @INPUT$ -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 -A @INPUT$ -d GATEWAY/32 -p udp -m udp --dport DNSPORT -m mark --mark RESOLVE -m conntrack --ctstate DNAT -j ACCEPT
 -A @INPUT$ -d GATEWAY/32 -p tcp -m tcp --dport DNSPORT -m mark --mark RESOLVE -m conntrack --ctstate DNAT -j ACCEPT
+-A @INPUT$ -d GATEWAY/32 -p tcp -m tcp --dport WEBPORT -m mark --mark PROXIED -m conntrack --ctstate DNAT -j ACCEPT
 -A @INPUT$ -j @DENY$
 `
 

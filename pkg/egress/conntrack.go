@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -247,4 +248,18 @@ func (t *flowTable) send(requests []byte) error {
 			}
 		}
 	}
+}
+
+// originalDst is where a connection was to go before DNAT.
+func originalDst(raw syscall.RawConn) (netip.AddrPort, error) {
+	var b *unix.IPv6Mreq // large enough for a struct sockaddr_in
+	var err error
+	if cerr := raw.Control(func(fd uintptr) { b, err = unix.GetsockoptIPv6Mreq(int(fd), unix.SOL_IP, unix.SO_ORIGINAL_DST) }); cerr != nil {
+		return netip.AddrPort{}, cerr
+	}
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("read where it was to go: %w", err)
+	}
+	a := b.Multiaddr
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(a[4:8])), binary.BigEndian.Uint16(a[2:])), nil
 }

@@ -2,11 +2,15 @@ package egress
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/weak"
+	"github.com/sandboxd/sandboxd/pkg/egress/heads"
 	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/errs"
 )
@@ -123,4 +127,68 @@ func (e *Engine) closeForbidden(s *sandbox) error {
 		return err
 	}
 	return e.table.send(requests)
+}
+
+// judge decides whether the child gets a socket.
+func (p *proxy) judge(ctx context.Context, s *sandbox, f policy.Flow, o heads.Open) (bool, policy.Reason) {
+	if weak.Off(weak.Proxy) {
+		return true, policy.Reason{Cause: policy.ByMode, Text: "default"}
+	}
+	allow, why := p.decide(s, f, o)
+	if !allow || o.Name == "" || slices.Contains(s.leased(f.Dst), o.Name) {
+		return allow, why
+	}
+	// DNS has not answered the sandbox so: it may know the address from elsewhere, which is
+	// no harm if it is one of the name.
+	if addrs, err := p.e.Resolve(ctx, s, o.Name); err == nil && slices.Contains(addrs, f.Dst) {
+		return true, why
+	}
+	return false, policy.Reason{Cause: policy.ByName, Text: fmt.Sprintf("%s is not an address of %s", f.Dst, o.Name)}
+}
+
+// decide is judge without the check that the name has the address.
+func (p *proxy) decide(s *sandbox, f policy.Flow, o heads.Open) (bool, policy.Reason) {
+	if name := p.e.blocks(f.Dst); name != "" {
+		return false, policy.Reason{Cause: policy.ByBlock, Text: name}
+	}
+	pol, says := s.policy.Load(), f.Port == 80 || f.Port == 443
+	switch {
+	case o.Kind == heads.H2C:
+		return false, policy.Reason{Cause: policy.ByName, Text: "HTTP/2 without TLS is not read; use HTTP/1.1, or TLS"}
+	case o.Kind == heads.First, o.Kind == heads.Other && !says:
+		return pol.DecideLeased(f, s.leased(f.Dst))
+	}
+	return pol.DecideName(f, o.Name)
+}
+
+// refusalOf is the sentence that a guest reads.
+func refusalOf(s *sandbox, f policy.Flow, name string, why policy.Reason) string {
+	target := fmt.Sprintf("%s:%d", cmp.Or(name, f.Dst.String()), f.Port)
+	help := fmt.Sprintf("A rule that allows %s would open it.", target)
+	switch {
+	case why.Cause == policy.ByBlock, s.policy.Load().Fixed(f, name):
+		help = "No rule of the sandbox can open it."
+	case why.Cause == policy.ByName && name != "":
+		help = "Ask DNS for the name, and connect to what it answers."
+	}
+	return fmt.Sprintf("sandboxd does not let this sandbox reach %s (%s). %s", target, why.Text, help)
+}
+
+// tellName reports a denial of a flow whose name is known.
+func (e *Engine) tellName(s *sandbox, f policy.Flow, name string, why policy.Reason) {
+	if e.cfg.OnDeny == nil {
+		return
+	}
+	e.ledger.mu.Lock()
+	allow := s.deny.allow(time.Now(), deniedPerSecond)
+	e.ledger.mu.Unlock()
+	if !allow {
+		return
+	}
+	select {
+	case e.denials <- Denial{
+		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text,
+	}:
+	default:
+	}
 }

@@ -137,6 +137,7 @@ type Engine struct {
 	queue  *queue
 	busy   *queue // of sandboxes that open many flows
 	dns    *resolver
+	proxy  *proxy
 	flows  *flusher
 	ledger *ledger
 	table  *flowTable
@@ -255,6 +256,9 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	if e.dns, err = newResolver(ctx, e); err != nil {
 		return err
 	}
+	if e.proxy, err = newProxy(ctx, e); err != nil {
+		return err
+	}
 	if e.queue, err = openQueue(ctx, e.cfg.Instance.Queue()); err != nil {
 		return err
 	}
@@ -277,6 +281,7 @@ func (e *Engine) open(ctx context.Context) (err error) {
 	e.done.Go(func() { e.ledger.countOn(run) })
 	e.done.Go(func() { e.FlowLog.Keep(run) })
 	e.dns.serve()
+	e.proxy.serve(run)
 	return nil
 }
 
@@ -296,6 +301,9 @@ func (e *Engine) Close() error {
 	if e.dns != nil {
 		errs = append(errs, e.dns.close())
 	}
+	if e.proxy != nil {
+		errs = append(errs, e.proxy.close())
+	}
 	if e.watch != nil {
 		errs = append(errs, e.watch.close())
 	}
@@ -313,7 +321,7 @@ func (e *Engine) Close() error {
 	if e.stop != nil { // an Engine that did not open has counted nothing
 		errs = append(errs, e.FlowLog.Save(true))
 	}
-	e.stop, e.queue, e.busy, e.dns, e.watch = nil, nil, nil, nil, nil
+	e.stop, e.queue, e.busy, e.dns, e.proxy, e.watch = nil, nil, nil, nil, nil, nil
 	return errors.Join(errs...)
 }
 
@@ -338,6 +346,7 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 		return err
 	}
 	if changed != nil {
+		e.proxy.closeForbidden(changed)
 		if err := e.closeForbidden(changed); err != nil {
 			return fmt.Errorf("close the open flows of sandbox %s that its new policy denies: %w", id, err)
 		}
@@ -406,6 +415,9 @@ func (e *Engine) Unregister(ctx context.Context, id string) error {
 		if err := e.delSource(id, a); err != nil {
 			return fmt.Errorf("unregister %s: %w", id, err)
 		}
+	}
+	if s != nil {
+		e.proxy.closeAll(s)
 	}
 	e.mu.Lock()
 	if s != nil && e.byID[id] == s {

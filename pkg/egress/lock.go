@@ -26,7 +26,7 @@ const lockPriority = 10
 //
 //	forward   from a sandbox: established, or mark ALLOW     else drop
 //	          to a sandbox:   established                    else drop
-//	input     from a sandbox: established, or the resolver   else drop
+//	input     from a sandbox: established, resolver, proxy   else drop
 //	          from an uplink, IPv4, to elsewhere: established else drop
 //	output    IPv6 to a sandbox                              drop
 //	nat       nothing: see natChain
@@ -81,16 +81,17 @@ func (l lock) rules() map[string][]lockRule {
 		},
 		"input": {
 			rule(expr.VerdictAccept, from, known),
-			rule(expr.VerdictAccept, from, v4, l.resolver(unix.IPPROTO_UDP)),
-			rule(expr.VerdictAccept, from, v4, l.resolver(unix.IPPROTO_TCP)),
+			rule(expr.VerdictAccept, from, v4, l.redirected(unix.IPPROTO_UDP, ResolverPort)),
+			rule(expr.VerdictAccept, from, v4, l.redirected(unix.IPPROTO_TCP, ResolverPort)),
+			rule(expr.VerdictAccept, from, v4, l.redirected(unix.IPPROTO_TCP, ProxyPort)),
 			rule(expr.VerdictDrop, from),
 		},
 		"output": {rule(expr.VerdictDrop, to, v6)},
 	}
 }
 
-// resolver matches packets that were redirected to the resolver.
-func (l lock) resolver(proto byte) []expr.Any {
+// redirected matches packets that were redirected to a port of the gateway.
+func (l lock) redirected(proto byte, port uint16) []expr.Any {
 	const ipDst, portDst = 16, 2 // offsets in the headers
 	const dnat = 1 << 5          // IPS_DST_NAT of nf_conntrack_common.h
 	equal := func(offset, size uint32, base expr.PayloadBase, want []byte) []expr.Any {
@@ -105,7 +106,7 @@ func (l lock) resolver(proto byte) []expr.Any {
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{proto}},
 		},
 		equal(ipDst, 4, expr.PayloadBaseNetworkHeader, l.gateway[:]),
-		equal(portDst, 2, expr.PayloadBaseTransportHeader, binary.BigEndian.AppendUint16(nil, ResolverPort)),
+		equal(portDst, 2, expr.PayloadBaseTransportHeader, binary.BigEndian.AppendUint16(nil, port)),
 		bits(&expr.Ct{Key: expr.CtKeySTATUS, Register: 1}, dnat),
 	)
 }

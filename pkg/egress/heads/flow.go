@@ -24,7 +24,7 @@ const (
 
 // Serve is the verb: it runs until the daemon is gone.
 func Serve([]string) error {
-	return child.Serve(MaxBody, func(c *child.Conn, _ []*os.File) (func(child.Message), error) {
+	return child.Serve(4<<10, func(c *child.Conn, _ []*os.File) (func(child.Message), error) {
 		s := newServer(c)
 		go s.look()
 		return s.handle, nil
@@ -205,19 +205,19 @@ func (f *flow) begin(b []byte, begins int, up *upstream) {
 		f.guest.SetDeadline(time.Time{}) //nolint:errcheck // shows in the next read
 		f.s.http.take(f, b)
 	case isH2:
-		f.refuse(up, H2C, "")
+		f.nameless(b, up, H2C)
 	case other:
 		if up != nil {
 			f.pass(b, up, nil, nil)
 			return
 		}
-		f.refuse(nil, Other, "")
+		f.nameless(b, nil, Other)
 	default:
 		if len(b) > 0 {
-			f.refuse(up, Other, "")
+			f.nameless(b, up, Part)
 			return
 		}
-		f.refuse(up, Silent, "")
+		f.nameless(b, up, Silent)
 	}
 }
 
@@ -254,26 +254,21 @@ func (f *flow) read(b []byte) ([]byte, error) {
 	return b[:len(b)+n], err
 }
 
-// refuse ends a flow that begins in a way that has no name. The daemon may still let it go
-// on: it knows whether a rule speaks of it.
-func (f *flow) refuse(up *upstream, kind Kind, text string) {
+// nameless serves a flow that begins with b in a way that has no name. The daemon may still
+// let it go on: it knows whether a rule speaks of it.
+func (f *flow) nameless(b []byte, up *upstream, kind Kind) {
 	if up != nil {
 		up.Close()
 	}
-	if text == "" {
-		opened, err := f.open(context.Background(), kind, "")
-		if opened != nil {
-			opened.Close()
-		}
-		if err != nil {
-			text = err.Error()
-		}
+	up, err := f.open(context.Background(), kind, "")
+	switch {
+	case err == nil:
+		f.pass(b, up, nil, nil)
+	case kind == H2C:
+		f.farewell(goAway(err.Error()))
+	default:
+		f.reset()
 	}
-	if kind == H2C {
-		f.farewell(goAway(text))
-		return
-	}
-	f.reset()
 }
 
 // reset ends the flow without the goodbyes of TCP.

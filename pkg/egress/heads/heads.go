@@ -88,6 +88,7 @@ const (
 	Check                  // a ClientHello on a socket that was opened as First: may it go on?
 	H2C                    // HTTP/2 without TLS
 	Other                  // something else
+	Part                   // something that is not complete after five seconds
 	Silent                 // nothing within five seconds
 	kinds
 )

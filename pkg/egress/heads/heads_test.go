@@ -355,9 +355,9 @@ func TestTLSDenied(t *testing.T) {
 		"an address":     {withName(t, "203.0.113.1"), 49, "2 "},
 		"a dot":          {withName(t, "other.test."), 49, "2 other.test"},
 		"zero byte":      {withName(t, "allowed.test\x00"), 49, "2 "},
-		"cut off":        {append([]byte{22, 3, 1, 0, 8, 1, 0, 0, 4}, 0, 0, 0, 0), 50, "6 "},
-		"two hellos":     {append([]byte{22, 3, 1, byte((2*len(large) - 10) >> 8), byte(2*len(large) - 10)}, append(bytes.Clone(large[5:]), large[5:]...)...), 50, "6 "},
-		"larger than 16": {append([]byte{22, 3, 1, 0x40, 0, 1, 0, 0x50, 0}, make([]byte, 0x4000-4)...), 50, "6 "},
+		"cut off":        {append([]byte{22, 3, 1, 0, 8, 1, 0, 0, 4}, 0, 0, 0, 0), 50, "7 "},
+		"two hellos":     {append([]byte{22, 3, 1, byte((2*len(large) - 10) >> 8), byte(2*len(large) - 10)}, append(bytes.Clone(large[5:]), large[5:]...)...), 50, "7 "},
+		"larger than 16": {append([]byte{22, 3, 1, 0x40, 0, 1, 0, 0x50, 0}, make([]byte, 0x4000-4)...), 50, "7 "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := d.connect()

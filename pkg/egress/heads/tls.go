@@ -17,11 +17,11 @@ func (f *flow) runTLS(b []byte, up *upstream) {
 	b, sni, err := f.hello(b)
 	switch {
 	case errors.Is(err, errHello), errors.Is(err, errLarge):
-		f.told(Other, "")
+		f.told(Part, "")
 		f.drop(up, alertMalformed)
 		return
 	case err != nil: // it does not come
-		f.told(Silent, "")
+		f.told(Part, "")
 		f.drop(up, nil)
 		return
 	}

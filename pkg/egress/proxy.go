@@ -1,0 +1,494 @@
+package egress
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/child"
+	"github.com/sandboxd/sandboxd/pkg/egress/heads"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+)
+
+// ProxyPort is where the proxy listens, on the gateway.
+const ProxyPort = 15080
+
+const (
+	proxyConns   = 256     // open connections of a sandbox through the proxy; more are reset
+	proxyTotal   = 32768   // of all sandboxes: each needs a few descriptors here and in the child
+	proxySockets = 8       // to destinations, of one connection
+	proxyAsks    = 4       // questions of one connection under way
+	proxyMemory  = 1 << 30 // of the child
+
+	proxyStart = 5 * time.Second // a connection waits so long for a child that is starting
+	dialLimit  = 30 * time.Second
+)
+
+// A proxy has the flows for which the name decides: DNAT brings them here. It hands each to
+// the child heads, which reads the name, asks, and passes on the bytes.
+//
+// The proxy keeps a descriptor of each socket, outside of Go's poller, by which it cuts a
+// flow that a new policy denies. A child that was taken over cannot keep it open.
+type proxy struct {
+	e        *Engine
+	log      *slog.Logger
+	listener *net.TCPListener
+	child    keeper
+	where    func(syscall.RawConn) (netip.AddrPort, error) // a connection was to go: originalDst
+	stop     context.CancelFunc
+	done     sync.WaitGroup
+
+	mu    sync.Mutex // guards what follows, and the fields of each proxied
+	last  uint64
+	flows map[uint64]*proxied
+	of    map[*sandbox]int // how many of them
+	gone  []tupleOfTCP     // closed since the last run of forget
+	older []tupleOfTCP     // closed before that
+}
+
+// A keeper keeps a child running: a child.Supervisor.
+type keeper interface {
+	Conn(ctx context.Context) (*child.Conn, error)
+	Close() error
+}
+
+type tupleOfTCP struct{ local, remote netip.AddrPort }
+
+// proxied is one connection of a guest.
+type proxied struct {
+	s      *sandbox
+	flow   policy.Flow
+	number uint64
+	line   *child.Conn // of the child that has it, or nil
+	guest  child.Socket
+	asks   int
+	next   uint32
+	to     map[uint32]*outward
+}
+
+// outward is a socket to the destination.
+type outward struct {
+	child.Socket
+	tuple tupleOfTCP
+	kind  heads.Kind
+	name  string
+}
+
+func newProxy(ctx context.Context, e *Engine) (*proxy, error) {
+	p := &proxy{e: e, log: e.log, where: originalDst, flows: map[uint64]*proxied{}, of: map[*sandbox]int{}}
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		cerr := c.Control(func(fd uintptr) {
+			// The gateway's address may be added to lo after this.
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1)
+		})
+		return cmp.Or(cerr, err)
+	}}
+	lc.SetMultipathTCP(false) // splice(2) wants plain TCP
+	l, err := lc.Listen(ctx, "tcp4", netip.AddrPortFrom(e.cfg.Gateway, ProxyPort).String())
+	if err != nil {
+		return nil, fmt.Errorf("start the proxy: %w (does another daemon use this gateway?)", err)
+	}
+	p.listener = l.(*net.TCPListener)
+	p.child, err = child.Start(ctx, child.Config{
+		Verb: heads.Verb, Memory: proxyMemory, Max: heads.MaxBody, Logger: e.log, Handle: p.handle, End: p.drop,
+	})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("start the proxy: %w", err), l.Close())
+	}
+	return p, nil
+}
+
+func (p *proxy) serve(ctx context.Context) {
+	run, stop := context.WithCancel(ctx)
+	p.stop = stop
+	p.done.Go(func() {
+		for {
+			c, err := p.listener.AcceptTCP()
+			switch {
+			case err == nil:
+				p.done.Go(func() { p.take(run, c) })
+			case run.Err() != nil:
+				return
+			default:
+				p.log.Debug("accept a connection for the proxy", "err", err)
+				select { // no descriptor is free, and there is no event to wait for
+				case <-time.After(10 * time.Millisecond):
+				case <-run.Done():
+				}
+			}
+		}
+	})
+}
+
+func (p *proxy) close() error {
+	if p.stop != nil {
+		p.stop()
+	}
+	err := errors.Join(p.listener.Close(), p.child.Close())
+	p.done.Wait()
+	return err
+}
+
+// take hands a connection to the child.
+func (p *proxy) take(ctx context.Context, c *net.TCPConn) {
+	defer c.Close() // the copies are left
+	x, err := p.admit(c)
+	if err != nil {
+		p.log.Debug("a connection for the proxy", "from", c.RemoteAddr(), "err", err)
+		reset(c)
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, proxyStart)
+	defer cancel()
+	line, err := p.child.Conn(ctx)
+	if err == nil {
+		p.mu.Lock()
+		x.line = line
+		p.mu.Unlock()
+		f := heads.Flow{
+			Number: x.number, Dst: netip.AddrPortFrom(x.flow.Dst, x.flow.Port), First: x.flow.Port != 80 && x.flow.Port != 443,
+		}
+		err = line.Tell(heads.KindServe, f.Append(nil), c)
+	}
+	if err != nil {
+		p.log.Debug("hand a connection to the child", "sandbox", x.s.id, "err", err)
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.flows[x.number] == x {
+			p.end(x, true)
+		}
+	}
+}
+
+// admit finds out whose connection c is, and where it was to go, and counts it.
+func (p *proxy) admit(c *net.TCPConn) (*proxied, error) {
+	s := p.e.lookup(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap())
+	if s == nil {
+		return nil, errors.New("no sandbox has this address")
+	}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	dst, err := p.where(raw)
+	if err != nil {
+		return nil, err
+	}
+	x := &proxied{
+		s: s, flow: policy.Flow{Src: s.addr, Dst: dst.Addr(), Proto: unix.IPPROTO_TCP, Port: dst.Port()},
+		to: map[uint32]*outward{},
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of[s] >= proxyConns || len(p.flows) >= proxyTotal {
+		why := policy.Reason{Cause: policy.ByLimit, Text: fmt.Sprintf("limit of %d open connections by name", proxyConns)}
+		p.e.count(s, x.flow, "", false)
+		p.e.tellName(s, x.flow, "", why)
+		return nil, errors.New(why.Text)
+	}
+	if x.guest, err = child.CopyOf(raw); err != nil {
+		return nil, err
+	}
+	p.last++
+	x.number = p.last
+	p.flows[x.number] = x
+	p.of[s]++
+	return x, nil
+}
+
+// end closes the descriptors of a flow, with a reset if the child did not end it.
+//
+// Preconditions: p.mu is held.
+func (p *proxy) end(x *proxied, cut bool) {
+	delete(p.flows, x.number)
+	if p.of[x.s]--; p.of[x.s] == 0 {
+		delete(p.of, x.s)
+	}
+	if cut {
+		p.cut(x)
+	}
+	for number := range x.to {
+		p.endOutward(x, number)
+	}
+	x.guest.Close() //nolint:errcheck // nothing is written
+}
+
+// endOutward closes a descriptor of a socket to a destination. The kernel would keep its
+// entry in the table of conntrack for two minutes.
+//
+// Preconditions: p.mu is held.
+func (p *proxy) endOutward(x *proxied, number uint32) {
+	o := x.to[number]
+	if o == nil {
+		return
+	}
+	delete(x.to, number)
+	if o.kind == heads.First { // the guest never said a name
+		p.e.count(x.s, x.flow, "", true)
+	}
+	o.Close() //nolint:errcheck // nothing is written
+	if len(p.gone)+len(p.older) == 0 {
+		time.AfterFunc(closedFor, p.forget)
+	}
+	p.gone = append(p.gone, o.tuple)
+}
+
+// forget deletes the conntrack entries of connections that are closed for a while: their
+// last packets are through.
+func (p *proxy) forget() {
+	p.mu.Lock()
+	old := p.older
+	p.older, p.gone = p.gone, nil
+	if len(p.older) > 0 {
+		time.AfterFunc(closedFor, p.forget)
+	}
+	p.mu.Unlock()
+	for some := range slices.Chunk(old, 256) {
+		var requests []byte
+		for _, t := range some {
+			requests = appendForget(requests, unix.IPPROTO_TCP, plain(t.local), plain(t.remote))
+		}
+		if err := p.e.table.send(requests); err != nil {
+			p.log.Debug("cannot delete the conntrack entries of proxied connections", "err", err)
+		}
+	}
+}
+
+// cut resets a flow on both sides. The child sees the ends.
+//
+// Preconditions: p.mu is held.
+func (p *proxy) cut(x *proxied) {
+	x.guest.Reset()
+	for _, o := range x.to {
+		o.Reset()
+	}
+}
+
+// drop resets all flows of a child that has died.
+func (p *proxy) drop(line *child.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, x := range p.flows {
+		if x.line == line {
+			p.end(x, true)
+		}
+	}
+}
+
+// closeAll resets all flows of a sandbox.
+func (p *proxy) closeAll(s *sandbox) { p.closeIf(s, func(*outward, policy.Flow) bool { return true }) }
+
+// closeForbidden resets the flows that the policy of s denies now, and those that are about
+// to be opened are judged by it.
+func (p *proxy) closeForbidden(s *sandbox) {
+	now, pol := time.Now(), s.policy.Load()
+	p.closeIf(s, func(o *outward, f policy.Flow) bool {
+		if o.name == "" {
+			allow, _ := pol.DecideLeased(f, s.leases.of(f.Dst, now, true))
+			return !allow
+		}
+		allow, _ := pol.DecideName(f, o.name)
+		return !allow
+	})
+}
+
+func (p *proxy) closeIf(s *sandbox, which func(*outward, policy.Flow) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.of[s] == 0 {
+		return
+	}
+	for _, x := range p.flows {
+		if x.s != s {
+			continue
+		}
+		for _, o := range x.to {
+			if which(o, x.flow) {
+				p.cut(x)
+				break
+			}
+		}
+	}
+}
+
+// handle takes what the child says. A child that says what it must not is ended.
+func (p *proxy) handle(line *child.Conn, m child.Message) {
+	switch m.Kind {
+	case heads.KindOpen:
+		o, err := heads.ParseOpen(m.Body)
+		if err != nil {
+			break
+		}
+		p.mu.Lock()
+		x := p.flows[o.Flow]
+		ok := x != nil && x.line == line && x.asks < proxyAsks
+		if ok {
+			x.asks++
+		}
+		p.mu.Unlock()
+		if !ok {
+			line.Answer(m, heads.Opened{Result: heads.Failed, Text: "the connection has ended"}.Append(nil), nil) //nolint:errcheck // it is gone
+			return
+		}
+		p.done.Go(func() { p.open(line, m, x, o) })
+		return
+	case heads.KindClosed:
+		c, err := heads.ParseClosed(m.Body)
+		if err != nil {
+			break
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if x := p.flows[c.Flow]; x != nil && x.line == line {
+			if c.Socket != 0 {
+				p.endOutward(x, c.Socket)
+			} else {
+				p.end(x, false)
+			}
+		}
+		return
+	}
+	p.log.Error("the child that reads TLS and HTTP sent what it must not; sandboxd ends it", "kind", m.Kind)
+	line.Close()
+}
+
+// open answers a question of the child.
+func (p *proxy) open(line *child.Conn, m child.Message, x *proxied, o heads.Open) {
+	ctx, cancel := context.WithTimeout(context.Background(), dialLimit)
+	defer cancel()
+	a, c := p.opened(ctx, x, o)
+	if err := line.Answer(m, a.Append(nil), c); err != nil {
+		p.log.Debug("answer the child", "err", err)
+	}
+	if conn, ok := c.(*net.TCPConn); ok {
+		conn.Close() // the copies are left
+	}
+	p.mu.Lock()
+	x.asks--
+	p.mu.Unlock()
+}
+
+// opened decides on what the child asks, and dials.
+func (p *proxy) opened(ctx context.Context, x *proxied, o heads.Open) (heads.Opened, syscall.Conn) {
+	f := x.flow
+	allow, why := p.judge(ctx, x.s, f, o)
+	if !allow {
+		if o.Kind != heads.First { // a name may come
+			p.e.count(x.s, f, o.Name, false)
+			p.e.flowCounts.add(refused, why.Cause)
+			p.e.tellName(x.s, f, o.Name, why)
+		}
+		return heads.Opened{Result: heads.Denied, Text: refusalOf(x.s, f, o.Name, why)}, nil
+	}
+	if o.Kind != heads.First { // as in endOutward
+		p.e.count(x.s, f, o.Name, true)
+	}
+	if o.Kind == heads.Check {
+		p.e.flowCounts.add(passed, why.Cause)
+		return p.checked(x, o), nil
+	}
+	c, err := p.dial(ctx, x.s, netip.AddrPortFrom(f.Dst, f.Port))
+	if err != nil {
+		return heads.Opened{Result: heads.Failed, Text: fmt.Sprintf("The server does not answer: %v.", err)}, nil
+	}
+	number, err := p.add(x, o, c)
+	if err != nil {
+		c.SetLinger(0) //nolint:errcheck // it ends slowly then
+		c.Close()
+		return heads.Opened{Result: heads.Failed, Text: err.Error()}, nil
+	}
+	if o.Kind != heads.First { // which is counted by what follows, if anything does
+		p.e.flowCounts.add(passed, why.Cause)
+	}
+	return heads.Opened{Result: heads.Granted, Socket: number}, c
+}
+
+// checked gives the socket of a flow whose server could have spoken first the name that the
+// guest has said meanwhile.
+func (p *proxy) checked(x *proxied, o heads.Open) heads.Opened {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, out := range x.to {
+		out.kind, out.name = o.Kind, o.Name
+	}
+	return heads.Opened{Result: heads.Granted}
+}
+
+var errEnded = errors.New("the connection has ended, or has too many sockets")
+
+// add registers a socket, if the policy of the moment allows it: it may have changed since
+// judge read it, and closeForbidden has not seen this socket.
+func (p *proxy) add(x *proxied, o heads.Open, c *net.TCPConn) (uint32, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	ends := tupleOfTCP{c.LocalAddr().(*net.TCPAddr).AddrPort(), c.RemoteAddr().(*net.TCPAddr).AddrPort()}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.flows[x.number] != x || len(x.to) >= proxySockets {
+		return 0, errEnded
+	}
+	if allow, _ := p.decide(x.s, x.flow, o); !allow {
+		return 0, errors.New("the policy has changed")
+	}
+	fd, err := child.CopyOf(raw)
+	if err != nil {
+		return 0, err
+	}
+	x.next++
+	x.to[x.next] = &outward{fd, ends, o.Kind, o.Name}
+	return x.next, nil
+}
+
+// dial connects to a destination. It checks the address at the last moment once more: what
+// the daemon dials passes none of the chains.
+func (p *proxy) dial(ctx context.Context, s *sandbox, to netip.AddrPort) (*net.TCPConn, error) {
+	d := net.Dialer{Control: func(_, address string, c syscall.RawConn) error {
+		at, err := netip.ParseAddrPort(address)
+		switch {
+		case err != nil:
+			return err
+		case at != to:
+			return fmt.Errorf("%s is another address", at)
+		}
+		if why := p.e.blocks(at.Addr()); why != "" {
+			return errors.New(why)
+		}
+		if policy.Private(at.Addr()) && !s.policy.Load().Names(at.Addr()) {
+			return errors.New("private range")
+		}
+		cerr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+		return cmp.Or(cerr, err)
+	}}
+	c, err := d.DialContext(ctx, "tcp4", to.String())
+	// Each port has a closed connection to this destination, for a minute. The kernel lets a
+	// new one follow it if the port is bound, and both ends have timestamps.
+	for try := 0; errors.Is(err, unix.EADDRNOTAVAIL) && try < reuseTries; try++ {
+		d.LocalAddr = &net.TCPAddr{Port: firstPort + rand.IntN(lastPort-firstPort+1)}
+		c, err = d.DialContext(ctx, "tcp4", to.String())
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
+}
+
+// The ports that the kernel gives to connections by default (ip(7)), and how many of them
+// are tried.
+const (
+	firstPort, lastPort = 32768, 60999
+	reuseTries          = 16
+)
