@@ -174,3 +174,30 @@ func TestFlowLog(t *testing.T) {
 		t.Errorf("of a sandbox that is deleted: %v, %v", ids, err)
 	}
 }
+
+// TestFlowLogByName: what passes the proxy is counted under the name that the guest said.
+func TestFlowLogByName(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	e := w.open()
+	id := w.named(e, 0, rules(t, "rules", byName...))
+	c, err := w.tls(id, site+":443", "allowed.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := w.tls(id, site+":443", "other.test"); err == nil {
+		t.Error("another name at the address opens")
+	}
+	if got, err := w.raw(id, site+":5432", ""); err != nil || got != "hello\n" {
+		t.Errorf("a server that speaks first: %q, %v", got, err)
+	}
+	// This one is counted when it ends: until then the guest may say a name.
+	for range 3000 {
+		if e.FlowLog.Report(id).Total.Allowed == 2 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	wantFlows(t, e.FlowLog.Report(id), "allowed.test:5432/tcp +", "other.test:443/tcp -", "allowed.test:443/tcp +")
+}
