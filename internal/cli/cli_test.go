@@ -70,6 +70,7 @@ type daemon struct {
 	signals  chan string
 	stdin    chan string
 	oom      int64
+	denied   int64         // while a command runs
 	cpu      int64         // of lab, in GET /stats
 	lease    time.Duration // of a sandbox; 0: none
 	notes    []string      // of a sandbox
@@ -210,6 +211,8 @@ func (d *daemon) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		reply(200, wire.ImageInfo{Name: as.Name, Tag: "latest"})
 	case "GET /sandboxes/lab/stats":
 		reply(200, wire.Usage{Time: time.Now(), OOMKills: d.oom, MemoryLimitBytes: 64 << 20})
+	case "GET /sandboxes/lab/network/denials":
+		reply(200, wire.Denials{Items: []wire.Denial{{Name: "pypi.org", Port: 443, Reason: "no rule allows it"}}, Total: 7 + d.denied})
 	case "PATCH /sandboxes/lab/limits", "PATCH /sandboxes/lab/metadata":
 		reply(200, d.sandbox())
 	case "GET /sandboxes/lab/logs":
@@ -290,6 +293,9 @@ func (d *daemon) agent(w http.ResponseWriter, r *http.Request, p string) {
 	case "/command":
 		json.NewDecoder(r.Body).Decode(&d.command) //nolint:errcheck // the test sees what is missing
 		w.Header().Set("Content-Type", agent.FramesType)
+		if d.denied > 0 {
+			w.Header().Set(agent.DenialsHeader, "7")
+		}
 		frame(w, agent.FrameControl, `{"id":"`+commandID+`"`+d.init+`}`)
 		if !d.command.Background {
 			d.exec(w, d.signals)
@@ -369,6 +375,26 @@ func TestRun(t *testing.T) {
 	if strings.Join(d.command.Argv, "|") != "python3|-c|print(6*7)" || d.command.Timeout != 30000 || d.command.Cwd != "/tmp" ||
 		d.command.Stdin {
 		t.Errorf("command %+v", d.command)
+	}
+}
+
+// TestNoteOfDenials: a command that failed while something was denied says so, one that
+// ended well does not ask.
+func TestNoteOfDenials(t *testing.T) {
+	for _, code := range []int{0, 3} {
+		d := newDaemon(t)
+		d.denied = 2
+		d.exec = func(w io.Writer, _ <-chan string) { exit(w, code) }
+		want, asked := "", false
+		if code != 0 {
+			want, asked = "sandboxctl: note: network: denied while this ran: pypi.org:443 (no rule allows it), the last of 2\n", true
+		}
+		if r := d.run(t, "exec", "lab", "--", "pip"); r.code != code || r.errout != want {
+			t.Errorf("%+v, want %q", r, want)
+		}
+		if got := slices.Contains(d.asked(), "GET /sandboxes/lab/network/denials"); got != asked {
+			t.Errorf("code %d: %q", code, d.asked())
+		}
 	}
 }
 

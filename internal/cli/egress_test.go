@@ -5,10 +5,13 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
@@ -85,7 +88,15 @@ func TestEgress(t *testing.T) {
 		"egress patch lab":                      "no rule is given",
 		"egress patch --rule 1.2.3.4 lab":       "deny=TARGET",
 		"egress patch --rule block=1.2.3.4 lab": "deny=TARGET",
-		"egress patch --rule allow= lab":        "CIDR",
+		"egress patch --rule allow= lab":        "TARGET[:port",
+		"egress set lab":                        "no policy is given",
+		"egress set --default maybe lab":        "allow or deny",
+		"egress set --policy web lab":           "want a file",
+		"egress set --policy ./none lab":        "./none",
+		"egress explain lab":                    "HOST:PORT",
+		"create --policy ./none base":           "./none",
+		"create --policy web --allow 1.2.3.4 b": "exclude each other",
+		"create --policy - --network open base": "exclude each other",
 		"egress patch --allow 1.2.3.4":          "SANDBOX",
 		"egress rm lab":                         "TARGET",
 		"egress get lab -o xml":                 "json",
@@ -96,5 +107,112 @@ func TestEgress(t *testing.T) {
 	}
 	if got := asked()[before:]; len(got) != 0 {
 		t.Errorf("the daemon was asked %q", got)
+	}
+	file := filepath.Join(t.TempDir(), "policy.json")
+	if err := os.WriteFile(file, []byte(`{"defaultAction":"allow","egress":[{"action":"deny","target":"c.example"}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"--default", "allow", "--deny", "203.0.113.9", "--allow", "*.npmjs.org:443"},
+		{"--policy", file, "--allow", "pypi.org:443"},
+		{"--default", "deny"},
+	} {
+		if r := d.run(t, append([]string{"egress", "set", "lab"}, args...)...); r.code != 0 || r.out != "lab\n" {
+			t.Errorf("set: %+v", r)
+		}
+	}
+	if got := asked()[before:]; !slices.Equal(got, []string{
+		"PUT" + at + `{"defaultAction":"allow","egress":[{"action":"deny","target":"203.0.113.9"},` +
+			`{"action":"allow","target":"*.npmjs.org","ports":[443]}]}`,
+		"PUT" + at + `{"defaultAction":"allow","egress":[{"action":"allow","target":"pypi.org","ports":[443]},` +
+			`{"action":"deny","target":"c.example"}]}`,
+		"PUT" + at + `{"defaultAction":"deny","egress":[]}`,
+	}) {
+		t.Errorf("asked\n%s", strings.Join(got, "\n"))
+	}
+}
+
+// TestEgressExplained: what explain, test and denials print, and how test ends.
+func TestEgressExplained(t *testing.T) {
+	refused := wire.Denial{
+		Time: time.Now(), Times: 3, Protocol: "tcp", Name: "evil\x1b.example", Address: "203.0.113.7", Port: 443,
+		Reason: "no rule allows it", Allow: "evil.example:443",
+	}
+	no := wire.Explanation{Target: "pypi.org:443/tcp", Verdict: wire.VerdictDeny, Reason: "no rule allows it", Allow: "pypi.org:443"}
+	yes := wire.Explanation{Target: "pypi.org:443/tcp", Verdict: wire.VerdictAllow, Reason: "by the rule allow pypi.org:443"}
+	never := wire.Explanation{Target: "10.0.0.1:22/tcp", Verdict: wire.VerdictDeny, Reason: "host address", Names: []string{"a", "b"}}
+	limited := &wire.Denial{Reason: "over a limit"}
+	var mu sync.Mutex
+	var explained wire.Explanation
+	var tested wire.NetworkTest
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if target := r.URL.Query().Get("target"); !strings.HasSuffix(r.URL.Path, "/denials") && target != "pypi.org:443" {
+			t.Errorf("asked for %q", target)
+		}
+		var v any = wire.Denials{Items: []wire.Denial{refused}, Total: 3}
+		switch r.Method + " " + r.URL.Path {
+		case "GET /v1/sandboxes/lab/network/explain":
+			v = explained
+		case "POST /v1/sandboxes/lab/network/test":
+			v = tested
+		}
+		json.NewEncoder(w).Encode(v) //nolint:errcheck // the test sees what is missing
+	}))
+	t.Cleanup(s.Close)
+	d := &daemon{url: s.URL}
+	for _, c := range []struct {
+		e    wire.Explanation
+		want string
+	}{
+		{no, "denied: pypi.org:443/tcp: no rule allows it\nto allow it:\n  sandboxctl egress patch --allow pypi.org:443 lab\n"},
+		{yes, "allowed: pypi.org:443/tcp: by the rule allow pypi.org:443\n"},
+		{never, "denied: 10.0.0.1:22/tcp: host address\nthe address is one of a, b\nno rule of the sandbox can allow it\n"},
+	} {
+		mu.Lock()
+		explained = c.e
+		mu.Unlock()
+		if r := d.run(t, "egress", "explain", "lab", "pypi.org:443"); r.code != 0 || r.out != c.want {
+			t.Errorf("explain: %+v, want\n%s", r, c.want)
+		}
+	}
+	for _, c := range []struct {
+		t    wire.NetworkTest
+		code int
+		want string
+	}{
+		{
+			wire.NetworkTest{Target: "pypi.org:443/tcp", Reached: true, Step: "tls", Address: "203.0.113.7", Took: 1.25, Explanation: yes},
+			0,
+			"reached: pypi.org:443/tcp (203.0.113.7) in 1.2 ms\nallowed: by the rule allow pypi.org:443\n",
+		},
+		{
+			wire.NetworkTest{Target: "pypi.org:443/tcp", Step: "resolve", Error: "no such host\x1b", Denied: &refused, Explanation: no},
+			1,
+			"not reached: pypi.org:443/tcp in 0.0 ms\nresolve: no such host\\x1b\ndenied: pypi.org:443/tcp: no rule allows it\n" +
+				"to allow it:\n  sandboxctl egress patch --allow pypi.org:443 lab\n",
+		},
+		{
+			wire.NetworkTest{Target: "pypi.org:443/tcp", Step: "connect", Error: "timeout", Explanation: yes},
+			1,
+			"not reached: pypi.org:443/tcp in 0.0 ms\nconnect: timeout\n" +
+				"the policy allows it (by the rule allow pypi.org:443): the cause is elsewhere\n",
+		},
+		{
+			wire.NetworkTest{Target: "pypi.org:443/tcp", Step: "connect", Error: "refused", Denied: limited, Explanation: yes},
+			1,
+			"not reached: pypi.org:443/tcp in 0.0 ms\nconnect: refused\ndenied: over a limit\n",
+		},
+	} {
+		mu.Lock()
+		tested = c.t
+		mu.Unlock()
+		if r := d.run(t, "egress", "test", "lab", "pypi.org:443"); r.code != c.code || r.out != c.want {
+			t.Errorf("test: %+v, want\n%s", r, c.want)
+		}
+	}
+	if r := d.run(t, "egress", "denials", "lab"); !strings.Contains(r.out, `evil\x1b.example:443 (203.0.113.7)`) || !strings.Contains(r.out, "--allow evil.example:443") {
+		t.Errorf("denials: %+v", r)
 	}
 }

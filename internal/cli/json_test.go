@@ -49,6 +49,9 @@ var jsonCommands = []struct {
 	{"diagnostics logs lab", object},
 	{"diagnostics events -s network lab", object},
 	{"egress get lab", object},
+	{"egress denials lab", object},
+	{"egress explain lab pypi.org:443", object},
+	{"egress test lab pypi.org:443", object},
 	{"network flows lab", object},
 	{"network stats --no-stream lab", array},
 	{"endpoint lab 80", object},
@@ -71,6 +74,9 @@ var jsonCommands = []struct {
 	{"volume ls", array},
 	{"volume inspect data", array},
 	{"volume prune -f", object},
+	{"policy ls", array},
+	{"policy get build", object},
+	{"policy set build --allow pypi.org:443", object},
 	{"code context create -l python lab", object},
 	{"code context ls lab", array},
 	{"command session create lab", object},
@@ -106,7 +112,8 @@ func TestJSON(t *testing.T) {
 		}
 		r := d.run(t, args...)
 		if r.code != 0 {
-			if c.args != "events" { // its stream has broken off
+			// The stream of events has broken off; a test that fails is an answer, too.
+			if c.args != "events" && !strings.HasPrefix(c.args, "egress test") {
 				t.Errorf("%s: %+v", c.args, r)
 			}
 		}
@@ -167,8 +174,20 @@ func newFixedDaemon(t *testing.T) (url string) {
 	im := wire.ImageInfo{Name: "base", Tag: "latest", Digest: "sha256:00", Created: at, Bytes: 1 << 20}
 	snap := wire.Snapshot{ID: "snap-" + testID, Name: "before", SandboxID: testID, Status: wire.Status{State: "Ready"}, CreatedAt: at}
 	vol := wire.Volume{Name: "data", ID: "vol-" + testID, SizeBytes: 1 << 30, CreatedAt: at}
+	pol := wire.Policy{
+		Name: "build", Version: 2, Source: wire.PolicyOfStore, CreatedAt: at,
+		NetworkPolicy: wire.NetworkPolicy{DefaultAction: "deny", Egress: []wire.NetworkRule{
+			{Action: "allow", Target: "pypi.org", Ports: []any{443}},
+		}},
+		Versions: []wire.PolicyVersion{{Version: 1, CreatedAt: at}, {Version: 2, CreatedAt: at}},
+		UsedBy:   []wire.PolicyUser{{ID: testID, Name: "lab", Version: 2}},
+	}
 	cc := agent.CodeContext{ID: "c1", Language: "python", Cwd: "/workspace"}
 	version := wire.Version{Version: "v1", Go: "go1.26", Instance: "a", Runtimes: []string{"runsc", "runc"}}
+	explained := wire.Explanation{
+		Target: "pypi.org:443/tcp", Verdict: wire.VerdictDeny, Rule: "default", By: "policy", Reason: "no rule allows it",
+		Allow: "pypi.org:443", Command: "sandboxctl egress patch --allow pypi.org:443 lab",
+	}
 	answers := map[string][]any{ // one a line
 		"POST /sandboxes":    {sb},
 		"GET /sandboxes":     {wire.List{Items: []wire.Sandbox{sb}, Pagination: wire.Pagination{Page: 1, TotalItems: 1}}},
@@ -231,6 +250,17 @@ func newFixedDaemon(t *testing.T) (url string) {
 				}},
 			},
 		}},
+		"GET /sandboxes/lab/network/denials": {wire.Denials{
+			Items: []wire.Denial{{
+				Time: at, First: at, Times: 3, Protocol: "tcp", Name: "pypi.org", Address: "203.0.113.7", Port: 443, Rule: "default",
+				By: "proxy", Reason: "no rule allows it", Allow: "pypi.org:443",
+			}},
+			Total: 3, Since: at,
+		}},
+		"GET /sandboxes/lab/network/explain": {explained},
+		"POST /sandboxes/lab/network/test": {wire.NetworkTest{
+			Target: "pypi.org:443/tcp", Step: "resolve", Took: 1.25, Error: "no such host", Explanation: explained,
+		}},
 		"GET /sandboxes/lab/diagnostics/logs": {wire.Diagnostic{
 			SandboxID: testID, Kind: "logs", Scope: "all", Delivery: "inline", ContentType: "text/plain; charset=utf-8", Content: "up\n",
 			ContentLength: 3, Warnings: []string{"w"},
@@ -248,6 +278,11 @@ func newFixedDaemon(t *testing.T) (url string) {
 		"POST /keys": {wire.NewKey{
 			Key:    wire.Key{Name: "ci", Role: "operator", CreatedAt: &at},
 			Secret: "secret",
+		}},
+		"GET /policies":       {wire.PolicyList{Items: []wire.Policy{pol}}},
+		"GET /policies/build": {pol},
+		"PUT /policies/build": {wire.PolicyEdit{
+			Policy: pol, Changed: true, Moved: pol.UsedBy, Pending: []wire.PolicyUser{}, Failed: []wire.PolicyUser{},
 		}},
 		"GET /keys":                     {wire.KeyList{Items: []wire.Key{{Name: "ci", Role: "operator", CreatedAt: &at}}}},
 		"POST /sandboxes/lab/snapshots": {snap},

@@ -408,7 +408,7 @@ func (d *Daemon) openManager() error {
 		defer cancel()
 		return d.manager.Close(ctx)
 	})
-	d.denials.toReaders(d.manager.Denied)
+	d.denials.toReaders(func(id, text string) { sandbox.Denied(d.manager, id, text) })
 	d.gate = d.newGate()
 	d.watcher = health.New(keeper{sandbox.Keeper{Manager: d.manager}, d.gate}, d.agents, d.log)
 	return nil

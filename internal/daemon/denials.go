@@ -13,6 +13,7 @@ import (
 	"github.com/sandboxd/sandboxd/internal/weak"
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 )
 
 // A guest can cause any number of denials, each for another address. So the log takes a
@@ -76,7 +77,8 @@ func (d *denials) note(id string, n wire.Denial) {
 	b.total++
 	n.First, n.Times = n.Time, 1
 	same := slices.IndexFunc(b.last, func(o wire.Denial) bool {
-		return o.Address == n.Address && o.Port == n.Port && o.Protocol == n.Protocol && o.Name == n.Name && o.Rule == n.Rule && o.By == n.By
+		return o.Address == n.Address && o.Port == n.Port && o.Protocol == n.Protocol && o.Name == n.Name && o.Rule == n.Rule &&
+			o.By == n.By
 	})
 	switch {
 	case same >= 0:
@@ -107,25 +109,6 @@ func (d *denials) count(id string) int64 {
 		return b.total
 	}
 	return 0
-}
-
-// since says in one line what was denied since there were so many; "": nothing was.
-func (d *denials) since(id string, before int64) string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	b := d.ofs[id]
-	if b == nil || b.total <= before {
-		return ""
-	}
-	n := b.last[len(b.last)-1]
-	line := "network: denied while this ran: " + n.Target() + " (" + n.Reason + ")"
-	if more := b.total - before; more > 1 {
-		line += fmt.Sprintf(", the last of %d", more)
-	}
-	if n.Allow != "" {
-		line += "; a rule that allows " + n.Allow + " opens it"
-	}
-	return line
 }
 
 // allow takes one line of id's budget; if there is none left, it counts the denial.
@@ -250,11 +233,11 @@ func isRule(why string) bool {
 // allowOf is the rule, as sandboxctl takes it, that would open what was denied; "": none
 // would, or one stands against it.
 func allowOf(n egress.Denial, d wire.Denial) string {
-	if n.By == egress.ByBlock || n.By == egress.ByLimit || n.Rule == byNone || strings.HasPrefix(n.Rule, "deny ") {
-		return ""
-	}
-	target := cmp.Or(d.Name, d.Address)
-	if n.Rule == byPrivate {
+	target := ""
+	switch n.Rule {
+	case byDefault:
+		target = cmp.Or(d.Name, d.Address)
+	case byPrivate, policy.NoName: // no rule by name opens it
 		target = d.Address
 	}
 	switch {

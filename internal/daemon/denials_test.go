@@ -107,11 +107,12 @@ func TestDenialsKept(t *testing.T) {
 	d.open("a")
 	dst := netip.MustParseAddrPort("203.0.113.7:443")
 	note := func(n egress.Denial) { d.note("a", denialOf(n, time.Now())) }
-	if d.since("a", 0) != "" || d.since("gone", 0) != "" || len(d.of("gone").Items) != 0 {
+	if d.of("a").Line(0) != "" || d.of("gone").Line(0) != "" || len(d.of("gone").Items) != 0 {
 		t.Error("something is told of sandboxes that were refused nothing")
 	}
 	for i := range 3 * deniedKept {
-		note(egress.Denial{Proto: "tcp", Dst: netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 80), Rule: "default", By: egress.ByPolicy})
+		other := netip.AddrPortFrom(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)}), 80)
+		note(egress.Denial{Proto: "tcp", Dst: other, Rule: "default", By: egress.ByPolicy})
 		note(egress.Denial{Proto: "tcp", Dst: dst, Name: "pypi.org", Rule: "default", By: egress.ByProxy})
 	}
 	all := d.of("a")
@@ -136,10 +137,15 @@ func TestDenialsKept(t *testing.T) {
 			"evil?[2J?.example", "evil?[2J?.example",
 		},
 		{egress.Denial{Proto: "udp", Dst: dst, Rule: "default", By: egress.ByPolicy}, "203.0.113.7:443 (no", "203.0.113.7:443/udp"},
-		{egress.Denial{Proto: "icmp", Dst: netip.AddrPortFrom(dst.Addr(), 0), Rule: "default", By: egress.ByPolicy}, "203.0.113.7 (no", "203.0.113.7/icmp"},
+		{
+			egress.Denial{Proto: "icmp", Dst: netip.AddrPortFrom(dst.Addr(), 0), Rule: "default", By: egress.ByPolicy},
+			"203.0.113.7 (no", "203.0.113.7/icmp",
+		},
 		{egress.Denial{Proto: "132", Dst: netip.AddrPortFrom(dst.Addr(), 0), Rule: "default", By: egress.ByPolicy}, "203.0.113.7 (no", ""},
 		{
-			egress.Denial{Proto: "tcp", Dst: netip.MustParseAddrPort("10.0.0.1:443"), Name: "in.example", Rule: "private range", By: egress.ByPolicy},
+			egress.Denial{
+				Proto: "tcp", Dst: netip.MustParseAddrPort("10.0.0.1:443"), Name: "in.example", Rule: "private range", By: egress.ByPolicy,
+			},
 			"a private address", "10.0.0.1:443",
 		},
 		{egress.Denial{Proto: "tcp", Dst: dst, Rule: "deny 203.0.113.0/24", By: egress.ByPolicy}, "by the rule deny 203.0.113.0/24", ""},
@@ -149,14 +155,16 @@ func TestDenialsKept(t *testing.T) {
 	} {
 		before := d.count("a")
 		note(c.n)
-		line := d.since("a", before)
-		if !strings.HasPrefix(line, "network: denied while this ran: ") || !strings.Contains(line, c.line) || strings.Contains(line, "last of") {
+		line := d.of("a").Line(before)
+		if !strings.HasPrefix(line, "network: denied while this ran: ") || !strings.Contains(line, c.line) ||
+			strings.Contains(line, "last of") {
 			t.Errorf("%+v: %s", c.n, line)
 		}
-		if items := d.of("a").Items; items[len(items)-1].Allow == "" != (c.allow == "") || !strings.HasPrefix(items[len(items)-1].Allow, c.allow) {
-			t.Errorf("%+v: opened by %q", c.n, items[len(items)-1].Allow)
+		items := d.of("a").Items
+		if allow := items[len(items)-1].Allow; (allow == "") != (c.allow == "") || !strings.HasPrefix(allow, c.allow) {
+			t.Errorf("%+v: opened by %q", c.n, allow)
 		}
-		if line := d.since("a", before-2); !strings.Contains(line, ", the last of 3") {
+		if line := d.of("a").Line(before - 2); !strings.Contains(line, ", the last of 3") {
 			t.Errorf("three: %s", line)
 		}
 		if len(line) > 700 {

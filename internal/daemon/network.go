@@ -17,20 +17,18 @@ var _ api.Network = network{}
 // network says what the egress refuses sandboxes, and why.
 type network struct{ *Daemon }
 
-// toldLimit is how long the end of a command waits for denials that are on their way. They
-// take microseconds, unless other sandboxes cause so many that some are lost anyway.
+// toldLimit is how long an answer waits for denials that are on their way. They take
+// microseconds, unless other sandboxes cause so many that some are lost anyway.
 const toldLimit = 50 * time.Millisecond
 
-func (n network) Denials(id string) wire.Denials { return n.denials.of(id) }
-
-func (n network) Denied(id string) int64 { return n.denials.count(id) }
-
-func (n network) DeniedSince(id string, before int64) string {
+func (n network) Denials(id string) wire.Denials {
 	ctx, cancel := context.WithTimeout(context.Background(), toldLimit)
 	defer cancel()
 	n.egress.Told(ctx)
-	return n.denials.since(id, before)
+	return n.denials.of(id)
 }
+
+func (n network) Denied(id string) int64 { return n.denials.count(id) }
 
 func (n network) Explain(_ context.Context, r *record.Record, t spec.Target) (wire.Explanation, error) {
 	x, err := n.egress.Explain(r.ID, egress.Target{Name: t.Name, Addr: t.Addr, Port: t.Port, Proto: t.Proto})

@@ -129,13 +129,11 @@ type (
 	}
 	// Network knows what the network refuses sandboxes, and why. (internal/daemon)
 	Network interface {
-		// Denials returns the last denials of a sandbox.
+		// Denials returns the last denials of a sandbox, with all that the guest can have
+		// noticed by now.
 		Denials(id string) wire.Denials
 		// Denied counts the denials of a sandbox so far.
 		Denied(id string) int64
-		// DeniedSince says in a line what was denied after so many denials, all that the
-		// guest can have noticed by now included; "": nothing was.
-		DeniedSince(id string, before int64) string
 		// Explain says what the policy of a sandbox makes of a target.
 		Explain(ctx context.Context, r *record.Record, target spec.Target) (wire.Explanation, error)
 	}

@@ -64,7 +64,7 @@ func (h *networkHandlers) test(w http.ResponseWriter, r *http.Request, rec recor
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), testLimit)
 	defer cancel()
-	start, before := time.Now(), h.network.Denied(rec.ID)
+	start := time.Now()
 	got, can, err := agent.Reach(ctx, h.agents.Transport(&rec), target.Host(), target.Port)
 	if err != nil {
 		return gateway.Unreachable(fmt.Errorf("test %s: %w", target, err), rec.ID, wire.AgentPort)
@@ -77,9 +77,7 @@ func (h *networkHandlers) test(w http.ResponseWriter, r *http.Request, rec recor
 		Target: target.String(), Reached: got.OK, Step: got.Step, Address: got.Address, Error: got.Error,
 		Took: math.Round(float64(time.Since(start).Microseconds())/10) / 100,
 	}
-	if h.network.DeniedSince(rec.ID, before) != "" {
-		out.Denied = denialOf(h.network.Denials(rec.ID), target, got.Address, start)
-	}
+	out.Denied = denialOf(h.network.Denials(rec.ID), target, got.Address, start)
 	if out.Denied != nil {
 		out.Reached = false
 	}
@@ -115,8 +113,6 @@ type noNetwork struct{}
 func (noNetwork) Denials(string) wire.Denials { return wire.Denials{Items: []wire.Denial{}} }
 
 func (noNetwork) Denied(string) int64 { return 0 }
-
-func (noNetwork) DeniedSince(string, int64) string { return "" }
 
 func (noNetwork) Explain(context.Context, *record.Record, spec.Target) (wire.Explanation, error) {
 	return wire.Explanation{}, errs.New(errs.Unsupported, "this daemon was built without network rules")

@@ -37,15 +37,10 @@ func (f fakeNetwork) Denials(string) wire.Denials {
 
 func (f fakeNetwork) Denied(id string) int64 { return f.Denials(id).Total }
 
-func (f fakeNetwork) DeniedSince(id string, before int64) string {
-	if n := f.Denied(id); n > before {
-		return fmt.Sprintf("network: denied while this ran: %d", n-before)
-	}
-	return ""
-}
-
 func (f fakeNetwork) Explain(_ context.Context, _ *record.Record, t spec.Target) (wire.Explanation, error) {
-	e := wire.Explanation{Target: t.String(), Verdict: wire.VerdictDeny, Rule: "default", By: "policy", Reason: "no rule allows it", Allow: t.Rule()}
+	e := wire.Explanation{
+		Target: t.String(), Verdict: wire.VerdictDeny, Rule: "default", By: "policy", Reason: "no rule allows it", Allow: t.Rule(),
+	}
 	if t.Name == "pypi.org" && t.Port == 443 {
 		e.Verdict, e.Rule, e.Allow = wire.VerdictAllow, "allow pypi.org:443", ""
 	}
@@ -60,7 +55,8 @@ func TestDenialsAreTold(t *testing.T) {
 		failed  = `{"type":"error","timestamp":2,"error":{"ename":"CommandExecError","evalue":"1","traceback":["exit status 1"]}}` + "\n\n"
 		raised  = `{"type":"error","timestamp":2,"error":{"ename":"OSError","evalue":"111","traceback":["a","b"]}}` + "\n\n"
 		well    = `{"type":"execution_complete","execution_time":3,"timestamp":2}` + "\n\n"
-		refused = "network: denied while this ran: 2"
+		refused = "network: denied while this ran: pypi.org:443 (no rule allows it), the last of 2; " +
+			"a rule that allows pypi.org:443 opens it"
 	)
 	for name, c := range map[string]struct {
 		path, end, want string
@@ -81,7 +77,7 @@ func TestDenialsAreTold(t *testing.T) {
 				rw.Header().Set(agent.DenialsHeader, "99")
 				io.WriteString(rw, output) //nolint:errcheck // a recorder
 				for range c.denials {
-					w.deny(wire.Denial{Protocol: "tcp"})
+					w.deny(wire.Denial{Protocol: "tcp", Name: "pypi.org", Port: 443, Allow: "pypi.org:443"})
 				}
 				io.WriteString(rw, c.end) //nolint:errcheck // a recorder
 			})
@@ -102,7 +98,8 @@ func TestNetworkRoutes(t *testing.T) {
 	id := w.create().ID
 	at := "/v1/sandboxes/" + id + "/network/"
 	var none wire.Denials
-	if a := w.do("GET", at+"denials", ""); a.StatusCode != 200 || json.Unmarshal(a.body, &none) != nil || none.Items == nil || len(none.Items) != 0 {
+	a := w.do("GET", at+"denials", "")
+	if a.StatusCode != 200 || json.Unmarshal(a.body, &none) != nil || none.Items == nil || len(none.Items) != 0 {
 		t.Errorf("%d %s", a.StatusCode, a.body)
 	}
 	w.deny(wire.Denial{Protocol: "tcp", Name: "pypi.org", Address: "203.0.113.7", Port: 443, Allow: "pypi.org:443"})
@@ -165,19 +162,31 @@ func TestNetworkTest(t *testing.T) {
 		reached bool
 		told    string
 	}{
-		"reached":          {"pypi.org:443", nil, true, ""},
-		"by the proxy":     {"pypi.org:443", []wire.Denial{{Protocol: "tcp", Name: "pypi.org", Address: "203.0.113.7", Port: 443}}, false, "pypi.org:443 (203.0.113.7)"},
-		"by address":       {"pypi.org:443", []wire.Denial{{Protocol: "tcp", Address: "203.0.113.7", Port: 443}}, false, "203.0.113.7:443"},
-		"the name":         {"pypi.org:443", []wire.Denial{{Protocol: "dns", Name: "pypi.org"}}, false, "pypi.org"},
-		"something else":   {"pypi.org:443", []wire.Denial{{Protocol: "dns", Name: "npmjs.org"}, {Protocol: "tcp", Address: "203.0.113.8", Port: 443}}, true, ""},
-		"an address":       {"203.0.113.9:443", []wire.Denial{{Protocol: "tcp", Address: "203.0.113.9", Port: 443}}, false, "203.0.113.9:443"},
+		"reached": {"pypi.org:443", nil, true, ""},
+		"by the proxy": {
+			"pypi.org:443",
+			[]wire.Denial{{Protocol: "tcp", Name: "pypi.org", Address: "203.0.113.7", Port: 443}},
+			false,
+			"pypi.org:443 (203.0.113.7)",
+		},
+		"by address": {"pypi.org:443", []wire.Denial{{Protocol: "tcp", Address: "203.0.113.7", Port: 443}}, false, "203.0.113.7:443"},
+		"the name":   {"pypi.org:443", []wire.Denial{{Protocol: "dns", Name: "pypi.org"}}, false, "pypi.org"},
+		"something else": {
+			"pypi.org:443",
+			[]wire.Denial{{Protocol: "dns", Name: "npmjs.org"}, {Protocol: "tcp", Address: "203.0.113.8", Port: 443}},
+			true, "",
+		},
+		"an address": {
+			"203.0.113.9:443", []wire.Denial{{Protocol: "tcp", Address: "203.0.113.9", Port: 443}}, false, "203.0.113.9:443",
+		},
 		"not this address": {"203.0.113.9:443", []wire.Denial{{Protocol: "tcp", Address: "203.0.113.7", Port: 443}}, true, ""},
 	} {
 		denied = c.denied
 		a := w.do("POST", at+c.target, "")
 		var got wire.NetworkTest
 		if err := json.Unmarshal(a.body, &got); a.StatusCode != 200 || err != nil || got.Reached != c.reached ||
-			(got.Denied == nil) != (c.told == "") || got.Denied != nil && got.Denied.Target() != c.told || got.Explanation.Target != c.target+"/tcp" {
+			(got.Denied == nil) != (c.told == "") || got.Denied != nil && got.Denied.Target() != c.told ||
+			got.Explanation.Target != c.target+"/tcp" {
 			t.Errorf("%s: %d %s", name, a.StatusCode, a.body)
 		}
 	}
@@ -186,8 +195,8 @@ func TestNetworkTest(t *testing.T) {
 	}
 	for name, hostile := range map[string]func(http.ResponseWriter){
 		"an older agent": func(rw http.ResponseWriter) { rw.WriteHeader(404) },
-		"no JSON":        func(rw http.ResponseWriter) { io.WriteString(rw, "<") },                                     //nolint:errcheck // a recorder
-		"endless":        func(rw http.ResponseWriter) { io.WriteString(rw, `{"error":"`+strings.Repeat("x", 1<<20)) }, //nolint:errcheck // a recorder
+		"no JSON":        func(rw http.ResponseWriter) { fmt.Fprint(rw, "<") },
+		"endless":        func(rw http.ResponseWriter) { fmt.Fprint(rw, `{"error":"`+strings.Repeat("x", 1<<20)) },
 		"an error":       func(rw http.ResponseWriter) { rw.WriteHeader(500) },
 	} {
 		w.agent = http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) { hostile(rw) })
@@ -217,7 +226,10 @@ func TestParseTarget(t *testing.T) {
 		want              spec.Target
 	}{
 		{"pypi.org:443", "pypi.org:443/tcp", "pypi.org:443", spec.Target{Name: "pypi.org", Port: 443, Proto: "tcp"}},
-		{"203.0.113.7:53/udp", "203.0.113.7:53/udp", "203.0.113.7:53/udp", spec.Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 53, Proto: "udp"}},
+		{
+			"203.0.113.7:53/udp", "203.0.113.7:53/udp", "203.0.113.7:53/udp",
+			spec.Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 53, Proto: "udp"},
+		},
 		{"203.0.113.7/icmp", "203.0.113.7/icmp", "203.0.113.7/icmp", spec.Target{Addr: netip.MustParseAddr("203.0.113.7"), Proto: "icmp"}},
 	} {
 		got, err := o.ParseTarget(c.text)

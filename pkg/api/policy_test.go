@@ -219,6 +219,65 @@ func TestTooManyRulesInAll(t *testing.T) {
 	}
 }
 
+// TestPolicyNames: two spellings of a name are one target, the first rule for it counts, and
+// ranges of a name are no rule for the names below it. It is shown as it was sent, in lower
+// case.
+func TestPolicyNames(t *testing.T) {
+	w := newWorld(t)
+	for _, place := range []string{"/proxy/18080/policy", "/networkpolicy"} {
+		id := w.do("POST", "/v1/sandboxes",
+			`{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{"sandboxd.allow":"pypi.org:443,*.npmjs.org"}}`).sandbox(t).ID
+		at := "/v1/sandboxes/" + id + place
+		for i, c := range []struct{ method, body, rules string }{
+			{"GET", "", "rules [allow pypi.org:443 allow *.npmjs.org]"},
+			{
+				"PATCH", `[{"action":"deny","target":"PyPI.org.","ports":[443]},{"action":"allow","target":"pypi.org","ports":[443]}]`,
+				"rules [deny pypi.org:443 allow *.npmjs.org]",
+			},
+			{"PATCH", `[{"action":"allow","target":"*.NPMJS.org","ports":[443]}]`, "rules [allow *.npmjs.org:443 deny pypi.org:443 allow *.npmjs.org]"},
+			{"PATCH", `[{"action":"allow","target":"*.npmjs.org."}]`, "rules [allow *.npmjs.org deny pypi.org:443]"},
+			{"PATCH", `[{"action":"allow","target":"npmjs.org"}]`, "rules [allow npmjs.org allow *.npmjs.org deny pypi.org:443]"},
+			{"PATCH", `[{"action":"allow","target":"b\u00fccher.example"}]`, "rules [allow xn--bcher-kva.example allow npmjs.org allow *.npmjs.org deny pypi.org:443]"},
+			{"DELETE", `["B\u00dcCHER.example.","NPMJS.ORG"]`, "rules [allow *.npmjs.org deny pypi.org:443]"},
+			{"DELETE", `["*.npmjs.ORG.","pypi.ORG"]`, "rules []"},
+		} {
+			a := w.do(c.method, at, c.body)
+			if got := w.rulesOf(id); a.StatusCode != 200 || got != c.rules {
+				t.Errorf("%d: %s %s: %d %s; it is %s, want %s", i, c.method, c.body, a.StatusCode, a.body, got, c.rules)
+			}
+		}
+		if a := w.do("PUT", at, `{"egress":[{"action":"allow","target":"*.*.org"}]}`); a.StatusCode != 400 {
+			t.Errorf("two wildcards: %d %s", a.StatusCode, a.body)
+		}
+	}
+}
+
+// TestRulesExtension: allow and deny in the order written, in every mode but none.
+func TestRulesExtension(t *testing.T) {
+	w := newWorld(t)
+	for extensions, want := range map[string]string{
+		`"sandboxd.rules":"deny=a.example, allow=*.example:443,deny=10.0.0.0/8/icmp"`:               "rules [deny a.example allow *.example:443 deny 10.0.0.0/8/icmp]",
+		`"sandboxd.rules":"deny=1.2.3.4","sandboxd.network":"open"`:                                 "open [deny 1.2.3.4/32]",
+		`"sandboxd.rules":"deny=1.2.3.4","sandboxd.allow":"1.2.3.0/24"`:                             "rules [deny 1.2.3.4/32 allow 1.2.3.0/24]",
+		`"sandboxd.rules":"deny=192.0.2.99"`:                                                        "rules [deny 192.0.2.99/32]",
+		`"sandboxd.rules":"allow=192.0.2.99"`:                                                       "never reaches its host",
+		`"sandboxd.rules":"pypi.org"`:                                                               "want allow=TARGET or deny=TARGET",
+		`"sandboxd.rules":"block=pypi.org"`:                                                         "want allow=TARGET or deny=TARGET",
+		`"sandboxd.rules":"allow="`:                                                                 "sandboxd.rules",
+		`"sandboxd.rules":"deny=1.2.3.4","sandboxd.network":"none"`:                                 "allows nothing",
+		`"sandboxd.rules":"` + strings.TrimSuffix(strings.Repeat("deny=1.2.3.4,", 1025), ",") + `"`: "more than 1024 rules",
+	} {
+		a := w.do("POST", "/v1/sandboxes", `{"image":{"uri":"python"},"entrypoint":["x"],"resourceLimits":{},"extensions":{`+extensions+`}}`)
+		got := string(a.body)
+		if a.StatusCode == 202 {
+			got = w.rulesOf(a.sandbox(t).ID)
+		}
+		if !strings.Contains(got, want) || a.StatusCode != 202 && a.StatusCode != 400 {
+			t.Errorf("%.100s: %d %s, want %s", extensions, a.StatusCode, got, want)
+		}
+	}
+}
+
 // TestPolicyRace: of changes at once none is lost.
 func TestPolicyRace(t *testing.T) {
 	w := newWorld(t)

@@ -71,13 +71,8 @@ func (s *Server) table() []route {
 		{"PUT", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"PATCH", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
 		{"DELETE", "/sandboxes/{id}/networkpolicy", operator, on(s.policies.route)},
-		{"GET", "/sandboxes/{id}/network/denials", viewer, on(s.network.denials)},
-		{"GET", "/sandboxes/{id}/network/explain", viewer, on(s.network.explain)},
-		{"GET", "/sandboxes/{id}/network/flows", viewer, on(s.flows.list)},
-		{"GET", "/sandboxes/{id}/network/stats", viewer, on(s.flows.stats)},
-		{"POST", "/sandboxes/{id}/network/test", operator, on(s.network.test)}, // it opens a flow
-		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)},  // its headers open the port
-		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},               // see port
+		{"GET", "/sandboxes/{id}/endpoints/{port}", operator, on(s.endpoint)}, // its headers open the port
+		{"*", "/sandboxes/{id}/proxy/{port}/{...}", tokens, nil},              // see port
 
 		{"GET", "/snapshots", viewer, s.snapshots.list},
 		{"GET", "/snapshots/{id}", viewer, s.snapshots.get},
@@ -115,6 +110,7 @@ func (s *Server) table() []route {
 			"templates need OpenSandbox's Kubernetes runtime, which sandboxd does not have; make an image (sandboxctl image build, "+
 				"image import) or a snapshot of a sandbox, and create sandboxes from it")},
 	}
+	rows = append(rows, s.networkTable()...)
 	if !s.cfg.NoPolicies {
 		rows = append(rows, []route{
 			{"GET", "/policies", viewer, s.named.list},
@@ -133,6 +129,20 @@ func (s *Server) table() []route {
 		{"GET", "/volumes/{name}", viewer, s.volumes.inspect},
 		{"DELETE", "/volumes/{name}", operator, s.volumes.remove},
 	}...)
+}
+
+// networkTable is the part of the table about networks of sandboxes.
+func (s *Server) networkTable() []route {
+	on := func(f func(http.ResponseWriter, *http.Request, record.Record) error) handler {
+		return on(s.sandboxes.sandboxes, f)
+	}
+	return []route{
+		{"GET", "/sandboxes/{id}/network/denials", record.Viewer, on(s.network.denials)},
+		{"GET", "/sandboxes/{id}/network/explain", record.Viewer, on(s.network.explain)},
+		{"GET", "/sandboxes/{id}/network/flows", record.Viewer, on(s.flows.list)},
+		{"GET", "/sandboxes/{id}/network/stats", record.Viewer, on(s.flows.stats)},
+		{"POST", "/sandboxes/{id}/network/test", record.Operator, on(s.network.test)}, // it opens a flow
+	}
 }
 
 // RoleOf returns what the table asks for before it serves a path, for the document of the

@@ -161,8 +161,9 @@ func New(cfg Config, sb Sandboxes, sn Snapshots, df Diffs, im Images, ag gateway
 		Names: cfg.Gateway, Secret: cfg.Secret, TrustedProxies: cfg.TrustedProxies,
 		Sandboxes: sb, Agents: ag, Guard: guard,
 		Kills:   func(id string) (int64, error) { return st.OOMKills(id) },
-		Denials: cfg.Network.Denied, Denied: cfg.Network.DeniedSince,
-		State: spec.StateOf, Accessed: s.renewals.accessed, Log: s.quiet,
+		Denials: cfg.Network.Denied,
+		Denied:  func(id string, before int64) string { return cfg.Network.Denials(id).Line(before) },
+		State:   spec.StateOf, Accessed: s.renewals.accessed, Log: s.quiet,
 	})
 	offer := &s.cfg.Offer
 	s.sandboxes = &sandboxHandlers{

@@ -69,6 +69,9 @@ func (c *Client) Snapshots() Snapshots { return Snapshots{c.daemon} }
 // Volumes are the named volumes of the host.
 func (c *Client) Volumes() Volumes { return Volumes{c.daemon} }
 
+// Policies are the named network policies of the host.
+func (c *Client) Policies() Policies { return Policies{c.daemon} }
+
 // Keys are the API keys of the daemon.
 func (c *Client) Keys() Keys { return Keys{c.daemon} }
 

@@ -45,6 +45,9 @@ type Process struct {
 	// OOMKills is how many processes of the sandbox the kernel had killed for its memory
 	// before this began; math.MaxInt64 if the daemon does not say.
 	OOMKills int64
+	// Denials is how often the network had refused the sandbox something before this began;
+	// math.MaxInt64 if the daemon does not say.
+	Denials int64
 
 	in      sandbox
 	session bool // it is a line of one, whose id ID is
@@ -73,11 +76,14 @@ func (s sandbox) begin(ctx context.Context, path string, body any) (*Process, er
 		return nil, err
 	}
 	p := &Process{
-		OOMKills: math.MaxInt64,
-		in:       s, body: resp.Body, frames: agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10)),
+		OOMKills: math.MaxInt64, Denials: math.MaxInt64,
+		in: s, body: resp.Body, frames: agent.NewFrameReader(bufio.NewReaderSize(resp.Body, 32<<10)),
 	}
 	if n, err := strconv.ParseInt(resp.Header.Get(agent.OOMKillsHeader), 10, 64); err == nil {
 		p.OOMKills = n
+	}
+	if n, err := strconv.ParseInt(resp.Header.Get(agent.DenialsHeader), 10, 64); err == nil {
+		p.Denials = n
 	}
 	if err := p.first(resp.Header.Get("Content-Type")); err != nil {
 		resp.Body.Close()

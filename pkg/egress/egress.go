@@ -92,38 +92,6 @@ type Config struct {
 	every time.Duration // how often the guard checks; 0: guardEvery
 }
 
-// Denial is a flow that was refused.
-type Denial struct {
-	ID    string         // of the sandbox
-	Proto string         // "tcp", "udp", "icmp", or a number
-	Dst   netip.AddrPort // port 0 where the protocol has none; the zero AddrPort of a query of DNS
-	Name  string         // that the guest asked DNS for, or called the server; or one that Dst had lately; or ""
-	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
-	By    string         // one of By…: what denied it
-
-	told chan<- struct{} // of Told: no denial
-}
-
-// The values of Denial.By.
-const (
-	ByPolicy = "policy" // a rule, the mode, or a private range that no rule names
-	ByBlock  = "block"  // an address that no policy opens
-	ByLimit  = "limit"  // the sandbox has as many flows as it may
-	ByDNS    = "dns"    // the resolver refused a query
-	ByProxy  = "proxy"  // the proxy saw a name, or none, after the connection was open
-)
-
-// byOf is what denies for a cause.
-func byOf(c policy.Cause) string {
-	switch c {
-	case policy.ByBlock:
-		return ByBlock
-	case policy.ByLimit:
-		return ByLimit
-	}
-	return ByPolicy
-}
-
 // Engine is the egress of one instance.
 type Engine struct {
 	// FlowLog knows what each sandbox sent, received and connected to.
@@ -146,7 +114,7 @@ type Engine struct {
 
 	changes <-chan struct{} // somebody changed rules of nf_tables
 	watch   *watch
-	denials chan Denial
+	denials
 
 	flowCounts flowCounts
 	health     health
@@ -203,7 +171,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 		judge: judge{pool: cfg.Pool}, cfg: cfg, log: cfg.Logger,
 		lock: lock{cfg.Instance, cfg.Gateway.As4()},
 		byID: map[string]*sandbox{}, byAddr: map[netip.Addr]*sandbox{},
-		denials: make(chan Denial, 1024),
+		denials: newDenials(cfg.OnDeny),
 	}
 	if err := e.open(ctx); err != nil {
 		return nil, errors.Join(fmt.Errorf("open egress of instance %s: %w", cfg.Instance, err), e.Close())
@@ -461,69 +429,4 @@ func (e *Engine) lookup(addr netip.Addr) *sandbox {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	return e.byAddr[addr]
-}
-
-// deniedPerSecond is how many denials of one sandbox are reported each second.
-const deniedPerSecond = 100
-
-// rate counts by whole seconds.
-type rate struct {
-	second int64
-	n      int
-}
-
-func (r *rate) allow(now time.Time, limit int) bool {
-	if s := now.Unix(); s != r.second {
-		r.second, r.n = s, 0
-	}
-	r.n++
-	return r.n <= limit
-}
-
-// tell reports a denial, unless the rate is exceeded or the receiver is too slow.
-func (e *Engine) tell(s *sandbox, f policy.Flow, why policy.Reason) {
-	if e.cfg.OnDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
-		return
-	}
-	name := ""
-	if names := s.leased(f.Dst); len(names) > 0 {
-		name = names[0]
-	}
-	select {
-	case e.denials <- Denial{
-		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text,
-		By: byOf(why.Cause),
-	}:
-	default:
-	}
-}
-
-// Told returns when OnDeny has been called for every flow denied so far, or ctx has
-// ended. A guest learns of a denial after it was put into the channel.
-func (e *Engine) Told(ctx context.Context) {
-	told := make(chan struct{})
-	select {
-	case e.denials <- Denial{told: told}:
-	case <-ctx.Done():
-		return
-	}
-	select {
-	case <-told:
-	case <-ctx.Done():
-	}
-}
-
-func (e *Engine) tellDenials(ctx context.Context) {
-	for {
-		select {
-		case d := <-e.denials:
-			if d.told != nil {
-				close(d.told)
-				continue
-			}
-			e.cfg.OnDeny(d)
-		case <-ctx.Done():
-			return
-		}
-	}
 }

@@ -226,13 +226,10 @@ func (r *resolver) note(s *sandbox, m names.Message, verdict, why, answer string
 
 // tellName reports a refused name.
 func (r *resolver) tellName(s *sandbox, name, why string) {
-	if r.e.cfg.OnDeny == nil || !s.dns.denied.allow(time.Now(), deniedPerSecond) {
+	if r.e.onDeny == nil || !s.dns.denied.allow(time.Now(), deniedPerSecond) {
 		return
 	}
-	select {
-	case r.e.denials <- Denial{ID: s.id, Proto: "dns", Name: name[:min(len(name), 253)], Rule: why}:
-	default:
-	}
+	r.e.put(Denial{ID: s.id, Proto: "dns", Name: name[:min(len(name), 253)], Rule: why, By: ByDNS})
 }
 
 // dnsSocket is a socket to a server, which the child uses. The daemon keeps it too, so that

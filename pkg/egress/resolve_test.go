@@ -25,8 +25,7 @@ import (
 func near(t testing.TB, h dns.HandlerFunc) (e *Engine, upstream netip.AddrPort) {
 	t.Helper()
 	e = fuzzEngine(t)
-	e.denials = make(chan Denial, 1024)
-	e.cfg.OnDeny = func(Denial) {}
+	e.denials = newDenials(func(Denial) {})
 	var err error
 	if e.table, err = openFlowTable(); err != nil {
 		t.Fatal(err)
@@ -206,8 +205,8 @@ func TestNames(t *testing.T) {
 		t.Errorf("%d queries are still under way", n)
 	}
 	var denied []string
-	for len(e.denials) > 0 {
-		d := <-e.denials
+	for len(e.toTell) > 0 {
+		d := <-e.toTell
 		denied = append(denied, d.ID+" "+d.Proto+" "+d.Name+": "+d.Rule)
 	}
 	if !slices.Contains(denied, "named dns two.test: default") || !slices.Contains(denied, "open dns bad.wild.test: deny bad.wild.test") {

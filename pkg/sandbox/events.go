@@ -177,7 +177,7 @@ func (b *bus) publish(kind string, r *record.Record) {
 // Denied tells the readers of events that the network of a sandbox refused something. Guests
 // cause that, so such an event is not kept, and only readers that keep up get it: it must
 // displace no other event. The caller limits how many there are.
-func (m *Manager) Denied(id, what string) {
+func Denied(m *Manager, id, what string) {
 	b := &m.life.bus
 	if !b.read() {
 		return

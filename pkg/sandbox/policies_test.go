@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -71,7 +72,7 @@ func TestPolicyEdit(t *testing.T) {
 		}
 		events := m.Subscribe(ctx)
 		e := mustPut(t, m, "build", 2)
-		if got := strings.Join(idsOf(e.Moved), " "); e.Added || !e.Changed || got != strings.Join([]string{running, paused, stopped}, " ") ||
+		if e.Added || !e.Changed || !slices.Equal(idsOf(e.Moved), []string{running, paused, stopped}) ||
 			len(e.Pending)+len(e.Failed) > 0 {
 			t.Errorf("edited: %+v; followers are %s, %s and %s", e, running, paused, stopped)
 		}
@@ -184,7 +185,9 @@ func TestPoliciesOfConfiguration(t *testing.T) {
 		m := restart(map[string]record.Network{"build": allowing(1), "spare": {Mode: record.NetworkOpen}})
 		id := mustCreate(t, m, using("build")).ID
 		synctest.Wait()
-		for _, err := range []error{refused(PoliciesOf(m).Put(t.Context(), "build", record.PolicyVersion{})), PoliciesOf(m).Delete(t.Context(), "spare")} {
+		for _, err := range []error{
+			refused(PoliciesOf(m).Put(t.Context(), "build", record.PolicyVersion{})), PoliciesOf(m).Delete(t.Context(), "spare"),
+		} {
 			if !errs.Is(err, errs.WrongState) || !strings.Contains(err.Error(), "configuration") {
 				t.Errorf("by the API: %v", err)
 			}

@@ -163,7 +163,8 @@ func (m recovery) reconcileLocked(ctx context.Context, id string, kinds []string
 	if err != nil || !ok {
 		return err
 	}
-	if err := errors.Join(m.catchUp(ctx, &r), m.heal(ctx, &r, kinds)); err != nil && !errors.Is(err, ErrLingering) { // the log and the metric know it
+	err = errors.Join(m.catchUp(ctx, &r), m.heal(ctx, &r, kinds))
+	if err != nil && !errors.Is(err, ErrLingering) { // the log and the metric know it
 		return fmt.Errorf("recover %s, which is %s: %w", id, r.State, err)
 	}
 	return nil

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 
@@ -17,13 +18,20 @@ import (
 // maxPolicies bounds what is kept in memory: each policy has up to ten versions.
 const maxPolicies = 256
 
+// A policyShelf keeps named policies.
+type policyShelf struct {
+	w           *committer
+	policies    map[string]record.Policy // by name; guarded by w.mu, as the next
+	badPolicies map[string]error
+}
+
 // PutPolicy makes v, whose Number it sets, the newest version of a policy, and the policy
 // fixed or not. A version like the newest one changes nothing. It returns the policy as it
 // then is, and as it was: without versions if it is new. A record that cannot be read is
 // replaced; its numbers go on behind those that sandboxes have.
-func (db *DB) PutPolicy(ctx context.Context, name string, fixed bool, v record.PolicyVersion) (p, was record.Policy, err error) {
+func (s *policyShelf) PutPolicy(ctx context.Context, name string, fixed bool, v record.PolicyVersion) (p, was record.Policy, err error) {
 	v.Network.Rules = slices.Clone(v.Network.Rules)
-	err = db.commit(ctx, func(tx *bbolt.Tx) error {
+	err = s.w.commit(ctx, func(tx *bbolt.Tx) error {
 		last := 0
 		var ok bool
 		if was, ok, err = getPolicy(tx, name); err != nil {
@@ -51,8 +59,8 @@ func (db *DB) PutPolicy(ctx context.Context, name string, fixed bool, v record.P
 		}
 		return putPolicy(tx, p)
 	}, func() {
-		db.policies[name] = p
-		delete(db.badPolicies, name)
+		s.policies[name] = p
+		delete(s.badPolicies, name)
 	})
 	if err != nil {
 		return p, was, fmt.Errorf("put policy %s: %w", name, err)
@@ -63,8 +71,8 @@ func (db *DB) PutPolicy(ctx context.Context, name string, fixed bool, v record.P
 // DeletePolicy removes a policy, whose record may be unreadable. It fails with
 // errs.NotFound if there is none, and with errs.WrongState, which names them, while
 // sandboxes use it, whatever their state.
-func (db *DB) DeletePolicy(ctx context.Context, name string) error {
-	err := db.commit(ctx, func(tx *bbolt.Tx) error {
+func (s *policyShelf) DeletePolicy(ctx context.Context, name string) error {
+	err := s.w.commit(ctx, func(tx *bbolt.Tx) error {
 		policies := tx.Bucket(bucketPolicies)
 		if policies.Get([]byte(name)) == nil {
 			return noPolicy(name)
@@ -79,8 +87,8 @@ func (db *DB) DeletePolicy(ctx context.Context, name string) error {
 		}
 		return policies.Delete([]byte(name))
 	}, func() {
-		delete(db.policies, name)
-		delete(db.badPolicies, name)
+		delete(s.policies, name)
+		delete(s.badPolicies, name)
 	})
 	if err != nil {
 		return fmt.Errorf("delete policy %s: %w", name, err)
@@ -89,22 +97,22 @@ func (db *DB) DeletePolicy(ctx context.Context, name string) error {
 }
 
 // Policy returns a policy by its name, unless it cannot be read.
-func (db *DB) Policy(_ context.Context, name string) (p record.Policy, ok bool, err error) {
-	db.mu.RLock()
-	defer db.mu.RUnlock()
-	p, ok = db.policies[name]
+func (s *policyShelf) Policy(_ context.Context, name string) (p record.Policy, ok bool, err error) {
+	s.w.mu.RLock()
+	defer s.w.mu.RUnlock()
+	p, ok = s.policies[name]
 	return p, ok, nil
 }
 
 // Policies returns all policies, by name, and the names of those that cannot be read.
 // They are shared and never change.
-func (db *DB) Policies(context.Context) (all []record.Policy, unreadable []string, err error) {
-	db.mu.RLock()
-	defer db.mu.RUnlock()
-	for _, name := range slices.Sorted(maps.Keys(db.policies)) {
-		all = append(all, db.policies[name])
+func (s *policyShelf) Policies(context.Context) (all []record.Policy, unreadable []string, err error) {
+	s.w.mu.RLock()
+	defer s.w.mu.RUnlock()
+	for _, name := range slices.Sorted(maps.Keys(s.policies)) {
+		all = append(all, s.policies[name])
 	}
-	return all, slices.Sorted(maps.Keys(db.badPolicies)), nil
+	return all, slices.Sorted(maps.Keys(s.badPolicies)), nil
 }
 
 func noPolicy(name string) error {
@@ -201,16 +209,16 @@ func putPolicy(tx *bbolt.Tx, p record.Policy) error {
 }
 
 // loadPolicies reads every record. It reports and keeps one that cannot be read.
-func (db *DB) loadPolicies(tx *bbolt.Tx) error {
+func (s *policyShelf) loadPolicies(tx *bbolt.Tx, log *slog.Logger) error {
 	return tx.Bucket(bucketPolicies).ForEach(func(k, b []byte) error {
 		var p record.Policy
 		name := string(k)
 		if err := readPolicy(name, b, &p); err != nil {
-			db.badPolicies[name] = err
-			db.log.Error("the record of a policy cannot be read; the sandboxes that use it keep what they have", "policy", name, "err", err)
+			s.badPolicies[name] = err
+			log.Error("the record of a policy cannot be read; the sandboxes that use it keep what they have", "policy", name, "err", err)
 			return nil
 		}
-		db.policies[name] = p
+		s.policies[name] = p
 		return nil
 	})
 }

@@ -59,7 +59,7 @@ func TestPolicies(t *testing.T) {
 	}
 	follower, err := add("daaaaaaaaaaa", "build")
 	if err != nil || follower.Spec.Policy.Version != 1 || !follower.Spec.Policy.Follows() ||
-		!reflect.DeepEqual(follower.Spec.Network, allows(1).Network) || string(follower.Spec.NetworkPolicy) != string(allows(1).NetworkPolicy) {
+		!follower.Spec.Terms().SameNetwork(record.Terms{Network: allows(1).Network, NetworkPolicy: allows(1).NetworkPolicy}) {
 		t.Errorf("%+v, %v", follower, err)
 	}
 	if r, ok, err := db.Get(ctx, follower.ID); err != nil || !ok || !reflect.DeepEqual(r.Spec, follower.Spec) {

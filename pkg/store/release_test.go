@@ -63,6 +63,7 @@ func fullSpec() record.Spec {
 		Prestart: []string{"python"},
 		Network: record.Network{Mode: record.NetworkRules, Rules: []record.Rule{
 			{Allow: true, Prefix: netip.MustParsePrefix("203.0.113.0/24"), Ports: [2]uint16{443, 443}, Proto: "tcp"},
+			{Allow: true, Name: "*.example.com"},
 		}},
 		Publish: []record.Publish{{Host: netip.MustParseAddrPort("127.0.0.1:8080"), Port: 80}}, SecureAccess: true,
 		Restart: record.Restart{Policy: record.RestartOnFailure, Max: 3},

@@ -104,8 +104,7 @@ type DB struct {
 	volumes    map[string]record.Volume // by name
 	badVolumes map[string]error
 
-	policies    map[string]record.Policy // by name
-	badPolicies map[string]error
+	policyShelf
 }
 
 // Open opens or makes the store at path. Its directory must exist. It fails when
@@ -151,10 +150,8 @@ func openWith(path string, o Options, steps []migration) (db *DB, err error) {
 
 		volumes:    map[string]record.Volume{},
 		badVolumes: map[string]error{},
-
-		policies:    map[string]record.Policy{},
-		badPolicies: map[string]error{},
 	}
+	db.policyShelf = policyShelf{w: &db.committer, policies: map[string]record.Policy{}, badPolicies: map[string]error{}}
 	// bbolt panics on damaged pages, and a page beyond the end of a file that was cut
 	// short faults.
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -290,7 +287,7 @@ func fill(path string, size int64) error {
 // slot, and Unreadable names it.
 func (db *DB) load() error {
 	return db.bolt.View(func(tx *bbolt.Tx) error {
-		if err := errors.Join(db.loadSnapshots(tx), db.loadVolumes(tx), db.loadPolicies(tx), db.lookAtImages(tx)); err != nil {
+		if err := errors.Join(db.loadSnapshots(tx), db.loadVolumes(tx), db.loadPolicies(tx, db.log), db.lookAtImages(tx)); err != nil {
 			return err
 		}
 		return tx.Bucket(bucketBoxes).ForEach(func(k, v []byte) error {

@@ -181,6 +181,8 @@ func live(ctx context.Context, h host, runtime string) {
 	for _, step := range []func() error{
 		func() error { return unlessThere(h.api.Volumes().Create(ctx, "spare", "")) },
 		func() error { return h.api.Volumes().Remove(ctx, "spare") },
+		func() error { _, err := h.api.Policies().Put(ctx, "spare", []byte("{}")); return err },
+		func() error { return h.api.Policies().Remove(ctx, "spare") },
 		func() (err error) { a, err = h.api.Create(ctx, withVolumes(runtime), true); return err },
 		func() error { _, err := h.exec(ctx, a.ID, "true"); return err },
 		func() error { _, err := h.api.Update(ctx, a.ID, map[string]string{"cpu": "500m"}); return err },

@@ -110,6 +110,8 @@ func (p *Program) candidates(cmd *cobra.Command, kind string, have []string, typ
 		all = snapshotNames(ctx, cl)
 	case kind == "VOLUME":
 		all = volumeNames(ctx, cl)
+	case kind == "POLICY":
+		all = policyNames(ctx, cl)
 	case kind == "IMAGE":
 		all = imageNames(ctx, cl)
 	}
@@ -162,6 +164,17 @@ func volumeNames(ctx context.Context, cl *client.Client) (out []string) {
 	}
 	for _, v := range list {
 		out = append(out, v.Name)
+	}
+	return out
+}
+
+func policyNames(ctx context.Context, cl *client.Client) (out []string) {
+	list, err := cl.Policies().List(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, p := range list {
+		out = append(out, p.Name)
 	}
 	return out
 }

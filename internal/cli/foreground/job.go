@@ -70,6 +70,9 @@ func (j Job) execute(stdin io.Reader) error {
 	if err != nil {
 		return err
 	}
+	if exit.Code != 0 && exit.Error == "" {
+		NoteDenials(ctx, j.Client, j.Sandbox, p.Denials)
+	}
 	return j.outcome(exit)
 }
 

@@ -47,6 +47,20 @@ func (j Job) outcome(exit client.Exit) error {
 	return nil
 }
 
+// NoteDenials prints what the network refused a sandbox after so many denials: that may be
+// why a command failed. If the daemon does not say, nothing is printed.
+func NoteDenials(ctx context.Context, cl *client.Client, sandbox string, before int64) {
+	if before == math.MaxInt64 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	d, err := cl.Policy(sandbox).Denials(ctx)
+	if line := d.Line(before); err == nil && line != "" {
+		command.Note(line)
+	}
+}
+
 // LimitHint names the limit that a command failed at, and the flag that raises
 // it; it is empty for a command that met none.
 func LimitHint(exit client.Exit) string {

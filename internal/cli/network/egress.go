@@ -3,9 +3,9 @@ package network
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -25,10 +25,13 @@ func newEgress(p *command.Program) *cobra.Command {
 matches a flow decides; if no rule matches, the default decides. A change applies at
 once, even if the sandbox is paused: open flows that it denies are closed.`,
 		Example: `  sandboxctl egress get lab
-  sandboxctl egress patch --allow 203.0.113.0/24:443 lab
-  sandboxctl egress rm lab 203.0.113.0/24`,
+  sandboxctl egress patch --allow pypi.org:443 lab
+  sandboxctl egress rm lab pypi.org
+  sandboxctl egress explain lab pypi.org:443`,
 	}
-	cmd.AddCommand(newEgressGet(p), newEgressPatch(p), newEgressRm(p))
+	cmd.AddCommand(
+		newEgressGet(p), newEgressSet(p), newEgressPatch(p), newEgressRm(p), newEgressTest(p), newEgressExplain(p), newEgressDenials(p),
+	)
 	return cmd
 }
 
@@ -74,21 +77,75 @@ var policyRules = command.Listing[wire.NetworkRule]{
 	},
 }
 
+func newEgressSet(p *command.Program) *cobra.Command {
+	var (
+		rules  command.Rules
+		policy string
+		def    string
+	)
+	cmd := &cobra.Command{
+		Use:   "set [flags] SANDBOX...",
+		Short: "Replace what sandboxes may reach",
+		Long: `Replace what sandboxes may reach, and print the sandboxes. The rules are those of the
+flags, in the order in which they are given, and then those of the file.`,
+		Example: `  sandboxctl egress set --policy policy.json lab
+  sandboxctl egress set --allow pypi.org:443 --allow '*.pythonhosted.org:443' lab
+  sandboxctl egress set --default allow --deny 203.0.113.0/24 lab`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			raw, err := wholePolicy(policy, def, rules)
+			if err != nil {
+				return err
+			}
+			return command.Each(args, func(id string) error {
+				_, err := cl.Policy(id).Put(ctx, raw)
+				return err
+			})
+		}),
+	}
+	f := cmd.Flags()
+	rules.Flags(f)
+	rules.RuleFlag(f)
+	f.StringVar(&policy, "policy", "", "JSON file, {\"defaultAction\", \"egress\"}, or - for standard input")
+	f.StringVar(&def, "default", "", "what happens to flows that no rule matches: deny or allow (default deny)")
+	command.Choices(cmd, "default", "deny", "allow")
+	return cmd
+}
+
+// wholePolicy is the policy that the flags of set describe.
+func wholePolicy(file, def string, rules command.Rules) (json.RawMessage, error) {
+	switch {
+	case def != "" && def != "allow" && def != "deny":
+		return nil, errs.New(errs.Invalid, "--default %q: want allow or deny", text.Clip(def, 20))
+	case file == "" && def == "" && len(rules) == 0:
+		return nil, errs.New(errs.Invalid, "no policy is given; example: sandboxctl egress set --allow pypi.org:443; `--default deny` "+
+			"alone denies everything")
+	case file == "":
+		return json.Marshal(wire.NetworkPolicy{DefaultAction: def, Egress: append([]wire.NetworkRule{}, rules...)})
+	case def != "":
+		return nil, errs.New(errs.Invalid, "--policy and --default exclude each other: the defaultAction of the policy is the default")
+	case !command.IsPolicyFile(file):
+		return nil, errs.New(errs.Invalid, "--policy %q: want a file: a path with a slash, or a name that ends in .json",
+			text.Clip(file, 60))
+	}
+	return command.ReadPolicy(file, rules)
+}
+
 func newEgressPatch(p *command.Program) *cobra.Command {
-	var rules []wire.NetworkRule
+	var rules command.Rules
 	cmd := &cobra.Command{
 		Use:   "patch [flags] SANDBOX...",
 		Short: "Add rules before the existing rules of sandboxes",
 		Long: `Add rules before the existing rules of sandboxes, in the order in which they are
 given, and print the sandboxes. Existing rules that the new rules cover completely are
 removed.`,
-		Example: `  sandboxctl egress patch --allow 203.0.113.0/24:443 --allow 198.51.100.7:53/udp lab
+		Example: `  sandboxctl egress patch --allow pypi.org:443 --allow 198.51.100.7:53/udp lab
   sandboxctl egress patch --deny 203.0.113.9 lab
   sandboxctl egress patch --rule allow=203.0.113.0/24 lab`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			if len(rules) == 0 {
-				return errs.New(errs.Invalid, "no rule is given; example: sandboxctl egress patch --allow 203.0.113.0/24:443 %s", args[0])
+				return errs.New(errs.Invalid, "no rule is given; example: sandboxctl egress patch --allow pypi.org:443 %s", args[0])
 			}
 			return command.Each(args, func(id string) error {
 				_, err := cl.Policy(id).Patch(ctx, rules)
@@ -96,62 +153,16 @@ removed.`,
 			})
 		}),
 	}
-	f := cmd.Flags()
-	f.Var(&ruleFlag{"allow", &rules}, "allow", "allow flows to CIDR[:port[-port]][/proto], such as 203.0.113.0/24:443")
-	f.Var(&ruleFlag{"deny", &rules}, "deny", "deny flows to CIDR[:port[-port]][/proto]")
-	f.Var(&ruleFlag{"", &rules}, "rule", "either of them, allow=CIDR… or deny=CIDR…, as for OpenSandbox's osb")
+	rules.Flags(cmd.Flags())
+	rules.RuleFlag(cmd.Flags())
 	return cmd
-}
-
-// ruleFlag is a flag that adds to a list which several have in common, so that
-// their order on the command line is that of the rules.
-type ruleFlag struct {
-	action string // "": the value begins with it
-	rules  *[]wire.NetworkRule
-}
-
-func (f *ruleFlag) Type() string   { return "string" }
-func (f *ruleFlag) String() string { return "" }
-
-func (f *ruleFlag) Set(s string) error {
-	action, target := f.action, s
-	if action == "" {
-		ok := false
-		if action, target, ok = strings.Cut(s, "="); !ok || action != "allow" && action != "deny" {
-			return fmt.Errorf("want allow=TARGET or deny=TARGET, such as allow=203.0.113.0/24:443")
-		}
-	}
-	if target == "" {
-		return fmt.Errorf("want CIDR[:port[-port]][/proto], such as 203.0.113.0/24:443")
-	}
-	*f.rules = append(*f.rules, ruleOf(action, target))
-	return nil
-}
-
-// ruleOf splits CIDR[:PORT[-PORT]][/PROTO]. The daemon says whether the parts
-// make sense, and why not.
-func ruleOf(action, s string) wire.NetworkRule {
-	r := wire.NetworkRule{Action: action, Target: s}
-	// What follows the last slash is a protocol unless it begins as a number.
-	if i := strings.LastIndexByte(s, '/'); i >= 0 && i+1 < len(s) && (s[i+1] < '0' || s[i+1] > '9') {
-		r.Target, r.Protocol = s[:i], s[i+1:]
-	}
-	if strings.Count(r.Target, ":") != 1 { // IPv6 has more
-		return r
-	}
-	target, ports, _ := strings.Cut(r.Target, ":")
-	r.Target, r.Ports = target, []any{ports}
-	if n, err := strconv.Atoi(ports); err == nil {
-		r.Ports[0] = n
-	}
-	return r
 }
 
 func newEgressRm(p *command.Program) *cobra.Command {
 	return &cobra.Command{
 		Use:     "rm SANDBOX TARGET...",
 		Short:   "Remove the rules for targets, whatever their ports, and print the targets",
-		Example: `  sandboxctl egress rm lab 203.0.113.0/24`,
+		Example: `  sandboxctl egress rm lab pypi.org 203.0.113.0/24`,
 		Args:    cobra.MinimumNArgs(2),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
 			return command.Each(args[1:], func(target string) error {

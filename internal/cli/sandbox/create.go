@@ -44,7 +44,7 @@ id when the sandbox is ready.
 With --from, the sandbox starts with the files of a snapshot, and IMAGE is left out: the
 image is the snapshot's. Either runtime can use the snapshot.`,
 		Example: `  sandboxctl create python --name lab --memory 256Mi --timeout 30m
-  sandboxctl create base --runtime runc --allow 203.0.113.0/24:443
+  sandboxctl create base --runtime runc --allow pypi.org:443 --allow '*.pythonhosted.org:443'
   sandboxctl create -p 8080:8000 python -- python3 -m http.server 8000
   sandboxctl create --restart on-failure:5 --ready-port 8000 python -- python3 -m http.server 8000
   sandboxctl create --timeout 10m --renew-on-access 600 --secure-access python

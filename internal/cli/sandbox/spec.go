@@ -27,7 +27,9 @@ type spec struct {
 	tmpfs, volumes, mounts []string
 	prestart               []string
 	env, envFiles, labels  []string
-	allow, publish         []string
+	publish                []string
+	rules                  command.Rules
+	policy                 string
 	entrypoint             string
 	hostname, pull         string
 	given                  *pflag.FlagSet
@@ -57,8 +59,12 @@ func (s *spec) flags(cmd *cobra.Command) {
 	f.StringArrayVarP(&s.env, "env", "e", nil, "environment variable: NAME=VALUE, or NAME to pass on the local value")
 	f.StringArrayVar(&s.envFiles, "env-file", nil, "file of environment variables, one NAME=VALUE a line")
 	f.StringArrayVarP(&s.labels, "label", "l", nil, "label KEY=VALUE")
-	f.StringVar(&s.network, "network", "", "network mode: none, rules (only what --allow permits) or open (any public address)")
-	f.StringArrayVar(&s.allow, "allow", nil, "allow flows to CIDR[:port[/proto]], such as 203.0.113.0/24:443")
+	f.StringVar(&s.network, "network", "", "network mode: none, rules (only what --allow permits) or open (any public address that no "+
+		"--deny names)")
+	s.rules.Flags(f)
+	f.StringVar(&s.policy, "policy", "", "network policy: NAME of a policy to follow (sandboxctl policy), NAME@VERSION to keep that "+
+		"version, or a JSON file, {\"defaultAction\", \"egress\"}, - for standard input; --allow and --deny come before the rules of "+
+		"a file")
 	f.StringArrayVarP(&s.publish, "publish", "p", nil,
 		"publish a TCP port of the sandbox on the host: [HOSTIP:]HOSTPORT:PORT (default HOSTIP: 127.0.0.1)")
 	f.StringVar(&s.entrypoint, "entrypoint", "", "program to run instead of the image's ENTRYPOINT; COMMAND and ARG become its arguments")
@@ -100,8 +106,10 @@ func (s *spec) request(image string) (wire.CreateRequest, error) {
 	set(r.Extensions, wire.ExtRuntime, s.runtime)
 	set(r.Extensions, wire.ExtSecurity, s.security)
 	set(r.Extensions, wire.ExtNetwork, s.network)
-	set(r.Extensions, wire.ExtAllow, strings.Join(s.allow, ","))
 	set(r.Extensions, wire.ExtPublish, strings.Join(s.publish, ","))
+	if err := s.networkInto(&r); err != nil {
+		return r, err
+	}
 	if err := healthExtensions(s.given, r.Extensions); err != nil {
 		return r, err
 	}
@@ -113,6 +121,28 @@ func (s *spec) request(image string) (wire.CreateRequest, error) {
 	}
 	r.Metadata, err = pairs("--label", s.labels)
 	return r, err
+}
+
+// networkInto puts what the sandbox may reach into a request.
+func (s *spec) networkInto(r *wire.CreateRequest) (err error) {
+	switch {
+	case s.policy == "" && len(s.rules) == 0:
+		return nil
+	case s.policy == "":
+		key, value := s.rules.Extension()
+		r.Extensions[key] = value
+		return nil
+	case s.network != "":
+		return errs.New(errs.Invalid, "--policy and --network exclude each other: the defaultAction of the policy is the mode")
+	case !command.IsPolicyFile(s.policy) && len(s.rules) > 0:
+		return errs.New(errs.Invalid, "--policy %s and --allow or --deny exclude each other: the sandbox follows the policy of that name "+
+			"(a file is a path with a slash, or a name that ends in .json)", text.Clip(s.policy, 60))
+	case !command.IsPolicyFile(s.policy):
+		r.Extensions[wire.ExtPolicy] = s.policy
+		return nil
+	}
+	r.NetworkPolicy, err = command.ReadPolicy(s.policy, s.rules)
+	return err
 }
 
 // logLimit is --log-max-size, or docker's way to say it.

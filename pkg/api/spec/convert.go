@@ -68,7 +68,8 @@ func Sandbox(r record.Record) wire.Sandbox {
 			MemoryBytes: r.Spec.MemoryBytes, CPUMillis: r.Spec.CPUMillis, Pids: r.Spec.Pids, DiskBytes: r.Spec.DiskBytes,
 			CPUShares: r.Spec.CPUShares, ShmBytes: r.Spec.ShmBytes, LogBytes: r.Spec.LogBytes, ReadOnly: r.Spec.ReadOnly,
 			IOReadBps: r.Spec.IOReadBps, IOWriteBps: r.Spec.IOWriteBps, IOReadIOPS: r.Spec.IOReadIOPS, IOWriteIOPS: r.Spec.IOWriteIOPS,
-			Ports: showPublish(r.Spec.Publish), Network: string(r.Spec.Network.Mode), Policy: sandboxPolicy(r.Spec.Policy), OneShot: r.Spec.OneShot, ExitCode: r.ExitCode,
+			Ports: showPublish(r.Spec.Publish), Network: string(r.Spec.Network.Mode), OneShot: r.Spec.OneShot, ExitCode: r.ExitCode,
+			Policy: sandboxPolicy(r.Spec.Policy),
 		},
 	}
 	for _, t := range r.Spec.Tmpfs {

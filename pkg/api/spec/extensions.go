@@ -16,7 +16,7 @@ import (
 
 // Limits of what a creation asks for as an extension.
 const (
-	maxAllow    = 1024     // rules of sandboxd.allow
+	maxAllow    = 1024     // rules of sandboxd.allow and sandboxd.rules
 	maxExts     = 64       // extensions
 	maxExtBytes = 64 << 10 // of all of them, sandboxd.allow among them
 )
@@ -73,13 +73,13 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 			wire.ExtReadyStartPeriod:
 		case wire.ExtRenew:
 			_, err = ParseRenew(v)
-		case wire.ExtNetwork, wire.ExtAllow, wire.ExtPolicy, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
+		case wire.ExtNetwork, wire.ExtAllow, wire.ExtRules, wire.ExtPolicy, wire.ExtTimeout, wire.ExtPool: // below and elsewhere
 		default:
 			if strings.HasPrefix(k, "sandboxd.") {
 				err = httperr.Invalid(
-					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, policy, timeout, "+
-						"oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, ready.port, "+
-						"ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
+					"extension %q is unknown; the extensions of sandboxd are name, hostname, runtime, security, network, allow, rules, "+
+						"policy, timeout, oneshot, idle, image-command, literal, readonly, tmpfs, prestart, publish, restart, ready.cmd, "+
+						"ready.port, ready.interval, ready.timeout, ready.retries and ready.start-period, each after \"sandboxd.\"",
 					httperr.Clip(k, 60))
 			} else if len(k)+len(v) > 4096 {
 				err = httperr.Invalid("extension %q is longer than 4096 bytes", httperr.Clip(k, 60))
@@ -105,12 +105,13 @@ func (o *Offer) applyExtensions(spec *record.Spec, req *wire.CreateRequest) erro
 func (o *Offer) applyNetworkExtensions(spec *record.Spec, req *wire.CreateRequest) error {
 	mode, hasMode := req.Extensions[wire.ExtNetwork]
 	allow, hasAllow := req.Extensions[wire.ExtAllow]
-	if !hasMode && !hasAllow {
+	rules, hasRules := req.Extensions[wire.ExtRules]
+	if !hasMode && !hasAllow && !hasRules {
 		return nil
 	}
 	if given(req.NetworkPolicy) {
-		return httperr.Invalid("networkPolicy and the extensions %s or %s are both given; use one of them", wire.ExtNetwork,
-			wire.ExtAllow)
+		return httperr.Invalid("networkPolicy and the extensions %s, %s or %s are both given; use one of them", wire.ExtNetwork,
+			wire.ExtAllow, wire.ExtRules)
 	}
 	if hasMode {
 		switch m := record.NetworkMode(mode); m {
@@ -122,30 +123,49 @@ func (o *Offer) applyNetworkExtensions(spec *record.Spec, req *wire.CreateReques
 	} else if spec.Network.Mode == record.NetworkNone {
 		spec.Network.Mode = record.NetworkRules // asking for a rule asks for the mode that has rules
 	}
-	if !hasAllow || strings.TrimSpace(allow) == "" {
+	if err := o.addRules(spec, wire.ExtRules, rules); err != nil {
+		return err
+	}
+	return o.addRules(spec, wire.ExtAllow, allow)
+}
+
+// addRules adds the rules of an extension to those of a sandbox. Without its action, as in
+// ExtAllow, a rule allows.
+func (o *Offer) addRules(spec *record.Spec, ext, list string) error {
+	if strings.TrimSpace(list) == "" {
 		return nil
 	}
 	if spec.Network.Mode == record.NetworkNone {
-		return httperr.Invalid("extension %s has rules, but %s is none, which allows nothing; set it to rules", wire.ExtAllow,
-			wire.ExtNetwork)
+		return httperr.Invalid("extension %s has rules, but %s is none, which allows nothing; set it to rules", ext, wire.ExtNetwork)
 	}
-	for text := range strings.SplitSeq(allow, ",") {
+	for text := range strings.SplitSeq(list, ",") {
 		if len(spec.Network.Rules) == maxAllow {
-			return httperr.Invalid("extension %s has more than %d rules; join ranges into one CIDR, or send a networkPolicy", wire.ExtAllow,
-				maxAllow)
+			return httperr.Invalid("extension %s has more than %d rules; join ranges into one CIDR, or send a networkPolicy", ext, maxAllow)
 		}
-		rule, err := o.ParseRule(strings.TrimSpace(text))
-		if err == nil {
-			rule.Allow = true
-			err = o.reachable(rule)
-		}
+		rule, err := o.parseRule(ext, strings.TrimSpace(text))
 		if err != nil {
-			return errs.Wrap(err, errs.Invalid, "extension %s: rule %q: %s", wire.ExtAllow, httperr.Clip(text, 80),
-				httperr.Clip(err.Error(), 300))
+			return errs.Wrap(err, errs.Invalid, "extension %s: rule %q: %s", ext, httperr.Clip(text, 80), httperr.Clip(err.Error(), 300))
 		}
 		spec.Network.Rules = append(spec.Network.Rules, rule)
 	}
 	return nil
+}
+
+// parseRule reads a rule of an extension.
+func (o *Offer) parseRule(ext, text string) (record.Rule, error) {
+	action, target := "allow", text
+	if ext == wire.ExtRules {
+		ok := false
+		if action, target, ok = strings.Cut(text, "="); !ok || action != "allow" && action != "deny" {
+			return record.Rule{}, errs.New(errs.Invalid, "want allow=TARGET or deny=TARGET, such as allow=pypi.org:443")
+		}
+	}
+	rule, err := o.ParseRule(target)
+	if err != nil {
+		return rule, err
+	}
+	rule.Allow = action == "allow"
+	return rule, o.reachable(rule)
 }
 
 // parsePrestart reads the languages whose code contexts are to be made at the start.

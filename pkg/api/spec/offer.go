@@ -60,7 +60,7 @@ type Offer struct {
 
 	NoPolicies bool // there are no named policies
 
-	// ParseRule parses CIDR[:port[/proto]] of sandboxd.allow. (policy.ParseRule)
+	// ParseRule parses TARGET[:port[-port]][/proto] of sandboxd.allow. (policy.ParseRule)
 	// ParsePolicy parses a networkPolicy as it was sent. (policy.FromJSON)
 	// Where one is nil, rules of that form are refused.
 	ParseRule   func(string) (record.Rule, error)

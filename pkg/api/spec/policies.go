@@ -46,7 +46,7 @@ func (o *Offer) PolicyVersion(body []byte) (v record.PolicyVersion, err error) {
 }
 
 // ruleExtensions are the other ways to say in an extension what a sandbox may reach.
-var ruleExtensions = []string{wire.ExtNetwork, wire.ExtAllow, "sandboxd.rules"}
+var ruleExtensions = []string{wire.ExtNetwork, wire.ExtAllow, wire.ExtRules}
 
 // applyNamed takes the policy that a creation names. The store gives the sandbox its rules.
 func (o *Offer) applyNamed(spec *record.Spec, req *wire.CreateRequest) (err error) {
@@ -59,7 +59,8 @@ func (o *Offer) applyNamed(spec *record.Spec, req *wire.CreateRequest) (err erro
 			strings.Join(ruleExtensions, ", "))
 	}
 	if o.NoPolicies {
-		return errs.New(errs.Unsupported, "extension %s: this daemon was built without named policies; send a networkPolicy", wire.ExtPolicy)
+		return errs.New(errs.Unsupported, "extension %s: this daemon was built without named policies; send a networkPolicy",
+			wire.ExtPolicy)
 	}
 	spec.Policy, err = PolicyUse(name)
 	return err

@@ -12,6 +12,24 @@ type Denials struct {
 	Since time.Time `json:"since"` // when the daemon began to count: its start
 }
 
+// Line says in a line what was denied after so many denials, for people whose command
+// failed; "": nothing was.
+func (d Denials) Line(before int64) string {
+	more := d.Total - before
+	if more <= 0 || len(d.Items) == 0 {
+		return ""
+	}
+	n := d.Items[len(d.Items)-1]
+	line := "network: denied while this ran: " + n.Target() + " (" + n.Reason + ")"
+	if more > 1 {
+		line += ", the last of " + strconv.FormatInt(more, 10)
+	}
+	if n.Allow != "" {
+		line += "; a rule that allows " + n.Allow + " opens it"
+	}
+	return line
+}
+
 // Denial is a flow that was refused to a sandbox, or a name that was not resolved for it,
 // once or several times. (ours)
 type Denial struct {

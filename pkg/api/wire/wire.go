@@ -52,7 +52,8 @@ const (
 	ExtName    = "sandboxd.name"    // unique; accepted wherever an id is
 	ExtRuntime = "sandboxd.runtime" // "runsc" or "runc"
 	ExtNetwork = "sandboxd.network" // "none", "rules" or "open"
-	ExtAllow   = "sandboxd.allow"   // comma-separated CIDR[:port[/proto]]
+	ExtAllow   = "sandboxd.allow"   // comma-separated TARGET[:port[-port]][/proto]
+	ExtRules   = "sandboxd.rules"   // comma-separated allow=TARGET… or deny=TARGET…, before those of ExtAllow
 	ExtPolicy  = "sandboxd.policy"  // NAME of a policy to follow, or NAME@VERSION; instead of rules
 	ExtTimeout = "sandboxd.timeout" // a Go duration ≥ 1s, instead of Timeout
 	ExtOneShot = "sandboxd.oneshot" // "true": the disk need not survive a crash of the host

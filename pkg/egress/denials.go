@@ -1,0 +1,128 @@
+package egress
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
+)
+
+// Denial is a flow that was refused.
+type Denial struct {
+	ID    string         // of the sandbox
+	Proto string         // "tcp", "udp", "icmp", or a number
+	Dst   netip.AddrPort // port 0 where the protocol has none; the zero AddrPort of a query of DNS
+	Name  string         // that the guest asked DNS for, or called the server; or one that Dst had lately; or ""
+	Rule  string         // why: a rule as written, or "host address", "private range", "default", …
+	By    string         // one of By…: what denied it
+
+	told chan<- struct{} // of Told: no denial
+}
+
+// The values of Denial.By.
+const (
+	ByPolicy = "policy" // a rule, the mode, or a private range that no rule names
+	ByBlock  = "block"  // an address that no policy opens
+	ByLimit  = "limit"  // the sandbox has as many flows as it may
+	ByDNS    = "dns"    // the resolver refused a query
+	ByProxy  = "proxy"  // the proxy saw a name, or none, after the connection was open
+)
+
+// byOf is what denies for a cause.
+func byOf(c policy.Cause) string {
+	switch c {
+	case policy.ByBlock:
+		return ByBlock
+	case policy.ByLimit:
+		return ByLimit
+	}
+	return ByPolicy
+}
+
+// deniedPerSecond is how many denials of one sandbox are reported each second.
+const deniedPerSecond = 100
+
+// rate counts by whole seconds.
+type rate struct {
+	second int64
+	n      int
+}
+
+func (r *rate) allow(now time.Time, limit int) bool {
+	if s := now.Unix(); s != r.second {
+		r.second, r.n = s, 0
+	}
+	r.n++
+	return r.n <= limit
+}
+
+// denials reports what is denied, outside of the packet path.
+type denials struct {
+	onDeny func(Denial) // nil: nobody wants to know
+	toTell chan Denial
+}
+
+func newDenials(onDeny func(Denial)) denials {
+	return denials{onDeny, make(chan Denial, 1024)}
+}
+
+// put reports a denial, unless the receiver is too slow.
+func (d *denials) put(n Denial) {
+	select {
+	case d.toTell <- n:
+	default:
+	}
+}
+
+// tell reports a denial of a first packet, unless the rate is exceeded or the receiver is
+// too slow.
+//
+// Preconditions: ledger.mu is held.
+func (d *denials) tell(s *sandbox, f policy.Flow, why policy.Reason) {
+	name := ""
+	if names := s.leased(f.Dst); len(names) > 0 {
+		name = names[0]
+	}
+	d.tellAs(s, f, name, why, byOf(why.Cause))
+}
+
+// tellAs is tell for a denial with a name, by one of By….
+func (d *denials) tellAs(s *sandbox, f policy.Flow, name string, why policy.Reason, by string) {
+	if d.onDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
+		return
+	}
+	d.put(Denial{
+		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text, By: by,
+	})
+}
+
+// Told returns when OnDeny has been called for every flow denied so far, or ctx has
+// ended. A guest learns of a denial after it was put into the channel.
+func (d *denials) Told(ctx context.Context) {
+	told := make(chan struct{})
+	select {
+	case d.toTell <- Denial{told: told}:
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-told:
+	case <-ctx.Done():
+	}
+}
+
+func (d *denials) tellDenials(ctx context.Context) {
+	for {
+		select {
+		case n := <-d.toTell:
+			if n.told != nil {
+				close(n.told)
+				continue
+			}
+			d.onDeny(n)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
