@@ -98,7 +98,7 @@ func (d background) sweepFlows(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	known, err := d.known(ctx)
+	known, err := knownTo(ctx, d.store)
 	if err != nil {
 		return err
 	}

@@ -157,14 +157,14 @@ func (d *Daemon) noSweep() string {
 	return ""
 }
 
-// known are the ids that the store has.
-func (d *Daemon) known(ctx context.Context) (map[string]bool, error) {
+// knownTo are the ids that a store has.
+func knownTo(ctx context.Context, records *store.DB) (map[string]bool, error) {
 	known := map[string]bool{}
-	all, err := d.store.List(ctx)
+	all, err := records.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	bad, err := d.store.Unreadable(ctx)
+	bad, err := records.Unreadable(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +179,7 @@ func (d *Daemon) known(ctx context.Context) (map[string]bool, error) {
 
 // strays lists the ids that the host has and the store does not.
 func (d *Daemon) strays(ctx context.Context) ([]string, error) {
-	known, err := d.known(ctx)
+	known, err := knownTo(ctx, d.store)
 	if err != nil {
 		return nil, err
 	}

@@ -124,7 +124,7 @@ func wantCounted(t *testing.T, h host, id string) {
 		return n
 	}
 	least := carried()
-	s, err := h.api.Network(id).Stats(t.Context())
+	s, err := h.api.Policy(id).Traffic(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
