@@ -5,9 +5,15 @@ import (
 	"bytes"
 	"compress/gzip"
 	"io"
+	"os"
+	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
+	"github.com/sandboxd/sandboxd/pkg/store"
 )
 
 func written(t *testing.T, state string) []byte {
@@ -24,6 +30,46 @@ func TestRoundTrip(t *testing.T) {
 	m, err := Read(bytes.NewReader(written(t, "the state")), &out)
 	if err != nil || out.String() != "the state" || m.Instance != "t" || m.Bytes != 9 {
 		t.Errorf("%+v, %q, %v", m, out.String(), err)
+	}
+}
+
+// TestPolicies: a backup has the named policies, with their versions.
+func TestPolicies(t *testing.T) {
+	ctx, dir := t.Context(), t.TempDir()
+	open := func(name string) *store.DB {
+		t.Helper()
+		db, err := store.Open(filepath.Join(dir, name), store.Options{Reserve: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return db
+	}
+	db := open("before.db")
+	defer db.Close()
+	for _, mode := range []record.NetworkMode{record.NetworkRules, record.NetworkOpen} {
+		v := record.PolicyVersion{Made: time.Unix(1, 0).UTC(), Network: record.Network{Mode: mode}}
+		if _, _, err := db.PutPolicy(ctx, "build", false, v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var state, file, out bytes.Buffer
+	if _, err := db.Backup(&state); err != nil {
+		t.Fatal(err)
+	}
+	if err := Write(&file, Manifest{}, bytes.NewReader(state.Bytes())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(&file, &out); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "after.db"), out.Bytes(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	restored := open("after.db")
+	defer restored.Close()
+	want, _, _ := db.Policy(ctx, "build")
+	if got, ok, err := restored.Policy(ctx, "build"); err != nil || !ok || len(got.Versions) != 2 || !reflect.DeepEqual(got, want) {
+		t.Errorf("restored %+v, %v, %v; want %+v", got, ok, err, want)
 	}
 }
 

@@ -57,7 +57,7 @@ func TestBadPolicies(t *testing.T) {
 		"policies = 3":                                                "line 1",
 		"[policies]\nbuild = 'open'":                                  "line 2: policies.build = \"open\": want a table, [policies.build]",
 		"[policies.build]\ndefault = 'open'":                          "line 2: policies.build.default = \"open\": want deny or allow",
-		"[policies.build]\nrule = ['allow 1.1.1.1']":                  "unknown key policies.build.rule; did you mean policies.build.rules?",
+		"[policies.build]\nrule = ['allow 1.1.1']":                    "did you mean policies.build.rules?",
 		"[policies.build]\nrules = 'allow 1.1.1.1'":                   "want a list of texts",
 		"[policies.build]\nrules = ['1.1.1.1']":                       "want \"allow TARGET\" or \"deny TARGET\"",
 		"[policies.build]\n\nrules = ['deny 1.1.1.1','allow pypi..']": "line 3: policies.build.rules: \"allow pypi..\"",

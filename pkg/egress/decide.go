@@ -176,16 +176,7 @@ func refusalOf(s *sandbox, f policy.Flow, name string, why policy.Reason) string
 
 // tellName reports a denial of a flow whose name is known.
 func (e *Engine) tellName(s *sandbox, f policy.Flow, name string, why policy.Reason) {
-	if e.cfg.OnDeny == nil {
-		return
-	}
 	e.ledger.mu.Lock()
-	allow := s.deny.allow(time.Now(), deniedPerSecond)
-	e.ledger.mu.Unlock()
-	if !allow {
-		return
-	}
-	e.denials.put(Denial{
-		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text, By: ByProxy,
-	})
+	defer e.ledger.mu.Unlock()
+	e.denials.tellAs(s, f, name, why, ByProxy)
 }

@@ -75,18 +75,25 @@ func (d *denials) put(n Denial) {
 	}
 }
 
-// tell reports a denial, unless the rate is exceeded or the receiver is too slow.
+// tell reports a denial of a first packet, unless the rate is exceeded or the receiver is
+// too slow.
+//
+// Preconditions: ledger.mu is held.
 func (d *denials) tell(s *sandbox, f policy.Flow, why policy.Reason) {
-	if d.onDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
-		return
-	}
 	name := ""
 	if names := s.leased(f.Dst); len(names) > 0 {
 		name = names[0]
 	}
+	d.tellAs(s, f, name, why, byOf(why.Cause))
+}
+
+// tellAs is tell for a denial with a name, by one of By….
+func (d *denials) tellAs(s *sandbox, f policy.Flow, name string, why policy.Reason, by string) {
+	if d.onDeny == nil || !s.deny.allow(time.Now(), deniedPerSecond) {
+		return
+	}
 	d.put(Denial{
-		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text,
-		By: byOf(why.Cause),
+		ID: s.id, Proto: policy.ProtoName(f.Proto), Dst: netip.AddrPortFrom(f.Dst, f.Port), Name: name, Rule: why.Text, By: by,
 	})
 }
 

@@ -159,8 +159,8 @@ func printEdit(o *command.Output, e wire.PolicyEdit) error {
 
 func failed(e wire.PolicyEdit) (all []string) {
 	for _, u := range e.Failed {
-		all = append(all, fmt.Sprintf("sandbox %s could not be moved to version %d of policy %s: %s; the daemon tries again within a minute",
-			userName(u), e.Version, e.Name, u.Message))
+		all = append(all, fmt.Sprintf("sandbox %s could not be moved to version %d of policy %s: %s; the daemon tries again within a "+
+			"minute", userName(u), e.Version, e.Name, u.Message))
 	}
 	return all
 }
