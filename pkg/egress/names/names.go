@@ -358,6 +358,9 @@ func (s *server) forward(q *query, got chan verdict) {
 		if p := x.setup.tls[order[0]]; p == nil || !p.ready(time.Now()) {
 			m.Upstream, m.TCP = uint8(order[0]), p != nil
 		}
+		if !m.TCP {
+			x.first, m.Body = x.message() // the daemon sends it, which saves a turn
+		}
 	}
 	s.send(m)
 	v, err := x.wait()
@@ -368,6 +371,7 @@ func (s *server) forward(q *query, got chan verdict) {
 		s.conclude(q, v)
 		return
 	}
+	x.sent = v.Hit
 	e, err := x.ask(order, v.file)
 	if err != nil {
 		m := Message{Kind: Reply, ID: q.ID, Source: q.Source, Via: q.Via, Rcode: dns.RcodeServerFailure, Text: err.Error()}
