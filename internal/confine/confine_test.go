@@ -196,8 +196,8 @@ func reach(dir string) error {
 // serve has a socket of its parent's, and answers on it with what it may do.
 func serve([]string) error {
 	var cpu, files, data unix.Rlimit
-	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_CPU, &cpu), unix.Getrlimit(unix.RLIMIT_NOFILE, &files),
-		unix.Getrlimit(unix.RLIMIT_DATA, &data)); err != nil {
+	if err := errors.Join(unix.Prlimit(0, unix.RLIMIT_CPU, nil, &cpu), unix.Prlimit(0, unix.RLIMIT_NOFILE, nil, &files),
+		unix.Prlimit(0, unix.RLIMIT_DATA, nil, &data)); err != nil {
 		return err
 	}
 	said := fmt.Sprintf("cpu %t files %d data %d", cpu.Cur == unix.RLIM_INFINITY, files.Cur, data.Cur)
@@ -249,7 +249,7 @@ func TestChildThatServes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want := fmt.Sprintf("cpu true files %d data %d", min(maxServe, most.Max), 256<<20); err != nil || string(word[:n]) != want {
-			t.Fatalf("%q, %v; want %q", word[:n], err, want)
+			t.Fatalf("%q, %v; want %q; the child: %v", word[:n], err, want, p.Wait())
 		}
 	}
 	ours.Close()

@@ -65,6 +65,7 @@ type dnsBudget struct {
 	watch  tunnel.Watch
 	denied rate
 	lines  rate
+	quiet  int // queries without a line since the last one
 }
 
 func take(n *atomic.Int32, limit int32) bool {

@@ -3,6 +3,7 @@ package names
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -598,5 +599,74 @@ func TestCache(t *testing.T) {
 	}
 	if len(c.m) != maxEntries || c.get(fmt.Sprint(maxEntries+9), dns.TypeA, now) == nil {
 		t.Errorf("%d entries", len(c.m))
+	}
+}
+
+// TestSlow: a server that answers a byte at a time gets no more time than another.
+func TestSlow(t *testing.T) {
+	t.Parallel()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	pc, err := net.ListenPacket("udp4", l.Addr().String())
+	if err != nil {
+		t.Skip("the port of UDP is taken")
+	}
+	defer pc.Close()
+	go (&dns.Server{PacketConn: pc, Handler: dns.HandlerFunc(func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg).SetReply(q)
+		m.Truncated = true
+		w.WriteMsg(m) //nolint:errcheck // the other side says
+	})}).ActivateAndServe() //nolint:errcheck // ends with the test
+	ended := make(chan error, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			ended <- err
+			return
+		}
+		defer c.Close()
+		go io.Copy(io.Discard, c) //nolint:errcheck // the query
+		for _, err = c.Write([]byte{255, 255}); err == nil; _, err = c.Write([]byte{0}) {
+			time.Sleep(20 * time.Millisecond)
+		}
+		ended <- nil
+	}()
+	d := newDaemon(t, nil, Config{}, netip.MustParseAddrPort(l.Addr().String()))
+	start := time.Now()
+	if a := d.ask(question("one.test.", dns.TypeA), false); a.Rcode != dns.RcodeServerFailure {
+		t.Error(a)
+	}
+	if took := time.Since(start); took > Timeout+time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if err := <-ended; err != nil { // the child has closed its side
+		t.Error(err)
+	}
+}
+
+// TestHuge: of an answer as large as one can be, the guest gets the addresses that the daemon
+// was asked about.
+func TestHuge(t *testing.T) {
+	d := newDaemon(t, nil, Config{}, fake(t, func(w dns.ResponseWriter, q *dns.Msg) {
+		m := new(dns.Msg).SetReply(q)
+		m.Compress = true
+		if _, isUDP := w.RemoteAddr().(*net.UDPAddr); isUDP {
+			m.Truncated = true
+		} else {
+			h := dns.RR_Header{Name: q.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}
+			for i := range 4000 {
+				m.Answer = append(m.Answer, &dns.A{Hdr: h, A: net.IPv4(11, 0, byte(i>>8), byte(i))})
+			}
+		}
+		w.WriteMsg(m) //nolint:errcheck // the other side says
+	}))
+	a := d.ask(question("one.test.", dns.TypeA), true)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(a.Answer) != MaxAddrs || len(d.leased["one.test"]) != MaxAddrs {
+		t.Errorf("%d addresses, %d leased", len(a.Answer), len(d.leased["one.test"]))
 	}
 }

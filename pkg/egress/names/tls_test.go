@@ -58,7 +58,7 @@ func TestTLS(t *testing.T) {
 	d := newDaemon(t, roots, Config{Upstreams: []Upstream{{TLS: "dns.test"}}}, to)
 	for range 5 {
 		if a := d.ask(question("one.test.", dns.TypeA), false); datas(a) != "203.0.113.1" {
-			t.Error(a, d.errors)
+			t.Error(a)
 		}
 	}
 	d.mu.Lock()
@@ -68,9 +68,11 @@ func TestTLS(t *testing.T) {
 	d.mu.Unlock()
 	// The server closed what was kept.
 	p := d.child.setup.Load().tls[0]
+	p.mu.Lock()
 	p.idle[0].conn.NetConn().Close()
+	p.mu.Unlock()
 	if a := d.ask(question("one.test.", dns.TypeA), false); datas(a) != "203.0.113.1" {
-		t.Error(a, d.errors)
+		t.Error(a)
 	}
 	_, roots = certificate(t, "dns.test") // of somebody else
 	for _, d := range []*daemon{
