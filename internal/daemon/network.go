@@ -55,6 +55,9 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 		out.By = egress.ByBlock
 	}
 	out.Reason = reasonOf(egress.Denial{By: out.By, Rule: x.Rule})
+	if x.ByName {
+		out.Reason = "the name that the client sends decides; if it sends none: " + out.Reason
+	}
 	if t.Name != "" && !x.Resolves {
 		out.Reason += ", so the name is not resolved either"
 	}
