@@ -209,7 +209,7 @@ func TestExplanationOf(t *testing.T) {
 			"deny", "policy",
 			"203.0.113.7:443", "decides; if it sends none: no server name",
 		},
-		{egress.Explanation{Rule: "default", ByName: true, Allowed: true}, addr, "allow", "policy", "", "decides; if it sends none: no rule"},
+		{egress.Explanation{Rule: "default", ByName: true, Allowed: true}, addr, "allow", "policy", "", "if it sends none: no rule"},
 		{egress.Explanation{Rule: "network none", Fixed: true}, addr, "deny", "policy", "", "network mode none"},
 		{egress.Explanation{Rule: "deny 203.0.113.7/32", Fixed: true}, addr, "deny", "policy", "", "by the rule deny"},
 		{egress.Explanation{Rule: "default"}, spec.Target{Name: "pypi.org", Port: 443, Proto: "udp"}, "deny", "policy", "", "no rule"},
