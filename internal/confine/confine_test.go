@@ -249,7 +249,7 @@ func TestChildThatServes(t *testing.T) {
 			t.Fatal(err)
 		}
 		if want := fmt.Sprintf("cpu true files %d data %d", min(maxServe, most.Max), 256<<20); err != nil || string(word[:n]) != want {
-			t.Fatalf("%q, %v; want %q", word[:n], err, want)
+			t.Fatalf("%q, %v; want %q; the child: %v", word[:n], err, want, p.Wait())
 		}
 	}
 	ours.Close()

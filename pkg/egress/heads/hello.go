@@ -52,7 +52,7 @@ func requestLine(b []byte) int {
 		n++
 	}
 	switch {
-	case n > maxMethod, n < len(b) && (n == 0 || !space(b[n])):
+	case n < len(b) && (n == 0 || !space(b[n])):
 		return other
 	case n == len(b):
 		return more
@@ -76,8 +76,6 @@ func requestLine(b []byte) int {
 	}
 	return other
 }
-
-const maxMethod = 64
 
 func space(c byte) bool { return c == ' ' || c == '\t' || c == '\v' || c == '\f' }
 
