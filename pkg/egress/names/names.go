@@ -382,8 +382,8 @@ func (s *server) forward(q *query, got chan verdict) {
 	now := time.Now()
 	s.cache.put(q.Name, q.Type, e, now)
 	m = Message{
-		Kind: Lease, ID: q.ID, Source: q.Source, Via: q.Via, Name: q.Name, Type: q.Type, Rcode: uint8(e.rcode), Addrs: e.addrs, TTL: e.left(now),
-		Body: q.reply(e.rcode, e, nil, ""),
+		Kind: Lease, ID: q.ID, Source: q.Source, Via: q.Via, Name: q.Name, Type: q.Type, Rcode: uint8(e.rcode),
+		Addrs: e.addrs, TTL: e.left(now), Body: q.reply(e.rcode, e, nil, ""),
 	}
 	q.found = e
 	s.hold(q)
