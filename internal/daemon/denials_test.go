@@ -203,6 +203,13 @@ func TestExplanationOf(t *testing.T) {
 		{egress.Explanation{Rule: "deny pypi.org", Fixed: true}, name, "deny", "policy", "", "by the rule deny pypi.org"},
 		{egress.Explanation{Rule: "default"}, addr, "deny", "policy", "203.0.113.7:53/udp", "no rule allows it"},
 		{egress.Explanation{Rule: "host address", Fixed: true}, addr, "deny", "block", "", "whatever its rules: host address"},
+		{
+			egress.Explanation{Rule: policy.NoName, ByName: true},
+			spec.Target{Addr: addr.Addr, Port: 443, Proto: "tcp"},
+			"deny", "policy",
+			"203.0.113.7:443", "decides; if it sends none: no server name",
+		},
+		{egress.Explanation{Rule: "default", ByName: true, Allowed: true}, addr, "allow", "policy", "", "if it sends none: no rule"},
 		{egress.Explanation{Rule: "network none", Fixed: true}, addr, "deny", "policy", "", "network mode none"},
 		{egress.Explanation{Rule: "deny 203.0.113.7/32", Fixed: true}, addr, "deny", "policy", "", "by the rule deny"},
 		{egress.Explanation{Rule: "default"}, spec.Target{Name: "pypi.org", Port: 443, Proto: "udp"}, "deny", "policy", "", "no rule"},

@@ -44,20 +44,21 @@ func (n network) Explain(_ context.Context, r *record.Record, t spec.Target) (wi
 // explanationOf returns an explanation for a sandbox as an API type.
 func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanation {
 	out := wire.Explanation{Target: t.String(), Verdict: wire.VerdictDeny, Rule: x.Rule, By: egress.ByPolicy, Names: x.Leased}
+	byName := ""
+	if x.ByName {
+		byName = "the name that the client sends decides; if it sends none: "
+	}
 	switch {
 	case x.Allowed && x.Rule == byDefault:
-		out.Verdict, out.Reason = wire.VerdictAllow, "no rule matches, and the default is to allow"
+		out.Verdict, out.Reason = wire.VerdictAllow, byName+"no rule matches, and the default is to allow"
 		return out
 	case x.Allowed:
-		out.Verdict, out.Reason = wire.VerdictAllow, "by the rule "+x.Rule
+		out.Verdict, out.Reason = wire.VerdictAllow, byName+"by the rule "+x.Rule
 		return out
 	case t.Addr.IsValid() && x.Fixed && !isRule(x.Rule) && x.Rule != byNone:
 		out.By = egress.ByBlock
 	}
-	out.Reason = reasonOf(egress.Denial{By: out.By, Rule: x.Rule})
-	if x.ByName {
-		out.Reason = "the name that the client sends decides; if it sends none: " + out.Reason
-	}
+	out.Reason = byName + reasonOf(egress.Denial{By: out.By, Rule: x.Rule})
 	if t.Name != "" && !x.Resolves {
 		out.Reason += ", so the name is not resolved either"
 	}

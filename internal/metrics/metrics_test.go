@@ -31,7 +31,8 @@ func full() (Look, error) {
 	return Look{
 		Sandboxes: map[Kind]int{{"running", "runc"}: 3}, Deleting: 4, Prepared: map[string]int{"runc": 6},
 		Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
-		Flows: []Flows{{"deny", "blocked", 7}}, RxBytes: 21, TxBytes: 22, RxPackets: 23, TxPackets: 24, QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
+		Flows: []Flows{{"deny", "blocked", 7}}, RxBytes: 21, TxBytes: 22, RxPackets: 23, TxPackets: 24,
+		QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
 	}, nil
 }
 

@@ -340,7 +340,8 @@ func (p *proxy) handle(line *child.Conn, m child.Message) {
 		}
 		p.mu.Unlock()
 		if !ok {
-			line.Answer(m, heads.Opened{Result: heads.Failed, Text: "the connection has ended"}.Append(nil), nil) //nolint:errcheck // it is gone
+			gone := heads.Opened{Result: heads.Failed, Text: errEnded.Error()}
+			line.Answer(m, gone.Append(nil), nil) //nolint:errcheck // nobody waits for it
 			return
 		}
 		p.done.Go(func() { p.open(line, m, x, o) })

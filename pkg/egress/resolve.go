@@ -45,11 +45,12 @@ func (r *resolver) handle(line *child.Conn, in child.Message) {
 		}
 	case names.Lease:
 		r.mu.Lock()
-		a := r.finish(m.ID)
+		a := r.remove(m.ID)
 		r.mu.Unlock()
 		if a != nil {
 			m.Name, m.Type, m.Source, m.Via = a.Name, a.Type, a.Source, a.Via
 			r.answer(line, a.s, m, a.why)
+			r.releaseAll(a) // the guest need not wait for that
 		}
 	case names.Reply:
 		r.mu.Lock()
@@ -161,7 +162,7 @@ func (r *resolver) answer(line *child.Conn, s *sandbox, m names.Message, why str
 	if len(kept) > 0 {
 		data = fmt.Sprint(kept[:min(len(kept), 8)])
 	}
-	r.note(s, m, "allow", why, data)
+	defer r.note(s, m, "allow", why, data)
 	if len(kept) == len(m.Addrs) {
 		r.send(m)
 		return
@@ -246,6 +247,16 @@ type dnsSocket struct {
 	to      netip.AddrPort
 }
 
+// write sends a datagram. If that fails, the child tries.
+func (s *dnsSocket) write(b []byte) (sent bool) {
+	raw, err := s.f.SyscallConn()
+	if err != nil {
+		return false
+	}
+	cerr := raw.Control(func(fd uintptr) { _, err = unix.Write(int(fd), b) })
+	return cerr == nil && err == nil
+}
+
 // maxSockets is how many sockets a query may have: two to each server, of three.
 const maxSockets = 6
 
@@ -257,6 +268,9 @@ func (r *resolver) give(line *child.Conn, a *asking, m names.Message) {
 		return
 	}
 	s, err := r.socket(a, m)
+	if err == nil && m.Kind == names.Ask && s.network == "udp" && len(m.Body) > 0 {
+		v.Hit = s.write(m.Body)
+	}
 	if err != nil {
 		r.log.Debug("dns upstream", "sandbox", a.s.id, "err", err)
 		v.Do, v.Text = names.Fail, "no name server can be reached"
@@ -297,17 +311,31 @@ func (r *resolver) socket(a *asking, m names.Message) (*dnsSocket, error) {
 //
 // Preconditions: r.mu is held.
 func (r *resolver) finish(id uint64) *asking {
+	a := r.remove(id)
+	if a != nil {
+		r.releaseAll(a)
+	}
+	return a
+}
+
+// remove ends a query but for its sockets.
+//
+// Preconditions: r.mu is held.
+func (r *resolver) remove(id uint64) *asking {
 	a := r.asking[id]
 	if a == nil {
 		return nil
 	}
 	delete(r.asking, id)
 	a.late.Stop()
+	a.s.dns.queries.Add(-1)
+	return a
+}
+
+func (r *resolver) releaseAll(a *asking) {
 	for _, s := range a.sockets {
 		r.release(s)
 	}
-	a.s.dns.queries.Add(-1)
-	return a
 }
 
 // release disconnects a socket, whoever has it, and deletes its entry in conntrack's table.

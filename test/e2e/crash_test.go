@@ -40,6 +40,7 @@ func steps() (names []string) {
 func TestKillAtEveryStep(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
 	defer h.deleteVolumes(t)
+	defer h.deletePolicies(t)
 	for _, runtime := range runtimes {
 		b := h.create(t, spec(runtime)).ID // the bystander
 		before := h.holds()
@@ -81,6 +82,7 @@ func TestKillAtEveryStep(t *testing.T) {
 func TestErrorAtEveryStep(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
 	defer h.deleteVolumes(t)
+	defer h.deletePolicies(t)
 	before := h.empty(t)
 	for _, runtime := range runtimes {
 		for _, point := range steps() {
@@ -117,6 +119,7 @@ func TestErrorAtEveryStep(t *testing.T) {
 func TestKillInRecovery(t *testing.T) {
 	h := newHost(t, daemontest.Options{})
 	defer h.deleteVolumes(t)
+	defer h.deletePolicies(t)
 	before := h.empty(t)
 	for _, runtime := range runtimes {
 		for _, first := range []string{"up:agent", "after:kill", "freeze", "thaw", "snapshot:take"} {

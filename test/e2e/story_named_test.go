@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/sandboxd/sandboxd/internal/daemontest"
+	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
 // TestNamedPolicies edits a policy that sandboxes follow, and kills the daemon in the
@@ -20,12 +21,30 @@ func TestNamedPolicies(t *testing.T) {
 		"[policies.web]", fmt.Sprintf("rules = [%q]", "allow "+outsideAddr),
 	}})
 	daemontest.Image(t, h.Daemon, "python")
+	h.deletePolicies(t) // of a run that failed
 	for _, runtime := range runtimes {
 		if !chosen(runtime, "named policies") {
 			continue
 		}
 		t.Run(runtime, func(t *testing.T) { tellNamedPolicies(t, &lab{host: h, T: t, runtime: runtime, out: out}) })
 		h.deleteAll(t)
+	}
+}
+
+// deletePolicies deletes the policies that no sandbox uses and that are not of the
+// configuration: they outlive the daemon and its test.
+func (h host) deletePolicies(t testing.TB) {
+	t.Helper()
+	all, err := h.api.Policies().List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if p.Source == wire.PolicyOfStore {
+			if err := h.api.Policies().Remove(t.Context(), p.Name); err != nil {
+				t.Errorf("delete policy %s: %v", p.Name, err)
+			}
+		}
 	}
 }
 
@@ -41,7 +60,6 @@ func tellNamedPolicies(t *testing.T, l *lab) {
 			t.Errorf("%s: %q, want %q", what, got, want)
 		}
 	}
-	l.ctl("policy", "rm", "build", "other") // of a run that failed
 	same("set", l.ok("policy", "set", "build", "--allow", outsideAddr), "build@1\n")
 	follower, paused := l.make("--policy", "build", "--name", "follower", "python"), l.make("--policy", "build", "python")
 	stopped, pinned := l.make("--policy", "build", "python"), l.make("--policy", "build@1", "python")

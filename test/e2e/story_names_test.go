@@ -168,7 +168,8 @@ func TestNamesRestart(t *testing.T) {
 			l := &lab{host: h, T: t, runtime: runtime}
 			defer h.deleteAll(t)
 			id := l.make("python", "--allow", internet.GitHost)
-			cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "python3", "-c", keepsNamed, internet.GitHost, fmt.Sprint(internet.Speaks)))
+			speaks := fmt.Sprint(internet.Speaks)
+			cmd := strings.TrimSpace(l.ok("exec", "-d", id, "--", "python3", "-c", keepsNamed, internet.GitHost, speaks))
 			said := func(want string) {
 				t.Helper()
 				settles(t, func() error {
@@ -183,7 +184,8 @@ func TestNamesRestart(t *testing.T) {
 			h.Start()
 			l.ok("exec", id, "--", "touch", "/tmp/go")
 			said(internet.Banner + "hello\n")
-			l.ok("exec", id, "--", "git", "-c", "http.sslVerify=false", "ls-remote", "https://"+internet.GitHost+"/"+internet.Package+".git")
+			repository := "https://" + internet.GitHost + "/" + internet.Package + ".git"
+			l.ok("exec", id, "--", "git", "-c", "http.sslVerify=false", "ls-remote", repository)
 			l.staysOut(id, in)
 		})
 	}

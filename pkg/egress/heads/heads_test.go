@@ -344,7 +344,7 @@ func TestTLSDenied(t *testing.T) {
 	addr := serve(t, func(c net.Conn) { reached.Add(1); c.Close() })
 	d := newDesk(t, addr, "allowed.test")
 	long := clientHello(t, &tls.Config{ServerName: "a.test", NextProtos: []string{strings.Repeat("a", 200)}})
-	large := bytes.Clone(long)
+	record := func(b []byte) []byte { return append([]byte{22, 3, 1, byte(len(b) >> 8), byte(len(b))}, b...) }
 	for name, c := range map[string]struct {
 		hello []byte
 		alert byte
@@ -356,7 +356,7 @@ func TestTLSDenied(t *testing.T) {
 		"a dot":          {withName(t, "other.test."), 49, "2 other.test"},
 		"zero byte":      {withName(t, "allowed.test\x00"), 49, "2 "},
 		"cut off":        {append([]byte{22, 3, 1, 0, 8, 1, 0, 0, 4}, 0, 0, 0, 0), 50, "7 "},
-		"two hellos":     {append([]byte{22, 3, 1, byte((2*len(large) - 10) >> 8), byte(2*len(large) - 10)}, append(bytes.Clone(large[5:]), large[5:]...)...), 50, "7 "},
+		"two hellos":     {record(append(bytes.Clone(long[5:]), long[5:]...)), 50, "7 "},
 		"larger than 16": {append([]byte{22, 3, 1, 0x40, 0, 1, 0, 0x50, 0}, make([]byte, 0x4000-4)...), 50, "7 "},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -458,8 +458,9 @@ func echoServer(t *testing.T) string {
 				return
 			}
 			if q.Header.Get("Upgrade") == "websocket" {
+				// The guest says what became of these.
 				io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n") //nolint:errcheck
-				io.Copy(c, r)                                                                                              //nolint:errcheck // the guest says
+				io.Copy(c, r)                                                                                              //nolint:errcheck
 				return
 			}
 			if q.Header.Get("Expect") != "" {
@@ -506,7 +507,11 @@ func TestHTTP(t *testing.T) {
 			[]string{"200 OK", "GET /x host=allowed.test"},
 			[]string{"3 allowed.test"},
 		},
-		"CONNECT": {"CONNECT allowed.test:443 HTTP/1.1\r\nHost: allowed.test\r\n\r\n", []string{"405 Method Not Allowed", "refuses CONNECT"}, nil},
+		"CONNECT": {
+			"CONNECT allowed.test:443 HTTP/1.1\r\nHost: allowed.test\r\n\r\n",
+			[]string{"405 Method Not Allowed", "refuses CONNECT"},
+			nil,
+		},
 		"pipelined": {
 			"GET /1 HTTP/1.1\r\nHost: allowed.test\r\n\r\nGET /2 HTTP/1.1\r\nHost: other.test\r\n\r\n" +
 				"GET /3 HTTP/1.1\r\nHost: second.test\r\n\r\nGET /4 HTTP/1.1\r\nHost: allowed.test\r\n\r\n",
@@ -530,7 +535,8 @@ func TestHTTP(t *testing.T) {
 			[]string{"3 allowed.test"},
 		},
 		"h2c by upgrade": {
-			"GET / HTTP/1.1\r\nHost: allowed.test\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+			"GET / HTTP/1.1\r\nHost: allowed.test\r\nConnection: Upgrade, HTTP2-Settings\r\n" +
+				"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
 			[]string{"200 OK", `up=""`},
 			[]string{"3 allowed.test"},
 		},
@@ -611,28 +617,31 @@ func TestOtherProtocols(t *testing.T) {
 // TestFirst: at a port where a server may speak first, whoever speaks decides.
 func TestFirst(t *testing.T) {
 	banner := serve(t, func(c net.Conn) { io.WriteString(c, "220 hello\r\n"); io.Copy(c, c); c.Close() }) //nolint:errcheck
-	mute := serve(t, func(c net.Conn) { io.Copy(c, c); c.Close() })                                       //nolint:errcheck
+	allowed, denied, zero := string(withName(t, "allowed.test")), string(withName(t, "other.test")), "\x00\x00\x00\x08"
+	mute := serve(t, func(c net.Conn) { io.Copy(c, c); c.Close() }) //nolint:errcheck
 	for what, c := range map[string]struct {
 		addr  string
 		allow []string
-		send  []byte
-		want  string // "" : nothing
+		send  string
+		want  string // "": nothing
 		asked []string
 	}{
-		"the server speaks":       {banner, []string{""}, nil, "220 hello\r\n", []string{"1 "}},
-		"a guest without a name":  {mute, []string{""}, []byte("\x00\x00\x00\x08"), "\x00\x00\x00\x08", []string{"1 "}},
-		"a name that may":         {mute, []string{"", "allowed.test"}, withName(t, "allowed.test"), string(withName(t, "allowed.test")[:1]), []string{"1 ", "4 allowed.test"}},
-		"a name that may not":     {mute, []string{""}, withName(t, "other.test"), string(alertDenied), []string{"1 ", "4 other.test"}},
-		"no lease":                {mute, nil, []byte("\x00\x00\x00\x08"), "", []string{"1 ", "6 "}},
-		"no lease, but a name":    {mute, []string{"allowed.test"}, withName(t, "allowed.test"), "\x16", []string{"1 ", "2 allowed.test"}},
-		"HTTP with another name":  {mute, []string{""}, []byte("GET / HTTP/1.1\r\nHost: other.test\r\n\r\n"), "HTTP/1.1 403", []string{"1 ", "3 other.test"}},
-		"HTTP behind empty lines": {mute, []string{""}, []byte("\r\n\r\nGET / HTTP/1.1\r\nHost: other.test\r\n\r\n"), "HTTP/1.1 40", nil},
+		"the server speaks":      {banner, []string{""}, "", "220 hello\r\n", []string{"1 "}},
+		"a guest without a name": {mute, []string{""}, zero, zero, []string{"1 "}},
+		"a name that may":        {mute, []string{"", "allowed.test"}, allowed, "\x16", []string{"1 ", "4 allowed.test"}},
+		"a name that may not":    {mute, []string{""}, denied, string(alertDenied), []string{"1 ", "4 other.test"}},
+		"no lease":               {mute, nil, zero, "", []string{"1 ", "6 "}},
+		"no lease, but a name":   {mute, []string{"allowed.test"}, allowed, "\x16", []string{"1 ", "2 allowed.test"}},
+		"HTTP with another name": {
+			mute, []string{""}, "GET / HTTP/1.1\r\nHost: other.test\r\n\r\n", "HTTP/1.1 403", []string{"1 ", "3 other.test"},
+		},
+		"HTTP behind empty lines": {mute, []string{""}, "\r\n\r\nGET / HTTP/1.1\r\nHost: other.test\r\n\r\n", "HTTP/1.1 40", nil},
 	} {
 		t.Run(what, func(t *testing.T) {
 			d := newDesk(t, c.addr, c.allow...)
 			d.first = true
 			g := d.connect()
-			g.Write(c.send) //nolint:errcheck // the answer says
+			io.WriteString(g, c.send) //nolint:errcheck // the answer says
 			got := make([]byte, max(len(c.want), 1))
 			n, err := io.ReadFull(g, got)
 			if string(got[:n]) != c.want || (err == nil) != (c.want != "") {
@@ -653,7 +662,8 @@ func TestSlowHead(t *testing.T) {
 	d := newDesk(t, tlsServer(t), "allowed.test")
 	hello := withName(t, "allowed.test")
 	for what, send := range map[string]string{
-		"nothing": "", "half a hello": string(hello[:100]), "half a line": "GET / HT", "half a head": "GET / HTTP/1.1\r\nHost: allowed.test\r\n",
+		"nothing": "", "half a hello": string(hello[:100]), "half a line": "GET / HT",
+		"half a head": "GET / HTTP/1.1\r\nHost: allowed.test\r\n",
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

@@ -115,7 +115,8 @@ func (q *query) reply(rcode int, e *entry, keep []netip.Addr, text string) []byt
 			if rcode == dns.RcodeServerFailure {
 				code = dns.ExtendedErrorCodeNetworkError
 			}
-			m.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_EDE{InfoCode: code, ExtraText: strings.ToValidUTF8(text[:min(len(text), maxReason)], "")}}
+			text = strings.ToValidUTF8(text[:min(len(text), maxReason)], "")
+			m.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_EDE{InfoCode: code, ExtraText: text}}
 		}
 	}
 	if e != nil {

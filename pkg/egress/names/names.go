@@ -358,6 +358,9 @@ func (s *server) forward(q *query, got chan verdict) {
 		if p := x.setup.tls[order[0]]; p == nil || !p.ready(time.Now()) {
 			m.Upstream, m.TCP = uint8(order[0]), p != nil
 		}
+		if !m.TCP {
+			x.first, m.Body = x.message() // the daemon sends it, which saves a turn
+		}
 	}
 	s.send(m)
 	v, err := x.wait()
@@ -368,6 +371,7 @@ func (s *server) forward(q *query, got chan verdict) {
 		s.conclude(q, v)
 		return
 	}
+	x.sent = v.Hit
 	e, err := x.ask(order, v.file)
 	if err != nil {
 		m := Message{Kind: Reply, ID: q.ID, Source: q.Source, Via: q.Via, Rcode: dns.RcodeServerFailure, Text: err.Error()}
@@ -378,8 +382,8 @@ func (s *server) forward(q *query, got chan verdict) {
 	now := time.Now()
 	s.cache.put(q.Name, q.Type, e, now)
 	m = Message{
-		Kind: Lease, ID: q.ID, Source: q.Source, Via: q.Via, Name: q.Name, Type: q.Type, Rcode: uint8(e.rcode), Addrs: e.addrs, TTL: e.left(now),
-		Body: q.reply(e.rcode, e, nil, ""),
+		Kind: Lease, ID: q.ID, Source: q.Source, Via: q.Via, Name: q.Name, Type: q.Type, Rcode: uint8(e.rcode),
+		Addrs: e.addrs, TTL: e.left(now), Body: q.reply(e.rcode, e, nil, ""),
 	}
 	q.found = e
 	s.hold(q)

@@ -44,6 +44,20 @@ type exchange struct {
 	setup    *setup
 	got      chan verdict
 	deadline time.Time
+	first    *dns.Msg // for the first server, or nil
+	sent     bool     // the daemon has sent first
+}
+
+// message makes the query for a server: of the guest's it has name and type.
+func (x *exchange) message() (q *dns.Msg, b []byte) {
+	q = new(dns.Msg).SetQuestion(randomCase(dns.Fqdn(x.q.Name)), x.q.Type)
+	q.Id = uint16(rand.Uint32())
+	q.SetEdns0(EDNSSize, false)
+	b, err := q.Pack()
+	if err != nil {
+		return nil, nil
+	}
+	return q, b
 }
 
 var errRefused = errors.New("the daemon gave no socket")
@@ -110,16 +124,21 @@ func (x *exchange) ask(order []int, file *os.File) (*entry, error) {
 
 // one asks server n until that time.
 func (x *exchange) one(n int, file *os.File, until time.Time) (*dns.Msg, error) {
-	q := new(dns.Msg).SetQuestion(randomCase(dns.Fqdn(x.q.Name)), x.q.Type)
-	q.Id = uint16(rand.Uint32())
-	q.SetEdns0(EDNSSize, false)
-	b, err := q.Pack()
-	if err != nil {
+	sent := x.sent && file != nil
+	q, b := x.first, []byte(nil)
+	x.first, x.sent = nil, false
+	if sent {
+		b, _ = q.Pack()
+	} else {
+		q, b = x.message()
+	}
+	if b == nil {
 		if file != nil {
 			file.Close()
 		}
-		return nil, err
+		return nil, errors.New("the name cannot be written")
 	}
+	var err error
 	if p := x.setup.tls[n]; p != nil {
 		return p.ask(x, n, file, q, b, until)
 	}
@@ -128,7 +147,7 @@ func (x *exchange) one(n int, file *os.File, until time.Time) (*dns.Msg, error) 
 			return nil, err
 		}
 	}
-	a, err := byUDP(file, q, b, until)
+	a, err := byUDP(file, q, b, sent, until)
 	file.Close()
 	if err != nil || a != nil {
 		return a, err
@@ -140,15 +159,17 @@ func (x *exchange) one(n int, file *os.File, until time.Time) (*dns.Msg, error) 
 	return byStream(file, q, b, until)
 }
 
-// byUDP sends a query, and once more when half of the time is over. It returns nil if TCP is
+// byUDP sends a query, unless that is sent, and once more when half of the time is over. It returns nil if TCP is
 // to be used: the answer is truncated, or somebody may have forged it.
-func byUDP(file *os.File, q *dns.Msg, b []byte, until time.Time) (*dns.Msg, error) {
+func byUDP(file *os.File, q *dns.Msg, b []byte, sent bool, until time.Time) (*dns.Msg, error) {
 	half := time.Now().Add(time.Until(until) / 2)
 	if err := file.SetDeadline(half); err != nil {
 		return nil, err
 	}
-	if _, err := file.Write(b); err != nil {
-		return nil, err
+	if !sent {
+		if _, err := file.Write(b); err != nil {
+			return nil, err
+		}
 	}
 	again := false
 	buf := make([]byte, MaxQuery)

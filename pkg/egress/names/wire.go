@@ -24,7 +24,9 @@ const (
 	// Verdict, to the child: the answer to Ask, Socket and Lease.
 	Verdict
 	// Ask, to the daemon: may Source ask for Name and Type? With Hit, Body is an answer that
-	// the daemon may send at once, if it allows the name and all Addrs.
+	// the daemon may send at once, if it allows the name and all Addrs. Otherwise it is the
+	// query for server number Upstream, which the daemon may send by the socket that it makes:
+	// then Hit is set in its verdict.
 	Ask
 	// Socket, to the daemon: a socket to server number Upstream is needed, for TCP or not.
 	Socket
