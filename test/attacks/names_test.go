@@ -233,10 +233,11 @@ var nameAttacks = []attack{
 		run:  []string{"sh", "-c", "curl -s --max-time 5 http://0xa9fea9fe/ | grep -q this.is && echo ok || echo refused"},
 		held: words{"refused"},
 	}.both(without(weak.Policy, weak.Chains)),
-	attack{
-		name: "an echo of ICMP", wall: "the network policy; no CAP_NET_RAW", named: true, run: []string{"ping", "SHARED"},
-		held: refused.and("ECONNREFUSED", "EAGAIN", "timeout"),
-	}.both(unproven("a guest may have no socket for it")),
+	{
+		name: "an echo of ICMP", wall: "the network policy; no CAP_NET_RAW", named: true, run: []string{"ping", "OTHER"},
+		held: refused.and("ECONNREFUSED", "EHOSTUNREACH", "EAGAIN", "timeout"),
+		runc: unproven("a guest may have no socket for it"), runsc: without(weak.Policy),
+	},
 
 	// what it costs others
 	{
