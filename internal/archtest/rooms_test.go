@@ -64,13 +64,13 @@ var rooms = map[string]map[string][]string{
 		},
 	},
 	"pkg/egress": {
-		"child":  {},        // the line to a child, and who starts it again
-		"policy": {},        // rules, without I/O
-		"heads":  {"child"}, // a child: the heads of connections
-		"names":  {"child"}, // a child: DNS
-		"tunnel": {},        // what names may carry out
-		"flowlog": {}, // flows by destination, and bytes
-		".": {"child", "flowlog", "heads", "names", "policy", "tunnel"},
+		"child":   {},        // the line to a child, and who starts it again
+		"policy":  {},        // rules, without I/O
+		"heads":   {"child"}, // a child: the heads of connections
+		"names":   {"child"}, // a child: DNS
+		"tunnel":  {},        // what names may carry out
+		"flowlog": {},        // flows by destination, and bytes
+		".":       {"child", "flowlog", "heads", "names", "policy", "tunnel"},
 	},
 	"pkg/image": {
 		"archive":               {},

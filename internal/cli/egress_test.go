@@ -85,21 +85,21 @@ func TestEgress(t *testing.T) {
 	}
 	before = len(asked())
 	for args, says := range map[string]string{
-		"egress patch lab":                      "no rule is given",
-		"egress patch --rule 1.2.3.4 lab":       "deny=TARGET",
-		"egress patch --rule block=1.2.3.4 lab": "deny=TARGET",
-		"egress patch --rule allow= lab":        "TARGET[:port",
-		"egress set lab":                        "no policy is given",
-		"egress set --default maybe lab":        "allow or deny",
-		"egress set --policy web lab":           "want a file",
-		"egress set --policy ./none lab":        "./none",
-		"egress explain lab":                    "HOST:PORT",
-		"create --policy ./none base":           "./none",
-		"create --policy web --allow 1.2.3.4 b": "exclude each other",
-		"create --policy - --network open base": "exclude each other",
-		"egress patch --allow 1.2.3.4":          "SANDBOX",
-		"egress rm lab":                         "TARGET",
-		"egress get lab -o xml":                 "json",
+		"egress patch lab":                           "no rule is given",
+		"egress patch --rule 1.2.3.4 lab":            "deny=TARGET",
+		"egress patch --rule block=1.2.3.4 lab":      "deny=TARGET",
+		"egress patch --rule allow= lab":             "TARGET[:port",
+		"egress set lab":                             "no policy is given",
+		"egress set --default maybe lab":             "allow or deny",
+		"egress set --policy web --deny 1.1.1.1 lab": "want a file",
+		"egress set --policy ./none lab":             "./none",
+		"egress explain lab":                         "HOST:PORT",
+		"create --policy ./none base":                "./none",
+		"create --policy web --allow 1.2.3.4 b":      "exclude each other",
+		"create --policy - --network open base":      "exclude each other",
+		"egress patch --allow 1.2.3.4":               "SANDBOX",
+		"egress rm lab":                              "TARGET",
+		"egress get lab -o xml":                      "json",
 	} {
 		if r := d.run(t, strings.Fields(args)...); r.code != 125 || !strings.Contains(r.errout, says) {
 			t.Errorf("%s: %+v", args, r)

@@ -61,6 +61,7 @@ func TestPolicy(t *testing.T) {
 			"uccccccccccc could not be moved to version 3 of policy build: no space is left", 125,
 		},
 		{"policy set build -q --default deny", `PUT /v1/policies/build {"defaultAction":"deny","egress":[]}`, "build@3\n", "uccccccccccc", 125},
+		{"egress set --policy build@2 lab", `PUT /v1/sandboxes/lab/policy {"name":"build@2"}`, "lab\n", "", 0},
 		{"policy rm build", "DELETE /v1/policies/build", "build\n", "", 0},
 	} {
 		r := d.run(t, strings.Fields(c.args)...)

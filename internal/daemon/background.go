@@ -98,17 +98,9 @@ func (d background) sweepFlows(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	all, err := d.store.List(ctx)
-	unreadable, uerr := d.store.Unreadable(ctx)
-	if err = errors.Join(err, uerr); err != nil {
+	known, err := knownTo(ctx, d.store)
+	if err != nil {
 		return err
-	}
-	known := map[string]bool{}
-	for _, r := range all {
-		known[r.ID] = true
-	}
-	for _, id := range unreadable {
-		known[id] = true
 	}
 	var errs []error
 	for _, id := range ids {

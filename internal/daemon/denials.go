@@ -225,6 +225,10 @@ func reasonOf(n egress.Denial) string {
 	return n.Rule
 }
 
+// hidesName reports whether clients of a port do not show which server they mean: QUIC and
+// DNS over TLS. No rule by name opens it.
+func hidesName(proto string, port int) bool { return port == 853 || port == 443 && proto == "udp" }
+
 // isRule reports whether why is a rule as written, and not another reason.
 func isRule(why string) bool {
 	return strings.HasPrefix(why, "deny ") || strings.HasPrefix(why, "allow ")
@@ -239,6 +243,9 @@ func allowOf(n egress.Denial, d wire.Denial) string {
 		target = cmp.Or(d.Name, d.Address)
 	case byPrivate, policy.NoName: // no rule by name opens it
 		target = d.Address
+	}
+	if target == d.Name && hidesName(d.Protocol, d.Port) {
+		return ""
 	}
 	switch {
 	case target == "" || d.Port == 0 && d.Protocol != "dns" && d.Protocol != "icmp":

@@ -12,8 +12,10 @@ import (
 	"time"
 
 	"github.com/sandboxd/sandboxd/internal/history"
+	"github.com/sandboxd/sandboxd/pkg/api/spec"
 	"github.com/sandboxd/sandboxd/pkg/egress"
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
+	"github.com/sandboxd/sandboxd/pkg/egress/policy"
 	"github.com/sandboxd/sandboxd/pkg/sandbox"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 )
@@ -148,6 +150,18 @@ func TestDenialsKept(t *testing.T) {
 			},
 			"a private address", "10.0.0.1:443",
 		},
+		{
+			egress.Denial{Proto: "udp", Dst: dst, Name: "pypi.org", Rule: "default", By: egress.ByPolicy},
+			"pypi.org:443 (203.0.113.7) (no", "",
+		},
+		{
+			egress.Denial{Proto: "tcp", Dst: dst, Rule: policy.NoName, By: egress.ByProxy},
+			"no server name was sent", "203.0.113.7:443",
+		},
+		{
+			egress.Denial{Proto: "tcp", Dst: dst, Name: "pypi.org", Rule: "203.0.113.7 is not an address of pypi.org", By: egress.ByProxy},
+			"is not an address of", "",
+		},
 		{egress.Denial{Proto: "tcp", Dst: dst, Rule: "deny 203.0.113.0/24", By: egress.ByPolicy}, "by the rule deny 203.0.113.0/24", ""},
 		{egress.Denial{Proto: "tcp", Dst: dst, Rule: "network none", By: egress.ByPolicy}, "network mode none", ""},
 		{egress.Denial{Proto: "tcp", Dst: dst, Rule: "metadata service", By: egress.ByBlock}, "whatever its rules: metadata service", ""},
@@ -169,6 +183,34 @@ func TestDenialsKept(t *testing.T) {
 		}
 		if len(line) > 700 {
 			t.Errorf("%d bytes", len(line))
+		}
+	}
+}
+
+// TestExplanationOf: the verdict in words, and a rule only where one would open the target.
+func TestExplanationOf(t *testing.T) {
+	name := spec.Target{Name: "pypi.org", Port: 443, Proto: "tcp"}
+	addr := spec.Target{Addr: netip.MustParseAddr("203.0.113.7"), Port: 53, Proto: "udp"}
+	for _, c := range []struct {
+		x                        egress.Explanation
+		t                        spec.Target
+		verdict, by, allow, says string
+	}{
+		{egress.Explanation{Allowed: true, Rule: "allow pypi.org:443", Resolves: true}, name, "allow", "policy", "", "by the rule allow"},
+		{egress.Explanation{Allowed: true, Rule: "default", Resolves: true}, name, "allow", "policy", "", "the default is to allow"},
+		{egress.Explanation{Rule: "default"}, name, "deny", "policy", "pypi.org:443", "no rule allows it, so the name is not resolved"},
+		{egress.Explanation{Rule: "deny pypi.org", Resolves: true}, name, "deny", "policy", "pypi.org:443", "by the rule deny pypi.org"},
+		{egress.Explanation{Rule: "deny pypi.org", Fixed: true}, name, "deny", "policy", "", "by the rule deny pypi.org"},
+		{egress.Explanation{Rule: "default"}, addr, "deny", "policy", "203.0.113.7:53/udp", "no rule allows it"},
+		{egress.Explanation{Rule: "host address", Fixed: true}, addr, "deny", "block", "", "whatever its rules: host address"},
+		{egress.Explanation{Rule: "network none", Fixed: true}, addr, "deny", "policy", "", "network mode none"},
+		{egress.Explanation{Rule: "deny 203.0.113.7/32", Fixed: true}, addr, "deny", "policy", "", "by the rule deny"},
+		{egress.Explanation{Rule: "default"}, spec.Target{Name: "pypi.org", Port: 443, Proto: "udp"}, "deny", "policy", "", "no rule"},
+	} {
+		got := explanationOf(c.x, c.t, "lab")
+		if got.Verdict != c.verdict || got.By != c.by || got.Allow != c.allow || !strings.Contains(got.Reason, c.says) ||
+			(got.Command != "") != (c.allow != "") || got.Target != c.t.String() {
+			t.Errorf("%+v %s: %+v", c.x, c.t, got)
 		}
 	}
 }

@@ -55,12 +55,13 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 		out.By = egress.ByBlock
 	}
 	out.Reason = reasonOf(egress.Denial{By: out.By, Rule: x.Rule})
+	if x.ByName {
+		out.Reason = "the name that the client sends decides; if it sends none: " + out.Reason
+	}
 	if t.Name != "" && !x.Resolves {
 		out.Reason += ", so the name is not resolved either"
 	}
-	// No rule by name opens a port on which clients do not show the name.
-	hidden := t.Name != "" && (t.Port == 853 || t.Port == 443 && t.Proto == "udp")
-	if !x.Fixed && !hidden {
+	if !x.Fixed && (t.Name == "" || !hidesName(t.Proto, int(t.Port))) {
 		out.Allow = t.Rule()
 		out.Command = "sandboxctl egress patch --allow " + out.Allow + " " + id
 	}

@@ -73,6 +73,8 @@ func (d *Daemon) look() (l metrics.Look, err error) {
 	for _, c := range d.egress.FlowCounts() {
 		l.Flows = append(l.Flows, metrics.Flows(c))
 	}
+	t := d.egress.FlowLog.Traffic()
+	l.RxBytes, l.TxBytes, l.RxPackets, l.TxPackets = t.RxBytes, t.TxBytes, t.RxPackets, t.TxPackets
 	q, err := d.egress.QueueCounts()
 	l.QueueWaiting, l.QueueOverflowed, l.QueueLost = q.Waiting, q.Overflowed, q.Lost
 	return l, err

@@ -157,14 +157,14 @@ func (d *Daemon) noSweep() string {
 	return ""
 }
 
-// strays lists the ids that the host has and the store does not.
-func (d *Daemon) strays(ctx context.Context) ([]string, error) {
+// knownTo are the ids that a store has.
+func knownTo(ctx context.Context, records *store.DB) (map[string]bool, error) {
 	known := map[string]bool{}
-	all, err := d.store.List(ctx)
+	all, err := records.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	bad, err := d.store.Unreadable(ctx)
+	bad, err := records.Unreadable(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -173,6 +173,15 @@ func (d *Daemon) strays(ctx context.Context) ([]string, error) {
 	}
 	for _, id := range bad {
 		known[id] = true
+	}
+	return known, nil
+}
+
+// strays lists the ids that the host has and the store does not.
+func (d *Daemon) strays(ctx context.Context) ([]string, error) {
+	known, err := knownTo(ctx, d.store)
+	if err != nil {
+		return nil, err
 	}
 	var strays []string
 	for _, list := range []func(context.Context) ([]string, error){

@@ -1,11 +1,15 @@
 package daemon
 
 import (
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
+	"github.com/sandboxd/sandboxd/pkg/egress"
+	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 	"github.com/sandboxd/sandboxd/pkg/sandbox/record"
 	"github.com/sandboxd/sandboxd/pkg/snapshot"
 	"github.com/sandboxd/sandboxd/pkg/store"
@@ -31,6 +35,41 @@ func TestLayerUsers(t *testing.T) {
 	d := &Daemon{store: db, files: &snapshot.Store{Pool: &snapshot.Pool{}}}
 	if users := d.layerUsers("l"); !slices.Equal(users, []string{"snap-daaaaaaaaaaa"}) {
 		t.Errorf("used by %v", users)
+	}
+}
+
+// TestSweepFlows: flow logs are removed with the records of their sandboxes, also those that
+// a daemon which was killed did not get to.
+func TestSweepFlows(t *testing.T) {
+	dir := t.TempDir()
+	db, err := store.Open(filepath.Join(dir, "db"), store.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	recorder, err := flowlog.NewRecorder(filepath.Join(dir, "flows"), "sb-", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Daemon{store: db, files: &snapshot.Store{Pool: &snapshot.Pool{}}, egress: &egress.Engine{FlowLog: recorder}}
+	if err := db.Insert(t.Context(), &record.Record{ID: "taaaaaaaaaaa", State: record.Ended}); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"taaaaaaaaaaa", "tbbbbbbbbbbb", "tccccccccccc"} {
+		recorder.Open(id).Count(flowlog.Destination{Name: "pypi.org", Port: 443, Proto: 6}, true, time.Now())
+		if err := recorder.Save(true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	recorder.Open("tddddddddddd")
+	if err := (background{d}).sweepFlows(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if ids, err := recorder.List(); err != nil || !slices.Equal(ids, []string{"taaaaaaaaaaa"}) {
+		t.Errorf("left are %v, %v", ids, err)
+	}
+	if r := recorder.Report("taaaaaaaaaaa"); r.Total.Allowed != 1 {
+		t.Errorf("the log of a sandbox that has ended: %+v", r)
 	}
 }
 

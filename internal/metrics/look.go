@@ -13,6 +13,8 @@ type Look struct {
 	PoolBytes     int64          // size of the storage pool
 	PoolUsedBytes int64
 	Flows         []Flows
+	// What all sandboxes received and sent since the daemon started.
+	RxBytes, TxBytes, RxPackets, TxPackets uint64
 	// Packets in the queue of new flows, as the kernel counts them.
 	QueueWaiting    int64 // now
 	QueueOverflowed int64 // dropped because the queue was full
@@ -33,7 +35,7 @@ type Flows struct {
 type looker struct {
 	look func() (Look, error)
 
-	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, waiting, dropped, failed *prometheus.Desc
+	sandboxes, deleting, prepared, creations, pool, poolUsed, flows, bytes, packets, waiting, dropped, failed *prometheus.Desc
 }
 
 func newLooker(look func() (Look, error)) *looker {
@@ -49,6 +51,8 @@ func newLooker(look func() (Look, error)) *looker {
 		pool:      d("pool_size_bytes", "Size of the storage pool."),
 		poolUsed:  d("pool_used_bytes", "Used bytes of the storage pool."),
 		flows:     d("egress_flows_total", "New flows of sandboxes by verdict and kind of reason.", "verdict", "cause"),
+		bytes:     d("network_bytes_total", "Bytes that sandboxes received (in) and sent (out).", "direction"),
+		packets:   d("network_packets_total", "Packets that sandboxes received (in) and sent (out).", "direction"),
 		waiting:   d("egress_queue_packets", "First packets of flows that wait for a verdict."),
 		dropped:   d("egress_queue_dropped_total", "First packets that were dropped: the queue was full, or its reader too slow.", "at"),
 		failed:    d("look_failed", "1 if the state of the host could not be read; its metrics are missing then."),
@@ -58,7 +62,7 @@ func newLooker(look func() (Look, error)) *looker {
 // Describe implements prometheus.Collector.
 func (l *looker) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.waiting, l.dropped, l.failed,
+		l.sandboxes, l.deleting, l.prepared, l.creations, l.pool, l.poolUsed, l.flows, l.bytes, l.packets, l.waiting, l.dropped, l.failed,
 	} {
 		ch <- d
 	}
@@ -92,6 +96,10 @@ func (l *looker) Collect(ch chan<- prometheus.Metric) {
 	for _, f := range v.Flows {
 		count(l.flows, float64(f.Count), f.Verdict, f.Cause)
 	}
+	count(l.bytes, float64(v.RxBytes), "in")
+	count(l.bytes, float64(v.TxBytes), "out")
+	count(l.packets, float64(v.RxPackets), "in")
+	count(l.packets, float64(v.TxPackets), "out")
 	gauge(l.waiting, float64(v.QueueWaiting))
 	count(l.dropped, float64(v.QueueOverflowed), "queue")
 	count(l.dropped, float64(v.QueueLost), "socket")

@@ -31,7 +31,7 @@ func full() (Look, error) {
 	return Look{
 		Sandboxes: map[Kind]int{{"running", "runc"}: 3}, Deleting: 4, Prepared: map[string]int{"runc": 6},
 		Creating: 2, Waiting: 5, PoolBytes: 100, PoolUsedBytes: 40,
-		Flows: []Flows{{"deny", "blocked", 7}}, QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
+		Flows: []Flows{{"deny", "blocked", 7}}, RxBytes: 21, TxBytes: 22, RxPackets: 23, TxPackets: 24, QueueWaiting: 1, QueueOverflowed: 2, QueueLost: 3,
 	}, nil
 }
 
@@ -70,6 +70,10 @@ func TestScrape(t *testing.T) {
 		`sandboxd_deleting_sandboxes 4`,
 		`sandboxd_prepared_slots{runtime="runc"} 6`,
 		`sandboxd_egress_flows_total{cause="blocked",verdict="deny"} 7`,
+		`sandboxd_network_bytes_total{direction="in"} 21`,
+		`sandboxd_network_bytes_total{direction="out"} 22`,
+		`sandboxd_network_packets_total{direction="in"} 23`,
+		`sandboxd_network_packets_total{direction="out"} 24`,
 		`sandboxd_egress_queue_packets 1`,
 		`sandboxd_egress_queue_dropped_total{at="queue"} 2`,
 		`sandboxd_egress_queue_dropped_total{at="socket"} 3`,

@@ -157,6 +157,8 @@ type (
 		// Put adds a version to a policy, which may be new, and moves the sandboxes that
 		// follow it. It fails with errs.WrongState if the policy is in the configuration.
 		Put(ctx context.Context, name string, v record.PolicyVersion) (record.PolicyEdit, error)
+		// Use gives a sandbox that runs or is paused a policy, or a version of one.
+		Use(ctx context.Context, id string, use record.PolicyUse) (record.Record, error)
 		// Delete fails with errs.WrongState while a sandbox uses the policy.
 		Delete(ctx context.Context, name string) error
 	}

@@ -72,6 +72,17 @@ func (f *fakePolicies) Put(_ context.Context, name string, v record.PolicyVersio
 	return e, nil
 }
 
+func (f *fakePolicies) Use(_ context.Context, id string, use record.PolicyUse) (r record.Record, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	at, err := f.find(use.Name)
+	if err == nil {
+		use.Version = f.all[at].Newest().Number
+		r.ID, r.Spec.Policy = id, use
+	}
+	return r, err
+}
+
 func (f *fakePolicies) Delete(_ context.Context, name string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -116,6 +127,11 @@ func TestPolicyRoutes(t *testing.T) {
 	want("GET", "/v1/policies/build@x", "", 400, "POLICY::INVALID_NAME", "NAME@VERSION")
 	want("GET", "/v1/policies/none", "", 404, "POLICY::NOT_FOUND")
 	want("GET", "/v1/policies", "", 200, `"name":"build","version":2`)
+	at := "/v1/sandboxes/" + w.create().ID + "/policy"
+	want("PUT", at, `{"name":"build"}`, 200, `{"name":"build","version":2,"pinned":false,"changed":false}`)
+	want("PUT", at, `{"name":"none"}`, 404, "POLICY::NOT_FOUND")
+	want("PUT", at, `{"name":"a.b"}`, 400, "POLICY::INVALID_NAME")
+	want("PUT", at, `{}`, 400, "POLICY::INVALID_NAME")
 	want("DELETE", "/v1/policies/build", "", 409, "POLICY::IN_USE", "taaaaaaaaaaa")
 	want("DELETE", "/v1/policies/"+strings.Repeat("x", 5000), "", 404, "POLICY::NOT_FOUND")
 	w.policies.all[0].Fixed = true

@@ -196,6 +196,23 @@ func (h *namedHandlers) put(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
+// use gives a sandbox a policy by name in the place of its own.
+func (h *namedHandlers) use(w http.ResponseWriter, r *http.Request, rec record.Record) error {
+	var req wire.PolicyRequest
+	if err := decode(w, r, &req); err != nil {
+		return err
+	}
+	use, err := spec.PolicyUse(req.Name)
+	if err != nil {
+		return err
+	}
+	if rec, err = h.policies.Use(context.WithoutCancel(r.Context()), rec.ID, use); err != nil {
+		return err
+	}
+	writeJSON(w, http.StatusOK, spec.SandboxPolicy(rec.Spec.Policy))
+	return nil
+}
+
 func (h *namedHandlers) remove(w http.ResponseWriter, r *http.Request) error {
 	name := segmentOf(r, "name")
 	if spec.PolicyName(name) != nil {

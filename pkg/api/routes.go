@@ -117,6 +117,7 @@ func (s *Server) table() []route {
 			{"GET", "/policies/{name}", viewer, s.named.get},
 			{"PUT", "/policies/{name}", admin, s.named.put}, // it changes what sandboxes of all clients may reach
 			{"DELETE", "/policies/{name}", admin, s.named.remove},
+			{"PUT", "/sandboxes/{id}/policy", operator, on(s.named.use)},
 		}...)
 	}
 	if s.cfg.NoVolumes {

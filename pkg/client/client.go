@@ -51,11 +51,8 @@ func (c *Client) Interpreters(idOrName string) Interpreters { return Interpreter
 // Files are the files of a sandbox.
 func (c *Client) Files(idOrName string) Files { return Files{c.in(idOrName)} }
 
-// Policy is what a sandbox may reach.
+// Policy is what a sandbox may reach, and what it has reached.
 func (c *Client) Policy(idOrName string) Policy { return Policy{c.in(idOrName)} }
-
-// Network is what a sandbox sent, received and connected to.
-func (c *Client) Network(idOrName string) Network { return Network{c.in(idOrName)} }
 
 // Diagnostics say what is wrong with a sandbox.
 func (c *Client) Diagnostics(idOrName string) Diagnostics { return Diagnostics{c.in(idOrName)} }

@@ -9,7 +9,7 @@ import (
 	"github.com/sandboxd/sandboxd/pkg/api/wire"
 )
 
-// Policy is what a sandbox may reach.
+// Policy is what a sandbox may reach, and what it has reached.
 type Policy struct{ sandbox }
 
 // Get returns what a sandbox may reach. The first rule that fits a flow decides;
@@ -36,6 +36,13 @@ func (c Policy) Patch(ctx context.Context, rules []wire.NetworkRule) (wire.Polic
 // Policy.
 func (c Policy) Remove(ctx context.Context, targets []string) (wire.PolicyStatus, error) {
 	return ask[wire.PolicyStatus](ctx, c.daemon, request{method: http.MethodDelete, path: c.path("/networkpolicy"), json: targets})
+}
+
+// Use gives a sandbox the policy NAME to follow, or NAME@VERSION. It holds as after Patch.
+func (c Policy) Use(ctx context.Context, name string) (wire.SandboxPolicy, error) {
+	return ask[wire.SandboxPolicy](ctx, c.daemon, request{
+		method: http.MethodPut, path: c.path("/policy"), json: wire.PolicyRequest{Name: name},
+	})
 }
 
 // Denials returns what the network refused a sandbox.
@@ -83,4 +90,15 @@ func (c Policies) Put(ctx context.Context, name string, body json.RawMessage) (w
 // Remove deletes a policy, unless a sandbox uses it.
 func (c Policies) Remove(ctx context.Context, name string) error {
 	return c.do(ctx, request{method: http.MethodDelete, path: policyPath(name)}, nil)
+}
+
+// Flows counts the connections of a sandbox by destination, the latest first. It is known
+// also after the sandbox has ended.
+func (c Policy) Flows(ctx context.Context) (wire.NetworkFlows, error) {
+	return ask[wire.NetworkFlows](ctx, c.daemon, get(c.path("/network/flows")))
+}
+
+// Traffic counts the bytes, packets and connections of a sandbox, as Flows.
+func (c Policy) Traffic(ctx context.Context) (wire.NetworkStats, error) {
+	return ask[wire.NetworkStats](ctx, c.daemon, get(c.path("/network/stats")))
 }

@@ -45,7 +45,7 @@ func (c *Client) CreateTimed(ctx context.Context, r wire.CreateRequest, wait boo
 		return sb, "", err
 	}
 	if wait && coming(sb) {
-		sb, err = c.awaitTurn(ctx, sb.ID)
+		sb, err = awaitTurn(ctx, c, sb.ID)
 	}
 	return sb, h.Get("Server-Timing"), err
 }
@@ -63,7 +63,7 @@ func coming(sb wire.Sandbox) bool {
 const askAgain = time.Second
 
 // awaitTurn waits for a sandbox for which the daemon does not wait any longer.
-func (c *Client) awaitTurn(ctx context.Context, id string) (wire.Sandbox, error) {
+func awaitTurn(ctx context.Context, c *Client, id string) (wire.Sandbox, error) {
 	tick := time.NewTicker(askAgain)
 	defer tick.Stop()
 	for {
@@ -123,7 +123,7 @@ func (c *Client) Restart(ctx context.Context, idOrName string, wait bool) (sb wi
 	}
 	err = c.do(ctx, r, &sb)
 	if err == nil && wait && coming(sb) {
-		sb, err = c.awaitTurn(ctx, sb.ID)
+		sb, err = awaitTurn(ctx, c, sb.ID)
 	}
 	return sb, err
 }

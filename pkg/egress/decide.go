@@ -70,6 +70,9 @@ type Explanation struct {
 	// Resolves says whether DNS answers for a name, and by which rule.
 	Resolves     bool
 	ResolvesRule string
+	// ByName says that Addr does not decide, but the name that the client sends. The rest
+	// is what holds if it sends none.
+	ByName bool
 	// Leased are the names that DNS has answered with an address lately.
 	Leased []string
 	// Fixed says that no rule of the sandbox can change the answer.
@@ -99,7 +102,12 @@ func (e *Engine) Explain(id string, t Target) (x Explanation, err error) {
 	}
 	x.Leased = s.leased(t.Addr)
 	action, why := e.decide(s, f)
-	x.Allowed, x.Rule = action != policy.Deny, why.Text
+	x.Allowed = action == policy.Allow
+	if action == policy.Proxy {
+		x.ByName = true
+		x.Allowed, why = p.DecideName(f, "")
+	}
+	x.Rule = why.Text
 	x.Fixed = !x.Allowed && (why.Cause == policy.ByBlock || p.Fixed(f, ""))
 	return x, nil
 }
@@ -171,7 +179,11 @@ func refusalOf(s *sandbox, f policy.Flow, name string, why policy.Reason) string
 	case why.Cause == policy.ByName && name != "":
 		help = "Ask DNS for the name, and connect to what it answers."
 	}
-	return fmt.Sprintf("sandboxd does not let this sandbox reach %s (%s). %s", target, why.Text, help)
+	text := why.Text
+	if why.Cause == policy.ByMode {
+		text = "no rule allows it"
+	}
+	return fmt.Sprintf("sandboxd does not let this sandbox reach %s (%s). %s", target, text, help)
 }
 
 // tellName reports a denial of a flow whose name is known.

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/miekg/dns"
+
 	"github.com/sandboxd/sandboxd/pkg/egress/flowlog"
 )
 
@@ -102,6 +104,11 @@ func TestFlowLog(t *testing.T) {
 		"203.0.113.1:443/udp +", "203.0.113.1:443/tcp +",
 	}
 	wantFlows(t, e.FlowLog.Report(id), flows...)
+	if _, err := w.ask(id, "udp", "203.0.113.53:53", "evil.test.", dns.TypeA, patient); err != nil {
+		t.Fatal(err)
+	}
+	flows = append([]string{"evil.test:53/udp -"}, flows...)
+	wantFlows(t, e.FlowLog.Report(id), flows...)
 	w.wantTraffic(e, id, flowlog.Traffic{})
 
 	// The daemon is killed: its files stay as the last Save left them.
@@ -166,4 +173,31 @@ func TestFlowLog(t *testing.T) {
 	if ids, err := e.FlowLog.List(); err != nil || len(ids) != 0 {
 		t.Errorf("of a sandbox that is deleted: %v, %v", ids, err)
 	}
+}
+
+// TestFlowLogByName: what passes the proxy is counted under the name that the guest said.
+func TestFlowLogByName(t *testing.T) {
+	w := newWorld(t)
+	w.sites()
+	e := w.open()
+	id := w.named(e, 0, rules(t, "rules", byName...))
+	c, err := w.tls(id, site+":443", "allowed.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := w.tls(id, site+":443", "other.test"); err == nil {
+		t.Error("another name at the address opens")
+	}
+	if got, err := w.raw(id, site+":5432", ""); err != nil || got != "hello\n" {
+		t.Errorf("a server that speaks first: %q, %v", got, err)
+	}
+	// This one is counted when it ends: until then the guest may say a name.
+	for range 3000 {
+		if e.FlowLog.Report(id).Total.Allowed == 2 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	wantFlows(t, e.FlowLog.Report(id), "allowed.test:5432/tcp +", "other.test:443/tcp -", "allowed.test:443/tcp +")
 }

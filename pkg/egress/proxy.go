@@ -194,6 +194,7 @@ func (p *proxy) admit(c *net.TCPConn) (*proxied, error) {
 	defer p.mu.Unlock()
 	if p.of[s] >= proxyConns || len(p.flows) >= proxyTotal {
 		why := policy.Reason{Cause: policy.ByLimit, Text: fmt.Sprintf("limit of %d open connections by name", proxyConns)}
+		p.e.count(s, x.flow, "", false)
 		p.e.tellName(s, x.flow, "", why)
 		return nil, errors.New(why.Text)
 	}
@@ -234,6 +235,9 @@ func (p *proxy) endOutward(x *proxied, number uint32) {
 		return
 	}
 	delete(x.to, number)
+	if o.kind == heads.First { // the guest never said a name
+		p.e.count(x.s, x.flow, "", true)
+	}
 	o.Close() //nolint:errcheck // nothing is written
 	if len(p.gone)+len(p.older) == 0 {
 		time.AfterFunc(closedFor, p.forget)
@@ -383,10 +387,14 @@ func (p *proxy) opened(ctx context.Context, x *proxied, o heads.Open) (heads.Ope
 	allow, why := p.judge(ctx, x.s, f, o)
 	if !allow {
 		if o.Kind != heads.First { // a name may come
+			p.e.count(x.s, f, o.Name, false)
 			p.e.flowCounts.add(refused, why.Cause)
 			p.e.tellName(x.s, f, o.Name, why)
 		}
 		return heads.Opened{Result: heads.Denied, Text: refusalOf(x.s, f, o.Name, why)}, nil
+	}
+	if o.Kind != heads.First { // as in endOutward
+		p.e.count(x.s, f, o.Name, true)
 	}
 	if o.Kind == heads.Check {
 		p.e.flowCounts.add(passed, why.Cause)

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -77,6 +78,9 @@ func (r *resolver) asked(line *child.Conn, m names.Message) {
 		v.Text = "refused by the network policy: " + why
 		r.note(s, m, "refuse", why, names.RcodeName(rcodeRefused))
 		r.tellName(s, m.Name, why)
+		// The flow log has what a sandbox wanted to reach, and this is as far as it got.
+		query := policy.Flow{Src: s.addr, Proto: unix.IPPROTO_UDP, Port: policy.DNSPort}
+		r.e.count(s, query, cmp.Or(m.Name[:min(len(m.Name), 253)], "."), false)
 		r.tell(line, v, nil)
 	case m.Hit:
 		r.answer(line, s, m, why)

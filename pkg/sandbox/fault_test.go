@@ -126,6 +126,8 @@ func policyStory(ctx context.Context, m *Manager, _ *host) (failed int) {
 	_, err := m.Update(ctx, own, func(t *record.Terms) error { t.Network.Mode = record.NetworkOpen; return nil })
 	note(err)
 	put("build", 2)
+	_, err = PoliciesOf(m).Use(ctx, own, record.PolicyUse{Name: "build"})
+	note(err)
 	note(m.Recover(ctx))
 	put("spare", 0)
 	note(PoliciesOf(m).Delete(ctx, "spare"))

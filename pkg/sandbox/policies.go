@@ -190,6 +190,47 @@ func (l *life) follow(ctx context.Context, r *record.Record, enforce bool) (move
 	return err == nil, err
 }
 
+// Use gives a sandbox that runs or is paused a policy by name, or a version of one, in the
+// place of what it has. It holds at once, as after Manager.Update.
+func (p *Policies) Use(ctx context.Context, idOrName string, use record.PolicyUse) (record.Record, error) {
+	start := time.Now()
+	return p.m.with(ctx, "update", idOrName, func(r *record.Record) error {
+		if r.State != record.Running && r.State != record.Paused {
+			return wrongState(r, record.Running)
+		}
+		i, err := p.Get(ctx, use.Name)
+		if err != nil {
+			return err
+		}
+		v, ok := i.Version(use.Version)
+		if !ok {
+			return noVersion(i.Policy, use.Version)
+		}
+		t, was := r.Spec.Terms(), *r
+		t.Network, t.NetworkPolicy, t.Policy = v.Network, v.NetworkPolicy, use
+		t.Policy.Version = v.Number
+		ctx := context.WithoutCancel(ctx)
+		err = p.m.life.update(ctx, r, t, false, true)
+		p.m.life.log(ctx, "update", r, start, nil, err)
+		if err != nil {
+			return err
+		}
+		// An edit that was durable by now may not have seen that the sandbox follows.
+		if _, err := p.m.life.follow(ctx, r, true); err != nil {
+			return err
+		}
+		if _, err := p.Get(ctx, use.Name); err != nil { // nor a deletion that it uses the policy
+			return errors.Join(err, p.m.life.update(ctx, r, was.Spec.Terms(), false, true))
+		}
+		return nil
+	})
+}
+
+func noVersion(p record.Policy, number int) error {
+	return errs.Wire(errs.New(errs.NotFound, "policy %s has no version %d; the versions %d to %d are kept", p.Name, number,
+		p.Versions[0].Number, p.Newest().Number), "POLICY::NOT_FOUND")
+}
+
 // catchUp is follow for recovery: the edit may have been cut short. A sandbox that this
 // Manager does not watch yet is registered afterwards.
 func (m recovery) catchUp(ctx context.Context, r *record.Record) error {

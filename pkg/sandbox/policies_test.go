@@ -99,15 +99,30 @@ func TestPolicyEdit(t *testing.T) {
 		if e := mustPut(t, m, "build", 2); e.Changed || len(e.Moved) > 0 || e.Newest().Number != 2 {
 			t.Errorf("the same once more: %+v", e)
 		}
+		if r, err := p.Use(ctx, own, record.PolicyUse{Name: "build"}); err != nil || h.reaches(own) != 2 ||
+			r.Spec.Policy != (record.PolicyUse{Name: "build", Version: 2}) {
+			t.Errorf("it uses it again: %+v, %v; it reaches %d", r.Spec.Policy, err, h.reaches(own))
+		}
+		if _, err := p.Use(ctx, own, record.PolicyUse{Name: "build", Version: 1, Pinned: true}); err != nil || h.reaches(own) != 1 {
+			t.Errorf("it uses a version: %v; it reaches %d", err, h.reaches(own))
+		}
+		for _, use := range []record.PolicyUse{{Name: "none"}, {Name: "build", Version: 3, Pinned: true}} {
+			if _, err := p.Use(ctx, own, use); !errs.Is(err, errs.NotFound) || h.reaches(own) != 1 {
+				t.Errorf("%+v: %v; it reaches %d", use, err, h.reaches(own))
+			}
+		}
+		if _, err := p.Use(ctx, stopped, record.PolicyUse{Name: "build"}); !errs.Is(err, errs.WrongState) {
+			t.Errorf("a stopped one: %v", err)
+		}
 		if err := p.Delete(ctx, "build"); !errs.Is(err, errs.WrongState) {
 			t.Errorf("deleted in use: %v", err)
 		}
-		for _, id := range []string{running, paused, stopped, pinned} {
+		for _, id := range []string{running, paused, stopped, pinned, own} {
 			if err := m.Delete(ctx, id); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := p.Delete(ctx, "build"); err != nil { // own no longer uses it
+		if err := p.Delete(ctx, "build"); err != nil {
 			t.Error(err)
 		}
 		if _, err := p.Get(ctx, "build"); !errs.Is(err, errs.NotFound) {

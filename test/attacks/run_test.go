@@ -49,7 +49,8 @@ func TestAttacks(t *testing.T) {
 
 // pushed are the walls whose proofs are run by every push; the rest takes minutes.
 var pushed = []string{
-	"caps,seccomp", "chains", "descriptors", "framing", "keys", "masked-paths", "pids", "readonly,userns", "roles", "seccomp", "tokens",
+	"caps,seccomp", "chains", "descriptors", "framing", "keys", "masked-paths", "pids", "proxy", "readonly,userns", "resolver", "roles", "seccomp",
+	"tokens",
 }
 
 // TestProofs: without its walls, every attack succeeds. So TestAttacks can fail.

@@ -77,7 +77,7 @@ func (b *bench) firstCommand(ctx context.Context, rt string) (float64, error) {
 }
 
 // createOnce is how long a create takes until the sandbox runs. The sandbox is gone then.
-func (b *bench) createOnce(ctx context.Context, r wire.CreateRequest) (float64, error) {
+func createOnce(ctx context.Context, b *bench, r wire.CreateRequest) (float64, error) {
 	start := time.Now()
 	sb, err := b.createOf(ctx, r)
 	took := ms(time.Since(start))

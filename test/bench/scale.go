@@ -119,7 +119,7 @@ func (b *bench) latencies(ctx context.Context, rt string, n int) (l latencies, e
 		}
 		l.page = append(l.page, ms(time.Since(start)))
 	}
-	plain := func() (float64, error) { return b.createOnce(ctx, request(rt)) }
+	plain := func() (float64, error) { return createOnce(ctx, b, request(rt)) }
 	swept := func() (float64, error) { // asked for together with a sweep
 		ended := make(chan error, 1)
 		go func() { _, err := b.sweep(ctx); ended <- err }()

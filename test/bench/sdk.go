@@ -240,7 +240,7 @@ func sdkFailing(ctx context.Context, b *bench) (err error) {
 			}
 			return took, err
 		}
-		works := func() (float64, error) { return b.createOnce(ctx, request(rt)) }
+		works := func() (float64, error) { return createOnce(ctx, b, request(rt)) }
 		worksBySDK := func() (float64, error) {
 			var took float64
 			var id string

@@ -109,6 +109,30 @@ echo $at $(date +%s%3N) $was $port
 done; sleep 0.05; done`
 )
 
+// wantCounted holds that the traffic of a sandbox, whose daemon was killed, is all that its
+// one link has carried.
+func wantCounted(t *testing.T, h host, id string) {
+	t.Helper()
+	carried := func() (n int64) {
+		b, err := os.ReadFile("/sys/class/net/sb-" + id + "/statistics/rx_bytes")
+		if err == nil {
+			_, err = fmt.Sscan(string(b), &n)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	least := carried()
+	s, err := h.api.Policy(id).Traffic(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if most := carried(); s.TxBytes < least || s.TxBytes > most || s.Allowed == 0 || s.Denied == 0 {
+		t.Errorf("the log has %+v; its link carried %d to %d bytes", s, least, most)
+	}
+}
+
 // TestNetworkWhileAway kills the daemon under a sandbox that may reach one
 // port: the connection it has goes on, no new one opens until there is a
 // daemon again, and what was denied is denied at all times.
@@ -174,6 +198,7 @@ func TestNetworkWhileAway(t *testing.T) {
 			}
 			served := time.Now()
 			works(served)
+			wantCounted(t, h, sb.ID)
 
 			if n := len(said(talking, "tick", killed.Add(50*time.Millisecond), back)); n < 10 {
 				t.Errorf("while no daemon was there the connection carried %d lines", n)

@@ -102,12 +102,60 @@ func tellNetworkChange(t *testing.T, l *lab) {
 		!strings.HasPrefix(a.header.Get("Content-Type"), "text/plain") {
 		t.Errorf("IPv6: %d %s", a.status, a.body)
 	}
+	before := l.flowLog(id)
 	l.ok("stop", id)
 	if a := l.request("PATCH", at, strings.NewReader(`[{"action":"allow","target":"1.2.3.4"}]`)); a.status != 409 {
 		t.Errorf("of one that was stopped: %d %s", a.status, a.body)
 	}
+	ended := l.flowLog(id)
 	l.ok("start", id)
 	reaches("ok") // its next life has the policy of its last
+	l.wantFlowLog(before, ended, l.flowLog(id))
+}
+
+// flowLog is what a sandbox has sent, received and connected to, as sandboxctl shows it.
+type flowLog struct {
+	flows wire.NetworkFlows
+	stats wire.NetworkStats
+}
+
+func (l *lab) flowLog(id string) (f flowLog) {
+	l.Helper()
+	var stats []wire.NetworkStats
+	for args, v := range map[string]any{"flows": &f.flows, "stats --no-stream": &stats} {
+		out := l.ok(append(append([]string{"network"}, strings.Fields(args)...), "-o", "json", id)...)
+		if err := json.Unmarshal([]byte(out), v); err != nil {
+			l.Fatalf("network %s: %v: %s", args, err, out)
+		}
+	}
+	f.stats = stats[0]
+	return f
+}
+
+// wantFlowLog holds that tellNetworkChange was counted, and that nothing of it was lost when
+// the sandbox was stopped, and started with another link.
+func (l *lab) wantFlowLog(before, ended, now flowLog) {
+	l.Helper()
+	if was, then, is := before.stats, ended.stats, now.stats; then.RxBytes < was.RxBytes || then.TxPackets < was.TxPackets ||
+		then.Allowed != was.Allowed || is.RxBytes <= then.RxBytes || is.TxBytes <= then.TxBytes || is.Allowed <= then.Allowed ||
+		is.Denied < then.Denied {
+		l.Errorf("before the stop %+v, after it %+v, after the start %+v", was, then, is)
+	}
+	to := func(f flowLog, addr string, port uint16) (c wire.Connections) {
+		for _, flow := range f.flows.Flows {
+			if flow.Destination == addr && flow.Port == port && flow.Protocol == "tcp" {
+				c = flow.Connections
+			}
+		}
+		return c
+	}
+	if was, is := to(before, outsideAddr, 443), to(now, outsideAddr, 443); was.Allowed < 4 || was.Denied < 4 || is.Allowed <= was.Allowed ||
+		!is.FirstSeen.Equal(was.FirstSeen) || !is.LastSeen.After(was.LastSeen) {
+		l.Errorf("to %s:443: %+v, later %+v", outsideAddr, was, is)
+	}
+	if c := to(now, "169.254.169.254", 80); c.Allowed != 0 || c.Denied == 0 {
+		l.Errorf("to the metadata service: %+v", c)
+	}
 }
 
 // TestPolicyRestart kills the daemon right after each change was acknowledged.

@@ -48,6 +48,7 @@ var stories = []struct {
 	{"NetworkRules", tellNetworkRules},
 	{"NetworkOpen", tellNetworkOpen},
 	{"NetworkChange", tellNetworkChange},
+	{"NetworkExplained", tellNetworkExplained},
 	{"Eval", tellEval},
 	{"Prestart", tellPrestart},
 	{"Mischief", tellMischief},

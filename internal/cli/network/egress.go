@@ -87,12 +87,20 @@ func newEgressSet(p *command.Program) *cobra.Command {
 		Use:   "set [flags] SANDBOX...",
 		Short: "Replace what sandboxes may reach",
 		Long: `Replace what sandboxes may reach, and print the sandboxes. The rules are those of the
-flags, in the order in which they are given, and then those of the file.`,
+flags, in the order in which they are given, and then those of the file. With the name of a
+policy (sandboxctl policy) they follow that policy from then on.`,
 		Example: `  sandboxctl egress set --policy policy.json lab
+  sandboxctl egress set --policy build lab
   sandboxctl egress set --allow pypi.org:443 --allow '*.pythonhosted.org:443' lab
   sandboxctl egress set --default allow --deny 203.0.113.0/24 lab`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
+			if policy != "" && !command.IsPolicyFile(policy) && def == "" && len(rules) == 0 {
+				return command.Each(args, func(id string) error {
+					_, err := cl.Policy(id).Use(ctx, policy)
+					return err
+				})
+			}
 			raw, err := wholePolicy(policy, def, rules)
 			if err != nil {
 				return err
@@ -106,7 +114,8 @@ flags, in the order in which they are given, and then those of the file.`,
 	f := cmd.Flags()
 	rules.Flags(f)
 	rules.RuleFlag(f)
-	f.StringVar(&policy, "policy", "", "JSON file, {\"defaultAction\", \"egress\"}, or - for standard input")
+	f.StringVar(&policy, "policy", "", "NAME of a policy to follow, NAME@VERSION to keep that version, or a JSON file, "+
+		"{\"defaultAction\", \"egress\"}, - for standard input")
 	f.StringVar(&def, "default", "", "what happens to flows that no rule matches: deny or allow (default deny)")
 	command.Choices(cmd, "default", "deny", "allow")
 	return cmd

@@ -41,7 +41,7 @@ others are one row, (other).`,
   sandboxctl network flows -o json lab | jq -r '.flows[] | select(.denied > 0) | .destination'`,
 		Args: cobra.ExactArgs(1),
 		RunE: p.Run(func(ctx context.Context, cl *client.Client, args []string) error {
-			f, err := cl.Network(args[0]).Flows(ctx)
+			f, err := cl.Policy(args[0]).Flows(ctx)
 			if err != nil {
 				return err
 			}
@@ -128,7 +128,7 @@ func measure(ctx context.Context, cl *client.Client, names []string) ([]traffic,
 		if err != nil {
 			return nil, err
 		}
-		s, err := cl.Network(sb.ID).Stats(ctx)
+		s, err := cl.Policy(sb.ID).Traffic(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -106,8 +106,8 @@ func PolicyEdit(e record.PolicyEdit) wire.PolicyEdit {
 	return out
 }
 
-// sandboxPolicy shows the policy that a sandbox was given by name; nil: none.
-func sandboxPolicy(u record.PolicyUse) *wire.SandboxPolicy {
+// SandboxPolicy shows the policy that a sandbox was given by name; nil: none.
+func SandboxPolicy(u record.PolicyUse) *wire.SandboxPolicy {
 	if u.Name == "" {
 		return nil
 	}

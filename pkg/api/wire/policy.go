@@ -48,6 +48,11 @@ type PolicyEdit struct {
 	Failed  []PolicyUser `json:"failed"`  // they keep their version until a sweep, each minute, can move them
 }
 
+// PolicyRequest is the body of PUT /sandboxes/{id}/policy. (ours)
+type PolicyRequest struct {
+	Name string `json:"name"` // NAME to follow the policy, or NAME@VERSION
+}
+
 // SandboxPolicy is the policy that a sandbox was given by name. (ours)
 type SandboxPolicy struct {
 	Name    string `json:"name"`

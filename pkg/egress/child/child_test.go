@@ -37,7 +37,6 @@ const (
 	askMe             // calls back, and answers with the answer
 	die
 	tooLong
-	aFile
 	short
 )
 
@@ -66,8 +65,6 @@ func odd([]string) error {
 				panic("a bug")
 			case tooLong:
 				c.Tell(tellMe, make([]byte, 257), nil) //nolint:errcheck // likewise
-			case aFile:
-				c.Tell(tellMe, nil, files[0]) //nolint:errcheck // likewise
 			case short:
 				c.sendmsg([]byte{1, 2}, nil) //nolint:errcheck // likewise
 			}
@@ -107,7 +104,7 @@ func TestSupervisor(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	for _, kind := range []uint8{die, tooLong, aFile, short, die} {
+	for _, kind := range []uint8{die, tooLong, short, die} {
 		c, err := s.Conn(t.Context())
 		if err != nil {
 			t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -308,6 +309,57 @@ func TestList(t *testing.T) {
 	}
 	if ids, err := b.List(); err != nil || strings.Join(ids, "") != "abcd" {
 		t.Errorf("%v, %v", ids, err)
+	}
+}
+
+// TestTogether has everybody at one log: connections, the queries of clients, saves, stops
+// and starts. No connection is lost.
+func TestTogether(t *testing.T) {
+	b := openBook(t, t.TempDir())
+	const lives, counters, each = 20, 4, 100
+	var others sync.WaitGroup
+	done := make(chan struct{})
+	for _, f := range []func(){
+		func() { b.Report("a") },
+		func() { b.Sample("a", 1, Traffic{1, 1, 1, 1}) },
+		func() {
+			if err := b.Save(false); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		others.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+					f()
+				}
+			}
+		})
+	}
+	for range lives {
+		l := b.Open("a")
+		var wg sync.WaitGroup
+		for i := range counters {
+			wg.Go(func() {
+				for j := range each {
+					l.Count(host(i*each+j), j%2 == 0, noon)
+				}
+			})
+		}
+		wg.Wait()
+		b.Close("a")
+	}
+	close(done)
+	others.Wait()
+	if err := b.Save(true); err != nil {
+		t.Fatal(err)
+	}
+	r := openBook(t, b.dir).Report("a")
+	if n := r.Total.Allowed + r.Total.Denied; n != lives*counters*each {
+		t.Errorf("%d connections, want %d", n, lives*counters*each)
 	}
 }
 

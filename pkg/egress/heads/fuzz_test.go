@@ -136,7 +136,8 @@ func TestNames(t *testing.T) {
 	for host, want := range map[string]string{
 		"allowed.test": "allowed.test", "ALLOWED.Test.": "allowed.test", "allowed.test:8080": "allowed.test",
 		"allowed.test.:": "allowed.test",
-		"":               "", ".": "", "127.0.0.1": "", "127.0.0.1:80": "", "[::1]:80": "", "::1": "", "127.1": "", "0x7f.0x1": "", "2130706433": "",
+		"":               "", ".": "", "127.0.0.1": "", "127.0.0.1:80": "", "[::1]:80": "", "::1": "",
+		"127.1": "", "0x7f.0x1": "", "2130706433": "",
 		"a..b": "", "a b": "",
 		"user@allowed.test": "", "allowed.test/": "", "allowed.test\x00": "", "bücher.test": "",
 		"xn--bcher-kva.test": "xn--bcher-kva.test", "_sip.allowed.test": "_sip.allowed.test", strings.Repeat("a", 64) + ".test": "",

@@ -15,6 +15,8 @@ const (
 	maxTTL = 3600
 	// maxNegative bounds how long it is kept that a name does not exist.
 	maxNegative = 60
+	// maxReason is how long the reason of a refusal may be, in bytes: it fits into 512.
+	maxReason = 160
 	// maxChain is how many names may stand for one another.
 	maxChain = 16
 )
@@ -113,7 +115,7 @@ func (q *query) reply(rcode int, e *entry, keep []netip.Addr, text string) []byt
 			if rcode == dns.RcodeServerFailure {
 				code = dns.ExtendedErrorCodeNetworkError
 			}
-			m.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_EDE{InfoCode: code, ExtraText: text}}
+			m.IsEdns0().Option = []dns.EDNS0{&dns.EDNS0_EDE{InfoCode: code, ExtraText: strings.ToValidUTF8(text[:min(len(text), maxReason)], "")}}
 		}
 	}
 	if e != nil {

@@ -93,6 +93,7 @@ func exchange(c net.Conn, want, requests string) (string, error) {
 		}
 	}
 	// What else comes: the last request may be answered later than the others.
+	c.SetReadDeadline(time.Now().Add(2 * time.Second)) //nolint:errcheck // of a socket
 	for !strings.Contains(all.String(), want) {
 		n, err := c.Read(b)
 		all.Write(b[:n])
@@ -109,9 +110,9 @@ func exchange(c net.Conn, want, requests string) (string, error) {
 // said is the status of the last answer, if there is one, else the error.
 func said(all string, err error) (string, error) {
 	if i := strings.LastIndex(all, "HTTP/1.1 "); i >= 0 && len(all) >= i+12 {
-		return strings.ReplaceAll(all, "\r\n", " "), wordError(all[i+9 : i+12])
+		return strings.Join(strings.Fields(all[i:]), " "), wordError(all[i+9 : i+12])
 	}
-	return all, denied(err)
+	return strings.Join(strings.Fields(all), " "), denied(err)
 }
 
 // http2 asks for a name by HTTP/2: address, name of the handshake, name of the request.
@@ -159,7 +160,7 @@ func get(c *http.Client, url, want string) (string, error) {
 	if err == nil && !strings.Contains(string(b), want) {
 		err = wordError("other")
 	}
-	return string(b), err
+	return strings.Join(strings.Fields(string(b)), " "), err
 }
 
 // doh asks a server of DNS over HTTPS (RFC 8484) for a name, and connects to what it
