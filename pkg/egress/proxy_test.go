@@ -120,12 +120,12 @@ func (w *world) tls(id, to, name string) (*tls.Conn, error) {
 
 // said sends a word and reads it again.
 func said(c net.Conn) error {
-	if _, err := c.Write([]byte("word")); err != nil {
+	if _, err := c.Write([]byte("wor\n")); err != nil {
 		return err
 	}
 	got := make([]byte, 4)
 	_, err := io.ReadFull(c, got)
-	if err == nil && string(got) != "word" {
+	if err == nil && string(got) != "wor\n" {
 		err = fmt.Errorf("got %q", got)
 	}
 	return err
@@ -167,8 +167,7 @@ func TestNamesAtConnect(t *testing.T) {
 	for name, to := range map[string]string{
 		"other.test": site, "": site, "allowed.test": otherSite, "sub.allowed.test": site,
 	} {
-		var alert tls.AlertError
-		if _, err := w.tls(id, to+":443", name); !errors.As(err, &alert) || alert != 49 {
+		if _, err := w.tls(id, to+":443", name); err == nil || !strings.Contains(err.Error(), "tls: access denied") {
 			t.Errorf("%q at %s: %v, want the alert access_denied", name, to, err)
 		}
 	}
@@ -331,7 +330,7 @@ func TestProxyBudget(t *testing.T) {
 		}
 		held = append(held, c)
 	}
-	if got, err := w.raw(id, site+":9999", "word"); !errors.Is(err, unix.ECONNRESET) {
+	if got, err := w.raw(id, site+":9999", "wor\n"); !errors.Is(err, unix.ECONNRESET) {
 		t.Errorf("one more: %q, %v", got, err)
 	}
 	for _, c := range held {
@@ -405,6 +404,8 @@ func BenchmarkName(b *testing.B) {
 		}
 		directTook, namedTook = append(directTook, took...), append(namedTook, others...)
 	}
+	b.ResetTimer()
+	_, resets := w.speed(named, site+":443", "allowed.test", b.N, 8)
 	slices.Sort(directTook)
 	slices.Sort(namedTook)
 	b.ReportMetric(float64(namedTook[len(namedTook)/2]-directTook[len(directTook)/2])/1e3, "sni-connect-added-us")
@@ -416,8 +417,6 @@ func BenchmarkName(b *testing.B) {
 	}
 	slices.Sort(ratios)
 	b.ReportMetric(ratios[len(ratios)/2], "sni-throughput-ratio")
-	b.ResetTimer()
-	_, resets := w.speed(named, site+":443", "allowed.test", b.N, 8)
 	b.ReportMetric(float64(resets), "resets")
 	if resets > 0 {
 		b.Errorf("%d of %d connections failed", resets, b.N)
