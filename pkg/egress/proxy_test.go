@@ -295,20 +295,27 @@ func TestPolicyClosesProxied(t *testing.T) {
 	}
 	line.Close() // as if it had died
 	isReset("a flow of a child that died", second)
-	third := open("second.test") // by the next child
+	open("second.test") // by the next child
 	if err := e.Unregister(context.Background(), id); err != nil {
 		t.Fatal(err)
 	}
-	e.proxy.mu.Lock()
-	if n := len(e.proxy.flows); n > 0 { // the child says that they are closed, soon
-		for _, x := range e.proxy.flows {
-			if x.s.id == id && len(x.to) == 0 {
-				t.Error("a flow of a sandbox that is gone has no socket, and stays")
-			}
+	w.noneProxied(e)
+}
+
+// noneProxied waits until the child has told the daemon that all its flows are closed.
+func (w *world) noneProxied(e *Engine) {
+	w.t.Helper()
+	for end := time.Now().Add(patient); ; time.Sleep(time.Millisecond) {
+		e.proxy.mu.Lock()
+		n := len(e.proxy.flows)
+		e.proxy.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		if time.Now().After(end) {
+			w.t.Fatalf("%d connections are left", n)
 		}
 	}
-	e.proxy.mu.Unlock()
-	_ = third
 }
 
 // TestProxyBudget: one sandbox does not get more connections than its share, and gets them
@@ -336,17 +343,7 @@ func TestProxyBudget(t *testing.T) {
 	for _, c := range held {
 		c.Close()
 	}
-	for end := time.Now().Add(patient); ; time.Sleep(time.Millisecond) {
-		e.proxy.mu.Lock()
-		n := len(e.proxy.flows)
-		e.proxy.mu.Unlock()
-		if n == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d connections are left", n)
-		}
-	}
+	w.noneProxied(e)
 	if _, err := w.tls(id, site+":443", "allowed.test"); err != nil {
 		t.Error(err)
 	}
