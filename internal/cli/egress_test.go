@@ -168,7 +168,7 @@ func TestEgressExplained(t *testing.T) {
 	}{
 		{no, "denied: pypi.org:443/tcp: no rule allows it\nto allow it:\n  sandboxctl egress patch --allow pypi.org:443 lab\n"},
 		{yes, "allowed: pypi.org:443/tcp: by the rule allow pypi.org:443\n"},
-		{never, "denied: 10.0.0.1:22/tcp: host address\nthe address is one of a, b\nno rule of the sandbox can allow it\n"},
+		{never, "denied: 10.0.0.1:22/tcp: host address\nthe address is one of a, b\nno rule of the sandbox for this target can allow it\n"},
 	} {
 		mu.Lock()
 		explained = c.e

@@ -65,6 +65,8 @@ func explanationOf(x egress.Explanation, t spec.Target, id string) wire.Explanat
 	if !x.Fixed && (t.Name == "" || !hidesName(t.Proto, int(t.Port))) {
 		out.Allow = t.Rule()
 		out.Command = "sandboxctl egress patch --allow " + out.Allow + " " + id
+	} else if !x.Fixed {
+		out.Reason += "; no rule by name opens this port, where nobody can see the name, but one by address does"
 	}
 	return out
 }

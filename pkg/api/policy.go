@@ -118,6 +118,10 @@ func (h *policyHandlers) call(w http.ResponseWriter, r *http.Request, rec record
 			found = false
 			return nil
 		}
+		whole := r.Method != http.MethodPatch && r.Method != http.MethodDelete
+		if whole && t.Policy.Name != "" { // it keeps this policy, also if the named one says the same now
+			t.Policy.Left = true
+		}
 		return h.offer.SetPolicy(t, next)
 	})
 	if err != nil {

@@ -114,10 +114,11 @@ func (e *Engine) Explain(id string, t Target) (x Explanation, err error) {
 
 // closeForbidden closes the open flows of s that its policy does not allow any more, and
 // returns when they are gone. Flows go on that are still allowed, also by a name whose
-// lease has ended since.
+// lease has ended since. The leases of an adopted sandbox are lost: of its flows those end
+// that no name could have opened.
 //
 // Preconditions: no verdict by an older policy is under way.
-func (e *Engine) closeForbidden(s *sandbox) error {
+func (e *Engine) closeForbidden(s *sandbox, adopted bool) error {
 	now := time.Now()
 	leased := func(a netip.Addr) []string { return s.leases.of(a, now, true) }
 	var requests []byte
@@ -125,7 +126,10 @@ func (e *Engine) closeForbidden(s *sandbox) error {
 		if t.closed || t.IsDNS() {
 			return
 		}
-		action, _ := e.decideBy(s, t.Flow, leased)
+		action, why := e.decideBy(s, t.Flow, leased)
+		if adopted && action == policy.Deny && why.Cause != policy.ByBlock && s.policy.Load().SomeName(t.Flow) {
+			return
+		}
 		// A flow that passed without the proxy never said its name.
 		if action == policy.Deny || action == policy.Proxy && t.replier == t.Dst {
 			requests = appendForgetTuple(requests, t.tuple)

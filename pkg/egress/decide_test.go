@@ -196,6 +196,36 @@ func TestTightened(t *testing.T) {
 	}
 }
 
+// TestTightenedMeanwhile: a policy that changed while no Engine ran ends the open flows that
+// no name could have opened; leases are lost with the Engine.
+func TestTightenedMeanwhile(t *testing.T) {
+	w := newWorld(t)
+	e := w.open()
+	id := w.sandbox(e, 0, rules(t, "rules", "203.0.113.1:443", "203.0.113.2:443", "db.test"))
+	e.lookup(addr(0)).lease("db.test", []netip.Addr{netip.MustParseAddr("198.51.100.2")}, 0)
+	open := map[string]net.Conn{}
+	for _, to := range []string{"203.0.113.1:443", "203.0.113.2:443", "198.51.100.2:8080"} {
+		c, err := w.dial(id, "tcp", to, patient)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		open[to] = c
+	}
+	if err := e.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e = w.open()
+	if err := e.Register(t.Context(), id, addr(0), rules(t, "rules", "203.0.113.1:443", "db.test")); err != nil {
+		t.Fatal(err)
+	}
+	for to, c := range open {
+		if err := echo(c, patient); (err == nil) == (to == "203.0.113.2:443") {
+			t.Errorf("the flow to %s: %v", to, err)
+		}
+	}
+}
+
 // TestLeases: bounds, ends, and several names of one address.
 func TestLeases(t *testing.T) {
 	var l leases

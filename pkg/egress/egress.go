@@ -309,13 +309,13 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	if !addr.Is4() || !e.cfg.Pool.Contains(addr) {
 		return fmt.Errorf("register %s: address %s is not in the pool %s", id, addr, e.cfg.Pool)
 	}
-	changed, err := e.publish(id, addr, p, e.FlowLog.Open(id))
+	changed, adopted, err := e.publish(id, addr, p, e.FlowLog.Open(id))
 	if err != nil {
 		return err
 	}
 	if changed != nil {
 		e.proxy.closeForbidden(changed)
-		if err := e.closeForbidden(changed); err != nil {
+		if err := e.closeForbidden(changed, adopted); err != nil {
 			return fmt.Errorf("close the open flows of sandbox %s that its new policy denies: %w", id, err)
 		}
 	}
@@ -330,29 +330,31 @@ func (e *Engine) Register(ctx context.Context, id string, addr netip.Addr, n rec
 	return nil
 }
 
-// publish puts p in force. It returns the sandbox if p replaces another policy and may deny
-// flows that are open. No verdict by the old policy is under way then.
-func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy, log *flowlog.Log) (changed *sandbox, err error) {
+// publish puts p in force. It returns the sandbox if p may deny flows that are open: p
+// replaces another policy, or the sandbox has flows from the time of an earlier daemon, and
+// is adopted. No verdict by the old policy is under way then.
+func (e *Engine) publish(id string, addr netip.Addr, p *policy.Policy, log *flowlog.Log) (changed *sandbox, adopted bool, err error) {
 	e.ledger.mu.Lock() // a verdict is under way while it is held
 	defer e.ledger.mu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if other := e.byAddr[addr]; other != nil && other.id != id {
-		return nil, fmt.Errorf("register %s: address %s belongs to %s", id, addr, other.id)
+		return nil, false, fmt.Errorf("register %s: address %s belongs to %s", id, addr, other.id)
 	}
 	s := e.byID[id]
 	if s == nil || s.addr != addr {
 		if s != nil {
 			delete(e.byAddr, s.addr)
 		}
-		s = &sandbox{id: id, addr: addr, log: log}
+		s, adopted = &sandbox{id: id, addr: addr, log: log}, true
 		e.byID[id], e.byAddr[addr] = s, s
-	} else if e.ledger.has(addr) && !p.Loosens(s.policy.Load()) {
+	}
+	if e.ledger.has(addr) && (adopted || !p.Loosens(s.policy.Load())) {
 		changed = s
 	}
 	s.policy.Store(p)
 	s.leaving = false
-	return changed, nil
+	return changed, adopted, nil
 }
 
 // Unregister cuts id off, established flows included, and removes its policy. Its

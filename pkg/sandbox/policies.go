@@ -163,7 +163,9 @@ func (p *Policies) moveOne(user record.PolicyUser, turns chan struct{}) (one mov
 		m.life.cfg.Log.Error("a sandbox could not be moved to another version of its policy; the sweep tries again", "sandbox", r.ID,
 			"policy", user.Use.Name, "err", err)
 	}
-	one.user, one.err = userOf(&r), err
+	if one.err = err; r.ID != "" {
+		one.user = userOf(&r)
+	}
 	return one
 }
 

@@ -32,7 +32,7 @@ func (m *Manager) Update(ctx context.Context, idOrName string, change func(*reco
 		if err := change(&t); err != nil {
 			return err
 		}
-		limits, network := t.Limits != r.Spec.Limits, !t.SameNetwork(r.Spec.Terms())
+		limits, network := t.Limits != r.Spec.Limits, !t.SameNetwork(r.Spec.Terms()) || t.Policy != r.Spec.Policy
 		if !limits && !network {
 			return nil
 		}

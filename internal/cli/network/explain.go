@@ -55,7 +55,7 @@ func explained(e wire.Explanation, sandbox string) string {
 	switch {
 	case e.Verdict == wire.VerdictAllow:
 	case e.Allow == "":
-		b.WriteString("no rule of the sandbox can allow it\n")
+		b.WriteString("no rule of the sandbox for this target can allow it\n")
 	default:
 		// By the name that was given, so that the line can be copied.
 		fmt.Fprintf(&b, "to allow it:\n  sandboxctl egress patch --allow %s %s\n", text.Printable(e.Allow), text.Printable(sandbox))

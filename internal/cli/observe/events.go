@@ -27,7 +27,7 @@ func newEvents(p *command.Program) *cobra.Command {
 an object, because the output has no end; commands that end print one object or one array.
 
 With --since, past events come first. The daemon remembers its last 1024 events since its
-start; a note says if that is not all.
+start; a note says if that is not all. Events of the type "denied" are never among them.
 
 When the daemon is restarted, events waits for it and goes on with what happened
 meanwhile. An event of the type "lost" says that some are missing.`,

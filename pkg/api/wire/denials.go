@@ -87,7 +87,7 @@ type NetworkTest struct {
 	Reached bool    `json:"reached"`
 	Step    string  `json:"step"`              // the last one that was tried: resolve, connect, tls or http
 	Address string  `json:"address,omitempty"` // that was tried
-	Took    float64 `json:"took_ms"`
+	Took    float64 `json:"tookMs"`
 	Error   string  `json:"error,omitempty"` // as the sandbox saw it
 	// Denied is what the network refused meanwhile; absent: nothing of this target.
 	Denied *Denial `json:"denied,omitempty"`

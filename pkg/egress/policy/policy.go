@@ -295,6 +295,13 @@ func (p *Policy) DecideLeased(f Flow, leased []string) (allow bool, why Reason) 
 	return false, why
 }
 
+// SomeName reports whether there is a name by which the policy would allow f.
+func (p *Policy) SomeName(f Flow) bool {
+	opens := p.opensByName(f, f.Dst.IsValid() && Private(f.Dst))
+	allow, _ := p.first(f, func(r *rule) bool { return r.allow && opens })
+	return allow
+}
+
 // DecideName answers for a flow whose client says which server it means. The caller makes
 // sure that the name is one of f.Dst. An empty name is one that could not be read: no rule
 // by name allows it, and each denies it.
@@ -361,12 +368,9 @@ func (p *Policy) Wildcard(name string) string {
 	return ""
 }
 
-// Fixed reports whether no rule of the sandbox could open f to name, because the host's own
-// rules, or the mode none, decide before.
+// Fixed reports whether no rule of the sandbox could open f to name, because a rule of the
+// host decides before. A rule for a sandbox with the mode none changes that mode.
 func (p *Policy) Fixed(f Flow, name string) bool {
-	if p.mode == record.NetworkNone {
-		return true
-	}
 	inside := f.Dst.IsValid() && Private(f.Dst)
 	for i := range p.rules {
 		r := &p.rules[i]

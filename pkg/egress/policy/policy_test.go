@@ -258,6 +258,9 @@ func TestNamesByTheBook(t *testing.T) {
 				if known, why := p.DecideName(f, name); known != want {
 					t.Fatalf("%v: %v to %s: %v (%s)", all, f, name, known, why.Text)
 				}
+				if want && !p.SomeName(f) {
+					t.Fatalf("%v: %v is allowed to %s, and to no name", all, f, name)
+				}
 				if slices.Contains(leased, name) {
 					some = some || want
 				}
