@@ -320,6 +320,10 @@ func (r *resolver) newRequest(source netip.Addr) (q *request, via uint32, line *
 func (r *resolver) accept() error {
 	for {
 		c, err := r.tcp.Accept()
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			time.Sleep(10 * time.Millisecond) // there is no event when a descriptor is free
+			continue
+		}
 		if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/http/httputil"
 	"net/url"
 	"strings"
 	"testing"
@@ -112,6 +113,43 @@ func FuzzBeginning(f *testing.F) {
 		}
 		if want := strings.TrimSuffix(strings.ToLower(u.Hostname()), "."); name != want {
 			t.Fatalf("%q is %q here, %q for net/url", q.Host, name, want)
+		}
+	})
+}
+
+// FuzzTarget: a request that is sent on says one host only, the one that was judged.
+func FuzzTarget(f *testing.F) {
+	f.Add("GET / HTTP/1.1\r\nHost: allowed.test\r\n\r\n")
+	f.Add("GET http:http://other.test/ HTTP/1.1\r\nHost: allowed.test\r\n\r\n")
+	f.Add("GET http://allowed.test/a?b HTTP/1.1\r\nHost: other.test\r\n\r\n")
+	f.Add("GET //other.test/ HTTP/1.1\r\nHost: allowed.test\r\n\r\n")
+	f.Add("OPTIONS * HTTP/1.1\r\nHost: allowed.test\r\n\r\n")
+	f.Fuzz(func(t *testing.T, s string) {
+		q, err := http.ReadRequest(bufio.NewReader(strings.NewReader(s)))
+		if err != nil || q.Method == http.MethodConnect || !plainTarget(q) {
+			return
+		}
+		judged := HostName(q.Host)
+		p := &httputil.ProxyRequest{In: q, Out: q.Clone(t.Context())}
+		rewrite(p)
+		if host := p.Out.URL.Hostname(); host != judged && (judged != "" || host != nameless) {
+			t.Fatalf("%q is sent to %q, and %q was judged", s, host, judged)
+		}
+		p.Out.Body, p.Out.ContentLength, p.Out.TransferEncoding = nil, 0, nil
+		var out bytes.Buffer
+		if err := p.Out.Write(&out); err != nil {
+			return // it is not sent
+		}
+		again, err := http.ReadRequest(bufio.NewReader(&out))
+		if err != nil {
+			return // no server reads it
+		}
+		target, host := again.RequestURI, HostName(again.Host)
+		if again.Host == nameless { // net/http puts it where a request has no Host
+			host = ""
+		}
+		if !strings.HasPrefix(target, "/") && target != "*" || host != judged {
+			t.Fatalf("%q arrives as %s of %q; %q was judged", s, target, again.Host, judged)
 		}
 	})
 }

@@ -507,6 +507,17 @@ func TestHTTP(t *testing.T) {
 			[]string{"200 OK", "GET /x host=allowed.test"},
 			[]string{"3 allowed.test"},
 		},
+		"a URL without //, with another host in it": {
+			"GET http:http://other.test/x HTTP/1.1\r\nHost: allowed.test\r\n\r\n", []string{"400 Bad Request", "target"}, nil,
+		},
+		"a URL of another scheme": {
+			"GET https://allowed.test/ HTTP/1.1\r\nHost: allowed.test\r\n\r\n", []string{"400 Bad Request", "target"}, nil,
+		},
+		"a path like an authority": {
+			"GET //other.test/x HTTP/1.1\r\nHost: allowed.test\r\n\r\n",
+			[]string{"200 OK", "GET //other.test/x host=allowed.test"},
+			[]string{"3 allowed.test"},
+		},
 		"CONNECT": {
 			"CONNECT allowed.test:443 HTTP/1.1\r\nHost: allowed.test\r\n\r\n",
 			[]string{"405 Method Not Allowed", "refuses CONNECT"},

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/sandboxd/sandboxd/internal/relay"
 )
@@ -134,7 +135,30 @@ func (w *webServer) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			"sandboxd refuses CONNECT: there is no proxy here. Connect to the host itself.")
 		return
 	}
+	if !plainTarget(r) {
+		say(rw, http.StatusBadRequest, "SANDBOX::INVALID_PARAMETER",
+			"sandboxd does not send on this target of a request: write a path, or http:// with the host in ASCII.")
+		return
+	}
 	w.proxy.ServeHTTP(rw, r)
+}
+
+// plainTarget reports whether the target of a request is a path, an http URL with a host, or
+// the * of OPTIONS (RFC 9112, section 3.2). A URL without // would be sent on as it is, with
+// another host in it, and a Host that is not ASCII as another name (net/http writes it by
+// IDNA).
+func plainTarget(r *http.Request) bool {
+	if strings.ContainsFunc(r.Host, func(c rune) bool { return c > unicode.MaxASCII }) {
+		return false
+	}
+	switch u := r.URL; {
+	case u.Opaque != "" || u.User != nil:
+		return false
+	case u.Scheme != "":
+		return u.Scheme == "http" && u.Host != ""
+	default:
+		return strings.HasPrefix(r.RequestURI, "/") || r.RequestURI == "*" && r.Method == http.MethodOptions
+	}
 }
 
 // rewrite makes the request that is sent on. It says what the guest has said, but for what
@@ -145,7 +169,7 @@ func rewrite(p *httputil.ProxyRequest) {
 	if name == "" {
 		name = nameless
 	}
-	p.Out.URL.Scheme, p.Out.URL.Host = "http", name
+	p.Out.URL.Scheme, p.Out.URL.Host, p.Out.URL.Opaque = "http", name, ""
 	p.Out.Host = p.In.Host
 	p.Out.URL.RawQuery = p.In.URL.RawQuery
 	for _, h := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"} {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync/atomic"
+	"time"
 )
 
 // The alerts that a guest gets (RFC 8446, section 6): fatal, and why.
@@ -14,6 +15,9 @@ var (
 
 // runTLS serves a flow that begins with a ClientHello, of which b has come.
 func (f *flow) runTLS(b []byte, up *upstream) {
+	if up != nil { // where the server may speak first, nothing has set a limit
+		f.guest.SetReadDeadline(time.Now().Add(headLimit)) //nolint:errcheck // shows in the read
+	}
 	b, sni, err := f.hello(b)
 	switch {
 	case errors.Is(err, errHello), errors.Is(err, errLarge):

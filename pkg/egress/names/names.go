@@ -385,8 +385,11 @@ func (s *server) forward(q *query, got chan verdict) {
 		Kind: Lease, ID: q.ID, Source: q.Source, Via: q.Via, Name: q.Name, Type: q.Type, Rcode: uint8(e.rcode),
 		Addrs: e.addrs, TTL: e.left(now), Body: q.reply(e.rcode, e, nil, ""),
 	}
-	q.found = e
-	s.hold(q)
+	// The daemon sends back an answer with addresses alone. Others may be large, and would
+	// stay until as many came again.
+	if q.found = e; len(e.addrs) > 0 {
+		s.hold(q)
+	}
 	s.forget(q.ID, got) // from now on a verdict is for conclude
 	s.send(m)
 }

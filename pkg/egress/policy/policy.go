@@ -209,12 +209,14 @@ func (r *rule) matchesAddr(f Flow, inside bool) bool {
 	return r.name == "" && f.Dst.IsValid() && r.prefix.Contains(f.Dst) && r.covers(f) && (!r.allow || !inside || r.private)
 }
 
-// opensByName reports whether a rule by name may allow f at all. QUIC and DNS over TLS hide
-// the name or carry others, so no name opens their ports. A private address needs a rule
-// by address, too: whoever has the name could point it there.
-func (p *Policy) opensByName(f Flow, inside bool) bool {
-	quic := f.Proto == unix.IPPROTO_UDP && f.Port == 443
-	return !quic && f.Port != 853 && (!inside || p.Names(f.Dst))
+// hides reports whether the protocol hides the name or carries others: QUIC, and DNS over
+// TLS.
+func (f Flow) hides() bool { return f.Proto == unix.IPPROTO_UDP && f.Port == 443 || f.Port == 853 }
+
+// opensByName reports whether a rule by name may allow f at all. It does not where the name
+// is hidden, and not to a private address: whoever has the name could point it there.
+func opensByName(f Flow) bool {
+	return !f.hides() && !(f.Dst.IsValid() && Private(f.Dst))
 }
 
 // says reports whether the clients of f say a name that the proxy can read: TCP to 80, 443
@@ -254,7 +256,7 @@ func (p *Policy) Decide(f Flow, leased []string) (Action, Reason) {
 // before it.
 func (p *Policy) whatever(f Flow) (depends bool, why Reason) {
 	inside := Private(f.Dst)
-	opens := p.opensByName(f, inside)
+	opens := opensByName(f)
 	var allows, denies *rule // the first rule by name of each kind
 	end := func(allow bool) (bool, Reason) {
 		by := allows
@@ -282,8 +284,12 @@ func (p *Policy) whatever(f Flow) (depends bool, why Reason) {
 }
 
 // DecideLeased answers by the names of f's address alone. If there are several, one that is
-// allowed is enough: nobody can see which one the client means.
+// allowed is enough: nobody can see which one the client means. Where the protocol hides the
+// name, it may be any, so each rule that denies a name denies it.
 func (p *Policy) DecideLeased(f Flow, leased []string) (allow bool, why Reason) {
+	if f.hides() {
+		return p.DecideName(f, "")
+	}
 	if !p.named || len(leased) == 0 {
 		return p.first(f, func(*rule) bool { return false })
 	}
@@ -297,7 +303,7 @@ func (p *Policy) DecideLeased(f Flow, leased []string) (allow bool, why Reason) 
 
 // SomeName reports whether there is a name by which the policy would allow f.
 func (p *Policy) SomeName(f Flow) bool {
-	opens := p.opensByName(f, f.Dst.IsValid() && Private(f.Dst))
+	opens := opensByName(f)
 	allow, _ := p.first(f, func(r *rule) bool { return r.allow && opens })
 	return allow
 }
@@ -318,7 +324,7 @@ func (p *Policy) DecideName(f Flow, name string) (allow bool, why Reason) {
 }
 
 func (p *Policy) decideAs(f Flow, name string) (allow bool, why Reason) {
-	opens := p.opensByName(f, f.Dst.IsValid() && Private(f.Dst))
+	opens := opensByName(f)
 	return p.first(f, func(r *rule) bool { return (!r.allow || opens) && nameMatches(r.name, name) })
 }
 

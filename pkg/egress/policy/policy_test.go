@@ -261,6 +261,9 @@ func TestNamesByTheBook(t *testing.T) {
 				if want && !p.SomeName(f) {
 					t.Fatalf("%v: %v is allowed to %s, and to no name", all, f, name)
 				}
+				if f.hides() && !p.says(f) {
+					want = byTheBook(all, f, hidden)
+				}
 				if slices.Contains(leased, name) {
 					some = some || want
 				}
@@ -324,14 +327,12 @@ func TestLoosens(t *testing.T) {
 	}
 }
 
+// hidden is a name that nobody can see: each rule that denies a name may mean it.
+const hidden = "?"
+
 // byTheBook is what the documents say of rules, read one by one.
 func byTheBook(n record.Network, f Flow, name string) bool {
 	inTen := netip.MustParsePrefix("10.0.0.0/8").Contains(f.Dst)
-	// An address of 10.0.0.0/8 is open to names only if a rule names it or its range.
-	tenNamed := false
-	for _, r := range n.Rules {
-		tenNamed = tenNamed || r.Name == "" && r.Allow && r.Prefix.Bits() >= 8 && inTen && r.Prefix.Contains(f.Dst)
-	}
 	hides := f.Port == 853 || f.Port == 443 && f.Proto == unix.IPPROTO_UDP
 	for _, r := range n.Rules {
 		if r.Proto != "" && protocols[r.Proto] != f.Proto {
@@ -343,10 +344,11 @@ func byTheBook(n record.Network, f Flow, name string) bool {
 		switch {
 		case r.Name != "":
 			below, wild := strings.CutPrefix(r.Name, "*.")
-			if wild && !strings.HasSuffix(name, "."+below) || !wild && name != r.Name {
+			matches := wild && strings.HasSuffix(name, "."+below) || !wild && name == r.Name
+			if !matches && (r.Allow || name != hidden) {
 				continue
 			}
-			if r.Allow && (hides || inTen && !tenNamed) {
+			if r.Allow && (hides || inTen) {
 				continue
 			}
 		case !r.Prefix.Contains(f.Dst):
@@ -421,10 +423,16 @@ func TestDecideNames(t *testing.T) {
 		{"open", []string{"!evil.org"}, "1.1.1.1:443/tcp", "", Proxy, "", false},
 		{"open", []string{"pypi.org"}, "1.1.1.1:443/tcp", "", Allow, "", false},
 		{"none", []string{"pypi.org"}, "1.1.1.1:443/tcp", "pypi.org", Deny, "", false},
-		// A private address needs a rule of its own, too.
+		// Where the name is hidden, it may be one that is denied.
+		{"open", []string{"!evil.org"}, "1.1.1.1:443/udp", "good.org", Deny, "", false},
+		{"open", []string{"!evil.org"}, "1.1.1.1:853/tcp", "", Deny, "", false},
+		{"open", []string{"!evil.org:80"}, "1.1.1.1:443/udp", "", Allow, "", false},
+		{"open", []string{"1.1.1.1/32/udp", "!evil.org"}, "1.1.1.1:443/udp", "", Allow, "", false},
+		// No name opens a private address.
 		{"rules", []string{"db.org"}, "10.0.0.5:22/tcp", "db.org", Deny, "", false},
 		{"rules", []string{"db.org"}, "10.0.0.5:443/tcp", "db.org", Deny, "", false},
-		{"rules", []string{"db.org", "10.0.0.5:1"}, "10.0.0.5:443/tcp", "db.org", Proxy, "db.org", true},
+		{"rules", []string{"db.org", "10.0.0.5:1"}, "10.0.0.5:443/tcp", "db.org", Deny, "", false},
+		{"rules", []string{"db.org", "10.0.0.5:443"}, "10.0.0.5:443/tcp", "db.org", Allow, "", false},
 	} {
 		p, err := Compile(Host{}, rules(t, c.mode, c.rules...))
 		if err != nil {
