@@ -266,3 +266,23 @@ func TestLeases(t *testing.T) {
 		t.Errorf("the lease that ends last went first: %q", got)
 	}
 }
+
+// TestLeaves: what the proxy dials leaves the host, whatever instance a sandbox is of.
+func TestLeaves(t *testing.T) {
+	w := newWorld(t)
+	w.guest(0)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	for at, want := range map[string]string{
+		"203.0.113.1": "", "192.0.2.99": "an address of this host", "127.0.0.1": "an address of this host",
+		addr(0).String(): "another sandbox",
+	} {
+		err := leaves(fd, netip.MustParseAddr(at))
+		if (err == nil) != (want == "") || err != nil && err.Error() != want {
+			t.Errorf("%s: %v, want %q", at, err, want)
+		}
+	}
+}

@@ -312,3 +312,30 @@ func (e *Engine) closeLeftovers() error {
 	}
 	return nil
 }
+
+// leaves refuses an address that the host would not send out by a link of its own: one that
+// is local, or behind the link of a sandbox, of whatever instance. fd is any socket. What
+// the daemon dials passes none of the chains, so it asks the kernel itself.
+func leaves(fd int, to netip.Addr) error {
+	routes, err := netlink.RouteGet(to.AsSlice())
+	if err != nil {
+		return fmt.Errorf("find the route to %s: %w", to, err)
+	}
+	for _, r := range routes {
+		if r.Type != unix.RTN_UNICAST {
+			return errors.New("an address of this host")
+		}
+		req, err := unix.NewIfreq("")
+		if err != nil {
+			return err
+		}
+		req.SetUint32(uint32(r.LinkIndex))
+		if err := unix.IoctlIfreq(fd, unix.SIOCGIFNAME, req); err != nil {
+			return fmt.Errorf("name the link to %s: %w", to, err)
+		}
+		if strings.HasPrefix(req.Name(), linkPrefix) {
+			return errors.New("another sandbox")
+		}
+	}
+	return nil
+}
