@@ -191,6 +191,9 @@ type Reason struct {
 	Text  string // a rule as written, "default", "private range", …
 }
 
+// Hidden is why a flow is denied whose protocol hides the name.
+const Hidden = "nobody can see the server's name on this port, and a rule denies names"
+
 // NoName is why a flow without a readable name is denied.
 const NoName = "no server name was sent, and no rule allows the address"
 
@@ -288,7 +291,11 @@ func (p *Policy) whatever(f Flow) (depends bool, why Reason) {
 // name, it may be any, so each rule that denies a name denies it.
 func (p *Policy) DecideLeased(f Flow, leased []string) (allow bool, why Reason) {
 	if f.hides() {
-		return p.DecideName(f, "")
+		unknown := false
+		if allow, why = p.first(f, func(r *rule) bool { unknown = !r.allow; return unknown }); unknown {
+			why = Reason{ByName, Hidden}
+		}
+		return allow, why
 	}
 	if !p.named || len(leased) == 0 {
 		return p.first(f, func(*rule) bool { return false })
