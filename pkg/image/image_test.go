@@ -327,7 +327,7 @@ func TestCommit(t *testing.T) {
 		want    errs.Code
 	}{
 		"another image's name": {base, "python", false, strings.NewReader("other"), errs.Denied},
-		"by an admin":          {base, "python", true, strings.NewReader("other"), ""},
+		"by an admin":          {base, "python", true, strings.NewReader("the admin's"), ""},
 		"a digest":             {base, "x@sha256:" + strings.Repeat("0", 64), true, strings.NewReader(""), errs.Invalid},
 		"too many layers":      {many, "x", true, strings.NewReader(""), errs.Unsupported},
 		"a layer is gone":      {record.Image{Layers: []string{"gone"}}, "x", true, strings.NewReader(""), errs.Internal},
