@@ -146,6 +146,8 @@ func (p *proxy) close() error {
 	}
 	err := errors.Join(p.listener.Close(), p.child.Close())
 	p.done.Wait()
+	p.forget() // those that were just closed are older then
+	p.forget()
 	return err
 }
 

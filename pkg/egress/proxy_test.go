@@ -337,7 +337,7 @@ func (w *world) dials(e *Engine, i int, id string) net.Conn {
 	}
 	w.t.Cleanup(func() { c.Close() })
 	c.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in reads
-	for end := time.Now().Add(patient); w.tracks(e, silent) == 0; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(patient); w.tracks(silent) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			w.t.Fatal("no SYN was sent")
 		}
@@ -346,10 +346,15 @@ func (w *world) dials(e *Engine, i int, id string) net.Conn {
 }
 
 // tracks is how many connections of the host to an address conntrack knows.
-func (w *world) tracks(e *Engine, to string) (n int) {
+func (w *world) tracks(to string) (n int) {
 	w.t.Helper()
+	table, err := openFlowTable()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer table.close() //nolint:errcheck // nothing is written
 	at := netip.MustParseAddr(to)
-	err := e.table.eachOf(netip.MustParseAddr("198.51.100.1"), func() { n = 0 }, func(t tracked) {
+	err = table.eachOf(netip.MustParseAddr("198.51.100.1"), func() { n = 0 }, func(t tracked) {
 		if t.Dst == at {
 			n++
 		}
@@ -390,7 +395,7 @@ func TestProxyEndsDials(t *testing.T) {
 	}
 	e.proxy.forget()
 	e.proxy.forget()
-	if n := w.tracks(e, silent); n != 0 {
+	if n := w.tracks(silent); n != 0 {
 		t.Errorf("conntrack keeps %d connections that were never made", n)
 	}
 	w.dials(e, 1, second)
@@ -400,6 +405,9 @@ func TestProxyEndsDials(t *testing.T) {
 	}
 	if d := time.Since(begun); d > dialLimit/2 {
 		t.Errorf("Close took %v", d)
+	}
+	if n := w.tracks(silent); n != 0 {
+		t.Errorf("after Close, conntrack keeps %d connections that were never made", n)
 	}
 }
 
