@@ -542,6 +542,7 @@ func TestProxyFinish(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer peer.Close()
+		peer.SetDeadline(time.Now().Add(patient)) //nolint:errcheck // shows in the read
 		kept, err := l.Accept()
 		if err != nil {
 			t.Fatal(err)
